@@ -1,0 +1,305 @@
+package workloop
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+)
+
+// attempts records when sync was called, as seconds since the start.
+type attempts struct {
+	start time.Time
+	mu    sync.Mutex
+	at    []float64
+}
+
+func (a *attempts) add() int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.at = append(a.at, time.Since(a.start).Seconds())
+	return len(a.at)
+}
+
+func run(t *testing.T, cfg Config, sync Sync[string], test func(l *Loop[string], m *Metrics, stop context.CancelCauseFunc)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		if cfg.Name == "" {
+			cfg.Name = "test"
+		}
+		if cfg.RetryStart == 0 {
+			cfg.RetryStart, cfg.RetryMax = time.Second, 8*time.Second
+		}
+		m := NewMetrics(prometheus.NewRegistry())
+		l := New(cfg, m, sync)
+		ctx, stop := context.WithCancelCause(t.Context())
+		done := make(chan struct{})
+		go func() { l.Run(ctx, 2); close(done) }()
+		test(l, m, stop)
+		stop(nil)
+		<-done
+	})
+}
+
+func TestBackoffDoublesUpToTheMaximum(t *testing.T) {
+	a := &attempts{}
+	run(t, Config{}, func(context.Context, string) (time.Time, error) {
+		a.add()
+		return time.Time{}, errors.New("no")
+	}, func(l *Loop[string], m *Metrics, _ context.CancelCauseFunc) {
+		a.start = time.Now()
+		l.Add("k")
+		time.Sleep(30 * time.Second)
+		synctest.Wait()
+		if diff := cmp.Diff([]float64{0, 1, 3, 7, 15, 23}, a.at); diff != "" {
+			t.Error(diff)
+		}
+		if n := testutil.ToFloat64(m.retries.WithLabelValues("test")); n != 6 {
+			t.Errorf("retries = %v, want 6", n)
+		}
+	})
+}
+
+func TestEventCutsBackoffShortButKeepsTheCount(t *testing.T) {
+	a := &attempts{}
+	run(t, Config{}, func(context.Context, string) (time.Time, error) {
+		a.add()
+		return time.Time{}, errors.New("no")
+	}, func(l *Loop[string], _ *Metrics, _ context.CancelCauseFunc) {
+		a.start = time.Now()
+		l.Add("k") // 0, then 1, 3, and 7 is due
+		time.Sleep(4 * time.Second)
+		l.Resync("k") // does not count as an event
+		synctest.Wait()
+		l.Add("k") // 4, so the next is due at 4+8, and the timer for 7 is stale
+		time.Sleep(9 * time.Second)
+		synctest.Wait()
+		if diff := cmp.Diff([]float64{0, 1, 3, 4, 12}, a.at); diff != "" {
+			t.Error(diff)
+		}
+	})
+}
+
+func TestEventDuringAFailingAttemptIsNotDelayed(t *testing.T) {
+	a := &attempts{}
+	run(t, Config{RetryStart: time.Hour, RetryMax: time.Hour}, func(context.Context, string) (time.Time, error) {
+		if a.add() == 1 {
+			time.Sleep(2 * time.Second)
+			return time.Time{}, errors.New("no")
+		}
+		return time.Time{}, nil
+	}, func(l *Loop[string], _ *Metrics, _ context.CancelCauseFunc) {
+		a.start = time.Now()
+		l.Add("k")
+		time.Sleep(time.Second)
+		l.Add("k")
+		time.Sleep(2 * time.Second)
+		synctest.Wait()
+		if diff := cmp.Diff([]float64{0, 2}, a.at); diff != "" {
+			t.Error(diff)
+		}
+	})
+}
+
+func TestSuccessAndForgetResetTheBackoff(t *testing.T) {
+	for name, forget := range map[string]bool{"success": false, "forget": true} {
+		t.Run(name, func(t *testing.T) {
+			a := &attempts{}
+			run(t, Config{}, func(context.Context, string) (time.Time, error) {
+				if n := a.add(); !forget && n == 3 {
+					return time.Time{}, nil
+				}
+				return time.Time{}, errors.New("no")
+			}, func(l *Loop[string], _ *Metrics, _ context.CancelCauseFunc) {
+				a.start = time.Now()
+				l.Add("k") // 0, 1, 3
+				time.Sleep(3500 * time.Millisecond)
+				synctest.Wait()
+				if forget {
+					l.Forget("k")
+				}
+				l.Add("k") // 3.5, and one second later again
+				time.Sleep(1500 * time.Millisecond)
+				synctest.Wait()
+				if diff := cmp.Diff([]float64{0, 1, 3, 3.5, 4.5}, a.at); diff != "" {
+					t.Error(diff)
+				}
+			})
+		})
+	}
+}
+
+func TestNextTimeIsNoFailure(t *testing.T) {
+	a := &attempts{}
+	run(t, Config{}, func(context.Context, string) (time.Time, error) {
+		if a.add() == 1 {
+			return time.Now().Add(5 * time.Second), nil
+		}
+		return time.Time{}, nil
+	}, func(l *Loop[string], m *Metrics, _ context.CancelCauseFunc) {
+		a.start = time.Now()
+		l.Add("k")
+		time.Sleep(20 * time.Second)
+		synctest.Wait()
+		if diff := cmp.Diff([]float64{0, 5}, a.at); diff != "" {
+			t.Error(diff)
+		}
+		if n := testutil.ToFloat64(m.retries.WithLabelValues("test")); n != 0 {
+			t.Errorf("retries = %v, want 0", n)
+		}
+	})
+}
+
+func TestManyEventsAreOneItemAndOneWorker(t *testing.T) {
+	a := &attempts{}
+	run(t, Config{}, func(context.Context, string) (time.Time, error) {
+		a.add()
+		time.Sleep(time.Second)
+		return time.Time{}, nil
+	}, func(l *Loop[string], _ *Metrics, _ context.CancelCauseFunc) {
+		a.start = time.Now()
+		for range 50 {
+			l.Add("k")
+		}
+		synctest.Wait()
+		for range 50 {
+			l.Add("k")
+		}
+		time.Sleep(10 * time.Second)
+		synctest.Wait()
+		if diff := cmp.Diff([]float64{0, 1}, a.at); diff != "" {
+			t.Error(diff)
+		}
+	})
+}
+
+func TestPanicCostsOneAttempt(t *testing.T) {
+	a := &attempts{}
+	run(t, Config{}, func(_ context.Context, key string) (time.Time, error) {
+		if a.add() == 1 {
+			panic("boom")
+		}
+		return time.Time{}, nil
+	}, func(l *Loop[string], m *Metrics, _ context.CancelCauseFunc) {
+		a.start = time.Now()
+		l.Add("k")
+		time.Sleep(3 * time.Second)
+		synctest.Wait()
+		if diff := cmp.Diff([]float64{0, 1}, a.at); diff != "" {
+			t.Error(diff)
+		}
+		if n := testutil.ToFloat64(m.panics.WithLabelValues("test")); n != 1 {
+			t.Errorf("panics = %v, want 1", n)
+		}
+	})
+}
+
+func TestGateHoldsWorkers(t *testing.T) {
+	a := &attempts{}
+	var open chan struct{} // made inside the bubble of the test
+	gate := func(ctx context.Context) error {
+		select {
+		case <-open:
+			return nil
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+	run(t, Config{Gate: gate}, func(context.Context, string) (time.Time, error) {
+		a.add()
+		return time.Time{}, nil
+	}, func(l *Loop[string], _ *Metrics, _ context.CancelCauseFunc) {
+		a.start = time.Now()
+		open = make(chan struct{})
+		for i := range 5 {
+			l.Add(fmt.Sprint(i))
+		}
+		time.Sleep(time.Minute)
+		close(open)
+		synctest.Wait()
+		if diff := cmp.Diff([]float64{60, 60, 60, 60, 60}, a.at); diff != "" {
+			t.Error(diff)
+		}
+	})
+}
+
+func TestStopping(t *testing.T) {
+	lost := errors.New("lease lost")
+	tests := map[string]struct {
+		cause     error
+		grace     time.Duration
+		wantEnd   time.Duration
+		wantError error // that the running item sees
+	}{
+		"draining lets a running item finish":           {ErrDrain, 10 * time.Second, 5 * time.Second, nil},
+		"draining ends with the grace":                  {ErrDrain, 2 * time.Second, 2 * time.Second, ErrDrain},
+		"draining without grace cancels at once":        {ErrDrain, 0, 0, ErrDrain},
+		"another cause cancels a running item":          {lost, 10 * time.Second, 0, lost},
+		"a wrapped drain is still one":                  {fmt.Errorf("signal: %w", ErrDrain), 10 * time.Second, 5 * time.Second, nil},
+		"without a cause the running item is cancelled": {nil, 10 * time.Second, 0, context.Canceled},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			var saw error
+			synced := 0
+			synctest.Test(t, func(t *testing.T) {
+				l := New(Config{Name: "test", RetryStart: time.Second, RetryMax: time.Second, Grace: tt.grace},
+					NewMetrics(prometheus.NewRegistry()), func(ctx context.Context, _ string) (time.Time, error) {
+						synced++
+						select {
+						case <-time.After(5 * time.Second):
+						case <-ctx.Done():
+							saw = context.Cause(ctx)
+						}
+						return time.Time{}, nil
+					})
+				ctx, stop := context.WithCancelCause(t.Context())
+				l.Add("running")
+				l.Add("queued")
+				done := make(chan struct{})
+				go func() { l.Run(ctx, 1); close(done) }()
+				synctest.Wait()
+				start := time.Now()
+				stop(tt.cause)
+				<-done
+				if took := time.Since(start); took != tt.wantEnd {
+					t.Errorf("Run returned after %v, want %v", took, tt.wantEnd)
+				}
+			})
+			if !errors.Is(saw, tt.wantError) {
+				t.Errorf("running item saw %v, want %v", saw, tt.wantError)
+			}
+			if synced != 1 {
+				t.Errorf("%d items were started, want 1: no new work after the end", synced)
+			}
+		})
+	}
+}
+
+func TestForgottenKeyIsLookedAtOnceMore(t *testing.T) {
+	a := &attempts{}
+	run(t, Config{}, func(context.Context, string) (time.Time, error) {
+		if a.add() == 1 {
+			return time.Time{}, errors.New("no")
+		}
+		return time.Time{}, nil
+	}, func(l *Loop[string], _ *Metrics, _ context.CancelCauseFunc) {
+		a.start = time.Now()
+		l.Add("k")
+		synctest.Wait()
+		l.Forget("k")
+		time.Sleep(3 * time.Second)
+		synctest.Wait()
+		// The timer still fires: one look at a key whose object is gone is cheap.
+		if diff := cmp.Diff([]float64{0, 1}, a.at); diff != "" {
+			t.Error(diff)
+		}
+	})
+}
