@@ -1,0 +1,190 @@
+package kube
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/metadata"
+	"k8s.io/client-go/metadata/metadatainformer"
+	"k8s.io/client-go/tools/cache"
+)
+
+// Indexes of the kinds. Objects of other drivers are in none but [ByVolume].
+const (
+	// ByVolume finds the VolumeAttachments, those of other drivers included, by
+	// the name of their PersistentVolume.
+	ByVolume = "volume"
+	// ByNode finds the VolumeAttachments by the name of their node, and the
+	// claims that wait for a volume by the name of their selected node.
+	ByNode = "node"
+	// ByClass finds the claims that wait for a volume by the name of their class.
+	ByClass = "class"
+)
+
+// AnnSelectedNode is the node that the scheduler chose for the pod of a claim.
+const AnnSelectedNode = "volume.kubernetes.io/selected-node"
+
+// Informers watches each kind once, however many loops ask for it. A kind is
+// watched from the first call of its method on, once [Informers.Start] is
+// called; indexes belong to the kind, so that loops need not agree on who adds
+// them. The methods are not safe for use by several goroutines.
+type Informers struct {
+	driver string
+	typed  informers.SharedInformerFactory
+	meta   metadatainformer.SharedInformerFactory
+	made   map[string]cache.SharedIndexInformer // by the plural name of the kind
+
+	mu       sync.Mutex
+	problems map[string]error // by the same name; a watch that fails just now
+}
+
+// NewInformers makes the informers of a process for driver. Nothing is watched yet.
+func NewInformers(client kubernetes.Interface, meta metadata.Interface, driver string) *Informers {
+	trim := Trim(driver)
+	return &Informers{
+		driver:   driver,
+		typed:    informers.NewSharedInformerFactoryWithOptions(client, 0, informers.WithTransform(trim)),
+		meta:     metadatainformer.NewSharedInformerFactoryWithOptions(meta, 0, metadatainformer.WithTransform(trim)),
+		made:     map[string]cache.SharedIndexInformer{},
+		problems: map[string]error{},
+	}
+}
+
+// Start begins to watch the kinds that were asked for so far, until ctx ends.
+func (i *Informers) Start(ctx context.Context) {
+	i.typed.StartWithContext(ctx)
+	i.meta.Start(ctx.Done())
+}
+
+// Shutdown waits until all watches have ended, after the context of Start has.
+func (i *Informers) Shutdown() {
+	i.typed.Shutdown()
+	i.meta.Shutdown()
+}
+
+// Claims are the PersistentVolumeClaims.
+func (i *Informers) Claims() Kind[*corev1.PersistentVolumeClaim] {
+	return make1[*corev1.PersistentVolumeClaim](i, "persistentvolumeclaims", i.typed.Core().V1().PersistentVolumeClaims().Informer, cache.Indexers{
+		ByClass: index(func(pvc *corev1.PersistentVolumeClaim) string {
+			if !i.waits(pvc) {
+				return ""
+			}
+			return ClassOfClaim(pvc)
+		}),
+		ByNode: index(func(pvc *corev1.PersistentVolumeClaim) string {
+			if !i.waits(pvc) {
+				return ""
+			}
+			return pvc.Annotations[AnnSelectedNode]
+		}),
+	})
+}
+
+func (i *Informers) waits(pvc *corev1.PersistentVolumeClaim) bool {
+	return pvc.Spec.VolumeName == "" && ClaimConcerns(i.driver, pvc)
+}
+
+// Volumes are the PersistentVolumes.
+func (i *Informers) Volumes() Kind[*corev1.PersistentVolume] {
+	return make1[*corev1.PersistentVolume](i, "persistentvolumes", i.typed.Core().V1().PersistentVolumes().Informer, nil)
+}
+
+// Classes are the StorageClasses.
+func (i *Informers) Classes() Kind[*storagev1.StorageClass] {
+	return make1[*storagev1.StorageClass](i, "storageclasses", i.typed.Storage().V1().StorageClasses().Informer, nil)
+}
+
+// CSINodes hold the topology keys and the node ID of the driver on a node.
+// Entries of other drivers are trimmed.
+func (i *Informers) CSINodes() Kind[*storagev1.CSINode] {
+	return make1[*storagev1.CSINode](i, "csinodes", i.typed.Storage().V1().CSINodes().Informer, nil)
+}
+
+// Attachments are the VolumeAttachments.
+func (i *Informers) Attachments() Kind[*storagev1.VolumeAttachment] {
+	return make1[*storagev1.VolumeAttachment](i, "volumeattachments", i.typed.Storage().V1().VolumeAttachments().Informer, cache.Indexers{
+		ByVolume: index(func(va *storagev1.VolumeAttachment) string {
+			if name := va.Spec.Source.PersistentVolumeName; name != nil {
+				return *name
+			}
+			return ""
+		}),
+		ByNode: index(func(va *storagev1.VolumeAttachment) string {
+			if va.Spec.Attacher != i.driver {
+				return ""
+			}
+			return va.Spec.NodeName
+		}),
+	})
+}
+
+// Nodes are watched as metadata only: a heartbeat of a kubelet then costs a few
+// hundred bytes, and the labels are all that topology needs.
+func (i *Informers) Nodes() Kind[*metav1.PartialObjectMetadata] {
+	get := i.meta.ForResource(corev1.SchemeGroupVersion.WithResource("nodes"))
+	return make1[*metav1.PartialObjectMetadata](i, "nodes", get.Informer, nil)
+}
+
+// Synced is nil when every watched kind has been listed and is being watched,
+// else an error that names the kinds which are not, and why where that is known.
+func (i *Informers) Synced() error {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	var missing []string
+	for _, kind := range slices.Sorted(maps.Keys(i.made)) {
+		switch err := i.problems[kind]; {
+		case i.made[kind].HasSynced():
+		case err != nil:
+			missing = append(missing, fmt.Sprintf("%s (%v)", kind, err))
+		default:
+			missing = append(missing, kind)
+		}
+	}
+	if missing == nil {
+		return nil
+	}
+	return fmt.Errorf("waiting for the first list of %s", strings.Join(missing, ", "))
+}
+
+// make1 is the view on the informer of a kind, set up when it is asked for the first time.
+func make1[T metav1.Object](i *Informers, kind string, get func() cache.SharedIndexInformer, indexers cache.Indexers) Kind[T] {
+	if made, ok := i.made[kind]; ok {
+		return Kind[T]{made}
+	}
+	informer := get()
+	if err := informer.AddIndexers(indexers); err != nil {
+		panic(fmt.Sprintf("indexes of %s: %v", kind, err)) // two indexes of one name: a mistake in this file
+	}
+	if err := informer.SetWatchErrorHandlerWithContext(func(ctx context.Context, r *cache.Reflector, err error) {
+		i.mu.Lock()
+		i.problems[kind] = err
+		i.mu.Unlock()
+		cache.DefaultWatchErrorHandler(ctx, r, err)
+	}); err != nil {
+		panic(fmt.Sprintf("error handler of %s: %v", kind, err)) // already started: a mistake of the caller
+	}
+	i.made[kind] = informer
+	return Kind[T]{informer}
+}
+
+// index turns a function that names the one value of an object into a client-go
+// index; an object without a value is in none.
+func index[T any](value func(T) string) cache.IndexFunc {
+	return func(obj any) ([]string, error) {
+		if o, ok := obj.(T); ok {
+			if v := value(o); v != "" {
+				return []string{v}, nil
+			}
+		}
+		return nil, nil
+	}
+}

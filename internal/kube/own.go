@@ -1,0 +1,119 @@
+package kube
+
+import (
+	"sync"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
+)
+
+// Own is a view on a kind that knows the own writes before the watch does: a
+// stale cache never causes a second call or a second write. The zero value is
+// not usable, see [NewOwn]. It is safe for use by several goroutines.
+type Own[T metav1.Object] struct {
+	kind Kind[T]
+	reg  Registration
+
+	mu      sync.Mutex
+	written map[string]T           // newer than the cache, by key
+	removed map[types.UID]struct{} // gone, but still in the cache
+}
+
+// NewOwn makes the view on kind. It forgets a write as soon as the watch has passed
+// it. [Own.Close] must be called at the end.
+func NewOwn[T metav1.Object](kind Kind[T]) (*Own[T], error) {
+	o := &Own[T]{kind: kind, written: map[string]T{}, removed: map[types.UID]struct{}{}}
+	var err error
+	o.reg, err = kind.Handle(Handlers[T]{
+		Add:    func(obj T) { o.seen(obj) },
+		Update: func(_, obj T) { o.seen(obj) },
+		Delete: func(obj T) {
+			o.seen(obj)
+			o.mu.Lock()
+			delete(o.removed, obj.GetUID())
+			o.mu.Unlock()
+		},
+	})
+	return o, err
+}
+
+// Close ends the view.
+func (o *Own[T]) Close() error { return o.reg.Remove() }
+
+// Get is the newest known object behind key; false when there is none, or when
+// it is known to be gone.
+func (o *Own[T]) Get(key string) (T, bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if w, ok := o.written[key]; ok {
+		if !o.passed(w) {
+			return w, true
+		}
+		delete(o.written, key)
+	}
+	obj, ok := o.kind.Get(key)
+	if ok {
+		if _, gone := o.removed[obj.GetUID()]; gone {
+			var none T
+			return none, false
+		}
+	}
+	return obj, ok
+}
+
+// Wrote remembers obj, as the API server returned it from a write or a live
+// read. An object that has a deletionTimestamp and no finalizer left is gone.
+func (o *Own[T]) Wrote(obj T) {
+	if obj.GetDeletionTimestamp() != nil && len(obj.GetFinalizers()) == 0 {
+		o.Removed(obj)
+		return
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	key := Key(obj)
+	if w, ok := o.written[key]; ok && w.GetUID() == obj.GetUID() && !older(w.GetResourceVersion(), obj.GetResourceVersion()) {
+		return // two writers: the answer of the earlier write came later
+	}
+	if !o.passed(obj) {
+		o.written[key] = obj
+	}
+}
+
+// Removed remembers that obj is gone, for as long as the cache still has it.
+func (o *Own[T]) Removed(obj T) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	key := Key(obj)
+	if w, ok := o.written[key]; ok && w.GetUID() == obj.GetUID() {
+		delete(o.written, key)
+	}
+	// Only what the cache still has can come back from it; its Delete event,
+	// which ends the entry, is then still to come.
+	if cached, ok := o.kind.Get(key); ok && cached.GetUID() == obj.GetUID() {
+		o.removed[obj.GetUID()] = struct{}{}
+	}
+}
+
+// seen drops what the cache has passed, so that nothing is kept for good.
+func (o *Own[T]) seen(obj T) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if w, ok := o.written[Key(obj)]; ok && o.passed(w) {
+		delete(o.written, Key(obj))
+	}
+}
+
+// passed tells whether the cache has seen obj or something later of its kind.
+// It is asked before the cache is read, so that what is read is not older.
+func (o *Own[T]) passed(obj T) bool {
+	return !older(o.kind.informer.GetStore().LastStoreSyncResourceVersion(), obj.GetResourceVersion())
+}
+
+// older tells whether resourceVersion a is before b. Versions of one kind are
+// ordered (KEP-5504). An empty or odd a, of a cache that has not been filled yet,
+// counts as older.
+func older(a, b string) bool {
+	order, err := resourceversion.CompareResourceVersion(a, b)
+	return err != nil || order < 0
+}

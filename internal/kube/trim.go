@@ -1,0 +1,140 @@
+package kube
+
+import (
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/cache"
+)
+
+// Annotations by which an object says which driver it belongs to.
+const (
+	AnnStorageProvisioner     = "volume.kubernetes.io/storage-provisioner"
+	AnnBetaStorageProvisioner = "volume.beta.kubernetes.io/storage-provisioner"
+	AnnMigratedTo             = "pv.kubernetes.io/migrated-to"
+	AnnProvisionedBy          = "pv.kubernetes.io/provisioned-by"
+	// AnnBetaStorageClass names the class of a claim or volume; where present
+	// it wins over the field.
+	AnnBetaStorageClass = "volume.beta.kubernetes.io/storage-class"
+)
+
+// Trim returns the transform of the informers: what no loop reads is dropped
+// before an object is stored, and an object of another driver is replaced by a
+// stub, so that memory follows the volumes of driver and not those of the
+// cluster. What was trimmed is never written back: writes are patches, or start
+// from a live read.
+func Trim(driver string) cache.TransformFunc {
+	return func(obj any) (any, error) {
+		switch o := obj.(type) {
+		case *corev1.PersistentVolume:
+			return trimVolume(driver, o), nil
+		case *corev1.PersistentVolumeClaim:
+			return trimClaim(driver, o), nil
+		case *storagev1.VolumeAttachment:
+			return trimAttachment(driver, o), nil
+		case *storagev1.CSINode:
+			trimMeta(&o.ObjectMeta)
+			o.Spec.Drivers = slices.DeleteFunc(o.Spec.Drivers, func(d storagev1.CSINodeDriver) bool { return d.Name != driver })
+			return o, nil
+		case *metav1.PartialObjectMetadata: // a Node: its labels are what topology is made of
+			return &metav1.PartialObjectMetadata{TypeMeta: o.TypeMeta, ObjectMeta: metav1.ObjectMeta{
+				Name: o.Name, UID: o.UID, ResourceVersion: o.ResourceVersion, Labels: o.Labels,
+				DeletionTimestamp: o.DeletionTimestamp, Finalizers: o.Finalizers,
+			}}, nil
+		case metav1.ObjectMetaAccessor:
+			if m, ok := o.GetObjectMeta().(*metav1.ObjectMeta); ok {
+				trimMeta(m)
+			}
+		}
+		return obj, nil
+	}
+}
+
+func trimMeta(m *metav1.ObjectMeta) {
+	m.ManagedFields = nil
+	delete(m.Annotations, corev1.LastAppliedConfigAnnotation)
+}
+
+// stub is what is left of the metadata of an object of another driver.
+func stub(m metav1.ObjectMeta) metav1.ObjectMeta {
+	return metav1.ObjectMeta{Name: m.Name, Namespace: m.Namespace, UID: m.UID, ResourceVersion: m.ResourceVersion}
+}
+
+func trimVolume(driver string, pv *corev1.PersistentVolume) *corev1.PersistentVolume {
+	if volumeConcerns(driver, pv) {
+		trimMeta(&pv.ObjectMeta)
+		return pv
+	}
+	s := &corev1.PersistentVolume{ObjectMeta: stub(pv.ObjectMeta)}
+	s.Status.Phase = pv.Status.Phase
+	if ref := pv.Spec.ClaimRef; ref != nil {
+		s.Spec.ClaimRef = &corev1.ObjectReference{Namespace: ref.Namespace, Name: ref.Name, UID: ref.UID}
+	}
+	if csi := pv.Spec.CSI; csi != nil {
+		s.Spec.CSI = &corev1.CSIPersistentVolumeSource{Driver: csi.Driver}
+	}
+	return s
+}
+
+// volumeConcerns tells whether pv may be one of driver: by its source, by who
+// provisioned it, or because its source is one of those that were built into
+// Kubernetes once and may belong to any driver.
+func volumeConcerns(driver string, pv *corev1.PersistentVolume) bool {
+	switch {
+	case pv.Spec.CSI != nil && pv.Spec.CSI.Driver == driver,
+		pv.Annotations[AnnProvisionedBy] == driver,
+		pv.Annotations[AnnMigratedTo] == driver:
+		return true
+	}
+	s := pv.Spec.PersistentVolumeSource
+	return s.GCEPersistentDisk != nil || s.AWSElasticBlockStore != nil || s.Cinder != nil ||
+		s.AzureDisk != nil || s.AzureFile != nil || s.VsphereVolume != nil || s.PortworxVolume != nil
+}
+
+func trimClaim(driver string, pvc *corev1.PersistentVolumeClaim) *corev1.PersistentVolumeClaim {
+	// Without an owner a claim may still become one of ours, by an update that
+	// brings the whole object again; until then a stub of it is enough.
+	if ClaimConcerns(driver, pvc) {
+		trimMeta(&pvc.ObjectMeta)
+		return pvc
+	}
+	s := &corev1.PersistentVolumeClaim{ObjectMeta: stub(pvc.ObjectMeta)}
+	s.Spec.VolumeName = pvc.Spec.VolumeName
+	s.Spec.StorageClassName = pvc.Spec.StorageClassName
+	s.Status.Phase = pvc.Status.Phase
+	return s
+}
+
+func trimAttachment(driver string, va *storagev1.VolumeAttachment) *storagev1.VolumeAttachment {
+	if va.Spec.Attacher == driver {
+		trimMeta(&va.ObjectMeta)
+		return va
+	}
+	s := &storagev1.VolumeAttachment{ObjectMeta: stub(va.ObjectMeta)}
+	s.Spec.Attacher = va.Spec.Attacher
+	s.Spec.NodeName = va.Spec.NodeName
+	s.Spec.Source.PersistentVolumeName = va.Spec.Source.PersistentVolumeName
+	return s
+}
+
+// ClaimConcerns tells whether pvc is one that driver is asked to provision, or was.
+func ClaimConcerns(driver string, pvc *corev1.PersistentVolumeClaim) bool {
+	owner, ok := pvc.Annotations[AnnStorageProvisioner]
+	if !ok {
+		owner = pvc.Annotations[AnnBetaStorageProvisioner]
+	}
+	return owner == driver || pvc.Annotations[AnnMigratedTo] == driver
+}
+
+// ClassOfClaim is the name of the class of pvc, "" without one.
+func ClassOfClaim(pvc *corev1.PersistentVolumeClaim) string {
+	if name, ok := pvc.Annotations[AnnBetaStorageClass]; ok {
+		return name
+	}
+	if pvc.Spec.StorageClassName != nil {
+		return *pvc.Spec.StorageClassName
+	}
+	return ""
+}
