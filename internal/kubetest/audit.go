@@ -1,0 +1,97 @@
+package kubetest
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// Record is one line of the audit log: a request that was answered, or a watch
+// that was begun.
+type Record struct {
+	Stage      string `json:"stage"` // ResponseStarted (watches) or ResponseComplete
+	Verb       string `json:"verb"`
+	UserAgent  string `json:"userAgent"`
+	RequestURI string `json:"requestURI"`
+	Object     struct {
+		Resource    string `json:"resource"`
+		Subresource string `json:"subresource"`
+		Namespace   string `json:"namespace"`
+		Name        string `json:"name"`
+	} `json:"objectRef"`
+	Status struct {
+		Code int `json:"code"`
+	} `json:"responseStatus"`
+	Received time.Time `json:"requestReceivedTimestamp"`
+	Answered time.Time `json:"stageTimestamp"`
+}
+
+// Resource is the plural of the kind, and the subresource after a slash.
+func (r Record) Resource() string {
+	if r.Object.Subresource != "" {
+		return r.Object.Resource + "/" + r.Object.Subresource
+	}
+	return r.Object.Resource
+}
+
+// IsWrite tells whether the request was one that changes something.
+func (r Record) IsWrite() bool {
+	switch r.Verb {
+	case "create", "update", "patch", "delete", "deletecollection":
+		return true
+	}
+	return false
+}
+
+// AuditMark is the end of the audit log just now, for [ControlPlane.AuditSince].
+func (c *ControlPlane) AuditMark() (int64, error) {
+	info, err := os.Stat(c.auditLog())
+	if os.IsNotExist(err) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, err
+	}
+	return info.Size(), nil
+}
+
+func (c *ControlPlane) auditLog() string { return filepath.Join(c.cfg.Dir, "audit.log") }
+
+// AuditSince is the records after mark whose user agent begins with agent, in the
+// order of the answers. A request is in the log before its answer is sent.
+func (c *ControlPlane) AuditSince(mark int64, agent string) ([]Record, error) {
+	if !c.cfg.Audit {
+		return nil, fmt.Errorf("this control plane was started without an audit log")
+	}
+	f, err := os.Open(c.auditLog())
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	if _, err := f.Seek(mark, io.SeekStart); err != nil {
+		return nil, err
+	}
+	data, err := io.ReadAll(f)
+	if err != nil {
+		return nil, err
+	}
+	var records []Record
+	for line := range bytes.Lines(data) {
+		if !bytes.HasSuffix(line, []byte("\n")) {
+			break // being written just now
+		}
+		var r Record
+		if err := json.Unmarshal(line, &r); err != nil {
+			return nil, fmt.Errorf("line of the audit log: %w", err)
+		}
+		if strings.HasPrefix(r.UserAgent, agent) {
+			records = append(records, r)
+		}
+	}
+	return records, nil
+}

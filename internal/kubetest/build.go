@@ -1,0 +1,135 @@
+// Package kubetest gives tests a real control plane: the program of
+// test/controlplane, built once per machine and started once per test binary.
+package kubetest
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"syscall"
+	"time"
+)
+
+// kubernetesVersion is what the control plane reports about itself; it is that of
+// the module k8s.io/kubernetes in its go.mod.
+const kubernetesVersion = "v1.36.3"
+
+// moduleDir is the source of the control plane, beside this file.
+func moduleDir() (string, error) {
+	_, file, _, ok := runtime.Caller(0)
+	if !ok || !filepath.IsAbs(file) {
+		// A build with -trimpath does not know where its source is: the
+		// program runs in the repository then.
+		wd, err := os.Getwd()
+		if err != nil {
+			return "", err
+		}
+		for dir := wd; dir != filepath.Dir(dir); dir = filepath.Dir(dir) {
+			module := filepath.Join(dir, "test", "controlplane")
+			if _, err := os.Stat(filepath.Join(module, "go.mod")); err == nil {
+				return module, nil
+			}
+		}
+		return "", fmt.Errorf("no test/controlplane in %s or above", wd)
+	}
+	return filepath.Join(filepath.Dir(file), "..", "..", "test", "controlplane"), nil
+}
+
+// Build returns the path of the control plane's program, and builds it when
+// this machine has none of the same source yet. That takes some minutes, of
+// which progress is told; nil means nobody.
+func Build(ctx context.Context, progress io.Writer) (string, error) {
+	if progress == nil {
+		progress = io.Discard
+	}
+	module, err := moduleDir()
+	if err != nil {
+		return "", fmt.Errorf("looking for the control plane's source: %w", err)
+	}
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		return "", fmt.Errorf("looking for a cache directory: %w", err)
+	}
+	sum, err := contentHash(module)
+	if err != nil {
+		return "", fmt.Errorf("reading the control plane's source: %w", err)
+	}
+	dir := filepath.Join(cache, "storage-controller")
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return "", err
+	}
+	path := filepath.Join(dir, "controlplane-"+sum)
+	if _, err := os.Stat(path); err == nil {
+		return path, nil
+	}
+	// Test binaries run side by side: one builds, the others wait for it.
+	lock, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR, 0o644)
+	if err != nil {
+		return "", err
+	}
+	defer lock.Close()
+	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX); err != nil {
+		return "", fmt.Errorf("waiting for another build of the control plane: %w", err)
+	}
+	if _, err := os.Stat(path); err == nil {
+		return path, nil
+	}
+	return path, build(ctx, module, path, progress)
+}
+
+func build(ctx context.Context, module, path string, progress io.Writer) error {
+	fmt.Fprintln(progress, "Compiling the Kubernetes control plane: about five minutes the first time, and once per machine.")
+	begin := time.Now()
+	version := "-X k8s.io/component-base/version.gitVersion=" + kubernetesVersion
+	cmd := exec.CommandContext(ctx, "go", "build", "-ldflags", "-s -w "+version, "-o", path+".new", ".")
+	cmd.Dir = module
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=", "GOWORK=off")
+	done := make(chan struct{})
+	var output []byte
+	var err error
+	go func() {
+		output, err = cmd.CombinedOutput()
+		close(done)
+	}()
+	tick := time.NewTicker(15 * time.Second)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+			fmt.Fprintf(progress, "  … still compiling after %v\n", time.Since(begin).Round(time.Second))
+			continue
+		case <-done:
+		}
+		break
+	}
+	if err != nil {
+		return fmt.Errorf("building the control plane: %w\n%s", err, output)
+	}
+	fmt.Fprintf(progress, "Compiled after %v.\n", time.Since(begin).Round(time.Second))
+	return os.Rename(path+".new", path)
+}
+
+// contentHash changes with the source of the module and with the compiler.
+func contentHash(module string) (string, error) {
+	files, err := filepath.Glob(filepath.Join(module, "*.go"))
+	if err != nil {
+		return "", err
+	}
+	h := sha256.New()
+	fmt.Fprintln(h, runtime.Version(), runtime.GOARCH, kubernetesVersion)
+	for _, file := range append(files, filepath.Join(module, "go.mod"), filepath.Join(module, "go.sum")) {
+		data, err := os.ReadFile(file)
+		if err != nil {
+			return "", err
+		}
+		fmt.Fprintln(h, filepath.Base(file), len(data))
+		h.Write(data)
+	}
+	return hex.EncodeToString(h.Sum(nil))[:16], nil
+}

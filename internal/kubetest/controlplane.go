@@ -1,0 +1,205 @@
+package kubetest
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+)
+
+// The components that can be stopped and started.
+const (
+	Etcd              = "etcd"
+	APIServer         = "apiserver"
+	ControllerManager = "controller-manager"
+	Scheduler         = "scheduler"
+)
+
+// Config says what a control plane consists of besides etcd and the API server.
+type Config struct {
+	// Dir holds data, logs and kubeconfig; empty means a new temporary
+	// directory, which [ControlPlane.Stop] removes.
+	Dir               string
+	ControllerManager bool
+	Scheduler         bool
+	Audit             bool
+	// Progress is told about the first build and the start; nil: nobody.
+	Progress io.Writer
+}
+
+// ControlPlane is a running control plane.
+type ControlPlane struct {
+	cfg     Config
+	program string
+	temp    bool
+	stdin   io.Closer // the control plane ends when this is closed, or this process
+	exited  chan struct{}
+	stop    sync.Once
+	rest    *rest.Config
+	client  kubernetes.Interface
+}
+
+// Start starts a control plane and returns when it serves. Whatever becomes of
+// this process, the control plane ends with it.
+func Start(ctx context.Context, cfg Config) (*ControlPlane, error) {
+	if cfg.Progress == nil {
+		cfg.Progress = io.Discard
+	}
+	program, err := Build(ctx, cfg.Progress)
+	if err != nil {
+		return nil, err
+	}
+	c := &ControlPlane{cfg: cfg, program: program, exited: make(chan struct{})}
+	if cfg.Dir == "" {
+		if c.cfg.Dir, err = os.MkdirTemp("", "controlplane-"); err != nil {
+			return nil, err
+		}
+		c.temp = true
+	}
+	var components []string
+	if cfg.ControllerManager {
+		components = append(components, ControllerManager)
+	}
+	if cfg.Scheduler {
+		components = append(components, Scheduler)
+	}
+	args := []string{"up", "--dir", c.cfg.Dir, "--stop-with-stdin", "--components=" + strings.Join(components, ",")}
+	if cfg.Audit {
+		args = append(args, "--audit")
+	}
+	if err := c.run(ctx, args); err != nil {
+		c.Stop()
+		return nil, err
+	}
+	return c, nil
+}
+
+// run starts the program and waits for its line that says that it is ready.
+func (c *ControlPlane) run(ctx context.Context, args []string) error {
+	cmd := exec.Command(c.program, args...)
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		return err
+	}
+	c.stdin = stdin
+	output := &watchedOutput{word: "ready after", found: make(chan struct{}), out: c.cfg.Progress}
+	cmd.Stdout, cmd.Stderr = output, output
+	if err := cmd.Start(); err != nil {
+		close(c.exited)
+		return fmt.Errorf("starting the control plane: %w", err)
+	}
+	go func() {
+		_ = cmd.Wait() // its output says why
+		close(c.exited)
+	}()
+	select {
+	case <-output.found:
+	case <-c.exited:
+		return fmt.Errorf("the control plane ended while it was starting:\n%s", output)
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	if c.rest, err = clientcmd.BuildConfigFromFlags("", c.Kubeconfig()); err != nil {
+		return err
+	}
+	c.rest.QPS = -1
+	c.client, err = kubernetes.NewForConfig(c.rest)
+	return err
+}
+
+// Stop ends the control plane and waits for its end.
+func (c *ControlPlane) Stop() {
+	c.stop.Do(func() {
+		if c.stdin != nil {
+			c.stdin.Close()
+			<-c.exited
+		}
+		if c.temp {
+			os.RemoveAll(c.cfg.Dir)
+		}
+	})
+}
+
+// Dir holds the logs of the components, the kubeconfig and the audit log.
+func (c *ControlPlane) Dir() string { return c.cfg.Dir }
+
+// Kubeconfig is the path of the administrator's kubeconfig.
+func (c *ControlPlane) Kubeconfig() string { return filepath.Join(c.cfg.Dir, "kubeconfig") }
+
+// Config is a copy of the administrator's configuration, without a rate limit.
+func (c *ControlPlane) Config() *rest.Config { return rest.CopyConfig(c.rest) }
+
+// UserConfig is the configuration of another user, who can do what RBAC grants.
+func (c *ControlPlane) UserConfig(name string, groups ...string) *rest.Config {
+	cfg := c.Config()
+	cfg.Impersonate = rest.ImpersonationConfig{UserName: name, Groups: append(groups, "system:authenticated")}
+	return cfg
+}
+
+// Client is one of the administrator.
+func (c *ControlPlane) Client() kubernetes.Interface { return c.client }
+
+// Halt kills a component and leaves it ended.
+func (c *ControlPlane) Halt(ctx context.Context, component string) error {
+	return c.control(ctx, "stop", component)
+}
+
+// Resume starts a component again and returns when it serves.
+func (c *ControlPlane) Resume(ctx context.Context, component string) error {
+	return c.control(ctx, "start", component)
+}
+
+// Restart kills a component and starts it again, with the same port and data.
+func (c *ControlPlane) Restart(ctx context.Context, component string) error {
+	return c.control(ctx, "restart", component)
+}
+
+func (c *ControlPlane) control(ctx context.Context, verb, component string) error {
+	out, err := exec.CommandContext(ctx, c.program, verb, "--dir", c.cfg.Dir, component).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("%s of the %s: %w\n%s", verb, component, err, out)
+	}
+	return nil
+}
+
+// watchedOutput keeps what is written and notices a word in it.
+type watchedOutput struct {
+	word string
+	out  io.Writer
+
+	mu    sync.Mutex
+	buf   bytes.Buffer
+	found chan struct{}
+	seen  bool
+}
+
+func (w *watchedOutput) Write(p []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.buf.Write(p)
+	if !w.seen && strings.Contains(w.buf.String(), w.word) {
+		w.seen = true
+		close(w.found)
+	}
+	return w.out.Write(p)
+}
+
+func (w *watchedOutput) String() string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.buf.String()
+}
+
+// waitCap is how long tests wait for a state before they fail: long enough for a
+// machine that is busy with everything else.
+const waitCap = 90 * time.Second

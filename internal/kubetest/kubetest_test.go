@@ -1,0 +1,144 @@
+package kubetest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+)
+
+func TestMain(m *testing.M) {
+	if dir := os.Getenv("KUBETEST_CHILD_DIR"); dir != "" {
+		child(dir)
+	}
+	Main(m)
+}
+
+// child starts a control plane and waits to be killed.
+func child(dir string) {
+	if _, err := Start(context.Background(), Config{Dir: dir}); err != nil {
+		fmt.Println("failed:", err)
+		os.Exit(1)
+	}
+	fmt.Println("started")
+	select {}
+}
+
+func TestAuditShowsWhatWasDone(t *testing.T) {
+	c := Get(t, WithAudit())
+	mark, err := c.AuditMark()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ns := Namespace(t, c)
+	records, err := c.AuditSince(mark, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range records {
+		if r.Verb == "create" && r.Resource() == "namespaces" && r.IsWrite() && r.Status.Code == 201 {
+			return
+		}
+	}
+	t.Errorf("creating namespace %s is not among %+v", ns, records)
+}
+
+func TestRestartKeepsData(t *testing.T) {
+	c := Get(t, WithAudit())
+	ns := Namespace(t, c)
+	if err := c.Halt(t.Context(), APIServer); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Client().CoreV1().Namespaces().Get(t.Context(), ns, metav1.GetOptions{}); err == nil {
+		t.Fatal("the API server answered although it was halted")
+	}
+	if err := c.Resume(t.Context(), APIServer); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Client().CoreV1().Namespaces().Get(t.Context(), ns, metav1.GetOptions{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestUsersHaveOnlyWhatRBACGrants(t *testing.T) {
+	c := Get(t, WithAudit())
+	client, err := kubernetes.NewForConfig(c.UserConfig("somebody"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err = client.CoreV1().PersistentVolumes().List(t.Context(), metav1.ListOptions{}); !apierrors.IsForbidden(err) {
+		t.Errorf("listing volumes: %v, want Forbidden", err)
+	}
+}
+
+func TestTwoSideBySide(t *testing.T) {
+	first := Get(t, WithAudit())
+	second, err := Start(t.Context(), Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer second.Stop()
+	ns := Namespace(t, second)
+	if _, err := first.Client().CoreV1().Namespaces().Get(t.Context(), ns, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+		t.Errorf("the first has the namespace of the second: %v", err)
+	}
+	if _, err := second.Client().CoreV1().ConfigMaps(ns).Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "x"}}, metav1.CreateOptions{}); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestKilledTestLeavesNothing(t *testing.T) {
+	dir := t.TempDir()
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), "KUBETEST_CHILD_DIR="+dir)
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	line := make([]byte, len("started"))
+	if _, err := io.ReadFull(out, line); err != nil || string(line) != "started" {
+		t.Fatalf("the child said %q: %v", line, err)
+	}
+	if n := len(processesOf(t, dir)); n < 3 {
+		t.Fatalf("%d processes run, want the supervisor, etcd and the API server", n)
+	}
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Wait()
+	Eventually(t, "all processes have ended", func(context.Context) error {
+		if p := processesOf(t, dir); len(p) > 0 {
+			return errors.New(strings.Join(p, "\n"))
+		}
+		return nil
+	})
+}
+
+// processesOf is the command lines of the processes that name dir.
+func processesOf(t *testing.T, dir string) []string {
+	t.Helper()
+	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var found []string
+	for _, f := range files {
+		if data, err := os.ReadFile(f); err == nil && strings.Contains(string(data), dir) {
+			found = append(found, strings.ReplaceAll(string(data), "\x00", " "))
+		}
+	}
+	return found
+}

@@ -1,0 +1,121 @@
+package kubetest
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// Option asks for more than etcd and the API server.
+type Option func(*Config)
+
+// WithControllerManager runs the kube-controller-manager.
+func WithControllerManager() Option { return func(c *Config) { c.ControllerManager = true } }
+
+// WithScheduler runs the kube-scheduler.
+func WithScheduler() Option { return func(c *Config) { c.Scheduler = true } }
+
+// WithAudit writes an audit log.
+func WithAudit() Option { return func(c *Config) { c.Audit = true } }
+
+var shared struct {
+	sync.Mutex
+	controlPlane *ControlPlane
+	err          error
+	config       Config
+}
+
+// Get is the control plane of this test binary, started by the first call, with
+// what its options ask for. A later call cannot ask for more.
+func Get(t testing.TB, opts ...Option) *ControlPlane {
+	t.Helper()
+	shared.Lock()
+	defer shared.Unlock()
+	var cfg Config
+	for _, o := range opts {
+		o(&cfg)
+	}
+	if shared.controlPlane == nil && shared.err == nil {
+		shared.config = cfg
+		cfg.Progress = firstBuild{}
+		shared.controlPlane, shared.err = Start(context.Background(), cfg)
+	}
+	if shared.err != nil {
+		t.Fatalf("starting the control plane: %v", shared.err)
+	}
+	had := shared.config
+	if cfg.ControllerManager && !had.ControllerManager || cfg.Scheduler && !had.Scheduler || cfg.Audit && !had.Audit {
+		t.Fatal("kubetest: an earlier test of this binary started the control plane with less than this one asks for")
+	}
+	return shared.controlPlane
+}
+
+// firstBuild passes on what is said about compiling, which takes long enough to
+// make one wonder, and not that each component is up.
+type firstBuild struct{}
+
+func (firstBuild) Write(p []byte) (int, error) {
+	if strings.Contains(string(p), "ompil") {
+		return os.Stderr.Write(p)
+	}
+	return len(p), nil
+}
+
+// Main runs the tests and ends the control plane after them. Without it the
+// control plane ends with the process.
+func Main(m *testing.M) {
+	code := m.Run()
+	shared.Lock()
+	if shared.controlPlane != nil {
+		shared.controlPlane.Stop()
+	}
+	shared.Unlock()
+	os.Exit(code)
+}
+
+// Namespace makes a namespace of its own for t.
+func Namespace(t testing.TB, c *ControlPlane) string {
+	t.Helper()
+	ns, err := c.Client().CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{
+		ObjectMeta: metav1.ObjectMeta{GenerateName: "test-"},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatalf("creating a namespace: %v", err)
+	}
+	return ns.Name
+}
+
+// Eventually waits until check returns nil, and fails t with its last error when
+// that takes too long.
+func Eventually(t testing.TB, what string, check func(ctx context.Context) error) {
+	t.Helper()
+	if err := Await(t.Context(), check); err != nil {
+		t.Fatalf("waiting until %s: %v", what, err)
+	}
+}
+
+// Await is [Eventually] without a test: it returns the last error of check.
+func Await(ctx context.Context, check func(ctx context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, waitCap)
+	defer cancel()
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		err := check(ctx)
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("gave up: %w", err)
+		case <-tick.C:
+		}
+	}
+}
