@@ -1,0 +1,121 @@
+package csiclient
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+)
+
+// Driver is what a driver says about itself. Two are comparable with ==.
+type Driver struct {
+	Name          string // never empty
+	VendorVersion string
+	Plugin        PluginCapabilities
+	Controller    ControllerCapabilities
+}
+
+// PluginCapabilities is what GetPluginCapabilities lists, of what is used here
+// (CSI spec, "GetPluginCapabilities").
+type PluginCapabilities struct {
+	ControllerService              bool
+	VolumeAccessibilityConstraints bool
+}
+
+// ControllerCapabilities is what ControllerGetCapabilities lists, of what is
+// used here (CSI spec, "ControllerGetCapabilities"). All are false for a driver
+// without a controller service.
+type ControllerCapabilities struct {
+	CreateDeleteVolume        bool
+	PublishUnpublishVolume    bool
+	PublishReadonly           bool
+	ListVolumes               bool
+	ListVolumesPublishedNodes bool
+	GetCapacity               bool
+	CreateDeleteSnapshot      bool
+	CloneVolume               bool
+	ModifyVolume              bool
+	SingleNodeMultiWriter     bool
+}
+
+// identify asks the driver who it is and what it can do.
+func (c *Client) identify(ctx context.Context) (Driver, error) {
+	var d Driver
+	info, err := call(ctx, c, c.identity.GetPluginInfo, &csi.GetPluginInfoRequest{})
+	if err != nil {
+		return d, fmt.Errorf("asking the driver at %s for its name (GetPluginInfo): %w", c.cfg.Address, err)
+	}
+	if d.Name, d.VendorVersion = info.GetName(), info.GetVendorVersion(); d.Name == "" {
+		return d, fmt.Errorf("the driver at %s has an empty name (GetPluginInfo)", c.cfg.Address)
+	}
+	c.recorder.named(d.Name)
+	if d.Plugin, err = c.pluginCapabilities(ctx); err != nil {
+		return d, fmt.Errorf("asking driver %q for its capabilities (GetPluginCapabilities): %w", d.Name, err)
+	}
+	if !d.Plugin.ControllerService {
+		return d, nil // there is nobody to ask
+	}
+	if d.Controller, err = c.controllerCapabilities(ctx); err != nil {
+		return d, fmt.Errorf("asking driver %q for its capabilities (ControllerGetCapabilities): %w", d.Name, err)
+	}
+	return d, nil
+}
+
+func (c *Client) pluginCapabilities(ctx context.Context) (PluginCapabilities, error) {
+	var caps PluginCapabilities
+	response, err := call(ctx, c, c.identity.GetPluginCapabilities, &csi.GetPluginCapabilitiesRequest{})
+	for _, item := range response.GetCapabilities() { // other kinds of entries count as UNKNOWN
+		switch item.GetService().GetType() {
+		case csi.PluginCapability_Service_CONTROLLER_SERVICE:
+			caps.ControllerService = true
+		case csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS:
+			caps.VolumeAccessibilityConstraints = true
+		}
+	}
+	return caps, err
+}
+
+func (c *Client) controllerCapabilities(ctx context.Context) (ControllerCapabilities, error) {
+	var caps ControllerCapabilities
+	response, err := call(ctx, c, c.controller.ControllerGetCapabilities, &csi.ControllerGetCapabilitiesRequest{})
+	field := map[csi.ControllerServiceCapability_RPC_Type]*bool{
+		csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME:         &caps.CreateDeleteVolume,
+		csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME:     &caps.PublishUnpublishVolume,
+		csi.ControllerServiceCapability_RPC_PUBLISH_READONLY:             &caps.PublishReadonly,
+		csi.ControllerServiceCapability_RPC_LIST_VOLUMES:                 &caps.ListVolumes,
+		csi.ControllerServiceCapability_RPC_LIST_VOLUMES_PUBLISHED_NODES: &caps.ListVolumesPublishedNodes,
+		csi.ControllerServiceCapability_RPC_GET_CAPACITY:                 &caps.GetCapacity,
+		csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT:       &caps.CreateDeleteSnapshot,
+		csi.ControllerServiceCapability_RPC_CLONE_VOLUME:                 &caps.CloneVolume,
+		csi.ControllerServiceCapability_RPC_MODIFY_VOLUME:                &caps.ModifyVolume,
+		csi.ControllerServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER:     &caps.SingleNodeMultiWriter,
+	}
+	for _, item := range response.GetCapabilities() {
+		if has, known := field[item.GetRpc().GetType()]; known {
+			*has = true
+		}
+	}
+	return caps, err
+}
+
+// difference says in what now differs from before; nil when in nothing that counts.
+func difference(before, now Driver) error {
+	switch {
+	case before.Name != now.Name:
+		return fmt.Errorf("its name was %q and is %q now", before.Name, now.Name)
+	case before.Plugin != now.Plugin:
+		return fmt.Errorf("its plugin capabilities were %+v and are %+v now", before.Plugin, now.Plugin)
+	case before.Controller != now.Controller:
+		return fmt.Errorf("its controller capabilities were %+v and are %+v now", before.Controller, now.Controller)
+	}
+	return nil
+}
+
+var (
+	// ErrDriverChanged is the end of [Client.Run] when another driver answers at
+	// the socket, or the same one with other capabilities.
+	ErrDriverChanged = errors.New("the driver has changed")
+	// ErrConnectionLost is the end of [Client.Run] with [Config.ExitOnConnectionLoss].
+	ErrConnectionLost = errors.New("lost the connection to the driver")
+)

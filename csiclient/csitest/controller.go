@@ -1,0 +1,396 @@
+package csitest
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+)
+
+// defaultSize is the capacity of a volume for which none is asked.
+const defaultSize = 1 << 30
+
+// ControllerGetCapabilities implements the controller service.
+func (p *Plugin) ControllerGetCapabilities(context.Context, *csi.ControllerGetCapabilitiesRequest) (*csi.ControllerGetCapabilitiesResponse, error) {
+	response := &csi.ControllerGetCapabilitiesResponse{}
+	for _, t := range p.config().Controller {
+		response.Capabilities = append(response.Capabilities, &csi.ControllerServiceCapability{
+			Type: &csi.ControllerServiceCapability_Rpc{Rpc: &csi.ControllerServiceCapability_RPC{Type: t}},
+		})
+	}
+	return response, nil
+}
+
+// CreateVolume implements the controller service.
+func (p *Plugin) CreateVolume(_ context.Context, r *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
+	if r.GetName() == "" {
+		return nil, status.Error(codes.InvalidArgument, "the name is missing")
+	}
+	if err := checkCapabilities(r.GetVolumeCapabilities()); err != nil {
+		return nil, err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	v, exists := p.state.byName[r.GetName()]
+	if exists && !v.compatible(r) {
+		return nil, status.Errorf(codes.AlreadyExists, "volume %q exists with other properties", r.GetName())
+	}
+	if !exists {
+		var err error
+		if v, err = p.newVolume(r); err != nil {
+			return nil, err
+		}
+		p.state.add(v)
+	}
+	return &csi.CreateVolumeResponse{Volume: v.proto()}, nil
+}
+
+// newVolume is the volume that r asks for; the caller holds mu.
+func (p *Plugin) newVolume(r *csi.CreateVolumeRequest) (*Volume, error) {
+	v := &Volume{
+		Name: r.GetName(), Capacity: max(r.GetCapacityRange().GetRequiredBytes(), 0), Parameters: maps.Clone(r.GetParameters()),
+		Source: r.GetVolumeContentSource(), Published: map[string]Publication{}, capabilities: r.GetVolumeCapabilities(),
+		attributes: maps.Clone(p.cfg.VolumeContext),
+	}
+	if v.Capacity == 0 {
+		v.Capacity = defaultSize
+	}
+	if err := p.checkSource(r.GetVolumeContentSource()); err != nil {
+		return nil, err
+	}
+	limit := r.GetCapacityRange().GetLimitBytes()
+	if limit > 0 && v.Capacity > limit {
+		return nil, status.Errorf(codes.OutOfRange, "%d bytes are more than the limit of %d", v.Capacity, limit)
+	}
+	segment, err := p.segment(r.GetAccessibilityRequirements())
+	if err != nil {
+		return nil, err
+	}
+	v.Segment = segment
+	if c := p.cfg.Capacity; c > 0 && p.state.used[segmentKey(segment)]+v.Capacity > c {
+		return nil, status.Errorf(codes.ResourceExhausted, "no room for %d bytes in %v", v.Capacity, segment)
+	}
+	return v, nil
+}
+
+func (p *Plugin) checkSource(source *csi.VolumeContentSource) error {
+	if s := source.GetSnapshot(); s != nil && p.state.snapshots[s.GetSnapshotId()] == nil {
+		return status.Errorf(codes.NotFound, "no snapshot %q", s.GetSnapshotId())
+	}
+	if s := source.GetVolume(); s != nil && p.state.volumes[s.GetVolumeId()] == nil {
+		return status.Errorf(codes.NotFound, "no volume %q to clone", s.GetVolumeId())
+	}
+	return nil
+}
+
+// segment chooses where a volume is made: in the first preferred topology that
+// the driver has, else in the first requisite one.
+func (p *Plugin) segment(r *csi.TopologyRequirement) (map[string]string, error) {
+	if p.cfg.Segments == nil {
+		return nil, nil
+	}
+	wanted := append(slices.Clone(r.GetPreferred()), r.GetRequisite()...)
+	if len(wanted) == 0 {
+		return p.cfg.Segments[0], nil
+	}
+	for _, w := range wanted {
+		for _, s := range p.cfg.Segments {
+			if includes(s, w.GetSegments()) {
+				return s, nil
+			}
+		}
+	}
+	return nil, status.Errorf(codes.ResourceExhausted, "nothing in %v", wanted)
+}
+
+// includes tells whether every pair of some is in all.
+func includes(all, some map[string]string) bool {
+	for k, v := range some {
+		if all[k] != v {
+			return false
+		}
+	}
+	return true
+}
+
+func (v *Volume) proto() *csi.Volume {
+	out := &csi.Volume{VolumeId: v.ID, CapacityBytes: v.Capacity, VolumeContext: v.attributes, ContentSource: v.Source}
+	if v.Segment != nil {
+		out.AccessibleTopology = []*csi.Topology{{Segments: v.Segment}}
+	}
+	return out
+}
+
+func checkCapabilities(caps []*csi.VolumeCapability) error {
+	if len(caps) == 0 {
+		return status.Error(codes.InvalidArgument, "the volume capabilities are missing")
+	}
+	for _, c := range caps {
+		if c.GetAccessType() == nil || c.GetAccessMode().GetMode() == csi.VolumeCapability_AccessMode_UNKNOWN {
+			return status.Error(codes.InvalidArgument, "a volume capability lacks its access type or mode")
+		}
+	}
+	return nil
+}
+
+// DeleteVolume implements the controller service.
+func (p *Plugin) DeleteVolume(_ context.Context, r *csi.DeleteVolumeRequest) (*csi.DeleteVolumeResponse, error) {
+	if r.GetVolumeId() == "" {
+		return nil, status.Error(codes.InvalidArgument, "the volume ID is missing")
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if v := p.state.volumes[r.GetVolumeId()]; v != nil {
+		if len(v.Published) > 0 {
+			return nil, status.Errorf(codes.FailedPrecondition, "volume %q is published", v.ID)
+		}
+		p.state.remove(v)
+	}
+	return &csi.DeleteVolumeResponse{}, nil
+}
+
+// ControllerPublishVolume implements the controller service.
+func (p *Plugin) ControllerPublishVolume(_ context.Context, r *csi.ControllerPublishVolumeRequest) (*csi.ControllerPublishVolumeResponse, error) {
+	if r.GetVolumeId() == "" || r.GetNodeId() == "" {
+		return nil, status.Error(codes.InvalidArgument, "the volume ID or the node ID is missing")
+	}
+	if err := checkCapabilities([]*csi.VolumeCapability{r.GetVolumeCapability()}); err != nil {
+		return nil, err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	v := p.state.volumes[r.GetVolumeId()]
+	switch {
+	case v == nil:
+		return nil, status.Errorf(codes.NotFound, "no volume %q", r.GetVolumeId())
+	case p.cfg.Nodes != nil && !slices.Contains(p.cfg.Nodes, r.GetNodeId()):
+		return nil, status.Errorf(codes.NotFound, "no node %q", r.GetNodeId())
+	}
+	now := Publication{Readonly: r.GetReadonly(), Capability: r.GetVolumeCapability()}
+	if before, published := v.Published[r.GetNodeId()]; published {
+		if before.Readonly != now.Readonly || !proto.Equal(before.Capability, now.Capability) {
+			return nil, status.Errorf(codes.AlreadyExists, "volume %q is published to %q in another way", v.ID, r.GetNodeId())
+		}
+		return &csi.ControllerPublishVolumeResponse{PublishContext: p.cfg.PublishContext}, nil
+	}
+	if len(v.Published) > 0 && singleNode(now.Capability) {
+		return nil, status.Errorf(codes.FailedPrecondition, "volume %q is published to another node", v.ID)
+	}
+	if m := p.cfg.MaxVolumesPerNode; m > 0 && p.state.onNode[r.GetNodeId()] >= m {
+		return nil, status.Errorf(codes.ResourceExhausted, "node %q has %d volumes already", r.GetNodeId(), m)
+	}
+	v.Published[r.GetNodeId()] = now
+	p.state.onNode[r.GetNodeId()]++
+	return &csi.ControllerPublishVolumeResponse{PublishContext: p.cfg.PublishContext}, nil
+}
+
+func singleNode(c *csi.VolumeCapability) bool {
+	switch c.GetAccessMode().GetMode() {
+	case csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER, csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY,
+		csi.VolumeCapability_AccessMode_MULTI_NODE_SINGLE_WRITER:
+		return false
+	}
+	return true
+}
+
+// ControllerUnpublishVolume implements the controller service.
+func (p *Plugin) ControllerUnpublishVolume(_ context.Context, r *csi.ControllerUnpublishVolumeRequest) (*csi.ControllerUnpublishVolumeResponse, error) {
+	if r.GetVolumeId() == "" {
+		return nil, status.Error(codes.InvalidArgument, "the volume ID is missing")
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if v := p.state.volumes[r.GetVolumeId()]; v != nil {
+		for node := range v.Published {
+			if r.GetNodeId() == "" || r.GetNodeId() == node {
+				delete(v.Published, node)
+				p.state.onNode[node]--
+			}
+		}
+	}
+	return &csi.ControllerUnpublishVolumeResponse{}, nil
+}
+
+// ValidateVolumeCapabilities implements the controller service.
+func (p *Plugin) ValidateVolumeCapabilities(_ context.Context, r *csi.ValidateVolumeCapabilitiesRequest) (*csi.ValidateVolumeCapabilitiesResponse, error) {
+	if r.GetVolumeId() == "" {
+		return nil, status.Error(codes.InvalidArgument, "the volume ID is missing")
+	}
+	if err := checkCapabilities(r.GetVolumeCapabilities()); err != nil {
+		return nil, err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.state.volumes[r.GetVolumeId()] == nil {
+		return nil, status.Errorf(codes.NotFound, "no volume %q", r.GetVolumeId())
+	}
+	return &csi.ValidateVolumeCapabilitiesResponse{Confirmed: &csi.ValidateVolumeCapabilitiesResponse_Confirmed{
+		VolumeContext: r.GetVolumeContext(), VolumeCapabilities: r.GetVolumeCapabilities(), Parameters: r.GetParameters(),
+	}}, nil
+}
+
+// GetCapacity implements the controller service.
+func (p *Plugin) GetCapacity(_ context.Context, r *csi.GetCapacityRequest) (*csi.GetCapacityResponse, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.cfg.Capacity == 0 {
+		return &csi.GetCapacityResponse{AvailableCapacity: 1 << 50}, nil
+	}
+	segments := p.cfg.Segments
+	if segments == nil {
+		segments = []map[string]string{nil}
+	}
+	var free int64
+	for _, s := range segments {
+		if includes(s, r.GetAccessibleTopology().GetSegments()) {
+			free += p.cfg.Capacity - p.state.used[segmentKey(s)]
+		}
+	}
+	return &csi.GetCapacityResponse{AvailableCapacity: free}, nil
+}
+
+// ListVolumes implements the controller service.
+func (p *Plugin) ListVolumes(_ context.Context, r *csi.ListVolumesRequest) (*csi.ListVolumesResponse, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	all := p.state.sorted()
+	page, next, err := page(all, r.GetStartingToken(), r.GetMaxEntries(), func(v *Volume) int { return v.number })
+	if err != nil {
+		return nil, err
+	}
+	response := &csi.ListVolumesResponse{NextToken: next}
+	for _, v := range page {
+		response.Entries = append(response.Entries, &csi.ListVolumesResponse_Entry{
+			Volume: v.proto(),
+			Status: &csi.ListVolumesResponse_VolumeStatus{PublishedNodeIds: slices.Sorted(maps.Keys(v.Published))},
+		})
+	}
+	return response, nil
+}
+
+// page is the part of all, which is sorted by number, that a request asks for. A
+// token is the number of the last entry of the page before.
+func page[T any](all []T, token string, size int32, number func(T) int) (part []T, next string, err error) {
+	after := 0
+	if token != "" {
+		if after, err = strconv.Atoi(token); err != nil {
+			return nil, "", status.Errorf(codes.Aborted, "token %q is not one of ours", token)
+		}
+	}
+	begin := slices.IndexFunc(all, func(t T) bool { return number(t) > after })
+	if begin < 0 {
+		return nil, "", nil
+	}
+	part = all[begin:]
+	if size > 0 && len(part) > int(size) {
+		part = part[:size]
+		next = strconv.Itoa(number(part[size-1]))
+	}
+	return part, next, nil
+}
+
+// ControllerGetVolume implements the controller service.
+func (p *Plugin) ControllerGetVolume(_ context.Context, r *csi.ControllerGetVolumeRequest) (*csi.ControllerGetVolumeResponse, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	v := p.state.volumes[r.GetVolumeId()]
+	if v == nil {
+		return nil, status.Errorf(codes.NotFound, "no volume %q", r.GetVolumeId())
+	}
+	return &csi.ControllerGetVolumeResponse{Volume: v.proto(), Status: &csi.ControllerGetVolumeResponse_VolumeStatus{
+		PublishedNodeIds: slices.Sorted(maps.Keys(v.Published)),
+	}}, nil
+}
+
+// ControllerModifyVolume implements the controller service.
+func (p *Plugin) ControllerModifyVolume(_ context.Context, r *csi.ControllerModifyVolumeRequest) (*csi.ControllerModifyVolumeResponse, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.state.volumes[r.GetVolumeId()] == nil {
+		return nil, status.Errorf(codes.NotFound, "no volume %q", r.GetVolumeId())
+	}
+	return &csi.ControllerModifyVolumeResponse{}, nil
+}
+
+// ControllerExpandVolume implements the controller service.
+func (p *Plugin) ControllerExpandVolume(_ context.Context, r *csi.ControllerExpandVolumeRequest) (*csi.ControllerExpandVolumeResponse, error) {
+	if r.GetVolumeId() == "" || r.GetCapacityRange() == nil {
+		return nil, status.Error(codes.InvalidArgument, "the volume ID or the capacity range is missing")
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	v := p.state.volumes[r.GetVolumeId()]
+	if v == nil {
+		return nil, status.Errorf(codes.NotFound, "no volume %q", r.GetVolumeId())
+	}
+	if more := r.GetCapacityRange().GetRequiredBytes() - v.Capacity; more > 0 {
+		v.Capacity += more
+		p.state.used[segmentKey(v.Segment)] += more
+	}
+	return &csi.ControllerExpandVolumeResponse{CapacityBytes: v.Capacity, NodeExpansionRequired: true}, nil
+}
+
+// CreateSnapshot implements the controller service.
+func (p *Plugin) CreateSnapshot(_ context.Context, r *csi.CreateSnapshotRequest) (*csi.CreateSnapshotResponse, error) {
+	if r.GetName() == "" || r.GetSourceVolumeId() == "" {
+		return nil, status.Error(codes.InvalidArgument, "the name or the source is missing")
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, s := range p.state.snapshots {
+		if s.Name == r.GetName() {
+			if s.VolumeID != r.GetSourceVolumeId() {
+				return nil, status.Errorf(codes.AlreadyExists, "snapshot %q exists of another volume", s.Name)
+			}
+			return &csi.CreateSnapshotResponse{Snapshot: s.proto()}, nil
+		}
+	}
+	v := p.state.volumes[r.GetSourceVolumeId()]
+	if v == nil {
+		return nil, status.Errorf(codes.NotFound, "no volume %q", r.GetSourceVolumeId())
+	}
+	s := &Snapshot{Name: r.GetName(), VolumeID: v.ID, Size: v.Capacity, number: p.state.next(), created: timestamppb.Now()}
+	s.ID = fmt.Sprintf("snap-%06d", s.number)
+	p.state.snapshots[s.ID] = s
+	return &csi.CreateSnapshotResponse{Snapshot: s.proto()}, nil
+}
+
+func (s *Snapshot) proto() *csi.Snapshot {
+	return &csi.Snapshot{SnapshotId: s.ID, SourceVolumeId: s.VolumeID, SizeBytes: s.Size, CreationTime: s.created, ReadyToUse: true}
+}
+
+// DeleteSnapshot implements the controller service.
+func (p *Plugin) DeleteSnapshot(_ context.Context, r *csi.DeleteSnapshotRequest) (*csi.DeleteSnapshotResponse, error) {
+	if r.GetSnapshotId() == "" {
+		return nil, status.Error(codes.InvalidArgument, "the snapshot ID is missing")
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.state.snapshots, r.GetSnapshotId())
+	return &csi.DeleteSnapshotResponse{}, nil
+}
+
+// ListSnapshots implements the controller service.
+func (p *Plugin) ListSnapshots(_ context.Context, r *csi.ListSnapshotsRequest) (*csi.ListSnapshotsResponse, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	all := slices.DeleteFunc(p.state.sortedSnapshots(), func(s *Snapshot) bool {
+		return r.GetSnapshotId() != "" && s.ID != r.GetSnapshotId() || r.GetSourceVolumeId() != "" && s.VolumeID != r.GetSourceVolumeId()
+	})
+	page, next, err := page(all, r.GetStartingToken(), r.GetMaxEntries(), func(s *Snapshot) int { return s.number })
+	if err != nil {
+		return nil, err
+	}
+	response := &csi.ListSnapshotsResponse{NextToken: next}
+	for _, s := range page {
+		response.Entries = append(response.Entries, &csi.ListSnapshotsResponse_Entry{Snapshot: s.proto()})
+	}
+	return response, nil
+}

@@ -1,0 +1,104 @@
+package csitest
+
+import (
+	"context"
+	"os"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+)
+
+// Probe implements the identity service.
+func (p *Plugin) Probe(context.Context, *csi.ProbeRequest) (*csi.ProbeResponse, error) {
+	return &csi.ProbeResponse{Ready: wrapperspb.Bool(true)}, nil
+}
+
+// GetPluginInfo implements the identity service.
+func (p *Plugin) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi.GetPluginInfoResponse, error) {
+	cfg := p.config()
+	return &csi.GetPluginInfoResponse{Name: cfg.Name, VendorVersion: cfg.Version}, nil
+}
+
+// GetPluginCapabilities implements the identity service.
+func (p *Plugin) GetPluginCapabilities(context.Context, *csi.GetPluginCapabilitiesRequest) (*csi.GetPluginCapabilitiesResponse, error) {
+	response := &csi.GetPluginCapabilitiesResponse{}
+	for _, t := range p.config().Plugin {
+		response.Capabilities = append(response.Capabilities, &csi.PluginCapability{
+			Type: &csi.PluginCapability_Service_{Service: &csi.PluginCapability_Service{Type: t}},
+		})
+	}
+	return response, nil
+}
+
+// NodeGetInfo implements the node service.
+func (p *Plugin) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
+	cfg := p.config()
+	response := &csi.NodeGetInfoResponse{NodeId: cfg.NodeID, MaxVolumesPerNode: int64(cfg.MaxVolumesPerNode)}
+	if len(cfg.Segments) > 0 {
+		response.AccessibleTopology = &csi.Topology{Segments: cfg.Segments[0]}
+	}
+	return response, nil
+}
+
+// NodeGetCapabilities implements the node service.
+func (p *Plugin) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequest) (*csi.NodeGetCapabilitiesResponse, error) {
+	return &csi.NodeGetCapabilitiesResponse{Capabilities: []*csi.NodeServiceCapability{{
+		Type: &csi.NodeServiceCapability_Rpc{Rpc: &csi.NodeServiceCapability_RPC{Type: csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME}},
+	}}}, nil
+}
+
+// known is the error for a volume that is not there.
+func (p *Plugin) known(id string) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.state.volumes[id] == nil {
+		return status.Errorf(codes.NotFound, "no volume %q", id)
+	}
+	return nil
+}
+
+// NodeStageVolume implements the node service.
+func (p *Plugin) NodeStageVolume(_ context.Context, r *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse, error) {
+	if r.GetVolumeId() == "" || r.GetStagingTargetPath() == "" || r.GetVolumeCapability() == nil {
+		return nil, status.Error(codes.InvalidArgument, "the volume ID, the path or the capability is missing")
+	}
+	return &csi.NodeStageVolumeResponse{}, p.known(r.GetVolumeId())
+}
+
+// NodeUnstageVolume implements the node service.
+func (p *Plugin) NodeUnstageVolume(_ context.Context, r *csi.NodeUnstageVolumeRequest) (*csi.NodeUnstageVolumeResponse, error) {
+	if r.GetVolumeId() == "" || r.GetStagingTargetPath() == "" {
+		return nil, status.Error(codes.InvalidArgument, "the volume ID or the path is missing")
+	}
+	return &csi.NodeUnstageVolumeResponse{}, p.known(r.GetVolumeId())
+}
+
+// NodePublishVolume implements the node service.
+func (p *Plugin) NodePublishVolume(_ context.Context, r *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
+	if r.GetVolumeId() == "" || r.GetTargetPath() == "" || r.GetVolumeCapability() == nil {
+		return nil, status.Error(codes.InvalidArgument, "the volume ID, the path or the capability is missing")
+	}
+	if err := p.known(r.GetVolumeId()); err != nil {
+		return nil, err
+	}
+	if err := os.MkdirAll(r.GetTargetPath(), 0o755); err != nil {
+		return nil, status.Errorf(codes.Internal, "making the target: %v", err)
+	}
+	return &csi.NodePublishVolumeResponse{}, nil
+}
+
+// NodeUnpublishVolume implements the node service.
+func (p *Plugin) NodeUnpublishVolume(_ context.Context, r *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
+	if r.GetVolumeId() == "" || r.GetTargetPath() == "" {
+		return nil, status.Error(codes.InvalidArgument, "the volume ID or the path is missing")
+	}
+	if err := p.known(r.GetVolumeId()); err != nil {
+		return nil, err
+	}
+	if err := os.RemoveAll(r.GetTargetPath()); err != nil {
+		return nil, status.Errorf(codes.Internal, "removing the target: %v", err)
+	}
+	return &csi.NodeUnpublishVolumeResponse{}, nil
+}

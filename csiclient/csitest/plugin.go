@@ -1,0 +1,231 @@
+package csitest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/stats"
+	"google.golang.org/protobuf/proto"
+)
+
+// Config is what a plugin is like. The zero value is a driver without topology
+// that can create, delete, publish and unpublish volumes.
+type Config struct {
+	Name    string // empty means "drv.example.com"
+	Version string // empty means "1.0"
+	// Plugin and Controller are the capabilities; nil means the service and, for
+	// the controller, CREATE_DELETE_VOLUME and PUBLISH_UNPUBLISH_VOLUME.
+	Plugin     []csi.PluginCapability_Service_Type
+	Controller []csi.ControllerServiceCapability_RPC_Type
+	// Latency is how long every call takes, identity calls excepted.
+	Latency time.Duration
+	// Segments makes the driver aware of topology: a volume becomes accessible in the
+	// first preferred topology, else the first requisite one, else the first of these.
+	Segments []map[string]string
+	// Capacity is the size in bytes of all volumes of a segment together. Zero means no limit.
+	Capacity int64
+	// VolumeContext and PublishContext are returned with every volume and publication.
+	VolumeContext, PublishContext map[string]string
+	// MaxVolumesPerNode bounds publications to a node; zero means no limit.
+	MaxVolumesPerNode int
+	// NodeID is the node of the node service; empty means "node-1".
+	NodeID string
+	// Nodes are the IDs of the nodes to which volumes can be published; nil means any.
+	Nodes []string
+	// Forget turns the record of calls off, apart from the counts, for benchmarks.
+	Forget bool
+}
+
+// Plugin is a CSI driver. Its methods may be used by many goroutines.
+type Plugin struct {
+	csi.UnimplementedIdentityServer
+	csi.UnimplementedControllerServer
+	csi.UnimplementedNodeServer
+
+	mu       sync.Mutex
+	cfg      Config
+	server   *grpc.Server
+	socket   string
+	open     int // connections
+	accepted int
+	state    state
+	record   record
+	script   script
+	release  chan struct{} // closed when hanging calls are to go on
+}
+
+// New makes a plugin that does not serve yet.
+func New(cfg Config) *Plugin {
+	if cfg.Name == "" {
+		cfg.Name = "drv.example.com"
+	}
+	if cfg.Version == "" {
+		cfg.Version = "1.0"
+	}
+	if cfg.NodeID == "" {
+		cfg.NodeID = "node-1"
+	}
+	if cfg.Plugin == nil {
+		cfg.Plugin = []csi.PluginCapability_Service_Type{csi.PluginCapability_Service_CONTROLLER_SERVICE}
+		if cfg.Segments != nil {
+			cfg.Plugin = append(cfg.Plugin, csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS)
+		}
+	}
+	if cfg.Controller == nil {
+		cfg.Controller = []csi.ControllerServiceCapability_RPC_Type{
+			csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME,
+			csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME,
+		}
+	}
+	return &Plugin{
+		cfg: cfg, state: newState(), release: make(chan struct{}),
+		record: record{counts: map[string]int{}, running: map[string]int{}, most: map[string]int{}, changed: make(chan struct{})},
+		script: script{next: map[string][]Step{}, always: map[string]Step{}},
+	}
+}
+
+// Run starts a plugin for the time of t.
+func Run(t testing.TB, cfg Config) *Plugin {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "csi") // t.TempDir may be too long for a socket
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := New(cfg)
+	if err := p.Start(dir + "/csi.sock"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		p.Stop()
+		os.RemoveAll(dir)
+	})
+	return p
+}
+
+// Start serves on a unix socket.
+func (p *Plugin) Start(socket string) error {
+	_ = os.Remove(socket) // of a plugin that was killed
+	listener, err := net.Listen("unix", socket)
+	if err != nil {
+		return fmt.Errorf("serving: %w", err)
+	}
+	server := grpc.NewServer(grpc.UnaryInterceptor(p.intercept), grpc.StatsHandler(connections{p}))
+	csi.RegisterIdentityServer(server, p)
+	csi.RegisterControllerServer(server, p)
+	csi.RegisterNodeServer(server, p)
+	p.mu.Lock()
+	p.server, p.socket = server, socket
+	p.mu.Unlock()
+	go func() { _ = server.Serve(listener) }() // ends with Stop
+	return nil
+}
+
+// Stop closes the socket and all connections; calls that are running fail at
+// the client. What the plugin remembers stays.
+func (p *Plugin) Stop() {
+	p.mu.Lock()
+	server := p.server
+	p.server = nil
+	p.mu.Unlock()
+	if server != nil {
+		p.Release()
+		server.Stop()
+	}
+}
+
+// Restart is Stop and Start on the same socket. change, when not nil, may give the
+// plugin another name or other capabilities in between.
+func (p *Plugin) Restart(change func(*Config)) error {
+	p.Stop()
+	p.mu.Lock()
+	if change != nil {
+		change(&p.cfg)
+	}
+	socket := p.socket
+	p.mu.Unlock()
+	return p.Start(socket)
+}
+
+// Address is the socket.
+func (p *Plugin) Address() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.socket
+}
+
+// Name is the name of the driver.
+func (p *Plugin) Name() string { return p.config().Name }
+
+func (p *Plugin) config() Config {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.cfg
+}
+
+// Connections is how many connections were accepted so far, and are open now.
+func (p *Plugin) Connections() (accepted, open int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.accepted, p.open
+}
+
+// connections counts the connections of a plugin.
+type connections struct{ p *Plugin }
+
+func (c connections) TagRPC(ctx context.Context, _ *stats.RPCTagInfo) context.Context   { return ctx }
+func (c connections) HandleRPC(context.Context, stats.RPCStats)                         {}
+func (c connections) TagConn(ctx context.Context, _ *stats.ConnTagInfo) context.Context { return ctx }
+
+func (c connections) HandleConn(_ context.Context, s stats.ConnStats) {
+	c.p.mu.Lock()
+	defer c.p.mu.Unlock()
+	switch s.(type) {
+	case *stats.ConnBegin:
+		c.p.accepted++
+		c.p.open++
+	case *stats.ConnEnd:
+		c.p.open--
+	}
+}
+
+// errDropped ends the connection of a call instead of an answer.
+var errDropped = errors.New("dropped")
+
+// intercept records a call and has the script decide about it.
+func (p *Plugin) intercept(ctx context.Context, request any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+	method := short(info.FullMethod)
+	latency := p.config().Latency
+	if identity[method] {
+		latency = 0
+	}
+	call := p.begin(method, request.(proto.Message))
+	response, err := p.play(ctx, method, request, latency, handler)
+	if errors.Is(err, errDropped) {
+		p.mu.Lock()
+		server, socket := p.server, p.socket
+		p.mu.Unlock()
+		go func() { // this call is one that Stop ends
+			if server != nil {
+				server.Stop()
+				_ = p.Start(socket)
+			}
+		}()
+		<-ctx.Done()
+		err = ctx.Err()
+	}
+	p.end(call, response, err)
+	return response, err
+}
+
+var identity = map[string]bool{
+	"Probe": true, "GetPluginInfo": true, "GetPluginCapabilities": true, "ControllerGetCapabilities": true,
+	"NodeGetInfo": true, "NodeGetCapabilities": true,
+}

@@ -1,0 +1,130 @@
+package csiclient
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/kubernetes-csi/csi-lib-utils/protosanitizer"
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/status"
+	"k8s.io/klog/v2"
+)
+
+// migratedDrivers took the place of a volume plugin that was built into
+// Kubernetes; the metrics of their calls tell whether the volume was one of those.
+var migratedDrivers = map[string]bool{
+	"ebs.csi.aws.com":          true,
+	"pd.csi.storage.gke.io":    true,
+	"cinder.csi.openstack.org": true,
+	"disk.csi.azure.com":       true,
+	"file.csi.azure.com":       true,
+	"csi.vsphere.vmware.com":   true,
+	"pxd.portworx.com":         true,
+}
+
+type migratedKey struct{}
+
+// WithMigrated says of the calls with the returned context whether they are for a
+// volume whose source is that of a built-in plugin.
+func WithMigrated(ctx context.Context, migrated bool) context.Context {
+	return context.WithValue(ctx, migratedKey{}, migrated)
+}
+
+// recorder measures calls. The driver's name is one of the labels, so that what
+// comes before it is known is kept until it is.
+type recorder struct {
+	reg prometheus.Registerer
+
+	mu        sync.Mutex
+	driver    string
+	seconds   *prometheus.HistogramVec // nil until the driver has a name
+	withheld  []observation
+	migration bool
+}
+
+type observation struct {
+	method, code string
+	migrated     bool
+	seconds      float64
+}
+
+func newRecorder(reg prometheus.Registerer) *recorder { return &recorder{reg: reg} }
+
+// named is called each time the driver has said its name; the first one counts.
+func (r *recorder) named(driver string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.seconds != nil {
+		return
+	}
+	r.driver, r.migration = driver, migratedDrivers[driver]
+	labels := []string{"driver_name", "method_name", "grpc_status_code"}
+	if r.migration {
+		labels = append(labels, "migrated")
+	}
+	r.seconds = prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		Name:    "csi_sidecar_operations_seconds",
+		Help:    "[ALPHA] Duration of the calls of the CSI driver, with their gRPC status code.",
+		Buckets: []float64{.1, .25, .5, 1, 2.5, 5, 10, 15, 25, 50, 120, 300, 600},
+	}, labels)
+	r.reg.MustRegister(r.seconds)
+	for _, o := range r.withheld {
+		r.observe(o)
+	}
+	r.withheld = nil
+}
+
+// observe records o; the caller holds mu.
+func (r *recorder) observe(o observation) {
+	values := []string{r.driver, o.method, o.code}
+	if r.migration {
+		values = append(values, strconv.FormatBool(o.migrated))
+	}
+	r.seconds.WithLabelValues(values...).Observe(o.seconds)
+}
+
+func (r *recorder) intercept(ctx context.Context, method string, request, response any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+	begin := time.Now()
+	err := invoke(ctx, method, request, response, conn, opts...)
+	code := "unknown-non-grpc"
+	if s, ok := status.FromError(err); ok {
+		code = s.Code().String()
+	}
+	migrated, _ := ctx.Value(migratedKey{}).(bool)
+	o := observation{method, code, migrated, time.Since(begin).Seconds()}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	switch {
+	case r.seconds != nil:
+		r.observe(o)
+	case len(r.withheld) < 1000: // a driver that never says its name
+		r.withheld = append(r.withheld, o)
+	}
+	return err
+}
+
+// logger writes calls to the log, without their secrets.
+type logger struct{ maxLength int }
+
+func (l logger) intercept(ctx context.Context, method string, request, response any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+	log := klog.FromContext(ctx).V(5)
+	if !log.Enabled() { // messages are large and redacting them is not cheap
+		return invoke(ctx, method, request, response, conn, opts...)
+	}
+	log.Info("Calling the driver", "method", method, "request", protosanitizer.StripSecrets(request).String())
+	err := invoke(ctx, method, request, response, conn, opts...)
+	if err != nil {
+		log.Info("The driver answered with an error", "method", method, "err", err.Error())
+		return err
+	}
+	text := protosanitizer.StripSecrets(response).String()
+	if l.maxLength > 0 && len(text) > l.maxLength {
+		text = fmt.Sprintf("%s [response body too large, log capped to %d chars]", text[:l.maxLength], l.maxLength)
+	}
+	log.Info("The driver answered", "method", method, "response", text)
+	return nil
+}
