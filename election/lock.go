@@ -1,0 +1,116 @@
+package election
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"regexp"
+	"strings"
+	"sync/atomic"
+
+	"github.com/prometheus/client_golang/prometheus"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	typedcoordinationv1 "k8s.io/client-go/kubernetes/typed/coordination/v1"
+	"k8s.io/client-go/tools/leaderelection/resourcelock"
+)
+
+// NewLock is the lock of a Lease, which is created when it is won for the first
+// time. labels are put on it while this replica holds it. events receives who
+// became the holder; nil means nobody.
+func NewLock(client typedcoordinationv1.LeasesGetter, namespace, name string, labels map[string]string, events resourcelock.EventRecorder) (resourcelock.Interface, error) {
+	host, err := os.Hostname()
+	if err != nil {
+		return nil, fmt.Errorf("reading the host name, by which a replica is told from others: %w", err)
+	}
+	return &resourcelock.LeaseLock{
+		LeaseMeta:  metav1.ObjectMeta{Namespace: namespace, Name: name},
+		Client:     client,
+		LockConfig: resourcelock.ResourceLockConfig{Identity: Sanitize(host), EventRecorder: events},
+		Labels:     labels,
+	}, nil
+}
+
+var unsafeCharacters = regexp.MustCompile("[^a-zA-Z0-9-]")
+
+// Sanitize makes a name of a driver, or of a host, a part of the name of an
+// object as the CSI sidecars do: what is no letter, digit or dash becomes a dash,
+// and a name that ends in a dash gets an X.
+func Sanitize(name string) string {
+	name = unsafeCharacters.ReplaceAllString(name, "-")
+	if strings.HasSuffix(name, "-") {
+		name += "X"
+	}
+	return name
+}
+
+// serviceAccountNamespace is where a pod finds its namespace.
+const serviceAccountNamespace = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
+
+// Namespace is where Leases are: configured where that is not empty, else that of
+// the environment variable POD_NAMESPACE, else that of the pod, else "default".
+func Namespace(configured string) string {
+	if configured != "" {
+		return configured
+	}
+	if env := os.Getenv("POD_NAMESPACE"); env != "" {
+		return env
+	}
+	if data, err := os.ReadFile(serviceAccountNamespace); err == nil {
+		if ns := strings.TrimSpace(string(data)); ns != "" {
+			return ns
+		}
+	}
+	return "default"
+}
+
+// Metrics are the collectors of all candidates of a process, under the names that
+// client-go has for them.
+type Metrics struct {
+	status   *prometheus.GaugeVec
+	slowpath *prometheus.CounterVec
+}
+
+// NewMetrics makes the collectors and registers them.
+func NewMetrics(reg prometheus.Registerer) *Metrics {
+	m := &Metrics{
+		status: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "leader_election_master_status", Help: "1 while this replica holds the Lease of that name, else 0.",
+		}, []string{"name"}),
+		slowpath: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "leader_election_slowpath_total", Help: "How often renewing the Lease took reading it first.",
+		}, []string{"name"}),
+	}
+	reg.MustRegister(m.status, m.slowpath)
+	return m
+}
+
+// observedLock is a lock whose use is measured.
+type observedLock struct {
+	resourcelock.Interface
+	metrics *Metrics
+	leading atomic.Bool
+}
+
+// name is that of the Lease, without its namespace.
+func (l *observedLock) name() string {
+	describe := l.Describe()
+	return describe[strings.LastIndexByte(describe, '/')+1:]
+}
+
+// lead marks the begin of a term; the function returned its end.
+func (l *observedLock) lead() (end func()) {
+	l.leading.Store(true)
+	l.metrics.status.WithLabelValues(l.name()).Set(1)
+	return func() {
+		l.leading.Store(false)
+		l.metrics.status.WithLabelValues(l.name()).Set(0)
+	}
+}
+
+// Get is called by a holder only when renewing without it did not work.
+func (l *observedLock) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
+	if l.leading.Load() {
+		l.metrics.slowpath.WithLabelValues(l.name()).Inc()
+	}
+	return l.Interface.Get(ctx)
+}
