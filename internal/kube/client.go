@@ -51,3 +51,12 @@ func ForRole(cfg *rest.Config, version, role string, qps float32, burst int) *re
 	}
 	return c
 }
+
+// ForWatches is a copy of cfg for lists and watches: without a rate limit, since
+// there is one watch per kind, and without a bound of the time, which a watch has
+// from the server.
+func ForWatches(cfg *rest.Config, version string) *rest.Config {
+	c := ForRole(cfg, version, "watch", 0, 0)
+	c.Timeout = 0
+	return c
+}

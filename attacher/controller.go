@@ -1,0 +1,288 @@
+package attacher
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+
+	"github.com/storage-controller/storage-controller/csiclient"
+	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/workloop"
+)
+
+// Publisher is what is called of the driver.
+type Publisher interface {
+	ControllerPublishVolume(context.Context, *csi.ControllerPublishVolumeRequest, ...grpc.CallOption) (*csi.ControllerPublishVolumeResponse, error)
+	ControllerUnpublishVolume(context.Context, *csi.ControllerUnpublishVolumeRequest, ...grpc.CallOption) (*csi.ControllerUnpublishVolumeResponse, error)
+}
+
+// Deps is what the program hands to the controller. All fields are required.
+type Deps struct {
+	Driver    csiclient.Driver
+	Client    kubernetes.Interface // of this role: see kube.ForRole
+	Informers *kube.Informers
+	CSI       Publisher
+	// Ready returns when the driver can be called.
+	Ready    func(context.Context) error
+	Registry prometheus.Registerer
+	Queues   *workloop.Metrics
+}
+
+// apiGrace is what a drain allows for the writes after the last call.
+const apiGrace = 10 * time.Second
+
+// Controller attaches and detaches the volumes of a driver.
+type Controller struct {
+	cfg     Config
+	deps    Deps
+	driver  driver
+	metrics *metrics
+
+	attachments kube.Kind[*storagev1.VolumeAttachment]
+	volumes     kube.Kind[*corev1.PersistentVolume]
+	nodes       kube.Kind[*storagev1.CSINode]
+
+	current atomic.Pointer[term] // nil between terms
+}
+
+// New checks cfg and asks for the watches that the controller needs. Nothing runs
+// before [Controller.Run].
+func New(cfg Config, deps Deps) (*Controller, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	caps := deps.Driver.Controller
+	return &Controller{
+		cfg: cfg, deps: deps, metrics: newMetrics(deps.Registry),
+		driver: driver{
+			name: deps.Driver.Name, finalizer: Finalizer(deps.Driver.Name), defaultFSType: cfg.DefaultFSType,
+			publishes: caps.PublishUnpublishVolume, publishReadonly: caps.PublishReadonly, singleNodeMultiWriter: caps.SingleNodeMultiWriter,
+		},
+		attachments: deps.Informers.Attachments(), volumes: deps.Informers.Volumes(), nodes: deps.Informers.CSINodes(),
+	}, nil
+}
+
+// term is the work between winning a Lease and losing it. Nothing that it
+// remembers outlives it: another replica may have worked meanwhile.
+type term struct {
+	c           *Controller
+	attachments *kube.Own[*storagev1.VolumeAttachment]
+	volumes     *kube.Own[*corev1.PersistentVolume]
+	vaQueue     *workloop.Loop[attachmentKey]
+	pvQueue     *workloop.Loop[string]
+	// protecting is held while the finalizer of a volume is written, so that two
+	// attachments of one volume do not write it twice.
+	protecting [64]sync.Mutex
+}
+
+// Run works until ctx ends, and returns after the last worker has stopped. It may
+// be called again then.
+func (c *Controller) Run(ctx context.Context) (err error) {
+	t := &term{c: c}
+	if t.attachments, err = kube.NewOwn(c.attachments); err != nil {
+		return err
+	}
+	defer t.attachments.Close()
+	if t.volumes, err = kube.NewOwn(c.volumes); err != nil {
+		return err
+	}
+	defer t.volumes.Close()
+	loop := workloop.Config{
+		RetryStart: c.cfg.RetryIntervalStart, RetryMax: c.cfg.RetryIntervalMax,
+		Gate: c.deps.Ready, Grace: c.cfg.Timeout + apiGrace,
+	}
+	loop.Name = "csi-attacher-va"
+	t.vaQueue = workloop.New(loop, c.deps.Queues, t.sync)
+	loop.Name = "csi-attacher-pv"
+	t.pvQueue = workloop.New(loop, c.deps.Queues, t.syncVolume)
+	registrations, err := t.register()
+	defer func() {
+		for _, r := range registrations {
+			_ = r.Remove() // fails only when the watch has ended, and with it the handlers
+		}
+	}()
+	if err != nil {
+		return err
+	}
+	// Without all caches an attachment would fail for a CSINode that is merely late.
+	var synced []cache.DoneChecker
+	for _, r := range registrations {
+		synced = append(synced, r.Synced)
+	}
+	if !cache.WaitFor(ctx, "attacher caches", synced...) {
+		return context.Cause(ctx)
+	}
+	c.current.Store(t)
+	defer c.current.Store(nil)
+	var wg sync.WaitGroup
+	wg.Go(func() { t.vaQueue.Run(ctx, c.cfg.WorkerThreads) })
+	wg.Go(func() { t.pvQueue.Run(ctx, c.cfg.WorkerThreads) })
+	wg.Go(func() { t.resync(ctx) })
+	wg.Wait()
+	return context.Cause(ctx)
+}
+
+// register has the events of all watches fill the queues.
+func (t *term) register() (registrations []kube.Registration, err error) {
+	add := func(r kube.Registration, e error) {
+		if e == nil {
+			registrations = append(registrations, r)
+		} else if err == nil {
+			err = e
+		}
+	}
+	add(t.c.attachments.Handle(kube.Handlers[*storagev1.VolumeAttachment]{Add: t.attachmentAdded, Update: t.attachmentUpdated, Delete: t.attachmentDeleted}))
+	add(t.c.volumes.Handle(kube.Handlers[*corev1.PersistentVolume]{Add: t.volumeAdded, Update: func(_, pv *corev1.PersistentVolume) { t.volumeChanged(pv) }}))
+	add(t.c.nodes.Handle(kube.Handlers[*storagev1.CSINode]{Add: t.nodeChanged, Update: func(old, node *storagev1.CSINode) {
+		if !slices.EqualFunc(old.Spec.Drivers, node.Spec.Drivers, func(a, b storagev1.CSINodeDriver) bool { return a.NodeID == b.NodeID }) {
+			t.nodeChanged(node)
+		}
+	}}))
+	return registrations, err
+}
+
+// unfinished tells whether there is something to do for an attachment.
+func (t *term) unfinished(va *storagev1.VolumeAttachment) bool {
+	if va.Spec.Attacher != t.c.driver.name {
+		return false
+	}
+	if va.DeletionTimestamp != nil {
+		return slices.Contains(va.Finalizers, t.c.driver.finalizer)
+	}
+	return !va.Status.Attached
+}
+
+func (t *term) attachmentAdded(va *storagev1.VolumeAttachment) {
+	if t.unfinished(va) {
+		t.vaQueue.Add(keyOf(va))
+	}
+}
+
+func (t *term) attachmentUpdated(old, va *storagev1.VolumeAttachment) {
+	if old.UID != va.UID { // deleted and created again while the watch was interrupted
+		t.attachmentDeleted(old)
+	}
+	if t.unfinished(va) && !t.c.driver.onlyOwnChanges(old, va) {
+		t.vaQueue.Add(keyOf(va))
+	}
+}
+
+func (t *term) attachmentDeleted(va *storagev1.VolumeAttachment) {
+	t.vaQueue.Forget(keyOf(va))
+	if name := va.Spec.Source.PersistentVolumeName; name != nil {
+		if pv, ok := t.c.volumes.Get(*name); ok {
+			t.volumeChanged(pv)
+		}
+	}
+}
+
+// volumeAdded wakes the attachments that failed because their volume was not there.
+func (t *term) volumeAdded(pv *corev1.PersistentVolume) {
+	for _, va := range t.c.attachments.Select(kube.ByVolume, pv.Name) {
+		t.attachmentAdded(va)
+	}
+	t.volumeChanged(pv)
+}
+
+func (t *term) volumeChanged(pv *corev1.PersistentVolume) {
+	if pv.DeletionTimestamp != nil && slices.Contains(pv.Finalizers, t.c.driver.finalizer) {
+		t.pvQueue.Add(pv.Name)
+	}
+}
+
+// nodeChanged wakes the attachments that failed because the driver was not on their node.
+func (t *term) nodeChanged(node *storagev1.CSINode) {
+	for _, va := range t.c.attachments.Select(kube.ByNode, node.Name) {
+		t.attachmentAdded(va)
+	}
+}
+
+// resync looks at everything that is not done from time to time, for the case that
+// an event was not enough.
+func (t *term) resync(ctx context.Context) {
+	if t.c.cfg.Resync == 0 {
+		return
+	}
+	tick := time.NewTicker(t.c.cfg.Resync)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		for _, va := range t.c.attachments.List() {
+			if t.unfinished(va) {
+				t.vaQueue.Resync(keyOf(va))
+			}
+		}
+		for _, pv := range t.c.volumes.List() {
+			if pv.DeletionTimestamp != nil && slices.Contains(pv.Finalizers, t.c.driver.finalizer) {
+				t.pvQueue.Resync(pv.Name)
+			}
+		}
+	}
+}
+
+// maxRounds bounds the steps of one sync. An attach takes five.
+const maxRounds = 10
+
+// sync brings one attachment as far as it goes.
+func (t *term) sync(ctx context.Context, key attachmentKey) (time.Time, error) {
+	log := klog.FromContext(ctx).WithValues("volumeAttachment", key.Name)
+	ctx = klog.NewContext(ctx, log)
+	var secrets map[string]string
+	secretsRead := false
+	for range maxRounds {
+		s := t.gather(key, secrets, secretsRead)
+		step := t.c.driver.decide(s)
+		log.V(2).Info("Decided", "action", step.action.String(), "reason", step.reason)
+		switch step.action {
+		case doNothing:
+			return time.Time{}, nil
+		case doReadSecrets:
+			var err error
+			if secrets, err = t.readSecrets(ctx, step.source.secrets); err != nil {
+				return time.Time{}, t.report(ctx, s, err)
+			}
+			secretsRead = true
+			continue
+		}
+		if err := t.apply(ctx, s, step); err != nil {
+			return time.Time{}, err
+		}
+	}
+	return time.Time{}, fmt.Errorf("VolumeAttachment %q is not settled after %d steps", key.Name, maxRounds)
+}
+
+// syncVolume removes the finalizer of a volume that nothing attaches any more.
+func (t *term) syncVolume(ctx context.Context, name string) (time.Time, error) {
+	pv, ok := t.volumes.Get(name)
+	if !ok || !t.c.driver.releasable(pv, len(t.c.attachments.Select(kube.ByVolume, name))) {
+		return time.Time{}, nil // the end of an attachment brings it here again
+	}
+	return time.Time{}, t.changeVolume(ctx, pv, kube.MetaChange{RemoveFinalizers: []string{t.c.driver.finalizer}})
+}
+
+// Releasable is the finalizers of this controller on pv that have no purpose any
+// more once the volume is deleted at the driver: somebody who writes pv for that
+// reason may remove them in the same write. Nil when something attaches the
+// volume, and while this process does not attach volumes.
+func (c *Controller) Releasable(pv *corev1.PersistentVolume) []string {
+	if c.current.Load() == nil || !slices.Contains(pv.Finalizers, c.driver.finalizer) || len(c.attachments.Select(kube.ByVolume, pv.Name)) > 0 {
+		return nil
+	}
+	return []string{c.driver.finalizer}
+}

@@ -1,0 +1,121 @@
+package attacher
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+)
+
+// source is what an attachment attaches.
+type source struct {
+	handle  string
+	secrets *corev1.SecretReference // nil: the driver needs none
+	// spec is nil where only the annotations of the attachment are left of the
+	// volume; that is enough to detach it.
+	spec *corev1.PersistentVolumeSpec
+}
+
+// What is wrong with an attachment by itself. Scripts and alerts match on the texts.
+var (
+	errBothSources      = errors.New("both InlineCSIVolumeSource and PersistentVolumeName specified in VA source")
+	errNoSource         = errors.New("neither InlineCSIVolumeSource nor PersistentVolumeName specified in VA source")
+	errInlineWithoutCSI = errors.New("inline volume spec contains nil CSI source")
+	errNotCSI           = errors.New("pv spec contained non-csi source that was not migrated")
+	errExclusiveMode    = errors.New("Kubernetes does not support use of ReadWriteOncePod with other access modes on the same PersistentVolume")
+	errMixedModes       = errors.New("CSI does not support ReadOnlyMany and ReadWriteOnce on the same PersistentVolume")
+)
+
+// resolve finds what va attaches; pv is the volume that it names, nil when there
+// is none of that name.
+func (d driver) resolve(va *storagev1.VolumeAttachment, pv *corev1.PersistentVolume) (source, error) {
+	name, inline := va.Spec.Source.PersistentVolumeName, va.Spec.Source.InlineVolumeSpec
+	switch {
+	case name != nil && inline != nil:
+		return source{}, errBothSources
+	case name == nil && inline == nil:
+		return source{}, errNoSource
+	case inline != nil && inline.CSI == nil:
+		return source{}, errInlineWithoutCSI
+	case inline != nil:
+		return d.sourceOf(inline, "the inline volume of the attachment")
+	case pv == nil:
+		return source{}, volumeNotFound(*name)
+	}
+	return d.sourceOf(&pv.Spec, fmt.Sprintf("PersistentVolume %q", pv.Name))
+}
+
+func (d driver) sourceOf(spec *corev1.PersistentVolumeSpec, what string) (source, error) {
+	switch {
+	case spec.CSI == nil:
+		return source{}, errNotCSI
+	case spec.CSI.Driver != d.name:
+		return source{}, fmt.Errorf("%s belongs to CSI driver %q, the attachment names %q", what, spec.CSI.Driver, d.name)
+	}
+	return source{handle: spec.CSI.VolumeHandle, secrets: spec.CSI.ControllerPublishSecretRef, spec: spec}, nil
+}
+
+func volumeNotFound(name string) error { return fmt.Errorf("persistentvolume %q not found", name) }
+
+// publishRequest is the call that attaches src to the node called nodeID by the driver.
+func (d driver) publishRequest(src source, nodeID string, secrets map[string]string) (*csi.ControllerPublishVolumeRequest, error) {
+	capability, err := d.capability(src.spec)
+	if err != nil {
+		return nil, err
+	}
+	return &csi.ControllerPublishVolumeRequest{
+		VolumeId:         src.handle,
+		NodeId:           nodeID,
+		VolumeCapability: capability,
+		Readonly:         d.publishReadonly && src.spec.CSI.ReadOnly,
+		VolumeContext:    src.spec.CSI.VolumeAttributes,
+		Secrets:          secrets,
+	}, nil
+}
+
+func (d driver) capability(spec *corev1.PersistentVolumeSpec) (*csi.VolumeCapability, error) {
+	mode, err := d.accessMode(spec.AccessModes)
+	if err != nil {
+		return nil, err
+	}
+	c := &csi.VolumeCapability{AccessMode: &csi.VolumeCapability_AccessMode{Mode: mode}}
+	if spec.VolumeMode != nil && *spec.VolumeMode == corev1.PersistentVolumeBlock {
+		c.AccessType = &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}
+		return c, nil
+	}
+	fsType := spec.CSI.FSType
+	if fsType == "" {
+		fsType = d.defaultFSType
+	}
+	c.AccessType = &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: fsType, MountFlags: spec.MountOptions}}
+	return c, nil
+}
+
+// accessMode is the one mode of a publish for the set of modes of a volume: the
+// one that allows most.
+func (d driver) accessMode(modes []corev1.PersistentVolumeAccessMode) (csi.VolumeCapability_AccessMode_Mode, error) {
+	has := func(m corev1.PersistentVolumeAccessMode) bool { return slices.Contains(modes, m) }
+	writer, exclusive := csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER, csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER
+	if d.singleNodeMultiWriter {
+		writer, exclusive = csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER, csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER
+	}
+	switch {
+	case has(corev1.ReadWriteOncePod):
+		if slices.ContainsFunc(modes, func(m corev1.PersistentVolumeAccessMode) bool { return m != corev1.ReadWriteOncePod }) {
+			return 0, errExclusiveMode
+		}
+		return exclusive, nil
+	case has(corev1.ReadWriteMany):
+		return csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER, nil
+	case has(corev1.ReadOnlyMany) && has(corev1.ReadWriteOnce):
+		return 0, errMixedModes
+	case has(corev1.ReadOnlyMany):
+		return csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY, nil
+	case has(corev1.ReadWriteOnce):
+		return writer, nil
+	}
+	return 0, fmt.Errorf("unsupported AccessMode combination: %v", modes)
+}
