@@ -1,0 +1,303 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/go-viper/mapstructure/v2"
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"github.com/spf13/viper"
+	"sigs.k8s.io/yaml"
+
+	"github.com/storage-controller/storage-controller/attacher"
+	"github.com/storage-controller/storage-controller/provisioner"
+)
+
+// The header of a configuration file.
+const (
+	configAPIVersion = "storage-controller/v1alpha1"
+	configKind       = "Configuration"
+)
+
+// envPrefix starts the name of the environment variable of each option.
+const envPrefix = "STORAGE_CONTROLLER_"
+
+// settings is everything that an operator may set.
+type settings struct {
+	Common      commonConfig       `mapstructure:",squash"`
+	Provisioner provisioner.Config `mapstructure:"provisioner"`
+	Attacher    attacher.Config    `mapstructure:"attacher"`
+}
+
+// readSettings puts together flags, environment, the file of --config and
+// defaults, in this order of precedence. A role's own spelling of an option wins
+// over the common one of the same source. roles are those of the command; of the
+// others, defaults and their section of the file are read.
+func readSettings(fs *pflag.FlagSet, common []option, roles []roleOptions) (settings, error) {
+	file, err := readConfigFile(fs, common)
+	if err != nil {
+		return settings{}, err
+	}
+	v := viper.New()
+	if err := v.MergeConfigMap(file); err != nil {
+		return settings{}, fmt.Errorf("reading the configuration: %w", err)
+	}
+	for _, o := range common {
+		if o.name == "config" || o.name == "version" {
+			continue
+		}
+		bind(v, o.name, o, flagOf(fs, o.name))
+	}
+	for _, role := range allRoleOptions() {
+		mine := slices.ContainsFunc(roles, func(r roleOptions) bool { return r.section == role.section })
+		for _, o := range role.options {
+			var flags []*pflag.Flag
+			if mine {
+				flags = flagOf(fs, role.section+"-"+o.name, o.name)
+			}
+			bind(v, role.section+"."+o.name, o, flags)
+		}
+	}
+	var s settings
+	err = v.UnmarshalExact(&s, viper.DecodeHook(mapstructure.ComposeDecodeHookFunc(
+		mapstructure.TextUnmarshallerHookFunc(),
+		mapstructure.StringToTimeDurationHookFunc(),
+		mapstructure.StringToSliceHookFunc(","),
+	)))
+	if err != nil {
+		return settings{}, fmt.Errorf("reading the configuration: %w", err)
+	}
+	return s, nil
+}
+
+func allRoleOptions() []roleOptions { return []roleOptions{provisionerOptions(), attacherOptions()} }
+
+// flagOf is those of the named flags that the command has.
+func flagOf(fs *pflag.FlagSet, names ...string) []*pflag.Flag {
+	var flags []*pflag.Flag
+	for _, name := range names {
+		if f := fs.Lookup(name); f != nil {
+			flags = append(flags, f)
+		}
+	}
+	return flags
+}
+
+// bind makes key the value of the first of flags that was given, else of the
+// environment, else of the file, else the default.
+func bind(v *viper.Viper, key string, o option, flags []*pflag.Flag) {
+	v.SetDefault(key, defaultOf(o))
+	for _, f := range flags {
+		if f.Changed {
+			v.Set(key, f.Value.String())
+			return
+		}
+	}
+	section, name, nested := strings.Cut(key, ".")
+	names := []string{envName(section)}
+	if nested {
+		names = []string{envName(section + "-" + name), envName(name)}
+	}
+	for _, env := range names {
+		if value, ok := os.LookupEnv(env); ok && value != "" {
+			v.Set(key, value)
+			return
+		}
+	}
+}
+
+func envName(option string) string {
+	return envPrefix + strings.ToUpper(strings.ReplaceAll(option, "-", "_"))
+}
+
+func defaultOf(o option) any {
+	switch def := o.def.(type) {
+	case pairs, gates:
+		return ""
+	default:
+		return def
+	}
+}
+
+// readConfigFile is the content of the file of --config, checked for unknown
+// keys and without its header; an option at the top that belongs to roles is
+// moved into the sections that do not set it themselves.
+func readConfigFile(fs *pflag.FlagSet, common []option) (map[string]any, error) {
+	path := os.Getenv(envName("config"))
+	if f := fs.Lookup("config"); f != nil && f.Changed {
+		path = f.Value.String()
+	}
+	if path == "" {
+		return map[string]any{}, nil
+	}
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("reading the configuration: %w", err)
+	}
+	var file map[string]any
+	if err := yaml.UnmarshalStrict(data, &file); err != nil {
+		return nil, fmt.Errorf("reading the configuration %s: %w", path, err)
+	}
+	if err := checkConfig(file, common); err != nil {
+		return nil, fmt.Errorf("configuration %s: %w", path, err)
+	}
+	spread(file)
+	return file, nil
+}
+
+// checkConfig reports every key of file that is not known, and a wrong header.
+func checkConfig(file map[string]any, common []option) error {
+	var errs []error
+	if file["apiVersion"] != configAPIVersion || file["kind"] != configKind {
+		errs = append(errs, fmt.Errorf("must begin with apiVersion: %s and kind: %s", configAPIVersion, configKind))
+	}
+	known := map[string]bool{"apiVersion": true, "kind": true}
+	for _, o := range common {
+		known[o.name] = o.name != "config" && o.name != "version"
+	}
+	// One file serves every command, also those that have fewer options.
+	known["controllers"] = true
+	for _, role := range allRoleOptions() {
+		inSection := map[string]bool{}
+		for _, o := range role.options {
+			known[o.name], inSection[o.name] = true, true
+		}
+		section, present := file[role.section]
+		if !present {
+			continue
+		}
+		known[role.section] = true
+		values, ok := section.(map[string]any)
+		if !ok && section != nil {
+			errs = append(errs, fmt.Errorf("key %q: must hold the options of the %s", role.section, role.section))
+		}
+		for _, key := range slices.Sorted(maps.Keys(values)) {
+			if !inSection[key] {
+				errs = append(errs, fmt.Errorf("unknown key %q", role.section+"."+key))
+			}
+		}
+	}
+	for _, key := range slices.Sorted(maps.Keys(file)) {
+		if !known[key] {
+			errs = append(errs, fmt.Errorf("unknown key %q", key))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// spread moves the options of roles from the top into the sections. Maps become
+// the text that the flag takes: viper folds the case of their keys otherwise.
+func spread(file map[string]any) {
+	delete(file, "apiVersion")
+	delete(file, "kind")
+	for name, between := range map[string]string{"feature-gates": "=", "leader-election-labels": ":"} {
+		if values, ok := file[name].(map[string]any); ok {
+			var items []string
+			for _, k := range slices.Sorted(maps.Keys(values)) {
+				items = append(items, fmt.Sprintf("%s%s%v", k, between, values[k]))
+			}
+			file[name] = strings.Join(items, ",")
+		}
+	}
+	top := map[string]any{}
+	for _, role := range allRoleOptions() {
+		for _, o := range role.options {
+			if value, ok := file[o.name]; ok {
+				top[o.name] = value
+			}
+		}
+	}
+	for _, role := range allRoleOptions() {
+		section, _ := file[role.section].(map[string]any)
+		if section == nil {
+			section = map[string]any{}
+		}
+		for _, o := range role.options {
+			if value, ok := top[o.name]; ok {
+				if _, own := section[o.name]; !own {
+					section[o.name] = value
+				}
+			}
+		}
+		file[role.section] = section
+	}
+	for name := range top {
+		delete(file, name)
+	}
+}
+
+// newConfigCommand shows and checks the configuration of "all".
+func newConfigCommand() *cobra.Command {
+	cmd := &cobra.Command{Use: "config", Short: "Show or check the configuration", Args: noArguments,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return &usageError{errors.New("a subcommand is needed: print or validate"), cmd.UsageString()}
+		}}
+	common, roles := commonOptions(true), allRoleOptions()
+	printer := &cobra.Command{
+		Use: "print", Short: "Print the configuration in effect, as a file for --config", Args: noArguments,
+		Long: "Print the configuration that \"all\" would run with, given the same flags, environment and file.",
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			s, err := readSettings(cmd.Flags(), common, roles)
+			if err != nil {
+				return err
+			}
+			out, err := marshalSettings(s, common)
+			if err == nil {
+				_, err = cmd.OutOrStdout().Write(out)
+			}
+			return err
+		},
+	}
+	validator := &cobra.Command{
+		Use: "validate", Short: "Check the configuration and report everything that is wrong", Args: noArguments,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			s, err := readSettings(cmd.Flags(), common, roles)
+			if err == nil {
+				err = s.validate(provisionerRole, attacherRole)
+			}
+			if err == nil {
+				fmt.Fprintln(cmd.OutOrStdout(), "The configuration is valid.")
+			}
+			return err
+		},
+	}
+	for _, c := range []*cobra.Command{printer, validator} {
+		registerFlags(c.Flags(), common, roles)
+		cmd.AddCommand(c)
+	}
+	return cmd
+}
+
+// marshalSettings writes s as a configuration file that says the same.
+func marshalSettings(s settings, common []option) ([]byte, error) {
+	values := map[string]any{}
+	if err := mapstructure.Decode(s, &values); err != nil {
+		return nil, fmt.Errorf("printing the configuration: %w", err)
+	}
+	values = plain(values).(map[string]any)
+	values["apiVersion"], values["kind"] = configAPIVersion, configKind
+	return yaml.Marshal(values)
+}
+
+// plain makes durations and the like readable.
+func plain(value any) any {
+	switch v := value.(type) {
+	case map[string]any:
+		for k := range v {
+			v[k] = plain(v[k])
+		}
+		return v
+	case fmt.Stringer:
+		return v.String()
+	case pairs:
+		return map[string]string(v)
+	case gates:
+		return map[string]bool(v)
+	}
+	return value
+}

@@ -1,0 +1,41 @@
+// Command storage-controller stands beside the controller of a CSI driver and
+// does what takes a sidecar container each today. See docs/architecture.md.
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+)
+
+// version is set when a release is built: -ldflags "-X main.version=v1.2.3".
+var version = "dev"
+
+// Exit codes: a usage error is told apart from everything else that can go wrong.
+const (
+	exitFailure = 1
+	exitUsage   = 2
+)
+
+func main() {
+	os.Exit(run(os.Args))
+}
+
+// run is main without the end of the process, and returns its exit code.
+func run(argv []string) int {
+	name := filepath.Base(argv[0])
+	root := newRoot(name)
+	root.SetArgs(arguments(root, name, argv[1:]))
+	err := root.Execute()
+	if err == nil {
+		return 0
+	}
+	var usage *usageError
+	if errors.As(err, &usage) {
+		fmt.Fprintf(os.Stderr, "%s\n%s: %v\n", usage.text, name, err)
+		return exitUsage
+	}
+	fmt.Fprintf(os.Stderr, "%s: %v\n", name, err)
+	return exitFailure
+}

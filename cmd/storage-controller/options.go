@@ -1,0 +1,110 @@
+package main
+
+import (
+	"time"
+
+	"github.com/storage-controller/storage-controller/attacher"
+	"github.com/storage-controller/storage-controller/csiclient"
+	"github.com/storage-controller/storage-controller/election"
+	"github.com/storage-controller/storage-controller/provisioner"
+)
+
+// commonConfig is what every role shares.
+type commonConfig struct {
+	CSIAddress           string        `mapstructure:"csi-address"`
+	ExitOnConnectionLoss bool          `mapstructure:"exit-on-connection-loss"`
+	MaxGRPCLogLength     int           `mapstructure:"max-grpc-log-length"`
+	Kubeconfig           string        `mapstructure:"kubeconfig"`
+	Master               string        `mapstructure:"master"`
+	KubeAPIQPS           float64       `mapstructure:"kube-api-qps"`
+	KubeAPIBurst         int           `mapstructure:"kube-api-burst"`
+	LeaderElection       bool          `mapstructure:"leader-election"`
+	LeaseNamespace       string        `mapstructure:"leader-election-namespace"`
+	LeaseDuration        time.Duration `mapstructure:"leader-election-lease-duration"`
+	RenewDeadline        time.Duration `mapstructure:"leader-election-renew-deadline"`
+	RetryPeriod          time.Duration `mapstructure:"leader-election-retry-period"`
+	LeaseLabels          pairs         `mapstructure:"leader-election-labels"`
+	HTTPEndpoint         string        `mapstructure:"http-endpoint"`
+	MetricsAddress       string        `mapstructure:"metrics-address"`
+	MetricsPath          string        `mapstructure:"metrics-path"`
+	EnablePprof          bool          `mapstructure:"enable-pprof"`
+	AutoMaxProcs         bool          `mapstructure:"automaxprocs"`
+	FeatureGates         gates         `mapstructure:"feature-gates"`
+	Controllers          []string      `mapstructure:"controllers"`
+	Logging              loggingConfig `mapstructure:",squash"`
+}
+
+// commonOptions are the options that every role has. all tells whether they are
+// those of "all", where the clients have no rate limit unless one is set.
+func commonOptions(all bool) []option {
+	lease, driver := election.DefaultConfig(), csiclient.DefaultConfig()
+	qps, burst, limit := 5.0, 10, "requests per second of each role to the API server; 0 means no limit"
+	if all {
+		qps, burst = 0, 0
+	}
+	options := []option{
+		{name: "config", def: "", usage: "configuration file in YAML; its keys are the names of the flags"},
+		{name: "csi-address", def: driver.Address, usage: "socket of the CSI driver: an absolute path or unix://PATH"},
+		{name: "exit-on-connection-loss", def: false, usage: "exit when the connection to the driver is lost, instead of waiting for the driver to come back"},
+		{name: "max-grpc-log-length", def: -1, usage: "cut logged responses of the driver to this number of bytes; 0 or less means no limit"},
+		{name: "kubeconfig", def: "", usage: "kubeconfig file; empty means the service account of the pod. The environment variable KUBECONFIG wins over it"},
+		{name: "master", def: "", usage: "URL of the API server"},
+		{name: "kube-api-qps", def: qps, usage: limit},
+		{name: "kube-api-burst", def: burst, usage: "requests to the API server that may exceed --kube-api-qps at once"},
+		{name: "leader-election", def: false, usage: "work only while holding the Lease of a role, so that several replicas can run"},
+		{name: "leader-election-namespace", def: "", usage: "namespace of the Leases; empty means POD_NAMESPACE, else that of the service account, else default"},
+		{name: "leader-election-lease-duration", def: lease.LeaseDuration, usage: "how long other replicas wait for a leader that does not renew"},
+		{name: "leader-election-renew-deadline", def: lease.RenewDeadline, usage: "how long a leader that cannot renew goes on"},
+		{name: "leader-election-retry-period", def: lease.RetryPeriod, usage: "time between two attempts to win or renew the Lease"},
+		{name: "leader-election-labels", def: pairs{}, usage: "labels of the Lease while this replica leads"},
+		{name: "http-endpoint", def: "", usage: "address of the server for metrics, health and diagnosis, such as :8080; empty means none"},
+		{name: "metrics-address", def: "", usage: "deprecated name of --http-endpoint; only one of them may be set"},
+		{name: "metrics-path", def: "/metrics", usage: "path of the metrics"},
+		{name: "enable-pprof", def: false, usage: "serve profiles under /debug/pprof/ at the HTTP endpoint"},
+		{name: "automaxprocs", def: false, usage: "accepted for compatibility: the number of threads always follows the CPU limit of the container"},
+		{name: "feature-gates", def: gates{}, usage: gatesUsage()},
+		{name: "version", def: false, usage: "print the version and exit"},
+		{name: "v", def: 0, usage: "verbosity of the logs: 1 a line per sync, 2 reasons, 5 calls of the driver"},
+		{name: "vmodule", def: "", usage: "verbosity per source file, as pattern=N,..."},
+		{name: "logging-format", def: "text", usage: "text or json"},
+		{name: "log-flush-frequency", def: 5 * time.Second, usage: "how often buffered logs are written"},
+		{name: "log-text-split-stream", def: false, usage: "with text: errors to stderr and everything else to stdout"},
+		{name: "log-json-split-stream", def: false, usage: "with json: errors to stderr and everything else to stdout"},
+		{name: "log-text-info-buffer-size", def: "0", usage: "with --log-text-split-stream: buffer stdout up to this size"},
+		{name: "log-json-info-buffer-size", def: "0", usage: "with --log-json-split-stream: buffer stdout up to this size"},
+	}
+	if all {
+		options = append(options, option{name: "controllers", def: "", usage: "roles to run, as provisioner,attacher; empty means all that the driver supports"})
+	}
+	return options
+}
+
+func provisionerOptions() roleOptions {
+	d := provisioner.DefaultConfig()
+	return roleOptions{"provisioner", []option{
+		{name: "timeout", def: d.Timeout, usage: "deadline of each call of the driver"},
+		{name: "worker-threads", def: uint(d.WorkerThreads), usage: "claims, and separately volumes to delete, that are worked on at the same time"},
+		{name: "retry-interval-start", def: d.RetryIntervalStart, usage: "first delay after a failure; doubles with each further one"},
+		{name: "retry-interval-max", def: d.RetryIntervalMax, usage: "longest delay after a failure"},
+		{name: "default-fstype", def: d.DefaultFSType, usage: "file system of volumes whose class names none"},
+		{name: "volume-name-prefix", def: d.VolumeNamePrefix, usage: "first part of the names of volumes"},
+		{name: "volume-name-uuid-length", def: d.VolumeNameUUIDLength, usage: "characters of the UID of the claim in the name of its volume; -1 means all, with dashes"},
+		{name: "strict-topology", def: d.StrictTopology, usage: "late binding: ask for the topology of the selected node only"},
+		{name: "immediate-topology", def: d.ImmediateTopology, usage: "immediate binding: ask for the topologies of the cluster; false means any, unless the class restricts them"},
+		{name: "extra-create-metadata", def: d.ExtraCreateMetadata, usage: "tell the driver the names of claim and volume"},
+		{name: "controller-publish-readonly", def: d.ControllerPublishReadonly, usage: "mark volumes that are only read, by many nodes, as read-only"},
+		{name: "provisioning-protection", def: string(d.ProvisioningProtection), usage: "keep a claim, by a finalizer, while its volume may be coming into being: off, on-retry (from the first uncertain answer on) or always"},
+	}}
+}
+
+func attacherOptions() roleOptions {
+	d := attacher.DefaultConfig()
+	return roleOptions{"attacher", []option{
+		{name: "timeout", def: d.Timeout, usage: "deadline of each call of the driver"},
+		{name: "worker-threads", def: uint(d.WorkerThreads), usage: "attachments, and separately volumes, that are worked on at the same time"},
+		{name: "retry-interval-start", def: d.RetryIntervalStart, usage: "first delay after a failure; doubles with each further one"},
+		{name: "retry-interval-max", def: d.RetryIntervalMax, usage: "longest delay after a failure"},
+		{name: "default-fstype", def: d.DefaultFSType, usage: "file system of volumes that name none"},
+		{name: "resync", def: d.Resync, usage: "time between two looks at all attachments; 0 means none"},
+	}}
+}

@@ -1,0 +1,294 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"os/signal"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/go-logr/logr"
+	"github.com/google/uuid"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/scheme"
+	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/metadata"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/record"
+	"k8s.io/klog/v2"
+
+	"github.com/storage-controller/storage-controller/csiclient"
+	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/workloop"
+	"github.com/storage-controller/storage-controller/metrics"
+)
+
+// firstList bounds the wait for the first list of every watched kind. What takes
+// longer is a missing permission, which no waiting repairs.
+const firstList = 2 * time.Minute
+
+// terminationLog is where Kubernetes looks for the last words of a container.
+const terminationLog = "/dev/termination-log"
+
+// newRoleCommand makes the command that runs some of roles.
+func newRoleCommand(use, name string, roles ...role) *cobra.Command {
+	all := len(roles) > 1
+	common := commonOptions(all)
+	var options []roleOptions
+	for _, r := range roles {
+		options = append(options, r.options())
+	}
+	cmd := &cobra.Command{
+		Use:   use,
+		Short: shortHelp[use],
+		Args:  noArguments,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if v, _ := cmd.Flags().GetBool("version"); v {
+				fmt.Fprintln(cmd.OutOrStdout(), name, buildVersion())
+				return nil
+			}
+			s, err := readSettings(cmd.Flags(), common, options)
+			if err != nil {
+				return err
+			}
+			if err := s.validate(roles...); err != nil {
+				return err
+			}
+			log, flush, err := setUpLogging(s.Common.Logging)
+			if err != nil {
+				return err
+			}
+			defer flush()
+			ctx, stop := untilSignal(log)
+			defer stop()
+			return (&process{settings: s, roles: roles}).run(ctx)
+		},
+	}
+	registerFlags(cmd.Flags(), common, options)
+	return cmd
+}
+
+var shortHelp = map[string]string{
+	"provision": "Create volumes for claims and delete them (replaces csi-provisioner)",
+	"attach":    "Attach volumes to nodes and detach them (replaces csi-attacher)",
+	"all":       "Run every role that the driver supports in one process",
+}
+
+// untilSignal is a context that ends at the first SIGTERM or SIGINT, so that
+// running work is finished; a second one ends the process at once.
+func untilSignal(log logr.Logger) (context.Context, func()) {
+	ctx, cancel := context.WithCancelCause(klog.NewContext(context.Background(), log))
+	signals := make(chan os.Signal, 2)
+	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
+	go func() {
+		for s := range signals {
+			if ctx.Err() != nil {
+				log.Info("Second signal, exiting at once", "signal", s.String())
+				os.Exit(exitFailure)
+			}
+			log.Info("Shutting down: finishing what is running", "signal", s.String())
+			cancel(fmt.Errorf("received %v: %w", s, workloop.ErrDrain))
+		}
+	}()
+	return ctx, func() { signal.Stop(signals); close(signals) }
+}
+
+// process is one run of the program.
+type process struct {
+	settings settings
+	roles    []role
+}
+
+// run works until ctx ends or something fails that no retry repairs. Things
+// stop in the opposite order of their start: the workers first, the diagnostics last.
+func (p *process) run(ctx context.Context) error {
+	log := klog.FromContext(ctx)
+	c := p.settings.Common
+	log.Info("Starting", "version", buildVersion())
+	for _, gate := range c.FeatureGates.withoutEffect() {
+		log.Info("This feature gate has graduated, its value has no effect", "featureGate", gate)
+	}
+	// What serves the workers outlives them.
+	services, stopServices := context.WithCancel(context.WithoutCancel(ctx))
+
+	registry := metrics.NewRegistry(buildVersion())
+	server, err := p.serve(services, registry)
+	if err != nil {
+		stopServices()
+		return err
+	}
+	defer server.wait() // after stopServices: the last to end
+	defer stopServices()
+	restConfig, err := kube.RESTConfig(c.Kubeconfig, c.Master)
+	if err != nil {
+		return err
+	}
+	csi, err := csiclient.New(p.settings.driverConfig(p.roles...), registry)
+	if err != nil {
+		return err
+	}
+	defer csi.Close()
+	server.ready("driver", csi.Ready)
+	driver, err := csi.Connect(ctx)
+	if err != nil {
+		if errors.Is(context.Cause(ctx), workloop.ErrDrain) {
+			return nil
+		}
+		return err
+	}
+	log.Info("Connected to the driver", "driver", driver.Name, "version", driver.VendorVersion)
+
+	terms, err := p.build(services, restConfig, registry, csi, driver, server)
+	if err != nil {
+		return err
+	}
+	defer terms.stop()
+	work, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var group errgroup.Group
+	group.Go(func() error { return endAll(cancel, connection(services, csi)) })
+	group.Go(func() error {
+		defer stopServices() // the workers are done: nobody needs the connection and the watches any more
+		return endAll(cancel, terms.run(work))
+	})
+	if err := group.Wait(); err != nil {
+		return err
+	}
+	log.Info("Stopped")
+	return nil
+}
+
+// endAll has everything else end because of err, without draining.
+func endAll(cancel context.CancelCauseFunc, err error) error {
+	if err != nil {
+		cancel(err)
+	}
+	return err
+}
+
+// connection watches the connection to the driver and leaves a message for
+// Kubernetes when its end is that of the process.
+func connection(ctx context.Context, csi *csiclient.Client) error {
+	err := csi.Run(ctx)
+	if err != nil {
+		// Outside of a container there is no such file, and nobody to read it.
+		if f, openErr := os.OpenFile(terminationLog, os.O_WRONLY, 0); openErr == nil {
+			fmt.Fprintln(f, "Lost connection to CSI driver, exiting")
+			f.Close()
+		}
+	}
+	return err
+}
+
+// build makes the watches and the controllers of the chosen roles.
+func (p *process) build(ctx context.Context, restConfig *rest.Config, registry *prometheus.Registry,
+	csi *csiclient.Client, driver csiclient.Driver, server *diagnostics) (*terms, error) {
+	log := klog.FromContext(ctx)
+	chosen, skipped := p.settings.choose(p.roles, driver)
+	for _, why := range skipped {
+		log.Info("Leaving out a role", "reason", why.Error())
+	}
+	if len(chosen) == 0 {
+		return nil, fmt.Errorf("driver %q supports none of the roles; nothing to do", driver.Name)
+	}
+	watch := kube.ForWatches(restConfig, buildVersion())
+	client, err := kubernetes.NewForConfig(watch)
+	if err != nil {
+		return nil, fmt.Errorf("making the client for watches: %w", err)
+	}
+	meta, err := metadata.NewForConfig(watch)
+	if err != nil {
+		return nil, fmt.Errorf("making the client for watches: %w", err)
+	}
+	events, stopEvents, err := startEvents(ctx, restConfig, driver.Name)
+	if err != nil {
+		return nil, err
+	}
+	sh := &shared{
+		settings: p.settings, driver: driver, csi: csi, registry: registry, events: events,
+		informers: kube.NewInformers(client, meta, driver.Name),
+		queues:    workloop.NewMetrics(registry),
+	}
+	t := &terms{settings: p.settings, informers: sh.informers, stopEvents: stopEvents, server: server}
+	for _, r := range buildOrder(chosen) {
+		client, err := kubernetes.NewForConfig(kube.ForRole(restConfig, buildVersion(), r.section, float32(p.settings.Common.KubeAPIQPS), p.settings.Common.KubeAPIBurst))
+		if err != nil {
+			return nil, fmt.Errorf("making the client of the %s: %w", r.section, err)
+		}
+		c, err := r.build(sh, client)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", r.section, err)
+		}
+		t.entries = append(t.entries, &entry{role: r, controller: c})
+	}
+	if err := t.prepare(restConfig, registry, events, driver.Name); err != nil {
+		return nil, err
+	}
+	sh.informers.Start(ctx)
+	server.ready("watches", sh.informers.Synced)
+	return t, nil
+}
+
+// diagnostics is the HTTP server, if there is one.
+type diagnostics struct {
+	server *metrics.Server // nil: none
+	done   sync.WaitGroup
+}
+
+// serve starts the server before anything else, so that it can tell what is missing.
+func (p *process) serve(ctx context.Context, registry *prometheus.Registry) (*diagnostics, error) {
+	cfg, d := p.settings.serverConfig(), &diagnostics{}
+	if cfg.Address == "" {
+		return d, nil
+	}
+	var err error
+	if d.server, err = metrics.NewServer(cfg, registry); err != nil {
+		return nil, err
+	}
+	d.done.Go(func() {
+		if err := d.server.Run(ctx); err != nil {
+			klog.FromContext(ctx).Error(err, "The diagnostics server has ended")
+		}
+	})
+	return d, nil
+}
+
+// wait returns when the server has ended, after its context has.
+func (d *diagnostics) wait() { d.done.Wait() }
+
+func (d *diagnostics) ready(name string, check func() error) {
+	if d.server != nil {
+		d.server.AddReady(name, func(*http.Request) error { return check() })
+	}
+}
+
+func (d *diagnostics) leaderElection(name string, check func(*http.Request) error) {
+	if d.server != nil {
+		d.server.AddLeaderElection(name, check)
+	}
+}
+
+// startEvents makes the recorder for events on objects. Its client is no role's:
+// events must not use up the rate limit of the work.
+func startEvents(ctx context.Context, restConfig *rest.Config, driver string) (record.EventRecorder, func(), error) {
+	client, err := typedcorev1.NewForConfig(kube.ForRole(restConfig, buildVersion(), "events", 0, 0))
+	if err != nil {
+		return nil, nil, fmt.Errorf("making the client for events: %w", err)
+	}
+	host, err := os.Hostname()
+	if err != nil {
+		return nil, nil, fmt.Errorf("reading the host name: %w", err)
+	}
+	broadcaster := record.NewBroadcaster(record.WithContext(ctx))
+	broadcaster.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: client.Events("")})
+	component := fmt.Sprintf("%s_%s_%s", driver, host, uuid.NewString())
+	return broadcaster.NewRecorder(scheme.Scheme, corev1.EventSource{Component: component}), broadcaster.Shutdown, nil
+}

@@ -1,0 +1,147 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/errgroup"
+	typedcoordinationv1 "k8s.io/client-go/kubernetes/typed/coordination/v1"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/record"
+	"k8s.io/klog/v2"
+
+	"github.com/storage-controller/storage-controller/election"
+	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/workloop"
+)
+
+// terms runs the controllers, each while the Lease of its role is held.
+type terms struct {
+	settings   settings
+	informers  *kube.Informers
+	server     *diagnostics
+	stopEvents func()
+	entries    []*entry
+}
+
+// entry is the controller of one role.
+type entry struct {
+	role       role
+	controller controller
+	candidate  *election.Candidate // nil without leader election
+}
+
+// buildOrder puts the attacher before the provisioner, which asks it about finalizers.
+func buildOrder(roles []role) []role {
+	return slices.SortedFunc(slices.Values(roles), func(a, b role) int { return strings.Compare(a.section, b.section) })
+}
+
+// prepare makes the candidates for the Leases. Their client is no role's, so that
+// renewing never waits for the rate limit of the work.
+func (t *terms) prepare(restConfig *rest.Config, registry *prometheus.Registry, events record.EventRecorder, driver string) error {
+	c := t.settings.Common
+	if !c.LeaderElection {
+		return nil
+	}
+	client, err := typedcoordinationv1.NewForConfig(kube.ForRole(restConfig, buildVersion(), "leader-election", 0, 0))
+	if err != nil {
+		return fmt.Errorf("making the client for Leases: %w", err)
+	}
+	m := election.NewMetrics(registry)
+	for _, e := range t.entries {
+		lock, err := election.NewLock(client, election.Namespace(c.LeaseNamespace), e.role.lease(driver), c.LeaseLabels, events)
+		if err != nil {
+			return err
+		}
+		if e.candidate, err = election.NewCandidate(t.settings.leaseConfig(), lock, m); err != nil {
+			return err
+		}
+		t.server.leaderElection(e.role.section, e.candidate.Check)
+	}
+	return nil
+}
+
+// run works until ctx ends. It returns nil after draining, else the first error
+// that no retry repairs.
+func (t *terms) run(ctx context.Context) error {
+	if err := t.firstLists(ctx); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var group errgroup.Group
+	for _, e := range t.entries {
+		group.Go(func() error {
+			err := t.term(ctx, e)
+			if err != nil {
+				err = fmt.Errorf("%s: %w", e.role.section, err)
+				cancel(err)
+			}
+			return err
+		})
+	}
+	return group.Wait()
+}
+
+// firstLists waits until every watch has its first list. Replicas that do not
+// lead wait too, so that they are warm when they do.
+func (t *terms) firstLists(ctx context.Context) error {
+	limit := time.NewTimer(firstList)
+	defer limit.Stop()
+	tick := time.NewTicker(100 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		err := t.informers.Synced()
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return ignoreDrain(ctx, context.Cause(ctx))
+		case <-limit.C:
+			return fmt.Errorf("%w: gave up after %v; does the ClusterRole grant list and watch on them?", err, firstList)
+		case <-tick.C:
+		}
+	}
+}
+
+func (t *terms) term(ctx context.Context, e *entry) error {
+	log := klog.FromContext(ctx).WithName(e.role.section)
+	ctx = klog.NewContext(ctx, log)
+	lead := func(ctx context.Context) error {
+		log.Info("Working")
+		err := e.controller.Run(ctx)
+		log.Info("Stopped working", "cause", context.Cause(ctx))
+		if ctx.Err() != nil {
+			return nil // the end was asked for; by whom is the caller's to know
+		}
+		return err
+	}
+	var err error
+	if e.candidate == nil {
+		err = lead(ctx)
+	} else {
+		err = e.candidate.Campaign(ctx, lead)
+	}
+	return ignoreDrain(ctx, err)
+}
+
+// ignoreDrain is err unless ctx ended because the process is to stop.
+func ignoreDrain(ctx context.Context, err error) error {
+	if ctx.Err() != nil && errors.Is(context.Cause(ctx), workloop.ErrDrain) {
+		return nil
+	}
+	return err
+}
+
+// stop ends what the controllers used, after they have returned and the watches
+// were told to end.
+func (t *terms) stop() {
+	t.informers.Shutdown()
+	t.stopEvents()
+}

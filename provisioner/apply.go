@@ -1,0 +1,360 @@
+package provisioner
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/klog/v2"
+
+	"github.com/storage-controller/storage-controller/csiclient"
+	"github.com/storage-controller/storage-controller/internal/kube"
+)
+
+// maxRounds bounds the steps of one sync. A claim takes up to seven.
+const maxRounds = 12
+
+// slowAttempt is when an attempt is worth an event that tells of its begin.
+const slowAttempt = time.Second
+
+// syncClaim brings one claim as far as it goes.
+func (t *term) syncClaim(ctx context.Context, key claimKey) (time.Time, error) {
+	log := klog.FromContext(ctx).WithValues("persistentVolumeClaim", klog.KRef(key.Namespace, key.Name))
+	ctx = klog.NewContext(ctx, log)
+	for range maxRounds {
+		s := t.gather(key)
+		step := t.c.driver.decide(s)
+		log.V(2).Info("Decided", "action", step.action.String(), "reason", step.reason)
+		switch step.action {
+		case doNothing:
+			return time.Time{}, nil
+		case doForget:
+			t.forget(key.UID)
+			return time.Time{}, nil
+		case doIgnore:
+			t.forget(key.UID)
+			t.tell(s.claim, populatorEvent(step.err))
+			return time.Time{}, nil
+		case doWait:
+			return step.until, nil
+		}
+		if err := t.apply(ctx, key, s, step); err != nil {
+			return time.Time{}, err
+		}
+	}
+	return time.Time{}, fmt.Errorf("claim %s/%s is not settled after %d steps", key.Namespace, key.Name, maxRounds)
+}
+
+// apply does what decide chose. An error means that the claim is tried again after
+// its back-off; the user was told then, where it concerns the user.
+func (t *term) apply(ctx context.Context, key claimKey, s snapshot, step step) error {
+	a := s.progress.attempt
+	switch step.action {
+	case doRetry:
+		t.c.metrics.claimFailed(s.claim)
+		return step.err
+	case doFail:
+		return t.failBefore(key, s, step.err)
+	case doReschedule:
+		t.failed(s.claim, nil, failedEvent(kube.ClassOfClaim(s.claim), step.err))
+		return t.reschedule(ctx, s.claim)
+	case doStart:
+		t.remember(key.UID, func(p *progress) { p.attempt, p.settled, p.stuck = step.attempt, false, 0 })
+		return nil
+	case doReadSecrets:
+		return t.readSecrets(ctx, key, a)
+	case doProtect:
+		return t.protect(ctx, s.claim, a)
+	case doUnprotect:
+		return t.unprotect(ctx, s.claim)
+	case doCreate:
+		return t.create(ctx, key, s, a)
+	case doSave:
+		return t.save(ctx, key, a)
+	case doCleanUp:
+		return t.cleanUp(ctx, key, a)
+	}
+	return fmt.Errorf("action %v has no implementation", step.action)
+}
+
+// failed tells the user of a failure, and that there was an attempt where that was
+// not said yet.
+func (t *term) failed(claim *corev1.PersistentVolumeClaim, announced *bool, e event) {
+	t.c.metrics.claimFailed(claim)
+	if announced != nil && !*announced {
+		t.tell(claim, provisioningEvent(claim))
+		*announced = true
+	}
+	t.tell(claim, e)
+}
+
+// failBefore is a failure before the driver was asked anything.
+func (t *term) failBefore(key claimKey, s snapshot, err error) error {
+	if errors.Is(err, errTopology) {
+		t.remember(key.UID, func(p *progress) { p.stuck++ })
+		t.mu.Lock()
+		t.placeless[key] = struct{}{}
+		t.mu.Unlock()
+	}
+	t.failed(s.claim, nil, failedEvent(kube.ClassOfClaim(s.claim), err))
+	return err
+}
+
+// readSecrets reads the secret of an attempt. Its values live no longer than it.
+func (t *term) readSecrets(ctx context.Context, key claimKey, a *attempt) error {
+	values, err := readSecret(ctx, t.c.deps.Client, a.plan.Secrets.Provisioner)
+	if err != nil {
+		t.failed(a.claim, nil, failedEvent(a.plan.ClassName, err))
+		if !a.doubt { // nothing was asked yet: start anew when the secret, or the class, is mended
+			t.remember(key.UID, func(p *progress) { p.attempt = nil })
+		}
+		return err
+	}
+	t.change(key, a, func(a *attempt) { a.request.Secrets = values })
+	return nil
+}
+
+// change replaces the attempt of a claim by one that differs: what others have
+// gathered of it stays as it was.
+func (t *term) change(key claimKey, a *attempt, change func(*attempt)) {
+	next := *a
+	next.request = proto.CloneOf(a.request)
+	change(&next)
+	t.remember(key.UID, func(p *progress) { p.attempt = &next })
+}
+
+func (t *term) protect(ctx context.Context, claim *corev1.PersistentVolumeClaim, a *attempt) error {
+	change, err := a.protection()
+	if err != nil {
+		return err
+	}
+	err = t.changeClaim(ctx, claim, change)
+	if apierrors.IsInvalid(err) { // being deleted, as the cache does not show yet: no finalizer can be added any more
+		klog.FromContext(ctx).Info("The claim cannot be protected any more", "err", err)
+	}
+	return err
+}
+
+func (t *term) unprotect(ctx context.Context, claim *corev1.PersistentVolumeClaim) error {
+	if err := t.changeClaim(ctx, claim, unprotection); err != nil {
+		return fmt.Errorf("removing the finalizer %s from claim %s/%s: %w", claimFinalizer, claim.Namespace, claim.Name, err)
+	}
+	t.remember(claim.UID, func(p *progress) { p.settled = false })
+	return nil
+}
+
+// reschedule has the scheduler choose another node.
+func (t *term) reschedule(ctx context.Context, claim *corev1.PersistentVolumeClaim) error {
+	if err := t.changeClaim(ctx, claim, kube.MetaChange{RemoveAnnotations: []string{kube.AnnSelectedNode}}); err != nil {
+		return fmt.Errorf("asking for another node for claim %s/%s: %w", claim.Namespace, claim.Name, err)
+	}
+	return nil
+}
+
+// changeClaim writes metadata of a claim. That it is gone is no error.
+func (t *term) changeClaim(ctx context.Context, claim *corev1.PersistentVolumeClaim, change kube.MetaChange) error {
+	changed, err := kube.Change(ctx, t.c.deps.Client.CoreV1().PersistentVolumeClaims(claim.Namespace), claim, change)
+	return note(t.claims, claim, changed, err)
+}
+
+// note has the next gather see what a write, or the read before it, brought to light.
+func note[T metav1.Object](own *kube.Own[T], before, after T, err error) error {
+	switch {
+	case apierrors.IsNotFound(err):
+		own.Removed(before)
+		return nil
+	case after.GetResourceVersion() != before.GetResourceVersion():
+		own.Wrote(after)
+	}
+	return err
+}
+
+// create asks the driver for the volume of an attempt.
+func (t *term) create(ctx context.Context, key claimKey, s snapshot, a *attempt) error {
+	slow := time.AfterFunc(slowAttempt, func() { t.announce(key, a) })
+	defer slow.Stop()
+	call, cancel := context.WithTimeout(ctx, t.c.cfg.Timeout)
+	defer cancel()
+	response, err := t.c.deps.CSI.CreateVolume(call, a.request)
+	switch {
+	case err != nil && csiclient.OutcomeOf(err) == csiclient.InDoubt:
+		return t.inDoubt(ctx, key, s, a, err)
+	case err != nil:
+		return t.settled(ctx, key, s, a, err)
+	}
+	klog.FromContext(ctx).V(3).Info("Volume created", "volume", response.GetVolume())
+	switch err := checkVolume(a.request, response.GetVolume()); {
+	case errors.Is(err, errTooSmall):
+		t.change(key, a, func(a *attempt) { a.doubt, a.waste, a.wasteful = true, response.GetVolume().GetVolumeId(), err })
+		return nil
+	case err != nil:
+		return t.inDoubt(ctx, key, s, a, err)
+	}
+	pv := t.c.driver.volumeOf(a.claim, a.request, a.plan, response.GetVolume())
+	t.change(key, a, func(a *attempt) { a.volume = pv })
+	return nil
+}
+
+// announce tells that provisioning goes on, once per claim.
+func (t *term) announce(key claimKey, a *attempt) {
+	announced := true
+	t.remember(key.UID, func(p *progress) { announced, p.announced = p.announced, true })
+	if !announced {
+		t.tell(a.claim, provisioningEvent(a.claim))
+	}
+}
+
+// inDoubt is the end of a call after which a volume may exist, now or later. The
+// claim is protected at once: the process may die during the back-off.
+func (t *term) inDoubt(ctx context.Context, key claimKey, s snapshot, a *attempt, err error) error {
+	t.announce(key, a)
+	t.failed(a.claim, nil, failedEvent(a.plan.ClassName, err))
+	t.change(key, a, func(a *attempt) { a.doubt = true })
+	next := t.gather(key)
+	if t.c.driver.decide(next).action == doProtect {
+		if e := t.protect(ctx, next.claim, next.progress.attempt); e != nil {
+			klog.FromContext(ctx).Info("The claim is not protected yet", "err", e)
+		}
+	}
+	return err
+}
+
+// settled is the end of a call after which no volume exists and none will.
+func (t *term) settled(ctx context.Context, key claimKey, s snapshot, a *attempt, err error) error {
+	t.announce(key, a)
+	t.remember(key.UID, func(p *progress) { p.attempt, p.settled = nil, true })
+	e, delay := failedEvent(a.plan.ClassName, err), t.c.cfg.RetryIntervalMax
+	invalid := status.Code(err) == codes.InvalidArgument && s.claim != nil && s.class != nil
+	if invalid {
+		e = infeasibleEvent(a.plan.ClassName, delay, err)
+		t.remember(key.UID, func(p *progress) {
+			p.infeasible = &infeasible{
+				until: time.Now().Add(delay), classUID: s.class.UID, classVersion: s.class.ResourceVersion,
+				requestedBytes: capacityRange(s.claim).RequiredBytes,
+			}
+		})
+	}
+	t.failed(a.claim, nil, e)
+	now := t.gather(key)
+	if now.claim == nil {
+		return nil // nobody wants it any more
+	}
+	if isProtected(now.claim) {
+		if e := t.unprotect(ctx, now.claim); e != nil {
+			return e
+		}
+		now = t.gather(key)
+	}
+	switch full := status.Code(err) == codes.ResourceExhausted && t.c.driver.topology && a.plan.SelectedNode != ""; {
+	case now.claim == nil, invalid: // the next round waits for the end of the delay
+		return nil
+	case full && now.claim.Annotations[kube.AnnSelectedNode] == a.plan.SelectedNode:
+		return t.reschedule(ctx, now.claim)
+	}
+	return err
+}
+
+// save creates the PersistentVolume of a volume that was made. Only this is
+// repeated when it fails.
+func (t *term) save(ctx context.Context, key claimKey, a *attempt) error {
+	pv, err := t.c.deps.Client.CoreV1().PersistentVolumes().Create(ctx, a.volume, metav1.CreateOptions{})
+	if apierrors.IsAlreadyExists(err) {
+		if pv, err = t.existing(ctx, key, a); pv == nil {
+			return err
+		}
+	}
+	if err != nil {
+		err = fmt.Errorf("saving PersistentVolume %q for volume %q: %w", a.volume.Name, a.volume.Spec.CSI.VolumeHandle, err)
+		if apierrors.IsInvalid(err) || apierrors.IsForbidden(err) { // nothing that passes by itself
+			t.failed(a.claim, nil, failedEvent(a.plan.ClassName, err))
+		}
+		return err
+	}
+	t.volumes.Wrote(pv)
+	var took time.Duration
+	t.remember(key.UID, func(p *progress) { p.attempt, p.saved, took = nil, true, time.Since(p.began) })
+	t.c.metrics.claimDone(a.claim, took)
+	t.tell(a.claim, succeededEvent(pv.Name))
+	klog.FromContext(ctx).Info("Volume provisioned", "persistentVolume", klog.KObj(pv), "volumeHandle", a.volume.Spec.CSI.VolumeHandle)
+	return nil
+}
+
+// existing is the PersistentVolume of the name that was to be created, if it is
+// for this very volume; else nil, and what follows for the attempt is done.
+func (t *term) existing(ctx context.Context, key claimKey, a *attempt) (*corev1.PersistentVolume, error) {
+	name, handle := a.volume.Name, a.volume.Spec.CSI.VolumeHandle
+	pv, err := t.c.deps.Client.CoreV1().PersistentVolumes().Get(ctx, name, metav1.GetOptions{})
+	if err != nil { // NotFound too: it is created in the next attempt
+		return nil, fmt.Errorf("reading PersistentVolume %q, which exists already: %w", name, err)
+	}
+	same := pv.Spec.CSI != nil && pv.Spec.CSI.Driver == t.c.driver.name && pv.Spec.CSI.VolumeHandle == handle
+	ours := pv.Spec.ClaimRef != nil && pv.Spec.ClaimRef.UID == key.UID
+	switch {
+	case same && ours && pv.DeletionTimestamp == nil && pv.Status.Phase != corev1.VolumeReleased:
+		return pv, nil
+	case same && ours:
+		// It is being deleted, and its volume with it: the driver has to be asked again.
+		t.change(key, a, func(a *attempt) { a.volume, a.doubt = nil, true })
+		return nil, fmt.Errorf("PersistentVolume %q of an earlier attempt is being deleted; waiting for its end", name)
+	case same:
+		// Two claims with one name of their volumes: the volume is the other's.
+		err = fmt.Errorf("volume %q belongs to PersistentVolume %q, which is not for this claim; see --volume-name-uuid-length if the names of volumes are too short", handle, name)
+		t.remember(key.UID, func(p *progress) { p.attempt, p.settled = nil, true })
+		t.failed(a.claim, nil, failedEvent(a.plan.ClassName, err))
+		return nil, err
+	}
+	err = fmt.Errorf("PersistentVolume %q exists already, for another volume than %q", name, handle)
+	t.change(key, a, func(a *attempt) { a.volume, a.waste, a.wasteful, a.doubt = nil, handle, err, true })
+	return nil, err
+}
+
+// cleanUp deletes a volume that was made and cannot be used.
+func (t *term) cleanUp(ctx context.Context, key claimKey, a *attempt) error {
+	call, cancel := context.WithTimeout(ctx, t.c.cfg.Timeout)
+	defer cancel()
+	if _, err := t.c.deps.CSI.DeleteVolume(call, &csi.DeleteVolumeRequest{VolumeId: a.waste, Secrets: a.request.GetSecrets()}); err != nil {
+		err = fmt.Errorf("%w; deleting volume %q again failed and is repeated: %w", a.wasteful, a.waste, err)
+		t.failed(a.claim, nil, failedEvent(a.plan.ClassName, err))
+		return err
+	}
+	t.announce(key, a)
+	t.remember(key.UID, func(p *progress) { p.attempt, p.settled = nil, true })
+	t.failed(a.claim, nil, failedEvent(a.plan.ClassName, a.wasteful))
+	if s := t.gather(key); s.claim != nil && isProtected(s.claim) {
+		if err := t.unprotect(ctx, s.claim); err != nil {
+			return err
+		}
+	}
+	if _, exists := t.claims.Get(key.Namespace + "/" + key.Name); !exists {
+		return nil
+	}
+	return a.wasteful
+}
+
+// saveAll is the last try to save what was made and is not saved, before the end.
+func (t *term) saveAll(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), apiGrace) // ctx has ended
+	defer cancel()
+	t.mu.Lock()
+	unsaved := map[claimKey]*attempt{}
+	for uid, p := range t.claimProgress {
+		if p.attempt != nil && p.attempt.volume != nil {
+			unsaved[claimKey{p.attempt.claim.Namespace, p.attempt.claim.Name, uid}] = p.attempt
+		}
+	}
+	t.mu.Unlock()
+	for key, a := range unsaved {
+		if err := t.save(ctx, key, a); err != nil {
+			klog.FromContext(ctx).Error(err, "A volume was made and its PersistentVolume is not saved; the next process finds it by its name as long as the claim exists",
+				"persistentVolumeClaim", klog.KRef(key.Namespace, key.Name), "volumeHandle", a.volume.Spec.CSI.VolumeHandle)
+		}
+	}
+}

@@ -1,0 +1,147 @@
+package provisioner
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/storage-controller/storage-controller/internal/kube"
+)
+
+// attempt is a volume that is coming into being for a claim. While its outcome is
+// in doubt, exactly the same request is repeated, and only an answer of the driver
+// ends it.
+type attempt struct {
+	claim   *corev1.PersistentVolumeClaim // as it was last seen; it may be gone
+	request *csi.CreateVolumeRequest      // with the secrets, if they could be read
+	plan    plan
+	// doubt tells that a call was made whose outcome is not known, or that a
+	// volume was made that cannot be used and is not deleted yet.
+	doubt bool
+	// volume is the PersistentVolume of the volume that was made, to be saved.
+	volume *corev1.PersistentVolume
+	// waste is the ID of a volume that was made and cannot be used, and wasteful why.
+	waste    string
+	wasteful error
+}
+
+// progress is what is remembered of a claim from its first attempt until it is
+// bound or gone.
+type progress struct {
+	began     time.Time // of the work for this claim
+	attempt   *attempt  // nil: nothing is in progress at the driver
+	saved     bool      // its PersistentVolume was created
+	settled   bool      // the driver gave a final answer; the claim may still be protected
+	announced bool      // that provisioning goes on was said in an event
+	// infeasible is set while the driver is not asked again for what it called invalid.
+	infeasible *infeasible
+	// stuck counts failures in a row for lack of topology.
+	stuck int
+}
+
+// infeasible is a request that the driver called invalid. It is not repeated
+// before until, unless something that it was made of changes.
+type infeasible struct {
+	until          time.Time
+	classUID       types.UID
+	classVersion   string
+	requestedBytes int64
+}
+
+// requestRecord is what is kept of an attempt on its claim, for a process that comes
+// after this one. Whoever may write the claim can write it too, so that it has
+// nothing that the claim and its class do not say: the request is made from them
+// anew, with the topology of the record, and has to come out the same.
+type requestRecord struct {
+	// Request is a hash of the request without the values of its secrets.
+	Request      string          `json:"request"`
+	Topology     json.RawMessage `json:"topology,omitempty"`
+	SelectedNode string          `json:"selectedNode,omitempty"`
+}
+
+// maxRecord bounds the annotation; all annotations of an object have 256 KiB together.
+const maxRecord = 128 * 1024
+
+// fingerprint is a hash of a request without the values of its secrets.
+func fingerprint(request *csi.CreateVolumeRequest) (string, error) {
+	bare := proto.CloneOf(request)
+	bare.Secrets = nil
+	data, err := proto.MarshalOptions{Deterministic: true}.Marshal(bare)
+	if err != nil {
+		return "", fmt.Errorf("encoding the request: %w", err)
+	}
+	sum := sha256.Sum256(data)
+	return hex.EncodeToString(sum[:]), nil
+}
+
+// protection is the change that keeps the claim of a until its outcome is known.
+func (a *attempt) protection() (kube.MetaChange, error) {
+	r := requestRecord{SelectedNode: a.plan.SelectedNode}
+	var err error
+	if r.Request, err = fingerprint(a.request); err != nil {
+		return kube.MetaChange{}, err
+	}
+	if t := a.request.GetAccessibilityRequirements(); t != nil {
+		if r.Topology, err = protojson.Marshal(t); err != nil {
+			return kube.MetaChange{}, fmt.Errorf("encoding the topology: %w", err)
+		}
+	}
+	data, err := json.Marshal(r)
+	if err != nil {
+		return kube.MetaChange{}, fmt.Errorf("encoding the record of the request: %w", err)
+	}
+	if len(data) > maxRecord {
+		return kube.MetaChange{}, fmt.Errorf("the record of the request has %d bytes, too many for an annotation", len(data))
+	}
+	return kube.MetaChange{AddFinalizers: []string{claimFinalizer}, SetAnnotations: map[string]string{annRequest: string(data)}}, nil
+}
+
+// unprotection undoes protection.
+var unprotection = kube.MetaChange{RemoveFinalizers: []string{claimFinalizer}, RemoveAnnotations: []string{annRequest}}
+
+func isProtected(claim *corev1.PersistentVolumeClaim) bool {
+	return slices.Contains(claim.Finalizers, claimFinalizer)
+}
+
+// resume is the attempt that an earlier process left on a protected claim.
+func (d driver) resume(claim *corev1.PersistentVolumeClaim, class *storagev1.StorageClass, known topologies) (*attempt, error) {
+	text, recorded := claim.Annotations[annRequest]
+	if !recorded { // somebody has removed it: what can be told is what would be asked now
+		request, p, err := d.prepare(claim, class, selectedNode(claim), d.requirementFor(claim, class, known))
+		return &attempt{claim: claim, request: request, plan: p, doubt: true}, err
+	}
+	var r requestRecord
+	var topology *csi.TopologyRequirement
+	err := json.Unmarshal([]byte(text), &r)
+	if err == nil && r.Topology != nil {
+		topology = &csi.TopologyRequirement{}
+		err = protojson.Unmarshal(r.Topology, topology)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("annotation %s: %w", annRequest, err)
+	}
+	request, p, err := d.prepare(claim, class, r.SelectedNode, func() (*csi.TopologyRequirement, error) { return topology, nil })
+	if err != nil {
+		return nil, err
+	}
+	now, err := fingerprint(request)
+	if err != nil {
+		return nil, err
+	}
+	if now != r.Request {
+		return nil, fmt.Errorf("a volume may be coming into being for this claim, and what was asked of the driver for it cannot be repeated: "+
+			"StorageClass %q or the flags of the provisioner have changed since. Change them back, or, if the driver has no volume %q, remove the finalizer %s",
+			class.Name, p.VolumeName, claimFinalizer)
+	}
+	return &attempt{claim: claim, request: request, plan: p, doubt: true}, nil
+}

@@ -1,0 +1,306 @@
+package provisioner
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/record"
+
+	"github.com/storage-controller/storage-controller/csiclient"
+	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/workloop"
+)
+
+// Volumes is what is called of the driver.
+type Volumes interface {
+	CreateVolume(context.Context, *csi.CreateVolumeRequest, ...grpc.CallOption) (*csi.CreateVolumeResponse, error)
+	DeleteVolume(context.Context, *csi.DeleteVolumeRequest, ...grpc.CallOption) (*csi.DeleteVolumeResponse, error)
+}
+
+// Deps is what the program hands to the controller. All fields but Releasable are required.
+type Deps struct {
+	Driver    csiclient.Driver
+	Client    kubernetes.Interface // of this role: see kube.ForRole
+	Informers *kube.Informers
+	CSI       Volumes
+	// Ready returns when the driver can be called.
+	Ready    func(context.Context) error
+	Events   record.EventRecorder
+	Registry prometheus.Registerer
+	Queues   *workloop.Metrics
+	// Releasable is the finalizers of other controllers of this process on a volume
+	// that may be removed once the volume is deleted; nil means none ever. It saves
+	// each of them a write.
+	Releasable func(*corev1.PersistentVolume) []string
+}
+
+// apiGrace is what a drain allows for the writes after the last call.
+const apiGrace = 10 * time.Second
+
+// Controller provisions and deletes the volumes of a driver.
+type Controller struct {
+	cfg     Config
+	deps    Deps
+	driver  driver
+	metrics *metrics
+
+	claims      kube.Kind[*corev1.PersistentVolumeClaim]
+	volumes     kube.Kind[*corev1.PersistentVolume]
+	classes     kube.Kind[*storagev1.StorageClass]
+	nodes       kube.Kind[*metav1.PartialObjectMetadata] // only with topology
+	csiNodes    kube.Kind[*storagev1.CSINode]            // only with topology
+	attachments kube.Kind[*storagev1.VolumeAttachment]   // only if the driver publishes
+}
+
+// New checks cfg and asks for the watches that the controller needs. Nothing runs
+// before [Controller.Run].
+func New(cfg Config, deps Deps) (*Controller, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	d := deps.Driver
+	c := &Controller{
+		cfg: cfg, deps: deps, metrics: newMetrics(deps.Registry),
+		driver: driver{
+			Config: cfg, name: d.Name, controllerService: d.Plugin.ControllerService, createsVolumes: d.Controller.CreateDeleteVolume,
+			publishes: d.Controller.PublishUnpublishVolume, singleNodeMultiWriter: d.Controller.SingleNodeMultiWriter,
+			topology: d.Plugin.VolumeAccessibilityConstraints && cfg.Topology,
+			identity: fmt.Sprintf("%d-%d-%s", time.Now().UnixMilli(), rand.IntN(10000), d.Name),
+		},
+		claims: deps.Informers.Claims(), volumes: deps.Informers.Volumes(), classes: deps.Informers.Classes(),
+	}
+	if c.driver.topology {
+		c.nodes, c.csiNodes = deps.Informers.Nodes(), deps.Informers.CSINodes()
+	}
+	if c.driver.publishes {
+		c.attachments = deps.Informers.Attachments()
+	}
+	return c, nil
+}
+
+// term is the work between winning a Lease and losing it. Nothing that it
+// remembers outlives it: another replica may have worked meanwhile.
+type term struct {
+	c          *Controller
+	claims     *kube.Own[*corev1.PersistentVolumeClaim]
+	volumes    *kube.Own[*corev1.PersistentVolume]
+	claimQueue *workloop.Loop[claimKey]
+	pvQueue    *workloop.Loop[string]
+	topologies *aggregate
+
+	mu            sync.Mutex
+	claimProgress map[types.UID]*progress // by claim
+	removals      map[types.UID]*removal  // by PersistentVolume
+	placeless     map[claimKey]struct{}   // claims that failed for lack of topology
+}
+
+// Run works until ctx ends, and returns after the last worker has stopped. It may
+// be called again then.
+func (c *Controller) Run(ctx context.Context) (err error) {
+	t := &term{
+		c: c, topologies: newAggregate(), claimProgress: map[types.UID]*progress{},
+		removals: map[types.UID]*removal{}, placeless: map[claimKey]struct{}{},
+	}
+	if t.claims, err = kube.NewOwn(c.claims); err != nil {
+		return err
+	}
+	defer t.claims.Close()
+	if t.volumes, err = kube.NewOwn(c.volumes); err != nil {
+		return err
+	}
+	defer t.volumes.Close()
+	loop := workloop.Config{
+		RetryStart: c.cfg.RetryIntervalStart, RetryMax: c.cfg.RetryIntervalMax,
+		Gate: c.deps.Ready, Grace: c.cfg.Timeout + apiGrace,
+	}
+	loop.Name = "claims"
+	t.claimQueue = workloop.New(loop, c.deps.Queues, t.syncClaim)
+	loop.Name = "volumes"
+	t.pvQueue = workloop.New(loop, c.deps.Queues, t.syncVolume)
+	registrations, err := t.register()
+	defer func() {
+		for _, r := range registrations {
+			_ = r.Remove() // fails only when the watch has ended, and with it the handlers
+		}
+	}()
+	if err != nil {
+		return err
+	}
+	var synced []cache.DoneChecker
+	for _, r := range registrations {
+		synced = append(synced, r.Synced)
+	}
+	if !cache.WaitFor(ctx, "provisioner caches", synced...) {
+		return context.Cause(ctx)
+	}
+	var wg sync.WaitGroup
+	wg.Go(func() { t.claimQueue.Run(ctx, c.cfg.WorkerThreads) })
+	wg.Go(func() { t.pvQueue.Run(ctx, c.cfg.WorkerThreads) })
+	wg.Wait()
+	t.saveAll(ctx)
+	return context.Cause(ctx)
+}
+
+// register has the events of all watches fill the queues.
+func (t *term) register() (registrations []kube.Registration, err error) {
+	add := func(r kube.Registration, e error) {
+		if e == nil {
+			registrations = append(registrations, r)
+		} else if err == nil {
+			err = e
+		}
+	}
+	// Topology first, so that the first claim finds it.
+	if t.c.driver.topology {
+		add(t.c.nodes.Handle(kube.Handlers[*metav1.PartialObjectMetadata]{
+			Add: func(n *metav1.PartialObjectMetadata) {
+				t.nodeChanged(n.Name, t.topologies.setNode(n.Name, n.Labels, true))
+			},
+			Update: func(old, n *metav1.PartialObjectMetadata) {
+				if !maps.Equal(old.Labels, n.Labels) {
+					t.nodeChanged(n.Name, t.topologies.setNode(n.Name, n.Labels, true))
+				}
+			},
+			Delete: func(n *metav1.PartialObjectMetadata) { t.nodeChanged(n.Name, t.topologies.setNode(n.Name, nil, false)) },
+		}))
+		add(t.c.csiNodes.Handle(kube.Handlers[*storagev1.CSINode]{
+			Add: func(n *storagev1.CSINode) {
+				t.nodeChanged(n.Name, t.topologies.setKeys(n.Name, t.c.driver.keysOf(n), true))
+			},
+			Update: func(_, n *storagev1.CSINode) {
+				t.nodeChanged(n.Name, t.topologies.setKeys(n.Name, t.c.driver.keysOf(n), true))
+			},
+			Delete: func(n *storagev1.CSINode) { t.nodeChanged(n.Name, t.topologies.setKeys(n.Name, nil, false)) },
+		}))
+	}
+	add(t.c.classes.Handle(kube.Handlers[*storagev1.StorageClass]{
+		Add: t.classChanged, Update: func(_, class *storagev1.StorageClass) { t.classChanged(class) },
+	}))
+	add(t.c.claims.Handle(kube.Handlers[*corev1.PersistentVolumeClaim]{Add: t.claimChanged, Update: t.claimUpdated, Delete: t.claimDeleted}))
+	add(t.c.volumes.Handle(kube.Handlers[*corev1.PersistentVolume]{
+		Add: t.volumeChanged, Update: func(_, pv *corev1.PersistentVolume) { t.volumeChanged(pv) }, Delete: t.volumeDeleted,
+	}))
+	if t.c.driver.publishes {
+		add(t.c.attachments.Handle(kube.Handlers[*storagev1.VolumeAttachment]{Delete: t.attachmentDeleted}))
+	}
+	return registrations, err
+}
+
+// keysOf is the topology keys of the driver on a node; nil when it is not there.
+func (d driver) keysOf(node *storagev1.CSINode) []string {
+	for _, entry := range node.Spec.Drivers {
+		if entry.Name == d.name {
+			return entry.TopologyKeys
+		}
+	}
+	return nil
+}
+
+// claimChanged queues a claim for which there may be something to do.
+func (t *term) claimChanged(claim *corev1.PersistentVolumeClaim) {
+	if claim.Spec.VolumeName != "" && !isProtected(claim) {
+		t.forget(claim.UID)
+		return
+	}
+	if kube.ClaimConcerns(t.c.driver.name, claim) {
+		t.claimQueue.Add(keyOf(claim))
+	}
+}
+
+func (t *term) claimUpdated(old, claim *corev1.PersistentVolumeClaim) {
+	if old.UID != claim.UID { // deleted and created again while the watch was interrupted
+		t.claimDeleted(old)
+	}
+	if !onlyOwnChanges(old, claim) {
+		t.claimChanged(claim)
+	}
+}
+
+// onlyOwnChanges tells whether a claim has changed in nothing but its protection:
+// that must not cut short the back-off of the attempt that caused it.
+func onlyOwnChanges(old, claim *corev1.PersistentVolumeClaim) bool {
+	return isProtected(old) != isProtected(claim) && old.UID == claim.UID && old.DeletionTimestamp.Equal(claim.DeletionTimestamp) &&
+		old.Spec.VolumeName == claim.Spec.VolumeName && selectedNode(old) == selectedNode(claim)
+}
+
+func (t *term) claimDeleted(claim *corev1.PersistentVolumeClaim) {
+	t.mu.Lock()
+	delete(t.placeless, keyOf(claim))
+	t.mu.Unlock()
+	if t.forget(claim.UID) {
+		return // its key is queued until the outcome is known
+	}
+	t.claimQueue.Forget(keyOf(claim))
+}
+
+// classChanged wakes the claims that wait for the class, or for another one of its name.
+func (t *term) classChanged(class *storagev1.StorageClass) {
+	if class.Provisioner != t.c.driver.name {
+		return
+	}
+	for _, claim := range t.c.claims.Select(kube.ByClass, class.Name) {
+		t.claimChanged(claim)
+	}
+}
+
+// nodeChanged wakes the claims that wait for a topology: those of that node, and
+// those that found none anywhere.
+func (t *term) nodeChanged(node string, changed bool) {
+	if !changed {
+		return
+	}
+	for _, claim := range t.c.claims.Select(kube.ByNode, node) {
+		t.claimChanged(claim)
+	}
+	t.mu.Lock()
+	waiting := slices.Collect(maps.Keys(t.placeless))
+	clear(t.placeless)
+	t.mu.Unlock()
+	for _, key := range waiting {
+		t.claimQueue.Add(key)
+	}
+}
+
+func (t *term) volumeChanged(pv *corev1.PersistentVolume) {
+	if t.c.driver.responsible(pv) && t.c.driver.concerning(pv) {
+		t.pvQueue.Add(pv.Name)
+	}
+}
+
+func (t *term) volumeDeleted(pv *corev1.PersistentVolume) {
+	t.pvQueue.Forget(pv.Name)
+	t.mu.Lock()
+	delete(t.removals, pv.UID)
+	t.mu.Unlock()
+}
+
+// attachmentDeleted wakes a volume whose deletion waited for its end.
+func (t *term) attachmentDeleted(va *storagev1.VolumeAttachment) {
+	name := va.Spec.Source.PersistentVolumeName
+	if name == nil {
+		return
+	}
+	if pv, ok := t.c.volumes.Get(*name); ok {
+		t.volumeChanged(pv)
+	}
+}
+
+// tell sends an event about a claim or a volume.
+func (t *term) tell(obj runtime.Object, e event) {
+	t.c.deps.Events.Event(obj, e.kind, e.reason, e.message)
+}

@@ -1,0 +1,168 @@
+package provisioner
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+
+	"github.com/storage-controller/storage-controller/internal/kube"
+)
+
+// action is the one next thing to do for a claim.
+type action int
+
+const (
+	doNothing    action = iota
+	doForget            // nothing, and nothing need be remembered
+	doIgnore            // say that somebody else provides the data
+	doRetry             // come back after the back-off, without a word to the user
+	doFail              // the same, with an event
+	doWait              // come back at a time
+	doReschedule        // ask the scheduler for another node
+	doStart             // take up an attempt
+	doReadSecrets
+	doProtect
+	doUnprotect
+	doCreate // CreateVolume
+	doSave   // create the PersistentVolume
+	doCleanUp
+)
+
+// String is the name of a in the log.
+func (a action) String() string {
+	return [...]string{
+		"nothing", "forget", "ignore", "retry", "fail", "wait", "reschedule", "start", "read secrets", "protect", "unprotect",
+		"create", "save", "clean up",
+	}[a]
+}
+
+// step is what decide has chosen, and with what.
+type step struct {
+	action  action
+	reason  string
+	err     error     // of doIgnore, doRetry, doFail and doReschedule
+	until   time.Time // of doWait
+	attempt *attempt  // of doStart
+}
+
+// decide names the one next step for a claim. It has no side effects, and is
+// total: every snapshot, however odd, has an answer.
+func (d driver) decide(s snapshot) step {
+	if s.progress.attempt != nil {
+		return d.decideAttempt(s)
+	}
+	if s.claim == nil {
+		return step{action: doForget, reason: "Gone"}
+	}
+	done := s.progress.saved || s.claim.Spec.VolumeName != "" || isVolumeOf(s.claim, s.volume)
+	switch {
+	case isProtected(s.claim) && (done || s.progress.settled):
+		return step{action: doUnprotect, reason: "Settled"}
+	case s.claim.Spec.VolumeName != "":
+		return step{action: doForget, reason: "Bound"}
+	case done:
+		return step{reason: "Saved"}
+	case isProtected(s.claim):
+		return d.decideResume(s)
+	}
+	return d.decideNew(s)
+}
+
+// decideAttempt is for a claim for which a volume is coming into being. Neither
+// what the claim looks like now nor whether it is still there changes what is
+// asked of the driver.
+func (d driver) decideAttempt(s snapshot) step {
+	a := s.progress.attempt
+	canProtect := s.claim != nil && s.claim.DeletionTimestamp == nil && !isProtected(s.claim)
+	switch {
+	case a.volume != nil:
+		return step{action: doSave, reason: "Created"}
+	case canProtect && a.doubt && d.ProvisioningProtection != ProtectionOff:
+		return step{action: doProtect, reason: "InDoubt"}
+	case canProtect && d.ProvisioningProtection == ProtectionAlways:
+		return step{action: doProtect, reason: "BeforeFirstCall"}
+	case a.plan.Secrets.Provisioner != nil && a.request.Secrets == nil:
+		return step{action: doReadSecrets, reason: "SecretsNeeded"}
+	case a.waste != "":
+		return step{action: doCleanUp, reason: "Unusable"}
+	}
+	return step{action: doCreate, reason: "Requested"}
+}
+
+// decideResume is for a claim for which an earlier process asked for a volume and
+// did not live to know the outcome. It goes on also when the claim is being deleted.
+func (d driver) decideResume(s snapshot) step {
+	if s.class == nil {
+		return step{action: doFail, reason: "ClassGone", err: fmt.Errorf(
+			"a volume may be coming into being for this claim, and its StorageClass %q is gone. Create it again, or, if the driver has no volume %q, remove the finalizer %s",
+			kube.ClassOfClaim(s.claim), d.volumeName(s.claim.UID), claimFinalizer)}
+	}
+	a, err := d.resume(s.claim, s.class, s.known)
+	if err != nil {
+		return step{action: doFail, reason: "CannotResume", err: err}
+	}
+	return step{action: doStart, reason: "LeftInDoubt", attempt: a}
+}
+
+// maxStuck is how many failures in a row for lack of topology a selected node is
+// given before the scheduler is asked for another.
+const maxStuck = 5
+
+func (d driver) decideNew(s snapshot) step {
+	switch class := s.class; {
+	case s.claim.DeletionTimestamp != nil:
+		return step{action: doForget, reason: "Deleting"}
+	case !d.owns(s.claim):
+		return step{action: doForget, reason: "OfAnotherDriver"}
+	case class == nil:
+		return step{action: doRetry, reason: "NoClass", err: fmt.Errorf("StorageClass %q not found", kube.ClassOfClaim(s.claim))}
+	case class.Provisioner != d.name:
+		return step{action: doForget, reason: "ClassOfAnotherDriver"}
+	case isLate(class) && selectedNode(s.claim) == "":
+		return step{action: doForget, reason: "WaitsForPod"}
+	case s.volume != nil:
+		return step{action: doFail, reason: "NameTaken", err: fmt.Errorf(
+			"PersistentVolume %q exists and is not for this claim; see --volume-name-uuid-length if the names of volumes are too short", s.volume.Name)}
+	case s.progress.infeasible.holds(s):
+		return step{action: doWait, reason: "Infeasible", until: s.progress.infeasible.until}
+	}
+	request, p, err := d.prepare(s.claim, s.class, selectedNode(s.claim), d.requirementFor(s.claim, s.class, s.known))
+	switch {
+	case errors.Is(err, errPopulator):
+		return step{action: doIgnore, reason: "Populator", err: err}
+	case errors.Is(err, errNodeGone):
+		return step{action: doReschedule, reason: "NodeGone", err: err}
+	case errors.Is(err, errTopology) && p.SelectedNode != "" && s.progress.stuck+1 >= maxStuck:
+		return step{action: doReschedule, reason: "NoTopologyForLong", err: err}
+	case err != nil:
+		return step{action: doFail, reason: "CannotAsk", err: err}
+	}
+	return step{action: doStart, reason: "Wanted", attempt: &attempt{claim: s.claim, request: request, plan: p}}
+}
+
+// owns tells whether the claim names the driver as its provisioner.
+func (d driver) owns(claim *corev1.PersistentVolumeClaim) bool {
+	owner, ok := claim.Annotations[kube.AnnStorageProvisioner]
+	if !ok {
+		owner = claim.Annotations[kube.AnnBetaStorageProvisioner]
+	}
+	return owner == d.name
+}
+
+func isLate(class *storagev1.StorageClass) bool {
+	return class.VolumeBindingMode != nil && *class.VolumeBindingMode == storagev1.VolumeBindingWaitForFirstConsumer
+}
+
+func isVolumeOf(claim *corev1.PersistentVolumeClaim, pv *corev1.PersistentVolume) bool {
+	return pv != nil && pv.Spec.ClaimRef != nil && pv.Spec.ClaimRef.UID == claim.UID
+}
+
+// holds tells whether the driver is still not to be asked: nothing that the
+// request was made of has changed, and its time is not over.
+func (i *infeasible) holds(s snapshot) bool {
+	return i != nil && s.now.Before(i.until) && i.classUID == s.class.UID && i.classVersion == s.class.ResourceVersion &&
+		i.requestedBytes == capacityRange(s.claim).RequiredBytes
+}

@@ -1,0 +1,85 @@
+package provisioner
+
+import (
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/storage-controller/storage-controller/internal/kube"
+)
+
+// claimKey names one claim; another one of the same name has another UID.
+type claimKey struct {
+	Namespace, Name string
+	UID             types.UID
+}
+
+func keyOf(claim *corev1.PersistentVolumeClaim) claimKey {
+	return claimKey{claim.Namespace, claim.Name, claim.UID}
+}
+
+// snapshot is everything that decide may look at.
+type snapshot struct {
+	claim    *corev1.PersistentVolumeClaim // nil: gone
+	class    *storagev1.StorageClass       // nil: gone, or the claim is
+	volume   *corev1.PersistentVolume      // of the name that the volume of the claim has; nil: none
+	progress progress
+	known    topologies
+	now      time.Time
+}
+
+// gather reads the caches, the own writes that they have not seen yet, and what is
+// remembered of the claim.
+//
+// The API server is not asked whether the claim is still there before its first
+// CreateVolume: that would be a read per volume. A claim whose volume was made is
+// remembered until the watch has shown it bound or gone (progress.saved), so that
+// no state of the cache leads to a second volume; a claim that was deleted
+// meanwhile leads to a PersistentVolume that is released at once.
+func (t *term) gather(key claimKey) snapshot {
+	s := snapshot{progress: t.progressOf(key.UID), known: t.topologies, now: time.Now()}
+	s.volume, _ = t.volumes.Get(t.c.driver.volumeName(key.UID))
+	claim, ok := t.claims.Get(key.Namespace + "/" + key.Name)
+	if !ok || claim.UID != key.UID {
+		return s
+	}
+	s.claim = claim
+	s.class, _ = t.c.classes.Get(kube.ClassOfClaim(claim))
+	return s
+}
+
+// progressOf is a copy of what is remembered of a claim; the zero value when nothing is.
+func (t *term) progressOf(claim types.UID) progress {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if p := t.claimProgress[claim]; p != nil {
+		return *p
+	}
+	return progress{}
+}
+
+// remember changes what is remembered of a claim.
+func (t *term) remember(claim types.UID, change func(*progress)) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	p := t.claimProgress[claim]
+	if p == nil {
+		p = &progress{began: time.Now()}
+		t.claimProgress[claim] = p
+	}
+	change(p)
+}
+
+// forget drops what is remembered of a claim that is bound or gone, unless
+// something is still in progress for it at the driver.
+func (t *term) forget(claim types.UID) (inProgress bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if p := t.claimProgress[claim]; p != nil && p.attempt != nil {
+		return true
+	}
+	delete(t.claimProgress, claim)
+	return false
+}

@@ -1,0 +1,58 @@
+package provisioner
+
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	corev1 "k8s.io/api/core/v1"
+)
+
+// metrics has the names and labels of csi-provisioner.
+type metrics struct {
+	provisioned, provisionFailed *prometheus.CounterVec
+	provisionSeconds             *prometheus.HistogramVec
+	deleted, deleteFailed        *prometheus.CounterVec
+	deleteSeconds                *prometheus.HistogramVec
+}
+
+func newMetrics(reg prometheus.Registerer) *metrics {
+	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
+		v := prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
+		reg.MustRegister(v)
+		return v
+	}
+	histogram := func(name, help string, labels ...string) *prometheus.HistogramVec {
+		v := prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: name, Help: help, Buckets: prometheus.DefBuckets}, labels)
+		reg.MustRegister(v)
+		return v
+	}
+	return &metrics{
+		provisioned:      counter("controller_persistentvolumeclaim_provision_total", "Volumes provisioned.", "class", "source"),
+		provisionFailed:  counter("controller_persistentvolumeclaim_provision_failed_total", "Failed attempts to provision a volume.", "class", "source"),
+		provisionSeconds: histogram("controller_persistentvolumeclaim_provision_duration_seconds", "Time from the begin of the work for a claim until its volume was provisioned.", "class", "source"),
+		deleted:          counter("controller_persistentvolume_delete_total", "Volumes deleted.", "class"),
+		deleteFailed:     counter("controller_persistentvolume_delete_failed_total", "Failed attempts to delete a volume.", "class"),
+		deleteSeconds:    histogram("controller_persistentvolume_delete_duration_seconds", "Time that the deletion of a volume took.", "class"),
+	}
+}
+
+func labelsOf(claim *corev1.PersistentVolumeClaim) (class, source string) {
+	if name := claim.Spec.StorageClassName; name != nil {
+		class = *name
+	}
+	if s := claim.Spec.DataSource; s != nil {
+		source = s.Kind
+	}
+	return class, source
+}
+
+func (m *metrics) claimFailed(claim *corev1.PersistentVolumeClaim) {
+	class, source := labelsOf(claim)
+	m.provisionFailed.WithLabelValues(class, source).Inc()
+}
+
+func (m *metrics) claimDone(claim *corev1.PersistentVolumeClaim, took time.Duration) {
+	class, source := labelsOf(claim)
+	m.provisioned.WithLabelValues(class, source).Inc()
+	m.provisionSeconds.WithLabelValues(class, source).Observe(took.Seconds())
+}

@@ -1,0 +1,53 @@
+package provisioner
+
+import (
+	"strings"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/storage-controller/storage-controller/election"
+)
+
+const (
+	// volumeFinalizer keeps a PersistentVolume until its volume is deleted at the
+	// driver, also when the PersistentVolume is deleted before its claim.
+	volumeFinalizer = "external-provisioner.volume.kubernetes.io/finalizer"
+	// claimFinalizer keeps a claim while its volume may be coming into being, and
+	// annRequest says what was asked of the driver.
+	claimFinalizer = "storage-controller.io/provisioning"
+	annRequest     = "storage-controller.io/provisioning-request"
+
+	annSelectedNodeAlpha = "volume.alpha.kubernetes.io/selected-node"
+
+	annDeletionSecretName      = "volume.kubernetes.io/provisioner-deletion-secret-name"
+	annDeletionSecretNamespace = "volume.kubernetes.io/provisioner-deletion-secret-namespace"
+	annModifySecretName        = "volume.kubernetes.io/controller-modify-secret-name"
+	annModifySecretNamespace   = "volume.kubernetes.io/controller-modify-secret-namespace"
+
+	// identityAttribute tells in the attributes of a volume which process made it.
+	identityAttribute = "storage.kubernetes.io/csiProvisionerIdentity"
+)
+
+// LeaseName is the name of the Lease of csi-provisioner for driver, so that the two
+// never work at the same time. csi-provisioner cannot run with leader election where
+// that is no valid name; it is made one then.
+func LeaseName(driver string) string {
+	name := election.Sanitize(driver)
+	if len(validation.IsDNS1123Subdomain(name)) > 0 {
+		name = strings.ToLower(name)
+	}
+	return name
+}
+
+// volumeName is the name of the volume of a claim, at the driver and as a
+// PersistentVolume. It depends on nothing but the UID, so that every attempt asks
+// for the same volume.
+func (c Config) volumeName(claim types.UID) string {
+	uid := string(claim)
+	if c.VolumeNameUUIDLength >= 0 {
+		uid = strings.ReplaceAll(uid, "-", "")
+		uid = uid[:min(len(uid), c.VolumeNameUUIDLength)]
+	}
+	return c.VolumeNamePrefix + "-" + uid
+}

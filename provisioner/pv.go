@@ -1,0 +1,98 @@
+package provisioner
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/storage-controller/storage-controller/internal/kube"
+)
+
+var (
+	errNoVolume = errors.New("the driver answered without a volume, or with one that has no ID; this is a defect of the driver")
+	errTooSmall = errors.New("the driver made a volume that is smaller than what was asked for")
+)
+
+// checkVolume refuses a volume that the claim cannot be given. One that wraps
+// errTooSmall is to be deleted.
+func checkVolume(request *csi.CreateVolumeRequest, v *csi.Volume) error {
+	required := request.GetCapacityRange().GetRequiredBytes()
+	switch {
+	case v.GetVolumeId() == "":
+		return errNoVolume
+	case v.GetCapacityBytes() != 0 && v.GetCapacityBytes() < required:
+		return fmt.Errorf("%w: %d bytes instead of %d", errTooSmall, v.GetCapacityBytes(), required)
+	}
+	return nil
+}
+
+// volumeOf is the PersistentVolume of a claim for the volume that the driver made.
+func (d driver) volumeOf(claim *corev1.PersistentVolumeClaim, request *csi.CreateVolumeRequest, p plan, v *csi.Volume) *corev1.PersistentVolume {
+	capacity := v.GetCapacityBytes()
+	if capacity == 0 { // unknown to the driver
+		capacity = request.GetCapacityRange().GetRequiredBytes()
+	}
+	pv := &corev1.PersistentVolume{
+		ObjectMeta: metav1.ObjectMeta{Name: p.VolumeName, Annotations: volumeAnnotations(d.name, p.Secrets)},
+		Spec: corev1.PersistentVolumeSpec{
+			AccessModes:      p.AccessModes,
+			Capacity:         corev1.ResourceList{corev1.ResourceStorage: *resource.NewQuantity(capacity, resource.BinarySI)},
+			MountOptions:     p.MountOptions,
+			StorageClassName: p.ClassName,
+			VolumeMode:       p.VolumeMode,
+			ClaimRef: &corev1.ObjectReference{
+				Kind: "PersistentVolumeClaim", APIVersion: "v1", Namespace: claim.Namespace, Name: claim.Name,
+				UID: claim.UID, ResourceVersion: claim.ResourceVersion,
+			},
+			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{
+				Driver: d.name, VolumeHandle: v.GetVolumeId(), FSType: p.FSType, VolumeAttributes: map[string]string{identityAttribute: d.identity},
+				ReadOnly:                   d.ControllerPublishReadonly && onlyRead(request.GetVolumeCapabilities()),
+				ControllerPublishSecretRef: p.Secrets.ControllerPublish, NodeStageSecretRef: p.Secrets.NodeStage,
+				NodePublishSecretRef: p.Secrets.NodePublish, ControllerExpandSecretRef: p.Secrets.ControllerExpand,
+				NodeExpandSecretRef: p.Secrets.NodeExpand,
+			}},
+		},
+	}
+	maps.Copy(pv.Spec.CSI.VolumeAttributes, v.GetVolumeContext())
+	if p.ReclaimPolicy != nil {
+		pv.Spec.PersistentVolumeReclaimPolicy = *p.ReclaimPolicy
+	}
+	if reclaims(pv) {
+		pv.Finalizers = []string{volumeFinalizer}
+	}
+	if d.topology {
+		pv.Spec.NodeAffinity = affinity(v.GetAccessibleTopology())
+	}
+	return pv
+}
+
+// reclaims tells whether the volume is deleted with its claim. No policy means
+// Delete, as it does for a class.
+func reclaims(pv *corev1.PersistentVolume) bool {
+	policy := pv.Spec.PersistentVolumeReclaimPolicy
+	return policy == "" || policy == corev1.PersistentVolumeReclaimDelete
+}
+
+func volumeAnnotations(driver string, secrets secretRefs) map[string]string {
+	annotations := map[string]string{
+		kube.AnnProvisionedBy: driver,
+		// Both are there in any case: empty ones tell that no secret is needed.
+		annDeletionSecretName: "", annDeletionSecretNamespace: "",
+	}
+	if s := secrets.Provisioner; s != nil {
+		annotations[annDeletionSecretName], annotations[annDeletionSecretNamespace] = s.Name, s.Namespace
+	}
+	if s := secrets.ControllerModify; s != nil {
+		annotations[annModifySecretName], annotations[annModifySecretNamespace] = s.Name, s.Namespace
+	}
+	return annotations
+}
+
+func onlyRead(caps []*csi.VolumeCapability) bool {
+	return len(caps) == 1 && caps[0].GetAccessMode().GetMode() == csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY
+}

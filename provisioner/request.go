@@ -1,0 +1,215 @@
+package provisioner
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+
+	"github.com/storage-controller/storage-controller/internal/kube"
+)
+
+// driver is what is fixed for the life of a process: who the driver is, what it
+// can do, and what the operator set.
+type driver struct {
+	Config
+	name                  string
+	controllerService     bool // plugin capability CONTROLLER_SERVICE
+	createsVolumes        bool // CREATE_DELETE_VOLUME
+	publishes             bool // PUBLISH_UNPUBLISH_VOLUME
+	singleNodeMultiWriter bool // SINGLE_NODE_MULTI_WRITER
+	topology              bool // VOLUME_ACCESSIBILITY_CONSTRAINTS, and the gate is on
+	identity              string
+}
+
+// plan is what a PersistentVolume takes from claim and class. It is made together
+// with the request and kept with it, so that a volume whose creation was in doubt
+// becomes what was asked for, whatever has happened to claim and class since.
+type plan struct {
+	VolumeName    string                                `json:"volumeName"`
+	ClassName     string                                `json:"className"`
+	ReclaimPolicy *corev1.PersistentVolumeReclaimPolicy `json:"reclaimPolicy,omitempty"`
+	MountOptions  []string                              `json:"mountOptions,omitempty"`
+	AccessModes   []corev1.PersistentVolumeAccessMode   `json:"accessModes"`
+	VolumeMode    *corev1.PersistentVolumeMode          `json:"volumeMode,omitempty"`
+	FSType        string                                `json:"fsType,omitempty"`
+	SelectedNode  string                                `json:"selectedNode,omitempty"`
+	Secrets       secretRefs                            `json:"secrets"`
+}
+
+// prepare makes the request for the volume of a claim, without the values of its
+// secrets. require is asked for the topology, if the driver has any. What the driver
+// is asked depends on the arguments alone.
+func (d driver) prepare(claim *corev1.PersistentVolumeClaim, class *storagev1.StorageClass, node string,
+	require func() (*csi.TopologyRequirement, error)) (*csi.CreateVolumeRequest, plan, error) {
+	p := plan{
+		VolumeName: d.volumeName(claim.UID), ClassName: kube.ClassOfClaim(claim), ReclaimPolicy: class.ReclaimPolicy,
+		MountOptions: class.MountOptions, AccessModes: claim.Spec.AccessModes, VolumeMode: claim.Spec.VolumeMode,
+		SelectedNode: node,
+	}
+	if err := d.checkSupported(claim); err != nil {
+		return nil, p, err
+	}
+	parameters, fsType, err := d.parameters(class.Parameters)
+	if err != nil {
+		return nil, p, err
+	}
+	if !isBlock(claim.Spec.VolumeMode) {
+		p.FSType = fsType
+	}
+	if d.ExtraCreateMetadata {
+		parameters[parameterPrefix+"pvc/name"] = claim.Name
+		parameters[parameterPrefix+"pvc/namespace"] = claim.Namespace
+		parameters[parameterPrefix+"pv/name"] = p.VolumeName
+	}
+	request := &csi.CreateVolumeRequest{Name: p.VolumeName, Parameters: parameters, CapacityRange: capacityRange(claim)}
+	if request.VolumeCapabilities, err = d.capabilities(p); err != nil {
+		return nil, p, err
+	}
+	if d.topology {
+		if request.AccessibilityRequirements, err = require(); err != nil {
+			return nil, p, err
+		}
+	}
+	p.Secrets, err = secretsOf(class.Parameters, secretScope{
+		volume: p.VolumeName, claim: claim.Name, namespace: claim.Namespace, annotations: claim.Annotations,
+	})
+	return request, p, err
+}
+
+// requirementFor is where the volume of a claim may be, as far as is known now.
+func (d driver) requirementFor(claim *corev1.PersistentVolumeClaim, class *storagev1.StorageClass, known topologies) func() (*csi.TopologyRequirement, error) {
+	return func() (*csi.TopologyRequirement, error) {
+		return requirement(topologyRequest{
+			strict: d.StrictTopology, immediate: d.ImmediateTopology, allowed: class.AllowedTopologies,
+			node: selectedNode(claim), claim: claim.Name,
+		}, known)
+	}
+}
+
+// errPopulator is the source of a claim that somebody else fills.
+var errPopulator = errors.New("an external populator is expected to provide its data")
+
+// checkSupported refuses what cannot be provisioned. A claim that names a source is
+// never given an empty volume instead.
+func (d driver) checkSupported(claim *corev1.PersistentVolumeClaim) error {
+	if source := claim.Spec.DataSource; source != nil {
+		if err := checkSource(source.APIGroup, source.Kind, source.Name); err != nil {
+			return err
+		}
+	} else if source := claim.Spec.DataSourceRef; source != nil {
+		if err := checkSource(source.APIGroup, source.Kind, source.Name); err != nil {
+			return err
+		}
+	}
+	switch {
+	case !d.controllerService || !d.createsVolumes:
+		return fmt.Errorf("driver %q does not support dynamic provisioning: it does not report CONTROLLER_SERVICE and CREATE_DELETE_VOLUME", d.name)
+	case claim.Spec.Selector != nil:
+		return errors.New("spec.selector: a claim with a selector cannot be provisioned dynamically")
+	case claim.Spec.VolumeAttributesClassName != nil && *claim.Spec.VolumeAttributesClassName != "":
+		return fmt.Errorf("spec.volumeAttributesClassName: VolumeAttributesClass %q cannot be honoured, this version does not support them", *claim.Spec.VolumeAttributesClassName)
+	}
+	return nil
+}
+
+func checkSource(group *string, kind, name string) error {
+	g := ""
+	if group != nil {
+		g = *group
+	}
+	switch {
+	case kind == "VolumeSnapshot":
+		return fmt.Errorf("data source VolumeSnapshot %q: this version does not restore snapshots", name)
+	case kind == "PersistentVolumeClaim" && g == "":
+		return fmt.Errorf("data source PersistentVolumeClaim %q: this version does not clone volumes", name)
+	}
+	return fmt.Errorf("data source %s %q: %w", kind, name, errPopulator)
+}
+
+// capacityRange asks for what the claim requests, rounded up to bytes, and sets no limit.
+func capacityRange(claim *corev1.PersistentVolumeClaim) *csi.CapacityRange {
+	request := claim.Spec.Resources.Requests[corev1.ResourceStorage]
+	return &csi.CapacityRange{RequiredBytes: request.Value()}
+}
+
+// parameters is those of a class that are for the driver, and its file system.
+func (d driver) parameters(class map[string]string) (forDriver map[string]string, fsType string, err error) {
+	forDriver, fsType = map[string]string{}, d.DefaultFSType
+	var fsTypeKeys []string
+	for _, key := range slices.Sorted(maps.Keys(class)) {
+		reserved, isReserved := strings.CutPrefix(key, parameterPrefix)
+		if strings.ToLower(key) == "fstype" || reserved == "fstype" && isReserved {
+			fsTypeKeys = append(fsTypeKeys, key)
+			if class[key] != "" {
+				fsType = class[key]
+			}
+		}
+		switch {
+		case !isReserved:
+			forDriver[key] = class[key]
+		case !reservedParameters[reserved]:
+			return nil, "", fmt.Errorf("class parameter %s: unknown, and everything that begins with %s is reserved", key, parameterPrefix)
+		}
+	}
+	if len(fsTypeKeys) > 1 {
+		return nil, "", fmt.Errorf("class parameters %v: only one of them may be set", fsTypeKeys)
+	}
+	return forDriver, fsType, nil
+}
+
+// capabilities is one for each access mode of the claim, in their order.
+func (d driver) capabilities(p plan) ([]*csi.VolumeCapability, error) {
+	var out []*csi.VolumeCapability
+	for _, m := range p.AccessModes {
+		mode, err := d.accessMode(m)
+		if err != nil {
+			return nil, err
+		}
+		c := &csi.VolumeCapability{AccessMode: &csi.VolumeCapability_AccessMode{Mode: mode}}
+		if isBlock(p.VolumeMode) {
+			c.AccessType = &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}
+		} else {
+			c.AccessType = &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: p.FSType, MountFlags: p.MountOptions}}
+		}
+		out = append(out, c)
+	}
+	return out, nil
+}
+
+func (d driver) accessMode(m corev1.PersistentVolumeAccessMode) (csi.VolumeCapability_AccessMode_Mode, error) {
+	switch m {
+	case corev1.ReadWriteOnce:
+		if d.singleNodeMultiWriter {
+			return csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER, nil
+		}
+		return csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER, nil
+	case corev1.ReadWriteOncePod:
+		if d.singleNodeMultiWriter {
+			return csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER, nil
+		}
+		return csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER, nil
+	case corev1.ReadOnlyMany:
+		return csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY, nil
+	case corev1.ReadWriteMany:
+		return csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER, nil
+	}
+	return 0, fmt.Errorf("spec.accessModes: %q is not supported", m)
+}
+
+func isBlock(mode *corev1.PersistentVolumeMode) bool {
+	return mode != nil && *mode == corev1.PersistentVolumeBlock
+}
+
+// selectedNode is the node that the scheduler chose, or "".
+func selectedNode(claim *corev1.PersistentVolumeClaim) string {
+	if node, ok := claim.Annotations[kube.AnnSelectedNode]; ok {
+		return node
+	}
+	return claim.Annotations[annSelectedNodeAlpha]
+}
