@@ -112,25 +112,12 @@ func (t *term) protectVolume(ctx context.Context, pv *corev1.PersistentVolume) e
 
 func (t *term) changeVolume(ctx context.Context, pv *corev1.PersistentVolume, change kube.MetaChange) error {
 	changed, err := kube.Change(ctx, t.c.deps.Client.CoreV1().PersistentVolumes(), pv, change)
-	return remember(t.volumes, pv, changed, err)
+	return t.volumes.Note(pv, changed, err)
 }
 
 func (t *term) changeAttachment(ctx context.Context, va *storagev1.VolumeAttachment, change kube.MetaChange) error {
 	changed, err := kube.Change(ctx, t.c.deps.Client.StorageV1().VolumeAttachments(), va, change)
-	return remember(t.attachments, va, changed, err)
-}
-
-// remember has the next gather see what a write, or the read before it, brought to
-// light. That an object is gone is no error: there is nothing left to do for it.
-func remember[T metav1.Object](own *kube.Own[T], before, after T, err error) error {
-	switch {
-	case apierrors.IsNotFound(err):
-		own.Removed(before)
-		return nil
-	case after.GetResourceVersion() != before.GetResourceVersion():
-		own.Wrote(after)
-	}
-	return err
+	return t.attachments.Note(va, changed, err)
 }
 
 func (t *term) writeStatus(ctx context.Context, va *storagev1.VolumeAttachment, fields statusPatch) error {
@@ -142,7 +129,7 @@ func (t *term) writeStatus(ctx context.Context, va *storagev1.VolumeAttachment, 
 	if err != nil {
 		written = va
 	}
-	return remember(t.attachments, va, written, err)
+	return t.attachments.Note(va, written, err)
 }
 
 // report puts err into the status, where it is not there already, and returns it.

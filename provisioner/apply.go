@@ -162,19 +162,7 @@ func (t *term) reschedule(ctx context.Context, claim *corev1.PersistentVolumeCla
 // changeClaim writes metadata of a claim. That it is gone is no error.
 func (t *term) changeClaim(ctx context.Context, claim *corev1.PersistentVolumeClaim, change kube.MetaChange) error {
 	changed, err := kube.Change(ctx, t.c.deps.Client.CoreV1().PersistentVolumeClaims(claim.Namespace), claim, change)
-	return note(t.claims, claim, changed, err)
-}
-
-// note has the next gather see what a write, or the read before it, brought to light.
-func note[T metav1.Object](own *kube.Own[T], before, after T, err error) error {
-	switch {
-	case apierrors.IsNotFound(err):
-		own.Removed(before)
-		return nil
-	case after.GetResourceVersion() != before.GetResourceVersion():
-		own.Wrote(after)
-	}
-	return err
+	return t.claims.Note(claim, changed, err)
 }
 
 // create asks the driver for the volume of an attempt.

@@ -204,7 +204,7 @@ func (t *term) applyVolume(ctx context.Context, s volumeSnapshot, step volumeSte
 	switch step.action {
 	case volumeChange:
 		changed, err := kube.Change(ctx, volumes, pv, step.change)
-		if err := note(t.volumes, pv, changed, err); err != nil {
+		if err := t.volumes.Note(pv, changed, err); err != nil {
 			return fmt.Errorf("changing the finalizers of PersistentVolume %q: %w", pv.Name, err)
 		}
 		return nil

@@ -3,6 +3,7 @@ package kube
 import (
 	"sync"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
@@ -93,6 +94,22 @@ func (o *Own[T]) Removed(obj T) {
 	if cached, ok := o.kind.Get(key); ok && cached.GetUID() == obj.GetUID() {
 		o.removed[obj.GetUID()] = struct{}{}
 	}
+}
+
+// Note remembers the outcome of [Change], or of another write to before: what it
+// returned, or that the object is gone, which is no error then. Other errors are
+// returned as they are.
+func (o *Own[T]) Note(before, after T, err error) error {
+	if apierrors.IsNotFound(err) {
+		o.Removed(before)
+		return nil
+	}
+	// The answer to a write that removes the last finalizer of an object has its old
+	// resourceVersion: only whether it is the same object in memory tells.
+	if any(after) != any(before) {
+		o.Wrote(after)
+	}
+	return err
 }
 
 // seen drops what the cache has passed, so that nothing is kept for good.

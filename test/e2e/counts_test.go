@@ -1,0 +1,191 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/storage-controller/storage-controller/csiclient/csitest"
+	"github.com/storage-controller/storage-controller/internal/kubetest"
+)
+
+// TestOneCallAndFewWritesPerVolume lets volumes live their whole life and counts
+// what that takes, at the driver and in the audit log.
+func TestOneCallAndFewWritesPerVolume(t *testing.T) {
+	const n = 200
+	e := newEnv(t, csitest.Config{Latency: 20 * time.Millisecond, Segments: []map[string]string{{}}}, 4)
+	class := e.class(false, nil)
+	e.run("all")
+	mark := e.mark()
+
+	e.parallel(n, func(i int) { e.claim(fmt.Sprintf("c%d", i), class) })
+	volumes := make([]string, n)
+	for i := range n {
+		volumes[i] = e.bound(fmt.Sprintf("c%d", i))
+	}
+	e.calls("CreateVolume", n)
+	mark = e.writes(mark, map[string]int{"create persistentvolumes": n})
+
+	e.parallel(n, func(i int) { e.attach(fmt.Sprintf("a%d", i), volumes[i], e.nodes[i%len(e.nodes)]) })
+	e.attached(n)
+	e.calls("ControllerPublishVolume", n)
+	mark = e.writes(mark, map[string]int{"patch persistentvolumes": n, "patch volumeattachments": n, "patch volumeattachments/status": n})
+
+	e.parallel(n, func(i int) { e.detach(fmt.Sprintf("a%d", i)) })
+	e.attached(0)
+	e.calls("ControllerUnpublishVolume", n)
+	mark = e.writes(mark, map[string]int{"patch volumeattachments": n})
+
+	e.parallel(n, func(i int) { e.deleteClaim(fmt.Sprintf("c%d", i)) })
+	e.agrees(0)
+	e.calls("DeleteVolume", n)
+	e.writes(mark, map[string]int{"patch persistentvolumes": n, "delete persistentvolumes": n})
+
+	for method, want := range map[string]int{"CreateVolume": n, "ControllerPublishVolume": n, "ControllerUnpublishVolume": n, "DeleteVolume": n} {
+		e.calls(method, want)
+	}
+}
+
+func (e *env) parallel(n int, do func(int)) {
+	var wg sync.WaitGroup
+	limit := make(chan struct{}, 20)
+	for i := range n {
+		limit <- struct{}{}
+		wg.Go(func() { defer func() { <-limit }(); do(i) })
+	}
+	wg.Wait()
+}
+
+func (e *env) mark() int64 {
+	e.t.Helper()
+	mark, err := e.cp.AuditMark()
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	return mark
+}
+
+// writes fails the test unless the program has made exactly these requests since
+// mark, events aside, and all of them well.
+func (e *env) writes(mark int64, want map[string]int) (next int64) {
+	e.t.Helper()
+	next = e.mark()
+	records, err := e.cp.AuditSince(mark, "storage-controller/")
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	got := map[string]int{}
+	for _, r := range records {
+		if !r.IsWrite() || r.Object.Resource == "events" || r.Object.Resource == "leases" {
+			continue
+		}
+		key := r.Verb + " " + r.Resource()
+		if r.Status.Code >= 300 {
+			key += fmt.Sprint(" ", r.Status.Code)
+		}
+		got[key]++
+	}
+	if !maps.Equal(got, want) {
+		e.t.Errorf("writes: got %v, want %v", got, want)
+	}
+	return next
+}
+
+// TestOneWatchPerKindAndOneConnection counts what "all" opens.
+func TestOneWatchPerKindAndOneConnection(t *testing.T) {
+	e := newEnv(t, csitest.Config{Segments: []map[string]string{{}}}, 2)
+	class := e.class(false, nil)
+	mark := e.mark()
+	e.run("all", "--leader-election")
+	e.claim("c", class)
+	e.attach("a", e.bound("c"), e.nodes[0])
+	e.attached(1)
+
+	records, err := e.cp.AuditSince(mark, "storage-controller/")
+	if err != nil {
+		t.Fatal(err)
+	}
+	watches, lists := map[string]int{}, map[string]int{}
+	for _, r := range records {
+		switch {
+		case r.Verb == "watch" && r.Stage == "ResponseStarted":
+			watches[r.Object.Resource]++
+		case r.Verb == "list":
+			lists[r.Object.Resource]++
+		}
+	}
+	want := []string{"csinodes", "nodes", "persistentvolumeclaims", "persistentvolumes", "storageclasses", "volumeattachments"}
+	if got := slices.Sorted(maps.Keys(watches)); !slices.Equal(got, want) {
+		t.Errorf("watches on %v, want %v", got, want)
+	}
+	for kind, n := range watches {
+		if n != 1 {
+			t.Errorf("%d watches on %s, want one", n, kind)
+		}
+	}
+	if len(lists) > 0 {
+		t.Errorf("lists of %v, want none: a watch brings the first list", lists)
+	}
+	if accepted, open := e.plugin.Connections(); accepted != 1 || open != 1 {
+		t.Errorf("%d connections to the driver, %d open; want one", accepted, open)
+	}
+	leases, err := e.client.CoordinationV1().Leases(e.ns).List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, l := range leases.Items {
+		names = append(names, l.Name)
+	}
+	driver := strings.ReplaceAll(e.plugin.Name(), ".", "-")
+	if want := []string{driver, "external-attacher-leader-" + driver}; !slices.Equal(names, want) && !slices.Equal(names, []string{want[1], want[0]}) {
+		t.Errorf("Leases %v, want those of the separate sidecars, %v", names, want)
+	}
+}
+
+// TestLifeOfAStatefulSet is the story of the demo: pods with claims of their own,
+// placed by the scheduler, and everything gone in the end.
+func TestLifeOfAStatefulSet(t *testing.T) {
+	e := newEnv(t, csitest.Config{Segments: []map[string]string{{}}}, 4)
+	class := e.class(true, nil)
+	e.run("all")
+	ctx, stop := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	wg.Go(kubetestRun(ctx, e))
+	defer wg.Wait()
+	defer stop()
+	e.statefulSet("web", class, 3)
+	e.running("web", 3)
+	e.agrees(3)
+	for _, v := range e.plugin.Volumes() {
+		pods := len(v.Published)
+		if pods != 1 {
+			t.Errorf("volume %s is published %d times", v.Name, pods)
+		}
+	}
+	e.scale("web", 1)
+	e.attached(1)
+	e.agrees(3)
+	e.scale("web", 3)
+	e.running("web", 3)
+	e.attached(3)
+	e.calls("CreateVolume", 3)
+	e.deleteStatefulSet("web")
+	e.attached(0)
+	for i := range 3 {
+		e.deleteClaim(fmt.Sprintf("data-web-%d", i))
+	}
+	e.agrees(0)
+	e.calls("DeleteVolume", 3)
+}
+
+func kubetestRun(ctx context.Context, e *env) func() {
+	return func() { kubetest.Kubelets{Client: e.client}.Run(ctx) }
+}
