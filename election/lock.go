@@ -18,16 +18,32 @@ import (
 // time. labels are put on it while this replica holds it. events receives who
 // became the holder; nil means nobody.
 func NewLock(client typedcoordinationv1.LeasesGetter, namespace, name string, labels map[string]string, events resourcelock.EventRecorder) (resourcelock.Interface, error) {
-	host, err := os.Hostname()
+	identity, err := identity()
 	if err != nil {
-		return nil, fmt.Errorf("reading the host name, by which a replica is told from others: %w", err)
+		return nil, err
 	}
 	return &resourcelock.LeaseLock{
 		LeaseMeta:  metav1.ObjectMeta{Namespace: namespace, Name: name},
 		Client:     client,
-		LockConfig: resourcelock.ResourceLockConfig{Identity: Sanitize(host), EventRecorder: events},
+		LockConfig: resourcelock.ResourceLockConfig{Identity: identity, EventRecorder: events},
 		Labels:     labels,
 	}, nil
+}
+
+// identity tells this replica from others: the name of its pod, from the environment
+// variable POD_NAME, else the host name, which is the same as a rule. Pods in the
+// network of their host share its name; without POD_NAME two of them on one host
+// would take each other for themselves. A restarted container has the identity that
+// it had before, and need not wait for the end of its own Lease.
+func identity() (string, error) {
+	if pod := os.Getenv("POD_NAME"); pod != "" {
+		return Sanitize(pod), nil
+	}
+	host, err := os.Hostname()
+	if err != nil {
+		return "", fmt.Errorf("reading the host name, by which a replica is told from others: %w", err)
+	}
+	return Sanitize(host), nil
 }
 
 var unsafeCharacters = regexp.MustCompile("[^a-zA-Z0-9-]")

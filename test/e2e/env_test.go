@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -285,6 +286,9 @@ func (b *logBuffer) String() string {
 // logged is what the process has written so far.
 func (p *process) logged() string { return p.log.String() }
 
+// replicas numbers the processes, which all have the same host name.
+var replicas atomic.Int32
+
 // run starts the program; it is killed at the end of the test, when it still runs.
 func (e *env) run(subcommand string, args ...string) *process {
 	e.t.Helper()
@@ -294,7 +298,7 @@ func (e *env) run(subcommand string, args ...string) *process {
 	}
 	args = append([]string{subcommand, "--kubeconfig", e.cp.Kubeconfig(), "--csi-address", e.plugin.Address(), "-v=2"}, args...)
 	p := &process{t: e.t, cmd: exec.Command(path, args...), log: &logBuffer{}, exited: make(chan struct{})}
-	p.cmd.Env = append(os.Environ(), "POD_NAMESPACE="+e.ns, "KUBECONFIG=")
+	p.cmd.Env = append(os.Environ(), "POD_NAMESPACE="+e.ns, "KUBECONFIG=", fmt.Sprintf("POD_NAME=replica-%d", replicas.Add(1)))
 	p.cmd.Stdout, p.cmd.Stderr = p.log, p.log
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := p.cmd.Start(); err != nil {
