@@ -1,0 +1,328 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/storage-controller/storage-controller/csiclient/csitest"
+	"github.com/storage-controller/storage-controller/internal/kubetest"
+)
+
+const (
+	namespace = "bench"
+	userAgent = "storage-bench"
+	// parallel is how many requests the bench itself has under way.
+	parallel = 50
+)
+
+type bench struct {
+	o      options
+	cp     *kubetest.ControlPlane
+	client kubernetes.Interface
+	plugin *csitest.Plugin // nil: a driver of somebody else
+	driver string
+	socket string
+
+	pids     []int
+	logs     []string
+	commands []string
+	volumes  []string // names of PersistentVolumes
+}
+
+func newClient(cp *kubetest.ControlPlane) (kubernetes.Interface, error) {
+	cfg := cp.Config()
+	cfg.UserAgent = userAgent
+	return kubernetes.NewForConfig(cfg)
+}
+
+// each does something n times, many at the same time, until one fails.
+func each(ctx context.Context, n int, do func(ctx context.Context, i int) error) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	next := make(chan int)
+	var wg sync.WaitGroup
+	for range parallel {
+		wg.Go(func() {
+			for i := range next {
+				if err := do(ctx, i); err != nil {
+					cancel(err)
+				}
+			}
+		})
+	}
+	for i := range n {
+		select {
+		case next <- i:
+		case <-ctx.Done():
+		}
+	}
+	close(next)
+	wg.Wait()
+	return context.Cause(ctx)
+}
+
+// prepare makes what is there before the sidecars start.
+func (b *bench) prepare(ctx context.Context) error {
+	if _, err := b.client.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{}); err != nil {
+		return err
+	}
+	if _, err := b.client.StorageV1().StorageClasses().Create(ctx, &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: "bench"}, Provisioner: b.driver}, metav1.CreateOptions{}); err != nil {
+		return err
+	}
+	if err := each(ctx, b.o.nodes, func(ctx context.Context, i int) error {
+		return kubetest.MakeNode(ctx, b.client, kubetest.NodeSpec{Name: node(i), Driver: b.driver})
+	}); err != nil {
+		return err
+	}
+	return each(ctx, b.o.foreign, b.foreign)
+}
+
+func node(i int) string { return fmt.Sprintf("node-%d", i) }
+
+// foreign makes a claim, its volume and its attachment of another driver, of a
+// realistic size.
+func (b *bench) foreign(ctx context.Context, i int) error {
+	name := fmt.Sprintf("foreign-%d", i)
+	pvc := claim(name)
+	class := "foreign"
+	pvc.Spec.StorageClassName, pvc.Spec.VolumeName = &class, name
+	pvc.Annotations = map[string]string{"volume.kubernetes.io/storage-provisioner": "foreign.example.com", "pv.kubernetes.io/bind-completed": "yes"}
+	pvc.Labels = map[string]string{"app.kubernetes.io/name": "database", "app.kubernetes.io/instance": name}
+	made, err := b.client.CoreV1().PersistentVolumeClaims(namespace).Create(ctx, pvc, metav1.CreateOptions{})
+	if err != nil {
+		return err
+	}
+	pv := &corev1.PersistentVolume{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{"pv.kubernetes.io/provisioned-by": "foreign.example.com"}},
+		Spec: corev1.PersistentVolumeSpec{
+			AccessModes: pvc.Spec.AccessModes, Capacity: pvc.Spec.Resources.Requests, StorageClassName: class,
+			PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimDelete,
+			ClaimRef:                      &corev1.ObjectReference{Kind: "PersistentVolumeClaim", APIVersion: "v1", Namespace: namespace, Name: name, UID: made.UID},
+			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{
+				Driver: "foreign.example.com", VolumeHandle: "vol-" + string(made.UID), FSType: "ext4",
+				VolumeAttributes: map[string]string{"pool": "replicated", "cluster": "0123456789abcdef", "storage.kubernetes.io/csiProvisionerIdentity": "1700000000000-1234-foreign.example.com"},
+			}},
+		},
+	}
+	if _, err := b.client.CoreV1().PersistentVolumes().Create(ctx, pv, metav1.CreateOptions{}); err != nil {
+		return err
+	}
+	_, err = b.client.StorageV1().VolumeAttachments().Create(ctx, &storagev1.VolumeAttachment{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec:       storagev1.VolumeAttachmentSpec{Attacher: "foreign.example.com", NodeName: node(i % b.o.nodes), Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &name}},
+	}, metav1.CreateOptions{})
+	return err
+}
+
+func claim(name string) *corev1.PersistentVolumeClaim {
+	class := "bench"
+	return &corev1.PersistentVolumeClaim{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: corev1.PersistentVolumeClaimSpec{
+			StorageClassName: &class, AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
+			Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}},
+		},
+	}
+}
+
+// run runs the phases, one after the other.
+func (b *bench) run(ctx context.Context, say func(string, ...any)) (*results, error) {
+	r := &results{Commands: b.commands, Volumes: b.o.volumes, Nodes: b.o.nodes, Foreign: b.o.foreign, Latency: b.o.latency.String()}
+	done := newTimes()
+	watching, stop := context.WithCancel(ctx)
+	defer stop()
+	factory := informers.NewSharedInformerFactory(b.client, 0)
+	b.watch(factory, done)
+	factory.Start(watching.Done())
+	factory.WaitForCacheSync(watching.Done())
+
+	// One volume warms everything up, and shows that the sidecars work at all.
+	say("waiting for the sidecars")
+	begin := b.begin()
+	if err := b.life(ctx, done, "warm-up", 0, 1, nil); err != nil {
+		return nil, err
+	}
+	r.Start = b.end(begin, "start and first volume", 1, time.Since(begin.at), nil)
+	say("idle for five seconds")
+	begin = b.begin()
+	select {
+	case <-time.After(5 * time.Second):
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+	r.Idle = b.end(begin, "idle", 0, 5*time.Second, nil)
+	err := b.life(ctx, done, "bench", 0, b.o.volumes, func(name string, begin sample, took time.Duration, latencies []time.Duration) {
+		p := b.end(begin, name, b.o.volumes, took, latencies)
+		r.Phases = append(r.Phases, p)
+		say("%-10s %5.1f s", name, took.Seconds())
+	})
+	return r, err
+}
+
+// life has volumes live their life, and tells of each phase, if there is anybody to tell.
+func (b *bench) life(ctx context.Context, done *times, prefix string, first, n int, tell func(string, sample, time.Duration, []time.Duration)) error {
+	name := func(i int) string { return fmt.Sprintf("%s-%d", prefix, first+i) }
+	claims := b.client.CoreV1().PersistentVolumeClaims(namespace)
+	attachments := b.client.StorageV1().VolumeAttachments()
+	phases := []struct {
+		name string
+		do   func(ctx context.Context, i int) error
+	}{
+		{"provision", func(ctx context.Context, i int) error {
+			_, err := claims.Create(ctx, claim(name(i)), metav1.CreateOptions{})
+			return err
+		}},
+		{"attach", func(ctx context.Context, i int) error {
+			volume := done.volume(name(i))
+			_, err := attachments.Create(ctx, &storagev1.VolumeAttachment{
+				ObjectMeta: metav1.ObjectMeta{Name: name(i)},
+				Spec:       storagev1.VolumeAttachmentSpec{Attacher: b.driver, NodeName: node(i % b.o.nodes), Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &volume}},
+			}, metav1.CreateOptions{})
+			return err
+		}},
+		{"detach", func(ctx context.Context, i int) error {
+			return attachments.Delete(ctx, name(i), metav1.DeleteOptions{})
+		}},
+		{"delete", func(ctx context.Context, i int) error { return claims.Delete(ctx, name(i), metav1.DeleteOptions{}) }},
+	}
+	for _, p := range phases {
+		begin := b.begin()
+		began := make([]time.Time, n)
+		if err := each(ctx, n, func(ctx context.Context, i int) error {
+			began[i] = time.Now()
+			return p.do(ctx, i)
+		}); err != nil {
+			return fmt.Errorf("%s: %w", p.name, err)
+		}
+		latencies := make([]time.Duration, n)
+		for i := range n {
+			at, err := done.wait(ctx, p.name+" "+name(i))
+			if err != nil {
+				return fmt.Errorf("%s: waiting for %s: %w%s", p.name, name(i), err, b.tails())
+			}
+			latencies[i] = at.Sub(began[i])
+		}
+		if tell != nil {
+			tell(p.name, begin, time.Since(begin.at), latencies)
+		}
+		// Binding goes on after the volume is there; the next phase must not pay for it.
+		for i := range n {
+			if p.name == "provision" {
+				if _, err := done.wait(ctx, "bound "+name(i)); err != nil {
+					return fmt.Errorf("waiting for %s to be bound: %w", name(i), err)
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// watch notes when things are done: "PHASE NAME".
+func (b *bench) watch(factory informers.SharedInformerFactory, done *times) {
+	add := func(i cache.SharedIndexInformer, seen func(any), gone func(any)) {
+		_, err := i.AddEventHandler(cache.ResourceEventHandlerFuncs{
+			AddFunc: seen, UpdateFunc: func(_, obj any) { seen(obj) }, DeleteFunc: func(obj any) {
+				if missed, ok := obj.(cache.DeletedFinalStateUnknown); ok {
+					obj = missed.Obj
+				}
+				gone(obj)
+			},
+		})
+		if err != nil {
+			panic(err) // a new informer cannot refuse
+		}
+	}
+	add(factory.Core().V1().PersistentVolumes().Informer(), func(obj any) {
+		if pv := obj.(*corev1.PersistentVolume); pv.Spec.ClaimRef != nil {
+			done.made(pv.Spec.ClaimRef.Name, pv.Name)
+			done.note("provision " + pv.Spec.ClaimRef.Name)
+		}
+	}, func(obj any) { done.note("delete " + obj.(*corev1.PersistentVolume).Spec.ClaimRef.Name) })
+	add(factory.Core().V1().PersistentVolumeClaims().Informer(), func(obj any) {
+		if pvc := obj.(*corev1.PersistentVolumeClaim); pvc.Status.Phase == corev1.ClaimBound {
+			done.note("bound " + pvc.Name)
+		}
+	}, func(any) {})
+	add(factory.Storage().V1().VolumeAttachments().Informer(), func(obj any) {
+		if va := obj.(*storagev1.VolumeAttachment); va.Status.Attached {
+			done.note("attach " + va.Name)
+		}
+	}, func(obj any) { done.note("detach " + obj.(*storagev1.VolumeAttachment).Name) })
+}
+
+// tails is the end of the logs of the sidecars, for an error.
+func (b *bench) tails() string {
+	var out strings.Builder
+	for i, name := range b.logs {
+		data, err := os.ReadFile(name)
+		if err != nil {
+			continue
+		}
+		lines := strings.Split(strings.TrimSpace(string(data)), "\n")
+		fmt.Fprintf(&out, "\nthe end of the log of %q:\n%s", b.commands[i], strings.Join(lines[max(0, len(lines)-15):], "\n"))
+	}
+	return out.String()
+}
+
+// times is when things were done.
+type times struct {
+	mu      sync.Mutex
+	at      map[string]time.Time
+	volumes map[string]string
+	changed chan struct{}
+}
+
+func newTimes() *times {
+	return &times{at: map[string]time.Time{}, volumes: map[string]string{}, changed: make(chan struct{})}
+}
+
+func (t *times) note(what string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if _, known := t.at[what]; !known {
+		t.at[what] = time.Now()
+		close(t.changed)
+		t.changed = make(chan struct{})
+	}
+}
+
+func (t *times) made(claim, volume string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.volumes[claim] = volume
+}
+
+func (t *times) volume(claim string) string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.volumes[claim]
+}
+
+func (t *times) wait(ctx context.Context, what string) (time.Time, error) {
+	for {
+		t.mu.Lock()
+		at, ok := t.at[what]
+		changed := t.changed
+		t.mu.Unlock()
+		if ok {
+			return at, nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return time.Time{}, context.Cause(ctx)
+		}
+	}
+}

@@ -1,0 +1,168 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+)
+
+// results is what a run has measured.
+type results struct {
+	Commands []string `json:"commands"`
+	Volumes  int      `json:"volumes"`
+	Nodes    int      `json:"nodes"`
+	Foreign  int      `json:"foreign"`
+	Latency  string   `json:"latency"`
+	Start    phase    `json:"start"`
+	Idle     phase    `json:"idle"`
+	Phases   []phase  `json:"phases"`
+}
+
+// phase is one part of a run; everything but the times is of the sidecars alone.
+type phase struct {
+	Name             string         `json:"name"`
+	Seconds          float64        `json:"seconds"`
+	VolumesPerSecond float64        `json:"volumesPerSecond"`
+	P50              float64        `json:"p50Seconds"`
+	P99              float64        `json:"p99Seconds"`
+	CPUSeconds       float64        `json:"cpuSeconds"`
+	ResidentBytes    int64          `json:"residentBytes"`
+	BytesRead        int64          `json:"bytesRead"`
+	Requests         map[string]int `json:"requests"` // by verb and resource
+	Calls            map[string]int `json:"calls"`    // by CSI method
+}
+
+// sample is the state of the counters at the begin of a phase.
+type sample struct {
+	at    time.Time
+	cpu   float64
+	read  int64
+	audit int64
+	calls map[string]int
+}
+
+var csiMethods = []string{"CreateVolume", "ControllerPublishVolume", "ControllerUnpublishVolume", "DeleteVolume"}
+
+func (b *bench) begin() sample {
+	s := sample{at: time.Now(), calls: map[string]int{}}
+	for _, pid := range b.pids {
+		s.cpu += cpuSeconds(pid)
+		s.read += field(fmt.Sprintf("/proc/%d/io", pid), "rchar:")
+	}
+	s.audit, _ = b.cp.AuditMark() // a log that cannot be read is an error at the end of the phase
+	if b.plugin != nil {
+		for _, m := range csiMethods {
+			s.calls[m] = b.plugin.Count(m)
+		}
+	}
+	return s
+}
+
+func (b *bench) end(begin sample, name string, n int, took time.Duration, latencies []time.Duration) phase {
+	now := b.begin()
+	p := phase{
+		Name: name, Seconds: took.Seconds(), VolumesPerSecond: float64(n) / took.Seconds(),
+		CPUSeconds: now.cpu - begin.cpu, BytesRead: now.read - begin.read,
+		Requests: map[string]int{}, Calls: map[string]int{},
+	}
+	if len(latencies) > 0 {
+		slices.Sort(latencies)
+		p.P50, p.P99 = latencies[len(latencies)/2].Seconds(), latencies[len(latencies)*99/100].Seconds()
+	}
+	for _, pid := range b.pids {
+		p.ResidentBytes += field(fmt.Sprintf("/proc/%d/status", pid), "VmRSS:") * 1024
+	}
+	records, err := b.cp.AuditSince(begin.audit, "")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "bench: reading the audit log:", err)
+	}
+	for _, r := range records {
+		if r.Object.Resource != "" && !ofControlPlane(r.UserAgent) && (r.Verb != "watch" || r.Stage == "ResponseStarted") {
+			p.Requests[r.Verb+" "+r.Resource()]++
+		}
+	}
+	for m, count := range now.calls {
+		if c := count - begin.calls[m]; c > 0 {
+			p.Calls[m] = c
+		}
+	}
+	return p
+}
+
+// ofControlPlane tells whether a request is one of the control plane, or of the bench.
+func ofControlPlane(agent string) bool {
+	for _, prefix := range []string{"kube-controller-manager", "kube-scheduler", "kube-apiserver", "controlplane", userAgent, "kubetest.test", "bench/", "Go-http-client"} {
+		if strings.HasPrefix(agent, prefix) {
+			return true
+		}
+	}
+	return false
+}
+
+// cpuSeconds is what a process has used so far.
+func cpuSeconds(pid int) float64 {
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0
+	}
+	_, rest, _ := strings.Cut(string(data), ") ")
+	fields := strings.Fields(rest)
+	if len(fields) < 13 {
+		return 0
+	}
+	user, _ := strconv.ParseFloat(fields[11], 64)
+	system, _ := strconv.ParseFloat(fields[12], 64)
+	return (user + system) / 100 // clock ticks, of which Linux shows 100 a second
+}
+
+// field is the number behind a word in a file of /proc.
+func field(file, word string) int64 {
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return 0
+	}
+	for line := range strings.Lines(string(data)) {
+		if fields := strings.Fields(line); len(fields) > 1 && fields[0] == word {
+			n, _ := strconv.ParseInt(fields[1], 10, 64)
+			return n
+		}
+	}
+	return 0
+}
+
+// table prints r for people.
+func (r *results) table(out io.Writer) {
+	fmt.Fprintf(out, "\n%d volumes, %d nodes, driver latency %s, %d volumes of other drivers\n", r.Volumes, r.Nodes, r.Latency, r.Foreign)
+	for _, c := range r.Commands {
+		fmt.Fprintf(out, "measured: %s\n", c)
+	}
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(w, "\nphase\tseconds\tvolumes/s\tp50 s\tp99 s\tCPU s\tRSS MiB\tread MiB\t")
+	var cpu float64
+	for _, p := range append([]phase{r.Start, r.Idle}, r.Phases...) {
+		fmt.Fprintf(w, "%s\t%.2f\t%.0f\t%.3f\t%.3f\t%.2f\t%.1f\t%.1f\t\n", p.Name, p.Seconds, p.VolumesPerSecond, p.P50, p.P99, p.CPUSeconds,
+			float64(p.ResidentBytes)/(1<<20), float64(p.BytesRead)/(1<<20))
+	}
+	for _, p := range r.Phases {
+		cpu += p.CPUSeconds
+	}
+	w.Flush()
+	fmt.Fprintf(out, "\nCPU per volume, whole life: %.2f ms\n", cpu*1000/float64(r.Volumes))
+	for _, p := range r.Phases {
+		fmt.Fprintf(out, "%-10s calls per volume: %s; requests per volume: %s\n", p.Name, per(p.Calls, r.Volumes), per(p.Requests, r.Volumes))
+	}
+}
+
+func per(counts map[string]int, n int) string {
+	var items []string
+	for _, k := range slices.Sorted(maps.Keys(counts)) {
+		items = append(items, fmt.Sprintf("%s %.2f", k, float64(counts[k])/float64(n)))
+	}
+	return strings.Join(items, ", ")
+}
