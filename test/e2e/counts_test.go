@@ -19,7 +19,7 @@ import (
 // TestOneCallAndFewWritesPerVolume lets volumes live their whole life and counts
 // what that takes, at the driver and in the audit log.
 func TestOneCallAndFewWritesPerVolume(t *testing.T) {
-	const n = 200
+	const n = 200 // also more than the 25 events that client-go lets through at once
 	e := newEnv(t, csitest.Config{Latency: 20 * time.Millisecond, Segments: []map[string]string{{}}}, 4)
 	class := e.class(false, nil)
 	e.run("all")
@@ -32,6 +32,14 @@ func TestOneCallAndFewWritesPerVolume(t *testing.T) {
 	}
 	e.calls("CreateVolume", n)
 	mark = e.writes(mark, map[string]int{"create persistentvolumes": n})
+
+	e.eventually("there is an event for every volume", func(ctx context.Context) error {
+		events, err := e.client.CoreV1().Events(e.ns).List(ctx, metav1.ListOptions{FieldSelector: "reason=ProvisioningSucceeded"})
+		if err == nil && len(events.Items) != n {
+			err = fmt.Errorf("there are %d", len(events.Items))
+		}
+		return err
+	})
 
 	e.parallel(n, func(i int) { e.attach(fmt.Sprintf("a%d", i), volumes[i], e.nodes[i%len(e.nodes)]) })
 	e.attached(n)
