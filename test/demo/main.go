@@ -1,0 +1,229 @@
+// Command demo shows storage-controller at work: it starts a real control plane, the
+// host driver and "storage-controller all", has claims and pods live their life, and
+// checks that nothing is left behind. It needs Go, git and make, and nothing else.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/storage-controller/storage-controller/internal/kubetest"
+)
+
+const driverName = "host.storage-controller.example.com"
+
+func main() {
+	replicas := flag.Int("replicas", 3, "replicas of the StatefulSet")
+	stay := flag.Bool("stay", false, "stay up before everything is deleted, until Ctrl-C")
+	flag.Parse()
+	if *replicas < 2 || *replicas > 100 {
+		fmt.Fprintln(os.Stderr, "demo: --replicas must be between 2 and 100")
+		os.Exit(2)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	d := &demo{replicas: *replicas, begin: time.Now()}
+	err := d.run(ctx, *stay)
+	d.close()
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "\n✗ %v\n", err)
+		os.Exit(1)
+	}
+}
+
+// demo is a run of the demonstration.
+type demo struct {
+	replicas int
+	begin    time.Time // of the demo itself, after everything was built
+	step     string    // the one under way, for errors
+	log      string    // that tells most about it
+
+	dir       string
+	cp        *kubetest.ControlPlane
+	client    kubernetes.Interface
+	endpoint  string // of the diagnostics of storage-controller
+	processes []*exec.Cmd
+	kubelets  func()   // ends what plays the kubelets; nil before it runs
+	last      state    // what was there when it was looked at last
+	numbers   []string // for the summary
+}
+
+func (d *demo) run(ctx context.Context, stay bool) error {
+	steps := []struct {
+		name string
+		log  string
+		do   func(context.Context) error
+	}{
+		{"Building storage-controller and the host driver", "", d.build},
+		{"Starting a Kubernetes control plane", "", d.startControlPlane},
+		{"Starting the host driver: a CSI driver whose volumes are directories", "hostdriver.log", d.startDriver},
+		{"Starting storage-controller all", "storage-controller.log", d.startController},
+		{"Making three nodes in two zones, and two StorageClasses", "", d.makeCluster},
+		{"A claim of a class with immediate binding", "storage-controller.log", d.immediate},
+		{fmt.Sprintf("A StatefulSet with %d replicas, whose claims wait for their pods", d.replicas), "storage-controller.log", d.statefulSet},
+		{"Scaling down to one replica: volumes are detached and kept", "storage-controller.log", d.scaleDown},
+		{"", "", func(ctx context.Context) error { return d.look(ctx, stay) }},
+		{"Deleting everything", "storage-controller.log", d.deleteAll},
+		{"Looking for anything that is left", "storage-controller.log", d.nothingLeft},
+	}
+	for _, s := range steps {
+		d.step, d.log = s.name, s.log
+		begin := time.Now()
+		if s.name != "" {
+			fmt.Printf("\n\033[1m▸ %s\033[0m\n", s.name)
+		}
+		if err := s.do(ctx); err != nil {
+			if ctx.Err() != nil {
+				return errors.New("interrupted")
+			}
+			return fmt.Errorf("step %q failed: %w%s", s.name, err, d.tail())
+		}
+		if s.name != "" {
+			fmt.Printf("  done in %.1f s\n", time.Since(begin).Seconds())
+		}
+	}
+	fmt.Printf("\n\033[1m✓ Nothing is left behind.\033[0m The demo took %.0f s.\n", time.Since(d.begin).Seconds())
+	for _, n := range d.numbers {
+		fmt.Println("  " + n)
+	}
+	return nil
+}
+
+// tail is the end of the log of the step under way.
+func (d *demo) tail() string {
+	if d.log == "" {
+		return ""
+	}
+	data, err := os.ReadFile(filepath.Join(d.dir, d.log))
+	if err != nil {
+		return ""
+	}
+	lines := strings.Split(strings.TrimSpace(string(data)), "\n")
+	return fmt.Sprintf("\n\nthe end of %s:\n%s", d.log, strings.Join(lines[max(0, len(lines)-25):], "\n"))
+}
+
+func (d *demo) close() {
+	if d.kubelets != nil {
+		d.kubelets()
+	}
+	for i := len(d.processes) - 1; i >= 0; i-- {
+		p := d.processes[i]
+		_ = p.Process.Signal(syscall.SIGTERM)
+		ended := make(chan struct{})
+		go func() { _ = p.Wait(); close(ended) }()
+		select {
+		case <-ended:
+		case <-time.After(20 * time.Second):
+			_ = p.Process.Kill()
+		}
+	}
+	if d.cp != nil {
+		d.cp.Stop()
+	}
+	if d.dir != "" {
+		os.RemoveAll(d.dir)
+	}
+}
+
+func (d *demo) build(ctx context.Context) error {
+	var err error
+	if d.dir, err = os.MkdirTemp("", "demo-"); err != nil {
+		return err
+	}
+	for name, pkg := range map[string]string{"storage-controller": "./cmd/storage-controller", "hostdriver": "./test/hostdriver"} {
+		cmd := exec.CommandContext(ctx, "go", "build", "-tags", "grpcnotrace", "-o", filepath.Join(d.dir, name), pkg)
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return fmt.Errorf("building %s (is this the top of the repository?): %w\n%s", pkg, err, out)
+		}
+	}
+	if _, err := kubetest.Build(ctx, os.Stdout); err != nil {
+		return err
+	}
+	d.begin = time.Now()
+	return nil
+}
+
+func (d *demo) startControlPlane(ctx context.Context) (err error) {
+	d.cp, err = kubetest.Start(ctx, kubetest.Config{Dir: filepath.Join(d.dir, "controlplane"), ControllerManager: true, Scheduler: true, Audit: true, Progress: indented{}})
+	if err == nil {
+		d.client = d.cp.Client()
+	}
+	return err
+}
+
+// indented is standard output, indented.
+type indented struct{}
+
+func (indented) Write(p []byte) (int, error) {
+	for line := range strings.Lines(string(p)) {
+		fmt.Print("  " + line)
+	}
+	return len(p), nil
+}
+
+// start runs a program with its output in a log of its name.
+func (d *demo) start(name string, args ...string) error {
+	log, err := os.Create(filepath.Join(d.dir, name+".log"))
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	cmd := exec.Command(filepath.Join(d.dir, name), args...)
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.Env = append(os.Environ(), "KUBECONFIG=")
+	// Ctrl-C reaches the demo alone, which ends the others in order; none outlives it.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	d.processes = append(d.processes, cmd)
+	fmt.Printf("  $ %s %s\n", name, strings.Join(args, " "))
+	return nil
+}
+
+func (d *demo) socket() string { return filepath.Join(d.dir, "csi.sock") }
+func (d *demo) root() string   { return filepath.Join(d.dir, "volumes") }
+
+func (d *demo) startDriver(ctx context.Context) error {
+	args := []string{"--endpoint", "unix://" + d.socket(), "--root", d.root(), "--driver-name", driverName, "--latency", "50ms"}
+	for name, zone := range nodes {
+		args = append(args, "--node", name+"="+zoneKey+"="+zone)
+	}
+	if err := d.start("hostdriver", args...); err != nil {
+		return err
+	}
+	return await(ctx, func(context.Context) error {
+		conn, err := net.Dial("unix", d.socket())
+		if err == nil {
+			conn.Close()
+		}
+		return err
+	})
+}
+
+func (d *demo) startController(ctx context.Context) error {
+	free, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return err
+	}
+	d.endpoint = free.Addr().String()
+	free.Close()
+	err = d.start("storage-controller", "all", "--csi-address", d.socket(), "--kubeconfig", d.cp.Kubeconfig(), "--http-endpoint", d.endpoint, "--leader-election", "-v=2")
+	if err != nil {
+		return err
+	}
+	return await(ctx, d.ready)
+}

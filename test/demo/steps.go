@@ -1,0 +1,219 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
+
+	"github.com/storage-controller/storage-controller/internal/kubetest"
+)
+
+const (
+	namespace = "default"
+	zoneKey   = "topology.example.com/zone"
+	immediate = "host-immediate"
+	late      = "host-wait-for-pod"
+)
+
+// nodes is the zone of each node.
+var nodes = map[string]string{"node-1": "east", "node-2": "east", "node-3": "west"}
+
+// limit is how long a step waits for what it expects.
+const limit = time.Minute
+
+// await waits until check is nil.
+func await(ctx context.Context, check func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	for {
+		err := check(ctx)
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("not after %v: %w", limit, err)
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+// ready asks storage-controller whether it is.
+func (d *demo) ready(ctx context.Context) error {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+d.endpoint+"/readyz?verbose", nil)
+	if err != nil {
+		return err
+	}
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return err
+	}
+	defer response.Body.Close()
+	body, err := io.ReadAll(response.Body)
+	if err != nil {
+		return err
+	}
+	if response.StatusCode != http.StatusOK || !strings.Contains(string(body), "watches ok") {
+		return errors.New(strings.TrimSpace(string(body)))
+	}
+	return nil
+}
+
+func (d *demo) makeCluster(ctx context.Context) error {
+	for _, name := range slices.Sorted(maps.Keys(nodes)) {
+		spec := kubetest.NodeSpec{Name: name, Labels: map[string]string{zoneKey: nodes[name]}, Driver: driverName, TopologyKeys: []string{zoneKey}}
+		if err := kubetest.MakeNode(ctx, d.client, spec); err != nil {
+			return err
+		}
+		fmt.Printf("  node %s in zone %s\n", name, nodes[name])
+	}
+	for name, mode := range map[string]storagev1.VolumeBindingMode{immediate: storagev1.VolumeBindingImmediate, late: storagev1.VolumeBindingWaitForFirstConsumer} {
+		class := &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: name}, Provisioner: driverName, VolumeBindingMode: &mode}
+		if _, err := d.client.StorageV1().StorageClasses().Create(ctx, class, metav1.CreateOptions{}); err != nil {
+			return err
+		}
+		fmt.Printf("  StorageClass %s\n", name)
+	}
+	playing, stop := context.WithCancel(ctx)
+	var ended sync.WaitGroup
+	ended.Go(func() { kubetest.Kubelets{Client: d.client}.Run(playing) }) // there are no machines behind the nodes
+	d.kubelets = func() { stop(); ended.Wait() }
+	return nil
+}
+
+func claim(name, class string) corev1.PersistentVolumeClaim {
+	return corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.PersistentVolumeClaimSpec{
+		StorageClassName: &class, AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
+		Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}},
+	}}
+}
+
+func (d *demo) immediate(ctx context.Context) error {
+	begin := time.Now()
+	if _, err := d.client.CoreV1().PersistentVolumeClaims(namespace).Create(ctx, ptr.To(claim("alone", immediate)), metav1.CreateOptions{}); err != nil {
+		return err
+	}
+	err := d.watch(ctx, begin, func(s state) error { return s.want(1, 0, 0) })
+	if err == nil {
+		d.numbers = append(d.numbers, fmt.Sprintf("%4.0f ms from a claim to a bound volume, 50 ms of them the driver's", time.Since(begin).Seconds()*1000))
+	}
+	return err
+}
+
+func (d *demo) statefulSet(ctx context.Context) error {
+	labels := map[string]string{"app": "web"}
+	set := &appsv1.StatefulSet{ObjectMeta: metav1.ObjectMeta{Name: "web"}, Spec: appsv1.StatefulSetSpec{
+		Replicas: ptr.To(int32(d.replicas)), ServiceName: "web", Selector: &metav1.LabelSelector{MatchLabels: labels}, PodManagementPolicy: appsv1.ParallelPodManagement,
+		VolumeClaimTemplates: []corev1.PersistentVolumeClaim{claim("data", late)},
+		Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: corev1.PodSpec{
+			TerminationGracePeriodSeconds: ptr.To[int64](0),
+			Containers:                    []corev1.Container{{Name: "web", Image: "none", VolumeMounts: []corev1.VolumeMount{{Name: "data", MountPath: "/data"}}}},
+			TopologySpreadConstraints:     []corev1.TopologySpreadConstraint{{MaxSkew: 1, TopologyKey: zoneKey, WhenUnsatisfiable: corev1.DoNotSchedule, LabelSelector: &metav1.LabelSelector{MatchLabels: labels}}},
+		}},
+	}}
+	begin := time.Now()
+	if _, err := d.client.AppsV1().StatefulSets(namespace).Create(ctx, set, metav1.CreateOptions{}); err != nil {
+		return err
+	}
+	err := d.watch(ctx, begin, func(s state) error { return s.want(1+d.replicas, d.replicas, d.replicas) })
+	if err == nil {
+		d.numbers = append(d.numbers, fmt.Sprintf("%4.0f ms from a StatefulSet of %d to its last running pod", time.Since(begin).Seconds()*1000, d.replicas))
+	}
+	return err
+}
+
+func (d *demo) scaleDown(ctx context.Context) error {
+	begin := time.Now()
+	if _, err := d.client.AppsV1().StatefulSets(namespace).Patch(ctx, "web", types.MergePatchType, []byte(`{"spec":{"replicas":1}}`), metav1.PatchOptions{}); err != nil {
+		return err
+	}
+	return d.watch(ctx, begin, func(s state) error { return s.want(1+d.replicas, 1, 1) })
+}
+
+// look shows how to look around, and stays where that was asked for.
+func (d *demo) look(ctx context.Context, stay bool) error {
+	fmt.Printf(`
+  To look around while it is up (make demo ARGS=--stay keeps it so):
+    export KUBECONFIG=%s
+    kubectl get pvc,pv,volumeattachments,pods -o wide
+    kubectl describe pvc alone
+    curl http://%s/metrics
+    ls %s
+`, d.cp.Kubeconfig(), d.endpoint, d.root())
+	if !stay {
+		return nil
+	}
+	fmt.Println("\n  Staying up. Ctrl-C ends it.")
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+func (d *demo) deleteAll(ctx context.Context) error {
+	begin := time.Now()
+	if err := d.client.AppsV1().StatefulSets(namespace).Delete(ctx, "web", metav1.DeleteOptions{}); err != nil {
+		return err
+	}
+	if err := d.client.CoreV1().PersistentVolumeClaims(namespace).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
+		return err
+	}
+	return d.watch(ctx, begin, func(s state) error { return s.want(0, 0, 0) })
+}
+
+func (d *demo) nothingLeft(ctx context.Context) error {
+	s, err := d.state(ctx)
+	if err != nil {
+		return err
+	}
+	if err := s.want(0, 0, 0); err != nil {
+		return err
+	}
+	fmt.Println("  no claim, no PersistentVolume, no VolumeAttachment, no directory")
+	return d.count()
+}
+
+// count adds what the audit log tells about the program.
+func (d *demo) count() error {
+	records, err := d.cp.AuditSince(0, "storage-controller/")
+	if err != nil {
+		return err
+	}
+	watches, writes := 0, 0
+	for _, r := range records {
+		switch {
+		case r.Verb == "watch" && r.Stage == "ResponseStarted":
+			watches++
+		case r.IsWrite() && r.Object.Resource != "events" && r.Object.Resource != "leases":
+			writes++
+		}
+	}
+	d.numbers = append(d.numbers, fmt.Sprintf("%4d watches, and %d writes for the whole life of %d volumes", watches, writes, 1+d.replicas))
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", d.processes[1].Process.Pid))
+	if err != nil {
+		return err
+	}
+	for line := range strings.Lines(string(status)) {
+		if kb, ok := strings.CutPrefix(line, "VmRSS:"); ok {
+			var n float64
+			if _, err := fmt.Sscan(kb, &n); err == nil {
+				d.numbers = append(d.numbers, fmt.Sprintf("%4.0f MiB of memory for provisioning and attaching", n/1024))
+			}
+		}
+	}
+	return nil
+}
