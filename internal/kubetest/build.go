@@ -6,12 +6,15 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"syscall"
 	"time"
 )
@@ -74,7 +77,7 @@ func Build(ctx context.Context, progress io.Writer) (string, error) {
 		return "", err
 	}
 	defer lock.Close()
-	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX); err != nil {
+	if err := lockFile(ctx, lock, progress); err != nil {
 		return "", fmt.Errorf("waiting for another build of the control plane: %w", err)
 	}
 	if _, err := os.Stat(path); err == nil {
@@ -83,6 +86,25 @@ func Build(ctx context.Context, progress io.Writer) (string, error) {
 	return path, build(ctx, module, path, progress)
 }
 
+// lockFile waits until no other process holds lock, which it tells to progress.
+func lockFile(ctx context.Context, lock *os.File, progress io.Writer) error {
+	for attempt := 0; ; attempt++ {
+		err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+		if !errors.Is(err, syscall.EWOULDBLOCK) && !errors.Is(err, syscall.EINTR) {
+			return err
+		}
+		if attempt == 0 {
+			fmt.Fprintln(progress, "Waiting for another process, which is compiling the Kubernetes control plane.")
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-time.After(200 * time.Millisecond):
+		}
+	}
+}
+
+// build compiles module into path, which appears only when it is complete.
 func build(ctx context.Context, module, path string, progress io.Writer) error {
 	fmt.Fprintln(progress, "Compiling the Kubernetes control plane: about five minutes the first time, and once per machine.")
 	begin := time.Now()
@@ -115,21 +137,28 @@ func build(ctx context.Context, module, path string, progress io.Writer) error {
 	return os.Rename(path+".new", path)
 }
 
-// contentHash changes with the source of the module and with the compiler.
+// contentHash changes with whatever the program is made of: the files of the
+// module and of its packages, apart from tests, and the compiler.
 func contentHash(module string) (string, error) {
-	files, err := filepath.Glob(filepath.Join(module, "*.go"))
-	if err != nil {
-		return "", err
-	}
 	h := sha256.New()
-	fmt.Fprintln(h, runtime.Version(), runtime.GOARCH, kubernetesVersion)
-	for _, file := range append(files, filepath.Join(module, "go.mod"), filepath.Join(module, "go.sum")) {
-		data, err := os.ReadFile(file)
+	fmt.Fprintln(h, runtime.Version(), runtime.GOOS, runtime.GOARCH, kubernetesVersion)
+	err := filepath.WalkDir(module, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil {
-			return "", err
+			return err
 		}
-		fmt.Fprintln(h, filepath.Base(file), len(data))
+		name := entry.Name()
+		source := strings.HasSuffix(name, ".go") && !strings.HasSuffix(name, "_test.go")
+		if entry.IsDir() || !source && name != "go.mod" && name != "go.sum" {
+			return nil
+		}
+		data, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		relative, err := filepath.Rel(module, path)
+		fmt.Fprintln(h, relative, len(data))
 		h.Write(data)
-	}
-	return hex.EncodeToString(h.Sum(nil))[:16], nil
+		return err
+	})
+	return hex.EncodeToString(h.Sum(nil))[:16], err
 }

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"k8s.io/client-go/kubernetes"
@@ -74,6 +75,9 @@ func Start(ctx context.Context, cfg Config) (*ControlPlane, error) {
 		components = append(components, Scheduler)
 	}
 	args := []string{"up", "--dir", c.cfg.Dir, "--stop-with-stdin", "--components=" + strings.Join(components, ",")}
+	if c.temp {
+		args = append(args, "--remove-dir") // also when this process is killed and cannot
+	}
 	if cfg.Audit {
 		args = append(args, "--audit")
 	}
@@ -94,6 +98,8 @@ func (c *ControlPlane) run(ctx context.Context, args []string) error {
 	c.stdin = stdin
 	output := &watchedOutput{word: "ready after", found: make(chan struct{}), out: c.cfg.Progress}
 	cmd.Stdout, cmd.Stderr = output, output
+	// The Ctrl-C of a terminal is for this process, which may still need the API to clean up.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := cmd.Start(); err != nil {
 		close(c.exited)
 		return fmt.Errorf("starting the control plane: %w", err)

@@ -18,15 +18,15 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if dir := os.Getenv("KUBETEST_CHILD_DIR"); dir != "" {
-		child(dir)
+	if os.Getenv("KUBETEST_CHILD") != "" {
+		child()
 	}
 	Main(m)
 }
 
 // child starts a control plane and waits to be killed.
-func child(dir string) {
-	if _, err := Start(context.Background(), Config{Dir: dir}); err != nil {
+func child() {
+	if _, err := Start(context.Background(), Config{}); err != nil {
 		fmt.Println("failed:", err)
 		os.Exit(1)
 	}
@@ -100,7 +100,7 @@ func TestTwoSideBySide(t *testing.T) {
 func TestKilledTestLeavesNothing(t *testing.T) {
 	dir := t.TempDir()
 	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(os.Environ(), "KUBETEST_CHILD_DIR="+dir)
+	cmd.Env = append(os.Environ(), "KUBETEST_CHILD=1", "TMPDIR="+dir)
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -119,12 +119,71 @@ func TestKilledTestLeavesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = cmd.Wait()
-	Eventually(t, "all processes have ended", func(context.Context) error {
+	Eventually(t, "all processes have ended and their files are removed", func(context.Context) error {
 		if p := processesOf(t, dir); len(p) > 0 {
 			return errors.New(strings.Join(p, "\n"))
 		}
-		return nil
+		left, err := os.ReadDir(dir)
+		if err == nil && len(left) > 0 {
+			err = fmt.Errorf("left behind: %v", left)
+		}
+		return err
 	})
+}
+
+func TestContentHashFollowsTheProgram(t *testing.T) {
+	module := t.TempDir()
+	hash := func() string {
+		t.Helper()
+		sum, err := contentHash(module)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return sum
+	}
+	write := func(name, content string) {
+		t.Helper()
+		path := filepath.Join(module, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	last := hash()
+	for _, step := range []struct {
+		name, content string
+		changes       bool
+	}{
+		{"go.mod", "module x", true},
+		{"go.sum", "sum", true},
+		{"main.go", "package main", true},
+		{"sub/sub.go", "package sub", true},
+		{"sub/sub.go", "package sub // changed", true},
+		{"sub/sub_test.go", "package sub", false},
+		{"sub/notes.txt", "notes", false},
+		{"controlplane", "the program itself", false},
+	} {
+		write(step.name, step.content)
+		if now := hash(); (now != last) != step.changes {
+			t.Errorf("after writing %s the hash is %s, before it was %s; want a change: %t", step.name, now, last, step.changes)
+		} else {
+			last = now
+		}
+	}
+}
+
+func TestStopRemovesTheTemporaryDirectory(t *testing.T) {
+	temporary, err := Start(t.Context(), Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	temporary.Stop()
+	temporary.Stop() // again does nothing
+	if _, err := os.Stat(temporary.Dir()); !os.IsNotExist(err) {
+		t.Errorf("%s is left behind: %v", temporary.Dir(), err)
+	}
 }
 
 // processesOf is the command lines of the processes that name dir.

@@ -45,7 +45,7 @@ func Get(t testing.TB, opts ...Option) *ControlPlane {
 	if shared.controlPlane == nil && shared.err == nil {
 		shared.config = cfg
 		cfg.Progress = firstBuild{}
-		shared.controlPlane, shared.err = Start(context.Background(), cfg)
+		shared.controlPlane, shared.err = Start(t.Context(), cfg)
 	}
 	if shared.err != nil {
 		t.Fatalf("starting the control plane: %v", shared.err)
@@ -71,13 +71,12 @@ func (firstBuild) Write(p []byte) (int, error) {
 // Main runs the tests and ends the control plane after them. Without it the
 // control plane ends with the process.
 func Main(m *testing.M) {
-	code := m.Run()
+	m.Run() // and its result is the exit status of the process, when TestMain returns
 	shared.Lock()
+	defer shared.Unlock()
 	if shared.controlPlane != nil {
 		shared.controlPlane.Stop()
 	}
-	shared.Unlock()
-	os.Exit(code)
 }
 
 // Namespace makes a namespace of its own for t.
