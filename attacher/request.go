@@ -19,7 +19,10 @@ type source struct {
 	spec *corev1.PersistentVolumeSpec
 }
 
-// What is wrong with an attachment by itself. Scripts and alerts match on the texts.
+// What is wrong with an attachment by itself. Scripts and alerts match on the
+// texts, which are those of csi-attacher.
+//
+//lint:file-ignore ST1005 the texts begin as users know them
 var (
 	errBothSources      = errors.New("both InlineCSIVolumeSource and PersistentVolumeName specified in VA source")
 	errNoSource         = errors.New("neither InlineCSIVolumeSource nor PersistentVolumeName specified in VA source")

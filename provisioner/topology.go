@@ -170,7 +170,7 @@ func selectedTerm(node string, known topologies) (keys []string, term topologyTe
 	}
 	labels, ok := known.node(node)
 	if !ok {
-		return nil, nil, fmt.Errorf("Node %q %w", node, errNodeGone)
+		return nil, nil, fmt.Errorf("node %q %w", node, errNodeGone)
 	}
 	if len(keys) == 0 {
 		return nil, nil, fmt.Errorf("%w: the driver has no topology keys on the selected node %q", errTopology, node)

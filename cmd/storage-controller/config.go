@@ -246,7 +246,7 @@ func newConfigCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			out, err := marshalSettings(s, common)
+			out, err := marshalSettings(s)
 			if err == nil {
 				_, err = cmd.OutOrStdout().Write(out)
 			}
@@ -274,7 +274,7 @@ func newConfigCommand() *cobra.Command {
 }
 
 // marshalSettings writes s as a configuration file that says the same.
-func marshalSettings(s settings, common []option) ([]byte, error) {
+func marshalSettings(s settings) ([]byte, error) {
 	values := map[string]any{}
 	if err := mapstructure.Decode(s, &values); err != nil {
 		return nil, fmt.Errorf("printing the configuration: %w", err)

@@ -38,7 +38,6 @@ type bench struct {
 	pids     []int
 	logs     []string
 	commands []string
-	volumes  []string // names of PersistentVolumes
 }
 
 func newClient(cp *kubetest.ControlPlane) (kubernetes.Interface, error) {

@@ -1,0 +1,50 @@
+# Everything here needs Go, git and make; the tests need a C compiler too, for the race detector.
+SHELL := /bin/bash
+BIN := bin
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
+
+.PHONY: help
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: build
+build: ## Build the program into bin/, static and stripped as it is released
+	CGO_ENABLED=0 go build -trimpath -tags grpcnotrace -ldflags '-s -w -X main.version=$(VERSION)' -o $(BIN)/storage-controller ./cmd/storage-controller
+
+.PHONY: demo
+demo: ## Show it at work on a real control plane; ARGS=--stay keeps that up
+	@go run ./test/demo $(ARGS)
+
+.PHONY: test
+test: lint ## Run the linters and all tests, with the race detector
+	go test -race -timeout 30m ./...
+	cd test/controlplane && go test ./...
+
+.PHONY: lint
+lint: ## Check formatting, vet and staticcheck
+	@out="$$(gofmt -l .)"; if [ -n "$$out" ]; then echo "not formatted: $$out"; exit 1; fi
+	go vet ./...
+	go run $(STATICCHECK) ./...
+
+.PHONY: generate
+generate: ## Write the pages of docs/ that are generated
+	UPDATE=1 go test -count=1 -run TestDocs ./cmd/storage-controller
+
+.PHONY: fuzz
+fuzz: ## Fuzz each target for FUZZTIME (default 30s)
+	@set -e; for target in $$(grep -rhoE '^func Fuzz[A-Za-z]+' --include=*_test.go . | awk '{print $$2}'); do \
+		dir=$$(dirname $$(grep -rlE "^func $$target\(" --include=*_test.go .)); \
+		echo "$$dir $$target"; go test -run '^$$' -fuzz "^$$target$$" -fuzztime $${FUZZTIME:-30s} $$dir; done
+
+.PHONY: bench
+bench: ## Measure the life of volumes; ARGS as for go run ./test/bench --help
+	go run ./test/bench $(ARGS)
+
+.PHONY: controlplane
+controlplane: ## Build the control plane of tests and demo into bin/
+	cd test/controlplane && CGO_ENABLED=0 go build -ldflags '-s -w' -o ../../$(BIN)/controlplane .
+
+.PHONY: clean
+clean: ## Remove what was built
+	rm -rf $(BIN)

@@ -1,0 +1,214 @@
+package main
+
+import (
+	"bytes"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// output runs the program in this process and returns its exit code and what it wrote.
+func output(t *testing.T, argv ...string) (code int, stdout, stderr string) {
+	t.Helper()
+	capture := func(file **os.File) func() string {
+		before := *file
+		r, w, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		*file = w
+		done := make(chan string)
+		go func() {
+			var b bytes.Buffer
+			_, _ = io.Copy(&b, r)
+			done <- b.String()
+		}()
+		return func() string {
+			w.Close()
+			*file = before
+			return <-done
+		}
+	}
+	out, err := capture(&os.Stdout), capture(&os.Stderr)
+	code = run(argv)
+	return code, out(), err()
+}
+
+func TestExitCodes(t *testing.T) {
+	t.Setenv("KUBECONFIG", "")
+	tests := map[string]struct {
+		argv   []string
+		code   int
+		stdout string // what must be in it
+		stderr string
+	}{
+		"no subcommand":                         {[]string{"storage-controller"}, 2, "", "a subcommand is needed"},
+		"unknown subcommand":                    {[]string{"storage-controller", "fly"}, 2, "", `unknown command "fly"`},
+		"help":                                  {[]string{"storage-controller", "--help"}, 0, "provision", ""},
+		"help of a role":                        {[]string{"storage-controller", "attach", "--help"}, 0, "--worker-threads", ""},
+		"version":                               {[]string{"/bin/storage-controller", "version"}, 0, "storage-controller dev", ""},
+		"version as a flag, before anything":    {[]string{"csi-provisioner", "--version", "--csi-address=tcp://x"}, 0, "csi-provisioner dev", ""},
+		"unknown flag":                          {[]string{"storage-controller", "provision", "--nope"}, 2, "", "unknown flag: --nope"},
+		"bad value":                             {[]string{"storage-controller", "attach", "--timeout=soon"}, 2, "", "--timeout"},
+		"negative workers":                      {[]string{"storage-controller", "attach", "--worker-threads=-1"}, 2, "", "--worker-threads"},
+		"no workers":                            {[]string{"csi-attacher", "-worker-threads", "0"}, 1, "", "--worker-threads: must be positive"},
+		"argument":                              {[]string{"storage-controller", "all", "x"}, 2, "", `unexpected argument "x"`},
+		"malformed label":                       {[]string{"storage-controller", "all", "--leader-election-labels=a"}, 2, "", "malformed item"},
+		"malformed gate":                        {[]string{"storage-controller", "all", "--feature-gates=Topology=maybe"}, 2, "", "malformed item"},
+		"unknown gate":                          {[]string{"storage-controller", "provision", "--feature-gates=Nope=true"}, 1, "", `unknown gate "Nope"`},
+		"both addresses":                        {[]string{"storage-controller", "provision", "--http-endpoint=:1", "--metrics-address=:2"}, 1, "", "--http-endpoint and --metrics-address"},
+		"address of another network":            {[]string{"csi-attacher", "-csi-address=tcp://x"}, 1, "", "--csi-address"},
+		"lease shorter than its renewal":        {[]string{"storage-controller", "provision", "--leader-election-renew-deadline=20s"}, 1, "", "--leader-election-lease-duration"},
+		"names of volumes that are too long":    {[]string{"storage-controller", "provision", "--volume-name-uuid-length=40"}, 1, "", "--volume-name-uuid-length"},
+		"protection that does not exist":        {[]string{"storage-controller", "all", "--provisioning-protection=some"}, 1, "", "--provisioning-protection"},
+		"unknown role":                          {[]string{"storage-controller", "all", "--controllers=provisioner,flyer"}, 1, "", `unknown role "flyer"`},
+		"log format":                            {[]string{"storage-controller", "all", "--logging-format=xml"}, 1, "", "--logging-format"},
+		"vmodule":                               {[]string{"storage-controller", "all", "--vmodule=x"}, 1, "", "--vmodule"},
+		"port of the endpoint":                  {[]string{"storage-controller", "all", "--http-endpoint=:99999999"}, 1, "", "serving metrics and health"},
+		"kubeconfig that is not there":          {[]string{"storage-controller", "all", "--kubeconfig=/does/not/exist"}, 1, "", "/does/not/exist"},
+		"no cluster":                            {[]string{"storage-controller", "all"}, 1, "", "--kubeconfig"},
+		"old klog flags and spellings are fine": {[]string{"storage-controller", "provision", "-logtostderr", "--log_dir=/x", "--stderrthreshold", "2", "-v5", "--worker-threads=0"}, 1, "", "--worker-threads"},
+		"everything wrong at once":              {[]string{"storage-controller", "all", "--provisioner-timeout=0", "--resync=-1s"}, 1, "", "--resync"},
+		"config validate":                       {[]string{"storage-controller", "config", "validate"}, 0, "valid", ""},
+		"config validate of nonsense":           {[]string{"storage-controller", "config", "validate", "--timeout=0s"}, 1, "", "--timeout"},
+		"config without a subcommand":           {[]string{"storage-controller", "config"}, 2, "", "print or validate"},
+		"completion":                            {[]string{"storage-controller", "completion", "bash"}, 0, "bash completion", ""},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			code, stdout, stderr := output(t, tt.argv...)
+			if code != tt.code || !strings.Contains(stdout, tt.stdout) || !strings.Contains(stderr, tt.stderr) {
+				t.Errorf("exit code %d, want %d\nstdout: %s\nstderr: %s", code, tt.code, stdout, stderr)
+			}
+			if tt.code == exitFailure && strings.Contains(stderr, "goroutine") {
+				t.Errorf("a stack dump: %s", stderr)
+			}
+		})
+	}
+}
+
+func TestSettings(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "config.yaml")
+	write := func(content string) {
+		t.Helper()
+		if err := os.WriteFile(file, []byte("apiVersion: storage-controller/v1alpha1\nkind: Configuration\n"+content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	read := func(args ...string) (settings, error) {
+		t.Helper()
+		cmd := newRoleCommand("all", "x", provisionerRole, attacherRole)
+		if err := cmd.ParseFlags(args); err != nil {
+			t.Fatal(err)
+		}
+		return readSettings(cmd.Flags(), commonOptions(true), allRoleOptions())
+	}
+	type got struct{ provisioner, attacher string }
+	tests := map[string]struct {
+		file string
+		env  map[string]string
+		args []string
+		want got // timeouts
+	}{
+		"defaults":                             {"", nil, nil, got{"15s", "15s"}},
+		"file at the top sets all":             {"timeout: 1s", nil, nil, got{"1s", "1s"}},
+		"file in a section sets one":           {"timeout: 1s\nattacher:\n  timeout: 2s", nil, nil, got{"1s", "2s"}},
+		"environment beats the file":           {"timeout: 1s", map[string]string{"TIMEOUT": "3s"}, nil, got{"3s", "3s"}},
+		"environment of one role":              {"timeout: 1s", map[string]string{"PROVISIONER_TIMEOUT": "4s"}, nil, got{"4s", "1s"}},
+		"flag beats the environment":           {"timeout: 1s", map[string]string{"TIMEOUT": "3s"}, []string{"--timeout=5s"}, got{"5s", "5s"}},
+		"flag of one role beats that of all":   {"", nil, []string{"--timeout=5s", "--attacher-timeout=6s"}, got{"5s", "6s"}},
+		"flag of all beats a section":          {"attacher:\n  timeout: 2s", nil, []string{"--timeout=5s"}, got{"5s", "5s"}},
+		"an empty environment is not set":      {"timeout: 1s", map[string]string{"TIMEOUT": ""}, nil, got{"1s", "1s"}},
+		"a section without options is no harm": {"attacher:\n", nil, nil, got{"15s", "15s"}},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			write(tt.file)
+			for k, v := range tt.env {
+				t.Setenv(envPrefix+k, v)
+			}
+			s, err := read(append(tt.args, "--config="+file)...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if g := (got{s.Provisioner.Timeout.String(), s.Attacher.Timeout.String()}); g != tt.want {
+				t.Errorf("got %v, want %v", g, tt.want)
+			}
+		})
+	}
+
+	t.Run("maps keep their case", func(t *testing.T) {
+		write("feature-gates:\n  Topology: false\nleader-election-labels: {Team: Storage}\nworker-threads: 7\nv: 3\ncontrollers: [provisioner]")
+		s, err := read("--config=" + file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if s.Common.FeatureGates.enabled("Topology") || s.Common.LeaseLabels["Team"] != "Storage" || s.Provisioner.WorkerThreads != 7 ||
+			s.Attacher.WorkerThreads != 7 || s.Common.Logging.Verbosity != 3 || len(s.Common.Controllers) != 1 {
+			t.Errorf("%+v", s)
+		}
+	})
+	t.Run("roles keep their own defaults", func(t *testing.T) {
+		s, err := read()
+		if err != nil || s.Provisioner.WorkerThreads != 100 || s.Attacher.WorkerThreads != 10 || s.Common.KubeAPIQPS != 0 {
+			t.Errorf("%v: %+v", err, s)
+		}
+	})
+	t.Run("what print prints means the same", func(t *testing.T) {
+		write("timeout: 7s\nprovisioner: {strict-topology: true}\nleader-election-labels: {a: b}")
+		before, err := read("--config="+file, "--http-endpoint=:1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		printed, err := marshalSettings(before)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(file, printed, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		after, err := read("--config=" + file)
+		if err != nil {
+			t.Fatalf("%v\n%s", err, printed)
+		}
+		again, err := marshalSettings(after)
+		if err != nil || string(again) != string(printed) {
+			t.Errorf("%v: got\n%s\nwant\n%s", err, again, printed)
+		}
+	})
+	for name, tt := range map[string]struct{ content, want string }{
+		"unknown key":                       {"workers: 3", `unknown key "workers"`},
+		"unknown key in a section":          {"attacher: {strict-topology: true}", `unknown key "attacher.strict-topology"`},
+		"section that is none":              {"attacher: 3", `key "attacher"`},
+		"key twice":                         {"timeout: 1s\ntimeout: 2s", "timeout"},
+		"value of the wrong kind":           {"timeout: often", "timeout"},
+		"number that is none":               {"worker-threads: many", "worker-threads"},
+		"not YAML":                          {"{", "configuration"},
+		"version is no option of a file":    {"version: true", `unknown key "version"`},
+		"a key that only the flags may set": {"config: x", `unknown key "config"`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			write(tt.content)
+			if _, err := read("--config=" + file); err == nil || !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("got %v, want an error with %q", err, tt.want)
+			}
+		})
+	}
+	t.Run("wrong header", func(t *testing.T) {
+		if err := os.WriteFile(file, []byte("kind: Other"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := read("--config=" + file); err == nil || !strings.Contains(err.Error(), "must begin with apiVersion") {
+			t.Errorf("got %v", err)
+		}
+	})
+	t.Run("file that is not there", func(t *testing.T) {
+		t.Setenv("STORAGE_CONTROLLER_CONFIG", "/does/not/exist")
+		if _, err := read(); err == nil || !strings.Contains(err.Error(), "/does/not/exist") {
+			t.Errorf("got %v", err)
+		}
+	})
+}

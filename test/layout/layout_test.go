@@ -1,0 +1,130 @@
+// Package layout holds the rules about the shape of the repository.
+package layout
+
+import (
+	"encoding/json"
+	"errors"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const module = "github.com/storage-controller/storage-controller"
+
+// maxBinary is the size that the released program must stay below, in bytes: less
+// than either of the two programs that it replaces.
+const maxBinary = 62_000_000
+
+type pkg struct {
+	ImportPath string
+	Imports    []string
+}
+
+// packages is those of the product, without tests.
+func packages(t *testing.T) []pkg {
+	t.Helper()
+	cmd := exec.Command("go", "list", "-json=ImportPath,Imports", module+"/...")
+	cmd.Dir = "../.."
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	var all []pkg
+	for decoder := json.NewDecoder(out); ; {
+		var p pkg
+		if err := decoder.Decode(&p); errors.Is(err, io.EOF) {
+			break
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, p)
+	}
+	if err := cmd.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+// allowed is what a package of this module may import of it, by their paths in it.
+var allowed = map[string][]string{
+	"csiclient":              {},
+	"csiclient/csitest":      {},
+	"election":               {},
+	"metrics":                {},
+	"internal/kube":          {},
+	"internal/kubetest":      {},
+	"internal/workloop":      {},
+	"provisioner":            {"csiclient", "election", "metrics", "internal/kube", "internal/workloop"},
+	"attacher":               {"csiclient", "election", "metrics", "internal/kube", "internal/workloop"},
+	"cmd/storage-controller": {"csiclient", "election", "metrics", "internal/kube", "internal/workloop", "provisioner", "attacher"},
+	"test/bench":             {"csiclient/csitest", "internal/kubetest"},
+	"test/demo":              {"internal/kubetest"},
+	"test/hostdriver":        {},
+}
+
+// confined is who may import a third party, by the begin of its path. A package
+// that is named twice has to keep to the longer begin.
+var confined = map[string][]string{
+	"github.com/spf13/":         {"cmd/storage-controller"},
+	"go.uber.org/zap":           {"cmd/storage-controller"},
+	"github.com/go-logr/zapr":   {"cmd/storage-controller"},
+	"k8s.io/kubernetes":         {},
+	"k8s.io/apiserver":          {},
+	"k8s.io/component-base":     {},
+	"sigs.k8s.io/controller-":   {},
+	"google.golang.org/grpc":    {"csiclient", "csiclient/csitest", "provisioner", "attacher", "test/hostdriver"},
+	"k8s.io/client-go":          {"cmd/storage-controller", "election", "internal/kube", "internal/kubetest", "internal/workloop", "provisioner", "attacher", "test/bench", "test/demo"},
+	"github.com/kubernetes-csi": {"csiclient"},
+}
+
+func TestImportsKeepToThePicture(t *testing.T) {
+	seen := map[string]bool{}
+	for _, p := range packages(t) {
+		name := strings.TrimPrefix(p.ImportPath, module+"/")
+		may, known := allowed[name]
+		seen[name] = true
+		if !known && len(p.Imports) > 0 {
+			t.Errorf("package %s is not in the picture: say in this test what it may import", name)
+			continue
+		}
+		for _, i := range p.Imports {
+			if of, ours := strings.CutPrefix(i, module+"/"); ours && !slices.Contains(may, of) {
+				t.Errorf("%s imports %s", name, of)
+			}
+			for begin, who := range confined {
+				if strings.HasPrefix(i, begin) && !slices.Contains(who, name) {
+					t.Errorf("%s imports %s", name, i)
+				}
+			}
+		}
+	}
+	for name := range allowed {
+		if !seen[name] {
+			t.Errorf("package %s is in the picture and does not exist", name)
+		}
+	}
+}
+
+func TestBinaryStaysSmall(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "storage-controller")
+	cmd := exec.Command("make", "build", "BIN="+filepath.Dir(path))
+	cmd.Dir = "../.."
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	info, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("%d bytes", info.Size())
+	if info.Size() >= maxBinary {
+		t.Errorf("the program has %d bytes, more than %d: does a new dependency call methods by their names, which keeps the linker from leaving out what is not used?", info.Size(), maxBinary)
+	}
+}
