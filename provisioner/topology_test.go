@@ -1,0 +1,180 @@
+package provisioner
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+)
+
+// world is nodes with their labels, all with the same topology keys.
+func world(keys []string, nodes ...map[string]string) *aggregate {
+	a := newAggregate()
+	for i, labels := range nodes {
+		name := fmt.Sprintf("node-%d", i)
+		a.setNode(name, labels, true)
+		a.setKeys(name, keys, true)
+	}
+	return a
+}
+
+// text is topologies as "k=v,k=v; k=v".
+func text(topologies []*csi.Topology) string {
+	var out []string
+	for _, t := range topologies {
+		var pairs []string
+		for k, v := range t.GetSegments() {
+			pairs = append(pairs, k+"="+v)
+		}
+		slices.Sort(pairs)
+		out = append(out, strings.Join(pairs, ","))
+	}
+	return strings.Join(out, "; ")
+}
+
+func allow(expressions ...corev1.TopologySelectorLabelRequirement) []corev1.TopologySelectorTerm {
+	return []corev1.TopologySelectorTerm{{MatchLabelExpressions: expressions}}
+}
+
+func in(key string, values ...string) corev1.TopologySelectorLabelRequirement {
+	return corev1.TopologySelectorLabelRequirement{Key: key, Values: values}
+}
+
+func TestRequirement(t *testing.T) {
+	zones := world([]string{"zone"}, map[string]string{"zone": "z1"}, map[string]string{"zone": "z2"}, map[string]string{"zone": "z3"}, map[string]string{"zone": "z2"})
+	racks := world([]string{"zone", "rack"}, map[string]string{"zone": "z2", "rack": "A"}, map[string]string{"zone": "z1", "rack": "A"}, map[string]string{"zone": "z1", "rack": "B"})
+	disks := world([]string{"zone", "rack", "disk"}, map[string]string{"zone": "z1", "rack": "r1", "disk": "ssd"})
+	unlabelled := world([]string{"zone"}, map[string]string{"other": "x"})
+	halfGone := world([]string{"zone"}, map[string]string{"zone": "z1"})
+	halfGone.setNode("node-0", nil, false)
+	noKeys := world(nil, map[string]string{"zone": "z1"})
+	tests := map[string]struct {
+		known                topologies
+		request              topologyRequest
+		requisite, preferred string
+		absent               bool
+		err                  error
+	}{
+		"selected node, strict": {known: zones, request: topologyRequest{strict: true, node: "node-1"}, requisite: "zone=z2", preferred: "zone=z2"},
+		"selected node, strict, in the allowed topologies": {known: zones, request: topologyRequest{strict: true, node: "node-1", allowed: allow(in("zone", "z1", "z2"))},
+			requisite: "zone=z2", preferred: "zone=z2"},
+		"selected node, strict, not in the allowed topologies": {known: zones, request: topologyRequest{strict: true, node: "node-2", allowed: allow(in("zone", "z1"))}, err: errTopology},
+		"selected node": {known: zones, request: topologyRequest{node: "node-1"}, requisite: "zone=z1; zone=z2; zone=z3", preferred: "zone=z2; zone=z3; zone=z1"},
+		"selected node, with allowed topologies": {known: zones, request: topologyRequest{node: "node-1", allowed: allow(in("zone", "z2", "z1"))},
+			requisite: "zone=z1; zone=z2", preferred: "zone=z2; zone=z1"},
+		"selected node, not in the allowed topologies": {known: zones, request: topologyRequest{node: "node-2", allowed: allow(in("zone", "z1"))}, err: errTopology},
+		"immediate, with allowed topologies": {known: zones, request: topologyRequest{immediate: true, claim: "testpvc", allowed: allow(in("zone", "z2", "z1", "z2"))},
+			requisite: "zone=z1; zone=z2", preferred: "zone=z1; zone=z2"},
+		"immediate": {known: zones, request: topologyRequest{immediate: true, claim: "data-web-0"},
+			requisite: "zone=z1; zone=z2; zone=z3", preferred: "zone=z1; zone=z2; zone=z3"},
+		"immediate, next of the StatefulSet": {known: zones, request: topologyRequest{immediate: true, claim: "data-web-1"},
+			requisite: "zone=z1; zone=z2; zone=z3", preferred: "zone=z2; zone=z3; zone=z1"},
+		"immediate without immediate topology":                    {known: zones, request: topologyRequest{claim: "x"}, absent: true},
+		"immediate without immediate topology, with allowed ones": {known: zones, request: topologyRequest{claim: "testpvc", allowed: allow(in("zone", "z3"))}, requisite: "zone=z3", preferred: "zone=z3"},
+		"two keys are ordered by key":                             {known: racks, request: topologyRequest{node: "node-0"}, requisite: "rack=A,zone=z1; rack=A,zone=z2; rack=B,zone=z1", preferred: "rack=A,zone=z2; rack=B,zone=z1; rack=A,zone=z1"},
+		"allowed topologies are multiplied out":                   {known: racks, request: topologyRequest{node: "node-0", allowed: allow(in("zone", "z1", "z2"), in("rack", "A", "B"))}, requisite: "rack=A,zone=z1; rack=A,zone=z2; rack=B,zone=z1; rack=B,zone=z2", preferred: "rack=A,zone=z2; rack=B,zone=z1; rack=B,zone=z2; rack=A,zone=z1"},
+		"allowed topology with fewer keys than the node":          {known: disks, request: topologyRequest{node: "node-0", allowed: allow(in("disk", "ssd"), in("zone", "z1"))}, requisite: "disk=ssd,zone=z1", preferred: "disk=ssd,zone=z1"},
+		"allowed topology with fewer keys than the node, strict":  {known: disks, request: topologyRequest{strict: true, node: "node-0", allowed: allow(in("disk", "ssd"), in("zone", "z1"))}, requisite: "disk=ssd,rack=r1,zone=z1", preferred: "disk=ssd,rack=r1,zone=z1"},
+		"allowed topologies that are empty say nothing":           {known: zones, request: topologyRequest{immediate: true, allowed: []corev1.TopologySelectorTerm{{}}}, absent: true},
+		"node without CSINode":                                    {known: zones, request: topologyRequest{node: "other"}, err: errNodeGone},
+		"CSINode without Node":                                    {known: halfGone, request: topologyRequest{node: "node-0"}, err: errNodeGone},
+		"driver is not on the selected node":                      {known: noKeys, request: topologyRequest{node: "node-0"}, err: errTopology},
+		"selected node lacks a label":                             {known: unlabelled, request: topologyRequest{node: "node-0"}, err: errTopology},
+		"driver is on no node":                                    {known: newAggregate(), request: topologyRequest{immediate: true}, err: errTopology},
+		"no node has the labels":                                  {known: unlabelled, request: topologyRequest{immediate: true}, err: errTopology},
+		"with allowed topologies nobody asks where the driver is": {known: newAggregate(), request: topologyRequest{immediate: true, claim: "c", allowed: allow(in("zone", "z"))}, requisite: "zone=z", preferred: "zone=z"},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			got, err := requirement(tt.request, tt.known)
+			if !errors.Is(err, tt.err) || (err == nil) != (tt.err == nil) {
+				t.Fatalf("error %v, want %v", err, tt.err)
+			}
+			if err != nil {
+				return
+			}
+			if tt.absent {
+				if got != nil {
+					t.Errorf("got %v, want none", got)
+				}
+				return
+			}
+			if diff := cmp.Diff([]string{tt.requisite, tt.preferred}, []string{text(got.GetRequisite()), text(got.GetPreferred())}); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+func TestSpread(t *testing.T) {
+	for claim, want := range map[string][3]int{ // modulo 2, 3 and 4
+		"testpvc": {0, 2, 2}, "testset-2": {1, 1, 1}, "testpvcA-testset-1": {0, 0, 0}, "testpvc-testset-4": {1, 0, 3},
+		"data-web-0": {1, 0, 1}, "data-web-1": {0, 1, 2}, "data-my-db-10": {1, 2, 1}, "claim-4294967296": {0, 2, 2},
+	} {
+		if got := [3]int{spread(claim, 2), spread(claim, 3), spread(claim, 4)}; got != want {
+			t.Errorf("%s: got %v, want %v", claim, got, want)
+		}
+	}
+}
+
+func TestAffinity(t *testing.T) {
+	if got := affinity([]*csi.Topology{{}, nil}); got != nil {
+		t.Errorf("topologies without segments: %v", got)
+	}
+	got := affinity([]*csi.Topology{{Segments: map[string]string{"b": "2", "a": "1"}}, {}, {Segments: map[string]string{"a": "3"}}})
+	want := &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{
+		{MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "a", Operator: "In", Values: []string{"1"}}, {Key: "b", Operator: "In", Values: []string{"2"}}}},
+		{MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "a", Operator: "In", Values: []string{"3"}}}},
+	}}}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// FuzzRequirement builds a cluster from bytes. Whatever it is like, what is
+// preferred is what is requisite, in another order, without duplicates.
+func FuzzRequirement(f *testing.F) {
+	f.Add([]byte("abcabc"), "data-web-0", true, false, uint8(1))
+	f.Add([]byte(""), "", false, true, uint8(0))
+	f.Fuzz(func(t *testing.T, labels []byte, claim string, immediate, strict bool, node uint8) {
+		a := newAggregate()
+		for i := 0; i+1 < len(labels) && i < 40; i += 2 {
+			name := fmt.Sprintf("node-%d", i/2)
+			nodeLabels := map[string]string{"zone": string(labels[i : i+1])}
+			if labels[i+1]%3 > 0 {
+				nodeLabels["rack"] = string(labels[i+1 : i+2])
+			}
+			a.setNode(name, nodeLabels, labels[i]%7 > 0)
+			a.setKeys(name, []string{"zone", "rack"}[:labels[i+1]%3], true)
+		}
+		r := topologyRequest{strict: strict, immediate: immediate, claim: claim}
+		if node > 0 {
+			r.node = fmt.Sprintf("node-%d", node-1)
+		}
+		first, err := requirement(r, a)
+		second, _ := requirement(r, a)
+		if text(first.GetPreferred()) != text(second.GetPreferred()) {
+			t.Fatal("two answers to one question")
+		}
+		if err != nil {
+			if first != nil {
+				t.Fatal("an answer and an error")
+			}
+			return
+		}
+		requisite, preferred := strings.Split(text(first.GetRequisite()), "; "), strings.Split(text(first.GetPreferred()), "; ")
+		slices.Sort(requisite)
+		slices.Sort(preferred)
+		if !slices.Equal(requisite, preferred) {
+			t.Fatalf("requisite %v, preferred %v", requisite, preferred)
+		}
+		if len(slices.Compact(requisite)) != len(preferred) {
+			t.Fatalf("duplicates in %v", preferred)
+		}
+	})
+}
