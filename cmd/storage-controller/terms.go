@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"time"
@@ -98,6 +99,9 @@ func (t *terms) firstLists(ctx context.Context) error {
 	for {
 		err := t.informers.Synced()
 		if err == nil {
+			// The lists have left several times what was kept of them; a process that
+			// then only watches would hold on to that for a long time.
+			debug.FreeOSMemory()
 			return nil
 		}
 		select {

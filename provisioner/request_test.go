@@ -1,0 +1,255 @@
+package provisioner
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/utils/ptr"
+
+	"github.com/storage-controller/storage-controller/internal/kube"
+)
+
+func block(c *corev1.PersistentVolumeClaim) {
+	c.Spec.VolumeMode = ptr.To(corev1.PersistentVolumeBlock)
+}
+
+func parameters(p map[string]string) func(*storagev1.StorageClass) {
+	return func(c *storagev1.StorageClass) { c.Parameters = p }
+}
+
+func TestPrepare(t *testing.T) {
+	tests := map[string]struct {
+		driver func(*driver)
+		claim  func(*corev1.PersistentVolumeClaim)
+		class  func(*storagev1.StorageClass)
+		check  func(*csi.CreateVolumeRequest, plan) bool
+		err    string
+	}{
+		"name and size": {check: func(r *csi.CreateVolumeRequest, _ plan) bool {
+			return r.Name == "pvc-"+uid && r.CapacityRange.RequiredBytes == 1_500_000_000 && r.CapacityRange.LimitBytes == 0 && r.AccessibilityRequirements == nil
+		}},
+		"name of eight characters": {driver: func(d *driver) { d.VolumeNamePrefix, d.VolumeNameUUIDLength = "v", 8 }, check: func(r *csi.CreateVolumeRequest, p plan) bool {
+			return r.Name == "v-01234567" && p.VolumeName == r.Name
+		}},
+		"no size": {claim: func(c *corev1.PersistentVolumeClaim) { c.Spec.Resources.Requests = nil }, check: func(r *csi.CreateVolumeRequest, _ plan) bool {
+			return r.CapacityRange.RequiredBytes == 0
+		}},
+		"reserved parameters are for us": {class: parameters(map[string]string{"a": "1", parameterPrefix + "fstype": "xfs"}), check: func(r *csi.CreateVolumeRequest, p plan) bool {
+			return cmp.Equal(r.Parameters, map[string]string{"a": "1"}) && r.VolumeCapabilities[0].GetMount().FsType == "xfs" && p.FSType == "xfs"
+		}},
+		"old fstype is for both": {class: parameters(map[string]string{"FSType": "ext3"}), check: func(r *csi.CreateVolumeRequest, p plan) bool {
+			return r.Parameters["FSType"] == "ext3" && p.FSType == "ext3"
+		}},
+		"two file systems":            {class: parameters(map[string]string{"fstype": "a", parameterPrefix + "fstype": "b"}), err: "only one of them"},
+		"two spellings":               {class: parameters(map[string]string{"fstype": "a", "fsType": "a"}), err: "only one of them"},
+		"unknown reserved parameter":  {class: parameters(map[string]string{parameterPrefix + "fsType": "xfs"}), err: parameterPrefix + "fsType"},
+		"extra metadata in the class": {class: parameters(map[string]string{parameterPrefix + "pvc/name": "x"}), err: parameterPrefix + "pvc/name"},
+		"default file system":         {driver: func(d *driver) { d.DefaultFSType = "ext4" }, check: func(_ *csi.CreateVolumeRequest, p plan) bool { return p.FSType == "ext4" }},
+		"default for an empty one":    {driver: func(d *driver) { d.DefaultFSType = "ext4" }, class: parameters(map[string]string{"fstype": ""}), check: func(_ *csi.CreateVolumeRequest, p plan) bool { return p.FSType == "ext4" }},
+		"a block device has none": {driver: func(d *driver) { d.DefaultFSType = "ext4" }, claim: block, check: func(r *csi.CreateVolumeRequest, p plan) bool {
+			return p.FSType == "" && r.VolumeCapabilities[0].GetBlock() != nil
+		}},
+		"mount options keep their order": {class: func(c *storagev1.StorageClass) { c.MountOptions = []string{"ro", "noatime"} }, check: func(r *csi.CreateVolumeRequest, _ plan) bool {
+			return cmp.Equal(r.VolumeCapabilities[0].GetMount().MountFlags, []string{"ro", "noatime"})
+		}},
+		"extra metadata": {driver: func(d *driver) { d.ExtraCreateMetadata = true }, check: func(r *csi.CreateVolumeRequest, _ plan) bool {
+			return cmp.Equal(r.Parameters, map[string]string{parameterPrefix + "pvc/name": "data", parameterPrefix + "pvc/namespace": "ns", parameterPrefix + "pv/name": "pvc-" + uid})
+		}},
+		"modes keep their order": {claim: func(c *corev1.PersistentVolumeClaim) {
+			c.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce, corev1.ReadOnlyMany}
+		}, check: func(r *csi.CreateVolumeRequest, _ plan) bool {
+			return len(r.VolumeCapabilities) == 2 && r.VolumeCapabilities[0].AccessMode.Mode == csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER &&
+				r.VolumeCapabilities[1].AccessMode.Mode == csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY
+		}},
+		"mode that nobody knows": {claim: func(c *corev1.PersistentVolumeClaim) {
+			c.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{"Some"}
+		}, err: `"Some"`},
+		"snapshot": {claim: func(c *corev1.PersistentVolumeClaim) {
+			c.Spec.DataSource = &corev1.TypedLocalObjectReference{Kind: "VolumeSnapshot", Name: "s"}
+		}, err: "does not restore"},
+		"clone": {claim: func(c *corev1.PersistentVolumeClaim) {
+			c.Spec.DataSourceRef = &corev1.TypedObjectReference{Kind: "PersistentVolumeClaim", Name: "s"}
+		}, err: "does not clone"},
+		"kind of the same name": {claim: func(c *corev1.PersistentVolumeClaim) {
+			c.Spec.DataSourceRef = &corev1.TypedObjectReference{APIGroup: ptr.To("x"), Kind: "PersistentVolumeClaim", Name: "s"}
+		}, err: "populator"},
+		"attributes class":            {claim: func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeAttributesClassName = ptr.To("gold") }, err: `"gold"`},
+		"empty attributes class":      {claim: func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeAttributesClassName = ptr.To("") }, check: func(*csi.CreateVolumeRequest, plan) bool { return true }},
+		"class by the old annotation": {claim: func(c *corev1.PersistentVolumeClaim) { c.Annotations[kube.AnnBetaStorageClass] = "old" }, check: func(_ *csi.CreateVolumeRequest, p plan) bool { return p.ClassName == "old" }},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			d := testDriver(tt.driver)
+			request, p, err := d.prepare(testClaim(tt.claim), testClass(tt.class), "", d.requirementFor(testClaim(tt.claim), testClass(tt.class), newAggregate()))
+			if tt.err != "" {
+				if err == nil || !strings.Contains(err.Error(), tt.err) {
+					t.Errorf("got %v, want an error with %q", err, tt.err)
+				}
+				return
+			}
+			if err != nil || !tt.check(request, p) {
+				t.Errorf("%v: %v, %+v", err, request, p)
+			}
+		})
+	}
+}
+
+func TestAccessModes(t *testing.T) {
+	const (
+		writer  = csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER
+		multi   = csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER
+		single  = csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER
+		reader  = csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY
+		writers = csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER
+	)
+	for mode, want := range map[corev1.PersistentVolumeAccessMode][2]csi.VolumeCapability_AccessMode_Mode{
+		corev1.ReadWriteOnce: {writer, multi}, corev1.ReadWriteOncePod: {writer, single}, corev1.ReadOnlyMany: {reader, reader}, corev1.ReadWriteMany: {writers, writers},
+	} {
+		for i, has := range []bool{false, true} {
+			if got, err := testDriver(func(d *driver) { d.singleNodeMultiWriter = has }).accessMode(mode); err != nil || got != want[i] {
+				t.Errorf("%s, SINGLE_NODE_MULTI_WRITER %t: %v, %v", mode, has, got, err)
+			}
+		}
+	}
+}
+
+// FuzzPrepare never passes a reserved parameter on, and always asks for one name.
+func FuzzPrepare(f *testing.F) {
+	f.Add("csi.storage.k8s.io/fstype", "xfs", "ReadWriteOnce", int64(5))
+	f.Add("csiProvisionerSecretName", "${pvc.name}", "", int64(-1))
+	f.Fuzz(func(t *testing.T, key, value, mode string, size int64) {
+		d := testDriver(nil)
+		claim := testClaim(func(c *corev1.PersistentVolumeClaim) {
+			c.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{corev1.PersistentVolumeAccessMode(mode)}
+			c.Spec.Resources.Requests[corev1.ResourceStorage] = *resource.NewQuantity(size, resource.BinarySI)
+		})
+		request, _, err := d.prepare(claim, testClass(parameters(map[string]string{key: value})), "", nil)
+		if err != nil {
+			return
+		}
+		if request.GetName() != "pvc-"+uid {
+			t.Errorf("name %q", request.GetName())
+		}
+		for k := range request.GetParameters() {
+			if strings.HasPrefix(k, parameterPrefix) {
+				t.Errorf("parameter %q is passed on", k)
+			}
+		}
+	})
+}
+
+func TestVolumeOf(t *testing.T) {
+	d := testDriver(func(d *driver) { d.topology, d.ControllerPublishReadonly = true, true })
+	secret := &corev1.SecretReference{Namespace: "n", Name: "s"}
+	claim := testClaim(func(c *corev1.PersistentVolumeClaim) {
+		c.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{corev1.ReadOnlyMany}
+	})
+	class := testClass(func(c *storagev1.StorageClass) {
+		c.ReclaimPolicy, c.MountOptions = ptr.To(corev1.PersistentVolumeReclaimDelete), []string{"noatime"}
+	})
+	request, p, err := d.prepare(claim, class, "", func() (*csi.TopologyRequirement, error) { return nil, nil })
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.Secrets = secretRefs{Provisioner: secret, ControllerPublish: secret, NodeStage: secret, NodePublish: secret, ControllerExpand: secret, NodeExpand: secret, ControllerModify: secret}
+	pv := d.volumeOf(claim, request, p, &csi.Volume{VolumeId: "vol-1", CapacityBytes: 5905580032, VolumeContext: map[string]string{"a": "b"},
+		AccessibleTopology: []*csi.Topology{{Segments: map[string]string{"zone": "z1"}}}})
+	wantAnnotations := map[string]string{
+		kube.AnnProvisionedBy: "drv.example.com", annDeletionSecretName: "s", annDeletionSecretNamespace: "n", annModifySecretName: "s", annModifySecretNamespace: "n",
+	}
+	capacity := pv.Spec.Capacity[corev1.ResourceStorage]
+	source := pv.Spec.CSI
+	for name, ok := range map[string]bool{
+		"name":        pv.Name == "pvc-"+uid,
+		"annotations": cmp.Equal(pv.Annotations, wantAnnotations),
+		"finalizers":  cmp.Equal(pv.Finalizers, []string{volumeFinalizer}),
+		"labels":      pv.Labels == nil,
+		"capacity":    capacity.String() == "5632Mi",
+		"claim":       *pv.Spec.ClaimRef == corev1.ObjectReference{Kind: "PersistentVolumeClaim", APIVersion: "v1", Namespace: "ns", Name: "data", UID: uid, ResourceVersion: "7"},
+		"class":       pv.Spec.StorageClassName == "fast",
+		"policy":      pv.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimDelete,
+		"options":     cmp.Equal(pv.Spec.MountOptions, []string{"noatime"}),
+		"modes":       cmp.Equal(pv.Spec.AccessModes, claim.Spec.AccessModes),
+		"affinity":    len(pv.Spec.NodeAffinity.Required.NodeSelectorTerms) == 1,
+		"source":      source.Driver == "drv.example.com" && source.VolumeHandle == "vol-1" && source.ReadOnly,
+		"attributes":  cmp.Equal(source.VolumeAttributes, map[string]string{identityAttribute: "me", "a": "b"}),
+		"secrets": source.ControllerPublishSecretRef == secret && source.NodeStageSecretRef == secret && source.NodePublishSecretRef == secret &&
+			source.ControllerExpandSecretRef == secret && source.NodeExpandSecretRef == secret,
+	} {
+		if !ok {
+			t.Errorf("%s: %+v", name, pv)
+		}
+	}
+
+	p.Secrets, p.ReclaimPolicy = secretRefs{}, ptr.To(corev1.PersistentVolumeReclaimRetain)
+	pv = d.volumeOf(claim, request, p, &csi.Volume{VolumeId: "vol-1"})
+	capacity = pv.Spec.Capacity[corev1.ResourceStorage]
+	empty, isThere := pv.Annotations[annDeletionSecretName]
+	if pv.Finalizers != nil || capacity.Value() != 1_500_000_000 || empty != "" || !isThere || len(pv.Annotations) != 3 || pv.Spec.NodeAffinity != nil {
+		t.Errorf("retained, without secrets, topology and capacity: %+v", pv)
+	}
+}
+
+func TestCheckVolume(t *testing.T) {
+	request := &csi.CreateVolumeRequest{CapacityRange: &csi.CapacityRange{RequiredBytes: 10}}
+	for name, tt := range map[string]struct {
+		volume *csi.Volume
+		want   error
+	}{
+		"none": {nil, errNoVolume}, "no ID": {&csi.Volume{CapacityBytes: 10}, errNoVolume}, "too small": {&csi.Volume{VolumeId: "v", CapacityBytes: 9}, errTooSmall},
+		"as asked": {&csi.Volume{VolumeId: "v", CapacityBytes: 10}, nil}, "size unknown": {&csi.Volume{VolumeId: "v"}, nil}, "larger": {&csi.Volume{VolumeId: "v", CapacityBytes: 11}, nil},
+	} {
+		if err := checkVolume(request, tt.volume); tt.want == nil && err != nil || tt.want != nil && (err == nil || !strings.HasPrefix(err.Error(), tt.want.Error())) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+func TestDeletionSecret(t *testing.T) {
+	class := testClass(parameters(map[string]string{parameterPrefix + "provisioner-secret-name": "${pvc.name}", parameterPrefix + "provisioner-secret-namespace": "n"}))
+	broken := testClass(parameters(map[string]string{parameterPrefix + "provisioner-secret-name": "${pvc.annotations['x']}", parameterPrefix + "provisioner-secret-namespace": "n"}))
+	claim := &corev1.ObjectReference{Namespace: "ns", Name: "data"}
+	tests := map[string]struct {
+		annotations map[string]string
+		class       *storagev1.StorageClass
+		claim       *corev1.ObjectReference
+		want        string
+		err         bool
+	}{
+		"annotations win over the class":    {map[string]string{annDeletionSecretName: "s", annDeletionSecretNamespace: "m"}, class, claim, "m/s", false},
+		"empty annotations mean none":       {map[string]string{annDeletionSecretName: "", annDeletionSecretNamespace: ""}, class, claim, "", false},
+		"one annotation is empty":           {map[string]string{annDeletionSecretName: "s", annDeletionSecretNamespace: ""}, class, claim, "", true},
+		"one annotation is missing":         {map[string]string{annDeletionSecretName: "s"}, class, claim, "n/data", false},
+		"no annotations":                    {nil, class, claim, "n/data", false},
+		"no annotations, no class":          {nil, nil, claim, "", false},
+		"no annotations, no claim":          {nil, class, nil, "", false},
+		"a template that cannot be made up": {nil, broken, claim, "", true},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			pv := &corev1.PersistentVolume{}
+			pv.Annotations, pv.Spec.ClaimRef = tt.annotations, tt.claim
+			ref, err := testDriver(nil).deletionSecret(pv, tt.class)
+			got := ""
+			if ref != nil {
+				got = ref.Namespace + "/" + ref.Name
+			}
+			if got != tt.want || (err != nil) != tt.err {
+				t.Errorf("got %q, %v", got, err)
+			}
+		})
+	}
+}
+
+func TestLeaseName(t *testing.T) {
+	for driver, want := range map[string]string{"ebs.csi.aws.com": "ebs-csi-aws-com", "foo.": "foo-x", "Foo": "foo"} {
+		if got := LeaseName(driver); got != want {
+			t.Errorf("%s: %s", driver, got)
+		}
+	}
+}
