@@ -1,0 +1,277 @@
+package attacher
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+)
+
+var now = time.Unix(1_700_000_000, 0)
+
+func testDriver(change func(*driver)) driver {
+	d := driver{name: "drv.example.com", finalizer: Finalizer("drv.example.com"), publishes: true}
+	if change != nil {
+		change(&d)
+	}
+	return d
+}
+
+func testAttachment(changes ...func(*storagev1.VolumeAttachment)) *storagev1.VolumeAttachment {
+	va := &storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: "va1", UID: "1"}, Spec: storagev1.VolumeAttachmentSpec{
+		Attacher: "drv.example.com", NodeName: "n1", Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: ptr.To("pv1")},
+	}}
+	for _, change := range changes {
+		change(va)
+	}
+	return va
+}
+
+func testVolume(changes ...func(*corev1.PersistentVolume)) *corev1.PersistentVolume {
+	pv := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "pv1", Finalizers: []string{"kubernetes.io/pv-protection", Finalizer("drv.example.com")}},
+		Spec: corev1.PersistentVolumeSpec{AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
+			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: "drv.example.com", VolumeHandle: "vol-1"}}}}
+	for _, change := range changes {
+		change(pv)
+	}
+	return pv
+}
+
+func testNode(id string) *storagev1.CSINode {
+	return &storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: "n1"}, Spec: storagev1.CSINodeSpec{Drivers: []storagev1.CSINodeDriver{{Name: "drv.example.com", NodeID: id}}}}
+}
+
+func deleting(va *storagev1.VolumeAttachment) { va.DeletionTimestamp = &metav1.Time{Time: now} }
+func attached(va *storagev1.VolumeAttachment) { va.Status.Attached = true }
+func protected(va *storagev1.VolumeAttachment) {
+	va.Finalizers = []string{Finalizer("drv.example.com")}
+	va.Annotations = map[string]string{annNodeID: "id-1", annVolumeHandle: "vol-1"}
+}
+func withSecret(pv *corev1.PersistentVolume) {
+	pv.Spec.CSI.ControllerPublishSecretRef = &corev1.SecretReference{Namespace: "ns", Name: "s"}
+}
+
+func TestDecide(t *testing.T) {
+	tests := map[string]struct {
+		driver      func(*driver)
+		va          *storagev1.VolumeAttachment
+		pv          *corev1.PersistentVolume
+		node        *storagev1.CSINode
+		secretsRead bool
+		want        action
+		reason      string
+		err         string
+		nodeID      string
+	}{
+		"gone":                           {want: doNothing, reason: "Gone"},
+		"of another driver":              {va: testAttachment(func(va *storagev1.VolumeAttachment) { va.Spec.Attacher = "other" }), want: doNothing, reason: "OfAnotherDriver"},
+		"attached":                       {va: testAttachment(attached), want: doNothing, reason: "Attached"},
+		"volume without finalizer":       {va: testAttachment(), pv: testVolume(func(pv *corev1.PersistentVolume) { pv.Finalizers = nil }), node: testNode("id-1"), want: doProtectVolume, reason: "VolumeUnprotected"},
+		"new":                            {va: testAttachment(), pv: testVolume(), node: testNode("id-1"), want: doProtect, reason: "Unprotected", nodeID: "id-1"},
+		"protected":                      {va: testAttachment(protected), pv: testVolume(), node: testNode("id-1"), want: doPublish, reason: "Requested", nodeID: "id-1"},
+		"protected with another node ID": {va: testAttachment(protected), pv: testVolume(), node: testNode("id-2"), want: doProtect, reason: "Unprotected", nodeID: "id-2"},
+		"a finalizer without notes":      {va: testAttachment(protected, func(va *storagev1.VolumeAttachment) { va.Annotations = nil }), pv: testVolume(), node: testNode("id-1"), want: doProtect, reason: "Unprotected", nodeID: "id-1"},
+		"secret to be read":              {va: testAttachment(), pv: testVolume(withSecret), node: testNode("id-1"), want: doReadSecrets, reason: "SecretsNeeded"},
+		"secret that was read":           {va: testAttachment(), pv: testVolume(withSecret), node: testNode("id-1"), secretsRead: true, want: doProtect, reason: "Unprotected", nodeID: "id-1"},
+		"no volume":                      {va: testAttachment(), node: testNode("id-1"), want: doReportAttach, reason: "CannotAttach", err: `persistentvolume "pv1" not found`},
+		"volume being deleted":           {va: testAttachment(), pv: testVolume(func(pv *corev1.PersistentVolume) { pv.DeletionTimestamp = &metav1.Time{Time: now}; pv.Finalizers = nil }), node: testNode("id-1"), want: doReportAttach, reason: "CannotAttach", err: `PersistentVolume "pv1" is marked for deletion`},
+		"volume without CSI source":      {va: testAttachment(), pv: testVolume(func(pv *corev1.PersistentVolume) { pv.Spec.CSI = nil }), node: testNode("id-1"), want: doReportAttach, reason: "CannotAttach", err: "non-csi source"},
+		"volume of another driver":       {va: testAttachment(), pv: testVolume(func(pv *corev1.PersistentVolume) { pv.Spec.CSI.Driver = "other" }), node: testNode("id-1"), want: doReportAttach, reason: "CannotAttach", err: `belongs to CSI driver "other"`},
+		"no source":                      {va: testAttachment(func(va *storagev1.VolumeAttachment) { va.Spec.Source.PersistentVolumeName = nil }), want: doReportAttach, reason: "CannotAttach", err: "neither InlineCSIVolumeSource"},
+		"two sources":                    {va: testAttachment(func(va *storagev1.VolumeAttachment) { va.Spec.Source.InlineVolumeSpec = &corev1.PersistentVolumeSpec{} }), want: doReportAttach, reason: "CannotAttach", err: "both InlineCSIVolumeSource"},
+		"inline without CSI": {va: testAttachment(func(va *storagev1.VolumeAttachment) {
+			va.Spec.Source = storagev1.VolumeAttachmentSource{InlineVolumeSpec: &corev1.PersistentVolumeSpec{}}
+		}), want: doReportAttach, reason: "CannotAttach", err: "nil CSI source"},
+		"inline": {va: testAttachment(func(va *storagev1.VolumeAttachment) {
+			va.Spec.Source = storagev1.VolumeAttachmentSource{InlineVolumeSpec: &testVolume().Spec}
+		}), node: testNode("id-1"), want: doProtect, reason: "Unprotected", nodeID: "id-1"},
+		"modes that exclude each other": {va: testAttachment(), pv: testVolume(func(pv *corev1.PersistentVolume) {
+			pv.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce, corev1.ReadOnlyMany}
+		}), node: testNode("id-1"), want: doReportAttach, reason: "CannotAttach", err: "ReadOnlyMany and ReadWriteOnce"},
+		"no CSINode":                       {va: testAttachment(), pv: testVolume(), want: doReportAttach, reason: "CannotAttach", err: `csinode.storage.k8s.io "n1" not found`},
+		"driver not on the node":           {va: testAttachment(), pv: testVolume(), node: &storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}, want: doReportAttach, reason: "CannotAttach", err: "CSINode n1 does not contain driver drv.example.com"},
+		"an attach does not use the notes": {va: testAttachment(protected), pv: testVolume(), want: doReportAttach, reason: "CannotAttach", err: "not found"},
+
+		"deleted before it was protected":      {va: testAttachment(deleting), pv: testVolume(), node: testNode("id-1"), want: doNothing, reason: "Detached"},
+		"deleted, without finalizer, attached": {va: testAttachment(deleting, attached), pv: testVolume(), node: testNode("id-1"), want: doNothing, reason: "Detached"},
+		"deleted":                              {va: testAttachment(deleting, attached, protected), pv: testVolume(), node: testNode("id-1"), want: doUnpublish, reason: "Deleting", nodeID: "id-1"},
+		"deleted, never attached":              {va: testAttachment(deleting, protected), pv: testVolume(), node: testNode("id-1"), want: doUnpublish, reason: "Deleting", nodeID: "id-1"},
+		"deleted, the CSINode knows better":    {va: testAttachment(deleting, protected), pv: testVolume(), node: testNode("id-2"), want: doUnpublish, reason: "Deleting", nodeID: "id-2"},
+		"deleted, no CSINode":                  {va: testAttachment(deleting, protected), pv: testVolume(), want: doUnpublish, reason: "Deleting", nodeID: "id-1"},
+		"deleted, driver not on the node":      {va: testAttachment(deleting, protected), pv: testVolume(), node: &storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}, want: doUnpublish, reason: "Deleting", nodeID: "id-1"},
+		"deleted, neither CSINode nor note":    {va: testAttachment(deleting, protected, func(va *storagev1.VolumeAttachment) { va.Annotations = nil }), pv: testVolume(), want: doReportDetach, reason: "CannotDetach", err: "not found"},
+		"deleted, volume being deleted":        {va: testAttachment(deleting, protected), pv: testVolume(func(pv *corev1.PersistentVolume) { pv.DeletionTimestamp = &metav1.Time{Time: now} }), node: testNode("id-1"), want: doUnpublish, reason: "Deleting", nodeID: "id-1"},
+		"deleted, volume gone":                 {va: testAttachment(deleting, protected), node: testNode("id-1"), want: doUnpublish, reason: "Deleting", nodeID: "id-1"},
+		"deleted, volume gone, and no note":    {va: testAttachment(deleting, protected, func(va *storagev1.VolumeAttachment) { delete(va.Annotations, annVolumeHandle) }), node: testNode("id-1"), want: doReportDetach, reason: "CannotDetach", err: `persistentvolume "pv1" not found`},
+		"deleted, volume gone, secret noted":   {va: testAttachment(deleting, protected, func(va *storagev1.VolumeAttachment) { va.Annotations[annSecret] = "ns/s" }), node: testNode("id-1"), want: doReadSecrets, reason: "SecretsNeeded"},
+		"deleted, odd access modes":            {va: testAttachment(deleting, protected), pv: testVolume(func(pv *corev1.PersistentVolume) { pv.Spec.AccessModes = nil }), node: testNode("id-1"), want: doUnpublish, reason: "Deleting", nodeID: "id-1"},
+		"deleted, volume is another driver's":  {va: testAttachment(deleting, protected), pv: testVolume(func(pv *corev1.PersistentVolume) { pv.Spec.CSI.Driver = "other" }), node: testNode("id-1"), want: doReportDetach, reason: "CannotDetach", err: `"other"`},
+
+		"a driver that does not publish":                   {driver: func(d *driver) { d.publishes = false }, va: testAttachment(), want: doMarkAttached, reason: "NothingToAttach"},
+		"a driver that does not publish, attached":         {driver: func(d *driver) { d.publishes = false }, va: testAttachment(attached), want: doNothing, reason: "Attached"},
+		"a driver that does not publish, deleted":          {driver: func(d *driver) { d.publishes = false }, va: testAttachment(deleting), want: doNothing, reason: "Detached"},
+		"a driver that does not publish any more, deleted": {driver: func(d *driver) { d.publishes = false }, va: testAttachment(deleting, protected), want: doRelease, reason: "NothingToDetach"},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			got := testDriver(tt.driver).decide(snapshot{attachment: tt.va, volume: tt.pv, node: tt.node, secretsRead: tt.secretsRead, now: now})
+			if got.action != tt.want || got.reason != tt.reason || got.nodeID != tt.nodeID {
+				t.Errorf("got %v because %s, node %q (%v); want %v because %s, node %q", got.action, got.reason, got.nodeID, got.err, tt.want, tt.reason, tt.nodeID)
+			}
+			if tt.err != "" && (got.err == nil || !strings.Contains(got.err.Error(), tt.err)) {
+				t.Errorf("error %v, want one with %q", got.err, tt.err)
+			}
+		})
+	}
+}
+
+// FuzzDecide makes snapshots out of bits. Nothing is ever published before both
+// finalizers are written, no call lacks its IDs, and a driver is never asked to
+// detach what still is to be attached.
+func FuzzDecide(f *testing.F) {
+	for bits := range uint16(1 << 12) {
+		f.Add(bits)
+	}
+	f.Fuzz(func(t *testing.T, bits uint16) {
+		bit := func(i int) bool { return bits&(1<<i) != 0 }
+		va := testAttachment()
+		if bit(0) {
+			deleting(va)
+		}
+		if bit(1) {
+			attached(va)
+		}
+		if bit(2) {
+			protected(va)
+		}
+		if bit(3) {
+			va.Annotations = nil
+		}
+		s := snapshot{attachment: va, secretsRead: bit(4), now: now}
+		if bit(5) {
+			s.volume = testVolume()
+			if bit(6) {
+				s.volume.Finalizers = nil
+			}
+			if bit(7) {
+				withSecret(s.volume)
+			}
+			if bit(8) {
+				s.volume.DeletionTimestamp = &metav1.Time{Time: now}
+			}
+		}
+		if bit(9) {
+			s.node = testNode("id-1")
+		}
+		d := testDriver(func(d *driver) { d.publishes = !bit(10) })
+		step := d.decide(s)
+		call := step.action == doPublish || step.action == doUnpublish
+		switch {
+		case call && (step.nodeID == "" || step.source.handle == ""):
+			t.Errorf("%v without an ID: %+v", step.action, step)
+		case call && !d.publishes:
+			t.Errorf("%v of a driver that cannot", step.action)
+		case call && step.source.secrets != nil && !s.secretsRead:
+			t.Errorf("%v without the secret", step.action)
+		case step.action == doPublish && (len(va.Finalizers) == 0 || len(s.volume.Finalizers) == 0 || va.DeletionTimestamp != nil):
+			t.Errorf("publish without protection: %+v", s)
+		case step.action == doUnpublish && va.DeletionTimestamp == nil:
+			t.Errorf("unpublish of what is to be attached: %+v", s)
+		case (step.action == doReportAttach || step.action == doReportDetach) != (step.err != nil):
+			t.Errorf("%v with error %v", step.action, step.err)
+		}
+	})
+}
+
+func TestPublishRequest(t *testing.T) {
+	pv := testVolume(func(pv *corev1.PersistentVolume) {
+		pv.Spec.CSI.VolumeAttributes, pv.Spec.CSI.ReadOnly, pv.Spec.CSI.FSType = map[string]string{"a": "b"}, true, "xfs"
+		pv.Spec.MountOptions = []string{"o1", "o2"}
+	})
+	d := testDriver(nil)
+	src, err := d.resolve(testAttachment(), pv)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := d.publishRequest(src, "id-1", map[string]string{"k": "v"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	mount := r.GetVolumeCapability().GetMount()
+	if r.VolumeId != "vol-1" || r.NodeId != "id-1" || r.Readonly || r.VolumeContext["a"] != "b" || r.Secrets["k"] != "v" ||
+		mount.GetFsType() != "xfs" || strings.Join(mount.GetMountFlags(), " ") != "o1 o2" {
+		t.Errorf("got %v", r)
+	}
+	d.publishReadonly, d.defaultFSType = true, "ext4"
+	pv.Spec.CSI.FSType = ""
+	if r, err = d.publishRequest(src, "id-1", nil); err != nil || !r.Readonly || r.GetVolumeCapability().GetMount().GetFsType() != "ext4" {
+		t.Errorf("%v: %v", err, r)
+	}
+	pv.Spec.VolumeMode = ptr.To(corev1.PersistentVolumeBlock)
+	if r, err = d.publishRequest(src, "id-1", nil); err != nil || r.GetVolumeCapability().GetBlock() == nil {
+		t.Errorf("%v: %v", err, r)
+	}
+}
+
+func TestAccessMode(t *testing.T) {
+	const (
+		rwo, rox, rwx, rwop = corev1.ReadWriteOnce, corev1.ReadOnlyMany, corev1.ReadWriteMany, corev1.ReadWriteOncePod
+		writer              = csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER
+		multi               = csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER
+		single              = csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER
+		reader              = csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY
+		writers             = csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER
+	)
+	type modes = []corev1.PersistentVolumeAccessMode
+	for _, tt := range []struct {
+		modes      modes
+		want, with csi.VolumeCapability_AccessMode_Mode
+		err        error
+	}{
+		{modes{rwop}, writer, single, nil}, {modes{rwop, rwo}, 0, 0, errExclusiveMode}, {modes{rwo, rwop}, 0, 0, errExclusiveMode},
+		{modes{rwx}, writers, writers, nil}, {modes{rwx, rox, rwo}, writers, writers, nil}, {modes{rox, rwo}, 0, 0, errMixedModes},
+		{modes{rox}, reader, reader, nil}, {modes{rwo, rwo}, writer, multi, nil},
+	} {
+		for has, want := range map[bool]csi.VolumeCapability_AccessMode_Mode{false: tt.want, true: tt.with} {
+			got, err := testDriver(func(d *driver) { d.singleNodeMultiWriter = has }).accessMode(tt.modes)
+			if err != tt.err || got != want {
+				t.Errorf("%v, SINGLE_NODE_MULTI_WRITER %t: %v, %v", tt.modes, has, got, err)
+			}
+		}
+	}
+	for _, m := range []modes{nil, {"Some"}} {
+		if _, err := testDriver(nil).accessMode(m); err == nil || !strings.Contains(err.Error(), "unsupported AccessMode combination") {
+			t.Errorf("%v: %v", m, err)
+		}
+	}
+}
+
+func TestNames(t *testing.T) {
+	for driver, want := range map[string]string{"ebs.csi.aws.com": "ebs-csi-aws-com", `trailing\`: "trailing-X", "s!a@n#i$t(i%z^e&d*": "s-a-n-i-t-i-z-e-d-X"} {
+		if got := Finalizer(driver); got != "external-attacher/"+want {
+			t.Errorf("%s: %s", driver, got)
+		}
+	}
+	for driver, want := range map[string]string{"ebs.csi.aws.com": "external-attacher-leader-ebs-csi-aws-com", "Foo.": "external-attacher-leader-foo-x"} {
+		if got := LeaseName(driver); got != want {
+			t.Errorf("%s: %s", driver, got)
+		}
+	}
+}
+
+func TestConfigValidate(t *testing.T) {
+	if err := DefaultConfig().Validate(); err != nil {
+		t.Error(err)
+	}
+	err := Config{Timeout: -1, Resync: -1}.Validate()
+	for _, flag := range []string{"--timeout", "--retry-interval-start", "--retry-interval-max", "--worker-threads", "--resync"} {
+		if err == nil || !strings.Contains(err.Error(), flag) {
+			t.Errorf("%v lacks %s", err, flag)
+		}
+	}
+}

@@ -1,0 +1,126 @@
+package attacher
+
+import (
+	"encoding/json"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+)
+
+// body is the status of a patch as it goes over the wire.
+func body(t *testing.T, p statusPatch) string {
+	t.Helper()
+	data, err := p.patch("u")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(data)
+}
+
+func TestErrorStatus(t *testing.T) {
+	failed := status.Error(codes.ResourceExhausted, "full")
+	at := now.UTC().Format(time.RFC3339)
+	had := func(message string, code *int32, ago time.Duration) func(*storagev1.VolumeAttachment) {
+		return func(va *storagev1.VolumeAttachment) {
+			va.Status.AttachError = &storagev1.VolumeError{Message: message, ErrorCode: code, Time: metav1.NewTime(now.Add(-ago))}
+		}
+	}
+	tests := map[string]struct {
+		va       *storagev1.VolumeAttachment
+		err      error
+		detach   bool
+		withCode bool
+		want     string // "" for no patch
+	}{
+		"of a call":            {testAttachment(), failed, false, true, `{"attachError":{"errorCode":8,"message":"rpc error: code = ResourceExhausted desc = full","time":"` + at + `"}}`},
+		"of a call, gate off":  {testAttachment(), failed, false, false, `{"attachError":{"errorCode":null,"message":"rpc error: code = ResourceExhausted desc = full","time":"` + at + `"}}`},
+		"of no call":           {testAttachment(had("x", ptr.To[int32](8), 0)), errors.New("y"), false, true, `{"attachError":{"errorCode":null,"message":"y","time":"` + at + `"}}`},
+		"of a detach":          {testAttachment(), failed, true, true, `{"detachError":{"errorCode":null,"message":"rpc error: code = ResourceExhausted desc = full","time":"` + at + `"}}`},
+		"the same, just now":   {testAttachment(had("y", nil, 59*time.Second)), errors.New("y"), false, true, ""},
+		"the same, long ago":   {testAttachment(had("y", nil, time.Minute)), errors.New("y"), false, true, `{"attachError":{"errorCode":null,"message":"y","time":"` + at + `"}}`},
+		"the same, other code": {testAttachment(had("rpc error: code = ResourceExhausted desc = full", nil, 0)), failed, false, true, `{"attachError":{"errorCode":8,"message":"rpc error: code = ResourceExhausted desc = full","time":"` + at + `"}}`},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			got := errorStatus(tt.va, tt.err, tt.detach, tt.withCode, now)
+			if tt.want == "" {
+				if got != nil {
+					t.Errorf("got %v, want no patch", got)
+				}
+				return
+			}
+			if diff := cmp.Diff(`{"metadata":{"uid":"u"},"status":`+tt.want+`}`, body(t, got)); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+func TestLongErrorsAreCut(t *testing.T) {
+	for _, message := range []string{strings.Repeat("x", 5000), strings.Repeat("ä", 2000), "x" + strings.Repeat("€", 1000)} {
+		got := truncate(message, maxMessage)
+		if len(got) > maxMessage || len(got) < maxMessage-3 || !utf8.ValidString(got) || !strings.HasPrefix(message, got) {
+			t.Errorf("%d bytes, valid %t", len(got), utf8.ValidString(got))
+		}
+	}
+	if got := truncate("short", maxMessage); got != "short" {
+		t.Error(got)
+	}
+}
+
+func TestAttachedStatus(t *testing.T) {
+	va := testAttachment(func(va *storagev1.VolumeAttachment) {
+		va.Status.AttachmentMetadata = map[string]string{"old": "1", "kept": "1"}
+	})
+	if got, want := body(t, attachedStatus(va, map[string]string{"kept": "2", "new": "3"})), `{"metadata":{"uid":"u"},"status":{"attachError":null,"attached":true,"attachmentMetadata":{"kept":"2","new":"3","old":null}}}`; got != want {
+		t.Errorf("got %s", got)
+	}
+	if got, want := body(t, attachedStatus(va, nil)), `{"metadata":{"uid":"u"},"status":{"attachError":null,"attached":true,"attachmentMetadata":null}}`; got != want {
+		t.Errorf("got %s", got)
+	}
+	var decoded map[string]any
+	if err := json.Unmarshal([]byte(body(t, detachedStatus())), &decoded); err != nil || len(decoded["status"].(map[string]any)) != 3 {
+		t.Errorf("%v, %v", decoded, err)
+	}
+}
+
+func TestMetadataLimit(t *testing.T) {
+	if err := checkMetadata(map[string]string{"k": strings.Repeat("v", maxMetadata-1)}); err != nil {
+		t.Error(err)
+	}
+	if err := checkMetadata(map[string]string{"k": strings.Repeat("v", maxMetadata)}); err == nil {
+		t.Error("accepted")
+	}
+}
+
+func TestOnlyOwnChanges(t *testing.T) {
+	for name, tt := range map[string]struct {
+		change func(*storagev1.VolumeAttachment)
+		own    bool
+	}{
+		"nothing":          {func(*storagev1.VolumeAttachment) {}, true},
+		"our finalizer":    {protected, true},
+		"our error":        {func(va *storagev1.VolumeAttachment) { va.Status.AttachError = &storagev1.VolumeError{Message: "x"} }, true},
+		"resourceVersion":  {func(va *storagev1.VolumeAttachment) { va.ResourceVersion = "9" }, true},
+		"a label":          {func(va *storagev1.VolumeAttachment) { va.Labels = map[string]string{"a": "b"} }, false},
+		"their finalizer":  {func(va *storagev1.VolumeAttachment) { va.Finalizers = []string{"theirs"} }, false},
+		"their annotation": {func(va *storagev1.VolumeAttachment) { va.Annotations = map[string]string{"a": "b"} }, false},
+		"being deleted":    {deleting, false},
+		"attached":         {attached, false},
+	} {
+		va := testAttachment()
+		tt.change(va)
+		if got := testDriver(nil).onlyOwnChanges(testAttachment(), va); got != tt.own {
+			t.Errorf("%s: %t", name, got)
+		}
+	}
+}
