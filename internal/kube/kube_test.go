@@ -1,0 +1,388 @@
+package kube
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/metadata"
+	"k8s.io/utils/ptr"
+
+	"github.com/storage-controller/storage-controller/internal/kubetest"
+)
+
+func TestMain(m *testing.M) { kubetest.Main(m) }
+
+const driver = "drv.example.com"
+
+func TestTrim(t *testing.T) {
+	meta := metav1.ObjectMeta{
+		Name: "x", Namespace: "ns", UID: "u", ResourceVersion: "7", Labels: map[string]string{"l": "v"}, Finalizers: []string{"f"},
+		Annotations:   map[string]string{corev1.LastAppliedConfigAnnotation: "{}", "a": "b"},
+		ManagedFields: []metav1.ManagedFieldsEntry{{Manager: "m"}},
+	}
+	with := func(annotations map[string]string) metav1.ObjectMeta {
+		m := *meta.DeepCopy()
+		for k, v := range annotations {
+			m.Annotations[k] = v
+		}
+		return m
+	}
+	whole := func(annotations map[string]string) metav1.ObjectMeta {
+		m := with(annotations)
+		m.ManagedFields = nil
+		delete(m.Annotations, corev1.LastAppliedConfigAnnotation)
+		return m
+	}
+	stubbed := metav1.ObjectMeta{Name: "x", Namespace: "ns", UID: "u", ResourceVersion: "7"}
+	volume := func(driver string) corev1.PersistentVolumeSpec {
+		return corev1.PersistentVolumeSpec{
+			ClaimRef: &corev1.ObjectReference{Namespace: "n", Name: "c", UID: "cu", ResourceVersion: "3"}, MountOptions: []string{"o"},
+			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: driver, VolumeHandle: "h"}},
+		}
+	}
+	tests := map[string]struct{ in, want any }{
+		"our volume": {&corev1.PersistentVolume{ObjectMeta: with(nil), Spec: volume(driver)}, &corev1.PersistentVolume{ObjectMeta: whole(nil), Spec: volume(driver)}},
+		"volume that we provisioned": {&corev1.PersistentVolume{ObjectMeta: with(map[string]string{AnnProvisionedBy: driver}), Spec: volume("other")},
+			&corev1.PersistentVolume{ObjectMeta: whole(map[string]string{AnnProvisionedBy: driver}), Spec: volume("other")}},
+		"volume of another driver": {&corev1.PersistentVolume{ObjectMeta: with(nil), Spec: volume("other"), Status: corev1.PersistentVolumeStatus{Phase: corev1.VolumeBound, Message: "m"}},
+			&corev1.PersistentVolume{ObjectMeta: stubbed, Status: corev1.PersistentVolumeStatus{Phase: corev1.VolumeBound}, Spec: corev1.PersistentVolumeSpec{
+				ClaimRef:               &corev1.ObjectReference{Namespace: "n", Name: "c", UID: "cu"},
+				PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: "other"}}}}},
+		"volume of a built-in plugin": {&corev1.PersistentVolume{ObjectMeta: with(nil), Spec: corev1.PersistentVolumeSpec{PersistentVolumeSource: corev1.PersistentVolumeSource{GCEPersistentDisk: &corev1.GCEPersistentDiskVolumeSource{PDName: "d"}}}},
+			&corev1.PersistentVolume{ObjectMeta: whole(nil), Spec: corev1.PersistentVolumeSpec{PersistentVolumeSource: corev1.PersistentVolumeSource{GCEPersistentDisk: &corev1.GCEPersistentDiskVolumeSource{PDName: "d"}}}}},
+		"our claim": {&corev1.PersistentVolumeClaim{ObjectMeta: with(map[string]string{AnnStorageProvisioner: driver})}, &corev1.PersistentVolumeClaim{ObjectMeta: whole(map[string]string{AnnStorageProvisioner: driver})}},
+		"claim of another driver": {&corev1.PersistentVolumeClaim{ObjectMeta: with(map[string]string{AnnStorageProvisioner: "other", AnnBetaStorageProvisioner: driver}),
+			Spec: corev1.PersistentVolumeClaimSpec{VolumeName: "v", StorageClassName: ptr.To("c"), AccessModes: []corev1.PersistentVolumeAccessMode{"RWO"}}},
+			&corev1.PersistentVolumeClaim{ObjectMeta: stubbed, Spec: corev1.PersistentVolumeClaimSpec{VolumeName: "v", StorageClassName: ptr.To("c")}}},
+		"our attachment": {&storagev1.VolumeAttachment{ObjectMeta: with(nil), Spec: storagev1.VolumeAttachmentSpec{Attacher: driver}}, &storagev1.VolumeAttachment{ObjectMeta: whole(nil), Spec: storagev1.VolumeAttachmentSpec{Attacher: driver}}},
+		"attachment of another driver": {&storagev1.VolumeAttachment{ObjectMeta: with(nil), Spec: storagev1.VolumeAttachmentSpec{Attacher: "other", NodeName: "n", Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: ptr.To("v")}}, Status: storagev1.VolumeAttachmentStatus{Attached: true}},
+			&storagev1.VolumeAttachment{ObjectMeta: stubbed, Spec: storagev1.VolumeAttachmentSpec{Attacher: "other", NodeName: "n", Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: ptr.To("v")}}}},
+		"CSINode": {&storagev1.CSINode{ObjectMeta: with(nil), Spec: storagev1.CSINodeSpec{Drivers: []storagev1.CSINodeDriver{{Name: "other"}, {Name: driver, NodeID: "i"}}}},
+			&storagev1.CSINode{ObjectMeta: whole(nil), Spec: storagev1.CSINodeSpec{Drivers: []storagev1.CSINodeDriver{{Name: driver, NodeID: "i"}}}}},
+		"Node":         {&metav1.PartialObjectMetadata{ObjectMeta: with(nil)}, &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: "x", UID: "u", ResourceVersion: "7", Labels: meta.Labels, Finalizers: meta.Finalizers}}},
+		"StorageClass": {&storagev1.StorageClass{ObjectMeta: with(nil), Provisioner: "other"}, &storagev1.StorageClass{ObjectMeta: whole(nil), Provisioner: "other"}},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			got, err := Trim(driver)(tt.in)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(tt.want, got); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+func TestMetaChange(t *testing.T) {
+	object := func(finalizers []string, annotations map[string]string) *corev1.PersistentVolume {
+		return &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{UID: "u", Finalizers: finalizers, Annotations: annotations}}
+	}
+	tests := map[string]struct {
+		object *corev1.PersistentVolume
+		change MetaChange
+		want   string // operations after that which tests the UID
+	}{
+		"nothing":                          {object([]string{"a"}, nil), MetaChange{AddFinalizers: []string{"a"}, RemoveFinalizers: []string{"b"}, RemoveAnnotations: []string{"x"}}, ""},
+		"first finalizer":                  {object(nil, nil), MetaChange{AddFinalizers: []string{"a"}}, `{"op":"test","path":"/metadata/finalizers","value":null},{"op":"add","path":"/metadata/finalizers","value":["a"]}`},
+		"another finalizer":                {object([]string{"a"}, nil), MetaChange{AddFinalizers: []string{"b"}}, `{"op":"test","path":"/metadata/finalizers","value":["a"]},{"op":"replace","path":"/metadata/finalizers","value":["a","b"]}`},
+		"remove one, wherever it stands":   {object([]string{"b", "a", "b", "c"}, nil), MetaChange{RemoveFinalizers: []string{"b"}}, `{"op":"test","path":"/metadata/finalizers","value":["b","a","b","c"]},{"op":"replace","path":"/metadata/finalizers","value":["a","c"]}`},
+		"remove the last":                  {object([]string{"a"}, nil), MetaChange{RemoveFinalizers: []string{"a"}}, `{"op":"test","path":"/metadata/finalizers","value":["a"]},{"op":"remove","path":"/metadata/finalizers"}`},
+		"first annotation":                 {object(nil, nil), MetaChange{SetAnnotations: map[string]string{"a/b": "c"}}, `{"op":"test","path":"/metadata/annotations","value":null},{"op":"add","path":"/metadata/annotations","value":{"a/b":"c"}}`},
+		"another annotation, with escapes": {object(nil, map[string]string{"x": "y"}), MetaChange{SetAnnotations: map[string]string{"a/b~c": "d", "x": "y"}}, `{"op":"add","path":"/metadata/annotations/a~1b~0c","value":"d"}`},
+		"remove an annotation":             {object(nil, map[string]string{"a/b": "c"}), MetaChange{RemoveAnnotations: []string{"a/b"}}, `{"op":"test","path":"/metadata/annotations/a~1b","value":"c"},{"op":"remove","path":"/metadata/annotations/a~1b"}`},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			got, err := tt.change.Patch(tt.object)
+			if err != nil {
+				t.Fatal(err)
+			}
+			want := ""
+			if tt.want != "" {
+				want = `[{"op":"test","path":"/metadata/uid","value":"u"},` + tt.want + `]`
+			}
+			if diff := cmp.Diff(want, string(got)); diff != "" {
+				t.Error(diff)
+			}
+			if tt.change.Made(tt.object) != (tt.want == "") {
+				t.Error("Made says otherwise")
+			}
+			tt.change.Apply(tt.object)
+			if !tt.change.Made(tt.object) {
+				t.Errorf("not made by Apply: %+v", tt.object.ObjectMeta)
+			}
+		})
+	}
+}
+
+// live is a volume at the real API server.
+func live(t *testing.T, change func(*corev1.PersistentVolume)) (*kubetest.ControlPlane, *corev1.PersistentVolume) {
+	t.Helper()
+	c := kubetest.Get(t, kubetest.WithAudit())
+	pv := &corev1.PersistentVolume{
+		ObjectMeta: metav1.ObjectMeta{GenerateName: "pv-", Finalizers: []string{"example.com/theirs"}},
+		Spec: corev1.PersistentVolumeSpec{
+			AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}, Capacity: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")},
+			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: driver, VolumeHandle: "h"}},
+		},
+	}
+	if change != nil {
+		change(pv)
+	}
+	pv, err := c.Client().CoreV1().PersistentVolumes().Create(t.Context(), pv, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c, pv
+}
+
+func TestChangeAtTheAPIServer(t *testing.T) {
+	add := MetaChange{AddFinalizers: []string{"example.com/ours"}, SetAnnotations: map[string]string{"example.com/a": "1"}}
+	t.Run("is one request", func(t *testing.T) {
+		c, pv := live(t, nil)
+		mark, _ := c.AuditMark()
+		got, err := Change(t.Context(), c.Client().CoreV1().PersistentVolumes(), pv, add)
+		if err != nil || !add.Made(got) || len(got.Finalizers) != 3 { // and pv-protection
+			t.Fatalf("%v: %v", err, got.ObjectMeta)
+		}
+		if _, err := Change(t.Context(), c.Client().CoreV1().PersistentVolumes(), got, add); err != nil {
+			t.Fatal(err)
+		}
+		records, err := c.AuditSince(mark, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		n := 0
+		for _, r := range records {
+			if r.Object.Name == pv.Name {
+				n++
+			}
+		}
+		if n != 1 {
+			t.Errorf("%d requests, want one", n)
+		}
+	})
+	t.Run("keeps what others did meanwhile", func(t *testing.T) {
+		c, pv := live(t, nil)
+		volumes := c.Client().CoreV1().PersistentVolumes()
+		if _, err := Change(t.Context(), volumes, pv, MetaChange{AddFinalizers: []string{"example.com/new"}, RemoveFinalizers: []string{"example.com/theirs"}}); err != nil {
+			t.Fatal(err)
+		}
+		got, err := Change(t.Context(), volumes, pv, add) // with the old state
+		if err != nil || strings.Contains(fmt.Sprint(got.Finalizers), "theirs") || !strings.Contains(fmt.Sprint(got.Finalizers), "new") || !add.Made(got) {
+			t.Errorf("%v: %v", err, got.Finalizers)
+		}
+	})
+	t.Run("does not touch another object of the name", func(t *testing.T) {
+		c, pv := live(t, nil)
+		stale := pv.DeepCopy()
+		stale.UID = "another"
+		if _, err := Change(t.Context(), c.Client().CoreV1().PersistentVolumes(), stale, add); !apierrors.IsNotFound(err) {
+			t.Errorf("got %v", err)
+		}
+	})
+	t.Run("of what is gone is NotFound", func(t *testing.T) {
+		c := kubetest.Get(t, kubetest.WithAudit())
+		gone := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "never", UID: "x"}}
+		if _, err := Change(t.Context(), c.Client().CoreV1().PersistentVolumes(), gone, add); !apierrors.IsNotFound(err) {
+			t.Errorf("got %v", err)
+		}
+	})
+	t.Run("updates where patching is forbidden", func(t *testing.T) {
+		c, pv := live(t, nil)
+		client := restricted(t, c, []string{"get", "update"})
+		got, err := Change(t.Context(), client.CoreV1().PersistentVolumes(), pv, add)
+		if err != nil || !add.Made(got) {
+			t.Errorf("%v: %v", err, got.ObjectMeta)
+		}
+	})
+	t.Run("says what is forbidden", func(t *testing.T) {
+		c, pv := live(t, nil)
+		_, err := Change(t.Context(), restricted(t, c, []string{"get"}).CoreV1().PersistentVolumes(), pv, add)
+		if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "cannot patch") || !strings.Contains(err.Error(), "cannot update") {
+			t.Errorf("got %v", err)
+		}
+	})
+}
+
+// restricted is a client of somebody who may do so much with volumes.
+func restricted(t *testing.T, c *kubetest.ControlPlane, verbs []string) kubernetes.Interface {
+	t.Helper()
+	name := strings.ToLower(strings.NewReplacer("/", "-", "_", "-").Replace(t.Name()))
+	role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: name}, Rules: []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"persistentvolumes"}, Verbs: verbs}}}
+	if _, err := c.Client().RbacV1().ClusterRoles().Create(t.Context(), role, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	binding := &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: name}, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: name},
+		Subjects: []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: name}}}
+	if _, err := c.Client().RbacV1().ClusterRoleBindings().Create(t.Context(), binding, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	client, err := kubernetes.NewForConfig(c.UserConfig(name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	kubetest.Eventually(t, "the role is in force", func(ctx context.Context) error {
+		_, err := client.CoreV1().PersistentVolumes().Get(ctx, "nothing", metav1.GetOptions{})
+		if apierrors.IsForbidden(err) {
+			return err
+		}
+		return nil
+	})
+	return client
+}
+
+func informersFor(t *testing.T, c *kubetest.ControlPlane, cfg kubernetes.Interface) *Informers {
+	t.Helper()
+	meta, err := metadata.NewForConfig(c.Config())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return NewInformers(cfg, meta, driver)
+}
+
+// TestOwnWritesAreSeenAtOnce races the view against the watch.
+func TestOwnWritesAreSeenAtOnce(t *testing.T) {
+	c, pv := live(t, nil)
+	informers := informersFor(t, c, c.Client())
+	volumes := informers.Volumes()
+	own, err := NewOwn(volumes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	informers.Start(ctx)
+	defer informers.Shutdown()
+	defer stop()
+	kubetest.Eventually(t, "the watch runs", func(context.Context) error { return informers.Synced() })
+	client := c.Client().CoreV1().PersistentVolumes()
+	for i := range 200 {
+		change := MetaChange{SetAnnotations: map[string]string{"n": fmt.Sprint(i)}}
+		got, ok := own.Get(pv.Name)
+		if !ok {
+			t.Fatal("gone")
+		}
+		changed, err := Change(t.Context(), client, got, change)
+		if err := own.Note(got, changed, err); err != nil {
+			t.Fatal(err)
+		}
+		if seen, _ := own.Get(pv.Name); seen.Annotations["n"] != fmt.Sprint(i) {
+			t.Fatalf("write %d is not seen, but %q", i, seen.Annotations["n"])
+		}
+	}
+	// The last finalizer of a deleted object: gone at once, however late the watch is.
+	if err := client.Delete(t.Context(), pv.Name, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	kubetest.Eventually(t, "the deletion is seen", func(context.Context) error {
+		if got, _ := own.Get(pv.Name); got.DeletionTimestamp == nil {
+			return fmt.Errorf("it is not")
+		}
+		return nil
+	})
+	got, _ := own.Get(pv.Name)
+	changed, err := Change(t.Context(), client, got, MetaChange{RemoveFinalizers: got.Finalizers})
+	if err := own.Note(got, changed, err); err != nil {
+		t.Fatal(err)
+	}
+	if got, ok := own.Get(pv.Name); ok {
+		t.Fatalf("still there: %v", got.ObjectMeta)
+	}
+	// Another one under its name is another one.
+	again := pv.DeepCopy()
+	again.ObjectMeta = metav1.ObjectMeta{Name: pv.Name}
+	if _, err := client.Create(t.Context(), again, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	kubetest.Eventually(t, "the new one is seen, and nothing is remembered of the old", func(context.Context) error {
+		own.mu.Lock()
+		remembered := len(own.written) + len(own.removed)
+		own.mu.Unlock()
+		if got, ok := own.Get(pv.Name); !ok || got.UID == pv.UID || remembered > 0 {
+			return fmt.Errorf("%t, %d remembered", ok, remembered)
+		}
+		return nil
+	})
+}
+
+func TestSyncedNamesWhatIsForbidden(t *testing.T) {
+	c := kubetest.Get(t, kubetest.WithAudit())
+	client, err := kubernetes.NewForConfig(c.UserConfig("nobody"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	informers := informersFor(t, c, client)
+	informers.Volumes()
+	ctx, stop := context.WithCancel(t.Context())
+	informers.Start(ctx)
+	defer informers.Shutdown()
+	defer stop()
+	kubetest.Eventually(t, "it says what is missing", func(context.Context) error {
+		err := informers.Synced()
+		if err == nil || !strings.Contains(err.Error(), "persistentvolumes") || !strings.Contains(err.Error(), "forbidden") {
+			return fmt.Errorf("it says %v", err)
+		}
+		return nil
+	})
+}
+
+func TestIndexes(t *testing.T) {
+	i := &Informers{driver: driver}
+	claim := func(change func(*corev1.PersistentVolumeClaim)) *corev1.PersistentVolumeClaim {
+		pvc := &corev1.PersistentVolumeClaim{Spec: corev1.PersistentVolumeClaimSpec{StorageClassName: ptr.To("c")}}
+		pvc.Annotations = map[string]string{AnnStorageProvisioner: driver}
+		change(pvc)
+		return pvc
+	}
+	for name, tt := range map[string]struct {
+		claim *corev1.PersistentVolumeClaim
+		want  bool
+	}{
+		"waits":             {claim(func(*corev1.PersistentVolumeClaim) {}), true},
+		"bound":             {claim(func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeName = "v" }), false},
+		"of another driver": {claim(func(c *corev1.PersistentVolumeClaim) { c.Annotations = nil }), false},
+		"migrated to ours":  {claim(func(c *corev1.PersistentVolumeClaim) { c.Annotations = map[string]string{AnnMigratedTo: driver} }), true},
+	} {
+		if got := i.waits(tt.claim); got != tt.want {
+			t.Errorf("%s: %t", name, got)
+		}
+	}
+}
+
+// FuzzMetaChange: however a list of finalizers is, none of others is lost, and none is doubled.
+func FuzzMetaChange(f *testing.F) {
+	f.Add("a,b,b", "c", "b")
+	f.Fuzz(func(t *testing.T, have, add, remove string) {
+		pv := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{UID: "u", Finalizers: strings.Split(have, ",")}}
+		change := MetaChange{AddFinalizers: []string{add}, RemoveFinalizers: []string{remove}}
+		patch, err := change.Patch(pv)
+		if err != nil || patch != nil && !json.Valid(patch) {
+			t.Fatalf("%v: %s", err, patch)
+		}
+		before := pv.DeepCopy()
+		change.Apply(pv)
+		after := fmt.Sprint(pv.Finalizers)
+		for _, finalizer := range before.Finalizers {
+			if finalizer != remove && !strings.Contains(after, finalizer) {
+				t.Errorf("%q is lost from %v", finalizer, pv.Finalizers)
+			}
+		}
+		change.Apply(pv)
+		if add != remove && fmt.Sprint(pv.Finalizers) != after {
+			t.Errorf("applied twice: %v and %v", after, pv.Finalizers)
+		}
+	})
+}
