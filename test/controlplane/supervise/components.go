@@ -74,23 +74,23 @@ func (o Options) arguments(component string, p ports) []string {
 		return o.apiServerArguments(p)
 	}
 	args := []string{
-		"--kubeconfig=" + o.file("kubeconfig"),
 		"--bind-address=127.0.0.1",
 		fmt.Sprintf("--secure-port=%d", p[component]),
+		"--v=1",
+	}
+	if component == Scheduler {
+		return append(args, "--config="+o.file("scheduler.yaml"))
+	}
+	return append(args,
+		"--kubeconfig="+o.file("kubeconfig"),
 		"--leader-elect=false",
 		"--kube-api-qps=2000",
 		"--kube-api-burst=4000",
-		"--v=1",
-	}
-	if component == ControllerManager {
-		args = append(args,
-			"--controllers="+strings.Join(controllers, ","),
-			// The binder repeats what ended in a conflict no sooner than this (default: 15s).
-			"--pvclaimbinder-sync-period=2s",
-			"--attach-detach-reconcile-sync-period=5s",
-		)
-	}
-	return args
+		"--controllers="+strings.Join(controllers, ","),
+		// The binder repeats what ended in a conflict no sooner than this (default: 15s).
+		"--pvclaimbinder-sync-period=2s",
+		"--attach-detach-reconcile-sync-period=5s",
+	)
 }
 
 func (o Options) etcdArguments(p ports) []string {

@@ -42,7 +42,7 @@ func TestArguments(t *testing.T) {
 		},
 		"the scheduler knows no controllers": {
 			component: Scheduler,
-			has:       []string{"--kubeconfig=/d/kubeconfig", "--secure-port=5", "--leader-elect=false"},
+			has:       []string{"--config=/d/scheduler.yaml", "--secure-port=5"},
 			lacks:     []string{"--controllers", "binder"},
 		},
 	}
@@ -165,6 +165,24 @@ func TestFilesKeepIdentityAndFollowPorts(t *testing.T) {
 	}
 	if got := config.Users[0].User.Token; got == "" || !strings.HasPrefix(tokens, got+",") {
 		t.Errorf("the kubeconfig has token %q, the API server %q", got, tokens)
+	}
+	var scheduler struct {
+		ClientConnection         struct{ Kubeconfig string }
+		LeaderElection           struct{ LeaderElect *bool }
+		PodInitialBackoffSeconds int
+		PodMaxBackoffSeconds     int
+	}
+	if err := yaml.Unmarshal([]byte(read("scheduler.yaml")), &scheduler); err != nil {
+		t.Fatal(err)
+	}
+	if got := scheduler.ClientConnection.Kubeconfig; got != o.file("kubeconfig") {
+		t.Errorf("the scheduler reads %q", got)
+	}
+	if e := scheduler.LeaderElection.LeaderElect; e == nil || *e {
+		t.Error("the scheduler waits for a Lease")
+	}
+	if scheduler.PodMaxBackoffSeconds != 1 || scheduler.PodInitialBackoffSeconds != 1 {
+		t.Errorf("the scheduler waits %d to %d seconds before it tries again", scheduler.PodInitialBackoffSeconds, scheduler.PodMaxBackoffSeconds)
 	}
 	info, err := os.Stat(o.file("tokens.csv"))
 	if err != nil || info.Mode().Perm() != 0o600 {

@@ -32,6 +32,18 @@ users: [{name: admin, user: {token: %q}}]
 `, port, token)
 }
 
+// schedulerConfig lets the scheduler try a pod again after a second. By default it waits
+// up to ten: the pods of a driver that is full on one node then take minutes to find another.
+func schedulerConfig(kubeconfig string) string {
+	return fmt.Sprintf(`apiVersion: kubescheduler.config.k8s.io/v1
+kind: KubeSchedulerConfiguration
+clientConnection: {kubeconfig: %q, qps: 2000, burst: 4000}
+leaderElection: {leaderElect: false}
+podInitialBackoffSeconds: 1
+podMaxBackoffSeconds: 1
+`, kubeconfig)
+}
+
 // writeFiles writes what the components read at their start. The token and the
 // key of service accounts are kept when they exist, since data in the same
 // directory belongs to them.
@@ -46,10 +58,16 @@ func (o Options) writeFiles(p ports) error {
 		return err
 	}
 	token, _, _ := strings.Cut(string(tokens), ",")
-	if err := os.WriteFile(o.file("kubeconfig"), []byte(kubeconfig(p[APIServer], token)), 0o600); err != nil {
-		return err
+	for name, content := range map[string]string{
+		"kubeconfig":        kubeconfig(p[APIServer], token),
+		"scheduler.yaml":    schedulerConfig(o.file("kubeconfig")),
+		"audit-policy.yaml": auditPolicy,
+	} {
+		if err := os.WriteFile(o.file(name), []byte(content), 0o600); err != nil {
+			return err
+		}
 	}
-	return os.WriteFile(o.file("audit-policy.yaml"), []byte(auditPolicy), 0o600)
+	return nil
 }
 
 // keep returns the content of a file, which it writes first when there is none.
