@@ -1,0 +1,114 @@
+package metrics
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
+)
+
+func serve(t *testing.T, cfg Config) (*Server, func(path string) (int, string)) {
+	t.Helper()
+	cfg.Address = "127.0.0.1:0"
+	if cfg.MetricsPath == "" {
+		cfg.MetricsPath = "/metrics"
+	}
+	s, err := NewServer(cfg, NewRegistry("v1"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- s.Run(ctx) }()
+	t.Cleanup(func() {
+		stop()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	return s, func(path string) (int, string) {
+		t.Helper()
+		response, err := http.Get("http://" + s.Address() + path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer response.Body.Close()
+		body, err := io.ReadAll(response.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return response.StatusCode, string(body)
+	}
+}
+
+func TestMetricsOfTheProcess(t *testing.T) {
+	_, get := serve(t, Config{MetricsPath: "/numbers"})
+	code, body := get("/numbers")
+	if code != 200 {
+		t.Fatalf("%d: %s", code, body)
+	}
+	for name, n := range map[string]int{"\nprocess_start_time_seconds ": 1, "\ngo_goroutines ": 1, `storage_controller_build_info{goversion="go`: 1, "promhttp_metric_handler_requests_total{": 3} {
+		if got := strings.Count("\n"+body, name); got != n {
+			t.Errorf("%q is there %d times, want %d", name, got, n)
+		}
+	}
+	if problems, err := promlint.New(strings.NewReader(body)).Lint(); err != nil || len(problems) > 0 {
+		t.Errorf("%v, %v", problems, err)
+	}
+	if code, _ := get("/metrics"); code != 404 {
+		t.Errorf("the default path answers %d although another was set", code)
+	}
+}
+
+func TestChecks(t *testing.T) {
+	s, get := serve(t, Config{LeaderElection: true})
+	var broken error
+	s.AddReady("driver", func(*http.Request) error { return broken })
+	s.AddReady("watches", func(*http.Request) error { return nil })
+	s.AddLeaderElection("provisioner", func(*http.Request) error { return broken })
+	want := func(path string, code int, text string) {
+		t.Helper()
+		if c, body := get(path); c != code || !strings.Contains(body, text) {
+			t.Errorf("%s: %d %q, want %d with %q", path, c, body, code, text)
+		}
+	}
+	want("/readyz", 200, "ok")
+	want("/readyz?verbose", 200, "[+]driver ok\n[+]watches ok")
+	want("/livez", 200, "ok")
+	want("/healthz", 200, "ok")
+	want("/healthz/leader-election", 200, "ok")
+	broken = errors.New("it is away")
+	want("/readyz", 500, "[-]driver failed: it is away")
+	want("/readyz?exclude=driver", 200, "ok")
+	want("/livez", 500, "[-]leader-election-provisioner failed: it is away")
+	want("/healthz/leader-election", 500, "internal server error: provisioner: it is away")
+}
+
+func TestWhatIsNotServed(t *testing.T) {
+	_, get := serve(t, Config{})
+	for _, path := range []string{"/", "/healthz/leader-election", "/debug/pprof/", "/debug/pprof/cmdline"} {
+		if code, _ := get(path); code != 404 {
+			t.Errorf("%s answers %d", path, code)
+		}
+	}
+	_, get = serve(t, Config{Pprof: true})
+	if code, body := get("/debug/pprof/"); code != 200 || !strings.Contains(body, "goroutine") {
+		t.Errorf("%d", code)
+	}
+}
+
+func TestConfigErrors(t *testing.T) {
+	for _, path := range []string{"", "metrics", "/", "/livez", "/healthz/", "/debug/pprof/heap"} {
+		if err := (Config{MetricsPath: path}).Validate(); err == nil || !strings.Contains(err.Error(), "--metrics-path") {
+			t.Errorf("%q: %v", path, err)
+		}
+	}
+	s, _ := serve(t, Config{})
+	if _, err := NewServer(Config{Address: s.Address(), MetricsPath: "/metrics"}, NewRegistry("")); err == nil || !strings.Contains(err.Error(), s.Address()) {
+		t.Errorf("an address in use: %v", err)
+	}
+}
