@@ -83,8 +83,8 @@ func (c Config) Validate() error {
 	if c.VolumeNamePrefix == "" {
 		errs = append(errs, errors.New("--volume-name-prefix: must not be empty"))
 	}
-	if n := c.VolumeNameUUIDLength; n < -1 || n > uuidCharacters {
-		errs = append(errs, fmt.Errorf("--volume-name-uuid-length: must be between -1 and %d, got %d", uuidCharacters, n))
+	if n := c.VolumeNameUUIDLength; n < -1 || n == 0 || n > uuidCharacters { // 0 gives all claims one name
+		errs = append(errs, fmt.Errorf("--volume-name-uuid-length: must be -1, or between 1 and %d, got %d", uuidCharacters, n))
 	}
 	switch c.ProvisioningProtection {
 	case ProtectionOff, ProtectionOnRetry, ProtectionAlways:

@@ -1,0 +1,655 @@
+package provisioner
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"google.golang.org/grpc/codes"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/metadata"
+	"k8s.io/client-go/tools/record"
+	"k8s.io/utils/ptr"
+
+	"github.com/storage-controller/storage-controller/csiclient"
+	"github.com/storage-controller/storage-controller/csiclient/csitest"
+	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/kubetest"
+	"github.com/storage-controller/storage-controller/internal/workloop"
+)
+
+func TestMain(m *testing.M) { kubetest.Main(m) }
+
+// fixture is a driver, its provisioner, a class and the real API server; the test
+// plays the controllers of Kubernetes. Names carry that of the namespace, so that
+// scenarios run side by side.
+type fixture struct {
+	*testing.T
+	cp     *kubetest.ControlPlane
+	client kubernetes.Interface
+	plugin *csitest.Plugin
+	events *record.FakeRecorder
+	ns     string
+	class  string
+	driver string
+	cfg    Config
+	c      *Controller
+	stop   func(cause error) error
+}
+
+func scenario(t *testing.T, plugin csitest.Config, change func(*Config)) *fixture {
+	t.Helper()
+	t.Parallel()
+	f := &fixture{T: t, cp: kubetest.Get(t), cfg: DefaultConfig(), events: record.NewFakeRecorder(10000)}
+	f.client, f.ns = f.cp.Client(), kubetest.Namespace(t, f.cp)
+	f.cfg.RetryIntervalStart, f.cfg.RetryIntervalMax = 50*time.Millisecond, 400*time.Millisecond
+	if change != nil {
+		change(&f.cfg)
+	}
+	f.driver, f.class = f.ns+".example.com", f.ns+"-fast"
+	plugin.Name = f.driver
+	f.plugin = csitest.Run(t, plugin)
+	f.start()
+	return f
+}
+
+// start runs the provisioner as a process would.
+func (f *fixture) start() {
+	f.Helper()
+	reg := prometheus.NewRegistry()
+	cfg := csiclient.DefaultConfig()
+	cfg.Address = f.plugin.Address()
+	client, err := csiclient.New(cfg, reg)
+	f.must(err)
+	driver, err := client.Connect(f.Context())
+	f.must(err)
+	meta, err := metadata.NewForConfig(f.cp.Config())
+	f.must(err)
+	informers := kube.NewInformers(f.client, meta, driver.Name)
+	c, err := New(f.cfg, Deps{
+		Driver: driver, Client: f.client, Informers: informers, CSI: client.Controller(), Ready: client.WaitReady,
+		Events: f.events, Registry: reg, Queues: workloop.NewMetrics(reg),
+	})
+	f.must(err)
+	f.c = c
+	watch, endWatch := context.WithCancel(context.WithoutCancel(f.Context()))
+	informers.Start(watch)
+	ctx, cancel := context.WithCancelCause(context.WithoutCancel(f.Context()))
+	done := make(chan error, 1)
+	go func() { done <- c.Run(ctx) }()
+	var ended error
+	f.stop = func(cause error) error {
+		if ctx.Err() == nil {
+			cancel(cause)
+			ended = <-done
+			endWatch()
+			informers.Shutdown()
+			client.Close()
+		}
+		return ended
+	}
+	stop := f.stop
+	f.Cleanup(func() { _ = stop(errors.New("the test is over")) })
+}
+
+// crash ends the provisioner without any grace.
+func (f *fixture) crash() { _ = f.stop(errors.New("crash")) }
+
+func (f *fixture) must(err error) {
+	f.Helper()
+	if err != nil {
+		f.Fatal(err)
+	}
+}
+
+func (f *fixture) makeClass(change func(*storagev1.StorageClass)) {
+	f.Helper()
+	c := &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: f.class}, Provisioner: f.driver}
+	if change != nil {
+		change(c)
+	}
+	_, err := f.client.StorageV1().StorageClasses().Create(f.Context(), c, metav1.CreateOptions{})
+	f.must(err)
+}
+
+// claim makes a claim that names the driver as its provisioner.
+func (f *fixture) claim(change func(*corev1.PersistentVolumeClaim)) *corev1.PersistentVolumeClaim {
+	f.Helper()
+	pvc := &corev1.PersistentVolumeClaim{
+		ObjectMeta: metav1.ObjectMeta{Name: "data", Annotations: map[string]string{kube.AnnStorageProvisioner: f.driver}},
+		Spec: corev1.PersistentVolumeClaimSpec{
+			StorageClassName: &f.class, AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
+			Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}},
+		},
+	}
+	if change != nil {
+		change(pvc)
+	}
+	pvc, err := f.client.CoreV1().PersistentVolumeClaims(f.ns).Create(f.Context(), pvc, metav1.CreateOptions{})
+	f.must(err)
+	return pvc
+}
+
+func (f *fixture) deleteClaim() {
+	f.Helper()
+	f.must(f.client.CoreV1().PersistentVolumeClaims(f.ns).Delete(f.Context(), "data", metav1.DeleteOptions{}))
+}
+
+func (f *fixture) patchClaim(patch string) {
+	f.Helper()
+	_, err := f.client.CoreV1().PersistentVolumeClaims(f.ns).Patch(f.Context(), "data", types.MergePatchType, []byte(patch), metav1.PatchOptions{})
+	f.must(err)
+}
+
+// claimIs waits until the claim, nil when it is gone, is as it should be.
+func (f *fixture) claimIs(what string, check func(*corev1.PersistentVolumeClaim) bool) {
+	f.Helper()
+	kubetest.Eventually(f.T, "the claim "+what, func(ctx context.Context) error {
+		list, err := f.client.CoreV1().PersistentVolumeClaims(f.ns).List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return err
+		}
+		var pvc *corev1.PersistentVolumeClaim
+		if len(list.Items) > 0 {
+			pvc = &list.Items[0]
+		}
+		if !check(pvc) {
+			return fmt.Errorf("it is %+v", pvc)
+		}
+		return nil
+	})
+}
+
+// released tells whether nobody but Kubernetes, whose controllers do not run here,
+// keeps a claim that was deleted.
+func released(pvc *corev1.PersistentVolumeClaim) bool {
+	return pvc == nil || pvc.DeletionTimestamp != nil && fmt.Sprint(pvc.Finalizers) == "[kubernetes.io/pvc-protection]"
+}
+
+// saved waits for the PersistentVolume of a claim.
+func (f *fixture) saved(claim *corev1.PersistentVolumeClaim) *corev1.PersistentVolume {
+	f.Helper()
+	var pv *corev1.PersistentVolume
+	kubetest.Eventually(f.T, "the volume is saved", func(ctx context.Context) (err error) {
+		pv, err = f.client.CoreV1().PersistentVolumes().Get(ctx, "pvc-"+string(claim.UID), metav1.GetOptions{})
+		return err
+	})
+	return pv
+}
+
+// phase plays the volume controller of Kubernetes.
+func (f *fixture) phase(pv *corev1.PersistentVolume, phase corev1.PersistentVolumePhase) {
+	f.Helper()
+	_, err := f.client.CoreV1().PersistentVolumes().Patch(f.Context(), pv.Name, types.MergePatchType, fmt.Appendf(nil, `{"status":{"phase":%q}}`, phase), metav1.PatchOptions{}, "status")
+	f.must(err)
+}
+
+// gone waits until a volume is gone, and takes away the protection that the
+// controllers of Kubernetes would.
+func (f *fixture) gone(pv *corev1.PersistentVolume) {
+	f.Helper()
+	kubetest.Eventually(f.T, "the volume is being deleted and nobody but Kubernetes keeps it", func(ctx context.Context) error {
+		got, err := f.client.CoreV1().PersistentVolumes().Get(ctx, pv.Name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		if got.DeletionTimestamp == nil || fmt.Sprint(got.Finalizers) != "[kubernetes.io/pv-protection]" {
+			return fmt.Errorf("deletion %v, finalizers %v", got.DeletionTimestamp, got.Finalizers)
+		}
+		_, err = f.client.CoreV1().PersistentVolumes().Patch(ctx, pv.Name, types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{})
+		return err
+	})
+}
+
+// event waits for an event with all of parts.
+func (f *fixture) event(parts ...string) {
+	f.Helper()
+	var seen []string
+	limit := time.After(time.Minute)
+	for {
+		select {
+		case e := <-f.events.Events:
+			seen = append(seen, e)
+			found := true
+			for _, p := range parts {
+				found = found && strings.Contains(e, p)
+			}
+			if found {
+				return
+			}
+		case <-limit:
+			f.Fatalf("no event with %q among %q", parts, seen)
+		}
+	}
+}
+
+func (f *fixture) calls(method string, n int) {
+	f.Helper()
+	if got := f.plugin.Count(method); got != n {
+		f.Errorf("%s was called %d times, want %d", method, got, n)
+	}
+}
+
+func (f *fixture) wait(method string, n int) {
+	f.Helper()
+	ctx, cancel := context.WithTimeout(f.Context(), time.Minute)
+	defer cancel()
+	f.must(f.plugin.Wait(ctx, method, n))
+}
+
+// settles waits until a claim made now has been looked at, and so everything before it.
+func (f *fixture) settles() {
+	f.Helper()
+	pvc := f.claim(func(c *corev1.PersistentVolumeClaim) {
+		c.Name = "zz-last"
+		c.Annotations[kube.AnnBetaStorageClass] = "none-of-this-name"
+	})
+	kubetest.Eventually(f.T, "the queue has come to a later claim", func(context.Context) error {
+		if n := testutil.ToFloat64(f.c.metrics.provisionFailed.WithLabelValues(f.class, "")); n < 1 {
+			return errors.New("it has not")
+		}
+		return nil
+	})
+	f.must(f.client.CoreV1().PersistentVolumeClaims(f.ns).Delete(f.Context(), pvc.Name, metav1.DeleteOptions{}))
+}
+
+const create, remove = "CreateVolume", "DeleteVolume"
+
+func TestProvisionerScenario(t *testing.T) {
+	t.Run("014_016_017_020_021_022_not_ours", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, nil)
+		f.makeClass(func(c *storagev1.StorageClass) {
+			c.VolumeBindingMode = ptr.To(storagev1.VolumeBindingWaitForFirstConsumer)
+		})
+		f.claim(func(c *corev1.PersistentVolumeClaim) { c.Name, c.Annotations = "no-owner", nil })
+		f.claim(func(c *corev1.PersistentVolumeClaim) {
+			c.Name, c.Annotations = "other-owner", map[string]string{kube.AnnStorageProvisioner: "other", kube.AnnBetaStorageProvisioner: f.driver}
+		})
+		f.claim(func(c *corev1.PersistentVolumeClaim) { c.Name, c.Spec.VolumeName = "bound", "x" })
+		f.claim(func(c *corev1.PersistentVolumeClaim) { c.Name = "no-node" })
+		f.claim(func(c *corev1.PersistentVolumeClaim) { c.Name, c.Annotations[kube.AnnSelectedNode] = "empty-node", "" })
+		f.settles()
+		f.calls(create, 0)
+		if n := len(f.events.Events); n > 0 {
+			t.Errorf("%d events: %s", n, <-f.events.Events)
+		}
+		claim := f.claim(func(c *corev1.PersistentVolumeClaim) { c.Annotations[kube.AnnSelectedNode] = "node" })
+		f.saved(claim)
+		f.calls(create, 1)
+	})
+	t.Run("018_class_comes_later", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, func(c *Config) { c.RetryIntervalStart, c.RetryIntervalMax = time.Hour, time.Hour })
+		claim := f.claim(nil)
+		kubetest.Eventually(t, "a failure is counted", func(context.Context) error {
+			if n := testutil.ToFloat64(f.c.metrics.provisionFailed.WithLabelValues(f.class, "")); n != 1 {
+				return fmt.Errorf("%v are", n)
+			}
+			return nil
+		})
+		if n := len(f.events.Events); n > 0 {
+			t.Errorf("%d events", n)
+		}
+		f.makeClass(nil)
+		f.saved(claim) // without waiting for the back-off
+	})
+	t.Run("019_class_by_annotation", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, nil)
+		f.makeClass(nil)
+		claim := f.claim(func(c *corev1.PersistentVolumeClaim) {
+			c.Spec.StorageClassName, c.Annotations[kube.AnnBetaStorageClass] = nil, f.class
+		})
+		if pv := f.saved(claim); pv.Spec.StorageClassName != f.class {
+			t.Errorf("class %q", pv.Spec.StorageClassName)
+		}
+	})
+	t.Run("023_deleted_before_it_began", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, nil)
+		f.claim(func(c *corev1.PersistentVolumeClaim) { c.Finalizers = []string{"example.com/keep"} })
+		f.deleteClaim()
+		f.makeClass(nil)
+		f.settles()
+		f.calls(create, 0)
+	})
+	t.Run("025_volume_exists", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, nil)
+		claim := f.claim(nil)
+		_, err := f.client.CoreV1().PersistentVolumes().Create(t.Context(), &corev1.PersistentVolume{
+			ObjectMeta: metav1.ObjectMeta{Name: "pvc-" + string(claim.UID)},
+			Spec: corev1.PersistentVolumeSpec{AccessModes: claim.Spec.AccessModes, Capacity: claim.Spec.Resources.Requests, PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimRetain,
+				ClaimRef:               &corev1.ObjectReference{Namespace: f.ns, Name: "data", UID: claim.UID},
+				PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: f.driver, VolumeHandle: "x"}}},
+		}, metav1.CreateOptions{})
+		f.must(err)
+		f.makeClass(nil)
+		f.settles()
+		f.calls(create, 0)
+	})
+	t.Run("039_048_secret", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, nil)
+		f.makeClass(parameters(map[string]string{parameterPrefix + "provisioner-secret-name": "${pvc.name}", parameterPrefix + "provisioner-secret-namespace": "${pvc.namespace}"}))
+		claim := f.claim(nil)
+		f.event("ProvisioningFailed", fmt.Sprintf("reading secret %s/data", f.ns), "not found")
+		f.calls(create, 0)
+		_, err := f.client.CoreV1().Secrets(f.ns).Create(t.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "data"}, StringData: map[string]string{"k": "v"}}, metav1.CreateOptions{})
+		f.must(err)
+		pv := f.saved(claim)
+		if r := f.plugin.Calls(create)[0].Request.(*csi.CreateVolumeRequest); r.Secrets["k"] != "v" {
+			t.Errorf("secrets %v", r.Secrets)
+		}
+		f.phase(pv, corev1.VolumeReleased)
+		f.gone(pv)
+		if r := f.plugin.Calls(remove)[0].Request.(*csi.DeleteVolumeRequest); r.Secrets["k"] != "v" {
+			t.Errorf("secrets at deletion %v", r.Secrets)
+		}
+	})
+	t.Run("083_085_repeated_with_equal_arguments", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, nil)
+		f.plugin.Next(create, csitest.Fail(codes.DeadlineExceeded, "slow"), csitest.Fail(codes.DeadlineExceeded, "slow"))
+		f.makeClass(nil)
+		claim := f.claim(nil)
+		f.event("Normal Provisioning")
+		f.event("ProvisioningFailed", "rpc error: code = DeadlineExceeded desc = slow")
+		f.event("ProvisioningFailed")
+		f.event("ProvisioningSucceeded", "pvc-"+string(claim.UID))
+		f.saved(claim)
+		calls := f.plugin.Calls(create)
+		if len(calls) != 3 || fmt.Sprint(calls[0].Request) != fmt.Sprint(calls[2].Request) {
+			t.Errorf("calls %v", calls)
+		}
+		f.claimIs("is not protected any more", func(c *corev1.PersistentVolumeClaim) bool {
+			return c != nil && !isProtected(c) && c.Annotations[annRequest] == ""
+		})
+	})
+	t.Run("086_claim_deleted_in_doubt_then_success", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, nil)
+		f.plugin.Next(create, csitest.DoAndFail(codes.DeadlineExceeded, "slow"), csitest.Hang())
+		f.makeClass(nil)
+		claim := f.claim(nil)
+		f.wait(create, 2)
+		f.deleteClaim()
+		f.claimIs("is kept", func(c *corev1.PersistentVolumeClaim) bool {
+			return c != nil && c.DeletionTimestamp != nil && isProtected(c)
+		})
+		f.plugin.Release()
+		pv := f.saved(claim)
+		f.claimIs("is gone", released)
+		if pv.Spec.ClaimRef.UID != claim.UID {
+			t.Errorf("claim %v", pv.Spec.ClaimRef)
+		}
+		f.phase(pv, corev1.VolumeReleased)
+		f.gone(pv)
+		if n := f.plugin.VolumeCount(); n != 0 {
+			t.Errorf("%d volumes are left", n)
+		}
+	})
+	t.Run("087_088_claim_deleted_then_final_error", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, nil)
+		f.plugin.Next(create, csitest.Fail(codes.Aborted, "pending"), csitest.Hang())
+		f.makeClass(nil)
+		f.claim(nil)
+		f.wait(create, 2)
+		f.plugin.Next(create, csitest.Fail(codes.Internal, "broken"))
+		f.deleteClaim()
+		f.crash() // with a call in doubt
+		f.start()
+		f.wait(create, 3)
+		f.claimIs("is gone", released)
+		f.settles()
+		f.calls(create, 3)
+	})
+	t.Run("089_full_node", func(t *testing.T) {
+		f := scenario(t, csitest.Config{Segments: []map[string]string{{"zone": "a"}}}, nil)
+		f.plugin.Always(create, csitest.Fail(codes.ResourceExhausted, "full"))
+		f.makeClass(func(c *storagev1.StorageClass) {
+			c.VolumeBindingMode = ptr.To(storagev1.VolumeBindingWaitForFirstConsumer)
+		})
+		node := f.ns + "-node"
+		f.must(kubetest.MakeNode(t.Context(), f.client, kubetest.NodeSpec{Name: node, Labels: map[string]string{"zone": "a"}, Driver: f.driver, TopologyKeys: []string{"zone"}}))
+		f.claim(func(c *corev1.PersistentVolumeClaim) { c.Annotations[kube.AnnSelectedNode] = node })
+		f.event("ProvisioningFailed", "code = ResourceExhausted desc = full")
+		f.claimIs("has no node any more", func(c *corev1.PersistentVolumeClaim) bool { _, has := c.Annotations[kube.AnnSelectedNode]; return !has })
+		f.settles()
+		f.calls(create, 1)
+	})
+	t.Run("079_080_082_node_comes_and_goes", func(t *testing.T) {
+		f := scenario(t, csitest.Config{Segments: []map[string]string{{"zone": "a"}}}, func(c *Config) { c.RetryIntervalStart, c.RetryIntervalMax = time.Hour, time.Hour })
+		f.makeClass(nil)
+		claim := f.claim(nil)
+		f.event("ProvisioningFailed", "no topology available")
+		node := f.ns + "-node"
+		f.must(kubetest.MakeNode(t.Context(), f.client, kubetest.NodeSpec{Name: node, Labels: map[string]string{"zone": "a"}, Driver: f.driver, TopologyKeys: []string{"zone"}}))
+		pv := f.saved(claim)
+		if pv.Spec.NodeAffinity == nil {
+			t.Error("no affinity")
+		}
+		node = f.ns + "-gone" // its CSINode has outlived it
+		_, err := f.client.StorageV1().CSINodes().Create(t.Context(), &storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: node},
+			Spec: storagev1.CSINodeSpec{Drivers: []storagev1.CSINodeDriver{{Name: f.driver, NodeID: "x", TopologyKeys: []string{"zone"}}}}}, metav1.CreateOptions{})
+		f.must(err)
+		f.claim(func(c *corev1.PersistentVolumeClaim) { c.Name, c.Annotations[kube.AnnSelectedNode] = "later", node })
+		kubetest.Eventually(t, "another node is asked for", func(ctx context.Context) error {
+			c, err := f.client.CoreV1().PersistentVolumeClaims(f.ns).Get(ctx, "later", metav1.GetOptions{})
+			if err == nil && c.Annotations[kube.AnnSelectedNode] != "" {
+				err = errors.New("it is not")
+			}
+			return err
+		})
+		f.wait(create, 2) // binding is immediate: then anywhere
+	})
+	t.Run("091_invalid", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, func(c *Config) { c.RetryIntervalStart, c.RetryIntervalMax = 10*time.Millisecond, time.Hour })
+		f.plugin.Next(create, csitest.Fail(codes.InvalidArgument, "odd"))
+		f.makeClass(nil)
+		claim := f.claim(nil)
+		f.event("ProvisioningFailed", "infeasible", "1h0m0s", "code = InvalidArgument desc = odd")
+		f.patchClaim(`{"metadata":{"labels":{"a":"b"}}}`) // an event that changes nothing
+		f.settles()
+		f.calls(create, 1)
+		f.must(f.client.StorageV1().StorageClasses().Delete(t.Context(), f.class, metav1.DeleteOptions{}))
+		f.makeClass(nil)
+		f.saved(claim)
+	})
+	t.Run("094_095_restart_in_doubt", func(t *testing.T) {
+		for name, deleted := range map[string]bool{"094_claim_kept": false, "095_claim_deleted": true} {
+			t.Run(name, func(t *testing.T) {
+				f := scenario(t, csitest.Config{}, nil)
+				f.plugin.Next(create, csitest.DoAndFail(codes.Unavailable, "away"), csitest.Hang())
+				f.makeClass(nil)
+				claim := f.claim(nil)
+				f.wait(create, 2)
+				f.crash()
+				if deleted {
+					f.deleteClaim()
+				}
+				f.start()
+				f.saved(claim)
+				if deleted {
+					f.claimIs("is gone", released)
+				}
+				if n := f.plugin.VolumeCount(); n != 1 {
+					t.Errorf("%d volumes", n)
+				}
+			})
+		}
+	})
+	t.Run("096_too_small", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, nil)
+		small := csitest.Alter(func(r *csi.CreateVolumeResponse) { r.Volume.CapacityBytes = 1 })
+		f.plugin.Next(create, small, small)
+		f.plugin.Next(remove, csitest.Fail(codes.Internal, "busy"))
+		f.makeClass(nil)
+		claim := f.claim(nil)
+		f.event("ProvisioningFailed", "smaller", "busy")
+		f.event("ProvisioningFailed", "smaller")
+		f.saved(claim)
+		f.calls(create, 3)
+		f.calls(remove, 3)
+	})
+	t.Run("098_no_volume", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, nil)
+		f.plugin.Next(create, csitest.Alter(func(r *csi.CreateVolumeResponse) { r.Volume = nil }), csitest.Alter(func(r *csi.CreateVolumeResponse) { r.Volume.VolumeId = "" }))
+		f.makeClass(nil)
+		claim := f.claim(nil)
+		f.event("ProvisioningFailed", "defect of the driver")
+		f.saved(claim)
+		f.calls(create, 3)
+	})
+	t.Run("100_name_of_another_claim", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, nil)
+		claim := f.claim(nil)
+		_, err := f.client.CoreV1().PersistentVolumes().Create(t.Context(), &corev1.PersistentVolume{
+			ObjectMeta: metav1.ObjectMeta{Name: "pvc-" + string(claim.UID)},
+			Spec: corev1.PersistentVolumeSpec{AccessModes: claim.Spec.AccessModes, Capacity: claim.Spec.Resources.Requests, PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimRetain,
+				ClaimRef:               &corev1.ObjectReference{Namespace: f.ns, Name: "data", UID: "another"},
+				PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: f.driver, VolumeHandle: "x"}}},
+		}, metav1.CreateOptions{})
+		f.must(err)
+		f.makeClass(nil)
+		f.event("ProvisioningFailed", "is not for this claim")
+		f.calls(create, 0)
+	})
+	t.Run("032_volume_of_another_claim_at_the_last_moment", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, nil)
+		f.plugin.Next(create, csitest.Hang())
+		f.makeClass(nil)
+		claim := f.claim(nil)
+		f.wait(create, 1)
+		_, err := f.client.CoreV1().PersistentVolumes().Create(t.Context(), &corev1.PersistentVolume{
+			ObjectMeta: metav1.ObjectMeta{Name: "pvc-" + string(claim.UID)},
+			Spec: corev1.PersistentVolumeSpec{AccessModes: claim.Spec.AccessModes, Capacity: claim.Spec.Resources.Requests, PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimRetain,
+				ClaimRef:               &corev1.ObjectReference{Namespace: f.ns, Name: "data", UID: "another"},
+				PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: f.driver, VolumeHandle: "x"}}},
+		}, metav1.CreateOptions{})
+		f.must(err)
+		f.plugin.Release()
+		f.event("ProvisioningFailed", "exists already, for another volume")
+		f.wait(remove, 1)
+		if n := f.plugin.VolumeCount(); n != 0 {
+			t.Errorf("%d volumes are left", n)
+		}
+	})
+	t.Run("101_events_right_after_success", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, nil)
+		f.makeClass(nil)
+		claim := f.claim(nil)
+		f.saved(claim)
+		for i := range 20 {
+			f.patchClaim(fmt.Sprintf(`{"metadata":{"labels":{"n":"%d"}}}`, i))
+		}
+		f.settles()
+		f.calls(create, 1)
+	})
+	t.Run("102_103_106_108_109_life", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, nil)
+		f.makeClass(nil)
+		pv := f.saved(f.claim(nil))
+		if fmt.Sprint(pv.Finalizers) != fmt.Sprint([]string{volumeFinalizer, "kubernetes.io/pv-protection"}) && len(pv.Finalizers) != 2 {
+			t.Errorf("finalizers %v", pv.Finalizers)
+		}
+		volumes := f.client.CoreV1().PersistentVolumes()
+		has := func(want bool) {
+			t.Helper()
+			kubetest.Eventually(t, fmt.Sprint("the finalizer is there: ", want), func(ctx context.Context) error {
+				got, err := volumes.Get(ctx, pv.Name, metav1.GetOptions{})
+				if err == nil && strings.Contains(fmt.Sprint(got.Finalizers), volumeFinalizer) != want {
+					err = fmt.Errorf("finalizers %v", got.Finalizers)
+				}
+				return err
+			})
+		}
+		f.phase(pv, corev1.VolumeBound)
+		for policy, want := range map[string]bool{"Retain": false, "Delete": true} {
+			_, err := volumes.Patch(t.Context(), pv.Name, types.MergePatchType, fmt.Appendf(nil, `{"spec":{"persistentVolumeReclaimPolicy":%q}}`, policy), metav1.PatchOptions{})
+			f.must(err)
+			has(want)
+		}
+		_, err := volumes.Patch(t.Context(), pv.Name, types.MergePatchType, []byte(`{"spec":{"persistentVolumeReclaimPolicy":"Delete"}}`), metav1.PatchOptions{})
+		f.must(err)
+		has(true)
+		f.must(volumes.Delete(t.Context(), pv.Name, metav1.DeleteOptions{})) // before its claim
+		f.calls(remove, 0)
+		f.phase(pv, corev1.VolumeReleased)
+		f.gone(pv)
+		f.calls(remove, 1)
+	})
+	t.Run("107_retained", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, nil)
+		f.makeClass(func(c *storagev1.StorageClass) { c.ReclaimPolicy = ptr.To(corev1.PersistentVolumeReclaimRetain) })
+		pv := f.saved(f.claim(nil))
+		if strings.Contains(fmt.Sprint(pv.Finalizers), volumeFinalizer) {
+			t.Errorf("finalizers %v", pv.Finalizers)
+		}
+		f.phase(pv, corev1.VolumeReleased)
+		f.settles()
+		f.calls(remove, 0)
+		_, err := f.client.CoreV1().PersistentVolumes().Patch(t.Context(), pv.Name, types.MergePatchType, []byte(`{"spec":{"persistentVolumeReclaimPolicy":"Delete"}}`), metav1.PatchOptions{})
+		f.must(err)
+		f.gone(pv) // 115: changed one's mind
+		f.calls(remove, 1)
+	})
+	t.Run("111_attached", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, nil)
+		f.makeClass(nil)
+		pv := f.saved(f.claim(nil))
+		va := &storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: f.ns}, Spec: storagev1.VolumeAttachmentSpec{
+			Attacher: f.driver, NodeName: "n", Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &pv.Name}}}
+		_, err := f.client.StorageV1().VolumeAttachments().Create(t.Context(), va, metav1.CreateOptions{})
+		f.must(err)
+		f.settles()
+		f.phase(pv, corev1.VolumeReleased)
+		f.patchClaim(`{"metadata":{"labels":{"a":"b"}}}`)
+		f.must(f.client.StorageV1().VolumeAttachments().Delete(t.Context(), va.Name, metav1.DeleteOptions{}))
+		f.gone(pv)
+		f.calls(remove, 1)
+	})
+	t.Run("112_deletion_fails_with_every_code", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, func(c *Config) { c.RetryIntervalMax = 50 * time.Millisecond })
+		for code := codes.Canceled; code <= codes.Unauthenticated; code++ {
+			f.plugin.Next(remove, csitest.Fail(code, "x"))
+		}
+		f.makeClass(nil)
+		pv := f.saved(f.claim(nil))
+		f.phase(pv, corev1.VolumeReleased)
+		for code := codes.Canceled; code <= codes.Unauthenticated; code++ {
+			f.event("VolumeFailedDelete", "code = "+code.String())
+		}
+		f.gone(pv)
+		f.calls(remove, 17)
+	})
+	t.Run("every_code_of_create", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, func(c *Config) { c.RetryIntervalMax = 50 * time.Millisecond })
+		for code := codes.Canceled; code <= codes.Unauthenticated; code++ {
+			f.plugin.Next(create, csitest.Fail(code, "x"))
+		}
+		f.makeClass(nil)
+		claim := f.claim(nil)
+		f.saved(claim)
+		f.calls(create, 17)
+		f.claimIs("is not protected any more", func(c *corev1.PersistentVolumeClaim) bool { return c != nil && !isProtected(c) })
+	})
+	t.Run("123_drain", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, nil)
+		f.plugin.Next(create, csitest.Hang())
+		f.makeClass(nil)
+		claim := f.claim(nil)
+		f.wait(create, 1)
+		done := make(chan error, 1)
+		go func() { done <- f.stop(fmt.Errorf("signal: %w", workloop.ErrDrain)) }()
+		f.plugin.Release()
+		if err := <-done; !errors.Is(err, workloop.ErrDrain) {
+			t.Errorf("got %v", err)
+		}
+		f.saved(claim)
+	})
+}
