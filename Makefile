@@ -19,7 +19,7 @@ demo: ## Show it at work on a real control plane; ARGS=--stay keeps that up
 .PHONY: test
 test: lint ## Run the linters and all tests, with the race detector
 	go test -race -timeout 30m ./...
-	cd test/controlplane && go test ./...
+	cd test/controlplane && go test -race ./supervise/
 
 .PHONY: lint
 lint: ## Check formatting, vet and staticcheck
