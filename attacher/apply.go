@@ -148,16 +148,3 @@ func (t *term) report(ctx context.Context, s snapshot, err error) error {
 	}
 	return err
 }
-
-// readSecrets reads a secret for one call. It is never kept.
-func (t *term) readSecrets(ctx context.Context, ref *corev1.SecretReference) (map[string]string, error) {
-	secret, err := t.c.deps.Client.CoreV1().Secrets(ref.Namespace).Get(ctx, ref.Name, metav1.GetOptions{})
-	if err != nil {
-		return nil, fmt.Errorf("failed to load secret \"%s/%s\": %w", ref.Namespace, ref.Name, err)
-	}
-	values := make(map[string]string, len(secret.Data))
-	for k, v := range secret.Data {
-		values[k] = string(v)
-	}
-	return values, nil
-}

@@ -254,8 +254,8 @@ func (t *term) sync(ctx context.Context, key attachmentKey) (time.Time, error) {
 			return time.Time{}, nil
 		case doReadSecrets:
 			var err error
-			if secrets, err = t.readSecrets(ctx, step.source.secrets); err != nil {
-				return time.Time{}, t.report(ctx, s, err)
+			if secrets, err = kube.ReadSecret(ctx, t.c.deps.Client, step.source.secrets); err != nil {
+				return time.Time{}, t.report(ctx, s, fmt.Errorf("failed to load %w", err))
 			}
 			secretsRead = true
 			continue

@@ -278,7 +278,9 @@ func TestDriverThatIsNotReadyAfterARestartIsAwaited(t *testing.T) {
 	if err := p.Restart(nil); err != nil {
 		t.Fatal(err)
 	}
-	awaitNotReady(t, c)
+	if err := p.Wait(within(t), "ControllerGetCapabilities", 2); err != nil {
+		t.Fatal(err)
+	}
 	if err := c.WaitReady(within(t)); err != nil {
 		t.Fatal(err)
 	}
@@ -328,7 +330,10 @@ func TestAnotherVersionIsNoOtherDriver(t *testing.T) {
 	if err := p.Restart(func(c *csitest.Config) { c.Version = "2.0" }); err != nil {
 		t.Fatal(err)
 	}
-	awaitNotReady(t, c)
+	ctx := within(t)
+	if err := p.Wait(ctx, "ControllerGetCapabilities", 2); err != nil { // it was asked again
+		t.Fatal(err)
+	}
 	if err := c.WaitReady(within(t)); err != nil {
 		t.Error(err)
 	}

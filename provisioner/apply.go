@@ -64,7 +64,7 @@ func (t *term) apply(ctx context.Context, key claimKey, s snapshot, step step) e
 	case doFail:
 		return t.failBefore(key, s, step.err)
 	case doReschedule:
-		t.failed(s.claim, nil, failedEvent(kube.ClassOfClaim(s.claim), step.err))
+		t.failed(s.claim, failedEvent(kube.ClassOfClaim(s.claim), step.err))
 		return t.reschedule(ctx, s.claim)
 	case doStart:
 		t.remember(key.UID, func(p *progress) { p.attempt, p.settled, p.stuck = step.attempt, false, 0 })
@@ -85,14 +85,9 @@ func (t *term) apply(ctx context.Context, key claimKey, s snapshot, step step) e
 	return fmt.Errorf("action %v has no implementation", step.action)
 }
 
-// failed tells the user of a failure, and that there was an attempt where that was
-// not said yet.
-func (t *term) failed(claim *corev1.PersistentVolumeClaim, announced *bool, e event) {
+// failed counts a failure and tells the user.
+func (t *term) failed(claim *corev1.PersistentVolumeClaim, e event) {
 	t.c.metrics.claimFailed(claim)
-	if announced != nil && !*announced {
-		t.tell(claim, provisioningEvent(claim))
-		*announced = true
-	}
 	t.tell(claim, e)
 }
 
@@ -104,15 +99,15 @@ func (t *term) failBefore(key claimKey, s snapshot, err error) error {
 		t.placeless[key] = struct{}{}
 		t.mu.Unlock()
 	}
-	t.failed(s.claim, nil, failedEvent(kube.ClassOfClaim(s.claim), err))
+	t.failed(s.claim, failedEvent(kube.ClassOfClaim(s.claim), err))
 	return err
 }
 
 // readSecrets reads the secret of an attempt. Its values live no longer than it.
 func (t *term) readSecrets(ctx context.Context, key claimKey, a *attempt) error {
-	values, err := readSecret(ctx, t.c.deps.Client, a.plan.Secrets.Provisioner)
+	values, err := kube.ReadSecret(ctx, t.c.deps.Client, a.plan.Secrets.Provisioner)
 	if err != nil {
-		t.failed(a.claim, nil, failedEvent(a.plan.ClassName, err))
+		t.failed(a.claim, failedEvent(a.plan.ClassName, err))
 		if !a.doubt { // nothing was asked yet: start anew when the secret, or the class, is mended
 			t.remember(key.UID, func(p *progress) { p.attempt = nil })
 		}
@@ -174,7 +169,7 @@ func (t *term) create(ctx context.Context, key claimKey, s snapshot, a *attempt)
 	response, err := t.c.deps.CSI.CreateVolume(call, a.request)
 	switch {
 	case err != nil && csiclient.OutcomeOf(err) == csiclient.InDoubt:
-		return t.inDoubt(ctx, key, s, a, err)
+		return t.inDoubt(ctx, key, a, err)
 	case err != nil:
 		return t.settled(ctx, key, s, a, err)
 	}
@@ -184,7 +179,7 @@ func (t *term) create(ctx context.Context, key claimKey, s snapshot, a *attempt)
 		t.change(key, a, func(a *attempt) { a.doubt, a.waste, a.wasteful = true, response.GetVolume().GetVolumeId(), err })
 		return nil
 	case err != nil:
-		return t.inDoubt(ctx, key, s, a, err)
+		return t.inDoubt(ctx, key, a, err)
 	}
 	pv := t.c.driver.volumeOf(a.claim, a.request, a.plan, response.GetVolume())
 	t.change(key, a, func(a *attempt) { a.volume = pv })
@@ -202,9 +197,9 @@ func (t *term) announce(key claimKey, a *attempt) {
 
 // inDoubt is the end of a call after which a volume may exist, now or later. The
 // claim is protected at once: the process may die during the back-off.
-func (t *term) inDoubt(ctx context.Context, key claimKey, s snapshot, a *attempt, err error) error {
+func (t *term) inDoubt(ctx context.Context, key claimKey, a *attempt, err error) error {
 	t.announce(key, a)
-	t.failed(a.claim, nil, failedEvent(a.plan.ClassName, err))
+	t.failed(a.claim, failedEvent(a.plan.ClassName, err))
 	t.change(key, a, func(a *attempt) { a.doubt = true })
 	next := t.gather(key)
 	if t.c.driver.decide(next).action == doProtect {
@@ -230,7 +225,7 @@ func (t *term) settled(ctx context.Context, key claimKey, s snapshot, a *attempt
 			}
 		})
 	}
-	t.failed(a.claim, nil, e)
+	t.failed(a.claim, e)
 	now := t.gather(key)
 	if now.claim == nil {
 		return nil // nobody wants it any more
@@ -262,7 +257,7 @@ func (t *term) save(ctx context.Context, key claimKey, a *attempt) error {
 	if err != nil {
 		err = fmt.Errorf("saving PersistentVolume %q for volume %q: %w", a.volume.Name, a.volume.Spec.CSI.VolumeHandle, err)
 		if apierrors.IsInvalid(err) || apierrors.IsForbidden(err) { // nothing that passes by itself
-			t.failed(a.claim, nil, failedEvent(a.plan.ClassName, err))
+			t.failed(a.claim, failedEvent(a.plan.ClassName, err))
 		}
 		return err
 	}
@@ -296,7 +291,7 @@ func (t *term) existing(ctx context.Context, key claimKey, a *attempt) (*corev1.
 		// Two claims with one name of their volumes: the volume is the other's.
 		err = fmt.Errorf("volume %q belongs to PersistentVolume %q, which is not for this claim; see --volume-name-uuid-length if the names of volumes are too short", handle, name)
 		t.remember(key.UID, func(p *progress) { p.attempt, p.settled = nil, true })
-		t.failed(a.claim, nil, failedEvent(a.plan.ClassName, err))
+		t.failed(a.claim, failedEvent(a.plan.ClassName, err))
 		return nil, err
 	}
 	err = fmt.Errorf("PersistentVolume %q exists already, for another volume than %q", name, handle)
@@ -310,12 +305,12 @@ func (t *term) cleanUp(ctx context.Context, key claimKey, a *attempt) error {
 	defer cancel()
 	if _, err := t.c.deps.CSI.DeleteVolume(call, &csi.DeleteVolumeRequest{VolumeId: a.waste, Secrets: a.request.GetSecrets()}); err != nil {
 		err = fmt.Errorf("%w; deleting volume %q again failed and is repeated: %w", a.wasteful, a.waste, err)
-		t.failed(a.claim, nil, failedEvent(a.plan.ClassName, err))
+		t.failed(a.claim, failedEvent(a.plan.ClassName, err))
 		return err
 	}
 	t.announce(key, a)
 	t.remember(key.UID, func(p *progress) { p.attempt, p.settled = nil, true })
-	t.failed(a.claim, nil, failedEvent(a.plan.ClassName, a.wasteful))
+	t.failed(a.claim, failedEvent(a.plan.ClassName, a.wasteful))
 	if s := t.gather(key); s.claim != nil && isProtected(s.claim) {
 		if err := t.unprotect(ctx, s.claim); err != nil {
 			return err

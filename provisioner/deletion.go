@@ -2,7 +2,6 @@ package provisioner
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -12,7 +11,6 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
 
@@ -274,7 +272,7 @@ func (t *term) deletionSecrets(ctx context.Context, pv *corev1.PersistentVolume)
 	}
 	var values map[string]string
 	if err == nil {
-		values, err = readSecret(ctx, t.c.deps.Client, ref)
+		values, err = kube.ReadSecret(ctx, t.c.deps.Client, ref)
 	}
 	if err != nil {
 		if ctx.Err() != nil {
@@ -312,20 +310,4 @@ func (d driver) deletionSecret(pv *corev1.PersistentVolume, class *storagev1.Sto
 	return secretOf(secretProvisioner, class.Parameters, secretScope{
 		volume: pv.Name, claim: pv.Spec.ClaimRef.Name, namespace: pv.Spec.ClaimRef.Namespace,
 	})
-}
-
-// readSecret reads a secret for one call. It is never kept beyond it.
-func readSecret(ctx context.Context, client kubernetes.Interface, ref *corev1.SecretReference) (map[string]string, error) {
-	if ref == nil {
-		return nil, errors.New("no secret is named")
-	}
-	secret, err := client.CoreV1().Secrets(ref.Namespace).Get(ctx, ref.Name, metav1.GetOptions{})
-	if err != nil {
-		return nil, fmt.Errorf("reading secret %s/%s: %w", ref.Namespace, ref.Name, err)
-	}
-	values := make(map[string]string, len(secret.Data))
-	for k, v := range secret.Data {
-		values[k] = string(v)
-	}
-	return values, nil
 }

@@ -339,7 +339,7 @@ func TestProvisionerScenario(t *testing.T) {
 		f := scenario(t, csitest.Config{}, nil)
 		f.makeClass(parameters(map[string]string{parameterPrefix + "provisioner-secret-name": "${pvc.name}", parameterPrefix + "provisioner-secret-namespace": "${pvc.namespace}"}))
 		claim := f.claim(nil)
-		f.event("ProvisioningFailed", fmt.Sprintf("reading secret %s/data", f.ns), "not found")
+		f.event("ProvisioningFailed", fmt.Sprintf(`secret "%s/data"`, f.ns), "not found")
 		f.calls(create, 0)
 		_, err := f.client.CoreV1().Secrets(f.ns).Create(t.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "data"}, StringData: map[string]string{"k": "v"}}, metav1.CreateOptions{})
 		f.must(err)

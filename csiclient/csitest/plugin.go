@@ -50,6 +50,8 @@ type Plugin struct {
 	csi.UnimplementedControllerServer
 	csi.UnimplementedNodeServer
 
+	life sync.Mutex // held while the server starts or stops; taken before mu
+
 	mu       sync.Mutex
 	cfg      Config
 	server   *grpc.Server
@@ -112,6 +114,12 @@ func Run(t testing.TB, cfg Config) *Plugin {
 
 // Start serves on a unix socket.
 func (p *Plugin) Start(socket string) error {
+	p.life.Lock()
+	defer p.life.Unlock()
+	return p.start(socket)
+}
+
+func (p *Plugin) start(socket string) error {
 	_ = os.Remove(socket) // of a plugin that was killed
 	listener, err := net.Listen("unix", socket)
 	if err != nil {
@@ -131,6 +139,8 @@ func (p *Plugin) Start(socket string) error {
 // Stop closes the socket and all connections; calls that are running fail at
 // the client. What the plugin remembers stays.
 func (p *Plugin) Stop() {
+	p.life.Lock()
+	defer p.life.Unlock()
 	p.mu.Lock()
 	server := p.server
 	p.server = nil
@@ -209,20 +219,25 @@ func (p *Plugin) intercept(ctx context.Context, request any, info *grpc.UnarySer
 	call := p.begin(method, request.(proto.Message))
 	response, err := p.play(ctx, method, request, latency, handler)
 	if errors.Is(err, errDropped) {
-		p.mu.Lock()
-		server, socket := p.server, p.socket
-		p.mu.Unlock()
-		go func() { // this call is one that Stop ends
-			if server != nil {
-				server.Stop()
-				_ = p.Start(socket)
-			}
-		}()
+		go p.drop() // this call is one that it ends
 		<-ctx.Done()
 		err = ctx.Err()
 	}
 	p.end(call, response, err)
 	return response, err
+}
+
+// drop closes all connections and serves again, unless the plugin was stopped meanwhile.
+func (p *Plugin) drop() {
+	p.life.Lock()
+	defer p.life.Unlock()
+	p.mu.Lock()
+	server, socket := p.server, p.socket
+	p.mu.Unlock()
+	if server != nil {
+		server.Stop()
+		_ = p.start(socket) // it could serve there a moment ago
+	}
 }
 
 var identity = map[string]bool{

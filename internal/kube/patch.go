@@ -7,7 +7,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"sync/atomic"
+	"sync"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -155,7 +155,9 @@ func Change[T metav1.Object](ctx context.Context, w Writer[T], obj T, c MetaChan
 	return changed, nil
 }
 
-var warnNoPatch atomic.Bool
+// warnNoPatch has the hint below given once per process: it is about the
+// permissions of the process, not about one object.
+var warnNoPatch sync.Once
 
 // updateInstead is the way around a missing permission to patch. The update
 // carries the resourceVersion of the live read, so that it overwrites nothing.
@@ -169,9 +171,9 @@ func updateInstead[T metav1.Object](ctx context.Context, w Writer[T], obj T, c M
 	if err != nil {
 		return obj, fmt.Errorf("%w; updating it instead: %w", forbidden, err)
 	}
-	if warnNoPatch.CompareAndSwap(false, true) {
+	warnNoPatch.Do(func() {
 		klog.FromContext(ctx).Info("No permission to patch, using update instead; grant the verb patch to save a read per write", "cause", forbidden)
-	}
+	})
 	return updated, nil
 }
 
