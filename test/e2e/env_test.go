@@ -297,7 +297,12 @@ func (e *env) run(subcommand string, args ...string) *process {
 		e.t.Fatal(err)
 	}
 	args = append([]string{subcommand, "--kubeconfig", e.cp.Kubeconfig(), "--csi-address", e.plugin.Address(), "-v=2"}, args...)
-	p := &process{t: e.t, cmd: exec.Command(path, args...), log: &logBuffer{}, exited: make(chan struct{})}
+	return e.start(exec.Command(path, args...))
+}
+
+func (e *env) start(cmd *exec.Cmd) *process {
+	e.t.Helper()
+	p := &process{t: e.t, cmd: cmd, log: &logBuffer{}, exited: make(chan struct{})}
 	p.cmd.Env = append(os.Environ(), "POD_NAMESPACE="+e.ns, "KUBECONFIG=", fmt.Sprintf("POD_NAME=replica-%d", replicas.Add(1)))
 	p.cmd.Stdout, p.cmd.Stderr = p.log, p.log
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
@@ -313,7 +318,7 @@ func (e *env) run(subcommand string, args ...string) *process {
 		}
 		if e.t.Failed() {
 			lines := strings.Split(p.log.String(), "\n")
-			e.t.Logf("the end of the log of %v:\n%s", args, strings.Join(lines[max(0, len(lines)-60):], "\n"))
+			e.t.Logf("the end of the log of %v:\n%s", cmd.Args, strings.Join(lines[max(0, len(lines)-60):], "\n"))
 		}
 	})
 	return p
