@@ -196,14 +196,18 @@ func (t *term) announce(key claimKey, a *attempt) {
 }
 
 // inDoubt is the end of a call after which a volume may exist, now or later. The
-// claim is protected at once: the process may die during the back-off.
+// claim is protected at once: the process may die during the back-off. That is done
+// also when the call ended because this process is to stop, or has lost its Lease: the
+// note is for whoever comes after.
 func (t *term) inDoubt(ctx context.Context, key claimKey, a *attempt, err error) error {
 	t.announce(key, a)
 	t.failed(a.claim, failedEvent(a.plan.ClassName, err))
 	t.change(key, a, func(a *attempt) { a.doubt = true })
 	next := t.gather(key)
 	if t.c.driver.decide(next).action == doProtect {
-		if e := t.protect(ctx, next.claim, next.progress.attempt); e != nil {
+		note, cancel := context.WithTimeout(context.WithoutCancel(ctx), apiGrace)
+		defer cancel()
+		if e := t.protect(note, next.claim, next.progress.attempt); e != nil {
 			klog.FromContext(ctx).Info("The claim is not protected yet", "err", e)
 		}
 	}

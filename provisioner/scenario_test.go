@@ -483,6 +483,24 @@ func TestProvisionerScenario(t *testing.T) {
 			})
 		}
 	})
+	t.Run("rule_1_lease_lost_during_the_first_call", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, nil)
+		f.plugin.Next(create, csitest.DoAndHang())
+		f.makeClass(nil)
+		claim := f.claim(nil)
+		f.wait(create, 1)
+		_ = f.stop(errors.New("lost the Lease"))
+		f.deleteClaim()
+		f.claimIs("is kept", func(c *corev1.PersistentVolumeClaim) bool { return c != nil && isProtected(c) })
+		f.start()
+		pv := f.saved(claim)
+		f.claimIs("is gone", released)
+		f.phase(pv, corev1.VolumeReleased)
+		f.gone(pv)
+		if n := f.plugin.VolumeCount(); n != 0 {
+			t.Errorf("%d volumes are left", n)
+		}
+	})
 	t.Run("096_too_small", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, nil)
 		small := csitest.Alter(func(r *csi.CreateVolumeResponse) { r.Volume.CapacityBytes = 1 })
