@@ -149,7 +149,12 @@ func TestDriverRestarts(t *testing.T) {
 func TestDriverComesBackAsAnother(t *testing.T) {
 	e := newEnv(t, csitest.Config{}, 0)
 	p := e.run("all")
-	e.wait("ControllerGetCapabilities", 1)
+	e.eventually("the program is connected", func(context.Context) error {
+		if !strings.Contains(p.logged(), "Connected to the driver") {
+			return errors.New("it is not")
+		}
+		return nil
+	})
 	if err := e.plugin.Restart(func(c *csitest.Config) { c.Name = "other.example.com" }); err != nil {
 		t.Fatal(err)
 	}
