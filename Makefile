@@ -31,6 +31,10 @@ lint: ## Check formatting, vet and staticcheck
 generate: ## Write the pages of docs/ that are generated
 	UPDATE=1 go test -count=1 -run TestDocs ./cmd/storage-controller
 
+.PHONY: scenarios
+scenarios: ## Print which acceptance scenarios are tested; ARGS=-missing those that are not
+	@go run ./test/scenarios $(ARGS)
+
 .PHONY: fuzz
 fuzz: ## Fuzz each target for FUZZTIME (default 30s)
 	@set -e; for target in $$(grep -rhoE '^func Fuzz[A-Za-z]+' --include=*_test.go . | awk '{print $$2}'); do \

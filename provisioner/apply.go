@@ -14,13 +14,14 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/klog/v2"
+	"k8s.io/utils/ptr"
 
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
-// maxRounds bounds the steps of one sync. A claim takes up to seven.
-const maxRounds = 12
+// maxRounds bounds the steps of one sync. A claim takes up to ten.
+const maxRounds = 16
 
 // slowAttempt is when an attempt is worth an event that tells of its begin.
 const slowAttempt = time.Second
@@ -29,11 +30,22 @@ const slowAttempt = time.Second
 func (t *term) syncClaim(ctx context.Context, key claimKey) (time.Time, error) {
 	log := klog.FromContext(ctx).WithValues("persistentVolumeClaim", klog.KRef(key.Namespace, key.Name))
 	ctx = klog.NewContext(ctx, log)
+	var named *found // read anew in every sync
 	for range maxRounds {
 		s := t.gather(key)
+		s.named = named
 		step := t.c.driver.decide(s)
 		log.V(2).Info("Decided", "action", step.action.String(), "reason", step.reason)
 		switch step.action {
+		case doLookUp:
+			named = t.lookUp(ctx, s.claim, isProtected(s.claim))
+			continue
+		case doGuard:
+			if err := t.guard(ctx, *named.source); err != nil {
+				return time.Time{}, t.failBefore(key, s, err)
+			}
+			named.guarded = true
+			continue
 		case doNothing:
 			return time.Time{}, nil
 		case doForget:
@@ -63,6 +75,11 @@ func (t *term) apply(ctx context.Context, key claimKey, s snapshot, step step) e
 		return step.err
 	case doFail:
 		return t.failBefore(key, s, step.err)
+	case doRace:
+		t.enterRace(key)
+		return nil
+	case doOwn:
+		return t.own(ctx, key, s)
 	case doReschedule:
 		t.failed(s.claim, failedEvent(kube.ClassOfClaim(s.claim), step.err))
 		return t.reschedule(ctx, s.claim)
@@ -164,7 +181,7 @@ func (t *term) changeClaim(ctx context.Context, claim *corev1.PersistentVolumeCl
 func (t *term) create(ctx context.Context, key claimKey, s snapshot, a *attempt) error {
 	slow := time.AfterFunc(slowAttempt, func() { t.announce(key, a) })
 	defer slow.Stop()
-	call, cancel := context.WithTimeout(ctx, t.c.cfg.Timeout)
+	call, cancel := context.WithTimeout(csiclient.WithMigrated(ctx, a.plan.Migrated), t.c.cfg.Timeout)
 	defer cancel()
 	response, err := t.c.deps.CSI.CreateVolume(call, a.request)
 	switch {
@@ -174,15 +191,22 @@ func (t *term) create(ctx context.Context, key claimKey, s snapshot, a *attempt)
 		return t.settled(ctx, key, s, a, err)
 	}
 	klog.FromContext(ctx).V(3).Info("Volume created", "volume", response.GetVolume())
-	switch err := checkVolume(a.request, response.GetVolume()); {
-	case errors.Is(err, errTooSmall):
-		t.change(key, a, func(a *attempt) { a.doubt, a.waste, a.wasteful = true, response.GetVolume().GetVolumeId(), err })
+	volume := response.GetVolume()
+	err = checkVolume(a.request, volume)
+	var pv *corev1.PersistentVolume
+	if err == nil {
+		if pv, err = t.c.driver.volumeOf(a.claim, a.request, a.plan, volume); err != nil {
+			err = fmt.Errorf("%w: %w", errUnusable, err)
+		}
+	}
+	switch {
+	case errors.Is(err, errUnusable):
+		t.change(key, a, func(a *attempt) { a.doubt, a.waste, a.wasteful = true, volume.GetVolumeId(), err })
 		return nil
 	case err != nil:
 		return t.inDoubt(ctx, key, a, err)
 	}
-	pv := t.c.driver.volumeOf(a.claim, a.request, a.plan, response.GetVolume())
-	t.change(key, a, func(a *attempt) { a.volume = pv })
+	t.change(key, a, func(a *attempt) { a.volume, a.handle = pv, volume.GetVolumeId() })
 	return nil
 }
 
@@ -225,7 +249,7 @@ func (t *term) settled(ctx context.Context, key claimKey, s snapshot, a *attempt
 		t.remember(key.UID, func(p *progress) {
 			p.infeasible = &infeasible{
 				until: time.Now().Add(delay), classUID: s.class.UID, classVersion: s.class.ResourceVersion,
-				requestedBytes: capacityRange(s.claim).RequiredBytes,
+				requestedBytes: capacityRange(s.claim).RequiredBytes, attributes: ptr.Deref(s.claim.Spec.VolumeAttributesClassName, ""),
 			}
 		})
 	}
@@ -259,7 +283,7 @@ func (t *term) save(ctx context.Context, key claimKey, a *attempt) error {
 		}
 	}
 	if err != nil {
-		err = fmt.Errorf("saving PersistentVolume %q for volume %q: %w", a.volume.Name, a.volume.Spec.CSI.VolumeHandle, err)
+		err = fmt.Errorf("saving PersistentVolume %q for volume %q: %w", a.volume.Name, a.handle, err)
 		if apierrors.IsInvalid(err) || apierrors.IsForbidden(err) { // nothing that passes by itself
 			t.failed(a.claim, failedEvent(a.plan.ClassName, err))
 		}
@@ -270,19 +294,22 @@ func (t *term) save(ctx context.Context, key claimKey, a *attempt) error {
 	t.remember(key.UID, func(p *progress) { p.attempt, p.saved, took = nil, true, time.Since(p.began) })
 	t.c.metrics.claimDone(a.claim, took)
 	t.tell(a.claim, succeededEvent(pv.Name))
-	klog.FromContext(ctx).Info("Volume provisioned", "persistentVolume", klog.KObj(pv), "volumeHandle", a.volume.Spec.CSI.VolumeHandle)
+	klog.FromContext(ctx).Info("Volume provisioned", "persistentVolume", klog.KObj(pv), "volumeHandle", a.handle)
 	return nil
 }
 
 // existing is the PersistentVolume of the name that was to be created, if it is
 // for this very volume; else nil, and what follows for the attempt is done.
 func (t *term) existing(ctx context.Context, key claimKey, a *attempt) (*corev1.PersistentVolume, error) {
-	name, handle := a.volume.Name, a.volume.Spec.CSI.VolumeHandle
+	name, handle := a.volume.Name, a.handle
 	pv, err := t.c.deps.Client.CoreV1().PersistentVolumes().Get(ctx, name, metav1.GetOptions{})
 	if err != nil { // NotFound too: it is created in the next attempt
 		return nil, fmt.Errorf("reading PersistentVolume %q, which exists already: %w", name, err)
 	}
-	same := pv.Spec.CSI != nil && pv.Spec.CSI.Driver == t.c.driver.name && pv.Spec.CSI.VolumeHandle == handle
+	same := pv.Spec.CSI != nil && pv.Spec.CSI.VolumeHandle == handle && pv.Spec.CSI.Driver == t.c.driver.name
+	if a.plan.Migrated {
+		same = sameInTreeSource(pv, a.volume)
+	}
 	ours := pv.Spec.ClaimRef != nil && pv.Spec.ClaimRef.UID == key.UID
 	switch {
 	case same && ours && pv.DeletionTimestamp == nil && pv.Status.Phase != corev1.VolumeReleased:
@@ -299,13 +326,13 @@ func (t *term) existing(ctx context.Context, key claimKey, a *attempt) (*corev1.
 		return nil, err
 	}
 	err = fmt.Errorf("PersistentVolume %q exists already, for another volume than %q", name, handle)
-	t.change(key, a, func(a *attempt) { a.volume, a.waste, a.wasteful, a.doubt = nil, handle, err, true })
+	t.change(key, a, func(a *attempt) { a.volume, a.handle, a.waste, a.wasteful, a.doubt = nil, "", handle, err, true })
 	return nil, err
 }
 
 // cleanUp deletes a volume that was made and cannot be used.
 func (t *term) cleanUp(ctx context.Context, key claimKey, a *attempt) error {
-	call, cancel := context.WithTimeout(ctx, t.c.cfg.Timeout)
+	call, cancel := context.WithTimeout(csiclient.WithMigrated(ctx, a.plan.Migrated), t.c.cfg.Timeout)
 	defer cancel()
 	if _, err := t.c.deps.CSI.DeleteVolume(call, &csi.DeleteVolumeRequest{VolumeId: a.waste, Secrets: a.request.GetSecrets()}); err != nil {
 		err = fmt.Errorf("%w; deleting volume %q again failed and is repeated: %w", a.wasteful, a.waste, err)
@@ -341,7 +368,7 @@ func (t *term) saveAll(ctx context.Context) {
 	for key, a := range unsaved {
 		if err := t.save(ctx, key, a); err != nil {
 			klog.FromContext(ctx).Error(err, "A volume was made and its PersistentVolume is not saved; the next process finds it by its name as long as the claim exists",
-				"persistentVolumeClaim", klog.KRef(key.Namespace, key.Name), "volumeHandle", a.volume.Spec.CSI.VolumeHandle)
+				"persistentVolumeClaim", klog.KRef(key.Namespace, key.Name), "volumeHandle", a.handle)
 		}
 	}
 }

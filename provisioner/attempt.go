@@ -25,11 +25,14 @@ type attempt struct {
 	claim   *corev1.PersistentVolumeClaim // as it was last seen; it may be gone
 	request *csi.CreateVolumeRequest      // with the secrets, if they could be read
 	plan    plan
+	source  *sourceKey // what the volume is a copy of; nil: of nothing
 	// doubt tells that a call was made whose outcome is not known, or that a
 	// volume was made that cannot be used and is not deleted yet.
 	doubt bool
-	// volume is the PersistentVolume of the volume that was made, to be saved.
+	// volume is the PersistentVolume of the volume that was made, to be saved, and
+	// handle the ID of that.
 	volume *corev1.PersistentVolume
+	handle string
 	// waste is the ID of a volume that was made and cannot be used, and wasteful why.
 	waste    string
 	wasteful error
@@ -47,6 +50,8 @@ type progress struct {
 	infeasible *infeasible
 	// stuck counts failures in a row for lack of topology.
 	stuck int
+	// race is that for the ownership of the claim, in a node deployment.
+	race race
 }
 
 // infeasible is a request that the driver called invalid. It is not repeated
@@ -56,6 +61,7 @@ type infeasible struct {
 	classUID       types.UID
 	classVersion   string
 	requestedBytes int64
+	attributes     string // name of the VolumeAttributesClass
 }
 
 // requestRecord is what is kept of an attempt on its claim, for a process that comes
@@ -113,35 +119,65 @@ func isProtected(claim *corev1.PersistentVolumeClaim) bool {
 	return slices.Contains(claim.Finalizers, claimFinalizer)
 }
 
-// resume is the attempt that an earlier process left on a protected claim.
-func (d driver) resume(claim *corev1.PersistentVolumeClaim, class *storagev1.StorageClass, known topologies) (*attempt, error) {
+// recordOf reads the note on a protected claim; nil when somebody has removed it.
+func recordOf(claim *corev1.PersistentVolumeClaim) (*requestRecord, error) {
 	text, recorded := claim.Annotations[annRequest]
-	if !recorded { // somebody has removed it: what can be told is what would be asked now
-		request, p, err := d.prepare(claim, class, selectedNode(claim), d.requirementFor(claim, class, known))
-		return &attempt{claim: claim, request: request, plan: p, doubt: true}, err
+	if !recorded {
+		return nil, nil
 	}
-	var r requestRecord
-	var topology *csi.TopologyRequirement
-	err := json.Unmarshal([]byte(text), &r)
-	if err == nil && r.Topology != nil {
-		topology = &csi.TopologyRequirement{}
-		err = protojson.Unmarshal(r.Topology, topology)
-	}
-	if err != nil {
+	r := &requestRecord{}
+	if err := json.Unmarshal([]byte(text), r); err != nil {
 		return nil, fmt.Errorf("annotation %s: %w", annRequest, err)
 	}
-	request, p, err := d.prepare(claim, class, r.SelectedNode, func() (*csi.TopologyRequirement, error) { return topology, nil })
+	return r, nil
+}
+
+// nodeOf is the node that was selected when the volume of a protected claim was asked for.
+func nodeOf(claim *corev1.PersistentVolumeClaim) string {
+	if r, err := recordOf(claim); err == nil && r != nil {
+		return r.SelectedNode
+	}
+	return selectedNode(claim)
+}
+
+// resume is the attempt that an earlier process left on a protected claim.
+func (d driver) resume(claim *corev1.PersistentVolumeClaim, class *storagev1.StorageClass, named *found, known topologies) (*attempt, error) {
+	class, err := d.translated(class)
 	if err != nil {
 		return nil, err
 	}
-	now, err := fingerprint(request)
+	record, err := recordOf(claim)
 	if err != nil {
 		return nil, err
 	}
-	if now != r.Request {
+	a := &attempt{claim: claim, doubt: true}
+	if named != nil {
+		a.source = named.source
+	}
+	if record == nil { // what can be told is what would be asked now
+		node := selectedNode(claim)
+		a.request, a.plan, err = d.prepare(claim, class, node, named, d.requirementFor(claim, class, node, known))
+		return a, err
+	}
+	var topology *csi.TopologyRequirement
+	if record.Topology != nil {
+		topology = &csi.TopologyRequirement{}
+		if err := protojson.Unmarshal(record.Topology, topology); err != nil {
+			return nil, fmt.Errorf("annotation %s: %w", annRequest, err)
+		}
+	}
+	a.request, a.plan, err = d.prepare(claim, class, record.SelectedNode, named, func() (*csi.TopologyRequirement, error) { return topology, nil })
+	if err != nil {
+		return nil, err
+	}
+	now, err := fingerprint(a.request)
+	if err != nil {
+		return nil, err
+	}
+	if now != record.Request {
 		return nil, fmt.Errorf("a volume may be coming into being for this claim, and what was asked of the driver for it cannot be repeated: "+
-			"StorageClass %q or the flags of the provisioner have changed since. Change them back, or, if the driver has no volume %q, remove the finalizer %s",
-			class.Name, p.VolumeName, claimFinalizer)
+			"StorageClass %q, what the claim names, or the flags of the provisioner have changed since. Change them back, or, if the driver has no volume %q, remove the finalizer %s",
+			class.Name, a.plan.VolumeName, claimFinalizer)
 	}
-	return &attempt{claim: claim, request: request, plan: p, doubt: true}, nil
+	return a, nil
 }

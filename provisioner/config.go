@@ -3,7 +3,10 @@ package provisioner
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"time"
+
+	"k8s.io/apimachinery/pkg/util/validation"
 )
 
 // Protection says when a claim gets the finalizer that keeps it while its volume
@@ -49,9 +52,34 @@ type Config struct {
 	ControllerPublishReadonly bool `mapstructure:"controller-publish-readonly"`
 	// ProvisioningProtection is one of the constants.
 	ProvisioningProtection Protection `mapstructure:"provisioning-protection"`
-	// Topology is the feature gate of that name: without it topology is left out of
-	// everything.
-	Topology bool `mapstructure:"-"`
+	// PreventVolumeModeConversion refuses to restore a snapshot with another volume mode,
+	// unless an annotation of its content allows it.
+	PreventVolumeModeConversion bool `mapstructure:"prevent-volume-mode-conversion"`
+	// CloningProtectionThreads is how many sources of clones, and separately of
+	// restored snapshots, are released at the same time.
+	CloningProtectionThreads int `mapstructure:"cloning-protection-threads"`
+	// SnapshotOrphanSweepInterval is the time between two looks for snapshots that were
+	// left protected; 0 or less means never.
+	SnapshotOrphanSweepInterval time.Duration `mapstructure:"snapshot-orphan-sweep-interval"`
+	// SecretNamespaces are the namespaces whose secrets classes may name; none means all.
+	SecretNamespaces []string `mapstructure:"secret-namespaces"`
+
+	// NodeDeployment is for one instance per node, each of which provisions on its own.
+	NodeDeployment bool `mapstructure:"node-deployment"`
+	// NodeDeploymentImmediateBinding lets instances compete for claims with immediate
+	// binding: each waits for a random part of NodeDeploymentBaseDelay, doubled with
+	// each unsuccessful try up to NodeDeploymentMaxDelay.
+	NodeDeploymentImmediateBinding bool          `mapstructure:"node-deployment-immediate-binding"`
+	NodeDeploymentBaseDelay        time.Duration `mapstructure:"node-deployment-base-delay"`
+	NodeDeploymentMaxDelay         time.Duration `mapstructure:"node-deployment-max-delay"`
+	// NodeName is the node of this instance; it must not be empty with NodeDeployment.
+	NodeName string `mapstructure:"-"`
+
+	// Feature gates of the same names. Without Topology it is left out of everything,
+	// without VolumeAttributesClass that field of a claim is ignored.
+	Topology                       bool `mapstructure:"-"`
+	VolumeAttributesClass          bool `mapstructure:"-"`
+	CrossNamespaceVolumeDataSource bool `mapstructure:"-"`
 }
 
 // DefaultConfig is what is used where the operator sets nothing.
@@ -59,7 +87,10 @@ func DefaultConfig() Config {
 	return Config{
 		Timeout: 15 * time.Second, WorkerThreads: 100, RetryIntervalStart: time.Second, RetryIntervalMax: 5 * time.Minute,
 		VolumeNamePrefix: "pvc", VolumeNameUUIDLength: -1, ImmediateTopology: true,
-		ProvisioningProtection: ProtectionOnRetry, Topology: true,
+		ProvisioningProtection: ProtectionOnRetry, PreventVolumeModeConversion: true, CloningProtectionThreads: 1,
+		SnapshotOrphanSweepInterval: 5 * time.Minute, NodeDeploymentImmediateBinding: true,
+		NodeDeploymentBaseDelay: 20 * time.Second, NodeDeploymentMaxDelay: time.Minute,
+		Topology: true, VolumeAttributesClass: true,
 	}
 }
 
@@ -79,6 +110,21 @@ func (c Config) Validate() error {
 	positive("retry-interval-max", c.RetryIntervalMax)
 	if c.WorkerThreads <= 0 {
 		errs = append(errs, fmt.Errorf("--worker-threads: must be positive, got %d", c.WorkerThreads))
+	}
+	if c.CloningProtectionThreads <= 0 {
+		errs = append(errs, fmt.Errorf("--cloning-protection-threads: must be positive, got %d", c.CloningProtectionThreads))
+	}
+	for _, namespace := range c.SecretNamespaces {
+		if problems := validation.IsDNS1123Label(namespace); len(problems) > 0 {
+			errs = append(errs, fmt.Errorf("--secret-namespaces: %q is no name of a namespace: %s", namespace, strings.Join(problems, ", ")))
+		}
+	}
+	if c.NodeDeployment {
+		positive("node-deployment-base-delay", c.NodeDeploymentBaseDelay)
+		positive("node-deployment-max-delay", c.NodeDeploymentMaxDelay)
+		if c.NodeName == "" {
+			errs = append(errs, errors.New("--node-deployment: the environment variable NODE_NAME must name the node"))
+		}
 	}
 	if c.VolumeNamePrefix == "" {
 		errs = append(errs, errors.New("--volume-name-prefix: must not be empty"))

@@ -7,17 +7,21 @@ import (
 	"math/rand/v2"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	snapshotclient "github.com/kubernetes-csi/external-snapshotter/client/v8/clientset/versioned/typed/volumesnapshot/v1"
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/record"
 
@@ -30,12 +34,16 @@ import (
 type Volumes interface {
 	CreateVolume(context.Context, *csi.CreateVolumeRequest, ...grpc.CallOption) (*csi.CreateVolumeResponse, error)
 	DeleteVolume(context.Context, *csi.DeleteVolumeRequest, ...grpc.CallOption) (*csi.DeleteVolumeResponse, error)
+	GetCapacity(context.Context, *csi.GetCapacityRequest, ...grpc.CallOption) (*csi.GetCapacityResponse, error)
 }
 
-// Deps is what the program hands to the controller. All fields but Releasable are required.
+// Deps is what the program hands to the controller. All fields but Segments and
+// Releasable are required.
 type Deps struct {
 	Driver    csiclient.Driver
-	Client    kubernetes.Interface // of this role: see kube.ForRole
+	Client    kubernetes.Interface               // of this role: see kube.ForRole
+	Snapshots snapshotclient.SnapshotV1Interface // likewise
+	Metadata  metadata.Interface                 // for watches of kinds that may not exist
 	Informers *kube.Informers
 	CSI       Volumes
 	// Ready returns when the driver can be called.
@@ -43,6 +51,9 @@ type Deps struct {
 	Events   record.EventRecorder
 	Registry prometheus.Registerer
 	Queues   *workloop.Metrics
+	// Segments is where this node is, in a node deployment (CSI spec,
+	// "NodeGetInfo"); nil without topology.
+	Segments map[string]string
 	// Releasable is the finalizers of other controllers of this process on a volume
 	// that may be removed once the volume is deleted; nil means none ever. It saves
 	// each of them a write.
@@ -65,6 +76,8 @@ type Controller struct {
 	nodes       kube.Kind[*metav1.PartialObjectMetadata] // only with topology
 	csiNodes    kube.Kind[*storagev1.CSINode]            // only with topology
 	attachments kube.Kind[*storagev1.VolumeAttachment]   // only if the driver publishes
+
+	term atomic.Pointer[term] // the last one; nil: none yet
 }
 
 // New checks cfg and asks for the watches that the controller needs. Nothing runs
@@ -75,16 +88,22 @@ func New(cfg Config, deps Deps) (*Controller, error) {
 	}
 	d := deps.Driver
 	c := &Controller{
-		cfg: cfg, deps: deps, metrics: newMetrics(deps.Registry),
+		cfg: cfg, deps: deps,
 		driver: driver{
 			Config: cfg, name: d.Name, controllerService: d.Plugin.ControllerService, createsVolumes: d.Controller.CreateDeleteVolume,
 			publishes: d.Controller.PublishUnpublishVolume, singleNodeMultiWriter: d.Controller.SingleNodeMultiWriter,
-			topology: d.Plugin.VolumeAccessibilityConstraints && cfg.Topology,
+			restores: d.Controller.CreateDeleteSnapshot, clones: d.Controller.CloneVolume, modifies: d.Controller.ModifyVolume,
+			getsCapacity: d.Controller.GetCapacity, topology: d.Plugin.VolumeAccessibilityConstraints && cfg.Topology,
 			identity: fmt.Sprintf("%d-%d-%s", time.Now().UnixMilli(), rand.IntN(10000), d.Name),
+			inTree:   inTreeName(d.Name), segments: deps.Segments,
 		},
 		claims: deps.Informers.Claims(), volumes: deps.Informers.Volumes(), classes: deps.Informers.Classes(),
 	}
-	if c.driver.topology {
+	c.metrics = newMetrics(deps.Registry, c.doubts)
+	if cfg.NodeDeployment {
+		c.driver.identity += "-" + cfg.NodeName
+	}
+	if c.watchesNodes() {
 		c.nodes, c.csiNodes = deps.Informers.Nodes(), deps.Informers.CSINodes()
 	}
 	if c.driver.publishes {
@@ -93,20 +112,30 @@ func New(cfg Config, deps Deps) (*Controller, error) {
 	return c, nil
 }
 
+// watchesNodes tells whether topology comes from the cluster. In a node deployment it
+// is that of the one node.
+func (c *Controller) watchesNodes() bool { return c.driver.topology && !c.cfg.NodeDeployment }
+
 // term is the work between winning a Lease and losing it. Nothing that it
 // remembers outlives it: another replica may have worked meanwhile.
 type term struct {
-	c          *Controller
-	claims     *kube.Own[*corev1.PersistentVolumeClaim]
-	volumes    *kube.Own[*corev1.PersistentVolume]
-	claimQueue *workloop.Loop[claimKey]
-	pvQueue    *workloop.Loop[string]
-	topologies *aggregate
+	c             *Controller
+	claims        *kube.Own[*corev1.PersistentVolumeClaim]
+	volumes       *kube.Own[*corev1.PersistentVolume]
+	claimQueue    *workloop.Loop[claimKey]
+	pvQueue       *workloop.Loop[string]
+	cloneQueue    *workloop.Loop[sourceKey] // sources to release
+	snapshotQueue *workloop.Loop[sourceKey]
+	sourceLocks   stripes
+	snapshots     kube.Optional
+	topologies    *aggregate
 
 	mu            sync.Mutex
 	claimProgress map[types.UID]*progress // by claim
 	removals      map[types.UID]*removal  // by PersistentVolume
 	placeless     map[claimKey]struct{}   // claims that failed for lack of topology
+	copies        map[sourceKey]int       // attempts by what they copy
+	races, won    int                     // claims this instance competes for, and has won meanwhile
 }
 
 // Run works until ctx ends, and returns after the last worker has stopped. It may
@@ -114,8 +143,13 @@ type term struct {
 func (c *Controller) Run(ctx context.Context) (err error) {
 	t := &term{
 		c: c, topologies: newAggregate(), claimProgress: map[types.UID]*progress{},
-		removals: map[types.UID]*removal{}, placeless: map[claimKey]struct{}{},
+		removals: map[types.UID]*removal{}, placeless: map[claimKey]struct{}{}, copies: map[sourceKey]int{},
 	}
+	if c.cfg.NodeDeployment {
+		t.topologies.setNode(c.cfg.NodeName, c.driver.segments, true)
+		t.topologies.setKeys(c.cfg.NodeName, slices.Collect(maps.Keys(c.driver.segments)), true)
+	}
+	c.term.Store(t)
 	if t.claims, err = kube.NewOwn(c.claims); err != nil {
 		return err
 	}
@@ -132,6 +166,10 @@ func (c *Controller) Run(ctx context.Context) (err error) {
 	t.claimQueue = workloop.New(loop, c.deps.Queues, t.syncClaim)
 	loop.Name = "volumes"
 	t.pvQueue = workloop.New(loop, c.deps.Queues, t.syncVolume)
+	loop.Name, loop.Gate = "clone-protection", nil // nothing is asked of the driver there
+	t.cloneQueue = workloop.New(loop, c.deps.Queues, t.syncSource)
+	loop.Name = "snapshot-protection"
+	t.snapshotQueue = workloop.New(loop, c.deps.Queues, t.syncSource)
 	registrations, err := t.register()
 	defer func() {
 		for _, r := range registrations {
@@ -151,6 +189,9 @@ func (c *Controller) Run(ctx context.Context) (err error) {
 	var wg sync.WaitGroup
 	wg.Go(func() { t.claimQueue.Run(ctx, c.cfg.WorkerThreads) })
 	wg.Go(func() { t.pvQueue.Run(ctx, c.cfg.WorkerThreads) })
+	wg.Go(func() { t.cloneQueue.Run(ctx, c.cfg.CloningProtectionThreads) })
+	wg.Go(func() { t.snapshotQueue.Run(ctx, c.cfg.CloningProtectionThreads) })
+	t.watchOptional(ctx, &wg)
 	wg.Wait()
 	t.saveAll(ctx)
 	return context.Cause(ctx)
@@ -166,7 +207,7 @@ func (t *term) register() (registrations []kube.Registration, err error) {
 		}
 	}
 	// Topology first, so that the first claim finds it.
-	if t.c.driver.topology {
+	if t.c.watchesNodes() {
 		add(t.c.nodes.Handle(kube.Handlers[*metav1.PartialObjectMetadata]{
 			Add: func(n *metav1.PartialObjectMetadata) {
 				t.nodeChanged(n.Name, t.topologies.setNode(n.Name, n.Labels, true))
@@ -211,8 +252,14 @@ func (d driver) keysOf(node *storagev1.CSINode) []string {
 	return nil
 }
 
-// claimChanged queues a claim for which there may be something to do.
+// claimChanged queues a claim for which there may be something to do, and those
+// that are to be copies of it.
 func (t *term) claimChanged(claim *corev1.PersistentVolumeClaim) {
+	source := sourceKey{kube.KindClaim, claim.Namespace, claim.Name}
+	if slices.Contains(claim.Finalizers, cloneFinalizer) {
+		t.cloneQueue.Add(source)
+	}
+	t.wake(source.need())
 	if claim.Spec.VolumeName != "" && !isProtected(claim) {
 		t.forget(claim.UID)
 		return
@@ -225,6 +272,9 @@ func (t *term) claimChanged(claim *corev1.PersistentVolumeClaim) {
 func (t *term) claimUpdated(old, claim *corev1.PersistentVolumeClaim) {
 	if old.UID != claim.UID { // deleted and created again while the watch was interrupted
 		t.claimDeleted(old)
+	}
+	if old.Spec.VolumeName == "" && claim.Spec.VolumeName != "" {
+		t.released(t.c.driver.copied(claim))
 	}
 	if !onlyOwnChanges(old, claim) {
 		t.claimChanged(claim)
@@ -242,6 +292,7 @@ func (t *term) claimDeleted(claim *corev1.PersistentVolumeClaim) {
 	t.mu.Lock()
 	delete(t.placeless, keyOf(claim))
 	t.mu.Unlock()
+	t.released(t.c.driver.copied(claim))
 	if t.forget(claim.UID) {
 		return // its key is queued until the outcome is known
 	}
@@ -255,6 +306,60 @@ func (t *term) classChanged(class *storagev1.StorageClass) {
 	}
 	for _, claim := range t.c.claims.Select(kube.ByClass, class.Name) {
 		t.claimChanged(claim)
+	}
+}
+
+// copied is what the volume of a claim is to be a copy of; nil for nothing.
+func (d driver) copied(claim *corev1.PersistentVolumeClaim) *sourceKey {
+	source, err := sourceOf(claim, true) // also what was allowed once
+	if err != nil {
+		return nil
+	}
+	return source
+}
+
+// wake queues the claims that wait for what need names (see kube.Need). What the
+// driver called infeasible may be feasible now.
+func (t *term) wake(need string) {
+	for _, claim := range t.c.claims.Select(kube.ByNeed, need) {
+		if !kube.ClaimConcerns(t.c.driver.name, claim) || t.progressOf(claim.UID).attempt != nil {
+			continue
+		}
+		if t.progressOf(claim.UID).infeasible != nil {
+			t.remember(claim.UID, func(p *progress) { p.infeasible = nil })
+		}
+		t.claimQueue.Add(keyOf(claim))
+	}
+}
+
+// watchOptional watches what claims may name besides their class, where such kinds
+// exist, so that they need not wait for their back-off.
+func (t *term) watchOptional(ctx context.Context, wg *sync.WaitGroup) {
+	watch := func(o *kube.Optional, resource schema.GroupVersionResource, changed func(*metav1.PartialObjectMetadata)) {
+		wg.Go(func() {
+			o.Run(ctx, t.c.deps.Metadata, resource, kube.Handlers[*metav1.PartialObjectMetadata]{
+				Add: changed, Update: func(_, now *metav1.PartialObjectMetadata) { changed(now) },
+			})
+		})
+	}
+	if d := t.c.driver; d.restores {
+		sweep := t.c.cfg.SnapshotOrphanSweepInterval
+		watch(&t.snapshots, volumeSnapshots, func(s *metav1.PartialObjectMetadata) {
+			key := sourceKey{kube.KindSnapshot, s.Namespace, s.Name}
+			t.wake(key.need())
+			if sweep > 0 && slices.Contains(s.Finalizers, snapshotFinalizer) {
+				t.snapshotQueue.Add(key)
+			}
+		})
+		if sweep > 0 {
+			wg.Go(func() { t.sweep(ctx, sweep) })
+		}
+	}
+	if d := t.c.driver; d.modifies && d.VolumeAttributesClass {
+		watch(&kube.Optional{}, attributesClasses, func(c *metav1.PartialObjectMetadata) { t.wake(kube.Need(kube.KindAttributes, "", c.Name)) })
+	}
+	if t.c.cfg.CrossNamespaceVolumeDataSource {
+		watch(&kube.Optional{}, referenceGrants, func(g *metav1.PartialObjectMetadata) { t.wake(kube.Need(kube.KindReferenceGrant, g.Namespace, "")) })
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/utils/ptr"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
@@ -22,6 +23,10 @@ const (
 	doFail              // the same, with an event
 	doWait              // come back at a time
 	doReschedule        // ask the scheduler for another node
+	doRace              // draw a time at which to try to own the claim
+	doOwn               // have this node selected
+	doLookUp            // read what the claim names
+	doGuard             // keep the source of the data from being deleted
 	doStart             // take up an attempt
 	doReadSecrets
 	doProtect
@@ -34,7 +39,7 @@ const (
 // String is the name of a in the log.
 func (a action) String() string {
 	return [...]string{
-		"nothing", "forget", "ignore", "retry", "fail", "wait", "reschedule", "start", "read secrets", "protect", "unprotect",
+		"nothing", "forget", "ignore", "retry", "fail", "wait", "reschedule", "race", "own", "look up", "guard", "start", "read secrets", "protect", "unprotect",
 		"create", "save", "clean up",
 	}[a]
 }
@@ -95,12 +100,21 @@ func (d driver) decideAttempt(s snapshot) step {
 // decideResume is for a claim for which an earlier process asked for a volume and
 // did not live to know the outcome. It goes on also when the claim is being deleted.
 func (d driver) decideResume(s snapshot) step {
-	if s.class == nil {
+	switch {
+	case d.NodeDeployment && nodeOf(s.claim) != d.NodeName:
+		return step{action: doForget, reason: "OfAnotherNode"}
+	case s.class == nil:
 		return step{action: doFail, reason: "ClassGone", err: fmt.Errorf(
 			"a volume may be coming into being for this claim, and its StorageClass %q is gone. Create it again, or, if the driver has no volume %q, remove the finalizer %s",
 			kube.ClassOfClaim(s.claim), d.volumeName(s.claim.UID), claimFinalizer)}
+	case d.needsLookUp(s.claim) && s.named == nil:
+		return step{action: doLookUp, reason: "LeftInDoubt"}
+	case s.named != nil && s.named.err != nil:
+		return step{action: doFail, reason: "SourceGone", err: fmt.Errorf(
+			"a volume may be coming into being for this claim, and what was asked of the driver for it cannot be repeated: %w. Mend that, or, if the driver has no volume %q, remove the finalizer %s",
+			s.named.err, d.volumeName(s.claim.UID), claimFinalizer)}
 	}
-	a, err := d.resume(s.claim, s.class, s.known)
+	a, err := d.resume(s.claim, s.class, s.named, s.known)
 	if err != nil {
 		return step{action: doFail, reason: "CannotResume", err: err}
 	}
@@ -119,20 +133,45 @@ func (d driver) decideNew(s snapshot) step {
 		return step{action: doForget, reason: "OfAnotherDriver"}
 	case class == nil:
 		return step{action: doRetry, reason: "NoClass", err: fmt.Errorf("StorageClass %q not found", kube.ClassOfClaim(s.claim))}
-	case class.Provisioner != d.name:
+	case !d.is(class.Provisioner):
 		return step{action: doForget, reason: "ClassOfAnotherDriver"}
 	case isLate(class) && selectedNode(s.claim) == "":
 		return step{action: doForget, reason: "WaitsForPod"}
+	}
+	if d.NodeDeployment {
+		if st, settled := d.decideOwner(s); settled {
+			return st
+		}
+	}
+	switch {
 	case s.volume != nil:
 		return step{action: doFail, reason: "NameTaken", err: fmt.Errorf(
 			"PersistentVolume %q exists and is not for this claim; see --volume-name-uuid-length if the names of volumes are too short", s.volume.Name)}
 	case s.progress.infeasible.holds(s):
 		return step{action: doWait, reason: "Infeasible", until: s.progress.infeasible.until}
 	}
-	request, p, err := d.prepare(s.claim, s.class, selectedNode(s.claim), d.requirementFor(s.claim, s.class, s.known))
+	return d.decideRequest(s)
+}
+
+// decideRequest is for a claim that is to be provisioned now.
+func (d driver) decideRequest(s snapshot) step {
+	class, err := d.translated(s.class)
+	if err == nil {
+		err = d.check(s.claim, class)
+	}
 	switch {
 	case errors.Is(err, errPopulator):
 		return step{action: doIgnore, reason: "Populator", err: err}
+	case err != nil:
+		return step{action: doFail, reason: "CannotAsk", err: err}
+	case d.needsLookUp(s.claim) && s.named == nil:
+		return step{action: doLookUp, reason: "NamesOthers"}
+	case s.named != nil && s.named.err != nil:
+		return step{action: doFail, reason: "CannotAsk", err: s.named.err}
+	}
+	node := selectedNode(s.claim)
+	request, p, err := d.prepare(s.claim, class, node, s.named, d.requirementFor(s.claim, class, node, s.known))
+	switch {
 	case errors.Is(err, errNodeGone):
 		return step{action: doReschedule, reason: "NodeGone", err: err}
 	case errors.Is(err, errTopology) && p.SelectedNode != "" && s.progress.stuck+1 >= maxStuck:
@@ -140,16 +179,24 @@ func (d driver) decideNew(s snapshot) step {
 	case err != nil:
 		return step{action: doFail, reason: "CannotAsk", err: err}
 	}
-	return step{action: doStart, reason: "Wanted", attempt: &attempt{claim: s.claim, request: request, plan: p}}
+	a := &attempt{claim: s.claim, request: request, plan: p}
+	if s.named != nil && s.named.source != nil {
+		if !s.named.guarded {
+			return step{action: doGuard, reason: "IsCopied"}
+		}
+		a.source = s.named.source
+	}
+	return step{action: doStart, reason: "Wanted", attempt: a}
 }
 
-// owns tells whether the claim names the driver as its provisioner.
+// owns tells whether the claim names the driver, or the plugin that it has replaced, as
+// its provisioner.
 func (d driver) owns(claim *corev1.PersistentVolumeClaim) bool {
 	owner, ok := claim.Annotations[kube.AnnStorageProvisioner]
 	if !ok {
 		owner = claim.Annotations[kube.AnnBetaStorageProvisioner]
 	}
-	return owner == d.name
+	return owner == d.name || d.is(owner) && claim.Annotations[kube.AnnMigratedTo] == d.name
 }
 
 func isLate(class *storagev1.StorageClass) bool {
@@ -164,5 +211,5 @@ func isVolumeOf(claim *corev1.PersistentVolumeClaim, pv *corev1.PersistentVolume
 // request was made of has changed, and its time is not over.
 func (i *infeasible) holds(s snapshot) bool {
 	return i != nil && s.now.Before(i.until) && i.classUID == s.class.UID && i.classVersion == s.class.ResourceVersion &&
-		i.requestedBytes == capacityRange(s.claim).RequiredBytes
+		i.requestedBytes == capacityRange(s.claim).RequiredBytes && i.attributes == ptr.Deref(s.claim.Spec.VolumeAttributesClassName, "")
 }

@@ -56,7 +56,7 @@ func late(c *storagev1.StorageClass) {
 
 func testAttempt(change func(*attempt)) *attempt {
 	d := testDriver(nil)
-	request, p, err := d.prepare(testClaim(nil), testClass(nil), "", nil)
+	request, p, err := d.prepare(testClaim(nil), testClass(nil), "", nil, nil)
 	if err != nil {
 		panic(err)
 	}
@@ -124,11 +124,11 @@ func TestDecide(t *testing.T) {
 		}), class: testClass(nil), want: doFail, reason: "CannotAsk"},
 		"a driver that cannot": {driver: func(d *driver) { d.createsVolumes = false }, claim: testClaim(nil), class: testClass(nil), want: doFail, reason: "CannotAsk"},
 
-		"called invalid a moment ago":               {claim: testClaim(nil), class: testClass(nil), progress: progress{infeasible: &infeasible{now.Add(time.Second), "class-1", "1", 1_500_000_000}}, want: doWait, reason: "Infeasible"},
-		"called invalid long ago":                   {claim: testClaim(nil), class: testClass(nil), progress: progress{infeasible: &infeasible{now, "class-1", "1", 1_500_000_000}}, want: doStart, reason: "Wanted"},
-		"called invalid, and the class is another":  {claim: testClaim(nil), class: testClass(nil), progress: progress{infeasible: &infeasible{now.Add(time.Second), "class-0", "1", 1_500_000_000}}, want: doStart, reason: "Wanted"},
-		"called invalid, and the class has changed": {claim: testClaim(nil), class: testClass(nil), progress: progress{infeasible: &infeasible{now.Add(time.Second), "class-1", "0", 1_500_000_000}}, want: doStart, reason: "Wanted"},
-		"called invalid, and the size has changed":  {claim: testClaim(nil), class: testClass(nil), progress: progress{infeasible: &infeasible{now.Add(time.Second), "class-1", "1", 1}}, want: doStart, reason: "Wanted"},
+		"called invalid a moment ago":               {claim: testClaim(nil), class: testClass(nil), progress: progress{infeasible: &infeasible{now.Add(time.Second), "class-1", "1", 1_500_000_000, ""}}, want: doWait, reason: "Infeasible"},
+		"called invalid long ago":                   {claim: testClaim(nil), class: testClass(nil), progress: progress{infeasible: &infeasible{now, "class-1", "1", 1_500_000_000, ""}}, want: doStart, reason: "Wanted"},
+		"called invalid, and the class is another":  {claim: testClaim(nil), class: testClass(nil), progress: progress{infeasible: &infeasible{now.Add(time.Second), "class-0", "1", 1_500_000_000, ""}}, want: doStart, reason: "Wanted"},
+		"called invalid, and the class has changed": {claim: testClaim(nil), class: testClass(nil), progress: progress{infeasible: &infeasible{now.Add(time.Second), "class-1", "0", 1_500_000_000, ""}}, want: doStart, reason: "Wanted"},
+		"called invalid, and the size has changed":  {claim: testClaim(nil), class: testClass(nil), progress: progress{infeasible: &infeasible{now.Add(time.Second), "class-1", "1", 1, ""}}, want: doStart, reason: "Wanted"},
 
 		"asked for":                                       {claim: testClaim(nil), class: testClass(nil), progress: progress{attempt: testAttempt(nil)}, want: doCreate, reason: "Requested"},
 		"asked for, with protection always":               {driver: func(d *driver) { d.ProvisioningProtection = ProtectionAlways }, claim: testClaim(nil), progress: progress{attempt: testAttempt(nil)}, want: doProtect, reason: "BeforeFirstCall"},
@@ -286,7 +286,7 @@ func TestResume(t *testing.T) {
 	// Everything that the request was made of has changed or gone, but for claim and class.
 	delete(left.Annotations, kube.AnnSelectedNode)
 	nothing := newAggregate()
-	resumed, err := d.resume(left, testClass(late), nothing)
+	resumed, err := d.resume(left, testClass(late), nil, nothing)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -295,12 +295,12 @@ func TestResume(t *testing.T) {
 		t.Errorf("got %v, want %v", resumed.request, first.attempt.request)
 	}
 	other := testClass(func(c *storagev1.StorageClass) { late(c); c.Parameters = map[string]string{"pool": "stolen"} })
-	if _, err := d.resume(left, other, nothing); err == nil || !strings.Contains(err.Error(), claimFinalizer) {
+	if _, err := d.resume(left, other, nil, nothing); err == nil || !strings.Contains(err.Error(), claimFinalizer) {
 		t.Errorf("with another class: %v", err)
 	}
 	for _, broken := range []string{"{", `{"topology":3}`, `{"request":"x"}`, ""} {
 		left.Annotations[annRequest] = broken
-		if _, err := d.resume(left, testClass(late), nothing); err == nil {
+		if _, err := d.resume(left, testClass(late), nil, nothing); err == nil {
 			t.Errorf("annotation %q is accepted", broken)
 		}
 	}
@@ -316,7 +316,7 @@ func FuzzResume(f *testing.F) {
 	f.Fuzz(func(t *testing.T, annotation string) {
 		d := testDriver(func(d *driver) { d.topology = true })
 		claim := testClaim(func(c *corev1.PersistentVolumeClaim) { protected(c); c.Annotations[annRequest] = annotation })
-		a, err := d.resume(claim, testClass(nil), newAggregate())
+		a, err := d.resume(claim, testClass(nil), nil, newAggregate())
 		if err == nil && (a.request.GetName() != "pvc-"+uid || len(a.request.GetParameters()) > 0) {
 			t.Errorf("%q gives %v", annotation, a.request)
 		}

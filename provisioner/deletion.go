@@ -14,6 +14,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
 
+	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
@@ -60,12 +61,17 @@ type volumeStep struct {
 	change kube.MetaChange // of volumeChange
 }
 
-// responsible tells whether pv is one of the driver, made by whomever.
+// responsible tells whether pv is one of the driver, made by whomever, and of this node.
 func (d driver) responsible(pv *corev1.PersistentVolume) bool {
-	if by, ok := pv.Annotations[kube.AnnProvisionedBy]; ok {
-		return by == d.name
+	by, provisioned := pv.Annotations[kube.AnnProvisionedBy]
+	to := pv.Annotations[kube.AnnMigratedTo]
+	switch {
+	case provisioned && !d.is(by) && !d.is(to),
+		!provisioned && pv.Spec.CSI != nil && !d.is(pv.Spec.CSI.Driver),
+		!provisioned && pv.Spec.CSI == nil && !d.is(to):
+		return false
 	}
-	return pv.Spec.CSI != nil && pv.Spec.CSI.Driver == d.name
+	return d.reaches(pv)
 }
 
 // concerning tells whether there may be something to do for pv, so that the many
@@ -111,8 +117,13 @@ func (d driver) decideVolume(s volumeSnapshot) volumeStep {
 		return volumeStep{action: volumeChange, reason: "Unprotected", change: kube.MetaChange{AddFinalizers: []string{volumeFinalizer}}}
 	case pv.Status.Phase != corev1.VolumeReleased:
 		return volumeStep{reason: "InUse"}
-	case pv.Spec.CSI == nil || pv.Spec.CSI.Driver != d.name:
+	}
+	if translated, err := d.asCSI(pv); err != nil {
+		return volumeStep{action: volumeFail, reason: "CannotTranslate", err: err}
+	} else if translated.Spec.CSI == nil || translated.Spec.CSI.Driver != d.name {
 		return volumeStep{action: volumeFail, reason: "NotCSI", err: fmt.Errorf("PersistentVolume %q has no source of CSI driver %q", pv.Name, d.name)}
+	}
+	switch {
 	case !d.controllerService || !d.createsVolumes:
 		return volumeStep{action: volumeFail, reason: "CannotDelete", err: fmt.Errorf("driver %q does not support deleting volumes: it does not report CONTROLLER_SERVICE and CREATE_DELETE_VOLUME", d.name)}
 	case d.publishes && len(s.attachments) > 0:
@@ -248,8 +259,12 @@ func (t *term) deleteVolume(ctx context.Context, pv *corev1.PersistentVolume) er
 	if err != nil {
 		return t.failedDelete(live, err)
 	}
-	handle := live.Spec.CSI.VolumeHandle
-	call, cancel := context.WithTimeout(ctx, t.c.cfg.Timeout)
+	translated, err := t.c.driver.asCSI(live)
+	if err != nil {
+		return t.failedDelete(live, err)
+	}
+	handle := translated.Spec.CSI.VolumeHandle
+	call, cancel := context.WithTimeout(csiclient.WithMigrated(ctx, live.Spec.CSI == nil), t.c.cfg.Timeout)
 	defer cancel()
 	if _, err := t.c.deps.CSI.DeleteVolume(call, &csi.DeleteVolumeRequest{VolumeId: handle, Secrets: secrets}); err != nil {
 		return t.failedDelete(live, err)
@@ -265,8 +280,18 @@ func (t *term) deleteVolume(ctx context.Context, pv *corev1.PersistentVolume) er
 // deletionSecrets is the secrets for DeleteVolume. One that is missing does not
 // stop a deletion: the driver says whether it needs it. The user is told.
 func (t *term) deletionSecrets(ctx context.Context, pv *corev1.PersistentVolume) (map[string]string, error) {
-	class, _ := t.c.classes.Get(classOfVolume(pv))
+	class, exists := t.c.classes.Get(classOfVolume(pv))
+	if exists {
+		translated, err := t.c.driver.translated(class)
+		if err != nil {
+			return nil, err
+		}
+		class = translated
+	}
 	ref, err := t.c.driver.deletionSecret(pv, class)
+	if err == nil {
+		err = secretRefs{Provisioner: ref}.allowed(t.c.cfg.SecretNamespaces)
+	}
 	if err == nil && ref == nil {
 		return nil, nil
 	}

@@ -28,6 +28,7 @@ type snapshot struct {
 	progress progress
 	known    topologies
 	now      time.Time
+	named    *found // what the claim names, once it was looked up; nil: not yet
 }
 
 // gather reads the caches, the own writes that they have not seen yet, and what is
@@ -63,13 +64,17 @@ func (t *term) progressOf(claim types.UID) progress {
 // remember changes what is remembered of a claim.
 func (t *term) remember(claim types.UID, change func(*progress)) {
 	t.mu.Lock()
-	defer t.mu.Unlock()
 	p := t.claimProgress[claim]
 	if p == nil {
 		p = &progress{began: time.Now()}
 		t.claimProgress[claim] = p
 	}
+	before := *p
 	change(p)
+	lost := t.countCopies(before.attempt, p.attempt)
+	t.countRaces(before.race, p.race)
+	t.mu.Unlock()
+	t.released(lost)
 }
 
 // forget drops what is remembered of a claim that is bound or gone, unless
@@ -77,9 +82,48 @@ func (t *term) remember(claim types.UID, change func(*progress)) {
 func (t *term) forget(claim types.UID) (inProgress bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if p := t.claimProgress[claim]; p != nil && p.attempt != nil {
+	p := t.claimProgress[claim]
+	switch {
+	case p == nil:
+		return false
+	case p.attempt != nil:
 		return true
 	}
+	t.countRaces(p.race, race{})
 	delete(t.claimProgress, claim)
 	return false
+}
+
+// countRaces keeps the number of claims that this instance competes for; the caller
+// holds mu. With the last one the competition is over, and what was won forgotten.
+func (t *term) countRaces(before, after race) {
+	switch {
+	case before.at.IsZero() && !after.at.IsZero():
+		t.races++
+	case !before.at.IsZero() && after.at.IsZero():
+		if t.races--; t.races == 0 {
+			t.won = 0
+		}
+	}
+}
+
+// doubts is how many claims have a volume of which it is not known whether it came
+// into being, and how many have one that is not saved yet.
+func (c *Controller) doubts() (inDoubt, unsaved float64) {
+	t := c.term.Load()
+	if t == nil {
+		return 0, 0
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, p := range t.claimProgress {
+		switch a := p.attempt; {
+		case a == nil:
+		case a.volume != nil:
+			unsaved++
+		case a.doubt:
+			inDoubt++
+		}
+	}
+	return inDoubt, unsaved
 }

@@ -13,9 +13,28 @@ type metrics struct {
 	provisionSeconds             *prometheus.HistogramVec
 	deleted, deleteFailed        *prometheus.CounterVec
 	deleteSeconds                *prometheus.HistogramVec
+	conflicts                    prometheus.Counter
 }
 
-func newMetrics(reg prometheus.Registerer) *metrics {
+// newMetrics registers the metrics. doubts is asked at each scrape how many volumes are
+// in doubt, and how many are not saved.
+func newMetrics(reg prometheus.Registerer, doubts func() (inDoubt, unsaved float64)) *metrics {
+	gauge := func(name, help string, value func() float64) {
+		reg.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, value))
+	}
+	gauge("storage_controller_provisioner_volumes_in_doubt", "Claims for which the driver was asked for a volume and it is not known whether that exists.", func() float64 {
+		n, _ := doubts()
+		return n
+	})
+	gauge("storage_controller_provisioner_volumes_unsaved", "Volumes that exist and whose PersistentVolume could not be created yet.", func() float64 {
+		_, n := doubts()
+		return n
+	})
+	conflicts := prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "storage_controller_provisioner_ownership_conflicts_total",
+		Help: "Attempts of a node deployment to own a claim that another instance had changed meanwhile.",
+	})
+	reg.MustRegister(conflicts)
 	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
 		v := prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
 		reg.MustRegister(v)
@@ -27,6 +46,7 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		return v
 	}
 	return &metrics{
+		conflicts:        conflicts,
 		provisioned:      counter("controller_persistentvolumeclaim_provision_total", "Volumes provisioned.", "class", "source"),
 		provisionFailed:  counter("controller_persistentvolumeclaim_provision_failed_total", "Failed attempts to provision a volume.", "class", "source"),
 		provisionSeconds: histogram("controller_persistentvolumeclaim_provision_duration_seconds", "Time from the begin of the work for a claim until its volume was provisioned.", "class", "source"),

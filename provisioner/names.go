@@ -3,10 +3,13 @@ package provisioner
 import (
 	"strings"
 
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/storage-controller/storage-controller/election"
+	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
 const (
@@ -18,6 +21,10 @@ const (
 	claimFinalizer = "storage-controller.io/provisioning"
 	annRequest     = "storage-controller.io/provisioning-request"
 
+	// cloneFinalizer and snapshotFinalizer keep the source of a volume while it is copied.
+	cloneFinalizer    = kube.CloningProtection
+	snapshotFinalizer = "provisioner.storage.kubernetes.io/volumesnapshot-as-source-protection"
+
 	annSelectedNodeAlpha = "volume.alpha.kubernetes.io/selected-node"
 
 	annDeletionSecretName      = "volume.kubernetes.io/provisioner-deletion-secret-name"
@@ -27,6 +34,13 @@ const (
 
 	// identityAttribute tells in the attributes of a volume which process made it.
 	identityAttribute = "storage.kubernetes.io/csiProvisionerIdentity"
+)
+
+// Kinds that are watched where they exist, for what waits for them.
+var (
+	referenceGrants   = schema.GroupVersionResource{Group: "gateway.networking.k8s.io", Version: "v1beta1", Resource: "referencegrants"}
+	volumeSnapshots   = schema.GroupVersionResource{Group: snapshotGroup, Version: "v1", Resource: "volumesnapshots"}
+	attributesClasses = storagev1.SchemeGroupVersion.WithResource("volumeattributesclasses")
 )
 
 // LeaseName is the name of the Lease of csi-provisioner for driver, so that the two

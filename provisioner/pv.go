@@ -15,30 +15,33 @@ import (
 
 var (
 	errNoVolume = errors.New("the driver answered without a volume, or with one that has no ID; this is a defect of the driver")
-	errTooSmall = errors.New("the driver made a volume that is smaller than what was asked for")
+	// errUnusable is a volume that is to be deleted again.
+	errUnusable = errors.New("the volume that the driver made cannot be used")
 )
 
-// checkVolume refuses a volume that the claim cannot be given. One that wraps
-// errTooSmall is to be deleted.
+// checkVolume refuses a volume that the claim cannot be given.
 func checkVolume(request *csi.CreateVolumeRequest, v *csi.Volume) error {
 	required := request.GetCapacityRange().GetRequiredBytes()
 	switch {
 	case v.GetVolumeId() == "":
 		return errNoVolume
 	case v.GetCapacityBytes() != 0 && v.GetCapacityBytes() < required:
-		return fmt.Errorf("%w: %d bytes instead of %d", errTooSmall, v.GetCapacityBytes(), required)
+		return fmt.Errorf("%w: it is smaller than what was asked for, %d bytes instead of %d", errUnusable, v.GetCapacityBytes(), required)
+	case request.GetVolumeContentSource() != nil && v.GetContentSource() == nil:
+		return fmt.Errorf("%w: the driver does not confirm that it has the content of the source; this is a defect of the driver", errUnusable)
 	}
 	return nil
 }
 
-// volumeOf is the PersistentVolume of a claim for the volume that the driver made.
-func (d driver) volumeOf(claim *corev1.PersistentVolumeClaim, request *csi.CreateVolumeRequest, p plan, v *csi.Volume) *corev1.PersistentVolume {
+// volumeOf is the PersistentVolume of a claim for the volume that the driver made. It
+// fails only for a volume that is to have the source of a built-in plugin.
+func (d driver) volumeOf(claim *corev1.PersistentVolumeClaim, request *csi.CreateVolumeRequest, p plan, v *csi.Volume) (*corev1.PersistentVolume, error) {
 	capacity := v.GetCapacityBytes()
 	if capacity == 0 { // unknown to the driver
 		capacity = request.GetCapacityRange().GetRequiredBytes()
 	}
 	pv := &corev1.PersistentVolume{
-		ObjectMeta: metav1.ObjectMeta{Name: p.VolumeName, Annotations: volumeAnnotations(d.name, p.Secrets)},
+		ObjectMeta: metav1.ObjectMeta{Name: p.VolumeName, Annotations: volumeAnnotations(p.Provisioner, p.Secrets)},
 		Spec: corev1.PersistentVolumeSpec{
 			AccessModes:      p.AccessModes,
 			Capacity:         corev1.ResourceList{corev1.ResourceStorage: *resource.NewQuantity(capacity, resource.BinarySI)},
@@ -58,6 +61,9 @@ func (d driver) volumeOf(claim *corev1.PersistentVolumeClaim, request *csi.Creat
 			}},
 		},
 	}
+	if p.AttributesClass != "" {
+		pv.Spec.VolumeAttributesClassName = &p.AttributesClass
+	}
 	maps.Copy(pv.Spec.CSI.VolumeAttributes, v.GetVolumeContext())
 	if p.ReclaimPolicy != nil {
 		pv.Spec.PersistentVolumeReclaimPolicy = *p.ReclaimPolicy
@@ -68,7 +74,10 @@ func (d driver) volumeOf(claim *corev1.PersistentVolumeClaim, request *csi.Creat
 	if d.topology {
 		pv.Spec.NodeAffinity = affinity(v.GetAccessibleTopology())
 	}
-	return pv
+	if p.Migrated {
+		return d.asInTree(pv)
+	}
+	return pv, nil
 }
 
 // reclaims tells whether the volume is deleted with its claim. No policy means
@@ -78,9 +87,9 @@ func reclaims(pv *corev1.PersistentVolume) bool {
 	return policy == "" || policy == corev1.PersistentVolumeReclaimDelete
 }
 
-func volumeAnnotations(driver string, secrets secretRefs) map[string]string {
+func volumeAnnotations(provisioner string, secrets secretRefs) map[string]string {
 	annotations := map[string]string{
-		kube.AnnProvisionedBy: driver,
+		kube.AnnProvisionedBy: provisioner,
 		// Both are there in any case: empty ones tell that no secret is needed.
 		annDeletionSecretName: "", annDeletionSecretNamespace: "",
 	}

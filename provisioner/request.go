@@ -23,44 +23,71 @@ type driver struct {
 	createsVolumes        bool // CREATE_DELETE_VOLUME
 	publishes             bool // PUBLISH_UNPUBLISH_VOLUME
 	singleNodeMultiWriter bool // SINGLE_NODE_MULTI_WRITER
+	restores              bool // CREATE_DELETE_SNAPSHOT
+	clones                bool // CLONE_VOLUME
+	modifies              bool // MODIFY_VOLUME
+	getsCapacity          bool // GET_CAPACITY
 	topology              bool // VOLUME_ACCESSIBILITY_CONSTRAINTS, and the gate is on
 	identity              string
+	inTree                string            // the built-in plugin that the driver has replaced; "" for none
+	segments              map[string]string // of this node, in a node deployment
 }
 
 // plan is what a PersistentVolume takes from claim and class. It is made together
 // with the request and kept with it, so that a volume whose creation was in doubt
 // becomes what was asked for, whatever has happened to claim and class since.
 type plan struct {
-	VolumeName    string                                `json:"volumeName"`
-	ClassName     string                                `json:"className"`
-	ReclaimPolicy *corev1.PersistentVolumeReclaimPolicy `json:"reclaimPolicy,omitempty"`
-	MountOptions  []string                              `json:"mountOptions,omitempty"`
-	AccessModes   []corev1.PersistentVolumeAccessMode   `json:"accessModes"`
-	VolumeMode    *corev1.PersistentVolumeMode          `json:"volumeMode,omitempty"`
-	FSType        string                                `json:"fsType,omitempty"`
-	SelectedNode  string                                `json:"selectedNode,omitempty"`
-	Secrets       secretRefs                            `json:"secrets"`
+	VolumeName      string
+	ClassName       string
+	Provisioner     string // of the class: the driver, or the plugin that it has replaced
+	Migrated        bool   // the volume gets the source of that plugin
+	ReclaimPolicy   *corev1.PersistentVolumeReclaimPolicy
+	MountOptions    []string
+	AccessModes     []corev1.PersistentVolumeAccessMode
+	VolumeMode      *corev1.PersistentVolumeMode
+	AttributesClass string
+	FSType          string
+	SelectedNode    string
+	Secrets         secretRefs
+}
+
+// check refuses a claim that cannot be provisioned, before anything is read for it. class
+// is as the driver knows it, see [driver.translated].
+func (d driver) check(claim *corev1.PersistentVolumeClaim, class *storagev1.StorageClass) error {
+	if err := d.checkSupported(claim); err != nil {
+		return err
+	}
+	_, p, err := d.basics(claim, class)
+	if err == nil {
+		_, err = d.capabilities(p)
+	}
+	return err
+}
+
+// basics is what follows from claim and class alone.
+func (d driver) basics(claim *corev1.PersistentVolumeClaim, class *storagev1.StorageClass) (parameters map[string]string, p plan, err error) {
+	p = plan{
+		VolumeName: d.volumeName(claim.UID), ClassName: kube.ClassOfClaim(claim), Provisioner: class.Provisioner,
+		Migrated: d.isMigrated(class), ReclaimPolicy: class.ReclaimPolicy, MountOptions: class.MountOptions,
+		AccessModes: claim.Spec.AccessModes, VolumeMode: claim.Spec.VolumeMode, AttributesClass: d.attributesClass(claim),
+	}
+	parameters, fsType, err := d.parameters(class.Parameters)
+	if !isBlock(claim.Spec.VolumeMode) {
+		p.FSType = fsType
+	}
+	return parameters, p, err
 }
 
 // prepare makes the request for the volume of a claim, without the values of its
-// secrets. require is asked for the topology, if the driver has any. What the driver
+// secrets. named is what was read of the objects that the claim names, nil for
+// none; require is asked for the topology, if the driver has any. What the driver
 // is asked depends on the arguments alone.
-func (d driver) prepare(claim *corev1.PersistentVolumeClaim, class *storagev1.StorageClass, node string,
+func (d driver) prepare(claim *corev1.PersistentVolumeClaim, class *storagev1.StorageClass, node string, named *found,
 	require func() (*csi.TopologyRequirement, error)) (*csi.CreateVolumeRequest, plan, error) {
-	p := plan{
-		VolumeName: d.volumeName(claim.UID), ClassName: kube.ClassOfClaim(claim), ReclaimPolicy: class.ReclaimPolicy,
-		MountOptions: class.MountOptions, AccessModes: claim.Spec.AccessModes, VolumeMode: claim.Spec.VolumeMode,
-		SelectedNode: node,
-	}
-	if err := d.checkSupported(claim); err != nil {
-		return nil, p, err
-	}
-	parameters, fsType, err := d.parameters(class.Parameters)
+	parameters, p, err := d.basics(claim, class)
+	p.SelectedNode = node
 	if err != nil {
 		return nil, p, err
-	}
-	if !isBlock(claim.Spec.VolumeMode) {
-		p.FSType = fsType
 	}
 	if d.ExtraCreateMetadata {
 		parameters[parameterPrefix+"pvc/name"] = claim.Name
@@ -68,6 +95,9 @@ func (d driver) prepare(claim *corev1.PersistentVolumeClaim, class *storagev1.St
 		parameters[parameterPrefix+"pv/name"] = p.VolumeName
 	}
 	request := &csi.CreateVolumeRequest{Name: p.VolumeName, Parameters: parameters, CapacityRange: capacityRange(claim)}
+	if named != nil {
+		request.VolumeContentSource, request.MutableParameters = named.content, named.mutable
+	}
 	if request.VolumeCapabilities, err = d.capabilities(p); err != nil {
 		return nil, p, err
 	}
@@ -79,57 +109,44 @@ func (d driver) prepare(claim *corev1.PersistentVolumeClaim, class *storagev1.St
 	p.Secrets, err = secretsOf(class.Parameters, secretScope{
 		volume: p.VolumeName, claim: claim.Name, namespace: claim.Namespace, annotations: claim.Annotations,
 	})
+	if err == nil {
+		err = p.Secrets.allowed(d.SecretNamespaces)
+	}
 	return request, p, err
 }
 
 // requirementFor is where the volume of a claim may be, as far as is known now.
-func (d driver) requirementFor(claim *corev1.PersistentVolumeClaim, class *storagev1.StorageClass, known topologies) func() (*csi.TopologyRequirement, error) {
+func (d driver) requirementFor(claim *corev1.PersistentVolumeClaim, class *storagev1.StorageClass, node string, known topologies) func() (*csi.TopologyRequirement, error) {
 	return func() (*csi.TopologyRequirement, error) {
 		return requirement(topologyRequest{
-			strict: d.StrictTopology, immediate: d.ImmediateTopology, allowed: class.AllowedTopologies,
-			node: selectedNode(claim), claim: claim.Name,
+			strict: d.StrictTopology, immediate: d.ImmediateTopology, allowed: class.AllowedTopologies, node: node, claim: claim.Name,
 		}, known)
 	}
 }
 
-// errPopulator is the source of a claim that somebody else fills.
-var errPopulator = errors.New("an external populator is expected to provide its data")
-
-// checkSupported refuses what cannot be provisioned. A claim that names a source is
+// checkSupported refuses what the driver cannot do. A claim that names a source is
 // never given an empty volume instead.
 func (d driver) checkSupported(claim *corev1.PersistentVolumeClaim) error {
-	if source := claim.Spec.DataSource; source != nil {
-		if err := checkSource(source.APIGroup, source.Kind, source.Name); err != nil {
-			return err
-		}
-	} else if source := claim.Spec.DataSourceRef; source != nil {
-		if err := checkSource(source.APIGroup, source.Kind, source.Name); err != nil {
-			return err
-		}
+	source, err := sourceOf(claim, d.CrossNamespaceVolumeDataSource)
+	if err != nil {
+		return err
+	}
+	lacks := func(what, capability string) error {
+		return fmt.Errorf("driver %q does not support %s: it does not report %s", d.name, what, capability)
 	}
 	switch {
 	case !d.controllerService || !d.createsVolumes:
-		return fmt.Errorf("driver %q does not support dynamic provisioning: it does not report CONTROLLER_SERVICE and CREATE_DELETE_VOLUME", d.name)
+		return lacks("dynamic provisioning", "CONTROLLER_SERVICE and CREATE_DELETE_VOLUME")
+	case source != nil && source.Kind == kube.KindSnapshot && !d.restores:
+		return lacks(fmt.Sprintf("restoring snapshots (data source %s)", source), "CREATE_DELETE_SNAPSHOT")
+	case source != nil && source.Kind == kube.KindClaim && !d.clones:
+		return lacks(fmt.Sprintf("cloning volumes (data source %s)", source), "CLONE_VOLUME")
+	case d.attributesClass(claim) != "" && !d.modifies:
+		return lacks(fmt.Sprintf("VolumeAttributesClass %q", d.attributesClass(claim)), "MODIFY_VOLUME")
 	case claim.Spec.Selector != nil:
 		return errors.New("spec.selector: a claim with a selector cannot be provisioned dynamically")
-	case claim.Spec.VolumeAttributesClassName != nil && *claim.Spec.VolumeAttributesClassName != "":
-		return fmt.Errorf("spec.volumeAttributesClassName: VolumeAttributesClass %q cannot be honoured, this version does not support them", *claim.Spec.VolumeAttributesClassName)
 	}
 	return nil
-}
-
-func checkSource(group *string, kind, name string) error {
-	g := ""
-	if group != nil {
-		g = *group
-	}
-	switch {
-	case kind == "VolumeSnapshot":
-		return fmt.Errorf("data source VolumeSnapshot %q: this version does not restore snapshots", name)
-	case kind == "PersistentVolumeClaim" && g == "":
-		return fmt.Errorf("data source PersistentVolumeClaim %q: this version does not clone volumes", name)
-	}
-	return fmt.Errorf("data source %s %q: %w", kind, name, errPopulator)
 }
 
 // capacityRange asks for what the claim requests, rounded up to bytes, and sets no limit.

@@ -70,11 +70,14 @@ func TestPrepare(t *testing.T) {
 			c.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{"Some"}
 		}, err: `"Some"`},
 		"snapshot": {claim: func(c *corev1.PersistentVolumeClaim) {
-			c.Spec.DataSource = &corev1.TypedLocalObjectReference{Kind: "VolumeSnapshot", Name: "s"}
-		}, err: "does not restore"},
+			c.Spec.DataSource = &corev1.TypedLocalObjectReference{APIGroup: ptr.To(snapshotGroup), Kind: "VolumeSnapshot", Name: "s"}
+		}, err: "CREATE_DELETE_SNAPSHOT"},
+		"snapshot of another group": {claim: func(c *corev1.PersistentVolumeClaim) {
+			c.Spec.DataSource = &corev1.TypedLocalObjectReference{APIGroup: ptr.To("x"), Kind: "VolumeSnapshot", Name: "s"}
+		}, err: "API group"},
 		"clone": {claim: func(c *corev1.PersistentVolumeClaim) {
 			c.Spec.DataSourceRef = &corev1.TypedObjectReference{Kind: "PersistentVolumeClaim", Name: "s"}
-		}, err: "does not clone"},
+		}, err: "CLONE_VOLUME"},
 		"kind of the same name": {claim: func(c *corev1.PersistentVolumeClaim) {
 			c.Spec.DataSourceRef = &corev1.TypedObjectReference{APIGroup: ptr.To("x"), Kind: "PersistentVolumeClaim", Name: "s"}
 		}, err: "populator"},
@@ -85,7 +88,11 @@ func TestPrepare(t *testing.T) {
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			d := testDriver(tt.driver)
-			request, p, err := d.prepare(testClaim(tt.claim), testClass(tt.class), "", d.requirementFor(testClaim(tt.claim), testClass(tt.class), newAggregate()))
+			claim, class := testClaim(tt.claim), testClass(tt.class)
+			request, p, err := d.prepare(claim, class, "", nil, d.requirementFor(claim, class, "", newAggregate()))
+			if refused := d.check(claim, class); refused != nil {
+				err = refused
+			}
 			if tt.err != "" {
 				if err == nil || !strings.Contains(err.Error(), tt.err) {
 					t.Errorf("got %v, want an error with %q", err, tt.err)
@@ -128,7 +135,7 @@ func FuzzPrepare(f *testing.F) {
 			c.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{corev1.PersistentVolumeAccessMode(mode)}
 			c.Spec.Resources.Requests[corev1.ResourceStorage] = *resource.NewQuantity(size, resource.BinarySI)
 		})
-		request, _, err := d.prepare(claim, testClass(parameters(map[string]string{key: value})), "", nil)
+		request, _, err := d.prepare(claim, testClass(parameters(map[string]string{key: value})), "", nil, nil)
 		if err != nil {
 			return
 		}
@@ -152,13 +159,16 @@ func TestVolumeOf(t *testing.T) {
 	class := testClass(func(c *storagev1.StorageClass) {
 		c.ReclaimPolicy, c.MountOptions = ptr.To(corev1.PersistentVolumeReclaimDelete), []string{"noatime"}
 	})
-	request, p, err := d.prepare(claim, class, "", func() (*csi.TopologyRequirement, error) { return nil, nil })
+	request, p, err := d.prepare(claim, class, "", nil, func() (*csi.TopologyRequirement, error) { return nil, nil })
 	if err != nil {
 		t.Fatal(err)
 	}
 	p.Secrets = secretRefs{Provisioner: secret, ControllerPublish: secret, NodeStage: secret, NodePublish: secret, ControllerExpand: secret, NodeExpand: secret, ControllerModify: secret}
-	pv := d.volumeOf(claim, request, p, &csi.Volume{VolumeId: "vol-1", CapacityBytes: 5905580032, VolumeContext: map[string]string{"a": "b"},
+	pv, err := d.volumeOf(claim, request, p, &csi.Volume{VolumeId: "vol-1", CapacityBytes: 5905580032, VolumeContext: map[string]string{"a": "b"},
 		AccessibleTopology: []*csi.Topology{{Segments: map[string]string{"zone": "z1"}}}})
+	if err != nil {
+		t.Fatal(err)
+	}
 	wantAnnotations := map[string]string{
 		kube.AnnProvisionedBy: "drv.example.com", annDeletionSecretName: "s", annDeletionSecretNamespace: "n", annModifySecretName: "s", annModifySecretNamespace: "n",
 	}
@@ -187,7 +197,9 @@ func TestVolumeOf(t *testing.T) {
 	}
 
 	p.Secrets, p.ReclaimPolicy = secretRefs{}, ptr.To(corev1.PersistentVolumeReclaimRetain)
-	pv = d.volumeOf(claim, request, p, &csi.Volume{VolumeId: "vol-1"})
+	if pv, err = d.volumeOf(claim, request, p, &csi.Volume{VolumeId: "vol-1"}); err != nil {
+		t.Fatal(err)
+	}
 	capacity = pv.Spec.Capacity[corev1.ResourceStorage]
 	empty, isThere := pv.Annotations[annDeletionSecretName]
 	if pv.Finalizers != nil || capacity.Value() != 1_500_000_000 || empty != "" || !isThere || len(pv.Annotations) != 3 || pv.Spec.NodeAffinity != nil {
@@ -201,7 +213,7 @@ func TestCheckVolume(t *testing.T) {
 		volume *csi.Volume
 		want   error
 	}{
-		"none": {nil, errNoVolume}, "no ID": {&csi.Volume{CapacityBytes: 10}, errNoVolume}, "too small": {&csi.Volume{VolumeId: "v", CapacityBytes: 9}, errTooSmall},
+		"none": {nil, errNoVolume}, "no ID": {&csi.Volume{CapacityBytes: 10}, errNoVolume}, "too small": {&csi.Volume{VolumeId: "v", CapacityBytes: 9}, errUnusable},
 		"as asked": {&csi.Volume{VolumeId: "v", CapacityBytes: 10}, nil}, "size unknown": {&csi.Volume{VolumeId: "v"}, nil}, "larger": {&csi.Volume{VolumeId: "v", CapacityBytes: 11}, nil},
 	} {
 		if err := checkVolume(request, tt.volume); tt.want == nil && err != nil || tt.want != nil && (err == nil || !strings.HasPrefix(err.Error(), tt.want.Error())) {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	snapshotclient "github.com/kubernetes-csi/external-snapshotter/client/v8/clientset/versioned/typed/volumesnapshot/v1"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"google.golang.org/grpc/codes"
@@ -38,14 +39,16 @@ type fixture struct {
 	*testing.T
 	cp     *kubetest.ControlPlane
 	client kubernetes.Interface
-	plugin *csitest.Plugin
-	events *record.FakeRecorder
-	ns     string
-	class  string
-	driver string
-	cfg    Config
-	c      *Controller
-	stop   func(cause error) error
+	// snapshots needs InstallKinds.
+	snapshots snapshotclient.SnapshotV1Interface
+	plugin    *csitest.Plugin
+	events    *record.FakeRecorder
+	ns        string
+	class     string
+	driver    string
+	cfg       Config
+	c         *Controller
+	stop      func(cause error) error
 }
 
 func scenario(t *testing.T, plugin csitest.Config, change func(*Config)) *fixture {
@@ -57,6 +60,9 @@ func scenario(t *testing.T, plugin csitest.Config, change func(*Config)) *fixtur
 	if change != nil {
 		change(&f.cfg)
 	}
+	var err error
+	f.snapshots, err = snapshotclient.NewForConfig(kube.ForCustomResources(f.cp.Config()))
+	f.must(err)
 	f.driver, f.class = f.ns+".example.com", f.ns+"-fast"
 	plugin.Name = f.driver
 	f.plugin = csitest.Run(t, plugin)
@@ -78,7 +84,7 @@ func (f *fixture) start() {
 	f.must(err)
 	informers := kube.NewInformers(f.client, meta, driver.Name)
 	c, err := New(f.cfg, Deps{
-		Driver: driver, Client: f.client, Informers: informers, CSI: client.Controller(), Ready: client.WaitReady,
+		Driver: driver, Client: f.client, Snapshots: f.snapshots, Metadata: meta, Informers: informers, CSI: client.Controller(), Ready: client.WaitReady,
 		Events: f.events, Registry: reg, Queues: workloop.NewMetrics(reg),
 	})
 	f.must(err)
@@ -267,6 +273,10 @@ func (f *fixture) settles() {
 const create, remove = "CreateVolume", "DeleteVolume"
 
 func TestProvisionerScenario(t *testing.T) {
+	provisionerScenarioLife(t)
+}
+
+func provisionerScenarioLife(t *testing.T) {
 	t.Run("014_016_017_020_021_022_not_ours", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, nil)
 		f.makeClass(func(c *storagev1.StorageClass) {

@@ -32,16 +32,15 @@ var (
 	secretControllerModify  = secretKind{"controller-modify-secret-name", "controller-modify-secret-namespace", "", ""}
 )
 
-// secretRefs is the secrets of a volume; nil where there is none. It is part of
-// what is kept of a request, see [attempt].
+// secretRefs is the secrets of a volume; nil where there is none.
 type secretRefs struct {
-	Provisioner       *corev1.SecretReference `json:"provisioner,omitempty"`
-	ControllerPublish *corev1.SecretReference `json:"controllerPublish,omitempty"`
-	NodeStage         *corev1.SecretReference `json:"nodeStage,omitempty"`
-	NodePublish       *corev1.SecretReference `json:"nodePublish,omitempty"`
-	ControllerExpand  *corev1.SecretReference `json:"controllerExpand,omitempty"`
-	NodeExpand        *corev1.SecretReference `json:"nodeExpand,omitempty"`
-	ControllerModify  *corev1.SecretReference `json:"controllerModify,omitempty"`
+	Provisioner       *corev1.SecretReference
+	ControllerPublish *corev1.SecretReference
+	NodeStage         *corev1.SecretReference
+	NodePublish       *corev1.SecretReference
+	ControllerExpand  *corev1.SecretReference
+	NodeExpand        *corev1.SecretReference
+	ControllerModify  *corev1.SecretReference
 }
 
 // secretScope is what the templates of secret names may refer to.
@@ -72,6 +71,16 @@ func secretsOf(parameters map[string]string, scope secretScope) (secretRefs, err
 		*item.ref = ref
 	}
 	return refs, errors.Join(errs...)
+}
+
+// allowed refuses secrets outside of namespaces; no namespaces mean all.
+func (r secretRefs) allowed(namespaces []string) error {
+	for _, ref := range []*corev1.SecretReference{r.Provisioner, r.ControllerPublish, r.NodeStage, r.NodePublish, r.ControllerExpand, r.NodeExpand, r.ControllerModify} {
+		if ref != nil && len(namespaces) > 0 && !slices.Contains(namespaces, ref.Namespace) {
+			return fmt.Errorf("secret \"%s/%s\": --secret-namespaces admits none of that namespace", ref.Namespace, ref.Name)
+		}
+	}
+	return nil
 }
 
 // secretOf is the secret of one kind, or the default of the class; nil for none.

@@ -15,7 +15,7 @@ import (
 type option struct {
 	name string
 	// def is the default; its type is the type of the flag: bool, int, uint,
-	// float64, string, time.Duration, pairs or gates.
+	// float64, string, []string, time.Duration, pairs or gates.
 	def    any
 	usage  string
 	hidden bool
@@ -45,6 +45,8 @@ func (o option) register(fs *pflag.FlagSet, name, usage string) {
 		fs.Float64(name, def, usage)
 	case string:
 		fs.String(name, def, usage)
+	case []string:
+		fs.StringSlice(name, def, usage)
 	case time.Duration:
 		fs.Duration(name, def, usage)
 	case pairs:

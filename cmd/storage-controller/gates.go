@@ -20,6 +20,8 @@ type gate struct {
 // sets the same list everywhere.
 var knownGates = map[string]gate{
 	"Topology":                       {stage: "GA", def: true},
+	"VolumeAttributesClass":          {stage: "GA", def: true},
+	"CrossNamespaceVolumeDataSource": {stage: "ALPHA"},
 	"MutableCSINodeAllocatableCount": {stage: "GA", def: true},
 	"ReleaseLeaderElectionOnExit":    {stage: "GA", def: true, graduated: true},
 	"HonorPVReclaimPolicy":           {stage: "GA", def: true, graduated: true},

@@ -4,12 +4,18 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"time"
 
+	snapshotclient "github.com/kubernetes-csi/external-snapshotter/client/v8/clientset/versioned/typed/volumesnapshot/v1"
 	"github.com/prometheus/client_golang/prometheus"
+	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/metadata"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/record"
+	"k8s.io/klog/v2"
 
 	"github.com/storage-controller/storage-controller/attacher"
 	"github.com/storage-controller/storage-controller/csiclient"
@@ -34,8 +40,9 @@ type role struct {
 	lease func(driver string) string
 	// supported is nil when the driver has what the role is for.
 	supported func(csiclient.Driver) error
-	// build makes the controller. It is called once, before the watches start.
-	build func(*shared, kubernetes.Interface) (controller, error)
+	// build makes the controller, with clients of its own for cfg. It is called once,
+	// before the watches start.
+	build func(ctx context.Context, s *shared, cfg *rest.Config) (controller, error)
 }
 
 // controller is a loop: Run works for one term of the Lease of its role and may be
@@ -50,6 +57,7 @@ type shared struct {
 	driver    csiclient.Driver
 	csi       *csiclient.Client
 	informers *kube.Informers
+	metadata  metadata.Interface // for watches of kinds that may not exist
 	events    record.EventRecorder
 	registry  prometheus.Registerer
 	queues    *workloop.Metrics
@@ -60,30 +68,62 @@ type shared struct {
 var provisionerRole = role{
 	section:  "provisioner",
 	options:  provisionerOptions,
-	validate: func(s settings) error { return s.Provisioner.Validate() },
+	validate: func(s settings) error { return s.provisioner().Validate() },
 	timeout:  func(s settings) time.Duration { return s.Provisioner.Timeout },
 	lease:    provisioner.LeaseName,
 	supported: func(d csiclient.Driver) error {
 		return lacking(d, "CREATE_DELETE_VOLUME", d.Controller.CreateDeleteVolume)
 	},
-	build: func(s *shared, client kubernetes.Interface) (controller, error) {
-		cfg := s.settings.Provisioner
-		cfg.Topology = s.settings.Common.FeatureGates.enabled("Topology")
-		deps := provisioner.Deps{
-			Driver:    s.driver,
-			Client:    client,
-			Informers: s.informers,
-			CSI:       s.csi.Controller(),
-			Ready:     s.csi.WaitReady,
-			Events:    s.events,
-			Registry:  s.registry,
-			Queues:    s.queues,
+	build: buildProvisioner,
+}
+
+// provisioner is the configuration of the provisioner with what does not come from flags.
+func (s settings) provisioner() provisioner.Config {
+	cfg, on := s.Provisioner, s.Common.FeatureGates.enabled
+	cfg.Topology = on("Topology")
+	cfg.VolumeAttributesClass = on("VolumeAttributesClass")
+	cfg.CrossNamespaceVolumeDataSource = on("CrossNamespaceVolumeDataSource")
+	cfg.NodeName = os.Getenv("NODE_NAME")
+	return cfg
+}
+
+func buildProvisioner(ctx context.Context, s *shared, restConfig *rest.Config) (controller, error) {
+	client, err := kubernetes.NewForConfig(restConfig)
+	if err != nil {
+		return nil, err
+	}
+	snapshots, err := snapshotclient.NewForConfig(kube.ForCustomResources(restConfig))
+	if err != nil {
+		return nil, err
+	}
+	cfg := s.settings.provisioner()
+	if _, set := s.settings.Common.FeatureGates["VolumeAttributesClass"]; !set && !kube.Serves(client.Discovery(), storagev1.SchemeGroupVersion, "VolumeAttributesClass") {
+		klog.FromContext(ctx).Info("The API server does not serve VolumeAttributesClasses: they are ignored")
+		cfg.VolumeAttributesClass = false
+	}
+	deps := provisioner.Deps{
+		Driver:    s.driver,
+		Client:    client,
+		Snapshots: snapshots,
+		Metadata:  s.metadata,
+		Informers: s.informers,
+		CSI:       s.csi.Controller(),
+		Ready:     s.csi.WaitReady,
+		Events:    s.events,
+		Registry:  s.registry,
+		Queues:    s.queues,
+	}
+	if s.attacher != nil {
+		deps.Releasable = s.attacher.Releasable
+	}
+	if cfg.NodeDeployment {
+		node, err := s.csi.NodeInfo(ctx)
+		if err != nil {
+			return nil, err
 		}
-		if s.attacher != nil {
-			deps.Releasable = s.attacher.Releasable
-		}
-		return provisioner.New(cfg, deps)
-	},
+		deps.Segments = node.GetAccessibleTopology().GetSegments()
+	}
+	return provisioner.New(cfg, deps)
 }
 
 var attacherRole = role{
@@ -95,10 +135,13 @@ var attacherRole = role{
 	supported: func(d csiclient.Driver) error {
 		return lacking(d, "PUBLISH_UNPUBLISH_VOLUME", d.Controller.PublishUnpublishVolume)
 	},
-	build: func(s *shared, client kubernetes.Interface) (controller, error) {
+	build: func(_ context.Context, s *shared, restConfig *rest.Config) (controller, error) {
+		client, err := kubernetes.NewForConfig(restConfig)
+		if err != nil {
+			return nil, err
+		}
 		cfg := s.settings.Attacher
 		cfg.StoreErrorCode = s.settings.Common.FeatureGates.enabled("MutableCSINodeAllocatableCount")
-		var err error
 		s.attacher, err = attacher.New(cfg, attacher.Deps{
 			Driver:    s.driver,
 			Client:    client,
@@ -164,6 +207,14 @@ func (s settings) validate(roles ...role) error {
 	for _, name := range c.Controllers {
 		if !slices.ContainsFunc(roles, func(r role) bool { return r.section == name }) {
 			errs = append(errs, fmt.Errorf("--controllers: unknown role %q", name))
+		}
+	}
+	if s.Provisioner.NodeDeployment {
+		if c.LeaderElection {
+			errs = append(errs, errors.New("--node-deployment and --leader-election: only one of them may be set, since every node has an instance that works"))
+		}
+		if len(roles) > 1 && !slices.Equal(c.Controllers, []string{provisionerRole.section}) {
+			errs = append(errs, errors.New("--node-deployment: only the provisioner can run once per node; set --controllers=provisioner"))
 		}
 	}
 	errs = append(errs, c.FeatureGates.validate(), s.driverConfig(roles...).Validate(), s.leaseConfig().Validate(), s.serverConfig().Validate())

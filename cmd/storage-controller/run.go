@@ -214,16 +214,13 @@ func (p *process) build(ctx context.Context, restConfig *rest.Config, registry *
 	}
 	sh := &shared{
 		settings: p.settings, driver: driver, csi: csi, registry: registry, events: events,
-		informers: kube.NewInformers(client, meta, driver.Name),
-		queues:    workloop.NewMetrics(registry),
+		informers: kube.NewInformers(client, meta, driver.Name), metadata: meta,
+		queues: workloop.NewMetrics(registry),
 	}
 	t := &terms{settings: p.settings, informers: sh.informers, stopEvents: stopEvents, server: server}
 	for _, r := range buildOrder(chosen) {
-		client, err := kubernetes.NewForConfig(kube.ForRole(restConfig, buildVersion(), r.section, float32(p.settings.Common.KubeAPIQPS), p.settings.Common.KubeAPIBurst))
-		if err != nil {
-			return nil, fmt.Errorf("making the client of the %s: %w", r.section, err)
-		}
-		c, err := r.build(sh, client)
+		role := kube.ForRole(restConfig, buildVersion(), r.section, float32(p.settings.Common.KubeAPIQPS), p.settings.Common.KubeAPIBurst)
+		c, err := r.build(ctx, sh, role)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", r.section, err)
 		}

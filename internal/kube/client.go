@@ -3,9 +3,13 @@ package kube
 import (
 	"fmt"
 	"os"
+	"slices"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 )
@@ -50,6 +54,20 @@ func ForRole(cfg *rest.Config, version, role string, qps float32, burst int) *re
 		c.QPS, c.Burst = -1, 0
 	}
 	return c
+}
+
+// ForCustomResources is a copy of cfg for kinds that the API server itself does not
+// know, of which it has no protobuf.
+func ForCustomResources(cfg *rest.Config) *rest.Config {
+	c := rest.CopyConfig(cfg)
+	c.ContentType, c.AcceptContentTypes = runtime.ContentTypeJSON, runtime.ContentTypeJSON
+	return c
+}
+
+// Serves tells whether the API server has kind. When that cannot be found out, it has.
+func Serves(client discovery.ServerResourcesInterface, version schema.GroupVersion, kind string) bool {
+	list, err := client.ServerResourcesForGroupVersion(version.String())
+	return err != nil || slices.ContainsFunc(list.APIResources, func(r metav1.APIResource) bool { return r.Kind == kind })
 }
 
 // ForWatches is a copy of cfg for lists and watches: without a rate limit, since

@@ -18,7 +18,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// Indexes of the kinds. Objects of other drivers are in none but [ByVolume].
+// Indexes of the kinds. Objects of other drivers are in none but [ByVolume] and [ByNeed].
 const (
 	// ByVolume finds the VolumeAttachments, those of other drivers included, by
 	// the name of their PersistentVolume.
@@ -28,6 +28,9 @@ const (
 	ByNode = "node"
 	// ByClass finds the claims that wait for a volume by the name of their class.
 	ByClass = "class"
+	// ByNeed finds the claims that wait for a volume, those of other drivers included,
+	// by what they need besides their class; see [Need].
+	ByNeed = "need"
 )
 
 // AnnSelectedNode is the node that the scheduler chose for the pod of a claim.
@@ -86,6 +89,12 @@ func (i *Informers) Claims() Kind[*corev1.PersistentVolumeClaim] {
 			}
 			return pvc.Annotations[AnnSelectedNode]
 		}),
+		ByNeed: func(obj any) ([]string, error) {
+			if pvc, ok := obj.(*corev1.PersistentVolumeClaim); ok && pvc.Spec.VolumeName == "" {
+				return needs(pvc), nil
+			}
+			return nil, nil
+		},
 	})
 }
 

@@ -9,12 +9,15 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// Annotations by which an object says which driver it belongs to.
+// Annotations by which an object says which driver it belongs to, and what else
+// tells whether an object concerns a driver.
 const (
 	AnnStorageProvisioner     = "volume.kubernetes.io/storage-provisioner"
 	AnnBetaStorageProvisioner = "volume.beta.kubernetes.io/storage-provisioner"
 	AnnMigratedTo             = "pv.kubernetes.io/migrated-to"
 	AnnProvisionedBy          = "pv.kubernetes.io/provisioned-by"
+	// CloningProtection is the finalizer that keeps a claim while others are cloned from it.
+	CloningProtection = "provisioner.storage.kubernetes.io/cloning-protection"
 	// AnnBetaStorageClass names the class of a claim or volume; where present
 	// it wins over the field.
 	AnnBetaStorageClass = "volume.beta.kubernetes.io/storage-class"
@@ -38,9 +41,9 @@ func Trim(driver string) cache.TransformFunc {
 			trimMeta(&o.ObjectMeta)
 			o.Spec.Drivers = slices.DeleteFunc(o.Spec.Drivers, func(d storagev1.CSINodeDriver) bool { return d.Name != driver })
 			return o, nil
-		case *metav1.PartialObjectMetadata: // a Node: its labels are what topology is made of
+		case *metav1.PartialObjectMetadata: // of a Node the labels are what topology is made of
 			return &metav1.PartialObjectMetadata{TypeMeta: o.TypeMeta, ObjectMeta: metav1.ObjectMeta{
-				Name: o.Name, UID: o.UID, ResourceVersion: o.ResourceVersion, Labels: o.Labels,
+				Name: o.Name, Namespace: o.Namespace, UID: o.UID, ResourceVersion: o.ResourceVersion, Labels: o.Labels,
 				DeletionTimestamp: o.DeletionTimestamp, Finalizers: o.Finalizers,
 			}}, nil
 		case metav1.ObjectMetaAccessor:
@@ -104,6 +107,12 @@ func trimClaim(driver string, pvc *corev1.PersistentVolumeClaim) *corev1.Persist
 	s.Spec.VolumeName = pvc.Spec.VolumeName
 	s.Spec.StorageClassName = pvc.Spec.StorageClassName
 	s.Status.Phase = pvc.Status.Phase
+	if pvc.Spec.VolumeName == "" { // whoever provisions it, what it copies must not go meanwhile
+		s.Spec.DataSource, s.Spec.DataSourceRef = pvc.Spec.DataSource, pvc.Spec.DataSourceRef
+	}
+	if slices.Contains(pvc.Finalizers, CloningProtection) {
+		s.Finalizers, s.DeletionTimestamp = pvc.Finalizers, pvc.DeletionTimestamp
+	}
 	return s
 }
 

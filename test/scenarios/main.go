@@ -3,7 +3,8 @@
 // root of the repository; arguments choose contracts by name.
 //
 // A test claims scenarios by its name: "014_016_not_ours", as a subtest of the function
-// of its contract or as a row of a table there, covers 14 and 16. That the test is any
+// of its contract or as a row of a table there, covers 14 and 16. A function that is
+// called from there has a name that goes on: attacherScenarioDetach. That the test is any
 // good is for its reader to judge.
 package main
 
@@ -26,18 +27,29 @@ import (
 //go:embed *.txt
 var lists embed.FS
 
-// contract is a list of scenarios, and the test function whose subtests cover it.
+// contract is a list of scenarios, and how the names of the functions begin, after
+// "Test" or not, whose subtests cover it.
 type contract struct{ name, function string }
 
 // contracts in the order of the report. The list of a contract is its name with ".txt".
 var contracts = []contract{
-	{"provisioner", "TestProvisionerScenario"},
-	{"attacher", "TestAttacherScenario"},
-	{"capacity", "TestCapacityScenario"},
-	{"nodecontroller", "TestNodeControllerScenario"},
+	{"provisioner", "provisionerscenario"},
+	{"attacher", "attacherscenario"},
+	{"capacity", "capacityscenario"},
+	{"nodecontroller", "nodecontrollerscenario"},
 }
 
-// coverage is the names of tests by test function and number of the scenario.
+// contractOf is the contract of a function by its name.
+func contractOf(function string) (contract, bool) {
+	name := strings.ToLower(strings.TrimPrefix(function, "Test"))
+	i := slices.IndexFunc(contracts, func(c contract) bool { return strings.HasPrefix(name, c.function) })
+	if i < 0 {
+		return contract{}, false
+	}
+	return contracts[i], true
+}
+
+// coverage is the names of tests by name of the contract and number of the scenario.
 type coverage map[string]map[int][]string
 
 func main() {
@@ -67,7 +79,7 @@ func run(missing bool, names []string) error {
 		if err != nil {
 			return err
 		}
-		fmt.Print(report(c.name, titles, covered[c.function], missing))
+		fmt.Print(report(c.name, titles, covered[c.name], missing))
 	}
 	return nil
 }
@@ -151,24 +163,28 @@ func (c coverage) add(filename string, source []byte) error {
 	}
 	for _, decl := range file.Decls {
 		f, ok := decl.(*ast.FuncDecl)
-		if !ok || f.Recv != nil || f.Body == nil || !slices.ContainsFunc(contracts, func(c contract) bool { return c.function == f.Name.Name }) {
+		if !ok || f.Recv != nil || f.Body == nil {
+			continue
+		}
+		of, ok := contractOf(f.Name.Name)
+		if !ok {
 			continue
 		}
 		for _, name := range testNames(f.Body) {
 			for _, n := range numbers(name) {
-				c.note(f.Name.Name, n, name)
+				c.note(of.name, n, name)
 			}
 		}
 	}
 	return nil
 }
 
-func (c coverage) note(function string, number int, name string) {
-	if c[function] == nil {
-		c[function] = map[int][]string{}
+func (c coverage) note(contract string, number int, name string) {
+	if c[contract] == nil {
+		c[contract] = map[int][]string{}
 	}
-	if !slices.Contains(c[function][number], name) {
-		c[function][number] = append(c[function][number], name)
+	if !slices.Contains(c[contract][number], name) {
+		c[contract][number] = append(c[contract][number], name)
 	}
 }
 

@@ -120,7 +120,7 @@ func TestCoverage(t *testing.T) {
 			if err := got.add("x_test.go", []byte("package x\nfunc TestCapacityScenario(t *testing.T) {"+test.body+"}")); err != nil {
 				t.Fatal(err)
 			}
-			if diff := cmp.Diff(test.want, got["TestCapacityScenario"]); diff != "" {
+			if diff := cmp.Diff(test.want, got["capacity"]); diff != "" {
 				t.Error(diff)
 			}
 		})
@@ -138,7 +138,7 @@ func TestCoverageIsOfTheFunctionsOfContracts(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	want := coverage{"TestAttacherScenario": {1: {"001_a", "001_b"}}, "TestProvisionerScenario": {4: {"004_a"}}}
+	want := coverage{"attacher": {1: {"001_a", "001_b"}}, "provisioner": {4: {"004_a"}}}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}

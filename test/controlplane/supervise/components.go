@@ -126,6 +126,7 @@ func (o Options) apiServerArguments(p ports) []string {
 		"--service-cluster-ip-range=10.0.0.0/24",
 		// The controllers that make service accounts and that end the taint of new nodes do not run.
 		"--disable-admission-plugins=ServiceAccount,TaintNodesByCondition",
+		"--feature-gates=CrossNamespaceVolumeDataSource=true", // or the field is dropped
 		"--max-requests-inflight=2000",
 		"--max-mutating-requests-inflight=1000",
 		"--v=1",

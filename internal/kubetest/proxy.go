@@ -1,0 +1,73 @@
+package kubetest
+
+import (
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+)
+
+// Proxy stands between a client and the API server, for the time of t. hook is called for
+// every request, by many goroutines, with the handler that passes it on; it may answer by
+// itself, pass on another request, or have something happen before or after.
+// The proxy acts as the user of cfg and asks its own clients for nothing.
+func Proxy(t testing.TB, cfg *rest.Config, hook func(w http.ResponseWriter, r *http.Request, pass http.Handler)) *rest.Config {
+	t.Helper()
+	transport, err := rest.TransportFor(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	host, err := url.Parse(cfg.Host)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pass := &httputil.ReverseProxy{
+		Rewrite:       func(r *httputil.ProxyRequest) { r.SetURL(host) },
+		Transport:     transport,
+		FlushInterval: -1, // watches
+		// A client that was killed is what some tests are about.
+		ErrorHandler: func(w http.ResponseWriter, _ *http.Request, err error) {
+			http.Error(w, err.Error(), http.StatusBadGateway)
+		},
+	}
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		defer func() {
+			// Copying to a client that went away ends in a panic, which is no news here.
+			if p := recover(); p != nil && p != http.ErrAbortHandler {
+				panic(p)
+			}
+		}()
+		hook(w, r, pass)
+	}))
+	t.Cleanup(func() {
+		server.CloseClientConnections() // watches go on else
+		server.Close()
+	})
+	return &rest.Config{Host: server.URL, QPS: -1}
+}
+
+// WriteKubeconfig writes a kubeconfig for the server of cfg, which must need no
+// authentication, and returns its path.
+func WriteKubeconfig(t testing.TB, cfg *rest.Config) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "kubeconfig")
+	config := clientcmdapi.NewConfig()
+	config.Clusters["c"] = &clientcmdapi.Cluster{Server: cfg.Host}
+	config.Contexts["c"] = &clientcmdapi.Context{Cluster: "c"}
+	config.CurrentContext = "c"
+	if err := clientcmd.WriteToFile(*config, path); err != nil {
+		t.Fatal(fmt.Errorf("writing a kubeconfig: %w", err))
+	}
+	if _, err := os.Stat(path); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}

@@ -1,0 +1,139 @@
+package provisioner
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/klog/v2"
+
+	"github.com/storage-controller/storage-controller/internal/kube"
+)
+
+// found is what was read, live, of the objects that a claim names besides its class.
+type found struct {
+	source  *sourceKey               // nil: an empty volume
+	content *csi.VolumeContentSource // of the request
+	mutable map[string]string        // parameters of its VolumeAttributesClass
+	guarded bool                     // the source has the finalizer that keeps it
+	err     error                    // what is not as it should be
+}
+
+// needsLookUp tells whether the request for a claim depends on objects that are not cached.
+func (d driver) needsLookUp(claim *corev1.PersistentVolumeClaim) bool {
+	return claim.Spec.DataSource != nil || claim.Spec.DataSourceRef != nil || d.attributesClass(claim) != ""
+}
+
+// attributesClass is the name of the VolumeAttributesClass of a claim, if it is to be
+// honoured (KEP-3751).
+func (d driver) attributesClass(claim *corev1.PersistentVolumeClaim) string {
+	if name := claim.Spec.VolumeAttributesClassName; name != nil && d.VolumeAttributesClass {
+		return *name
+	}
+	return ""
+}
+
+// lookUp reads what a claim names. Each read is one of the API server: there are few
+// such claims, and what a volume is made of must not be told from an old cache.
+func (t *term) lookUp(ctx context.Context, claim *corev1.PersistentVolumeClaim, resuming bool) *found {
+	f := &found{}
+	if f.source, f.err = sourceOf(claim, t.c.cfg.CrossNamespaceVolumeDataSource); f.err != nil {
+		return f
+	}
+	if f.source != nil {
+		if f.err = t.permitted(ctx, claim, *f.source); f.err == nil {
+			f.content, f.err = t.contentOf(ctx, claim, *f.source, resuming)
+		}
+		if f.err != nil {
+			f.err = fmt.Errorf("data source %s: %w", f.source, f.err)
+			return f
+		}
+	}
+	if name := t.c.driver.attributesClass(claim); name != "" {
+		f.mutable, f.err = t.mutableParameters(ctx, name)
+	}
+	return f
+}
+
+func (t *term) mutableParameters(ctx context.Context, name string) (map[string]string, error) {
+	class, err := t.c.deps.Client.StorageV1().VolumeAttributesClasses().Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("VolumeAttributesClass %q: %w", name, err)
+	}
+	if class.DriverName != t.c.driver.name {
+		return nil, fmt.Errorf("VolumeAttributesClass %q is for driver %q, not for %q", name, class.DriverName, t.c.driver.name)
+	}
+	return class.Parameters, nil
+}
+
+func (t *term) contentOf(ctx context.Context, claim *corev1.PersistentVolumeClaim, key sourceKey, resuming bool) (*csi.VolumeContentSource, error) {
+	if key.Kind == kube.KindSnapshot {
+		return t.snapshotContent(ctx, claim, key)
+	}
+	source, err := t.c.deps.Client.CoreV1().PersistentVolumeClaims(key.Namespace).Get(ctx, key.Name, metav1.GetOptions{})
+	if err != nil {
+		return nil, err
+	}
+	if err := checkCloned(source, claim, resuming); err != nil {
+		return nil, err
+	}
+	pv, err := t.c.deps.Client.CoreV1().PersistentVolumes().Get(ctx, source.Spec.VolumeName, metav1.GetOptions{})
+	if err != nil {
+		return nil, err
+	}
+	if pv, err = t.c.driver.asCSI(pv); err != nil {
+		return nil, err
+	}
+	return t.c.driver.clonedContent(source, pv, claim)
+}
+
+func (t *term) snapshotContent(ctx context.Context, claim *corev1.PersistentVolumeClaim, key sourceKey) (*csi.VolumeContentSource, error) {
+	s, err := t.c.deps.Snapshots.VolumeSnapshots(key.Namespace).Get(ctx, key.Name, metav1.GetOptions{})
+	if err != nil {
+		return nil, err
+	}
+	name, err := checkSnapshot(s)
+	if err != nil {
+		return nil, err
+	}
+	content, err := t.c.deps.Snapshots.VolumeSnapshotContents().Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return nil, err
+	}
+	source, err := t.c.driver.snapshotContent(s, content, claim)
+	if err == nil && s.Status.RestoreSize != nil && capacityRange(claim).RequiredBytes > s.Status.RestoreSize.Value() {
+		klog.FromContext(ctx).V(1).Info("The claim requests more than the restore size of its snapshot", "snapshot", klog.KObj(s), "restoreSize", s.Status.RestoreSize)
+	}
+	return source, err
+}
+
+// permitted asks for a ReferenceGrant where the source is in another namespace (KEP-3294).
+func (t *term) permitted(ctx context.Context, claim *corev1.PersistentVolumeClaim, source sourceKey) error {
+	if source.Namespace == claim.Namespace {
+		return nil
+	}
+	// The four fields that count do not warrant the types of the Gateway API.
+	data, err := t.c.deps.Client.Discovery().RESTClient().Get().
+		AbsPath("/apis", referenceGrants.Group, referenceGrants.Version, "namespaces", source.Namespace, referenceGrants.Resource).
+		SetHeader("Accept", "application/json").Do(ctx).Raw()
+	if apierrors.IsNotFound(err) {
+		return fmt.Errorf("no ReferenceGrant in namespace %q allows claim %s/%s to use it: the kind is not installed in this cluster", source.Namespace, claim.Namespace, claim.Name)
+	}
+	if err != nil {
+		return fmt.Errorf("reading the ReferenceGrants of namespace %q: %w", source.Namespace, err)
+	}
+	var list struct{ Items []grant }
+	if err := json.Unmarshal(data, &list); err != nil {
+		return fmt.Errorf("reading the ReferenceGrants of namespace %q: %w", source.Namespace, err)
+	}
+	for _, g := range list.Items {
+		if g.allows(claim.Namespace, source) {
+			return nil
+		}
+	}
+	return fmt.Errorf("no ReferenceGrant in namespace %q allows claim %s/%s to use it", source.Namespace, claim.Namespace, claim.Name)
+}
