@@ -1,0 +1,265 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/yaml"
+
+	"github.com/storage-controller/storage-controller/csiclient/csitest"
+	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/kubetest"
+)
+
+// permission is what one rule of RBAC grants: a verb on a resource.
+type permission struct{ verb, group, resource string }
+
+// applyRBAC creates what files of deploy/rbac hold, for a ServiceAccount of the
+// namespace of e and under names of its own, and returns what they grant.
+func (e *env) applyRBAC(pattern string) map[permission]bool {
+	e.t.Helper()
+	must := func(err error) {
+		e.t.Helper()
+		if err != nil {
+			e.t.Fatal(err)
+		}
+	}
+	files, err := filepath.Glob("../../deploy/rbac/" + pattern)
+	must(err)
+	granted := map[permission]bool{}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		must(err)
+		for doc := range strings.SplitSeq(string(text), "\n---\n") {
+			must(e.applyDocument([]byte(doc), granted))
+		}
+	}
+	return granted
+}
+
+func (e *env) applyDocument(doc []byte, granted map[permission]bool) error {
+	var meta metav1.TypeMeta
+	if err := yaml.Unmarshal(doc, &meta); err != nil {
+		return err
+	}
+	ctx, rbac := e.t.Context(), e.client.RbacV1()
+	own := func(name string) string { return name + "-" + e.ns }
+	var err error
+	switch meta.Kind {
+	case "ServiceAccount":
+	case "ClusterRole":
+		var r rbacv1.ClusterRole
+		if err = yaml.UnmarshalStrict(doc, &r); err == nil {
+			note(granted, r.Rules)
+			r.Name = own(r.Name)
+			_, err = rbac.ClusterRoles().Create(ctx, &r, metav1.CreateOptions{})
+		}
+	case "Role":
+		var r rbacv1.Role
+		if err = yaml.UnmarshalStrict(doc, &r); err == nil {
+			note(granted, r.Rules)
+			r.Namespace = e.ns
+			_, err = rbac.Roles(e.ns).Create(ctx, &r, metav1.CreateOptions{})
+		}
+	case "ClusterRoleBinding":
+		var b rbacv1.ClusterRoleBinding
+		if err = yaml.UnmarshalStrict(doc, &b); err == nil {
+			b.Name, b.RoleRef.Name, b.Subjects[0].Namespace = own(b.Name), own(b.RoleRef.Name), e.ns
+			_, err = rbac.ClusterRoleBindings().Create(ctx, &b, metav1.CreateOptions{})
+		}
+	case "RoleBinding":
+		var b rbacv1.RoleBinding
+		if err = yaml.UnmarshalStrict(doc, &b); err == nil {
+			b.Namespace, b.Subjects[0].Namespace = e.ns, e.ns
+			_, err = rbac.RoleBindings(e.ns).Create(ctx, &b, metav1.CreateOptions{})
+		}
+	default:
+		err = fmt.Errorf("kind %q is not expected here", meta.Kind)
+	}
+	return err
+}
+
+func note(granted map[permission]bool, rules []rbacv1.PolicyRule) {
+	for _, r := range rules {
+		for _, g := range r.APIGroups {
+			for _, resource := range r.Resources {
+				for _, v := range r.Verbs {
+					granted[permission{v, g, resource}] = true
+				}
+			}
+		}
+	}
+}
+
+// asked is the permission that a request needs; false for those of discovery.
+func asked(r *http.Request) (permission, bool) {
+	path := strings.Split(strings.Trim(r.URL.Path, "/"), "/")
+	p := permission{}
+	switch {
+	case path[0] == "api" && len(path) > 2:
+		path = path[2:]
+	case path[0] == "apis" && len(path) > 3:
+		p.group, path = path[1], path[3:]
+	default:
+		return p, false
+	}
+	if path[0] == "namespaces" && len(path) > 2 {
+		path = path[2:]
+	}
+	p.resource = path[0]
+	p.verb = map[string]string{http.MethodPost: "create", http.MethodPut: "update", http.MethodPatch: "patch", http.MethodDelete: "delete", http.MethodGet: "get"}[r.Method]
+	if p.verb == "get" && len(path) == 1 {
+		p.verb = "list"
+		if r.URL.Query().Get("watch") != "" {
+			p.verb = "watch"
+		}
+	}
+	return p, true
+}
+
+// statusWriter keeps the code of an answer.
+type statusWriter struct {
+	http.ResponseWriter
+	code int
+}
+
+func (w *statusWriter) WriteHeader(code int) { w.code = code; w.ResponseWriter.WriteHeader(code) }
+
+// Unwrap lets the proxy flush what a watch sends.
+func (w *statusWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+
+// as is the path of a kubeconfig for a ServiceAccount of the namespace, and what it used
+// and what it was refused.
+func (e *env) as(account string) (kubeconfig string, used, refused func() []permission) {
+	var mu sync.Mutex
+	all, no := map[permission]bool{}, map[permission]bool{}
+	cfg := e.cp.UserConfig("system:serviceaccount:"+e.ns+":"+account, "system:serviceaccounts")
+	proxy := kubetest.Proxy(e.t, cfg, func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
+		p, counts := asked(r)
+		if counts { // at once: a watch does not end
+			mu.Lock()
+			all[p] = true
+			mu.Unlock()
+		}
+		status := &statusWriter{ResponseWriter: w}
+		pass.ServeHTTP(status, r)
+		if status.code == http.StatusForbidden {
+			mu.Lock()
+			no[p] = true
+			mu.Unlock()
+		}
+	})
+	list := func(m map[permission]bool) func() []permission {
+		return func() []permission {
+			mu.Lock()
+			defer mu.Unlock()
+			return slices.Collect(maps.Keys(m))
+		}
+	}
+	return kubetest.WriteKubeconfig(e.t, proxy), list(all), list(no)
+}
+
+// TestProvisionerNeedsWhatItsManifestsGrant uses every feature as the ServiceAccount of
+// deploy/rbac: it is refused nothing, and nothing is granted that it does not use.
+func TestProvisionerNeedsWhatItsManifestsGrant(t *testing.T) {
+	t.Parallel()
+	all := []csi.ControllerServiceCapability_RPC_Type{
+		csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME, csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT,
+		csi.ControllerServiceCapability_RPC_CLONE_VOLUME, csi.ControllerServiceCapability_RPC_MODIFY_VOLUME, csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME,
+	}
+	e := newEnv(t, csitest.Config{Controller: all, Segments: []map[string]string{{}}}, 1)
+	kubetest.InstallKinds(t, e.cp)
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	granted := e.applyRBAC("provisioner*.yaml")
+	kubeconfig, used, refused := e.as("csi-provisioner")
+	_, err := e.client.CoreV1().Secrets(e.ns).Create(t.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "s"}}, metav1.CreateOptions{})
+	must(err)
+	_, err = e.client.StorageV1().VolumeAttributesClasses().Create(t.Context(), &storagev1.VolumeAttributesClass{
+		ObjectMeta: metav1.ObjectMeta{Name: e.ns}, DriverName: e.plugin.Name(), Parameters: map[string]string{"iops": "9"},
+	}, metav1.CreateOptions{})
+	must(err)
+	e.run("provision", append(slices.Clone(quick), "--kubeconfig", kubeconfig, "--leader-election", "--feature-gates=CrossNamespaceVolumeDataSource=true")...)
+
+	class := e.class(false, func(c *storagev1.StorageClass) {
+		c.Parameters = map[string]string{"csi.storage.k8s.io/provisioner-secret-name": "s", "csi.storage.k8s.io/provisioner-secret-namespace": e.ns}
+	})
+	// In doubt, the claim is protected; and the second event of one text is a patch of the first.
+	e.plugin.Next("CreateVolume", csitest.Fail(codes.Aborted, "pending"), csitest.Fail(codes.Aborted, "pending"))
+	e.claim("source", class)
+	e.snapshot(e.bound("source"))
+	named := func(name string, change func(*corev1.PersistentVolumeClaim)) {
+		c := newClaim(name, class)
+		change(c)
+		e.make(c)
+	}
+	named("clone", func(c *corev1.PersistentVolumeClaim) {
+		c.Spec.DataSource = &corev1.TypedLocalObjectReference{Kind: kube.KindClaim, Name: "source"}
+	})
+	named("restored", func(c *corev1.PersistentVolumeClaim) {
+		c.Spec.DataSource = &corev1.TypedLocalObjectReference{APIGroup: ptr.To("snapshot.storage.k8s.io"), Kind: kube.KindSnapshot, Name: "snap"}
+	})
+	named("attributes", func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeAttributesClassName = &e.ns })
+	elsewhere := kubetest.Namespace(t, e.cp)
+	foreign := newClaim("c", class)
+	foreign.Spec.DataSourceRef = &corev1.TypedObjectReference{APIGroup: ptr.To("snapshot.storage.k8s.io"), Kind: kube.KindSnapshot, Name: "snap", Namespace: &e.ns}
+	_, err = e.client.CoreV1().PersistentVolumeClaims(elsewhere).Create(t.Context(), foreign, metav1.CreateOptions{})
+	must(err)
+	grant := fmt.Appendf(nil, `{"apiVersion":"gateway.networking.k8s.io/v1beta1","kind":"ReferenceGrant","metadata":{"name":"g"},"spec":{
+		"from":[{"group":"","kind":"PersistentVolumeClaim","namespace":%q}],"to":[{"group":"snapshot.storage.k8s.io","kind":"VolumeSnapshot"}]}}`, elsewhere)
+	must(e.client.Discovery().RESTClient().Post().AbsPath("/apis/gateway.networking.k8s.io/v1beta1/namespaces/"+e.ns+"/referencegrants").
+		SetHeader("Content-Type", "application/json").Body(grant).Do(t.Context()).Error())
+	for _, name := range []string{"clone", "restored", "attributes"} {
+		e.bound(name)
+	}
+	e.eventually("the claim of the other namespace is bound", func(ctx context.Context) error {
+		c, err := e.client.CoreV1().PersistentVolumeClaims(elsewhere).Get(ctx, "c", metav1.GetOptions{})
+		if err == nil && c.Status.Phase != corev1.ClaimBound {
+			err = fmt.Errorf("it is %s", c.Status.Phase)
+		}
+		return err
+	})
+	e.agrees(5)
+	must(e.client.CoreV1().PersistentVolumeClaims(elsewhere).Delete(t.Context(), "c", metav1.DeleteOptions{}))
+	e.leftovers("source", "clone", "restored", "attributes")
+
+	e.eventually("everything that is granted is used", func(context.Context) error {
+		unused := maps.Clone(granted)
+		for _, p := range used() {
+			delete(unused, p)
+		}
+		// A server that cannot send the list with the watch is asked for it.
+		maps.DeleteFunc(unused, func(p permission, _ bool) bool { return p.verb == "list" })
+		if len(unused) > 0 {
+			return fmt.Errorf("not used: %v", slices.Collect(maps.Keys(unused)))
+		}
+		return nil
+	})
+	if no := refused(); len(no) > 0 {
+		t.Errorf("refused: %v", no)
+	}
+	for _, p := range used() {
+		if !granted[p] {
+			t.Errorf("not granted, and yet it is used: %v", p)
+		}
+	}
+}
