@@ -20,28 +20,66 @@ func TestDocs(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		fmt.Fprintf(&b, "\n## storage-controller %s\n\n%s.\n\n| flag | default | meaning |\n|---|---|---|\n", name, cmd.Short)
-		cmd.Flags().VisitAll(func(f *pflag.Flag) {
-			if f.Hidden || f.Name == "help" {
-				return
-			}
-			def := f.DefValue
-			if f.DefValue == "0" && strings.Contains(f.Usage, "(sets all of") {
-				def = "" // each role has its own
-			}
-			if def != "" {
-				def = "`" + def + "`"
-			}
-			fmt.Fprintf(&b, "| `--%s` | %s | %s |\n", f.Name, def, strings.ReplaceAll(f.Usage, "|", "\\|"))
-		})
+		fmt.Fprintf(&b, "\n## storage-controller %s\n\n%s.\n\n", name, cmd.Short)
+		b.WriteString(flagTable(cmd.Flags()))
 	}
 	if os.Getenv("UPDATE") != "" {
 		if err := os.WriteFile(page, []byte(b.String()), 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}
+	for section, options := range map[string]func() roleOptions{"provisioner": provisionerOptions} {
+		checkRolePage(t, section, options())
+	}
 	have, err := os.ReadFile(page)
 	if err != nil || string(have) != b.String() {
 		t.Errorf("%s is stale, run make generate (%v)", page, err)
 	}
+}
+
+// checkRolePage does the same for the part of the page of a role that lists its flags.
+func checkRolePage(t *testing.T, section string, options roleOptions) {
+	t.Helper()
+	page := "../../docs/" + section + ".md"
+	have, err := os.ReadFile(page)
+	if err != nil {
+		t.Fatal(err)
+	}
+	begin, end := fmt.Sprintf("<!-- flags of %s: begin -->\n", section), fmt.Sprintf("<!-- flags of %s: end -->\n", section)
+	before, rest, okBegin := strings.Cut(string(have), begin)
+	_, after, okEnd := strings.Cut(rest, end)
+	if !okBegin || !okEnd {
+		t.Fatalf("%s lacks %q or %q", page, begin, end)
+	}
+	fs := pflag.NewFlagSet("", pflag.ContinueOnError)
+	fs.SortFlags = false
+	registerFlags(fs, nil, []roleOptions{options})
+	want := before + begin + flagTable(fs) + end + after
+	if os.Getenv("UPDATE") != "" {
+		if err := os.WriteFile(page, []byte(want), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	} else if string(have) != want {
+		t.Errorf("%s is stale, run make generate", page)
+	}
+}
+
+// flagTable is the flags that --help shows, as a table.
+func flagTable(fs *pflag.FlagSet) string {
+	var b strings.Builder
+	b.WriteString("| flag | default | meaning |\n|---|---|---|\n")
+	fs.VisitAll(func(f *pflag.Flag) {
+		if f.Hidden || f.Name == "help" {
+			return
+		}
+		def := f.DefValue
+		if def == "[]" || def == "0" && strings.Contains(f.Usage, "(sets all of") { // each role has its own
+			def = ""
+		}
+		if def != "" {
+			def = "`" + def + "`"
+		}
+		fmt.Fprintf(&b, "| `--%s` | %s | %s |\n", f.Name, def, strings.ReplaceAll(f.Usage, "|", "\\|"))
+	})
+	return b.String()
 }
