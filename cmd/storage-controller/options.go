@@ -97,7 +97,7 @@ func provisionerOptions() roleOptions {
 		{name: "prevent-volume-mode-conversion", def: d.PreventVolumeModeConversion, usage: "refuse to restore a snapshot with another volume mode, unless an annotation of its content allows that"},
 		{name: "cloning-protection-threads", def: uint(d.CloningProtectionThreads), usage: "sources of clones, and separately snapshots, that are released at the same time"},
 		{name: "snapshot-orphan-sweep-interval", def: d.SnapshotOrphanSweepInterval, usage: "time between two looks for snapshots that were left protected; 0 or less means never"},
-		{name: "secret-namespaces", def: []string(nil), usage: "namespaces, separated by commas, whose secrets StorageClasses may name; empty means all"},
+		{name: "secret-namespaces", def: []string{}, usage: "namespaces, separated by commas, whose secrets StorageClasses may name; empty means all"},
 		{name: "node-deployment", def: d.NodeDeployment, usage: "run once per node, for the volumes of that node; needs the environment variable NODE_NAME"},
 		{name: "node-deployment-immediate-binding", def: d.NodeDeploymentImmediateBinding, usage: "with --node-deployment: compete for claims with immediate binding"},
 		{name: "node-deployment-base-delay", def: d.NodeDeploymentBaseDelay, usage: "with --node-deployment: each instance waits for a random part of this before it tries to own a claim; doubles with each unsuccessful try"},
