@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
+	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
@@ -52,7 +53,7 @@ func (t *term) publish(ctx context.Context, s snapshot, step step) error {
 	if err != nil {
 		return t.report(ctx, s, err)
 	}
-	call, cancel := context.WithTimeout(ctx, t.c.cfg.Timeout)
+	call, cancel := context.WithTimeout(csiclient.WithMigrated(ctx, step.source.migrated), t.c.cfg.Timeout)
 	defer cancel()
 	response, err := t.c.deps.CSI.ControllerPublishVolume(call, request)
 	if err != nil {
@@ -66,14 +67,17 @@ func (t *term) publish(ctx context.Context, s snapshot, step step) error {
 	if err := t.writeStatus(ctx, va, attachedStatus(va, response.GetPublishContext())); err != nil {
 		return fmt.Errorf("recording that VolumeAttachment %q is attached: %w", va.Name, err)
 	}
-	t.c.metrics.attached(time.Since(va.CreationTimestamp.Time))
+	t.marks.drop(va.UID)
+	if !va.Status.Attached {
+		t.c.metrics.attached(time.Since(va.CreationTimestamp.Time))
+	}
 	log.Info("Volume attached", "volumeHandle", step.source.handle, "node", klog.KRef("", va.Spec.NodeName), "nodeID", step.nodeID)
 	return nil
 }
 
 func (t *term) unpublish(ctx context.Context, s snapshot, step step) error {
 	log, va := klog.FromContext(ctx), s.attachment
-	call, cancel := context.WithTimeout(ctx, t.c.cfg.Timeout)
+	call, cancel := context.WithTimeout(csiclient.WithMigrated(ctx, step.source.migrated), t.c.cfg.Timeout)
 	defer cancel()
 	_, err := t.c.deps.CSI.ControllerUnpublishVolume(call, &csi.ControllerUnpublishVolumeRequest{
 		VolumeId: step.source.handle, NodeId: step.nodeID, Secrets: s.secrets,
@@ -86,12 +90,13 @@ func (t *term) unpublish(ctx context.Context, s snapshot, step step) error {
 	if err := t.changeAttachment(ctx, va, kube.MetaChange{RemoveFinalizers: []string{t.c.driver.finalizer}}); err != nil {
 		return t.report(ctx, s, fmt.Errorf("could not mark as detached: %w", err))
 	}
+	t.marks.drop(va.UID)
 	log.Info("Volume detached", "volumeHandle", step.source.handle, "node", klog.KRef("", va.Spec.NodeName), "nodeID", step.nodeID)
 	left, exists := t.attachments.Get(va.Name)
 	if !exists || left.UID != va.UID {
 		return nil // it had only been waiting for us
 	}
-	if err := t.writeStatus(ctx, left, detachedStatus()); err != nil && !apierrors.IsNotFound(err) {
+	if err := t.writeStatus(ctx, left, detachedStatus(left)); err != nil && !apierrors.IsNotFound(err) {
 		return t.report(ctx, s, fmt.Errorf("could not mark as detached: %w", err))
 	}
 	return nil
@@ -116,11 +121,17 @@ func (t *term) changeVolume(ctx context.Context, pv *corev1.PersistentVolume, ch
 }
 
 func (t *term) changeAttachment(ctx context.Context, va *storagev1.VolumeAttachment, change kube.MetaChange) error {
+	t.marks.noteChange(va.UID)
 	changed, err := kube.Change(ctx, t.c.deps.Client.StorageV1().VolumeAttachments(), va, change)
 	return t.attachments.Note(va, changed, err)
 }
 
+// writeStatus writes fields; nil means that they are what the status says already.
 func (t *term) writeStatus(ctx context.Context, va *storagev1.VolumeAttachment, fields statusPatch) error {
+	if fields == nil {
+		return nil
+	}
+	t.marks.noteChange(va.UID)
 	data, err := fields.patch(va.UID)
 	if err != nil {
 		return err
@@ -141,10 +152,8 @@ func (t *term) report(ctx context.Context, s snapshot, err error) error {
 	if newest, ok := t.attachments.Get(va.Name); ok && newest.UID == va.UID {
 		va = newest
 	}
-	if fields := errorStatus(va, err, detach, t.c.cfg.StoreErrorCode, time.Now()); fields != nil {
-		if e := t.writeStatus(ctx, va, fields); e != nil {
-			klog.FromContext(ctx).Info("The error is not in the status", "err", e)
-		}
+	if e := t.writeStatus(ctx, va, errorStatus(va, err, detach, t.c.cfg.StoreErrorCode, time.Now())); e != nil {
+		klog.FromContext(ctx).Info("The error is not in the status", "err", e)
 	}
 	return err
 }

@@ -3,6 +3,7 @@ package attacher
 import (
 	"errors"
 	"fmt"
+	"math"
 	"time"
 )
 
@@ -22,6 +23,12 @@ type Config struct {
 	// Resync is the time between two looks at everything that is not done; zero
 	// means that only events and failures cause one.
 	Resync time.Duration `mapstructure:"resync"`
+	// ReconcileSync is the time between two comparisons of the attachments with what
+	// the driver reports; zero means none.
+	ReconcileSync time.Duration `mapstructure:"reconcile-sync"`
+	// MaxEntries is how many volumes are asked for in one page of such a report; zero
+	// leaves that to the driver.
+	MaxEntries int `mapstructure:"max-entries"`
 	// DefaultFSType is the file system of volumes that name none; it may be empty.
 	DefaultFSType string `mapstructure:"default-fstype"`
 	// StoreErrorCode puts the gRPC code of a failed call into the status, where the
@@ -33,7 +40,7 @@ type Config struct {
 func DefaultConfig() Config {
 	return Config{
 		Timeout: 15 * time.Second, WorkerThreads: 10, RetryIntervalStart: time.Second, RetryIntervalMax: 5 * time.Minute,
-		Resync: 10 * time.Minute, StoreErrorCode: true,
+		Resync: 10 * time.Minute, ReconcileSync: time.Minute, StoreErrorCode: true,
 	}
 }
 
@@ -53,6 +60,12 @@ func (c Config) Validate() error {
 	}
 	if c.Resync < 0 {
 		errs = append(errs, fmt.Errorf("--resync: must not be negative, got %v", c.Resync))
+	}
+	if c.ReconcileSync < 0 {
+		errs = append(errs, fmt.Errorf("--reconcile-sync: must not be negative, got %v", c.ReconcileSync))
+	}
+	if c.MaxEntries < 0 || c.MaxEntries > math.MaxInt32 {
+		errs = append(errs, fmt.Errorf("--max-entries: must be between 0 and %d, got %d", math.MaxInt32, c.MaxEntries))
 	}
 	return errors.Join(errs...)
 }

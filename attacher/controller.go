@@ -26,6 +26,7 @@ import (
 type Publisher interface {
 	ControllerPublishVolume(context.Context, *csi.ControllerPublishVolumeRequest, ...grpc.CallOption) (*csi.ControllerPublishVolumeResponse, error)
 	ControllerUnpublishVolume(context.Context, *csi.ControllerUnpublishVolumeRequest, ...grpc.CallOption) (*csi.ControllerUnpublishVolumeResponse, error)
+	ListVolumes(context.Context, *csi.ListVolumesRequest, ...grpc.CallOption) (*csi.ListVolumesResponse, error)
 }
 
 // Deps is what the program hands to the controller. All fields are required.
@@ -52,7 +53,7 @@ type Controller struct {
 
 	attachments kube.Kind[*storagev1.VolumeAttachment]
 	volumes     kube.Kind[*corev1.PersistentVolume]
-	nodes       kube.Kind[*storagev1.CSINode]
+	nodes       kube.Kind[*storagev1.CSINode] // only if the driver publishes
 
 	current atomic.Pointer[term] // nil between terms
 }
@@ -64,14 +65,18 @@ func New(cfg Config, deps Deps) (*Controller, error) {
 		return nil, err
 	}
 	caps := deps.Driver.Controller
-	return &Controller{
+	c := &Controller{
 		cfg: cfg, deps: deps, metrics: newMetrics(deps.Registry),
 		driver: driver{
 			name: deps.Driver.Name, finalizer: Finalizer(deps.Driver.Name), defaultFSType: cfg.DefaultFSType,
 			publishes: caps.PublishUnpublishVolume, publishReadonly: caps.PublishReadonly, singleNodeMultiWriter: caps.SingleNodeMultiWriter,
 		},
-		attachments: deps.Informers.Attachments(), volumes: deps.Informers.Volumes(), nodes: deps.Informers.CSINodes(),
-	}, nil
+		attachments: deps.Informers.Attachments(), volumes: deps.Informers.Volumes(),
+	}
+	if c.driver.publishes {
+		c.nodes = deps.Informers.CSINodes()
+	}
+	return c, nil
 }
 
 // term is the work between winning a Lease and losing it. Nothing that it
@@ -85,6 +90,7 @@ type term struct {
 	// protecting is held while the finalizer of a volume is written, so that two
 	// attachments of one volume do not write it twice.
 	protecting [64]sync.Mutex
+	marks      marks
 }
 
 // Run works until ctx ends, and returns after the last worker has stopped. It may
@@ -130,6 +136,9 @@ func (c *Controller) Run(ctx context.Context) (err error) {
 	wg.Go(func() { t.vaQueue.Run(ctx, c.cfg.WorkerThreads) })
 	wg.Go(func() { t.pvQueue.Run(ctx, c.cfg.WorkerThreads) })
 	wg.Go(func() { t.resync(ctx) })
+	if caps := c.deps.Driver.Controller; caps.PublishUnpublishVolume && caps.ListVolumes && caps.ListVolumesPublishedNodes && c.cfg.ReconcileSync > 0 {
+		wg.Go(func() { t.compareForever(ctx) })
+	}
 	wg.Wait()
 	return context.Cause(ctx)
 }
@@ -145,6 +154,9 @@ func (t *term) register() (registrations []kube.Registration, err error) {
 	}
 	add(t.c.attachments.Handle(kube.Handlers[*storagev1.VolumeAttachment]{Add: t.attachmentAdded, Update: t.attachmentUpdated, Delete: t.attachmentDeleted}))
 	add(t.c.volumes.Handle(kube.Handlers[*corev1.PersistentVolume]{Add: t.volumeAdded, Update: func(_, pv *corev1.PersistentVolume) { t.volumeChanged(pv) }}))
+	if !t.c.driver.publishes {
+		return registrations, err
+	}
 	add(t.c.nodes.Handle(kube.Handlers[*storagev1.CSINode]{Add: t.nodeChanged, Update: func(old, node *storagev1.CSINode) {
 		if !slices.EqualFunc(old.Spec.Drivers, node.Spec.Drivers, func(a, b storagev1.CSINodeDriver) bool { return a.NodeID == b.NodeID }) {
 			t.nodeChanged(node)
@@ -165,12 +177,14 @@ func (t *term) unfinished(va *storagev1.VolumeAttachment) bool {
 }
 
 func (t *term) attachmentAdded(va *storagev1.VolumeAttachment) {
+	t.marks.noteChange(va.UID)
 	if t.unfinished(va) {
 		t.vaQueue.Add(keyOf(va))
 	}
 }
 
 func (t *term) attachmentUpdated(old, va *storagev1.VolumeAttachment) {
+	t.marks.noteChange(va.UID)
 	if old.UID != va.UID { // deleted and created again while the watch was interrupted
 		t.attachmentDeleted(old)
 	}
@@ -181,6 +195,7 @@ func (t *term) attachmentUpdated(old, va *storagev1.VolumeAttachment) {
 
 func (t *term) attachmentDeleted(va *storagev1.VolumeAttachment) {
 	t.vaQueue.Forget(keyOf(va))
+	t.marks.drop(va.UID)
 	if name := va.Spec.Source.PersistentVolumeName; name != nil {
 		if pv, ok := t.c.volumes.Get(*name); ok {
 			t.volumeChanged(pv)
@@ -197,7 +212,7 @@ func (t *term) volumeAdded(pv *corev1.PersistentVolume) {
 }
 
 func (t *term) volumeChanged(pv *corev1.PersistentVolume) {
-	if pv.DeletionTimestamp != nil && slices.Contains(pv.Finalizers, t.c.driver.finalizer) {
+	if t.c.driver.leaving(pv) {
 		t.pvQueue.Add(pv.Name)
 	}
 }
@@ -229,7 +244,7 @@ func (t *term) resync(ctx context.Context) {
 			}
 		}
 		for _, pv := range t.c.volumes.List() {
-			if pv.DeletionTimestamp != nil && slices.Contains(pv.Finalizers, t.c.driver.finalizer) {
+			if t.c.driver.leaving(pv) {
 				t.pvQueue.Resync(pv.Name)
 			}
 		}

@@ -59,7 +59,7 @@ func (d driver) decide(s snapshot) step {
 		return d.decideTrivial(s)
 	case va.DeletionTimestamp != nil:
 		return d.decideDetach(s)
-	case va.Status.Attached:
+	case va.Status.Attached && !s.forced:
 		return step{reason: "Attached"}
 	}
 	return d.decideAttach(s)
@@ -104,7 +104,7 @@ func (d driver) decideAttach(s snapshot) step {
 // does not matter: an earlier publish may have timed out.
 func (d driver) decideDetach(s snapshot) step {
 	fail := func(err error) step { return step{action: doReportDetach, reason: "CannotDetach", err: err} }
-	if !slices.Contains(s.attachment.Finalizers, d.finalizer) {
+	if !slices.Contains(s.attachment.Finalizers, d.finalizer) && !s.forced {
 		return step{reason: "Detached"}
 	}
 	src, err := d.detachSource(s)
@@ -135,14 +135,20 @@ func (d driver) decideTrivial(s snapshot) step {
 	return step{action: doMarkAttached, reason: "NothingToAttach"}
 }
 
-// releasable tells whether the finalizer of pv may go: the volume is on its way
-// out, and nothing attaches it. attachments is how many name it, of any driver.
+// leaving tells whether a volume with our finalizer is to lose it when nothing
+// attaches it any more: it is on its way out, or is none of ours any more.
+func (d driver) leaving(pv *corev1.PersistentVolume) bool {
+	return slices.Contains(pv.Finalizers, d.finalizer) && (pv.DeletionTimestamp != nil || d.abandoned(pv))
+}
+
+// releasable tells whether the finalizer of pv may go. attachments is how many name it,
+// of any driver.
 //
 // The cache is enough to decide that. Only this process, or one that led before
 // it, attaches volumes of the driver; what such a one did is in the first list. What
 // is created later finds a volume that is being deleted, and is refused.
 func (d driver) releasable(pv *corev1.PersistentVolume, attachments int) bool {
-	return pv.DeletionTimestamp != nil && attachments == 0 && slices.Contains(pv.Finalizers, d.finalizer)
+	return attachments == 0 && d.leaving(pv)
 }
 
 // String is the name of a in the log.

@@ -29,7 +29,9 @@ type snapshot struct {
 	// secrets is what was read in this sync; secretsRead tells whether it was.
 	secrets     map[string]string
 	secretsRead bool
-	now         time.Time
+	// forced tells that the driver has reported something else than what the status says.
+	forced bool
+	now    time.Time
 }
 
 // gather reads the caches, and the own writes that they have not seen yet.
@@ -39,11 +41,13 @@ func (t *term) gather(key attachmentKey, secrets map[string]string, secretsRead 
 	if !ok || va.UID != key.UID {
 		return s
 	}
-	s.attachment = va
+	s.attachment, s.forced = va, t.marks.has(key.UID)
 	if name := va.Spec.Source.PersistentVolumeName; name != nil {
 		s.volume, _ = t.volumes.Get(*name)
 	}
-	s.node, _ = t.c.nodes.Get(va.Spec.NodeName)
+	if t.c.driver.publishes {
+		s.node, _ = t.c.nodes.Get(va.Spec.NodeName)
+	}
 	return s
 }
 

@@ -8,8 +8,9 @@ import (
 )
 
 type metrics struct {
-	seconds  prometheus.Histogram
-	failures *prometheus.CounterVec
+	seconds                 prometheus.Histogram
+	failures                *prometheus.CounterVec
+	comparisons, mismatches *prometheus.CounterVec
 }
 
 func newMetrics(reg prometheus.Registerer) *metrics {
@@ -24,7 +25,15 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 			Help: "Failed attempts to attach or detach, by the gRPC code of the driver, or \"none\" where it was not asked.",
 		}, []string{"operation", "grpc_status_code"}),
 	}
-	reg.MustRegister(m.seconds, m.failures)
+	m.comparisons = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "storage_controller_attach_comparisons_total",
+		Help: "Comparisons of the attachments with the volumes that the driver lists, by their result: ok or error.",
+	}, []string{"result"})
+	m.mismatches = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "storage_controller_attach_mismatches_total",
+		Help: "Attachments whose status differed from what the driver reported: published, or not.",
+	}, []string{"reported"})
+	reg.MustRegister(m.seconds, m.failures, m.comparisons, m.mismatches)
 	return m
 }
 
@@ -39,4 +48,12 @@ func (m *metrics) failed(detach bool, err error) {
 		code = s.Code().String()
 	}
 	m.failures.WithLabelValues(operation, code).Inc()
+}
+
+func (m *metrics) mismatch(published bool) {
+	reported := "unpublished"
+	if published {
+		reported = "published"
+	}
+	m.mismatches.WithLabelValues(reported).Inc()
 }

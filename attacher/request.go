@@ -12,8 +12,10 @@ import (
 
 // source is what an attachment attaches.
 type source struct {
-	handle  string
-	secrets *corev1.SecretReference // nil: the driver needs none
+	handle   string
+	secrets  *corev1.SecretReference // nil: the driver needs none
+	inline   bool                    // the attachment holds it, instead of naming a PersistentVolume
+	migrated bool                    // the volume has the source of a plugin that was built into Kubernetes
 	// spec is nil where only the annotations of the attachment are left of the
 	// volume; that is enough to detach it.
 	spec *corev1.PersistentVolumeSpec
@@ -44,11 +46,19 @@ func (d driver) resolve(va *storagev1.VolumeAttachment, pv *corev1.PersistentVol
 	case inline != nil && inline.CSI == nil:
 		return source{}, errInlineWithoutCSI
 	case inline != nil:
-		return d.sourceOf(inline, "the inline volume of the attachment")
+		src, err := d.sourceOf(inline, "the inline volume of the attachment")
+		src.inline = true
+		return src, err
 	case pv == nil:
 		return source{}, volumeNotFound(*name)
 	}
-	return d.sourceOf(&pv.Spec, fmt.Sprintf("PersistentVolume %q", pv.Name))
+	translated, migrated, err := asCSI(pv)
+	if err != nil {
+		return source{}, err
+	}
+	src, err := d.sourceOf(&translated.Spec, fmt.Sprintf("PersistentVolume %q", pv.Name))
+	src.migrated = migrated
+	return src, err
 }
 
 func (d driver) sourceOf(spec *corev1.PersistentVolumeSpec, what string) (source, error) {

@@ -3,6 +3,7 @@ package attacher
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"time"
 	"unicode/utf8"
 
@@ -32,8 +33,12 @@ func (p statusPatch) patch(uid types.UID) ([]byte, error) {
 	return json.Marshal(map[string]any{"metadata": map[string]any{"uid": uid}, "status": p})
 }
 
-// attachedStatus says that va is attached; an error of earlier attempts goes.
+// attachedStatus says that va is attached; an error of earlier attempts goes. It is nil
+// when all of that is so.
 func attachedStatus(va *storagev1.VolumeAttachment, metadata map[string]string) statusPatch {
+	if va.Status.Attached && va.Status.AttachError == nil && maps.Equal(va.Status.AttachmentMetadata, metadata) {
+		return nil
+	}
 	fields := statusPatch{"attached": true, "attachError": nil, "attachmentMetadata": nil}
 	if len(metadata) > 0 {
 		merged := map[string]any{}
@@ -48,8 +53,12 @@ func attachedStatus(va *storagev1.VolumeAttachment, metadata map[string]string) 
 	return fields
 }
 
-// detachedStatus is for an attachment that stays because of somebody else's finalizer.
-func detachedStatus() statusPatch {
+// detachedStatus is for an attachment that stays because of somebody else's finalizer. It
+// is nil when it says that it is detached.
+func detachedStatus(va *storagev1.VolumeAttachment) statusPatch {
+	if !va.Status.Attached && va.Status.AttachmentMetadata == nil && va.Status.DetachError == nil {
+		return nil
+	}
 	return statusPatch{"attached": false, "attachmentMetadata": nil, "detachError": nil}
 }
 

@@ -88,7 +88,7 @@ func TestAttachedStatus(t *testing.T) {
 		t.Errorf("got %s", got)
 	}
 	var decoded map[string]any
-	if err := json.Unmarshal([]byte(body(t, detachedStatus())), &decoded); err != nil || len(decoded["status"].(map[string]any)) != 3 {
+	if err := json.Unmarshal([]byte(body(t, detachedStatus(va))), &decoded); err != nil || len(decoded["status"].(map[string]any)) != 3 {
 		t.Errorf("%v, %v", decoded, err)
 	}
 }

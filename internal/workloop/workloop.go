@@ -57,6 +57,7 @@ type state struct {
 	failures  int       // in a row
 	notBefore time.Time // of the next attempt; zero: none has failed yet
 	urgent    bool      // an event came since the last attempt began: do not wait for notBefore
+	running   bool
 }
 
 // New makes a loop. It starts nothing; events may be added at once.
@@ -99,6 +100,14 @@ func (l *Loop[K]) Forget(key K) {
 	l.mu.Lock()
 	delete(l.known, key)
 	l.mu.Unlock()
+}
+
+// Busy tells whether key is worked on just now.
+func (l *Loop[K]) Busy(key K) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	st, known := l.known[key]
+	return known && st.running
 }
 
 // Len is the number of keys that wait for a worker, those in back-off excluded.
@@ -159,7 +168,7 @@ func (l *Loop[K]) begin(key K) (wait time.Duration) {
 	defer l.mu.Unlock()
 	st, known := l.known[key]
 	if !known {
-		l.known[key] = &state{}
+		l.known[key] = &state{running: true}
 		return 0
 	}
 	if !st.urgent {
@@ -167,7 +176,7 @@ func (l *Loop[K]) begin(key K) (wait time.Duration) {
 			return wait
 		}
 	}
-	st.urgent = false
+	st.urgent, st.running = false, true
 	return 0
 }
 
@@ -211,6 +220,7 @@ func (l *Loop[K]) failed(key K, err error) (delay time.Duration) {
 	}
 	delay = backoff(l.cfg.RetryStart, l.cfg.RetryMax, st.failures)
 	st.failures++
+	st.running = false
 	st.notBefore = time.Now().Add(delay)
 	l.mu.Unlock()
 	l.metrics.retries.WithLabelValues(l.cfg.Name).Inc()
