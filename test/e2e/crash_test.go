@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
@@ -46,6 +47,24 @@ func (c *crash) effect(name string) bool {
 	defer c.mu.Unlock()
 	c.effects = append(c.effects, name)
 	return len(c.effects)-1 == c.at
+}
+
+// start starts the process that is to die. It may do so before this returns.
+func (c *crash) start(e *env, subcommand string, args ...string) {
+	e.t.Helper()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.process = e.run(subcommand, append(slices.Clone(quick), args...)...)
+}
+
+// interrupted runs check once for every effect of a story, before and after it.
+func (c *crash) interrupted(t *testing.T, check func(t *testing.T, c *crash, effect string)) {
+	t.Logf("effects: %q", c.effects)
+	for at, effect := range c.effects {
+		for _, after := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%d %s after=%t", at, effect, after), func(t *testing.T) { check(t, newCrash(at, after), effect) })
+		}
+	}
 }
 
 func (c *crash) kill() {
@@ -149,9 +168,7 @@ func (s story) begin(t *testing.T, c *crash) *env {
 	e.plugin.Always("CreateVolume", c.step("CreateVolume", csitest.Default()))
 	e.plugin.Always("DeleteVolume", c.step("DeleteVolume", csitest.Default()))
 	kubeconfig := kubetest.WriteKubeconfig(t, kubetest.Proxy(t, e.cp.Config(), c.hook))
-	c.mu.Lock()
-	c.process = e.run("provision", slices.Concat(quick, s.args, []string{"--kubeconfig", kubeconfig})...)
-	c.mu.Unlock()
+	c.start(e, "provision", slices.Concat(s.args, []string{"--kubeconfig", kubeconfig})...)
 	if s.remove {
 		e.deleteClaim("c")
 	} else {
@@ -252,7 +269,17 @@ func (s story) settled(e *env, deleted bool) {
 	}
 }
 
-func TestKilledAnywhere(t *testing.T) {
+// awaitDeath returns when the process has died.
+func (c *crash) awaitDeath(t *testing.T) {
+	t.Helper()
+	select {
+	case <-c.dead:
+	case <-time.After(time.Minute):
+		t.Fatal("the process did not come so far")
+	}
+}
+
+func TestProvisionerKilledAnywhere(t *testing.T) {
 	for name, s := range stories {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -260,33 +287,114 @@ func TestKilledAnywhere(t *testing.T) {
 			e := s.begin(t, c)
 			s.settled(e, s.remove)
 			c.process.kill()
-			t.Logf("effects: %q", c.effects)
-			for at, effect := range c.effects {
-				for _, after := range []bool{false, true} {
-					for _, deleted := range []bool{false, true} {
-						if s.remove && !deleted {
-							continue
-						}
-						if deleted && s.leaks != nil && s.leaks(effect, at) {
-							continue // docs/provisioner.md says so
-						}
-						t.Run(fmt.Sprintf("%d %s after=%t deleted=%t", at, effect, after, deleted), func(t *testing.T) {
-							t.Parallel()
-							c := newCrash(at, after)
-							e := s.begin(t, c)
-							select {
-							case <-c.dead:
-							case <-e.t.Context().Done():
-							}
-							if deleted && !s.remove {
-								e.deleteClaim("c")
-							}
-							e.run("provision", append(slices.Clone(quick), s.args...)...)
-							s.settled(e, deleted)
-						})
+			c.interrupted(t, func(t *testing.T, interrupted *crash, effect string) {
+				for _, deleted := range []bool{false, true} {
+					if s.remove && !deleted || deleted && s.leaks != nil && s.leaks(effect, interrupted.at) { // docs/provisioner.md says what leaks
+						continue
 					}
+					t.Run(fmt.Sprintf("deleted=%t", deleted), func(t *testing.T) {
+						t.Parallel()
+						c := newCrash(interrupted.at, interrupted.after)
+						e := s.begin(t, c)
+						c.awaitDeath(t)
+						if deleted && !s.remove {
+							e.deleteClaim("c")
+						}
+						e.run("provision", append(slices.Clone(quick), s.args...)...)
+						s.settled(e, deleted)
+					})
 				}
-			}
+			})
 		})
+	}
+}
+
+// TestAttacherKilledAnywhere has no volume published without an attachment that says so
+// and has our finalizer, and no attachment stuck, whenever the process dies.
+func TestAttacherKilledAnywhere(t *testing.T) {
+	for name, detach := range map[string]bool{"attach": false, "detach": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			begin := func(t *testing.T, c *crash) *env {
+				e := newEnv(t, csitest.Config{}, 1)
+				e.run("provision", quick...)
+				e.make(plainClaim(e))
+				volume := e.bound("c")
+				if detach {
+					p := e.run("attach", quick...)
+					e.attach("a", volume, e.nodes[0])
+					e.attached(1)
+					p.kill()
+				}
+				for _, method := range []string{"ControllerPublishVolume", "ControllerUnpublishVolume"} {
+					e.plugin.Always(method, c.step(method, csitest.Default()))
+				}
+				c.start(e, "attach", "--kubeconfig", kubetest.WriteKubeconfig(t, kubetest.Proxy(t, e.cp.Config(), c.hook)))
+				if detach {
+					e.detach("a")
+				} else {
+					e.attach("a", volume, e.nodes[0])
+				}
+				return e
+			}
+			end := func(e *env, attachments int) {
+				e.attached(attachments)
+				e.agrees(1)
+				if attachments > 0 {
+					e.detach("a")
+					e.attached(0)
+				}
+				e.leftovers("c") // the volume is not kept by a finalizer either
+			}
+			c := newCrash(-1, false)
+			e := begin(t, c)
+			if detach {
+				e.attached(0)
+			} else {
+				e.attached(1)
+			}
+			c.process.kill()
+			c.interrupted(t, func(t *testing.T, c *crash, effect string) {
+				for _, deleted := range []bool{false, true} {
+					if detach && deleted {
+						continue
+					}
+					t.Run(fmt.Sprintf("deleted=%t", deleted), func(t *testing.T) {
+						t.Parallel()
+						c := newCrash(c.at, c.after)
+						e := begin(t, c)
+						c.awaitDeath(t)
+						e.protected()
+						if deleted {
+							e.detach("a")
+						}
+						e.run("attach", quick...)
+						if detach || deleted {
+							end(e, 0)
+						} else {
+							end(e, 1)
+						}
+					})
+				}
+			})
+		})
+	}
+}
+
+// protected fails the test when a volume is published without an attachment that has
+// our finalizer.
+func (e *env) protected() {
+	e.t.Helper()
+	vas, err := e.attachments(e.t.Context())
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	for _, va := range vas {
+		if e.plugin.Publications() > 0 && !strings.Contains(fmt.Sprint(va.Finalizers), "external-attacher/") {
+			e.t.Errorf("published, and the attachment has finalizers %v", va.Finalizers)
+		}
+	}
+	if n := e.plugin.Publications(); n > len(vas) {
+		e.t.Errorf("%d publications, %d attachments", n, len(vas))
 	}
 }
