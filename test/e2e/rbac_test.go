@@ -122,6 +122,9 @@ func asked(r *http.Request) (permission, bool) {
 		path = path[2:]
 	}
 	p.resource = path[0]
+	if len(path) > 2 {
+		p.resource += "/" + path[2]
+	}
 	p.verb = map[string]string{http.MethodPost: "create", http.MethodPut: "update", http.MethodPatch: "patch", http.MethodDelete: "delete", http.MethodGet: "get"}[r.Method]
 	if p.verb == "get" && len(path) == 1 {
 		p.verb = "list"
@@ -242,24 +245,58 @@ func TestProvisionerNeedsWhatItsManifestsGrant(t *testing.T) {
 	must(e.client.CoreV1().PersistentVolumeClaims(elsewhere).Delete(t.Context(), "c", metav1.DeleteOptions{}))
 	e.leftovers("source", "clone", "restored", "attributes")
 
+	e.usesAll(granted, used, refused, func(p permission) bool {
+		return p.verb == "list" // of a server that cannot send it with the watch
+	})
+}
+
+// usesAll waits until everything that is granted was used, and fails the test when
+// anything was refused. rare is what is needed only in cases that do not happen here.
+func (e *env) usesAll(granted map[permission]bool, used, refused func() []permission, rare func(permission) bool) {
+	e.t.Helper()
 	e.eventually("everything that is granted is used", func(context.Context) error {
 		unused := maps.Clone(granted)
 		for _, p := range used() {
 			delete(unused, p)
 		}
-		// A server that cannot send the list with the watch is asked for it.
-		maps.DeleteFunc(unused, func(p permission, _ bool) bool { return p.verb == "list" })
+		maps.DeleteFunc(unused, func(p permission, _ bool) bool { return rare(p) })
 		if len(unused) > 0 {
 			return fmt.Errorf("not used: %v", slices.Collect(maps.Keys(unused)))
 		}
 		return nil
 	})
 	if no := refused(); len(no) > 0 {
-		t.Errorf("refused: %v", no)
+		e.t.Errorf("refused: %v", no)
 	}
 	for _, p := range used() {
 		if !granted[p] {
-			t.Errorf("not granted, and yet it is used: %v", p)
+			e.t.Errorf("not granted, and yet it is used: %v", p)
 		}
 	}
+}
+
+// TestAttacherNeedsWhatItsManifestsGrant does the same for the attacher.
+func TestAttacherNeedsWhatItsManifestsGrant(t *testing.T) {
+	t.Parallel()
+	e := newEnv(t, csitest.Config{}, 1)
+	granted := e.applyRBAC("attacher*.yaml")
+	kubeconfig, used, refused := e.as("csi-attacher")
+	if _, err := e.client.CoreV1().Secrets(e.ns).Create(t.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "s"}}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	class := e.class(false, func(c *storagev1.StorageClass) {
+		c.Parameters = map[string]string{"csi.storage.k8s.io/controller-publish-secret-name": "s", "csi.storage.k8s.io/controller-publish-secret-namespace": e.ns}
+	})
+	e.run("provision", quick...)
+	e.run("attach", append(slices.Clone(quick), "--kubeconfig", kubeconfig, "--leader-election")...)
+	e.claim("c", class)
+	e.attach("a", e.bound("c"), e.nodes[0])
+	e.attached(1)
+	e.detach("a")
+	e.attached(0)
+	e.leftovers("c")
+	e.usesAll(granted, used, refused, func(p permission) bool {
+		// Of a server that cannot send it with the watch; after a conflict.
+		return p.verb == "list" || p.verb == "get" && (p.resource == "persistentvolumes" || p.resource == "volumeattachments")
+	})
 }
