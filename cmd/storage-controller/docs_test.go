@@ -28,7 +28,7 @@ func TestDocs(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for section, options := range map[string]func() roleOptions{"provisioner": provisionerOptions} {
+	for section, options := range map[string]func() roleOptions{"provisioner": provisionerOptions, "attacher": attacherOptions} {
 		checkRolePage(t, section, options())
 	}
 	have, err := os.ReadFile(page)
