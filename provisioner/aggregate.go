@@ -73,7 +73,8 @@ func (a *aggregate) terms(keys []string) []topologyTerm {
 }
 
 // setNode is called for a Node that is new or whose labels have changed; nil
-// labels mean that it is gone. It tells whether that changes any topology.
+// labels mean that it is gone. It tells whether the node is somewhere else now, as
+// seen through any of the key sets, also if other nodes are there already.
 func (a *aggregate) setNode(name string, labels map[string]string, exists bool) (changed bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -84,12 +85,14 @@ func (a *aggregate) setNode(name string, labels map[string]string, exists bool) 
 		delete(a.labels, name)
 	}
 	for _, s := range a.sets {
+		was, is := "", ""
 		if existed {
-			changed = s.add(before, -1) || changed
+			was = s.add(before, -1)
 		}
 		if exists {
-			changed = s.add(labels, 1) || changed
+			is = s.add(labels, 1)
 		}
+		changed = changed || was != is
 	}
 	return changed || existed != exists
 }
@@ -135,11 +138,12 @@ func (a *aggregate) set(keys []string) *keySet {
 	return s
 }
 
-// add counts a node with these labels in or out, and tells whether a term came or went.
-func (s *keySet) add(labels map[string]string, n int) (changed bool) {
+// add counts a node with these labels in or out. It returns the term of the node as
+// text, "" when it has none.
+func (s *keySet) add(labels map[string]string, n int) string {
 	term, ok := nodeTerm(labels, s.keys)
 	if !ok {
-		return false
+		return ""
 	}
 	text := term.text()
 	s.count[text] += n
@@ -147,13 +151,12 @@ func (s *keySet) add(labels map[string]string, n int) (changed bool) {
 	case c == 0:
 		delete(s.count, text)
 		delete(s.byText, text)
+		s.sorted = nil
 	case c == n: // the first
 		s.byText[text] = term
-	default:
-		return false
+		s.sorted = nil
 	}
-	s.sorted = nil
-	return true
+	return text
 }
 
 // text is different for different terms: no key or value of a label contains a zero byte.

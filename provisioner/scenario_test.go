@@ -274,6 +274,8 @@ const create, remove = "CreateVolume", "DeleteVolume"
 
 func TestProvisionerScenario(t *testing.T) {
 	provisionerScenarioLife(t)
+	provisionerScenarioRequest(t)
+	provisionerScenarioTopology(t)
 }
 
 func provisionerScenarioLife(t *testing.T) {
