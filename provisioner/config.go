@@ -126,11 +126,15 @@ func (c Config) Validate() error {
 			errs = append(errs, errors.New("--node-deployment: the environment variable NODE_NAME must name the node"))
 		}
 	}
-	if c.VolumeNamePrefix == "" {
-		errs = append(errs, errors.New("--volume-name-prefix: must not be empty"))
-	}
+	characters := uuidCharacters + 4                                         // with the dashes
 	if n := c.VolumeNameUUIDLength; n < -1 || n == 0 || n > uuidCharacters { // 0 gives all claims one name
 		errs = append(errs, fmt.Errorf("--volume-name-uuid-length: must be -1, or between 1 and %d, got %d", uuidCharacters, n))
+	} else if n > 0 {
+		characters = n
+	}
+	// A driver would make volumes for which no PersistentVolume can ever be saved.
+	if problems := validation.IsDNS1123Subdomain(c.VolumeNamePrefix + "-" + strings.Repeat("0", characters)); len(problems) > 0 {
+		errs = append(errs, fmt.Errorf("--volume-name-prefix: %q cannot begin the name of a PersistentVolume: %s", c.VolumeNamePrefix, strings.Join(problems, ", ")))
 	}
 	switch c.ProvisioningProtection {
 	case ProtectionOff, ProtectionOnRetry, ProtectionAlways:

@@ -1,14 +1,20 @@
 package provisioner
 
 import (
+	"crypto/sha256"
+	"maps"
 	"strings"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/uuid"
+	"google.golang.org/protobuf/proto"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/utils/ptr"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
@@ -125,27 +131,109 @@ func TestAccessModes(t *testing.T) {
 	}
 }
 
-// FuzzPrepare never passes a reserved parameter on, and always asks for one name.
+func TestConfigValidate(t *testing.T) {
+	if err := DefaultConfig().Validate(); err != nil {
+		t.Error(err)
+	}
+	for flag, changes := range map[string][]func(*Config){
+		"--timeout":              {func(c *Config) { c.Timeout = 0 }},
+		"--retry-interval-start": {func(c *Config) { c.RetryIntervalStart = -1 }},
+		"--retry-interval-max":   {func(c *Config) { c.RetryIntervalMax = 0 }},
+		"--worker-threads":       {func(c *Config) { c.WorkerThreads = 0 }},
+		"--volume-name-prefix": {
+			func(c *Config) { c.VolumeNamePrefix = "" }, func(c *Config) { c.VolumeNamePrefix = "My_Volume" }, func(c *Config) { c.VolumeNamePrefix = "pvc." },
+			func(c *Config) { c.VolumeNamePrefix = strings.Repeat("a", 217) },
+		},
+		"--volume-name-uuid-length": {
+			func(c *Config) { c.VolumeNameUUIDLength = 40 }, func(c *Config) { c.VolumeNameUUIDLength = 0 }, func(c *Config) { c.VolumeNameUUIDLength = -2 },
+		},
+		"--provisioning-protection":    {func(c *Config) { c.ProvisioningProtection = "some" }},
+		"--cloning-protection-threads": {func(c *Config) { c.CloningProtectionThreads = 0 }},
+		"--secret-namespaces":          {func(c *Config) { c.SecretNamespaces = []string{"a", "b/c"} }},
+		"--node-deployment":            {func(c *Config) { c.NodeDeployment = true }},
+		"--node-deployment-base-delay": {func(c *Config) { c.NodeDeployment, c.NodeName, c.NodeDeploymentBaseDelay = true, "n", 0 }},
+		"--node-deployment-max-delay":  {func(c *Config) { c.NodeDeployment, c.NodeName, c.NodeDeploymentMaxDelay = true, "n", 0 }},
+	} {
+		for i, change := range changes {
+			cfg := DefaultConfig()
+			change(&cfg)
+			if err := cfg.Validate(); err == nil || !strings.HasPrefix(err.Error(), flag+":") {
+				t.Errorf("%s, change %d: got %v", flag, i, err)
+			}
+		}
+	}
+	all := DefaultConfig()
+	all.Timeout, all.WorkerThreads, all.VolumeNamePrefix = 0, 0, ""
+	if err := all.Validate(); err == nil || strings.Count(err.Error(), "--") < 3 {
+		t.Errorf("not all that is wrong is told: %v", err)
+	}
+}
+
+// FuzzVolumeName gives names that the API server takes, for every prefix and length
+// that an operator is allowed to set.
+func FuzzVolumeName(f *testing.F) {
+	f.Add("pvc", -1, []byte("0123456789abcdef"))
+	f.Add("v", 8, []byte(""))
+	f.Add("My_Prefix", 32, []byte("x"))
+	f.Add(strings.Repeat("a", 240), -1, []byte("x"))
+	f.Fuzz(func(t *testing.T, prefix string, length int, random []byte) {
+		c := DefaultConfig()
+		c.VolumeNamePrefix, c.VolumeNameUUIDLength = prefix, length
+		if c.Validate() != nil {
+			return
+		}
+		id := uuid.NewHash(sha256.New(), uuid.Nil, random, 4).String()
+		name := c.volumeName(types.UID(id))
+		if problems := validation.IsDNS1123Subdomain(name); len(problems) > 0 {
+			t.Errorf("%q: %v", name, problems)
+		}
+		rest, ok := strings.CutPrefix(name, prefix+"-")
+		plain := strings.ReplaceAll(id, "-", "")
+		if !ok || length < 0 && rest != id || length >= 0 && rest != plain[:length] {
+			t.Errorf("prefix %q and %d characters of %q give %q", prefix, length, id, name)
+		}
+	})
+}
+
+// FuzzPrepare never passes a reserved parameter on, always asks for one name, and asks
+// the same when it is asked again.
 func FuzzPrepare(f *testing.F) {
-	f.Add("csi.storage.k8s.io/fstype", "xfs", "ReadWriteOnce", int64(5))
-	f.Add("csiProvisionerSecretName", "${pvc.name}", "", int64(-1))
-	f.Fuzz(func(t *testing.T, key, value, mode string, size int64) {
-		d := testDriver(nil)
+	f.Add("csi.storage.k8s.io/fstype", "xfs", "ReadWriteOnce", int64(5), "", false)
+	f.Add("csiProvisionerSecretName", "${pvc.name}", "", int64(-1), "z1", true)
+	f.Fuzz(func(t *testing.T, key, value, mode string, size int64, zone string, selected bool) {
+		d := testDriver(func(d *driver) { d.topology = zone != "" })
 		claim := testClaim(func(c *corev1.PersistentVolumeClaim) {
 			c.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{corev1.PersistentVolumeAccessMode(mode)}
 			c.Spec.Resources.Requests[corev1.ResourceStorage] = *resource.NewQuantity(size, resource.BinarySI)
 		})
-		request, _, err := d.prepare(claim, testClass(parameters(map[string]string{key: value})), "", nil, nil)
+		class, node := testClass(parameters(map[string]string{key: value})), ""
+		if selected {
+			node = "node-0"
+		}
+		known := world([]string{"zone"}, map[string]string{"zone": zone}, map[string]string{"zone": "a"}, map[string]string{"zone": "b"})
+		named := &found{mutable: map[string]string{key: value}}
+		request, p, err := d.prepare(claim, class, node, named, d.requirementFor(claim, class, node, known))
 		if err != nil {
 			return
 		}
-		if request.GetName() != "pvc-"+uid {
-			t.Errorf("name %q", request.GetName())
+		if request.GetName() != "pvc-"+uid || p.VolumeName != request.GetName() || p.SelectedNode != node {
+			t.Errorf("name %q, %+v", request.GetName(), p)
 		}
 		for k := range request.GetParameters() {
 			if strings.HasPrefix(k, parameterPrefix) {
 				t.Errorf("parameter %q is passed on", k)
 			}
+		}
+		if !maps.Equal(request.GetMutableParameters(), named.mutable) {
+			t.Errorf("mutable parameters %v", request.GetMutableParameters())
+		}
+		preferred := request.GetAccessibilityRequirements().GetPreferred()
+		if d.topology != (len(preferred) > 0) || selected && d.topology && preferred[0].GetSegments()["zone"] != zone {
+			t.Errorf("topology %t, node selected %t: %v", d.topology, selected, preferred)
+		}
+		again, _, err := d.prepare(claim, class, node, named, d.requirementFor(claim, class, node, known))
+		if err != nil || !proto.Equal(request, again) {
+			t.Errorf("%v, then %v, %v", request, again, err)
 		}
 	})
 }

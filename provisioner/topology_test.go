@@ -136,12 +136,14 @@ func TestAffinity(t *testing.T) {
 	}
 }
 
-// FuzzRequirement builds a cluster from bytes. Whatever it is like, what is
-// preferred is what is requisite, in another order, without duplicates.
+// FuzzRequirement builds a cluster, and the topologies that a class allows, from bytes.
+// Whatever they are like, what is preferred is what is requisite, in another order,
+// without duplicates, and the selected node can reach what is preferred most.
 func FuzzRequirement(f *testing.F) {
-	f.Add([]byte("abcabc"), "data-web-0", true, false, uint8(1))
-	f.Add([]byte(""), "", false, true, uint8(0))
-	f.Fuzz(func(t *testing.T, labels []byte, claim string, immediate, strict bool, node uint8) {
+	f.Add([]byte("abcabc"), "data-web-0", true, false, uint8(1), "")
+	f.Add([]byte(""), "", false, true, uint8(0), "ab")
+	f.Add([]byte("abcabc"), "data-web-0", false, false, uint8(1), "ca")
+	f.Fuzz(func(t *testing.T, labels []byte, claim string, immediate, strict bool, node uint8, allowed string) {
 		a := newAggregate()
 		for i := 0; i+1 < len(labels) && i < 40; i += 2 {
 			name := fmt.Sprintf("node-%d", i/2)
@@ -155,6 +157,9 @@ func FuzzRequirement(f *testing.F) {
 		r := topologyRequest{strict: strict, immediate: immediate, claim: claim}
 		if node > 0 {
 			r.node = fmt.Sprintf("node-%d", node-1)
+		}
+		if allowed != "" {
+			r.allowed = allow(in("zone", strings.Split(allowed, "")...))
 		}
 		first, err := requirement(r, a)
 		second, _ := requirement(r, a)
@@ -175,6 +180,18 @@ func FuzzRequirement(f *testing.F) {
 		}
 		if len(slices.Compact(requisite)) != len(preferred) {
 			t.Fatalf("duplicates in %v", preferred)
+		}
+		if r.node == "" || first == nil {
+			return
+		}
+		nodeLabels, _ := a.node(r.node)
+		for k, v := range first.GetPreferred()[0].GetSegments() {
+			if nodeLabels[k] != v {
+				t.Fatalf("node with %v, preferred %v", nodeLabels, preferred)
+			}
+		}
+		if strict && len(requisite) > 1 {
+			t.Fatalf("strict, but %v", requisite)
 		}
 	})
 }
