@@ -312,7 +312,7 @@ func (t *term) existing(ctx context.Context, key claimKey, a *attempt) (*corev1.
 	}
 	ours := pv.Spec.ClaimRef != nil && pv.Spec.ClaimRef.UID == key.UID
 	switch {
-	case same && ours && pv.DeletionTimestamp == nil && pv.Status.Phase != corev1.VolumeReleased:
+	case same && ours && pv.DeletionTimestamp == nil && (pv.Status.Phase != corev1.VolumeReleased || !reclaims(pv)):
 		return pv, nil
 	case same && ours:
 		// It is being deleted, and its volume with it: the driver has to be asked again.

@@ -301,7 +301,7 @@ func (t *term) claimDeleted(claim *corev1.PersistentVolumeClaim) {
 
 // classChanged wakes the claims that wait for the class, or for another one of its name.
 func (t *term) classChanged(class *storagev1.StorageClass) {
-	if class.Provisioner != t.c.driver.name {
+	if !t.c.driver.is(class.Provisioner) {
 		return
 	}
 	for _, claim := range t.c.claims.Select(kube.ByClass, class.Name) {

@@ -103,9 +103,9 @@ func (d driver) decideResume(s snapshot) step {
 	switch {
 	case d.NodeDeployment && nodeOf(s.claim) != d.NodeName:
 		return step{action: doForget, reason: "OfAnotherNode"}
-	case s.class == nil:
+	case s.class == nil || !d.is(s.class.Provisioner): // one made anew for another driver would make the volume that one's
 		return step{action: doFail, reason: "ClassGone", err: fmt.Errorf(
-			"a volume may be coming into being for this claim, and its StorageClass %q is gone. Create it again, or, if the driver has no volume %q, remove the finalizer %s",
+			"a volume may be coming into being for this claim, and its StorageClass %q is gone, or of another driver. Create it again, or, if the driver has no volume %q, remove the finalizer %s",
 			kube.ClassOfClaim(s.claim), d.volumeName(s.claim.UID), claimFinalizer)}
 	case d.needsLookUp(s.claim) && s.named == nil:
 		return step{action: doLookUp, reason: "LeftInDoubt"}
@@ -135,7 +135,7 @@ func (d driver) decideNew(s snapshot) step {
 		return step{action: doRetry, reason: "NoClass", err: fmt.Errorf("StorageClass %q not found", kube.ClassOfClaim(s.claim))}
 	case !d.is(class.Provisioner):
 		return step{action: doForget, reason: "ClassOfAnotherDriver"}
-	case isLate(class) && selectedNode(s.claim) == "":
+	case isLate(class) && s.claim.Annotations[kube.AnnSelectedNode] == "":
 		return step{action: doForget, reason: "WaitsForPod"}
 	}
 	if d.NodeDeployment {
@@ -170,11 +170,12 @@ func (d driver) decideRequest(s snapshot) step {
 		return step{action: doFail, reason: "CannotAsk", err: s.named.err}
 	}
 	node := selectedNode(s.claim)
+	chosen := s.claim.Annotations[kube.AnnSelectedNode] != "" // not by the alpha annotation, which no scheduler sets anew
 	request, p, err := d.prepare(s.claim, class, node, s.named, d.requirementFor(s.claim, class, node, s.known))
 	switch {
-	case errors.Is(err, errNodeGone):
+	case errors.Is(err, errNodeGone) && chosen:
 		return step{action: doReschedule, reason: "NodeGone", err: err}
-	case errors.Is(err, errTopology) && p.SelectedNode != "" && s.progress.stuck+1 >= maxStuck:
+	case errors.Is(err, errTopology) && chosen && s.progress.stuck+1 >= maxStuck:
 		return step{action: doReschedule, reason: "NoTopologyForLong", err: err}
 	case err != nil:
 		return step{action: doFail, reason: "CannotAsk", err: err}

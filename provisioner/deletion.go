@@ -251,7 +251,7 @@ func (t *term) deleteVolume(ctx context.Context, pv *corev1.PersistentVolume) er
 		return fmt.Errorf("reading PersistentVolume %q before deleting its volume: %w", pv.Name, err)
 	case live.ResourceVersion != pv.ResourceVersion:
 		t.volumes.Wrote(live)
-		if s := (volumeSnapshot{volume: live}); t.c.driver.decideVolume(s).action != volumeDelete {
+		if s := (volumeSnapshot{volume: live}); !t.c.driver.responsible(live) || t.c.driver.decideVolume(s).action != volumeDelete {
 			return nil // the next round sees why not
 		}
 	}
@@ -281,7 +281,7 @@ func (t *term) deleteVolume(ctx context.Context, pv *corev1.PersistentVolume) er
 // stop a deletion: the driver says whether it needs it. The user is told.
 func (t *term) deletionSecrets(ctx context.Context, pv *corev1.PersistentVolume) (map[string]string, error) {
 	class, exists := t.c.classes.Get(classOfVolume(pv))
-	if exists {
+	if _, _, annotated := deletionAnnotations(pv); exists && !annotated {
 		translated, err := t.c.driver.translated(class)
 		if err != nil {
 			return nil, err
@@ -315,12 +315,18 @@ func classOfVolume(pv *corev1.PersistentVolume) string {
 	return pv.Spec.StorageClassName
 }
 
+// deletionAnnotations is the secret that the annotations of pv name, both empty for
+// none; both is false when they do not count, and the class of pv does instead.
+func deletionAnnotations(pv *corev1.PersistentVolume) (name, namespace string, both bool) {
+	name, hasName := pv.Annotations[annDeletionSecretName]
+	namespace, hasNamespace := pv.Annotations[annDeletionSecretNamespace]
+	return name, namespace, hasName && hasNamespace
+}
+
 // deletionSecret is the secret for the deletion of pv: that of its annotations,
 // or, for a volume that has none, that of its class, which may be nil.
 func (d driver) deletionSecret(pv *corev1.PersistentVolume, class *storagev1.StorageClass) (*corev1.SecretReference, error) {
-	name, hasName := pv.Annotations[annDeletionSecretName]
-	namespace, hasNamespace := pv.Annotations[annDeletionSecretNamespace]
-	if hasName && hasNamespace {
+	if name, namespace, annotated := deletionAnnotations(pv); annotated {
 		switch {
 		case name == "" && namespace == "":
 			return nil, nil

@@ -223,5 +223,8 @@ func (d driver) reaches(pv *corev1.PersistentVolume) bool {
 	if !d.NodeDeployment || len(d.segments) == 0 {
 		return true
 	}
+	if translated, err := d.asCSI(pv); err == nil { // topology keys are translated too
+		pv = translated
+	}
 	return storagevolume.CheckNodeAffinity(pv, d.segments) == nil
 }

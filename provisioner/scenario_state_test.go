@@ -1,0 +1,984 @@
+package provisioner
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/utils/ptr"
+
+	"github.com/storage-controller/storage-controller/csiclient/csitest"
+	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/kubetest"
+)
+
+// vanish deletes the claim and takes away the protection that the controllers of
+// Kubernetes would: nobody but the provisioner can keep it.
+func (f *fixture) vanish() {
+	f.Helper()
+	f.deleteClaim()
+	_, err := f.client.CoreV1().PersistentVolumeClaims(f.ns).Patch(f.Context(), "data", types.StrategicMergePatchType,
+		[]byte(`{"metadata":{"$deleteFromPrimitiveList/finalizers":["kubernetes.io/pvc-protection"]}}`), metav1.PatchOptions{})
+	f.must(err)
+}
+
+func isGone(c *corev1.PersistentVolumeClaim) bool { return c == nil }
+
+// forgotten waits until nothing is remembered of a claim, so that no call can follow.
+func (f *fixture) forgotten(claim *corev1.PersistentVolumeClaim) {
+	f.Helper()
+	kubetest.Eventually(f.T, "the claim is forgotten", func(context.Context) error {
+		t := f.c.term.Load()
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		if p := t.claimProgress[claim.UID]; p != nil {
+			return fmt.Errorf("there is %+v", *p)
+		}
+		return nil
+	})
+}
+
+// volume makes a PersistentVolume of the driver by hand and puts it into phase.
+func (f *fixture) volume(name string, phase corev1.PersistentVolumePhase, change func(*corev1.PersistentVolume)) *corev1.PersistentVolume {
+	f.Helper()
+	pv := &corev1.PersistentVolume{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: corev1.PersistentVolumeSpec{
+			AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}, Capacity: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")},
+			PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimDelete, StorageClassName: f.class,
+			ClaimRef:               &corev1.ObjectReference{Kind: "PersistentVolumeClaim", Namespace: f.ns, Name: "data", UID: "another"},
+			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: f.driver, VolumeHandle: f.plugin.AddVolume(name, 1<<30)}},
+		},
+	}
+	if change != nil {
+		change(pv)
+	}
+	pv, err := f.client.CoreV1().PersistentVolumes().Create(f.Context(), pv, metav1.CreateOptions{})
+	f.must(err)
+	f.phase(pv, phase)
+	return pv
+}
+
+func (f *fixture) patchVolume(pv *corev1.PersistentVolume, patch string) {
+	f.Helper()
+	_, err := f.client.CoreV1().PersistentVolumes().Patch(f.Context(), pv.Name, types.MergePatchType, []byte(patch), metav1.PatchOptions{})
+	f.must(err)
+}
+
+// deletions is the calls of DeleteVolume for pv.
+func (f *fixture) deletions(pv *corev1.PersistentVolume) (calls []csitest.Call) {
+	for _, c := range f.plugin.Calls(remove) {
+		if c.Request.(*csi.DeleteVolumeRequest).GetVolumeId() == pv.Spec.CSI.VolumeHandle {
+			calls = append(calls, c)
+		}
+	}
+	return calls
+}
+
+func oneWorker(c *Config) { c.WorkerThreads = 1 }
+
+// volumesSettle waits until a volume released now is deleted. With one worker,
+// everything that happened to volumes before it has been looked at then.
+func (f *fixture) volumesSettle() {
+	f.Helper()
+	f.gone(f.volume("", corev1.VolumeReleased, func(pv *corev1.PersistentVolume) { pv.GenerateName = f.ns + "-last-" }))
+}
+
+// through starts the provisioner again, with hook between it and the API server.
+func (f *fixture) through(cfg *rest.Config, hook func(http.ResponseWriter, *http.Request, http.Handler)) {
+	f.Helper()
+	f.crash()
+	api, err := kubernetes.NewForConfig(kubetest.Proxy(f.T, cfg, hook))
+	f.must(err)
+	f.api = api
+	f.start()
+}
+
+// heldUntil answers as step would, but not before gate is closed.
+func heldUntil(gate <-chan struct{}, step csitest.Step) csitest.Step {
+	return func(ctx context.Context, p *csitest.Plugin, request any, do func() (any, error)) (any, error) {
+		select {
+		case <-gate:
+			return step(ctx, p, request, do)
+		case <-ctx.Done():
+			return nil, status.FromContextError(ctx.Err()).Err()
+		}
+	}
+}
+
+// distances checks that each call began at least so long after the end of the one before.
+func (f *fixture) distances(calls []csitest.Call, want ...time.Duration) {
+	f.Helper()
+	if len(calls) != len(want)+1 {
+		f.Fatalf("%d calls, want %d", len(calls), len(want)+1)
+	}
+	for i, w := range want {
+		if d := calls[i+1].Began.Sub(calls[i].Ended); d < w {
+			f.Errorf("call %d came %v after the one before, want %v at least", i+2, d, w)
+		}
+	}
+}
+
+func count(events []string, part string) (n int) {
+	for _, e := range events {
+		if strings.Contains(e, part) {
+			n++
+		}
+	}
+	return n
+}
+
+// otherEvents is the events that nobody has waited for.
+func (f *fixture) otherEvents() (events []string) {
+	for len(f.events.Events) > 0 {
+		events = append(events, <-f.events.Events)
+	}
+	return events
+}
+
+func provisionerScenarioState(t *testing.T) {
+	t.Run("eligibility", scenarioEligibility)
+	t.Run("errors", scenarioErrors)
+	t.Run("answers", scenarioAnswers)
+	t.Run("volumes", scenarioVolumes)
+	t.Run("deletion", scenarioDeletion)
+}
+
+func scenarioEligibility(t *testing.T) {
+	t.Run("015_beta_annotation_alone", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, nil)
+		f.makeClass(nil)
+		f.saved(f.claim(func(c *corev1.PersistentVolumeClaim) {
+			c.Annotations = map[string]string{kube.AnnBetaStorageProvisioner: f.driver}
+		}))
+	})
+	t.Run("018_without_class_retried_in_silence", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, nil)
+		claim := f.claim(nil)
+		kubetest.Eventually(t, "three failures are counted", func(context.Context) error {
+			if n := f.metric("controller_persistentvolumeclaim_provision_failed_total", "class", f.class); n < 3 {
+				return fmt.Errorf("%v are", n)
+			}
+			return nil
+		})
+		f.makeClass(nil)
+		f.saved(claim)
+		if events := f.event("ProvisioningSucceeded"); count(events, "Failed") > 0 {
+			t.Errorf("events %q", events)
+		}
+		f.calls(create, 1)
+	})
+	t.Run("020_class_of_another_provisioner", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, oneWorker)
+		f.makeClass(func(c *storagev1.StorageClass) { c.Provisioner = "other.example.com" })
+		f.claim(nil)
+		good := f.ns + "-good"
+		f.makeClass(func(c *storagev1.StorageClass) { c.Name = good })
+		f.saved(f.claim(func(c *corev1.PersistentVolumeClaim) { c.Name, c.Spec.StorageClassName = "later", &good }))
+		f.calls(create, 1)
+		if n := f.metric("workqueue_retries_total", "name", "claims"); n != 0 {
+			t.Errorf("%v retries", n)
+		}
+		if n := f.metric("controller_persistentvolumeclaim_provision_failed_total"); n != 0 {
+			t.Errorf("%v failures", n)
+		}
+		if events := f.event("ProvisioningSucceeded"); count(events, "Failed") > 0 {
+			t.Errorf("events %q", events)
+		}
+	})
+	t.Run("021_node_selected_later", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, nil)
+		f.makeClass(late)
+		claim := f.claim(nil)
+		f.settles()
+		f.calls(create, 0)
+		f.patchClaim(fmt.Sprintf(`{"metadata":{"annotations":{%q:"node"}}}`, kube.AnnSelectedNode))
+		f.saved(claim)
+		f.settles()
+		f.calls(create, 1)
+	})
+	t.Run("024_selector", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, nil)
+		f.makeClass(nil)
+		f.claim(func(c *corev1.PersistentVolumeClaim) { c.Spec.Selector = &metav1.LabelSelector{} })
+		f.event("ProvisioningFailed", "spec.selector")
+		f.event("ProvisioningFailed", "spec.selector") // and again
+		f.calls(create, 0)
+	})
+	t.Run("025_volume_exists", func(t *testing.T) {
+		for _, prefix := range []string{"pvc", "vol"} {
+			t.Run(prefix, func(t *testing.T) {
+				f := scenario(t, csitest.Config{}, func(c *Config) { c.VolumeNamePrefix = prefix })
+				claim := f.claim(nil)
+				f.volume(prefix+"-"+string(claim.UID), corev1.VolumeAvailable, func(pv *corev1.PersistentVolume) { pv.Spec.ClaimRef.UID = claim.UID })
+				f.makeClass(nil)
+				f.settles()
+				f.calls(create, 0)
+				if events := f.otherEvents(); len(events) > 0 {
+					t.Errorf("events %q", events)
+				}
+			})
+		}
+	})
+}
+
+func scenarioErrors(t *testing.T) {
+	t.Run("085_doubling_delays", func(t *testing.T) {
+		const start = 200 * time.Millisecond
+		f := scenario(t, csitest.Config{}, func(c *Config) { c.RetryIntervalStart, c.RetryIntervalMax = start, time.Hour })
+		f.plugin.Next(create, csitest.Fail(codes.DeadlineExceeded, "slow"), csitest.DoAndFail(codes.DeadlineExceeded, "slow"))
+		f.makeClass(nil)
+		claim := f.claim(nil)
+		if n := count(f.event("ProvisioningSucceeded"), "ProvisioningFailed"); n != 2 {
+			t.Errorf("%d failures told, want 2", n)
+		}
+		f.saved(claim)
+		calls := f.plugin.Calls(create)
+		f.distances(calls, start, 2*start)
+		for _, c := range calls {
+			if name := c.Request.(*csi.CreateVolumeRequest).GetName(); name != "pvc-"+string(claim.UID) {
+				t.Errorf("name %q", name)
+			}
+		}
+		if n := f.plugin.VolumeCount(); n != 1 {
+			t.Errorf("%d volumes", n)
+		}
+	})
+	t.Run("086_092_claim_deleted_in_doubt", func(t *testing.T) {
+		for _, protection := range []Protection{ProtectionOff, ProtectionOnRetry, ProtectionAlways} {
+			for _, code := range []codes.Code{codes.DeadlineExceeded, codes.Aborted, codes.Unavailable, codes.Canceled} {
+				t.Run(string(protection)+"_"+code.String(), func(t *testing.T) { claimDeletedInDoubt(t, code, protection) })
+			}
+		}
+	})
+	t.Run("087_088_no_call_after_a_final_error", func(t *testing.T) {
+		for _, protection := range []Protection{ProtectionOff, ProtectionOnRetry} {
+			t.Run("087_in_doubt_before_"+string(protection), func(t *testing.T) {
+				f := scenario(t, csitest.Config{}, func(c *Config) { c.ProvisioningProtection = protection })
+				gate := make(chan struct{})
+				f.plugin.Next(create, csitest.Fail(codes.DeadlineExceeded, "slow"), heldUntil(gate, csitest.Fail(codes.Internal, "broken")))
+				f.makeClass(nil)
+				claim := f.claim(nil)
+				f.wait(create, 2)
+				f.vanish()
+				close(gate)
+				f.event("ProvisioningFailed", "broken")
+				f.claimIs("is gone", isGone)
+				f.forgotten(claim)
+				f.calls(create, 2)
+			})
+		}
+		t.Run("088", func(t *testing.T) {
+			f := scenario(t, csitest.Config{}, func(c *Config) { c.RetryIntervalStart, c.RetryIntervalMax = time.Hour, time.Hour })
+			f.plugin.Next(create, csitest.Fail(codes.Internal, "broken"))
+			f.makeClass(nil)
+			claim := f.claim(nil)
+			f.event("ProvisioningFailed", "broken")
+			f.vanish() // an event that ends the wait
+			f.claimIs("is gone", isGone)
+			f.forgotten(claim)
+			f.calls(create, 1)
+		})
+	})
+	t.Run("089_exhausted_and_nowhere_else_to_go", func(t *testing.T) {
+		for name, tt := range map[string]struct {
+			plugin csitest.Config
+			node   string
+		}{
+			"immediate":        {plugin: csitest.Config{Segments: []map[string]string{{"zone": "a"}}}},
+			"without_topology": {node: "node"},
+		} {
+			t.Run(name, func(t *testing.T) {
+				f := scenario(t, tt.plugin, func(c *Config) { c.ImmediateTopology = false })
+				f.plugin.Next(create, csitest.Fail(codes.ResourceExhausted, "full"), csitest.Fail(codes.ResourceExhausted, "full"))
+				f.makeClass(func(c *storagev1.StorageClass) {
+					if tt.node != "" {
+						late(c)
+					}
+				})
+				claim := f.claim(func(c *corev1.PersistentVolumeClaim) {
+					if tt.node != "" {
+						c.Annotations[kube.AnnSelectedNode] = tt.node
+					}
+				})
+				if n := count(f.event("ProvisioningSucceeded"), "ProvisioningFailed"); n != 2 {
+					t.Errorf("%d failures told, want 2", n)
+				}
+				f.saved(claim)
+				f.calls(create, 3)
+				f.claimIs("has its node", func(c *corev1.PersistentVolumeClaim) bool { return c.Annotations[kube.AnnSelectedNode] == tt.node })
+			})
+		}
+	})
+	t.Run("090_node_given_back_in_spite_of_a_conflict", func(t *testing.T) {
+		for name, tt := range map[string]struct {
+			method string // of the write before which the claim is changed
+			old    bool   // a ClusterRole without patch: the whole claim is written
+			calls  int
+		}{
+			"patch":  {method: http.MethodPatch, calls: 1}, // which another change does not disturb
+			"update": {method: http.MethodPut, old: true, calls: 2},
+		} {
+			t.Run(name, func(t *testing.T) { nodeGivenBack(t, tt.method, tt.old, tt.calls) })
+		}
+	})
+	t.Run("091_infeasible_for_the_longest_interval", func(t *testing.T) {
+		const longest = time.Second
+		f := scenario(t, csitest.Config{}, func(c *Config) { c.RetryIntervalStart, c.RetryIntervalMax = 10*time.Millisecond, longest })
+		f.plugin.Next(create, csitest.Fail(codes.InvalidArgument, "odd"), csitest.Fail(codes.InvalidArgument, "odd"))
+		f.makeClass(nil)
+		claim := f.claim(nil)
+		f.event("ProvisioningFailed", "infeasible", longest.String(), "code = InvalidArgument desc = odd")
+		f.saved(claim)
+		f.distances(f.plugin.Calls(create), longest, longest)
+	})
+	t.Run("093_claim_and_secret_gone_in_doubt", func(t *testing.T) {
+		for _, protection := range []Protection{ProtectionOff, ProtectionOnRetry} {
+			t.Run(string(protection), func(t *testing.T) {
+				f := scenario(t, csitest.Config{}, func(c *Config) { c.ProvisioningProtection = protection })
+				gate := make(chan struct{})
+				f.plugin.Next(create, csitest.DoAndFail(codes.DeadlineExceeded, "slow"), heldUntil(gate, csitest.Fail(codes.DeadlineExceeded, "slow")))
+				f.makeClass(parameters(map[string]string{parameterPrefix + "provisioner-secret-name": "login", parameterPrefix + "provisioner-secret-namespace": f.ns}))
+				f.secret("login", "v")
+				claim := f.claim(nil)
+				f.wait(create, 2)
+				f.must(f.client.CoreV1().Secrets(f.ns).Delete(t.Context(), "login", metav1.DeleteOptions{}))
+				f.vanish()
+				close(gate)
+				pv := f.saved(claim)
+				f.claimIs("is gone", isGone)
+				calls := f.plugin.Calls(create)
+				if s := calls[len(calls)-1].Request.(*csi.CreateVolumeRequest).GetSecrets(); len(calls) != 3 || s["k"] != "v" {
+					t.Errorf("%d calls, secrets of the last one %v", len(calls), s)
+				}
+				f.phase(pv, corev1.VolumeReleased)
+				f.gone(pv)
+				if n := f.plugin.VolumeCount(); n != 0 {
+					t.Errorf("%d volumes are left", n)
+				}
+			})
+		}
+	})
+	t.Run("095_restart_without_protection", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, func(c *Config) {
+			c.ProvisioningProtection, c.RetryIntervalStart, c.RetryIntervalMax = ProtectionOff, time.Hour, time.Hour
+		})
+		f.plugin.Next(create, csitest.DoAndFail(codes.DeadlineExceeded, "slow"))
+		f.makeClass(nil)
+		f.claim(nil)
+		f.event("ProvisioningFailed", "slow")
+		f.crash()
+		f.vanish()
+		f.claimIs("is gone", isGone)
+		f.start()
+		f.settles()
+		f.calls(create, 1)
+		if n := f.plugin.VolumeCount(); n != 1 { // the leak that this setting allows
+			t.Errorf("%d volumes", n)
+		}
+	})
+}
+
+// claimDeletedInDoubt is the life of a volume whose claim is deleted while it is not
+// known whether it exists.
+func claimDeletedInDoubt(t *testing.T, code codes.Code, protection Protection) {
+	f := scenario(t, csitest.Config{}, func(c *Config) { c.ProvisioningProtection = protection })
+	gate := make(chan struct{})
+	f.plugin.Next(create, csitest.DoAndFail(code, "slow"), heldUntil(gate, csitest.Fail(code, "slow")))
+	f.makeClass(nil)
+	claim := f.claim(nil)
+	f.wait(create, 2)
+	f.vanish()
+	kept := protection != ProtectionOff
+	f.claimIs(fmt.Sprint("is kept: ", kept), func(c *corev1.PersistentVolumeClaim) bool { return kept == (c != nil && isProtected(c)) })
+	close(gate)
+	pv := f.saved(claim)
+	if ref := pv.Spec.ClaimRef; ref.UID != claim.UID || ref.Name != claim.Name || ref.Namespace != claim.Namespace {
+		t.Errorf("claim %v", ref)
+	}
+	f.claimIs("is gone", isGone)
+	f.phase(pv, corev1.VolumeReleased)
+	f.gone(pv)
+	f.calls(create, 3)
+	if n := f.plugin.VolumeCount(); n != 0 {
+		t.Errorf("%d volumes are left", n)
+	}
+}
+
+// nodeGivenBack changes the claim right before the write that gives its node back.
+func nodeGivenBack(t *testing.T, method string, old bool, calls int) {
+	f := scenario(t, csitest.Config{Segments: []map[string]string{{"zone": "a"}}}, nil)
+	f.plugin.Always(create, csitest.Fail(codes.ResourceExhausted, "full"))
+	f.makeClass(late)
+	node := f.ns + "-node"
+	f.must(kubetest.MakeNode(t.Context(), f.client, kubetest.NodeSpec{Name: node, Labels: map[string]string{"zone": "a"}, Driver: f.driver, TopologyKeys: []string{"zone"}}))
+	cfg := f.cp.Config()
+	if old {
+		cfg = f.userWith(rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"persistentvolumeclaims"}, Verbs: []string{"get", "update"}})
+	}
+	var once sync.Once
+	f.through(cfg, func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
+		if r.Method == method && strings.HasSuffix(r.URL.Path, "/persistentvolumeclaims/data") {
+			once.Do(func() {
+				_, err := f.client.CoreV1().PersistentVolumeClaims(f.ns).Patch(t.Context(), "data", types.MergePatchType, []byte(`{"metadata":{"labels":{"a":"b"}}}`), metav1.PatchOptions{})
+				if err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		pass.ServeHTTP(w, r)
+	})
+	claim := f.claim(func(c *corev1.PersistentVolumeClaim) { c.Annotations[kube.AnnSelectedNode] = node })
+	f.claimIs("has no node and keeps the other change", func(c *corev1.PersistentVolumeClaim) bool {
+		_, has := c.Annotations[kube.AnnSelectedNode]
+		return !has && c.Labels["a"] == "b"
+	})
+	f.forgotten(claim)
+	f.calls(create, calls)
+}
+
+func scenarioAnswers(t *testing.T) {
+	t.Run("096_too_small_and_the_claim_is_deleted", func(t *testing.T) {
+		for name, first := range map[string]csitest.Step{"cleaned_up_at_once": csitest.Default(), "cleaned_up_later": csitest.Fail(codes.Internal, "busy")} {
+			t.Run(name, func(t *testing.T) {
+				f := scenario(t, csitest.Config{}, nil)
+				gate := make(chan struct{})
+				f.plugin.Always(create, csitest.Alter(func(r *csi.CreateVolumeResponse) { r.Volume.CapacityBytes-- }))
+				f.plugin.Next(remove, heldUntil(gate, first))
+				f.makeClass(nil)
+				claim := f.claim(nil)
+				f.wait(remove, 1)
+				f.vanish()
+				close(gate)
+				f.event("ProvisioningFailed", "smaller", "1073741823 bytes instead of 1073741824")
+				f.claimIs("is gone", isGone)
+				f.forgotten(claim)
+				f.calls(create, 1)
+				for _, c := range f.plugin.Calls(remove) {
+					if id := c.Request.(*csi.DeleteVolumeRequest).GetVolumeId(); id != "vol-000001" {
+						t.Errorf("volume %q was deleted", id)
+					}
+				}
+				if n := f.plugin.VolumeCount(); n != 0 {
+					t.Errorf("%d volumes are left", n)
+				}
+			})
+		}
+	})
+	t.Run("097_capacity", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, nil)
+		f.makeClass(nil)
+		for i, tt := range []struct {
+			bytes int64
+			want  string
+		}{{0, "1Gi"}, {1 << 30, "1Gi"}, {5905580032, "5632Mi"}, {5970004541, "5970004541"}} {
+			f.plugin.Next(create, csitest.Alter(func(r *csi.CreateVolumeResponse) { r.Volume.CapacityBytes = tt.bytes }))
+			pv := f.saved(f.claim(func(c *corev1.PersistentVolumeClaim) { c.Name = fmt.Sprint("data-", i) }))
+			if got := pv.Spec.Capacity.Storage().String(); got != tt.want {
+				t.Errorf("%d bytes: capacity %s, want %s", tt.bytes, got, tt.want)
+			}
+		}
+	})
+	t.Run("099_volume_that_cannot_be_saved_at_once", func(t *testing.T) {
+		for name, tt := range map[string]saving{
+			"rejected":                     {},
+			"rejected_and_claim_deleted":   {gone: true},
+			"saved_but_the_answer_lost":    {lost: true},
+			"saved_and_retained_meanwhile": {lost: true, gone: true, retain: true},
+		} {
+			t.Run(name, func(t *testing.T) { savedLater(t, tt) })
+		}
+	})
+	t.Run("100_name_of_another_claim", func(t *testing.T) {
+		t.Run("before_the_call", func(t *testing.T) {
+			f := scenario(t, csitest.Config{}, nil)
+			claim := f.claim(nil)
+			f.volume("pvc-"+string(claim.UID), corev1.VolumeBound, nil)
+			f.makeClass(nil)
+			f.event("ProvisioningFailed", "is not for this claim")
+			events := f.event("ProvisioningFailed", "is not for this claim") // again
+			f.calls(create, 0)
+			if n := count(events, "Succeeded"); n > 0 {
+				t.Errorf("events %q", events)
+			}
+		})
+		for name, tt := range map[string]struct {
+			same  bool // the driver has one volume for both
+			event string
+		}{
+			"at_the_last_moment":    {false, "exists already, for another volume"},
+			"and_of_its_volume_too": {true, "is not for this claim"},
+		} {
+			t.Run(name, func(t *testing.T) {
+				f := scenario(t, csitest.Config{}, nil)
+				gate := make(chan struct{})
+				f.plugin.Next(create, func(ctx context.Context, p *csitest.Plugin, request any, do func() (any, error)) (any, error) {
+					response, err := do()
+					return heldUntil(gate, csitest.Default())(ctx, p, request, func() (any, error) { return response, err })
+				})
+				f.makeClass(nil)
+				claim := f.claim(nil)
+				kubetest.Eventually(t, "the volume is made", func(context.Context) error {
+					if n := f.plugin.VolumeCount(); n != 1 {
+						return fmt.Errorf("%d volumes", n)
+					}
+					return nil
+				})
+				made := f.plugin.Volumes()[0].ID
+				f.volume("pvc-"+string(claim.UID), corev1.VolumeBound, func(pv *corev1.PersistentVolume) {
+					if tt.same {
+						pv.Spec.CSI.VolumeHandle = made
+					}
+				})
+				close(gate)
+				events := f.event("ProvisioningFailed", tt.event)
+				events = append(events, f.event("ProvisioningFailed", "see --volume-name-uuid-length")...) // the next attempt finds it before the call
+				if n := count(events, "Succeeded"); n > 0 {
+					t.Errorf("events %q", events)
+				}
+				f.calls(create, 1)
+				left := slices.ContainsFunc(f.plugin.Volumes(), func(v csitest.Volume) bool { return v.ID == made })
+				if left != tt.same {
+					t.Errorf("the volume is left: %v", left)
+				}
+			})
+		}
+	})
+}
+
+// saving is what happens while the PersistentVolume of a volume cannot be created.
+type saving struct {
+	lost   bool // it was created, and the answer did not come through
+	gone   bool // its claim is deleted
+	retain bool // by its class; it is released
+}
+
+func savedLater(t *testing.T, s saving) {
+	f := scenario(t, csitest.Config{}, nil)
+	var posts atomic.Int32
+	gate := make(chan struct{})
+	f.through(f.cp.Config(), func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
+		if r.Method == http.MethodPost && r.URL.Path == "/api/v1/persistentvolumes" {
+			n := posts.Add(1)
+			if n == 1 && s.lost {
+				pass.ServeHTTP(httptest.NewRecorder(), r)
+			}
+			if n == 3 {
+				<-gate
+			}
+			if n <= 3 {
+				http.Error(w, "out of order", http.StatusInternalServerError)
+				return
+			}
+		}
+		pass.ServeHTTP(w, r)
+	})
+	f.makeClass(func(c *storagev1.StorageClass) {
+		if s.retain {
+			c.ReclaimPolicy = ptr.To(corev1.PersistentVolumeReclaimRetain)
+		}
+	})
+	claim := f.claim(nil)
+	kubetest.Eventually(t, "the third attempt is made", func(context.Context) error {
+		if n := posts.Load(); n < 3 {
+			return fmt.Errorf("%d attempts", n)
+		}
+		return nil
+	})
+	if s.gone {
+		f.vanish()
+		f.claimIs("is gone", isGone)
+	}
+	if s.retain {
+		f.phase(f.saved(claim), corev1.VolumeReleased)
+	}
+	close(gate)
+	if events := f.event("ProvisioningSucceeded"); count(events, "Failed") > 0 {
+		t.Errorf("events %q", events)
+	}
+	if pv := f.saved(claim); pv.Spec.ClaimRef.UID != claim.UID {
+		t.Errorf("claim %v", pv.Spec.ClaimRef)
+	}
+	f.settles()
+	if n := count(f.otherEvents(), "ProvisioningSucceeded"); n > 0 {
+		t.Errorf("%d further successes", n)
+	}
+	if n := posts.Load(); n != 4 {
+		t.Errorf("%d attempts, want 4", n)
+	}
+	f.calls(create, 1)
+	f.calls(remove, 0)
+	if n := f.plugin.VolumeCount(); n != 1 {
+		t.Errorf("%d volumes", n)
+	}
+}
+
+func scenarioVolumes(t *testing.T) {
+	t.Run("102_everything_in_its_place", func(t *testing.T) {
+		f := scenario(t, csitest.Config{VolumeContext: map[string]string{"pool": "p1"}}, nil)
+		f.makeClass(func(c *storagev1.StorageClass) {
+			c.Parameters = map[string]string{"type": "fast", parameterPrefix + "fstype": "xfs"}
+			c.MountOptions = []string{"noatime"}
+		})
+		claim := f.claim(nil)
+		pv := f.saved(claim)
+		identity := pv.Spec.CSI.VolumeAttributes[identityAttribute]
+		if !regexp.MustCompile(`^\d+-\d+-` + regexp.QuoteMeta(f.driver) + `$`).MatchString(identity) {
+			t.Errorf("identity %q", identity)
+		}
+		if want := map[string]string{kube.AnnProvisionedBy: f.driver, annDeletionSecretName: "", annDeletionSecretNamespace: ""}; fmt.Sprint(pv.Annotations) != fmt.Sprint(want) {
+			t.Errorf("annotations %v, want %v", pv.Annotations, want)
+		}
+		if !slices.Equal(pv.Finalizers, []string{volumeFinalizer, "kubernetes.io/pv-protection"}) || len(pv.Labels) > 0 {
+			t.Errorf("finalizers %v, labels %v", pv.Finalizers, pv.Labels)
+		}
+		want := corev1.PersistentVolumeSpec{
+			AccessModes: claim.Spec.AccessModes, Capacity: claim.Spec.Resources.Requests, MountOptions: []string{"noatime"}, StorageClassName: f.class,
+			PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimDelete, VolumeMode: ptr.To(corev1.PersistentVolumeFilesystem),
+			ClaimRef: &corev1.ObjectReference{Kind: "PersistentVolumeClaim", APIVersion: "v1", Namespace: f.ns, Name: "data", UID: claim.UID, ResourceVersion: claim.ResourceVersion},
+			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{
+				Driver: f.driver, VolumeHandle: f.plugin.Volumes()[0].ID, FSType: "xfs",
+				VolumeAttributes: map[string]string{identityAttribute: identity, "pool": "p1"},
+			}},
+		}
+		if !apiequality.Semantic.DeepEqual(pv.Spec, want) {
+			t.Errorf("got  %+v\nwant %+v", pv.Spec, want)
+		}
+	})
+	t.Run("103_retained", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, oneWorker)
+		f.makeClass(func(c *storagev1.StorageClass) { c.ReclaimPolicy = ptr.To(corev1.PersistentVolumeReclaimRetain) })
+		pv := f.saved(f.claim(nil))
+		f.phase(pv, corev1.VolumeBound)
+		f.volumesSettle()
+		pv, err := f.client.CoreV1().PersistentVolumes().Get(t.Context(), pv.Name, metav1.GetOptions{})
+		f.must(err)
+		if pv.Spec.PersistentVolumeReclaimPolicy != corev1.PersistentVolumeReclaimRetain || slices.Contains(pv.Finalizers, volumeFinalizer) {
+			t.Errorf("policy %s, finalizers %v", pv.Spec.PersistentVolumeReclaimPolicy, pv.Finalizers)
+		}
+	})
+	t.Run("104_read_only", func(t *testing.T) {
+		for _, flag := range []bool{true, false} {
+			t.Run(fmt.Sprint(flag), func(t *testing.T) {
+				f := scenario(t, csitest.Config{}, func(c *Config) { c.ControllerPublishReadonly = flag })
+				f.makeClass(nil)
+				for name, tt := range map[string]struct {
+					modes []corev1.PersistentVolumeAccessMode
+					want  bool
+				}{
+					"rox":     {[]corev1.PersistentVolumeAccessMode{corev1.ReadOnlyMany}, flag},
+					"rox-rwx": {[]corev1.PersistentVolumeAccessMode{corev1.ReadOnlyMany, corev1.ReadWriteMany}, false},
+					"rwx":     {[]corev1.PersistentVolumeAccessMode{corev1.ReadWriteMany}, false},
+				} {
+					pv := f.saved(f.claim(func(c *corev1.PersistentVolumeClaim) { c.Name, c.Spec.AccessModes = name, tt.modes }))
+					if pv.Spec.CSI.ReadOnly != tt.want {
+						t.Errorf("%s: read-only is %v", name, pv.Spec.CSI.ReadOnly)
+					}
+				}
+			})
+		}
+	})
+	t.Run("105_migrated", func(t *testing.T) {
+		const inTree = "kubernetes.io/aws-ebs"
+		f := scenario(t, csitest.Config{Name: "ebs.csi.aws.com"}, func(c *Config) { c.RetryIntervalStart, c.RetryIntervalMax = time.Hour, time.Hour })
+		claim := f.claim(func(c *corev1.PersistentVolumeClaim) {
+			c.Annotations = map[string]string{kube.AnnStorageProvisioner: inTree, kube.AnnMigratedTo: f.driver}
+		})
+		f.settles()
+		f.makeClass(func(c *storagev1.StorageClass) { // wakes the claim
+			c.Provisioner, c.Parameters = inTree, map[string]string{"type": "gp2", "fsType": "ext4"}
+		})
+		pv := f.saved(claim)
+		request := f.plugin.Calls(create)[0].Request.(*csi.CreateVolumeRequest)
+		if fmt.Sprint(request.GetParameters()) != "map[type:gp2]" || request.GetVolumeCapabilities()[0].GetMount().GetFsType() != "ext4" {
+			t.Errorf("request %v", request)
+		}
+		ebs := pv.Spec.AWSElasticBlockStore
+		if ebs == nil || pv.Spec.CSI != nil || ebs.VolumeID != f.plugin.Volumes()[0].ID || ebs.FSType != "ext4" {
+			t.Fatalf("source %+v", pv.Spec.PersistentVolumeSource)
+		}
+		if by := pv.Annotations[kube.AnnProvisionedBy]; by != inTree {
+			t.Errorf("provisioned by %q", by)
+		}
+		f.patchVolume(pv, fmt.Sprintf(`{"metadata":{"annotations":{%q:%q}}}`, kube.AnnMigratedTo, f.driver))
+		f.phase(pv, corev1.VolumeReleased)
+		f.gone(pv)
+		if r := f.plugin.Calls(remove)[0].Request.(*csi.DeleteVolumeRequest); r.GetVolumeId() != ebs.VolumeID {
+			t.Errorf("deleted %v", r)
+		}
+		for _, method := range []string{create, remove} {
+			if n := f.metric("csi_sidecar_operations_seconds", "method_name", "/csi.v1.Controller/"+method, "migrated", "true"); n != 1 {
+				t.Errorf("%v calls of %s are counted as migrated", n, method)
+			}
+		}
+	})
+}
+
+func scenarioDeletion(t *testing.T) {
+	t.Run("107_110_114_115_to_be_deleted_or_not", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, oneWorker)
+		f.makeClass(nil)
+		retained := f.volume(f.ns+"-retained", corev1.VolumeReleased, func(pv *corev1.PersistentVolume) {
+			pv.Spec.PersistentVolumeReclaimPolicy = corev1.PersistentVolumeReclaimRetain
+		})
+		kept := []*corev1.PersistentVolume{
+			retained,
+			f.volume(f.ns+"-bound", corev1.VolumeBound, nil), f.volume(f.ns+"-available", corev1.VolumeAvailable, nil), f.volume(f.ns+"-failed", corev1.VolumeFailed, nil),
+			f.volume(f.ns+"-other", corev1.VolumeReleased, func(pv *corev1.PersistentVolume) {
+				pv.Annotations = map[string]string{kube.AnnProvisionedBy: "other.example.com"}
+			}),
+			f.volume(f.ns+"-other-driver", corev1.VolumeReleased, func(pv *corev1.PersistentVolume) { pv.Spec.CSI.Driver = "other.example.com" }),
+		}
+		terminating := f.volume(f.ns+"-terminating", corev1.VolumeAvailable, func(pv *corev1.PersistentVolume) { pv.Finalizers = []string{"example.com/keep"} })
+		f.must(f.client.CoreV1().PersistentVolumes().Delete(t.Context(), terminating.Name, metav1.DeleteOptions{}))
+		f.phase(terminating, corev1.VolumeReleased)
+		f.gone(f.volume(f.ns+"-static", corev1.VolumeReleased, nil))
+		f.volumesSettle()
+		for _, pv := range append(kept, terminating) {
+			if calls := f.deletions(pv); len(calls) > 0 {
+				t.Errorf("the volume of %s was deleted", pv.Name)
+			}
+		}
+		f.patchVolume(retained, `{"spec":{"persistentVolumeReclaimPolicy":"Delete"}}`)
+		f.gone(retained)
+		if n := len(f.deletions(retained)); n != 1 {
+			t.Errorf("%d calls for the volume that is not retained any more", n)
+		}
+		f.patchVolume(terminating, `{"metadata":{"finalizers":null}}`)
+	})
+	t.Run("111_attached", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, oneWorker)
+		f.makeClass(nil)
+		attachments := f.client.StorageV1().VolumeAttachments()
+		volumes := map[string]*corev1.PersistentVolume{}
+		for _, state := range []string{"attached", "attaching", "detaching"} {
+			volumes[state] = f.attachedVolume(state)
+		}
+		for _, pv := range volumes {
+			f.phase(pv, corev1.VolumeReleased)
+		}
+		f.volumesSettle()
+		for state, pv := range volumes {
+			if n := len(f.deletions(pv)); n != 0 {
+				t.Errorf("%s: %d calls of DeleteVolume", state, n)
+			}
+		}
+		if events := f.otherEvents(); len(events) > 0 { // detaching is expected to take a moment
+			t.Errorf("events %q", events)
+		}
+		for state, pv := range volumes {
+			began := time.Now()
+			if state == "detaching" {
+				_, err := attachments.Patch(t.Context(), pv.Name, types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{})
+				f.must(err)
+			} else {
+				f.must(attachments.Delete(t.Context(), pv.Name, metav1.DeleteOptions{}))
+			}
+			f.gone(pv)
+			calls := f.deletions(pv)
+			if len(calls) != 1 || calls[0].Began.Sub(began) > blockedWarning/2 { // by the event, not by the next look
+				t.Errorf("%s: %d calls, began %v", state, len(calls), began)
+			}
+		}
+	})
+	t.Run("111_attached_with_a_driver_that_does_not_attach", func(t *testing.T) {
+		f := scenario(t, csitest.Config{Controller: []csi.ControllerServiceCapability_RPC_Type{csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME}}, nil)
+		f.makeClass(nil)
+		pv := f.attachedVolume("attached")
+		f.phase(pv, corev1.VolumeReleased)
+		f.gone(pv)
+		if n := len(f.deletions(pv)); n != 1 {
+			t.Errorf("%d calls", n)
+		}
+	})
+	t.Run("112_doubling_delays", func(t *testing.T) {
+		const start = 100 * time.Millisecond
+		f := scenario(t, csitest.Config{}, func(c *Config) { c.RetryIntervalStart, c.RetryIntervalMax = start, time.Hour })
+		gate, broken := make(chan struct{}), csitest.Fail(codes.Internal, "broken")
+		f.plugin.Next(remove, broken, broken, broken, heldUntil(gate, csitest.Default()))
+		f.makeClass(nil)
+		pv := f.saved(f.claim(nil))
+		f.event("ProvisioningSucceeded")
+		f.phase(pv, corev1.VolumeReleased)
+		f.wait(remove, 4)
+		if events := f.otherEvents(); count(events, "VolumeFailedDelete rpc error: code = Internal desc = broken") != 3 || len(events) != 3 {
+			t.Errorf("events %q", events)
+		}
+		live, err := f.client.CoreV1().PersistentVolumes().Get(t.Context(), pv.Name, metav1.GetOptions{})
+		f.must(err)
+		if live.DeletionTimestamp != nil || !slices.Contains(live.Finalizers, volumeFinalizer) {
+			t.Errorf("deleted %v, finalizers %v", live.DeletionTimestamp, live.Finalizers)
+		}
+		close(gate)
+		f.gone(pv)
+		f.distances(f.plugin.Calls(remove), start, 2*start, 4*start)
+	})
+	t.Run("113_secrets", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, nil)
+		template := func(name string) func(*storagev1.StorageClass) {
+			return func(c *storagev1.StorageClass) {
+				c.Parameters = map[string]string{parameterPrefix + "provisioner-secret-name": name, parameterPrefix + "provisioner-secret-namespace": "${pvc.namespace}"}
+			}
+		}
+		f.makeClass(template("${pvc.name}"))
+		odd := f.ns + "-odd"
+		f.makeClass(func(c *storagev1.StorageClass) { template("${pvc.annotations['x']}")(c); c.Name = odd })
+		f.secret("data", "of the class")
+		f.secret("annotated", "of the annotations")
+		named := func(name, namespace string) map[string]string {
+			return map[string]string{annDeletionSecretName: name, annDeletionSecretNamespace: namespace}
+		}
+		for name, tt := range map[string]struct {
+			annotations map[string]string
+			class       string
+			noClaim     bool
+			want        string // the value of the secret; "": the call has none
+			event       string
+		}{
+			"annotated":           {annotations: named("annotated", f.ns), want: "of the annotations"},
+			"missing":             {annotations: named("missing", f.ns), event: "missing"},
+			"empty":               {annotations: named("", "")},
+			"half-empty":          {annotations: named("annotated", ""), event: "one of them is empty"},
+			"class":               {want: "of the class"},
+			"one-annotation":      {annotations: map[string]string{annDeletionSecretName: "annotated"}, want: "of the class"},
+			"class-gone":          {class: f.ns + "-none"},
+			"no-claim":            {noClaim: true},
+			"class-by-annotation": {annotations: map[string]string{kube.AnnBetaStorageClass: f.class}, class: f.ns + "-none", want: "of the class"},
+			"template":            {class: odd, event: "pvc.annotations['x']"},
+		} {
+			pv := f.volume(f.ns+"-"+name, corev1.VolumeReleased, func(pv *corev1.PersistentVolume) {
+				pv.Annotations = tt.annotations
+				if tt.class != "" {
+					pv.Spec.StorageClassName = tt.class
+				}
+				if tt.noClaim {
+					pv.Spec.ClaimRef = nil
+				}
+			})
+			f.gone(pv)
+			calls := f.deletions(pv)
+			if len(calls) != 1 {
+				t.Fatalf("%s: %d calls", name, len(calls))
+			}
+			if s := calls[0].Request.(*csi.DeleteVolumeRequest).GetSecrets(); s["k"] != tt.want || tt.want == "" && len(s) > 0 {
+				t.Errorf("%s: secrets %v, want %q", name, s, tt.want)
+			}
+			events := f.otherEvents()
+			if told := count(events, tt.event); tt.event == "" && len(events) > 0 || tt.event != "" && (told != 1 || len(events) != 1) {
+				t.Errorf("%s: events %q", name, events)
+			}
+		}
+	})
+}
+
+// attachedVolume makes a volume and an attachment of its name in some state, and
+// waits until the provisioner has seen it.
+func (f *fixture) attachedVolume(state string) *corev1.PersistentVolume {
+	f.Helper()
+	pv := f.volume(f.ns+"-"+state, corev1.VolumeAvailable, nil)
+	attachments := f.client.StorageV1().VolumeAttachments()
+	va := &storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: pv.Name}, Spec: storagev1.VolumeAttachmentSpec{
+		Attacher: f.driver, NodeName: "n", Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &pv.Name}}}
+	if state == "detaching" {
+		va.Finalizers = []string{"example.com/keep"}
+	}
+	va, err := attachments.Create(f.Context(), va, metav1.CreateOptions{})
+	f.must(err)
+	switch state {
+	case "attached":
+		va.Status.Attached = true
+		_, err = attachments.UpdateStatus(f.Context(), va, metav1.UpdateOptions{})
+	case "detaching":
+		err = attachments.Delete(f.Context(), va.Name, metav1.DeleteOptions{})
+	}
+	f.must(err)
+	if f.c.driver.publishes {
+		kubetest.Eventually(f.T, "the attachment is in the cache", func(context.Context) error {
+			if len(f.c.attachments.Select(kube.ByVolume, pv.Name)) != 1 {
+				return errors.New("it is not")
+			}
+			return nil
+		})
+	}
+	return pv
+}
+
+func (f *fixture) secret(name, value string) {
+	f.Helper()
+	_, err := f.client.CoreV1().Secrets(f.ns).Create(f.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: name}, StringData: map[string]string{"k": value}}, metav1.CreateOptions{})
+	f.must(err)
+}
+
+// userWith is somebody who may do what rule says, and nothing else.
+func (f *fixture) userWith(rule rbacv1.PolicyRule) *rest.Config {
+	f.Helper()
+	name := f.ns + "-user"
+	rbac := f.client.RbacV1()
+	_, err := rbac.Roles(f.ns).Create(f.Context(), &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Name: name}, Rules: []rbacv1.PolicyRule{rule}}, metav1.CreateOptions{})
+	f.must(err)
+	_, err = rbac.RoleBindings(f.ns).Create(f.Context(), &rbacv1.RoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: name}, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: name},
+		Subjects: []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: name}},
+	}, metav1.CreateOptions{})
+	f.must(err)
+	kubetest.Eventually(f.T, "the permissions are in force", func(ctx context.Context) error {
+		review, err := f.client.AuthorizationV1().SubjectAccessReviews().Create(ctx, &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
+			User: name, ResourceAttributes: &authorizationv1.ResourceAttributes{Namespace: f.ns, Verb: rule.Verbs[0], Group: rule.APIGroups[0], Resource: rule.Resources[0]},
+		}}, metav1.CreateOptions{})
+		if err == nil && !review.Status.Allowed {
+			err = errors.New(review.Status.Reason)
+		}
+		return err
+	})
+	return f.cp.UserConfig(name)
+}
+
+// metric is the sum of the values, or of the numbers of observations, of the metrics of
+// a name that have these labels, given as name, value, name, value and so on.
+func (f *fixture) metric(name string, labels ...string) float64 {
+	f.Helper()
+	families, err := f.registry.Gather()
+	f.must(err)
+	sum := 0.0
+	for _, family := range families {
+		if family.GetName() != name {
+			continue
+		}
+		for _, m := range family.GetMetric() {
+			has := map[string]string{}
+			for _, l := range m.GetLabel() {
+				has[l.GetName()] = l.GetValue()
+			}
+			matches := true
+			for i := 0; i < len(labels); i += 2 {
+				matches = matches && has[labels[i]] == labels[i+1]
+			}
+			if matches {
+				sum += m.GetCounter().GetValue() + m.GetGauge().GetValue() + float64(m.GetHistogram().GetSampleCount())
+			}
+		}
+	}
+	return sum
+}
