@@ -2,10 +2,12 @@ package provisioner
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -81,12 +83,37 @@ func TestDecide(t *testing.T) {
 	foreign := ourVolume()
 	foreign.Spec.ClaimRef.UID = "other"
 	zones := world([]string{"zone"}, map[string]string{"zone": "a"})
+	can := func(d *driver) { d.restores, d.clones, d.modifies, d.topology = true, true, true, false }
+	from := func(kind string, changes ...func(*corev1.PersistentVolumeClaim)) *corev1.PersistentVolumeClaim {
+		return testClaim(func(c *corev1.PersistentVolumeClaim) {
+			c.Spec.DataSource = &corev1.TypedLocalObjectReference{Kind: kind, Name: "x"}
+			if kind == kube.KindSnapshot {
+				c.Spec.DataSource.APIGroup = ptr.To(snapshotGroup)
+			}
+			for _, change := range changes {
+				change(c)
+			}
+		})
+	}
+	attributes := func(name string) *corev1.PersistentVolumeClaim {
+		return testClaim(func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeAttributesClassName = &name })
+	}
+	alpha := func(c *corev1.PersistentVolumeClaim) { c.Annotations[annSelectedNodeAlpha] = "node-9" }
+	errGone := errors.New("it is gone")
+	snapshotX := func(change func(*found)) *found {
+		f := &found{source: &sourceKey{kube.KindSnapshot, "ns", "x"}, content: &csi.VolumeContentSource{}}
+		if change != nil {
+			change(f)
+		}
+		return f
+	}
 	tests := map[string]struct {
 		driver   func(*driver)
 		claim    *corev1.PersistentVolumeClaim
 		class    *storagev1.StorageClass
 		volume   *corev1.PersistentVolume
 		progress progress
+		named    *found
 		want     action
 		reason   string
 		err      error
@@ -119,16 +146,41 @@ func TestDecide(t *testing.T) {
 		"data from a populator": {claim: testClaim(func(c *corev1.PersistentVolumeClaim) {
 			c.Spec.DataSourceRef = &corev1.TypedObjectReference{Kind: "Hello", Name: "x"}
 		}), class: testClass(nil), want: doIgnore, reason: "Populator", err: errPopulator},
-		"data from a snapshot": {claim: testClaim(func(c *corev1.PersistentVolumeClaim) {
-			c.Spec.DataSource = &corev1.TypedLocalObjectReference{Kind: "VolumeSnapshot", Name: "x"}
-		}), class: testClass(nil), want: doFail, reason: "CannotAsk"},
-		"a driver that cannot": {driver: func(d *driver) { d.createsVolumes = false }, claim: testClaim(nil), class: testClass(nil), want: doFail, reason: "CannotAsk"},
+		"late binding, node chosen by the alpha annotation": {claim: testClaim(alpha), class: testClass(late), want: doForget, reason: "WaitsForPod"},
+		"the node of the alpha annotation is gone":          {driver: func(d *driver) { d.topology = true }, claim: testClaim(alpha), class: testClass(nil), want: doFail, reason: "CannotAsk", err: errNodeGone},
+		"no topology for long, with the alpha annotation": {driver: func(d *driver) { d.topology = true },
+			claim: testClaim(func(c *corev1.PersistentVolumeClaim) { c.Annotations[annSelectedNodeAlpha] = "node-0" }),
+			class: testClass(func(c *storagev1.StorageClass) { c.AllowedTopologies = allow(in("zone", "b")) }), progress: progress{stuck: 4}, want: doFail, reason: "CannotAsk", err: errTopology},
 
-		"called invalid a moment ago":               {claim: testClaim(nil), class: testClass(nil), progress: progress{infeasible: &infeasible{now.Add(time.Second), "class-1", "1", 1_500_000_000, ""}}, want: doWait, reason: "Infeasible"},
-		"called invalid long ago":                   {claim: testClaim(nil), class: testClass(nil), progress: progress{infeasible: &infeasible{now, "class-1", "1", 1_500_000_000, ""}}, want: doStart, reason: "Wanted"},
-		"called invalid, and the class is another":  {claim: testClaim(nil), class: testClass(nil), progress: progress{infeasible: &infeasible{now.Add(time.Second), "class-0", "1", 1_500_000_000, ""}}, want: doStart, reason: "Wanted"},
-		"called invalid, and the class has changed": {claim: testClaim(nil), class: testClass(nil), progress: progress{infeasible: &infeasible{now.Add(time.Second), "class-1", "0", 1_500_000_000, ""}}, want: doStart, reason: "Wanted"},
-		"called invalid, and the size has changed":  {claim: testClaim(nil), class: testClass(nil), progress: progress{infeasible: &infeasible{now.Add(time.Second), "class-1", "1", 1, ""}}, want: doStart, reason: "Wanted"},
+		"data from a snapshot":                             {driver: can, claim: from("VolumeSnapshot"), class: testClass(nil), want: doLookUp, reason: "NamesOthers"},
+		"data from a snapshot, a driver that cannot":       {claim: from("VolumeSnapshot"), class: testClass(nil), want: doFail, reason: "CannotAsk"},
+		"data from a snapshot that cannot be used":         {driver: can, claim: from("VolumeSnapshot"), class: testClass(nil), named: snapshotX(func(f *found) { f.err = errGone }), want: doFail, reason: "CannotAsk", err: errGone},
+		"data from a snapshot that is not kept yet":        {driver: can, claim: from("VolumeSnapshot"), class: testClass(nil), named: snapshotX(nil), want: doGuard, reason: "IsCopied"},
+		"data from a snapshot that is kept":                {driver: can, claim: from("VolumeSnapshot"), class: testClass(nil), named: snapshotX(func(f *found) { f.guarded = true }), want: doStart, reason: "Wanted"},
+		"a source is not kept for a request with a defect": {driver: can, claim: from("VolumeSnapshot"), class: testClass(parameters(map[string]string{parameterPrefix + "secret-name": "x"})), named: snapshotX(nil), want: doFail, reason: "CannotAsk"},
+		"a source is not looked up for a driver that called it invalid": {driver: can, claim: from("VolumeSnapshot"), class: testClass(nil),
+			progress: progress{infeasible: &infeasible{now.Add(time.Second), "class-1", "1", 1_500_000_000, ""}}, want: doWait, reason: "Infeasible"},
+		"data from a snapshot of another group":   {driver: can, claim: from("VolumeSnapshot", func(c *corev1.PersistentVolumeClaim) { c.Spec.DataSource.APIGroup = ptr.To("example.com") }), class: testClass(nil), want: doFail, reason: "CannotAsk"},
+		"data from a claim":                       {driver: can, claim: from("PersistentVolumeClaim"), class: testClass(nil), want: doLookUp, reason: "NamesOthers"},
+		"data from a claim, a driver that cannot": {driver: func(d *driver) { can(d); d.clones = false }, claim: from("PersistentVolumeClaim"), class: testClass(nil), want: doFail, reason: "CannotAsk"},
+		"data from a claim of another group":      {driver: can, claim: from("PersistentVolumeClaim", func(c *corev1.PersistentVolumeClaim) { c.Spec.DataSource.APIGroup = ptr.To("example.com") }), class: testClass(nil), want: doIgnore, reason: "Populator", err: errPopulator},
+		"data from another namespace, the gate is off": {driver: can, claim: testClaim(func(c *corev1.PersistentVolumeClaim) {
+			c.Spec.DataSourceRef = &corev1.TypedObjectReference{Kind: "PersistentVolumeClaim", Name: "x", Namespace: ptr.To("b")}
+		}), class: testClass(nil), want: doFail, reason: "CannotAsk"},
+		"an attributes class":                      {driver: can, claim: attributes("gold"), class: testClass(nil), want: doLookUp, reason: "NamesOthers"},
+		"an attributes class, read":                {driver: can, claim: attributes("gold"), class: testClass(nil), named: &found{mutable: map[string]string{"iops": "9"}}, want: doStart, reason: "Wanted"},
+		"an attributes class that cannot be used":  {driver: can, claim: attributes("gold"), class: testClass(nil), named: &found{err: errGone}, want: doFail, reason: "CannotAsk", err: errGone},
+		"an attributes class, a driver without it": {claim: attributes("gold"), class: testClass(nil), want: doFail, reason: "CannotAsk"},
+		"an attributes class, the gate is off":     {driver: func(d *driver) { d.VolumeAttributesClass = false }, claim: attributes("gold"), class: testClass(nil), want: doStart, reason: "Wanted"},
+		"an attributes class without a name":       {claim: attributes(""), class: testClass(nil), want: doStart, reason: "Wanted"},
+		"a driver that cannot":                     {driver: func(d *driver) { d.createsVolumes = false }, claim: testClaim(nil), class: testClass(nil), want: doFail, reason: "CannotAsk"},
+
+		"called invalid a moment ago":                     {claim: testClaim(nil), class: testClass(nil), progress: progress{infeasible: &infeasible{now.Add(time.Second), "class-1", "1", 1_500_000_000, ""}}, want: doWait, reason: "Infeasible"},
+		"called invalid long ago":                         {claim: testClaim(nil), class: testClass(nil), progress: progress{infeasible: &infeasible{now, "class-1", "1", 1_500_000_000, ""}}, want: doStart, reason: "Wanted"},
+		"called invalid, and the class is another":        {claim: testClaim(nil), class: testClass(nil), progress: progress{infeasible: &infeasible{now.Add(time.Second), "class-0", "1", 1_500_000_000, ""}}, want: doStart, reason: "Wanted"},
+		"called invalid, and the class has changed":       {claim: testClaim(nil), class: testClass(nil), progress: progress{infeasible: &infeasible{now.Add(time.Second), "class-1", "0", 1_500_000_000, ""}}, want: doStart, reason: "Wanted"},
+		"called invalid, and the attributes have changed": {driver: can, claim: attributes("gold"), class: testClass(nil), progress: progress{infeasible: &infeasible{now.Add(time.Second), "class-1", "1", 1_500_000_000, ""}}, want: doLookUp, reason: "NamesOthers"},
+		"called invalid, and the size has changed":        {claim: testClaim(nil), class: testClass(nil), progress: progress{infeasible: &infeasible{now.Add(time.Second), "class-1", "1", 1, ""}}, want: doStart, reason: "Wanted"},
 
 		"asked for":                                       {claim: testClaim(nil), class: testClass(nil), progress: progress{attempt: testAttempt(nil)}, want: doCreate, reason: "Requested"},
 		"asked for, with protection always":               {driver: func(d *driver) { d.ProvisioningProtection = ProtectionAlways }, claim: testClaim(nil), progress: progress{attempt: testAttempt(nil)}, want: doProtect, reason: "BeforeFirstCall"},
@@ -145,20 +197,29 @@ func TestDecide(t *testing.T) {
 			a.plan.Secrets.Provisioner = &corev1.SecretReference{Name: "s"}
 			a.request.Secrets = map[string]string{}
 		})}, want: doCreate, reason: "Requested"},
-		"made and not saved":                                 {claim: testClaim(nil), progress: progress{attempt: testAttempt(func(a *attempt) { a.volume = ourVolume() })}, want: doSave, reason: "Created"},
-		"made and not saved, the claim is gone":              {progress: progress{attempt: testAttempt(func(a *attempt) { a.volume = ourVolume() })}, want: doSave, reason: "Created"},
-		"made and of no use":                                 {claim: testClaim(protected), progress: progress{attempt: testAttempt(func(a *attempt) { a.waste, a.doubt = "vol-1", true })}, want: doCleanUp, reason: "Unusable"},
-		"saved and still protected":                          {claim: testClaim(protected), class: testClass(nil), progress: progress{saved: true}, want: doUnprotect, reason: "Settled"},
-		"bound and still protected":                          {claim: testClaim(func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeName = "x"; protected(c) }), want: doUnprotect, reason: "Settled"},
-		"failed for good and still protected":                {claim: testClaim(protected), class: testClass(nil), progress: progress{settled: true}, want: doUnprotect, reason: "Settled"},
-		"left in doubt by an earlier process":                {claim: testClaim(protected), class: testClass(nil), want: doStart, reason: "LeftInDoubt"},
-		"left in doubt by an earlier process, being deleted": {claim: testClaim(func(c *corev1.PersistentVolumeClaim) { protected(c); deleting(c) }), class: testClass(nil), want: doStart, reason: "LeftInDoubt"},
-		"left in doubt, and the class is gone":               {claim: testClaim(protected), want: doFail, reason: "ClassGone"},
-		"left in doubt, and its volume was saved after all":  {claim: testClaim(protected), class: testClass(nil), volume: ourVolume(), want: doUnprotect, reason: "Settled"},
+		"made and not saved":                                   {claim: testClaim(nil), progress: progress{attempt: testAttempt(func(a *attempt) { a.volume = ourVolume() })}, want: doSave, reason: "Created"},
+		"made and not saved, the claim is gone":                {progress: progress{attempt: testAttempt(func(a *attempt) { a.volume = ourVolume() })}, want: doSave, reason: "Created"},
+		"made and of no use":                                   {claim: testClaim(protected), progress: progress{attempt: testAttempt(func(a *attempt) { a.waste, a.doubt = "vol-1", true })}, want: doCleanUp, reason: "Unusable"},
+		"saved and still protected":                            {claim: testClaim(protected), class: testClass(nil), progress: progress{saved: true}, want: doUnprotect, reason: "Settled"},
+		"bound and still protected":                            {claim: testClaim(func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeName = "x"; protected(c) }), want: doUnprotect, reason: "Settled"},
+		"failed for good and still protected":                  {claim: testClaim(protected), class: testClass(nil), progress: progress{settled: true}, want: doUnprotect, reason: "Settled"},
+		"left in doubt by an earlier process":                  {claim: testClaim(protected), class: testClass(nil), want: doStart, reason: "LeftInDoubt"},
+		"left in doubt by an earlier process, being deleted":   {claim: testClaim(func(c *corev1.PersistentVolumeClaim) { protected(c); deleting(c) }), class: testClass(nil), want: doStart, reason: "LeftInDoubt"},
+		"left in doubt, and the class is gone":                 {claim: testClaim(protected), want: doFail, reason: "ClassGone"},
+		"left in doubt, and the class is another driver's now": {claim: testClaim(protected), class: testClass(func(c *storagev1.StorageClass) { c.Provisioner = "other" }), want: doFail, reason: "ClassGone"},
+		"left in doubt, with a source":                         {driver: can, claim: from("VolumeSnapshot", protected), class: testClass(nil), want: doLookUp, reason: "LeftInDoubt"},
+		"left in doubt, and the source is gone":                {driver: can, claim: from("VolumeSnapshot", protected), class: testClass(nil), named: snapshotX(func(f *found) { f.err = errGone }), want: doFail, reason: "SourceGone", err: errGone},
+		"left in doubt, and the source is gone, being deleted": {driver: can, claim: from("VolumeSnapshot", protected, deleting), class: testClass(nil), named: snapshotX(func(f *found) { f.err = errGone }), want: doFail, reason: "SourceGone", err: errGone},
+		"left in doubt, and the source is there":               {driver: can, claim: from("VolumeSnapshot", protected), class: testClass(nil), named: snapshotX(nil), want: doStart, reason: "LeftInDoubt"},
+		"left in doubt, and the driver has lost a capability":  {claim: from("VolumeSnapshot", protected), class: testClass(nil), named: snapshotX(nil), want: doStart, reason: "LeftInDoubt"},
+		"left in doubt, and it became another driver's":        {claim: testClaim(func(c *corev1.PersistentVolumeClaim) { protected(c); c.Annotations = nil }), class: testClass(nil), want: doStart, reason: "LeftInDoubt"},
+		"in doubt, a populator took over":                      {claim: from("Hello", protected), progress: progress{attempt: testAttempt(doubt)}, want: doCreate, reason: "Requested"},
+		"failed for good, and the source is gone":              {driver: can, claim: from("VolumeSnapshot", protected), class: testClass(nil), progress: progress{settled: true}, want: doUnprotect, reason: "Settled"},
+		"left in doubt, and its volume was saved after all":    {claim: testClaim(protected), class: testClass(nil), volume: ourVolume(), want: doUnprotect, reason: "Settled"},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			got := testDriver(tt.driver).decide(snapshot{claim: tt.claim, class: tt.class, volume: tt.volume, progress: tt.progress, known: zones, now: now})
+			got := testDriver(tt.driver).decide(snapshot{claim: tt.claim, class: tt.class, volume: tt.volume, progress: tt.progress, named: tt.named, known: zones, now: now})
 			if got.action != tt.want || got.reason != tt.reason {
 				t.Errorf("got %v because %s (%v), want %v because %s", got.action, got.reason, got.err, tt.want, tt.reason)
 			}
@@ -168,7 +229,10 @@ func TestDecide(t *testing.T) {
 			switch got.action {
 			case doStart:
 				if got.attempt == nil || got.attempt.request.GetName() != "pvc-"+uid {
-					t.Errorf("attempt %+v", got.attempt)
+					t.Fatalf("attempt %+v", got.attempt)
+				}
+				if n := tt.named; n != nil && (got.attempt.source != n.source || got.attempt.request.GetVolumeContentSource() != n.content || fmt.Sprint(got.attempt.request.GetMutableParameters()) != fmt.Sprint(n.mutable)) {
+					t.Errorf("attempt %+v does not have what was found, %+v", got.attempt, n)
 				}
 			case doIgnore, doRetry, doFail, doReschedule:
 				if got.err == nil {

@@ -2,6 +2,7 @@ package provisioner
 
 import (
 	"crypto/sha256"
+	"errors"
 	"maps"
 	"strings"
 	"testing"
@@ -296,15 +297,27 @@ func TestVolumeOf(t *testing.T) {
 }
 
 func TestCheckVolume(t *testing.T) {
-	request := &csi.CreateVolumeRequest{CapacityRange: &csi.CapacityRange{RequiredBytes: 10}}
+	source := &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: "s"}}}
 	for name, tt := range map[string]struct {
+		source *csi.VolumeContentSource // of the request
 		volume *csi.Volume
 		want   error
 	}{
-		"none": {nil, errNoVolume}, "no ID": {&csi.Volume{CapacityBytes: 10}, errNoVolume}, "too small": {&csi.Volume{VolumeId: "v", CapacityBytes: 9}, errUnusable},
-		"as asked": {&csi.Volume{VolumeId: "v", CapacityBytes: 10}, nil}, "size unknown": {&csi.Volume{VolumeId: "v"}, nil}, "larger": {&csi.Volume{VolumeId: "v", CapacityBytes: 11}, nil},
+		"none":               {nil, nil, errNoVolume},
+		"no ID":              {nil, &csi.Volume{CapacityBytes: 10}, errNoVolume},
+		"no ID, no content":  {source, &csi.Volume{CapacityBytes: 10}, errNoVolume}, // what has no ID cannot be deleted
+		"too small":          {nil, &csi.Volume{VolumeId: "v", CapacityBytes: 9}, errUnusable},
+		"negative size":      {nil, &csi.Volume{VolumeId: "v", CapacityBytes: -1}, errUnusable},
+		"as asked":           {nil, &csi.Volume{VolumeId: "v", CapacityBytes: 10}, nil},
+		"size unknown":       {nil, &csi.Volume{VolumeId: "v"}, nil},
+		"larger":             {nil, &csi.Volume{VolumeId: "v", CapacityBytes: 11}, nil},
+		"content ignored":    {source, &csi.Volume{VolumeId: "v", CapacityBytes: 10}, errUnusable},
+		"content confirmed":  {source, &csi.Volume{VolumeId: "v", CapacityBytes: 10, ContentSource: source}, nil},
+		"content, too small": {source, &csi.Volume{VolumeId: "v", CapacityBytes: 9, ContentSource: source}, errUnusable},
+		"content not asked":  {nil, &csi.Volume{VolumeId: "v", CapacityBytes: 10, ContentSource: source}, nil},
 	} {
-		if err := checkVolume(request, tt.volume); tt.want == nil && err != nil || tt.want != nil && (err == nil || !strings.HasPrefix(err.Error(), tt.want.Error())) {
+		request := &csi.CreateVolumeRequest{CapacityRange: &csi.CapacityRange{RequiredBytes: 10}, VolumeContentSource: tt.source}
+		if err := checkVolume(request, tt.volume); !errors.Is(err, tt.want) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

@@ -722,6 +722,17 @@ func scenarioVolumes(t *testing.T) {
 		if by := pv.Annotations[kube.AnnProvisionedBy]; by != inTree {
 			t.Errorf("provisioned by %q", by)
 		}
+		f.must(f.client.StorageV1().StorageClasses().Delete(t.Context(), f.class, metav1.DeleteOptions{}))
+		f.makeClass(func(c *storagev1.StorageClass) { // which cannot be translated, and does not count any more
+			c.Provisioner, c.Parameters = inTree, map[string]string{"zone": "us-east-1a"}
+			c.AllowedTopologies = allow(in(corev1.LabelTopologyZone, "us-east-1a"))
+		})
+		kubetest.Eventually(t, "the new class is in the cache", func(context.Context) error {
+			if c, ok := f.c.classes.Get(f.class); !ok || c.AllowedTopologies == nil {
+				return errors.New("it is not")
+			}
+			return nil
+		})
 		f.patchVolume(pv, fmt.Sprintf(`{"metadata":{"annotations":{%q:%q}}}`, kube.AnnMigratedTo, f.driver))
 		f.phase(pv, corev1.VolumeReleased)
 		f.gone(pv)
