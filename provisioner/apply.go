@@ -40,12 +40,6 @@ func (t *term) syncClaim(ctx context.Context, key claimKey) (time.Time, error) {
 		case doLookUp:
 			named = t.lookUp(ctx, s.claim, isProtected(s.claim))
 			continue
-		case doGuard:
-			if err := t.guard(ctx, *named.source); err != nil {
-				return time.Time{}, t.failBefore(key, s, err)
-			}
-			named.guarded = true
-			continue
 		case doNothing:
 			return time.Time{}, nil
 		case doForget:
@@ -84,7 +78,12 @@ func (t *term) apply(ctx context.Context, key claimKey, s snapshot, step step) e
 		t.failed(s.claim, failedEvent(kube.ClassOfClaim(s.claim), step.err))
 		return t.reschedule(ctx, s.claim)
 	case doStart:
-		t.remember(key.UID, func(p *progress) { p.attempt, p.settled, p.stuck = step.attempt, false, 0 })
+		t.start(key, step.attempt)
+		return nil
+	case doGuard:
+		if err := t.guard(ctx, key, s.named, step.attempt); err != nil {
+			return t.failBefore(key, s, err)
+		}
 		return nil
 	case doReadSecrets:
 		return t.readSecrets(ctx, key, a)
@@ -100,6 +99,10 @@ func (t *term) apply(ctx context.Context, key claimKey, s snapshot, step step) e
 		return t.cleanUp(ctx, key, a)
 	}
 	return fmt.Errorf("action %v has no implementation", step.action)
+}
+
+func (t *term) start(key claimKey, a *attempt) {
+	t.remember(key.UID, func(p *progress) { p.attempt, p.settled, p.stuck = a, false, 0 })
 }
 
 // failed counts a failure and tells the user.

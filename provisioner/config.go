@@ -17,7 +17,9 @@ const (
 	// ProtectionOff never: a volume whose creation was in doubt is lost when the
 	// process ends and the claim is deleted before another one has taken over.
 	ProtectionOff Protection = "off"
-	// ProtectionOnRetry from the first uncertain answer of the driver on.
+	// ProtectionOnRetry from the first uncertain answer of the driver on; for copies in
+	// a node deployment from before the first call on, so that the instances of other
+	// nodes know that the source is in use.
 	ProtectionOnRetry Protection = "on-retry"
 	// ProtectionAlways from before the first call on.
 	ProtectionAlways Protection = "always"

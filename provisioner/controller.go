@@ -232,7 +232,7 @@ func (t *term) register() (registrations []kube.Registration, err error) {
 	add(t.c.classes.Handle(kube.Handlers[*storagev1.StorageClass]{
 		Add: t.classChanged, Update: func(_, class *storagev1.StorageClass) { t.classChanged(class) },
 	}))
-	add(t.c.claims.Handle(kube.Handlers[*corev1.PersistentVolumeClaim]{Add: t.claimChanged, Update: t.claimUpdated, Delete: t.claimDeleted}))
+	add(t.c.claims.Handle(kube.Handlers[*corev1.PersistentVolumeClaim]{Add: t.claimAdded, Update: t.claimUpdated, Delete: t.claimDeleted}))
 	add(t.c.volumes.Handle(kube.Handlers[*corev1.PersistentVolume]{
 		Add: t.volumeChanged, Update: func(_, pv *corev1.PersistentVolume) { t.volumeChanged(pv) }, Delete: t.volumeDeleted,
 	}))
@@ -252,14 +252,16 @@ func (d driver) keysOf(node *storagev1.CSINode) []string {
 	return nil
 }
 
-// claimChanged queues a claim for which there may be something to do, and those
-// that are to be copies of it.
+func (t *term) claimAdded(claim *corev1.PersistentVolumeClaim) {
+	t.wake(kube.Need(kube.KindClaim, claim.Namespace, claim.Name))
+	t.claimChanged(claim)
+}
+
+// claimChanged queues a claim for which there may be something to do.
 func (t *term) claimChanged(claim *corev1.PersistentVolumeClaim) {
-	source := sourceKey{kube.KindClaim, claim.Namespace, claim.Name}
-	if slices.Contains(claim.Finalizers, cloneFinalizer) {
-		t.cloneQueue.Add(source)
+	if isCloned(claim) {
+		t.cloneQueue.Add(sourceKey{kube.KindClaim, claim.Namespace, claim.Name})
 	}
-	t.wake(source.need())
 	if claim.Spec.VolumeName != "" && !isProtected(claim) {
 		t.forget(claim.UID)
 		return
@@ -273,12 +275,16 @@ func (t *term) claimUpdated(old, claim *corev1.PersistentVolumeClaim) {
 	if old.UID != claim.UID { // deleted and created again while the watch was interrupted
 		t.claimDeleted(old)
 	}
-	if old.Spec.VolumeName == "" && claim.Spec.VolumeName != "" {
-		t.released(t.c.driver.copied(claim))
+	if waits(old) && !waits(claim) {
+		t.left(old) // not claim: see kube.Trim
 	}
-	if !onlyOwnChanges(old, claim) {
-		t.claimChanged(claim)
+	if onlyOwnChanges(old, claim) {
+		return
 	}
+	if isCloned(old) == isCloned(claim) { // else it is what this program does with a source
+		t.wake(kube.Need(kube.KindClaim, claim.Namespace, claim.Name))
+	}
+	t.claimChanged(claim)
 }
 
 // onlyOwnChanges tells whether a claim has changed in nothing but its protection:
@@ -292,7 +298,7 @@ func (t *term) claimDeleted(claim *corev1.PersistentVolumeClaim) {
 	t.mu.Lock()
 	delete(t.placeless, keyOf(claim))
 	t.mu.Unlock()
-	t.released(t.c.driver.copied(claim))
+	t.left(claim)
 	if t.forget(claim.UID) {
 		return // its key is queued until the outcome is known
 	}
@@ -307,15 +313,6 @@ func (t *term) classChanged(class *storagev1.StorageClass) {
 	for _, claim := range t.c.claims.Select(kube.ByClass, class.Name) {
 		t.claimChanged(claim)
 	}
-}
-
-// copied is what the volume of a claim is to be a copy of; nil for nothing.
-func (d driver) copied(claim *corev1.PersistentVolumeClaim) *sourceKey {
-	source, err := sourceOf(claim, true) // also what was allowed once
-	if err != nil {
-		return nil
-	}
-	return source
 }
 
 // wake queues the claims that wait for what need names (see kube.Need). What the
@@ -335,19 +332,21 @@ func (t *term) wake(need string) {
 // watchOptional watches what claims may name besides their class, where such kinds
 // exist, so that they need not wait for their back-off.
 func (t *term) watchOptional(ctx context.Context, wg *sync.WaitGroup) {
-	watch := func(o *kube.Optional, resource schema.GroupVersionResource, changed func(*metav1.PartialObjectMetadata)) {
+	watch := func(o *kube.Optional, resource schema.GroupVersionResource, changed func(old, now *metav1.PartialObjectMetadata)) {
 		wg.Go(func() {
 			o.Run(ctx, t.c.deps.Metadata, resource, kube.Handlers[*metav1.PartialObjectMetadata]{
-				Add: changed, Update: func(_, now *metav1.PartialObjectMetadata) { changed(now) },
+				Add: func(now *metav1.PartialObjectMetadata) { changed(nil, now) }, Update: changed,
 			})
 		})
 	}
 	if d := t.c.driver; d.restores {
 		sweep := t.c.cfg.SnapshotOrphanSweepInterval
-		watch(&t.snapshots, volumeSnapshots, func(s *metav1.PartialObjectMetadata) {
+		watch(&t.snapshots, volumeSnapshots, func(old, s *metav1.PartialObjectMetadata) {
 			key := sourceKey{kube.KindSnapshot, s.Namespace, s.Name}
-			t.wake(key.need())
-			if sweep > 0 && slices.Contains(s.Finalizers, snapshotFinalizer) {
+			if old == nil || isRestored(old) == isRestored(s) { // else it is what this program does with a source
+				t.wake(key.need())
+			}
+			if sweep > 0 && isRestored(s) {
 				t.snapshotQueue.Add(key)
 			}
 		})
@@ -356,10 +355,10 @@ func (t *term) watchOptional(ctx context.Context, wg *sync.WaitGroup) {
 		}
 	}
 	if d := t.c.driver; d.modifies && d.VolumeAttributesClass {
-		watch(&kube.Optional{}, attributesClasses, func(c *metav1.PartialObjectMetadata) { t.wake(kube.Need(kube.KindAttributes, "", c.Name)) })
+		watch(&kube.Optional{}, attributesClasses, func(_, c *metav1.PartialObjectMetadata) { t.wake(kube.Need(kube.KindAttributes, "", c.Name)) })
 	}
 	if t.c.cfg.CrossNamespaceVolumeDataSource {
-		watch(&kube.Optional{}, referenceGrants, func(g *metav1.PartialObjectMetadata) { t.wake(kube.Need(kube.KindReferenceGrant, g.Namespace, "")) })
+		watch(&kube.Optional{}, referenceGrants, func(_, g *metav1.PartialObjectMetadata) { t.wake(kube.Need(kube.KindReferenceGrant, g.Namespace, "")) })
 	}
 }
 

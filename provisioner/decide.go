@@ -26,8 +26,8 @@ const (
 	doRace              // draw a time at which to try to own the claim
 	doOwn               // have this node selected
 	doLookUp            // read what the claim names
-	doGuard             // keep the source of the data from being deleted
 	doStart             // take up an attempt
+	doGuard             // the same, and keep the source of the data from being deleted
 	doReadSecrets
 	doProtect
 	doUnprotect
@@ -39,7 +39,7 @@ const (
 // String is the name of a in the log.
 func (a action) String() string {
 	return [...]string{
-		"nothing", "forget", "ignore", "retry", "fail", "wait", "reschedule", "race", "own", "look up", "guard", "start", "read secrets", "protect", "unprotect",
+		"nothing", "forget", "ignore", "retry", "fail", "wait", "reschedule", "race", "own", "look up", "start", "guard", "read secrets", "protect", "unprotect",
 		"create", "save", "clean up",
 	}[a]
 }
@@ -50,7 +50,7 @@ type step struct {
 	reason  string
 	err     error     // of doIgnore, doRetry, doFail and doReschedule
 	until   time.Time // of doWait
-	attempt *attempt  // of doStart
+	attempt *attempt  // of doStart and doGuard
 }
 
 // decide names the one next step for a claim. It has no side effects, and is
@@ -87,7 +87,9 @@ func (d driver) decideAttempt(s snapshot) step {
 		return step{action: doSave, reason: "Created"}
 	case canProtect && a.doubt && d.ProvisioningProtection != ProtectionOff:
 		return step{action: doProtect, reason: "InDoubt"}
-	case canProtect && d.ProvisioningProtection == ProtectionAlways:
+	case canProtect && d.ProvisioningProtection == ProtectionAlways,
+		// The instances on other nodes must not release the source of a claim that is gone.
+		canProtect && a.source != nil && d.NodeDeployment && d.ProvisioningProtection != ProtectionOff:
 		return step{action: doProtect, reason: "BeforeFirstCall"}
 	case a.plan.Secrets.Provisioner != nil && a.request.Secrets == nil:
 		return step{action: doReadSecrets, reason: "SecretsNeeded"}
@@ -118,7 +120,7 @@ func (d driver) decideResume(s snapshot) step {
 	if err != nil {
 		return step{action: doFail, reason: "CannotResume", err: err}
 	}
-	return step{action: doStart, reason: "LeftInDoubt", attempt: a}
+	return begin("LeftInDoubt", a)
 }
 
 // maxStuck is how many failures in a row for lack of topology a selected node is
@@ -181,13 +183,23 @@ func (d driver) decideRequest(s snapshot) step {
 		return step{action: doFail, reason: "CannotAsk", err: err}
 	}
 	a := &attempt{claim: s.claim, request: request, plan: p}
-	if s.named != nil && s.named.source != nil {
-		if !s.named.guarded {
-			return step{action: doGuard, reason: "IsCopied"}
-		}
+	if s.named != nil {
 		a.source = s.named.source
 	}
-	return step{action: doStart, reason: "Wanted", attempt: a}
+	return begin("Wanted", a)
+}
+
+func begin(reason string, a *attempt) step {
+	if a.source != nil {
+		return step{action: doGuard, reason: reason, attempt: a}
+	}
+	return step{action: doStart, reason: reason, attempt: a}
+}
+
+// waits tells whether a claim waits for its volume, or a call that was made for it for
+// its outcome.
+func waits(claim *corev1.PersistentVolumeClaim) bool {
+	return claim.Spec.VolumeName == "" && (claim.DeletionTimestamp == nil || isProtected(claim))
 }
 
 // owns tells whether the claim names the driver, or the plugin that it has replaced, as

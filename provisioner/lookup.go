@@ -9,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
@@ -19,7 +20,7 @@ type found struct {
 	source  *sourceKey               // nil: an empty volume
 	content *csi.VolumeContentSource // of the request
 	mutable map[string]string        // parameters of its VolumeAttributesClass
-	guarded bool                     // the source has the finalizer that keeps it
+	uid     types.UID                // of the source
 	err     error                    // what is not as it should be
 }
 
@@ -46,7 +47,7 @@ func (t *term) lookUp(ctx context.Context, claim *corev1.PersistentVolumeClaim, 
 	}
 	if f.source != nil {
 		if f.err = t.permitted(ctx, claim, *f.source); f.err == nil {
-			f.content, f.err = t.contentOf(ctx, claim, *f.source, resuming)
+			f.content, f.uid, f.err = t.contentOf(ctx, claim, *f.source, resuming)
 		}
 		if f.err != nil {
 			f.err = fmt.Errorf("data source %s: %w", f.source, f.err)
@@ -70,45 +71,47 @@ func (t *term) mutableParameters(ctx context.Context, name string) (map[string]s
 	return class.Parameters, nil
 }
 
-func (t *term) contentOf(ctx context.Context, claim *corev1.PersistentVolumeClaim, key sourceKey, resuming bool) (*csi.VolumeContentSource, error) {
+// contentOf is what a source means to the driver, and the UID of the source.
+func (t *term) contentOf(ctx context.Context, claim *corev1.PersistentVolumeClaim, key sourceKey, resuming bool) (*csi.VolumeContentSource, types.UID, error) {
 	if key.Kind == kube.KindSnapshot {
 		return t.snapshotContent(ctx, claim, key)
 	}
 	source, err := t.c.deps.Client.CoreV1().PersistentVolumeClaims(key.Namespace).Get(ctx, key.Name, metav1.GetOptions{})
 	if err != nil {
-		return nil, err
+		return nil, "", err
 	}
 	if err := checkCloned(source, claim, resuming); err != nil {
-		return nil, err
+		return nil, "", err
 	}
 	pv, err := t.c.deps.Client.CoreV1().PersistentVolumes().Get(ctx, source.Spec.VolumeName, metav1.GetOptions{})
 	if err != nil {
-		return nil, err
+		return nil, "", err
 	}
 	if pv, err = t.c.driver.asCSI(pv); err != nil {
-		return nil, err
+		return nil, "", err
 	}
-	return t.c.driver.clonedContent(source, pv, claim)
+	content, err := t.c.driver.clonedContent(source, pv, claim)
+	return content, source.UID, err
 }
 
-func (t *term) snapshotContent(ctx context.Context, claim *corev1.PersistentVolumeClaim, key sourceKey) (*csi.VolumeContentSource, error) {
+func (t *term) snapshotContent(ctx context.Context, claim *corev1.PersistentVolumeClaim, key sourceKey) (*csi.VolumeContentSource, types.UID, error) {
 	s, err := t.c.deps.Snapshots.VolumeSnapshots(key.Namespace).Get(ctx, key.Name, metav1.GetOptions{})
 	if err != nil {
-		return nil, err
+		return nil, "", err
 	}
 	name, err := checkSnapshot(s)
 	if err != nil {
-		return nil, err
+		return nil, "", err
 	}
 	content, err := t.c.deps.Snapshots.VolumeSnapshotContents().Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
-		return nil, err
+		return nil, "", err
 	}
 	source, err := t.c.driver.snapshotContent(s, content, claim)
 	if err == nil && s.Status.RestoreSize != nil && capacityRange(claim).RequiredBytes > s.Status.RestoreSize.Value() {
 		klog.FromContext(ctx).V(1).Info("The claim requests more than the restore size of its snapshot", "snapshot", klog.KObj(s), "restoreSize", s.Status.RestoreSize)
 	}
-	return source, err
+	return source, s.UID, err
 }
 
 // permitted asks for a ReferenceGrant where the source is in another namespace (KEP-3294).

@@ -8,8 +8,10 @@ import (
 	"sync"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
@@ -31,33 +33,47 @@ func (s *stripes) lock(key sourceKey) (unlock func()) {
 	return m.Unlock
 }
 
-// guard puts the finalizer on a source.
-func (t *term) guard(ctx context.Context, key sourceKey) error {
-	defer t.sourceLocks.lock(key)()
+// guard puts the finalizer on a source and takes up the attempt that copies it; from
+// then on the attempt counts as a use of the source.
+func (t *term) guard(ctx context.Context, key claimKey, named *found, a *attempt) error {
+	source := *named.source
+	defer t.sourceLocks.lock(source)()
+	if err := t.keepSource(ctx, source, named.uid); err != nil {
+		return fmt.Errorf("data source %s: protecting it by a finalizer: %w", source, err)
+	}
+	// Whatever releases the source of a claim that was deleted meanwhile waits for the lock.
+	if now := t.gather(key); now.claim != nil && waits(now.claim) {
+		t.start(key, a)
+	}
+	return nil
+}
+
+func (t *term) keepSource(ctx context.Context, key sourceKey, uid types.UID) error {
 	if key.Kind == kube.KindClaim {
-		claims := t.c.deps.Client.CoreV1().PersistentVolumeClaims(key.Namespace)
-		source, err := claims.Get(ctx, key.Name, metav1.GetOptions{})
+		source, err := keep(ctx, t.c.deps.Client.CoreV1().PersistentVolumeClaims(key.Namespace), key.Name, uid, cloneFinalizer)
 		if err == nil {
-			_, err = kube.Change(ctx, claims, source, kube.MetaChange{AddFinalizers: []string{cloneFinalizer}})
+			t.claims.Wrote(source) // so that syncSource knows
 		}
-		if err != nil {
-			return fmt.Errorf("data source %s: protecting it by a finalizer: %w", key, err)
-		}
-		return nil
+		return err
 	}
-	snapshots := t.c.deps.Snapshots.VolumeSnapshots(key.Namespace)
-	source, err := snapshots.Get(ctx, key.Name, metav1.GetOptions{})
-	if err == nil {
-		_, err = kube.Change(ctx, snapshots, source, kube.MetaChange{AddFinalizers: []string{snapshotFinalizer}})
-	}
+	_, err := keep(ctx, t.c.deps.Snapshots.VolumeSnapshots(key.Namespace), key.Name, uid, snapshotFinalizer)
 	if apierrors.IsForbidden(err) {
 		klog.FromContext(ctx).Info("No permission to protect the VolumeSnapshot while it is restored; grant update on volumesnapshots", "snapshot", klog.KRef(key.Namespace, key.Name), "err", err)
 		return nil
 	}
-	if err != nil {
-		return fmt.Errorf("data source %s: protecting it by a finalizer: %w", key, err)
+	return err
+}
+
+// keep puts a finalizer on the object that has both name and uid.
+func keep[T metav1.Object](ctx context.Context, w kube.Writer[T], name string, uid types.UID, finalizer string) (T, error) {
+	source, err := w.Get(ctx, name, metav1.GetOptions{})
+	if err == nil && source.GetUID() != uid {
+		err = fmt.Errorf("it was replaced by another one of its name, with UID %q instead of %q", source.GetUID(), uid)
 	}
-	return nil
+	if err != nil {
+		return source, err
+	}
+	return kube.Change(ctx, w, source, kube.MetaChange{AddFinalizers: []string{finalizer}})
 }
 
 // inUse tells whether somebody waits for a copy of a source.
@@ -70,10 +86,10 @@ func (t *term) inUse(key sourceKey) bool {
 	}
 	for _, claim := range t.c.claims.Select(kube.ByNeed, key.need()) {
 		newest, ok := t.claims.Get(kube.Key(claim))
-		if !ok || newest.UID != claim.UID || newest.Spec.VolumeName != "" || t.progressOf(claim.UID).saved {
+		if !ok || newest.UID != claim.UID || !waits(newest) || t.progressOf(claim.UID).saved {
 			continue
 		}
-		if newest.DeletionTimestamp == nil || isProtected(newest) {
+		if source := copied(newest); source != nil && *source == key { // the index does not know API groups
 			return true
 		}
 	}
@@ -97,7 +113,7 @@ func (t *term) syncSource(ctx context.Context, key sourceKey) (time.Time, error)
 		return time.Time{}, nil
 	case apierrors.IsForbidden(err):
 		klog.FromContext(ctx).Info("No permission to remove the finalizer that protected a source", "source", key.String(), "err", err)
-		return time.Time{}, nil
+		return time.Now().Add(t.c.cfg.RetryIntervalMax), nil
 	case err != nil:
 		return time.Time{}, fmt.Errorf("%s: removing the finalizer that protected it: %w", key, err)
 	}
@@ -106,27 +122,57 @@ func (t *term) syncSource(ctx context.Context, key sourceKey) (time.Time, error)
 
 // releaseClaim leaves alone what belongs to another driver, whose calls are not known here.
 func (t *term) releaseClaim(ctx context.Context, key sourceKey) error {
+	// When the finalizer is new to the cache, an event comes with it.
+	if known, ok := t.claims.Get(key.Namespace + "/" + key.Name); !ok || !isCloned(known) {
+		return nil
+	}
 	claims := t.c.deps.Client.CoreV1().PersistentVolumeClaims(key.Namespace)
 	source, err := claims.Get(ctx, key.Name, metav1.GetOptions{})
-	if err != nil || !slices.Contains(source.Finalizers, cloneFinalizer) {
+	if err != nil || !isCloned(source) {
 		return err
 	}
-	if pv, ok := t.volumes.Get(source.Spec.VolumeName); ok {
-		if pv, err = t.c.driver.asCSI(pv); err != nil || pv.Spec.CSI == nil || pv.Spec.CSI.Driver != t.c.driver.name {
-			return err
-		}
-	} else if !t.c.driver.owns(source) {
-		return nil
+	if others, err := t.ofAnotherDriver(ctx, source); err != nil || others {
+		return err
 	}
 	changed, err := kube.Change(ctx, claims, source, kube.MetaChange{RemoveFinalizers: []string{cloneFinalizer}})
 	return t.claims.Note(source, changed, err)
 }
 
+// ofAnotherDriver tells whether the volume of a claim is one of another driver. Where
+// there is no volume, nobody can copy it.
+func (t *term) ofAnotherDriver(ctx context.Context, claim *corev1.PersistentVolumeClaim) (bool, error) {
+	if claim.Spec.VolumeName == "" {
+		return false, nil
+	}
+	pv, known := t.volumes.Get(claim.Spec.VolumeName)
+	if !known {
+		var err error
+		pv, err = t.c.deps.Client.CoreV1().PersistentVolumes().Get(ctx, claim.Spec.VolumeName, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			return false, nil
+		}
+		if err != nil {
+			return false, err
+		}
+	}
+	pv, err := t.c.driver.asCSI(pv)
+	if err != nil {
+		return false, err
+	}
+	return pv.Spec.CSI == nil || pv.Spec.CSI.Driver != t.c.driver.name, nil
+}
+
+func isCloned(claim *corev1.PersistentVolumeClaim) bool {
+	return slices.Contains(claim.Finalizers, cloneFinalizer)
+}
+
+func isRestored(s metav1.Object) bool { return slices.Contains(s.GetFinalizers(), snapshotFinalizer) }
+
 // releaseSnapshot leaves alone snapshots of other drivers.
 func (t *term) releaseSnapshot(ctx context.Context, key sourceKey) error {
 	snapshots := t.c.deps.Snapshots.VolumeSnapshots(key.Namespace)
 	source, err := snapshots.Get(ctx, key.Name, metav1.GetOptions{})
-	if err != nil || !slices.Contains(source.Finalizers, snapshotFinalizer) {
+	if err != nil || !isRestored(source) {
 		return err
 	}
 	if name, err := checkSnapshot(source); err == nil {
@@ -149,7 +195,7 @@ func (t *term) sweep(ctx context.Context, interval time.Duration) {
 	defer tick.Stop()
 	for {
 		for _, s := range t.snapshots.List() {
-			if slices.Contains(s.Finalizers, snapshotFinalizer) {
+			if isRestored(s) {
 				t.snapshotQueue.Add(sourceKey{kube.KindSnapshot, s.Namespace, s.Name})
 			}
 		}
@@ -159,6 +205,24 @@ func (t *term) sweep(ctx context.Context, interval time.Duration) {
 		case <-tick.C:
 		}
 	}
+}
+
+// left queues the source of a claim that does not wait any more.
+func (t *term) left(claim *corev1.PersistentVolumeClaim) {
+	source := copied(claim)
+	if source != nil && source.Kind == kube.KindSnapshot && !kube.ClaimConcerns(t.c.driver.name, claim) {
+		return // of another driver, as a rule, and a read for each would not be: the sweep finds the others
+	}
+	t.released(source)
+}
+
+// copied is what the volume of a claim is to be a copy of; nil for nothing.
+func copied(claim *corev1.PersistentVolumeClaim) *sourceKey {
+	source, err := sourceOf(claim, true) // also what was allowed once
+	if err != nil {
+		return nil
+	}
+	return source
 }
 
 // released queues a source that one user has left.

@@ -45,6 +45,10 @@ func TestTrim(t *testing.T) {
 		return m
 	}
 	stubbed := metav1.ObjectMeta{Name: "x", Namespace: "ns", UID: "u", ResourceVersion: "7"}
+	deleted := func(m metav1.ObjectMeta) metav1.ObjectMeta {
+		m.DeletionTimestamp = &metav1.Time{}
+		return m
+	}
 	volume := func(driver string) corev1.PersistentVolumeSpec {
 		return corev1.PersistentVolumeSpec{
 			ClaimRef: &corev1.ObjectReference{Namespace: "n", Name: "c", UID: "cu", ResourceVersion: "3"}, MountOptions: []string{"o"},
@@ -65,6 +69,8 @@ func TestTrim(t *testing.T) {
 		"claim of another driver": {&corev1.PersistentVolumeClaim{ObjectMeta: with(map[string]string{AnnStorageProvisioner: "other", AnnBetaStorageProvisioner: driver}),
 			Spec: corev1.PersistentVolumeClaimSpec{VolumeName: "v", StorageClassName: ptr.To("c"), AccessModes: []corev1.PersistentVolumeAccessMode{"RWO"}}},
 			&corev1.PersistentVolumeClaim{ObjectMeta: stubbed, Spec: corev1.PersistentVolumeClaimSpec{VolumeName: "v", StorageClassName: ptr.To("c")}}},
+		"claim of another driver that waits": {&corev1.PersistentVolumeClaim{ObjectMeta: deleted(with(nil)), Spec: corev1.PersistentVolumeClaimSpec{DataSourceRef: &corev1.TypedObjectReference{Name: "s"}}},
+			&corev1.PersistentVolumeClaim{ObjectMeta: deleted(stubbed), Spec: corev1.PersistentVolumeClaimSpec{DataSourceRef: &corev1.TypedObjectReference{Name: "s"}}}},
 		"our attachment": {&storagev1.VolumeAttachment{ObjectMeta: with(nil), Spec: storagev1.VolumeAttachmentSpec{Attacher: driver}}, &storagev1.VolumeAttachment{ObjectMeta: whole(nil), Spec: storagev1.VolumeAttachmentSpec{Attacher: driver}}},
 		"attachment of another driver": {&storagev1.VolumeAttachment{ObjectMeta: with(nil), Spec: storagev1.VolumeAttachmentSpec{Attacher: "other", NodeName: "n", Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: ptr.To("v")}}, Status: storagev1.VolumeAttachmentStatus{Attached: true}},
 			&storagev1.VolumeAttachment{ObjectMeta: stubbed, Spec: storagev1.VolumeAttachmentSpec{Attacher: "other", NodeName: "n", Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: ptr.To("v")}}}},

@@ -108,7 +108,7 @@ func trimClaim(driver string, pvc *corev1.PersistentVolumeClaim) *corev1.Persist
 	s.Spec.StorageClassName = pvc.Spec.StorageClassName
 	s.Status.Phase = pvc.Status.Phase
 	if pvc.Spec.VolumeName == "" { // whoever provisions it, what it copies must not go meanwhile
-		s.Spec.DataSource, s.Spec.DataSourceRef = pvc.Spec.DataSource, pvc.Spec.DataSourceRef
+		s.Spec.DataSource, s.Spec.DataSourceRef, s.DeletionTimestamp = pvc.Spec.DataSource, pvc.Spec.DataSourceRef, pvc.DeletionTimestamp
 	}
 	if slices.Contains(pvc.Finalizers, CloningProtection) {
 		s.Finalizers, s.DeletionTimestamp = pvc.Finalizers, pvc.DeletionTimestamp
