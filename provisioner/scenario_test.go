@@ -292,6 +292,7 @@ func TestProvisionerScenario(t *testing.T) {
 	provisionerScenarioRequest(t)
 	provisionerScenarioTopology(t)
 	provisionerScenarioState(t)
+	provisionerScenarioSource(t)
 }
 
 func provisionerScenarioLife(t *testing.T) {
