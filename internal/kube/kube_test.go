@@ -76,7 +76,7 @@ func TestTrim(t *testing.T) {
 			&storagev1.VolumeAttachment{ObjectMeta: stubbed, Spec: storagev1.VolumeAttachmentSpec{Attacher: "other", NodeName: "n", Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: ptr.To("v")}}}},
 		"CSINode": {&storagev1.CSINode{ObjectMeta: with(nil), Spec: storagev1.CSINodeSpec{Drivers: []storagev1.CSINodeDriver{{Name: "other"}, {Name: driver, NodeID: "i"}}}},
 			&storagev1.CSINode{ObjectMeta: whole(nil), Spec: storagev1.CSINodeSpec{Drivers: []storagev1.CSINodeDriver{{Name: driver, NodeID: "i"}}}}},
-		"Node":         {&metav1.PartialObjectMetadata{ObjectMeta: with(nil)}, &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: "x", UID: "u", ResourceVersion: "7", Labels: meta.Labels, Finalizers: meta.Finalizers}}},
+		"Node":         {&metav1.PartialObjectMetadata{ObjectMeta: with(nil)}, &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: "x", Namespace: "ns", UID: "u", ResourceVersion: "7", Labels: meta.Labels, Finalizers: meta.Finalizers}}},
 		"StorageClass": {&storagev1.StorageClass{ObjectMeta: with(nil), Provisioner: "other"}, &storagev1.StorageClass{ObjectMeta: whole(nil), Provisioner: "other"}},
 	}
 	for name, tt := range tests {
