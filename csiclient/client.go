@@ -202,12 +202,10 @@ func (c *Client) awaitConnection(ctx context.Context) error {
 	}
 }
 
-// probe asks the driver whether it is ready, once per second until it says so.
-// It returns again when the connection went away meanwhile.
+// probe asks the driver whether it is ready until it says so, each time a second
+// after the last answer. It returns again when the connection went away meanwhile.
 func (c *Client) probe(ctx context.Context) (again bool, err error) {
 	log := klog.FromContext(ctx)
-	tick := time.NewTicker(probeInterval)
-	defer tick.Stop()
 	for {
 		response, err := call(ctx, c, c.identity.Probe, &csi.ProbeRequest{})
 		switch {
@@ -226,7 +224,7 @@ func (c *Client) probe(ctx context.Context) (again bool, err error) {
 		}
 		select {
 		case <-ctx.Done():
-		case <-tick.C:
+		case <-time.After(probeInterval):
 		}
 	}
 }

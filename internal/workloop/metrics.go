@@ -84,7 +84,10 @@ func (p provider) NewLongestRunningProcessorSecondsMetric(name string) workqueue
 
 // NewRetriesMetric counts nothing: client-go counts every delayed add here, also
 // those that are no retry. The loop counts its failures itself.
-func (p provider) NewRetriesMetric(string) workqueue.CounterMetric { return noCounter{} }
+func (p provider) NewRetriesMetric(name string) workqueue.CounterMetric {
+	p.m.retries.WithLabelValues(name) // so that it is there before the first failure
+	return noCounter{}
+}
 
 type noCounter struct{}
 

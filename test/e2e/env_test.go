@@ -261,6 +261,7 @@ func (e *env) wait(method string, n int) {
 type process struct {
 	t      *testing.T
 	cmd    *exec.Cmd
+	pod    string // by which it is told from other replicas
 	log    *logBuffer
 	exited chan struct{}
 }
@@ -292,18 +293,24 @@ var replicas atomic.Int32
 // run starts the program; it is killed at the end of the test, when it still runs.
 func (e *env) run(subcommand string, args ...string) *process {
 	e.t.Helper()
+	return e.start(e.command(subcommand, args...))
+}
+
+// command is the program with the flags that it needs here; args win over them.
+func (e *env) command(subcommand string, args ...string) *exec.Cmd {
+	e.t.Helper()
 	path, err := binary()
 	if err != nil {
 		e.t.Fatal(err)
 	}
-	args = append([]string{subcommand, "--kubeconfig", e.cp.Kubeconfig(), "--csi-address", e.plugin.Address(), "-v=2"}, args...)
-	return e.start(exec.Command(path, args...))
+	return exec.Command(path, append([]string{subcommand, "--kubeconfig", e.cp.Kubeconfig(), "--csi-address", e.plugin.Address(), "-v=2"}, args...)...)
 }
 
+// start is run for a command, whose own environment wins.
 func (e *env) start(cmd *exec.Cmd) *process {
 	e.t.Helper()
-	p := &process{t: e.t, cmd: cmd, log: &logBuffer{}, exited: make(chan struct{})}
-	p.cmd.Env = append(os.Environ(), "POD_NAMESPACE="+e.ns, "KUBECONFIG=", fmt.Sprintf("POD_NAME=replica-%d", replicas.Add(1)))
+	p := &process{t: e.t, cmd: cmd, pod: fmt.Sprintf("replica-%d", replicas.Add(1)), log: &logBuffer{}, exited: make(chan struct{})}
+	p.cmd.Env = slices.Concat(os.Environ(), []string{"POD_NAMESPACE=" + e.ns, "KUBECONFIG=", "NODE_NAME=", "POD_NAME=" + p.pod}, cmd.Env)
 	p.cmd.Stdout, p.cmd.Stderr = p.log, p.log
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := p.cmd.Start(); err != nil {
@@ -341,11 +348,37 @@ func (p *process) signal(s os.Signal) {
 // code waits for the end of the process and returns its exit code.
 func (p *process) code() int {
 	p.t.Helper()
+	return p.codeWithin(time.Minute)
+}
+
+func (p *process) codeWithin(limit time.Duration) int {
+	p.t.Helper()
 	select {
 	case <-p.exited:
 		return p.cmd.ProcessState.ExitCode()
-	case <-time.After(time.Minute):
+	case <-time.After(limit):
 		p.t.Fatal("the process did not end")
 		return -1
 	}
+}
+
+// lives fails the test when the process has ended.
+func (p *process) lives() {
+	p.t.Helper()
+	select {
+	case <-p.exited:
+		p.t.Fatalf("the process has ended with code %d", p.cmd.ProcessState.ExitCode())
+	default:
+	}
+}
+
+// says waits until the process has logged text.
+func (p *process) says(text string) {
+	p.t.Helper()
+	kubetest.Eventually(p.t, fmt.Sprintf("the process says %q", text), func(context.Context) error {
+		if !strings.Contains(p.logged(), text) {
+			return errors.New("it does not")
+		}
+		return nil
+	})
 }
