@@ -131,7 +131,7 @@ func provisionerScenarioStart(t *testing.T) {
 	}{
 		"003_probe_fails":             {"Probe", csitest.Fail(codes.Internal, "I am broken"), "I am broken"},
 		"004_identity_fails":          {"GetPluginInfo", csitest.Fail(codes.Unavailable, "I am broken"), "I am broken"},
-		"004_identity_without_a_name": {"GetPluginInfo", csitest.Alter(func(r *csi.GetPluginInfoResponse) { r.Name = "" }), "name"},
+		"004_identity_without_a_name": {"GetPluginInfo", csitest.Alter(func(r *csi.GetPluginInfoResponse) { r.Name = "" }), "empty name"},
 		"005_capabilities_fail":       {"ControllerGetCapabilities", csitest.Fail(codes.Internal, "I am broken"), "I am broken"},
 	} {
 		t.Run(name, func(t *testing.T) {
