@@ -171,6 +171,8 @@ func (t *term) reschedule(ctx context.Context, claim *corev1.PersistentVolumeCla
 	if err := t.changeClaim(ctx, claim, kube.MetaChange{RemoveAnnotations: []string{kube.AnnSelectedNode}}); err != nil {
 		return fmt.Errorf("asking for another node for claim %s/%s: %w", claim.Namespace, claim.Name, err)
 	}
+	// Where nodes compete for the claim, those that have not failed go first.
+	t.remember(claim.UID, func(p *progress) { p.race = race{tries: p.race.tries + 1} })
 	return nil
 }
 

@@ -135,7 +135,7 @@ type term struct {
 	removals      map[types.UID]*removal  // by PersistentVolume
 	placeless     map[claimKey]struct{}   // claims that failed for lack of topology
 	copies        map[sourceKey]int       // attempts by what they copy
-	races, won    int                     // claims this instance competes for, and has won meanwhile
+	turns         turns                   // at owning claims, in a node deployment
 }
 
 // Run works until ctx ends, and returns after the last worker has stopped. It may
@@ -381,7 +381,7 @@ func (t *term) nodeChanged(node string, changed bool) {
 }
 
 func (t *term) volumeChanged(pv *corev1.PersistentVolume) {
-	if t.c.driver.responsible(pv) && t.c.driver.concerning(pv) {
+	if t.c.driver.concerning(pv) && t.c.driver.responsible(pv) { // the cheaper question first
 		t.pvQueue.Add(pv.Name)
 	}
 }

@@ -72,7 +72,7 @@ func (t *term) remember(claim types.UID, change func(*progress)) {
 	before := *p
 	change(p)
 	lost := t.countCopies(before.attempt, p.attempt)
-	t.countRaces(before.race, p.race)
+	t.competes(before.race, p.race)
 	t.mu.Unlock()
 	t.released(lost)
 }
@@ -89,22 +89,9 @@ func (t *term) forget(claim types.UID) (inProgress bool) {
 	case p.attempt != nil:
 		return true
 	}
-	t.countRaces(p.race, race{})
+	t.competes(p.race, race{})
 	delete(t.claimProgress, claim)
 	return false
-}
-
-// countRaces keeps the number of claims that this instance competes for; the caller
-// holds mu. With the last one the competition is over, and what was won forgotten.
-func (t *term) countRaces(before, after race) {
-	switch {
-	case before.at.IsZero() && !after.at.IsZero():
-		t.races++
-	case !before.at.IsZero() && after.at.IsZero():
-		if t.races--; t.races == 0 {
-			t.won = 0
-		}
-	}
 }
 
 // doubts is how many claims have a volume of which it is not known whether it came

@@ -22,9 +22,9 @@ import (
 // race is the wait of one instance of a node deployment before it tries to become
 // the owner of a claim for which no node is selected.
 type race struct {
-	tries int       // that did not succeed so far
-	at    time.Time // of the next one; zero: not drawn yet
-	won   int       // claims that this instance had won when at was drawn
+	tries int       // that did not succeed so far, or not for good
+	due   time.Time // of the next one, as it was drawn; zero: not drawn yet
+	at    time.Time // of the next one; later than due while other claims have their turn
 }
 
 // decideOwner tells whether a claim is for this node; settled is false when it is.
@@ -39,7 +39,7 @@ func (d driver) decideOwner(s snapshot) (st step, settled bool) {
 		return step{action: doForget, reason: "WaitsForNode"}, true
 	case !d.allowedHere(s.claim, s.class, s.known):
 		return step{action: doForget, reason: "NotAllowedHere"}, true
-	case r.at.IsZero():
+	case r.due.IsZero():
 		return step{action: doRace, reason: "NoOwner"}, true
 	case s.now.Before(r.at):
 		return step{action: doWait, reason: "NoOwner", until: r.at}, true
@@ -60,16 +60,8 @@ func (d driver) allowedHere(claim *corev1.PersistentVolumeClaim, class *storagev
 	return err == nil
 }
 
-// handicapShare is the part of the base delay that each claim won puts this instance
-// behind the others, so that claims spread evenly over the nodes; maxHandicap bounds it.
-const (
-	handicapShare = 20
-	maxHandicap   = 20
-)
-
-// delayOf is how long to wait before try number tries. An instance that has won claims
-// lately lets others go first.
-func (d driver) delayOf(tries, won int, random func(time.Duration) time.Duration) time.Duration {
+// delayOf is how long to wait before try number tries, counted from 0.
+func (d driver) delayOf(tries int, random func(time.Duration) time.Duration) time.Duration {
 	delay := d.NodeDeploymentBaseDelay
 	for range tries {
 		if delay >= d.NodeDeploymentMaxDelay/2 {
@@ -79,8 +71,7 @@ func (d driver) delayOf(tries, won int, random func(time.Duration) time.Duration
 		delay *= 2
 	}
 	delay = min(delay, d.NodeDeploymentMaxDelay)
-	delay = max(delay-random(d.NodeDeploymentBaseDelay), 0)
-	return delay + d.NodeDeploymentBaseDelay/handicapShare*time.Duration(min(won, maxHandicap))
+	return max(delay-random(d.NodeDeploymentBaseDelay), 0)
 }
 
 func randomDuration(below time.Duration) time.Duration {
@@ -92,23 +83,91 @@ func randomDuration(below time.Duration) time.Duration {
 
 // enterRace draws the time at which this instance tries to own a claim.
 func (t *term) enterRace(key claimKey) {
-	t.mu.Lock()
-	won := t.won
-	t.mu.Unlock()
 	t.remember(key.UID, func(p *progress) {
-		p.race.at, p.race.won = time.Now().Add(t.c.driver.delayOf(p.race.tries, won, randomDuration)), min(won, maxHandicap)
+		p.race.due = time.Now().Add(t.c.driver.delayOf(p.race.tries, randomDuration))
+		p.race.at = p.race.due
 	})
+}
+
+// turnsPerDelay is how many claims an instance tries to own within the base delay.
+const turnsPerDelay = 5
+
+// turns let the instances of a node deployment, which know nothing of one another,
+// share many claims that come at once: each tries to own one claim at a time, and
+// the next one only a fifth of the base delay after it has won one. So all win about
+// equally many, and they seldom reach for the same claim at the same time: were each
+// claim tried when its own time has come, a hundred instances would own three hundred
+// claims within a second, and get in one another's way for every other of them.
+//
+// An instance that did not win has the next turn at once: it is behind the others. No
+// claim is put off for more than the base delay, so that few instances are not slow
+// with many claims.
+type turns struct {
+	claims int       // for which this instance competes
+	taken  bool      // for one that is being tried just now
+	next   time.Time // no other before
+}
+
+func (d driver) pace() time.Duration { return d.NodeDeploymentBaseDelay / turnsPerDelay }
+
+// competes counts the claims for which this instance competes; the caller holds mu.
+// It begins with the first at a random time, so as not to keep step with the others.
+func (t *term) competes(before, after race) {
+	switch {
+	case before.due.IsZero() && !after.due.IsZero():
+		if t.turns.claims++; t.turns.claims == 1 {
+			t.turns.notBefore(time.Now().Add(randomDuration(t.c.driver.pace())))
+		}
+	case !before.due.IsZero() && after.due.IsZero():
+		t.turns.claims--
+	}
+}
+
+func (t *turns) notBefore(next time.Time) {
+	if next.After(t.next) {
+		t.next = next
+	}
+}
+
+// takeTurn tells whether a claim may be tried now; else it puts that off.
+func (t *term) takeTurn(key claimKey, s snapshot) bool {
+	d := t.c.driver
+	t.mu.Lock()
+	mine := !t.turns.taken && (!s.now.Before(t.turns.next) || !s.now.Before(s.progress.race.due.Add(d.NodeDeploymentBaseDelay)))
+	if mine {
+		t.turns.taken = true
+	}
+	next := t.turns.next
+	t.mu.Unlock()
+	if mine {
+		return true
+	}
+	if next.Before(s.now) {
+		next = s.now
+	}
+	t.remember(key.UID, func(p *progress) { p.race.at = next.Add(randomDuration(d.pace())) })
+	return false
+}
+
+func (t *term) endTurn(won bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.turns.taken = false
+	if won {
+		t.turns.notBefore(time.Now().Add(t.c.driver.pace()))
+	}
 }
 
 // own makes this node the selected one of a claim, if it has room and no other was
 // faster. The API server is asked whether one was: its answer costs less than a
 // conflict.
 func (t *term) own(ctx context.Context, key claimKey, s snapshot) error {
-	again := func() { t.remember(key.UID, func(p *progress) { p.race = race{tries: p.race.tries + 1} }) }
-	// An instance that has won others since it drew its time draws again.
-	if t.behind(key) {
+	if !t.takeTurn(key, s) {
 		return nil
 	}
+	won := false
+	defer func() { t.endTurn(won) }()
+	again := func() { t.remember(key.UID, func(p *progress) { p.race = race{tries: p.race.tries + 1} }) }
 	if enough, err := t.hasRoom(ctx, s); err != nil {
 		klog.FromContext(ctx).Info("Not known whether this node has room; trying to own the claim, so that its user sees why it fails", "err", err)
 	} else if !enough {
@@ -123,9 +182,9 @@ func (t *term) own(ctx context.Context, key claimKey, s snapshot) error {
 	if err != nil {
 		return fmt.Errorf("reading claim %s/%s before owning it: %w", key.Namespace, key.Name, err)
 	}
-	if selectedNode(live) != "" || live.Spec.VolumeName != "" || live.DeletionTimestamp != nil {
-		t.claims.Wrote(live)
-		return nil
+	t.claims.Wrote(live)
+	if t.c.driver.decide(t.gather(key)).action != doOwn {
+		return nil // the next round sees why not
 	}
 	owned, err := t.selectThisNode(ctx, live)
 	switch {
@@ -140,29 +199,11 @@ func (t *term) own(ctx context.Context, key claimKey, s snapshot) error {
 		again()
 		return fmt.Errorf("owning claim %s/%s: %w", key.Namespace, key.Name, err)
 	}
+	won = true
 	t.claims.Wrote(owned)
-	t.mu.Lock()
-	t.won++
-	t.mu.Unlock()
-	t.remember(key.UID, func(p *progress) { p.race = race{} })
+	// The tries count until the claim is bound, or another's: see reschedule.
+	t.remember(key.UID, func(p *progress) { p.race = race{tries: p.race.tries} })
 	return nil
-}
-
-// behind puts off the try for a claim whose time was drawn when this instance had won
-// fewer others.
-func (t *term) behind(key claimKey) bool {
-	t.mu.Lock()
-	won := t.won
-	t.mu.Unlock()
-	behind := false
-	t.remember(key.UID, func(p *progress) {
-		if more := min(won, maxHandicap) - p.race.won; more > 0 {
-			p.race.won += more
-			p.race.at = p.race.at.Add(t.c.cfg.NodeDeploymentBaseDelay / handicapShare * time.Duration(more))
-			behind = time.Now().Before(p.race.at)
-		}
-	})
-	return behind
 }
 
 // selectThisNode writes the annotation, only if the claim is still what live is.

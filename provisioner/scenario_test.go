@@ -93,10 +93,16 @@ func (f *fixture) start() {
 	if api == nil {
 		api = f.client
 	}
-	c, err := New(f.cfg, Deps{
+	deps := Deps{
 		Driver: driver, Client: api, Snapshots: f.snapshots, Metadata: meta, Informers: informers, CSI: client.Controller(), Ready: client.WaitReady,
 		Events: f.events, Registry: reg, Queues: workloop.NewMetrics(reg),
-	})
+	}
+	if f.cfg.NodeDeployment {
+		node, err := client.NodeInfo(f.Context())
+		f.must(err)
+		deps.Segments = node.GetAccessibleTopology().GetSegments()
+	}
+	c, err := New(f.cfg, deps)
 	f.must(err)
 	f.c = c
 	watch, endWatch := context.WithCancel(context.WithoutCancel(f.Context()))
@@ -293,6 +299,7 @@ func TestProvisionerScenario(t *testing.T) {
 	provisionerScenarioTopology(t)
 	provisionerScenarioState(t)
 	provisionerScenarioSource(t)
+	provisionerScenarioNode(t)
 }
 
 func provisionerScenarioLife(t *testing.T) {
