@@ -263,13 +263,17 @@ func provisionerScenarioNode(t *testing.T) {
 		n1.noEvents()
 	})
 	t.Run("121_without_immediate_binding", func(t *testing.T) {
-		n1, n2 := nodeScenario(t, 0, 0, func(c *Config) { c.NodeDeploymentImmediateBinding = false })
+		n1, n2 := nodeScenario(t, 0, 0, func(c *Config) { c.NodeDeploymentImmediateBinding, c.NodeDeploymentBaseDelay = false, time.Nanosecond })
 		n1.makeClass(nil)
 		claim := n1.claim(nil)
 		nodes := n1.nodesOf(claim)
 		settle(n1, n2)
-		n1.calls(create, 0)
-		n2.calls(create, 0)
+		for _, n := range []*fixture{n1, n2} {
+			n.calls(create, 0)
+			if p := n.c.term.Load().progressOf(claim.UID); !p.race.due.IsZero() {
+				t.Errorf("%s competes for the claim", n.cfg.NodeName)
+			}
+		}
 		n1.patchClaim(`{"metadata":{"annotations":{"` + kube.AnnSelectedNode + `":"n1"}}}`)
 		n1.isOn(n1.saved(claim), "n1")
 		n2.calls(create, 0)
