@@ -159,14 +159,14 @@ func (f *fixture) otherEvents() (events []string) {
 }
 
 func provisionerScenarioState(t *testing.T) {
-	t.Run("eligibility", scenarioEligibility)
-	t.Run("errors", scenarioErrors)
-	t.Run("answers", scenarioAnswers)
-	t.Run("volumes", scenarioVolumes)
-	t.Run("deletion", scenarioDeletion)
+	t.Run("eligibility", provisionerScenarioEligibility)
+	t.Run("errors", provisionerScenarioErrors)
+	t.Run("answers", provisionerScenarioAnswers)
+	t.Run("volumes", provisionerScenarioVolumes)
+	t.Run("deletion", provisionerScenarioDeletion)
 }
 
-func scenarioEligibility(t *testing.T) {
+func provisionerScenarioEligibility(t *testing.T) {
 	t.Run("015_beta_annotation_alone", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, nil)
 		f.makeClass(nil)
@@ -244,7 +244,7 @@ func scenarioEligibility(t *testing.T) {
 	})
 }
 
-func scenarioErrors(t *testing.T) {
+func provisionerScenarioErrors(t *testing.T) {
 	t.Run("085_doubling_delays", func(t *testing.T) {
 		const start = 200 * time.Millisecond
 		f := scenario(t, csitest.Config{}, func(c *Config) { c.RetryIntervalStart, c.RetryIntervalMax = start, time.Hour })
@@ -459,7 +459,7 @@ func nodeGivenBack(t *testing.T, method string, old bool, calls int) {
 	f.calls(create, calls)
 }
 
-func scenarioAnswers(t *testing.T) {
+func provisionerScenarioAnswers(t *testing.T) {
 	t.Run("096_too_small_and_the_claim_is_deleted", func(t *testing.T) {
 		for name, first := range map[string]csitest.Step{"cleaned_up_at_once": csitest.Default(), "cleaned_up_later": csitest.Fail(codes.Internal, "busy")} {
 			t.Run(name, func(t *testing.T) {
@@ -638,7 +638,7 @@ func savedLater(t *testing.T, s saving) {
 	}
 }
 
-func scenarioVolumes(t *testing.T) {
+func provisionerScenarioVolumes(t *testing.T) {
 	t.Run("102_everything_in_its_place", func(t *testing.T) {
 		f := scenario(t, csitest.Config{VolumeContext: map[string]string{"pool": "p1"}}, nil)
 		f.makeClass(func(c *storagev1.StorageClass) {
@@ -750,7 +750,7 @@ func scenarioVolumes(t *testing.T) {
 	})
 }
 
-func scenarioDeletion(t *testing.T) {
+func provisionerScenarioDeletion(t *testing.T) {
 	t.Run("107_110_114_115_to_be_deleted_or_not", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, oneWorker)
 		f.makeClass(nil)

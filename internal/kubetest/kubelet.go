@@ -66,7 +66,11 @@ func MakeNode(ctx context.Context, client kubernetes.Interface, spec NodeSpec) e
 // Kubelets plays the kubelets of all nodes as far as volumes are concerned: a pod
 // runs once its volumes are attached, and is gone once it is to be deleted. Run
 // returns when ctx ends.
-type Kubelets struct{ Client kubernetes.Interface }
+type Kubelets struct {
+	Client kubernetes.Interface
+	// Dead tells of nodes whose kubelet does nothing any more; nil means of none.
+	Dead func(node string) bool
+}
 
 // Run plays until ctx ends.
 func (k Kubelets) Run(ctx context.Context) {
@@ -124,7 +128,7 @@ func (k Kubelets) Run(ctx context.Context) {
 				return true
 			}
 			switch {
-			case pod.Spec.NodeName == "":
+			case pod.Spec.NodeName == "", k.Dead != nil && k.Dead(pod.Spec.NodeName):
 			case pod.DeletionTimestamp != nil:
 				wg.Go(func() { k.remove(ctx, pod) })
 			case pod.Status.Phase == corev1.PodPending && ready():
