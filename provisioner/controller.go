@@ -272,6 +272,7 @@ func (t *term) claimChanged(claim *corev1.PersistentVolumeClaim) {
 }
 
 func (t *term) claimUpdated(old, claim *corev1.PersistentVolumeClaim) {
+	t.ownedElsewhere(old, claim)
 	if old.UID != claim.UID { // deleted and created again while the watch was interrupted
 		t.claimDeleted(old)
 	}

@@ -92,6 +92,10 @@ func (t *term) enterRace(key claimKey) {
 // turnsPerDelay is how many claims an instance tries to own within the base delay.
 const turnsPerDelay = 5
 
+// looksPerTurn is how many of the claims that wait are looked at in the time of a
+// turn, so that one is found soon and a thousand claims do not all ask in each turn.
+const looksPerTurn = 8
+
 // turns let the instances of a node deployment, which know nothing of one another,
 // share many claims that come at once: each tries to own one claim at a time, and
 // the next one only a fifth of the base delay after it has won one. So all win about
@@ -99,13 +103,35 @@ const turnsPerDelay = 5
 // claim tried when its own time has come, a hundred instances would own three hundred
 // claims within a second, and get in one another's way for every other of them.
 //
-// An instance that did not win has the next turn at once: it is behind the others. No
-// claim is put off for more than the base delay, so that few instances are not slow
-// with many claims.
+// An instance that did not win has the next turn at once: it is behind the others. One
+// that has won more than the others, as everybody can see by the claims, lets them
+// go first. No claim is put off for more than the base delay, so that few instances
+// are not slow with many claims.
 type turns struct {
-	claims int       // for which this instance competes
-	taken  bool      // for one that is being tried just now
-	next   time.Time // no other before
+	claims int            // for which this instance competes
+	taken  bool           // for one that is being tried just now
+	next   time.Time      // no other before
+	won    map[string]int // claims by node, since this instance has begun to compete
+}
+
+// wins counts a claim that node has won.
+func (t *turns) wins(node string) {
+	if t.claims == 0 {
+		return
+	}
+	if t.won == nil {
+		t.won = map[string]int{}
+	}
+	t.won[node]++
+}
+
+// ahead tells whether node has won more than the nodes that have won any, on average.
+func (t *turns) ahead(node string) bool {
+	own, total, nodes := t.won[node], 0, len(t.won)
+	for _, n := range t.won {
+		total += n
+	}
+	return 2*own*nodes > 2*total+nodes // by more than half a claim
 }
 
 func (d driver) pace() time.Duration { return d.NodeDeploymentBaseDelay / turnsPerDelay }
@@ -119,8 +145,21 @@ func (t *term) competes(before, after race) {
 			t.turns.notBefore(time.Now().Add(randomDuration(t.c.driver.pace())))
 		}
 	case !before.due.IsZero() && after.due.IsZero():
-		t.turns.claims--
+		if t.turns.claims--; t.turns.claims == 0 {
+			t.turns.won = nil
+		}
 	}
+}
+
+// ownedElsewhere notes that another node has won a claim.
+func (t *term) ownedElsewhere(old, claim *corev1.PersistentVolumeClaim) {
+	node := selectedNode(claim)
+	if !t.c.cfg.NodeDeployment || node == "" || node == t.c.cfg.NodeName || selectedNode(old) != "" {
+		return
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.turns.wins(node)
 }
 
 func (t *turns) notBefore(next time.Time) {
@@ -133,11 +172,12 @@ func (t *turns) notBefore(next time.Time) {
 func (t *term) takeTurn(key claimKey, s snapshot) bool {
 	d := t.c.driver
 	t.mu.Lock()
-	mine := !t.turns.taken && (!s.now.Before(t.turns.next) || !s.now.Before(s.progress.race.due.Add(d.NodeDeploymentBaseDelay)))
+	waited := !s.now.Before(s.progress.race.due.Add(d.NodeDeploymentBaseDelay))
+	mine := !t.turns.taken && (waited || !s.now.Before(t.turns.next) && !t.turns.ahead(d.NodeName))
 	if mine {
 		t.turns.taken = true
 	}
-	next := t.turns.next
+	next, again := t.turns.next, d.pace()*time.Duration(t.turns.claims)/looksPerTurn
 	t.mu.Unlock()
 	if mine {
 		return true
@@ -145,7 +185,8 @@ func (t *term) takeTurn(key claimKey, s snapshot) bool {
 	if next.Before(s.now) {
 		next = s.now
 	}
-	t.remember(key.UID, func(p *progress) { p.race.at = next.Add(randomDuration(d.pace())) })
+	again = min(max(again, d.pace()), d.NodeDeploymentBaseDelay)
+	t.remember(key.UID, func(p *progress) { p.race.at = next.Add(randomDuration(again)) })
 	return false
 }
 
@@ -154,6 +195,7 @@ func (t *term) endTurn(won bool) {
 	defer t.mu.Unlock()
 	t.turns.taken = false
 	if won {
+		t.turns.wins(t.c.cfg.NodeName)
 		t.turns.notBefore(time.Now().Add(t.c.driver.pace()))
 	}
 }
