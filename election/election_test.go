@@ -209,6 +209,40 @@ func TestAPIServerAway(t *testing.T) {
 	}
 }
 
+// TestRenewalWithinTheSameSecondIsNoticed: the time that others wait begins with the last
+// renewal that they have seen.
+func TestRenewalWithinTheSameSecondIsNoticed(t *testing.T) {
+	c := kubetest.Get(t)
+	ns := kubetest.Namespace(t, c)
+	lock := newReplica(t, c, ns, "second").lock
+	leases, second := c.Client().CoordinationV1().Leases(ns), time.Now().Truncate(time.Second)
+	l, err := leases.Create(t.Context(), &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: "lease"}, Spec: coordinationv1.LeaseSpec{
+		HolderIdentity: ptr.To("first"), LeaseDurationSeconds: ptr.To[int32](3), RenewTime: &metav1.MicroTime{Time: second.Add(100 * time.Millisecond)},
+	}}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	read := func() string {
+		t.Helper()
+		_, raw, err := lock.Get(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(raw)
+	}
+	before := read()
+	if now := read(); now != before {
+		t.Errorf("%s differs from %s although nothing has happened", now, before)
+	}
+	l.Spec.RenewTime.Time = second.Add(600 * time.Millisecond)
+	if _, err := leases.Update(t.Context(), l, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if now := read(); now == before {
+		t.Errorf("%s does not show the renewal", now)
+	}
+}
+
 func TestWorkThatEndsByItselfReleases(t *testing.T) {
 	c := kubetest.Get(t)
 	ns := kubetest.Namespace(t, c)

@@ -7,6 +7,7 @@ import (
 	"regexp"
 	"strings"
 	"sync/atomic"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -123,10 +124,17 @@ func (l *observedLock) lead() (end func()) {
 	}
 }
 
-// Get is called by a holder only when renewing without it did not work.
+// Get is called by a holder only when renewing without it did not work. client-go tells
+// by the bytes whether the Lease was renewed since the last look. Those of its own lock
+// have times in seconds; a second renewal within one went unnoticed, and the Lease was
+// taken up to a second before its end.
 func (l *observedLock) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
 	if l.leading.Load() {
 		l.metrics.slowpath.WithLabelValues(l.name()).Inc()
 	}
-	return l.Interface.Get(ctx)
+	record, raw, err := l.Interface.Get(ctx)
+	if err == nil {
+		raw = record.RenewTime.UTC().AppendFormat(raw, time.RFC3339Nano)
+	}
+	return record, raw, err
 }
