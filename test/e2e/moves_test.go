@@ -42,6 +42,13 @@ func newMove(t *testing.T) *move {
 	m.statefulSet("web", class, 1)
 	m.running("web", 1)
 	m.from = m.pod().Spec.NodeName
+	m.eventually("the attach-detach controller knows that the volume is attached", func(ctx context.Context) error {
+		node, err := m.client.CoreV1().Nodes().Get(ctx, m.from, metav1.GetOptions{})
+		if err == nil && len(node.Status.VolumesAttached) == 0 {
+			err = errors.New("its node does not say so")
+		}
+		return err
+	})
 	return m
 }
 
