@@ -61,8 +61,11 @@ func (o outcome) secrets() map[string]string {
 	for use, prefix := range map[string]string{"delete": "provisioner-deletion", "modify": "controller-modify"} {
 		name, named := o.pv.Annotations["volume.kubernetes.io/"+prefix+"-secret-name"]
 		namespace, spaced := o.pv.Annotations["volume.kubernetes.io/"+prefix+"-secret-namespace"]
-		if named || spaced {
+		switch {
+		case named && spaced:
 			all[use] = namespace + "/" + name
+		case named || spaced:
+			all[use] = "one annotation of two"
 		}
 	}
 	return all
