@@ -115,9 +115,13 @@ func (t *term) failed(claim *corev1.PersistentVolumeClaim, e event) {
 func (t *term) failBefore(key claimKey, s snapshot, err error) error {
 	if errors.Is(err, errTopology) {
 		t.remember(key.UID, func(p *progress) { p.stuck++ })
-		t.mu.Lock()
-		t.placeless[key] = struct{}{}
-		t.mu.Unlock()
+		// A claim with a selected node waits for that one, see nodeChanged. Woken by all
+		// the others, it would soon have failed so often that the node is given back.
+		if s.claim.Annotations[kube.AnnSelectedNode] == "" {
+			t.mu.Lock()
+			t.placeless[key] = struct{}{}
+			t.mu.Unlock()
+		}
 	}
 	t.failed(s.claim, failedEvent(kube.ClassOfClaim(s.claim), err))
 	return err

@@ -225,13 +225,21 @@ func provisionerScenarioTopology(t *testing.T) {
 		f.places("z1 A", "z1 B")
 		f.setLabel(1, "rack", "null")
 		f.makeClass(late)
-		for i, rack := range []string{`"B"`, `"A"`} { // a new place, and one where another node is
+		for i, rack := range []string{`"B"`, `"A"`} { // a new place, and that of the other node
 			claim := f.claim(func(c *corev1.PersistentVolumeClaim) {
 				c.Name, c.Annotations[kube.AnnSelectedNode] = fmt.Sprint("data-", i), f.nodeName(1)
 			})
 			f.event("ProvisioningFailed", f.nodeName(1), f.label("rack"))
+			for _, zone := range []string{`"z2"`, `"z3"`, `"z4"`, `"z5"`, `"z1"`} { // of no concern
+				f.setLabel(0, "zone", zone)
+			}
+			f.looksAtAll()
 			f.calls(create, i)
+			if n := len(f.events.Events); n > 0 {
+				t.Errorf("%d events: %s", n, <-f.events.Events)
+			}
 			f.setLabel(1, "rack", rack)
+			f.event("ProvisioningSucceeded")
 			f.saved(claim)
 			f.setLabel(1, "rack", "null")
 		}
