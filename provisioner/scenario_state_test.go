@@ -159,11 +159,11 @@ func (f *fixture) otherEvents() (events []string) {
 }
 
 func provisionerScenarioState(t *testing.T) {
-	t.Run("eligibility", provisionerScenarioEligibility)
-	t.Run("errors", provisionerScenarioErrors)
-	t.Run("answers", provisionerScenarioAnswers)
-	t.Run("volumes", provisionerScenarioVolumes)
-	t.Run("deletion", provisionerScenarioDeletion)
+	provisionerScenarioEligibility(t)
+	provisionerScenarioErrors(t)
+	provisionerScenarioAnswers(t)
+	provisionerScenarioVolumes(t)
+	provisionerScenarioDeletion(t)
 }
 
 func provisionerScenarioEligibility(t *testing.T) {
