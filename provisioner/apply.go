@@ -4,15 +4,19 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
 
@@ -85,10 +89,15 @@ func (t *term) apply(ctx context.Context, key claimKey, s snapshot, step step) e
 			return t.failBefore(key, s, err)
 		}
 		return nil
+	case doDrop: // the claim may have been protected for it
+		t.remember(key.UID, func(p *progress) { p.attempt, p.settled = nil, true })
+		return nil
+	case doAskAgain:
+		return t.askAgain(ctx, key, s.claim)
 	case doReadSecrets:
 		return t.readSecrets(ctx, key, a)
 	case doProtect:
-		return t.protect(ctx, s.claim, a)
+		return t.protect(ctx, key, s.claim, a)
 	case doUnprotect:
 		return t.unprotect(ctx, s.claim)
 	case doCreate:
@@ -131,35 +140,89 @@ func (t *term) failBefore(key claimKey, s snapshot, err error) error {
 func (t *term) readSecrets(ctx context.Context, key claimKey, a *attempt) error {
 	values, err := kube.ReadSecret(ctx, t.c.deps.Client, a.plan.Secrets.Provisioner)
 	if err != nil {
-		t.failed(a.claim, failedEvent(a.plan.ClassName, err))
-		if !a.doubt { // nothing was asked yet: start anew when the secret, or the class, is mended
-			t.remember(key.UID, func(p *progress) { p.attempt = nil })
+		if a.doubt {
+			err = fmt.Errorf("%w; a volume may be coming into being for this claim, and the driver cannot be asked about it without the secret. Create it again, or, if the driver has no volume %q, remove the finalizer %s",
+				err, a.plan.VolumeName, claimFinalizer)
+		} else { // nothing was asked yet: start anew when the secret, or the class, is mended
+			t.remember(key.UID, func(p *progress) { p.attempt, p.settled = nil, true })
 		}
+		t.failed(a.claim, failedEvent(a.plan.ClassName, err))
 		return err
 	}
-	t.change(key, a, func(a *attempt) { a.request.Secrets = values })
+	t.change(key, a, withSecrets(values))
 	return nil
+}
+
+// withSecrets leaves the request of others as it is.
+func withSecrets(values map[string]string) func(*attempt) {
+	return func(a *attempt) {
+		a.request = proto.CloneOf(a.request)
+		a.request.Secrets = values
+	}
+}
+
+// refreshSecrets reads the secret of an attempt in doubt again: what is wrong with it may
+// be why the driver does not answer. If it is gone, its last values are used.
+func (t *term) refreshSecrets(ctx context.Context, key claimKey, a *attempt) *attempt {
+	if !a.doubt || a.plan.Secrets.Provisioner == nil {
+		return a
+	}
+	values, err := kube.ReadSecret(ctx, t.c.deps.Client, a.plan.Secrets.Provisioner)
+	if err != nil || maps.Equal(values, a.request.Secrets) {
+		return a
+	}
+	return t.change(key, a, withSecrets(values))
 }
 
 // change replaces the attempt of a claim by one that differs: what others have
 // gathered of it stays as it was.
-func (t *term) change(key claimKey, a *attempt, change func(*attempt)) {
+func (t *term) change(key claimKey, a *attempt, change func(*attempt)) *attempt {
 	next := *a
-	next.request = proto.CloneOf(a.request)
 	change(&next)
 	t.remember(key.UID, func(p *progress) { p.attempt = &next })
+	return &next
 }
 
-func (t *term) protect(ctx context.Context, claim *corev1.PersistentVolumeClaim, a *attempt) error {
-	change, err := a.protection()
-	if err != nil {
+// protect notes an attempt on its claim. When that fails, an attempt in doubt goes on all
+// the same: its outcome is what ends the doubt.
+func (t *term) protect(ctx context.Context, key claimKey, claim *corev1.PersistentVolumeClaim, a *attempt) error {
+	change, err := a.protection(t.c.driver.name)
+	if err == nil {
+		client := t.c.deps.Client
+		if a.doubt {
+			client = t.c.deps.Urgent
+		}
+		err = t.changeClaimBy(ctx, client, claim, change)
+	}
+	if err == nil {
+		return nil
+	}
+	err = fmt.Errorf("noting on the claim that its volume may be coming into being: %w", err)
+	if !apierrors.IsInvalid(err) { // being deleted, as the cache does not show yet: no finalizer can be added any more
+		t.failed(claim, failedEvent(a.plan.ClassName, err))
+	}
+	if !a.doubt {
 		return err
 	}
-	err = t.changeClaim(ctx, claim, change)
-	if apierrors.IsInvalid(err) { // being deleted, as the cache does not show yet: no finalizer can be added any more
-		klog.FromContext(ctx).Info("The claim cannot be protected any more", "err", err)
+	klog.FromContext(ctx).Info("The claim is not protected", "err", err)
+	t.change(key, a, func(a *attempt) { a.unnoted = true })
+	return nil
+}
+
+// askAgain is for a claim whose volume was saved and has gone since. The cache may not
+// know yet that the claim was bound, or deleted, meanwhile.
+func (t *term) askAgain(ctx context.Context, key claimKey, claim *corev1.PersistentVolumeClaim) error {
+	live, err := t.c.deps.Client.CoreV1().PersistentVolumeClaims(key.Namespace).Get(ctx, key.Name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err), err == nil && live.UID != key.UID:
+		t.claims.Removed(claim)
+		return nil
+	case err != nil:
+		return fmt.Errorf("reading claim %s/%s, whose volume is gone: %w", key.Namespace, key.Name, err)
 	}
-	return err
+	t.claims.Wrote(live)
+	t.remember(key.UID, func(p *progress) { p.lost, p.saved = false, live.Spec.VolumeName != "" })
+	return nil
 }
 
 func (t *term) unprotect(ctx context.Context, claim *corev1.PersistentVolumeClaim) error {
@@ -182,12 +245,20 @@ func (t *term) reschedule(ctx context.Context, claim *corev1.PersistentVolumeCla
 
 // changeClaim writes metadata of a claim. That it is gone is no error.
 func (t *term) changeClaim(ctx context.Context, claim *corev1.PersistentVolumeClaim, change kube.MetaChange) error {
-	changed, err := kube.Change(ctx, t.c.deps.Client.CoreV1().PersistentVolumeClaims(claim.Namespace), claim, change)
+	return t.changeClaimBy(ctx, t.c.deps.Client, claim, change)
+}
+
+func (t *term) changeClaimBy(ctx context.Context, client kubernetes.Interface, claim *corev1.PersistentVolumeClaim, change kube.MetaChange) error {
+	changed, err := kube.Change(ctx, client.CoreV1().PersistentVolumeClaims(claim.Namespace), claim, change)
 	return t.claims.Note(claim, changed, err)
 }
 
 // create asks the driver for the volume of an attempt.
 func (t *term) create(ctx context.Context, key claimKey, s snapshot, a *attempt) error {
+	a = t.refreshSecrets(ctx, key, a)
+	if !a.asked {
+		a = t.change(key, a, func(a *attempt) { a.asked = true })
+	}
 	slow := time.AfterFunc(slowAttempt, func() { t.announce(key, a) })
 	defer slow.Stop()
 	call, cancel := context.WithTimeout(csiclient.WithMigrated(ctx, a.plan.Migrated), t.c.cfg.Timeout)
@@ -210,7 +281,9 @@ func (t *term) create(ctx context.Context, key claimKey, s snapshot, a *attempt)
 	}
 	switch {
 	case errors.Is(err, errUnusable):
-		t.change(key, a, func(a *attempt) { a.doubt, a.waste, a.wasteful = true, volume.GetVolumeId(), err })
+		t.change(key, a, func(a *attempt) {
+			a.doubt, a.waste, a.place, a.wasteful = true, volume.GetVolumeId(), affinity(volume.GetAccessibleTopology()), err
+		})
 		return nil
 	case err != nil:
 		return t.inDoubt(ctx, key, a, err)
@@ -235,13 +308,13 @@ func (t *term) announce(key claimKey, a *attempt) {
 func (t *term) inDoubt(ctx context.Context, key claimKey, a *attempt, err error) error {
 	t.announce(key, a)
 	t.failed(a.claim, failedEvent(a.plan.ClassName, err))
-	t.change(key, a, func(a *attempt) { a.doubt = true })
+	t.change(key, a, func(a *attempt) { a.doubt, a.unnoted = true, false })
 	next := t.gather(key)
 	if t.c.driver.decide(next).action == doProtect {
 		note, cancel := context.WithTimeout(context.WithoutCancel(ctx), apiGrace)
 		defer cancel()
-		if e := t.protect(note, next.claim, next.progress.attempt); e != nil {
-			klog.FromContext(ctx).Info("The claim is not protected yet", "err", e)
+		if e := t.protect(note, key, next.claim, next.progress.attempt); e != nil {
+			return e
 		}
 	}
 	return err
@@ -285,7 +358,11 @@ func (t *term) settled(ctx context.Context, key claimKey, s snapshot, a *attempt
 // save creates the PersistentVolume of a volume that was made. Only this is
 // repeated when it fails.
 func (t *term) save(ctx context.Context, key claimKey, a *attempt) error {
-	pv, err := t.c.deps.Client.CoreV1().PersistentVolumes().Create(ctx, a.volume, metav1.CreateOptions{})
+	return t.saveBy(ctx, t.c.deps.Client, key, a)
+}
+
+func (t *term) saveBy(ctx context.Context, client kubernetes.Interface, key claimKey, a *attempt) error {
+	pv, err := client.CoreV1().PersistentVolumes().Create(ctx, a.volume, metav1.CreateOptions{})
 	if apierrors.IsAlreadyExists(err) {
 		if pv, err = t.existing(ctx, key, a); pv == nil {
 			return err
@@ -315,10 +392,7 @@ func (t *term) existing(ctx context.Context, key claimKey, a *attempt) (*corev1.
 	if err != nil { // NotFound too: it is created in the next attempt
 		return nil, fmt.Errorf("reading PersistentVolume %q, which exists already: %w", name, err)
 	}
-	same := pv.Spec.CSI != nil && pv.Spec.CSI.VolumeHandle == handle && pv.Spec.CSI.Driver == t.c.driver.name
-	if a.plan.Migrated {
-		same = sameInTreeSource(pv, a.volume)
-	}
+	same := t.c.driver.isVolume(pv, handle, a.volume.Spec.NodeAffinity)
 	ours := pv.Spec.ClaimRef != nil && pv.Spec.ClaimRef.UID == key.UID
 	switch {
 	case same && ours && pv.DeletionTimestamp == nil && (pv.Status.Phase != corev1.VolumeReleased || !reclaims(pv)):
@@ -335,12 +409,55 @@ func (t *term) existing(ctx context.Context, key claimKey, a *attempt) (*corev1.
 		return nil, err
 	}
 	err = fmt.Errorf("PersistentVolume %q exists already, for another volume than %q", name, handle)
-	t.change(key, a, func(a *attempt) { a.volume, a.handle, a.waste, a.wasteful, a.doubt = nil, "", handle, err, true })
+	t.change(key, a, func(a *attempt) {
+		a.place, a.volume, a.handle, a.waste, a.wasteful, a.doubt = a.volume.Spec.NodeAffinity, nil, "", handle, err, true
+	})
 	return nil, err
 }
 
-// cleanUp deletes a volume that was made and cannot be used.
+// isVolume tells whether pv is for the volume with an ID that is in a place. Drivers that
+// work on one node may give volumes of several nodes the same ID.
+func (d driver) isVolume(pv *corev1.PersistentVolume, id string, place *corev1.VolumeNodeAffinity) bool {
+	if csi := pv.Spec.CSI; csi == nil && !d.sameHandle(pv, id) || csi != nil && (csi.Driver != d.name || csi.VolumeHandle != id) {
+		return false
+	}
+	return !d.NodeDeployment || equality.Semantic.DeepEqual(pv.Spec.NodeAffinity, place)
+}
+
+// isSomeones tells whether the volume that cannot be used is that of a PersistentVolume, or
+// about to be that of another claim: a driver that gives two claims one volume, or forgets
+// what it has said of one, must not lead to its deletion.
+func (t *term) isSomeones(ctx context.Context, key claimKey, a *attempt) (string, error) {
+	pv, err := t.c.deps.Client.CoreV1().PersistentVolumes().Get(ctx, a.plan.VolumeName, metav1.GetOptions{})
+	switch {
+	case err == nil && t.c.driver.isVolume(pv, a.waste, a.place):
+		return fmt.Sprintf("PersistentVolume %q", pv.Name), nil
+	case err != nil && !apierrors.IsNotFound(err):
+		return "", fmt.Errorf("reading PersistentVolume %q before deleting volume %q: %w", a.plan.VolumeName, a.waste, err)
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for claim, p := range t.claimProgress {
+		if o := p.attempt; claim != key.UID && o != nil && o.plan.VolumeName == a.plan.VolumeName {
+			return fmt.Sprintf("claim %s/%s", o.claim.Namespace, o.claim.Name), nil
+		}
+	}
+	return "", nil
+}
+
+// cleanUp deletes a volume that was made and cannot be used, unless it is somebody's.
 func (t *term) cleanUp(ctx context.Context, key claimKey, a *attempt) error {
+	owner, err := t.isSomeones(ctx, key, a)
+	if err != nil {
+		return err
+	}
+	if owner != "" {
+		err := fmt.Errorf("%w; it is not deleted, since it belongs to %s", a.wasteful, owner)
+		t.remember(key.UID, func(p *progress) { p.attempt, p.settled = nil, true })
+		t.failed(a.claim, failedEvent(a.plan.ClassName, err))
+		return err
+	}
+	a = t.refreshSecrets(ctx, key, a)
 	call, cancel := context.WithTimeout(csiclient.WithMigrated(ctx, a.plan.Migrated), t.c.cfg.Timeout)
 	defer cancel()
 	if _, err := t.c.deps.CSI.DeleteVolume(call, &csi.DeleteVolumeRequest{VolumeId: a.waste, Secrets: a.request.GetSecrets()}); err != nil {
@@ -374,10 +491,16 @@ func (t *term) saveAll(ctx context.Context) {
 		}
 	}
 	t.mu.Unlock()
+	var all errgroup.Group
+	all.SetLimit(20)
 	for key, a := range unsaved {
-		if err := t.save(ctx, key, a); err != nil {
-			klog.FromContext(ctx).Error(err, "A volume was made and its PersistentVolume is not saved; the next process finds it by its name as long as the claim exists",
-				"persistentVolumeClaim", klog.KRef(key.Namespace, key.Name), "volumeHandle", a.handle)
-		}
+		all.Go(func() error {
+			if err := t.saveBy(ctx, t.c.deps.Urgent, key, a); err != nil {
+				klog.FromContext(ctx).Error(err, "A volume was made and its PersistentVolume is not saved; the next process finds it by its name as long as the claim exists",
+					"persistentVolumeClaim", klog.KRef(key.Namespace, key.Name), "volumeHandle", a.handle)
+			}
+			return nil
+		})
 	}
+	_ = all.Wait() // each has told its error
 }

@@ -1,15 +1,17 @@
 package provisioner
 
 import (
+	"bytes"
+	"compress/zlib"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"io"
 	"slices"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -26,15 +28,21 @@ type attempt struct {
 	request *csi.CreateVolumeRequest      // with the secrets, if they could be read
 	plan    plan
 	source  *sourceKey // what the volume is a copy of; nil: of nothing
+	asked   bool       // the driver was, in this process
 	// doubt tells that a call was made whose outcome is not known, or that a
 	// volume was made that cannot be used and is not deleted yet.
 	doubt bool
+	// unnoted tells that the claim could not be protected after the last call; that is
+	// tried again after the next one.
+	unnoted bool
 	// volume is the PersistentVolume of the volume that was made, to be saved, and
 	// handle the ID of that.
 	volume *corev1.PersistentVolume
 	handle string
-	// waste is the ID of a volume that was made and cannot be used, and wasteful why.
+	// waste is the ID of a volume that was made and cannot be used, place where it is,
+	// and wasteful why.
 	waste    string
+	place    *corev1.VolumeNodeAffinity
 	wasteful error
 }
 
@@ -44,6 +52,7 @@ type progress struct {
 	began     time.Time // of the work for this claim
 	attempt   *attempt  // nil: nothing is in progress at the driver
 	saved     bool      // its PersistentVolume was created
+	lost      bool      // that has gone since
 	settled   bool      // the driver gave a final answer; the claim may still be protected
 	announced bool      // that provisioning goes on was said in an event
 	// infeasible is set while the driver is not asked again for what it called invalid.
@@ -69,14 +78,49 @@ type infeasible struct {
 // nothing that the claim and its class do not say: the request is made from them
 // anew, with the topology of the record, and has to come out the same.
 type requestRecord struct {
+	Driver string `json:"driver"` // as kube.InDoubt reads it
 	// Request is a hash of the request without the values of its secrets.
-	Request      string          `json:"request"`
-	Topology     json.RawMessage `json:"topology,omitempty"`
-	SelectedNode string          `json:"selectedNode,omitempty"`
+	Request string `json:"request"`
+	// Topology is a csi.TopologyRequirement, compressed: one segment per node makes it
+	// large. Nil for none.
+	Topology     []byte `json:"topology,omitempty"`
+	SelectedNode string `json:"selectedNode,omitempty"`
 }
 
-// maxRecord bounds the annotation; all annotations of an object have 256 KiB together.
-const maxRecord = 128 * 1024
+const (
+	// maxRecord bounds the annotation; all annotations of an object have 256 KiB together.
+	maxRecord = 128 * 1024
+	// maxTopology bounds what a topology of a record, which anybody may write, expands to.
+	maxTopology = 16 << 20
+)
+
+// packTopology is t for a record.
+func packTopology(t *csi.TopologyRequirement) ([]byte, error) {
+	data, err := proto.MarshalOptions{Deterministic: true}.Marshal(t)
+	if err != nil {
+		return nil, fmt.Errorf("encoding the topology: %w", err)
+	}
+	var packed bytes.Buffer
+	w := zlib.NewWriter(&packed)
+	if _, err = w.Write(data); err == nil {
+		err = w.Close()
+	}
+	return packed.Bytes(), err // a buffer takes everything: err is nil
+}
+
+// unpackTopology undoes packTopology.
+func unpackTopology(packed []byte) (*csi.TopologyRequirement, error) {
+	r, err := zlib.NewReader(bytes.NewReader(packed))
+	if err != nil {
+		return nil, err
+	}
+	data, err := io.ReadAll(io.LimitReader(r, maxTopology))
+	if err != nil {
+		return nil, err
+	}
+	t := &csi.TopologyRequirement{}
+	return t, proto.Unmarshal(data, t)
+}
 
 // fingerprint is a hash of a request without the values of its secrets.
 func fingerprint(request *csi.CreateVolumeRequest) (string, error) {
@@ -91,15 +135,15 @@ func fingerprint(request *csi.CreateVolumeRequest) (string, error) {
 }
 
 // protection is the change that keeps the claim of a until its outcome is known.
-func (a *attempt) protection() (kube.MetaChange, error) {
-	r := requestRecord{SelectedNode: a.plan.SelectedNode}
+func (a *attempt) protection(driver string) (kube.MetaChange, error) {
+	r := requestRecord{Driver: driver, SelectedNode: a.plan.SelectedNode}
 	var err error
 	if r.Request, err = fingerprint(a.request); err != nil {
 		return kube.MetaChange{}, err
 	}
 	if t := a.request.GetAccessibilityRequirements(); t != nil {
-		if r.Topology, err = protojson.Marshal(t); err != nil {
-			return kube.MetaChange{}, fmt.Errorf("encoding the topology: %w", err)
+		if r.Topology, err = packTopology(t); err != nil {
+			return kube.MetaChange{}, err
 		}
 	}
 	data, err := json.Marshal(r)
@@ -161,8 +205,7 @@ func (d driver) resume(claim *corev1.PersistentVolumeClaim, class *storagev1.Sto
 	}
 	var topology *csi.TopologyRequirement
 	if record.Topology != nil {
-		topology = &csi.TopologyRequirement{}
-		if err := protojson.Unmarshal(record.Topology, topology); err != nil {
+		if topology, err = unpackTopology(record.Topology); err != nil {
 			return nil, fmt.Errorf("annotation %s: %w", annRequest, err)
 		}
 	}

@@ -24,6 +24,7 @@ import (
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/record"
+	"k8s.io/klog/v2"
 
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/internal/kube"
@@ -40,8 +41,10 @@ type Volumes interface {
 // Deps is what the program hands to the controller. All fields but Segments and
 // Releasable are required.
 type Deps struct {
-	Driver    csiclient.Driver
-	Client    kubernetes.Interface               // of this role: see kube.ForRole
+	Driver csiclient.Driver
+	Client kubernetes.Interface // of this role: see kube.ForRole
+	// Urgent is one without a rate limit, for what must be written before this process ends.
+	Urgent    kubernetes.Interface
 	Snapshots snapshotclient.SnapshotV1Interface // likewise
 	Metadata  metadata.Interface                 // for watches of kinds that may not exist
 	Informers *kube.Informers
@@ -77,7 +80,7 @@ type Controller struct {
 	csiNodes    kube.Kind[*storagev1.CSINode]            // only with topology
 	attachments kube.Kind[*storagev1.VolumeAttachment]   // only if the driver publishes
 
-	term atomic.Pointer[term] // the last one; nil: none yet
+	term atomic.Pointer[term] // nil between terms
 }
 
 // New checks cfg and asks for the watches that the controller needs. Nothing runs
@@ -150,6 +153,10 @@ func (c *Controller) Run(ctx context.Context) (err error) {
 		t.topologies.setKeys(c.cfg.NodeName, slices.Collect(maps.Keys(c.driver.segments)), true)
 	}
 	c.term.Store(t)
+	defer c.term.Store(nil)
+	if n := c.cfg.VolumeNameUUIDLength; n >= 0 && n < 16 {
+		klog.FromContext(ctx).Info("Names of volumes with so few characters may be the same for two claims, of which one then gets no volume", "volumeNameUUIDLength", n)
+	}
 	if t.claims, err = kube.NewOwn(c.claims); err != nil {
 		return err
 	}
@@ -392,6 +399,10 @@ func (t *term) volumeDeleted(pv *corev1.PersistentVolume) {
 	t.mu.Lock()
 	delete(t.removals, pv.UID)
 	t.mu.Unlock()
+	if ref := pv.Spec.ClaimRef; ref != nil && t.progressOf(ref.UID).saved {
+		t.remember(ref.UID, func(p *progress) { p.lost = true })
+		t.claimQueue.Add(claimKey{ref.Namespace, ref.Name, ref.UID})
+	}
 }
 
 // attachmentDeleted wakes a volume whose deletion waited for its end.

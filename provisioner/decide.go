@@ -28,6 +28,8 @@ const (
 	doLookUp            // read what the claim names
 	doStart             // take up an attempt
 	doGuard             // the same, and keep the source of the data from being deleted
+	doDrop              // give an attempt up of which the driver does not know
+	doAskAgain          // the API server, whether the claim still waits for a volume
 	doReadSecrets
 	doProtect
 	doUnprotect
@@ -39,7 +41,7 @@ const (
 // String is the name of a in the log.
 func (a action) String() string {
 	return [...]string{
-		"nothing", "forget", "ignore", "retry", "fail", "wait", "reschedule", "race", "own", "look up", "start", "guard", "read secrets", "protect", "unprotect",
+		"nothing", "forget", "ignore", "retry", "fail", "wait", "reschedule", "race", "own", "look up", "start", "guard", "drop", "ask again", "read secrets", "protect", "unprotect",
 		"create", "save", "clean up",
 	}[a]
 }
@@ -62,16 +64,19 @@ func (d driver) decide(s snapshot) step {
 	if s.claim == nil {
 		return step{action: doForget, reason: "Gone"}
 	}
-	done := s.progress.saved || s.claim.Spec.VolumeName != "" || isVolumeOf(s.claim, s.volume)
+	// A claim that was bound to another volume may have one of its own all the same.
+	done := s.progress.saved || s.claim.Spec.VolumeName == d.volumeName(s.claim.UID) || isVolumeOf(s.claim, s.volume)
 	switch {
 	case isProtected(s.claim) && (done || s.progress.settled):
 		return step{action: doUnprotect, reason: "Settled"}
-	case s.claim.Spec.VolumeName != "":
-		return step{action: doForget, reason: "Bound"}
-	case done:
-		return step{reason: "Saved"}
 	case isProtected(s.claim):
 		return d.decideResume(s)
+	case s.claim.Spec.VolumeName != "":
+		return step{action: doForget, reason: "Bound"}
+	case s.progress.saved && s.progress.lost:
+		return step{action: doAskAgain, reason: "VolumeGone"}
+	case done:
+		return step{reason: "Saved"}
 	}
 	return d.decideNew(s)
 }
@@ -82,17 +87,21 @@ func (d driver) decide(s snapshot) step {
 func (d driver) decideAttempt(s snapshot) step {
 	a := s.progress.attempt
 	canProtect := s.claim != nil && s.claim.DeletionTimestamp == nil && !isProtected(s.claim)
+	wanted := s.claim != nil && s.claim.DeletionTimestamp == nil && s.claim.Spec.VolumeName == ""
+	needsSecrets := a.plan.Secrets.Provisioner != nil && a.request.Secrets == nil
 	switch {
 	case a.volume != nil:
 		return step{action: doSave, reason: "Created"}
-	case canProtect && a.doubt && d.ProvisioningProtection != ProtectionOff:
+	case !wanted && !a.asked && !a.doubt:
+		return step{action: doDrop, reason: "NotWantedAnyMore"}
+	case canProtect && a.doubt && !a.unnoted && d.ProvisioningProtection != ProtectionOff:
 		return step{action: doProtect, reason: "InDoubt"}
-	case canProtect && d.ProvisioningProtection == ProtectionAlways,
-		// The instances on other nodes must not release the source of a claim that is gone.
-		canProtect && a.source != nil && d.NodeDeployment && d.ProvisioningProtection != ProtectionOff:
-		return step{action: doProtect, reason: "BeforeFirstCall"}
-	case a.plan.Secrets.Provisioner != nil && a.request.Secrets == nil:
+	case needsSecrets: // before the claim is protected: without them nothing is asked
 		return step{action: doReadSecrets, reason: "SecretsNeeded"}
+	case canProtect && !a.doubt && d.ProvisioningProtection == ProtectionAlways,
+		// The instances on other nodes must not release the source of a claim that is gone.
+		canProtect && !a.doubt && a.source != nil && d.NodeDeployment && d.ProvisioningProtection != ProtectionOff:
+		return step{action: doProtect, reason: "BeforeFirstCall"}
 	case a.waste != "":
 		return step{action: doCleanUp, reason: "Unusable"}
 	}
@@ -199,7 +208,7 @@ func begin(reason string, a *attempt) step {
 // waits tells whether a claim waits for its volume, or a call that was made for it for
 // its outcome.
 func waits(claim *corev1.PersistentVolumeClaim) bool {
-	return claim.Spec.VolumeName == "" && (claim.DeletionTimestamp == nil || isProtected(claim))
+	return claim.Spec.VolumeName == "" && claim.DeletionTimestamp == nil || isProtected(claim)
 }
 
 // owns tells whether the claim names the driver, or the plugin that it has replaced, as

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/protobuf/proto"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -196,11 +197,20 @@ func TestDecide(t *testing.T) {
 			a.plan.Secrets.Provisioner = &corev1.SecretReference{Name: "s"}
 			a.request.Secrets = map[string]string{}
 		})}, want: doCreate, reason: "Requested"},
-		"made and not saved":                                   {claim: testClaim(nil), progress: progress{attempt: testAttempt(func(a *attempt) { a.volume = ourVolume() })}, want: doSave, reason: "Created"},
-		"made and not saved, the claim is gone":                {progress: progress{attempt: testAttempt(func(a *attempt) { a.volume = ourVolume() })}, want: doSave, reason: "Created"},
-		"made and of no use":                                   {claim: testClaim(protected), progress: progress{attempt: testAttempt(func(a *attempt) { a.waste, a.doubt = "vol-1", true })}, want: doCleanUp, reason: "Unusable"},
-		"saved and still protected":                            {claim: testClaim(protected), class: testClass(nil), progress: progress{saved: true}, want: doUnprotect, reason: "Settled"},
-		"bound and still protected":                            {claim: testClaim(func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeName = "x"; protected(c) }), want: doUnprotect, reason: "Settled"},
+		"made and not saved":                                  {claim: testClaim(nil), progress: progress{attempt: testAttempt(func(a *attempt) { a.volume = ourVolume() })}, want: doSave, reason: "Created"},
+		"made and not saved, the claim is gone":               {progress: progress{attempt: testAttempt(func(a *attempt) { a.volume = ourVolume() })}, want: doSave, reason: "Created"},
+		"made and of no use":                                  {claim: testClaim(protected), progress: progress{attempt: testAttempt(func(a *attempt) { a.waste, a.doubt = "vol-1", true })}, want: doCleanUp, reason: "Unusable"},
+		"saved and still protected":                           {claim: testClaim(protected), class: testClass(nil), progress: progress{saved: true}, want: doUnprotect, reason: "Settled"},
+		"bound to its volume and still protected":             {claim: testClaim(func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeName = "pvc-" + uid; protected(c) }), want: doUnprotect, reason: "Settled"},
+		"bound to another volume, and in doubt about its own": {claim: testClaim(func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeName = "x"; protected(c) }), class: testClass(nil), want: doStart, reason: "LeftInDoubt"},
+		"not asked for yet, and the claim is gone":            {progress: progress{attempt: testAttempt(nil)}, want: doDrop, reason: "NotWantedAnyMore"},
+		"not asked for yet, and the claim is being deleted":   {claim: testClaim(deleting), progress: progress{attempt: testAttempt(nil)}, want: doDrop, reason: "NotWantedAnyMore"},
+		"not asked for yet, and the claim was bound":          {claim: testClaim(func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeName = "x" }), progress: progress{attempt: testAttempt(nil)}, want: doDrop, reason: "NotWantedAnyMore"},
+		"asked for, and the claim is gone":                    {progress: progress{attempt: testAttempt(func(a *attempt) { a.asked = true })}, want: doCreate, reason: "Requested"},
+		"in doubt, and it cannot be noted":                    {claim: testClaim(nil), progress: progress{attempt: testAttempt(func(a *attempt) { a.doubt, a.unnoted = true, true })}, want: doCreate, reason: "Requested"},
+		"a secret is read before the claim is protected": {driver: func(d *driver) { d.ProvisioningProtection = ProtectionAlways }, claim: testClaim(nil),
+			progress: progress{attempt: testAttempt(func(a *attempt) { a.plan.Secrets.Provisioner = &corev1.SecretReference{Name: "s"} })}, want: doReadSecrets, reason: "SecretsNeeded"},
+		"saved, and the volume has gone":                       {claim: testClaim(nil), class: testClass(nil), progress: progress{saved: true, lost: true}, want: doAskAgain, reason: "VolumeGone"},
 		"failed for good and still protected":                  {claim: testClaim(protected), class: testClass(nil), progress: progress{settled: true}, want: doUnprotect, reason: "Settled"},
 		"left in doubt by an earlier process":                  {claim: testClaim(protected), class: testClass(nil), want: doStart, reason: "LeftInDoubt"},
 		"left in doubt by an earlier process, being deleted":   {claim: testClaim(func(c *corev1.PersistentVolumeClaim) { protected(c); deleting(c) }), class: testClass(nil), want: doStart, reason: "LeftInDoubt"},
@@ -332,7 +342,7 @@ func TestResume(t *testing.T) {
 		t.Fatal(first)
 	}
 	first.attempt.request.Secrets = map[string]string{"password": "hunter2"}
-	change, err := first.attempt.protection()
+	change, err := first.attempt.protection(d.name)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -361,7 +371,7 @@ func TestResume(t *testing.T) {
 	if _, err := d.resume(left, other, nil, nothing); err == nil || !strings.Contains(err.Error(), claimFinalizer) {
 		t.Errorf("with another class: %v", err)
 	}
-	for _, broken := range []string{"{", `{"topology":3}`, `{"request":"x"}`, ""} {
+	for _, broken := range []string{"{", `{"topology":3}`, `{"topology":"AAAA"}`, `{"request":"x"}`, ""} {
 		left.Annotations[annRequest] = broken
 		if _, err := d.resume(left, testClass(late), nil, nothing); err == nil {
 			t.Errorf("annotation %q is accepted", broken)
@@ -373,9 +383,39 @@ func TestResume(t *testing.T) {
 	}
 }
 
+// TestRecordOfManyNodes has a note that fits into an annotation, with a topology per node.
+func TestRecordOfManyNodes(t *testing.T) {
+	a := testAttempt(nil)
+	a.request.AccessibilityRequirements = &csi.TopologyRequirement{}
+	for i := range 5000 {
+		topology := &csi.Topology{Segments: map[string]string{"topology.example.com/node": fmt.Sprintf("worker-%04d.region.example.com", i)}}
+		a.request.AccessibilityRequirements.Requisite = append(a.request.AccessibilityRequirements.Requisite, topology)
+	}
+	r := a.request.AccessibilityRequirements
+	r.Preferred = append(append(r.Preferred, r.Requisite[1234:]...), r.Requisite[:1234]...)
+	change, err := a.protection("drv.example.com")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("%d bytes", len(change.SetAnnotations[annRequest]))
+	left := testClaim(nil)
+	change.Apply(left)
+	record, err := recordOf(left)
+	if err != nil {
+		t.Fatal(err)
+	}
+	back, err := unpackTopology(record.Topology)
+	if err != nil || !proto.Equal(back, r) {
+		t.Errorf("it does not come back: %v", err)
+	}
+	if !kube.InDoubt("drv.example.com", left) || kube.InDoubt("other", left) {
+		t.Error("whose the doubt is")
+	}
+}
+
 // FuzzResume reads whatever a user may write into the annotation.
 func FuzzResume(f *testing.F) {
-	f.Add(`{"request":"","topology":{"requisite":[{"segments":{"a":"b"}}]},"selectedNode":"n"}`)
+	f.Add(`{"driver":"drv.example.com","request":"","topology":"eJziYuRKAgQAAP//AmUAvA==","selectedNode":"n"}`)
 	f.Fuzz(func(t *testing.T, annotation string) {
 		d := testDriver(func(d *driver) { d.topology = true })
 		claim := testClaim(func(c *corev1.PersistentVolumeClaim) { protected(c); c.Annotations[annRequest] = annotation })

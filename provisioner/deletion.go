@@ -11,6 +11,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
 
@@ -140,8 +141,16 @@ const blockedWarning = time.Minute
 func (t *term) syncVolume(ctx context.Context, name string) (time.Time, error) {
 	log := klog.FromContext(ctx).WithValues("persistentVolume", klog.KRef("", name))
 	ctx = klog.NewContext(ctx, log)
+	var known types.UID
 	for range maxRounds {
 		s := t.gatherVolume(name)
+		if s.volume == nil && known != "" { // its event came before what was noted last
+			t.mu.Lock()
+			delete(t.removals, known)
+			t.mu.Unlock()
+		} else if s.volume != nil {
+			known = s.volume.UID
+		}
 		if s.volume != nil && !t.c.driver.responsible(s.volume) {
 			return time.Time{}, nil
 		}

@@ -97,20 +97,25 @@ func (t *term) forget(claim types.UID) (inProgress bool) {
 // doubts is how many claims have a volume of which it is not known whether it came
 // into being, and how many have one that is not saved yet.
 func (c *Controller) doubts() (inDoubt, unsaved float64) {
+	doubtful := map[types.UID]struct{}{}
+	for _, claim := range c.claims.Select(kube.ByDoubt, c.driver.name) {
+		doubtful[claim.UID] = struct{}{}
+	}
 	t := c.term.Load()
 	if t == nil {
-		return 0, 0
+		return float64(len(doubtful)), 0
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for _, p := range t.claimProgress {
+	for claim, p := range t.claimProgress {
 		switch a := p.attempt; {
 		case a == nil:
 		case a.volume != nil:
 			unsaved++
+			delete(doubtful, claim)
 		case a.doubt:
-			inDoubt++
+			doubtful[claim] = struct{}{}
 		}
 	}
-	return inDoubt, unsaved
+	return float64(len(doubtful)), unsaved
 }

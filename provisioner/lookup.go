@@ -46,7 +46,10 @@ func (t *term) lookUp(ctx context.Context, claim *corev1.PersistentVolumeClaim, 
 		return f
 	}
 	if f.source != nil {
-		if f.err = t.permitted(ctx, claim, *f.source); f.err == nil {
+		if !resuming { // what was permitted when the driver was asked is asked for again
+			f.err = t.permitted(ctx, claim, *f.source)
+		}
+		if f.err == nil {
 			f.content, f.uid, f.err = t.contentOf(ctx, claim, *f.source, resuming)
 		}
 		if f.err != nil {

@@ -68,15 +68,18 @@ func (d driver) asInTree(pv *corev1.PersistentVolume) (*corev1.PersistentVolume,
 	return translated, nil
 }
 
-// sameInTreeSource tells whether two volumes have the same source of a built-in plugin.
-// Defaults that the API server has set do not count.
-func sameInTreeSource(a, b *corev1.PersistentVolume) bool {
+// sameHandle tells whether pv, whose source is that of the built-in plugin, is for the
+// volume with an ID. Some plugins spell it in several ways.
+func (d driver) sameHandle(pv *corev1.PersistentVolume, id string) bool {
 	handle := func(pv *corev1.PersistentVolume) string {
-		translated, err := translator.TranslateInTreePVToCSI(logr.Discard(), pv)
-		if err != nil || translated.Spec.CSI == nil {
+		translated, err := d.asCSI(pv)
+		if err != nil || translated.Spec.CSI == nil || translated.Spec.CSI.Driver != d.name {
 			return ""
 		}
 		return translated.Spec.CSI.VolumeHandle
 	}
-	return handle(a) != "" && handle(a) == handle(b)
+	named := pv.DeepCopy()
+	named.Spec.PersistentVolumeSource = corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: d.name, VolumeHandle: id}}
+	named, err := d.asInTree(named)
+	return err == nil && handle(pv) != "" && handle(pv) == handle(named)
 }

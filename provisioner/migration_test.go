@@ -174,25 +174,37 @@ func zoneAffinity(key, zone string) *corev1.VolumeNodeAffinity {
 	}}}}
 }
 
-func TestSameInTreeSource(t *testing.T) {
+func TestIsVolume(t *testing.T) {
+	d := testDriver(ebsDriver)
 	for name, tt := range map[string]struct {
-		a, b *corev1.PersistentVolume
+		pv   *corev1.PersistentVolume
+		id   string
 		want bool
 	}{
-		"equal":                     {ebsVolume("vol-1"), ebsVolume("vol-1"), true},
-		"spelled in another way":    {ebsVolume("aws://us-east-1a/vol-1"), ebsVolume("vol-1"), true},
-		"another volume":            {ebsVolume("vol-2"), ebsVolume("vol-1"), false},
-		"malformed, both":           {ebsVolume("aws://a/x"), ebsVolume("aws://a/x"), false},
-		"a CSI source of that name": {csiVolume(ebs, "vol-1"), ebsVolume("vol-1"), false},
-		"two CSI sources":           {csiVolume(ebs, "vol-1"), csiVolume(ebs, "vol-1"), false},
+		"equal":                      {ebsVolume("vol-1"), "vol-1", true},
+		"spelled in another way":     {ebsVolume("aws://us-east-1a/vol-1"), "vol-1", true},
+		"another volume":             {ebsVolume("vol-2"), "vol-1", false},
+		"malformed, both":            {ebsVolume("aws://a/x"), "aws://a/x", false},
+		"a CSI source":               {csiVolume(ebs, "vol-1"), "vol-1", true},
+		"a CSI source of another":    {csiVolume(ebs, "vol-2"), "vol-1", false},
+		"a source of another driver": {csiVolume("other", "vol-1"), "vol-1", false},
 	} {
-		if got := sameInTreeSource(tt.a, tt.b); got != tt.want {
+		if got := d.isVolume(tt.pv, tt.id, nil); got != tt.want {
 			t.Errorf("%s: %v", name, got)
 		}
 	}
+	here, there := csiVolume(ebs, "vol-1"), zoneAffinity("zone", "b")
+	here.Spec.NodeAffinity = zoneAffinity("zone", "a")
+	if !d.isVolume(here, "vol-1", there) {
+		t.Error("one ID is one volume, wherever it is")
+	}
+	d.NodeDeployment = true
+	if d.isVolume(here, "vol-1", there) || !d.isVolume(here, "vol-1", zoneAffinity("zone", "a")) {
+		t.Error("the volumes of two nodes may have one ID")
+	}
 }
 
-// TestOwns goes through all claims and compares with section 2.3 of the contract, rows 2 and 4.
+// TestOwns goes through all combinations of the annotations that name an owner.
 func TestOwns(t *testing.T) {
 	const absent = "absent"
 	for _, d := range []driver{testDriver(ebsDriver), testDriver(nil)} {
@@ -225,7 +237,7 @@ func TestOwns(t *testing.T) {
 	}
 }
 
-// TestResponsible has the rows of section 5.1 of the contract.
+// TestResponsible tells by which annotations and sources a volume is ours.
 func TestResponsible(t *testing.T) {
 	nfs := corev1.PersistentVolumeSource{NFS: &corev1.NFSVolumeSource{}}
 	aws, ours, other := ebsVolume("vol-1").Spec.PersistentVolumeSource, csiVolume(ebs, "vol-1").Spec.PersistentVolumeSource, csiVolume("other", "x").Spec.PersistentVolumeSource

@@ -18,8 +18,8 @@ const (
 	volumeFinalizer = "external-provisioner.volume.kubernetes.io/finalizer"
 	// claimFinalizer keeps a claim while its volume may be coming into being, and
 	// annRequest says what was asked of the driver.
-	claimFinalizer = "storage-controller.io/provisioning"
-	annRequest     = "storage-controller.io/provisioning-request"
+	claimFinalizer = kube.ProvisioningFinalizer
+	annRequest     = kube.AnnProvisioningRequest
 
 	// cloneFinalizer and snapshotFinalizer keep the source of a volume while it is copied.
 	cloneFinalizer    = kube.CloningProtection

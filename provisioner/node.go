@@ -105,8 +105,9 @@ const looksPerTurn = 8
 //
 // An instance that did not win has the next turn at once: it is behind the others. One
 // that has won more than the others, as everybody can see by the claims, lets them
-// go first. No claim is put off for more than the base delay, so that few instances
-// are not slow with many claims.
+// go first. The pause ends for a claim that was put off for the base delay, so that
+// few instances are not slow with many claims, and everything for one that was put
+// off for the longest delay.
 type turns struct {
 	claims int            // for which this instance competes
 	taken  bool           // for one that is being tried just now
@@ -172,8 +173,9 @@ func (t *turns) notBefore(next time.Time) {
 func (t *term) takeTurn(key claimKey, s snapshot) bool {
 	d := t.c.driver
 	t.mu.Lock()
-	waited := !s.now.Before(s.progress.race.due.Add(d.NodeDeploymentBaseDelay))
-	mine := !t.turns.taken && (waited || !s.now.Before(t.turns.next) && !t.turns.ahead(d.NodeName))
+	waited := func(delay time.Duration) bool { return !s.now.Before(s.progress.race.due.Add(delay)) }
+	turn := waited(d.NodeDeploymentBaseDelay) || !s.now.Before(t.turns.next)
+	mine := !t.turns.taken && (turn && !t.turns.ahead(d.NodeName) || waited(d.NodeDeploymentMaxDelay))
 	if mine {
 		t.turns.taken = true
 	}

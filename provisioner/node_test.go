@@ -204,11 +204,11 @@ func TestTurns(t *testing.T) {
 		time.Sleep(pace)
 		try(c, true, "after the pause")
 		term.endTurn(true)
-		time.Sleep(begin.Add(base - 1).Sub(time.Now()))
+		time.Sleep(time.Until(begin.Add(base - 1)))
 		try(c, true, "long after")
 		term.endTurn(true)
 		try(a, false, "a claim that was put off for less than the base delay")
-		time.Sleep(1)
+		time.Sleep(time.Nanosecond)
 		try(a, true, "a claim that was put off for the base delay")
 		for _, key := range []claimKey{a, b, c} {
 			term.forget(key.UID)

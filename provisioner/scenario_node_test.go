@@ -247,6 +247,7 @@ func provisionerScenarioNode(t *testing.T) {
 			return nil
 		})
 		before := n1.counts()
+		n2.deleteClaim()
 		n2.phase(pv, corev1.VolumeReleased)
 		n2.gone(pv)
 		kubetest.Eventually(t, "n1 knows that the volume is gone", func(context.Context) error {

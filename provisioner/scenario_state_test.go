@@ -460,6 +460,40 @@ func nodeGivenBack(t *testing.T, method string, old bool, calls int) {
 }
 
 func provisionerScenarioAnswers(t *testing.T) {
+	t.Run("volume_of_somebody_else_is_not_cleaned_up", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, nil)
+		gate := make(chan struct{})
+		f.plugin.Next(create, heldUntil(gate, csitest.Alter(func(r *csi.CreateVolumeResponse) { r.Volume.CapacityBytes = 1 })))
+		f.makeClass(nil)
+		claim := f.claim(nil)
+		f.wait(create, 1)
+		_, err := f.client.CoreV1().PersistentVolumes().Create(t.Context(), &corev1.PersistentVolume{
+			ObjectMeta: metav1.ObjectMeta{Name: "pvc-" + string(claim.UID)},
+			Spec: corev1.PersistentVolumeSpec{AccessModes: claim.Spec.AccessModes, Capacity: claim.Spec.Resources.Requests, PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimRetain,
+				ClaimRef:               &corev1.ObjectReference{Namespace: f.ns, Name: "data", UID: "another"},
+				PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: f.driver, VolumeHandle: "vol-000001"}}},
+		}, metav1.CreateOptions{})
+		f.must(err)
+		close(gate)
+		f.event("ProvisioningFailed", "not deleted, since it belongs to PersistentVolume")
+		f.calls(remove, 0)
+	})
+	t.Run("doubt_that_cannot_be_noted_is_ended_all_the_same", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, nil)
+		f.plugin.Next(create, csitest.DoAndFail(codes.DeadlineExceeded, "slow"))
+		f.through(f.cp.Config(), func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
+			if r.Method == http.MethodPatch && strings.Contains(r.URL.Path, "/persistentvolumeclaims/") {
+				http.Error(w, "no", http.StatusInternalServerError)
+				return
+			}
+			pass.ServeHTTP(w, r)
+		})
+		f.makeClass(nil)
+		claim := f.claim(nil)
+		f.event("ProvisioningFailed", "noting on the claim")
+		f.saved(claim)
+		f.calls(create, 2)
+	})
 	t.Run("096_too_small_and_the_claim_is_deleted", func(t *testing.T) {
 		for name, first := range map[string]csitest.Step{"cleaned_up_at_once": csitest.Default(), "cleaned_up_later": csitest.Fail(codes.Internal, "busy")} {
 			t.Run(name, func(t *testing.T) {
@@ -751,6 +785,17 @@ func provisionerScenarioVolumes(t *testing.T) {
 }
 
 func provisionerScenarioDeletion(t *testing.T) {
+	t.Run("saved_volume_that_somebody_removed_is_made_anew", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, nil)
+		f.makeClass(func(c *storagev1.StorageClass) { c.ReclaimPolicy = ptr.To(corev1.PersistentVolumeReclaimRetain) })
+		claim := f.claim(nil)
+		pv := f.saved(claim)
+		f.must(f.client.CoreV1().PersistentVolumes().Delete(t.Context(), pv.Name, metav1.DeleteOptions{}))
+		f.gone(pv)
+		if again := f.saved(claim); again.UID == pv.UID || again.Spec.CSI.VolumeHandle != pv.Spec.CSI.VolumeHandle {
+			t.Errorf("volume %q of %q", again.Spec.CSI.VolumeHandle, again.UID)
+		}
+	})
 	t.Run("107_110_114_115_to_be_deleted_or_not", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, oneWorker)
 		f.makeClass(nil)

@@ -94,7 +94,7 @@ func (f *fixture) start() {
 		api = f.client
 	}
 	deps := Deps{
-		Driver: driver, Client: api, Snapshots: f.snapshots, Metadata: meta, Informers: informers, CSI: client.Controller(), Ready: client.WaitReady,
+		Driver: driver, Client: api, Urgent: api, Snapshots: f.snapshots, Metadata: meta, Informers: informers, CSI: client.Controller(), Ready: client.WaitReady,
 		Events: f.events, Registry: reg, Queues: workloop.NewMetrics(reg),
 	}
 	if f.cfg.NodeDeployment {

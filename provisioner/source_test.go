@@ -186,7 +186,7 @@ func TestWaits(t *testing.T) {
 	}{
 		"new":                       {testClaim(nil), true},
 		"bound":                     {testClaim(bound), false},
-		"bound and protected":       {testClaim(func(c *corev1.PersistentVolumeClaim) { bound(c); protected(c) }), false},
+		"bound and protected":       {testClaim(func(c *corev1.PersistentVolumeClaim) { bound(c); protected(c) }), true},
 		"deleted":                   {testClaim(deleting), false},
 		"deleted with a call about": {testClaim(func(c *corev1.PersistentVolumeClaim) { deleting(c); protected(c) }), true},
 	} {

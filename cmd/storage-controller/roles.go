@@ -96,6 +96,12 @@ func buildProvisioner(ctx context.Context, s *shared, restConfig *rest.Config) (
 	if err != nil {
 		return nil, err
 	}
+	urgent := rest.CopyConfig(restConfig)
+	urgent.QPS, urgent.Burst = -1, 0
+	unlimited, err := kubernetes.NewForConfig(urgent)
+	if err != nil {
+		return nil, err
+	}
 	cfg := s.settings.provisioner()
 	if _, set := s.settings.Common.FeatureGates["VolumeAttributesClass"]; !set && !kube.Serves(client.Discovery(), storagev1.SchemeGroupVersion, "VolumeAttributesClass") {
 		klog.FromContext(ctx).Info("The API server does not serve VolumeAttributesClasses: they are ignored")
@@ -104,6 +110,7 @@ func buildProvisioner(ctx context.Context, s *shared, restConfig *rest.Config) (
 	deps := provisioner.Deps{
 		Driver:    s.driver,
 		Client:    client,
+		Urgent:    unlimited,
 		Snapshots: snapshots,
 		Metadata:  s.metadata,
 		Informers: s.informers,

@@ -31,6 +31,9 @@ const (
 	// ByNeed finds the claims that wait for a volume, those of other drivers included,
 	// by what they need besides their class; see [Need].
 	ByNeed = "need"
+	// ByDoubt finds, by the name of the driver, the claims that are kept because it is
+	// not known what became of the volume for which that was asked.
+	ByDoubt = "doubt"
 )
 
 // AnnSelectedNode is the node that the scheduler chose for the pod of a claim.
@@ -88,6 +91,12 @@ func (i *Informers) Claims() Kind[*corev1.PersistentVolumeClaim] {
 				return ""
 			}
 			return pvc.Annotations[AnnSelectedNode]
+		}),
+		ByDoubt: index(func(pvc *corev1.PersistentVolumeClaim) string {
+			if !slices.Contains(pvc.Finalizers, ProvisioningFinalizer) || !ClaimConcerns(i.driver, pvc) {
+				return ""
+			}
+			return i.driver
 		}),
 		ByNeed: func(obj any) ([]string, error) {
 			if pvc, ok := obj.(*corev1.PersistentVolumeClaim); ok && pvc.Spec.VolumeName == "" {

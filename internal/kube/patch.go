@@ -160,16 +160,17 @@ func Change[T metav1.Object](ctx context.Context, w Writer[T], obj T, c MetaChan
 var warnNoPatch sync.Once
 
 // updateInstead is the way around a missing permission to patch. The update
-// carries the resourceVersion of the live read, so that it overwrites nothing.
+// carries the resourceVersion of the live read, so that it overwrites nothing. What
+// its error is, is what became of the update.
 func updateInstead[T metav1.Object](ctx context.Context, w Writer[T], obj T, c MetaChange, forbidden error) (T, error) {
 	live, err := readAgain(ctx, w, obj)
 	if err != nil {
-		return obj, fmt.Errorf("%w; reading it to update it instead: %w", forbidden, err)
+		return obj, fmt.Errorf("%v; reading it to update it instead: %w", forbidden, err)
 	}
 	c.Apply(live)
 	updated, err := w.Update(ctx, live, metav1.UpdateOptions{})
 	if err != nil {
-		return obj, fmt.Errorf("%w; updating it instead: %w", forbidden, err)
+		return obj, fmt.Errorf("%v; updating it instead: %w", forbidden, err)
 	}
 	warnNoPatch.Do(func() {
 		klog.FromContext(ctx).Info("No permission to patch, using update instead; grant the verb patch to save a read per write", "cause", forbidden)

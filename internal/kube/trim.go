@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"encoding/json"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
@@ -18,6 +19,10 @@ const (
 	AnnProvisionedBy          = "pv.kubernetes.io/provisioned-by"
 	// CloningProtection is the finalizer that keeps a claim while others are cloned from it.
 	CloningProtection = "provisioner.storage.kubernetes.io/cloning-protection"
+	// ProvisioningFinalizer keeps a claim while its volume may be coming into being, and
+	// AnnProvisioningRequest says what was asked of which driver.
+	ProvisioningFinalizer  = "storage-controller.io/provisioning"
+	AnnProvisioningRequest = "storage-controller.io/provisioning-request"
 	// AnnBetaStorageClass names the class of a claim or volume; where present
 	// it wins over the field.
 	AnnBetaStorageClass = "volume.beta.kubernetes.io/storage-class"
@@ -128,13 +133,23 @@ func trimAttachment(driver string, va *storagev1.VolumeAttachment) *storagev1.Vo
 	return s
 }
 
+// InDoubt tells whether driver was asked for a volume for pvc, and it is not known what
+// became of that, whoever is asked to provision it now.
+func InDoubt(driver string, pvc *corev1.PersistentVolumeClaim) bool {
+	if !slices.Contains(pvc.Finalizers, ProvisioningFinalizer) {
+		return false
+	}
+	var asked struct{ Driver string }
+	return json.Unmarshal([]byte(pvc.Annotations[AnnProvisioningRequest]), &asked) == nil && asked.Driver == driver
+}
+
 // ClaimConcerns tells whether pvc is one that driver is asked to provision, or was.
 func ClaimConcerns(driver string, pvc *corev1.PersistentVolumeClaim) bool {
 	owner, ok := pvc.Annotations[AnnStorageProvisioner]
 	if !ok {
 		owner = pvc.Annotations[AnnBetaStorageProvisioner]
 	}
-	return owner == driver || pvc.Annotations[AnnMigratedTo] == driver
+	return owner == driver || pvc.Annotations[AnnMigratedTo] == driver || InDoubt(driver, pvc)
 }
 
 // ClassOfClaim is the name of the class of pvc, "" without one.
