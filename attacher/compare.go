@@ -146,7 +146,10 @@ func (t *term) compare(ctx context.Context) error {
 
 // isPublished tells what the driver reports of the volume of an attachment at its node.
 func (d driver) isPublished(s snapshot, reported report) (published, known bool, err error) {
-	src, err := d.detachSource(s)
+	src, err := d.resolve(s.attachment, s.volume)
+	if s.attachment.DeletionTimestamp != nil { // a volume that is gone can still be detached, but not attached again
+		src, err = d.detachSource(s)
+	}
 	if err != nil {
 		return false, false, err
 	}

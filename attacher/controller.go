@@ -153,7 +153,7 @@ func (t *term) register() (registrations []kube.Registration, err error) {
 		}
 	}
 	add(t.c.attachments.Handle(kube.Handlers[*storagev1.VolumeAttachment]{Add: t.attachmentAdded, Update: t.attachmentUpdated, Delete: t.attachmentDeleted}))
-	add(t.c.volumes.Handle(kube.Handlers[*corev1.PersistentVolume]{Add: t.volumeAdded, Update: func(_, pv *corev1.PersistentVolume) { t.volumeChanged(pv) }}))
+	add(t.c.volumes.Handle(kube.Handlers[*corev1.PersistentVolume]{Add: t.volumeAdded, Update: t.volumeUpdated, Delete: func(pv *corev1.PersistentVolume) { t.pvQueue.Forget(pv.Name) }}))
 	if !t.c.driver.publishes {
 		return registrations, err
 	}
@@ -207,6 +207,16 @@ func (t *term) attachmentDeleted(va *storagev1.VolumeAttachment) {
 func (t *term) volumeAdded(pv *corev1.PersistentVolume) {
 	for _, va := range t.c.attachments.Select(kube.ByVolume, pv.Name) {
 		t.attachmentAdded(va)
+	}
+	t.volumeChanged(pv)
+}
+
+// volumeUpdated looks for what an attachment may have waited for: the access modes are all
+// that can be mended of a volume.
+func (t *term) volumeUpdated(old, pv *corev1.PersistentVolume) {
+	if old.UID != pv.UID || !slices.Equal(old.Spec.AccessModes, pv.Spec.AccessModes) {
+		t.volumeAdded(pv)
+		return
 	}
 	t.volumeChanged(pv)
 }

@@ -10,7 +10,7 @@
 //   - the same finalizer on a PersistentVolume, from before the first publish until
 //     the volume is being deleted and nothing attaches it any more, so that what an
 //     unpublish needs to know is still there;
-//   - the annotation csi.alpha.kubernetes.io/node-id on a VolumeAttachment, and two
+//   - the annotation csi.alpha.kubernetes.io/node-id on a VolumeAttachment, and three
 //     under storage-controller.io/, by which it can be detached when its CSINode or
 //     PersistentVolume is gone;
 //   - status of a VolumeAttachment.

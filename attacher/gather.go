@@ -78,7 +78,7 @@ func (d driver) detachSource(s snapshot) (source, error) {
 	if err == nil || s.volume != nil || s.attachment.Spec.Source.PersistentVolumeName == nil || noted == "" {
 		return src, err
 	}
-	src = source{handle: noted}
+	src = source{handle: noted, migrated: s.attachment.Annotations[annMigrated] == "true"}
 	if namespace, name, ok := strings.Cut(s.attachment.Annotations[annSecret], "/"); ok {
 		src.secrets = &corev1.SecretReference{Namespace: namespace, Name: name}
 	}
@@ -91,7 +91,12 @@ func notes(src source, nodeID string) kube.MetaChange {
 	if src.secrets != nil {
 		change.SetAnnotations[annSecret] = src.secrets.Namespace + "/" + src.secrets.Name
 	} else {
-		change.RemoveAnnotations = []string{annSecret}
+		change.RemoveAnnotations = append(change.RemoveAnnotations, annSecret)
+	}
+	if src.migrated {
+		change.SetAnnotations[annMigrated] = "true"
+	} else {
+		change.RemoveAnnotations = append(change.RemoveAnnotations, annMigrated)
 	}
 	return change
 }

@@ -12,10 +12,12 @@ const (
 	// annNodeID keeps the node ID of the driver on the attachment, for a detach
 	// after the CSINode has gone. The name is that of csi-attacher.
 	annNodeID = "csi.alpha.kubernetes.io/node-id"
-	// annVolumeHandle and annSecret keep what an unpublish needs besides, for a
-	// detach after the PersistentVolume has gone. A secret is namespace/name.
+	// annVolumeHandle, annSecret and annMigrated keep what an unpublish needs besides,
+	// for a detach after the PersistentVolume has gone. A secret is namespace/name;
+	// a volume of a built-in plugin is "true".
 	annVolumeHandle = "storage-controller.io/volume-handle"
 	annSecret       = "storage-controller.io/publish-secret"
+	annMigrated     = "storage-controller.io/migrated"
 )
 
 // Finalizer is the finalizer of driver on attachments and volumes.

@@ -118,7 +118,7 @@ func (d driver) content(va *storagev1.VolumeAttachment) string {
 	c := va.DeepCopy()
 	own := kube.MetaChange{
 		RemoveFinalizers:  []string{d.finalizer},
-		RemoveAnnotations: []string{annNodeID, annVolumeHandle, annSecret},
+		RemoveAnnotations: []string{annNodeID, annVolumeHandle, annSecret, annMigrated},
 	}
 	own.Apply(c)
 	c.ResourceVersion, c.ManagedFields, c.Generation = "", nil, 0
