@@ -63,6 +63,7 @@ func TestDecide(t *testing.T) {
 		pv          *corev1.PersistentVolume
 		node        *storagev1.CSINode
 		secretsRead bool
+		forced      bool
 		want        action
 		reason      string
 		err         string
@@ -112,6 +113,20 @@ func TestDecide(t *testing.T) {
 		"deleted, odd access modes":            {va: testAttachment(deleting, protected), pv: testVolume(func(pv *corev1.PersistentVolume) { pv.Spec.AccessModes = nil }), node: testNode("id-1"), want: doUnpublish, reason: "Deleting", nodeID: "id-1"},
 		"deleted, volume is another driver's":  {va: testAttachment(deleting, protected), pv: testVolume(func(pv *corev1.PersistentVolume) { pv.Spec.CSI.Driver = "other" }), node: testNode("id-1"), want: doReportDetach, reason: "CannotDetach", err: `"other"`},
 
+		"attached, but not at the driver":                     {va: testAttachment(protected, attached), pv: testVolume(), node: testNode("id-1"), forced: true, want: doPublish, reason: "Requested", nodeID: "id-1"},
+		"attached, not at the driver, without finalizer":      {va: testAttachment(attached), pv: testVolume(), node: testNode("id-1"), forced: true, want: doProtect, reason: "Unprotected", nodeID: "id-1"},
+		"attached, not at the driver, volume unprotected":     {va: testAttachment(protected, attached), pv: testVolume(func(pv *corev1.PersistentVolume) { pv.Finalizers = nil }), node: testNode("id-1"), forced: true, want: doProtectVolume, reason: "VolumeUnprotected"},
+		"attached, not at the driver, no CSINode":             {va: testAttachment(protected, attached), pv: testVolume(), forced: true, want: doReportAttach, reason: "CannotAttach", err: "not found"},
+		"attached, not at the driver, secret to be read":      {va: testAttachment(protected, attached), pv: testVolume(withSecret), node: testNode("id-1"), forced: true, want: doReadSecrets, reason: "SecretsNeeded"},
+		"at the driver, but not attached":                     {va: testAttachment(protected), pv: testVolume(), node: testNode("id-1"), forced: true, want: doPublish, reason: "Requested", nodeID: "id-1"},
+		"deleted, but at the driver":                          {va: testAttachment(deleting, protected), pv: testVolume(), node: testNode("id-1"), forced: true, want: doUnpublish, reason: "Deleting", nodeID: "id-1"},
+		"released, but at the driver":                         {va: testAttachment(deleting), pv: testVolume(), node: testNode("id-1"), forced: true, want: doUnpublish, reason: "Deleting", nodeID: "id-1"},
+		"released, attached, but not at the driver":           {va: testAttachment(deleting, attached), pv: testVolume(), node: testNode("id-1"), forced: true, want: doUnpublish, reason: "Deleting", nodeID: "id-1"},
+		"released, at the driver, by its notes":               {va: testAttachment(deleting, protected, func(va *storagev1.VolumeAttachment) { va.Finalizers = nil }), forced: true, want: doUnpublish, reason: "Deleting", nodeID: "id-1"},
+		"released, at the driver, neither CSINode nor note":   {va: testAttachment(deleting), pv: testVolume(), forced: true, want: doReportDetach, reason: "CannotDetach", err: "not found"},
+		"of another driver, whatever the report":              {va: testAttachment(func(va *storagev1.VolumeAttachment) { va.Spec.Attacher = "other" }), forced: true, want: doNothing, reason: "OfAnotherDriver"},
+		"a driver that does not publish, whatever the report": {driver: func(d *driver) { d.publishes = false }, va: testAttachment(attached), forced: true, want: doNothing, reason: "Attached"},
+
 		"a driver that does not publish":                   {driver: func(d *driver) { d.publishes = false }, va: testAttachment(), want: doMarkAttached, reason: "NothingToAttach"},
 		"a driver that does not publish, attached":         {driver: func(d *driver) { d.publishes = false }, va: testAttachment(attached), want: doNothing, reason: "Attached"},
 		"a driver that does not publish, deleted":          {driver: func(d *driver) { d.publishes = false }, va: testAttachment(deleting), want: doNothing, reason: "Detached"},
@@ -119,7 +134,7 @@ func TestDecide(t *testing.T) {
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			got := testDriver(tt.driver).decide(snapshot{attachment: tt.va, volume: tt.pv, node: tt.node, secretsRead: tt.secretsRead, now: now})
+			got := testDriver(tt.driver).decide(snapshot{attachment: tt.va, volume: tt.pv, node: tt.node, secretsRead: tt.secretsRead, forced: tt.forced, now: now})
 			if got.action != tt.want || got.reason != tt.reason || got.nodeID != tt.nodeID {
 				t.Errorf("got %v because %s, node %q (%v); want %v because %s, node %q", got.action, got.reason, got.nodeID, got.err, tt.want, tt.reason, tt.nodeID)
 			}
@@ -152,7 +167,7 @@ func FuzzDecide(f *testing.F) {
 		if bit(3) {
 			va.Annotations = nil
 		}
-		s := snapshot{attachment: va, secretsRead: bit(4), now: now}
+		s := snapshot{attachment: va, secretsRead: bit(4), forced: bit(11), now: now}
 		if bit(5) {
 			s.volume = testVolume()
 			if bit(6) {
@@ -174,6 +189,8 @@ func FuzzDecide(f *testing.F) {
 		switch {
 		case call && (step.nodeID == "" || step.source.handle == ""):
 			t.Errorf("%v without an ID: %+v", step.action, step)
+		case call && va.Status.Attached && va.DeletionTimestamp == nil && !s.forced:
+			t.Errorf("publish of what is attached: %+v", s)
 		case call && !d.publishes:
 			t.Errorf("%v of a driver that cannot", step.action)
 		case call && step.source.secrets != nil && !s.secretsRead:
@@ -219,14 +236,6 @@ func TestPublishRequest(t *testing.T) {
 }
 
 func TestAccessMode(t *testing.T) {
-	const (
-		rwo, rox, rwx, rwop = corev1.ReadWriteOnce, corev1.ReadOnlyMany, corev1.ReadWriteMany, corev1.ReadWriteOncePod
-		writer              = csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER
-		multi               = csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER
-		single              = csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER
-		reader              = csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY
-		writers             = csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER
-	)
 	type modes = []corev1.PersistentVolumeAccessMode
 	for _, tt := range []struct {
 		modes      modes

@@ -39,6 +39,8 @@ type fixture struct {
 	ns     string
 	cfg    Config
 	driver string
+	api    kubernetes.Interface // of the attacher; nil means client
+	reg    *prometheus.Registry // of the last start
 	stop   func(cause error) error
 }
 
@@ -51,8 +53,10 @@ func scenario(t *testing.T, plugin csitest.Config, change func(*Config)) *fixtur
 	if change != nil {
 		change(&f.cfg)
 	}
-	f.driver = f.ns + ".example.com"
-	plugin.Name = f.driver
+	if plugin.Name == "" {
+		plugin.Name = f.ns + ".example.com"
+	}
+	f.driver = plugin.Name
 	f.plugin = csitest.Run(t, plugin)
 	f.start()
 	return f
@@ -61,7 +65,11 @@ func scenario(t *testing.T, plugin csitest.Config, change func(*Config)) *fixtur
 // start runs the attacher as a process would.
 func (f *fixture) start() {
 	f.Helper()
-	reg := prometheus.NewRegistry()
+	f.reg = prometheus.NewRegistry()
+	reg, api := f.reg, f.api
+	if api == nil {
+		api = f.client
+	}
 	cfg := csiclient.DefaultConfig()
 	cfg.Address = f.plugin.Address()
 	client, err := csiclient.New(cfg, reg)
@@ -71,7 +79,7 @@ func (f *fixture) start() {
 	meta, err := metadata.NewForConfig(f.cp.Config())
 	f.must(err)
 	informers := kube.NewInformers(f.client, meta, driver.Name)
-	c, err := New(f.cfg, Deps{Driver: driver, Client: f.client, Informers: informers, CSI: client.Controller(), Ready: client.WaitReady, Registry: reg, Queues: workloop.NewMetrics(reg)})
+	c, err := New(f.cfg, Deps{Driver: driver, Client: api, Informers: informers, CSI: client.Controller(), Ready: client.WaitReady, Registry: reg, Queues: workloop.NewMetrics(reg)})
 	f.must(err)
 	watch, endWatch := context.WithCancel(context.WithoutCancel(f.Context()))
 	informers.Start(watch)
@@ -223,6 +231,8 @@ func (f *fixture) withSecret(pv *corev1.PersistentVolume) {
 const publish, unpublish = "ControllerPublishVolume", "ControllerUnpublishVolume"
 
 func TestAttacherScenario(t *testing.T) {
+	attacherScenarioRequests(t)
+	attacherScenarioState(t)
 	t.Run("001_002_003_attach", func(t *testing.T) {
 		f := scenario(t, csitest.Config{PublishContext: map[string]string{"foo": "bar"}}, nil)
 		f.plugin.Next(publish, csitest.Hang())

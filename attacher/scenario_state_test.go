@@ -1,0 +1,476 @@
+package attacher
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	dto "github.com/prometheus/client_model/go"
+	"google.golang.org/grpc/codes"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/storage-controller/storage-controller/csiclient/csitest"
+	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/kubetest"
+)
+
+// through starts the attacher again, with hook between it and the API server.
+func (f *fixture) through(hook func(w http.ResponseWriter, r *http.Request, pass http.Handler)) {
+	f.Helper()
+	_ = f.stop(errors.New("restart"))
+	api, err := kubernetes.NewForConfig(kubetest.Proxy(f.T, f.cp.Config(), hook))
+	f.must(err)
+	f.api = api
+	f.start()
+}
+
+// patches tells whether r patches the object of that name, or its subresource: pv1/status.
+func (f *fixture) patches(r *http.Request, name string) bool {
+	return r.Method == http.MethodPatch && strings.HasSuffix(r.URL.Path, "/"+f.name(name))
+}
+
+func refuse(w http.ResponseWriter) {
+	http.Error(w, "refused by the test", http.StatusInternalServerError)
+}
+
+// distances checks that each call began at least so long after the end of the one before.
+func (f *fixture) distances(calls []csitest.Call, want ...time.Duration) {
+	f.Helper()
+	if len(calls) < len(want)+1 {
+		f.Fatalf("%d calls, want %d", len(calls), len(want)+1)
+	}
+	for i, w := range want {
+		if d := calls[i+1].Began.Sub(calls[i].Ended); d < w {
+			f.Errorf("call %d came %v after the one before, want %v at least", i+2, d, w)
+		}
+	}
+}
+
+// samples is the value of a counter, or the number of observations of a histogram, with
+// these labels: name and value in turns.
+func (f *fixture) samples(metric string, labels ...string) (n int) {
+	f.Helper()
+	families, err := f.reg.Gather()
+	f.must(err)
+	for _, family := range families {
+		if family.GetName() != metric {
+			continue
+		}
+		for _, m := range family.GetMetric() {
+			has := func(name, value string) bool {
+				return slices.ContainsFunc(m.GetLabel(), func(l *dto.LabelPair) bool { return l.GetName() == name && l.GetValue() == value })
+			}
+			match := true
+			for i := 0; i < len(labels); i += 2 {
+				match = match && has(labels[i], labels[i+1])
+			}
+			if match {
+				n += int(m.GetCounter().GetValue()) + int(m.GetHistogram().GetSampleCount())
+			}
+		}
+	}
+	return n
+}
+
+func (f *fixture) deleteVolume(name string) {
+	f.Helper()
+	f.must(f.client.CoreV1().PersistentVolumes().Delete(f.Context(), f.name(name), metav1.DeleteOptions{}))
+}
+
+func (f *fixture) finalizersOf(volume string) string {
+	f.Helper()
+	pv, err := f.client.CoreV1().PersistentVolumes().Get(f.Context(), f.name(volume), metav1.GetOptions{})
+	f.must(err)
+	return fmt.Sprint(pv.Finalizers)
+}
+
+// released waits until a volume has the finalizers of want and no others, in that order.
+func (f *fixture) released(volume string, want ...string) {
+	f.Helper()
+	kubetest.Eventually(f.T, volume+" is released", func(context.Context) error {
+		if got := f.finalizersOf(volume); got != fmt.Sprint(want) {
+			return fmt.Errorf("finalizers %s", got)
+		}
+		return nil
+	})
+}
+
+// gcePD is the driver that took the place of the built-in plugin for disks of GCE.
+const gcePD = "pd.csi.storage.gke.io"
+
+// onGCE gives a volume the source of that plugin.
+func onGCE(pv *corev1.PersistentVolume) {
+	pv.Labels = map[string]string{corev1.LabelTopologyZone: "z"}
+	pv.Spec.PersistentVolumeSource = corev1.PersistentVolumeSource{GCEPersistentDisk: &corev1.GCEPersistentDiskVolumeSource{PDName: "disk"}}
+}
+
+const (
+	protection = "kubernetes.io/pv-protection"
+	theirs     = "example.com/theirs"
+)
+
+// attacherScenarioState is what becomes of the objects: errors, finalizers, and volumes of
+// built-in plugins.
+func attacherScenarioState(t *testing.T) {
+	for name, tt := range map[string]struct {
+		gate bool
+		want string
+	}{"024_exhausted": {true, "8"}, "024_exhausted_gate_off": {false, "none"}} {
+		t.Run(name, func(t *testing.T) {
+			f := scenario(t, csitest.Config{}, func(c *Config) { c.StoreErrorCode = tt.gate })
+			f.plugin.Always(publish, csitest.Fail(codes.ResourceExhausted, "full"))
+			f.node("id-1")
+			f.volume(nil)
+			f.attach("va1", nil)
+			va := f.until("says so", attachError("rpc error: code = ResourceExhausted desc = full"))
+			if got := errorCode(va.Status.AttachError); got != tt.want {
+				t.Errorf("error code %s", got)
+			}
+		})
+	}
+	t.Run("025_error_without_code", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, nil)
+		f.plugin.Always(publish, csitest.Fail(codes.Internal, "x"))
+		f.secret(nil)
+		f.node("id-1")
+		f.volume(f.withSecret)
+		f.attach("va1", nil)
+		if va := f.until("says so", attachError("code = Internal")); errorCode(va.Status.AttachError) != "13" {
+			t.Errorf("error %v", va.Status.AttachError)
+		}
+		f.must(f.client.CoreV1().Secrets(f.ns).Delete(t.Context(), "s", metav1.DeleteOptions{}))
+		if va := f.until("says so", attachError("failed to load secret")); errorCode(va.Status.AttachError) != "none" {
+			t.Errorf("error %v", va.Status.AttachError)
+		}
+	})
+	t.Run("028_back_off", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, func(c *Config) {
+			c.RetryIntervalStart, c.RetryIntervalMax = 100*time.Millisecond, 400*time.Millisecond
+		})
+		f.plugin.Always(publish, csitest.Fail(codes.Internal, "x"))
+		f.node("id-1")
+		f.volume(nil)
+		f.attach("va1", nil)
+		f.wait(publish, 9)
+		calls, ms := f.plugin.Calls(publish), time.Millisecond
+		f.distances(calls, 100*ms, 200*ms, 400*ms, 400*ms, 400*ms, 400*ms, 400*ms, 400*ms)
+		if d := calls[8].Began.Sub(calls[7].Ended); d >= 12800*ms {
+			t.Errorf("the maximum is not heeded: the last delay was %v", d)
+		}
+	})
+	t.Run("030_status_refused", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, nil)
+		var statuses sync.Map // by their order
+		var n atomic.Int32
+		f.through(func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
+			if !f.patches(r, "va1/status") {
+				pass.ServeHTTP(w, r)
+				return
+			}
+			body, _ := io.ReadAll(r.Body) // an incomplete one is refused by the API server
+			r.Body = io.NopCloser(bytes.NewReader(body))
+			i := n.Add(1)
+			statuses.Store(i, string(body))
+			if i == 1 {
+				refuse(w)
+				return
+			}
+			pass.ServeHTTP(w, r)
+		})
+		f.node("id-1")
+		f.volume(nil)
+		f.attach("va1", nil)
+		f.until("is attached", isAttached)
+		f.calls(publish, 2)
+		statuses.Range(func(i, body any) bool {
+			if !strings.Contains(body.(string), `"attached":true`) || !strings.Contains(body.(string), `"attachError":null`) {
+				t.Errorf("status write %d was %s", i, body)
+			}
+			return true
+		})
+		if n.Load() != 2 {
+			t.Errorf("%d status writes", n.Load())
+		}
+	})
+	t.Run("032_056_of_others", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, oneWorker)
+		other := func(va *storagev1.VolumeAttachment) { va.Spec.Attacher = "other." + f.driver }
+		f.node("id-1")
+		f.volume(nil)
+		f.attach("va1", other)
+		f.volume(func(pv *corev1.PersistentVolume) {
+			pv.Name, pv.Spec.CSI.Driver = f.name("pv2"), "other."+f.driver
+			pv.Finalizers = []string{Finalizer("other." + f.driver)}
+		})
+		f.deleteVolume("pv2")
+		// The same events for objects of ours are handled afterwards.
+		f.settles()
+		f.volume(func(pv *corev1.PersistentVolume) {
+			pv.Name, pv.Finalizers = f.name("pv3"), []string{theirs, Finalizer(f.driver)}
+		})
+		f.deleteVolume("pv3")
+		f.released("pv3", theirs, protection)
+		va := f.until("is there", func(va *storagev1.VolumeAttachment) bool { return va != nil })
+		if va.Finalizers != nil || va.Annotations != nil || va.Status.Attached || va.Status.AttachError != nil {
+			t.Errorf("got %+v", va)
+		}
+		if got := f.finalizersOf("pv1"); got != fmt.Sprint([]string{protection}) {
+			t.Errorf("finalizers %s", got)
+		}
+		if got := f.finalizersOf("pv2"); got != fmt.Sprint([]string{Finalizer("other." + f.driver), protection}) {
+			t.Errorf("finalizers %s", got)
+		}
+		f.calls(publish, 0)
+		f.detach("va1")
+		f.until("is gone", isGone)
+		f.calls(unpublish, 0)
+	})
+	t.Run("035_finalizer_removed_meanwhile", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, nil)
+		rest := fmt.Appendf(nil, `{"metadata":{"$deleteFromPrimitiveList/finalizers":[%q]}}`, theirs)
+		var volume, attachment atomic.Bool // has lost it
+		remove := func(what *atomic.Bool, write func() error) {
+			if what.CompareAndSwap(false, true) {
+				if err := write(); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+		f.through(func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
+			switch {
+			case f.patches(r, "pv1"):
+				remove(&volume, func() error {
+					_, err := f.client.CoreV1().PersistentVolumes().Patch(r.Context(), f.name("pv1"), types.StrategicMergePatchType, rest, metav1.PatchOptions{})
+					return err
+				})
+			case f.patches(r, "va1"):
+				remove(&attachment, func() error {
+					_, err := f.client.StorageV1().VolumeAttachments().Patch(r.Context(), f.name("va1"), types.StrategicMergePatchType, rest, metav1.PatchOptions{})
+					return err
+				})
+			}
+			pass.ServeHTTP(w, r)
+		})
+		f.node("id-1")
+		f.volume(func(pv *corev1.PersistentVolume) { pv.Finalizers = []string{theirs} })
+		f.attach("va1", func(va *storagev1.VolumeAttachment) { va.Finalizers = []string{theirs} })
+		if va := f.until("is attached", isAttached); fmt.Sprint(va.Finalizers) != fmt.Sprint([]string{Finalizer(f.driver)}) {
+			t.Errorf("finalizers %v", va.Finalizers)
+		}
+		f.released("pv1", protection, Finalizer(f.driver))
+
+		// Once more at the end of their lives.
+		add := fmt.Appendf(nil, `{"metadata":{"finalizers":[%q]}}`, theirs)
+		_, err := f.client.StorageV1().VolumeAttachments().Patch(t.Context(), f.name("va1"), types.StrategicMergePatchType, add, metav1.PatchOptions{})
+		f.must(err)
+		_, err = f.client.CoreV1().PersistentVolumes().Patch(t.Context(), f.name("pv1"), types.StrategicMergePatchType, add, metav1.PatchOptions{})
+		f.must(err)
+		volume.Store(false)
+		attachment.Store(false)
+		f.deleteVolume("pv1")
+		f.detach("va1")
+		f.until("is gone", isGone)
+		f.released("pv1", protection)
+		if !volume.Load() || !attachment.Load() {
+			t.Error("no write came between")
+		}
+	})
+	t.Run("050_crash_before_the_status", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, nil)
+		var crashed atomic.Bool
+		crash := make(chan struct{})
+		f.through(func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
+			if f.patches(r, "va1/status") && f.plugin.Count(unpublish) > 0 && crashed.CompareAndSwap(false, true) {
+				_, _ = io.Copy(io.Discard, r.Body) // a server notices the end of a client only behind that
+				close(crash)
+				<-r.Context().Done()
+				return
+			}
+			pass.ServeHTTP(w, r)
+		})
+		f.node("id-1")
+		f.volume(nil)
+		f.attach("va1", func(va *storagev1.VolumeAttachment) { va.Finalizers = []string{theirs} })
+		f.until("is attached", isAttached)
+		f.detach("va1")
+		<-crash
+		_ = f.stop(errors.New("killed"))
+		f.cfg.WorkerThreads, f.api = 1, nil
+		f.start()
+		f.settles()
+		f.calls(unpublish, 1)
+		va := f.until("is held by others", func(va *storagev1.VolumeAttachment) bool { return va != nil })
+		if fmt.Sprint(va.Finalizers) != fmt.Sprint([]string{theirs}) {
+			t.Errorf("finalizers %v", va.Finalizers)
+		}
+	})
+	t.Run("051_release_refused", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, nil)
+		var refused atomic.Bool
+		f.through(func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
+			if f.patches(r, "va1") && f.plugin.Count(unpublish) > 0 && refused.CompareAndSwap(false, true) {
+				refuse(w)
+				return
+			}
+			pass.ServeHTTP(w, r)
+		})
+		f.plugin.Next(unpublish, csitest.Default(), csitest.Hang())
+		f.node("id-1")
+		f.volume(nil)
+		f.attach("va1", nil)
+		f.until("is attached", isAttached)
+		f.detach("va1")
+		va := f.until("says so", detachError("could not mark as detached: "))
+		if errorCode(va.Status.DetachError) != "none" || !va.Status.Attached {
+			t.Errorf("status %+v", va.Status)
+		}
+		f.wait(unpublish, 2)
+		f.plugin.Release()
+		f.until("is gone", isGone)
+		f.calls(unpublish, 2)
+	})
+	t.Run("054_living_volume", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, func(c *Config) { c.Resync = 20 * time.Millisecond })
+		protected := func(name string) {
+			f.volume(func(pv *corev1.PersistentVolume) {
+				pv.Name, pv.Finalizers = f.name(name), []string{theirs, Finalizer(f.driver)}
+			})
+		}
+		protected("pv1")
+		protected("pv2") // is on its way out, kept by an attachment of whatever driver
+		f.attach("va2", func(va *storagev1.VolumeAttachment) {
+			f.ofVolume("pv2")(va)
+			va.Spec.Attacher = "other." + f.driver
+		})
+		f.settles()
+		f.deleteVolume("pv2")
+		kubetest.Eventually(t, "all was looked at several times", func(context.Context) error {
+			if n := f.samples("workqueue_adds_total", "name", "csi-attacher-pv"); n < 4 {
+				return fmt.Errorf("%d times", n)
+			}
+			return nil
+		})
+		for _, name := range []string{"pv1", "pv2"} {
+			if got := f.finalizersOf(name); got != fmt.Sprint([]string{theirs, Finalizer(f.driver), protection}) {
+				t.Errorf("%s: finalizers %s", name, got)
+			}
+		}
+		f.detach("va2")
+		f.released("pv2", theirs, protection)
+	})
+	// One after the other: the name of the driver is that of all of these, and of no other test.
+	t.Run("055_058_volumes_of_a_built_in_plugin", func(t *testing.T) {
+		f := scenario(t, csitest.Config{Name: gcePD}, oneWorker)
+		f.plugin.Always(publish, func(context.Context, *csitest.Plugin, any, func() (any, error)) (any, error) {
+			return &csi.ControllerPublishVolumeResponse{}, nil // of a disk that the plugin has not made
+		})
+		f.node("id-1")
+		plain := f.volume(nil).Spec.CSI.VolumeHandle
+		f.attach("va1", nil)
+		f.until("is attached", isAttached)
+		f.volume(func(pv *corev1.PersistentVolume) {
+			pv.Name = f.name("pv2")
+			onGCE(pv)
+		})
+		f.attach("va2", f.ofVolume("pv2"))
+		f.untilOf("va2", "is attached", isAttached)
+		const handle = "projects/UNSPECIFIED/zones/z/disks/disk"
+		if got := f.published(handle); len(got) != 1 || fmt.Sprint(got[0].VolumeContext) != "map[partition:]" {
+			t.Errorf("got %v", got)
+		}
+		if len(f.published(plain)) != 1 {
+			t.Errorf("calls %v", f.plugin.Calls(publish))
+		}
+		counts := func(method string) string {
+			count := func(migrated string) int {
+				return f.samples("csi_sidecar_operations_seconds", "method_name", "/csi.v1.Controller/"+method, "driver_name", gcePD, "migrated", migrated)
+			}
+			return fmt.Sprint(count("true"), " of it, ", count("false"), " of a CSI volume")
+		}
+		if got := counts(publish); got != "1 of it, 1 of a CSI volume" {
+			t.Error(got)
+		}
+
+		// It is none of the driver any more, but attached; and it is gone in the end.
+		f.deleteVolume("pv2")
+		_, err := f.client.CoreV1().PersistentVolumes().Patch(t.Context(), f.name("pv2"), types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{})
+		f.must(err)
+		f.detach("va2")
+		f.untilOf("va2", "is gone", isGone)
+		f.detach("va1")
+		f.until("is gone", isGone)
+		if r := f.plugin.Calls(unpublish)[0].Request.(*csi.ControllerUnpublishVolumeRequest); r.VolumeId != handle || r.NodeId != "id-1" {
+			t.Errorf("got %v", r)
+		}
+		if got := counts(unpublish); got != "1 of it, 1 of a CSI volume" {
+			t.Error(got)
+		}
+
+		for name, migratedTo := range map[string]string{"pv3": gcePD, "pv4": "", "pv5": "other"} {
+			f.volume(func(pv *corev1.PersistentVolume) {
+				pv.Name, pv.Finalizers = f.name(name), []string{theirs, Finalizer(gcePD)}
+				pv.Annotations = map[string]string{kube.AnnMigratedTo: migratedTo}
+				if migratedTo == "" {
+					pv.Annotations = nil
+				}
+				onGCE(pv)
+			})
+		}
+		f.released("pv4", theirs, protection)
+		f.released("pv5", theirs, protection)
+		f.volume(func(pv *corev1.PersistentVolume) { // what came before it has been looked at when it is released
+			pv.Name, pv.Finalizers = f.name("pv6"), []string{theirs, Finalizer(gcePD)}
+			onGCE(pv)
+		})
+		f.released("pv6", theirs, protection)
+		f.released("pv3", theirs, Finalizer(gcePD), protection)
+	})
+	t.Run("057_release_of_the_volume_refused", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, nil)
+		var mu sync.Mutex
+		var at []time.Time
+		f.through(func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
+			if f.patches(r, "pv1") {
+				mu.Lock()
+				at = append(at, time.Now())
+				again := len(at) < 3
+				mu.Unlock()
+				if again {
+					refuse(w)
+					return
+				}
+			}
+			pass.ServeHTTP(w, r)
+		})
+		f.volume(func(pv *corev1.PersistentVolume) { pv.Finalizers = []string{theirs, Finalizer(f.driver)} })
+		f.deleteVolume("pv1")
+		f.released("pv1", theirs, protection)
+		mu.Lock()
+		defer mu.Unlock()
+		if len(at) != 3 || at[1].Sub(at[0]) < f.cfg.RetryIntervalStart || at[2].Sub(at[1]) < 2*f.cfg.RetryIntervalStart {
+			t.Errorf("attempts at %v", at)
+		}
+	})
+}
+
+// errorCode is that of e, or "none".
+func errorCode(e *storagev1.VolumeError) string {
+	if e == nil || e.ErrorCode == nil {
+		return "none"
+	}
+	return fmt.Sprint(*e.ErrorCode)
+}
