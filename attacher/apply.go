@@ -56,6 +56,7 @@ func (t *term) publish(ctx context.Context, s snapshot, step step) error {
 	call, cancel := context.WithTimeout(csiclient.WithMigrated(ctx, step.source.migrated), t.c.cfg.Timeout)
 	defer cancel()
 	response, err := t.c.deps.CSI.ControllerPublishVolume(call, request)
+	t.marks.noteChange(va.UID)
 	if err != nil {
 		return t.report(ctx, s, err)
 	}
@@ -82,6 +83,7 @@ func (t *term) unpublish(ctx context.Context, s snapshot, step step) error {
 	_, err := t.c.deps.CSI.ControllerUnpublishVolume(call, &csi.ControllerUnpublishVolumeRequest{
 		VolumeId: step.source.handle, NodeId: step.nodeID, Secrets: s.secrets,
 	})
+	t.marks.noteChange(va.UID)
 	if err != nil { // NotFound too: of a volume that the driver does not know it may still be attached
 		return t.report(ctx, s, err)
 	}

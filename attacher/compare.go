@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 )
@@ -31,13 +32,21 @@ func (m *marks) has(attachment types.UID) bool {
 	return ok
 }
 
-func (m *marks) set(attachment types.UID) {
+// set marks an attachment, unless it has changed since the report was begun. The two
+// are one step: whoever ends the reason for a mark notes a change first and drops the
+// mark then, and so leaves none behind. News is what was not marked before.
+func (m *marks) set(attachment types.UID) (marked, news bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if _, changed := m.changed[attachment]; changed {
+		return false, false
+	}
 	if m.forced == nil {
 		m.forced = map[types.UID]struct{}{}
 	}
+	_, before := m.forced[attachment]
 	m.forced[attachment] = struct{}{}
+	return true, !before
 }
 
 func (m *marks) drop(attachment types.UID) {
@@ -46,6 +55,8 @@ func (m *marks) drop(attachment types.UID) {
 	delete(m.forced, attachment)
 }
 
+// noteChange is called when an attachment has changed, before an own write of it, and
+// after a call for it, whatever that came to.
 func (m *marks) noteChange(attachment types.UID) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -54,32 +65,49 @@ func (m *marks) noteChange(attachment types.UID) {
 	}
 }
 
-// begin has changes noted from now on; the returned function ends that and tells of them.
-func (m *marks) begin() (end func() map[types.UID]struct{}) {
+func (m *marks) hasChanged(attachment types.UID) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	_, ok := m.changed[attachment]
+	return ok
+}
+
+// begin has changes noted from now on, until end.
+func (m *marks) begin() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.changed = map[types.UID]struct{}{}
-	return func() map[types.UID]struct{} {
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		changed := m.changed
-		m.changed = nil
-		return changed
+}
+
+func (m *marks) end() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.changed = nil
+}
+
+// report is where volumes are published, by their handles. A volume that is published
+// nowhere is not in it; one of which the driver does not say where it is has nil.
+type report map[string]*csi.ListVolumesResponse_VolumeStatus
+
+func (r report) add(entry *csi.ListVolumesResponse_Entry) {
+	handle, status := entry.GetVolume().GetVolumeId(), entry.GetStatus()
+	switch {
+	case entry.GetVolume() == nil:
+	case status != nil && len(status.GetPublishedNodeIds()) == 0:
+		delete(r, handle) // of a volume that is listed twice the last entry counts
+	default:
+		r[handle] = status
 	}
 }
 
-// report is the IDs of the nodes to which a volume is published, by its handle. A
-// volume of which the driver does not say that has a nil value that is there.
-type report map[string][]string
-
 // published tells whether a volume is published to a node; known is false when the
-// driver did not say. A volume that is not in the report is nowhere.
+// driver did not say.
 func (r report) published(handle, nodeID string) (published, known bool) {
-	nodes, listed := r[handle]
-	if listed && nodes == nil {
+	status, listed := r[handle]
+	if listed && status == nil {
 		return false, false
 	}
-	return slices.Contains(nodes, nodeID), true
+	return slices.Contains(status.GetPublishedNodeIds(), nodeID), true
 }
 
 // compareForever compares at once, and then in intervals that differ a little, so that
@@ -90,11 +118,12 @@ func (t *term) compareForever(ctx context.Context) {
 		if t.c.deps.Ready(ctx) != nil {
 			return
 		}
-		if err := t.compare(ctx); err != nil && ctx.Err() == nil {
+		switch err := t.compare(ctx); {
+		case err == nil:
+			t.c.metrics.comparisons.WithLabelValues("ok").Inc()
+		case ctx.Err() == nil:
 			t.c.metrics.comparisons.WithLabelValues("error").Inc()
 			log.Error(err, "The attachments were not compared with the driver; the next comparison starts afresh", "in", t.c.cfg.ReconcileSync)
-		} else {
-			t.c.metrics.comparisons.WithLabelValues("ok").Inc()
 		}
 		select {
 		case <-ctx.Done():
@@ -109,18 +138,21 @@ func (t *term) compareForever(ctx context.Context) {
 // is asked first and the attachments are read afterwards: what has changed in between is
 // left for the next time.
 func (t *term) compare(ctx context.Context) error {
-	end := t.marks.begin()
+	t.marks.begin()
+	defer t.marks.end()
 	reported, err := t.list(ctx)
-	changed := end()
 	if err != nil {
 		return err
 	}
+	t.check(ctx, reported)
+	return nil
+}
+
+// check marks the attachments of which reported says something else than their status.
+func (t *term) check(ctx context.Context, reported report) {
 	log := klog.FromContext(ctx)
 	for _, va := range t.c.attachments.List() {
-		if va.Spec.Attacher != t.c.driver.name {
-			continue
-		}
-		if _, ok := changed[va.UID]; ok || t.vaQueue.Busy(keyOf(va)) {
+		if va.Spec.Attacher != t.c.driver.name || t.marks.hasChanged(va.UID) || t.vaQueue.Busy(keyOf(va)) {
 			continue
 		}
 		s := t.gather(keyOf(va), nil, false)
@@ -131,17 +163,32 @@ func (t *term) compare(ctx context.Context) error {
 		switch {
 		case err != nil:
 			log.V(2).Info("Not compared with the driver", "volumeAttachment", va.Name, "err", err)
+			continue
 		case !known:
-		case published == s.attachment.Status.Attached:
+			continue
+		case published == s.attachment.Status.Attached && !inDoubt(s.attachment):
 			t.marks.drop(va.UID)
-		default:
+			continue
+		}
+		marked, news := t.marks.set(va.UID)
+		if marked && published != s.attachment.Status.Attached {
 			t.c.metrics.mismatch(published)
 			log.Info("The driver reports something else than the status", "volumeAttachment", va.Name, "attached", s.attachment.Status.Attached, "published", published)
-			t.marks.set(va.UID)
+		}
+		switch {
+		case news:
 			t.vaQueue.Add(keyOf(va))
+		case marked: // it is tried already, and each comparison must not cut its back-off short
+			t.vaQueue.Resync(keyOf(va))
 		}
 	}
-	return nil
+}
+
+// inDoubt tells whether the last attempt to attach va once more has failed. It may have
+// taken effect, with another metadata than the one in the status, which only a
+// publish that succeeds tells; that one removes the error, too.
+func inDoubt(va *storagev1.VolumeAttachment) bool {
+	return va.DeletionTimestamp == nil && va.Status.Attached && va.Status.AttachError != nil
 }
 
 // isPublished tells what the driver reports of the volume of an attachment at its node.
@@ -167,7 +214,7 @@ func (d driver) isPublished(s snapshot, reported report) (published, known bool,
 
 // list reads the whole report of the driver, page by page, each with its own deadline.
 func (t *term) list(ctx context.Context) (report, error) {
-	reported, token := report{}, ""
+	reported, token, seen := report{}, "", map[string]struct{}{}
 	for {
 		call, cancel := context.WithTimeout(ctx, t.c.cfg.Timeout)
 		page, err := t.c.deps.CSI.ListVolumes(call, &csi.ListVolumesRequest{MaxEntries: int32(t.c.cfg.MaxEntries), StartingToken: token})
@@ -176,21 +223,14 @@ func (t *term) list(ctx context.Context) (report, error) {
 			return nil, fmt.Errorf("listing the volumes of the driver from token %q: %w", token, err)
 		}
 		for _, entry := range page.GetEntries() {
-			switch {
-			case entry.GetVolume() == nil:
-			case entry.GetStatus() == nil:
-				reported[entry.GetVolume().GetVolumeId()] = nil
-			default:
-				reported[entry.GetVolume().GetVolumeId()] = append([]string{}, entry.GetStatus().GetPublishedNodeIds()...)
-			}
+			reported.add(entry)
 		}
-		next := page.GetNextToken()
-		if next == "" {
+		if token = page.GetNextToken(); token == "" {
 			return reported, nil
 		}
-		if next == token {
-			return nil, fmt.Errorf("listing the volumes of the driver: the page of token %q names itself as the next one", token)
+		if _, ok := seen[token]; ok { // it would go round in circles for ever
+			return nil, fmt.Errorf("listing the volumes of the driver: token %q comes twice", token)
 		}
-		token = next
+		seen[token] = struct{}{}
 	}
 }

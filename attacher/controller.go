@@ -195,6 +195,7 @@ func (t *term) attachmentUpdated(old, va *storagev1.VolumeAttachment) {
 
 func (t *term) attachmentDeleted(va *storagev1.VolumeAttachment) {
 	t.vaQueue.Forget(keyOf(va))
+	t.marks.noteChange(va.UID)
 	t.marks.drop(va.UID)
 	if name := va.Spec.Source.PersistentVolumeName; name != nil {
 		if pv, ok := t.c.volumes.Get(*name); ok {

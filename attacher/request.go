@@ -46,7 +46,7 @@ func (d driver) resolve(va *storagev1.VolumeAttachment, pv *corev1.PersistentVol
 	case inline != nil && inline.CSI == nil:
 		return source{}, errInlineWithoutCSI
 	case inline != nil:
-		src, err := d.sourceOf(inline, "the inline volume of the attachment")
+		src, err := d.sourceOf(inline, "")
 		src.inline = true
 		return src, err
 	case pv == nil:
@@ -56,16 +56,21 @@ func (d driver) resolve(va *storagev1.VolumeAttachment, pv *corev1.PersistentVol
 	if err != nil {
 		return source{}, err
 	}
-	src, err := d.sourceOf(&translated.Spec, fmt.Sprintf("PersistentVolume %q", pv.Name))
+	src, err := d.sourceOf(&translated.Spec, pv.Name)
 	src.migrated = migrated
 	return src, err
 }
 
-func (d driver) sourceOf(spec *corev1.PersistentVolumeSpec, what string) (source, error) {
+// sourceOf is the source of the PersistentVolume of that name, or of an inline volume where it is empty.
+func (d driver) sourceOf(spec *corev1.PersistentVolumeSpec, pv string) (source, error) {
 	switch {
 	case spec.CSI == nil:
 		return source{}, errNotCSI
 	case spec.CSI.Driver != d.name:
+		what := "the inline volume of the attachment"
+		if pv != "" {
+			what = fmt.Sprintf("PersistentVolume %q", pv)
+		}
 		return source{}, fmt.Errorf("%s belongs to CSI driver %q, the attachment names %q", what, spec.CSI.Driver, d.name)
 	}
 	return source{handle: spec.CSI.VolumeHandle, secrets: spec.CSI.ControllerPublishSecretRef, spec: spec}, nil

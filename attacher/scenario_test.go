@@ -41,6 +41,7 @@ type fixture struct {
 	driver string
 	api    kubernetes.Interface // of the attacher; nil means client
 	reg    *prometheus.Registry // of the last start
+	c      *Controller
 	stop   func(cause error) error
 }
 
@@ -81,6 +82,7 @@ func (f *fixture) start() {
 	informers := kube.NewInformers(f.client, meta, driver.Name)
 	c, err := New(f.cfg, Deps{Driver: driver, Client: api, Informers: informers, CSI: client.Controller(), Ready: client.WaitReady, Registry: reg, Queues: workloop.NewMetrics(reg)})
 	f.must(err)
+	f.c = c
 	watch, endWatch := context.WithCancel(context.WithoutCancel(f.Context()))
 	informers.Start(watch)
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(f.Context()))
@@ -233,6 +235,7 @@ const publish, unpublish = "ControllerPublishVolume", "ControllerUnpublishVolume
 func TestAttacherScenario(t *testing.T) {
 	attacherScenarioRequests(t)
 	attacherScenarioState(t)
+	attacherScenarioCompare(t)
 	t.Run("001_002_003_attach", func(t *testing.T) {
 		f := scenario(t, csitest.Config{PublishContext: map[string]string{"foo": "bar"}}, nil)
 		f.plugin.Next(publish, csitest.Hang())
