@@ -68,8 +68,10 @@ func NewCandidate(cfg Config, lock resourcelock.Interface, metrics *Metrics) (*C
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	metrics.status.WithLabelValues((&observedLock{Interface: lock}).name()).Set(0) // so that it is there before the first term
-	return &Candidate{cfg: cfg, lock: &observedLock{Interface: lock, metrics: metrics}, health: leaderelection.NewLeaderHealthzAdaptor(tolerance)}, nil
+	observed := &observedLock{Interface: lock, metrics: metrics}
+	metrics.status.WithLabelValues(observed.name()).Set(0) // so that both are there before the first term
+	metrics.slowpath.WithLabelValues(observed.name())
+	return &Candidate{cfg: cfg, lock: observed, health: leaderelection.NewLeaderHealthzAdaptor(tolerance)}, nil
 }
 
 // Check is an error while this replica believes to hold the Lease and has not

@@ -124,8 +124,8 @@ func defaultsDiffer(roles []roleOptions, name string) bool {
 // klogNoOps are flags that klog had once. They have no effect; old manifests
 // that set them still start.
 var klogNoOps = []string{
-	"logtostderr", "alsologtostderr", "log-dir", "log-file", "log-file-max-size", "stderrthreshold",
-	"one-output", "skip-headers", "skip-log-headers", "add-dir-header", "log-backtrace-at",
+	"logtostderr", "alsologtostderr", "alsologtostderrthreshold", "log-dir", "log-file", "log-file-max-size", "stderrthreshold",
+	"legacy-stderr-threshold-behavior", "one-output", "skip-headers", "skip-log-headers", "add-dir-header", "log-backtrace-at",
 }
 
 // noOp takes any value, or none, and ignores it.
@@ -139,7 +139,7 @@ func addNoOp(fs *pflag.FlagSet, name string) {
 	f := fs.VarPF(noOp{}, name, "", "has no effect; accepted for old manifests")
 	f.Hidden = true
 	switch name {
-	case "log-dir", "log-file", "log-file-max-size", "stderrthreshold", "log-backtrace-at": // these always had a value
+	case "alsologtostderrthreshold", "log-dir", "log-file", "log-file-max-size", "stderrthreshold", "log-backtrace-at": // these always had a value
 	default:
 		f.NoOptDefVal = "true"
 	}

@@ -96,6 +96,9 @@ func (cfg loggingConfig) format() (encoder zapcore.Encoder, split bool, bufferSi
 	default:
 		return nil, false, 0, fmt.Errorf("--logging-format: must be text or json, got %q", cfg.Format)
 	}
+	if cfg.FlushFrequency < 0 {
+		return nil, false, 0, fmt.Errorf("--log-flush-frequency: must not be negative, got %v", cfg.FlushFrequency)
+	}
 	quantity, err := resource.ParseQuantity(size)
 	if err != nil || quantity.Sign() < 0 {
 		return nil, false, 0, fmt.Errorf("%s: must be a size such as 64Ki, got %q", name, size)

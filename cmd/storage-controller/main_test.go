@@ -2,11 +2,19 @@ package main
 
 import (
 	"bytes"
+	"errors"
+	"flag"
 	"io"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/klog/v2"
+
+	"github.com/storage-controller/storage-controller/csiclient"
+	"github.com/storage-controller/storage-controller/csiclient/csitest"
 )
 
 // output runs the program in this process and returns its exit code and what it wrote.
@@ -65,6 +73,8 @@ func TestExitCodes(t *testing.T) {
 		"protection that does not exist":        {[]string{"storage-controller", "all", "--provisioning-protection=some"}, 1, "", "--provisioning-protection"},
 		"unknown role":                          {[]string{"storage-controller", "all", "--controllers=provisioner,flyer"}, 1, "", `unknown role "flyer"`},
 		"log format":                            {[]string{"storage-controller", "all", "--logging-format=xml"}, 1, "", "--logging-format"},
+		"negative time between flushes":         {[]string{"storage-controller", "attach", "--log-flush-frequency=-1s", "--log-text-split-stream", "--log-text-info-buffer-size=64Ki"}, 1, "", "--log-flush-frequency"},
+		"help with one dash":                    {[]string{"csi-attacher", "-help"}, 0, "--worker-threads", ""},
 		"vmodule":                               {[]string{"storage-controller", "all", "--vmodule=x"}, 1, "", "--vmodule"},
 		"port of the endpoint":                  {[]string{"storage-controller", "all", "--http-endpoint=:99999999"}, 1, "", "serving metrics and health"},
 		"kubeconfig that is not there":          {[]string{"storage-controller", "all", "--kubeconfig=/does/not/exist"}, 1, "", "/does/not/exist"},
@@ -86,6 +96,65 @@ func TestExitCodes(t *testing.T) {
 				t.Errorf("a stack dump: %s", stderr)
 			}
 		})
+	}
+}
+
+// TestFlagsOfTheSidecar: an old manifest of csi-attacher means the same here.
+func TestFlagsOfTheSidecar(t *testing.T) {
+	flags := newRoleCommand("attach", "csi-attacher", attacherRole).Flags()
+	_, help, _ := output(t, "csi-attacher", "--help")
+	for name, def := range map[string]string{
+		"worker-threads": "10", "max-entries": "0", "timeout": "15s", "retry-interval-start": "1s", "retry-interval-max": "5m0s",
+		"reconcile-sync": "1m0s", "resync": "10m0s", "default-fstype": "", "max-grpc-log-length": "-1", "feature-gates": "",
+		"csi-address": "/run/csi/socket", "kubeconfig": "", "kube-api-qps": "5", "kube-api-burst": "10", "leader-election": "false",
+		"leader-election-namespace": "", "leader-election-lease-duration": "15s", "leader-election-renew-deadline": "10s",
+		"leader-election-retry-period": "5s", "leader-election-labels": "", "http-endpoint": "", "metrics-address": "",
+		"metrics-path": "/metrics", "automaxprocs": "false", "version": "false",
+		"v": "0", "vmodule": "", "logging-format": "text", "log-flush-frequency": "5s", "log-text-split-stream": "false",
+		"log-text-info-buffer-size": "0", "log-json-split-stream": "false", "log-json-info-buffer-size": "0",
+	} {
+		switch f := flags.Lookup(name); {
+		case f == nil || !strings.Contains(help, " --"+name+" "):
+			t.Errorf("--%s is not there, or not in the help", name)
+		case f.DefValue != def:
+			t.Errorf("--%s is %q by default, want %q", name, f.DefValue, def)
+		}
+	}
+	// The documentation of csi-attacher promises those of klog, too.
+	promised := flag.NewFlagSet("klog", flag.ContinueOnError)
+	klog.InitFlags(promised)
+	promised.VisitAll(func(f *flag.Flag) {
+		code, _, stderr := output(t, "csi-attacher", "-"+f.Name+"="+f.Value.String(), "-worker-threads=0")
+		if code != exitFailure || !strings.Contains(stderr, "--worker-threads") {
+			t.Errorf("-%s: exit code %d, %s", f.Name, code, stderr)
+		}
+	})
+}
+
+// TestTerminationMessage is what Kubernetes shows of a container that ends with its driver.
+func TestTerminationMessage(t *testing.T) {
+	defer func(before string) { terminationLog = before }(terminationLog)
+	terminationLog = filepath.Join(t.TempDir(), "log")
+	if err := os.WriteFile(terminationLog, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	plugin := csitest.Run(t, csitest.Config{})
+	cfg := csiclient.DefaultConfig()
+	cfg.Address, cfg.ExitOnConnectionLoss = plugin.Address(), true
+	client, err := csiclient.New(cfg, prometheus.NewRegistry())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	if _, err := client.Connect(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	plugin.Stop()
+	if err := connection(t.Context(), client); !errors.Is(err, csiclient.ErrConnectionLost) {
+		t.Errorf("got %v", err)
+	}
+	if text, err := os.ReadFile(terminationLog); err != nil || string(text) != "Lost connection to CSI driver, exiting\n" {
+		t.Errorf("%v: %q", err, text)
 	}
 }
 

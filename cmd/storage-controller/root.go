@@ -92,6 +92,7 @@ func arguments(root *cobra.Command, name string, args []string) []string {
 	if err != nil {
 		return args
 	}
+	cmd.InitDefaultHelpFlag() // which is a flag like the others only when the command runs
 	out := slices.Clone(args)
 	for i, arg := range out {
 		if arg == "--" {

@@ -35,8 +35,9 @@ import (
 // longer is a missing permission, which no waiting repairs.
 const firstList = 2 * time.Minute
 
-// terminationLog is where Kubernetes looks for the last words of a container.
-const terminationLog = "/dev/termination-log"
+// terminationLog is where Kubernetes looks for the last words of a container. It is
+// another file in tests.
+var terminationLog = "/dev/termination-log"
 
 // newRoleCommand makes the command that runs some of roles.
 func newRoleCommand(use, name string, roles ...role) *cobra.Command {

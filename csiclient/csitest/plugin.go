@@ -146,8 +146,7 @@ func (p *Plugin) Stop() {
 	p.server = nil
 	p.mu.Unlock()
 	if server != nil {
-		p.Release()
-		server.Stop()
+		server.Stop() // hanging calls end with their connections
 	}
 }
 

@@ -7,9 +7,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -18,6 +21,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
+	dto "github.com/prometheus/client_model/go"
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -143,6 +154,22 @@ func (e *env) bound(name string) string {
 		return nil
 	})
 	return volume
+}
+
+// volume makes a PersistentVolume without a claim, and its volume at the driver; its name is returned.
+func (e *env) volume(name string) string {
+	e.t.Helper()
+	pv := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: e.ns + "-" + name}, Spec: corev1.PersistentVolumeSpec{
+		AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}, Capacity: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")},
+		PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimRetain,
+		PersistentVolumeSource: corev1.PersistentVolumeSource{
+			CSI: &corev1.CSIPersistentVolumeSource{Driver: e.plugin.Name(), VolumeHandle: e.plugin.AddVolume(name, 1<<30)},
+		},
+	}}
+	if _, err := e.client.CoreV1().PersistentVolumes().Create(e.t.Context(), pv, metav1.CreateOptions{}); err != nil {
+		e.t.Fatal(err)
+	}
+	return pv.Name
 }
 
 func (e *env) attach(name, volume, node string) {
@@ -306,6 +333,21 @@ func (e *env) command(subcommand string, args ...string) *exec.Cmd {
 	return exec.Command(path, append([]string{subcommand, "--kubeconfig", e.cp.Kubeconfig(), "--csi-address", e.plugin.Address(), "-v=2"}, args...)...)
 }
 
+// linked is command under the name of a sidecar, by a link to the program, with the flags as
+// old manifests have them.
+func (e *env) linked(name string, args ...string) *exec.Cmd {
+	e.t.Helper()
+	path, err := binary()
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	link := filepath.Join(e.t.TempDir(), name)
+	if err := os.Symlink(path, link); err != nil {
+		e.t.Fatal(err)
+	}
+	return exec.Command(link, append([]string{"-kubeconfig=" + e.cp.Kubeconfig(), "-csi-address=" + e.plugin.Address(), "-v=2", "-logtostderr"}, args...)...)
+}
+
 // start is run for a command, whose own environment wins.
 func (e *env) start(cmd *exec.Cmd) *process {
 	e.t.Helper()
@@ -381,4 +423,228 @@ func (p *process) says(text string) {
 		}
 		return nil
 	})
+}
+
+// fails waits until the process has ended with an error that contains all of texts.
+func (p *process) fails(texts ...string) {
+	p.t.Helper()
+	if code := p.code(); code != 1 {
+		p.t.Errorf("exit code %d, want 1", code)
+	}
+	for _, text := range texts {
+		if !strings.Contains(p.logged(), text) {
+			p.t.Errorf("it does not say %q", text)
+		}
+	}
+	if strings.Contains(p.logged(), "goroutine ") {
+		p.t.Error("it dumps stacks")
+	}
+}
+
+// refuses fails the test unless the program ends because of its flags, before it asks
+// the driver anything.
+func (e *env) refuses(cmd *exec.Cmd, text string) {
+	e.t.Helper()
+	e.start(cmd).fails(text)
+	if accepted, _ := e.plugin.Connections(); accepted != 0 {
+		e.t.Errorf("%d connections to the driver", accepted)
+	}
+}
+
+// notReadyAtFirst fails the test unless the program, started, asks a driver once a second
+// that says three times that it is not ready.
+func (e *env) notReadyAtFirst(cmd *exec.Cmd) {
+	e.t.Helper()
+	no := csitest.Alter(func(r *csi.ProbeResponse) { r.Ready = wrapperspb.Bool(false) })
+	e.plugin.Next("Probe", no, no, no)
+	e.start(cmd).says("Connected to the driver")
+	calls := e.plugin.Calls("Probe", "GetPluginInfo")
+	if len(calls) != 5 || calls[3].Method != "Probe" || calls[4].Method != "GetPluginInfo" {
+		e.t.Fatalf("calls %v", calls)
+	}
+	for i := range 3 {
+		if apart := calls[i+1].Began.Sub(calls[i].Began); apart < time.Second {
+			e.t.Errorf("asked again after %v", apart)
+		}
+	}
+}
+
+// The Lease of a test is short, and still long enough for a busy machine.
+const (
+	leaseDuration = 5 * time.Second
+	renewDeadline = 4 * time.Second
+	retryPeriod   = 500 * time.Millisecond
+)
+
+var election = []string{"--leader-election", fmt.Sprint("--leader-election-lease-duration=", leaseDuration),
+	fmt.Sprint("--leader-election-renew-deadline=", renewDeadline), fmt.Sprint("--leader-election-retry-period=", retryPeriod)}
+
+// provisionerLease and attacherLease are the names that the Leases of the sidecars have.
+func (e *env) provisionerLease() string { return strings.ReplaceAll(e.plugin.Name(), ".", "-") }
+
+func (e *env) attacherLease() string { return "external-attacher-leader-" + e.provisionerLease() }
+
+// leads waits until p holds the Lease called name, and returns that.
+func (e *env) leads(p *process, name string) *coordinationv1.Lease {
+	e.t.Helper()
+	var lease *coordinationv1.Lease
+	e.eventually(p.pod+" leads", func(ctx context.Context) error {
+		var err error
+		if lease, err = e.lease(ctx, name); err != nil {
+			return err
+		}
+		if holder := ptr.Deref(lease.Spec.HolderIdentity, ""); holder != p.pod {
+			return fmt.Errorf("%q does", holder)
+		}
+		return nil
+	})
+	return lease
+}
+
+func (e *env) lease(ctx context.Context, name string) (*coordinationv1.Lease, error) {
+	return e.client.CoordinationV1().Leases(e.ns).Get(ctx, name, metav1.GetOptions{})
+}
+
+// somebodyLeads waits until the Lease called name is held.
+func (e *env) somebodyLeads(name string) *coordinationv1.Lease {
+	e.t.Helper()
+	var lease *coordinationv1.Lease
+	e.eventually("somebody leads", func(ctx context.Context) (err error) {
+		if lease, err = e.lease(ctx, name); err == nil && ptr.Deref(lease.Spec.HolderIdentity, "") == "" {
+			err = errors.New("nobody does")
+		}
+		return err
+	})
+	return lease
+}
+
+var served = regexp.MustCompile(`Serving metrics and health.*"address": "([^"]+)"`)
+
+// get asks the diagnostics server of the process, which it has with --http-endpoint.
+func (p *process) get(path string) (status int, body string) {
+	p.t.Helper()
+	p.says("Serving metrics and health")
+	address := served.FindStringSubmatch(p.logged())
+	if address == nil {
+		p.t.Fatal("it does not say where it serves")
+	}
+	response, err := http.Get("http://" + address[1] + path)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	defer response.Body.Close()
+	text, err := io.ReadAll(response.Body)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	return response.StatusCode, string(text)
+}
+
+// metrics is what the process shows, by name.
+func (p *process) metrics() map[string]*dto.MetricFamily {
+	p.t.Helper()
+	_, text := p.get("/metrics")
+	parser := expfmt.NewTextParser(model.LegacyValidation)
+	families, err := parser.TextToMetricFamilies(strings.NewReader(text))
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	return families
+}
+
+// value is that of the counter or gauge with these labels, 0 when there is none.
+func (p *process) value(name, labels string) float64 {
+	p.t.Helper()
+	for _, m := range p.metrics()[name].GetMetric() {
+		if labelsOf(m) == labels {
+			return m.GetCounter().GetValue() + m.GetGauge().GetValue()
+		}
+	}
+	return 0
+}
+
+func labelsOf(m *dto.Metric) string {
+	var labels []string
+	for _, l := range m.GetLabel() {
+		labels = append(labels, l.GetName()+"="+l.GetValue())
+	}
+	slices.Sort(labels)
+	return strings.Join(labels, " ")
+}
+
+// family is what the metrics of one name are like: the labels of each, and for histograms
+// the bounds of the buckets.
+type family struct {
+	labels  []string
+	kind    dto.MetricType
+	buckets []float64
+}
+
+// called is the family of the calls of the driver, which are given as "Service/Method Code".
+func (e *env) called(calls ...string) family {
+	f := family{kind: dto.MetricType_HISTOGRAM, buckets: []float64{.1, .25, .5, 1, 2.5, 5, 10, 15, 25, 50, 120, 300, 600}}
+	for _, call := range calls {
+		method, code, _ := strings.Cut(call, " ")
+		f.labels = append(f.labels, fmt.Sprintf("driver_name=%s grpc_status_code=%s method_name=/csi.v1.%s", e.plugin.Name(), code, method))
+	}
+	return f
+}
+
+// ofEveryRole is the families that a process has with a role that has this Lease and these queues.
+func ofEveryRole(lease string, queues ...string) map[string]family {
+	var names []string
+	for _, q := range queues {
+		names = append(names, "name="+q)
+	}
+	times := prometheus.ExponentialBuckets(1e-8, 10, 10)
+	return map[string]family{
+		"workqueue_depth":                             {names, dto.MetricType_GAUGE, nil},
+		"workqueue_adds_total":                        {names, dto.MetricType_COUNTER, nil},
+		"workqueue_retries_total":                     {names, dto.MetricType_COUNTER, nil},
+		"workqueue_unfinished_work_seconds":           {names, dto.MetricType_GAUGE, nil},
+		"workqueue_longest_running_processor_seconds": {names, dto.MetricType_GAUGE, nil},
+		"workqueue_queue_duration_seconds":            {names, dto.MetricType_HISTOGRAM, times},
+		"workqueue_work_duration_seconds":             {names, dto.MetricType_HISTOGRAM, times},
+		"leader_election_master_status":               {[]string{"name=" + lease}, dto.MetricType_GAUGE, nil},
+		"leader_election_slowpath_total":              {[]string{"name=" + lease}, dto.MetricType_COUNTER, nil},
+		"promhttp_metric_handler_requests_total":      {[]string{"code=200", "code=500", "code=503"}, dto.MetricType_COUNTER, nil},
+		"promhttp_metric_handler_requests_in_flight":  {[]string{""}, dto.MetricType_GAUGE, nil},
+		"process_start_time_seconds":                  {[]string{""}, dto.MetricType_GAUGE, nil},
+		"go_goroutines":                               {[]string{""}, dto.MetricType_GAUGE, nil},
+	}
+}
+
+// shows fails the test when metrics of these names are otherwise; there may be others. All
+// have to be what Prometheus calls good.
+func (p *process) shows(want map[string]family) {
+	p.t.Helper()
+	families := p.metrics()
+	for name, want := range want {
+		family := families[name]
+		var labels []string
+		for _, m := range family.GetMetric() {
+			labels = append(labels, labelsOf(m))
+			var buckets []float64
+			for _, b := range m.GetHistogram().GetBucket() {
+				buckets = append(buckets, b.GetUpperBound())
+			}
+			if want.buckets != nil && !slices.Equal(buckets[:len(buckets)-1], want.buckets) { // the last is that of infinity
+				p.t.Errorf("%s has buckets %v, want %v", name, buckets, want.buckets)
+			}
+		}
+		slices.Sort(labels)
+		if sorted := slices.Sorted(slices.Values(want.labels)); !slices.Equal(labels, sorted) {
+			p.t.Errorf("%s has labels %q, want %q", name, labels, sorted)
+		}
+		if family != nil && family.GetType() != want.kind {
+			p.t.Errorf("%s is a %v, want a %v", name, family.GetType(), want.kind)
+		}
+	}
+	if help := families["csi_sidecar_operations_seconds"].GetHelp(); !strings.HasPrefix(help, "[ALPHA]") {
+		p.t.Errorf("help of the alpha metric: %s", help)
+	}
+	_, text := p.get("/metrics")
+	if problems, err := promlint.New(strings.NewReader(text)).Lint(); err != nil || len(problems) > 0 {
+		p.t.Errorf("%v, %v", err, problems)
+	}
 }

@@ -5,7 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"os/exec"
@@ -18,13 +18,8 @@ import (
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 	dto "github.com/prometheus/client_model/go"
-	"github.com/prometheus/common/expfmt"
-	"github.com/prometheus/common/model"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/protobuf/types/known/wrapperspb"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -70,27 +65,8 @@ func provisionerScenarioRefused(t *testing.T) {
 			e := newEnv(t, csitest.Config{}, 0)
 			cmd := e.command("provision", tt.args...)
 			cmd.Env = tt.env
-			e.start(cmd).fails(tt.says)
-			if accepted, _ := e.plugin.Connections(); accepted != 0 {
-				t.Errorf("%d connections to the driver", accepted)
-			}
+			e.refuses(cmd, tt.says)
 		})
-	}
-}
-
-// fails waits until the process has ended with an error that contains all of texts.
-func (p *process) fails(texts ...string) {
-	p.t.Helper()
-	if code := p.code(); code != 1 {
-		p.t.Errorf("exit code %d, want 1", code)
-	}
-	for _, text := range texts {
-		if !strings.Contains(p.logged(), text) {
-			p.t.Errorf("it does not say %q", text)
-		}
-	}
-	if strings.Contains(p.logged(), "goroutine ") {
-		p.t.Error("it dumps stacks")
 	}
 }
 
@@ -99,19 +75,7 @@ func provisionerScenarioStart(t *testing.T) {
 	t.Run("001_not_ready_at_first", func(t *testing.T) {
 		t.Parallel()
 		e := newEnv(t, csitest.Config{}, 0)
-		no := csitest.Alter(func(r *csi.ProbeResponse) { r.Ready = wrapperspb.Bool(false) })
-		e.plugin.Next("Probe", no, no, no)
-		p := e.run("provision")
-		p.says("Connected to the driver")
-		calls := e.plugin.Calls("Probe", "GetPluginInfo")
-		if len(calls) != 5 || calls[3].Method != "Probe" || calls[4].Method != "GetPluginInfo" {
-			t.Fatalf("calls %v", calls)
-		}
-		for i := range 3 {
-			if apart := calls[i+1].Began.Sub(calls[i].Began); apart < time.Second {
-				t.Errorf("asked again after %v", apart)
-			}
-		}
+		e.notReadyAtFirst(e.command("provision"))
 	})
 	t.Run("002_probe_hangs", func(t *testing.T) {
 		t.Parallel()
@@ -315,38 +279,6 @@ func provisionerScenarioConnection(t *testing.T) {
 	})
 }
 
-// The Lease of a test is short, and still long enough for a busy machine.
-const (
-	leaseDuration = 5 * time.Second
-	renewDeadline = 4 * time.Second
-	retryPeriod   = 500 * time.Millisecond
-)
-
-var election = []string{"--leader-election", fmt.Sprint("--leader-election-lease-duration=", leaseDuration),
-	fmt.Sprint("--leader-election-renew-deadline=", renewDeadline), fmt.Sprint("--leader-election-retry-period=", retryPeriod)}
-
-// leads waits until p holds the Lease of the provisioner, and returns that.
-func (e *env) leads(p *process) *coordinationv1.Lease {
-	e.t.Helper()
-	var lease *coordinationv1.Lease
-	e.eventually(p.pod+" leads", func(ctx context.Context) error {
-		var err error
-		if lease, err = e.lease(ctx); err != nil {
-			return err
-		}
-		if holder := ptr.Deref(lease.Spec.HolderIdentity, ""); holder != p.pod {
-			return fmt.Errorf("%q does", holder)
-		}
-		return nil
-	})
-	return lease
-}
-
-// lease is that of csi-provisioner for the driver of the test.
-func (e *env) lease(ctx context.Context) (*coordinationv1.Lease, error) {
-	return e.client.CoordinationV1().Leases(e.ns).Get(ctx, strings.ReplaceAll(e.plugin.Name(), ".", "-"), metav1.GetOptions{})
-}
-
 // provisionerScenarioReplicas: two processes and one Lease. Each has a driver of its own,
 // by which it is seen who calls.
 func provisionerScenarioReplicas(t *testing.T) {
@@ -355,7 +287,7 @@ func provisionerScenarioReplicas(t *testing.T) {
 		e := newEnv(t, csitest.Config{}, 0)
 		class, other := e.class(false, nil), csitest.Run(t, csitest.Config{Name: e.plugin.Name()})
 		first := e.run("provision", election...)
-		e.leads(first)
+		e.leads(first, e.provisionerLease())
 		second := e.run("provision", append([]string{"--csi-address", other.Address()}, election...)...)
 		second.says("Connected to the driver")
 		for i := range 3 {
@@ -370,13 +302,13 @@ func provisionerScenarioReplicas(t *testing.T) {
 			t.Errorf("the replica without the Lease made %d volumes", n)
 		}
 		first.kill()
-		before, err := e.lease(t.Context())
+		before, err := e.lease(t.Context(), e.provisionerLease())
 		if err != nil {
 			t.Fatal(err)
 		}
 		e.claim("later", class)
 		e.bound("later")
-		after := e.leads(second)
+		after := e.leads(second, e.provisionerLease())
 		e.calls("CreateVolume", 3)
 		if n := other.Count("CreateVolume"); n != 1 {
 			t.Errorf("the replica with the Lease made %d volumes", n)
@@ -393,13 +325,13 @@ func provisionerScenarioReplicas(t *testing.T) {
 		args := []string{"--leader-election", "--leader-election-retry-period=1s"}
 		first := e.run("provision", args...)
 		second := e.run("provision", args...)
-		if lease := e.somebodyLeads(); *lease.Spec.HolderIdentity == second.pod {
+		if lease := e.somebodyLeads(e.provisionerLease()); *lease.Spec.HolderIdentity == second.pod {
 			first, second = second, first
 		}
 		e.plugin.Next("CreateVolume", csitest.Hang())
 		claim := e.claim("c", class)
 		e.wait("CreateVolume", 1)
-		lease, err := e.lease(t.Context())
+		lease, err := e.lease(t.Context(), e.provisionerLease())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -478,7 +410,7 @@ func provisionerScenarioReplicas(t *testing.T) {
 				}
 			})
 			first := e.run("provision", slices.Concat(election, quick, []string{"--http-endpoint=127.0.0.1:0", "--kubeconfig", kubetest.WriteKubeconfig(t, proxy)})...)
-			lease := e.leads(first)
+			lease := e.leads(first, e.provisionerLease())
 			e.claim("before", class)
 			e.bound("before")
 			if status, body := first.get("/healthz/leader-election"); status != http.StatusOK {
@@ -494,7 +426,7 @@ func provisionerScenarioReplicas(t *testing.T) {
 				}
 				return nil
 			})
-			e.leads(second)
+			e.leads(second, e.provisionerLease())
 			e.claim("meanwhile", class) // its watches, which stand, may tell it
 			e.bound("meanwhile")
 			e.calls("CreateVolume", 1)
@@ -504,7 +436,7 @@ func provisionerScenarioReplicas(t *testing.T) {
 			first.lives()
 			close(healed)
 			second.kill()
-			e.leads(first) // for it has gone back to waiting
+			e.leads(first, e.provisionerLease()) // for it has gone back to waiting
 			e.claim("after", class)
 			e.bound("after")
 			if status, body := first.get("/healthz/leader-election"); status != http.StatusOK {
@@ -512,73 +444,6 @@ func provisionerScenarioReplicas(t *testing.T) {
 			}
 		})
 	}
-}
-
-// somebodyLeads waits until the Lease of the provisioner is held.
-func (e *env) somebodyLeads() *coordinationv1.Lease {
-	e.t.Helper()
-	var lease *coordinationv1.Lease
-	e.eventually("somebody leads", func(ctx context.Context) (err error) {
-		if lease, err = e.lease(ctx); err == nil && ptr.Deref(lease.Spec.HolderIdentity, "") == "" {
-			err = errors.New("nobody does")
-		}
-		return err
-	})
-	return lease
-}
-
-var served = regexp.MustCompile(`Serving metrics and health.*"address": "([^"]+)"`)
-
-// get asks the diagnostics server of the process, which it has with --http-endpoint.
-func (p *process) get(path string) (status int, body string) {
-	p.t.Helper()
-	p.says("Serving metrics and health")
-	address := served.FindStringSubmatch(p.logged())
-	if address == nil {
-		p.t.Fatal("it does not say where it serves")
-	}
-	response, err := http.Get("http://" + address[1] + path)
-	if err != nil {
-		p.t.Fatal(err)
-	}
-	defer response.Body.Close()
-	text, err := io.ReadAll(response.Body)
-	if err != nil {
-		p.t.Fatal(err)
-	}
-	return response.StatusCode, string(text)
-}
-
-// metrics is what the process shows, by name.
-func (p *process) metrics() map[string]*dto.MetricFamily {
-	p.t.Helper()
-	_, text := p.get("/metrics")
-	parser := expfmt.NewTextParser(model.LegacyValidation)
-	families, err := parser.TextToMetricFamilies(strings.NewReader(text))
-	if err != nil {
-		p.t.Fatal(err)
-	}
-	return families
-}
-
-// value is that of the counter or gauge with these labels, 0 when there is none.
-func (p *process) value(name, labels string) float64 {
-	p.t.Helper()
-	for _, m := range p.metrics()[name].GetMetric() {
-		if labelsOf(m) == labels {
-			return m.GetCounter().GetValue() + m.GetGauge().GetValue()
-		}
-	}
-	return 0
-}
-
-func labelsOf(m *dto.Metric) string {
-	var labels []string
-	for _, l := range m.GetLabel() {
-		labels = append(labels, l.GetName()+"="+l.GetValue())
-	}
-	slices.Sort(labels)
-	return strings.Join(labels, " ")
 }
 
 // provisionerScenarioNumbers: metrics, and what happens at the same time.
@@ -593,66 +458,20 @@ func provisionerScenarioNumbers(t *testing.T) {
 		e.claim("c", class)
 		e.bound("c")
 		e.leftovers("c")
-		driver := func(method, code string) string {
-			return fmt.Sprintf("driver_name=%s grpc_status_code=%s method_name=/csi.v1.%s", e.plugin.Name(), code, method)
-		}
-		queues := []string{"name=claims", "name=clone-protection", "name=snapshot-protection", "name=volumes"}
-		calls := []float64{.1, .25, .5, 1, 2.5, 5, 10, 15, 25, 50, 120, 300, 600}
 		defaults := []float64{.005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10}
-		queue := prometheus.ExponentialBuckets(1e-8, 10, 10)
-		families := p.metrics()
-		for name, want := range map[string]struct {
-			labels  []string
-			kind    dto.MetricType
-			buckets []float64
-		}{
-			"csi_sidecar_operations_seconds": {[]string{
-				driver("Identity/Probe", "OK"), driver("Identity/GetPluginInfo", "OK"), driver("Identity/GetPluginCapabilities", "OK"),
-				driver("Controller/ControllerGetCapabilities", "OK"), driver("Controller/CreateVolume", "OK"), driver("Controller/CreateVolume", "Internal"),
-				driver("Controller/DeleteVolume", "OK"), driver("Controller/DeleteVolume", "Internal")}, dto.MetricType_HISTOGRAM, calls},
+		want := map[string]family{
+			"csi_sidecar_operations_seconds": e.called("Identity/Probe OK", "Identity/GetPluginInfo OK", "Identity/GetPluginCapabilities OK", "Controller/ControllerGetCapabilities OK",
+				"Controller/CreateVolume OK", "Controller/CreateVolume Internal", "Controller/DeleteVolume OK", "Controller/DeleteVolume Internal"),
 			"controller_persistentvolumeclaim_provision_total":            {[]string{"class=" + class + " source="}, dto.MetricType_COUNTER, nil},
 			"controller_persistentvolumeclaim_provision_failed_total":     {[]string{"class=" + class + " source="}, dto.MetricType_COUNTER, nil},
 			"controller_persistentvolumeclaim_provision_duration_seconds": {[]string{"class=" + class + " source="}, dto.MetricType_HISTOGRAM, defaults},
 			"controller_persistentvolume_delete_total":                    {[]string{"class=" + class}, dto.MetricType_COUNTER, nil},
 			"controller_persistentvolume_delete_failed_total":             {[]string{"class=" + class}, dto.MetricType_COUNTER, nil},
 			"controller_persistentvolume_delete_duration_seconds":         {[]string{"class=" + class}, dto.MetricType_HISTOGRAM, defaults},
-			"workqueue_depth":                             {queues, dto.MetricType_GAUGE, nil},
-			"workqueue_adds_total":                        {queues, dto.MetricType_COUNTER, nil},
-			"workqueue_retries_total":                     {queues, dto.MetricType_COUNTER, nil},
-			"workqueue_unfinished_work_seconds":           {queues, dto.MetricType_GAUGE, nil},
-			"workqueue_longest_running_processor_seconds": {queues, dto.MetricType_GAUGE, nil},
-			"workqueue_queue_duration_seconds":            {queues, dto.MetricType_HISTOGRAM, queue},
-			"workqueue_work_duration_seconds":             {queues, dto.MetricType_HISTOGRAM, queue},
-			"leader_election_master_status":               {[]string{"name=" + strings.ReplaceAll(e.plugin.Name(), ".", "-")}, dto.MetricType_GAUGE, nil},
-			"promhttp_metric_handler_requests_total":      {[]string{"code=200", "code=500", "code=503"}, dto.MetricType_COUNTER, nil},
-			"promhttp_metric_handler_requests_in_flight":  {[]string{""}, dto.MetricType_GAUGE, nil},
-			"process_start_time_seconds":                  {[]string{""}, dto.MetricType_GAUGE, nil},
-			"go_goroutines":                               {[]string{""}, dto.MetricType_GAUGE, nil},
-		} {
-			family := families[name]
-			var labels []string
-			for _, m := range family.GetMetric() {
-				labels = append(labels, labelsOf(m))
-				var buckets []float64
-				for _, b := range m.GetHistogram().GetBucket() {
-					buckets = append(buckets, b.GetUpperBound())
-				}
-				if want.buckets != nil && !slices.Equal(buckets[:len(buckets)-1], want.buckets) { // the last is that of infinity
-					t.Errorf("%s has buckets %v, want %v", name, buckets, want.buckets)
-				}
-			}
-			slices.Sort(labels)
-			slices.Sort(want.labels)
-			if !slices.Equal(labels, want.labels) {
-				t.Errorf("%s has labels %q, want %q", name, labels, want.labels)
-			}
-			if family != nil && family.GetType() != want.kind {
-				t.Errorf("%s is a %v, want a %v", name, family.GetType(), want.kind)
-			}
 		}
-		if help := families["csi_sidecar_operations_seconds"].GetHelp(); !strings.HasPrefix(help, "[ALPHA]") {
-			t.Errorf("help of the alpha metric: %s", help)
-		}
+		maps.Copy(want, ofEveryRole(e.provisionerLease(), "claims", "clone-protection", "snapshot-protection", "volumes"))
+		p.shows(want)
+		families := p.metrics()
 		for _, name := range []string{"controller_persistentvolumeclaim_provision", "controller_persistentvolume_delete"} {
 			for _, suffix := range []string{"_total", "_failed_total"} {
 				if n := families[name+suffix].GetMetric()[0].GetCounter().GetValue(); n != 1 {
@@ -662,10 +481,6 @@ func provisionerScenarioNumbers(t *testing.T) {
 			if n := families[name+"_duration_seconds"].GetMetric()[0].GetHistogram().GetSampleCount(); n != 1 {
 				t.Errorf("%s was observed %d times, want 1", name, n)
 			}
-		}
-		_, text := p.get("/metrics")
-		if problems, err := promlint.New(strings.NewReader(text)).Lint(); err != nil || len(problems) > 0 {
-			t.Errorf("%v, %v", err, problems)
 		}
 	})
 	t.Run("126_many_at_once", func(t *testing.T) {

@@ -2,11 +2,10 @@ package e2e
 
 import (
 	"os"
-	"os/exec"
-	"path/filepath"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+
 	"github.com/storage-controller/storage-controller/csiclient/csitest"
 )
 
@@ -14,21 +13,8 @@ import (
 // replace: a process each, under that name, with flags as old manifests have them.
 func TestUnderTheNamesOfTheSidecars(t *testing.T) {
 	e := newEnv(t, csitest.Config{}, 1)
-	dir := t.TempDir()
-	path, err := binary()
-	if err != nil {
-		t.Fatal(err)
-	}
-	start := func(name string, args ...string) *process {
-		t.Helper()
-		link := filepath.Join(dir, name)
-		if err := os.Symlink(path, link); err != nil {
-			t.Fatal(err)
-		}
-		return e.start(exec.Command(link, append([]string{"-kubeconfig=" + e.cp.Kubeconfig(), "-csi-address=" + e.plugin.Address(), "-v=2", "-logtostderr"}, args...)...))
-	}
-	provisioner := start("csi-provisioner", "--leader-election", "--feature-gates=Topology=true,HonorPVReclaimPolicy=true", "--extra-create-metadata", "--kube-api-qps=100", "--kube-api-burst=200")
-	attacher := start("csi-attacher", "-leader-election", "-worker-threads=5", "-timeout=30s", "-resync=1m")
+	provisioner := e.start(e.linked("csi-provisioner", "--leader-election", "--feature-gates=Topology=true,HonorPVReclaimPolicy=true", "--extra-create-metadata", "--kube-api-qps=100", "--kube-api-burst=200"))
+	attacher := e.start(e.linked("csi-attacher", "-leader-election", "-worker-threads=5", "-timeout=30s", "-resync=1m"))
 	e.claim("c", e.class(false, nil))
 	e.attach("a", e.bound("c"), e.nodes[0])
 	e.attached(1)
