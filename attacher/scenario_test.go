@@ -11,6 +11,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -240,7 +241,7 @@ func TestAttacherScenario(t *testing.T) {
 		f := scenario(t, csitest.Config{PublishContext: map[string]string{"foo": "bar"}}, nil)
 		f.plugin.Next(publish, csitest.Hang())
 		f.node("id-1")
-		f.volume(nil)
+		handle := f.volume(nil).Spec.CSI.VolumeHandle
 		f.attach("va1", nil)
 		f.wait(publish, 1)
 		during := f.until("is protected during the call", func(va *storagev1.VolumeAttachment) bool { return va != nil && len(va.Finalizers) == 1 })
@@ -249,8 +250,11 @@ func TestAttacherScenario(t *testing.T) {
 		}
 		f.plugin.Release()
 		va := f.until("is attached", isAttached)
-		if va.Status.AttachmentMetadata["foo"] != "bar" {
-			t.Errorf("metadata %v", va.Status.AttachmentMetadata)
+		if fmt.Sprint(va.Status.AttachmentMetadata) != "map[foo:bar]" || va.Status.DetachError != nil || len(va.Finalizers) != 1 || va.Annotations[annNodeID] != "id-1" {
+			t.Errorf("got %+v", va)
+		}
+		if got := f.published(handle); len(got) != 1 || got[0].NodeId != "id-1" {
+			t.Errorf("requests %v", got)
 		}
 		if got := fmt.Sprint(f.finalizersOfVolume()); got != fmt.Sprint([]string{"kubernetes.io/pv-protection", Finalizer(f.driver)}) {
 			t.Errorf("finalizers of the volume: %s", got)
@@ -272,6 +276,28 @@ func TestAttacherScenario(t *testing.T) {
 			t.Errorf("secrets %v and %v", p.Secrets, u.Secrets)
 		}
 	})
+	t.Run("013_044_empty_secret_and_none", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, oneWorker)
+		f.secret(nil)
+		f.node("id-1")
+		handle := f.volume(f.withSecret).Spec.CSI.VolumeHandle
+		f.attach("va1", nil)
+		f.until("is attached", isAttached)
+		if got := f.published(handle); len(got) != 1 || len(got[0].Secrets) > 0 {
+			t.Errorf("requests %v", got)
+		}
+		f.must(f.client.CoreV1().Secrets(f.ns).Delete(t.Context(), "s", metav1.DeleteOptions{}))
+		f.detach("va1")
+		va := f.until("says so", detachError(fmt.Sprintf(`failed to load secret "%s/s"`, f.ns)))
+		if !va.Status.Attached || len(va.Finalizers) != 1 {
+			t.Errorf("got %+v", va)
+		}
+		f.settles()
+		f.calls(unpublish, 0)
+		f.secret(nil)
+		f.until("is gone", isGone)
+		f.calls(unpublish, 1)
+	})
 	t.Run("014_secret_missing", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, nil)
 		f.node("id-1")
@@ -287,13 +313,26 @@ func TestAttacherScenario(t *testing.T) {
 	t.Run("015_inline", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, nil)
 		f.node("id-1")
+		f.volume(nil) // which has nothing to do with it
+		handle := f.plugin.AddVolume("inline", 1)
 		f.attach("va1", func(va *storagev1.VolumeAttachment) {
 			va.Spec.Source = storagev1.VolumeAttachmentSource{InlineVolumeSpec: &corev1.PersistentVolumeSpec{
 				AccessModes:            []corev1.PersistentVolumeAccessMode{corev1.ReadWriteMany},
-				PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: f.driver, VolumeHandle: f.plugin.AddVolume("v", 1)}},
+				PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: f.driver, VolumeHandle: handle, VolumeAttributes: map[string]string{"a": "b"}}},
 			}}
 		})
 		f.until("is attached", isAttached)
+		if got := f.published(handle); len(got) != 1 || got[0].NodeId != "id-1" || got[0].VolumeContext["a"] != "b" || got[0].VolumeCapability.AccessMode.Mode != writers {
+			t.Errorf("requests %v", got)
+		}
+		if got := f.finalizersOf("pv1"); got != fmt.Sprint([]string{protection}) {
+			t.Errorf("finalizers of the volume: %s", got)
+		}
+		f.detach("va1")
+		f.until("is gone", isGone)
+		if r := f.plugin.Calls(unpublish)[0].Request.(*csi.ControllerUnpublishVolumeRequest); r.VolumeId != handle || r.NodeId != "id-1" {
+			t.Errorf("got %v", r)
+		}
 	})
 	t.Run("018_019_csinode_comes_later", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, func(c *Config) { c.RetryIntervalStart, c.RetryIntervalMax = time.Hour, time.Hour })
@@ -329,20 +368,21 @@ func TestAttacherScenario(t *testing.T) {
 		}
 		f.calls(publish, 0)
 	})
-	t.Run("023_024_errors_of_the_driver", func(t *testing.T) {
+	t.Run("023_errors_of_the_driver", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, nil)
-		f.plugin.Next(publish, csitest.Fail(codes.Internal, "x"), csitest.Fail(codes.ResourceExhausted, "full"), csitest.Hang())
+		f.plugin.Next(publish, csitest.Fail(codes.Internal, "x"), csitest.Fail(codes.Internal, "x"), csitest.Hang())
 		f.node("id-1")
 		f.volume(nil)
 		f.attach("va1", nil)
 		f.wait(publish, 3)
-		va := f.until("says so", attachError("rpc error: code = ResourceExhausted desc = full"))
-		if va.Status.AttachError.ErrorCode == nil || *va.Status.AttachError.ErrorCode != 8 {
-			t.Errorf("error code %v", va.Status.AttachError.ErrorCode)
+		va := f.until("says so", attachError("rpc error: code = Internal desc = x"))
+		if errorCode(va.Status.AttachError) != "13" || va.Status.Attached {
+			t.Errorf("status %+v", va.Status)
 		}
 		f.plugin.Release()
 		f.until("is attached", isAttached)
 		f.calls(publish, 3)
+		f.distances(f.plugin.Calls(publish), f.cfg.RetryIntervalStart, 2*f.cfg.RetryIntervalStart)
 	})
 	t.Run("every_code_is_retried", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, func(c *Config) { c.RetryIntervalMax = 50 * time.Millisecond })
@@ -361,13 +401,18 @@ func TestAttacherScenario(t *testing.T) {
 	})
 	t.Run("026_timeout", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, func(c *Config) { c.Timeout = 200 * time.Millisecond })
-		f.plugin.Next(publish, csitest.DoAndHang())
+		f.plugin.Always(publish, csitest.DoAndHang())
 		f.node("id-1")
 		f.volume(nil)
 		f.attach("va1", nil)
+		va := f.until("says so", attachError("code = DeadlineExceeded"))
+		if errorCode(va.Status.AttachError) != "4" || len(va.Finalizers) != 1 || va.Status.Attached {
+			t.Errorf("got %+v", va)
+		}
+		f.plugin.Always(publish, nil)
 		f.until("is attached in the end", isAttached)
 		calls := f.plugin.Calls(publish)
-		if len(calls) != 2 || fmt.Sprint(calls[0].Request) != fmt.Sprint(calls[1].Request) {
+		if first, last := calls[0].Request, calls[len(calls)-1].Request; len(calls) < 2 || !proto.Equal(first, last) {
 			t.Errorf("calls %v", calls)
 		}
 	})
@@ -383,62 +428,63 @@ func TestAttacherScenario(t *testing.T) {
 		}
 	})
 	t.Run("029_only_a_real_change_cuts_the_back_off", func(t *testing.T) {
-		f := scenario(t, csitest.Config{}, func(c *Config) { c.RetryIntervalStart, c.RetryIntervalMax = time.Hour, time.Hour })
+		f := scenario(t, csitest.Config{}, func(c *Config) {
+			c.RetryIntervalStart, c.RetryIntervalMax, c.WorkerThreads = time.Hour, time.Hour, 1
+		})
 		f.plugin.Next(publish, csitest.Fail(codes.Internal, "x"))
 		f.node("id-1")
 		f.volume(nil)
 		f.attach("va1", nil)
 		f.until("says so", attachError("code = Internal"))
+		f.patchAttachment("va1", `{"status":{"attachError":{"message":"another"}}}`, "status")
+		f.settles()
 		f.calls(publish, 1)
-		_, err := f.client.StorageV1().VolumeAttachments().Patch(t.Context(), f.name("va1"), types.MergePatchType, []byte(`{"metadata":{"labels":{"a":"b"}}}`), metav1.PatchOptions{})
-		f.must(err)
+		f.patchAttachment("va1", `{"metadata":{"labels":{"a":"b"}}}`)
 		f.until("is attached", isAttached)
 		f.calls(publish, 2)
 	})
 	t.Run("031_restart", func(t *testing.T) {
-		f := scenario(t, csitest.Config{}, nil)
+		f := scenario(t, csitest.Config{}, oneWorker)
 		f.node("id-1")
 		f.volume(nil)
 		f.attach("va1", nil)
 		before := f.until("is attached", isAttached)
 		_ = f.stop(workloop.ErrDrain)
 		f.start()
-		f.attach("va2", func(va *storagev1.VolumeAttachment) { va.Spec.Source.PersistentVolumeName = ptr.To("none") })
-		f.untilOf("va2", "was looked at", attachError("not found"))
+		f.settles()
 		if after := f.until("is attached", isAttached); after.ResourceVersion != before.ResourceVersion {
 			t.Error("it was written")
 		}
 		f.calls(publish, 1)
 	})
-	t.Run("033_034_one_volume_on_ten_nodes", func(t *testing.T) {
+	t.Run("033_034_one_volume_on_twenty_nodes", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, nil)
 		f.volume(func(pv *corev1.PersistentVolume) {
 			pv.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteMany}
 		})
-		for i := range 10 {
+		for i := range 20 {
 			node := &storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: f.name(fmt.Sprint("m", i))}, Spec: storagev1.CSINodeSpec{Drivers: []storagev1.CSINodeDriver{{Name: f.driver, NodeID: fmt.Sprint(i)}}}}
 			_, err := f.client.StorageV1().CSINodes().Create(t.Context(), node, metav1.CreateOptions{})
 			f.must(err)
 			f.attach(fmt.Sprint("va", i), func(va *storagev1.VolumeAttachment) { va.Spec.NodeName = node.Name })
 		}
-		for i := range 10 {
+		for i := range 20 {
 			f.untilOf(fmt.Sprint("va", i), "is attached", isAttached)
 		}
 		if got := strings.Count(fmt.Sprint(f.finalizersOfVolume()), Finalizer(f.driver)); got != 1 {
 			t.Errorf("the finalizer is there %d times", got)
 		}
-		f.calls(publish, 10)
+		f.calls(publish, 20)
 	})
-	t.Run("036_040_detach_without_csinode", func(t *testing.T) {
+	t.Run("036_detach", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, nil)
 		f.node("id-1")
-		f.volume(nil)
+		handle := f.volume(nil).Spec.CSI.VolumeHandle
 		f.attach("va1", nil)
 		f.until("is attached", isAttached)
-		f.must(f.client.StorageV1().CSINodes().Delete(t.Context(), f.name("n1"), metav1.DeleteOptions{}))
 		f.detach("va1")
 		f.until("is gone", isGone)
-		if r := f.plugin.Calls(unpublish)[0].Request.(*csi.ControllerUnpublishVolumeRequest); r.NodeId != "id-1" {
+		if r := f.plugin.Calls(unpublish)[0].Request.(*csi.ControllerUnpublishVolumeRequest); r.VolumeId != handle || r.NodeId != "id-1" {
 			t.Errorf("got %v", r)
 		}
 		if got := fmt.Sprint(f.finalizersOfVolume()); !strings.Contains(got, Finalizer(f.driver)) {
@@ -463,7 +509,9 @@ func TestAttacherScenario(t *testing.T) {
 		f.until("is gone", isGone)
 	})
 	t.Run("039_somebody_elses_finalizer", func(t *testing.T) {
-		f := scenario(t, csitest.Config{PublishContext: map[string]string{"a": "b"}}, nil)
+		f := scenario(t, csitest.Config{PublishContext: map[string]string{"a": "b"}}, func(c *Config) {
+			c.WorkerThreads, c.Resync = 1, 10*time.Millisecond
+		})
 		f.plugin.Next(unpublish, csitest.Fail(codes.Internal, "x"))
 		f.node("id-1")
 		f.volume(nil)
@@ -473,6 +521,9 @@ func TestAttacherScenario(t *testing.T) {
 		va := f.until("is detached", func(va *storagev1.VolumeAttachment) bool { return va != nil && !va.Status.Attached })
 		if fmt.Sprint(va.Finalizers) != "[example.com/theirs]" || va.Status.AttachmentMetadata != nil || va.Status.DetachError != nil {
 			t.Errorf("left: %+v", va)
+		}
+		for range 3 {
+			f.settles()
 		}
 		f.calls(unpublish, 2)
 	})
