@@ -186,7 +186,7 @@ func TestIsPublishedWithoutVolume(t *testing.T) {
 		t.Error("compared")
 	}
 	s.attachment = testAttachment(protected, attached, deleting)
-	if published, known, err := testDriver(nil).isPublished(s, report{"vol-1": {"id-1"}}); !published || !known || err != nil {
+	if published, known, err := testDriver(nil).isPublished(s, report{"vol-1": {PublishedNodeIds: []string{"id-1"}}}); !published || !known || err != nil {
 		t.Errorf("%t, %t, %v", published, known, err)
 	}
 }

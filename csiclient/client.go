@@ -61,6 +61,9 @@ func (c Config) path() (string, error) {
 const (
 	// probeInterval is the time between two looks at a driver that is not ready.
 	probeInterval = time.Second
+	// maxAnswer is how many bytes an answer may have. A list of all volumes, without
+	// pages, has some hundred bytes per volume.
+	maxAnswer = 256 << 20
 	// sayInterval is the time between two log lines of a wait.
 	sayInterval = 10 * time.Second
 )
@@ -111,6 +114,7 @@ func New(cfg Config, reg prometheus.Registerer) (*Client, error) {
 			Backoff:           backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: time.Second},
 			MinConnectTimeout: time.Second,
 		}),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswer)),
 		grpc.WithAuthority("localhost"), // of the path of a socket some servers make an error
 		grpc.WithChainUnaryInterceptor(c.recorder.intercept, logger{cfg.MaxLogLength}.intercept),
 	)
