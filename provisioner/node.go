@@ -196,8 +196,12 @@ func (t *term) endTurn(won bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.turns.taken = false
-	if won {
-		t.turns.wins(t.c.cfg.NodeName)
+	if !won {
+		return
+	}
+	t.turns.wins(t.c.cfg.NodeName)
+	// The first pause shows whether there are others at all.
+	if len(t.turns.won) > 1 || t.turns.won[t.c.cfg.NodeName] == 1 {
 		t.turns.notBefore(time.Now().Add(t.c.driver.pace()))
 	}
 }

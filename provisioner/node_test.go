@@ -194,6 +194,9 @@ func TestTurns(t *testing.T) {
 				t.Errorf("%s: put off by %v", what, wait)
 			}
 		}
+		for range 9 {
+			term.turns.wins("other")
+		}
 		time.Sleep(pace)
 		try(a, true, "the first turn")
 		try(b, false, "two at the same time")
@@ -217,4 +220,35 @@ func TestTurns(t *testing.T) {
 			t.Errorf("still competing for %d claims", term.turns.claims)
 		}
 	})
+}
+
+func TestTurnsAreShared(t *testing.T) {
+	for name, tt := range map[string]struct {
+		won  map[string]int
+		want bool
+	}{
+		"nobody has won":            {nil, false},
+		"alone":                     {map[string]int{"me": 7}, false},
+		"as many as the others":     {map[string]int{"me": 2, "a": 2, "b": 2}, false},
+		"one more than the others":  {map[string]int{"me": 3, "a": 2, "b": 2}, true},
+		"one more than a few":       {map[string]int{"me": 3, "a": 3, "b": 2}, false},
+		"fewer than the others":     {map[string]int{"me": 1, "a": 2, "b": 2}, false},
+		"the only one with a claim": {map[string]int{"me": 1}, false},
+	} {
+		turns := turns{won: tt.won}
+		if got := turns.ahead("me"); got != tt.want {
+			t.Errorf("%s: %t", name, got)
+		}
+	}
+	term := &term{c: &Controller{driver: testDriver(nil)}}
+	term.turns.claims = 1
+	term.endTurn(true)
+	first := term.turns.next
+	if first.IsZero() {
+		t.Error("no pause after the first claim, which would show whether there are others")
+	}
+	term.endTurn(true)
+	if term.turns.next != first {
+		t.Error("a single instance waits for others")
+	}
 }
