@@ -43,6 +43,8 @@ func (t *term) apply(ctx context.Context, s snapshot, step step) error {
 		return t.changeAttachment(ctx, va, kube.MetaChange{RemoveFinalizers: []string{t.c.driver.finalizer}})
 	case doMarkAttached:
 		return t.writeStatus(ctx, va, attachedStatus(va, nil))
+	case doMarkDetached:
+		return t.writeStatus(ctx, va, detachedStatus(va))
 	}
 	return fmt.Errorf("action %v has no implementation", step.action)
 }
@@ -68,11 +70,46 @@ func (t *term) publish(ctx context.Context, s snapshot, step step) error {
 	if err := t.writeStatus(ctx, va, attachedStatus(va, response.GetPublishContext())); err != nil {
 		return fmt.Errorf("recording that VolumeAttachment %q is attached: %w", va.Name, err)
 	}
+	if left, exists := t.attachments.Get(va.Name); !exists || left.UID != va.UID {
+		return t.takeBack(ctx, s, step)
+	}
 	t.marks.drop(va.UID)
 	if !va.Status.Attached {
 		t.c.metrics.attached(time.Since(va.CreationTimestamp.Time))
 	}
 	log.Info("Volume attached", "volumeHandle", step.source.handle, "node", klog.KRef("", va.Spec.NodeName), "nodeID", step.nodeID)
+	return nil
+}
+
+// takeBack unpublishes what was published for an attachment that went meanwhile, by force:
+// nobody else will.
+func (t *term) takeBack(ctx context.Context, s snapshot, step step) error {
+	va := s.attachment
+	call, cancel := context.WithTimeout(csiclient.WithMigrated(ctx, step.source.migrated), t.c.cfg.Timeout)
+	defer cancel()
+	_, err := t.c.deps.CSI.ControllerUnpublishVolume(call, &csi.ControllerUnpublishVolumeRequest{
+		VolumeId: step.source.handle, NodeId: step.nodeID, Secrets: s.secrets,
+	})
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "The VolumeAttachment was removed while its volume was being published, and that could not be undone: detach the volume at the storage",
+			"volumeHandle", step.source.handle, "node", klog.KRef("", va.Spec.NodeName), "nodeID", step.nodeID)
+	}
+	return err
+}
+
+// confirm reads an attachment from the API server. What another process, which led
+// before, has done to it may not have come to the cache yet.
+func (t *term) confirm(ctx context.Context, va *storagev1.VolumeAttachment) error {
+	live, err := t.c.deps.Client.StorageV1().VolumeAttachments().Get(ctx, va.Name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err), err == nil && live.UID != va.UID:
+		t.attachments.Removed(va)
+		return nil
+	case err != nil:
+		return fmt.Errorf("reading VolumeAttachment %q before the driver is called: %w", va.Name, err)
+	}
+	t.attachments.Wrote(live)
+	t.confirmed.Store(va.UID, struct{}{})
 	return nil
 }
 
@@ -125,6 +162,9 @@ func (t *term) changeVolume(ctx context.Context, pv *corev1.PersistentVolume, ch
 func (t *term) changeAttachment(ctx context.Context, va *storagev1.VolumeAttachment, change kube.MetaChange) error {
 	t.marks.noteChange(va.UID)
 	changed, err := kube.Change(ctx, t.c.deps.Client.StorageV1().VolumeAttachments(), va, change)
+	if err == nil && changed != va { // it is there
+		t.confirmed.Store(va.UID, struct{}{})
+	}
 	return t.attachments.Note(va, changed, err)
 }
 

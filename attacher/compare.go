@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"runtime/debug"
 	"slices"
 	"sync"
 	"time"
@@ -118,7 +119,7 @@ func (t *term) compareForever(ctx context.Context) {
 		if t.c.deps.Ready(ctx) != nil {
 			return
 		}
-		switch err := t.compare(ctx); {
+		switch err := t.compareOnce(ctx); {
 		case err == nil:
 			t.c.metrics.comparisons.WithLabelValues("ok").Inc()
 		case ctx.Err() == nil:
@@ -131,6 +132,16 @@ func (t *term) compareForever(ctx context.Context) {
 		case <-time.After(t.c.cfg.ReconcileSync + rand.N(t.c.cfg.ReconcileSync/10+1)):
 		}
 	}
+}
+
+// compareOnce turns a panic into an error: it costs one comparison, not the process.
+func (t *term) compareOnce(ctx context.Context) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("panic: %v\n%s", p, debug.Stack())
+		}
+	}()
+	return t.compare(ctx)
 }
 
 // compare asks the driver where its volumes are published, and has those attachments
@@ -209,6 +220,10 @@ func (d driver) isPublished(s snapshot, reported report) (published, known bool,
 		return false, false, err
 	}
 	published, known = reported.published(handle, nodeID)
+	// A node that was made anew under its name has another ID; the volume may still be at the old one.
+	if noted := s.attachment.Annotations[annNodeID]; known && !published && noted != "" {
+		published, known = reported.published(handle, noted)
+	}
 	return published, known, nil
 }
 

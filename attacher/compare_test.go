@@ -133,7 +133,7 @@ func TestIsPublished(t *testing.T) {
 		"not known":                             {va: testAttachment(), pv: testVolume(), node: testNode("id-1"), reported: reportOf(entry("vol-1", "?"))},
 		"no CSINode, noted":                     {va: testAttachment(protected), pv: testVolume(), reported: reportOf(entry("vol-1", "id-1")), published: true, known: true},
 		"no CSINode, not noted":                 {va: testAttachment(), pv: testVolume(), err: "not found"},
-		"the CSINode knows better":              {va: testAttachment(protected), pv: testVolume(), node: testNode("id-2"), reported: reportOf(entry("vol-1", "id-1")), known: true},
+		"another node ID, published at the old": {va: testAttachment(protected), pv: testVolume(), node: testNode("id-2"), reported: reportOf(entry("vol-1", "id-1")), published: true, known: true},
 		"volume gone, noted, deleting":          {va: testAttachment(protected, deleting), node: testNode("id-1"), reported: reportOf(entry("vol-1", "id-1")), published: true, known: true},
 		"volume gone, not noted":                {va: testAttachment(), node: testNode("id-1"), err: `persistentvolume "pv1" not found`},
 		"volume of another driver":              {va: testAttachment(), pv: testVolume(func(pv *corev1.PersistentVolume) { pv.Spec.CSI.Driver = "other" }), node: testNode("id-1"), err: `PersistentVolume "pv1" belongs to CSI driver "other"`},

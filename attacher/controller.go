@@ -91,6 +91,8 @@ type term struct {
 	// attachments of one volume do not write it twice.
 	protecting [64]sync.Mutex
 	marks      marks
+	// confirmed is the UIDs of attachments that the API server has told of in this term.
+	confirmed sync.Map
 }
 
 // Run works until ctx ends, and returns after the last worker has stopped. It may
@@ -171,7 +173,7 @@ func (t *term) unfinished(va *storagev1.VolumeAttachment) bool {
 		return false
 	}
 	if va.DeletionTimestamp != nil {
-		return slices.Contains(va.Finalizers, t.c.driver.finalizer)
+		return slices.Contains(va.Finalizers, t.c.driver.finalizer) || t.c.driver.publishes && detachedStatus(va) != nil
 	}
 	return !va.Status.Attached
 }
@@ -195,6 +197,7 @@ func (t *term) attachmentUpdated(old, va *storagev1.VolumeAttachment) {
 
 func (t *term) attachmentDeleted(va *storagev1.VolumeAttachment) {
 	t.vaQueue.Forget(keyOf(va))
+	t.confirmed.Delete(va.UID)
 	t.marks.noteChange(va.UID)
 	t.marks.drop(va.UID)
 	if name := va.Spec.Source.PersistentVolumeName; name != nil {
@@ -270,9 +273,12 @@ func (t *term) sync(ctx context.Context, key attachmentKey) (time.Time, error) {
 	log := klog.FromContext(ctx).WithValues("volumeAttachment", key.Name)
 	ctx = klog.NewContext(ctx, log)
 	var secrets map[string]string
-	secretsRead := false
+	secretsRead, confirmed := false, false
 	for range maxRounds {
 		s := t.gather(key, secrets, secretsRead)
+		if _, ok := t.confirmed.Load(key.UID); confirmed || ok && !s.forced {
+			s.unconfirmed = false
+		}
 		step := t.c.driver.decide(s)
 		log.V(2).Info("Decided", "action", step.action.String(), "reason", step.reason)
 		switch step.action {
@@ -284,6 +290,12 @@ func (t *term) sync(ctx context.Context, key attachmentKey) (time.Time, error) {
 				return time.Time{}, t.report(ctx, s, fmt.Errorf("failed to load %w", err))
 			}
 			secretsRead = true
+			continue
+		case doConfirm:
+			if err := t.confirm(ctx, s.attachment); err != nil {
+				return time.Time{}, err
+			}
+			confirmed = true
 			continue
 		}
 		if err := t.apply(ctx, s, step); err != nil {

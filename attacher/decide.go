@@ -34,6 +34,8 @@ const (
 	doUnpublish
 	doRelease      // remove the finalizer, without a call
 	doMarkAttached // write the status, without a call
+	doMarkDetached // likewise
+	doConfirm      // ask the API server for the attachment
 )
 
 // step is what decide has chosen, and with what.
@@ -97,6 +99,9 @@ func (d driver) decideAttach(s snapshot) step {
 		// Before the first call: a crash after the call would leak the attachment.
 		return step{action: doProtect, reason: "Unprotected", source: src, nodeID: nodeID, change: change}
 	}
+	if s.unconfirmed {
+		return step{action: doConfirm, reason: "Requested"}
+	}
 	return step{action: doPublish, reason: "Requested", source: src, nodeID: nodeID}
 }
 
@@ -105,6 +110,9 @@ func (d driver) decideAttach(s snapshot) step {
 func (d driver) decideDetach(s snapshot) step {
 	fail := func(err error) step { return step{action: doReportDetach, reason: "CannotDetach", err: err} }
 	if !slices.Contains(s.attachment.Finalizers, d.finalizer) && !s.forced {
+		if detachedStatus(s.attachment) != nil { // that write failed
+			return step{action: doMarkDetached, reason: "Detached"}
+		}
 		return step{reason: "Detached"}
 	}
 	src, err := d.detachSource(s)
@@ -117,6 +125,9 @@ func (d driver) decideDetach(s snapshot) step {
 	nodeID, err := d.nodeID(s, true)
 	if err != nil {
 		return fail(err)
+	}
+	if s.unconfirmed {
+		return step{action: doConfirm, reason: "Deleting"}
 	}
 	return step{action: doUnpublish, reason: "Deleting", source: src, nodeID: nodeID}
 }
@@ -155,6 +166,6 @@ func (d driver) releasable(pv *corev1.PersistentVolume, attachments int) bool {
 func (a action) String() string {
 	return [...]string{
 		"nothing", "report attach error", "report detach error", "read secrets", "protect volume", "protect", "publish",
-		"unpublish", "release", "mark attached",
+		"unpublish", "release", "mark attached", "mark detached", "confirm",
 	}[a]
 }

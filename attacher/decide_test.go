@@ -99,7 +99,7 @@ func TestDecide(t *testing.T) {
 		"an attach does not use the notes": {va: testAttachment(protected), pv: testVolume(), want: doReportAttach, reason: "CannotAttach", err: "not found"},
 
 		"deleted before it was protected":      {va: testAttachment(deleting), pv: testVolume(), node: testNode("id-1"), want: doNothing, reason: "Detached"},
-		"deleted, without finalizer, attached": {va: testAttachment(deleting, attached), pv: testVolume(), node: testNode("id-1"), want: doNothing, reason: "Detached"},
+		"deleted, without finalizer, attached": {va: testAttachment(deleting, attached), pv: testVolume(), node: testNode("id-1"), want: doMarkDetached, reason: "Detached"},
 		"deleted":                              {va: testAttachment(deleting, attached, protected), pv: testVolume(), node: testNode("id-1"), want: doUnpublish, reason: "Deleting", nodeID: "id-1"},
 		"deleted, never attached":              {va: testAttachment(deleting, protected), pv: testVolume(), node: testNode("id-1"), want: doUnpublish, reason: "Deleting", nodeID: "id-1"},
 		"deleted, the CSINode knows better":    {va: testAttachment(deleting, protected), pv: testVolume(), node: testNode("id-2"), want: doUnpublish, reason: "Deleting", nodeID: "id-2"},
@@ -111,7 +111,7 @@ func TestDecide(t *testing.T) {
 		"deleted, volume gone, and no note":    {va: testAttachment(deleting, protected, func(va *storagev1.VolumeAttachment) { delete(va.Annotations, annVolumeHandle) }), node: testNode("id-1"), want: doReportDetach, reason: "CannotDetach", err: `persistentvolume "pv1" not found`},
 		"deleted, volume gone, secret noted":   {va: testAttachment(deleting, protected, func(va *storagev1.VolumeAttachment) { va.Annotations[annSecret] = "ns/s" }), node: testNode("id-1"), want: doReadSecrets, reason: "SecretsNeeded"},
 		"deleted, odd access modes":            {va: testAttachment(deleting, protected), pv: testVolume(func(pv *corev1.PersistentVolume) { pv.Spec.AccessModes = nil }), node: testNode("id-1"), want: doUnpublish, reason: "Deleting", nodeID: "id-1"},
-		"deleted, volume is another driver's":  {va: testAttachment(deleting, protected), pv: testVolume(func(pv *corev1.PersistentVolume) { pv.Spec.CSI.Driver = "other" }), node: testNode("id-1"), want: doReportDetach, reason: "CannotDetach", err: `"other"`},
+		"deleted, another volume has its name": {va: testAttachment(deleting, protected), pv: testVolume(func(pv *corev1.PersistentVolume) { pv.Spec.CSI.Driver = "other" }), node: testNode("id-1"), want: doUnpublish, reason: "Deleting", nodeID: "id-1"},
 
 		"attached, but not at the driver":                     {va: testAttachment(protected, attached), pv: testVolume(), node: testNode("id-1"), forced: true, want: doPublish, reason: "Requested", nodeID: "id-1"},
 		"attached, not at the driver, without finalizer":      {va: testAttachment(attached), pv: testVolume(), node: testNode("id-1"), forced: true, want: doProtect, reason: "Unprotected", nodeID: "id-1"},
@@ -282,5 +282,19 @@ func TestConfigValidate(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), flag) {
 			t.Errorf("%v lacks %s", err, flag)
 		}
+	}
+}
+
+func TestDecideAsksBeforeTheFirstCall(t *testing.T) {
+	for name, va := range map[string]*storagev1.VolumeAttachment{"attach": testAttachment(protected), "detach": testAttachment(deleting, protected), "forced": testAttachment(protected, attached)} {
+		s := snapshot{attachment: va, volume: testVolume(), node: testNode("id-1"), forced: name == "forced", unconfirmed: true, now: now}
+		if got := testDriver(nil).decide(s); got.action != doConfirm {
+			t.Errorf("%s: %v because %s", name, got.action, got.reason)
+		}
+	}
+	// What is about to be written needs no question.
+	s := snapshot{attachment: testAttachment(), volume: testVolume(func(pv *corev1.PersistentVolume) { pv.Finalizers = []string{testDriver(nil).finalizer} }), node: testNode("id-1"), unconfirmed: true, now: now}
+	if got := testDriver(nil).decide(s); got.action != doProtect {
+		t.Errorf("%v because %s", got.action, got.reason)
 	}
 }

@@ -31,7 +31,10 @@ type snapshot struct {
 	secretsRead bool
 	// forced tells that the driver has reported something else than what the status says.
 	forced bool
-	now    time.Time
+	// unconfirmed tells that nobody but the cache, which may be old, has said since this
+	// term began that the attachment is there.
+	unconfirmed bool
+	now         time.Time
 }
 
 // gather reads the caches, and the own writes that they have not seen yet.
@@ -41,7 +44,7 @@ func (t *term) gather(key attachmentKey, secrets map[string]string, secretsRead 
 	if !ok || va.UID != key.UID {
 		return s
 	}
-	s.attachment, s.forced = va, t.marks.has(key.UID)
+	s.attachment, s.forced, s.unconfirmed = va, t.marks.has(key.UID), true
 	if name := va.Spec.Source.PersistentVolumeName; name != nil {
 		s.volume, _ = t.volumes.Get(*name)
 	}
@@ -71,11 +74,11 @@ func (d driver) nodeID(s snapshot, detach bool) (string, error) {
 }
 
 // detachSource is what to unpublish: as for an attach, or from the notes on the
-// attachment when its volume has gone.
+// attachment when its volume has gone, or another one has its name.
 func (d driver) detachSource(s snapshot) (source, error) {
 	src, err := d.resolve(s.attachment, s.volume)
 	noted := s.attachment.Annotations[annVolumeHandle]
-	if err == nil || s.volume != nil || s.attachment.Spec.Source.PersistentVolumeName == nil || noted == "" {
+	if s.attachment.Spec.Source.PersistentVolumeName == nil || noted == "" || err == nil && src.handle == noted {
 		return src, err
 	}
 	src = source{handle: noted, migrated: s.attachment.Annotations[annMigrated] == "true"}

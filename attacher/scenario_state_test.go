@@ -126,6 +126,26 @@ const (
 // attacherScenarioState is what becomes of the objects: errors, finalizers, and volumes of
 // built-in plugins.
 func attacherScenarioState(t *testing.T) {
+	t.Run("attachment_removed_by_force_during_publish", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, nil)
+		f.plugin.Next(publish, csitest.Hang())
+		f.node("id")
+		f.volume(nil)
+		f.attach("va", nil)
+		f.wait(publish, 1)
+		vas := f.client.StorageV1().VolumeAttachments()
+		f.must(vas.Delete(t.Context(), f.name("va"), metav1.DeleteOptions{}))
+		_, err := vas.Patch(t.Context(), f.name("va"), types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{})
+		f.must(err)
+		f.plugin.Release()
+		f.wait(unpublish, 1)
+		kubetest.Eventually(t, "nothing is published", func(context.Context) error {
+			if n := f.plugin.Publications(); n > 0 {
+				return fmt.Errorf("%d publications", n)
+			}
+			return nil
+		})
+	})
 	for name, tt := range map[string]struct {
 		gate bool
 		want string

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"strings"
 	"time"
 	"unicode/utf8"
 
@@ -65,7 +66,7 @@ func detachedStatus(va *storagev1.VolumeAttachment) statusPatch {
 // errorStatus says why va cannot be attached, or detached; nil when that is said
 // already. withCode adds the gRPC code of the error of a call.
 func errorStatus(va *storagev1.VolumeAttachment, err error, detach, withCode bool, now time.Time) statusPatch {
-	e := storagev1.VolumeError{Time: metav1.NewTime(now), Message: truncate(err.Error(), maxMessage)}
+	e := storagev1.VolumeError{Time: metav1.NewTime(now), Message: truncate(strings.ToValidUTF8(err.Error(), "?"), maxMessage)}
 	field, before := "attachError", va.Status.AttachError
 	if detach {
 		field, before = "detachError", va.Status.DetachError

@@ -31,10 +31,12 @@ type record struct {
 // short is the method without package and service.
 func short(full string) string { return full[strings.LastIndexByte(full, '/')+1:] }
 
-func (p *Plugin) begin(method string, request proto.Message) *Call {
+// begin records a call. released is closed by the next Release: one that comes after
+// somebody has seen the call in the record.
+func (p *Plugin) begin(method string, request proto.Message) (call *Call, released <-chan struct{}) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	call := &Call{Method: method, Request: request, Began: time.Now()}
+	call = &Call{Method: method, Request: request, Began: time.Now()}
 	if !p.cfg.Forget {
 		p.record.calls = append(p.record.calls, call)
 	}
@@ -42,7 +44,7 @@ func (p *Plugin) begin(method string, request proto.Message) *Call {
 	p.record.running[method]++
 	p.record.most[method] = max(p.record.most[method], p.record.running[method])
 	p.notify()
-	return call
+	return call, p.release
 }
 
 func (p *Plugin) end(call *Call, response any, err error) {

@@ -215,7 +215,8 @@ func (p *Plugin) intercept(ctx context.Context, request any, info *grpc.UnarySer
 	if identity[method] {
 		latency = 0
 	}
-	call := p.begin(method, request.(proto.Message))
+	call, released := p.begin(method, request.(proto.Message))
+	ctx = context.WithValue(ctx, releasedKey{}, released)
 	response, err := p.play(ctx, method, request, latency, handler)
 	if errors.Is(err, errDropped) {
 		go p.drop() // this call is one that it ends

@@ -12,15 +12,16 @@ import (
 // Step is how a call is answered. do makes the plugin do what it would do.
 type Step func(ctx context.Context, p *Plugin, request any, do func() (any, error)) (any, error)
 
+// releasedKey is that of the channel in the context of a call that Release closes.
+type releasedKey struct{}
+
 // Hang never answers, until the client gives up or [Plugin.Release]; then the
 // call is done, as one that took too long would be.
 func Hang() Step {
-	return func(ctx context.Context, p *Plugin, _ any, do func() (any, error)) (any, error) {
-		p.mu.Lock()
-		release := p.release
-		p.mu.Unlock()
+	return func(ctx context.Context, _ *Plugin, _ any, do func() (any, error)) (any, error) {
+		released, _ := ctx.Value(releasedKey{}).(<-chan struct{})
 		select {
-		case <-release:
+		case <-released:
 			return do()
 		case <-ctx.Done():
 			return nil, status.FromContextError(ctx.Err()).Err()

@@ -100,7 +100,8 @@ func (o *Own[T]) Removed(obj T) {
 // returned, or that the object is gone, which is no error then. Other errors are
 // returned as they are.
 func (o *Own[T]) Note(before, after T, err error) error {
-	if apierrors.IsNotFound(err) {
+	// A proxy that does not know the path says NotFound too, and knows nothing of the object.
+	if apierrors.IsNotFound(err) && !apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse) {
 		o.Removed(before)
 		return nil
 	}
