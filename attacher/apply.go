@@ -9,7 +9,6 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
@@ -102,7 +101,7 @@ func (t *term) takeBack(ctx context.Context, s snapshot, step step) error {
 func (t *term) confirm(ctx context.Context, va *storagev1.VolumeAttachment) error {
 	live, err := t.c.deps.Client.StorageV1().VolumeAttachments().Get(ctx, va.Name, metav1.GetOptions{})
 	switch {
-	case apierrors.IsNotFound(err), err == nil && live.UID != va.UID:
+	case kube.IsGone(err), err == nil && live.UID != va.UID:
 		t.attachments.Removed(va)
 		return nil
 	case err != nil:
@@ -135,7 +134,7 @@ func (t *term) unpublish(ctx context.Context, s snapshot, step step) error {
 	if !exists || left.UID != va.UID {
 		return nil // it had only been waiting for us
 	}
-	if err := t.writeStatus(ctx, left, detachedStatus(left)); err != nil && !apierrors.IsNotFound(err) {
+	if err := t.writeStatus(ctx, left, detachedStatus(left)); err != nil {
 		return t.report(ctx, s, fmt.Errorf("could not mark as detached: %w", err))
 	}
 	return nil

@@ -211,7 +211,7 @@ func (t *term) protect(ctx context.Context, key claimKey, claim *corev1.Persiste
 func (t *term) askAgain(ctx context.Context, key claimKey, claim *corev1.PersistentVolumeClaim) error {
 	live, err := t.c.deps.Client.CoreV1().PersistentVolumeClaims(key.Namespace).Get(ctx, key.Name, metav1.GetOptions{})
 	switch {
-	case apierrors.IsNotFound(err), err == nil && live.UID != key.UID:
+	case kube.IsGone(err), err == nil && live.UID != key.UID:
 		t.claims.Removed(claim)
 		return nil
 	case err != nil:

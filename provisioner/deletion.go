@@ -232,7 +232,7 @@ func (t *term) applyVolume(ctx context.Context, s volumeSnapshot, step volumeSte
 		return t.deleteVolume(ctx, pv)
 	case volumeRemove:
 		err := volumes.Delete(ctx, pv.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: ptr.To(pv.UID)}})
-		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) { // Conflict: another one of its name
+		if err != nil && !kube.IsGone(err) && !apierrors.IsConflict(err) { // Conflict: another one of its name
 			return fmt.Errorf("deleting PersistentVolume %q: %w", pv.Name, err)
 		}
 		t.removing(pv, func(r *removal) { r.object = true })
@@ -253,7 +253,7 @@ func (t *term) deleteVolume(ctx context.Context, pv *corev1.PersistentVolume) er
 	t.removing(pv, func(*removal) {})
 	live, err := t.c.deps.Client.CoreV1().PersistentVolumes().Get(ctx, pv.Name, metav1.GetOptions{})
 	switch {
-	case apierrors.IsNotFound(err), err == nil && live.UID != pv.UID:
+	case kube.IsGone(err), err == nil && live.UID != pv.UID:
 		t.volumes.Removed(pv)
 		return nil
 	case err != nil:

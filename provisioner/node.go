@@ -223,7 +223,7 @@ func (t *term) own(ctx context.Context, key claimKey, s snapshot) error {
 		return nil
 	}
 	live, err := t.c.deps.Client.CoreV1().PersistentVolumeClaims(key.Namespace).Get(ctx, key.Name, metav1.GetOptions{})
-	if apierrors.IsNotFound(err) || err == nil && live.UID != key.UID {
+	if kube.IsGone(err) || err == nil && live.UID != key.UID {
 		t.claims.Removed(s.claim)
 		return nil
 	}
@@ -240,7 +240,7 @@ func (t *term) own(ctx context.Context, key claimKey, s snapshot) error {
 		t.c.metrics.conflicts.Inc()
 		again()
 		return nil
-	case apierrors.IsNotFound(err):
+	case kube.IsGone(err):
 		t.claims.Removed(live)
 		return nil
 	case err != nil:

@@ -109,7 +109,7 @@ func (t *term) syncSource(ctx context.Context, key sourceKey) (time.Time, error)
 		err = t.releaseSnapshot(ctx, key)
 	}
 	switch {
-	case apierrors.IsNotFound(err):
+	case kube.IsGone(err):
 		return time.Time{}, nil
 	case apierrors.IsForbidden(err):
 		klog.FromContext(ctx).Info("No permission to remove the finalizer that protected a source", "source", key.String(), "err", err)
@@ -148,7 +148,7 @@ func (t *term) ofAnotherDriver(ctx context.Context, claim *corev1.PersistentVolu
 	if !known {
 		var err error
 		pv, err = t.c.deps.Client.CoreV1().PersistentVolumes().Get(ctx, claim.Spec.VolumeName, metav1.GetOptions{})
-		if apierrors.IsNotFound(err) {
+		if kube.IsGone(err) {
 			return false, nil
 		}
 		if err != nil {
@@ -180,7 +180,7 @@ func (t *term) releaseSnapshot(ctx context.Context, key sourceKey) error {
 		if err == nil && content.Spec.Driver != t.c.driver.name {
 			return nil
 		}
-		if err != nil && !apierrors.IsNotFound(err) { // without content nobody can restore it
+		if err != nil && !kube.IsGone(err) { // without content nobody can restore it
 			return err
 		}
 	}

@@ -15,6 +15,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/storage-controller/storage-controller/csiclient"
+	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
 // save creates the PersistentVolume of a volume that was made. Only this is
@@ -94,7 +95,7 @@ func (t *term) isSomeones(ctx context.Context, key claimKey, a *attempt) (string
 	switch {
 	case err == nil && t.c.driver.isVolume(pv, a.waste, a.place):
 		return fmt.Sprintf("PersistentVolume %q", pv.Name), nil
-	case err != nil && !apierrors.IsNotFound(err):
+	case err != nil && !kube.IsGone(err):
 		return "", fmt.Errorf("reading PersistentVolume %q before deleting volume %q: %w", a.plan.VolumeName, a.waste, err)
 	}
 	t.mu.Lock()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"net/http"
 	"strings"
 	"testing"
 
@@ -14,6 +15,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/metadata"
 	"k8s.io/utils/ptr"
@@ -391,4 +393,22 @@ func FuzzMetaChange(f *testing.F) {
 			t.Errorf("applied twice: %v and %v", after, pv.Finalizers)
 		}
 	})
+}
+
+func TestIsGone(t *testing.T) {
+	resource := schema.GroupResource{Resource: "persistentvolumes"}
+	for name, tt := range map[string]struct {
+		err  error
+		want bool
+	}{
+		"no error":             {nil, false},
+		"the API server":       {apierrors.NewNotFound(resource, "pv"), true},
+		"the API server, told": {fmt.Errorf("reading it: %w", apierrors.NewNotFound(resource, "pv")), true},
+		"a proxy":              {apierrors.NewGenericServerResponse(http.StatusNotFound, "get", resource, "pv", "<html>", 0, true), false},
+		"something else":       {apierrors.NewConflict(resource, "pv", nil), false},
+	} {
+		if got := IsGone(tt.err); got != tt.want {
+			t.Errorf("%s: %t", name, got)
+		}
+	}
 }

@@ -100,8 +100,7 @@ func (o *Own[T]) Removed(obj T) {
 // returned, or that the object is gone, which is no error then. Other errors are
 // returned as they are.
 func (o *Own[T]) Note(before, after T, err error) error {
-	// A proxy that does not know the path says NotFound too, and knows nothing of the object.
-	if apierrors.IsNotFound(err) && !apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse) {
+	if IsGone(err) {
 		o.Removed(before)
 		return nil
 	}
@@ -111,6 +110,12 @@ func (o *Own[T]) Note(before, after T, err error) error {
 		o.Wrote(after)
 	}
 	return err
+}
+
+// IsGone tells whether err says that an object is not there. A proxy that does not know
+// the path says NotFound too, and knows nothing of the object.
+func IsGone(err error) bool {
+	return apierrors.IsNotFound(err) && !apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse)
 }
 
 // seen drops what the cache has passed, so that nothing is kept for good.
