@@ -96,6 +96,9 @@ func (d driver) decideAttempt(s snapshot) step {
 		return step{action: doDrop, reason: "NotWantedAnyMore"}
 	case canProtect && a.doubt && !a.unnoted && d.ProvisioningProtection != ProtectionOff:
 		return step{action: doProtect, reason: "InDoubt"}
+	case isReclaimed(s.volume, a.claim):
+		// The driver would answer with the volume that is about to be deleted.
+		return step{action: doWait, reason: "EarlierVolumeIsDeleted", until: s.now.Add(d.RetryIntervalStart)}
 	case needsSecrets: // before the claim is protected: without them nothing is asked
 		return step{action: doReadSecrets, reason: "SecretsNeeded"}
 	case canProtect && !a.doubt && d.ProvisioningProtection == ProtectionAlways,
@@ -227,6 +230,11 @@ func isLate(class *storagev1.StorageClass) bool {
 
 func isVolumeOf(claim *corev1.PersistentVolumeClaim, pv *corev1.PersistentVolume) bool {
 	return pv != nil && pv.Spec.ClaimRef != nil && pv.Spec.ClaimRef.UID == claim.UID
+}
+
+// isReclaimed tells whether pv is one of claim that is on its way out.
+func isReclaimed(pv *corev1.PersistentVolume, claim *corev1.PersistentVolumeClaim) bool {
+	return isVolumeOf(claim, pv) && (pv.DeletionTimestamp != nil || pv.Status.Phase == corev1.VolumeReleased && reclaims(pv))
 }
 
 // holds tells whether the driver is still not to be asked: nothing that the

@@ -80,6 +80,12 @@ func ourVolume() *corev1.PersistentVolume {
 	return &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "pvc-" + uid}, Spec: corev1.PersistentVolumeSpec{ClaimRef: &corev1.ObjectReference{UID: uid}}}
 }
 
+func releasedVolume() *corev1.PersistentVolume {
+	pv := ourVolume()
+	pv.Status.Phase = corev1.VolumeReleased
+	return pv
+}
+
 func TestDecide(t *testing.T) {
 	foreign := ourVolume()
 	foreign.Spec.ClaimRef.UID = "other"
@@ -206,6 +212,7 @@ func TestDecide(t *testing.T) {
 		"not asked for yet, and the claim is gone":            {progress: progress{attempt: testAttempt(nil)}, want: doDrop, reason: "NotWantedAnyMore"},
 		"not asked for yet, and the claim is being deleted":   {claim: testClaim(deleting), progress: progress{attempt: testAttempt(nil)}, want: doDrop, reason: "NotWantedAnyMore"},
 		"not asked for yet, and the claim was bound":          {claim: testClaim(func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeName = "x" }), progress: progress{attempt: testAttempt(nil)}, want: doDrop, reason: "NotWantedAnyMore"},
+		"asked for, and an earlier volume is being deleted":   {claim: testClaim(protected), volume: releasedVolume(), progress: progress{attempt: testAttempt(doubt)}, want: doWait, reason: "EarlierVolumeIsDeleted"},
 		"asked for, and the claim is gone":                    {progress: progress{attempt: testAttempt(func(a *attempt) { a.asked = true })}, want: doCreate, reason: "Requested"},
 		"in doubt, and it cannot be noted":                    {claim: testClaim(nil), progress: progress{attempt: testAttempt(func(a *attempt) { a.doubt, a.unnoted = true, true })}, want: doCreate, reason: "Requested"},
 		"a secret is read before the claim is protected": {driver: func(d *driver) { d.ProvisioningProtection = ProtectionAlways }, claim: testClaim(nil),

@@ -58,10 +58,11 @@ func (t *term) existing(ctx context.Context, key claimKey, a *attempt) (*corev1.
 	same := t.c.driver.isVolume(pv, handle, a.volume.Spec.NodeAffinity)
 	ours := pv.Spec.ClaimRef != nil && pv.Spec.ClaimRef.UID == key.UID
 	switch {
-	case same && ours && pv.DeletionTimestamp == nil && (pv.Status.Phase != corev1.VolumeReleased || !reclaims(pv)):
+	case same && ours && !isReclaimed(pv, a.claim):
 		return pv, nil
 	case same && ours:
-		// It is being deleted, and its volume with it: the driver has to be asked again.
+		// It is being deleted, and its volume with it: the driver has to be asked again, afterwards.
+		t.volumes.Wrote(pv)
 		t.change(key, a, func(a *attempt) { a.volume, a.doubt = nil, true })
 		return nil, fmt.Errorf("PersistentVolume %q of an earlier attempt is being deleted; waiting for its end", name)
 	case same:
