@@ -74,9 +74,9 @@ type Controller struct {
 	claims      kube.Kind[*corev1.PersistentVolumeClaim]
 	volumes     kube.Kind[*corev1.PersistentVolume]
 	classes     kube.Kind[*storagev1.StorageClass]
-	nodes       kube.Kind[*metav1.PartialObjectMetadata] // only with topology
-	csiNodes    kube.Kind[*storagev1.CSINode]            // only with topology
-	attachments kube.Kind[*storagev1.VolumeAttachment]   // only if the driver publishes
+	nodes       kube.Kind[metav1.Object]               // only with topology
+	csiNodes    kube.Kind[*storagev1.CSINode]          // only with topology
+	attachments kube.Kind[*storagev1.VolumeAttachment] // only if the driver publishes
 
 	term atomic.Pointer[term] // nil between terms
 }

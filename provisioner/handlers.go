@@ -26,16 +26,16 @@ func (t *term) register() (registrations []kube.Registration, err error) {
 	}
 	// Topology first, so that the first claim finds it.
 	if t.c.watchesNodes() {
-		add(t.c.nodes.Handle(kube.Handlers[*metav1.PartialObjectMetadata]{
-			Add: func(n *metav1.PartialObjectMetadata) {
-				t.nodeChanged(n.Name, t.topologies.setNode(n.Name, n.Labels, true))
+		add(t.c.nodes.Handle(kube.Handlers[metav1.Object]{
+			Add: func(n metav1.Object) {
+				t.nodeChanged(n.GetName(), t.topologies.setNode(n.GetName(), n.GetLabels(), true))
 			},
-			Update: func(old, n *metav1.PartialObjectMetadata) {
-				if !maps.Equal(old.Labels, n.Labels) {
-					t.nodeChanged(n.Name, t.topologies.setNode(n.Name, n.Labels, true))
+			Update: func(old, n metav1.Object) {
+				if !maps.Equal(old.GetLabels(), n.GetLabels()) {
+					t.nodeChanged(n.GetName(), t.topologies.setNode(n.GetName(), n.GetLabels(), true))
 				}
 			},
-			Delete: func(n *metav1.PartialObjectMetadata) { t.nodeChanged(n.Name, t.topologies.setNode(n.Name, nil, false)) },
+			Delete: func(n metav1.Object) { t.nodeChanged(n.GetName(), t.topologies.setNode(n.GetName(), nil, false)) },
 		}))
 		add(t.c.csiNodes.Handle(kube.Handlers[*storagev1.CSINode]{
 			Add: func(n *storagev1.CSINode) {

@@ -34,6 +34,9 @@ const (
 	// ByDoubt finds, by the name of the driver, the claims that are kept because it is
 	// not known what became of the volume for which that was asked.
 	ByDoubt = "doubt"
+	// ByClaim finds the pods that use a claim by its key, directly or as the claim of a
+	// generic ephemeral volume.
+	ByClaim = "claim"
 )
 
 // AnnSelectedNode is the node that the scheduler chose for the pod of a claim.
@@ -44,10 +47,11 @@ const AnnSelectedNode = "volume.kubernetes.io/selected-node"
 // called; indexes belong to the kind, so that loops need not agree on who adds
 // them. The methods are not safe for use by several goroutines.
 type Informers struct {
-	driver string
-	typed  informers.SharedInformerFactory
-	meta   metadatainformer.SharedInformerFactory
-	made   map[string]cache.SharedIndexInformer // by the plural name of the kind
+	driver  string
+	details *Details
+	typed   informers.SharedInformerFactory
+	meta    metadatainformer.SharedInformerFactory
+	made    map[string]cache.SharedIndexInformer // by the plural name of the kind
 
 	mu       sync.Mutex
 	problems map[string]error // by the same name; a watch that fails just now
@@ -55,15 +59,21 @@ type Informers struct {
 
 // NewInformers makes the informers of a process for driver. Nothing is watched yet.
 func NewInformers(client kubernetes.Interface, meta metadata.Interface, driver string) *Informers {
-	trim := Trim(driver)
+	details := &Details{}
+	trim := trim(driver, details)
 	return &Informers{
 		driver:   driver,
+		details:  details,
 		typed:    informers.NewSharedInformerFactoryWithOptions(client, 0, informers.WithTransform(trim)),
 		meta:     metadatainformer.NewSharedInformerFactoryWithOptions(meta, 0, metadatainformer.WithTransform(trim)),
 		made:     map[string]cache.SharedIndexInformer{},
 		problems: map[string]error{},
 	}
 }
+
+// Keep has more kept of objects than only the names that all loops need. It must be
+// called before any kind is asked for.
+func (i *Informers) Keep(d Details) { *i.details = d }
 
 // Start begins to watch the kinds that were asked for so far, until ctx ends.
 func (i *Informers) Start(ctx context.Context) {
@@ -145,11 +155,55 @@ func (i *Informers) Attachments() Kind[*storagev1.VolumeAttachment] {
 	})
 }
 
-// Nodes are watched as metadata only: a heartbeat of a kubelet then costs a few
-// hundred bytes, and the labels are all that topology needs.
-func (i *Informers) Nodes() Kind[*metav1.PartialObjectMetadata] {
+// Nodes are what topology needs of the nodes: names, labels and whether they are being
+// deleted. They are watched as metadata only, so that a heartbeat of a kubelet costs a
+// few hundred bytes, unless [Details] ask for more.
+func (i *Informers) Nodes() Kind[metav1.Object] {
+	if i.details.Nodes {
+		return Kind[metav1.Object]{i.FullNodes().informer}
+	}
 	get := i.meta.ForResource(corev1.SchemeGroupVersion.WithResource("nodes"))
-	return make1[*metav1.PartialObjectMetadata](i, "nodes", get.Informer, nil)
+	return make1[metav1.Object](i, "nodes", get.Informer, nil)
+}
+
+// FullNodes are the nodes with everything that [Details] name. They can be had only if
+// those ask for nodes.
+func (i *Informers) FullNodes() Kind[*corev1.Node] {
+	if !i.details.Nodes {
+		panic("nodes are watched as metadata only") // a second watch of the kind: a mistake of the caller
+	}
+	return make1[*corev1.Node](i, "nodes", i.typed.Core().V1().Nodes().Informer, nil)
+}
+
+// Pods are all pods of the cluster, with what tells how they use their claims.
+func (i *Informers) Pods() Kind[*corev1.Pod] {
+	return make1[*corev1.Pod](i, "pods", i.typed.Core().V1().Pods().Informer, cache.Indexers{
+		ByClaim: func(obj any) ([]string, error) {
+			if pod, ok := obj.(*corev1.Pod); ok {
+				return ClaimsOfPod(pod), nil
+			}
+			return nil, nil
+		},
+	})
+}
+
+// ClaimsOfPod is the keys of the claims that pod uses, each once. The claim of a generic
+// ephemeral volume is there under its name even where that belongs to somebody else.
+func ClaimsOfPod(pod *corev1.Pod) []string {
+	var keys []string
+	for _, v := range pod.Spec.Volumes {
+		var key string
+		switch {
+		case v.PersistentVolumeClaim != nil:
+			key = pod.Namespace + "/" + v.PersistentVolumeClaim.ClaimName
+		case v.Ephemeral != nil:
+			key = pod.Namespace + "/" + pod.Name + "-" + v.Name
+		}
+		if key != "" && !slices.Contains(keys, key) {
+			keys = append(keys, key)
+		}
+	}
+	return keys
 }
 
 // Synced is nil when every watched kind has been listed and is being watched,

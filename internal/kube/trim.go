@@ -33,13 +33,32 @@ const (
 // stub, so that memory follows the volumes of driver and not those of the
 // cluster. What was trimmed is never written back: writes are patches, or start
 // from a live read.
-func Trim(driver string) cache.TransformFunc {
+func Trim(driver string) cache.TransformFunc { return trim(driver, &Details{}) }
+
+// Details is what the node controller needs of objects that the other loops do not.
+// A process that does not run it keeps less.
+type Details struct {
+	// Nodes keeps the annotations, taints, host names and the Ready condition of nodes.
+	Nodes bool
+	// Claims keeps of the claims of other drivers what tells how they are bound and
+	// used: any of them may be one of the driver without saying so.
+	Claims bool
+	// PodAnnotations are the annotations of pods that are kept.
+	PodAnnotations []string
+}
+
+// trim reads details when it is called, not when it is made.
+func trim(driver string, details *Details) cache.TransformFunc {
 	return func(obj any) (any, error) {
 		switch o := obj.(type) {
 		case *corev1.PersistentVolume:
 			return trimVolume(driver, o), nil
 		case *corev1.PersistentVolumeClaim:
-			return trimClaim(driver, o), nil
+			return trimClaim(driver, o, details.Claims), nil
+		case *corev1.Node:
+			return trimNode(o), nil
+		case *corev1.Pod:
+			return trimPod(o, details.PodAnnotations), nil
 		case *storagev1.VolumeAttachment:
 			return trimAttachment(driver, o), nil
 		case *storagev1.CSINode:
@@ -101,7 +120,7 @@ func volumeConcerns(driver string, pv *corev1.PersistentVolume) bool {
 		s.AzureDisk != nil || s.AzureFile != nil || s.VsphereVolume != nil || s.PortworxVolume != nil
 }
 
-func trimClaim(driver string, pvc *corev1.PersistentVolumeClaim) *corev1.PersistentVolumeClaim {
+func trimClaim(driver string, pvc *corev1.PersistentVolumeClaim, detailed bool) *corev1.PersistentVolumeClaim {
 	// Without an owner a claim may still become one of ours, by an update that
 	// brings the whole object again; until then a stub of it is enough.
 	if ClaimConcerns(driver, pvc) {
@@ -117,6 +136,63 @@ func trimClaim(driver string, pvc *corev1.PersistentVolumeClaim) *corev1.Persist
 	}
 	if slices.Contains(pvc.Finalizers, CloningProtection) {
 		s.Finalizers, s.DeletionTimestamp = pvc.Finalizers, pvc.DeletionTimestamp
+	}
+	if detailed {
+		s.Finalizers, s.DeletionTimestamp, s.OwnerReferences = pvc.Finalizers, pvc.DeletionTimestamp, pvc.OwnerReferences
+		s.Annotations = only(pvc.Annotations, AnnSelectedNode, AnnBetaStorageClass)
+		if size, ok := pvc.Spec.Resources.Requests[corev1.ResourceStorage]; ok {
+			s.Spec.Resources.Requests = corev1.ResourceList{corev1.ResourceStorage: size}
+		}
+		s.Status.Conditions, s.Status.AllocatedResourceStatuses = pvc.Status.Conditions, pvc.Status.AllocatedResourceStatuses
+	}
+	return s
+}
+
+// only is those of annotations that have one of keys; nil for none.
+func only(annotations map[string]string, keys ...string) map[string]string {
+	var kept map[string]string
+	for _, k := range keys {
+		if v, ok := annotations[k]; ok {
+			if kept == nil {
+				kept = map[string]string{}
+			}
+			kept[k] = v
+		}
+	}
+	return kept
+}
+
+func trimNode(node *corev1.Node) *corev1.Node {
+	s := &corev1.Node{ObjectMeta: node.ObjectMeta}
+	trimMeta(&s.ObjectMeta)
+	s.Spec.Taints = node.Spec.Taints
+	for _, c := range node.Status.Conditions {
+		if c.Type == corev1.NodeReady {
+			c.LastHeartbeatTime, c.Message = metav1.Time{}, ""
+			s.Status.Conditions = append(s.Status.Conditions, c)
+		}
+	}
+	for _, a := range node.Status.Addresses {
+		if a.Type == corev1.NodeHostName {
+			s.Status.Addresses = append(s.Status.Addresses, a)
+		}
+	}
+	return s
+}
+
+// trimPod leaves what tells which claims a pod uses, where, and whether it still does.
+func trimPod(pod *corev1.Pod, annotations []string) *corev1.Pod {
+	s := &corev1.Pod{ObjectMeta: stub(pod.ObjectMeta)}
+	s.OwnerReferences, s.DeletionTimestamp = pod.OwnerReferences, pod.DeletionTimestamp
+	s.Annotations = only(pod.Annotations, annotations...)
+	s.Spec.NodeName, s.Status.Phase = pod.Spec.NodeName, pod.Status.Phase
+	for _, v := range pod.Spec.Volumes {
+		switch {
+		case v.PersistentVolumeClaim != nil:
+			s.Spec.Volumes = append(s.Spec.Volumes, corev1.Volume{Name: v.Name, VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: v.PersistentVolumeClaim}})
+		case v.Ephemeral != nil:
+			s.Spec.Volumes = append(s.Spec.Volumes, corev1.Volume{Name: v.Name, VolumeSource: corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{}}})
+		}
 	}
 	return s
 }

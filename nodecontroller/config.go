@@ -1,0 +1,164 @@
+package nodecontroller
+
+import (
+	"time"
+
+	"github.com/storage-controller/storage-controller/internal/kube"
+)
+
+// Config is what an operator may set. What is empty after [Config.Resolve] has been
+// applied stays without effect.
+type Config struct {
+	// Profile presets the settings below for a known driver; an explicit setting wins.
+	Profile string `mapstructure:"profile"`
+	// DriverName is needed where the process has no connection to the driver.
+	DriverName string `mapstructure:"driver-name"`
+	// Workers is how many nodes, and separately how many volumes and claims, are worked
+	// on at the same time.
+	Workers int `mapstructure:"nodecontroller-workers"`
+	// Timeout bounds each live read and write of a step.
+	Timeout time.Duration `mapstructure:"timeout"`
+	// RetryIntervalStart is the delay after the first failure of an item; it doubles
+	// with each further one up to RetryIntervalMax.
+	RetryIntervalStart time.Duration `mapstructure:"retry-interval-start"`
+	RetryIntervalMax   time.Duration `mapstructure:"retry-interval-max"`
+
+	// TopologyNodeKey is the label of a node by which the driver names it in the node
+	// affinity of a volume; empty means the only key that the CSINodes report.
+	TopologyNodeKey string `mapstructure:"topology-node-key"`
+
+	NodeFinalizer              string            `mapstructure:"node-finalizer"`
+	NodeFinalizerMode          NodeFinalizerMode `mapstructure:"node-finalizer-mode"`
+	NodeFinalizerTimeout       time.Duration     `mapstructure:"node-finalizer-timeout"`
+	NodeFinalizerWaitForOthers bool              `mapstructure:"node-finalizer-wait-for-others"`
+	NodeDeleteGrace            time.Duration     `mapstructure:"node-delete-grace"`
+	SkipNodeFinalize           bool              `mapstructure:"skip-node-finalize"`
+
+	NodeCleanup              CleanupMode   `mapstructure:"node-cleanup"`
+	NodeCleanupPaths         []string      `mapstructure:"node-cleanup-paths"`
+	NodeCleanupScope         CleanupScope  `mapstructure:"node-cleanup-scope"`
+	NodeCleanupUnbound       UnboundPolicy `mapstructure:"node-cleanup-unbound"`
+	NodeCleanupRetain        RetainPolicy  `mapstructure:"node-cleanup-retain"`
+	NodeCleanupStatic        bool          `mapstructure:"node-cleanup-static"`
+	NodeCleanupOutOfService  bool          `mapstructure:"node-cleanup-out-of-service"`
+	NodeOutOfServiceGrace    time.Duration `mapstructure:"node-out-of-service-grace"`
+	NodeMissingGrace         time.Duration `mapstructure:"node-missing-grace"`
+	NodeCleanupWindow        time.Duration `mapstructure:"node-cleanup-window"`
+	NodeCleanupMaxFraction   float64       `mapstructure:"node-cleanup-max-fraction"`
+	NodeCleanupMinNodes      int           `mapstructure:"node-cleanup-min-nodes"`
+	NodeCleanupQPS           float64       `mapstructure:"node-cleanup-qps"`
+	NodeCleanupBurst         int           `mapstructure:"node-cleanup-burst"`
+	NodeCleanupResource      []string      `mapstructure:"node-cleanup-resource"`
+	NodeCleanupResourceSweep time.Duration `mapstructure:"node-cleanup-resource-sweep"`
+	PVReleaseGrace           time.Duration `mapstructure:"pv-release-grace"`
+	PVRemovableFinalizers    []string      `mapstructure:"pv-removable-finalizers"`
+
+	PVCFinalizer          string            `mapstructure:"pvc-finalizer"`
+	PVCFinalizerMode      ClaimMode         `mapstructure:"pvc-finalizer-mode"`
+	PVCObsoleteFinalizers []string          `mapstructure:"pvc-obsolete-finalizers"`
+	PVCPodDeletion        PodDeletionPolicy `mapstructure:"pvc-pod-deletion"`
+	// PVCPodDeletionGrace is what a pod is given to end; negative means its own.
+	PVCPodDeletionGrace time.Duration `mapstructure:"pvc-pod-deletion-grace"`
+	ResizeNudge         bool          `mapstructure:"resize-nudge"`
+	ResizeAnnotation    string        `mapstructure:"resize-annotation"`
+
+	EnableWebhooks              bool          `mapstructure:"enable-webhooks"`
+	WebhookAddr                 string        `mapstructure:"webhook-addr"`
+	WebhookOptoutLabel          string        `mapstructure:"webhook-optout-label"`
+	WebhookCertMode             string        `mapstructure:"webhook-cert-mode"` // files, secret or self-signed
+	WebhookCertSecret           string        `mapstructure:"webhook-cert-secret"`
+	WebhookConfigName           string        `mapstructure:"webhook-config-name"`
+	WebhookService              string        `mapstructure:"webhook-service"`
+	WebhookResolveDefaultClass  bool          `mapstructure:"webhook-resolve-default-class"`
+	WebhookStripForeignCapacity bool          `mapstructure:"webhook-strip-foreign-capacity"`
+	WebhookDisableHTTP2         bool          `mapstructure:"webhook-disable-http2"`
+	CertDir                     string        `mapstructure:"cert-dir"`
+	CapacityResource            string        `mapstructure:"capacity-resource"`
+	CapacityAnnotationPrefix    string        `mapstructure:"capacity-annotation-prefix"`
+	DeviceClassParameter        string        `mapstructure:"device-class-parameter"`
+	DefaultDeviceClass          string        `mapstructure:"default-device-class"`
+	DefaultVolumeSize           string        `mapstructure:"default-volume-size"` // a quantity
+	ShutdownDelay               time.Duration `mapstructure:"shutdown-delay"`
+
+	// MinMissingGrace is the least NodeMissingGrace that is accepted; tests lower it.
+	MinMissingGrace time.Duration `mapstructure:"-"`
+	// UnregisteredGrace is how long a driver has to be gone from a node until mode
+	// manage takes the finalizer away again.
+	UnregisteredGrace time.Duration `mapstructure:"-"`
+}
+
+// NodeFinalizerMode says what is done with the finalizer of nodes.
+type NodeFinalizerMode string
+
+// The modes of the finalizer of nodes.
+const (
+	NodeFinalizerOff    NodeFinalizerMode = "off"    // neither added nor removed
+	NodeFinalizerRemove NodeFinalizerMode = "remove" // the driver adds it
+	NodeFinalizerManage NodeFinalizerMode = "manage" // added to the nodes of the driver, and removed
+)
+
+// CleanupMode says how far the clean-up after a lost node goes.
+type CleanupMode string
+
+// The modes of the clean-up.
+const (
+	CleanupOff     CleanupMode = "off"
+	CleanupReport  CleanupMode = "report"  // events and metrics only
+	CleanupDryRun  CleanupMode = "dry-run" // and the writes, of which those that delete are only tried
+	CleanupClaims  CleanupMode = "claims"  // claims are deleted
+	CleanupVolumes CleanupMode = "volumes" // and volumes that nobody can delete any more are removed
+)
+
+// CleanupScope says which volumes are cleaned up.
+type CleanupScope string
+
+// The scopes of the clean-up.
+const (
+	ScopeOptIn CleanupScope = "opt-in" // those whose class or claim says so
+	ScopeAll   CleanupScope = "all"    // all but those that are excepted
+)
+
+// UnboundPolicy says what becomes of claims that wait for a volume on a lost node.
+type UnboundPolicy string
+
+// The policies for unbound claims.
+const (
+	UnboundIgnore     UnboundPolicy = "ignore"
+	UnboundReschedule UnboundPolicy = "reschedule" // the selected node is taken away
+	UnboundDelete     UnboundPolicy = "delete"
+)
+
+// RetainPolicy says what becomes of claims whose volume is to be retained.
+type RetainPolicy string
+
+// The policies for volumes to be retained.
+const (
+	RetainSkip  RetainPolicy = "skip"
+	RetainClaim RetainPolicy = "claim" // the claim is deleted, the volume stays
+)
+
+// ClaimMode says what is done with the finalizer of claims.
+type ClaimMode string
+
+// The modes of the finalizer of claims.
+const (
+	ClaimOff     ClaimMode = "off"
+	ClaimStrip   ClaimMode = "strip"   // obsolete finalizers are removed wherever they are
+	ClaimEnforce ClaimMode = "enforce" // pods that keep a claim from being deleted are deleted
+)
+
+// PodDeletionPolicy says which pods of a claim that is being deleted are deleted.
+type PodDeletionPolicy string
+
+// The policies for the pods of a claim that is being deleted.
+const (
+	PodsNone     PodDeletionPolicy = "none"
+	PodsPending  PodDeletionPolicy = "pending"  // those without a node
+	PodsOrphaned PodDeletionPolicy = "orphaned" // and those whose node is gone or going
+	PodsAll      PodDeletionPolicy = "all"
+)
+
+// Details is what the watches have to keep for c.
+func (c Config) Details() kube.Details {
+	return kube.Details{Nodes: true, Claims: true, PodAnnotations: []string{c.ResizeAnnotation}}
+}

@@ -1,0 +1,2 @@
+// Package webhook answers the admission requests for pods and claims of a driver.
+package webhook
