@@ -261,6 +261,9 @@ func (t *term) create(ctx context.Context, key claimKey, s snapshot, a *attempt)
 	call, cancel := context.WithTimeout(csiclient.WithMigrated(ctx, a.plan.Migrated), t.c.cfg.Timeout)
 	defer cancel()
 	response, err := t.c.deps.CSI.CreateVolume(call, a.request)
+	if err != nil && t.c.deps.Outcomes != nil {
+		t.c.deps.Outcomes.VolumeNotProvisioned(a.plan.ClassName)
+	}
 	switch {
 	case err != nil && csiclient.OutcomeOf(err) == csiclient.InDoubt:
 		return t.inDoubt(ctx, key, a, err)

@@ -36,8 +36,8 @@ type Volumes interface {
 	GetCapacity(context.Context, *csi.GetCapacityRequest, ...grpc.CallOption) (*csi.GetCapacityResponse, error)
 }
 
-// Deps is what the program hands to the controller. All fields but Segments and
-// Releasable are required.
+// Deps is what the program hands to the controller. All fields but Segments,
+// Releasable and Outcomes are required.
 type Deps struct {
 	Driver csiclient.Driver
 	Client kubernetes.Interface // of this role: see kube.ForRole
@@ -59,6 +59,17 @@ type Deps struct {
 	// that may be removed once the volume is deleted; nil means none ever. It saves
 	// each of them a write.
 	Releasable func(*corev1.PersistentVolume) []string
+	// Outcomes is told what became of volumes; nil: nobody wants to know.
+	Outcomes Outcomes
+}
+
+// Outcomes takes what has changed at the driver, from any goroutine, and does not block.
+type Outcomes interface {
+	VolumeProvisioned(pv *corev1.PersistentVolume)
+	// VolumeNotProvisioned is called for each CreateVolume that fails, or whose volume
+	// cannot be used.
+	VolumeNotProvisioned(class string)
+	VolumeDeleted(pv *corev1.PersistentVolume)
 }
 
 // apiGrace is what a drain allows for the writes after the last call.

@@ -278,6 +278,9 @@ func (t *term) deleteVolume(ctx context.Context, pv *corev1.PersistentVolume) er
 	if _, err := t.c.deps.CSI.DeleteVolume(call, &csi.DeleteVolumeRequest{VolumeId: handle, Secrets: secrets}); err != nil {
 		return t.failedDelete(live, err)
 	}
+	if t.c.deps.Outcomes != nil {
+		t.c.deps.Outcomes.VolumeDeleted(live)
+	}
 	var took time.Duration
 	t.removing(pv, func(r *removal) { r.volume, took = true, time.Since(r.began) })
 	t.c.metrics.deleted.WithLabelValues(pv.Spec.StorageClassName).Inc()

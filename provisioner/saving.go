@@ -39,6 +39,9 @@ func (t *term) saveBy(ctx context.Context, client kubernetes.Interface, key clai
 		return err
 	}
 	t.volumes.Wrote(pv)
+	if t.c.deps.Outcomes != nil {
+		t.c.deps.Outcomes.VolumeProvisioned(pv)
+	}
 	var took time.Duration
 	t.remember(key.UID, func(p *progress) { p.attempt, p.saved, took = nil, true, time.Since(p.began) })
 	t.c.metrics.claimDone(a.claim, took)
@@ -128,6 +131,9 @@ func (t *term) cleanUp(ctx context.Context, key claimKey, a *attempt) error {
 		err = fmt.Errorf("%w; deleting volume %q again failed and is repeated: %w", a.wasteful, a.waste, err)
 		t.failed(a.claim, failedEvent(a.plan.ClassName, err))
 		return err
+	}
+	if t.c.deps.Outcomes != nil {
+		t.c.deps.Outcomes.VolumeNotProvisioned(a.plan.ClassName)
 	}
 	t.announce(key, a)
 	t.remember(key.UID, func(p *progress) { p.attempt, p.settled = nil, true })

@@ -15,6 +15,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/storage-controller/storage-controller/attacher"
+	"github.com/storage-controller/storage-controller/capacity"
 	"github.com/storage-controller/storage-controller/provisioner"
 )
 
@@ -32,13 +33,15 @@ type settings struct {
 	Common      commonConfig       `mapstructure:",squash"`
 	Provisioner provisioner.Config `mapstructure:"provisioner"`
 	Attacher    attacher.Config    `mapstructure:"attacher"`
+	Capacity    capacity.Config    `mapstructure:"capacity"`
 }
 
 // readSettings puts together flags, environment, the file of --config and
 // defaults, in this order of precedence. A role's own spelling of an option wins
 // over the common one of the same source. roles are those of the command; of the
 // others, defaults and their section of the file are read.
-func readSettings(fs *pflag.FlagSet, common []option, roles []roleOptions) (settings, error) {
+func readSettings(fs *pflag.FlagSet, all bool, roles []role) (settings, error) {
+	common := commonOptions(all)
 	file, err := readConfigFile(fs, common)
 	if err != nil {
 		return settings{}, err
@@ -53,8 +56,8 @@ func readSettings(fs *pflag.FlagSet, common []option, roles []roleOptions) (sett
 		}
 		bind(v, o.name, o, flagOf(fs, o.name))
 	}
-	for _, role := range allRoleOptions() {
-		mine := slices.ContainsFunc(roles, func(r roleOptions) bool { return r.section == role.section })
+	for _, role := range allRoleOptions(all) {
+		mine := having(roles, role.section)
 		for _, o := range role.options {
 			var flags []*pflag.Flag
 			if mine {
@@ -75,7 +78,22 @@ func readSettings(fs *pflag.FlagSet, common []option, roles []roleOptions) (sett
 	return s, nil
 }
 
-func allRoleOptions() []roleOptions { return []roleOptions{provisionerOptions(), attacherOptions()} }
+// allRoles is every role that there is.
+func allRoles() []role { return []role{provisionerRole, attacherRole, capacityRole} }
+
+func having(roles []role, section string) bool {
+	return slices.ContainsFunc(roles, func(r role) bool { return r.section == section })
+}
+
+func allRoleOptions(all bool) []roleOptions { return optionsOf(allRoles(), all) }
+
+func optionsOf(roles []role, all bool) []roleOptions {
+	var options []roleOptions
+	for _, r := range roles {
+		options = append(options, r.options(all))
+	}
+	return options
+}
 
 // flagOf is those of the named flags that the command has.
 func flagOf(fs *pflag.FlagSet, names ...string) []*pflag.Flag {
@@ -162,7 +180,7 @@ func checkConfig(file map[string]any, common []option) error {
 	}
 	// One file serves every command, also those that have fewer options.
 	known["controllers"] = true
-	for _, role := range allRoleOptions() {
+	for _, role := range allRoleOptions(true) {
 		inSection := map[string]bool{}
 		for _, o := range role.options {
 			known[o.name], inSection[o.name] = true, true
@@ -205,14 +223,14 @@ func spread(file map[string]any) {
 		}
 	}
 	top := map[string]any{}
-	for _, role := range allRoleOptions() {
+	for _, role := range allRoleOptions(true) {
 		for _, o := range role.options {
 			if value, ok := file[o.name]; ok {
 				top[o.name] = value
 			}
 		}
 	}
-	for _, role := range allRoleOptions() {
+	for _, role := range allRoleOptions(true) {
 		section, _ := file[role.section].(map[string]any)
 		if section == nil {
 			section = map[string]any{}
@@ -237,12 +255,11 @@ func newConfigCommand() *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return &usageError{errors.New("a subcommand is needed: print or validate"), cmd.UsageString()}
 		}}
-	common, roles := commonOptions(true), allRoleOptions()
 	printer := &cobra.Command{
 		Use: "print", Short: "Print the configuration in effect, as a file for --config", Args: noArguments,
 		Long: "Print the configuration that \"all\" would run with, given the same flags, environment and file.",
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			s, err := readSettings(cmd.Flags(), common, roles)
+			s, err := readSettings(cmd.Flags(), true, allRoles())
 			if err != nil {
 				return err
 			}
@@ -256,9 +273,9 @@ func newConfigCommand() *cobra.Command {
 	validator := &cobra.Command{
 		Use: "validate", Short: "Check the configuration and report everything that is wrong", Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			s, err := readSettings(cmd.Flags(), common, roles)
+			s, err := readSettings(cmd.Flags(), true, allRoles())
 			if err == nil {
-				err = s.validate(provisionerRole, attacherRole)
+				err = s.validate(allRoles()...)
 			}
 			if err == nil {
 				fmt.Fprintln(cmd.OutOrStdout(), "The configuration is valid.")
@@ -267,7 +284,7 @@ func newConfigCommand() *cobra.Command {
 		},
 	}
 	for _, c := range []*cobra.Command{printer, validator} {
-		registerFlags(c.Flags(), common, roles)
+		registerFlags(c.Flags(), commonOptions(true), allRoleOptions(true))
 		cmd.AddCommand(c)
 	}
 	return cmd

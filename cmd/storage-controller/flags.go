@@ -73,7 +73,7 @@ func registerFlags(fs *pflag.FlagSet, common []option, roles []roleOptions) {
 	}
 	for _, role := range roles {
 		for _, o := range role.options {
-			sharing := having(roles, o.name)
+			sharing := sectionsWith(roles, o.name)
 			switch {
 			case len(sharing) == 1:
 				o.register(fs, o.name, o.usage)
@@ -92,8 +92,8 @@ func registerFlags(fs *pflag.FlagSet, common []option, roles []roleOptions) {
 	}
 }
 
-// having names the sections of the roles that have an option.
-func having(roles []roleOptions, name string) []string {
+// sectionsWith names the sections of the roles that have an option.
+func sectionsWith(roles []roleOptions, name string) []string {
 	var sections []string
 	for _, r := range roles {
 		if slices.ContainsFunc(r.options, func(o option) bool { return o.name == name }) {

@@ -101,7 +101,7 @@ func TestExitCodes(t *testing.T) {
 
 // TestFlagsOfTheSidecar: an old manifest of csi-attacher means the same here.
 func TestFlagsOfTheSidecar(t *testing.T) {
-	flags := newRoleCommand("attach", "csi-attacher", attacherRole).Flags()
+	flags := newRoleCommand("attach", "csi-attacher", false, attacherRole).Flags()
 	_, help, _ := output(t, "csi-attacher", "--help")
 	for name, def := range map[string]string{
 		"worker-threads": "10", "max-entries": "0", "timeout": "15s", "retry-interval-start": "1s", "retry-interval-max": "5m0s",
@@ -169,11 +169,11 @@ func TestSettings(t *testing.T) {
 	}
 	read := func(args ...string) (settings, error) {
 		t.Helper()
-		cmd := newRoleCommand("all", "x", provisionerRole, attacherRole)
+		cmd := newRoleCommand("all", "x", true, allRoles()...)
 		if err := cmd.ParseFlags(args); err != nil {
 			t.Fatal(err)
 		}
-		return readSettings(cmd.Flags(), commonOptions(true), allRoleOptions())
+		return readSettings(cmd.Flags(), true, allRoles())
 	}
 	type got struct{ provisioner, attacher string }
 	tests := map[string]struct {

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/storage-controller/storage-controller/attacher"
+	"github.com/storage-controller/storage-controller/capacity"
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/election"
 	"github.com/storage-controller/storage-controller/provisioner"
@@ -79,7 +80,7 @@ func commonOptions(all bool) []option {
 	return options
 }
 
-func provisionerOptions() roleOptions {
+func provisionerOptions(bool) roleOptions {
 	d := provisioner.DefaultConfig()
 	return roleOptions{"provisioner", []option{
 		{name: "timeout", def: d.Timeout, usage: "deadline of each call of the driver"},
@@ -105,7 +106,7 @@ func provisionerOptions() roleOptions {
 	}}
 }
 
-func attacherOptions() roleOptions {
+func attacherOptions(bool) roleOptions {
 	d := attacher.DefaultConfig()
 	return roleOptions{"attacher", []option{
 		{name: "timeout", def: d.Timeout, usage: "deadline of each call of the driver"},
@@ -116,5 +117,28 @@ func attacherOptions() roleOptions {
 		{name: "resync", def: d.Resync, usage: "time between two looks at all attachments; 0 means none"},
 		{name: "reconcile-sync", def: d.ReconcileSync, usage: "time between two comparisons of the attachments with the volumes that the driver lists, for drivers that report where they are published; 0 means none"},
 		{name: "max-entries", def: d.MaxEntries, usage: "volumes per page of such a list; 0 leaves that to the driver"},
+	}}
+}
+
+// capacityOptions come after those that the role shares with the provisioner. In "all"
+// capacity is published where the driver can tell it, and without a rate limit.
+func capacityOptions(all bool) roleOptions {
+	d := capacity.DefaultConfig()
+	if all {
+		d.Enabled, d.QPS, d.Burst = true, 0, 0
+	}
+	return roleOptions{"capacity", []option{
+		{name: "timeout", def: d.Timeout, usage: "deadline of each call of the driver"},
+		{name: "retry-interval-start", def: d.RetryIntervalStart, usage: "first delay after a failure; doubles with each further one"},
+		{name: "retry-interval-max", def: d.RetryIntervalMax, usage: "longest delay after a failure"},
+		{name: "node-deployment", def: d.NodeDeployment, usage: "run once per node, for the capacity of that node; needs the environment variable NODE_NAME"},
+		{name: "enable-capacity", def: d.Enabled, usage: "publish the capacity of the driver as CSIStorageCapacity objects; needs the environment variable NAMESPACE, and POD_NAME unless the objects have no owner"},
+		{name: "capacity-threads", def: uint(d.Threads), usage: "pairs of a class and a topology segment that are worked on at the same time"},
+		{name: "capacity-poll-interval", def: d.PollInterval, usage: "age at which a capacity is asked for again"},
+		{name: "capacity-ownerref-level", def: d.OwnerRefLevel, usage: "owner of the CSIStorageCapacity objects: 0 the pod of this process, 1 its controller (StatefulSet, DaemonSet), 2 the controller of that (Deployment), and so on; negative: none"},
+		{name: "capacity-for-immediate-binding", def: d.ImmediateBinding, usage: "publish capacity also for classes with immediate binding"},
+		{name: "capacity-removal-grace", def: d.RemovalGrace, usage: "how long the objects of a topology segment stay after its last node has left"},
+		{name: "kube-api-capacity-qps", def: d.QPS, usage: "requests per second to the API server for CSIStorageCapacity objects; 0 means no limit"},
+		{name: "kube-api-capacity-burst", def: d.Burst, usage: "requests for CSIStorageCapacity objects that may exceed --kube-api-capacity-qps at once"},
 	}}
 }

@@ -18,6 +18,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/storage-controller/storage-controller/attacher"
+	"github.com/storage-controller/storage-controller/capacity"
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/election"
 	"github.com/storage-controller/storage-controller/internal/kube"
@@ -30,7 +31,12 @@ import (
 type role struct {
 	// section is its name in the configuration, in --controllers and in user agents.
 	section string
-	options func() roleOptions
+	// options are those of the role; all is as for commonOptions.
+	options func(all bool) roleOptions
+	// enabled tells whether the role is wanted; nil means always.
+	enabled func(settings) bool
+	// limit is that of its requests to the API server; nil means the common one.
+	limit func(settings) (qps float64, burst int)
 	// validate reports everything that is wrong with its part of the settings.
 	validate func(settings) error
 	// timeout is the deadline of its calls of the driver.
@@ -38,8 +44,8 @@ type role struct {
 	// lease is the name of its Lease: that of the sidecar which it replaces, so
 	// that old and new never work at the same time.
 	lease func(driver string) string
-	// supported is nil when the driver has what the role is for.
-	supported func(csiclient.Driver) error
+	// supported is nil when the driver, and the environment, have what the role is for.
+	supported func(settings, csiclient.Driver) error
 	// build makes the controller, with clients of its own for cfg. It is called once,
 	// before the watches start.
 	build func(ctx context.Context, s *shared, cfg *rest.Config) (controller, error)
@@ -61,8 +67,10 @@ type shared struct {
 	events    record.EventRecorder
 	registry  prometheus.Registerer
 	queues    *workloop.Metrics
-	// attacher is nil where this process does not attach volumes. It is built first.
+	// attacher and capacity are nil where this process does not have their role. They
+	// are built first.
 	attacher *attacher.Controller
+	capacity *capacity.Controller
 }
 
 var provisionerRole = role{
@@ -71,7 +79,7 @@ var provisionerRole = role{
 	validate: func(s settings) error { return s.provisioner().Validate() },
 	timeout:  func(s settings) time.Duration { return s.Provisioner.Timeout },
 	lease:    provisioner.LeaseName,
-	supported: func(d csiclient.Driver) error {
+	supported: func(_ settings, d csiclient.Driver) error {
 		return lacking(d, "CREATE_DELETE_VOLUME", d.Controller.CreateDeleteVolume)
 	},
 	build: buildProvisioner,
@@ -120,6 +128,9 @@ func buildProvisioner(ctx context.Context, s *shared, restConfig *rest.Config) (
 		Registry:  s.registry,
 		Queues:    s.queues,
 	}
+	if s.capacity != nil {
+		deps.Outcomes = s.capacity
+	}
 	if s.attacher != nil {
 		deps.Releasable = s.attacher.Releasable
 	}
@@ -139,7 +150,7 @@ var attacherRole = role{
 	validate: func(s settings) error { return s.Attacher.Validate() },
 	timeout:  func(s settings) time.Duration { return s.Attacher.Timeout },
 	lease:    attacher.LeaseName,
-	supported: func(d csiclient.Driver) error {
+	supported: func(_ settings, d csiclient.Driver) error {
 		return lacking(d, "PUBLISH_UNPUBLISH_VOLUME", d.Controller.PublishUnpublishVolume)
 	},
 	build: func(_ context.Context, s *shared, restConfig *rest.Config) (controller, error) {
@@ -160,6 +171,76 @@ var attacherRole = role{
 		})
 		return s.attacher, err
 	},
+}
+
+var capacityRole = role{
+	section:  "capacity",
+	options:  capacityOptions,
+	enabled:  func(s settings) bool { return s.Capacity.Enabled },
+	limit:    func(s settings) (float64, int) { return s.Capacity.QPS, s.Capacity.Burst },
+	validate: func(s settings) error { return s.capacity().Validate() },
+	timeout:  func(s settings) time.Duration { return s.Capacity.Timeout },
+	lease:    provisioner.LeaseName, // csi-provisioner does both under one
+	supported: func(s settings, d csiclient.Driver) error {
+		return errors.Join(lacking(d, "GET_CAPACITY", d.Controller.GetCapacity), s.capacityEnvironment())
+	},
+	build: buildCapacity,
+}
+
+// capacity is the configuration of the role with what does not come from flags.
+func (s settings) capacity() capacity.Config {
+	cfg := s.Capacity
+	cfg.NodeName = os.Getenv("NODE_NAME")
+	return cfg
+}
+
+// capacityEnvironment reports what of the environment is missing for publishing capacity.
+func (s settings) capacityEnvironment() error {
+	var errs []error
+	if os.Getenv("NAMESPACE") == "" {
+		errs = append(errs, errors.New("the environment variable NAMESPACE must name the namespace of the CSIStorageCapacity objects; set it from metadata.namespace"))
+	}
+	if s.Capacity.OwnerRefLevel >= 0 && os.Getenv("POD_NAME") == "" {
+		errs = append(errs, errors.New("the environment variable POD_NAME must name the pod of this process; set it from metadata.name, or --capacity-ownerref-level=-1 for objects without an owner"))
+	}
+	return errors.Join(errs...)
+}
+
+func buildCapacity(ctx context.Context, s *shared, restConfig *rest.Config) (controller, error) {
+	if err := s.settings.capacityEnvironment(); err != nil {
+		return nil, err
+	}
+	client, err := kubernetes.NewForConfig(restConfig)
+	if err != nil {
+		return nil, err
+	}
+	cfg := s.settings.capacity()
+	deps := capacity.Deps{
+		Driver:    s.driver,
+		Client:    client,
+		Informers: s.informers,
+		CSI:       s.csi.Controller(),
+		Ready:     s.csi.WaitReady,
+		Registry:  s.registry,
+		Queues:    s.queues,
+		Namespace: os.Getenv("NAMESPACE"),
+	}
+	deps.Owner, err = capacity.FindOwner(ctx, s.metadata, client.Discovery(), deps.Namespace, os.Getenv("POD_NAME"), cfg.OwnerRefLevel)
+	if err != nil {
+		return nil, err
+	}
+	if deps.Beta, err = capacity.Beta(ctx, client.Discovery()); err != nil {
+		return nil, err
+	}
+	if cfg.NodeDeployment {
+		node, err := s.csi.NodeInfo(ctx)
+		if err != nil {
+			return nil, err
+		}
+		deps.Topology = node.GetAccessibleTopology().GetSegments()
+	}
+	s.capacity, err = capacity.New(cfg, deps)
+	return s.capacity, err
 }
 
 func lacking(d csiclient.Driver, capability string, has bool) error {
@@ -216,12 +297,12 @@ func (s settings) validate(roles ...role) error {
 			errs = append(errs, fmt.Errorf("--controllers: unknown role %q", name))
 		}
 	}
-	if s.Provisioner.NodeDeployment {
+	if s.nodeDeployment(roles) {
 		if c.LeaderElection {
 			errs = append(errs, errors.New("--node-deployment and --leader-election: only one of them may be set, since every node has an instance that works"))
 		}
-		if len(roles) > 1 && !slices.Equal(c.Controllers, []string{provisionerRole.section}) {
-			errs = append(errs, errors.New("--node-deployment: only the provisioner can run once per node; set --controllers=provisioner"))
+		if central := s.central(roles); central != "" {
+			errs = append(errs, fmt.Errorf("--node-deployment: the %s cannot run once per node; set --controllers=provisioner,capacity or one of these", central))
 		}
 	}
 	errs = append(errs, c.FeatureGates.validate(), s.driverConfig(roles...).Validate(), s.leaseConfig().Validate(), s.serverConfig().Validate())
@@ -233,10 +314,34 @@ func (s settings) validate(roles ...role) error {
 	return errors.Join(errs...)
 }
 
+// nodeDeployment tells whether one of roles is to run once per node.
+func (s settings) nodeDeployment(roles []role) bool {
+	return having(roles, provisionerRole.section) && s.Provisioner.NodeDeployment || having(roles, capacityRole.section) && s.Capacity.NodeDeployment
+}
+
+// central names a role that may run and looks after the whole cluster, "" for none.
+func (s settings) central(roles []role) string {
+	for _, r := range roles {
+		asked := len(s.Common.Controllers) == 0 || slices.Contains(s.Common.Controllers, r.section)
+		if asked && r.section != provisionerRole.section && r.section != capacityRole.section {
+			return r.section
+		}
+	}
+	return ""
+}
+
+// enabled is those of roles that are not turned off. all is as for newRoleCommand.
+func (s settings) enabled(roles []role, all bool) []role {
+	return slices.DeleteFunc(slices.Clone(roles), func(r role) bool {
+		always := !all && r.section == roles[0].section || slices.Contains(s.Common.Controllers, r.section)
+		return !always && r.enabled != nil && !r.enabled(s)
+	})
+}
+
 // choose is which of roles run for a driver. Those that were asked for by name
 // run whatever the driver can do; of all, those that it supports.
-func (s settings) choose(roles []role, d csiclient.Driver) (chosen []role, skipped []error) {
-	if len(roles) == 1 {
+func (s settings) choose(roles []role, all bool, d csiclient.Driver) (chosen []role, skipped []error) {
+	if !all {
 		return roles, nil
 	}
 	for _, r := range roles {
@@ -246,7 +351,7 @@ func (s settings) choose(roles []role, d csiclient.Driver) (chosen []role, skipp
 			}
 			continue
 		}
-		if err := r.supported(d); err != nil {
+		if err := r.supported(s, d); err != nil {
 			skipped = append(skipped, fmt.Errorf("%s: %w", r.section, err))
 			continue
 		}

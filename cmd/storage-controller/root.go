@@ -30,7 +30,8 @@ func newRoot(name string) *cobra.Command {
 		Use:   "storage-controller",
 		Short: "One controller beside a CSI driver, instead of a sidecar for each task",
 		Long: `storage-controller does for a CSI driver what takes a sidecar container each
-otherwise: it provisions volumes for claims and attaches them to nodes.
+otherwise: it provisions volumes for claims, attaches them to nodes, and tells the
+scheduler where there is room for more.
 
 Run "all" for everything that the driver supports in one process, or one
 subcommand per container. Called as csi-provisioner or csi-attacher (a link to
@@ -55,9 +56,10 @@ default.`,
 		return &usageError{err, cmd.UsageString()}
 	})
 	root.AddCommand(
-		newRoleCommand("provision", name, provisionerRole),
-		newRoleCommand("attach", name, attacherRole),
-		newRoleCommand("all", name, provisionerRole, attacherRole),
+		newRoleCommand("provision", name, false, provisionerRole, capacityRole),
+		newRoleCommand("attach", name, false, attacherRole),
+		newRoleCommand("capacity", name, false, capacityRole),
+		newRoleCommand("all", name, true, allRoles()...),
 		newConfigCommand(),
 		newVersionCommand(name),
 	)

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -39,14 +40,9 @@ const firstList = 2 * time.Minute
 // another file in tests.
 var terminationLog = "/dev/termination-log"
 
-// newRoleCommand makes the command that runs some of roles.
-func newRoleCommand(use, name string, roles ...role) *cobra.Command {
-	all := len(roles) > 1
-	common := commonOptions(all)
-	var options []roleOptions
-	for _, r := range roles {
-		options = append(options, r.options())
-	}
+// newRoleCommand makes the command that runs some of roles. all tells whether the driver
+// decides which; else the first of them always runs, and the others are enabled by flags.
+func newRoleCommand(use, name string, all bool, roles ...role) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   use,
 		Short: shortHelp[use],
@@ -56,10 +52,11 @@ func newRoleCommand(use, name string, roles ...role) *cobra.Command {
 				fmt.Fprintln(cmd.OutOrStdout(), name, buildVersion())
 				return nil
 			}
-			s, err := readSettings(cmd.Flags(), common, options)
+			s, err := readSettings(cmd.Flags(), all, roles)
 			if err != nil {
 				return err
 			}
+			roles := s.enabled(roles, all)
 			if err := s.validate(roles...); err != nil {
 				return err
 			}
@@ -70,15 +67,29 @@ func newRoleCommand(use, name string, roles ...role) *cobra.Command {
 			defer flush()
 			ctx, stop := untilSignal(log)
 			defer stop()
-			return (&process{settings: s, roles: roles}).run(ctx)
+			return (&process{settings: s, roles: roles, all: all}).run(ctx)
 		},
 	}
-	registerFlags(cmd.Flags(), common, options)
+	options := optionsOf(roles, all)
+	if !all {
+		options = withoutRepeated(options)
+	}
+	registerFlags(cmd.Flags(), commonOptions(all), options)
 	return cmd
+}
+
+// withoutRepeated leaves each option to the first of roles that has it: one flag sets it
+// for all of them.
+func withoutRepeated(roles []roleOptions) []roleOptions {
+	for i := range roles {
+		roles[i].options = slices.DeleteFunc(roles[i].options, func(o option) bool { return sectionsWith(roles[:i], o.name) != nil })
+	}
+	return roles
 }
 
 var shortHelp = map[string]string{
 	"provision": "Create volumes for claims and delete them (replaces csi-provisioner)",
+	"capacity":  "Publish how much room the driver has, for the scheduler (replaces csi-provisioner --enable-capacity)",
 	"attach":    "Attach volumes to nodes and detach them (replaces csi-attacher)",
 	"all":       "Run every role that the driver supports in one process",
 }
@@ -106,6 +117,7 @@ func untilSignal(log logr.Logger) (context.Context, func()) {
 type process struct {
 	settings settings
 	roles    []role
+	all      bool // the driver decides which of them run
 }
 
 // run works until ctx ends or something fails that no retry repairs. Things
@@ -193,7 +205,7 @@ func connection(ctx context.Context, csi *csiclient.Client) error {
 func (p *process) build(ctx context.Context, restConfig *rest.Config, registry *prometheus.Registry,
 	csi *csiclient.Client, driver csiclient.Driver, server *diagnostics) (*terms, error) {
 	log := klog.FromContext(ctx)
-	chosen, skipped := p.settings.choose(p.roles, driver)
+	chosen, skipped := p.settings.choose(p.roles, p.all, driver)
 	for _, why := range skipped {
 		log.Info("Leaving out a role", "reason", why.Error())
 	}
@@ -220,12 +232,15 @@ func (p *process) build(ctx context.Context, restConfig *rest.Config, registry *
 	}
 	t := &terms{settings: p.settings, informers: sh.informers, stopEvents: stopEvents, server: server}
 	for _, r := range buildOrder(chosen) {
-		role := kube.ForRole(restConfig, buildVersion(), r.section, float32(p.settings.Common.KubeAPIQPS), p.settings.Common.KubeAPIBurst)
-		c, err := r.build(ctx, sh, role)
+		qps, burst := p.settings.Common.KubeAPIQPS, p.settings.Common.KubeAPIBurst
+		if r.limit != nil {
+			qps, burst = r.limit(p.settings)
+		}
+		c, err := r.build(ctx, sh, kube.ForRole(restConfig, buildVersion(), r.section, float32(qps), burst))
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", r.section, err)
 		}
-		t.entries = append(t.entries, &entry{role: r, controller: c})
+		t.add(r, r.lease(driver.Name), c)
 	}
 	if err := t.prepare(restConfig, registry, events, driver.Name); err != nil {
 		return nil, err

@@ -30,11 +30,23 @@ type terms struct {
 	entries    []*entry
 }
 
-// entry is the controller of one role.
+// entry is the controllers that work under one Lease.
 type entry struct {
-	role       role
-	controller controller
-	candidate  *election.Candidate // nil without leader election
+	lease       string
+	roles       []role
+	controllers []controller        // of the roles
+	candidate   *election.Candidate // nil without leader election
+}
+
+// add takes the controller of a role. Roles with the same Lease share its term.
+func (t *terms) add(r role, lease string, c controller) {
+	for _, e := range t.entries {
+		if e.lease == lease {
+			e.roles, e.controllers = append(e.roles, r), append(e.controllers, c)
+			return
+		}
+	}
+	t.entries = append(t.entries, &entry{lease: lease, roles: []role{r}, controllers: []controller{c}})
 }
 
 // buildOrder puts the attacher before the provisioner, which asks it about finalizers.
@@ -55,14 +67,16 @@ func (t *terms) prepare(restConfig *rest.Config, registry *prometheus.Registry, 
 	}
 	m := election.NewMetrics(registry)
 	for _, e := range t.entries {
-		lock, err := election.NewLock(client, election.Namespace(c.LeaseNamespace), e.role.lease(driver), c.LeaseLabels, events)
+		lock, err := election.NewLock(client, election.Namespace(c.LeaseNamespace), e.lease, c.LeaseLabels, events)
 		if err != nil {
 			return err
 		}
 		if e.candidate, err = election.NewCandidate(t.settings.leaseConfig(), lock, m); err != nil {
 			return err
 		}
-		t.server.leaderElection(e.role.section, e.candidate.Check)
+		for _, r := range e.roles {
+			t.server.leaderElection(r.section, e.candidate.Check)
+		}
 	}
 	return nil
 }
@@ -80,7 +94,6 @@ func (t *terms) run(ctx context.Context) error {
 		group.Go(func() error {
 			err := t.term(ctx, e)
 			if err != nil {
-				err = fmt.Errorf("%s: %w", e.role.section, err)
 				cancel(err)
 			}
 			return err
@@ -114,25 +127,36 @@ func (t *terms) firstLists(ctx context.Context) error {
 	}
 }
 
+// term works while the Lease of e is held.
 func (t *terms) term(ctx context.Context, e *entry) error {
-	log := klog.FromContext(ctx).WithName(e.role.section)
-	ctx = klog.NewContext(ctx, log)
-	lead := func(ctx context.Context) error {
-		log.Info("Working")
-		err := e.controller.Run(ctx)
-		log.Info("Stopped working", "cause", context.Cause(ctx))
-		if ctx.Err() != nil {
-			return nil // the end was asked for; by whom is the caller's to know
-		}
-		return err
-	}
-	var err error
 	if e.candidate == nil {
-		err = lead(ctx)
-	} else {
-		err = e.candidate.Campaign(ctx, lead)
+		return ignoreDrain(ctx, e.lead(ctx))
 	}
-	return ignoreDrain(ctx, err)
+	return ignoreDrain(ctx, e.candidate.Campaign(ctx, e.lead))
+}
+
+// lead runs the controllers of e until ctx ends, or one of them cannot go on.
+func (e *entry) lead(ctx context.Context) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var group errgroup.Group
+	for i, r := range e.roles {
+		group.Go(func() error {
+			log := klog.FromContext(ctx).WithName(r.section)
+			log.Info("Working")
+			err := e.controllers[i].Run(klog.NewContext(ctx, log))
+			log.Info("Stopped working", "cause", context.Cause(ctx))
+			if ctx.Err() != nil {
+				return nil // the end was asked for; by whom is the caller's to know
+			}
+			if err != nil {
+				err = fmt.Errorf("%s: %w", r.section, err)
+				cancel(err)
+			}
+			return err
+		})
+	}
+	return group.Wait()
 }
 
 // ignoreDrain is err unless ctx ended because the process is to stop.

@@ -51,6 +51,8 @@ type Informers struct {
 	details *Details
 	typed   informers.SharedInformerFactory
 	meta    metadatainformer.SharedInformerFactory
+	more    []informers.SharedInformerFactory // for kinds of which only a part is watched
+	client  kubernetes.Interface
 	made    map[string]cache.SharedIndexInformer // by the plural name of the kind
 
 	mu       sync.Mutex
@@ -64,6 +66,7 @@ func NewInformers(client kubernetes.Interface, meta metadata.Interface, driver s
 	return &Informers{
 		driver:   driver,
 		details:  details,
+		client:   client,
 		typed:    informers.NewSharedInformerFactoryWithOptions(client, 0, informers.WithTransform(trim)),
 		meta:     metadatainformer.NewSharedInformerFactoryWithOptions(meta, 0, metadatainformer.WithTransform(trim)),
 		made:     map[string]cache.SharedIndexInformer{},
@@ -79,12 +82,18 @@ func (i *Informers) Keep(d Details) { *i.details = d }
 func (i *Informers) Start(ctx context.Context) {
 	i.typed.StartWithContext(ctx)
 	i.meta.Start(ctx.Done())
+	for _, factory := range i.more {
+		factory.StartWithContext(ctx)
+	}
 }
 
 // Shutdown waits until all watches have ended, after the context of Start has.
 func (i *Informers) Shutdown() {
 	i.typed.Shutdown()
 	i.meta.Shutdown()
+	for _, factory := range i.more {
+		factory.Shutdown()
+	}
 }
 
 // Claims are the PersistentVolumeClaims.
@@ -173,6 +182,22 @@ func (i *Informers) FullNodes() Kind[*corev1.Node] {
 		panic("nodes are watched as metadata only") // a second watch of the kind: a mistake of the caller
 	}
 	return make1[*corev1.Node](i, "nodes", i.typed.Core().V1().Nodes().Informer, nil)
+}
+
+// Capacities are the CSIStorageCapacity objects in namespace that have labels. With beta
+// the API server is asked for v1beta1 of them. Only one namespace and one set of labels
+// can be watched.
+func (i *Informers) Capacities(namespace string, labels map[string]string, beta bool) Kind[*storagev1.CSIStorageCapacity] {
+	factory := informers.NewSharedInformerFactoryWithOptions(i.client, 0, informers.WithNamespace(namespace), informers.WithTransform(trimCapacity),
+		informers.WithTweakListOptions(func(o *metav1.ListOptions) {
+			o.LabelSelector = metav1.FormatLabelSelector(&metav1.LabelSelector{MatchLabels: labels})
+		}))
+	i.more = append(i.more, factory)
+	get := factory.Storage().V1().CSIStorageCapacities().Informer
+	if beta {
+		get = factory.Storage().V1beta1().CSIStorageCapacities().Informer
+	}
+	return make1[*storagev1.CSIStorageCapacity](i, "csistoragecapacities", get, nil)
 }
 
 // Pods are all pods of the cluster, with what tells how they use their claims.

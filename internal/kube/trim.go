@@ -6,6 +6,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	storagev1beta1 "k8s.io/api/storage/v1beta1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
 )
@@ -207,6 +208,27 @@ func trimAttachment(driver string, va *storagev1.VolumeAttachment) *storagev1.Vo
 	s.Spec.NodeName = va.Spec.NodeName
 	s.Spec.Source.PersistentVolumeName = va.Spec.Source.PersistentVolumeName
 	return s
+}
+
+// trimCapacity is the transform of CSIStorageCapacity objects, of which only those of one
+// driver are watched.
+func trimCapacity(obj any) (any, error) {
+	if beta, ok := obj.(*storagev1beta1.CSIStorageCapacity); ok {
+		obj = CapacityFromBeta(beta)
+	}
+	if c, ok := obj.(*storagev1.CSIStorageCapacity); ok {
+		trimMeta(&c.ObjectMeta)
+		c.TypeMeta = metav1.TypeMeta{}
+	}
+	return obj, nil
+}
+
+// CapacityFromBeta is obj in the version that replaced its own with the same fields.
+func CapacityFromBeta(obj *storagev1beta1.CSIStorageCapacity) *storagev1.CSIStorageCapacity {
+	return &storagev1.CSIStorageCapacity{
+		ObjectMeta: obj.ObjectMeta, NodeTopology: obj.NodeTopology, StorageClassName: obj.StorageClassName,
+		Capacity: obj.Capacity, MaximumVolumeSize: obj.MaximumVolumeSize,
+	}
 }
 
 // InDoubt tells whether driver was asked for a volume for pvc, and it is not known what

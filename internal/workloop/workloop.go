@@ -62,10 +62,16 @@ type state struct {
 
 // New makes a loop. It starts nothing; events may be added at once.
 func New[K comparable](cfg Config, metrics *Metrics, sync Sync[K]) *Loop[K] {
+	return newLoop(cfg, metrics, sync, workqueue.DefaultQueue[K]())
+}
+
+func newLoop[K comparable](cfg Config, metrics *Metrics, sync Sync[K], order workqueue.Queue[K]) *Loop[K] {
+	provider := metrics.provider()
 	return &Loop[K]{
 		cfg: cfg, metrics: metrics, sync: sync,
 		queue: workqueue.NewTypedDelayingQueueWithConfig(workqueue.TypedDelayingQueueConfig[K]{
-			Name: cfg.Name, MetricsProvider: metrics.provider(),
+			Name: cfg.Name, MetricsProvider: provider,
+			Queue: workqueue.NewTypedWithConfig(workqueue.TypedQueueConfig[K]{Name: cfg.Name, MetricsProvider: provider, Queue: order}),
 		}),
 		known: map[K]*state{},
 	}

@@ -1,0 +1,118 @@
+package capacity
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	storagev1 "k8s.io/api/storage/v1"
+	storagev1beta1 "k8s.io/api/storage/v1beta1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/kubernetes"
+	typedv1beta1 "k8s.io/client-go/kubernetes/typed/storage/v1beta1"
+
+	"github.com/storage-controller/storage-controller/internal/kube"
+)
+
+// Beta tells which version of CSIStorageCapacity the API server has: v1, or only v1beta1,
+// as up to Kubernetes 1.23. Questions that fail are repeated until ctx ends.
+func Beta(ctx context.Context, client discovery.ServerResourcesInterface) (bool, error) {
+	var beta bool
+	err := retry(ctx, func() error {
+		for _, version := range []string{storagev1.SchemeGroupVersion.String(), storagev1beta1.SchemeGroupVersion.String()} {
+			list, err := client.ServerResourcesForGroupVersion(version)
+			if err != nil && !apierrors.IsNotFound(err) {
+				return err
+			}
+			if list != nil && slices.ContainsFunc(list.APIResources, func(r metav1.APIResource) bool { return r.Name == "csistoragecapacities" }) {
+				return nil
+			}
+			beta = true
+		}
+		return errNotServed
+	})
+	return beta, err
+}
+
+var errNotServed = errors.New("the API server has CSIStorageCapacity neither in storage.k8s.io/v1 nor in v1beta1; Kubernetes 1.21 or later is needed")
+
+// retry repeats f, with growing pauses, while it fails for a reason that may go away.
+func retry(ctx context.Context, f func() error) error {
+	pause := wait.Backoff{Duration: 200 * time.Millisecond, Factor: 2, Cap: 5 * time.Second, Steps: 8}
+	var last error
+	err := wait.ExponentialBackoffWithContext(ctx, pause, func(context.Context) (bool, error) {
+		last = f()
+		switch {
+		case last == nil:
+			return true, nil
+		case errors.Is(last, errNotServed), kube.IsGone(last), apierrors.IsForbidden(last), apierrors.IsUnauthorized(last), apierrors.IsBadRequest(last):
+			return false, last
+		}
+		return false, nil
+	})
+	if err != nil && last != nil {
+		return last
+	}
+	return err
+}
+
+// objects is what is done to the objects in the namespace of this process. It is the
+// typed client, whichever version it speaks.
+type objects interface {
+	Get(ctx context.Context, name string, opts metav1.GetOptions) (*storagev1.CSIStorageCapacity, error)
+	Create(ctx context.Context, obj *storagev1.CSIStorageCapacity, opts metav1.CreateOptions) (*storagev1.CSIStorageCapacity, error)
+	Update(ctx context.Context, obj *storagev1.CSIStorageCapacity, opts metav1.UpdateOptions) (*storagev1.CSIStorageCapacity, error)
+	Patch(ctx context.Context, name string, pt types.PatchType, data []byte, opts metav1.PatchOptions, subresources ...string) (*storagev1.CSIStorageCapacity, error)
+	Delete(ctx context.Context, name string, opts metav1.DeleteOptions) error
+}
+
+func newObjects(client kubernetes.Interface, namespace string, beta bool) objects {
+	if beta {
+		return betaObjects{client.StorageV1beta1().CSIStorageCapacities(namespace)}
+	}
+	return client.StorageV1().CSIStorageCapacities(namespace)
+}
+
+// betaObjects speaks v1beta1.
+type betaObjects struct {
+	client typedv1beta1.CSIStorageCapacityInterface
+}
+
+func (b betaObjects) Get(ctx context.Context, name string, opts metav1.GetOptions) (*storagev1.CSIStorageCapacity, error) {
+	return fromBeta(b.client.Get(ctx, name, opts))
+}
+
+func (b betaObjects) Create(ctx context.Context, obj *storagev1.CSIStorageCapacity, opts metav1.CreateOptions) (*storagev1.CSIStorageCapacity, error) {
+	return fromBeta(b.client.Create(ctx, toBeta(obj), opts))
+}
+
+func (b betaObjects) Update(ctx context.Context, obj *storagev1.CSIStorageCapacity, opts metav1.UpdateOptions) (*storagev1.CSIStorageCapacity, error) {
+	return fromBeta(b.client.Update(ctx, toBeta(obj), opts))
+}
+
+func (b betaObjects) Patch(ctx context.Context, name string, pt types.PatchType, data []byte, opts metav1.PatchOptions, subresources ...string) (*storagev1.CSIStorageCapacity, error) {
+	return fromBeta(b.client.Patch(ctx, name, pt, data, opts, subresources...))
+}
+
+func (b betaObjects) Delete(ctx context.Context, name string, opts metav1.DeleteOptions) error {
+	return b.client.Delete(ctx, name, opts)
+}
+
+func fromBeta(obj *storagev1beta1.CSIStorageCapacity, err error) (*storagev1.CSIStorageCapacity, error) {
+	if err != nil {
+		return nil, err
+	}
+	return kube.CapacityFromBeta(obj), nil
+}
+
+func toBeta(obj *storagev1.CSIStorageCapacity) *storagev1beta1.CSIStorageCapacity {
+	return &storagev1beta1.CSIStorageCapacity{
+		ObjectMeta: obj.ObjectMeta, NodeTopology: obj.NodeTopology, StorageClassName: obj.StorageClassName,
+		Capacity: obj.Capacity, MaximumVolumeSize: obj.MaximumVolumeSize,
+	}
+}

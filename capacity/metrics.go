@@ -1,0 +1,44 @@
+package capacity
+
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// collector reads the state when it is asked for its metrics. The first three have the
+// names of csi-provisioner.
+type collector struct {
+	counts                                   func() counts
+	goal, current, obsolete, failing, oldest *prometheus.Desc
+}
+
+func newMetrics(reg prometheus.Registerer, read func() counts) {
+	desc := func(name, help string) *prometheus.Desc { return prometheus.NewDesc(name, help, nil, nil) }
+	reg.MustRegister(&collector{
+		counts:   read,
+		goal:     desc("csistoragecapacities_desired_goal", "Pairs of a StorageClass and a topology segment whose capacity is to be published."),
+		current:  desc("csistoragecapacities_desired_current", "Those of them that have a CSIStorageCapacity object. One without capacity needs none."),
+		obsolete: desc("csistoragecapacities_obsolete", "CSIStorageCapacity objects that are to be deleted, because their class or their last node has gone."),
+		failing:  desc("storage_controller_capacity_failing", "Pairs for which the last GetCapacity, or the write of its answer, failed. What is published for them is out of date."),
+		oldest:   desc("storage_controller_capacity_oldest_seconds", "Age of the oldest answer of GetCapacity that is published."),
+	})
+}
+
+// Describe implements [prometheus.Collector].
+func (c *collector) Describe(out chan<- *prometheus.Desc) { prometheus.DescribeByCollect(c, out) }
+
+// Collect implements [prometheus.Collector].
+func (c *collector) Collect(out chan<- prometheus.Metric) {
+	now := c.counts()
+	age := 0.0
+	if !now.oldest.IsZero() {
+		age = time.Since(now.oldest).Seconds()
+	}
+	for desc, value := range map[*prometheus.Desc]float64{
+		c.goal: float64(now.goal), c.current: float64(now.current), c.obsolete: float64(now.obsolete),
+		c.failing: float64(now.failing), c.oldest: age,
+	} {
+		out <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, value)
+	}
+}
