@@ -20,7 +20,8 @@ import (
 )
 
 // Beta tells which version of CSIStorageCapacity the API server has: v1, or only v1beta1,
-// as up to Kubernetes 1.23. Questions that fail are repeated until ctx ends.
+// as up to Kubernetes 1.23. Questions that fail for no lasting
+// reason are repeated for half a minute.
 func Beta(ctx context.Context, client discovery.ServerResourcesInterface) (bool, error) {
 	var beta bool
 	err := retry(ctx, func() error {
@@ -41,9 +42,10 @@ func Beta(ctx context.Context, client discovery.ServerResourcesInterface) (bool,
 
 var errNotServed = errors.New("the API server has CSIStorageCapacity neither in storage.k8s.io/v1 nor in v1beta1; Kubernetes 1.21 or later is needed")
 
-// retry repeats f, with growing pauses, while it fails for a reason that may go away.
+// retry repeats f, with growing pauses and for half a minute at most, while it fails for a
+// reason that may go away.
 func retry(ctx context.Context, f func() error) error {
-	pause := wait.Backoff{Duration: 200 * time.Millisecond, Factor: 2, Cap: 5 * time.Second, Steps: 8}
+	pause := wait.Backoff{Duration: 200 * time.Millisecond, Factor: 2, Steps: 8}
 	var last error
 	err := wait.ExponentialBackoffWithContext(ctx, pause, func(context.Context) (bool, error) {
 		last = f()

@@ -15,7 +15,7 @@ import (
 // FindOwner is the reference that the objects get: at level 0 to pod, else level times up
 // from it along the controlling owners; nil for a negative level. What it ends at is not
 // read. The garbage collector deletes the objects after their owner. Reads that fail for
-// no lasting reason are repeated until ctx ends.
+// no lasting reason are repeated for half a minute.
 func FindOwner(ctx context.Context, client metadata.Interface, kinds discovery.ServerResourcesInterface, namespace, pod string, level int) (*metav1.OwnerReference, error) {
 	if level < 0 {
 		return nil, nil

@@ -257,14 +257,13 @@ func (w *world) asking(i item) {
 }
 
 // answered takes that there was an answer, and the object is as it says, so that the
-// driver is to be asked again at next.
+// driver need not be asked again before next.
 func (w *world) answered(i item, next time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if s := w.asked[i]; s != nil {
-		s.due, s.answered, s.failing = next, w.now(), false
-		s.rounds++
-	}
+	s := w.scheduleOf(i)
+	s.due, s.answered, s.failing = next, w.now(), false
+	s.rounds++
 }
 
 // failed takes that there was none, or that the object could not be written.

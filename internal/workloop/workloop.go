@@ -90,12 +90,14 @@ func (l *Loop[K]) Add(key K) {
 }
 
 // Resync queues key unless it waits in back-off: a periodic look at everything
-// must not turn into a burst of calls that have just failed.
+// must not turn into a burst of calls that have just failed. A key that is worked on is
+// looked at again, but not before its back-off if that fails.
 func (l *Loop[K]) Resync(key K) {
 	l.mu.Lock()
-	_, known := l.known[key]
+	st, known := l.known[key]
+	waits := known && !st.running
 	l.mu.Unlock()
-	if !known {
+	if !waits {
 		l.queue.Add(key)
 	}
 }

@@ -303,3 +303,34 @@ func TestForgottenKeyIsLookedAtOnceMore(t *testing.T) {
 		}
 	})
 }
+
+func TestResyncDuringAnAttemptIsNotLost(t *testing.T) {
+	for name, tt := range map[string]struct {
+		err  error
+		want []float64
+	}{
+		"that succeeds":                 {nil, []float64{0, 2}},
+		"that fails, after its backoff": {errors.New("no"), []float64{0, 12}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a := &attempts{}
+			run(t, Config{RetryStart: 10 * time.Second, RetryMax: time.Hour}, func(context.Context, string) (time.Time, error) {
+				if a.add() == 1 {
+					time.Sleep(2 * time.Second)
+					return time.Time{}, tt.err
+				}
+				return time.Time{}, nil
+			}, func(l *Loop[string], _ *Metrics, _ context.CancelCauseFunc) {
+				a.start = time.Now()
+				l.Add("k")
+				time.Sleep(time.Second)
+				l.Resync("k")
+				time.Sleep(20 * time.Second)
+				synctest.Wait()
+				if diff := cmp.Diff(tt.want, a.at); diff != "" {
+					t.Error(diff)
+				}
+			})
+		})
+	}
+}
