@@ -15,6 +15,7 @@ import (
 
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/tracing"
 )
 
 // apply does what decide chose. An error means that the attachment is tried again
@@ -76,6 +77,7 @@ func (t *term) publish(ctx context.Context, s snapshot, step step) error {
 	if !va.Status.Attached {
 		t.c.metrics.attached(time.Since(va.CreationTimestamp.Time))
 	}
+	tracing.Done(ctx, va.CreationTimestamp.Time, "volumeAttachment", va.Name, "volumeHandle", step.source.handle, "node", va.Spec.NodeName)
 	log.Info("Volume attached", "volumeHandle", step.source.handle, "node", klog.KRef("", va.Spec.NodeName), "nodeID", step.nodeID)
 	return nil
 }
@@ -129,6 +131,9 @@ func (t *term) unpublish(ctx context.Context, s snapshot, step step) error {
 		return t.report(ctx, s, fmt.Errorf("could not mark as detached: %w", err))
 	}
 	t.marks.drop(va.UID)
+	if va.DeletionTimestamp != nil {
+		tracing.Done(ctx, va.DeletionTimestamp.Time, "volumeAttachment", va.Name, "volumeHandle", step.source.handle, "node", va.Spec.NodeName)
+	}
 	log.Info("Volume detached", "volumeHandle", step.source.handle, "node", klog.KRef("", va.Spec.NodeName), "nodeID", step.nodeID)
 	left, exists := t.attachments.Get(va.Name)
 	if !exists || left.UID != va.UID {

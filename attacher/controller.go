@@ -19,6 +19,7 @@ import (
 
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/tracing"
 	"github.com/storage-controller/storage-controller/internal/workloop"
 )
 
@@ -298,11 +299,22 @@ func (t *term) sync(ctx context.Context, key attachmentKey) (time.Time, error) {
 			confirmed = true
 			continue
 		}
-		if err := t.apply(ctx, s, step); err != nil {
+		traced, end := tracing.Step(tracing.Operation(ctx, operation(s.attachment), key.UID), step.action.String())
+		err := t.apply(traced, s, step)
+		end(err)
+		if err != nil {
 			return time.Time{}, err
 		}
 	}
 	return time.Time{}, fmt.Errorf("VolumeAttachment %q is not settled after %d steps", key.Name, maxRounds)
+}
+
+// operation is what is done for va, as the name of a trace.
+func operation(va *storagev1.VolumeAttachment) string {
+	if va.DeletionTimestamp != nil {
+		return "Detach"
+	}
+	return "Attach"
 }
 
 // syncVolume removes the finalizer of a volume that nothing attaches any more.

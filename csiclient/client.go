@@ -116,7 +116,7 @@ func New(cfg Config, reg prometheus.Registerer) (*Client, error) {
 		}),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswer)),
 		grpc.WithAuthority("localhost"), // of the path of a socket some servers make an error
-		grpc.WithChainUnaryInterceptor(c.recorder.intercept, logger{cfg.MaxLogLength}.intercept),
+		grpc.WithChainUnaryInterceptor(traced, c.recorder.intercept, logger{cfg.MaxLogLength}.intercept),
 	)
 	if err != nil {
 		return nil, fmt.Errorf("--csi-address %q: %w", cfg.Address, err)

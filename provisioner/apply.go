@@ -19,6 +19,7 @@ import (
 
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/tracing"
 )
 
 // maxRounds bounds the steps of one sync. A claim takes up to ten.
@@ -30,7 +31,7 @@ const slowAttempt = time.Second
 // syncClaim brings one claim as far as it goes.
 func (t *term) syncClaim(ctx context.Context, key claimKey) (time.Time, error) {
 	log := klog.FromContext(ctx).WithValues("persistentVolumeClaim", klog.KRef(key.Namespace, key.Name))
-	ctx = klog.NewContext(ctx, log)
+	ctx = tracing.Operation(klog.NewContext(ctx, log), "Provision", key.UID)
 	var named *found // read anew in every sync
 	for range maxRounds {
 		s := t.gather(key)
@@ -53,7 +54,10 @@ func (t *term) syncClaim(ctx context.Context, key claimKey) (time.Time, error) {
 		case doWait:
 			return step.until, nil
 		}
-		if err := t.apply(ctx, key, s, step); err != nil {
+		traced, end := tracing.Step(ctx, step.action.String())
+		err := t.apply(traced, key, s, step)
+		end(err)
+		if err != nil {
 			return time.Time{}, err
 		}
 	}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/tracing"
 )
 
 // removal is what is remembered of a volume from the begin of its deletion until
@@ -162,7 +163,10 @@ func (t *term) syncVolume(ctx context.Context, name string) (time.Time, error) {
 		case volumeWait:
 			return t.waitDetached(s, step.err), nil
 		}
-		if err := t.applyVolume(ctx, s, step); err != nil {
+		traced, end := tracing.Step(tracing.Operation(ctx, "Delete", s.volume.UID), step.action.String())
+		err := t.applyVolume(traced, s, step)
+		end(err)
+		if err != nil {
 			return time.Time{}, err
 		}
 	}
@@ -286,6 +290,7 @@ func (t *term) deleteVolume(ctx context.Context, pv *corev1.PersistentVolume) er
 	t.c.metrics.deleted.WithLabelValues(pv.Spec.StorageClassName).Inc()
 	t.c.metrics.deleteSeconds.WithLabelValues(pv.Spec.StorageClassName).Observe(took.Seconds())
 	klog.FromContext(ctx).Info("Volume deleted", "volumeHandle", handle)
+	tracing.Done(ctx, time.Now().Add(-took), "persistentVolume", pv.Name, "volumeHandle", handle)
 	return nil
 }
 

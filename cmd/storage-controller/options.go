@@ -30,6 +30,8 @@ type commonConfig struct {
 	MetricsPath          string        `mapstructure:"metrics-path"`
 	EnablePprof          bool          `mapstructure:"enable-pprof"`
 	AutoMaxProcs         bool          `mapstructure:"automaxprocs"`
+	OTLPEndpoint         string        `mapstructure:"otlp-endpoint"`
+	OTLPSamplingRatio    float64       `mapstructure:"otlp-sampling-ratio"`
 	FeatureGates         gates         `mapstructure:"feature-gates"`
 	Controllers          []string      `mapstructure:"controllers"`
 	Logging              loggingConfig `mapstructure:",squash"`
@@ -62,6 +64,8 @@ func commonOptions(all bool) []option {
 		{name: "metrics-address", def: "", usage: "deprecated name of --http-endpoint; only one of them may be set"},
 		{name: "metrics-path", def: "/metrics", usage: "path of the metrics"},
 		{name: "enable-pprof", def: false, usage: "serve profiles under /debug/pprof/ at the HTTP endpoint"},
+		{name: "otlp-endpoint", def: "", usage: "URL of an OpenTelemetry collector for traces (OTLP over gRPC), such as http://collector:4317, or https:// for TLS; empty means no tracing"},
+		{name: "otlp-sampling-ratio", def: 1.0, usage: "part of the operations that is traced, from 0 to 1"},
 		{name: "automaxprocs", def: false, usage: "accepted for compatibility: the number of threads always follows the CPU limit of the container"},
 		{name: "feature-gates", def: gates{}, usage: gatesUsage()},
 		{name: "version", def: false, usage: "print the version and exit"},

@@ -22,6 +22,7 @@ import (
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/election"
 	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/tracing"
 	"github.com/storage-controller/storage-controller/internal/workloop"
 	"github.com/storage-controller/storage-controller/metrics"
 	"github.com/storage-controller/storage-controller/provisioner"
@@ -269,6 +270,14 @@ func (s settings) leaseConfig() election.Config {
 	}
 }
 
+// tracingConfig is how to tell of the work for driver; its endpoint is empty for not at all.
+func (s settings) tracingConfig(driver string) tracing.Config {
+	return tracing.Config{
+		Endpoint: s.Common.OTLPEndpoint, Ratio: s.Common.OTLPSamplingRatio,
+		Service: "storage-controller/" + driver, Version: buildVersion(),
+	}
+}
+
 // serverConfig is that of the diagnostics server; its address is empty for none.
 func (s settings) serverConfig() metrics.Config {
 	c := s.Common
@@ -305,7 +314,7 @@ func (s settings) validate(roles ...role) error {
 			errs = append(errs, fmt.Errorf("--node-deployment: the %s cannot run once per node; set --controllers=provisioner,capacity or one of these", central))
 		}
 	}
-	errs = append(errs, c.FeatureGates.validate(), s.driverConfig(roles...).Validate(), s.leaseConfig().Validate(), s.serverConfig().Validate())
+	errs = append(errs, c.FeatureGates.validate(), s.driverConfig(roles...).Validate(), s.leaseConfig().Validate(), s.serverConfig().Validate(), s.tracingConfig("").Validate())
 	for _, r := range roles {
 		if err := r.validate(s); err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", r.section, err))

@@ -28,6 +28,7 @@ import (
 
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/tracing"
 	"github.com/storage-controller/storage-controller/internal/workloop"
 	"github.com/storage-controller/storage-controller/metrics"
 )
@@ -35,6 +36,9 @@ import (
 // firstList bounds the wait for the first list of every watched kind. What takes
 // longer is a missing permission, which no waiting repairs.
 const firstList = 2 * time.Minute
+
+// lastSpans bounds the sending of the last spans at the end.
+const lastSpans = 5 * time.Second
 
 // terminationLog is where Kubernetes looks for the last words of a container. It is
 // another file in tests.
@@ -164,7 +168,18 @@ func (p *process) run(ctx context.Context) error {
 		return err
 	}
 	defer terms.stop()
-	work, cancel := context.WithCancelCause(ctx)
+	traced, stopTracing, err := tracing.Start(ctx, p.settings.tracingConfig(driver.Name))
+	if err != nil {
+		return err
+	}
+	defer func() {
+		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastSpans) // ctx has ended
+		defer cancel()
+		if err := stopTracing(last); err != nil {
+			log.Info("The last spans were not sent", "err", err)
+		}
+	}()
+	work, cancel := context.WithCancelCause(traced)
 	defer cancel(nil)
 	var group errgroup.Group
 	group.Go(func() error { return endAll(cancel, connection(services, csi)) })
