@@ -19,6 +19,9 @@ type attachmentKey struct {
 	UID  types.UID
 }
 
+// String is for logs and pages.
+func (k attachmentKey) String() string { return k.Name }
+
 func keyOf(va *storagev1.VolumeAttachment) attachmentKey { return attachmentKey{va.Name, va.UID} }
 
 // snapshot is everything that decide may look at.

@@ -96,6 +96,14 @@ type item struct {
 	Odd     types.UID // of an object that is for no segment; "" for a pair
 }
 
+// String is for logs and pages.
+func (i item) String() string {
+	if i.Odd != "" {
+		return "object " + string(i.Odd)
+	}
+	return i.Class + " in " + string(i.Segment)
+}
+
 // itemOf is what obj is for. A selector without labels selects every node, whether its
 // map is empty or, as it comes back from the API server, nil; no selector selects none.
 func itemOf(obj *storagev1.CSIStorageCapacity) item {

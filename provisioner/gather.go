@@ -16,6 +16,9 @@ type claimKey struct {
 	UID             types.UID
 }
 
+// String is for logs and pages.
+func (k claimKey) String() string { return k.Namespace + "/" + k.Name }
+
 func keyOf(claim *corev1.PersistentVolumeClaim) claimKey {
 	return claimKey{claim.Namespace, claim.Name, claim.UID}
 }

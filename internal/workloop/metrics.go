@@ -9,7 +9,8 @@ import (
 // family and the number of recovered panics.
 type Metrics struct {
 	queueMetrics
-	panics *prometheus.CounterVec
+	panics  *prometheus.CounterVec
+	running running
 }
 
 // queueMetrics are the workqueue metrics under the names and with the buckets

@@ -48,8 +48,9 @@ type Loop[K comparable] struct {
 	sync    Sync[K]
 	queue   workqueue.TypedDelayingInterface[K]
 
-	mu    sync.Mutex
-	known map[K]*state // keys that are being worked on, or whose last attempt failed
+	mu      sync.Mutex
+	known   map[K]*state // keys that are being worked on, or whose last attempt failed
+	history history
 }
 
 // state is what is remembered of a key while it is worked on and until it succeeds.
@@ -58,6 +59,8 @@ type state struct {
 	notBefore time.Time // of the next attempt; zero: none has failed yet
 	urgent    bool      // an event came since the last attempt began: do not wait for notBefore
 	running   bool
+	since     time.Time // when the running attempt began
+	lastError string
 }
 
 // New makes a loop. It starts nothing; events may be added at once.
@@ -124,6 +127,7 @@ func (l *Loop[K]) Len() int { return l.queue.Len() }
 // Run works until ctx ends and returns after the last worker has stopped. How
 // running items end depends on the cause, see [ErrDrain]. A loop runs once.
 func (l *Loop[K]) Run(ctx context.Context, workers int) {
+	defer l.metrics.running.begin(l.cfg.Name, l.Status)()
 	work, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer cancel(nil)
 	drained := context.AfterFunc(ctx, func() {
@@ -176,7 +180,7 @@ func (l *Loop[K]) begin(key K) (wait time.Duration) {
 	defer l.mu.Unlock()
 	st, known := l.known[key]
 	if !known {
-		l.known[key] = &state{running: true}
+		l.known[key] = &state{running: true, since: time.Now()}
 		return 0
 	}
 	if !st.urgent {
@@ -184,7 +188,7 @@ func (l *Loop[K]) begin(key K) (wait time.Duration) {
 			return wait
 		}
 	}
-	st.urgent, st.running = false, true
+	st.urgent, st.running, st.since = false, true, time.Now()
 	return 0
 }
 
@@ -193,6 +197,11 @@ func (l *Loop[K]) process(ctx context.Context, key K) {
 	start := time.Now()
 	next, err := l.recovered(klog.NewContext(ctx, log), key)
 	busy := time.Since(start)
+	if err != nil || busy >= worthKeeping {
+		l.mu.Lock()
+		l.history.add(Done{fmt.Sprint(key), start.Add(busy), busy, errorText(err)})
+		l.mu.Unlock()
+	}
 	if err != nil {
 		delay := l.failed(key, err)
 		log.V(1).Info("Sync failed", "busy", busy, "retryIn", delay, "err", err)
@@ -229,7 +238,7 @@ func (l *Loop[K]) failed(key K, err error) (delay time.Duration) {
 	delay = backoff(l.cfg.RetryStart, l.cfg.RetryMax, st.failures)
 	st.failures++
 	st.running = false
-	st.notBefore = time.Now().Add(delay)
+	st.notBefore, st.lastError = time.Now().Add(delay), errorText(err)
 	l.mu.Unlock()
 	l.metrics.retries.WithLabelValues(l.cfg.Name).Inc()
 	l.queue.AddAfter(key, delay)
