@@ -76,6 +76,7 @@ type Client struct {
 	controller csi.ControllerClient
 	node       csi.NodeClient
 	recorder   *recorder
+	calls      *calls
 	losses     prometheus.Counter
 
 	mu     sync.Mutex
@@ -93,7 +94,7 @@ func New(cfg Config, reg prometheus.Registerer) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Client{cfg: cfg, recorder: newRecorder(reg), ready: make(chan struct{}), reason: errors.New("not connected to the driver yet")}
+	c := &Client{cfg: cfg, recorder: newRecorder(reg), calls: newCalls(), ready: make(chan struct{}), reason: errors.New("not connected to the driver yet")}
 	c.losses = prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "storage_controller_csi_connection_losses_total",
 		Help: "How often the connection to the CSI driver was lost.",
@@ -116,7 +117,7 @@ func New(cfg Config, reg prometheus.Registerer) (*Client, error) {
 		}),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswer)),
 		grpc.WithAuthority("localhost"), // of the path of a socket some servers make an error
-		grpc.WithChainUnaryInterceptor(traced, c.recorder.intercept, logger{cfg.MaxLogLength}.intercept),
+		grpc.WithChainUnaryInterceptor(traced, c.calls.intercept, c.recorder.intercept, logger{cfg.MaxLogLength}.intercept),
 	)
 	if err != nil {
 		return nil, fmt.Errorf("--csi-address %q: %w", cfg.Address, err)

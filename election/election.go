@@ -57,6 +57,29 @@ type Candidate struct {
 	cfg    Config
 	lock   *observedLock
 	health *leaderelection.HealthzAdaptor
+	// elector is that of the running term; nil before the first.
+	elector atomic.Pointer[leaderelection.LeaderElector]
+}
+
+// Status is where a candidate stands, for people who look at the process.
+type Status struct {
+	Lease    string    `json:"lease"` // namespace/name
+	Identity string    `json:"identity"`
+	Holder   string    `json:"holder,omitempty"` // as far as this replica knows; "" for nobody
+	Leading  bool      `json:"leading"`
+	Since    time.Time `json:"since,omitzero"` // when this replica began to lead
+}
+
+// Status is where c stands now.
+func (c *Candidate) Status() Status {
+	s := Status{Lease: c.lock.Describe(), Identity: c.lock.Identity(), Leading: c.lock.leading.Load()}
+	if s.Leading {
+		s.Since = time.Unix(0, c.lock.since.Load())
+	}
+	if elector := c.elector.Load(); elector != nil {
+		s.Holder = elector.GetLeader()
+	}
+	return s
 }
 
 // tolerance is how much later than the end of its Lease a holder that has not
@@ -127,6 +150,7 @@ func (c *Candidate) term(ctx context.Context, lead Lead) error {
 		return fmt.Errorf("standing for Lease %s: %w", c.lock.Describe(), err)
 	}
 	c.health.SetLeaderElection(elector)
+	c.elector.Store(elector)
 	// While nothing is held, nobody but ctx ends the campaign.
 	defer context.AfterFunc(ctx, func() {
 		if !elector.IsLeader() {

@@ -99,7 +99,16 @@ func TestReleasedOnlyAfterTheWorkHasStopped(t *testing.T) {
 	if n := testutil.ToFloat64(first.metrics.status.WithLabelValues("lease")); n != 1 {
 		t.Errorf("leader_election_master_status is %v", n)
 	}
+	if s := first.Status(); !s.Leading || s.Holder != "first" || s.Identity != "first" || s.Lease != ns+"/lease" || time.Since(s.Since) > time.Hour {
+		t.Errorf("status: %+v", s)
+	}
 	stopSecond := second.run(t)
+	kubetest.Eventually(t, "the second knows who leads", func(context.Context) error {
+		if s := second.Status(); s.Leading || s.Holder != "first" {
+			return fmt.Errorf("status: %+v", s)
+		}
+		return nil
+	})
 	ended := make(chan error, 1)
 	drain := errors.New("drain")
 	go func() { ended <- stop(drain) }()

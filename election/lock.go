@@ -106,6 +106,7 @@ type observedLock struct {
 	resourcelock.Interface
 	metrics *Metrics
 	leading atomic.Bool
+	since   atomic.Int64 // in nanoseconds; when it began to lead
 }
 
 // name is that of the Lease, without its namespace.
@@ -116,6 +117,7 @@ func (l *observedLock) name() string {
 
 // lead marks the begin of a term; the function returned its end.
 func (l *observedLock) lead() (end func()) {
+	l.since.Store(time.Now().UnixNano())
 	l.leading.Store(true)
 	l.metrics.status.WithLabelValues(l.name()).Set(1)
 	return func() {
