@@ -119,3 +119,30 @@ var (
 	// ErrConnectionLost is the end of [Client.Run] with [Config.ExitOnConnectionLoss].
 	ErrConnectionLost = errors.New("lost the connection to the driver")
 )
+
+// Names is the capabilities that d has, as the CSI spec calls them, in its order.
+func (d Driver) Names() []string {
+	var names []string
+	for _, c := range []struct {
+		has  bool
+		name string
+	}{
+		{d.Plugin.ControllerService, "CONTROLLER_SERVICE"},
+		{d.Plugin.VolumeAccessibilityConstraints, "VOLUME_ACCESSIBILITY_CONSTRAINTS"},
+		{d.Controller.CreateDeleteVolume, "CREATE_DELETE_VOLUME"},
+		{d.Controller.PublishUnpublishVolume, "PUBLISH_UNPUBLISH_VOLUME"},
+		{d.Controller.ListVolumes, "LIST_VOLUMES"},
+		{d.Controller.GetCapacity, "GET_CAPACITY"},
+		{d.Controller.CreateDeleteSnapshot, "CREATE_DELETE_SNAPSHOT"},
+		{d.Controller.CloneVolume, "CLONE_VOLUME"},
+		{d.Controller.PublishReadonly, "PUBLISH_READONLY"},
+		{d.Controller.ListVolumesPublishedNodes, "LIST_VOLUMES_PUBLISHED_NODES"},
+		{d.Controller.SingleNodeMultiWriter, "SINGLE_NODE_MULTI_WRITER"},
+		{d.Controller.ModifyVolume, "MODIFY_VOLUME"},
+	} {
+		if c.has {
+			names = append(names, c.name)
+		}
+	}
+	return names
+}

@@ -1,0 +1,97 @@
+package statusz
+
+import (
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/storage-controller/storage-controller/csiclient"
+	"github.com/storage-controller/storage-controller/election"
+	"github.com/storage-controller/storage-controller/internal/workloop"
+)
+
+var now = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+
+func example() Page {
+	return Page{
+		Program: "storage-controller", Version: "v1", Go: "go1", Started: now.Add(-time.Hour), Now: now,
+		Checks: []Check{{"livez", "lease", ""}, {"readyz", "driver", "not connected"}},
+		Roles: []Role{{"provisioner", &election.Status{Lease: "ns/drv", Identity: "me", Leading: true, Since: now.Add(-time.Minute)}},
+			{"attacher", &election.Status{Lease: "ns/att", Identity: "me", Holder: "pod-2"}}, {"capacity", nil}},
+		Driver: &csiclient.Status{Address: "/s", Driver: csiclient.Driver{Name: "drv"}, Ready: "away",
+			Running: []csiclient.Call{{Method: "CreateVolume", Volume: "pvc-1", Began: now.Add(-3 * time.Second)}},
+			Failed:  []csiclient.Call{{Method: "DeleteVolume", Volume: "v", Began: now, Took: time.Second, Code: "Internal", Error: "<script>alert(1)</script>"}}},
+		Loops: []workloop.Status{{Name: "claims", Waiting: 7, Failures: 1, Failing: []workloop.Failing{{Key: "ns/c", Attempts: 4, Error: "no room", Next: now.Add(90 * time.Second)}}}},
+		Flags: []Flag{{"worker-threads", "7", "flag"}},
+	}
+}
+
+func get(t *testing.T, p Page, path string) *httptest.ResponseRecorder {
+	t.Helper()
+	w := httptest.NewRecorder()
+	Handler(func() Page { return p }).ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, nil))
+	return w
+}
+
+func TestPageSaysWhatThereIs(t *testing.T) {
+	w := get(t, example(), "/statusz")
+	body := w.Body.String()
+	if w.Code != http.StatusOK || !strings.HasPrefix(w.Header().Get("Content-Type"), "text/html") {
+		t.Fatalf("%d %v", w.Code, w.Header())
+	}
+	for _, want := range []string{
+		"something is wrong", "not connected", "up 1h0m", "this process", "pod-2", "waiting for the Lease", "not ready: away", "pvc-1", "3s",
+		"7 waiting", "1 failing", "in 1m30s", "no room", "--worker-threads", `http-equiv="refresh"`, "&lt;script&gt;",
+	} {
+		if !strings.Contains(body, want) {
+			t.Errorf("%q is missing", want)
+		}
+	}
+	for _, not := range []string{"<script", "http://", "https://", "src="} {
+		if strings.Contains(body, not) {
+			t.Errorf("%q is there", not)
+		}
+	}
+	if strings.Contains(get(t, example(), "/statusz?refresh=off").Body.String(), "http-equiv") {
+		t.Error("it refreshes itself although it should not")
+	}
+}
+
+func TestPageOfNothing(t *testing.T) {
+	if w := get(t, Page{}, "/statusz"); w.Code != http.StatusOK || !strings.Contains(w.Body.String(), "all is well") {
+		t.Errorf("%d %s", w.Code, w.Body)
+	}
+}
+
+func TestJSON(t *testing.T) {
+	w := get(t, example(), "/statusz?format=json")
+	var p Page
+	if err := json.Unmarshal(w.Body.Bytes(), &p); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(example(), p); diff != "" {
+		t.Error(diff)
+	}
+	if w := get(t, example(), "/statusz?format=xml"); w.Code != http.StatusBadRequest {
+		t.Errorf("another format: %d", w.Code)
+	}
+}
+
+func TestTimesForPeople(t *testing.T) {
+	for d, want := range map[time.Duration]string{
+		1500: "2µs", 12345 * time.Microsecond: "12ms", 1234 * time.Millisecond: "1.2s", 61 * time.Second: "1m1s",
+		3*time.Hour + 5*time.Minute: "3h5m", 50 * time.Hour: "2d2h",
+	} {
+		if got := took(d); got != want {
+			t.Errorf("%v: %q instead of %q", d, got, want)
+		}
+	}
+	if ago(now, now.Add(time.Second)) != "0s" || until(now, now) != "now" {
+		t.Error("a time on the wrong side")
+	}
+}
