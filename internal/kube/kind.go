@@ -18,6 +18,10 @@ func Key(obj metav1.Object) string {
 	return cache.MetaObjectToName(obj).String()
 }
 
+// Synced tells whether the first list has arrived. What is not in the cache before that
+// may exist all the same.
+func (k Kind[T]) Synced() bool { return k.informer.HasSynced() }
+
 // Get is the cached object behind key (see [Key]); false when there is none.
 func (k Kind[T]) Get(key string) (T, bool) {
 	var none T
