@@ -3,7 +3,9 @@ package nodecontroller
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -96,6 +98,17 @@ func nudgePatch(pod *corev1.Pod, annotation, value string) ([]byte, error) {
 	}})
 }
 
+// isOtherObject tells whether err says that a patch was for another object of the same
+// name. A merge patch with an outdated UID is an attempt to change that, which is invalid.
+func isOtherObject(err error) bool {
+	if !apierrors.IsInvalid(err) {
+		return false
+	}
+	var status apierrors.APIStatus
+	return errors.As(err, &status) && status.Status().Details != nil &&
+		slices.ContainsFunc(status.Status().Details.Causes, func(c metav1.StatusCause) bool { return c.Field == "metadata.uid" })
+}
+
 // nudge changes an annotation of pod: the kubelet looks at a pod that has changed at once,
 // and grows its file systems.
 func (t *claimsTerm) nudge(ctx context.Context, pvc *corev1.PersistentVolumeClaim, pod *corev1.Pod, since time.Time) error {
@@ -106,6 +119,9 @@ func (t *claimsTerm) nudge(ctx context.Context, pvc *corev1.PersistentVolumeClai
 	ctx, cancel := context.WithTimeout(ctx, t.c.cfg.Timeout)
 	defer cancel()
 	patched, err := t.c.deps.Client.CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, types.MergePatchType, data, metav1.PatchOptions{})
+	if isOtherObject(err) {
+		err = apierrors.NewConflict(corev1.Resource("pods"), pod.Name, err)
+	}
 	t.c.metrics.nudged(err)
 	switch {
 	case kube.IsGone(err):
