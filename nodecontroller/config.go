@@ -65,7 +65,7 @@ type Config struct {
 	EnableWebhooks              bool          `mapstructure:"enable-webhooks"`
 	WebhookAddr                 string        `mapstructure:"webhook-addr"`
 	WebhookOptoutLabel          string        `mapstructure:"webhook-optout-label"`
-	WebhookCertMode             string        `mapstructure:"webhook-cert-mode"` // files, secret or self-signed
+	WebhookCertMode             CertMode      `mapstructure:"webhook-cert-mode"`
 	WebhookCertSecret           string        `mapstructure:"webhook-cert-secret"`
 	WebhookConfigName           string        `mapstructure:"webhook-config-name"`
 	WebhookService              string        `mapstructure:"webhook-service"`
@@ -79,6 +79,14 @@ type Config struct {
 	DefaultDeviceClass          string        `mapstructure:"default-device-class"`
 	DefaultVolumeSize           string        `mapstructure:"default-volume-size"` // a quantity
 	ShutdownDelay               time.Duration `mapstructure:"shutdown-delay"`
+
+	// LeaderElectionID is the name of the Lease.
+	LeaderElectionID string `mapstructure:"leader-election-id"`
+
+	// Explicit is where each setting, by the name of its flag, was set; those that are
+	// not there were not, and a profile may preset them. Where it is nil, every setting
+	// that differs from its default counts as set.
+	Explicit map[string]Origin `mapstructure:"-"`
 
 	// MinMissingGrace is the least NodeMissingGrace that is accepted; tests lower it.
 	MinMissingGrace time.Duration `mapstructure:"-"`
@@ -157,6 +165,48 @@ const (
 	PodsOrphaned PodDeletionPolicy = "orphaned" // and those whose node is gone or going
 	PodsAll      PodDeletionPolicy = "all"
 )
+
+// CertMode says where the certificate of the webhook server comes from.
+type CertMode string
+
+// The sources of the certificate of the webhook server.
+const (
+	CertFiles      CertMode = "files"       // tls.crt and tls.key in a directory
+	CertSecret     CertMode = "secret"      // a Secret that somebody else fills
+	CertSelfSigned CertMode = "self-signed" // a Secret that the leader fills
+)
+
+// The ways in which the clean-up learns that a node is gone.
+const (
+	PathFinalizer = "finalizer" // it is being deleted and waits for its finalizer
+	PathOrphan    = "orphan"    // volumes name it and it is not there
+)
+
+// DefaultConfig is what is used where the operator sets nothing. Names that are empty
+// in it follow from the driver; see [Config.Resolve].
+func DefaultConfig() Config {
+	return Config{
+		Profile: ProfileNone, Workers: 4,
+		Timeout: 15 * time.Second, RetryIntervalStart: time.Second, RetryIntervalMax: 5 * time.Minute,
+
+		NodeFinalizerMode: NodeFinalizerOff, NodeFinalizerTimeout: 15 * time.Minute,
+		NodeFinalizerWaitForOthers: true, NodeDeleteGrace: 5 * time.Minute,
+
+		NodeCleanup: CleanupReport, NodeCleanupPaths: []string{PathFinalizer, PathOrphan}, NodeCleanupScope: ScopeOptIn,
+		NodeCleanupUnbound: UnboundIgnore, NodeCleanupRetain: RetainSkip,
+		NodeOutOfServiceGrace: time.Hour, NodeMissingGrace: 15 * time.Minute,
+		NodeCleanupWindow: time.Hour, NodeCleanupMaxFraction: 0.1, NodeCleanupMinNodes: 1,
+		NodeCleanupQPS: 0.5, NodeCleanupBurst: 10, NodeCleanupResourceSweep: 30 * time.Minute,
+		PVReleaseGrace: 10 * time.Minute,
+
+		PVCFinalizerMode: ClaimOff, PVCPodDeletion: PodsOrphaned, PVCPodDeletionGrace: -1, ResizeNudge: true,
+
+		WebhookAddr: ":9443", WebhookCertMode: CertFiles, WebhookResolveDefaultClass: true, WebhookStripForeignCapacity: true,
+		DefaultDeviceClass: "00default", DefaultVolumeSize: "1Gi", ShutdownDelay: 5 * time.Second,
+
+		MinMissingGrace: time.Minute, UnregisteredGrace: 10 * time.Minute,
+	}
+}
 
 // Details is what the watches have to keep for c.
 func (c Config) Details() kube.Details {

@@ -65,7 +65,7 @@ var allowed = map[string][]string{
 	"internal/tracing":       {},
 	"internal/volumelock":    {},
 	"capacity":               {"csiclient", "internal/kube", "internal/workloop"},
-	"nodecontroller":         {"internal/kube", "internal/volumelock", "internal/workloop", "nodecontroller/webhook"},
+	"nodecontroller":         {"election", "internal/kube", "internal/volumelock", "internal/workloop", "nodecontroller/webhook"},
 	"nodecontroller/webhook": {"internal/kube"},
 	"provisioner":            {"csiclient", "election", "metrics", "internal/kube", "internal/tracing", "internal/volumelock", "internal/workloop"},
 	"attacher":               {"csiclient", "election", "metrics", "internal/kube", "internal/tracing", "internal/volumelock", "internal/workloop"},
