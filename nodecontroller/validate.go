@@ -38,6 +38,9 @@ func (c Config) validateNames() error {
 	}
 	for _, name := range c.PVRemovableFinalizers {
 		errs = append(errs, prefixed("--pv-removable-finalizers", name))
+		if name == "kubernetes.io/pv-protection" {
+			errs = append(errs, fmt.Errorf("--pv-removable-finalizers: %s is removed by Kubernetes, once nobody uses the volume", name))
+		}
 	}
 	if key := c.TopologyNodeKey; key != "" {
 		errs = append(errs, problems("--topology-node-key", key, validation.IsQualifiedName(key)))
