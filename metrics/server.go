@@ -19,8 +19,15 @@ import (
 
 // Config is what an operator may set.
 type Config struct {
-	// Address is where to listen, such as ":8080".
+	// Address is where to listen, such as ":8080". It is empty for none, as are the others.
 	Address string
+	// HealthAddress serves health and nothing else, always in plain HTTP.
+	HealthAddress string
+	// ProfilingAddress serves profiles and nothing else.
+	ProfilingAddress string
+	// Guard, where it is not nil, has Address speak TLS, and lets only who may see
+	// them get metrics and profiles there. Health is for everybody.
+	Guard *Guard
 	// MetricsPath is the path of the metrics.
 	MetricsPath string
 	// Pprof serves profiles under /debug/pprof/.
@@ -48,8 +55,7 @@ type Check func(*http.Request) error
 
 // Server serves metrics, health and profiles. Checks may be added while it runs.
 type Server struct {
-	server   *http.Server
-	listener net.Listener
+	endpoints []endpoint
 
 	mu    sync.Mutex
 	live  []named
@@ -71,32 +77,78 @@ func NewServer(cfg Config, reg *prometheus.Registry) (*Server, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	listener, err := net.Listen("tcp", cfg.Address)
-	if err != nil {
-		return nil, fmt.Errorf("serving metrics and health at %q: %w", cfg.Address, err)
+	s := &Server{}
+	for _, e := range []struct {
+		what, address string
+		handler       *http.ServeMux
+		guard         *Guard
+	}{
+		{"metrics and health", cfg.Address, s.everything(cfg, reg), cfg.Guard},
+		{"health", cfg.HealthAddress, s.health(), nil},
+		{"profiles", cfg.ProfilingAddress, profiles(http.NewServeMux(), nil), nil},
+	} {
+		if e.address == "" {
+			continue
+		}
+		listener, err := net.Listen("tcp", e.address)
+		if err != nil {
+			for _, open := range s.endpoints {
+				open.listener.Close()
+			}
+			return nil, fmt.Errorf("serving %s at %q: %w", e.what, e.address, err)
+		}
+		server := &http.Server{Handler: e.handler, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute}
+		if e.guard != nil {
+			server.TLSConfig = e.guard.tlsConfig()
+		}
+		s.endpoints = append(s.endpoints, endpoint{e.what, server, listener})
 	}
-	s := &Server{listener: listener}
-	mux := http.NewServeMux()
-	mux.Handle("GET "+cfg.MetricsPath, promhttp.InstrumentMetricHandler(reg, promhttp.HandlerFor(reg, promhttp.HandlerOpts{})))
-	mux.HandleFunc("GET /livez", s.answer(&s.live))
-	mux.HandleFunc("GET /healthz", s.answer(&s.live))
-	mux.HandleFunc("GET /readyz", s.answer(&s.ready))
+	return s, nil
+}
+
+// endpoint is one address at which a server listens.
+type endpoint struct {
+	what     string
+	server   *http.Server
+	listener net.Listener
+}
+
+// everything is what the main address serves.
+func (s *Server) everything(cfg Config, reg *prometheus.Registry) *http.ServeMux {
+	mux := s.health()
+	metrics := promhttp.InstrumentMetricHandler(reg, promhttp.HandlerFor(reg, promhttp.HandlerOpts{}))
+	mux.Handle("GET "+cfg.MetricsPath, cfg.Guard.protect(metrics))
 	if cfg.LeaderElection {
 		mux.HandleFunc("GET /healthz/leader-election", s.leaderElection)
 	}
 	if cfg.Pprof {
-		mux.HandleFunc("/debug/pprof/", pprof.Index)
-		mux.HandleFunc("/debug/pprof/cmdline", pprof.Cmdline)
-		mux.HandleFunc("/debug/pprof/profile", pprof.Profile)
-		mux.HandleFunc("/debug/pprof/symbol", pprof.Symbol)
-		mux.HandleFunc("/debug/pprof/trace", pprof.Trace)
+		profiles(mux, cfg.Guard)
 	}
-	s.server = &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute}
-	return s, nil
+	return mux
 }
 
-// Address is where the server listens.
-func (s *Server) Address() string { return s.listener.Addr().String() }
+// health serves the checks, which kubelets ask for without a token.
+func (s *Server) health() *http.ServeMux {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /livez", s.answer(&s.live, http.StatusInternalServerError))
+	mux.HandleFunc("GET /healthz", s.answer(&s.live, http.StatusInternalServerError))
+	mux.HandleFunc("GET /readyz", s.answer(&s.ready, http.StatusServiceUnavailable))
+	mux.HandleFunc("GET /readyz/{check}", s.answer(&s.ready, http.StatusServiceUnavailable))
+	return mux
+}
+
+// profiles adds those of Go to mux.
+func profiles(mux *http.ServeMux, guard *Guard) *http.ServeMux {
+	for path, handler := range map[string]http.HandlerFunc{
+		"": pprof.Index, "cmdline": pprof.Cmdline, "profile": pprof.Profile, "symbol": pprof.Symbol, "trace": pprof.Trace,
+	} {
+		mux.Handle("/debug/pprof/"+path, guard.protect(handler))
+	}
+	return mux
+}
+
+// Address is where the server listens; of several addresses the one that serves most.
+func (s *Server) Address() string { return s.endpoints[0].listener.Addr().String() }
 
 // AddLive adds a check of /livez and /healthz: that the process should go on.
 func (s *Server) AddLive(name string, check Check) { s.add(&s.live, name, check) }
@@ -117,27 +169,56 @@ func (s *Server) add(list *[]named, name string, check Check) {
 	*list = append(*list, named{name, check})
 }
 
-// Run serves until ctx ends, which is no error.
+// Run serves until ctx ends, which is no error. It returns when all addresses are closed.
 func (s *Server) Run(ctx context.Context) error {
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	errs := make([]error, len(s.endpoints))
+	var running sync.WaitGroup
+	for i, e := range s.endpoints {
+		running.Go(func() {
+			if errs[i] = e.run(ctx); errs[i] != nil {
+				stop()
+			}
+		})
+	}
+	running.Wait()
+	return errors.Join(errs...)
+}
+
+func (e endpoint) run(ctx context.Context) error {
 	defer context.AfterFunc(ctx, func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownLimit)
 		defer cancel()
-		_ = s.server.Shutdown(ctx) // who is still asking then is cut off
+		_ = e.server.Shutdown(ctx) // who is still asking then is cut off
 	})()
-	klog.FromContext(ctx).Info("Serving metrics and health", "address", s.Address())
-	if err := s.server.Serve(s.listener); !errors.Is(err, http.ErrServerClosed) {
-		return fmt.Errorf("serving metrics and health: %w", err)
+	e.server.BaseContext = func(net.Listener) context.Context { return context.WithoutCancel(ctx) } // with the logger
+	klog.FromContext(ctx).Info("Serving "+e.what, "address", e.listener.Addr().String(), "tls", e.server.TLSConfig != nil)
+	var err error
+	if e.server.TLSConfig != nil {
+		err = e.server.ServeTLS(e.listener, "", "")
+	} else {
+		err = e.server.Serve(e.listener)
+	}
+	if !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("serving %s: %w", e.what, err)
 	}
 	return nil
 }
 
-// answer runs the checks of list. "?verbose" lists all of them, "?exclude=name"
-// leaves one out.
-func (s *Server) answer(list *[]named) http.HandlerFunc {
+// answer runs the checks of list, or the one that the path names; when one of them
+// fails the status is bad. "?verbose" lists all of them, "?exclude=name" leaves one out.
+func (s *Server) answer(list *[]named, bad int) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		s.mu.Lock()
 		checks := slices.Clone(*list)
 		s.mu.Unlock()
+		if name := r.PathValue("check"); name != "" {
+			if checks = slices.DeleteFunc(checks, func(c named) bool { return c.name != name }); len(checks) == 0 {
+				http.NotFound(w, r)
+				return
+			}
+		}
 		var lines strings.Builder
 		failed := false
 		for _, c := range checks {
@@ -157,7 +238,7 @@ func (s *Server) answer(list *[]named) http.HandlerFunc {
 		w.Header().Set("X-Content-Type-Options", "nosniff")
 		switch {
 		case failed:
-			w.WriteHeader(http.StatusInternalServerError)
+			w.WriteHeader(bad)
 			fmt.Fprint(w, lines.String())
 		case verbose:
 			fmt.Fprint(w, lines.String(), "ok\n")

@@ -82,8 +82,11 @@ func TestChecks(t *testing.T) {
 	want("/healthz", 200, "ok")
 	want("/healthz/leader-election", 200, "ok")
 	broken = errors.New("it is away")
-	want("/readyz", 500, "[-]driver failed: it is away")
+	want("/readyz", 503, "[-]driver failed: it is away")
 	want("/readyz?exclude=driver", 200, "ok")
+	want("/readyz/driver", 503, "[-]driver failed: it is away")
+	want("/readyz/watches", 200, "ok")
+	want("/readyz/nothing", 404, "")
 	want("/livez", 500, "[-]leader-election-provisioner failed: it is away")
 	want("/healthz/leader-election", 500, "internal server error: provisioner: it is away")
 }
@@ -108,6 +111,9 @@ func TestConfigErrors(t *testing.T) {
 		}
 	}
 	s, _ := serve(t, Config{})
+	if _, err := NewServer(Config{Address: "127.0.0.1:0", HealthAddress: s.Address(), MetricsPath: "/metrics"}, NewRegistry("")); err == nil || !strings.Contains(err.Error(), s.Address()) {
+		t.Errorf("an address in use: %v", err)
+	}
 	if _, err := NewServer(Config{Address: s.Address(), MetricsPath: "/metrics"}, NewRegistry("")); err == nil || !strings.Contains(err.Error(), s.Address()) {
 		t.Errorf("an address in use: %v", err)
 	}

@@ -575,7 +575,7 @@ func provisionerScenarioPermissions(t *testing.T) {
 		p := e.run("provision", "--http-endpoint=127.0.0.1:0", "--kubeconfig", e.user(without, namespaceRules))
 		e.eventually("it is not ready because of the claims", func(context.Context) error {
 			status, body := p.get("/readyz")
-			if status != http.StatusInternalServerError || !strings.Contains(body, "persistentvolumeclaims") || !strings.Contains(body, "forbidden") {
+			if status != http.StatusServiceUnavailable || !strings.Contains(body, "persistentvolumeclaims") || !strings.Contains(body, "forbidden") {
 				return fmt.Errorf("%d: %s", status, body)
 			}
 			return nil
