@@ -26,6 +26,9 @@ const (
 	// ByNode finds the VolumeAttachments by the name of their node, and the
 	// claims that wait for a volume by the name of their selected node.
 	ByNode = "node"
+	// BySelectedNode finds the claims without a volume, those of other drivers included,
+	// by the name of their selected node.
+	BySelectedNode = "selected-node"
 	// ByClass finds the claims that wait for a volume by the name of their class.
 	ByClass = "class"
 	// ByNeed finds the claims that wait for a volume, those of other drivers included,
@@ -111,6 +114,12 @@ func (i *Informers) Claims() Kind[*corev1.PersistentVolumeClaim] {
 			}
 			return pvc.Annotations[AnnSelectedNode]
 		}),
+		BySelectedNode: index(func(pvc *corev1.PersistentVolumeClaim) string {
+			if pvc.Spec.VolumeName != "" {
+				return ""
+			}
+			return pvc.Annotations[AnnSelectedNode]
+		}),
 		ByDoubt: index(func(pvc *corev1.PersistentVolumeClaim) string {
 			if !slices.Contains(pvc.Finalizers, ProvisioningFinalizer) || !ClaimConcerns(i.driver, pvc) {
 				return ""
@@ -144,6 +153,11 @@ func (i *Informers) Classes() Kind[*storagev1.StorageClass] {
 // Entries of other drivers are trimmed.
 func (i *Informers) CSINodes() Kind[*storagev1.CSINode] {
 	return make1[*storagev1.CSINode](i, "csinodes", i.typed.Storage().V1().CSINodes().Informer, nil)
+}
+
+// Drivers are the CSIDrivers.
+func (i *Informers) Drivers() Kind[*storagev1.CSIDriver] {
+	return make1[*storagev1.CSIDriver](i, "csidrivers", i.typed.Storage().V1().CSIDrivers().Informer, nil)
 }
 
 // Attachments are the VolumeAttachments.

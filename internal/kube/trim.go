@@ -44,6 +44,8 @@ type Details struct {
 	// Claims keeps of the claims of other drivers what tells how they are bound and
 	// used: any of them may be one of the driver without saying so.
 	Claims bool
+	// ClaimAnnotations are further annotations of such claims that are kept.
+	ClaimAnnotations []string
 	// PodAnnotations are the annotations of pods that are kept.
 	PodAnnotations []string
 }
@@ -55,7 +57,7 @@ func trim(driver string, details *Details) cache.TransformFunc {
 		case *corev1.PersistentVolume:
 			return trimVolume(driver, o), nil
 		case *corev1.PersistentVolumeClaim:
-			return trimClaim(driver, o, details.Claims), nil
+			return trimClaim(driver, o, details), nil
 		case *corev1.Node:
 			return trimNode(o), nil
 		case *corev1.Pod:
@@ -121,7 +123,7 @@ func volumeConcerns(driver string, pv *corev1.PersistentVolume) bool {
 		s.AzureDisk != nil || s.AzureFile != nil || s.VsphereVolume != nil || s.PortworxVolume != nil
 }
 
-func trimClaim(driver string, pvc *corev1.PersistentVolumeClaim, detailed bool) *corev1.PersistentVolumeClaim {
+func trimClaim(driver string, pvc *corev1.PersistentVolumeClaim, details *Details) *corev1.PersistentVolumeClaim {
 	// Without an owner a claim may still become one of ours, by an update that
 	// brings the whole object again; until then a stub of it is enough.
 	if ClaimConcerns(driver, pvc) {
@@ -138,9 +140,9 @@ func trimClaim(driver string, pvc *corev1.PersistentVolumeClaim, detailed bool) 
 	if slices.Contains(pvc.Finalizers, CloningProtection) {
 		s.Finalizers, s.DeletionTimestamp = pvc.Finalizers, pvc.DeletionTimestamp
 	}
-	if detailed {
+	if details.Claims {
 		s.Finalizers, s.DeletionTimestamp, s.OwnerReferences = pvc.Finalizers, pvc.DeletionTimestamp, pvc.OwnerReferences
-		s.Annotations = only(pvc.Annotations, AnnSelectedNode, AnnBetaStorageClass)
+		s.Annotations = only(pvc.Annotations, append([]string{AnnSelectedNode, AnnBetaStorageClass}, details.ClaimAnnotations...)...)
 		if size, ok := pvc.Spec.Resources.Requests[corev1.ResourceStorage]; ok {
 			s.Spec.Resources.Requests = corev1.ResourceList{corev1.ResourceStorage: size}
 		}

@@ -1,0 +1,116 @@
+package nodecontroller
+
+import (
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/tools/record"
+)
+
+// The reasons of events.
+const (
+	reasonMissing       = "NodeMissing"
+	reasonReturned      = "NodeReturned"
+	reasonSkipped       = "NodeCleanupSkipped"
+	reasonClaimDeleted  = "NodeVolumeClaimDeleted"
+	reasonForceRemoved  = "NodeVolumeForceRemoved"
+	reasonBlocked       = "NodeCleanupBlocked"
+	reasonBreakerOpen   = "NodeCleanupBreakerOpen"
+	reasonBreakerClosed = "NodeCleanupBreakerClosed"
+	reasonTimeout       = "NodeFinalizerTimeout"
+)
+
+// event is one event on an object.
+type event struct {
+	kind, reason, message string
+}
+
+func warning(reason, format string, args ...any) event {
+	return event{corev1.EventTypeWarning, reason, fmt.Sprintf(format, args...)}
+}
+
+func normal(reason, format string, args ...any) event {
+	return event{corev1.EventTypeNormal, reason, fmt.Sprintf(format, args...)}
+}
+
+func missingEvent(nodes []string, p policy, due time.Time) event {
+	what := "nothing is done about it"
+	switch {
+	case p.mode == CleanupClaims:
+		what = "the claim will be deleted"
+	case p.mode == CleanupVolumes:
+		what = "the claim will be deleted, and the volume removed"
+	}
+	return warning(reasonMissing, "Node %s, which has this volume, is missing; in mode %s %s, not before %s", list(nodes), p.mode, what, due.UTC().Format(time.RFC3339))
+}
+
+func breakerEvent(v verdict) event {
+	return warning(reasonBreakerOpen, "%d of %d nodes are lost, and at most %d may be: nothing more is cleaned up until an administrator approves it. Lost: %s",
+		v.lost, v.total, v.limit, list(v.names))
+}
+
+// list is at most ten of names, and how many more there are.
+func list(names []string) string {
+	const most = 10
+	if len(names) <= most {
+		return strings.Join(names, ", ")
+	}
+	return fmt.Sprintf("%s and %d more", strings.Join(names[:most], ", "), len(names)-most)
+}
+
+// repeatAfter is the time in which an event that says that nothing happened is not
+// sent again about an object.
+const repeatAfter = 10 * time.Minute
+
+// notifier sends events, in one place.
+type notifier struct {
+	recorder record.EventRecorder
+	prefix   string
+
+	mu   sync.Mutex
+	sent map[string]time.Time // by UID and reason
+}
+
+func newNotifier(recorder record.EventRecorder, dryRun bool) *notifier {
+	n := &notifier{recorder: recorder, sent: map[string]time.Time{}}
+	if dryRun {
+		n.prefix = "(dry-run) "
+	}
+	return n
+}
+
+// object is anything that an event can be about.
+type object interface {
+	runtime.Object
+	metav1.Object
+}
+
+func (n *notifier) send(obj object, e event) {
+	n.recorder.Event(obj, e.kind, e.reason, n.prefix+e.message)
+}
+
+// seldom sends e unless one about obj with the same reason, for the same cause, was sent
+// within the last ten minutes.
+func (n *notifier) seldom(obj object, cause string, e event) {
+	now := time.Now()
+	key := strings.Join([]string{string(obj.GetUID()), e.reason, cause}, "/")
+	n.mu.Lock()
+	last, ok := n.sent[key]
+	if ok && now.Sub(last) < repeatAfter {
+		n.mu.Unlock()
+		return
+	}
+	n.sent[key] = now
+	for k, at := range n.sent { // so that it does not grow for ever
+		if now.Sub(at) > repeatAfter {
+			delete(n.sent, k)
+		}
+	}
+	n.mu.Unlock()
+	n.send(obj, e)
+}

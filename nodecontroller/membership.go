@@ -1,0 +1,142 @@
+package nodecontroller
+
+import (
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
+)
+
+// place is where a volume is, as far as its nodes tell.
+type place int
+
+const (
+	placeElsewhere   place = iota // not bound to nodes by the key of the driver: never touched
+	placeHealthy                  // some node that can have it is there and stays
+	placeFenced                   // its only node is there, fenced, and its data declared lost
+	placeTerminating              // every node that has it is being deleted
+	placeUnclear                  // something that may be its node is there or not gone yet
+	placeOrphan                   // nothing that may be its node is there
+)
+
+// membership is which nodes a volume belongs to.
+type membership struct {
+	place   place
+	hosts   []string // nodes whose labels satisfy its affinity
+	aliases []string // what else may be one of its nodes: by its name, label or host name
+	// fencedSince is from when on the node of a fenced volume is taken for lost.
+	fencedSince time.Time
+}
+
+// localValues is the values of key that the node affinity of pv names, when it is a
+// volume of driver that can be used nowhere else. The terms of an affinity are
+// alternatives: one without key means that the volume may be usable on other nodes.
+func localValues(pv *corev1.PersistentVolume, driver, key string) ([]string, bool) {
+	if key == "" || pv.Spec.CSI == nil || pv.Spec.CSI.Driver != driver || pv.Spec.NodeAffinity == nil || pv.Spec.NodeAffinity.Required == nil {
+		return nil, false
+	}
+	var values []string
+	for _, term := range pv.Spec.NodeAffinity.Required.NodeSelectorTerms {
+		bound := false
+		for _, e := range term.MatchExpressions {
+			if e.Key == key && e.Operator == corev1.NodeSelectorOpIn && len(e.Values) > 0 {
+				values, bound = append(values, e.Values...), true
+			}
+		}
+		if !bound {
+			return nil, false
+		}
+	}
+	slices.Sort(values)
+	values = slices.Compact(values)
+	return values, len(values) > 0
+}
+
+// namesOfNode is everything by which an affinity with key may mean a node: its name, its
+// label, and its host name, which some drivers take for the label.
+func namesOfNode(node *corev1.Node, key string) []string {
+	names := []string{node.Name}
+	if v := node.Labels[key]; v != "" {
+		names = append(names, v)
+	}
+	for _, a := range node.Status.Addresses {
+		if a.Type == corev1.NodeHostName && a.Address != "" {
+			names = append(names, a.Address)
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
+// locate finds the place of pv, whose local values are values. nodes is at least all
+// nodes that have one of values as a name, csiNodes the names of existing CSINodes; what
+// does not belong to pv among them is left out. A node that came back without its label,
+// or only as a CSINode so far, counts as an alias.
+func (a annotations) locate(pv *corev1.PersistentVolume, values []string, key string, nodes []*corev1.Node, csiNodes []string) membership {
+	var m membership
+	selector, err := nodeaffinity.NewNodeSelector(pv.Spec.NodeAffinity.Required)
+	if err != nil {
+		return m // nobody knows what it means
+	}
+	staying, leaving := 0, 0
+	var host *corev1.Node
+	for _, node := range nodes {
+		switch {
+		case selector.Match(node):
+			m.hosts, host = append(m.hosts, node.Name), node
+		case slices.ContainsFunc(namesOfNode(node, key), func(n string) bool { return slices.Contains(values, n) }):
+			m.aliases = append(m.aliases, node.Name)
+		default:
+			continue
+		}
+		if node.DeletionTimestamp == nil {
+			staying++
+		} else {
+			leaving++
+		}
+	}
+	for _, name := range csiNodes {
+		if slices.Contains(values, name) && !slices.Contains(m.hosts, name) && !slices.Contains(m.aliases, name) {
+			m.aliases = append(m.aliases, name)
+		}
+	}
+	switch {
+	case len(m.hosts) == 1 && len(m.aliases) == 0 && staying == 1 && !a.fencedSince(host).IsZero():
+		m.place, m.fencedSince = placeFenced, a.fencedSince(host)
+	case staying > 0:
+		m.place = placeHealthy
+	case len(m.hosts) > 0 && len(m.aliases) == 0:
+		m.place = placeTerminating
+	case leaving > 0 || len(m.aliases) > 0:
+		m.place = placeUnclear
+	default:
+		m.place = placeOrphan
+	}
+	return m
+}
+
+// fencedSince is since when node is out of service, not ready and declared by the
+// administrator to have lost its data; zero when it is not all of that. That a node is
+// out of service alone says that nothing runs there, not that its disks are gone.
+func (a annotations) fencedSince(node *corev1.Node) time.Time {
+	if node.Annotations[a.localData] != dataLost {
+		return time.Time{}
+	}
+	t := slices.IndexFunc(node.Spec.Taints, func(t corev1.Taint) bool { return t.Key == corev1.TaintNodeOutOfService })
+	c := slices.IndexFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool { return c.Type == corev1.NodeReady })
+	if t < 0 || c < 0 || node.Status.Conditions[c].Status == corev1.ConditionTrue {
+		return time.Time{}
+	}
+	since := node.Status.Conditions[c].LastTransitionTime.Time
+	if added := node.Spec.Taints[t].TimeAdded; added != nil && added.After(since) {
+		since = added.Time
+	}
+	return since
+}
+
+func isReady(node *corev1.Node) bool {
+	return slices.ContainsFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {
+		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
+	})
+}
