@@ -208,7 +208,10 @@ func DefaultConfig() Config {
 	}
 }
 
-// Details is what the watches have to keep for c.
+// Details is what the watches have to keep for c, which is resolved.
 func (c Config) Details() kube.Details {
-	return kube.Details{Nodes: true, Claims: true, PodAnnotations: []string{c.ResizeAnnotation}}
+	return kube.Details{
+		Nodes: true, Claims: true, PodAnnotations: []string{c.ResizeAnnotation},
+		ClaimAnnotations: []string{annotationsOf(c.DriverName).cleanup},
+	}
 }

@@ -1,9 +1,18 @@
 package nodecontroller
 
 import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
 	"github.com/prometheus/client_golang/prometheus"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/record"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
@@ -22,4 +31,258 @@ type Deps struct {
 	Events    record.EventRecorder
 	Registry  prometheus.Registerer
 	Queues    *workloop.Metrics
+}
+
+// Controller looks after the volumes of nodes that go.
+type Controller struct {
+	cfg        Config
+	deps       Deps
+	policy     policy
+	nodePolicy nodePolicy
+	resources  []Resource
+	notify     *notifier
+	metrics    *metrics
+
+	volumes     kube.Kind[*corev1.PersistentVolume]
+	claims      kube.Kind[*corev1.PersistentVolumeClaim]
+	classes     kube.Kind[*storagev1.StorageClass]
+	nodes       kube.Kind[*corev1.Node]
+	csiNodes    kube.Kind[*storagev1.CSINode]
+	drivers     kube.Kind[*storagev1.CSIDriver]
+	attachments *kube.Kind[*storagev1.VolumeAttachment] // nil where nothing is cleaned up
+
+	tokens sync.Mutex // of bucket, which outlives a term: losing a Lease is no fresh start
+	bucket bucket
+
+	current atomic.Pointer[term] // nil between terms
+}
+
+// New checks cfg, which is resolved, and asks for the watches that the controller needs.
+// Nothing runs before [Controller.Run] and [Controller.Serve].
+func New(cfg Config, deps Deps) (*Controller, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	p := policyOf(cfg, deps.Driver)
+	c := &Controller{
+		cfg: cfg, deps: deps, policy: p, nodePolicy: nodePolicyOf(cfg, p), notify: newNotifier(deps.Events, p.dryRun),
+		bucket:  bucket{qps: cfg.NodeCleanupQPS, burst: cfg.NodeCleanupBurst},
+		volumes: deps.Informers.Volumes(), claims: deps.Informers.Claims(), classes: deps.Informers.Classes(),
+		nodes: deps.Informers.FullNodes(), csiNodes: deps.Informers.CSINodes(), drivers: deps.Informers.Drivers(),
+	}
+	for _, text := range cfg.NodeCleanupResource {
+		r, err := ParseResource(text)
+		if err != nil {
+			return nil, fmt.Errorf("--node-cleanup-resource: %q: %w", text, err)
+		}
+		c.resources = append(c.resources, r)
+	}
+	if p.writes() {
+		attachments := deps.Informers.Attachments()
+		c.attachments = &attachments
+	}
+	c.metrics = newMetrics(deps.Registry, c.tally, c.notReady)
+	return c, nil
+}
+
+func (c *Controller) tally() tally {
+	if t := c.current.Load(); t != nil {
+		return t.ledger.tally()
+	}
+	return tally{}
+}
+
+// notReady is the number of nodes that have the driver and are not ready.
+func (c *Controller) notReady() (n int) {
+	t := c.current.Load()
+	if t == nil {
+		return 0
+	}
+	for _, name := range t.index.driverNodes() {
+		if node, ok := c.nodes.Get(name); ok && !isReady(node) {
+			n++
+		}
+	}
+	return n
+}
+
+// Serve does what every replica does, whoever leads, until ctx ends.
+func (c *Controller) Serve(ctx context.Context) error {
+	<-ctx.Done()
+	return context.Cause(ctx)
+}
+
+// term is the work between winning a Lease and losing it. Nothing that it remembers
+// outlives it: another replica may have worked meanwhile.
+type term struct {
+	c           *Controller
+	volumes     *kube.Own[*corev1.PersistentVolume]
+	claims      *kube.Own[*corev1.PersistentVolumeClaim]
+	nodes       *kube.Own[*corev1.Node]
+	volumeQueue *workloop.Loop[string]
+	nodeQueue   *workloop.Loop[string]
+	index       *index
+	ledger      *ledger
+	memory      *memory
+	namespaces  namespaces
+	reader      *reader
+	executor    *executor
+	// ready is that the caches are complete: before, everything looks lost.
+	ready atomic.Bool
+	// tripped is that the administrator was told that the breaker is open.
+	tripped atomic.Bool
+}
+
+// drain is what running work is given when the process ends.
+const drain = 10 * time.Second
+
+func (c *Controller) newTerm() (*term, error) {
+	t := &term{c: c, memory: newMemory(), index: newIndex(c.deps.Driver, c.cfg.TopologyNodeKey, c.policy.ann)}
+	t.ledger = newLedger(breaker{c.cfg.NodeCleanupMinNodes, c.cfg.NodeCleanupMaxFraction}, c.cfg.NodeCleanupWindow, t.index.driverNodes)
+	t.reader = &reader{client: c.deps.Client, policy: c.policy, timeout: c.cfg.Timeout}
+	t.executor = &executor{reader: t.reader, policy: c.policy, locks: c.deps.Locks, notify: c.notify, metrics: c.metrics, timeout: c.cfg.Timeout}
+	loop := workloop.Config{RetryStart: c.cfg.RetryIntervalStart, RetryMax: c.cfg.RetryIntervalMax, Grace: drain}
+	loop.Name = "nodecontroller-pv"
+	t.volumeQueue = workloop.New(loop, c.deps.Queues, t.syncVolume)
+	loop.Name = "nodecontroller-node"
+	t.nodeQueue = workloop.New(loop, c.deps.Queues, t.syncNode)
+	var err error
+	if t.volumes, err = kube.NewOwn(c.volumes); err != nil {
+		return nil, err
+	}
+	if t.claims, err = kube.NewOwn(c.claims); err != nil {
+		return nil, err
+	}
+	t.nodes, err = kube.NewOwn(c.nodes)
+	return t, err
+}
+
+// close ends the views of a term; they fail only when their watches have ended.
+func (t *term) close() {
+	_ = t.volumes.Close()
+	_ = t.claims.Close()
+	_ = t.nodes.Close()
+}
+
+// Run works for one term of the Lease, until ctx ends, and returns after the last worker
+// has stopped. It may be called again then.
+func (c *Controller) Run(ctx context.Context) error {
+	t, err := c.newTerm()
+	if err != nil {
+		return err
+	}
+	defer t.close()
+	registrations, err := t.register()
+	defer func() {
+		for _, r := range registrations {
+			_ = r.Remove() // likewise
+		}
+	}()
+	if err != nil {
+		return err
+	}
+	var synced []cache.DoneChecker
+	for _, r := range registrations {
+		synced = append(synced, r.Synced)
+	}
+	// A node that is merely late in its cache would count as lost.
+	if !cache.WaitFor(ctx, "nodecontroller caches", synced...) {
+		return context.Cause(ctx)
+	}
+	if err := t.begin(ctx); err != nil {
+		return err
+	}
+	c.current.Store(t)
+	defer c.current.Store(nil)
+	var wg sync.WaitGroup
+	wg.Go(func() { t.volumeQueue.Run(ctx, c.cfg.Workers) })
+	wg.Go(func() { t.nodeQueue.Run(ctx, c.cfg.Workers) })
+	wg.Go(func() { t.resync(ctx) })
+	wg.Go(func() { t.sweep(ctx) })
+	wg.Wait()
+	return context.Cause(ctx)
+}
+
+// begin counts what is lost before the first worker runs: the breaker must know of all of
+// it before anything is cleaned up.
+func (t *term) begin(ctx context.Context) error {
+	if err := t.reader.begin(ctx); err != nil {
+		return err
+	}
+	t.ready.Store(true)
+	t.assessAll()
+	_, held := t.ledger.judge(time.Now())
+	t.tripped.Store(held) // and was told of by whoever led then
+	return nil
+}
+
+// assessAll looks at every volume of the driver and every node once.
+func (t *term) assessAll() {
+	for _, pv := range t.c.volumes.List() {
+		if t.index.setVolume(pv) {
+			t.gather(pv.Name)
+			t.volumeQueue.Add(pv.Name)
+		}
+	}
+	for _, node := range t.c.nodes.List() {
+		if node.DeletionTimestamp != nil || t.c.nodePolicy.mode == NodeFinalizerManage {
+			t.noteClaims(node.Name)
+			t.nodeQueue.Add(node.Name)
+		}
+	}
+	for _, claim := range t.c.claims.List() {
+		t.claimChanged(claim)
+	}
+}
+
+// reviewInterval is the time between two looks at everything that is not as it should be.
+const reviewInterval = 5 * time.Minute
+
+func (t *term) resync(ctx context.Context) {
+	tick := time.NewTicker(reviewInterval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		t.namespaces.forgetAll()
+		t.ledger.changed()
+		t.review(t.volumeQueue.Resync, t.nodeQueue.Resync)
+	}
+}
+
+// review queues everything that the ledger knows of.
+func (t *term) review(volume, node func(string)) {
+	for _, key := range t.ledger.keys() {
+		if name, ok := nodeOfClaims(key); ok {
+			node(name)
+		} else {
+			volume(key)
+		}
+	}
+	for _, name := range t.index.goingNodes() {
+		node(name)
+	}
+}
+
+// announce tells once that the breaker has opened, and once that it has closed, and has
+// everything looked at again then.
+func (t *term) announce(now time.Time) {
+	v, held := t.ledger.judge(now)
+	if t.tripped.Load() == held || !t.tripped.CompareAndSwap(!held, held) {
+		return
+	}
+	driver, ok := t.c.drivers.Get(t.c.deps.Driver)
+	if !ok {
+		driver = &storagev1.CSIDriver{}
+		driver.Name = t.c.deps.Driver
+	}
+	e := normal(reasonBreakerClosed, "No clean-up waits for an approval any more")
+	if held {
+		e = breakerEvent(v)
+	}
+	t.c.notify.send(driver, e)
+	t.review(t.volumeQueue.Add, t.nodeQueue.Add)
 }

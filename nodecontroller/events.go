@@ -2,6 +2,7 @@ package nodecontroller
 
 import (
 	"fmt"
+	"maps"
 	"strings"
 	"sync"
 	"time"
@@ -72,8 +73,9 @@ type notifier struct {
 	recorder record.EventRecorder
 	prefix   string
 
-	mu   sync.Mutex
-	sent map[string]time.Time // by UID and reason
+	mu    sync.Mutex
+	sent  map[string]time.Time // by UID, reason and cause
+	swept time.Time
 }
 
 func newNotifier(recorder record.EventRecorder, dryRun bool) *notifier {
@@ -106,10 +108,9 @@ func (n *notifier) seldom(obj object, cause string, e event) {
 		return
 	}
 	n.sent[key] = now
-	for k, at := range n.sent { // so that it does not grow for ever
-		if now.Sub(at) > repeatAfter {
-			delete(n.sent, k)
-		}
+	if now.Sub(n.swept) > repeatAfter { // so that it does not grow for ever
+		n.swept = now
+		maps.DeleteFunc(n.sent, func(_ string, at time.Time) bool { return now.Sub(at) > repeatAfter })
 	}
 	n.mu.Unlock()
 	n.send(obj, e)

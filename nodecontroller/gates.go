@@ -111,14 +111,19 @@ func (f *facts) findings() []finding {
 	return closed
 }
 
-// bucket limits how often something is destroyed. It is not safe for use by several
-// goroutines at once without a lock of its caller.
+// bucket limits how often something is destroyed. Its caller has to lock it.
 type bucket struct {
 	qps    float64
 	burst  int
 	tokens float64
 	last   time.Time
+	// waiting is how many were refused since and will come again, so that they do not all
+	// come for the same token.
+	waiting float64
 }
+
+// longestWait is when those that were refused come again at the latest.
+const longestWait = time.Minute
 
 // take takes a token, or says when there will be one.
 func (b *bucket) take(now time.Time) (next time.Time, ok bool) {
@@ -129,12 +134,15 @@ func (b *bucket) take(now time.Time) (next time.Time, ok bool) {
 	}
 	b.last = now
 	if b.tokens < 1 {
-		if b.qps <= 0 {
-			return now.Add(time.Hour), false
+		wait := longestWait.Seconds()
+		if b.qps > 0 {
+			wait = min(wait, (1-b.tokens+b.waiting)/b.qps)
 		}
-		return now.Add(time.Duration((1 - b.tokens) / b.qps * float64(time.Second))), false
+		b.waiting++
+		return now.Add(time.Duration(wait * float64(time.Second))), false
 	}
 	b.tokens--
+	b.waiting = max(0, b.waiting-1)
 	return time.Time{}, true
 }
 

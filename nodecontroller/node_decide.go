@@ -33,8 +33,8 @@ func nodePolicyOf(cfg Config, p policy) nodePolicy {
 		n.why = "--skip-node-finalize is set"
 	case cfg.NodeCleanup == CleanupOff || cfg.NodeCleanup == CleanupReport || cfg.NodeCleanup == CleanupDryRun:
 		n.why = "the mode of the clean-up is " + string(cfg.NodeCleanup)
-	case !slices.Contains(cfg.NodeCleanupPaths, pathFinalizer):
-		n.why = "--node-cleanup-paths leaves out " + pathFinalizer
+	case !slices.Contains(cfg.NodeCleanupPaths, PathFinalizer):
+		n.why = "--node-cleanup-paths leaves out " + PathFinalizer
 	default:
 		n.deletes = true
 	}
@@ -135,8 +135,7 @@ func (p nodePolicy) decideTerminating(s nodeSnapshot) nodeStep {
 	others := slices.ContainsFunc(s.node.Finalizers, func(f string) bool { return f != p.finalizer })
 	switch {
 	case !s.now.Before(end):
-		return nodeStep{action: nodeRelease, reason: "Timeout", event: reasonTimeout,
-			message: "The node is let go after " + p.timeout.String() + ", before its claims were cleaned up; what is left follows once it is gone and the grace has passed"}
+		return p.timedOut()
 	case p.waitForOthers && others && isReady(s.node):
 		return wait("OtherFinalizers", s.now.Add(othersInterval))
 	case s.now.Before(deleted.Add(p.grace)):
@@ -152,6 +151,12 @@ func (p nodePolicy) decideTerminating(s nodeSnapshot) nodeStep {
 		return wait("Blocked", s.now.Add(othersInterval))
 	}
 	return nodeStep{action: nodeRelease, reason: "Cleaned"}
+}
+
+// timedOut lets go a node that has waited long enough.
+func (p nodePolicy) timedOut() nodeStep {
+	return nodeStep{action: nodeRelease, reason: "Timeout", event: reasonTimeout,
+		message: "The node is let go after " + p.timeout.String() + ", before its claims were cleaned up; what is left follows once it is gone and the grace has passed"}
 }
 
 // decideStaying is for a node that is not being deleted.

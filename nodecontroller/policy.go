@@ -6,14 +6,9 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
-)
-
-// The paths by which a volume comes to be cleaned up; see --node-cleanup-paths.
-const (
-	pathFinalizer = "finalizer" // its node is being deleted and waits for us
-	pathOrphan    = "orphan"    // its node is gone
 )
 
 // policy is what the operator has set, as far as it decides about volumes and claims.
@@ -39,7 +34,7 @@ type policy struct {
 
 func policyOf(cfg Config, driver string) policy {
 	p := policy{
-		driver: driver, ann: annotationsOf(driver), mode: cfg.NodeCleanup, orphanPath: slices.Contains(cfg.NodeCleanupPaths, pathOrphan),
+		driver: driver, ann: annotationsOf(driver), mode: cfg.NodeCleanup, orphanPath: slices.Contains(cfg.NodeCleanupPaths, PathOrphan),
 		scope: cfg.NodeCleanupScope, retain: cfg.NodeCleanupRetain, static: cfg.NodeCleanupStatic, outOfService: cfg.NodeCleanupOutOfService,
 		removable: cfg.PVRemovableFinalizers, missingGrace: cfg.NodeMissingGrace, fencedGrace: cfg.NodeOutOfServiceGrace, releaseGrace: cfg.PVReleaseGrace,
 	}
@@ -65,6 +60,7 @@ type snapshot struct {
 	tombstone *tombstone
 	claim     *corev1.PersistentVolumeClaim // of the name in claimRef, whatever its UID; nil: none
 	wishes    wishes
+	namespace types.UID // of that of the claim, where it has been read
 	// attachments is the VolumeAttachments of the volume.
 	attachments []string
 	// noticed is since when this process knows that the node is missing; zero: it does

@@ -26,8 +26,8 @@ const (
 	// ByNode finds the VolumeAttachments by the name of their node, and the
 	// claims that wait for a volume by the name of their selected node.
 	ByNode = "node"
-	// BySelectedNode finds the claims without a volume, those of other drivers included,
-	// by the name of their selected node.
+	// BySelectedNode finds the claims, those of other drivers and with a volume included,
+	// by the name of their selected node. Of other drivers only [Details] keep that.
 	BySelectedNode = "selected-node"
 	// ByClass finds the claims that wait for a volume by the name of their class.
 	ByClass = "class"
@@ -114,12 +114,7 @@ func (i *Informers) Claims() Kind[*corev1.PersistentVolumeClaim] {
 			}
 			return pvc.Annotations[AnnSelectedNode]
 		}),
-		BySelectedNode: index(func(pvc *corev1.PersistentVolumeClaim) string {
-			if pvc.Spec.VolumeName != "" {
-				return ""
-			}
-			return pvc.Annotations[AnnSelectedNode]
-		}),
+		BySelectedNode: index(func(pvc *corev1.PersistentVolumeClaim) string { return pvc.Annotations[AnnSelectedNode] }),
 		ByDoubt: index(func(pvc *corev1.PersistentVolumeClaim) string {
 			if !slices.Contains(pvc.Finalizers, ProvisioningFinalizer) || !ClaimConcerns(i.driver, pvc) {
 				return ""

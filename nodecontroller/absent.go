@@ -1,0 +1,117 @@
+package nodecontroller
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// cleanAbsent is for a node of which only the name is left, in claims that wait for a
+// volume on it and in custom resources. Its volumes have a queue of their own.
+func (t *term) cleanAbsent(ctx context.Context, name string) (time.Time, error) {
+	t.noteClaims(name)
+	unbound, _ := t.claimsSelecting(name)
+	if t.c.cfg.NodeCleanupUnbound == UnboundIgnore {
+		unbound = nil
+	}
+	if len(unbound) == 0 && len(t.c.resources) == 0 || !t.c.policy.writes() || !t.c.policy.orphanPath || t.index.topologyKey() == "" {
+		t.memory.clear(t.memory.absent, name)
+		return time.Time{}, nil
+	}
+	now := time.Now()
+	// The process may have begun long after the node has gone: its grace begins with it.
+	since := t.memory.since(t.memory.absent, name, now)
+	approved := t.approved(now).covers([]string{name})
+	if due := since.Add(t.c.policy.missingGrace); now.Before(due) && !approved {
+		return due, nil
+	}
+	closed, err := t.gatesOfAbsent(ctx, name)
+	if err != nil {
+		return time.Time{}, err
+	}
+	if len(closed) > 0 {
+		if closed[0].gate == gateAbsence {
+			t.memory.clear(t.memory.absent, name)
+		}
+		for _, claim := range unbound {
+			t.c.notify.seldom(claim, closed[0].reason, warning(reasonSkipped, "Nothing is cleaned up: %s", closed[0]))
+		}
+		return time.Now().Add(later), nil
+	}
+	pass := &nodePass{name: name, settled: map[string]bool{}}
+	if t.c.policy.dryRun && t.memory.has(t.memory.nodes, name) {
+		return time.Time{}, nil
+	}
+	if next, err := t.cleanUnbound(ctx, name, nil, pass); err != nil || !next.IsZero() {
+		return next, err
+	}
+	if why := t.keepsResources(name); why != "" {
+		return time.Now().Add(later), nil
+	}
+	next, err := t.cleanResources(ctx, name, func() ([]finding, error) { return t.gatesOfAbsent(ctx, name) }, "")
+	switch {
+	case err != nil || !next.IsZero():
+	case t.c.policy.dryRun:
+		t.memory.since(t.memory.nodes, name, now)
+	default:
+		t.memory.clear(t.memory.absent, name)
+	}
+	return next, err
+}
+
+// gatesOfAbsent is what has to hold of a node that is gone right before anything of it is
+// destroyed, but for its grace.
+func (t *term) gatesOfAbsent(ctx context.Context, name string) ([]finding, error) {
+	if !t.c.policy.writes() || !t.c.policy.orphanPath {
+		return []finding{{gateMode, "ReportOnly", "the mode of the clean-up is " + string(t.c.policy.mode)}}, nil
+	}
+	names := []string{name}
+	nodes, csiNodes, err := t.reader.named(ctx, t.index.topologyKey(), names, slices.Concat(names, t.index.nodesNamed(names)))
+	if err != nil {
+		return nil, err
+	}
+	if found := present(nodes, csiNodes); len(found) > 0 {
+		return []finding{{gateAbsence, "NodeExists", "there is still " + strings.Join(found, ", ")}}, nil
+	}
+	granted, err := t.reader.approval(ctx, time.Now())
+	if err != nil {
+		return nil, err
+	}
+	if v, _ := t.ledger.judge(time.Now()); (v.open || t.ledger.isHeld(name)) && !granted.covers(names) {
+		return []finding{{gateBreaker, "TooManyNodesLost", "the clean-up is held until an administrator approves it"}}, nil
+	}
+	f := &facts{}
+	if f.readyNode, err = t.reader.readyNode(ctx, t.likelyReady()); err != nil {
+		return nil, err
+	}
+	ns, ok, err := t.reader.namespace(ctx, metav1.NamespaceSystem)
+	if err != nil {
+		return nil, err
+	}
+	f.sameCluster = ok && ns.UID == t.reader.system
+	return f.findings(), nil
+}
+
+// keepsResources is why the custom resources of a lost node stay: one of its volumes may
+// be what a resource is the record of. "" when nothing speaks for them any more.
+func (t *term) keepsResources(node string) string {
+	for _, name := range t.index.volumesOf(node) {
+		s, _ := t.gather(name)
+		switch {
+		case s.volume == nil || !t.belongs(s.volume, node):
+		case s.volume.Spec.PersistentVolumeReclaimPolicy != corev1.PersistentVolumeReclaimDelete:
+			return "volume " + name + " is to be retained"
+		case s.wishes.optOut != "":
+			return s.wishes.optOut + " has opted out"
+		case s.volume.Annotations[t.c.policy.ann.hold] != "" && !s.approved:
+			return "volume " + name + " is held"
+		case s.claim != nil && s.volume.Spec.ClaimRef != nil && s.claim.UID == s.volume.Spec.ClaimRef.UID && s.claim.DeletionTimestamp == nil:
+			return "volume " + name + " has its claim"
+		}
+	}
+	return ""
+}

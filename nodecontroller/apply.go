@@ -1,0 +1,332 @@
+package nodecontroller
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/ptr"
+
+	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/volumelock"
+)
+
+// maxRounds bounds the steps of one sync.
+const maxRounds = 10
+
+const (
+	// soon is when to look again where the cache and the API server disagree.
+	soon = 2 * time.Second
+	// later is when to look again at what is blocked by something that is not watched.
+	later = time.Minute
+)
+
+// syncVolume brings one volume as far as it goes.
+func (t *term) syncVolume(ctx context.Context, name string) (time.Time, error) {
+	log := klog.FromContext(ctx).WithValues("persistentVolume", name)
+	ctx = klog.NewContext(ctx, log)
+	for range maxRounds {
+		s, st := t.gather(name)
+		t.announce(s.now)
+		log.V(2).Info("Decided", "action", st.action.String(), "state", string(st.state), "reason", st.reason)
+		switch {
+		case st.action == doNothing:
+			return st.next, nil
+		case st.action == doSkip: // the review comes back to it, in case that what is not watched has changed
+			t.c.notify.skipped(s, st.reason, st.message)
+			return time.Time{}, nil
+		case st.action == doBlocked:
+			t.c.notify.seldom(s.volume, st.reason, warning(reasonBlocked, "%s", st.message))
+			return time.Time{}, nil
+		case st.action == doForget:
+			if err := t.forget(ctx, s, st); err != nil {
+				return time.Time{}, t.failed(s.volume, err)
+			}
+			continue
+		}
+		next, again, err := t.confirmAndApply(ctx, s, st)
+		if err != nil {
+			return time.Time{}, t.failed(s.volume, err)
+		}
+		if !again {
+			return next, nil
+		}
+	}
+	return time.Time{}, fmt.Errorf("PersistentVolume %q is not settled after %d steps", name, maxRounds)
+}
+
+// confirmAndApply asks the API server about what was decided from the caches, decides
+// once more, and does that. again tells that there may be a further step at once.
+func (t *term) confirmAndApply(ctx context.Context, s snapshot, st step) (next time.Time, again bool, err error) {
+	if st.action.destroys() {
+		next, ok := t.takeToken(s.now)
+		if !ok {
+			t.ledger.mark(s.volume.Name, step{state: st.state, gate: gateRate})
+			return next, false, nil
+		}
+		used := false
+		defer func() {
+			if !used {
+				t.giveTokenBack()
+			}
+		}()
+		used, next, again, err = t.destroy(ctx, s, st)
+		return next, again, err
+	}
+	live, err := t.refresh(ctx, s, false)
+	if err != nil {
+		return time.Time{}, false, err
+	}
+	confirmed := t.c.policy.decide(live)
+	switch confirmed.action {
+	case doNothing, doForget: // the cache will follow, and its event brings the volume here again
+		return earliest(confirmed.next, time.Now().Add(soon)), false, nil
+	case doChange:
+		return time.Time{}, true, t.change(ctx, live, confirmed)
+	case doNotice:
+		t.notice(live, confirmed.next)
+		return confirmed.next, false, nil
+	}
+	return time.Time{}, true, nil // with what was read: gather prefers it to the cache
+}
+
+func earliest(a, b time.Time) time.Time {
+	if a.IsZero() || b.Before(a) {
+		return b
+	}
+	return a
+}
+
+// destroy does what cannot be undone, if the API server and all gates agree. used tells
+// whether the token was needed.
+func (t *term) destroy(ctx context.Context, s snapshot, st step) (used bool, next time.Time, again bool, err error) {
+	live, err := t.refresh(ctx, s, true)
+	if err != nil {
+		return false, time.Time{}, false, err
+	}
+	confirmed := t.c.policy.decide(live)
+	if confirmed.action != st.action {
+		klog.FromContext(ctx).V(2).Info("The API server disagrees with the cache", "action", confirmed.action.String(), "reason", confirmed.reason)
+		if confirmed.action == doNothing || confirmed.action == doForget {
+			return false, earliest(confirmed.next, time.Now().Add(soon)), false, nil
+		}
+		return false, time.Time{}, true, nil
+	}
+	closed := t.c.policy.gates(live)
+	if len(closed) > 0 {
+		t.ledger.mark(live.volume.Name, step{state: st.state, gate: closed[0].gate})
+		t.c.notify.skipped(live, closed[0].reason, closed[0].String())
+		return false, time.Now().Add(later), false, nil
+	}
+	// Noted before, so that an answer that does not come is no reason to forget it.
+	t.ledger.act(live.nodes, live.now)
+	if confirmed.action == doDeleteVolume {
+		t.memory.change(live.volume.UID, func(r *remembered) { r.forced = true })
+	}
+	left, next, err := t.executor.execute(ctx, live, confirmed)
+	if !next.IsZero() {
+		t.ledger.mark(live.volume.Name, step{state: st.state, gate: gateLock})
+		return false, next, false, nil
+	}
+	if err != nil {
+		return true, time.Time{}, false, err
+	}
+	if t.c.policy.dryRun {
+		t.memory.change(live.volume.UID, func(r *remembered) { r.tried = true })
+		return true, time.Time{}, false, nil
+	}
+	if confirmed.action == doDeleteClaim { // its events bring the volume here again
+		return true, time.Time{}, false, nil
+	}
+	if left == nil {
+		t.volumes.Removed(live.volume)
+	} else {
+		t.volumes.Wrote(left)
+	}
+	return true, time.Time{}, true, nil
+}
+
+// executor sends what cannot be undone. It has no gates of its own.
+type executor struct {
+	reader  *reader
+	policy  policy
+	locks   *volumelock.Locks
+	notify  *notifier
+	metrics *metrics
+	timeout time.Duration
+}
+
+// execute carries out a step that destroys, on what live has read. volume is what is left
+// of it after a step for the volume itself, nil when nothing is. next is when to try again
+// because the driver is being called for the volume just now.
+func (e *executor) execute(ctx context.Context, live snapshot, st step) (volume *corev1.PersistentVolume, next time.Time, err error) {
+	ctx, cancel := context.WithTimeout(ctx, e.timeout)
+	defer cancel()
+	done, ok := e.locks.TryAlone(live.volume.Spec.CSI.VolumeHandle)
+	if !ok {
+		return nil, time.Now().Add(soon), nil
+	}
+	defer done()
+	switch st.action {
+	case doDeleteClaim:
+		return nil, time.Time{}, e.deleteClaim(ctx, live)
+	case doDeleteVolume:
+		volume, err = e.deleteVolume(ctx, live)
+		return volume, time.Time{}, err
+	case doRemoveFinalizers:
+		volume, err = e.removeFinalizers(ctx, live, st)
+		return volume, time.Time{}, err
+	}
+	return nil, time.Time{}, fmt.Errorf("action %v has no implementation", st.action)
+}
+
+// deleteOptions let nothing be deleted but the very object that was looked at, as it was.
+func (e *executor) deleteOptions(obj metav1.Object) metav1.DeleteOptions {
+	opts := metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: ptr.To(obj.GetUID()), ResourceVersion: ptr.To(obj.GetResourceVersion())}}
+	if e.policy.dryRun {
+		opts.DryRun = []string{metav1.DryRunAll}
+	}
+	return opts
+}
+
+func (e *executor) deleteClaim(ctx context.Context, live snapshot) error {
+	claim := live.claim
+	err := e.reader.client.CoreV1().PersistentVolumeClaims(claim.Namespace).Delete(ctx, claim.Name, e.deleteOptions(claim))
+	e.metrics.action("claim_delete", e.policy, err)
+	if err != nil && !kube.IsGone(err) {
+		return fmt.Errorf("deleting PersistentVolumeClaim %q, whose node %s is gone: %w", kube.Key(claim), list(live.nodes), err)
+	}
+	klog.FromContext(ctx).Info("Claim deleted, its node is gone", "persistentVolumeClaim", kube.Key(claim), "node", list(live.nodes), "dryRun", e.policy.dryRun)
+	e.notify.send(live.volume, warning(reasonClaimDeleted, "Claim %s was deleted: node %s, which had its volume, is gone", kube.Key(claim), list(live.nodes)))
+	return nil
+}
+
+func (e *executor) deleteVolume(ctx context.Context, live snapshot) (*corev1.PersistentVolume, error) {
+	pv := live.volume
+	removed := warning(reasonForceRemoved, "PersistentVolume %s is removed without its driver, which ran on node %s; scrub the disks of that node before they are used again", pv.Name, list(live.nodes))
+	e.notify.send(pv, removed) // before: afterwards there may be nothing to tell of
+	err := e.reader.client.CoreV1().PersistentVolumes().Delete(ctx, pv.Name, e.deleteOptions(pv))
+	e.metrics.action("pv_delete", e.policy, err)
+	if err != nil && !kube.IsGone(err) {
+		return nil, fmt.Errorf("deleting PersistentVolume %q, whose node %s is gone: %w", pv.Name, list(live.nodes), err)
+	}
+	klog.FromContext(ctx).Info("Volume deleted without its driver, its node is gone", "node", list(live.nodes), "volumeHandle", pv.Spec.CSI.VolumeHandle, "dryRun", e.policy.dryRun)
+	if ref := pv.Spec.ClaimRef; ref != nil {
+		ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: ref.Namespace, UID: live.namespace}}
+		e.notify.send(ns, removed)
+	}
+	left, exists, err := e.reader.volume(ctx, pv.Name)
+	if err != nil || !exists || left.UID != pv.UID {
+		return nil, err
+	}
+	return left, nil
+}
+
+func (e *executor) removeFinalizers(ctx context.Context, live snapshot, st step) (*corev1.PersistentVolume, error) {
+	pv := live.volume
+	data, err := st.change.Patch(pv)
+	if err != nil || data == nil {
+		return pv, err
+	}
+	opts := metav1.PatchOptions{}
+	if e.policy.dryRun {
+		opts.DryRun = []string{metav1.DryRunAll}
+	}
+	left, err := e.reader.client.CoreV1().PersistentVolumes().Patch(ctx, pv.Name, types.JSONPatchType, data, opts)
+	e.metrics.action("finalizer_remove", e.policy, err)
+	if kube.IsGone(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("removing finalizers of PersistentVolume %q, whose node %s is gone: %w", pv.Name, list(live.nodes), err)
+	}
+	klog.FromContext(ctx).Info("Finalizers removed", "finalizers", st.change.RemoveFinalizers, "dryRun", e.policy.dryRun)
+	return left, nil
+}
+
+// change writes notes on a volume.
+func (t *term) change(ctx context.Context, s snapshot, st step) error {
+	if err := t.write(ctx, s.volume, st.change); err != nil {
+		return err
+	}
+	if since := st.change.SetAnnotations[t.c.policy.ann.missing]; since != "" && s.noticed.IsZero() {
+		t.memory.change(s.volume.UID, func(r *remembered) { r.noticed = s.now })
+		t.tell(s, missingEvent(s.nodes, t.c.policy, s.now.Add(t.c.policy.missingGrace)))
+	}
+	return nil
+}
+
+func (t *term) write(ctx context.Context, pv *corev1.PersistentVolume, change kube.MetaChange) error {
+	ctx, cancel := context.WithTimeout(ctx, t.c.cfg.Timeout)
+	defer cancel()
+	changed, err := kube.Change(ctx, t.c.deps.Client.CoreV1().PersistentVolumes(), pv, change)
+	if err = t.volumes.Note(pv, changed, err); err != nil {
+		return fmt.Errorf("writing notes on PersistentVolume %q: %w", pv.Name, err)
+	}
+	return nil
+}
+
+// notice remembers in memory that the node is missing, where nothing may be written.
+func (t *term) notice(s snapshot, due time.Time) {
+	t.memory.change(s.volume.UID, func(r *remembered) { r.noticed = s.now })
+	t.tell(s, missingEvent(s.nodes, t.c.policy, due))
+}
+
+// forget is for a volume whose node is back.
+func (t *term) forget(ctx context.Context, s snapshot, st step) error {
+	was := !s.noticed.IsZero() || s.volume.Annotations[t.c.policy.ann.missing] != ""
+	if err := t.write(ctx, s.volume, st.change); err != nil {
+		return err
+	}
+	t.memory.forget(s.volume.UID)
+	if was {
+		t.tell(s, normal(reasonReturned, "Node %s, which has this volume, is back: nothing is cleaned up", list(s.nodes)))
+	}
+	return nil
+}
+
+// tell sends e about a volume and its claim.
+func (t *term) tell(s snapshot, e event) {
+	t.c.notify.send(s.volume, e)
+	if s.claim != nil {
+		t.c.notify.send(s.claim, e)
+	}
+}
+
+// skipped tells why nothing is done about a volume.
+func (n *notifier) skipped(s snapshot, cause, message string) {
+	e := warning(reasonSkipped, "Nothing is cleaned up: %s", strings.TrimSpace(message))
+	n.seldom(s.volume, cause, e)
+	if s.claim != nil {
+		n.seldom(s.claim, cause, e)
+	}
+}
+
+// failed is err, told where a missing permission is the cause: no retry repairs that.
+func (t *term) failed(obj object, err error) error {
+	if apierrors.IsForbidden(err) {
+		if pv, ok := obj.(*corev1.PersistentVolume); ok {
+			t.ledger.mark(pv.Name, step{state: stateSuspect, gate: gateForbidden})
+		}
+		t.c.notify.seldom(obj, "forbidden", warning(reasonBlocked, "A permission is missing: %v", err))
+	}
+	return err
+}
+
+func (t *term) takeToken(now time.Time) (time.Time, bool) {
+	t.c.tokens.Lock()
+	defer t.c.tokens.Unlock()
+	return t.c.bucket.take(now)
+}
+
+func (t *term) giveTokenBack() {
+	t.c.tokens.Lock()
+	defer t.c.tokens.Unlock()
+	t.c.bucket.giveBack()
+}

@@ -1,0 +1,232 @@
+package nodecontroller
+
+import (
+	"context"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/storage-controller/storage-controller/internal/kube"
+)
+
+// gather reads the caches about a volume, and the own writes that they have not seen yet.
+// What it finds is noted in the ledger, and the verdict of the breaker is about that.
+func (t *term) gather(name string) (snapshot, step) {
+	s := t.look(name)
+	if s.volume == nil {
+		t.ledger.drop(name)
+		return s, t.c.policy.decide(s)
+	}
+	switch s.member.place {
+	case placeTerminating, placeUnclear, placeOrphan, placeFenced:
+		goal := step{}
+		if s.member.place != placeUnclear && t.c.policy.writes() && (s.member.place != placeFenced || t.c.policy.outOfService) {
+			goal = t.c.policy.goal(s)
+		}
+		t.ledger.set(name, entry{
+			nodes: s.nodes, place: s.member.place, pending: goal.pending(),
+			held: s.volume.Annotations[t.c.policy.ann.hold] != "" && !s.approved,
+		})
+	default:
+		t.ledger.drop(name)
+	}
+	v, _ := t.ledger.judge(s.now)
+	s.open = v.open
+	st := t.c.policy.decide(s)
+	t.ledger.mark(name, st)
+	return s, st
+}
+
+// look is the part of gather that only reads.
+func (t *term) look(name string) snapshot {
+	s := snapshot{now: time.Now()}
+	pv, ok := t.volumes.Get(name)
+	if !ok {
+		return s
+	}
+	s.volume = pv
+	key := t.index.topologyKey()
+	values, local := localValues(pv, t.c.deps.Driver, key)
+	if !local {
+		return s
+	}
+	s.member = t.c.policy.ann.locate(pv, values, key, t.cachedNodes(values), t.cachedCSINodes(values))
+	if s.nodes, s.tombstone = t.index.lost(pv, values); len(s.member.hosts) > 0 {
+		s.nodes = s.member.hosts
+	}
+	s.approved = t.approved(s.now).covers(s.nodes)
+	say := map[string]metav1.Object{"PersistentVolume": pv}
+	if ref := pv.Spec.ClaimRef; ref != nil {
+		if claim, ok := t.claims.Get(ref.Namespace + "/" + ref.Name); ok {
+			s.claim = claim
+			if claim.UID == ref.UID {
+				say["PersistentVolumeClaim"] = claim
+			}
+		}
+	}
+	if class, ok := t.c.classes.Get(classOf(pv, s.claim)); ok {
+		say["StorageClass"] = class
+	}
+	s.wishes = t.c.policy.ann.wishesOf(say)
+	if s.tombstone != nil && s.tombstone.optedOut && s.wishes.optOut == "" {
+		s.wishes.optOut = "Node " + s.tombstone.name
+	}
+	if s.wishes.optOut == "" {
+		s.wishes.optOut = t.namespaces.optedOut(pv.Spec.ClaimRef)
+	}
+	if t.c.attachments != nil {
+		for _, va := range t.c.attachments.Select(kube.ByVolume, name) {
+			s.attachments = append(s.attachments, va.Name)
+		}
+	}
+	s.noticed = t.memory.noticed(pv.UID)
+	s.forced, s.tried = t.memory.forced(pv.UID), t.memory.tried(pv.UID)
+	return s
+}
+
+func (t *term) cachedNodes(names []string) []*corev1.Node {
+	var nodes []*corev1.Node
+	for _, name := range t.index.nodesNamed(names) {
+		if node, ok := t.c.nodes.Get(name); ok {
+			nodes = append(nodes, node)
+		}
+	}
+	return nodes
+}
+
+func (t *term) cachedCSINodes(names []string) []string {
+	var found []string
+	for _, name := range names {
+		if _, ok := t.c.csiNodes.Get(name); ok {
+			found = append(found, name)
+		}
+	}
+	return found
+}
+
+// approved is what the administrator has approved, as far as the cache knows.
+func (t *term) approved(now time.Time) approval {
+	driver, ok := t.c.drivers.Get(t.c.deps.Driver)
+	if !ok {
+		return approval{}
+	}
+	granted, err := t.c.policy.ann.parseApproval(driver.Annotations, now)
+	if err != nil {
+		t.c.notify.seldom(driver, err.Error(), warning(reasonSkipped, "%v", err))
+	}
+	return granted
+}
+
+// refresh is s as the API server says it is.
+func (t *term) refresh(ctx context.Context, s snapshot, full bool) (snapshot, error) {
+	values, key := []string(nil), t.index.topologyKey()
+	if v, ok := localValues(s.volume, t.c.deps.Driver, key); ok {
+		values = v
+	}
+	var likely []string
+	if full {
+		likely = t.likelyReady()
+	}
+	live, err := t.reader.refresh(ctx, s, key, t.index.nodesNamed(values), likely, full)
+	if err != nil {
+		return live, err
+	}
+	// What was read is newer than the cache, and what decides is not to be asked for twice.
+	switch {
+	case live.volume == nil:
+		t.volumes.Removed(s.volume)
+	default:
+		t.volumes.Wrote(live.volume)
+	}
+	if s.claim != nil && live.claim == nil && live.volume != nil {
+		t.claims.Removed(s.claim)
+	} else if live.claim != nil {
+		t.claims.Wrote(live.claim)
+	}
+	if live.volume != nil && live.volume.Spec.ClaimRef != nil {
+		t.namespaces.note(live.volume.Spec.ClaimRef.Namespace, live.wishes.optOut)
+	}
+	v, _ := t.ledger.judge(live.now)
+	live.open = v.open
+	return live, nil
+}
+
+// likelyReady is a few nodes that the cache takes for ready and for nodes of the driver.
+func (t *term) likelyReady() []string {
+	var likely []string
+	for _, name := range t.index.driverNodes() { // in random order
+		if node, ok := t.c.nodes.Get(name); ok && isReady(node) {
+			if likely = append(likely, name); len(likely) == 3 {
+				break
+			}
+		}
+	}
+	return likely
+}
+
+// claimsSelecting is the claims without a volume for which the scheduler chose a node, and
+// those with one.
+func (t *term) claimsSelecting(node string) (unbound, bound []*corev1.PersistentVolumeClaim) {
+	for _, cached := range t.c.claims.Select(kube.BySelectedNode, node) {
+		claim, ok := t.claims.Get(kube.Key(cached))
+		if !ok || claim.Annotations[kube.AnnSelectedNode] != node {
+			continue
+		}
+		class, ok := t.c.classes.Get(kube.ClassOfClaim(claim))
+		switch {
+		case !ok || class.Provisioner != t.c.deps.Driver || claim.DeletionTimestamp != nil:
+		case claim.Spec.VolumeName == "":
+			unbound = append(unbound, claim)
+		default:
+			bound = append(bound, claim)
+		}
+	}
+	return unbound, bound
+}
+
+// wishesOfClaim is what the cache knows about who wants an unbound claim cleaned up.
+func (t *term) wishesOfClaim(claim *corev1.PersistentVolumeClaim, node *corev1.Node) wishes {
+	say := map[string]metav1.Object{"PersistentVolumeClaim": claim}
+	if class, ok := t.c.classes.Get(kube.ClassOfClaim(claim)); ok {
+		say["StorageClass"] = class
+	}
+	if node != nil {
+		say["Node"] = node
+	}
+	w := t.c.policy.ann.wishesOf(say)
+	if w.optOut == "" {
+		w.optOut = t.namespaces.optedOut(&corev1.ObjectReference{Namespace: claim.Namespace})
+	}
+	return w
+}
+
+// keyOfClaims is the entry of the ledger for the unbound claims of a node.
+func keyOfClaims(node string) string { return claimsPrefix + node }
+
+const claimsPrefix = "claims/" // no volume has a slash in its name
+
+// nodeOfClaims is the node of such a key; false for the name of a volume.
+func nodeOfClaims(key string) (string, bool) { return strings.CutPrefix(key, claimsPrefix) }
+
+// noteClaims has the ledger know whether something is to be done for the unbound claims of
+// a node that is gone or going.
+func (t *term) noteClaims(node string) {
+	if t.c.cfg.NodeCleanupUnbound == UnboundIgnore || !t.c.policy.writes() {
+		return
+	}
+	found, exists := t.c.nodes.Get(node)
+	pending := false
+	if !exists || found.DeletionTimestamp != nil {
+		unbound, _ := t.claimsSelecting(node)
+		for _, claim := range unbound {
+			pending = pending || t.c.policy.outOfScope(t.wishesOfClaim(claim, found)) == ""
+		}
+	}
+	if !pending {
+		t.ledger.drop(keyOfClaims(node))
+		return
+	}
+	t.ledger.set(keyOfClaims(node), entry{nodes: []string{node}, pending: true, place: placeTerminating})
+}

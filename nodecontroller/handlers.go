@@ -1,0 +1,182 @@
+package nodecontroller
+
+import (
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+
+	"github.com/storage-controller/storage-controller/internal/kube"
+)
+
+// register has the events of all watches keep the index and fill the queues.
+func (t *term) register() (registrations []kube.Registration, err error) {
+	add := func(r kube.Registration, e error) {
+		if e == nil {
+			registrations = append(registrations, r)
+		} else if err == nil {
+			err = e
+		}
+	}
+	add(t.c.csiNodes.Handle(kube.Handlers[*storagev1.CSINode]{
+		Add:    func(n *storagev1.CSINode) { t.csiNodeChanged(n.Name, n) },
+		Update: t.csiNodeUpdated,
+		Delete: func(n *storagev1.CSINode) { t.csiNodeChanged(n.Name, nil) },
+	}))
+	add(t.c.nodes.Handle(kube.Handlers[*corev1.Node]{Add: t.nodeChanged, Update: t.nodeUpdated, Delete: t.nodeDeleted}))
+	add(t.c.volumes.Handle(kube.Handlers[*corev1.PersistentVolume]{
+		Add: t.volumeChanged, Update: func(_, pv *corev1.PersistentVolume) { t.volumeChanged(pv) }, Delete: t.volumeDeleted,
+	}))
+	add(t.c.claims.Handle(kube.Handlers[*corev1.PersistentVolumeClaim]{
+		Add: t.claimChanged, Update: func(_, claim *corev1.PersistentVolumeClaim) { t.claimChanged(claim) }, Delete: t.claimChanged,
+	}))
+	add(t.c.classes.Handle(kube.Handlers[*storagev1.StorageClass]{Add: t.classChanged, Update: func(_, class *storagev1.StorageClass) { t.classChanged(class) }}))
+	add(t.c.drivers.Handle(kube.Handlers[*storagev1.CSIDriver]{Add: t.driverChanged, Update: func(_, d *storagev1.CSIDriver) { t.driverChanged(d) }, Delete: t.driverChanged}))
+	if t.c.attachments != nil {
+		add(t.c.attachments.Handle(kube.Handlers[*storagev1.VolumeAttachment]{Delete: func(va *storagev1.VolumeAttachment) {
+			if pv := va.Spec.Source.PersistentVolumeName; pv != nil && t.ready.Load() && t.ledger.has(*pv) {
+				t.volumeQueue.Add(*pv)
+			}
+		}}))
+	}
+	return registrations, err
+}
+
+func (t *term) csiNodeUpdated(old, n *storagev1.CSINode) {
+	if !equality.Semantic.DeepEqual(old.Spec.Drivers, n.Spec.Drivers) {
+		t.csiNodeChanged(n.Name, n)
+	}
+}
+
+// csiNodeChanged notes where the driver is; nil means that the CSINode is gone.
+func (t *term) csiNodeChanged(name string, n *storagev1.CSINode) {
+	moved, rekeyed := t.index.setCSINode(name, n)
+	if rekeyed { // all nodes and volumes are found by other values now
+		for _, node := range t.c.nodes.List() {
+			t.index.setNode(node)
+		}
+		for _, pv := range t.c.volumes.List() {
+			t.index.setVolume(pv)
+		}
+	}
+	if moved {
+		t.ledger.changed()
+	}
+	if !t.ready.Load() {
+		return
+	}
+	if rekeyed {
+		t.assessAll()
+		return
+	}
+	t.nodeQueue.Add(name)
+	for _, pv := range t.index.volumesOf(name) { // of which it may be an alias
+		t.volumeQueue.Add(pv)
+	}
+}
+
+func (t *term) nodeChanged(node *corev1.Node) {
+	t.index.setGoing(node.Name, node.DeletionTimestamp != nil)
+	t.memory.clear(t.memory.absent, node.Name) // an absence after this is another one
+	t.concern(node.Name, t.index.setNode(node))
+}
+
+// concern has a node and its volumes looked at. What they contribute to the breaker is
+// counted at once, and not when their turn comes.
+func (t *term) concern(node string, volumes []string) {
+	if !t.ready.Load() {
+		return
+	}
+	t.noteClaims(node)
+	for _, pv := range volumes {
+		t.gather(pv)
+		t.volumeQueue.Add(pv)
+	}
+	t.nodeQueue.Add(node)
+}
+
+// nodeUpdated leaves out what kubelets write all the time.
+func (t *term) nodeUpdated(old, node *corev1.Node) {
+	key := t.index.topologyKey()
+	ann := t.c.policy.ann
+	if old.UID == node.UID && old.DeletionTimestamp.Equal(node.DeletionTimestamp) &&
+		slices.Equal(old.Finalizers, node.Finalizers) && slices.Equal(namesOfNode(old, key), namesOfNode(node, key)) &&
+		equality.Semantic.DeepEqual(old.Labels, node.Labels) && equality.Semantic.DeepEqual(old.Spec.Taints, node.Spec.Taints) &&
+		equality.Semantic.DeepEqual(old.Status.Conditions, node.Status.Conditions) &&
+		old.Annotations[ann.cleanup] == node.Annotations[ann.cleanup] && old.Annotations[ann.localData] == node.Annotations[ann.localData] {
+		return
+	}
+	t.nodeChanged(node)
+}
+
+func (t *term) nodeDeleted(node *corev1.Node) {
+	t.nodeQueue.Forget(node.Name)
+	t.index.setGoing(node.Name, false)
+	t.concern(node.Name, t.index.dropNode(node))
+}
+
+func (t *term) volumeChanged(pv *corev1.PersistentVolume) {
+	local := t.index.setVolume(pv)
+	if t.ready.Load() && (local || t.ledger.has(pv.Name)) {
+		t.gather(pv.Name)
+		if t.ledger.has(pv.Name) || !t.c.policy.notedNothing(pv) {
+			t.volumeQueue.Add(pv.Name)
+		}
+	}
+}
+
+func (t *term) volumeDeleted(pv *corev1.PersistentVolume) {
+	// Nodes that lost the driver wait for the end of their last volume, and custom
+	// resources for that of the volumes of theirs.
+	nodes := t.index.nodesOf(pv.Name)
+	t.index.dropVolume(pv.Name)
+	t.volumeQueue.Forget(pv.Name)
+	t.ledger.drop(pv.Name)
+	t.memory.forget(pv.UID)
+	if t.ready.Load() {
+		for _, node := range nodes {
+			t.nodeQueue.Add(node)
+		}
+	}
+}
+
+func (t *term) claimChanged(claim *corev1.PersistentVolumeClaim) {
+	if !t.ready.Load() {
+		return
+	}
+	if pv := claim.Spec.VolumeName; pv != "" {
+		if t.ledger.has(pv) {
+			t.gather(pv)
+			t.volumeQueue.Add(pv)
+		}
+		return
+	}
+	node := claim.Annotations[kube.AnnSelectedNode]
+	if node == "" || t.c.cfg.NodeCleanupUnbound == UnboundIgnore {
+		return
+	}
+	if found, ok := t.c.nodes.Get(node); !ok || found.DeletionTimestamp != nil {
+		t.noteClaims(node)
+		t.nodeQueue.Add(node)
+	}
+}
+
+// classChanged looks at what waits: the class may have been what it waits for.
+func (t *term) classChanged(class *storagev1.StorageClass) {
+	if t.ready.Load() && class.Provisioner == t.c.deps.Driver {
+		t.review(t.volumeQueue.Add, t.nodeQueue.Add)
+	}
+}
+
+// driverChanged looks at what may have been approved.
+func (t *term) driverChanged(d *storagev1.CSIDriver) {
+	if t.ready.Load() && d.Name == t.c.deps.Driver {
+		t.review(t.volumeQueue.Add, t.nodeQueue.Add)
+	}
+}
+
+// notedNothing tells whether pv carries none of the notes that end with the return of its node.
+func (p policy) notedNothing(pv *corev1.PersistentVolume) bool {
+	return kube.MetaChange{RemoveAnnotations: p.ann.bookkeeping()}.Made(pv)
+}

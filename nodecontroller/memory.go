@@ -1,0 +1,114 @@
+package nodecontroller
+
+import (
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// memory is what a term knows that stands nowhere in the API. What is lost with it is at
+// most a grace that begins again, or something tried twice.
+type memory struct {
+	mu      sync.Mutex
+	volumes map[types.UID]remembered
+	absent  map[string]time.Time // nodes with unbound claims or custom resources
+	alone   map[string]time.Time // nodes that the driver has left
+	nodes   map[string]time.Time // absent nodes whose clean-up was tried in dry-run mode
+}
+
+type remembered struct {
+	noticed       time.Time // since when its node is known to be missing
+	forced, tried bool
+}
+
+func newMemory() *memory {
+	return &memory{volumes: map[types.UID]remembered{}, absent: map[string]time.Time{}, alone: map[string]time.Time{}, nodes: map[string]time.Time{}}
+}
+
+func (m *memory) get(uid types.UID) remembered {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.volumes[uid]
+}
+
+func (m *memory) noticed(uid types.UID) time.Time { return m.get(uid).noticed }
+func (m *memory) forced(uid types.UID) bool       { return m.get(uid).forced }
+func (m *memory) tried(uid types.UID) bool        { return m.get(uid).tried }
+
+func (m *memory) change(uid types.UID, f func(*remembered)) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	r := m.volumes[uid]
+	f(&r)
+	m.volumes[uid] = r
+}
+
+func (m *memory) forget(uid types.UID) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.volumes, uid)
+}
+
+// since is from when on name is in times, which is now if it was not.
+func (m *memory) since(times map[string]time.Time, name string, now time.Time) time.Time {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if _, ok := times[name]; !ok {
+		times[name] = now
+	}
+	return times[name]
+}
+
+// has tells whether name is in times.
+func (m *memory) has(times map[string]time.Time, name string) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	_, ok := times[name]
+	return ok
+}
+
+func (m *memory) clear(times map[string]time.Time, name string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(times, name)
+}
+
+// namespaces remembers which namespaces have said no to the clean-up, as they were read
+// last: they are not watched. Before anything is destroyed they are read again.
+type namespaces struct {
+	mu    sync.Mutex
+	wants map[string]string // the object that has said no, by namespace
+}
+
+// note remembers what the live read of a volume or claim in a namespace has found.
+func (n *namespaces) note(namespace, optOut string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if strings.HasPrefix(optOut, "Namespace ") {
+		if n.wants == nil {
+			n.wants = map[string]string{}
+		}
+		n.wants[namespace] = optOut
+		return
+	}
+	delete(n.wants, namespace)
+}
+
+func (n *namespaces) optedOut(claim *corev1.ObjectReference) string {
+	if claim == nil {
+		return ""
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.wants[claim.Namespace]
+}
+
+// forgetAll has the namespaces read again the next time that matters.
+func (n *namespaces) forgetAll() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.wants = nil
+}

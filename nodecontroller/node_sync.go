@@ -1,0 +1,188 @@
+package nodecontroller
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/klog/v2"
+
+	"github.com/storage-controller/storage-controller/internal/kube"
+)
+
+// syncNode brings one node as far as it goes.
+func (t *term) syncNode(ctx context.Context, name string) (time.Time, error) {
+	log := klog.FromContext(ctx).WithValues("node", klog.KRef("", name))
+	ctx = klog.NewContext(ctx, log)
+	pass := &nodePass{name: name}
+	for range maxRounds {
+		s := t.gatherNode(pass)
+		t.announce(s.now)
+		st := t.c.nodePolicy.decide(s)
+		log.V(2).Info("Decided", "action", st.action.String(), "reason", st.reason)
+		var err error
+		switch st.action {
+		case nodeNothing:
+			return st.next, nil
+		case nodeAbsent:
+			next, err := t.cleanAbsent(ctx, name)
+			return next, t.failedFor(name, err)
+		case nodeProtect:
+			return time.Time{}, t.failedFor(name, t.protect(ctx, s.node))
+		case nodeNote:
+			err = t.noteVolumes(ctx, s.node, pass.volumes, false)
+		case nodeHold:
+			err = t.noteVolumes(ctx, s.node, pass.volumes, true)
+		case nodeClean:
+			var next time.Time
+			if next, err = t.cleanTerminating(ctx, s.node, pass); err == nil && !next.IsZero() {
+				return earliest(next, s.node.DeletionTimestamp.Add(t.c.nodePolicy.timeout)), nil
+			}
+		case nodeRelease:
+			return time.Time{}, t.failedFor(name, t.release(ctx, s.node, st))
+		}
+		if err == nil {
+			continue
+		}
+		if end := s.node.DeletionTimestamp.Add(t.c.nodePolicy.timeout); time.Now().Before(end) {
+			// The back-off may be longer than the node may be held.
+			time.AfterFunc(time.Until(end), func() { t.nodeQueue.Add(name) })
+			return time.Time{}, t.failedFor(name, err)
+		}
+		log.Info("The clean-up failed, and the node has waited long enough", "err", err)
+		return time.Time{}, t.failedFor(name, t.release(ctx, s.node, t.c.nodePolicy.timedOut()))
+	}
+	return time.Time{}, fmt.Errorf("Node %q is not settled after %d steps", name, maxRounds)
+}
+
+// nodePass is what one sync of a node has found and done.
+type nodePass struct {
+	name    string
+	volumes []snapshot // of which it is a host or alias
+	cleaned bool
+	blocked string
+	// settled is the volumes and claims that were dealt with in this sync.
+	settled map[string]bool
+}
+
+// gatherNode reads the caches about a node and its volumes.
+func (t *term) gatherNode(pass *nodePass) nodeSnapshot {
+	s := nodeSnapshot{now: time.Now(), registered: t.index.hasDriver(pass.name), keyKnown: t.index.topologyKey() != "", cleaned: pass.cleaned, blocked: pass.blocked}
+	node, ok := t.nodes.Get(pass.name)
+	if !ok {
+		return s
+	}
+	s.node = node
+	t.memory.clear(t.memory.absent, pass.name)
+	pass.volumes = nil
+	for _, name := range t.index.volumesOf(pass.name) {
+		vs, _ := t.gather(name)
+		if vs.volume == nil || !slices.Contains(vs.member.hosts, node.Name) && !slices.Contains(vs.member.aliases, node.Name) {
+			continue
+		}
+		s.volumes++
+		pass.volumes = append(pass.volumes, vs)
+		if vs.member.place != placeTerminating {
+			continue
+		}
+		s.unnoted = s.unnoted || !t.c.nodePolicy.notes(node, vs, false).Made(vs.volume)
+		if t.c.policy.goal(vs).pending() {
+			s.pending = true
+			s.unheld = s.unheld || !t.c.nodePolicy.notes(node, vs, true).Made(vs.volume)
+		}
+	}
+	t.noteClaims(node.Name)
+	s.pending = s.pending || t.ledger.has(keyOfClaims(node.Name))
+	v, _ := t.ledger.judge(s.now)
+	s.open, s.approved = v.open, t.approved(s.now).covers([]string{node.Name})
+	switch {
+	case s.registered:
+		t.memory.clear(t.memory.alone, node.Name)
+	case t.c.nodePolicy.mode == NodeFinalizerManage:
+		s.unregistered = t.memory.since(t.memory.alone, node.Name, s.now)
+	}
+	return s
+}
+
+// notes is what a volume has to know of its node when that is gone. An opt-out has to
+// outlive the node.
+func (p nodePolicy) notes(node *corev1.Node, s snapshot, hold bool) kube.MetaChange {
+	set := map[string]string{p.ann.lostNode: strings.Join(s.member.hosts, nodeListMark), p.ann.lostNodeUID: string(node.UID)}
+	if len(s.member.hosts) > 1 { // the UID of which, nobody could tell
+		delete(set, p.ann.lostNodeUID)
+	}
+	if node.Annotations[p.ann.cleanup] == disabled {
+		set[p.ann.cleanup] = disabled
+	}
+	if hold {
+		set[p.ann.hold] = heldByBreak
+	}
+	return kube.MetaChange{SetAnnotations: set}
+}
+
+// noteVolumes writes on the volumes of a node that it goes, or that they have to wait.
+func (t *term) noteVolumes(ctx context.Context, node *corev1.Node, volumes []snapshot, hold bool) error {
+	for _, s := range volumes {
+		if s.member.place != placeTerminating || hold && !t.c.policy.goal(s).pending() {
+			continue
+		}
+		if err := t.write(ctx, s.volume, t.c.nodePolicy.notes(node, s, hold)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// protect adds the finalizer to a node of the driver.
+func (t *term) protect(ctx context.Context, node *corev1.Node) error {
+	err := t.changeNode(ctx, node, kube.MetaChange{AddFinalizers: []string{t.c.nodePolicy.finalizer}})
+	if apierrors.IsForbidden(err) || apierrors.IsInvalid(err) {
+		live, exists, e := t.reader.node(ctx, node.Name)
+		if e == nil && (!exists || live.DeletionTimestamp != nil) {
+			return nil // deleted meanwhile: too late to ask for anything
+		}
+	}
+	return err
+}
+
+// release removes the finalizer of a node, and tells why where that is not clear.
+func (t *term) release(ctx context.Context, node *corev1.Node, st nodeStep) error {
+	if err := t.changeNode(ctx, node, t.c.nodePolicy.releases()); err != nil {
+		return err
+	}
+	if st.event != "" {
+		t.c.notify.send(node, warning(st.event, "%s", st.message))
+	}
+	if deleted := node.DeletionTimestamp; deleted != nil {
+		t.c.metrics.held(deleted.Time)
+	}
+	klog.FromContext(ctx).Info("Node let go", "reason", st.reason)
+	return nil
+}
+
+func (t *term) changeNode(ctx context.Context, node *corev1.Node, change kube.MetaChange) error {
+	ctx, cancel := context.WithTimeout(ctx, t.c.cfg.Timeout)
+	defer cancel()
+	changed, err := kube.Change(ctx, t.c.deps.Client.CoreV1().Nodes(), node, change)
+	if err = t.nodes.Note(node, changed, err); err != nil {
+		return fmt.Errorf("writing finalizer %s of Node %q: %w", t.c.nodePolicy.finalizer, node.Name, err)
+	}
+	return nil
+}
+
+// failedFor is [term.failed] for a node, which may be gone.
+func (t *term) failedFor(name string, err error) error {
+	if err == nil {
+		return nil
+	}
+	node, ok := t.nodes.Get(name)
+	if !ok {
+		node = &corev1.Node{}
+		node.Name = name
+	}
+	return t.failed(node, err)
+}
