@@ -7,7 +7,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // cleanAbsent is for a node of which only the name is left, in claims that wait for a
@@ -88,11 +87,9 @@ func (t *term) gatesOfAbsent(ctx context.Context, name string) ([]finding, error
 	if f.readyNode, err = t.reader.readyNode(ctx, t.likelyReady()); err != nil {
 		return nil, err
 	}
-	ns, ok, err := t.reader.namespace(ctx, metav1.NamespaceSystem)
-	if err != nil {
+	if f.sameCluster, err = t.reader.sameCluster(ctx); err != nil {
 		return nil, err
 	}
-	f.sameCluster = ok && ns.UID == t.reader.system
 	return f.findings(), nil
 }
 

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/client-go/dynamic"
@@ -18,9 +19,11 @@ import (
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/volumelock"
 	"github.com/storage-controller/storage-controller/internal/workloop"
+	"github.com/storage-controller/storage-controller/nodecontroller/webhook"
 )
 
-// Deps is what the program hands to the controller. All fields are required.
+// Deps is what the program hands to the controller. Where nothing else is said, all fields
+// are required.
 type Deps struct {
 	Driver  string // its name, as it reports it or as the operator set it
 	Client  kubernetes.Interface
@@ -31,6 +34,10 @@ type Deps struct {
 	Events    record.EventRecorder
 	Registry  prometheus.Registerer
 	Queues    *workloop.Metrics
+	// Urgent is a client without a rate limit, for what pods wait for; nil means Client.
+	Urgent kubernetes.Interface
+	// Namespace is that of the process itself; it may be unknown.
+	Namespace string
 }
 
 // Controller looks after the volumes of nodes that go.
@@ -50,6 +57,9 @@ type Controller struct {
 	csiNodes    kube.Kind[*storagev1.CSINode]
 	drivers     kube.Kind[*storagev1.CSIDriver]
 	attachments *kube.Kind[*storagev1.VolumeAttachment] // nil where nothing is cleaned up
+
+	ownClaims *claims
+	webhooks  *webhook.Server // nil where they are off
 
 	tokens sync.Mutex // of bucket, which outlives a term: losing a Lease is no fresh start
 	bucket bucket
@@ -82,7 +92,10 @@ func New(cfg Config, deps Deps) (*Controller, error) {
 		c.attachments = &attachments
 	}
 	c.metrics = newMetrics(deps.Registry, c.tally, c.notReady)
-	return c, nil
+	c.ownClaims = newClaims(cfg, deps)
+	var err error
+	c.webhooks, err = c.newWebhooks()
+	return c, err
 }
 
 func (c *Controller) tally() tally {
@@ -104,12 +117,6 @@ func (c *Controller) notReady() (n int) {
 		}
 	}
 	return n
-}
-
-// Serve does what every replica does, whoever leads, until ctx ends.
-func (c *Controller) Serve(ctx context.Context) error {
-	<-ctx.Done()
-	return context.Cause(ctx)
 }
 
 // term is the work between winning a Lease and losing it. Nothing that it remembers
@@ -167,6 +174,17 @@ func (t *term) close() {
 // Run works for one term of the Lease, until ctx ends, and returns after the last worker
 // has stopped. It may be called again then.
 func (c *Controller) Run(ctx context.Context) error {
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return c.clean(ctx) })
+	group.Go(func() error { return c.ownClaims.run(ctx) })
+	if c.webhooks != nil {
+		group.Go(func() error { return c.webhooks.Lead(ctx) })
+	}
+	return group.Wait()
+}
+
+// clean is [Controller.Run] for the clean-up after nodes.
+func (c *Controller) clean(ctx context.Context) error {
 	t, err := c.newTerm()
 	if err != nil {
 		return err
@@ -189,14 +207,13 @@ func (c *Controller) Run(ctx context.Context) error {
 	if !cache.WaitFor(ctx, "nodecontroller caches", synced...) {
 		return context.Cause(ctx)
 	}
-	if err := t.begin(ctx); err != nil {
-		return err
-	}
+	t.begin()
 	c.current.Store(t)
 	defer c.current.Store(nil)
 	var wg sync.WaitGroup
 	wg.Go(func() { t.volumeQueue.Run(ctx, c.cfg.Workers) })
 	wg.Go(func() { t.nodeQueue.Run(ctx, c.cfg.Workers) })
+	wg.Go(func() { t.reader.identify(ctx) })
 	wg.Go(func() { t.resync(ctx) })
 	wg.Go(func() { t.sweep(ctx) })
 	wg.Wait()
@@ -205,15 +222,11 @@ func (c *Controller) Run(ctx context.Context) error {
 
 // begin counts what is lost before the first worker runs: the breaker must know of all of
 // it before anything is cleaned up.
-func (t *term) begin(ctx context.Context) error {
-	if err := t.reader.begin(ctx); err != nil {
-		return err
-	}
+func (t *term) begin() {
 	t.ready.Store(true)
 	t.assessAll()
 	_, held := t.ledger.judge(time.Now())
 	t.tripped.Store(held) // and was told of by whoever led then
-	return nil
 }
 
 // assessAll looks at every volume of the driver and every node once.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -12,9 +13,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/selection"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/klog/v2"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
@@ -29,20 +30,34 @@ type reader struct {
 	client  kubernetes.Interface
 	policy  policy
 	timeout time.Duration // of one request
-	system  types.UID     // of kube-system, at the start
+	system  atomic.Value  // the UID of kube-system at the start; empty: not read yet
 }
 
-// begin reads by what the cluster is known again.
-func (r *reader) begin(ctx context.Context) error {
+// identifyInterval is the time between two attempts to find out which cluster this is.
+const identifyInterval = 5 * time.Second
+
+// identify notes by what the cluster is known again. Until it has succeeded, nothing is
+// cleaned up of nodes that are gone.
+func (r *reader) identify(ctx context.Context) {
+	for {
+		ns, ok, err := r.namespace(ctx, metav1.NamespaceSystem)
+		if ok {
+			r.system.Store(ns.UID)
+			return
+		}
+		klog.FromContext(ctx).Info("The namespace by which a cluster is known cannot be read; nothing is cleaned up until it can", "namespace", metav1.NamespaceSystem, "err", err)
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(identifyInterval):
+		}
+	}
+}
+
+// sameCluster tells whether this is the cluster in which the work began.
+func (r *reader) sameCluster(ctx context.Context) (bool, error) {
 	ns, ok, err := r.namespace(ctx, metav1.NamespaceSystem)
-	if err != nil {
-		return err
-	}
-	if !ok {
-		return fmt.Errorf("namespace %q does not exist: a clean-up needs it to know the cluster by", metav1.NamespaceSystem)
-	}
-	r.system = ns.UID
-	return nil
+	return ok && r.system.Load() == ns.UID, err
 }
 
 // read is a GET whose NotFound is an answer.
@@ -365,11 +380,9 @@ func (r *reader) refreshFacts(ctx context.Context, s *snapshot, likely []string)
 	if s.facts.readyNode, err = r.readyNode(ctx, likely); err != nil {
 		return err
 	}
-	ns, ok, err := r.namespace(ctx, metav1.NamespaceSystem)
-	if err != nil {
+	if s.facts.sameCluster, err = r.sameCluster(ctx); err != nil {
 		return err
 	}
-	s.facts.sameCluster = ok && ns.UID == r.system
 	if s.claim == nil {
 		return nil
 	}
