@@ -5,8 +5,10 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"reflect"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/go-viper/mapstructure/v2"
 	"github.com/spf13/cobra"
@@ -16,6 +18,7 @@ import (
 
 	"github.com/storage-controller/storage-controller/attacher"
 	"github.com/storage-controller/storage-controller/capacity"
+	"github.com/storage-controller/storage-controller/nodecontroller"
 	"github.com/storage-controller/storage-controller/provisioner"
 )
 
@@ -34,6 +37,24 @@ type settings struct {
 	Provisioner provisioner.Config `mapstructure:"provisioner"`
 	Attacher    attacher.Config    `mapstructure:"attacher"`
 	Capacity    capacity.Config    `mapstructure:"capacity"`
+	// Nodecontroller is as it was set; see [nodecontroller.Config.Resolve].
+	Nodecontroller nodecontroller.Config `mapstructure:"nodecontroller"`
+	// origins is where each option was set, by its key in viper; those that are not there were not.
+	origins origins
+}
+
+// origins of settings; see [settings].
+type origins map[string]nodecontroller.Origin
+
+// of the options of a section, by their names.
+func (o origins) of(section string) map[string]nodecontroller.Origin {
+	mine := map[string]nodecontroller.Origin{}
+	for key, origin := range o {
+		if name, ok := strings.CutPrefix(key, section+"."); ok {
+			mine[name] = origin
+		}
+	}
+	return mine
 }
 
 // readSettings puts together flags, environment, the file of --config and
@@ -41,7 +62,7 @@ type settings struct {
 // over the common one of the same source. roles are those of the command; of the
 // others, defaults and their section of the file are read.
 func readSettings(fs *pflag.FlagSet, all bool, roles []role) (settings, error) {
-	common := commonOptions(all)
+	common := commonOptions(all, roles...)
 	file, err := readConfigFile(fs, common)
 	if err != nil {
 		return settings{}, err
@@ -50,11 +71,11 @@ func readSettings(fs *pflag.FlagSet, all bool, roles []role) (settings, error) {
 	if err := v.MergeConfigMap(file); err != nil {
 		return settings{}, fmt.Errorf("reading the configuration: %w", err)
 	}
+	found := origins{}
 	for _, o := range common {
-		if o.name == "config" || o.name == "version" {
-			continue
+		if !slices.Contains(flagOnly, o.name) {
+			bind(v, found, o.name, o, flagOf(fs, o.name))
 		}
-		bind(v, o.name, o, flagOf(fs, o.name))
 	}
 	for _, role := range allRoleOptions(all) {
 		mine := having(roles, role.section)
@@ -63,23 +84,36 @@ func readSettings(fs *pflag.FlagSet, all bool, roles []role) (settings, error) {
 			if mine {
 				flags = flagOf(fs, role.section+"-"+o.name, o.name)
 			}
-			bind(v, role.section+"."+o.name, o, flags)
+			bind(v, found, role.section+"."+o.name, o, flags)
 		}
 	}
-	var s settings
+	s := settings{origins: found}
+	def := nodecontroller.DefaultConfig()
+	s.Nodecontroller.MinMissingGrace, s.Nodecontroller.UnregisteredGrace = def.MinMissingGrace, def.UnregisteredGrace
 	err = v.UnmarshalExact(&s, viper.DecodeHook(mapstructure.ComposeDecodeHookFunc(
 		mapstructure.TextUnmarshallerHookFunc(),
-		mapstructure.StringToTimeDurationHookFunc(),
+		durations,
 		mapstructure.StringToSliceHookFunc(","),
 	)))
 	if err != nil {
 		return settings{}, fmt.Errorf("reading the configuration: %w", err)
 	}
+	s.Nodecontroller.Explicit = found.of(nodecontrollerSection)
 	return s, nil
 }
 
-// allRoles is every role that there is.
-func allRoles() []role { return []role{provisionerRole, attacherRole, capacityRole} }
+// durations turns text into a duration.
+func durations(from, to reflect.Type, value any) (any, error) {
+	if text, ok := value.(string); ok && from.Kind() == reflect.String && to == reflect.TypeFor[time.Duration]() {
+		return parseGrace(text)
+	}
+	return value, nil
+}
+
+// allRoles is what "all" runs.
+func allRoles() []role {
+	return []role{provisionerRole, attacherRole, capacityRole, nodecontrollerRole}
+}
 
 func having(roles []role, section string) bool {
 	return slices.ContainsFunc(roles, func(r role) bool { return r.section == section })
@@ -87,6 +121,7 @@ func having(roles []role, section string) bool {
 
 func allRoleOptions(all bool) []roleOptions { return optionsOf(allRoles(), all) }
 
+// optionsOf are the options of roles; all is as for commonOptions.
 func optionsOf(roles []role, all bool) []roleOptions {
 	var options []roleOptions
 	for _, r := range roles {
@@ -107,12 +142,20 @@ func flagOf(fs *pflag.FlagSet, names ...string) []*pflag.Flag {
 }
 
 // bind makes key the value of the first of flags that was given, else of the
-// environment, else of the file, else the default.
-func bind(v *viper.Viper, key string, o option, flags []*pflag.Flag) {
+// environment, else of the file, else the default, and notes which it is in found.
+func bind(v *viper.Viper, found origins, key string, o option, flags []*pflag.Flag) {
 	v.SetDefault(key, defaultOf(o))
+	_, isTexts := o.def.(texts)
 	for _, f := range flags {
 		if f.Changed {
-			v.Set(key, f.Value.String())
+			var value any = f.Value.String()
+			if list, ok := f.Value.(pflag.SliceValue); ok {
+				// String writes brackets around it. A flag that is given without a value
+				// means an empty list.
+				value = slices.DeleteFunc(list.GetSlice(), func(text string) bool { return text == "" })
+			}
+			v.Set(key, value)
+			found[key] = nodecontroller.OriginFlag
 			return
 		}
 	}
@@ -123,10 +166,23 @@ func bind(v *viper.Viper, key string, o option, flags []*pflag.Flag) {
 	}
 	for _, env := range names {
 		if value, ok := os.LookupEnv(env); ok && value != "" {
-			v.Set(key, value)
+			if v.Set(key, value); isTexts {
+				v.Set(key, lines(value))
+			}
+			found[key] = nodecontroller.OriginEnvironment
 			return
 		}
 	}
+	if v.InConfig(key) {
+		if text, ok := v.Get(key).(string); ok && isTexts { // else its commas would make a list of it
+			v.Set(key, lines(text))
+		}
+		found[key] = nodecontroller.OriginFile
+	}
+}
+
+func lines(text string) []string {
+	return strings.FieldsFunc(text, func(r rune) bool { return r == '\n' || r == '\r' })
 }
 
 func envName(option string) string {
@@ -137,6 +193,10 @@ func defaultOf(o option) any {
 	switch def := o.def.(type) {
 	case pairs, gates:
 		return ""
+	case grace:
+		return time.Duration(def)
+	case texts:
+		return []string(def)
 	default:
 		return def
 	}
@@ -176,10 +236,12 @@ func checkConfig(file map[string]any, common []option) error {
 	}
 	known := map[string]bool{"apiVersion": true, "kind": true}
 	for _, o := range common {
-		known[o.name] = o.name != "config" && o.name != "version"
+		known[o.name] = !slices.Contains(flagOnly, o.name)
 	}
 	// One file serves every command, also those that have fewer options.
-	known["controllers"] = true
+	for _, o := range commonOptions(true, allRoles()...) {
+		known[o.name] = !slices.Contains(flagOnly, o.name)
+	}
 	for _, role := range allRoleOptions(true) {
 		inSection := map[string]bool{}
 		for _, o := range role.options {
@@ -284,7 +346,7 @@ func newConfigCommand() *cobra.Command {
 		},
 	}
 	for _, c := range []*cobra.Command{printer, validator} {
-		registerFlags(c.Flags(), commonOptions(true), allRoleOptions(true))
+		registerFlags(c.Flags(), commonOptions(true, allRoles()...), allRoleOptions(true))
 		cmd.AddCommand(c)
 	}
 	return cmd
@@ -297,6 +359,15 @@ func marshalSettings(s settings) ([]byte, error) {
 		return nil, fmt.Errorf("printing the configuration: %w", err)
 	}
 	values = plain(values).(map[string]any)
+	// What a profile or the driver would set counts as set by hand once it is in a file.
+	if section, ok := values[nodecontrollerSection].(map[string]any); ok {
+		maps.DeleteFunc(section, func(name string, _ any) bool {
+			return nodecontroller.MayBePreset(name) && s.Nodecontroller.Explicit[name] == ""
+		})
+	}
+	if s.origins["csi-address"] == "" { // without which a driver may need no connection
+		delete(values, "csi-address")
+	}
 	values["apiVersion"], values["kind"] = configAPIVersion, configKind
 	return yaml.Marshal(values)
 }

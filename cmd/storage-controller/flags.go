@@ -15,7 +15,7 @@ import (
 type option struct {
 	name string
 	// def is the default; its type is the type of the flag: bool, int, uint,
-	// float64, string, []string, time.Duration, pairs or gates.
+	// float64, string, []string, texts, time.Duration, grace, pairs or gates.
 	def    any
 	usage  string
 	hidden bool
@@ -47,8 +47,12 @@ func (o option) register(fs *pflag.FlagSet, name, usage string) {
 		fs.String(name, def, usage)
 	case []string:
 		fs.StringSlice(name, def, usage)
+	case texts:
+		fs.StringArray(name, def, usage)
 	case time.Duration:
 		fs.Duration(name, def, usage)
+	case grace:
+		fs.Var(&def, name, usage)
 	case pairs:
 		fs.Var(&pairs{}, name, usage)
 	case gates:
@@ -143,6 +147,35 @@ func addNoOp(fs *pflag.FlagSet, name string) {
 	default:
 		f.NoOptDefVal = "true"
 	}
+}
+
+// texts is a flag that may be given several times; commas in its values mean nothing.
+// In the environment each line is a value.
+type texts []string
+
+// grace is a flag of how long something is given to end; -1 leaves that to the thing itself.
+type grace time.Duration
+
+func (g *grace) Type() string { return "duration" }
+
+func (g *grace) String() string {
+	if *g < 0 {
+		return "-1"
+	}
+	return time.Duration(*g).String()
+}
+
+func (g *grace) Set(value string) error {
+	d, err := parseGrace(value)
+	*g = grace(d)
+	return err
+}
+
+func parseGrace(value string) (time.Duration, error) {
+	if value == "-1" {
+		return -1, nil
+	}
+	return time.ParseDuration(value)
 }
 
 // pairs is a flag of the form k:v,k:v. Given more than once, it merges.

@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"k8s.io/klog/v2"
+
+	"github.com/storage-controller/storage-controller/internal/kubetest"
 )
 
 // logConfig is the one that the child process below logs with.
@@ -46,7 +48,7 @@ func TestMain(m *testing.M) {
 		flush()
 		os.Exit(0)
 	}
-	os.Exit(m.Run())
+	kubetest.Main(m)
 }
 
 func logged(t *testing.T, args string) (stdout, stderr string) {

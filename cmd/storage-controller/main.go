@@ -33,7 +33,10 @@ func run(argv []string) int {
 	}
 	var usage *usageError
 	if errors.As(err, &usage) {
-		fmt.Fprintf(os.Stderr, "%s\n%s: %v\n", usage.text, name, err)
+		if usage.text != "" {
+			fmt.Fprintln(os.Stderr, usage.text)
+		}
+		fmt.Fprintf(os.Stderr, "%s: %v\n", name, err)
 		return exitUsage
 	}
 	fmt.Fprintf(os.Stderr, "%s: %v\n", name, err)

@@ -82,7 +82,7 @@ func TestExitCodes(t *testing.T) {
 		"old klog flags and spellings are fine": {[]string{"storage-controller", "provision", "-logtostderr", "--log_dir=/x", "--stderrthreshold", "2", "-v5", "--worker-threads=0"}, 1, "", "--worker-threads"},
 		"everything wrong at once":              {[]string{"storage-controller", "all", "--provisioner-timeout=0", "--resync=-1s"}, 1, "", "--resync"},
 		"config validate":                       {[]string{"storage-controller", "config", "validate"}, 0, "valid", ""},
-		"config validate of nonsense":           {[]string{"storage-controller", "config", "validate", "--timeout=0s"}, 1, "", "--timeout"},
+		"config validate of nonsense":           {[]string{"storage-controller", "config", "validate", "--timeout=0s"}, 2, "", "--timeout"},
 		"config without a subcommand":           {[]string{"storage-controller", "config"}, 2, "", "print or validate"},
 		"completion":                            {[]string{"storage-controller", "completion", "bash"}, 0, "bash completion", ""},
 	}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"slices"
 	"time"
 
 	"github.com/storage-controller/storage-controller/attacher"
@@ -13,6 +14,7 @@ import (
 // commonConfig is what every role shares.
 type commonConfig struct {
 	CSIAddress           string        `mapstructure:"csi-address"`
+	CSISocket            string        `mapstructure:"csi-socket"`
 	ExitOnConnectionLoss bool          `mapstructure:"exit-on-connection-loss"`
 	MaxGRPCLogLength     int           `mapstructure:"max-grpc-log-length"`
 	Kubeconfig           string        `mapstructure:"kubeconfig"`
@@ -27,7 +29,11 @@ type commonConfig struct {
 	LeaseLabels          pairs         `mapstructure:"leader-election-labels"`
 	HTTPEndpoint         string        `mapstructure:"http-endpoint"`
 	MetricsAddress       string        `mapstructure:"metrics-address"`
+	MetricsBindAddress   string        `mapstructure:"metrics-bind-address"`
 	MetricsPath          string        `mapstructure:"metrics-path"`
+	SecureMetrics        bool          `mapstructure:"secure-metrics-server"`
+	HealthBindAddress    string        `mapstructure:"health-probe-bind-address"`
+	ProfilingBindAddress string        `mapstructure:"profiling-bind-address"`
 	EnablePprof          bool          `mapstructure:"enable-pprof"`
 	AutoMaxProcs         bool          `mapstructure:"automaxprocs"`
 	OTLPEndpoint         string        `mapstructure:"otlp-endpoint"`
@@ -37,13 +43,24 @@ type commonConfig struct {
 	Logging              loggingConfig `mapstructure:",squash"`
 }
 
-// commonOptions are the options that every role has. all tells whether they are
-// those of "all", where the clients have no rate limit unless one is set.
-func commonOptions(all bool) []option {
+// flagOnly names the options that are no settings: they are in no file and no
+// environment variable, but for that of config.
+var flagOnly = []string{"config", "version", "print-config"}
+
+// commonOptions are the options that every role has, for the command that runs roles.
+// all tells whether it is "all", where the clients have no rate limit unless one is set.
+func commonOptions(all bool, roles ...role) []option {
 	lease, driver := election.DefaultConfig(), csiclient.DefaultConfig()
 	qps, burst, limit := 5.0, 10, "requests per second of each role to the API server; 0 means no limit"
+	elect, electUsage := false, "work only while holding the Lease of a role, so that several replicas can run"
 	if all {
 		qps, burst = 0, 0
+		electUsage += "; needed for what deletes after the loss of a node"
+	}
+	if !all && roles[0].section == nodecontrollerSection {
+		// As its counterpart has it, and unlike the sidecars: two of it must not delete
+		// at the same time.
+		elect, lease.RetryPeriod = true, 2*time.Second
 	}
 	options := []option{
 		{name: "config", def: "", usage: "configuration file in YAML; its keys are the names of the flags"},
@@ -54,7 +71,7 @@ func commonOptions(all bool) []option {
 		{name: "master", def: "", usage: "URL of the API server"},
 		{name: "kube-api-qps", def: qps, usage: limit},
 		{name: "kube-api-burst", def: burst, usage: "requests to the API server that may exceed --kube-api-qps at once"},
-		{name: "leader-election", def: false, usage: "work only while holding the Lease of a role, so that several replicas can run"},
+		{name: "leader-election", def: elect, usage: electUsage},
 		{name: "leader-election-namespace", def: "", usage: "namespace of the Leases; empty means POD_NAMESPACE, else that of the service account, else default"},
 		{name: "leader-election-lease-duration", def: lease.LeaseDuration, usage: "how long other replicas wait for a leader that does not renew"},
 		{name: "leader-election-renew-deadline", def: lease.RenewDeadline, usage: "how long a leader that cannot renew goes on"},
@@ -77,6 +94,9 @@ func commonOptions(all bool) []option {
 		{name: "log-json-split-stream", def: false, usage: "with json: errors to stderr and everything else to stdout"},
 		{name: "log-text-info-buffer-size", def: "0", usage: "with --log-text-split-stream: buffer stdout up to this size"},
 		{name: "log-json-info-buffer-size", def: "0", usage: "with --log-json-split-stream: buffer stdout up to this size"},
+	}
+	if slices.ContainsFunc(roles, func(r role) bool { return r.section == nodecontrollerSection }) {
+		options = append(options, nodecontrollerCommonOptions()...)
 	}
 	if all {
 		options = append(options, option{name: "controllers", def: "", usage: "roles to run, as provisioner,attacher; empty means all that the driver supports"})

@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"slices"
+	"strings"
 	"time"
 
 	snapshotclient "github.com/kubernetes-csi/external-snapshotter/client/v8/clientset/versioned/typed/volumesnapshot/v1"
@@ -23,8 +25,10 @@ import (
 	"github.com/storage-controller/storage-controller/election"
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/tracing"
+	"github.com/storage-controller/storage-controller/internal/volumelock"
 	"github.com/storage-controller/storage-controller/internal/workloop"
 	"github.com/storage-controller/storage-controller/metrics"
+	"github.com/storage-controller/storage-controller/nodecontroller"
 	"github.com/storage-controller/storage-controller/provisioner"
 )
 
@@ -44,9 +48,16 @@ type role struct {
 	timeout func(settings) time.Duration
 	// lease is the name of its Lease: that of the sidecar which it replaces, so
 	// that old and new never work at the same time.
-	lease func(driver string) string
+	lease func(s settings, driver string) string
 	// supported is nil when the driver, and the environment, have what the role is for.
 	supported func(settings, csiclient.Driver) error
+	// nameOfDriver is nil for roles that call the driver. Of others it is its name, as
+	// far as the settings tell it: they can run without a connection.
+	nameOfDriver func(settings) string
+	// prepare, which may be nil, is called for every chosen role before any is built.
+	prepare func(*shared) error
+	// check is the name of the check of its controller, if that has one.
+	check string
 	// build makes the controller, with clients of its own for cfg. It is called once,
 	// before the watches start.
 	build func(ctx context.Context, s *shared, cfg *rest.Config) (controller, error)
@@ -58,11 +69,23 @@ type controller interface {
 	Run(ctx context.Context) error
 }
 
+// server is what a controller may be besides: Serve works on every replica, whoever
+// holds the Lease, from the start to the end of the process.
+type server interface {
+	Serve(ctx context.Context) error
+}
+
+// checked is what a controller may be besides: its check is one of /readyz, under the
+// name that its role has for it.
+type checked interface {
+	Ready() error
+}
+
 // shared is what the controllers of a process have in common.
 type shared struct {
 	settings  settings
 	driver    csiclient.Driver
-	csi       *csiclient.Client
+	csi       *csiclient.Client // nil where no role calls the driver
 	informers *kube.Informers
 	metadata  metadata.Interface // for watches of kinds that may not exist
 	events    record.EventRecorder
@@ -72,6 +95,9 @@ type shared struct {
 	// are built first.
 	attacher *attacher.Controller
 	capacity *capacity.Controller
+	// nodecontroller is the resolved configuration of that role, where it runs.
+	nodecontroller nodecontroller.Config
+	locks          *volumelock.Locks
 }
 
 var provisionerRole = role{
@@ -79,7 +105,7 @@ var provisionerRole = role{
 	options:  provisionerOptions,
 	validate: func(s settings) error { return s.provisioner().Validate() },
 	timeout:  func(s settings) time.Duration { return s.Provisioner.Timeout },
-	lease:    provisioner.LeaseName,
+	lease:    func(_ settings, driver string) string { return provisioner.LeaseName(driver) },
 	supported: func(_ settings, d csiclient.Driver) error {
 		return lacking(d, "CREATE_DELETE_VOLUME", d.Controller.CreateDeleteVolume)
 	},
@@ -150,7 +176,7 @@ var attacherRole = role{
 	options:  attacherOptions,
 	validate: func(s settings) error { return s.Attacher.Validate() },
 	timeout:  func(s settings) time.Duration { return s.Attacher.Timeout },
-	lease:    attacher.LeaseName,
+	lease:    func(_ settings, driver string) string { return attacher.LeaseName(driver) },
 	supported: func(_ settings, d csiclient.Driver) error {
 		return lacking(d, "PUBLISH_UNPUBLISH_VOLUME", d.Controller.PublishUnpublishVolume)
 	},
@@ -181,7 +207,8 @@ var capacityRole = role{
 	limit:    func(s settings) (float64, int) { return s.Capacity.QPS, s.Capacity.Burst },
 	validate: func(s settings) error { return s.capacity().Validate() },
 	timeout:  func(s settings) time.Duration { return s.Capacity.Timeout },
-	lease:    provisioner.LeaseName, // csi-provisioner does both under one
+	// csi-provisioner does both under one.
+	lease: func(_ settings, driver string) string { return provisioner.LeaseName(driver) },
 	supported: func(s settings, d csiclient.Driver) error {
 		return errors.Join(lacking(d, "GET_CAPACITY", d.Controller.GetCapacity), s.capacityEnvironment())
 	},
@@ -255,6 +282,9 @@ func lacking(d csiclient.Driver, capability string, has bool) error {
 func (s settings) driverConfig(roles ...role) csiclient.Config {
 	cfg := csiclient.DefaultConfig()
 	cfg.Address = s.Common.CSIAddress
+	if s.Common.CSISocket != "" {
+		cfg.Address = s.Common.CSISocket
+	}
 	cfg.ExitOnConnectionLoss = s.Common.ExitOnConnectionLoss
 	cfg.MaxLogLength = s.Common.MaxGRPCLogLength
 	cfg.Timeout = 0
@@ -278,22 +308,76 @@ func (s settings) tracingConfig(driver string) tracing.Config {
 	}
 }
 
-// serverConfig is that of the diagnostics server; its address is empty for none.
+// serverConfig is that of the diagnostics server.
 func (s settings) serverConfig() metrics.Config {
 	c := s.Common
-	cfg := metrics.Config{Address: c.HTTPEndpoint, MetricsPath: c.MetricsPath, Pprof: c.EnablePprof, LeaderElection: c.LeaderElection}
-	if cfg.Address == "" {
-		cfg.Address = c.MetricsAddress
+	cfg := metrics.Config{
+		HealthAddress: address(c.HealthBindAddress), ProfilingAddress: address(c.ProfilingBindAddress),
+		MetricsPath: c.MetricsPath, Pprof: c.EnablePprof, LeaderElection: c.LeaderElection,
+	}
+	for _, a := range s.endpoints() { // which has at most one
+		cfg.Address = a
 	}
 	return cfg
+}
+
+// endpoints are the addresses for everything, under their names.
+func (s settings) endpoints() map[string]string {
+	c, set := s.Common, map[string]string{}
+	for name, a := range map[string]string{
+		"--http-endpoint": c.HTTPEndpoint, "--metrics-address": c.MetricsAddress, "--metrics-bind-address": address(c.MetricsBindAddress),
+	} {
+		if a != "" {
+			set[name] = a
+		}
+	}
+	return set
+}
+
+// address is text, or nothing where that means none, as "0" does.
+func address(text string) string {
+	if text == "0" {
+		return ""
+	}
+	return text
+}
+
+// mayRun tells whether a process with s runs the role of section if the driver supports it.
+func (s settings) mayRun(section string) bool {
+	return len(s.Common.Controllers) == 0 || slices.Contains(s.Common.Controllers, section)
+}
+
+// unconnected is the name of the driver where roles need no connection to it and none
+// was asked for, else empty.
+func (s settings) unconnected(roles []role) string {
+	if s.origins["csi-address"] != "" || s.origins["csi-socket"] != "" || len(roles) > 1 && len(s.Common.Controllers) == 0 {
+		return ""
+	}
+	name := ""
+	for _, r := range roles {
+		if len(roles) > 1 && !s.mayRun(r.section) {
+			continue
+		}
+		if r.nameOfDriver == nil {
+			return ""
+		}
+		name = r.nameOfDriver(s)
+	}
+	return name
 }
 
 // validate reports everything that is wrong with s for a process that runs roles.
 func (s settings) validate(roles ...role) error {
 	c := s.Common
 	var errs []error
-	if c.HTTPEndpoint != "" && c.MetricsAddress != "" {
-		errs = append(errs, errors.New("--http-endpoint and --metrics-address: only one of them may be set"))
+	if set := slices.Sorted(maps.Keys(s.endpoints())); len(set) > 1 {
+		errs = append(errs, fmt.Errorf("%s: only one of them may be set", strings.Join(set, " and ")))
+	}
+	if s.origins["csi-address"] != "" && c.CSISocket != "" && c.CSISocket != c.CSIAddress {
+		errs = append(errs, errors.New("--csi-address and --csi-socket: only one of them may be set"))
+	}
+	if c.SecureMetrics && len(s.endpoints()) == 0 {
+		errs = append(errs, errors.New("--secure-metrics-server: needs an address, by --metrics-bind-address or --http-endpoint"))
 	}
 	if c.KubeAPIQPS < 0 {
 		errs = append(errs, fmt.Errorf("--kube-api-qps: must not be negative, got %v", c.KubeAPIQPS))

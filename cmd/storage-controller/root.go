@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -12,7 +13,7 @@ import (
 // usageError is a mistake in the command line itself.
 type usageError struct {
 	err  error
-	text string // the usage of the command
+	text string // the usage of the command; empty where that would not help
 }
 
 func (e *usageError) Error() string { return e.err.Error() }
@@ -30,8 +31,8 @@ func newRoot(name string) *cobra.Command {
 		Use:   "storage-controller",
 		Short: "One controller beside a CSI driver, instead of a sidecar for each task",
 		Long: `storage-controller does for a CSI driver what takes a sidecar container each
-otherwise: it provisions volumes for claims, attaches them to nodes, and tells the
-scheduler where there is room for more.
+otherwise: it provisions volumes for claims, attaches them to nodes, tells the scheduler
+where there is room for more, and looks after volumes that live on one node when that goes.
 
 Run "all" for everything that the driver supports in one process, or one
 subcommand per container. Called as csi-provisioner or csi-attacher (a link to
@@ -53,17 +54,37 @@ default.`,
 		},
 	}
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
-		return &usageError{err, cmd.UsageString()}
+		return &usageError{withHint(err), cmd.UsageString()}
 	})
 	root.AddCommand(
 		newRoleCommand("provision", name, false, provisionerRole, capacityRole),
 		newRoleCommand("attach", name, false, attacherRole),
 		newRoleCommand("capacity", name, false, capacityRole),
+		newRoleCommand("nodecontroller", name, false, nodecontrollerRole),
 		newRoleCommand("all", name, true, allRoles()...),
 		newConfigCommand(),
 		newVersionCommand(name),
 	)
 	return root
+}
+
+// withHint says of a flag of TopoLVM's controller what became of it.
+func withHint(err error) error {
+	var unknown *pflag.NotExistError
+	if !errors.As(err, &unknown) {
+		return err
+	}
+	name := unknown.GetSpecifiedName()
+	if letters := unknown.GetSpecifiedShortnames(); letters != "" { // a long flag with one dash
+		name, _, _ = strings.Cut(letters, "=")
+	}
+	switch name = string(dashes(nil, name)); {
+	case strings.HasPrefix(name, "minimum-allocation-"):
+		return fmt.Errorf("%w: it belongs to the driver, set it there", err)
+	case strings.HasPrefix(name, "zap-"):
+		return fmt.Errorf("%w: it belongs to the driver; the logs of this program are set by --v and --logging-format", err)
+	}
+	return err
 }
 
 func newVersionCommand(name string) *cobra.Command {

@@ -29,6 +29,7 @@ import (
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/tracing"
+	"github.com/storage-controller/storage-controller/internal/volumelock"
 	"github.com/storage-controller/storage-controller/internal/workloop"
 	"github.com/storage-controller/storage-controller/metrics"
 )
@@ -71,14 +72,18 @@ func newRoleCommand(use, name string, all bool, roles ...role) *cobra.Command {
 			defer flush()
 			ctx, stop := untilSignal(log)
 			defer stop()
-			return (&process{settings: s, roles: roles, all: all}).run(ctx)
+			p := &process{settings: s, roles: roles, all: all}
+			if print, _ := cmd.Flags().GetBool("print-config"); print {
+				return p.printConfig(ctx, cmd.OutOrStdout())
+			}
+			return p.run(ctx)
 		},
 	}
 	options := optionsOf(roles, all)
 	if !all {
 		options = withoutRepeated(options)
 	}
-	registerFlags(cmd.Flags(), commonOptions(all), options)
+	registerFlags(cmd.Flags(), commonOptions(all, roles...), options)
 	return cmd
 }
 
@@ -92,10 +97,11 @@ func withoutRepeated(roles []roleOptions) []roleOptions {
 }
 
 var shortHelp = map[string]string{
-	"provision": "Create volumes for claims and delete them (replaces csi-provisioner)",
-	"capacity":  "Publish how much room the driver has, for the scheduler (replaces csi-provisioner --enable-capacity)",
-	"attach":    "Attach volumes to nodes and detach them (replaces csi-attacher)",
-	"all":       "Run every role that the driver supports in one process",
+	"provision":      "Create volumes for claims and delete them (replaces csi-provisioner)",
+	"attach":         "Attach volumes to nodes and detach them (replaces csi-attacher)",
+	"capacity":       "Publish how much room the driver has, for the scheduler (replaces csi-provisioner --enable-capacity)",
+	"nodecontroller": "Clean up after nodes that are gone, help claims and pods of volumes that live on one node (replaces the Kubernetes side of topolvm-controller)",
+	"all":            "Run every role that the driver supports in one process",
 }
 
 // untilSignal is a context that ends at the first SIGTERM or SIGINT, so that
@@ -144,24 +150,26 @@ func (p *process) run(ctx context.Context) error {
 	}
 	defer server.wait() // after stopServices: the last to end
 	defer stopServices()
+	server.ready("shutdown", func() error { // first of all, so that nobody sends more work
+		if ctx.Err() != nil {
+			return errors.New("the process is about to end")
+		}
+		return nil
+	})
 	restConfig, err := kube.RESTConfig(c.Kubeconfig, c.Master)
 	if err != nil {
 		return err
 	}
-	csi, err := csiclient.New(p.settings.driverConfig(p.roles...), registry)
-	if err != nil {
-		return err
+	csi, driver, err := p.connect(ctx, registry, server)
+	if csi != nil {
+		defer csi.Close()
 	}
-	defer csi.Close()
-	server.ready("driver", csi.Ready)
-	driver, err := csi.Connect(ctx)
 	if err != nil {
 		if errors.Is(context.Cause(ctx), workloop.ErrDrain) {
 			return nil
 		}
 		return err
 	}
-	log.Info("Connected to the driver", "driver", driver.Name, "version", driver.VendorVersion)
 
 	terms, err := p.build(services, restConfig, registry, csi, driver, server)
 	if err != nil {
@@ -182,7 +190,9 @@ func (p *process) run(ctx context.Context) error {
 	work, cancel := context.WithCancelCause(traced)
 	defer cancel(nil)
 	var group errgroup.Group
-	group.Go(func() error { return endAll(cancel, connection(services, csi)) })
+	if csi != nil {
+		group.Go(func() error { return endAll(cancel, connection(services, csi)) })
+	}
 	group.Go(func() error {
 		defer stopServices() // the workers are done: nobody needs the connection and the watches any more
 		return endAll(cancel, terms.run(work))
@@ -192,6 +202,26 @@ func (p *process) run(ctx context.Context) error {
 	}
 	log.Info("Stopped")
 	return nil
+}
+
+// connect asks the driver who it is. Where nobody calls the driver there is no client.
+func (p *process) connect(ctx context.Context, registry *prometheus.Registry, server *diagnostics) (*csiclient.Client, csiclient.Driver, error) {
+	log := klog.FromContext(ctx)
+	if name := p.settings.unconnected(p.roles); name != "" {
+		log.Info("Working without a connection to the driver", "driver", name)
+		return nil, csiclient.Driver{Name: name}, nil
+	}
+	csi, err := csiclient.New(p.settings.driverConfig(p.roles...), registry)
+	if err != nil {
+		return nil, csiclient.Driver{}, err
+	}
+	server.ready("driver", csi.Ready)
+	driver, err := csi.Connect(ctx)
+	if err != nil {
+		return csi, csiclient.Driver{}, err
+	}
+	log.Info("Connected to the driver", "driver", driver.Name, "version", driver.VendorVersion)
+	return csi, driver, nil
 }
 
 // endAll has everything else end because of err, without draining.
@@ -243,7 +273,16 @@ func (p *process) build(ctx context.Context, restConfig *rest.Config, registry *
 	sh := &shared{
 		settings: p.settings, driver: driver, csi: csi, registry: registry, events: events,
 		informers: kube.NewInformers(client, meta, driver.Name), metadata: meta,
-		queues: workloop.NewMetrics(registry),
+		queues: workloop.NewMetrics(registry), locks: &volumelock.Locks{},
+	}
+	for _, r := range chosen {
+		if r.prepare == nil {
+			continue
+		}
+		if err := r.prepare(sh); err != nil {
+			stopEvents()
+			return nil, fmt.Errorf("%s: %w", r.section, err)
+		}
 	}
 	t := &terms{settings: p.settings, informers: sh.informers, stopEvents: stopEvents, server: server}
 	for _, r := range buildOrder(chosen) {
@@ -255,13 +294,16 @@ func (p *process) build(ctx context.Context, restConfig *rest.Config, registry *
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", r.section, err)
 		}
-		t.add(r, r.lease(driver.Name), c)
+		t.add(r, r.lease(p.settings, driver.Name), c)
+		if c, ok := c.(checked); ok {
+			server.ready(r.check, c.Ready)
+		}
 	}
 	if err := t.prepare(restConfig, registry, events, driver.Name); err != nil {
 		return nil, err
 	}
 	sh.informers.Start(ctx)
-	server.ready("watches", sh.informers.Synced)
+	server.ready("informers", sh.informers.Synced)
 	return t, nil
 }
 
@@ -274,10 +316,19 @@ type diagnostics struct {
 // serve starts the server before anything else, so that it can tell what is missing.
 func (p *process) serve(ctx context.Context, registry *prometheus.Registry) (*diagnostics, error) {
 	cfg, d := p.settings.serverConfig(), &diagnostics{}
-	if cfg.Address == "" {
+	if cfg.Address == "" && cfg.HealthAddress == "" && cfg.ProfilingAddress == "" {
 		return d, nil
 	}
 	var err error
+	if p.settings.Common.SecureMetrics {
+		restConfig, err := kube.RESTConfig(p.settings.Common.Kubeconfig, p.settings.Common.Master)
+		if err == nil {
+			cfg.Guard, err = newGuard(restConfig)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("--secure-metrics-server: %w", err)
+		}
+	}
 	if d.server, err = metrics.NewServer(cfg, registry); err != nil {
 		return nil, err
 	}

@@ -82,8 +82,42 @@ func (t *terms) prepare(restConfig *rest.Config, registry *prometheus.Registry, 
 }
 
 // run works until ctx ends. It returns nil after draining, else the first error
-// that no retry repairs.
+// that no retry repairs. What serves on every replica begins before anything else and
+// ends after the workers, without an error of them too.
 func (t *terms) run(ctx context.Context) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	serving, stopServing := context.WithCancel(context.WithoutCancel(ctx))
+	defer stopServing()
+	var servers errgroup.Group
+	for _, e := range t.entries {
+		for i, c := range e.controllers {
+			s, ok := c.(server)
+			if !ok {
+				continue
+			}
+			section := e.roles[i].section
+			servers.Go(func() error {
+				err := s.Serve(klog.NewContext(serving, klog.FromContext(ctx).WithName(section)))
+				if err != nil && serving.Err() == nil {
+					err = fmt.Errorf("%s: %w", section, err)
+					cancel(err) // without which the process would go on and not serve
+					return err
+				}
+				return nil
+			})
+		}
+	}
+	err := t.work(ctx)
+	stopServing()
+	if failed := servers.Wait(); failed != nil {
+		return failed
+	}
+	return err
+}
+
+// work runs the controllers until ctx ends.
+func (t *terms) work(ctx context.Context) error {
 	if err := t.firstLists(ctx); err != nil {
 		return err
 	}
