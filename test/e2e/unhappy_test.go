@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"strings"
 	"sync"
 	"syscall"
@@ -261,7 +262,7 @@ func TestClaimDeletedWhileItsVolumeIsBeingCreated(t *testing.T) {
 func TestSIGTERMLetsARunningCallFinish(t *testing.T) {
 	e := newEnv(t, csitest.Config{}, 1)
 	class := e.class(false, nil)
-	p := e.run("all", "--leader-election")
+	p := e.run("all", "--leader-election", "--http-endpoint=127.0.0.1:0")
 	e.claim("c1", class)
 	volume := e.bound("c1")
 	e.plugin.Next("CreateVolume", csitest.Hang())
@@ -277,6 +278,12 @@ func TestSIGTERMLetsARunningCallFinish(t *testing.T) {
 		}
 		return nil
 	})
+	if status, body := p.get("/readyz"); status != http.StatusServiceUnavailable || !strings.Contains(body, "the process is about to end") {
+		t.Errorf("while it drains it is ready: %d %s", status, body)
+	}
+	if status, _ := p.get("/readyz/driver"); status != http.StatusOK {
+		t.Errorf("the check of the driver alone answers %d", status)
+	}
 	e.plugin.Release()
 	if code := p.code(); code != 0 {
 		t.Errorf("exit code %d, want 0", code)
