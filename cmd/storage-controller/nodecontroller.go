@@ -12,6 +12,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/storage-controller/storage-controller/csiclient"
+	"github.com/storage-controller/storage-controller/election"
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/nodecontroller"
 )
@@ -60,6 +61,13 @@ func buildNodecontroller(_ context.Context, s *shared, restConfig *rest.Config) 
 	if err != nil {
 		return nil, err
 	}
+	// Who creates a pod waits for the webhooks, not for the rate limit of the clean-up.
+	urgent := rest.CopyConfig(restConfig)
+	urgent.QPS, urgent.Burst = -1, 0
+	unlimited, err := kubernetes.NewForConfig(urgent)
+	if err != nil {
+		return nil, err
+	}
 	return nodecontroller.New(s.nodecontroller, nodecontroller.Deps{
 		Driver:    s.driver.Name,
 		Client:    client,
@@ -69,6 +77,8 @@ func buildNodecontroller(_ context.Context, s *shared, restConfig *rest.Config) 
 		Events:    s.events,
 		Registry:  s.registry,
 		Queues:    s.queues,
+		Urgent:    unlimited,
+		Namespace: election.Namespace(""), // not where the Leases were put by a flag
 	})
 }
 

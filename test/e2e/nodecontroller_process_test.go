@@ -2,11 +2,21 @@ package e2e
 
 import (
 	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
 	"fmt"
+	"math/big"
 	"net/http"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"syscall"
 	"testing"
+	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -55,5 +65,78 @@ func TestNodecontrollerWithoutConnection(t *testing.T) {
 	}
 	if l.Spec.HolderIdentity != nil && *l.Spec.HolderIdentity != "" {
 		t.Errorf("after its end %s holds the Lease", *l.Spec.HolderIdentity)
+	}
+}
+
+// TestNodecontrollerScenarioProcess is what the process as a whole does with its webhooks.
+func TestNodecontrollerScenarioProcess(t *testing.T) {
+	t.Run("081_084_ready_with_a_certificate_and_until_the_signal", func(t *testing.T) {
+		e := newEnv(t, csitest.Config{}, 0)
+		path, err := binary()
+		if err != nil {
+			t.Fatal(err)
+		}
+		dir := t.TempDir()
+		p := e.start(exec.Command(path, "nodecontroller", "--kubeconfig", e.cp.Kubeconfig(), "--driver-name", e.plugin.Name(), "--http-endpoint=127.0.0.1:0",
+			"--enable-webhooks", "--webhook-addr=127.0.0.1:0", "--cert-dir", dir, "--leader-election-id=webhooks"))
+		status := func(path string, want int) func(context.Context) error {
+			return func(context.Context) error {
+				if status, body := p.get(path); status != want {
+					return fmt.Errorf("%s: %d %s", path, status, body)
+				}
+				return nil
+			}
+		}
+		e.eventually("it waits for nothing but the certificate", func(ctx context.Context) error {
+			return errors.Join(status("/readyz/informers", http.StatusOK)(ctx), status("/readyz/webhook", http.StatusServiceUnavailable)(ctx), status("/readyz", http.StatusServiceUnavailable)(ctx))
+		})
+		writePair(t, dir)
+		e.eventually("it is ready", status("/readyz", http.StatusOK))
+		e.eventually("it leads", func(ctx context.Context) error {
+			l, err := e.client.CoordinationV1().Leases(e.ns).Get(ctx, "webhooks", metav1.GetOptions{})
+			if err == nil && (l.Spec.HolderIdentity == nil || *l.Spec.HolderIdentity != p.pod) {
+				err = fmt.Errorf("held by %v", l.Spec.HolderIdentity)
+			}
+			return err
+		})
+
+		p.signal(syscall.SIGTERM)
+		p.says("Shutting down")
+		if err := status("/readyz", http.StatusServiceUnavailable)(t.Context()); err != nil {
+			t.Errorf("while it still serves: %v", err)
+		}
+		if code := p.codeWithin(30 * time.Second); code != 0 {
+			t.Errorf("exit code %d, want 0", code)
+		}
+		l, err := e.client.CoordinationV1().Leases(e.ns).Get(t.Context(), "webhooks", metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if l.Spec.HolderIdentity != nil && *l.Spec.HolderIdentity != "" {
+			t.Errorf("after its end %s holds the Lease", *l.Spec.HolderIdentity)
+		}
+	})
+}
+
+// writePair puts a certificate and its key into dir, as a mounted Secret has them.
+func writePair(t *testing.T, dir string) {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), DNSNames: []string{"localhost"}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour)}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	secret, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, block := range map[string]*pem.Block{"tls.crt": {Type: "CERTIFICATE", Bytes: der}, "tls.key": {Type: "PRIVATE KEY", Bytes: secret}} {
+		if err := os.WriteFile(filepath.Join(dir, name), pem.EncodeToMemory(block), 0o600); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
