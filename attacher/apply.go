@@ -55,6 +55,7 @@ func (t *term) publish(ctx context.Context, s snapshot, step step) error {
 	if err != nil {
 		return t.report(ctx, s, err)
 	}
+	defer t.c.deps.Locks.Call(step.source.handle)()
 	call, cancel := context.WithTimeout(csiclient.WithMigrated(ctx, step.source.migrated), t.c.cfg.Timeout)
 	defer cancel()
 	response, err := t.c.deps.CSI.ControllerPublishVolume(call, request)
@@ -86,6 +87,7 @@ func (t *term) publish(ctx context.Context, s snapshot, step step) error {
 // nobody else will.
 func (t *term) takeBack(ctx context.Context, s snapshot, step step) error {
 	va := s.attachment
+	defer t.c.deps.Locks.Call(step.source.handle)()
 	call, cancel := context.WithTimeout(csiclient.WithMigrated(ctx, step.source.migrated), t.c.cfg.Timeout)
 	defer cancel()
 	_, err := t.c.deps.CSI.ControllerUnpublishVolume(call, &csi.ControllerUnpublishVolumeRequest{
@@ -116,6 +118,7 @@ func (t *term) confirm(ctx context.Context, va *storagev1.VolumeAttachment) erro
 
 func (t *term) unpublish(ctx context.Context, s snapshot, step step) error {
 	log, va := klog.FromContext(ctx), s.attachment
+	defer t.c.deps.Locks.Call(step.source.handle)()
 	call, cancel := context.WithTimeout(csiclient.WithMigrated(ctx, step.source.migrated), t.c.cfg.Timeout)
 	defer cancel()
 	_, err := t.c.deps.CSI.ControllerUnpublishVolume(call, &csi.ControllerUnpublishVolumeRequest{

@@ -20,6 +20,7 @@ import (
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/tracing"
+	"github.com/storage-controller/storage-controller/internal/volumelock"
 	"github.com/storage-controller/storage-controller/internal/workloop"
 )
 
@@ -30,7 +31,7 @@ type Publisher interface {
 	ListVolumes(context.Context, *csi.ListVolumesRequest, ...grpc.CallOption) (*csi.ListVolumesResponse, error)
 }
 
-// Deps is what the program hands to the controller. All fields are required.
+// Deps is what the program hands to the controller. All fields but Locks are required.
 type Deps struct {
 	Driver    csiclient.Driver
 	Client    kubernetes.Interface // of this role: see kube.ForRole
@@ -40,6 +41,8 @@ type Deps struct {
 	Ready    func(context.Context) error
 	Registry prometheus.Registerer
 	Queues   *workloop.Metrics
+	// Locks keeps others from taking a volume away while the driver attaches or detaches it.
+	Locks *volumelock.Locks
 }
 
 // apiGrace is what a drain allows for the writes after the last call.

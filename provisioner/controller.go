@@ -26,6 +26,7 @@ import (
 
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/volumelock"
 	"github.com/storage-controller/storage-controller/internal/workloop"
 )
 
@@ -37,7 +38,7 @@ type Volumes interface {
 }
 
 // Deps is what the program hands to the controller. All fields but Segments,
-// Releasable and Outcomes are required.
+// Releasable, Outcomes and Locks are required.
 type Deps struct {
 	Driver csiclient.Driver
 	Client kubernetes.Interface // of this role: see kube.ForRole
@@ -61,6 +62,8 @@ type Deps struct {
 	Releasable func(*corev1.PersistentVolume) []string
 	// Outcomes is told what became of volumes; nil: nobody wants to know.
 	Outcomes Outcomes
+	// Locks keeps others from taking a volume away while the driver deletes it.
+	Locks *volumelock.Locks
 }
 
 // Outcomes takes what has changed at the driver, from any goroutine, and does not block.

@@ -277,6 +277,7 @@ func (t *term) deleteVolume(ctx context.Context, pv *corev1.PersistentVolume) er
 		return t.failedDelete(live, err)
 	}
 	handle := translated.Spec.CSI.VolumeHandle
+	defer t.c.deps.Locks.Call(handle)()
 	call, cancel := context.WithTimeout(csiclient.WithMigrated(ctx, live.Spec.CSI == nil), t.c.cfg.Timeout)
 	defer cancel()
 	if _, err := t.c.deps.CSI.DeleteVolume(call, &csi.DeleteVolumeRequest{VolumeId: handle, Secrets: secrets}); err != nil {

@@ -127,6 +127,7 @@ func (t *term) cleanUp(ctx context.Context, key claimKey, a *attempt) error {
 		return err
 	}
 	a = t.refreshSecrets(ctx, key, a)
+	defer t.c.deps.Locks.Call(a.waste)()
 	call, cancel := context.WithTimeout(csiclient.WithMigrated(ctx, a.plan.Migrated), t.c.cfg.Timeout)
 	defer cancel()
 	if _, err := t.c.deps.CSI.DeleteVolume(call, &csi.DeleteVolumeRequest{VolumeId: a.waste, Secrets: a.request.GetSecrets()}); err != nil {

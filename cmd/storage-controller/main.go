@@ -16,6 +16,7 @@ var version = "dev"
 const (
 	exitFailure = 1
 	exitUsage   = 2
+	exitRefused = 3 // of a command that may not do what it was asked for
 )
 
 func main() {
@@ -40,5 +41,18 @@ func run(argv []string) int {
 		return exitUsage
 	}
 	fmt.Fprintf(os.Stderr, "%s: %v\n", name, err)
+	var exit *exitError
+	if errors.As(err, &exit) {
+		return exit.code
+	}
 	return exitFailure
 }
+
+// exitError is an error with an exit code of its own.
+type exitError struct {
+	err  error
+	code int
+}
+
+func (e *exitError) Error() string { return e.err.Error() }
+func (e *exitError) Unwrap() error { return e.err }

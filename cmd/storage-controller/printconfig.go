@@ -5,29 +5,17 @@ import (
 	"fmt"
 	"io"
 	"text/tabwriter"
-
-	"github.com/prometheus/client_golang/prometheus"
 )
 
 // printConfig writes every setting of the nodecontroller as it takes effect, and where it
 // comes from. It asks nobody but the driver, and that only for its name where nothing
 // else tells it.
 func (p *process) printConfig(ctx context.Context, out io.Writer) error {
-	cfg := p.settings.Nodecontroller
-	driver := cfg.Driver()
-	if driver == "" {
-		ctx, cancel := context.WithTimeout(ctx, p.settings.driverConfig(p.roles...).Timeout)
-		defer cancel()
-		csi, answer, err := p.connect(ctx, prometheus.NewRegistry(), &diagnostics{})
-		if csi != nil {
-			defer csi.Close()
-		}
-		if err != nil {
-			return fmt.Errorf("asking the driver for its name, which --driver-name would tell: %w", err)
-		}
-		driver = answer.Name
+	driver, err := p.nameOfDriver(ctx)
+	if err != nil {
+		return err
 	}
-	cfg, settings, err := cfg.Resolve(driver)
+	cfg, settings, err := p.settings.Nodecontroller.Resolve(driver)
 	if err != nil {
 		return err
 	}

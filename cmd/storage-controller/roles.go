@@ -154,6 +154,7 @@ func buildProvisioner(ctx context.Context, s *shared, restConfig *rest.Config) (
 		Events:    s.events,
 		Registry:  s.registry,
 		Queues:    s.queues,
+		Locks:     s.locks,
 	}
 	if s.capacity != nil {
 		deps.Outcomes = s.capacity
@@ -195,6 +196,7 @@ var attacherRole = role{
 			Ready:     s.csi.WaitReady,
 			Registry:  s.registry,
 			Queues:    s.queues,
+			Locks:     s.locks,
 		})
 		return s.attacher, err
 	},

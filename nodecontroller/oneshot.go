@@ -1,0 +1,320 @@
+package nodecontroller
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/storage-controller/storage-controller/internal/kube"
+)
+
+// ErrRefused is what [Cleanup] returns when it does not do, or not all of, what it was
+// asked for because that may not be done.
+var ErrRefused = errors.New("refused")
+
+// CleanupRequest is what an administrator asks for.
+type CleanupRequest struct {
+	Driver  string
+	Node    string        // which must not exist
+	Volumes bool          // remove the volumes too, once their claims are gone
+	DryRun  bool          // have the API server try every deletion without effect
+	Yes     bool          // without it and without DryRun, the plan is all
+	Wait    time.Duration // for claims and volumes to end; zero means not at all
+}
+
+// cleanup is one run of [Cleanup]. It relies on no cache.
+type cleanup struct {
+	request CleanupRequest
+	key     string
+	policy  policy
+	reader  *reader
+	exec    *executor
+	bucket  bucket
+	forced  map[string]bool // volumes that were deleted in this run
+	refused map[string]bool // volumes for which a gate was closed
+}
+
+// Cleanup deletes the claims of the volumes of one node that is gone, and on request the
+// volumes, after it has written to out what it is going to do. All gates hold but those
+// that an administrator who names the node has passed: the grace, the opt-in and the
+// breaker. An opt-out wins here as well.
+func Cleanup(ctx context.Context, cfg Config, client kubernetes.Interface, request CleanupRequest, out io.Writer) error {
+	if request.Node == "" {
+		return errors.New("--node: must name the node whose volumes are to be cleaned up")
+	}
+	cfg.NodeCleanup = CleanupClaims
+	if request.Volumes {
+		cfg.NodeCleanup = CleanupVolumes
+	}
+	p := policyOf(cfg, request.Driver)
+	p.mode, p.dryRun, p.command = cfg.NodeCleanup, request.DryRun, true
+	r := &reader{client: client, policy: p, timeout: cfg.Timeout}
+	c := &cleanup{request: request, key: cfg.TopologyNodeKey, policy: p, reader: r, forced: map[string]bool{}, refused: map[string]bool{}, bucket: bucket{qps: cfg.NodeCleanupQPS, burst: cfg.NodeCleanupBurst}}
+	registry := prometheus.NewRegistry() // of which nobody reads anything
+	c.exec = &executor{
+		reader: r, policy: p, timeout: cfg.Timeout, notify: newNotifier(&directEvents{ctx: ctx, client: client, component: request.Driver}, request.DryRun),
+		metrics: newMetrics(registry, func() tally { return tally{} }, func() int { return 0 }),
+	}
+	if err := c.prepare(ctx); err != nil {
+		return err
+	}
+	found, err := c.find(ctx)
+	if err != nil {
+		return err
+	}
+	if err := c.plan(ctx, found, out); err != nil {
+		return err
+	}
+	if !request.Yes && !request.DryRun {
+		return fmt.Errorf("%w: this was only the plan; --yes carries it out", ErrRefused)
+	}
+	if err := c.carryOut(ctx, found, out); err != nil {
+		return err
+	}
+	if n := len(c.refused); n > 0 {
+		return fmt.Errorf("%w: %d volumes were left as they are, see above", ErrRefused, n)
+	}
+	return nil
+}
+
+// prepare finds out where we are, and refuses when the node or another one that may be it
+// exists.
+func (c *cleanup) prepare(ctx context.Context) error {
+	ns, ok, err := c.reader.namespace(ctx, metav1.NamespaceSystem)
+	if err != nil {
+		return err
+	}
+	if ok {
+		c.reader.system.Store(ns.UID)
+	}
+	if c.key == "" {
+		if c.key, err = c.findKey(ctx); err != nil {
+			return err
+		}
+	}
+	name := c.request.Node
+	var found []string
+	err = pages(ctx, c.reader.timeout, "Nodes", c.reader.listNodes, metav1.ListOptions{}, func(n *corev1.Node) bool {
+		if slices.Contains(namesOfNode(n, c.key), name) {
+			found = append(found, "Node "+n.Name)
+		}
+		return true
+	})
+	if err != nil {
+		return err
+	}
+	if _, ok, err = c.reader.csiNode(ctx, name); err != nil {
+		return err
+	} else if ok {
+		found = append(found, "CSINode "+name)
+	}
+	if len(found) > 0 {
+		return fmt.Errorf("%w: %s exists; delete it first, when it will never come back", ErrRefused, strings.Join(found, ", "))
+	}
+	return nil
+}
+
+// findKey is the only topology key that the driver reports.
+func (c *cleanup) findKey(ctx context.Context) (string, error) {
+	keys := map[string]bool{}
+	err := pages(ctx, c.reader.timeout, "CSINodes", c.reader.listCSINodes, metav1.ListOptions{}, func(n *storagev1.CSINode) bool {
+		for _, d := range n.Spec.Drivers {
+			for _, key := range d.TopologyKeys {
+				keys[key] = keys[key] || d.Name == c.policy.driver
+			}
+		}
+		return true
+	})
+	if err != nil {
+		return "", err
+	}
+	maps.DeleteFunc(keys, func(_ string, ours bool) bool { return !ours })
+	if len(keys) != 1 {
+		return "", fmt.Errorf("--topology-node-key: must be set, since driver %q reports %d topology keys", c.policy.driver, len(keys))
+	}
+	return slices.Collect(maps.Keys(keys))[0], nil
+}
+
+// find is the volumes of the node, by their values or by what is written on them.
+func (c *cleanup) find(ctx context.Context) ([]snapshot, error) {
+	var found []snapshot
+	list := func(ctx context.Context, opts metav1.ListOptions) ([]*corev1.PersistentVolume, string, error) {
+		list, err := c.reader.client.CoreV1().PersistentVolumes().List(ctx, opts)
+		if err != nil {
+			return nil, "", err
+		}
+		return pointers(list.Items), list.Continue, nil
+	}
+	err := pages(ctx, c.reader.timeout, "PersistentVolumes", list, metav1.ListOptions{}, func(pv *corev1.PersistentVolume) bool {
+		values, local := localValues(pv, c.policy.driver, c.key)
+		if local && (slices.Contains(values, c.request.Node) || slices.Contains(c.policy.ann.lostNodes(pv), c.request.Node)) {
+			found = append(found, snapshot{volume: pv, nodes: []string{c.request.Node}})
+		}
+		return true
+	})
+	return found, err
+}
+
+// check is the next step for a volume, and why it may not be taken, which is noted.
+func (c *cleanup) check(ctx context.Context, s snapshot) (snapshot, step, []finding, error) {
+	s.forced = c.forced[s.volume.Name]
+	live, err := c.reader.refresh(ctx, s, c.key, nil, nil, true)
+	if err != nil || live.volume == nil {
+		return live, step{reason: "Gone"}, nil, err
+	}
+	live.approved = true
+	st := c.policy.decide(live)
+	var closed []finding
+	if st.action.destroys() {
+		closed = c.policy.gates(live)
+	}
+	if delete(c.refused, s.volume.Name); len(closed) > 0 || st.action == doBlocked {
+		c.refused[s.volume.Name] = true
+	}
+	return live, st, closed, nil
+}
+
+// plan writes what is to be done.
+func (c *cleanup) plan(ctx context.Context, found []snapshot, out io.Writer) error {
+	table := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
+	fmt.Fprintln(table, "VOLUME\tCLAIM\tNEXT STEP\tREASON")
+	for _, s := range found {
+		live, st, closed, err := c.check(ctx, s)
+		if err != nil {
+			return err
+		}
+		claim, why := "-", st.message
+		if live.claim != nil {
+			claim = kube.Key(live.claim)
+		}
+		action := st.action.String()
+		switch {
+		case len(closed) > 0:
+			action, why = "refused", closed[0].String()
+		case why == "":
+			why = st.reason
+		}
+		fmt.Fprintf(table, "%s\t%s\t%s\t%s\n", s.volume.Name, claim, action, why)
+	}
+	if len(found) == 0 {
+		fmt.Fprintf(table, "-\t-\tnothing\tno volume of the driver belongs to node %s\n", c.request.Node)
+	}
+	return table.Flush()
+}
+
+// pollInterval is the time between two looks at volumes that wait for something else.
+const pollInterval = time.Second
+
+// carryOut takes steps until there is nothing left to do, or only what has to be waited
+// for when the time for that is over.
+func (c *cleanup) carryOut(ctx context.Context, found []snapshot, out io.Writer) error {
+	end := time.Now().Add(c.request.Wait)
+	for {
+		var waiting []snapshot
+		for _, s := range found {
+			again, err := c.settle(ctx, s, out)
+			if err != nil {
+				return err
+			}
+			if again {
+				waiting = append(waiting, s)
+			}
+		}
+		if len(waiting) == 0 {
+			return nil
+		}
+		if !time.Now().Before(end) {
+			return fmt.Errorf("volume %s and %d more still wait for their claims to end; run this again when they have", waiting[0].volume.Name, len(waiting)-1)
+		}
+		found = waiting
+		if err := pause(ctx, pollInterval); err != nil {
+			return err
+		}
+	}
+}
+
+func pause(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-time.After(d):
+		return nil
+	}
+}
+
+// settle takes the steps for one volume that can be taken now. again tells that there
+// will be more of them.
+func (c *cleanup) settle(ctx context.Context, s snapshot, out io.Writer) (again bool, err error) {
+	for range maxRounds {
+		for {
+			next, ok := c.bucket.take(time.Now())
+			if ok {
+				break
+			}
+			if err := pause(ctx, time.Until(next)); err != nil {
+				return false, err
+			}
+		}
+		live, st, closed, err := c.check(ctx, s)
+		if err != nil || !st.action.destroys() || len(closed) > 0 {
+			c.bucket.giveBack()
+			return err == nil && live.volume != nil && st.reason == reasonWaiting, err
+		}
+		if st.action == doDeleteVolume {
+			c.forced[s.volume.Name] = true
+		}
+		left, next, err := c.exec.execute(ctx, live, st)
+		if err != nil {
+			return false, err
+		}
+		if !next.IsZero() {
+			return true, nil
+		}
+		fmt.Fprintf(out, "%s: %s\n", s.volume.Name, st.action)
+		switch {
+		case c.request.DryRun || st.action != doDeleteClaim && left == nil:
+			return false, nil
+		case st.action == doDeleteClaim && !c.request.Volumes:
+			return false, nil
+		}
+	}
+	return true, nil
+}
+
+// RemoveFinalizers takes the finalizer of the nodes from all of them, so that nothing
+// holds their deletion once this program is gone.
+func RemoveFinalizers(ctx context.Context, cfg Config, client kubernetes.Interface, dryRun bool, out io.Writer) error {
+	r := &reader{client: client, timeout: cfg.Timeout}
+	change := kube.MetaChange{RemoveFinalizers: []string{cfg.NodeFinalizer}}
+	var errs []error
+	err := pages(ctx, cfg.Timeout, "Nodes", r.listNodes, metav1.ListOptions{}, func(node *corev1.Node) bool {
+		switch {
+		case change.Made(node):
+			return true
+		case dryRun:
+			fmt.Fprintf(out, "%s: would lose finalizer %s\n", node.Name, cfg.NodeFinalizer)
+			return true
+		}
+		ctx, cancel := context.WithTimeout(ctx, cfg.Timeout)
+		defer cancel()
+		if _, err := kube.Change(ctx, client.CoreV1().Nodes(), node, change); err != nil && !kube.IsGone(err) {
+			errs = append(errs, fmt.Errorf("removing finalizer %s of Node %q: %w", cfg.NodeFinalizer, node.Name, err))
+			return true
+		}
+		fmt.Fprintf(out, "%s: lost finalizer %s\n", node.Name, cfg.NodeFinalizer)
+		return true
+	})
+	return errors.Join(append(errs, err)...)
+}
