@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"net/http"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -11,6 +12,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/storage-controller/storage-controller/internal/kubetest"
 )
 
 func nudge(f *claimsFixture) { f.cfg.Workers, f.cfg.ResizeNudge = 1, true }
@@ -128,6 +131,32 @@ func TestNodecontrollerScenarioClaimsNudge(t *testing.T) {
 			t.Error("another pod of the name was annotated")
 		}
 	})
+	t.Run("062_once_although_the_cache_is_behind", func(t *testing.T) {
+		var behind gate
+		f := newClaimsFixture(t, func(f *claimsFixture) {
+			strip(f) // by which it settles without pods
+			nudge(f)
+			f.watch = kubetest.Proxy(f.T, f.cp.Config(), func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
+				if strings.HasSuffix(r.URL.Path, "/pods") {
+					w = gatedWriter{w, &behind}
+				}
+				pass.ServeHTTP(w, r)
+			})
+		})
+		f.bound("c", f.driver)
+		f.pod("a", "c", "n", nil)
+		f.grow("c", time.Now())
+		f.nudged("a", time.Time{})
+		open := behind.close()
+		defer open()
+		later := time.Now().Add(time.Hour)
+		f.grow("c", later)
+		second := f.nudged("a", later.Truncate(time.Second))
+		f.patchClaim("c", `{"metadata":{"labels":{"a":"b"}}}`)
+		f.settles()
+		f.unchanged(second)
+		f.askedExactly("PATCH pods/a", "PATCH pods/a")
+	})
 	t.Run("062_without_permission", func(t *testing.T) {
 		f := newClaimsFixture(t, func(f *claimsFixture) { nudge(f); f.user = f.cp.UserConfig(f.ns) })
 		f.claimResizing("c")
@@ -241,3 +270,26 @@ func (f *claimsFixture) claimResizing(name string) {
 	f.bound(name, f.driver)
 	f.grow(name, time.Now())
 }
+
+// gate holds back, while it is closed, what is written through it.
+type gate struct{ mu sync.RWMutex }
+
+// close closes the gate, until open is called.
+func (g *gate) close() (open func()) {
+	g.mu.Lock()
+	return g.mu.Unlock
+}
+
+type gatedWriter struct {
+	http.ResponseWriter
+	gate *gate
+}
+
+func (w gatedWriter) Write(p []byte) (int, error) {
+	w.gate.mu.RLock()
+	defer w.gate.mu.RUnlock()
+	return w.ResponseWriter.Write(p)
+}
+
+// Unwrap lets the proxy flush what a watch sends.
+func (w gatedWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
