@@ -132,7 +132,7 @@ func TestNodecontrollerScenarioClaimsNudge(t *testing.T) {
 		}
 	})
 	t.Run("062_once_although_the_cache_is_behind", func(t *testing.T) {
-		var behind gate
+		var behind watchGate
 		f := newClaimsFixture(t, func(f *claimsFixture) {
 			strip(f) // by which it settles without pods
 			nudge(f)
@@ -271,18 +271,18 @@ func (f *claimsFixture) claimResizing(name string) {
 	f.grow(name, time.Now())
 }
 
-// gate holds back, while it is closed, what is written through it.
-type gate struct{ mu sync.RWMutex }
+// watchGate holds back, while it is closed, what is written through it.
+type watchGate struct{ mu sync.RWMutex }
 
 // close closes the gate, until open is called.
-func (g *gate) close() (open func()) {
+func (g *watchGate) close() (open func()) {
 	g.mu.Lock()
 	return g.mu.Unlock
 }
 
 type gatedWriter struct {
 	http.ResponseWriter
-	gate *gate
+	gate *watchGate
 }
 
 func (w gatedWriter) Write(p []byte) (int, error) {
