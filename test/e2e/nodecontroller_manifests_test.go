@@ -105,8 +105,8 @@ func TestNodecontrollerManifestsGrantNoMore(t *testing.T) {
 		"nodecontroller-pvc-strip.yaml":        {"persistentvolumeclaims": "patch"},
 		"nodecontroller-pvc-enforce.yaml":      {"persistentvolumeclaims": "patch", "pods": "delete,get,list,watch"},
 		"nodecontroller-webhook-certificates.yaml": {
-			"secrets csi-nodecontroller-webhook in default": "get,update,watch", "secrets in default": "create",
-			"mutatingwebhookconfigurations.admissionregistration.k8s.io csi-nodecontroller": "get,patch",
+			"secrets storage-controller-webhook-certificates in default": "get,update,watch", "secrets in default": "create",
+			"mutatingwebhookconfigurations.admissionregistration.k8s.io storage-controller-webhooks": "get,patch",
 		},
 		"nodecontroller-secure-metrics.yaml": {"tokenreviews.authentication.k8s.io": "create", "subjectaccessreviews.authorization.k8s.io": "create"},
 	}
@@ -131,7 +131,7 @@ func TestNodecontrollerManifestsGrantNoMore(t *testing.T) {
 				noteRules(got[file], o.Namespace, o.Rules)
 			case "ClusterRoleBinding", "RoleBinding":
 				bound[o.RoleRef.Kind+" "+o.RoleRef.Name] = true
-				if len(o.Subjects) != 1 || o.Subjects[0].Kind != "ServiceAccount" || o.Subjects[0].Name != "csi-nodecontroller" {
+				if len(o.Subjects) != 1 || o.Subjects[0].Kind != "ServiceAccount" || o.Subjects[0].Name != "storage-controller-nodecontroller" {
 					t.Errorf("%s: bound to %v", file, o.Subjects)
 				}
 			}
