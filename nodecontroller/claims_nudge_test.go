@@ -105,7 +105,7 @@ func TestNodecontrollerScenarioClaimsNudge(t *testing.T) {
 	})
 	t.Run("062_a_pod_that_is_gone", func(t *testing.T) {
 		f := newClaimsFixture(t, nudge)
-		f.claimResizing("c")
+		f.bound("c", f.driver)
 		remove := func(name string) {
 			f.must(f.client.CoreV1().Pods(f.ns).Delete(t.Context(), name, metav1.DeleteOptions{GracePeriodSeconds: new(int64(0))}))
 		}
@@ -122,6 +122,7 @@ func TestNodecontrollerScenarioClaimsNudge(t *testing.T) {
 		})
 		f.pod("a", "c", "n", nil)
 		f.pod("b", "c", "n", nil)
+		f.grow("c", time.Now())
 		f.settles()
 		f.askedExactly("PATCH pods/a", "PATCH pods/b")
 		f.nudgesCounted("gone", 1)

@@ -255,9 +255,12 @@ func (f *claimsFixture) pod(name, claim, node string, change func(*corev1.Pod)) 
 	if phase == corev1.PodPending {
 		return pod
 	}
-	pod, err = f.client.CoreV1().Pods(f.ns).Patch(f.Context(), name, types.MergePatchType, fmt.Appendf(nil, `{"status":{"phase":%q}}`, phase), metav1.PatchOptions{}, "status")
+	running, err := f.client.CoreV1().Pods(f.ns).Patch(f.Context(), name, types.MergePatchType, fmt.Appendf(nil, `{"status":{"phase":%q}}`, phase), metav1.PatchOptions{}, "status")
+	if kube.IsGone(err) { // the loop was quicker
+		return pod
+	}
 	f.must(err)
-	return pod
+	return running
 }
 
 // podNow is a pod as it is; nil when it is gone.
