@@ -42,7 +42,7 @@ fuzz: ## Fuzz each target for FUZZTIME (default 30s)
 		echo "$$dir $$target"; go test -run '^$$' -fuzz "^$$target$$" -fuzztime $${FUZZTIME:-30s} $$dir; done
 
 .PHONY: bench
-bench: ## Measure the life of volumes; ARGS as for go run ./test/bench --help
+bench: ## Measure the life of volumes, or with ARGS=--capacity the publishing of capacity; ARGS as for go run ./test/bench --help
 	go run ./test/bench $(ARGS)
 
 .PHONY: controlplane

@@ -31,3 +31,38 @@ func TestBench(t *testing.T) {
 		t.Errorf("table: %s", out.String())
 	}
 }
+
+// TestBenchCapacity measures the capacity of a few nodes, to see that every number comes about.
+func TestBenchCapacity(t *testing.T) {
+	r, err := measureCapacity(t.Context(), options{nodes: 30, latency: time.Millisecond, capacity: capacityOptions{
+		classes: 2, threads: 4, poll: 2 * time.Second, grace: time.Second, churn: 300, churnTime: 2 * time.Second,
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(r.Phases) != 3 || r.Joined.N != 10 || r.Left.N != 10 || r.Joined.Max < r.Joined.Median || r.Left.Median < 1 || r.Leftovers != 0 || r.Missing != 0 {
+		t.Fatalf("got %+v", r)
+	}
+	first, quiet := r.Phases[0], r.Phases[1]
+	if first.Writes != 60 || first.Requests["create csistoragecapacities"] != 60 || first.Calls["GetCapacity"] < 60 || first.ResidentBytes == 0 || first.PeakBytes == 0 {
+		t.Errorf("first publication: %+v", first)
+	}
+	if quiet.Writes != 0 || quiet.Calls["GetCapacity"] < 30 {
+		t.Errorf("nothing happens: %+v", quiet)
+	}
+	var out bytes.Buffer
+	r.table(&out)
+	if !strings.Contains(out.String(), "10 nodes joined") || !strings.Contains(out.String(), "at the end: 0 objects too many, 0 too few") {
+		t.Errorf("table: %s", out.String())
+	}
+}
+
+func TestQueueDepth(t *testing.T) {
+	text := "# TYPE workqueue_depth gauge\nworkqueue_depth{name=\"claims\"} 3\nworkqueue_depth{name=\"csistoragecapacity\"} 1.0001e+04\n"
+	if depth, err := queueDepth(strings.NewReader(text)); depth != 10001 || err != nil {
+		t.Errorf("got %d, %v", depth, err)
+	}
+	if _, err := queueDepth(strings.NewReader("")); err == nil {
+		t.Error("no error where there is no such metric")
+	}
+}

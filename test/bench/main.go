@@ -7,6 +7,11 @@
 //	go run ./test/bench --sidecar "csi-provisioner --kubeconfig {kubeconfig} --csi-address {socket}" \
 //	                    --sidecar "csi-attacher --kubeconfig {kubeconfig} --csi-address {socket}"
 //	go run ./test/bench --driver-socket /run/my.sock --driver-name my.example.com
+//
+// With --capacity it measures the publishing of capacity instead: many nodes, each with
+// storage of its own, that then come and go.
+//
+//	go run ./test/bench --capacity --nodes=5000 --classes=2
 package main
 
 import (
@@ -36,6 +41,7 @@ type options struct {
 	driverName              string
 	jsonFile                string
 	limit                   time.Duration
+	capacity                capacityOptions
 }
 
 // sidecars is a flag that can be given more than once.
@@ -55,7 +61,28 @@ func main() {
 	flag.StringVar(&o.driverName, "driver-name", "", "name of the driver of --driver-socket")
 	flag.StringVar(&o.jsonFile, "json", "", "file for the results as JSON; - means standard output, instead of the table")
 	flag.DurationVar(&o.limit, "limit", 15*time.Minute, "give up after this time")
+	publishing := flag.Bool("capacity", false, "measure the publishing of capacity; the defaults are 5000 nodes and 10ms then, and a --sidecar also knows {http}, where its metrics are to be")
+	flag.IntVar(&o.capacity.classes, "classes", 2, "with --capacity: StorageClasses")
+	flag.IntVar(&o.capacity.threads, "threads", 20, "with --capacity: --capacity-threads of storage-controller")
+	flag.DurationVar(&o.capacity.poll, "poll", time.Minute, "with --capacity: --capacity-poll-interval of storage-controller, and the time in which nothing happens")
+	flag.DurationVar(&o.capacity.grace, "grace", 30*time.Second, "with --capacity: --capacity-removal-grace of storage-controller")
+	flag.IntVar(&o.capacity.churn, "churn", 100, "with --capacity: nodes that join, and that leave, per minute")
+	flag.DurationVar(&o.capacity.churnTime, "churn-time", 2*time.Minute, "with --capacity: how long they do")
 	flag.Parse()
+	if *publishing {
+		set := map[string]bool{}
+		flag.Visit(func(f *flag.Flag) { set[f.Name] = true })
+		if !set["nodes"] {
+			o.nodes = 5000
+		}
+		if !set["latency"] {
+			o.latency = 10 * time.Millisecond
+		}
+		if o.capacity.classes < 1 || o.capacity.churn < 1 || o.capacity.poll <= 0 || o.driverSocket != "" {
+			fmt.Fprintln(os.Stderr, "bench: --classes, --churn and --poll must be positive, and --capacity has a driver of its own")
+			os.Exit(2)
+		}
+	}
 	if flag.NArg() > 0 || o.volumes < 1 || o.nodes < 1 || o.foreign < 0 || (o.driverSocket == "") != (o.driverName == "") {
 		fmt.Fprintln(os.Stderr, "bench: --volumes and --nodes must be positive, --driver-socket and --driver-name go together, and there are no arguments")
 		os.Exit(2)
@@ -64,17 +91,29 @@ func main() {
 	defer stop()
 	ctx, cancel := context.WithTimeout(ctx, o.limit)
 	defer cancel()
-	result, err := measure(ctx, o)
-	if err == nil {
-		err = report(o, result)
-	}
-	if err != nil {
+	if err := run(ctx, o, *publishing); err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		os.Exit(1)
 	}
 }
 
-func report(o options, r *results) error {
+func run(ctx context.Context, o options, publishing bool) error {
+	if publishing {
+		r, err := measureCapacity(ctx, o)
+		if err != nil {
+			return err
+		}
+		return report(o, r)
+	}
+	r, err := measure(ctx, o)
+	if err != nil {
+		return err
+	}
+	return report(o, r)
+}
+
+// report writes results, for people and for programs.
+func report(o options, r interface{ table(io.Writer) }) error {
 	if o.jsonFile != "-" {
 		r.table(os.Stdout)
 	}
@@ -152,8 +191,8 @@ func build(ctx context.Context, dir string) (string, error) {
 	return path, nil
 }
 
-// start runs the sidecars. The function returned ends them.
-func (b *bench) start(ctx context.Context, dir string, commands []string) (stop func(), err error) {
+// start runs the sidecars, with more environment. The function returned ends them.
+func (b *bench) start(ctx context.Context, dir string, commands []string, env ...string) (stop func(), err error) {
 	var running []*exec.Cmd
 	stop = func() {
 		for _, c := range running {
@@ -176,6 +215,7 @@ func (b *bench) start(ctx context.Context, dir string, commands []string) (stop 
 		}
 		defer log.Close()
 		cmd.Stdout, cmd.Stderr = log, log
+		cmd.Env = append(os.Environ(), env...)
 		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 		if err := cmd.Start(); err != nil {
 			stop()

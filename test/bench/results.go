@@ -47,7 +47,7 @@ type sample struct {
 	calls map[string]int
 }
 
-var csiMethods = []string{"CreateVolume", "ControllerPublishVolume", "ControllerUnpublishVolume", "DeleteVolume"}
+var csiMethods = []string{"CreateVolume", "ControllerPublishVolume", "ControllerUnpublishVolume", "DeleteVolume", "GetCapacity"}
 
 func (b *bench) begin() sample {
 	s := sample{at: time.Now(), calls: map[string]int{}}

@@ -243,3 +243,28 @@ func TestSchedulerFollowsCapacity(t *testing.T) {
 		l.agrees(7)
 	})
 }
+
+// TestCapacityLease shows what the docs say of publishing in a container of its own: its
+// Lease is that of the provisioner. In one pod both work under it; of two pods one does.
+func TestCapacityLease(t *testing.T) {
+	l := newLocal(t, 1, false)
+	replica := func(pod, subcommand string) *process {
+		cmd := l.command(subcommand, election...)
+		cmd.Env = []string{"POD_NAME=" + pod, "NAMESPACE=" + l.ns, "STORAGE_CONTROLLER_CAPACITY_OWNERREF_LEVEL=-1"}
+		return l.start(cmd)
+	}
+	first := []*process{replica("one", "capacity"), replica("one", "provision")}
+	for _, p := range first {
+		p.says("Working")
+	}
+	l.published("2Gi")
+	second := replica("two", "provision")
+	second.says("Attempting to acquire leader lease")
+	if holder := *l.somebodyLeads(l.provisionerLease()).Spec.HolderIdentity; holder != "one" || strings.Contains(second.logged(), "Working") {
+		t.Errorf("%q leads", holder)
+	}
+	for _, p := range first {
+		p.kill()
+	}
+	second.says("Working")
+}
