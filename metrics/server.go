@@ -34,6 +34,8 @@ type Config struct {
 	Pprof bool
 	// LeaderElection serves /healthz/leader-election.
 	LeaderElection bool
+	// Pages are served at Address besides, by their paths, to whom metrics are.
+	Pages map[string]http.Handler
 }
 
 // Validate reports everything that is wrong with c.
@@ -48,7 +50,7 @@ func (c Config) Validate() error {
 }
 
 // reserved are the paths that have a meaning of their own.
-var reserved = []string{"", "/livez", "/readyz", "/healthz", "/healthz/leader-election"}
+var reserved = []string{"", "/livez", "/readyz", "/healthz", "/healthz/leader-election", "/statusz", "/flagz"}
 
 // Check is nil when what it checks is well.
 type Check func(*http.Request) error
@@ -118,6 +120,9 @@ func (s *Server) everything(cfg Config, reg *prometheus.Registry) *http.ServeMux
 	mux := s.health()
 	metrics := promhttp.InstrumentMetricHandler(reg, promhttp.HandlerFor(reg, promhttp.HandlerOpts{}))
 	mux.Handle("GET "+cfg.MetricsPath, cfg.Guard.protect(metrics))
+	for path, handler := range cfg.Pages {
+		mux.Handle("GET "+path, cfg.Guard.protect(handler))
+	}
 	if cfg.LeaderElection {
 		mux.HandleFunc("GET /healthz/leader-election", s.leaderElection)
 	}
@@ -167,6 +172,26 @@ func (s *Server) add(list *[]named, name string, check Check) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	*list = append(*list, named{name, check})
+}
+
+// Result is what a check has said.
+type Result struct {
+	Kind, Name string // livez or readyz, and that of the check
+	Err        error  // nil: it is well
+}
+
+// Results runs all checks.
+func (s *Server) Results(r *http.Request) []Result {
+	s.mu.Lock()
+	lists := map[string][]named{"livez": slices.Clone(s.live), "readyz": slices.Clone(s.ready)}
+	s.mu.Unlock()
+	var results []Result
+	for _, kind := range []string{"livez", "readyz"} {
+		for _, c := range lists[kind] {
+			results = append(results, Result{kind, c.name, c.check(r)})
+		}
+	}
+	return results
 }
 
 // Run serves until ctx ends, which is no error. It returns when all addresses are closed.

@@ -17,6 +17,7 @@ import (
 
 	"github.com/storage-controller/storage-controller/attacher"
 	"github.com/storage-controller/storage-controller/capacity"
+	"github.com/storage-controller/storage-controller/internal/statusz"
 	"github.com/storage-controller/storage-controller/nodecontroller"
 	"github.com/storage-controller/storage-controller/provisioner"
 )
@@ -40,6 +41,8 @@ type settings struct {
 	Nodecontroller nodecontroller.Config `mapstructure:"nodecontroller"`
 	// origins is where each option was set, by its key in viper; those that are not there were not.
 	origins origins
+	// flags is every setting of the command, in the order of its flags.
+	flags []statusz.Flag
 }
 
 // origins of settings; see [settings].
@@ -71,22 +74,28 @@ func readSettings(fs *pflag.FlagSet, all bool, roles []role) (settings, error) {
 		return settings{}, fmt.Errorf("reading the configuration: %w", err)
 	}
 	found := origins{}
+	var flags []statusz.Flag
 	for _, o := range common {
 		if !slices.Contains(flagOnly, o.name) {
 			bind(v, found, o.name, o, flagOf(fs, o.name))
+			flags = append(flags, setting(v, found, o.name, o.name))
 		}
 	}
 	for _, role := range allRoleOptions(all) {
 		mine := having(roles, role.section)
 		for _, o := range role.options {
-			var flags []*pflag.Flag
+			var given []*pflag.Flag
 			if mine {
-				flags = flagOf(fs, role.section+"-"+o.name, o.name)
+				given = flagOf(fs, role.section+"-"+o.name, o.name)
 			}
-			bind(v, found, role.section+"."+o.name, o, flags)
+			key := role.section + "." + o.name
+			bind(v, found, key, o, given)
+			if mine {
+				flags = append(flags, setting(v, found, key, key))
+			}
 		}
 	}
-	s := settings{origins: found}
+	s := settings{origins: found, flags: flags}
 	def := nodecontroller.DefaultConfig()
 	s.Nodecontroller.MinMissingGrace, s.Nodecontroller.UnregisteredGrace = def.MinMissingGrace, def.UnregisteredGrace
 	err = v.UnmarshalExact(&s, viper.DecodeHook(mapstructure.ComposeDecodeHookFunc(
@@ -99,6 +108,15 @@ func readSettings(fs *pflag.FlagSet, all bool, roles []role) (settings, error) {
 	}
 	s.Nodecontroller.Explicit = found.of(nodecontrollerSection)
 	return s, nil
+}
+
+// setting is the value of key for people.
+func setting(v *viper.Viper, found origins, key, name string) statusz.Flag {
+	origin := nodecontroller.OriginDefault
+	if o, ok := found[key]; ok {
+		origin = o
+	}
+	return statusz.Flag{Name: name, Value: fmt.Sprint(v.Get(key)), Origin: string(origin)}
 }
 
 // durations turns text into a duration.

@@ -161,7 +161,7 @@ func serveSecurely(t *testing.T, cp *kubetest.ControlPlane, user string) string 
 		t.Fatal(err)
 	}
 	ctx, stop := context.WithCancel(t.Context())
-	d, err := (&process{settings: s, roles: []role{nodecontrollerRole}}).serve(ctx, metrics.NewRegistry("test"))
+	d, err := (&process{settings: s, roles: []role{nodecontrollerRole}}).serve(ctx, metrics.NewRegistry("test"), &status{})
 	if err != nil {
 		t.Fatal(err)
 	}

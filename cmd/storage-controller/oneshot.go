@@ -122,7 +122,7 @@ func (p *process) nameOfDriver(ctx context.Context) (string, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, p.settings.driverConfig(p.roles...).Timeout)
 	defer cancel()
-	csi, answer, err := p.connect(ctx, prometheus.NewRegistry(), &diagnostics{})
+	csi, answer, err := p.connect(ctx, prometheus.NewRegistry(), &diagnostics{}, &status{})
 	if csi != nil {
 		defer csi.Close()
 	}

@@ -28,6 +28,7 @@ import (
 
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/statusz"
 	"github.com/storage-controller/storage-controller/internal/tracing"
 	"github.com/storage-controller/storage-controller/internal/volumelock"
 	"github.com/storage-controller/storage-controller/internal/workloop"
@@ -143,7 +144,8 @@ func (p *process) run(ctx context.Context) error {
 	services, stopServices := context.WithCancel(context.WithoutCancel(ctx))
 
 	registry := metrics.NewRegistry(buildVersion())
-	server, err := p.serve(services, registry)
+	page := &status{settings: p.settings, started: time.Now()}
+	server, err := p.serve(services, registry, page)
 	if err != nil {
 		stopServices()
 		return err
@@ -160,7 +162,7 @@ func (p *process) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	csi, driver, err := p.connect(ctx, registry, server)
+	csi, driver, err := p.connect(ctx, registry, server, page)
 	if csi != nil {
 		defer csi.Close()
 	}
@@ -171,7 +173,7 @@ func (p *process) run(ctx context.Context) error {
 		return err
 	}
 
-	terms, err := p.build(services, restConfig, registry, csi, driver, server)
+	terms, err := p.build(services, restConfig, registry, csi, driver, server, page)
 	if err != nil {
 		return err
 	}
@@ -205,7 +207,7 @@ func (p *process) run(ctx context.Context) error {
 }
 
 // connect asks the driver who it is. Where nobody calls the driver there is no client.
-func (p *process) connect(ctx context.Context, registry *prometheus.Registry, server *diagnostics) (*csiclient.Client, csiclient.Driver, error) {
+func (p *process) connect(ctx context.Context, registry *prometheus.Registry, server *diagnostics, page *status) (*csiclient.Client, csiclient.Driver, error) {
 	log := klog.FromContext(ctx)
 	if name := p.settings.unconnected(p.roles); name != "" {
 		log.Info("Working without a connection to the driver", "driver", name)
@@ -215,6 +217,7 @@ func (p *process) connect(ctx context.Context, registry *prometheus.Registry, se
 	if err != nil {
 		return nil, csiclient.Driver{}, err
 	}
+	page.connecting(csi)
 	server.ready("driver", csi.Ready)
 	driver, err := csi.Connect(ctx)
 	if err != nil {
@@ -248,7 +251,7 @@ func connection(ctx context.Context, csi *csiclient.Client) error {
 
 // build makes the watches and the controllers of the chosen roles.
 func (p *process) build(ctx context.Context, restConfig *rest.Config, registry *prometheus.Registry,
-	csi *csiclient.Client, driver csiclient.Driver, server *diagnostics) (*terms, error) {
+	csi *csiclient.Client, driver csiclient.Driver, server *diagnostics, page *status) (*terms, error) {
 	log := klog.FromContext(ctx)
 	chosen, skipped := p.settings.choose(p.roles, p.all, driver)
 	for _, why := range skipped {
@@ -302,6 +305,7 @@ func (p *process) build(ctx context.Context, restConfig *rest.Config, registry *
 	if err := t.prepare(restConfig, registry, events, driver.Name); err != nil {
 		return nil, err
 	}
+	page.working(t, sh.queues)
 	sh.informers.Start(ctx)
 	server.ready("informers", sh.informers.Synced)
 	return t, nil
@@ -314,8 +318,9 @@ type diagnostics struct {
 }
 
 // serve starts the server before anything else, so that it can tell what is missing.
-func (p *process) serve(ctx context.Context, registry *prometheus.Registry) (*diagnostics, error) {
+func (p *process) serve(ctx context.Context, registry *prometheus.Registry, page *status) (*diagnostics, error) {
 	cfg, d := p.settings.serverConfig(), &diagnostics{}
+	cfg.Pages, page.checks = page.pages(), d.checks
 	if cfg.Address == "" && cfg.HealthAddress == "" && cfg.ProfilingAddress == "" {
 		return d, nil
 	}
@@ -338,6 +343,19 @@ func (p *process) serve(ctx context.Context, registry *prometheus.Registry) (*di
 		}
 	})
 	return d, nil
+}
+
+// checks is what all checks of health say.
+func (d *diagnostics) checks() []statusz.Check {
+	var checks []statusz.Check
+	for _, r := range d.server.Results(nil) {
+		c := statusz.Check{Kind: r.Kind, Name: r.Name}
+		if r.Err != nil {
+			c.Error = r.Err.Error()
+		}
+		checks = append(checks, c)
+	}
+	return checks
 }
 
 // wait returns when the server has ended, after its context has.

@@ -1,0 +1,72 @@
+package e2e
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/storage-controller/storage-controller/csiclient/csitest"
+	"github.com/storage-controller/storage-controller/internal/statusz"
+)
+
+// TestStatusPageOfAWorkingProcess has one claim fail and one call hang, and finds both on
+// the page, with when and why.
+func TestStatusPageOfAWorkingProcess(t *testing.T) {
+	e := newEnv(t, csitest.Config{}, 1)
+	e.plugin.Next("CreateVolume", csitest.Fail(codes.Unavailable, "the pool is full of <b>water</b>"))
+	p := e.run("all", "--leader-election", "--leader-election-namespace="+e.ns, "--retry-interval-start=1h", "--retry-interval-max=1h", "--worker-threads=7", "--http-endpoint=127.0.0.1:0")
+	class := e.class(false, nil)
+	e.claim("failing", class)
+	e.wait("CreateVolume", 1)
+	e.plugin.Always("CreateVolume", csitest.Hang())
+	t.Cleanup(e.plugin.Release)
+	e.claim("hanging", class)
+	e.wait("CreateVolume", 2)
+	var page statusz.Page
+	e.eventually("the page tells of both", func(context.Context) error {
+		code, body := p.get("/statusz?format=json")
+		page = statusz.Page{}
+		if err := json.Unmarshal([]byte(body), &page); err != nil || code != http.StatusOK {
+			return fmt.Errorf("%d: %w", code, err)
+		}
+		for _, l := range page.Loops {
+			if l.Failures == 1 && len(l.Running) == 1 {
+				if f := l.Failing[0]; f.Key != e.ns+"/failing" || f.Attempts != 1 || !strings.Contains(f.Error, "water") {
+					t.Fatalf("got %+v", l)
+				}
+				return nil
+			}
+		}
+		return fmt.Errorf("the loops are %+v", page.Loops)
+	})
+	if d := page.Driver; d == nil || d.Driver.Name != e.plugin.Name() || len(d.Running) != 1 || d.Running[0].Method != "CreateVolume" || len(d.Failed) != 1 || d.Failed[0].Code != "Unavailable" {
+		t.Errorf("the driver: %+v", d)
+	}
+	if len(page.Roles) < 2 || page.Roles[0].Lease == nil || !strings.HasPrefix(page.Roles[0].Lease.Lease, e.ns+"/") {
+		t.Errorf("the roles: %+v", page.Roles)
+	}
+	if len(page.Checks) == 0 {
+		t.Error("there are no checks")
+	}
+	origins := map[string]string{}
+	for _, f := range page.Flags {
+		origins[f.Name+"="+f.Value] = f.Origin
+	}
+	if origins["provisioner.worker-threads=7"] != "flag" || origins["leader-election=true"] != "flag" {
+		t.Errorf("the flags: %v", origins)
+	}
+	code, html := p.get("/statusz")
+	for _, want := range []string{"1 failing", "&lt;b&gt;water&lt;/b&gt;", e.ns + "/hanging", e.plugin.Name(), "--leader-election"} {
+		if code != http.StatusOK || !strings.Contains(html, want) {
+			t.Errorf("%d: %q is not on the page", code, want)
+		}
+	}
+	if code, body := p.get("/flagz"); code != http.StatusOK || !strings.Contains(body, "metrics-path") || !strings.Contains(body, "default") {
+		t.Errorf("/flagz: %d %s", code, body)
+	}
+}
