@@ -10,6 +10,7 @@ import (
 	storagev1beta1 "k8s.io/api/storage/v1beta1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/discovery"
@@ -25,15 +26,15 @@ import (
 func Beta(ctx context.Context, client discovery.ServerResourcesInterface) (bool, error) {
 	var beta bool
 	err := retry(ctx, func() error {
-		for _, version := range []string{storagev1.SchemeGroupVersion.String(), storagev1beta1.SchemeGroupVersion.String()} {
-			list, err := client.ServerResourcesForGroupVersion(version)
+		for _, version := range []schema.GroupVersion{storagev1.SchemeGroupVersion, storagev1beta1.SchemeGroupVersion} {
+			list, err := client.ServerResourcesForGroupVersion(version.String())
 			if err != nil && !apierrors.IsNotFound(err) {
 				return err
 			}
 			if list != nil && slices.ContainsFunc(list.APIResources, func(r metav1.APIResource) bool { return r.Name == "csistoragecapacities" }) {
+				beta = version == storagev1beta1.SchemeGroupVersion
 				return nil
 			}
-			beta = true
 		}
 		return errNotServed
 	})

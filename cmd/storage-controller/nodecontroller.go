@@ -29,7 +29,7 @@ var nodecontrollerRole = role{
 		cfg, _, _ := s.Nodecontroller.Resolve(driver) // its error was one of prepareNodecontroller
 		return cfg.LeaderElectionID
 	},
-	supported: func(_ settings, d csiclient.Driver) error {
+	supported: func(d csiclient.Driver) error {
 		if d.Plugin.VolumeAccessibilityConstraints {
 			return nil
 		}

@@ -49,8 +49,11 @@ type role struct {
 	// lease is the name of its Lease: that of the sidecar which it replaces, so
 	// that old and new never work at the same time.
 	lease func(s settings, driver string) string
-	// supported is nil when the driver, and the environment, have what the role is for.
-	supported func(settings, csiclient.Driver) error
+	// supported is nil when the driver has what the role is for.
+	supported func(csiclient.Driver) error
+	// environment reports what the role lacks that comes neither from flags nor from the
+	// driver; nil means that it needs nothing.
+	environment func(settings) error
 	// nameOfDriver is nil for roles that call the driver. Of others it is its name, as
 	// far as the settings tell it: they can run without a connection.
 	nameOfDriver func(settings) string
@@ -106,7 +109,7 @@ var provisionerRole = role{
 	validate: func(s settings) error { return s.provisioner().Validate() },
 	timeout:  func(s settings) time.Duration { return s.Provisioner.Timeout },
 	lease:    func(_ settings, driver string) string { return provisioner.LeaseName(driver) },
-	supported: func(_ settings, d csiclient.Driver) error {
+	supported: func(d csiclient.Driver) error {
 		return lacking(d, "CREATE_DELETE_VOLUME", d.Controller.CreateDeleteVolume)
 	},
 	build: buildProvisioner,
@@ -178,7 +181,7 @@ var attacherRole = role{
 	validate: func(s settings) error { return s.Attacher.Validate() },
 	timeout:  func(s settings) time.Duration { return s.Attacher.Timeout },
 	lease:    func(_ settings, driver string) string { return attacher.LeaseName(driver) },
-	supported: func(_ settings, d csiclient.Driver) error {
+	supported: func(d csiclient.Driver) error {
 		return lacking(d, "PUBLISH_UNPUBLISH_VOLUME", d.Controller.PublishUnpublishVolume)
 	},
 	build: func(_ context.Context, s *shared, restConfig *rest.Config) (controller, error) {
@@ -211,10 +214,11 @@ var capacityRole = role{
 	timeout:  func(s settings) time.Duration { return s.Capacity.Timeout },
 	// csi-provisioner does both under one.
 	lease: func(_ settings, driver string) string { return provisioner.LeaseName(driver) },
-	supported: func(s settings, d csiclient.Driver) error {
-		return errors.Join(lacking(d, "GET_CAPACITY", d.Controller.GetCapacity), s.capacityEnvironment())
+	supported: func(d csiclient.Driver) error {
+		return lacking(d, "GET_CAPACITY", d.Controller.GetCapacity)
 	},
-	build: buildCapacity,
+	environment: settings.capacityEnvironment,
+	build:       buildCapacity,
 }
 
 // capacity is the configuration of the role with what does not come from flags.
@@ -237,9 +241,6 @@ func (s settings) capacityEnvironment() error {
 }
 
 func buildCapacity(ctx context.Context, s *shared, restConfig *rest.Config) (controller, error) {
-	if err := s.settings.capacityEnvironment(); err != nil {
-		return nil, err
-	}
 	client, err := kubernetes.NewForConfig(restConfig)
 	if err != nil {
 		return nil, err
@@ -433,8 +434,25 @@ func (s settings) enabled(roles []role, all bool) []role {
 	})
 }
 
+// environment reports what those of roles lack that were asked for. The rest of "all" is
+// left out instead; see choose.
+func (s settings) environment(roles []role, all bool) error {
+	var errs []error
+	for _, r := range roles {
+		asked := !all || slices.Contains(s.Common.Controllers, r.section)
+		if !asked || r.environment == nil {
+			continue
+		}
+		if err := r.environment(s); err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", r.section, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
 // choose is which of roles run for a driver. Those that were asked for by name
-// run whatever the driver can do; of all, those that it supports.
+// run whatever the driver can do; of all, those that it supports and that have what they
+// need.
 func (s settings) choose(roles []role, all bool, d csiclient.Driver) (chosen []role, skipped []error) {
 	if !all {
 		return roles, nil
@@ -446,7 +464,11 @@ func (s settings) choose(roles []role, all bool, d csiclient.Driver) (chosen []r
 			}
 			continue
 		}
-		if err := r.supported(s, d); err != nil {
+		err := r.supported(d)
+		if err == nil && r.environment != nil {
+			err = r.environment(s)
+		}
+		if err != nil {
 			skipped = append(skipped, fmt.Errorf("%s: %w", r.section, err))
 			continue
 		}

@@ -63,7 +63,7 @@ func newRoleCommand(use, name string, all bool, roles ...role) *cobra.Command {
 				return err
 			}
 			roles := s.enabled(roles, all)
-			if err := s.validate(roles...); err != nil {
+			if err := errors.Join(s.validate(roles...), s.environment(roles, all)); err != nil {
 				return err
 			}
 			log, flush, err := setUpLogging(s.Common.Logging)
