@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	dto "github.com/prometheus/client_model/go"
 	"google.golang.org/grpc/codes"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -234,14 +235,7 @@ func capacityScenarioProcess(t *testing.T) {
 		}
 		families := ofEveryRole(e.provisionerLease(), "csistoragecapacity")
 		for name := range want {
-			families[name] = family{labels: []string{""}}
-		}
-		delete(families, "csi_sidecar_operations_seconds")
-		for name, f := range families {
-			if strings.HasPrefix(name, "csistoragecapacities_") {
-				f.kind = 1 // a gauge
-				families[name] = f
-			}
+			families[name] = family{[]string{""}, dto.MetricType_GAUGE, nil}
 		}
 		families["csi_sidecar_operations_seconds"] = e.called("Identity/Probe OK", "Identity/GetPluginInfo OK", "Identity/GetPluginCapabilities OK",
 			"Controller/ControllerGetCapabilities OK", "Controller/GetCapacity OK")

@@ -1,0 +1,203 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	appsv1 "k8s.io/api/apps/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/yaml"
+
+	"github.com/storage-controller/storage-controller/csiclient/csitest"
+)
+
+// inForce waits until the ServiceAccount csi-provisioner has what was granted: the API server
+// sees new rules a moment later.
+func (e *env) inForce(granted map[permission]bool) {
+	e.t.Helper()
+	for p := range granted {
+		e.eventually(fmt.Sprintf("%v is in force", p), func(ctx context.Context) error {
+			review, err := e.client.AuthorizationV1().SubjectAccessReviews().Create(ctx, &authorizationv1.SubjectAccessReview{
+				Spec: authorizationv1.SubjectAccessReviewSpec{User: "system:serviceaccount:" + e.ns + ":csi-provisioner",
+					ResourceAttributes: &authorizationv1.ResourceAttributes{Namespace: e.ns, Verb: p.verb, Group: p.group, Resource: p.resource}},
+			}, metav1.CreateOptions{})
+			if err == nil && !review.Status.Allowed {
+				err = errors.New(review.Status.Reason)
+			}
+			return err
+		})
+	}
+}
+
+// template reads a Deployment or DaemonSet of deploy/, which the API server has to accept as it
+// is, and returns its pod.
+func (e *env) template(file string) corev1.PodSpec {
+	e.t.Helper()
+	text, err := os.ReadFile("../../deploy/" + file)
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	var workload struct {
+		metav1.TypeMeta `json:",inline"`
+		Spec            struct {
+			Template corev1.PodTemplateSpec `json:"template"`
+		} `json:"spec"`
+	}
+	if err := yaml.Unmarshal(text, &workload); err != nil {
+		e.t.Fatal(err)
+	}
+	plural := map[string]string{"Deployment": "deployments", "DaemonSet": "daemonsets"}[workload.Kind]
+	body, err := yaml.YAMLToJSON(text)
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	err = e.client.Discovery().RESTClient().Post().AbsPath("/apis/apps/v1/namespaces/default/"+plural).
+		Param("dryRun", "All").Param("fieldValidation", "Strict").SetHeader("Content-Type", "application/json").Body(body).Do(e.t.Context()).Error()
+	if err != nil {
+		e.t.Fatalf("%s: %v", file, err)
+	}
+	return workload.Spec.Template.Spec
+}
+
+// deployed starts the program as the container of a manifest in deploy/ has it, in a pod of
+// the namespace of e, on the first node, and as the ServiceAccount of kubeconfig.
+func (e *env) deployed(file, kubeconfig, pod string) *process {
+	e.t.Helper()
+	containers := e.template(file).Containers
+	c := containers[len(containers)-1]
+	cmd := e.command(c.Args[0], slices.Concat(c.Args[1:], quick, []string{
+		"--csi-address", e.plugin.Address(), "--kubeconfig", kubeconfig, "--http-endpoint=127.0.0.1:0",
+	})...)
+	fields := map[string]string{"metadata.namespace": e.ns, "metadata.name": pod, "spec.nodeName": e.nodes[0]}
+	for _, v := range c.Env {
+		value, known := fields[v.ValueFrom.FieldRef.FieldPath]
+		if !known {
+			e.t.Fatalf("%s: unknown field of %s", file, v.Name)
+		}
+		cmd.Env = append(cmd.Env, v.Name+"="+value)
+	}
+	p := e.start(cmd)
+	p.pod = pod
+	return p
+}
+
+func controlledBy(kind string, o metav1.Object) []metav1.OwnerReference {
+	return []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: kind, Name: o.GetName(), UID: o.GetUID(), Controller: ptr.To(true)}}
+}
+
+// ownedBy waits until there are n objects and fails the test unless owner, of this kind, is
+// the only owner of each.
+func (e *env) ownedBy(n int, kind string, owner metav1.Object) {
+	e.t.Helper()
+	for _, o := range e.published(n) {
+		if len(o.OwnerReferences) != 1 || o.OwnerReferences[0].Kind != kind || o.OwnerReferences[0].UID != owner.GetUID() {
+			e.t.Errorf("the owners of %q are %v", o.Name, o.OwnerReferences)
+		}
+	}
+}
+
+// capacityIs has the driver say so, and waits until the objects do. An update of the class
+// has it asked at once.
+func (e *env) capacityIs(size, class string) {
+	e.t.Helper()
+	want := resource.MustParse(size)
+	e.plugin.Always("GetCapacity", csitest.Alter(func(r *csi.GetCapacityResponse) { r.AvailableCapacity = want.Value() }))
+	patch := []byte(`{"metadata":{"annotations":{"changed":"yes"}}}`)
+	if _, err := e.client.StorageV1().StorageClasses().Patch(e.t.Context(), class, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+		e.t.Fatal(err)
+	}
+	e.eventually("the objects say what the driver has", func(context.Context) error {
+		for _, o := range e.capacities() {
+			if o.Capacity.Cmp(want) != 0 {
+				return fmt.Errorf("%q says %v", o.Name, o.Capacity)
+			}
+		}
+		return nil
+	})
+}
+
+func (e *env) deleteClass(name string) {
+	e.t.Helper()
+	if err := e.client.StorageV1().StorageClasses().Delete(e.t.Context(), name, metav1.DeleteOptions{}); err != nil {
+		e.t.Fatal(err)
+	}
+}
+
+// TestCapacityNeedsWhatItsManifestsGrant runs deploy/capacity-central.yaml as the
+// ServiceAccount of deploy/rbac: it is refused nothing, and nothing is granted that it does
+// not use.
+func TestCapacityNeedsWhatItsManifestsGrant(t *testing.T) {
+	t.Parallel()
+	e := newEnv(t, csitest.Config{Controller: getsCapacity, Segments: twoZones}, 2)
+	granted := e.applyRBAC("capacity*.yaml")
+	e.inForce(granted)
+	kubeconfig, used, refused := e.as("csi-provisioner")
+	class := e.pool("fast", nil)
+	selector := &metav1.LabelSelector{MatchLabels: map[string]string{"app": "c"}}
+	template := corev1.PodTemplateSpec{
+		ObjectMeta: metav1.ObjectMeta{Labels: selector.MatchLabels}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "none"}}},
+	}
+	// Its pod, as the controllers make it, which do not run here.
+	deployment, err := e.client.AppsV1().Deployments(e.ns).Create(t.Context(), &appsv1.Deployment{
+		ObjectMeta: metav1.ObjectMeta{Name: "csi-capacity"}, Spec: appsv1.DeploymentSpec{Selector: selector, Template: template},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	set, err := e.client.AppsV1().ReplicaSets(e.ns).Create(t.Context(), &appsv1.ReplicaSet{
+		ObjectMeta: metav1.ObjectMeta{Name: "csi-capacity-1", OwnerReferences: controlledBy("Deployment", deployment)},
+		Spec:       appsv1.ReplicaSetSpec{Selector: selector, Template: template},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.unscheduled("csi-capacity-1-x", controlledBy("ReplicaSet", set))
+	p := e.deployed("capacity-central.yaml", kubeconfig, "csi-capacity-1-x")
+	e.ownedBy(2, "Deployment", deployment)
+	e.leads(p, e.provisionerLease())
+	e.capacityIs("3Gi", class)
+	e.deleteClass(class)
+	e.published(0)
+	e.usesAll(granted, used, refused, func(p permission) bool {
+		return p.verb == "list" // of a server that cannot send it with the watch
+	})
+}
+
+// TestCapacityPerNodeNeedsLess does the same for deploy/capacity-node.yaml.
+func TestCapacityPerNodeNeedsLess(t *testing.T) {
+	t.Parallel()
+	e := newEnv(t, csitest.Config{Controller: getsCapacity, Segments: twoZones}, 2)
+	granted := e.applyRBAC("capacity.yaml")
+	for p := range e.applyRBAC("capacity-owner.yaml") {
+		granted[p] = true
+	}
+	e.inForce(granted)
+	kubeconfig, used, refused := e.as("csi-provisioner")
+	class := e.pool("fast", nil)
+	set, err := e.client.AppsV1().DaemonSets(e.ns).Create(t.Context(), &appsv1.DaemonSet{
+		ObjectMeta: metav1.ObjectMeta{Name: "csi-capacity"},
+		Spec: appsv1.DaemonSetSpec{Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "c"}}, Template: corev1.PodTemplateSpec{
+			ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"app": "c"}}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "none"}}},
+		}},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.unscheduled("csi-capacity-x", controlledBy("DaemonSet", set))
+	e.deployed("capacity-node.yaml", kubeconfig, "csi-capacity-x")
+	e.ownedBy(1, "DaemonSet", set)
+	e.capacityIs("3Gi", class)
+	e.deleteClass(class)
+	e.published(0)
+	e.usesAll(granted, used, refused, func(p permission) bool { return p.verb == "list" })
+}
