@@ -1,6 +1,7 @@
 package webhook
 
 import (
+	"bytes"
 	"context"
 	"os"
 	"path/filepath"
@@ -29,11 +30,7 @@ func (s *Server) followFiles(ctx context.Context) {
 
 // loadFiles offers the pair in the directory, and tells whether there is one.
 func (s *Server) loadFiles(ctx context.Context) bool {
-	cert, err := os.ReadFile(filepath.Join(s.cfg.CertDir, certName))
-	var key []byte
-	if err == nil {
-		key, err = os.ReadFile(filepath.Join(s.cfg.CertDir, keyName))
-	}
+	cert, key, err := readPair(s.cfg.CertDir)
 	if err != nil {
 		if s.keeper.missing(err) {
 			klog.FromContext(ctx).Info("Waiting for a serving certificate in files", "cause", err.Error())
@@ -43,4 +40,22 @@ func (s *Server) loadFiles(ctx context.Context) bool {
 	taken, err := s.keeper.offer(cert, key)
 	tell(ctx, s.cfg.CertDir, taken, err)
 	return true
+}
+
+// readPair is the two files as they were at one time: one of before an exchange and one
+// of after it are no pair, and nothing is wrong with either.
+func readPair(dir string) (cert, key []byte, err error) {
+	for range 3 {
+		if cert, err = os.ReadFile(filepath.Join(dir, certName)); err != nil {
+			return nil, nil, err
+		}
+		if key, err = os.ReadFile(filepath.Join(dir, keyName)); err != nil {
+			return nil, nil, err
+		}
+		again, err := os.ReadFile(filepath.Join(dir, certName))
+		if err == nil && bytes.Equal(cert, again) {
+			break
+		}
+	}
+	return cert, key, nil
 }

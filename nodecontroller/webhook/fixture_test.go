@@ -27,6 +27,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
@@ -109,6 +110,8 @@ func (f *fixture) start() {
 	if watch == nil {
 		watch = f.cp.Config()
 	}
+	api = rest.CopyConfig(api) // and as the program sets it
+	api.ContentType, api.AcceptContentTypes = runtime.ContentTypeProtobuf, runtime.ContentTypeProtobuf+","+runtime.ContentTypeJSON
 	client, err := kubernetes.NewForConfig(api)
 	f.must(err)
 	watcher, err := kubernetes.NewForConfig(watch)

@@ -20,10 +20,10 @@ func scenarioExcluded(t *testing.T) {
 	t.Parallel()
 	f := setup(t, nil)
 	own, out := kubetest.Namespace(t, f.cp), kubetest.Namespace(t, f.cp)
-	text, err := os.ReadFile("../../deploy/webhook/mutatingwebhookconfiguration.yaml")
+	text, err := os.ReadFile("../../deploy/webhook-enforce.yaml")
 	f.must(err)
 	config := &admissionregistrationv1.MutatingWebhookConfiguration{}
-	f.must(yaml.UnmarshalStrict([]byte(strings.ReplaceAll(string(text), "storage-controller-system", own)), config))
+	f.must(yaml.UnmarshalStrict([]byte(strings.ReplaceAll(string(text), `"default"`, fmt.Sprintf("%q", own))), config))
 	config.Name = f.ns
 	for i := range config.Webhooks {
 		w := &config.Webhooks[i]
@@ -36,7 +36,7 @@ func scenarioExcluded(t *testing.T) {
 	}
 	namespace, err := f.client.CoreV1().Namespaces().Get(t.Context(), out, metav1.GetOptions{})
 	f.must(err)
-	namespace.Labels["topolvm.io/webhook"] = "ignore"
+	namespace.Labels["csi.example.com/webhook"] = "ignore"
 	_, err = f.client.CoreV1().Namespaces().Update(t.Context(), namespace, metav1.UpdateOptions{})
 	f.must(err)
 	f.configureAs(config)

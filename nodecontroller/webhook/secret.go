@@ -21,10 +21,10 @@ func (s *Server) followSecret(ctx context.Context) {
 	s.keeper.missing(fmt.Errorf("there is no Secret %q yet", name))
 	for ctx.Err() == nil {
 		err := s.watchSecret(ctx, name)
-		if ctx.Err() != nil {
+		switch {
+		case ctx.Err() != nil:
 			return
-		}
-		if err != nil {
+		case err != nil:
 			err = fmt.Errorf("watching Secret %q: %w", name, err)
 			if s.keeper.missing(err) {
 				klog.FromContext(ctx).Error(err, "Serving certificates are not followed")
@@ -34,11 +34,14 @@ func (s *Server) followSecret(ctx context.Context) {
 	}
 }
 
+// watchTime is how long one watch lasts.
+const watchTime = 25 * time.Second
+
 // watchSecret offers what is in the Secret until the watch ends, which is no error.
 func (s *Server) watchSecret(ctx context.Context, name objectName) error {
-	// The API server ends a watch by itself after an hour at most. One that ends
-	// earlier notices earlier when the connection is dead.
-	seconds := int64((10 * time.Minute).Seconds())
+	// The clients of a role bound every request. A watch that ends before that is no
+	// error, and the next one begins with what is there.
+	seconds := int64(watchTime.Seconds())
 	events, err := s.deps.Client.CoreV1().Secrets(name.namespace).Watch(ctx, metav1.ListOptions{
 		FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, name.name).String(), TimeoutSeconds: &seconds,
 	})
