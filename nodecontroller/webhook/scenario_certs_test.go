@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -171,13 +172,15 @@ func TestNodecontrollerScenarioWebhookOperations(t *testing.T) {
 	})
 	t.Run("084_drains", func(t *testing.T) {
 		t.Parallel()
-		held, release := make(chan struct{}), make(chan struct{})
+		held, released := make(chan struct{}), make(chan struct{})
+		release := sync.OnceFunc(func() { close(released) })
+		defer release() // else a failure would be one of the clean-up, too
 		f := setup(t, func(f *fixture) {
 			f.cfg.ShutdownDelay = 300 * time.Millisecond
 			f.hook = func(s *Server) {
 				s.mutations["/pvc/mutate"] = mutation{"persistentvolumeclaims", func(context.Context, *request) (verdict, error) {
 					close(held)
-					<-release
+					<-released
 					return verdict{}, nil
 				}}
 			}
@@ -215,7 +218,7 @@ func TestNodecontrollerScenarioWebhookOperations(t *testing.T) {
 			t.Error("it ended before its last answer")
 		default:
 		}
-		close(release)
+		release()
 		if code := <-answered; code != 200 {
 			t.Errorf("%d", code)
 		}
@@ -292,14 +295,14 @@ func scenarioSelfSigned(t *testing.T) {
 	secrets := f.client.CoreV1().Secrets(f.ns)
 	old, err := secrets.Get(t.Context(), "certs", metav1.GetOptions{})
 	f.must(err)
-	// While all is made anew, not one pod may be refused.
+	// While all is made anew, not one pod may be refused, and no new connection either:
+	// what the configuration says at a time has to fit what both replicas serve just then.
 	admitting, stop := context.WithCancel(t.Context())
 	refused := make(chan error, 1)
 	go func() {
 		defer close(refused)
 		for admitting.Err() == nil {
-			_, err := f.client.CoreV1().Pods(f.ns).Create(admitting, podOf("probe-", claimVolume("v", "c")), metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
-			if err != nil && admitting.Err() == nil {
+			if err := f.admitted(admitting, second.s); err != nil && admitting.Err() == nil {
 				refused <- err
 				return
 			}
@@ -329,4 +332,20 @@ func scenarioSelfSigned(t *testing.T) {
 		return err
 	})
 	both("the configuration trusts the pair again", nil)
+}
+
+// admitted is nil when a pod is let through, and when a new connection to each replica
+// would be trusted.
+func (f *fixture) admitted(ctx context.Context, second *Server) error {
+	config, err := f.client.AdmissionregistrationV1().MutatingWebhookConfigurations().Get(ctx, f.ns, metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	for _, s := range []*Server{f.s, second} {
+		if _, err := dial(s.Address(), "hook."+f.ns+".svc", parseCerts(config.Webhooks[0].ClientConfig.CABundle)...); err != nil {
+			return err
+		}
+	}
+	_, err = f.client.CoreV1().Pods(f.ns).Create(ctx, podOf("probe-", claimVolume("v", "c")), metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+	return err
 }
