@@ -145,7 +145,7 @@ func (u *upkeep) readSecret(ctx context.Context) (*corev1.Secret, error) {
 	case err != nil:
 		return nil, fmt.Errorf("reading Secret %q: %w", u.secret, err)
 	case !isOurs(secret):
-		return nil, fmt.Errorf("Secret %q has data and not the annotation %s, so that somebody else may need it: delete it, or set --webhook-cert-secret to another name", u.secret, annService)
+		return nil, fmt.Errorf("the data of Secret %q may be needed by somebody else, as it has no annotation %s: delete it, or set --webhook-cert-secret to another name", u.secret, annService)
 	}
 	return secret, nil
 }
