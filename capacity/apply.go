@@ -13,27 +13,35 @@ import (
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
-// publish asks the driver about i and has the object say what it has answered. have is
-// the object; nil for none yet.
-func (t *term) publish(ctx context.Context, i item, class *storagev1.StorageClass, have *storagev1.CSIStorageCapacity) error {
+// ask asks the driver about i.
+func (t *term) ask(ctx context.Context, i item, class *storagev1.StorageClass) (answer, error) {
 	call, cancel := context.WithTimeout(ctx, t.c.cfg.Timeout)
 	defer cancel()
 	response, err := t.c.deps.CSI.GetCapacity(call, request(class, i.Segment))
 	if err != nil {
-		return fmt.Errorf("asking the driver for the capacity of StorageClass %q in %q (GetCapacity): %w", i.Class, i.Segment, err)
+		return answer{}, fmt.Errorf("asking the driver for the capacity of StorageClass %q in %q (GetCapacity): %w", i.Class, i.Segment, err)
 	}
 	a, err := parse(response)
 	if err != nil {
-		return fmt.Errorf("capacity of StorageClass %q in %q: %w", i.Class, i.Segment, err)
+		return answer{}, fmt.Errorf("capacity of StorageClass %q in %q: %w", i.Class, i.Segment, err)
 	}
-	if have == nil {
-		// Nothing published says as much as nothing available, and costs nothing.
-		if a.capacity.IsZero() {
-			return nil
-		}
-		return t.create(ctx, i, a)
+	return a, nil
+}
+
+// publish has the object of i say a. It is looked up again, since the call may have taken
+// long: somebody may have made one meanwhile, or none may be wanted any more.
+func (t *term) publish(ctx context.Context, i item, a answer) error {
+	s := t.gather(i)
+	have := decide(s).keep
+	switch {
+	case have != nil:
+		return t.update(ctx, have, a)
+	case s.class == nil || !s.there:
+		return nil // and the event that told so has queued i
+	case a.capacity.IsZero():
+		return nil // nothing published says as much as nothing available, and costs nothing
 	}
-	return t.update(ctx, have, a)
+	return t.create(ctx, i, a)
 }
 
 // create makes the object of i.

@@ -179,7 +179,11 @@ func (t *term) sync(ctx context.Context, i item) (time.Time, error) {
 		return p.next, nil
 	}
 	t.world.asking(i)
-	if err := t.publish(ctx, i, s.class, p.keep); err != nil {
+	a, err := t.ask(ctx, i, s.class)
+	if err == nil {
+		err = t.publish(ctx, i, a)
+	}
+	if err != nil {
 		t.world.failed(i)
 		return time.Time{}, err
 	}

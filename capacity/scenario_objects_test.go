@@ -91,6 +91,18 @@ func (f *fixture) stepIn(zone string, step csitest.Step) csitest.Step {
 	}
 }
 
+// answeredAfter is the step with which the driver says what has was told once event is closed.
+func (f *fixture) answeredAfter(event <-chan struct{}) csitest.Step {
+	answered := f.answered()
+	return func(ctx context.Context, p *csitest.Plugin, request any, do func() (any, error)) (any, error) {
+		select {
+		case <-event:
+		case <-ctx.Done():
+		}
+		return answered(ctx, p, request, do)
+	}
+}
+
 func zoneOf(r *csi.GetCapacityRequest) string {
 	return r.GetAccessibleTopology().GetSegments()["t/zone"]
 }
@@ -553,24 +565,29 @@ func TestCapacityScenarioUpdates(t *testing.T) {
 	})
 	t.Run("024_object_of_the_same_name", func(t *testing.T) {
 		// The driver answers when both have been seen, the end of the one and the other.
-		f := scenario(t, never)
+		f := prepare(t, csitest.Config{}, never)
+		f.makeFixture()
+		writes := f.noteWrites(nil)
+		f.start()
 		before := f.published(zoneA, zoneB)
-		f.plugin.Next(getCapacity, csitest.Hang())
+		seen := make(chan struct{})
+		f.plugin.Next(getCapacity, f.answeredAfter(seen))
 		old := f.in("a", before)
 		f.must(f.client.StorageV1().CSIStorageCapacities(f.ns).Delete(t.Context(), old.Name, metav1.DeleteOptions{}))
 		f.must(f.plugin.Wait(t.Context(), getCapacity, 3))
 		made := f.existing("fast", "a", "9Gi", func(o *storagev1.CSIStorageCapacity) { o.Name = old.Name })
+		want := []string{http.MethodPatch, http.MethodPost, http.MethodPost} // no object but those of the start is made
 		kubetest.Eventually(f, "the controller sees the object", func(context.Context) error {
 			if o, ok := f.c.published.Get(f.ns + "/" + old.Name); !ok || o.UID != made.UID {
 				return errors.New("it does not")
 			}
 			return nil
 		})
-		f.plugin.Always(getCapacity, f.answered())
-		f.plugin.Release()
+		close(seen)
 		if o := f.in("a", f.published(zoneA, zoneB)); o.UID != made.UID {
 			t.Errorf("%q was not adopted", made.Name)
 		}
+		writes.are(t, want...)
 	})
 	t.Run("024_object_of_the_same_name_while_disconnected", func(t *testing.T) {
 		f := prepare(t, csitest.Config{}, never)

@@ -233,6 +233,22 @@ func TestCapacityScenarioTopology(t *testing.T) {
 		f.class("fast", nil)
 		f.published(zoneA, zoneB, "slow t/zone=a 1Gi", "slow t/zone=b 2Gi")
 	})
+	t.Run("043_class_deleted_during_the_call", func(t *testing.T) {
+		f := prepare(t, csitest.Config{}, never)
+		f.node("n1", "a")
+		f.class("fast", nil)
+		writes := f.noteWrites(nil)
+		deleted := make(chan struct{})
+		f.plugin.Next(getCapacity, f.answeredAfter(deleted))
+		f.start()
+		f.must(f.plugin.Wait(t.Context(), getCapacity, 1))
+		f.deleteClass("fast")
+		f.goal(0)
+		close(deleted)
+		f.class("slow", nil) // what is done about it is done after that
+		f.published("slow t/zone=a 1Gi")
+		writes.are(t, "POST")
+	})
 	t.Run("044_class_replaced_while_disconnected", func(t *testing.T) {
 		f := prepare(t, csitest.Config{}, never)
 		f.makeFixture()
