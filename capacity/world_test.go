@@ -1,0 +1,402 @@
+package capacity
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
+)
+
+// testWorld is a world with a clock, which knows the nodes n1 and n2 in the zones a and b
+// and the class fast.
+type testWorld struct {
+	*world
+	clock time.Time
+}
+
+func newTestWorld(change func(*Config)) *testWorld {
+	cfg := DefaultConfig()
+	if change != nil {
+		change(&cfg)
+	}
+	w := &testWorld{clock: testNow}
+	w.world = newWorld("drv", cfg, func() time.Time { return w.clock })
+	w.node("n1", "a")
+	w.node("n2", "b")
+	w.setClass(class("fast"))
+	return w
+}
+
+// node registers the driver on a node in a zone.
+func (w *testWorld) node(name, zone string) []item {
+	items := w.setNode(name, map[string]string{"z": zone}, true)
+	return append(items, w.setCSINode(name, &storagev1.CSINode{Spec: storagev1.CSINodeSpec{Drivers: []storagev1.CSINodeDriver{
+		{Name: "other", TopologyKeys: []string{"x"}}, {Name: "drv", TopologyKeys: []string{"z"}},
+	}}})...)
+}
+
+func class(name string) *storagev1.StorageClass {
+	return &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: name}, Provisioner: "drv", VolumeBindingMode: ptr.To(storagev1.VolumeBindingWaitForFirstConsumer)}
+}
+
+// objectFor is an object of that name for class/zone.
+func objectFor(name, pair string) *storagev1.CSIStorageCapacity {
+	class, zone, _ := strings.Cut(pair, "/")
+	return &storagev1.CSIStorageCapacity{
+		ObjectMeta:       metav1.ObjectMeta{Name: name, UID: types.UID("uid-" + name)},
+		StorageClassName: class, NodeTopology: &metav1.LabelSelector{MatchLabels: map[string]string{"z": zone}},
+	}
+}
+
+func pair(class, zone string) item { return item{Class: class, Segment: segment("z=" + zone)} }
+
+// pairs is items as "class/zone", sorted.
+func pairs(items []item) string {
+	var names []string
+	for _, i := range items {
+		names = append(names, i.Class+"/"+strings.TrimPrefix(string(i.Segment), "z=")+string(i.Odd))
+	}
+	slices.Sort(names)
+	return strings.Join(names, " ")
+}
+
+func wantPairs(t *testing.T, what string, got []item, want string) {
+	t.Helper()
+	if pairs(got) != want {
+		t.Errorf("%s: there may be work for %q instead of %q", what, pairs(got), want)
+	}
+}
+
+func TestWorldNodesAndClasses(t *testing.T) {
+	w := newTestWorld(nil)
+	wantPairs(t, "a class", w.setClass(class("slow")), "slow/a slow/b")
+	wantPairs(t, "a node in a known zone", w.node("n3", "a"), "")
+	wantPairs(t, "a node in a new zone", w.node("n4", "c"), "fast/c slow/c")
+	wantPairs(t, "a node leaves a zone that has another", w.setNode("n1", nil, false), "")
+	wantPairs(t, "the last node leaves", w.setCSINode("n4", nil), "fast/c slow/c")
+	wantPairs(t, "a class, a zone being about to go", w.setClass(class("new")), "new/a new/b new/c")
+	wantPairs(t, "a class goes", w.removeClass("slow"), "slow/a slow/b slow/c")
+	wantPairs(t, "it goes again", w.removeClass("slow"), "")
+	wantPairs(t, "a heartbeat", w.setNode("n2", map[string]string{"z": "b", "beat": "1"}, true), "")
+	wantPairs(t, "the zone is back", w.node("n4", "c"), "fast/c new/c")
+	wantPairs(t, "the driver is not there any more", w.setCSINode("n4", &storagev1.CSINode{Spec: storagev1.CSINodeSpec{Drivers: []storagev1.CSINodeDriver{{Name: "other"}}}}), "fast/c new/c")
+}
+
+func TestWorldChoosesClasses(t *testing.T) {
+	change := func(f func(*storagev1.StorageClass)) *storagev1.StorageClass {
+		c := class("fast")
+		f(c)
+		return c
+	}
+	immediate := change(func(c *storagev1.StorageClass) { c.VolumeBindingMode = ptr.To(storagev1.VolumeBindingImmediate) })
+	for name, tt := range map[string]struct {
+		class *storagev1.StorageClass
+		flag  bool
+		want  bool
+	}{
+		"late binding":             {class: class("fast"), want: true},
+		"no binding mode":          {class: change(func(c *storagev1.StorageClass) { c.VolumeBindingMode = nil }), want: true},
+		"immediate":                {class: immediate},
+		"immediate, with the flag": {class: immediate, flag: true, want: true},
+		"of another driver":        {class: change(func(c *storagev1.StorageClass) { c.Provisioner = "drv2" }), flag: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newTestWorld(func(c *Config) { c.ImmediateBinding = tt.flag })
+			// As an update of one that was published: its items are always looked at.
+			wantPairs(t, "the class", w.setClass(tt.class), "fast/a fast/b")
+			if got := w.counts().goal; (got == 2) != tt.want {
+				t.Errorf("the goal is %d", got)
+			}
+		})
+	}
+	if got := newTestWorld(nil).setClass(change(func(c *storagev1.StorageClass) { c.Name, c.Provisioner = "x", "drv2" })); got != nil {
+		t.Errorf("a class that never was ours gives work for %q", pairs(got))
+	}
+}
+
+func TestWorldObjects(t *testing.T) {
+	w := newTestWorld(nil)
+	wantPairs(t, "the object of a pair", w.seen(objectFor("x", "fast/a")), "")
+	wantPairs(t, "the same again", w.seen(objectFor("x", "fast/a")), "")
+	wantPairs(t, "another", w.seen(objectFor("y", "fast/a")), "fast/a")
+	wantPairs(t, "of an unknown class", w.seen(objectFor("c", "gone/a")), "gone/a")
+	wantPairs(t, "of an unknown zone", w.seen(objectFor("z", "fast/q")), "fast/q")
+	odd := objectFor("o", "fast/a")
+	odd.NodeTopology = nil
+	wantPairs(t, "of no segment", w.seen(odd), "/uid-o")
+	if names, _ := w.look(pair("fast", "a")); !slices.Equal(names, []string{"x", "y"}) {
+		t.Errorf("the objects of the pair are %q", names)
+	}
+	if diff := cmp.Diff(counts{goal: 2, current: 1, obsolete: 3}, w.counts(), cmp.AllowUnexported(counts{})); diff != "" {
+		t.Error(diff)
+	}
+	wantPairs(t, "one is lost", w.lost(objectFor("y", "fast/a")), "fast/a")
+	wantPairs(t, "what nobody wants is lost", w.lost(objectFor("c", "gone/a")), "")
+	w.lost(odd)
+	if got := w.counts(); got.obsolete != 1 || got.current != 1 {
+		t.Errorf("the counts are %+v", got)
+	}
+	w.forget(pair("fast", "a"), "x")
+	if names, s := w.look(pair("fast", "a")); names != nil || !s.refresh {
+		t.Errorf("the objects of the pair are %q, and it is to be refreshed: %v", names, s.refresh)
+	}
+}
+
+func TestWorldGrace(t *testing.T) {
+	w := newTestWorld(func(c *Config) { c.RemovalGrace = 30 * time.Second })
+	w.seen(objectFor("x", "fast/b"))
+	b := pair("fast", "b")
+	w.asking(b)
+	w.answered(b, w.clock.Add(time.Minute))
+	until := func() time.Time { _, s := w.look(b); return s.until }
+
+	w.setCSINode("n2", nil)
+	if _, s := w.look(b); s.there || !s.until.Equal(testNow.Add(30*time.Second)) {
+		t.Errorf("there is %v until %v", s.there, s.until)
+	}
+	w.clock = testNow.Add(20 * time.Second)
+	w.vacate("z=b") // too early
+	wantPairs(t, "back within the grace", w.node("n2", "b"), "fast/b")
+	if _, s := w.look(b); !s.there || !s.until.IsZero() || s.rounds != 1 || s.refresh || !s.due.Equal(testNow.Add(time.Minute)) {
+		t.Errorf("it is not as it was: %+v", s)
+	}
+	w.setNode("n2", nil, false)
+	if !until().Equal(testNow.Add(50 * time.Second)) {
+		t.Errorf("the grace of the second time ends at %v", until())
+	}
+	w.clock = testNow.Add(50 * time.Second)
+	w.vacate("z=b") // there still is an object
+	if until().IsZero() {
+		t.Error("the segment is forgotten before its object is deleted")
+	}
+	w.forget(b, "x")
+	w.vacate("z=b")
+	if !until().IsZero() || len(w.gone) > 0 || w.asked[b] != nil {
+		t.Errorf("%v and %v are left", w.gone, w.asked)
+	}
+}
+
+func TestWorldSchedule(t *testing.T) {
+	w := newTestWorld(nil)
+	a := pair("fast", "a")
+	due := func() schedule { _, s := w.look(a); return s.schedule }
+	if s := due(); !s.refresh || s.rounds != 0 {
+		t.Errorf("in the beginning it is %+v", s)
+	}
+	w.asking(a)
+	w.failed(a)
+	if s := due(); !s.refresh || !s.failing || w.counts().failing != 1 {
+		t.Errorf("after a failure it is %+v", s)
+	}
+	w.asking(a)
+	w.refresh([]item{a}) // something happens while the driver is asked
+	w.answered(a, testNow.Add(time.Minute))
+	if s := due(); !s.refresh || s.failing || s.rounds != 1 || !s.due.Equal(testNow.Add(time.Minute)) {
+		t.Errorf("after an answer that may be out of date it is %+v", s)
+	}
+	w.asking(a)
+	w.clock = testNow.Add(time.Second)
+	w.answered(a, testNow.Add(time.Minute))
+	if s := due(); s.refresh || s.rounds != 2 {
+		t.Errorf("after an answer it is %+v", s)
+	}
+	w.answered(pair("fast", "b"), testNow)
+	if c := w.counts(); !c.oldest.Equal(testNow.Add(time.Second)) || c.failing != 0 {
+		t.Errorf("the counts are %+v", c)
+	}
+	wantPairs(t, "refresh of more than there is", w.refresh([]item{a, pair("gone", "a"), pair("fast", "q"), {Odd: "o"}}), "fast/a")
+	w.removeClass("fast")
+	w.look(a)
+	w.look(pair("fast", "b"))
+	if len(w.asked) > 0 {
+		t.Errorf("%v is kept of what is gone", w.asked)
+	}
+	if c := w.counts(); c != (counts{}) {
+		t.Errorf("the counts are %+v", c)
+	}
+}
+
+func TestWorldRank(t *testing.T) {
+	w := newTestWorld(nil)
+	a := pair("fast", "a")
+	rank := func(what string, want int) {
+		t.Helper()
+		if got := w.rank(a); got != want {
+			t.Errorf("%s: rank %d instead of %d", what, got, want)
+		}
+	}
+	rank("never asked, nothing published", 0)
+	w.asking(a)
+	rank("being asked", 0)
+	w.answered(a, testNow)
+	rank("asked, nothing available", 2)
+	w.seen(objectFor("x", "fast/a"))
+	rank("published", 2)
+	w.refresh([]item{a})
+	rank("published, something happened", 1)
+	w.lost(objectFor("x", "fast/a"))
+	rank("lost", 1)
+	adopted := newTestWorld(nil)
+	adopted.seen(objectFor("x", "fast/a"))
+	if got := adopted.rank(a); got != 1 {
+		t.Errorf("found at the start: rank %d", got)
+	}
+	if got := adopted.rank(pair("gone", "q")); got != 0 {
+		t.Errorf("unknown: rank %d", got)
+	}
+}
+
+// simulation carries out what decide says, as the controller does, with a queue of what
+// the world has named and of when to look again.
+type simulation struct {
+	*testWorld
+	objects map[string]*storagev1.CSIStorageCapacity
+	queue   map[item]struct{}
+	later   map[item]time.Time
+	made    int
+}
+
+func (s *simulation) add(items []item) {
+	for _, i := range items {
+		s.queue[i] = struct{}{}
+	}
+}
+
+// addAfter keeps the earlier of two times, as a work queue does.
+func (s *simulation) addAfter(i item, at time.Time) {
+	if have, ok := s.later[i]; !ok || at.Before(have) {
+		s.later[i] = at
+	}
+}
+
+// settle works until nothing is due.
+func (s *simulation) settle(t *testing.T) {
+	for range 10_000 {
+		for i, at := range s.later {
+			if !at.After(s.clock) {
+				delete(s.later, i)
+				s.queue[i] = struct{}{}
+			}
+		}
+		var due *item
+		for i := range s.queue {
+			due = &i
+			break
+		}
+		if due == nil {
+			return
+		}
+		i := *due
+		delete(s.queue, i)
+		names, snap := s.look(i)
+		for _, name := range names {
+			snap.objects = append(snap.objects, s.objects[name])
+		}
+		p := decide(snap)
+		for _, o := range p.remove {
+			delete(s.objects, o.Name)
+			s.forget(i, o.Name)
+			s.add(s.lost(o))
+		}
+		if !p.ask {
+			if !snap.there {
+				s.vacate(i.Segment)
+			}
+			if !p.next.IsZero() {
+				s.addAfter(i, p.next)
+			}
+			continue
+		}
+		s.asking(i)
+		if p.keep == nil {
+			s.made++
+			o := objectFor(fmt.Sprint("made", s.made), i.Class+"/"+strings.TrimPrefix(string(i.Segment), "z="))
+			o.CreationTimestamp = metav1.NewTime(s.clock)
+			s.objects[o.Name] = o
+			s.seen(o)
+			s.add(s.seen(o)) // and once more, by the event
+		}
+		s.answered(i, s.clock.Add(time.Minute))
+		s.addAfter(i, s.clock.Add(time.Minute))
+	}
+	t.Fatal("it does not come to an end")
+}
+
+// Whatever happens in whatever order: once the grace is over and everything has been
+// looked at, there is one object for each pair and nothing is kept of what is gone.
+func TestWorldConverges(t *testing.T) {
+	for seed := range uint64(200) {
+		random := rand.New(rand.NewPCG(seed, 7))
+		s := &simulation{testWorld: newTestWorld(nil), objects: map[string]*storagev1.CSIStorageCapacity{}, queue: map[item]struct{}{}, later: map[item]time.Time{}}
+		s.add([]item{pair("fast", "a"), pair("fast", "b")})
+		zones, classes := []string{"a", "b", "c"}, []string{"fast", "slow", "gone"}
+		for step := range 60 {
+			node, zone, name := fmt.Sprint("n", 1+random.IntN(3)), zones[random.IntN(3)], classes[random.IntN(3)]
+			switch random.IntN(9) {
+			case 0:
+				s.add(s.setNode(node, nil, false))
+			case 1:
+				s.add(s.setNode(node, map[string]string{"z": zone}, true))
+			case 2:
+				s.add(s.setCSINode(node, nil))
+			case 3:
+				s.add(s.node(node, zone))
+			case 4:
+				s.add(s.setClass(class(name)))
+			case 5:
+				s.add(s.removeClass(name))
+			case 6:
+				o := objectFor(fmt.Sprint("by-hand", step), name+"/"+zone)
+				s.objects[o.Name] = o
+				s.add(s.seen(o))
+			case 7:
+				for _, o := range slices.Sorted(maps.Keys(s.objects))[:min(1, len(s.objects))] {
+					lost := s.objects[o]
+					delete(s.objects, o)
+					s.add(s.lost(lost))
+				}
+			case 8:
+				s.clock = s.clock.Add(time.Duration(random.IntN(40)) * time.Second)
+			}
+			if random.IntN(2) == 0 {
+				s.settle(t)
+			}
+		}
+		s.settle(t)
+		s.clock = s.clock.Add(time.Hour)
+		s.settle(t)
+		for _, name := range classes {
+			if s.classes[name] != nil {
+				s.add(s.setClass(class(name))) // a segment in which nothing was published is forgotten when a class is looked at
+			}
+		}
+		s.settle(t)
+		var want, have []item
+		for c := range s.classes {
+			for z := range s.nodes.segments {
+				want = append(want, item{Class: c, Segment: z})
+			}
+		}
+		for _, o := range s.objects {
+			have = append(have, itemOf(o))
+		}
+		if pairs(want) != pairs(have) {
+			t.Errorf("seed %d: there are objects for %q, and there should be for %q", seed, pairs(have), pairs(want))
+		}
+		if got := s.counts(); got.goal != len(want) || got.current != len(want) || got.obsolete != 0 {
+			t.Errorf("seed %d: the counts are %+v", seed, got)
+		}
+		if len(s.gone) > 0 && len(s.classes) > 0 || len(s.asked) != len(want) || len(s.names) != len(want) {
+			t.Errorf("seed %d: of what is gone there are left %v, %v, %v", seed, s.gone, s.asked, s.names)
+		}
+	}
+}
