@@ -1,5 +1,7 @@
 package workloop
 
+import "container/list"
+
 // ranks is how many classes of urgency a ranked queue has.
 const ranks = 3
 
@@ -8,19 +10,31 @@ const ranks = 3
 // what has become more urgent since it was queued moves up. Keys of one rank go in the
 // order in which they came.
 func NewRanked[K comparable](cfg Config, metrics *Metrics, sync Sync[K], rank func(K) int) *Loop[K] {
-	return newLoop(cfg, metrics, sync, &ranked[K]{rank: rank, in: map[K]int{}})
+	return newLoop(cfg, metrics, sync, newRanked(rank))
 }
 
 // ranked is the order of a queue; client-go calls its methods under a lock.
 type ranked[K comparable] struct {
 	rank  func(K) int
-	lines [ranks][]K
-	in    map[K]int // the line in which a key waits; an older place of it in another line counts no more
+	lines [ranks]list.List // of keys
+	waits map[K]place
+}
+
+// place is where a key waits.
+type place struct {
+	rank int
+	at   *list.Element
+}
+
+func newRanked[K comparable](rank func(K) int) *ranked[K] {
+	return &ranked[K]{rank: rank, waits: map[K]place{}}
 }
 
 // Touch is called when a key is added that waits.
 func (r *ranked[K]) Touch(key K) {
-	if rank := r.rank(key); rank < r.in[key] {
+	old := r.waits[key]
+	if rank := r.rank(key); rank < old.rank {
+		r.lines[old.rank].Remove(old.at)
 		r.push(key, rank)
 	}
 }
@@ -29,24 +43,19 @@ func (r *ranked[K]) Touch(key K) {
 func (r *ranked[K]) Push(key K) { r.push(key, r.rank(key)) }
 
 func (r *ranked[K]) push(key K, rank int) {
-	r.in[key] = rank
-	r.lines[rank] = append(r.lines[rank], key)
+	r.waits[key] = place{rank: rank, at: r.lines[rank].PushBack(key)}
 }
 
 // Len is how many keys wait.
-func (r *ranked[K]) Len() int { return len(r.in) }
+func (r *ranked[K]) Len() int { return len(r.waits) }
 
 // Pop is the most urgent key; there is one.
 func (r *ranked[K]) Pop() (key K) {
 	for rank := range r.lines {
-		for len(r.lines[rank]) > 0 {
-			var none K
-			key, r.lines[rank][0] = r.lines[rank][0], none
-			r.lines[rank] = r.lines[rank][1:]
-			if in, waits := r.in[key]; waits && in == rank {
-				delete(r.in, key)
-				return key
-			}
+		if first := r.lines[rank].Front(); first != nil {
+			key, _ = r.lines[rank].Remove(first).(K)
+			delete(r.waits, key)
+			return key
 		}
 	}
 	return key
