@@ -63,6 +63,7 @@ default.`,
 		newNodecontrollerCommand(name),
 		newRoleCommand("all", name, true, allRoles()...),
 		newConfigCommand(),
+		newMigrateCommand(name),
 		newVersionCommand(name),
 	)
 	return root

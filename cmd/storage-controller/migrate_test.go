@@ -1,0 +1,192 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/storage-controller/storage-controller/internal/migrate"
+)
+
+const migrateTestdata = "../../internal/migrate/testdata/"
+
+// manifests are the inputs in testdata, without their ending.
+func manifests(t *testing.T) []string {
+	t.Helper()
+	files, err := filepath.Glob(migrateTestdata + "*.yaml")
+	if err != nil || len(files) < 7 {
+		t.Fatalf("%d manifests: %v", len(files), err)
+	}
+	for i := range files {
+		files[i] = strings.TrimSuffix(filepath.Base(files[i]), ".yaml")
+	}
+	return files
+}
+
+// runWithInput is output with something on the standard input.
+func runWithInput(t *testing.T, input []byte, argv ...string) (code int, stdout, stderr string) {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "stdin")
+	if err := os.WriteFile(file, input, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	stdin, err := os.Open(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stdin.Close()
+	before := os.Stdin
+	os.Stdin = stdin
+	defer func() { os.Stdin = before }()
+	return output(t, argv...)
+}
+
+// known tells whether the program has every role that a manifest in testdata names.
+func known(manifest []byte) bool {
+	return having(allRoles(), "nodecontroller") || !bytes.Contains(manifest, []byte("topolvm-controller"))
+}
+
+// TestMigrateCommand: with the flags that the program has, the results are those that
+// package migrate is tested with.
+func TestMigrateCommand(t *testing.T) {
+	for _, name := range manifests(t) {
+		input, err := os.ReadFile(migrateTestdata + name + ".yaml")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for mode, flag := range map[string]string{"all": "--all-in-one", "per-role": "--per-role"} {
+			t.Run(name+"/"+mode, func(t *testing.T) {
+				code, stdout, stderr := runWithInput(t, input, "storage-controller", "migrate", "-f", "-", "--image=storage-controller:dev", flag)
+				if code != 0 {
+					t.Fatalf("exit code %d: %s", code, stderr)
+				}
+				if !known(input) {
+					if !strings.Contains(stderr, "topolvm-controller stays as it is") {
+						t.Errorf("nothing is said of topolvm-controller: %s", stderr)
+					}
+					return
+				}
+				want, err := os.ReadFile(filepath.Join(migrateTestdata, mode, name+".yaml"))
+				if err != nil || string(want) != stdout {
+					t.Errorf("not as in testdata (%v):\n%s", err, migrate.Diff("testdata", "here", string(want), stdout))
+				}
+				notes, err := os.ReadFile(filepath.Join(migrateTestdata, mode, name+".notes"))
+				if have := strings.ReplaceAll("\n"+stderr, "\nstorage-controller: ", "\n")[1:]; err != nil || have != string(notes) {
+					t.Errorf("notes are not as in testdata (%v):\n%s", err, migrate.Diff("testdata", "here", string(notes), have))
+				}
+			})
+		}
+	}
+}
+
+// TestMigratedArguments: the program starts with what it has written into manifests, as
+// far as that is possible without a cluster.
+func TestMigratedArguments(t *testing.T) {
+	const nowhere = "/does/not/exist"
+	t.Setenv("KUBECONFIG", nowhere)
+	t.Setenv("NODE_NAME", "node")
+	t.Setenv("NAMESPACE", "namespace")
+	t.Setenv("POD_NAME", "pod")
+	for _, name := range manifests(t) {
+		for _, perRole := range []bool{false, true} {
+			input, err := os.ReadFile(migrateTestdata + name + ".yaml")
+			if err != nil {
+				t.Fatal(err)
+			}
+			r, err := migrate.Run(input, migrate.Options{Image: "x", PerRole: perRole, Tables: flagTables(newRoot("storage-controller"))})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, args := range r.Commands {
+				startsWith(t, name, args, nowhere)
+			}
+		}
+	}
+}
+
+func startsWith(t *testing.T, name string, args []string, nowhere string) {
+	t.Helper()
+	for i := range args {
+		args[i] = strings.NewReplacer("$(metadata.namespace)", "namespace", "${LOG_LEVEL}", "2").Replace(args[i])
+	}
+	if args[0] == "all" { // which has a way to look at the settings alone
+		code, stdout, stderr := output(t, slices.Concat([]string{"storage-controller", "config", "validate"}, args[1:])...)
+		if code != 0 || !strings.Contains(stdout, "valid") {
+			t.Errorf("%s: %q: exit code %d: %s", name, args, code, stderr)
+		}
+	}
+	// The address is left out, since it may be in use here.
+	args = slices.DeleteFunc(slices.Clone(args), func(arg string) bool {
+		return strings.HasPrefix(arg, "--http-endpoint") || strings.HasPrefix(arg, "--metrics-address")
+	})
+	if code, _, stderr := output(t, append([]string{"storage-controller"}, args...)...); code != exitFailure || !strings.Contains(stderr, nowhere) {
+		t.Errorf("%s: %q: exit code %d: %s", name, args, code, stderr)
+	}
+}
+
+// TestMigrateHints: every file of permissions that a note names is there.
+func TestMigrateHints(t *testing.T) {
+	files, err := filepath.Glob(migrateTestdata + "*/*.notes")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("%d files: %v", len(files), err)
+	}
+	seen := 0
+	for _, file := range files {
+		notes, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, part := range strings.Split(string(notes), "deploy/rbac/")[1:] {
+			name, _, _ := strings.Cut(part, ".yaml")
+			if strings.HasPrefix(name, "nodecontroller") && !having(allRoles(), "nodecontroller") {
+				continue
+			}
+			seen++
+			if _, err := os.Stat("../../deploy/rbac/" + name + ".yaml"); err != nil {
+				t.Errorf("%s: %v", file, err)
+			}
+		}
+	}
+	if seen == 0 {
+		t.Error("no note names a file")
+	}
+}
+
+func TestMigrateUsage(t *testing.T) {
+	deployment := migrateTestdata + "nfs.yaml"
+	other := filepath.Join(t.TempDir(), "other.yaml")
+	if err := os.WriteFile(other, []byte("kind: Service\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, tt := range map[string]struct {
+		args           []string
+		code           int
+		stdout, stderr string
+	}{
+		"no file":               {nil, 2, "", "-f is needed"},
+		"two modes":             {[]string{"-f", deployment, "--all-in-one", "--per-role"}, 2, "", "only one of them"},
+		"argument":              {[]string{"-f", deployment, "x"}, 2, "", "unexpected argument"},
+		"unknown flag":          {[]string{"--nope"}, 2, "", "unknown flag"},
+		"no such file":          {[]string{"-f", "/does/not/exist"}, 1, "", "reading the manifest: open /does/not/exist"},
+		"nothing to replace":    {[]string{"-f", other}, 1, "", "migrating " + other + ": nothing to replace"},
+		"help":                  {[]string{"--help"}, 0, "Examples:", ""},
+		"diff":                  {[]string{"-f", deployment, "--diff"}, 0, "+++ " + deployment, "permissions"},
+		"image":                 {[]string{"-f", deployment, "--image=a/b:c"}, 0, "image: a/b:c\n", ""},
+		"image of this version": {[]string{"-f", deployment}, 0, "image: storage-controller:" + buildVersion() + "\n", ""},
+		"one dash":              {[]string{"-filename", deployment, "-per-role"}, 0, "- provision\n", ""},
+		"not all in one":        {[]string{"-f", deployment, "--all-in-one=false"}, 0, "- provision\n", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			code, stdout, stderr := output(t, append([]string{"storage-controller", "migrate"}, tt.args...)...)
+			if code != tt.code || !strings.Contains(stdout, tt.stdout) || !strings.Contains(stderr, tt.stderr) {
+				t.Errorf("exit code %d, want %d\nstdout: %s\nstderr: %s", code, tt.code, stdout, stderr)
+			}
+			if code != 0 && stdout != "" {
+				t.Errorf("a result in spite of the error: %s", stdout)
+			}
+		})
+	}
+}

@@ -1,0 +1,296 @@
+package migrate
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// documents rewrites each document of a stream on its own, so that a change of one
+// leaves the text of the others alone.
+func (m *migration) documents(stream string) (string, error) {
+	var out strings.Builder
+	for i, doc := range split(stream) {
+		changed, err := m.document(doc)
+		if err != nil {
+			return "", fmt.Errorf("document %d: %w", i+1, err)
+		}
+		out.WriteString(changed)
+	}
+	return out.String(), nil
+}
+
+// split cuts a stream in front of each line that begins a document.
+func split(stream string) []string {
+	var docs []string
+	begin := 0
+	for at := 0; at < len(stream); {
+		end := len(stream)
+		if i := strings.IndexByte(stream[at:], '\n'); i >= 0 {
+			end = at + i + 1
+		}
+		line := strings.TrimRight(stream[at:end], "\r\n")
+		if at > begin && (line == "---" || strings.HasPrefix(line, "--- ")) {
+			docs = append(docs, stream[begin:at])
+			begin = at
+		}
+		at = end
+	}
+	return append(docs, stream[begin:])
+}
+
+// parse reads the one document of doc; its result is nil where there is none.
+func parse(doc string) (*yaml.Node, error) {
+	decoder := yaml.NewDecoder(strings.NewReader(doc))
+	var root yaml.Node
+	if err := decoder.Decode(&root); errors.Is(err, io.EOF) {
+		return nil, nil
+	} else if err != nil {
+		if strings.Contains(doc, "{{") {
+			return nil, fmt.Errorf("%w: this looks like a template; render it first, as by helm template, and migrate what comes out", err)
+		}
+		return nil, err
+	}
+	return &root, checkAliases(&root)
+}
+
+// edit exchanges containers of one list.
+type edit struct {
+	list   *yaml.Node
+	spans  []span // of its items; nil where they do not have lines of their own
+	remove map[int]bool
+	insert map[int][]*yaml.Node // in front of this item
+}
+
+func (m *migration) document(doc string) (string, error) {
+	root, err := parse(doc)
+	if err != nil || root == nil || len(root.Content) == 0 {
+		return doc, err
+	}
+	lines := strings.SplitAfter(doc, "\n")
+	if last := len(lines) - 1; lines[last] != "" {
+		lines[last] += "\n"
+	}
+	var edits []*edit
+	for _, w := range workloads(root.Content[0]) {
+		for _, key := range []string{"initContainers", "containers"} {
+			list := get(w.pod, key)
+			e := &edit{list: list, remove: map[int]bool{}, insert: map[int][]*yaml.Node{}}
+			if list != nil && list.Kind == yaml.SequenceNode {
+				e.spans = spansOf(lines, list)
+			}
+			if m.containers(w, e, lines); len(e.insert) > 0 {
+				edits = append(edits, e)
+			}
+		}
+	}
+	if len(edits) == 0 {
+		return doc, nil
+	}
+	return rewrite(doc, lines, root, edits)
+}
+
+// workload is an object that makes pods.
+type workload struct {
+	name string // kind and name
+	node *yaml.Node
+	pod  *yaml.Node // the spec of its pods
+}
+
+func workloads(n *yaml.Node) []workload {
+	switch kind := text(get(n, "kind")); kind {
+	case "List":
+		var all []workload
+		for _, item := range items(get(n, "items")) {
+			all = append(all, workloads(item)...)
+		}
+		return all
+	case "Deployment", "StatefulSet", "DaemonSet":
+		if pod := get(n, "spec", "template", "spec"); pod != nil {
+			return []workload{{name: kind + " " + text(get(n, "metadata", "name")), node: n, pod: pod}}
+		}
+	}
+	return nil
+}
+
+// rewrite exchanges the lines of containers, and anew writes a document in which
+// that would not give what is meant.
+func rewrite(doc string, lines []string, root *yaml.Node, edits []*edit) (string, error) {
+	spliced, bySplice := "", true
+	for _, e := range edits {
+		bySplice = bySplice && e.spans != nil
+	}
+	if bySplice {
+		var err error
+		if spliced, err = splice(lines, edits); err != nil {
+			return "", err
+		}
+	}
+	for _, e := range edits {
+		e.apply()
+	}
+	if anchor := danglingAlias(root); anchor != "" {
+		return "", fmt.Errorf("the anchor &%s is in a container that is to be replaced, and *%s refers to it from elsewhere: write the value out in both places first", anchor, anchor)
+	}
+	if bySplice {
+		if again, err := parse(spliced); err == nil && again != nil && equal(root, again) {
+			return spliced, nil
+		}
+	}
+	toBlock(root)
+	out, err := encode(root, true)
+	if strings.HasPrefix(doc, "---") {
+		out = "---\n" + out
+	}
+	return out, err
+}
+
+// apply changes the tree.
+func (e *edit) apply() {
+	var kept []*yaml.Node
+	for i, item := range e.list.Content {
+		kept = append(kept, e.insert[i]...)
+		if !e.remove[i] {
+			kept = append(kept, item)
+		}
+	}
+	e.list.Content = append(kept, e.insert[len(e.list.Content)]...)
+}
+
+// span is the lines of an item of a list: its comment from head on, itself from begin
+// on, up to end. Indexes count from 0, end is not part of it.
+type span struct{ head, begin, end int }
+
+// spansOf is nil where an item shares a line with something else.
+func spansOf(lines []string, list *yaml.Node) []span {
+	if list.Style&yaml.FlowStyle != 0 || len(list.Content) == 0 {
+		return nil
+	}
+	var spans []span
+	indent := list.Column - 1
+	for _, item := range list.Content {
+		begin := item.Line - 1
+		if item.Kind == yaml.AliasNode || item.Style&yaml.FlowStyle != 0 {
+			begin = -1
+		}
+		for begin >= 0 && !isDash(lines[begin], indent) {
+			begin--
+		}
+		if begin < 0 || len(spans) > 0 && begin < spans[len(spans)-1].end {
+			return nil
+		}
+		end := begin + 1
+		for i := end; i < len(lines); i++ {
+			if blank(lines[i]) {
+				continue
+			}
+			if indentOf(lines[i]) <= indent {
+				break
+			}
+			end = i + 1
+		}
+		head := begin
+		for head > 0 && strings.HasPrefix(strings.TrimSpace(lines[head-1]), "#") && indentOf(lines[head-1]) == indent {
+			head--
+		}
+		spans = append(spans, span{head, begin, end})
+	}
+	return spans
+}
+
+func isDash(line string, indent int) bool {
+	return indentOf(line) == indent && strings.HasPrefix(line[indent:], "-")
+}
+
+func indentOf(line string) int { return len(line) - len(strings.TrimLeft(line, " ")) }
+
+func blank(line string) bool { return strings.TrimSpace(line) == "" }
+
+// comment is that above item i.
+func (e *edit) comment(lines []string, i int) string {
+	if e.spans == nil {
+		return e.list.Content[i].HeadComment
+	}
+	var comment []string
+	for _, line := range lines[e.spans[i].head:e.spans[i].begin] {
+		comment = append(comment, strings.TrimSpace(line))
+	}
+	return strings.Join(comment, "\n")
+}
+
+// splice exchanges lines, from the last to the first so that the others keep their place.
+func splice(lines []string, edits []*edit) (string, error) {
+	newline := "\n"
+	if len(lines) > 1 && strings.HasSuffix(lines[0], "\r\n") {
+		newline = "\r\n"
+	}
+	slices.SortFunc(edits, func(a, b *edit) int { return b.spans[0].begin - a.spans[0].begin })
+	for _, e := range edits {
+		for i := len(e.spans); i >= 0; i-- {
+			var block []string
+			if nodes := e.insert[i]; len(nodes) > 0 {
+				var err error
+				if block, err = render(nodes, e.list.Column-1, isCompact(lines, e.spans[0].begin), newline); err != nil {
+					return "", err
+				}
+			}
+			lines = e.exchange(lines, i, block)
+		}
+	}
+	return strings.Join(lines, ""), nil
+}
+
+// exchange puts block in front of item i, and takes that out where it is to be removed.
+func (e *edit) exchange(lines []string, i int, block []string) []string {
+	if i == len(e.spans) {
+		return slices.Insert(lines, e.spans[i-1].end, block...)
+	}
+	s := e.spans[i]
+	if len(block) > 0 && i > 0 && !e.remove[i] {
+		return slices.Insert(lines, e.spans[i-1].end, block...)
+	}
+	if !e.remove[i] {
+		return slices.Insert(lines, s.begin, block...)
+	}
+	if len(block) > 0 {
+		return slices.Replace(lines, s.begin, s.end, block...)
+	}
+	end := s.end // with the empty lines below it, or two gaps would meet
+	for end < len(lines) && blank(lines[end]) && lines[end] != "" {
+		end++
+	}
+	if i == len(e.spans)-1 {
+		end = s.end
+	}
+	return slices.Delete(lines, s.head, end)
+}
+
+// isCompact tells whether the dash of the item at begin stands right below its key.
+func isCompact(lines []string, begin int) bool {
+	for i := begin - 1; i >= 0; i-- {
+		if !blank(lines[i]) && !strings.HasPrefix(strings.TrimSpace(lines[i]), "#") {
+			return indentOf(lines[i]) == indentOf(lines[begin])
+		}
+	}
+	return true
+}
+
+// render writes containers as items whose dash has the given indent.
+func render(nodes []*yaml.Node, indent int, compact bool, newline string) ([]string, error) {
+	list, err := encode(sequence(nodes...), compact)
+	if err != nil {
+		return nil, err
+	}
+	var out []string
+	for line := range strings.SplitSeq(strings.TrimRight(list, "\n"), "\n") {
+		if line != "" {
+			line = strings.Repeat(" ", indent) + line
+		}
+		out = append(out, line+newline)
+	}
+	return out, nil
+}

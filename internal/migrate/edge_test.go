@@ -1,0 +1,216 @@
+package migrate
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// deployment has containers, each as the lines of an item.
+func deployment(containers ...string) string {
+	return `apiVersion: apps/v1
+kind: Deployment
+metadata:
+  name: d
+spec:
+  strategy: {type: Recreate}
+  template:
+    spec:
+      securityContext: {runAsUser: 1}
+      containers:
+` + strings.Join(containers, "")
+}
+
+// sidecar is a container that calls the socket at address.
+func sidecar(name string, args ...string) string {
+	quoted := []string{}
+	for _, a := range append([]string{"--csi-address=/csi/csi.sock"}, args...) {
+		quoted = append(quoted, fmt.Sprintf("%q", a))
+	}
+	return fmt.Sprintf("      - name: %s\n        image: example/%[1]s:v1\n        args: [%s]\n", name, strings.Join(quoted, ", "))
+}
+
+func migrated(t *testing.T, manifest string, perRole bool) Result {
+	t.Helper()
+	r, err := Run([]byte(manifest), Options{Image: image, PerRole: perRole, Tables: tables()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func TestErrors(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct{ manifest, want string }{
+		"empty":                          {"", "nothing to replace"},
+		"only comments":                  {"# nothing\n---\n# here\n", "nothing to replace"},
+		"another object":                 {"kind: ConfigMap\ndata: {image: csi-attacher}\n", "nothing to replace"},
+		"other containers":               {deployment("      - {name: csi-resizer, image: csi-resizer}\n"), "nothing to replace"},
+		"a provisioner of another kind":  {deployment("      - {name: p, image: example/nfs-subdir-external-provisioner:v4}\n"), "nothing to replace"},
+		"a driver whose name ends alike": {deployment("      - {name: p, image: example/my-csi-provisioner:v4}\n"), "nothing to replace"},
+		"containers that are no list":    {"kind: Deployment\nspec: {template: {spec: {containers: csi-attacher}}}\n", "nothing to replace"},
+		"a list of nothing":              {"kind: List\nitems:\n", "nothing to replace"},
+		"not YAML":                       {"a: b\n---\nkind: [\n", "document 2"},
+		"a template":                     {"kind: Deployment\nspec:\n  {{- if .Values.x }}\n", "helm template"},
+		"an anchor in itself":            {"kind: &a [*a]\n", "contains itself"},
+		"an anchor that goes":            {deployment(sidecar("csi-attacher")+"        volumeMounts: &m [{name: s, mountPath: /csi}]\n", "      - {name: x, image: y, volumeMounts: *m}\n"), "&m"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			_, err := Run([]byte(tt.manifest), Options{Image: image, Tables: tables()})
+			if err == nil || !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("%v, want %q", err, tt.want)
+			}
+			if nothing := tt.want == ErrNothing.Error()[:len("nothing to replace")]; errors.Is(err, ErrNothing) != nothing {
+				t.Errorf("ErrNothing: %t, want %t", !nothing, nothing)
+			}
+		})
+	}
+}
+
+// TestArguments: what becomes of flags in all their spellings.
+func TestArguments(t *testing.T) {
+	t.Parallel()
+	const both = "--controllers=provisioner,attacher --csi-address=/csi/csi.sock"
+	for name, tt := range map[string]struct {
+		provisioner, attacher []string
+		want                  string
+		note                  string // part of one, "" for no note about the container
+	}{
+		"nothing set": {nil, nil, both, ""},
+		"old spellings": {[]string{"-v5", "-worker_threads", "7", "--leader_election"}, []string{"--v", "5"},
+			both + " --v=5 --provisioner-worker-threads=7 --leader-election", "had no leader election"},
+		"equal for both":            {[]string{"--timeout=1m"}, []string{"-timeout=1m"}, both + " --timeout=1m", ""},
+		"for one":                   {nil, []string{"--timeout=1m"}, both + " --attacher-timeout=1m", ""},
+		"the last one counts":       {[]string{"--timeout=1m", "--timeout=2m"}, nil, both + " --provisioner-timeout=2m", ""},
+		"a switch that is off":      {[]string{"--immediate-topology=false"}, nil, both + " --immediate-topology=false", ""},
+		"of a role that is off":     {[]string{"--capacity-threads=3"}, nil, both, "belongs to a role that did not run"},
+		"gates of both":             {[]string{"--feature-gates=Topology=true"}, []string{"--feature-gates=Topology=false,Nope=true"}, both + " --feature-gates=Topology=true", "Nope"},
+		"labels of both":            {[]string{"--leader-election-labels=a:b"}, []string{"--leader-election-labels=c:d"}, both + " --leader-election-labels=a:b,c:d", ""},
+		"a limit without its burst": {[]string{"--kube-api-qps=9"}, nil, both + " --kube-api-qps=9 --kube-api-burst=10", ""},
+		"other logging":             {[]string{"--logging-format=json"}, []string{"--logging-format=text"}, both + " --logging-format=json", "one for all roles"},
+		"one endpoint":              {[]string{"--http-endpoint=:1"}, []string{"--metrics-address=:2", "--metrics-path=/m"}, both + " --http-endpoint=:1", "--metrics-path=/m"},
+		"endpoint of the second":    {[]string{"--http-endpoint="}, []string{"--http-endpoint=:2"}, both + " --http-endpoint=:2", ""},
+		"longest Lease": {[]string{"--leader-election", "--leader-election-retry-period=1s"}, []string{"--leader-election", "--leader-election-lease-duration=1m"},
+			both + " --leader-election --leader-election-lease-duration=1m", "times of leader election differ"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := migrated(t, deployment(sidecar("csi-provisioner", tt.provisioner...), sidecar("csi-attacher", tt.attacher...)), false)
+			if have := strings.Join(r.Commands[0], " "); have != "all "+tt.want || len(r.Commands) != 1 {
+				t.Errorf("%q\nwant: all %s", r.Commands, tt.want)
+			}
+			about := slices.DeleteFunc(slices.Clone(r.Notes), func(n Note) bool { return n.Container == "" })
+			if tt.note == "" && len(about) > 0 || !strings.Contains(fmt.Sprint(about), tt.note) {
+				t.Errorf("notes %q, want %q", about, tt.note)
+			}
+		})
+	}
+}
+
+// TestGroups: what cannot be in one container has two.
+func TestGroups(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		provisioner, attacher []string
+		reason                string
+	}{
+		"another socket":               {nil, []string{"--csi-address=/other.sock"}, "its socket"},
+		"another cluster":              {nil, []string{"--kubeconfig=/k"}, "--kubeconfig"},
+		"one per node":                 {[]string{"--node-deployment"}, nil, "for its node only"},
+		"Leases in two namespaces":     {[]string{"--leader-election"}, []string{"--leader-election", "--leader-election-namespace=x"}, "another namespace"},
+		"a namespace that counts not":  {[]string{"--leader-election"}, []string{"--leader-election-namespace=x"}, ""},
+		"the same socket with unix://": {nil, []string{"--csi-address=unix:///csi/csi.sock"}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := migrated(t, deployment(sidecar("csi-provisioner", tt.provisioner...), sidecar("csi-attacher", tt.attacher...)), false)
+			if want := map[bool]int{true: 1, false: 2}[tt.reason == ""]; len(r.Commands) != want || !strings.Contains(fmt.Sprint(r.Notes), tt.reason) {
+				t.Errorf("%q, want %d containers and the reason %q; notes: %q", r.Commands, want, tt.reason, r.Notes)
+			}
+		})
+	}
+}
+
+func TestTopolvm(t *testing.T) {
+	t.Parallel()
+	controller := func(image string, more string) string {
+		return deployment("      - name: c\n        image: " + image + "\n        command: [/topolvm-controller" + more + "]\n")
+	}
+	for name, tt := range map[string]struct{ manifest, want, note string }{
+		"current":         {controller("topolvm:0.40.1", ""), "--profile=topolvm ", "cannot be removed"},
+		"before v0.40":    {controller("example/topolvm-with-sidecar:v0.39.0", ""), "--profile=topolvm-classic ", "cannot be removed"},
+		"with a Lease":    {controller("topolvm:1.0.0", ", --leader-election-id=x"), "--leader-election-id=x ", "Lease x"},
+		"its own socket":  {controller("topolvm:1.0.0", ", --csi-socket=/a/b.sock"), "--csi-address=/a/b.sock ", "cannot be removed"},
+		"without a Lease": {controller("topolvm:1.0.0", ", --leader-election=false"), "", "without leader election"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r, err := Run([]byte(tt.manifest), Options{Image: image, Tables: tables()})
+			if errors.Is(err, ErrNothing) != (tt.want == "") || err != nil && !errors.Is(err, ErrNothing) {
+				t.Fatal(err)
+			}
+			if !strings.Contains(strings.Join(slices.Concat(r.Commands...), " "), tt.want) || !strings.Contains(fmt.Sprint(r.Notes), tt.note) {
+				t.Errorf("%q, want %q; notes %q, want %q", r.Commands, tt.want, r.Notes, tt.note)
+			}
+		})
+	}
+}
+
+// TestOldProgram: what this version cannot replace stays, and is named.
+func TestOldProgram(t *testing.T) {
+	t.Parallel()
+	without := tables()
+	delete(without.Commands, "attach")
+	r, err := Run([]byte(deployment(sidecar("csi-attacher"))), Options{Image: image, Tables: without})
+	if !errors.Is(err, ErrNothing) || !strings.Contains(fmt.Sprint(r.Notes), "csi-attacher stays as it is") {
+		t.Errorf("%v, %v", err, r.Notes)
+	}
+}
+
+func TestArgumentsThatAreNotAccepted(t *testing.T) {
+	t.Parallel()
+	strict := tables()
+	strict.Accept = func(args []string) error { return fmt.Errorf("got %s", strings.Join(args, " ")) }
+	r, err := Run([]byte(deployment(sidecar("csi-attacher", "--v=${LEVEL}", "--timeout=x"))), Options{Image: image, Tables: strict})
+	want := "got all --controllers=attacher --csi-address=/csi/csi.sock --timeout=x"
+	if err != nil || !strings.Contains(fmt.Sprint(r.Notes), want) {
+		t.Errorf("%v, %v", err, r.Notes)
+	}
+}
+
+// TestLinesStay: line ends of Windows, and a last line without any.
+func TestLinesStay(t *testing.T) {
+	t.Parallel()
+	manifest := deployment(sidecar("csi-attacher")) + "      volumes:   # here"
+	want := string(migrated(t, manifest+"\n", false).Manifest)
+	if have := string(migrated(t, manifest, false).Manifest); have != want {
+		t.Errorf("without a last newline: %s", Diff("want", "have", want, have))
+	}
+	have := string(migrated(t, strings.ReplaceAll(manifest+"\n", "\n", "\r\n"), false).Manifest)
+	if have != strings.ReplaceAll(want, "\n", "\r\n") {
+		t.Errorf("with carriage returns: %q, want %q", have, strings.ReplaceAll(want, "\n", "\r\n"))
+	}
+	if !strings.Contains(want, "volumes:   # here\n") {
+		t.Errorf("the last line has changed: %s", want)
+	}
+}
+
+// FuzzRun: no input makes it panic, and what it writes can be read and is done.
+func FuzzRun(f *testing.F) {
+	f.Add(deployment(sidecar("csi-provisioner", "--v=5"), sidecar("csi-attacher")), false)
+	f.Add("kind: List\nitems: [{kind: DaemonSet, spec: {template: {spec: {containers: [{image: csi-attacher, args: [-v]}]}}}}]", true)
+	f.Add(deployment("      - &a {name: x, image: csi-attacher}\n      - *a\n"), false)
+	f.Fuzz(func(t *testing.T, manifest string, perRole bool) {
+		o := Options{Image: image, PerRole: perRole, Tables: tables()}
+		r, err := Run([]byte(manifest), o)
+		if err != nil {
+			return
+		}
+		if again, err := Run(r.Manifest, o); !errors.Is(err, ErrNothing) {
+			t.Errorf("the result can be migrated again (%v):\n%s\nfrom\n%s\nto\n%s", err, r.Manifest, manifest, again.Manifest)
+		}
+	})
+}

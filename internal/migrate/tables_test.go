@@ -1,0 +1,63 @@
+package migrate
+
+import (
+	"slices"
+	"strings"
+)
+
+// tables are a copy of what the program has, so that this package can be tested without
+// it. A test of the program compares its results with the same files in testdata.
+func tables() Tables {
+	words := strings.Fields
+	common := words(`config csi-address exit-on-connection-loss max-grpc-log-length kubeconfig master kube-api-qps kube-api-burst=10
+		leader-election=bool leader-election-namespace leader-election-lease-duration=15s leader-election-renew-deadline=10s
+		leader-election-retry-period=5s leader-election-labels http-endpoint metrics-address metrics-path enable-pprof=bool
+		automaxprocs=bool feature-gates version=bool v vmodule logging-format log-flush-frequency logtostderr=bool alsologtostderr=bool stderrthreshold`)
+	shared := words(`timeout retry-interval-start retry-interval-max`)
+	roles := []Role{
+		{Name: "provisioner", Options: append(words(`worker-threads default-fstype volume-name-prefix volume-name-uuid-length strict-topology=bool
+			immediate-topology=bool extra-create-metadata=bool controller-publish-readonly=bool prevent-volume-mode-conversion=bool
+			cloning-protection-threads node-deployment=bool node-deployment-immediate-binding=bool`), shared...)},
+		{Name: "attacher", Options: append(words(`worker-threads default-fstype resync reconcile-sync max-entries`), shared...)},
+		{Name: "capacity", Options: append(words(`node-deployment=bool enable-capacity=bool capacity-threads capacity-poll-interval
+			capacity-ownerref-level capacity-for-immediate-binding=bool kube-api-capacity-qps kube-api-capacity-burst=5`), shared...)},
+		{Name: "nodecontroller", Options: append(words(`profile leader-election-id skip-node-finalize=bool enable-webhooks=bool`), shared...)},
+	}
+	t := Tables{
+		Commands: map[string][]Flag{
+			"provision":      flagsOf(common, roles[0].Options, roles[2].Options),
+			"attach":         flagsOf(common, roles[1].Options),
+			"nodecontroller": flagsOf(common, words("csi-socket"), roles[3].Options),
+			"all":            flagsOf(common, words("csi-socket controllers"), roles[0].Options, roles[1].Options, roles[2].Options, roles[3].Options),
+		},
+		Gates: words(`Topology VolumeAttributesClass CrossNamespaceVolumeDataSource ReleaseLeaderElectionOnExit HonorPVReclaimPolicy`),
+	}
+	for i := range roles {
+		for j, o := range roles[i].Options {
+			roles[i].Options[j], _, _ = strings.Cut(o, "=")
+		}
+	}
+	t.Roles = roles
+	for _, r := range roles {
+		for _, o := range r.Options {
+			if len(t.rolesWith(o)) > 1 {
+				t.Commands["all"] = append(t.Commands["all"], Flag{Name: r.Name + "-" + o})
+			}
+		}
+	}
+	return t
+}
+
+// flagsOf reads lists of NAME, NAME=bool and NAME=DEFAULT.
+func flagsOf(lists ...[]string) []Flag {
+	var flags []Flag
+	for _, item := range slices.Concat(lists...) {
+		name, def, _ := strings.Cut(item, "=")
+		f := Flag{Name: name, Default: def, Bare: def == "bool"}
+		if f.Bare {
+			f.Default = "false"
+		}
+		flags = append(flags, f)
+	}
+	return flags
+}
