@@ -5,8 +5,8 @@ import (
 	"strings"
 )
 
-// context is how many unchanged lines a diff shows around a change.
-const context = 3
+// around is how many unchanged lines a diff shows around a change.
+const around = 3
 
 // Diff is the change from a to b in the unified format, "" if there is none.
 func Diff(nameA, nameB, a, b string) string {
@@ -113,13 +113,13 @@ func hunk(steps []step, at int) (from, to int) {
 	if at == len(steps) {
 		return at, at
 	}
-	from, to = max(0, at-context), at
-	for i := at; i < len(steps) && i <= to+2*context; i++ {
+	from, to = max(0, at-around), at
+	for i := at; i < len(steps) && i <= to+2*around; i++ {
 		if steps[i].sign != ' ' {
 			to = i + 1
 		}
 	}
-	return from, min(len(steps), to+context)
+	return from, min(len(steps), to+around)
 }
 
 func writeHunk(out *strings.Builder, steps []step, from, to int) {

@@ -1,0 +1,46 @@
+package migrate
+
+import (
+	"context"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/storage-controller/storage-controller/internal/kubetest"
+)
+
+func TestMain(m *testing.M) { kubetest.Main(m) }
+
+// TestServerAccepts: a real API server takes what was taken before, and the result.
+func TestServerAccepts(t *testing.T) {
+	t.Parallel()
+	client := kubetest.Get(t).Client()
+	each(t, func(t *testing.T, _ string, input []byte, _ Options, r Result) {
+		for _, stream := range [][]byte{input, r.Manifest} {
+			for _, object := range typed(t, stream) {
+				if err := tryToCreate(t.Context(), client, object); err != nil {
+					t.Errorf("%v\n%s", err, stream)
+				}
+			}
+		}
+	})
+}
+
+// tryToCreate has the API server check a workload without keeping it.
+func tryToCreate(ctx context.Context, client kubernetes.Interface, object any) (err error) {
+	dry := metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}, FieldValidation: metav1.FieldValidationStrict}
+	switch o := object.(type) {
+	case *appsv1.Deployment:
+		o.Namespace = "default"
+		_, err = client.AppsV1().Deployments(o.Namespace).Create(ctx, o, dry)
+	case *appsv1.StatefulSet:
+		o.Namespace = "default"
+		_, err = client.AppsV1().StatefulSets(o.Namespace).Create(ctx, o, dry)
+	case *appsv1.DaemonSet:
+		o.Namespace = "default"
+		_, err = client.AppsV1().DaemonSets(o.Namespace).Create(ctx, o, dry)
+	}
+	return err
+}
