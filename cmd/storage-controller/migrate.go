@@ -104,7 +104,7 @@ func flagTables(root *cobra.Command) migrate.Tables {
 		Accept:   func(args []string) error { return acceptable(args) },
 	}
 	for _, cmd := range root.Commands() {
-		if cmd.Name() != "all" && !having(allRoles(), sectionOf[cmd.Name()]) {
+		if !slices.Contains([]string{"all", "provision", "attach", "nodecontroller"}, cmd.Name()) {
 			continue
 		}
 		cmd.Flags().VisitAll(func(f *pflag.Flag) {
@@ -120,9 +120,6 @@ func flagTables(root *cobra.Command) migrate.Tables {
 	}
 	return t
 }
-
-// sectionOf is the role that a subcommand is named for.
-var sectionOf = map[string]string{"provision": "provisioner", "attach": "attacher", "nodecontroller": "nodecontroller"}
 
 // acceptable parses args, which begin with a subcommand, as the program does.
 func acceptable(args []string) error {
