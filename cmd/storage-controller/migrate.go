@@ -36,7 +36,7 @@ something was replaced.`,
 		Example: `  storage-controller migrate -f deployment.yaml > new.yaml
   storage-controller migrate -f deployment.yaml --diff
   kubectl get -n kube-system deployment/my-csi-controller -o yaml | storage-controller migrate -f - --per-role
-  helm template my-driver my-repo/my-driver | storage-controller migrate -f - --image=example.com/storage-controller:v1`,
+  helm template my-driver my-repo/my-driver | storage-controller migrate -f - --image=storage-controller:v1`,
 		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			switch {
