@@ -17,7 +17,7 @@ import (
 // it, publishes its authority and makes the Secret anew.
 func TestUpkeepWithTheShippedPermissions(t *testing.T) {
 	f := selfSigned(t, func(f *fixture) {
-		f.api = f.cp.UserConfig("system:serviceaccount:" + f.ns + ":csi-nodecontroller")
+		f.api = f.cp.UserConfig("system:serviceaccount:" + f.ns + ":storage-controller-nodecontroller")
 		f.grant("../../deploy/rbac/nodecontroller-webhook-certificates.yaml")
 	})
 	bundle := f.emptyConfig()
@@ -56,7 +56,7 @@ func (f *fixture) grant(path string) {
 	rbac := f.client.RbacV1()
 	for _, doc := range strings.Split(string(text), "\n---\n") {
 		for old, name := range map[string]string{
-			`["csi-nodecontroller-webhook"]`: `["certs"]`, `["csi-nodecontroller"]`: `["` + f.ns + `"]`,
+			`["storage-controller-webhook-certificates"]`: `["certs"]`, `["storage-controller-webhooks"]`: `["` + f.ns + `"]`,
 			"namespace: default": "namespace: " + f.ns, "storage-controller:": f.ns + ":",
 		} {
 			doc = strings.ReplaceAll(doc, old, name)
