@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -549,5 +550,30 @@ func (f *fixture) untilClaim(name, what string, check func(pvc *corev1.Persisten
 			return fmt.Errorf("it is %+v", found)
 		}
 		return nil
+	})
+}
+
+// seenNode waits until the caches know a node, terminating or not.
+func (f *fixture) seenNode(name string, terminating bool) {
+	f.Helper()
+	t := f.term()
+	kubetest.Eventually(f.T, "node "+name+" is seen", func(context.Context) error {
+		node, ok := t.nodes.Get(f.name(name))
+		if !ok || (node.DeletionTimestamp != nil) != terminating {
+			return fmt.Errorf("it is seen as %v", node)
+		}
+		return nil
+	})
+}
+
+// finalizers waits until a node has just these.
+func (f *fixture) finalizers(name string, want ...string) {
+	f.Helper()
+	kubetest.Eventually(f.T, fmt.Sprintf("node %s has finalizers %v", name, want), func(ctx context.Context) error {
+		node, err := f.client.CoreV1().Nodes().Get(ctx, f.name(name), metav1.GetOptions{})
+		if err == nil && !slices.Equal(node.Finalizers, want) {
+			err = fmt.Errorf("it has %v", node.Finalizers)
+		}
+		return err
 	})
 }
