@@ -1,0 +1,322 @@
+package nodecontroller
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/storage-controller/storage-controller/internal/kubetest"
+)
+
+// ten is nine nodes of the driver beside keep, of which n1 and n2 have a bound pair each.
+func ten(f *fixture) (claims []*corev1.PersistentVolumeClaim) {
+	f.Helper()
+	for i := 1; i < 10; i++ {
+		f.node(fmt.Sprintf("n%d", i))
+	}
+	for i := 1; i <= 2; i++ {
+		_, pvc := f.bound(fmt.Sprintf("c%d", i), fmt.Sprintf("n%d", i))
+		claims = append(claims, pvc)
+	}
+	return claims
+}
+
+func (f *fixture) held(name string, want bool) {
+	f.Helper()
+	f.untilVolume("pv-"+name, fmt.Sprintf("is held: %t", want), func(pv *corev1.PersistentVolume) bool {
+		return pv != nil && (pv.Annotations[f.ann.hold] == heldByBreak) == want
+	})
+}
+
+const breakerOpen = "storage_controller_breaker_open"
+
+func TestNodecontrollerScenarioBreaker(t *testing.T) {
+	t.Run("042_044_two_nodes_of_ten", func(t *testing.T) {
+		f := scenario(t, func(f *fixture) { f.cfg.NodeCleanupWindow = shortGrace })
+		claims := ten(f)
+		f.start()
+		f.seen("pv-c2", placeHealthy)
+		f.deleteNode("n1")
+		f.deleteNode("n2")
+		f.held("c1", true)
+		f.held("c2", true)
+		f.gauge(breakerOpen, 1)
+		f.event("CSIDriver", f.driver, reasonBreakerOpen, "2 of 10")
+		f.passed(time.Now(), 2*shortGrace)
+		f.looks("pv-c1")
+		f.looks("pv-c2")
+		f.untouched(claims[0], claims[1])
+		if n := len(f.events("CSIDriver", f.driver, reasonBreakerOpen)); n != 1 {
+			t.Errorf("%d events that the breaker is open", n)
+		}
+		f.stop() // 044
+		f.start()
+		f.gauge(breakerOpen, 1)
+		f.seen("pv-c1", placeOrphan)
+		f.looks("pv-c1")
+		f.looks("pv-c2")
+		f.untouched(claims[0], claims[1])
+		f.approve(f.name("n1"), "")
+		f.claimDeleted("c1")
+		f.held("c1", false)
+		f.looks("pv-c2")
+		f.untouched(claims[1])
+		f.held("c2", true)
+		f.node("n2")
+		f.untilVolume("pv-c2", "has no notes", func(pv *corev1.PersistentVolume) bool { return f.c.policy.notedNothing(pv) })
+		f.gauge(breakerOpen, 0)
+		f.event("CSIDriver", f.driver, reasonBreakerClosed, "")
+		f.untouched(claims[1])
+	})
+	t.Run("043_approve_all", func(t *testing.T) {
+		f := scenario(t, nil)
+		claims := ten(f)
+		f.start()
+		f.seen("pv-c2", placeHealthy)
+		f.deleteNode("n1")
+		f.deleteNode("n2")
+		f.held("c1", true)
+		f.held("c2", true)
+		f.approve("*", "")
+		f.event("CSIDriver", f.driver, reasonSkipped, f.ann.until)
+		f.passed(time.Now(), shortGrace)
+		f.looks("pv-c1")
+		f.untouched(claims[0], claims[1])
+		f.approve("*", time.Now().Add(time.Hour).UTC().Format(time.RFC3339))
+		f.claimDeleted("c1")
+		f.claimDeleted("c2")
+	})
+	t.Run("045_no_node_is_left", func(t *testing.T) {
+		f := scenario(t, func(f *fixture) { f.cfg.NodeCleanupMaxFraction, f.cfg.TopologyNodeKey = 1, f.key })
+		f.node("n")
+		_, pvc := f.bound("a", "n")
+		f.start()
+		f.seen("pv-a", placeHealthy)
+		f.deleteNode("keep")
+		f.deleteNode("n")
+		f.event("PersistentVolume", f.name("pv-a"), reasonSkipped, "NoReadyNode")
+		f.looks("pv-a")
+		f.untouched(pvc)
+	})
+	t.Run("046_rate", func(t *testing.T) {
+		f := scenario(t, nil)
+		for i := range 30 {
+			f.bound(fmt.Sprintf("c%d", i), "n")
+		}
+		left := func() int {
+			list, err := f.client.CoreV1().PersistentVolumeClaims(f.ns).List(t.Context(), metav1.ListOptions{})
+			f.must(err)
+			n := 0
+			for _, pvc := range list.Items {
+				if pvc.DeletionTimestamp == nil {
+					n++
+				}
+			}
+			return n
+		}
+		f.start()
+		kubetest.Eventually(t, "the first claim is deleted", func(context.Context) error {
+			if left() == 30 {
+				return errors.New("none is")
+			}
+			return nil
+		})
+		begin := time.Now()
+		f.passed(begin, time.Second)
+		if n := 30 - left(); n > 11 { // one more may have come since
+			t.Errorf("%d claims in the first second", n)
+		}
+		f.passed(begin, 20*time.Second)
+		if n := 30 - left(); n < 15 || n > 21 {
+			t.Errorf("%d claims after 20s", n)
+		}
+	})
+	t.Run("029_out_of_service", func(t *testing.T) {
+		fenced := func(f *fixture, lost bool) (*corev1.PersistentVolume, *corev1.PersistentVolumeClaim) {
+			f.node("n")
+			f.patchNode("n", `{"status":{"conditions":[{"type":"Ready","status":"False","lastTransitionTime":"2020-01-01T00:00:00Z"}]}}`, "status")
+			f.patchNode("n", `{"spec":{"taints":[{"key":"node.kubernetes.io/out-of-service","value":"x","effect":"NoSchedule"}]}}`)
+			if lost {
+				f.patchNode("n", string(annotationsPatch(map[string]any{f.ann.localData: dataLost})))
+			}
+			return f.bound("a", "n")
+		}
+		t.Run("not_asked_for", func(t *testing.T) {
+			f := scenario(t, nil)
+			pv, pvc := fenced(f, true)
+			f.start()
+			f.staysFor(shortGrace, "pv-a", placeFenced, pv, pvc)
+		})
+		t.Run("data_not_lost", func(t *testing.T) {
+			f := scenario(t, func(f *fixture) { f.cfg.NodeCleanupOutOfService, f.cfg.NodeOutOfServiceGrace = true, 0 })
+			pv, pvc := fenced(f, false)
+			f.start()
+			f.staysFor(shortGrace, "pv-a", placeHealthy, pv, pvc)
+		})
+		t.Run("grace_not_over", func(t *testing.T) {
+			f := scenario(t, func(f *fixture) {
+				f.cfg.NodeCleanupOutOfService, f.cfg.NodeOutOfServiceGrace = true, 50*365*24*time.Hour
+			})
+			pv, pvc := fenced(f, true)
+			f.start()
+			f.staysFor(shortGrace, "pv-a", placeFenced, pv, pvc)
+		})
+		t.Run("all", func(t *testing.T) {
+			f := scenario(t, func(f *fixture) { f.cfg.NodeCleanupOutOfService = true })
+			pv, _ := fenced(f, true)
+			pod := f.pod("p", "a", f.name("n"))
+			f.start()
+			f.claimDeleted("a")
+			f.untouched(pv, pod)
+		})
+	})
+	t.Run("035_claim_of_another_uid", func(t *testing.T) {
+		f := scenario(t, nil)
+		stale := make(chan struct{})
+		var deletes atomic.Int32
+		f.watch = kubetest.Proxy(t, f.cp.Config(), func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
+			if r.URL.Query().Get("watch") != "" && strings.Contains(r.URL.Path, "persistentvolumeclaims") {
+				if r.URL.Query().Get("sendInitialEvents") != "" { // which has the informer list instead
+					w.Header().Set("Content-Type", "application/json")
+					w.WriteHeader(http.StatusUnprocessableEntity)
+					_, _ = io.WriteString(w, `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Invalid","code":422}`)
+					return
+				}
+				select {
+				case <-stale: // nothing of what happens to claims is told
+				case <-r.Context().Done():
+				}
+				return
+			}
+			pass.ServeHTTP(w, r)
+		})
+		f.proxied(func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
+			if r.Method == http.MethodDelete {
+				deletes.Add(1)
+			}
+			pass.ServeHTTP(w, r)
+		})
+		defer close(stale)
+		_, old := f.bound("a", "n")
+		f.start()
+		f.untilVolume("pv-a", "is missing its node", f.isMissing)
+		_, err := f.client.CoreV1().PersistentVolumeClaims(f.ns).Patch(t.Context(), "a", "application/merge-patch+json", []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{})
+		f.must(err)
+		f.must(f.client.CoreV1().PersistentVolumeClaims(f.ns).Delete(t.Context(), "a", metav1.DeleteOptions{}))
+		recreated := f.claim("a", func(pvc *corev1.PersistentVolumeClaim) { pvc.Spec.VolumeName = f.name("pv-a") })
+		if recreated.UID == old.UID {
+			t.Fatal("it is the same claim")
+		}
+		f.passed(time.Now(), shortGrace+time.Second)
+		f.looks("pv-a")
+		f.untouched(recreated)
+		if n := deletes.Load(); n > 0 {
+			t.Errorf("%d deletions were sent", n)
+		}
+	})
+	t.Run("038_errors_of_the_api_server", func(t *testing.T) {
+		f := scenario(t, nil)
+		var broken atomic.Bool
+		var asked atomic.Int32
+		broken.Store(true)
+		f.proxied(func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
+			if broken.Load() && r.Method == http.MethodGet && strings.HasSuffix(r.URL.Path, "/nodes/"+f.name("n")) {
+				if asked.Add(1)%2 == 0 {
+					<-r.Context().Done() // which ends by the deadline of the controller
+					return
+				}
+				http.Error(w, "broken", http.StatusInternalServerError)
+				return
+			}
+			pass.ServeHTTP(w, r)
+		})
+		f.cfg.Timeout = 500 * time.Millisecond
+		pv, pvc := f.bound("a", "n")
+		f.start()
+		kubetest.Eventually(t, "it was tried again and again", func(context.Context) error {
+			if n := asked.Load(); n < 5 {
+				return fmt.Errorf("only %d times", n)
+			}
+			return nil
+		})
+		f.untouched(pv, pvc)
+		broken.Store(false)
+		f.claimDeleted("a")
+	})
+	t.Run("040_dry_run", func(t *testing.T) {
+		f := scenario(t, func(f *fixture) { f.cfg.NodeCleanup = CleanupDryRun })
+		var dry, wet atomic.Int32
+		f.proxied(func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
+			if r.Method == http.MethodDelete {
+				var tried bool
+				if r, tried = bodyHas(r, "All"); tried {
+					dry.Add(1)
+				} else {
+					wet.Add(1)
+				}
+			}
+			pass.ServeHTTP(w, r)
+		})
+		_, pvc := f.bound("a", "n")
+		f.start()
+		f.event("PersistentVolume", f.name("pv-a"), reasonMissing, "(dry-run) ")
+		f.event("PersistentVolume", f.name("pv-a"), reasonClaimDeleted, "(dry-run) ")
+		f.looks("pv-a")
+		f.untouched(pvc)
+		if dry.Load() != 1 || wet.Load() != 0 {
+			t.Errorf("%d deletions were tried and %d were not only tried", dry.Load(), wet.Load())
+		}
+	})
+	t.Run("041_forbidden", func(t *testing.T) {
+		f := scenario(t, nil)
+		user := f.ns + "-user"
+		f.user = f.cp.UserConfig(user)
+		f.grant(user, []rbacv1.PolicyRule{
+			{APIGroups: []string{"", "storage.k8s.io"}, Resources: []string{"*"}, Verbs: []string{"get", "list", "watch"}},
+			{APIGroups: []string{""}, Resources: []string{"persistentvolumes"}, Verbs: []string{"patch"}},
+		})
+		_, pvc := f.bound("a", "n")
+		f.start()
+		f.event("PersistentVolume", f.name("pv-a"), reasonBlocked, "forbidden")
+		f.untouched(pvc)
+		f.grant(user+"-more", []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"persistentvolumeclaims"}, Verbs: []string{"delete"}}}, user)
+		f.claimDeleted("a") // the process is up, and comes back to it
+	})
+}
+
+// grant allows a user, whose name is that of the role unless it is given, what rules say.
+func (f *fixture) grant(name string, rules []rbacv1.PolicyRule, user ...string) {
+	f.Helper()
+	subject := name
+	if len(user) > 0 {
+		subject = user[0]
+	}
+	_, err := f.client.RbacV1().ClusterRoles().Create(f.Context(), &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: name}, Rules: rules}, metav1.CreateOptions{})
+	f.must(err)
+	_, err = f.client.RbacV1().ClusterRoleBindings().Create(f.Context(), &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: name}, RoleRef: rbacv1.RoleRef{APIGroup: "rbac.authorization.k8s.io", Kind: "ClusterRole", Name: name},
+		Subjects: []rbacv1.Subject{{Kind: "User", APIGroup: "rbac.authorization.k8s.io", Name: subject}},
+	}, metav1.CreateOptions{})
+	f.must(err)
+}
+
+// bodyHas tells whether the body of r has text in it, and returns r with its body unread.
+func bodyHas(r *http.Request, text string) (*http.Request, bool) {
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		return r, false
+	}
+	r.Body = io.NopCloser(bytes.NewReader(body))
+	return r, bytes.Contains(body, []byte(text))
+}
