@@ -64,7 +64,7 @@ type fixture struct {
 func scenario(t *testing.T, change func(f *fixture)) *fixture {
 	t.Helper()
 	t.Parallel()
-	f := &fixture{T: t, cp: kubetest.Get(t, kubetest.WithAudit())}
+	f := &fixture{T: t, cp: kubetest.Get(t)}
 	f.client, f.ns, f.user, f.watch = f.cp.Client(), kubetest.Namespace(t, f.cp), f.cp.Config(), f.cp.Config()
 	f.driver = f.ns + ".example.com"
 	f.key, f.ann = "topology."+f.driver+"/node", annotationsOf(f.driver)
