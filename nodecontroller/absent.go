@@ -96,6 +96,9 @@ func (t *term) gatesOfAbsent(ctx context.Context, name string) ([]finding, error
 // keepsResources is why the custom resources of a lost node stay: one of its volumes may
 // be what a resource is the record of. "" when nothing speaks for them any more.
 func (t *term) keepsResources(node string) string {
+	if name := t.ofUnknownNode(); name != "" {
+		return "volume " + name + " may belong to it"
+	}
 	for _, name := range t.index.volumesOf(node) {
 		s, _ := t.gather(name)
 		switch {
@@ -108,6 +111,27 @@ func (t *term) keepsResources(node string) string {
 			return "volume " + name + " is held"
 		case s.claim != nil && s.volume.Spec.ClaimRef != nil && s.claim.UID == s.volume.Spec.ClaimRef.UID && s.claim.DeletionTimestamp == nil:
 			return "volume " + name + " has its claim"
+		}
+	}
+	return ""
+}
+
+// ofUnknownNode is a volume of which nobody knows to which node it belonged: the value in
+// its affinity need not be the name of one, and nobody saw the node go or wrote it down.
+// "" when there is none, or when the nodes of this cluster are named by their values.
+func (t *term) ofUnknownNode() string {
+	key, named := t.index.topologyKey(), true
+	for _, name := range t.index.driverNodes() {
+		if node, ok := t.c.nodes.Get(name); ok && node.Labels[key] != name {
+			named = false
+		}
+	}
+	if named {
+		return ""
+	}
+	for _, volume := range t.ledger.keys() {
+		if s := t.look(volume); s.volume != nil && s.member.place == placeOrphan && s.tombstone == nil && len(t.c.policy.ann.lostNodes(s.volume)) == 0 {
+			return volume
 		}
 	}
 	return ""

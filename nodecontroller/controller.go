@@ -224,6 +224,7 @@ func (c *Controller) clean(ctx context.Context) error {
 // it before anything is cleaned up.
 func (t *term) begin() {
 	t.ready.Store(true)
+	t.tellKey()
 	t.assessAll()
 	_, held := t.ledger.judge(time.Now())
 	t.tripped.Store(held) // and was told of by whoever led then
@@ -287,15 +288,20 @@ func (t *term) announce(now time.Time) {
 	if t.tripped.Load() == held || !t.tripped.CompareAndSwap(!held, held) {
 		return
 	}
-	driver, ok := t.c.drivers.Get(t.c.deps.Driver)
-	if !ok {
-		driver = &storagev1.CSIDriver{}
-		driver.Name = t.c.deps.Driver
-	}
 	e := normal(reasonBreakerClosed, "No clean-up waits for an approval any more")
 	if held {
 		e = breakerEvent(v)
 	}
-	t.c.notify.send(driver, e)
+	t.c.notify.send(t.csiDriver(), e)
 	t.review(t.volumeQueue.Add, t.nodeQueue.Add)
+}
+
+// csiDriver is what events are about that concern no single volume or node.
+func (t *term) csiDriver() *storagev1.CSIDriver {
+	if driver, ok := t.c.drivers.Get(t.c.deps.Driver); ok {
+		return driver
+	}
+	driver := &storagev1.CSIDriver{} // it need not exist
+	driver.Name = t.c.deps.Driver
+	return driver
 }

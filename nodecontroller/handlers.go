@@ -67,6 +67,7 @@ func (t *term) csiNodeChanged(name string, n *storagev1.CSINode) {
 		return
 	}
 	if rekeyed {
+		t.tellKey()
 		t.assessAll()
 		return
 	}
@@ -74,6 +75,16 @@ func (t *term) csiNodeChanged(name string, n *storagev1.CSINode) {
 	for _, pv := range t.index.volumesOf(name) { // of which it may be an alias
 		t.volumeQueue.Add(pv)
 	}
+}
+
+// tellKey tells that nothing can be cleaned up while nobody knows which label of a node
+// its volumes name.
+func (t *term) tellKey() {
+	if t.index.topologyKey() != "" || t.c.policy.mode == CleanupOff {
+		return
+	}
+	t.c.notify.seldom(t.csiDriver(), "TopologyKeyUnknown", warning(reasonSkipped,
+		"TopologyKeyUnknown: the CSINodes report no topology key for the driver, or more than one, so nothing is cleaned up; set --topology-node-key"))
 }
 
 func (t *term) nodeChanged(node *corev1.Node) {
@@ -134,7 +145,7 @@ func (t *term) volumeDeleted(pv *corev1.PersistentVolume) {
 	t.volumeQueue.Forget(pv.Name)
 	t.ledger.drop(pv.Name)
 	t.memory.forget(pv.UID)
-	if t.ready.Load() {
+	if t.ready.Load() && (t.c.nodePolicy.mode == NodeFinalizerManage || len(t.c.resources) > 0) {
 		for _, node := range nodes {
 			t.nodeQueue.Add(node)
 		}

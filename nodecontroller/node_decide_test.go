@@ -37,8 +37,10 @@ func TestDecideNode(t *testing.T) {
 		"left for long": {staying(ours), func(p *nodePolicy, s *nodeSnapshot) {
 			p.mode, s.unregistered = NodeFinalizerManage, testNow.Add(-time.Hour)
 		}, nodeRelease, "Unregistered", 0},
-		"unnoted":                  {deleted(ours), func(_ *nodePolicy, s *nodeSnapshot) { s.unnoted = true }, nodeNote, "NodeIsTerminating", 0},
-		"unnoted, in report":       {deleted(ours), func(p *nodePolicy, s *nodeSnapshot) { s.unnoted, p.writes, p.deletes, p.why = true, false, false, "report" }, nodeRelease, "NoCleanup", 0},
+		"unnoted": {deleted(ours), func(_ *nodePolicy, s *nodeSnapshot) { s.unnoted = true }, nodeNote, "NodeIsTerminating", 0},
+		"unnoted, in report": {deleted(ours), func(p *nodePolicy, s *nodeSnapshot) {
+			s.unnoted, p.writes, p.deletes, p.why = true, false, false, "report"
+		}, nodeRelease, "NoCleanup", 0},
 		"clean-up is off":          {deleted(ours), func(p *nodePolicy, _ *nodeSnapshot) { p.deletes, p.why = false, "off" }, nodeRelease, "NoCleanup", 0},
 		"opted out":                {deleted(ours), func(p *nodePolicy, s *nodeSnapshot) { s.node.Annotations = map[string]string{p.ann.cleanup: disabled} }, nodeRelease, "NoCleanup", 0},
 		"key is unknown":           {deleted(ours), func(_ *nodePolicy, s *nodeSnapshot) { s.keyKnown = false }, nodeRelease, "NoCleanup", 0},

@@ -133,6 +133,26 @@ func (f *fixture) start() {
 // run starts a controller for user, beside others that run already.
 func (f *fixture) run(user *rest.Config) process {
 	f.Helper()
+	p := f.prepare(user)
+	ctx, cancel := context.WithCancelCause(context.WithoutCancel(f.Context()))
+	done := make(chan error, 1)
+	go func() { done <- p.c.Run(ctx) }()
+	end := p.stop
+	p.stop = sync.OnceFunc(func() {
+		over := errors.New("the process is stopped")
+		cancel(over)
+		if err := <-done; !errors.Is(err, over) {
+			f.Errorf("the controller returned %v", err)
+		}
+		end()
+	})
+	f.Cleanup(p.stop)
+	return p
+}
+
+// prepare is a controller whose watches have begun, and that does not work yet.
+func (f *fixture) prepare(user *rest.Config) process {
+	f.Helper()
 	reg := prometheus.NewRegistry()
 	api, err := kubernetes.NewForConfig(user)
 	f.must(err)
@@ -153,20 +173,11 @@ func (f *fixture) run(user *rest.Config) process {
 	f.must(err)
 	watch, endWatch := context.WithCancel(context.WithoutCancel(f.Context()))
 	informers.Start(watch)
-	ctx, cancel := context.WithCancelCause(context.WithoutCancel(f.Context()))
-	done := make(chan error, 1)
-	go func() { done <- c.Run(ctx) }()
-	p := process{reg: reg, c: c}
-	p.stop = sync.OnceFunc(func() {
-		over := errors.New("the process is stopped")
-		cancel(over)
-		if err := <-done; !errors.Is(err, over) {
-			f.Errorf("the controller returned %v", err)
-		}
+	p := process{reg: reg, c: c, stop: sync.OnceFunc(func() {
 		endWatch()
 		informers.Shutdown()
 		broadcaster.Shutdown()
-	})
+	})}
 	f.Cleanup(p.stop)
 	return p
 }
