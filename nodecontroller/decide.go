@@ -192,6 +192,10 @@ func (p policy) decideReport(s snapshot, g step) step {
 	if p.writes() && g.gate == gateScope && !stale.Made(s.volume) {
 		return step{action: doChange, state: stateSuspect, reason: "OptedOut", change: stale}
 	}
+	// Nothing is to be done for it any more, and the approval of that ends its hold too.
+	if free := (kube.MetaChange{RemoveAnnotations: []string{p.ann.hold}}); p.writes() && s.approved && !free.Made(s.volume) {
+		return step{action: doChange, state: g.state, reason: "Approved", change: free}
+	}
 	noticed, written := p.clock(s)
 	if !written {
 		noticed = s.noticed

@@ -102,7 +102,11 @@ func TestDecide(t *testing.T) {
 
 		"released":              {lostVolume, nil, doDeleteVolume, "NotReclaimed"},
 		"released, mode claims": {lostVolume, func(p *policy, _ *snapshot) { p.mode = CleanupClaims }, doNothing, "VolumeIsLeft"},
-		"released just now":     {lostVolume, func(_ *policy, s *snapshot) { s.volume.Status.LastPhaseTransitionTime.Time = testNow }, doNothing, reasonWaiting},
+		"released and held":     {lostVolume, func(p *policy, s *snapshot) { p.mode, s.volume.Annotations[p.ann.hold] = CleanupClaims, heldByBreak }, doNothing, "VolumeIsLeft"},
+		"released, held and approved": {lostVolume, func(p *policy, s *snapshot) {
+			p.mode, s.approved, s.volume.Annotations[p.ann.hold] = CleanupClaims, true, heldByBreak
+		}, doChange, "Approved"},
+		"released just now": {lostVolume, func(_ *policy, s *snapshot) { s.volume.Status.LastPhaseTransitionTime.Time = testNow }, doNothing, reasonWaiting},
 		"released and retained": {lostVolume, func(_ *policy, s *snapshot) {
 			s.volume.Spec.PersistentVolumeReclaimPolicy = corev1.PersistentVolumeReclaimRetain
 		}, doSkip, "Retain"},
