@@ -1,0 +1,141 @@
+package nodecontroller
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/storage-controller/storage-controller/internal/kube"
+)
+
+// refresh is s with everything in it that the API server knows read from there. Only full
+// reads what is needed before something is destroyed. known is the names of nodes that the
+// cache takes for nodes of the volume, likely those that it takes for ready.
+func (r *reader) refresh(ctx context.Context, s snapshot, key string, known, likely []string, full bool) (snapshot, error) {
+	s.now = time.Now()
+	pv, ok, err := r.volume(ctx, s.volume.Name)
+	if err != nil {
+		return s, err
+	}
+	if !ok || pv.UID != s.volume.UID {
+		s.volume = nil
+		return s, nil
+	}
+	s.volume, s.claim = pv, nil
+	s.nodes = mergeNames(s.nodes, r.policy.ann.lostNodes(pv))
+	values, local := localValues(pv, r.policy.driver, key)
+	if !local {
+		s.member = membership{}
+		return s, nil
+	}
+	nodes, csiNodes, err := r.named(ctx, key, values, slices.Concat(values, s.nodes, known))
+	if err != nil {
+		return s, err
+	}
+	s.member = r.policy.ann.locate(pv, values, key, nodes, csiNodes)
+	if err := r.refreshClaim(ctx, &s); err != nil {
+		return s, err
+	}
+	if !full {
+		return s, nil
+	}
+	s.facts = &facts{present: present(nodes, csiNodes)}
+	granted, err := r.approval(ctx, s.now)
+	if err != nil {
+		return s, err
+	}
+	s.approved = granted.covers(s.nodes)
+	return s, r.refreshFacts(ctx, &s, likely)
+}
+
+// refreshClaim reads the claim, and who has a say about its clean-up.
+func (r *reader) refreshClaim(ctx context.Context, s *snapshot) error {
+	say := map[string]metav1.Object{"PersistentVolume": s.volume}
+	if ref := s.volume.Spec.ClaimRef; ref != nil {
+		claim, ok, err := r.claim(ctx, ref.Namespace, ref.Name)
+		if err != nil {
+			return err
+		}
+		if ok {
+			s.claim = claim
+			if claim.UID == ref.UID {
+				say["PersistentVolumeClaim"] = claim
+			}
+		}
+		ns, ok, err := r.namespace(ctx, ref.Namespace)
+		if err != nil {
+			return err
+		}
+		if ok {
+			say["Namespace"], s.namespace = ns, ns.UID
+		}
+	}
+	if name := classOf(s.volume, s.claim); name != "" {
+		class, ok, err := r.class(ctx, name)
+		if err != nil {
+			return err
+		}
+		if ok {
+			say["StorageClass"] = class
+		}
+	}
+	optOut := ""
+	if s.tombstone != nil && s.tombstone.optedOut {
+		optOut = "Node " + s.tombstone.name
+	}
+	if s.wishes = r.policy.ann.wishesOf(say); s.wishes.optOut == "" {
+		s.wishes.optOut = optOut
+	}
+	return nil
+}
+
+// refreshFacts reads what only something that destroys needs.
+func (r *reader) refreshFacts(ctx context.Context, s *snapshot, likely []string) (err error) {
+	if phase := s.volume.Status.Phase; phase == corev1.VolumeReleased || phase == corev1.VolumeAvailable {
+		if s.attachments, err = r.attachments(ctx, s.volume.Name); err != nil {
+			return err
+		}
+	}
+	if s.facts.readyNode, err = r.readyNode(ctx, likely); err != nil {
+		return err
+	}
+	if s.facts.sameCluster, err = r.sameCluster(ctx); err != nil {
+		return err
+	}
+	if s.claim == nil {
+		return nil
+	}
+	var except []string // pods on a node that is fenced or going do not use it for long
+	if s.member.place != placeOrphan {
+		except = s.member.hosts
+	}
+	s.facts.users, err = r.users(ctx, s.claim.Namespace, s.claim.Name, except)
+	return err
+}
+
+func present(nodes []*corev1.Node, csiNodes []string) []string {
+	var names []string
+	for _, n := range nodes {
+		names = append(names, "Node "+n.Name)
+	}
+	for _, n := range csiNodes {
+		names = append(names, "CSINode "+n)
+	}
+	return names
+}
+
+func mergeNames(a, b []string) []string {
+	all := slices.Concat(a, b)
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+func classOf(pv *corev1.PersistentVolume, claim *corev1.PersistentVolumeClaim) string {
+	if name := pv.Spec.StorageClassName; name != "" || claim == nil {
+		return name
+	}
+	return kube.ClassOfClaim(claim)
+}
