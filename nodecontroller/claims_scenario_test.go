@@ -65,7 +65,7 @@ type request struct{ line, contentType, body string }
 func newClaimsFixture(t *testing.T, change func(f *claimsFixture)) *claimsFixture {
 	t.Helper()
 	t.Parallel()
-	f := &claimsFixture{T: t, cp: kubetest.Get(t, kubetest.WithAudit())}
+	f := &claimsFixture{T: t, cp: kubetest.Get(t)}
 	f.client, f.ns, f.user = f.cp.Client(), kubetest.Namespace(t, f.cp), f.cp.Config()
 	f.watch = f.cp.Config()
 	f.driver = f.ns + ".example.com"
