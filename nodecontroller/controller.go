@@ -55,7 +55,7 @@ type Controller struct {
 	classes     kube.Kind[*storagev1.StorageClass]
 	nodes       kube.Kind[*corev1.Node]
 	csiNodes    kube.Kind[*storagev1.CSINode]
-	drivers     kube.Kind[*storagev1.CSIDriver]
+	drivers     *kube.Kind[*storagev1.CSIDriver]        // nil where nothing is written: there is nothing to approve
 	attachments *kube.Kind[*storagev1.VolumeAttachment] // nil where nothing is cleaned up
 
 	ownClaims *claims
@@ -78,7 +78,7 @@ func New(cfg Config, deps Deps) (*Controller, error) {
 		cfg: cfg, deps: deps, policy: p, nodePolicy: nodePolicyOf(cfg, p), notify: newNotifier(deps.Events, p.dryRun),
 		bucket:  bucket{qps: cfg.NodeCleanupQPS, burst: cfg.NodeCleanupBurst},
 		volumes: deps.Informers.Volumes(), claims: deps.Informers.Claims(), classes: deps.Informers.Classes(),
-		nodes: deps.Informers.FullNodes(), csiNodes: deps.Informers.CSINodes(), drivers: deps.Informers.Drivers(),
+		nodes: deps.Informers.FullNodes(), csiNodes: deps.Informers.CSINodes(),
 	}
 	for _, text := range cfg.NodeCleanupResource {
 		r, err := ParseResource(text)
@@ -90,6 +90,8 @@ func New(cfg Config, deps Deps) (*Controller, error) {
 	if p.writes() {
 		attachments := deps.Informers.Attachments()
 		c.attachments = &attachments
+		drivers := deps.Informers.Drivers()
+		c.drivers = &drivers
 	}
 	c.metrics = newMetrics(deps.Registry, c.tally, c.notReady)
 	c.ownClaims = newClaims(cfg, deps)
@@ -298,8 +300,10 @@ func (t *term) announce(now time.Time) {
 
 // csiDriver is what events are about that concern no single volume or node.
 func (t *term) csiDriver() *storagev1.CSIDriver {
-	if driver, ok := t.c.drivers.Get(t.c.deps.Driver); ok {
-		return driver
+	if t.c.drivers != nil {
+		if driver, ok := t.c.drivers.Get(t.c.deps.Driver); ok {
+			return driver
+		}
 	}
 	driver := &storagev1.CSIDriver{} // it need not exist
 	driver.Name = t.c.deps.Driver

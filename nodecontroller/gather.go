@@ -108,6 +108,9 @@ func (t *term) cachedCSINodes(names []string) []string {
 
 // approved is what the administrator has approved, as far as the cache knows.
 func (t *term) approved(now time.Time) approval {
+	if t.c.drivers == nil {
+		return approval{}
+	}
 	driver, ok := t.c.drivers.Get(t.c.deps.Driver)
 	if !ok {
 		return approval{}

@@ -32,7 +32,9 @@ func (t *term) register() (registrations []kube.Registration, err error) {
 		Add: t.claimChanged, Update: func(_, claim *corev1.PersistentVolumeClaim) { t.claimChanged(claim) }, Delete: t.claimChanged,
 	}))
 	add(t.c.classes.Handle(kube.Handlers[*storagev1.StorageClass]{Add: t.classChanged, Update: func(_, class *storagev1.StorageClass) { t.classChanged(class) }}))
-	add(t.c.drivers.Handle(kube.Handlers[*storagev1.CSIDriver]{Add: t.driverChanged, Update: func(_, d *storagev1.CSIDriver) { t.driverChanged(d) }, Delete: t.driverChanged}))
+	if t.c.drivers != nil {
+		add(t.c.drivers.Handle(kube.Handlers[*storagev1.CSIDriver]{Add: t.driverChanged, Update: func(_, d *storagev1.CSIDriver) { t.driverChanged(d) }, Delete: t.driverChanged}))
+	}
 	if t.c.attachments != nil {
 		add(t.c.attachments.Handle(kube.Handlers[*storagev1.VolumeAttachment]{Delete: func(va *storagev1.VolumeAttachment) {
 			if pv := va.Spec.Source.PersistentVolumeName; pv != nil && t.ready.Load() && t.ledger.has(*pv) {

@@ -130,7 +130,7 @@ func TestOneWatchPerKindAndOneConnection(t *testing.T) {
 		}
 	}
 	// CSIDrivers are for the nodecontroller: an administrator approves there of what its breaker holds.
-	want := []string{"csidrivers", "csinodes", "nodes", "persistentvolumeclaims", "persistentvolumes", "storageclasses", "volumeattachments"}
+	want := []string{"csinodes", "nodes", "persistentvolumeclaims", "persistentvolumes", "storageclasses", "volumeattachments"}
 	if got := slices.Sorted(maps.Keys(watches)); !slices.Equal(got, want) {
 		t.Errorf("watches on %v, want %v", got, want)
 	}
