@@ -119,6 +119,8 @@ func (c *Controller) Run(ctx context.Context) (err error) {
 	t.vaQueue = workloop.New(loop, c.deps.Queues, t.sync)
 	loop.Name = "csi-attacher-pv"
 	t.pvQueue = workloop.New(loop, c.deps.Queues, t.syncVolume)
+	defer t.vaQueue.Stop()
+	defer t.pvQueue.Stop()
 	registrations, err := t.register()
 	defer func() {
 		for _, r := range registrations {

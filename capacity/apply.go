@@ -96,6 +96,7 @@ func (t *term) updateInstead(ctx context.Context, have *storagev1.CSIStorageCapa
 	if err != nil {
 		return have, fmt.Errorf("%v; updating it instead: %w", forbidden, err)
 	}
+	kube.WarnNoPatch(ctx, forbidden)
 	return updated, nil
 }
 
@@ -107,7 +108,7 @@ func (t *term) remove(ctx context.Context, obj *storagev1.CSIStorageCapacity) er
 		return fmt.Errorf("deleting CSIStorageCapacity %q: %w", obj.Name, err)
 	}
 	t.published.Removed(obj)
-	t.world.forget(itemOf(obj), obj.Name)
+	t.world.forget(itemOf(obj), obj.Name, obj.UID)
 	klog.FromContext(ctx).Info("Capacity withdrawn", "csiStorageCapacity", klog.KObj(obj))
 	return nil
 }

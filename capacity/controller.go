@@ -2,7 +2,7 @@ package capacity
 
 import (
 	"context"
-	"slices"
+	"errors"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -108,6 +108,7 @@ type term struct {
 	world     *world
 	published *kube.Own[*storagev1.CSIStorageCapacity]
 	queue     *workloop.Loop[item]
+	changed   changedClasses
 }
 
 // Run works until ctx ends, and returns after the last worker has stopped. It may
@@ -127,6 +128,8 @@ func (c *Controller) Run(ctx context.Context) (err error) {
 		Name: "csistoragecapacity", RetryStart: c.cfg.RetryIntervalStart, RetryMax: c.cfg.RetryIntervalMax,
 		Gate: c.deps.Ready, Grace: c.cfg.Timeout + apiGrace,
 	}, c.deps.Queues, t.sync, t.world.rank)
+	defer t.queue.Stop()
+	t.changed.wake = make(chan struct{}, 1)
 	registrations, err := t.register()
 	defer func() {
 		for _, r := range registrations {
@@ -148,6 +151,7 @@ func (c *Controller) Run(ctx context.Context) (err error) {
 	defer c.current.Store(nil)
 	var wg sync.WaitGroup
 	wg.Go(func() { t.queue.Run(ctx, c.cfg.Threads) })
+	wg.Go(func() { t.refreshClasses(ctx) })
 	wg.Wait()
 	return context.Cause(ctx)
 }
@@ -167,16 +171,19 @@ func (t *term) sync(ctx context.Context, i item) (time.Time, error) {
 	s := t.gather(i)
 	p := decide(s)
 	log.V(2).Info("Decided", "ask", p.ask, "remove", len(p.remove), "reason", p.reason)
+	var left error // what stays although it should not does not keep the rest from being right
 	for _, obj := range p.remove {
-		if err := t.remove(ctx, obj); err != nil {
-			return time.Time{}, err
-		}
+		left = errors.Join(left, t.remove(ctx, obj))
 	}
-	if !p.ask {
-		if !s.there {
-			t.world.vacate(i.Segment)
+	switch {
+	case !p.ask && s.there:
+		return p.next, left
+	case !p.ask:
+		t.world.vacate(i.Segment)
+		if p.next.IsZero() && s.until.After(s.now) {
+			p.next = s.until
 		}
-		return p.next, nil
+		return p.next, left
 	}
 	t.world.asking(i)
 	a, err := t.ask(ctx, i, s.class)
@@ -189,16 +196,17 @@ func (t *term) sync(ctx context.Context, i item) (time.Time, error) {
 	}
 	next := nextPoll(s.now, t.c.cfg.PollInterval, i, s.rounds)
 	t.world.answered(i, next)
-	return next, nil
+	return next, left
 }
 
 // gather is what is known of i, own writes that no event has told of yet included.
 func (t *term) gather(i item) snapshot {
 	names, s := t.world.look(i)
-	for _, name := range names {
+	for name, uid := range names {
 		obj, ok := t.published.Get(t.c.deps.Namespace + "/" + name)
 		if !ok || itemOf(obj) != i {
-			t.world.forget(i, name)
+			t.world.forget(i, name, uid)
+			s.refresh = true // it is needed again, and no event tells
 			continue
 		}
 		s.objects = append(s.objects, obj)
@@ -260,7 +268,7 @@ func (t *term) add(items []item) {
 
 // refresh has the driver asked again about items, but those that it has just failed for.
 func (t *term) refresh(items []item) {
-	for _, i := range t.world.refresh(slices.Clip(items)) {
+	for _, i := range t.world.refresh(items) {
 		t.queue.Resync(i)
 	}
 }

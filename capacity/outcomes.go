@@ -1,7 +1,10 @@
 package capacity
 
 import (
+	"context"
 	"slices"
+	"sync"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 )
@@ -14,17 +17,17 @@ func (c *Controller) VolumeProvisioned(pv *corev1.PersistentVolume) {
 		return
 	}
 	if pv.Spec.NodeAffinity == nil {
-		t.refresh(t.world.classItems(pv.Spec.StorageClassName))
+		t.changed.add(pv.Spec.StorageClassName)
 		return
 	}
-	t.refresh(t.world.volumeItems(pv))
+	t.refreshVolume(pv)
 }
 
 // VolumeNotProvisioned takes that a CreateVolume for a class has failed: there may be less
 // room than was published.
 func (c *Controller) VolumeNotProvisioned(class string) {
 	if t := c.current.Load(); t != nil {
-		t.refresh(t.world.classItems(class))
+		t.changed.add(class)
 	}
 }
 
@@ -32,7 +35,70 @@ func (c *Controller) VolumeNotProvisioned(class string) {
 // be anywhere it does not say where there is more room now; the next poll does.
 func (c *Controller) VolumeDeleted(pv *corev1.PersistentVolume) {
 	if t := c.current.Load(); t != nil && pv.Spec.NodeAffinity != nil {
-		t.refresh(t.world.volumeItems(pv))
+		t.refreshVolume(pv)
+	}
+}
+
+// refreshVolume has the driver asked again about where pv is. The labels that plugins of
+// Kubernetes itself once used are those of no segment: of such a volume all of its class
+// is asked about.
+func (t *term) refreshVolume(pv *corev1.PersistentVolume) {
+	items := t.world.volumeItems(pv)
+	if items == nil && pv.Spec.CSI == nil {
+		t.changed.add(pv.Spec.StorageClassName)
+		return
+	}
+	t.refresh(items)
+}
+
+// changedClasses is the classes all of whose capacities are to be asked for again. Many
+// claims of a class may fail at the same time, and a class may have thousands of segments.
+type changedClasses struct {
+	mu    sync.Mutex
+	names map[string]struct{}
+	wake  chan struct{} // holds a value when there is something
+}
+
+func (c *changedClasses) add(class string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.names == nil {
+		c.names = map[string]struct{}{}
+	}
+	c.names[class] = struct{}{}
+	select {
+	case c.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (c *changedClasses) take() map[string]struct{} {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	names := c.names
+	c.names = nil
+	return names
+}
+
+// classPause is the least time between two rounds of refreshes of classes.
+const classPause = time.Second
+
+// refreshClasses works off what has changed until ctx ends.
+func (t *term) refreshClasses(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-t.changed.wake:
+		}
+		for class := range t.changed.take() {
+			t.refresh(t.world.classItems(class))
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(classPause):
+		}
 	}
 }
 
@@ -46,32 +112,30 @@ func (w *world) classItems(class string) []item {
 	return w.ofClass(class)
 }
 
-// volumeItems is the items of all classes in the segments where pv is accessible. When
-// none of those is known, as with the labels that plugins of Kubernetes itself once used,
-// it is all items of its class.
+// volumeItems is the items of all classes in the segments where pv is accessible; nil when
+// none of those is known.
 func (w *world) volumeItems(pv *corev1.PersistentVolume) []item {
 	required := pv.Spec.NodeAffinity.Required
 	if required == nil {
 		return nil
 	}
 	w.mu.Lock()
-	segments := w.knownSegments(required.NodeSelectorTerms)
+	defer w.mu.Unlock()
 	var items []item
-	for _, s := range segments {
+	for _, s := range w.knownSegments(required.NodeSelectorTerms) {
 		items = append(items, w.ofSegment(s)...)
-	}
-	w.mu.Unlock()
-	if len(segments) == 0 && len(required.NodeSelectorTerms) > 0 {
-		return w.classItems(pv.Spec.StorageClassName)
 	}
 	return items
 }
 
-// knownSegments is those of the segments that terms select which have nodes, each once.
+// knownSegments is those of the segments that terms select which have nodes, or had them
+// just now, each once.
 func (w *world) knownSegments(terms []corev1.NodeSelectorTerm) []segment {
 	var known []segment
 	for _, term := range terms {
-		if s, ok := segmentOfTerm(term); ok && w.nodes.segments[s] > 0 && !slices.Contains(known, s) {
+		s, ok := segmentOfTerm(term)
+		_, going := w.gone[s]
+		if ok && (going || w.nodes.segments[s] > 0) && !slices.Contains(known, s) {
 			known = append(known, s)
 		}
 	}

@@ -2,11 +2,11 @@ package capacity
 
 import (
 	"maps"
-	"slices"
 	"sync"
 	"time"
 
 	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // world is what there is and what there should be, kept up to date by events. Its methods
@@ -22,7 +22,7 @@ type world struct {
 	nodes   *nodes
 	gone    map[segment]time.Time              // when their last node left; dropped when it is back
 	classes map[string]*storagev1.StorageClass // that are published
-	names   map[item]map[string]struct{}       // of the objects for an item
+	names   map[item]map[string]types.UID      // and UIDs of the objects for an item
 	asked   map[item]*schedule                 // of the items that the driver was asked about, or is to be
 }
 
@@ -39,7 +39,7 @@ func newWorld(driver string, cfg Config, now func() time.Time) *world {
 	return &world{
 		immediate: cfg.ImmediateBinding, driver: driver, grace: cfg.RemovalGrace, now: now,
 		nodes: newNodes(), gone: map[segment]time.Time{}, classes: map[string]*storagev1.StorageClass{},
-		names: map[item]map[string]struct{}{}, asked: map[item]*schedule{},
+		names: map[item]map[string]types.UID{}, asked: map[item]*schedule{},
 	}
 }
 
@@ -146,9 +146,9 @@ func (w *world) seen(obj *storagev1.CSIStorageCapacity) []item {
 	defer w.mu.Unlock()
 	i := itemOf(obj)
 	if w.names[i] == nil {
-		w.names[i] = map[string]struct{}{}
+		w.names[i] = map[string]types.UID{}
 	}
-	w.names[i][obj.Name] = struct{}{}
+	w.names[i][obj.Name] = obj.UID
 	if i.Odd == "" && w.nodes.segments[i.Segment] == 0 {
 		if _, known := w.gone[i.Segment]; !known {
 			w.gone[i.Segment] = w.now() // its last node may have left while nobody looked
@@ -165,7 +165,13 @@ func (w *world) lost(obj *storagev1.CSIStorageCapacity) []item {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	i := itemOf(obj)
-	w.drop(i, obj.Name)
+	if w.names[i][obj.Name] != obj.UID {
+		return nil // it was removed here
+	}
+	w.drop(i, obj.Name, obj.UID)
+	if s := w.asked[i]; s != nil {
+		s.refresh = true // also of a segment that is about to go: it may come back
+	}
 	if !w.wanted(i) {
 		return nil
 	}
@@ -173,7 +179,11 @@ func (w *world) lost(obj *storagev1.CSIStorageCapacity) []item {
 	return []item{i}
 }
 
-func (w *world) drop(i item, name string) {
+// drop forgets the very object of a name: another one may have it by now.
+func (w *world) drop(i item, name string, uid types.UID) {
+	if w.names[i][name] != uid {
+		return
+	}
 	delete(w.names[i], name)
 	if len(w.names[i]) == 0 {
 		delete(w.names, i)
@@ -195,9 +205,9 @@ func (w *world) scheduleOf(i item) *schedule {
 	return s
 }
 
-// look is what is known of an item: the names of its objects, in order, and the rest of
-// a snapshot. What is not wanted any more is forgotten.
-func (w *world) look(i item) (names []string, s snapshot) {
+// look is what is known of an item: the names and UIDs of its objects, and the rest of a
+// snapshot. What is not wanted any more is forgotten.
+func (w *world) look(i item) (names map[string]types.UID, s snapshot) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	s.now = w.now()
@@ -211,14 +221,14 @@ func (w *world) look(i item) (names []string, s snapshot) {
 	} else if s.class == nil || !s.until.After(s.now) {
 		delete(w.asked, i)
 	}
-	return slices.Sorted(maps.Keys(w.names[i])), s
+	return maps.Clone(w.names[i]), s
 }
 
 // forget takes that an object is not there, which no event told of.
-func (w *world) forget(i item, name string) {
+func (w *world) forget(i item, name string, uid types.UID) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.drop(i, name)
+	w.drop(i, name, uid)
 }
 
 // vacate drops what is kept of a segment whose last node left long ago, when there is
@@ -238,15 +248,20 @@ func (w *world) vacate(s segment) {
 	delete(w.gone, s)
 }
 
-// refresh has the driver asked again about items, those that should have an object.
-func (w *world) refresh(items []item) []item {
+// refresh has the driver asked again about items: those that should have an object now,
+// and those in segments that are about to go when these come back.
+func (w *world) refresh(items []item) (now []item) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	items = slices.DeleteFunc(items, func(i item) bool { return !w.wanted(i) })
 	for _, i := range items {
-		w.scheduleOf(i).refresh = true
+		if w.wanted(i) {
+			w.scheduleOf(i).refresh = true
+			now = append(now, i)
+		} else if s := w.asked[i]; s != nil {
+			s.refresh = true
+		}
 	}
-	return items
+	return now
 }
 
 // asking takes that the driver is being asked. What happens meanwhile is seen.
@@ -276,11 +291,14 @@ func (w *world) failed(i item) {
 }
 
 // rank orders the work: first what the scheduler knows nothing of, then what has
-// changed, then what is only looked at again.
+// changed, then what is only looked at again, and what has failed before: calls that run
+// into their deadline must not keep the others from being made.
 func (w *world) rank(i item) int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	switch s := w.asked[i]; {
+	case s != nil && s.failing:
+		return 2
 	case len(w.names[i]) == 0 && (s == nil || s.rounds == 0):
 		return 0
 	case s != nil && s.refresh:

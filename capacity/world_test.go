@@ -133,19 +133,23 @@ func TestWorldObjects(t *testing.T) {
 	odd := objectFor("o", "fast/a")
 	odd.NodeTopology = nil
 	wantPairs(t, "of no segment", w.seen(odd), "/uid-o")
-	if names, _ := w.look(pair("fast", "a")); !slices.Equal(names, []string{"x", "y"}) {
+	if names, _ := w.look(pair("fast", "a")); !slices.Equal(slices.Sorted(maps.Keys(names)), []string{"x", "y"}) {
 		t.Errorf("the objects of the pair are %q", names)
 	}
 	if diff := cmp.Diff(counts{goal: 2, current: 1, obsolete: 3}, w.counts(), cmp.AllowUnexported(counts{})); diff != "" {
 		t.Error(diff)
 	}
 	wantPairs(t, "one is lost", w.lost(objectFor("y", "fast/a")), "fast/a")
+	wantPairs(t, "the same, once more", w.lost(objectFor("y", "fast/a")), "")
+	other := objectFor("x", "fast/a")
+	other.UID = "another"
+	wantPairs(t, "an earlier one of the name", w.lost(other), "")
 	wantPairs(t, "what nobody wants is lost", w.lost(objectFor("c", "gone/a")), "")
 	w.lost(odd)
 	if got := w.counts(); got.obsolete != 1 || got.current != 1 {
 		t.Errorf("the counts are %+v", got)
 	}
-	w.forget(pair("fast", "a"), "x")
+	w.forget(pair("fast", "a"), "x", objectFor("x", "fast/a").UID)
 	if names, s := w.look(pair("fast", "a")); names != nil || !s.refresh {
 		t.Errorf("the objects of the pair are %q, and it is to be refreshed: %v", names, s.refresh)
 	}
@@ -178,7 +182,7 @@ func TestWorldGrace(t *testing.T) {
 	if until().IsZero() {
 		t.Error("the segment is forgotten before its object is deleted")
 	}
-	w.forget(b, "x")
+	w.forget(b, "x", w.names[b]["x"])
 	w.vacate("z=b")
 	if !until().IsZero() || len(w.gone) > 0 || w.asked[b] != nil {
 		t.Errorf("%v and %v are left", w.gone, w.asked)
@@ -298,13 +302,13 @@ func (s *simulation) settle(t *testing.T) {
 		i := *due
 		delete(s.queue, i)
 		names, snap := s.look(i)
-		for _, name := range names {
+		for name := range names {
 			snap.objects = append(snap.objects, s.objects[name])
 		}
 		p := decide(snap)
 		for _, o := range p.remove {
 			delete(s.objects, o.Name)
-			s.forget(i, o.Name)
+			s.forget(i, o.Name, o.UID)
 			s.add(s.lost(o))
 		}
 		if !p.ask {
@@ -398,5 +402,43 @@ func TestWorldConverges(t *testing.T) {
 		if len(s.gone) > 0 && len(s.classes) > 0 || len(s.asked) != len(want) || len(s.names) != len(want) {
 			t.Errorf("seed %d: of what is gone there are left %v, %v, %v", seed, s.gone, s.asked, s.names)
 		}
+	}
+}
+
+// A pair whose calls fail comes last: calls that run into their deadline must not keep the
+// others from being made.
+func TestWorldRanks(t *testing.T) {
+	w := newTestWorld(nil)
+	a := pair("fast", "a")
+	ranks := func(want int) {
+		t.Helper()
+		if got := w.rank(a); got != want {
+			t.Errorf("the rank is %d instead of %d", got, want)
+		}
+	}
+	ranks(0)
+	w.asking(a)
+	w.failed(a)
+	ranks(2)
+	w.asking(a)
+	w.answered(a, testNow.Add(time.Minute))
+	w.seen(objectFor("x", "fast/a"))
+	ranks(2)
+	w.refresh([]item{a})
+	ranks(1)
+}
+
+// An object that goes while its zone has no node is needed again when the zone is back.
+func TestWorldObjectLostInTheGrace(t *testing.T) {
+	w := newTestWorld(nil)
+	a := pair("fast", "a")
+	w.asking(a)
+	w.answered(a, testNow.Add(time.Hour))
+	w.seen(objectFor("x", "fast/a"))
+	w.setNode("n1", nil, false)
+	wantPairs(t, "lost in the grace", w.lost(objectFor("x", "fast/a")), "")
+	w.setNode("n1", map[string]string{"z": "a"}, true)
+	if _, s := w.look(a); !s.refresh {
+		t.Errorf("it is not asked about: %+v", s)
 	}
 }

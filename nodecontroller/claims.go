@@ -87,6 +87,7 @@ func (c *claims) run(ctx context.Context) (err error) {
 	t.queue = workloop.New(workloop.Config{
 		Name: "nodecontroller-claims", RetryStart: c.cfg.RetryIntervalStart, RetryMax: c.cfg.RetryIntervalMax, Grace: c.cfg.Timeout,
 	}, c.deps.Queues, t.sync)
+	defer t.queue.Stop()
 	registrations, err := t.register()
 	defer func() {
 		for _, r := range registrations {

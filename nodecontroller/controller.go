@@ -191,6 +191,8 @@ func (c *Controller) clean(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	defer t.volumeQueue.Stop()
+	defer t.nodeQueue.Stop()
 	defer t.close()
 	registrations, err := t.register()
 	defer func() {

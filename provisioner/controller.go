@@ -189,6 +189,10 @@ func (c *Controller) Run(ctx context.Context) (err error) {
 	t.cloneQueue = workloop.New(loop, c.deps.Queues, t.syncSource)
 	loop.Name = "snapshot-protection"
 	t.snapshotQueue = workloop.New(loop, c.deps.Queues, t.syncSource)
+	defer t.claimQueue.Stop()
+	defer t.pvQueue.Stop()
+	defer t.cloneQueue.Stop()
+	defer t.snapshotQueue.Stop()
 	registrations, err := t.register()
 	defer func() {
 		for _, r := range registrations {

@@ -107,7 +107,8 @@ func TestCapacityIsAskedFor(t *testing.T) {
 	}
 }
 
-// TestCapacitySharesTheLease: csi-provisioner provisions and publishes under one Lease.
+// TestCapacitySharesTheLease: csi-provisioner provisions and publishes under one Lease. A process
+// that only publishes must not keep that from one that provisions.
 func TestCapacitySharesTheLease(t *testing.T) {
 	var leases terms
 	for _, r := range buildOrder(allRoles()) {
@@ -117,6 +118,9 @@ func TestCapacitySharesTheLease(t *testing.T) {
 		if e.lease == "drv-example-com-x" && !slices.Equal(sections(e.roles), []string{"capacity", "provisioner"}) {
 			t.Errorf("the Lease %q is that of %q", e.lease, sections(e.roles))
 		}
+	}
+	if alone := capacityAlone.lease(settings{}, "drv.example.com"); alone != "drv-example-com-capacity" {
+		t.Errorf("alone it has the Lease %q", alone)
 	}
 	if len(leases.entries) != 3 || capacityRole.lease(settings{}, "drv.example.com/x") != "drv-example-com-x" {
 		t.Errorf("%d Leases", len(leases.entries))

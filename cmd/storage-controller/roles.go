@@ -221,6 +221,14 @@ var capacityRole = role{
 	build:       buildCapacity,
 }
 
+// capacityAlone is the role where it is all that a process does. It has a Lease of its own
+// then: that of the provisioner it would keep from whoever provisions, for ever.
+var capacityAlone = func() role {
+	r := capacityRole
+	r.lease = func(_ settings, driver string) string { return provisioner.LeaseName(driver) + "-capacity" }
+	return r
+}()
+
 // capacity is the configuration of the role with what does not come from flags.
 func (s settings) capacity() capacity.Config {
 	cfg := s.Capacity
@@ -256,7 +264,11 @@ func buildCapacity(ctx context.Context, s *shared, restConfig *rest.Config) (con
 		Queues:    s.queues,
 		Namespace: os.Getenv("NAMESPACE"),
 	}
-	deps.Owner, err = capacity.FindOwner(ctx, s.metadata, client.Discovery(), deps.Namespace, os.Getenv("POD_NAME"), cfg.OwnerRefLevel)
+	meta, err := metadata.NewForConfig(restConfig) // unlike that of the watches it gives up
+	if err != nil {
+		return nil, err
+	}
+	deps.Owner, err = capacity.FindOwner(ctx, meta, client.Discovery(), deps.Namespace, os.Getenv("POD_NAME"), cfg.OwnerRefLevel)
 	if err != nil {
 		return nil, err
 	}

@@ -59,7 +59,7 @@ default.`,
 	root.AddCommand(
 		newRoleCommand("provision", name, false, provisionerRole, capacityRole),
 		newRoleCommand("attach", name, false, attacherRole),
-		newRoleCommand("capacity", name, false, capacityRole),
+		newRoleCommand("capacity", name, false, capacityAlone),
 		newNodecontrollerCommand(name),
 		newRoleCommand("all", name, true, allRoles()...),
 		newConfigCommand(),

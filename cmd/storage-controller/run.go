@@ -173,9 +173,9 @@ func (p *process) run(ctx context.Context) error {
 		return err
 	}
 
-	terms, err := p.build(services, restConfig, registry, csi, driver, server, page)
+	terms, err := p.build(ctx, services, restConfig, registry, csi, driver, server, page)
 	if err != nil {
-		return err
+		return ignoreDrain(ctx, err)
 	}
 	defer terms.stop()
 	traced, stopTracing, err := tracing.Start(ctx, p.settings.tracingConfig(driver.Name))
@@ -249,8 +249,9 @@ func connection(ctx context.Context, csi *csiclient.Client) error {
 	return err
 }
 
-// build makes the watches and the controllers of the chosen roles.
-func (p *process) build(ctx context.Context, restConfig *rest.Config, registry *prometheus.Registry,
+// build makes the watches and the controllers of the chosen roles. What it starts lasts as
+// long as services; ctx ends its questions.
+func (p *process) build(ctx, services context.Context, restConfig *rest.Config, registry *prometheus.Registry,
 	csi *csiclient.Client, driver csiclient.Driver, server *diagnostics, page *status) (*terms, error) {
 	log := klog.FromContext(ctx)
 	chosen, skipped := p.settings.choose(p.roles, p.all, driver)
@@ -269,7 +270,7 @@ func (p *process) build(ctx context.Context, restConfig *rest.Config, registry *
 	if err != nil {
 		return nil, fmt.Errorf("making the client for watches: %w", err)
 	}
-	events, stopEvents, err := startEvents(ctx, restConfig, driver.Name)
+	events, stopEvents, err := startEvents(services, restConfig, driver.Name)
 	if err != nil {
 		return nil, err
 	}
@@ -306,7 +307,7 @@ func (p *process) build(ctx context.Context, restConfig *rest.Config, registry *
 		return nil, err
 	}
 	page.working(t, sh.queues)
-	sh.informers.Start(ctx)
+	sh.informers.Start(services)
 	server.ready("informers", sh.informers.Synced)
 	return t, nil
 }

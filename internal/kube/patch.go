@@ -172,10 +172,15 @@ func updateInstead[T metav1.Object](ctx context.Context, w Writer[T], obj T, c M
 	if err != nil {
 		return obj, fmt.Errorf("%v; updating it instead: %w", forbidden, err)
 	}
+	WarnNoPatch(ctx, forbidden)
+	return updated, nil
+}
+
+// WarnNoPatch says, once per process, that a permission to patch is missing.
+func WarnNoPatch(ctx context.Context, forbidden error) {
 	warnNoPatch.Do(func() {
 		klog.FromContext(ctx).Info("No permission to patch, using update instead; grant the verb patch to save a read per write", "cause", forbidden)
 	})
-	return updated, nil
 }
 
 // readAgain is a live read of the very object obj.

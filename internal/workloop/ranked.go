@@ -5,7 +5,8 @@ import "container/list"
 // ranks is how many classes of urgency a ranked queue has.
 const ranks = 3
 
-// NewRanked makes a loop like [New] that works first on what is most urgent. rank says how
+// NewRanked makes a loop like [New] that works first on what is most urgent, but for every
+// fourth key, which is one of the least urgent. rank says how
 // urgent a key is, from 0, the most, to 2; it is asked whenever the key is added, and
 // what has become more urgent since it was queued moves up. Keys of one rank go in the
 // order in which they came.
@@ -18,7 +19,12 @@ type ranked[K comparable] struct {
 	rank  func(K) int
 	lines [ranks]list.List // of keys
 	waits map[K]place
+	pops  int
 }
+
+// fair is how often the least urgent key has its turn: what never ends to be urgent must
+// not keep the rest from being done at all.
+const fair = 4
 
 // place is where a key waits.
 type place struct {
@@ -49,9 +55,14 @@ func (r *ranked[K]) push(key K, rank int) {
 // Len is how many keys wait.
 func (r *ranked[K]) Len() int { return len(r.waits) }
 
-// Pop is the most urgent key; there is one.
+// Pop is the most urgent key, and every fourth time the least urgent one; there is one.
 func (r *ranked[K]) Pop() (key K) {
-	for rank := range r.lines {
+	r.pops++
+	for i := range r.lines {
+		rank := i
+		if r.pops%fair == 0 {
+			rank = ranks - 1 - i
+		}
 		if first := r.lines[rank].Front(); first != nil {
 			key, _ = r.lines[rank].Remove(first).(K)
 			delete(r.waits, key)

@@ -121,6 +121,9 @@ func (l *Loop[K]) Busy(key K) bool {
 	return known && st.running
 }
 
+// Stop ends a loop that will not run. After [Loop.Run] it does nothing.
+func (l *Loop[K]) Stop() { l.queue.ShutDown() }
+
 // Len is the number of keys that wait for a worker, those in back-off excluded.
 func (l *Loop[K]) Len() int { return l.queue.Len() }
 

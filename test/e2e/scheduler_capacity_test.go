@@ -244,8 +244,8 @@ func TestSchedulerFollowsCapacity(t *testing.T) {
 	})
 }
 
-// TestCapacityLease shows what the docs say of publishing in a container of its own: its
-// Lease is that of the provisioner. In one pod both work under it; of two pods one does.
+// TestCapacityLease has publishing and provisioning in containers of their own: neither
+// keeps the other from working, in one pod and in two.
 func TestCapacityLease(t *testing.T) {
 	l := newLocal(t, 1, false)
 	replica := func(pod, subcommand string) *process {
@@ -253,18 +253,21 @@ func TestCapacityLease(t *testing.T) {
 		cmd.Env = []string{"POD_NAME=" + pod, "NAMESPACE=" + l.ns, "STORAGE_CONTROLLER_CAPACITY_OWNERREF_LEVEL=-1"}
 		return l.start(cmd)
 	}
-	first := []*process{replica("one", "capacity"), replica("one", "provision")}
-	for _, p := range first {
+	first := replica("one", "capacity")
+	for _, p := range []*process{first, replica("one", "provision")} {
 		p.says("Working")
 	}
 	l.published("2Gi")
-	second := replica("two", "provision")
+	for lease, want := range map[string]string{l.provisionerLease(): "one", l.provisionerLease() + "-capacity": "one"} {
+		if holder := *l.somebodyLeads(lease).Spec.HolderIdentity; holder != want {
+			t.Errorf("%q holds %s", holder, lease)
+		}
+	}
+	second := replica("two", "capacity")
 	second.says("Attempting to acquire leader lease")
-	if holder := *l.somebodyLeads(l.provisionerLease()).Spec.HolderIdentity; holder != "one" || strings.Contains(second.logged(), "Working") {
-		t.Errorf("%q leads", holder)
+	if strings.Contains(second.logged(), "Working") {
+		t.Error("two publish at the same time")
 	}
-	for _, p := range first {
-		p.kill()
-	}
+	first.kill()
 	second.says("Working")
 }
