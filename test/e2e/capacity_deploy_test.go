@@ -164,7 +164,7 @@ func TestCapacityNeedsWhatItsManifestsGrant(t *testing.T) {
 	e.unscheduled("csi-capacity-1-x", controlledBy("ReplicaSet", set))
 	p := e.deployed("capacity-central.yaml", kubeconfig, "csi-capacity-1-x")
 	e.ownedBy(2, "Deployment", deployment)
-	e.leads(p, e.provisionerLease())
+	e.leads(p, e.provisionerLease()+"-capacity")
 	e.capacityIs("3Gi", class)
 	e.deleteClass(class)
 	e.published(0)

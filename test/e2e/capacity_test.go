@@ -233,7 +233,7 @@ func capacityScenarioProcess(t *testing.T) {
 				return nil
 			})
 		}
-		families := ofEveryRole(e.provisionerLease(), "csistoragecapacity")
+		families := ofEveryRole(e.provisionerLease()+"-capacity", "csistoragecapacity")
 		for name := range want {
 			families[name] = family{[]string{""}, dto.MetricType_GAUGE, nil}
 		}
@@ -315,8 +315,8 @@ func capacityScenarioProcess(t *testing.T) {
 		e.pool("fast", nil)
 		args := slices.Concat(unowned, election, []string{"--http-endpoint=127.0.0.1:0"})
 		leader := e.start(e.publisher("capacity", args...))
-		e.leads(leader, e.provisionerLease())
-		other := e.start(e.publisher("provision", append(slices.Clone(args), "--enable-capacity")...)) // under the same Lease
+		e.leads(leader, e.provisionerLease()+"-capacity")
+		other := e.start(e.publisher("capacity", args...))
 		n := e.asked(0, "fast a", "fast b")
 		e.eventually("the other is warm", func(context.Context) error {
 			if status, body := other.get("/readyz"); status != http.StatusOK {
@@ -340,7 +340,7 @@ func capacityScenarioProcess(t *testing.T) {
 		if code := leader.code(); code != 0 {
 			t.Errorf("exit code %d", code)
 		}
-		e.leads(other, e.provisionerLease())
+		e.leads(other, e.provisionerLease()+"-capacity")
 		e.asked(n, "fast a", "fast b", "slow a", "slow b")
 		for _, o := range before {
 			if now, err := e.client.StorageV1().CSIStorageCapacities(e.ns).Get(t.Context(), o.Name, metav1.GetOptions{}); err != nil || now.ResourceVersion != o.ResourceVersion {
