@@ -63,6 +63,7 @@ default.`,
 		newNodecontrollerCommand(name),
 		newRoleCommand("all", name, true, allRoles()...),
 		newConfigCommand(),
+		newExplainCommand(),
 		newMigrateCommand(name),
 		newVersionCommand(name),
 	)

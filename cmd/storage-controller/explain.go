@@ -1,0 +1,173 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/metadata"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/storage-controller/storage-controller/election"
+	"github.com/storage-controller/storage-controller/internal/explain"
+	"github.com/storage-controller/storage-controller/internal/kube"
+)
+
+// explainKinds is what the kinds may be called.
+var explainKinds = map[string]string{
+	"pvc": explain.KindClaim, "persistentvolumeclaim": explain.KindClaim, "persistentvolumeclaims": explain.KindClaim,
+	"pv": explain.KindVolume, "persistentvolume": explain.KindVolume, "persistentvolumes": explain.KindVolume,
+	"va": explain.KindAttachment, "volumeattachment": explain.KindAttachment, "volumeattachments": explain.KindAttachment,
+	"no": explain.KindNode, "node": explain.KindNode, "nodes": explain.KindNode,
+}
+
+// explainOptions are the flags of the command.
+type explainOptions struct {
+	namespace, output, kubeconfig, master, statusURL string
+}
+
+// newExplainCommand tells why an object is in its state.
+func newExplainCommand() *cobra.Command {
+	var o explainOptions
+	cmd := &cobra.Command{
+		Use:   "explain pvc|pv|va|node NAME",
+		Short: "Say why a claim, volume, attachment or node is in its state, and what happens next",
+		Long: `Read what the API server has about a claim (pvc), a PersistentVolume (pv), a
+VolumeAttachment (va) or a node, and say in sentences why it is in its state, who removes
+its finalizers and when, and what the next step is and whose.
+
+With --status-url a running process is asked too, for the attempts that it counts, its
+last error, the time of the next try, and calls of the driver that are under way.
+
+Nothing is changed, and of secrets only is looked whether they are there. What may not be
+read is said to be unknown. The findings are fine, unknown, waiting (goes on by itself),
+failing (is tried again by itself) or blocked (until somebody does something).
+
+The environment variable KUBECONFIG wins over --kubeconfig; without both, the service
+account of the pod is used, or outside of a pod ~/.kube/config. The exit code is 0 when the
+object was found, 1 when it was not or the API server gave no answer, and 2 for a mistake
+in the command line.`,
+		Example: `  storage-controller explain pvc data -n shop
+  storage-controller explain va csi-0123 --status-url http://localhost:8080
+  storage-controller explain node worker-7 -o json`,
+		Args: func(cmd *cobra.Command, args []string) error {
+			_, err := o.request(args)
+			if err != nil {
+				return &usageError{err: err, text: cmd.UsageString()}
+			}
+			return nil
+		},
+		ValidArgs: []string{"pvc", "pv", "va", "node"},
+		RunE:      func(cmd *cobra.Command, args []string) error { return o.run(cmd, args) },
+	}
+	fs := cmd.Flags()
+	fs.StringVarP(&o.namespace, "namespace", "n", "", "namespace of the claim; empty means that of the current context, or of the pod")
+	fs.StringVarP(&o.output, "output", "o", "text", "text or json")
+	fs.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig file. The environment variable KUBECONFIG wins over it")
+	fs.StringVar(&o.master, "master", "", "URL of the API server")
+	fs.StringVar(&o.statusURL, "status-url", "", "URL of the HTTP endpoint of a running process (--http-endpoint there), such as http://localhost:8080 after kubectl port-forward; empty means none")
+	return cmd
+}
+
+// request is what the arguments name; KIND/NAME is taken too.
+func (o explainOptions) request(args []string) (explain.Request, error) {
+	if len(args) == 1 {
+		if kind, name, ok := strings.Cut(args[0], "/"); ok {
+			args = []string{kind, name}
+		}
+	}
+	if len(args) != 2 || args[1] == "" {
+		return explain.Request{}, fmt.Errorf("two arguments are needed, a kind and a name, such as: explain pvc data; got %d", len(args))
+	}
+	kind, ok := explainKinds[strings.ToLower(args[0])]
+	switch {
+	case !ok:
+		return explain.Request{}, fmt.Errorf("kind %q cannot be explained: pvc, pv, va and node can", args[0])
+	case kind != explain.KindClaim && o.namespace != "":
+		return explain.Request{}, fmt.Errorf("--namespace: a %s has no namespace; leave it out", kind)
+	case !slices.Contains([]string{"text", "json"}, o.output):
+		return explain.Request{}, fmt.Errorf("--output: must be text or json, got %q", o.output)
+	}
+	return explain.Request{Kind: kind, Namespace: o.namespace, Name: args[1], StatusURL: o.statusURL}, nil
+}
+
+// explainTimeout bounds the whole command.
+const explainTimeout = 2 * time.Minute
+
+func (o explainOptions) run(cmd *cobra.Command, args []string) error {
+	request, err := o.request(args)
+	if err != nil {
+		return err
+	}
+	cfg, namespace, err := o.connect()
+	if err != nil {
+		return err
+	}
+	if request.Kind == explain.KindClaim && request.Namespace == "" {
+		request.Namespace = namespace
+	}
+	clients, err := explainClients(cfg)
+	if err != nil {
+		return fmt.Errorf("making the clients: %w", err)
+	}
+	ctx, cancel := context.WithTimeout(cmd.Context(), explainTimeout)
+	defer cancel()
+	report, err := explain.Explain(ctx, clients, request)
+	if err != nil {
+		return err
+	}
+	if o.output == "json" {
+		return report.WriteJSON(cmd.OutOrStdout())
+	}
+	return report.WriteText(cmd.OutOrStdout())
+}
+
+// connect is the connection to the API server, and the namespace where nobody names one.
+func (o explainOptions) connect() (*rest.Config, string, error) {
+	path := o.kubeconfig
+	if home, err := os.UserHomeDir(); err == nil && path == "" && o.master == "" && os.Getenv("KUBERNETES_SERVICE_HOST") == "" {
+		if standard := filepath.Join(home, ".kube", "config"); exists(standard) {
+			path = standard
+		}
+	}
+	cfg, err := kube.RESTConfig(path, o.master)
+	if err != nil {
+		return nil, "", err
+	}
+	if env := os.Getenv("KUBECONFIG"); env != "" {
+		path = env
+	}
+	if path == "" {
+		return cfg, election.Namespace(""), nil // that of the pod, or default
+	}
+	loader := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(&clientcmd.ClientConfigLoadingRules{ExplicitPath: path}, &clientcmd.ConfigOverrides{})
+	namespace, _, err := loader.Namespace()
+	if err != nil {
+		return nil, "", fmt.Errorf("reading the namespace of the current context of kubeconfig %q: %w", path, err)
+	}
+	return cfg, namespace, nil
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return !errors.Is(err, os.ErrNotExist)
+}
+
+func explainClients(cfg *rest.Config) (explain.Clients, error) {
+	cfg = kube.ForRole(cfg, buildVersion(), "explain", 0, 0)
+	var c explain.Clients
+	var err, errDynamic, errMetadata error
+	c.Kubernetes, err = kubernetes.NewForConfig(cfg)
+	c.Dynamic, errDynamic = dynamic.NewForConfig(kube.ForCustomResources(cfg))
+	c.Metadata, errMetadata = metadata.NewForConfig(cfg)
+	return c, errors.Join(err, errDynamic, errMetadata)
+}

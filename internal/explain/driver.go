@@ -1,0 +1,149 @@
+package explain
+
+import (
+	"slices"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	storagev1 "k8s.io/api/storage/v1"
+)
+
+// admin is who looks after the driver.
+const (
+	admin      = "The cluster administrator"
+	ownerOf    = "The owner of the claim"
+	noDeployer = admin + " installs the driver, or storage-controller beside it, or looks why it does not start: `kubectl get pods -A`"
+)
+
+// aboutDriver is whether the driver is there, on which nodes, and who works for it.
+func (f *facts) aboutDriver(roles ...string) findings {
+	var l findings
+	if f.driver == "" {
+		return l
+	}
+	switch d := f.csiDriver; {
+	case d.why != "":
+		l.add(Unknown, "driver", "", "CSIDriver %q: %s.", f.driver, d.why)
+	case d.absent():
+		l.add(Unknown, "driver", noDeployer+".", "There is no CSIDriver object %q: the driver is not installed, or does without one.", f.driver)
+	}
+	switch n := f.csiNodes; {
+	case n.why != "":
+		l.add(Unknown, "driver", "", "On which nodes driver %s is registered is %s.", f.driver, n.why)
+	case n.found:
+		names := registeredOn(n.value, f.driver)
+		if len(names) == 0 {
+			l.add(Unknown, "driver", admin+" looks why the node part of driver "+f.driver+" does not run: `kubectl get csinodes`.",
+				"Driver %s is registered on none of %s.", f.driver, count(len(n.value), "node"))
+		} else {
+			l.add(Fine, "driver", "", "Driver %s is registered on %d of %s: %s.", f.driver, len(names), count(len(n.value), "node"), list(names))
+		}
+	}
+	for _, lease := range f.leases {
+		if slices.Contains(roles, lease.role) {
+			l = append(l, f.aboutLease(lease)...)
+		}
+	}
+	return l
+}
+
+// registeredOn is the names of the nodes that have driver.
+func registeredOn(nodes []storagev1.CSINode, driver string) []string {
+	var names []string
+	for _, n := range nodes {
+		if entryOf(&n, driver) != nil {
+			names = append(names, n.Name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// entryOf is the entry of driver; nil for none.
+func entryOf(node *storagev1.CSINode, driver string) *storagev1.CSINodeDriver {
+	if node == nil {
+		return nil
+	}
+	for i := range node.Spec.Drivers {
+		if node.Spec.Drivers[i].Name == driver {
+			return &node.Spec.Drivers[i]
+		}
+	}
+	return nil
+}
+
+// aboutLease is who holds the Lease of a role, in each namespace in which there is one.
+func (f *facts) aboutLease(fact leaseFact) findings {
+	var l findings
+	if fact.leases.why != "" {
+		l.add(Unknown, "driver", "", "Who is the %s of driver %s is %s.", fact.role, fact.driver, fact.leases.why)
+		return l
+	}
+	if len(fact.leases.value) == 0 {
+		severity, next := Unknown, admin+" looks whether a "+fact.role+" runs for driver "+fact.driver+": `kubectl get pods -A`."
+		if fact.role == roleNodecontroller { // which is an option
+			severity, next = Fine, ""
+		}
+		l.add(severity, "driver", next, "There is no Lease %q: no %s runs for driver %s, or one that works without leader election.", fact.name, fact.role, fact.driver)
+		return l
+	}
+	for _, lease := range fact.leases.value {
+		f.aboutHolder(&l, fact, lease)
+	}
+	return l
+}
+
+func (f *facts) aboutHolder(l *findings, fact leaseFact, lease coordinationv1.Lease) {
+	who, name := "", lease.Namespace+"/"+lease.Name
+	if h := lease.Spec.HolderIdentity; h != nil {
+		who = *h
+	}
+	var renewed time.Time
+	if t := lease.Spec.RenewTime; t != nil {
+		renewed = t.Time
+	}
+	lasts := 15 * time.Second
+	if s := lease.Spec.LeaseDurationSeconds; s != nil {
+		lasts = time.Duration(*s) * time.Second
+	}
+	next := admin + " looks why no " + fact.role + " of driver " + fact.driver + " runs in namespace " + lease.Namespace + ": `kubectl -n " + lease.Namespace + " get pods`."
+	switch {
+	case who == "":
+		l.add(Blocked, "driver", next, "Nobody holds Lease %s, so that no %s works for driver %s.", name, fact.role, fact.driver)
+	case !renewed.Add(lasts).After(f.now):
+		l.add(Blocked, "driver", next, "Lease %s of %q was renewed %s for the last time, and has run out: no %s works for driver %s.",
+			name, who, f.ago(renewed), fact.role, fact.driver)
+	default:
+		l.add(Fine, "driver", "", "The %s of driver %s is %q, %s, which holds Lease %s.", fact.role, fact.driver, who, programOf(lease), name)
+	}
+}
+
+// ourManager is the name under which the API server notes what our processes write.
+const ourManager = "storage-controller"
+
+// programOf tells by the newest write who the holder of lease is. Every program writes
+// under the name that its user agent begins with.
+func programOf(lease coordinationv1.Lease) string {
+	var newest *time.Time
+	manager := ""
+	for _, m := range lease.ManagedFields {
+		if m.Time != nil && (newest == nil || m.Time.After(*newest)) {
+			newest, manager = &m.Time.Time, m.Manager
+		}
+	}
+	switch manager {
+	case "":
+		return "of which it is not known what program it is"
+	case ourManager:
+		return "a storage-controller"
+	case "csi-provisioner", "csi-attacher", "topolvm-controller":
+		return "an old sidecar (" + manager + ")"
+	}
+	return "another program (" + manager + ")"
+}
+
+// attaches tells whether volumes of the driver are attached at all; true when that is not known.
+func (f *facts) attaches() bool {
+	d := f.csiDriver
+	return !d.found || d.value.Spec.AttachRequired == nil || *d.value.Spec.AttachRequired
+}

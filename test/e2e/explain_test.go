@@ -1,0 +1,124 @@
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/storage-controller/storage-controller/csiclient/csitest"
+)
+
+// explain runs the command and returns its output and exit code.
+func (e *env) explain(args ...string) (stdout, stderr string, code int) {
+	e.t.Helper()
+	path, err := binary()
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	cmd := exec.Command(path, append([]string{"explain", "--kubeconfig", e.cp.Kubeconfig()}, args...)...)
+	var out, errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	cmd.Env = append(os.Environ(), "KUBECONFIG=")
+	if err := cmd.Run(); err != nil {
+		var exit *exec.ExitError
+		if !errors.As(err, &exit) {
+			e.t.Fatal(err)
+		}
+		code = exit.ExitCode()
+	}
+	return out.String(), errs.String(), code
+}
+
+// address is where the process serves, as a URL.
+func (p *process) address() string {
+	p.t.Helper()
+	p.says("Serving metrics and health")
+	found := served.FindStringSubmatch(p.logged())
+	if found == nil {
+		p.t.Fatal("it does not say where it serves")
+	}
+	return "http://" + found[1]
+}
+
+// TestExplainAFailingClaim has the driver of a running process fail: the command says with
+// what, and knows from the process how often and when the next try is.
+func TestExplainAFailingClaim(t *testing.T) {
+	e := newEnv(t, csitest.Config{}, 1)
+	e.plugin.Always("CreateVolume", csitest.Fail(codes.Unavailable, "the pool is full of water"))
+	p := e.run("all", append([]string{"--retry-interval-start=30m", "--retry-interval-max=1h", "--http-endpoint=127.0.0.1:0", "--leader-election-namespace=" + e.ns}, election...)...)
+	class := e.class(false, nil)
+	claim := e.claim("data", class)
+	var text string
+	e.eventually("the command tells of the failure", func(context.Context) error {
+		out, errs, code := e.explain("pvc", "data", "-n", e.ns, "--status-url", p.address())
+		text = out
+		if code != 0 {
+			t.Fatalf("exit code %d: %s", code, errs)
+		}
+		// The event is sent when the attempt is over, and is the last that is to be seen.
+		if !strings.Contains(out, "Warning ProvisioningFailed") || !strings.Contains(out, "1 attempt in a row failed (claims)") {
+			return fmt.Errorf("it says:\n%s", out)
+		}
+		return nil
+	})
+	for _, want := range []string{
+		"PersistentVolumeClaim " + e.ns + "/data\nThe claim is Pending", "Driver: " + e.plugin.Name(),
+		fmt.Sprintf("The provisioner of driver %s is %q, a storage-controller, which holds Lease %s/%s.", e.plugin.Name(), p.pod, e.ns, e.provisionerLease()),
+		fmt.Sprintf("CreateVolume for \"pvc-%s\" failed", claim.UID), "with Unavailable: the pool is full of water.",
+		"The next try is in 29m", "Next: The process tries again in 29m",
+		"Driver " + e.plugin.Name() + " was asked for the volume and has not given a final answer",
+		"storage-controller.io/provisioning\n    removed by the provisioner of storage-controller",
+	} {
+		if !strings.Contains(text, want) {
+			t.Errorf("it does not say %q", want)
+		}
+	}
+	if t.Failed() {
+		t.Logf("it says:\n%s", text)
+	}
+	out, _, code := e.explain("pvc/data", "-n", e.ns, "-o", "json")
+	var report struct {
+		Kind, Next string
+		Events     []struct{ Reason string }
+	}
+	if err := json.Unmarshal([]byte(out), &report); err != nil || code != 0 || report.Kind != "PersistentVolumeClaim" || report.Next == "" || len(report.Events) == 0 {
+		t.Errorf("as JSON: %d, %v: %s", code, err, out)
+	}
+}
+
+// TestExplainExitCodes tells what is not there from a mistake in the command line.
+func TestExplainExitCodes(t *testing.T) {
+	e := newEnv(t, csitest.Config{}, 0)
+	for args, want := range map[string]struct {
+		code int
+		says string
+	}{
+		"pvc none -n " + e.ns:              {1, "PersistentVolumeClaim " + e.ns + "/none: not found: check the name, and the namespace, which -n sets"},
+		"pvc none":                         {1, "PersistentVolumeClaim default/none: not found"},
+		"pv none-" + e.ns:                  {1, "not found: check the name"},
+		"pvc":                              {2, "two arguments are needed"},
+		"deployment x":                     {2, `kind "deployment" cannot be explained: pvc, pv, va and node can`},
+		"node x -n " + e.ns:                {2, "--namespace: a Node has no namespace"},
+		"node x -o yaml":                   {2, `--output: must be text or json, got "yaml"`},
+		"pv x --kubeconfig=/dev/null/none": {1, "reading kubeconfig"},
+		"pv x --kubeconfig= --master=http://[::1]:1/": {1, "check --kubeconfig and --master"},
+	} {
+		if _, errs, code := e.explain(strings.Fields(args)...); code != want.code || !strings.Contains(errs, want.says) {
+			t.Errorf("%s: exit code %d and %q, want %d and %q", args, code, errs, want.code, want.says)
+		}
+	}
+	// A process that cannot be asked is one finding among others.
+	e.claim("data", e.class(true, nil))
+	out, _, code := e.explain("pvc", "data", "-n", e.ns, "--status-url=http://127.0.0.1:1")
+	if code != 0 || !strings.Contains(out, "The process at http://127.0.0.1:1 could not be asked") || !strings.Contains(out, "No pod uses the claim yet") {
+		t.Errorf("%d: %s", code, out)
+	}
+}
