@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"runtime"
 	"slices"
+	"strings"
 	"sync"
 	"text/tabwriter"
 	"time"
@@ -40,9 +41,12 @@ func (s *status) working(t *terms, queues *workloop.Metrics) {
 	s.terms, s.queues = t, queues
 }
 
-// pages is what the HTTP server serves besides metrics and health.
+// pages is what the HTTP server serves besides metrics and health. Its root leads to the
+// page that has links to everything else.
 func (s *status) pages() map[string]http.Handler {
-	return map[string]http.Handler{"/statusz": statusz.Handler(s.page), "/flagz": http.HandlerFunc(s.flags)}
+	return map[string]http.Handler{
+		"/{$}": http.RedirectHandler("/statusz", http.StatusFound), "/statusz": statusz.Handler(s.page), "/flagz": http.HandlerFunc(s.flags),
+	}
 }
 
 func (s *status) page() statusz.Page {
@@ -52,6 +56,7 @@ func (s *status) page() statusz.Page {
 		Flags: slices.DeleteFunc(slices.Clone(s.settings.flags), func(f statusz.Flag) bool {
 			return f.Origin == string(nodecontroller.OriginDefault)
 		}),
+		Metrics: strings.TrimPrefix(s.settings.Common.MetricsPath, "/"), // without its slash the link works behind a proxy that adds a path
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()

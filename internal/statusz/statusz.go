@@ -3,11 +3,9 @@
 package statusz
 
 import (
-	"bytes"
-	_ "embed"
 	"encoding/json"
 	"fmt"
-	"html/template"
+	"io"
 	"net/http"
 	"strings"
 	"time"
@@ -29,6 +27,7 @@ type Page struct {
 	Driver  *csiclient.Status `json:"driver,omitempty"` // nil: no connection to a driver is needed
 	Loops   []workloop.Status `json:"loops"`
 	Flags   []Flag            `json:"flags"` // that are not at their default
+	Metrics string            `json:"-"`     // the path of the metrics, without its first slash
 }
 
 // Check is one of the checks of health.
@@ -51,24 +50,6 @@ type Flag struct {
 	Origin string `json:"origin"`
 }
 
-//go:embed page.html
-var source string
-
-var page = template.Must(template.New("page").Funcs(template.FuncMap{
-	"ago":   ago,
-	"until": until,
-	"took":  took,
-	"rfc":   func(t time.Time) string { return t.UTC().Format(time.RFC3339) },
-	"verdict": func(checks []Check) string {
-		for _, c := range checks {
-			if c.Error != "" {
-				return "bad"
-			}
-		}
-		return "good"
-	},
-}).Parse(source))
-
 // Handler serves what read returns, as a page, or as JSON with ?format=json.
 func Handler(read func() Page) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -84,16 +65,8 @@ func Handler(read func() Page) http.Handler {
 			encoder.SetIndent("", "  ")
 			_ = encoder.Encode(p) // whoever asked has gone
 		case "", "html":
-			var b bytes.Buffer
-			if err := page.Execute(&b, struct {
-				Page
-				Refresh bool
-			}{p, r.URL.Query().Get("refresh") != "off"}); err != nil {
-				http.Error(w, err.Error(), http.StatusInternalServerError)
-				return
-			}
 			w.Header().Set("Content-Type", "text/html; charset=utf-8")
-			_, _ = w.Write(b.Bytes()) // likewise
+			_, _ = io.WriteString(w, render(p, r.URL.Query().Get("refresh") != "off")) // likewise
 		default:
 			http.Error(w, fmt.Sprintf("format %q is not known: html or json", format), http.StatusBadRequest)
 		}
