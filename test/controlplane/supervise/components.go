@@ -61,6 +61,7 @@ var controllers = []string{
 	"persistentvolumeclaim-protection-controller",
 	"ephemeral-volume-controller",
 	"garbage-collector-controller",
+	"pod-garbage-collector-controller", // pods of nodes that are gone keep their claims
 	"statefulset-controller",
 	"namespace-controller",
 }

@@ -12,14 +12,15 @@
 //	etcd, …           data; a later "up" in the same directory goes on with it
 //
 // The controller manager runs the controllers that have to do with volumes, and
-// no node controllers. There is no kubelet. So whoever uses such a
+// none that watches over nodes. There is no kubelet. So whoever uses such a
 // control plane makes Node and CSINode objects and plays the kubelet:
 //
 //   - Nodes need no heartbeat, and get no taint for being new.
 //   - A scheduled pod stays Pending until somebody writes its status. A
 //     StatefulSet goes on after each pod only with podManagementPolicy Parallel.
 //   - A deleted pod that has a node goes away only when it is deleted with a grace
-//     period of 0. After that the attach-detach controller detaches its volumes.
+//     period of 0, or about a minute after its Node: pods of nodes that are gone are
+//     collected as garbage. After that the attach-detach controller detaches its volumes.
 //   - The attach-detach controller writes status.volumesAttached of a Node and
 //     waits, before it detaches, until the volume is missing in status.volumesInUse.
 //     A Node whose volumesInUse is never written detaches at once.
