@@ -59,6 +59,14 @@ func (l *local) must(err error) {
 	}
 }
 
+// kubelets has pods run whose volumes are attached.
+func (l *local) kubelets() {
+	ctx, stop := context.WithCancel(l.t.Context())
+	var wg sync.WaitGroup
+	wg.Go(func() { kubetest.Kubelets{Client: l.client}.Run(ctx) })
+	l.t.Cleanup(func() { stop(); wg.Wait() })
+}
+
 // key is the only topology key of the driver.
 func (l *local) key() string { return l.plugin.Name() + "/node" }
 
@@ -68,19 +76,25 @@ func (l *local) join() {
 	name := fmt.Sprintf("%s-%d", l.ns, len(l.nodes))
 	segment := map[string]string{l.key(): name}
 	l.must(l.plugin.Restart(func(c *csitest.Config) { c.Segments = append(c.Segments, segment) }))
-	l.must(kubetest.MakeNode(l.t.Context(), l.client, kubetest.NodeSpec{
-		Name: name, NodeID: fmt.Sprintf("id-%d", len(l.nodes)), Driver: l.plugin.Name(), TopologyKeys: []string{l.key()},
-		Labels: map[string]string{"test": l.ns, l.key(): name},
-	}))
 	l.nodes = append(l.nodes, name) // newEnv removes it in the end
+	l.register(len(l.nodes) - 1)
+}
+
+// register has the kubelet of a node make its objects.
+func (l *local) register(i int) {
+	l.t.Helper()
+	l.must(kubetest.MakeNode(l.t.Context(), l.client, kubetest.NodeSpec{
+		Name: l.nodes[i], NodeID: fmt.Sprintf("id-%d", i), Driver: l.plugin.Name(), TopologyKeys: []string{l.key()},
+		Labels: map[string]string{"test": l.ns, l.key(): l.nodes[i]},
+	}))
 }
 
 // publish runs the program with capacity.
-func (l *local) publish(subcommand string, args ...string) {
+func (l *local) publish(subcommand string, args ...string) *process {
 	l.t.Helper()
 	cmd := l.command(subcommand, append([]string{"--capacity-ownerref-level=-1", "--kube-api-capacity-qps=0"}, args...)...)
 	cmd.Env = []string{"NAMESPACE=" + l.ns}
-	l.start(cmd)
+	return l.start(cmd)
 }
 
 // published waits until just these capacities are published, by node; "" for none.
@@ -228,10 +242,7 @@ func TestSchedulerFollowsCapacity(t *testing.T) {
 	t.Run("many pods at once fill all nodes", func(t *testing.T) {
 		l := newLocal(t, 3, true)
 		l.publish("all", quick...)
-		ctx, stop := context.WithCancel(t.Context())
-		var wg sync.WaitGroup
-		wg.Go(func() { kubetest.Kubelets{Client: l.client}.Run(ctx) })
-		t.Cleanup(func() { stop(); wg.Wait() })
+		l.kubelets()
 		l.published("2Gi", "2Gi", "2Gi")
 		l.statefulSet("web", l.class, 6)
 		l.running("web", 6)
