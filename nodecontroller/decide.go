@@ -66,6 +66,9 @@ func (p policy) decide(s snapshot) step {
 	if s.volume == nil {
 		return step{reason: "Gone"}
 	}
+	if s.keyUnknown {
+		return step{reason: "TopologyKeyUnknown"}
+	}
 	switch m := s.member; m.place {
 	case placeFenced:
 		if due := m.fencedSince.Add(p.fencedGrace); p.outOfService && (!s.now.Before(due) || p.command) {

@@ -19,6 +19,9 @@ func (t *term) gather(name string) (snapshot, step) {
 		t.ledger.drop(name)
 		return s, t.c.policy.decide(s)
 	}
+	if s.keyUnknown { // what was known before stays as it is, the breaker's holds included
+		return s, t.c.policy.decide(s)
+	}
 	switch s.member.place {
 	case placeTerminating, placeUnclear, placeOrphan, placeFenced:
 		goal := step{}
@@ -48,6 +51,7 @@ func (t *term) look(name string) snapshot {
 	}
 	s.volume = pv
 	key := t.index.topologyKey()
+	s.keyUnknown = key == ""
 	values, local := localValues(pv, t.c.deps.Driver, key)
 	if !local {
 		return s

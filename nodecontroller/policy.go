@@ -54,6 +54,9 @@ func (p policy) writes() bool { return p.mode == CleanupClaims || p.mode == Clea
 type snapshot struct {
 	volume *corev1.PersistentVolume // nil: gone
 	member membership
+	// keyUnknown is that nobody says which label of nodes volumes go by, just now: a driver
+	// that is restarted on all nodes reports none for a moment.
+	keyUnknown bool
 	// nodes is the names of its lost, fenced or terminating nodes, as well as they are known.
 	nodes []string
 	// tombstone is what was last seen of the node that is gone; nil when nobody saw it.

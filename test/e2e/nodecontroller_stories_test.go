@@ -311,6 +311,25 @@ func (l *local) spread() (volumes []string, names map[string]string) {
 	return volumes, names
 }
 
+// unregistered has the driver gone from nodes, as it is while it restarts there.
+func (l *local) unregistered(nodes ...int) {
+	l.t.Helper()
+	for _, i := range nodes {
+		_, err := l.client.StorageV1().CSINodes().Patch(l.t.Context(), l.nodes[i], types.MergePatchType, []byte(`{"spec":{"drivers":[]}}`), metav1.PatchOptions{})
+		l.must(err)
+	}
+}
+
+// registered has it come back.
+func (l *local) registered(nodes ...int) {
+	l.t.Helper()
+	for _, i := range nodes {
+		drivers := fmt.Appendf(nil, `{"spec":{"drivers":[{"name":%q,"nodeID":"id-%d","topologyKeys":[%q]}]}}`, l.plugin.Name(), i, l.key())
+		_, err := l.client.StorageV1().CSINodes().Patch(l.t.Context(), l.nodes[i], types.MergePatchType, drivers, metav1.PatchOptions{})
+		l.must(err)
+	}
+}
+
 // terminating waits until a claim is being deleted: its pod keeps it until that is removed.
 func (l *local) terminating(claim string) {
 	l.t.Helper()
@@ -349,6 +368,18 @@ func TestHalfOfTheNodesAreLost(t *testing.T) {
 		t.Errorf("cleanup_blocked of the breaker is %v", held)
 	}
 	l.expect(l.deletions(mark, names), nil)
+
+	// While the driver is registered nowhere, nobody knows what its volumes go by.
+	l.unregistered(0, 1)
+	for _, v := range volumes[2:] {
+		for range 3 { // it may not have noticed the first time
+			l.judged(p, v)
+		}
+		l.noted(v, "node-cleanup-hold", true)
+		l.noted(v, "node-missing-since", true)
+	}
+	p.says("TopologyKeyUnknown")
+	l.registered(0, 1)
 
 	_, err := l.client.StorageV1().CSIDrivers().Patch(t.Context(), l.plugin.Name(), types.MergePatchType, l.annotation("node-cleanup-approve", l.nodes[2]), metav1.PatchOptions{})
 	l.must(err)
