@@ -17,6 +17,12 @@ import (
 // newNodecontrollerCommand is the role, and what can be asked of it once.
 func newNodecontrollerCommand(name string) *cobra.Command {
 	cmd := newRoleCommand("nodecontroller", name, false, nodecontrollerRole)
+	cmd.Example = `  # Report nodes that are gone, without a connection to the driver; change nothing:
+  storage-controller nodecontroller --driver-name=local.example.com
+  # Delete the claims of such nodes, where class or claim have the annotation local.example.com/node-cleanup: enabled
+  storage-controller nodecontroller --driver-name=local.example.com --node-cleanup=claims
+  # What topolvm-controller does for Kubernetes:
+  storage-controller nodecontroller --profile=topolvm`
 	cmd.AddCommand(newCleanupCommand(), newRemoveFinalizersCommand())
 	return cmd
 }
@@ -35,6 +41,10 @@ func newCleanupCommand() *cobra.Command {
 approval of the breaker. What has opted out stays, as does what is in use. The
 exit code is 0 when everything was done, 3 when something was refused, and 1 when
 something failed.`
+	cmd.Example = `  # What would be done, tried by the API server without effect:
+  storage-controller nodecontroller cleanup --driver-name=local.example.com --node=worker-7 --volumes --dry-run
+  # The same, and done:
+  storage-controller nodecontroller cleanup --driver-name=local.example.com --node=worker-7 --volumes --yes`
 	fs := cmd.Flags()
 	fs.StringVar(&request.Node, "node", "", "name of the node")
 	fs.BoolVar(&request.Volumes, "volumes", false, "remove the volumes too, once their claims are gone")
@@ -49,6 +59,8 @@ func newRemoveFinalizersCommand() *cobra.Command {
 	cmd := newOnceCommand("remove-finalizers", "Take the finalizer of the nodecontroller from all nodes, before it is uninstalled", func(cmd *cobra.Command, o *once) error {
 		return nodecontroller.RemoveFinalizers(o.ctx, o.cfg, o.client, dryRun, cmd.OutOrStdout())
 	})
+	cmd.Example = `  # Before the last replica is removed, or every later deletion of a node hangs:
+  storage-controller nodecontroller remove-finalizers --driver-name=local.example.com`
 	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "print which nodes would be changed, and change none")
 	return cmd
 }
