@@ -60,6 +60,7 @@ func (t *term) look(name string) snapshot {
 	if s.nodes, s.tombstone = t.index.lost(pv, values); len(s.member.hosts) > 0 {
 		s.nodes = s.member.hosts
 	}
+	s.tombstone = t.heed(pv, s.tombstone)
 	s.approved = t.approved(s.now).covers(s.nodes)
 	say := map[string]metav1.Object{"PersistentVolume": pv}
 	if ref := pv.Spec.ClaimRef; ref != nil {
@@ -88,6 +89,22 @@ func (t *term) look(name string) snapshot {
 	s.noticed = t.memory.noticed(pv.UID)
 	s.forced, s.tried = t.memory.forced(pv.UID), t.memory.tried(pv.UID)
 	return s
+}
+
+// heed is what is left of the node of pv. That it had opted out counts until it stands on
+// the volume: whoever takes it away there means it.
+func (t *term) heed(pv *corev1.PersistentVolume, left *tombstone) *tombstone {
+	if left == nil || !left.optedOut {
+		return left
+	}
+	if pv.Annotations[t.c.policy.ann.cleanup] == disabled {
+		t.memory.change(pv.UID, func(r *remembered) { r.optedOut = true })
+		return left
+	}
+	if !t.memory.optedOut(pv.UID) {
+		return left
+	}
+	return &tombstone{name: left.name, uid: left.uid}
 }
 
 func (t *term) cachedNodes(names []string) []*corev1.Node {

@@ -22,6 +22,7 @@ type memory struct {
 type remembered struct {
 	noticed       time.Time // since when its node is known to be missing
 	forced, tried bool
+	optedOut      bool // what its node said stands on the volume, for everybody to take back
 }
 
 func newMemory() *memory {
@@ -37,6 +38,7 @@ func (m *memory) get(uid types.UID) remembered {
 func (m *memory) noticed(uid types.UID) time.Time { return m.get(uid).noticed }
 func (m *memory) forced(uid types.UID) bool       { return m.get(uid).forced }
 func (m *memory) tried(uid types.UID) bool        { return m.get(uid).tried }
+func (m *memory) optedOut(uid types.UID) bool     { return m.get(uid).optedOut }
 
 func (m *memory) change(uid types.UID, f func(*remembered)) {
 	m.mu.Lock()

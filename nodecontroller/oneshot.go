@@ -180,7 +180,9 @@ func (c *cleanup) check(ctx context.Context, s snapshot) (snapshot, step, []find
 	if st.action.destroys() {
 		closed = c.policy.gates(live)
 	}
-	if delete(c.refused, s.volume.Name); len(closed) > 0 || st.action == doBlocked {
+	// That a volume is to be retained is no refusal, once its claim is gone.
+	left := st.action == doSkip && (st.gate == gateScope || st.state == stateClaim)
+	if delete(c.refused, s.volume.Name); len(closed) > 0 || st.action == doBlocked || left {
 		c.refused[s.volume.Name] = true
 	}
 	return live, st, closed, nil

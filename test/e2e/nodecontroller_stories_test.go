@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os/exec"
 	"slices"
 	"strings"
 	"testing"
@@ -478,4 +479,36 @@ func TestNodeIsDrained(t *testing.T) {
 	}
 	l.agrees(1)
 	l.expect(l.done(mark, names), []string{"patch persistentvolumes volume", "delete persistentvolumeclaims data-web-0", "patch nodes node"})
+}
+
+// TestOptOutOfANode outlives the node, until somebody takes it back.
+func TestOptOutOfANode(t *testing.T) {
+	l := newCluster(t, 2, false)
+	p := l.keep("claims")
+	l.published("2Gi", "2Gi")
+	volumes, names := l.spread()
+	mark := l.mark()
+	_, err := l.client.CoreV1().Nodes().Patch(t.Context(), l.nodes[0], types.MergePatchType, l.annotation("node-cleanup", "disabled"), metav1.PatchOptions{})
+	l.must(err)
+	l.lose(l.nodes[0])
+	l.noted(volumes[0], "node-cleanup", true)
+	l.must(l.age(t.Context(), volumes[0]))
+	l.noted(volumes[0], "node-missing-since", false)
+	l.judged(p, volumes[0])
+
+	path, err := binary()
+	l.must(err)
+	command := l.start(exec.Command(path, "nodecontroller", "cleanup", "--kubeconfig", l.cp.Kubeconfig(), "--driver-name", l.plugin.Name(), "--node", l.nodes[0], "--yes"))
+	if code := command.code(); code != 3 || !strings.Contains(command.logged(), "node-cleanup: disabled") {
+		t.Errorf("exit code %d, %s", code, command.logged())
+	}
+	l.expect(l.deletions(mark, names), nil)
+
+	_, err = l.client.CoreV1().PersistentVolumes().Patch(t.Context(), volumes[0], types.JSONPatchType,
+		fmt.Appendf(nil, `[{"op":"remove","path":"/metadata/annotations/%s~1node-cleanup"}]`, l.plugin.Name()), metav1.PatchOptions{})
+	l.must(err)
+	l.noted(volumes[0], "node-missing-since", true)
+	l.must(l.age(t.Context(), volumes[0]))
+	l.terminating("p0")
+	l.expect(l.deletions(mark, names), []string{"delete persistentvolumeclaims p0"})
 }
