@@ -257,7 +257,7 @@ func (t *term) change(ctx context.Context, s snapshot, st step) error {
 	}
 	if since := st.change.SetAnnotations[t.c.policy.ann.missing]; since != "" && s.noticed.IsZero() {
 		t.memory.change(s.volume.UID, func(r *remembered) { r.noticed = s.now })
-		t.tell(s, missingEvent(s.nodes, t.c.policy, s.now.Add(t.c.policy.missingGrace)))
+		t.tell(s, missingEvent(s.nodes, t.c.policy, t.c.policy.goal(s), s.now.Add(t.c.policy.missingGrace)))
 	}
 	return nil
 }
@@ -275,7 +275,7 @@ func (t *term) write(ctx context.Context, pv *corev1.PersistentVolume, change ku
 // notice remembers in memory that the node is missing, where nothing may be written.
 func (t *term) notice(s snapshot, due time.Time) {
 	t.memory.change(s.volume.UID, func(r *remembered) { r.noticed = s.now })
-	t.tell(s, missingEvent(s.nodes, t.c.policy, due))
+	t.tell(s, missingEvent(s.nodes, t.c.policy, t.c.policy.goal(s), due))
 }
 
 // forget is for a volume whose node is back.

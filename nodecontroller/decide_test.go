@@ -146,10 +146,13 @@ func TestDecide(t *testing.T) {
 			s.volume.Annotations = map[string]string{p.ann.hold: heldByBreak}
 		}, doForget, "NodeIsBack"},
 		"node is back, in report": {lostClaim, func(p *policy, s *snapshot) { p.mode, s.member.place, s.noticed = CleanupReport, placeHealthy, testNow }, doForget, "NodeIsBack"},
-		"node is there":           {lostClaim, func(_ *policy, s *snapshot) { s.member.place, s.volume.Annotations = placeHealthy, nil }, doNothing, "NodeExists"},
-		"not local any more":      {lostClaim, func(_ *policy, s *snapshot) { s.member.place = placeElsewhere }, doForget, "NodeIsBack"},
-		"something may be there":  {lostClaim, func(_ *policy, s *snapshot) { s.member.place = placeUnclear }, doNothing, "MayStillExist"},
-		"node is terminating":     {lostClaim, func(_ *policy, s *snapshot) { s.member.place = placeTerminating }, doChange, "OutdatedNotes"},
+		"nobody says what volumes go by": {lostClaim, func(p *policy, s *snapshot) {
+			s.member, s.keyUnknown, s.volume.Annotations[p.ann.hold] = membership{}, true, heldByBreak
+		}, doNothing, "TopologyKeyUnknown"},
+		"node is there":          {lostClaim, func(_ *policy, s *snapshot) { s.member.place, s.volume.Annotations = placeHealthy, nil }, doNothing, "NodeExists"},
+		"not local any more":     {lostClaim, func(_ *policy, s *snapshot) { s.member.place = placeElsewhere }, doForget, "NodeIsBack"},
+		"something may be there": {lostClaim, func(_ *policy, s *snapshot) { s.member.place = placeUnclear }, doNothing, "MayStillExist"},
+		"node is terminating":    {lostClaim, func(_ *policy, s *snapshot) { s.member.place = placeTerminating }, doChange, "OutdatedNotes"},
 		"terminating, held": {lostClaim, func(p *policy, s *snapshot) {
 			s.member.place = placeTerminating
 			s.volume.Annotations = map[string]string{p.ann.hold: heldByBreak}

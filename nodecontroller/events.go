@@ -39,15 +39,23 @@ func normal(reason, format string, args ...any) event {
 	return event{corev1.EventTypeNormal, reason, fmt.Sprintf(format, args...)}
 }
 
-func missingEvent(nodes []string, p policy, due time.Time) event {
-	what := "nothing is done about it"
+// missingEvent tells what will become of a volume whose node is missing; goal is the step
+// that is due for it once the grace is over.
+func missingEvent(nodes []string, p policy, goal step, due time.Time) event {
+	missing := fmt.Sprintf("Node %s, which has this volume, is missing", list(nodes))
+	deadline, why := due.UTC().Format(time.RFC3339), ""
 	switch {
+	case !p.writes():
+	case !p.orphanPath:
+		why = "; --node-cleanup-paths leaves out " + PathOrphan
+	case !goal.due():
+		why = "; " + goal.reason + ": " + goal.message
 	case p.mode == CleanupClaims:
-		what = "the claim will be deleted"
-	case p.mode == CleanupVolumes:
-		what = "the claim will be deleted, and the volume removed"
+		return warning(reasonMissing, "%s; in mode %s the claim will be deleted, not before %s", missing, p.mode, deadline)
+	default:
+		return warning(reasonMissing, "%s; in mode %s the claim will be deleted, and the volume removed, not before %s", missing, p.mode, deadline)
 	}
-	return warning(reasonMissing, "Node %s, which has this volume, is missing; in mode %s %s, not before %s", list(nodes), p.mode, what, due.UTC().Format(time.RFC3339))
+	return warning(reasonMissing, "%s; in mode %s nothing is done about it when its grace ends at %s%s", missing, p.mode, deadline, strings.TrimSuffix(why, ": "))
 }
 
 func breakerEvent(v verdict) event {
