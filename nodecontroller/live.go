@@ -56,8 +56,12 @@ func (r *reader) identify(ctx context.Context) {
 
 // sameCluster tells whether this is the cluster in which the work began.
 func (r *reader) sameCluster(ctx context.Context) (bool, error) {
+	began := r.system.Load()
+	if began == nil { // the first workers are faster: that is no reason to wait as long as for another cluster
+		return false, fmt.Errorf("the namespace %s, by which the cluster is known again, has not been read yet", metav1.NamespaceSystem)
+	}
 	ns, ok, err := r.namespace(ctx, metav1.NamespaceSystem)
-	return ok && r.system.Load() == ns.UID, err
+	return ok && began == ns.UID, err
 }
 
 // read is a GET whose NotFound is an answer.
