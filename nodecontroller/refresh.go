@@ -105,7 +105,8 @@ func (r *reader) refreshFacts(ctx context.Context, s *snapshot, likely []string)
 	if s.facts.sameCluster, err = r.sameCluster(ctx); err != nil {
 		return err
 	}
-	if s.claim == nil {
+	// Another claim of the name is what a StatefulSet has made meanwhile, and its pod runs.
+	if ref := s.volume.Spec.ClaimRef; s.claim == nil || ref == nil || ref.UID != s.claim.UID {
 		return nil
 	}
 	var except []string // pods on a node that is fenced or going do not use it for long

@@ -229,7 +229,8 @@ func (l *local) dying(node string) {
 
 // TestNodeIsLost has a StatefulSet run again, with new volumes, after its node was deleted.
 func TestNodeIsLost(t *testing.T) {
-	for mode, args := range map[string][]string{"claims": nil, "volumes": {"--pv-release-grace=1s"}} {
+	// The volumes are removed while pods run again that use claims of the same names.
+	for mode, args := range map[string][]string{"claims": nil, "volumes": {"--pv-release-grace=10s"}} {
 		t.Run(mode, func(t *testing.T) {
 			l := newCluster(t, 3, true)
 			l.kubelets()
