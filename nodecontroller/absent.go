@@ -51,7 +51,7 @@ func (t *term) cleanAbsent(ctx context.Context, name string) (time.Time, error) 
 	if why := t.keepsResources(name); why != "" {
 		return time.Now().Add(later), nil
 	}
-	next, err := t.cleanResources(ctx, name, func() ([]finding, error) { return t.gatesOfAbsent(ctx, name) }, "")
+	next, err := t.cleanRecords(ctx, name, func() ([]finding, error) { return t.gatesOfAbsent(ctx, name) }, "")
 	switch {
 	case err != nil || !next.IsZero():
 	case t.c.policy.dryRun:
@@ -93,6 +93,30 @@ func (t *term) gatesOfAbsent(ctx context.Context, name string) ([]finding, error
 	return f.findings(), nil
 }
 
+// cleanRecords removes the custom resources of a node, unless one of its volumes, as the
+// API server has it now, speaks for them. A node that is being deleted is not held for
+// what is kept: nothing is left to do for it.
+func (t *term) cleanRecords(ctx context.Context, node string, gates func() ([]finding, error), when ResourceWhen) (time.Time, error) {
+	for _, name := range t.index.volumesOf(node) {
+		s := t.look(name)
+		if s.volume == nil || !t.belongs(s.volume, node) {
+			continue
+		}
+		if _, err := t.refresh(ctx, s, false); err != nil {
+			return time.Time{}, err
+		}
+	}
+	if why := t.keepsResources(node); why != "" {
+		return time.Time{}, nil
+	}
+	return t.cleanResources(ctx, node, func() ([]finding, error) {
+		if why := t.keepsResources(node); why != "" {
+			return []finding{{gateScope, "RecordOfAVolume", why}}, nil
+		}
+		return gates()
+	}, when)
+}
+
 // keepsResources is why the custom resources of a lost node stay: one of its volumes may
 // be what a resource is the record of. "" when nothing speaks for them any more.
 func (t *term) keepsResources(node string) string {
@@ -105,8 +129,8 @@ func (t *term) keepsResources(node string) string {
 		case s.volume == nil || !t.belongs(s.volume, node):
 		case s.volume.Spec.PersistentVolumeReclaimPolicy != corev1.PersistentVolumeReclaimDelete:
 			return "volume " + name + " is to be retained"
-		case s.wishes.optOut != "":
-			return s.wishes.optOut + " has opted out"
+		case t.c.policy.outOfScope(s.wishes) != "":
+			return t.c.policy.outOfScope(s.wishes)
 		case s.volume.Annotations[t.c.policy.ann.hold] != "" && !s.approved:
 			return "volume " + name + " is held"
 		case s.claim != nil && s.volume.Spec.ClaimRef != nil && s.claim.UID == s.volume.Spec.ClaimRef.UID && s.claim.DeletionTimestamp == nil:

@@ -234,6 +234,8 @@ func (e *executor) removeFinalizers(ctx context.Context, live snapshot, st step)
 	if err != nil || data == nil {
 		return pv, err
 	}
+	// Only the very version that was judged: nobody may have made it one to be retained.
+	data = append([]byte(fmt.Sprintf(`[{"op":"test","path":"/metadata/resourceVersion","value":%q},`, pv.ResourceVersion)), data[1:]...)
 	opts := metav1.PatchOptions{}
 	if e.policy.dryRun {
 		opts.DryRun = []string{metav1.DryRunAll}

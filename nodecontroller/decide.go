@@ -187,8 +187,9 @@ func (p policy) decideReport(s snapshot, g step) step {
 	if p.command {
 		return g
 	}
-	// Opted out while it was held or had its grace: neither counts any more.
-	stale := kube.MetaChange{RemoveAnnotations: []string{p.ann.missing, p.ann.hold}}
+	// Opted out while it had its grace: that counts no more. A hold does: it ends with an
+	// approval, or the return of the node, and not because somebody opts out for a moment.
+	stale := kube.MetaChange{RemoveAnnotations: []string{p.ann.missing}}
 	if t := s.tombstone; t != nil && t.optedOut && p.writes() {
 		stale.SetAnnotations = map[string]string{p.ann.cleanup: disabled}
 	}
@@ -278,6 +279,9 @@ func (p policy) removes(pv *corev1.PersistentVolume) bool {
 func (p policy) goalOfReleased(s snapshot) step {
 	pv := s.volume
 	since := pv.CreationTimestamp.Time
+	if missing, ok := p.clock(s); ok { // older servers do not say since when it is released
+		since = missing
+	}
 	if t := pv.Status.LastPhaseTransitionTime; t != nil {
 		since = t.Time
 	}

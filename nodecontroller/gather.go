@@ -56,13 +56,18 @@ func (t *term) look(name string) snapshot {
 	if !local {
 		return s
 	}
-	s.member = t.c.policy.ann.locate(pv, values, key, t.cachedNodes(values), t.cachedCSINodes(values))
+	names := mergeNames(values, t.c.policy.ann.lostNodes(pv))
+	known := t.cachedNodes(names)
+	s.member = t.c.policy.ann.locate(pv, values, key, known, t.cachedCSINodes(names))
 	if s.nodes, s.tombstone = t.index.lost(pv, values); len(s.member.hosts) > 0 {
 		s.nodes = s.member.hosts
 	}
 	s.tombstone = t.heed(pv, s.tombstone)
 	s.approved = t.approved(s.now).covers(s.nodes)
 	say := map[string]metav1.Object{"PersistentVolume": pv}
+	if node := fencedHost(s.member, known); node != nil {
+		say["Node"] = node
+	}
 	if ref := pv.Spec.ClaimRef; ref != nil {
 		if claim, ok := t.claims.Get(ref.Namespace + "/" + ref.Name); ok {
 			s.claim = claim
@@ -164,7 +169,11 @@ func (t *term) refresh(ctx context.Context, s snapshot, full bool) (snapshot, er
 	default:
 		t.volumes.Wrote(live.volume)
 	}
-	if s.claim != nil && live.claim == nil && live.volume != nil {
+	read := false // whether the claim was: nobody reads that of a volume that is not local any more
+	if live.volume != nil {
+		_, read = localValues(live.volume, t.c.deps.Driver, key)
+	}
+	if s.claim != nil && live.claim == nil && read {
 		t.claims.Removed(s.claim)
 	} else if live.claim != nil {
 		t.claims.Wrote(live.claim)

@@ -122,6 +122,9 @@ func (i *index) setCSINode(name string, csiNode *storagev1.CSINode) (moved, reke
 	if len(keys) == 1 {
 		key = slices.Collect(maps.Keys(keys))[0]
 	}
+	if key == corev1.LabelTopologyZone || key == corev1.LabelTopologyRegion { // many nodes share a value
+		key = ""
+	}
 	rekeyed = key != i.key
 	i.key = key
 	return had != has, rekeyed

@@ -41,8 +41,8 @@ func (t *term) cleanTerminating(ctx context.Context, node *corev1.Node, pass *no
 	if next, err = t.cleanUnbound(ctx, node.Name, node, pass); err != nil || !next.IsZero() {
 		return next, err
 	}
-	if pass.blocked == "" {
-		next, err = t.cleanResources(ctx, node.Name, func() ([]finding, error) { return t.gatesOfNode(ctx, node) }, WhenNodeTerminating)
+	if pass.blocked == "" && len(t.c.resources) > 0 {
+		next, err = t.cleanRecords(ctx, node.Name, func() ([]finding, error) { return t.gatesOfNode(ctx, node) }, WhenNodeTerminating)
 	}
 	pass.cleaned = err == nil && next.IsZero()
 	return next, err
@@ -77,6 +77,9 @@ func (t *term) deleteTerminating(ctx context.Context, node *corev1.Node, s snaps
 	}
 	if live.member.place != placeTerminating {
 		closed = append(closed, finding{gateAbsence, "NodeExists", "a node that stays may have the volume"})
+	}
+	if live.volume.Annotations[t.c.policy.ann.hold] != "" && !live.approved {
+		closed = append(closed, finding{gateBreaker, "TooManyNodesLost", "the volume is held until an administrator approves its clean-up"})
 	}
 	if len(live.facts.users) > 0 {
 		closed = append(closed, finding{gateUse, "ClaimInUse", "pod " + strings.Join(live.facts.users, ", ") + " uses the claim on a node that exists"})

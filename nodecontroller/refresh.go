@@ -36,7 +36,7 @@ func (r *reader) refresh(ctx context.Context, s snapshot, key string, known, lik
 		return s, err
 	}
 	s.member = r.policy.ann.locate(pv, values, key, nodes, csiNodes)
-	if err := r.refreshClaim(ctx, &s); err != nil {
+	if err := r.refreshClaim(ctx, &s, fencedHost(s.member, nodes)); err != nil {
 		return s, err
 	}
 	if !full {
@@ -51,9 +51,25 @@ func (r *reader) refresh(ctx context.Context, s snapshot, key string, known, lik
 	return s, r.refreshFacts(ctx, &s, likely)
 }
 
+// fencedHost is the node of a volume that is fenced, nil for any other: as long as there is
+// a Node, it has a say too.
+func fencedHost(m membership, nodes []*corev1.Node) *corev1.Node {
+	if m.place != placeFenced {
+		return nil
+	}
+	i := slices.IndexFunc(nodes, func(n *corev1.Node) bool { return slices.Contains(m.hosts, n.Name) })
+	if i < 0 {
+		return nil
+	}
+	return nodes[i]
+}
+
 // refreshClaim reads the claim, and who has a say about its clean-up.
-func (r *reader) refreshClaim(ctx context.Context, s *snapshot) error {
+func (r *reader) refreshClaim(ctx context.Context, s *snapshot, fenced *corev1.Node) error {
 	say := map[string]metav1.Object{"PersistentVolume": s.volume}
+	if fenced != nil {
+		say["Node"] = fenced
+	}
 	if ref := s.volume.Spec.ClaimRef; ref != nil {
 		claim, ok, err := r.claim(ctx, ref.Namespace, ref.Name)
 		if err != nil {
