@@ -9,7 +9,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
-	"k8s.io/apimachinery/pkg/api/validation/path"
+	"k8s.io/apimachinery/pkg/api/validate/content"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/selection"
@@ -140,7 +140,7 @@ func pages[T any](ctx context.Context, timeout time.Duration, what string, list 
 func (r *reader) named(ctx context.Context, key string, values, names []string) (nodes []*corev1.Node, csiNodes []string, err error) {
 	seen := map[string]bool{}
 	for _, name := range names {
-		if name == "" || len(path.IsValidPathSegmentName(name)) > 0 || seen[name] {
+		if name == "" || len(content.IsPathSegmentName(name)) > 0 || seen[name] {
 			continue // a value that is no name: nothing can be called that
 		}
 		seen[name] = true

@@ -56,7 +56,7 @@ func (t *term) syncNode(ctx context.Context, name string) (time.Time, error) {
 		log.Info("The clean-up failed, and the node has waited long enough", "err", err)
 		return time.Time{}, t.failedFor(name, t.release(ctx, s.node, t.c.nodePolicy.timedOut()))
 	}
-	return time.Time{}, fmt.Errorf("Node %q is not settled after %d steps", name, maxRounds)
+	return time.Time{}, fmt.Errorf("node %q is not settled after %d steps", name, maxRounds)
 }
 
 // nodePass is what one sync of a node has found and done.

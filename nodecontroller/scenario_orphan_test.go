@@ -31,11 +31,11 @@ func TestNodecontrollerScenarioOrphans(t *testing.T) {
 		f := scenario(t, func(f *fixture) { f.cfg.NodeCleanupScope = ScopeOptIn })
 		f.patchClass("c", map[string]any{f.ann.cleanup: enabled})
 		f.node("n")
-		pv, pvc := f.bound("a", "n")
+		_, pvc := f.bound("a", "n")
 		f.start()
 		f.seen("pv-a", placeHealthy)
 		f.deleteNode("n")
-		pv = f.untilVolume("pv-a", "says that its node is missing", f.isMissing)
+		pv := f.untilVolume("pv-a", "says that its node is missing", f.isMissing)
 		if pv.Annotations[f.ann.lostNode] != f.name("n") || pv.Annotations[f.ann.lostNodeUID] == "" {
 			t.Errorf("annotations %v", pv.Annotations)
 		}
