@@ -55,6 +55,7 @@ type Controller struct {
 	classes     kube.Kind[*storagev1.StorageClass]
 	nodes       kube.Kind[*corev1.Node]
 	csiNodes    kube.Kind[*storagev1.CSINode]
+	system      atomic.Value                            // see [reader]; it outlives the terms
 	drivers     *kube.Kind[*storagev1.CSIDriver]        // nil where nothing is written: there is nothing to approve
 	attachments *kube.Kind[*storagev1.VolumeAttachment] // nil where nothing is cleaned up
 
@@ -148,7 +149,7 @@ const drain = 10 * time.Second
 func (c *Controller) newTerm() (*term, error) {
 	t := &term{c: c, memory: newMemory(), index: newIndex(c.deps.Driver, c.cfg.TopologyNodeKey, c.policy.ann)}
 	t.ledger = newLedger(breaker{c.cfg.NodeCleanupMinNodes, c.cfg.NodeCleanupMaxFraction}, c.cfg.NodeCleanupWindow, t.index.driverNodes)
-	t.reader = &reader{client: c.deps.Client, policy: c.policy, timeout: c.cfg.Timeout}
+	t.reader = &reader{client: c.deps.Client, policy: c.policy, timeout: c.cfg.Timeout, system: &c.system}
 	t.executor = &executor{reader: t.reader, policy: c.policy, locks: c.deps.Locks, notify: c.notify, metrics: c.metrics, timeout: c.cfg.Timeout}
 	loop := workloop.Config{RetryStart: c.cfg.RetryIntervalStart, RetryMax: c.cfg.RetryIntervalMax, Grace: drain}
 	loop.Name = "nodecontroller-pv"

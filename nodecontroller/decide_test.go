@@ -107,6 +107,10 @@ func TestDecide(t *testing.T) {
 			p.mode, s.approved, s.volume.Annotations[p.ann.hold] = CleanupClaims, true, heldByBreak
 		}, doChange, "Approved"},
 		"released just now": {lostVolume, func(_ *policy, s *snapshot) { s.volume.Status.LastPhaseTransitionTime.Time = testNow }, doNothing, reasonWaiting},
+		"released, nobody knows when": {lostVolume, func(p *policy, s *snapshot) {
+			p.releaseGrace, s.volume.Status.LastPhaseTransitionTime = time.Hour, nil
+			s.volume.Annotations[p.ann.missing] = ago(p.missingGrace + time.Minute)
+		}, doNothing, reasonWaiting},
 		"released and retained": {lostVolume, func(_ *policy, s *snapshot) {
 			s.volume.Spec.PersistentVolumeReclaimPolicy = corev1.PersistentVolumeReclaimRetain
 		}, doSkip, "Retain"},
@@ -281,5 +285,15 @@ func TestGates(t *testing.T) {
 				t.Errorf("closed are %v, want %v", got, tt.want)
 			}
 		})
+	}
+}
+
+// A hold ends with an approval or the return of the node, not because its owner opts out for a moment.
+func TestOptingOutKeepsAHold(t *testing.T) {
+	p := testPolicy()
+	s := lostClaim(p)
+	s.volume.Annotations[p.ann.hold], s.wishes.optOut = heldByBreak, "x"
+	if got := p.decide(s); got.reason != "OptedOut" || slices.Contains(got.change.RemoveAnnotations, p.ann.hold) {
+		t.Errorf("got %v %q %+v", got.action, got.reason, got.change)
 	}
 }

@@ -37,6 +37,9 @@ func TestDecideNode(t *testing.T) {
 		"left for long": {staying(ours), func(p *nodePolicy, s *nodeSnapshot) {
 			p.mode, s.unregistered = NodeFinalizerManage, testNow.Add(-time.Hour)
 		}, nodeRelease, "Unregistered", 0},
+		"left for long, and nobody knows its volumes": {staying(ours), func(p *nodePolicy, s *nodeSnapshot) {
+			p.mode, s.unregistered, s.keyKnown = NodeFinalizerManage, testNow.Add(-time.Hour), false
+		}, nodeNothing, "TopologyKeyUnknown", 0},
 		"unnoted": {deleted(ours), func(_ *nodePolicy, s *nodeSnapshot) { s.unnoted = true }, nodeNote, "NodeIsTerminating", 0},
 		"unnoted, in report": {deleted(ours), func(p *nodePolicy, s *nodeSnapshot) {
 			s.unnoted, p.writes, p.deletes, p.why = true, false, false, "report"

@@ -8,6 +8,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"text/tabwriter"
 	"time"
 
@@ -38,6 +39,7 @@ type CleanupRequest struct {
 type cleanup struct {
 	request CleanupRequest
 	key     string
+	names   map[string][]string // by which each node is known
 	policy  policy
 	reader  *reader
 	exec    *executor
@@ -60,8 +62,8 @@ func Cleanup(ctx context.Context, cfg Config, client kubernetes.Interface, reque
 	}
 	p := policyOf(cfg, request.Driver)
 	p.mode, p.dryRun, p.command = cfg.NodeCleanup, request.DryRun, true
-	r := &reader{client: client, policy: p, timeout: cfg.Timeout}
-	c := &cleanup{request: request, key: cfg.TopologyNodeKey, policy: p, reader: r, forced: map[string]bool{}, refused: map[string]bool{}, bucket: bucket{qps: cfg.NodeCleanupQPS, burst: cfg.NodeCleanupBurst}}
+	r := &reader{client: client, policy: p, timeout: cfg.Timeout, system: &atomic.Value{}}
+	c := &cleanup{request: request, key: cfg.TopologyNodeKey, policy: p, reader: r, names: map[string][]string{}, forced: map[string]bool{}, refused: map[string]bool{}, bucket: bucket{qps: cfg.NodeCleanupQPS, burst: cfg.NodeCleanupBurst}}
 	registry := prometheus.NewRegistry() // of which nobody reads anything
 	c.exec = &executor{
 		reader: r, policy: p, timeout: cfg.Timeout, notify: newNotifier(&directEvents{ctx: ctx, client: client, component: request.Driver}, request.DryRun),
@@ -107,7 +109,8 @@ func (c *cleanup) prepare(ctx context.Context) error {
 	name := c.request.Node
 	var found []string
 	err = pages(ctx, c.reader.timeout, "Nodes", c.reader.listNodes, metav1.ListOptions{}, func(n *corev1.Node) bool {
-		if slices.Contains(namesOfNode(n, c.key), name) {
+		c.names[n.Name] = namesOfNode(n, c.key)
+		if slices.Contains(c.names[n.Name], name) {
 			found = append(found, "Node "+n.Name)
 		}
 		return true
@@ -167,10 +170,22 @@ func (c *cleanup) find(ctx context.Context) ([]snapshot, error) {
 	return found, err
 }
 
+// known is the nodes that have one of the values of pv as a name, a host name among them.
+func (c *cleanup) known(pv *corev1.PersistentVolume) []string {
+	values, _ := localValues(pv, c.policy.driver, c.key)
+	var nodes []string
+	for node, names := range c.names {
+		if slices.ContainsFunc(names, func(n string) bool { return slices.Contains(values, n) }) {
+			nodes = append(nodes, node)
+		}
+	}
+	return nodes
+}
+
 // check is the next step for a volume, and why it may not be taken, which is noted.
 func (c *cleanup) check(ctx context.Context, s snapshot) (snapshot, step, []finding, error) {
 	s.forced = c.forced[s.volume.Name]
-	live, err := c.reader.refresh(ctx, s, c.key, nil, nil, true)
+	live, err := c.reader.refresh(ctx, s, c.key, c.known(s.volume), nil, true)
 	if err != nil || live.volume == nil {
 		return live, step{reason: "Gone"}, nil, err
 	}
@@ -298,7 +313,7 @@ func (c *cleanup) settle(ctx context.Context, s snapshot, out io.Writer) (again 
 // RemoveFinalizers takes the finalizer of the nodes from all of them, so that nothing
 // holds their deletion once this program is gone.
 func RemoveFinalizers(ctx context.Context, cfg Config, client kubernetes.Interface, dryRun bool, out io.Writer) error {
-	r := &reader{client: client, timeout: cfg.Timeout}
+	r := &reader{client: client, timeout: cfg.Timeout, system: &atomic.Value{}}
 	change := kube.MetaChange{RemoveFinalizers: []string{cfg.NodeFinalizer}}
 	var errs []error
 	err := pages(ctx, cfg.Timeout, "Nodes", r.listNodes, metav1.ListOptions{}, func(node *corev1.Node) bool {

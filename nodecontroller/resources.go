@@ -73,8 +73,12 @@ func (t *term) cleanResources(ctx context.Context, node string, gates func() ([]
 			closed, err := gates()
 			if err != nil || len(closed) > 0 {
 				t.giveTokenBack()
+				if err == nil && when == WhenNodeTerminating && closed[0].gate == gateBreaker {
+					return time.Time{}, nil // a node is not held for it; what is left follows once it is gone
+				}
 				return time.Now().Add(later), err
 			}
+			t.ledger.act([]string{node}, time.Now())
 			if err := t.removeResource(ctx, r, obj); err != nil {
 				return time.Time{}, err
 			}
