@@ -69,7 +69,7 @@ func (d *demo) ready(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if response.StatusCode != http.StatusOK || !strings.Contains(string(body), "watches ok") {
+	if response.StatusCode != http.StatusOK || !strings.Contains(string(body), "informers ok") {
 		return errors.New(strings.TrimSpace(string(body)))
 	}
 	return nil
