@@ -56,9 +56,8 @@ func (t *term) look(name string) snapshot {
 	if !local {
 		return s
 	}
-	names := mergeNames(values, t.c.policy.ann.lostNodes(pv))
-	known := t.cachedNodes(names)
-	s.member = t.c.policy.ann.locate(pv, values, key, known, t.cachedCSINodes(names))
+	known := t.cachedNodes(values)
+	s.member = t.c.policy.ann.locate(pv, values, key, known, t.cachedCSINodes(values))
 	if s.nodes, s.tombstone = t.index.lost(pv, values); len(s.member.hosts) > 0 {
 		s.nodes = s.member.hosts
 	}

@@ -75,7 +75,6 @@ func namesOfNode(node *corev1.Node, key string) []string {
 // or only as a CSINode so far, counts as an alias.
 func (a annotations) locate(pv *corev1.PersistentVolume, values []string, key string, nodes []*corev1.Node, csiNodes []string) membership {
 	var m membership
-	names := mergeNames(values, a.lostNodes(pv)) // a node that is back may have another value in its label
 	selector, err := nodeaffinity.NewNodeSelector(pv.Spec.NodeAffinity.Required)
 	if err != nil {
 		return m // nobody knows what it means
@@ -86,7 +85,7 @@ func (a annotations) locate(pv *corev1.PersistentVolume, values []string, key st
 		switch {
 		case selector.Match(node):
 			m.hosts, host = append(m.hosts, node.Name), node
-		case slices.ContainsFunc(namesOfNode(node, key), func(n string) bool { return slices.Contains(names, n) }):
+		case slices.ContainsFunc(namesOfNode(node, key), func(n string) bool { return slices.Contains(values, n) }):
 			m.aliases = append(m.aliases, node.Name)
 		default:
 			continue
@@ -98,7 +97,7 @@ func (a annotations) locate(pv *corev1.PersistentVolume, values []string, key st
 		}
 	}
 	for _, name := range csiNodes {
-		if slices.Contains(names, name) && !slices.Contains(m.hosts, name) && !slices.Contains(m.aliases, name) {
+		if slices.Contains(values, name) && !slices.Contains(m.hosts, name) && !slices.Contains(m.aliases, name) {
 			m.aliases = append(m.aliases, name)
 		}
 	}

@@ -93,8 +93,6 @@ func hostName(name string) func(*corev1.Node) {
 func TestLocate(t *testing.T) {
 	ab := localVolume(affinityTerm(testKey, "a", "b"))
 	a := localVolume(affinityTerm(testKey, "a"))
-	noted := localVolume(affinityTerm(testKey, "a"))
-	noted.Annotations = map[string]string{testPolicy().ann.lostNode: "n"}
 	narrow := localVolume(affinityTerm(testKey, "a"))
 	narrow.Spec.NodeAffinity.Required.NodeSelectorTerms[0].MatchExpressions = append(narrow.Spec.NodeAffinity.Required.NodeSelectorTerms[0].MatchExpressions,
 		corev1.NodeSelectorRequirement{Key: "disk", Operator: corev1.NodeSelectorOpExists})
@@ -106,7 +104,6 @@ func TestLocate(t *testing.T) {
 	}{
 		"nothing is there":                                 {a, nil, nil, placeOrphan},
 		"other nodes are there":                            {a, []*corev1.Node{testNode("x", "x")}, []string{"x"}, placeOrphan},
-		"a node of the name that was written down":         {noted, []*corev1.Node{testNode("n", "z")}, nil, placeHealthy},
 		"the host is there":                                {a, []*corev1.Node{testNode("x", "a")}, nil, placeHealthy},
 		"the host is not ready":                            {a, []*corev1.Node{testNode("a", "a", func(n *corev1.Node) { n.Status.Conditions = nil })}, nil, placeHealthy},
 		"the host is going":                                {a, []*corev1.Node{testNode("a", "a", terminating)}, []string{"a"}, placeTerminating},
