@@ -63,8 +63,8 @@ func TestExplainAFailingClaim(t *testing.T) {
 		if code != 0 {
 			t.Fatalf("exit code %d: %s", code, errs)
 		}
-		// The event is sent when the attempt is over, and is the last that is to be seen.
-		if !strings.Contains(out, "Warning ProvisioningFailed") || !strings.Contains(out, "1 attempt in a row failed (claims)") {
+		// The objects are read one after the other while the process still writes to them.
+		if !strings.Contains(out, "Warning ProvisioningFailed") || !strings.Contains(out, "1 attempt in a row failed (claims)") || !strings.Contains(out, "has not given a final answer") {
 			return fmt.Errorf("it says:\n%s", out)
 		}
 		return nil
