@@ -3,6 +3,7 @@ package nodecontroller
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -236,11 +237,14 @@ func (t *term) begin() {
 
 // assessAll looks at every volume of the driver and every node once.
 func (t *term) assessAll() {
-	for _, pv := range t.c.volumes.List() {
-		if t.index.setVolume(pv) {
-			t.gather(pv.Name)
-			t.volumeQueue.Add(pv.Name)
-		}
+	volumes := slices.DeleteFunc(t.c.volumes.List(), func(pv *corev1.PersistentVolume) bool {
+		return !t.index.setVolume(pv) && !t.ledger.has(pv.Name)
+	})
+	for _, pv := range volumes { // all are counted before the first of them has its turn
+		t.gather(pv.Name)
+	}
+	for _, pv := range volumes {
+		t.volumeQueue.Add(pv.Name)
 	}
 	for _, node := range t.c.nodes.List() {
 		if node.DeletionTimestamp != nil || t.c.nodePolicy.mode == NodeFinalizerManage {

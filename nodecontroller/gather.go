@@ -19,6 +19,7 @@ func (t *term) gather(name string) (snapshot, step) {
 		t.ledger.drop(name)
 		return s, t.c.policy.decide(s)
 	}
+	t.notePresence(s)
 	switch s.member.place {
 	case placeTerminating, placeUnclear, placeOrphan, placeFenced:
 		goal := step{}
@@ -29,14 +30,31 @@ func (t *term) gather(name string) (snapshot, step) {
 			nodes: s.nodes, place: s.member.place, pending: goal.pending(),
 			held: s.volume.Annotations[t.c.policy.ann.hold] != "" && !s.approved,
 		})
-	default:
+	case placeHealthy:
 		t.ledger.drop(name)
+	default:
+		if t.index.topologyKey() != "" { // else what was counted stays so until it can be found again
+			t.ledger.drop(name)
+		}
 	}
 	v, _ := t.ledger.judge(s.now)
 	s.open = v.open
 	st := t.c.policy.decide(s)
 	t.ledger.mark(name, st)
 	return s, st
+}
+
+// notePresence remembers that something is there that may be the node of a volume which is
+// noted as one whose node is missing. Should that note outlive the presence because it
+// could not be removed, it does not count for the next absence.
+func (t *term) notePresence(s snapshot) {
+	switch s.member.place {
+	case placeElsewhere, placeOrphan:
+		return
+	}
+	if s.volume.Annotations[t.c.policy.ann.missing] != "" {
+		t.memory.change(s.volume.UID, func(r *remembered) { r.present = s.now })
+	}
 }
 
 // look is the part of gather that only reads.
@@ -52,7 +70,8 @@ func (t *term) look(name string) snapshot {
 	if !local {
 		return s
 	}
-	s.member = t.c.policy.ann.locate(pv, values, key, t.cachedNodes(values), t.cachedCSINodes(values))
+	names := mergeNames(values, t.c.policy.ann.lostNodes(pv))
+	s.member = t.c.policy.ann.locate(pv, values, key, t.cachedNodes(names), t.cachedCSINodes(names))
 	if s.nodes, s.tombstone = t.index.lost(pv, values); len(s.member.hosts) > 0 {
 		s.nodes = s.member.hosts
 	}
@@ -81,7 +100,7 @@ func (t *term) look(name string) snapshot {
 			s.attachments = append(s.attachments, va.Name)
 		}
 	}
-	s.noticed = t.memory.noticed(pv.UID)
+	s.noticed, s.present = t.memory.noticed(pv.UID), t.memory.present(pv.UID)
 	s.forced, s.tried = t.memory.forced(pv.UID), t.memory.tried(pv.UID)
 	return s
 }
@@ -124,15 +143,11 @@ func (t *term) approved(now time.Time) approval {
 
 // refresh is s as the API server says it is.
 func (t *term) refresh(ctx context.Context, s snapshot, full bool) (snapshot, error) {
-	values, key := []string(nil), t.index.topologyKey()
-	if v, ok := localValues(s.volume, t.c.deps.Driver, key); ok {
-		values = v
-	}
 	var likely []string
 	if full {
 		likely = t.likelyReady()
 	}
-	live, err := t.reader.refresh(ctx, s, key, t.index.nodesNamed(values), likely, full)
+	live, err := t.reader.refresh(ctx, s, t.index.topologyKey(), t.index.nodesNamed, likely, full)
 	if err != nil {
 		return live, err
 	}
@@ -142,8 +157,9 @@ func (t *term) refresh(ctx context.Context, s snapshot, full bool) (snapshot, er
 		t.volumes.Removed(s.volume)
 	default:
 		t.volumes.Wrote(live.volume)
+		t.notePresence(live)
 	}
-	if s.claim != nil && live.claim == nil && live.volume != nil {
+	if s.claim != nil && live.noClaim == kube.Key(s.claim) {
 		t.claims.Removed(s.claim)
 	} else if live.claim != nil {
 		t.claims.Wrote(live.claim)

@@ -73,10 +73,7 @@ func (t *term) csiNodeChanged(name string, n *storagev1.CSINode) {
 		t.assessAll()
 		return
 	}
-	t.nodeQueue.Add(name)
-	for _, pv := range t.index.volumesOf(name) { // of which it may be an alias
-		t.volumeQueue.Add(pv)
-	}
+	t.concern(name, t.index.volumesOf(name)) // of which it may be an alias
 }
 
 // tellKey tells that nothing can be cleaned up while nobody knows which label of a node

@@ -169,6 +169,8 @@ func (p nodePolicy) decideStaying(s nodeSnapshot) nodeStep {
 		return nodeStep{action: nodeProtect, reason: "Unprotected"}
 	case s.registered || !has:
 		return nodeStep{reason: "Protected"}
+	case !s.keyKnown:
+		return nodeStep{reason: "TopologyKeyUnknown"} // nobody knows which volumes are on it
 	case s.volumes > 0:
 		return nodeStep{reason: "HasVolumes"} // the end of the last one brings it here again
 	case s.unregistered.IsZero():

@@ -111,8 +111,9 @@ func (t *term) gatherNode(pass *nodePass) nodeSnapshot {
 // notes is what a volume has to know of its node when that is gone. An opt-out has to
 // outlive the node.
 func (p nodePolicy) notes(node *corev1.Node, s snapshot, hold bool) kube.MetaChange {
-	set := map[string]string{p.ann.lostNode: strings.Join(s.member.hosts, nodeListMark), p.ann.lostNodeUID: string(node.UID)}
-	if len(s.member.hosts) > 1 { // the UID of which, nobody could tell
+	names := mergeNames(p.ann.lostNodes(s.volume), s.member.hosts) // one that has gone before is lost as well
+	set := map[string]string{p.ann.lostNode: strings.Join(names, nodeListMark), p.ann.lostNodeUID: string(node.UID)}
+	if len(names) > 1 { // the UID of which, nobody could tell
 		delete(set, p.ann.lostNodeUID)
 	}
 	if node.Annotations[p.ann.cleanup] == disabled {

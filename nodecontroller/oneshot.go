@@ -38,12 +38,13 @@ type CleanupRequest struct {
 type cleanup struct {
 	request CleanupRequest
 	key     string
+	names   relation // the nodes that exist, and all by which a volume may mean them
 	policy  policy
 	reader  *reader
 	exec    *executor
 	bucket  bucket
 	forced  map[string]bool // volumes that were deleted in this run
-	refused map[string]bool // volumes for which a gate was closed
+	refused map[string]bool // volumes for which a gate was closed, or that are to be left alone
 }
 
 // Cleanup deletes the claims of the volumes of one node that is gone, and on request the
@@ -61,7 +62,7 @@ func Cleanup(ctx context.Context, cfg Config, client kubernetes.Interface, reque
 	p := policyOf(cfg, request.Driver)
 	p.mode, p.dryRun, p.command = cfg.NodeCleanup, request.DryRun, true
 	r := &reader{client: client, policy: p, timeout: cfg.Timeout}
-	c := &cleanup{request: request, key: cfg.TopologyNodeKey, policy: p, reader: r, forced: map[string]bool{}, refused: map[string]bool{}, bucket: bucket{qps: cfg.NodeCleanupQPS, burst: cfg.NodeCleanupBurst}}
+	c := &cleanup{request: request, key: cfg.TopologyNodeKey, names: newRelation(), policy: p, reader: r, forced: map[string]bool{}, refused: map[string]bool{}, bucket: bucket{qps: cfg.NodeCleanupQPS, burst: cfg.NodeCleanupBurst}}
 	registry := prometheus.NewRegistry() // of which nobody reads anything
 	c.exec = &executor{
 		reader: r, policy: p, timeout: cfg.Timeout, notify: newNotifier(&directEvents{ctx: ctx, client: client, component: request.Driver}, request.DryRun),
@@ -107,6 +108,7 @@ func (c *cleanup) prepare(ctx context.Context) error {
 	name := c.request.Node
 	var found []string
 	err = pages(ctx, c.reader.timeout, "Nodes", c.reader.listNodes, metav1.ListOptions{}, func(n *corev1.Node) bool {
+		c.names.set(n.Name, namesOfNode(n, c.key))
 		if slices.Contains(namesOfNode(n, c.key), name) {
 			found = append(found, "Node "+n.Name)
 		}
@@ -170,7 +172,7 @@ func (c *cleanup) find(ctx context.Context) ([]snapshot, error) {
 // check is the next step for a volume, and why it may not be taken, which is noted.
 func (c *cleanup) check(ctx context.Context, s snapshot) (snapshot, step, []finding, error) {
 	s.forced = c.forced[s.volume.Name]
-	live, err := c.reader.refresh(ctx, s, c.key, nil, nil, true)
+	live, err := c.reader.refresh(ctx, s, c.key, c.names.find, nil, true)
 	if err != nil || live.volume == nil {
 		return live, step{reason: "Gone"}, nil, err
 	}
@@ -180,7 +182,8 @@ func (c *cleanup) check(ctx context.Context, s snapshot) (snapshot, step, []find
 	if st.action.destroys() {
 		closed = c.policy.gates(live)
 	}
-	if delete(c.refused, s.volume.Name); len(closed) > 0 || st.action == doBlocked {
+	left := len(closed) > 0 || st.action == doBlocked || st.action == doSkip || live.member.place != placeOrphan
+	if delete(c.refused, s.volume.Name); left {
 		c.refused[s.volume.Name] = true
 	}
 	return live, st, closed, nil

@@ -59,13 +59,17 @@ type snapshot struct {
 	// tombstone is what was last seen of the node that is gone; nil when nobody saw it.
 	tombstone *tombstone
 	claim     *corev1.PersistentVolumeClaim // of the name in claimRef, whatever its UID; nil: none
+	noClaim   string                        // the name of the claim that was read and is not there
 	wishes    wishes
 	namespace types.UID // of that of the claim, where it has been read
 	// attachments is the VolumeAttachments of the volume.
 	attachments []string
 	// noticed is since when this process knows that the node is missing; zero: it does
 	// not. It serves where nothing may be written.
-	noticed  time.Time
+	noticed time.Time
+	// present is when this process last saw what may be its node; zero: it did not, or
+	// nothing was written about an absence then.
+	present  time.Time
 	open     bool // the breaker's verdict
 	approved bool // of all its nodes
 	// forced is that this process has already deleted the volume.
