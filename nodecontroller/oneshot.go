@@ -100,15 +100,23 @@ func (c *cleanup) prepare(ctx context.Context) error {
 	if ok {
 		c.reader.system.Store(ns.UID)
 	}
-	if c.key == "" {
+	automatic := c.key == ""
+	if automatic {
 		if c.key, err = c.findKey(ctx); err != nil {
 			return err
 		}
 	}
 	name := c.request.Node
 	var found []string
+	labels, shared := map[string]bool{}, ""
 	err = pages(ctx, c.reader.timeout, "Nodes", c.reader.listNodes, metav1.ListOptions{}, func(n *corev1.Node) bool {
 		c.names.set(n.Name, namesOfNode(n, c.key))
+		if label := n.Labels[c.key]; label != "" && n.DeletionTimestamp == nil {
+			if labels[label] {
+				shared = label
+			}
+			labels[label] = true
+		}
 		if slices.Contains(namesOfNode(n, c.key), name) {
 			found = append(found, "Node "+n.Name)
 		}
@@ -116,6 +124,9 @@ func (c *cleanup) prepare(ctx context.Context) error {
 	})
 	if err != nil {
 		return err
+	}
+	if automatic && (manyNodes(c.key) || shared != "") {
+		return fmt.Errorf("--topology-node-key: must be set, since topology key %s of driver %q is not one of single nodes", c.key, c.policy.driver)
 	}
 	if _, ok, err = c.reader.csiNode(ctx, name); err != nil {
 		return err

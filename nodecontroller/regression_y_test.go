@@ -103,6 +103,22 @@ func TestTopologyKeyIsUnknown(t *testing.T) {
 		f.must(err)
 		f.finalizers("n", f.cfg.NodeFinalizer)
 	})
+	t.Run("zone", func(t *testing.T) {
+		f := scenario(t, nil)
+		f.labelled("z1", "z")
+		f.labelled("z2", "z")
+		_, pvc := f.bound("a", "z")
+		f.start()
+		f.term()
+		f.event("CSIDriver", f.driver, reasonSkipped, "TopologyKeyUnknown")
+		f.deleteNode("z1")
+		f.deleteNode("z2")
+		f.seenGone("z2")
+		f.passed(time.Now(), 2*shortGrace)
+		f.looks("pv-a")
+		f.untouched(pvc)
+		f.keyIs("")
+	})
 }
 
 // seenGone waits until the caches know that a node is gone.
@@ -232,6 +248,18 @@ func TestCleanupCommand(t *testing.T) {
 		var out bytes.Buffer
 		err := Cleanup(t.Context(), f.cfg, f.client, CleanupRequest{Driver: f.driver, Node: f.name("n"), Yes: true}, &out)
 		if !errors.Is(err, ErrRefused) {
+			t.Errorf("got %v, %s", err, out.String())
+		}
+		f.untouched(pvc)
+	})
+	t.Run("zone", func(t *testing.T) {
+		f := scenario(t, nil)
+		f.labelled("z1", "z")
+		f.labelled("z2", "z")
+		_, pvc := f.bound("a", "n")
+		var out bytes.Buffer
+		err := Cleanup(t.Context(), f.cfg, f.client, CleanupRequest{Driver: f.driver, Node: f.name("n"), Yes: true}, &out)
+		if err == nil || !strings.Contains(err.Error(), "--topology-node-key") {
 			t.Errorf("got %v, %s", err, out.String())
 		}
 		f.untouched(pvc)
