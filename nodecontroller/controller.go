@@ -65,6 +65,7 @@ type Controller struct {
 	tokens sync.Mutex // of bucket, which outlives a term: losing a Lease is no fresh start
 	bucket bucket
 
+	system  atomic.Value         // by what the cluster is known again, see [reader]
 	current atomic.Pointer[term] // nil between terms
 }
 
@@ -149,7 +150,7 @@ const drain = 10 * time.Second
 func (c *Controller) newTerm() (*term, error) {
 	t := &term{c: c, memory: newMemory(), index: newIndex(c.deps.Driver, c.cfg.TopologyNodeKey, c.policy.ann)}
 	t.ledger = newLedger(breaker{c.cfg.NodeCleanupMinNodes, c.cfg.NodeCleanupMaxFraction}, c.cfg.NodeCleanupWindow, t.index.driverNodes)
-	t.reader = &reader{client: c.deps.Client, policy: c.policy, timeout: c.cfg.Timeout}
+	t.reader = &reader{client: c.deps.Client, policy: c.policy, timeout: c.cfg.Timeout, system: &c.system}
 	t.executor = &executor{reader: t.reader, policy: c.policy, locks: c.deps.Locks, notify: c.notify, metrics: c.metrics, timeout: c.cfg.Timeout}
 	loop := workloop.Config{RetryStart: c.cfg.RetryIntervalStart, RetryMax: c.cfg.RetryIntervalMax, Grace: drain}
 	loop.Name = "nodecontroller-pv"

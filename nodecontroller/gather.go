@@ -236,16 +236,18 @@ func (t *term) noteClaims(node string) {
 		return
 	}
 	found, exists := t.c.nodes.Get(node)
+	var unbound []*corev1.PersistentVolumeClaim
 	pending := false
 	if !exists || found.DeletionTimestamp != nil {
-		unbound, _ := t.claimsSelecting(node)
+		unbound, _ = t.claimsSelecting(node)
 		for _, claim := range unbound {
 			pending = pending || t.c.policy.outOfScope(t.wishesOfClaim(claim, found)) == ""
 		}
 	}
-	if !pending {
+	if len(unbound) == 0 {
 		t.ledger.drop(keyOfClaims(node))
 		return
 	}
-	t.ledger.set(keyOfClaims(node), entry{nodes: []string{node}, pending: true, place: placeTerminating})
+	// What nobody wants cleaned up now may be opted in later: the review has to find it.
+	t.ledger.set(keyOfClaims(node), entry{nodes: []string{node}, pending: pending, place: placeTerminating})
 }

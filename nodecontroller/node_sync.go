@@ -96,7 +96,7 @@ func (t *term) gatherNode(pass *nodePass) nodeSnapshot {
 		}
 	}
 	t.noteClaims(node.Name)
-	s.pending = s.pending || t.ledger.has(keyOfClaims(node.Name))
+	s.pending = s.pending || t.ledger.isPending(keyOfClaims(node.Name))
 	v, _ := t.ledger.judge(s.now)
 	s.open, s.approved = v.open, t.approved(s.now).covers([]string{node.Name})
 	switch {

@@ -97,8 +97,8 @@ func (a annotations) wishesOf(objects map[string]metav1.Object) wishes {
 		switch value := obj.GetAnnotations()[a.cleanup]; {
 		case value == disabled && w.optOut == "":
 			w.optOut = kind + " " + kube.Key(obj)
-		// A namespace or node says only no: an opt-in is about a volume or a class of them.
-		case value == enabled && w.optIn == "" && kind != "Namespace" && kind != "Node":
+		// Only who asked for the volume, or offers volumes of its class, says yes.
+		case value == enabled && w.optIn == "" && (kind == "PersistentVolumeClaim" || kind == "StorageClass"):
 			w.optIn = kind + " " + kube.Key(obj)
 		}
 	}

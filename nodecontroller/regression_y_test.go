@@ -266,6 +266,33 @@ func TestCleanupCommand(t *testing.T) {
 	})
 }
 
+// TestOtherClusterInALaterTerm has another cluster answer when the second term begins.
+func TestOtherClusterInALaterTerm(t *testing.T) {
+	f := scenario(t, nil)
+	var other atomic.Bool
+	f.proxied(func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
+		if !other.Load() || r.URL.Path != "/api/v1/namespaces/"+metav1.NamespaceSystem {
+			pass.ServeHTTP(w, r)
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(corev1.Namespace{
+			TypeMeta: metav1.TypeMeta{Kind: "Namespace", APIVersion: "v1"}, ObjectMeta: metav1.ObjectMeta{Name: metav1.NamespaceSystem, UID: "other"},
+		})
+	})
+	p := f.prepare(f.user)
+	for _, want := range []bool{true, false} {
+		term, err := p.c.newTerm()
+		f.must(err)
+		defer term.close()
+		term.reader.identify(t.Context())
+		if same, err := term.reader.sameCluster(t.Context()); err != nil || same != want {
+			t.Errorf("got %t, %v, want %t", same, err, want)
+		}
+		other.Store(true)
+	}
+}
+
 // TestRefresh has the API server give a volume another affinity than the cache has.
 func TestRefresh(t *testing.T) {
 	refreshed := func(t *testing.T, change func(f *fixture, e *corev1.NodeSelectorRequirement)) (*fixture, snapshot) {
@@ -325,4 +352,17 @@ func TestRefresh(t *testing.T) {
 			t.Errorf("got %+v", live.member)
 		}
 	})
+}
+
+func TestOptInLater(t *testing.T) {
+	f := scenario(t, func(f *fixture) { f.cfg.NodeCleanupUnbound, f.cfg.NodeCleanupScope = UnboundDelete, ScopeOptIn })
+	f.node("n")
+	f.selecting("a", "n")
+	f.start()
+	f.seenNode("n", false)
+	f.deleteNode("n")
+	f.event("PersistentVolumeClaim", "a", reasonSkipped, "Scope")
+	f.patchClass("c", map[string]any{f.ann.cleanup: enabled})
+	f.reviewed()
+	f.claimDeleted("a")
 }
