@@ -366,3 +366,18 @@ func TestOptInLater(t *testing.T) {
 	f.reviewed()
 	f.claimDeleted("a")
 }
+
+func TestWhoOptsIn(t *testing.T) {
+	a := annotationsOf(testDriver)
+	for kind, want := range map[string]bool{"PersistentVolumeClaim": true, "StorageClass": true, "PersistentVolume": false, "Namespace": false, "Node": false} {
+		says := func(value string) wishes {
+			return a.wishesOf(map[string]metav1.Object{kind: &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "x", Annotations: map[string]string{a.cleanup: value}}}})
+		}
+		if w := says(enabled); (w.optIn != "") != want {
+			t.Errorf("%s: opts in by %q, want that: %t", kind, w.optIn, want)
+		}
+		if w := says(disabled); w.optOut == "" {
+			t.Errorf("%s does not opt out", kind)
+		}
+	}
+}
