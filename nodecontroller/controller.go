@@ -3,6 +3,7 @@ package nodecontroller
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -55,7 +56,6 @@ type Controller struct {
 	classes     kube.Kind[*storagev1.StorageClass]
 	nodes       kube.Kind[*corev1.Node]
 	csiNodes    kube.Kind[*storagev1.CSINode]
-	system      atomic.Value                            // see [reader]; it outlives the terms
 	drivers     *kube.Kind[*storagev1.CSIDriver]        // nil where nothing is written: there is nothing to approve
 	attachments *kube.Kind[*storagev1.VolumeAttachment] // nil where nothing is cleaned up
 
@@ -65,6 +65,7 @@ type Controller struct {
 	tokens sync.Mutex // of bucket, which outlives a term: losing a Lease is no fresh start
 	bucket bucket
 
+	system  atomic.Value         // by what the cluster is known again, see [reader]
 	current atomic.Pointer[term] // nil between terms
 }
 
@@ -237,11 +238,14 @@ func (t *term) begin() {
 
 // assessAll looks at every volume of the driver and every node once.
 func (t *term) assessAll() {
-	for _, pv := range t.c.volumes.List() {
-		if t.index.setVolume(pv) {
-			t.gather(pv.Name)
-			t.volumeQueue.Add(pv.Name)
-		}
+	volumes := slices.DeleteFunc(t.c.volumes.List(), func(pv *corev1.PersistentVolume) bool {
+		return !t.index.setVolume(pv) && !t.ledger.has(pv.Name)
+	})
+	for _, pv := range volumes { // all are counted before the first of them has its turn
+		t.gather(pv.Name)
+	}
+	for _, pv := range volumes {
+		t.volumeQueue.Add(pv.Name)
 	}
 	for _, node := range t.c.nodes.List() {
 		if node.DeletionTimestamp != nil || t.c.nodePolicy.mode == NodeFinalizerManage {

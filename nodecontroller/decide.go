@@ -66,9 +66,6 @@ func (p policy) decide(s snapshot) step {
 	if s.volume == nil {
 		return step{reason: "Gone"}
 	}
-	if s.keyUnknown {
-		return step{reason: "TopologyKeyUnknown"}
-	}
 	switch m := s.member; m.place {
 	case placeFenced:
 		if due := m.fencedSince.Add(p.fencedGrace); p.outOfService && (!s.now.Before(due) || p.command) {
@@ -82,15 +79,22 @@ func (p policy) decide(s snapshot) step {
 	case placeTerminating:
 		return p.decideTerminating(s)
 	case placeUnclear:
-		return step{state: stateSuspect, reason: "MayStillExist", gate: gateAbsence}
+		return p.outdated(s, step{state: stateSuspect, reason: "MayStillExist", gate: gateAbsence})
 	case placeOrphan:
 		return p.decideLost(s)
+	case placeElsewhere:
+		// Nobody knows now where it is, which is not the return of its node: what is
+		// written on it has to hold when the key of the driver is known again.
+		return step{state: stateHealthy, reason: "NotLocal"}
 	}
 	return p.decideHealthy(s)
 }
 
 func (p policy) decideHealthy(s snapshot) step {
 	change := kube.MetaChange{RemoveAnnotations: p.ann.bookkeeping()}
+	if s.member.recorded { // without its name nobody would know that this is its node
+		change.RemoveAnnotations = []string{p.ann.missing, p.ann.hold}
+	}
 	switch {
 	case !change.Made(s.volume) && p.writes() && !p.command:
 		return step{action: doForget, state: stateHealthy, reason: "NodeIsBack", change: change}
@@ -102,7 +106,12 @@ func (p policy) decideHealthy(s snapshot) step {
 
 // decideTerminating only puts the notes right; what is done is the node's to decide.
 func (p policy) decideTerminating(s snapshot) step {
-	st := step{state: stateTerminating, reason: "NodeIsTerminating"}
+	return p.outdated(s, step{state: stateTerminating, reason: "NodeIsTerminating"})
+}
+
+// outdated is st, or the removal of the notes that do not hold while something is there
+// that may be the node.
+func (p policy) outdated(s snapshot, st step) step {
 	if !p.writes() || p.command {
 		return st
 	}
@@ -111,7 +120,7 @@ func (p policy) decideTerminating(s snapshot) step {
 		remove = append(remove, p.ann.hold)
 	}
 	if change := (kube.MetaChange{RemoveAnnotations: remove}); !change.Made(s.volume) {
-		st.action, st.change, st.reason = doChange, change, "OutdatedNotes"
+		st.action, st.change, st.reason, st.gate = doChange, change, "OutdatedNotes", ""
 	}
 	return st
 }
@@ -131,6 +140,9 @@ func (p policy) decideLost(s snapshot) step {
 	}
 	if (s.open || s.volume.Annotations[p.ann.hold] != "") && !s.approved {
 		return step{state: stateHeld, reason: "TooManyNodesLost", gate: gateBreaker}
+	}
+	if s.member.place == placeOrphan && !clocked && !s.approved { // this clock runs behind that of the API server
+		return step{state: stateSuspect, reason: "Clock", gate: gateGrace, next: s.now.Add(later)}
 	}
 	if due := since.Add(p.missingGrace); clocked && !s.approved && s.now.Before(due) {
 		return step{state: stateSuspect, reason: "Grace", gate: gateGrace, next: due}
@@ -169,13 +181,15 @@ func (p policy) notes(s snapshot) kube.MetaChange {
 }
 
 // clock is since when the node of a volume is missing, as it is written down. What is
-// unreadable or in the future counts as nothing. A fenced node has waited already.
+// unreadable or in the future counts as nothing, and so does what is older than the volume
+// or than the last sight of its node. A fenced node has waited already.
 func (p policy) clock(s snapshot) (time.Time, bool) {
 	if s.member.place != placeOrphan {
 		return time.Time{}, false
 	}
 	since, err := time.Parse(time.RFC3339, s.volume.Annotations[p.ann.missing])
-	return since, err == nil && !since.After(s.now)
+	old := since.Before(s.volume.CreationTimestamp.Time) || since.Before(s.present.Truncate(time.Second))
+	return since, err == nil && !since.After(s.now) && !old
 }
 
 // decideReport is for what may not be written to: because of the mode, because its owner
@@ -187,8 +201,8 @@ func (p policy) decideReport(s snapshot, g step) step {
 	if p.command {
 		return g
 	}
-	// Opted out while it had its grace: that counts no more. A hold does: it ends with an
-	// approval, or the return of the node, and not because somebody opts out for a moment.
+	// Opted out during its grace, which does not count any more. A hold ends with the
+	// return of the node or an approval alone: the opt-out may not last.
 	stale := kube.MetaChange{RemoveAnnotations: []string{p.ann.missing}}
 	if t := s.tombstone; t != nil && t.optedOut && p.writes() {
 		stale.SetAnnotations = map[string]string{p.ann.cleanup: disabled}
@@ -279,11 +293,10 @@ func (p policy) removes(pv *corev1.PersistentVolume) bool {
 func (p policy) goalOfReleased(s snapshot) step {
 	pv := s.volume
 	since := pv.CreationTimestamp.Time
-	if missing, ok := p.clock(s); ok { // older servers do not say since when it is released
-		since = missing
-	}
 	if t := pv.Status.LastPhaseTransitionTime; t != nil {
 		since = t.Time
+	} else if missing, ok := p.clock(s); ok && missing.After(since) {
+		since = missing // the API server is one that does not note when a volume was released
 	}
 	if pv.DeletionTimestamp != nil {
 		since = pv.DeletionTimestamp.Time

@@ -56,11 +56,24 @@ func TestDecide(t *testing.T) {
 		"the clock has not begun":     {lostClaim, func(p *policy, s *snapshot) { delete(s.volume.Annotations, p.ann.missing) }, doChange, "NodeIsMissing"},
 		"the clock is in the future":  {lostClaim, func(p *policy, s *snapshot) { s.volume.Annotations[p.ann.missing] = ago(-time.Minute) }, doChange, "NodeIsMissing"},
 		"the clock cannot be read":    {lostClaim, func(p *policy, s *snapshot) { s.volume.Annotations[p.ann.missing] = "yesterday" }, doChange, "NodeIsMissing"},
-		"the name is not written":     {lostClaim, func(p *policy, s *snapshot) { delete(s.volume.Annotations, p.ann.lostNode) }, doChange, "NodeIsMissing"},
-		"too many are lost":           {lostClaim, func(_ *policy, s *snapshot) { s.open = true }, doChange, "NodeIsMissing"},
-		"held":                        {lostClaim, func(p *policy, s *snapshot) { s.open, s.volume.Annotations[p.ann.hold] = true, heldByBreak }, doNothing, "TooManyNodesLost"},
-		"held, whatever is lost now":  {lostClaim, func(p *policy, s *snapshot) { s.volume.Annotations[p.ann.hold] = heldByBreak }, doNothing, "TooManyNodesLost"},
-		"held by something else":      {lostClaim, func(p *policy, s *snapshot) { s.volume.Annotations[p.ann.hold] = "x" }, doNothing, "TooManyNodesLost"},
+		"the clock is older than the volume": {lostClaim, func(p *policy, s *snapshot) {
+			s.volume.CreationTimestamp = metav1.NewTime(testNow.Add(-time.Hour))
+			s.volume.Annotations[p.ann.missing] = "1970-01-01T00:00:00Z"
+		}, doChange, "NodeIsMissing"},
+		"the clock is as old as the volume": {lostClaim, func(p *policy, s *snapshot) {
+			s.volume.CreationTimestamp = metav1.NewTime(testNow.Add(-time.Hour))
+		}, doDeleteClaim, "NodeIsGone"},
+		"the clock runs behind that of the volume": {lostClaim, func(p *policy, s *snapshot) {
+			s.volume.CreationTimestamp = metav1.NewTime(testNow.Add(time.Minute))
+			s.volume.Annotations[p.ann.missing] = ago(0)
+		}, doNothing, "Clock"},
+		"the clock is older than a return": {lostClaim, func(_ *policy, s *snapshot) { s.present = testNow.Add(-30 * time.Minute) }, doChange, "NodeIsMissing"},
+		"the clock is newer than a return": {lostClaim, func(_ *policy, s *snapshot) { s.present = testNow.Add(-2 * time.Hour) }, doDeleteClaim, "NodeIsGone"},
+		"the name is not written":          {lostClaim, func(p *policy, s *snapshot) { delete(s.volume.Annotations, p.ann.lostNode) }, doChange, "NodeIsMissing"},
+		"too many are lost":                {lostClaim, func(_ *policy, s *snapshot) { s.open = true }, doChange, "NodeIsMissing"},
+		"held":                             {lostClaim, func(p *policy, s *snapshot) { s.open, s.volume.Annotations[p.ann.hold] = true, heldByBreak }, doNothing, "TooManyNodesLost"},
+		"held, whatever is lost now":       {lostClaim, func(p *policy, s *snapshot) { s.volume.Annotations[p.ann.hold] = heldByBreak }, doNothing, "TooManyNodesLost"},
+		"held by something else":           {lostClaim, func(p *policy, s *snapshot) { s.volume.Annotations[p.ann.hold] = "x" }, doNothing, "TooManyNodesLost"},
 		"held and approved": {lostClaim, func(p *policy, s *snapshot) {
 			s.open, s.approved, s.volume.Annotations[p.ann.hold] = true, true, heldByBreak
 		}, doChange, "NodeIsMissing"},
@@ -76,6 +89,10 @@ func TestDecide(t *testing.T) {
 		"not opted in":    {lostClaim, func(p *policy, _ *snapshot) { p.scope = ScopeOptIn }, doChange, "OptedOut"},
 		"not opted in, without notes": {lostClaim, func(p *policy, s *snapshot) {
 			p.scope, s.volume.Annotations, s.noticed = ScopeOptIn, nil, testNow.Add(-time.Hour)
+		}, doSkip, "Scope"},
+		"opted out while it is held": {lostClaim, func(p *policy, s *snapshot) {
+			s.wishes.optOut, s.noticed = "x", testNow.Add(-time.Hour)
+			s.volume.Annotations = map[string]string{p.ann.hold: heldByBreak}
 		}, doSkip, "Scope"},
 		"opted in":               {lostClaim, func(p *policy, s *snapshot) { p.scope, s.wishes.optIn = ScopeOptIn, "x" }, doDeleteClaim, "NodeIsGone"},
 		"opted in and out":       {lostClaim, func(p *policy, s *snapshot) { p.scope, s.wishes = ScopeOptIn, wishes{"x", "y"} }, doChange, "OptedOut"},
@@ -106,11 +123,13 @@ func TestDecide(t *testing.T) {
 		"released, held and approved": {lostVolume, func(p *policy, s *snapshot) {
 			p.mode, s.approved, s.volume.Annotations[p.ann.hold] = CleanupClaims, true, heldByBreak
 		}, doChange, "Approved"},
-		"released just now": {lostVolume, func(_ *policy, s *snapshot) { s.volume.Status.LastPhaseTransitionTime.Time = testNow }, doNothing, reasonWaiting},
-		"released, nobody knows when": {lostVolume, func(p *policy, s *snapshot) {
-			p.releaseGrace, s.volume.Status.LastPhaseTransitionTime = time.Hour, nil
-			s.volume.Annotations[p.ann.missing] = ago(p.missingGrace + time.Minute)
+		"released at a time that nobody has noted": {lostVolume, func(p *policy, s *snapshot) {
+			s.volume.Status.LastPhaseTransitionTime = nil
+			s.volume.Annotations[p.ann.missing] = ago(20 * time.Minute)
+			p.releaseGrace = 30 * time.Minute
 		}, doNothing, reasonWaiting},
+		"released before its node was lost for long": {lostVolume, func(_ *policy, s *snapshot) { s.volume.Status.LastPhaseTransitionTime = nil }, doDeleteVolume, "NotReclaimed"},
+		"released just now":                          {lostVolume, func(_ *policy, s *snapshot) { s.volume.Status.LastPhaseTransitionTime.Time = testNow }, doNothing, reasonWaiting},
 		"released and retained": {lostVolume, func(_ *policy, s *snapshot) {
 			s.volume.Spec.PersistentVolumeReclaimPolicy = corev1.PersistentVolumeReclaimRetain
 		}, doSkip, "Retain"},
@@ -149,14 +168,20 @@ func TestDecide(t *testing.T) {
 			s.member.place = placeHealthy
 			s.volume.Annotations = map[string]string{p.ann.hold: heldByBreak}
 		}, doForget, "NodeIsBack"},
-		"node is back, in report": {lostClaim, func(p *policy, s *snapshot) { p.mode, s.member.place, s.noticed = CleanupReport, placeHealthy, testNow }, doForget, "NodeIsBack"},
-		"nobody says what volumes go by": {lostClaim, func(p *policy, s *snapshot) {
-			s.member, s.keyUnknown, s.volume.Annotations[p.ann.hold] = membership{}, true, heldByBreak
-		}, doNothing, "TopologyKeyUnknown"},
-		"node is there":          {lostClaim, func(_ *policy, s *snapshot) { s.member.place, s.volume.Annotations = placeHealthy, nil }, doNothing, "NodeExists"},
-		"not local any more":     {lostClaim, func(_ *policy, s *snapshot) { s.member.place = placeElsewhere }, doForget, "NodeIsBack"},
-		"something may be there": {lostClaim, func(_ *policy, s *snapshot) { s.member.place = placeUnclear }, doNothing, "MayStillExist"},
-		"node is terminating":    {lostClaim, func(_ *policy, s *snapshot) { s.member.place = placeTerminating }, doChange, "OutdatedNotes"},
+		"node is back, in report":       {lostClaim, func(p *policy, s *snapshot) { p.mode, s.member.place, s.noticed = CleanupReport, placeHealthy, testNow }, doForget, "NodeIsBack"},
+		"node is there":                 {lostClaim, func(_ *policy, s *snapshot) { s.member.place, s.volume.Annotations = placeHealthy, nil }, doNothing, "NodeExists"},
+		"not local, as far as is known": {lostClaim, func(_ *policy, s *snapshot) { s.member.place, s.noticed = placeElsewhere, testNow }, doNothing, "NotLocal"},
+		"something may be there":        {lostClaim, func(_ *policy, s *snapshot) { s.member.place = placeUnclear }, doChange, "OutdatedNotes"},
+		"something may be there, held": {lostClaim, func(p *policy, s *snapshot) {
+			s.member.place = placeUnclear
+			s.volume.Annotations = map[string]string{p.ann.hold: heldByBreak}
+		}, doNothing, "MayStillExist"},
+		"only its recorded name is back": {lostClaim, func(_ *policy, s *snapshot) { s.member = membership{place: placeHealthy, recorded: true} }, doForget, "NodeIsBack"},
+		"only its recorded name is left": {lostClaim, func(p *policy, s *snapshot) {
+			s.member = membership{place: placeHealthy, recorded: true}
+			s.volume.Annotations = map[string]string{p.ann.lostNode: "n", p.ann.lostNodeUID: "u"}
+		}, doNothing, "NodeExists"},
+		"node is terminating": {lostClaim, func(_ *policy, s *snapshot) { s.member.place = placeTerminating }, doChange, "OutdatedNotes"},
 		"terminating, held": {lostClaim, func(p *policy, s *snapshot) {
 			s.member.place = placeTerminating
 			s.volume.Annotations = map[string]string{p.ann.hold: heldByBreak}

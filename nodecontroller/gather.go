@@ -19,9 +19,7 @@ func (t *term) gather(name string) (snapshot, step) {
 		t.ledger.drop(name)
 		return s, t.c.policy.decide(s)
 	}
-	if s.keyUnknown { // what was known before stays as it is, the breaker's holds included
-		return s, t.c.policy.decide(s)
-	}
+	t.notePresence(s)
 	switch s.member.place {
 	case placeTerminating, placeUnclear, placeOrphan, placeFenced:
 		goal := step{}
@@ -32,14 +30,31 @@ func (t *term) gather(name string) (snapshot, step) {
 			nodes: s.nodes, place: s.member.place, pending: goal.pending(),
 			held: s.volume.Annotations[t.c.policy.ann.hold] != "" && !s.approved,
 		})
-	default:
+	case placeHealthy:
 		t.ledger.drop(name)
+	default:
+		if t.index.topologyKey() != "" { // else what was counted stays so until it can be found again
+			t.ledger.drop(name)
+		}
 	}
 	v, _ := t.ledger.judge(s.now)
 	s.open = v.open
 	st := t.c.policy.decide(s)
 	t.ledger.mark(name, st)
 	return s, st
+}
+
+// notePresence remembers that something is there that may be the node of a volume which is
+// noted as one whose node is missing. Should that note outlive the presence because it
+// could not be removed, it does not count for the next absence.
+func (t *term) notePresence(s snapshot) {
+	switch s.member.place {
+	case placeElsewhere, placeOrphan:
+		return
+	}
+	if s.volume.Annotations[t.c.policy.ann.missing] != "" {
+		t.memory.change(s.volume.UID, func(r *remembered) { r.present = s.now })
+	}
 }
 
 // look is the part of gather that only reads.
@@ -51,13 +66,13 @@ func (t *term) look(name string) snapshot {
 	}
 	s.volume = pv
 	key := t.index.topologyKey()
-	s.keyUnknown = key == ""
 	values, local := localValues(pv, t.c.deps.Driver, key)
 	if !local {
 		return s
 	}
-	known := t.cachedNodes(values)
-	s.member = t.c.policy.ann.locate(pv, values, key, known, t.cachedCSINodes(values))
+	names := mergeNames(values, t.c.policy.ann.lostNodes(pv))
+	known := t.cachedNodes(names)
+	s.member = t.c.policy.ann.locate(pv, values, key, known, t.cachedCSINodes(names))
 	if s.nodes, s.tombstone = t.index.lost(pv, values); len(s.member.hosts) > 0 {
 		s.nodes = s.member.hosts
 	}
@@ -90,7 +105,7 @@ func (t *term) look(name string) snapshot {
 			s.attachments = append(s.attachments, va.Name)
 		}
 	}
-	s.noticed = t.memory.noticed(pv.UID)
+	s.noticed, s.present = t.memory.noticed(pv.UID), t.memory.present(pv.UID)
 	s.forced, s.tried = t.memory.forced(pv.UID), t.memory.tried(pv.UID)
 	return s
 }
@@ -149,15 +164,11 @@ func (t *term) approved(now time.Time) approval {
 
 // refresh is s as the API server says it is.
 func (t *term) refresh(ctx context.Context, s snapshot, full bool) (snapshot, error) {
-	values, key := []string(nil), t.index.topologyKey()
-	if v, ok := localValues(s.volume, t.c.deps.Driver, key); ok {
-		values = v
-	}
 	var likely []string
 	if full {
 		likely = t.likelyReady()
 	}
-	live, err := t.reader.refresh(ctx, s, key, t.index.nodesNamed(values), likely, full)
+	live, err := t.reader.refresh(ctx, s, t.index.topologyKey(), t.index.nodesNamed, likely, full)
 	if err != nil {
 		return live, err
 	}
@@ -167,12 +178,9 @@ func (t *term) refresh(ctx context.Context, s snapshot, full bool) (snapshot, er
 		t.volumes.Removed(s.volume)
 	default:
 		t.volumes.Wrote(live.volume)
+		t.notePresence(live)
 	}
-	read := false // whether the claim was: nobody reads that of a volume that is not local any more
-	if live.volume != nil {
-		_, read = localValues(live.volume, t.c.deps.Driver, key)
-	}
-	if s.claim != nil && live.claim == nil && read {
+	if s.claim != nil && live.noClaim == kube.Key(s.claim) {
 		t.claims.Removed(s.claim)
 	} else if live.claim != nil {
 		t.claims.Wrote(live.claim)
@@ -249,16 +257,18 @@ func (t *term) noteClaims(node string) {
 		return
 	}
 	found, exists := t.c.nodes.Get(node)
+	var unbound []*corev1.PersistentVolumeClaim
 	pending := false
 	if !exists || found.DeletionTimestamp != nil {
-		unbound, _ := t.claimsSelecting(node)
+		unbound, _ = t.claimsSelecting(node)
 		for _, claim := range unbound {
 			pending = pending || t.c.policy.outOfScope(t.wishesOfClaim(claim, found)) == ""
 		}
 	}
-	if !pending {
+	if len(unbound) == 0 {
 		t.ledger.drop(keyOfClaims(node))
 		return
 	}
-	t.ledger.set(keyOfClaims(node), entry{nodes: []string{node}, pending: true, place: placeTerminating})
+	// What nobody wants cleaned up now may be opted in later: the review has to find it.
+	t.ledger.set(keyOfClaims(node), entry{nodes: []string{node}, pending: pending, place: placeTerminating})
 }

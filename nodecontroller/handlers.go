@@ -73,10 +73,7 @@ func (t *term) csiNodeChanged(name string, n *storagev1.CSINode) {
 		t.assessAll()
 		return
 	}
-	t.nodeQueue.Add(name)
-	for _, pv := range t.index.volumesOf(name) { // of which it may be an alias
-		t.volumeQueue.Add(pv)
-	}
+	t.concern(name, t.index.volumesOf(name)) // of which it may be an alias
 }
 
 // tellKey tells that nothing can be cleaned up while nobody knows which label of a node
@@ -86,13 +83,17 @@ func (t *term) tellKey() {
 		return
 	}
 	t.c.notify.seldom(t.csiDriver(), "TopologyKeyUnknown", warning(reasonSkipped,
-		"TopologyKeyUnknown: the CSINodes report no topology key for the driver, or more than one, so nothing is cleaned up; set --topology-node-key"))
+		"TopologyKeyUnknown: the CSINodes report no topology key for the driver, or more than one, or one whose value several nodes share, so nothing is cleaned up; set --topology-node-key"))
 }
 
 func (t *term) nodeChanged(node *corev1.Node) {
 	t.index.setGoing(node.Name, node.DeletionTimestamp != nil)
 	t.memory.clear(t.memory.absent, node.Name) // an absence after this is another one
-	t.concern(node.Name, t.index.setNode(node))
+	volumes := t.index.setNode(node)
+	if t.ready.Load() {
+		t.tellKey() // the node may have shown that the key does not tell nodes apart
+	}
+	t.concern(node.Name, volumes)
 }
 
 // concern has a node and its volumes looked at. What they contribute to the breaker is

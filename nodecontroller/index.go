@@ -22,6 +22,8 @@ type index struct {
 	key     string              // "" while it is unknown
 	drivers map[string][]string // topology keys by the name of the CSINode that has the driver
 	nodes   relation
+	labels  relation             // nodes by their value of key
+	shared  map[string]struct{}  // keys of which several nodes have had the same value
 	volumes relation             // by their local values, and the names of their lost nodes
 	going   map[string]struct{}  // names of nodes that are being deleted
 	graves  map[string]tombstone // by every name of the node, for as long as nothing else has it
@@ -68,14 +70,28 @@ func (r relation) find(names []string) []string {
 }
 
 func newIndex(driver, key string, ann annotations) *index {
-	return &index{driver: driver, ann: ann, fixed: key, key: key, drivers: map[string][]string{}, nodes: newRelation(), volumes: newRelation(), graves: map[string]tombstone{}, going: map[string]struct{}{}}
+	return &index{driver: driver, ann: ann, fixed: key, key: key, drivers: map[string][]string{}, nodes: newRelation(), labels: newRelation(), shared: map[string]struct{}{}, volumes: newRelation(), graves: map[string]tombstone{}, going: map[string]struct{}{}}
 }
 
-// topologyKey is the key of the driver; "" while it reports none, or several.
+// topologyKey is the key of the driver; "" while it reports none, or several, or one that
+// does not tell nodes apart: a zone is not gone for good because it has no nodes today.
+// That the operator has set the key is proof enough that it does.
 func (i *index) topologyKey() string {
 	i.mu.RLock()
 	defer i.mu.RUnlock()
+	if _, shared := i.shared[i.key]; i.fixed == "" && (shared || manyNodes(i.key)) {
+		return ""
+	}
 	return i.key
+}
+
+// manyNodes tells whether nodes have the same value of a key by its definition.
+func manyNodes(key string) bool {
+	switch key {
+	case corev1.LabelTopologyZone, corev1.LabelTopologyRegion, corev1.LabelFailureDomainBetaZone, corev1.LabelFailureDomainBetaRegion:
+		return true
+	}
+	return false
 }
 
 // hasDriver tells whether the driver is registered on a node.
@@ -122,10 +138,9 @@ func (i *index) setCSINode(name string, csiNode *storagev1.CSINode) (moved, reke
 	if len(keys) == 1 {
 		key = slices.Collect(maps.Keys(keys))[0]
 	}
-	if key == corev1.LabelTopologyZone || key == corev1.LabelTopologyRegion { // many nodes share a value
-		key = ""
+	if rekeyed = key != i.key; rekeyed {
+		i.labels = newRelation()
 	}
-	rekeyed = key != i.key
 	i.key = key
 	return had != has, rekeyed
 }
@@ -135,10 +150,25 @@ func (i *index) setNode(node *corev1.Node) (volumes []string) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	touched := i.nodes.set(node.Name, namesOfNode(node, i.key))
+	i.label(node)
 	for _, n := range touched {
 		delete(i.graves, n)
 	}
 	return i.volumes.find(touched)
+}
+
+// label notes the value of the key that a node has. A key that several nodes shared stays
+// one that they may share, when all but one of them are gone too.
+func (i *index) label(node *corev1.Node) {
+	value := node.Labels[i.key]
+	if value == "" || node.DeletionTimestamp != nil {
+		i.labels.set(node.Name, nil)
+		return
+	}
+	i.labels.set(node.Name, []string{value})
+	if len(i.labels.objects[value]) > 1 {
+		i.shared[i.key] = struct{}{}
+	}
 }
 
 // dropNode notes that a node is gone, and what is to be remembered of it.
@@ -146,6 +176,7 @@ func (i *index) dropNode(node *corev1.Node) (volumes []string) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	touched := i.nodes.set(node.Name, nil)
+	i.labels.set(node.Name, nil)
 	for _, n := range touched {
 		if len(i.volumes.objects[n]) > 0 {
 			i.graves[n] = tombstone{name: node.Name, uid: string(node.UID), optedOut: node.Annotations[i.ann.cleanup] == disabled}

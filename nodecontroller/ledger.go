@@ -149,6 +149,13 @@ func (l *ledger) isHeld(node string) bool {
 	return l.held[node] > 0
 }
 
+// isPending tells whether there is an entry for which something is to be done.
+func (l *ledger) isPending(key string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.entries[key].pending
+}
+
 // keys is the keys of all entries, in no order.
 func (l *ledger) keys() []string {
 	l.mu.Lock()

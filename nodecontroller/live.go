@@ -36,8 +36,9 @@ type reader struct {
 // identifyInterval is the time between two attempts to find out which cluster this is.
 const identifyInterval = 5 * time.Second
 
-// identify notes by what the cluster is known again. Until it has succeeded, nothing is
-// cleaned up of nodes that are gone.
+// identify notes by what the cluster is known again, once for the life of the process: a
+// Lease may have been lost because another cluster has begun to answer. Until it has
+// succeeded, nothing is cleaned up of nodes that are gone.
 func (r *reader) identify(ctx context.Context) {
 	for r.system.Load() == nil {
 		ns, ok, err := r.namespace(ctx, metav1.NamespaceSystem)

@@ -25,6 +25,8 @@ type membership struct {
 	place   place
 	hosts   []string // nodes whose labels satisfy its affinity
 	aliases []string // what else may be one of its nodes: by its name, label or host name
+	// recorded is that only the name that is written on the volume tells of what stays.
+	recorded bool
 	// fencedSince is from when on the node of a fenced volume is taken for lost.
 	fencedSince time.Time
 }
@@ -72,14 +74,16 @@ func namesOfNode(node *corev1.Node, key string) []string {
 // locate finds the place of pv, whose local values are values. nodes is at least all
 // nodes that have one of values as a name, csiNodes the names of existing CSINodes; what
 // does not belong to pv among them is left out. A node that came back without its label,
-// or only as a CSINode so far, counts as an alias.
+// or only as a CSINode so far, counts as an alias. So does one that came back under the name
+// that is written on pv, with whatever label: nobody can tell whether its disks are the same.
 func (a annotations) locate(pv *corev1.PersistentVolume, values []string, key string, nodes []*corev1.Node, csiNodes []string) membership {
 	var m membership
 	selector, err := nodeaffinity.NewNodeSelector(pv.Spec.NodeAffinity.Required)
 	if err != nil {
 		return m // nobody knows what it means
 	}
-	staying, leaving := 0, 0
+	lost := a.lostNodes(pv)
+	staying, leaving, recorded := 0, 0, 0
 	var host *corev1.Node
 	for _, node := range nodes {
 		switch {
@@ -87,6 +91,11 @@ func (a annotations) locate(pv *corev1.PersistentVolume, values []string, key st
 			m.hosts, host = append(m.hosts, node.Name), node
 		case slices.ContainsFunc(namesOfNode(node, key), func(n string) bool { return slices.Contains(values, n) }):
 			m.aliases = append(m.aliases, node.Name)
+		case slices.Contains(lost, node.Name):
+			m.aliases = append(m.aliases, node.Name)
+			if node.DeletionTimestamp == nil {
+				recorded++
+			}
 		default:
 			continue
 		}
@@ -97,10 +106,11 @@ func (a annotations) locate(pv *corev1.PersistentVolume, values []string, key st
 		}
 	}
 	for _, name := range csiNodes {
-		if slices.Contains(values, name) && !slices.Contains(m.hosts, name) && !slices.Contains(m.aliases, name) {
+		if (slices.Contains(values, name) || slices.Contains(lost, name)) && !slices.Contains(m.hosts, name) && !slices.Contains(m.aliases, name) {
 			m.aliases = append(m.aliases, name)
 		}
 	}
+	m.recorded = recorded > 0 && recorded == staying
 	switch {
 	case len(m.hosts) == 1 && len(m.aliases) == 0 && staying == 1 && !a.fencedSince(host).IsZero():
 		m.place, m.fencedSince = placeFenced, a.fencedSince(host)

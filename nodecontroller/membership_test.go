@@ -96,6 +96,8 @@ func TestLocate(t *testing.T) {
 	narrow := localVolume(affinityTerm(testKey, "a"))
 	narrow.Spec.NodeAffinity.Required.NodeSelectorTerms[0].MatchExpressions = append(narrow.Spec.NodeAffinity.Required.NodeSelectorTerms[0].MatchExpressions,
 		corev1.NodeSelectorRequirement{Key: "disk", Operator: corev1.NodeSelectorOpExists})
+	lost := localVolume(affinityTerm(testKey, "a"))
+	lost.Annotations = map[string]string{annotationsOf(testDriver).lostNode: "n"}
 	for name, tt := range map[string]struct {
 		pv       *corev1.PersistentVolume
 		nodes    []*corev1.Node
@@ -117,6 +119,10 @@ func TestLocate(t *testing.T) {
 		"a node with its label that lacks another":         {narrow, []*corev1.Node{testNode("x", "a")}, nil, placeHealthy},
 		"an alias is going":                                {a, []*corev1.Node{testNode("a", "", terminating)}, nil, placeUnclear},
 		"only the CSINode is left":                         {a, nil, []string{"a"}, placeUnclear},
+		"the lost node is back with another label":         {lost, []*corev1.Node{testNode("n", "z")}, []string{"n"}, placeHealthy},
+		"the lost node is back, and going again":           {lost, []*corev1.Node{testNode("n", "z", terminating)}, []string{"n"}, placeUnclear},
+		"only the CSINode of the lost node is there":       {lost, nil, []string{"n"}, placeUnclear},
+		"another node has the lost node as its label":      {lost, []*corev1.Node{testNode("x", "n")}, nil, placeOrphan},
 		"the host is fenced":                               {a, []*corev1.Node{testNode("a", "a", fenced(testNow))}, []string{"a"}, placeFenced},
 		"the host is fenced, and has another alias":        {ab, []*corev1.Node{testNode("a", "a", fenced(testNow)), testNode("b", "")}, nil, placeHealthy},
 		"the host is fenced, and a second one is not":      {ab, []*corev1.Node{testNode("a", "a", fenced(testNow)), testNode("b", "b")}, nil, placeHealthy},

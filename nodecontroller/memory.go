@@ -21,6 +21,7 @@ type memory struct {
 
 type remembered struct {
 	noticed       time.Time // since when its node is known to be missing
+	present       time.Time // when its node was there although it was noted as missing
 	forced, tried bool
 	optedOut      bool // what its node said stands on the volume, for everybody to take back
 }
@@ -36,6 +37,7 @@ func (m *memory) get(uid types.UID) remembered {
 }
 
 func (m *memory) noticed(uid types.UID) time.Time { return m.get(uid).noticed }
+func (m *memory) present(uid types.UID) time.Time { return m.get(uid).present }
 func (m *memory) forced(uid types.UID) bool       { return m.get(uid).forced }
 func (m *memory) tried(uid types.UID) bool        { return m.get(uid).tried }
 func (m *memory) optedOut(uid types.UID) bool     { return m.get(uid).optedOut }

@@ -169,10 +169,10 @@ func (p nodePolicy) decideStaying(s nodeSnapshot) nodeStep {
 		return nodeStep{action: nodeProtect, reason: "Unprotected"}
 	case s.registered || !has:
 		return nodeStep{reason: "Protected"}
+	case !s.keyKnown:
+		return nodeStep{reason: "TopologyKeyUnknown"} // nobody knows which volumes are on it
 	case s.volumes > 0:
 		return nodeStep{reason: "HasVolumes"} // the end of the last one brings it here again
-	case !s.keyKnown:
-		return nodeStep{reason: "TopologyKeyUnknown"} // and with it, whether there are volumes
 	case s.unregistered.IsZero():
 		return nodeStep{reason: "Unregistered", next: s.now.Add(p.unregistered)}
 	case s.now.Before(s.unregistered.Add(p.unregistered)):

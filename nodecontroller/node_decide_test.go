@@ -34,12 +34,12 @@ func TestDecideNode(t *testing.T) {
 			p.mode, s.volumes, s.unregistered = NodeFinalizerManage, 1, testNow.Add(-time.Hour)
 		}, nodeNothing, "HasVolumes", 0},
 		"left just now": {staying(ours), func(p *nodePolicy, s *nodeSnapshot) { p.mode, s.unregistered = NodeFinalizerManage, testNow }, nodeNothing, "Unregistered", 10 * time.Minute},
+		"left by the driver everywhere": {staying(ours), func(p *nodePolicy, s *nodeSnapshot) {
+			p.mode, s.keyKnown, s.unregistered = NodeFinalizerManage, false, testNow.Add(-time.Hour)
+		}, nodeNothing, "TopologyKeyUnknown", 0},
 		"left for long": {staying(ours), func(p *nodePolicy, s *nodeSnapshot) {
 			p.mode, s.unregistered = NodeFinalizerManage, testNow.Add(-time.Hour)
 		}, nodeRelease, "Unregistered", 0},
-		"left for long, and nobody knows its volumes": {staying(ours), func(p *nodePolicy, s *nodeSnapshot) {
-			p.mode, s.unregistered, s.keyKnown = NodeFinalizerManage, testNow.Add(-time.Hour), false
-		}, nodeNothing, "TopologyKeyUnknown", 0},
 		"unnoted": {deleted(ours), func(_ *nodePolicy, s *nodeSnapshot) { s.unnoted = true }, nodeNote, "NodeIsTerminating", 0},
 		"unnoted, in report": {deleted(ours), func(p *nodePolicy, s *nodeSnapshot) {
 			s.unnoted, p.writes, p.deletes, p.why = true, false, false, "report"

@@ -96,7 +96,7 @@ func (t *term) gatherNode(pass *nodePass) nodeSnapshot {
 		}
 	}
 	t.noteClaims(node.Name)
-	s.pending = s.pending || t.ledger.has(keyOfClaims(node.Name))
+	s.pending = s.pending || t.ledger.isPending(keyOfClaims(node.Name))
 	v, _ := t.ledger.judge(s.now)
 	s.open, s.approved = v.open, t.approved(s.now).covers([]string{node.Name})
 	switch {
@@ -111,10 +111,9 @@ func (t *term) gatherNode(pass *nodePass) nodeSnapshot {
 // notes is what a volume has to know of its node when that is gone. An opt-out has to
 // outlive the node.
 func (p nodePolicy) notes(node *corev1.Node, s snapshot, hold bool) kube.MetaChange {
-	// Of several hosts one may have gone before: it stays one by whose name the volume is known.
-	names := mergeNames(s.member.hosts, p.ann.lostNodes(s.volume))
+	names := mergeNames(p.ann.lostNodes(s.volume), s.member.hosts) // one that has gone before is lost as well
 	set := map[string]string{p.ann.lostNode: strings.Join(names, nodeListMark), p.ann.lostNodeUID: string(node.UID)}
-	if len(s.member.hosts) > 1 { // the UID of which, nobody could tell
+	if len(names) > 1 { // the UID of which, nobody could tell
 		delete(set, p.ann.lostNodeUID)
 	}
 	if node.Annotations[p.ann.cleanup] == disabled {

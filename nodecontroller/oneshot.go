@@ -39,13 +39,13 @@ type CleanupRequest struct {
 type cleanup struct {
 	request CleanupRequest
 	key     string
-	names   map[string][]string // by which each node is known
+	names   relation // the nodes that exist, and all by which a volume may mean them
 	policy  policy
 	reader  *reader
 	exec    *executor
 	bucket  bucket
 	forced  map[string]bool // volumes that were deleted in this run
-	refused map[string]bool // volumes for which a gate was closed
+	refused map[string]bool // volumes for which a gate was closed, or that are to be left alone
 }
 
 // Cleanup deletes the claims of the volumes of one node that is gone, and on request the
@@ -62,8 +62,8 @@ func Cleanup(ctx context.Context, cfg Config, client kubernetes.Interface, reque
 	}
 	p := policyOf(cfg, request.Driver)
 	p.mode, p.dryRun, p.command = cfg.NodeCleanup, request.DryRun, true
-	r := &reader{client: client, policy: p, timeout: cfg.Timeout, system: &atomic.Value{}}
-	c := &cleanup{request: request, key: cfg.TopologyNodeKey, policy: p, reader: r, names: map[string][]string{}, forced: map[string]bool{}, refused: map[string]bool{}, bucket: bucket{qps: cfg.NodeCleanupQPS, burst: cfg.NodeCleanupBurst}}
+	r := &reader{client: client, policy: p, timeout: cfg.Timeout, system: new(atomic.Value)}
+	c := &cleanup{request: request, key: cfg.TopologyNodeKey, names: newRelation(), policy: p, reader: r, forced: map[string]bool{}, refused: map[string]bool{}, bucket: bucket{qps: cfg.NodeCleanupQPS, burst: cfg.NodeCleanupBurst}}
 	registry := prometheus.NewRegistry() // of which nobody reads anything
 	c.exec = &executor{
 		reader: r, policy: p, timeout: cfg.Timeout, notify: newNotifier(&directEvents{ctx: ctx, client: client, component: request.Driver}, request.DryRun),
@@ -101,22 +101,33 @@ func (c *cleanup) prepare(ctx context.Context) error {
 	if ok {
 		c.reader.system.Store(ns.UID)
 	}
-	if c.key == "" {
+	automatic := c.key == ""
+	if automatic {
 		if c.key, err = c.findKey(ctx); err != nil {
 			return err
 		}
 	}
 	name := c.request.Node
 	var found []string
+	labels, shared := map[string]bool{}, ""
 	err = pages(ctx, c.reader.timeout, "Nodes", c.reader.listNodes, metav1.ListOptions{}, func(n *corev1.Node) bool {
-		c.names[n.Name] = namesOfNode(n, c.key)
-		if slices.Contains(c.names[n.Name], name) {
+		c.names.set(n.Name, namesOfNode(n, c.key))
+		if label := n.Labels[c.key]; label != "" && n.DeletionTimestamp == nil {
+			if labels[label] {
+				shared = label
+			}
+			labels[label] = true
+		}
+		if slices.Contains(namesOfNode(n, c.key), name) {
 			found = append(found, "Node "+n.Name)
 		}
 		return true
 	})
 	if err != nil {
 		return err
+	}
+	if automatic && (manyNodes(c.key) || shared != "") {
+		return fmt.Errorf("--topology-node-key: must be set, since topology key %s of driver %q is not one of single nodes", c.key, c.policy.driver)
 	}
 	if _, ok, err = c.reader.csiNode(ctx, name); err != nil {
 		return err
@@ -170,22 +181,10 @@ func (c *cleanup) find(ctx context.Context) ([]snapshot, error) {
 	return found, err
 }
 
-// known is the nodes that have one of the values of pv as a name, a host name among them.
-func (c *cleanup) known(pv *corev1.PersistentVolume) []string {
-	values, _ := localValues(pv, c.policy.driver, c.key)
-	var nodes []string
-	for node, names := range c.names {
-		if slices.ContainsFunc(names, func(n string) bool { return slices.Contains(values, n) }) {
-			nodes = append(nodes, node)
-		}
-	}
-	return nodes
-}
-
 // check is the next step for a volume, and why it may not be taken, which is noted.
 func (c *cleanup) check(ctx context.Context, s snapshot) (snapshot, step, []finding, error) {
 	s.forced = c.forced[s.volume.Name]
-	live, err := c.reader.refresh(ctx, s, c.key, c.known(s.volume), nil, true)
+	live, err := c.reader.refresh(ctx, s, c.key, c.names.find, nil, true)
 	if err != nil || live.volume == nil {
 		return live, step{reason: "Gone"}, nil, err
 	}
@@ -197,7 +196,7 @@ func (c *cleanup) check(ctx context.Context, s snapshot) (snapshot, step, []find
 	}
 	// That a volume is to be retained is no refusal, once its claim is gone.
 	left := st.action == doSkip && (st.gate == gateScope || st.state == stateClaim)
-	if delete(c.refused, s.volume.Name); len(closed) > 0 || st.action == doBlocked || left {
+	if delete(c.refused, s.volume.Name); len(closed) > 0 || st.action == doBlocked || left || live.member.place != placeOrphan {
 		c.refused[s.volume.Name] = true
 	}
 	return live, st, closed, nil
@@ -313,7 +312,7 @@ func (c *cleanup) settle(ctx context.Context, s snapshot, out io.Writer) (again 
 // RemoveFinalizers takes the finalizer of the nodes from all of them, so that nothing
 // holds their deletion once this program is gone.
 func RemoveFinalizers(ctx context.Context, cfg Config, client kubernetes.Interface, dryRun bool, out io.Writer) error {
-	r := &reader{client: client, timeout: cfg.Timeout, system: &atomic.Value{}}
+	r := &reader{client: client, timeout: cfg.Timeout, system: new(atomic.Value)}
 	change := kube.MetaChange{RemoveFinalizers: []string{cfg.NodeFinalizer}}
 	var errs []error
 	err := pages(ctx, cfg.Timeout, "Nodes", r.listNodes, metav1.ListOptions{}, func(node *corev1.Node) bool {

@@ -54,21 +54,22 @@ func (p policy) writes() bool { return p.mode == CleanupClaims || p.mode == Clea
 type snapshot struct {
 	volume *corev1.PersistentVolume // nil: gone
 	member membership
-	// keyUnknown is that nobody says which label of nodes volumes go by, just now: a driver
-	// that is restarted on all nodes reports none for a moment.
-	keyUnknown bool
 	// nodes is the names of its lost, fenced or terminating nodes, as well as they are known.
 	nodes []string
 	// tombstone is what was last seen of the node that is gone; nil when nobody saw it.
 	tombstone *tombstone
 	claim     *corev1.PersistentVolumeClaim // of the name in claimRef, whatever its UID; nil: none
+	noClaim   string                        // the name of the claim that was read and is not there
 	wishes    wishes
 	namespace types.UID // of that of the claim, where it has been read
 	// attachments is the VolumeAttachments of the volume.
 	attachments []string
 	// noticed is since when this process knows that the node is missing; zero: it does
 	// not. It serves where nothing may be written.
-	noticed  time.Time
+	noticed time.Time
+	// present is when this process last saw what may be its node; zero: it did not, or
+	// nothing was written about an absence then.
+	present  time.Time
 	open     bool // the breaker's verdict
 	approved bool // of all its nodes
 	// forced is that this process has already deleted the volume.
@@ -96,8 +97,8 @@ func (a annotations) wishesOf(objects map[string]metav1.Object) wishes {
 		switch value := obj.GetAnnotations()[a.cleanup]; {
 		case value == disabled && w.optOut == "":
 			w.optOut = kind + " " + kube.Key(obj)
-		// A namespace or node says only no: an opt-in is about a volume or a class of them.
-		case value == enabled && w.optIn == "" && kind != "Namespace" && kind != "Node":
+		// Only who asked for the volume, or offers volumes of its class, says yes.
+		case value == enabled && w.optIn == "" && (kind == "PersistentVolumeClaim" || kind == "StorageClass"):
 			w.optIn = kind + " " + kube.Key(obj)
 		}
 	}

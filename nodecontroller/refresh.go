@@ -12,9 +12,9 @@ import (
 )
 
 // refresh is s with everything in it that the API server knows read from there. Only full
-// reads what is needed before something is destroyed. known is the names of nodes that the
-// cache takes for nodes of the volume, likely those that it takes for ready.
-func (r *reader) refresh(ctx context.Context, s snapshot, key string, known, likely []string, full bool) (snapshot, error) {
+// reads what is needed before something is destroyed. known finds the names of nodes that
+// have one of some values as a name, label or host name; likely is nodes that may be ready.
+func (r *reader) refresh(ctx context.Context, s snapshot, key string, known func(values []string) []string, likely []string, full bool) (snapshot, error) {
 	s.now = time.Now()
 	pv, ok, err := r.volume(ctx, s.volume.Name)
 	if err != nil {
@@ -24,14 +24,14 @@ func (r *reader) refresh(ctx context.Context, s snapshot, key string, known, lik
 		s.volume = nil
 		return s, nil
 	}
-	s.volume, s.claim = pv, nil
+	s.volume, s.claim, s.noClaim = pv, nil, ""
 	s.nodes = mergeNames(s.nodes, r.policy.ann.lostNodes(pv))
 	values, local := localValues(pv, r.policy.driver, key)
 	if !local {
 		s.member = membership{}
 		return s, nil
 	}
-	nodes, csiNodes, err := r.named(ctx, key, values, slices.Concat(values, s.nodes, known))
+	nodes, csiNodes, err := r.named(ctx, key, values, slices.Concat(values, s.nodes, known(values)))
 	if err != nil {
 		return s, err
 	}
@@ -75,7 +75,9 @@ func (r *reader) refreshClaim(ctx context.Context, s *snapshot, fenced *corev1.N
 		if err != nil {
 			return err
 		}
-		if ok {
+		if !ok {
+			s.noClaim = ref.Namespace + "/" + ref.Name
+		} else {
 			s.claim = claim
 			if claim.UID == ref.UID {
 				say["PersistentVolumeClaim"] = claim
