@@ -48,9 +48,6 @@ func (t *term) cleanAbsent(ctx context.Context, name string) (time.Time, error) 
 	if next, err := t.cleanUnbound(ctx, name, nil, pass); err != nil || !next.IsZero() {
 		return next, err
 	}
-	if why := t.keepsResources(name); why != "" {
-		return time.Now().Add(later), nil
-	}
 	next, err := t.cleanRecords(ctx, name, func() ([]finding, error) { return t.gatesOfAbsent(ctx, name) }, "")
 	switch {
 	case err != nil || !next.IsZero():
@@ -67,6 +64,9 @@ func (t *term) cleanAbsent(ctx context.Context, name string) (time.Time, error) 
 func (t *term) gatesOfAbsent(ctx context.Context, name string) ([]finding, error) {
 	if !t.c.policy.writes() || !t.c.policy.orphanPath {
 		return []finding{{gateMode, "ReportOnly", "the mode of the clean-up is " + string(t.c.policy.mode)}}, nil
+	}
+	if t.c.departed.optedOut(name) {
+		return []finding{{gateScope, "Scope", "Node " + name + " had the annotation " + t.c.policy.ann.cleanup + ": " + disabled + " when it went"}}, nil
 	}
 	names := []string{name}
 	nodes, csiNodes, err := t.reader.named(ctx, t.index.topologyKey(), names, slices.Concat(names, t.index.nodesNamed(names)))
@@ -94,20 +94,28 @@ func (t *term) gatesOfAbsent(ctx context.Context, name string) ([]finding, error
 }
 
 // cleanRecords removes the custom resources of a node, unless one of its volumes, as the
-// API server has it now, speaks for them. A node that is being deleted is not held for
-// what is kept: nothing is left to do for it.
+// cache and then the API server has it, speaks for them. A node that is being deleted is
+// not held for what is kept: nothing is left to do for it.
 func (t *term) cleanRecords(ctx context.Context, node string, gates func() ([]finding, error), when ResourceWhen) (time.Time, error) {
-	for _, name := range t.index.volumesOf(node) {
-		s := t.look(name)
-		if s.volume == nil || !t.belongs(s.volume, node) {
-			continue
+	kept := t.keepsResources(node)
+	if kept == "" {
+		for _, name := range t.index.volumesOf(node) {
+			s := t.look(name)
+			if s.volume == nil || !t.belongs(s.volume, node) {
+				continue
+			}
+			if _, err := t.refresh(ctx, s, false); err != nil {
+				return time.Time{}, err
+			}
 		}
-		if _, err := t.refresh(ctx, s, false); err != nil {
-			return time.Time{}, err
-		}
+		kept = t.keepsResources(node)
 	}
-	if why := t.keepsResources(node); why != "" {
-		return time.Time{}, nil
+	if kept != "" {
+		t.ledger.drop(keyOfRecords(node)) // nothing is to be done for them now
+		if when == WhenNodeTerminating {
+			return time.Time{}, nil
+		}
+		return time.Now().Add(later), nil
 	}
 	return t.cleanResources(ctx, node, func() ([]finding, error) {
 		if why := t.keepsResources(node); why != "" {

@@ -65,8 +65,9 @@ type Controller struct {
 	tokens sync.Mutex // of bucket, which outlives a term: losing a Lease is no fresh start
 	bucket bucket
 
-	system  atomic.Value         // by what the cluster is known again, see [reader]
-	current atomic.Pointer[term] // nil between terms
+	system   atomic.Value // by what the cluster is known again, see [reader]
+	departed *departed
+	current  atomic.Pointer[term] // nil between terms
 }
 
 // New checks cfg, which is resolved, and asks for the watches that the controller needs.
@@ -97,6 +98,10 @@ func New(cfg Config, deps Deps) (*Controller, error) {
 	}
 	c.metrics = newMetrics(deps.Registry, c.tally, c.notReady)
 	c.ownClaims = newClaims(cfg, deps)
+	c.departed = newDeparted(p.ann.cleanup)
+	if err := c.departed.watch(c.nodes); err != nil {
+		return nil, err
+	}
 	var err error
 	c.webhooks, err = c.newWebhooks()
 	return c, err
@@ -229,6 +234,9 @@ func (c *Controller) clean(ctx context.Context) error {
 // begin counts what is lost before the first worker runs: the breaker must know of all of
 // it before anything is cleaned up.
 func (t *term) begin() {
+	for _, node := range t.c.departed.list() {
+		t.index.dropNode(node)
+	}
 	t.ready.Store(true)
 	t.tellKey()
 	t.assessAll()
@@ -279,7 +287,7 @@ func (t *term) resync(ctx context.Context) {
 // review queues everything that the ledger knows of.
 func (t *term) review(volume, node func(string)) {
 	for _, key := range t.ledger.keys() {
-		if name, ok := nodeOfClaims(key); ok {
+		if name, ok := nodeOfKey(key); ok {
 			node(name)
 		} else {
 			volume(key)

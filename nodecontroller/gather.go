@@ -242,13 +242,16 @@ func (t *term) wishesOfClaim(claim *corev1.PersistentVolumeClaim, node *corev1.N
 	return w
 }
 
-// keyOfClaims is the entry of the ledger for the unbound claims of a node.
-func keyOfClaims(node string) string { return claimsPrefix + node }
+// keyOfClaims is the entry of the ledger for the unbound claims of a node, keyOfRecords
+// that for its custom resources. No volume has a slash in its name.
+func keyOfClaims(node string) string  { return "claims/" + node }
+func keyOfRecords(node string) string { return "records/" + node }
 
-const claimsPrefix = "claims/" // no volume has a slash in its name
-
-// nodeOfClaims is the node of such a key; false for the name of a volume.
-func nodeOfClaims(key string) (string, bool) { return strings.CutPrefix(key, claimsPrefix) }
+// nodeOfKey is the node of such a key; false for the name of a volume.
+func nodeOfKey(key string) (string, bool) {
+	_, node, ok := strings.Cut(key, "/")
+	return node, ok
+}
 
 // noteClaims has the ledger know whether something is to be done for the unbound claims of
 // a node that is gone or going.
@@ -270,5 +273,20 @@ func (t *term) noteClaims(node string) {
 		return
 	}
 	// What nobody wants cleaned up now may be opted in later: the review has to find it.
-	t.ledger.set(keyOfClaims(node), entry{nodes: []string{node}, pending: pending, place: placeTerminating})
+	t.noteWaiting(keyOfClaims(node), node, pending && !t.c.departed.optedOut(node))
+}
+
+// noteWaiting has the ledger know whether something of node is to be done that is no
+// volume. On a volume a hold is written; this one lasts in memory, until the node is back,
+// an approval, or the end of what waits.
+func (t *term) noteWaiting(key, node string, pending bool) {
+	now := time.Now()
+	e := entry{nodes: []string{node}, pending: pending, place: placeTerminating}
+	free := !pending || t.approved(now).covers(e.nodes)
+	e.held = !free && t.ledger.holds(key)
+	t.ledger.set(key, e)
+	if v, _ := t.ledger.judge(now); v.open && !free && !e.held {
+		e.held = true
+		t.ledger.set(key, e)
+	}
 }

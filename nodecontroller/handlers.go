@@ -88,7 +88,9 @@ func (t *term) tellKey() {
 
 func (t *term) nodeChanged(node *corev1.Node) {
 	t.index.setGoing(node.Name, node.DeletionTimestamp != nil)
-	t.memory.clear(t.memory.absent, node.Name) // an absence after this is another one
+	if t.memory.clear(t.memory.absent, node.Name); node.DeletionTimestamp == nil { // an absence after this is another one
+		t.ledger.drop(keyOfRecords(node.Name))
+	}
 	volumes := t.index.setNode(node)
 	if t.ready.Load() {
 		t.tellKey() // the node may have shown that the key does not tell nodes apart
@@ -126,6 +128,8 @@ func (t *term) nodeUpdated(old, node *corev1.Node) {
 
 func (t *term) nodeDeleted(node *corev1.Node) {
 	t.nodeQueue.Forget(node.Name)
+	t.c.departed.left(node) // which may hear of it later
+	t.memory.clear(t.memory.ends, node.Name)
 	t.index.setGoing(node.Name, false)
 	t.concern(node.Name, t.index.dropNode(node))
 }

@@ -175,7 +175,7 @@ func (i *index) label(node *corev1.Node) {
 func (i *index) dropNode(node *corev1.Node) (volumes []string) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	touched := i.nodes.set(node.Name, nil)
+	touched := mergeNames(i.nodes.set(node.Name, nil), namesOfNode(node, i.key)) // it may have gone before this term
 	i.labels.set(node.Name, nil)
 	for _, n := range touched {
 		if len(i.volumes.objects[n]) > 0 {
@@ -253,7 +253,7 @@ func (i *index) volumesOf(node string) []string {
 	return i.volumes.find(names)
 }
 
-// lost is the names of the lost nodes of pv, and what was last seen of the first of them:
+// lost is the names of the lost nodes of pv, and what was last seen of one of them:
 // what is written on it, else who last had one of its values, else the values themselves.
 func (i *index) lost(pv *corev1.PersistentVolume, values []string) ([]string, *tombstone) {
 	i.mu.RLock()
@@ -263,7 +263,7 @@ func (i *index) lost(pv *corev1.PersistentVolume, values []string) ([]string, *t
 	written := len(names) > 0
 	for _, v := range values {
 		grave, ok := i.graves[v]
-		if ok && last == nil {
+		if ok && (last == nil || grave.optedOut && !last.optedOut) { // one that says no is enough
 			last = &grave
 		}
 		switch {

@@ -15,7 +15,7 @@ type ledger struct {
 	drivers func() []string
 
 	mu      sync.Mutex
-	entries map[string]entry     // by name of the volume, or "claims/" and the node
+	entries map[string]entry     // by name of the volume, see also [keyOfClaims]
 	pending map[string]int       // by node: entries
 	held    map[string]int       // by node: entries
 	acted   map[string]time.Time // by node
@@ -147,6 +147,13 @@ func (l *ledger) isHeld(node string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.held[node] > 0
+}
+
+// holds tells whether there is an entry that is held.
+func (l *ledger) holds(key string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.entries[key].held
 }
 
 // isPending tells whether there is an entry for which something is to be done.

@@ -16,6 +16,7 @@ type memory struct {
 	volumes map[types.UID]remembered
 	absent  map[string]time.Time // nodes with unbound claims or custom resources
 	alone   map[string]time.Time // nodes that the driver has left
+	ends    map[string]time.Time // nodes that are looked at again when they have been held for long enough
 	nodes   map[string]time.Time // absent nodes whose clean-up was tried in dry-run mode
 }
 
@@ -27,7 +28,7 @@ type remembered struct {
 }
 
 func newMemory() *memory {
-	return &memory{volumes: map[types.UID]remembered{}, absent: map[string]time.Time{}, alone: map[string]time.Time{}, nodes: map[string]time.Time{}}
+	return &memory{volumes: map[types.UID]remembered{}, absent: map[string]time.Time{}, alone: map[string]time.Time{}, ends: map[string]time.Time{}, nodes: map[string]time.Time{}}
 }
 
 func (m *memory) get(uid types.UID) remembered {

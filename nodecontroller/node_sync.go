@@ -49,8 +49,10 @@ func (t *term) syncNode(ctx context.Context, name string) (time.Time, error) {
 			continue
 		}
 		if end := s.node.DeletionTimestamp.Add(t.c.nodePolicy.timeout); time.Now().Before(end) {
-			// The back-off may be longer than the node may be held.
-			time.AfterFunc(time.Until(end), func() { t.nodeQueue.Add(name) })
+			if !t.memory.has(t.memory.ends, name) { // the back-off may be longer than the node may be held
+				t.memory.since(t.memory.ends, name, end)
+				time.AfterFunc(time.Until(end), func() { t.nodeQueue.Add(name) })
+			}
 			return time.Time{}, t.failedFor(name, err)
 		}
 		log.Info("The clean-up failed, and the node has waited long enough", "err", err)

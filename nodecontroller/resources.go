@@ -62,6 +62,9 @@ func (t *term) cleanResources(ctx context.Context, node string, gates func() ([]
 		if err != nil {
 			return time.Time{}, err
 		}
+		if len(found) > 0 {
+			t.noteWaiting(keyOfRecords(node), node, true)
+		}
 		for _, obj := range found {
 			if obj.GetDeletionTimestamp() != nil && !slices.Contains(obj.GetFinalizers(), r.Finalizer) {
 				continue // whatever keeps it is not ours
@@ -84,6 +87,7 @@ func (t *term) cleanResources(ctx context.Context, node string, gates func() ([]
 			}
 		}
 	}
+	t.ledger.drop(keyOfRecords(node))
 	return time.Time{}, nil
 }
 
