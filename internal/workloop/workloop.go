@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
 )
@@ -28,8 +29,11 @@ type Config struct {
 	// Name is the value of the label "name" of the workqueue metrics.
 	Name string
 	// RetryStart is the delay after the first failure of a key. It doubles
-	// with each further failure up to RetryMax and has no jitter.
+	// with each further failure up to RetryMax.
 	RetryStart, RetryMax time.Duration
+	// Jitter is by which fraction of itself a delay is lengthened at most, at random, so
+	// that what failed together is not tried together again. Zero: not at all.
+	Jitter float64
 	// Gate returns once work may go on, or with the error of ctx. It is asked
 	// before every item; nil means always. A driver that is away holds its
 	// workers here instead of failing every item.
@@ -239,6 +243,9 @@ func (l *Loop[K]) failed(key K, err error) (delay time.Duration) {
 		l.known[key] = st
 	}
 	delay = backoff(l.cfg.RetryStart, l.cfg.RetryMax, st.failures)
+	if l.cfg.Jitter > 0 {
+		delay = wait.Jitter(delay, l.cfg.Jitter)
+	}
 	st.failures++
 	st.running = false
 	st.notBefore, st.lastError = time.Now().Add(delay), errorText(err)

@@ -67,6 +67,29 @@ func TestBackoffDoublesUpToTheMaximum(t *testing.T) {
 	})
 }
 
+func TestJitterLengthensTheBackoff(t *testing.T) {
+	a := &attempts{}
+	run(t, Config{Jitter: 0.5}, func(context.Context, string) (time.Time, error) {
+		a.add()
+		return time.Time{}, errors.New("no")
+	}, func(l *Loop[string], _ *Metrics, _ context.CancelCauseFunc) {
+		a.start = time.Now()
+		l.Add("k")
+		time.Sleep(30 * time.Second)
+		synctest.Wait()
+		even := true
+		for i, want := range []float64{1, 2, 4, 8} {
+			got := a.at[i+1] - a.at[i]
+			if even = even && got == want; got < want || got > 1.5*want {
+				t.Errorf("delay %d is %v s", i, got)
+			}
+		}
+		if even {
+			t.Error("no delay is longer")
+		}
+	})
+}
+
 func TestEventCutsBackoffShortButKeepsTheCount(t *testing.T) {
 	a := &attempts{}
 	run(t, Config{}, func(context.Context, string) (time.Time, error) {
