@@ -18,7 +18,8 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// Indexes of the kinds. Objects of other drivers are in none but [ByVolume] and [ByNeed].
+// Indexes of the kinds. Objects of other drivers are in none but [ByVolume],
+// [ByNeed] and [ByNamespace].
 const (
 	// ByVolume finds the VolumeAttachments, those of other drivers included, by
 	// the name of their PersistentVolume.
@@ -40,6 +41,9 @@ const (
 	// ByClaim finds the pods that use a claim by its key, directly or as the claim of a
 	// generic ephemeral volume.
 	ByClaim = "claim"
+	// ByNamespace finds the claims, those of other drivers and with a volume included. The
+	// informers of client-go have it from the start.
+	ByNamespace = cache.NamespaceIndex
 )
 
 // AnnSelectedNode is the node that the scheduler chose for the pod of a claim.

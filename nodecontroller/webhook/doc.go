@@ -4,7 +4,7 @@
 // before them. It runs on every replica, whoever leads.
 //
 //	review.go   HTTP: what is refused, and what an answer looks like
-//	gather.go   caches and live reads: what is known of claims and classes
+//	gather.go   what is known of claims and classes: the caches, and reads.go for live reads
 //	pod.go      what becomes of a pod         claim.go  what becomes of a claim
 //	patch.go    the fewest operations that make it so
 //	certs.go    the pair that is served       files.go, secret.go  where it comes from

@@ -3,9 +3,7 @@ package webhook
 import (
 	"context"
 	"fmt"
-	"sync"
 
-	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
@@ -13,7 +11,7 @@ import (
 
 // mutatePod gathers and asks decidePod until that has all it needs. It needs live reads
 // twice at most: first of the claims that the cache does not have, then of those that
-// would be counted.
+// would be counted, unless a list for the first ones has told of them, too.
 func (s *Server) mutatePod(ctx context.Context, r *request) (verdict, error) {
 	pod := &rawPod{}
 	if err := decode(r.Object, pod); err != nil {
@@ -49,61 +47,6 @@ func (s *Server) cachedClaims(namespace string, names []string) map[string]claim
 		facts[name] = claimFact{claim: claim}
 	}
 	return facts
-}
-
-// maxReads is how many live reads one request makes at the same time: enough for any
-// pod that is meant, and not so many that one with thousands of claims is a burden.
-const maxReads = 10
-
-// readClaims asks the API server for claims and notes what it says in facts.
-func (s *Server) readClaims(ctx context.Context, namespace string, names []string, facts map[string]claimFact) error {
-	var (
-		mu    sync.Mutex
-		wg    sync.WaitGroup
-		first error
-	)
-	slots := make(chan struct{}, maxReads)
-	for _, name := range names {
-		slots <- struct{}{}
-		mu.Lock()
-		failed := first != nil
-		mu.Unlock()
-		if failed {
-			break
-		}
-		wg.Go(func() {
-			defer func() { <-slots }()
-			claim, err := s.readClaim(ctx, namespace, name)
-			mu.Lock()
-			defer mu.Unlock()
-			if err != nil {
-				first = err
-				return
-			}
-			facts[name] = claimFact{claim: claim, live: true}
-		})
-	}
-	wg.Wait()
-	return first
-}
-
-// readClaim is nil for a claim that is not there. A panic is an error here: in a
-// goroutine of its own it would end the process.
-func (s *Server) readClaim(ctx context.Context, namespace, name string) (claim *corev1.PersistentVolumeClaim, err error) {
-	defer func() {
-		if p := recover(); p != nil {
-			err = panicked(ctx, p)
-		}
-	}()
-	s.metrics.liveReads.Inc()
-	claim, err = s.deps.Client.CoreV1().PersistentVolumeClaims(namespace).Get(ctx, name, metav1.GetOptions{})
-	switch {
-	case apierrors.IsNotFound(err):
-		return nil, nil
-	case err != nil:
-		return nil, fmt.Errorf("reading PersistentVolumeClaim %q: %w", namespace+"/"+name, err)
-	}
-	return claim, nil
 }
 
 func (s *Server) mutateClaim(ctx context.Context, r *request) (verdict, error) {
