@@ -82,10 +82,29 @@ func (l *local) noted(volume, suffix string, want bool) {
 	})
 }
 
-// age has the grace of a volume pass: its node is missing for an hour.
-func (l *local) age(ctx context.Context, volume string) error {
-	since := time.Now().Add(-time.Hour).UTC().Format(time.RFC3339)
-	_, err := l.client.CoreV1().PersistentVolumes().Patch(ctx, volume, types.MergePatchType, l.annotation("node-missing-since", since), metav1.PatchOptions{})
+// shortest is the shortest grace that may be set.
+const shortest = "--node-missing-grace=1m"
+
+// age waits until the shortest grace of a volume is over. Nobody can have it begin earlier:
+// what is older than the volume does not count.
+func (l *local) age(volume string) {
+	l.t.Helper()
+	l.eventually("the grace of "+volume+" is over", func(ctx context.Context) error {
+		pv, err := l.pv(ctx, volume)
+		if err != nil {
+			return err
+		}
+		since, err := time.Parse(time.RFC3339, pv.Annotations[l.name("node-missing-since")])
+		if err == nil && time.Since(since) < time.Minute {
+			err = fmt.Errorf("missing since %v", since)
+		}
+		return err
+	})
+}
+
+// approve has the administrator approve the clean-up of nodes, which needs no grace then.
+func (l *local) approve(ctx context.Context, nodes ...string) error {
+	_, err := l.client.StorageV1().CSIDrivers().Patch(ctx, l.plugin.Name(), types.MergePatchType, l.annotation("node-cleanup-approve", strings.Join(nodes, ",")), metav1.PatchOptions{})
 	return err
 }
 
@@ -230,7 +249,7 @@ func (l *local) dying(node string) {
 // TestNodeIsLost has a StatefulSet run again, with new volumes, after its node was deleted.
 func TestNodeIsLost(t *testing.T) {
 	// The volumes are removed while pods run again that use claims of the same names.
-	for mode, args := range map[string][]string{"claims": nil, "volumes": {"--pv-release-grace=10s"}} {
+	for mode, args := range map[string][]string{"claims": {shortest}, "volumes": {shortest, "--pv-release-grace=10s"}} {
 		t.Run(mode, func(t *testing.T) {
 			l := newCluster(t, 3, true)
 			l.kubelets()
@@ -260,7 +279,7 @@ func TestNodeIsLost(t *testing.T) {
 				l.expect(l.deletions(mark, names), nil)
 			}
 			for _, r := range lost {
-				l.must(l.age(t.Context(), r.volume))
+				l.age(r.volume)
 				l.told(r.volume, "NodeVolumeClaimDeleted", node)
 				want = append(want, "delete persistentvolumeclaims "+r.claim)
 			}
@@ -350,14 +369,14 @@ func (l *local) terminating(claim string) {
 // TestHalfOfTheNodesAreLost has nothing deleted until somebody has looked at it.
 func TestHalfOfTheNodesAreLost(t *testing.T) {
 	l := newCluster(t, 4, false)
-	p := l.keep("claims")
+	p := l.keep("claims", shortest)
 	l.published("2Gi", "2Gi", "2Gi", "2Gi")
 	volumes, names := l.spread()
 	mark := l.mark()
 	l.lose(l.nodes[2], l.nodes[3])
 	for _, v := range volumes[2:] {
 		l.noted(v, "node-cleanup-hold", true)
-		l.must(l.age(t.Context(), v))
+		l.age(v)
 	}
 	l.told(l.plugin.Name(), "NodeCleanupBreakerOpen", "2 of 4 nodes are lost")
 	for _, v := range volumes[2:] {
@@ -383,8 +402,7 @@ func TestHalfOfTheNodesAreLost(t *testing.T) {
 	p.says("TopologyKeyUnknown")
 	l.registered(0, 1)
 
-	_, err := l.client.StorageV1().CSIDrivers().Patch(t.Context(), l.plugin.Name(), types.MergePatchType, l.annotation("node-cleanup-approve", l.nodes[2]), metav1.PatchOptions{})
-	l.must(err)
+	l.must(l.approve(t.Context(), l.nodes[2]))
 	l.terminating("p2")
 	l.noted(volumes[2], "node-cleanup-hold", false)
 	l.judged(p, volumes[3])
@@ -493,8 +511,7 @@ func TestOptOutOfANode(t *testing.T) {
 	l.must(err)
 	l.lose(l.nodes[0])
 	l.noted(volumes[0], "node-cleanup", true)
-	l.must(l.age(t.Context(), volumes[0]))
-	l.noted(volumes[0], "node-missing-since", false)
+	l.must(l.approve(t.Context(), l.nodes[0]))
 	l.judged(p, volumes[0])
 
 	path, err := binary()
@@ -508,8 +525,6 @@ func TestOptOutOfANode(t *testing.T) {
 	_, err = l.client.CoreV1().PersistentVolumes().Patch(t.Context(), volumes[0], types.JSONPatchType,
 		fmt.Appendf(nil, `[{"op":"remove","path":"/metadata/annotations/%s~1node-cleanup"}]`, l.plugin.Name()), metav1.PatchOptions{})
 	l.must(err)
-	l.noted(volumes[0], "node-missing-since", true)
-	l.must(l.age(t.Context(), volumes[0]))
 	l.terminating("p0")
 	l.expect(l.deletions(mark, names), []string{"delete persistentvolumeclaims p0"})
 }
