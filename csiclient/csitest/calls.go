@@ -17,6 +17,7 @@ type Call struct {
 	Err      error
 	Began    time.Time
 	Ended    time.Time // zero while it runs
+	Socket   string    // at which it came in; see [Plugin.Open]
 }
 
 // record is what is known of calls, by method.
@@ -33,10 +34,10 @@ func short(full string) string { return full[strings.LastIndexByte(full, '/')+1:
 
 // begin records a call. released is closed by the next Release: one that comes after
 // somebody has seen the call in the record.
-func (p *Plugin) begin(method string, request proto.Message) (call *Call, released <-chan struct{}) {
+func (p *Plugin) begin(method, socket string, request proto.Message) (call *Call, released <-chan struct{}) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	call = &Call{Method: method, Request: request, Began: time.Now()}
+	call = &Call{Method: method, Request: request, Began: time.Now(), Socket: socket}
 	if !p.cfg.Forget {
 		p.record.calls = append(p.record.calls, call)
 	}

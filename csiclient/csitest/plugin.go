@@ -12,6 +12,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/stats"
 	"google.golang.org/protobuf/proto"
 )
@@ -136,7 +137,26 @@ func (p *Plugin) start(socket string) error {
 	return nil
 }
 
-// Stop closes the socket and all connections; calls that are running fail at
+// Open serves on another socket too, until the plugin stops: by the sockets that clients
+// were given it can be told which of them made a call.
+func (p *Plugin) Open(socket string) error {
+	p.life.Lock()
+	defer p.life.Unlock()
+	p.mu.Lock()
+	server := p.server
+	p.mu.Unlock()
+	if server == nil {
+		return errors.New("serving on another socket: the plugin is stopped")
+	}
+	listener, err := net.Listen("unix", socket)
+	if err != nil {
+		return fmt.Errorf("serving on another socket: %w", err)
+	}
+	go func() { _ = server.Serve(listener) }() // ends with Stop
+	return nil
+}
+
+// Stop closes the sockets and all connections; calls that are running fail at
 // the client. What the plugin remembers stays.
 func (p *Plugin) Stop() {
 	p.life.Lock()
@@ -215,7 +235,11 @@ func (p *Plugin) intercept(ctx context.Context, request any, info *grpc.UnarySer
 	if identity[method] {
 		latency = 0
 	}
-	call, released := p.begin(method, request.(proto.Message))
+	socket := ""
+	if client, ok := peer.FromContext(ctx); ok && client.LocalAddr != nil {
+		socket = client.LocalAddr.String()
+	}
+	call, released := p.begin(method, socket, request.(proto.Message))
 	ctx = context.WithValue(ctx, releasedKey{}, released)
 	response, err := p.play(ctx, method, request, latency, handler)
 	if errors.Is(err, errDropped) {

@@ -106,10 +106,14 @@ func Await(ctx context.Context, check func(ctx context.Context) error) error {
 	defer cancel()
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
+	var err error
 	for {
-		err := check(ctx)
-		if err == nil {
+		last := check(ctx)
+		if last == nil {
 			return nil
+		}
+		if err == nil || ctx.Err() == nil { // that the time is over tells less than what was found before
+			err = last
 		}
 		select {
 		case <-ctx.Done():
