@@ -160,7 +160,7 @@ func (c *change) sidecars() *pod {
 	c.t.Helper()
 	p := &pod{}
 	for _, name := range []string{"csi-provisioner", "csi-attacher"} {
-		args := slices.Concat([]string{"-v=5", patience}, quick, election)
+		args := slices.Concat([]string{"-v=5", "-kube-api-qps=100", "-kube-api-burst=200", patience}, quick, election)
 		real := realSidecar(name)
 		if real == "" {
 			p.workers = append(p.workers, c.worker(c.linked(name, args...), false))
