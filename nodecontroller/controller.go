@@ -237,9 +237,6 @@ func (c *Controller) clean(ctx context.Context) error {
 // begin counts what is lost before the first worker runs: the breaker must know of all of
 // it before anything is cleaned up.
 func (t *term) begin() {
-	for _, node := range t.c.departed.list() {
-		t.index.dropNode(node)
-	}
 	t.ready.Store(true)
 	t.tellKey()
 	t.assessAll()

@@ -1,7 +1,6 @@
 package nodecontroller
 
 import (
-	"strings"
 	"sync"
 	"time"
 
@@ -24,7 +23,6 @@ type remembered struct {
 	noticed       time.Time // since when its node is known to be missing
 	present       time.Time // when its node was there although it was noted as missing
 	forced, tried bool
-	optedOut      bool // what its node said stands on the volume, for everybody to take back
 }
 
 func newMemory() *memory {
@@ -41,7 +39,6 @@ func (m *memory) noticed(uid types.UID) time.Time { return m.get(uid).noticed }
 func (m *memory) present(uid types.UID) time.Time { return m.get(uid).present }
 func (m *memory) forced(uid types.UID) bool       { return m.get(uid).forced }
 func (m *memory) tried(uid types.UID) bool        { return m.get(uid).tried }
-func (m *memory) optedOut(uid types.UID) bool     { return m.get(uid).optedOut }
 
 func (m *memory) change(uid types.UID, f func(*remembered)) {
 	m.mu.Lock()
@@ -88,18 +85,18 @@ type namespaces struct {
 	wants map[string]string // the object that has said no, by namespace
 }
 
-// note remembers what the live read of a volume or claim in a namespace has found.
-func (n *namespaces) note(namespace, optOut string) {
+// note remembers what a live read of a namespace has found.
+func (n *namespaces) note(namespace string, refused bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if strings.HasPrefix(optOut, "Namespace ") {
-		if n.wants == nil {
-			n.wants = map[string]string{}
-		}
-		n.wants[namespace] = optOut
+	if !refused {
+		delete(n.wants, namespace)
 		return
 	}
-	delete(n.wants, namespace)
+	if n.wants == nil {
+		n.wants = map[string]string{}
+	}
+	n.wants[namespace] = "Namespace " + namespace
 }
 
 func (n *namespaces) optedOut(claim *corev1.ObjectReference) string {

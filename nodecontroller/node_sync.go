@@ -2,6 +2,7 @@ package nodecontroller
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -34,7 +35,7 @@ func (t *term) syncNode(ctx context.Context, name string) (time.Time, error) {
 		case nodeProtect:
 			return time.Time{}, t.failedFor(name, t.protect(ctx, s.node))
 		case nodeNote:
-			err = t.noteVolumes(ctx, s.node, pass.volumes, false)
+			err = errors.Join(t.noteVolumes(ctx, s.node, pass.volumes, false), t.noteOptOut(ctx, pass.meant))
 		case nodeHold:
 			err = t.noteVolumes(ctx, s.node, pass.volumes, true)
 		case nodeClean:
@@ -65,6 +66,9 @@ func (t *term) syncNode(ctx context.Context, name string) (time.Time, error) {
 type nodePass struct {
 	name    string
 	volumes []snapshot // of which it is a host or alias
+	// meant is the volumes that may be of a node that goes and has opted out, while nobody
+	// knows by which key they name their nodes, and that do not say so yet.
+	meant   []*corev1.PersistentVolume
 	cleaned bool
 	blocked string
 	// settled is the volumes and claims that were dealt with in this sync.
@@ -80,7 +84,7 @@ func (t *term) gatherNode(pass *nodePass) nodeSnapshot {
 	}
 	s.node = node
 	t.memory.clear(t.memory.absent, pass.name)
-	pass.volumes = nil
+	pass.volumes, pass.meant = nil, nil
 	for _, name := range t.index.volumesOf(pass.name) {
 		vs, _ := t.gather(name)
 		if vs.volume == nil || !slices.Contains(vs.member.hosts, node.Name) && !slices.Contains(vs.member.aliases, node.Name) {
@@ -95,6 +99,13 @@ func (t *term) gatherNode(pass *nodePass) nodeSnapshot {
 		if t.c.policy.goal(vs).pending() {
 			s.pending = true
 			s.unheld = s.unheld || !t.c.nodePolicy.notes(node, vs, true).Made(vs.volume)
+		}
+	}
+	if node.DeletionTimestamp != nil && node.Annotations[t.c.policy.ann.cleanup] == disabled && !s.keyKnown {
+		for _, name := range t.index.mentioning(t.index.meansOf(node)) {
+			if pv, ok := t.volumes.Get(name); ok && pv.Annotations[t.c.policy.ann.cleanup] != disabled {
+				s.unnoted, pass.meant = true, append(pass.meant, pv)
+			}
 		}
 	}
 	t.noteClaims(node.Name)
@@ -118,7 +129,7 @@ func (p nodePolicy) notes(node *corev1.Node, s snapshot, hold bool) kube.MetaCha
 	if len(names) > 1 { // the UID of which, nobody could tell
 		delete(set, p.ann.lostNodeUID)
 	}
-	if node.Annotations[p.ann.cleanup] == disabled {
+	if node.Annotations[p.ann.cleanup] == disabled || s.hostRefuses {
 		set[p.ann.cleanup] = disabled
 	}
 	if hold {
@@ -134,6 +145,16 @@ func (t *term) noteVolumes(ctx context.Context, node *corev1.Node, volumes []sna
 			continue
 		}
 		if err := t.write(ctx, s.volume, t.c.nodePolicy.notes(node, s, hold)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// noteOptOut writes on volumes that their node has opted out: it has to outlive the node.
+func (t *term) noteOptOut(ctx context.Context, volumes []*corev1.PersistentVolume) error {
+	for _, pv := range volumes {
+		if err := t.write(ctx, pv, kube.MetaChange{SetAnnotations: map[string]string{t.c.policy.ann.cleanup: disabled}}); err != nil {
 			return err
 		}
 	}

@@ -101,22 +101,21 @@ func (c *cleanup) prepare(ctx context.Context) error {
 	if ok {
 		c.reader.system.Store(ns.UID)
 	}
-	automatic := c.key == ""
-	if automatic {
-		if c.key, err = c.findKey(ctx); err != nil {
+	var ids map[string]string // where the key is not set
+	if c.key == "" {
+		if c.key, ids, err = c.findKey(ctx); err != nil {
 			return err
 		}
 	}
 	name := c.request.Node
 	var found []string
-	labels, shared := map[string]bool{}, ""
+	foreign := ""
 	err = pages(ctx, c.reader.timeout, "Nodes", c.reader.listNodes, metav1.ListOptions{}, func(n *corev1.Node) bool {
 		c.names.set(n.Name, namesOfNode(n, c.key))
-		if label := n.Labels[c.key]; label != "" && n.DeletionTimestamp == nil {
-			if labels[label] {
-				shared = label
+		if id, ours := ids[n.Name]; ours {
+			if v := n.Labels[c.key]; v != "" && v != id && !slices.Contains(ownNames(n), v) {
+				foreign = n.Name
 			}
-			labels[label] = true
 		}
 		if slices.Contains(namesOfNode(n, c.key), name) {
 			found = append(found, "Node "+n.Name)
@@ -126,8 +125,8 @@ func (c *cleanup) prepare(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if automatic && (manyNodes(c.key) || shared != "") {
-		return fmt.Errorf("--topology-node-key: must be set, since topology key %s of driver %q is not one of single nodes", c.key, c.policy.driver)
+	if foreign != "" {
+		return fmt.Errorf("--topology-node-key: must be set, since topology key %s of driver %q is not one of single nodes: the value that Node %s has is not its name, host name or ID", c.key, c.policy.driver, foreign)
 	}
 	if _, ok, err = c.reader.csiNode(ctx, name); err != nil {
 		return err
@@ -140,25 +139,29 @@ func (c *cleanup) prepare(ctx context.Context) error {
 	return nil
 }
 
-// findKey is the only topology key that the driver reports.
-func (c *cleanup) findKey(ctx context.Context) (string, error) {
-	keys := map[string]bool{}
+// findKey is the only topology key that the driver reports, and its IDs of the nodes by
+// their names.
+func (c *cleanup) findKey(ctx context.Context) (string, map[string]string, error) {
+	keys, ids := map[string]bool{}, map[string]string{}
 	err := pages(ctx, c.reader.timeout, "CSINodes", c.reader.listCSINodes, metav1.ListOptions{}, func(n *storagev1.CSINode) bool {
 		for _, d := range n.Spec.Drivers {
+			if d.Name != c.policy.driver {
+				continue
+			}
+			ids[n.Name] = d.NodeID
 			for _, key := range d.TopologyKeys {
-				keys[key] = keys[key] || d.Name == c.policy.driver
+				keys[key] = true
 			}
 		}
 		return true
 	})
 	if err != nil {
-		return "", err
+		return "", nil, err
 	}
-	maps.DeleteFunc(keys, func(_ string, ours bool) bool { return !ours })
 	if len(keys) != 1 {
-		return "", fmt.Errorf("--topology-node-key: must be set, since driver %q reports %d topology keys", c.policy.driver, len(keys))
+		return "", nil, fmt.Errorf("--topology-node-key: must be set, since driver %q reports %d topology keys", c.policy.driver, len(keys))
 	}
-	return slices.Collect(maps.Keys(keys))[0], nil
+	return slices.Collect(maps.Keys(keys))[0], ids, nil
 }
 
 // find is the volumes of the node, by their values or by what is written on them.
