@@ -28,8 +28,9 @@ lint: ## Check formatting, vet and staticcheck
 	go run $(STATICCHECK) ./...
 
 .PHONY: generate
-generate: ## Write the pages of docs/ that are generated
+generate: ## Write the pages of docs/ and the tables that are generated
 	UPDATE=1 go test -count=1 -run TestDocs ./cmd/storage-controller
+	UPDATE=1 go test -count=1 -run TestRules ./internal/doctor
 
 .PHONY: scenarios
 scenarios: ## Print which acceptance scenarios are tested; ARGS=-missing those that are not

@@ -64,6 +64,8 @@ default.`,
 		newRoleCommand("all", name, true, allRoles()...),
 		newConfigCommand(),
 		newExplainCommand(),
+		newDoctorCommand(),
+		newAuditCommand(),
 		newMigrateCommand(name),
 		newVersionCommand(name),
 	)

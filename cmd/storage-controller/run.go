@@ -299,6 +299,11 @@ func (p *process) build(ctx, services context.Context, restConfig *rest.Config, 
 			return nil, fmt.Errorf("%s: %w", r.section, err)
 		}
 		t.add(r, r.lease(p.settings, driver.Name), c)
+		if r.section == provisionerRole.section {
+			if err := sh.addAudit(t, r.lease(p.settings, driver.Name)); err != nil {
+				return nil, fmt.Errorf("audit: %w", err)
+			}
+		}
 		if c, ok := c.(checked); ok {
 			server.ready(r.check, c.Ready)
 		}
