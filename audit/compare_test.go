@@ -145,6 +145,10 @@ func TestBothLooks(t *testing.T) {
 	if got := both([]Finding{a}, []Finding{again, b}); len(got) != 1 || got[0].VolumeHandle != "a" {
 		t.Errorf("%+v", got)
 	}
+	stuck := Finding{Kind: Stuck, Object: "PersistentVolume p"}
+	if got := both([]Finding{a}, []Finding{stuck}); len(got) != 1 || got[0].Kind != Stuck {
+		t.Errorf("stuck since the first look: %+v", got)
+	}
 	anew := Finding{Kind: PVWithoutVolume, Object: "PersistentVolume p", UID: "2"}
 	before := anew
 	before.UID = "1"

@@ -52,13 +52,14 @@ func (f Finding) identity() identity {
 }
 
 // both is those of now that were there before. What is under way differs from one look to
-// the next: a volume that was just made has no PersistentVolume yet.
+// the next: a volume that was just made has no PersistentVolume yet. What is stuck is so by
+// its age already.
 func both(before, now []Finding) []Finding {
 	seen := map[identity]bool{}
 	for _, f := range before {
 		seen[f.identity()] = true
 	}
-	return slices.DeleteFunc(slices.Clone(now), func(f Finding) bool { return !seen[f.identity()] })
+	return slices.DeleteFunc(slices.Clone(now), func(f Finding) bool { return f.Kind != Stuck && !seen[f.identity()] })
 }
 
 func sorted(findings []Finding) []Finding {

@@ -86,9 +86,13 @@ func (e *examination) lifecycle(obj *storagev1.CSIDriver) Check {
 	if len(modes) == 0 {
 		modes = []storagev1.VolumeLifecycleMode{storagev1.VolumeLifecyclePersistent}
 	}
-	c := Check{Name: "csidriver volumeLifecycleModes", Status: OK, Message: fmt.Sprint(modes)}
+	var have []string
+	for _, m := range modes {
+		have = append(have, string(m))
+	}
+	c := Check{Name: "csidriver volumeLifecycleModes", Status: OK, Message: strings.Join(have, ", ")}
 	if !slices.Contains(modes, storagev1.VolumeLifecyclePersistent) && e.driver.Controller.CreateDeleteVolume {
-		c.Status, c.Message = Failure, fmt.Sprintf("%v has no Persistent, but the driver reports CREATE_DELETE_VOLUME: kubelets refuse its volumes", modes)
+		c.Status, c.Message = Failure, c.Message+" only, without Persistent, but the driver reports CREATE_DELETE_VOLUME: kubelets refuse its volumes"
 		c.Hint = "create the CSIDriver anew with Persistent among its volumeLifecycleModes"
 	}
 	return c

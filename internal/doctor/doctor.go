@@ -184,12 +184,15 @@ func (e *examination) skip(name, format string, args ...any) {
 	e.add(name, Skipped, "", format, args...)
 }
 
+// widest is the longest name that the messages are aligned after; that of a Lease may be longer.
+const widest = 34
+
 // Text writes r for people: a line per check, and one for each hint.
 func (r Report) Text(w io.Writer) error {
 	var b strings.Builder
 	width := 0
 	for _, c := range r.Checks {
-		width = max(width, len(c.Name))
+		width = max(width, min(len(c.Name), widest))
 	}
 	for _, c := range r.Checks {
 		fmt.Fprintf(&b, "%-7s  %-*s  %s\n", c.Status, width, c.Name, c.Message)

@@ -170,16 +170,17 @@ func TestGrantThatLacksSomething(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		grant   Grant
-		lacking []string
+		lacking []access
 		failed  error
 		want    Status
 	}{
 		{Grant{File: "f"}, nil, nil, OK},
-		{Grant{File: "f"}, []string{"get x"}, fmt.Errorf("e"), Failure},
-		{Grant{File: "f", Without: "w"}, []string{"get x"}, nil, Warning},
+		{Grant{File: "f"}, []access{{verb: "get", resource: "x"}, {verb: "list", resource: "x"}, {verb: "get", resource: "y"}}, fmt.Errorf("e"), Failure},
+		{Grant{File: "f", Without: "w"}, []access{{verb: "get", resource: "x"}, {verb: "list", resource: "x"}, {verb: "get", resource: "y"}}, nil, Warning},
 		{Grant{File: "f"}, nil, fmt.Errorf("e"), Skipped},
 	} {
-		if got := c.grant.check(c.lacking, c.failed); got.Status != c.want {
+		got := c.grant.check(c.lacking, c.failed)
+		if got.Status != c.want || c.lacking != nil && !strings.Contains(got.Message, "not granted: get,list x; get y") {
 			t.Errorf("%+v: %+v", c, got)
 		}
 	}

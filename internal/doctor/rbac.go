@@ -122,14 +122,14 @@ func (e *examination) checkGrants(ctx context.Context) {
 	}
 	_ = group.Wait() // each answer has its own error
 	for _, g := range e.plan.Grants {
-		var lacking []string
+		var lacking []access
 		var failed error
 		for _, a := range g.accesses() {
 			switch answer := answers[seen[a]]; {
 			case answer.err != nil:
 				failed = fmt.Errorf("asking whether one may %s: %w", a, answer.err)
 			case !answer.allowed:
-				lacking = append(lacking, a.String())
+				lacking = append(lacking, a)
 			}
 		}
 		e.report.Checks = append(e.report.Checks, g.check(lacking, failed))
@@ -137,11 +137,11 @@ func (e *examination) checkGrants(ctx context.Context) {
 }
 
 // check is how g came out.
-func (g Grant) check(lacking []string, failed error) Check {
+func (g Grant) check(lacking []access, failed error) Check {
 	c := Check{Name: "rbac " + g.File, Status: OK, Message: "granted"}
 	switch {
 	case len(lacking) > 0:
-		c.Message = "not granted: " + strings.Join(lacking, ", ")
+		c.Message = "not granted: " + listed(lacking)
 		c.Status, c.Hint = Failure, fmt.Sprintf("apply deploy/rbac/%s.yaml, with the name and the namespace of the ServiceAccount", g.File)
 		if g.Without != "" {
 			c.Status, c.Message = Warning, c.Message+"; without it "+g.Without
@@ -150,6 +150,25 @@ func (g Grant) check(lacking []string, failed error) Check {
 		c.Status, c.Message = Skipped, failed.Error()
 	}
 	return c
+}
+
+// listed is all, with the verbs on one object together.
+func listed(all []access) string {
+	verbs := map[access][]string{}
+	var objects []access // in the order of all
+	for _, a := range all {
+		object := a
+		object.verb = ""
+		if verbs[object] == nil {
+			objects = append(objects, object)
+		}
+		verbs[object] = append(verbs[object], a.verb)
+	}
+	var texts []string
+	for _, object := range objects {
+		texts = append(texts, strings.Join(verbs[object], ",")+object.String())
+	}
+	return strings.Join(texts, "; ")
 }
 
 // reviewer asks as the user whose permissions matter.
