@@ -4,8 +4,10 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"net/http"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -15,6 +17,7 @@ import (
 
 	"github.com/storage-controller/storage-controller/audit"
 	"github.com/storage-controller/storage-controller/csiclient/csitest"
+	"github.com/storage-controller/storage-controller/internal/kubetest"
 )
 
 func (e *env) audit(code int, args ...string) audit.Report {
@@ -210,7 +213,14 @@ func TestAuditOfARunningProcess(t *testing.T) {
 	t.Parallel()
 	e := newEnv(t, csitest.Config{Controller: publishing}, 1)
 	class := e.class(false, func(c *storagev1.StorageClass) {})
-	p := e.run("all", append([]string{"--controllers=provisioner,attacher", "--reconcile-sync=0", "--audit-interval=100ms", "--http-endpoint=127.0.0.1:0"}, election...)...)
+	var lists atomic.Int32
+	proxy := kubetest.Proxy(t, e.cp.Config(), func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
+		if asked, counts := asked(r); counts && (asked.verb == "list" || asked.verb == "watch") {
+			lists.Add(1)
+		}
+		pass.ServeHTTP(w, r)
+	})
+	p := e.run("all", append([]string{"--kubeconfig", kubetest.WriteKubeconfig(t, proxy), "--controllers=provisioner,attacher", "--reconcile-sync=0", "--audit-interval=100ms", "--http-endpoint=127.0.0.1:0"}, election...)...)
 	e.claim("c", class)
 	volume := e.bound("c")
 	e.attach("a", volume, e.nodes[0])
@@ -230,6 +240,7 @@ func TestAuditOfARunningProcess(t *testing.T) {
 		})
 	}
 	findings(nil)
+	before := lists.Load()
 	orphan := e.plugin.AddVolume("orphan", 1<<30)
 	findings(map[audit.Kind]float64{audit.VolumeWithoutPV: 1})
 	p.says(`"volumeHandle": "` + orphan + `"`)
@@ -240,6 +251,9 @@ func TestAuditOfARunningProcess(t *testing.T) {
 		t.Fatal(err)
 	}
 	findings(nil)
+	if n := lists.Load() - before; before == 0 || n > 0 {
+		t.Errorf("%d lists and watches at the start, and %d for audits, which read what is watched", before, n)
+	}
 	p.kill()
 	e.start(e.command("provision", "--audit-interval=1m", "--node-deployment")).fails("--audit-interval and --node-deployment")
 }

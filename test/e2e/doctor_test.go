@@ -192,8 +192,17 @@ func TestDoctorFindsWhatIsWrong(t *testing.T) {
 			}
 		}
 	}
+	names := []string{"custom", "nodecontroller-leader-" + e.provisionerLease()} // of which the process has the first
+	for _, name := range names {
+		_, err := e.client.CoordinationV1().Leases(e.ns).Create(t.Context(), &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: coordinationv1.LeaseSpec{
+			HolderIdentity: ptr.To("holder-of-" + name), LeaseDurationSeconds: ptr.To[int32](3600), RenewTime: &now,
+		}}, metav1.CreateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
 	d := e.diagnose(3, []string{"STORAGE_CONTROLLER_WORKER_THREAD=3", "STORAGE_CONTROLLER_SERVICE_HOST=10.0.0.1"},
-		"--leader-election", "--feature-gates=HonorPVReclaimPolicy=true", "--logtostderr", "--otlp-sampling-ratio=0.5", "--capacity-poll-interval=1m", "--kube-api-qps=-1")
+		"--leader-election", "--feature-gates=HonorPVReclaimPolicy=true", "--logtostderr", "--otlp-sampling-ratio=0.5", "--capacity-poll-interval=1m", "--kube-api-qps=-1", "--leader-election-id=custom")
 	d.has("settings", doctor.Failure, "--kube-api-qps")
 	d.has("roles", doctor.Skipped, "GET_CAPACITY")
 	d.has("environment", doctor.Warning, "STORAGE_CONTROLLER_WORKER_THREAD")
@@ -203,6 +212,7 @@ func TestDoctorFindsWhatIsWrong(t *testing.T) {
 	d.has("flags", doctor.Warning, "capacity.capacity-poll-interval (flag) has no effect: the role capacity does not run")
 	d.has("lease "+e.provisionerLease(), doctor.Failure, "holder-in-"+other)
 	d.has("lease "+e.attacherLease(), doctor.Warning, "expired")
+	d.has("lease custom", doctor.Failure, "holder-of-"+names[1])
 	d.has("sidecars", doctor.Failure, "csi-attacher")
 	d.has("sidecars", doctor.Warning, "csi-provisioner")
 	d.has("csidriver attachRequired", doctor.Failure, "PUBLISH_UNPUBLISH_VOLUME")
