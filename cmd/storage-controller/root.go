@@ -13,7 +13,7 @@ import (
 // usageError is a mistake in the command line itself.
 type usageError struct {
 	err  error
-	text string // the usage of the command; empty where that would not help
+	text string // the usage of the command; empty where a look at its help would not help
 }
 
 func (e *usageError) Error() string { return e.err.Error() }
@@ -69,6 +69,7 @@ default.`,
 		newMigrateCommand(name),
 		newVersionCommand(name),
 	)
+	complete(root)
 	return root
 }
 
