@@ -2,7 +2,9 @@ package main
 
 import (
 	"fmt"
+	"maps"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
@@ -23,6 +25,7 @@ func TestDocs(t *testing.T) {
 		fmt.Fprintf(&b, "\n## storage-controller %s\n\n%s.\n\n", name, cmd.Short)
 		b.WriteString(flagTable(cmd.Flags()))
 	}
+	b.WriteString(otherFlags(t))
 	if os.Getenv("UPDATE") != "" {
 		if err := os.WriteFile(page, []byte(b.String()), 0o644); err != nil {
 			t.Fatal(err)
@@ -35,6 +38,44 @@ func TestDocs(t *testing.T) {
 	if err != nil || string(have) != b.String() {
 		t.Errorf("%s is stale, run make generate (%v)", page, err)
 	}
+}
+
+// otherFlags is the part of the page about commands that run no role. Of the flags that
+// such a command has of a role's it names the command where they are.
+func otherFlags(t *testing.T) string {
+	t.Helper()
+	tree := commandTree(t)
+	var b strings.Builder
+	for _, words := range slices.Sorted(maps.Keys(tree)) {
+		cmd, like := tree[words], ""
+		switch first, rest, sub := strings.Cut(words, " "); {
+		case slices.Contains([]string{"all", "provision", "attach", "capacity", "nodecontroller"}, words):
+			continue
+		case first == "config":
+			like = "all"
+		case first == "nodecontroller" && sub && rest != "":
+			like = first
+		}
+		own := pflag.NewFlagSet(words, pflag.ContinueOnError)
+		own.SortFlags = false
+		cmd.LocalFlags().VisitAll(func(f *pflag.Flag) {
+			if !f.Hidden && f.Name != "help" && (like == "" || tree[like].Flags().Lookup(f.Name) == nil) {
+				own.AddFlag(f)
+			}
+		})
+		shares := like != "" && cmd.Flags().Lookup("csi-address") != nil
+		if !own.HasFlags() && !shares {
+			continue
+		}
+		fmt.Fprintf(&b, "\n## storage-controller %s\n\n%s.\n", words, cmd.Short)
+		if shares {
+			fmt.Fprintf(&b, "It has the flags of `storage-controller %s`.\n", like)
+		}
+		if own.HasFlags() {
+			b.WriteString("\n" + flagTable(own))
+		}
+	}
+	return b.String()
 }
 
 // checkRolePage does the same for the part of the page of a role that lists its flags.
