@@ -67,7 +67,7 @@ func TestDocsReference(t *testing.T) {
 	same("environment variable", code.variables, page["Environment variables"])
 	same("name", code.names, slices.Concat(page["Annotations"], page["Labels and taints"], page["Finalizers"], page["Parameters and attributes"], page["Resources of pods"]))
 	leases := map[string]bool{}
-	for _, r := range allRoles() {
+	for _, r := range append(allRoles(), capacityAlone) {
 		var s settings
 		leases[r.lease(s, "csi.example.com")] = true
 	}
