@@ -59,14 +59,14 @@ func TestHelp(t *testing.T) {
 
 // exampleArguments is what follows the name of the program in each command line of text.
 func exampleArguments(text string) (all [][]string) {
-	for line := range strings.Lines(text) {
+	for line := range strings.Lines(strings.ReplaceAll(text, "\\\n", " ")) {
 		for _, command := range strings.Split(line, "|") {
 			words := strings.Fields(command)
-			begin := slices.Index(words, "storage-controller") + 1
+			begin := max(lastIndex(words, "storage-controller"), lastIndex(words, "/storage-controller")) + 1
 			if begin == 0 {
 				continue
 			}
-			words = words[begin:]
+			words = words[begin:] // the last, for a container may have the name of the program
 			if end := slices.IndexFunc(words, func(w string) bool { return strings.ContainsAny(w[:1], ">#&;") }); end >= 0 {
 				words = words[:end]
 			}
@@ -74,6 +74,15 @@ func exampleArguments(text string) (all [][]string) {
 		}
 	}
 	return all
+}
+
+func lastIndex(words []string, word string) int {
+	for i, w := range slices.Backward(words) {
+		if w == word {
+			return i
+		}
+	}
+	return -1
 }
 
 // TestWrongInput: whatever is wrong in a command line ends with one line that says so,
@@ -92,7 +101,7 @@ func TestWrongInput(t *testing.T) {
 		t.Run(words, func(t *testing.T) {
 			argv := append([]string{"storage-controller"}, strings.Fields(words)...)
 			refused(t, "--no-such-flag", append(argv, "--no-such-flag")...)
-			refused(t, "no-such-argument", append(argv, "no-such-argument")...)
+			refused(t, "no-such-argument", append(argv, "no-such-argument", "no-such-argument")...) // as many as any command takes
 			cmd.Flags().VisitAll(func(f *pflag.Flag) {
 				if slices.Contains([]string{"bool", "int", "uint", "float64", "duration"}, f.Value.Type()) {
 					refused(t, "--"+f.Name, append(argv, "--"+f.Name+"=no-such-value")...)
