@@ -35,6 +35,8 @@ var otherNames = map[string]string{
 var apiNames = map[string]string{
 	"LastAppliedConfigAnnotation": corev1.LastAppliedConfigAnnotation,
 	"TaintNodeOutOfService":       corev1.TaintNodeOutOfService,
+	"LabelTopologyZone":           corev1.LabelTopologyZone,
+	"LabelTopologyRegion":         corev1.LabelTopologyRegion,
 }
 
 // noEvents are constants that begin like those of the reasons of events.
