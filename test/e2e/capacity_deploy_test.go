@@ -139,7 +139,7 @@ func (e *env) deleteClass(name string) {
 func TestCapacityNeedsWhatItsManifestsGrant(t *testing.T) {
 	t.Parallel()
 	e := newEnv(t, csitest.Config{Controller: getsCapacity, Segments: twoZones}, 2)
-	granted := e.applyRBAC("capacity*.yaml")
+	granted := e.applyRBAC("capacity*")
 	e.inForce(granted)
 	kubeconfig, used, refused := e.as("csi-provisioner")
 	class := e.pool("fast", nil)
@@ -177,8 +177,8 @@ func TestCapacityNeedsWhatItsManifestsGrant(t *testing.T) {
 func TestCapacityPerNodeNeedsLess(t *testing.T) {
 	t.Parallel()
 	e := newEnv(t, csitest.Config{Controller: getsCapacity, Segments: twoZones}, 2)
-	granted := e.applyRBAC("capacity.yaml")
-	for p := range e.applyRBAC("capacity-owner.yaml") {
+	granted := e.applyRBAC("capacity")
+	for p := range e.applyRBAC("capacity-owner") {
 		granted[p] = true
 	}
 	e.inForce(granted)

@@ -1,0 +1,61 @@
+package main
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/prometheus/prometheus/model/labels"
+	"github.com/prometheus/prometheus/promql/parser"
+)
+
+// metricNames reads an expression per line and writes a line for each: the names of the
+// metrics that it selects, sorted.
+func metricNames(in io.Reader, out io.Writer) error {
+	lines := bufio.NewScanner(in)
+	var errs []error
+	for lines.Scan() {
+		names, err := selected(lines.Text())
+		if err != nil {
+			errs = append(errs, fmt.Errorf("expression %q: %w", lines.Text(), err))
+		}
+		if _, err := fmt.Fprintln(out, strings.Join(names, " ")); err != nil {
+			return err
+		}
+	}
+	return errors.Join(append(errs, lines.Err())...)
+}
+
+func selected(expression string) ([]string, error) {
+	tree, err := parser.NewParser(parser.Options{}).ParseExpr(expression)
+	if err != nil {
+		return nil, err
+	}
+	names := map[string]bool{}
+	var unnamed []string
+	parser.Inspect(tree, func(node parser.Node, _ []parser.Node) error {
+		selector, is := node.(*parser.VectorSelector)
+		if !is {
+			return nil
+		}
+		name := ""
+		for _, m := range selector.LabelMatchers {
+			if m.Name == labels.MetricName && m.Type == labels.MatchEqual {
+				name = m.Value
+			}
+		}
+		if name == "" {
+			unnamed = append(unnamed, selector.String())
+		}
+		names[name] = true
+		return nil
+	})
+	if len(unnamed) > 0 {
+		return nil, fmt.Errorf("selects without the name of a metric: %v", unnamed)
+	}
+	return slices.Sorted(maps.Keys(names)), nil
+}
