@@ -70,7 +70,7 @@ func (g *group) nodecontrollerNeeds(s *source) []string {
 	}
 	needs := []string{"what deploy/rbac/nodecontroller grants"}
 	for _, feature := range []string{"leader-election", "node-finalizer", "cleanup", "cleanup-unbound", "custom-resources", claims, "resize-nudge"} {
-		needs = append(needs, "deploy/rbac/nodecontroller-"+feature+".yaml")
+		needs = append(needs, "deploy/rbac/nodecontroller-"+feature)
 	}
 	return needs
 }

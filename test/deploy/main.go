@@ -17,7 +17,7 @@ const usage = `usage: deploytool kustomize DIRECTORY
        deploytool promql < EXPRESSION-PER-LINE
 
 kustomize and helm print the objects as YAML, notes what helm says after an installation.
-promql prints the names of the metrics that each expression reads, line by line.
+promql prints the metrics that each expression selects, with the labels that it matches.
 Example: deploytool kustomize ../../deploy/overlays/all-in-one
 `
 

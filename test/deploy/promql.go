@@ -13,8 +13,8 @@ import (
 	"github.com/prometheus/prometheus/promql/parser"
 )
 
-// metricNames reads an expression per line and writes a line for each: the names of the
-// metrics that it selects, sorted.
+// metricNames reads an expression per line and writes a line for each: the metrics that it
+// selects, sorted, as NAME{LABEL,LABEL} with the labels that it matches.
 func metricNames(in io.Reader, out io.Writer) error {
 	lines := bufio.NewScanner(in)
 	var errs []error
@@ -43,15 +43,20 @@ func selected(expression string) ([]string, error) {
 			return nil
 		}
 		name := ""
+		var matched []string
 		for _, m := range selector.LabelMatchers {
-			if m.Name == labels.MetricName && m.Type == labels.MatchEqual {
+			switch {
+			case m.Name != labels.MetricName:
+				matched = append(matched, m.Name)
+			case m.Type == labels.MatchEqual:
 				name = m.Value
 			}
 		}
 		if name == "" {
 			unnamed = append(unnamed, selector.String())
 		}
-		names[name] = true
+		slices.Sort(matched)
+		names[name+"{"+strings.Join(matched, ",")+"}"] = true
 		return nil
 	})
 	if len(unnamed) > 0 {

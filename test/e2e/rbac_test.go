@@ -89,6 +89,9 @@ func (e *env) applyDocument(doc []byte, granted map[permission]bool) error {
 		var b rbacv1.RoleBinding
 		if err = yaml.UnmarshalStrict(doc, &b); err == nil {
 			b.Namespace, b.Subjects[0].Namespace = e.ns, e.ns
+			if b.RoleRef.Kind == "ClusterRole" {
+				b.RoleRef.Name = own(b.RoleRef.Name)
+			}
 			_, err = rbac.RoleBindings(e.ns).Create(ctx, &b, metav1.CreateOptions{})
 		}
 	default:
