@@ -235,7 +235,12 @@ func everythingOn(t *testing.T) *process {
 		}
 		return err
 	})
+	for _, name := range []string{"lost", "held"} { // of which one may go, and the other is in use
+		e.onNode(name, class, e.plugin.Name()+"/zone", "b")
+	}
+	e.uses("user", "held", e.nodes[0])
 	must(e.client.CoreV1().Nodes().Delete(t.Context(), e.nodes[1], metav1.DeleteOptions{}))
+	must(e.client.StorageV1().CSINodes().Delete(t.Context(), e.nodes[1], metav1.DeleteOptions{}))
 
 	p.says("Serving admission webhooks")
 	address := regexp.MustCompile(`Serving admission webhooks.*"address": "([^"]+)"`).FindStringSubmatch(p.logged())

@@ -9,6 +9,7 @@ import (
 	"regexp"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
@@ -74,7 +75,7 @@ func overlayNeedsWhatItGrants(t *testing.T, overlay string) {
 	e.inForce("csi-controller", granted)
 	kubeconfig, used, refused := e.as("csi-controller")
 	e.secret("s")
-	e.attributes(e.ns, map[string]string{"iops": "9"})
+	e.attributes("fast", map[string]string{"iops": "9"})
 	e.deploymentWithPod("csi-controller")
 	for _, c := range podOf(t, objects).Containers {
 		if c.Name != "driver" {
@@ -101,7 +102,7 @@ func overlayNeedsWhatItGrants(t *testing.T, overlay string) {
 		"restored": func(s *corev1.PersistentVolumeClaimSpec) {
 			s.DataSource = &corev1.TypedLocalObjectReference{APIGroup: ptr.To("snapshot.storage.k8s.io"), Kind: kube.KindSnapshot, Name: "snap"}
 		},
-		"attributes": func(s *corev1.PersistentVolumeClaimSpec) { s.VolumeAttributesClassName = &e.ns },
+		"attributes": func(s *corev1.PersistentVolumeClaimSpec) { s.VolumeAttributesClassName = ptr.To(e.ns + "-fast") },
 	} {
 		c := newClaim(name, class)
 		change(&c.Spec)
@@ -243,6 +244,7 @@ func TestNodecontrollerNeedsWhatItsManifestsGrant(t *testing.T) {
 	})
 	e.must(e.client.CoreV1().Nodes().Delete(ctx, e.nodes[1], metav1.DeleteOptions{}))
 	e.must(e.client.StorageV1().CSINodes().Delete(ctx, e.nodes[1], metav1.DeleteOptions{}))
+	e.missingForLong(e.ns + "-lost")
 	for what, get := range map[string]func(context.Context) error{
 		"the node": func(ctx context.Context) error {
 			_, err := e.client.CoreV1().Nodes().Get(ctx, e.nodes[1], metav1.GetOptions{})
@@ -264,6 +266,25 @@ func TestNodecontrollerNeedsWhatItsManifestsGrant(t *testing.T) {
 	})
 	e.usesAll(granted, used, refused, func(p permission) bool {
 		return p.verb == "list" && p.resource != "logicalvolumes" || p == permission{"patch", "", "events"}
+	})
+}
+
+// missingForLong has the grace of a volume pass, once the controller has noted that its node
+// is missing.
+func (e *env) missingForLong(volume string) {
+	e.t.Helper()
+	note := e.plugin.Name() + "/node-missing-since"
+	e.eventually("the volume has the note about its node", func(ctx context.Context) error {
+		pv, err := e.client.CoreV1().PersistentVolumes().Get(ctx, volume, metav1.GetOptions{})
+		if err == nil && pv.Annotations[note] == "" {
+			err = errors.New("it has none")
+		}
+		if err != nil {
+			return err
+		}
+		since := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%q}}}`, note, time.Now().Add(-time.Hour).UTC().Format(time.RFC3339))
+		_, err = e.client.CoreV1().PersistentVolumes().Patch(ctx, volume, types.MergePatchType, since, metav1.PatchOptions{})
+		return err
 	})
 }
 

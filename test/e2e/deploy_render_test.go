@@ -177,7 +177,7 @@ func TestChartAndOverlaysAreTheSame(t *testing.T) {
 			t.Errorf("%s (- kustomize, + helm):\n%s", name, diff)
 		}
 	}
-	want, got := byName(t, withComponents(t, "all-in-one", "priority-and-fairness", "monitoring")),
+	want, got := byName(t, everythingRendered(t)),
 		byName(t, charted(t, "priorityAndFairness: {enabled: true}\nmonitoring: {rules: true, podMonitor: true}"))
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("with everything (- kustomize, + helm):\n%s", diff)
@@ -193,6 +193,12 @@ func sameText(t *testing.T, objects ...map[string]any) {
 			data[key] = parsed(t, text.(string))[0].Object
 		}
 	}
+}
+
+// everythingRendered is an overlay with what can be added to it.
+func everythingRendered(t *testing.T) []*unstructured.Unstructured {
+	t.Helper()
+	return append(withComponents(t, "all-in-one", "monitoring"), kustomized(t, "../../deploy/priority-and-fairness")...)
 }
 
 // withComponents is an overlay with further components of deploy/.
@@ -301,7 +307,7 @@ func variants(t *testing.T) map[string][]*unstructured.Unstructured {
 	t.Helper()
 	all := map[string][]*unstructured.Unstructured{
 		"examples":                   kustomized(t, "../../deploy/examples"),
-		"all-in-one with everything": withComponents(t, "all-in-one", "priority-and-fairness", "monitoring"),
+		"all-in-one with everything": everythingRendered(t),
 		"chart, features": charted(t, `rbacPrefix: "second:"
 name: second
 image: {pullPolicy: Always}
