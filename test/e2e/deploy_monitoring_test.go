@@ -18,7 +18,6 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	dto "github.com/prometheus/client_model/go"
 	"google.golang.org/grpc/codes"
-	admissionv1 "k8s.io/api/admissionregistration/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
@@ -158,6 +157,15 @@ func TestAlertsAndDashboardAskForWhatThereIs(t *testing.T) {
 	}
 	p := everythingOn(t)
 	showsAll(t, p, wanted)
+	queues := p.metrics()["workqueue_depth"].GetMetric()
+	for _, m := range regexp.MustCompile(`workqueue_\w+\{[^}]*name=~"([^"]+)"`).FindAllStringSubmatch(strings.Join(expressions, "\n"), -1) {
+		names := regexp.MustCompile("^(?:" + m[1] + ")$")
+		for _, q := range queues {
+			if name := q.GetLabel()[0].GetValue(); !names.MatchString(name) {
+				t.Errorf("%s leaves out the queue %s", m[0], name)
+			}
+		}
+	}
 }
 
 // showsAll waits until p shows everything that is wanted: some of it comes with the work.
@@ -210,7 +218,7 @@ func everythingOn(t *testing.T) *process {
 		}
 	}
 	_, err := e.client.AdmissionregistrationV1().MutatingWebhookConfigurations().Create(t.Context(),
-		&admissionv1.MutatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: e.ns}}, metav1.CreateOptions{})
+		forNobody(e.ns), metav1.CreateOptions{})
 	must(err)
 	t.Cleanup(func() {
 		_ = e.client.AdmissionregistrationV1().MutatingWebhookConfigurations().Delete(context.Background(), e.ns, metav1.DeleteOptions{})
@@ -241,6 +249,7 @@ func everythingOn(t *testing.T) *process {
 	e.uses("user", "held", e.nodes[0])
 	must(e.client.CoreV1().Nodes().Delete(t.Context(), e.nodes[1], metav1.DeleteOptions{}))
 	must(e.client.StorageV1().CSINodes().Delete(t.Context(), e.nodes[1], metav1.DeleteOptions{}))
+	e.missingForLong(e.ns + "-held")
 
 	p.says("Serving admission webhooks")
 	address := regexp.MustCompile(`Serving admission webhooks.*"address": "([^"]+)"`).FindStringSubmatch(p.logged())

@@ -205,7 +205,7 @@ func TestNodecontrollerNeedsWhatItsManifestsGrant(t *testing.T) {
 	kubeconfig, used, refused := e.as("storage-controller-nodecontroller")
 	// Its name is in the permissions; no other test has it.
 	configurations := e.client.AdmissionregistrationV1().MutatingWebhookConfigurations()
-	_, err := configurations.Create(ctx, &admissionv1.MutatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: "storage-controller-webhooks"}}, metav1.CreateOptions{})
+	_, err := configurations.Create(ctx, forNobody("storage-controller-webhooks"), metav1.CreateOptions{})
 	e.must(err)
 	t.Cleanup(func() {
 		_ = configurations.Delete(context.Background(), "storage-controller-webhooks", metav1.DeleteOptions{})
@@ -267,6 +267,14 @@ func TestNodecontrollerNeedsWhatItsManifestsGrant(t *testing.T) {
 	e.usesAll(granted, used, refused, func(p permission) bool {
 		return p.verb == "list" && p.resource != "logicalvolumes" || p == permission{"patch", "", "events"}
 	})
+}
+
+// forNobody is a configuration whose authority can be filled in, and that is asked about nothing.
+func forNobody(name string) *admissionv1.MutatingWebhookConfiguration {
+	return &admissionv1.MutatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: name}, Webhooks: []admissionv1.MutatingWebhook{{
+		Name: "pod-hook.example.com", AdmissionReviewVersions: []string{"v1"}, SideEffects: ptr.To(admissionv1.SideEffectClassNone),
+		ClientConfig: admissionv1.WebhookClientConfig{Service: &admissionv1.ServiceReference{Namespace: "default", Name: "none"}},
+	}}}
 }
 
 // missingForLong has the grace of a volume pass, once the controller has noted that its node

@@ -101,7 +101,7 @@ func TestNodecontrollerManifestsGrantNoMore(t *testing.T) {
 		},
 		"nodecontroller-leader-election":  {"leases.coordination.k8s.io in default": "create,get,update"},
 		"nodecontroller-node-finalizer":   {"nodes": "patch"},
-		"nodecontroller-cleanup":          {"persistentvolumes": "patch", "persistentvolumeclaims": "delete", "pods": read, "volumeattachments.storage.k8s.io": read},
+		"nodecontroller-cleanup":          {"persistentvolumes": "patch", "persistentvolumeclaims": "delete", "pods": read, "volumeattachments.storage.k8s.io": "list,watch"},
 		"nodecontroller-cleanup-unbound":  {"persistentvolumeclaims": "patch"},
 		"nodecontroller-cleanup-volumes":  {"persistentvolumes": "delete"},
 		"nodecontroller-custom-resources": {"logicalvolumes.topolvm.io": "delete,list,patch"},
