@@ -224,7 +224,7 @@ func everythingOn(t *testing.T) *process {
 		_ = e.client.AdmissionregistrationV1().MutatingWebhookConfigurations().Delete(context.Background(), e.ns, metav1.DeleteOptions{})
 	})
 	cmd := e.command("all", slices.Concat(quick, []string{"--leader-election", "--http-endpoint=127.0.0.1:0", "--capacity-ownerref-level=-1",
-		"--node-finalizer-mode=manage", "--node-cleanup=claims", "--node-cleanup-scope=all", "--node-delete-grace=0s", "--node-finalizer-wait-for-others=false",
+		"--node-finalizer-mode=manage", "--node-cleanup=claims", "--node-cleanup-scope=all", "--node-delete-grace=0s", "--node-finalizer-wait-for-others=false", "--node-finalizer-timeout=1s",
 		"--enable-webhooks", "--webhook-addr=127.0.0.1:0", "--webhook-cert-mode=self-signed", "--webhook-cert-secret=certs", "--webhook-config-name=" + e.ns, "--webhook-service=none"})...)
 	cmd.Env = append(cmd.Env, "NAMESPACE="+e.ns)
 	p := e.start(cmd)
