@@ -154,7 +154,8 @@ resources: {requests: {cpu: 10m, memory: 64Mi}, limits: {memory: 256Mi}}`,
   csi-address: /run/csi/csi.sock
   leader-election: true
   http-endpoint: :8080
-  capacity: {capacity-ownerref-level: 2}`,
+  capacity: {capacity-ownerref-level: 2}
+  nodecontroller: {resize-nudge: true}`,
 }
 
 // TestChartAndOverlaysAreTheSame: whoever installs with helm gets what others get with kustomize.
