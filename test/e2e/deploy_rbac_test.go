@@ -112,11 +112,12 @@ func overlayNeedsWhatItGrants(t *testing.T, overlay string) {
 	e.attach("a", e.bound("source"), e.nodes[0])
 	e.attached(1)
 	e.grows("source", e.nodes[0])
+	// Kubernetes attaches the volume for that pod as well, and detaches it after it.
+	e.must(e.client.CoreV1().Pods(e.ns).Delete(t.Context(), "growing", metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}))
 	e.detach("a")
 	e.attached(0)
 	e.capacityIs("3Gi", late)
 	e.deleteClass(late)
-	e.must(e.client.CoreV1().Pods(e.ns).Delete(t.Context(), "growing", metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}))
 	e.leftovers("source", "clone", "restored", "attributes")
 	e.usesAll(granted, used, refused, func(p permission) bool {
 		switch {
