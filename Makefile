@@ -20,6 +20,7 @@ demo: ## Show it at work on a real control plane; ARGS=--stay keeps that up
 test: lint ## Run the linters and all tests, with the race detector
 	go test -race -timeout 30m ./...
 	cd test/controlplane && go test -race ./supervise/
+	cd test/deploy && go vet ./...
 
 .PHONY: lint
 lint: ## Check formatting, vet and staticcheck
@@ -28,8 +29,10 @@ lint: ## Check formatting, vet and staticcheck
 	go run $(STATICCHECK) ./...
 
 .PHONY: generate
-generate: ## Write the pages of docs/ that are generated
+generate: ## Write what is generated: pages of docs/, tables, and copies in the chart
 	UPDATE=1 go test -count=1 -run TestDocs ./cmd/storage-controller
+	UPDATE=1 go test -count=1 -run TestRules ./internal/doctor
+	UPDATE=1 go test -count=1 -run TestChartHasTheFiles ./test/e2e
 
 .PHONY: scenarios
 scenarios: ## Print which acceptance scenarios are tested; ARGS=-missing those that are not
@@ -48,6 +51,10 @@ bench: ## Measure the life of volumes, or with ARGS=--capacity the publishing of
 .PHONY: controlplane
 controlplane: ## Build the control plane of tests and demo into bin/
 	cd test/controlplane && CGO_ENABLED=0 go build -ldflags '-s -w' -o ../../$(BIN)/controlplane .
+
+.PHONY: render
+render: ## Print an overlay of deploy/; OVERLAY=all-in-one
+	@cd test/deploy && go run . kustomize ../../deploy/overlays/$(or $(OVERLAY),all-in-one)
 
 .PHONY: clean
 clean: ## Remove what was built

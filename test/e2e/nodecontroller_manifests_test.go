@@ -23,7 +23,7 @@ import (
 	"github.com/storage-controller/storage-controller/internal/kubetest"
 )
 
-// manifests is the documents of files of deploy, by the names of the files.
+// manifests is the documents of files of deploy, by the names of the files, or of the directories of permissions.
 func manifests(t *testing.T, patterns ...string) map[string][]string {
 	t.Helper()
 	all := map[string][]string{}
@@ -37,7 +37,11 @@ func manifests(t *testing.T, patterns ...string) map[string][]string {
 			if err != nil {
 				t.Fatal(err)
 			}
-			all[filepath.Base(file)] = strings.Split(string(text), "\n---\n")
+			name := filepath.Base(file)
+			if name == "rbac.yaml" {
+				name = filepath.Base(filepath.Dir(file))
+			}
+			all[name] = strings.Split(string(text), "\n---\n")
 		}
 	}
 	return all
@@ -60,7 +64,7 @@ func TestNodecontrollerManifestsAreAccepted(t *testing.T) {
 		"ClusterRoleBinding":           "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
 		"MutatingWebhookConfiguration": "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations",
 	}
-	for file, docs := range manifests(t, "rbac/nodecontroller*.yaml", "webhook*.yaml") {
+	for file, docs := range manifests(t, "rbac/nodecontroller*/rbac.yaml", "webhook*.yaml") {
 		for _, doc := range docs {
 			var meta metav1.PartialObjectMetadata
 			body, err := yaml.YAMLToJSONStrict([]byte(doc))
@@ -91,27 +95,27 @@ func TestNodecontrollerManifestsAreAccepted(t *testing.T) {
 func TestNodecontrollerManifestsGrantNoMore(t *testing.T) {
 	read := "get,list,watch"
 	want := map[string]map[string]string{
-		"nodecontroller.yaml": {
+		"nodecontroller": {
 			"nodes": read, "persistentvolumes": read, "persistentvolumeclaims": read, "csinodes.storage.k8s.io": read,
 			"csidrivers.storage.k8s.io": read, "storageclasses.storage.k8s.io": read, "namespaces": "get", "events": "create,patch",
 		},
-		"nodecontroller-leader-election.yaml":  {"leases.coordination.k8s.io in default": "create,get,update"},
-		"nodecontroller-node-finalizer.yaml":   {"nodes": "patch"},
-		"nodecontroller-cleanup.yaml":          {"persistentvolumes": "patch", "persistentvolumeclaims": "delete", "pods": read, "volumeattachments.storage.k8s.io": read},
-		"nodecontroller-cleanup-unbound.yaml":  {"persistentvolumeclaims": "patch"},
-		"nodecontroller-cleanup-volumes.yaml":  {"persistentvolumes": "delete"},
-		"nodecontroller-custom-resources.yaml": {"logicalvolumes.topolvm.io": "delete,list,patch"},
-		"nodecontroller-resize-nudge.yaml":     {"pods": "get,list,patch,watch"},
-		"nodecontroller-pvc-strip.yaml":        {"persistentvolumeclaims": "patch"},
-		"nodecontroller-pvc-enforce.yaml":      {"persistentvolumeclaims": "patch", "pods": "delete,get,list,watch"},
-		"nodecontroller-webhook-certificates.yaml": {
+		"nodecontroller-leader-election":  {"leases.coordination.k8s.io in default": "create,get,update"},
+		"nodecontroller-node-finalizer":   {"nodes": "patch"},
+		"nodecontroller-cleanup":          {"persistentvolumes": "patch", "persistentvolumeclaims": "delete", "pods": read, "volumeattachments.storage.k8s.io": "list,watch"},
+		"nodecontroller-cleanup-unbound":  {"persistentvolumeclaims": "patch"},
+		"nodecontroller-cleanup-volumes":  {"persistentvolumes": "delete"},
+		"nodecontroller-custom-resources": {"logicalvolumes.topolvm.io": "delete,list,patch"},
+		"nodecontroller-resize-nudge":     {"pods": "get,list,patch,watch"},
+		"nodecontroller-pvc-strip":        {"persistentvolumeclaims": "patch"},
+		"nodecontroller-pvc-enforce":      {"persistentvolumeclaims": "patch", "pods": "delete,get,list,watch"},
+		"nodecontroller-webhook-certificates": {
 			"secrets storage-controller-webhook-certificates in default": "get,update,watch", "secrets in default": "create",
 			"mutatingwebhookconfigurations.admissionregistration.k8s.io storage-controller-webhooks": "get,patch",
 		},
-		"nodecontroller-secure-metrics.yaml": {"tokenreviews.authentication.k8s.io": "create", "subjectaccessreviews.authorization.k8s.io": "create"},
+		"nodecontroller-secure-metrics": {"tokenreviews.authentication.k8s.io": "create", "subjectaccessreviews.authorization.k8s.io": "create"},
 	}
 	got := map[string]map[string]string{}
-	for file, docs := range manifests(t, "rbac/nodecontroller*.yaml") {
+	for file, docs := range manifests(t, "rbac/nodecontroller*/rbac.yaml") {
 		got[file] = map[string]string{}
 		bound := map[string]bool{}
 		for _, doc := range docs {

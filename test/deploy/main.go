@@ -1,0 +1,51 @@
+// Command deploytool renders what deploy/ ships, with the libraries that kustomize and
+// helm are made of, and reads expressions with the parser of Prometheus. It is a Go module
+// of its own, so that the product depends on none of them.
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+)
+
+const usage = `usage: deploytool kustomize DIRECTORY
+       deploytool helm CHART RELEASE NAMESPACE [VALUES-FILE...]
+       deploytool notes CHART RELEASE NAMESPACE [VALUES-FILE...]
+       deploytool lint CHART [VALUES-FILE...]
+       deploytool promql < EXPRESSION-PER-LINE
+
+kustomize and helm print the objects as YAML, notes what helm says after an installation.
+promql prints the metrics that each expression selects, with the labels that it matches.
+Example: deploytool kustomize ../../deploy/overlays/all-in-one
+`
+
+func main() {
+	if err := run(os.Args[1:], os.Stdin, os.Stdout); err != nil {
+		fmt.Fprintln(os.Stderr, "deploytool:", err)
+		os.Exit(1)
+	}
+}
+
+func run(args []string, in io.Reader, out io.Writer) error {
+	if len(args) == 0 {
+		return errors.New(usage)
+	}
+	switch command, args := args[0], args[1:]; {
+	case command == "kustomize" && len(args) == 1:
+		return kustomize(args[0], out)
+	case command == "helm" && len(args) >= 3:
+		return renderChart(args[0], args[1], args[2], args[3:], out)
+	case command == "notes" && len(args) >= 3:
+		return chartNotes(args[0], args[1], args[2], args[3:], out)
+	case command == "lint" && len(args) >= 1:
+		return lintChart(args[0], args[1:], out)
+	case command == "promql" && len(args) == 0:
+		return metricNames(in, out)
+	case command == "help" || command == "--help" || command == "-h":
+		_, err := io.WriteString(out, usage)
+		return err
+	}
+	return errors.New(usage)
+}
