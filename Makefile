@@ -22,11 +22,18 @@ test: lint ## Run the linters and all tests, with the race detector
 	cd test/controlplane && go test -race ./supervise/
 	cd test/deploy && go vet ./...
 
+CHROMIUM ?= chromium
+
+.PHONY: test-browser
+test-browser: ## Look at /statusz with Chromium; SCREENSHOTS=DIR keeps what is seen
+	@command -v $(CHROMIUM) >/dev/null || { echo "There is no $(CHROMIUM) here. Install it, on Debian with: apt-get install --no-install-recommends chromium. Or name another: make test-browser CHROMIUM=google-chrome" >&2; exit 1; }
+	CHROMIUM=$(CHROMIUM) SCREENSHOTS=$(abspath $(SCREENSHOTS)) go test -race -count=1 -timeout 20m -tags browser -run InABrowser ./test/e2e
+
 .PHONY: lint
 lint: ## Check formatting, vet and staticcheck
 	@out="$$(gofmt -l .)"; if [ -n "$$out" ]; then echo "not formatted: $$out"; exit 1; fi
-	go vet ./...
-	go run $(STATICCHECK) ./...
+	go vet -tags browser ./...
+	go run $(STATICCHECK) -tags browser ./...
 
 .PHONY: generate
 generate: ## Write what is generated: pages of docs/, tables, and copies in the chart

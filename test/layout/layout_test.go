@@ -75,6 +75,7 @@ var allowed = map[string][]string{
 	"attacher":               {"csiclient", "election", "metrics", "internal/kube", "internal/tracing", "internal/volumelock", "internal/workloop"},
 	"cmd/storage-controller": {"audit", "csiclient", "election", "metrics", "internal/doctor", "internal/explain", "internal/kube", "internal/migrate", "internal/statusz", "internal/tracing", "internal/volumelock", "internal/workloop", "provisioner", "attacher", "capacity", "nodecontroller"},
 	"test/bench":             {"csiclient/csitest", "internal/kubetest"},
+	"test/browser":           {},
 	"test/demo":              {"internal/kubetest"},
 	"test/hostdriver":        {},
 	"test/scenarios":         {},
