@@ -40,7 +40,7 @@ used; those that matter here are listed.
 
 Exit code: 0 nothing was found; 3 something was; 2 wrong usage; 1 the audit could
 not be made. A running provisioner does the same with --audit-interval.`,
-		Example: `  kubectl exec -n kube-system deploy/my-csi-controller -c storage-controller -- /storage-controller audit
+		Example: `  kubectl exec -n kube-system deployment/my-csi-controller -c storage-controller -- /storage-controller audit
   storage-controller audit --csi-address=/run/csi/socket --stuck-after=1h -o json`,
 		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {

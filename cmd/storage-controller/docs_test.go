@@ -52,7 +52,7 @@ func otherFlags(t *testing.T, roles []string) string {
 		switch first, rest, sub := strings.Cut(words, " "); {
 		case slices.Contains(roles, words):
 			continue
-		case first == "config":
+		case first == "config" || first == "doctor":
 			like = "all"
 		case first == "nodecontroller" && sub && rest != "":
 			like = first

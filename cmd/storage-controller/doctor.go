@@ -37,7 +37,7 @@ asked, and --as tells whose permissions are checked.
 
 Exit code: 0 everything is well, or there are warnings only; 3 a check has
 failed; 2 wrong usage; 1 neither the driver nor the API server could be asked.`,
-		Example: `  kubectl exec -n kube-system deploy/my-csi-controller -c storage-controller -- /storage-controller doctor
+		Example: `  kubectl exec -n kube-system deployment/my-csi-controller -c storage-controller -- /storage-controller doctor
   storage-controller doctor --config=/etc/storage-controller.yaml -o json
   storage-controller doctor --kubeconfig=$HOME/.kube/config --driver-name=drv.example.com \
       --leader-election --leader-election-namespace=kube-system --as=kube-system/my-csi-controller`,

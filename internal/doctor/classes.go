@@ -117,9 +117,9 @@ func (e *examination) mayRead(ctx context.Context, client kubernetes.Interface, 
 	case ok:
 		e.ok(name, "granted")
 	case a.namespace == "":
-		e.add(name, Warning, "apply deploy/rbac/"+file+".yaml, or see that each such namespace has its Role", "not granted in all namespaces: the %s reads it where the parameters of the class lead", role)
+		e.add(name, Warning, "apply deploy/rbac/"+file+"/rbac.yaml, or see that each such namespace has its Role", "not granted in all namespaces: the %s reads it where the parameters of the class lead", role)
 	default:
-		e.add(name, Failure, "apply deploy/rbac/"+file+".yaml, or a Role in namespace "+s.Namespace, "not granted: %s; the %s needs it", a, role)
+		e.add(name, Failure, "apply deploy/rbac/"+file+"/rbac.yaml, or a Role in namespace "+s.Namespace, "not granted: %s; the %s needs it", a, role)
 	}
 }
 

@@ -68,9 +68,9 @@ type Role struct {
 	Sidecar string
 }
 
-// Grant is the permissions of one file of deploy/rbac that would be used.
+// Grant is the permissions of one directory of deploy/rbac that would be used.
 type Grant struct {
-	File string // without its extension
+	File string // the name of the directory
 	// Namespace is that of what the file grants by a Role.
 	Namespace string
 	// Names are those of objects that settings have changed, by the ones in the file.

@@ -22,7 +22,7 @@ type Rule struct {
 	Verbs      []string
 }
 
-// Files is the files of deploy/rbac whose rules are known here.
+// Files is the directories of deploy/rbac whose rules are known here.
 func Files() []string {
 	var files []string
 	for name := range rules {
@@ -142,7 +142,7 @@ func (g Grant) check(lacking []access, failed error) Check {
 	switch {
 	case len(lacking) > 0:
 		c.Message = "not granted: " + listed(lacking)
-		c.Status, c.Hint = Failure, fmt.Sprintf("apply deploy/rbac/%s.yaml, with the name and the namespace of the ServiceAccount", g.File)
+		c.Status, c.Hint = Failure, fmt.Sprintf("apply deploy/rbac/%s/rbac.yaml, with the name and the namespace of the ServiceAccount", g.File)
 		if g.Without != "" {
 			c.Status, c.Message = Warning, c.Message+"; without it "+g.Without
 		}

@@ -2,7 +2,7 @@ package doctor
 
 // Code generated from deploy/rbac by make generate. DO NOT EDIT.
 
-// rules is what the files of deploy/rbac grant, by their names.
+// rules is what the files of deploy/rbac grant, by the names of their directories.
 var rules = map[string][]Rule{
 	"attacher": {
 		{Groups: []string{"storage.k8s.io"}, Resources: []string{"volumeattachments"}, Verbs: []string{"get", "list", "watch", "patch"}},
@@ -45,7 +45,7 @@ var rules = map[string][]Rule{
 		{Groups: []string{""}, Resources: []string{"persistentvolumes"}, Verbs: []string{"patch"}},
 		{Groups: []string{""}, Resources: []string{"persistentvolumeclaims"}, Verbs: []string{"delete"}},
 		{Groups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"get", "list", "watch"}},
-		{Groups: []string{"storage.k8s.io"}, Resources: []string{"volumeattachments"}, Verbs: []string{"get", "list", "watch"}},
+		{Groups: []string{"storage.k8s.io"}, Resources: []string{"volumeattachments"}, Verbs: []string{"list", "watch"}},
 	},
 	"nodecontroller-cleanup-unbound": {
 		{Groups: []string{""}, Resources: []string{"persistentvolumeclaims"}, Verbs: []string{"patch"}},

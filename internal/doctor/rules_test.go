@@ -34,7 +34,7 @@ func TestRulesAreThoseThatAreShipped(t *testing.T) {
 
 func generateRules(t *testing.T) []byte {
 	t.Helper()
-	files, err := filepath.Glob("../../deploy/rbac/*.yaml")
+	files, err := filepath.Glob("../../deploy/rbac/*/rbac.yaml")
 	if err != nil || len(files) == 0 {
 		t.Fatal(files, err)
 	}
@@ -45,11 +45,11 @@ func generateRules(t *testing.T) []byte {
 			t.Fatal(err)
 		}
 		if of := rulesOf(t, string(text)); of != nil {
-			shipped[strings.TrimSuffix(filepath.Base(file), ".yaml")] = of
+			shipped[filepath.Base(filepath.Dir(file))] = of
 		}
 	}
 	var b strings.Builder
-	b.WriteString("package doctor\n\n// Code generated from deploy/rbac by make generate. DO NOT EDIT.\n\n// rules is what the files of deploy/rbac grant, by their names.\nvar rules = map[string][]Rule{\n")
+	b.WriteString("package doctor\n\n// Code generated from deploy/rbac by make generate. DO NOT EDIT.\n\n// rules is what the files of deploy/rbac grant, by the names of their directories.\nvar rules = map[string][]Rule{\n")
 	for _, name := range slices.Sorted(maps.Keys(shipped)) {
 		fmt.Fprintf(&b, "%q: {\n", name)
 		for _, r := range shipped[name] {

@@ -146,7 +146,7 @@ func TestDoctorOfAnInstallation(t *testing.T) {
 	admin.has("csidriver storageCapacity", doctor.OK, "true")
 	nobody := e.diagnose(3, env, slices.Concat(args, []string{"--kubeconfig", e.cp.Kubeconfig(), "--as", e.ns + "/nobody"})...)
 	nobody.has("rbac provisioner", doctor.Failure, "get,list,watch,create,patch,delete persistentvolumes")
-	nobody.has("rbac provisioner", doctor.Failure, "deploy/rbac/provisioner.yaml")
+	nobody.has("rbac provisioner", doctor.Failure, "deploy/rbac/provisioner/rbac.yaml")
 	nobody.has("rbac provisioner-snapshots", doctor.Warning, "without it")
 	nobody.has("rbac provisioner-secrets "+e.ns+"/s", doctor.Failure, "get secrets s in "+e.ns)
 
