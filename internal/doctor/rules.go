@@ -37,7 +37,7 @@ var rules = map[string][]Rule{
 	},
 	"nodecontroller": {
 		{Groups: []string{""}, Resources: []string{"nodes", "persistentvolumes", "persistentvolumeclaims"}, Verbs: []string{"get", "list", "watch"}},
-		{Groups: []string{"storage.k8s.io"}, Resources: []string{"storageclasses", "csinodes", "csidrivers"}, Verbs: []string{"get", "list", "watch"}},
+		{Groups: []string{"storage.k8s.io"}, Resources: []string{"storageclasses", "csinodes"}, Verbs: []string{"get", "list", "watch"}},
 		{Groups: []string{""}, Resources: []string{"namespaces"}, Verbs: []string{"get"}},
 		{Groups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch"}},
 	},
@@ -46,6 +46,7 @@ var rules = map[string][]Rule{
 		{Groups: []string{""}, Resources: []string{"persistentvolumeclaims"}, Verbs: []string{"delete"}},
 		{Groups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"get", "list", "watch"}},
 		{Groups: []string{"storage.k8s.io"}, Resources: []string{"volumeattachments"}, Verbs: []string{"list", "watch"}},
+		{Groups: []string{"storage.k8s.io"}, Resources: []string{"csidrivers"}, Verbs: []string{"get", "list", "watch"}},
 	},
 	"nodecontroller-cleanup-unbound": {
 		{Groups: []string{""}, Resources: []string{"persistentvolumeclaims"}, Verbs: []string{"patch"}},

@@ -128,9 +128,8 @@ func overlayNeedsWhatItGrants(t *testing.T, overlay string) {
 		case p.verb == "get" && slices.Contains([]string{"volumeattachments", "persistentvolumes"}, p.resource): // after a conflict
 			return true
 		}
-		// What is asked before a clean-up, and by webhooks, which are off in the overlays; and
-		// csidrivers, whose approvals only a clean-up looks for.
-		return p.verb == "get" && slices.Contains([]string{"nodes", "namespaces", "csinodes", "csidrivers", "storageclasses", "pods"}, p.resource)
+		// What is asked before a clean-up, and by webhooks, which are off in the overlays.
+		return p.verb == "get" && slices.Contains([]string{"nodes", "namespaces", "csinodes", "storageclasses", "pods"}, p.resource)
 	})
 }
 

@@ -103,8 +103,8 @@ func TestDoctorOfAnInstallation(t *testing.T) {
 	class := e.class(false, func(c *storagev1.StorageClass) {
 		c.Parameters = map[string]string{"csi.storage.k8s.io/provisioner-secret-name": "s", "csi.storage.k8s.io/provisioner-secret-namespace": e.ns}
 	})
-	e.applyRBAC("provisioner*.yaml")
-	e.applyRBAC("capacity*.yaml")
+	e.applyRBAC("provisioner*")
+	e.applyRBAC("capacity*")
 	p := e.run("provision", election...)
 	e.leads(p, e.provisionerLease())
 	kubeconfig, _, _ := e.as("csi-provisioner")

@@ -97,11 +97,11 @@ func TestNodecontrollerManifestsGrantNoMore(t *testing.T) {
 	want := map[string]map[string]string{
 		"nodecontroller": {
 			"nodes": read, "persistentvolumes": read, "persistentvolumeclaims": read, "csinodes.storage.k8s.io": read,
-			"csidrivers.storage.k8s.io": read, "storageclasses.storage.k8s.io": read, "namespaces": "get", "events": "create,patch",
+			"storageclasses.storage.k8s.io": read, "namespaces": "get", "events": "create,patch",
 		},
 		"nodecontroller-leader-election":  {"leases.coordination.k8s.io in default": "create,get,update"},
 		"nodecontroller-node-finalizer":   {"nodes": "patch"},
-		"nodecontroller-cleanup":          {"persistentvolumes": "patch", "persistentvolumeclaims": "delete", "pods": read, "volumeattachments.storage.k8s.io": "list,watch"},
+		"nodecontroller-cleanup":          {"persistentvolumes": "patch", "persistentvolumeclaims": "delete", "pods": read, "volumeattachments.storage.k8s.io": "list,watch", "csidrivers.storage.k8s.io": read},
 		"nodecontroller-cleanup-unbound":  {"persistentvolumeclaims": "patch"},
 		"nodecontroller-cleanup-volumes":  {"persistentvolumes": "delete"},
 		"nodecontroller-custom-resources": {"logicalvolumes.topolvm.io": "delete,list,patch"},
