@@ -158,6 +158,14 @@ resources: {requests: {cpu: 10m, memory: 64Mi}, limits: {memory: 256Mi}}`,
   nodecontroller: {resize-nudge: true}`,
 }
 
+// withWebhooks is the same for overlays with a component of webhooks.
+var withWebhooks = map[string]string{
+	"webhooks of all-in-one":         "nodecontroller: {webhooks: {enabled: true}}",
+	"webhooks of per-role":           "mode: per-role\nnodecontroller: {webhooks: {enabled: true}}",
+	"webhooks-enforce of all-in-one": "nodecontroller: {pvcFinalizerMode: enforce, webhooks: {enabled: true}}",
+	"webhooks-enforce of per-role":   "mode: per-role\nnodecontroller: {pvcFinalizerMode: enforce, webhooks: {enabled: true}}",
+}
+
 // TestChartAndOverlaysAreTheSame: whoever installs with helm gets what others get with kustomize.
 func TestChartAndOverlaysAreTheSame(t *testing.T) {
 	t.Parallel()
@@ -182,6 +190,13 @@ func TestChartAndOverlaysAreTheSame(t *testing.T) {
 		byName(t, charted(t, "priorityAndFairness: {enabled: true}\nmonitoring: {rules: true, podMonitor: true}"))
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("with everything (- kustomize, + helm):\n%s", diff)
+	}
+	for name, values := range withWebhooks {
+		component, overlay, _ := strings.Cut(name, " of ")
+		want, got := byName(t, withComponents(t, overlay, "components/"+component)), byName(t, charted(t, values))
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%s (- kustomize, + helm):\n%s", name, diff)
+		}
 	}
 }
 
@@ -238,6 +253,9 @@ func TestChartHasTheFiles(t *testing.T) {
 	for _, name := range []string{"prometheus-rule.yaml", "pod-monitor.yaml"} {
 		want[name] = "../../deploy/monitoring/" + name
 	}
+	for _, name := range []string{"webhooks", "webhooks-enforce"} {
+		want[name+".yaml"] = "../../deploy/components/" + name + "/webhook.yaml"
+	}
 	for name, file := range want {
 		text, err := os.ReadFile(file)
 		if err != nil {
@@ -268,11 +286,14 @@ func TestChartRefusesWrongValues(t *testing.T) {
 		"replicas: many":                     "'/replicas'",
 		"nodecontroller: {nodeCleanup: all}": "'/nodecontroller/nodeCleanup'",
 		"extraArgs: [all]":                   "'/extraArgs/0'",
-		"mode: node\nprovisioner: {enabled: false}": "provisioner.enabled",
-		"mode: per-role\nconfiguration: {a: b}":     "configuration: only with mode all-in-one",
-		"name: Not_A_Name":                          "'/name'",
-		"secrets: {namespaces: [\"*\"]}":            "'/secrets/namespaces/0'",
-		"driver: {name: csi.example.com/x}":         "'/driver/name'",
+		"mode: node\nprovisioner: {enabled: false}":                   "provisioner.enabled",
+		"mode: per-role\nconfiguration: {a: b}":                       "configuration: only with mode all-in-one",
+		"name: Not_A_Name":                                            "'/name'",
+		"secrets: {namespaces: [\"*\"]}":                              "'/secrets/namespaces/0'",
+		"driver: {name: csi.example.com/x}":                           "'/driver/name'",
+		"nodecontroller: {webhooks: {certificate: files}}":            "'/nodecontroller/webhooks/certificate'",
+		"mode: node\nnodecontroller: {webhooks: {enabled: true}}":     "mode node has no node controller",
+		"nodecontroller: {enabled: false, webhooks: {enabled: true}}": "nodecontroller.enabled is false",
 		"{provisioner: {enabled: false}, attacher: {enabled: false}, capacity: {enabled: false}, nodecontroller: {enabled: false}}": "no role is enabled",
 	} {
 		_, err := tool(t, "", "helm", chart, "x", exampleNamespace, valuesFile(t, values))
@@ -323,12 +344,20 @@ affinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeS
 imagePullSecrets: [{name: s}]
 driver: {env: [{name: A, value: b}], volumeMounts: [{name: more, mountPath: /more}]}
 volumes: [{name: more, emptyDir: {}}]`),
-		"chart, capacity alone":    charted(t, "mode: per-role\nprovisioner: {enabled: false}\nattacher: {enabled: false}\nnodecontroller: {enabled: false}\nsecrets: {enabled: false}"),
-		"chart, secrets elsewhere": charted(t, "secrets: {namespaces: [default]}"),
+		"chart, webhooks of another": charted(t, `name: second
+driver: {name: Other.example.com}
+nodecontroller: {pvcFinalizerMode: enforce, webhooks: {enabled: true, name: second, certificate: secret, failurePolicy: Ignore, configurationAnnotations: {a: b}}}`),
+		"all-in-one with a file and webhooks": withComponents(t, "configuration-file", "components/webhooks-enforce"),
+		"chart, capacity alone":               charted(t, "mode: per-role\nprovisioner: {enabled: false}\nattacher: {enabled: false}\nnodecontroller: {enabled: false}\nsecrets: {enabled: false}"),
+		"chart, secrets elsewhere":            charted(t, "secrets: {namespaces: [default]}"),
 	}
 	for name := range sameAs {
 		all[name] = kustomized(t, overlays+name)
 		all["chart, "+name] = charted(t, sameAs[name])
+	}
+	for name, values := range withWebhooks {
+		component, overlay, _ := strings.Cut(name, " of ")
+		all[name], all["chart, "+name] = withComponents(t, overlay, "components/"+component), charted(t, values)
 	}
 	return all
 }

@@ -23,7 +23,7 @@ import (
 	"github.com/storage-controller/storage-controller/internal/kubetest"
 )
 
-// manifests is the documents of files of deploy, by the names of the files, or of the directories of permissions.
+// manifests is the documents of files of deploy, by the names of the files, or of the directories of permissions and webhooks.
 func manifests(t *testing.T, patterns ...string) map[string][]string {
 	t.Helper()
 	all := map[string][]string{}
@@ -38,7 +38,7 @@ func manifests(t *testing.T, patterns ...string) map[string][]string {
 				t.Fatal(err)
 			}
 			name := filepath.Base(file)
-			if name == "rbac.yaml" {
+			if name == "rbac.yaml" || name == "webhook.yaml" {
 				name = filepath.Base(filepath.Dir(file))
 			}
 			all[name] = strings.Split(string(text), "\n---\n")
@@ -56,15 +56,13 @@ func TestNodecontrollerManifestsAreAccepted(t *testing.T) {
 	t.Parallel()
 	client := sharedControlPlane(t).Client().Discovery().RESTClient()
 	paths := map[string]string{
-		"ServiceAccount":               "/api/v1/namespaces/%s/serviceaccounts",
-		"Service":                      "/api/v1/namespaces/%s/services",
-		"Role":                         "/apis/rbac.authorization.k8s.io/v1/namespaces/%s/roles",
-		"RoleBinding":                  "/apis/rbac.authorization.k8s.io/v1/namespaces/%s/rolebindings",
-		"ClusterRole":                  "/apis/rbac.authorization.k8s.io/v1/clusterroles",
-		"ClusterRoleBinding":           "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
-		"MutatingWebhookConfiguration": "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations",
+		"ServiceAccount":     "/api/v1/namespaces/%s/serviceaccounts",
+		"Role":               "/apis/rbac.authorization.k8s.io/v1/namespaces/%s/roles",
+		"RoleBinding":        "/apis/rbac.authorization.k8s.io/v1/namespaces/%s/rolebindings",
+		"ClusterRole":        "/apis/rbac.authorization.k8s.io/v1/clusterroles",
+		"ClusterRoleBinding": "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
 	}
-	for file, docs := range manifests(t, "rbac/nodecontroller*/rbac.yaml", "webhook*.yaml") {
+	for file, docs := range manifests(t, "rbac/nodecontroller*/rbac.yaml") {
 		for _, doc := range docs {
 			var meta metav1.PartialObjectMetadata
 			body, err := yaml.YAMLToJSONStrict([]byte(doc))
@@ -167,10 +165,10 @@ func noteRules(granted map[string]string, namespace string, rules []rbacv1.Polic
 	}
 }
 
-// webhookConfiguration is that of a file of deploy.
-func webhookConfiguration(t *testing.T, file string) *admissionv1.MutatingWebhookConfiguration {
+// webhookConfiguration is that of a component of deploy.
+func webhookConfiguration(t *testing.T, component string) *admissionv1.MutatingWebhookConfiguration {
 	t.Helper()
-	for _, doc := range manifests(t, file)[file] {
+	for _, doc := range manifests(t, "components/"+component+"/webhook.yaml")[component] {
 		if strings.Contains(doc, "kind: MutatingWebhookConfiguration") {
 			var c admissionv1.MutatingWebhookConfiguration
 			if err := yaml.UnmarshalStrict([]byte(doc), &c); err != nil {
@@ -179,12 +177,12 @@ func webhookConfiguration(t *testing.T, file string) *admissionv1.MutatingWebhoo
 			return &c
 		}
 	}
-	t.Fatalf("%s has no configuration", file)
+	t.Fatalf("%s has no configuration", component)
 	return nil
 }
 
 func TestNodecontrollerWebhookManifestsAgree(t *testing.T) {
-	pods, both := webhookConfiguration(t, "webhook.yaml"), webhookConfiguration(t, "webhook-enforce.yaml")
+	pods, both := webhookConfiguration(t, "webhooks"), webhookConfiguration(t, "webhooks-enforce")
 	if len(pods.Webhooks) != 1 || len(both.Webhooks) != 2 || pods.Name != both.Name {
 		t.Fatalf("%d webhooks in %s, %d in %s", len(pods.Webhooks), pods.Name, len(both.Webhooks), both.Name)
 	}
@@ -210,7 +208,7 @@ func TestNodecontrollerScenarioWebhookManifest(t *testing.T) {
 	if _, err := client.CoreV1().Namespaces().Patch(ctx, ignored, types.MergePatchType, label, metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	c := webhookConfiguration(t, "webhook-enforce.yaml")
+	c := webhookConfiguration(t, "webhooks-enforce")
 	c.Name = ns
 	for i := range c.Webhooks {
 		w := &c.Webhooks[i]

@@ -78,6 +78,9 @@ app.kubernetes.io/name: {{ .Values.name }}
 {{- if $n.customResources }}
 - nodecontroller-custom-resources
 {{- end }}
+{{- if $n.webhooks.enabled }}
+- nodecontroller-webhook-certificates
+{{- end }}
 {{- end }}
 {{- end }}
 
@@ -93,11 +96,31 @@ app.kubernetes.io/name: {{ .Values.name }}
 {{- if ne $n.unbound "ignore" }}
 - --node-cleanup-unbound={{ $n.unbound }}
 {{- end }}
+{{- with $n.webhooks }}
+{{- if .enabled }}
+- --enable-webhooks
+- --webhook-cert-mode={{ .certificate }}
+- --webhook-cert-secret={{ .name }}-certificates
+{{- if eq .certificate "self-signed" }}
+- --webhook-config-name={{ .name }}s
+- --webhook-service={{ .name }}
+{{- end }}
+{{- end }}
+{{- end }}
 {{- if ne $n.pvcFinalizerMode "off" }}
 - --pvc-finalizer-mode={{ $n.pvcFinalizerMode }}
 {{- end }}
 {{- if not $n.resizeNudge }}
 - --resize-nudge=false
+{{- end }}
+{{- end }}
+
+{{/* Not empty where the webhooks of the node controller are on. */}}
+{{- define "sc.webhooks" -}}
+{{- if .Values.nodecontroller.webhooks.enabled }}
+{{- if eq .Values.mode "node" }}{{ fail "nodecontroller.webhooks.enabled: mode node has no node controller" }}{{ end }}
+{{- if not .Values.nodecontroller.enabled }}{{ fail "nodecontroller.webhooks.enabled: they are those of the node controller, and nodecontroller.enabled is false" }}{{ end -}}
+true
 {{- end }}
 {{- end }}
 
@@ -117,7 +140,7 @@ app.kubernetes.io/name: {{ .Values.name }}
 {{- end }}
 {{- end }}
 
-{{/* A container of storage-controller: root, name, port, portName, args, and env by name. */}}
+{{/* A container of storage-controller: root, name, port, portName, args, env by name, and webhooks where it serves them. */}}
 {{- define "sc.container" -}}
 - name: {{ .name }}
   image: {{ printf "%s:%s" .root.Values.image.repository .root.Values.image.tag | quote }}
@@ -143,6 +166,10 @@ app.kubernetes.io/name: {{ .Values.name }}
   ports:
   - name: {{ .portName }}
     containerPort: {{ .port }}
+  {{- if .webhooks }}
+  - name: webhook
+    containerPort: 9443
+  {{- end }}
   livenessProbe:
     httpGet:
       path: /livez
