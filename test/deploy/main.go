@@ -1,6 +1,6 @@
-// Command deploytool renders what deploy/ ships, with the libraries that kustomize and
-// helm are made of, and reads expressions with the parser of Prometheus. It is a Go module
-// of its own, so that the product depends on none of them.
+// Command deploytool renders what deploy/ ships, with the libraries that kustomize and helm
+// are made of, and reads and evaluates expressions with the parser and the engine of
+// Prometheus. It is a Go module of its own, so that the product depends on none of them.
 package main
 
 import (
@@ -15,9 +15,12 @@ const usage = `usage: deploytool kustomize DIRECTORY
        deploytool notes CHART RELEASE NAMESPACE [VALUES-FILE...]
        deploytool lint CHART [VALUES-FILE...]
        deploytool promql < EXPRESSION-PER-LINE
+       deploytool evaluate < SCRAPES-AND-EXPRESSIONS
 
 kustomize and helm print the objects as YAML, notes what helm says after an installation.
 promql prints the metrics that each expression selects, with the labels that it matches.
+evaluate reads {"scrapes": [{"at": SECONDS, "labels": {}, "text": METRICS}], "expressions": []}
+and prints the series that each expression has at the time of the last scrape.
 Example: deploytool kustomize ../../deploy/overlays/all-in-one
 `
 
@@ -43,6 +46,8 @@ func run(args []string, in io.Reader, out io.Writer) error {
 		return lintChart(args[0], args[1:], out)
 	case command == "promql" && len(args) == 0:
 		return metricNames(in, out)
+	case command == "evaluate" && len(args) == 0:
+		return evaluate(in, out)
 	case command == "help" || command == "--help" || command == "-h":
 		_, err := io.WriteString(out, usage)
 		return err
