@@ -248,9 +248,15 @@ func TestAlertsAboutNodes(t *testing.T) {
 	t.Parallel()
 	p, h := everythingOn(t), newHistory()
 	e := &env{t: t}
-	e.eventually("a lost node is counted", func(context.Context) error {
-		if p.value("storage_controller_nodes_missing", "") == 0 {
-			return fmt.Errorf("it is not")
+	e.eventually("a lost node is counted, and a volume that is in use", func(context.Context) error {
+		var blocked float64
+		for _, m := range p.metrics()["storage_controller_cleanup_blocked"].GetMetric() {
+			if !slices.Contains([]string{"gate=mode", "gate=scope", "gate=grace", "gate=rate"}, labelsOf(m)) {
+				blocked += m.GetGauge().GetValue()
+			}
+		}
+		if missing := p.value("storage_controller_nodes_missing", ""); missing == 0 || blocked == 0 {
+			return fmt.Errorf("%v nodes, %v volumes", missing, blocked)
 		}
 		return nil
 	})
