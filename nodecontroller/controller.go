@@ -221,7 +221,7 @@ func (c *Controller) clean(ctx context.Context) error {
 	if !cache.WaitFor(ctx, "nodecontroller caches", synced...) {
 		return context.Cause(ctx)
 	}
-	t.begin()
+	t.begin(ctx)
 	c.current.Store(t)
 	defer c.current.Store(nil)
 	var wg sync.WaitGroup
@@ -235,11 +235,17 @@ func (c *Controller) clean(ctx context.Context) error {
 }
 
 // begin counts what is lost before the first worker runs: the breaker must know of all of
-// it before anything is cleaned up.
-func (t *term) begin() {
+// it before anything is cleaned up, and of no more than that.
+func (t *term) begin(ctx context.Context) {
 	for _, node := range t.c.departed.list() {
 		t.index.dropNode(node)
 	}
+	for _, pv := range t.c.volumes.List() {
+		if t.index.setVolume(pv) {
+			t.gather(pv.Name)
+		}
+	}
+	t.readNamespaces(ctx)
 	t.ready.Store(true)
 	t.tellKey()
 	t.assessAll()
@@ -281,10 +287,15 @@ func (t *term) resync(ctx context.Context) {
 			return
 		case <-tick.C:
 		}
-		t.namespaces.forgetAll()
-		t.ledger.changed()
-		t.review(t.volumeQueue.Resync, t.nodeQueue.Resync)
+		t.reassess(ctx)
 	}
+}
+
+// reassess looks at everything that is not as it should be, and at what is not watched.
+func (t *term) reassess(ctx context.Context) {
+	t.readNamespaces(ctx)
+	t.recount()
+	t.review(t.volumeQueue.Resync, t.nodeQueue.Resync)
 }
 
 // review queues everything that the ledger knows of.

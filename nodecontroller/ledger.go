@@ -50,6 +50,21 @@ func (l *ledger) set(key string, e entry) {
 	l.count(e, 1)
 }
 
+// correct is set for an entry that is still there, and for no other: what it is about may
+// be gone by now. What its nodes are called and what was decided about it stays.
+func (l *ledger) correct(key string, e entry) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	old, ok := l.entries[key]
+	if !ok {
+		return
+	}
+	e.nodes, e.state, e.gate = old.nodes, old.state, old.gate
+	l.remove(key)
+	l.entries[key] = e
+	l.count(e, 1)
+}
+
 // mark notes what was decided about an entry, for the metrics.
 func (l *ledger) mark(key string, st step) {
 	l.mu.Lock()

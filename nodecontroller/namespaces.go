@@ -1,0 +1,71 @@
+package nodecontroller
+
+import (
+	"context"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/klog/v2"
+
+	"github.com/storage-controller/storage-controller/internal/kube"
+)
+
+// readNamespaces asks the namespaces that matter just now whether they have said no, so
+// that the breaker counts no node for which nobody wants anything done. What one said last
+// holds until it can be read again.
+func (t *term) readNamespaces(ctx context.Context) {
+	if !t.c.policy.writes() {
+		return
+	}
+	for _, name := range t.concernedNamespaces() {
+		ns, exists, err := t.reader.namespace(ctx, name)
+		if err != nil { // the others would take as long to fail
+			klog.FromContext(ctx).Info("Whether namespaces have opted out of the clean-up could not be read; it is read again before anything of theirs is deleted", "err", err)
+			return
+		}
+		optOut := ""
+		if exists {
+			optOut = t.c.policy.ann.wishesOf(map[string]metav1.Object{"Namespace": ns}).optOut
+		}
+		t.namespaces.note(name, optOut)
+	}
+}
+
+// concernedNamespaces is those that have said no, and those of the claims that wait for
+// the clean-up of a node.
+func (t *term) concernedNamespaces() []string {
+	names := t.namespaces.list()
+	for _, key := range t.ledger.keys() {
+		if _, ok := nodeOfKey(key); ok {
+			continue
+		}
+		if pv, ok := t.volumes.Get(key); ok && pv.Spec.ClaimRef != nil {
+			names = append(names, pv.Spec.ClaimRef.Namespace)
+		}
+	}
+	if t.c.cfg.NodeCleanupUnbound == UnboundIgnore {
+		return mergeNames(names, nil)
+	}
+	for _, claim := range t.c.claims.List() {
+		node := claim.Annotations[kube.AnnSelectedNode]
+		if node == "" || claim.Spec.VolumeName != "" {
+			continue
+		}
+		if found, ok := t.c.nodes.Get(node); !ok || found.DeletionTimestamp != nil {
+			names = append(names, claim.Namespace)
+		}
+	}
+	return mergeNames(names, nil)
+}
+
+// recount has the ledger follow what was read: all of it, before the first of what it is
+// about has its turn.
+func (t *term) recount() {
+	for _, key := range t.ledger.keys() {
+		if node, ok := nodeOfKey(key); !ok {
+			t.gather(key)
+		} else if key == keyOfClaims(node) {
+			t.noteClaims(node)
+		}
+	}
+	t.ledger.changed()
+}

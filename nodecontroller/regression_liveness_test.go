@@ -1,0 +1,140 @@
+package nodecontroller
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
+
+	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/kubetest"
+)
+
+// forgetAll has n know as little as at the start of a term.
+func (n *namespaces) forgetAll() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.wants = nil
+}
+
+// silent is another namespace, which has opted out.
+func (f *fixture) silent() string {
+	f.Helper()
+	ns := kubetest.Namespace(f.T, f.cp)
+	f.says(ns, disabled)
+	return ns
+}
+
+// says has a namespace opt out, or not any more.
+func (f *fixture) says(ns string, value any) {
+	f.Helper()
+	_, err := f.client.CoreV1().Namespaces().Patch(f.Context(), ns, types.MergePatchType, annotationsPatch(map[string]any{f.ann.cleanup: value}), metav1.PatchOptions{})
+	f.must(err)
+}
+
+// claimIn makes a claim of the class of the driver in some namespace.
+func (f *fixture) claimIn(ns, name, volume string, annotations map[string]string) *corev1.PersistentVolumeClaim {
+	f.Helper()
+	pvc := &corev1.PersistentVolumeClaim{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: annotations, Finalizers: []string{protectionOfClaims}},
+		Spec: corev1.PersistentVolumeClaimSpec{
+			AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}, StorageClassName: ptr.To(f.name("c")), VolumeName: volume,
+			Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}},
+		},
+	}
+	pvc, err := f.client.CoreV1().PersistentVolumeClaims(ns).Create(f.Context(), pvc, metav1.CreateOptions{})
+	f.must(err)
+	return pvc
+}
+
+// boundIn is [fixture.bound] for a claim in some namespace.
+func (f *fixture) boundIn(ns, name, node string) *corev1.PersistentVolumeClaim {
+	f.Helper()
+	pvc := f.claimIn(ns, name, f.name("pv-"+name), nil)
+	pvc.Status.Phase = corev1.ClaimBound
+	pvc, err := f.client.CoreV1().PersistentVolumeClaims(ns).UpdateStatus(f.Context(), pvc, metav1.UpdateOptions{})
+	f.must(err)
+	f.phase(f.volume("pv-"+name, []string{node}, func(pv *corev1.PersistentVolume) {
+		pv.Spec.ClaimRef = &corev1.ObjectReference{Kind: "PersistentVolumeClaim", APIVersion: "v1", Namespace: ns, Name: name, UID: pvc.UID}
+	}), corev1.VolumeBound)
+	return pvc
+}
+
+// lostIs waits until the breaker counts so many nodes as lost.
+func (f *fixture) lostIs(want int) {
+	f.Helper()
+	t := f.term()
+	kubetest.Eventually(f.T, fmt.Sprintf("%d nodes are lost", want), func(context.Context) error {
+		if v, _ := t.ledger.judge(time.Now()); v.lost != want {
+			return fmt.Errorf("it is %v", v)
+		}
+		return nil
+	})
+}
+
+// TestNamespaceOptsOut has nodes go for whose volumes nobody wants anything done: they are
+// none of those of which only a few may be lost.
+func TestNamespaceOptsOut(t *testing.T) {
+	change := func(f *fixture) {
+		f.cfg.NodeCleanupWindow, f.cfg.NodeCleanupUnbound = shortGrace, UnboundDelete
+		f.cfg.NodeMissingGrace = 2 * shortGrace
+	}
+	t.Run("before_its_node_goes", func(t *testing.T) {
+		f := scenario(t, change)
+		ten(f)
+		ns := f.silent()
+		kept := f.boundIn(ns, "a", "n3")
+		f.start()
+		f.seen("pv-a", placeHealthy)
+		f.deleteNode("n3")
+		f.event("PersistentVolume", f.name("pv-a"), reasonMissing, "Namespace")
+		f.lostIs(0)
+		f.term().reassess(t.Context())
+		f.looks("pv-a")
+		f.lostIs(0)
+		f.deleteNode("n1")
+		f.claimDeleted("c1")
+		f.held("c1", false)
+		if open := f.events("CSIDriver", f.driver, reasonBreakerOpen); len(open) > 0 {
+			t.Errorf("the breaker has opened: %q", open)
+		}
+		got, err := f.client.CoreV1().PersistentVolumeClaims(ns).Get(t.Context(), "a", metav1.GetOptions{})
+		if err != nil || got.ResourceVersion != kept.ResourceVersion {
+			t.Errorf("got %v, %v", got, err)
+		}
+		f.says(ns, nil) // and the next review knows
+		f.passed(time.Now(), f.cfg.NodeCleanupWindow)
+		f.term().reassess(t.Context())
+		kubetest.Eventually(t, "claim a is deleted", func(ctx context.Context) error {
+			got, err := f.client.CoreV1().PersistentVolumeClaims(ns).Get(ctx, "a", metav1.GetOptions{})
+			if err == nil && got.DeletionTimestamp == nil {
+				err = fmt.Errorf("it is there: %v", f.getVolume("pv-a").Annotations)
+			}
+			return err
+		})
+	})
+	t.Run("before_the_term_begins", func(t *testing.T) {
+		f := scenario(t, change)
+		ten(f)
+		ns := f.silent()
+		f.boundIn(ns, "a", "n3")
+		f.boundIn(ns, "b", "n4")
+		f.claimIn(ns, "u", "", map[string]string{kube.AnnSelectedNode: f.name("n5")})
+		for _, n := range []string{"n1", "n3", "n4", "n5"} {
+			f.deleteNode(n)
+		}
+		f.start()
+		f.lostIs(1)
+		f.claimDeleted("c1")
+		f.held("c1", false)
+		if open := f.events("CSIDriver", f.driver, reasonBreakerOpen); len(open) > 0 {
+			t.Errorf("the breaker has opened: %q", open)
+		}
+	})
+}
