@@ -3,10 +3,15 @@ package nodecontroller
 import (
 	"context"
 	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -94,10 +99,14 @@ func TestNamespaceOptsOut(t *testing.T) {
 		f.seen("pv-a", placeHealthy)
 		f.deleteNode("n3")
 		f.event("PersistentVolume", f.name("pv-a"), reasonMissing, "Namespace")
-		f.lostIs(0)
+		counted := func(when string) {
+			if v, _ := f.term().ledger.judge(time.Now()); v.lost > 0 {
+				t.Errorf("%s: %v", when, v)
+			}
+		}
+		counted("once the namespace was read") // and not when the next look is due
 		f.term().reassess(t.Context())
-		f.looks("pv-a")
-		f.lostIs(0)
+		counted("after the review")
 		f.deleteNode("n1")
 		f.claimDeleted("c1")
 		f.held("c1", false)
@@ -135,6 +144,77 @@ func TestNamespaceOptsOut(t *testing.T) {
 		f.held("c1", false)
 		if open := f.events("CSIDriver", f.driver, reasonBreakerOpen); len(open) > 0 {
 			t.Errorf("the breaker has opened: %q", open)
+		}
+	})
+}
+
+// watchEndsFor has the caches of a kind stay as they are at the start.
+func (f *fixture) watchEndsFor(kind string) {
+	f.Helper()
+	f.watch = kubetest.Proxy(f.T, f.watch, func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
+		switch query := r.URL.Query(); {
+		case query.Get("watch") == "" || !strings.HasSuffix(r.URL.Path, "/"+kind):
+			pass.ServeHTTP(w, r)
+		case query.Get("sendInitialEvents") != "": // so that it lists
+			w.Header().Set("Content-Type", "application/json")
+			w.WriteHeader(http.StatusUnprocessableEntity)
+			_, _ = io.WriteString(w, `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Invalid","code":422}`)
+		default:
+			<-r.Context().Done()
+		}
+	})
+}
+
+// TestCacheThatStaysBehind has the API server alone know why nothing is to be done.
+func TestCacheThatStaysBehind(t *testing.T) {
+	start := func(t *testing.T, kind string, change func(f *fixture)) (f *fixture, reads *atomic.Int32) {
+		reads = new(atomic.Int32)
+		f = scenario(t, change)
+		f.watchEndsFor(kind)
+		f.proxied(func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
+			if r.Method == http.MethodGet && strings.HasSuffix(r.URL.Path, "/persistentvolumes/"+f.name("pv-a")) {
+				reads.Add(1)
+			}
+			pass.ServeHTTP(w, r)
+		})
+		f.node("n")
+		return f, reads
+	}
+	readOnce := func(f *fixture, reads *atomic.Int32) {
+		reads.Store(0)
+		f.looks("pv-a")
+		if n := reads.Load(); n > 2 { // one for a note, and one for what comes next
+			f.Errorf("the volume was read %d times", n)
+		}
+	}
+	t.Run("class_has_opted_out", func(t *testing.T) {
+		f, reads := start(t, "storageclasses", nil)
+		_, pvc := f.bound("a", "n")
+		f.start()
+		f.seen("pv-a", placeHealthy)
+		f.patchClass("c", map[string]any{f.ann.cleanup: disabled})
+		f.deleteNode("n")
+		f.event("PersistentVolume", f.name("pv-a"), reasonSkipped, "StorageClass")
+		readOnce(f, reads)
+		f.untouched(pvc)
+	})
+	t.Run("volume_is_attached", func(t *testing.T) {
+		f, reads := start(t, "volumeattachments", func(f *fixture) { f.cfg.NodeCleanup = CleanupVolumes })
+		f.unclaimed("a", "n")
+		f.start()
+		f.seen("pv-a", placeHealthy)
+		_, err := f.client.StorageV1().VolumeAttachments().Create(t.Context(), &storagev1.VolumeAttachment{
+			ObjectMeta: metav1.ObjectMeta{Name: f.name("va")},
+			Spec: storagev1.VolumeAttachmentSpec{
+				Attacher: f.driver, NodeName: f.name("n"), Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: ptr.To(f.name("pv-a"))},
+			},
+		}, metav1.CreateOptions{})
+		f.must(err)
+		f.deleteNode("n")
+		f.event("PersistentVolume", f.name("pv-a"), reasonBlocked, f.name("va"))
+		readOnce(f, reads)
+		if pv := f.getVolume("pv-a"); pv.DeletionTimestamp != nil {
+			t.Error("the volume is removed although it is attached")
 		}
 	})
 }
