@@ -30,6 +30,7 @@ func (t *term) syncNode(ctx context.Context, name string) (time.Time, error) {
 			return st.next, nil
 		case nodeAbsent:
 			next, err := t.cleanAbsent(ctx, name)
+			t.announce(time.Now()) // it may have been the last that was held
 			return next, t.failedFor(name, err)
 		case nodeProtect:
 			return time.Time{}, t.failedFor(name, t.protect(ctx, s.node))

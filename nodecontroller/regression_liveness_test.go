@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/utils/ptr"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
@@ -217,4 +218,45 @@ func TestCacheThatStaysBehind(t *testing.T) {
 			t.Error("the volume is removed although it is attached")
 		}
 	})
+}
+
+// TestHeldRecordsAreRemoved has the driver, or somebody by hand, remove custom resources
+// that are held: of what does not exist nobody would approve the clean-up.
+func TestHeldRecordsAreRemoved(t *testing.T) {
+	var records dynamic.NamespaceableResourceInterface
+	nodes := []string{"n1", "n2", "n3", "n4"}
+	f := fourGone(t, func(f *fixture) {
+		parity(f)
+		f.cfg.NodeCleanupResourceSweep = shortGrace
+		records = f.installLogicalVolumes()
+	}, func(f *fixture, node string) { f.logicalVolume(records, "lv"+node, node) })
+	f.event("CSIDriver", f.driver, reasonBreakerOpen, "")
+	f.gauge(breakerOpen, 1)
+	for _, n := range nodes {
+		f.lookedForRecords(n)
+	}
+	left, err := recordsLeft(records)
+	f.must(err)
+	if left == 0 {
+		t.Fatal("nothing is held")
+	}
+	for _, n := range nodes {
+		if n == "n1" { // this one is on its way out, and another controller keeps it
+			if _, err := records.Patch(t.Context(), "lv"+n, types.MergePatchType, []byte(`{"metadata":{"finalizers":["x.example.com/y"]}}`), metav1.PatchOptions{}); err != nil && !kube.IsGone(err) {
+				t.Error(err)
+			}
+		} else if _, err := records.Patch(t.Context(), "lv"+n, types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{}); err != nil && !kube.IsGone(err) {
+			t.Error(err)
+		}
+		if err := records.Delete(t.Context(), "lv"+n, metav1.DeleteOptions{}); err != nil && !kube.IsGone(err) {
+			t.Error(err)
+		}
+	}
+	for _, n := range nodes {
+		f.lookedForRecords(n)
+	}
+	if _, held := f.term().ledger.judge(time.Now()); held {
+		t.Errorf("what is gone is held: %q", f.term().ledger.keys())
+	}
+	f.event("CSIDriver", f.driver, reasonBreakerClosed, "")
 }
