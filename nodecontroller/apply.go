@@ -335,6 +335,14 @@ func (t *term) failed(obj object, err error) error {
 	return err
 }
 
+// tried notes how something has ended that is about no single volume or node.
+func (t *term) tried(what string, err error) {
+	missing := apierrors.IsForbidden(err)
+	if t.ledger.forbid(what, missing); missing {
+		t.c.notify.seldom(t.csiDriver(), "forbidden/"+what, warning(reasonBlocked, "A permission is missing: %v", err))
+	}
+}
+
 func (t *term) takeToken(now time.Time) (time.Time, bool) {
 	t.c.tokens.Lock()
 	defer t.c.tokens.Unlock()

@@ -19,6 +19,7 @@ func (t *term) readNamespaces(ctx context.Context) {
 	for _, name := range t.concernedNamespaces() {
 		ns, exists, err := t.reader.namespace(ctx, name)
 		if err != nil { // the others would take as long to fail
+			t.tried("namespaces", err)
 			klog.FromContext(ctx).Info("Whether namespaces have opted out of the clean-up could not be read; it is read again before anything of theirs is deleted", "err", err)
 			return
 		}
@@ -28,6 +29,7 @@ func (t *term) readNamespaces(ctx context.Context) {
 		}
 		t.namespaces.note(name, optOut)
 	}
+	t.tried("namespaces", nil)
 }
 
 // concernedNamespaces is those that have said no, and those of the claims that wait for

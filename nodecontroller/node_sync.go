@@ -15,7 +15,8 @@ import (
 )
 
 // syncNode brings one node as far as it goes.
-func (t *term) syncNode(ctx context.Context, name string) (time.Time, error) {
+func (t *term) syncNode(ctx context.Context, name string) (next time.Time, err error) {
+	defer func() { t.ledger.forbid("node/"+name, apierrors.IsForbidden(err)) }()
 	log := klog.FromContext(ctx).WithValues("node", klog.KRef("", name))
 	ctx = klog.NewContext(ctx, log)
 	pass := &nodePass{name: name}
@@ -184,9 +185,8 @@ func (t *term) failedFor(name string, err error) error {
 		return nil
 	}
 	node, ok := t.nodes.Get(name)
-	if !ok {
-		node = &corev1.Node{}
-		node.Name = name
+	if !ok { // nobody finds what is told of a node that is gone
+		return t.failed(t.csiDriver(), err)
 	}
 	return t.failed(node, err)
 }

@@ -5,12 +5,14 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -259,4 +261,101 @@ func TestHeldRecordsAreRemoved(t *testing.T) {
 		t.Errorf("what is gone is held: %q", f.term().ledger.keys())
 	}
 	f.event("CSIDriver", f.driver, reasonBreakerClosed, "")
+}
+
+// without has the controller be a user who may do everything that it needs but do verb to
+// resource; the result allows that too.
+func (f *fixture) without(verb, group, resource string) (allow func()) {
+	f.Helper()
+	user := f.name("without-" + verb + "-" + resource)
+	var rules []rbacv1.PolicyRule
+	for group, resources := range map[string][]string{
+		"": {"nodes", "persistentvolumes", "persistentvolumeclaims", "pods", "namespaces"}, "storage.k8s.io": {"*"}, logicalVolumes(f).Group: {"logicalvolumes"},
+	} {
+		for _, r := range resources {
+			verbs := []string{"get", "list", "patch", "delete"}
+			if r == resource {
+				verbs = slices.DeleteFunc(verbs, func(v string) bool { return v == verb })
+			}
+			rules = append(rules, rbacv1.PolicyRule{APIGroups: []string{group}, Resources: []string{r}, Verbs: verbs})
+		}
+	}
+	f.grant(user, rules)
+	f.user = f.cp.UserConfig(user)
+	return func() {
+		f.Helper()
+		f.grant(user+"-more", []rbacv1.PolicyRule{{APIGroups: []string{group}, Resources: []string{resource}, Verbs: []string{verb}}}, user)
+	}
+}
+
+// forbidden waits until the metric says that so much is not done for want of a permission.
+func (f *fixture) forbidden(want float64) {
+	f.Helper()
+	kubetest.Eventually(f.T, fmt.Sprintf("%v are forbidden", want), func(context.Context) error {
+		families, err := f.reg.Gather()
+		if err != nil {
+			return err
+		}
+		got := 0.0
+		for _, family := range families {
+			for _, m := range family.GetMetric() {
+				if family.GetName() == "storage_controller_cleanup_blocked" && m.GetLabel()[0].GetValue() == string(gateForbidden) {
+					got = m.GetGauge().GetValue()
+				}
+			}
+		}
+		if got != want {
+			return fmt.Errorf("it is %v", got)
+		}
+		return nil
+	})
+}
+
+// TestMissingPermission has the controller told what it may not do, and goes on when it may.
+func TestMissingPermission(t *testing.T) {
+	t.Run("for_the_cluster", func(t *testing.T) {
+		f := scenario(t, nil)
+		allow := f.without("get", "", "namespaces")
+		f.start()
+		f.event("CSIDriver", f.driver, reasonBlocked, metav1.NamespaceSystem)
+		f.forbidden(1)
+		allow()
+		f.forbidden(0)
+	})
+	t.Run("for_the_sweep", func(t *testing.T) {
+		f := scenario(t, func(f *fixture) { parity(f); f.cfg.NodeCleanupResourceSweep = shortGrace })
+		f.installLogicalVolumes()
+		allow := f.without("list", logicalVolumes(f).Group, "logicalvolumes")
+		f.start()
+		f.event("CSIDriver", f.driver, reasonBlocked, "logicalvolumes")
+		f.forbidden(1)
+		allow()
+		f.forbidden(0)
+	})
+	t.Run("for_a_node", func(t *testing.T) {
+		f := scenario(t, func(f *fixture) { f.cfg.NodeFinalizerMode = NodeFinalizerManage })
+		allow := f.without("patch", "", "nodes")
+		f.start()
+		f.event("Node", f.name("keep"), reasonBlocked, "forbidden")
+		f.forbidden(1)
+		allow()
+		f.finalizers("keep", f.cfg.NodeFinalizer)
+		f.forbidden(0)
+	})
+	t.Run("for_a_claim_of_a_node_that_is_gone", func(t *testing.T) {
+		f := scenario(t, func(f *fixture) { f.cfg.NodeCleanupUnbound = UnboundDelete })
+		f.node("n")
+		pvc := f.selecting("a", "n")
+		allow := f.without("delete", "", "persistentvolumeclaims")
+		f.start()
+		f.seenNode("n", false)
+		f.deleteNode("n")
+		f.event("PersistentVolumeClaim", "a", reasonBlocked, "forbidden")
+		f.event("CSIDriver", f.driver, reasonBlocked, "forbidden")
+		f.forbidden(1)
+		f.untouched(pvc)
+		allow()
+		f.claimDeleted("a")
+		f.forbidden(0)
+	})
 }

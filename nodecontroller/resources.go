@@ -172,6 +172,9 @@ func (t *term) sweep(ctx context.Context) {
 				}
 				return true
 			})
+			if ctx.Err() == nil {
+				t.tried("sweep/"+r.Resource.String(), err)
+			}
 			if err != nil && ctx.Err() == nil {
 				klog.FromContext(ctx).Error(err, "Custom resources of nodes that are gone could not be looked for; the next look follows", "in", t.c.cfg.NodeCleanupResourceSweep)
 			}
