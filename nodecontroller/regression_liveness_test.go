@@ -1,7 +1,9 @@
 package nodecontroller
 
 import (
+	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -358,4 +360,30 @@ func TestMissingPermission(t *testing.T) {
 		f.claimDeleted("a")
 		f.forbidden(0)
 	})
+}
+
+// TestCleanupCommandWaits has a node come back while the command waits for the end of a
+// claim, under a host name by which the volume means it.
+func TestCleanupCommandWaits(t *testing.T) {
+	for host, what := range map[string]string{"host": "of_the_volume", "n": "that_was_asked_for"} {
+		t.Run(what, func(t *testing.T) {
+			f := scenario(t, nil)
+			f.bound("a", "host")
+			f.patchVolume("pv-a", string(annotationsPatch(map[string]any{f.ann.lostNode: f.name("n")})))
+			request := CleanupRequest{Driver: f.driver, Node: f.name("n"), Volumes: true, Yes: true, Wait: time.Minute}
+			var out bytes.Buffer
+			done := make(chan error, 1)
+			go func() { done <- Cleanup(t.Context(), f.cfg, f.client, request, &out) }()
+			f.claimDeleted("a")
+			f.must(kubetest.MakeNode(t.Context(), f.client, kubetest.NodeSpec{Name: f.name("nb")}))
+			f.patchNode("nb", `{"status":{"addresses":[{"type":"Hostname","address":"`+f.name(host)+`"}]}}`, "status")
+			f.release("a")
+			if err := <-done; !errors.Is(err, ErrRefused) {
+				t.Errorf("got %v, %s", err, out.String())
+			}
+			if pv := f.getVolume("pv-a"); pv.DeletionTimestamp != nil {
+				t.Errorf("the volume is removed: %s", out.String())
+			}
+		})
+	}
 }
