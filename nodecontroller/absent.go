@@ -28,6 +28,9 @@ func (t *term) cleanAbsent(ctx context.Context, name string) (time.Time, error) 
 	if due := since.Add(t.c.policy.missingGrace); now.Before(due) && !approved {
 		return due, nil
 	}
+	if err := t.noteRecords(ctx, name); err != nil {
+		return time.Time{}, err
+	}
 	closed, err := t.gatesOfAbsent(ctx, name)
 	if err != nil {
 		return time.Time{}, err

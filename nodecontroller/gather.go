@@ -22,14 +22,7 @@ func (t *term) gather(name string) (snapshot, step) {
 	t.notePresence(s)
 	switch s.member.place {
 	case placeTerminating, placeUnclear, placeOrphan, placeFenced:
-		goal := step{}
-		if t.c.policy.counts(s.member.place) {
-			goal = t.c.policy.goal(s)
-		}
-		t.ledger.set(name, entry{
-			nodes: s.nodes, place: s.member.place, pending: goal.pending(),
-			held: s.volume.Annotations[t.c.policy.ann.hold] != "" && !s.approved,
-		})
+		t.ledger.set(name, t.entryOf(s))
 	case placeHealthy:
 		t.ledger.drop(name)
 	default:
@@ -42,6 +35,18 @@ func (t *term) gather(name string) (snapshot, step) {
 	st := t.c.policy.decide(s)
 	t.ledger.mark(name, st)
 	return s, st
+}
+
+// entryOf is what a volume contributes to the ledger whose node is gone, or may be.
+func (t *term) entryOf(s snapshot) entry {
+	goal := step{}
+	if t.c.policy.counts(s.member.place) {
+		goal = t.c.policy.goal(s)
+	}
+	return entry{
+		nodes: s.nodes, place: s.member.place, pending: goal.pending(),
+		held: s.volume.Annotations[t.c.policy.ann.hold] != "" && !s.approved,
+	}
 }
 
 // notePresence remembers that something is there that may be the node of a volume which is
@@ -173,6 +178,9 @@ func (t *term) refresh(ctx context.Context, s snapshot, full bool) (snapshot, er
 	}
 	if live.volume != nil && live.namespace != "" {
 		t.namespaces.note(live.volume.Spec.ClaimRef.Namespace, live.refused)
+	}
+	if live.volume != nil && live.member.place == s.member.place { // else the cache will follow, and is counted then
+		t.ledger.correct(live.volume.Name, t.entryOf(live))
 	}
 	v, _ := t.ledger.judge(live.now)
 	live.open = v.open

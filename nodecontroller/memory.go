@@ -1,6 +1,8 @@
 package nodecontroller
 
 import (
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -108,9 +110,9 @@ func (n *namespaces) optedOut(claim *corev1.ObjectReference) string {
 	return n.wants[claim.Namespace]
 }
 
-// forgetAll has the namespaces read again the next time that matters.
-func (n *namespaces) forgetAll() {
+// list is the namespaces that have said no, in no order.
+func (n *namespaces) list() []string {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.wants = nil
+	return slices.Collect(maps.Keys(n.wants))
 }

@@ -150,7 +150,7 @@ func (t *term) cleanUnbound(ctx context.Context, name string, node *corev1.Node,
 			continue
 		}
 		if next, err = t.cleanClaim(ctx, name, node, claim); err != nil || !next.IsZero() {
-			return next, err
+			return next, t.failed(claim, err)
 		}
 		pass.settled[kube.Key(claim)] = true
 	}

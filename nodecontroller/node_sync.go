@@ -16,7 +16,8 @@ import (
 )
 
 // syncNode brings one node as far as it goes.
-func (t *term) syncNode(ctx context.Context, name string) (time.Time, error) {
+func (t *term) syncNode(ctx context.Context, name string) (next time.Time, err error) {
+	defer func() { t.ledger.forbid("node/"+name, apierrors.IsForbidden(err)) }()
 	log := klog.FromContext(ctx).WithValues("node", klog.KRef("", name))
 	ctx = klog.NewContext(ctx, log)
 	pass := &nodePass{name: name}
@@ -31,6 +32,7 @@ func (t *term) syncNode(ctx context.Context, name string) (time.Time, error) {
 			return st.next, nil
 		case nodeAbsent:
 			next, err := t.cleanAbsent(ctx, name)
+			t.announce(time.Now()) // it may have been the last that was held
 			return next, t.failedFor(name, err)
 		case nodeProtect:
 			return time.Time{}, t.failedFor(name, t.protect(ctx, s.node))
@@ -204,9 +206,8 @@ func (t *term) failedFor(name string, err error) error {
 		return nil
 	}
 	node, ok := t.nodes.Get(name)
-	if !ok {
-		node = &corev1.Node{}
-		node.Name = name
+	if !ok { // nobody finds what is told of a node that is gone
+		return t.failed(t.csiDriver(), err)
 	}
 	return t.failed(node, err)
 }

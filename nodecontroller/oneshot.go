@@ -39,7 +39,9 @@ type CleanupRequest struct {
 type cleanup struct {
 	request CleanupRequest
 	key     string
-	names   relation // the nodes that exist, and all by which a volume may mean them
+	fixed   bool              // the operator has set the key
+	ids     map[string]string // else what the driver calls its nodes
+	names   relation          // the nodes that exist, and all by which a volume may mean them
 	policy  policy
 	reader  *reader
 	exec    *executor
@@ -63,7 +65,7 @@ func Cleanup(ctx context.Context, cfg Config, client kubernetes.Interface, reque
 	p := policyOf(cfg, request.Driver)
 	p.mode, p.dryRun, p.command = cfg.NodeCleanup, request.DryRun, true
 	r := &reader{client: client, policy: p, timeout: cfg.Timeout, system: new(atomic.Value)}
-	c := &cleanup{request: request, key: cfg.TopologyNodeKey, names: newRelation(), policy: p, reader: r, forced: map[string]bool{}, refused: map[string]bool{}, bucket: bucket{qps: cfg.NodeCleanupQPS, burst: cfg.NodeCleanupBurst}}
+	c := &cleanup{request: request, key: cfg.TopologyNodeKey, fixed: cfg.TopologyNodeKey != "", policy: p, reader: r, forced: map[string]bool{}, refused: map[string]bool{}, bucket: bucket{qps: cfg.NodeCleanupQPS, burst: cfg.NodeCleanupBurst}}
 	registry := prometheus.NewRegistry() // of which nobody reads anything
 	c.exec = &executor{
 		reader: r, policy: p, timeout: cfg.Timeout, notify: newNotifier(&directEvents{ctx: ctx, client: client, component: request.Driver}, request.DryRun),
@@ -101,18 +103,24 @@ func (c *cleanup) prepare(ctx context.Context) error {
 	if ok {
 		c.reader.system.Store(ns.UID)
 	}
-	var ids map[string]string // where the key is not set
-	if c.key == "" {
-		if c.key, ids, err = c.findKey(ctx); err != nil {
+	if !c.fixed {
+		if c.key, c.ids, err = c.findKey(ctx); err != nil {
 			return err
 		}
 	}
+	return c.readNodes(ctx)
+}
+
+// readNodes finds out which nodes there are and by what volumes may mean them, and refuses
+// when one of them may be the one that is gone. A node may come back at any time.
+func (c *cleanup) readNodes(ctx context.Context) error {
 	name := c.request.Node
 	var found []string
 	foreign := ""
-	err = pages(ctx, c.reader.timeout, "Nodes", c.reader.listNodes, metav1.ListOptions{}, func(n *corev1.Node) bool {
+	c.names = newRelation()
+	err := pages(ctx, c.reader.timeout, "Nodes", c.reader.listNodes, metav1.ListOptions{}, func(n *corev1.Node) bool {
 		c.names.set(n.Name, namesOfNode(n, c.key))
-		if id, ours := ids[n.Name]; ours {
+		if id, ours := c.ids[n.Name]; ours {
 			if v := n.Labels[c.key]; v != "" && v != id && !slices.Contains(ownNames(n), v) {
 				foreign = n.Name
 			}
@@ -128,7 +136,7 @@ func (c *cleanup) prepare(ctx context.Context) error {
 	if foreign != "" {
 		return fmt.Errorf("--topology-node-key: must be set, since topology key %s of driver %q is not one of single nodes: the value that Node %s has is not its name, host name or ID", c.key, c.policy.driver, foreign)
 	}
-	if _, ok, err = c.reader.csiNode(ctx, name); err != nil {
+	if _, ok, err := c.reader.csiNode(ctx, name); err != nil {
 		return err
 	} else if ok {
 		found = append(found, "CSINode "+name)
@@ -187,6 +195,9 @@ func (c *cleanup) find(ctx context.Context) ([]snapshot, error) {
 // check is the next step for a volume, and why it may not be taken, which is noted.
 func (c *cleanup) check(ctx context.Context, s snapshot) (snapshot, step, []finding, error) {
 	s.forced = c.forced[s.volume.Name]
+	if err := c.readNodes(ctx); err != nil {
+		return s, step{}, nil, err
+	}
 	live, err := c.reader.refresh(ctx, s, c.key, c.names.find, nil, true)
 	if err != nil || live.volume == nil {
 		return live, step{reason: "Gone"}, nil, err

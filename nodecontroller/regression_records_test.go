@@ -104,7 +104,7 @@ func TestRecordsOfVolumesThatStay(t *testing.T) {
 		f.seen("pv-a", placeHealthy)
 		f.deleteNode("n")
 		f.seen("pv-a", placeOrphan)
-		f.term().namespaces.forgetAll() // as every few minutes
+		f.term().namespaces.forgetAll() // as in a term that has just begun
 		f.lookedForRecords("n")
 		f.there(records, "lv")
 	})
