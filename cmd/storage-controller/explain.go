@@ -66,8 +66,8 @@ in the command line.`,
 			}
 			return nil
 		},
-		ValidArgs: []string{"pvc", "pv", "va", "node"},
-		RunE:      func(cmd *cobra.Command, args []string) error { return o.run(cmd, args) },
+		ValidArgsFunction: completeObject,
+		RunE:              func(cmd *cobra.Command, args []string) error { return o.run(cmd, args) },
 	}
 	fs := cmd.Flags()
 	fs.StringVarP(&o.namespace, "namespace", "n", "", "namespace of the claim; empty means that of the current context, or of the pod")

@@ -113,6 +113,7 @@ func complete(root *cobra.Command) {
 		}
 	}
 	describe(root)
+	completeWords(root)
 }
 
 // help is that of cobra, which takes the name of a command that does not exist for success.
