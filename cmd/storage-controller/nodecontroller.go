@@ -10,6 +10,7 @@ import (
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	"k8s.io/klog/v2"
 
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/election"
@@ -52,7 +53,11 @@ func prepareNodecontroller(s *shared) error {
 	return cfg.Validate()
 }
 
-func buildNodecontroller(_ context.Context, s *shared, restConfig *rest.Config) (controller, error) {
+func buildNodecontroller(ctx context.Context, s *shared, restConfig *rest.Config) (controller, error) {
+	if s.nodecontroller.EnableWebhooks && s.capacity != nil {
+		klog.FromContext(ctx).Info("Warning: the scheduler is told of capacity twice, by CSIStorageCapacity objects and by the webhook for pods; without a scheduler extender that manages the resource of the latter, pods stay Pending. Turn off one of them: --enable-webhooks=false or --enable-capacity=false",
+			"resource", s.nodecontroller.CapacityResource)
+	}
 	client, err := kubernetes.NewForConfig(restConfig)
 	if err != nil {
 		return nil, err

@@ -14,6 +14,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -116,6 +118,20 @@ func TestNodecontrollerScenarioProcess(t *testing.T) {
 			t.Errorf("after its end %s holds the Lease", *l.Spec.HolderIdentity)
 		}
 	})
+}
+
+// TestNodecontrollerWarnsOfCapacityTwice: two ways to tell the scheduler of capacity do not
+// go together, which nobody would find out before pods stay Pending.
+func TestNodecontrollerWarnsOfCapacityTwice(t *testing.T) {
+	const warning = "the scheduler is told of capacity twice"
+	e := newCapacityEnv(t, getsCapacity)
+	args := slices.Concat(unowned, []string{"--controllers=capacity,nodecontroller", "--webhook-addr=127.0.0.1:0", "--cert-dir", t.TempDir(), "--http-endpoint=127.0.0.1:0"})
+	e.start(e.publisher("all", append(args, "--enable-webhooks")...)).says(warning)
+	without := e.start(e.publisher("all", args...))
+	without.says("Working")
+	if strings.Contains(without.logged(), warning) {
+		t.Error("it warns without webhooks too")
+	}
 }
 
 // writePair puts a certificate and its key into dir, as a mounted Secret has them.
