@@ -184,6 +184,7 @@ func nodecontrollerOptions(all bool) roleOptions {
 		{name: "webhook-cert-secret", def: "", usage: "name of the Secret, for secret and self-signed"},
 		{name: "webhook-config-name", def: "", usage: "name of the MutatingWebhookConfiguration, for self-signed"},
 		{name: "webhook-service", def: "", usage: "name of the Service of the webhooks, for self-signed"},
+		{name: "webhook-cluster-domain", def: d.WebhookClusterDomain, usage: "domain of the cluster, which ends the longest name in the certificate, for self-signed"},
 		{name: "webhook-disable-http2", def: d.WebhookDisableHTTP2, usage: "serve the webhooks by HTTP/1.1 only"},
 		{name: "webhook-optout-label", def: "", usage: derived("label by which a namespace leaves the webhooks out, as its value ignore; it has to stand in the namespaceSelector of the MutatingWebhookConfiguration, where the API server looks at it: this program does not")},
 		{name: "webhook-resolve-default-class", def: d.WebhookResolveDefaultClass, usage: "take a claim without a class as one of the default class"},
