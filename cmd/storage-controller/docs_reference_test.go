@@ -28,13 +28,15 @@ var driverNames = []string{"annotationsOf", "derived", "topolvm", "attacherFinal
 
 // otherNames look like names of annotations and the like and are none, by what they are.
 var otherNames = map[string]string{
-	"storage-controller/": "user agent", "claims/": "key of a map",
+	"storage-controller/": "user agent", "claims/": "key of a map", "records/": "key of a map",
+	"forbidden/": "key of a map", "namespace/": "key of a map", "node/": "key of a map", "sweep/": "key of a map",
 }
 
 // apiNames are the constants of the Kubernetes API that our code goes by.
 var apiNames = map[string]string{
 	"LastAppliedConfigAnnotation": corev1.LastAppliedConfigAnnotation,
 	"TaintNodeOutOfService":       corev1.TaintNodeOutOfService,
+	"LabelHostname":               corev1.LabelHostname,
 	"LabelTopologyZone":           corev1.LabelTopologyZone,
 	"LabelTopologyRegion":         corev1.LabelTopologyRegion,
 }
