@@ -45,7 +45,7 @@ func newClaims(cfg Config, deps Deps) *claims {
 		c.volumes, c.classes = deps.Informers.Volumes(), deps.Informers.Classes()
 	}
 	if c.rules.needPods() {
-		c.pods = deps.Informers.Pods()
+		c.pods = deps.Informers.PodsIfAllowed()
 	}
 	if c.rules.needNodes() {
 		c.nodes = deps.Informers.Nodes()
@@ -58,7 +58,9 @@ type claimsTerm struct {
 	c      *claims
 	claims *kube.Own[*corev1.PersistentVolumeClaim]
 	pods   *kube.Own[*corev1.Pod] // nil without a watch of pods
-	queue  *workloop.Loop[string] // of namespace/name
+	// podsListed is closed when all pods are known; nil without a watch of them.
+	podsListed <-chan struct{}
+	queue      *workloop.Loop[string] // of namespace/name
 
 	mu sync.Mutex
 	// noticed is when a claim, by its UID, was first seen to wait for its file system to
@@ -99,13 +101,46 @@ func (c *claims) run(ctx context.Context) (err error) {
 	}
 	synced := make([]cache.DoneChecker, 0, len(registrations))
 	for _, r := range registrations {
-		synced = append(synced, r.Synced)
+		if r.Synced.Done() != t.podsListed {
+			synced = append(synced, r.Synced)
+		}
 	}
 	if !cache.WaitFor(ctx, "claims caches", synced...) {
 		return context.Cause(ctx)
 	}
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	wg.Go(func() { t.awaitPods(ctx) })
 	t.queue.Run(ctx, c.cfg.Workers)
 	return context.Cause(ctx)
+}
+
+// awaitPods has the claims looked at that wait until all pods are known. That may never
+// be, where the process has no permission for them; whatever does not need them goes on.
+func (t *claimsTerm) awaitPods(ctx context.Context) {
+	if t.podsListed == nil {
+		return
+	}
+	select {
+	case <-ctx.Done():
+	case <-t.podsListed:
+		for _, pvc := range t.c.claims.List() {
+			t.claimAdded(pvc)
+		}
+	}
+}
+
+// blind tells whether there may be pods that are not known yet.
+func (t *claimsTerm) blind() bool {
+	if t.podsListed == nil {
+		return false
+	}
+	select {
+	case <-t.podsListed:
+		return false
+	default:
+		return true
+	}
 }
 
 // register has the events of all watches fill the queue. A watch from which nothing is
@@ -124,7 +159,11 @@ func (t *claimsTerm) register() (registrations []kube.Registration, err error) {
 		add(t.c.classes.Handle(kube.Handlers[*storagev1.StorageClass]{}))
 	}
 	if t.c.rules.needPods() {
-		add(t.c.pods.Handle(kube.Handlers[*corev1.Pod]{Add: t.podAdded, Update: t.podUpdated}))
+		r, e := t.c.pods.Handle(kube.Handlers[*corev1.Pod]{Add: t.podAdded, Update: t.podUpdated})
+		add(r, e)
+		if e == nil {
+			t.podsListed = r.Synced.Done()
+		}
 	}
 	if t.c.rules.needNodes() {
 		add(t.c.nodes.Handle(kube.Handlers[metav1.Object]{}))

@@ -54,6 +54,7 @@ func (r claimRules) concern(pvc *corev1.PersistentVolumeClaim) bool {
 type claimSnapshot struct {
 	claim *corev1.PersistentVolumeClaim // nil: gone
 	users []*corev1.Pod                 // the pods that use claim
+	blind bool                          // there may be more of them
 	// lost is the names of nodes of these pods that are gone, or being deleted.
 	lost map[string]bool
 	// ours tells whether the volume of claim is one of the driver.
@@ -103,10 +104,14 @@ func (r claimRules) decide(s claimSnapshot) claimStep {
 		return claimStep{reason: "Gone"}
 	case r.strippable(s.claim):
 		return claimStep{action: claimStrip, reason: "ObsoleteFinalizer"}
+	case r.enforced(s.claim) && s.blind:
+		return claimStep{reason: "PodsNotKnown"}
 	case r.enforced(s.claim):
 		return r.decideEnforced(s)
 	case s.claim.DeletionTimestamp != nil:
 		return claimStep{reason: "Deleting"}
+	case s.blind:
+		return claimStep{reason: "PodsNotKnown"}
 	}
 	return r.decideNudge(s)
 }

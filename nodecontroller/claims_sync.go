@@ -52,7 +52,8 @@ func (t *claimsTerm) gather(key string, progress *claimProgress) claimSnapshot {
 	if !ok {
 		return s
 	}
-	s.claim, s.confirmed, s.users = pvc, pvc.UID == progress.confirmed, t.usersOf(pvc)
+	s.claim, s.confirmed, s.blind = pvc, pvc.UID == progress.confirmed, t.blind()
+	s.users = t.usersOf(pvc)
 	if t.c.rules.needNodes() {
 		s.lost = map[string]bool{}
 		for _, pod := range s.users {

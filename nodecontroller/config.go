@@ -69,6 +69,7 @@ type Config struct {
 	WebhookCertSecret           string        `mapstructure:"webhook-cert-secret"`
 	WebhookConfigName           string        `mapstructure:"webhook-config-name"`
 	WebhookService              string        `mapstructure:"webhook-service"`
+	WebhookClusterDomain        string        `mapstructure:"webhook-cluster-domain"`
 	WebhookResolveDefaultClass  bool          `mapstructure:"webhook-resolve-default-class"`
 	WebhookStripForeignCapacity bool          `mapstructure:"webhook-strip-foreign-capacity"`
 	WebhookDisableHTTP2         bool          `mapstructure:"webhook-disable-http2"`
@@ -201,7 +202,7 @@ func DefaultConfig() Config {
 
 		PVCFinalizerMode: ClaimOff, PVCPodDeletion: PodsOrphaned, PVCPodDeletionGrace: -1, ResizeNudge: true,
 
-		WebhookAddr: ":9443", WebhookCertMode: CertFiles, WebhookResolveDefaultClass: true, WebhookStripForeignCapacity: true,
+		WebhookAddr: ":9443", WebhookCertMode: CertFiles, WebhookClusterDomain: "cluster.local", WebhookResolveDefaultClass: true, WebhookStripForeignCapacity: true,
 		DefaultDeviceClass: "00default", DefaultVolumeSize: "1Gi", ShutdownDelay: 5 * time.Second,
 
 		MinMissingGrace: time.Minute, UnregisteredGrace: 10 * time.Minute,

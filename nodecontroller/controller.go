@@ -68,6 +68,7 @@ type Controller struct {
 	system   atomic.Value // by what the cluster is known again, see [reader]
 	departed *departed
 	current  atomic.Pointer[term] // nil between terms
+	leads    atomic.Bool          // also while the caches of a term are not complete yet
 }
 
 // New checks cfg, which is resolved, and asks for the watches that the controller needs.
@@ -91,7 +92,7 @@ func New(cfg Config, deps Deps) (*Controller, error) {
 		c.resources = append(c.resources, r)
 	}
 	if p.writes() {
-		attachments := deps.Informers.Attachments()
+		attachments := deps.Informers.AttachmentsIfAllowed()
 		c.attachments = &attachments
 		drivers := deps.Informers.Drivers()
 		c.drivers = &drivers
@@ -107,11 +108,18 @@ func New(cfg Config, deps Deps) (*Controller, error) {
 	return c, err
 }
 
-func (c *Controller) tally() tally {
+func (c *Controller) tally() (all tally) {
 	if t := c.current.Load(); t != nil {
-		return t.ledger.tally()
+		all = t.ledger.tally()
 	}
-	return tally{}
+	if n := len(c.deps.Informers.Forbidden()); n > 0 && c.leads.Load() {
+		blocked := map[gate]int{gateForbidden: n}
+		for g, m := range all.blocked {
+			blocked[g] += m
+		}
+		all.blocked = blocked
+	}
+	return all
 }
 
 // notReady is the number of nodes that have the driver and are not ready.
@@ -189,6 +197,7 @@ func (c *Controller) Run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return c.clean(ctx) })
 	group.Go(func() error { return c.ownClaims.run(ctx) })
+	group.Go(func() error { return c.tellForbidden(ctx) })
 	if c.webhooks != nil {
 		group.Go(func() error { return c.webhooks.Lead(ctx) })
 	}
@@ -324,14 +333,16 @@ func (t *term) announce(now time.Time) {
 	t.review(t.volumeQueue.Add, t.nodeQueue.Add)
 }
 
+func (t *term) csiDriver() *storagev1.CSIDriver { return t.c.csiDriver() }
+
 // csiDriver is what events are about that concern no single volume or node.
-func (t *term) csiDriver() *storagev1.CSIDriver {
-	if t.c.drivers != nil {
-		if driver, ok := t.c.drivers.Get(t.c.deps.Driver); ok {
+func (c *Controller) csiDriver() *storagev1.CSIDriver {
+	if c.drivers != nil {
+		if driver, ok := c.drivers.Get(c.deps.Driver); ok {
 			return driver
 		}
 	}
 	driver := &storagev1.CSIDriver{} // it need not exist
-	driver.Name = t.c.deps.Driver
+	driver.Name = c.deps.Driver
 	return driver
 }

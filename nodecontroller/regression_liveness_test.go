@@ -33,8 +33,8 @@ func (n *namespaces) forgetAll() {
 	n.wants = nil
 }
 
-// silent is another namespace, which has opted out.
-func (f *fixture) silent() string {
+// refusing is another namespace, which has opted out.
+func (f *fixture) refusing() string {
 	f.Helper()
 	ns := kubetest.Namespace(f.T, f.cp)
 	f.says(ns, disabled)
@@ -98,7 +98,7 @@ func TestNamespaceOptsOut(t *testing.T) {
 	t.Run("before_its_node_goes", func(t *testing.T) {
 		f := scenario(t, change)
 		ten(f)
-		ns := f.silent()
+		ns := f.refusing()
 		kept := f.boundIn(ns, "a", "n3")
 		f.start()
 		f.seen("pv-a", placeHealthy)
@@ -136,7 +136,7 @@ func TestNamespaceOptsOut(t *testing.T) {
 	t.Run("before_the_term_begins", func(t *testing.T) {
 		f := scenario(t, change)
 		ten(f)
-		ns := f.silent()
+		ns := f.refusing()
 		f.boundIn(ns, "a", "n3")
 		f.boundIn(ns, "b", "n4")
 		f.claimIn(ns, "u", "", map[string]string{kube.AnnSelectedNode: f.name("n5")})

@@ -40,7 +40,7 @@ func TestNodecontrollerScenarioOrphans(t *testing.T) {
 		begin := time.Now()
 		f.deleteNode("n")
 		pv := f.untilVolume("pv-a", "says that its node is missing", f.isMissing)
-		f.soon("it is said that the node is missing", begin, grace/2)
+		f.soon("it is said that the node is missing", begin, grace)
 		f.untouched(pvc)
 		if pv.Annotations[f.ann.lostNode] != f.name("n") || pv.Annotations[f.ann.lostNodeUID] == "" {
 			t.Errorf("annotations %v", pv.Annotations)

@@ -33,7 +33,7 @@ func (c *Controller) newWebhooks() (*webhook.Server, error) {
 		DeviceClassParameter: cfg.DeviceClassParameter, DefaultDeviceClass: cfg.DefaultDeviceClass, DefaultVolumeSize: size.Value(),
 		ResolveDefaultClass: cfg.WebhookResolveDefaultClass, StripForeignCapacity: cfg.WebhookStripForeignCapacity,
 		CertMode: webhook.CertMode(cfg.WebhookCertMode), CertDir: cfg.CertDir, CertSecret: cfg.WebhookCertSecret,
-		Service: cfg.WebhookService, ConfigName: cfg.WebhookConfigName, OwnNamespace: c.deps.Namespace,
+		Service: cfg.WebhookService, ConfigName: cfg.WebhookConfigName, OwnNamespace: c.deps.Namespace, ClusterDomain: cfg.WebhookClusterDomain,
 	}, webhook.Deps{Client: client, Claims: c.claims, Classes: c.classes, Registry: c.deps.Registry})
 }
 

@@ -60,6 +60,9 @@ func (c Config) validateNames() error {
 	} else {
 		errs = append(errs, problems("--default-device-class", name, validation.IsQualifiedName(name)))
 	}
+	if domain := c.WebhookClusterDomain; domain != "" {
+		errs = append(errs, problems("--webhook-cluster-domain", domain, validation.IsDNS1123Subdomain(domain)))
+	}
 	if id := c.LeaderElectionID; id != "" {
 		errs = append(errs, problems("--leader-election-id", id, validation.IsDNS1123Subdomain(id)))
 	}

@@ -71,6 +71,7 @@ func TestValidate(t *testing.T) {
 		"address of webhooks":                {func(c *Config) { c.EnableWebhooks, c.WebhookAddr = true, "9443" }, "--webhook-addr"},
 		"port of webhooks":                   {func(c *Config) { c.EnableWebhooks, c.WebhookAddr = true, ":nope" }, "--webhook-addr"},
 		"port of webhooks by name":           {func(c *Config) { c.EnableWebhooks, c.WebhookAddr = true, ":https" }, ""},
+		"domain of the cluster":              {func(c *Config) { c.WebhookClusterDomain = "-" }, "--webhook-cluster-domain"},
 		"address without webhooks":           {func(c *Config) { c.WebhookAddr = "" }, ""},
 		"no Secret":                          {func(c *Config) { c.EnableWebhooks, c.WebhookCertMode = true, CertSecret }, "--webhook-cert-secret"},
 		"no configuration for the authority": {func(c *Config) {

@@ -85,6 +85,7 @@ func TestExitCodes(t *testing.T) {
 		"config validate":                       {[]string{"storage-controller", "config", "validate"}, 0, "valid", ""},
 		"config validate of nonsense":           {[]string{"storage-controller", "config", "validate", "--timeout=0s"}, 2, "", "--timeout"},
 		"config without a subcommand":           {[]string{"storage-controller", "config"}, 2, "", "print or validate"},
+		"credentials where they would be shown": {[]string{"storage-controller", "config", "validate", "--otlp-endpoint=http://me:hidden@c:4317"}, 1, "", "OTEL_EXPORTER_OTLP_HEADERS"},
 		"completion":                            {[]string{"storage-controller", "completion", "bash"}, 0, "bash completion", ""},
 	}
 	for name, tt := range tests {
@@ -92,6 +93,9 @@ func TestExitCodes(t *testing.T) {
 			code, stdout, stderr := output(t, tt.argv...)
 			if code != tt.code || !strings.Contains(stdout, tt.stdout) || !strings.Contains(stderr, tt.stderr) {
 				t.Errorf("exit code %d, want %d\nstdout: %s\nstderr: %s", code, tt.code, stdout, stderr)
+			}
+			if strings.Contains(stdout+stderr, "hidden") {
+				t.Errorf("a password is shown: %s%s", stdout, stderr)
 			}
 			if tt.code == exitFailure && strings.Contains(stderr, "goroutine") {
 				t.Errorf("a stack dump: %s", stderr)

@@ -10,6 +10,7 @@ import (
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	"k8s.io/klog/v2"
 
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/election"
@@ -52,7 +53,11 @@ func prepareNodecontroller(s *shared) error {
 	return cfg.Validate()
 }
 
-func buildNodecontroller(_ context.Context, s *shared, restConfig *rest.Config) (controller, error) {
+func buildNodecontroller(ctx context.Context, s *shared, restConfig *rest.Config) (controller, error) {
+	if s.nodecontroller.EnableWebhooks && s.capacity != nil {
+		klog.FromContext(ctx).Info("Warning: the scheduler is told of capacity twice, by CSIStorageCapacity objects and by the webhook for pods; without a scheduler extender that manages the resource of the latter, pods stay Pending. Turn off one of them: --enable-webhooks=false or --enable-capacity=false",
+			"resource", s.nodecontroller.CapacityResource)
+	}
 	client, err := kubernetes.NewForConfig(restConfig)
 	if err != nil {
 		return nil, err
@@ -179,8 +184,9 @@ func nodecontrollerOptions(all bool) roleOptions {
 		{name: "webhook-cert-secret", def: "", usage: "name of the Secret, for secret and self-signed"},
 		{name: "webhook-config-name", def: "", usage: "name of the MutatingWebhookConfiguration, for self-signed"},
 		{name: "webhook-service", def: "", usage: "name of the Service of the webhooks, for self-signed"},
+		{name: "webhook-cluster-domain", def: d.WebhookClusterDomain, usage: "domain of the cluster, which ends the longest name in the certificate, for self-signed"},
 		{name: "webhook-disable-http2", def: d.WebhookDisableHTTP2, usage: "serve the webhooks by HTTP/1.1 only"},
-		{name: "webhook-optout-label", def: "", usage: derived("label by which a namespace leaves the webhooks out")},
+		{name: "webhook-optout-label", def: "", usage: derived("label by which a namespace leaves the webhooks out, as its value ignore; it has to stand in the namespaceSelector of the MutatingWebhookConfiguration, where the API server looks at it: this program does not")},
 		{name: "webhook-resolve-default-class", def: d.WebhookResolveDefaultClass, usage: "take a claim without a class as one of the default class"},
 		{name: "webhook-strip-foreign-capacity", def: d.WebhookStripForeignCapacity, usage: "remove capacity annotations of a pod that were not computed for it"},
 		{name: "capacity-resource", def: "", usage: derived("resource that pods with volumes to come ask for")},

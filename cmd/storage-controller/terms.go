@@ -7,6 +7,7 @@ import (
 	"runtime/debug"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -34,8 +35,11 @@ type terms struct {
 type entry struct {
 	lease       string
 	roles       []role
-	controllers []controller        // of the roles
-	candidate   *election.Candidate // nil without leader election
+	controllers []controller // of the roles
+	// served is closed when those of controllers that serve on every replica have ended;
+	// nil where none of them does.
+	served    chan struct{}
+	candidate *election.Candidate // nil without leader election
 }
 
 // add takes the controller of a role. Roles with the same Lease share its term.
@@ -82,22 +86,26 @@ func (t *terms) prepare(restConfig *rest.Config, registry prometheus.Registerer,
 }
 
 // run works until ctx ends. It returns nil after draining, else the first error
-// that no retry repairs. What serves on every replica begins before anything else and
-// ends after the workers, without an error of them too.
+// that no retry repairs. What serves on every replica begins before anything else. It
+// ends as ctx does, beside the workers, so that the time for both is the longer one and not
+// their sum; and a Lease is released after both.
 func (t *terms) run(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	serving, stopServing := context.WithCancel(context.WithoutCancel(ctx))
+	serving, stopServing := context.WithCancel(ctx)
 	defer stopServing()
 	var servers errgroup.Group
 	for _, e := range t.entries {
+		var own sync.WaitGroup
 		for i, c := range e.controllers {
 			s, ok := c.(server)
 			if !ok {
 				continue
 			}
 			section := e.roles[i].section
+			own.Add(1)
 			servers.Go(func() error {
+				defer own.Done()
 				err := s.Serve(klog.NewContext(serving, klog.FromContext(ctx).WithName(section)))
 				if err != nil && serving.Err() == nil {
 					err = fmt.Errorf("%s: %w", section, err)
@@ -106,6 +114,13 @@ func (t *terms) run(ctx context.Context) error {
 				}
 				return nil
 			})
+			e.served = make(chan struct{})
+		}
+		if e.served != nil {
+			go func() {
+				own.Wait()
+				close(e.served)
+			}()
 		}
 	}
 	err := t.work(ctx)
@@ -190,7 +205,11 @@ func (e *entry) lead(ctx context.Context) error {
 			return err
 		})
 	}
-	return group.Wait()
+	err := group.Wait()
+	if e.served != nil && errors.Is(context.Cause(ctx), workloop.ErrDrain) {
+		<-e.served
+	}
+	return err
 }
 
 // ignoreDrain is err unless ctx ended because the process is to stop.

@@ -10,12 +10,14 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/metadata/metadatainformer"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
 )
 
 // Indexes of the kinds. Objects of other drivers are in none but [ByVolume],
@@ -61,6 +63,7 @@ type Informers struct {
 	more    []informers.SharedInformerFactory // for kinds of which only a part is watched
 	client  kubernetes.Interface
 	made    map[string]cache.SharedIndexInformer // by the plural name of the kind
+	needed  map[string]bool                      // of made, those without which some loop cannot work
 
 	mu       sync.Mutex
 	problems map[string]error // by the same name; a watch that fails just now
@@ -77,6 +80,7 @@ func NewInformers(client kubernetes.Interface, meta metadata.Interface, driver s
 		typed:    informers.NewSharedInformerFactoryWithOptions(client, 0, informers.WithTransform(trim)),
 		meta:     metadatainformer.NewSharedInformerFactoryWithOptions(meta, 0, metadatainformer.WithTransform(trim)),
 		made:     map[string]cache.SharedIndexInformer{},
+		needed:   map[string]bool{},
 		problems: map[string]error{},
 	}
 }
@@ -244,15 +248,52 @@ func ClaimsOfPod(pod *corev1.Pod) []string {
 	return keys
 }
 
-// Synced is nil when every watched kind has been listed and is being watched,
-// else an error that names the kinds which are not, and why where that is known.
+// PodsIfAllowed is [Informers.Pods] for who waits for their first list alone, if need be
+// until the process has the permission for it.
+func (i *Informers) PodsIfAllowed() Kind[*corev1.Pod] { return ifAllowed(i, "pods", i.Pods) }
+
+// AttachmentsIfAllowed is [Informers.Attachments] likewise.
+func (i *Informers) AttachmentsIfAllowed() Kind[*storagev1.VolumeAttachment] {
+	return ifAllowed(i, "volumeattachments", i.Attachments)
+}
+
+// ifAllowed leaves it to all others whether the process has to have kind.
+func ifAllowed[T metav1.Object](i *Informers, kind string, get func() Kind[T]) Kind[T] {
+	needed := i.needed[kind]
+	k := get()
+	i.needed[kind] = needed
+	return k
+}
+
+// Forbidden is why kinds without which all loops can go on are not watched: the process
+// has no permission for them. They are tried again from time to time.
+func (i *Informers) Forbidden() map[string]error {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	forbidden := map[string]error{}
+	for kind := range i.made {
+		if i.forbidden(kind) {
+			forbidden[kind] = i.problems[kind]
+		}
+	}
+	return forbidden
+}
+
+// forbidden is for who holds the lock.
+func (i *Informers) forbidden(kind string) bool {
+	return !i.needed[kind] && !i.made[kind].HasSynced() && apierrors.IsForbidden(i.problems[kind])
+}
+
+// Synced is nil when every watched kind has been listed and is being watched, apart from
+// those that are [Informers.Forbidden], else an error that names the kinds which are not,
+// and why where that is known.
 func (i *Informers) Synced() error {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	var missing []string
 	for _, kind := range slices.Sorted(maps.Keys(i.made)) {
 		switch err := i.problems[kind]; {
-		case i.made[kind].HasSynced():
+		case i.made[kind].HasSynced(), i.forbidden(kind):
 		case err != nil:
 			missing = append(missing, fmt.Sprintf("%s (%v)", kind, err))
 		default:
@@ -267,6 +308,7 @@ func (i *Informers) Synced() error {
 
 // make1 is the view on the informer of a kind, set up when it is asked for the first time.
 func make1[T metav1.Object](i *Informers, kind string, get func() cache.SharedIndexInformer, indexers cache.Indexers) Kind[T] {
+	i.needed[kind] = true
 	if made, ok := i.made[kind]; ok {
 		return Kind[T]{made}
 	}
@@ -276,9 +318,16 @@ func make1[T metav1.Object](i *Informers, kind string, get func() cache.SharedIn
 	}
 	if err := informer.SetWatchErrorHandlerWithContext(func(ctx context.Context, r *cache.Reflector, err error) {
 		i.mu.Lock()
+		before := apierrors.IsForbidden(i.problems[kind])
 		i.problems[kind] = err
+		forbidden := i.forbidden(kind)
 		i.mu.Unlock()
-		cache.DefaultWatchErrorHandler(ctx, r, err)
+		switch {
+		case !forbidden:
+			cache.DefaultWatchErrorHandler(ctx, r, err)
+		case !before: // once, and not at each of many attempts
+			klog.FromContext(ctx).Info("No permission to list and watch this kind: what depends on it does not work until there is", "resource", kind, "err", err)
+		}
 	}); err != nil {
 		panic(fmt.Sprintf("error handler of %s: %v", kind, err)) // already started: a mistake of the caller
 	}

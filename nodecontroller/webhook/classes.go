@@ -6,6 +6,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
@@ -20,22 +21,18 @@ const (
 type classes struct {
 	// device is the device class of each class of the driver, by name.
 	device map[string]string
+	// others is the other names of which it is known that they are none of the driver.
+	others map[string]bool
 	// standard is the class of claims without one; nil when there is none, or when
 	// claims without a class are left alone.
 	standard *string
 }
 
 func (c Config) classesOf(list []*storagev1.StorageClass) classes {
-	known := classes{device: map[string]string{}}
+	known := classes{device: map[string]string{}, others: map[string]bool{}}
 	var standard *storagev1.StorageClass
 	for _, class := range list {
-		if class.Provisioner == c.Driver {
-			device := class.Parameters[c.DeviceClassParameter]
-			if device == "" { // the driver takes an empty parameter for the default, too
-				device = c.DefaultDeviceClass
-			}
-			known.device[class.Name] = device
-		}
+		c.note(known, class.Name, class)
 		if c.ResolveDefaultClass && isDefault(class) && (standard == nil || precedes(class, standard)) {
 			standard = class
 		}
@@ -44,6 +41,19 @@ func (c Config) classesOf(list []*storagev1.StorageClass) classes {
 		known.standard = &standard.Name
 	}
 	return known
+}
+
+// note adds what is known of the class called name, which is nil where there is none.
+func (c Config) note(known classes, name string, class *storagev1.StorageClass) {
+	if class == nil || class.Provisioner != c.Driver {
+		known.others[name] = true
+		return
+	}
+	device := class.Parameters[c.DeviceClassParameter]
+	if device == "" { // the driver takes an empty parameter for the default, too
+		device = c.DefaultDeviceClass
+	}
+	known.device[name] = device
 }
 
 func isDefault(class *storagev1.StorageClass) bool {
@@ -71,6 +81,18 @@ func (c classes) deviceOf(name *string) (string, bool) {
 	}
 	device, ok := c.device[*name]
 	return device, ok && *name != ""
+}
+
+// missing is the name of a class of which nothing is known yet; "" for any other, and for
+// what cannot be the name of one.
+func (c classes) missing(name *string) string {
+	if name == nil || c.others[*name] || len(validation.IsDNS1123Subdomain(*name)) > 0 {
+		return ""
+	}
+	if _, ok := c.device[*name]; ok {
+		return ""
+	}
+	return *name
 }
 
 // className is what a claim, or the template of one, says about its class.

@@ -55,7 +55,7 @@ func rawPodWith(claims []string, templates ...string) string {
 
 func TestDecidePod(t *testing.T) {
 	ours, theirs, bad := ptr.To("ours"), ptr.To("theirs"), ptr.To("bad")
-	known := classes{device: map[string]string{"ours": "dc1", "second": "dc2", "bad": "a/b"}}
+	known := classes{device: map[string]string{"ours": "dc1", "second": "dc2", "bad": "a/b"}, others: map[string]bool{"theirs": true}}
 	withDefault := known
 	withDefault.standard = ours
 	for name, c := range map[string]struct {
@@ -65,26 +65,30 @@ func TestDecidePod(t *testing.T) {
 		pod       string // instead of one with all claims
 		want      string // the sums, or the reason with what is read
 	}{
-		"a cached claim is confirmed first":                 {claims: map[string]claimFact{"a": fact(ours, "1Gi")}, want: "CachedClaims [a]"},
-		"a confirmed claim counts":                          {claims: map[string]claimFact{"a": fact(ours, "1Gi", live)}, want: "dc1=1073741824"},
-		"an unknown claim is asked for":                     {claims: map[string]claimFact{"a": {}, "b": fact(ours, "1", live)}, want: "UnknownClaims [a]"},
-		"a claim that is not there does not count":          {claims: map[string]claimFact{"a": {live: true}, "b": fact(ours, "1", live)}, want: "dc1=1"},
-		"a bound claim wins over an unknown one":            {claims: map[string]claimFact{"a": {}, "b": fact(ours, "1", inPhase(corev1.ClaimBound))}, want: "Bound"},
-		"a lost claim is bound":                             {claims: map[string]claimFact{"a": fact(ours, "1", inPhase(corev1.ClaimLost))}, want: "Bound"},
-		"a bound claim of another driver does not matter":   {claims: map[string]claimFact{"a": fact(theirs, "1", inPhase(corev1.ClaimBound)), "b": fact(ours, "1", live)}, want: "dc1=1"},
-		"no class, no default":                              {claims: map[string]claimFact{"a": fact(nil, "1")}, want: "NoVolumes"},
-		"no class, the default is ours":                     {claims: map[string]claimFact{"a": fact(nil, "5", live)}, classes: &withDefault, want: "dc1=5"},
-		"the empty class is none, whatever the default":     {claims: map[string]claimFact{"a": fact(ptr.To(""), "1")}, classes: &withDefault, want: "NoVolumes"},
-		"the annotation wins over the field":                {claims: map[string]claimFact{"a": fact(theirs, "5", live, byAnnotation("ours"))}, want: "dc1=5"},
-		"an empty annotation is no class":                   {claims: map[string]claimFact{"a": fact(ours, "5", live, byAnnotation(""))}, want: "NoVolumes"},
-		"no size":                                           {claims: map[string]claimFact{"a": fact(ours, "", live)}, want: "dc1=1073741824"},
-		"no whole byte":                                     {claims: map[string]claimFact{"a": fact(ours, "1500m", live)}, want: "dc1=2"},
-		"too large":                                         {claims: map[string]claimFact{"a": fact(ours, "100E", live)}, want: fmt.Sprint("dc1=", math.MaxInt64)},
-		"too large in two powers":                           {claims: map[string]claimFact{"a": fact(ours, "9999Ei", live), "b": fact(ours, "1", live)}, want: fmt.Sprint("dc1=", math.MaxInt64)},
-		"sums that are too large":                           {claims: map[string]claimFact{"a": fact(ours, "9223372036854775807", live), "b": fact(ours, "9223372036854775807", live)}, want: fmt.Sprint("dc1=", math.MaxInt64)},
-		"a device class that is no name":                    {claims: map[string]claimFact{"a": fact(bad, "1"), "b": fact(ours, "1")}, want: "InvalidDeviceClass"},
-		"a template":                                        {templates: []string{`{"storageClassName":"second","resources":{"requests":{"storage":"3"}}}`}, want: "dc2=3"},
-		"a template without class":                          {templates: []string{`{}`}, want: "NoVolumes"},
+		"a cached claim is confirmed first":                {claims: map[string]claimFact{"a": fact(ours, "1Gi")}, want: "CachedClaims [a]"},
+		"a confirmed claim counts":                         {claims: map[string]claimFact{"a": fact(ours, "1Gi", live)}, want: "dc1=1073741824"},
+		"an unknown claim is asked for":                    {claims: map[string]claimFact{"a": {}, "b": fact(ours, "1", live)}, want: "UnknownClaims [a]"},
+		"a claim that is not there does not count":         {claims: map[string]claimFact{"a": {live: true}, "b": fact(ours, "1", live)}, want: "dc1=1"},
+		"a bound claim wins over an unknown one":           {claims: map[string]claimFact{"a": {}, "b": fact(ours, "1", inPhase(corev1.ClaimBound))}, want: "Bound"},
+		"a lost claim is bound":                            {claims: map[string]claimFact{"a": fact(ours, "1", inPhase(corev1.ClaimLost))}, want: "Bound"},
+		"a bound claim of another driver does not matter":  {claims: map[string]claimFact{"a": fact(theirs, "1", inPhase(corev1.ClaimBound)), "b": fact(ours, "1", live)}, want: "dc1=1"},
+		"no class, no default":                             {claims: map[string]claimFact{"a": fact(nil, "1")}, want: "NoVolumes"},
+		"no class, the default is ours":                    {claims: map[string]claimFact{"a": fact(nil, "5", live)}, classes: &withDefault, want: "dc1=5"},
+		"the empty class is none, whatever the default":    {claims: map[string]claimFact{"a": fact(ptr.To(""), "1")}, classes: &withDefault, want: "NoVolumes"},
+		"the annotation wins over the field":               {claims: map[string]claimFact{"a": fact(theirs, "5", live, byAnnotation("ours"))}, want: "dc1=5"},
+		"an empty annotation is no class":                  {claims: map[string]claimFact{"a": fact(ours, "5", live, byAnnotation(""))}, want: "NoVolumes"},
+		"an unknown class is asked for":                    {claims: map[string]claimFact{"a": fact(ptr.To("new"), "1")}, templates: []string{`{"storageClassName":"newer"}`, `{"storageClassName":"newer"}`}, want: "UnknownClasses [new newer]"},
+		"what cannot be a class is not asked for":          {claims: map[string]claimFact{"a": fact(ptr.To("../x"), "1")}, templates: []string{`{"storageClassName":"A"}`}, want: "NoVolumes"},
+		"the class of a bound claim matters to a sum only": {claims: map[string]claimFact{"a": fact(ptr.To("new"), "1", inPhase(corev1.ClaimBound))}, want: "NoVolumes"},
+		"the class of a bound claim matters to a sum":      {claims: map[string]claimFact{"a": fact(ptr.To("new"), "1", inPhase(corev1.ClaimBound)), "b": fact(ours, "1")}, want: "UnknownClasses [new]"},
+		"no size":                        {claims: map[string]claimFact{"a": fact(ours, "", live)}, want: "dc1=1073741824"},
+		"no whole byte":                  {claims: map[string]claimFact{"a": fact(ours, "1500m", live)}, want: "dc1=2"},
+		"too large":                      {claims: map[string]claimFact{"a": fact(ours, "100E", live)}, want: fmt.Sprint("dc1=", math.MaxInt64)},
+		"too large in two powers":        {claims: map[string]claimFact{"a": fact(ours, "9999Ei", live), "b": fact(ours, "1", live)}, want: fmt.Sprint("dc1=", math.MaxInt64)},
+		"sums that are too large":        {claims: map[string]claimFact{"a": fact(ours, "9223372036854775807", live), "b": fact(ours, "9223372036854775807", live)}, want: fmt.Sprint("dc1=", math.MaxInt64)},
+		"a device class that is no name": {claims: map[string]claimFact{"a": fact(bad, "1"), "b": fact(ours, "1")}, want: "InvalidDeviceClass"},
+		"a template":                     {templates: []string{`{"storageClassName":"second","resources":{"requests":{"storage":"3"}}}`}, want: "dc2=3"},
+		"a template without class":       {templates: []string{`{}`}, want: "NoVolumes"},
 		"a template without class, the default is ours":     {templates: []string{`{}`}, classes: &withDefault, want: "dc1=1073741824"},
 		"a template with the empty class":                   {templates: []string{`{"storageClassName":""}`}, classes: &withDefault, want: "NoVolumes"},
 		"templates are confirmed by nobody":                 {claims: map[string]claimFact{"a": {live: true}}, templates: []string{`{"storageClassName":"ours"}`}, want: "dc1=1073741824"},
@@ -136,11 +140,11 @@ func decision(t *testing.T, cfg Config, raw string, facts podFacts) string {
 	switch {
 	case err != nil:
 		return "error"
-	case len(v.read) > 0:
+	case len(v.read)+len(v.readClasses) > 0:
 		if v.patch != nil {
 			t.Errorf("it reads and patches: %v", v)
 		}
-		return fmt.Sprint(v.reason, " ", v.read)
+		return fmt.Sprint(v.reason, " ", append(slices.Clone(v.read), v.readClasses...))
 	case v.patch == nil:
 		if (len(v.warnings) > 0) != (v.reason == "InvalidDeviceClass") {
 			t.Errorf("%s with warnings %q", v.reason, v.warnings)

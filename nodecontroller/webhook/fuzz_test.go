@@ -17,7 +17,7 @@ import (
 
 // assumed is facts under which all claims of pod count, but for some names.
 func assumed(pod *rawPod) podFacts {
-	facts := podFacts{claims: map[string]claimFact{}, classes: classes{device: map[string]string{"ours": "dc1", "second": "dc2", "bad": "a/b"}, standard: ptr.To("ours")}}
+	facts := podFacts{claims: map[string]claimFact{}, classes: classes{device: map[string]string{"ours": "dc1", "second": "dc2", "bad": "a/b"}, others: map[string]bool{"theirs": true}, standard: ptr.To("ours")}}
 	for _, name := range pod.claimNames() {
 		class := "ours"
 		switch name[0] {

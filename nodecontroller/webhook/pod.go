@@ -89,9 +89,10 @@ type claimFact struct {
 
 // verdict is what becomes of an object.
 type verdict struct {
-	// read is the claims that must be asked for at the API server first; nothing else
-	// is set then.
-	read     []string
+	// read is the claims that must be asked for at the API server first, and readClasses
+	// the classes; nothing else is set then.
+	read, readClasses []string
+
 	patch    []operation // nil: it stays as it is
 	warnings []string    // for whoever made the request
 	reason   string
@@ -104,6 +105,9 @@ func (c Config) decidePod(pod *rawPod, facts podFacts) (verdict, error) {
 		return verdict{reason: "NoContainers"}, nil // the API server refuses it
 	}
 	var unknown, cached []string
+	// A class that the cache does not have may have been made just now, together with the
+	// claim. Where the claim is bound, it matters only if there is something to count.
+	missing, ofBound := map[string]bool{}, map[string]bool{}
 	sums := map[string]int64{}
 	for _, name := range pod.claimNames() {
 		fact := facts.claims[name]
@@ -113,8 +117,14 @@ func (c Config) decidePod(pod *rawPod, facts podFacts) (verdict, error) {
 			}
 			continue // a pod may come before its claim, and is not counted then
 		}
-		device, ours := facts.classes.deviceOf(className(fact.claim.Annotations, fact.claim.Spec.StorageClassName))
+		class := className(fact.claim.Annotations, fact.claim.Spec.StorageClassName)
+		device, ours := facts.classes.deviceOf(class)
 		if !ours {
+			if name := facts.classes.missing(class); name != "" && isBound(fact.claim) {
+				ofBound[name] = true
+			} else if name != "" {
+				missing[name] = true
+			}
 			continue
 		}
 		if isBound(fact.claim) {
@@ -129,8 +139,12 @@ func (c Config) decidePod(pod *rawPod, facts podFacts) (verdict, error) {
 		sums[device] = sum(sums[device], size)
 	}
 	for _, t := range pod.templates() {
-		device, ours := facts.classes.deviceOf(className(t.Metadata.Annotations, t.Spec.StorageClassName))
+		class := className(t.Metadata.Annotations, t.Spec.StorageClassName)
+		device, ours := facts.classes.deviceOf(class)
 		if !ours {
+			if name := facts.classes.missing(class); name != "" {
+				missing[name] = true
+			}
 			continue
 		}
 		size, err := parseSize(t.Spec.Resources.Requests.Storage)
@@ -139,9 +153,15 @@ func (c Config) decidePod(pod *rawPod, facts podFacts) (verdict, error) {
 		}
 		sums[device] = sum(sums[device], bytesOf(size, c.DefaultVolumeSize))
 	}
+	if len(sums) > 0 {
+		maps.Copy(missing, ofBound)
+	}
+	readClasses := slices.Sorted(maps.Keys(missing))
 	switch {
 	case len(unknown) > 0:
-		return verdict{read: unknown, reason: "UnknownClaims"}, nil
+		return verdict{read: unknown, readClasses: readClasses, reason: "UnknownClaims"}, nil
+	case len(readClasses) > 0:
+		return verdict{readClasses: readClasses, reason: "UnknownClasses"}, nil
 	case len(sums) == 0:
 		return verdict{reason: "NoVolumes"}, nil
 	}

@@ -19,6 +19,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -204,6 +205,49 @@ func TestNodecontrollerScenarioProcess(t *testing.T) {
 			t.Errorf("deleted %v after the end of the first one, want %v at most", d, limit)
 		}
 		s.leads(second, name)
+	})
+}
+
+// TestNodecontrollerWarnsOfCapacityTwice: two ways to tell the scheduler of capacity do not
+// go together, which nobody would find out before pods stay Pending.
+func TestNodecontrollerWarnsOfCapacityTwice(t *testing.T) {
+	const warning = "the scheduler is told of capacity twice"
+	e := newCapacityEnv(t, getsCapacity)
+	args := slices.Concat(unowned, []string{"--controllers=capacity,nodecontroller", "--webhook-addr=127.0.0.1:0", "--cert-dir", t.TempDir(), "--http-endpoint=127.0.0.1:0"})
+	e.start(e.publisher("all", append(args, "--enable-webhooks")...)).says(warning)
+	without := e.start(e.publisher("all", args...))
+	without.says("Working")
+	if strings.Contains(without.logged(), warning) {
+		t.Error("it warns without webhooks too")
+	}
+}
+
+// TestNodecontrollerClusterDomain: a certificate that the process makes itself is for the
+// names of its Service in a cluster whose domain is another one.
+func TestNodecontrollerClusterDomain(t *testing.T) {
+	e := newEnv(t, csitest.Config{}, 0)
+	path, err := binary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.start(exec.Command(path, "nodecontroller", "--kubeconfig", e.cp.Kubeconfig(), "--driver-name", e.plugin.Name(), "--leader-election-id=domain",
+		"--enable-webhooks", "--webhook-addr=127.0.0.1:0", "--webhook-cert-mode=self-signed", "--webhook-cert-secret=certs", "--webhook-service=hook",
+		"--webhook-config-name="+e.ns, "--webhook-cluster-domain=corp.example"))
+	want := "hook." + e.ns + ".svc.corp.example"
+	e.eventually("the certificate is for "+want, func(ctx context.Context) error {
+		secret, err := e.client.CoreV1().Secrets(e.ns).Get(ctx, "certs", metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		block, _ := pem.Decode(secret.Data["tls.crt"])
+		if block == nil {
+			return errors.New("there is none")
+		}
+		leaf, err := x509.ParseCertificate(block.Bytes)
+		if err != nil {
+			return err
+		}
+		return leaf.VerifyHostname(want)
 	})
 }
 
