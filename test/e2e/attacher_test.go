@@ -209,7 +209,7 @@ func attacherScenarioNumbers(t *testing.T) {
 				"Controller/ControllerPublishVolume Internal", "Controller/ControllerUnpublishVolume OK", "Controller/ControllerUnpublishVolume Internal"),
 			"storage_controller_attach_failures_total": {[]string{"grpc_status_code=Internal operation=attach", "grpc_status_code=Internal operation=detach"},
 				dto.MetricType_COUNTER, nil},
-			"storage_controller_attach_comparisons_total": {[]string{"result=ok"}, dto.MetricType_COUNTER, nil},
+			"storage_controller_attach_comparisons_total": {[]string{"result=error", "result=ok"}, dto.MetricType_COUNTER, nil},
 		}
 		maps.Copy(want, ofEveryRole(e.attacherLease(), "csi-attacher-pv", "csi-attacher-va"))
 		p.shows(want)
@@ -382,7 +382,7 @@ func attacherScenarioRestart(t *testing.T) {
 		}
 		defer watch.Stop()
 		listed := make(chan struct{})
-		proxy := kubetest.Proxy(t, e.cp.Config(), func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
+		proxy := kubetest.Proxy(t, e.account(), func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
 			if strings.HasSuffix(r.URL.Path, "/csinodes") {
 				select {
 				case <-listed:

@@ -214,7 +214,7 @@ func TestAuditOfARunningProcess(t *testing.T) {
 	e := newEnv(t, csitest.Config{Controller: publishing}, 1)
 	class := e.class(false, func(c *storagev1.StorageClass) {})
 	var lists atomic.Int32
-	proxy := kubetest.Proxy(t, e.cp.Config(), func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
+	proxy := kubetest.Proxy(t, e.account(), func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
 		if asked, counts := asked(r); counts && (asked.verb == "list" || asked.verb == "watch") {
 			lists.Add(1)
 		}

@@ -165,6 +165,20 @@ func (e *env) deploymentWithPod(name string) *appsv1.Deployment {
 	return deployment
 }
 
+// daemonSetWithPod does so for a DaemonSet, whose pod is NAME-x.
+func (e *env) daemonSetWithPod(name string) *appsv1.DaemonSet {
+	e.t.Helper()
+	set, err := e.client.AppsV1().DaemonSets(e.ns).Create(e.t.Context(), &appsv1.DaemonSet{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: appsv1.DaemonSetSpec{Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "c"}}, Template: corev1.PodTemplateSpec{
+			ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"app": "c"}}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "none"}}},
+		}},
+	}, metav1.CreateOptions{})
+	e.must(err)
+	e.unscheduled(name+"-x", controlledBy("DaemonSet", set))
+	return set
+}
+
 // TestCapacityNeedsWhatItsManifestsGrant runs deploy/capacity-central.yaml as the
 // ServiceAccount of deploy/rbac: it is refused nothing, and nothing is granted that it does
 // not use.
@@ -198,16 +212,7 @@ func TestCapacityPerNodeNeedsLess(t *testing.T) {
 	e.inForce("csi-provisioner", granted)
 	kubeconfig, used, refused := e.as("csi-provisioner")
 	class := e.pool("fast", nil)
-	set, err := e.client.AppsV1().DaemonSets(e.ns).Create(t.Context(), &appsv1.DaemonSet{
-		ObjectMeta: metav1.ObjectMeta{Name: "csi-capacity"},
-		Spec: appsv1.DaemonSetSpec{Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "c"}}, Template: corev1.PodTemplateSpec{
-			ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"app": "c"}}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "none"}}},
-		}},
-	}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	e.unscheduled("csi-capacity-x", controlledBy("DaemonSet", set))
+	set := e.daemonSetWithPod("csi-capacity")
 	e.deployed("capacity-node.yaml", kubeconfig, "csi-capacity-x")
 	e.ownedBy(1, "DaemonSet", set)
 	e.capacityIs("3Gi", class)

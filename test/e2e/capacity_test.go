@@ -248,7 +248,7 @@ func capacityScenarioProcess(t *testing.T) {
 		}
 		var mu sync.Mutex
 		var created, renewed []time.Time
-		proxy := kubetest.Proxy(t, e.cp.Config(), func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
+		proxy := kubetest.Proxy(t, e.account(), func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
 			mu.Lock()
 			switch {
 			case r.Method == http.MethodPost && strings.HasSuffix(r.URL.Path, "/csistoragecapacities"):

@@ -167,7 +167,7 @@ func (s story) begin(t *testing.T, c *crash) *env {
 	e.plugin.Next("CreateVolume", c.step("CreateVolume", first))
 	e.plugin.Always("CreateVolume", c.step("CreateVolume", csitest.Default()))
 	e.plugin.Always("DeleteVolume", c.step("DeleteVolume", csitest.Default()))
-	kubeconfig := kubetest.WriteKubeconfig(t, kubetest.Proxy(t, e.cp.Config(), c.hook))
+	kubeconfig := kubetest.WriteKubeconfig(t, kubetest.Proxy(t, e.account(), c.hook))
 	c.start(e, "provision", slices.Concat(s.args, []string{"--kubeconfig", kubeconfig})...)
 	if s.remove {
 		e.deleteClaim("c")
@@ -329,7 +329,7 @@ func TestAttacherKilledAnywhere(t *testing.T) {
 				for _, method := range []string{"ControllerPublishVolume", "ControllerUnpublishVolume"} {
 					e.plugin.Always(method, c.step(method, csitest.Default()))
 				}
-				c.start(e, "attach", "--kubeconfig", kubetest.WriteKubeconfig(t, kubetest.Proxy(t, e.cp.Config(), c.hook)))
+				c.start(e, "attach", "--kubeconfig", kubetest.WriteKubeconfig(t, kubetest.Proxy(t, e.account(), c.hook)))
 				if detach {
 					e.detach("a")
 				} else {

@@ -133,6 +133,47 @@ func overlayNeedsWhatItGrants(t *testing.T, overlay string) {
 	})
 }
 
+// TestOverlayOfNodesNeedsWhatItGrants does the same for the overlay with an instance on each
+// node, for a volume whose node the scheduler has chosen and for one whose node is chosen here.
+func TestOverlayOfNodesNeedsWhatItGrants(t *testing.T) {
+	t.Parallel()
+	e := newEnv(t, csitest.Config{Segments: []map[string]string{{}}, Controller: []csi.ControllerServiceCapability_RPC_Type{
+		csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME, csi.ControllerServiceCapability_RPC_GET_CAPACITY,
+	}}, 2)
+	objects := kustomized(t, overlays+"node")
+	granted := e.applyRendered(objects)
+	e.inForce("csi-controller", granted)
+	kubeconfig, used, refused := e.as("csi-controller")
+	e.secret("s")
+	secret := func(c *storagev1.StorageClass) {
+		c.Parameters = map[string]string{"csi.storage.k8s.io/provisioner-secret-name": "s", "csi.storage.k8s.io/provisioner-secret-namespace": e.ns}
+	}
+	e.daemonSetWithPod("csi-controller")
+	for _, c := range podOf(t, objects).Containers {
+		if c.Name != "driver" {
+			e.contained(c, kubeconfig, "csi-controller-x")
+		}
+	}
+	late, now := e.class(true, secret), e.class(false, secret)
+	e.published(1)
+
+	e.plugin.Next("CreateVolume", csitest.Fail(codes.Aborted, "pending"), csitest.Fail(codes.Aborted, "pending"))
+	chosen := newClaim("chosen", late)
+	chosen.Annotations = map[string]string{"volume.kubernetes.io/selected-node": e.nodes[0]}
+	e.make(chosen)
+	e.claim("here", now)
+	e.bound("chosen")
+	e.bound("here")
+	e.capacityIs("3Gi", late)
+	e.deleteClass(late)
+	e.published(0)
+	e.leftovers("chosen", "here")
+	e.usesAll(granted, used, refused, func(p permission) bool {
+		// Of a server that cannot send it with the watch; of a second event of one text; before what cannot be undone, in doubt.
+		return p.verb == "list" || p == permission{"patch", "", "events"} || p == permission{"get", "", "persistentvolumes"}
+	})
+}
+
 func (e *env) must(err error) {
 	e.t.Helper()
 	if err != nil {

@@ -16,9 +16,13 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
 
@@ -409,23 +413,32 @@ func dryRun(ctx context.Context, cp *kubetest.ControlPlane, o *unstructured.Unst
 		Param("fieldManager", "test").Param("force", "true").Param("dryRun", "All").Param("fieldValidation", "Strict").Body(body).Do(ctx).Error()
 }
 
+// restricted is a namespace that enforces the strictest of the Pod Security Standards.
+func restricted(t *testing.T, cp *kubetest.ControlPlane) string {
+	t.Helper()
+	ns := kubetest.Namespace(t, cp)
+	labelled, err := cp.Client().CoreV1().Namespaces().Get(t.Context(), ns, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	labelled.Labels["pod-security.kubernetes.io/enforce"] = "restricted"
+	if _, err := cp.Client().CoreV1().Namespaces().Update(t.Context(), labelled, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	return ns
+}
+
 // TestShippedPodsAreRestricted: a namespace that enforces the strictest of the Pod Security
 // Standards takes the pods, but for those on every node, which mount the socket from the host.
 func TestShippedPodsAreRestricted(t *testing.T) {
 	t.Parallel()
 	cp := sharedControlPlane(t)
-	ctx := t.Context()
-	ns := kubetest.Namespace(t, cp)
-	labelled, err := cp.Client().CoreV1().Namespaces().Get(ctx, ns, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	labelled.Labels["pod-security.kubernetes.io/enforce"] = "restricted"
-	if _, err := cp.Client().CoreV1().Namespaces().Update(ctx, labelled, metav1.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	ctx, ns := t.Context(), restricted(t, cp)
 	for name := range sameAs {
 		pod := podOf(t, kustomized(t, overlays+name))
+		if s := pod.SecurityContext; s.SeccompProfile == nil || s.SeccompProfile.Type != corev1.SeccompProfileTypeRuntimeDefault || pod.HostNetwork || pod.HostPID || pod.HostIPC {
+			t.Errorf("%s: the pod has %v, or is in namespaces of the host", name, s)
+		}
 		for _, c := range pod.Containers {
 			s := c.SecurityContext
 			if !*s.ReadOnlyRootFilesystem || *s.AllowPrivilegeEscalation || !slices.Equal(s.Capabilities.Drop, []corev1.Capability{"ALL"}) || s.Capabilities.Add != nil {
@@ -448,6 +461,123 @@ func TestShippedPodsAreRestricted(t *testing.T) {
 			t.Errorf("%s: %v, want a refusal because of its hostPath", name, err)
 		case name != "node" && err != nil && !strings.Contains(err.Error(), "serviceaccount"):
 			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// TestPodOfTheCapacityIsRestricted: it can be added to such a namespace.
+func TestPodOfTheCapacityIsRestricted(t *testing.T) {
+	t.Parallel()
+	cp := sharedControlPlane(t)
+	e := &env{t: t, cp: cp, client: cp.Client(), ns: restricted(t, cp)}
+	_, err := e.client.CoreV1().Pods(e.ns).Create(t.Context(), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p"}, Spec: e.template("capacity-central.yaml")}, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+	if err != nil && !strings.Contains(err.Error(), "serviceaccount") {
+		t.Error(err)
+	}
+}
+
+// TestDeploymentsStayAvailable: two replicas, apart from one another, of which a drain takes one.
+func TestDeploymentsStayAvailable(t *testing.T) {
+	t.Parallel()
+	for name, objects := range variants(t) {
+		var workload *appsv1.Deployment
+		var budget *policyv1.PodDisruptionBudget
+		file := ""
+		for _, o := range objects {
+			switch o.GetKind() {
+			case "Deployment":
+				workload = converted[appsv1.Deployment](t, o)
+			case "ConfigMap":
+				file = fmt.Sprint(o.Object["data"])
+			case "PodDisruptionBudget":
+				budget = converted[policyv1.PodDisruptionBudget](t, o)
+			}
+		}
+		if workload == nil {
+			if budget != nil {
+				t.Errorf("%s: a budget, and no Deployment", name)
+			}
+			continue
+		}
+		if *workload.Spec.Replicas != 2 {
+			t.Errorf("%s: %d replicas", name, *workload.Spec.Replicas)
+		}
+		labels := labels.Set(workload.Spec.Template.Labels)
+		if budget == nil || budget.Spec.MaxUnavailable.IntValue() != 1 || !selects(t, budget.Spec.Selector, labels) {
+			t.Errorf("%s: the budget of the pods is %+v", name, budget)
+		}
+		spread := map[string]bool{}
+		for _, c := range workload.Spec.Template.Spec.TopologySpreadConstraints {
+			spread[c.TopologyKey] = selects(t, c.LabelSelector, labels)
+		}
+		if !spread[corev1.LabelHostname] || !spread[corev1.LabelTopologyZone] {
+			t.Errorf("%s: the replicas are apart by %v", name, spread)
+		}
+		for _, c := range workload.Spec.Template.Spec.Containers {
+			if c.Name != "driver" && !slices.Contains(c.Args, "--leader-election") && !strings.Contains(file, "leader-election: true") {
+				t.Errorf("%s: two replicas of container %s without a Lease: %q", name, c.Name, c.Args)
+			}
+		}
+	}
+}
+
+func selects(t *testing.T, by *metav1.LabelSelector, set labels.Set) bool {
+	t.Helper()
+	selector, err := metav1.LabelSelectorAsSelector(by)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return !selector.Empty() && selector.Matches(set)
+}
+
+func converted[T any](t *testing.T, o *unstructured.Unstructured) *T {
+	t.Helper()
+	var typed T
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructuredWithValidation(o.Object, &typed, true); err != nil {
+		t.Fatalf("%s %s: %v", o.GetKind(), o.GetName(), err)
+	}
+	return &typed
+}
+
+// TestSecretsAreOnlyGot: nobody may list secrets, and those of a namespace are open only where
+// that was asked for. The certificate of the webhooks is a Secret with a name.
+func TestSecretsAreOnlyGot(t *testing.T) {
+	t.Parallel()
+	for name, objects := range variants(t) {
+		readers, everywhere, places := map[string]bool{}, false, map[string]bool{}
+		for _, o := range objects {
+			switch o.GetKind() {
+			case "ClusterRole", "Role":
+				for _, r := range converted[rbacv1.ClusterRole](t, o).Rules { // which has the fields of a Role as well
+					if !slices.ContainsFunc(r.Resources, func(s string) bool { return s == "*" || strings.HasPrefix(s, "secrets") }) {
+						continue
+					}
+					if o.GetKind() == "Role" { // that of the certificate
+						if len(r.ResourceNames) == 0 && !slices.Equal(r.Verbs, []string{"create"}) {
+							t.Errorf("%s: %s %s grants %v on any secret", name, o.GetKind(), o.GetName(), r.Verbs)
+						}
+						continue
+					}
+					readers[o.GetName()] = true
+					if !slices.Equal(r.Verbs, []string{"get"}) {
+						t.Errorf("%s: %s %s grants %v on secrets", name, o.GetKind(), o.GetName(), r.Verbs)
+					}
+				}
+			}
+		}
+		for _, o := range objects {
+			if ref, _, _ := unstructured.NestedString(o.Object, "roleRef", "name"); readers[ref] {
+				everywhere = everywhere || o.GetKind() == "ClusterRoleBinding"
+				places[o.GetNamespace()] = true
+			}
+		}
+		switch got := slices.Sorted(maps.Keys(places)); {
+		case everywhere != (name == "chart, features"):
+			t.Errorf("%s: secrets of all namespaces can be read: %v", name, everywhere)
+		case name == "chart, secrets elsewhere" && !slices.Equal(got, []string{exampleNamespace, "default"}):
+			t.Errorf("%s: secrets can be read in %q", name, got)
+		case len(readers) > 0 && len(got) == 0:
+			t.Errorf("%s: the permission to read secrets is bound nowhere", name)
 		}
 	}
 }

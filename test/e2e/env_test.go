@@ -74,6 +74,7 @@ func newEnv(t *testing.T, cfg csitest.Config, nodes int) *env {
 	if cfg.Segments != nil {
 		cfg.Segments = []map[string]string{{cfg.Name + "/zone": "a"}, {cfg.Name + "/zone": "b"}}
 	}
+	makeAccount(t, e.client, e.ns)
 	e.plugin = csitest.Run(t, cfg)
 	for i := range nodes {
 		spec := kubetest.NodeSpec{Name: fmt.Sprintf("%s-%d", e.ns, i), NodeID: fmt.Sprintf("id-%d", i), Driver: cfg.Name,
@@ -330,7 +331,7 @@ func (e *env) command(subcommand string, args ...string) *exec.Cmd {
 	if err != nil {
 		e.t.Fatal(err)
 	}
-	return exec.Command(path, append([]string{subcommand, "--kubeconfig", e.cp.Kubeconfig(), "--csi-address", e.plugin.Address(), "-v=2"}, args...)...)
+	return exec.Command(path, append([]string{subcommand, "--kubeconfig", e.kubeconfig(subcommand), "--csi-address", e.plugin.Address(), "-v=2"}, args...)...)
 }
 
 // linked is command under the name of a sidecar, by a link to the program, with the flags as
@@ -345,7 +346,7 @@ func (e *env) linked(name string, args ...string) *exec.Cmd {
 	if err := os.Symlink(path, link); err != nil {
 		e.t.Fatal(err)
 	}
-	return exec.Command(link, append([]string{"-kubeconfig=" + e.cp.Kubeconfig(), "-csi-address=" + e.plugin.Address(), "-v=2", "-logtostderr"}, args...)...)
+	return exec.Command(link, append([]string{"-kubeconfig=" + e.kubeconfig("all"), "-csi-address=" + e.plugin.Address(), "-v=2", "-logtostderr"}, args...)...)
 }
 
 // start is run for a command, whose own environment wins.
@@ -364,6 +365,9 @@ func (e *env) start(cmd *exec.Cmd) *process {
 		<-p.exited
 		if strings.Contains(p.log.String(), "DATA RACE") {
 			e.t.Error("the program has a data race")
+		}
+		if no := refusal.FindString(p.log.String()); no != "" {
+			e.t.Errorf("the shipped permissions do not suffice: %s", no)
 		}
 		if e.t.Failed() {
 			lines := strings.Split(p.log.String(), "\n")

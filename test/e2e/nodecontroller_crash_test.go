@@ -46,7 +46,7 @@ func (k cleanupKind) begin(t *testing.T, c *crash) *cleanup {
 	s := &cleanup{local: newCluster(t, 2, false), crash: c, kind: k}
 	s.bind()
 	s.mark = s.local.mark()
-	c.start(s.env, "nodecontroller", slices.Concat(election, k.args, []string{"--kubeconfig", kubetest.WriteKubeconfig(t, kubetest.Proxy(t, s.cp.Config(), c.hook))})...)
+	c.start(s.env, "nodecontroller", slices.Concat(election, k.args, []string{"--kubeconfig", kubetest.WriteKubeconfig(t, kubetest.Proxy(t, s.account(), c.hook))})...)
 	return s
 }
 

@@ -41,7 +41,7 @@ func TestNodecontrollerWithoutConnection(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := e.start(exec.Command(path, "nodecontroller", "--kubeconfig", e.cp.Kubeconfig(), "--driver-name", e.plugin.Name(), "--http-endpoint=127.0.0.1:0",
+	p := e.start(exec.Command(path, "nodecontroller", "--kubeconfig", e.kubeconfig("nodecontroller"), "--driver-name", e.plugin.Name(), "--http-endpoint=127.0.0.1:0",
 		"--leader-election-id=own-name"))
 	e.eventually("it is ready", func(context.Context) error {
 		for _, path := range []string{"/readyz", "/readyz/informers", "/healthz"} {
@@ -86,7 +86,7 @@ func TestNodecontrollerScenarioProcess(t *testing.T) {
 			t.Fatal(err)
 		}
 		dir := t.TempDir()
-		p := e.start(exec.Command(path, "nodecontroller", "--kubeconfig", e.cp.Kubeconfig(), "--driver-name", e.plugin.Name(), "--http-endpoint=127.0.0.1:0",
+		p := e.start(exec.Command(path, "nodecontroller", "--kubeconfig", e.kubeconfig("nodecontroller"), "--driver-name", e.plugin.Name(), "--http-endpoint=127.0.0.1:0",
 			"--enable-webhooks", "--webhook-addr=127.0.0.1:0", "--cert-dir", dir, "--leader-election-id=webhooks"))
 		status := func(path string, want int) func(context.Context) error {
 			return func(context.Context) error {

@@ -127,7 +127,7 @@ func provisionerScenarioStart(t *testing.T) {
 		}))
 		defer other.Close()
 		cmd := e.command("provision", "--kubeconfig", kubetest.WriteKubeconfig(t, &rest.Config{Host: other.URL}))
-		cmd.Env = []string{"KUBECONFIG=" + e.cp.Kubeconfig()}
+		cmd.Env = []string{"KUBECONFIG=" + e.kubeconfig("provision")}
 		e.start(cmd)
 		e.claim("c", e.class(false, nil))
 		e.bound("c")
@@ -166,7 +166,7 @@ func provisionerScenarioStart(t *testing.T) {
 					csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME, csi.ControllerServiceCapability_RPC_MODIFY_VOLUME,
 				}}, 0)
 				e.attributes("v", map[string]string{"iops": "9"})
-				proxy := kubetest.Proxy(t, e.cp.Config(), withoutAttributesClasses)
+				proxy := kubetest.Proxy(t, e.account(), withoutAttributesClasses)
 				e.run("provision", append(tt.args, "--kubeconfig", kubetest.WriteKubeconfig(t, proxy))...)
 				claim := newClaim("c", e.class(false, nil))
 				claim.Spec.VolumeAttributesClassName = ptr.To(e.ns + "-v")
@@ -395,7 +395,7 @@ func provisionerScenarioReplicas(t *testing.T) {
 			e := newEnv(t, csitest.Config{}, 0)
 			class, other := e.class(false, nil), csitest.Run(t, csitest.Config{Name: e.plugin.Name()})
 			cut, healed := make(chan struct{}), make(chan struct{})
-			proxy := kubetest.Proxy(t, e.cp.Config(), func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
+			proxy := kubetest.Proxy(t, e.account(), func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
 				select {
 				case <-cut:
 				default:

@@ -9,6 +9,9 @@ import (
 	"testing"
 
 	"google.golang.org/grpc/codes"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/storage-controller/storage-controller/csiclient/csitest"
 	"github.com/storage-controller/storage-controller/internal/statusz"
@@ -19,8 +22,12 @@ import (
 func TestStatusPageOfAWorkingProcess(t *testing.T) {
 	e := newEnv(t, csitest.Config{}, 1)
 	e.plugin.Next("CreateVolume", csitest.Fail(codes.Unavailable, "the pool is full of <b>water</b>"))
+	_, err := e.client.CoreV1().Secrets(e.ns).Create(t.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "s"}, StringData: map[string]string{"k": "hidden-value"}}, metav1.CreateOptions{})
+	e.must(err)
 	p := e.run("all", "--leader-election", "--leader-election-namespace="+e.ns, "--retry-interval-start=1h", "--retry-interval-max=1h", "--worker-threads=7", "--http-endpoint=127.0.0.1:0")
-	class := e.class(false, nil)
+	class := e.class(false, func(c *storagev1.StorageClass) {
+		c.Parameters = map[string]string{"csi.storage.k8s.io/provisioner-secret-name": "s", "csi.storage.k8s.io/provisioner-secret-namespace": e.ns}
+	})
 	e.claim("failing", class)
 	e.wait("CreateVolume", 1)
 	e.plugin.Always("CreateVolume", csitest.Hang())
@@ -65,6 +72,14 @@ func TestStatusPageOfAWorkingProcess(t *testing.T) {
 		if code != http.StatusOK || !strings.Contains(html, want) {
 			t.Errorf("%d: %q is not on the page", code, want)
 		}
+	}
+	for _, path := range []string{"/statusz", "/statusz?format=json", "/flagz", "/metrics"} {
+		if _, body := p.get(path); strings.Contains(body, "hidden-value") || body == "" {
+			t.Errorf("%s shows a secret: %s", path, body)
+		}
+	}
+	if log := p.logged(); strings.Contains(log, "hidden-value") {
+		t.Errorf("the log shows a secret: %s", log)
 	}
 	if code, body := p.get("/flagz"); code != http.StatusOK || !strings.Contains(body, "metrics-path") || !strings.Contains(body, "default") {
 		t.Errorf("/flagz: %d %s", code, body)

@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"net"
@@ -16,6 +17,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/storage-controller/storage-controller/csiclient/csitest"
 )
@@ -119,6 +122,47 @@ func TestOneTraceForAVolume(t *testing.T) {
 			return string(s.GetSpanId()) == string(call.GetParentSpanId()) && string(s.GetParentSpanId()) == string(root.GetSpanId())
 		}) {
 			t.Errorf("call %d is in no step of the whole: %v", i, steps)
+		}
+	}
+}
+
+// TestTracesOfTheRestOfItsLife attaches, detaches and deletes a volume: each is a trace of its
+// own, whose ID is that of the object, with the call of the driver two levels below.
+func TestTracesOfTheRestOfItsLife(t *testing.T) {
+	e := newEnv(t, csitest.Config{}, 1)
+	got, url := collect(t)
+	e.run("all", "--otlp-endpoint="+url)
+	e.claim("c", e.class(false, nil))
+	volume := e.bound("c")
+	pv, err := e.client.CoreV1().PersistentVolumes().Get(t.Context(), volume, metav1.GetOptions{})
+	e.must(err)
+	e.attach("a", volume, e.nodes[0])
+	e.attached(1)
+	vas, err := e.attachments(t.Context())
+	e.must(err)
+	e.detach("a")
+	e.attached(0)
+	e.leftovers("c")
+	for operation, of := range map[string]struct {
+		uid  types.UID
+		call string
+	}{
+		"Attach": {vas[0].UID, "ControllerPublishVolume"}, "Detach": {vas[0].UID, "ControllerUnpublishVolume"}, "Delete": {pv.UID, "DeleteVolume"},
+	} {
+		e.eventually("the trace of "+operation+" has ended", func(context.Context) error {
+			if len(got.named(operation)) == 0 {
+				return errors.New("it has not")
+			}
+			return nil
+		})
+		root, id := got.named(operation)[0], sha256.Sum256([]byte(operation+"/"+string(of.uid)))
+		if string(root.GetTraceId()) != string(id[:16]) {
+			t.Errorf("the trace of %s is %x, want %x", operation, root.GetTraceId(), id[:16])
+		}
+		if !slices.ContainsFunc(got.named("csi.v1.Controller/"+of.call), func(call *tracev1.Span) bool {
+			return string(call.GetTraceId()) == string(id[:16]) && string(call.GetParentSpanId()) != string(root.GetSpanId())
+		}) {
+			t.Errorf("no call of %s is in a step of %s", of.call, operation)
 		}
 	}
 }
