@@ -20,16 +20,26 @@ demo: ## Show it at work on a real control plane; ARGS=--stay keeps that up
 test: lint ## Run the linters and all tests, with the race detector
 	go test -race -timeout 30m ./...
 	cd test/controlplane && go test -race ./supervise/
+	cd test/deploy && CGO_ENABLED=0 go vet ./... # as it is built for the tests, so that nothing is compiled twice
+
+CHROMIUM ?= chromium
+
+.PHONY: test-browser
+test-browser: ## Look at /statusz with Chromium; SCREENSHOTS=DIR keeps what is seen
+	@command -v $(CHROMIUM) >/dev/null || { echo "There is no $(CHROMIUM) here. Install it, on Debian with: apt-get install --no-install-recommends chromium. Or name another: make test-browser CHROMIUM=google-chrome" >&2; exit 1; }
+	CHROMIUM=$(CHROMIUM) SCREENSHOTS=$(abspath $(SCREENSHOTS)) go test -race -count=1 -timeout 20m -tags browser -run InABrowser ./test/e2e
 
 .PHONY: lint
 lint: ## Check formatting, vet and staticcheck
 	@out="$$(gofmt -l .)"; if [ -n "$$out" ]; then echo "not formatted: $$out"; exit 1; fi
-	go vet ./...
-	go run $(STATICCHECK) ./...
+	go vet -tags browser ./...
+	go run $(STATICCHECK) -tags browser ./...
 
 .PHONY: generate
-generate: ## Write the pages of docs/ that are generated
+generate: ## Write what is generated: pages of docs/, tables, and copies in the chart
 	UPDATE=1 go test -count=1 -run TestDocs ./cmd/storage-controller
+	UPDATE=1 go test -count=1 -run TestRules ./internal/doctor
+	UPDATE=1 go test -count=1 -run TestChartHasTheFiles ./test/e2e
 
 .PHONY: scenarios
 scenarios: ## Print which acceptance scenarios are tested; ARGS=-missing those that are not
@@ -48,6 +58,10 @@ bench: ## Measure the life of volumes, or with ARGS=--capacity the publishing of
 .PHONY: controlplane
 controlplane: ## Build the control plane of tests and demo into bin/
 	cd test/controlplane && CGO_ENABLED=0 go build -ldflags '-s -w' -o ../../$(BIN)/controlplane .
+
+.PHONY: render
+render: ## Print an overlay of deploy/; OVERLAY=all-in-one
+	@cd test/deploy && go run . kustomize ../../deploy/overlays/$(or $(OVERLAY),all-in-one)
 
 .PHONY: clean
 clean: ## Remove what was built

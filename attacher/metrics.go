@@ -33,6 +33,12 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		Name: "storage_controller_attach_mismatches_total",
 		Help: "Attachments whose status differed from what the driver reported: published, or not.",
 	}, []string{"reported"})
+	for _, result := range []string{"ok", "error"} { // so that an alert sees the first one, too
+		m.comparisons.WithLabelValues(result)
+	}
+	for _, reported := range []string{"published", "unpublished"} {
+		m.mismatches.WithLabelValues(reported)
+	}
 	reg.MustRegister(m.seconds, m.failures, m.comparisons, m.mismatches)
 	return m
 }

@@ -43,6 +43,8 @@ func (c Config) Validate() error {
 	switch {
 	case !strings.HasPrefix(c.MetricsPath, "/"):
 		return fmt.Errorf("--metrics-path: must begin with a slash, got %q", c.MetricsPath)
+	case strings.ContainsAny(c.MetricsPath, "{}?# "): // braces are wildcards to the router, which panics when they are wrong
+		return fmt.Errorf("--metrics-path: must be a plain path without braces, blanks, ? and #, got %q", c.MetricsPath)
 	case slices.Contains(reserved, strings.TrimSuffix(c.MetricsPath, "/")) || strings.HasPrefix(c.MetricsPath, "/debug/pprof"):
 		return fmt.Errorf("--metrics-path: %s is the path of something else", c.MetricsPath)
 	}

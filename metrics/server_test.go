@@ -105,7 +105,7 @@ func TestWhatIsNotServed(t *testing.T) {
 }
 
 func TestConfigErrors(t *testing.T) {
-	for _, path := range []string{"", "metrics", "/", "/livez", "/healthz/", "/debug/pprof/heap"} {
+	for _, path := range []string{"", "metrics", "/", "/livez", "/healthz/", "/debug/pprof/heap", "/{", "/{x}", "/a b", "/a?b", "/a#b"} {
 		if err := (Config{MetricsPath: path}).Validate(); err == nil || !strings.Contains(err.Error(), "--metrics-path") {
 			t.Errorf("%q: %v", path, err)
 		}

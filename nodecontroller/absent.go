@@ -28,6 +28,9 @@ func (t *term) cleanAbsent(ctx context.Context, name string) (time.Time, error) 
 	if due := since.Add(t.c.policy.missingGrace); now.Before(due) && !approved {
 		return due, nil
 	}
+	if err := t.noteRecords(ctx, name); err != nil {
+		return time.Time{}, err
+	}
 	closed, err := t.gatesOfAbsent(ctx, name)
 	if err != nil {
 		return time.Time{}, err
@@ -93,22 +96,13 @@ func (t *term) gatesOfAbsent(ctx context.Context, name string) ([]finding, error
 	return f.findings(), nil
 }
 
-// cleanRecords removes the custom resources of a node, unless one of its volumes, as the
-// cache and then the API server has it, speaks for them. A node that is being deleted is
-// not held for what is kept: nothing is left to do for it.
+// cleanRecords removes the custom resources of a node, unless one of its volumes speaks for
+// them. A node that is being deleted is not held for what is kept: nothing is left to do for it.
 func (t *term) cleanRecords(ctx context.Context, node string, gates func() ([]finding, error), when ResourceWhen) (time.Time, error) {
-	kept := t.keepsResources(node)
-	if kept == "" {
-		for _, name := range t.index.volumesOf(node) {
-			s := t.look(name)
-			if s.volume == nil || !t.belongs(s.volume, node) {
-				continue
-			}
-			if _, err := t.refresh(ctx, s, false); err != nil {
-				return time.Time{}, err
-			}
-		}
-		kept = t.keepsResources(node)
+	looked := time.Now()
+	kept, err := t.keepsRecords(ctx, node)
+	if err != nil {
+		return time.Time{}, err
 	}
 	if kept != "" {
 		t.ledger.drop(keyOfRecords(node)) // nothing is to be done for them now
@@ -118,32 +112,63 @@ func (t *term) cleanRecords(ctx context.Context, node string, gates func() ([]fi
 		return time.Now().Add(later), nil
 	}
 	return t.cleanResources(ctx, node, func() ([]finding, error) {
-		if why := t.keepsResources(node); why != "" {
-			return []finding{{gateScope, "RecordOfAVolume", why}}, nil
+		if time.Since(looked) > recordsLook {
+			looked = time.Now()
+			if why, err := t.keepsRecords(ctx, node); err != nil || why != "" {
+				return []finding{{gateScope, "RecordOfAVolume", why}}, err
+			}
 		}
 		return gates()
 	}, when)
 }
 
-// keepsResources is why the custom resources of a lost node stay: one of its volumes may
-// be what a resource is the record of. "" when nothing speaks for them any more.
-func (t *term) keepsResources(node string) string {
+// recordsLook is how long the look at all volumes of a node serves for its custom
+// resources: no more than for those that one burst removes.
+const recordsLook = time.Second
+
+// keepsRecords is why the custom resources of a lost node stay: one of its volumes, as the
+// API server has it now, may be what a resource is the record of. "" when nothing speaks for
+// them any more.
+func (t *term) keepsRecords(ctx context.Context, node string) (string, error) {
 	if name := t.ofUnknownNode(); name != "" {
-		return "volume " + name + " may belong to it"
+		return "volume " + name + " may belong to it", nil
 	}
-	for _, name := range t.index.volumesOf(node) {
-		s, _ := t.gather(name)
-		switch {
-		case s.volume == nil || !t.belongs(s.volume, node):
-		case s.volume.Spec.PersistentVolumeReclaimPolicy != corev1.PersistentVolumeReclaimDelete:
-			return "volume " + name + " is to be retained"
-		case t.c.policy.outOfScope(s.wishes) != "":
-			return t.c.policy.outOfScope(s.wishes)
-		case s.volume.Annotations[t.c.policy.ann.hold] != "" && !s.approved:
-			return "volume " + name + " is held"
-		case s.claim != nil && s.volume.Spec.ClaimRef != nil && s.claim.UID == s.volume.Spec.ClaimRef.UID && s.claim.DeletionTimestamp == nil:
-			return "volume " + name + " has its claim"
+	local := t.index.volumesOf(node)
+	for _, name := range t.index.mentioning(t.index.namesOf(node)) {
+		if !slices.Contains(local, name) {
+			return "volume " + name + " names it by another key", nil
 		}
+	}
+	for _, name := range local {
+		if s, _ := t.gather(name); s.volume == nil || t.keepsRecord(s) != "" { // what the cache says is enough to keep it
+			if s.volume != nil {
+				return t.keepsRecord(s), nil
+			}
+			continue
+		}
+		live, err := t.refresh(ctx, t.look(name), false)
+		if err != nil {
+			return "", err
+		}
+		if live.volume != nil && t.keepsRecord(live) != "" {
+			return t.keepsRecord(live), nil
+		}
+	}
+	return "", nil
+}
+
+// keepsRecord is why the record of one volume stays, "" when it need not.
+func (t *term) keepsRecord(s snapshot) string {
+	name, p := s.volume.Name, t.c.policy
+	switch {
+	case s.volume.Spec.PersistentVolumeReclaimPolicy != corev1.PersistentVolumeReclaimDelete:
+		return "volume " + name + " is to be retained"
+	case p.outOfScope(s.wishes) != "":
+		return p.outOfScope(s.wishes)
+	case s.volume.Annotations[p.ann.hold] != "" && !s.approved:
+		return "volume " + name + " is held"
+	case s.claim != nil && s.volume.Spec.ClaimRef != nil && s.claim.UID == s.volume.Spec.ClaimRef.UID && s.claim.DeletionTimestamp == nil:
+		return "volume " + name + " has its claim"
 	}
 	return ""
 }

@@ -83,17 +83,30 @@ func (t *term) confirmAndApply(ctx context.Context, s snapshot, st step) (next t
 	if err != nil {
 		return time.Time{}, false, err
 	}
-	confirmed := t.c.policy.decide(live)
-	switch confirmed.action {
-	case doNothing, doForget: // the cache will follow, and its event brings the volume here again
-		return earliest(confirmed.next, time.Now().Add(soon)), false, nil
+	return t.follow(ctx, live, t.c.policy.decide(live))
+}
+
+// follow does what was decided from live, unless that destroys. What has its place in no
+// view of this controller, such as a class, may be known to the API server alone for a
+// while: another look at once would find the same, and ask as much.
+func (t *term) follow(ctx context.Context, live snapshot, st step) (next time.Time, again bool, err error) {
+	switch st.action {
 	case doChange:
-		return time.Time{}, true, t.change(ctx, live, confirmed)
+		return time.Time{}, true, t.change(ctx, live, st)
 	case doNotice:
-		t.notice(live, confirmed.next)
-		return confirmed.next, false, nil
+		t.notice(live, st.next)
+		return st.next, false, nil
+	case doSkip, doBlocked:
+		t.ledger.mark(live.volume.Name, st)
+		if st.action == doSkip {
+			t.c.notify.skipped(live, st.reason, st.message)
+		} else {
+			t.c.notify.seldom(live.volume, st.reason, warning(reasonBlocked, "%s", st.message))
+		}
+		return time.Now().Add(later), false, nil
 	}
-	return time.Time{}, true, nil // with what was read: gather prefers it to the cache
+	// The cache will follow, and its event brings the volume here again.
+	return earliest(st.next, time.Now().Add(soon)), false, nil
 }
 
 func earliest(a, b time.Time) time.Time {
@@ -113,10 +126,11 @@ func (t *term) destroy(ctx context.Context, s snapshot, st step) (used bool, nex
 	confirmed := t.c.policy.decide(live)
 	if confirmed.action != st.action {
 		klog.FromContext(ctx).V(2).Info("The API server disagrees with the cache", "action", confirmed.action.String(), "reason", confirmed.reason)
-		if confirmed.action == doNothing || confirmed.action == doForget {
-			return false, earliest(confirmed.next, time.Now().Add(soon)), false, nil
+		if confirmed.action == doChange && live.approved != s.approved { // the next look would undo what is written now
+			return false, time.Now().Add(soon), false, nil
 		}
-		return false, time.Time{}, true, nil
+		next, again, err = t.follow(ctx, live, confirmed)
+		return false, next, again, err
 	}
 	closed := t.c.policy.gates(live)
 	if len(closed) > 0 {
@@ -319,6 +333,14 @@ func (t *term) failed(obj object, err error) error {
 		t.c.notify.seldom(obj, "forbidden", warning(reasonBlocked, "A permission is missing: %v", err))
 	}
 	return err
+}
+
+// tried notes how something has ended that is about no single volume or node.
+func (t *term) tried(what string, err error) {
+	missing := apierrors.IsForbidden(err)
+	if t.ledger.forbid(what, missing); missing {
+		t.c.notify.seldom(t.csiDriver(), "forbidden/"+what, warning(reasonBlocked, "A permission is missing: %v", err))
+	}
 }
 
 func (t *term) takeToken(now time.Time) (time.Time, bool) {

@@ -149,11 +149,15 @@ func TestIndexFindsWhatBelongsTogether(t *testing.T) {
 		t.Errorf("the node that is gone has %v", got)
 	}
 	i.setNode(testNode("y", "a"))
+	if got := i.volumesOf("x"); !slices.Equal(got, []string{"pv"}) {
+		t.Errorf("another node has the value now, and the first one is forgotten: it has %v", got)
+	}
+	i.setNode(testNode("x", "a"))
 	if _, last := i.lost(pv, []string{"a"}); last != nil {
-		t.Error("another node has the value now")
+		t.Error("the node is back")
 	}
 	i.dropVolume("pv")
-	if len(i.volumes.names)+len(i.volumes.objects)+len(i.graves) > 0 {
+	if len(i.volumes.names)+len(i.volumes.objects)+len(i.mention.objects)+len(i.graves) > 0 {
 		t.Errorf("kept %+v", i.volumes)
 	}
 }

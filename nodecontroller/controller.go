@@ -166,7 +166,7 @@ const jitter = 0.2
 func (c *Controller) newTerm() (*term, error) {
 	t := &term{c: c, memory: newMemory(), index: newIndex(c.deps.Driver, c.cfg.TopologyNodeKey, c.policy.ann)}
 	t.ledger = newLedger(breaker{c.cfg.NodeCleanupMinNodes, c.cfg.NodeCleanupMaxFraction}, c.cfg.NodeCleanupWindow, t.index.driverNodes)
-	t.reader = &reader{client: c.deps.Client, policy: c.policy, timeout: c.cfg.Timeout, system: &c.system}
+	t.reader = &reader{client: c.deps.Client, policy: c.policy, timeout: c.cfg.Timeout, system: &c.system, tried: t.tried}
 	t.executor = &executor{reader: t.reader, policy: c.policy, locks: c.deps.Locks, notify: c.notify, metrics: c.metrics, timeout: c.cfg.Timeout}
 	loop := workloop.Config{RetryStart: c.cfg.RetryIntervalStart, RetryMax: c.cfg.RetryIntervalMax, Jitter: jitter, Grace: drain}
 	loop.Name = "nodecontroller-pv"
@@ -230,7 +230,7 @@ func (c *Controller) clean(ctx context.Context) error {
 	if !cache.WaitFor(ctx, "nodecontroller caches", synced...) {
 		return context.Cause(ctx)
 	}
-	t.begin()
+	t.begin(ctx)
 	c.current.Store(t)
 	defer c.current.Store(nil)
 	var wg sync.WaitGroup
@@ -244,11 +244,14 @@ func (c *Controller) clean(ctx context.Context) error {
 }
 
 // begin counts what is lost before the first worker runs: the breaker must know of all of
-// it before anything is cleaned up.
-func (t *term) begin() {
-	for _, node := range t.c.departed.list() {
-		t.index.dropNode(node)
+// it before anything is cleaned up, and of no more than that.
+func (t *term) begin(ctx context.Context) {
+	for _, pv := range t.c.volumes.List() {
+		if t.index.setVolume(pv) {
+			t.gather(pv.Name)
+		}
 	}
+	t.readNamespaces(ctx)
 	t.ready.Store(true)
 	t.tellKey()
 	t.assessAll()
@@ -290,10 +293,15 @@ func (t *term) resync(ctx context.Context) {
 			return
 		case <-tick.C:
 		}
-		t.namespaces.forgetAll()
-		t.ledger.changed()
-		t.review(t.volumeQueue.Resync, t.nodeQueue.Resync)
+		t.reassess(ctx)
 	}
+}
+
+// reassess looks at everything that is not as it should be, and at what is not watched.
+func (t *term) reassess(ctx context.Context) {
+	t.readNamespaces(ctx)
+	t.recount()
+	t.review(t.volumeQueue.Resync, t.nodeQueue.Resync)
 }
 
 // review queues everything that the ledger knows of.

@@ -128,7 +128,10 @@ func (p policy) outdated(s snapshot, st step) step {
 // decideLost is for a volume whose node is gone, or as good as that.
 func (p policy) decideLost(s snapshot) step {
 	g := p.goal(s)
-	if !p.writes() || !p.orphanPath && !p.command || !g.due() {
+	if !p.orphanPath && !p.command && g.due() {
+		g = step{state: g.state, reason: "PathOff", gate: gateMode}
+	}
+	if !p.writes() || !g.due() {
 		return p.decideReport(s, g)
 	}
 	if p.command {

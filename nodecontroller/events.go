@@ -108,7 +108,11 @@ func (n *notifier) send(obj object, e event) {
 // within the last ten minutes.
 func (n *notifier) seldom(obj object, cause string, e event) {
 	now := time.Now()
-	key := strings.Join([]string{string(obj.GetUID()), e.reason, cause}, "/")
+	uid := string(obj.GetUID())
+	if uid == "" { // it does not exist, or not any more
+		uid = obj.GetName()
+	}
+	key := strings.Join([]string{uid, e.reason, cause}, "/")
 	n.mu.Lock()
 	last, ok := n.sent[key]
 	if ok && now.Sub(last) < repeatAfter {

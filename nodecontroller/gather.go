@@ -22,14 +22,7 @@ func (t *term) gather(name string) (snapshot, step) {
 	t.notePresence(s)
 	switch s.member.place {
 	case placeTerminating, placeUnclear, placeOrphan, placeFenced:
-		goal := step{}
-		if s.member.place != placeUnclear && t.c.policy.writes() && (s.member.place != placeFenced || t.c.policy.outOfService) {
-			goal = t.c.policy.goal(s)
-		}
-		t.ledger.set(name, entry{
-			nodes: s.nodes, place: s.member.place, pending: goal.pending(),
-			held: s.volume.Annotations[t.c.policy.ann.hold] != "" && !s.approved,
-		})
+		t.ledger.set(name, t.entryOf(s))
 	case placeHealthy:
 		t.ledger.drop(name)
 	default:
@@ -42,6 +35,18 @@ func (t *term) gather(name string) (snapshot, step) {
 	st := t.c.policy.decide(s)
 	t.ledger.mark(name, st)
 	return s, st
+}
+
+// entryOf is what a volume contributes to the ledger whose node is gone, or may be.
+func (t *term) entryOf(s snapshot) entry {
+	goal := step{}
+	if t.c.policy.counts(s.member.place) {
+		goal = t.c.policy.goal(s)
+	}
+	return entry{
+		nodes: s.nodes, place: s.member.place, pending: goal.pending(),
+		held: s.volume.Annotations[t.c.policy.ann.hold] != "" && !s.approved,
+	}
 }
 
 // notePresence remembers that something is there that may be the node of a volume which is
@@ -76,11 +81,13 @@ func (t *term) look(name string) snapshot {
 	if s.nodes, s.tombstone = t.index.lost(pv, values); len(s.member.hosts) > 0 {
 		s.nodes = s.member.hosts
 	}
-	s.tombstone = t.heed(pv, s.tombstone)
+	if node := t.c.departed.of(names, key); node != nil && t.c.departed.heeds(pv) {
+		s.tombstone = &tombstone{name: node.Name, uid: string(node.UID), optedOut: true}
+	}
 	s.approved = t.approved(s.now).covers(s.nodes)
 	say := map[string]metav1.Object{"PersistentVolume": pv}
-	if node := fencedHost(s.member, known); node != nil {
-		say["Node"] = node
+	if node := t.c.policy.ann.refusal(s.member, known); node != nil {
+		say["Node"], s.hostRefuses = node, true
 	}
 	if ref := pv.Spec.ClaimRef; ref != nil {
 		if claim, ok := t.claims.Get(ref.Namespace + "/" + ref.Name); ok {
@@ -108,22 +115,6 @@ func (t *term) look(name string) snapshot {
 	s.noticed, s.present = t.memory.noticed(pv.UID), t.memory.present(pv.UID)
 	s.forced, s.tried = t.memory.forced(pv.UID), t.memory.tried(pv.UID)
 	return s
-}
-
-// heed is what is left of the node of pv. That it had opted out counts until it stands on
-// the volume: whoever takes it away there means it.
-func (t *term) heed(pv *corev1.PersistentVolume, left *tombstone) *tombstone {
-	if left == nil || !left.optedOut {
-		return left
-	}
-	if pv.Annotations[t.c.policy.ann.cleanup] == disabled {
-		t.memory.change(pv.UID, func(r *remembered) { r.optedOut = true })
-		return left
-	}
-	if !t.memory.optedOut(pv.UID) {
-		return left
-	}
-	return &tombstone{name: left.name, uid: left.uid}
 }
 
 func (t *term) cachedNodes(names []string) []*corev1.Node {
@@ -185,8 +176,11 @@ func (t *term) refresh(ctx context.Context, s snapshot, full bool) (snapshot, er
 	} else if live.claim != nil {
 		t.claims.Wrote(live.claim)
 	}
-	if live.volume != nil && live.volume.Spec.ClaimRef != nil {
-		t.namespaces.note(live.volume.Spec.ClaimRef.Namespace, live.wishes.optOut)
+	if live.volume != nil && live.namespace != "" {
+		t.namespaces.note(live.volume.Spec.ClaimRef.Namespace, live.refused)
+	}
+	if live.volume != nil && live.member.place == s.member.place { // else the cache will follow, and is counted then
+		t.ledger.correct(live.volume.Name, t.entryOf(live))
 	}
 	v, _ := t.ledger.judge(live.now)
 	live.open = v.open

@@ -53,6 +53,7 @@ func (t *term) csiNodeUpdated(old, n *storagev1.CSINode) {
 
 // csiNodeChanged notes where the driver is; nil means that the CSINode is gone.
 func (t *term) csiNodeChanged(name string, n *storagev1.CSINode) {
+	before := t.index.topologyKey()
 	moved, rekeyed := t.index.setCSINode(name, n)
 	if rekeyed { // all nodes and volumes are found by other values now
 		for _, node := range t.c.nodes.List() {
@@ -65,15 +66,21 @@ func (t *term) csiNodeChanged(name string, n *storagev1.CSINode) {
 	if moved {
 		t.ledger.changed()
 	}
-	if !t.ready.Load() {
-		return
-	}
-	if rekeyed {
-		t.tellKey()
-		t.assessAll()
+	if !t.ready.Load() || t.keyed(before) {
 		return
 	}
 	t.concern(name, t.index.volumesOf(name)) // of which it may be an alias
+}
+
+// keyed looks at everything again where the topology key is another than before, and tells
+// whether it is.
+func (t *term) keyed(before string) bool {
+	if !t.ready.Load() || t.index.topologyKey() == before {
+		return false
+	}
+	t.tellKey()
+	t.assessAll()
+	return true
 }
 
 // tellKey tells that nothing can be cleaned up while nobody knows which label of a node
@@ -83,7 +90,7 @@ func (t *term) tellKey() {
 		return
 	}
 	t.c.notify.seldom(t.csiDriver(), "TopologyKeyUnknown", warning(reasonSkipped,
-		"TopologyKeyUnknown: the CSINodes report no topology key for the driver, or more than one, or one whose value several nodes share, so nothing is cleaned up; set --topology-node-key"))
+		"TopologyKeyUnknown: the CSINodes report no topology key for the driver, or more than one, or one whose values are not those of single nodes, so nothing is cleaned up; set --topology-node-key"))
 }
 
 func (t *term) nodeChanged(node *corev1.Node) {
@@ -91,10 +98,9 @@ func (t *term) nodeChanged(node *corev1.Node) {
 	if t.memory.clear(t.memory.absent, node.Name); node.DeletionTimestamp == nil { // an absence after this is another one
 		t.ledger.drop(keyOfRecords(node.Name))
 	}
+	before := t.index.topologyKey()
 	volumes := t.index.setNode(node)
-	if t.ready.Load() {
-		t.tellKey() // the node may have shown that the key does not tell nodes apart
-	}
+	t.keyed(before) // the node may have shown that the key does not tell nodes apart
 	t.concern(node.Name, volumes)
 }
 
@@ -131,7 +137,10 @@ func (t *term) nodeDeleted(node *corev1.Node) {
 	t.c.departed.left(node) // which may hear of it later
 	t.memory.clear(t.memory.ends, node.Name)
 	t.index.setGoing(node.Name, false)
-	t.concern(node.Name, t.index.dropNode(node))
+	before := t.index.topologyKey()
+	volumes := t.index.dropNode(node)
+	t.keyed(before)
+	t.concern(node.Name, volumes)
 }
 
 func (t *term) volumeChanged(pv *corev1.PersistentVolume) {
@@ -152,6 +161,7 @@ func (t *term) volumeDeleted(pv *corev1.PersistentVolume) {
 	t.volumeQueue.Forget(pv.Name)
 	t.ledger.drop(pv.Name)
 	t.memory.forget(pv.UID)
+	t.c.departed.forget(pv.UID)
 	if t.ready.Load() && (t.c.nodePolicy.mode == NodeFinalizerManage || len(t.c.resources) > 0) {
 		for _, node := range nodes {
 			t.nodeQueue.Add(node)

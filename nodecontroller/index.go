@@ -19,14 +19,34 @@ type index struct {
 	fixed  string // the key that the operator set; "" means the one that the driver reports
 
 	mu      sync.RWMutex
-	key     string              // "" while it is unknown
-	drivers map[string][]string // topology keys by the name of the CSINode that has the driver
+	key     string                             // "" while it is unknown
+	drivers map[string]storagev1.CSINodeDriver // by the name of the CSINode that has the driver
 	nodes   relation
-	labels  relation             // nodes by their value of key
-	shared  map[string]struct{}  // keys of which several nodes have had the same value
+	values  map[string]nodeValue // by the name of the node
+	foreign map[string]struct{}  // nodes of the driver whose value of key is not one of their own
 	volumes relation             // by their local values, and the names of their lost nodes
+	mention relation             // volumes of the driver by all values in their affinity, whatever their keys
 	going   map[string]struct{}  // names of nodes that are being deleted
-	graves  map[string]tombstone // by every name of the node, for as long as nothing else has it
+	graves  map[string]tombstone // by every name of the node, until that is back
+}
+
+// nodeValue is the value of the key that a node has, and what it may be called by itself.
+type nodeValue struct {
+	value string
+	own   []string
+}
+
+// ownNames is what a node is called by. A topology key whose values are none of these, nor
+// the ID that the driver has for the node, is not one of single nodes: a zone is not gone
+// for good because it has no node today.
+func ownNames(node *corev1.Node) []string {
+	names := []string{node.Name, node.Labels[corev1.LabelHostname]}
+	for _, a := range node.Status.Addresses {
+		if a.Type == corev1.NodeHostName {
+			names = append(names, a.Address)
+		}
+	}
+	return names
 }
 
 // relation is objects and the names by which they are found.
@@ -70,28 +90,22 @@ func (r relation) find(names []string) []string {
 }
 
 func newIndex(driver, key string, ann annotations) *index {
-	return &index{driver: driver, ann: ann, fixed: key, key: key, drivers: map[string][]string{}, nodes: newRelation(), labels: newRelation(), shared: map[string]struct{}{}, volumes: newRelation(), graves: map[string]tombstone{}, going: map[string]struct{}{}}
+	return &index{
+		driver: driver, ann: ann, fixed: key, key: key, drivers: map[string]storagev1.CSINodeDriver{}, nodes: newRelation(), values: map[string]nodeValue{},
+		foreign: map[string]struct{}{}, volumes: newRelation(), mention: newRelation(), graves: map[string]tombstone{}, going: map[string]struct{}{},
+	}
 }
 
-// topologyKey is the key of the driver; "" while it reports none, or several, or one that
-// does not tell nodes apart: a zone is not gone for good because it has no nodes today.
-// That the operator has set the key is proof enough that it does.
+// topologyKey is the key of the driver; "" while it reports none, or several, or one whose
+// value on any of its nodes is not that node's own. That the operator has set the key is
+// proof enough.
 func (i *index) topologyKey() string {
 	i.mu.RLock()
 	defer i.mu.RUnlock()
-	if _, shared := i.shared[i.key]; i.fixed == "" && (shared || manyNodes(i.key)) {
+	if i.fixed == "" && len(i.foreign) > 0 {
 		return ""
 	}
 	return i.key
-}
-
-// manyNodes tells whether nodes have the same value of a key by its definition.
-func manyNodes(key string) bool {
-	switch key {
-	case corev1.LabelTopologyZone, corev1.LabelTopologyRegion, corev1.LabelFailureDomainBetaZone, corev1.LabelFailureDomainBetaRegion:
-		return true
-	}
-	return false
 }
 
 // hasDriver tells whether the driver is registered on a node.
@@ -121,16 +135,17 @@ func (i *index) setCSINode(name string, csiNode *storagev1.CSINode) (moved, reke
 	if csiNode != nil {
 		for _, d := range csiNode.Spec.Drivers {
 			if d.Name == i.driver {
-				i.drivers[name], has = d.TopologyKeys, true
+				i.drivers[name], has = d, true
 			}
 		}
 	}
+	i.judge(name)
 	if i.fixed != "" {
 		return had != has, false
 	}
 	keys := map[string]struct{}{}
 	for _, reported := range i.drivers {
-		for _, k := range reported {
+		for _, k := range reported.TopologyKeys {
 			keys[k] = struct{}{}
 		}
 	}
@@ -138,9 +153,7 @@ func (i *index) setCSINode(name string, csiNode *storagev1.CSINode) (moved, reke
 	if len(keys) == 1 {
 		key = slices.Collect(maps.Keys(keys))[0]
 	}
-	if rekeyed = key != i.key; rekeyed {
-		i.labels = newRelation()
-	}
+	rekeyed = key != i.key
 	i.key = key
 	return had != has, rekeyed
 }
@@ -150,24 +163,22 @@ func (i *index) setNode(node *corev1.Node) (volumes []string) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	touched := i.nodes.set(node.Name, namesOfNode(node, i.key))
-	i.label(node)
+	i.values[node.Name] = nodeValue{node.Labels[i.key], ownNames(node)}
+	i.judge(node.Name)
 	for _, n := range touched {
-		delete(i.graves, n)
+		if i.graves[n].name == node.Name {
+			delete(i.graves, n)
+		}
 	}
 	return i.volumes.find(touched)
 }
 
-// label notes the value of the key that a node has. A key that several nodes shared stays
-// one that they may share, when all but one of them are gone too.
-func (i *index) label(node *corev1.Node) {
-	value := node.Labels[i.key]
-	if value == "" || node.DeletionTimestamp != nil {
-		i.labels.set(node.Name, nil)
-		return
-	}
-	i.labels.set(node.Name, []string{value})
-	if len(i.labels.objects[value]) > 1 {
-		i.shared[i.key] = struct{}{}
+// judge notes whether the value of the key that a node has is one of its own.
+func (i *index) judge(node string) {
+	delete(i.foreign, node)
+	driver, has := i.drivers[node]
+	if v := i.values[node]; has && v.value != "" && v.value != driver.NodeID && !slices.Contains(v.own, v.value) {
+		i.foreign[node] = struct{}{}
 	}
 }
 
@@ -175,11 +186,12 @@ func (i *index) label(node *corev1.Node) {
 func (i *index) dropNode(node *corev1.Node) (volumes []string) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	touched := mergeNames(i.nodes.set(node.Name, nil), namesOfNode(node, i.key)) // it may have gone before this term
-	i.labels.set(node.Name, nil)
+	touched := i.nodes.set(node.Name, nil)
+	delete(i.values, node.Name)
+	delete(i.foreign, node.Name)
 	for _, n := range touched {
 		if len(i.volumes.objects[n]) > 0 {
-			i.graves[n] = tombstone{name: node.Name, uid: string(node.UID), optedOut: node.Annotations[i.ann.cleanup] == disabled}
+			i.graves[n] = tombstone{name: node.Name, uid: string(node.UID)}
 		}
 	}
 	return i.volumes.find(touched)
@@ -196,12 +208,14 @@ func (i *index) setVolume(pv *corev1.PersistentVolume) bool {
 		values = slices.Compact(values)
 	}
 	i.volumes.set(pv.Name, values)
+	i.mention.set(pv.Name, mentioned(pv, i.driver))
 	return local
 }
 
 func (i *index) dropVolume(name string) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
+	i.mention.set(name, nil)
 	for _, n := range i.volumes.set(name, nil) {
 		if len(i.volumes.objects[n]) == 0 {
 			delete(i.graves, n)
@@ -240,20 +254,54 @@ func (i *index) nodesNamed(names []string) []string {
 	return i.nodes.find(names)
 }
 
-// volumesOf is the volumes that may belong to a node, whether it is there or not.
-func (i *index) volumesOf(node string) []string {
+// namesOf is the names by which a node, whether it is there or not, is or was found.
+func (i *index) namesOf(node string) []string {
 	i.mu.RLock()
 	defer i.mu.RUnlock()
+	return i.named(node)
+}
+
+func (i *index) named(node string) []string {
 	names := append([]string{node}, i.nodes.names[node]...)
 	for n, grave := range i.graves { // of nodes that are gone and have volumes: few
 		if grave.name == node {
 			names = append(names, n)
 		}
 	}
-	return i.volumes.find(names)
+	return names
 }
 
-// lost is the names of the lost nodes of pv, and what was last seen of one of them:
+// volumesOf is the volumes that may belong to a node, whether it is there or not.
+func (i *index) volumesOf(node string) []string {
+	i.mu.RLock()
+	defer i.mu.RUnlock()
+	return i.volumes.find(i.named(node))
+}
+
+// meansOf is all values by which a volume of the driver may mean a node, whatever the key.
+func (i *index) meansOf(node *corev1.Node) []string {
+	i.mu.RLock()
+	defer i.mu.RUnlock()
+	values := ownNames(node)
+	for _, d := range i.drivers {
+		for _, key := range d.TopologyKeys {
+			if v := node.Labels[key]; v != "" && key != corev1.LabelTopologyZone && key != corev1.LabelTopologyRegion {
+				values = append(values, v)
+			}
+		}
+	}
+	slices.Sort(values)
+	return slices.DeleteFunc(slices.Compact(values), func(v string) bool { return v == "" })
+}
+
+// mentioning is the volumes of the driver whose affinity names one of values, by any key.
+func (i *index) mentioning(values []string) []string {
+	i.mu.RLock()
+	defer i.mu.RUnlock()
+	return i.mention.find(values)
+}
+
+// lost is the names of the lost nodes of pv, and what was last seen of the first of them:
 // what is written on it, else who last had one of its values, else the values themselves.
 func (i *index) lost(pv *corev1.PersistentVolume, values []string) ([]string, *tombstone) {
 	i.mu.RLock()
@@ -263,7 +311,7 @@ func (i *index) lost(pv *corev1.PersistentVolume, values []string) ([]string, *t
 	written := len(names) > 0
 	for _, v := range values {
 		grave, ok := i.graves[v]
-		if ok && (last == nil || grave.optedOut && !last.optedOut) { // one that says no is enough
+		if ok && last == nil {
 			last = &grave
 		}
 		switch {

@@ -19,6 +19,8 @@ type ledger struct {
 	pending map[string]int       // by node: entries
 	held    map[string]int       // by node: entries
 	acted   map[string]time.Time // by node
+	// forbidden is what is not done for want of a permission and stands for no single entry.
+	forbidden map[string]struct{}
 	// judged is the last verdict, as long as nothing has changed and until the oldest of
 	// what was done lately does not count any more.
 	judged *verdict
@@ -37,7 +39,7 @@ type entry struct {
 func newLedger(b breaker, window time.Duration, drivers func() []string) *ledger {
 	return &ledger{
 		breaker: b, window: window, drivers: drivers, entries: map[string]entry{},
-		pending: map[string]int{}, held: map[string]int{}, acted: map[string]time.Time{},
+		pending: map[string]int{}, held: map[string]int{}, acted: map[string]time.Time{}, forbidden: map[string]struct{}{},
 	}
 }
 
@@ -50,6 +52,21 @@ func (l *ledger) set(key string, e entry) {
 	l.count(e, 1)
 }
 
+// correct is set for an entry that is still there, and for no other: what it is about may
+// be gone by now. What its nodes are called and what was decided about it stays.
+func (l *ledger) correct(key string, e entry) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	old, ok := l.entries[key]
+	if !ok {
+		return
+	}
+	e.nodes, e.state, e.gate = old.nodes, old.state, old.gate
+	l.remove(key)
+	l.entries[key] = e
+	l.count(e, 1)
+}
+
 // mark notes what was decided about an entry, for the metrics.
 func (l *ledger) mark(key string, st step) {
 	l.mu.Lock()
@@ -57,6 +74,15 @@ func (l *ledger) mark(key string, st step) {
 	if e, ok := l.entries[key]; ok {
 		e.state, e.gate = st.state, st.gate
 		l.entries[key] = e
+	}
+}
+
+// forbid notes whether a permission is missing for what, until the next time.
+func (l *ledger) forbid(what string, missing bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if delete(l.forbidden, what); missing {
+		l.forbidden[what] = struct{}{}
 	}
 }
 
@@ -195,6 +221,9 @@ func (l *ledger) tally() tally {
 		if e.gate != "" {
 			t.blocked[e.gate]++
 		}
+	}
+	if n := len(l.forbidden); n > 0 {
+		t.blocked[gateForbidden] += n
 	}
 	t.missing = len(missing)
 	return t

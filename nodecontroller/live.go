@@ -31,6 +31,8 @@ type reader struct {
 	policy  policy
 	timeout time.Duration // of one request
 	system  *atomic.Value // the UID of kube-system at the start of the process; empty: not read yet
+	// tried is told how the attempts to read that have ended.
+	tried func(what string, err error)
 }
 
 // identifyInterval is the time between two attempts to find out which cluster this is.
@@ -42,6 +44,7 @@ const identifyInterval = 5 * time.Second
 func (r *reader) identify(ctx context.Context) {
 	for r.system.Load() == nil {
 		ns, ok, err := r.namespace(ctx, metav1.NamespaceSystem)
+		r.tried("namespace/"+metav1.NamespaceSystem, err)
 		if ok {
 			r.system.Store(ns.UID)
 			return

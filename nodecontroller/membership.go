@@ -55,6 +55,24 @@ func localValues(pv *corev1.PersistentVolume, driver, key string) ([]string, boo
 	return values, len(values) > 0
 }
 
+// mentioned is all values that the affinity of pv names, whatever their keys; nil for a
+// volume of another driver.
+func mentioned(pv *corev1.PersistentVolume, driver string) []string {
+	if pv.Spec.CSI == nil || pv.Spec.CSI.Driver != driver || pv.Spec.NodeAffinity == nil || pv.Spec.NodeAffinity.Required == nil {
+		return nil
+	}
+	var values []string
+	for _, term := range pv.Spec.NodeAffinity.Required.NodeSelectorTerms {
+		for _, e := range term.MatchExpressions {
+			if e.Operator == corev1.NodeSelectorOpIn {
+				values = append(values, e.Values...)
+			}
+		}
+	}
+	slices.Sort(values)
+	return slices.Compact(values)
+}
+
 // namesOfNode is everything by which an affinity with key may mean a node: its name, its
 // label, and its host name, which some drivers take for the label.
 func namesOfNode(node *corev1.Node, key string) []string {

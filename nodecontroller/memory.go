@@ -1,7 +1,8 @@
 package nodecontroller
 
 import (
-	"strings"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -24,7 +25,6 @@ type remembered struct {
 	noticed       time.Time // since when its node is known to be missing
 	present       time.Time // when its node was there although it was noted as missing
 	forced, tried bool
-	optedOut      bool // what its node said stands on the volume, for everybody to take back
 }
 
 func newMemory() *memory {
@@ -41,7 +41,6 @@ func (m *memory) noticed(uid types.UID) time.Time { return m.get(uid).noticed }
 func (m *memory) present(uid types.UID) time.Time { return m.get(uid).present }
 func (m *memory) forced(uid types.UID) bool       { return m.get(uid).forced }
 func (m *memory) tried(uid types.UID) bool        { return m.get(uid).tried }
-func (m *memory) optedOut(uid types.UID) bool     { return m.get(uid).optedOut }
 
 func (m *memory) change(uid types.UID, f func(*remembered)) {
 	m.mu.Lock()
@@ -88,18 +87,18 @@ type namespaces struct {
 	wants map[string]string // the object that has said no, by namespace
 }
 
-// note remembers what the live read of a volume or claim in a namespace has found.
-func (n *namespaces) note(namespace, optOut string) {
+// note remembers what a live read of a namespace has found.
+func (n *namespaces) note(namespace string, refused bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if strings.HasPrefix(optOut, "Namespace ") {
-		if n.wants == nil {
-			n.wants = map[string]string{}
-		}
-		n.wants[namespace] = optOut
+	if !refused {
+		delete(n.wants, namespace)
 		return
 	}
-	delete(n.wants, namespace)
+	if n.wants == nil {
+		n.wants = map[string]string{}
+	}
+	n.wants[namespace] = "Namespace " + namespace
 }
 
 func (n *namespaces) optedOut(claim *corev1.ObjectReference) string {
@@ -111,9 +110,9 @@ func (n *namespaces) optedOut(claim *corev1.ObjectReference) string {
 	return n.wants[claim.Namespace]
 }
 
-// forgetAll has the namespaces read again the next time that matters.
-func (n *namespaces) forgetAll() {
+// list is the namespaces that have said no, in no order.
+func (n *namespaces) list() []string {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.wants = nil
+	return slices.Collect(maps.Keys(n.wants))
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -109,6 +110,9 @@ func (t *term) gatesOfNode(ctx context.Context, node *corev1.Node) ([]finding, e
 		return []finding{{gateAbsence, "NodeChanged", "the node is not the one that was being deleted"}}, nil
 	}
 	t.nodes.Wrote(live)
+	if !slices.Contains(live.Finalizers, t.c.nodePolicy.finalizer) {
+		return []finding{{gateAbsence, "NodeReleased", "the node does not wait for its clean-up any more"}}, nil
+	}
 	if live.Annotations[t.c.policy.ann.cleanup] == disabled {
 		return []finding{{gateScope, "Scope", "Node " + node.Name + " has the annotation " + t.c.policy.ann.cleanup + ": " + disabled}}, nil
 	}
@@ -146,7 +150,7 @@ func (t *term) cleanUnbound(ctx context.Context, name string, node *corev1.Node,
 			continue
 		}
 		if next, err = t.cleanClaim(ctx, name, node, claim); err != nil || !next.IsZero() {
-			return next, err
+			return next, t.failed(claim, err)
 		}
 		pass.settled[kube.Key(claim)] = true
 	}
@@ -236,9 +240,9 @@ func (t *term) gatesOfClaim(ctx context.Context, name string, node *corev1.Node,
 	}
 	if ok {
 		say["Namespace"] = ns
+		t.namespaces.note(claim.Namespace, ns.Annotations[t.c.policy.ann.cleanup] == disabled)
 	}
 	wishes := t.c.policy.ann.wishesOf(say)
-	t.namespaces.note(claim.Namespace, wishes.optOut)
 	if why := t.c.policy.outOfScope(wishes); why != "" {
 		return []finding{{gateScope, "Scope", why}}, nil
 	}

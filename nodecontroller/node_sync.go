@@ -2,6 +2,7 @@ package nodecontroller
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -15,7 +16,8 @@ import (
 )
 
 // syncNode brings one node as far as it goes.
-func (t *term) syncNode(ctx context.Context, name string) (time.Time, error) {
+func (t *term) syncNode(ctx context.Context, name string) (next time.Time, err error) {
+	defer func() { t.ledger.forbid("node/"+name, apierrors.IsForbidden(err)) }()
 	log := klog.FromContext(ctx).WithValues("node", klog.KRef("", name))
 	ctx = klog.NewContext(ctx, log)
 	pass := &nodePass{name: name}
@@ -30,11 +32,12 @@ func (t *term) syncNode(ctx context.Context, name string) (time.Time, error) {
 			return st.next, nil
 		case nodeAbsent:
 			next, err := t.cleanAbsent(ctx, name)
+			t.announce(time.Now()) // it may have been the last that was held
 			return next, t.failedFor(name, err)
 		case nodeProtect:
 			return time.Time{}, t.failedFor(name, t.protect(ctx, s.node))
 		case nodeNote:
-			err = t.noteVolumes(ctx, s.node, pass.volumes, false)
+			err = errors.Join(t.noteVolumes(ctx, s.node, pass.volumes, false), t.noteOptOut(ctx, pass.meant))
 		case nodeHold:
 			err = t.noteVolumes(ctx, s.node, pass.volumes, true)
 		case nodeClean:
@@ -65,6 +68,9 @@ func (t *term) syncNode(ctx context.Context, name string) (time.Time, error) {
 type nodePass struct {
 	name    string
 	volumes []snapshot // of which it is a host or alias
+	// meant is the volumes that may be of a node that goes and has opted out, while nobody
+	// knows by which key they name their nodes, and that do not say so yet.
+	meant   []*corev1.PersistentVolume
 	cleaned bool
 	blocked string
 	// settled is the volumes and claims that were dealt with in this sync.
@@ -80,7 +86,7 @@ func (t *term) gatherNode(pass *nodePass) nodeSnapshot {
 	}
 	s.node = node
 	t.memory.clear(t.memory.absent, pass.name)
-	pass.volumes = nil
+	pass.volumes, pass.meant = nil, nil
 	for _, name := range t.index.volumesOf(pass.name) {
 		vs, _ := t.gather(name)
 		if vs.volume == nil || !slices.Contains(vs.member.hosts, node.Name) && !slices.Contains(vs.member.aliases, node.Name) {
@@ -95,6 +101,13 @@ func (t *term) gatherNode(pass *nodePass) nodeSnapshot {
 		if t.c.policy.goal(vs).pending() {
 			s.pending = true
 			s.unheld = s.unheld || !t.c.nodePolicy.notes(node, vs, true).Made(vs.volume)
+		}
+	}
+	if node.DeletionTimestamp != nil && node.Annotations[t.c.policy.ann.cleanup] == disabled && !s.keyKnown {
+		for _, name := range t.index.mentioning(t.index.meansOf(node)) {
+			if pv, ok := t.volumes.Get(name); ok && pv.Annotations[t.c.policy.ann.cleanup] != disabled {
+				s.unnoted, pass.meant = true, append(pass.meant, pv)
+			}
 		}
 	}
 	t.noteClaims(node.Name)
@@ -118,7 +131,7 @@ func (p nodePolicy) notes(node *corev1.Node, s snapshot, hold bool) kube.MetaCha
 	if len(names) > 1 { // the UID of which, nobody could tell
 		delete(set, p.ann.lostNodeUID)
 	}
-	if node.Annotations[p.ann.cleanup] == disabled {
+	if node.Annotations[p.ann.cleanup] == disabled || s.hostRefuses {
 		set[p.ann.cleanup] = disabled
 	}
 	if hold {
@@ -134,6 +147,16 @@ func (t *term) noteVolumes(ctx context.Context, node *corev1.Node, volumes []sna
 			continue
 		}
 		if err := t.write(ctx, s.volume, t.c.nodePolicy.notes(node, s, hold)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// noteOptOut writes on volumes that their node has opted out: it has to outlive the node.
+func (t *term) noteOptOut(ctx context.Context, volumes []*corev1.PersistentVolume) error {
+	for _, pv := range volumes {
+		if err := t.write(ctx, pv, kube.MetaChange{SetAnnotations: map[string]string{t.c.policy.ann.cleanup: disabled}}); err != nil {
 			return err
 		}
 	}
@@ -183,9 +206,8 @@ func (t *term) failedFor(name string, err error) error {
 		return nil
 	}
 	node, ok := t.nodes.Get(name)
-	if !ok {
-		node = &corev1.Node{}
-		node.Name = name
+	if !ok { // nobody finds what is told of a node that is gone
+		return t.failed(t.csiDriver(), err)
 	}
 	return t.failed(node, err)
 }

@@ -39,7 +39,9 @@ type CleanupRequest struct {
 type cleanup struct {
 	request CleanupRequest
 	key     string
-	names   relation // the nodes that exist, and all by which a volume may mean them
+	fixed   bool              // the operator has set the key
+	ids     map[string]string // else what the driver calls its nodes
+	names   relation          // the nodes that exist, and all by which a volume may mean them
 	policy  policy
 	reader  *reader
 	exec    *executor
@@ -63,7 +65,7 @@ func Cleanup(ctx context.Context, cfg Config, client kubernetes.Interface, reque
 	p := policyOf(cfg, request.Driver)
 	p.mode, p.dryRun, p.command = cfg.NodeCleanup, request.DryRun, true
 	r := &reader{client: client, policy: p, timeout: cfg.Timeout, system: new(atomic.Value)}
-	c := &cleanup{request: request, key: cfg.TopologyNodeKey, names: newRelation(), policy: p, reader: r, forced: map[string]bool{}, refused: map[string]bool{}, bucket: bucket{qps: cfg.NodeCleanupQPS, burst: cfg.NodeCleanupBurst}}
+	c := &cleanup{request: request, key: cfg.TopologyNodeKey, fixed: cfg.TopologyNodeKey != "", policy: p, reader: r, forced: map[string]bool{}, refused: map[string]bool{}, bucket: bucket{qps: cfg.NodeCleanupQPS, burst: cfg.NodeCleanupBurst}}
 	registry := prometheus.NewRegistry() // of which nobody reads anything
 	c.exec = &executor{
 		reader: r, policy: p, timeout: cfg.Timeout, notify: newNotifier(&directEvents{ctx: ctx, client: client, component: request.Driver}, request.DryRun),
@@ -101,22 +103,27 @@ func (c *cleanup) prepare(ctx context.Context) error {
 	if ok {
 		c.reader.system.Store(ns.UID)
 	}
-	automatic := c.key == ""
-	if automatic {
-		if c.key, err = c.findKey(ctx); err != nil {
+	if !c.fixed {
+		if c.key, c.ids, err = c.findKey(ctx); err != nil {
 			return err
 		}
 	}
+	return c.readNodes(ctx)
+}
+
+// readNodes finds out which nodes there are and by what volumes may mean them, and refuses
+// when one of them may be the one that is gone. A node may come back at any time.
+func (c *cleanup) readNodes(ctx context.Context) error {
 	name := c.request.Node
 	var found []string
-	labels, shared := map[string]bool{}, ""
-	err = pages(ctx, c.reader.timeout, "Nodes", c.reader.listNodes, metav1.ListOptions{}, func(n *corev1.Node) bool {
+	foreign := ""
+	c.names = newRelation()
+	err := pages(ctx, c.reader.timeout, "Nodes", c.reader.listNodes, metav1.ListOptions{}, func(n *corev1.Node) bool {
 		c.names.set(n.Name, namesOfNode(n, c.key))
-		if label := n.Labels[c.key]; label != "" && n.DeletionTimestamp == nil {
-			if labels[label] {
-				shared = label
+		if id, ours := c.ids[n.Name]; ours {
+			if v := n.Labels[c.key]; v != "" && v != id && !slices.Contains(ownNames(n), v) {
+				foreign = n.Name
 			}
-			labels[label] = true
 		}
 		if slices.Contains(namesOfNode(n, c.key), name) {
 			found = append(found, "Node "+n.Name)
@@ -126,10 +133,10 @@ func (c *cleanup) prepare(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if automatic && (manyNodes(c.key) || shared != "") {
-		return fmt.Errorf("--topology-node-key: must be set, since topology key %s of driver %q is not one of single nodes", c.key, c.policy.driver)
+	if foreign != "" {
+		return fmt.Errorf("--topology-node-key: must be set, since topology key %s of driver %q is not one of single nodes: the value that Node %s has is not its name, host name or ID", c.key, c.policy.driver, foreign)
 	}
-	if _, ok, err = c.reader.csiNode(ctx, name); err != nil {
+	if _, ok, err := c.reader.csiNode(ctx, name); err != nil {
 		return err
 	} else if ok {
 		found = append(found, "CSINode "+name)
@@ -140,25 +147,29 @@ func (c *cleanup) prepare(ctx context.Context) error {
 	return nil
 }
 
-// findKey is the only topology key that the driver reports.
-func (c *cleanup) findKey(ctx context.Context) (string, error) {
-	keys := map[string]bool{}
+// findKey is the only topology key that the driver reports, and its IDs of the nodes by
+// their names.
+func (c *cleanup) findKey(ctx context.Context) (string, map[string]string, error) {
+	keys, ids := map[string]bool{}, map[string]string{}
 	err := pages(ctx, c.reader.timeout, "CSINodes", c.reader.listCSINodes, metav1.ListOptions{}, func(n *storagev1.CSINode) bool {
 		for _, d := range n.Spec.Drivers {
+			if d.Name != c.policy.driver {
+				continue
+			}
+			ids[n.Name] = d.NodeID
 			for _, key := range d.TopologyKeys {
-				keys[key] = keys[key] || d.Name == c.policy.driver
+				keys[key] = true
 			}
 		}
 		return true
 	})
 	if err != nil {
-		return "", err
+		return "", nil, err
 	}
-	maps.DeleteFunc(keys, func(_ string, ours bool) bool { return !ours })
 	if len(keys) != 1 {
-		return "", fmt.Errorf("--topology-node-key: must be set, since driver %q reports %d topology keys", c.policy.driver, len(keys))
+		return "", nil, fmt.Errorf("--topology-node-key: must be set, since driver %q reports %d topology keys", c.policy.driver, len(keys))
 	}
-	return slices.Collect(maps.Keys(keys))[0], nil
+	return slices.Collect(maps.Keys(keys))[0], ids, nil
 }
 
 // find is the volumes of the node, by their values or by what is written on them.
@@ -184,6 +195,9 @@ func (c *cleanup) find(ctx context.Context) ([]snapshot, error) {
 // check is the next step for a volume, and why it may not be taken, which is noted.
 func (c *cleanup) check(ctx context.Context, s snapshot) (snapshot, step, []finding, error) {
 	s.forced = c.forced[s.volume.Name]
+	if err := c.readNodes(ctx); err != nil {
+		return s, step{}, nil, err
+	}
 	live, err := c.reader.refresh(ctx, s, c.key, c.names.find, nil, true)
 	if err != nil || live.volume == nil {
 		return live, step{reason: "Gone"}, nil, err

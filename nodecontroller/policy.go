@@ -62,6 +62,9 @@ type snapshot struct {
 	noClaim   string                        // the name of the claim that was read and is not there
 	wishes    wishes
 	namespace types.UID // of that of the claim, where it has been read
+	refused   bool      // by that namespace
+	// hostRefuses is that a node of the volume that is there, fenced or going, has opted out.
+	hostRefuses bool
 	// attachments is the VolumeAttachments of the volume.
 	attachments []string
 	// noticed is since when this process knows that the node is missing; zero: it does
@@ -114,6 +117,19 @@ func (p policy) outOfScope(w wishes) string {
 		return "neither its StorageClass nor its claim has the annotation " + p.ann.cleanup + ": " + enabled
 	}
 	return ""
+}
+
+// counts tells whether anything is to be done for volumes that are at a place.
+func (p policy) counts(where place) bool {
+	switch where {
+	case placeOrphan:
+		return p.writes() && p.orphanPath
+	case placeFenced:
+		return p.writes() && p.orphanPath && p.outOfService
+	case placeTerminating:
+		return p.writes()
+	}
+	return false
 }
 
 // tombstone is what is left of a node that was seen going.

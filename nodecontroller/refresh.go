@@ -24,7 +24,7 @@ func (r *reader) refresh(ctx context.Context, s snapshot, key string, known func
 		s.volume = nil
 		return s, nil
 	}
-	s.volume, s.claim, s.noClaim = pv, nil, ""
+	s.volume, s.claim, s.noClaim, s.namespace, s.refused = pv, nil, "", "", false
 	s.nodes = mergeNames(s.nodes, r.policy.ann.lostNodes(pv))
 	values, local := localValues(pv, r.policy.driver, key)
 	if !local {
@@ -36,7 +36,7 @@ func (r *reader) refresh(ctx context.Context, s snapshot, key string, known func
 		return s, err
 	}
 	s.member = r.policy.ann.locate(pv, values, key, nodes, csiNodes)
-	if err := r.refreshClaim(ctx, &s, fencedHost(s.member, nodes)); err != nil {
+	if err := r.refreshClaim(ctx, &s, r.policy.ann.refusal(s.member, nodes)); err != nil {
 		return s, err
 	}
 	if !full {
@@ -51,13 +51,15 @@ func (r *reader) refresh(ctx context.Context, s snapshot, key string, known func
 	return s, r.refreshFacts(ctx, &s, likely)
 }
 
-// fencedHost is the node of a volume that is fenced, nil for any other: as long as there is
-// a Node, it has a say too.
-func fencedHost(m membership, nodes []*corev1.Node) *corev1.Node {
-	if m.place != placeFenced {
+// refusal is a node of a volume that has opted out, nil when there is none: as long as
+// there is a Node that is fenced or going, it has a say too, and of several each.
+func (a annotations) refusal(m membership, nodes []*corev1.Node) *corev1.Node {
+	if m.place != placeFenced && m.place != placeTerminating {
 		return nil
 	}
-	i := slices.IndexFunc(nodes, func(n *corev1.Node) bool { return slices.Contains(m.hosts, n.Name) })
+	i := slices.IndexFunc(nodes, func(n *corev1.Node) bool {
+		return slices.Contains(m.hosts, n.Name) && n.Annotations[a.cleanup] == disabled
+	})
 	if i < 0 {
 		return nil
 	}
@@ -65,10 +67,10 @@ func fencedHost(m membership, nodes []*corev1.Node) *corev1.Node {
 }
 
 // refreshClaim reads the claim, and who has a say about its clean-up.
-func (r *reader) refreshClaim(ctx context.Context, s *snapshot, fenced *corev1.Node) error {
+func (r *reader) refreshClaim(ctx context.Context, s *snapshot, refusal *corev1.Node) error {
 	say := map[string]metav1.Object{"PersistentVolume": s.volume}
-	if fenced != nil {
-		say["Node"] = fenced
+	if s.hostRefuses = refusal != nil; s.hostRefuses {
+		say["Node"] = refusal
 	}
 	if ref := s.volume.Spec.ClaimRef; ref != nil {
 		claim, ok, err := r.claim(ctx, ref.Namespace, ref.Name)
@@ -88,7 +90,7 @@ func (r *reader) refreshClaim(ctx context.Context, s *snapshot, fenced *corev1.N
 			return err
 		}
 		if ok {
-			say["Namespace"], s.namespace = ns, ns.UID
+			say["Namespace"], s.namespace, s.refused = ns, ns.UID, ns.Annotations[r.policy.ann.cleanup] == disabled
 		}
 	}
 	if name := classOf(s.volume, s.claim); name != "" {

@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net/http"
+	"strings"
 	"testing"
 	"time"
 
@@ -101,7 +104,7 @@ func TestRecordsOfVolumesThatStay(t *testing.T) {
 		f.seen("pv-a", placeHealthy)
 		f.deleteNode("n")
 		f.seen("pv-a", placeOrphan)
-		f.term().namespaces.forgetAll() // as every few minutes
+		f.term().namespaces.forgetAll() // as in a term that has just begun
 		f.lookedForRecords("n")
 		f.there(records, "lv")
 	})
@@ -156,22 +159,6 @@ func TestOptOutOfANodeOutlivesIt(t *testing.T) {
 	f.lookedForRecords("n")
 	f.claimDeleted("a")
 	kubetest.Eventually(t, "the record is gone", gone(records, "lv"))
-}
-
-// TestOneNodeOfSeveralHasOptedOut has a volume on two nodes, one of which said no.
-func TestOneNodeOfSeveralHasOptedOut(t *testing.T) {
-	i := newIndex(testDriver, "k", annotationsOf(testDriver))
-	i.volumes.set("v", []string{"a", "b"})
-	node := func(name, wish string) *corev1.Node {
-		n := &corev1.Node{}
-		n.Name, n.Annotations = name, map[string]string{annotationsOf(testDriver).cleanup: wish}
-		return n
-	}
-	i.dropNode(node("a", ""))
-	i.dropNode(node("b", disabled))
-	if _, last := i.lost(&corev1.PersistentVolume{}, []string{"a", "b"}); last == nil || !last.optedOut {
-		t.Errorf("got %+v", last)
-	}
 }
 
 // fourGone has four of five nodes gone at once, of which nothing but what each of make
@@ -249,6 +236,196 @@ func TestBreakerHoldsUnboundClaims(t *testing.T) {
 	if n := len(f.events("CSIDriver", f.driver, reasonBreakerOpen)); n != 1 {
 		t.Errorf("told %d times of one trip", n)
 	}
+}
+
+// TestOptOutWhileTheKeyIsUnknown has a node go that has opted out, while nobody knows which
+// volumes are on it.
+func TestOptOutWhileTheKeyIsUnknown(t *testing.T) {
+	rival := func(f *fixture) {
+		f.must(kubetest.MakeNode(f.Context(), f.client, kubetest.NodeSpec{Name: f.name("new"), Driver: f.driver, TopologyKeys: []string{"new-" + f.key}}))
+		f.keyIs("")
+	}
+	for name, finalizer := range map[string]bool{"with_our_finalizer": true, "without": false} {
+		t.Run(name, func(t *testing.T) {
+			f := scenario(t, nil)
+			f.node("n")
+			if finalizer {
+				f.patchNode("n", `{"metadata":{"finalizers":["`+f.cfg.NodeFinalizer+`"]}}`)
+			}
+			f.patchNode("n", string(annotationsPatch(map[string]any{f.ann.cleanup: disabled})))
+			_, pvc := f.bound("a", "n")
+			f.start()
+			f.seen("pv-a", placeHealthy)
+			rival(f)
+			f.deleteNode("n")
+			f.nodeGone("n")
+			f.seenGone("n")
+			f.deleteNode("new")
+			f.keyIs(f.key)
+			f.staysFor(2*shortGrace, "pv-a", placeOrphan, pvc)
+			f.untilVolume("pv-a", "has the opt-out of its node", func(pv *corev1.PersistentVolume) bool { return pv.Annotations[f.ann.cleanup] == disabled })
+		})
+	}
+	t.Run("and_the_key_is_set", func(t *testing.T) { // as the event advises
+		f := scenario(t, nil)
+		f.node("n", f.cfg.NodeFinalizer)
+		f.patchNode("n", string(annotationsPatch(map[string]any{f.ann.cleanup: disabled})))
+		_, pvc := f.bound("a", "n")
+		f.start()
+		f.seen("pv-a", placeHealthy)
+		rival(f)
+		f.deleteNode("n")
+		f.nodeGone("n")
+		f.stop()
+		f.cfg.TopologyNodeKey = f.key
+		f.start()
+		f.staysFor(2*shortGrace, "pv-a", placeOrphan, pvc)
+	})
+	t.Run("volume_that_is_saved_later", func(t *testing.T) {
+		f := scenario(t, nil)
+		f.node("n")
+		f.patchNode("n", string(annotationsPatch(map[string]any{f.ann.cleanup: disabled})))
+		f.start()
+		f.seenNode("n", false)
+		f.deleteNode("n")
+		f.seenGone("n")
+		_, pvc := f.bound("a", "n")
+		f.staysFor(2*shortGrace, "pv-a", placeOrphan, pvc)
+	})
+	t.Run("one_of_two_nodes", func(t *testing.T) {
+		f := scenario(t, func(f *fixture) { f.cfg.NodeCleanupMinNodes = 5 })
+		f.node("n", f.cfg.NodeFinalizer)
+		f.node("m", "example.com/other")
+		f.patchNode("m", string(annotationsPatch(map[string]any{f.ann.cleanup: disabled})))
+		_, pvc := f.boundTo("a", []string{"n", "m"}, nil, nil)
+		f.start()
+		f.seen("pv-a", placeHealthy)
+		f.deleteNode("m")
+		f.seenNode("m", true)
+		f.deleteNode("n")
+		f.nodeGone("n")
+		f.untouched(pvc)
+		f.untilVolume("pv-a", "has the opt-out of the node", func(pv *corev1.PersistentVolume) bool { return pv.Annotations[f.ann.cleanup] == disabled })
+		f.patchNode("m", `{"metadata":{"finalizers":null}}`)
+		f.nodeGone("m")
+		f.staysFor(2*shortGrace, "pv-a", placeOrphan, pvc)
+	})
+}
+
+// TestRecordsOfAnotherName has custom resources that belong to volumes although these do
+// not name their node as the driver does now.
+func TestRecordsOfAnotherName(t *testing.T) {
+	t.Run("node_that_was_renamed", func(t *testing.T) {
+		f := scenario(t, parity)
+		records := f.installLogicalVolumes()
+		f.labelled("old", "id")
+		_, pvc := f.bound("a", "id")
+		f.logicalVolume(records, "lv", "old")
+		f.start()
+		f.seen("pv-a", placeHealthy)
+		f.deleteNode("old")
+		f.labelled("renamed", "id")
+		f.lookedForRecords("old")
+		f.seen("pv-a", placeHealthy)
+		f.untouched(pvc)
+		f.there(records, "lv")
+	})
+	t.Run("volume_with_another_key", func(t *testing.T) {
+		f := scenario(t, parity)
+		records := f.installLogicalVolumes()
+		f.node("n")
+		_, pvc := f.boundTo("a", []string{"n"}, func(pv *corev1.PersistentVolume) {
+			pv.Spec.NodeAffinity.Required.NodeSelectorTerms[0].MatchExpressions[0].Key = "legacy-" + f.key
+		}, nil)
+		f.logicalVolume(records, "lv", "n")
+		f.start()
+		f.seenNode("n", false)
+		f.deleteNode("n")
+		f.lookedForRecords("n")
+		f.untouched(pvc)
+		f.there(records, "lv")
+	})
+}
+
+// TestRecordsAreJudgedLive has a class opt out that the cache does not know of.
+func TestRecordsAreJudgedLive(t *testing.T) {
+	f := scenario(t, parity)
+	f.watch = kubetest.Proxy(t, f.cp.Config(), func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
+		if r.URL.Query().Get("watch") == "" || !strings.Contains(r.URL.Path, "storageclasses") {
+			pass.ServeHTTP(w, r)
+			return
+		}
+		if r.URL.Query().Get("sendInitialEvents") != "" { // list, then
+			w.Header().Set("Content-Type", "application/json")
+			w.WriteHeader(http.StatusUnprocessableEntity)
+			_, _ = io.WriteString(w, `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Invalid","code":422}`)
+			return
+		}
+		<-r.Context().Done()
+	})
+	records := f.installLogicalVolumes()
+	f.node("n")
+	f.unclaimed("a", "n")
+	f.logicalVolume(records, "lv", "n")
+	f.start()
+	f.seen("pv-a", placeHealthy)
+	f.patchClass("c", map[string]any{f.ann.cleanup: disabled})
+	f.deleteNode("n")
+	f.seen("pv-a", placeOrphan)
+	f.lookedForRecords("n")
+	f.there(records, "lv")
+}
+
+func TestNamespaceThatRefusesIsRemembered(t *testing.T) {
+	f := scenario(t, nil)
+	f.optOutNamespace()
+	f.node("n")
+	_, pvc := f.boundTo("a", []string{"n"}, func(pv *corev1.PersistentVolume) { pv.Annotations[f.ann.cleanup] = disabled }, nil)
+	f.start()
+	f.seen("pv-a", placeHealthy)
+	_, err := f.term().refresh(t.Context(), f.term().look(f.name("pv-a")), false)
+	f.must(err)
+	if f.term().namespaces.optedOut(&corev1.ObjectReference{Namespace: f.ns}) == "" {
+		t.Error("the volume has opted out itself, and so its namespace is forgotten")
+	}
+	f.untouched(pvc)
+}
+
+// TestOnlyTheFinalizerPath leaves the orphans alone, and does not count them.
+func TestOnlyTheFinalizerPath(t *testing.T) {
+	f := scenario(t, func(f *fixture) { f.cfg.NodeCleanupPaths = []string{PathFinalizer} })
+	f.node("g")
+	_, kept := f.bound("g", "g")
+	f.node("n", f.cfg.NodeFinalizer)
+	f.bound("a", "n")
+	f.start()
+	f.seen("pv-g", placeHealthy)
+	f.seen("pv-a", placeHealthy)
+	f.deleteNode("g")
+	f.staysFor(2*shortGrace, "pv-g", placeOrphan, kept)
+	if _, st := f.term().gather(f.name("pv-g")); st.action.destroys() {
+		t.Errorf("decided on %s", st.action)
+	}
+	f.deleteNode("n")
+	f.claimDeleted("a")
+	f.nodeGone("n")
+	f.untouched(kept)
+}
+
+// TestNodeThatWasLetGo has somebody take our finalizer away while the node goes.
+func TestNodeThatWasLetGo(t *testing.T) {
+	f := scenario(t, nil)
+	f.node("n", "example.com/other")
+	f.bound("a", "n")
+	f.start()
+	f.seen("pv-a", placeHealthy)
+	f.deleteNode("n")
+	f.seenNode("n", true)
+	node, _ := f.term().nodes.Get(f.name("n"))
+	if closed, err := f.term().gatesOfNode(t.Context(), node); err != nil || len(closed) != 1 || closed[0].reason != "NodeReleased" {
+		t.Errorf("got %v, %v", closed, err)
+	}
+	f.patchNode("n", `{"metadata":{"finalizers":null}}`)
 }
 
 // TestFencedNodeHasOptedOut has a node that is fenced and declared lost, and says no.

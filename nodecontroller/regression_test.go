@@ -21,11 +21,20 @@ import (
 	"github.com/storage-controller/storage-controller/internal/kubetest"
 )
 
-// labelled makes a ready node with the driver on it whose label is not its name.
-func (f *fixture) labelled(name, label string) {
+// labelled makes a ready node with the driver on it whose label is the ID that the driver
+// has for it, and not its name.
+func (f *fixture) labelled(name, id string) {
 	f.Helper()
 	f.must(kubetest.MakeNode(f.Context(), f.client, kubetest.NodeSpec{
-		Name: f.name(name), Labels: map[string]string{f.key: f.name(label)}, Driver: f.driver, TopologyKeys: []string{f.key},
+		Name: f.name(name), Labels: map[string]string{f.key: f.name(id)}, Driver: f.driver, NodeID: f.name(id), TopologyKeys: []string{f.key},
+	}))
+}
+
+// zoned makes one whose label is not its own.
+func (f *fixture) zoned(name, zone string) {
+	f.Helper()
+	f.must(kubetest.MakeNode(f.Context(), f.client, kubetest.NodeSpec{
+		Name: f.name(name), Labels: map[string]string{f.key: f.name(zone)}, Driver: f.driver, TopologyKeys: []string{f.key},
 	}))
 }
 
@@ -105,8 +114,9 @@ func TestTopologyKeyIsUnknown(t *testing.T) {
 	})
 	t.Run("zone", func(t *testing.T) {
 		f := scenario(t, nil)
-		f.labelled("z1", "z")
-		f.labelled("z2", "z")
+		f.patchNode("keep", `{"metadata":{"labels":{"`+f.key+`":"other-zone"}}}`)
+		f.zoned("z1", "z")
+		f.zoned("z2", "z")
 		_, pvc := f.bound("a", "z")
 		f.start()
 		f.term()
@@ -118,6 +128,12 @@ func TestTopologyKeyIsUnknown(t *testing.T) {
 		f.looks("pv-a")
 		f.untouched(pvc)
 		f.keyIs("")
+		f.stop()
+		f.start() // and nobody remembers that two nodes had one value
+		f.term()
+		f.passed(time.Now(), 2*shortGrace)
+		f.looks("pv-a")
+		f.untouched(pvc)
 	})
 }
 
@@ -254,8 +270,9 @@ func TestCleanupCommand(t *testing.T) {
 	})
 	t.Run("zone", func(t *testing.T) {
 		f := scenario(t, nil)
-		f.labelled("z1", "z")
-		f.labelled("z2", "z")
+		f.patchNode("keep", `{"metadata":{"labels":{"`+f.key+`":"other-zone"}}}`)
+		f.zoned("z1", "z")
+		f.zoned("z2", "z")
 		_, pvc := f.bound("a", "n")
 		var out bytes.Buffer
 		err := Cleanup(t.Context(), f.cfg, f.client, CleanupRequest{Driver: f.driver, Node: f.name("n"), Yes: true}, &out)

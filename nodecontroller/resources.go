@@ -54,7 +54,7 @@ func (t *term) cleanResources(ctx context.Context, node string, gates func() ([]
 		}
 		var found []*unstructured.Unstructured
 		err := eachResource(ctx, t.c.deps.Dynamic, t.c.cfg.Timeout, r, func(of string, obj *unstructured.Unstructured) bool {
-			if of == node {
+			if of == node && !r.left(obj) {
 				found = append(found, obj)
 			}
 			return true
@@ -66,9 +66,6 @@ func (t *term) cleanResources(ctx context.Context, node string, gates func() ([]
 			t.noteWaiting(keyOfRecords(node), node, true)
 		}
 		for _, obj := range found {
-			if obj.GetDeletionTimestamp() != nil && !slices.Contains(obj.GetFinalizers(), r.Finalizer) {
-				continue // whatever keeps it is not ours
-			}
 			next, ok := t.takeToken(time.Now())
 			if !ok {
 				return next, nil
@@ -89,6 +86,31 @@ func (t *term) cleanResources(ctx context.Context, node string, gates func() ([]
 	}
 	t.ledger.drop(keyOfRecords(node))
 	return time.Time{}, nil
+}
+
+// noteRecords forgets the custom resources of a node once there are none, whoever removed
+// them: what is held for the sake of them would wait for an approval for ever.
+func (t *term) noteRecords(ctx context.Context, node string) error {
+	if !t.ledger.has(keyOfRecords(node)) {
+		return nil
+	}
+	for _, r := range t.c.resources {
+		found := false
+		err := eachResource(ctx, t.c.deps.Dynamic, t.c.cfg.Timeout, r, func(of string, obj *unstructured.Unstructured) bool {
+			found = of == node && !r.left(obj)
+			return !found
+		})
+		if err != nil || found {
+			return err
+		}
+	}
+	t.ledger.drop(keyOfRecords(node))
+	return nil
+}
+
+// left tells whether obj is being deleted, and whatever keeps it is not ours.
+func (r Resource) left(obj *unstructured.Unstructured) bool {
+	return obj.GetDeletionTimestamp() != nil && !slices.Contains(obj.GetFinalizers(), r.Finalizer)
 }
 
 // removeResource deletes one custom resource. Its mark is set together with the removal
@@ -150,6 +172,9 @@ func (t *term) sweep(ctx context.Context) {
 				}
 				return true
 			})
+			if ctx.Err() == nil {
+				t.tried("sweep/"+r.Resource.String(), err)
+			}
 			if err != nil && ctx.Err() == nil {
 				klog.FromContext(ctx).Error(err, "Custom resources of nodes that are gone could not be looked for; the next look follows", "in", t.c.cfg.NodeCleanupResourceSweep)
 			}

@@ -39,12 +39,15 @@ func (f *fixture) held(name string, want bool) {
 	})
 }
 
+const claimA = "persistentvolumeclaims/a"
+
 const breakerOpen = "storage_controller_breaker_open"
 
 func TestNodecontrollerScenarioBreaker(t *testing.T) {
 	t.Run("042_044_two_nodes_of_ten", func(t *testing.T) {
 		f := scenario(t, func(f *fixture) { f.cfg.NodeCleanupWindow = shortGrace })
 		claims := ten(f)
+		f.onlyWrites("PATCH persistentvolumes/pv-c1", "DELETE persistentvolumeclaims/c1", "PATCH persistentvolumes/pv-c2")
 		f.start()
 		f.seen("pv-c2", placeHealthy)
 		f.deleteNode("n1")
@@ -57,8 +60,8 @@ func TestNodecontrollerScenarioBreaker(t *testing.T) {
 		f.looks("pv-c1")
 		f.looks("pv-c2")
 		f.untouched(claims[0], claims[1])
-		if n := len(f.events("CSIDriver", f.driver, reasonBreakerOpen)); n != 1 {
-			t.Errorf("%d events that the breaker is open", n)
+		if n := f.told("CSIDriver", f.driver, reasonBreakerOpen); n != 1 {
+			t.Errorf("%d times it was told that the breaker is open", n)
 		}
 		f.stop() // 044
 		f.start()
@@ -82,6 +85,7 @@ func TestNodecontrollerScenarioBreaker(t *testing.T) {
 	t.Run("043_approve_all", func(t *testing.T) {
 		f := scenario(t, nil)
 		claims := ten(f)
+		f.onlyWrites("PATCH persistentvolumes/pv-c1", "DELETE persistentvolumeclaims/c1", "PATCH persistentvolumes/pv-c2", "DELETE persistentvolumeclaims/c2")
 		f.start()
 		f.seen("pv-c2", placeHealthy)
 		f.deleteNode("n1")
@@ -101,6 +105,7 @@ func TestNodecontrollerScenarioBreaker(t *testing.T) {
 		f := scenario(t, func(f *fixture) { f.cfg.NodeCleanupMaxFraction, f.cfg.TopologyNodeKey = 1, f.key })
 		f.node("n")
 		_, pvc := f.bound("a", "n")
+		f.onlyWrites("PATCH persistentvolumes/pv-a")
 		f.start()
 		f.seen("pv-a", placeHealthy)
 		f.deleteNode("keep")
@@ -111,9 +116,12 @@ func TestNodecontrollerScenarioBreaker(t *testing.T) {
 	})
 	t.Run("046_rate", func(t *testing.T) {
 		f := scenario(t, nil)
+		var may []string
 		for i := range 30 {
 			f.bound(fmt.Sprintf("c%d", i), "n")
+			may = append(may, fmt.Sprintf("PATCH persistentvolumes/pv-c%d", i), fmt.Sprintf("DELETE persistentvolumeclaims/c%d", i))
 		}
+		f.onlyWrites(may...)
 		left := func() int {
 			list, err := f.client.CoreV1().PersistentVolumeClaims(f.ns).List(t.Context(), metav1.ListOptions{})
 			f.must(err)
@@ -155,27 +163,34 @@ func TestNodecontrollerScenarioBreaker(t *testing.T) {
 		t.Run("not_asked_for", func(t *testing.T) {
 			f := scenario(t, nil)
 			pv, pvc := fenced(f, true)
+			f.onlyWrites()
 			f.start()
 			f.staysFor(shortGrace, "pv-a", placeFenced, pv, pvc)
+			f.silent()
 		})
 		t.Run("data_not_lost", func(t *testing.T) {
 			f := scenario(t, func(f *fixture) { f.cfg.NodeCleanupOutOfService, f.cfg.NodeOutOfServiceGrace = true, 0 })
 			pv, pvc := fenced(f, false)
+			f.onlyWrites()
 			f.start()
 			f.staysFor(shortGrace, "pv-a", placeHealthy, pv, pvc)
+			f.silent()
 		})
 		t.Run("grace_not_over", func(t *testing.T) {
 			f := scenario(t, func(f *fixture) {
 				f.cfg.NodeCleanupOutOfService, f.cfg.NodeOutOfServiceGrace = true, 50*365*24*time.Hour
 			})
 			pv, pvc := fenced(f, true)
+			f.onlyWrites()
 			f.start()
 			f.staysFor(shortGrace, "pv-a", placeFenced, pv, pvc)
+			f.silent()
 		})
 		t.Run("all", func(t *testing.T) {
 			f := scenario(t, func(f *fixture) { f.cfg.NodeCleanupOutOfService = true })
 			pv, _ := fenced(f, true)
 			pod := f.pod("p", "a", f.name("n"))
+			f.onlyWrites("DELETE persistentvolumeclaims/a")
 			f.start()
 			f.claimDeleted("a")
 			f.untouched(pv, pod)
@@ -184,7 +199,6 @@ func TestNodecontrollerScenarioBreaker(t *testing.T) {
 	t.Run("035_claim_of_another_uid", func(t *testing.T) {
 		f := scenario(t, nil)
 		stale := make(chan struct{})
-		var deletes atomic.Int32
 		f.watch = kubetest.Proxy(t, f.cp.Config(), func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
 			if r.URL.Query().Get("watch") != "" && strings.Contains(r.URL.Path, "persistentvolumeclaims") {
 				if r.URL.Query().Get("sendInitialEvents") != "" { // which has the informer list instead
@@ -201,14 +215,9 @@ func TestNodecontrollerScenarioBreaker(t *testing.T) {
 			}
 			pass.ServeHTTP(w, r)
 		})
-		f.proxied(func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
-			if r.Method == http.MethodDelete {
-				deletes.Add(1)
-			}
-			pass.ServeHTTP(w, r)
-		})
 		defer close(stale)
 		_, old := f.bound("a", "n")
+		f.onlyWrites("PATCH persistentvolumes/pv-a")
 		f.start()
 		f.untilVolume("pv-a", "is missing its node", f.isMissing)
 		_, err := f.client.CoreV1().PersistentVolumeClaims(f.ns).Patch(t.Context(), "a", "application/merge-patch+json", []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{})
@@ -218,10 +227,15 @@ func TestNodecontrollerScenarioBreaker(t *testing.T) {
 		if recreated.UID == old.UID {
 			t.Fatal("it is the same claim")
 		}
-		f.passed(time.Now(), shortGrace+time.Second)
+		before := len(f.asked("GET " + claimA))
+		f.passed(time.Now(), 10*time.Second)
+		attempts := f.asked("GET " + claimA) // each begins with a look at the claim itself
+		if n := len(attempts) - before; n < 1 || n > 3 {
+			t.Errorf("%d attempts within 10s, want 1 to 3", n)
+		}
 		f.looks("pv-a")
 		f.untouched(recreated)
-		if n := deletes.Load(); n > 0 {
+		if n := len(f.asked("DELETE " + claimA)); n > 0 {
 			t.Errorf("%d deletions were sent", n)
 		}
 	})
@@ -243,6 +257,7 @@ func TestNodecontrollerScenarioBreaker(t *testing.T) {
 		})
 		f.cfg.Timeout = 500 * time.Millisecond
 		pv, pvc := f.bound("a", "n")
+		f.onlyWrites("PATCH persistentvolumes/pv-a", "DELETE persistentvolumeclaims/a")
 		f.start()
 		kubetest.Eventually(t, "it was tried again and again", func(context.Context) error {
 			if n := asked.Load(); n < 5 {
@@ -269,6 +284,7 @@ func TestNodecontrollerScenarioBreaker(t *testing.T) {
 			pass.ServeHTTP(w, r)
 		})
 		_, pvc := f.bound("a", "n")
+		f.onlyWrites("PATCH persistentvolumes/pv-a", "DELETE persistentvolumeclaims/a as a trial") // the clock is a note
 		f.start()
 		f.event("PersistentVolume", f.name("pv-a"), reasonMissing, "(dry-run) ")
 		f.event("PersistentVolume", f.name("pv-a"), reasonClaimDeleted, "(dry-run) ")
@@ -279,7 +295,7 @@ func TestNodecontrollerScenarioBreaker(t *testing.T) {
 		}
 	})
 	t.Run("041_forbidden", func(t *testing.T) {
-		f := scenario(t, nil)
+		f := scenario(t, func(f *fixture) { f.cfg.RetryIntervalMax = time.Minute })
 		user := f.ns + "-user"
 		f.user = f.cp.UserConfig(user)
 		f.grant(user, []rbacv1.PolicyRule{
@@ -287,8 +303,23 @@ func TestNodecontrollerScenarioBreaker(t *testing.T) {
 			{APIGroups: []string{""}, Resources: []string{"persistentvolumes"}, Verbs: []string{"patch"}},
 		})
 		_, pvc := f.bound("a", "n")
+		f.onlyWrites("PATCH persistentvolumes/pv-a", "DELETE persistentvolumeclaims/a")
 		f.start()
 		f.event("PersistentVolume", f.name("pv-a"), reasonBlocked, "forbidden")
+		const tries = 5
+		kubetest.Eventually(t, "it was tried again and again", func(context.Context) error {
+			if n := len(f.asked("DELETE " + claimA)); n < tries {
+				return fmt.Errorf("only %d times", n)
+			}
+			return nil
+		})
+		at, pause := f.asked("DELETE "+claimA), f.cfg.RetryIntervalStart
+		for i := 1; i < tries; i++ {
+			if d := at[i].Sub(at[i-1]); d < pause {
+				t.Errorf("try %d came %v after the one before, want %v at least", i+1, d, pause)
+			}
+			pause *= 2
+		}
 		f.untouched(pvc)
 		f.grant(user+"-more", []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"persistentvolumeclaims"}, Verbs: []string{"delete"}}}, user)
 		f.claimDeleted("a") // the process is up, and comes back to it

@@ -21,6 +21,7 @@ func TestNodecontrollerScenarioOrphans(t *testing.T) {
 	t.Run("021_report", func(t *testing.T) {
 		f := scenario(t, func(f *fixture) { f.cfg.NodeCleanup = CleanupReport })
 		pv, pvc := f.bound("a", "n")
+		f.onlyWrites()
 		f.start()
 		f.event("PersistentVolume", pv.Name, reasonMissing, f.name("n"))
 		f.event("PersistentVolumeClaim", pvc.Name, reasonMissing, f.name("n"))
@@ -28,21 +29,26 @@ func TestNodecontrollerScenarioOrphans(t *testing.T) {
 		f.gauge("storage_controller_nodes_missing", 1)
 	})
 	t.Run("022_claims", func(t *testing.T) {
-		f := scenario(t, func(f *fixture) { f.cfg.NodeCleanupScope = ScopeOptIn })
+		const grace = 8 * time.Second
+		f := scenario(t, func(f *fixture) { f.cfg.NodeCleanupScope, f.cfg.NodeMissingGrace = ScopeOptIn, grace })
 		f.patchClass("c", map[string]any{f.ann.cleanup: enabled})
 		f.node("n")
 		_, pvc := f.bound("a", "n")
+		f.onlyWrites("PATCH persistentvolumes/pv-a", "DELETE persistentvolumeclaims/a")
 		f.start()
 		f.seen("pv-a", placeHealthy)
+		begin := time.Now()
 		f.deleteNode("n")
 		pv := f.untilVolume("pv-a", "says that its node is missing", f.isMissing)
+		f.soon("it is said that the node is missing", begin, grace)
+		f.untouched(pvc)
 		if pv.Annotations[f.ann.lostNode] != f.name("n") || pv.Annotations[f.ann.lostNodeUID] == "" {
 			t.Errorf("annotations %v", pv.Annotations)
 		}
 		since, err := time.Parse(time.RFC3339, pv.Annotations[f.ann.missing])
 		f.must(err)
 		f.claimDeleted("a")
-		if deleted := f.getClaim("a").DeletionTimestamp; deleted.Sub(since) < shortGrace {
+		if deleted := f.getClaim("a").DeletionTimestamp; deleted.Sub(since) < grace || since.Before(begin.Truncate(time.Second)) {
 			t.Errorf("deleted at %v, missing since %v", deleted, since)
 		}
 		f.event("PersistentVolume", pv.Name, reasonClaimDeleted, f.ns+"/a")
@@ -55,8 +61,11 @@ func TestNodecontrollerScenarioOrphans(t *testing.T) {
 	t.Run("023_node_is_back", func(t *testing.T) {
 		f := scenario(t, func(f *fixture) { f.cfg.NodeMissingGrace = 5 * time.Second })
 		_, pvc := f.bound("a", "n")
+		f.onlyWrites("PATCH persistentvolumes/pv-a", "DELETE persistentvolumeclaims/a")
 		f.start()
 		f.untilVolume("pv-a", "is missing its node", f.isMissing)
+		f.passed(time.Now(), 3*time.Second) // of which nothing may count for the second absence
+		f.untouched(pvc)
 		f.node("n")
 		f.untilVolume("pv-a", "has no notes", func(pv *corev1.PersistentVolume) bool { return f.c.policy.notedNothing(pv) })
 		f.event("PersistentVolume", f.name("pv-a"), reasonReturned, f.name("n"))
@@ -71,6 +80,7 @@ func TestNodecontrollerScenarioOrphans(t *testing.T) {
 	t.Run("024_restart_keeps_the_deadline", func(t *testing.T) {
 		f := scenario(t, func(f *fixture) { f.cfg.NodeMissingGrace = 6 * time.Second })
 		f.bound("a", "n")
+		f.onlyWrites("PATCH persistentvolumes/pv-a", "DELETE persistentvolumeclaims/a")
 		f.start()
 		pv := f.untilVolume("pv-a", "is missing its node", f.isMissing)
 		since, err := time.Parse(time.RFC3339, pv.Annotations[f.ann.missing])
@@ -87,15 +97,22 @@ func TestNodecontrollerScenarioOrphans(t *testing.T) {
 		}
 	})
 	t.Run("025_clock_in_the_future", func(t *testing.T) {
-		f := scenario(t, nil)
+		const grace = 5 * time.Second
+		f := scenario(t, func(f *fixture) { f.cfg.NodeMissingGrace = grace })
 		future := time.Now().Add(time.Hour).UTC().Format(time.RFC3339)
 		f.boundTo("a", []string{"n"}, func(pv *corev1.PersistentVolume) { pv.Annotations[f.ann.missing] = future }, nil)
 		begin := time.Now()
+		f.onlyWrites("PATCH persistentvolumes/pv-a", "DELETE persistentvolumeclaims/a")
 		f.start()
-		f.untilVolume("pv-a", "has a clock that has begun", func(pv *corev1.PersistentVolume) bool { return pv.Annotations[f.ann.missing] != future })
+		pv := f.untilVolume("pv-a", "has a clock that has begun", func(pv *corev1.PersistentVolume) bool { return pv.Annotations[f.ann.missing] != future })
+		since, err := time.Parse(time.RFC3339, pv.Annotations[f.ann.missing])
+		f.must(err)
+		if since.Before(begin.Truncate(time.Second)) || since.After(time.Now()) { // annotations have whole seconds
+			t.Errorf("the clock began at %v, want a time since %v", since, begin)
+		}
 		f.claimDeleted("a")
-		if d := time.Since(begin); d < shortGrace-time.Second {
-			t.Errorf("deleted after %v", d)
+		if deleted := f.getClaim("a").DeletionTimestamp; deleted.Sub(since) < grace {
+			t.Errorf("deleted at %v, missing since %v", deleted, since)
 		}
 	})
 	t.Run("026_node_without_label", func(t *testing.T) {
@@ -103,6 +120,7 @@ func TestNodecontrollerScenarioOrphans(t *testing.T) {
 		f.node("n")
 		f.patchNode("n", fmt.Sprintf(`{"metadata":{"labels":{"%s":null}}}`, f.key))
 		pv, pvc := f.bound("a", "n")
+		f.onlyWrites()
 		f.start()
 		f.staysFor(shortGrace, "pv-a", placeHealthy, pv, pvc)
 	})
@@ -110,6 +128,7 @@ func TestNodecontrollerScenarioOrphans(t *testing.T) {
 		f := scenario(t, nil)
 		f.node("n")
 		pv, pvc := f.bound("a", "n")
+		f.onlyWrites("PATCH persistentvolumes/pv-a", "DELETE persistentvolumeclaims/a")
 		f.start()
 		f.seen("pv-a", placeHealthy)
 		f.must(f.client.CoreV1().Nodes().Delete(t.Context(), f.name("n"), metav1.DeleteOptions{}))
@@ -122,9 +141,11 @@ func TestNodecontrollerScenarioOrphans(t *testing.T) {
 		f.node("n")
 		f.patchNode("n", `{"status":{"conditions":[{"type":"Ready","status":"Unknown","lastTransitionTime":"2020-01-01T00:00:00Z"}]}}`, "status")
 		pv, pvc := f.bound("a", "n")
+		f.onlyWrites()
 		f.start()
 		f.staysFor(shortGrace, "pv-a", placeHealthy, pv, pvc)
 		f.gauge("storage_controller_nodes_not_ready", 1)
+		f.silent()
 	})
 	t.Run("030_term_without_key", func(t *testing.T) {
 		f := scenario(t, nil)
@@ -132,6 +153,7 @@ func TestNodecontrollerScenarioOrphans(t *testing.T) {
 			terms := &pv.Spec.NodeAffinity.Required.NodeSelectorTerms
 			*terms = append(*terms, corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "other", Operator: corev1.NodeSelectorOpExists}}})
 		}, nil)
+		f.onlyWrites()
 		f.start()
 		f.staysFor(shortGrace, "pv-a", placeElsewhere, pv, pvc)
 	})
@@ -139,6 +161,7 @@ func TestNodecontrollerScenarioOrphans(t *testing.T) {
 		f := scenario(t, nil)
 		f.node("m")
 		pv, pvc := f.boundTo("a", []string{"n", "m"}, nil, nil)
+		f.onlyWrites("PATCH persistentvolumes/pv-a")
 		f.start()
 		f.staysFor(shortGrace, "pv-a", placeHealthy, pv, pvc)
 		f.deleteNode("m")
@@ -147,6 +170,7 @@ func TestNodecontrollerScenarioOrphans(t *testing.T) {
 	t.Run("032_other_driver", func(t *testing.T) {
 		f := scenario(t, nil)
 		pv, pvc := f.boundTo("a", []string{"n"}, func(pv *corev1.PersistentVolume) { pv.Spec.CSI.Driver = "other.example.com" }, nil)
+		f.onlyWrites()
 		f.start()
 		f.staysFor(shortGrace, "pv-a", placeElsewhere, pv, pvc)
 	})
@@ -161,6 +185,7 @@ func TestNodecontrollerScenarioOrphans(t *testing.T) {
 			pv.Annotations[f.ann.cleanup] = disabled
 		}, nil)
 		byClaim, claimClaim := f.boundTo("by-claim", []string{"n"}, ofClass, func(pvc *corev1.PersistentVolumeClaim) { pvc.Annotations[f.ann.cleanup] = disabled })
+		f.onlyWrites("PATCH persistentvolumes/pv-in", "DELETE persistentvolumeclaims/in")
 		f.start()
 		f.claimDeleted("in")
 		for _, pv := range []*corev1.PersistentVolume{out, byVolume, byClaim} {
@@ -170,10 +195,12 @@ func TestNodecontrollerScenarioOrphans(t *testing.T) {
 		f.untouched(out, outClaim, byVolume, volumeClaim, byClaim, claimClaim)
 	})
 	t.Run("033_scope_of_the_namespace", func(t *testing.T) {
-		f := scenario(t, nil)
+		f := scenario(t, func(f *fixture) { f.cfg.NodeCleanupScope = ScopeOptIn })
+		f.patchClass("c", map[string]any{f.ann.cleanup: enabled})
 		_, err := f.client.CoreV1().Namespaces().Patch(t.Context(), f.ns, types.MergePatchType, annotationsPatch(map[string]any{f.ann.cleanup: disabled}), metav1.PatchOptions{})
 		f.must(err)
 		pv, pvc := f.bound("a", "n")
+		f.onlyWrites()
 		f.start()
 		f.event("PersistentVolume", pv.Name, reasonSkipped, "Namespace "+f.ns)
 		f.looks("pv-a")
@@ -186,6 +213,7 @@ func TestNodecontrollerScenarioOrphans(t *testing.T) {
 		t.Run("skip", func(t *testing.T) {
 			f := scenario(t, nil)
 			pv, pvc := f.boundTo("a", []string{"n"}, retain, nil)
+			f.onlyWrites()
 			f.start()
 			f.event("PersistentVolume", pv.Name, reasonSkipped, "Retain")
 			f.looks("pv-a")
@@ -194,6 +222,7 @@ func TestNodecontrollerScenarioOrphans(t *testing.T) {
 		t.Run("claim", func(t *testing.T) {
 			f := scenario(t, func(f *fixture) { f.cfg.NodeCleanup, f.cfg.NodeCleanupRetain = CleanupVolumes, RetainClaim })
 			f.boundTo("a", []string{"n"}, retain, nil)
+			f.onlyWrites("PATCH persistentvolumes/pv-a", "DELETE persistentvolumeclaims/a")
 			f.start()
 			f.claimDeleted("a")
 			f.release("a")
@@ -210,6 +239,7 @@ func TestNodecontrollerScenarioOrphans(t *testing.T) {
 		f.bound("b", "n")
 		contradiction := f.pod("contradiction", "a", f.name("m"))
 		left := f.pod("left", "b", f.name("n"))
+		f.onlyWrites("PATCH persistentvolumes/pv-a", "PATCH persistentvolumes/pv-b", "DELETE persistentvolumeclaims/b")
 		f.start()
 		f.claimDeleted("b")
 		f.event("PersistentVolume", pv.Name, reasonSkipped, "ClaimInUse")
@@ -224,6 +254,7 @@ func TestNodecontrollerScenarioOrphans(t *testing.T) {
 		t.Run("ignore", func(t *testing.T) {
 			f := scenario(t, nil)
 			pvc := selecting(f)
+			f.onlyWrites()
 			f.start()
 			f.passed(time.Now(), shortGrace+time.Second)
 			_, err := f.term().syncNode(t.Context(), f.name("n"))
@@ -233,6 +264,7 @@ func TestNodecontrollerScenarioOrphans(t *testing.T) {
 		t.Run("reschedule", func(t *testing.T) {
 			f := scenario(t, func(f *fixture) { f.cfg.NodeCleanupUnbound = UnboundReschedule })
 			pvc := selecting(f)
+			f.onlyWrites("PATCH persistentvolumeclaims/a")
 			f.start()
 			f.untilClaim("a", "has no selected node", func(now *corev1.PersistentVolumeClaim) bool {
 				return now != nil && now.UID == pvc.UID && now.DeletionTimestamp == nil && now.Annotations[kube.AnnSelectedNode] == ""
@@ -242,6 +274,7 @@ func TestNodecontrollerScenarioOrphans(t *testing.T) {
 			f := scenario(t, func(f *fixture) { f.cfg.NodeCleanupUnbound = UnboundDelete })
 			selecting(f)
 			begin := time.Now()
+			f.onlyWrites("DELETE persistentvolumeclaims/a")
 			f.start()
 			f.claimDeleted("a")
 			if d := time.Since(begin); d < shortGrace {

@@ -44,6 +44,7 @@ func TestNodecontrollerScenarioProcess(t *testing.T) {
 		f := scenario(t, nil)
 		var deletes [2]atomic.Int32
 		var replicas [2]process
+		f.onlyWrites("PATCH persistentvolumes/pv-a", "DELETE persistentvolumeclaims/a", "PATCH persistentvolumes/pv-b", "DELETE persistentvolumeclaims/b")
 		for i := range replicas {
 			user := kubetest.Proxy(t, f.cp.Config(), func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
 				if r.Method == http.MethodDelete {

@@ -54,9 +54,10 @@ type fixture struct {
 	user   *rest.Config // of the controller
 	watch  *rest.Config // of its watches
 	locks  volumelock.Locks
-	reg    *prometheus.Registry // of the last start
-	c      *Controller          // likewise
-	stop   func()               // ends the process as SIGTERM does
+	requests
+	reg  *prometheus.Registry // of the last start
+	c    *Controller          // likewise
+	stop func()               // ends the process as SIGTERM does
 }
 
 // scenario is a fixture whose controller is not started yet, in mode claims for all
@@ -64,28 +65,42 @@ type fixture struct {
 func scenario(t *testing.T, change func(f *fixture)) *fixture {
 	t.Helper()
 	t.Parallel()
-	f := &fixture{T: t, cp: kubetest.Get(t)}
-	f.client, f.ns, f.user, f.watch = f.cp.Client(), kubetest.Namespace(t, f.cp), f.cp.Config(), f.cp.Config()
+	f := newFixture(t)
 	f.driver = f.ns + ".example.com"
 	f.key, f.ann = "topology."+f.driver+"/node", annotationsOf(f.driver)
-	f.cfg = DefaultConfig()
 	f.cfg.NodeFinalizerMode, f.cfg.NodeCleanup, f.cfg.NodeCleanupScope = NodeFinalizerRemove, CleanupClaims, ScopeAll
 	f.cfg.NodeDeleteGrace, f.cfg.NodeFinalizerWaitForOthers = 0, false
 	f.cfg.MinMissingGrace, f.cfg.NodeMissingGrace, f.cfg.PVReleaseGrace = 0, shortGrace, shortGrace
 	f.cfg.UnregisteredGrace = shortGrace
-	f.cfg.RetryIntervalStart, f.cfg.RetryIntervalMax = 100*time.Millisecond, time.Second
 	if change != nil {
 		change(f)
 	}
+	f.setUp()
+	return f
+}
+
+func newFixture(t *testing.T) *fixture {
+	t.Helper()
+	f := &fixture{T: t, cp: kubetest.Get(t)}
+	f.client, f.ns, f.user, f.watch = f.cp.Client(), kubetest.Namespace(t, f.cp), f.cp.Config(), f.cp.Config()
+	f.cfg = DefaultConfig()
+	f.cfg.RetryIntervalStart, f.cfg.RetryIntervalMax = 100*time.Millisecond, time.Second
+	return f
+}
+
+// setUp makes what every scenario has, once its driver and its settings are known.
+func (f *fixture) setUp() {
+	f.Helper()
+	f.key, f.ann = "topology."+f.driver+"/node", annotationsOf(f.driver)
 	cfg, _, err := f.cfg.Resolve(f.driver)
 	f.must(err)
 	f.cfg = cfg
-	_, err = f.client.StorageV1().CSIDrivers().Create(t.Context(), &storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: f.driver}}, metav1.CreateOptions{})
+	_, err = f.client.StorageV1().CSIDrivers().Create(f.Context(), &storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: f.driver}}, metav1.CreateOptions{})
 	f.must(err)
 	f.class("c", nil)
 	f.node("keep")
-	t.Cleanup(f.removeEverything)
-	return f
+	f.Cleanup(f.removeEverything)
+	f.Cleanup(f.checkWrites)
 }
 
 // removeEverything takes the cluster-wide objects away, whatever keeps them: other
@@ -154,6 +169,7 @@ func (f *fixture) run(user *rest.Config) process {
 func (f *fixture) prepare(user *rest.Config) process {
 	f.Helper()
 	reg := prometheus.NewRegistry()
+	user = kubetest.Proxy(f.T, user, f.record)
 	api, err := kubernetes.NewForConfig(user)
 	f.must(err)
 	custom, err := dynamic.NewForConfig(user)
@@ -314,7 +330,7 @@ func (f *fixture) boundTo(name string, nodes []string, changeVolume func(*corev1
 	return f.phase(pv, corev1.VolumeBound), pvc
 }
 
-// pod makes a pod that uses a claim; node is the whole name of its node.
+// pod makes a pod that uses a claim; node is the whole name of its node, on which it runs.
 func (f *fixture) pod(name, claim, node string) *corev1.Pod {
 	f.Helper()
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.PodSpec{
@@ -323,6 +339,10 @@ func (f *fixture) pod(name, claim, node string) *corev1.Pod {
 	}}
 	pod, err := f.client.CoreV1().Pods(f.ns).Create(f.Context(), pod, metav1.CreateOptions{})
 	f.must(err)
+	if node != "" {
+		pod, err = f.client.CoreV1().Pods(f.ns).Patch(f.Context(), name, types.MergePatchType, []byte(`{"status":{"phase":"Running"}}`), metav1.PatchOptions{}, "status")
+		f.must(err)
+	}
 	return pod
 }
 
@@ -436,6 +456,20 @@ func (f *fixture) events(kind, name, reason string) (messages []string) {
 		}
 	}
 	return messages
+}
+
+// told is how often an event about an object with a reason was sent: the same text sent
+// again is one object that counts.
+func (f *fixture) told(kind, name, reason string) (n int32) {
+	f.Helper()
+	list, err := f.client.CoreV1().Events("").List(f.Context(), metav1.ListOptions{FieldSelector: "involvedObject.name=" + name + ",reason=" + reason})
+	f.must(err)
+	for _, e := range list.Items {
+		if e.InvolvedObject.Kind == kind && e.Source.Component == f.driver {
+			n += max(e.Count, 1)
+		}
+	}
+	return n
 }
 
 // gauge waits until a metric without labels has a value.

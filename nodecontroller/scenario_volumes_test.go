@@ -50,6 +50,7 @@ func TestNodecontrollerScenarioVolumes(t *testing.T) {
 		f := scenario(t, volumes)
 		begin := time.Now()
 		f.released(nil)
+		f.onlyWrites("PATCH persistentvolumes/pv-a", "DELETE persistentvolumes/pv-a")
 		f.start()
 		f.untilVolume("pv-a", "has only its protection", deletedWith(pvProtection))
 		if d := time.Since(begin); d < shortGrace-time.Second { // the API keeps whole seconds
@@ -63,6 +64,7 @@ func TestNodecontrollerScenarioVolumes(t *testing.T) {
 	t.Run("049_foreign_finalizer", func(t *testing.T) {
 		f := scenario(t, volumes)
 		f.released(func(pv *corev1.PersistentVolume) { pv.Finalizers = append(pv.Finalizers, "x.example.com/y") })
+		f.onlyWrites("PATCH persistentvolumes/pv-a", "DELETE persistentvolumes/pv-a")
 		f.start()
 		f.untilVolume("pv-a", "has what is not ours", deletedWith(pvProtection, "x.example.com/y"))
 		f.event("PersistentVolume", f.name("pv-a"), reasonBlocked, "x.example.com/y")
@@ -75,6 +77,7 @@ func TestNodecontrollerScenarioVolumes(t *testing.T) {
 			Spec:       storagev1.VolumeAttachmentSpec{Attacher: f.driver, NodeName: f.name("n"), Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: ptr.To(pv.Name)}},
 		}, metav1.CreateOptions{})
 		f.must(err)
+		f.onlyWrites("PATCH persistentvolumes/pv-a", "DELETE persistentvolumes/pv-a")
 		f.start()
 		f.event("PersistentVolume", pv.Name, reasonBlocked, va.Name)
 		f.looks("pv-a")
@@ -97,6 +100,7 @@ func TestNodecontrollerScenarioVolumes(t *testing.T) {
 			pass.ServeHTTP(w, r)
 		})
 		f.boundTo("a", []string{"n"}, func(pv *corev1.PersistentVolume) { pv.Finalizers = []string{provisionerFinalizer} }, nil)
+		f.onlyWrites("PATCH persistentvolumes/pv-a", "DELETE persistentvolumeclaims/a", "DELETE persistentvolumes/pv-a")
 		f.start()
 		f.claimDeleted("a")
 		f.passed(time.Now(), shortGrace)
@@ -117,6 +121,7 @@ func TestNodecontrollerScenarioVolumes(t *testing.T) {
 		t.Run("untouched", func(t *testing.T) {
 			f := scenario(t, volumes)
 			pv := f.released(unprovisioned)
+			f.onlyWrites()
 			f.start()
 			f.event("PersistentVolume", pv.Name, reasonSkipped, "--node-cleanup-static")
 			f.staysFor(shortGrace, "pv-a", placeOrphan, pv)
@@ -124,6 +129,7 @@ func TestNodecontrollerScenarioVolumes(t *testing.T) {
 		t.Run("included", func(t *testing.T) {
 			f := scenario(t, func(f *fixture) { volumes(f); f.cfg.NodeCleanupStatic = true })
 			f.released(unprovisioned)
+			f.onlyWrites("PATCH persistentvolumes/pv-a", "DELETE persistentvolumes/pv-a")
 			f.start()
 			f.untilVolume("pv-a", "has only its protection", deletedWith(pvProtection))
 		})
@@ -142,6 +148,7 @@ func TestNodecontrollerScenarioVolumes(t *testing.T) {
 			pass.ServeHTTP(w, r)
 		})
 		f.released(nil)
+		f.onlyWrites("PATCH persistentvolumes/pv-a")
 		f.start()
 		f.untilVolume("pv-a", "is missing its node", f.isMissing)
 		armed.Store(true)
@@ -155,31 +162,36 @@ func TestNodecontrollerScenarioVolumes(t *testing.T) {
 		pv := f.released(func(pv *corev1.PersistentVolume) {
 			pv.Spec.PersistentVolumeReclaimPolicy = corev1.PersistentVolumeReclaimRetain
 		})
+		f.onlyWrites()
 		f.start()
 		f.event("PersistentVolume", pv.Name, reasonSkipped, "Retain")
 		f.staysFor(shortGrace, "pv-a", placeOrphan, pv)
 	})
 	t.Run("055_command", func(t *testing.T) {
 		f := scenario(t, nil)
+		api := f.recorded()
+		f.onlyWrites("DELETE persistentvolumeclaims/a as a trial") // with the node, and for a plan
 		request := CleanupRequest{Driver: f.driver, Node: f.name("n"), Volumes: true, Yes: true, Wait: time.Minute}
 		f.node("n")
 		pv, pvc := f.boundTo("a", []string{"n"}, func(pv *corev1.PersistentVolume) { pv.Finalizers = []string{provisionerFinalizer, pvProtection} }, nil)
 		var out strings.Builder
-		if err := Cleanup(t.Context(), f.cfg, f.client, request, &out); !errors.Is(err, ErrRefused) {
+		if err := Cleanup(t.Context(), f.cfg, api, request, &out); !errors.Is(err, ErrRefused) {
 			t.Errorf("with the node: %v", err)
 		}
 		f.untouched(pv, pvc)
 		f.deleteNode("n")
 		plan := request
 		plan.Yes = false
-		if err := Cleanup(t.Context(), f.cfg, f.client, plan, &out); !errors.Is(err, ErrRefused) || !strings.Contains(out.String(), "delete claim") {
+		if err := Cleanup(t.Context(), f.cfg, api, plan, &out); !errors.Is(err, ErrRefused) || !strings.Contains(out.String(), "delete claim") {
 			t.Errorf("the plan: %v, %q", err, &out)
 		}
 		plan.DryRun = true
-		f.must(Cleanup(t.Context(), f.cfg, f.client, plan, &out))
+		f.must(Cleanup(t.Context(), f.cfg, api, plan, &out))
 		f.untouched(pv, pvc)
+		f.checkWrites()
+		f.onlyWrites("DELETE persistentvolumeclaims/a as a trial", "PATCH persistentvolumes/pv-a", "DELETE persistentvolumeclaims/a", "DELETE persistentvolumes/pv-a")
 		done := make(chan error, 1)
-		go func() { done <- Cleanup(t.Context(), f.cfg, f.client, request, &out) }()
+		go func() { done <- Cleanup(t.Context(), f.cfg, api, request, &out) }()
 		f.claimDeleted("a")
 		f.release("a")
 		f.untilVolume("pv-a", "has only its protection", deletedWith(pvProtection))

@@ -28,16 +28,17 @@ func run(argv []string) int {
 	name := filepath.Base(argv[0])
 	root := newRoot(name)
 	root.SetArgs(arguments(root, name, argv[1:]))
-	err := root.Execute()
+	cmd, err := root.ExecuteC()
 	if err == nil {
 		return 0
 	}
 	var usage *usageError
 	if errors.As(err, &usage) {
+		hint := ""
 		if usage.text != "" {
-			fmt.Fprintln(os.Stderr, usage.text)
+			hint = "; " + seeHelp(cmd, name) // the usage itself, a hundred flags, would hide what is wrong
 		}
-		fmt.Fprintf(os.Stderr, "%s: %v\n", name, err)
+		fmt.Fprintf(os.Stderr, "%s: %v%s\n", name, err, hint)
 		return exitUsage
 	}
 	fmt.Fprintf(os.Stderr, "%s: %v\n", name, err)

@@ -30,9 +30,6 @@ func newNodecontrollerCommand(name string) *cobra.Command {
 func newCleanupCommand() *cobra.Command {
 	var request nodecontroller.CleanupRequest
 	cmd := newOnceCommand("cleanup", "Clean up after one node that is gone, now", func(cmd *cobra.Command, o *once) error {
-		if request.Node == "" {
-			return &usageError{err: errors.New("--node: must name the node to clean up after"), text: cmd.UsageString()}
-		}
 		request.Driver = o.driver
 		return nodecontroller.Cleanup(o.ctx, o.cfg, o.client, request, cmd.OutOrStdout())
 	})
@@ -45,6 +42,12 @@ something failed.`
   storage-controller nodecontroller cleanup --driver-name=local.example.com --node=worker-7 --volumes --dry-run
   # The same, and done:
   storage-controller nodecontroller cleanup --driver-name=local.example.com --node=worker-7 --volumes --yes`
+	cmd.PreRunE = func(cmd *cobra.Command, _ []string) error { // before the driver is asked for its name
+		if request.Node == "" {
+			return &usageError{err: errors.New("--node: must name the node to clean up after"), text: cmd.UsageString()}
+		}
+		return nil
+	}
 	fs := cmd.Flags()
 	fs.StringVar(&request.Node, "node", "", "name of the node")
 	fs.BoolVar(&request.Volumes, "volumes", false, "remove the volumes too, once their claims are gone")

@@ -40,6 +40,7 @@ type commonConfig struct {
 	OTLPSamplingRatio    float64       `mapstructure:"otlp-sampling-ratio"`
 	FeatureGates         gates         `mapstructure:"feature-gates"`
 	Controllers          []string      `mapstructure:"controllers"`
+	AuditInterval        time.Duration `mapstructure:"audit-interval"`
 	Logging              loggingConfig `mapstructure:",squash"`
 }
 
@@ -97,6 +98,9 @@ func commonOptions(all bool, roles ...role) []option {
 	}
 	if slices.ContainsFunc(roles, func(r role) bool { return r.section == nodecontrollerSection }) {
 		options = append(options, nodecontrollerCommonOptions()...)
+	}
+	if having(roles, provisionerRole.section) {
+		options = append(options, option{name: "audit-interval", def: time.Duration(0), usage: "time between two comparisons of the volumes that the driver lists with the PersistentVolumes, for metrics and the log; 0 means none"})
 	}
 	if all {
 		options = append(options, option{name: "controllers", def: "", usage: "roles to run, as provisioner,attacher; empty means all that the driver supports"})

@@ -413,7 +413,7 @@ func (s settings) validate(roles ...role) error {
 			errs = append(errs, fmt.Errorf("--node-deployment: the %s cannot run once per node; set --controllers=provisioner,capacity or one of these", central))
 		}
 	}
-	errs = append(errs, c.FeatureGates.validate(), s.driverConfig(roles...).Validate(), s.leaseConfig().Validate(), s.serverConfig().Validate(), s.tracingConfig("").Validate())
+	errs = append(errs, c.FeatureGates.validate(), s.driverConfig(roles...).Validate(), s.leaseConfig().Validate(), s.serverConfig().Validate(), s.tracingConfig("").Validate(), s.validateAudit(roles))
 	for _, r := range roles {
 		if err := r.validate(s); err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", r.section, err))

@@ -13,7 +13,7 @@ import (
 // usageError is a mistake in the command line itself.
 type usageError struct {
 	err  error
-	text string // the usage of the command; empty where that would not help
+	text string // the usage of the command; empty where a look at its help would not help
 }
 
 func (e *usageError) Error() string { return e.err.Error() }
@@ -64,9 +64,12 @@ default.`,
 		newRoleCommand("all", name, true, allRoles()...),
 		newConfigCommand(),
 		newExplainCommand(),
+		newDoctorCommand(),
+		newAuditCommand(),
 		newMigrateCommand(name),
 		newVersionCommand(name),
 	)
+	complete(root)
 	return root
 }
 

@@ -207,7 +207,7 @@ func (p *process) run(ctx context.Context) error {
 }
 
 // connect asks the driver who it is. Where nobody calls the driver there is no client.
-func (p *process) connect(ctx context.Context, registry *prometheus.Registry, server *diagnostics, page *status) (*csiclient.Client, csiclient.Driver, error) {
+func (p *process) connect(ctx context.Context, registry prometheus.Registerer, server *diagnostics, page *status) (*csiclient.Client, csiclient.Driver, error) {
 	log := klog.FromContext(ctx)
 	if name := p.settings.unconnected(p.roles); name != "" {
 		log.Info("Working without a connection to the driver", "driver", name)
@@ -251,7 +251,7 @@ func connection(ctx context.Context, csi *csiclient.Client) error {
 
 // build makes the watches and the controllers of the chosen roles. What it starts lasts as
 // long as services; ctx ends its questions.
-func (p *process) build(ctx, services context.Context, restConfig *rest.Config, registry *prometheus.Registry,
+func (p *process) build(ctx, services context.Context, restConfig *rest.Config, registry prometheus.Registerer,
 	csi *csiclient.Client, driver csiclient.Driver, server *diagnostics, page *status) (*terms, error) {
 	log := klog.FromContext(ctx)
 	chosen, skipped := p.settings.choose(p.roles, p.all, driver)
@@ -299,6 +299,11 @@ func (p *process) build(ctx, services context.Context, restConfig *rest.Config, 
 			return nil, fmt.Errorf("%s: %w", r.section, err)
 		}
 		t.add(r, r.lease(p.settings, driver.Name), c)
+		if r.section == provisionerRole.section {
+			if err := sh.addAudit(t, r.lease(p.settings, driver.Name)); err != nil {
+				return nil, fmt.Errorf("audit: %w", err)
+			}
+		}
 		if c, ok := c.(checked); ok {
 			server.ready(r.check, c.Ready)
 		}

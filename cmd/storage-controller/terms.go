@@ -60,7 +60,7 @@ func buildOrder(roles []role) []role {
 
 // prepare makes the candidates for the Leases. Their client is no role's, so that
 // renewing never waits for the rate limit of the work.
-func (t *terms) prepare(restConfig *rest.Config, registry *prometheus.Registry, events record.EventRecorder, driver string) error {
+func (t *terms) prepare(restConfig *rest.Config, registry prometheus.Registerer, events record.EventRecorder, driver string) error {
 	c := t.settings.Common
 	if !c.LeaderElection {
 		return nil

@@ -34,7 +34,7 @@ spec:
 
 var kindsOnce sync.Once
 
-// InstallKinds adds VolumeSnapshot, VolumeSnapshotContent and ReferenceGrant to a
+// InstallKinds adds VolumeSnapshot with its content and class, and ReferenceGrant, to a
 // control plane that [Get] has returned, and waits until they are served.
 func InstallKinds(t testing.TB, c *ControlPlane) {
 	t.Helper()
@@ -45,6 +45,7 @@ func InstallKinds(t testing.TB, c *ControlPlane) {
 	}
 	for _, path := range []string{
 		"/apis/snapshot.storage.k8s.io/v1/volumesnapshots", "/apis/snapshot.storage.k8s.io/v1/volumesnapshotcontents",
+		"/apis/snapshot.storage.k8s.io/v1/volumesnapshotclasses",
 		"/apis/gateway.networking.k8s.io/v1beta1/referencegrants",
 	} {
 		Eventually(t, path+" is served", func(ctx context.Context) error {
@@ -59,7 +60,7 @@ func (c *ControlPlane) installKinds(ctx context.Context) error {
 		return fmt.Errorf("looking for the module of the snapshot kinds: %w", err)
 	}
 	manifests := []string{referenceGrant}
-	for _, kind := range []string{"volumesnapshots", "volumesnapshotcontents"} {
+	for _, kind := range []string{"volumesnapshots", "volumesnapshotcontents", "volumesnapshotclasses"} {
 		text, err := os.ReadFile(filepath.Join(strings.TrimSpace(string(out)), "config", "crd", "snapshot.storage.k8s.io_"+kind+".yaml"))
 		if err != nil {
 			return err

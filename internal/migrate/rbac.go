@@ -6,7 +6,7 @@ import (
 )
 
 // hints says which permissions a new container needs that the old ones had not. The
-// files are those that the project ships; each says at its top what it is for.
+// directories are those that the project ships; their files say at the top what they are for.
 func (m *migration) hints(g *group) {
 	if m.workloads == nil {
 		m.workloads = map[kind][]string{}
@@ -38,21 +38,21 @@ func (m *migration) hints(g *group) {
 
 func (g *group) provisionerNeeds(s *source) []string {
 	needs := []string{
-		"patch on persistentvolumeclaims (deploy/rbac/provisioner.yaml), without which each change of a claim takes two requests",
-		"watch and patch on volumesnapshots, where the driver has snapshots (deploy/rbac/provisioner-snapshots.yaml)",
-		"volumeattributesclasses, where the driver has MODIFY_VOLUME (deploy/rbac/provisioner-volumeattributesclasses.yaml)",
+		"patch on persistentvolumeclaims (deploy/rbac/provisioner), without which each change of a claim takes two requests",
+		"watch and patch on volumesnapshots, where the driver has snapshots (deploy/rbac/provisioner-snapshots)",
+		"volumeattributesclasses, where the driver has MODIFY_VOLUME (deploy/rbac/provisioner-volumeattributesclasses)",
 	}
 	if g.elects() && !s.on(g.m.Tables, "leader-election") {
-		needs = append(needs, "the Lease, which it did not use (deploy/rbac/provisioner-leader-election.yaml)")
+		needs = append(needs, "the Lease, which it did not use (deploy/rbac/provisioner-leader-election)")
 	}
 	if f, ok := s.lookup("feature-gates"); ok && slices.Contains(strings.Split(f.known, ","), "CrossNamespaceVolumeDataSource=true") {
-		needs = append(needs, "referencegrants (deploy/rbac/provisioner-cross-namespace.yaml)")
+		needs = append(needs, "referencegrants (deploy/rbac/provisioner-cross-namespace)")
 	}
 	return needs
 }
 
 func (g *group) attacherNeeds(s *source) []string {
-	const file = "(deploy/rbac/attacher-leader-election.yaml)"
+	const file = "(deploy/rbac/attacher-leader-election)"
 	switch {
 	case !g.elects():
 		return nil
@@ -68,9 +68,9 @@ func (g *group) nodecontrollerNeeds(s *source) []string {
 	if f, _ := s.lookup("profile"); f.value == "topolvm-classic" {
 		claims = "pvc-enforce"
 	}
-	needs := []string{"what deploy/rbac/nodecontroller.yaml grants"}
+	needs := []string{"what deploy/rbac/nodecontroller grants"}
 	for _, feature := range []string{"leader-election", "node-finalizer", "cleanup", "cleanup-unbound", "custom-resources", claims, "resize-nudge"} {
-		needs = append(needs, "deploy/rbac/nodecontroller-"+feature+".yaml")
+		needs = append(needs, "deploy/rbac/nodecontroller-"+feature)
 	}
 	return needs
 }

@@ -160,11 +160,13 @@ func (w *writer) queues(loops []workloop.Status, refresh bool) {
 		}
 		w.raw("<h3>", html.EscapeString(l.Name), ": ", strconv.Itoa(l.Waiting), " waiting, ", strconv.Itoa(len(l.Running)), " running, ", failing, "</h3>\n")
 		if len(l.Running) > 0 {
-			w.table([]string{"worked on", "for"}, rows(l.Running, func(r workloop.Running) []cell { return []cell{headCode(r.Key), of("for", ago(w.now, r.Since))} }))
+			w.table([]string{"worked on", "for"}, rows(l.Running, func(r workloop.Running) []cell {
+				return []cell{headCode(r.Key), of("worked on for", ago(w.now, r.Since))}
+			}))
 		}
 		if len(l.Failing) > 0 {
 			w.table([]string{"failing", "attempts", "next try", "last error"}, rows(l.Failing, func(f workloop.Failing) []cell {
-				return []cell{headCode(f.Key), of("attempts", strconv.Itoa(f.Attempts)), of("next try", until(w.now, f.Next)), long("last error", f.Error)}
+				return []cell{{class: "head bad", text: f.Key, code: true}, of("attempts", strconv.Itoa(f.Attempts)), of("next try", until(w.now, f.Next)), long("last error", f.Error)}
 			}))
 		}
 		if len(l.Recent) > 0 {

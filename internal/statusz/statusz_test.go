@@ -27,7 +27,7 @@ func example() Page {
 			Running: []csiclient.Call{{Method: "CreateVolume", Volume: "pvc-1", Began: now.Add(-3 * time.Second)}},
 			Failed:  []csiclient.Call{{Method: "DeleteVolume", Volume: "v", Began: now, Took: time.Second, Code: "Internal", Error: "<script>alert(1)</script>"}}},
 		Loops: []workloop.Status{{Name: "claims", Waiting: 7, Failures: 1, Failing: []workloop.Failing{{Key: "ns/c", Attempts: 4, Error: "no room", Next: now.Add(90 * time.Second)}}}},
-		Flags: []Flag{{"worker-threads", "7", "flag"}},
+		Flags: []Flag{{"worker-threads", "7", "flag"}}, Metrics: "a/numbers",
 	}
 }
 
@@ -46,7 +46,7 @@ func TestPageSaysWhatThereIs(t *testing.T) {
 	}
 	for _, want := range []string{
 		"something is wrong", "not connected", "up 1h0m", "this process", "pod-2", "waiting for the Lease", "not ready: away", "pvc-1", "3s",
-		"7 waiting", "1 failing", "in 1m30s", "no room", "--worker-threads", `http-equiv="refresh"`, "&lt;script&gt;",
+		"7 waiting", "1 failing", "in 1m30s", "no room", "--worker-threads", `href="./a/numbers"`, `http-equiv="refresh"`, "&lt;script&gt;",
 	} {
 		if !strings.Contains(body, want) {
 			t.Errorf("%q is missing", want)
@@ -68,13 +68,25 @@ func TestPageOfNothing(t *testing.T) {
 	}
 }
 
+// TestFailuresAreInTheHeadline has something fail while all checks pass.
+func TestFailuresAreInTheHeadline(t *testing.T) {
+	p := example()
+	p.Checks = p.Checks[:1]
+	p.Loops = append(p.Loops, p.Loops[0])
+	if body := get(t, p, "/statusz").Body.String(); !strings.Contains(body, `the checks pass</span>, <span class="bad">2 failing`) || strings.Contains(body, "all is well") {
+		t.Error(body)
+	}
+}
+
 func TestJSON(t *testing.T) {
 	w := get(t, example(), "/statusz?format=json")
 	var p Page
 	if err := json.Unmarshal(w.Body.Bytes(), &p); err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(example(), p); diff != "" {
+	want := example()
+	want.Metrics = "" // for the links of the page only
+	if diff := cmp.Diff(want, p); diff != "" {
 		t.Error(diff)
 	}
 	if w := get(t, example(), "/statusz?format=xml"); w.Code != http.StatusBadRequest {

@@ -87,6 +87,7 @@ func (p provider) NewLongestRunningProcessorSecondsMetric(name string) workqueue
 // those that are no retry. The loop counts its failures itself.
 func (p provider) NewRetriesMetric(name string) workqueue.CounterMetric {
 	p.m.retries.WithLabelValues(name) // so that it is there before the first failure
+	p.m.panics.WithLabelValues(name)
 	return noCounter{}
 }
 

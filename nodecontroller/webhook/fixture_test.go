@@ -64,9 +64,11 @@ type fixture struct {
 	api    *rest.Config // of the server; nil means that of the test
 	watch  *rest.Config // of its informers, the same
 	hook   func(*Server)
-	reg    *prometheus.Registry
-	s      *Server
-	stop   func()
+	// unhurried has the server look at files and Secrets as seldom as in production.
+	unhurried bool
+	reg       *prometheus.Registry
+	s         *Server
+	stop      func()
 }
 
 func setup(t testing.TB, change func(*fixture)) *fixture {
@@ -123,7 +125,9 @@ func (f *fixture) start() {
 	f.reg = prometheus.NewRegistry()
 	f.s, err = New(f.cfg, Deps{Client: client, Claims: informers.Claims(), Classes: informers.Classes(), Registry: f.reg})
 	f.must(err)
-	f.s.pace = pace{files: 20 * time.Millisecond, missing: 20 * time.Millisecond, upkeep: 50 * time.Millisecond, settle: time.Second}
+	if !f.unhurried {
+		f.s.pace = pace{files: 20 * time.Millisecond, missing: 20 * time.Millisecond, upkeep: 50 * time.Millisecond, settle: time.Second}
+	}
 	if f.hook != nil {
 		f.hook(f.s)
 	}

@@ -18,7 +18,7 @@ import (
 func TestUpkeepWithTheShippedPermissions(t *testing.T) {
 	f := selfSigned(t, func(f *fixture) {
 		f.api = f.cp.UserConfig("system:serviceaccount:" + f.ns + ":storage-controller-nodecontroller")
-		f.grant("../../deploy/rbac/nodecontroller-webhook-certificates.yaml")
+		f.grant("../../deploy/rbac/nodecontroller-webhook-certificates/rbac.yaml")
 	})
 	bundle := f.emptyConfig()
 	stop := f.lead()

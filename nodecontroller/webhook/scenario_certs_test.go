@@ -133,6 +133,46 @@ func TestNodecontrollerScenarioWebhookOperations(t *testing.T) {
 			t.Errorf("%v seconds left", left)
 		}
 	})
+	t.Run("081_certificate_files_at_the_pace_of_production", func(t *testing.T) {
+		t.Parallel()
+		f := setup(t, func(f *fixture) { f.cfg.CertDir, f.unhurried = filepath.Join(t.TempDir(), "certs"), true })
+		const limit = 15 * time.Second
+		within := func(what string, begin time.Time, check func(context.Context) error) {
+			t.Helper()
+			f.eventually(what, check)
+			if d := time.Since(begin); d > limit {
+				t.Errorf("%s after %v, want %v at most", what, d, limit)
+			}
+		}
+		publish := func(version string) *x509.Certificate {
+			t.Helper()
+			p, dir := f.ca.pair(t), filepath.Join(f.cfg.CertDir, version)
+			f.must(os.MkdirAll(dir, 0o700))
+			f.must(os.WriteFile(filepath.Join(dir, certName), p.cert, 0o600))
+			f.must(os.WriteFile(filepath.Join(dir, keyName), p.key, 0o600))
+			f.must(os.Symlink(version, filepath.Join(f.cfg.CertDir, "..new")))
+			f.must(os.Rename(filepath.Join(f.cfg.CertDir, "..new"), filepath.Join(f.cfg.CertDir, "..data")))
+			return p.leaf
+		}
+		if err := f.s.Ready(); err == nil {
+			t.Error("ready without a certificate")
+		}
+		begin := time.Now()
+		publish("..1")
+		for _, name := range []string{certName, keyName} {
+			f.must(os.Symlink(filepath.Join("..data", name), filepath.Join(f.cfg.CertDir, name)))
+		}
+		within("it is ready", begin, func(context.Context) error { return f.s.Ready() })
+		begin = time.Now()
+		second := publish("..2")
+		within("the second pair is served", begin, func(context.Context) error {
+			got, err := dial(f.s.Address(), "localhost", f.ca.cert)
+			if err == nil && !got.Equal(second) {
+				err = errors.New("the first one is")
+			}
+			return err
+		})
+	})
 	t.Run("082_self_signed", scenarioSelfSigned)
 	t.Run("083_no_leader_needed", func(t *testing.T) {
 		t.Parallel()
@@ -308,8 +348,12 @@ func scenarioSelfSigned(t *testing.T) {
 			}
 		}
 	}()
+	begin := time.Now()
 	f.must(secrets.Delete(t.Context(), "certs", metav1.DeleteOptions{}))
 	both("both replicas serve a new pair", first)
+	if d := time.Since(begin); d > 10*time.Second {
+		t.Errorf("all is made anew after %v, want 10s at most", d)
+	}
 	renewed, err := secrets.Get(t.Context(), "certs", metav1.GetOptions{})
 	f.must(err)
 	if renewed.UID == old.UID || string(renewed.Data[caName]) == string(old.Data[caName]) {

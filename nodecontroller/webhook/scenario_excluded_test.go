@@ -20,10 +20,10 @@ func scenarioExcluded(t *testing.T) {
 	t.Parallel()
 	f := setup(t, nil)
 	own, out := kubetest.Namespace(t, f.cp), kubetest.Namespace(t, f.cp)
-	text, err := os.ReadFile("../../deploy/webhook-enforce.yaml")
+	text, err := os.ReadFile("../../deploy/components/webhooks-enforce/webhook.yaml")
 	f.must(err)
 	config := &admissionregistrationv1.MutatingWebhookConfiguration{}
-	f.must(yaml.UnmarshalStrict([]byte(strings.ReplaceAll(string(text), `"default"`, fmt.Sprintf("%q", own))), config))
+	f.must(yaml.UnmarshalStrict([]byte(strings.ReplaceAll(string(text), `"csi-example"`, fmt.Sprintf("%q", own))), config))
 	config.Name = f.ns
 	for i := range config.Webhooks {
 		w := &config.Webhooks[i]

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -21,15 +22,16 @@ import (
 	"github.com/storage-controller/storage-controller/csiclient/csitest"
 )
 
-// inForce waits until the ServiceAccount csi-provisioner has what was granted: the API server
-// sees new rules a moment later.
-func (e *env) inForce(granted map[permission]bool) {
+// inForce waits until a ServiceAccount has what was granted: the API server sees new rules a
+// moment later.
+func (e *env) inForce(account string, granted map[permission]bool) {
 	e.t.Helper()
 	for p := range granted {
+		resource, subresource, _ := strings.Cut(p.resource, "/")
 		e.eventually(fmt.Sprintf("%v is in force", p), func(ctx context.Context) error {
 			review, err := e.client.AuthorizationV1().SubjectAccessReviews().Create(ctx, &authorizationv1.SubjectAccessReview{
-				Spec: authorizationv1.SubjectAccessReviewSpec{User: "system:serviceaccount:" + e.ns + ":csi-provisioner",
-					ResourceAttributes: &authorizationv1.ResourceAttributes{Namespace: e.ns, Verb: p.verb, Group: p.group, Resource: p.resource}},
+				Spec: authorizationv1.SubjectAccessReviewSpec{User: "system:serviceaccount:" + e.ns + ":" + account,
+					ResourceAttributes: &authorizationv1.ResourceAttributes{Namespace: e.ns, Verb: p.verb, Group: p.group, Resource: resource, Subresource: subresource}},
 			}, metav1.CreateOptions{})
 			if err == nil && !review.Status.Allowed {
 				err = errors.New(review.Status.Reason)
@@ -74,15 +76,20 @@ func (e *env) template(file string) corev1.PodSpec {
 func (e *env) deployed(file, kubeconfig, pod string) *process {
 	e.t.Helper()
 	containers := e.template(file).Containers
-	c := containers[len(containers)-1]
+	return e.contained(containers[len(containers)-1], kubeconfig, pod)
+}
+
+// contained does so for a container, with further flags.
+func (e *env) contained(c corev1.Container, kubeconfig, pod string, args ...string) *process {
+	e.t.Helper()
 	cmd := e.command(c.Args[0], slices.Concat(c.Args[1:], quick, []string{
 		"--csi-address", e.plugin.Address(), "--kubeconfig", kubeconfig, "--http-endpoint=127.0.0.1:0",
-	})...)
+	}, args)...)
 	fields := map[string]string{"metadata.namespace": e.ns, "metadata.name": pod, "spec.nodeName": e.nodes[0]}
 	for _, v := range c.Env {
 		value, known := fields[v.ValueFrom.FieldRef.FieldPath]
 		if !known {
-			e.t.Fatalf("%s: unknown field of %s", file, v.Name)
+			e.t.Fatalf("container %s: unknown field of %s", c.Name, v.Name)
 		}
 		cmd.Env = append(cmd.Env, v.Name+"="+value)
 	}
@@ -133,35 +140,42 @@ func (e *env) deleteClass(name string) {
 	}
 }
 
+// deploymentWithPod makes a Deployment and its pod NAME-1-x, as the controllers make it, which
+// do not run here.
+func (e *env) deploymentWithPod(name string) *appsv1.Deployment {
+	e.t.Helper()
+	selector := &metav1.LabelSelector{MatchLabels: map[string]string{"app": "c"}}
+	template := corev1.PodTemplateSpec{
+		ObjectMeta: metav1.ObjectMeta{Labels: selector.MatchLabels}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "none"}}},
+	}
+	deployment, err := e.client.AppsV1().Deployments(e.ns).Create(e.t.Context(), &appsv1.Deployment{
+		ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: appsv1.DeploymentSpec{Selector: selector, Template: template},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	set, err := e.client.AppsV1().ReplicaSets(e.ns).Create(e.t.Context(), &appsv1.ReplicaSet{
+		ObjectMeta: metav1.ObjectMeta{Name: name + "-1", OwnerReferences: controlledBy("Deployment", deployment)},
+		Spec:       appsv1.ReplicaSetSpec{Selector: selector, Template: template},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	e.unscheduled(name+"-1-x", controlledBy("ReplicaSet", set))
+	return deployment
+}
+
 // TestCapacityNeedsWhatItsManifestsGrant runs deploy/capacity-central.yaml as the
 // ServiceAccount of deploy/rbac: it is refused nothing, and nothing is granted that it does
 // not use.
 func TestCapacityNeedsWhatItsManifestsGrant(t *testing.T) {
 	t.Parallel()
 	e := newEnv(t, csitest.Config{Controller: getsCapacity, Segments: twoZones}, 2)
-	granted := e.applyRBAC("capacity*.yaml")
-	e.inForce(granted)
+	granted := e.applyRBAC("capacity*")
+	e.inForce("csi-provisioner", granted)
 	kubeconfig, used, refused := e.as("csi-provisioner")
 	class := e.pool("fast", nil)
-	selector := &metav1.LabelSelector{MatchLabels: map[string]string{"app": "c"}}
-	template := corev1.PodTemplateSpec{
-		ObjectMeta: metav1.ObjectMeta{Labels: selector.MatchLabels}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "none"}}},
-	}
-	// Its pod, as the controllers make it, which do not run here.
-	deployment, err := e.client.AppsV1().Deployments(e.ns).Create(t.Context(), &appsv1.Deployment{
-		ObjectMeta: metav1.ObjectMeta{Name: "csi-capacity"}, Spec: appsv1.DeploymentSpec{Selector: selector, Template: template},
-	}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	set, err := e.client.AppsV1().ReplicaSets(e.ns).Create(t.Context(), &appsv1.ReplicaSet{
-		ObjectMeta: metav1.ObjectMeta{Name: "csi-capacity-1", OwnerReferences: controlledBy("Deployment", deployment)},
-		Spec:       appsv1.ReplicaSetSpec{Selector: selector, Template: template},
-	}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	e.unscheduled("csi-capacity-1-x", controlledBy("ReplicaSet", set))
+	deployment := e.deploymentWithPod("csi-capacity")
 	p := e.deployed("capacity-central.yaml", kubeconfig, "csi-capacity-1-x")
 	e.ownedBy(2, "Deployment", deployment)
 	e.leads(p, e.provisionerLease()+"-capacity")
@@ -177,11 +191,11 @@ func TestCapacityNeedsWhatItsManifestsGrant(t *testing.T) {
 func TestCapacityPerNodeNeedsLess(t *testing.T) {
 	t.Parallel()
 	e := newEnv(t, csitest.Config{Controller: getsCapacity, Segments: twoZones}, 2)
-	granted := e.applyRBAC("capacity.yaml")
-	for p := range e.applyRBAC("capacity-owner.yaml") {
+	granted := e.applyRBAC("capacity")
+	for p := range e.applyRBAC("capacity-owner") {
 		granted[p] = true
 	}
-	e.inForce(granted)
+	e.inForce("csi-provisioner", granted)
 	kubeconfig, used, refused := e.as("csi-provisioner")
 	class := e.pool("fast", nil)
 	set, err := e.client.AppsV1().DaemonSets(e.ns).Create(t.Context(), &appsv1.DaemonSet{

@@ -23,7 +23,7 @@ import (
 	"github.com/storage-controller/storage-controller/internal/kubetest"
 )
 
-// manifests is the documents of files of deploy, by the names of the files.
+// manifests is the documents of files of deploy, by the names of the files, or of the directories of permissions and webhooks.
 func manifests(t *testing.T, patterns ...string) map[string][]string {
 	t.Helper()
 	all := map[string][]string{}
@@ -37,7 +37,11 @@ func manifests(t *testing.T, patterns ...string) map[string][]string {
 			if err != nil {
 				t.Fatal(err)
 			}
-			all[filepath.Base(file)] = strings.Split(string(text), "\n---\n")
+			name := filepath.Base(file)
+			if name == "rbac.yaml" || name == "webhook.yaml" {
+				name = filepath.Base(filepath.Dir(file))
+			}
+			all[name] = strings.Split(string(text), "\n---\n")
 		}
 	}
 	return all
@@ -52,15 +56,13 @@ func TestNodecontrollerManifestsAreAccepted(t *testing.T) {
 	t.Parallel()
 	client := sharedControlPlane(t).Client().Discovery().RESTClient()
 	paths := map[string]string{
-		"ServiceAccount":               "/api/v1/namespaces/%s/serviceaccounts",
-		"Service":                      "/api/v1/namespaces/%s/services",
-		"Role":                         "/apis/rbac.authorization.k8s.io/v1/namespaces/%s/roles",
-		"RoleBinding":                  "/apis/rbac.authorization.k8s.io/v1/namespaces/%s/rolebindings",
-		"ClusterRole":                  "/apis/rbac.authorization.k8s.io/v1/clusterroles",
-		"ClusterRoleBinding":           "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
-		"MutatingWebhookConfiguration": "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations",
+		"ServiceAccount":     "/api/v1/namespaces/%s/serviceaccounts",
+		"Role":               "/apis/rbac.authorization.k8s.io/v1/namespaces/%s/roles",
+		"RoleBinding":        "/apis/rbac.authorization.k8s.io/v1/namespaces/%s/rolebindings",
+		"ClusterRole":        "/apis/rbac.authorization.k8s.io/v1/clusterroles",
+		"ClusterRoleBinding": "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
 	}
-	for file, docs := range manifests(t, "rbac/nodecontroller*.yaml", "webhook*.yaml") {
+	for file, docs := range manifests(t, "rbac/nodecontroller*/rbac.yaml") {
 		for _, doc := range docs {
 			var meta metav1.PartialObjectMetadata
 			body, err := yaml.YAMLToJSONStrict([]byte(doc))
@@ -91,27 +93,27 @@ func TestNodecontrollerManifestsAreAccepted(t *testing.T) {
 func TestNodecontrollerManifestsGrantNoMore(t *testing.T) {
 	read := "get,list,watch"
 	want := map[string]map[string]string{
-		"nodecontroller.yaml": {
+		"nodecontroller": {
 			"nodes": read, "persistentvolumes": read, "persistentvolumeclaims": read, "csinodes.storage.k8s.io": read,
-			"csidrivers.storage.k8s.io": read, "storageclasses.storage.k8s.io": read, "namespaces": "get", "events": "create,patch",
+			"storageclasses.storage.k8s.io": read, "namespaces": "get", "events": "create,patch",
 		},
-		"nodecontroller-leader-election.yaml":  {"leases.coordination.k8s.io in default": "create,get,update"},
-		"nodecontroller-node-finalizer.yaml":   {"nodes": "patch"},
-		"nodecontroller-cleanup.yaml":          {"persistentvolumes": "patch", "persistentvolumeclaims": "delete", "pods": read, "volumeattachments.storage.k8s.io": read},
-		"nodecontroller-cleanup-unbound.yaml":  {"persistentvolumeclaims": "patch"},
-		"nodecontroller-cleanup-volumes.yaml":  {"persistentvolumes": "delete"},
-		"nodecontroller-custom-resources.yaml": {"logicalvolumes.topolvm.io": "delete,list,patch"},
-		"nodecontroller-resize-nudge.yaml":     {"pods": "get,list,patch,watch"},
-		"nodecontroller-pvc-strip.yaml":        {"persistentvolumeclaims": "patch"},
-		"nodecontroller-pvc-enforce.yaml":      {"persistentvolumeclaims": "patch", "pods": "delete,get,list,watch"},
-		"nodecontroller-webhook-certificates.yaml": {
+		"nodecontroller-leader-election":  {"leases.coordination.k8s.io in default": "create,get,update"},
+		"nodecontroller-node-finalizer":   {"nodes": "patch"},
+		"nodecontroller-cleanup":          {"persistentvolumes": "patch", "persistentvolumeclaims": "delete", "pods": read, "volumeattachments.storage.k8s.io": "list,watch", "csidrivers.storage.k8s.io": read},
+		"nodecontroller-cleanup-unbound":  {"persistentvolumeclaims": "patch"},
+		"nodecontroller-cleanup-volumes":  {"persistentvolumes": "delete"},
+		"nodecontroller-custom-resources": {"logicalvolumes.topolvm.io": "delete,list,patch"},
+		"nodecontroller-resize-nudge":     {"pods": "get,list,patch,watch"},
+		"nodecontroller-pvc-strip":        {"persistentvolumeclaims": "patch"},
+		"nodecontroller-pvc-enforce":      {"persistentvolumeclaims": "patch", "pods": "delete,get,list,watch"},
+		"nodecontroller-webhook-certificates": {
 			"secrets storage-controller-webhook-certificates in default": "get,update,watch", "secrets in default": "create",
 			"mutatingwebhookconfigurations.admissionregistration.k8s.io storage-controller-webhooks": "get,patch",
 		},
-		"nodecontroller-secure-metrics.yaml": {"tokenreviews.authentication.k8s.io": "create", "subjectaccessreviews.authorization.k8s.io": "create"},
+		"nodecontroller-secure-metrics": {"tokenreviews.authentication.k8s.io": "create", "subjectaccessreviews.authorization.k8s.io": "create"},
 	}
 	got := map[string]map[string]string{}
-	for file, docs := range manifests(t, "rbac/nodecontroller*.yaml") {
+	for file, docs := range manifests(t, "rbac/nodecontroller*/rbac.yaml") {
 		got[file] = map[string]string{}
 		bound := map[string]bool{}
 		for _, doc := range docs {
@@ -163,10 +165,10 @@ func noteRules(granted map[string]string, namespace string, rules []rbacv1.Polic
 	}
 }
 
-// webhookConfiguration is that of a file of deploy.
-func webhookConfiguration(t *testing.T, file string) *admissionv1.MutatingWebhookConfiguration {
+// webhookConfiguration is that of a component of deploy.
+func webhookConfiguration(t *testing.T, component string) *admissionv1.MutatingWebhookConfiguration {
 	t.Helper()
-	for _, doc := range manifests(t, file)[file] {
+	for _, doc := range manifests(t, "components/"+component+"/webhook.yaml")[component] {
 		if strings.Contains(doc, "kind: MutatingWebhookConfiguration") {
 			var c admissionv1.MutatingWebhookConfiguration
 			if err := yaml.UnmarshalStrict([]byte(doc), &c); err != nil {
@@ -175,12 +177,12 @@ func webhookConfiguration(t *testing.T, file string) *admissionv1.MutatingWebhoo
 			return &c
 		}
 	}
-	t.Fatalf("%s has no configuration", file)
+	t.Fatalf("%s has no configuration", component)
 	return nil
 }
 
 func TestNodecontrollerWebhookManifestsAgree(t *testing.T) {
-	pods, both := webhookConfiguration(t, "webhook.yaml"), webhookConfiguration(t, "webhook-enforce.yaml")
+	pods, both := webhookConfiguration(t, "webhooks"), webhookConfiguration(t, "webhooks-enforce")
 	if len(pods.Webhooks) != 1 || len(both.Webhooks) != 2 || pods.Name != both.Name {
 		t.Fatalf("%d webhooks in %s, %d in %s", len(pods.Webhooks), pods.Name, len(both.Webhooks), both.Name)
 	}
@@ -206,7 +208,7 @@ func TestNodecontrollerScenarioWebhookManifest(t *testing.T) {
 	if _, err := client.CoreV1().Namespaces().Patch(ctx, ignored, types.MergePatchType, label, metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	c := webhookConfiguration(t, "webhook-enforce.yaml")
+	c := webhookConfiguration(t, "webhooks-enforce")
 	c.Name = ns
 	for i := range c.Webhooks {
 		w := &c.Webhooks[i]

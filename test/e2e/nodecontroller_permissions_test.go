@@ -19,8 +19,8 @@ import (
 // others is told to do nothing, the rest goes on, and works as soon as they are granted.
 func TestNodecontrollerWithoutPermissions(t *testing.T) {
 	e := newEnv(t, csitest.Config{}, 0)
-	for _, file := range []string{"nodecontroller.yaml", "nodecontroller-leader-election.yaml", "nodecontroller-pvc-strip.yaml"} {
-		e.applyRBAC(file)
+	for _, name := range []string{"nodecontroller", "nodecontroller-leader-election", "nodecontroller-pvc-strip"} {
+		e.applyRBAC(name)
 	}
 	kubeconfig, _, _ := e.as("storage-controller-nodecontroller")
 	path, err := binary()
@@ -73,8 +73,8 @@ func TestNodecontrollerWithoutPermissions(t *testing.T) {
 		return err
 	})
 
-	e.applyRBAC("nodecontroller-resize-nudge.yaml")
-	e.applyRBAC("nodecontroller-cleanup.yaml")
+	e.applyRBAC("nodecontroller-resize-nudge")
+	e.applyRBAC("nodecontroller-cleanup")
 	e.eventually("the permissions are noticed", blocked(0))
 	p.signal(syscall.SIGTERM)
 	if code := p.code(); code != 0 {

@@ -1,11 +1,14 @@
 package e2e
 
 import (
+	"bytes"
 	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
+	"crypto/tls"
 	"crypto/x509"
+	"encoding/json"
 	"encoding/pem"
 	"errors"
 	"fmt"
@@ -14,14 +17,18 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
+	admissionv1 "k8s.io/api/admission/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 
 	"github.com/storage-controller/storage-controller/csiclient/csitest"
 )
@@ -118,6 +125,87 @@ func TestNodecontrollerScenarioProcess(t *testing.T) {
 			t.Errorf("after its end %s holds the Lease", *l.Spec.HolderIdentity)
 		}
 	})
+	t.Run("083_without_the_Lease", func(t *testing.T) {
+		e := newEnv(t, csitest.Config{}, 0)
+		path, err := binary()
+		if err != nil {
+			t.Fatal(err)
+		}
+		dir := t.TempDir()
+		writePair(t, dir)
+		start := func() *process {
+			return e.start(exec.Command(path, "nodecontroller", "--kubeconfig", e.cp.Kubeconfig(), "--driver-name", e.plugin.Name(), "--http-endpoint=127.0.0.1:0",
+				"--enable-webhooks", "--webhook-addr=127.0.0.1:0", "--cert-dir", dir, "--leader-election-id=webhooks"))
+		}
+		e.leads(start(), "webhooks")
+		standby := start()
+		e.eventually("the other one is ready", func(context.Context) error {
+			if status, body := standby.get("/readyz"); status != http.StatusOK {
+				return fmt.Errorf("%d %s", status, body)
+			}
+			return nil
+		})
+		pod := map[string]any{"apiVersion": "v1", "kind": "Pod", "metadata": map[string]any{"name": "p"}, "spec": map[string]any{"containers": []any{map[string]any{"name": "c"}}}}
+		status, answer := standby.review(t, pod)
+		if status != http.StatusOK || answer.Response == nil || answer.Response.UID != "u1" || !answer.Response.Allowed {
+			t.Errorf("it answers %d %+v", status, answer)
+		}
+		l, err := e.lease(t.Context(), "webhooks")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if holder := ptr.Deref(l.Spec.HolderIdentity, ""); holder == "" || holder == standby.pod {
+			t.Errorf("%q holds the Lease, so it answered as the leader or while there was none", holder)
+		}
+	})
+	t.Run("047_next_after_a_kill", func(t *testing.T) {
+		// One node more than is lost stays, and the claim goes with its node at once.
+		kind := cleanupKinds["finalizer"]
+		s := &cleanup{local: newCluster(t, 2, false), kind: kind}
+		s.bind()
+		args := slices.Concat(quick, election, kind.args)
+		first := s.run("nodecontroller", args...)
+		name := s.somebodyLeadsOf(first)
+		second := s.run("nodecontroller", append(args, "--http-endpoint=127.0.0.1:0")...)
+		s.eventually("nodes have the finalizer", func(ctx context.Context) error {
+			for _, n := range s.nodes {
+				node, err := s.client.CoreV1().Nodes().Get(ctx, n, metav1.GetOptions{})
+				if err != nil || len(node.Finalizers) == 0 {
+					return errors.Join(err, fmt.Errorf("%s has none", n))
+				}
+			}
+			return nil
+		})
+		s.eventually("the second one is ready", func(context.Context) error {
+			if status, body := second.get("/readyz"); status != http.StatusOK {
+				return fmt.Errorf("%d %s", status, body)
+			}
+			return nil
+		})
+		first.kill()
+		killed := time.Now()
+		if l, err := s.lease(t.Context(), name); err != nil || ptr.Deref(l.Spec.HolderIdentity, "") != first.pod {
+			t.Fatalf("the one that was killed has let its Lease go: %v, %v", l, err)
+		}
+		s.must(s.client.CoreV1().Nodes().Delete(t.Context(), s.nodes[0], metav1.DeleteOptions{}))
+		s.eventually("the claim is deleted", func(ctx context.Context) error {
+			claim, err := s.pvc(ctx, "c")
+			if apierrors.IsNotFound(err) {
+				return nil
+			}
+			if err == nil && claim.DeletionTimestamp == nil {
+				err = errors.New("it is there")
+			}
+			return err
+		})
+		// The second one looks at the Lease at times that vary by a fifth, and once it has it,
+		// the claim follows after a few requests.
+		const requests = 2 * time.Second
+		if d, limit := time.Since(killed), leaseDuration+retryPeriod*12/10+requests; d > limit {
+			t.Errorf("deleted %v after the end of the first one, want %v at most", d, limit)
+		}
+		s.leads(second, name)
+	})
 }
 
 // TestNodecontrollerWarnsOfCapacityTwice: two ways to tell the scheduler of capacity do not
@@ -184,4 +272,55 @@ func writePair(t *testing.T, dir string) {
 			t.Fatal(err)
 		}
 	}
+}
+
+// somebodyLeadsOf waits until p, which is alone, leads, and is the name of its Lease.
+func (e *env) somebodyLeadsOf(p *process) (name string) {
+	e.t.Helper()
+	e.eventually(p.pod+" leads", func(ctx context.Context) error {
+		leases, err := e.client.CoordinationV1().Leases(e.ns).List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return err
+		}
+		for _, l := range leases.Items {
+			if ptr.Deref(l.Spec.HolderIdentity, "") == p.pod {
+				name = l.Name
+				return nil
+			}
+		}
+		return errors.New("it does not")
+	})
+	return name
+}
+
+var admits = regexp.MustCompile(`Serving admission webhooks.*"address": "([^"]+)"`)
+
+// review asks the webhooks of the process about a pod, and is what it answers.
+func (p *process) review(t *testing.T, pod map[string]any) (status int, answer admissionv1.AdmissionReview) {
+	t.Helper()
+	p.says("Serving admission webhooks")
+	address := admits.FindStringSubmatch(p.logged())
+	if address == nil {
+		t.Fatal("it does not say where it admits")
+	}
+	raw, err := json.Marshal(pod)
+	if err != nil {
+		t.Fatal(err)
+	}
+	body, err := json.Marshal(map[string]any{"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": map[string]any{
+		"uid": "u1", "operation": "CREATE", "namespace": "default", "resource": map[string]string{"group": "", "version": "v1", "resource": "pods"}, "object": json.RawMessage(raw),
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	client := &http.Client{Timeout: 20 * time.Second, Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, DisableKeepAlives: true}}
+	response, err := client.Post("https://"+address[1]+"/pod/mutate", "application/json", bytes.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	if err := json.NewDecoder(response.Body).Decode(&answer); err != nil {
+		t.Errorf("the answer: %v", err)
+	}
+	return response.StatusCode, answer
 }

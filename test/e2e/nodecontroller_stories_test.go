@@ -399,7 +399,7 @@ func TestHalfOfTheNodesAreLost(t *testing.T) {
 		l.noted(v, "node-cleanup-hold", true)
 		l.noted(v, "node-missing-since", true)
 	}
-	p.says("TopologyKeyUnknown")
+	l.told(l.plugin.Name(), "NodeCleanupSkipped", "TopologyKeyUnknown")
 	l.registered(0, 1)
 
 	l.must(l.approve(t.Context(), l.nodes[2]))

@@ -29,7 +29,7 @@ import (
 // permission is what one rule of RBAC grants: a verb on a resource.
 type permission struct{ verb, group, resource string }
 
-// applyRBAC creates what files of deploy/rbac hold, for a ServiceAccount of the
+// applyRBAC creates what directories of deploy/rbac hold, for a ServiceAccount of the
 // namespace of e and under names of its own, and returns what they grant.
 func (e *env) applyRBAC(pattern string) map[permission]bool {
 	e.t.Helper()
@@ -39,8 +39,11 @@ func (e *env) applyRBAC(pattern string) map[permission]bool {
 			e.t.Fatal(err)
 		}
 	}
-	files, err := filepath.Glob("../../deploy/rbac/" + pattern)
+	files, err := filepath.Glob(filepath.Join("../../deploy/rbac", pattern, "rbac.yaml"))
 	must(err)
+	if len(files) == 0 {
+		e.t.Fatalf("no directory of deploy/rbac is called %s", pattern)
+	}
 	granted := map[permission]bool{}
 	for _, file := range files {
 		text, err := os.ReadFile(file)
@@ -86,6 +89,9 @@ func (e *env) applyDocument(doc []byte, granted map[permission]bool) error {
 		var b rbacv1.RoleBinding
 		if err = yaml.UnmarshalStrict(doc, &b); err == nil {
 			b.Namespace, b.Subjects[0].Namespace = e.ns, e.ns
+			if b.RoleRef.Kind == "ClusterRole" {
+				b.RoleRef.Name = own(b.RoleRef.Name)
+			}
 			_, err = rbac.RoleBindings(e.ns).Create(ctx, &b, metav1.CreateOptions{})
 		}
 	default:
@@ -193,7 +199,7 @@ func TestProvisionerNeedsWhatItsManifestsGrant(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	granted := e.applyRBAC("provisioner*.yaml")
+	granted := e.applyRBAC("provisioner*")
 	kubeconfig, used, refused := e.as("csi-provisioner")
 	_, err := e.client.CoreV1().Secrets(e.ns).Create(t.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "s"}}, metav1.CreateOptions{})
 	must(err)
@@ -279,7 +285,7 @@ func (e *env) usesAll(granted map[permission]bool, used, refused func() []permis
 func TestAttacherNeedsWhatItsManifestsGrant(t *testing.T) {
 	t.Parallel()
 	e := newEnv(t, csitest.Config{}, 1)
-	granted := e.applyRBAC("attacher*.yaml")
+	granted := e.applyRBAC("attacher*")
 	kubeconfig, used, refused := e.as("csi-attacher")
 	if _, err := e.client.CoreV1().Secrets(e.ns).Create(t.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "s"}}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)

@@ -70,3 +70,24 @@ func TestStatusPageOfAWorkingProcess(t *testing.T) {
 		t.Errorf("/flagz: %d %s", code, body)
 	}
 }
+
+// TestPagesOfTheServer finds every page, with the metrics at a path of their own.
+func TestPagesOfTheServer(t *testing.T) {
+	e := newEnv(t, csitest.Config{}, 0)
+	p := e.run("all", "--http-endpoint=127.0.0.1:0", "--metrics-path=/numbers/of-it")
+	for path, want := range map[string]string{
+		"/": "<h2>Health", "/statusz": `href="./numbers/of-it"`, "/flagz": "/numbers/of-it", "/livez?verbose": "ok", "/readyz?verbose": "driver", "/numbers/of-it": "csi_sidecar_operations_seconds",
+	} {
+		e.eventually(path+" shows "+want, func(context.Context) error {
+			if code, body := p.get(path); code != http.StatusOK || !strings.Contains(body, want) {
+				return fmt.Errorf("%d %s", code, body)
+			}
+			return nil
+		})
+	}
+	for _, path := range []string{"/metrics", "/elsewhere"} {
+		if code, _ := p.get(path); code != http.StatusNotFound {
+			t.Errorf("%s: %d", path, code)
+		}
+	}
+}

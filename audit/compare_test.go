@@ -1,0 +1,206 @@
+package audit
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/storage-controller/storage-controller/internal/kube"
+)
+
+const driver = "drv.example.com"
+
+func volume(name, driver, handle string) *corev1.PersistentVolume {
+	return &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.PersistentVolumeSpec{
+		PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: driver, VolumeHandle: handle}},
+	}}
+}
+
+func attachment(name, volume, node string, attached bool) *storagev1.VolumeAttachment {
+	return &storagev1.VolumeAttachment{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec:       storagev1.VolumeAttachmentSpec{Attacher: driver, NodeName: node, Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &volume}},
+		Status:     storagev1.VolumeAttachmentStatus{Attached: attached},
+	}
+}
+
+func texts(found []Finding) []string {
+	var all []string
+	for _, f := range found {
+		all = append(all, strings.Join(strings.Fields(fmt.Sprintf("%s %s %s %s", f.Kind, f.Object, f.VolumeHandle, f.Node)), " "))
+	}
+	return all
+}
+
+func TestFindings(t *testing.T) {
+	t.Parallel()
+	pv, nodes := volume("pv", driver, "v"), map[string]string{"n": "id", "m": "other"}
+	moved := attachment("a", "pv", "n", true)
+	moved.Annotations = map[string]string{annNodeID: "before"}
+	inline := attachment("a", "", "n", true)
+	inline.Spec.Source = storagev1.VolumeAttachmentSource{InlineVolumeSpec: &pv.Spec}
+	foreign := attachment("a", "pv", "n", true)
+	foreign.Spec.Attacher = "other.example.com"
+	for name, c := range map[string]struct {
+		world  World
+		listed map[string][]string
+		silent bool // the driver does not say where volumes are published
+		want   []string
+	}{
+		"nothing at all":            {World{}, map[string][]string{}, false, nil},
+		"a volume and its PV":       {World{Volumes: []*corev1.PersistentVolume{pv}}, map[string][]string{"v": {}}, false, nil},
+		"a volume of nobody":        {World{}, map[string][]string{"v": {}}, false, []string{"volume_without_pv v"}},
+		"a handle of other drivers": {World{Volumes: []*corev1.PersistentVolume{volume("pv", "other.example.com", "v")}}, map[string][]string{"v": {}}, false, []string{"volume_without_pv v"}},
+		"a PV of nothing":           {World{Volumes: []*corev1.PersistentVolume{pv}}, map[string][]string{}, false, []string{"pv_without_volume PersistentVolume pv v"}},
+		"a driver that lists none":  {World{Volumes: []*corev1.PersistentVolume{pv}}, nil, false, nil},
+		"a stub of another driver":  {World{Volumes: []*corev1.PersistentVolume{volume("pv", "other.example.com", "")}}, map[string][]string{}, false, nil},
+		"attached and published": {World{Volumes: []*corev1.PersistentVolume{pv}, NodeIDs: nodes, Attachments: []*storagev1.VolumeAttachment{attachment("a", "pv", "n", true)}},
+			map[string][]string{"v": {"id"}}, false, nil},
+		"being attached": {World{Volumes: []*corev1.PersistentVolume{pv}, NodeIDs: nodes, Attachments: []*storagev1.VolumeAttachment{attachment("a", "pv", "n", false)}},
+			map[string][]string{"v": {}}, false, nil},
+		"attached and not published": {World{Volumes: []*corev1.PersistentVolume{pv}, NodeIDs: nodes, Attachments: []*storagev1.VolumeAttachment{attachment("a", "pv", "n", true)}},
+			map[string][]string{"v": {}}, false, []string{"attached_not_published VolumeAttachment a v id"}},
+		"published elsewhere": {World{Volumes: []*corev1.PersistentVolume{pv}, NodeIDs: nodes, Attachments: []*storagev1.VolumeAttachment{attachment("a", "pv", "n", true)}},
+			map[string][]string{"v": {"other"}}, false, []string{"attached_not_published VolumeAttachment a v id", "published_not_attached v other"}},
+		"a driver that does not say where": {World{Volumes: []*corev1.PersistentVolume{pv}, NodeIDs: nodes, Attachments: []*storagev1.VolumeAttachment{attachment("a", "pv", "n", true)}},
+			map[string][]string{"v": nil}, true, nil},
+		"a volume of which it does not say": {World{Volumes: []*corev1.PersistentVolume{pv}, NodeIDs: nodes, Attachments: []*storagev1.VolumeAttachment{attachment("a", "pv", "n", true)}},
+			map[string][]string{"v": nil}, false, nil},
+		"a node that was made anew": {World{Volumes: []*corev1.PersistentVolume{pv}, NodeIDs: nodes, Attachments: []*storagev1.VolumeAttachment{moved}},
+			map[string][]string{"v": {"before"}}, false, nil},
+		"a node that is not known": {World{Volumes: []*corev1.PersistentVolume{pv}, Attachments: []*storagev1.VolumeAttachment{attachment("a", "pv", "n", true)}},
+			map[string][]string{"v": {"id"}}, false, nil},
+		"an inline volume": {World{NodeIDs: nodes, Attachments: []*storagev1.VolumeAttachment{inline}, Volumes: []*corev1.PersistentVolume{pv}},
+			map[string][]string{"v": {}}, false, []string{"attached_not_published VolumeAttachment a v id"}},
+		"an attachment of another driver": {World{Volumes: []*corev1.PersistentVolume{pv}, NodeIDs: nodes, Attachments: []*storagev1.VolumeAttachment{foreign}},
+			map[string][]string{"v": {"id"}}, false, []string{"published_not_attached v id"}},
+	} {
+		c.world.Attached = true
+		got := comparison{driver: driver, world: c.world, listed: Listed{c.listed, !c.silent}, stuckAfter: time.Minute, now: time.Now()}.findings()
+		if have := texts(got); !slices.Equal(have, c.want) {
+			t.Errorf("%s: %q, want %q", name, have, c.want)
+		}
+	}
+}
+
+// TestVolumesOfABuiltInPlugin are found although their handles lack what only the driver
+// knows.
+func TestVolumesOfABuiltInPlugin(t *testing.T) {
+	t.Parallel()
+	const gce = "pd.csi.storage.gke.io"
+	pv := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "pv", Labels: map[string]string{corev1.LabelTopologyZone: "z"}}, Spec: corev1.PersistentVolumeSpec{
+		PersistentVolumeSource: corev1.PersistentVolumeSource{GCEPersistentDisk: &corev1.GCEPersistentDiskVolumeSource{PDName: "disk"}},
+	}}
+	c := comparison{driver: gce, world: World{Volumes: []*corev1.PersistentVolume{pv}}, listed: Listed{map[string][]string{"projects/p/zones/z/disks/disk": {}}, true}}
+	if got := c.findings(); len(got) > 0 {
+		t.Errorf("%+v", got)
+	}
+	c.listed.Volumes = map[string][]string{"projects/p/zones/z/disks/another": {}}
+	if got := texts(c.findings()); len(got) != 2 {
+		t.Errorf("%q", got)
+	}
+}
+
+func TestStuck(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	old, young := metav1.NewTime(now.Add(-time.Hour)), metav1.NewTime(now.Add(-time.Second))
+	pv, fresh, foreign := volume("pv", driver, "v"), volume("fresh", driver, "w"), volume("foreign", "other.example.com", "x")
+	pv.DeletionTimestamp, fresh.DeletionTimestamp, foreign.DeletionTimestamp = &old, &young, &old
+	pv.Finalizers = []string{"kubernetes.io/pv-protection", "external-attacher/drv-example-com", "example.com/x"}
+	mine := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "mine", DeletionTimestamp: &old, Annotations: map[string]string{kube.AnnStorageProvisioner: driver}}}
+	bound := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "static", DeletionTimestamp: &old}, Spec: corev1.PersistentVolumeClaimSpec{VolumeName: "fresh"}}
+	others := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "theirs", DeletionTimestamp: &old}}
+	c := comparison{driver: driver, stuckAfter: time.Minute, now: now, world: World{
+		Volumes: []*corev1.PersistentVolume{pv, fresh, foreign}, Claims: []*corev1.PersistentVolumeClaim{mine, bound, others},
+		Others: map[string]metav1.Object{"Node n": &metav1.ObjectMeta{DeletionTimestamp: &old, Finalizers: []string{driver + "/node"}}},
+	}}
+	found := c.findings()
+	want := []string{"stuck Node n", "stuck PersistentVolume pv", "stuck PersistentVolumeClaim ns/mine", "stuck PersistentVolumeClaim ns/static"}
+	if have := texts(found); !slices.Equal(have, want) {
+		t.Fatalf("%q, want %q", have, want)
+	}
+	if f := found[0].Finalizers[0]; !strings.Contains(f.Remover, "the nodecontroller") {
+		t.Errorf("%+v", f)
+	}
+	for i, text := range []string{"kube-controller-manager", "the attacher of drv-example-com", "not known here"} {
+		if f := found[1].Finalizers[i]; !strings.Contains(f.Remover, text) {
+			t.Errorf("%+v, want %q", f, text)
+		}
+	}
+}
+
+func TestBothLooks(t *testing.T) {
+	t.Parallel()
+	a, b := Finding{Kind: VolumeWithoutPV, VolumeHandle: "a"}, Finding{Kind: VolumeWithoutPV, VolumeHandle: "b"}
+	again := a
+	again.Message = "an hour older"
+	if got := both([]Finding{a}, []Finding{again, b}); len(got) != 1 || got[0].VolumeHandle != "a" {
+		t.Errorf("%+v", got)
+	}
+	stuck := Finding{Kind: Stuck, Object: "PersistentVolume p"}
+	if got := both([]Finding{a}, []Finding{stuck}); len(got) != 1 || got[0].Kind != Stuck {
+		t.Errorf("stuck since the first look: %+v", got)
+	}
+	anew := Finding{Kind: PVWithoutVolume, Object: "PersistentVolume p", UID: "2"}
+	before := anew
+	before.UID = "1"
+	if got := both([]Finding{before}, []Finding{anew}); len(got) != 0 {
+		t.Errorf("an object that was made again: %+v", got)
+	}
+}
+
+// FuzzFindings looks for what must never be: a finding for a volume that both have, and
+// one that depends on the order of the input.
+func FuzzFindings(f *testing.F) {
+	f.Add("a b c", "b c d", "b:id c:id", "c")
+	f.Fuzz(func(t *testing.T, volumes, listed, published, attached string) {
+		var w World
+		l := Listed{map[string][]string{}, true}
+		known := map[string]bool{}
+		for i, h := range strings.Fields(volumes) {
+			w.Volumes = append(w.Volumes, volume(fmt.Sprint("pv", i), driver, h))
+			known[h] = true
+		}
+		for _, h := range strings.Fields(listed) {
+			l.Volumes[h] = []string{}
+		}
+		for _, p := range strings.Fields(published) {
+			if h, node, ok := strings.Cut(p, ":"); ok {
+				l.Volumes[h] = append(l.Volumes[h], node)
+			}
+		}
+		for i := range strings.Fields(attached) {
+			w.Attachments = append(w.Attachments, attachment(fmt.Sprint("a", i), fmt.Sprint("pv", i), "n", true))
+		}
+		w.Attached, w.NodeIDs = true, map[string]string{"n": "id"}
+		c := comparison{driver: driver, world: w, listed: l, now: time.Now(), stuckAfter: time.Minute}
+		found := c.findings()
+		for _, f := range found {
+			_, lists := l.Volumes[f.VolumeHandle]
+			if f.Kind == VolumeWithoutPV && (known[f.VolumeHandle] || !lists) || f.Kind == PVWithoutVolume && lists {
+				t.Errorf("%+v", f)
+			}
+		}
+		slices.Reverse(c.world.Volumes)
+		if again := c.findings(); !slices.Equal(texts(found), texts(again)) {
+			t.Errorf("%q in another order is %q", texts(found), texts(again))
+		}
+	})
+}
+
+func TestRemoversAreTold(t *testing.T) {
+	t.Parallel()
+	for _, finalizer := range slices.Sorted(maps.Keys(removers)) {
+		if who := (comparison{driver: driver}).remover(finalizer); who == "" || strings.Contains(who, "not known") {
+			t.Errorf("%s: %q", finalizer, who)
+		}
+	}
+}

@@ -1,0 +1,254 @@
+package main
+
+import (
+	"go/ast"
+	"go/parser"
+	gotoken "go/token"
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+const referencePage = "../../docs/reference.md"
+
+// readNames are the packages whose constants and literals are what the page is about.
+var readNames = []string{
+	"provisioner", "attacher", "capacity", "nodecontroller", "nodecontroller/webhook", "internal/kube", "election", "cmd/storage-controller",
+}
+
+// driverNames are the functions that make names out of that of the driver.
+var driverNames = []string{"annotationsOf", "derived", "topolvm", "attacherFinalizer", "Finalizer"}
+
+// otherNames look like names of annotations and the like and are none, by what they are.
+var otherNames = map[string]string{
+	"storage-controller/": "user agent", "claims/": "key of a map",
+}
+
+// apiNames are the constants of the Kubernetes API that our code goes by.
+var apiNames = map[string]string{
+	"LastAppliedConfigAnnotation": corev1.LastAppliedConfigAnnotation,
+	"TaintNodeOutOfService":       corev1.TaintNodeOutOfService,
+	"LabelTopologyZone":           corev1.LabelTopologyZone,
+	"LabelTopologyRegion":         corev1.LabelTopologyRegion,
+}
+
+// noEvents are constants that begin like those of the reasons of events.
+var noEvents = map[string]string{"reasonWaiting": "reason of a step, in the log"}
+
+// TestDocsReference: the page names every reason of an event, annotation, label,
+// finalizer, Lease and environment variable of the code, and nothing else.
+func TestDocsReference(t *testing.T) {
+	code := namesInCode(t)
+	code.events["LeaderElection"] = true              // of client-go, on Leases
+	delete(code.variables, "KUBERNETES_SERVICE_HOST") // of every pod; nobody sets it
+	page := tablesOf(t, referencePage)
+	same := func(what string, want map[string]bool, have []string) {
+		t.Helper()
+		if len(want) == 0 {
+			t.Errorf("no %s was found in the code", what)
+		}
+		for name := range want {
+			if !slices.Contains(have, name) {
+				t.Errorf("%s does not have the %s %q", referencePage, what, name)
+			}
+		}
+		for _, name := range have {
+			if !want[name] {
+				t.Errorf("%s has the %s %q, which is not in the code", referencePage, what, name)
+			}
+		}
+	}
+	same("event", code.events, page["Events"])
+	same("environment variable", code.variables, page["Environment variables"])
+	same("name", code.names, slices.Concat(page["Annotations"], page["Labels and taints"], page["Finalizers"], page["Parameters and attributes"], page["Resources of pods"]))
+	leases := map[string]bool{}
+	for _, r := range append(allRoles(), capacityAlone) {
+		var s settings
+		leases[r.lease(s, "csi.example.com")] = true
+	}
+	same("Lease", leases, page["Leases"])
+}
+
+// namesFound is what is in the code. Of a name that is made of that of the driver it has
+// the fixed parts alone.
+type namesFound struct{ names, events, variables map[string]bool }
+
+var (
+	qualified  = regexp.MustCompile(`^[a-z0-9-]+(\.[a-z0-9-]+)+/[A-Za-z0-9][-A-Za-z0-9_.]*$`)
+	prefixed   = regexp.MustCompile(`^[a-z0-9.-]+/$`)
+	formatted  = regexp.MustCompile(`%s(/[a-z]+)`)
+	apiVersion = regexp.MustCompile(`/v[0-9]+((alpha|beta)[0-9]+)?$`) // of an API group
+)
+
+func namesInCode(t *testing.T) namesFound {
+	t.Helper()
+	found := namesFound{map[string]bool{}, map[string]bool{}, map[string]bool{}}
+	makers := map[string]bool{}
+	for _, dir := range readNames {
+		files, err := filepath.Glob("../../" + dir + "/*.go")
+		if err != nil || len(files) == 0 {
+			t.Fatalf("%s: %d files, %v", dir, len(files), err)
+		}
+		for _, path := range files {
+			if strings.HasSuffix(path, "_test.go") {
+				continue
+			}
+			set := gotoken.NewFileSet()
+			file, err := parser.ParseFile(set, path, nil, parser.SkipObjectResolution)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, decl := range file.Decls {
+				if d, ok := decl.(*ast.GenDecl); ok && d.Tok == gotoken.IMPORT {
+					continue
+				}
+				if f, ok := decl.(*ast.FuncDecl); ok && slices.Contains(driverNames, f.Name.Name) {
+					makers[f.Name.Name] = true
+					found.made(f)
+				}
+				ast.Inspect(decl, func(n ast.Node) bool {
+					if bad := found.node(n); bad != "" {
+						t.Errorf("%s: %s", set.Position(n.Pos()), bad)
+					}
+					return true
+				})
+			}
+		}
+	}
+	for _, name := range driverNames {
+		if !makers[name] {
+			t.Errorf("there is no function %s any more", name)
+		}
+	}
+	return found
+}
+
+// node notes what n says; it returns what is wrong with it.
+func (f namesFound) node(n ast.Node) string {
+	switch n := n.(type) {
+	case *ast.BasicLit:
+		if name := text(n); otherNames[name] == "" && !apiVersion.MatchString(name) && (qualified.MatchString(name) || prefixed.MatchString(name)) {
+			f.names[name] = true
+		}
+	case *ast.SelectorExpr:
+		if x, ok := n.X.(*ast.Ident); ok && x.Name == "corev1" && isNameOfAPI(n.Sel.Name) {
+			name, known := apiNames[n.Sel.Name]
+			if !known {
+				return "corev1." + n.Sel.Name + " is not in apiNames of this test"
+			}
+			f.names[name] = true
+		}
+	case *ast.ValueSpec:
+		for i, name := range n.Names {
+			if strings.HasPrefix(name.Name, "reason") && noEvents[name.Name] == "" && i < len(n.Values) && text(n.Values[i]) != "" {
+				f.events[text(n.Values[i])] = true
+			}
+		}
+	case *ast.CallExpr:
+		return f.call(n)
+	}
+	return ""
+}
+
+func (f namesFound) call(n *ast.CallExpr) string {
+	name := ""
+	switch fun := n.Fun.(type) {
+	case *ast.Ident:
+		name = fun.Name
+	case *ast.SelectorExpr:
+		name = fun.Sel.Name
+	}
+	reason := map[string]int{"Event": 2, "Eventf": 2, "AnnotatedEventf": 3, "warning": 0, "normal": 0}
+	if i, sends := reason[name]; sends && i < len(n.Args) && text(n.Args[i]) != "" {
+		return "the reason of an event is no constant with a name that begins with reason"
+	}
+	if name == "Getenv" && len(n.Args) == 1 && text(n.Args[0]) != "" {
+		f.variables[text(n.Args[0])] = true
+	}
+	return ""
+}
+
+func isNameOfAPI(name string) bool {
+	return strings.HasPrefix(name, "Label") || strings.HasPrefix(name, "Annotation") || strings.HasSuffix(name, "Annotation") ||
+		strings.HasPrefix(name, "TaintNode")
+}
+
+// made notes the names that a function makes by putting the name of the driver between texts.
+func (f namesFound) made(maker *ast.FuncDecl) {
+	ast.Inspect(maker, func(n ast.Node) bool {
+		switch n := n.(type) {
+		case *ast.BinaryExpr:
+			fixed := fixedParts(n)
+			if !strings.Contains(fixed, "/") { // what it is added to ends with one
+				fixed = "/" + fixed
+			}
+			if fixed != "/" {
+				f.names[fixed] = true
+			}
+			return false
+		case *ast.BasicLit:
+			for _, part := range formatted.FindAllStringSubmatch(text(n), -1) {
+				f.names[part[1]] = true
+			}
+		}
+		return true
+	})
+}
+
+func fixedParts(e ast.Expr) string {
+	if sum, ok := e.(*ast.BinaryExpr); ok {
+		return fixedParts(sum.X) + fixedParts(sum.Y)
+	}
+	return text(e)
+}
+
+// text is the value of a literal string, else "".
+func text(e ast.Expr) string {
+	if literal, ok := e.(*ast.BasicLit); ok && literal.Kind == gotoken.STRING {
+		if s, err := strconv.Unquote(literal.Value); err == nil {
+			return s
+		}
+	}
+	return ""
+}
+
+var (
+	inCode      = regexp.MustCompile("`([^`]+)`")
+	placeholder = regexp.MustCompile(`<[a-z ]+>`)
+)
+
+// tablesOf is the names in the first column of the tables of a page, by their headings.
+// A name stands there without its parts in angle brackets.
+func tablesOf(t *testing.T, path string) map[string][]string {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tables, heading := map[string][]string{}, ""
+	for line := range strings.Lines(string(data)) {
+		line = strings.TrimSpace(line)
+		if title, ok := strings.CutPrefix(line, "## "); ok {
+			heading = title
+		}
+		cell, ok := strings.CutPrefix(line, "|")
+		if !ok {
+			continue
+		}
+		cell, _, _ = strings.Cut(cell, "|")
+		for _, name := range inCode.FindAllStringSubmatch(cell, -1) {
+			tables[heading] = append(tables[heading], placeholder.ReplaceAllString(name[1], ""))
+		}
+	}
+	if len(slices.Collect(maps.Keys(tables))) == 0 {
+		t.Errorf("%s has no tables", path)
+	}
+	return tables
+}

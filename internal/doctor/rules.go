@@ -1,0 +1,114 @@
+package doctor
+
+// Code generated from deploy/rbac by make generate. DO NOT EDIT.
+
+// rules is what the files of deploy/rbac grant, by the names of their directories.
+var rules = map[string][]Rule{
+	"attacher": {
+		{Groups: []string{"storage.k8s.io"}, Resources: []string{"volumeattachments"}, Verbs: []string{"get", "list", "watch", "patch"}},
+		{Groups: []string{"storage.k8s.io"}, Resources: []string{"volumeattachments/status"}, Verbs: []string{"patch"}},
+		{Groups: []string{""}, Resources: []string{"persistentvolumes"}, Verbs: []string{"get", "list", "watch", "patch"}},
+		{Groups: []string{"storage.k8s.io"}, Resources: []string{"csinodes"}, Verbs: []string{"list", "watch"}},
+	},
+	"attacher-leader-election": {
+		{Namespaced: true, Groups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, Verbs: []string{"get", "create", "update"}},
+		{Namespaced: true, Groups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch"}},
+	},
+	"attacher-secrets": {
+		{Groups: []string{""}, Resources: []string{"secrets"}, Verbs: []string{"get"}},
+	},
+	"capacity": {
+		{Groups: []string{"storage.k8s.io"}, Resources: []string{"storageclasses"}, Verbs: []string{"list", "watch"}},
+		{Namespaced: true, Groups: []string{"storage.k8s.io"}, Resources: []string{"csistoragecapacities"}, Verbs: []string{"list", "watch", "create", "patch", "delete"}},
+	},
+	"capacity-leader-election": {
+		{Namespaced: true, Groups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, Verbs: []string{"get", "create", "update"}},
+		{Namespaced: true, Groups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create"}},
+	},
+	"capacity-owner": {
+		{Namespaced: true, Groups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"get"}},
+	},
+	"capacity-owner-deployment": {
+		{Namespaced: true, Groups: []string{"apps"}, Resources: []string{"replicasets"}, Verbs: []string{"get"}},
+	},
+	"capacity-topology": {
+		{Groups: []string{""}, Resources: []string{"nodes"}, Verbs: []string{"list", "watch"}},
+		{Groups: []string{"storage.k8s.io"}, Resources: []string{"csinodes"}, Verbs: []string{"list", "watch"}},
+	},
+	"nodecontroller": {
+		{Groups: []string{""}, Resources: []string{"nodes", "persistentvolumes", "persistentvolumeclaims"}, Verbs: []string{"get", "list", "watch"}},
+		{Groups: []string{"storage.k8s.io"}, Resources: []string{"storageclasses", "csinodes"}, Verbs: []string{"get", "list", "watch"}},
+		{Groups: []string{""}, Resources: []string{"namespaces"}, Verbs: []string{"get"}},
+		{Groups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch"}},
+	},
+	"nodecontroller-cleanup": {
+		{Groups: []string{""}, Resources: []string{"persistentvolumes"}, Verbs: []string{"patch"}},
+		{Groups: []string{""}, Resources: []string{"persistentvolumeclaims"}, Verbs: []string{"delete"}},
+		{Groups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"get", "list", "watch"}},
+		{Groups: []string{"storage.k8s.io"}, Resources: []string{"volumeattachments"}, Verbs: []string{"list", "watch"}},
+		{Groups: []string{"storage.k8s.io"}, Resources: []string{"csidrivers"}, Verbs: []string{"get", "list", "watch"}},
+	},
+	"nodecontroller-cleanup-unbound": {
+		{Groups: []string{""}, Resources: []string{"persistentvolumeclaims"}, Verbs: []string{"patch"}},
+	},
+	"nodecontroller-cleanup-volumes": {
+		{Groups: []string{""}, Resources: []string{"persistentvolumes"}, Verbs: []string{"delete"}},
+	},
+	"nodecontroller-custom-resources": {
+		{Groups: []string{"topolvm.io"}, Resources: []string{"logicalvolumes"}, Verbs: []string{"list", "patch", "delete"}},
+	},
+	"nodecontroller-leader-election": {
+		{Namespaced: true, Groups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, Verbs: []string{"get", "create", "update"}},
+	},
+	"nodecontroller-node-finalizer": {
+		{Groups: []string{""}, Resources: []string{"nodes"}, Verbs: []string{"patch"}},
+	},
+	"nodecontroller-pvc-enforce": {
+		{Groups: []string{""}, Resources: []string{"persistentvolumeclaims"}, Verbs: []string{"patch"}},
+		{Groups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"get", "list", "watch", "delete"}},
+	},
+	"nodecontroller-pvc-strip": {
+		{Groups: []string{""}, Resources: []string{"persistentvolumeclaims"}, Verbs: []string{"patch"}},
+	},
+	"nodecontroller-resize-nudge": {
+		{Groups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"get", "list", "watch", "patch"}},
+	},
+	"nodecontroller-secure-metrics": {
+		{Groups: []string{"authentication.k8s.io"}, Resources: []string{"tokenreviews"}, Verbs: []string{"create"}},
+		{Groups: []string{"authorization.k8s.io"}, Resources: []string{"subjectaccessreviews"}, Verbs: []string{"create"}},
+	},
+	"nodecontroller-webhook-certificates": {
+		{Namespaced: true, Groups: []string{""}, Resources: []string{"secrets"}, Names: []string{"storage-controller-webhook-certificates"}, Verbs: []string{"get", "watch", "update"}},
+		{Namespaced: true, Groups: []string{""}, Resources: []string{"secrets"}, Verbs: []string{"create"}},
+		{Groups: []string{"admissionregistration.k8s.io"}, Resources: []string{"mutatingwebhookconfigurations"}, Names: []string{"storage-controller-webhooks"}, Verbs: []string{"get", "patch"}},
+	},
+	"provisioner": {
+		{Groups: []string{""}, Resources: []string{"persistentvolumeclaims"}, Verbs: []string{"get", "list", "watch", "patch"}},
+		{Groups: []string{""}, Resources: []string{"persistentvolumes"}, Verbs: []string{"get", "list", "watch", "create", "patch", "delete"}},
+		{Groups: []string{"storage.k8s.io"}, Resources: []string{"storageclasses"}, Verbs: []string{"list", "watch"}},
+		{Groups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch"}},
+	},
+	"provisioner-attachments": {
+		{Groups: []string{"storage.k8s.io"}, Resources: []string{"volumeattachments"}, Verbs: []string{"list", "watch"}},
+	},
+	"provisioner-cross-namespace": {
+		{Groups: []string{"gateway.networking.k8s.io"}, Resources: []string{"referencegrants"}, Verbs: []string{"list", "watch"}},
+	},
+	"provisioner-leader-election": {
+		{Namespaced: true, Groups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, Verbs: []string{"get", "create", "update"}},
+	},
+	"provisioner-secrets": {
+		{Groups: []string{""}, Resources: []string{"secrets"}, Verbs: []string{"get"}},
+	},
+	"provisioner-snapshots": {
+		{Groups: []string{"snapshot.storage.k8s.io"}, Resources: []string{"volumesnapshots"}, Verbs: []string{"get", "list", "watch", "patch"}},
+		{Groups: []string{"snapshot.storage.k8s.io"}, Resources: []string{"volumesnapshotcontents"}, Verbs: []string{"get"}},
+	},
+	"provisioner-topology": {
+		{Groups: []string{""}, Resources: []string{"nodes"}, Verbs: []string{"list", "watch"}},
+		{Groups: []string{"storage.k8s.io"}, Resources: []string{"csinodes"}, Verbs: []string{"list", "watch"}},
+	},
+	"provisioner-volumeattributesclasses": {
+		{Groups: []string{"storage.k8s.io"}, Resources: []string{"volumeattributesclasses"}, Verbs: []string{"get", "list", "watch"}},
+	},
+}

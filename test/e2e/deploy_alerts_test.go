@@ -1,0 +1,265 @@
+package e2e
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	"github.com/storage-controller/storage-controller/csiclient/csitest"
+)
+
+// history is what Prometheus would have: scrapes of real processes, whose times are those of
+// the story that a test tells, a minute apart.
+type history struct {
+	Scrapes     []scraped `json:"scrapes"`
+	Expressions []string  `json:"expressions"`
+	now         int64
+}
+
+type scraped struct {
+	At     int64             `json:"at"`
+	Labels map[string]string `json:"labels"`
+	Text   string            `json:"text"`
+}
+
+func newHistory() *history { return &history{now: time.Now().Unix()} }
+
+// minute lets one pass, and scrapes p as the pods with these names.
+func (h *history) minute(p *process, pods ...string) {
+	p.t.Helper()
+	h.now += 60
+	_, text := p.get("/metrics")
+	for _, pod := range pods {
+		h.Scrapes = append(h.Scrapes, scraped{h.now, map[string]string{"namespace": "n", "pod": pod, "container": "storage-controller"}, text})
+	}
+}
+
+// cluster adds what kube-state-metrics would show of the claims of e and of a class.
+func (h *history) cluster(e *env, class string) {
+	e.t.Helper()
+	claims, err := e.client.CoreV1().PersistentVolumeClaims(e.ns).List(e.t.Context(), metav1.ListOptions{})
+	e.must(err)
+	c, err := e.client.StorageV1().StorageClasses().Get(e.t.Context(), class, metav1.GetOptions{})
+	e.must(err)
+	var b strings.Builder
+	fmt.Fprintf(&b, "kube_storageclass_info{storageclass=%q,provisioner=%q,volume_binding_mode=%q} 1\n", c.Name, c.Provisioner, *c.VolumeBindingMode)
+	for _, claim := range claims.Items {
+		of := fmt.Sprintf("namespace=%q,persistentvolumeclaim=%q", claim.Namespace, claim.Name)
+		fmt.Fprintf(&b, "kube_persistentvolumeclaim_info{%s,storageclass=%q,volumename=%q} 1\n", of, *claim.Spec.StorageClassName, claim.Spec.VolumeName)
+		for _, phase := range []corev1.PersistentVolumeClaimPhase{corev1.ClaimPending, corev1.ClaimBound, corev1.ClaimLost} {
+			is := 0
+			if claim.Status.Phase == phase {
+				is = 1
+			}
+			fmt.Fprintf(&b, "kube_persistentvolumeclaim_status_phase{%s,phase=%q} %d\n", of, phase, is)
+		}
+	}
+	h.Scrapes = append(h.Scrapes, scraped{h.now, nil, b.String()})
+}
+
+// finds evaluates expressions at the end of h: which series each of them has.
+func (h *history) finds(t *testing.T, expressions ...string) [][]string {
+	t.Helper()
+	h.Expressions = expressions
+	in, err := json.Marshal(h)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := tool(t, string(in), "evaluate")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var found [][]string
+	if err := json.Unmarshal([]byte(out), &found); err != nil || len(found) != len(expressions) {
+		t.Fatalf("%d answers for %d expressions: %v", len(found), len(expressions), err)
+	}
+	return found
+}
+
+// fires says that these alerts do at the end of h, once they have lasted, and no others; and
+// that the queries of the dashboard can be evaluated.
+func (h *history) fires(t *testing.T, want ...string) {
+	t.Helper()
+	all := alerts(t)
+	expressions := queries(t)
+	for i := range all {
+		expressions = slices.Insert(expressions, i, all[i].Expr)
+	}
+	var got []string
+	for i, series := range h.finds(t, expressions...)[:len(all)] {
+		if len(series) > 0 {
+			got = append(got, strings.TrimPrefix(all[i].Alert, "StorageController"))
+			t.Logf("%s: %v", all[i].Alert, series)
+		}
+	}
+	slices.Sort(got)
+	slices.Sort(want)
+	if !slices.Equal(got, want) {
+		t.Errorf("the alerts %v fire, want %v", got, want)
+	}
+}
+
+// watched is an environment and a process with all roles that it has scraped as leader.
+func watched(t *testing.T) (*env, *process, *history) {
+	t.Helper()
+	e := newEnv(t, csitest.Config{Segments: []map[string]string{{}}, Controller: []csi.ControllerServiceCapability_RPC_Type{
+		csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME, csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME,
+		csi.ControllerServiceCapability_RPC_GET_CAPACITY, csi.ControllerServiceCapability_RPC_LIST_VOLUMES,
+		csi.ControllerServiceCapability_RPC_LIST_VOLUMES_PUBLISHED_NODES,
+	}}, 2)
+	cmd := e.command("all", slices.Concat(quick, []string{"--leader-election", "--http-endpoint=127.0.0.1:0", "--capacity-ownerref-level=-1",
+		"--capacity-poll-interval=1s", "--reconcile-sync=1s"})...)
+	cmd.Env = append(cmd.Env, "NAMESPACE="+e.ns)
+	p := e.start(cmd)
+	e.eventually("every role leads", func(context.Context) error {
+		leads := p.metrics()["leader_election_master_status"].GetMetric()
+		for _, l := range leads {
+			if l.GetGauge().GetValue() != 1 {
+				return fmt.Errorf("%v", l)
+			}
+		}
+		if len(leads) < 3 {
+			return fmt.Errorf("%d Leases", len(leads))
+		}
+		return nil
+	})
+	h := newHistory()
+	h.minute(p, "a")
+	return e, p, h
+}
+
+// TestNoAlertFiresWhereAllIsWell: none does for a process that works, and it is no silence of
+// metrics that are missing.
+func TestNoAlertFiresWhereAllIsWell(t *testing.T) {
+	t.Parallel()
+	e, p, h := watched(t)
+	class := e.class(false, nil)
+	e.claim("c", class)
+	e.attach("a", e.bound("c"), e.nodes[0])
+	e.attached(1)
+	h.minute(p, "a")
+	h.cluster(e, class)
+	h.fires(t)
+	e.detach("a")
+	e.attached(0)
+	e.leftovers("c")
+	h.minute(p, "a")
+	h.fires(t)
+	for i, series := range h.finds(t, `csi_sidecar_operations_seconds_count{grpc_status_code="OK",method_name=~".*/ControllerPublishVolume"} > 0`,
+		`leader_election_master_status == 1`, `storage_controller_attach_comparisons_total{result="ok"} > 0`) {
+		if len(series) == 0 {
+			t.Errorf("expression %d has found nothing", i)
+		}
+	}
+}
+
+// TestAlertsFireForTheirCause: the driver fails at everything.
+func TestAlertsFireForTheirCause(t *testing.T) {
+	t.Parallel()
+	e, p, h := watched(t)
+	class := e.class(false, nil)
+	e.claim("c", class)
+	volume := e.bound("c")
+	e.pool("late", nil)
+	e.published(2)
+	e.plugin.Always("CreateVolume", csitest.Fail(codes.Aborted, "pending"))
+	for _, method := range []string{"ControllerPublishVolume", "GetCapacity", "ListVolumes"} {
+		e.plugin.Always(method, csitest.Fail(codes.Internal, "broken"))
+	}
+	e.claim("stuck", class)
+	e.attach("a", volume, e.nodes[0])
+	var before map[string]float64
+	for _, more := range []float64{1, 5} { // a counter has grown only if it was there before
+		e.eventually("everything has failed", func(context.Context) error {
+			for name, n := range p.failures() {
+				if n < before[name]+more {
+					return fmt.Errorf("%s: %v", name, n)
+				}
+			}
+			if p.value("storage_controller_capacity_failing", "") == 0 {
+				return fmt.Errorf("capacity does not fail")
+			}
+			return nil
+		})
+		before = p.failures()
+		h.minute(p, "a")
+	}
+	h.cluster(e, class)
+	h.fires(t, "AttachFails", "CapacityFails", "ClaimsPending", "ComparisonFails", "DriverFails", "VolumesInDoubt")
+}
+
+// failures is how often p has failed at what is counted.
+func (p *process) failures() map[string]float64 {
+	p.t.Helper()
+	n, metrics := map[string]float64{}, p.metrics()
+	for name, label := range map[string]string{
+		"csi_sidecar_operations_seconds": "/csi.v1.Controller/CreateVolume", "storage_controller_attach_failures_total": "Internal",
+		"storage_controller_attach_comparisons_total": "error",
+	} {
+		n[name] = 0
+		for _, m := range metrics[name].GetMetric() {
+			if labels := labelsOf(m); strings.Contains(labels, "="+label) && !strings.Contains(labels, "=OK") {
+				n[name] += m.GetCounter().GetValue() + float64(m.GetHistogram().GetSampleCount())
+			}
+		}
+	}
+	return n
+}
+
+// TestAlertsAboutLeases: one that nobody here holds, and one that two say they hold.
+func TestAlertsAboutLeases(t *testing.T) {
+	t.Parallel()
+	_, leader, both := watched(t)
+	both.minute(leader, "a", "b")
+	both.fires(t, "TwoLeaders")
+
+	e := newEnv(t, csitest.Config{Controller: []csi.ControllerServiceCapability_RPC_Type{csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME}}, 1)
+	now := metav1.NowMicro()
+	_, err := e.client.CoordinationV1().Leases(e.ns).Create(t.Context(), &coordinationv1.Lease{
+		ObjectMeta: metav1.ObjectMeta{Name: e.provisionerLease()},
+		Spec:       coordinationv1.LeaseSpec{HolderIdentity: ptr.To("gone"), LeaseDurationSeconds: ptr.To[int32](3600), RenewTime: &now, AcquireTime: &now},
+	}, metav1.CreateOptions{})
+	e.must(err)
+	waits := e.run("provision", "--leader-election", "--http-endpoint=127.0.0.1:0", "--leader-election-namespace="+e.ns)
+	e.eventually("it shows the Lease", func(context.Context) error {
+		if len(waits.metrics()["leader_election_master_status"].GetMetric()) == 0 {
+			return fmt.Errorf("it does not")
+		}
+		return nil
+	})
+	h := newHistory()
+	h.minute(waits, "a")
+	h.fires(t, "NoLeader")
+}
+
+// TestAlertsAboutNodes: the clean-up has something to do, and something that it may not do.
+func TestAlertsAboutNodes(t *testing.T) {
+	t.Parallel()
+	p, h := everythingOn(t), newHistory()
+	e := &env{t: t}
+	e.eventually("a lost node is counted, and a volume that is in use", func(context.Context) error {
+		var blocked float64
+		for _, m := range p.metrics()["storage_controller_cleanup_blocked"].GetMetric() {
+			if !slices.Contains([]string{"gate=mode", "gate=scope", "gate=grace", "gate=rate"}, labelsOf(m)) {
+				blocked += m.GetGauge().GetValue()
+			}
+		}
+		if missing := p.value("storage_controller_nodes_missing", ""); missing == 0 || blocked == 0 {
+			return fmt.Errorf("%v nodes, %v volumes", missing, blocked)
+		}
+		return nil
+	})
+	h.minute(p, "a")
+	h.fires(t, "NodesMissing", "CleanupBlocked")
+}

@@ -1,0 +1,368 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"regexp"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/yaml"
+
+	"github.com/storage-controller/storage-controller/csiclient/csitest"
+	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/kubetest"
+)
+
+// everyCapability is what a driver can have that has the program do something.
+var everyCapability = []csi.ControllerServiceCapability_RPC_Type{
+	csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME, csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT,
+	csi.ControllerServiceCapability_RPC_CLONE_VOLUME, csi.ControllerServiceCapability_RPC_MODIFY_VOLUME,
+	csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME, csi.ControllerServiceCapability_RPC_GET_CAPACITY,
+}
+
+// applyRendered is applyRBAC for what was rendered: the permissions among the objects.
+func (e *env) applyRendered(objects []*unstructured.Unstructured) map[permission]bool {
+	e.t.Helper()
+	granted := map[permission]bool{}
+	for _, o := range objects {
+		if o.GroupVersionKind().Group != "rbac.authorization.k8s.io" {
+			continue
+		}
+		text, err := yaml.Marshal(o.Object)
+		if err != nil {
+			e.t.Fatal(err)
+		}
+		if err := e.applyDocument(text, granted); err != nil {
+			e.t.Fatal(err)
+		}
+	}
+	return granted
+}
+
+// TestOverlaysNeedWhatTheyGrant runs the containers of the overlays as their ServiceAccount: they
+// are refused nothing, and nothing is granted that they do not use.
+func TestOverlaysNeedWhatTheyGrant(t *testing.T) {
+	t.Parallel()
+	for _, overlay := range []string{"all-in-one", "per-role"} {
+		t.Run(overlay, func(t *testing.T) {
+			t.Parallel()
+			overlayNeedsWhatItGrants(t, overlay)
+		})
+	}
+}
+
+func overlayNeedsWhatItGrants(t *testing.T, overlay string) {
+	e := newEnv(t, csitest.Config{Controller: everyCapability, Segments: []map[string]string{{}}}, 2)
+	kubetest.InstallKinds(t, e.cp)
+	objects := kustomized(t, overlays+overlay)
+	granted := e.applyRendered(objects)
+	e.inForce("csi-controller", granted)
+	kubeconfig, used, refused := e.as("csi-controller")
+	e.secret("s")
+	e.attributes("fast", map[string]string{"iops": "9"})
+	e.deploymentWithPod("csi-controller")
+	for _, c := range podOf(t, objects).Containers {
+		if c.Name != "driver" {
+			e.contained(c, kubeconfig, "csi-controller-1-x")
+		}
+	}
+	class := e.class(false, func(c *storagev1.StorageClass) {
+		c.Parameters = map[string]string{}
+		for _, purpose := range []string{"provisioner", "controller-publish"} {
+			c.Parameters["csi.storage.k8s.io/"+purpose+"-secret-name"] = "s"
+			c.Parameters["csi.storage.k8s.io/"+purpose+"-secret-namespace"] = e.ns
+		}
+	})
+	late := e.pool("late", nil)
+	e.published(2)
+
+	e.plugin.Next("CreateVolume", csitest.Fail(codes.Aborted, "pending"), csitest.Fail(codes.Aborted, "pending"))
+	e.claim("source", class)
+	e.snapshot(e.bound("source"))
+	for name, change := range map[string]func(*corev1.PersistentVolumeClaimSpec){
+		"clone": func(s *corev1.PersistentVolumeClaimSpec) {
+			s.DataSource = &corev1.TypedLocalObjectReference{Kind: kube.KindClaim, Name: "source"}
+		},
+		"restored": func(s *corev1.PersistentVolumeClaimSpec) {
+			s.DataSource = &corev1.TypedLocalObjectReference{APIGroup: ptr.To("snapshot.storage.k8s.io"), Kind: kube.KindSnapshot, Name: "snap"}
+		},
+		"attributes": func(s *corev1.PersistentVolumeClaimSpec) { s.VolumeAttributesClassName = ptr.To(e.ns + "-fast") },
+	} {
+		c := newClaim(name, class)
+		change(&c.Spec)
+		e.make(c)
+		e.bound(name)
+	}
+	e.attach("a", e.bound("source"), e.nodes[0])
+	e.attached(1)
+	e.grows("source", e.nodes[0])
+	// Kubernetes attaches the volume for that pod as well, and detaches it after it.
+	e.must(e.client.CoreV1().Pods(e.ns).Delete(t.Context(), "growing", metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}))
+	e.detach("a")
+	e.attached(0)
+	e.capacityIs("3Gi", late)
+	e.deleteClass(late)
+	e.leftovers("source", "clone", "restored", "attributes")
+	e.usesAll(granted, used, refused, func(p permission) bool {
+		switch {
+		case p.verb == "list": // of a server that cannot send it with the watch
+			return true
+		case p == permission{"patch", "", "events"}: // of a second event of one text
+			return true
+		case p.verb == "get" && slices.Contains([]string{"volumeattachments", "persistentvolumes"}, p.resource): // after a conflict
+			return true
+		}
+		// What is asked before a clean-up, and by webhooks, which are off in the overlays.
+		return p.verb == "get" && slices.Contains([]string{"nodes", "namespaces", "csinodes", "storageclasses", "pods"}, p.resource)
+	})
+}
+
+func (e *env) must(err error) {
+	e.t.Helper()
+	if err != nil {
+		e.t.Fatal(err)
+	}
+}
+
+func (e *env) secret(name string) {
+	e.t.Helper()
+	_, err := e.client.CoreV1().Secrets(e.ns).Create(e.t.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+	e.must(err)
+}
+
+// grows has the file system of a claim wait for the kubelet of node, on which the pod
+// "growing" uses it, and waits until that pod has been touched.
+func (e *env) grows(claim, node string) {
+	e.t.Helper()
+	e.uses("growing", claim, node)
+	status := fmt.Appendf(nil, `{"status":{"allocatedResources":{"storage":"2Gi"},"allocatedResourceStatuses":{"storage":"NodeResizePending"}}}`)
+	_, err := e.client.CoreV1().PersistentVolumeClaims(e.ns).Patch(e.t.Context(), claim, types.MergePatchType, status, metav1.PatchOptions{}, "status")
+	e.must(err)
+	e.eventually("the pod is touched", func(ctx context.Context) error {
+		p, err := e.client.CoreV1().Pods(e.ns).Get(ctx, "growing", metav1.GetOptions{})
+		if err == nil && len(p.Annotations) == 0 {
+			err = errors.New("it has no annotation")
+		}
+		return err
+	})
+}
+
+// uses makes a pod with a claim; without a node it is one that nobody schedules.
+func (e *env) uses(pod, claim, node string) {
+	e.t.Helper()
+	_, err := e.client.CoreV1().Pods(e.ns).Create(e.t.Context(), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: pod}, Spec: corev1.PodSpec{
+		NodeName: node, SchedulerName: "nobody", Containers: []corev1.Container{{Name: "c", Image: "none"}},
+		Volumes: []corev1.Volume{{Name: "v", VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: claim}}}},
+	}}, metav1.CreateOptions{})
+	e.must(err)
+}
+
+// logicalVolume is the part of that kind of TopoLVM that is used here.
+const logicalVolume = `
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: logicalvolumes.topolvm.io}
+spec:
+  group: topolvm.io
+  scope: Cluster
+  names: {kind: LogicalVolume, listKind: LogicalVolumeList, plural: logicalvolumes, singular: logicalvolume}
+  versions:
+  - name: v1
+    served: true
+    storage: true
+    schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}
+`
+
+// TestNodecontrollerNeedsWhatItsManifestsGrant uses every feature at once as the ServiceAccount
+// of deploy/rbac: it is refused nothing, and nothing is granted that it does not use.
+func TestNodecontrollerNeedsWhatItsManifestsGrant(t *testing.T) {
+	t.Parallel()
+	e := newEnv(t, csitest.Config{Segments: []map[string]string{{}}}, 2)
+	ctx, key := t.Context(), e.plugin.Name()+"/zone"
+	logicalVolumes := e.installLogicalVolumes()
+	granted := e.applyRBAC("nodecontroller*")
+	unlimited := maps.Clone(granted)
+	maps.DeleteFunc(unlimited, func(p permission, _ bool) bool { // limited to names
+		return p.resource == "mutatingwebhookconfigurations" || p.resource == "secrets" && p.verb != "create"
+	})
+	e.inForce("storage-controller-nodecontroller", unlimited)
+	kubeconfig, used, refused := e.as("storage-controller-nodecontroller")
+	// Its name is in the permissions; no other test has it.
+	configurations := e.client.AdmissionregistrationV1().MutatingWebhookConfigurations()
+	_, err := configurations.Create(ctx, forNobody("storage-controller-webhooks"), metav1.CreateOptions{})
+	e.must(err)
+	t.Cleanup(func() {
+		_ = configurations.Delete(context.Background(), "storage-controller-webhooks", metav1.DeleteOptions{})
+	})
+	_, err = e.client.StorageV1().CSIDrivers().Create(ctx, &storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: e.plugin.Name()}}, metav1.CreateOptions{})
+	e.must(err)
+	finalizer := e.plugin.Name() + "/claim"
+	class := e.class(false, nil)
+	e.onNode("growing", class, key, "a")
+	e.onNode("lost", class, key, "b")
+	e.onNode("unwanted", class, key, "a", finalizer)
+	e.uses("waiting", "unwanted", "")
+
+	p := e.run("nodecontroller", append(slices.Clone(quick), "--kubeconfig", kubeconfig, "--leader-election", "--http-endpoint=127.0.0.1:0", "--secure-metrics-server",
+		"--topology-node-key", key, "--node-finalizer-mode=manage", "--node-finalizer-wait-for-others=false", "--node-delete-grace=0s",
+		"--node-cleanup=volumes", "--node-cleanup-scope=all", "--node-cleanup-unbound=reschedule", "--node-cleanup-max-fraction=1", "--pv-release-grace=0s",
+		"--node-cleanup-resource=resource=logicalvolumes.v1.topolvm.io,node-field=spec.nodeName,finalizer=topolvm.io/logicalvolume,when=node-terminating",
+		"--pvc-finalizer-mode=enforce", "--pvc-finalizer", finalizer, "--pvc-pod-deletion=all", "--pvc-pod-deletion-grace=0s",
+		"--enable-webhooks", "--webhook-addr=127.0.0.1:0", "--webhook-cert-mode=self-signed", "--webhook-cert-secret=storage-controller-webhook-certificates",
+		"--webhook-config-name=storage-controller-webhooks", "--webhook-service=none")...)
+
+	e.grows("growing", e.nodes[0])
+	e.deleteClaim("unwanted")
+	e.gone("the pod that waits", func(ctx context.Context) error {
+		_, err := e.client.CoreV1().Pods(e.ns).Get(ctx, "waiting", metav1.GetOptions{})
+		return err
+	})
+	lv := fmt.Appendf(nil, `{"apiVersion":"topolvm.io/v1","kind":"LogicalVolume","metadata":{"name":%q,"finalizers":["topolvm.io/logicalvolume"]},"spec":{"nodeName":%q}}`, e.ns, e.nodes[1])
+	e.must(logicalVolumes(ctx, http.MethodPost, "", lv))
+	e.eventually("the node has the finalizer", func(ctx context.Context) error {
+		n, err := e.client.CoreV1().Nodes().Get(ctx, e.nodes[1], metav1.GetOptions{})
+		if err == nil && len(n.Finalizers) == 0 {
+			err = errors.New("it has none")
+		}
+		return err
+	})
+	e.must(e.client.CoreV1().Nodes().Delete(ctx, e.nodes[1], metav1.DeleteOptions{}))
+	e.must(e.client.StorageV1().CSINodes().Delete(ctx, e.nodes[1], metav1.DeleteOptions{}))
+	e.missingForLong(e.ns + "-lost")
+	for what, get := range map[string]func(context.Context) error{
+		"the node": func(ctx context.Context) error {
+			_, err := e.client.CoreV1().Nodes().Get(ctx, e.nodes[1], metav1.GetOptions{})
+			return err
+		},
+		"its volume": func(ctx context.Context) error {
+			_, err := e.client.CoreV1().PersistentVolumes().Get(ctx, e.ns+"-lost", metav1.GetOptions{})
+			return err
+		},
+		"its logical volume": func(ctx context.Context) error { return logicalVolumes(ctx, http.MethodGet, "/"+e.ns, nil) },
+	} {
+		e.gone(what, get)
+	}
+	e.asksForMetrics(p)
+	// The Secret is made at the start, and made anew when it is of no use.
+	e.eventually("the Secret has no certificate", func(ctx context.Context) error {
+		_, err := e.client.CoreV1().Secrets(e.ns).Patch(ctx, "storage-controller-webhook-certificates", types.MergePatchType, []byte(`{"data":{"tls.crt":""}}`), metav1.PatchOptions{})
+		return err
+	})
+	e.usesAll(granted, used, refused, func(p permission) bool {
+		return p.verb == "list" && p.resource != "logicalvolumes" || p == permission{"patch", "", "events"}
+	})
+}
+
+// forNobody is a configuration whose authority can be filled in, and that is asked about nothing.
+func forNobody(name string) *admissionv1.MutatingWebhookConfiguration {
+	return &admissionv1.MutatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: name}, Webhooks: []admissionv1.MutatingWebhook{{
+		Name: "pod-hook.example.com", AdmissionReviewVersions: []string{"v1"}, SideEffects: ptr.To(admissionv1.SideEffectClassNone),
+		ClientConfig: admissionv1.WebhookClientConfig{Service: &admissionv1.ServiceReference{Namespace: "default", Name: "none"}},
+	}}}
+}
+
+// missingForLong has the grace of a volume pass, once the controller has noted that its node
+// is missing.
+func (e *env) missingForLong(volume string) {
+	e.t.Helper()
+	note := e.plugin.Name() + "/node-missing-since"
+	e.eventually("the volume has the note about its node", func(ctx context.Context) error {
+		pv, err := e.client.CoreV1().PersistentVolumes().Get(ctx, volume, metav1.GetOptions{})
+		if err == nil && pv.Annotations[note] == "" {
+			err = errors.New("it has none")
+		}
+		if err != nil {
+			return err
+		}
+		since := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%q}}}`, note, time.Now().Add(-time.Hour).UTC().Format(time.RFC3339))
+		_, err = e.client.CoreV1().PersistentVolumes().Patch(ctx, volume, types.MergePatchType, since, metav1.PatchOptions{})
+		return err
+	})
+}
+
+// gone waits until get finds nothing.
+func (e *env) gone(what string, get func(context.Context) error) {
+	e.t.Helper()
+	e.eventually(what+" is gone", func(ctx context.Context) error {
+		err := get(ctx)
+		if apierrors.IsNotFound(err) {
+			return nil
+		}
+		return errors.Join(err, errors.New("it is there"))
+	})
+}
+
+// onNode makes a claim, and a volume for it in a zone, as the provisioner would.
+func (e *env) onNode(name, class, key, zone string, finalizers ...string) {
+	e.t.Helper()
+	claim := newClaim(name, class)
+	claim.Finalizers, claim.Spec.VolumeName = finalizers, e.ns+"-"+name
+	e.make(claim)
+	_, err := e.client.CoreV1().PersistentVolumes().Create(e.t.Context(), &corev1.PersistentVolume{
+		ObjectMeta: metav1.ObjectMeta{Name: e.ns + "-" + name, Annotations: map[string]string{kube.AnnProvisionedBy: e.plugin.Name()}},
+		Spec: corev1.PersistentVolumeSpec{
+			Capacity: claim.Spec.Resources.Requests, AccessModes: claim.Spec.AccessModes, StorageClassName: class,
+			PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimDelete,
+			PersistentVolumeSource:        corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: e.plugin.Name(), VolumeHandle: name}},
+			ClaimRef:                      &corev1.ObjectReference{Namespace: e.ns, Name: name},
+			NodeAffinity: &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+				MatchExpressions: []corev1.NodeSelectorRequirement{{Key: key, Operator: corev1.NodeSelectorOpIn, Values: []string{zone}}},
+			}}}},
+		},
+	}, metav1.CreateOptions{})
+	e.must(err)
+	e.bound(name)
+}
+
+// installLogicalVolumes adds the kind, and returns how to call it.
+func (e *env) installLogicalVolumes() func(ctx context.Context, method, path string, body []byte) error {
+	e.t.Helper()
+	client := e.client.Discovery().RESTClient()
+	body, err := yaml.YAMLToJSON([]byte(logicalVolume))
+	e.must(err)
+	e.must(client.Post().AbsPath("/apis/apiextensions.k8s.io/v1/customresourcedefinitions").SetHeader("Content-Type", "application/json").Body(body).Do(e.t.Context()).Error())
+	call := func(ctx context.Context, method, path string, body []byte) error {
+		return client.Verb(method).AbsPath("/apis/topolvm.io/v1/logicalvolumes"+path).SetHeader("Content-Type", "application/json").Body(body).Do(ctx).Error()
+	}
+	e.eventually("logical volumes are served", func(ctx context.Context) error { return call(ctx, http.MethodGet, "", nil) })
+	return call
+}
+
+// asksForMetrics has somebody with a token ask p, who may not see them.
+func (e *env) asksForMetrics(p *process) {
+	e.t.Helper()
+	account, err := e.client.CoreV1().ServiceAccounts(e.ns).Create(e.t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "curious"}}, metav1.CreateOptions{})
+	e.must(err)
+	token, err := e.client.CoreV1().ServiceAccounts(e.ns).CreateToken(e.t.Context(), account.Name, &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
+	e.must(err)
+	p.says("Serving metrics and health")
+	address := regexp.MustCompile(`Serving metrics and health.*"address": "([^"]+)"`).FindStringSubmatch(p.logged())
+	if address == nil {
+		e.t.Fatal("it does not say where it serves")
+	}
+	request, err := http.NewRequestWithContext(e.t.Context(), http.MethodGet, "https://"+address[1]+"/metrics", nil)
+	e.must(err)
+	request.Header.Set("Authorization", "Bearer "+token.Status.Token)
+	response, err := selfSigned.Do(request)
+	e.must(err)
+	defer response.Body.Close()
+	if response.StatusCode != http.StatusForbidden {
+		e.t.Errorf("whoever may not see the metrics is answered with %d", response.StatusCode)
+	}
+}

@@ -1,0 +1,485 @@
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
+
+	"github.com/storage-controller/storage-controller/internal/kubetest"
+)
+
+const (
+	overlays = "../../deploy/overlays/"
+	chart    = "../../deploy/helm/storage-controller"
+	// exampleNamespace is that of the overlays.
+	exampleNamespace = "csi-example"
+)
+
+// deploytool is the program of test/deploy, built once: the libraries of kustomize, helm
+// and Prometheus are no dependencies of the product.
+var deploytool = sync.OnceValues(func() (string, error) {
+	dir, err := os.MkdirTemp("", "deploytool-")
+	if err != nil {
+		return "", err
+	}
+	path := filepath.Join(dir, "deploytool")
+	cmd := exec.Command("go", "build", "-o", path, ".")
+	cmd.Dir = "../deploy"
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=", "GOWORK=off")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("building the tool of test/deploy: %w\n%s", err, out)
+	}
+	return path, nil
+})
+
+// tool runs deploytool, and fails with what it says of an error.
+func tool(t *testing.T, stdin string, args ...string) (string, error) {
+	t.Helper()
+	path, err := deploytool()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var stdout, stderr bytes.Buffer
+	cmd := exec.Command(path, args...)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(stdin), &stdout, &stderr
+	if err := cmd.Run(); err != nil {
+		return "", fmt.Errorf("%v: %w\n%s", args, err, &stderr)
+	}
+	return stdout.String(), nil
+}
+
+// kustomized is the objects of a directory of deploy/.
+func kustomized(t *testing.T, dir string) []*unstructured.Unstructured {
+	t.Helper()
+	text, err := tool(t, "", "kustomize", dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return parsed(t, text)
+}
+
+// charted is the objects of the chart with these values.
+func charted(t *testing.T, values string) []*unstructured.Unstructured {
+	t.Helper()
+	text, err := tool(t, "", "helm", chart, "x", exampleNamespace, valuesFile(t, values))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return parsed(t, text)
+}
+
+func valuesFile(t *testing.T, values string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "values.yaml")
+	if err := os.WriteFile(path, []byte(values), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func parsed(t *testing.T, text string) []*unstructured.Unstructured {
+	t.Helper()
+	var all []*unstructured.Unstructured
+	for decoder := utilyaml.NewYAMLOrJSONDecoder(strings.NewReader(text), 4096); ; {
+		o := &unstructured.Unstructured{}
+		if err := decoder.Decode(o); errors.Is(err, io.EOF) {
+			return all
+		} else if err != nil {
+			t.Fatalf("%v in\n%s", err, text)
+		}
+		if len(o.Object) > 0 {
+			all = append(all, o)
+		}
+	}
+}
+
+// byName is objects by what tells them apart. The hash at the end of the name of a
+// ConfigMap is that of its maker, and is cut off wherever it stands.
+func byName(t *testing.T, all []*unstructured.Unstructured) map[string]map[string]any {
+	t.Helper()
+	m := map[string]map[string]any{}
+	for _, o := range all {
+		if o.GetKind() == "Namespace" { // helm makes it with a flag
+			continue
+		}
+		if o.GetKind() == "ConfigMap" {
+			o.SetName(strings.TrimRight(o.GetName(), "0123456789abcdefghijklmnopqrstuvwxyz"))
+		}
+		cutHash(o)
+		key := fmt.Sprintf("%s %s/%s", o.GetKind(), o.GetNamespace(), o.GetName())
+		if m[key] != nil {
+			t.Errorf("%s is there twice", key)
+		}
+		m[key] = o.Object
+	}
+	return m
+}
+
+func cutHash(o *unstructured.Unstructured) {
+	volumes, _, _ := unstructured.NestedSlice(o.Object, "spec", "template", "spec", "volumes")
+	for _, v := range volumes {
+		if m, is := v.(map[string]any)["configMap"].(map[string]any); is {
+			m["name"] = strings.TrimRight(m["name"].(string), "0123456789abcdefghijklmnopqrstuvwxyz")
+		}
+	}
+	if volumes != nil {
+		_ = unstructured.SetNestedSlice(o.Object, volumes, "spec", "template", "spec", "volumes")
+	}
+}
+
+// sameAs is values of the chart by the overlay that they are the same as.
+var sameAs = map[string]string{
+	"all-in-one": "mode: all-in-one",
+	"per-role":   "mode: per-role",
+	"node": `mode: node
+resources: {requests: {cpu: 10m, memory: 64Mi}, limits: {memory: 256Mi}}`,
+	"configuration-file": `configuration:
+  csi-address: /run/csi/csi.sock
+  leader-election: true
+  http-endpoint: :8080
+  capacity: {capacity-ownerref-level: 2}
+  nodecontroller: {resize-nudge: true}`,
+}
+
+// withWebhooks is the same for overlays with a component of webhooks.
+var withWebhooks = map[string]string{
+	"webhooks of all-in-one":         "nodecontroller: {webhooks: {enabled: true}}",
+	"webhooks of per-role":           "mode: per-role\nnodecontroller: {webhooks: {enabled: true}}",
+	"webhooks-enforce of all-in-one": "nodecontroller: {pvcFinalizerMode: enforce, webhooks: {enabled: true}}",
+	"webhooks-enforce of per-role":   "mode: per-role\nnodecontroller: {pvcFinalizerMode: enforce, webhooks: {enabled: true}}",
+}
+
+// TestChartAndOverlaysAreTheSame: whoever installs with helm gets what others get with kustomize.
+func TestChartAndOverlaysAreTheSame(t *testing.T) {
+	t.Parallel()
+	dirs, err := filepath.Glob(overlays + "*")
+	if err != nil || len(dirs) != len(sameAs) {
+		t.Fatalf("%d overlays, %d of them compared: %v", len(dirs), len(sameAs), err)
+	}
+	for name, values := range sameAs {
+		want, got := byName(t, kustomized(t, overlays+name)), byName(t, charted(t, values))
+		if name == "configuration-file" { // the order of the keys is another
+			for key, o := range maps.All(want) {
+				if strings.HasPrefix(key, "ConfigMap") {
+					sameText(t, o, got[key])
+				}
+			}
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%s (- kustomize, + helm):\n%s", name, diff)
+		}
+	}
+	want, got := byName(t, everythingRendered(t)),
+		byName(t, charted(t, "priorityAndFairness: {enabled: true}\nmonitoring: {rules: true, podMonitor: true}"))
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("with everything (- kustomize, + helm):\n%s", diff)
+	}
+	for name, values := range withWebhooks {
+		component, overlay, _ := strings.Cut(name, " of ")
+		want, got := byName(t, withComponents(t, overlay, "components/"+component)), byName(t, charted(t, values))
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%s (- kustomize, + helm):\n%s", name, diff)
+		}
+	}
+}
+
+// sameText replaces the files of two ConfigMaps by what they say.
+func sameText(t *testing.T, objects ...map[string]any) {
+	t.Helper()
+	for _, o := range objects {
+		data, _ := o["data"].(map[string]any)
+		for key, text := range data {
+			data[key] = parsed(t, text.(string))[0].Object
+		}
+	}
+}
+
+// everythingRendered is an overlay with what can be added to it.
+func everythingRendered(t *testing.T) []*unstructured.Unstructured {
+	t.Helper()
+	return append(withComponents(t, "all-in-one", "monitoring"), kustomized(t, "../../deploy/priority-and-fairness")...)
+}
+
+// withComponents is an overlay with further components of deploy/.
+func withComponents(t *testing.T, overlay string, components ...string) []*unstructured.Unstructured {
+	t.Helper()
+	root, err := filepath.Abs("../../deploy")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	relative, err := filepath.Rel(dir, root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nnamespace: " + exampleNamespace + "\nresources:\n- " + filepath.Join(relative, "overlays", overlay) + "\ncomponents:\n"
+	for _, c := range components {
+		text += "- " + filepath.Join(relative, c) + "\n"
+	}
+	if err := os.WriteFile(filepath.Join(dir, "kustomization.yaml"), []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return kustomized(t, dir)
+}
+
+// TestChartHasTheFiles: what is in the chart is what is in deploy/, for a chart can read
+// its own files only. UPDATE=1 copies them.
+func TestChartHasTheFiles(t *testing.T) {
+	files, err := filepath.Glob("../../deploy/rbac/*/rbac.yaml")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("%d files, %v", len(files), err)
+	}
+	want := map[string]string{}
+	for _, file := range files {
+		want["rbac/"+filepath.Base(filepath.Dir(file))+".yaml"] = file
+	}
+	for _, name := range []string{"prometheus-rule.yaml", "pod-monitor.yaml"} {
+		want[name] = "../../deploy/monitoring/" + name
+	}
+	for _, name := range []string{"webhooks", "webhooks-enforce"} {
+		want[name+".yaml"] = "../../deploy/components/" + name + "/webhook.yaml"
+	}
+	for name, file := range want {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		path := filepath.Join(chart, "files", name)
+		if os.Getenv("UPDATE") != "" {
+			if err := os.WriteFile(path, text, 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if copied, err := os.ReadFile(path); err != nil || !bytes.Equal(copied, text) {
+			t.Errorf("%s is not as %s (%v): run make generate", path, file, err)
+		}
+	}
+	copies, err := filepath.Glob(filepath.Join(chart, "files", "rbac", "*.yaml"))
+	if err != nil || len(copies) != len(files) {
+		t.Errorf("%d files in the chart for %d in deploy/rbac: remove what is left over", len(copies), len(files))
+	}
+}
+
+// TestChartRefusesWrongValues: a mistake is told with its place, before anything is installed.
+func TestChartRefusesWrongValues(t *testing.T) {
+	t.Parallel()
+	for values, text := range map[string]string{
+		"mode: both":                         "'/mode'",
+		"replica: 3":                         "'replica' not allowed",
+		"replicas: many":                     "'/replicas'",
+		"nodecontroller: {nodeCleanup: all}": "'/nodecontroller/nodeCleanup'",
+		"extraArgs: [all]":                   "'/extraArgs/0'",
+		"mode: node\nprovisioner: {enabled: false}":                   "provisioner.enabled",
+		"mode: per-role\nconfiguration: {a: b}":                       "configuration: only with mode all-in-one",
+		"name: Not_A_Name":                                            "'/name'",
+		"secrets: {namespaces: [\"*\"]}":                              "'/secrets/namespaces/0'",
+		"driver: {name: csi.example.com/x}":                           "'/driver/name'",
+		"nodecontroller: {webhooks: {certificate: files}}":            "'/nodecontroller/webhooks/certificate'",
+		"mode: node\nnodecontroller: {webhooks: {enabled: true}}":     "mode node has no node controller",
+		"nodecontroller: {enabled: false, webhooks: {enabled: true}}": "nodecontroller.enabled is false",
+		"{provisioner: {enabled: false}, attacher: {enabled: false}, capacity: {enabled: false}, nodecontroller: {enabled: false}}": "no role is enabled",
+	} {
+		_, err := tool(t, "", "helm", chart, "x", exampleNamespace, valuesFile(t, values))
+		if err == nil || !strings.Contains(err.Error(), text) {
+			t.Errorf("values %s: %v, want %q", values, err, text)
+		}
+	}
+	if _, err := tool(t, "", "lint", chart); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestChartNotes: what is said after an installation fits what was installed.
+func TestChartNotes(t *testing.T) {
+	t.Parallel()
+	for values, texts := range map[string][]string{
+		"":                                      {"rollout status deployment/csi-controller", "driver.image is the example"},
+		"mode: node":                            {"rollout status daemonset/csi-controller"},
+		"secrets: {cluster: true}":              {"Secrets of all namespaces can be read"},
+		"nodecontroller: {nodeCleanup: claims}": {"deletes claims of nodes that are gone"},
+	} {
+		notes, err := tool(t, "", "notes", chart, "x", exampleNamespace, valuesFile(t, values))
+		for _, text := range texts {
+			if err != nil || !strings.Contains(notes, text) {
+				t.Errorf("values %q: %v, notes %s, want %q", values, err, notes, text)
+			}
+		}
+	}
+}
+
+// variants is everything that is shipped, rendered.
+func variants(t *testing.T) map[string][]*unstructured.Unstructured {
+	t.Helper()
+	all := map[string][]*unstructured.Unstructured{
+		"examples":                   kustomized(t, "../../deploy/examples"),
+		"all-in-one with everything": everythingRendered(t),
+		"chart, features": charted(t, `rbacPrefix: "second:"
+name: second
+image: {pullPolicy: Always}
+secrets: {cluster: true}
+provisioner: {crossNamespace: true}
+nodecontroller: {nodeFinalizerMode: manage, nodeCleanup: volumes, unbound: reschedule, pvcFinalizerMode: enforce, resizeNudge: false, customResources: true}
+extraArgs: [-v=2]
+podAnnotations: {a: b}
+nodeSelector: {a: b}
+tolerations: [{key: a, operator: Exists}]
+affinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [{matchExpressions: [{key: a, operator: Exists}]}]}}}
+imagePullSecrets: [{name: s}]
+driver: {env: [{name: A, value: b}], volumeMounts: [{name: more, mountPath: /more}]}
+volumes: [{name: more, emptyDir: {}}]`),
+		"chart, webhooks of another": charted(t, `name: second
+driver: {name: Other.example.com}
+nodecontroller: {pvcFinalizerMode: enforce, webhooks: {enabled: true, name: second, certificate: secret, failurePolicy: Ignore, configurationAnnotations: {a: b}}}`),
+		"all-in-one with a file and webhooks": withComponents(t, "configuration-file", "components/webhooks-enforce"),
+		"chart, capacity alone":               charted(t, "mode: per-role\nprovisioner: {enabled: false}\nattacher: {enabled: false}\nnodecontroller: {enabled: false}\nsecrets: {enabled: false}"),
+		"chart, secrets elsewhere":            charted(t, "secrets: {namespaces: [default]}"),
+	}
+	for name := range sameAs {
+		all[name] = kustomized(t, overlays+name)
+		all["chart, "+name] = charted(t, sameAs[name])
+	}
+	for name, values := range withWebhooks {
+		component, overlay, _ := strings.Cut(name, " of ")
+		all[name], all["chart, "+name] = withComponents(t, overlay, "components/"+component), charted(t, values)
+	}
+	return all
+}
+
+// TestWhatIsShippedIsAccepted has the API server judge every object, strictly, and keep none.
+func TestWhatIsShippedIsAccepted(t *testing.T) {
+	t.Parallel()
+	cp := sharedControlPlane(t)
+	kubetest.InstallKinds(t, cp)
+	installMonitoringKinds(t, cp)
+	makeExampleNamespace(t, cp)
+	for name, objects := range variants(t) {
+		for _, o := range objects {
+			if o.GetKind() == "Namespace" {
+				continue
+			}
+			if err := dryRun(t.Context(), cp, o); err != nil {
+				t.Errorf("%s: %s %s: %v", name, o.GetKind(), o.GetName(), err)
+			}
+		}
+	}
+}
+
+// dryRun applies o on the side of the server, without effect.
+func dryRun(ctx context.Context, cp *kubetest.ControlPlane, o *unstructured.Unstructured) error {
+	body, err := o.MarshalJSON()
+	if err != nil {
+		return err
+	}
+	client := cp.Client().Discovery()
+	resources, err := client.ServerResourcesForGroupVersion(o.GetAPIVersion())
+	if err != nil {
+		return fmt.Errorf("%s is not served: %w", o.GetAPIVersion(), err)
+	}
+	i := slices.IndexFunc(resources.APIResources, func(r metav1.APIResource) bool { return r.Kind == o.GetKind() && !strings.Contains(r.Name, "/") })
+	if i < 0 {
+		return fmt.Errorf("%s has no kind %s", o.GetAPIVersion(), o.GetKind())
+	}
+	path := "/apis/" + o.GetAPIVersion()
+	if !strings.Contains(o.GetAPIVersion(), "/") {
+		path = "/api/" + o.GetAPIVersion()
+	}
+	if namespaced := resources.APIResources[i].Namespaced; namespaced != (o.GetNamespace() != "") {
+		return fmt.Errorf("namespaced is %v, and the namespace is %q", namespaced, o.GetNamespace())
+	} else if namespaced {
+		path += "/namespaces/" + o.GetNamespace()
+	}
+	return client.RESTClient().Patch("application/apply-patch+yaml").AbsPath(path, resources.APIResources[i].Name, o.GetName()).
+		Param("fieldManager", "test").Param("force", "true").Param("dryRun", "All").Param("fieldValidation", "Strict").Body(body).Do(ctx).Error()
+}
+
+// TestShippedPodsAreRestricted: a namespace that enforces the strictest of the Pod Security
+// Standards takes the pods, but for those on every node, which mount the socket from the host.
+func TestShippedPodsAreRestricted(t *testing.T) {
+	t.Parallel()
+	cp := sharedControlPlane(t)
+	ctx := t.Context()
+	ns := kubetest.Namespace(t, cp)
+	labelled, err := cp.Client().CoreV1().Namespaces().Get(ctx, ns, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	labelled.Labels["pod-security.kubernetes.io/enforce"] = "restricted"
+	if _, err := cp.Client().CoreV1().Namespaces().Update(ctx, labelled, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	for name := range sameAs {
+		pod := podOf(t, kustomized(t, overlays+name))
+		for _, c := range pod.Containers {
+			s := c.SecurityContext
+			if !*s.ReadOnlyRootFilesystem || *s.AllowPrivilegeEscalation || !slices.Equal(s.Capabilities.Drop, []corev1.Capability{"ALL"}) || s.Capabilities.Add != nil {
+				t.Errorf("%s: container %s may do more than it needs: %v", name, c.Name, s)
+			}
+			token := slices.ContainsFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.Name == "kube-api-access" })
+			if token != (c.Name != "driver") || *pod.AutomountServiceAccountToken {
+				t.Errorf("%s: container %s has the token: %v", name, c.Name, token)
+			}
+			if c.Resources.Requests.Cpu().IsZero() || c.Resources.Requests.Memory().IsZero() {
+				t.Errorf("%s: container %s requests nothing", name, c.Name)
+			}
+			if ours := c.Name != "driver"; ours != (c.LivenessProbe != nil && c.ReadinessProbe != nil && c.Resources.Limits.Memory().Sign() > 0) {
+				t.Errorf("%s: container %s lacks probes or a limit", name, c.Name)
+			}
+		}
+		_, err := cp.Client().CoreV1().Pods(ns).Create(ctx, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p"}, Spec: pod}, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+		switch {
+		case name == "node" && (err == nil || !strings.Contains(err.Error(), "hostPath")):
+			t.Errorf("%s: %v, want a refusal because of its hostPath", name, err)
+		case name != "node" && err != nil && !strings.Contains(err.Error(), "serviceaccount"):
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// podOf is that of the Deployment or DaemonSet.
+func podOf(t *testing.T, objects []*unstructured.Unstructured) corev1.PodSpec {
+	t.Helper()
+	for _, o := range objects {
+		template, found, err := unstructured.NestedMap(o.Object, "spec", "template", "spec")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !found {
+			continue
+		}
+		var spec corev1.PodSpec
+		if err := runtime.DefaultUnstructuredConverter.FromUnstructuredWithValidation(template, &spec, true); err != nil {
+			t.Fatal(err)
+		}
+		return spec
+	}
+	t.Fatal("there is no pod")
+	return corev1.PodSpec{}
+}
+
+func makeExampleNamespace(t *testing.T, cp *kubetest.ControlPlane) {
+	t.Helper()
+	_, err := cp.Client().CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: exampleNamespace}}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cp.Client().CoreV1().Namespaces().Delete(context.WithoutCancel(t.Context()), exampleNamespace, metav1.DeleteOptions{})
+	})
+}

@@ -1,0 +1,288 @@
+package e2e
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	"github.com/storage-controller/storage-controller/csiclient/csitest"
+	"github.com/storage-controller/storage-controller/internal/doctor"
+	"github.com/storage-controller/storage-controller/internal/kubetest"
+)
+
+// once runs the program until its end, with env besides that of the test.
+func (e *env) once(env []string, subcommand string, args ...string) (stdout, stderr string, code int) {
+	e.t.Helper()
+	cmd := e.command(subcommand, args...)
+	cmd.Env = slices.Concat(os.Environ(), []string{"POD_NAMESPACE=" + e.ns, "KUBECONFIG=", "NODE_NAME=", "POD_NAME="}, env)
+	var out, errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	var exit *exec.ExitError
+	if err := cmd.Run(); err != nil && !errors.As(err, &exit) {
+		e.t.Fatal(err)
+	}
+	if strings.Contains(errs.String(), "DATA RACE") || strings.Contains(errs.String(), "goroutine ") {
+		e.t.Errorf("a data race or a stack: %s", errs.String())
+	}
+	return out.String(), errs.String(), cmd.ProcessState.ExitCode()
+}
+
+// diagnosis is a report of doctor, by the names of its checks.
+type diagnosis struct {
+	t *testing.T
+	doctor.Report
+}
+
+func (e *env) diagnose(code int, env []string, args ...string) diagnosis {
+	e.t.Helper()
+	stdout, stderr, got := e.once(env, "doctor", append([]string{"-o", "json"}, args...)...)
+	d := diagnosis{t: e.t}
+	if err := json.Unmarshal([]byte(stdout), &d.Report); err != nil {
+		e.t.Fatalf("%v\n%s%s", err, stdout, stderr)
+	}
+	if got != code {
+		e.t.Errorf("exit code %d, want %d\n%s%s", got, code, stdout, stderr)
+	}
+	for _, c := range d.Checks {
+		if bad := c.Status == doctor.Warning || c.Status == doctor.Failure; c.Message == "" || bad != (c.Hint != "") {
+			e.t.Errorf("hint or message missing, or not needed: %+v", c)
+		}
+	}
+	return d
+}
+
+// has fails the test unless there is a check of that name with a status, whose message or
+// hint contains text.
+func (d diagnosis) has(name string, s doctor.Status, text string) {
+	d.t.Helper()
+	for _, c := range d.Checks {
+		if c.Name == name && c.Status == s && strings.Contains(c.Message+"\n"+c.Hint, text) {
+			return
+		}
+	}
+	d.t.Errorf("no check %q is %s with %q; there are %+v", name, s, text, d.Checks)
+}
+
+var publishing = []csi.ControllerServiceCapability_RPC_Type{
+	csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME, csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME,
+	csi.ControllerServiceCapability_RPC_LIST_VOLUMES, csi.ControllerServiceCapability_RPC_LIST_VOLUMES_PUBLISHED_NODES,
+}
+
+func (e *env) csiDriver(spec storagev1.CSIDriverSpec) {
+	e.t.Helper()
+	_, err := e.client.StorageV1().CSIDrivers().Create(e.t.Context(), &storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: e.plugin.Name()}, Spec: spec}, metav1.CreateOptions{})
+	if err != nil {
+		e.t.Fatal(err)
+	}
+}
+
+// TestDoctorOfAnInstallation looks at one that is well, as the ServiceAccount of the
+// shipped manifests, beside the process that works.
+func TestDoctorOfAnInstallation(t *testing.T) {
+	t.Parallel()
+	caps := append(slices.Clone(publishing), csi.ControllerServiceCapability_RPC_GET_CAPACITY, csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT, csi.ControllerServiceCapability_RPC_MODIFY_VOLUME)
+	e := newEnv(t, csitest.Config{Controller: caps, Segments: []map[string]string{{}}}, 2)
+	kubetest.InstallKinds(t, e.cp)
+	e.csiDriver(storagev1.CSIDriverSpec{StorageCapacity: ptr.To(true)})
+	if _, err := e.client.CoreV1().Secrets(e.ns).Create(t.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "s"}, StringData: map[string]string{"k": "hidden-value"}}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	class := e.class(false, func(c *storagev1.StorageClass) {
+		c.Parameters = map[string]string{"csi.storage.k8s.io/provisioner-secret-name": "s", "csi.storage.k8s.io/provisioner-secret-namespace": e.ns}
+	})
+	e.applyRBAC("provisioner*")
+	e.applyRBAC("capacity*")
+	p := e.run("provision", election...)
+	e.leads(p, e.provisionerLease())
+	kubeconfig, _, _ := e.as("csi-provisioner")
+	env := []string{"NAMESPACE=" + e.ns}
+	args := []string{"--kubeconfig", kubeconfig, "--controllers=provisioner,capacity", "--leader-election", "--capacity-ownerref-level=-1"}
+	d := e.diagnose(0, env, args...)
+	if d.Driver != e.plugin.Name() || d.Count(doctor.Failure) > 0 {
+		t.Errorf("%+v", d)
+	}
+	d.has("socket", doctor.OK, e.plugin.Address())
+	d.has("driver", doctor.OK, e.plugin.Name())
+	d.has("capabilities", doctor.OK, "GET_CAPACITY")
+	d.has("settings", doctor.OK, "valid")
+	d.has("roles", doctor.OK, "provisioner, capacity")
+	d.has("environment", doctor.OK, "")
+	d.has("flags", doctor.OK, "")
+	d.has("api-server", doctor.OK, "asked as system:serviceaccount:"+e.ns+":csi-provisioner")
+	d.has("clock", doctor.OK, "")
+	d.has("api volumesnapshots", doctor.OK, "")
+	d.has("api volumeattributesclasses", doctor.OK, "")
+	d.has("api csistoragecapacities", doctor.OK, "storage.k8s.io/v1 ")
+	for _, file := range []string{"provisioner", "provisioner-leader-election", "provisioner-attachments", "provisioner-topology", "provisioner-snapshots", "provisioner-volumeattributesclasses", "capacity", "capacity-topology"} {
+		d.has("rbac "+file, doctor.OK, "granted")
+	}
+	d.has("rbac provisioner-secrets "+e.ns+"/s", doctor.OK, "granted")
+	d.has("secret "+e.ns+"/s", doctor.OK, "StorageClass "+class)
+	d.has("lease "+e.provisionerLease(), doctor.OK, "held by "+p.pod)
+	d.has("storageclasses", doctor.OK, class)
+	d.has("nodes", doctor.OK, "registered on 2 of")
+	d.has("topology keys", doctor.OK, e.plugin.Name()+"/zone")
+	// What only this command would read is not granted, and said to be skipped.
+	d.has("sidecars", doctor.Skipped, "forbidden")
+	d.has("csidriver", doctor.Skipped, "forbidden")
+
+	admin := e.diagnose(0, env, slices.Concat(args, []string{"--kubeconfig", e.cp.Kubeconfig(), "--as", e.ns + "/csi-provisioner"})...)
+	admin.has("rbac provisioner", doctor.OK, "granted")
+	admin.has("sidecars", doctor.OK, "none of the old ones")
+	admin.has("csidriver attachRequired", doctor.OK, "true")
+	admin.has("csidriver storageCapacity", doctor.OK, "true")
+	nobody := e.diagnose(3, env, slices.Concat(args, []string{"--kubeconfig", e.cp.Kubeconfig(), "--as", e.ns + "/nobody"})...)
+	nobody.has("rbac provisioner", doctor.Failure, "get,list,watch,create,patch,delete persistentvolumes")
+	nobody.has("rbac provisioner", doctor.Failure, "deploy/rbac/provisioner/rbac.yaml")
+	nobody.has("rbac provisioner-snapshots", doctor.Warning, "without it")
+	nobody.has("rbac provisioner-secrets "+e.ns+"/s", doctor.Failure, "get secrets s in "+e.ns)
+
+	text, stderr, code := e.once(env, "doctor", args...)
+	if code != 0 || !strings.Contains(text, " 0 failures") || strings.Contains(text+stderr, "hidden-value") {
+		t.Errorf("%d: %s%s", code, text, stderr)
+	}
+}
+
+// TestDoctorFindsWhatIsWrong has everything wrong at once that can be.
+func TestDoctorFindsWhatIsWrong(t *testing.T) {
+	t.Parallel()
+	e := newEnv(t, csitest.Config{Controller: publishing, Segments: []map[string]string{{}}}, 2)
+	e.csiDriver(storagev1.CSIDriverSpec{AttachRequired: ptr.To(false), StorageCapacity: ptr.To(true), VolumeLifecycleModes: []storagev1.VolumeLifecycleMode{storagev1.VolumeLifecycleEphemeral}})
+	odd := kubetest.NodeSpec{Name: e.ns + "-odd", Driver: e.plugin.Name(), NodeID: "odd", TopologyKeys: []string{"other"}}
+	if err := kubetest.MakeNode(t.Context(), e.client, odd); err != nil {
+		t.Fatal(err)
+	}
+	e.nodes = append(e.nodes, odd.Name)
+	class := e.class(false, func(c *storagev1.StorageClass) {
+		c.Parameters = map[string]string{"csi.storage.k8s.io/provisioner-secret-name": "gone", "csi.storage.k8s.io/provisioner-secret-namespace": e.ns}
+	})
+	broken := e.class(false, func(c *storagev1.StorageClass) {
+		c.Parameters = map[string]string{"csi.storage.k8s.io/provisioner-secret-name": "alone"}
+	})
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "old"}, Spec: corev1.PodSpec{NodeName: "none", Containers: []corev1.Container{
+		{Name: "new", Image: "storage-controller:dev", Args: []string{"all"}},
+		{Name: "a", Image: "csi-attacher:v4.8.0", Args: []string{"--leader-election=false"}},
+		{Name: "p", Image: "sig-storage/csi-provisioner:v5.2.0", Args: []string{"--leader-election"}},
+	}}}
+	if _, err := e.client.CoreV1().Pods(e.ns).Create(t.Context(), pod, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	other := kubetest.Namespace(t, e.cp)
+	now := metav1.NowMicro()
+	for ns, renewed := range map[string]metav1.MicroTime{e.ns: now, other: now} {
+		for name, renewed := range map[string]metav1.MicroTime{e.provisionerLease(): renewed, e.attacherLease(): {Time: now.Add(-1000 * 3600e9)}} {
+			_, err := e.client.CoordinationV1().Leases(ns).Create(t.Context(), &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: coordinationv1.LeaseSpec{
+				HolderIdentity: ptr.To("holder-in-" + ns), LeaseDurationSeconds: ptr.To[int32](3600), RenewTime: &renewed,
+			}}, metav1.CreateOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	names := []string{"custom", "nodecontroller-leader-" + e.provisionerLease()} // of which the process has the first
+	for _, name := range names {
+		_, err := e.client.CoordinationV1().Leases(e.ns).Create(t.Context(), &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: coordinationv1.LeaseSpec{
+			HolderIdentity: ptr.To("holder-of-" + name), LeaseDurationSeconds: ptr.To[int32](3600), RenewTime: &now,
+		}}, metav1.CreateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	d := e.diagnose(3, []string{"STORAGE_CONTROLLER_WORKER_THREAD=3", "STORAGE_CONTROLLER_SERVICE_HOST=10.0.0.1"},
+		"--leader-election", "--feature-gates=HonorPVReclaimPolicy=true", "--logtostderr", "--otlp-sampling-ratio=0.5", "--capacity-poll-interval=1m", "--kube-api-qps=-1", "--leader-election-id=custom")
+	d.has("settings", doctor.Failure, "--kube-api-qps")
+	d.has("roles", doctor.Skipped, "GET_CAPACITY")
+	d.has("environment", doctor.Warning, "STORAGE_CONTROLLER_WORKER_THREAD")
+	d.has("flags", doctor.Warning, "HonorPVReclaimPolicy")
+	d.has("flags", doctor.Warning, "--logtostderr")
+	d.has("flags", doctor.Warning, "otlp-sampling-ratio (flag)")
+	d.has("flags", doctor.Warning, "capacity.capacity-poll-interval (flag) has no effect: the role capacity does not run")
+	d.has("lease "+e.provisionerLease(), doctor.Failure, "holder-in-"+other)
+	d.has("lease "+e.attacherLease(), doctor.Warning, "expired")
+	d.has("lease custom", doctor.Failure, "holder-of-"+names[1])
+	d.has("sidecars", doctor.Failure, "csi-attacher")
+	d.has("sidecars", doctor.Warning, "csi-provisioner")
+	d.has("csidriver attachRequired", doctor.Failure, "PUBLISH_UNPUBLISH_VOLUME")
+	d.has("csidriver storageCapacity", doctor.Failure, "GET_CAPACITY")
+	d.has("csidriver volumeLifecycleModes", doctor.Failure, "Persistent")
+	d.has("secret "+e.ns+"/gone", doctor.Warning, "StorageClass "+class)
+	d.has("storageclass "+broken, doctor.Failure, "both or none")
+	d.has("topology keys", doctor.Warning, "[other] on "+odd.Name)
+	for _, c := range d.Checks {
+		if strings.Contains(c.Message, "SERVICE_HOST") {
+			t.Errorf("that is of Kubernetes: %+v", c)
+		}
+	}
+}
+
+// TestDoctorWithoutTheDriver finds the causes for which it cannot be asked, and goes on
+// without it.
+func TestDoctorWithoutTheDriver(t *testing.T) {
+	t.Parallel()
+	e := newEnv(t, csitest.Config{Controller: publishing}, 0)
+	dir := t.TempDir()
+	file := filepath.Join(dir, "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	d := e.diagnose(3, nil, "--csi-address="+filepath.Join(dir, "none"))
+	d.has("socket", doctor.Failure, "is the driver running")
+	d.has("storageclasses", doctor.Skipped, "name of the driver")
+	e.diagnose(3, nil, "--csi-address="+file).has("socket", doctor.Failure, "not a socket")
+
+	e.plugin.Always("Probe", csitest.Hang())
+	d = e.diagnose(3, nil, "--timeout=1s")
+	d.has("socket", doctor.OK, "accepts")
+	d.has("driver", doctor.Failure, "no answer within --timeout=1s")
+	e.plugin.Always("Probe", nil)
+
+	named := []string{"doctor", "-o", "json", "--kubeconfig", e.cp.Kubeconfig(), "--driver-name", e.plugin.Name()}
+	path, err := binary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(path, named...)
+	cmd.Env = append(os.Environ(), "KUBECONFIG=", "POD_NAMESPACE="+e.ns)
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	d = diagnosis{t: t}
+	if err := json.Unmarshal(out, &d.Report); err != nil {
+		t.Fatal(err)
+	}
+	d.has("socket", doctor.Skipped, "--driver-name")
+	d.has("csidriver", doctor.Warning, "there is no CSIDriver")
+	d.has("storageclasses", doctor.Warning, e.plugin.Name())
+	d.has("rbac attacher", doctor.OK, "granted")
+
+	for _, c := range []struct {
+		code int
+		text string
+		args []string
+	}{
+		{1, "neither the driver nor the API server", []string{"--csi-address=" + filepath.Join(dir, "none"), "--kubeconfig=" + filepath.Join(dir, "none")}},
+		{2, "must be text or json", []string{"-o", "yaml"}},
+		{2, "unknown flag", []string{"--no-such-flag"}},
+	} {
+		if _, stderr, code := e.once(nil, "doctor", c.args...); code != c.code || !strings.Contains(stderr, c.text) {
+			t.Errorf("%v: exit code %d, want %d: %s", c.args, code, c.code, stderr)
+		}
+	}
+	if d := e.diagnose(3, nil, "--kubeconfig="+filepath.Join(dir, "none")); !d.Reached {
+		t.Error("the driver was reached")
+	}
+}
