@@ -39,7 +39,7 @@ func newMetrics(reg prometheus.Registerer, tally func() tally, notReady func() i
 		missing:  desc("nodes_missing", "Nodes that do not exist and have volumes."),
 		unready:  desc("nodes_not_ready", "Nodes that have the driver and are not ready. Nothing is cleaned up because of that."),
 		orphaned: desc("volumes_orphaned", "Volumes whose nodes do not exist, by how far their clean-up is.", "state"),
-		blocked:  desc("cleanup_blocked", "Volumes that are not cleaned up just now, by what prevents it. A missing permission counts for nodes, and for what has to be read for all of them, as well.", "gate"),
+		blocked:  desc("cleanup_blocked", "Volumes that are not cleaned up just now, by what prevents it. A missing permission counts for nodes, for kinds that may not be watched, and for what has to be read for all of them, as well.", "gate"),
 		open:     desc("breaker_open", "1 while the clean-up of any node waits for an approval because too many nodes are lost."),
 	}
 	reg.MustRegister(m.actions, m.hold, m)

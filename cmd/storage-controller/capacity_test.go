@@ -8,15 +8,6 @@ import (
 	"github.com/storage-controller/storage-controller/csiclient"
 )
 
-// sections is the names of roles.
-func sections(roles []role) []string {
-	var names []string
-	for _, r := range roles {
-		names = append(names, r.section)
-	}
-	return names
-}
-
 // TestCapacityIsAskedFor is about which command has the role, with which of its
 // surroundings, for a driver that can tell its capacity and for one that cannot.
 func TestCapacityIsAskedFor(t *testing.T) {

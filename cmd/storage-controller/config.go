@@ -6,6 +6,7 @@ import (
 	"maps"
 	"os"
 	"reflect"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -116,8 +117,11 @@ func setting(v *viper.Viper, found origins, key, name string) statusz.Flag {
 	if o, ok := found[key]; ok {
 		origin = o
 	}
-	return statusz.Flag{Name: name, Value: fmt.Sprint(v.Get(key)), Origin: string(origin)}
+	return statusz.Flag{Name: name, Value: passwordOfURL.ReplaceAllString(fmt.Sprint(v.Get(key)), "${1}xxxxx@"), Origin: string(origin)}
 }
+
+// passwordOfURL is what must not be shown of a setting such as --master.
+var passwordOfURL = regexp.MustCompile(`(://[^/@\s]*:)[^/@\s]*@`)
 
 // durations turns text into a duration.
 func durations(from, to reflect.Type, value any) (any, error) {

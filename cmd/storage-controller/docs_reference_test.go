@@ -4,6 +4,7 @@ import (
 	"go/ast"
 	"go/parser"
 	gotoken "go/token"
+	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
@@ -28,13 +29,15 @@ var driverNames = []string{"annotationsOf", "derived", "topolvm", "attacherFinal
 
 // otherNames look like names of annotations and the like and are none, by what they are.
 var otherNames = map[string]string{
-	"storage-controller/": "user agent", "claims/": "key of a map",
+	"storage-controller/": "user agent", "claims/": "key of a map", "records/": "key of a map",
+	"forbidden/": "key of a map", "namespace/": "key of a map", "node/": "key of a map", "sweep/": "key of a map",
 }
 
 // apiNames are the constants of the Kubernetes API that our code goes by.
 var apiNames = map[string]string{
 	"LastAppliedConfigAnnotation": corev1.LastAppliedConfigAnnotation,
 	"TaintNodeOutOfService":       corev1.TaintNodeOutOfService,
+	"LabelHostname":               corev1.LabelHostname,
 	"LabelTopologyZone":           corev1.LabelTopologyZone,
 	"LabelTopologyRegion":         corev1.LabelTopologyRegion,
 }
@@ -122,12 +125,76 @@ func namesInCode(t *testing.T) namesFound {
 			}
 		}
 	}
+	found.elsewhere(t)
 	for _, name := range driverNames {
 		if !makers[name] {
 			t.Errorf("there is no function %s any more", name)
 		}
 	}
 	return found
+}
+
+// ownPrefix is that of the names that this program has made up.
+const ownPrefix = "storage-controller.io/"
+
+// elsewhere looks at all other packages of the program. They read names of others; a name of
+// our own is noted all the same, and events and variables of the environment have no place there.
+func (f namesFound) elsewhere(t *testing.T) {
+	t.Helper()
+	seen := 0
+	err := filepath.WalkDir("../..", func(path string, d fs.DirEntry, err error) error {
+		dir := strings.TrimPrefix(filepath.ToSlash(filepath.Dir(path)), "../../")
+		if err != nil || d.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") ||
+			slices.Contains(readNames, dir) || dir == "test" || strings.HasPrefix(dir, "test/") || strings.HasSuffix(dir, "test") {
+			return err
+		}
+		seen++
+		set := gotoken.NewFileSet()
+		file, err := parser.ParseFile(set, path, nil, parser.SkipObjectResolution)
+		if err != nil {
+			return err
+		}
+		ast.Inspect(file, func(n ast.Node) bool {
+			switch n := n.(type) {
+			case *ast.BasicLit:
+				if name := text(n); strings.HasPrefix(name, ownPrefix) && qualified.MatchString(name) {
+					f.names[name] = true
+				}
+			case *ast.CallExpr:
+				switch called(n) {
+				case "Event", "Eventf", "AnnotatedEventf", "Getenv", "LookupEnv":
+					t.Errorf("%s: %s is called in a package that is not in readNames of this test", set.Position(n.Pos()), called(n))
+				}
+			}
+			return true
+		})
+		return nil
+	})
+	if err != nil || seen < 20 {
+		t.Errorf("%d files in other packages: %v", seen, err)
+	}
+}
+
+// called is the last part of the name of what n calls.
+func called(n *ast.CallExpr) string {
+	switch fun := n.Fun.(type) {
+	case *ast.Ident:
+		return fun.Name
+	case *ast.SelectorExpr:
+		return fun.Sel.Name
+	}
+	return ""
+}
+
+// isReason tells whether e can only be one of the constants that are on the page.
+func isReason(e ast.Expr) bool {
+	switch e := e.(type) {
+	case *ast.Ident:
+		return strings.HasPrefix(e.Name, "reason")
+	case *ast.SelectorExpr:
+		return e.Sel.Name == "reason" || e.Sel.Name == "event" // fields of event and nodeStep
+	}
+	return false
 }
 
 // node notes what n says; it returns what is wrong with it.
@@ -151,23 +218,27 @@ func (f namesFound) node(n ast.Node) string {
 				f.events[text(n.Values[i])] = true
 			}
 		}
+	case *ast.CompositeLit:
+		if of, ok := n.Type.(*ast.Ident); ok && of.Name == "event" && len(n.Elts) > 1 && !isReason(n.Elts[1]) {
+			return noReason
+		}
+	case *ast.KeyValueExpr:
+		if key, ok := n.Key.(*ast.Ident); ok && key.Name == "event" && !isReason(n.Value) {
+			return noReason
+		}
 	case *ast.CallExpr:
 		return f.call(n)
 	}
 	return ""
 }
 
+const noReason = "the reason of an event is no constant with a name that begins with reason"
+
 func (f namesFound) call(n *ast.CallExpr) string {
-	name := ""
-	switch fun := n.Fun.(type) {
-	case *ast.Ident:
-		name = fun.Name
-	case *ast.SelectorExpr:
-		name = fun.Sel.Name
-	}
+	name := called(n)
 	reason := map[string]int{"Event": 2, "Eventf": 2, "AnnotatedEventf": 3, "warning": 0, "normal": 0}
-	if i, sends := reason[name]; sends && i < len(n.Args) && text(n.Args[i]) != "" {
-		return "the reason of an event is no constant with a name that begins with reason"
+	if i, sends := reason[name]; sends && i < len(n.Args) && !isReason(n.Args[i]) {
+		return noReason
 	}
 	if name == "Getenv" && len(n.Args) == 1 && text(n.Args[0]) != "" {
 		f.variables[text(n.Args[0])] = true

@@ -148,3 +148,19 @@ func TestEnvironmentOfThePodCounts(t *testing.T) {
 		t.Errorf("%q", unknown)
 	}
 }
+
+// TestDoctorHasALinePerCheck: a role that lacks several things says all of them in one.
+func TestDoctorHasALinePerCheck(t *testing.T) {
+	t.Setenv("NAMESPACE", "")
+	t.Setenv("POD_NAME", "")
+	s, fs := allSettings(t)
+	i := slices.IndexFunc(s.plan(fs, able(), true).Checks, func(c doctor.Check) bool {
+		return strings.Contains(c.Message, "NAMESPACE") && strings.Contains(c.Message, "POD_NAME")
+	})
+	if i < 0 {
+		t.Fatal("nothing is said about both variables")
+	}
+	if m := s.plan(fs, able(), true).Checks[i].Message; strings.Contains(m, "\n") {
+		t.Errorf("several lines: %q", m)
+	}
+}

@@ -78,17 +78,18 @@ func otherLeases(driver, own string) []string {
 // checkOf is a check that failed with err, or went well.
 func checkOf(name, message string, err error, hint string) doctor.Check {
 	if err != nil {
-		return doctor.Check{Name: name, Status: doctor.Failure, Message: strings.ReplaceAll(err.Error(), "\n", "; "), Hint: hint}
+		return doctor.Check{Name: name, Status: doctor.Failure, Message: oneLine(err), Hint: hint}
 	}
 	return doctor.Check{Name: name, Status: doctor.OK, Message: message}
 }
 
+// oneLine is err, which may be several, as the line of one check.
+func oneLine(err error) string {
+	return strings.ReplaceAll(err.Error(), "\n", "; ")
+}
+
 func rolesCheck(chosen []role, skipped []error, known bool) []doctor.Check {
-	var names []string
-	for _, r := range chosen {
-		names = append(names, r.section)
-	}
-	c := doctor.Check{Name: "roles", Status: doctor.OK, Message: strings.Join(names, ", ")}
+	c := doctor.Check{Name: "roles", Status: doctor.OK, Message: strings.Join(sections(chosen), ", ")}
 	switch {
 	case len(chosen) == 0:
 		c.Status, c.Message, c.Hint = doctor.Failure, "none would run", "is it the right driver? Else name the roles by --controllers"
@@ -97,7 +98,7 @@ func rolesCheck(chosen []role, skipped []error, known bool) []doctor.Check {
 	}
 	checks := []doctor.Check{c}
 	for _, err := range skipped {
-		checks = append(checks, doctor.Check{Name: "roles", Status: doctor.Skipped, Message: err.Error()})
+		checks = append(checks, doctor.Check{Name: "roles", Status: doctor.Skipped, Message: oneLine(err)})
 	}
 	return checks
 }

@@ -71,7 +71,8 @@ func TestExitCodes(t *testing.T) {
 		"lease shorter than its renewal":        {[]string{"storage-controller", "provision", "--leader-election-renew-deadline=20s"}, 1, "", "--leader-election-lease-duration"},
 		"names of volumes that are too long":    {[]string{"storage-controller", "provision", "--volume-name-uuid-length=40"}, 1, "", "--volume-name-uuid-length"},
 		"protection that does not exist":        {[]string{"storage-controller", "all", "--provisioning-protection=some"}, 1, "", "--provisioning-protection"},
-		"unknown role":                          {[]string{"storage-controller", "all", "--controllers=provisioner,flyer"}, 1, "", `unknown role "flyer"`},
+		"unknown role":                          {[]string{"storage-controller", "all", "--controllers=provisioner,flyer"}, 1, "", `unknown role "flyer"; the roles are provisioner, attacher, capacity, nodecontroller`},
+		"negative timeout":                      {[]string{"storage-controller", "provision", "--timeout=-2s"}, 1, "", "storage-controller: --timeout: must be positive, got -2s"},
 		"log format":                            {[]string{"storage-controller", "all", "--logging-format=xml"}, 1, "", "--logging-format"},
 		"negative time between flushes":         {[]string{"storage-controller", "attach", "--log-flush-frequency=-1s", "--log-text-split-stream", "--log-text-info-buffer-size=64Ki"}, 1, "", "--log-flush-frequency"},
 		"help with one dash":                    {[]string{"csi-attacher", "-help"}, 0, "--worker-threads", ""},
@@ -84,6 +85,7 @@ func TestExitCodes(t *testing.T) {
 		"config validate":                       {[]string{"storage-controller", "config", "validate"}, 0, "valid", ""},
 		"config validate of nonsense":           {[]string{"storage-controller", "config", "validate", "--timeout=0s"}, 2, "", "--timeout"},
 		"config without a subcommand":           {[]string{"storage-controller", "config"}, 2, "", "print or validate"},
+		"credentials where they would be shown": {[]string{"storage-controller", "config", "validate", "--otlp-endpoint=http://me:hidden@c:4317"}, 1, "", "OTEL_EXPORTER_OTLP_HEADERS"},
 		"completion":                            {[]string{"storage-controller", "completion", "bash"}, 0, "bash completion", ""},
 	}
 	for name, tt := range tests {
@@ -91,6 +93,9 @@ func TestExitCodes(t *testing.T) {
 			code, stdout, stderr := output(t, tt.argv...)
 			if code != tt.code || !strings.Contains(stdout, tt.stdout) || !strings.Contains(stderr, tt.stderr) {
 				t.Errorf("exit code %d, want %d\nstdout: %s\nstderr: %s", code, tt.code, stdout, stderr)
+			}
+			if strings.Contains(stdout+stderr, "hidden") {
+				t.Errorf("a password is shown: %s%s", stdout, stderr)
 			}
 			if tt.code == exitFailure && strings.Contains(stderr, "goroutine") {
 				t.Errorf("a stack dump: %s", stderr)

@@ -42,6 +42,8 @@ something was replaced.`,
 			switch {
 			case file == "":
 				return &usageError{errors.New("-f is needed: the manifest to rewrite, or - for the standard input"), cmd.UsageString()}
+			case image == "":
+				return &usageError{errors.New("--image: must not be empty"), cmd.UsageString()}
 			case perRole && allInOne && cmd.Flags().Changed("all-in-one"):
 				return &usageError{errors.New("--all-in-one and --per-role: only one of them may be set"), cmd.UsageString()}
 			case !perRole && !allInOne:

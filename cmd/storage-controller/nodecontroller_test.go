@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/storage-controller/storage-controller/csiclient"
@@ -226,27 +227,22 @@ type replica struct {
 func (r replica) Serve(ctx context.Context) error { return r.serve(ctx) }
 func (r replica) Run(ctx context.Context) error   { return r.run(ctx) }
 
-func TestServingOutlivesTheWork(t *testing.T) {
-	var working, serving atomic.Bool
-	begun := make(chan struct{})
+// TestServingEndsBesideTheWork has both hear of the end at once, and the Lease released after both.
+func TestServingEndsBesideTheWork(t *testing.T) {
+	var ended atomic.Int32
+	begun, told := make(chan struct{}), make(chan struct{})
 	r := replica{
 		serve: func(ctx context.Context) error {
-			serving.Store(true)
 			<-ctx.Done()
-			if working.Load() {
-				t.Error("serving was to end before the work had")
-			}
-			serving.Store(false)
+			close(told)
+			ended.Add(1)
 			return nil
 		},
 		run: func(ctx context.Context) error {
-			working.Store(true)
 			close(begun)
 			<-ctx.Done()
-			if !serving.Load() {
-				t.Error("it works and does not serve")
-			}
-			working.Store(false)
+			<-told // which would hang if serving waited for the work
+			ended.Add(1)
 			return nil
 		},
 	}
@@ -255,9 +251,29 @@ func TestServingOutlivesTheWork(t *testing.T) {
 	go func() { done <- terms1(r).run(ctx) }()
 	<-begun
 	drain(workloop.ErrDrain)
-	if err := <-done; err != nil || serving.Load() {
-		t.Errorf("%v, serving %t", err, serving.Load())
+	if err := <-done; err != nil || ended.Load() != 2 {
+		t.Errorf("%v, %d of 2 have ended", err, ended.Load())
 	}
+}
+
+// TestLeaseOutlivesServing has the work end long before the last request is answered.
+func TestLeaseOutlivesServing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := terms1(replica{run: func(ctx context.Context) error { <-ctx.Done(); return nil }}).entries[0]
+		e.served = make(chan struct{})
+		ctx, drain := context.WithCancelCause(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- e.lead(ctx) }()
+		drain(workloop.ErrDrain)
+		synctest.Wait()
+		if len(done) > 0 {
+			t.Error("the term ended before serving did")
+		}
+		close(e.served)
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 func TestServingThatFailsEndsTheProcess(t *testing.T) {

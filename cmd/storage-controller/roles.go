@@ -303,8 +303,10 @@ func (s settings) driverConfig(roles ...role) csiclient.Config {
 	cfg.ExitOnConnectionLoss = s.Common.ExitOnConnectionLoss
 	cfg.MaxLogLength = s.Common.MaxGRPCLogLength
 	cfg.Timeout = 0
-	for _, r := range roles { // the most patient role decides
-		cfg.Timeout = max(cfg.Timeout, r.timeout(s))
+	for i, r := range roles { // the most patient role decides
+		if timeout := r.timeout(s); i == 0 || timeout > cfg.Timeout { // a negative one is reported as it is
+			cfg.Timeout = timeout
+		}
 	}
 	return cfg
 }
@@ -381,6 +383,15 @@ func (s settings) unconnected(roles []role) string {
 	return name
 }
 
+// sections is the names of roles, in their order.
+func sections(roles []role) []string {
+	var names []string
+	for _, r := range roles {
+		names = append(names, r.section)
+	}
+	return names
+}
+
 // validate reports everything that is wrong with s for a process that runs roles.
 func (s settings) validate(roles ...role) error {
 	c := s.Common
@@ -402,7 +413,7 @@ func (s settings) validate(roles ...role) error {
 	}
 	for _, name := range c.Controllers {
 		if !slices.ContainsFunc(roles, func(r role) bool { return r.section == name }) {
-			errs = append(errs, fmt.Errorf("--controllers: unknown role %q", name))
+			errs = append(errs, fmt.Errorf("--controllers: unknown role %q; the roles are %s", name, strings.Join(sections(roles), ", ")))
 		}
 	}
 	if s.nodeDeployment(roles) {

@@ -142,7 +142,7 @@ func (g Grant) check(lacking []access, failed error) Check {
 	switch {
 	case len(lacking) > 0:
 		c.Message = "not granted: " + listed(lacking)
-		c.Status, c.Hint = Failure, fmt.Sprintf("apply deploy/rbac/%s/rbac.yaml, with the name and the namespace of the ServiceAccount", g.File)
+		c.Status, c.Hint = Failure, fmt.Sprintf("grant it the rules of deploy/rbac/%s/rbac.yaml; beside sidecars under other names, for applying the file replaces theirs (docs/migrate.md, Permissions)", g.File)
 		if g.Without != "" {
 			c.Status, c.Message = Warning, c.Message+"; without it "+g.Without
 		}

@@ -6,6 +6,7 @@ import (
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/utils/ptr"
 )
 
 // admin is who looks after the driver.
@@ -24,6 +25,8 @@ func (f *facts) aboutDriver(roles ...string) findings {
 	switch d := f.csiDriver; {
 	case d.why != "":
 		l.add(Unknown, "driver", "", "CSIDriver %q: %s.", f.driver, d.why)
+	case d.absent() && f.driverIsThere():
+		l.add(Fine, "driver", "", "There is no CSIDriver object %q: the driver does without one.", f.driver)
 	case d.absent():
 		l.add(Unknown, "driver", noDeployer+".", "There is no CSIDriver object %q: the driver is not installed, or does without one.", f.driver)
 	}
@@ -45,6 +48,22 @@ func (f *facts) aboutDriver(roles ...string) findings {
 		}
 	}
 	return l
+}
+
+// driverIsThere tells whether the driver is registered on a node, or somebody holds a Lease
+// for it. It is installed then, and to advise that would mislead.
+func (f *facts) driverIsThere() bool {
+	if len(registeredOn(f.csiNodes.value, f.driver)) > 0 {
+		return true
+	}
+	for _, fact := range f.leases {
+		for _, lease := range fact.leases.value {
+			if fact.driver == f.driver && ptr.Deref(lease.Spec.HolderIdentity, "") != "" && !f.runOut(lease) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // registeredOn is the names of the nodes that have driver.
@@ -94,28 +113,31 @@ func (f *facts) aboutLease(fact leaseFact) findings {
 }
 
 func (f *facts) aboutHolder(l *findings, fact leaseFact, lease coordinationv1.Lease) {
-	who, name := "", lease.Namespace+"/"+lease.Name
-	if h := lease.Spec.HolderIdentity; h != nil {
-		who = *h
-	}
-	var renewed time.Time
-	if t := lease.Spec.RenewTime; t != nil {
-		renewed = t.Time
-	}
-	lasts := 15 * time.Second
-	if s := lease.Spec.LeaseDurationSeconds; s != nil {
-		lasts = time.Duration(*s) * time.Second
-	}
+	who, name := ptr.Deref(lease.Spec.HolderIdentity, ""), lease.Namespace+"/"+lease.Name
 	next := admin + " looks why no " + fact.role + " of driver " + fact.driver + " runs in namespace " + lease.Namespace + ": `kubectl -n " + lease.Namespace + " get pods`."
 	switch {
 	case who == "":
 		l.add(Blocked, "driver", next, "Nobody holds Lease %s, so that no %s works for driver %s.", name, fact.role, fact.driver)
-	case !renewed.Add(lasts).After(f.now):
+	case f.runOut(lease):
 		l.add(Blocked, "driver", next, "Lease %s of %q was renewed %s for the last time, and has run out: no %s works for driver %s.",
-			name, who, f.ago(renewed), fact.role, fact.driver)
+			name, who, f.ago(renewedAt(lease)), fact.role, fact.driver)
 	default:
 		l.add(Fine, "driver", "", "The %s of driver %s is %q, %s, which holds Lease %s.", fact.role, fact.driver, who, programOf(lease), name)
 	}
+}
+
+// renewedAt is when the holder of lease renewed it for the last time; zero for never.
+func renewedAt(lease coordinationv1.Lease) time.Time {
+	if t := lease.Spec.RenewTime; t != nil {
+		return t.Time
+	}
+	return time.Time{}
+}
+
+// runOut tells whether the holder of lease has not renewed it for as long as it lasts.
+func (f *facts) runOut(lease coordinationv1.Lease) bool {
+	lasts := time.Duration(ptr.Deref(lease.Spec.LeaseDurationSeconds, 15)) * time.Second
+	return !renewedAt(lease).Add(lasts).After(f.now)
 }
 
 // ourManager is the name under which the API server notes what our processes write.

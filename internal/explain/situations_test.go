@@ -157,6 +157,19 @@ var situations = map[string]struct {
 		},
 		[]string{`The provisioner of driver DRIVER is "new-pod", a storage-controller, which holds Lease`, `There is no CSIDriver object "DRIVER"`},
 	},
+	"all is well, and the driver does without a CSIDriver object": {
+		func(s *scene) (string, string) {
+			s.node(nil)
+			for _, lease := range []string{"", "external-attacher-leader-"} {
+				s.lease(lease+strings.ReplaceAll(s.driver, ".", "-"), "new-pod", "storage-controller", time.Second)
+			}
+			c := s.claim(s.class(nil), func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeName = s.ns + "-pv" })
+			s.phase(c, corev1.ClaimBound)
+			s.volume(corev1.VolumeBound, boundTo(c))
+			return KindClaim, "data"
+		},
+		[]string{`fine     driver     There is no CSIDriver object "DRIVER": the driver does without one.`, "Next: Nothing is left to do: a pod can use the claim."},
+	},
 	"the Lease has run out": {
 		func(s *scene) (string, string) {
 			s.lease(strings.ReplaceAll(s.driver, ".", "-"), "dead-pod", "storage-controller", 3*time.Hour)

@@ -39,8 +39,10 @@ type Config struct {
 func (c Config) Validate() error {
 	var errs []error
 	if c.Endpoint != "" {
-		u, err := url.Parse(c.Endpoint)
-		if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
+		switch u, err := url.Parse(c.Endpoint); {
+		case err == nil && u.User != nil: // which OTLP would not send, and which would be shown
+			errs = append(errs, errors.New("--otlp-endpoint: must have no user and no password; set OTEL_EXPORTER_OTLP_HEADERS for the credentials of the collector"))
+		case err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "":
 			errs = append(errs, fmt.Errorf("--otlp-endpoint: must be a URL such as http://collector:4317, got %q", c.Endpoint))
 		}
 	}

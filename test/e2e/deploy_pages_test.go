@@ -1,0 +1,99 @@
+package e2e
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+)
+
+// fileOfPage is the file that a page of docs/ shows, which begins with a comment of its name.
+func fileOfPage(t *testing.T, page, name string) string {
+	t.Helper()
+	text, err := os.ReadFile("../../docs/" + page)
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := regexp.MustCompile("(?s)```yaml\n(# "+regexp.QuoteMeta(name)+"\n.*?)```").FindAllSubmatch(text, -1)
+	if len(found) != 1 {
+		t.Fatalf("%s shows %d files %s, want 1", page, len(found), name)
+	}
+	return string(found[0][1])
+}
+
+// kustomizedPage renders the kustomization of a page, in a directory beside a copy of
+// this repository, as the page has it.
+func kustomizedPage(t *testing.T, page string) []*unstructured.Unstructured {
+	t.Helper()
+	deploy, err := filepath.Abs("../../deploy")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	relative, err := filepath.Rel(dir, deploy)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := strings.ReplaceAll(fileOfPage(t, page, "kustomization.yaml"), "../storage-controller/deploy", relative)
+	if err := os.WriteFile(filepath.Join(dir, "kustomization.yaml"), []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return kustomized(t, dir)
+}
+
+// TestPermissionsOfThePage: what the page about migration says to apply goes to the
+// ServiceAccount of the driver, is accepted, and has no name that permissions of the
+// sidecars have, for it would replace them.
+func TestPermissionsOfThePage(t *testing.T) {
+	t.Parallel()
+	cp := sharedControlPlane(t)
+	objects := kustomizedPage(t, "migrate.md")
+	if len(objects) != 4 {
+		t.Errorf("%d objects, want a role and a binding of each of 2 directories", len(objects))
+	}
+	for _, o := range objects {
+		if err := dryRun(t.Context(), cp, o); err != nil {
+			t.Errorf("%s %s: %v", o.GetKind(), o.GetName(), err)
+		}
+		if !strings.HasPrefix(o.GetName(), "my-csi-") {
+			t.Errorf("%s %s has a name that others may have", o.GetKind(), o.GetName())
+		}
+		if !strings.HasSuffix(o.GetKind(), "Binding") {
+			continue
+		}
+		var b rbacv1.ClusterRoleBinding // a RoleBinding has the same fields
+		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, &b); err != nil {
+			t.Fatal(err)
+		}
+		if s := b.Subjects; len(s) != 1 || s[0].Namespace != "kube-system" || s[0].Name != "my-csi-controller" || !strings.HasPrefix(b.RoleRef.Name, "my-csi-") {
+			t.Errorf("%s %s is of %s for %v", o.GetKind(), o.GetName(), b.RoleRef.Name, s)
+		}
+	}
+}
+
+// TestInstallationOfThePage: the overlay and the values that the page shows put the images
+// and the arguments of the reader into the pod.
+func TestInstallationOfThePage(t *testing.T) {
+	t.Parallel()
+	for name, objects := range map[string][]*unstructured.Unstructured{
+		"overlay": kustomizedPage(t, "install.md"),
+		"chart":   charted(t, fileOfPage(t, "install.md", "values.yaml")),
+	} {
+		images := map[string]string{}
+		for _, c := range podOf(t, objects).Containers {
+			images[c.Name] = c.Image
+			if name == "overlay" && c.Name == "driver" && !slices.Contains(c.Args, "--mode=controller") {
+				t.Errorf("%s: the driver has the arguments %q", name, c.Args)
+			}
+		}
+		if len(images) != 2 || images["driver"] != "my-csi-driver:v1.2.3" || images["storage-controller"] != "my-storage-controller:v1" {
+			t.Errorf("%s: the images are %v", name, images)
+		}
+	}
+}
