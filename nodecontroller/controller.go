@@ -94,7 +94,7 @@ func New(cfg Config, deps Deps) (*Controller, error) {
 	if p.writes() {
 		attachments := deps.Informers.AttachmentsIfAllowed()
 		c.attachments = &attachments
-		drivers := deps.Informers.Drivers()
+		drivers := deps.Informers.DriversIfAllowed()
 		c.drivers = &drivers
 	}
 	c.metrics = newMetrics(deps.Registry, c.tally, c.notReady)

@@ -38,7 +38,7 @@ func (c *Controller) tellForbidden(ctx context.Context) error {
 
 // dependents is the flags that turn on what needs a kind that may be forbidden.
 func (c *Controller) dependents(kind string) (flags []string) {
-	if kind == "volumeattachments" {
+	if kind != "pods" {
 		return []string{"--node-cleanup=" + string(c.cfg.NodeCleanup)}
 	}
 	if c.ownClaims.rules.nudge {

@@ -257,6 +257,11 @@ func (i *Informers) AttachmentsIfAllowed() Kind[*storagev1.VolumeAttachment] {
 	return ifAllowed(i, "volumeattachments", i.Attachments)
 }
 
+// DriversIfAllowed is [Informers.Drivers] likewise.
+func (i *Informers) DriversIfAllowed() Kind[*storagev1.CSIDriver] {
+	return ifAllowed(i, "csidrivers", i.Drivers)
+}
+
 // ifAllowed leaves it to all others whether the process has to have kind.
 func ifAllowed[T metav1.Object](i *Informers, kind string, get func() Kind[T]) Kind[T] {
 	needed := i.needed[kind]

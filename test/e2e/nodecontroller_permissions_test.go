@@ -19,8 +19,8 @@ import (
 // others is told to do nothing, the rest goes on, and works as soon as they are granted.
 func TestNodecontrollerWithoutPermissions(t *testing.T) {
 	e := newEnv(t, csitest.Config{}, 0)
-	for _, file := range []string{"nodecontroller.yaml", "nodecontroller-leader-election.yaml", "nodecontroller-pvc-strip.yaml"} {
-		e.applyRBAC(file)
+	for _, name := range []string{"nodecontroller", "nodecontroller-leader-election", "nodecontroller-pvc-strip"} {
+		e.applyRBAC(name)
 	}
 	kubeconfig, _, _ := e.as("storage-controller-nodecontroller")
 	path, err := binary()
@@ -43,11 +43,11 @@ func TestNodecontrollerWithoutPermissions(t *testing.T) {
 			return nil
 		}
 	}
-	e.eventually("it is ready, and counts both kinds", func(ctx context.Context) error {
+	e.eventually("it is ready, and counts all three kinds", func(ctx context.Context) error {
 		if status, body := p.get("/readyz"); status != http.StatusOK {
 			return fmt.Errorf("/readyz: %d %s", status, body)
 		}
-		return blocked(2)(ctx)
+		return blocked(3)(ctx)
 	})
 	e.eventually("the events name what is missing, and what needs it", func(ctx context.Context) error {
 		events, err := e.client.CoreV1().Events("default").List(ctx, metav1.ListOptions{FieldSelector: "reason=NodeCleanupBlocked,involvedObject.kind=CSIDriver,involvedObject.name=" + e.plugin.Name()})
@@ -58,14 +58,14 @@ func TestNodecontrollerWithoutPermissions(t *testing.T) {
 		for _, event := range events.Items {
 			said.WriteString(event.Message)
 		}
-		for _, want := range []string{"watch of pods", "--resize-nudge", "watch of volumeattachments", "--node-cleanup=claims"} {
+		for _, want := range []string{"watch of pods", "--resize-nudge", "watch of volumeattachments", "watch of csidrivers", "--node-cleanup=claims"} {
 			if !strings.Contains(said.String(), want) {
 				return fmt.Errorf("%q is not in %q", want, said.String())
 			}
 		}
 		return nil
 	})
-	e.eventually("what needs neither works", func(ctx context.Context) error {
+	e.eventually("what needs none of them works", func(ctx context.Context) error {
 		pvc, err := e.client.CoreV1().PersistentVolumeClaims(e.ns).Get(ctx, "a", metav1.GetOptions{})
 		if err == nil && strings.Contains(strings.Join(pvc.Finalizers, " "), finalizer) {
 			err = errors.New("the obsolete finalizer is still there")
@@ -73,8 +73,8 @@ func TestNodecontrollerWithoutPermissions(t *testing.T) {
 		return err
 	})
 
-	e.applyRBAC("nodecontroller-resize-nudge.yaml")
-	e.applyRBAC("nodecontroller-cleanup.yaml")
+	e.applyRBAC("nodecontroller-resize-nudge")
+	e.applyRBAC("nodecontroller-cleanup")
 	e.eventually("the permissions are noticed", blocked(0))
 	p.signal(syscall.SIGTERM)
 	if code := p.code(); code != 0 {
