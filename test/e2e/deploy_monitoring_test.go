@@ -18,6 +18,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	dto "github.com/prometheus/client_model/go"
 	"google.golang.org/grpc/codes"
+	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
@@ -223,8 +224,10 @@ func everythingOn(t *testing.T) *process {
 	t.Cleanup(func() {
 		_ = e.client.AdmissionregistrationV1().MutatingWebhookConfigurations().Delete(context.Background(), e.ns, metav1.DeleteOptions{})
 	})
+	_, err = e.client.StorageV1().CSIDrivers().Create(t.Context(), &storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: e.plugin.Name()}}, metav1.CreateOptions{})
+	must(err)
 	cmd := e.command("all", slices.Concat(quick, []string{"--leader-election", "--http-endpoint=127.0.0.1:0", "--capacity-ownerref-level=-1",
-		"--node-finalizer-mode=manage", "--node-cleanup=claims", "--node-cleanup-scope=all", "--node-delete-grace=0s", "--node-finalizer-wait-for-others=false", "--node-finalizer-timeout=1s",
+		"--topology-node-key=" + e.plugin.Name() + "/zone", "--node-finalizer-mode=manage", "--node-cleanup=claims", "--node-cleanup-scope=all", "--node-delete-grace=0s", "--node-finalizer-wait-for-others=false", "--node-finalizer-timeout=1s",
 		"--enable-webhooks", "--webhook-addr=127.0.0.1:0", "--webhook-cert-mode=self-signed", "--webhook-cert-secret=certs", "--webhook-config-name=" + e.ns, "--webhook-service=none"})...)
 	cmd.Env = append(cmd.Env, "NAMESPACE="+e.ns)
 	p := e.start(cmd)
@@ -249,7 +252,7 @@ func everythingOn(t *testing.T) *process {
 	e.uses("user", "held", e.nodes[0])
 	must(e.client.CoreV1().Nodes().Delete(t.Context(), e.nodes[1], metav1.DeleteOptions{}))
 	must(e.client.StorageV1().CSINodes().Delete(t.Context(), e.nodes[1], metav1.DeleteOptions{}))
-	e.missingForLong(e.ns + "-held")
+	e.approved(e.ns+"-held", e.nodes[1])
 
 	p.says("Serving admission webhooks")
 	address := regexp.MustCompile(`Serving admission webhooks.*"address": "([^"]+)"`).FindStringSubmatch(p.logged())

@@ -9,7 +9,6 @@ import (
 	"regexp"
 	"slices"
 	"testing"
-	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
@@ -285,7 +284,7 @@ func TestNodecontrollerNeedsWhatItsManifestsGrant(t *testing.T) {
 	})
 	e.must(e.client.CoreV1().Nodes().Delete(ctx, e.nodes[1], metav1.DeleteOptions{}))
 	e.must(e.client.StorageV1().CSINodes().Delete(ctx, e.nodes[1], metav1.DeleteOptions{}))
-	e.missingForLong(e.ns + "-lost")
+	e.approved(e.ns+"-lost", e.nodes[1])
 	for what, get := range map[string]func(context.Context) error{
 		"the node": func(ctx context.Context) error {
 			_, err := e.client.CoreV1().Nodes().Get(ctx, e.nodes[1], metav1.GetOptions{})
@@ -318,9 +317,9 @@ func forNobody(name string) *admissionv1.MutatingWebhookConfiguration {
 	}}}
 }
 
-// missingForLong has the grace of a volume pass, once the controller has noted that its node
-// is missing.
-func (e *env) missingForLong(volume string) {
+// approved has the clean-up of a node approved once the controller has noted that the node
+// of a volume is missing, so that there is no grace to wait for.
+func (e *env) approved(volume, node string) {
 	e.t.Helper()
 	note := e.plugin.Name() + "/node-missing-since"
 	e.eventually("the volume has the note about its node", func(ctx context.Context) error {
@@ -328,13 +327,11 @@ func (e *env) missingForLong(volume string) {
 		if err == nil && pv.Annotations[note] == "" {
 			err = errors.New("it has none")
 		}
-		if err != nil {
-			return err
-		}
-		since := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%q}}}`, note, time.Now().Add(-time.Hour).UTC().Format(time.RFC3339))
-		_, err = e.client.CoreV1().PersistentVolumes().Patch(ctx, volume, types.MergePatchType, since, metav1.PatchOptions{})
 		return err
 	})
+	approval := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%q}}}`, e.plugin.Name()+"/node-cleanup-approve", node)
+	_, err := e.client.StorageV1().CSIDrivers().Patch(e.t.Context(), e.plugin.Name(), types.MergePatchType, approval, metav1.PatchOptions{})
+	e.must(err)
 }
 
 // gone waits until get finds nothing.
