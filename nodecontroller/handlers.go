@@ -84,9 +84,10 @@ func (t *term) keyed(before string) bool {
 }
 
 // tellKey tells that nothing can be cleaned up while nobody knows which label of a node
-// its volumes name.
+// its volumes name. Where nothing is to be cleaned up it is no news: most drivers have no
+// volumes that live on one node.
 func (t *term) tellKey() {
-	if t.index.topologyKey() != "" || t.c.policy.mode == CleanupOff {
+	if t.index.topologyKey() != "" || !t.c.policy.writes() {
 		return
 	}
 	t.c.notify.seldom(t.csiDriver(), "TopologyKeyUnknown", warning(reasonSkipped,
