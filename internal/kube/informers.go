@@ -62,11 +62,11 @@ type Informers struct {
 	meta    metadatainformer.SharedInformerFactory
 	more    []informers.SharedInformerFactory // for kinds of which only a part is watched
 	client  kubernetes.Interface
-	made    map[string]cache.SharedIndexInformer // by the plural name of the kind
-	needed  map[string]bool                      // of made, those without which some loop cannot work
 
 	mu       sync.Mutex
-	problems map[string]error // by the same name; a watch that fails just now
+	made     map[string]cache.SharedIndexInformer // by the plural name of the kind
+	needed   map[string]bool                      // of made, those without which some loop cannot work
+	problems map[string]error                     // by the same name; a watch that fails just now
 }
 
 // NewInformers makes the informers of a process for driver. Nothing is watched yet.
@@ -264,8 +264,12 @@ func (i *Informers) DriversIfAllowed() Kind[*storagev1.CSIDriver] {
 
 // ifAllowed leaves it to all others whether the process has to have kind.
 func ifAllowed[T metav1.Object](i *Informers, kind string, get func() Kind[T]) Kind[T] {
+	i.mu.Lock()
 	needed := i.needed[kind]
+	i.mu.Unlock()
 	k := get()
+	i.mu.Lock()
+	defer i.mu.Unlock()
 	i.needed[kind] = needed
 	return k
 }
@@ -313,6 +317,8 @@ func (i *Informers) Synced() error {
 
 // make1 is the view on the informer of a kind, set up when it is asked for the first time.
 func make1[T metav1.Object](i *Informers, kind string, get func() cache.SharedIndexInformer, indexers cache.Indexers) Kind[T] {
+	i.mu.Lock() // metrics and probes ask while the loops are built
+	defer i.mu.Unlock()
 	i.needed[kind] = true
 	if made, ok := i.made[kind]; ok {
 		return Kind[T]{made}

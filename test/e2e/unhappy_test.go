@@ -169,6 +169,7 @@ func TestDriverComesBackAsAnother(t *testing.T) {
 
 func TestAPIServerRestarts(t *testing.T) {
 	e := newEnv(t, csitest.Config{}, 1)
+	e.restarted = true
 	class := e.class(false, nil)
 	e.run("all", quick...)
 	e.claim("c1", class)

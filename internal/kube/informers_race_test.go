@@ -1,0 +1,35 @@
+package kube
+
+import (
+	"testing"
+
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/metadata"
+	"k8s.io/client-go/rest"
+)
+
+// TestAskedWhileItIsBuilt: the metrics are scraped while the loops ask for their kinds. The
+// race detector tells whether both may happen at once.
+func TestAskedWhileItIsBuilt(t *testing.T) {
+	t.Parallel()
+	cfg := &rest.Config{Host: "127.0.0.1:1"} // nothing is started
+	i := NewInformers(kubernetes.NewForConfigOrDie(cfg), metadata.NewForConfigOrDie(cfg), "drv.example.com")
+	begun, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		for n := range 100 {
+			_, _ = i.Forbidden(), i.Synced()
+			if n == 0 {
+				close(begun)
+			}
+		}
+	}()
+	<-begun
+	i.Claims()
+	i.PodsIfAllowed()
+	i.AttachmentsIfAllowed()
+	<-done
+	if i.Synced() == nil {
+		t.Error("kinds that nobody watches yet are said to be there")
+	}
+}
