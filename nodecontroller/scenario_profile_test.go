@@ -59,7 +59,7 @@ func TestNodecontrollerScenarioProfile(t *testing.T) {
 			f.node("n", "topolvm.io/node")
 			f.selecting("a", "n")
 			record, other := f.logicalVolume(records, "lv", "n"), f.logicalVolume(records, "other", "keep")
-			begin := time.Now()
+			var begin time.Time
 			if late {
 				f.deleteNode("n")
 				begin = time.Now()
