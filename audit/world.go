@@ -84,7 +84,7 @@ func (l *Live) Counts() (volumes, attachments int) { return l.volumes, l.attach 
 // compare with; of other kinds a missing permission is a note.
 func (l *Live) World(ctx context.Context) (World, error) {
 	var w World
-	volumes, err := pages(func(o metav1.ListOptions) ([]corev1.PersistentVolume, string, error) {
+	volumes, err := kube.Pages(func(o metav1.ListOptions) ([]corev1.PersistentVolume, string, error) {
 		list, err := l.client.CoreV1().PersistentVolumes().List(ctx, o)
 		if err != nil {
 			return nil, "", err
@@ -111,7 +111,7 @@ func (l *Live) World(ctx context.Context) (World, error) {
 }
 
 func (l *Live) attachments(ctx context.Context, w *World) error {
-	attachments, err := pages(func(o metav1.ListOptions) ([]storagev1.VolumeAttachment, string, error) {
+	attachments, err := kube.Pages(func(o metav1.ListOptions) ([]storagev1.VolumeAttachment, string, error) {
 		list, err := l.client.StorageV1().VolumeAttachments().List(ctx, o)
 		if err != nil {
 			return nil, "", err
@@ -128,7 +128,7 @@ func (l *Live) attachments(ctx context.Context, w *World) error {
 		}
 		w.Attachments = append(w.Attachments, &attachments[i])
 	}
-	nodes, err := pages(func(o metav1.ListOptions) ([]storagev1.CSINode, string, error) {
+	nodes, err := kube.Pages(func(o metav1.ListOptions) ([]storagev1.CSINode, string, error) {
 		list, err := l.client.StorageV1().CSINodes().List(ctx, o)
 		if err != nil {
 			return nil, "", err
@@ -147,7 +147,7 @@ func (l *Live) attachments(ctx context.Context, w *World) error {
 }
 
 func (l *Live) claims(ctx context.Context, w *World) error {
-	claims, err := pages(func(o metav1.ListOptions) ([]corev1.PersistentVolumeClaim, string, error) {
+	claims, err := kube.Pages(func(o metav1.ListOptions) ([]corev1.PersistentVolumeClaim, string, error) {
 		list, err := l.client.CoreV1().PersistentVolumeClaims(metav1.NamespaceAll).List(ctx, o)
 		if err != nil {
 			return nil, "", err
@@ -174,7 +174,7 @@ func (l *Live) others(ctx context.Context, w *World) error {
 		{"Node", strings.ToLower(l.driver) + "/node", corev1.SchemeGroupVersion.WithResource("nodes")},
 		{"VolumeSnapshot", SnapshotFinalizer, schema.GroupVersionResource{Group: "snapshot.storage.k8s.io", Version: "v1", Resource: "volumesnapshots"}},
 	} {
-		objects, err := pages(func(o metav1.ListOptions) ([]metav1.PartialObjectMetadata, string, error) {
+		objects, err := kube.Pages(func(o metav1.ListOptions) ([]metav1.PartialObjectMetadata, string, error) {
 			list, err := l.meta.Resource(kind.resource).List(ctx, o)
 			if err != nil {
 				return nil, "", err
@@ -206,24 +206,4 @@ func (l *Live) read(kind, consequence string, err error) (ok bool, _ error) {
 		return false, fmt.Errorf("listing the %s: %w", kind, err)
 	}
 	return true, nil
-}
-
-// pageSize is how many objects are read at once.
-const pageSize = 500
-
-// pages is everything that get returns.
-func pages[T any](get func(metav1.ListOptions) (items []T, next string, err error)) ([]T, error) {
-	var all []T
-	o := metav1.ListOptions{Limit: pageSize}
-	for {
-		items, next, err := get(o)
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, items...)
-		if next == "" {
-			return all, nil
-		}
-		o.Continue = next
-	}
 }

@@ -5,13 +5,14 @@ import (
 	"fmt"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	csitrans "k8s.io/csi-translation-lib"
 
-	corev1 "k8s.io/api/core/v1"
+	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
 // checkClasses looks at the StorageClasses of the driver and the secrets that they name.
@@ -21,7 +22,7 @@ func (e *examination) checkClasses(ctx context.Context) {
 		e.skip(name, "the name of the driver is not known")
 		return
 	}
-	all, err := eachPage(func(o metav1.ListOptions) ([]storagev1.StorageClass, string, error) {
+	all, err := kube.Pages(func(o metav1.ListOptions) ([]storagev1.StorageClass, string, error) {
 		list, err := e.client.StorageV1().StorageClasses().List(ctx, o)
 		if err != nil {
 			return nil, "", err

@@ -9,10 +9,9 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-)
 
-// page is how many objects are read at once.
-const page = 500
+	"github.com/storage-controller/storage-controller/internal/kube"
+)
 
 // program is the base name of the image of this program, with which a pod that has one
 // of the old sidecars too shares its driver.
@@ -21,7 +20,7 @@ const program = "storage-controller"
 // checkSidecars looks for the programs that would be replaced.
 func (e *examination) checkSidecars(ctx context.Context) {
 	const name = "sidecars"
-	pods, err := eachPage(func(o metav1.ListOptions) ([]corev1.Pod, string, error) {
+	pods, err := kube.Pages(func(o metav1.ListOptions) ([]corev1.Pod, string, error) {
 		list, err := e.client.CoreV1().Pods(e.plan.PodNamespace).List(ctx, o)
 		if err != nil {
 			return nil, "", err
@@ -118,21 +117,4 @@ func imageName(image string) string {
 	image = path.Base(image)
 	image, _, _ = strings.Cut(image, ":")
 	return image
-}
-
-// eachPage is everything that get returns.
-func eachPage[T any](get func(metav1.ListOptions) (items []T, next string, err error)) ([]T, error) {
-	var all []T
-	o := metav1.ListOptions{Limit: page}
-	for {
-		items, next, err := get(o)
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, items...)
-		if next == "" {
-			return all, nil
-		}
-		o.Continue = next
-	}
 }

@@ -10,6 +10,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
 // checkTopology compares what the driver has registered on the nodes.
@@ -19,7 +21,7 @@ func (e *examination) checkTopology(ctx context.Context) {
 		e.skip(name, "the name of the driver is not known")
 		return
 	}
-	all, err := eachPage(func(o metav1.ListOptions) ([]storagev1.CSINode, string, error) {
+	all, err := kube.Pages(func(o metav1.ListOptions) ([]storagev1.CSINode, string, error) {
 		list, err := e.client.StorageV1().CSINodes().List(ctx, o)
 		if err != nil {
 			return nil, "", err
@@ -91,7 +93,7 @@ func topologyKeys(nodes map[string][]string) ([]string, Check) {
 // checkLabels looks whether nodes have the labels that kubelets set for the keys.
 func (e *examination) checkLabels(ctx context.Context, nodes map[string][]string) {
 	const name = "topology labels"
-	all, err := eachPage(func(o metav1.ListOptions) ([]metav1.PartialObjectMetadata, string, error) {
+	all, err := kube.Pages(func(o metav1.ListOptions) ([]metav1.PartialObjectMetadata, string, error) {
 		list, err := e.meta.Resource(corev1.SchemeGroupVersion.WithResource("nodes")).List(ctx, o)
 		if err != nil {
 			return nil, "", err
