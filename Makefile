@@ -20,7 +20,6 @@ demo: ## Show it at work on a real control plane; ARGS=--stay keeps that up
 test: lint ## Run the linters and all tests, with the race detector
 	go test -race -timeout 30m ./...
 	cd test/controlplane && go test -race ./supervise/
-	cd test/deploy && CGO_ENABLED=0 go vet ./... # as it is built for the tests, so that nothing is compiled twice
 
 CHROMIUM ?= chromium
 
@@ -34,6 +33,7 @@ lint: ## Check formatting, vet and staticcheck
 	@out="$$(gofmt -l .)"; if [ -n "$$out" ]; then echo "not formatted: $$out"; exit 1; fi
 	go vet -tags browser ./...
 	go run $(STATICCHECK) -tags browser ./...
+	cd test/deploy && CGO_ENABLED=0 go vet ./... # as it is built for the tests, so that nothing is compiled twice
 
 .PHONY: generate
 generate: ## Write what is generated: pages of docs/, tables, and copies in the chart
