@@ -219,7 +219,7 @@ func (f *facts) aboutCleanUpOf(pv *corev1.PersistentVolume) findings {
 		l.add(Waiting, "clean-up", "The nodecontroller cleans up once the node is missing for longer than --node-missing-grace, if its mode and the opt-in allow that; the return of the node ends it.",
 			"The node %s of PersistentVolume %q has been missing %s.", notes.LostNode, pv.Name, since)
 	case notes.LostNode != "":
-		l.add(Waiting, "clean-up", "The nodecontroller cleans up once the node is gone and the time for that is over.", "The node %s of PersistentVolume %q is being deleted.", notes.LostNode, pv.Name)
+		l.add(Waiting, "clean-up", "The nodecontroller cleans up once the Node and its CSINode are gone and the time for that is over.", "The node %s of PersistentVolume %q was deleted.", notes.LostNode, pv.Name)
 	}
 	return l
 }
