@@ -184,6 +184,7 @@ func attacherScenarioState(t *testing.T) {
 		f.plugin.Always(publish, csitest.Fail(codes.Internal, "x"))
 		f.node("id-1")
 		f.volume(nil)
+		f.restart()
 		f.attach("va1", nil)
 		f.wait(publish, 9)
 		calls, ms := f.plugin.Calls(publish), time.Millisecond
@@ -213,6 +214,7 @@ func attacherScenarioState(t *testing.T) {
 		})
 		f.node("id-1")
 		f.volume(nil)
+		f.restart()
 		f.attach("va1", nil)
 		f.until("is attached", isAttached)
 		f.calls(publish, 2)

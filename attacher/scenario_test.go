@@ -104,6 +104,14 @@ func (f *fixture) start() {
 	f.Cleanup(func() { _ = stop(errors.New("the test is over")) })
 }
 
+// restart has the attacher begin with what there is, so that no event of a node or of a
+// volume is still on its way: it would cut the back-off of an attachment made next.
+func (f *fixture) restart() {
+	f.Helper()
+	_ = f.stop(workloop.ErrDrain)
+	f.start()
+}
+
 func (f *fixture) must(err error) {
 	f.Helper()
 	if err != nil {
@@ -373,6 +381,7 @@ func TestAttacherScenario(t *testing.T) {
 		f.plugin.Next(publish, csitest.Fail(codes.Internal, "x"), csitest.Fail(codes.Internal, "x"), csitest.Hang())
 		f.node("id-1")
 		f.volume(nil)
+		f.restart()
 		f.attach("va1", nil)
 		f.wait(publish, 3)
 		va := f.until("says so", attachError("rpc error: code = Internal desc = x"))
@@ -434,6 +443,7 @@ func TestAttacherScenario(t *testing.T) {
 		f.plugin.Next(publish, csitest.Fail(codes.Internal, "x"))
 		f.node("id-1")
 		f.volume(nil)
+		f.restart()
 		f.attach("va1", nil)
 		f.until("says so", attachError("code = Internal"))
 		f.patchAttachment("va1", `{"status":{"attachError":{"message":"another"}}}`, "status")
@@ -449,8 +459,7 @@ func TestAttacherScenario(t *testing.T) {
 		f.volume(nil)
 		f.attach("va1", nil)
 		before := f.until("is attached", isAttached)
-		_ = f.stop(workloop.ErrDrain)
-		f.start()
+		f.restart()
 		f.settles()
 		if after := f.until("is attached", isAttached); after.ResourceVersion != before.ResourceVersion {
 			t.Error("it was written")
