@@ -142,7 +142,7 @@ func attacherOptions(bool) roleOptions {
 		{name: "retry-interval-start", def: d.RetryIntervalStart, usage: "first delay after a failure; doubles with each further one"},
 		{name: "retry-interval-max", def: d.RetryIntervalMax, usage: "longest delay after a failure"},
 		{name: "default-fstype", def: d.DefaultFSType, usage: "file system of volumes that name none"},
-		{name: "resync", def: d.Resync, usage: "time between two looks at all attachments; 0 means none"},
+		{name: "resync", def: d.Resync, usage: "time between two looks at all attachments that are not done; 0 means none"},
 		{name: "reconcile-sync", def: d.ReconcileSync, usage: "time between two comparisons of the attachments with the volumes that the driver lists, for drivers that report where they are published; 0 means none"},
 		{name: "max-entries", def: d.MaxEntries, usage: "volumes per page of such a list; 0 leaves that to the driver"},
 	}}
