@@ -29,6 +29,10 @@ type loggingConfig struct {
 	JSONBufferSize  string        `mapstructure:"log-json-info-buffer-size"`
 }
 
+// maxVerbosity is the highest that has an effect. With the next one client-go logs the
+// bodies of requests: the values of secrets, and the tokens that are reviewed.
+const maxVerbosity = 7
+
 // setUpLogging builds the one logger of the process, has client-go and everything
 // else that uses klog write to it, and returns it with a function that writes
 // out what is buffered.
@@ -41,9 +45,11 @@ func setUpLogging(cfg loggingConfig) (logr.Logger, func(), error) {
 	if err != nil {
 		return logr.Discard(), nil, err
 	}
+	cfg.Verbosity = min(cfg.Verbosity, maxVerbosity)
 	most := cfg.Verbosity
-	for _, m := range modules {
-		most = max(most, m.verbosity)
+	for i := range modules {
+		modules[i].verbosity = min(modules[i].verbosity, maxVerbosity)
+		most = max(most, modules[i].verbosity)
 	}
 	enabled := zap.NewAtomicLevelAt(zapcore.Level(-most)) // logr's V(n) is zap's level -n
 	stderr := zapcore.Lock(os.Stderr)

@@ -117,7 +117,7 @@ func nodecontrollerCommonOptions() []option {
 	return []option{
 		{name: "csi-socket", def: "", usage: "other name of --csi-address: this program calls the driver there and serves nothing; only one of them may be set"},
 		{name: "metrics-bind-address", def: "", usage: `other name of --http-endpoint; "0" or empty means none`},
-		{name: "secure-metrics-server", def: false, usage: "serve metrics and profiles of --http-endpoint over HTTPS with a self-signed certificate, and only to those with a token and the permission (a TokenReview and a SubjectAccessReview for each)"},
+		{name: "secure-metrics-server", def: false, usage: "serve metrics, pages and profiles of --http-endpoint over HTTPS with a self-signed certificate, and only to those with a token and the permission (a TokenReview and a SubjectAccessReview for each)"},
 		{name: "health-probe-bind-address", def: "", usage: `address that serves /healthz, /livez and /readyz only, in plain HTTP; "0" or empty means none`},
 		{name: "profiling-bind-address", def: "", usage: "address that serves profiles only; empty means none"},
 		{name: "print-config", def: false, usage: "print value and origin (default, derived, profile, flag, environment or file) of every setting of the nodecontroller, and exit"},
