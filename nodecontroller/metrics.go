@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
@@ -71,20 +70,12 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 }
 
 func (m *metrics) action(action string, p policy, err error) {
-	mode, result := string(p.mode), "ok"
+	mode, result := string(p.mode), resultOf(err)
 	if p.dryRun {
 		mode = string(CleanupDryRun)
 	}
-	switch {
-	case err == nil:
-	case kube.IsGone(err):
-		result = "gone"
-	case apierrors.IsConflict(err), apierrors.IsInvalid(err):
+	if action == "finalizer_remove" && kube.IsFailedTest(err) {
 		result = "conflict"
-	case apierrors.IsForbidden(err):
-		result = "forbidden"
-	default:
-		result = "error"
 	}
 	m.actions.WithLabelValues(action, strings.ToLower(mode), result).Inc()
 }

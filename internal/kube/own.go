@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"errors"
 	"sync"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -116,6 +117,16 @@ func (o *Own[T]) Note(before, after T, err error) error {
 // the path says NotFound too, and knows nothing of the object.
 func IsGone(err error) bool {
 	return apierrors.IsNotFound(err) && !apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse)
+}
+
+// IsFailedTest tells whether err says that a test of a JSON patch did not hold, so that what was
+// read is outdated. What a policy or the validation refuses is as invalid, but names the object.
+func IsFailedTest(err error) bool {
+	if !apierrors.IsInvalid(err) {
+		return false
+	}
+	var status apierrors.APIStatus
+	return errors.As(err, &status) && (status.Status().Details == nil || status.Status().Details.Name == "")
 }
 
 // seen drops what the cache has passed, so that nothing is kept for good.

@@ -51,6 +51,7 @@ func newMetrics(reg prometheus.Registerer, left func() time.Duration) *metrics {
 	}, func() float64 { return left().Seconds() })
 	for _, result := range []string{"ok", "error"} { // so that an alert sees the first one, too
 		m.reloads.WithLabelValues(result)
+		m.upkeep.WithLabelValues(result)
 	}
 	reg.MustRegister(m.requests, m.seconds, m.inFlight, m.liveReads, m.reloads, m.upkeep, expiry)
 	return m

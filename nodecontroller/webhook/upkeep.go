@@ -14,6 +14,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
+
+	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
 // Lead is the work of the leader: in mode self-signed it makes the certificates, renews
@@ -215,7 +217,7 @@ func (u *upkeep) publish(ctx context.Context, config *admissionregistrationv1.Mu
 	}
 	_, err = u.s.deps.Client.AdmissionregistrationV1().MutatingWebhookConfigurations().Patch(ctx, config.Name, types.JSONPatchType, data, metav1.PatchOptions{})
 	switch {
-	case apierrors.IsInvalid(err), apierrors.IsConflict(err), apierrors.IsNotFound(err):
+	case kube.IsFailedTest(err), apierrors.IsConflict(err), apierrors.IsNotFound(err):
 		return nil // it has changed meanwhile: the next step reads it again
 	case err != nil:
 		return fmt.Errorf("writing the authority into MutatingWebhookConfiguration %q: %w", config.Name, err)

@@ -5,10 +5,12 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"math"
 	"slices"
 	"strings"
 	"time"
 
+	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
 	"github.com/prometheus/prometheus/model/histogram"
@@ -25,6 +27,9 @@ import (
 type question struct {
 	Scrapes     []scrape
 	Expressions []string
+	Rules       []rule
+	// Clocks are gauges that change with nothing but the time.
+	Clocks []string
 }
 
 // scrape is the text of /metrics at a time, in seconds, with the labels that Prometheus
@@ -33,36 +38,61 @@ type scrape struct {
 	At     int64
 	Labels map[string]string
 	Text   string
+	// Again is how often more the target is scraped, a minute apart, while all goes on as it did
+	// in the minute before: see [line.goOn].
+	Again int64
 }
 
-// evaluate asks the engine of Prometheus at the time of the last scrape. It writes a list for
-// each expression: the series of the result as text, without values.
+// rule is an alert: what it asks, and for how many seconds the answer has to be the same.
+type rule struct {
+	Expression string
+	For        int64
+}
+
+// answer has, for each expression, its series at the time of the last scrape, and for each rule
+// those with which it has fired at some time, all as text and without values.
+type answer struct {
+	Expressions, Rules [][]string
+}
+
+// evaluate asks the engine of Prometheus.
 func evaluate(in io.Reader, out io.Writer) error {
 	var q question
 	if err := json.NewDecoder(in).Decode(&q); err != nil {
 		return fmt.Errorf("reading what to evaluate: %w", err)
 	}
-	data, last, err := gathered(q.Scrapes)
+	data, first, last, err := gathered(q)
 	if err != nil {
 		return err
 	}
 	engine := promql.NewEngine(promql.EngineOpts{
 		MaxSamples: 1 << 20, Timeout: time.Minute, LookbackDelta: 5 * time.Minute, Parser: parser.NewParser(parser.Options{}),
 	})
-	results := [][]string{}
+	a := answer{Expressions: [][]string{}, Rules: [][]string{}}
 	for _, expression := range q.Expressions {
-		series, err := data.ask(engine, expression, last)
+		series, err := data.ask(engine, rule{Expression: expression}, last, last)
 		if err != nil {
 			return fmt.Errorf("expression %q: %w", expression, err)
 		}
-		results = append(results, series)
+		a.Expressions = append(a.Expressions, series)
 	}
-	return json.NewEncoder(out).Encode(results)
+	for _, r := range q.Rules {
+		series, err := data.ask(engine, r, first, last)
+		if err != nil {
+			return fmt.Errorf("expression %q: %w", r.Expression, err)
+		}
+		a.Rules = append(a.Rules, series)
+	}
+	return json.NewEncoder(out).Encode(a)
 }
 
-func (s series) ask(engine *promql.Engine, expression string, at time.Time) ([]string, error) {
+// step is the time between two evaluations of a rule, and between two scrapes that go on.
+const step = time.Minute
+
+// ask is the series that an expression has at every step of a time that is as long as the rule wants.
+func (s series) ask(engine *promql.Engine, r rule, from, to time.Time) ([]string, error) {
 	ctx := context.Background()
-	query, err := engine.NewInstantQuery(ctx, s, nil, expression, at)
+	query, err := engine.NewRangeQuery(ctx, s, nil, r.Expression, from, to, step)
 	if err != nil {
 		return nil, err
 	}
@@ -74,16 +104,29 @@ func (s series) ask(engine *promql.Engine, expression string, at time.Time) ([]s
 	if w := result.Warnings.AsErrors(); len(w) > 0 { // such as a rate of what is no counter
 		return nil, fmt.Errorf("warnings: %v", w)
 	}
-	vector, err := result.Vector()
+	matrix, err := result.Matrix()
 	if err != nil {
 		return nil, err
 	}
 	found := []string{}
-	for _, sample := range vector {
-		found = append(found, sample.Metric.String())
+	for _, of := range matrix {
+		if lasts(of.Floats) >= time.Duration(r.For)*time.Second {
+			found = append(found, of.Metric.String())
+		}
 	}
 	slices.Sort(found)
 	return found, nil
+}
+
+// lasts is the longest time in which no step is without a point.
+func lasts(points []promql.FPoint) (longest time.Duration) {
+	for i, since := 0, 0; i < len(points); i++ {
+		if i > 0 && points[i].T-points[i-1].T > step.Milliseconds() {
+			since = i
+		}
+		longest = max(longest, time.Duration(points[i].T-points[since].T)*time.Millisecond)
+	}
+	return longest
 }
 
 // series is what was scraped: a storage that is small enough to be searched from end to end.
@@ -94,33 +137,39 @@ type line struct {
 	samples []chunks.Sample
 }
 
-// gathered sorts scrapes by series, and tells when the last of them was.
-func gathered(scrapes []scrape) (series, time.Time, error) {
-	all, last := series{}, time.Time{}
-	for _, s := range scrapes {
+// gathered sorts scrapes by series, and tells when the first and the last of them were.
+func gathered(q question) (all series, first, last time.Time, err error) {
+	all = series{}
+	for _, s := range q.Scrapes {
 		at := time.Unix(s.At, 0)
-		if at.After(last) {
-			last = at
+		if first.IsZero() || at.Before(first) {
+			first = at
+		}
+		if end := at.Add(time.Duration(s.Again) * step); end.After(last) {
+			last = end
 		}
 		text := expfmt.NewTextParser(model.UTF8Validation)
 		families, err := text.TextToMetricFamilies(strings.NewReader(s.Text))
 		if err != nil {
-			return nil, last, fmt.Errorf("the scrape at %d: %w", s.At, err)
+			return nil, first, last, fmt.Errorf("the scrape at %d: %w", s.At, err)
 		}
 		for _, family := range families {
 			vector, err := expfmt.ExtractSamples(&expfmt.DecodeOptions{Timestamp: model.TimeFromUnix(s.At)}, family)
 			if err != nil {
-				return nil, last, fmt.Errorf("the metric %s at %d: %w", family.GetName(), s.At, err)
+				return nil, first, last, fmt.Errorf("the metric %s at %d: %w", family.GetName(), s.At, err)
 			}
 			for _, sample := range vector {
-				all.add(sample, s.Labels)
+				l := all.add(sample, s.Labels)
+				if s.Again > 0 {
+					l.goOn(s.Again, l.pace(family.GetType(), q.Clocks))
+				}
 			}
 		}
 	}
-	return all, last, nil
+	return all, first, last, nil
 }
 
-func (s series) add(sample *model.Sample, of map[string]string) {
+func (s series) add(sample *model.Sample, of map[string]string) *line {
 	b := labels.NewBuilder(labels.EmptyLabels())
 	for name, value := range sample.Metric {
 		b.Set(string(name), string(value))
@@ -137,6 +186,33 @@ func (s series) add(sample *model.Sample, of map[string]string) {
 	}
 	found := s[l.String()]
 	found.samples = append(found.samples, point{int64(sample.Timestamp), float64(sample.Value)})
+	return found
+}
+
+// pace is by how much l changes in each step that goes on. What is counted grows as it did
+// before the last scrape. A clock goes on in the direction in which it was seen to go. All
+// else stays.
+func (l *line) pace(kind dto.MetricType, clocks []string) float64 {
+	n := len(l.samples)
+	if n < 2 {
+		return 0
+	}
+	grown := l.samples[n-1].F() - l.samples[n-2].F()
+	switch {
+	case kind == dto.MetricType_COUNTER, kind == dto.MetricType_HISTOGRAM:
+		return grown
+	case slices.Contains(clocks, l.labels.Get(model.MetricNameLabel)) && grown != 0:
+		return math.Copysign(step.Seconds(), grown)
+	}
+	return 0
+}
+
+// goOn adds the samples of n scrapes more.
+func (l *line) goOn(n int64, pace float64) {
+	last := l.samples[len(l.samples)-1]
+	for i := int64(1); i <= n; i++ {
+		l.samples = append(l.samples, point{last.T() + i*step.Milliseconds(), last.F() + pace*float64(i)})
+	}
 }
 
 // Querier is that of a [storage.Queryable].

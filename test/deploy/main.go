@@ -15,12 +15,15 @@ const usage = `usage: deploytool kustomize DIRECTORY
        deploytool notes CHART RELEASE NAMESPACE [VALUES-FILE...]
        deploytool lint CHART [VALUES-FILE...]
        deploytool promql < EXPRESSION-PER-LINE
-       deploytool evaluate < SCRAPES-AND-EXPRESSIONS
+       deploytool evaluate < SCRAPES-EXPRESSIONS-AND-RULES
 
 kustomize and helm print the objects as YAML, notes what helm says after an installation.
 promql prints the metrics that each expression selects, with the labels that it matches.
-evaluate reads {"scrapes": [{"at": SECONDS, "labels": {}, "text": METRICS}], "expressions": []}
-and prints the series that each expression has at the time of the last scrape.
+evaluate reads {"scrapes": [{"at": SECONDS, "labels": {}, "text": METRICS, "again": MINUTES}],
+"expressions": [], "rules": [{"expression": "", "for": SECONDS}], "clocks": []} and prints the
+series that each expression has at the time of the last scrape, and those with which each rule
+fires. A target goes on for the minutes of "again" as it did before, and its gauges that are
+clocks with the time.
 Example: deploytool kustomize ../../deploy/overlays/all-in-one
 `
 

@@ -24,14 +24,27 @@ import (
 type history struct {
 	Scrapes     []scraped `json:"scrapes"`
 	Expressions []string  `json:"expressions"`
-	now         int64
+	Rules       []ruled   `json:"rules"`
+	// Clocks are the gauges that nothing puts back while the story goes on after its last scrape.
+	Clocks []string `json:"clocks"`
+	now    int64
 }
 
 type scraped struct {
 	At     int64             `json:"at"`
 	Labels map[string]string `json:"labels"`
 	Text   string            `json:"text"`
+	// Again is for how many minutes all goes on as it did before this scrape.
+	Again int64 `json:"again"`
 }
+
+type ruled struct {
+	Expression string `json:"expression"`
+	For        int64  `json:"for"`
+}
+
+// answers is what the engine of Prometheus says to a history: the series of each.
+type answers struct{ Expressions, Rules [][]string }
 
 func newHistory() *history { return &history{now: time.Now().Unix()} }
 
@@ -41,7 +54,7 @@ func (h *history) minute(p *process, pods ...string) {
 	h.now += 60
 	_, text := p.get("/metrics")
 	for _, pod := range pods {
-		h.Scrapes = append(h.Scrapes, scraped{h.now, map[string]string{"namespace": "n", "pod": pod, "container": "storage-controller"}, text})
+		h.Scrapes = append(h.Scrapes, scraped{h.now, map[string]string{"namespace": "n", "pod": pod, "container": "storage-controller"}, text, 0})
 	}
 }
 
@@ -65,13 +78,18 @@ func (h *history) cluster(e *env, class string) {
 			fmt.Fprintf(&b, "kube_persistentvolumeclaim_status_phase{%s,phase=%q} %d\n", of, phase, is)
 		}
 	}
-	h.Scrapes = append(h.Scrapes, scraped{h.now, nil, b.String()})
+	h.Scrapes = append(h.Scrapes, scraped{h.now, nil, b.String(), 0})
 }
 
 // finds evaluates expressions at the end of h: which series each of them has.
-func (h *history) finds(t *testing.T, expressions ...string) [][]string {
+func (h history) finds(t *testing.T, expressions ...string) [][]string {
 	t.Helper()
-	h.Expressions = expressions
+	h.Expressions, h.Rules = expressions, nil
+	return h.asked(t).Expressions
+}
+
+func (h history) asked(t *testing.T) (a answers) {
+	t.Helper()
 	in, err := json.Marshal(h)
 	if err != nil {
 		t.Fatal(err)
@@ -80,24 +98,35 @@ func (h *history) finds(t *testing.T, expressions ...string) [][]string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var found [][]string
-	if err := json.Unmarshal([]byte(out), &found); err != nil || len(found) != len(expressions) {
-		t.Fatalf("%d answers for %d expressions: %v", len(found), len(expressions), err)
+	if err := json.Unmarshal([]byte(out), &a); err != nil || len(a.Expressions) != len(h.Expressions) || len(a.Rules) != len(h.Rules) {
+		t.Fatalf("%d answers for %d expressions, %d for %d rules: %v", len(a.Expressions), len(h.Expressions), len(a.Rules), len(h.Rules), err)
 	}
-	return found
+	return a
 }
 
-// fires says that these alerts do at the end of h, once they have lasted, and no others; and
-// that the queries of the dashboard can be evaluated.
-func (h *history) fires(t *testing.T, want ...string) {
+// longest is longer than any alert looks back and waits together.
+const longest = 90 * time.Minute
+
+// fires says that these alerts do, and no others, when all goes on as in the last minute of h;
+// and that the queries of the dashboard can be evaluated.
+func (h history) fires(t *testing.T, want ...string) {
 	t.Helper()
 	all := alerts(t)
-	expressions := queries(t)
-	for i := range all {
-		expressions = slices.Insert(expressions, i, all[i].Expr)
+	h.Expressions, h.Rules, h.Scrapes = queries(t), nil, slices.Clone(h.Scrapes)
+	for _, a := range all {
+		lasts, err := time.ParseDuration(a.For)
+		if err != nil {
+			t.Fatalf("%s: %v", a.Alert, err)
+		}
+		h.Rules = append(h.Rules, ruled{a.Expr, int64(lasts.Seconds())})
+	}
+	for i := range h.Scrapes {
+		if h.Scrapes[i].At == h.now {
+			h.Scrapes[i].Again = int64(longest.Minutes())
+		}
 	}
 	var got []string
-	for i, series := range h.finds(t, expressions...)[:len(all)] {
+	for i, series := range h.asked(t).Rules {
 		if len(series) > 0 {
 			got = append(got, strings.TrimPrefix(all[i].Alert, "StorageController"))
 			t.Logf("%s: %v", all[i].Alert, series)
@@ -111,7 +140,7 @@ func (h *history) fires(t *testing.T, want ...string) {
 }
 
 // watched is an environment and a process with all roles that it has scraped as leader.
-func watched(t *testing.T) (*env, *process, *history) {
+func watched(t *testing.T, args ...string) (*env, *process, *history) {
 	t.Helper()
 	e := newEnv(t, csitest.Config{Segments: []map[string]string{{}}, Controller: []csi.ControllerServiceCapability_RPC_Type{
 		csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME, csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME,
@@ -119,24 +148,30 @@ func watched(t *testing.T) (*env, *process, *history) {
 		csi.ControllerServiceCapability_RPC_LIST_VOLUMES_PUBLISHED_NODES,
 	}}, 2)
 	cmd := e.command("all", slices.Concat(quick, []string{"--leader-election", "--http-endpoint=127.0.0.1:0", "--capacity-ownerref-level=-1",
-		"--capacity-poll-interval=1s", "--reconcile-sync=1s"})...)
+		"--capacity-poll-interval=1s", "--reconcile-sync=1s"}, args)...)
 	cmd.Env = append(cmd.Env, "NAMESPACE="+e.ns)
 	p := e.start(cmd)
-	e.eventually("every role leads", func(context.Context) error {
+	p.leadsInAll(3)
+	h := newHistory()
+	h.minute(p, "a")
+	return e, p, h
+}
+
+// leadsInAll waits until p holds all its Leases, of which there are n at least.
+func (p *process) leadsInAll(n int) {
+	p.t.Helper()
+	(&env{t: p.t}).eventually("every role leads", func(context.Context) error {
 		leads := p.metrics()["leader_election_master_status"].GetMetric()
 		for _, l := range leads {
 			if l.GetGauge().GetValue() != 1 {
 				return fmt.Errorf("%v", l)
 			}
 		}
-		if len(leads) < 3 {
+		if len(leads) < n {
 			return fmt.Errorf("%d Leases", len(leads))
 		}
 		return nil
 	})
-	h := newHistory()
-	h.minute(p, "a")
-	return e, p, h
 }
 
 // TestNoAlertFiresWhereAllIsWell: none does for a process that works, and it is no silence of

@@ -254,11 +254,17 @@ func TestNodecontrollerClusterDomain(t *testing.T) {
 // writePair puts a certificate and its key into dir, as a mounted Secret has them.
 func writePair(t *testing.T, dir string) {
 	t.Helper()
+	writePairUntil(t, dir, time.Now().Add(time.Hour))
+}
+
+// writePairUntil does so for one that expires then.
+func writePairUntil(t *testing.T, dir string, expires time.Time) {
+	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		t.Fatal(err)
 	}
-	template := &x509.Certificate{SerialNumber: big.NewInt(1), DNSNames: []string{"localhost"}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour)}
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), DNSNames: []string{"localhost"}, NotBefore: time.Now().Add(-time.Hour), NotAfter: expires}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
 	if err != nil {
 		t.Fatal(err)
