@@ -236,7 +236,7 @@ func (t *term) own(ctx context.Context, key claimKey, s snapshot) error {
 	}
 	owned, err := t.selectThisNode(ctx, live)
 	switch {
-	case apierrors.IsConflict(err), apierrors.IsInvalid(err): // its resourceVersion is another by now
+	case apierrors.IsConflict(err): // its resourceVersion is another by now
 		t.c.metrics.conflicts.Inc()
 		again()
 		return nil
@@ -245,7 +245,11 @@ func (t *term) own(ctx context.Context, key claimKey, s snapshot) error {
 		return nil
 	case err != nil:
 		again()
-		return fmt.Errorf("owning claim %s/%s: %w", key.Namespace, key.Name, err)
+		err = fmt.Errorf("owning claim %s/%s: %w", key.Namespace, key.Name, err)
+		if apierrors.IsInvalid(err) || apierrors.IsForbidden(err) { // a policy or a permission: nothing that passes by itself
+			t.failed(live, failedEvent(kube.ClassOfClaim(live), err))
+		}
+		return err
 	}
 	won = true
 	t.claims.Wrote(owned)

@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/http"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -181,6 +183,25 @@ func provisionerScenarioNode(t *testing.T) {
 		n1.start()
 		n1.isOn(n1.saved(claim), "n1")
 		n1.calls(create, 1)
+	})
+	t.Run("117_owning_is_refused", func(t *testing.T) {
+		n1, n2 := nodeScenario(t, 0, 0, nil)
+		n2.crash()
+		refused := atomic.Bool{}
+		refused.Store(true)
+		n1.through(n1.cp.Config(), func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
+			if refused.Load() && r.Method == http.MethodPatch && strings.Contains(r.URL.Path, "/persistentvolumeclaims/") {
+				http.Error(w, "no selected nodes here", http.StatusUnprocessableEntity) // as a policy answers
+				return
+			}
+			pass.ServeHTTP(w, r)
+		})
+		n1.makeClass(nil)
+		claim := n1.claim(nil)
+		n1.event("ProvisioningFailed", "owning claim "+n1.ns+"/data")
+		n1.calls(create, 0)
+		refused.Store(false)
+		n1.saved(claim)
 	})
 	t.Run("118_no_room", func(t *testing.T) {
 		n1, n2 := nodeScenario(t, 1<<20, 0, nil)
