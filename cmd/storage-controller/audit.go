@@ -80,6 +80,7 @@ not be made. A running provisioner does the same with --audit-interval.`,
 		},
 	}
 	registerFlags(cmd.Flags(), commonOptions(true, allRoles()...), allRoleOptions(true))
+	forUser(cmd.Flags())
 	shown := []string{"config", "csi-address", "csi-socket", "kubeconfig", "master", "timeout", "max-entries", "v", "logging-format"}
 	cmd.Flags().VisitAll(func(f *pflag.Flag) { f.Hidden = !slices.Contains(shown, f.Name) })
 	cmd.Flags().StringVarP(&output, "output", "o", outputText, "text or json")
@@ -90,7 +91,7 @@ not be made. A running provisioner does the same with --audit-interval.`,
 
 // audit compares once. A driver that cannot be reached within the timeout is an error.
 func (s settings) audit(ctx context.Context, cfg audit.Config) (audit.Report, error) {
-	config, err := kube.RESTConfig(s.Common.Kubeconfig, s.Common.Master)
+	config, _, err := kube.RESTConfigOfUser(s.Common.Kubeconfig, s.Common.Master)
 	if err != nil {
 		return audit.Report{}, err
 	}
