@@ -44,39 +44,7 @@ not be made. A running provisioner does the same with --audit-interval.`,
   storage-controller audit --csi-address=/run/csi/socket --stuck-after=1h -o json`,
 		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := checkOutput(cmd, output); err != nil {
-				return err
-			}
-			s, err := readSettings(cmd.Flags(), true, allRoles())
-			if err != nil {
-				return err
-			}
-			cfg.Timeout, cfg.MaxEntries = s.Attacher.Timeout, s.Attacher.MaxEntries
-			if err := errors.Join(cfg.Validate(), s.driverConfig(allRoles()...).Validate()); err != nil {
-				return &usageError{err: err}
-			}
-			log, flush, err := setUpLogging(s.Common.Logging)
-			if err != nil {
-				return err
-			}
-			defer flush()
-			ctx, stop := untilSignal(log)
-			defer stop()
-			report, err := s.audit(ctx, cfg)
-			if err != nil {
-				return err
-			}
-			write := report.Text
-			if output == outputJSON {
-				write = report.JSON
-			}
-			if err := write(cmd.OutOrStdout()); err != nil {
-				return err
-			}
-			if n := len(report.Findings); n > 0 {
-				return &exitError{fmt.Errorf("the audit found %d differences or stuck objects", n), exitRefused}
-			}
-			return nil
+			return runAudit(cmd, cfg, output)
 		},
 	}
 	registerFlags(cmd.Flags(), commonOptions(true, allRoles()...), allRoleOptions(true))
@@ -87,6 +55,43 @@ not be made. A running provisioner does the same with --audit-interval.`,
 	cmd.Flags().DurationVar(&cfg.StuckAfter, "stuck-after", cfg.StuckAfter, "age of a deletion from which on an object counts as stuck")
 	cmd.Flags().DurationVar(&cfg.Settle, "settle", cfg.Settle, "time between the two looks; what was under way in one of them is not reported")
 	return cmd
+}
+
+// runAudit is the command: it writes what an audit with cfg has found.
+func runAudit(cmd *cobra.Command, cfg audit.Config, output string) error {
+	if err := checkOutput(cmd, output); err != nil {
+		return err
+	}
+	s, err := readSettings(cmd.Flags(), true, allRoles())
+	if err != nil {
+		return err
+	}
+	cfg.Timeout, cfg.MaxEntries = s.Attacher.Timeout, s.Attacher.MaxEntries
+	if err := errors.Join(cfg.Validate(), s.driverConfig(allRoles()...).Validate()); err != nil {
+		return &usageError{err: err}
+	}
+	log, flush, err := setUpLogging(s.Common.Logging)
+	if err != nil {
+		return err
+	}
+	defer flush()
+	ctx, stop := untilSignal(log)
+	defer stop()
+	report, err := s.audit(ctx, cfg)
+	if err != nil {
+		return err
+	}
+	write := report.Text
+	if output == outputJSON {
+		write = report.JSON
+	}
+	if err := write(cmd.OutOrStdout()); err != nil {
+		return err
+	}
+	if n := len(report.Findings); n > 0 {
+		return &exitError{fmt.Errorf("the audit found %d differences or stuck objects", n), exitRefused}
+	}
+	return nil
 }
 
 // audit compares once. A driver that cannot be reached within the timeout is an error.
