@@ -14,7 +14,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 
 	"github.com/storage-controller/storage-controller/csiclient"
@@ -121,22 +120,11 @@ func (c *Controller) Run(ctx context.Context) (err error) {
 	t.pvQueue = workloop.New(loop, c.deps.Queues, t.syncVolume)
 	defer t.vaQueue.Stop()
 	defer t.pvQueue.Stop()
-	registrations, err := t.register()
-	defer func() {
-		for _, r := range registrations {
-			_ = r.Remove() // fails only when the watch has ended, and with it the handlers
-		}
-	}()
-	if err != nil {
-		return err
-	}
+	registrations := t.register()
+	defer registrations.Remove()
 	// Without all caches an attachment would fail for a CSINode that is merely late.
-	var synced []cache.DoneChecker
-	for _, r := range registrations {
-		synced = append(synced, r.Synced)
-	}
-	if !cache.WaitFor(ctx, "attacher caches", synced...) {
-		return context.Cause(ctx)
+	if err := registrations.Wait(ctx, "attacher caches"); err != nil {
+		return err
 	}
 	c.current.Store(t)
 	defer c.current.Store(nil)
@@ -152,25 +140,20 @@ func (c *Controller) Run(ctx context.Context) (err error) {
 }
 
 // register has the events of all watches fill the queues.
-func (t *term) register() (registrations []kube.Registration, err error) {
-	add := func(r kube.Registration, e error) {
-		if e == nil {
-			registrations = append(registrations, r)
-		} else if err == nil {
-			err = e
-		}
-	}
+func (t *term) register() *kube.Registrations {
+	registrations := &kube.Registrations{}
+	add := registrations.Add
 	add(t.c.attachments.Handle(kube.Handlers[*storagev1.VolumeAttachment]{Add: t.attachmentAdded, Update: t.attachmentUpdated, Delete: t.attachmentDeleted}))
 	add(t.c.volumes.Handle(kube.Handlers[*corev1.PersistentVolume]{Add: t.volumeAdded, Update: t.volumeUpdated, Delete: func(pv *corev1.PersistentVolume) { t.pvQueue.Forget(pv.Name) }}))
 	if !t.c.driver.publishes {
-		return registrations, err
+		return registrations
 	}
 	add(t.c.nodes.Handle(kube.Handlers[*storagev1.CSINode]{Add: t.nodeChanged, Update: func(old, node *storagev1.CSINode) {
 		if !slices.EqualFunc(old.Spec.Drivers, node.Spec.Drivers, func(a, b storagev1.CSINodeDriver) bool { return a.NodeID == b.NodeID }) {
 			t.nodeChanged(node)
 		}
 	}}))
-	return registrations, err
+	return registrations
 }
 
 // unfinished tells whether there is something to do for an attachment.

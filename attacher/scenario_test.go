@@ -84,24 +84,7 @@ func (f *fixture) start() {
 	c, err := New(f.cfg, Deps{Driver: driver, Client: api, Informers: informers, CSI: client.Controller(), Ready: client.WaitReady, Registry: reg, Queues: workloop.NewMetrics(reg)})
 	f.must(err)
 	f.c = c
-	watch, endWatch := context.WithCancel(context.WithoutCancel(f.Context()))
-	informers.Start(watch)
-	ctx, cancel := context.WithCancelCause(context.WithoutCancel(f.Context()))
-	done := make(chan error, 1)
-	go func() { done <- c.Run(ctx) }()
-	var ended error
-	f.stop = func(cause error) error {
-		if ctx.Err() == nil {
-			cancel(cause)
-			ended = <-done
-			endWatch()
-			informers.Shutdown()
-			client.Close()
-		}
-		return ended
-	}
-	stop := f.stop
-	f.Cleanup(func() { _ = stop(errors.New("the test is over")) })
+	f.stop = kubetest.RunTerm(f, informers, c.Run, func() { client.Close() })
 }
 
 // restart has the attacher begin with what there is, so that no event of a node or of a

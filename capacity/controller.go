@@ -13,7 +13,6 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 
 	"github.com/storage-controller/storage-controller/csiclient"
@@ -130,22 +129,11 @@ func (c *Controller) Run(ctx context.Context) (err error) {
 	}, c.deps.Queues, t.sync, t.world.rank)
 	defer t.queue.Stop()
 	t.changed.wake = make(chan struct{}, 1)
-	registrations, err := t.register()
-	defer func() {
-		for _, r := range registrations {
-			_ = r.Remove() // fails only when the watch has ended, and with it the handlers
-		}
-	}()
-	if err != nil {
-		return err
-	}
+	registrations := t.register()
+	defer registrations.Remove()
 	// Without all caches an object would go for a node or a class that is merely late.
-	var synced []cache.DoneChecker
-	for _, r := range registrations {
-		synced = append(synced, r.Synced)
-	}
-	if !cache.WaitFor(ctx, "capacity caches", synced...) {
-		return context.Cause(ctx)
+	if err := registrations.Wait(ctx, "capacity caches"); err != nil {
+		return err
 	}
 	c.current.Store(t)
 	defer c.current.Store(nil)
@@ -215,14 +203,9 @@ func (t *term) gather(i item) snapshot {
 }
 
 // register has the events of all watches fill the queue.
-func (t *term) register() (registrations []kube.Registration, err error) {
-	add := func(r kube.Registration, e error) {
-		if e == nil {
-			registrations = append(registrations, r)
-		} else if err == nil {
-			err = e
-		}
-	}
+func (t *term) register() *kube.Registrations {
+	registrations := &kube.Registrations{}
+	add := registrations.Add
 	if t.c.cfg.NodeDeployment {
 		t.world.setSegment(segmentOf(t.c.deps.Topology))
 	} else {
@@ -257,7 +240,7 @@ func (t *term) register() (registrations []kube.Registration, err error) {
 		},
 		Delete: func(obj *storagev1.CSIStorageCapacity) { t.add(t.world.lost(obj)) },
 	}))
-	return registrations, err
+	return registrations
 }
 
 func (t *term) add(items []item) {

@@ -2,7 +2,6 @@ package capacity
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -150,24 +149,7 @@ func (f *fixture) start() {
 	c, err := New(f.cfg, deps)
 	f.must(err)
 	f.c = c
-	watching, endWatch := context.WithCancel(context.WithoutCancel(f.Context()))
-	informers.Start(watching)
-	ctx, cancel := context.WithCancelCause(context.WithoutCancel(f.Context()))
-	done := make(chan error, 1)
-	go func() { done <- c.Run(ctx) }()
-	var ended error
-	f.stop = func(cause error) error {
-		if ctx.Err() == nil {
-			cancel(cause)
-			ended = <-done
-			endWatch()
-			informers.Shutdown()
-			client.Close()
-		}
-		return ended
-	}
-	stop := f.stop
-	f.Cleanup(func() { _ = stop(errors.New("the test is over")) })
+	f.stop = kubetest.RunTerm(f, informers, c.Run, func() { client.Close() })
 }
 
 func (f *fixture) must(err error) {

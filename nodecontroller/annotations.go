@@ -15,6 +15,7 @@ type annotations struct {
 	missing     string // on volumes: since when the node is missing
 	lostNode    string // on volumes: the names of the missing nodes, separated by commas
 	lostNodeUID string // on volumes
+	lostMachine string // on volumes: of which machine the missing node was, see machineOf
 	hold        string // on volumes: what keeps the clean-up from them
 	approve     string // on the CSIDriver: names of nodes, or *
 	until       string // on the CSIDriver: until when * holds
@@ -33,14 +34,14 @@ func annotationsOf(driver string) annotations {
 	d := strings.ToLower(driver) + "/"
 	return annotations{
 		cleanup: d + "node-cleanup", localData: d + "local-data", missing: d + "node-missing-since",
-		lostNode: d + "lost-node", lostNodeUID: d + "lost-node-uid", hold: d + "node-cleanup-hold",
+		lostNode: d + "lost-node", lostNodeUID: d + "lost-node-uid", lostMachine: d + "lost-node-machine", hold: d + "node-cleanup-hold",
 		approve: d + "node-cleanup-approve", until: d + "node-cleanup-approve-until",
 	}
 }
 
 // bookkeeping is the annotations of a volume that end with the return of its node.
 func (a annotations) bookkeeping() []string {
-	return []string{a.missing, a.lostNode, a.lostNodeUID, a.hold}
+	return []string{a.missing, a.lostNode, a.lostNodeUID, a.lostMachine, a.hold}
 }
 
 // approval is which lost nodes the administrator has looked at and given free.

@@ -304,6 +304,9 @@ func (t *term) forget(ctx context.Context, s snapshot, st step) error {
 	if was {
 		t.tell(s, normal(reasonReturned, "Node %s, which has this volume, is back: nothing is cleaned up", list(s.nodes)))
 	}
+	if node := t.otherMachine(s); node != "" {
+		t.tell(s, warning(reasonIdentity, "Node %s, which has this volume, is back as another machine: its data may be gone, and nothing is cleaned up. Look at the disks of the node; if the data are not there, delete the claim", node))
+	}
 	return nil
 }
 

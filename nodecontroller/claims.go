@@ -11,7 +11,6 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/tools/cache"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/workloop"
@@ -90,23 +89,10 @@ func (c *claims) run(ctx context.Context) (err error) {
 		Name: "nodecontroller-claims", RetryStart: c.cfg.RetryIntervalStart, RetryMax: c.cfg.RetryIntervalMax, Jitter: jitter, Grace: c.cfg.Timeout,
 	}, c.deps.Queues, t.sync)
 	defer t.queue.Stop()
-	registrations, err := t.register()
-	defer func() {
-		for _, r := range registrations {
-			_ = r.Remove() // fails only when the watch has ended, and with it the handlers
-		}
-	}()
-	if err != nil {
+	registrations := t.register()
+	defer registrations.Remove()
+	if err := registrations.Wait(ctx, "claims caches"); err != nil {
 		return err
-	}
-	synced := make([]cache.DoneChecker, 0, len(registrations))
-	for _, r := range registrations {
-		if r.Synced.Done() != t.podsListed {
-			synced = append(synced, r.Synced)
-		}
-	}
-	if !cache.WaitFor(ctx, "claims caches", synced...) {
-		return context.Cause(ctx)
 	}
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -145,14 +131,9 @@ func (t *claimsTerm) blind() bool {
 
 // register has the events of all watches fill the queue. A watch from which nothing is
 // to be learned by an event is registered all the same, so that its first list is waited for.
-func (t *claimsTerm) register() (registrations []kube.Registration, err error) {
-	add := func(r kube.Registration, e error) {
-		if e == nil {
-			registrations = append(registrations, r)
-		} else if err == nil {
-			err = e
-		}
-	}
+func (t *claimsTerm) register() *kube.Registrations {
+	registrations := &kube.Registrations{}
+	add := registrations.Add
 	add(t.c.claims.Handle(kube.Handlers[*corev1.PersistentVolumeClaim]{Add: t.claimAdded, Update: t.claimUpdated, Delete: t.claimDeleted}))
 	if t.c.rules.nudge {
 		add(t.c.volumes.Handle(kube.Handlers[*corev1.PersistentVolume]{Add: t.volumeAdded}))
@@ -160,7 +141,7 @@ func (t *claimsTerm) register() (registrations []kube.Registration, err error) {
 	}
 	if t.c.rules.needPods() {
 		r, e := t.c.pods.Handle(kube.Handlers[*corev1.Pod]{Add: t.podAdded, Update: t.podUpdated})
-		add(r, e)
+		registrations.AddUnawaited(r, e) // see awaitPods
 		if e == nil {
 			t.podsListed = r.Synced.Done()
 		}
@@ -168,7 +149,7 @@ func (t *claimsTerm) register() (registrations []kube.Registration, err error) {
 	if t.c.rules.needNodes() {
 		add(t.c.nodes.Handle(kube.Handlers[metav1.Object]{}))
 	}
-	return registrations, err
+	return registrations
 }
 
 func (t *claimsTerm) claimAdded(pvc *corev1.PersistentVolumeClaim) {

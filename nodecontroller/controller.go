@@ -14,7 +14,6 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/record"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
@@ -213,22 +212,11 @@ func (c *Controller) clean(ctx context.Context) error {
 	defer t.volumeQueue.Stop()
 	defer t.nodeQueue.Stop()
 	defer t.close()
-	registrations, err := t.register()
-	defer func() {
-		for _, r := range registrations {
-			_ = r.Remove() // likewise
-		}
-	}()
-	if err != nil {
-		return err
-	}
-	var synced []cache.DoneChecker
-	for _, r := range registrations {
-		synced = append(synced, r.Synced)
-	}
+	registrations := t.register()
+	defer registrations.Remove()
 	// A node that is merely late in its cache would count as lost.
-	if !cache.WaitFor(ctx, "nodecontroller caches", synced...) {
-		return context.Cause(ctx)
+	if err := registrations.Wait(ctx, "nodecontroller caches"); err != nil {
+		return err
 	}
 	t.begin(ctx)
 	c.current.Store(t)

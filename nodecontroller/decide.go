@@ -171,6 +171,9 @@ func (p policy) notes(s snapshot) kube.MetaChange {
 			if s.volume.Annotations[p.ann.lostNodeUID] == "" {
 				set[p.ann.lostNodeUID] = t.uid
 			}
+			if s.volume.Annotations[p.ann.lostMachine] == "" && t.machine != "" {
+				set[p.ann.lostMachine] = t.machine
+			}
 		}
 	}
 	switch {

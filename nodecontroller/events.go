@@ -17,6 +17,7 @@ import (
 const (
 	reasonMissing       = "NodeMissing"
 	reasonReturned      = "NodeReturned"
+	reasonIdentity      = "VolumeNodeIdentityChanged"
 	reasonSkipped       = "NodeCleanupSkipped"
 	reasonClaimDeleted  = "NodeVolumeClaimDeleted"
 	reasonForceRemoved  = "NodeVolumeForceRemoved"

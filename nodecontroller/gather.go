@@ -82,7 +82,8 @@ func (t *term) look(name string) snapshot {
 		s.nodes = s.member.hosts
 	}
 	if node := t.c.departed.of(names, key); node != nil && t.c.departed.heeds(pv) {
-		s.tombstone = &tombstone{name: node.Name, uid: string(node.UID), optedOut: true}
+		grave := tombstoneOf(node)
+		grave.optedOut, s.tombstone = true, &grave
 	}
 	s.approved = t.approved(s.now).covers(s.nodes)
 	say := map[string]metav1.Object{"PersistentVolume": pv}

@@ -11,14 +11,9 @@ import (
 )
 
 // register has the events of all watches keep the index and fill the queues.
-func (t *term) register() (registrations []kube.Registration, err error) {
-	add := func(r kube.Registration, e error) {
-		if e == nil {
-			registrations = append(registrations, r)
-		} else if err == nil {
-			err = e
-		}
-	}
+func (t *term) register() *kube.Registrations {
+	registrations := &kube.Registrations{}
+	add := registrations.Add
 	add(t.c.csiNodes.Handle(kube.Handlers[*storagev1.CSINode]{
 		Add:    func(n *storagev1.CSINode) { t.csiNodeChanged(n.Name, n) },
 		Update: t.csiNodeUpdated,
@@ -42,7 +37,7 @@ func (t *term) register() (registrations []kube.Registration, err error) {
 			}
 		}}))
 	}
-	return registrations, err
+	return registrations
 }
 
 func (t *term) csiNodeUpdated(old, n *storagev1.CSINode) {

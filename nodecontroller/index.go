@@ -191,7 +191,7 @@ func (i *index) dropNode(node *corev1.Node) (volumes []string) {
 	delete(i.foreign, node.Name)
 	for _, n := range touched {
 		if len(i.volumes.objects[n]) > 0 {
-			i.graves[n] = tombstone{name: node.Name, uid: string(node.UID)}
+			i.graves[n] = tombstoneOf(node)
 		}
 	}
 	return i.volumes.find(touched)

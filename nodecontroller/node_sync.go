@@ -130,6 +130,8 @@ func (p nodePolicy) notes(node *corev1.Node, s snapshot, hold bool) kube.MetaCha
 	set := map[string]string{p.ann.lostNode: strings.Join(names, nodeListMark), p.ann.lostNodeUID: string(node.UID)}
 	if len(names) > 1 { // the UID of which, nobody could tell
 		delete(set, p.ann.lostNodeUID)
+	} else if machine := machineOf(node); machine != "" {
+		set[p.ann.lostMachine] = machine
 	}
 	if node.Annotations[p.ann.cleanup] == disabled || s.hostRefuses {
 		set[p.ann.cleanup] = disabled

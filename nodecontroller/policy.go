@@ -135,5 +135,10 @@ func (p policy) counts(where place) bool {
 // tombstone is what is left of a node that was seen going.
 type tombstone struct {
 	name, uid string
+	machine   string // see machineOf
 	optedOut  bool
+}
+
+func tombstoneOf(node *corev1.Node) tombstone {
+	return tombstone{name: node.Name, uid: string(node.UID), machine: machineOf(node)}
 }

@@ -107,6 +107,22 @@ func (f *fixture) marked(records dynamic.NamespaceableResourceInterface, was *un
 	}
 }
 
+// cleanedUp waits until claim a and the record of node n are gone, which has begun at begin,
+// and checks that the record of another node is what it was.
+func (f *fixture) cleanedUp(records dynamic.NamespaceableResourceInterface, record, other *unstructured.Unstructured, begin time.Time) {
+	f.Helper()
+	f.nodeGone("n")
+	f.claimDeleted("a")
+	kubetest.Eventually(f.T, "the record is gone", gone(records, "lv"))
+	f.soon("all is gone", begin, 10*time.Second)
+	f.marked(records, record)
+	is, err := records.Get(f.Context(), "other", metav1.GetOptions{})
+	f.must(err)
+	if is.GetResourceVersion() != other.GetResourceVersion() {
+		f.Errorf("the record of another node: %v", is)
+	}
+}
+
 func TestNodecontrollerScenarioNodes(t *testing.T) {
 	t.Run("007_claims_and_resources", func(t *testing.T) {
 		f := scenario(t, parity)
@@ -120,16 +136,7 @@ func TestNodecontrollerScenarioNodes(t *testing.T) {
 		f.seenNode("n", false)
 		begin := time.Now()
 		f.deleteNode("n")
-		f.nodeGone("n")
-		f.claimDeleted("a")
-		kubetest.Eventually(t, "the record is gone", gone(records, "lv"))
-		f.soon("all is gone", begin, 10*time.Second)
-		f.marked(records, record)
-		is, err := records.Get(t.Context(), "other", metav1.GetOptions{})
-		f.must(err)
-		if is.GetResourceVersion() != other.GetResourceVersion() {
-			t.Errorf("the record of another node: %v", is)
-		}
+		f.cleanedUp(records, record, other, begin)
 	})
 	t.Run("008_skip", func(t *testing.T) {
 		f := scenario(t, func(f *fixture) { parity(f); f.cfg.SkipNodeFinalize = true })

@@ -70,16 +70,7 @@ func TestNodecontrollerScenarioProfile(t *testing.T) {
 				begin = time.Now()
 				f.deleteNode("n")
 			}
-			f.nodeGone("n")
-			f.claimDeleted("a")
-			kubetest.Eventually(t, "the record is gone", gone(records, "lv"))
-			f.soon("all is gone", begin, 10*time.Second)
-			f.marked(records, record)
-			is, err := records.Get(t.Context(), "other", metav1.GetOptions{})
-			f.must(err)
-			if is.GetResourceVersion() != other.GetResourceVersion() {
-				t.Errorf("the record of another node: %v", is)
-			}
+			f.cleanedUp(records, record, other, begin)
 		})
 	}
 	t.Run("020_topolvm_without_its_kind", func(t *testing.T) {

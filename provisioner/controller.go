@@ -20,7 +20,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/metadata"
-	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/klog/v2"
 
@@ -193,21 +192,10 @@ func (c *Controller) Run(ctx context.Context) (err error) {
 	defer t.pvQueue.Stop()
 	defer t.cloneQueue.Stop()
 	defer t.snapshotQueue.Stop()
-	registrations, err := t.register()
-	defer func() {
-		for _, r := range registrations {
-			_ = r.Remove() // fails only when the watch has ended, and with it the handlers
-		}
-	}()
-	if err != nil {
+	registrations := t.register()
+	defer registrations.Remove()
+	if err := registrations.Wait(ctx, "provisioner caches"); err != nil {
 		return err
-	}
-	var synced []cache.DoneChecker
-	for _, r := range registrations {
-		synced = append(synced, r.Synced)
-	}
-	if !cache.WaitFor(ctx, "provisioner caches", synced...) {
-		return context.Cause(ctx)
 	}
 	var wg sync.WaitGroup
 	wg.Go(func() { t.claimQueue.Run(ctx, c.cfg.WorkerThreads) })

@@ -16,14 +16,9 @@ import (
 )
 
 // register has the events of all watches fill the queues.
-func (t *term) register() (registrations []kube.Registration, err error) {
-	add := func(r kube.Registration, e error) {
-		if e == nil {
-			registrations = append(registrations, r)
-		} else if err == nil {
-			err = e
-		}
-	}
+func (t *term) register() *kube.Registrations {
+	registrations := &kube.Registrations{}
+	add := registrations.Add
 	// Topology first, so that the first claim finds it.
 	if t.c.watchesNodes() {
 		add(t.c.nodes.Handle(kube.Handlers[metav1.Object]{
@@ -57,7 +52,7 @@ func (t *term) register() (registrations []kube.Registration, err error) {
 	if t.c.driver.publishes {
 		add(t.c.attachments.Handle(kube.Handlers[*storagev1.VolumeAttachment]{Delete: t.attachmentDeleted}))
 	}
-	return registrations, err
+	return registrations
 }
 
 // keysOf is the topology keys of the driver on a node; nil when it is not there.

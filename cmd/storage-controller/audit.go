@@ -44,42 +44,11 @@ not be made. A running provisioner does the same with --audit-interval.`,
   storage-controller audit --csi-address=/run/csi/socket --stuck-after=1h -o json`,
 		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := checkOutput(cmd, output); err != nil {
-				return err
-			}
-			s, err := readSettings(cmd.Flags(), true, allRoles())
-			if err != nil {
-				return err
-			}
-			cfg.Timeout, cfg.MaxEntries = s.Attacher.Timeout, s.Attacher.MaxEntries
-			if err := errors.Join(cfg.Validate(), s.driverConfig(allRoles()...).Validate()); err != nil {
-				return &usageError{err: err}
-			}
-			log, flush, err := setUpLogging(s.Common.Logging)
-			if err != nil {
-				return err
-			}
-			defer flush()
-			ctx, stop := untilSignal(log)
-			defer stop()
-			report, err := s.audit(ctx, cfg)
-			if err != nil {
-				return err
-			}
-			write := report.Text
-			if output == outputJSON {
-				write = report.JSON
-			}
-			if err := write(cmd.OutOrStdout()); err != nil {
-				return err
-			}
-			if n := len(report.Findings); n > 0 {
-				return &exitError{fmt.Errorf("the audit found %d differences or stuck objects", n), exitRefused}
-			}
-			return nil
+			return runAudit(cmd, cfg, output)
 		},
 	}
 	registerFlags(cmd.Flags(), commonOptions(true, allRoles()...), allRoleOptions(true))
+	forUser(cmd.Flags())
 	shown := []string{"config", "csi-address", "csi-socket", "kubeconfig", "master", "timeout", "max-entries", "v", "logging-format"}
 	cmd.Flags().VisitAll(func(f *pflag.Flag) { f.Hidden = !slices.Contains(shown, f.Name) })
 	cmd.Flags().StringVarP(&output, "output", "o", outputText, "text or json")
@@ -88,9 +57,46 @@ not be made. A running provisioner does the same with --audit-interval.`,
 	return cmd
 }
 
+// runAudit is the command: it writes what an audit with cfg has found.
+func runAudit(cmd *cobra.Command, cfg audit.Config, output string) error {
+	if err := checkOutput(cmd, output); err != nil {
+		return err
+	}
+	s, err := readSettings(cmd.Flags(), true, allRoles())
+	if err != nil {
+		return err
+	}
+	cfg.Timeout, cfg.MaxEntries = s.Attacher.Timeout, s.Attacher.MaxEntries
+	if err := errors.Join(cfg.Validate(), s.driverConfig(allRoles()...).Validate()); err != nil {
+		return &usageError{err: err}
+	}
+	log, flush, err := setUpLogging(s.Common.Logging)
+	if err != nil {
+		return err
+	}
+	defer flush()
+	ctx, stop := untilSignal(log)
+	defer stop()
+	report, err := s.audit(ctx, cfg)
+	if err != nil {
+		return err
+	}
+	write := report.Text
+	if output == outputJSON {
+		write = report.JSON
+	}
+	if err := write(cmd.OutOrStdout()); err != nil {
+		return err
+	}
+	if n := len(report.Findings); n > 0 {
+		return &exitError{fmt.Errorf("the audit found %d differences or stuck objects", n), exitRefused}
+	}
+	return nil
+}
+
 // audit compares once. A driver that cannot be reached within the timeout is an error.
 func (s settings) audit(ctx context.Context, cfg audit.Config) (audit.Report, error) {
-	config, err := kube.RESTConfig(s.Common.Kubeconfig, s.Common.Master)
+	config, _, err := kube.RESTConfigOfUser(s.Common.Kubeconfig, s.Common.Master)
 	if err != nil {
 		return audit.Report{}, err
 	}

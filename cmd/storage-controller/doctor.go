@@ -39,7 +39,7 @@ Exit code: 0 everything is well, or there are warnings only; 3 a check has
 failed; 2 wrong usage; 1 neither the driver nor the API server could be asked.`,
 		Example: `  kubectl exec -n kube-system deployment/my-csi-controller -c storage-controller -- /storage-controller doctor
   storage-controller doctor --config=/etc/storage-controller.yaml -o json
-  storage-controller doctor --kubeconfig=$HOME/.kube/config --driver-name=drv.example.com \
+  storage-controller doctor --driver-name=drv.example.com \
       --leader-election --leader-election-namespace=kube-system --as=kube-system/my-csi-controller`,
 		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -69,6 +69,7 @@ failed; 2 wrong usage; 1 neither the driver nor the API server could be asked.`,
 		},
 	}
 	registerFlags(cmd.Flags(), commonOptions(true, allRoles()...), allRoleOptions(true))
+	forUser(cmd.Flags())
 	cmd.Flags().StringVarP(&output, "output", "o", outputText, "text or json")
 	cmd.Flags().StringVar(&as, "as", "", "whose permissions are checked: NAMESPACE/NAME of a ServiceAccount, or a user; empty means those of this process")
 	return cmd
@@ -111,7 +112,7 @@ func (s settings) doctorInput(fs *pflag.FlagSet, as string) doctor.Input {
 	if in.DriverName != "" && s.origins["csi-address"] == "" && s.origins["csi-socket"] == "" {
 		in.CSI.Address = ""
 	}
-	config, err := kube.RESTConfig(s.Common.Kubeconfig, s.Common.Master)
+	config, _, err := kube.RESTConfigOfUser(s.Common.Kubeconfig, s.Common.Master)
 	if err != nil {
 		in.ConfigError = err
 		return in
@@ -131,5 +132,5 @@ func serviceAccount(as string) string {
 // inPod tells whether the API server is that of the pod in which this runs, so that the
 // environment is what the roles would have.
 func (s settings) inPod() bool {
-	return s.Common.Kubeconfig == "" && s.Common.Master == "" && os.Getenv("KUBECONFIG") == ""
+	return s.Common.Kubeconfig == "" && s.Common.Master == "" && os.Getenv("KUBECONFIG") == "" && os.Getenv("KUBERNETES_SERVICE_HOST") != ""
 }

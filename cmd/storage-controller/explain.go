@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -15,7 +13,6 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/storage-controller/storage-controller/election"
 	"github.com/storage-controller/storage-controller/internal/explain"
@@ -52,8 +49,8 @@ Nothing is changed, and of secrets only is looked whether they are there. What m
 read is said to be unknown. The findings are fine, unknown, waiting (goes on by itself),
 failing (is tried again by itself) or blocked (until somebody does something).
 
-The environment variable KUBECONFIG wins over --kubeconfig; without both, the service
-account of the pod is used, or outside of a pod ~/.kube/config. The exit code is 0 when the
+The environment variable KUBECONFIG, which may list several files, wins over --kubeconfig;
+without both, the service account of the pod is used, or outside of a pod ~/.kube/config. The exit code is 0 when the
 object was found, 1 when it was not or the API server gave no answer, and 2 for a mistake
 in the command line.`,
 		Example: `  storage-controller explain pvc data -n shop
@@ -72,7 +69,7 @@ in the command line.`,
 	fs := cmd.Flags()
 	fs.StringVarP(&o.namespace, "namespace", "n", "", "namespace of the claim; empty means that of the current context, or of the pod")
 	fs.StringVarP(&o.output, "output", "o", "text", "text or json")
-	fs.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig file. The environment variable KUBECONFIG wins over it")
+	fs.StringVar(&o.kubeconfig, "kubeconfig", "", kubeconfigOfUser)
 	fs.StringVar(&o.master, "master", "", "URL of the API server")
 	fs.StringVar(&o.statusURL, "status-url", "", "URL of the HTTP endpoint of a running process (--http-endpoint there), such as http://localhost:8080 after kubectl port-forward; empty means none")
 	return cmd
@@ -133,33 +130,11 @@ func (o explainOptions) run(cmd *cobra.Command, args []string) error {
 
 // connect is the connection to the API server, and the namespace where nobody names one.
 func (o explainOptions) connect() (*rest.Config, string, error) {
-	path := o.kubeconfig
-	if home, err := os.UserHomeDir(); err == nil && path == "" && o.master == "" && os.Getenv("KUBERNETES_SERVICE_HOST") == "" {
-		if standard := filepath.Join(home, ".kube", "config"); exists(standard) {
-			path = standard
-		}
+	cfg, namespace, err := kube.RESTConfigOfUser(o.kubeconfig, o.master)
+	if err == nil && namespace == "" {
+		namespace = election.Namespace("") // that of the pod, or default
 	}
-	cfg, err := kube.RESTConfig(path, o.master)
-	if err != nil {
-		return nil, "", err
-	}
-	if env := os.Getenv("KUBECONFIG"); env != "" {
-		path = env
-	}
-	if path == "" {
-		return cfg, election.Namespace(""), nil // that of the pod, or default
-	}
-	loader := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(&clientcmd.ClientConfigLoadingRules{ExplicitPath: path}, &clientcmd.ConfigOverrides{})
-	namespace, _, err := loader.Namespace()
-	if err != nil {
-		return nil, "", fmt.Errorf("reading the namespace of the current context of kubeconfig %q: %w", path, err)
-	}
-	return cfg, namespace, nil
-}
-
-func exists(path string) bool {
-	_, err := os.Stat(path)
-	return !errors.Is(err, os.ErrNotExist)
+	return cfg, namespace, err
 }
 
 func explainClients(cfg *rest.Config) (explain.Clients, error) {

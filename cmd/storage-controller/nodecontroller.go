@@ -67,9 +67,7 @@ func buildNodecontroller(ctx context.Context, s *shared, restConfig *rest.Config
 		return nil, err
 	}
 	// Who creates a pod waits for the webhooks, not for the rate limit of the clean-up.
-	urgent := rest.CopyConfig(restConfig)
-	urgent.QPS, urgent.Burst = -1, 0
-	unlimited, err := kubernetes.NewForConfig(urgent)
+	unlimited, err := unlimitedClient(restConfig)
 	if err != nil {
 		return nil, err
 	}

@@ -102,6 +102,7 @@ func newOnceCommand(use, short string, do func(*cobra.Command, *once) error) *co
 		return err
 	}}
 	registerFlags(cmd.Flags(), commonOptions(false, roles...), optionsOf(roles, false))
+	forUser(cmd.Flags())
 	return cmd
 }
 
@@ -119,7 +120,7 @@ func (p *process) once(ctx context.Context) (*once, error) {
 		return nil, &usageError{err: err}
 	}
 	c := p.settings.Common
-	restConfig, err := kube.RESTConfig(c.Kubeconfig, c.Master)
+	restConfig, _, err := kube.RESTConfigOfUser(c.Kubeconfig, c.Master)
 	if err != nil {
 		return nil, err
 	}

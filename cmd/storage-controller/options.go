@@ -4,6 +4,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/spf13/pflag"
+
 	"github.com/storage-controller/storage-controller/attacher"
 	"github.com/storage-controller/storage-controller/capacity"
 	"github.com/storage-controller/storage-controller/csiclient"
@@ -48,6 +50,12 @@ type commonConfig struct {
 // environment variable, but for that of config.
 var flagOnly = []string{"config", "version", "print-config"}
 
+// kubeconfigOfUser is what --kubeconfig means to a command that a person runs.
+const kubeconfigOfUser = "kubeconfig file; empty means the service account of the pod, or outside of a pod ~/.kube/config. The environment variable KUBECONFIG, which may list several files, wins over it"
+
+// forUser has the help of fs tell where such a command looks.
+func forUser(fs *pflag.FlagSet) { fs.Lookup("kubeconfig").Usage = kubeconfigOfUser }
+
 // commonOptions are the options that every role has, for the command that runs roles.
 // all tells whether it is "all", where the clients have no rate limit unless one is set.
 func commonOptions(all bool, roles ...role) []option {
@@ -68,7 +76,7 @@ func commonOptions(all bool, roles ...role) []option {
 		{name: "csi-address", def: driver.Address, usage: "socket of the CSI driver: an absolute path or unix://PATH"},
 		{name: "exit-on-connection-loss", def: false, usage: "exit when the connection to the driver is lost, instead of waiting for the driver to come back"},
 		{name: "max-grpc-log-length", def: -1, usage: "cut logged responses of the driver to this number of bytes; 0 or less means no limit"},
-		{name: "kubeconfig", def: "", usage: "kubeconfig file; empty means the service account of the pod. The environment variable KUBECONFIG wins over it"},
+		{name: "kubeconfig", def: "", usage: "kubeconfig file; empty means the service account of the pod. The environment variable KUBECONFIG, which may list several files, wins over it"},
 		{name: "master", def: "", usage: "URL of the API server"},
 		{name: "kube-api-qps", def: qps, usage: limit},
 		{name: "kube-api-burst", def: burst, usage: "requests to the API server that may exceed --kube-api-qps at once"},

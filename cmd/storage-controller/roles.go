@@ -125,6 +125,13 @@ func (s settings) provisioner() provisioner.Config {
 	return cfg
 }
 
+// unlimitedClient is a client of the same role for what must not wait for its rate limit.
+func unlimitedClient(restConfig *rest.Config) (kubernetes.Interface, error) {
+	unlimited := rest.CopyConfig(restConfig)
+	unlimited.QPS, unlimited.Burst = -1, 0
+	return kubernetes.NewForConfig(unlimited)
+}
+
 func buildProvisioner(ctx context.Context, s *shared, restConfig *rest.Config) (controller, error) {
 	client, err := kubernetes.NewForConfig(restConfig)
 	if err != nil {
@@ -134,9 +141,7 @@ func buildProvisioner(ctx context.Context, s *shared, restConfig *rest.Config) (
 	if err != nil {
 		return nil, err
 	}
-	urgent := rest.CopyConfig(restConfig)
-	urgent.QPS, urgent.Burst = -1, 0
-	unlimited, err := kubernetes.NewForConfig(urgent)
+	unlimited, err := unlimitedClient(restConfig)
 	if err != nil {
 		return nil, err
 	}

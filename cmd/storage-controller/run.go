@@ -178,7 +178,14 @@ func (p *process) run(ctx context.Context) error {
 		return ignoreDrain(ctx, err)
 	}
 	defer terms.stop()
-	traced, stopTracing, err := tracing.Start(ctx, p.settings.tracingConfig(driver.Name))
+	return p.work(ctx, services, stopServices, csi, driver.Name, terms)
+}
+
+// work runs the terms, and ends when they have ended or the connection has. After the terms
+// nobody needs services any more, so that it stops them.
+func (p *process) work(ctx, services context.Context, stopServices func(), csi *csiclient.Client, driver string, terms *terms) error {
+	log := klog.FromContext(ctx)
+	traced, stopTracing, err := tracing.Start(ctx, p.settings.tracingConfig(driver))
 	if err != nil {
 		return err
 	}
@@ -196,7 +203,7 @@ func (p *process) run(ctx context.Context) error {
 		group.Go(func() error { return endAll(cancel, connection(services, csi)) })
 	}
 	group.Go(func() error {
-		defer stopServices() // the workers are done: nobody needs the connection and the watches any more
+		defer stopServices()
 		return endAll(cancel, terms.run(work))
 	})
 	if err := group.Wait(); err != nil {
@@ -261,14 +268,9 @@ func (p *process) build(ctx, services context.Context, restConfig *rest.Config, 
 	if len(chosen) == 0 {
 		return nil, fmt.Errorf("driver %q supports none of the roles; nothing to do", driver.Name)
 	}
-	watch := kube.ForWatches(restConfig, buildVersion())
-	client, err := kubernetes.NewForConfig(watch)
+	client, meta, err := watchClients(restConfig)
 	if err != nil {
-		return nil, fmt.Errorf("making the client for watches: %w", err)
-	}
-	meta, err := metadata.NewForConfig(watch)
-	if err != nil {
-		return nil, fmt.Errorf("making the client for watches: %w", err)
+		return nil, err
 	}
 	events, stopEvents, err := startEvents(services, restConfig, driver.Name)
 	if err != nil {
@@ -290,22 +292,8 @@ func (p *process) build(ctx, services context.Context, restConfig *rest.Config, 
 	}
 	t := &terms{settings: p.settings, informers: sh.informers, stopEvents: stopEvents, server: server}
 	for _, r := range buildOrder(chosen) {
-		qps, burst := p.settings.Common.KubeAPIQPS, p.settings.Common.KubeAPIBurst
-		if r.limit != nil {
-			qps, burst = r.limit(p.settings)
-		}
-		c, err := r.build(ctx, sh, kube.ForRole(restConfig, buildVersion(), r.section, float32(qps), burst))
-		if err != nil {
-			return nil, fmt.Errorf("%s: %w", r.section, err)
-		}
-		t.add(r, r.lease(p.settings, driver.Name), c)
-		if r.section == provisionerRole.section {
-			if err := sh.addAudit(t, r.lease(p.settings, driver.Name)); err != nil {
-				return nil, fmt.Errorf("audit: %w", err)
-			}
-		}
-		if c, ok := c.(checked); ok {
-			server.ready(r.check, c.Ready)
+		if err := sh.addRole(ctx, t, r, restConfig); err != nil {
+			return nil, err
 		}
 	}
 	if err := t.prepare(restConfig, registry, events, driver.Name); err != nil {
@@ -315,6 +303,43 @@ func (p *process) build(ctx, services context.Context, restConfig *rest.Config, 
 	sh.informers.Start(services)
 	server.ready("informers", sh.informers.Synced)
 	return t, nil
+}
+
+// watchClients are the clients of all watches.
+func watchClients(restConfig *rest.Config) (kubernetes.Interface, metadata.Interface, error) {
+	watch := kube.ForWatches(restConfig, buildVersion())
+	client, err := kubernetes.NewForConfig(watch)
+	if err != nil {
+		return nil, nil, fmt.Errorf("making the client for watches: %w", err)
+	}
+	meta, err := metadata.NewForConfig(watch)
+	if err != nil {
+		return nil, nil, fmt.Errorf("making the client for watches: %w", err)
+	}
+	return client, meta, nil
+}
+
+// addRole makes the controller of r, and has it work in t.
+func (s *shared) addRole(ctx context.Context, t *terms, r role, restConfig *rest.Config) error {
+	qps, burst := s.settings.Common.KubeAPIQPS, s.settings.Common.KubeAPIBurst
+	if r.limit != nil {
+		qps, burst = r.limit(s.settings)
+	}
+	c, err := r.build(ctx, s, kube.ForRole(restConfig, buildVersion(), r.section, float32(qps), burst))
+	if err != nil {
+		return fmt.Errorf("%s: %w", r.section, err)
+	}
+	lease := r.lease(s.settings, s.driver.Name)
+	t.add(r, lease, c)
+	if r.section == provisionerRole.section {
+		if err := s.addAudit(t, lease); err != nil {
+			return fmt.Errorf("audit: %w", err)
+		}
+	}
+	if c, ok := c.(checked); ok {
+		t.server.ready(r.check, c.Ready)
+	}
+	return nil
 }
 
 // diagnostics is the HTTP server, if there is one.

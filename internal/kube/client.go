@@ -1,9 +1,12 @@
 package kube
 
 import (
+	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -12,29 +15,87 @@ import (
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 )
 
-// RESTConfig builds the connection to the API server: from kubeconfig and
-// master (a URL) when one of them is set, else from the pod's service account.
-// The environment variable KUBECONFIG, when not empty, replaces kubeconfig.
-// The result speaks protobuf and has no rate limit; see [ForRole].
+// RESTConfig builds the connection of a process to the API server: from the files that
+// the environment variable KUBECONFIG lists, else from kubeconfig, either with master (a
+// URL) in the place of the server it names; without any of them from the service account
+// of the pod. The result speaks protobuf and has no rate limit; see [ForRole].
 func RESTConfig(kubeconfig, master string) (*rest.Config, error) {
-	if env := os.Getenv("KUBECONFIG"); env != "" {
-		kubeconfig = env
+	files := kubeconfigFiles(kubeconfig)
+	if len(files) > 0 || master != "" {
+		cfg, _, err := fromFiles(files, master)
+		return cfg, err
 	}
-	var cfg *rest.Config
-	var err error
-	if kubeconfig == "" && master == "" {
-		if cfg, err = rest.InClusterConfig(); err != nil {
-			return nil, fmt.Errorf("using the service account of the pod (set --kubeconfig outside of a cluster): %w", err)
+	cfg, err := rest.InClusterConfig()
+	if err != nil {
+		return nil, fmt.Errorf("using the service account of the pod (set --kubeconfig outside of a cluster): %w", err)
+	}
+	return unlimited(cfg), nil
+}
+
+// RESTConfigOfUser is [RESTConfig] for a command that a person runs: outside of a pod it
+// finds the file that kubectl finds. namespace is that of the current context, and empty
+// where there is none.
+func RESTConfigOfUser(kubeconfig, master string) (cfg *rest.Config, namespace string, err error) {
+	files := kubeconfigFiles(kubeconfig)
+	if len(files) == 0 && master == "" {
+		cfg, err := rest.InClusterConfig()
+		switch {
+		case err == nil:
+			return unlimited(cfg), "", nil
+		case !errors.Is(err, rest.ErrNotInCluster):
+			return nil, "", fmt.Errorf("using the service account of the pod (set --kubeconfig to use another): %w", err)
 		}
-	} else if cfg, err = clientcmd.BuildConfigFromFlags(master, kubeconfig); err != nil {
-		return nil, fmt.Errorf("reading kubeconfig %q: %w", kubeconfig, err)
+		files = []string{clientcmd.RecommendedHomeFile}
 	}
+	return fromFiles(files, master)
+}
+
+// kubeconfigFiles are the files that are named; KUBECONFIG wins, as in the sidecars.
+func kubeconfigFiles(kubeconfig string) []string {
+	if env := os.Getenv(clientcmd.RecommendedConfigPathEnvVar); env != "" {
+		return filepath.SplitList(env)
+	}
+	if kubeconfig != "" {
+		return []string{kubeconfig}
+	}
+	return nil
+}
+
+// fromFiles merges files as kubectl does. A single one must exist; of several it is enough
+// that one does.
+func fromFiles(files []string, master string) (cfg *rest.Config, namespace string, err error) {
+	rules := &clientcmd.ClientConfigLoadingRules{Precedence: files}
+	if len(files) == 1 {
+		rules.ExplicitPath = files[0]
+	}
+	list := strings.Join(files, string(filepath.ListSeparator))
+	merged, err := rules.Load()
+	if err != nil {
+		return nil, "", fmt.Errorf("reading kubeconfig %q (set --kubeconfig or KUBECONFIG): %w", list, err)
+	}
+	overrides := &clientcmd.ConfigOverrides{ClusterInfo: clientcmdapi.Cluster{Server: master}}
+	loaded := clientcmd.NewNonInteractiveClientConfig(*merged, "", overrides, rules)
+	if cfg, err = loaded.ClientConfig(); err != nil {
+		return nil, "", fmt.Errorf("using kubeconfig %q (set --kubeconfig or KUBECONFIG): %w", list, err)
+	}
+	if len(files) == 0 {
+		return unlimited(cfg), "", nil // there is no context
+	}
+	if namespace, _, err = loaded.Namespace(); err != nil {
+		return nil, "", fmt.Errorf("reading the namespace of the current context of kubeconfig %q: %w", list, err)
+	}
+	return unlimited(cfg), namespace, nil
+}
+
+// unlimited has cfg speak protobuf, and no rate limit.
+func unlimited(cfg *rest.Config) *rest.Config {
 	cfg.ContentType = runtime.ContentTypeProtobuf
 	cfg.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
 	cfg.QPS = -1
-	return cfg, nil
+	return cfg
 }
 
 // requestTimeout bounds each request of the clients made by [ForRole]: a hanging

@@ -39,7 +39,7 @@ func Trim(driver string) cache.TransformFunc { return trim(driver, &Details{}) }
 // Details is what the node controller needs of objects that the other loops do not.
 // A process that does not run it keeps less.
 type Details struct {
-	// Nodes keeps the annotations, taints, host names and the Ready condition of nodes.
+	// Nodes keeps the annotations, taints, host names, machine IDs and the Ready condition of nodes.
 	Nodes bool
 	// Claims keeps of the claims of other drivers what tells how they are bound and
 	// used: any of them may be one of the driver without saying so.
@@ -169,6 +169,7 @@ func trimNode(node *corev1.Node) *corev1.Node {
 	s := &corev1.Node{ObjectMeta: node.ObjectMeta}
 	trimMeta(&s.ObjectMeta)
 	s.Spec.Taints = node.Spec.Taints
+	s.Status.NodeInfo.MachineID = node.Status.NodeInfo.MachineID
 	for _, c := range node.Status.Conditions {
 		if c.Type == corev1.NodeReady {
 			c.LastHeartbeatTime, c.Message = metav1.Time{}, ""

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
+	corev1listers "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/ptr"
 )
@@ -107,36 +108,48 @@ func (k Kubelets) Run(ctx context.Context) {
 		}
 		list, _ := pods.Lister().List(labels.Everything())
 		vas, _ := attachments.Lister().List(labels.Everything())
-		attached := map[string]bool{}
-		for _, va := range vas {
-			if va.Status.Attached && va.DeletionTimestamp == nil && va.Spec.Source.PersistentVolumeName != nil {
-				attached[va.Spec.NodeName+"/"+*va.Spec.Source.PersistentVolumeName] = true
-			}
-		}
-		var wg sync.WaitGroup
-		for _, pod := range list {
-			ready := func() bool {
-				for _, v := range pod.Spec.Volumes {
-					if v.PersistentVolumeClaim == nil {
-						continue
-					}
-					claim, err := claims.Lister().PersistentVolumeClaims(pod.Namespace).Get(v.PersistentVolumeClaim.ClaimName)
-					if err != nil || !attached[pod.Spec.NodeName+"/"+claim.Spec.VolumeName] {
-						return false
-					}
-				}
-				return true
-			}
-			switch {
-			case pod.Spec.NodeName == "", k.Dead != nil && k.Dead(pod.Spec.NodeName):
-			case pod.DeletionTimestamp != nil:
-				wg.Go(func() { k.remove(ctx, pod) })
-			case pod.Status.Phase == corev1.PodPending && ready():
-				wg.Go(func() { k.start(ctx, pod) })
-			}
-		}
-		wg.Wait()
+		k.play(ctx, list, attached(vas), claims.Lister())
 	}
+}
+
+// play has each kubelet do once what there is to do.
+func (k Kubelets) play(ctx context.Context, pods []*corev1.Pod, attached map[string]bool, claims corev1listers.PersistentVolumeClaimLister) {
+	var wg sync.WaitGroup
+	for _, pod := range pods {
+		switch {
+		case pod.Spec.NodeName == "", k.Dead != nil && k.Dead(pod.Spec.NodeName):
+		case pod.DeletionTimestamp != nil:
+			wg.Go(func() { k.remove(ctx, pod) })
+		case pod.Status.Phase == corev1.PodPending && hasVolumes(pod, attached, claims):
+			wg.Go(func() { k.start(ctx, pod) })
+		}
+	}
+	wg.Wait()
+}
+
+// attached is which volumes are attached where, as node/volume.
+func attached(attachments []*storagev1.VolumeAttachment) map[string]bool {
+	found := map[string]bool{}
+	for _, va := range attachments {
+		if va.Status.Attached && va.DeletionTimestamp == nil && va.Spec.Source.PersistentVolumeName != nil {
+			found[va.Spec.NodeName+"/"+*va.Spec.Source.PersistentVolumeName] = true
+		}
+	}
+	return found
+}
+
+// hasVolumes tells whether all volumes of pod are attached to its node.
+func hasVolumes(pod *corev1.Pod, attached map[string]bool, claims corev1listers.PersistentVolumeClaimLister) bool {
+	for _, v := range pod.Spec.Volumes {
+		if v.PersistentVolumeClaim == nil {
+			continue
+		}
+		claim, err := claims.PersistentVolumeClaims(pod.Namespace).Get(v.PersistentVolumeClaim.ClaimName)
+		if err != nil || !attached[pod.Spec.NodeName+"/"+claim.Spec.VolumeName] {
+			return false
+		}
+	}
+	return true
 }
 
 // remove ends a pod. A failure is made good in the next round.

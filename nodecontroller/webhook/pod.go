@@ -104,70 +104,27 @@ func (c Config) decidePod(pod *rawPod, facts podFacts) (verdict, error) {
 	if len(pod.Spec.Containers) == 0 || pod.Spec.Containers[0] == nil {
 		return verdict{reason: "NoContainers"}, nil // the API server refuses it
 	}
-	var unknown, cached []string
-	// A class that the cache does not have may have been made just now, together with the
-	// claim. Where the claim is bound, it matters only if there is something to count.
-	missing, ofBound := map[string]bool{}, map[string]bool{}
-	sums := map[string]int64{}
-	for _, name := range pod.claimNames() {
-		fact := facts.claims[name]
-		if fact.claim == nil {
-			if !fact.live {
-				unknown = append(unknown, name)
-			}
-			continue // a pod may come before its claim, and is not counted then
-		}
-		class := className(fact.claim.Annotations, fact.claim.Spec.StorageClassName)
-		device, ours := facts.classes.deviceOf(class)
-		if !ours {
-			if name := facts.classes.missing(class); name != "" && isBound(fact.claim) {
-				ofBound[name] = true
-			} else if name != "" {
-				missing[name] = true
-			}
-			continue
-		}
-		if isBound(fact.claim) {
-			// The pod can only go where this volume is. Asking for capacity there, where
-			// it may all be in use by now, would leave it without any node.
-			return verdict{reason: "Bound"}, nil
-		}
-		if !fact.live {
-			cached = append(cached, name)
-		}
-		size := bytesOf(fact.claim.Spec.Resources.Requests[corev1.ResourceStorage], c.DefaultVolumeSize)
-		sums[device] = sum(sums[device], size)
+	n := need{sums: map[string]int64{}, missing: map[string]bool{}}
+	if n.addClaims(pod.claimNames(), facts, c.DefaultVolumeSize) {
+		// The pod can only go where this volume is. Asking for capacity there, where
+		// it may all be in use by now, would leave it without any node.
+		return verdict{reason: "Bound"}, nil
 	}
-	for _, t := range pod.templates() {
-		class := className(t.Metadata.Annotations, t.Spec.StorageClassName)
-		device, ours := facts.classes.deviceOf(class)
-		if !ours {
-			if name := facts.classes.missing(class); name != "" {
-				missing[name] = true
-			}
-			continue
-		}
-		size, err := parseSize(t.Spec.Resources.Requests.Storage)
-		if err != nil {
-			return verdict{}, err
-		}
-		sums[device] = sum(sums[device], bytesOf(size, c.DefaultVolumeSize))
+	if err := n.addTemplates(pod.templates(), facts.classes, c.DefaultVolumeSize); err != nil {
+		return verdict{}, err
 	}
-	if len(sums) > 0 {
-		maps.Copy(missing, ofBound)
-	}
-	readClasses := slices.Sorted(maps.Keys(missing))
+	readClasses := n.classesToRead()
 	switch {
-	case len(unknown) > 0:
-		return verdict{read: unknown, readClasses: readClasses, reason: "UnknownClaims"}, nil
+	case len(n.unknown) > 0:
+		return verdict{read: n.unknown, readClasses: readClasses, reason: "UnknownClaims"}, nil
 	case len(readClasses) > 0:
 		return verdict{readClasses: readClasses, reason: "UnknownClasses"}, nil
-	case len(sums) == 0:
+	case len(n.sums) == 0:
 		return verdict{reason: "NoVolumes"}, nil
 	}
-	v := c.describe(pod, sums)
-	if len(v.patch) > 0 && len(cached) > 0 {
-		return verdict{read: cached, reason: "CachedClaims"}, nil
+	v := c.describe(pod, n.sums)
+	if len(v.patch) > 0 && len(n.cached) > 0 {
+		return verdict{read: n.cached, reason: "CachedClaims"}, nil
 	}
 	return v, nil
 }

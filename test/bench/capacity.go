@@ -24,6 +24,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/informers"
+	storagev1listers "k8s.io/client-go/listers/storage/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/ptr"
 
@@ -177,6 +178,43 @@ func (b *capacityBench) run(ctx context.Context, say func(string, ...any), dir s
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
 	defer func() { cancel(); wg.Wait() }()
+	published, err := b.watch(ctx)
+	if err != nil {
+		return nil, err
+	}
+	b.interval.Store(int64(scrapeOften))
+	wg.Go(func() { b.scrape(ctx) })
+	r := &capacityResults{Nodes: b.o.nodes, Classes: b.o.capacity.classes, Latency: b.o.latency.String(), Poll: b.o.capacity.poll.String()}
+	say("waiting for %d objects", b.o.nodes*b.o.capacity.classes)
+	begin := b.begin()
+	stop, err := b.start(ctx, dir, commands, "NAMESPACE="+namespace)
+	if err != nil {
+		return nil, err
+	}
+	defer stop()
+	r.Commands = b.commands
+	if err := b.firstPublication(ctx, r, begin); err != nil {
+		return nil, err
+	}
+
+	say("nothing happens for %v", b.o.capacity.poll)
+	b.interval.Store(int64(scrapeSeldom))
+	begin = b.begin()
+	if err := pause(ctx, b.o.capacity.poll); err != nil {
+		return nil, err
+	}
+	r.Phases = append(r.Phases, b.phase(begin, "nothing happens", time.Since(begin.at)))
+
+	say("%d nodes join and %d leave per minute, for %v", b.o.capacity.churn, b.o.capacity.churn, b.o.capacity.churnTime)
+	left, err := b.comeAndGo(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	return r, b.countObjects(r, published, len(left))
+}
+
+// watch has b note when objects come and go.
+func (b *capacityBench) watch(ctx context.Context) (storagev1listers.CSIStorageCapacityLister, error) {
 	factory := informers.NewSharedInformerFactoryWithOptions(b.client, 0, informers.WithNamespace(namespace))
 	published := factory.Storage().V1().CSIStorageCapacities()
 	note := func(what string) func(any) {
@@ -193,23 +231,16 @@ func (b *capacityBench) run(ctx context.Context, say func(string, ...any), dir s
 	}
 	factory.Start(ctx.Done())
 	factory.WaitForCacheSync(ctx.Done())
+	return published.Lister(), nil
+}
 
-	b.interval.Store(int64(scrapeOften))
-	wg.Go(func() { b.scrape(ctx) })
-	r := &capacityResults{Nodes: b.o.nodes, Classes: b.o.capacity.classes, Latency: b.o.latency.String(), Poll: b.o.capacity.poll.String()}
-	say("waiting for %d objects", b.o.nodes*b.o.capacity.classes)
-	begin := b.begin()
-	stop, err := b.start(ctx, dir, commands, "NAMESPACE="+namespace)
-	if err != nil {
-		return nil, err
-	}
-	defer stop()
-	r.Commands = b.commands
+// firstPublication waits until there is an object for each node and class.
+func (b *capacityBench) firstPublication(ctx context.Context, r *capacityResults, begin sample) error {
 	var last time.Time
 	for i := range b.o.nodes {
 		at, err := b.await(ctx, "published", i)
 		if err != nil {
-			return nil, err
+			return err
 		}
 		if at.After(last) {
 			last = at
@@ -217,21 +248,17 @@ func (b *capacityBench) run(ctx context.Context, say func(string, ...any), dir s
 	}
 	// A watch tells of a write before it is in the audit log.
 	if err := pause(ctx, time.Second); err != nil {
-		return nil, err
+		return err
 	}
 	r.Phases = append(r.Phases, b.phase(begin, "first publication", last.Sub(begin.at)))
+	return nil
+}
 
-	say("nothing happens for %v", b.o.capacity.poll)
-	b.interval.Store(int64(scrapeSeldom))
-	begin = b.begin()
-	if err := pause(ctx, b.o.capacity.poll); err != nil {
-		return nil, err
-	}
-	r.Phases = append(r.Phases, b.phase(begin, "nothing happens", time.Since(begin.at)))
-
-	say("%d nodes join and %d leave per minute, for %v", b.o.capacity.churn, b.o.capacity.churn, b.o.capacity.churnTime)
+// comeAndGo has nodes join and leave, and waits until their objects have. It returns those
+// that have left.
+func (b *capacityBench) comeAndGo(ctx context.Context, r *capacityResults) (left []time.Time, err error) {
 	b.interval.Store(int64(scrapeOften))
-	begin = b.begin()
+	begin := b.begin()
 	joined, left, err := b.churn(ctx)
 	if err != nil {
 		return nil, err
@@ -247,18 +274,23 @@ func (b *capacityBench) run(ctx context.Context, say func(string, ...any), dir s
 		return nil, err
 	}
 	r.Phases = append(r.Phases, b.phase(begin, "nodes come and go", time.Since(begin.at)))
-	objects, err := published.Lister().List(labels.Everything())
+	return left, nil
+}
+
+// countObjects counts the objects of the nodes that have left, and those that are missing.
+func (b *capacityBench) countObjects(r *capacityResults, published storagev1listers.CSIStorageCapacityLister, left int) error {
+	objects, err := published.List(labels.Everything())
 	if err != nil {
-		return nil, err
+		return err
 	}
 	for _, o := range objects {
 		n, _ := strconv.Atoi(strings.TrimPrefix(o.NodeTopology.MatchLabels[topologyKey], "node-"))
-		if n < len(left) {
+		if n < left {
 			r.Leftovers++
 		}
 	}
 	r.Missing = b.o.nodes*b.o.capacity.classes - (len(objects) - r.Leftovers)
-	return r, nil
+	return nil
 }
 
 func pair(class, node string) string { return class + " " + node }
