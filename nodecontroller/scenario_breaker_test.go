@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -78,7 +79,7 @@ func TestNodecontrollerScenarioBreaker(t *testing.T) {
 		f.untouched(claims[1])
 		f.held("c2", true)
 		f.node("n2")
-		f.untilVolume("pv-c2", "has no notes", func(pv *corev1.PersistentVolume) bool { return f.c.policy.notedNothing(pv) })
+		f.untilVolume("pv-c2", "has no notes", f.unnoted)
 		f.gauge(breakerOpen, 0)
 		f.event("CSIDriver", f.driver, reasonBreakerClosed, "")
 		f.untouched(claims[1])
@@ -194,6 +195,24 @@ func TestNodecontrollerScenarioBreaker(t *testing.T) {
 			f.staysFor(shortGrace, "pv-a", placeHealthy, pv, pvc)
 			f.silent()
 		})
+		t.Run("ready", func(t *testing.T) {
+			f := scenario(t, func(f *fixture) { f.cfg.NodeCleanupOutOfService, f.cfg.NodeOutOfServiceGrace = true, 0 })
+			pv, pvc := fenced(f, true)
+			f.patchNode("n", `{"status":{"conditions":[{"type":"Ready","status":"True","lastTransitionTime":"2020-01-01T00:00:00Z"}]}}`, "status")
+			f.onlyWrites()
+			f.start()
+			f.staysFor(shortGrace, "pv-a", placeHealthy, pv, pvc)
+			f.silent()
+		})
+		t.Run("fenced_just_now", func(t *testing.T) { // and not ready for years
+			f := scenario(t, func(f *fixture) { f.cfg.NodeCleanupOutOfService = true })
+			pv, pvc := fenced(f, true)
+			f.patchNode("n", fmt.Sprintf(`{"spec":{"taints":[{"key":"node.kubernetes.io/out-of-service","value":"x","effect":"NoSchedule","timeAdded":%q}]}}`, time.Now().UTC().Format(time.RFC3339)))
+			f.onlyWrites()
+			f.start()
+			f.staysFor(shortGrace, "pv-a", placeFenced, pv, pvc)
+			f.silent()
+		})
 		t.Run("grace_not_over", func(t *testing.T) {
 			f := scenario(t, func(f *fixture) {
 				f.cfg.NodeCleanupOutOfService, f.cfg.NodeOutOfServiceGrace = true, 50*365*24*time.Hour
@@ -255,6 +274,56 @@ func TestNodecontrollerScenarioBreaker(t *testing.T) {
 		f.untouched(recreated)
 		if n := len(f.asked("DELETE " + claimA)); n > 0 {
 			t.Errorf("%d deletions were sent", n)
+		}
+	})
+	t.Run("035_claim_that_changes_before_the_call", func(t *testing.T) {
+		for name, change := range map[string]func(f *fixture) *corev1.PersistentVolumeClaim{
+			"another_uid": func(f *fixture) *corev1.PersistentVolumeClaim {
+				f.must(f.client.CoreV1().PersistentVolumeClaims(f.ns).Delete(f.Context(), "a", metav1.DeleteOptions{}))
+				_, err := f.client.CoreV1().PersistentVolumeClaims(f.ns).Patch(f.Context(), "a", "application/merge-patch+json", []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{})
+				f.must(err)
+				return f.claim("a", func(pvc *corev1.PersistentVolumeClaim) { pvc.Spec.VolumeName = f.name("pv-a") })
+			},
+			"opted_out": func(f *fixture) *corev1.PersistentVolumeClaim {
+				pvc, err := f.client.CoreV1().PersistentVolumeClaims(f.ns).Patch(f.Context(), "a", "application/merge-patch+json", annotationsPatch(map[string]any{f.ann.cleanup: disabled}), metav1.PatchOptions{})
+				f.must(err)
+				return pvc
+			},
+		} {
+			t.Run(name, func(t *testing.T) {
+				f := scenario(t, nil)
+				changed := make(chan *corev1.PersistentVolumeClaim, 1)
+				var once sync.Once
+				f.proxied(func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
+					if r.Method == http.MethodDelete { // all is read and judged
+						once.Do(func() { changed <- change(f) })
+					}
+					pass.ServeHTTP(w, r)
+				})
+				f.bound("a", "n")
+				f.onlyWrites("PATCH persistentvolumes/pv-a", "DELETE persistentvolumeclaims/a")
+				f.start()
+				var pvc *corev1.PersistentVolumeClaim
+				kubetest.Eventually(t, "the claim changes before its deletion", func(context.Context) error {
+					select {
+					case pvc = <-changed:
+						return nil
+					default:
+						return errors.New("no deletion was sent")
+					}
+				})
+				kubetest.Eventually(t, "the claim is looked at again", func(context.Context) error {
+					if cached, ok := f.term().claims.Get(f.ns + "/a"); !ok || cached.ResourceVersion != pvc.ResourceVersion {
+						return fmt.Errorf("the cache has %v", cached)
+					}
+					return nil
+				})
+				f.looks("pv-a")
+				f.untouched(pvc)
+				if n := len(f.asked("DELETE " + claimA)); n != 1 {
+					t.Errorf("%d deletions were sent, want 1", n)
+				}
+			})
 		}
 	})
 	t.Run("038_errors_of_the_api_server", func(t *testing.T) {

@@ -172,7 +172,7 @@ func TestNodecontrollerScenarioVolumes(t *testing.T) {
 		f.start()
 		f.untilVolume("pv-a", "is missing its node", f.isMissing)
 		armed.Store(true)
-		f.untilVolume("pv-a", "has no notes", func(pv *corev1.PersistentVolume) bool { return pv != nil && f.c.policy.notedNothing(pv) })
+		f.untilVolume("pv-a", "has no notes", func(pv *corev1.PersistentVolume) bool { return pv != nil && f.unnoted(pv) })
 		if !returned.Load() || deletes.Load() > 0 {
 			t.Errorf("the node returned: %t, deletions: %d", returned.Load(), deletes.Load())
 		}
@@ -199,7 +199,12 @@ func TestNodecontrollerScenarioVolumes(t *testing.T) {
 			t.Errorf("with the node: %v", err)
 		}
 		f.untouched(pv, pvc)
-		f.deleteNode("n")
+		f.must(f.client.CoreV1().Nodes().Delete(t.Context(), f.name("n"), metav1.DeleteOptions{}))
+		if err := Cleanup(t.Context(), f.cfg, api, request, &out); !errors.Is(err, ErrRefused) || !strings.Contains(err.Error(), "CSINode "+f.name("n")) {
+			t.Errorf("with the CSINode: %v", err)
+		}
+		f.untouched(pv, pvc)
+		f.must(f.client.StorageV1().CSINodes().Delete(t.Context(), f.name("n"), metav1.DeleteOptions{}))
 		plan := request
 		plan.Yes = false
 		if err := Cleanup(t.Context(), f.cfg, api, plan, &out); !errors.Is(err, ErrRefused) || !strings.Contains(out.String(), "delete claim") {
