@@ -119,6 +119,16 @@ func TestNodecontrollerScenarioBreaker(t *testing.T) {
 		f.looks("pv-a")
 		f.untouched(pvc)
 	})
+	t.Run("045_no_node_is_ready", func(t *testing.T) {
+		f := scenario(t, func(f *fixture) { f.cfg.NodeCleanupMaxFraction, f.cfg.TopologyNodeKey = 1, f.key })
+		_, pvc := f.bound("a", "n")
+		f.patchNode("keep", `{"status":{"conditions":[{"type":"Ready","status":"Unknown","lastTransitionTime":"2020-01-01T00:00:00Z"}]}}`, "status")
+		f.onlyWrites("PATCH persistentvolumes/pv-a")
+		f.start()
+		f.event("PersistentVolume", f.name("pv-a"), reasonSkipped, "NoReadyNode")
+		f.looks("pv-a")
+		f.untouched(pvc)
+	})
 	t.Run("046_rate", func(t *testing.T) {
 		f := scenario(t, nil)
 		var may []string
