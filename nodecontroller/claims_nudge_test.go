@@ -39,6 +39,25 @@ func TestNodecontrollerScenarioClaimsNudge(t *testing.T) {
 		f.askedExactly("PATCH pods/a", "PATCH pods/a")
 		f.nudgesCounted("ok", 4) // with those of settles
 	})
+	t.Run("062_only_what_is_told_after_the_transition", func(t *testing.T) {
+		f := newClaimsFixture(t, nudge)
+		f.bound("c", f.driver)
+		since := time.Now().Add(-time.Minute).Truncate(time.Second)
+		told := func(at time.Time) func(*corev1.Pod) {
+			return func(p *corev1.Pod) {
+				p.Annotations = map[string]string{f.cfg.ResizeAnnotation: at.UTC().Format(time.RFC3339Nano)}
+			}
+		}
+		after := f.pod("after", "c", "n", told(since.Add(time.Nanosecond)))
+		f.pod("at", "c", "n", told(since))
+		f.pod("before", "c", "n", told(since.Add(-time.Nanosecond)))
+		f.grow("c", since)
+		f.nudged("at", since)
+		f.nudged("before", since)
+		f.settles()
+		f.unchanged(after)
+		f.askedExactly("PATCH pods/at", "PATCH pods/before")
+	})
 	t.Run("062_status_without_condition", func(t *testing.T) {
 		f := newClaimsFixture(t, nudge)
 		f.bound("c", f.driver)
@@ -206,6 +225,7 @@ func TestNodecontrollerScenarioClaimsNudge(t *testing.T) {
 		f.deleteClaim("going")
 		f.pod("garbage", "c", "n", func(p *corev1.Pod) { p.Annotations = map[string]string{f.cfg.ResizeAnnotation: "garbage"} })
 		succeeded := f.pod("succeeded", "c", "n", func(p *corev1.Pod) { p.Status.Phase = corev1.PodSucceeded })
+		failed := f.pod("failed", "c", "n", func(p *corev1.Pod) { p.Status.Phase = corev1.PodFailed })
 		unscheduled := f.pod("unscheduled", "c", "", nil)
 		foreign := f.pod("foreign", "foreign", "n", nil)
 		going := f.pod("going", "going", "n", nil)
@@ -214,7 +234,7 @@ func TestNodecontrollerScenarioClaimsNudge(t *testing.T) {
 		}
 		f.nudged("garbage", time.Time{})
 		f.settles()
-		f.unchanged(succeeded, unscheduled, foreign, going)
+		f.unchanged(succeeded, failed, unscheduled, foreign, going)
 		f.askedExactly("PATCH pods/garbage")
 	})
 	t.Run("063_terminating", func(t *testing.T) {

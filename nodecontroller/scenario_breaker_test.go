@@ -7,7 +7,9 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -77,7 +79,7 @@ func TestNodecontrollerScenarioBreaker(t *testing.T) {
 		f.untouched(claims[1])
 		f.held("c2", true)
 		f.node("n2")
-		f.untilVolume("pv-c2", "has no notes", func(pv *corev1.PersistentVolume) bool { return f.c.policy.notedNothing(pv) })
+		f.untilVolume("pv-c2", "has no notes", f.unnoted)
 		f.gauge(breakerOpen, 0)
 		f.event("CSIDriver", f.driver, reasonBreakerClosed, "")
 		f.untouched(claims[1])
@@ -94,8 +96,11 @@ func TestNodecontrollerScenarioBreaker(t *testing.T) {
 		f.held("c2", true)
 		f.approve("*", "")
 		f.event("CSIDriver", f.driver, reasonSkipped, f.ann.until)
+		f.approve("*", time.Now().Add(-time.Minute).UTC().Format(time.RFC3339))
+		f.event("CSIDriver", f.driver, reasonSkipped, "has passed")
 		f.passed(time.Now(), shortGrace)
 		f.looks("pv-c1")
+		f.looks("pv-c2")
 		f.untouched(claims[0], claims[1])
 		f.approve("*", time.Now().Add(time.Hour).UTC().Format(time.RFC3339))
 		f.claimDeleted("c1")
@@ -110,6 +115,16 @@ func TestNodecontrollerScenarioBreaker(t *testing.T) {
 		f.seen("pv-a", placeHealthy)
 		f.deleteNode("keep")
 		f.deleteNode("n")
+		f.event("PersistentVolume", f.name("pv-a"), reasonSkipped, "NoReadyNode")
+		f.looks("pv-a")
+		f.untouched(pvc)
+	})
+	t.Run("045_no_node_is_ready", func(t *testing.T) {
+		f := scenario(t, func(f *fixture) { f.cfg.NodeCleanupMaxFraction, f.cfg.TopologyNodeKey = 1, f.key })
+		_, pvc := f.bound("a", "n")
+		f.patchNode("keep", `{"status":{"conditions":[{"type":"Ready","status":"Unknown","lastTransitionTime":"2020-01-01T00:00:00Z"}]}}`, "status")
+		f.onlyWrites("PATCH persistentvolumes/pv-a")
+		f.start()
 		f.event("PersistentVolume", f.name("pv-a"), reasonSkipped, "NoReadyNode")
 		f.looks("pv-a")
 		f.untouched(pvc)
@@ -140,14 +155,28 @@ func TestNodecontrollerScenarioBreaker(t *testing.T) {
 			}
 			return nil
 		})
-		begin := time.Now()
-		f.passed(begin, time.Second)
-		if n := 30 - left(); n > 11 { // one more may have come since
-			t.Errorf("%d claims in the first second", n)
+		// None is due before its clock says so, and the limit counts from the first that is.
+		due := time.Now().Add(time.Hour)
+		for i := range 30 {
+			since, err := time.Parse(time.RFC3339, f.getVolume(fmt.Sprintf("pv-c%d", i)).Annotations[f.ann.missing])
+			if since = since.Add(f.cfg.NodeMissingGrace); err == nil && since.Before(due) { // one without a clock yet is due later
+				due = since
+			}
 		}
-		f.passed(begin, 20*time.Second)
-		if n := 30 - left(); n < 15 || n > 21 {
+		f.passed(due, 20*time.Second)
+		if n := 30 - left(); n < 15 {
 			t.Errorf("%d claims after 20s", n)
+		}
+		f.stop()
+		var deletions []time.Time
+		for i := range 30 {
+			deletions = append(deletions, f.asked(fmt.Sprintf("DELETE persistentvolumeclaims/c%d", i))...)
+		}
+		slices.SortFunc(deletions, time.Time.Compare)
+		for i, at := range deletions {
+			if d := at.Sub(due); float64(i+1) > 10+0.5*d.Seconds() {
+				t.Errorf("deletion %d came %v after the first claim was due, want no more than 10 and one per 2s", i+1, d)
+			}
 		}
 	})
 	t.Run("029_out_of_service", func(t *testing.T) {
@@ -174,6 +203,24 @@ func TestNodecontrollerScenarioBreaker(t *testing.T) {
 			f.onlyWrites()
 			f.start()
 			f.staysFor(shortGrace, "pv-a", placeHealthy, pv, pvc)
+			f.silent()
+		})
+		t.Run("ready", func(t *testing.T) {
+			f := scenario(t, func(f *fixture) { f.cfg.NodeCleanupOutOfService, f.cfg.NodeOutOfServiceGrace = true, 0 })
+			pv, pvc := fenced(f, true)
+			f.patchNode("n", `{"status":{"conditions":[{"type":"Ready","status":"True","lastTransitionTime":"2020-01-01T00:00:00Z"}]}}`, "status")
+			f.onlyWrites()
+			f.start()
+			f.staysFor(shortGrace, "pv-a", placeHealthy, pv, pvc)
+			f.silent()
+		})
+		t.Run("fenced_just_now", func(t *testing.T) { // and not ready for years
+			f := scenario(t, func(f *fixture) { f.cfg.NodeCleanupOutOfService = true })
+			pv, pvc := fenced(f, true)
+			f.patchNode("n", fmt.Sprintf(`{"spec":{"taints":[{"key":"node.kubernetes.io/out-of-service","value":"x","effect":"NoSchedule","timeAdded":%q}]}}`, time.Now().UTC().Format(time.RFC3339)))
+			f.onlyWrites()
+			f.start()
+			f.staysFor(shortGrace, "pv-a", placeFenced, pv, pvc)
 			f.silent()
 		})
 		t.Run("grace_not_over", func(t *testing.T) {
@@ -237,6 +284,56 @@ func TestNodecontrollerScenarioBreaker(t *testing.T) {
 		f.untouched(recreated)
 		if n := len(f.asked("DELETE " + claimA)); n > 0 {
 			t.Errorf("%d deletions were sent", n)
+		}
+	})
+	t.Run("035_claim_that_changes_before_the_call", func(t *testing.T) {
+		for name, change := range map[string]func(f *fixture) *corev1.PersistentVolumeClaim{
+			"another_uid": func(f *fixture) *corev1.PersistentVolumeClaim {
+				f.must(f.client.CoreV1().PersistentVolumeClaims(f.ns).Delete(f.Context(), "a", metav1.DeleteOptions{}))
+				_, err := f.client.CoreV1().PersistentVolumeClaims(f.ns).Patch(f.Context(), "a", "application/merge-patch+json", []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{})
+				f.must(err)
+				return f.claim("a", func(pvc *corev1.PersistentVolumeClaim) { pvc.Spec.VolumeName = f.name("pv-a") })
+			},
+			"opted_out": func(f *fixture) *corev1.PersistentVolumeClaim {
+				pvc, err := f.client.CoreV1().PersistentVolumeClaims(f.ns).Patch(f.Context(), "a", "application/merge-patch+json", annotationsPatch(map[string]any{f.ann.cleanup: disabled}), metav1.PatchOptions{})
+				f.must(err)
+				return pvc
+			},
+		} {
+			t.Run(name, func(t *testing.T) {
+				f := scenario(t, nil)
+				changed := make(chan *corev1.PersistentVolumeClaim, 1)
+				var once sync.Once
+				f.proxied(func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
+					if r.Method == http.MethodDelete { // all is read and judged
+						once.Do(func() { changed <- change(f) })
+					}
+					pass.ServeHTTP(w, r)
+				})
+				f.bound("a", "n")
+				f.onlyWrites("PATCH persistentvolumes/pv-a", "DELETE persistentvolumeclaims/a")
+				f.start()
+				var pvc *corev1.PersistentVolumeClaim
+				kubetest.Eventually(t, "the claim changes before its deletion", func(context.Context) error {
+					select {
+					case pvc = <-changed:
+						return nil
+					default:
+						return errors.New("no deletion was sent")
+					}
+				})
+				kubetest.Eventually(t, "the claim is looked at again", func(context.Context) error {
+					if cached, ok := f.term().claims.Get(f.ns + "/a"); !ok || cached.ResourceVersion != pvc.ResourceVersion {
+						return fmt.Errorf("the cache has %v", cached)
+					}
+					return nil
+				})
+				f.looks("pv-a")
+				f.untouched(pvc)
+				if n := len(f.asked("DELETE " + claimA)); n != 1 {
+					t.Errorf("%d deletions were sent, want 1", n)
+				}
+			})
 		}
 	})
 	t.Run("038_errors_of_the_api_server", func(t *testing.T) {

@@ -5,8 +5,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/http"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -218,13 +220,17 @@ func TestNodecontrollerScenarioNodes(t *testing.T) {
 	t.Run("013_manage", func(t *testing.T) {
 		f := scenario(t, func(f *fixture) { f.cfg.NodeFinalizerMode = NodeFinalizerManage })
 		f.node("n")
+		f.node("m") // without a volume
 		pv := f.volume("v", []string{"n"}, nil)
-		f.onlyWrites("PATCH nodes/keep", "PATCH nodes/n")
+		f.onlyWrites("PATCH nodes/keep", "PATCH nodes/n", "PATCH nodes/m")
 		f.start()
 		f.finalizers("n", f.cfg.NodeFinalizer)
+		f.finalizers("m", f.cfg.NodeFinalizer)
 		begin := time.Now()
-		_, err := f.client.StorageV1().CSINodes().Patch(t.Context(), f.name("n"), "application/merge-patch+json", []byte(`{"spec":{"drivers":[]}}`), metav1.PatchOptions{})
-		f.must(err)
+		for _, n := range []string{"n", "m"} {
+			_, err := f.client.StorageV1().CSINodes().Patch(t.Context(), f.name(n), "application/merge-patch+json", []byte(`{"spec":{"drivers":[]}}`), metav1.PatchOptions{})
+			f.must(err)
+		}
 		kubetest.Eventually(t, "the driver is seen leaving", func(context.Context) error {
 			if f.term().index.hasDriver(f.name("n")) {
 				return errors.New("it is there")
@@ -232,7 +238,11 @@ func TestNodecontrollerScenarioNodes(t *testing.T) {
 			return nil
 		})
 		f.passed(begin, shortGrace+time.Second)
-		_, err = f.term().syncNode(t.Context(), f.name("n"))
+		f.finalizers("m")
+		if writes := f.asked("PATCH nodes/m"); writes[len(writes)-1].Sub(begin) < shortGrace {
+			t.Errorf("removed %v after the driver had left, want %v at least", writes[len(writes)-1].Sub(begin), shortGrace)
+		}
+		_, err := f.term().syncNode(t.Context(), f.name("n"))
 		f.must(err)
 		f.finalizers("n", f.cfg.NodeFinalizer) // its volume is there
 		f.must(f.client.CoreV1().PersistentVolumes().Delete(t.Context(), pv.Name, metav1.DeleteOptions{}))
@@ -277,6 +287,17 @@ func TestNodecontrollerScenarioNodes(t *testing.T) {
 		f.nodeGone("n")
 		f.claimDeleted("a")
 	})
+	t.Run("015_only_a_ready_node_waits_for_others", func(t *testing.T) {
+		f := scenario(t, func(f *fixture) { f.cfg.NodeFinalizerWaitForOthers = true })
+		f.node("n", f.cfg.NodeFinalizer, "x.example.com/drain")
+		f.patchNode("n", `{"status":{"conditions":[{"type":"Ready","status":"Unknown","lastTransitionTime":"2020-01-01T00:00:00Z"}]}}`, "status")
+		f.bound("a", "n")
+		f.onlyWrites("PATCH persistentvolumes/pv-a", "DELETE persistentvolumeclaims/a", "PATCH nodes/n")
+		f.start()
+		f.must(f.client.CoreV1().Nodes().Delete(t.Context(), f.name("n"), metav1.DeleteOptions{}))
+		f.claimDeleted("a")
+		f.finalizers("n", "x.example.com/drain")
+	})
 	t.Run("016_timeout", func(t *testing.T) {
 		f := scenario(t, func(f *fixture) {
 			f.cfg.NodeDeleteGrace, f.cfg.NodeFinalizerTimeout, f.cfg.NodeMissingGrace = time.Hour, 5*time.Second, time.Hour
@@ -301,11 +322,23 @@ func TestNodecontrollerScenarioNodes(t *testing.T) {
 		f.node("n", f.cfg.NodeFinalizer)
 		_, pvc := f.bound("a", "n")
 		f.onlyWrites("PATCH persistentvolumes/pv-a", "PATCH nodes/n")
+		// A process that dies between the two must not have let the node go first.
+		var early atomic.Bool
+		f.proxied(func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
+			if r.Method == http.MethodPatch && strings.HasSuffix(r.URL.Path, "/nodes/"+f.name("n")) {
+				pv, err := f.client.CoreV1().PersistentVolumes().Get(r.Context(), f.name("pv-a"), metav1.GetOptions{})
+				early.CompareAndSwap(false, err != nil || pv.Annotations[f.ann.cleanup] != disabled)
+			}
+			pass.ServeHTTP(w, r)
+		})
 		f.start()
 		f.deleteNode("n")
 		f.untilVolume("pv-a", "names the node", func(pv *corev1.PersistentVolume) bool { return pv.Annotations[f.ann.lostNode] != "" })
 		f.patchNode("n", string(annotationsPatch(map[string]any{f.ann.cleanup: disabled})))
 		f.nodeGone("n")
+		if early.Load() {
+			t.Error("the node was let go before its volume said that it has opted out")
+		}
 		f.untilVolume("pv-a", "is excepted", func(pv *corev1.PersistentVolume) bool { return pv.Annotations[f.ann.cleanup] == disabled })
 		f.staysFor(shortGrace, "pv-a", placeOrphan, pvc)
 	})
@@ -385,12 +418,12 @@ func TestNodecontrollerScenarioNodes(t *testing.T) {
 		records := f.installLogicalVolumes()
 		kept := f.logicalVolume(records, "kept", "keep")
 		f.logicalVolume(records, "leaked", "never")
-		begin := time.Now()
 		f.onlyWrites("PATCH logicalvolumes/leaked", "DELETE logicalvolumes/leaked")
 		f.start()
 		kubetest.Eventually(t, "the record is gone", gone(records, "leaked"))
-		if d := time.Since(begin); d < shortGrace {
-			t.Errorf("gone after %v", d)
+		found := f.asked("GET logicalvolumes")[0]
+		if d := f.asked("DELETE logicalvolumes/leaked")[0].Sub(found); d < shortGrace {
+			t.Errorf("deleted %v after it was found, want %v at least", d, shortGrace)
 		}
 		is, err := records.Get(t.Context(), "kept", metav1.GetOptions{})
 		f.must(err)

@@ -2,7 +2,9 @@ package nodecontroller
 
 import (
 	"fmt"
+	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -15,6 +17,16 @@ import (
 
 func (f *fixture) isMissing(pv *corev1.PersistentVolume) bool {
 	return pv != nil && pv.Annotations[f.ann.missing] != ""
+}
+
+// unnoted is that nothing of the driver is written on a volume.
+func (f *fixture) unnoted(pv *corev1.PersistentVolume) bool {
+	for key := range pv.Annotations {
+		if strings.HasPrefix(key, f.driver+"/") {
+			return false
+		}
+	}
+	return true
 }
 
 func TestNodecontrollerScenarioOrphans(t *testing.T) {
@@ -67,7 +79,7 @@ func TestNodecontrollerScenarioOrphans(t *testing.T) {
 		f.passed(time.Now(), 3*time.Second) // of which nothing may count for the second absence
 		f.untouched(pvc)
 		f.node("n")
-		f.untilVolume("pv-a", "has no notes", func(pv *corev1.PersistentVolume) bool { return f.c.policy.notedNothing(pv) })
+		f.untilVolume("pv-a", "has no notes", f.unnoted)
 		f.event("PersistentVolume", f.name("pv-a"), reasonReturned, f.name("n"))
 		f.untouched(pvc)
 		again := time.Now()
@@ -185,14 +197,19 @@ func TestNodecontrollerScenarioOrphans(t *testing.T) {
 			pv.Annotations[f.ann.cleanup] = disabled
 		}, nil)
 		byClaim, claimClaim := f.boundTo("by-claim", []string{"n"}, ofClass, func(pvc *corev1.PersistentVolumeClaim) { pvc.Annotations[f.ann.cleanup] = disabled })
+		f.class("off", map[string]string{f.ann.cleanup: disabled})
+		byClass, classClaim := f.boundTo("by-class", []string{"n"}, func(pv *corev1.PersistentVolume) { pv.Spec.StorageClassName = f.name("off") }, func(pvc *corev1.PersistentVolumeClaim) {
+			*pvc.Spec.StorageClassName = f.name("off")
+			pvc.Annotations[f.ann.cleanup] = enabled
+		})
 		f.onlyWrites("PATCH persistentvolumes/pv-in", "DELETE persistentvolumeclaims/in")
 		f.start()
 		f.claimDeleted("in")
-		for _, pv := range []*corev1.PersistentVolume{out, byVolume, byClaim} {
+		for _, pv := range []*corev1.PersistentVolume{out, byVolume, byClaim, byClass} {
 			f.event("PersistentVolume", pv.Name, reasonSkipped, f.ann.cleanup)
 			f.looks(strings.TrimPrefix(pv.Name, f.ns+"-"))
 		}
-		f.untouched(out, outClaim, byVolume, volumeClaim, byClaim, claimClaim)
+		f.untouched(out, outClaim, byVolume, volumeClaim, byClaim, claimClaim, byClass, classClaim)
 	})
 	t.Run("033_scope_of_the_namespace", func(t *testing.T) {
 		f := scenario(t, func(f *fixture) { f.cfg.NodeCleanupScope = ScopeOptIn })
@@ -239,11 +256,26 @@ func TestNodecontrollerScenarioOrphans(t *testing.T) {
 		f.bound("b", "n")
 		contradiction := f.pod("contradiction", "a", f.name("m"))
 		left := f.pod("left", "b", f.name("n"))
-		f.onlyWrites("PATCH persistentvolumes/pv-a", "PATCH persistentvolumes/pv-b", "DELETE persistentvolumeclaims/b")
+		ended := f.pod("ended", "b", f.name("m"))
+		ended, err := f.client.CoreV1().Pods(f.ns).Patch(t.Context(), ended.Name, types.MergePatchType, []byte(`{"status":{"phase":"Succeeded"}}`), metav1.PatchOptions{}, "status")
+		f.must(err)
+		// The claim of a generic ephemeral volume is called like its pod and the volume.
+		_, ephemeralClaim := f.bound("ephemeral-v", "n")
+		ephemeral, err := f.client.CoreV1().Pods(f.ns).Create(t.Context(), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "ephemeral"}, Spec: corev1.PodSpec{
+			NodeName: f.name("m"), Containers: []corev1.Container{{Name: "c", Image: "i"}},
+			Volumes: []corev1.Volume{{Name: "v", VolumeSource: corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{
+				VolumeClaimTemplate: &corev1.PersistentVolumeClaimTemplate{Spec: corev1.PersistentVolumeClaimSpec{
+					AccessModes: ephemeralClaim.Spec.AccessModes, StorageClassName: ephemeralClaim.Spec.StorageClassName, Resources: ephemeralClaim.Spec.Resources,
+				}},
+			}}}},
+		}}, metav1.CreateOptions{})
+		f.must(err)
+		f.onlyWrites("PATCH persistentvolumes/pv-a", "PATCH persistentvolumes/pv-b", "PATCH persistentvolumes/pv-ephemeral-v", "DELETE persistentvolumeclaims/b")
 		f.start()
 		f.claimDeleted("b")
 		f.event("PersistentVolume", pv.Name, reasonSkipped, "ClaimInUse")
-		f.untouched(pvc, contradiction, left)
+		f.event("PersistentVolume", f.name("pv-ephemeral-v"), reasonSkipped, "ClaimInUse")
+		f.untouched(pvc, contradiction, left, ended, ephemeralClaim, ephemeral)
 	})
 	t.Run("039_unbound", func(t *testing.T) {
 		selecting := func(f *fixture) *corev1.PersistentVolumeClaim {
@@ -264,11 +296,28 @@ func TestNodecontrollerScenarioOrphans(t *testing.T) {
 		t.Run("reschedule", func(t *testing.T) {
 			f := scenario(t, func(f *fixture) { f.cfg.NodeCleanupUnbound = UnboundReschedule })
 			pvc := selecting(f)
+			read := fmt.Sprintf(`"resourceVersion":%q`, pvc.ResourceVersion)
+			var blind atomic.Bool
+			f.proxied(func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
+				if r.Method == http.MethodPatch {
+					var has bool
+					r, has = bodyHas(r, read)
+					blind.CompareAndSwap(false, !has)
+				}
+				pass.ServeHTTP(w, r)
+			})
+			begin := time.Now()
 			f.onlyWrites("PATCH persistentvolumeclaims/a")
 			f.start()
 			f.untilClaim("a", "has no selected node", func(now *corev1.PersistentVolumeClaim) bool {
 				return now != nil && now.UID == pvc.UID && now.DeletionTimestamp == nil && now.Annotations[kube.AnnSelectedNode] == ""
 			})
+			if d := f.asked("PATCH persistentvolumeclaims/a")[0].Sub(begin); d < shortGrace {
+				t.Errorf("rescheduled after %v", d)
+			}
+			if blind.Load() {
+				t.Error("the patch applies to more than the claim as it was read")
+			}
 		})
 		t.Run("delete", func(t *testing.T) {
 			f := scenario(t, func(f *fixture) { f.cfg.NodeCleanupUnbound = UnboundDelete })

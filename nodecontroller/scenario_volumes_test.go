@@ -20,6 +20,22 @@ import (
 
 func volumes(f *fixture) { f.cfg.NodeCleanup = CleanupVolumes }
 
+// longRelease is volumes with a grace of released volumes that is over long after that of
+// the missing node: both begin at the same time in most scenarios.
+func longRelease(f *fixture) {
+	volumes(f)
+	f.cfg.NodeMissingGrace, f.cfg.PVReleaseGrace = time.Second, 5*time.Second
+}
+
+// afterRelease checks that the volume, which was released after begin, had its grace.
+func (f *fixture) afterRelease(begin time.Time) {
+	f.Helper()
+	deletions := f.asked("DELETE persistentvolumes/pv-a")
+	if len(deletions) == 0 || deletions[0].Sub(begin) < f.cfg.PVReleaseGrace-time.Second { // the API keeps whole seconds
+		f.Errorf("deleted at %v, released after %v, want %v between", deletions, begin, f.cfg.PVReleaseGrace)
+	}
+}
+
 // released is a volume of a node that is gone, whose claim is gone as well.
 func (f *fixture) released(change func(*corev1.PersistentVolume)) *corev1.PersistentVolume {
 	f.Helper()
@@ -47,30 +63,31 @@ func deletedWith(finalizers ...string) func(*corev1.PersistentVolume) bool {
 
 func TestNodecontrollerScenarioVolumes(t *testing.T) {
 	t.Run("048_force_removal", func(t *testing.T) {
-		f := scenario(t, volumes)
+		f := scenario(t, longRelease)
 		begin := time.Now()
 		f.released(nil)
 		f.onlyWrites("PATCH persistentvolumes/pv-a", "DELETE persistentvolumes/pv-a")
 		f.start()
 		f.untilVolume("pv-a", "has only its protection", deletedWith(pvProtection))
-		if d := time.Since(begin); d < shortGrace-time.Second { // the API keeps whole seconds
-			t.Errorf("deleted after %v", d)
-		}
+		f.afterRelease(begin)
 		f.event("PersistentVolume", f.name("pv-a"), reasonForceRemoved, f.name("n"))
 		f.event("Namespace", f.ns, reasonForceRemoved, f.name("pv-a"))
 		f.patchVolume("pv-a", `{"metadata":{"finalizers":null}}`)
 		f.untilVolume("pv-a", "is gone", func(pv *corev1.PersistentVolume) bool { return pv == nil })
 	})
 	t.Run("049_foreign_finalizer", func(t *testing.T) {
-		f := scenario(t, volumes)
+		f := scenario(t, longRelease)
+		begin := time.Now()
 		f.released(func(pv *corev1.PersistentVolume) { pv.Finalizers = append(pv.Finalizers, "x.example.com/y") })
 		f.onlyWrites("PATCH persistentvolumes/pv-a", "DELETE persistentvolumes/pv-a")
 		f.start()
 		f.untilVolume("pv-a", "has what is not ours", deletedWith(pvProtection, "x.example.com/y"))
+		f.afterRelease(begin)
 		f.event("PersistentVolume", f.name("pv-a"), reasonBlocked, "x.example.com/y")
 	})
 	t.Run("050_attached", func(t *testing.T) {
-		f := scenario(t, volumes)
+		f := scenario(t, longRelease)
+		begin := time.Now()
 		pv := f.released(nil)
 		va, err := f.client.StorageV1().VolumeAttachments().Create(t.Context(), &storagev1.VolumeAttachment{
 			ObjectMeta: metav1.ObjectMeta{Name: f.name("va")},
@@ -86,9 +103,10 @@ func TestNodecontrollerScenarioVolumes(t *testing.T) {
 		}
 		f.must(f.client.StorageV1().VolumeAttachments().Delete(t.Context(), va.Name, metav1.DeleteOptions{}))
 		f.untilVolume("pv-a", "has only its protection", deletedWith(pvProtection))
+		f.afterRelease(begin)
 	})
 	t.Run("051_claim_first", func(t *testing.T) {
-		f := scenario(t, volumes)
+		f := scenario(t, longRelease)
 		var mu sync.Mutex
 		var deleted []string
 		f.proxied(func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
@@ -103,13 +121,15 @@ func TestNodecontrollerScenarioVolumes(t *testing.T) {
 		f.onlyWrites("PATCH persistentvolumes/pv-a", "DELETE persistentvolumeclaims/a", "DELETE persistentvolumes/pv-a")
 		f.start()
 		f.claimDeleted("a")
-		f.passed(time.Now(), shortGrace)
+		f.passed(time.Now(), f.cfg.PVReleaseGrace)
 		f.looks("pv-a")
 		if f.getVolume("pv-a").DeletionTimestamp != nil {
 			t.Error("the volume is deleted while its claim is there")
 		}
+		begin := time.Now()
 		f.release("a")
 		f.untilVolume("pv-a", "is deleted", func(pv *corev1.PersistentVolume) bool { return pv == nil || pv.DeletionTimestamp != nil })
+		f.afterRelease(begin)
 		mu.Lock()
 		defer mu.Unlock()
 		if !slices.Equal(deleted, []string{"a", f.name("pv-a")}) {
@@ -152,7 +172,7 @@ func TestNodecontrollerScenarioVolumes(t *testing.T) {
 		f.start()
 		f.untilVolume("pv-a", "is missing its node", f.isMissing)
 		armed.Store(true)
-		f.untilVolume("pv-a", "has no notes", func(pv *corev1.PersistentVolume) bool { return pv != nil && f.c.policy.notedNothing(pv) })
+		f.untilVolume("pv-a", "has no notes", func(pv *corev1.PersistentVolume) bool { return pv != nil && f.unnoted(pv) })
 		if !returned.Load() || deletes.Load() > 0 {
 			t.Errorf("the node returned: %t, deletions: %d", returned.Load(), deletes.Load())
 		}
@@ -179,7 +199,12 @@ func TestNodecontrollerScenarioVolumes(t *testing.T) {
 			t.Errorf("with the node: %v", err)
 		}
 		f.untouched(pv, pvc)
-		f.deleteNode("n")
+		f.must(f.client.CoreV1().Nodes().Delete(t.Context(), f.name("n"), metav1.DeleteOptions{}))
+		if err := Cleanup(t.Context(), f.cfg, api, request, &out); !errors.Is(err, ErrRefused) || !strings.Contains(err.Error(), "CSINode "+f.name("n")) {
+			t.Errorf("with the CSINode: %v", err)
+		}
+		f.untouched(pv, pvc)
+		f.must(f.client.StorageV1().CSINodes().Delete(t.Context(), f.name("n"), metav1.DeleteOptions{}))
 		plan := request
 		plan.Yes = false
 		if err := Cleanup(t.Context(), f.cfg, api, plan, &out); !errors.Is(err, ErrRefused) || !strings.Contains(out.String(), "delete claim") {

@@ -125,6 +125,7 @@ func TestNodecontrollerScenarioSecureMetrics(t *testing.T) {
 			"a token that nobody issued":   want(address, "x"+reader, http.StatusUnauthorized),
 			"a token without permission":   want(address, stranger, http.StatusForbidden),
 			"the permission of the reader": want(address, reader, http.StatusOK),
+			"another verb of the reader":   wantOf(http.MethodHead, address, reader, http.StatusForbidden),
 		} {
 			if check != nil {
 				t.Errorf("%s: %v", name, check)
@@ -171,9 +172,14 @@ func serveSecurely(t *testing.T, cp *kubetest.ControlPlane, user string) string 
 
 // want is nil when the metrics are answered with status, over TLS.
 func want(address, token string, status int) error {
+	return wantOf(http.MethodGet, address, token, status)
+}
+
+// wantOf is want for a method.
+func wantOf(method, address, token string, status int) error {
 	client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}} // self-signed
 	defer client.CloseIdleConnections()
-	request, err := http.NewRequest(http.MethodGet, "https://"+address+"/metrics", nil)
+	request, err := http.NewRequest(method, "https://"+address+"/metrics", nil)
 	if err != nil {
 		return err
 	}

@@ -147,6 +147,10 @@ func (f *fixture) start() {
 	})
 	f.Cleanup(f.stop)
 	f.eventually("the caches are filled", func(context.Context) error { return s.synced() })
+	// The server listens before it has read its pair: who calls at once is refused.
+	if _, err := os.Stat(filepath.Join(f.cfg.CertDir, certName)); err == nil && f.cfg.CertMode == CertFiles {
+		f.eventually("the pair is served", func(context.Context) error { return s.keeper.ready() })
+	}
 }
 
 // eventually waits for a state.

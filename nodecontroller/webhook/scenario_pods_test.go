@@ -3,6 +3,7 @@ package webhook
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"strings"
@@ -162,6 +163,16 @@ func TestNodecontrollerScenarioWebhookPods(t *testing.T) {
 		f.patched(f.createPod(podOf("pod-", ephemeralVolume("v", &class, "100Gi"))), map[string]string{"dc1": "107374182400"})
 		withDefault.Lock()
 		defer withDefault.Unlock()
+		older := f.class("a-standard", "older", isDefaultClass)
+		f.patched(f.createPod(podOf("pod-", ephemeralVolume("v", nil, "100Gi"))), map[string]string{"older": "107374182400"})
+		// Of several the newest is the default, whatever their names. Their age is known by the second.
+		f.eventually("the second is over", func(ctx context.Context) error {
+			class, err := f.client.StorageV1().StorageClasses().Get(ctx, older, metav1.GetOptions{})
+			if err == nil && time.Since(class.CreationTimestamp.Time) < time.Second {
+				err = errors.New("it is not")
+			}
+			return err
+		})
 		standard := f.class("standard", "dc1", isDefaultClass)
 		f.patched(f.createPod(podOf("pod-", ephemeralVolume("v", nil, "100Gi"))), map[string]string{"dc1": "107374182400"})
 		off := setup(t, func(g *fixture) { g.cfg.Driver, g.cfg.ResolveDefaultClass = f.cfg.Driver, false })
@@ -173,7 +184,9 @@ func TestNodecontrollerScenarioWebhookPods(t *testing.T) {
 		})
 		off.configure(nil)
 		off.unpatched(off.createPod(podOf("pod-", ephemeralVolume("v", nil, "100Gi"))))
-		f.must(f.client.StorageV1().StorageClasses().Delete(t.Context(), standard, metav1.DeleteOptions{}))
+		for _, name := range []string{older, standard} {
+			f.must(f.client.StorageV1().StorageClasses().Delete(t.Context(), name, metav1.DeleteOptions{}))
+		}
 	})
 	t.Run("073_claim_twice", func(t *testing.T) {
 		f := scenario(t, nil)
