@@ -151,6 +151,7 @@ type term struct {
 	namespaces  namespaces
 	reader      *reader
 	executor    *executor
+	rolled      lastRoll
 	// ready is that the caches are complete: before, everything looks lost.
 	ready atomic.Bool
 	// tripped is that the administrator was told that the breaker is open.

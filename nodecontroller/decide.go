@@ -96,6 +96,10 @@ func (p policy) decideHealthy(s snapshot) step {
 		change.RemoveAnnotations = []string{p.ann.missing, p.ann.hold}
 	}
 	switch {
+	case len(s.member.unwritten) > 0 && p.writes() && !p.command: // nor after a restart
+		names := mergeNames(p.ann.lostNodes(s.volume), s.member.unwritten)
+		change.SetAnnotations = map[string]string{p.ann.lostNode: strings.Join(names, nodeListMark)}
+		return step{action: doChange, state: stateHealthy, reason: "NodeHasOtherNames", change: change}
 	case !change.Made(s.volume) && p.writes() && !p.command:
 		return step{action: doForget, state: stateHealthy, reason: "NodeIsBack", change: change}
 	case !s.noticed.IsZero():

@@ -2,10 +2,12 @@ package nodecontroller
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
@@ -76,8 +78,10 @@ func (t *term) look(name string) snapshot {
 		return s
 	}
 	names := mergeNames(values, t.c.policy.ann.lostNodes(pv))
-	known := t.cachedNodes(names)
-	s.member = t.c.policy.ann.locate(pv, values, key, known, t.cachedCSINodes(names))
+	s.former = t.index.formerly(values)
+	candidates := mergeNames(names, slices.Concat(s.former, t.candidates(names)))
+	known := t.cachedNodes(candidates)
+	s.member = t.c.policy.ann.locate(pv, values, key, known, t.cachedCSINodes(candidates), s.former)
 	if s.nodes, s.tombstone = t.index.lost(pv, values); len(s.member.hosts) > 0 {
 		s.nodes = s.member.hosts
 	}
@@ -117,9 +121,14 @@ func (t *term) look(name string) snapshot {
 	return s
 }
 
+// candidates is the nodes that volumes with one of values may mean, as far as the caches tell.
+func (t *term) candidates(values []string) []string {
+	return mergeNames(t.index.nodesNamed(values), t.index.unlabelled())
+}
+
 func (t *term) cachedNodes(names []string) []*corev1.Node {
 	var nodes []*corev1.Node
-	for _, name := range t.index.nodesNamed(names) {
+	for _, name := range names {
 		if node, ok := t.c.nodes.Get(name); ok {
 			nodes = append(nodes, node)
 		}
@@ -127,11 +136,11 @@ func (t *term) cachedNodes(names []string) []*corev1.Node {
 	return nodes
 }
 
-func (t *term) cachedCSINodes(names []string) []string {
-	var found []string
+func (t *term) cachedCSINodes(names []string) []*storagev1.CSINode {
+	var found []*storagev1.CSINode
 	for _, name := range names {
-		if _, ok := t.c.csiNodes.Get(name); ok {
-			found = append(found, name)
+		if n, ok := t.c.csiNodes.Get(name); ok {
+			found = append(found, n)
 		}
 	}
 	return found
@@ -159,7 +168,7 @@ func (t *term) refresh(ctx context.Context, s snapshot, full bool) (snapshot, er
 	if full {
 		likely = t.likelyReady()
 	}
-	live, err := t.reader.refresh(ctx, s, t.index.topologyKey(), t.index.nodesNamed, likely, full)
+	live, err := t.reader.refresh(ctx, s, t.index.topologyKey(), t.candidates, t.everyNode, likely, full)
 	if err != nil {
 		return live, err
 	}

@@ -53,7 +53,8 @@ func (t *term) csiNodeUpdated(old, n *storagev1.CSINode) {
 
 // csiNodeChanged notes where the driver is; nil means that the CSINode is gone.
 func (t *term) csiNodeChanged(name string, n *storagev1.CSINode) {
-	before := t.index.topologyKey()
+	before, bare := t.index.topologyKey(), t.index.unlabelled()
+	volumes := t.index.volumesOf(name)
 	moved, rekeyed := t.index.setCSINode(name, n)
 	if rekeyed { // all nodes and volumes are found by other values now
 		for _, node := range t.c.nodes.List() {
@@ -69,7 +70,16 @@ func (t *term) csiNodeChanged(name string, n *storagev1.CSINode) {
 	if !t.ready.Load() || t.keyed(before) {
 		return
 	}
-	t.concern(name, t.index.volumesOf(name)) // of which it may be an alias
+	t.concern(name, mergeNames(volumes, t.index.volumesOf(name))) // of which it may be, or was, an alias
+	t.labelled(bare)
+}
+
+// labelled looks again at all that waits where other nodes than before lack their label:
+// one that does may be the node of any lost volume.
+func (t *term) labelled(before []string) {
+	if t.ready.Load() && !slices.Equal(before, t.index.unlabelled()) {
+		t.review(t.volumeQueue.Add, t.nodeQueue.Add)
+	}
 }
 
 // keyed looks at everything again where the topology key is another than before, and tells
@@ -99,10 +109,11 @@ func (t *term) nodeChanged(node *corev1.Node) {
 	if t.memory.clear(t.memory.absent, node.Name); node.DeletionTimestamp == nil { // an absence after this is another one
 		t.ledger.drop(keyOfRecords(node.Name))
 	}
-	before := t.index.topologyKey()
+	before, bare := t.index.topologyKey(), t.index.unlabelled()
 	volumes := t.index.setNode(node)
 	t.keyed(before) // the node may have shown that the key does not tell nodes apart
 	t.concern(node.Name, volumes)
+	t.labelled(bare)
 }
 
 // concern has a node and its volumes looked at. What they contribute to the breaker is
@@ -138,10 +149,11 @@ func (t *term) nodeDeleted(node *corev1.Node) {
 	t.c.departed.left(node) // which may hear of it later
 	t.memory.clear(t.memory.ends, node.Name)
 	t.index.setGoing(node.Name, false)
-	before := t.index.topologyKey()
+	before, bare := t.index.topologyKey(), t.index.unlabelled()
 	volumes := t.index.dropNode(node)
 	t.keyed(before)
 	t.concern(node.Name, volumes)
+	t.labelled(bare)
 }
 
 func (t *term) volumeChanged(pv *corev1.PersistentVolume) {

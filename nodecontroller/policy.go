@@ -56,6 +56,8 @@ type snapshot struct {
 	member membership
 	// nodes is the names of its lost, fenced or terminating nodes, as well as they are known.
 	nodes []string
+	// former is nodes that had one of its values, as far as this process has seen.
+	former []string
 	// tombstone is what was last seen of the node that is gone; nil when nobody saw it.
 	tombstone *tombstone
 	claim     *corev1.PersistentVolumeClaim // of the name in claimRef, whatever its UID; nil: none
