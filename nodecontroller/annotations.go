@@ -3,7 +3,9 @@ package nodecontroller
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"strings"
+	"sync"
 	"time"
 )
 
@@ -17,7 +19,7 @@ type annotations struct {
 	lostNodeUID string // on volumes
 	hold        string // on volumes: what keeps the clean-up from them
 	approve     string // on the CSIDriver: names of nodes, or *
-	until       string // on the CSIDriver: until when * holds
+	until       string // on the CSIDriver: until when that holds; * needs it
 }
 
 const (
@@ -50,31 +52,69 @@ type approval struct {
 }
 
 // parseApproval reads the annotations of a CSIDriver. The error says why a part of them
-// has no effect; the rest of them has.
+// has no effect; the rest of them has. An end that is set holds for names as well.
 func (a annotations) parseApproval(have map[string]string, now time.Time) (approval, error) {
 	result := approval{names: map[string]bool{}}
+	text := have[a.until]
+	until, bad := time.Parse(time.RFC3339, text)
 	var err error
 	for name := range strings.SplitSeq(have[a.approve], nodeListMark) {
-		switch name = strings.TrimSpace(name); name {
-		case "":
-		case everyNode:
-			// A forgotten star would approve the next accident as well.
-			until, bad := time.Parse(time.RFC3339, have[a.until])
-			switch {
-			case have[a.until] == "":
-				err = errors.New(a.approve + " is * and has no effect: set " + a.until + " to the time until which it shall hold")
-			case bad != nil:
-				err = fmt.Errorf("%s is * and has no effect: %s is no RFC 3339 time: %w", a.approve, a.until, bad)
-			case !until.After(now):
-				err = fmt.Errorf("%s is * and has no effect any more: %s has passed at %s", a.approve, a.until, have[a.until])
-			default:
-				result.all = true
-			}
+		switch name = strings.TrimSpace(name); {
+		case name == "":
+		case name == everyNode && text == "": // a forgotten star would approve the next accident as well
+			err = errors.New(a.approve + " is * and has no effect: set " + a.until + " to the time until which it shall hold")
+		case text != "" && bad != nil:
+			err = fmt.Errorf("%s is %s and has no effect: %s is no RFC 3339 time: %w", a.approve, have[a.approve], a.until, bad)
+		case text != "" && !until.After(now):
+			err = fmt.Errorf("%s is %s and has no effect any more: %s has passed at %s; remove or renew it", a.approve, have[a.approve], a.until, text)
+		case name == everyNode:
+			result.all = true
 		default:
 			result.names[name] = true
 		}
 	}
 	return result, err
+}
+
+// spent remembers the nodes that came back while they were approved by name: what was
+// approved is over, and they may go again, by accident then. It ends when the name is taken
+// out of the annotation.
+type spent struct {
+	mu    sync.Mutex
+	names map[string]bool
+}
+
+// returned tells whether a node that is back was approved by name until now.
+func (s *spent) returned(node string, granted approval) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !granted.names[node] || s.names[node] {
+		return false
+	}
+	if s.names == nil {
+		s.names = map[string]bool{}
+	}
+	s.names[node] = true
+	return true
+}
+
+// from is granted without what is spent.
+func (s *spent) from(granted approval) approval {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	maps.DeleteFunc(granted.names, func(name string, _ bool) bool { return s.names[name] })
+	return granted
+}
+
+// written is for what stands in the annotation now.
+func (s *spent) written(text string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	names := map[string]bool{}
+	for name := range strings.SplitSeq(text, nodeListMark) {
+		names[strings.TrimSpace(name)] = true
+	}
+	maps.DeleteFunc(s.names, func(name string, _ bool) bool { return !names[name] })
 }
 
 // covers tells whether all nodes are approved.

@@ -115,6 +115,9 @@ func TestApproval(t *testing.T) {
 		"all without an end":            {"*", "", []string{"a"}, false, true},
 		"all until before":              {"*", before, []string{"a"}, false, true},
 		"all until something else":      {"*", "tomorrow", []string{"a"}, false, true},
+		"by name until later":           {"a", later, []string{"a"}, true, false},
+		"by name until before":          {"a", before, []string{"a"}, false, true},
+		"by name until something else":  {"a", "tomorrow", []string{"a"}, false, true},
 		"a name beside a star too many": {"a,*", "", []string{"a"}, true, true},
 	} {
 		t.Run(name, func(t *testing.T) {

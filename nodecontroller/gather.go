@@ -159,7 +159,7 @@ func (t *term) approved(now time.Time) approval {
 	if err != nil {
 		t.c.notify.seldom(driver, err.Error(), warning(reasonSkipped, "%v", err))
 	}
-	return granted
+	return t.c.spent.from(granted)
 }
 
 // refresh is s as the API server says it is.

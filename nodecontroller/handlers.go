@@ -2,6 +2,7 @@ package nodecontroller
 
 import (
 	"slices"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -24,7 +25,7 @@ func (t *term) register() (registrations []kube.Registration, err error) {
 		Update: t.csiNodeUpdated,
 		Delete: func(n *storagev1.CSINode) { t.csiNodeChanged(n.Name, nil) },
 	}))
-	add(t.c.nodes.Handle(kube.Handlers[*corev1.Node]{Add: t.nodeChanged, Update: t.nodeUpdated, Delete: t.nodeDeleted}))
+	add(t.c.nodes.Handle(kube.Handlers[*corev1.Node]{Add: t.nodeAdded, Update: t.nodeUpdated, Delete: t.nodeDeleted}))
 	add(t.c.volumes.Handle(kube.Handlers[*corev1.PersistentVolume]{
 		Add: t.volumeChanged, Update: func(_, pv *corev1.PersistentVolume) { t.volumeChanged(pv) }, Delete: t.volumeDeleted,
 	}))
@@ -104,6 +105,15 @@ func (t *term) tellKey() {
 		"TopologyKeyUnknown: the CSINodes report no topology key for the driver, or more than one, or one whose values are not those of single nodes, so nothing is cleaned up; set --topology-node-key"))
 }
 
+// nodeAdded ends the approval of a node that is back.
+func (t *term) nodeAdded(node *corev1.Node) {
+	if t.ready.Load() && t.c.spent.returned(node.Name, t.approved(time.Now())) {
+		t.c.notify.send(t.csiDriver(), normal(reasonReturned,
+			"Node %s is back: that it is approved in %s does not hold for its next loss; take its name out of there", node.Name, t.c.policy.ann.approve))
+	}
+	t.nodeChanged(node)
+}
+
 func (t *term) nodeChanged(node *corev1.Node) {
 	t.index.setGoing(node.Name, node.DeletionTimestamp != nil)
 	if t.memory.clear(t.memory.absent, node.Name); node.DeletionTimestamp == nil { // an absence after this is another one
@@ -139,6 +149,10 @@ func (t *term) nodeUpdated(old, node *corev1.Node) {
 		equality.Semantic.DeepEqual(old.Labels, node.Labels) && equality.Semantic.DeepEqual(old.Spec.Taints, node.Spec.Taints) &&
 		equality.Semantic.DeepEqual(old.Status.Conditions, node.Status.Conditions) &&
 		old.Annotations[ann.cleanup] == node.Annotations[ann.cleanup] && old.Annotations[ann.localData] == node.Annotations[ann.localData] {
+		return
+	}
+	if old.UID != node.UID {
+		t.nodeAdded(node)
 		return
 	}
 	t.nodeChanged(node)
@@ -212,7 +226,11 @@ func (t *term) classChanged(class *storagev1.StorageClass) {
 
 // driverChanged looks at what may have been approved.
 func (t *term) driverChanged(d *storagev1.CSIDriver) {
-	if t.ready.Load() && d.Name == t.c.deps.Driver {
+	if d.Name != t.c.deps.Driver {
+		return
+	}
+	t.c.spent.written(d.Annotations[t.c.policy.ann.approve])
+	if t.ready.Load() {
 		t.review(t.volumeQueue.Add, t.nodeQueue.Add)
 	}
 }

@@ -31,6 +31,7 @@ type reader struct {
 	policy  policy
 	timeout time.Duration // of one request
 	system  *atomic.Value // the UID of kube-system at the start of the process; empty: not read yet
+	spent   *spent        // what has been approved and is over
 	// tried is told how the attempts to read that have ended.
 	tried func(what string, err error)
 }
@@ -113,7 +114,7 @@ func (r *reader) approval(ctx context.Context, now time.Time) (approval, error) 
 		return approval{}, err
 	}
 	granted, _ := r.policy.ann.parseApproval(driver.Annotations, now) // what has no effect was told when it was written
-	return granted, nil
+	return r.spent.from(granted), nil
 }
 
 // pages calls visit for every object of a kind until it returns false. list makes one

@@ -63,7 +63,7 @@ func Cleanup(ctx context.Context, cfg Config, client kubernetes.Interface, reque
 	}
 	p := policyOf(cfg, request.Driver)
 	p.mode, p.dryRun, p.command = cfg.NodeCleanup, request.DryRun, true
-	r := &reader{client: client, policy: p, timeout: cfg.Timeout, system: new(atomic.Value)}
+	r := &reader{client: client, policy: p, timeout: cfg.Timeout, system: new(atomic.Value), spent: &spent{}}
 	c := &cleanup{request: request, key: cfg.TopologyNodeKey, fixed: cfg.TopologyNodeKey != "", policy: p, reader: r, forced: map[string]bool{}, refused: map[string]bool{}, bucket: bucket{qps: cfg.NodeCleanupQPS, burst: cfg.NodeCleanupBurst}}
 	registry := prometheus.NewRegistry() // of which nobody reads anything
 	c.exec = &executor{

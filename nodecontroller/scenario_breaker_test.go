@@ -351,3 +351,25 @@ func bodyHas(r *http.Request, text string) (*http.Request, bool) {
 	r.Body = io.NopCloser(bytes.NewReader(body))
 	return r, bytes.Contains(body, []byte(text))
 }
+
+// TestApprovedNodeIsBack has a node come back whose loss was approved by its name, and go
+// again.
+func TestApprovedNodeIsBack(t *testing.T) {
+	f := scenario(t, func(f *fixture) { f.cfg.NodeMissingGrace = time.Hour })
+	f.node("n")
+	f.bound("a", "n")
+	f.approve(f.name("n"), "")
+	f.start()
+	f.seen("pv-a", placeHealthy)
+	f.deleteNode("n")
+	f.claimDeleted("a")
+	f.node("n")
+	f.event("CSIDriver", f.driver, reasonReturned, f.ann.approve)
+	_, pvc := f.bound("b", "n")
+	f.seen("pv-b", placeHealthy)
+	f.deleteNode("n")
+	f.staysFor(shortGrace, "pv-b", placeOrphan, pvc)
+	f.approve("", "")
+	f.approve(f.name("n"), "")
+	f.claimDeleted("b")
+}
