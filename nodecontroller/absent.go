@@ -13,6 +13,7 @@ import (
 // volume on it and in custom resources. Its volumes have a queue of their own.
 func (t *term) cleanAbsent(ctx context.Context, name string) (time.Time, error) {
 	t.noteClaims(name)
+	t.holdWaiting(ctx, keyOfClaims(name))
 	unbound, _ := t.claimsSelecting(name)
 	if t.c.cfg.NodeCleanupUnbound == UnboundIgnore {
 		unbound = nil

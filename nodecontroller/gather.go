@@ -280,16 +280,40 @@ func (t *term) noteClaims(node string) {
 }
 
 // noteWaiting has the ledger know whether something of node is to be done that is no
-// volume. On a volume a hold is written; this one lasts in memory, until the node is back,
-// an approval, or the end of what waits.
+// volume.
 func (t *term) noteWaiting(key, node string, pending bool) {
-	now := time.Now()
 	e := entry{nodes: []string{node}, pending: pending, place: placeTerminating}
-	free := !pending || t.approved(now).covers(e.nodes)
-	e.held = !free && t.ledger.holds(key)
+	e.held = pending && t.ledger.holds(key) && !t.approved(time.Now()).covers(e.nodes)
 	t.ledger.set(key, e)
-	if v, _ := t.ledger.judge(now); v.open && !free && !e.held {
-		e.held = true
-		t.ledger.set(key, e)
+}
+
+// holdWaiting holds what waits under key if too many nodes are lost. On a volume a hold is
+// written; this one lasts in memory, until the node is back, an approval, or the end of what
+// waits.
+func (t *term) holdWaiting(ctx context.Context, key string) {
+	trips := func() bool {
+		node, _ := nodeOfKey(key)
+		return t.ledger.isPending(key) && !t.ledger.holds(key) && t.opens() && !t.approved(time.Now()).covers([]string{node})
+	}
+	if trips() {
+		if t.askNamespaces(ctx); trips() {
+			t.ledger.hold(key)
+		}
+	}
+}
+
+// opens is the verdict of the breaker just now.
+func (t *term) opens() bool {
+	v, _ := t.ledger.judge(time.Now())
+	return v.open
+}
+
+// askNamespaces is for the moment before the first hold, which outlives its cause: nobody
+// may have asked the namespaces since the nodes were lost, and one of them may want nothing
+// done. What is held already is no question of numbers any more.
+func (t *term) askNamespaces(ctx context.Context) {
+	if _, held := t.ledger.judge(time.Now()); !held {
+		t.readNamespaces(ctx)
+		t.recount()
 	}
 }

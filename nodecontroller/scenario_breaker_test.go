@@ -16,6 +16,7 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/kubetest"
 )
 
@@ -372,4 +373,30 @@ func TestApprovedNodeIsBack(t *testing.T) {
 	f.approve("", "")
 	f.approve(f.name("n"), "")
 	f.claimDeleted("b")
+}
+
+// TestNamespacesAreAskedBeforeAHold loses two nodes at once, of which one has claims that
+// nobody wants to be cleaned up.
+func TestNamespacesAreAskedBeforeAHold(t *testing.T) {
+	lose := func(t *testing.T, change func(f *fixture)) *fixture {
+		f := scenario(t, change)
+		ten(f)
+		ns := f.refusing()
+		for i := range 8 {
+			f.boundIn(ns, fmt.Sprintf("a%d", i), "n3")
+		}
+		f.claimIn(ns, "unbound", "", map[string]string{kube.AnnSelectedNode: f.name("n3")})
+		f.start()
+		f.seen("pv-a0", placeHealthy)
+		f.seen("pv-c1", placeHealthy)
+		f.deleteNode("n1")
+		f.deleteNode("n3")
+		f.claimDeleted("c1")
+		if told := f.events("CSIDriver", f.driver, reasonBreakerOpen); len(told) > 0 {
+			t.Errorf("told %q", told)
+		}
+		return f
+	}
+	t.Run("volumes", func(t *testing.T) { lose(t, nil) })
+	t.Run("unbound_claims", func(t *testing.T) { lose(t, func(f *fixture) { f.cfg.NodeCleanupUnbound = UnboundDelete }) })
 }
