@@ -15,6 +15,7 @@ type annotations struct {
 	cleanup     string // on classes, namespaces, claims, volumes and nodes: enabled or disabled
 	localData   string // on nodes: lost
 	missing     string // on volumes: since when the node is missing
+	seenMissing string // on volumes: when that was last seen to be so
 	lostNode    string // on volumes: the names of the missing nodes, separated by commas
 	lostNodeUID string // on volumes
 	hold        string // on volumes: what keeps the clean-up from them
@@ -34,7 +35,7 @@ const (
 func annotationsOf(driver string) annotations {
 	d := strings.ToLower(driver) + "/"
 	return annotations{
-		cleanup: d + "node-cleanup", localData: d + "local-data", missing: d + "node-missing-since",
+		cleanup: d + "node-cleanup", localData: d + "local-data", missing: d + "node-missing-since", seenMissing: d + "node-missing-seen",
 		lostNode: d + "lost-node", lostNodeUID: d + "lost-node-uid", hold: d + "node-cleanup-hold",
 		approve: d + "node-cleanup-approve", until: d + "node-cleanup-approve-until",
 	}
@@ -42,8 +43,11 @@ func annotationsOf(driver string) annotations {
 
 // bookkeeping is the annotations of a volume that end with the return of its node.
 func (a annotations) bookkeeping() []string {
-	return []string{a.missing, a.lostNode, a.lostNodeUID, a.hold}
+	return append(a.clock(), a.lostNode, a.lostNodeUID, a.hold)
 }
+
+// clock is those of them that belong to one absence.
+func (a annotations) clock() []string { return []string{a.missing, a.seenMissing} }
 
 // approval is which lost nodes the administrator has looked at and given free.
 type approval struct {

@@ -35,6 +35,11 @@ func (t *term) gather(name string) (snapshot, step) {
 	v, _ := t.ledger.judge(s.now)
 	s.open = v.open
 	st := t.c.policy.decide(s)
+	if clock := s.volume.Annotations[t.c.policy.ann.missing]; clock != s.kept {
+		if _, ok := t.c.policy.clock(s); ok {
+			t.memory.change(s.volume.UID, func(r *remembered) { r.kept = clock })
+		}
+	}
 	t.ledger.mark(name, st)
 	return s, st
 }
@@ -117,6 +122,7 @@ func (t *term) look(name string) snapshot {
 		}
 	}
 	s.noticed, s.present = t.memory.noticed(pv.UID), t.memory.present(pv.UID)
+	s.kept = t.memory.kept(pv.UID)
 	s.forced, s.tried = t.memory.forced(pv.UID), t.memory.tried(pv.UID)
 	return s
 }
