@@ -13,6 +13,7 @@ import (
 // volume on it and in custom resources. Its volumes have a queue of their own.
 func (t *term) cleanAbsent(ctx context.Context, name string) (time.Time, error) {
 	t.noteClaims(name)
+	t.holdWaiting(ctx, keyOfClaims(name))
 	unbound, _ := t.claimsSelecting(name)
 	if t.c.cfg.NodeCleanupUnbound == UnboundIgnore {
 		unbound = nil
@@ -72,12 +73,8 @@ func (t *term) gatesOfAbsent(ctx context.Context, name string) ([]finding, error
 		return []finding{{gateScope, "Scope", "Node " + name + " had the annotation " + t.c.policy.ann.cleanup + ": " + disabled + " when it went"}}, nil
 	}
 	names := []string{name}
-	nodes, csiNodes, err := t.reader.named(ctx, t.index.topologyKey(), names, slices.Concat(names, t.index.nodesNamed(names)))
-	if err != nil {
-		return nil, err
-	}
-	if found := present(nodes, csiNodes); len(found) > 0 {
-		return []finding{{gateAbsence, "NodeExists", "there is still " + strings.Join(found, ", ")}}, nil
+	if closed, err := t.presentAs(ctx, name); err != nil || len(closed) > 0 {
+		return closed, err
 	}
 	granted, err := t.reader.approval(ctx, time.Now())
 	if err != nil {
@@ -94,6 +91,32 @@ func (t *term) gatesOfAbsent(ctx context.Context, name string) ([]finding, error
 		return nil, err
 	}
 	return f.findings(), nil
+}
+
+// presentAs is closed while a Node or CSINode exists that name may mean. All of them are
+// read only when nothing else has been found.
+func (t *term) presentAs(ctx context.Context, name string) ([]finding, error) {
+	names := []string{name}
+	called := slices.Concat(names, t.index.nodesNamed(names), t.index.formerly(names))
+	for _, every := range []bool{false, true} {
+		if every {
+			all, err := t.everyNode(ctx)
+			if err != nil {
+				return nil, err
+			}
+			if called = all.names.find(names); len(called) == 0 {
+				break
+			}
+		}
+		nodes, csiNodes, err := t.reader.named(ctx, t.index.topologyKey(), names, called)
+		if err != nil {
+			return nil, err
+		}
+		if found := present(nodes, csiNodes); len(found) > 0 {
+			return []finding{{gateAbsence, "NodeExists", "there is still " + strings.Join(found, ", ")}}, nil
+		}
+	}
+	return nil, nil
 }
 
 // cleanRecords removes the custom resources of a node, unless one of its volumes speaks for

@@ -83,7 +83,13 @@ func (t *term) confirmAndApply(ctx context.Context, s snapshot, st step) (next t
 	if err != nil {
 		return time.Time{}, false, err
 	}
-	return t.follow(ctx, live, t.c.policy.decide(live))
+	decided := t.c.policy.decide(live)
+	if decided.change.SetAnnotations[t.c.policy.ann.hold] != "" {
+		t.askNamespaces(ctx)
+		live.open = t.opens()
+		decided = t.c.policy.decide(live)
+	}
+	return t.follow(ctx, live, decided)
 }
 
 // follow does what was decided from live, unless that destroys. What has its place in no

@@ -115,6 +115,9 @@ func TestApproval(t *testing.T) {
 		"all without an end":            {"*", "", []string{"a"}, false, true},
 		"all until before":              {"*", before, []string{"a"}, false, true},
 		"all until something else":      {"*", "tomorrow", []string{"a"}, false, true},
+		"by name until later":           {"a", later, []string{"a"}, true, false},
+		"by name until before":          {"a", before, []string{"a"}, false, true},
+		"by name until something else":  {"a", "tomorrow", []string{"a"}, false, true},
 		"a name beside a star too many": {"a,*", "", []string{"a"}, true, true},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -138,7 +141,13 @@ func TestIndexFindsWhatBelongsTogether(t *testing.T) {
 	if got := i.setNode(testNode("x", "b")); !slices.Equal(got, []string{"pv"}) || len(i.nodesNamed([]string{"a"})) > 0 {
 		t.Errorf("a node that loses the label has had %v", got)
 	}
+	if got := i.formerly([]string{"a"}); !slices.Equal(got, []string{"x"}) {
+		t.Errorf("formerly it was %v", got)
+	}
 	i.setNode(testNode("x", "a"))
+	if got := i.formerly([]string{"a"}); len(got) > 0 {
+		t.Errorf("it has the label again, and formerly it was %v", got)
+	}
 	if got := i.dropNode(testNode("x", "a")); !slices.Equal(got, []string{"pv"}) {
 		t.Errorf("the node that goes had %v", got)
 	}
@@ -160,4 +169,51 @@ func TestIndexFindsWhatBelongsTogether(t *testing.T) {
 	if len(i.volumes.names)+len(i.volumes.objects)+len(i.mention.objects)+len(i.graves) > 0 {
 		t.Errorf("kept %+v", i.volumes)
 	}
+}
+
+// TestIndexKnowsWhatANodeWasCalled has a node lose its label, its driver and its Node.
+func TestIndexKnowsWhatANodeWasCalled(t *testing.T) {
+	id := []string{"id"}
+	begin := func() *index {
+		i := newIndex(testDriver, testKey, annotationsOf(testDriver))
+		i.setVolume(localVolume(affinityTerm(testKey, "id")))
+		i.setCSINode("x", testCSINode("x", "id", testKey))
+		i.setNode(testNode("x", "id"))
+		return i
+	}
+	want := func(i *index, what string, named, formerly, bare bool) {
+		t.Helper()
+		for list, have := range map[string]struct {
+			got  []string
+			want bool
+		}{"named": {i.nodesNamed(id), named}, "formerly": {i.formerly(id), formerly}, "without a label": {i.unlabelled(), bare}} {
+			if slices.Equal(have.got, []string{"x"}) != have.want {
+				t.Errorf("%s: %s is %v", what, list, have.got)
+			}
+		}
+		if got := i.volumesOf("x"); !slices.Equal(got, []string{"pv"}) {
+			t.Errorf("%s: it has %v", what, got)
+		}
+	}
+	i := begin()
+	want(i, "at first", true, false, false)
+	i.setNode(testNode("x", ""))
+	want(i, "without its label", true, false, true)
+	i.setCSINode("x", nil)
+	want(i, "without label and driver", false, true, false)
+	i.dropNode(testNode("x", ""))
+	want(i, "gone", false, true, false)
+	i = begin()
+	i.setCSINode("x", nil)
+	want(i, "without its driver", true, false, false)
+	i.setNode(testNode("x", "id2"))
+	i.setCSINode("x", testCSINode("x", "id2", testKey))
+	want(i, "with another ID", false, true, false)
+	i.dropNode(testNode("x", "id2"))
+	if got := i.volumesOf("x"); !slices.Equal(got, []string{"pv"}) {
+		t.Errorf("gone with another ID, it has %v", got)
+	}
+	i = begin()
+	i.dropNode(testNode("x", "id"))
+	want(i, "only its CSINode is left", true, true, false)
 }

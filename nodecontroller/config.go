@@ -91,6 +91,9 @@ type Config struct {
 
 	// MinMissingGrace is the least NodeMissingGrace that is accepted; tests lower it.
 	MinMissingGrace time.Duration `mapstructure:"-"`
+	// ClockGap is for how long a node that is noted as missing counts as missing all along
+	// while nobody notes that it still is.
+	ClockGap time.Duration `mapstructure:"-"`
 	// UnregisteredGrace is how long a driver has to be gone from a node until mode
 	// manage takes the finalizer away again.
 	UnregisteredGrace time.Duration `mapstructure:"-"`
@@ -205,7 +208,7 @@ func DefaultConfig() Config {
 		WebhookAddr: ":9443", WebhookCertMode: CertFiles, WebhookClusterDomain: "cluster.local", WebhookResolveDefaultClass: true, WebhookStripForeignCapacity: true,
 		DefaultDeviceClass: "00default", DefaultVolumeSize: "1Gi", ShutdownDelay: 5 * time.Second,
 
-		MinMissingGrace: time.Minute, UnregisteredGrace: 10 * time.Minute,
+		MinMissingGrace: time.Minute, ClockGap: 2 * reviewInterval, UnregisteredGrace: 10 * time.Minute,
 	}
 }
 

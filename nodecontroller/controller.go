@@ -66,6 +66,7 @@ type Controller struct {
 
 	system   atomic.Value // by what the cluster is known again, see [reader]
 	departed *departed
+	spent    spent
 	current  atomic.Pointer[term] // nil between terms
 	leads    atomic.Bool          // also while the caches of a term are not complete yet
 }
@@ -150,6 +151,7 @@ type term struct {
 	namespaces  namespaces
 	reader      *reader
 	executor    *executor
+	rolled      lastRoll
 	// ready is that the caches are complete: before, everything looks lost.
 	ready atomic.Bool
 	// tripped is that the administrator was told that the breaker is open.
@@ -165,7 +167,7 @@ const jitter = 0.2
 func (c *Controller) newTerm() (*term, error) {
 	t := &term{c: c, memory: newMemory(), index: newIndex(c.deps.Driver, c.cfg.TopologyNodeKey, c.policy.ann)}
 	t.ledger = newLedger(breaker{c.cfg.NodeCleanupMinNodes, c.cfg.NodeCleanupMaxFraction}, c.cfg.NodeCleanupWindow, t.index.driverNodes)
-	t.reader = &reader{client: c.deps.Client, policy: c.policy, timeout: c.cfg.Timeout, system: &c.system, tried: t.tried}
+	t.reader = &reader{client: c.deps.Client, policy: c.policy, timeout: c.cfg.Timeout, system: &c.system, spent: &c.spent, tried: t.tried}
 	t.executor = &executor{reader: t.reader, policy: c.policy, locks: c.deps.Locks, notify: c.notify, metrics: c.metrics, timeout: c.cfg.Timeout}
 	loop := workloop.Config{RetryStart: c.cfg.RetryIntervalStart, RetryMax: c.cfg.RetryIntervalMax, Jitter: jitter, Grace: drain}
 	loop.Name = "nodecontroller-pv"

@@ -93,9 +93,13 @@ func (p policy) decide(s snapshot) step {
 func (p policy) decideHealthy(s snapshot) step {
 	change := kube.MetaChange{RemoveAnnotations: p.ann.bookkeeping()}
 	if s.member.recorded { // without its name nobody would know that this is its node
-		change.RemoveAnnotations = []string{p.ann.missing, p.ann.hold}
+		change.RemoveAnnotations = append(p.ann.clock(), p.ann.hold)
 	}
 	switch {
+	case len(s.member.unwritten) > 0 && p.writes() && !p.command: // nor after a restart
+		names := mergeNames(p.ann.lostNodes(s.volume), s.member.unwritten)
+		change.SetAnnotations = map[string]string{p.ann.lostNode: strings.Join(names, nodeListMark)}
+		return step{action: doChange, state: stateHealthy, reason: "NodeHasOtherNames", change: change}
 	case !change.Made(s.volume) && p.writes() && !p.command:
 		return step{action: doForget, state: stateHealthy, reason: "NodeIsBack", change: change}
 	case !s.noticed.IsZero():
@@ -115,7 +119,7 @@ func (p policy) outdated(s snapshot, st step) step {
 	if !p.writes() || p.command {
 		return st
 	}
-	remove := []string{p.ann.missing} // of an earlier absence: the next one has its full grace
+	remove := p.ann.clock() // of an earlier absence: the next one has its full grace
 	if s.approved {
 		remove = append(remove, p.ann.hold)
 	}
@@ -147,8 +151,14 @@ func (p policy) decideLost(s snapshot) step {
 	if s.member.place == placeOrphan && !clocked && !s.approved { // this clock runs behind that of the API server
 		return step{state: stateSuspect, reason: "Clock", gate: gateGrace, next: s.now.Add(later)}
 	}
+	// The clock is kept up while it decides, so that it counts for whoever leads next.
 	if due := since.Add(p.missingGrace); clocked && !s.approved && s.now.Before(due) {
-		return step{state: stateSuspect, reason: "Grace", gate: gateGrace, next: due}
+		keep := p.lastSeen(s, since).Add(p.clockGap / 2)
+		if s.now.Before(keep) {
+			return step{state: stateSuspect, reason: "Grace", gate: gateGrace, next: earliest(due, keep)}
+		}
+		change := kube.MetaChange{SetAnnotations: map[string]string{p.ann.seenMissing: s.now.UTC().Format(time.RFC3339)}}
+		return step{action: doChange, state: stateSuspect, reason: "ClockRuns", gate: gateGrace, change: change}
 	}
 	if s.tried && g.action.destroys() {
 		return step{state: g.state, reason: "Tried"}
@@ -163,6 +173,7 @@ func (p policy) notes(s snapshot) kube.MetaChange {
 	if s.member.place == placeOrphan {
 		if _, ok := p.clock(s); !ok {
 			set[p.ann.missing] = s.now.UTC().Format(time.RFC3339)
+			change.RemoveAnnotations = []string{p.ann.seenMissing}
 		}
 		if s.volume.Annotations[p.ann.lostNode] == "" {
 			set[p.ann.lostNode] = strings.Join(s.nodes, nodeListMark)
@@ -178,7 +189,7 @@ func (p policy) notes(s snapshot) kube.MetaChange {
 	}
 	switch {
 	case s.approved:
-		change.RemoveAnnotations = []string{p.ann.hold}
+		change.RemoveAnnotations = append(change.RemoveAnnotations, p.ann.hold)
 	case s.open:
 		set[p.ann.hold] = heldByBreak
 	}
@@ -188,14 +199,27 @@ func (p policy) notes(s snapshot) kube.MetaChange {
 
 // clock is since when the node of a volume is missing, as it is written down. What is
 // unreadable or in the future counts as nothing, and so does what is older than the volume
-// or than the last sight of its node. A fenced node has waited already.
+// or than the last sight of its node, and what nobody has kept up for long: the node may
+// have been back meanwhile, while nobody cleaned up or might write. A fenced node has waited
+// already.
 func (p policy) clock(s snapshot) (time.Time, bool) {
 	if s.member.place != placeOrphan {
 		return time.Time{}, false
 	}
 	since, err := time.Parse(time.RFC3339, s.volume.Annotations[p.ann.missing])
 	old := since.Before(s.volume.CreationTimestamp.Time) || since.Before(s.present.Truncate(time.Second))
-	return since, err == nil && !since.After(s.now) && !old
+	kept := s.kept != "" && s.kept == s.volume.Annotations[p.ann.missing] || !s.now.After(p.lastSeen(s, since).Add(p.clockGap))
+	return since, err == nil && !since.After(s.now) && !old && kept
+}
+
+// lastSeen is when a node that is missing since some time was last seen to be so, as it is
+// written down.
+func (p policy) lastSeen(s snapshot, since time.Time) time.Time {
+	seen, err := time.Parse(time.RFC3339, s.volume.Annotations[p.ann.seenMissing])
+	if err != nil || seen.Before(since) || seen.After(s.now) {
+		return since
+	}
+	return seen
 }
 
 // decideReport is for what may not be written to: because of the mode, because its owner
@@ -209,7 +233,7 @@ func (p policy) decideReport(s snapshot, g step) step {
 	}
 	// Opted out during its grace, which does not count any more. A hold ends with the
 	// return of the node or an approval alone: the opt-out may not last.
-	stale := kube.MetaChange{RemoveAnnotations: []string{p.ann.missing}}
+	stale := kube.MetaChange{RemoveAnnotations: p.ann.clock()}
 	if t := s.tombstone; t != nil && t.optedOut && p.writes() {
 		stale.SetAnnotations = map[string]string{p.ann.cleanup: disabled}
 	}

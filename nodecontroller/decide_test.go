@@ -15,7 +15,7 @@ import (
 func testPolicy() policy {
 	return policy{
 		driver: testDriver, ann: annotationsOf(testDriver), mode: CleanupVolumes, orphanPath: true, scope: ScopeAll, retain: RetainSkip,
-		removable: []string{"prov/f"}, missingGrace: 15 * time.Minute, fencedGrace: time.Hour, releaseGrace: 10 * time.Minute,
+		removable: []string{"prov/f"}, missingGrace: 15 * time.Minute, fencedGrace: time.Hour, releaseGrace: 10 * time.Minute, clockGap: 10 * time.Minute,
 	}
 }
 
@@ -24,6 +24,7 @@ func lostClaim(p policy) snapshot {
 	pv := localVolume(affinityTerm(testKey, "a"))
 	pv.Annotations = map[string]string{
 		p.ann.missing: testNow.Add(-time.Hour).Format(time.RFC3339), p.ann.lostNode: "a", kube.AnnProvisionedBy: testDriver,
+		p.ann.seenMissing: testNow.Add(-time.Minute).Format(time.RFC3339),
 	}
 	pv.Spec.PersistentVolumeReclaimPolicy, pv.Status.Phase = corev1.PersistentVolumeReclaimDelete, corev1.VolumeBound
 	pv.Spec.ClaimRef = &corev1.ObjectReference{Namespace: "ns", Name: "c", UID: "claim"}
@@ -49,13 +50,27 @@ func TestDecide(t *testing.T) {
 		action action
 		reason string
 	}{
-		"gone":                        {lostClaim, func(_ *policy, s *snapshot) { s.volume = nil }, doNothing, "Gone"},
-		"due":                         {lostClaim, nil, doDeleteClaim, "NodeIsGone"},
-		"grace is not over":           {lostClaim, func(p *policy, s *snapshot) { s.volume.Annotations[p.ann.missing] = ago(time.Minute) }, doNothing, "Grace"},
-		"grace is over to the second": {lostClaim, func(p *policy, s *snapshot) { s.volume.Annotations[p.ann.missing] = ago(p.missingGrace) }, doDeleteClaim, "NodeIsGone"},
-		"the clock has not begun":     {lostClaim, func(p *policy, s *snapshot) { delete(s.volume.Annotations, p.ann.missing) }, doChange, "NodeIsMissing"},
-		"the clock is in the future":  {lostClaim, func(p *policy, s *snapshot) { s.volume.Annotations[p.ann.missing] = ago(-time.Minute) }, doChange, "NodeIsMissing"},
-		"the clock cannot be read":    {lostClaim, func(p *policy, s *snapshot) { s.volume.Annotations[p.ann.missing] = "yesterday" }, doChange, "NodeIsMissing"},
+		"gone":                           {lostClaim, func(_ *policy, s *snapshot) { s.volume = nil }, doNothing, "Gone"},
+		"due":                            {lostClaim, nil, doDeleteClaim, "NodeIsGone"},
+		"grace is not over":              {lostClaim, func(p *policy, s *snapshot) { s.volume.Annotations[p.ann.missing] = ago(time.Minute) }, doNothing, "Grace"},
+		"grace is over to the second":    {lostClaim, func(p *policy, s *snapshot) { s.volume.Annotations[p.ann.missing] = ago(p.missingGrace) }, doDeleteClaim, "NodeIsGone"},
+		"the clock has not begun":        {lostClaim, func(p *policy, s *snapshot) { delete(s.volume.Annotations, p.ann.missing) }, doChange, "NodeIsMissing"},
+		"the clock is in the future":     {lostClaim, func(p *policy, s *snapshot) { s.volume.Annotations[p.ann.missing] = ago(-time.Minute) }, doChange, "NodeIsMissing"},
+		"the clock cannot be read":       {lostClaim, func(p *policy, s *snapshot) { s.volume.Annotations[p.ann.missing] = "yesterday" }, doChange, "NodeIsMissing"},
+		"the clock was not kept up":      {lostClaim, func(p *policy, s *snapshot) { s.volume.Annotations[p.ann.seenMissing] = ago(11 * time.Minute) }, doChange, "NodeIsMissing"},
+		"the clock was never kept up":    {lostClaim, func(p *policy, s *snapshot) { delete(s.volume.Annotations, p.ann.seenMissing) }, doChange, "NodeIsMissing"},
+		"the clock is kept up in future": {lostClaim, func(p *policy, s *snapshot) { s.volume.Annotations[p.ann.seenMissing] = ago(-time.Hour) }, doChange, "NodeIsMissing"},
+		"the clock was kept up all along, after its grace": {lostClaim, func(p *policy, s *snapshot) {
+			s.kept = s.volume.Annotations[p.ann.missing]
+			s.volume.Annotations[p.ann.seenMissing] = ago(11 * time.Minute)
+		}, doDeleteClaim, "NodeIsGone"},
+		"the clock is to be kept up": {lostClaim, func(p *policy, s *snapshot) {
+			s.volume.Annotations[p.ann.missing], s.volume.Annotations[p.ann.seenMissing] = ago(10*time.Minute), ago(5*time.Minute)
+		}, doChange, "ClockRuns"},
+		"another clock was kept up": {lostClaim, func(p *policy, s *snapshot) {
+			s.kept = ago(2 * time.Hour)
+			delete(s.volume.Annotations, p.ann.seenMissing)
+		}, doChange, "NodeIsMissing"},
 		"the clock is older than the volume": {lostClaim, func(p *policy, s *snapshot) {
 			s.volume.CreationTimestamp = metav1.NewTime(testNow.Add(-time.Hour))
 			s.volume.Annotations[p.ann.missing] = "1970-01-01T00:00:00Z"
@@ -66,6 +81,7 @@ func TestDecide(t *testing.T) {
 		"the clock runs behind that of the volume": {lostClaim, func(p *policy, s *snapshot) {
 			s.volume.CreationTimestamp = metav1.NewTime(testNow.Add(time.Minute))
 			s.volume.Annotations[p.ann.missing] = ago(0)
+			delete(s.volume.Annotations, p.ann.seenMissing)
 		}, doNothing, "Clock"},
 		"the clock is older than a return": {lostClaim, func(_ *policy, s *snapshot) { s.present = testNow.Add(-30 * time.Minute) }, doChange, "NodeIsMissing"},
 		"the clock is newer than a return": {lostClaim, func(_ *policy, s *snapshot) { s.present = testNow.Add(-2 * time.Hour) }, doDeleteClaim, "NodeIsGone"},

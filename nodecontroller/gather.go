@@ -2,10 +2,12 @@ package nodecontroller
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
@@ -33,6 +35,11 @@ func (t *term) gather(name string) (snapshot, step) {
 	v, _ := t.ledger.judge(s.now)
 	s.open = v.open
 	st := t.c.policy.decide(s)
+	if clock := s.volume.Annotations[t.c.policy.ann.missing]; clock != s.kept {
+		if _, ok := t.c.policy.clock(s); ok {
+			t.memory.change(s.volume.UID, func(r *remembered) { r.kept = clock })
+		}
+	}
 	t.ledger.mark(name, st)
 	return s, st
 }
@@ -76,8 +83,10 @@ func (t *term) look(name string) snapshot {
 		return s
 	}
 	names := mergeNames(values, t.c.policy.ann.lostNodes(pv))
-	known := t.cachedNodes(names)
-	s.member = t.c.policy.ann.locate(pv, values, key, known, t.cachedCSINodes(names))
+	s.former = t.index.formerly(values)
+	candidates := mergeNames(names, slices.Concat(s.former, t.candidates(names)))
+	known := t.cachedNodes(candidates)
+	s.member = t.c.policy.ann.locate(pv, values, key, known, t.cachedCSINodes(candidates), s.former)
 	if s.nodes, s.tombstone = t.index.lost(pv, values); len(s.member.hosts) > 0 {
 		s.nodes = s.member.hosts
 	}
@@ -114,13 +123,19 @@ func (t *term) look(name string) snapshot {
 		}
 	}
 	s.noticed, s.present = t.memory.noticed(pv.UID), t.memory.present(pv.UID)
+	s.kept = t.memory.kept(pv.UID)
 	s.forced, s.tried = t.memory.forced(pv.UID), t.memory.tried(pv.UID)
 	return s
 }
 
+// candidates is the nodes that volumes with one of values may mean, as far as the caches tell.
+func (t *term) candidates(values []string) []string {
+	return mergeNames(t.index.nodesNamed(values), t.index.unlabelled())
+}
+
 func (t *term) cachedNodes(names []string) []*corev1.Node {
 	var nodes []*corev1.Node
-	for _, name := range t.index.nodesNamed(names) {
+	for _, name := range names {
 		if node, ok := t.c.nodes.Get(name); ok {
 			nodes = append(nodes, node)
 		}
@@ -128,11 +143,11 @@ func (t *term) cachedNodes(names []string) []*corev1.Node {
 	return nodes
 }
 
-func (t *term) cachedCSINodes(names []string) []string {
-	var found []string
+func (t *term) cachedCSINodes(names []string) []*storagev1.CSINode {
+	var found []*storagev1.CSINode
 	for _, name := range names {
-		if _, ok := t.c.csiNodes.Get(name); ok {
-			found = append(found, name)
+		if n, ok := t.c.csiNodes.Get(name); ok {
+			found = append(found, n)
 		}
 	}
 	return found
@@ -151,7 +166,7 @@ func (t *term) approved(now time.Time) approval {
 	if err != nil {
 		t.c.notify.seldom(driver, err.Error(), warning(reasonSkipped, "%v", err))
 	}
-	return granted
+	return t.c.spent.from(granted)
 }
 
 // refresh is s as the API server says it is.
@@ -160,7 +175,7 @@ func (t *term) refresh(ctx context.Context, s snapshot, full bool) (snapshot, er
 	if full {
 		likely = t.likelyReady()
 	}
-	live, err := t.reader.refresh(ctx, s, t.index.topologyKey(), t.index.nodesNamed, likely, full)
+	live, err := t.reader.refresh(ctx, s, t.index.topologyKey(), t.candidates, t.everyNode, likely, full)
 	if err != nil {
 		return live, err
 	}
@@ -272,16 +287,40 @@ func (t *term) noteClaims(node string) {
 }
 
 // noteWaiting has the ledger know whether something of node is to be done that is no
-// volume. On a volume a hold is written; this one lasts in memory, until the node is back,
-// an approval, or the end of what waits.
+// volume.
 func (t *term) noteWaiting(key, node string, pending bool) {
-	now := time.Now()
 	e := entry{nodes: []string{node}, pending: pending, place: placeTerminating}
-	free := !pending || t.approved(now).covers(e.nodes)
-	e.held = !free && t.ledger.holds(key)
+	e.held = pending && t.ledger.holds(key) && !t.approved(time.Now()).covers(e.nodes)
 	t.ledger.set(key, e)
-	if v, _ := t.ledger.judge(now); v.open && !free && !e.held {
-		e.held = true
-		t.ledger.set(key, e)
+}
+
+// holdWaiting holds what waits under key if too many nodes are lost. On a volume a hold is
+// written; this one lasts in memory, until the node is back, an approval, or the end of what
+// waits.
+func (t *term) holdWaiting(ctx context.Context, key string) {
+	trips := func() bool {
+		node, _ := nodeOfKey(key)
+		return t.ledger.isPending(key) && !t.ledger.holds(key) && t.opens() && !t.approved(time.Now()).covers([]string{node})
+	}
+	if trips() {
+		if t.askNamespaces(ctx); trips() {
+			t.ledger.hold(key)
+		}
+	}
+}
+
+// opens is the verdict of the breaker just now.
+func (t *term) opens() bool {
+	v, _ := t.ledger.judge(time.Now())
+	return v.open
+}
+
+// askNamespaces is for the moment before the first hold, which outlives its cause: nobody
+// may have asked the namespaces since the nodes were lost, and one of them may want nothing
+// done. What is held already is no question of numbers any more.
+func (t *term) askNamespaces(ctx context.Context) {
+	if _, held := t.ledger.judge(time.Now()); !held {
+		t.readNamespaces(ctx)
+		t.recount()
 	}
 }

@@ -2,6 +2,7 @@ package nodecontroller
 
 import (
 	"slices"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -19,7 +20,7 @@ func (t *term) register() *kube.Registrations {
 		Update: t.csiNodeUpdated,
 		Delete: func(n *storagev1.CSINode) { t.csiNodeChanged(n.Name, nil) },
 	}))
-	add(t.c.nodes.Handle(kube.Handlers[*corev1.Node]{Add: t.nodeChanged, Update: t.nodeUpdated, Delete: t.nodeDeleted}))
+	add(t.c.nodes.Handle(kube.Handlers[*corev1.Node]{Add: t.nodeAdded, Update: t.nodeUpdated, Delete: t.nodeDeleted}))
 	add(t.c.volumes.Handle(kube.Handlers[*corev1.PersistentVolume]{
 		Add: t.volumeChanged, Update: func(_, pv *corev1.PersistentVolume) { t.volumeChanged(pv) }, Delete: t.volumeDeleted,
 	}))
@@ -48,7 +49,8 @@ func (t *term) csiNodeUpdated(old, n *storagev1.CSINode) {
 
 // csiNodeChanged notes where the driver is; nil means that the CSINode is gone.
 func (t *term) csiNodeChanged(name string, n *storagev1.CSINode) {
-	before := t.index.topologyKey()
+	before, bare := t.index.topologyKey(), t.index.unlabelled()
+	volumes := t.index.volumesOf(name)
 	moved, rekeyed := t.index.setCSINode(name, n)
 	if rekeyed { // all nodes and volumes are found by other values now
 		for _, node := range t.c.nodes.List() {
@@ -64,7 +66,16 @@ func (t *term) csiNodeChanged(name string, n *storagev1.CSINode) {
 	if !t.ready.Load() || t.keyed(before) {
 		return
 	}
-	t.concern(name, t.index.volumesOf(name)) // of which it may be an alias
+	t.concern(name, mergeNames(volumes, t.index.volumesOf(name))) // of which it may be, or was, an alias
+	t.labelled(bare)
+}
+
+// labelled looks again at all that waits where other nodes than before lack their label:
+// one that does may be the node of any lost volume.
+func (t *term) labelled(before []string) {
+	if t.ready.Load() && !slices.Equal(before, t.index.unlabelled()) {
+		t.review(t.volumeQueue.Add, t.nodeQueue.Add)
+	}
 }
 
 // keyed looks at everything again where the topology key is another than before, and tells
@@ -89,15 +100,25 @@ func (t *term) tellKey() {
 		"TopologyKeyUnknown: the CSINodes report no topology key for the driver, or more than one, or one whose values are not those of single nodes, so nothing is cleaned up; set --topology-node-key"))
 }
 
+// nodeAdded ends the approval of a node that is back.
+func (t *term) nodeAdded(node *corev1.Node) {
+	if t.ready.Load() && t.c.spent.returned(node.Name, t.approved(time.Now())) {
+		t.c.notify.send(t.csiDriver(), normal(reasonReturned,
+			"Node %s is back: that it is approved in %s does not hold for its next loss; take its name out of there", node.Name, t.c.policy.ann.approve))
+	}
+	t.nodeChanged(node)
+}
+
 func (t *term) nodeChanged(node *corev1.Node) {
 	t.index.setGoing(node.Name, node.DeletionTimestamp != nil)
 	if t.memory.clear(t.memory.absent, node.Name); node.DeletionTimestamp == nil { // an absence after this is another one
 		t.ledger.drop(keyOfRecords(node.Name))
 	}
-	before := t.index.topologyKey()
+	before, bare := t.index.topologyKey(), t.index.unlabelled()
 	volumes := t.index.setNode(node)
 	t.keyed(before) // the node may have shown that the key does not tell nodes apart
 	t.concern(node.Name, volumes)
+	t.labelled(bare)
 }
 
 // concern has a node and its volumes looked at. What they contribute to the breaker is
@@ -125,6 +146,10 @@ func (t *term) nodeUpdated(old, node *corev1.Node) {
 		old.Annotations[ann.cleanup] == node.Annotations[ann.cleanup] && old.Annotations[ann.localData] == node.Annotations[ann.localData] {
 		return
 	}
+	if old.UID != node.UID {
+		t.nodeAdded(node)
+		return
+	}
 	t.nodeChanged(node)
 }
 
@@ -133,10 +158,11 @@ func (t *term) nodeDeleted(node *corev1.Node) {
 	t.c.departed.left(node) // which may hear of it later
 	t.memory.clear(t.memory.ends, node.Name)
 	t.index.setGoing(node.Name, false)
-	before := t.index.topologyKey()
+	before, bare := t.index.topologyKey(), t.index.unlabelled()
 	volumes := t.index.dropNode(node)
 	t.keyed(before)
 	t.concern(node.Name, volumes)
+	t.labelled(bare)
 }
 
 func (t *term) volumeChanged(pv *corev1.PersistentVolume) {
@@ -195,7 +221,11 @@ func (t *term) classChanged(class *storagev1.StorageClass) {
 
 // driverChanged looks at what may have been approved.
 func (t *term) driverChanged(d *storagev1.CSIDriver) {
-	if t.ready.Load() && d.Name == t.c.deps.Driver {
+	if d.Name != t.c.deps.Driver {
+		return
+	}
+	t.c.spent.written(d.Annotations[t.c.policy.ann.approve])
+	if t.ready.Load() {
 		t.review(t.volumeQueue.Add, t.nodeQueue.Add)
 	}
 }

@@ -24,16 +24,19 @@ type index struct {
 	nodes   relation
 	values  map[string]nodeValue // by the name of the node
 	foreign map[string]struct{}  // nodes of the driver whose value of key is not one of their own
+	bare    map[string]struct{}  // nodes of the driver that should have a value of key and have none
+	former  relation             // nodes that are there, by names that they had and have not now
 	volumes relation             // by their local values, and the names of their lost nodes
 	mention relation             // volumes of the driver by all values in their affinity, whatever their keys
 	going   map[string]struct{}  // names of nodes that are being deleted
 	graves  map[string]tombstone // by every name of the node, until that is back
 }
 
-// nodeValue is the value of the key that a node has, and what it may be called by itself.
+// nodeValue is the value of the key that a node has, what it may be called by itself, and
+// all by which a volume may mean it.
 type nodeValue struct {
-	value string
-	own   []string
+	value      string
+	own, names []string
 }
 
 // ownNames is what a node is called by. A topology key whose values are none of these, nor
@@ -92,7 +95,7 @@ func (r relation) find(names []string) []string {
 func newIndex(driver, key string, ann annotations) *index {
 	return &index{
 		driver: driver, ann: ann, fixed: key, key: key, drivers: map[string]storagev1.CSINodeDriver{}, nodes: newRelation(), values: map[string]nodeValue{},
-		foreign: map[string]struct{}{}, volumes: newRelation(), mention: newRelation(), graves: map[string]tombstone{}, going: map[string]struct{}{},
+		foreign: map[string]struct{}{}, bare: map[string]struct{}{}, former: newRelation(), volumes: newRelation(), mention: newRelation(), graves: map[string]tombstone{}, going: map[string]struct{}{},
 	}
 }
 
@@ -133,12 +136,12 @@ func (i *index) setCSINode(name string, csiNode *storagev1.CSINode) (moved, reke
 	delete(i.drivers, name)
 	has := false
 	if csiNode != nil {
-		for _, d := range csiNode.Spec.Drivers {
-			if d.Name == i.driver {
-				i.drivers[name], has = d, true
-			}
+		var d storagev1.CSINodeDriver
+		if d, has = registration(csiNode, i.driver); has {
+			i.drivers[name] = d
 		}
 	}
+	i.rename(name)
 	i.judge(name)
 	if i.fixed != "" {
 		return had != has, false
@@ -162,10 +165,10 @@ func (i *index) setCSINode(name string, csiNode *storagev1.CSINode) (moved, reke
 func (i *index) setNode(node *corev1.Node) (volumes []string) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	touched := i.nodes.set(node.Name, namesOfNode(node, i.key))
-	i.values[node.Name] = nodeValue{node.Labels[i.key], ownNames(node)}
+	i.values[node.Name] = nodeValue{node.Labels[i.key], ownNames(node), namesOfNode(node, i.key)}
+	touched := i.rename(node.Name)
 	i.judge(node.Name)
-	for _, n := range touched {
+	for _, n := range i.nodes.names[node.Name] {
 		if i.graves[n].name == node.Name {
 			delete(i.graves, n)
 		}
@@ -173,11 +176,36 @@ func (i *index) setNode(node *corev1.Node) (volumes []string) {
 	return i.volumes.find(touched)
 }
 
-// judge notes whether the value of the key that a node has is one of its own.
+// rename has a node, or a CSINode without one, found by all its names, and returns those
+// that it has or had. A name that a node drops while it is there may still be that of its
+// volumes: their data is on it.
+func (i *index) rename(node string) (touched []string) {
+	value, exists := i.values[node]
+	names := slices.Clone(value.names)
+	if id := i.drivers[node].NodeID; id != "" {
+		names = mergeNames(names, []string{id})
+	}
+	old := i.nodes.names[node]
+	touched = i.nodes.set(node, names)
+	if exists {
+		former := slices.DeleteFunc(mergeNames(i.former.names[node], old), func(n string) bool { return slices.Contains(names, n) })
+		i.former.set(node, former)
+	}
+	return touched
+}
+
+// judge notes whether the value of the key that a node has is one of its own, and whether
+// it lacks one.
 func (i *index) judge(node string) {
 	delete(i.foreign, node)
+	delete(i.bare, node)
 	driver, has := i.drivers[node]
-	if v := i.values[node]; has && v.value != "" && v.value != driver.NodeID && !slices.Contains(v.own, v.value) {
+	v, exists := i.values[node]
+	switch {
+	case !has || !exists:
+	case unlabelled(v.value, i.key, driver):
+		i.bare[node] = struct{}{}
+	case v.value != "" && v.value != driver.NodeID && !slices.Contains(v.own, v.value):
 		i.foreign[node] = struct{}{}
 	}
 }
@@ -186,9 +214,9 @@ func (i *index) judge(node string) {
 func (i *index) dropNode(node *corev1.Node) (volumes []string) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	touched := i.nodes.set(node.Name, nil)
 	delete(i.values, node.Name)
-	delete(i.foreign, node.Name)
+	touched := slices.Concat(i.rename(node.Name), i.former.set(node.Name, nil))
+	i.judge(node.Name)
 	for _, n := range touched {
 		if len(i.volumes.objects[n]) > 0 {
 			i.graves[n] = tombstoneOf(node)
@@ -228,7 +256,7 @@ func (i *index) nodesOf(volume string) []string {
 	i.mu.RLock()
 	defer i.mu.RUnlock()
 	names := i.volumes.names[volume]
-	return mergeNames(names, i.nodes.find(names))
+	return mergeNames(names, slices.Concat(i.nodes.find(names), i.former.find(names)))
 }
 
 // setGoing notes whether a node is being deleted.
@@ -247,11 +275,33 @@ func (i *index) goingNodes() []string {
 	return slices.Collect(maps.Keys(i.going))
 }
 
-// nodesNamed is the nodes that have one of names as a name, label or host name.
+// nodesNamed is the nodes that have one of names as a name, label, host name or ID, and the
+// CSINodes without a Node that have it as an ID.
 func (i *index) nodesNamed(names []string) []string {
 	i.mu.RLock()
 	defer i.mu.RUnlock()
 	return i.nodes.find(names)
+}
+
+// formerly is the nodes that had one of names, and that have been seen without it, or are
+// gone and may have come back without it.
+func (i *index) formerly(names []string) []string {
+	i.mu.RLock()
+	defer i.mu.RUnlock()
+	found := i.former.find(names)
+	for _, n := range names {
+		if grave, ok := i.graves[n]; ok {
+			found = append(found, grave.name)
+		}
+	}
+	return mergeNames(found, nil)
+}
+
+// unlabelled is the nodes of the driver that should have a value of its key and have none.
+func (i *index) unlabelled() []string {
+	i.mu.RLock()
+	defer i.mu.RUnlock()
+	return slices.Sorted(maps.Keys(i.bare))
 }
 
 // namesOf is the names by which a node, whether it is there or not, is or was found.
@@ -262,7 +312,7 @@ func (i *index) namesOf(node string) []string {
 }
 
 func (i *index) named(node string) []string {
-	names := append([]string{node}, i.nodes.names[node]...)
+	names := slices.Concat([]string{node}, i.nodes.names[node], i.former.names[node])
 	for n, grave := range i.graves { // of nodes that are gone and have volumes: few
 		if grave.name == node {
 			names = append(names, n)
@@ -318,6 +368,8 @@ func (i *index) lost(pv *corev1.PersistentVolume, values []string) ([]string, *t
 		case written:
 		case ok:
 			names = append(names, grave.name)
+		case len(i.former.objects[v]) > 0:
+			names = append(names, i.former.find([]string{v})...)
 		default:
 			names = append(names, v)
 		}

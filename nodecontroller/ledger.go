@@ -175,6 +175,18 @@ func (l *ledger) isHeld(node string) bool {
 	return l.held[node] > 0
 }
 
+// hold has an entry be held, if there is one.
+func (l *ledger) hold(key string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if e, ok := l.entries[key]; ok {
+		l.remove(key)
+		e.held = true
+		l.entries[key] = e
+		l.count(e, 1)
+	}
+}
+
 // holds tells whether there is an entry that is held.
 func (l *ledger) holds(key string) bool {
 	l.mu.Lock()

@@ -31,6 +31,7 @@ type reader struct {
 	policy  policy
 	timeout time.Duration // of one request
 	system  *atomic.Value // the UID of kube-system at the start of the process; empty: not read yet
+	spent   *spent        // what has been approved and is over
 	// tried is told how the attempts to read that have ended.
 	tried func(what string, err error)
 }
@@ -113,7 +114,7 @@ func (r *reader) approval(ctx context.Context, now time.Time) (approval, error) 
 		return approval{}, err
 	}
 	granted, _ := r.policy.ann.parseApproval(driver.Annotations, now) // what has no effect was told when it was written
-	return granted, nil
+	return r.spent.from(granted), nil
 }
 
 // pages calls visit for every object of a kind until it returns false. list makes one
@@ -140,8 +141,8 @@ func pages[T any](ctx context.Context, timeout time.Duration, what string, list 
 }
 
 // named is every node that has one of names as its name, or one of values as its label
-// key, and the names of the CSINodes among names.
-func (r *reader) named(ctx context.Context, key string, values, names []string) (nodes []*corev1.Node, csiNodes []string, err error) {
+// key, and the CSINodes called like one of names.
+func (r *reader) named(ctx context.Context, key string, values, names []string) (nodes []*corev1.Node, csiNodes []*storagev1.CSINode, err error) {
 	seen := map[string]bool{}
 	for _, name := range names {
 		if name == "" || len(content.IsPathSegmentName(name)) > 0 || seen[name] {
@@ -155,10 +156,12 @@ func (r *reader) named(ctx context.Context, key string, values, names []string) 
 		if ok {
 			nodes = append(nodes, node)
 		}
-		if _, ok, err = r.csiNode(ctx, name); err != nil {
+		csiNode, ok, err := r.csiNode(ctx, name)
+		if err != nil {
 			return nil, nil, err
-		} else if ok {
-			csiNodes = append(csiNodes, name)
+		}
+		if ok {
+			csiNodes = append(csiNodes, csiNode)
 		}
 	}
 	valid := slices.DeleteFunc(slices.Clone(values), func(v string) bool { return len(validation.IsValidLabelValue(v)) > 0 })
@@ -241,7 +244,8 @@ func (r *reader) listCSINodes(ctx context.Context, opts metav1.ListOptions) ([]*
 }
 
 func (r *reader) hasDriver(n *storagev1.CSINode) bool {
-	return slices.ContainsFunc(n.Spec.Drivers, func(d storagev1.CSINodeDriver) bool { return d.Name == r.policy.driver })
+	_, ok := registration(n, r.policy.driver)
+	return ok
 }
 
 // users is the pods that use a claim on a node that exists and is none of except.

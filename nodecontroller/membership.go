@@ -5,6 +5,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 )
 
@@ -24,9 +25,12 @@ const (
 type membership struct {
 	place   place
 	hosts   []string // nodes whose labels satisfy its affinity
-	aliases []string // what else may be one of its nodes: by its name, label or host name
-	// recorded is that only the name that is written on the volume tells of what stays.
+	aliases []string // what else may be one of its nodes: by its name, label, host name or ID
+	// recorded is that only the name that is written on the volume tells of what stays, or
+	// what this process has seen of its node.
 	recorded bool
+	// unwritten is the names of recorded nodes that are not written there yet.
+	unwritten []string
 	// fencedSince is from when on the node of a fenced volume is taken for lost.
 	fencedSince time.Time
 }
@@ -52,6 +56,9 @@ func localValues(pv *corev1.PersistentVolume, driver, key string) ([]string, boo
 	}
 	slices.Sort(values)
 	values = slices.Compact(values)
+	if slices.Contains(values, "") { // nothing is called that: nobody could tell that its node is gone
+		return nil, false
+	}
 	return values, len(values) > 0
 }
 
@@ -73,47 +80,73 @@ func mentioned(pv *corev1.PersistentVolume, driver string) []string {
 	return slices.Compact(values)
 }
 
-// namesOfNode is everything by which an affinity with key may mean a node: its name, its
-// label, and its host name, which some drivers take for the label.
+// namesOfNode is everything by which an affinity with key may mean a node, but for the ID
+// that the driver has for it: its name, its label, and its host name, which some drivers
+// take for the label.
 func namesOfNode(node *corev1.Node, key string) []string {
-	names := []string{node.Name}
-	if v := node.Labels[key]; v != "" {
-		names = append(names, v)
-	}
-	for _, a := range node.Status.Addresses {
-		if a.Type == corev1.NodeHostName && a.Address != "" {
-			names = append(names, a.Address)
-		}
-	}
+	names := slices.DeleteFunc(append(ownNames(node), node.Labels[key]), func(n string) bool { return n == "" })
 	slices.Sort(names)
 	return slices.Compact(names)
 }
 
-// locate finds the place of pv, whose local values are values. nodes is at least all
-// nodes that have one of values as a name, csiNodes the names of existing CSINodes; what
-// does not belong to pv among them is left out. A node that came back without its label,
-// or only as a CSINode so far, counts as an alias. So does one that came back under the name
-// that is written on pv, with whatever label: nobody can tell whether its disks are the same.
-func (a annotations) locate(pv *corev1.PersistentVolume, values []string, key string, nodes []*corev1.Node, csiNodes []string) membership {
+// registration is what a CSINode says of a driver.
+func registration(n *storagev1.CSINode, driver string) (found storagev1.CSINodeDriver, ok bool) {
+	for _, d := range n.Spec.Drivers {
+		if d.Name == driver {
+			found, ok = d, true
+		}
+	}
+	return found, ok
+}
+
+// unlabelled tells whether a node should have a value of key, since its driver reports that,
+// and has none: it may be the node of any volume whose value no other node has.
+func unlabelled(value, key string, d storagev1.CSINodeDriver) bool {
+	return value == "" && key != "" && slices.Contains(d.TopologyKeys, key)
+}
+
+// locate finds the place of pv, whose local values are values. nodes is at least all nodes,
+// and csiNodes all CSINodes, that have one of values as a name; what does not belong to pv
+// among them is left out. A node that came back without its label, or only as a CSINode so
+// far, counts as an alias. So does one that came back under the name that is written on pv,
+// with whatever label: nobody can tell whether its disks are the same. former is the names
+// of further such nodes, which had one of values once.
+func (a annotations) locate(pv *corev1.PersistentVolume, values []string, key string, nodes []*corev1.Node, csiNodes []*storagev1.CSINode, former []string) membership {
 	var m membership
 	selector, err := nodeaffinity.NewNodeSelector(pv.Spec.NodeAffinity.Required)
 	if err != nil {
 		return m // nobody knows what it means
 	}
-	lost := a.lostNodes(pv)
+	drivers := map[string]storagev1.CSINodeDriver{}
+	for _, n := range csiNodes {
+		if d, ok := registration(n, pv.Spec.CSI.Driver); ok {
+			drivers[n.Name] = d
+		}
+	}
+	means := func(names ...string) bool {
+		return slices.ContainsFunc(names, func(n string) bool { return slices.Contains(values, n) })
+	}
+	lost := mergeNames(a.lostNodes(pv), former)
 	staying, leaving, recorded := 0, 0, 0
 	var host *corev1.Node
+	var mayBe []string
 	for _, node := range nodes {
 		switch {
 		case selector.Match(node):
 			m.hosts, host = append(m.hosts, node.Name), node
-		case slices.ContainsFunc(namesOfNode(node, key), func(n string) bool { return slices.Contains(values, n) }):
+		case means(drivers[node.Name].NodeID), means(namesOfNode(node, key)...):
 			m.aliases = append(m.aliases, node.Name)
 		case slices.Contains(lost, node.Name):
 			m.aliases = append(m.aliases, node.Name)
 			if node.DeletionTimestamp == nil {
 				recorded++
+				if !slices.Contains(a.lostNodes(pv), node.Name) {
+					m.unwritten = append(m.unwritten, node.Name)
+				}
 			}
+		case unlabelled(node.Labels[key], key, drivers[node.Name]):
+			mayBe = append(mayBe, node.Name)
+			continue
 		default:
 			continue
 		}
@@ -123,12 +156,17 @@ func (a annotations) locate(pv *corev1.PersistentVolume, values []string, key st
 			leaving++
 		}
 	}
-	for _, name := range csiNodes {
-		if (slices.Contains(values, name) || slices.Contains(lost, name)) && !slices.Contains(m.hosts, name) && !slices.Contains(m.aliases, name) {
-			m.aliases = append(m.aliases, name)
+	for _, n := range csiNodes {
+		if (means(n.Name, drivers[n.Name].NodeID) || slices.Contains(lost, n.Name)) && !slices.Contains(m.hosts, n.Name) && !slices.Contains(m.aliases, n.Name) {
+			m.aliases = append(m.aliases, n.Name)
 		}
 	}
-	m.recorded = recorded > 0 && recorded == staying
+	if len(m.hosts) == 0 { // of a volume whose node is known, no other one can be it
+		m.aliases = append(m.aliases, mayBe...)
+	}
+	if m.recorded = recorded > 0 && recorded == staying; !m.recorded {
+		m.unwritten = nil
+	}
 	switch {
 	case len(m.hosts) == 1 && len(m.aliases) == 0 && staying == 1 && !a.fencedSince(host).IsZero():
 		m.place, m.fencedSince = placeFenced, a.fencedSince(host)

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
@@ -41,6 +42,8 @@ func TestLocalValues(t *testing.T) {
 		"the key is not known":            {localVolume(affinityTerm("", "a")), "", nil},
 		"no affinity":                     {func() *corev1.PersistentVolume { pv := localVolume(); pv.Spec.NodeAffinity = nil; return pv }(), testKey, nil},
 		"no required affinity":            {func() *corev1.PersistentVolume { pv := localVolume(); pv.Spec.NodeAffinity.Required = nil; return pv }(), testKey, nil},
+		"an empty value names no node":    {localVolume(affinityTerm(testKey, "")), testKey, nil},
+		"an empty value beside another":   {localVolume(affinityTerm(testKey, "a", "")), testKey, nil},
 		"other driver": {func() *corev1.PersistentVolume {
 			pv := localVolume(affinityTerm(testKey, "a"))
 			pv.Spec.CSI.Driver = "x"
@@ -90,6 +93,10 @@ func hostName(name string) func(*corev1.Node) {
 	}
 }
 
+func testCSINode(name, id string, keys ...string) *storagev1.CSINode {
+	return &storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: storagev1.CSINodeSpec{Drivers: []storagev1.CSINodeDriver{{Name: testDriver, NodeID: id, TopologyKeys: keys}}}}
+}
+
 func TestLocate(t *testing.T) {
 	ab := localVolume(affinityTerm(testKey, "a", "b"))
 	a := localVolume(affinityTerm(testKey, "a"))
@@ -101,42 +108,54 @@ func TestLocate(t *testing.T) {
 	for name, tt := range map[string]struct {
 		pv       *corev1.PersistentVolume
 		nodes    []*corev1.Node
-		csiNodes []string
+		csiNodes []*storagev1.CSINode
 		want     place
+		former   []string
 	}{
-		"nothing is there":                                 {a, nil, nil, placeOrphan},
-		"other nodes are there":                            {a, []*corev1.Node{testNode("x", "x")}, []string{"x"}, placeOrphan},
-		"the host is there":                                {a, []*corev1.Node{testNode("x", "a")}, nil, placeHealthy},
-		"the host is not ready":                            {a, []*corev1.Node{testNode("a", "a", func(n *corev1.Node) { n.Status.Conditions = nil })}, nil, placeHealthy},
-		"the host is going":                                {a, []*corev1.Node{testNode("a", "a", terminating)}, []string{"a"}, placeTerminating},
-		"one of two hosts is going":                        {ab, []*corev1.Node{testNode("a", "a", terminating), testNode("b", "b")}, nil, placeHealthy},
-		"both hosts are going":                             {ab, []*corev1.Node{testNode("a", "a", terminating), testNode("b", "b", terminating)}, nil, placeTerminating},
-		"the host is going, and one of its name stays":     {a, []*corev1.Node{testNode("x", "a", terminating), testNode("a", "")}, nil, placeHealthy},
-		"the host is going, and a CSINode of its value":    {a, []*corev1.Node{testNode("x", "a", terminating)}, []string{"a"}, placeUnclear},
-		"a node of its name without its label":             {a, []*corev1.Node{testNode("a", "")}, nil, placeHealthy},
-		"a node of its name with another label":            {a, []*corev1.Node{testNode("a", "z")}, nil, placeHealthy},
-		"a node of its host name":                          {a, []*corev1.Node{testNode("x", "", hostName("a"))}, nil, placeHealthy},
-		"a node with its label that lacks another":         {narrow, []*corev1.Node{testNode("x", "a")}, nil, placeHealthy},
-		"an alias is going":                                {a, []*corev1.Node{testNode("a", "", terminating)}, nil, placeUnclear},
-		"only the CSINode is left":                         {a, nil, []string{"a"}, placeUnclear},
-		"the lost node is back with another label":         {lost, []*corev1.Node{testNode("n", "z")}, []string{"n"}, placeHealthy},
-		"the lost node is back, and going again":           {lost, []*corev1.Node{testNode("n", "z", terminating)}, []string{"n"}, placeUnclear},
-		"only the CSINode of the lost node is there":       {lost, nil, []string{"n"}, placeUnclear},
-		"another node has the lost node as its label":      {lost, []*corev1.Node{testNode("x", "n")}, nil, placeOrphan},
-		"the host is fenced":                               {a, []*corev1.Node{testNode("a", "a", fenced(testNow))}, []string{"a"}, placeFenced},
-		"the host is fenced, and has another alias":        {ab, []*corev1.Node{testNode("a", "a", fenced(testNow)), testNode("b", "")}, nil, placeHealthy},
-		"the host is fenced, and a second one is not":      {ab, []*corev1.Node{testNode("a", "a", fenced(testNow)), testNode("b", "b")}, nil, placeHealthy},
-		"the host is fenced and going":                     {a, []*corev1.Node{testNode("a", "a", fenced(testNow), terminating)}, nil, placeTerminating},
-		"an affinity that cannot be understood is no loss": {localVolume(affinityTerm(testKey, "not valid as a label")), nil, nil, placeElsewhere},
+		"nothing is there":                                 {a, nil, nil, placeOrphan, nil},
+		"other nodes are there":                            {a, []*corev1.Node{testNode("x", "x")}, []*storagev1.CSINode{testCSINode("x", "")}, placeOrphan, nil},
+		"the host is there":                                {a, []*corev1.Node{testNode("x", "a")}, nil, placeHealthy, nil},
+		"the host is not ready":                            {a, []*corev1.Node{testNode("a", "a", func(n *corev1.Node) { n.Status.Conditions = nil })}, nil, placeHealthy, nil},
+		"the host is going":                                {a, []*corev1.Node{testNode("a", "a", terminating)}, []*storagev1.CSINode{testCSINode("a", "")}, placeTerminating, nil},
+		"one of two hosts is going":                        {ab, []*corev1.Node{testNode("a", "a", terminating), testNode("b", "b")}, nil, placeHealthy, nil},
+		"both hosts are going":                             {ab, []*corev1.Node{testNode("a", "a", terminating), testNode("b", "b", terminating)}, nil, placeTerminating, nil},
+		"the host is going, and one of its name stays":     {a, []*corev1.Node{testNode("x", "a", terminating), testNode("a", "")}, nil, placeHealthy, nil},
+		"the host is going, and a CSINode of its value":    {a, []*corev1.Node{testNode("x", "a", terminating)}, []*storagev1.CSINode{testCSINode("a", "")}, placeUnclear, nil},
+		"a node of its name without its label":             {a, []*corev1.Node{testNode("a", "")}, nil, placeHealthy, nil},
+		"a node of its name with another label":            {a, []*corev1.Node{testNode("a", "z")}, nil, placeHealthy, nil},
+		"a node of its host name":                          {a, []*corev1.Node{testNode("x", "", hostName("a"))}, nil, placeHealthy, nil},
+		"a node with its label that lacks another":         {narrow, []*corev1.Node{testNode("x", "a")}, nil, placeHealthy, nil},
+		"an alias is going":                                {a, []*corev1.Node{testNode("a", "", terminating)}, nil, placeUnclear, nil},
+		"only the CSINode is left":                         {a, nil, []*storagev1.CSINode{testCSINode("a", "")}, placeUnclear, nil},
+		"the lost node is back with another label":         {lost, []*corev1.Node{testNode("n", "z")}, []*storagev1.CSINode{testCSINode("n", "")}, placeHealthy, nil},
+		"the lost node is back, and going again":           {lost, []*corev1.Node{testNode("n", "z", terminating)}, []*storagev1.CSINode{testCSINode("n", "")}, placeUnclear, nil},
+		"only the CSINode of the lost node is there":       {lost, nil, []*storagev1.CSINode{testCSINode("n", "")}, placeUnclear, nil},
+		"another node has the lost node as its label":      {lost, []*corev1.Node{testNode("x", "n")}, nil, placeOrphan, nil},
+		"the host is fenced":                               {a, []*corev1.Node{testNode("a", "a", fenced(testNow))}, []*storagev1.CSINode{testCSINode("a", "")}, placeFenced, nil},
+		"the host is fenced, and has another alias":        {ab, []*corev1.Node{testNode("a", "a", fenced(testNow)), testNode("b", "")}, nil, placeHealthy, nil},
+		"the host is fenced, and a second one is not":      {ab, []*corev1.Node{testNode("a", "a", fenced(testNow)), testNode("b", "b")}, nil, placeHealthy, nil},
+		"the host is fenced and going":                     {a, []*corev1.Node{testNode("a", "a", fenced(testNow), terminating)}, nil, placeTerminating, nil},
+		"an affinity that cannot be understood is no loss": {localVolume(affinityTerm(testKey, "not valid as a label")), nil, nil, placeElsewhere, nil},
+		"a node of its ID, without its label":              {a, []*corev1.Node{testNode("x", "z")}, []*storagev1.CSINode{testCSINode("x", "a")}, placeHealthy, nil},
+		"a node of its ID is going":                        {a, []*corev1.Node{testNode("x", "", terminating)}, []*storagev1.CSINode{testCSINode("x", "a")}, placeUnclear, nil},
+		"only a CSINode of its ID is there":                {a, nil, []*storagev1.CSINode{testCSINode("x", "a")}, placeUnclear, nil},
+		"the host is going, its CSINode has its ID":        {a, []*corev1.Node{testNode("x", "a", terminating)}, []*storagev1.CSINode{testCSINode("x", "a")}, placeTerminating, nil},
+		"a node of its host label":                         {a, []*corev1.Node{testNode("x", "", func(n *corev1.Node) { n.Labels = map[string]string{corev1.LabelHostname: "a"} })}, nil, placeHealthy, nil},
+		"a node of the driver that lacks its label":        {a, []*corev1.Node{testNode("x", "")}, []*storagev1.CSINode{testCSINode("x", "y", testKey)}, placeUnclear, nil},
+		"a node of the driver that needs no label":         {a, []*corev1.Node{testNode("x", "")}, []*storagev1.CSINode{testCSINode("x", "y", "other")}, placeOrphan, nil},
+		"a node of the driver with another label":          {a, []*corev1.Node{testNode("x", "z")}, []*storagev1.CSINode{testCSINode("x", "y", testKey)}, placeOrphan, nil},
+		"the host is going, another node lacks its label":  {a, []*corev1.Node{testNode("a", "a", terminating), testNode("x", "")}, []*storagev1.CSINode{testCSINode("x", "y", testKey)}, placeTerminating, nil},
+		"a node that had its value":                        {a, []*corev1.Node{testNode("x", "z")}, nil, placeHealthy, []string{"x"}},
+		"a node that had its value is gone":                {a, []*corev1.Node{testNode("y", "z")}, nil, placeOrphan, []string{"x"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			values, _ := localValues(tt.pv, testDriver, testKey)
-			got := annotationsOf(testDriver).locate(tt.pv, values, testKey, tt.nodes, tt.csiNodes)
+			got := annotationsOf(testDriver).locate(tt.pv, values, testKey, tt.nodes, tt.csiNodes, tt.former)
 			if got.place != tt.want {
 				t.Errorf("got %+v, want place %d", got, tt.want)
 			}
 			slices.Reverse(tt.nodes)
-			if again := annotationsOf(testDriver).locate(tt.pv, values, testKey, tt.nodes, tt.csiNodes); again.place != tt.want {
+			if again := annotationsOf(testDriver).locate(tt.pv, values, testKey, tt.nodes, tt.csiNodes, tt.former); again.place != tt.want {
 				t.Errorf("in another order %+v", again)
 			}
 		})

@@ -24,6 +24,7 @@ type memory struct {
 type remembered struct {
 	noticed       time.Time // since when its node is known to be missing
 	present       time.Time // when its node was there although it was noted as missing
+	kept          string    // the clock that has run since it was first seen
 	forced, tried bool
 }
 
@@ -39,6 +40,7 @@ func (m *memory) get(uid types.UID) remembered {
 
 func (m *memory) noticed(uid types.UID) time.Time { return m.get(uid).noticed }
 func (m *memory) present(uid types.UID) time.Time { return m.get(uid).present }
+func (m *memory) kept(uid types.UID) string       { return m.get(uid).kept }
 func (m *memory) forced(uid types.UID) bool       { return m.get(uid).forced }
 func (m *memory) tried(uid types.UID) bool        { return m.get(uid).tried }
 

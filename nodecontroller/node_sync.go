@@ -22,6 +22,7 @@ func (t *term) syncNode(ctx context.Context, name string) (next time.Time, err e
 	ctx = klog.NewContext(ctx, log)
 	pass := &nodePass{name: name}
 	for range maxRounds {
+		t.holdWaiting(ctx, keyOfClaims(name))
 		s := t.gatherNode(pass)
 		t.announce(s.now)
 		st := t.c.nodePolicy.decide(s)
@@ -39,6 +40,9 @@ func (t *term) syncNode(ctx context.Context, name string) (next time.Time, err e
 		case nodeNote:
 			err = errors.Join(t.noteVolumes(ctx, s.node, pass.volumes, false), t.noteOptOut(ctx, pass.meant))
 		case nodeHold:
+			if t.askNamespaces(ctx); !t.opens() {
+				continue
+			}
 			err = t.noteVolumes(ctx, s.node, pass.volumes, true)
 		case nodeClean:
 			var next time.Time

@@ -39,9 +39,8 @@ type CleanupRequest struct {
 type cleanup struct {
 	request CleanupRequest
 	key     string
-	fixed   bool              // the operator has set the key
-	ids     map[string]string // else what the driver calls its nodes
-	names   relation          // the nodes that exist, and all by which a volume may mean them
+	fixed   bool  // the operator has set the key
+	every   *roll // the nodes that exist
 	policy  policy
 	reader  *reader
 	exec    *executor
@@ -64,7 +63,7 @@ func Cleanup(ctx context.Context, cfg Config, client kubernetes.Interface, reque
 	}
 	p := policyOf(cfg, request.Driver)
 	p.mode, p.dryRun, p.command = cfg.NodeCleanup, request.DryRun, true
-	r := &reader{client: client, policy: p, timeout: cfg.Timeout, system: new(atomic.Value)}
+	r := &reader{client: client, policy: p, timeout: cfg.Timeout, system: new(atomic.Value), spent: &spent{}}
 	c := &cleanup{request: request, key: cfg.TopologyNodeKey, fixed: cfg.TopologyNodeKey != "", policy: p, reader: r, forced: map[string]bool{}, refused: map[string]bool{}, bucket: bucket{qps: cfg.NodeCleanupQPS, burst: cfg.NodeCleanupBurst}}
 	registry := prometheus.NewRegistry() // of which nobody reads anything
 	c.exec = &executor{
@@ -104,7 +103,7 @@ func (c *cleanup) prepare(ctx context.Context) error {
 		c.reader.system.Store(ns.UID)
 	}
 	if !c.fixed {
-		if c.key, c.ids, err = c.findKey(ctx); err != nil {
+		if c.key, err = c.findKey(ctx); err != nil {
 			return err
 		}
 	}
@@ -114,31 +113,32 @@ func (c *cleanup) prepare(ctx context.Context) error {
 // readNodes finds out which nodes there are and by what volumes may mean them, and refuses
 // when one of them may be the one that is gone. A node may come back at any time.
 func (c *cleanup) readNodes(ctx context.Context) error {
-	name := c.request.Node
-	var found []string
-	foreign := ""
-	c.names = newRelation()
-	err := pages(ctx, c.reader.timeout, "Nodes", c.reader.listNodes, metav1.ListOptions{}, func(n *corev1.Node) bool {
-		c.names.set(n.Name, namesOfNode(n, c.key))
-		if id, ours := c.ids[n.Name]; ours {
-			if v := n.Labels[c.key]; v != "" && v != id && !slices.Contains(ownNames(n), v) {
-				foreign = n.Name
-			}
+	foreign, exists := "", map[string]bool{}
+	every, err := c.reader.everyNode(ctx, c.key, func(n *corev1.Node, d storagev1.CSINodeDriver, registered bool) {
+		exists[n.Name] = true
+		if v := n.Labels[c.key]; registered && !c.fixed && v != "" && v != d.NodeID && !slices.Contains(ownNames(n), v) {
+			foreign = n.Name
 		}
-		if slices.Contains(namesOfNode(n, c.key), name) {
-			found = append(found, "Node "+n.Name)
-		}
-		return true
 	})
 	if err != nil {
 		return err
 	}
+	c.every = every
 	if foreign != "" {
 		return fmt.Errorf("--topology-node-key: must be set, since topology key %s of driver %q is not one of single nodes: the value that Node %s has is not its name, host name or ID", c.key, c.policy.driver, foreign)
 	}
+	name := c.request.Node
+	var found []string
+	for _, n := range every.names.find([]string{name}) {
+		if exists[n] {
+			found = append(found, "Node "+n)
+		} else {
+			found = append(found, "CSINode "+n)
+		}
+	}
 	if _, ok, err := c.reader.csiNode(ctx, name); err != nil {
 		return err
-	} else if ok {
+	} else if ok && !slices.Contains(found, "CSINode "+name) {
 		found = append(found, "CSINode "+name)
 	}
 	if len(found) > 0 {
@@ -147,29 +147,23 @@ func (c *cleanup) readNodes(ctx context.Context) error {
 	return nil
 }
 
-// findKey is the only topology key that the driver reports, and its IDs of the nodes by
-// their names.
-func (c *cleanup) findKey(ctx context.Context) (string, map[string]string, error) {
-	keys, ids := map[string]bool{}, map[string]string{}
+// findKey is the only topology key that the driver reports.
+func (c *cleanup) findKey(ctx context.Context) (string, error) {
+	keys := map[string]bool{}
 	err := pages(ctx, c.reader.timeout, "CSINodes", c.reader.listCSINodes, metav1.ListOptions{}, func(n *storagev1.CSINode) bool {
-		for _, d := range n.Spec.Drivers {
-			if d.Name != c.policy.driver {
-				continue
-			}
-			ids[n.Name] = d.NodeID
-			for _, key := range d.TopologyKeys {
-				keys[key] = true
-			}
+		d, _ := registration(n, c.policy.driver)
+		for _, key := range d.TopologyKeys {
+			keys[key] = true
 		}
 		return true
 	})
 	if err != nil {
-		return "", nil, err
+		return "", err
 	}
 	if len(keys) != 1 {
-		return "", nil, fmt.Errorf("--topology-node-key: must be set, since driver %q reports %d topology keys", c.policy.driver, len(keys))
+		return "", fmt.Errorf("--topology-node-key: must be set, since driver %q reports %d topology keys", c.policy.driver, len(keys))
 	}
-	return slices.Collect(maps.Keys(keys))[0], ids, nil
+	return slices.Collect(maps.Keys(keys))[0], nil
 }
 
 // find is the volumes of the node, by their values or by what is written on them.
@@ -198,7 +192,9 @@ func (c *cleanup) check(ctx context.Context, s snapshot) (snapshot, step, []find
 	if err := c.readNodes(ctx); err != nil {
 		return s, step{}, nil, err
 	}
-	live, err := c.reader.refresh(ctx, s, c.key, c.names.find, nil, true)
+	none := func([]string) []string { return nil }
+	all := func(context.Context) (*roll, error) { return c.every, nil }
+	live, err := c.reader.refresh(ctx, s, c.key, none, all, nil, true)
 	if err != nil || live.volume == nil {
 		return live, step{reason: "Gone"}, nil, err
 	}

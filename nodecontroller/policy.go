@@ -27,6 +27,8 @@ type policy struct {
 	missingGrace time.Duration
 	fencedGrace  time.Duration
 	releaseGrace time.Duration
+	// clockGap is for how long the clock of a missing node counts without being kept up.
+	clockGap time.Duration
 	// command is that an administrator has asked for one node by name: there is nothing
 	// to wait for, nobody else to ask, and nothing to remember.
 	command bool
@@ -37,6 +39,7 @@ func policyOf(cfg Config, driver string) policy {
 		driver: driver, ann: annotationsOf(driver), mode: cfg.NodeCleanup, orphanPath: slices.Contains(cfg.NodeCleanupPaths, PathOrphan),
 		scope: cfg.NodeCleanupScope, retain: cfg.NodeCleanupRetain, static: cfg.NodeCleanupStatic, outOfService: cfg.NodeCleanupOutOfService,
 		removable: cfg.PVRemovableFinalizers, missingGrace: cfg.NodeMissingGrace, fencedGrace: cfg.NodeOutOfServiceGrace, releaseGrace: cfg.PVReleaseGrace,
+		clockGap: cfg.ClockGap,
 	}
 	switch {
 	case cfg.SkipNodeFinalize:
@@ -56,6 +59,8 @@ type snapshot struct {
 	member membership
 	// nodes is the names of its lost, fenced or terminating nodes, as well as they are known.
 	nodes []string
+	// former is nodes that had one of its values, as far as this process has seen.
+	former []string
 	// tombstone is what was last seen of the node that is gone; nil when nobody saw it.
 	tombstone *tombstone
 	claim     *corev1.PersistentVolumeClaim // of the name in claimRef, whatever its UID; nil: none
@@ -72,7 +77,9 @@ type snapshot struct {
 	noticed time.Time
 	// present is when this process last saw what may be its node; zero: it did not, or
 	// nothing was written about an absence then.
-	present  time.Time
+	present time.Time
+	// kept is the clock on the volume that has run since this process took over the work.
+	kept     string
 	open     bool // the breaker's verdict
 	approved bool // of all its nodes
 	// forced is that this process has already deleted the volume.

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
@@ -13,8 +14,9 @@ import (
 
 // refresh is s with everything in it that the API server knows read from there. Only full
 // reads what is needed before something is destroyed. known finds the names of nodes that
-// have one of some values as a name, label or host name; likely is nodes that may be ready.
-func (r *reader) refresh(ctx context.Context, s snapshot, key string, known func(values []string) []string, likely []string, full bool) (snapshot, error) {
+// volumes with some values may mean, as far as a cache tells, and every reads all nodes;
+// likely is nodes that may be ready.
+func (r *reader) refresh(ctx context.Context, s snapshot, key string, known func(values []string) []string, every func(context.Context) (*roll, error), likely []string, full bool) (snapshot, error) {
 	s.now = time.Now()
 	pv, ok, err := r.volume(ctx, s.volume.Name)
 	if err != nil {
@@ -31,11 +33,24 @@ func (r *reader) refresh(ctx context.Context, s snapshot, key string, known func
 		s.member = membership{}
 		return s, nil
 	}
-	nodes, csiNodes, err := r.named(ctx, key, values, slices.Concat(values, s.nodes, known(values)))
+	names := slices.Concat(values, s.nodes, s.former, known(values))
+	nodes, csiNodes, err := r.named(ctx, key, values, names)
 	if err != nil {
 		return s, err
 	}
-	s.member = r.policy.ann.locate(pv, values, key, nodes, csiNodes)
+	s.member = r.policy.ann.locate(pv, values, key, nodes, csiNodes, s.former)
+	if full && s.member.place != placeHealthy && s.member.place != placeUnclear { // which the rest would not change
+		all, err := every(ctx)
+		if err != nil {
+			return s, err
+		}
+		if more := slices.DeleteFunc(all.candidates(values), func(n string) bool { return slices.Contains(names, n) }); len(more) > 0 {
+			if nodes, csiNodes, err = r.named(ctx, key, values, slices.Concat(names, more)); err != nil {
+				return s, err
+			}
+			s.member = r.policy.ann.locate(pv, values, key, nodes, csiNodes, s.former)
+		}
+	}
 	if err := r.refreshClaim(ctx, &s, r.policy.ann.refusal(s.member, nodes)); err != nil {
 		return s, err
 	}
@@ -137,13 +152,13 @@ func (r *reader) refreshFacts(ctx context.Context, s *snapshot, likely []string)
 	return err
 }
 
-func present(nodes []*corev1.Node, csiNodes []string) []string {
+func present(nodes []*corev1.Node, csiNodes []*storagev1.CSINode) []string {
 	var names []string
 	for _, n := range nodes {
 		names = append(names, "Node "+n.Name)
 	}
 	for _, n := range csiNodes {
-		names = append(names, "CSINode "+n)
+		names = append(names, "CSINode "+n.Name)
 	}
 	return names
 }

@@ -398,3 +398,32 @@ func TestWhoOptsIn(t *testing.T) {
 		}
 	}
 }
+
+// TestClockThatNobodyKeptUp has a node come back and go again while the controller only
+// reports, and may not remove what it wrote before.
+func TestClockThatNobodyKeptUp(t *testing.T) {
+	f := scenario(t, func(f *fixture) { f.cfg.NodeMissingGrace, f.cfg.ClockGap = 4*shortGrace, 2*shortGrace })
+	f.node("n")
+	f.bound("a", "n")
+	f.start()
+	f.seen("pv-a", placeHealthy)
+	f.deleteNode("n")
+	f.untilVolume("pv-a", "has a clock that is kept up", func(pv *corev1.PersistentVolume) bool { return pv.Annotations[f.ann.seenMissing] != "" })
+	f.stop()
+	f.cfg.NodeCleanup = CleanupReport
+	stopped := time.Now()
+	f.start()
+	f.node("n")
+	f.seen("pv-a", placeHealthy)
+	f.passed(stopped, f.cfg.NodeMissingGrace)
+	f.deleteNode("n")
+	gone := time.Now()
+	f.seen("pv-a", placeOrphan)
+	f.stop()
+	f.cfg.NodeCleanup = CleanupClaims
+	f.start()
+	f.claimDeleted("a")
+	if d := time.Since(gone); d < f.cfg.NodeMissingGrace-time.Second { // which is written in whole seconds
+		t.Errorf("the claim is deleted %v after the node went", d)
+	}
+}

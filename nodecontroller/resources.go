@@ -64,6 +64,7 @@ func (t *term) cleanResources(ctx context.Context, node string, gates func() ([]
 		}
 		if len(found) > 0 {
 			t.noteWaiting(keyOfRecords(node), node, true)
+			t.holdWaiting(ctx, keyOfRecords(node))
 		}
 		for _, obj := range found {
 			next, ok := t.takeToken(time.Now())

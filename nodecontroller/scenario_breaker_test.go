@@ -18,6 +18,7 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/kubetest"
 )
 
@@ -447,4 +448,52 @@ func bodyHas(r *http.Request, text string) (*http.Request, bool) {
 	}
 	r.Body = io.NopCloser(bytes.NewReader(body))
 	return r, bytes.Contains(body, []byte(text))
+}
+
+// TestApprovedNodeIsBack has a node come back whose loss was approved by its name, and go
+// again.
+func TestApprovedNodeIsBack(t *testing.T) {
+	f := scenario(t, func(f *fixture) { f.cfg.NodeMissingGrace = time.Hour })
+	f.node("n")
+	f.bound("a", "n")
+	f.approve(f.name("n"), "")
+	f.start()
+	f.seen("pv-a", placeHealthy)
+	f.deleteNode("n")
+	f.claimDeleted("a")
+	f.node("n")
+	f.event("CSIDriver", f.driver, reasonReturned, f.ann.approve)
+	_, pvc := f.bound("b", "n")
+	f.seen("pv-b", placeHealthy)
+	f.deleteNode("n")
+	f.staysFor(shortGrace, "pv-b", placeOrphan, pvc)
+	f.approve("", "")
+	f.approve(f.name("n"), "")
+	f.claimDeleted("b")
+}
+
+// TestNamespacesAreAskedBeforeAHold loses two nodes at once, of which one has claims that
+// nobody wants to be cleaned up.
+func TestNamespacesAreAskedBeforeAHold(t *testing.T) {
+	lose := func(t *testing.T, change func(f *fixture)) *fixture {
+		f := scenario(t, change)
+		ten(f)
+		ns := f.refusing()
+		for i := range 8 {
+			f.boundIn(ns, fmt.Sprintf("a%d", i), "n3")
+		}
+		f.claimIn(ns, "unbound", "", map[string]string{kube.AnnSelectedNode: f.name("n3")})
+		f.start()
+		f.seen("pv-a0", placeHealthy)
+		f.seen("pv-c1", placeHealthy)
+		f.deleteNode("n1")
+		f.deleteNode("n3")
+		f.claimDeleted("c1")
+		if told := f.events("CSIDriver", f.driver, reasonBreakerOpen); len(told) > 0 {
+			t.Errorf("told %q", told)
+		}
+		return f
+	}
+	t.Run("volumes", func(t *testing.T) { lose(t, nil) })
+	t.Run("unbound_claims", func(t *testing.T) { lose(t, func(f *fixture) { f.cfg.NodeCleanupUnbound = UnboundDelete }) })
 }

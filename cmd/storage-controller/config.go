@@ -98,7 +98,7 @@ func readSettings(fs *pflag.FlagSet, all bool, roles []role) (settings, error) {
 	}
 	s := settings{origins: found, flags: flags}
 	def := nodecontroller.DefaultConfig()
-	s.Nodecontroller.MinMissingGrace, s.Nodecontroller.UnregisteredGrace = def.MinMissingGrace, def.UnregisteredGrace
+	s.Nodecontroller.MinMissingGrace, s.Nodecontroller.UnregisteredGrace, s.Nodecontroller.ClockGap = def.MinMissingGrace, def.UnregisteredGrace, def.ClockGap
 	err = v.UnmarshalExact(&s, viper.DecodeHook(mapstructure.ComposeDecodeHookFunc(
 		mapstructure.TextUnmarshallerHookFunc(),
 		durations,
