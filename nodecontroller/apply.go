@@ -3,7 +3,6 @@ package nodecontroller
 import (
 	"context"
 	"fmt"
-	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -39,7 +38,7 @@ func (t *term) syncVolume(ctx context.Context, name string) (time.Time, error) {
 		case st.action == doNothing:
 			return st.next, nil
 		case st.action == doSkip: // the review comes back to it, in case that what is not watched has changed
-			t.c.notify.skipped(s, st.reason, st.message)
+			t.c.notify.skipped(s, st.reason, st.String())
 			return time.Time{}, nil
 		case st.action == doBlocked:
 			t.c.notify.seldom(s.volume, st.reason, warning(reasonBlocked, "%s", st.message))
@@ -99,7 +98,7 @@ func (t *term) follow(ctx context.Context, live snapshot, st step) (next time.Ti
 	case doSkip, doBlocked:
 		t.ledger.mark(live.volume.Name, st)
 		if st.action == doSkip {
-			t.c.notify.skipped(live, st.reason, st.message)
+			t.c.notify.skipped(live, st.reason, st.String())
 		} else {
 			t.c.notify.seldom(live.volume, st.reason, warning(reasonBlocked, "%s", st.message))
 		}
@@ -223,8 +222,9 @@ func (e *executor) deleteClaim(ctx context.Context, live snapshot) error {
 
 func (e *executor) deleteVolume(ctx context.Context, live snapshot) (*corev1.PersistentVolume, error) {
 	pv := live.volume
-	removed := warning(reasonForceRemoved, "PersistentVolume %s is removed without its driver, which ran on node %s; scrub the disks of that node before they are used again", pv.Name, list(live.nodes))
-	e.notify.send(pv, removed) // before: afterwards there may be nothing to tell of
+	const removed = "PersistentVolume %s is %s without its driver, which ran on node %s; scrub the disks of that node before they are used again"
+	// Before: afterwards there may be nothing to tell of. An attempt that fails is made again.
+	e.notify.seldom(pv, "", warning(reasonForceRemoved, removed, pv.Name, "about to be removed", list(live.nodes)))
 	err := e.reader.client.CoreV1().PersistentVolumes().Delete(ctx, pv.Name, e.deleteOptions(pv))
 	e.metrics.action("pv_delete", e.policy, err)
 	if err != nil && !kube.IsGone(err) {
@@ -233,7 +233,7 @@ func (e *executor) deleteVolume(ctx context.Context, live snapshot) (*corev1.Per
 	klog.FromContext(ctx).Info("Volume deleted without its driver, its node is gone", "node", list(live.nodes), "volumeHandle", pv.Spec.CSI.VolumeHandle, "dryRun", e.policy.dryRun)
 	if ref := pv.Spec.ClaimRef; ref != nil {
 		ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: ref.Namespace, UID: live.namespace}}
-		e.notify.send(ns, removed)
+		e.notify.send(ns, warning(reasonForceRemoved, removed, pv.Name, "removed", list(live.nodes)))
 	}
 	left, exists, err := e.reader.volume(ctx, pv.Name)
 	if err != nil || !exists || left.UID != pv.UID {
@@ -273,7 +273,7 @@ func (t *term) change(ctx context.Context, s snapshot, st step) error {
 	}
 	if since := st.change.SetAnnotations[t.c.policy.ann.missing]; since != "" && s.noticed.IsZero() {
 		t.memory.change(s.volume.UID, func(r *remembered) { r.noticed = s.now })
-		t.tell(s, missingEvent(s.nodes, t.c.policy, t.c.policy.goal(s), s.now.Add(t.c.policy.missingGrace)))
+		t.tell(s, missingEvent(s, t.c.policy, s.now.Add(t.c.policy.missingGrace)))
 	}
 	return nil
 }
@@ -291,7 +291,7 @@ func (t *term) write(ctx context.Context, pv *corev1.PersistentVolume, change ku
 // notice remembers in memory that the node is missing, where nothing may be written.
 func (t *term) notice(s snapshot, due time.Time) {
 	t.memory.change(s.volume.UID, func(r *remembered) { r.noticed = s.now })
-	t.tell(s, missingEvent(s.nodes, t.c.policy, t.c.policy.goal(s), due))
+	t.tell(s, missingEvent(s, t.c.policy, due))
 }
 
 // forget is for a volume whose node is back.
@@ -317,7 +317,7 @@ func (t *term) tell(s snapshot, e event) {
 
 // skipped tells why nothing is done about a volume.
 func (n *notifier) skipped(s snapshot, cause, message string) {
-	e := warning(reasonSkipped, "Nothing is cleaned up: %s", strings.TrimSpace(message))
+	e := warning(reasonSkipped, "Nothing is cleaned up: %s", message)
 	n.seldom(s.volume, cause, e)
 	if s.claim != nil {
 		n.seldom(s.claim, cause, e)

@@ -55,6 +55,14 @@ type step struct {
 	next    time.Time       // when time alone may change the decision; zero: never
 }
 
+// String is why nothing is done, for events.
+func (st step) String() string {
+	if st.message == "" {
+		return st.reason
+	}
+	return st.reason + ": " + st.message
+}
+
 // decide names the one next step for a volume. It has no side effects, and is total.
 //
 //	healthy ─► suspect ─► claim ─► draining ─► released ─► force ─► verify

@@ -28,7 +28,7 @@ func (t *term) cleanTerminating(ctx context.Context, node *corev1.Node, pass *no
 		}
 		goal := t.c.policy.goal(s)
 		if goal.action == doSkip {
-			t.c.notify.skipped(s, goal.reason, goal.message)
+			t.c.notify.skipped(s, goal.reason, goal.String())
 		}
 		if goal.action != doDeleteClaim {
 			pass.settled[s.volume.Name] = true
@@ -68,7 +68,7 @@ func (t *term) deleteTerminating(ctx context.Context, node *corev1.Node, s snaps
 	goal := t.c.policy.goal(live)
 	if goal.action != doDeleteClaim {
 		if goal.action == doSkip {
-			t.c.notify.skipped(live, goal.reason, goal.message)
+			t.c.notify.skipped(live, goal.reason, goal.String())
 		}
 		return time.Time{}, nil
 	}

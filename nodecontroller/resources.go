@@ -12,7 +12,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/dynamic"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
 
@@ -23,12 +22,14 @@ import (
 func isNoSuchKind(err error) bool { return apierrors.IsNotFound(err) || meta.IsNoMatchError(err) }
 
 // eachResource calls visit for every object of a kind that belongs to some node, until
-// it returns false. A kind that nobody has installed has none.
-func eachResource(ctx context.Context, client dynamic.Interface, timeout time.Duration, r Resource, visit func(node string, obj *unstructured.Unstructured) bool) error {
+// it returns false. A kind that nobody has installed has none, which is told once.
+func (c *Controller) eachResource(ctx context.Context, r Resource, visit func(node string, obj *unstructured.Unstructured) bool) error {
 	list := func(ctx context.Context, opts metav1.ListOptions) ([]*unstructured.Unstructured, string, error) {
-		list, err := client.Resource(r.Resource).List(ctx, opts)
+		list, err := c.deps.Dynamic.Resource(r.Resource).List(ctx, opts)
 		if isNoSuchKind(err) {
-			klog.FromContext(ctx).V(1).Info("There is no such kind, nothing of it to clean up", "resource", r.Resource.String())
+			if _, told := c.unknownKinds.LoadOrStore(r.Resource, true); !told {
+				klog.FromContext(ctx).Info("There is no such kind, nothing of it to clean up", "resource", r.Resource.String())
+			}
 			return nil, "", nil
 		}
 		if err != nil {
@@ -36,7 +37,7 @@ func eachResource(ctx context.Context, client dynamic.Interface, timeout time.Du
 		}
 		return pointers(list.Items), list.GetContinue(), nil
 	}
-	return pages(ctx, timeout, r.Resource.GroupResource().String(), list, metav1.ListOptions{}, func(obj *unstructured.Unstructured) bool {
+	return pages(ctx, c.cfg.Timeout, r.Resource.GroupResource().String(), list, metav1.ListOptions{}, func(obj *unstructured.Unstructured) bool {
 		// An object whose field is missing or no text belongs to no node.
 		if node, ok, err := unstructured.NestedString(obj.Object, r.NodeField...); ok && err == nil && node != "" {
 			return visit(node, obj)
@@ -53,7 +54,7 @@ func (t *term) cleanResources(ctx context.Context, node string, gates func() ([]
 			continue
 		}
 		var found []*unstructured.Unstructured
-		err := eachResource(ctx, t.c.deps.Dynamic, t.c.cfg.Timeout, r, func(of string, obj *unstructured.Unstructured) bool {
+		err := t.c.eachResource(ctx, r, func(of string, obj *unstructured.Unstructured) bool {
 			if of == node && !r.left(obj) {
 				found = append(found, obj)
 			}
@@ -96,7 +97,7 @@ func (t *term) noteRecords(ctx context.Context, node string) error {
 	}
 	for _, r := range t.c.resources {
 		found := false
-		err := eachResource(ctx, t.c.deps.Dynamic, t.c.cfg.Timeout, r, func(of string, obj *unstructured.Unstructured) bool {
+		err := t.c.eachResource(ctx, r, func(of string, obj *unstructured.Unstructured) bool {
 			found = of == node && !r.left(obj)
 			return !found
 		})
@@ -166,7 +167,7 @@ func (t *term) sweep(ctx context.Context) {
 	defer tick.Stop()
 	for {
 		for _, r := range t.c.resources {
-			err := eachResource(ctx, t.c.deps.Dynamic, t.c.cfg.Timeout, r, func(node string, _ *unstructured.Unstructured) bool {
+			err := t.c.eachResource(ctx, r, func(node string, _ *unstructured.Unstructured) bool {
 				if _, exists := t.c.nodes.Get(node); !exists {
 					t.nodeQueue.Resync(node) // where its grace begins, and it is looked for
 				}
