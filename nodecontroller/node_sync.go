@@ -103,6 +103,9 @@ func (t *term) gatherNode(pass *nodePass) nodeSnapshot {
 			s.unheld = s.unheld || !t.c.nodePolicy.notes(node, vs, true).Made(vs.volume)
 		}
 	}
+	if !s.keyKnown && !s.registered {
+		s.mentioned = len(t.index.mentioning(ownValues(node))) > 0
+	}
 	if node.DeletionTimestamp != nil && node.Annotations[t.c.policy.ann.cleanup] == disabled && !s.keyKnown {
 		for _, name := range t.index.mentioning(t.index.meansOf(node)) {
 			if pv, ok := t.volumes.Get(name); ok && pv.Annotations[t.c.policy.ann.cleanup] != disabled {
