@@ -2,7 +2,10 @@ package nodecontroller
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"net/http"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -105,7 +108,16 @@ func (t *term) follow(ctx context.Context, live snapshot, st step) (next time.Ti
 		return time.Now().Add(later), false, nil
 	}
 	// The cache will follow, and its event brings the volume here again.
-	return earliest(st.next, time.Now().Add(soon)), false, nil
+	return earliest(st.next, t.patiently(live)), false, nil
+}
+
+// patiently is when to look at a volume again of which the cache knows less than the API server.
+func (t *term) patiently(s snapshot) time.Time {
+	now := time.Now()
+	if s.volume == nil {
+		return now.Add(soon)
+	}
+	return now.Add(t.memory.patience(s.volume.UID, now))
 }
 
 func earliest(a, b time.Time) time.Time {
@@ -126,7 +138,7 @@ func (t *term) destroy(ctx context.Context, s snapshot, st step) (used bool, nex
 	if confirmed.action != st.action {
 		klog.FromContext(ctx).V(2).Info("The API server disagrees with the cache", "action", confirmed.action.String(), "reason", confirmed.reason)
 		if confirmed.action == doChange && live.approved != s.approved { // the next look would undo what is written now
-			return false, time.Now().Add(soon), false, nil
+			return false, t.patiently(live), false, nil
 		}
 		next, again, err = t.follow(ctx, live, confirmed)
 		return false, next, again, err
@@ -282,7 +294,12 @@ func (t *term) write(ctx context.Context, pv *corev1.PersistentVolume, change ku
 	ctx, cancel := context.WithTimeout(ctx, t.c.cfg.Timeout)
 	defer cancel()
 	changed, err := kube.Change(ctx, t.c.deps.Client.CoreV1().PersistentVolumes(), pv, change)
-	if err = t.volumes.Note(pv, changed, err); err != nil {
+	err = t.volumes.Note(pv, changed, err)
+	if refused := isRefusal(err); (refused || err == nil) && refused != t.memory.unwritable(pv.UID) {
+		t.memory.change(pv.UID, func(r *remembered) { r.unwritable = refused })
+		t.gather(pv.Name) // which counts it, or not any more
+	}
+	if err != nil {
 		return fmt.Errorf("writing notes on PersistentVolume %q: %w", pv.Name, err)
 	}
 	return nil
@@ -324,15 +341,51 @@ func (n *notifier) skipped(s snapshot, cause, message string) {
 	}
 }
 
-// failed is err, told where a missing permission is the cause: no retry repairs that.
+// failed is err, told where the API server refuses what was asked of it: no retry repairs that.
 func (t *term) failed(obj object, err error) error {
-	if apierrors.IsForbidden(err) {
-		if pv, ok := obj.(*corev1.PersistentVolume); ok {
-			t.ledger.mark(pv.Name, step{state: stateSuspect, gate: gateForbidden})
-		}
-		t.c.notify.seldom(obj, "forbidden", warning(reasonBlocked, "A permission is missing: %v", err))
+	why, text := gateForbidden, "A permission is missing: %v"
+	switch {
+	case apierrors.IsForbidden(err):
+	case isRefusal(err):
+		why, text = gateRefused, "The API server refuses it: %v"
+	default:
+		return err
 	}
+	if pv, ok := obj.(*corev1.PersistentVolume); ok {
+		t.ledger.block(pv.Name, why)
+	}
+	t.c.notify.seldom(obj, string(why), warning(reasonBlocked, text, err))
 	return err
+}
+
+// isRefusal tells whether err is about the very object that was to be written: it does not
+// fit, or a policy is against it. A missing permission is none, which is about all of them,
+// and neither is what another attempt may repair.
+func isRefusal(err error) bool {
+	status, ok := statusOf(err)
+	switch code := status.Code; {
+	case !ok || code < http.StatusBadRequest || code >= http.StatusInternalServerError:
+		return false
+	case code == http.StatusUnprocessableEntity: // without causes, a test of the patch did not hold
+		return status.Details != nil && len(status.Details.Causes) > 0
+	default:
+		return !slices.Contains([]int32{http.StatusUnauthorized, http.StatusForbidden, http.StatusNotFound, http.StatusRequestTimeout, http.StatusConflict, http.StatusGone, http.StatusTooManyRequests}, code)
+	}
+}
+
+// isAnswer tells whether err is what the API server has said about one request, so that
+// another one may well do better than that.
+func isAnswer(err error) bool {
+	_, ok := statusOf(err)
+	return ok
+}
+
+func statusOf(err error) (metav1.Status, bool) {
+	var status apierrors.APIStatus
+	if !errors.As(err, &status) {
+		return metav1.Status{}, false
+	}
+	return status.Status(), true
 }
 
 // tried notes how something has ended that is about no single volume or node.
