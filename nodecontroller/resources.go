@@ -3,6 +3,7 @@ package nodecontroller
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -49,6 +50,7 @@ func (c *Controller) eachResource(ctx context.Context, r Resource, visit func(no
 // cleanResources removes the custom resources of a node, those alone that are cleaned up
 // when, or all for "". Before each of them gates is asked. next is when to go on.
 func (t *term) cleanResources(ctx context.Context, node string, gates func() ([]finding, error), when ResourceWhen) (next time.Time, err error) {
+	var errs []error
 	for _, r := range t.c.resources {
 		if when != "" && r.When != when {
 			continue
@@ -60,16 +62,20 @@ func (t *term) cleanResources(ctx context.Context, node string, gates func() ([]
 			}
 			return true
 		})
+		if errs = append(errs, err); err != nil && isAnswer(err) {
+			continue
+		}
 		if err != nil {
-			return time.Time{}, err
+			return time.Time{}, errors.Join(errs...)
 		}
 		if len(found) > 0 {
 			t.noteWaiting(keyOfRecords(node), node, true)
 		}
+		shuffle(found)
 		for _, obj := range found {
 			next, ok := t.takeToken(time.Now())
 			if !ok {
-				return next, nil
+				return next, errors.Join(errs...)
 			}
 			closed, err := gates()
 			if err != nil || len(closed) > 0 {
@@ -77,24 +83,26 @@ func (t *term) cleanResources(ctx context.Context, node string, gates func() ([]
 				if err == nil && when == WhenNodeTerminating && closed[0].gate == gateBreaker {
 					return time.Time{}, nil // a node is not held for it; what is left follows once it is gone
 				}
-				return time.Now().Add(later), err
+				return time.Now().Add(later), errors.Join(append(errs, err)...)
 			}
 			t.ledger.act([]string{node}, time.Now())
-			if err := t.removeResource(ctx, r, obj); err != nil {
-				return time.Time{}, err
+			err = t.removeResource(ctx, r, obj)
+			if errs = append(errs, err); err != nil && !isAnswer(err) {
+				return time.Time{}, errors.Join(errs...)
 			}
 		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return time.Time{}, err
 	}
 	t.ledger.drop(keyOfRecords(node))
 	return time.Time{}, nil
 }
 
-// noteRecords forgets the custom resources of a node once there are none, whoever removed
-// them: what is held for the sake of them would wait for an approval for ever.
-func (t *term) noteRecords(ctx context.Context, node string) error {
-	if !t.ledger.has(keyOfRecords(node)) {
-		return nil
-	}
+// hasRecords tells whether there are custom resources of a node. It forgets them once there
+// are none, whoever removed them: what is held for the sake of them would wait for an
+// approval for ever.
+func (t *term) hasRecords(ctx context.Context, node string) (bool, error) {
 	for _, r := range t.c.resources {
 		found := false
 		err := t.c.eachResource(ctx, r, func(of string, obj *unstructured.Unstructured) bool {
@@ -102,11 +110,11 @@ func (t *term) noteRecords(ctx context.Context, node string) error {
 			return !found
 		})
 		if err != nil || found {
-			return err
+			return found, err
 		}
 	}
 	t.ledger.drop(keyOfRecords(node))
-	return nil
+	return false, nil
 }
 
 // left tells whether obj is being deleted, and whatever keeps it is not ours.
