@@ -78,10 +78,14 @@ func Cleanup(ctx context.Context, cfg Config, client kubernetes.Interface, reque
 	if err != nil {
 		return err
 	}
-	if err := c.plan(ctx, found, out); err != nil {
+	unread, err := c.plan(ctx, found, out)
+	if err != nil {
 		return err
 	}
 	if !request.Yes && !request.DryRun {
+		if unread != nil {
+			return unread
+		}
 		return fmt.Errorf("%w: this was only the plan; --yes carries it out", ErrRefused)
 	}
 	if err := c.carryOut(ctx, found, out); err != nil {
@@ -199,8 +203,12 @@ func (c *cleanup) check(ctx context.Context, s snapshot) (snapshot, step, []find
 		return s, step{}, nil, err
 	}
 	live, err := c.reader.refresh(ctx, s, c.key, c.names.find, nil, true)
-	if err != nil || live.volume == nil {
-		return live, step{reason: "Gone"}, nil, err
+	if err != nil {
+		return live, step{}, nil, err
+	}
+	if live.volume == nil {
+		delete(c.refused, s.volume.Name)
+		return live, step{reason: "Gone"}, nil, nil
 	}
 	live.approved = true
 	st := c.policy.decide(live)
@@ -216,21 +224,28 @@ func (c *cleanup) check(ctx context.Context, s snapshot) (snapshot, step, []find
 	return live, st, closed, nil
 }
 
-// plan writes what is to be done.
-func (c *cleanup) plan(ctx context.Context, found []snapshot, out io.Writer) error {
+// goesOn tells whether the other volumes have their turn after err: not when the node is back,
+// nor when the API server does not answer.
+func goesOn(err error) bool { return isAnswer(err) && !errors.Is(err, ErrRefused) }
+
+// plan writes what is to be done. unread is why that is not known of some volumes.
+func (c *cleanup) plan(ctx context.Context, found []snapshot, out io.Writer) (unread, err error) {
 	table := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
 	fmt.Fprintln(table, "VOLUME\tCLAIM\tNEXT STEP\tREASON")
 	for _, s := range found {
 		live, st, closed, err := c.check(ctx, s)
-		if err != nil {
-			return err
+		if err != nil && !goesOn(err) {
+			return nil, err
 		}
+		unread = errors.Join(unread, err)
 		claim, why := "-", st.message
 		if live.claim != nil {
 			claim = kube.Key(live.claim)
 		}
 		action := st.action.String()
 		switch {
+		case err != nil:
+			action, why = "unknown", err.Error()
 		case len(closed) > 0:
 			action, why = "refused", closed[0].String()
 		case why == "":
@@ -241,36 +256,37 @@ func (c *cleanup) plan(ctx context.Context, found []snapshot, out io.Writer) err
 	if len(found) == 0 {
 		fmt.Fprintf(table, "-\t-\tnothing\tno volume of the driver belongs to node %s\n", c.request.Node)
 	}
-	return table.Flush()
+	return unread, table.Flush()
 }
 
 // pollInterval is the time between two looks at volumes that wait for something else.
 const pollInterval = time.Second
 
 // carryOut takes steps until there is nothing left to do, or only what has to be waited
-// for when the time for that is over.
+// for when the time for that is over. A volume that fails keeps no other from its turn.
 func (c *cleanup) carryOut(ctx context.Context, found []snapshot, out io.Writer) error {
 	end := time.Now().Add(c.request.Wait)
+	var errs []error
 	for {
 		var waiting []snapshot
 		for _, s := range found {
 			again, err := c.settle(ctx, s, out)
-			if err != nil {
-				return err
+			if errs = append(errs, err); err != nil && !goesOn(err) {
+				return errors.Join(errs...)
 			}
 			if again {
 				waiting = append(waiting, s)
 			}
 		}
 		if len(waiting) == 0 {
-			return nil
+			return errors.Join(errs...)
 		}
 		if !time.Now().Before(end) {
-			return fmt.Errorf("volume %s and %d more still wait for their claims to end; run this again when they have", waiting[0].volume.Name, len(waiting)-1)
+			return errors.Join(append(errs, fmt.Errorf("volume %s and %d more still wait for their claims to end; run this again when they have", waiting[0].volume.Name, len(waiting)-1))...)
 		}
 		found = waiting
 		if err := pause(ctx, pollInterval); err != nil {
-			return err
+			return errors.Join(append(errs, err)...)
 		}
 	}
 }
