@@ -2,6 +2,7 @@ package nodecontroller
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"strings"
 	"time"
@@ -29,8 +30,13 @@ func (t *term) cleanAbsent(ctx context.Context, name string) (time.Time, error) 
 	if due := since.Add(t.c.policy.missingGrace); now.Before(due) && !approved {
 		return due, nil
 	}
-	if err := t.noteRecords(ctx, name); err != nil {
+	records, err := t.hasRecords(ctx, name)
+	switch {
+	case err != nil && !isAnswer(err):
 		return time.Time{}, err
+	case err == nil && !records && len(unbound) == 0: // nothing is left that the gates have to be asked for
+		t.memory.clear(t.memory.absent, name)
+		return time.Time{}, nil
 	}
 	closed, err := t.gatesOfAbsent(ctx, name)
 	if err != nil {
@@ -49,11 +55,12 @@ func (t *term) cleanAbsent(ctx context.Context, name string) (time.Time, error) 
 	if t.c.policy.dryRun && t.memory.has(t.memory.nodes, name) {
 		return time.Time{}, nil
 	}
-	if next, err := t.cleanUnbound(ctx, name, nil, pass); err != nil || !next.IsZero() {
-		return next, err
+	next, refused := t.cleanUnbound(ctx, name, nil, pass)
+	if !next.IsZero() || refused != nil && !isAnswer(refused) {
+		return next, refused
 	}
-	next, err := t.cleanRecords(ctx, name, func() ([]finding, error) { return t.gatesOfAbsent(ctx, name) }, "")
-	switch {
+	next, err = t.cleanRecords(ctx, name, func() ([]finding, error) { return t.gatesOfAbsent(ctx, name) }, "")
+	switch err = errors.Join(refused, err); {
 	case err != nil || !next.IsZero():
 	case t.c.policy.dryRun:
 		t.memory.since(t.memory.nodes, name, now)

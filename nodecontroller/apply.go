@@ -2,8 +2,10 @@ package nodecontroller
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"strings"
+	"net/http"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -39,7 +41,7 @@ func (t *term) syncVolume(ctx context.Context, name string) (time.Time, error) {
 		case st.action == doNothing:
 			return st.next, nil
 		case st.action == doSkip: // the review comes back to it, in case that what is not watched has changed
-			t.c.notify.skipped(s, st.reason, st.message)
+			t.c.notify.skipped(s, st.reason, st.String())
 			return time.Time{}, nil
 		case st.action == doBlocked:
 			t.c.notify.seldom(s.volume, st.reason, warning(reasonBlocked, "%s", st.message))
@@ -105,14 +107,23 @@ func (t *term) follow(ctx context.Context, live snapshot, st step) (next time.Ti
 	case doSkip, doBlocked:
 		t.ledger.mark(live.volume.Name, st)
 		if st.action == doSkip {
-			t.c.notify.skipped(live, st.reason, st.message)
+			t.c.notify.skipped(live, st.reason, st.String())
 		} else {
 			t.c.notify.seldom(live.volume, st.reason, warning(reasonBlocked, "%s", st.message))
 		}
 		return time.Now().Add(later), false, nil
 	}
 	// The cache will follow, and its event brings the volume here again.
-	return earliest(st.next, time.Now().Add(soon)), false, nil
+	return earliest(st.next, t.patiently(live)), false, nil
+}
+
+// patiently is when to look at a volume again of which the cache knows less than the API server.
+func (t *term) patiently(s snapshot) time.Time {
+	now := time.Now()
+	if s.volume == nil {
+		return now.Add(soon)
+	}
+	return now.Add(t.memory.patience(s.volume.UID, now))
 }
 
 func earliest(a, b time.Time) time.Time {
@@ -133,7 +144,7 @@ func (t *term) destroy(ctx context.Context, s snapshot, st step) (used bool, nex
 	if confirmed.action != st.action {
 		klog.FromContext(ctx).V(2).Info("The API server disagrees with the cache", "action", confirmed.action.String(), "reason", confirmed.reason)
 		if confirmed.action == doChange && live.approved != s.approved { // the next look would undo what is written now
-			return false, time.Now().Add(soon), false, nil
+			return false, t.patiently(live), false, nil
 		}
 		next, again, err = t.follow(ctx, live, confirmed)
 		return false, next, again, err
@@ -229,8 +240,9 @@ func (e *executor) deleteClaim(ctx context.Context, live snapshot) error {
 
 func (e *executor) deleteVolume(ctx context.Context, live snapshot) (*corev1.PersistentVolume, error) {
 	pv := live.volume
-	removed := warning(reasonForceRemoved, "PersistentVolume %s is removed without its driver, which ran on node %s; scrub the disks of that node before they are used again", pv.Name, list(live.nodes))
-	e.notify.send(pv, removed) // before: afterwards there may be nothing to tell of
+	const removed = "PersistentVolume %s is %s without its driver, which ran on node %s; scrub the disks of that node before they are used again"
+	// Before: afterwards there may be nothing to tell of. An attempt that fails is made again.
+	e.notify.seldom(pv, "", warning(reasonForceRemoved, removed, pv.Name, "about to be removed", list(live.nodes)))
 	err := e.reader.client.CoreV1().PersistentVolumes().Delete(ctx, pv.Name, e.deleteOptions(pv))
 	e.metrics.action("pv_delete", e.policy, err)
 	if err != nil && !kube.IsGone(err) {
@@ -239,7 +251,7 @@ func (e *executor) deleteVolume(ctx context.Context, live snapshot) (*corev1.Per
 	klog.FromContext(ctx).Info("Volume deleted without its driver, its node is gone", "node", list(live.nodes), "volumeHandle", pv.Spec.CSI.VolumeHandle, "dryRun", e.policy.dryRun)
 	if ref := pv.Spec.ClaimRef; ref != nil {
 		ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: ref.Namespace, UID: live.namespace}}
-		e.notify.send(ns, removed)
+		e.notify.send(ns, warning(reasonForceRemoved, removed, pv.Name, "removed", list(live.nodes)))
 	}
 	left, exists, err := e.reader.volume(ctx, pv.Name)
 	if err != nil || !exists || left.UID != pv.UID {
@@ -279,7 +291,7 @@ func (t *term) change(ctx context.Context, s snapshot, st step) error {
 	}
 	if since := st.change.SetAnnotations[t.c.policy.ann.missing]; since != "" && s.noticed.IsZero() {
 		t.memory.change(s.volume.UID, func(r *remembered) { r.noticed = s.now })
-		t.tell(s, missingEvent(s.nodes, t.c.policy, t.c.policy.goal(s), s.now.Add(t.c.policy.missingGrace)))
+		t.tell(s, missingEvent(s, t.c.policy, s.now.Add(t.c.policy.missingGrace)))
 	}
 	return nil
 }
@@ -288,7 +300,12 @@ func (t *term) write(ctx context.Context, pv *corev1.PersistentVolume, change ku
 	ctx, cancel := context.WithTimeout(ctx, t.c.cfg.Timeout)
 	defer cancel()
 	changed, err := kube.Change(ctx, t.c.deps.Client.CoreV1().PersistentVolumes(), pv, change)
-	if err = t.volumes.Note(pv, changed, err); err != nil {
+	err = t.volumes.Note(pv, changed, err)
+	if refused := isRefusal(err); (refused || err == nil) && refused != t.memory.unwritable(pv.UID) {
+		t.memory.change(pv.UID, func(r *remembered) { r.unwritable = refused })
+		t.gather(pv.Name) // which counts it, or not any more
+	}
+	if err != nil {
 		return fmt.Errorf("writing notes on PersistentVolume %q: %w", pv.Name, err)
 	}
 	return nil
@@ -297,7 +314,7 @@ func (t *term) write(ctx context.Context, pv *corev1.PersistentVolume, change ku
 // notice remembers in memory that the node is missing, where nothing may be written.
 func (t *term) notice(s snapshot, due time.Time) {
 	t.memory.change(s.volume.UID, func(r *remembered) { r.noticed = s.now })
-	t.tell(s, missingEvent(s.nodes, t.c.policy, t.c.policy.goal(s), due))
+	t.tell(s, missingEvent(s, t.c.policy, due))
 }
 
 // forget is for a volume whose node is back.
@@ -326,22 +343,58 @@ func (t *term) tell(s snapshot, e event) {
 
 // skipped tells why nothing is done about a volume.
 func (n *notifier) skipped(s snapshot, cause, message string) {
-	e := warning(reasonSkipped, "Nothing is cleaned up: %s", strings.TrimSpace(message))
+	e := warning(reasonSkipped, "Nothing is cleaned up: %s", message)
 	n.seldom(s.volume, cause, e)
 	if s.claim != nil {
 		n.seldom(s.claim, cause, e)
 	}
 }
 
-// failed is err, told where a missing permission is the cause: no retry repairs that.
+// failed is err, told where the API server refuses what was asked of it: no retry repairs that.
 func (t *term) failed(obj object, err error) error {
-	if apierrors.IsForbidden(err) {
-		if pv, ok := obj.(*corev1.PersistentVolume); ok {
-			t.ledger.mark(pv.Name, step{state: stateSuspect, gate: gateForbidden})
-		}
-		t.c.notify.seldom(obj, "forbidden", warning(reasonBlocked, "A permission is missing: %v", err))
+	why, text := gateForbidden, "A permission is missing: %v"
+	switch {
+	case apierrors.IsForbidden(err):
+	case isRefusal(err):
+		why, text = gateRefused, "The API server refuses it: %v"
+	default:
+		return err
 	}
+	if pv, ok := obj.(*corev1.PersistentVolume); ok {
+		t.ledger.block(pv.Name, why)
+	}
+	t.c.notify.seldom(obj, string(why), warning(reasonBlocked, text, err))
 	return err
+}
+
+// isRefusal tells whether err is about the very object that was to be written: it does not
+// fit, or a policy is against it. A missing permission is none, which is about all of them,
+// and neither is what another attempt may repair.
+func isRefusal(err error) bool {
+	status, ok := statusOf(err)
+	switch code := status.Code; {
+	case !ok || code < http.StatusBadRequest || code >= http.StatusInternalServerError:
+		return false
+	case code == http.StatusUnprocessableEntity: // without causes, a test of the patch did not hold
+		return status.Details != nil && len(status.Details.Causes) > 0
+	default:
+		return !slices.Contains([]int32{http.StatusUnauthorized, http.StatusForbidden, http.StatusNotFound, http.StatusRequestTimeout, http.StatusConflict, http.StatusGone, http.StatusTooManyRequests}, code)
+	}
+}
+
+// isAnswer tells whether err is what the API server has said about one request, so that
+// another one may well do better than that.
+func isAnswer(err error) bool {
+	_, ok := statusOf(err)
+	return ok
+}
+
+func statusOf(err error) (metav1.Status, bool) {
+	var status apierrors.APIStatus
+	if !errors.As(err, &status) {
+		return metav1.Status{}, false
+	}
+	return status.Status(), true
 }
 
 // tried notes how something has ended that is about no single volume or node.

@@ -57,7 +57,7 @@ type Config struct {
 	PVCFinalizerMode      ClaimMode         `mapstructure:"pvc-finalizer-mode"`
 	PVCObsoleteFinalizers []string          `mapstructure:"pvc-obsolete-finalizers"`
 	PVCPodDeletion        PodDeletionPolicy `mapstructure:"pvc-pod-deletion"`
-	// PVCPodDeletionGrace is what a pod is given to end; negative means its own.
+	// PVCPodDeletionGrace is what a pod is given to end; -1 means its own.
 	PVCPodDeletionGrace time.Duration `mapstructure:"pvc-pod-deletion-grace"`
 	ResizeNudge         bool          `mapstructure:"resize-nudge"`
 	ResizeAnnotation    string        `mapstructure:"resize-annotation"`

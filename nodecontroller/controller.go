@@ -64,6 +64,8 @@ type Controller struct {
 	tokens sync.Mutex // of bucket, which outlives a term: losing a Lease is no fresh start
 	bucket bucket
 
+	unknownKinds sync.Map // of resources, of which the log has told that nobody has installed them
+
 	system   atomic.Value // by what the cluster is known again, see [reader]
 	departed *departed
 	spent    spent

@@ -55,6 +55,14 @@ type step struct {
 	next    time.Time       // when time alone may change the decision; zero: never
 }
 
+// String is why nothing is done, for events.
+func (st step) String() string {
+	if st.message == "" {
+		return st.reason
+	}
+	return st.reason + ": " + st.message
+}
+
 // decide names the one next step for a volume. It has no side effects, and is total.
 //
 //	healthy ─► suspect ─► claim ─► draining ─► released ─► force ─► verify
@@ -263,7 +271,7 @@ func (p policy) decideReport(s snapshot, g step) step {
 // due tells whether st is a step towards the end of a claim or volume, or the wait for
 // one, rather than a reason why there will be none.
 func (st step) due() bool {
-	return st.action.destroys() || st.action == doBlocked || st.reason == reasonWaiting
+	return st.action.destroys() || st.action == doBlocked && st.gate != gatePolicy || st.reason == reasonWaiting
 }
 
 // pending tells whether st counts as something still to be done for its node.
@@ -278,6 +286,10 @@ func (p policy) goal(s snapshot) step {
 	if why := p.outOfScope(s.wishes); why != "" {
 		return step{action: doSkip, state: stateSuspect, reason: "Scope", gate: gateScope, message: why}
 	}
+	if ref := pv.Spec.ClaimRef; ref != nil && !namesClaim(ref) {
+		return step{action: doSkip, state: stateClaim, reason: "NotBound", gate: gatePolicy,
+			message: fmt.Sprintf("no claim can be called %s/%s, as its claimRef says; put that right, or delete the volume", ref.Namespace, ref.Name)}
+	}
 	if ref, claim := pv.Spec.ClaimRef, s.claim; ref != nil && claim != nil && (ref.UID == claim.UID || ref.UID == "") {
 		return p.goalOfClaim(s)
 	}
@@ -288,6 +300,9 @@ func (p policy) goal(s snapshot) step {
 		return step{action: doSkip, state: stateReleased, reason: "Retain", gate: gatePolicy, message: "its reclaim policy is " + string(pv.Spec.PersistentVolumeReclaimPolicy)}
 	case pv.Annotations[kube.AnnProvisionedBy] != p.driver && (!p.static || pv.Status.Phase == corev1.VolumeAvailable):
 		return step{action: doSkip, state: stateReleased, reason: "Static", gate: gatePolicy, message: "the driver has not provisioned it; --node-cleanup-static includes such volumes"}
+	case pv.Status.Phase == corev1.VolumeFailed: // which nobody but a person changes
+		return step{action: doBlocked, state: stateReleased, reason: "Failed", gate: gatePolicy,
+			message: "the volume is in phase Failed, and only Released and Available ones are removed: delete it when its data is not needed"}
 	case pv.Status.Phase != corev1.VolumeReleased && pv.Status.Phase != corev1.VolumeAvailable:
 		return step{state: stateDraining, reason: reasonWaiting} // the volume controller of Kubernetes will release it
 	}

@@ -122,8 +122,16 @@ func TestDecide(t *testing.T) {
 		"recycle": {lostClaim, func(p *policy, s *snapshot) {
 			p.retain, s.volume.Spec.PersistentVolumeReclaimPolicy = RetainClaim, corev1.PersistentVolumeReclaimRecycle
 		}, doSkip, "Retain"},
-		"claim is lost":                {lostClaim, func(_ *policy, s *snapshot) { s.claim.Status.Phase = corev1.ClaimLost }, doSkip, "ClaimLost"},
-		"claim has another volume":     {lostClaim, func(_ *policy, s *snapshot) { s.claim.Spec.VolumeName = "x" }, doSkip, "NotBound"},
+		"claim is lost":            {lostClaim, func(_ *policy, s *snapshot) { s.claim.Status.Phase = corev1.ClaimLost }, doSkip, "ClaimLost"},
+		"claim has another volume": {lostClaim, func(_ *policy, s *snapshot) { s.claim.Spec.VolumeName = "x" }, doSkip, "NotBound"},
+		"claim that cannot be":     {lostClaim, func(_ *policy, s *snapshot) { s.claim, s.volume.Spec.ClaimRef.Namespace = nil, "" }, doSkip, "NotBound"},
+		"claim that is a path":     {lostVolume, func(_ *policy, s *snapshot) { s.volume.Spec.ClaimRef.Name = "x/y" }, doSkip, "NotBound"},
+		"failed": {lostVolume, func(_ *policy, s *snapshot) {
+			s.volume.Status.Phase, s.noticed = corev1.VolumeFailed, testNow.Add(-time.Hour)
+		}, doBlocked, "Failed"},
+		"failed, while too many are lost": {lostVolume, func(_ *policy, s *snapshot) {
+			s.volume.Status.Phase, s.noticed, s.open = corev1.VolumeFailed, testNow.Add(-time.Hour), true
+		}, doBlocked, "Failed"},
 		"claim has another UID":        {lostClaim, func(_ *policy, s *snapshot) { s.claim.UID = "x" }, doNothing, reasonWaiting},
 		"bound, but its claim is gone": {lostClaim, func(_ *policy, s *snapshot) { s.claim = nil }, doNothing, reasonWaiting},
 		"claim is going":               {lostClaim, func(_ *policy, s *snapshot) { s.claim.DeletionTimestamp = &metav1.Time{Time: testNow} }, doNothing, reasonWaiting},
@@ -161,7 +169,6 @@ func TestDecide(t *testing.T) {
 			p.static, s.volume.Status.Phase = true, corev1.VolumeAvailable
 			delete(s.volume.Annotations, kube.AnnProvisionedBy)
 		}, doSkip, "Static"},
-		"failed":                    {lostVolume, func(_ *policy, s *snapshot) { s.volume.Status.Phase = corev1.VolumeFailed }, doNothing, reasonWaiting},
 		"attached":                  {lostVolume, func(_ *policy, s *snapshot) { s.attachments = []string{"va"} }, doBlocked, "Attached"},
 		"its claim has come again":  {lostVolume, func(p *policy, s *snapshot) { s.claim = lostClaim(*p).claim }, doDeleteClaim, "NodeIsGone"},
 		"reserved for a claim":      {lostVolume, func(p *policy, s *snapshot) { s.volume.Spec.ClaimRef.UID, s.claim = "", lostClaim(*p).claim }, doSkip, "NotBound"},

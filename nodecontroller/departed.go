@@ -53,6 +53,15 @@ func allValues(node *corev1.Node) []string {
 	return slices.Compact(slices.Sorted(slices.Values(slices.Concat(ownNames(node), slices.Collect(maps.Values(node.Labels))))))
 }
 
+// ownValues is those that may be its own: it shares its zone and region with others.
+func ownValues(node *corev1.Node) []string {
+	own := *node
+	own.Labels = maps.Clone(node.Labels)
+	delete(own.Labels, corev1.LabelTopologyZone)
+	delete(own.Labels, corev1.LabelTopologyRegion)
+	return allValues(&own)
+}
+
 // returned is for a node that exists and speaks for itself.
 func (d *departed) returned(node *corev1.Node) {
 	d.mu.Lock()

@@ -40,23 +40,27 @@ func normal(reason, format string, args ...any) event {
 	return event{corev1.EventTypeNormal, reason, fmt.Sprintf(format, args...)}
 }
 
-// missingEvent tells what will become of a volume whose node is missing; goal is the step
-// that is due for it once the grace is over.
-func missingEvent(nodes []string, p policy, goal step, due time.Time) event {
-	missing := fmt.Sprintf("Node %s, which has this volume, is missing", list(nodes))
+// missingEvent tells what will become of a volume whose node is missing, once the grace is over.
+func missingEvent(s snapshot, p policy, due time.Time) event {
+	missing, goal := fmt.Sprintf("Node %s, which has this volume, is missing", list(s.nodes)), p.goal(s)
 	deadline, why := due.UTC().Format(time.RFC3339), ""
 	switch {
 	case !p.writes():
 	case !p.orphanPath:
 		why = "; --node-cleanup-paths leaves out " + PathOrphan
 	case !goal.due():
-		why = "; " + goal.reason + ": " + goal.message
-	case p.mode == CleanupClaims:
-		return warning(reasonMissing, "%s; in mode %s the claim will be deleted, not before %s", missing, p.mode, deadline)
+		why = "; " + goal.String()
 	default:
-		return warning(reasonMissing, "%s; in mode %s the claim will be deleted, and the volume removed, not before %s", missing, p.mode, deadline)
+		fate := "the volume will be removed"
+		if goal.action == doDeleteClaim {
+			fate = "the claim will be deleted"
+			if p.mode == CleanupVolumes && p.removes(s.volume) {
+				fate += ", and the volume removed"
+			}
+		}
+		return warning(reasonMissing, "%s; in mode %s %s, not before %s", missing, p.mode, fate, deadline)
 	}
-	return warning(reasonMissing, "%s; in mode %s nothing is done about it when its grace ends at %s%s", missing, p.mode, deadline, strings.TrimSuffix(why, ": "))
+	return warning(reasonMissing, "%s; in mode %s nothing is done about it when its grace ends at %s%s", missing, p.mode, deadline, why)
 }
 
 func breakerEvent(v verdict) event {

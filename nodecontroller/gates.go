@@ -24,6 +24,7 @@ const (
 	gateAttached  gate = "attached"
 	gateFinalizer gate = "finalizer"
 	gateForbidden gate = "forbidden"
+	gateRefused   gate = "refused"
 )
 
 // finding is a gate that is closed. reason is constant, message tells the case.

@@ -32,8 +32,7 @@ func (t *term) gather(name string) (snapshot, step) {
 			t.ledger.drop(name)
 		}
 	}
-	v, _ := t.ledger.judge(s.now)
-	s.open = v.open
+	s.open = t.isOpen(s)
 	st := t.c.policy.decide(s)
 	if clock := s.volume.Annotations[t.c.policy.ann.missing]; clock != s.kept {
 		if _, ok := t.c.policy.clock(s); ok {
@@ -46,14 +45,26 @@ func (t *term) gather(name string) (snapshot, step) {
 
 // entryOf is what a volume contributes to the ledger whose node is gone, or may be.
 func (t *term) entryOf(s snapshot) entry {
-	goal := step{}
-	if t.c.policy.counts(s.member.place) {
-		goal = t.c.policy.goal(s)
-	}
 	return entry{
-		nodes: s.nodes, place: s.member.place, pending: goal.pending(),
+		nodes: s.nodes, place: s.member.place, pending: t.awaits(s) && !s.unwritable,
 		held: s.volume.Annotations[t.c.policy.ann.hold] != "" && !s.approved,
 	}
+}
+
+// awaits tells whether something is to be done for a volume.
+func (t *term) awaits(s snapshot) bool {
+	return t.c.policy.counts(s.member.place) && t.c.policy.goal(s).pending()
+}
+
+// isOpen is the verdict of the breaker for a volume. One that cannot be written on has no
+// clock, so that nothing will be done for it: it must not use up for good what others may
+// lose. Itself it counts in full, should it be writable after all.
+func (t *term) isOpen(s snapshot) bool {
+	var own []string
+	if s.unwritable && t.awaits(s) {
+		own = s.nodes
+	}
+	return t.ledger.judgeWith(s.now, own).open
 }
 
 // notePresence remembers that something is there that may be the node of a volume which is
@@ -125,6 +136,7 @@ func (t *term) look(name string) snapshot {
 	s.noticed, s.present = t.memory.noticed(pv.UID), t.memory.present(pv.UID)
 	s.kept = t.memory.kept(pv.UID)
 	s.forced, s.tried = t.memory.forced(pv.UID), t.memory.tried(pv.UID)
+	s.unwritable = t.memory.unwritable(pv.UID) && pv.Annotations[t.c.policy.ann.missing] == "" && s.member.place != placeFenced
 	return s
 }
 
@@ -198,8 +210,7 @@ func (t *term) refresh(ctx context.Context, s snapshot, full bool) (snapshot, er
 	if live.volume != nil && live.member.place == s.member.place { // else the cache will follow, and is counted then
 		t.ledger.correct(live.volume.Name, t.entryOf(live))
 	}
-	v, _ := t.ledger.judge(live.now)
-	live.open = v.open
+	live.open = t.isOpen(live)
 	return live, nil
 }
 

@@ -77,6 +77,16 @@ func (l *ledger) mark(key string, st step) {
 	}
 }
 
+// block notes what an entry was refused; where it is on its way out stays.
+func (l *ledger) block(key string, g gate) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if e, ok := l.entries[key]; ok {
+		e.gate = g
+		l.entries[key] = e
+	}
+}
+
 // forbid notes whether a permission is missing for what, until the next time.
 func (l *ledger) forbid(what string, missing bool) {
 	l.mu.Lock()
@@ -159,13 +169,31 @@ func (l *ledger) judge(now time.Time) (v verdict, held bool) {
 				l.until = end
 			}
 		}
-		judged := l.breaker.judge(census{
-			pending: slices.Collect(maps.Keys(l.pending)), acted: slices.Collect(maps.Keys(l.acted)),
-			held: slices.Collect(maps.Keys(l.held)), drivers: l.drivers(),
-		})
+		judged := l.breaker.judge(l.census())
 		l.judged = &judged
 	}
 	return *l.judged, len(l.held) > 0
+}
+
+// judgeWith is the verdict as it would be if something were to be done for nodes as well.
+func (l *ledger) judgeWith(now time.Time, nodes []string) verdict {
+	v, _ := l.judge(now) // which also forgets what is over
+	if len(nodes) == 0 {
+		return v
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	c := l.census()
+	c.pending = append(c.pending, nodes...)
+	return l.breaker.judge(c)
+}
+
+// census is what counts now. The caller has to lock l.
+func (l *ledger) census() census {
+	return census{
+		pending: slices.Collect(maps.Keys(l.pending)), acted: slices.Collect(maps.Keys(l.acted)),
+		held: slices.Collect(maps.Keys(l.held)), drivers: l.drivers(),
+	}
 }
 
 // isHeld tells whether something of node is held.

@@ -26,6 +26,9 @@ type remembered struct {
 	present       time.Time // when its node was there although it was noted as missing
 	kept          string    // the clock that has run since it was first seen
 	forced, tried bool
+	unwritable    bool          // the API server refuses what is to be written on it
+	behind        time.Time     // when the cache was last found to lag behind
+	patience      time.Duration // until the look after that one
 }
 
 func newMemory() *memory {
@@ -43,6 +46,21 @@ func (m *memory) present(uid types.UID) time.Time { return m.get(uid).present }
 func (m *memory) kept(uid types.UID) string       { return m.get(uid).kept }
 func (m *memory) forced(uid types.UID) bool       { return m.get(uid).forced }
 func (m *memory) tried(uid types.UID) bool        { return m.get(uid).tried }
+
+func (m *memory) unwritable(uid types.UID) bool { return m.get(uid).unwritable }
+
+// patience is how long to wait for the cache, which lags behind just now: twice as long
+// each time, from soon on, up to later.
+func (m *memory) patience(uid types.UID, now time.Time) (wait time.Duration) {
+	m.change(uid, func(r *remembered) {
+		if r.patience *= 2; r.patience == 0 || now.Sub(r.behind) > 2*later {
+			r.patience = soon
+		}
+		r.patience = min(r.patience, later)
+		r.behind, wait = now, r.patience
+	})
+	return wait
+}
 
 func (m *memory) change(uid types.UID, f func(*remembered)) {
 	m.mu.Lock()

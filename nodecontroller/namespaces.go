@@ -2,7 +2,10 @@ package nodecontroller
 
 import (
 	"context"
+	"errors"
 
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/validate/content"
 	"k8s.io/klog/v2"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
@@ -15,16 +18,21 @@ func (t *term) readNamespaces(ctx context.Context) {
 	if !t.c.policy.writes() {
 		return
 	}
+	var errs []error
 	for _, name := range t.concernedNamespaces() {
 		ns, exists, err := t.reader.namespace(ctx, name)
-		if err != nil { // the others would take as long to fail
-			t.tried("namespaces", err)
-			klog.FromContext(ctx).Info("Whether namespaces have opted out of the clean-up could not be read; it is read again before anything of theirs is deleted", "err", err)
-			return
+		if err == nil {
+			t.namespaces.note(name, exists && ns.Annotations[t.c.policy.ann.cleanup] == disabled)
+			continue
 		}
-		t.namespaces.note(name, exists && ns.Annotations[t.c.policy.ann.cleanup] == disabled)
+		if errs = append(errs, err); !isAnswer(err) { // the others would take as long to fail
+			break
+		}
 	}
-	t.tried("namespaces", nil)
+	err := errors.Join(errs...)
+	if t.tried("namespaces", err); err != nil {
+		klog.FromContext(ctx).Info("Whether namespaces have opted out of the clean-up could not be read; it is read again before anything of theirs is deleted", "err", err)
+	}
 }
 
 // concernedNamespaces is those that have said no, and those of the claims that wait for
@@ -35,7 +43,7 @@ func (t *term) concernedNamespaces() []string {
 		if _, ok := nodeOfKey(key); ok {
 			continue
 		}
-		if pv, ok := t.volumes.Get(key); ok && pv.Spec.ClaimRef != nil {
+		if pv, ok := t.volumes.Get(key); ok && namesClaim(pv.Spec.ClaimRef) {
 			names = append(names, pv.Spec.ClaimRef.Namespace)
 		}
 	}
@@ -52,6 +60,12 @@ func (t *term) concernedNamespaces() []string {
 		}
 	}
 	return mergeNames(names, nil)
+}
+
+// namesClaim tells whether ref is the name of a claim that can exist. The API server takes
+// any text, even none, for the names in a volume.
+func namesClaim(ref *corev1.ObjectReference) bool {
+	return ref != nil && ref.Namespace != "" && ref.Name != "" && len(content.IsPathSegmentName(ref.Namespace)) == 0 && len(content.IsPathSegmentName(ref.Name)) == 0
 }
 
 // recount has the ledger follow what was read: all of it, before the first of what it is

@@ -3,7 +3,9 @@ package nodecontroller
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"time"
@@ -22,38 +24,61 @@ func (t *term) cleanTerminating(ctx context.Context, node *corev1.Node, pass *no
 	if pass.settled == nil {
 		pass.settled = map[string]bool{}
 	}
+	var errs []error
+	shuffle(pass.volumes)
 	for _, s := range pass.volumes {
-		if s.member.place != placeTerminating || pass.settled[s.volume.Name] {
+		if s.member.place != placeTerminating || pass.settled[s.volume.Name] || pass.refused[s.volume.Name] {
 			continue
 		}
 		goal := t.c.policy.goal(s)
 		if goal.action == doSkip {
-			t.c.notify.skipped(s, goal.reason, goal.message)
+			t.c.notify.skipped(s, goal.reason, goal.String())
 		}
 		if goal.action != doDeleteClaim {
 			pass.settled[s.volume.Name] = true
 			continue
 		}
-		if next, err = t.deleteTerminating(ctx, node, s, pass); err != nil || !next.IsZero() {
-			return next, err
+		busy, full, err := t.deleteTerminating(ctx, node, s, pass)
+		switch {
+		case !full.IsZero():
+			return full, errors.Join(errs...)
+		case !busy.IsZero():
+			next = earliest(next, busy)
+			continue
+		case err != nil && !isAnswer(err):
+			return time.Time{}, errors.Join(append(errs, err)...)
+		case err != nil:
+			errs = append(errs, t.failed(s.volume, err))
+			continue
 		}
 		pass.settled[s.volume.Name] = true
 	}
-	if next, err = t.cleanUnbound(ctx, node.Name, node, pass); err != nil || !next.IsZero() {
-		return next, err
+	full, err := t.cleanUnbound(ctx, node.Name, node, pass)
+	if errs = append(errs, err); !full.IsZero() || err != nil && !isAnswer(err) {
+		return full, errors.Join(errs...)
 	}
-	if pass.blocked == "" && len(t.c.resources) > 0 {
+	if pass.blocked == "" && next.IsZero() && len(t.c.resources) > 0 {
 		next, err = t.cleanRecords(ctx, node.Name, func() ([]finding, error) { return t.gatesOfNode(ctx, node) }, WhenNodeTerminating)
+		errs = append(errs, err)
 	}
+	err = errors.Join(errs...)
 	pass.cleaned = err == nil && next.IsZero()
 	return next, err
 }
 
+// shuffle puts items in random order: those that fail time and again must not always come
+// before all others, and use up their tokens.
+func shuffle[T any](items []T) {
+	rand.Shuffle(len(items), func(i, j int) { items[i], items[j] = items[j], items[i] })
+}
+
 // deleteTerminating deletes the claim of one volume, if the API server and the gates agree.
-func (t *term) deleteTerminating(ctx context.Context, node *corev1.Node, s snapshot, pass *nodePass) (next time.Time, err error) {
-	next, ok := t.takeToken(time.Now())
+// busy is when to try again because the driver is being called for the volume just now, full
+// because there is no token for any volume.
+func (t *term) deleteTerminating(ctx context.Context, node *corev1.Node, s snapshot, pass *nodePass) (busy, full time.Time, err error) {
+	full, ok := t.takeToken(time.Now())
 	if !ok {
-		return next, nil
+		return time.Time{}, full, nil
 	}
 	used := false
 	defer func() {
@@ -63,18 +88,18 @@ func (t *term) deleteTerminating(ctx context.Context, node *corev1.Node, s snaps
 	}()
 	live, err := t.refresh(ctx, s, true)
 	if err != nil || live.volume == nil {
-		return time.Time{}, err
+		return time.Time{}, time.Time{}, err
 	}
 	goal := t.c.policy.goal(live)
 	if goal.action != doDeleteClaim {
 		if goal.action == doSkip {
-			t.c.notify.skipped(live, goal.reason, goal.message)
+			t.c.notify.skipped(live, goal.reason, goal.String())
 		}
-		return time.Time{}, nil
+		return time.Time{}, time.Time{}, nil
 	}
 	closed, err := t.gatesOfNode(ctx, node)
 	if err != nil {
-		return time.Time{}, err
+		return time.Time{}, time.Time{}, err
 	}
 	if live.member.place != placeTerminating {
 		closed = append(closed, finding{gateAbsence, "NodeExists", "a node that stays may have the volume"})
@@ -88,12 +113,12 @@ func (t *term) deleteTerminating(ctx context.Context, node *corev1.Node, s snaps
 	if len(closed) > 0 {
 		t.c.notify.skipped(live, closed[0].reason, closed[0].String())
 		pass.blocked = closed[0].String()
-		return time.Time{}, nil
+		return time.Time{}, time.Time{}, nil
 	}
 	t.ledger.act(live.nodes, live.now)
 	used = true
-	_, next, err = t.executor.execute(ctx, live, goal)
-	return next, err
+	_, busy, err = t.executor.execute(ctx, live, goal)
+	return busy, time.Time{}, err
 }
 
 // gatesOfNode is what has to hold of the node itself right before anything of it is
@@ -120,7 +145,7 @@ func (t *term) gatesOfNode(ctx context.Context, node *corev1.Node) ([]finding, e
 	if err != nil {
 		return nil, err
 	}
-	if v, _ := t.ledger.judge(time.Now()); v.open && !granted.covers([]string{node.Name}) {
+	if t.ledger.judgeWith(time.Now(), []string{node.Name}).open && !granted.covers([]string{node.Name}) {
 		return []finding{{gateBreaker, "TooManyNodesLost", "too many nodes are lost"}}, nil
 	}
 	return nil, nil
@@ -145,16 +170,21 @@ func (t *term) cleanUnbound(ctx context.Context, name string, node *corev1.Node,
 			t.c.notify.seldom(pv, "AffinityMismatch", e)
 		}
 	}
-	for _, claim := range unbound {
+	var errs []error
+	for _, claim := range unbound { // in random order
 		if t.c.cfg.NodeCleanupUnbound == UnboundIgnore || pass.settled[kube.Key(claim)] {
 			continue
 		}
-		if next, err = t.cleanClaim(ctx, name, node, claim); err != nil || !next.IsZero() {
-			return next, t.failed(claim, err)
+		next, err := t.cleanClaim(ctx, name, node, claim)
+		if err != nil {
+			errs = append(errs, t.failed(claim, err))
 		}
-		pass.settled[kube.Key(claim)] = true
+		if !next.IsZero() || err != nil && !isAnswer(err) {
+			return next, errors.Join(errs...)
+		}
+		pass.settled[kube.Key(claim)] = err == nil
 	}
-	return time.Time{}, nil
+	return time.Time{}, errors.Join(errs...)
 }
 
 // belongs tells whether pv is local to a node, as the caches say.

@@ -64,6 +64,9 @@ type nodeSnapshot struct {
 	keyKnown     bool // the topology key of the driver
 	// volumes is those of which the node is a host or alias.
 	volumes int
+	// mentioned is that a volume of the driver may be on the node, as far as that can be told
+	// without the topology key of the driver.
+	mentioned bool
 	// unnoted is that one of its volumes lacks the notes that outlive the node.
 	unnoted bool
 	// pending is that something is to be done for one of its volumes or claims, unheld
@@ -169,8 +172,8 @@ func (p nodePolicy) decideStaying(s nodeSnapshot) nodeStep {
 		return nodeStep{action: nodeProtect, reason: "Unprotected"}
 	case s.registered || !has:
 		return nodeStep{reason: "Protected"}
-	case !s.keyKnown:
-		return nodeStep{reason: "TopologyKeyUnknown"} // nobody knows which volumes are on it
+	case !s.keyKnown && s.mentioned: // nobody knows which volumes are on it, nor hears of their end
+		return nodeStep{reason: "TopologyKeyUnknown", next: s.now.Add(later)}
 	case s.volumes > 0:
 		return nodeStep{reason: "HasVolumes"} // the end of the last one brings it here again
 	case s.unregistered.IsZero():

@@ -36,7 +36,13 @@ func TestDecideNode(t *testing.T) {
 		"left just now": {staying(ours), func(p *nodePolicy, s *nodeSnapshot) { p.mode, s.unregistered = NodeFinalizerManage, testNow }, nodeNothing, "Unregistered", 10 * time.Minute},
 		"left by the driver everywhere": {staying(ours), func(p *nodePolicy, s *nodeSnapshot) {
 			p.mode, s.keyKnown, s.unregistered = NodeFinalizerManage, false, testNow.Add(-time.Hour)
-		}, nodeNothing, "TopologyKeyUnknown", 0},
+		}, nodeRelease, "Unregistered", 0},
+		"left by the driver everywhere, but not by its volumes": {staying(ours), func(p *nodePolicy, s *nodeSnapshot) {
+			p.mode, s.keyKnown, s.mentioned, s.unregistered = NodeFinalizerManage, false, true, testNow.Add(-time.Hour)
+		}, nodeNothing, "TopologyKeyUnknown", later},
+		"left by the driver everywhere just now": {staying(ours), func(p *nodePolicy, s *nodeSnapshot) {
+			p.mode, s.keyKnown, s.unregistered = NodeFinalizerManage, false, testNow
+		}, nodeNothing, "Unregistered", 10 * time.Minute},
 		"left for long": {staying(ours), func(p *nodePolicy, s *nodeSnapshot) {
 			p.mode, s.unregistered = NodeFinalizerManage, testNow.Add(-time.Hour)
 		}, nodeRelease, "Unregistered", 0},

@@ -30,7 +30,9 @@ func (t *term) syncNode(ctx context.Context, name string) (next time.Time, err e
 		var err error
 		switch st.action {
 		case nodeNothing:
-			return st.next, nil
+			if err = pass.err; err == nil || st.next.IsZero() || s.node.DeletionTimestamp == nil {
+				return st.next, nil
+			}
 		case nodeAbsent:
 			next, err := t.cleanAbsent(ctx, name)
 			t.announce(time.Now()) // it may have been the last that was held
@@ -38,19 +40,25 @@ func (t *term) syncNode(ctx context.Context, name string) (next time.Time, err e
 		case nodeProtect:
 			return time.Time{}, t.failedFor(name, t.protect(ctx, s.node))
 		case nodeNote:
-			err = errors.Join(t.noteVolumes(ctx, s.node, pass.volumes, false), t.noteOptOut(ctx, pass.meant))
+			err = t.noteVolumes(ctx, s.node, pass, false)
+			if err == nil {
+				err = t.noteOptOut(ctx, pass)
+			}
 		case nodeHold:
 			if t.askNamespaces(ctx); !t.opens() {
 				continue
 			}
-			err = t.noteVolumes(ctx, s.node, pass.volumes, true)
+			err = t.noteVolumes(ctx, s.node, pass, true)
 		case nodeClean:
 			var next time.Time
 			if next, err = t.cleanTerminating(ctx, s.node, pass); err == nil && !next.IsZero() {
 				return earliest(next, s.node.DeletionTimestamp.Add(t.c.nodePolicy.timeout)), nil
 			}
 		case nodeRelease:
-			return time.Time{}, t.failedFor(name, t.release(ctx, s.node, st))
+			if pass.err == nil || s.node.DeletionTimestamp == nil {
+				return time.Time{}, t.failedFor(name, t.release(ctx, s.node, st))
+			}
+			err = pass.err // which may be over at the next attempt
 		}
 		if err == nil {
 			continue
@@ -79,6 +87,23 @@ type nodePass struct {
 	blocked string
 	// settled is the volumes and claims that were dealt with in this sync.
 	settled map[string]bool
+	// refused is the volumes that could not be written on in this sync, and err why: they
+	// keep nothing else from being done, and the node until its timeout.
+	refused map[string]bool
+	err     error
+}
+
+// refuse notes that a volume could not be written on. Where the API server did not even
+// answer, the error is returned: the others would take as long, and come first another time.
+func (p *nodePass) refuse(volume string, err error) error {
+	if !isAnswer(err) {
+		return err
+	}
+	if p.refused == nil {
+		p.refused = map[string]bool{}
+	}
+	p.refused[volume], p.err = true, errors.Join(p.err, err)
+	return nil
 }
 
 // gatherNode reads the caches about a node and its volumes.
@@ -98,7 +123,7 @@ func (t *term) gatherNode(pass *nodePass) nodeSnapshot {
 		}
 		s.volumes++
 		pass.volumes = append(pass.volumes, vs)
-		if vs.member.place != placeTerminating {
+		if vs.member.place != placeTerminating || pass.refused[name] {
 			continue
 		}
 		s.unnoted = s.unnoted || !t.c.nodePolicy.notes(node, vs, false).Made(vs.volume)
@@ -107,17 +132,23 @@ func (t *term) gatherNode(pass *nodePass) nodeSnapshot {
 			s.unheld = s.unheld || !t.c.nodePolicy.notes(node, vs, true).Made(vs.volume)
 		}
 	}
+	if !s.keyKnown && !s.registered {
+		s.mentioned = len(t.index.mentioning(ownValues(node))) > 0
+	}
 	if node.DeletionTimestamp != nil && node.Annotations[t.c.policy.ann.cleanup] == disabled && !s.keyKnown {
 		for _, name := range t.index.mentioning(t.index.meansOf(node)) {
-			if pv, ok := t.volumes.Get(name); ok && pv.Annotations[t.c.policy.ann.cleanup] != disabled {
+			if pv, ok := t.volumes.Get(name); ok && pv.Annotations[t.c.policy.ann.cleanup] != disabled && !pass.refused[name] {
 				s.unnoted, pass.meant = true, append(pass.meant, pv)
 			}
 		}
 	}
 	t.noteClaims(node.Name)
 	s.pending = s.pending || t.ledger.isPending(keyOfClaims(node.Name))
-	v, _ := t.ledger.judge(s.now)
-	s.open, s.approved = v.open, t.approved(s.now).covers([]string{node.Name})
+	var own []string
+	if s.pending { // also where its volumes do not count, see [term.isOpen]
+		own = []string{node.Name}
+	}
+	s.open, s.approved = t.ledger.judgeWith(s.now, own).open, t.approved(s.now).covers([]string{node.Name})
 	switch {
 	case s.registered:
 		t.memory.clear(t.memory.alone, node.Name)
@@ -147,22 +178,32 @@ func (p nodePolicy) notes(node *corev1.Node, s snapshot, hold bool) kube.MetaCha
 }
 
 // noteVolumes writes on the volumes of a node that it goes, or that they have to wait.
-func (t *term) noteVolumes(ctx context.Context, node *corev1.Node, volumes []snapshot, hold bool) error {
-	for _, s := range volumes {
-		if s.member.place != placeTerminating || hold && !t.c.policy.goal(s).pending() {
+func (t *term) noteVolumes(ctx context.Context, node *corev1.Node, pass *nodePass, hold bool) error {
+	shuffle(pass.volumes)
+	for _, s := range pass.volumes {
+		if s.member.place != placeTerminating || pass.refused[s.volume.Name] || hold && !t.c.policy.goal(s).pending() {
 			continue
 		}
-		if err := t.write(ctx, s.volume, t.c.nodePolicy.notes(node, s, hold)); err != nil {
+		if err := t.noteFor(ctx, pass, s.volume, t.c.nodePolicy.notes(node, s, hold)); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
+// noteFor writes on one volume of a node.
+func (t *term) noteFor(ctx context.Context, pass *nodePass, pv *corev1.PersistentVolume, change kube.MetaChange) error {
+	if err := t.write(ctx, pv, change); err != nil {
+		return pass.refuse(pv.Name, t.failed(pv, err))
+	}
+	return nil
+}
+
 // noteOptOut writes on volumes that their node has opted out: it has to outlive the node.
-func (t *term) noteOptOut(ctx context.Context, volumes []*corev1.PersistentVolume) error {
-	for _, pv := range volumes {
-		if err := t.write(ctx, pv, kube.MetaChange{SetAnnotations: map[string]string{t.c.policy.ann.cleanup: disabled}}); err != nil {
+func (t *term) noteOptOut(ctx context.Context, pass *nodePass) error {
+	shuffle(pass.meant)
+	for _, pv := range pass.meant {
+		if err := t.noteFor(ctx, pass, pv, kube.MetaChange{SetAnnotations: map[string]string{t.c.policy.ann.cleanup: disabled}}); err != nil {
 			return err
 		}
 	}

@@ -84,6 +84,9 @@ type snapshot struct {
 	approved bool // of all its nodes
 	// forced is that this process has already deleted the volume.
 	forced bool
+	// unwritable is that the API server has refused, for its own sake, what has to be written
+	// on the volume before anything is done for it.
+	unwritable bool
 	// tried is that the step which destroys was sent in dry-run mode already.
 	tried bool
 	now   time.Time

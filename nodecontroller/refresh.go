@@ -87,7 +87,7 @@ func (r *reader) refreshClaim(ctx context.Context, s *snapshot, refusal *corev1.
 	if s.hostRefuses = refusal != nil; s.hostRefuses {
 		say["Node"] = refusal
 	}
-	if ref := s.volume.Spec.ClaimRef; ref != nil {
+	if ref := s.volume.Spec.ClaimRef; namesClaim(ref) {
 		claim, ok, err := r.claim(ctx, ref.Namespace, ref.Name)
 		if err != nil {
 			return err

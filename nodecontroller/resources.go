@@ -3,6 +3,7 @@ package nodecontroller
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -12,7 +13,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/dynamic"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
 
@@ -23,12 +23,14 @@ import (
 func isNoSuchKind(err error) bool { return apierrors.IsNotFound(err) || meta.IsNoMatchError(err) }
 
 // eachResource calls visit for every object of a kind that belongs to some node, until
-// it returns false. A kind that nobody has installed has none.
-func eachResource(ctx context.Context, client dynamic.Interface, timeout time.Duration, r Resource, visit func(node string, obj *unstructured.Unstructured) bool) error {
+// it returns false. A kind that nobody has installed has none, which is told once.
+func (c *Controller) eachResource(ctx context.Context, r Resource, visit func(node string, obj *unstructured.Unstructured) bool) error {
 	list := func(ctx context.Context, opts metav1.ListOptions) ([]*unstructured.Unstructured, string, error) {
-		list, err := client.Resource(r.Resource).List(ctx, opts)
+		list, err := c.deps.Dynamic.Resource(r.Resource).List(ctx, opts)
 		if isNoSuchKind(err) {
-			klog.FromContext(ctx).V(1).Info("There is no such kind, nothing of it to clean up", "resource", r.Resource.String())
+			if _, told := c.unknownKinds.LoadOrStore(r.Resource, true); !told {
+				klog.FromContext(ctx).Info("There is no such kind, nothing of it to clean up", "resource", r.Resource.String())
+			}
 			return nil, "", nil
 		}
 		if err != nil {
@@ -36,7 +38,7 @@ func eachResource(ctx context.Context, client dynamic.Interface, timeout time.Du
 		}
 		return pointers(list.Items), list.GetContinue(), nil
 	}
-	return pages(ctx, timeout, r.Resource.GroupResource().String(), list, metav1.ListOptions{}, func(obj *unstructured.Unstructured) bool {
+	return pages(ctx, c.cfg.Timeout, r.Resource.GroupResource().String(), list, metav1.ListOptions{}, func(obj *unstructured.Unstructured) bool {
 		// An object whose field is missing or no text belongs to no node.
 		if node, ok, err := unstructured.NestedString(obj.Object, r.NodeField...); ok && err == nil && node != "" {
 			return visit(node, obj)
@@ -48,28 +50,33 @@ func eachResource(ctx context.Context, client dynamic.Interface, timeout time.Du
 // cleanResources removes the custom resources of a node, those alone that are cleaned up
 // when, or all for "". Before each of them gates is asked. next is when to go on.
 func (t *term) cleanResources(ctx context.Context, node string, gates func() ([]finding, error), when ResourceWhen) (next time.Time, err error) {
+	var errs []error
 	for _, r := range t.c.resources {
 		if when != "" && r.When != when {
 			continue
 		}
 		var found []*unstructured.Unstructured
-		err := eachResource(ctx, t.c.deps.Dynamic, t.c.cfg.Timeout, r, func(of string, obj *unstructured.Unstructured) bool {
+		err := t.c.eachResource(ctx, r, func(of string, obj *unstructured.Unstructured) bool {
 			if of == node && !r.left(obj) {
 				found = append(found, obj)
 			}
 			return true
 		})
+		if errs = append(errs, err); err != nil && isAnswer(err) {
+			continue
+		}
 		if err != nil {
-			return time.Time{}, err
+			return time.Time{}, errors.Join(errs...)
 		}
 		if len(found) > 0 {
 			t.noteWaiting(keyOfRecords(node), node, true)
 			t.holdWaiting(ctx, keyOfRecords(node))
 		}
+		shuffle(found)
 		for _, obj := range found {
 			next, ok := t.takeToken(time.Now())
 			if !ok {
-				return next, nil
+				return next, errors.Join(errs...)
 			}
 			closed, err := gates()
 			if err != nil || len(closed) > 0 {
@@ -77,36 +84,38 @@ func (t *term) cleanResources(ctx context.Context, node string, gates func() ([]
 				if err == nil && when == WhenNodeTerminating && closed[0].gate == gateBreaker {
 					return time.Time{}, nil // a node is not held for it; what is left follows once it is gone
 				}
-				return time.Now().Add(later), err
+				return time.Now().Add(later), errors.Join(append(errs, err)...)
 			}
 			t.ledger.act([]string{node}, time.Now())
-			if err := t.removeResource(ctx, r, obj); err != nil {
-				return time.Time{}, err
+			err = t.removeResource(ctx, r, obj)
+			if errs = append(errs, err); err != nil && !isAnswer(err) {
+				return time.Time{}, errors.Join(errs...)
 			}
 		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return time.Time{}, err
 	}
 	t.ledger.drop(keyOfRecords(node))
 	return time.Time{}, nil
 }
 
-// noteRecords forgets the custom resources of a node once there are none, whoever removed
-// them: what is held for the sake of them would wait for an approval for ever.
-func (t *term) noteRecords(ctx context.Context, node string) error {
-	if !t.ledger.has(keyOfRecords(node)) {
-		return nil
-	}
+// hasRecords tells whether there are custom resources of a node. It forgets them once there
+// are none, whoever removed them: what is held for the sake of them would wait for an
+// approval for ever.
+func (t *term) hasRecords(ctx context.Context, node string) (bool, error) {
 	for _, r := range t.c.resources {
 		found := false
-		err := eachResource(ctx, t.c.deps.Dynamic, t.c.cfg.Timeout, r, func(of string, obj *unstructured.Unstructured) bool {
+		err := t.c.eachResource(ctx, r, func(of string, obj *unstructured.Unstructured) bool {
 			found = of == node && !r.left(obj)
 			return !found
 		})
 		if err != nil || found {
-			return err
+			return found, err
 		}
 	}
 	t.ledger.drop(keyOfRecords(node))
-	return nil
+	return false, nil
 }
 
 // left tells whether obj is being deleted, and whatever keeps it is not ours.
@@ -167,7 +176,7 @@ func (t *term) sweep(ctx context.Context) {
 	defer tick.Stop()
 	for {
 		for _, r := range t.c.resources {
-			err := eachResource(ctx, t.c.deps.Dynamic, t.c.cfg.Timeout, r, func(node string, _ *unstructured.Unstructured) bool {
+			err := t.c.eachResource(ctx, r, func(node string, _ *unstructured.Unstructured) bool {
 				if _, exists := t.c.nodes.Get(node); !exists {
 					t.nodeQueue.Resync(node) // where its grace begins, and it is looked for
 				}

@@ -108,6 +108,9 @@ func (c Config) validateNumbers() error {
 			errs = append(errs, fmt.Errorf("--%s: must not be negative, got %v", flag, d))
 		}
 	}
+	if d := c.PVCPodDeletionGrace; d < 0 && d != -1 {
+		errs = append(errs, fmt.Errorf("--pvc-pod-deletion-grace: must not be negative, but for -1, which means the pod's own, got %v", d))
+	}
 	if c.NodeMissingGrace < c.MinMissingGrace {
 		errs = append(errs, fmt.Errorf("--node-missing-grace: must be at least %v, got %v", c.MinMissingGrace, c.NodeMissingGrace))
 	}

@@ -5,6 +5,7 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+	"time"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
@@ -57,6 +58,7 @@ func TestValidate(t *testing.T) {
 		"negative grace":                     {func(c *Config) { c.NodeDeleteGrace = -1 }, "--node-delete-grace: must not be negative"},
 		"negative release grace":             {func(c *Config) { c.PVReleaseGrace = -1 }, "--pv-release-grace: must not be negative"},
 		"pods have their own grace":          {func(c *Config) { c.PVCPodDeletionGrace = -1 }, ""},
+		"pods have a grace that is negative": {func(c *Config) { c.PVCPodDeletionGrace = -5 * time.Second }, "--pvc-pod-deletion-grace: must not be negative, but for -1, which means the pod's own, got -5s"},
 		"short grace of missing nodes":       {func(c *Config) { c.NodeMissingGrace = c.MinMissingGrace - 1 }, "--node-missing-grace: must be at least 1m0s"},
 		"shortest grace of missing nodes":    {func(c *Config) { c.NodeMissingGrace = c.MinMissingGrace }, ""},
 		"no workers":                         {func(c *Config) { c.Workers = 0 }, "--nodecontroller-workers"},

@@ -56,6 +56,7 @@ var rules = map[string][]Rule{
 	},
 	"nodecontroller-custom-resources": {
 		{Groups: []string{"topolvm.io"}, Resources: []string{"logicalvolumes"}, Verbs: []string{"list", "patch", "delete"}},
+		{Groups: []string{"topolvm.cybozu.com"}, Resources: []string{"logicalvolumes"}, Verbs: []string{"list", "patch", "delete"}},
 	},
 	"nodecontroller-leader-election": {
 		{Namespaced: true, Groups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, Verbs: []string{"get", "create", "update"}},

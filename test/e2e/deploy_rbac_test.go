@@ -213,13 +213,13 @@ func (e *env) uses(pod, claim, node string) {
 	e.must(err)
 }
 
-// logicalVolume is the part of that kind of TopoLVM that is used here.
+// logicalVolume is the part of that kind of TopoLVM, of a group, that is used here.
 const logicalVolume = `
 apiVersion: apiextensions.k8s.io/v1
 kind: CustomResourceDefinition
-metadata: {name: logicalvolumes.topolvm.io}
+metadata: {name: logicalvolumes.%[1]s}
 spec:
-  group: topolvm.io
+  group: %[1]s
   scope: Cluster
   names: {kind: LogicalVolume, listKind: LogicalVolumeList, plural: logicalvolumes, singular: logicalvolume}
   versions:
@@ -235,7 +235,7 @@ func TestNodecontrollerNeedsWhatItsManifestsGrant(t *testing.T) {
 	t.Parallel()
 	e := newEnv(t, csitest.Config{Segments: []map[string]string{{}}}, 2)
 	ctx, key := t.Context(), e.plugin.Name()+"/zone"
-	logicalVolumes := e.installLogicalVolumes()
+	logicalVolumes, legacyVolumes := e.installLogicalVolumes("topolvm.io"), e.installLogicalVolumes("topolvm.cybozu.com")
 	granted := e.applyRBAC("nodecontroller*")
 	unlimited := maps.Clone(granted)
 	maps.DeleteFunc(unlimited, func(p permission, _ bool) bool { // limited to names
@@ -263,6 +263,7 @@ func TestNodecontrollerNeedsWhatItsManifestsGrant(t *testing.T) {
 		"--topology-node-key", key, "--node-finalizer-mode=manage", "--node-finalizer-wait-for-others=false", "--node-delete-grace=0s",
 		"--node-cleanup=volumes", "--node-cleanup-scope=all", "--node-cleanup-unbound=reschedule", "--node-cleanup-max-fraction=1", "--pv-release-grace=0s",
 		"--node-cleanup-resource=resource=logicalvolumes.v1.topolvm.io,node-field=spec.nodeName,finalizer=topolvm.io/logicalvolume,when=node-terminating",
+		"--node-cleanup-resource=resource=logicalvolumes.v1.topolvm.cybozu.com,node-field=spec.nodeName,finalizer=topolvm.cybozu.com/logicalvolume,when=node-terminating",
 		"--pvc-finalizer-mode=enforce", "--pvc-finalizer", finalizer, "--pvc-pod-deletion=all", "--pvc-pod-deletion-grace=0s",
 		"--enable-webhooks", "--webhook-addr=127.0.0.1:0", "--webhook-cert-mode=self-signed", "--webhook-cert-secret=storage-controller-webhook-certificates",
 		"--webhook-config-name=storage-controller-webhooks", "--webhook-service=none")...)
@@ -273,8 +274,9 @@ func TestNodecontrollerNeedsWhatItsManifestsGrant(t *testing.T) {
 		_, err := e.client.CoreV1().Pods(e.ns).Get(ctx, "waiting", metav1.GetOptions{})
 		return err
 	})
-	lv := fmt.Appendf(nil, `{"apiVersion":"topolvm.io/v1","kind":"LogicalVolume","metadata":{"name":%q,"finalizers":["topolvm.io/logicalvolume"]},"spec":{"nodeName":%q}}`, e.ns, e.nodes[1])
-	e.must(logicalVolumes(ctx, http.MethodPost, "", lv))
+	const lv = `{"apiVersion":"%[1]s/v1","kind":"LogicalVolume","metadata":{"name":%[2]q,"finalizers":["%[1]s/logicalvolume"]},"spec":{"nodeName":%[3]q}}`
+	e.must(logicalVolumes(ctx, http.MethodPost, "", fmt.Appendf(nil, lv, "topolvm.io", e.ns, e.nodes[1])))
+	e.must(legacyVolumes(ctx, http.MethodPost, "", fmt.Appendf(nil, lv, "topolvm.cybozu.com", e.ns, e.nodes[1])))
 	e.eventually("the node has the finalizer", func(ctx context.Context) error {
 		n, err := e.client.CoreV1().Nodes().Get(ctx, e.nodes[1], metav1.GetOptions{})
 		if err == nil && len(n.Finalizers) == 0 {
@@ -294,7 +296,8 @@ func TestNodecontrollerNeedsWhatItsManifestsGrant(t *testing.T) {
 			_, err := e.client.CoreV1().PersistentVolumes().Get(ctx, e.ns+"-lost", metav1.GetOptions{})
 			return err
 		},
-		"its logical volume": func(ctx context.Context) error { return logicalVolumes(ctx, http.MethodGet, "/"+e.ns, nil) },
+		"its logical volume":                func(ctx context.Context) error { return logicalVolumes(ctx, http.MethodGet, "/"+e.ns, nil) },
+		"its logical volume of older kinds": func(ctx context.Context) error { return legacyVolumes(ctx, http.MethodGet, "/"+e.ns, nil) },
 	} {
 		e.gone(what, get)
 	}
@@ -368,15 +371,15 @@ func (e *env) onNode(name, class, key, zone string, finalizers ...string) {
 	e.bound(name)
 }
 
-// installLogicalVolumes adds the kind, and returns how to call it.
-func (e *env) installLogicalVolumes() func(ctx context.Context, method, path string, body []byte) error {
+// installLogicalVolumes adds the kind of a group, and returns how to call it.
+func (e *env) installLogicalVolumes(group string) func(ctx context.Context, method, path string, body []byte) error {
 	e.t.Helper()
 	client := e.client.Discovery().RESTClient()
-	body, err := yaml.YAMLToJSON([]byte(logicalVolume))
+	body, err := yaml.YAMLToJSON(fmt.Appendf(nil, logicalVolume, group))
 	e.must(err)
 	e.must(client.Post().AbsPath("/apis/apiextensions.k8s.io/v1/customresourcedefinitions").SetHeader("Content-Type", "application/json").Body(body).Do(e.t.Context()).Error())
 	call := func(ctx context.Context, method, path string, body []byte) error {
-		return client.Verb(method).AbsPath("/apis/topolvm.io/v1/logicalvolumes"+path).SetHeader("Content-Type", "application/json").Body(body).Do(ctx).Error()
+		return client.Verb(method).AbsPath("/apis/"+group+"/v1/logicalvolumes"+path).SetHeader("Content-Type", "application/json").Body(body).Do(ctx).Error()
 	}
 	e.eventually("logical volumes are served", func(ctx context.Context) error { return call(ctx, http.MethodGet, "", nil) })
 	return call

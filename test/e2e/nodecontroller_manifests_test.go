@@ -102,7 +102,7 @@ func TestNodecontrollerManifestsGrantNoMore(t *testing.T) {
 		"nodecontroller-cleanup":          {"persistentvolumes": "patch", "persistentvolumeclaims": "delete", "pods": read, "volumeattachments.storage.k8s.io": "list,watch", "csidrivers.storage.k8s.io": read},
 		"nodecontroller-cleanup-unbound":  {"persistentvolumeclaims": "patch"},
 		"nodecontroller-cleanup-volumes":  {"persistentvolumes": "delete"},
-		"nodecontroller-custom-resources": {"logicalvolumes.topolvm.io": "delete,list,patch"},
+		"nodecontroller-custom-resources": {"logicalvolumes.topolvm.io": "delete,list,patch", "logicalvolumes.topolvm.cybozu.com": "delete,list,patch"},
 		"nodecontroller-resize-nudge":     {"pods": "get,list,patch,watch"},
 		"nodecontroller-pvc-strip":        {"persistentvolumeclaims": "patch"},
 		"nodecontroller-pvc-enforce":      {"persistentvolumeclaims": "patch", "pods": "delete,get,list,watch"},
