@@ -346,6 +346,23 @@ func TestNodesUnheardOf(t *testing.T) {
 	}
 }
 
+// TestPatience has the cache lag behind at times that follow one another.
+func TestPatience(t *testing.T) {
+	m, now := newMemory(), testNow
+	for i, want := range []time.Duration{soon, 2 * soon, 4 * soon, 8 * soon, 16 * soon, later, later} {
+		if got := m.patience("v", now); got != want {
+			t.Errorf("look %d is after %v, want %v", i, got, want)
+		}
+		now = now.Add(want)
+	}
+	if got := m.patience("other", now); got != soon {
+		t.Errorf("another volume is looked at after %v", got)
+	}
+	if got := m.patience("v", now.Add(3*later)); got != soon {
+		t.Errorf("long after, it is %v", got)
+	}
+}
+
 // TestDriverLeavesAllNodes takes the driver off all nodes, so that nobody reports its key.
 func TestDriverLeavesAllNodes(t *testing.T) {
 	f := scenario(t, func(f *fixture) { f.cfg.NodeFinalizerMode = NodeFinalizerManage })
