@@ -58,7 +58,7 @@ func managerOf(node *corev1.Node, finalizer string) []string {
 	owned := strconv.Quote("v:" + strconv.Quote(finalizer))
 	var managers []string
 	for _, m := range node.ManagedFields {
-		if m.FieldsV1 != nil && strings.Contains(string(m.FieldsV1.Raw), owned) {
+		if m.FieldsV1 != nil && strings.Contains(m.FieldsV1.GetRawString(), owned) {
 			managers = append(managers, m.Manager)
 		}
 	}
