@@ -91,8 +91,11 @@ func (l *Live) World(ctx context.Context) (World, error) {
 		}
 		return list.Items, list.Continue, nil
 	})
-	if err != nil {
+	if apierrors.IsForbidden(err) {
 		return w, fmt.Errorf("listing the PersistentVolumes: %w; grant list on them", err)
+	}
+	if err != nil {
+		return w, fmt.Errorf("listing the PersistentVolumes: %w", err)
 	}
 	l.volumes = 0
 	for i := range volumes {

@@ -77,13 +77,14 @@ func Cleanup(ctx context.Context, cfg Config, client kubernetes.Interface, reque
 	if err != nil {
 		return err
 	}
-	if err := c.plan(ctx, found, out); err != nil {
+	err = c.plan(ctx, found, out)
+	switch {
+	case err != nil && (ends(ctx, err) || !request.Yes && !request.DryRun):
 		return err
-	}
-	if !request.Yes && !request.DryRun {
+	case !request.Yes && !request.DryRun:
 		return fmt.Errorf("%w: this was only the plan; --yes carries it out", ErrRefused)
 	}
-	if err := c.carryOut(ctx, found, out); err != nil {
+	if err := c.carryOut(ctx, found, out); err != nil { // which has asked again what the plan could not find out
 		return err
 	}
 	if n := len(c.refused); n > 0 {
@@ -186,15 +187,34 @@ func (c *cleanup) find(ctx context.Context) ([]snapshot, error) {
 	return found, err
 }
 
+// halt is an error after which nothing may be done to any volume: it is not known which
+// nodes there are, or the one that is gone is back.
+type halt struct{ error }
+
+func (h halt) Unwrap() error { return h.error }
+
+// ends tells whether err is not about one volume alone.
+func ends(ctx context.Context, err error) bool {
+	return ctx.Err() != nil || errors.As(err, new(halt))
+}
+
+// ofVolume is err, which is about that volume.
+func ofVolume(s snapshot, err error) error {
+	return fmt.Errorf("PersistentVolume %q: %w", s.volume.Name, err)
+}
+
 // check is the next step for a volume, and why it may not be taken, which is noted.
 func (c *cleanup) check(ctx context.Context, s snapshot) (snapshot, step, []finding, error) {
 	s.forced = c.forced[s.volume.Name]
 	if err := c.readNodes(ctx); err != nil {
-		return s, step{}, nil, err
+		return s, step{}, nil, halt{err}
 	}
 	none := func([]string) []string { return nil }
 	all := func(context.Context) (*roll, error) { return c.every, nil }
 	live, err := c.reader.refresh(ctx, s, c.key, none, all, nil, true)
+	if err == nil && live.volume == nil {
+		delete(c.refused, s.volume.Name)
+	}
 	if err != nil || live.volume == nil {
 		return live, step{reason: "Gone"}, nil, err
 	}
@@ -212,14 +232,20 @@ func (c *cleanup) check(ctx context.Context, s snapshot) (snapshot, step, []find
 	return live, st, closed, nil
 }
 
-// plan writes what is to be done.
+// plan writes what is to be done, and returns what could not be found out.
 func (c *cleanup) plan(ctx context.Context, found []snapshot, out io.Writer) error {
 	table := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
 	fmt.Fprintln(table, "VOLUME\tCLAIM\tNEXT STEP\tREASON")
+	var errs []error
 	for _, s := range found {
 		live, st, closed, err := c.check(ctx, s)
-		if err != nil {
+		if err != nil && ends(ctx, err) {
 			return err
+		}
+		if err != nil {
+			errs = append(errs, ofVolume(s, err))
+			fmt.Fprintf(table, "%s\t-\tnot known\t%v\n", s.volume.Name, err)
+			continue
 		}
 		claim, why := "-", st.message
 		if live.claim != nil {
@@ -237,32 +263,38 @@ func (c *cleanup) plan(ctx context.Context, found []snapshot, out io.Writer) err
 	if len(found) == 0 {
 		fmt.Fprintf(table, "-\t-\tnothing\tno volume of the driver belongs to node %s\n", c.request.Node)
 	}
-	return table.Flush()
+	return errors.Join(append(errs, table.Flush())...)
 }
 
 // pollInterval is the time between two looks at volumes that wait for something else.
 const pollInterval = time.Second
 
 // carryOut takes steps until there is nothing left to do, or only what has to be waited
-// for when the time for that is over.
+// for when the time for that is over. What is wrong with one volume does not keep it from
+// the others.
 func (c *cleanup) carryOut(ctx context.Context, found []snapshot, out io.Writer) error {
 	end := time.Now().Add(c.request.Wait)
+	var errs []error
 	for {
 		var waiting []snapshot
 		for _, s := range found {
 			again, err := c.settle(ctx, s, out)
-			if err != nil {
+			switch {
+			case err != nil && ends(ctx, err) && len(errs) == 0:
 				return err
-			}
-			if again {
+			case err != nil && ends(ctx, err): // not as refused, since something has failed before
+				return errors.Join(append(errs, errors.New(err.Error()))...)
+			case err != nil:
+				errs = append(errs, ofVolume(s, err))
+			case again:
 				waiting = append(waiting, s)
 			}
 		}
 		if len(waiting) == 0 {
-			return nil
+			return errors.Join(errs...)
 		}
 		if !time.Now().Before(end) {
-			return fmt.Errorf("volume %s and %d more still wait for their claims to end; run this again when they have", waiting[0].volume.Name, len(waiting)-1)
+			return errors.Join(append(errs, fmt.Errorf("volume %s and %d more still wait for their claims to end; run this again when they have", waiting[0].volume.Name, len(waiting)-1))...)
 		}
 		found = waiting
 		if err := pause(ctx, pollInterval); err != nil {
@@ -320,11 +352,12 @@ func (c *cleanup) settle(ctx context.Context, s snapshot, out io.Writer) (again 
 }
 
 // RemoveFinalizers takes the finalizer of the nodes from all of them, so that nothing
-// holds their deletion once this program is gone.
+// holds their deletion once this program is gone. It fails when somebody puts it back.
 func RemoveFinalizers(ctx context.Context, cfg Config, client kubernetes.Interface, dryRun bool, out io.Writer) error {
 	r := &reader{client: client, timeout: cfg.Timeout, system: new(atomic.Value)}
 	change := kube.MetaChange{RemoveFinalizers: []string{cfg.NodeFinalizer}}
 	var errs []error
+	removed := false
 	err := pages(ctx, cfg.Timeout, "Nodes", r.listNodes, metav1.ListOptions{}, func(node *corev1.Node) bool {
 		switch {
 		case change.Made(node):
@@ -340,7 +373,11 @@ func RemoveFinalizers(ctx context.Context, cfg Config, client kubernetes.Interfa
 			return true
 		}
 		fmt.Fprintf(out, "%s: lost finalizer %s\n", node.Name, cfg.NodeFinalizer)
+		removed = true
 		return true
 	})
-	return errors.Join(append(errs, err)...)
+	if err := errors.Join(append(errs, err)...); err != nil || !removed {
+		return err
+	}
+	return r.stayedAway(ctx, cfg)
 }

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -378,6 +379,24 @@ func TestNodecontrollerScenarioNodes(t *testing.T) {
 		f.onlyWrites("PATCH nodes/a", "PATCH nodes/b", "PATCH nodes/c")
 		if got := strings.Count(out.String(), "\n"); got != 6 {
 			t.Errorf("output %q", &out)
+		}
+	})
+	t.Run("019_remove_finalizers_while_managed", func(t *testing.T) {
+		f := scenario(t, func(f *fixture) { f.cfg.NodeFinalizerMode = NodeFinalizerManage })
+		f.node("n")
+		f.start()
+		f.finalizers("n", f.cfg.NodeFinalizer)
+		f.finalizers("keep", f.cfg.NodeFinalizer)
+		lease, holder := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: f.cfg.LeaderElectionID, Namespace: f.ns}}, "replica-1"
+		lease.Spec.HolderIdentity, lease.Spec.RenewTime = &holder, &metav1.MicroTime{Time: time.Now()}
+		_, err := f.client.CoordinationV1().Leases(f.ns).Create(t.Context(), lease, metav1.CreateOptions{})
+		f.must(err)
+		var out strings.Builder
+		err = RemoveFinalizers(t.Context(), f.cfg, f.client, false, &out)
+		for _, want := range []string{"finalizer " + f.cfg.NodeFinalizer + " is back on 2 nodes", f.name("n"), "Lease " + f.ns + "/" + f.cfg.LeaderElectionID + ` is held by "replica-1"`, "--node-finalizer-mode=remove", "put there by nodecontroller.test"} {
+			if err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("got %v, want %s", err, want)
+			}
 		}
 	})
 	t.Run("020_kind_not_installed", func(t *testing.T) {

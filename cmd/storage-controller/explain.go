@@ -54,6 +54,7 @@ without both, the service account of the pod is used, or outside of a pod ~/.kub
 object was found, 1 when it was not or the API server gave no answer, and 2 for a mistake
 in the command line.`,
 		Example: `  storage-controller explain pvc data -n shop
+  storage-controller explain pvc shop/data
   storage-controller explain va csi-0123 --status-url http://localhost:8080
   storage-controller explain node worker-7 -o json`,
 		Args: func(cmd *cobra.Command, args []string) error {
@@ -75,26 +76,47 @@ in the command line.`,
 	return cmd
 }
 
-// request is what the arguments name; KIND/NAME is taken too.
+// request is what the arguments name; KIND/NAME is taken too, and NAMESPACE/NAME for a claim.
 func (o explainOptions) request(args []string) (explain.Request, error) {
 	if len(args) == 1 {
 		if kind, name, ok := strings.Cut(args[0], "/"); ok {
 			args = []string{kind, name}
 		}
 	}
-	if len(args) != 2 || args[1] == "" {
+	if len(args) != 2 {
 		return explain.Request{}, fmt.Errorf("two arguments are needed, a kind and a name, such as: explain pvc data; got %d", len(args))
 	}
 	kind, ok := explainKinds[strings.ToLower(args[0])]
+	name, namespace, err := o.objectName(kind, args[1])
 	switch {
 	case !ok:
 		return explain.Request{}, fmt.Errorf("kind %q cannot be explained: pvc, pv, va and node can", args[0])
+	case err != nil:
+		return explain.Request{}, err
 	case kind != explain.KindClaim && o.namespace != "":
 		return explain.Request{}, fmt.Errorf("--namespace: a %s has no namespace; leave it out", kind)
 	case !slices.Contains([]string{"text", "json"}, o.output):
 		return explain.Request{}, fmt.Errorf("--output: must be text or json, got %q", o.output)
 	}
-	return explain.Request{Kind: kind, Namespace: o.namespace, Name: args[1], StatusURL: o.statusURL}, nil
+	return explain.Request{Kind: kind, Namespace: namespace, Name: name, StatusURL: o.statusURL}, nil
+}
+
+// objectName is the name in arg, and the namespace that is meant; "" for the default one.
+func (o explainOptions) objectName(kind, arg string) (name, namespace string, err error) {
+	before, name, qualified := strings.Cut(arg, "/")
+	switch {
+	case arg == "":
+		return "", "", errors.New("the name must not be empty, such as: explain pvc data")
+	case !qualified:
+		return arg, o.namespace, nil
+	case kind != explain.KindClaim:
+		return "", "", fmt.Errorf("name %q: a %s has no namespace; leave out what stands before the slash", arg, kind)
+	case before == "" || name == "" || strings.Contains(name, "/"):
+		return "", "", fmt.Errorf("name %q: must be NAME, or NAMESPACE/NAME", arg)
+	case o.namespace != "" && o.namespace != before:
+		return "", "", fmt.Errorf("--namespace: is %s, and the claim %s names another; leave one of them out", o.namespace, arg)
+	}
+	return name, before, nil
 }
 
 // explainTimeout bounds the whole command.

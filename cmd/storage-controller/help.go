@@ -69,7 +69,8 @@ and needs --leader-election. --profile sets what a known driver expects, and
 	"nodecontroller remove-finalizers": {`Take the finalizer of the nodecontroller from all nodes. Do this before it is
 uninstalled: a node that keeps the finalizer could not be deleted any more. Stop the
 nodecontroller first, or have --node-finalizer-mode be another than manage, or it puts
-the finalizer back.`,
+the finalizer back. The command looks again after some seconds; when the finalizer is
+back it names who holds the Lease, and the exit code is 1.`,
 		`  storage-controller nodecontroller remove-finalizers --driver-name=local.example.com --dry-run
   storage-controller nodecontroller remove-finalizers --driver-name=local.example.com`},
 	"config": {`Show or check the configuration that "all" would run with. Nothing is started, and

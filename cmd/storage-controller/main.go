@@ -17,6 +17,7 @@ const (
 	exitFailure = 1
 	exitUsage   = 2
 	exitRefused = 3 // of a command that may not do what it was asked for
+	exitMend    = 3 // of migrate, when its result does not start as it is
 )
 
 func main() {

@@ -32,7 +32,8 @@ sent to a cluster.
 What could not be carried over, and what to check before a rollout, stands as a
 comment at the new container and on stderr. Exit code 1: there was nothing to
 replace, or the manifest cannot be read; the manifest is printed only where
-something was replaced.`,
+something was replaced. Exit code 3: it is printed, and does not start before what
+the notes say is mended, such as a flag with a value that is not accepted.`,
 		Example: `  storage-controller migrate -f deployment.yaml > new.yaml
   storage-controller migrate -f deployment.yaml --diff
   kubectl get -n kube-system deployment/my-csi-controller -o yaml | storage-controller migrate -f - --per-role
@@ -60,7 +61,7 @@ something was replaced.`,
 	}
 	fs := cmd.Flags()
 	fs.SortFlags = false
-	fs.StringVarP(&file, "filename", "f", "", "manifest to rewrite; - means the standard input")
+	fs.VarP(oneFile{&file}, "filename", "f", "manifest to rewrite; - means the standard input")
 	fs.StringVar(&image, "image", "storage-controller:"+buildVersion(), "image of the new containers")
 	fs.BoolVar(&allInOne, "all-in-one", true, "one container, which runs \"all\", in each pod")
 	fs.BoolVar(&perRole, "per-role", false, "one container for each sidecar, under its name")
@@ -94,8 +95,25 @@ func migrateManifest(cmd *cobra.Command, name, file string, manifest []byte, dif
 	if diff {
 		out = migrate.Diff(file, file+" (migrated)", string(manifest), out)
 	}
-	_, err = io.WriteString(cmd.OutOrStdout(), out)
+	if _, err = io.WriteString(cmd.OutOrStdout(), out); err == nil && result.Rejected {
+		err = &exitError{fmt.Errorf("migrating %s: the result does not start as it is; mend what the notes above say", file), exitMend}
+	}
 	return err
+}
+
+// oneFile is a flag that may be given once: of several manifests all but the last would be
+// left out.
+type oneFile struct{ name *string }
+
+func (f oneFile) String() string { return *f.name }
+func (f oneFile) Type() string   { return "string" }
+
+func (f oneFile) Set(name string) error {
+	if *f.name != "" {
+		return fmt.Errorf("one manifest at a time, and %s is there already: run the command for each", *f.name)
+	}
+	*f.name = name
+	return nil
 }
 
 // flagTables tells the migration what this program understands.

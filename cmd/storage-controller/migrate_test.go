@@ -176,3 +176,25 @@ func TestMigrateUsage(t *testing.T) {
 		})
 	}
 }
+
+// TestMigrateToSomethingThatDoesNotStart: the manifest is printed, and the exit code keeps a
+// script from rolling it out.
+func TestMigrateToSomethingThatDoesNotStart(t *testing.T) {
+	manifest := "kind: Deployment\nmetadata: {name: d}\nspec:\n  template:\n    spec:\n      containers:\n      - name: csi-attacher\n        image: csi-attacher:v4\n        args: [--csi-address=/csi/csi.sock, --timeout=soon]\n"
+	for name, flags := range map[string][]string{"manifest": nil, "diff": {"--diff"}} {
+		code, stdout, stderr := runWithInput(t, []byte(manifest), append([]string{"storage-controller", "migrate", "-f", "-"}, flags...)...)
+		if code != exitMend || !strings.Contains(stdout, "--timeout=soon") || !strings.Contains(stderr, "does not accept these arguments") || !strings.Contains(stderr, "does not start as it is") {
+			t.Errorf("%s: exit code %d\n%s\n%s", name, code, stdout, stderr)
+		}
+	}
+	if code, _, stderr := runWithInput(t, []byte(strings.Replace(manifest, "soon", "1m", 1)), "storage-controller", "migrate", "-f", "-"); code != 0 {
+		t.Errorf("a duration: exit code %d: %s", code, stderr)
+	}
+}
+
+func TestMigrateTakesOneManifest(t *testing.T) {
+	code, stdout, stderr := output(t, "storage-controller", "migrate", "-f", migrateTestdata+"a.yaml", "-f", migrateTestdata+"b.yaml")
+	if code != exitUsage || stdout != "" || !strings.Contains(stderr, "one manifest at a time") {
+		t.Errorf("exit code %d: %q %q", code, stdout, stderr)
+	}
+}

@@ -62,7 +62,7 @@ func newRemoveFinalizersCommand() *cobra.Command {
 	cmd := newOnceCommand("remove-finalizers", "Take the finalizer of the nodecontroller from all nodes, before it is uninstalled", func(cmd *cobra.Command, o *once) error {
 		return nodecontroller.RemoveFinalizers(o.ctx, o.cfg, o.client, dryRun, cmd.OutOrStdout())
 	})
-	cmd.Example = `  # Before the last replica is removed, or every later deletion of a node hangs:
+	cmd.Example = `  # After the last replica has ended, or every later deletion of a node hangs:
   storage-controller nodecontroller remove-finalizers --driver-name=local.example.com`
 	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "print which nodes would be changed, and change none")
 	return cmd

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
@@ -30,7 +31,6 @@ func (e *examination) connect(ctx context.Context) bool {
 		e.add(name, Failure, "check the address, the network policy of the pod and the certificate of the API server", "%s does not answer: %v", e.in.Config.Host, err)
 		return false
 	}
-	e.report.Reached = true
 	if e.client, err = kubernetes.NewForConfig(e.in.Config); err == nil {
 		e.meta, err = metadata.NewForConfig(e.in.Config)
 	}
@@ -39,14 +39,19 @@ func (e *examination) connect(ctx context.Context) bool {
 		return false
 	}
 	review, err := e.client.AuthenticationV1().SelfSubjectReviews().Create(ctx, &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
+	if !e.isAPIServer(ctx, version, review, err) {
+		e.add(name, Failure, "check the address, and its path: what answers there is no API server of Kubernetes, or a proxy in front of one", "%s answers, and not as an API server does: %s", e.in.Config.Host, e.version(version))
+		return false
+	}
+	e.report.Reached = true
 	switch {
 	case apierrors.IsUnauthorized(err):
 		e.add(name, Failure, "the token is not valid: is the ServiceAccount there, and is its token mounted?", "%s answers, and does not know who asks: %v", e.in.Config.Host, err)
 		return false
 	case err != nil:
-		e.ok(name, "%s, version %s", e.in.Config.Host, version)
+		e.ok(name, "%s, %s", e.in.Config.Host, e.version(version))
 	default:
-		e.ok(name, "%s, version %s, asked as %s", e.in.Config.Host, version, review.Status.UserInfo.Username)
+		e.ok(name, "%s, %s, asked as %s", e.in.Config.Host, e.version(version), review.Status.UserInfo.Username)
 	}
 	e.checkClock()
 	return true
@@ -78,10 +83,36 @@ func (e *examination) askVersion(ctx context.Context) (string, error) {
 		return "", err
 	}
 	var version struct{ GitVersion string }
+	e.said = response.Status
 	if response.StatusCode != http.StatusOK || json.Unmarshal(body, &version) != nil {
-		return fmt.Sprintf("unknown (/version says %s)", response.Status), nil
+		return "", nil
 	}
 	return version.GitVersion, nil
+}
+
+// version is what the server said when it was asked for its version.
+func (e *examination) version(told string) string {
+	if told == "" {
+		return fmt.Sprintf("version unknown (/version says %s)", e.said)
+	}
+	return "version " + told
+}
+
+// isAPIServer tells whether one answer at least was what only an API server says: its version, which
+// may be hidden, who asks, which those before 1.28 do not tell, that this may not be
+// asked, or a review with the question in it.
+func (e *examination) isAPIServer(ctx context.Context, version string, who *authenticationv1.SelfSubjectReview, err error) bool {
+	if version != "" || err == nil && who.Status.UserInfo.Username != "" || says(err) {
+		return true
+	}
+	ask := &authorizationv1.SelfSubjectAccessReview{Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: &authorizationv1.ResourceAttributes{Verb: "get", Resource: "nodes"}}}
+	review, err := e.client.AuthorizationV1().SelfSubjectAccessReviews().Create(ctx, ask, metav1.CreateOptions{})
+	return err == nil && review.Spec.ResourceAttributes != nil || says(err)
+}
+
+// says tells whether err is a refusal in the words of an API server.
+func says(err error) bool {
+	return (apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err)) && !apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse)
 }
 
 // unknownSkew is that of a server that does not tell its time.

@@ -153,6 +153,7 @@ type examination struct {
 	meta   metadata.Interface
 	report *Report
 	skew   time.Duration // of the own clock; positive means that it is ahead
+	said   string        // the HTTP status of the answer of the API server to /version
 }
 
 // Run examines everything. What cannot be asked is said in the report.

@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/migrate"
 )
 
 // program is the base name of the image of this program, with which a pod that has one
@@ -95,7 +96,7 @@ func programs(c corev1.Container) []string {
 	if len(c.Command) > 0 {
 		return []string{image, path.Base(c.Command[0])}
 	}
-	return []string{image}
+	return []string{image, migrate.Sidecar(c.Name, c.Image, c.Args)}
 }
 
 // elects tells whether a sidecar takes notice of the Lease. TopoLVM's controller does so

@@ -123,6 +123,9 @@ func (f *facts) aboutBinding() findings {
 	case pv.Spec.ClaimRef != nil && pv.Spec.ClaimRef.UID != "" && pv.Spec.ClaimRef.UID != claim.UID:
 		l.add(Blocked, "volume", ownerOf+" makes it anew with another volume.", "PersistentVolume %q, which the claim names, belongs to claim %s/%s (UID %s).",
 			name, pv.Spec.ClaimRef.Namespace, pv.Spec.ClaimRef.Name, pv.Spec.ClaimRef.UID)
+	case pv.Spec.ClaimRef != nil && (pv.Spec.ClaimRef.Namespace != claim.Namespace || pv.Spec.ClaimRef.Name != claim.Name):
+		l.add(Blocked, "volume", ownerOf+" makes it anew with another volume, or "+lower(admin)+" changes spec.claimRef of the volume.", "PersistentVolume %q, which the claim names, is reserved for claim %s/%s.",
+			name, pv.Spec.ClaimRef.Namespace, pv.Spec.ClaimRef.Name)
 	case claim.Status.Phase == corev1.ClaimBound:
 		l.add(Fine, "volume", "", "The claim is bound to PersistentVolume %q.", name)
 		if pv.DeletionTimestamp != nil {

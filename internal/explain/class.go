@@ -63,7 +63,7 @@ func (f *facts) aboutUsableClass(l *findings, class *storagev1.StorageClass) {
 	}
 	l.add(Fine, "class", "", "StorageClass %q is of %s; its binding mode is %s.", class.Name, class.Provisioner, mode)
 	owner := f.claim.value.Annotations[kube.AnnStorageProvisioner]
-	if owner != "" && owner != class.Provisioner && f.claim.value.Annotations[kube.AnnMigratedTo] == "" {
+	if owner != "" && owner != class.Provisioner && owner != replaces(class.Provisioner) && f.claim.value.Annotations[kube.AnnMigratedTo] == "" {
 		l.add(Blocked, "class", ownerOf+" deletes the claim and makes it anew.",
 			"The claim was given to provisioner %s, and StorageClass %q is of %s by now: neither makes a volume.", owner, class.Name, class.Provisioner)
 	}

@@ -5,8 +5,11 @@ import (
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/utils/ptr"
+
+	"github.com/storage-controller/storage-controller/nodecontroller"
 )
 
 // admin is who looks after the driver.
@@ -114,16 +117,34 @@ func (f *facts) aboutLease(fact leaseFact) findings {
 
 func (f *facts) aboutHolder(l *findings, fact leaseFact, lease coordinationv1.Lease) {
 	who, name := ptr.Deref(lease.Spec.HolderIdentity, ""), lease.Namespace+"/"+lease.Name
-	next := admin + " looks why no " + fact.role + " of driver " + fact.driver + " runs in namespace " + lease.Namespace + ": `kubectl -n " + lease.Namespace + " get pods`."
+	severity, next := Blocked, admin+" looks why no "+fact.role+" of driver "+fact.driver+" runs in namespace "+lease.Namespace+": `kubectl -n "+lease.Namespace+" get pods`."
+	if fact.role == roleNodecontroller && !f.needsNodecontroller(fact.driver) {
+		severity, next = Unknown, "" // an option, which may have been switched off
+	}
 	switch {
 	case who == "":
-		l.add(Blocked, "driver", next, "Nobody holds Lease %s, so that no %s works for driver %s.", name, fact.role, fact.driver)
+		l.add(severity, "driver", next, "Nobody holds Lease %s, so that no %s works for driver %s.", name, fact.role, fact.driver)
 	case f.runOut(lease):
-		l.add(Blocked, "driver", next, "Lease %s of %q was renewed %s for the last time, and has run out: no %s works for driver %s.",
+		l.add(severity, "driver", next, "Lease %s of %q was renewed %s for the last time, and has run out: no %s works for driver %s.",
 			name, who, f.ago(renewedAt(lease)), fact.role, fact.driver)
 	default:
 		l.add(Fine, "driver", "", "The %s of driver %s is %q, %s, which holds Lease %s.", fact.role, fact.driver, who, programOf(lease), name)
 	}
+}
+
+// needsNodecontroller tells whether something is left to the nodecontroller of driver: a
+// node that its finalizer keeps, or a volume on which a lost node is noted.
+func (f *facts) needsNodecontroller(driver string) bool {
+	if node, _ := nodecontroller.Finalizers(driver); f.node.found && f.node.value.DeletionTimestamp != nil && slices.Contains(f.node.value.Finalizers, node) {
+		return true
+	}
+	volumes := f.volumes.value
+	if f.volume.found {
+		volumes = append(slices.Clone(volumes), *f.volume.value)
+	}
+	return slices.ContainsFunc(volumes, func(pv corev1.PersistentVolume) bool {
+		return driverOfVolume(&pv) == driver && nodecontroller.NotesOf(driver, pv.Annotations).LostNode != ""
+	})
 }
 
 // renewedAt is when the holder of lease renewed it for the last time; zero for never.

@@ -88,6 +88,8 @@ type gatherer struct {
 // missing is the error of reading the object itself.
 func (g *gatherer) missing(err error) error {
 	switch {
+	case noKind(err): // every API server has the kinds that can be explained
+		return fmt.Errorf("%v: what answers is no API server of Kubernetes, or has it at another path; check --kubeconfig and --master: %w", g.request, err)
 	case apierrors.IsNotFound(err) && g.request.Kind == KindClaim:
 		return fmt.Errorf("%v: %w: check the name, and the namespace, which -n sets", g.request, ErrNotFound)
 	case apierrors.IsNotFound(err):
@@ -205,7 +207,7 @@ func (g *gatherer) ofNode(ctx context.Context) error {
 	switch {
 	case err == nil:
 		f.node = have(node)
-	case apierrors.IsNotFound(err):
+	case apierrors.IsNotFound(err) && !noKind(err):
 		f.node = known[*corev1.Node]{asked: true}
 	default:
 		return g.missing(err)

@@ -247,20 +247,13 @@ func (f *facts) aboutNodeAttachments(name string) findings {
 		l.add(Unknown, "attachment", "", "What is attached to the node is %s.", f.attachments.why)
 		return l
 	}
-	attached, errs := 0, 0
+	attached := 0
 	for _, va := range f.attachments.value {
 		if va.Status.Attached {
 			attached++
 		}
-		if e := va.Status.AttachError; e != nil && !va.Status.Attached && va.DeletionTimestamp == nil {
-			errs++
-			l.add(Failing, "attachment", "The attacher tries again by itself: ask `storage-controller explain va "+va.Name+"`.", "VolumeAttachment %s cannot be attached, %s: %s", va.Name, f.ago(e.Time.Time), sentence(e.Message))
-		}
-		if e := va.Status.DetachError; e != nil && va.DeletionTimestamp != nil {
-			errs++
-			l.add(Failing, "attachment", "The attacher tries again by itself: ask `storage-controller explain va "+va.Name+"`.", "VolumeAttachment %s cannot be detached, %s: %s", va.Name, f.ago(e.Time.Time), sentence(e.Message))
-		}
 	}
+	errs := f.addAttachmentErrors(&l)
 	if n := len(f.attachments.value); n > 0 {
 		severity, next := Fine, ""
 		if !f.node.found {
@@ -269,4 +262,50 @@ func (f *facts) aboutNodeAttachments(name string) findings {
 		l.add(severity, "attachment", next, "%s for node %q, %d of which %s attached, and %d with errors.", count(n, "VolumeAttachment"), name, attached, verb(attached, "is", "are"), errs)
 	}
 	return l
+}
+
+// maxErrors is how many different errors of the attachments of a node are told.
+const maxErrors = 10
+
+// addAttachmentErrors adds the errors of the attachments of a node, each once, and returns
+// how many attachments have one.
+func (f *facts) addAttachmentErrors(l *findings) int {
+	type failure struct{ verb, message string }
+	same, order := map[failure][]string{}, []failure{}
+	last := map[failure]time.Time{}
+	errs := 0
+	for _, va := range f.attachments.value {
+		verb, e := "attached", va.Status.AttachError
+		if va.DeletionTimestamp != nil {
+			verb, e = "detached", va.Status.DetachError
+		} else if va.Status.Attached {
+			continue
+		}
+		if e == nil {
+			continue
+		}
+		errs++
+		kind := failure{verb, sentence(e.Message)}
+		if same[kind] == nil {
+			order = append(order, kind)
+		}
+		if e.Time.After(last[kind]) {
+			last[kind] = e.Time.Time
+		}
+		same[kind] = append(same[kind], va.Name)
+	}
+	told := 0
+	for _, kind := range order[:min(len(order), maxErrors)] {
+		names := same[kind]
+		who := "VolumeAttachment " + names[0]
+		if more := len(names) - 1; more > 0 {
+			who += fmt.Sprintf(" and %d more", more)
+		}
+		told += len(names)
+		l.add(Failing, "attachment", "The attacher tries again by itself: ask `storage-controller explain va "+names[0]+"`.", "%s cannot be %s, %s: %s", who, kind.verb, f.ago(last[kind]), kind.message)
+	}
+	if left := errs - told; left > 0 {
+		l.add(Failing, "attachment", "", "%s with other errors: `kubectl get volumeattachments -o yaml` has them.", count(left, "more VolumeAttachment"))
+	}
+	return errs
 }

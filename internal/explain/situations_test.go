@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"net/url"
 	"strings"
 	"testing"
@@ -408,6 +410,14 @@ func TestWhatIsNotThere(t *testing.T) {
 	for _, kind := range []string{KindClaim, KindVolume, KindAttachment, KindNode} {
 		if _, err := Explain(t.Context(), clientsOf(t, s.cp.Config()), Request{Kind: kind, Namespace: s.ns, Name: s.ns + "-none"}); !errors.Is(err, ErrNotFound) || !strings.Contains(err.Error(), "check the name") {
 			t.Errorf("%s: %v", kind, err)
+		}
+	}
+	notOne := httptest.NewServer(http.NotFoundHandler())
+	defer notOne.Close()
+	for _, kind := range []string{KindClaim, KindNode} {
+		_, err := Explain(t.Context(), clientsOf(t, &rest.Config{Host: notOne.URL}), Request{Kind: kind, Namespace: s.ns, Name: "n"})
+		if err == nil || errors.Is(err, ErrNotFound) || !strings.Contains(err.Error(), "no API server of Kubernetes") || !strings.Contains(err.Error(), "check --kubeconfig and --master") {
+			t.Errorf("a web server that is no API server, %s: %v", kind, err)
 		}
 	}
 	away := rest.CopyConfig(s.cp.Config())

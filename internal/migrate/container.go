@@ -16,6 +16,7 @@ func (g *group) container() *yaml.Node {
 	if accept := g.m.Tables.Accept; accept != nil {
 		if err := accept(slices.DeleteFunc(slices.Clone(known), isOpen)); err != nil {
 			g.note("storage-controller does not accept these arguments, mend them: %v", err)
+			g.m.rejected = true
 		}
 	}
 	c := mapping(scalar("name"), scalar(g.name), scalar("image"), scalar(g.m.Image))
@@ -193,7 +194,7 @@ func (g *group) environment() []*yaml.Node {
 			case same < 0:
 				all = append(all, e)
 			case sameValue(all[same], e):
-			case slices.Contains(ofProgram, name):
+			case slices.Contains(ofProgram, name), !s.uses(name, true):
 				g.note("the variable %s of %s was dropped: another container has another value, and storage-controller has one environment", name, s.name)
 			case s.uses(name, i == 0):
 				own := strings.ToUpper(s.roles[0]) + "_" + name
@@ -254,13 +255,22 @@ func (g *group) overlap() {
 	if !g.elects() && text(get(g.object.node, "kind")) == "Deployment" && strategy != "Recreate" && !g.sources[0].on(g.m.Tables, "node-deployment") {
 		g.note("without --leader-election the old and the new pod work at the same time while a Deployment is rolled out: set strategy.type to Recreate, or --leader-election=true before and after")
 	}
-	if annotations := get(g.object.node, "spec", "template", "metadata", "annotations"); g.command == "all" {
-		for i := 0; annotations != nil && i+1 < len(annotations.Content); i += 2 {
-			key, value := annotations.Content[i].Value, annotations.Content[i+1].Value
-			for _, s := range g.replaced() {
-				if value == s.name && strings.HasPrefix(key, "kubectl.kubernetes.io/default-") {
-					g.note("the annotation %s still names %s; it should name %s", key, s.name, g.name)
-				}
+	g.annotations()
+}
+
+// annotations warns of those of the pod that name a container which is gone.
+func (g *group) annotations() {
+	annotations := get(g.object.node, "spec", "template", "metadata", "annotations")
+	for i := 0; annotations != nil && i+1 < len(annotations.Content); i += 2 {
+		key, value := annotations.Content[i].Value, annotations.Content[i+1].Value
+		for _, s := range g.replaced() {
+			switch {
+			case s.name == g.name:
+			case value == s.name && strings.HasPrefix(key, "kubectl.kubernetes.io/default-"):
+				g.note("the annotation %s still names %s; it should name %s", key, s.name, g.name)
+			case key == "container.apparmor.security.beta.kubernetes.io/"+s.name:
+				g.note("the annotation %s names %s, which is gone: the API server refuses the pod until it ends with %s, or goes", key, s.name, g.name)
+				g.m.rejected = true
 			}
 		}
 	}

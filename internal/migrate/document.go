@@ -222,6 +222,26 @@ func (e *edit) comment(lines []string, i int) string {
 	return strings.Join(comment, "\n")
 }
 
+// lost are the comments inside a container that the new one does not have, with the name of
+// the old one.
+func (e *edit) lost(lines []string, s *source, container *yaml.Node) []string {
+	if e.spans == nil {
+		return nil
+	}
+	kept, err := encode(container, true)
+	if err != nil {
+		return nil // which is told when it is rendered
+	}
+	var comments []string
+	for _, line := range lines[e.spans[s.index].begin:e.spans[s.index].end] {
+		comment, found := strings.CutPrefix(strings.TrimSpace(line), "#")
+		if found && strings.TrimSpace(comment) != "" && !strings.Contains(kept, strings.TrimSpace(line)) {
+			comments = append(comments, "# "+s.name+": "+strings.TrimSpace(comment))
+		}
+	}
+	return comments
+}
+
 // splice exchanges lines, from the last to the first so that the others keep their place.
 func splice(lines []string, edits []*edit) (string, error) {
 	newline := "\n"

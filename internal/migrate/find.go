@@ -43,16 +43,29 @@ func kindOf(c *yaml.Node) kind {
 	if command := items(get(c, "command")); len(command) > 0 {
 		return kindOfProgram(path.Base(text(command[0])))
 	}
-	image := imageName(text(get(c, "image")))
+	var args []string
+	for _, arg := range argv {
+		args = append(args, text(arg))
+	}
+	return kind(Sidecar(text(get(c, "name")), text(get(c, "image")), args))
+}
+
+// Sidecar is the program that a container without a command of its own runs, by its name, image and
+// arguments: csi-provisioner, csi-attacher or topolvm-controller; "" for anything else.
+func Sidecar(name, image string, args []string) string {
+	return string(sidecarOf(name, imageName(image), args))
+}
+
+func sidecarOf(name, image string, args []string) kind {
 	if k := kindOfProgram(image); k != "" {
 		return k
 	}
 	// A mirror may have put something in front of the name, or hidden it: then the
 	// socket has to be there too, lest a driver with such a name be taken for a sidecar.
-	if !slices.ContainsFunc(argv, isCSIAddress) {
+	if !slices.ContainsFunc(args, isCSIAddress) {
 		return ""
 	}
-	for _, hint := range []string{image, text(get(c, "name"))} {
+	for _, hint := range []string{image, name} {
 		switch {
 		case strings.HasSuffix(hint, "-csi-provisioner"), strings.HasSuffix(hint, "csi-external-provisioner"), hint == string(csiProvisioner):
 			return csiProvisioner
@@ -82,8 +95,8 @@ func imageName(image string) string {
 	return image
 }
 
-func isCSIAddress(arg *yaml.Node) bool {
-	name, _, _ := strings.Cut(strings.TrimLeft(text(arg), "-"), "=")
+func isCSIAddress(arg string) bool {
+	name, _, _ := strings.Cut(strings.TrimLeft(arg, "-"), "=")
 	return name == "csi-address" || name == "csi_address"
 }
 

@@ -41,6 +41,9 @@ func (m *migration) containers(w workload, e *edit, lines []string) {
 				comments = append(comments, c)
 			}
 		}
+		for _, s := range g.replaced() {
+			comments = append(comments, e.lost(lines, s, node)...)
+		}
 		for _, n := range m.notes {
 			if n.Object == w.name && n.Container == g.name {
 				comments = append(comments, commented(n.Text))
@@ -95,7 +98,14 @@ func (m *migration) stays(s *source, list *yaml.Node) string {
 // groups puts together what one container can do, each with the others that it agrees with.
 func (m *migration) groups(w workload, list *yaml.Node, sources []*source) []*group {
 	var groups []*group
-	var taken []string
+	taken := slices.Clone(m.named[w.pod])
+	for _, key := range []string{"initContainers", "containers"} {
+		if other := get(w.pod, key); other != list {
+			for _, item := range items(other) {
+				taken = append(taken, text(get(resolved(item), "name")))
+			}
+		}
+	}
 	for i, item := range items(list) {
 		if !slices.ContainsFunc(sources, func(s *source) bool { return s.index == i && s.kind != topolvm }) {
 			taken = append(taken, text(get(resolved(item), "name")))
@@ -118,6 +128,7 @@ func (m *migration) groups(w workload, list *yaml.Node, sources []*source) []*gr
 		g := &group{sources: []*source{s}, command: "all", object: w, m: m}
 		g.name = m.containerName(s, taken)
 		taken = append(taken, g.name)
+		m.named[w.pod] = append(m.named[w.pod], g.name)
 		if m.PerRole {
 			g.command = commands[s.kind]
 		} else if len(reasons) > 0 {

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"go.yaml.in/yaml/v3"
 )
 
 // ErrNothing means that no container of the manifest can be replaced.
@@ -70,15 +72,18 @@ type Result struct {
 	// Commands are the command lines of the new containers, in order, with references
 	// to environment variables resolved as far as the manifest tells their values.
 	Commands [][]string
+	// Rejected tells that the program, or the API server, does not take the manifest before
+	// somebody has mended what the notes say.
+	Rejected bool
 }
 
 // Run rewrites manifest. It returns [ErrNothing], and the notes that it has, where
 // nothing can be replaced.
 func Run(manifest []byte, o Options) (Result, error) {
-	m := &migration{Options: o}
+	m := &migration{Options: o, named: map[*yaml.Node][]string{}}
 	text, err := m.documents(string(manifest))
 	m.separate()
-	result := Result{Manifest: []byte(text), Notes: m.notes, Commands: m.commands}
+	result := Result{Manifest: []byte(text), Notes: m.notes, Commands: m.commands, Rejected: m.rejected}
 	if err == nil && len(m.commands) == 0 {
 		err = ErrNothing
 	}
@@ -90,6 +95,9 @@ type migration struct {
 	Options
 	notes    []Note
 	commands [][]string
+	rejected bool
+	// named are the new containers of a pod, in both of its lists.
+	named map[*yaml.Node][]string
 	// workloads names the objects in which something was replaced, by kind of sidecar.
 	workloads map[kind][]string
 }

@@ -102,6 +102,12 @@ func TestExplainExitCodes(t *testing.T) {
 		says string
 	}{
 		"pvc none -n " + e.ns:              {1, "PersistentVolumeClaim " + e.ns + "/none: not found: check the name, and the namespace, which -n sets"},
+		"pvc " + e.ns + "/none":            {1, "PersistentVolumeClaim " + e.ns + "/none: not found"},
+		"pvc/" + e.ns + "/none":            {1, "PersistentVolumeClaim " + e.ns + "/none: not found"},
+		"pvc x/none -n " + e.ns:            {2, "--namespace: is " + e.ns + ", and the claim x/none names another"},
+		"pvc a/b/c":                        {2, `name "a/b/c": must be NAME, or NAMESPACE/NAME`},
+		"pv a/b":                           {2, `name "a/b": a PersistentVolume has no namespace`},
+		"pvc/":                             {2, "the name must not be empty"},
 		"pvc none":                         {1, "PersistentVolumeClaim default/none: not found"},
 		"pv none-" + e.ns:                  {1, "not found: check the name"},
 		"pvc":                              {2, "two arguments are needed"},

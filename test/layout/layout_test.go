@@ -60,7 +60,7 @@ var allowed = map[string][]string{
 	"metrics":                {},
 	"internal/explain":       {"attacher", "nodecontroller", "provisioner", "internal/kube", "internal/statusz"},
 	"audit":                  {"csiclient", "internal/kube"},
-	"internal/doctor":        {"csiclient", "internal/kube"},
+	"internal/doctor":        {"csiclient", "internal/kube", "internal/migrate"},
 	"internal/kube":          {},
 	"internal/kubetest":      {},
 	"internal/migrate":       {},
