@@ -224,6 +224,12 @@ func everythingRendered(t *testing.T) []*unstructured.Unstructured {
 // withComponents is an overlay with further components of deploy/.
 func withComponents(t *testing.T, overlay string, components ...string) []*unstructured.Unstructured {
 	t.Helper()
+	return installed(t, "namespace: "+exampleNamespace, overlay, components...)
+}
+
+// installed is withComponents for a kustomization that begins with own.
+func installed(t *testing.T, own, overlay string, components ...string) []*unstructured.Unstructured {
+	t.Helper()
 	root, err := filepath.Abs("../../deploy")
 	if err != nil {
 		t.Fatal(err)
@@ -233,7 +239,7 @@ func withComponents(t *testing.T, overlay string, components ...string) []*unstr
 	if err != nil {
 		t.Fatal(err)
 	}
-	text := "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nnamespace: " + exampleNamespace + "\nresources:\n- " + filepath.Join(relative, "overlays", overlay) + "\ncomponents:\n"
+	text := "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\n" + own + "\nresources:\n- " + filepath.Join(relative, "overlays", overlay) + "\ncomponents:\n"
 	for _, c := range components {
 		text += "- " + filepath.Join(relative, c) + "\n"
 	}

@@ -100,10 +100,13 @@ app.kubernetes.io/name: {{ .Values.name }}
 {{- if .enabled }}
 - --enable-webhooks
 - --webhook-cert-mode={{ .certificate }}
-- --webhook-cert-secret={{ .name }}-certificates
+- --webhook-cert-secret
+- {{ .name }}-certificates
 {{- if eq .certificate "self-signed" }}
-- --webhook-config-name={{ .name }}s
-- --webhook-service={{ .name }}
+- --webhook-config-name
+- {{ .name }}s
+- --webhook-service
+- {{ .name }}
 {{- end }}
 {{- end }}
 {{- end }}
