@@ -452,7 +452,7 @@ func TestCleanupGoesOn(t *testing.T) {
 		client := f.prepare(f.user).c.deps.Client
 		var out bytes.Buffer
 		request := CleanupRequest{Driver: f.driver, Node: f.name("n")}
-		if err := Cleanup(t.Context(), f.cfg, client, request, &out); err == nil || errors.Is(err, ErrRefused) || strings.Count(out.String(), "delete claim") != 2 || !strings.Contains(out.String(), "unknown") {
+		if err := Cleanup(t.Context(), f.cfg, client, request, &out); err == nil || errors.Is(err, ErrRefused) || strings.Count(out.String(), "delete claim") != 2 || !strings.Contains(out.String(), "not known") {
 			t.Errorf("the plan ends with %v, and is %s", err, &out)
 		}
 		request.Yes = true

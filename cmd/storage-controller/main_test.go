@@ -86,6 +86,12 @@ func TestExitCodes(t *testing.T) {
 		"config validate of nonsense":           {[]string{"storage-controller", "config", "validate", "--timeout=0s"}, 2, "", "--timeout"},
 		"config without a subcommand":           {[]string{"storage-controller", "config"}, 2, "", "print or validate"},
 		"credentials where they would be shown": {[]string{"storage-controller", "config", "validate", "--otlp-endpoint=http://me:hidden@c:4317"}, 1, "", "OTEL_EXPORTER_OTLP_HEADERS"},
+		"credentials in the query":              {[]string{"storage-controller", "config", "validate", "--otlp-endpoint=http://c:4317?token=hidden"}, 1, "", "no path, query or fragment"},
+		"credentials in the path":               {[]string{"storage-controller", "config", "validate", "--otlp-endpoint=http://c:4317/hidden"}, 1, "", "no path, query or fragment"},
+		"credentials, and no URL":               {[]string{"storage-controller", "config", "validate", "--otlp-endpoint=me:hidden@c"}, 1, "", "--otlp-endpoint: must be a URL"},
+		"a collector with a slash":              {[]string{"storage-controller", "config", "validate", "--otlp-endpoint=http://c:4317/"}, 0, "valid", ""},
+		"more traces than all":                  {[]string{"storage-controller", "all", "--otlp-sampling-ratio=2"}, 1, "", "--otlp-sampling-ratio: must be between 0 and 1"},
+		"a ratio that is none":                  {[]string{"storage-controller", "all", "--otlp-sampling-ratio=x"}, 2, "", "--otlp-sampling-ratio"},
 		"completion":                            {[]string{"storage-controller", "completion", "bash"}, 0, "bash completion", ""},
 	}
 	for name, tt := range tests {

@@ -39,17 +39,27 @@ type Config struct {
 func (c Config) Validate() error {
 	var errs []error
 	if c.Endpoint != "" {
-		switch u, err := url.Parse(c.Endpoint); {
-		case err == nil && u.User != nil: // which OTLP would not send, and which would be shown
-			errs = append(errs, errors.New("--otlp-endpoint: must have no user and no password; set OTEL_EXPORTER_OTLP_HEADERS for the credentials of the collector"))
-		case err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "":
-			errs = append(errs, fmt.Errorf("--otlp-endpoint: must be a URL such as http://collector:4317, got %q", c.Endpoint))
-		}
+		errs = append(errs, checkEndpoint(c.Endpoint), checkEnvironment())
 	}
 	if c.Ratio < 0 || c.Ratio > 1 {
 		errs = append(errs, fmt.Errorf("--otlp-sampling-ratio: must be between 0 and 1, got %v", c.Ratio))
 	}
 	return errors.Join(errs...)
+}
+
+// checkEndpoint reports what is wrong with the URL. It is shown on pages, and so must have
+// nothing that may be secret, which OTLP over gRPC would not send either; and an error does
+// not repeat it.
+func checkEndpoint(endpoint string) error {
+	switch u, err := url.Parse(endpoint); {
+	case err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "":
+		return errors.New("--otlp-endpoint: must be a URL such as http://collector:4317")
+	case u.User != nil:
+		return errors.New("--otlp-endpoint: must have no user and no password; set OTEL_EXPORTER_OTLP_HEADERS for the credentials of the collector")
+	case u.Path != "" && u.Path != "/" || u.RawQuery != "" || u.ForceQuery || u.Fragment != "":
+		return errors.New("--otlp-endpoint: must have no path, query or fragment, which OTLP over gRPC does not know, as in http://collector:4317; set OTEL_EXPORTER_OTLP_HEADERS for the credentials of the collector")
+	}
+	return nil
 }
 
 // scope names what makes the spans.
@@ -62,11 +72,12 @@ func Start(ctx context.Context, c Config) (traced context.Context, stop func(con
 	if c.Endpoint == "" {
 		return ctx, func(context.Context) error { return nil }, nil
 	}
+	log := klog.FromContext(ctx)
+	otel.SetLogger(discreet(log))
 	exporter, err := otlptracegrpc.New(ctx, otlptracegrpc.WithEndpointURL(c.Endpoint))
 	if err != nil {
 		return nil, nil, fmt.Errorf("setting up tracing to %s: %w", c.Endpoint, err)
 	}
-	log := klog.FromContext(ctx)
 	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { log.Info("Spans were not sent", "endpoint", c.Endpoint, "err", err) }))
 	provider := sdktrace.NewTracerProvider(
 		sdktrace.WithBatcher(exporter),

@@ -72,12 +72,12 @@ type upkeepFacts struct {
 	held  authority
 	// serving tells that a valid pair is being served, whatever is in the Secret.
 	serving bool
-	// bundles is the authorities that each webhook of the configuration names; none when
-	// there is no configuration, of which unknown says that it could not be read.
+	// bundles is the authorities that each own webhook of the configuration names; none
+	// when there is no configuration, of which unknown says that it could not be read.
 	bundles [][]*x509.Certificate
 	unknown bool
 	// published is when the configuration was first seen to name the authority of held in
-	// all webhooks; zero when it does not. After settle all API servers have seen that.
+	// all own webhooks; zero when it does not. After settle all API servers have seen that.
 	published time.Time
 	settle    time.Duration
 }
@@ -171,7 +171,7 @@ func sameCerts(a, b []*x509.Certificate) bool {
 	return slices.EqualFunc(a, b, (*x509.Certificate).Equal)
 }
 
-// isPublished tells whether all webhooks of the configuration name the authority.
+// isPublished tells whether all own webhooks of the configuration name the authority.
 func (f upkeepFacts) isPublished() bool {
 	return !f.unknown && len(f.held.cas) > 0 && !slices.ContainsFunc(f.bundles, func(b []*x509.Certificate) bool {
 		return !slices.ContainsFunc(b, f.held.cas[0].Equal)

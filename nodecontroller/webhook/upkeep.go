@@ -96,6 +96,9 @@ func (u *upkeep) step(ctx context.Context) (bool, error) {
 	var data map[string][]byte
 	switch action {
 	case doNothing:
+		if configErr == nil {
+			configErr = u.missesOwn(config)
+		}
 		return false, configErr
 	case doPublish:
 		return true, u.publish(ctx, config, facts)
@@ -118,12 +121,33 @@ func (u *upkeep) facts(secret *corev1.Secret, config *admissionregistrationv1.Mu
 		now: u.s.keeper.now(), names: u.s.cfg.serviceNames(u.service), settle: u.s.pace.settle,
 		held: parseAuthority(secret.Data), serving: u.s.keeper.ready() == nil,
 	}
-	if config != nil {
-		for _, w := range config.Webhooks {
-			f.bundles = append(f.bundles, parseCerts(w.ClientConfig.CABundle))
-		}
+	for _, i := range u.own(config) {
+		f.bundles = append(f.bundles, parseCerts(config.Webhooks[i].ClientConfig.CABundle))
 	}
 	return f
+}
+
+// own is where the webhooks of the Service are in config, which may be nil. The others
+// belong to somebody else, whom the authority of this one would cut off.
+func (u *upkeep) own(config *admissionregistrationv1.MutatingWebhookConfiguration) (indices []int) {
+	if config == nil {
+		return nil
+	}
+	for i, w := range config.Webhooks {
+		if s := w.ClientConfig.Service; s != nil && s.Namespace == u.service.namespace && s.Name == u.service.name {
+			indices = append(indices, i)
+		}
+	}
+	return indices
+}
+
+// missesOwn says that config, which may be nil, has no webhook of the Service: what the
+// API server calls by it does not trust the authority.
+func (u *upkeep) missesOwn(config *admissionregistrationv1.MutatingWebhookConfiguration) error {
+	if config == nil || len(u.own(config)) > 0 {
+		return nil
+	}
+	return fmt.Errorf("MutatingWebhookConfiguration %q has no webhook with clientConfig.service %s, and the others are left as they are: set --webhook-config-name and --webhook-service to the names of your own", config.Name, u.service)
 }
 
 // notePublished is since when the authority of f is known to be published.
@@ -200,16 +224,20 @@ type testOp struct {
 	Value any    `json:"value"`
 }
 
-// publish writes the bundles that are wanted into config, and nothing else of it.
+// publish writes the bundles that are wanted into the own webhooks of config, and nothing
+// else of it.
 func (u *upkeep) publish(ctx context.Context, config *admissionregistrationv1.MutatingWebhookConfiguration, f upkeepFacts) error {
 	ops := []any{testOp{"test", "/metadata/uid", config.UID}}
-	for i, have := range f.bundles {
+	for n, i := range u.own(config) {
+		have := f.bundles[n]
 		want := f.wanted(have)
 		if sameCerts(have, want) {
 			continue
 		}
 		path := fmt.Sprintf("/webhooks/%d", i)
-		ops = append(ops, testOp{"test", path + "/name", config.Webhooks[i].Name}, add(path+"/clientConfig/caBundle", encodeCerts(want...)))
+		ops = append(ops, testOp{"test", path + "/name", config.Webhooks[i].Name},
+			testOp{"test", path + "/clientConfig/service/namespace", u.service.namespace}, testOp{"test", path + "/clientConfig/service/name", u.service.name},
+			add(path+"/clientConfig/caBundle", encodeCerts(want...)))
 	}
 	data, err := json.Marshal(ops)
 	if err != nil {

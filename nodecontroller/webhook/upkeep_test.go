@@ -264,14 +264,78 @@ func selfSigned(t *testing.T, change func(*fixture)) *fixture {
 // emptyConfig makes a configuration for nobody, and is the authorities in it.
 func (f *fixture) emptyConfig() func() string {
 	f.Helper()
-	f.install(&admissionregistrationv1.MutatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: f.ns}, Webhooks: []admissionregistrationv1.MutatingWebhook{{
-		Name: "pod-hook.example.com", SideEffects: ptr.To(admissionregistrationv1.SideEffectClassNone), AdmissionReviewVersions: []string{"v1"},
-		ClientConfig: admissionregistrationv1.WebhookClientConfig{URL: ptr.To("https://" + f.s.Address() + "/pod/mutate")},
-	}}})
-	return func() string {
-		config, err := f.client.AdmissionregistrationV1().MutatingWebhookConfigurations().Get(f.Context(), f.ns, metav1.GetOptions{})
-		f.must(err)
-		return string(config.Webhooks[0].ClientConfig.CABundle)
+	f.configFor(admissionregistrationv1.WebhookClientConfig{Service: f.service()})
+	return func() string { return f.bundles()[0] }
+}
+
+// service is that of the server.
+func (f *fixture) service() *admissionregistrationv1.ServiceReference {
+	return &admissionregistrationv1.ServiceReference{Namespace: f.ns, Name: "hook", Path: ptr.To("/pod/mutate")}
+}
+
+// configFor makes a configuration with a webhook, which is asked about nothing, for each of clients.
+func (f *fixture) configFor(clients ...admissionregistrationv1.WebhookClientConfig) {
+	f.Helper()
+	config := &admissionregistrationv1.MutatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: f.ns}}
+	for i, c := range clients {
+		config.Webhooks = append(config.Webhooks, admissionregistrationv1.MutatingWebhook{
+			Name: fmt.Sprintf("hook-%d.example.com", i), SideEffects: ptr.To(admissionregistrationv1.SideEffectClassNone), AdmissionReviewVersions: []string{"v1"}, ClientConfig: c,
+		})
+	}
+	f.install(config)
+}
+
+// bundles is the authorities in each webhook of the configuration.
+func (f *fixture) bundles() (all []string) {
+	f.Helper()
+	config, err := f.client.AdmissionregistrationV1().MutatingWebhookConfigurations().Get(f.Context(), f.ns, metav1.GetOptions{})
+	f.must(err)
+	for _, w := range config.Webhooks {
+		all = append(all, string(w.ClientConfig.CABundle))
+	}
+	return all
+}
+
+// TestUpkeepSparesTheWebhooksOfSomebodyElse: who has the wrong name for the configuration must
+// not have the API server distrust what another driver, or the same with a URL, serves there.
+func TestUpkeepSparesTheWebhooksOfSomebodyElse(t *testing.T) {
+	f := selfSigned(t, nil)
+	theirs := encodeCerts(f.ca.cert)
+	f.configFor(
+		admissionregistrationv1.WebhookClientConfig{Service: &admissionregistrationv1.ServiceReference{Namespace: "csi-example", Name: "hook"}, CABundle: theirs},
+		admissionregistrationv1.WebhookClientConfig{Service: f.service()},
+		admissionregistrationv1.WebhookClientConfig{Service: &admissionregistrationv1.ServiceReference{Namespace: f.ns, Name: "another"}, CABundle: theirs},
+		admissionregistrationv1.WebhookClientConfig{URL: ptr.To("https://localhost/pod/mutate"), CABundle: theirs},
+	)
+	f.lead()
+	f.eventually("its own is published", func(context.Context) error {
+		if b := f.bundles(); b[1] == "" || b[1] != string(f.secretData()[caName]) {
+			return fmt.Errorf("it is %q", b[1])
+		}
+		return nil
+	})
+	if b := f.bundles(); b[0] != string(theirs) || b[2] != string(theirs) || b[3] != string(theirs) {
+		t.Errorf("those of others were written: %q", b)
+	}
+	if n := f.metric("storage_controller_webhook_cert_upkeep_total", "result", "error"); n != 0 {
+		t.Errorf("%v errors", n)
+	}
+}
+
+// TestUpkeepMissesItsOwnWebhook: it serves with a certificate, and says what is wrong.
+func TestUpkeepMissesItsOwnWebhook(t *testing.T) {
+	f := selfSigned(t, nil)
+	theirs := encodeCerts(f.ca.cert)
+	f.configFor(admissionregistrationv1.WebhookClientConfig{Service: &admissionregistrationv1.ServiceReference{Namespace: "csi-example", Name: "hook"}, CABundle: theirs})
+	f.lead()
+	f.eventually("the error is counted", func(context.Context) error {
+		if f.metric("storage_controller_webhook_cert_upkeep_total", "result", "error") == 0 {
+			return errors.New("not yet")
+		}
+		return f.s.Ready()
+	})
+	if b := f.bundles(); b[0] != string(theirs) {
+		t.Errorf("that of somebody else was written: %q", b)
 	}
 }
 

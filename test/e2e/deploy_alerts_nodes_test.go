@@ -140,7 +140,7 @@ func TestAlertAboutCertificatesThatAreNotKeptUp(t *testing.T) {
 	t.Parallel()
 	e, h := newEnv(t, csitest.Config{}, 0), newHistory()
 	configs := e.client.AdmissionregistrationV1().MutatingWebhookConfigurations()
-	_, err := configs.Create(t.Context(), forNobody(e.ns), metav1.CreateOptions{})
+	_, err := configs.Create(t.Context(), forNobody(e.ns, e.ns), metav1.CreateOptions{})
 	e.must(err)
 	t.Cleanup(func() { _ = configs.Delete(context.Background(), e.ns, metav1.DeleteOptions{}) })
 	p := e.webhooks("--webhook-cert-mode=self-signed", "--webhook-cert-secret=certs", "--webhook-config-name="+e.ns, "--webhook-service=none")

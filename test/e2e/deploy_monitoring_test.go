@@ -219,7 +219,7 @@ func everythingOn(t *testing.T) *process {
 		}
 	}
 	_, err := e.client.AdmissionregistrationV1().MutatingWebhookConfigurations().Create(t.Context(),
-		forNobody(e.ns), metav1.CreateOptions{})
+		forNobody(e.ns, e.ns), metav1.CreateOptions{})
 	must(err)
 	t.Cleanup(func() {
 		_ = e.client.AdmissionregistrationV1().MutatingWebhookConfigurations().Delete(context.Background(), e.ns, metav1.DeleteOptions{})

@@ -97,3 +97,18 @@ func TestInstallationOfThePage(t *testing.T) {
 		}
 	}
 }
+
+// TestMoreContainersOfThePage: the patch that the page shows adds a container, and takes none away.
+func TestMoreContainersOfThePage(t *testing.T) {
+	t.Parallel()
+	more := strings.ReplaceAll(fileOfPage(t, "install.md", "more.yaml"), "\n", "\n    ")
+	containers := podOf(t, installed(t, "namespace: "+exampleNamespace+"\npatches:\n- patch: |\n    "+more+"\n", "all-in-one", "monitoring")).Containers
+	var names []string
+	for _, c := range containers {
+		names = append(names, c.Name)
+	}
+	slices.Sort(names)
+	if !slices.Equal(names, []string{"csi-resizer", "driver", "storage-controller"}) {
+		t.Errorf("the containers are %q", names)
+	}
+}

@@ -245,7 +245,7 @@ func TestNodecontrollerNeedsWhatItsManifestsGrant(t *testing.T) {
 	kubeconfig, used, refused := e.as("storage-controller-nodecontroller")
 	// Its name is in the permissions; no other test has it.
 	configurations := e.client.AdmissionregistrationV1().MutatingWebhookConfigurations()
-	_, err := configurations.Create(ctx, forNobody("storage-controller-webhooks"), metav1.CreateOptions{})
+	_, err := configurations.Create(ctx, forNobody("storage-controller-webhooks", e.ns), metav1.CreateOptions{})
 	e.must(err)
 	t.Cleanup(func() {
 		_ = configurations.Delete(context.Background(), "storage-controller-webhooks", metav1.DeleteOptions{})
@@ -312,11 +312,12 @@ func TestNodecontrollerNeedsWhatItsManifestsGrant(t *testing.T) {
 	})
 }
 
-// forNobody is a configuration whose authority can be filled in, and that is asked about nothing.
-func forNobody(name string) *admissionv1.MutatingWebhookConfiguration {
+// forNobody is a configuration whose authority can be filled in by who serves the Service none
+// of a namespace, and that is asked about nothing.
+func forNobody(name, namespace string) *admissionv1.MutatingWebhookConfiguration {
 	return &admissionv1.MutatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: name}, Webhooks: []admissionv1.MutatingWebhook{{
 		Name: "pod-hook.example.com", AdmissionReviewVersions: []string{"v1"}, SideEffects: ptr.To(admissionv1.SideEffectClassNone),
-		ClientConfig: admissionv1.WebhookClientConfig{Service: &admissionv1.ServiceReference{Namespace: "default", Name: "none"}},
+		ClientConfig: admissionv1.WebhookClientConfig{Service: &admissionv1.ServiceReference{Namespace: namespace, Name: "none"}},
 	}}}
 }
 

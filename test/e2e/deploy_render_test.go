@@ -154,12 +154,8 @@ var sameAs = map[string]string{
 	"per-role":   "mode: per-role",
 	"node": `mode: node
 resources: {requests: {cpu: 10m, memory: 64Mi}, limits: {memory: 256Mi}}`,
-	"configuration-file": `configuration:
-  csi-address: /run/csi/csi.sock
-  leader-election: true
-  http-endpoint: :8080
-  capacity: {capacity-ownerref-level: 2}
-  nodecontroller: {resize-nudge: true}`,
+	// What the flags are otherwise is below what is set.
+	"configuration-file": "configuration: {kind: Configuration}",
 }
 
 // withWebhooks is the same for overlays with a component of webhooks.
@@ -224,6 +220,12 @@ func everythingRendered(t *testing.T) []*unstructured.Unstructured {
 // withComponents is an overlay with further components of deploy/.
 func withComponents(t *testing.T, overlay string, components ...string) []*unstructured.Unstructured {
 	t.Helper()
+	return installed(t, "namespace: "+exampleNamespace, overlay, components...)
+}
+
+// installed is withComponents for a kustomization that begins with own.
+func installed(t *testing.T, own, overlay string, components ...string) []*unstructured.Unstructured {
+	t.Helper()
 	root, err := filepath.Abs("../../deploy")
 	if err != nil {
 		t.Fatal(err)
@@ -233,7 +235,7 @@ func withComponents(t *testing.T, overlay string, components ...string) []*unstr
 	if err != nil {
 		t.Fatal(err)
 	}
-	text := "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nnamespace: " + exampleNamespace + "\nresources:\n- " + filepath.Join(relative, "overlays", overlay) + "\ncomponents:\n"
+	text := "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\n" + own + "\nresources:\n- " + filepath.Join(relative, "overlays", overlay) + "\ncomponents:\n"
 	for _, c := range components {
 		text += "- " + filepath.Join(relative, c) + "\n"
 	}
@@ -295,6 +297,29 @@ func TestChartRefusesWrongValues(t *testing.T) {
 		"name: Not_A_Name":                                            "'/name'",
 		"secrets: {namespaces: [\"*\"]}":                              "'/secrets/namespaces/0'",
 		"driver: {name: csi.example.com/x}":                           "'/driver/name'",
+		"driver: {port: 1}":                                           "'port' not allowed",
+		"image: {repository: 'x@sha256:aa'}":                          "'/image/repository'",
+		"image: {digest: aa}":                                         "'/image/digest'",
+		"extraContainers: [{name: x}]":                                "'/extraContainers/0'",
+		"extraContainers: [{name: driver, image: x}]":                 "extraContainers[0]: the chart has a container driver",
+		"volumes: [{name: more}, {name: socket, emptyDir: {}}]":       "volumes[1]: the chart has a volume socket",
+		"configuration: {nonsense: 5s}":                               "configuration.nonsense: unknown key",
+		"configuration: {attacher: {nonsense: 5s}}":                   "configuration.attacher.nonsense: unknown key",
+		"configuration: {controllers: [attacher]}":                    "set enabled of",
+		"configuration: {leader-election: false}":                     "configuration.leader-election: several pods",
+		"configuration: {http-endpoint: ':9090'}":                     "the probes and ports of the chart have 8080",
+		"configuration: {attacher: {timeout: 5m}}":                    "configuration.attacher.timeout: terminationGracePeriodSeconds, 40",
+		"extraArgs: [--leader-election=false]":                        "extraArgs: --leader-election=false: several pods",
+		"extraArgs: [-leader_election=f]":                             "several pods",
+		"extraArgs: ['--http-endpoint=:9090']":                        "the probes and ports of the chart have 8080",
+		"mode: per-role\nextraArgs: ['--http-endpoint=:8080']":        "8080 to 8082",
+		"extraArgs: ['--metrics-address=:9090']":                      "--http-endpoint is set",
+		"extraArgs: [--csi-address=/csi/csi.sock]":                    "the socket must be in /run/csi",
+		"extraArgs: [--config=/x]":                                    "belong into configuration",
+		"extraArgs: [--timeout=300s]":                                 "terminationGracePeriodSeconds, 40",
+		"extraArgs: [--attacher-timeout=1m]":                          "terminationGracePeriodSeconds, 40",
+		"extraArgs: [-timeout=30s]":                                   "terminationGracePeriodSeconds, 40",
+		"terminationGracePeriodSeconds: 25":                           "terminationGracePeriodSeconds: 25",
 		"nodecontroller: {webhooks: {certificate: files}}":            "'/nodecontroller/webhooks/certificate'",
 		"mode: node\nnodecontroller: {webhooks: {enabled: true}}":     "mode node has no node controller",
 		"nodecontroller: {enabled: false, webhooks: {enabled: true}}": "nodecontroller.enabled is false",
@@ -307,6 +332,98 @@ func TestChartRefusesWrongValues(t *testing.T) {
 	}
 	if _, err := tool(t, "", "lint", chart); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestChartTakesWhatWorks is what is near to what it refuses.
+func TestChartTakesWhatWorks(t *testing.T) {
+	t.Parallel()
+	for _, values := range []string{
+		"extraArgs: [-v, --timeout=29s, --http-endpoint=127.0.0.1:8080, --csi-address=/run/csi/other.sock, --leader-election]",
+		"terminationGracePeriodSeconds: 3700\nextraArgs: [--timeout=1h1m1s, --attacher-timeout=500ms]",
+		"mode: node\nextraArgs: [--leader-election=false]",
+		"terminationGracePeriodSeconds: 75\nconfiguration: {timeout: 1m, feature-gates: {Topology: true}, attacher: {timeout: 1.5s}}",
+	} {
+		if _, err := tool(t, "", "helm", chart, "x", exampleNamespace, valuesFile(t, values)); err != nil {
+			t.Errorf("values %s: %v", values, err)
+		}
+	}
+}
+
+// TestChartConfiguration: the program accepts the file, in which there is all that the flags
+// would say, except for what somebody sets.
+func TestChartConfiguration(t *testing.T) {
+	t.Parallel()
+	path, err := binary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for values, want := range map[string][]string{
+		"configuration: {timeout: 5s}": {"timeout: 5s", "csi-address: /run/csi/csi.sock", "leader-election: true", "http-endpoint: :8080", "capacity-ownerref-level: 2", "resize-nudge: true"},
+		"configuration: {capacity: {capacity-ownerref-level: 1}, resize-nudge: false, leader-election: null}": {
+			"capacity-ownerref-level: 1", "resize-nudge: false", "leader-election: true"},
+		"configuration: {csi-address: /run/csi/other.sock, feature-gates: {Topology: true}}": {"csi-address: /run/csi/other.sock", "Topology: true"},
+		`configuration: {timeout: 5s}
+attacher: {enabled: false}
+provisioner: {crossNamespace: true}
+nodecontroller: {nodeCleanup: volumes, pvcFinalizerMode: enforce, webhooks: {enabled: true, name: "on"}}`: {
+			"- provisioner\n", "CrossNamespaceVolumeDataSource: true", "node-cleanup: volumes", "enable-webhooks: true",
+			"webhook-config-name: ons", "webhook-service: \"on\"", "webhook-cert-secret: on-certificates", "pvc-finalizer-mode: enforce"},
+	} {
+		objects := charted(t, values)
+		i := slices.IndexFunc(objects, func(o *unstructured.Unstructured) bool { return o.GetKind() == "ConfigMap" })
+		text := converted[corev1.ConfigMap](t, objects[i]).Data["config.yaml"]
+		file := filepath.Join(t.TempDir(), "config.yaml")
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		// What the program makes of it, and not how it is written.
+		out, err := exec.Command(path, "config", "print", "--config", file).CombinedOutput()
+		if valid, no := exec.Command(path, "config", "validate", "--config", file).CombinedOutput(); err != nil || no != nil {
+			t.Errorf("values %s: %v, %v: %s%s\nof %s", values, err, no, out, valid, text)
+		}
+		for _, line := range want {
+			if !strings.Contains(string(out), line) {
+				t.Errorf("values %s: no %q in\n%s\nof %s", values, line, out, text)
+			}
+		}
+	}
+}
+
+// TestChartTakesMoreThanTheDriver: what else a driver needs finds its place in the pod.
+func TestChartTakesMoreThanTheDriver(t *testing.T) {
+	t.Parallel()
+	objects := charted(t, fileOfPage(t, "install.md", "more-values.yaml")+"\npodLabels: {app.kubernetes.io/name: other, a: b}\n")
+	spec := podOf(t, objects)
+	containers := map[string]corev1.Container{}
+	for _, c := range spec.Containers {
+		containers[c.Name] = c
+	}
+	if c := containers["driver"]; len(c.Ports) != 1 || c.LivenessProbe == nil || c.LivenessProbe.HTTPGet.Port.StrVal != c.Ports[0].Name {
+		t.Errorf("the driver has %v, %v", c.Ports, c.LivenessProbe)
+	}
+	for _, name := range []string{"csi-resizer", "liveness-probe"} {
+		if c := containers[name]; !slices.ContainsFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.Name == "socket" && m.MountPath == "/run/csi" }) {
+			t.Errorf("%s has %v", name, c.VolumeMounts)
+		}
+	}
+	for _, o := range objects {
+		switch o.GetKind() {
+		case "ServiceAccount":
+			if len(o.GetAnnotations()) != 1 {
+				t.Errorf("the ServiceAccount has %v", o.GetAnnotations())
+			}
+		case "Deployment":
+			if d := converted[appsv1.Deployment](t, o); d.Spec.Template.Labels["a"] != "b" || !selects(t, d.Spec.Selector, d.Spec.Template.Labels) {
+				t.Errorf("the pod has %v", d.Spec.Template.Labels)
+			}
+		}
+	}
+	digest := "sha256:" + strings.Repeat("0a", 32)
+	for _, c := range podOf(t, charted(t, "image: {digest: '"+digest+"'}")).Containers {
+		if c.Name != "driver" && c.Image != "storage-controller@"+digest {
+			t.Errorf("the image is %s", c.Image)
+		}
 	}
 }
 
@@ -352,6 +469,7 @@ volumes: [{name: more, emptyDir: {}}]`),
 driver: {name: Other.example.com}
 nodecontroller: {pvcFinalizerMode: enforce, webhooks: {enabled: true, name: second, certificate: secret, failurePolicy: Ignore, configurationAnnotations: {a: b}}}`),
 		"all-in-one with a file and webhooks": withComponents(t, "configuration-file", "components/webhooks-enforce"),
+		"chart, more than the driver":         charted(t, fileOfPage(t, "install.md", "more-values.yaml")),
 		"chart, capacity alone":               charted(t, "mode: per-role\nprovisioner: {enabled: false}\nattacher: {enabled: false}\nnodecontroller: {enabled: false}\nsecrets: {enabled: false}"),
 		"chart, secrets elsewhere":            charted(t, "secrets: {namespaces: [default]}"),
 	}
@@ -514,7 +632,7 @@ func TestDeploymentsStayAvailable(t *testing.T) {
 			t.Errorf("%s: the replicas are apart by %v", name, spread)
 		}
 		for _, c := range workload.Spec.Template.Spec.Containers {
-			if c.Name != "driver" && !slices.Contains(c.Args, "--leader-election") && !strings.Contains(file, "leader-election: true") {
+			if ours := strings.HasPrefix(c.Image, "storage-controller"); ours && !slices.Contains(c.Args, "--leader-election") && !strings.Contains(file, "leader-election: true") {
 				t.Errorf("%s: two replicas of container %s without a Lease: %q", name, c.Name, c.Args)
 			}
 		}

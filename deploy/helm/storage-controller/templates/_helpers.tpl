@@ -100,10 +100,13 @@ app.kubernetes.io/name: {{ .Values.name }}
 {{- if .enabled }}
 - --enable-webhooks
 - --webhook-cert-mode={{ .certificate }}
-- --webhook-cert-secret={{ .name }}-certificates
+- --webhook-cert-secret
+- {{ printf "%s-certificates" .name | quote }}
 {{- if eq .certificate "self-signed" }}
-- --webhook-config-name={{ .name }}s
-- --webhook-service={{ .name }}
+- --webhook-config-name
+- {{ printf "%ss" .name | quote }}
+- --webhook-service
+- {{ .name | quote }}
 {{- end }}
 {{- end }}
 {{- end }}
@@ -140,10 +143,104 @@ true
 {{- end }}
 {{- end }}
 
+{{/* The arguments of the one container of mode all-in-one. */}}
+{{- define "sc.allArgs" -}}
+{{- $v := .Values }}
+{{- $args := list "all" "--csi-address=/run/csi/csi.sock" "--leader-election" "--http-endpoint=:8080" }}
+{{- with include "sc.roles" . }}{{ $args = append $args (printf "--controllers=%s" .) }}{{ end }}
+{{- if $v.capacity.enabled }}{{ $args = append $args "--capacity-ownerref-level=2" }}{{ end }}
+{{- /* off in "all" unless asked for */}}
+{{- if and $v.nodecontroller.enabled $v.nodecontroller.resizeNudge }}{{ $args = append $args "--resize-nudge" }}{{ end }}
+{{- if $v.nodecontroller.enabled }}{{ $args = concat $args (include "sc.nodecontrollerArgs" . | fromYamlArray) }}{{ end }}
+{{- concat $args (include "sc.gates" . | fromYamlArray) | toYaml }}
+{{- end }}
+
+{{/* The configuration file: what the values say otherwise with flags, below what configuration
+     sets, at the top or in a section, which wins. */}}
+{{- define "sc.configText" -}}
+{{- $file := deepCopy .Values.configuration }}
+{{- $below := dict "apiVersion" "storage-controller/v1alpha1" "kind" "Configuration" }}
+{{- $key := "" }}
+{{- range include "sc.allArgs" . | fromYamlArray | rest }}
+{{- if not (hasPrefix "--" .) }}{{ $_ := set $below $key . }}
+{{- else }}
+{{- $parts := splitList "=" (trimPrefix "--" .) }}
+{{- $key = first $parts }}
+{{- $_ := set $below $key (get (fromYaml (printf "value: %s" (rest $parts | join "=" | default "true"))) "value") }}
+{{- end }}
+{{- end }}
+{{- range $name, $value := $below }}
+{{- if or (not (hasKey $file $name)) (kindIs "invalid" (get $file $name)) }}{{ $_ := set $file $name $value }}{{ end }}
+{{- end }}
+{{- toYaml $file }}
+{{- end }}
+
+{{/* What extraArgs and configuration set: the place in the values, the name of the flag, and its value. */}}
+{{- define "sc.settings" -}}
+{{- $all := list }}
+{{- range $i, $arg := .Values.extraArgs }}
+{{- $parts := splitList "=" (regexReplaceAll "^--?" $arg "") }}
+{{- $all = append $all (dict "place" (printf "extraArgs: %s" $arg) "name" (replace "_" "-" (first $parts)) "value" (rest $parts | join "=" | default "true")) }}
+{{- end }}
+{{- range $key, $value := .Values.configuration }}
+{{- if kindIs "map" $value }}
+{{- range $inner, $set := $value }}
+{{- $all = append $all (dict "place" (printf "configuration.%s.%s" $key $inner) "name" (printf "%s-%s" $key $inner) "value" (toString $set)) }}
+{{- end }}
+{{- else }}
+{{- $all = append $all (dict "place" (printf "configuration.%s" $key) "name" $key "value" (toString $value)) }}
+{{- end }}
+{{- end }}
+{{- toYaml $all }}
+{{- end }}
+
+{{/* The whole seconds of a duration such as 1m30s. */}}
+{{- define "sc.seconds" -}}
+{{- $minutes := regexFind "[0-9]+ms?" . }}
+{{- $m := hasSuffix "s" $minutes | ternary 0 (trimSuffix "m" $minutes | int) }}
+{{- add (mul 3600 (regexFind "[0-9]+h" . | trimSuffix "h" | int)) (mul 60 $m) (regexFind "[0-9.]+s" . | trimSuffix "s" | float64 | int) }}
+{{- end }}
+
+{{/* Fails for what cannot work, which an API server would take, or refuse without telling why. */}}
+{{- define "sc.check" -}}
+{{- $v := .Values }}
+{{- $node := eq $v.mode "node" }}
+{{- if and $v.configuration (ne $v.mode "all-in-one") }}{{ fail "configuration: only with mode all-in-one" }}{{ end }}
+{{- $known := .Files.Lines "files/configuration-keys.txt" }}
+{{- range $key, $value := $v.configuration }}
+{{- if not (has $key $known) }}{{ fail (printf "configuration.%s: unknown key; docs/flags.md has those that are known" $key) }}{{ end }}
+{{- if and (kindIs "map" $value) (has $key (list "provisioner" "attacher" "capacity" "nodecontroller")) }}
+{{- range $inner, $_ := $value }}
+{{- if not (has (printf "%s.%s" $key $inner) $known) }}{{ fail (printf "configuration.%s.%s: unknown key; docs/flags.md has those that are known" $key $inner) }}{{ end }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- $grace := int $v.terminationGracePeriodSeconds }}
+{{- if le $grace 25 }}{{ fail (printf "terminationGracePeriodSeconds: %d is not more than the 15 seconds of the flag --timeout and ten more" $grace) }}{{ end }}
+{{- range include "sc.settings" . | fromYamlArray }}
+{{- if has .name (list "metrics-address" "metrics-bind-address") }}{{ fail (printf "%s: --http-endpoint is set, and only one of them may be" .place) }}{{ end }}
+{{- if eq .name "config" }}{{ fail (printf "%s: the contents of the file belong into configuration" .place) }}{{ end }}
+{{- if eq .name "controllers" }}{{ fail (printf "%s: the permissions would not fit; set enabled of provisioner, attacher, capacity and nodecontroller" .place) }}{{ end }}
+{{- if and (eq .name "http-endpoint") (or (eq $v.mode "per-role") (not (hasSuffix ":8080" .value))) }}{{ fail (printf "%s: the probes and ports of the chart have %s" .place (eq $v.mode "per-role" | ternary "8080 to 8082, one for each container" "8080")) }}{{ end }}
+{{- if and (has .name (list "csi-address" "csi-socket")) (not (hasPrefix "/run/csi/" (trimPrefix "unix://" .value))) }}{{ fail (printf "%s: the socket must be in /run/csi, which the containers share" .place) }}{{ end }}
+{{- if and (eq .name "leader-election") (not $node) (has (lower .value) (list "false" "f" "0")) }}{{ fail (printf "%s: several pods would work at once, in a rollout even with one replica" .place) }}{{ end }}
+{{- if regexMatch "^((provisioner|attacher|capacity|nodecontroller)-)?timeout$" .name }}
+{{- if le $grace (add 10 (include "sc.seconds" .value | int) | int) }}{{ fail (printf "%s: terminationGracePeriodSeconds, %d, must be more than that and ten seconds" .place $grace) }}{{ end }}
+{{- end }}
+{{- end }}
+{{- range $i, $volume := $v.volumes }}
+{{- if has (get $volume "name") (list "socket" "kube-api-access" "configuration") }}{{ fail (printf "volumes[%d]: the chart has a volume %s itself" $i $volume.name) }}{{ end }}
+{{- end }}
+{{- range $i, $container := $v.extraContainers }}
+{{- if has (get $container "name") (list "driver" "storage-controller" "provisioner" "attacher" "nodecontroller") }}{{ fail (printf "extraContainers[%d]: the chart has a container %s itself" $i $container.name) }}{{ end }}
+{{- end }}
+{{- end }}
+
 {{/* A container of storage-controller: root, name, port, portName, args, env by name, and webhooks where it serves them. */}}
 {{- define "sc.container" -}}
+{{- $image := .root.Values.image }}
 - name: {{ .name }}
-  image: {{ printf "%s:%s" .root.Values.image.repository .root.Values.image.tag | quote }}
+  image: {{ ternary (printf "%s@%s" $image.repository $image.digest) (printf "%s:%s" $image.repository $image.tag) (ne $image.digest "") | quote }}
   {{- with .root.Values.image.pullPolicy }}
   imagePullPolicy: {{ . }}
   {{- end }}
@@ -151,10 +248,8 @@ true
   {{- range .args }}
   - {{ . | quote }}
   {{- end }}
-  {{- if not .configured }}
   {{- range .root.Values.extraArgs }}
   - {{ . | quote }}
-  {{- end }}
   {{- end }}
   env:
   {{- range .env }}
