@@ -8,8 +8,9 @@
 //   - the finalizer d/node on a Node, from when the driver is on it until its deletion
 //     was dealt with, for the length of --node-finalizer-timeout at most; another
 //     program may add it;
-//   - the annotations d/node-missing-since, d/lost-node, d/lost-node-uid and
-//     d/node-cleanup-hold on a PersistentVolume, until its node is back;
+//   - the annotations d/node-missing-since, d/node-missing-seen, d/lost-node,
+//     d/lost-node-uid, d/lost-node-machine and d/node-cleanup-hold on a
+//     PersistentVolume, until its node is back;
 //   - the annotation d/node-cleanup: disabled on a PersistentVolume whose Node had it
 //     and is gone;
 //   - the finalizer d/pvc on a PersistentVolumeClaim, and an annotation on pods whose
