@@ -80,15 +80,15 @@ func (t *term) gatesOfAbsent(ctx context.Context, name string) ([]finding, error
 		return []finding{{gateScope, "Scope", "Node " + name + " had the annotation " + t.c.policy.ann.cleanup + ": " + disabled + " when it went"}}, nil
 	}
 	names := []string{name}
-	if closed, err := t.presentAs(ctx, name); err != nil || len(closed) > 0 {
-		return closed, err
-	}
 	granted, err := t.reader.approval(ctx, time.Now())
 	if err != nil {
 		return nil, err
 	}
 	if v, _ := t.ledger.judge(time.Now()); (v.open || t.ledger.isHeld(name)) && !granted.covers(names) {
 		return []finding{{gateBreaker, "TooManyNodesLost", "the clean-up is held until an administrator approves it"}}, nil
+	}
+	if closed, err := t.presentAs(ctx, name); err != nil || len(closed) > 0 {
+		return closed, err
 	}
 	f := &facts{}
 	if f.readyNode, err = t.reader.readyNode(ctx, t.likelyReady()); err != nil {

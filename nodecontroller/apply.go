@@ -88,7 +88,7 @@ func (t *term) confirmAndApply(ctx context.Context, s snapshot, st step) (next t
 	decided := t.c.policy.decide(live)
 	if decided.change.SetAnnotations[t.c.policy.ann.hold] != "" {
 		t.askNamespaces(ctx)
-		live.open = t.opens()
+		live.open = t.isOpen(live)
 		decided = t.c.policy.decide(live)
 	}
 	return t.follow(ctx, live, decided)

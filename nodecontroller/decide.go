@@ -159,14 +159,13 @@ func (p policy) decideLost(s snapshot) step {
 	if s.member.place == placeOrphan && !clocked && !s.approved { // this clock runs behind that of the API server
 		return step{state: stateSuspect, reason: "Clock", gate: gateGrace, next: s.now.Add(later)}
 	}
-	// The clock is kept up while it decides, so that it counts for whoever leads next.
-	if due := since.Add(p.missingGrace); clocked && !s.approved && s.now.Before(due) {
-		keep := p.lastSeen(s, since).Add(p.clockGap / 2)
-		if s.now.Before(keep) {
-			return step{state: stateSuspect, reason: "Grace", gate: gateGrace, next: earliest(due, keep)}
-		}
+	keep := p.lastSeen(s, since).Add(p.clockGap / 2)
+	if clocked && !s.approved && !s.tried && !s.now.Before(keep) { // so that it counts for whoever leads next
 		change := kube.MetaChange{SetAnnotations: map[string]string{p.ann.seenMissing: s.now.UTC().Format(time.RFC3339)}}
 		return step{action: doChange, state: stateSuspect, reason: "ClockRuns", gate: gateGrace, change: change}
+	}
+	if due := since.Add(p.missingGrace); clocked && !s.approved && s.now.Before(due) {
+		return step{state: stateSuspect, reason: "Grace", gate: gateGrace, next: earliest(due, keep)}
 	}
 	if s.tried && g.action.destroys() {
 		return step{state: g.state, reason: "Tried"}
@@ -179,7 +178,9 @@ func (p policy) notes(s snapshot) kube.MetaChange {
 	var change kube.MetaChange
 	set := map[string]string{}
 	if s.member.place == placeOrphan {
-		if _, ok := p.clock(s); !ok {
+		// What is held has no use for a clock before its approval, which needs none.
+		waits := s.volume.Annotations[p.ann.missing] != "" && s.volume.Annotations[p.ann.hold] != "" && !s.approved
+		if _, ok := p.clock(s); !ok && !waits {
 			set[p.ann.missing] = s.now.UTC().Format(time.RFC3339)
 			change.RemoveAnnotations = []string{p.ann.seenMissing}
 		}

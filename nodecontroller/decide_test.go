@@ -63,10 +63,17 @@ func TestDecide(t *testing.T) {
 		"the clock was kept up all along, after its grace": {lostClaim, func(p *policy, s *snapshot) {
 			s.kept = s.volume.Annotations[p.ann.missing]
 			s.volume.Annotations[p.ann.seenMissing] = ago(11 * time.Minute)
-		}, doDeleteClaim, "NodeIsGone"},
+		}, doChange, "ClockRuns"},
 		"the clock is to be kept up": {lostClaim, func(p *policy, s *snapshot) {
 			s.volume.Annotations[p.ann.missing], s.volume.Annotations[p.ann.seenMissing] = ago(10*time.Minute), ago(5*time.Minute)
 		}, doChange, "ClockRuns"},
+		"the clock of what is held was not kept up": {lostClaim, func(p *policy, s *snapshot) {
+			s.open, s.volume.Annotations[p.ann.hold] = true, heldByBreak
+			s.volume.Annotations[p.ann.seenMissing] = ago(11 * time.Minute)
+		}, doNothing, "TooManyNodesLost"},
+		"the clock of what was held and is not any more was not kept up": {lostClaim, func(p *policy, s *snapshot) {
+			s.volume.Annotations[p.ann.seenMissing] = ago(11 * time.Minute)
+		}, doChange, "NodeIsMissing"},
 		"another clock was kept up": {lostClaim, func(p *policy, s *snapshot) {
 			s.kept = ago(2 * time.Hour)
 			delete(s.volume.Annotations, p.ann.seenMissing)

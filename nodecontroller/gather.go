@@ -21,7 +21,9 @@ func (t *term) gather(name string) (snapshot, step) {
 		t.ledger.drop(name)
 		return s, t.c.policy.decide(s)
 	}
-	t.notePresence(s)
+	if !s.member.guessed { // the label may only be late in the cache: ask first
+		t.notePresence(s)
+	}
 	switch s.member.place {
 	case placeTerminating, placeUnclear, placeOrphan, placeFenced:
 		t.ledger.set(name, t.entryOf(s))

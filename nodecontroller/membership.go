@@ -29,6 +29,8 @@ type membership struct {
 	// recorded is that only the name that is written on the volume tells of what stays, or
 	// what this process has seen of its node.
 	recorded bool
+	// guessed is that nothing tells of a node of it but that another one lacks its label.
+	guessed bool
 	// unwritten is the names of recorded nodes that are not written there yet.
 	unwritten []string
 	// fencedSince is from when on the node of a fenced volume is taken for lost.
@@ -162,6 +164,7 @@ func (a annotations) locate(pv *corev1.PersistentVolume, values []string, key st
 		}
 	}
 	if len(m.hosts) == 0 { // of a volume whose node is known, no other one can be it
+		m.guessed = len(m.aliases) == 0 && len(mayBe) > 0
 		m.aliases = append(m.aliases, mayBe...)
 	}
 	if m.recorded = recorded > 0 && recorded == staying; !m.recorded {

@@ -45,7 +45,9 @@ func (t *term) syncNode(ctx context.Context, name string) (next time.Time, err e
 				err = t.noteOptOut(ctx, pass)
 			}
 		case nodeHold:
-			if t.askNamespaces(ctx); !t.opens() {
+			if !pass.asked { // and look again
+				pass.asked = true
+				t.askNamespaces(ctx)
 				continue
 			}
 			err = t.noteVolumes(ctx, s.node, pass, true)
@@ -85,6 +87,7 @@ type nodePass struct {
 	meant   []*corev1.PersistentVolume
 	cleaned bool
 	blocked string
+	asked   bool // the namespaces, before the first hold
 	// settled is the volumes and claims that were dealt with in this sync.
 	settled map[string]bool
 	// refused is the volumes that could not be written on in this sync, and err why: they

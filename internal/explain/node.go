@@ -192,7 +192,7 @@ func (f *facts) aboutApproval(l *findings, name string) {
 		l.add(Failing, "clean-up", admin+" corrects the annotation of CSIDriver "+driver+".", "%s", sentence(upper(err.Error())))
 	}
 	if approved {
-		l.add(Fine, "clean-up", "", "The administrator has approved the loss of the node (annotation %s of CSIDriver %s).", nodecontroller.ApproveAnnotation(driver), driver)
+		l.add(Fine, "clean-up", "", "The administrator has approved the loss of the node (annotation %s of CSIDriver %s). If the node has been back since, that does not hold for its next loss before its name is taken out there and put in again.", nodecontroller.ApproveAnnotation(driver), driver)
 	}
 }
 
