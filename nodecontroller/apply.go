@@ -375,8 +375,8 @@ func isRefusal(err error) bool {
 	switch code := status.Code; {
 	case !ok || code < http.StatusBadRequest || code >= http.StatusInternalServerError:
 		return false
-	case code == http.StatusUnprocessableEntity: // without causes, a test of the patch did not hold
-		return status.Details != nil && len(status.Details.Causes) > 0
+	case code == http.StatusUnprocessableEntity:
+		return !kube.IsFailedTest(err)
 	default:
 		return !slices.Contains([]int32{http.StatusUnauthorized, http.StatusForbidden, http.StatusNotFound, http.StatusRequestTimeout, http.StatusConflict, http.StatusGone, http.StatusTooManyRequests}, code)
 	}

@@ -170,19 +170,25 @@ func (a annotations) locate(pv *corev1.PersistentVolume, values []string, key st
 	if m.recorded = recorded > 0 && recorded == staying; !m.recorded {
 		m.unwritten = nil
 	}
-	switch {
-	case len(m.hosts) == 1 && len(m.aliases) == 0 && staying == 1 && !a.fencedSince(host).IsZero():
+	m.place = placeOf(len(m.hosts), len(m.aliases), staying, leaving)
+	if m.place == placeHealthy && len(m.hosts) == 1 && len(m.aliases) == 0 && staying == 1 && !a.fencedSince(host).IsZero() {
 		m.place, m.fencedSince = placeFenced, a.fencedSince(host)
-	case staying > 0:
-		m.place = placeHealthy
-	case len(m.hosts) > 0 && len(m.aliases) == 0:
-		m.place = placeTerminating
-	case leaving > 0 || len(m.aliases) > 0:
-		m.place = placeUnclear
-	default:
-		m.place = placeOrphan
 	}
 	return m
+}
+
+// placeOf is the place of a volume that has so many hosts and aliases, of which so many
+// stay and leave; a CSINode alone does neither.
+func placeOf(hosts, aliases, staying, leaving int) place {
+	switch {
+	case staying > 0:
+		return placeHealthy
+	case hosts > 0 && aliases == 0:
+		return placeTerminating
+	case leaving > 0 || aliases > 0:
+		return placeUnclear
+	}
+	return placeOrphan
 }
 
 // fencedSince is since when node is out of service, not ready and declared by the
