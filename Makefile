@@ -38,7 +38,7 @@ lint: ## Check formatting, vet and staticcheck
 .PHONY: generate
 generate: ## Write what is generated: pages of docs/, tables, and copies in the chart
 	UPDATE=1 go test -count=1 -run TestDocs ./cmd/storage-controller
-	UPDATE=1 go test -count=1 -run TestRules ./internal/doctor
+	UPDATE=1 go test -count=1 -run TestRules ./internal/tools/doctor
 	UPDATE=1 go test -count=1 -run TestChartHasTheFiles ./test/e2e
 
 .PHONY: scenarios

@@ -8,7 +8,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/storage-controller/storage-controller/csiclient"
-	"github.com/storage-controller/storage-controller/internal/doctor"
+	"github.com/storage-controller/storage-controller/internal/tools/doctor"
 )
 
 func allSettings(t *testing.T, args ...string) (settings, *pflag.FlagSet) {

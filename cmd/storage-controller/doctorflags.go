@@ -9,7 +9,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/storage-controller/storage-controller/csiclient"
-	"github.com/storage-controller/storage-controller/internal/doctor"
+	"github.com/storage-controller/storage-controller/internal/tools/doctor"
 )
 
 // ineffective is a warning for each of settings, which have no effect for a reason.

@@ -15,8 +15,8 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/storage-controller/storage-controller/election"
-	"github.com/storage-controller/storage-controller/internal/explain"
 	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/tools/explain"
 )
 
 // explainKinds is what the kinds may be called.

@@ -11,7 +11,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/storage-controller/storage-controller/internal/migrate"
+	"github.com/storage-controller/storage-controller/internal/tools/migrate"
 )
 
 func newMigrateCommand(name string) *cobra.Command {

@@ -7,10 +7,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/storage-controller/storage-controller/internal/migrate"
+	"github.com/storage-controller/storage-controller/internal/tools/migrate"
 )
 
-const migrateTestdata = "../../internal/migrate/testdata/"
+const migrateTestdata = "../../internal/tools/migrate/testdata/"
 
 // manifests are the inputs in testdata, without their ending.
 func manifests(t *testing.T) []string {

@@ -11,7 +11,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/storage-controller/storage-controller/internal/statusz"
+	"github.com/storage-controller/storage-controller/internal/tools/statusz"
 )
 
 // maxPage bounds what is read of the page of a process.

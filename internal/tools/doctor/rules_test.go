@@ -34,7 +34,7 @@ func TestRulesAreThoseThatAreShipped(t *testing.T) {
 
 func generateRules(t *testing.T) []byte {
 	t.Helper()
-	files, err := filepath.Glob("../../deploy/rbac/*/rbac.yaml")
+	files, err := filepath.Glob("../../../deploy/rbac/*/rbac.yaml")
 	if err != nil || len(files) == 0 {
 		t.Fatal(files, err)
 	}

@@ -11,7 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
-	"github.com/storage-controller/storage-controller/internal/migrate"
+	"github.com/storage-controller/storage-controller/internal/tools/migrate"
 )
 
 // program is the base name of the image of this program, with which a pod that has one

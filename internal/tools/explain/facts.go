@@ -9,7 +9,7 @@ import (
 	csitrans "k8s.io/csi-translation-lib"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
-	"github.com/storage-controller/storage-controller/internal/statusz"
+	"github.com/storage-controller/storage-controller/internal/tools/statusz"
 	"github.com/storage-controller/storage-controller/provisioner"
 )
 
