@@ -55,7 +55,7 @@ func (t *term) publish(ctx context.Context, s snapshot, step step) error {
 	if err != nil {
 		return t.report(ctx, s, err)
 	}
-	defer t.c.deps.Locks.Call(step.source.handle)()
+	defer t.c.deps.Locks.Share(step.source.handle)()
 	call, cancel := context.WithTimeout(csiclient.WithMigrated(ctx, step.source.migrated), t.c.cfg.Timeout)
 	defer cancel()
 	response, err := t.c.deps.CSI.ControllerPublishVolume(call, request)
@@ -87,7 +87,7 @@ func (t *term) publish(ctx context.Context, s snapshot, step step) error {
 // nobody else will.
 func (t *term) takeBack(ctx context.Context, s snapshot, step step) error {
 	va := s.attachment
-	defer t.c.deps.Locks.Call(step.source.handle)()
+	defer t.c.deps.Locks.Share(step.source.handle)()
 	call, cancel := context.WithTimeout(csiclient.WithMigrated(ctx, step.source.migrated), t.c.cfg.Timeout)
 	defer cancel()
 	_, err := t.c.deps.CSI.ControllerUnpublishVolume(call, &csi.ControllerUnpublishVolumeRequest{
@@ -105,20 +105,20 @@ func (t *term) takeBack(ctx context.Context, s snapshot, step step) error {
 func (t *term) confirm(ctx context.Context, va *storagev1.VolumeAttachment) error {
 	live, err := t.c.deps.Client.StorageV1().VolumeAttachments().Get(ctx, va.Name, metav1.GetOptions{})
 	switch {
-	case kube.IsGone(err), err == nil && live.UID != va.UID:
-		t.attachments.Removed(va)
+	case kube.IsNotFound(err), err == nil && live.UID != va.UID:
+		t.attachments.MarkDeleted(va)
 		return nil
 	case err != nil:
 		return fmt.Errorf("reading VolumeAttachment %q before the driver is called: %w", va.Name, err)
 	}
-	t.attachments.Wrote(live)
+	t.attachments.Observe(live)
 	t.confirmed.Store(va.UID, struct{}{})
 	return nil
 }
 
 func (t *term) unpublish(ctx context.Context, s snapshot, step step) error {
 	log, va := klog.FromContext(ctx), s.attachment
-	defer t.c.deps.Locks.Call(step.source.handle)()
+	defer t.c.deps.Locks.Share(step.source.handle)()
 	call, cancel := context.WithTimeout(csiclient.WithMigrated(ctx, step.source.migrated), t.c.cfg.Timeout)
 	defer cancel()
 	_, err := t.c.deps.CSI.ControllerUnpublishVolume(call, &csi.ControllerUnpublishVolumeRequest{
@@ -163,7 +163,7 @@ func (t *term) protectVolume(ctx context.Context, pv *corev1.PersistentVolume) e
 
 func (t *term) changeVolume(ctx context.Context, pv *corev1.PersistentVolume, change kube.MetaChange) error {
 	changed, err := kube.Change(ctx, t.c.deps.Client.CoreV1().PersistentVolumes(), pv, change)
-	return t.volumes.Note(pv, changed, err)
+	return t.volumes.RecordWrite(pv, changed, err)
 }
 
 func (t *term) changeAttachment(ctx context.Context, va *storagev1.VolumeAttachment, change kube.MetaChange) error {
@@ -172,7 +172,7 @@ func (t *term) changeAttachment(ctx context.Context, va *storagev1.VolumeAttachm
 	if err == nil && changed != va { // it is there
 		t.confirmed.Store(va.UID, struct{}{})
 	}
-	return t.attachments.Note(va, changed, err)
+	return t.attachments.RecordWrite(va, changed, err)
 }
 
 // writeStatus writes fields; nil means that they are what the status says already.
@@ -189,7 +189,7 @@ func (t *term) writeStatus(ctx context.Context, va *storagev1.VolumeAttachment, 
 	if err != nil {
 		written = va
 	}
-	return t.attachments.Note(va, written, err)
+	return t.attachments.RecordWrite(va, written, err)
 }
 
 // report puts err into the status, where it is not there already, and returns it.

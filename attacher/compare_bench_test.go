@@ -97,7 +97,7 @@ func newSettled(tb testing.TB, volumes, pageSize int) *settled {
 		}
 		return nil
 	})
-	if n := len(s.c.attachments.Select(kube.ByNode, name)); n != volumes {
+	if n := len(s.c.attachments.ByIndex(kube.ByNode, name)); n != volumes {
 		tb.Fatalf("%d attachments of the driver, want %d", n, volumes)
 	}
 	return s

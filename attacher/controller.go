@@ -54,9 +54,9 @@ type Controller struct {
 	driver  driver
 	metrics *metrics
 
-	attachments kube.Kind[*storagev1.VolumeAttachment]
-	volumes     kube.Kind[*corev1.PersistentVolume]
-	nodes       kube.Kind[*storagev1.CSINode] // only if the driver publishes
+	attachments kube.Informer[*storagev1.VolumeAttachment]
+	volumes     kube.Informer[*corev1.PersistentVolume]
+	nodes       kube.Informer[*storagev1.CSINode] // only if the driver publishes
 
 	current atomic.Pointer[term] // nil between terms
 }
@@ -86,8 +86,8 @@ func New(cfg Config, deps Deps) (*Controller, error) {
 // remembers outlives it: another replica may have worked meanwhile.
 type term struct {
 	c           *Controller
-	attachments *kube.Own[*storagev1.VolumeAttachment]
-	volumes     *kube.Own[*corev1.PersistentVolume]
+	attachments *kube.MutationCache[*storagev1.VolumeAttachment]
+	volumes     *kube.MutationCache[*corev1.PersistentVolume]
 	vaQueue     *workloop.Loop[attachmentKey]
 	pvQueue     *workloop.Loop[string]
 	// protecting is held while the finalizer of a volume is written, so that two
@@ -102,11 +102,11 @@ type term struct {
 // be called again then.
 func (c *Controller) Run(ctx context.Context) (err error) {
 	t := &term{c: c}
-	if t.attachments, err = kube.NewOwn(c.attachments); err != nil {
+	if t.attachments, err = kube.NewMutationCache(c.attachments); err != nil {
 		return err
 	}
 	defer t.attachments.Close()
-	if t.volumes, err = kube.NewOwn(c.volumes); err != nil {
+	if t.volumes, err = kube.NewMutationCache(c.volumes); err != nil {
 		return err
 	}
 	defer t.volumes.Close()
@@ -198,7 +198,7 @@ func (t *term) attachmentDeleted(va *storagev1.VolumeAttachment) {
 
 // volumeAdded wakes the attachments that failed because their volume was not there.
 func (t *term) volumeAdded(pv *corev1.PersistentVolume) {
-	for _, va := range t.c.attachments.Select(kube.ByVolume, pv.Name) {
+	for _, va := range t.c.attachments.ByIndex(kube.ByVolume, pv.Name) {
 		t.attachmentAdded(va)
 	}
 	t.volumeChanged(pv)
@@ -222,7 +222,7 @@ func (t *term) volumeChanged(pv *corev1.PersistentVolume) {
 
 // nodeChanged wakes the attachments that failed because the driver was not on their node.
 func (t *term) nodeChanged(node *storagev1.CSINode) {
-	for _, va := range t.c.attachments.Select(kube.ByNode, node.Name) {
+	for _, va := range t.c.attachments.ByIndex(kube.ByNode, node.Name) {
 		t.attachmentAdded(va)
 	}
 }
@@ -308,18 +308,18 @@ func operation(va *storagev1.VolumeAttachment) string {
 // syncVolume removes the finalizer of a volume that nothing attaches any more.
 func (t *term) syncVolume(ctx context.Context, name string) (time.Time, error) {
 	pv, ok := t.volumes.Get(name)
-	if !ok || !t.c.driver.releasable(pv, len(t.c.attachments.Select(kube.ByVolume, name))) {
+	if !ok || !t.c.driver.releasable(pv, len(t.c.attachments.ByIndex(kube.ByVolume, name))) {
 		return time.Time{}, nil // the end of an attachment brings it here again
 	}
 	return time.Time{}, t.changeVolume(ctx, pv, kube.MetaChange{RemoveFinalizers: []string{t.c.driver.finalizer}})
 }
 
-// Releasable is the finalizers of this controller on pv that have no purpose any
+// RemovableFinalizers is the finalizers of this controller on pv that have no purpose any
 // more once the volume is deleted at the driver: somebody who writes pv for that
 // reason may remove them in the same write. Nil when something attaches the
 // volume, and while this process does not attach volumes.
-func (c *Controller) Releasable(pv *corev1.PersistentVolume) []string {
-	if c.current.Load() == nil || !slices.Contains(pv.Finalizers, c.driver.finalizer) || len(c.attachments.Select(kube.ByVolume, pv.Name)) > 0 {
+func (c *Controller) RemovableFinalizers(pv *corev1.PersistentVolume) []string {
+	if c.current.Load() == nil || !slices.Contains(pv.Finalizers, c.driver.finalizer) || len(c.attachments.ByIndex(kube.ByVolume, pv.Name)) > 0 {
 		return nil
 	}
 	return []string{c.driver.finalizer}

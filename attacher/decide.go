@@ -95,7 +95,7 @@ func (d driver) decideAttach(s snapshot) step {
 	}
 	change := notes(src, nodeID)
 	change.AddFinalizers = []string{d.finalizer}
-	if !change.Made(s.attachment) {
+	if !change.AppliedTo(s.attachment) {
 		// Before the first call: a crash after the call would leak the attachment.
 		return step{action: doProtect, reason: "Unprotected", source: src, nodeID: nodeID, change: change}
 	}

@@ -5,9 +5,8 @@ import (
 
 	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
+	storagehelpers "k8s.io/component-helpers/storage/volume"
 	csitrans "k8s.io/csi-translation-lib"
-
-	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
 // translator knows the volume plugins that were built into Kubernetes and the
@@ -28,7 +27,7 @@ func asCSI(pv *corev1.PersistentVolume) (csi *corev1.PersistentVolume, migrated 
 // abandoned tells whether a volume of a built-in plugin is none of the driver any more:
 // its migration was turned off, and that plugin attaches it again.
 func (d driver) abandoned(pv *corev1.PersistentVolume) bool {
-	return pv.Spec.CSI == nil && pv.Annotations[kube.AnnMigratedTo] != d.name && translator.IsPVMigratable(pv)
+	return pv.Spec.CSI == nil && pv.Annotations[storagehelpers.AnnMigratedTo] != d.name && translator.IsPVMigratable(pv)
 }
 
 // reportedHandle is how the driver calls the volume of src when it lists its volumes. The

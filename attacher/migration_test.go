@@ -9,8 +9,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
-	"github.com/storage-controller/storage-controller/internal/kube"
+	storagehelpers "k8s.io/component-helpers/storage/volume"
 )
 
 func gceDriver(d *driver) { d.name, d.finalizer = gcePD, Finalizer(gcePD) }
@@ -89,7 +88,9 @@ func TestResolveMigrated(t *testing.T) {
 
 func TestAbandoned(t *testing.T) {
 	migratedTo := func(driver string) func(*corev1.PersistentVolume) {
-		return func(pv *corev1.PersistentVolume) { pv.Annotations = map[string]string{kube.AnnMigratedTo: driver} }
+		return func(pv *corev1.PersistentVolume) {
+			pv.Annotations = map[string]string{storagehelpers.AnnMigratedTo: driver}
+		}
 	}
 	for name, tt := range map[string]struct {
 		changes []func(*corev1.PersistentVolume)

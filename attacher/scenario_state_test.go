@@ -22,9 +22,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
+	storagehelpers "k8s.io/component-helpers/storage/volume"
 
 	"github.com/storage-controller/storage-controller/csiclient/csitest"
-	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/kubetest"
 )
 
@@ -445,7 +445,7 @@ func attacherScenarioState(t *testing.T) {
 		for name, migratedTo := range map[string]string{"pv3": gcePD, "pv4": "", "pv5": "other"} {
 			f.volume(func(pv *corev1.PersistentVolume) {
 				pv.Name, pv.Finalizers = f.name(name), []string{theirs, Finalizer(gcePD)}
-				pv.Annotations = map[string]string{kube.AnnMigratedTo: migratedTo}
+				pv.Annotations = map[string]string{storagehelpers.AnnMigratedTo: migratedTo}
 				if migratedTo == "" {
 					pv.Annotations = nil
 				}

@@ -53,7 +53,7 @@ func retry(ctx context.Context, f func() error) error {
 		switch {
 		case last == nil:
 			return true, nil
-		case errors.Is(last, errNotServed), kube.IsGone(last), apierrors.IsForbidden(last), apierrors.IsUnauthorized(last), apierrors.IsBadRequest(last):
+		case errors.Is(last, errNotServed), kube.IsNotFound(last), apierrors.IsForbidden(last), apierrors.IsUnauthorized(last), apierrors.IsBadRequest(last):
 			return false, last
 		}
 		return false, nil

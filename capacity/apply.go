@@ -50,7 +50,7 @@ func (t *term) create(ctx context.Context, i item, a answer) error {
 	if err != nil {
 		return fmt.Errorf("creating the CSIStorageCapacity of StorageClass %q in %q: %w", i.Class, i.Segment, err)
 	}
-	t.published.Wrote(obj)
+	t.published.Observe(obj)
 	t.world.seen(obj)
 	klog.FromContext(ctx).Info("Capacity published", "csiStorageCapacity", klog.KObj(obj), "capacity", obj.Capacity)
 	return nil
@@ -71,12 +71,12 @@ func (t *term) update(ctx context.Context, have *storagev1.CSIStorageCapacity, a
 		obj, err = t.updateInstead(ctx, have, a, err)
 	}
 	if err != nil {
-		if kube.IsGone(err) {
-			t.published.Removed(have) // the next attempt makes another
+		if kube.IsNotFound(err) {
+			t.published.MarkDeleted(have) // the next attempt makes another
 		}
 		return fmt.Errorf("updating CSIStorageCapacity %q: %w", have.Name, err)
 	}
-	t.published.Wrote(obj)
+	t.published.Observe(obj)
 	klog.FromContext(ctx).V(1).Info("Capacity updated", "csiStorageCapacity", klog.KObj(have), "capacity", want.Capacity)
 	return nil
 }
@@ -104,10 +104,10 @@ func (t *term) updateInstead(ctx context.Context, have *storagev1.CSIStorageCapa
 // is looked at first.
 func (t *term) remove(ctx context.Context, obj *storagev1.CSIStorageCapacity) error {
 	err := t.c.objects.Delete(ctx, obj.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &obj.UID, ResourceVersion: &obj.ResourceVersion}})
-	if err != nil && !kube.IsGone(err) {
+	if err != nil && !kube.IsNotFound(err) {
 		return fmt.Errorf("deleting CSIStorageCapacity %q: %w", obj.Name, err)
 	}
-	t.published.Removed(obj)
+	t.published.MarkDeleted(obj)
 	t.world.forget(itemOf(obj), obj.Name, obj.UID)
 	klog.FromContext(ctx).Info("Capacity withdrawn", "csiStorageCapacity", klog.KObj(obj))
 	return nil

@@ -57,10 +57,10 @@ type Controller struct {
 	publisher publisher
 	objects   objects
 
-	published kube.Kind[*storagev1.CSIStorageCapacity]
-	classes   kube.Kind[*storagev1.StorageClass]
-	nodes     kube.Kind[metav1.Object]      // not in a node deployment
-	csiNodes  kube.Kind[*storagev1.CSINode] // likewise
+	published kube.Informer[*storagev1.CSIStorageCapacity]
+	classes   kube.Informer[*storagev1.StorageClass]
+	nodes     kube.Informer[metav1.Object]      // not in a node deployment
+	csiNodes  kube.Informer[*storagev1.CSINode] // likewise
 
 	// idle is why nothing is published, whatever happens; "" when it is.
 	idle string
@@ -105,7 +105,7 @@ func New(cfg Config, deps Deps) (*Controller, error) {
 type term struct {
 	c         *Controller
 	world     *world
-	published *kube.Own[*storagev1.CSIStorageCapacity]
+	published *kube.MutationCache[*storagev1.CSIStorageCapacity]
 	queue     *workloop.Loop[item]
 	changed   changedClasses
 }
@@ -119,7 +119,7 @@ func (c *Controller) Run(ctx context.Context) (err error) {
 		return context.Cause(ctx)
 	}
 	t := &term{c: c, world: newWorld(c.deps.Driver.Name, c.cfg, time.Now)}
-	if t.published, err = kube.NewOwn(c.published); err != nil {
+	if t.published, err = kube.NewMutationCache(c.published); err != nil {
 		return err
 	}
 	defer t.published.Close()

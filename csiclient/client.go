@@ -61,11 +61,11 @@ func (c Config) path() (string, error) {
 const (
 	// probeInterval is the time between two looks at a driver that is not ready.
 	probeInterval = time.Second
-	// maxAnswer is how many bytes an answer may have. A list of all volumes, without
+	// maxRecvMsgSize is how many bytes an answer may have. A list of all volumes, without
 	// pages, has some hundred bytes per volume.
-	maxAnswer = 256 << 20
-	// sayInterval is the time between two log lines of a wait.
-	sayInterval = 10 * time.Second
+	maxRecvMsgSize = 256 << 20
+	// waitLogInterval is the time between two log lines of a wait.
+	waitLogInterval = 10 * time.Second
 )
 
 // Client is the connection to a driver. Its methods may be used by many goroutines.
@@ -115,7 +115,7 @@ func New(cfg Config, reg prometheus.Registerer) (*Client, error) {
 			Backoff:           backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: time.Second},
 			MinConnectTimeout: time.Second,
 		}),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswer)),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxRecvMsgSize)),
 		grpc.WithAuthority("localhost"), // of the path of a socket some servers make an error
 		grpc.WithChainUnaryInterceptor(traced, c.calls.intercept, c.recorder.intercept, logger{cfg.MaxLogLength}.intercept),
 	)
@@ -195,7 +195,7 @@ func (c *Client) awaitConnection(ctx context.Context) error {
 		if state == connectivity.Idle {
 			c.conn.Connect()
 		}
-		wait, cancel := context.WithTimeout(ctx, sayInterval)
+		wait, cancel := context.WithTimeout(ctx, waitLogInterval)
 		changed := c.conn.WaitForStateChange(wait, state)
 		cancel()
 		if ctx.Err() != nil {

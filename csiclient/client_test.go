@@ -91,13 +91,13 @@ func TestOutcomeOf(t *testing.T) {
 	for code := codes.Canceled; code <= codes.Unauthenticated; code++ {
 		want := Final
 		if inDoubt[code] {
-			want = InDoubt
+			want = Indeterminate
 		}
 		if got := OutcomeOf(fmt.Errorf("calling: %w", status.Error(code, "x"))); got != want {
 			t.Errorf("%v is %v, want %v", code, got, want)
 		}
 	}
-	if got := OutcomeOf(errors.New("not of gRPC")); got != InDoubt {
+	if got := OutcomeOf(errors.New("not of gRPC")); got != Indeterminate {
 		t.Errorf("an error without status is %v", got)
 	}
 }
@@ -360,7 +360,7 @@ func TestCallThatLosesItsConnectionIsInDoubt(t *testing.T) {
 	connect(t, c)
 	p.Next("CreateVolume", csitest.DoAndDrop())
 	_, err := c.Controller().CreateVolume(within(t), createVolume("v", "s"))
-	if err == nil || OutcomeOf(err) != InDoubt {
+	if err == nil || OutcomeOf(err) != Indeterminate {
 		t.Errorf("got %v", err)
 	}
 	if n := p.VolumeCount(); n != 1 {

@@ -11,13 +11,13 @@ type Outcome int
 const (
 	// Final means that the call had no effect and will have none later.
 	Final Outcome = iota
-	// InDoubt means that the call took effect, or may yet: it is repeated with
+	// Indeterminate means that the call took effect, or may yet: it is repeated with
 	// equal arguments and never replaced by another.
-	InDoubt
+	Indeterminate
 )
 
 func (o Outcome) String() string {
-	if o == InDoubt {
+	if o == Indeterminate {
 		return "in doubt"
 	}
 	return "final"
@@ -30,11 +30,11 @@ func (o Outcome) String() string {
 func OutcomeOf(err error) Outcome {
 	s, ok := status.FromError(err)
 	if !ok {
-		return InDoubt
+		return Indeterminate
 	}
 	switch s.Code() {
 	case codes.Canceled, codes.DeadlineExceeded, codes.Unavailable, codes.Aborted:
-		return InDoubt
+		return Indeterminate
 	}
 	return Final
 }

@@ -14,12 +14,12 @@ import (
 
 // Status is the connection and its calls, for people who look at the process.
 type Status struct {
-	Address string `json:"address"`
-	Driver  Driver `json:"driver"`
-	Ready   string `json:"notReady,omitempty"` // why not; "" when it is
-	Running []Call `json:"running"`            // longest first
-	Slowest []Call `json:"slowest"`            // since the process began
-	Failed  []Call `json:"failed"`             // newest first
+	Address  string `json:"address"`
+	Driver   Driver `json:"driver"`
+	NotReady string `json:"notReady,omitempty"` // why not; "" when it is
+	Running  []Call `json:"running"`            // longest first
+	Slowest  []Call `json:"slowest"`            // since the process began
+	Failed   []Call `json:"failed"`             // newest first
 }
 
 // Call is one call of the driver. Of its request only what names the volume is kept.
@@ -93,7 +93,7 @@ func (c *Client) Status() Status {
 	c.mu.Lock()
 	s.Driver = c.driver
 	if c.reason != nil {
-		s.Ready = c.reason.Error()
+		s.NotReady = c.reason.Error()
 	}
 	c.mu.Unlock()
 	c.calls.mu.Lock()

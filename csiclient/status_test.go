@@ -14,7 +14,7 @@ import (
 func TestStatus(t *testing.T) {
 	p := csitest.Run(t, csitest.Config{})
 	c, _ := newClient(t, p, nil)
-	if s := c.Status(); s.Ready == "" || s.Address != p.Address() {
+	if s := c.Status(); s.NotReady == "" || s.Address != p.Address() {
 		t.Errorf("before the connection: %+v", s)
 	}
 	connect(t, c)
@@ -29,7 +29,7 @@ func TestStatus(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := c.Status()
-	if s.Ready != "" || s.Driver.Name != p.Name() {
+	if s.NotReady != "" || s.Driver.Name != p.Name() {
 		t.Errorf("got %+v", s)
 	}
 	if len(s.Running) != 1 || s.Running[0].Method != "DeleteVolume" || s.Running[0].Volume != "v-1" || s.Running[0].Code != "" {

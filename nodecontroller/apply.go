@@ -176,9 +176,9 @@ func (t *term) destroy(ctx context.Context, s snapshot, st step) (used bool, nex
 		return true, time.Time{}, false, nil
 	}
 	if left == nil {
-		t.volumes.Removed(live.volume)
+		t.volumes.MarkDeleted(live.volume)
 	} else {
-		t.volumes.Wrote(left)
+		t.volumes.Observe(left)
 	}
 	return true, time.Time{}, true, nil
 }
@@ -199,7 +199,7 @@ type executor struct {
 func (e *executor) execute(ctx context.Context, live snapshot, st step) (volume *corev1.PersistentVolume, next time.Time, err error) {
 	ctx, cancel := context.WithTimeout(ctx, e.timeout)
 	defer cancel()
-	done, ok := e.locks.TryAlone(live.volume.Spec.CSI.VolumeHandle)
+	done, ok := e.locks.TryExclusive(live.volume.Spec.CSI.VolumeHandle)
 	if !ok {
 		return nil, time.Now().Add(soon), nil
 	}
@@ -230,7 +230,7 @@ func (e *executor) deleteClaim(ctx context.Context, live snapshot) error {
 	claim := live.claim
 	err := e.reader.client.CoreV1().PersistentVolumeClaims(claim.Namespace).Delete(ctx, claim.Name, e.deleteOptions(claim))
 	e.metrics.action("claim_delete", e.policy, err)
-	if err != nil && !kube.IsGone(err) {
+	if err != nil && !kube.IsNotFound(err) {
 		return fmt.Errorf("deleting PersistentVolumeClaim %q, whose node %s is gone: %w", kube.Key(claim), list(live.nodes), err)
 	}
 	klog.FromContext(ctx).Info("Claim deleted, its node is gone", "persistentVolumeClaim", kube.Key(claim), "node", list(live.nodes), "dryRun", e.policy.dryRun)
@@ -245,7 +245,7 @@ func (e *executor) deleteVolume(ctx context.Context, live snapshot) (*corev1.Per
 	e.notify.seldom(pv, "", warning(reasonForceRemoved, removed, pv.Name, "about to be removed", list(live.nodes)))
 	err := e.reader.client.CoreV1().PersistentVolumes().Delete(ctx, pv.Name, e.deleteOptions(pv))
 	e.metrics.action("pv_delete", e.policy, err)
-	if err != nil && !kube.IsGone(err) {
+	if err != nil && !kube.IsNotFound(err) {
 		return nil, fmt.Errorf("deleting PersistentVolume %q, whose node %s is gone: %w", pv.Name, list(live.nodes), err)
 	}
 	klog.FromContext(ctx).Info("Volume deleted without its driver, its node is gone", "node", list(live.nodes), "volumeHandle", pv.Spec.CSI.VolumeHandle, "dryRun", e.policy.dryRun)
@@ -274,7 +274,7 @@ func (e *executor) removeFinalizers(ctx context.Context, live snapshot, st step)
 	}
 	left, err := e.reader.client.CoreV1().PersistentVolumes().Patch(ctx, pv.Name, types.JSONPatchType, data, opts)
 	e.metrics.action("finalizer_remove", e.policy, err)
-	if kube.IsGone(err) {
+	if kube.IsNotFound(err) {
 		return nil, nil
 	}
 	if err != nil {
@@ -300,7 +300,7 @@ func (t *term) write(ctx context.Context, pv *corev1.PersistentVolume, change ku
 	ctx, cancel := context.WithTimeout(ctx, t.c.cfg.Timeout)
 	defer cancel()
 	changed, err := kube.Change(ctx, t.c.deps.Client.CoreV1().PersistentVolumes(), pv, change)
-	err = t.volumes.Note(pv, changed, err)
+	err = t.volumes.RecordWrite(pv, changed, err)
 	if refused := isRefusal(err); (refused || err == nil) && refused != t.memory.unwritable(pv.UID) {
 		t.memory.change(pv.UID, func(r *remembered) { r.unwritable = refused })
 		t.gather(pv.Name) // which counts it, or not any more

@@ -25,11 +25,11 @@ type claims struct {
 	rules   claimRules
 	metrics *claimMetrics
 
-	claims  kube.Kind[*corev1.PersistentVolumeClaim]
-	volumes kube.Kind[*corev1.PersistentVolume]
-	classes kube.Kind[*storagev1.StorageClass]
-	pods    kube.Kind[*corev1.Pod]   // only if rules.needPods
-	nodes   kube.Kind[metav1.Object] // only if rules.needNodes
+	claims  kube.Informer[*corev1.PersistentVolumeClaim]
+	volumes kube.Informer[*corev1.PersistentVolume]
+	classes kube.Informer[*storagev1.StorageClass]
+	pods    kube.Informer[*corev1.Pod]   // only if rules.needPods
+	nodes   kube.Informer[metav1.Object] // only if rules.needNodes
 }
 
 // newClaims asks for the watches that cfg needs, and for no other: that of all pods of a
@@ -55,8 +55,8 @@ func newClaims(cfg Config, deps Deps) *claims {
 // claimsTerm is the work between winning a Lease and losing it.
 type claimsTerm struct {
 	c      *claims
-	claims *kube.Own[*corev1.PersistentVolumeClaim]
-	pods   *kube.Own[*corev1.Pod] // nil without a watch of pods
+	claims *kube.MutationCache[*corev1.PersistentVolumeClaim]
+	pods   *kube.MutationCache[*corev1.Pod] // nil without a watch of pods
 	// podsListed is closed when all pods are known; nil without a watch of them.
 	podsListed <-chan struct{}
 	queue      *workloop.Loop[string] // of namespace/name
@@ -75,12 +75,12 @@ func (c *claims) run(ctx context.Context) (err error) {
 		return context.Cause(ctx)
 	}
 	t := &claimsTerm{c: c, noticed: map[types.UID]time.Time{}}
-	if t.claims, err = kube.NewOwn(c.claims); err != nil {
+	if t.claims, err = kube.NewMutationCache(c.claims); err != nil {
 		return err
 	}
 	defer t.claims.Close()
 	if c.rules.needPods() {
-		if t.pods, err = kube.NewOwn(c.pods); err != nil {
+		if t.pods, err = kube.NewMutationCache(c.pods); err != nil {
 			return err
 		}
 		defer t.pods.Close()
@@ -228,7 +228,7 @@ func (t *claimsTerm) usersOf(pvc *corev1.PersistentVolumeClaim) []*corev1.Pod {
 		return nil
 	}
 	var users []*corev1.Pod
-	for _, cached := range t.c.pods.Select(kube.ByClaim, kube.Key(pvc)) {
+	for _, cached := range t.c.pods.ByIndex(kube.ByClaim, kube.Key(pvc)) {
 		if pod, ok := t.pods.Get(kube.Key(cached)); ok && usesClaim(pod, pvc) {
 			users = append(users, pod)
 		}

@@ -429,7 +429,7 @@ func (f *claimsFixture) leave(node string) {
 	nodes := f.client.CoreV1().Nodes()
 	patch := func(finalizers string) {
 		_, err := nodes.Patch(context.WithoutCancel(f.Context()), node, types.MergePatchType, []byte(`{"metadata":{"finalizers":`+finalizers+`}}`), metav1.PatchOptions{})
-		if err != nil && !kube.IsGone(err) {
+		if err != nil && !kube.IsNotFound(err) {
 			f.Errorf("changing the finalizers of the node: %v", err)
 		}
 	}

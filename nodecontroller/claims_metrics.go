@@ -47,7 +47,7 @@ func resultOf(err error) string {
 		return "ok"
 	case apierrors.IsForbidden(err):
 		return "forbidden"
-	case kube.IsGone(err):
+	case kube.IsNotFound(err):
 		return "gone"
 	case apierrors.IsConflict(err):
 		return "conflict"

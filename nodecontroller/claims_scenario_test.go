@@ -92,7 +92,7 @@ func (f *claimsFixture) start() {
 	meta, err := metadata.NewForConfig(f.watch)
 	f.must(err)
 	informers := kube.NewInformers(watches, meta, f.driver)
-	informers.Keep(f.cfg.Details())
+	informers.Retain(f.cfg.Details())
 	broadcaster := record.NewBroadcaster()
 	broadcaster.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: f.client.CoreV1().Events("")})
 	f.c = newClaims(f.cfg, Deps{
@@ -226,7 +226,7 @@ func (f *claimsFixture) claimGone(name string) {
 	f.Helper()
 	kubetest.Eventually(f.T, "claim "+name+" is gone", func(ctx context.Context) error {
 		pvc, err := f.client.CoreV1().PersistentVolumeClaims(f.ns).Get(ctx, name, metav1.GetOptions{})
-		if kube.IsGone(err) {
+		if kube.IsNotFound(err) {
 			return nil
 		}
 		return fmt.Errorf("it is there: %v, %v", pvc.Finalizers, err)
@@ -256,7 +256,7 @@ func (f *claimsFixture) pod(name, claim, node string, change func(*corev1.Pod)) 
 		return pod
 	}
 	running, err := f.client.CoreV1().Pods(f.ns).Patch(f.Context(), name, types.MergePatchType, fmt.Appendf(nil, `{"status":{"phase":%q}}`, phase), metav1.PatchOptions{}, "status")
-	if kube.IsGone(err) { // the loop was quicker
+	if kube.IsNotFound(err) { // the loop was quicker
 		return pod
 	}
 	f.must(err)
@@ -267,7 +267,7 @@ func (f *claimsFixture) pod(name, claim, node string, change func(*corev1.Pod)) 
 func (f *claimsFixture) podNow(name string) *corev1.Pod {
 	f.Helper()
 	pod, err := f.client.CoreV1().Pods(f.ns).Get(f.Context(), name, metav1.GetOptions{})
-	if kube.IsGone(err) {
+	if kube.IsNotFound(err) {
 		return nil
 	}
 	f.must(err)

@@ -9,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
+	storagehelpers "k8s.io/component-helpers/storage/volume"
 	"k8s.io/klog/v2"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
@@ -76,7 +77,7 @@ func (t *claimsTerm) isOurs(pvc *corev1.PersistentVolumeClaim) bool {
 	if pv, known := t.c.volumes.Get(pvc.Spec.VolumeName); known {
 		return pv.Spec.CSI != nil && pv.Spec.CSI.Driver == t.c.rules.driver
 	}
-	class, known := t.c.classes.Get(kube.ClassOfClaim(pvc))
+	class, known := t.c.classes.Get(storagehelpers.GetPersistentVolumeClaimClass(pvc))
 	return known && class.Provisioner == t.c.rules.driver
 }
 
@@ -116,7 +117,7 @@ func (t *claimsTerm) changeClaim(ctx context.Context, pvc *corev1.PersistentVolu
 	ctx, cancel := context.WithTimeout(ctx, t.c.cfg.Timeout)
 	defer cancel()
 	changed, err := kube.Change(ctx, t.c.deps.Client.CoreV1().PersistentVolumeClaims(pvc.Namespace), pvc, change)
-	return t.claims.Note(pvc, changed, err)
+	return t.claims.RecordWrite(pvc, changed, err)
 }
 
 // tellBlocked says at the claim that a permission is missing; about other errors there is

@@ -213,8 +213,8 @@ func DefaultConfig() Config {
 }
 
 // Details is what the watches have to keep for c, which is resolved.
-func (c Config) Details() kube.Details {
-	return kube.Details{
+func (c Config) Details() kube.RetainedFields {
+	return kube.RetainedFields{
 		Nodes: true, Claims: true, PodAnnotations: []string{c.ResizeAnnotation},
 		ClaimAnnotations: []string{annotationsOf(c.DriverName).cleanup},
 	}

@@ -28,14 +28,14 @@ type Deps struct {
 	Driver  string // its name, as it reports it or as the operator set it
 	Client  kubernetes.Interface
 	Dynamic dynamic.Interface // for custom resources
-	// Informers must keep [kube.Details] as [Config.Details] says.
+	// Informers must keep [kube.RetainedFields] as [Config.Details] says.
 	Informers *kube.Informers
 	Locks     *volumelock.Locks // shared with the loops that call the driver
 	Events    record.EventRecorder
 	Registry  prometheus.Registerer
 	Queues    *workloop.Metrics
-	// Urgent is a client without a rate limit, for what pods wait for; nil means Client.
-	Urgent kubernetes.Interface
+	// UnthrottledClient is a client without a rate limit, for what pods wait for; nil means Client.
+	UnthrottledClient kubernetes.Interface
 	// Namespace is that of the process itself; it may be unknown.
 	Namespace string
 }
@@ -50,13 +50,13 @@ type Controller struct {
 	notify     *notifier
 	metrics    *metrics
 
-	volumes     kube.Kind[*corev1.PersistentVolume]
-	claims      kube.Kind[*corev1.PersistentVolumeClaim]
-	classes     kube.Kind[*storagev1.StorageClass]
-	nodes       kube.Kind[*corev1.Node]
-	csiNodes    kube.Kind[*storagev1.CSINode]
-	drivers     *kube.Kind[*storagev1.CSIDriver]        // nil where nothing is written: there is nothing to approve
-	attachments *kube.Kind[*storagev1.VolumeAttachment] // nil where nothing is cleaned up
+	volumes     kube.Informer[*corev1.PersistentVolume]
+	claims      kube.Informer[*corev1.PersistentVolumeClaim]
+	classes     kube.Informer[*storagev1.StorageClass]
+	nodes       kube.Informer[*corev1.Node]
+	csiNodes    kube.Informer[*storagev1.CSINode]
+	drivers     *kube.Informer[*storagev1.CSIDriver]        // nil where nothing is written: there is nothing to approve
+	attachments *kube.Informer[*storagev1.VolumeAttachment] // nil where nothing is cleaned up
 
 	ownClaims *claims
 	webhooks  *webhook.Server // nil where they are off
@@ -142,9 +142,9 @@ func (c *Controller) notReady() (n int) {
 // outlives it: another replica may have worked meanwhile.
 type term struct {
 	c           *Controller
-	volumes     *kube.Own[*corev1.PersistentVolume]
-	claims      *kube.Own[*corev1.PersistentVolumeClaim]
-	nodes       *kube.Own[*corev1.Node]
+	volumes     *kube.MutationCache[*corev1.PersistentVolume]
+	claims      *kube.MutationCache[*corev1.PersistentVolumeClaim]
+	nodes       *kube.MutationCache[*corev1.Node]
 	volumeQueue *workloop.Loop[string]
 	nodeQueue   *workloop.Loop[string]
 	index       *index
@@ -177,13 +177,13 @@ func (c *Controller) newTerm() (*term, error) {
 	loop.Name = "nodecontroller-node"
 	t.nodeQueue = workloop.New(loop, c.deps.Queues, t.syncNode)
 	var err error
-	if t.volumes, err = kube.NewOwn(c.volumes); err != nil {
+	if t.volumes, err = kube.NewMutationCache(c.volumes); err != nil {
 		return nil, err
 	}
-	if t.claims, err = kube.NewOwn(c.claims); err != nil {
+	if t.claims, err = kube.NewMutationCache(c.claims); err != nil {
 		return nil, err
 	}
-	t.nodes, err = kube.NewOwn(c.nodes)
+	t.nodes, err = kube.NewMutationCache(c.nodes)
 	return t, err
 }
 

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	storagehelpers "k8s.io/component-helpers/storage/volume"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
@@ -108,7 +109,7 @@ func (p policy) decideHealthy(s snapshot) step {
 		names := mergeNames(p.ann.lostNodes(s.volume), s.member.unwritten)
 		change.SetAnnotations = map[string]string{p.ann.lostNode: strings.Join(names, nodeListMark)}
 		return step{action: doChange, state: stateHealthy, reason: "NodeHasOtherNames", change: change}
-	case !change.Made(s.volume) && p.writes() && !p.command:
+	case !change.AppliedTo(s.volume) && p.writes() && !p.command:
 		return step{action: doForget, state: stateHealthy, reason: "NodeIsBack", change: change}
 	case !s.noticed.IsZero():
 		return step{action: doForget, state: stateHealthy, reason: "NodeIsBack"}
@@ -131,7 +132,7 @@ func (p policy) outdated(s snapshot, st step) step {
 	if s.approved {
 		remove = append(remove, p.ann.hold)
 	}
-	if change := (kube.MetaChange{RemoveAnnotations: remove}); !change.Made(s.volume) {
+	if change := (kube.MetaChange{RemoveAnnotations: remove}); !change.AppliedTo(s.volume) {
 		st.action, st.change, st.reason, st.gate = doChange, change, "OutdatedNotes", ""
 	}
 	return st
@@ -150,7 +151,7 @@ func (p policy) decideLost(s snapshot) step {
 		return g
 	}
 	since, clocked := p.clock(s)
-	if change := p.notes(s); !change.Made(s.volume) {
+	if change := p.notes(s); !change.AppliedTo(s.volume) {
 		return step{action: doChange, state: stateSuspect, reason: "NodeIsMissing", change: change}
 	}
 	if (s.open || s.volume.Annotations[p.ann.hold] != "") && !s.approved {
@@ -246,11 +247,11 @@ func (p policy) decideReport(s snapshot, g step) step {
 	if t := s.tombstone; t != nil && t.optedOut && p.writes() {
 		stale.SetAnnotations = map[string]string{p.ann.cleanup: disabled}
 	}
-	if p.writes() && g.gate == gateScope && !stale.Made(s.volume) {
+	if p.writes() && g.gate == gateScope && !stale.AppliedTo(s.volume) {
 		return step{action: doChange, state: stateSuspect, reason: "OptedOut", change: stale}
 	}
 	// Nothing is to be done for it any more, and the approval of that ends its hold too.
-	if free := (kube.MetaChange{RemoveAnnotations: []string{p.ann.hold}}); p.writes() && s.approved && !free.Made(s.volume) {
+	if free := (kube.MetaChange{RemoveAnnotations: []string{p.ann.hold}}); p.writes() && s.approved && !free.AppliedTo(s.volume) {
 		return step{action: doChange, state: g.state, reason: "Approved", change: free}
 	}
 	noticed, written := p.clock(s)
@@ -299,7 +300,7 @@ func (p policy) goal(s snapshot) step {
 		return step{state: stateReleased, reason: "VolumeIsLeft"}
 	case pv.Spec.PersistentVolumeReclaimPolicy != corev1.PersistentVolumeReclaimDelete:
 		return step{action: doSkip, state: stateReleased, reason: "Retain", gate: gatePolicy, message: "its reclaim policy is " + string(pv.Spec.PersistentVolumeReclaimPolicy)}
-	case pv.Annotations[kube.AnnProvisionedBy] != p.driver && (!p.static || pv.Status.Phase == corev1.VolumeAvailable):
+	case pv.Annotations[storagehelpers.AnnDynamicallyProvisioned] != p.driver && (!p.static || pv.Status.Phase == corev1.VolumeAvailable):
 		return step{action: doSkip, state: stateReleased, reason: "Static", gate: gatePolicy, message: "the driver has not provisioned it; --node-cleanup-static includes such volumes"}
 	case pv.Status.Phase == corev1.VolumeFailed: // which nobody but a person changes
 		return step{action: doBlocked, state: stateReleased, reason: "Failed", gate: gatePolicy,
@@ -331,7 +332,7 @@ func (p policy) goalOfClaim(s snapshot) step {
 
 // removes tells whether pv itself is one that may be removed once it is released.
 func (p policy) removes(pv *corev1.PersistentVolume) bool {
-	return pv.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimDelete && (pv.Annotations[kube.AnnProvisionedBy] == p.driver || p.static)
+	return pv.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimDelete && (pv.Annotations[storagehelpers.AnnDynamicallyProvisioned] == p.driver || p.static)
 }
 
 // goalOfReleased is the goal for a volume that nobody claims any more and that the driver,
@@ -358,7 +359,7 @@ func (p policy) goalOfReleased(s snapshot) step {
 		return step{action: doDeleteVolume, state: stateForce, reason: "NotReclaimed"}
 	}
 	change := kube.MetaChange{RemoveFinalizers: p.removable}
-	if !change.Made(pv) {
+	if !change.AppliedTo(pv) {
 		return step{action: doRemoveFinalizers, state: stateForce, reason: "NotReclaimed", change: change}
 	}
 	foreign := slices.DeleteFunc(slices.Clone(pv.Finalizers), func(f string) bool { return f == pvProtection })

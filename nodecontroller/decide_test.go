@@ -8,8 +8,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
-	"github.com/storage-controller/storage-controller/internal/kube"
+	storagehelpers "k8s.io/component-helpers/storage/volume"
 )
 
 func testPolicy() policy {
@@ -23,7 +22,7 @@ func testPolicy() policy {
 func lostClaim(p policy) snapshot {
 	pv := localVolume(affinityTerm(testKey, "a"))
 	pv.Annotations = map[string]string{
-		p.ann.missing: testNow.Add(-time.Hour).Format(time.RFC3339), p.ann.lostNode: "a", kube.AnnProvisionedBy: testDriver,
+		p.ann.missing: testNow.Add(-time.Hour).Format(time.RFC3339), p.ann.lostNode: "a", storagehelpers.AnnDynamicallyProvisioned: testDriver,
 		p.ann.seenMissing: testNow.Add(-time.Minute).Format(time.RFC3339),
 	}
 	pv.Spec.PersistentVolumeReclaimPolicy, pv.Status.Phase = corev1.PersistentVolumeReclaimDelete, corev1.VolumeBound
@@ -167,14 +166,17 @@ func TestDecide(t *testing.T) {
 		"retained and being deleted": {lostVolume, func(_ *policy, s *snapshot) {
 			s.volume.Spec.PersistentVolumeReclaimPolicy, s.volume.DeletionTimestamp = corev1.PersistentVolumeReclaimRetain, &metav1.Time{}
 		}, doSkip, "Retain"},
-		"of nobody":               {lostVolume, func(_ *policy, s *snapshot) { delete(s.volume.Annotations, kube.AnnProvisionedBy) }, doSkip, "Static"},
-		"of nobody, but included": {lostVolume, func(p *policy, s *snapshot) { p.static = true; delete(s.volume.Annotations, kube.AnnProvisionedBy) }, doDeleteVolume, "NotReclaimed"},
+		"of nobody": {lostVolume, func(_ *policy, s *snapshot) { delete(s.volume.Annotations, storagehelpers.AnnDynamicallyProvisioned) }, doSkip, "Static"},
+		"of nobody, but included": {lostVolume, func(p *policy, s *snapshot) {
+			p.static = true
+			delete(s.volume.Annotations, storagehelpers.AnnDynamicallyProvisioned)
+		}, doDeleteVolume, "NotReclaimed"},
 		"never used": {lostVolume, func(_ *policy, s *snapshot) {
 			s.volume.Spec.ClaimRef, s.volume.Status.Phase = nil, corev1.VolumeAvailable
 		}, doDeleteVolume, "NotReclaimed"},
 		"never used and of nobody": {lostVolume, func(p *policy, s *snapshot) {
 			p.static, s.volume.Status.Phase = true, corev1.VolumeAvailable
-			delete(s.volume.Annotations, kube.AnnProvisionedBy)
+			delete(s.volume.Annotations, storagehelpers.AnnDynamicallyProvisioned)
 		}, doSkip, "Static"},
 		"attached":                  {lostVolume, func(_ *policy, s *snapshot) { s.attachments = []string{"va"} }, doBlocked, "Attached"},
 		"its claim has come again":  {lostVolume, func(p *policy, s *snapshot) { s.claim = lostClaim(*p).claim }, doDeleteClaim, "NodeIsGone"},

@@ -30,7 +30,7 @@ func newDeparted(annotation string) *departed {
 }
 
 // watch has d follow the nodes for the life of the process.
-func (d *departed) watch(nodes kube.Kind[*corev1.Node]) error {
+func (d *departed) watch(nodes kube.Informer[*corev1.Node]) error {
 	_, err := nodes.Handle(kube.Handlers[*corev1.Node]{
 		Add: d.returned, Update: func(_, node *corev1.Node) { d.returned(node) }, Delete: d.left,
 	})

@@ -69,15 +69,15 @@ func (t *claimsTerm) confirm(ctx context.Context, pvc *corev1.PersistentVolumeCl
 	defer cancel()
 	live, err := t.c.deps.Client.CoreV1().PersistentVolumeClaims(pvc.Namespace).Get(ctx, pvc.Name, metav1.GetOptions{})
 	switch {
-	case kube.IsGone(err), err == nil && live.UID != pvc.UID:
-		t.claims.Removed(pvc)
+	case kube.IsNotFound(err), err == nil && live.UID != pvc.UID:
+		t.claims.MarkDeleted(pvc)
 		return nil
 	case err != nil:
 		err = fmt.Errorf("reading claim %q before its pods are deleted: %w", kube.Key(pvc), err)
 		t.tellBlocked(pvc, err)
 		return err
 	}
-	t.claims.Wrote(live)
+	t.claims.Observe(live)
 	progress.confirmed = live.UID
 	return nil
 }
@@ -105,13 +105,13 @@ func (t *claimsTerm) evictConfirmed(ctx context.Context, pvc *corev1.PersistentV
 	pods := t.c.deps.Client.CoreV1().Pods(pod.Namespace)
 	live, err := pods.Get(ctx, pod.Name, metav1.GetOptions{})
 	switch {
-	case kube.IsGone(err), err == nil && live.UID != pod.UID:
-		t.pods.Removed(pod)
+	case kube.IsNotFound(err), err == nil && live.UID != pod.UID:
+		t.pods.MarkDeleted(pod)
 		return false, nil // a new pod of its name is an event of its own
 	case err != nil:
 		return false, err
 	}
-	t.pods.Wrote(live)
+	t.pods.Observe(live)
 	lost := false
 	if t.c.rules.needNodes() && live.Spec.NodeName != "" {
 		if lost, err = t.isLost(ctx, live.Spec.NodeName); err != nil {
@@ -122,8 +122,8 @@ func (t *claimsTerm) evictConfirmed(ctx context.Context, pvc *corev1.PersistentV
 		return false, nil
 	}
 	err = pods.Delete(ctx, live.Name, t.c.deletion(live))
-	if kube.IsGone(err) {
-		t.pods.Removed(live)
+	if kube.IsNotFound(err) {
+		t.pods.MarkDeleted(live)
 		return false, nil
 	}
 	return err == nil, err
@@ -133,7 +133,7 @@ func (t *claimsTerm) evictConfirmed(ctx context.Context, pvc *corev1.PersistentV
 // not have it is not enough: it may be late.
 func (t *claimsTerm) isLost(ctx context.Context, name string) (bool, error) {
 	node, err := t.c.deps.Client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
-	if kube.IsGone(err) {
+	if kube.IsNotFound(err) {
 		return true, nil
 	}
 	if err != nil {

@@ -9,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	storagehelpers "k8s.io/component-helpers/storage/volume"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
@@ -131,7 +132,7 @@ func (t *term) look(name string) snapshot {
 		s.wishes.optOut = t.namespaces.optedOut(pv.Spec.ClaimRef)
 	}
 	if t.c.attachments != nil {
-		for _, va := range t.c.attachments.Select(kube.ByVolume, name) {
+		for _, va := range t.c.attachments.ByIndex(kube.ByVolume, name) {
 			s.attachments = append(s.attachments, va.Name)
 		}
 	}
@@ -196,15 +197,15 @@ func (t *term) refresh(ctx context.Context, s snapshot, full bool) (snapshot, er
 	// What was read is newer than the cache, and what decides is not to be asked for twice.
 	switch {
 	case live.volume == nil:
-		t.volumes.Removed(s.volume)
+		t.volumes.MarkDeleted(s.volume)
 	default:
-		t.volumes.Wrote(live.volume)
+		t.volumes.Observe(live.volume)
 		t.notePresence(live)
 	}
 	if s.claim != nil && live.noClaim == kube.Key(s.claim) {
-		t.claims.Removed(s.claim)
+		t.claims.MarkDeleted(s.claim)
 	} else if live.claim != nil {
-		t.claims.Wrote(live.claim)
+		t.claims.Observe(live.claim)
 	}
 	if live.volume != nil && live.namespace != "" {
 		t.namespaces.note(live.volume.Spec.ClaimRef.Namespace, live.refused)
@@ -232,12 +233,12 @@ func (t *term) likelyReady() []string {
 // claimsSelecting is the claims without a volume for which the scheduler chose a node, and
 // those with one.
 func (t *term) claimsSelecting(node string) (unbound, bound []*corev1.PersistentVolumeClaim) {
-	for _, cached := range t.c.claims.Select(kube.BySelectedNode, node) {
+	for _, cached := range t.c.claims.ByIndex(kube.BySelectedNode, node) {
 		claim, ok := t.claims.Get(kube.Key(cached))
-		if !ok || claim.Annotations[kube.AnnSelectedNode] != node {
+		if !ok || claim.Annotations[storagehelpers.AnnSelectedNode] != node {
 			continue
 		}
-		class, ok := t.c.classes.Get(kube.ClassOfClaim(claim))
+		class, ok := t.c.classes.Get(storagehelpers.GetPersistentVolumeClaimClass(claim))
 		switch {
 		case !ok || class.Provisioner != t.c.deps.Driver || claim.DeletionTimestamp != nil:
 		case claim.Spec.VolumeName == "":
@@ -252,7 +253,7 @@ func (t *term) claimsSelecting(node string) (unbound, bound []*corev1.Persistent
 // wishesOfClaim is what the cache knows about who wants an unbound claim cleaned up.
 func (t *term) wishesOfClaim(claim *corev1.PersistentVolumeClaim, node *corev1.Node) wishes {
 	say := map[string]metav1.Object{"PersistentVolumeClaim": claim}
-	if class, ok := t.c.classes.Get(kube.ClassOfClaim(claim)); ok {
+	if class, ok := t.c.classes.Get(storagehelpers.GetPersistentVolumeClaimClass(claim)); ok {
 		say["StorageClass"] = class
 	}
 	if node != nil {

@@ -7,6 +7,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
+	storagehelpers "k8s.io/component-helpers/storage/volume"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
@@ -202,7 +203,7 @@ func (t *term) claimChanged(claim *corev1.PersistentVolumeClaim) {
 		}
 		return
 	}
-	node := claim.Annotations[kube.AnnSelectedNode]
+	node := claim.Annotations[storagehelpers.AnnSelectedNode]
 	if node == "" || t.c.cfg.NodeCleanupUnbound == UnboundIgnore {
 		return
 	}
@@ -232,5 +233,5 @@ func (t *term) driverChanged(d *storagev1.CSIDriver) {
 
 // notedNothing tells whether pv carries none of the notes that end with the return of its node.
 func (p policy) notedNothing(pv *corev1.PersistentVolume) bool {
-	return kube.MetaChange{RemoveAnnotations: p.ann.bookkeeping()}.Made(pv)
+	return kube.MetaChange{RemoveAnnotations: p.ann.bookkeeping()}.AppliedTo(pv)
 }

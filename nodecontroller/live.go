@@ -74,7 +74,7 @@ func read[T any](ctx context.Context, timeout time.Duration, what, name string, 
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	obj, err = get(ctx, name, metav1.GetOptions{})
-	if kube.IsGone(err) {
+	if kube.IsNotFound(err) {
 		return obj, false, nil
 	}
 	if err != nil {

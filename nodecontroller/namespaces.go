@@ -6,9 +6,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/validate/content"
+	storagehelpers "k8s.io/component-helpers/storage/volume"
 	"k8s.io/klog/v2"
-
-	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
 // readNamespaces asks the namespaces that matter just now whether they have said no, so
@@ -51,7 +50,7 @@ func (t *term) concernedNamespaces() []string {
 		return mergeNames(names, nil)
 	}
 	for _, claim := range t.c.claims.List() {
-		node := claim.Annotations[kube.AnnSelectedNode]
+		node := claim.Annotations[storagehelpers.AnnSelectedNode]
 		if node == "" || claim.Spec.VolumeName != "" {
 			continue
 		}

@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	storagehelpers "k8s.io/component-helpers/storage/volume"
 	"k8s.io/klog/v2"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
@@ -134,7 +135,7 @@ func (t *term) gatesOfNode(ctx context.Context, node *corev1.Node) ([]finding, e
 	if !exists || live.UID != node.UID || live.DeletionTimestamp == nil {
 		return []finding{{gateAbsence, "NodeChanged", "the node is not the one that was being deleted"}}, nil
 	}
-	t.nodes.Wrote(live)
+	t.nodes.Observe(live)
 	if !slices.Contains(live.Finalizers, t.c.nodePolicy.finalizer) {
 		return []finding{{gateAbsence, "NodeReleased", "the node does not wait for its clean-up any more"}}, nil
 	}
@@ -164,7 +165,7 @@ func (t *term) cleanUnbound(ctx context.Context, name string, node *corev1.Node,
 		if ok && t.belongs(pv, name) {
 			continue
 		}
-		e := warning(reasonSkipped, "AffinityMismatch: the claim names node %s in %s, but its volume %s is not local to that node", name, kube.AnnSelectedNode, claim.Spec.VolumeName)
+		e := warning(reasonSkipped, "AffinityMismatch: the claim names node %s in %s, but its volume %s is not local to that node", name, storagehelpers.AnnSelectedNode, claim.Spec.VolumeName)
 		t.c.notify.seldom(claim, "AffinityMismatch", e)
 		if ok {
 			t.c.notify.seldom(pv, "AffinityMismatch", e)
@@ -220,11 +221,11 @@ func (t *term) cleanClaim(ctx context.Context, name string, node *corev1.Node, c
 	case err != nil:
 		return time.Time{}, err
 	case !exists || claim.UID != cached.UID:
-		t.claims.Removed(cached)
+		t.claims.MarkDeleted(cached)
 		return time.Time{}, nil
 	}
-	t.claims.Wrote(claim)
-	if claim.Spec.VolumeName != "" || claim.DeletionTimestamp != nil || claim.Annotations[kube.AnnSelectedNode] != name {
+	t.claims.Observe(claim)
+	if claim.Spec.VolumeName != "" || claim.DeletionTimestamp != nil || claim.Annotations[storagehelpers.AnnSelectedNode] != name {
 		return time.Time{}, nil
 	}
 	closed, err := t.gatesOfClaim(ctx, name, node, claim)
@@ -244,7 +245,7 @@ func (t *term) cleanClaim(ctx context.Context, name string, node *corev1.Node, c
 	defer cancel()
 	err = t.c.deps.Client.CoreV1().PersistentVolumeClaims(claim.Namespace).Delete(ctx, claim.Name, t.executor.deleteOptions(claim))
 	t.c.metrics.action("claim_delete", t.c.policy, err)
-	if err != nil && !kube.IsGone(err) {
+	if err != nil && !kube.IsNotFound(err) {
 		return time.Time{}, fmt.Errorf("deleting PersistentVolumeClaim %q, which waits for node %s: %w", kube.Key(claim), name, err)
 	}
 	klog.FromContext(ctx).Info("Claim deleted, it waited for a volume on a node that is gone", "persistentVolumeClaim", kube.Key(claim), "dryRun", t.c.policy.dryRun)
@@ -256,7 +257,7 @@ func (t *term) cleanClaim(ctx context.Context, name string, node *corev1.Node, c
 // were passed before.
 func (t *term) gatesOfClaim(ctx context.Context, name string, node *corev1.Node, claim *corev1.PersistentVolumeClaim) ([]finding, error) {
 	say := map[string]metav1.Object{"PersistentVolumeClaim": claim}
-	class, ok, err := t.reader.class(ctx, kube.ClassOfClaim(claim))
+	class, ok, err := t.reader.class(ctx, storagehelpers.GetPersistentVolumeClaimClass(claim))
 	if err != nil {
 		return nil, err
 	}
@@ -293,7 +294,7 @@ func (t *term) gatesOfClaim(ctx context.Context, name string, node *corev1.Node,
 // patch applies only to the claim as it was read.
 func (t *term) reschedule(ctx context.Context, claim *corev1.PersistentVolumeClaim) error {
 	data, err := json.Marshal(map[string]any{"metadata": map[string]any{
-		"uid": claim.UID, "resourceVersion": claim.ResourceVersion, "annotations": map[string]any{kube.AnnSelectedNode: nil},
+		"uid": claim.UID, "resourceVersion": claim.ResourceVersion, "annotations": map[string]any{storagehelpers.AnnSelectedNode: nil},
 	}})
 	if err != nil {
 		return err
@@ -308,7 +309,7 @@ func (t *term) reschedule(ctx context.Context, claim *corev1.PersistentVolumeCla
 	if err != nil || t.c.policy.dryRun {
 		changed = claim
 	}
-	if err = t.claims.Note(claim, changed, err); err != nil {
+	if err = t.claims.RecordWrite(claim, changed, err); err != nil {
 		return fmt.Errorf("removing the selected node of PersistentVolumeClaim %q: %w", kube.Key(claim), err)
 	}
 	return nil

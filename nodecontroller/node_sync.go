@@ -129,10 +129,10 @@ func (t *term) gatherNode(pass *nodePass) nodeSnapshot {
 		if vs.member.place != placeTerminating || pass.refused[name] {
 			continue
 		}
-		s.unnoted = s.unnoted || !t.c.nodePolicy.notes(node, vs, false).Made(vs.volume)
+		s.unnoted = s.unnoted || !t.c.nodePolicy.notes(node, vs, false).AppliedTo(vs.volume)
 		if t.c.policy.goal(vs).pending() {
 			s.pending = true
-			s.unheld = s.unheld || !t.c.nodePolicy.notes(node, vs, true).Made(vs.volume)
+			s.unheld = s.unheld || !t.c.nodePolicy.notes(node, vs, true).AppliedTo(vs.volume)
 		}
 	}
 	if !s.keyKnown && !s.registered {
@@ -244,7 +244,7 @@ func (t *term) changeNode(ctx context.Context, node *corev1.Node, change kube.Me
 	ctx, cancel := context.WithTimeout(ctx, t.c.cfg.Timeout)
 	defer cancel()
 	changed, err := kube.Change(ctx, t.c.deps.Client.CoreV1().Nodes(), node, change)
-	if err = t.nodes.Note(node, changed, err); err != nil {
+	if err = t.nodes.RecordWrite(node, changed, err); err != nil {
 		return fmt.Errorf("writing finalizer %s of Node %q: %w", t.c.nodePolicy.finalizer, node.Name, err)
 	}
 	return nil

@@ -124,8 +124,8 @@ func (t *claimsTerm) nudge(ctx context.Context, pvc *corev1.PersistentVolumeClai
 	}
 	t.c.metrics.nudged(err)
 	switch {
-	case kube.IsGone(err):
-		t.pods.Removed(pod)
+	case kube.IsNotFound(err):
+		t.pods.MarkDeleted(pod)
 		return nil
 	case apierrors.IsConflict(err):
 		return nil // another pod of its name, which is an event of its own
@@ -134,7 +134,7 @@ func (t *claimsTerm) nudge(ctx context.Context, pvc *corev1.PersistentVolumeClai
 		t.tellBlocked(pvc, err)
 		return err
 	}
-	t.pods.Wrote(patched)
+	t.pods.Observe(patched)
 	klog.FromContext(ctx).Info("Pod told that a file system is to grow", "pod", klog.KObj(pod))
 	return nil
 }

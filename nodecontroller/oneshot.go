@@ -360,7 +360,7 @@ func RemoveFinalizers(ctx context.Context, cfg Config, client kubernetes.Interfa
 	removed := false
 	err := pages(ctx, cfg.Timeout, "Nodes", r.listNodes, metav1.ListOptions{}, func(node *corev1.Node) bool {
 		switch {
-		case change.Made(node):
+		case change.AppliedTo(node):
 			return true
 		case dryRun:
 			fmt.Fprintf(out, "%s: would lose finalizer %s\n", node.Name, cfg.NodeFinalizer)
@@ -368,7 +368,7 @@ func RemoveFinalizers(ctx context.Context, cfg Config, client kubernetes.Interfa
 		}
 		ctx, cancel := context.WithTimeout(ctx, cfg.Timeout)
 		defer cancel()
-		if _, err := kube.Change(ctx, client.CoreV1().Nodes(), node, change); err != nil && !kube.IsGone(err) {
+		if _, err := kube.Change(ctx, client.CoreV1().Nodes(), node, change); err != nil && !kube.IsNotFound(err) {
 			errs = append(errs, fmt.Errorf("removing finalizer %s of Node %q: %w", cfg.NodeFinalizer, node.Name, err))
 			return true
 		}

@@ -8,8 +8,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
-	"github.com/storage-controller/storage-controller/internal/kube"
+	storagehelpers "k8s.io/component-helpers/storage/volume"
 )
 
 // refresh is s with everything in it that the API server knows read from there. Only full
@@ -173,5 +172,5 @@ func classOf(pv *corev1.PersistentVolume, claim *corev1.PersistentVolumeClaim) s
 	if name := pv.Spec.StorageClassName; name != "" || claim == nil {
 		return name
 	}
-	return kube.ClassOfClaim(claim)
+	return storagehelpers.GetPersistentVolumeClaimClass(claim)
 }

@@ -20,6 +20,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
+	storagehelpers "k8s.io/component-helpers/storage/volume"
 	"k8s.io/utils/ptr"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
@@ -139,7 +140,7 @@ func TestNamespaceOptsOut(t *testing.T) {
 		ns := f.refusing()
 		f.boundIn(ns, "a", "n3")
 		f.boundIn(ns, "b", "n4")
-		f.claimIn(ns, "u", "", map[string]string{kube.AnnSelectedNode: f.name("n5")})
+		f.claimIn(ns, "u", "", map[string]string{storagehelpers.AnnSelectedNode: f.name("n5")})
 		for _, n := range []string{"n1", "n3", "n4", "n5"} {
 			f.deleteNode(n)
 		}
@@ -246,13 +247,13 @@ func TestHeldRecordsAreRemoved(t *testing.T) {
 	}
 	for _, n := range nodes {
 		if n == "n1" { // this one is on its way out, and another controller keeps it
-			if _, err := records.Patch(t.Context(), "lv"+n, types.MergePatchType, []byte(`{"metadata":{"finalizers":["x.example.com/y"]}}`), metav1.PatchOptions{}); err != nil && !kube.IsGone(err) {
+			if _, err := records.Patch(t.Context(), "lv"+n, types.MergePatchType, []byte(`{"metadata":{"finalizers":["x.example.com/y"]}}`), metav1.PatchOptions{}); err != nil && !kube.IsNotFound(err) {
 				t.Error(err)
 			}
-		} else if _, err := records.Patch(t.Context(), "lv"+n, types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{}); err != nil && !kube.IsGone(err) {
+		} else if _, err := records.Patch(t.Context(), "lv"+n, types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{}); err != nil && !kube.IsNotFound(err) {
 			t.Error(err)
 		}
-		if err := records.Delete(t.Context(), "lv"+n, metav1.DeleteOptions{}); err != nil && !kube.IsGone(err) {
+		if err := records.Delete(t.Context(), "lv"+n, metav1.DeleteOptions{}); err != nil && !kube.IsNotFound(err) {
 			t.Error(err)
 		}
 	}

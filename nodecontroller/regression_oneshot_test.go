@@ -17,7 +17,7 @@ import (
 // claimIsDeleted tells whether a claim is gone or on its way.
 func (f *fixture) claimIsDeleted(name string) bool {
 	pvc, err := f.client.CoreV1().PersistentVolumeClaims(f.ns).Get(f.Context(), name, metav1.GetOptions{})
-	return kube.IsGone(err) || err == nil && pvc.DeletionTimestamp != nil
+	return kube.IsNotFound(err) || err == nil && pvc.DeletionTimestamp != nil
 }
 
 // refusedClient is one to which the API server refuses one kind of request.

@@ -131,7 +131,7 @@ func TestRefusedVolumeOfANode(t *testing.T) {
 		pv, kept := f.bound("a", "n")
 		f.bound("b", "n")
 		f.bound("c", "n")
-		done, ok := f.locks.TryAlone(pv.Spec.CSI.VolumeHandle)
+		done, ok := f.locks.TryExclusive(pv.Spec.CSI.VolumeHandle)
 		if !ok {
 			t.Fatal("the lock is taken")
 		}

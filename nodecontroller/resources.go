@@ -141,14 +141,14 @@ func (t *term) removeResource(ctx context.Context, r Resource, obj *unstructured
 			return fail("releasing", err)
 		}
 		_, err = client.Patch(ctx, obj.GetName(), types.MergePatchType, data, metav1.PatchOptions{DryRun: dryRun})
-		if err != nil && !kube.IsGone(err) {
+		if err != nil && !kube.IsNotFound(err) {
 			t.c.metrics.action("cr_delete", t.c.policy, err)
 			return fail("removing the finalizer of", err)
 		}
 	}
 	err := client.Delete(ctx, obj.GetName(), metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: ptr.To(obj.GetUID())}, DryRun: dryRun})
 	t.c.metrics.action("cr_delete", t.c.policy, err)
-	if err != nil && !kube.IsGone(err) {
+	if err != nil && !kube.IsNotFound(err) {
 		return fail("deleting", err)
 	}
 	klog.FromContext(ctx).Info("Custom resource of a node deleted", "resource", r.Resource.GroupResource().String(), "name", kube.Key(obj), "dryRun", t.c.policy.dryRun)

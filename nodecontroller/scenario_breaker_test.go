@@ -17,8 +17,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	storagehelpers "k8s.io/component-helpers/storage/volume"
 
-	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/kubetest"
 )
 
@@ -482,7 +482,7 @@ func TestNamespacesAreAskedBeforeAHold(t *testing.T) {
 		for i := range 8 {
 			f.boundIn(ns, fmt.Sprintf("a%d", i), "n3")
 		}
-		f.claimIn(ns, "unbound", "", map[string]string{kube.AnnSelectedNode: f.name("n3")})
+		f.claimIn(ns, "unbound", "", map[string]string{storagehelpers.AnnSelectedNode: f.name("n3")})
 		f.start()
 		f.seen("pv-a0", placeHealthy)
 		f.seen("pv-c1", placeHealthy)

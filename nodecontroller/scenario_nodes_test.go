@@ -20,8 +20,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/dynamic"
+	storagehelpers "k8s.io/component-helpers/storage/volume"
 
-	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/kubetest"
 )
 
@@ -77,7 +77,7 @@ func (f *fixture) logicalVolume(client dynamic.NamespaceableResourceInterface, n
 func (f *fixture) selecting(name, node string) *corev1.PersistentVolumeClaim {
 	f.Helper()
 	return f.claim(name, func(pvc *corev1.PersistentVolumeClaim) {
-		pvc.Annotations = map[string]string{kube.AnnSelectedNode: f.name(node)}
+		pvc.Annotations = map[string]string{storagehelpers.AnnSelectedNode: f.name(node)}
 	})
 }
 
@@ -161,11 +161,11 @@ func TestNodecontrollerScenarioNodes(t *testing.T) {
 		f := scenario(t, parity)
 		f.node("n", f.cfg.NodeFinalizer)
 		other := f.claim("other", func(pvc *corev1.PersistentVolumeClaim) {
-			pvc.Annotations = map[string]string{kube.AnnSelectedNode: f.name("n")}
+			pvc.Annotations = map[string]string{storagehelpers.AnnSelectedNode: f.name("n")}
 			*pvc.Spec.StorageClassName = "of-nobody"
 		})
 		none := f.claim("none", func(pvc *corev1.PersistentVolumeClaim) {
-			pvc.Annotations = map[string]string{kube.AnnSelectedNode: f.name("n")}
+			pvc.Annotations = map[string]string{storagehelpers.AnnSelectedNode: f.name("n")}
 			pvc.Spec.StorageClassName = nil
 		})
 		f.onlyWrites("PATCH nodes/n")
@@ -178,7 +178,7 @@ func TestNodecontrollerScenarioNodes(t *testing.T) {
 		f := scenario(t, parity)
 		f.node("n", f.cfg.NodeFinalizer)
 		f.node("m")
-		pv, pvc := f.boundTo("a", []string{"m"}, nil, func(pvc *corev1.PersistentVolumeClaim) { pvc.Annotations[kube.AnnSelectedNode] = f.name("n") })
+		pv, pvc := f.boundTo("a", []string{"m"}, nil, func(pvc *corev1.PersistentVolumeClaim) { pvc.Annotations[storagehelpers.AnnSelectedNode] = f.name("n") })
 		f.onlyWrites("PATCH nodes/n")
 		f.start()
 		f.deleteNode("n")

@@ -11,8 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-
-	"github.com/storage-controller/storage-controller/internal/kube"
+	storagehelpers "k8s.io/component-helpers/storage/volume"
 )
 
 func (f *fixture) isMissing(pv *corev1.PersistentVolume) bool {
@@ -280,7 +279,7 @@ func TestNodecontrollerScenarioOrphans(t *testing.T) {
 	t.Run("039_unbound", func(t *testing.T) {
 		selecting := func(f *fixture) *corev1.PersistentVolumeClaim {
 			return f.claim("a", func(pvc *corev1.PersistentVolumeClaim) {
-				pvc.Annotations = map[string]string{kube.AnnSelectedNode: f.name("n")}
+				pvc.Annotations = map[string]string{storagehelpers.AnnSelectedNode: f.name("n")}
 			})
 		}
 		t.Run("ignore", func(t *testing.T) {
@@ -310,7 +309,7 @@ func TestNodecontrollerScenarioOrphans(t *testing.T) {
 			f.onlyWrites("PATCH persistentvolumeclaims/a")
 			f.start()
 			f.untilClaim("a", "has no selected node", func(now *corev1.PersistentVolumeClaim) bool {
-				return now != nil && now.UID == pvc.UID && now.DeletionTimestamp == nil && now.Annotations[kube.AnnSelectedNode] == ""
+				return now != nil && now.UID == pvc.UID && now.DeletionTimestamp == nil && now.Annotations[storagehelpers.AnnSelectedNode] == ""
 			})
 			if d := f.asked("PATCH persistentvolumeclaims/a")[0].Sub(begin); d < shortGrace {
 				t.Errorf("rescheduled after %v", d)

@@ -77,7 +77,7 @@ func TestNodecontrollerScenarioProcess(t *testing.T) {
 	})
 	t.Run("nothing_while_the_driver_is_called", func(t *testing.T) {
 		f := scenario(t, nil)
-		done := f.locks.Call(f.name("pv-a"))
+		done := f.locks.Share(f.name("pv-a"))
 		_, pvc := f.bound("a", "n")
 		f.start()
 		f.untilVolume("pv-a", "is missing its node", f.isMissing)

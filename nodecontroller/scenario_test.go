@@ -26,6 +26,7 @@ import (
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/record"
+	storagehelpers "k8s.io/component-helpers/storage/volume"
 	"k8s.io/utils/ptr"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
@@ -179,7 +180,7 @@ func (f *fixture) prepare(user *rest.Config) process {
 	meta, err := metadata.NewForConfig(f.watch)
 	f.must(err)
 	informers := kube.NewInformers(watches, meta, f.driver)
-	informers.Keep(f.cfg.Details())
+	informers.Retain(f.cfg.Details())
 	broadcaster := record.NewBroadcaster()
 	broadcaster.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: f.client.CoreV1().Events("")})
 	c, err := New(f.cfg, Deps{
@@ -241,7 +242,7 @@ func (f *fixture) nodeGone(name string) {
 	f.Helper()
 	kubetest.Eventually(f.T, "node "+name+" is gone", func(ctx context.Context) error {
 		node, err := f.client.CoreV1().Nodes().Get(ctx, f.name(name), metav1.GetOptions{})
-		if kube.IsGone(err) {
+		if kube.IsNotFound(err) {
 			return nil
 		}
 		if err == nil {
@@ -259,7 +260,7 @@ func (f *fixture) volume(name string, nodes []string, change func(*corev1.Persis
 		values[i] = f.name(n)
 	}
 	pv := &corev1.PersistentVolume{
-		ObjectMeta: metav1.ObjectMeta{Name: f.name(name), Annotations: map[string]string{kube.AnnProvisionedBy: f.driver}},
+		ObjectMeta: metav1.ObjectMeta{Name: f.name(name), Annotations: map[string]string{storagehelpers.AnnDynamicallyProvisioned: f.driver}},
 		Spec: corev1.PersistentVolumeSpec{
 			AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}, Capacity: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")},
 			PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimDelete, StorageClassName: f.name("c"),
@@ -313,7 +314,7 @@ func (f *fixture) boundTo(name string, nodes []string, changeVolume func(*corev1
 	f.Helper()
 	pvc := f.claim(name, func(pvc *corev1.PersistentVolumeClaim) {
 		pvc.Spec.VolumeName = f.name("pv-" + name)
-		pvc.Annotations = map[string]string{kube.AnnStorageProvisioner: f.driver}
+		pvc.Annotations = map[string]string{storagehelpers.AnnStorageProvisioner: f.driver}
 		if changeClaim != nil {
 			changeClaim(pvc)
 		}
@@ -366,7 +367,7 @@ func (f *fixture) untilVolume(name, what string, check func(pv *corev1.Persisten
 	kubetest.Eventually(f.T, name+" "+what, func(ctx context.Context) error {
 		var err error
 		found, err = f.client.CoreV1().PersistentVolumes().Get(ctx, f.name(name), metav1.GetOptions{})
-		if kube.IsGone(err) {
+		if kube.IsNotFound(err) {
 			found = nil
 		} else if err != nil {
 			return err
@@ -384,7 +385,7 @@ func (f *fixture) claimDeleted(name string) {
 	f.Helper()
 	kubetest.Eventually(f.T, "claim "+name+" is deleted", func(ctx context.Context) error {
 		pvc, err := f.client.CoreV1().PersistentVolumeClaims(f.ns).Get(ctx, name, metav1.GetOptions{})
-		if kube.IsGone(err) {
+		if kube.IsNotFound(err) {
 			return nil
 		}
 		if err == nil && pvc.DeletionTimestamp == nil {
@@ -586,7 +587,7 @@ func (f *fixture) untilClaim(name, what string, check func(pvc *corev1.Persisten
 	f.Helper()
 	kubetest.Eventually(f.T, name+" "+what, func(ctx context.Context) error {
 		found, err := f.client.CoreV1().PersistentVolumeClaims(f.ns).Get(ctx, name, metav1.GetOptions{})
-		if kube.IsGone(err) {
+		if kube.IsNotFound(err) {
 			found = nil
 		} else if err != nil {
 			return err

@@ -13,9 +13,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	storagehelpers "k8s.io/component-helpers/storage/volume"
 	"k8s.io/utils/ptr"
-
-	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
 func volumes(f *fixture) { f.cfg.NodeCleanup = CleanupVolumes }
@@ -137,7 +136,7 @@ func TestNodecontrollerScenarioVolumes(t *testing.T) {
 		}
 	})
 	t.Run("052_static", func(t *testing.T) {
-		unprovisioned := func(pv *corev1.PersistentVolume) { delete(pv.Annotations, kube.AnnProvisionedBy) }
+		unprovisioned := func(pv *corev1.PersistentVolume) { delete(pv.Annotations, storagehelpers.AnnDynamicallyProvisioned) }
 		t.Run("untouched", func(t *testing.T) {
 			f := scenario(t, volumes)
 			pv := f.released(unprovisioned)

@@ -23,7 +23,7 @@ func (c *Controller) newWebhooks() (*webhook.Server, error) {
 	if cfg.PVCFinalizerMode == ClaimEnforce {
 		finalizer = cfg.PVCFinalizer
 	}
-	client := c.deps.Urgent
+	client := c.deps.UnthrottledClient
 	if client == nil {
 		client = c.deps.Client
 	}

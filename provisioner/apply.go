@@ -14,6 +14,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+	storagehelpers "k8s.io/component-helpers/storage/volume"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
 
@@ -80,7 +81,7 @@ func (t *term) apply(ctx context.Context, key claimKey, s snapshot, step step) e
 	case doOwn:
 		return t.own(ctx, key, s)
 	case doReschedule:
-		t.failed(s.claim, failedEvent(kube.ClassOfClaim(s.claim), step.err))
+		t.failed(s.claim, failedEvent(storagehelpers.GetPersistentVolumeClaimClass(s.claim), step.err))
 		return t.reschedule(ctx, s.claim)
 	case doStart:
 		t.start(key, step.attempt)
@@ -127,13 +128,13 @@ func (t *term) failBefore(key claimKey, s snapshot, err error) error {
 		t.remember(key.UID, func(p *progress) { p.stuck++ })
 		// A claim with a selected node waits for that one, see nodeChanged. Woken by all
 		// the others, it would soon have failed so often that the node is given back.
-		if s.claim.Annotations[kube.AnnSelectedNode] == "" {
+		if s.claim.Annotations[storagehelpers.AnnSelectedNode] == "" {
 			t.mu.Lock()
 			t.placeless[key] = struct{}{}
 			t.mu.Unlock()
 		}
 	}
-	t.failed(s.claim, failedEvent(kube.ClassOfClaim(s.claim), err))
+	t.failed(s.claim, failedEvent(storagehelpers.GetPersistentVolumeClaimClass(s.claim), err))
 	return err
 }
 
@@ -191,7 +192,7 @@ func (t *term) protect(ctx context.Context, key claimKey, claim *corev1.Persiste
 	if err == nil {
 		client := t.c.deps.Client
 		if a.doubt {
-			client = t.c.deps.Urgent
+			client = t.c.deps.UnthrottledClient
 		}
 		err = t.changeClaimBy(ctx, client, claim, change)
 	}
@@ -215,13 +216,13 @@ func (t *term) protect(ctx context.Context, key claimKey, claim *corev1.Persiste
 func (t *term) askAgain(ctx context.Context, key claimKey, claim *corev1.PersistentVolumeClaim) error {
 	live, err := t.c.deps.Client.CoreV1().PersistentVolumeClaims(key.Namespace).Get(ctx, key.Name, metav1.GetOptions{})
 	switch {
-	case kube.IsGone(err), err == nil && live.UID != key.UID:
-		t.claims.Removed(claim)
+	case kube.IsNotFound(err), err == nil && live.UID != key.UID:
+		t.claims.MarkDeleted(claim)
 		return nil
 	case err != nil:
 		return fmt.Errorf("reading claim %s/%s, whose volume is gone: %w", key.Namespace, key.Name, err)
 	}
-	t.claims.Wrote(live)
+	t.claims.Observe(live)
 	t.remember(key.UID, func(p *progress) { p.lost, p.saved = false, live.Spec.VolumeName != "" })
 	return nil
 }
@@ -236,7 +237,7 @@ func (t *term) unprotect(ctx context.Context, claim *corev1.PersistentVolumeClai
 
 // reschedule has the scheduler choose another node.
 func (t *term) reschedule(ctx context.Context, claim *corev1.PersistentVolumeClaim) error {
-	if err := t.changeClaim(ctx, claim, kube.MetaChange{RemoveAnnotations: []string{kube.AnnSelectedNode}}); err != nil {
+	if err := t.changeClaim(ctx, claim, kube.MetaChange{RemoveAnnotations: []string{storagehelpers.AnnSelectedNode}}); err != nil {
 		return fmt.Errorf("asking for another node for claim %s/%s: %w", claim.Namespace, claim.Name, err)
 	}
 	// Where nodes compete for the claim, those that have not failed go first.
@@ -251,7 +252,7 @@ func (t *term) changeClaim(ctx context.Context, claim *corev1.PersistentVolumeCl
 
 func (t *term) changeClaimBy(ctx context.Context, client kubernetes.Interface, claim *corev1.PersistentVolumeClaim, change kube.MetaChange) error {
 	changed, err := kube.Change(ctx, client.CoreV1().PersistentVolumeClaims(claim.Namespace), claim, change)
-	return t.claims.Note(claim, changed, err)
+	return t.claims.RecordWrite(claim, changed, err)
 }
 
 // create asks the driver for the volume of an attempt.
@@ -265,11 +266,11 @@ func (t *term) create(ctx context.Context, key claimKey, s snapshot, a *attempt)
 	call, cancel := context.WithTimeout(csiclient.WithMigrated(ctx, a.plan.Migrated), t.c.cfg.Timeout)
 	defer cancel()
 	response, err := t.c.deps.CSI.CreateVolume(call, a.request)
-	if err != nil && t.c.deps.Outcomes != nil {
-		t.c.deps.Outcomes.VolumeNotProvisioned(a.plan.ClassName)
+	if err != nil && t.c.deps.VolumeObserver != nil {
+		t.c.deps.VolumeObserver.VolumeNotProvisioned(a.plan.ClassName)
 	}
 	switch {
-	case err != nil && csiclient.OutcomeOf(err) == csiclient.InDoubt:
+	case err != nil && csiclient.OutcomeOf(err) == csiclient.Indeterminate:
 		return t.inDoubt(ctx, key, a, err)
 	case err != nil:
 		return t.settled(ctx, key, s, a, err)
@@ -353,7 +354,7 @@ func (t *term) settled(ctx context.Context, key claimKey, s snapshot, a *attempt
 	switch full := status.Code(err) == codes.ResourceExhausted && t.c.driver.topology && a.plan.SelectedNode != ""; {
 	case now.claim == nil, invalid: // the next round waits for the end of the delay
 		return nil
-	case full && now.claim.Annotations[kube.AnnSelectedNode] == a.plan.SelectedNode:
+	case full && now.claim.Annotations[storagehelpers.AnnSelectedNode] == a.plan.SelectedNode:
 		return t.reschedule(ctx, now.claim)
 	}
 	return err

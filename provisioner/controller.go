@@ -41,12 +41,12 @@ type Volumes interface {
 type Deps struct {
 	Driver csiclient.Driver
 	Client kubernetes.Interface // of this role: see kube.ForRole
-	// Urgent is one without a rate limit, for what must be written before this process ends.
-	Urgent    kubernetes.Interface
-	Snapshots snapshotclient.SnapshotV1Interface // likewise
-	Metadata  metadata.Interface                 // for watches of kinds that may not exist
-	Informers *kube.Informers
-	CSI       Volumes
+	// UnthrottledClient is one without a rate limit, for what must be written before this process ends.
+	UnthrottledClient kubernetes.Interface
+	Snapshots         snapshotclient.SnapshotV1Interface // likewise
+	Metadata          metadata.Interface                 // for watches of kinds that may not exist
+	Informers         *kube.Informers
+	CSI               Volumes
 	// Ready returns when the driver can be called.
 	Ready    func(context.Context) error
 	Events   record.EventRecorder
@@ -55,12 +55,12 @@ type Deps struct {
 	// Segments is where this node is, in a node deployment (CSI spec,
 	// "NodeGetInfo"); nil without topology.
 	Segments map[string]string
-	// Releasable is the finalizers of other controllers of this process on a volume
+	// RemovableFinalizers is the finalizers of other controllers of this process on a volume
 	// that may be removed once the volume is deleted; nil means none ever. It saves
 	// each of them a write.
-	Releasable func(*corev1.PersistentVolume) []string
-	// Outcomes is told what became of volumes; nil: nobody wants to know.
-	Outcomes Outcomes
+	RemovableFinalizers func(*corev1.PersistentVolume) []string
+	// VolumeObserver is told what became of volumes; nil: nobody wants to know.
+	VolumeObserver Outcomes
 	// Locks keeps others from taking a volume away while the driver deletes it.
 	Locks *volumelock.Locks
 }
@@ -84,12 +84,12 @@ type Controller struct {
 	driver  driver
 	metrics *metrics
 
-	claims      kube.Kind[*corev1.PersistentVolumeClaim]
-	volumes     kube.Kind[*corev1.PersistentVolume]
-	classes     kube.Kind[*storagev1.StorageClass]
-	nodes       kube.Kind[metav1.Object]               // only with topology
-	csiNodes    kube.Kind[*storagev1.CSINode]          // only with topology
-	attachments kube.Kind[*storagev1.VolumeAttachment] // only if the driver publishes
+	claims      kube.Informer[*corev1.PersistentVolumeClaim]
+	volumes     kube.Informer[*corev1.PersistentVolume]
+	classes     kube.Informer[*storagev1.StorageClass]
+	nodes       kube.Informer[metav1.Object]               // only with topology
+	csiNodes    kube.Informer[*storagev1.CSINode]          // only with topology
+	attachments kube.Informer[*storagev1.VolumeAttachment] // only if the driver publishes
 
 	term atomic.Pointer[term] // nil between terms
 }
@@ -134,8 +134,8 @@ func (c *Controller) watchesNodes() bool { return c.driver.topology && !c.cfg.No
 // remembers outlives it: another replica may have worked meanwhile.
 type term struct {
 	c             *Controller
-	claims        *kube.Own[*corev1.PersistentVolumeClaim]
-	volumes       *kube.Own[*corev1.PersistentVolume]
+	claims        *kube.MutationCache[*corev1.PersistentVolumeClaim]
+	volumes       *kube.MutationCache[*corev1.PersistentVolume]
 	claimQueue    *workloop.Loop[claimKey]
 	pvQueue       *workloop.Loop[string]
 	cloneQueue    *workloop.Loop[sourceKey] // sources to release
@@ -168,11 +168,11 @@ func (c *Controller) Run(ctx context.Context) (err error) {
 	if n := c.cfg.VolumeNameUUIDLength; n >= 0 && n < 16 {
 		klog.FromContext(ctx).Info("Names of volumes with so few characters may be the same for two claims, of which one then gets no volume", "volumeNameUUIDLength", n)
 	}
-	if t.claims, err = kube.NewOwn(c.claims); err != nil {
+	if t.claims, err = kube.NewMutationCache(c.claims); err != nil {
 		return err
 	}
 	defer t.claims.Close()
-	if t.volumes, err = kube.NewOwn(c.volumes); err != nil {
+	if t.volumes, err = kube.NewMutationCache(c.volumes); err != nil {
 		return err
 	}
 	defer t.volumes.Close()

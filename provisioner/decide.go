@@ -7,9 +7,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	storagehelpers "k8s.io/component-helpers/storage/volume"
 	"k8s.io/utils/ptr"
-
-	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
 // action is the one next thing to do for a claim.
@@ -120,7 +119,7 @@ func (d driver) decideResume(s snapshot) step {
 	case s.class == nil || !d.is(s.class.Provisioner): // one made anew for another driver would make the volume that one's
 		return step{action: doFail, reason: "ClassGone", err: fmt.Errorf(
 			"a volume may be coming into being for this claim, and its StorageClass %q is gone, or of another driver. Create it again, or, if the driver has no volume %q, remove the finalizer %s",
-			kube.ClassOfClaim(s.claim), d.volumeName(s.claim.UID), claimFinalizer)}
+			storagehelpers.GetPersistentVolumeClaimClass(s.claim), d.volumeName(s.claim.UID), claimFinalizer)}
 	case d.needsLookUp(s.claim) && s.named == nil:
 		return step{action: doLookUp, reason: "LeftInDoubt"}
 	case s.named != nil && s.named.err != nil:
@@ -146,10 +145,10 @@ func (d driver) decideNew(s snapshot) step {
 	case !d.owns(s.claim):
 		return step{action: doForget, reason: "OfAnotherDriver"}
 	case class == nil:
-		return step{action: doRetry, reason: "NoClass", err: fmt.Errorf("StorageClass %q not found", kube.ClassOfClaim(s.claim))}
+		return step{action: doRetry, reason: "NoClass", err: fmt.Errorf("StorageClass %q not found", storagehelpers.GetPersistentVolumeClaimClass(s.claim))}
 	case !d.is(class.Provisioner):
 		return step{action: doForget, reason: "ClassOfAnotherDriver"}
-	case isLate(class) && s.claim.Annotations[kube.AnnSelectedNode] == "":
+	case isLate(class) && s.claim.Annotations[storagehelpers.AnnSelectedNode] == "":
 		return step{action: doForget, reason: "WaitsForPod"}
 	}
 	if d.NodeDeployment {
@@ -184,7 +183,7 @@ func (d driver) decideRequest(s snapshot) step {
 		return step{action: doFail, reason: "CannotAsk", err: s.named.err}
 	}
 	node := selectedNode(s.claim)
-	chosen := s.claim.Annotations[kube.AnnSelectedNode] != "" // not by the alpha annotation, which no scheduler sets anew
+	chosen := s.claim.Annotations[storagehelpers.AnnSelectedNode] != "" // not by the alpha annotation, which no scheduler sets anew
 	request, p, err := d.prepare(s.claim, class, node, s.named, d.requirementFor(s.claim, class, node, s.known))
 	switch {
 	case errors.Is(err, errNodeGone) && chosen:
@@ -217,11 +216,11 @@ func waits(claim *corev1.PersistentVolumeClaim) bool {
 // owns tells whether the claim names the driver, or the plugin that it has replaced, as
 // its provisioner.
 func (d driver) owns(claim *corev1.PersistentVolumeClaim) bool {
-	owner, ok := claim.Annotations[kube.AnnStorageProvisioner]
+	owner, ok := claim.Annotations[storagehelpers.AnnStorageProvisioner]
 	if !ok {
-		owner = claim.Annotations[kube.AnnBetaStorageProvisioner]
+		owner = claim.Annotations[storagehelpers.AnnBetaStorageProvisioner]
 	}
-	return owner == d.name || d.is(owner) && claim.Annotations[kube.AnnMigratedTo] == d.name
+	return owner == d.name || d.is(owner) && claim.Annotations[storagehelpers.AnnMigratedTo] == d.name
 }
 
 func isLate(class *storagev1.StorageClass) bool {

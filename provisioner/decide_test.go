@@ -13,6 +13,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	storagehelpers "k8s.io/component-helpers/storage/volume"
 	"k8s.io/utils/ptr"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
@@ -33,7 +34,7 @@ func testDriver(change func(*driver)) driver {
 func testClaim(change func(*corev1.PersistentVolumeClaim)) *corev1.PersistentVolumeClaim {
 	pvc := &corev1.PersistentVolumeClaim{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "data", UID: uid, ResourceVersion: "7",
-			Annotations: map[string]string{kube.AnnStorageProvisioner: "drv.example.com"}},
+			Annotations: map[string]string{storagehelpers.AnnStorageProvisioner: "drv.example.com"}},
 		Spec: corev1.PersistentVolumeClaimSpec{
 			StorageClassName: ptr.To("fast"), AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
 			Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1500M")}},
@@ -134,20 +135,20 @@ func TestDecide(t *testing.T) {
 		"deleted before anything began":                   {claim: testClaim(deleting), class: testClass(nil), want: doForget, reason: "Deleting"},
 		"without an owner":                                {claim: testClaim(func(c *corev1.PersistentVolumeClaim) { c.Annotations = nil }), class: testClass(nil), want: doForget, reason: "OfAnotherDriver"},
 		"with the beta annotation alone": {claim: testClaim(func(c *corev1.PersistentVolumeClaim) {
-			c.Annotations = map[string]string{kube.AnnBetaStorageProvisioner: "drv.example.com"}
+			c.Annotations = map[string]string{storagehelpers.AnnBetaStorageProvisioner: "drv.example.com"}
 		}), class: testClass(nil), want: doStart, reason: "Wanted"},
 		"of another owner, though the beta annotation is ours": {claim: testClaim(func(c *corev1.PersistentVolumeClaim) {
-			c.Annotations = map[string]string{kube.AnnStorageProvisioner: "other", kube.AnnBetaStorageProvisioner: "drv.example.com"}
+			c.Annotations = map[string]string{storagehelpers.AnnStorageProvisioner: "other", storagehelpers.AnnBetaStorageProvisioner: "drv.example.com"}
 		}), class: testClass(nil), want: doForget, reason: "OfAnotherDriver"},
 		"without its class":         {claim: testClaim(nil), want: doRetry, reason: "NoClass"},
 		"class of another driver":   {claim: testClaim(nil), class: testClass(func(c *storagev1.StorageClass) { c.Provisioner = "other" }), want: doForget, reason: "ClassOfAnotherDriver"},
 		"late binding, no node yet": {claim: testClaim(nil), class: testClass(late), want: doForget, reason: "WaitsForPod"},
-		"late binding, empty node":  {claim: testClaim(func(c *corev1.PersistentVolumeClaim) { c.Annotations[kube.AnnSelectedNode] = "" }), class: testClass(late), want: doForget, reason: "WaitsForPod"},
-		"late binding, node chosen": {claim: testClaim(func(c *corev1.PersistentVolumeClaim) { c.Annotations[kube.AnnSelectedNode] = "node-0" }), class: testClass(late), want: doStart, reason: "Wanted"},
-		"the chosen node is gone":   {driver: func(d *driver) { d.topology = true }, claim: testClaim(func(c *corev1.PersistentVolumeClaim) { c.Annotations[kube.AnnSelectedNode] = "node-9" }), class: testClass(late), want: doReschedule, reason: "NodeGone", err: errNodeGone},
-		"no topology on the chosen node": {driver: func(d *driver) { d.topology = true }, claim: testClaim(func(c *corev1.PersistentVolumeClaim) { c.Annotations[kube.AnnSelectedNode] = "node-0" }),
+		"late binding, empty node":  {claim: testClaim(func(c *corev1.PersistentVolumeClaim) { c.Annotations[storagehelpers.AnnSelectedNode] = "" }), class: testClass(late), want: doForget, reason: "WaitsForPod"},
+		"late binding, node chosen": {claim: testClaim(func(c *corev1.PersistentVolumeClaim) { c.Annotations[storagehelpers.AnnSelectedNode] = "node-0" }), class: testClass(late), want: doStart, reason: "Wanted"},
+		"the chosen node is gone":   {driver: func(d *driver) { d.topology = true }, claim: testClaim(func(c *corev1.PersistentVolumeClaim) { c.Annotations[storagehelpers.AnnSelectedNode] = "node-9" }), class: testClass(late), want: doReschedule, reason: "NodeGone", err: errNodeGone},
+		"no topology on the chosen node": {driver: func(d *driver) { d.topology = true }, claim: testClaim(func(c *corev1.PersistentVolumeClaim) { c.Annotations[storagehelpers.AnnSelectedNode] = "node-0" }),
 			class: testClass(func(c *storagev1.StorageClass) { late(c); c.AllowedTopologies = allow(in("zone", "b")) }), want: doFail, reason: "CannotAsk", err: errTopology},
-		"no topology on the chosen node, for the fifth time": {driver: func(d *driver) { d.topology = true }, claim: testClaim(func(c *corev1.PersistentVolumeClaim) { c.Annotations[kube.AnnSelectedNode] = "node-0" }),
+		"no topology on the chosen node, for the fifth time": {driver: func(d *driver) { d.topology = true }, claim: testClaim(func(c *corev1.PersistentVolumeClaim) { c.Annotations[storagehelpers.AnnSelectedNode] = "node-0" }),
 			class: testClass(func(c *storagev1.StorageClass) { late(c); c.AllowedTopologies = allow(in("zone", "b")) }), progress: progress{stuck: 4}, want: doReschedule, reason: "NoTopologyForLong", err: errTopology},
 		"a selector, even an empty one": {claim: testClaim(func(c *corev1.PersistentVolumeClaim) { c.Spec.Selector = &metav1.LabelSelector{} }), class: testClass(nil), want: doFail, reason: "CannotAsk"},
 		"data from a populator": {claim: testClaim(func(c *corev1.PersistentVolumeClaim) {
@@ -343,7 +344,7 @@ func TestDecideVolume(t *testing.T) {
 func TestResume(t *testing.T) {
 	zones := world([]string{"zone"}, map[string]string{"zone": "a"}, map[string]string{"zone": "b"})
 	d := testDriver(func(d *driver) { d.topology = true })
-	claim := testClaim(func(c *corev1.PersistentVolumeClaim) { c.Annotations[kube.AnnSelectedNode] = "node-1" })
+	claim := testClaim(func(c *corev1.PersistentVolumeClaim) { c.Annotations[storagehelpers.AnnSelectedNode] = "node-1" })
 	first := d.decide(snapshot{claim: claim, class: testClass(late), known: zones, now: now})
 	if first.action != doStart {
 		t.Fatal(first)
@@ -364,7 +365,7 @@ func TestResume(t *testing.T) {
 		}
 	}
 	// Everything that the request was made of has changed or gone, but for claim and class.
-	delete(left.Annotations, kube.AnnSelectedNode)
+	delete(left.Annotations, storagehelpers.AnnSelectedNode)
 	nothing := newAggregate()
 	resumed, err := d.resume(left, testClass(late), nil, nothing)
 	if err != nil {
@@ -415,7 +416,7 @@ func TestRecordOfManyNodes(t *testing.T) {
 	if err != nil || !proto.Equal(back, r) {
 		t.Errorf("it does not come back: %v", err)
 	}
-	if !kube.InDoubt("drv.example.com", left) || kube.InDoubt("other", left) {
+	if !kube.HasProvisioningRecord("drv.example.com", left) || kube.HasProvisioningRecord("other", left) {
 		t.Error("whose the doubt is")
 	}
 }

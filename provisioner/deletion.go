@@ -12,6 +12,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	storagehelpers "k8s.io/component-helpers/storage/volume"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
 
@@ -65,8 +66,8 @@ type volumeStep struct {
 
 // responsible tells whether pv is one of the driver, made by whomever, and of this node.
 func (d driver) responsible(pv *corev1.PersistentVolume) bool {
-	by, provisioned := pv.Annotations[kube.AnnProvisionedBy]
-	to := pv.Annotations[kube.AnnMigratedTo]
+	by, provisioned := pv.Annotations[storagehelpers.AnnDynamicallyProvisioned]
+	to := pv.Annotations[storagehelpers.AnnMigratedTo]
 	switch {
 	case provisioned && !d.is(by) && !d.is(to),
 		!provisioned && pv.Spec.CSI != nil && !d.is(pv.Spec.CSI.Driver),
@@ -181,15 +182,15 @@ func (t *term) gatherVolume(name string) volumeSnapshot {
 	}
 	s.volume = pv
 	if t.c.driver.publishes {
-		s.attachments = t.c.attachments.Select(kube.ByVolume, name)
+		s.attachments = t.c.attachments.ByIndex(kube.ByVolume, name)
 	}
 	t.mu.Lock()
 	if r := t.removals[pv.UID]; r != nil {
 		s.removal = *r
 	}
 	t.mu.Unlock()
-	if s.removal.volume && t.c.deps.Releasable != nil {
-		s.releasable = t.c.deps.Releasable(pv)
+	if s.removal.volume && t.c.deps.RemovableFinalizers != nil {
+		s.releasable = t.c.deps.RemovableFinalizers(pv)
 	}
 	return s
 }
@@ -226,7 +227,7 @@ func (t *term) applyVolume(ctx context.Context, s volumeSnapshot, step volumeSte
 	switch step.action {
 	case volumeChange:
 		changed, err := kube.Change(ctx, volumes, pv, step.change)
-		if err := t.volumes.Note(pv, changed, err); err != nil {
+		if err := t.volumes.RecordWrite(pv, changed, err); err != nil {
 			return fmt.Errorf("changing the finalizers of PersistentVolume %q: %w", pv.Name, err)
 		}
 		return nil
@@ -236,7 +237,7 @@ func (t *term) applyVolume(ctx context.Context, s volumeSnapshot, step volumeSte
 		return t.deleteVolume(ctx, pv)
 	case volumeRemove:
 		err := volumes.Delete(ctx, pv.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: ptr.To(pv.UID)}})
-		if err != nil && !kube.IsGone(err) && !apierrors.IsConflict(err) { // Conflict: another one of its name
+		if err != nil && !kube.IsNotFound(err) && !apierrors.IsConflict(err) { // Conflict: another one of its name
 			return fmt.Errorf("deleting PersistentVolume %q: %w", pv.Name, err)
 		}
 		t.removing(pv, func(r *removal) { r.object = true })
@@ -257,13 +258,13 @@ func (t *term) deleteVolume(ctx context.Context, pv *corev1.PersistentVolume) er
 	t.removing(pv, func(*removal) {})
 	live, err := t.c.deps.Client.CoreV1().PersistentVolumes().Get(ctx, pv.Name, metav1.GetOptions{})
 	switch {
-	case kube.IsGone(err), err == nil && live.UID != pv.UID:
-		t.volumes.Removed(pv)
+	case kube.IsNotFound(err), err == nil && live.UID != pv.UID:
+		t.volumes.MarkDeleted(pv)
 		return nil
 	case err != nil:
 		return fmt.Errorf("reading PersistentVolume %q before deleting its volume: %w", pv.Name, err)
 	case live.ResourceVersion != pv.ResourceVersion:
-		t.volumes.Wrote(live)
+		t.volumes.Observe(live)
 		if s := (volumeSnapshot{volume: live}); !t.c.driver.responsible(live) || t.c.driver.decideVolume(s).action != volumeDelete {
 			return nil // the next round sees why not
 		}
@@ -277,14 +278,14 @@ func (t *term) deleteVolume(ctx context.Context, pv *corev1.PersistentVolume) er
 		return t.failedDelete(live, err)
 	}
 	handle := translated.Spec.CSI.VolumeHandle
-	defer t.c.deps.Locks.Call(handle)()
+	defer t.c.deps.Locks.Share(handle)()
 	call, cancel := context.WithTimeout(csiclient.WithMigrated(ctx, live.Spec.CSI == nil), t.c.cfg.Timeout)
 	defer cancel()
 	if _, err := t.c.deps.CSI.DeleteVolume(call, &csi.DeleteVolumeRequest{VolumeId: handle, Secrets: secrets}); err != nil {
 		return t.failedDelete(live, err)
 	}
-	if t.c.deps.Outcomes != nil {
-		t.c.deps.Outcomes.VolumeDeleted(live)
+	if t.c.deps.VolumeObserver != nil {
+		t.c.deps.VolumeObserver.VolumeDeleted(live)
 	}
 	var took time.Duration
 	t.removing(pv, func(r *removal) { r.volume, took = true, time.Since(r.began) })
@@ -327,7 +328,7 @@ func (t *term) deletionSecrets(ctx context.Context, pv *corev1.PersistentVolume)
 }
 
 func classOfVolume(pv *corev1.PersistentVolume) string {
-	if name, ok := pv.Annotations[kube.AnnBetaStorageClass]; ok {
+	if name, ok := pv.Annotations[corev1.BetaStorageClassAnnotation]; ok {
 		return name
 	}
 	return pv.Spec.StorageClassName

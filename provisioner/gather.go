@@ -6,6 +6,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/types"
+	storagehelpers "k8s.io/component-helpers/storage/volume"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
@@ -50,7 +51,7 @@ func (t *term) gather(key claimKey) snapshot {
 		return s
 	}
 	s.claim = claim
-	s.class, _ = t.c.classes.Get(kube.ClassOfClaim(claim))
+	s.class, _ = t.c.classes.Get(storagehelpers.GetPersistentVolumeClaimClass(claim))
 	return s
 }
 
@@ -101,7 +102,7 @@ func (t *term) forget(claim types.UID) (inProgress bool) {
 // into being, and how many have one that is not saved yet.
 func (c *Controller) doubts() (inDoubt, unsaved float64) {
 	doubtful := map[types.UID]struct{}{}
-	for _, claim := range c.claims.Select(kube.ByDoubt, c.driver.name) {
+	for _, claim := range c.claims.ByIndex(kube.ByProvisioningRecord, c.driver.name) {
 		doubtful[claim.UID] = struct{}{}
 	}
 	t := c.term.Load()

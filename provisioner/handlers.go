@@ -66,7 +66,7 @@ func (d driver) keysOf(node *storagev1.CSINode) []string {
 }
 
 func (t *term) claimAdded(claim *corev1.PersistentVolumeClaim) {
-	t.wake(kube.Need(kube.KindClaim, claim.Namespace, claim.Name))
+	t.wake(kube.DependencyKey(kube.KindClaim, claim.Namespace, claim.Name))
 	t.claimChanged(claim)
 }
 
@@ -96,7 +96,7 @@ func (t *term) claimUpdated(old, claim *corev1.PersistentVolumeClaim) {
 		return
 	}
 	if isCloned(old) == isCloned(claim) { // else it is what this program does with a source
-		t.wake(kube.Need(kube.KindClaim, claim.Namespace, claim.Name))
+		t.wake(kube.DependencyKey(kube.KindClaim, claim.Namespace, claim.Name))
 	}
 	t.claimChanged(claim)
 }
@@ -124,7 +124,7 @@ func (t *term) classChanged(class *storagev1.StorageClass) {
 	if !t.c.driver.is(class.Provisioner) {
 		return
 	}
-	for _, claim := range t.c.claims.Select(kube.ByClass, class.Name) {
+	for _, claim := range t.c.claims.ByIndex(kube.ByClass, class.Name) {
 		t.claimChanged(claim)
 	}
 }
@@ -132,7 +132,7 @@ func (t *term) classChanged(class *storagev1.StorageClass) {
 // wake queues the claims that wait for what need names (see kube.Need). What the
 // driver called infeasible may be feasible now.
 func (t *term) wake(need string) {
-	for _, claim := range t.c.claims.Select(kube.ByNeed, need) {
+	for _, claim := range t.c.claims.ByIndex(kube.ByDependency, need) {
 		if !kube.ClaimConcerns(t.c.driver.name, claim) || t.progressOf(claim.UID).attempt != nil {
 			continue
 		}
@@ -169,10 +169,14 @@ func (t *term) watchOptional(ctx context.Context, wg *sync.WaitGroup) {
 		}
 	}
 	if d := t.c.driver; d.modifies && d.VolumeAttributesClass {
-		watch(&kube.Optional{}, attributesClasses, func(_, c *metav1.PartialObjectMetadata) { t.wake(kube.Need(kube.KindAttributes, "", c.Name)) })
+		watch(&kube.Optional{}, attributesClasses, func(_, c *metav1.PartialObjectMetadata) {
+			t.wake(kube.DependencyKey(kube.KindVolumeAttributesClass, "", c.Name))
+		})
 	}
 	if t.c.cfg.CrossNamespaceVolumeDataSource {
-		watch(&kube.Optional{}, referenceGrants, func(_, g *metav1.PartialObjectMetadata) { t.wake(kube.Need(kube.KindReferenceGrant, g.Namespace, "")) })
+		watch(&kube.Optional{}, referenceGrants, func(_, g *metav1.PartialObjectMetadata) {
+			t.wake(kube.DependencyKey(kube.KindReferenceGrant, g.Namespace, ""))
+		})
 	}
 }
 
@@ -182,7 +186,7 @@ func (t *term) nodeChanged(node string, changed bool) {
 	if !changed {
 		return
 	}
-	for _, claim := range t.c.claims.Select(kube.ByNode, node) {
+	for _, claim := range t.c.claims.ByIndex(kube.ByNode, node) {
 		t.claimChanged(claim)
 	}
 	t.mu.Lock()

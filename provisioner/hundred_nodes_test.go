@@ -169,7 +169,7 @@ func startLight(f *fixture, node string, begin <-chan struct{}) *lightInstance {
 	cfg.NodeDeployment, cfg.NodeName, cfg.WorkerThreads = true, node, 4
 	i.informers = kube.NewInformers(watchClient, meta, driver.Name)
 	i.c, err = New(cfg, Deps{
-		Driver: driver, Client: workClient, Urgent: workClient, Metadata: meta, Informers: i.informers, CSI: client.Controller(),
+		Driver: driver, Client: workClient, UnthrottledClient: workClient, Metadata: meta, Informers: i.informers, CSI: client.Controller(),
 		Ready: func(ctx context.Context) error {
 			select {
 			case <-begin:

@@ -9,6 +9,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	storagehelpers "k8s.io/component-helpers/storage/volume"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
@@ -138,7 +139,7 @@ func TestAsCSI(t *testing.T) {
 func TestAsInTree(t *testing.T) {
 	d := testDriver(ebsDriver)
 	pv := csiVolume(ebs, "vol-1")
-	pv.Annotations = map[string]string{kube.AnnProvisionedBy: ebsInTree}
+	pv.Annotations = map[string]string{storagehelpers.AnnDynamicallyProvisioned: ebsInTree}
 	pv.Finalizers = []string{volumeFinalizer}
 	pv.Spec.NodeAffinity = zoneAffinity(ebsZone, "us-east-1a")
 	got, err := d.asInTree(pv)
@@ -148,7 +149,7 @@ func TestAsInTree(t *testing.T) {
 	if s := got.Spec.AWSElasticBlockStore; got.Spec.CSI != nil || s == nil || s.VolumeID != "vol-1" || s.FSType != "ext4" {
 		t.Errorf("source %+v", got.Spec.PersistentVolumeSource)
 	}
-	if got.Annotations[kube.AnnProvisionedBy] != ebsInTree || len(got.Finalizers) != 1 {
+	if got.Annotations[storagehelpers.AnnDynamicallyProvisioned] != ebsInTree || len(got.Finalizers) != 1 {
 		t.Errorf("annotations %v, finalizers %v", got.Annotations, got.Finalizers)
 	}
 	if e := got.Spec.NodeAffinity.Required.NodeSelectorTerms[0].MatchExpressions[0]; e.Key != corev1.LabelTopologyZone || e.Values[0] != "us-east-1a" {
@@ -213,7 +214,7 @@ func TestOwns(t *testing.T) {
 				for _, to := range []string{absent, "", d.name, ebsInTree, "other"} {
 					claim := testClaim(func(c *corev1.PersistentVolumeClaim) {
 						c.Annotations = map[string]string{}
-						for key, value := range map[string]string{kube.AnnStorageProvisioner: owner, kube.AnnBetaStorageProvisioner: beta, kube.AnnMigratedTo: to} {
+						for key, value := range map[string]string{storagehelpers.AnnStorageProvisioner: owner, storagehelpers.AnnBetaStorageProvisioner: beta, storagehelpers.AnnMigratedTo: to} {
 							if value != absent {
 								c.Annotations[key] = value
 							}
@@ -271,7 +272,7 @@ func TestResponsible(t *testing.T) {
 			pv := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "pv", Annotations: map[string]string{}}, Spec: corev1.PersistentVolumeSpec{
 				PersistentVolumeSource: tt.source, NodeAffinity: zoneAffinity(corev1.LabelTopologyZone, "us-east-1a"),
 			}}
-			for key, value := range map[string]string{kube.AnnProvisionedBy: tt.by, kube.AnnMigratedTo: tt.to} {
+			for key, value := range map[string]string{storagehelpers.AnnDynamicallyProvisioned: tt.by, storagehelpers.AnnMigratedTo: tt.to} {
 				if value != "" {
 					pv.Annotations[key] = value
 				}

@@ -13,7 +13,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	storagevolume "k8s.io/component-helpers/storage/volume"
+	storagehelpers "k8s.io/component-helpers/storage/volume"
 	"k8s.io/klog/v2"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
@@ -223,14 +223,14 @@ func (t *term) own(ctx context.Context, key claimKey, s snapshot) error {
 		return nil
 	}
 	live, err := t.c.deps.Client.CoreV1().PersistentVolumeClaims(key.Namespace).Get(ctx, key.Name, metav1.GetOptions{})
-	if kube.IsGone(err) || err == nil && live.UID != key.UID {
-		t.claims.Removed(s.claim)
+	if kube.IsNotFound(err) || err == nil && live.UID != key.UID {
+		t.claims.MarkDeleted(s.claim)
 		return nil
 	}
 	if err != nil {
 		return fmt.Errorf("reading claim %s/%s before owning it: %w", key.Namespace, key.Name, err)
 	}
-	t.claims.Wrote(live)
+	t.claims.Observe(live)
 	if t.c.driver.decide(t.gather(key)).action != doOwn {
 		return nil // the next round sees why not
 	}
@@ -240,19 +240,19 @@ func (t *term) own(ctx context.Context, key claimKey, s snapshot) error {
 		t.c.metrics.conflicts.Inc()
 		again()
 		return nil
-	case kube.IsGone(err):
-		t.claims.Removed(live)
+	case kube.IsNotFound(err):
+		t.claims.MarkDeleted(live)
 		return nil
 	case err != nil:
 		again()
 		err = fmt.Errorf("owning claim %s/%s: %w", key.Namespace, key.Name, err)
 		if apierrors.IsInvalid(err) || apierrors.IsForbidden(err) { // a policy or a permission: nothing that passes by itself
-			t.failed(live, failedEvent(kube.ClassOfClaim(live), err))
+			t.failed(live, failedEvent(storagehelpers.GetPersistentVolumeClaimClass(live), err))
 		}
 		return err
 	}
 	won = true
-	t.claims.Wrote(owned)
+	t.claims.Observe(owned)
 	// The tries count until the claim is bound, or another's: see reschedule.
 	t.remember(key.UID, func(p *progress) { p.race = race{tries: p.race.tries} })
 	return nil
@@ -262,14 +262,14 @@ func (t *term) own(ctx context.Context, key claimKey, s snapshot) error {
 func (t *term) selectThisNode(ctx context.Context, live *corev1.PersistentVolumeClaim) (*corev1.PersistentVolumeClaim, error) {
 	claims := t.c.deps.Client.CoreV1().PersistentVolumeClaims(live.Namespace)
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{
-		"uid": live.UID, "resourceVersion": live.ResourceVersion, "annotations": map[string]string{kube.AnnSelectedNode: t.c.cfg.NodeName},
+		"uid": live.UID, "resourceVersion": live.ResourceVersion, "annotations": map[string]string{storagehelpers.AnnSelectedNode: t.c.cfg.NodeName},
 	}})
 	if err != nil {
 		return nil, err
 	}
 	owned, err := claims.Patch(ctx, live.Name, types.MergePatchType, patch, metav1.PatchOptions{})
 	if apierrors.IsForbidden(err) { // an old ClusterRole
-		metav1.SetMetaDataAnnotation(&live.ObjectMeta, kube.AnnSelectedNode, t.c.cfg.NodeName)
+		metav1.SetMetaDataAnnotation(&live.ObjectMeta, storagehelpers.AnnSelectedNode, t.c.cfg.NodeName)
 		owned, err = claims.Update(ctx, live, metav1.UpdateOptions{})
 	}
 	return owned, err
@@ -319,5 +319,5 @@ func (d driver) reaches(pv *corev1.PersistentVolume) bool {
 	if translated, err := d.asCSI(pv); err == nil { // topology keys are translated too
 		pv = translated
 	}
-	return storagevolume.CheckNodeAffinity(pv, d.segments) == nil
+	return storagehelpers.CheckNodeAffinity(pv, d.segments) == nil
 }

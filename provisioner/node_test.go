@@ -9,8 +9,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-
-	"github.com/storage-controller/storage-controller/internal/kube"
+	storagehelpers "k8s.io/component-helpers/storage/volume"
 )
 
 // onNode0 is a driver on the only node of world(…) with one node.
@@ -49,7 +48,7 @@ func TestDelayOf(t *testing.T) {
 
 func TestDecideOnANode(t *testing.T) {
 	on := func(node string) *corev1.PersistentVolumeClaim {
-		return testClaim(func(c *corev1.PersistentVolumeClaim) { c.Annotations[kube.AnnSelectedNode] = node })
+		return testClaim(func(c *corev1.PersistentVolumeClaim) { c.Annotations[storagehelpers.AnnSelectedNode] = node })
 	}
 	left := func(record string) *corev1.PersistentVolumeClaim {
 		return testClaim(func(c *corev1.PersistentVolumeClaim) { protected(c); c.Annotations[annRequest] = record })
@@ -78,7 +77,7 @@ func TestDecideOnANode(t *testing.T) {
 		"new":                                     {claim: testClaim(nil), want: doRace, reason: "NoOwner"},
 		"new, with an empty node":                 {claim: on(""), want: doRace, reason: "NoOwner"},
 		"new, class by annotation": {claim: testClaim(func(c *corev1.PersistentVolumeClaim) {
-			c.Spec.StorageClassName, c.Annotations[kube.AnnBetaStorageClass] = nil, "fast"
+			c.Spec.StorageClassName, c.Annotations[corev1.BetaStorageClassAnnotation] = nil, "fast"
 		}), want: doRace, reason: "NoOwner"},
 		"new, driver without topology":     {driver: func(d *driver) { d.topology, d.segments = false, nil }, claim: testClaim(nil), class: testClass(elsewhere), want: doRace, reason: "NoOwner"},
 		"not due yet":                      {claim: testClaim(nil), progress: due(now.Add(1)), want: doWait, reason: "NoOwner", until: now.Add(1)},
@@ -161,7 +160,7 @@ func TestReaches(t *testing.T) {
 			if tc.driver != nil {
 				tc.driver(&d)
 			}
-			pv := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{kube.AnnProvisionedBy: d.name}}, Spec: corev1.PersistentVolumeSpec{NodeAffinity: tc.affinity}}
+			pv := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{storagehelpers.AnnDynamicallyProvisioned: d.name}}, Spec: corev1.PersistentVolumeSpec{NodeAffinity: tc.affinity}}
 			if got := d.reaches(pv); got != tc.want {
 				t.Errorf("got %v", got)
 			}

@@ -52,7 +52,7 @@ func (t *term) keepSource(ctx context.Context, key sourceKey, uid types.UID) err
 	if key.Kind == kube.KindClaim {
 		source, err := keep(ctx, t.c.deps.Client.CoreV1().PersistentVolumeClaims(key.Namespace), key.Name, uid, cloneFinalizer)
 		if err == nil {
-			t.claims.Wrote(source) // so that syncSource knows
+			t.claims.Observe(source) // so that syncSource knows
 		}
 		return err
 	}
@@ -84,7 +84,7 @@ func (t *term) inUse(key sourceKey) bool {
 	if copies > 0 {
 		return true
 	}
-	for _, claim := range t.c.claims.Select(kube.ByNeed, key.need()) {
+	for _, claim := range t.c.claims.ByIndex(kube.ByDependency, key.need()) {
 		newest, ok := t.claims.Get(kube.Key(claim))
 		if !ok || newest.UID != claim.UID || !waits(newest) || t.progressOf(claim.UID).saved {
 			continue
@@ -109,7 +109,7 @@ func (t *term) syncSource(ctx context.Context, key sourceKey) (time.Time, error)
 		err = t.releaseSnapshot(ctx, key)
 	}
 	switch {
-	case kube.IsGone(err):
+	case kube.IsNotFound(err):
 		return time.Time{}, nil
 	case apierrors.IsForbidden(err):
 		klog.FromContext(ctx).Info("No permission to remove the finalizer that protected a source", "source", key.String(), "err", err)
@@ -135,7 +135,7 @@ func (t *term) releaseClaim(ctx context.Context, key sourceKey) error {
 		return err
 	}
 	changed, err := kube.Change(ctx, claims, source, kube.MetaChange{RemoveFinalizers: []string{cloneFinalizer}})
-	return t.claims.Note(source, changed, err)
+	return t.claims.RecordWrite(source, changed, err)
 }
 
 // ofAnotherDriver tells whether the volume of a claim is one of another driver. Where
@@ -148,7 +148,7 @@ func (t *term) ofAnotherDriver(ctx context.Context, claim *corev1.PersistentVolu
 	if !known {
 		var err error
 		pv, err = t.c.deps.Client.CoreV1().PersistentVolumes().Get(ctx, claim.Spec.VolumeName, metav1.GetOptions{})
-		if kube.IsGone(err) {
+		if kube.IsNotFound(err) {
 			return false, nil
 		}
 		if err != nil {
@@ -180,7 +180,7 @@ func (t *term) releaseSnapshot(ctx context.Context, key sourceKey) error {
 		if err == nil && content.Spec.Driver != t.c.driver.name {
 			return nil
 		}
-		if err != nil && !kube.IsGone(err) { // without content nobody can restore it
+		if err != nil && !kube.IsNotFound(err) { // without content nobody can restore it
 			return err
 		}
 	}

@@ -9,8 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
-	"github.com/storage-controller/storage-controller/internal/kube"
+	storagehelpers "k8s.io/component-helpers/storage/volume"
 )
 
 var (
@@ -89,7 +88,7 @@ func reclaims(pv *corev1.PersistentVolume) bool {
 
 func volumeAnnotations(provisioner string, secrets secretRefs) map[string]string {
 	annotations := map[string]string{
-		kube.AnnProvisionedBy: provisioner,
+		storagehelpers.AnnDynamicallyProvisioned: provisioner,
 		// Both are there in any case: empty ones tell that no secret is needed.
 		annDeletionSecretName: "", annDeletionSecretNamespace: "",
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	storagehelpers "k8s.io/component-helpers/storage/volume"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
@@ -67,7 +68,7 @@ func (d driver) check(claim *corev1.PersistentVolumeClaim, class *storagev1.Stor
 // basics is what follows from claim and class alone.
 func (d driver) basics(claim *corev1.PersistentVolumeClaim, class *storagev1.StorageClass) (parameters map[string]string, p plan, err error) {
 	p = plan{
-		VolumeName: d.volumeName(claim.UID), ClassName: kube.ClassOfClaim(claim), Provisioner: class.Provisioner,
+		VolumeName: d.volumeName(claim.UID), ClassName: storagehelpers.GetPersistentVolumeClaimClass(claim), Provisioner: class.Provisioner,
 		Migrated: d.isMigrated(class), ReclaimPolicy: class.ReclaimPolicy, MountOptions: class.MountOptions,
 		AccessModes: claim.Spec.AccessModes, VolumeMode: claim.Spec.VolumeMode, AttributesClass: d.attributesClass(claim),
 	}
@@ -225,7 +226,7 @@ func isBlock(mode *corev1.PersistentVolumeMode) bool {
 
 // selectedNode is the node that the scheduler chose, or "".
 func selectedNode(claim *corev1.PersistentVolumeClaim) string {
-	if node, ok := claim.Annotations[kube.AnnSelectedNode]; ok {
+	if node, ok := claim.Annotations[storagehelpers.AnnSelectedNode]; ok {
 		return node
 	}
 	return claim.Annotations[annSelectedNodeAlpha]

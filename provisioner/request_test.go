@@ -16,9 +16,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
+	storagehelpers "k8s.io/component-helpers/storage/volume"
 	"k8s.io/utils/ptr"
-
-	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
 func block(c *corev1.PersistentVolumeClaim) {
@@ -90,7 +89,7 @@ func TestPrepare(t *testing.T) {
 		}, err: "populator"},
 		"attributes class":            {claim: func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeAttributesClassName = ptr.To("gold") }, err: `"gold"`},
 		"empty attributes class":      {claim: func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeAttributesClassName = ptr.To("") }, check: func(*csi.CreateVolumeRequest, plan) bool { return true }},
-		"class by the old annotation": {claim: func(c *corev1.PersistentVolumeClaim) { c.Annotations[kube.AnnBetaStorageClass] = "old" }, check: func(_ *csi.CreateVolumeRequest, p plan) bool { return p.ClassName == "old" }},
+		"class by the old annotation": {claim: func(c *corev1.PersistentVolumeClaim) { c.Annotations[corev1.BetaStorageClassAnnotation] = "old" }, check: func(_ *csi.CreateVolumeRequest, p plan) bool { return p.ClassName == "old" }},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -259,7 +258,7 @@ func TestVolumeOf(t *testing.T) {
 		t.Fatal(err)
 	}
 	wantAnnotations := map[string]string{
-		kube.AnnProvisionedBy: "drv.example.com", annDeletionSecretName: "s", annDeletionSecretNamespace: "n", annModifySecretName: "s", annModifySecretNamespace: "n",
+		storagehelpers.AnnDynamicallyProvisioned: "drv.example.com", annDeletionSecretName: "s", annDeletionSecretNamespace: "n", annModifySecretName: "s", annModifySecretNamespace: "n",
 	}
 	capacity := pv.Spec.Capacity[corev1.ResourceStorage]
 	source := pv.Spec.CSI

@@ -39,9 +39,9 @@ func (t *term) saveBy(ctx context.Context, client kubernetes.Interface, key clai
 		}
 		return err
 	}
-	t.volumes.Wrote(pv)
-	if t.c.deps.Outcomes != nil {
-		t.c.deps.Outcomes.VolumeProvisioned(pv)
+	t.volumes.Observe(pv)
+	if t.c.deps.VolumeObserver != nil {
+		t.c.deps.VolumeObserver.VolumeProvisioned(pv)
 	}
 	var took time.Duration
 	t.remember(key.UID, func(p *progress) { p.attempt, p.saved, took = nil, true, time.Since(p.began) })
@@ -67,7 +67,7 @@ func (t *term) existing(ctx context.Context, key claimKey, a *attempt) (*corev1.
 		return pv, nil
 	case same && ours:
 		// It is being deleted, and its volume with it: the driver has to be asked again, afterwards.
-		t.volumes.Wrote(pv)
+		t.volumes.Observe(pv)
 		t.change(key, a, func(a *attempt) { a.volume, a.doubt = nil, true })
 		return nil, fmt.Errorf("PersistentVolume %q of an earlier attempt is being deleted; waiting for its end", name)
 	case same:
@@ -101,7 +101,7 @@ func (t *term) isSomeones(ctx context.Context, key claimKey, a *attempt) (string
 	switch {
 	case err == nil && t.c.driver.isVolume(pv, a.waste, a.place):
 		return fmt.Sprintf("PersistentVolume %q", pv.Name), nil
-	case err != nil && !kube.IsGone(err):
+	case err != nil && !kube.IsNotFound(err):
 		return "", fmt.Errorf("reading PersistentVolume %q before deleting volume %q: %w", a.plan.VolumeName, a.waste, err)
 	}
 	t.mu.Lock()
@@ -127,7 +127,7 @@ func (t *term) cleanUp(ctx context.Context, key claimKey, a *attempt) error {
 		return err
 	}
 	a = t.refreshSecrets(ctx, key, a)
-	defer t.c.deps.Locks.Call(a.waste)()
+	defer t.c.deps.Locks.Share(a.waste)()
 	call, cancel := context.WithTimeout(csiclient.WithMigrated(ctx, a.plan.Migrated), t.c.cfg.Timeout)
 	defer cancel()
 	if _, err := t.c.deps.CSI.DeleteVolume(call, &csi.DeleteVolumeRequest{VolumeId: a.waste, Secrets: a.request.GetSecrets()}); err != nil {
@@ -135,8 +135,8 @@ func (t *term) cleanUp(ctx context.Context, key claimKey, a *attempt) error {
 		t.failed(a.claim, failedEvent(a.plan.ClassName, err))
 		return err
 	}
-	if t.c.deps.Outcomes != nil {
-		t.c.deps.Outcomes.VolumeNotProvisioned(a.plan.ClassName)
+	if t.c.deps.VolumeObserver != nil {
+		t.c.deps.VolumeObserver.VolumeNotProvisioned(a.plan.ClassName)
 	}
 	t.announce(key, a)
 	t.remember(key.UID, func(p *progress) { p.attempt, p.settled = nil, true })
@@ -168,7 +168,7 @@ func (t *term) saveAll(ctx context.Context) {
 	all.SetLimit(20)
 	for key, a := range unsaved {
 		all.Go(func() error {
-			if err := t.saveBy(ctx, t.c.deps.Urgent, key, a); err != nil {
+			if err := t.saveBy(ctx, t.c.deps.UnthrottledClient, key, a); err != nil {
 				klog.FromContext(ctx).Error(err, "A volume was made and its PersistentVolume is not saved; the next process finds it by its name as long as the claim exists",
 					"persistentVolumeClaim", klog.KRef(key.Namespace, key.Name), "volumeHandle", a.handle)
 			}

@@ -21,9 +21,9 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/record"
+	storagehelpers "k8s.io/component-helpers/storage/volume"
 
 	"github.com/storage-controller/storage-controller/csiclient/csitest"
-	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/kubetest"
 )
 
@@ -59,7 +59,7 @@ func nodeScenario(t *testing.T, room1, room2 int64, change func(*Config)) (n1, n
 }
 
 func selectNode(node string) func(*corev1.PersistentVolumeClaim) {
-	return func(c *corev1.PersistentVolumeClaim) { c.Annotations[kube.AnnSelectedNode] = node }
+	return func(c *corev1.PersistentVolumeClaim) { c.Annotations[storagehelpers.AnnSelectedNode] = node }
 }
 
 // isOn checks that a volume is accessible from one node alone.
@@ -121,7 +121,7 @@ func settle(nodes ...*fixture) {
 	nodes[0].Helper()
 	nodes[0].claim(func(c *corev1.PersistentVolumeClaim) {
 		c.Name = "zz-last"
-		c.Annotations[kube.AnnBetaStorageClass] = "none-of-this-name"
+		c.Annotations[corev1.BetaStorageClassAnnotation] = "none-of-this-name"
 	})
 	for _, n := range nodes {
 		kubetest.Eventually(n.T, "the queue of "+n.cfg.NodeName+" has come to a later claim", func(context.Context) error {
@@ -296,7 +296,7 @@ func provisionerScenarioNode(t *testing.T) {
 				t.Errorf("%s competes for the claim", n.cfg.NodeName)
 			}
 		}
-		n1.patchClaim(`{"metadata":{"annotations":{"` + kube.AnnSelectedNode + `":"n1"}}}`)
+		n1.patchClaim(`{"metadata":{"annotations":{"` + storagehelpers.AnnSelectedNode + `":"n1"}}}`)
 		n1.isOn(n1.saved(claim), "n1")
 		n2.calls(create, 0)
 		nodes("n1")

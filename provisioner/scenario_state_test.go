@@ -27,6 +27,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	storagehelpers "k8s.io/component-helpers/storage/volume"
 	"k8s.io/utils/ptr"
 
 	"github.com/storage-controller/storage-controller/csiclient/csitest"
@@ -171,7 +172,7 @@ func provisionerScenarioEligibility(t *testing.T) {
 		f := scenario(t, csitest.Config{}, nil)
 		f.makeClass(nil)
 		f.saved(f.claim(func(c *corev1.PersistentVolumeClaim) {
-			c.Annotations = map[string]string{kube.AnnBetaStorageProvisioner: f.driver}
+			c.Annotations = map[string]string{storagehelpers.AnnBetaStorageProvisioner: f.driver}
 		}))
 	})
 	t.Run("018_without_class_retried_in_silence", func(t *testing.T) {
@@ -214,7 +215,7 @@ func provisionerScenarioEligibility(t *testing.T) {
 		claim := f.claim(nil)
 		f.settles()
 		f.calls(create, 0)
-		f.patchClaim(fmt.Sprintf(`{"metadata":{"annotations":{%q:"node"}}}`, kube.AnnSelectedNode))
+		f.patchClaim(fmt.Sprintf(`{"metadata":{"annotations":{%q:"node"}}}`, storagehelpers.AnnSelectedNode))
 		f.saved(claim)
 		f.settles()
 		f.calls(create, 1)
@@ -320,7 +321,7 @@ func provisionerScenarioErrors(t *testing.T) {
 				})
 				claim := f.claim(func(c *corev1.PersistentVolumeClaim) {
 					if tt.node != "" {
-						c.Annotations[kube.AnnSelectedNode] = tt.node
+						c.Annotations[storagehelpers.AnnSelectedNode] = tt.node
 					}
 				})
 				if n := count(f.event("ProvisioningSucceeded"), "ProvisioningFailed"); n != 2 {
@@ -328,7 +329,9 @@ func provisionerScenarioErrors(t *testing.T) {
 				}
 				f.saved(claim)
 				f.calls(create, 3)
-				f.claimIs("has its node", func(c *corev1.PersistentVolumeClaim) bool { return c.Annotations[kube.AnnSelectedNode] == tt.node })
+				f.claimIs("has its node", func(c *corev1.PersistentVolumeClaim) bool {
+					return c.Annotations[storagehelpers.AnnSelectedNode] == tt.node
+				})
 			})
 		}
 	})
@@ -450,9 +453,9 @@ func nodeGivenBack(t *testing.T, method string, old bool, calls int) {
 		}
 		pass.ServeHTTP(w, r)
 	})
-	claim := f.claim(func(c *corev1.PersistentVolumeClaim) { c.Annotations[kube.AnnSelectedNode] = node })
+	claim := f.claim(func(c *corev1.PersistentVolumeClaim) { c.Annotations[storagehelpers.AnnSelectedNode] = node })
 	f.claimIs("has no node and keeps the other change", func(c *corev1.PersistentVolumeClaim) bool {
-		_, has := c.Annotations[kube.AnnSelectedNode]
+		_, has := c.Annotations[storagehelpers.AnnSelectedNode]
 		return !has && c.Labels["a"] == "b"
 	})
 	f.forgotten(claim)
@@ -685,7 +688,7 @@ func provisionerScenarioVolumes(t *testing.T) {
 		if !regexp.MustCompile(`^\d+-\d+-` + regexp.QuoteMeta(f.driver) + `$`).MatchString(identity) {
 			t.Errorf("identity %q", identity)
 		}
-		if want := map[string]string{kube.AnnProvisionedBy: f.driver, annDeletionSecretName: "", annDeletionSecretNamespace: ""}; fmt.Sprint(pv.Annotations) != fmt.Sprint(want) {
+		if want := map[string]string{storagehelpers.AnnDynamicallyProvisioned: f.driver, annDeletionSecretName: "", annDeletionSecretNamespace: ""}; fmt.Sprint(pv.Annotations) != fmt.Sprint(want) {
 			t.Errorf("annotations %v, want %v", pv.Annotations, want)
 		}
 		if !slices.Equal(pv.Finalizers, []string{volumeFinalizer, "kubernetes.io/pv-protection"}) || len(pv.Labels) > 0 {
@@ -741,7 +744,7 @@ func provisionerScenarioVolumes(t *testing.T) {
 		const inTree = "kubernetes.io/aws-ebs"
 		f := scenario(t, csitest.Config{Name: "ebs.csi.aws.com"}, func(c *Config) { c.RetryIntervalStart, c.RetryIntervalMax = time.Hour, time.Hour })
 		claim := f.claim(func(c *corev1.PersistentVolumeClaim) {
-			c.Annotations = map[string]string{kube.AnnStorageProvisioner: inTree, kube.AnnMigratedTo: f.driver}
+			c.Annotations = map[string]string{storagehelpers.AnnStorageProvisioner: inTree, storagehelpers.AnnMigratedTo: f.driver}
 		})
 		f.settles()
 		f.makeClass(func(c *storagev1.StorageClass) { // wakes the claim
@@ -756,7 +759,7 @@ func provisionerScenarioVolumes(t *testing.T) {
 		if ebs == nil || pv.Spec.CSI != nil || ebs.VolumeID != f.plugin.Volumes()[0].ID || ebs.FSType != "ext4" {
 			t.Fatalf("source %+v", pv.Spec.PersistentVolumeSource)
 		}
-		if by := pv.Annotations[kube.AnnProvisionedBy]; by != inTree {
+		if by := pv.Annotations[storagehelpers.AnnDynamicallyProvisioned]; by != inTree {
 			t.Errorf("provisioned by %q", by)
 		}
 		f.must(f.client.StorageV1().StorageClasses().Delete(t.Context(), f.class, metav1.DeleteOptions{}))
@@ -770,7 +773,7 @@ func provisionerScenarioVolumes(t *testing.T) {
 			}
 			return nil
 		})
-		f.patchVolume(pv, fmt.Sprintf(`{"metadata":{"annotations":{%q:%q}}}`, kube.AnnMigratedTo, f.driver))
+		f.patchVolume(pv, fmt.Sprintf(`{"metadata":{"annotations":{%q:%q}}}`, storagehelpers.AnnMigratedTo, f.driver))
 		f.phase(pv, corev1.VolumeReleased)
 		f.gone(pv)
 		if r := f.plugin.Calls(remove)[0].Request.(*csi.DeleteVolumeRequest); r.GetVolumeId() != ebs.VolumeID {
@@ -806,7 +809,7 @@ func provisionerScenarioDeletion(t *testing.T) {
 			retained,
 			f.volume(f.ns+"-bound", corev1.VolumeBound, nil), f.volume(f.ns+"-available", corev1.VolumeAvailable, nil), f.volume(f.ns+"-failed", corev1.VolumeFailed, nil),
 			f.volume(f.ns+"-other", corev1.VolumeReleased, func(pv *corev1.PersistentVolume) {
-				pv.Annotations = map[string]string{kube.AnnProvisionedBy: "other.example.com"}
+				pv.Annotations = map[string]string{storagehelpers.AnnDynamicallyProvisioned: "other.example.com"}
 			}),
 			f.volume(f.ns+"-other-driver", corev1.VolumeReleased, func(pv *corev1.PersistentVolume) { pv.Spec.CSI.Driver = "other.example.com" }),
 		}
@@ -924,7 +927,7 @@ func provisionerScenarioDeletion(t *testing.T) {
 			"one-annotation":      {annotations: map[string]string{annDeletionSecretName: "annotated"}, want: "of the class"},
 			"class-gone":          {class: f.ns + "-none"},
 			"no-claim":            {noClaim: true},
-			"class-by-annotation": {annotations: map[string]string{kube.AnnBetaStorageClass: f.class}, class: f.ns + "-none", want: "of the class"},
+			"class-by-annotation": {annotations: map[string]string{corev1.BetaStorageClassAnnotation: f.class}, class: f.ns + "-none", want: "of the class"},
 			"template":            {class: odd, event: "pvc.annotations['x']"},
 		} {
 			pv := f.volume(f.ns+"-"+name, corev1.VolumeReleased, func(pv *corev1.PersistentVolume) {
@@ -975,7 +978,7 @@ func (f *fixture) attachedVolume(state string) *corev1.PersistentVolume {
 	f.must(err)
 	if f.c.driver.publishes {
 		kubetest.Eventually(f.T, "the attachment is in the cache", func(context.Context) error {
-			if len(f.c.attachments.Select(kube.ByVolume, pv.Name)) != 1 {
+			if len(f.c.attachments.ByIndex(kube.ByVolume, pv.Name)) != 1 {
 				return errors.New("it is not")
 			}
 			return nil

@@ -22,6 +22,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/tools/record"
+	storagehelpers "k8s.io/component-helpers/storage/volume"
 	"k8s.io/utils/ptr"
 
 	"github.com/storage-controller/storage-controller/csiclient"
@@ -94,7 +95,7 @@ func (f *fixture) start() {
 		api = f.client
 	}
 	deps := Deps{
-		Driver: driver, Client: api, Urgent: api, Snapshots: f.snapshots, Metadata: meta, Informers: informers, CSI: client.Controller(), Ready: client.WaitReady,
+		Driver: driver, Client: api, UnthrottledClient: api, Snapshots: f.snapshots, Metadata: meta, Informers: informers, CSI: client.Controller(), Ready: client.WaitReady,
 		Events: f.events, Registry: reg, Queues: workloop.NewMetrics(reg),
 	}
 	if f.cfg.NodeDeployment {
@@ -132,7 +133,7 @@ func (f *fixture) makeClass(change func(*storagev1.StorageClass)) {
 func (f *fixture) claim(change func(*corev1.PersistentVolumeClaim)) *corev1.PersistentVolumeClaim {
 	f.Helper()
 	pvc := &corev1.PersistentVolumeClaim{
-		ObjectMeta: metav1.ObjectMeta{Name: "data", Annotations: map[string]string{kube.AnnStorageProvisioner: f.driver}},
+		ObjectMeta: metav1.ObjectMeta{Name: "data", Annotations: map[string]string{storagehelpers.AnnStorageProvisioner: f.driver}},
 		Spec: corev1.PersistentVolumeClaimSpec{
 			StorageClassName: &f.class, AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
 			Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}},
@@ -293,17 +294,19 @@ func provisionerScenarioLife(t *testing.T) {
 		})
 		f.claim(func(c *corev1.PersistentVolumeClaim) { c.Name, c.Annotations = "no-owner", nil })
 		f.claim(func(c *corev1.PersistentVolumeClaim) {
-			c.Name, c.Annotations = "other-owner", map[string]string{kube.AnnStorageProvisioner: "other", kube.AnnBetaStorageProvisioner: f.driver}
+			c.Name, c.Annotations = "other-owner", map[string]string{storagehelpers.AnnStorageProvisioner: "other", storagehelpers.AnnBetaStorageProvisioner: f.driver}
 		})
 		f.claim(func(c *corev1.PersistentVolumeClaim) { c.Name, c.Spec.VolumeName = "bound", "x" })
 		f.claim(func(c *corev1.PersistentVolumeClaim) { c.Name = "no-node" })
-		f.claim(func(c *corev1.PersistentVolumeClaim) { c.Name, c.Annotations[kube.AnnSelectedNode] = "empty-node", "" })
+		f.claim(func(c *corev1.PersistentVolumeClaim) {
+			c.Name, c.Annotations[storagehelpers.AnnSelectedNode] = "empty-node", ""
+		})
 		f.settles()
 		f.calls(create, 0)
 		if n := len(f.events.Events); n > 0 {
 			t.Errorf("%d events: %s", n, <-f.events.Events)
 		}
-		claim := f.claim(func(c *corev1.PersistentVolumeClaim) { c.Annotations[kube.AnnSelectedNode] = "node" })
+		claim := f.claim(func(c *corev1.PersistentVolumeClaim) { c.Annotations[storagehelpers.AnnSelectedNode] = "node" })
 		f.saved(claim)
 		f.calls(create, 1)
 	})
@@ -326,7 +329,7 @@ func provisionerScenarioLife(t *testing.T) {
 		f := scenario(t, csitest.Config{}, nil)
 		f.makeClass(nil)
 		claim := f.claim(func(c *corev1.PersistentVolumeClaim) {
-			c.Spec.StorageClassName, c.Annotations[kube.AnnBetaStorageClass] = nil, f.class
+			c.Spec.StorageClassName, c.Annotations[corev1.BetaStorageClassAnnotation] = nil, f.class
 		})
 		if pv := f.saved(claim); pv.Spec.StorageClassName != f.class {
 			t.Errorf("class %q", pv.Spec.StorageClassName)
@@ -423,9 +426,12 @@ func provisionerScenarioLife(t *testing.T) {
 		})
 		node := f.ns + "-node"
 		f.must(kubetest.MakeNode(t.Context(), f.client, kubetest.NodeSpec{Name: node, Labels: map[string]string{"zone": "a"}, Driver: f.driver, TopologyKeys: []string{"zone"}}))
-		f.claim(func(c *corev1.PersistentVolumeClaim) { c.Annotations[kube.AnnSelectedNode] = node })
+		f.claim(func(c *corev1.PersistentVolumeClaim) { c.Annotations[storagehelpers.AnnSelectedNode] = node })
 		f.event("ProvisioningFailed", "code = ResourceExhausted desc = full")
-		f.claimIs("has no node any more", func(c *corev1.PersistentVolumeClaim) bool { _, has := c.Annotations[kube.AnnSelectedNode]; return !has })
+		f.claimIs("has no node any more", func(c *corev1.PersistentVolumeClaim) bool {
+			_, has := c.Annotations[storagehelpers.AnnSelectedNode]
+			return !has
+		})
 		f.settles()
 		f.calls(create, 1)
 	})
@@ -444,10 +450,12 @@ func provisionerScenarioLife(t *testing.T) {
 		_, err := f.client.StorageV1().CSINodes().Create(t.Context(), &storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: node},
 			Spec: storagev1.CSINodeSpec{Drivers: []storagev1.CSINodeDriver{{Name: f.driver, NodeID: "x", TopologyKeys: []string{"zone"}}}}}, metav1.CreateOptions{})
 		f.must(err)
-		f.claim(func(c *corev1.PersistentVolumeClaim) { c.Name, c.Annotations[kube.AnnSelectedNode] = "later", node })
+		f.claim(func(c *corev1.PersistentVolumeClaim) {
+			c.Name, c.Annotations[storagehelpers.AnnSelectedNode] = "later", node
+		})
 		kubetest.Eventually(t, "another node is asked for", func(ctx context.Context) error {
 			c, err := f.client.CoreV1().PersistentVolumeClaims(f.ns).Get(ctx, "later", metav1.GetOptions{})
-			if err == nil && c.Annotations[kube.AnnSelectedNode] != "" {
+			if err == nil && c.Annotations[storagehelpers.AnnSelectedNode] != "" {
 				err = errors.New("it is not")
 			}
 			return err

@@ -15,9 +15,9 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	storagehelpers "k8s.io/component-helpers/storage/volume"
 
 	"github.com/storage-controller/storage-controller/csiclient/csitest"
-	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/kubetest"
 )
 
@@ -117,7 +117,7 @@ func (f *fixture) place(all map[string]placement) {
 				c.Name = p.claim
 			}
 			if p.node > 0 {
-				c.Annotations[kube.AnnSelectedNode] = f.nodeName(p.node - 1)
+				c.Annotations[storagehelpers.AnnSelectedNode] = f.nodeName(p.node - 1)
 			}
 		}}
 		if p.fails == nil {
@@ -149,7 +149,7 @@ func provisionerScenarioTopology(t *testing.T) {
 				f.variants(map[string]variant{
 					"immediate": {check: none},
 					"allowed":   {class: func(c *storagev1.StorageClass) { c.AllowedTopologies = allow(in(f.label("zone"), "z1")) }, check: none},
-					"late":      {class: late, claim: annotated(map[string]string{kube.AnnSelectedNode: f.nodeName(0)}), check: none},
+					"late":      {class: late, claim: annotated(map[string]string{storagehelpers.AnnSelectedNode: f.nodeName(0)}), check: none},
 				})
 			})
 		}
@@ -227,7 +227,7 @@ func provisionerScenarioTopology(t *testing.T) {
 		f.makeClass(late)
 		for i, rack := range []string{`"B"`, `"A"`} { // a new place, and that of the other node
 			claim := f.claim(func(c *corev1.PersistentVolumeClaim) {
-				c.Name, c.Annotations[kube.AnnSelectedNode] = fmt.Sprint("data-", i), f.nodeName(1)
+				c.Name, c.Annotations[storagehelpers.AnnSelectedNode] = fmt.Sprint("data-", i), f.nodeName(1)
 			})
 			f.event("ProvisioningFailed", f.nodeName(1), f.label("rack"))
 			for _, zone := range []string{`"z2"`, `"z3"`, `"z4"`, `"z5"`, `"z1"`} { // of no concern

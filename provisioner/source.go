@@ -17,7 +17,7 @@ type sourceKey struct{ Kind, Namespace, Name string }
 
 func (k sourceKey) String() string { return fmt.Sprintf("%s %s/%s", k.Kind, k.Namespace, k.Name) }
 
-func (k sourceKey) need() string { return kube.Need(k.Kind, k.Namespace, k.Name) }
+func (k sourceKey) need() string { return kube.DependencyKey(k.Kind, k.Namespace, k.Name) }
 
 // errPopulator is the source of a claim that somebody else fills.
 var errPopulator = errors.New("an external populator is expected to provide its data")

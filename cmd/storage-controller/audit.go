@@ -142,7 +142,7 @@ func (s settings) connectOnce(ctx context.Context) (*csiclient.Client, csiclient
 	return csi, driver, nil
 }
 
-func newLiveWorld(config *rest.Config, driver csiclient.Driver) (*audit.Live, error) {
+func newLiveWorld(config *rest.Config, driver csiclient.Driver) (*audit.APIReader, error) {
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return nil, fmt.Errorf("making the client: %w", err)
@@ -171,7 +171,7 @@ func (s *shared) addAudit(t *terms, lease string) error {
 	cfg.Timeout, cfg.MaxEntries = s.settings.Provisioner.Timeout, s.settings.Attacher.MaxEntries
 	cfg.Settle = min(auditSettle, interval)
 	// Only kinds that are watched anyhow: the audit makes no requests to the API server.
-	cached := audit.Cached{Volumes: s.informers.Volumes(), Claims: s.informers.Claims()}
+	cached := audit.CacheReader{Volumes: s.informers.Volumes(), Claims: s.informers.Claims()}
 	if s.driver.Controller.PublishUnpublishVolume {
 		attachments := s.informers.Attachments()
 		cached.Attachments = &attachments

@@ -49,7 +49,7 @@ func prepareNodecontroller(s *shared) error {
 		return err
 	}
 	s.nodecontroller = cfg
-	s.informers.Keep(cfg.Details())
+	s.informers.Retain(cfg.Details())
 	return cfg.Validate()
 }
 
@@ -72,16 +72,16 @@ func buildNodecontroller(ctx context.Context, s *shared, restConfig *rest.Config
 		return nil, err
 	}
 	return nodecontroller.New(s.nodecontroller, nodecontroller.Deps{
-		Driver:    s.driver.Name,
-		Client:    client,
-		Dynamic:   resources,
-		Informers: s.informers,
-		Locks:     s.locks,
-		Events:    s.events,
-		Registry:  s.registry,
-		Queues:    s.queues,
-		Urgent:    unlimited,
-		Namespace: election.Namespace(""), // not where the Leases were put by a flag
+		Driver:            s.driver.Name,
+		Client:            client,
+		Dynamic:           resources,
+		Informers:         s.informers,
+		Locks:             s.locks,
+		Events:            s.events,
+		Registry:          s.registry,
+		Queues:            s.queues,
+		UnthrottledClient: unlimited,
+		Namespace:         election.Namespace(""), // not where the Leases were put by a flag
 	})
 }
 

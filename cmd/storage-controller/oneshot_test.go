@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
+	storagehelpers "k8s.io/component-helpers/storage/volume"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/kubetest"
@@ -43,7 +44,7 @@ func TestNodecontrollerScenarioCommands(t *testing.T) {
 	}
 	node("keep")
 	node("n")
-	pv := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: ns + "-pv", Annotations: map[string]string{kube.AnnProvisionedBy: driver}}, Spec: corev1.PersistentVolumeSpec{
+	pv := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: ns + "-pv", Annotations: map[string]string{storagehelpers.AnnDynamicallyProvisioned: driver}}, Spec: corev1.PersistentVolumeSpec{
 		AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}, Capacity: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")},
 		PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimDelete,
 		PersistentVolumeSource:        corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: driver, VolumeHandle: "h"}},
@@ -85,7 +86,7 @@ func TestNodecontrollerScenarioCommands(t *testing.T) {
 		}
 		kubetest.Eventually(t, "the volume is deleted", func(ctx context.Context) error {
 			got, err := cp.Client().CoreV1().PersistentVolumes().Get(ctx, pv.Name, metav1.GetOptions{})
-			if kube.IsGone(err) || err == nil && got.DeletionTimestamp != nil {
+			if kube.IsNotFound(err) || err == nil && got.DeletionTimestamp != nil {
 				return nil
 			}
 			return fmt.Errorf("%v, %v", got, err)

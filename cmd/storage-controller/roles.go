@@ -148,24 +148,24 @@ func buildProvisioner(ctx context.Context, s *shared, restConfig *rest.Config) (
 		cfg.VolumeAttributesClass = false
 	}
 	deps := provisioner.Deps{
-		Driver:    s.driver,
-		Client:    client,
-		Urgent:    unlimited,
-		Snapshots: snapshots,
-		Metadata:  s.metadata,
-		Informers: s.informers,
-		CSI:       s.csi.Controller(),
-		Ready:     s.csi.WaitReady,
-		Events:    s.events,
-		Registry:  s.registry,
-		Queues:    s.queues,
-		Locks:     s.locks,
+		Driver:            s.driver,
+		Client:            client,
+		UnthrottledClient: unlimited,
+		Snapshots:         snapshots,
+		Metadata:          s.metadata,
+		Informers:         s.informers,
+		CSI:               s.csi.Controller(),
+		Ready:             s.csi.WaitReady,
+		Events:            s.events,
+		Registry:          s.registry,
+		Queues:            s.queues,
+		Locks:             s.locks,
 	}
 	if s.capacity != nil {
-		deps.Outcomes = s.capacity
+		deps.VolumeObserver = s.capacity
 	}
 	if s.attacher != nil {
-		deps.Releasable = s.attacher.Releasable
+		deps.RemovableFinalizers = s.attacher.RemovableFinalizers
 	}
 	if cfg.NodeDeployment {
 		node, err := s.csi.NodeInfo(ctx)

@@ -17,11 +17,12 @@ import (
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/metadata/metadatainformer"
 	"k8s.io/client-go/tools/cache"
+	storagehelpers "k8s.io/component-helpers/storage/volume"
 	"k8s.io/klog/v2"
 )
 
 // Indexes of the kinds. Objects of other drivers are in none but [ByVolume],
-// [ByNeed] and [ByNamespace].
+// [ByDependency] and [ByNamespace].
 const (
 	// ByVolume finds the VolumeAttachments, those of other drivers included, by
 	// the name of their PersistentVolume.
@@ -30,16 +31,16 @@ const (
 	// claims that wait for a volume by the name of their selected node.
 	ByNode = "node"
 	// BySelectedNode finds the claims, those of other drivers and with a volume included,
-	// by the name of their selected node. Of other drivers only [Details] keep that.
+	// by the name of their selected node. Of other drivers only [RetainedFields] keep that.
 	BySelectedNode = "selected-node"
 	// ByClass finds the claims that wait for a volume by the name of their class.
 	ByClass = "class"
-	// ByNeed finds the claims that wait for a volume, those of other drivers included,
-	// by what they need besides their class; see [Need].
-	ByNeed = "need"
-	// ByDoubt finds, by the name of the driver, the claims that are kept because it is
+	// ByDependency finds the claims that wait for a volume, those of other drivers included,
+	// by what they need besides their class; see [DependencyKey].
+	ByDependency = "need"
+	// ByProvisioningRecord finds, by the name of the driver, the claims that are kept because it is
 	// not known what became of the volume for which that was asked.
-	ByDoubt = "doubt"
+	ByProvisioningRecord = "doubt"
 	// ByClaim finds the pods that use a claim by its key, directly or as the claim of a
 	// generic ephemeral volume.
 	ByClaim = "claim"
@@ -48,20 +49,17 @@ const (
 	ByNamespace = cache.NamespaceIndex
 )
 
-// AnnSelectedNode is the node that the scheduler chose for the pod of a claim.
-const AnnSelectedNode = "volume.kubernetes.io/selected-node"
-
 // Informers watches each kind once, however many loops ask for it. A kind is
 // watched from the first call of its method on, once [Informers.Start] is
 // called; indexes belong to the kind, so that loops need not agree on who adds
 // them. The methods are not safe for use by several goroutines.
 type Informers struct {
-	driver  string
-	details *Details
-	typed   informers.SharedInformerFactory
-	meta    metadatainformer.SharedInformerFactory
-	more    []informers.SharedInformerFactory // for kinds of which only a part is watched
-	client  kubernetes.Interface
+	driver   string
+	retained *RetainedFields
+	typed    informers.SharedInformerFactory
+	meta     metadatainformer.SharedInformerFactory
+	more     []informers.SharedInformerFactory // for kinds of which only a part is watched
+	client   kubernetes.Interface
 
 	mu       sync.Mutex
 	made     map[string]cache.SharedIndexInformer // by the plural name of the kind
@@ -71,11 +69,11 @@ type Informers struct {
 
 // NewInformers makes the informers of a process for driver. Nothing is watched yet.
 func NewInformers(client kubernetes.Interface, meta metadata.Interface, driver string) *Informers {
-	details := &Details{}
+	details := &RetainedFields{}
 	trim := trim(driver, details)
 	return &Informers{
 		driver:   driver,
-		details:  details,
+		retained: details,
 		client:   client,
 		typed:    informers.NewSharedInformerFactoryWithOptions(client, 0, informers.WithTransform(trim)),
 		meta:     metadatainformer.NewSharedInformerFactoryWithOptions(meta, 0, metadatainformer.WithTransform(trim)),
@@ -85,9 +83,9 @@ func NewInformers(client kubernetes.Interface, meta metadata.Interface, driver s
 	}
 }
 
-// Keep has more kept of objects than only the names that all loops need. It must be
+// Retain has more kept of objects than only the names that all loops need. It must be
 // called before any kind is asked for.
-func (i *Informers) Keep(d Details) { *i.details = d }
+func (i *Informers) Retain(d RetainedFields) { *i.retained = d }
 
 // Start begins to watch the kinds that were asked for so far, until ctx ends.
 func (i *Informers) Start(ctx context.Context) {
@@ -108,30 +106,30 @@ func (i *Informers) Shutdown() {
 }
 
 // Claims are the PersistentVolumeClaims.
-func (i *Informers) Claims() Kind[*corev1.PersistentVolumeClaim] {
-	return make1[*corev1.PersistentVolumeClaim](i, "persistentvolumeclaims", i.typed.Core().V1().PersistentVolumeClaims().Informer, cache.Indexers{
+func (i *Informers) Claims() Informer[*corev1.PersistentVolumeClaim] {
+	return informerFor[*corev1.PersistentVolumeClaim](i, "persistentvolumeclaims", i.typed.Core().V1().PersistentVolumeClaims().Informer, cache.Indexers{
 		ByClass: index(func(pvc *corev1.PersistentVolumeClaim) string {
 			if !i.waits(pvc) {
 				return ""
 			}
-			return ClassOfClaim(pvc)
+			return storagehelpers.GetPersistentVolumeClaimClass(pvc)
 		}),
 		ByNode: index(func(pvc *corev1.PersistentVolumeClaim) string {
 			if !i.waits(pvc) {
 				return ""
 			}
-			return pvc.Annotations[AnnSelectedNode]
+			return pvc.Annotations[storagehelpers.AnnSelectedNode]
 		}),
-		BySelectedNode: index(func(pvc *corev1.PersistentVolumeClaim) string { return pvc.Annotations[AnnSelectedNode] }),
-		ByDoubt: index(func(pvc *corev1.PersistentVolumeClaim) string {
+		BySelectedNode: index(func(pvc *corev1.PersistentVolumeClaim) string { return pvc.Annotations[storagehelpers.AnnSelectedNode] }),
+		ByProvisioningRecord: index(func(pvc *corev1.PersistentVolumeClaim) string {
 			if !slices.Contains(pvc.Finalizers, ProvisioningFinalizer) || !ClaimConcerns(i.driver, pvc) {
 				return ""
 			}
 			return i.driver
 		}),
-		ByNeed: func(obj any) ([]string, error) {
+		ByDependency: func(obj any) ([]string, error) {
 			if pvc, ok := obj.(*corev1.PersistentVolumeClaim); ok && pvc.Spec.VolumeName == "" {
-				return needs(pvc), nil
+				return dependencies(pvc), nil
 			}
 			return nil, nil
 		},
@@ -143,29 +141,29 @@ func (i *Informers) waits(pvc *corev1.PersistentVolumeClaim) bool {
 }
 
 // Volumes are the PersistentVolumes.
-func (i *Informers) Volumes() Kind[*corev1.PersistentVolume] {
-	return make1[*corev1.PersistentVolume](i, "persistentvolumes", i.typed.Core().V1().PersistentVolumes().Informer, nil)
+func (i *Informers) Volumes() Informer[*corev1.PersistentVolume] {
+	return informerFor[*corev1.PersistentVolume](i, "persistentvolumes", i.typed.Core().V1().PersistentVolumes().Informer, nil)
 }
 
 // Classes are the StorageClasses.
-func (i *Informers) Classes() Kind[*storagev1.StorageClass] {
-	return make1[*storagev1.StorageClass](i, "storageclasses", i.typed.Storage().V1().StorageClasses().Informer, nil)
+func (i *Informers) Classes() Informer[*storagev1.StorageClass] {
+	return informerFor[*storagev1.StorageClass](i, "storageclasses", i.typed.Storage().V1().StorageClasses().Informer, nil)
 }
 
 // CSINodes hold the topology keys and the node ID of the driver on a node.
 // Entries of other drivers are trimmed.
-func (i *Informers) CSINodes() Kind[*storagev1.CSINode] {
-	return make1[*storagev1.CSINode](i, "csinodes", i.typed.Storage().V1().CSINodes().Informer, nil)
+func (i *Informers) CSINodes() Informer[*storagev1.CSINode] {
+	return informerFor[*storagev1.CSINode](i, "csinodes", i.typed.Storage().V1().CSINodes().Informer, nil)
 }
 
 // Drivers are the CSIDrivers.
-func (i *Informers) Drivers() Kind[*storagev1.CSIDriver] {
-	return make1[*storagev1.CSIDriver](i, "csidrivers", i.typed.Storage().V1().CSIDrivers().Informer, nil)
+func (i *Informers) Drivers() Informer[*storagev1.CSIDriver] {
+	return informerFor[*storagev1.CSIDriver](i, "csidrivers", i.typed.Storage().V1().CSIDrivers().Informer, nil)
 }
 
 // Attachments are the VolumeAttachments.
-func (i *Informers) Attachments() Kind[*storagev1.VolumeAttachment] {
-	return make1[*storagev1.VolumeAttachment](i, "volumeattachments", i.typed.Storage().V1().VolumeAttachments().Informer, cache.Indexers{
+func (i *Informers) Attachments() Informer[*storagev1.VolumeAttachment] {
+	return informerFor[*storagev1.VolumeAttachment](i, "volumeattachments", i.typed.Storage().V1().VolumeAttachments().Informer, cache.Indexers{
 		ByVolume: index(func(va *storagev1.VolumeAttachment) string {
 			if name := va.Spec.Source.PersistentVolumeName; name != nil {
 				return *name
@@ -183,28 +181,28 @@ func (i *Informers) Attachments() Kind[*storagev1.VolumeAttachment] {
 
 // Nodes are what topology needs of the nodes: names, labels and whether they are being
 // deleted. They are watched as metadata only, so that a heartbeat of a kubelet costs a
-// few hundred bytes, unless [Details] ask for more.
-func (i *Informers) Nodes() Kind[metav1.Object] {
-	if i.details.Nodes {
-		return Kind[metav1.Object]{i.FullNodes().informer}
+// few hundred bytes, unless [RetainedFields] ask for more.
+func (i *Informers) Nodes() Informer[metav1.Object] {
+	if i.retained.Nodes {
+		return Informer[metav1.Object]{i.FullNodes().informer}
 	}
 	get := i.meta.ForResource(corev1.SchemeGroupVersion.WithResource("nodes"))
-	return make1[metav1.Object](i, "nodes", get.Informer, nil)
+	return informerFor[metav1.Object](i, "nodes", get.Informer, nil)
 }
 
-// FullNodes are the nodes with everything that [Details] name. They can be had only if
+// FullNodes are the nodes with everything that [RetainedFields] name. They can be had only if
 // those ask for nodes.
-func (i *Informers) FullNodes() Kind[*corev1.Node] {
-	if !i.details.Nodes {
+func (i *Informers) FullNodes() Informer[*corev1.Node] {
+	if !i.retained.Nodes {
 		panic("nodes are watched as metadata only") // a second watch of the kind: a mistake of the caller
 	}
-	return make1[*corev1.Node](i, "nodes", i.typed.Core().V1().Nodes().Informer, nil)
+	return informerFor[*corev1.Node](i, "nodes", i.typed.Core().V1().Nodes().Informer, nil)
 }
 
 // Capacities are the CSIStorageCapacity objects in namespace that have labels. With beta
 // the API server is asked for v1beta1 of them. Only one namespace and one set of labels
 // can be watched.
-func (i *Informers) Capacities(namespace string, labels map[string]string, beta bool) Kind[*storagev1.CSIStorageCapacity] {
+func (i *Informers) Capacities(namespace string, labels map[string]string, beta bool) Informer[*storagev1.CSIStorageCapacity] {
 	factory := informers.NewSharedInformerFactoryWithOptions(i.client, 0, informers.WithNamespace(namespace), informers.WithTransform(trimCapacity),
 		informers.WithTweakListOptions(func(o *metav1.ListOptions) {
 			o.LabelSelector = metav1.FormatLabelSelector(&metav1.LabelSelector{MatchLabels: labels})
@@ -214,12 +212,12 @@ func (i *Informers) Capacities(namespace string, labels map[string]string, beta 
 	if beta {
 		get = factory.Storage().V1beta1().CSIStorageCapacities().Informer
 	}
-	return make1[*storagev1.CSIStorageCapacity](i, "csistoragecapacities", get, nil)
+	return informerFor[*storagev1.CSIStorageCapacity](i, "csistoragecapacities", get, nil)
 }
 
 // Pods are all pods of the cluster, with what tells how they use their claims.
-func (i *Informers) Pods() Kind[*corev1.Pod] {
-	return make1[*corev1.Pod](i, "pods", i.typed.Core().V1().Pods().Informer, cache.Indexers{
+func (i *Informers) Pods() Informer[*corev1.Pod] {
+	return informerFor[*corev1.Pod](i, "pods", i.typed.Core().V1().Pods().Informer, cache.Indexers{
 		ByClaim: func(obj any) ([]string, error) {
 			if pod, ok := obj.(*corev1.Pod); ok {
 				return ClaimsOfPod(pod), nil
@@ -250,20 +248,20 @@ func ClaimsOfPod(pod *corev1.Pod) []string {
 
 // PodsIfAllowed is [Informers.Pods] for who waits for their first list alone, if need be
 // until the process has the permission for it.
-func (i *Informers) PodsIfAllowed() Kind[*corev1.Pod] { return ifAllowed(i, "pods", i.Pods) }
+func (i *Informers) PodsIfAllowed() Informer[*corev1.Pod] { return ifAllowed(i, "pods", i.Pods) }
 
 // AttachmentsIfAllowed is [Informers.Attachments] likewise.
-func (i *Informers) AttachmentsIfAllowed() Kind[*storagev1.VolumeAttachment] {
+func (i *Informers) AttachmentsIfAllowed() Informer[*storagev1.VolumeAttachment] {
 	return ifAllowed(i, "volumeattachments", i.Attachments)
 }
 
 // DriversIfAllowed is [Informers.Drivers] likewise.
-func (i *Informers) DriversIfAllowed() Kind[*storagev1.CSIDriver] {
+func (i *Informers) DriversIfAllowed() Informer[*storagev1.CSIDriver] {
 	return ifAllowed(i, "csidrivers", i.Drivers)
 }
 
 // ifAllowed leaves it to all others whether the process has to have kind.
-func ifAllowed[T metav1.Object](i *Informers, kind string, get func() Kind[T]) Kind[T] {
+func ifAllowed[T metav1.Object](i *Informers, kind string, get func() Informer[T]) Informer[T] {
 	i.mu.Lock()
 	needed := i.needed[kind]
 	i.mu.Unlock()
@@ -315,13 +313,13 @@ func (i *Informers) Synced() error {
 	return fmt.Errorf("waiting for the first list of %s", strings.Join(missing, ", "))
 }
 
-// make1 is the view on the informer of a kind, set up when it is asked for the first time.
-func make1[T metav1.Object](i *Informers, kind string, get func() cache.SharedIndexInformer, indexers cache.Indexers) Kind[T] {
+// informerFor is the view on the informer of a kind, set up when it is asked for the first time.
+func informerFor[T metav1.Object](i *Informers, kind string, get func() cache.SharedIndexInformer, indexers cache.Indexers) Informer[T] {
 	i.mu.Lock() // metrics and probes ask while the loops are built
 	defer i.mu.Unlock()
 	i.needed[kind] = true
 	if made, ok := i.made[kind]; ok {
-		return Kind[T]{made}
+		return Informer[T]{made}
 	}
 	informer := get()
 	if err := informer.AddIndexers(indexers); err != nil {
@@ -343,7 +341,7 @@ func make1[T metav1.Object](i *Informers, kind string, get func() cache.SharedIn
 		panic(fmt.Sprintf("error handler of %s: %v", kind, err)) // already started: a mistake of the caller
 	}
 	i.made[kind] = informer
-	return Kind[T]{informer}
+	return Informer[T]{informer}
 }
 
 // index turns a function that names the one value of an object into a client-go

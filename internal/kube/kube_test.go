@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/metadata"
+	storagehelpers "k8s.io/component-helpers/storage/volume"
 	"k8s.io/utils/ptr"
 
 	"github.com/storage-controller/storage-controller/internal/kubetest"
@@ -59,16 +60,16 @@ func TestTrim(t *testing.T) {
 	}
 	tests := map[string]struct{ in, want any }{
 		"our volume": {&corev1.PersistentVolume{ObjectMeta: with(nil), Spec: volume(driver)}, &corev1.PersistentVolume{ObjectMeta: whole(nil), Spec: volume(driver)}},
-		"volume that we provisioned": {&corev1.PersistentVolume{ObjectMeta: with(map[string]string{AnnProvisionedBy: driver}), Spec: volume("other")},
-			&corev1.PersistentVolume{ObjectMeta: whole(map[string]string{AnnProvisionedBy: driver}), Spec: volume("other")}},
+		"volume that we provisioned": {&corev1.PersistentVolume{ObjectMeta: with(map[string]string{storagehelpers.AnnDynamicallyProvisioned: driver}), Spec: volume("other")},
+			&corev1.PersistentVolume{ObjectMeta: whole(map[string]string{storagehelpers.AnnDynamicallyProvisioned: driver}), Spec: volume("other")}},
 		"volume of another driver": {&corev1.PersistentVolume{ObjectMeta: with(nil), Spec: volume("other"), Status: corev1.PersistentVolumeStatus{Phase: corev1.VolumeBound, Message: "m"}},
 			&corev1.PersistentVolume{ObjectMeta: stubbed, Status: corev1.PersistentVolumeStatus{Phase: corev1.VolumeBound}, Spec: corev1.PersistentVolumeSpec{
 				ClaimRef:               &corev1.ObjectReference{Namespace: "n", Name: "c", UID: "cu"},
 				PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: "other"}}}}},
 		"volume of a built-in plugin": {&corev1.PersistentVolume{ObjectMeta: with(nil), Spec: corev1.PersistentVolumeSpec{PersistentVolumeSource: corev1.PersistentVolumeSource{GCEPersistentDisk: &corev1.GCEPersistentDiskVolumeSource{PDName: "d"}}}},
 			&corev1.PersistentVolume{ObjectMeta: whole(nil), Spec: corev1.PersistentVolumeSpec{PersistentVolumeSource: corev1.PersistentVolumeSource{GCEPersistentDisk: &corev1.GCEPersistentDiskVolumeSource{PDName: "d"}}}}},
-		"our claim": {&corev1.PersistentVolumeClaim{ObjectMeta: with(map[string]string{AnnStorageProvisioner: driver})}, &corev1.PersistentVolumeClaim{ObjectMeta: whole(map[string]string{AnnStorageProvisioner: driver})}},
-		"claim of another driver": {&corev1.PersistentVolumeClaim{ObjectMeta: with(map[string]string{AnnStorageProvisioner: "other", AnnBetaStorageProvisioner: driver}),
+		"our claim": {&corev1.PersistentVolumeClaim{ObjectMeta: with(map[string]string{storagehelpers.AnnStorageProvisioner: driver})}, &corev1.PersistentVolumeClaim{ObjectMeta: whole(map[string]string{storagehelpers.AnnStorageProvisioner: driver})}},
+		"claim of another driver": {&corev1.PersistentVolumeClaim{ObjectMeta: with(map[string]string{storagehelpers.AnnStorageProvisioner: "other", storagehelpers.AnnBetaStorageProvisioner: driver}),
 			Spec: corev1.PersistentVolumeClaimSpec{VolumeName: "v", StorageClassName: ptr.To("c"), AccessModes: []corev1.PersistentVolumeAccessMode{"RWO"}}},
 			&corev1.PersistentVolumeClaim{ObjectMeta: stubbed, Spec: corev1.PersistentVolumeClaimSpec{VolumeName: "v", StorageClassName: ptr.To("c")}}},
 		"claim of another driver that waits": {&corev1.PersistentVolumeClaim{ObjectMeta: deleted(with(nil)), Spec: corev1.PersistentVolumeClaimSpec{DataSourceRef: &corev1.TypedObjectReference{Name: "s"}}},
@@ -125,11 +126,11 @@ func TestMetaChange(t *testing.T) {
 			if diff := cmp.Diff(want, string(got)); diff != "" {
 				t.Error(diff)
 			}
-			if tt.change.Made(tt.object) != (tt.want == "") {
+			if tt.change.AppliedTo(tt.object) != (tt.want == "") {
 				t.Error("Made says otherwise")
 			}
 			tt.change.Apply(tt.object)
-			if !tt.change.Made(tt.object) {
+			if !tt.change.AppliedTo(tt.object) {
 				t.Errorf("not made by Apply: %+v", tt.object.ObjectMeta)
 			}
 		})
@@ -163,7 +164,7 @@ func TestChangeAtTheAPIServer(t *testing.T) {
 		c, pv := live(t, nil)
 		mark, _ := c.AuditMark()
 		got, err := Change(t.Context(), c.Client().CoreV1().PersistentVolumes(), pv, add)
-		if err != nil || !add.Made(got) || len(got.Finalizers) != 3 { // and pv-protection
+		if err != nil || !add.AppliedTo(got) || len(got.Finalizers) != 3 { // and pv-protection
 			t.Fatalf("%v: %v", err, got.ObjectMeta)
 		}
 		if _, err := Change(t.Context(), c.Client().CoreV1().PersistentVolumes(), got, add); err != nil {
@@ -190,7 +191,7 @@ func TestChangeAtTheAPIServer(t *testing.T) {
 			t.Fatal(err)
 		}
 		got, err := Change(t.Context(), volumes, pv, add) // with the old state
-		if err != nil || strings.Contains(fmt.Sprint(got.Finalizers), "theirs") || !strings.Contains(fmt.Sprint(got.Finalizers), "new") || !add.Made(got) {
+		if err != nil || strings.Contains(fmt.Sprint(got.Finalizers), "theirs") || !strings.Contains(fmt.Sprint(got.Finalizers), "new") || !add.AppliedTo(got) {
 			t.Errorf("%v: %v", err, got.Finalizers)
 		}
 	})
@@ -213,7 +214,7 @@ func TestChangeAtTheAPIServer(t *testing.T) {
 		c, pv := live(t, nil)
 		client := restricted(t, c, []string{"get", "update"})
 		got, err := Change(t.Context(), client.CoreV1().PersistentVolumes(), pv, add)
-		if err != nil || !add.Made(got) {
+		if err != nil || !add.AppliedTo(got) {
 			t.Errorf("%v: %v", err, got.ObjectMeta)
 		}
 	})
@@ -267,7 +268,7 @@ func TestOwnWritesAreSeenAtOnce(t *testing.T) {
 	c, pv := live(t, nil)
 	informers := informersFor(t, c, c.Client())
 	volumes := informers.Volumes()
-	own, err := NewOwn(volumes)
+	own, err := NewMutationCache(volumes)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -284,7 +285,7 @@ func TestOwnWritesAreSeenAtOnce(t *testing.T) {
 			t.Fatal("gone")
 		}
 		changed, err := Change(t.Context(), client, got, change)
-		if err := own.Note(got, changed, err); err != nil {
+		if err := own.RecordWrite(got, changed, err); err != nil {
 			t.Fatal(err)
 		}
 		if seen, _ := own.Get(pv.Name); seen.Annotations["n"] != fmt.Sprint(i) {
@@ -303,7 +304,7 @@ func TestOwnWritesAreSeenAtOnce(t *testing.T) {
 	})
 	got, _ := own.Get(pv.Name)
 	changed, err := Change(t.Context(), client, got, MetaChange{RemoveFinalizers: got.Finalizers})
-	if err := own.Note(got, changed, err); err != nil {
+	if err := own.RecordWrite(got, changed, err); err != nil {
 		t.Fatal(err)
 	}
 	if got, ok := own.Get(pv.Name); ok {
@@ -351,7 +352,7 @@ func TestIndexes(t *testing.T) {
 	i := &Informers{driver: driver}
 	claim := func(change func(*corev1.PersistentVolumeClaim)) *corev1.PersistentVolumeClaim {
 		pvc := &corev1.PersistentVolumeClaim{Spec: corev1.PersistentVolumeClaimSpec{StorageClassName: ptr.To("c")}}
-		pvc.Annotations = map[string]string{AnnStorageProvisioner: driver}
+		pvc.Annotations = map[string]string{storagehelpers.AnnStorageProvisioner: driver}
 		change(pvc)
 		return pvc
 	}
@@ -362,7 +363,9 @@ func TestIndexes(t *testing.T) {
 		"waits":             {claim(func(*corev1.PersistentVolumeClaim) {}), true},
 		"bound":             {claim(func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeName = "v" }), false},
 		"of another driver": {claim(func(c *corev1.PersistentVolumeClaim) { c.Annotations = nil }), false},
-		"migrated to ours":  {claim(func(c *corev1.PersistentVolumeClaim) { c.Annotations = map[string]string{AnnMigratedTo: driver} }), true},
+		"migrated to ours": {claim(func(c *corev1.PersistentVolumeClaim) {
+			c.Annotations = map[string]string{storagehelpers.AnnMigratedTo: driver}
+		}), true},
 	} {
 		if got := i.waits(tt.claim); got != tt.want {
 			t.Errorf("%s: %t", name, got)
@@ -407,7 +410,7 @@ func TestIsGone(t *testing.T) {
 		"a proxy":              {apierrors.NewGenericServerResponse(http.StatusNotFound, "get", resource, "pv", "<html>", 0, true), false},
 		"something else":       {apierrors.NewConflict(resource, "pv", nil), false},
 	} {
-		if got := IsGone(tt.err); got != tt.want {
+		if got := IsNotFound(tt.err); got != tt.want {
 			t.Errorf("%s: %t", name, got)
 		}
 	}

@@ -19,7 +19,7 @@ import (
 // depends on it works without, if less promptly. The zero value has no objects.
 type Optional struct {
 	mu   sync.Mutex
-	kind *Kind[*metav1.PartialObjectMetadata] // nil: not available so far
+	kind *Informer[*metav1.PartialObjectMetadata] // nil: not available so far
 }
 
 // optionalRetry is the time between two looks whether a kind can be watched.
@@ -51,7 +51,7 @@ func (o *Optional) Run(ctx context.Context, client metadata.Interface, resource 
 
 func (o *Optional) watch(ctx context.Context, client metadata.Interface, resource schema.GroupVersionResource, h Handlers[*metav1.PartialObjectMetadata]) {
 	informer := metadatainformer.NewFilteredMetadataInformer(client, resource, metav1.NamespaceAll, 0, cache.Indexers{}, nil).Informer()
-	kind := Kind[*metav1.PartialObjectMetadata]{informer}
+	kind := Informer[*metav1.PartialObjectMetadata]{informer}
 	if err := informer.SetTransform(Trim("")); err != nil {
 		panic("transform of " + resource.Resource + ": " + err.Error()) // already started: a mistake in this file
 	}

@@ -192,7 +192,7 @@ func readAgain[T metav1.Object](ctx context.Context, w Writer[T], obj T) (T, err
 	return live, err
 }
 
-// Made tells whether obj is as c would make it.
-func (c MetaChange) Made(obj metav1.Object) bool {
+// AppliedTo tells whether obj is as c would make it.
+func (c MetaChange) AppliedTo(obj metav1.Object) bool {
 	return len(c.finalizerOps(obj.GetFinalizers())) == 0 && len(c.annotationOps(obj.GetAnnotations())) == 0
 }

@@ -13,7 +13,7 @@ type Registrations struct {
 	err     error
 }
 
-// Add takes what [Kind.Handle] returns.
+// Add takes what [Informer.Handle] returns.
 func (r *Registrations) Add(registration Registration, err error) {
 	r.AddUnawaited(registration, err)
 	if err == nil {

@@ -9,24 +9,16 @@ import (
 	storagev1beta1 "k8s.io/api/storage/v1beta1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
+	storagehelpers "k8s.io/component-helpers/storage/volume"
 )
 
-// Annotations by which an object says which driver it belongs to, and what else
-// tells whether an object concerns a driver.
 const (
-	AnnStorageProvisioner     = "volume.kubernetes.io/storage-provisioner"
-	AnnBetaStorageProvisioner = "volume.beta.kubernetes.io/storage-provisioner"
-	AnnMigratedTo             = "pv.kubernetes.io/migrated-to"
-	AnnProvisionedBy          = "pv.kubernetes.io/provisioned-by"
-	// CloningProtection is the finalizer that keeps a claim while others are cloned from it.
+	// CloningProtection is the finalizer that keeps a PVC while other PVCs are cloned from it.
 	CloningProtection = "provisioner.storage.kubernetes.io/cloning-protection"
-	// ProvisioningFinalizer keeps a claim while its volume may be coming into being, and
-	// AnnProvisioningRequest says what was asked of which driver.
-	ProvisioningFinalizer  = "storage-controller.io/provisioning"
+	// ProvisioningFinalizer keeps a PVC while the outcome of CreateVolume for it is unknown.
+	ProvisioningFinalizer = "storage-controller.io/provisioning"
+	// AnnProvisioningRequest records which CreateVolume request was sent to which driver.
 	AnnProvisioningRequest = "storage-controller.io/provisioning-request"
-	// AnnBetaStorageClass names the class of a claim or volume; where present
-	// it wins over the field.
-	AnnBetaStorageClass = "volume.beta.kubernetes.io/storage-class"
 )
 
 // Trim returns the transform of the informers: what no loop reads is dropped
@@ -34,11 +26,11 @@ const (
 // stub, so that memory follows the volumes of driver and not those of the
 // cluster. What was trimmed is never written back: writes are patches, or start
 // from a live read.
-func Trim(driver string) cache.TransformFunc { return trim(driver, &Details{}) }
+func Trim(driver string) cache.TransformFunc { return trim(driver, &RetainedFields{}) }
 
-// Details is what the node controller needs of objects that the other loops do not.
+// RetainedFields is what the node controller needs of objects that the other loops do not.
 // A process that does not run it keeps less.
-type Details struct {
+type RetainedFields struct {
 	// Nodes keeps the annotations, taints, host names, machine IDs and the Ready condition of nodes.
 	Nodes bool
 	// Claims keeps of the claims of other drivers what tells how they are bound and
@@ -51,7 +43,7 @@ type Details struct {
 }
 
 // trim reads details when it is called, not when it is made.
-func trim(driver string, details *Details) cache.TransformFunc {
+func trim(driver string, details *RetainedFields) cache.TransformFunc {
 	return func(obj any) (any, error) {
 		switch o := obj.(type) {
 		case *corev1.PersistentVolume:
@@ -114,8 +106,8 @@ func trimVolume(driver string, pv *corev1.PersistentVolume) *corev1.PersistentVo
 func volumeConcerns(driver string, pv *corev1.PersistentVolume) bool {
 	switch {
 	case pv.Spec.CSI != nil && pv.Spec.CSI.Driver == driver,
-		pv.Annotations[AnnProvisionedBy] == driver,
-		pv.Annotations[AnnMigratedTo] == driver:
+		pv.Annotations[storagehelpers.AnnDynamicallyProvisioned] == driver,
+		pv.Annotations[storagehelpers.AnnMigratedTo] == driver:
 		return true
 	}
 	s := pv.Spec.PersistentVolumeSource
@@ -123,7 +115,7 @@ func volumeConcerns(driver string, pv *corev1.PersistentVolume) bool {
 		s.AzureDisk != nil || s.AzureFile != nil || s.VsphereVolume != nil || s.PortworxVolume != nil
 }
 
-func trimClaim(driver string, pvc *corev1.PersistentVolumeClaim, details *Details) *corev1.PersistentVolumeClaim {
+func trimClaim(driver string, pvc *corev1.PersistentVolumeClaim, details *RetainedFields) *corev1.PersistentVolumeClaim {
 	// Without an owner a claim may still become one of ours, by an update that
 	// brings the whole object again; until then a stub of it is enough.
 	if ClaimConcerns(driver, pvc) {
@@ -142,7 +134,7 @@ func trimClaim(driver string, pvc *corev1.PersistentVolumeClaim, details *Detail
 	}
 	if details.Claims {
 		s.Finalizers, s.DeletionTimestamp, s.OwnerReferences = pvc.Finalizers, pvc.DeletionTimestamp, pvc.OwnerReferences
-		s.Annotations = only(pvc.Annotations, append([]string{AnnSelectedNode, AnnBetaStorageClass}, details.ClaimAnnotations...)...)
+		s.Annotations = only(pvc.Annotations, append([]string{storagehelpers.AnnSelectedNode, corev1.BetaStorageClassAnnotation}, details.ClaimAnnotations...)...)
 		if size, ok := pvc.Spec.Resources.Requests[corev1.ResourceStorage]; ok {
 			s.Spec.Resources.Requests = corev1.ResourceList{corev1.ResourceStorage: size}
 		}
@@ -234,9 +226,9 @@ func CapacityFromBeta(obj *storagev1beta1.CSIStorageCapacity) *storagev1.CSIStor
 	}
 }
 
-// InDoubt tells whether driver was asked for a volume for pvc, and it is not known what
+// HasProvisioningRecord tells whether driver was asked for a volume for pvc, and it is not known what
 // became of that, whoever is asked to provision it now.
-func InDoubt(driver string, pvc *corev1.PersistentVolumeClaim) bool {
+func HasProvisioningRecord(driver string, pvc *corev1.PersistentVolumeClaim) bool {
 	if !slices.Contains(pvc.Finalizers, ProvisioningFinalizer) {
 		return false
 	}
@@ -246,20 +238,9 @@ func InDoubt(driver string, pvc *corev1.PersistentVolumeClaim) bool {
 
 // ClaimConcerns tells whether pvc is one that driver is asked to provision, or was.
 func ClaimConcerns(driver string, pvc *corev1.PersistentVolumeClaim) bool {
-	owner, ok := pvc.Annotations[AnnStorageProvisioner]
+	owner, ok := pvc.Annotations[storagehelpers.AnnStorageProvisioner]
 	if !ok {
-		owner = pvc.Annotations[AnnBetaStorageProvisioner]
+		owner = pvc.Annotations[storagehelpers.AnnBetaStorageProvisioner]
 	}
-	return owner == driver || pvc.Annotations[AnnMigratedTo] == driver || InDoubt(driver, pvc)
-}
-
-// ClassOfClaim is the name of the class of pvc, "" without one.
-func ClassOfClaim(pvc *corev1.PersistentVolumeClaim) string {
-	if name, ok := pvc.Annotations[AnnBetaStorageClass]; ok {
-		return name
-	}
-	if pvc.Spec.StorageClassName != nil {
-		return *pvc.Spec.StorageClassName
-	}
-	return ""
+	return owner == driver || pvc.Annotations[storagehelpers.AnnMigratedTo] == driver || HasProvisioningRecord(driver, pvc)
 }

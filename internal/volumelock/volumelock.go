@@ -17,9 +17,9 @@ type state struct {
 	alone chan struct{} // closed at the end of the time alone; nil: nobody has it alone
 }
 
-// Call takes handle for a call of the driver, any number of which may run at the same
+// Share takes handle for a call of the driver, any number of which may run at the same
 // time, after whoever has it alone. The result gives it back.
-func (l *Locks) Call(handle string) (done func()) {
+func (l *Locks) Share(handle string) (done func()) {
 	if l == nil {
 		return func() {}
 	}
@@ -37,8 +37,8 @@ func (l *Locks) Call(handle string) (done func()) {
 	}
 }
 
-// TryAlone takes handle while nobody else has it; false when somebody has.
-func (l *Locks) TryAlone(handle string) (done func(), ok bool) {
+// TryExclusive takes handle while nobody else has it; false when somebody has.
+func (l *Locks) TryExclusive(handle string) (done func(), ok bool) {
 	if l == nil {
 		return func() {}, true
 	}

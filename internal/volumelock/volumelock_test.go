@@ -8,25 +8,25 @@ import (
 
 func TestCallsShareAndOneIsAlone(t *testing.T) {
 	var l Locks
-	first, second := l.Call("v"), l.Call("v")
-	if _, ok := l.TryAlone("v"); ok {
+	first, second := l.Share("v"), l.Share("v")
+	if _, ok := l.TryExclusive("v"); ok {
 		t.Error("alone during a call")
 	}
-	if done, ok := l.TryAlone("w"); !ok {
+	if done, ok := l.TryExclusive("w"); !ok {
 		t.Error("another volume is refused")
 	} else {
 		done()
 	}
 	first()
-	if _, ok := l.TryAlone("v"); ok {
+	if _, ok := l.TryExclusive("v"); ok {
 		t.Error("alone during the second call")
 	}
 	second()
-	done, ok := l.TryAlone("v")
+	done, ok := l.TryExclusive("v")
 	if !ok {
 		t.Fatal("refused after the calls")
 	}
-	if _, again := l.TryAlone("v"); again {
+	if _, again := l.TryExclusive("v"); again {
 		t.Error("two are alone")
 	}
 	done()
@@ -38,10 +38,10 @@ func TestCallsShareAndOneIsAlone(t *testing.T) {
 func TestCallWaitsForWhoIsAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var l Locks
-		done, _ := l.TryAlone("v")
+		done, _ := l.TryExclusive("v")
 		var wg sync.WaitGroup
 		called := false
-		wg.Go(func() { l.Call("v")(); called = true })
+		wg.Go(func() { l.Share("v")(); called = true })
 		synctest.Wait()
 		if called {
 			t.Error("a call ran beside")
@@ -56,8 +56,8 @@ func TestCallWaitsForWhoIsAlone(t *testing.T) {
 
 func TestNilNeverRefuses(t *testing.T) {
 	var l *Locks
-	l.Call("v")()
-	if done, ok := l.TryAlone("v"); !ok {
+	l.Share("v")()
+	if done, ok := l.TryExclusive("v"); !ok {
 		t.Error("refused")
 	} else {
 		done()

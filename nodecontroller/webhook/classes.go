@@ -7,8 +7,6 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/validation"
-
-	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
 // Annotations of the class that claims without one get.
@@ -97,7 +95,7 @@ func (c classes) missing(name *string) string {
 
 // className is what a claim, or the template of one, says about its class.
 func className(annotations map[string]string, field *string) *string {
-	if name, ok := annotations[kube.AnnBetaStorageClass]; ok {
+	if name, ok := annotations[corev1.BetaStorageClassAnnotation]; ok {
 		return &name
 	}
 	return field

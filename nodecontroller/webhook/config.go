@@ -66,10 +66,10 @@ const (
 type Deps struct {
 	// Client makes the live reads. A pod waits for them: it should have no rate limit.
 	Client kubernetes.Interface
-	// Claims must be kept as [kube.Details] with Claims says: a claim of the driver
+	// Claims must be kept as [kube.RetainedFields] with Claims says: a claim of the driver
 	// that waits for its first consumer does not yet say whose it is.
-	Claims   kube.Kind[*corev1.PersistentVolumeClaim]
-	Classes  kube.Kind[*storagev1.StorageClass]
+	Claims   kube.Informer[*corev1.PersistentVolumeClaim]
+	Classes  kube.Informer[*storagev1.StorageClass]
 	Registry prometheus.Registerer
 }
 

@@ -121,7 +121,7 @@ func (f *fixture) start() {
 	meta, err := metadata.NewForConfig(watch)
 	f.must(err)
 	informers := kube.NewInformers(watcher, meta, f.cfg.Driver)
-	informers.Keep(kube.Details{Claims: true})
+	informers.Retain(kube.RetainedFields{Claims: true})
 	f.reg = prometheus.NewRegistry()
 	f.s, err = New(f.cfg, Deps{Client: client, Claims: informers.Claims(), Classes: informers.Classes(), Registry: f.reg})
 	f.must(err)

@@ -29,7 +29,7 @@ const (
 // newer is in etcd: where objects of any kind are written all the time, it finds out only
 // ten times a second. More claims than that are listed, if the namespace is not much larger.
 func (s *Server) readClaims(ctx context.Context, namespace string, names []string, facts map[string]claimFact) error {
-	if len(names) > maxReads && len(s.deps.Claims.Select(kube.ByNamespace, namespace)) <= 10*len(names) {
+	if len(names) > maxReads && len(s.deps.Claims.ByIndex(kube.ByNamespace, namespace)) <= 10*len(names) {
 		return s.listClaims(ctx, namespace, facts)
 	}
 	return s.getClaims(ctx, namespace, names, facts)

@@ -20,6 +20,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
+	storagehelpers "k8s.io/component-helpers/storage/volume"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/yaml"
 
@@ -357,7 +358,7 @@ func (e *env) onNode(name, class, key, zone string, finalizers ...string) {
 	claim.Finalizers, claim.Spec.VolumeName = finalizers, e.ns+"-"+name
 	e.make(claim)
 	_, err := e.client.CoreV1().PersistentVolumes().Create(e.t.Context(), &corev1.PersistentVolume{
-		ObjectMeta: metav1.ObjectMeta{Name: e.ns + "-" + name, Annotations: map[string]string{kube.AnnProvisionedBy: e.plugin.Name()}},
+		ObjectMeta: metav1.ObjectMeta{Name: e.ns + "-" + name, Annotations: map[string]string{storagehelpers.AnnDynamicallyProvisioned: e.plugin.Name()}},
 		Spec: corev1.PersistentVolumeSpec{
 			Capacity: claim.Spec.Resources.Requests, AccessModes: claim.Spec.AccessModes, StorageClassName: class,
 			PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimDelete,

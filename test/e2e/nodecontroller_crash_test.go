@@ -12,8 +12,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	storagehelpers "k8s.io/component-helpers/storage/volume"
 
-	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/kubetest"
 )
 
@@ -60,7 +60,7 @@ func (s *cleanup) bind() {
 	s.must(err)
 	_, err = s.client.CoreV1().PersistentVolumes().Create(s.t.Context(), &corev1.PersistentVolume{
 		ObjectMeta: metav1.ObjectMeta{
-			Name: s.volume, Annotations: map[string]string{kube.AnnProvisionedBy: s.plugin.Name()},
+			Name: s.volume, Annotations: map[string]string{storagehelpers.AnnDynamicallyProvisioned: s.plugin.Name()},
 			Finalizers: []string{"external-provisioner.volume.kubernetes.io/finalizer", "external-attacher/" + strings.ReplaceAll(s.plugin.Name(), ".", "-")},
 		},
 		Spec: corev1.PersistentVolumeSpec{

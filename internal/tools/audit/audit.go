@@ -55,7 +55,7 @@ type Auditor struct {
 	Driver csiclient.Driver
 	CSI    Lister
 	// World reads what the API server knows.
-	World func(context.Context) (World, error)
+	World func(context.Context) (ClusterState, error)
 }
 
 // Audit is what differs in two looks, and what is stuck. The second look is left out

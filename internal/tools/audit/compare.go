@@ -16,9 +16,9 @@ import (
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
-// World is what the API server knows. Objects of other drivers may be among them, also as
+// ClusterState is what the API server knows. Objects of other drivers may be among them, also as
 // stubs.
-type World struct {
+type ClusterState struct {
 	Volumes     []*corev1.PersistentVolume
 	Attachments []*storagev1.VolumeAttachment
 	Claims      []*corev1.PersistentVolumeClaim
@@ -45,7 +45,7 @@ const annNodeID = "csi.alpha.kubernetes.io/node-id"
 // comparison is of one driver.
 type comparison struct {
 	driver     string
-	world      World
+	world      ClusterState
 	listed     Listed
 	stuckAfter time.Duration
 	now        time.Time
@@ -128,7 +128,7 @@ func described(pv *corev1.PersistentVolume) string {
 func (c comparison) doubts() string {
 	n := 0
 	for _, pvc := range c.world.Claims {
-		if kube.InDoubt(c.driver, pvc) {
+		if kube.HasProvisioningRecord(c.driver, pvc) {
 			n++
 		}
 	}

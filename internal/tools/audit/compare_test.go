@@ -11,8 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
-	"github.com/storage-controller/storage-controller/internal/kube"
+	storagehelpers "k8s.io/component-helpers/storage/volume"
 )
 
 const driver = "drv.example.com"
@@ -49,37 +48,37 @@ func TestFindings(t *testing.T) {
 	foreign := attachment("a", "pv", "n", true)
 	foreign.Spec.Attacher = "other.example.com"
 	for name, c := range map[string]struct {
-		world  World
+		world  ClusterState
 		listed map[string][]string
 		silent bool // the driver does not say where volumes are published
 		want   []string
 	}{
-		"nothing at all":            {World{}, map[string][]string{}, false, nil},
-		"a volume and its PV":       {World{Volumes: []*corev1.PersistentVolume{pv}}, map[string][]string{"v": {}}, false, nil},
-		"a volume of nobody":        {World{}, map[string][]string{"v": {}}, false, []string{"volume_without_pv v"}},
-		"a handle of other drivers": {World{Volumes: []*corev1.PersistentVolume{volume("pv", "other.example.com", "v")}}, map[string][]string{"v": {}}, false, []string{"volume_without_pv v"}},
-		"a PV of nothing":           {World{Volumes: []*corev1.PersistentVolume{pv}}, map[string][]string{}, false, []string{"pv_without_volume PersistentVolume pv v"}},
-		"a driver that lists none":  {World{Volumes: []*corev1.PersistentVolume{pv}}, nil, false, nil},
-		"a stub of another driver":  {World{Volumes: []*corev1.PersistentVolume{volume("pv", "other.example.com", "")}}, map[string][]string{}, false, nil},
-		"attached and published": {World{Volumes: []*corev1.PersistentVolume{pv}, NodeIDs: nodes, Attachments: []*storagev1.VolumeAttachment{attachment("a", "pv", "n", true)}},
+		"nothing at all":            {ClusterState{}, map[string][]string{}, false, nil},
+		"a volume and its PV":       {ClusterState{Volumes: []*corev1.PersistentVolume{pv}}, map[string][]string{"v": {}}, false, nil},
+		"a volume of nobody":        {ClusterState{}, map[string][]string{"v": {}}, false, []string{"volume_without_pv v"}},
+		"a handle of other drivers": {ClusterState{Volumes: []*corev1.PersistentVolume{volume("pv", "other.example.com", "v")}}, map[string][]string{"v": {}}, false, []string{"volume_without_pv v"}},
+		"a PV of nothing":           {ClusterState{Volumes: []*corev1.PersistentVolume{pv}}, map[string][]string{}, false, []string{"pv_without_volume PersistentVolume pv v"}},
+		"a driver that lists none":  {ClusterState{Volumes: []*corev1.PersistentVolume{pv}}, nil, false, nil},
+		"a stub of another driver":  {ClusterState{Volumes: []*corev1.PersistentVolume{volume("pv", "other.example.com", "")}}, map[string][]string{}, false, nil},
+		"attached and published": {ClusterState{Volumes: []*corev1.PersistentVolume{pv}, NodeIDs: nodes, Attachments: []*storagev1.VolumeAttachment{attachment("a", "pv", "n", true)}},
 			map[string][]string{"v": {"id"}}, false, nil},
-		"being attached": {World{Volumes: []*corev1.PersistentVolume{pv}, NodeIDs: nodes, Attachments: []*storagev1.VolumeAttachment{attachment("a", "pv", "n", false)}},
+		"being attached": {ClusterState{Volumes: []*corev1.PersistentVolume{pv}, NodeIDs: nodes, Attachments: []*storagev1.VolumeAttachment{attachment("a", "pv", "n", false)}},
 			map[string][]string{"v": {}}, false, nil},
-		"attached and not published": {World{Volumes: []*corev1.PersistentVolume{pv}, NodeIDs: nodes, Attachments: []*storagev1.VolumeAttachment{attachment("a", "pv", "n", true)}},
+		"attached and not published": {ClusterState{Volumes: []*corev1.PersistentVolume{pv}, NodeIDs: nodes, Attachments: []*storagev1.VolumeAttachment{attachment("a", "pv", "n", true)}},
 			map[string][]string{"v": {}}, false, []string{"attached_not_published VolumeAttachment a v id"}},
-		"published elsewhere": {World{Volumes: []*corev1.PersistentVolume{pv}, NodeIDs: nodes, Attachments: []*storagev1.VolumeAttachment{attachment("a", "pv", "n", true)}},
+		"published elsewhere": {ClusterState{Volumes: []*corev1.PersistentVolume{pv}, NodeIDs: nodes, Attachments: []*storagev1.VolumeAttachment{attachment("a", "pv", "n", true)}},
 			map[string][]string{"v": {"other"}}, false, []string{"attached_not_published VolumeAttachment a v id", "published_not_attached v other"}},
-		"a driver that does not say where": {World{Volumes: []*corev1.PersistentVolume{pv}, NodeIDs: nodes, Attachments: []*storagev1.VolumeAttachment{attachment("a", "pv", "n", true)}},
+		"a driver that does not say where": {ClusterState{Volumes: []*corev1.PersistentVolume{pv}, NodeIDs: nodes, Attachments: []*storagev1.VolumeAttachment{attachment("a", "pv", "n", true)}},
 			map[string][]string{"v": nil}, true, nil},
-		"a volume of which it does not say": {World{Volumes: []*corev1.PersistentVolume{pv}, NodeIDs: nodes, Attachments: []*storagev1.VolumeAttachment{attachment("a", "pv", "n", true)}},
+		"a volume of which it does not say": {ClusterState{Volumes: []*corev1.PersistentVolume{pv}, NodeIDs: nodes, Attachments: []*storagev1.VolumeAttachment{attachment("a", "pv", "n", true)}},
 			map[string][]string{"v": nil}, false, nil},
-		"a node that was made anew": {World{Volumes: []*corev1.PersistentVolume{pv}, NodeIDs: nodes, Attachments: []*storagev1.VolumeAttachment{moved}},
+		"a node that was made anew": {ClusterState{Volumes: []*corev1.PersistentVolume{pv}, NodeIDs: nodes, Attachments: []*storagev1.VolumeAttachment{moved}},
 			map[string][]string{"v": {"before"}}, false, nil},
-		"a node that is not known": {World{Volumes: []*corev1.PersistentVolume{pv}, Attachments: []*storagev1.VolumeAttachment{attachment("a", "pv", "n", true)}},
+		"a node that is not known": {ClusterState{Volumes: []*corev1.PersistentVolume{pv}, Attachments: []*storagev1.VolumeAttachment{attachment("a", "pv", "n", true)}},
 			map[string][]string{"v": {"id"}}, false, nil},
-		"an inline volume": {World{NodeIDs: nodes, Attachments: []*storagev1.VolumeAttachment{inline}, Volumes: []*corev1.PersistentVolume{pv}},
+		"an inline volume": {ClusterState{NodeIDs: nodes, Attachments: []*storagev1.VolumeAttachment{inline}, Volumes: []*corev1.PersistentVolume{pv}},
 			map[string][]string{"v": {}}, false, []string{"attached_not_published VolumeAttachment a v id"}},
-		"an attachment of another driver": {World{Volumes: []*corev1.PersistentVolume{pv}, NodeIDs: nodes, Attachments: []*storagev1.VolumeAttachment{foreign}},
+		"an attachment of another driver": {ClusterState{Volumes: []*corev1.PersistentVolume{pv}, NodeIDs: nodes, Attachments: []*storagev1.VolumeAttachment{foreign}},
 			map[string][]string{"v": {"id"}}, false, []string{"published_not_attached v id"}},
 	} {
 		c.world.Attached = true
@@ -98,7 +97,7 @@ func TestVolumesOfABuiltInPlugin(t *testing.T) {
 	pv := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "pv", Labels: map[string]string{corev1.LabelTopologyZone: "z"}}, Spec: corev1.PersistentVolumeSpec{
 		PersistentVolumeSource: corev1.PersistentVolumeSource{GCEPersistentDisk: &corev1.GCEPersistentDiskVolumeSource{PDName: "disk"}},
 	}}
-	c := comparison{driver: gce, world: World{Volumes: []*corev1.PersistentVolume{pv}}, listed: Listed{map[string][]string{"projects/p/zones/z/disks/disk": {}}, true}}
+	c := comparison{driver: gce, world: ClusterState{Volumes: []*corev1.PersistentVolume{pv}}, listed: Listed{map[string][]string{"projects/p/zones/z/disks/disk": {}}, true}}
 	if got := c.findings(); len(got) > 0 {
 		t.Errorf("%+v", got)
 	}
@@ -115,10 +114,10 @@ func TestStuck(t *testing.T) {
 	pv, fresh, foreign := volume("pv", driver, "v"), volume("fresh", driver, "w"), volume("foreign", "other.example.com", "x")
 	pv.DeletionTimestamp, fresh.DeletionTimestamp, foreign.DeletionTimestamp = &old, &young, &old
 	pv.Finalizers = []string{"kubernetes.io/pv-protection", "external-attacher/drv-example-com", "example.com/x"}
-	mine := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "mine", DeletionTimestamp: &old, Annotations: map[string]string{kube.AnnStorageProvisioner: driver}}}
+	mine := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "mine", DeletionTimestamp: &old, Annotations: map[string]string{storagehelpers.AnnStorageProvisioner: driver}}}
 	bound := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "static", DeletionTimestamp: &old}, Spec: corev1.PersistentVolumeClaimSpec{VolumeName: "fresh"}}
 	others := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "theirs", DeletionTimestamp: &old}}
-	c := comparison{driver: driver, stuckAfter: time.Minute, now: now, world: World{
+	c := comparison{driver: driver, stuckAfter: time.Minute, now: now, world: ClusterState{
 		Volumes: []*corev1.PersistentVolume{pv, fresh, foreign}, Claims: []*corev1.PersistentVolumeClaim{mine, bound, others},
 		Others: map[string]metav1.Object{"Node n": &metav1.ObjectMeta{DeletionTimestamp: &old, Finalizers: []string{driver + "/node"}}},
 	}}
@@ -162,7 +161,7 @@ func TestBothLooks(t *testing.T) {
 func FuzzFindings(f *testing.F) {
 	f.Add("a b c", "b c d", "b:id c:id", "c")
 	f.Fuzz(func(t *testing.T, volumes, listed, published, attached string) {
-		var w World
+		var w ClusterState
 		l := Listed{map[string][]string{}, true}
 		known := map[string]bool{}
 		for i, h := range strings.Fields(volumes) {

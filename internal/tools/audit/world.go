@@ -18,19 +18,19 @@ import (
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
-// Cached is the world as the watches of a process have it.
-type Cached struct {
-	Volumes kube.Kind[*corev1.PersistentVolume]
-	Claims  kube.Kind[*corev1.PersistentVolumeClaim]
+// CacheReader is the world as the watches of a process have it.
+type CacheReader struct {
+	Volumes kube.Informer[*corev1.PersistentVolume]
+	Claims  kube.Informer[*corev1.PersistentVolumeClaim]
 	// Attachments and Nodes are nil where the process does not watch them.
-	Attachments *kube.Kind[*storagev1.VolumeAttachment]
-	Nodes       *kube.Kind[*storagev1.CSINode]
+	Attachments *kube.Informer[*storagev1.VolumeAttachment]
+	Nodes       *kube.Informer[*storagev1.CSINode]
 }
 
 // World is the function for [Auditor].
-func (c Cached) World(driver string) func(context.Context) (World, error) {
-	return func(context.Context) (World, error) {
-		w := World{Volumes: c.Volumes.List(), Claims: c.Claims.List()}
+func (c CacheReader) World(driver string) func(context.Context) (ClusterState, error) {
+	return func(context.Context) (ClusterState, error) {
+		w := ClusterState{Volumes: c.Volumes.List(), Claims: c.Claims.List()}
 		if c.Attachments != nil {
 			w.Attachments, w.Attached = c.Attachments.List(), true
 		}
@@ -53,8 +53,8 @@ func nodeIDs(driver string, nodes []*storagev1.CSINode) map[string]string {
 	return ids
 }
 
-// Live is the world as the API server has it when it is asked.
-type Live struct {
+// APIReader is the world as the API server has it when it is asked.
+type APIReader struct {
 	client  kubernetes.Interface
 	meta    metadata.Interface
 	driver  string
@@ -64,12 +64,12 @@ type Live struct {
 }
 
 // NewLive makes a reader for driver. It is for one goroutine.
-func NewLive(client kubernetes.Interface, meta metadata.Interface, driver string) *Live {
-	return &Live{client: client, meta: meta, driver: driver, notes: map[string]string{}}
+func NewLive(client kubernetes.Interface, meta metadata.Interface, driver string) *APIReader {
+	return &APIReader{client: client, meta: meta, driver: driver, notes: map[string]string{}}
 }
 
 // Notes say which kinds could not be read, and what that left out.
-func (l *Live) Notes() []string {
+func (l *APIReader) Notes() []string {
 	var notes []string
 	for _, kind := range slices.Sorted(maps.Keys(l.notes)) {
 		notes = append(notes, l.notes[kind])
@@ -78,12 +78,12 @@ func (l *Live) Notes() []string {
 }
 
 // Counts is how many volumes and attachments of the driver there were.
-func (l *Live) Counts() (volumes, attachments int) { return l.volumes, l.attach }
+func (l *APIReader) Counts() (volumes, attachments int) { return l.volumes, l.attach }
 
 // World reads everything, page by page. Without PersistentVolumes there is nothing to
 // compare with; of other kinds a missing permission is a note.
-func (l *Live) World(ctx context.Context) (World, error) {
-	var w World
+func (l *APIReader) World(ctx context.Context) (ClusterState, error) {
+	var w ClusterState
 	volumes, err := kube.Pages(func(o metav1.ListOptions) ([]corev1.PersistentVolume, string, error) {
 		list, err := l.client.CoreV1().PersistentVolumes().List(ctx, o)
 		if err != nil {
@@ -113,7 +113,7 @@ func (l *Live) World(ctx context.Context) (World, error) {
 	return w, l.others(ctx, &w)
 }
 
-func (l *Live) attachments(ctx context.Context, w *World) error {
+func (l *APIReader) attachments(ctx context.Context, w *ClusterState) error {
 	attachments, err := kube.Pages(func(o metav1.ListOptions) ([]storagev1.VolumeAttachment, string, error) {
 		list, err := l.client.StorageV1().VolumeAttachments().List(ctx, o)
 		if err != nil {
@@ -149,7 +149,7 @@ func (l *Live) attachments(ctx context.Context, w *World) error {
 	return nil
 }
 
-func (l *Live) claims(ctx context.Context, w *World) error {
+func (l *APIReader) claims(ctx context.Context, w *ClusterState) error {
 	claims, err := kube.Pages(func(o metav1.ListOptions) ([]corev1.PersistentVolumeClaim, string, error) {
 		list, err := l.client.CoreV1().PersistentVolumeClaims(metav1.NamespaceAll).List(ctx, o)
 		if err != nil {
@@ -168,7 +168,7 @@ func (l *Live) claims(ctx context.Context, w *World) error {
 
 // others are nodes and snapshots that a finalizer of the roles holds; of these the
 // metadata are enough.
-func (l *Live) others(ctx context.Context, w *World) error {
+func (l *APIReader) others(ctx context.Context, w *ClusterState) error {
 	w.Others = map[string]metav1.Object{}
 	for _, kind := range []struct {
 		name, finalizer string
@@ -200,7 +200,7 @@ func (l *Live) others(ctx context.Context, w *World) error {
 }
 
 // read notes a missing permission; another error is one of the audit.
-func (l *Live) read(kind, consequence string, err error) (ok bool, _ error) {
+func (l *APIReader) read(kind, consequence string, err error) (ok bool, _ error) {
 	switch {
 	case apierrors.IsForbidden(err):
 		l.notes[kind] = fmt.Sprintf("no permission to list %s: %s", kind, consequence)

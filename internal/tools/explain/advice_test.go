@@ -10,9 +10,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	storagehelpers "k8s.io/component-helpers/storage/volume"
 	"k8s.io/utils/ptr"
-
-	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
 // worst is the finding that most keeps an object from going on.
@@ -46,7 +45,7 @@ func TestClassOfAnotherProvisioner(t *testing.T) {
 			f := claimOf("5Gi")
 			f.class.value.Provisioner = test.class
 			if test.owner != "" {
-				f.claim.value.Annotations = map[string]string{kube.AnnStorageProvisioner: test.owner}
+				f.claim.value.Annotations = map[string]string{storagehelpers.AnnStorageProvisioner: test.owner}
 			}
 			if got := f.aboutClass().worst(); got.Severity != test.want {
 				t.Errorf("got %+v", got)

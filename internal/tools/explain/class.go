@@ -9,8 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	corev1helpers "k8s.io/component-helpers/scheduling/corev1"
-
-	"github.com/storage-controller/storage-controller/internal/kube"
+	storagehelpers "k8s.io/component-helpers/storage/volume"
 )
 
 // annDefault marks the class of claims that name none.
@@ -19,7 +18,7 @@ const annDefault = "storageclass.kubernetes.io/is-default-class"
 // aboutClass is whether a claim without a volume has a class by which it can get one.
 func (f *facts) aboutClass() findings {
 	var l findings
-	claim, name := f.claim.value, kube.ClassOfClaim(f.claim.value)
+	claim, name := f.claim.value, storagehelpers.GetPersistentVolumeClaimClass(f.claim.value)
 	switch {
 	case name == "" && claim.Spec.StorageClassName != nil:
 		l.add(Waiting, "class", admin+" makes a PersistentVolume without a class that fits, or "+lower(ownerOf)+" makes the claim anew with a class.",
@@ -62,8 +61,8 @@ func (f *facts) aboutUsableClass(l *findings, class *storagev1.StorageClass) {
 		mode = "WaitForFirstConsumer: the volume is made once a pod that uses the claim has a node"
 	}
 	l.add(Fine, "class", "", "StorageClass %q is of %s; its binding mode is %s.", class.Name, class.Provisioner, mode)
-	owner := f.claim.value.Annotations[kube.AnnStorageProvisioner]
-	if owner != "" && owner != class.Provisioner && owner != replaces(class.Provisioner) && f.claim.value.Annotations[kube.AnnMigratedTo] == "" {
+	owner := f.claim.value.Annotations[storagehelpers.AnnStorageProvisioner]
+	if owner != "" && owner != class.Provisioner && owner != replaces(class.Provisioner) && f.claim.value.Annotations[storagehelpers.AnnMigratedTo] == "" {
 		l.add(Blocked, "class", ownerOf+" deletes the claim and makes it anew.",
 			"The claim was given to provisioner %s, and StorageClass %q is of %s by now: neither makes a volume.", owner, class.Name, class.Provisioner)
 	}

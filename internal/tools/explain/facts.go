@@ -6,9 +6,9 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	storagehelpers "k8s.io/component-helpers/storage/volume"
 	csitrans "k8s.io/csi-translation-lib"
 
-	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/tools/statusz"
 	"github.com/storage-controller/storage-controller/provisioner"
 )
@@ -75,7 +75,7 @@ type processFact struct {
 
 // driverOfClaim is the driver that makes the volume of claim; "" when nothing says that.
 func driverOfClaim(claim *corev1.PersistentVolumeClaim, class *storagev1.StorageClass) string {
-	for _, key := range []string{kube.AnnMigratedTo, kube.AnnStorageProvisioner, kube.AnnBetaStorageProvisioner} {
+	for _, key := range []string{storagehelpers.AnnMigratedTo, storagehelpers.AnnStorageProvisioner, storagehelpers.AnnBetaStorageProvisioner} {
 		if name := claim.Annotations[key]; name != "" {
 			return name
 		}
@@ -93,7 +93,7 @@ func driverOfVolume(pv *corev1.PersistentVolume) string {
 	if pv.Spec.CSI != nil {
 		return pv.Spec.CSI.Driver
 	}
-	if name := pv.Annotations[kube.AnnMigratedTo]; name != "" {
+	if name := pv.Annotations[storagehelpers.AnnMigratedTo]; name != "" {
 		return name
 	}
 	plugin, err := translator.GetInTreePluginNameFromSpec(pv, nil)
@@ -118,7 +118,7 @@ func replaces(plugin string) string {
 
 // classOfVolume is the name of the class of pv; "" for none.
 func classOfVolume(pv *corev1.PersistentVolume) string {
-	if name, ok := pv.Annotations[kube.AnnBetaStorageClass]; ok {
+	if name, ok := pv.Annotations[corev1.BetaStorageClassAnnotation]; ok {
 		return name
 	}
 	return pv.Spec.StorageClassName

@@ -204,7 +204,7 @@ func TestSources(t *testing.T) {
 func TestProcess(t *testing.T) {
 	page := statusz.Page{Program: "storage-controller", Now: now,
 		Roles: []statusz.Role{{Name: "provisioner", Lease: &election.Status{Lease: "ns/l", Holder: "other"}}},
-		Driver: &csiclient.Status{Ready: "the socket is gone",
+		Driver: &csiclient.Status{NotReady: "the socket is gone",
 			Running: []csiclient.Call{{Method: "CreateVolume", Volume: "pvc-1", Began: now.Add(-5 * time.Second)}, {Method: "CreateVolume", Volume: "pvc-2"}},
 			Failed:  []csiclient.Call{{Method: "CreateVolume", Volume: "pvc-1", Began: now.Add(-time.Minute), Took: time.Second, Code: "Internal", Error: "a\nb"}, {Method: "CreateVolume", Volume: "pvc-1", Error: "older"}}},
 		Loops: []workloop.Status{

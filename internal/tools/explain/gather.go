@@ -14,8 +14,8 @@ import (
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/metadata"
+	storagehelpers "k8s.io/component-helpers/storage/volume"
 
-	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/provisioner"
 )
 
@@ -107,8 +107,8 @@ func (g *gatherer) ofClaim(ctx context.Context) error {
 		return g.missing(err)
 	}
 	f.claim = have(claim)
-	f.class = g.class(ctx, kube.ClassOfClaim(claim))
-	if kube.ClassOfClaim(claim) == "" && claim.Spec.StorageClassName == nil {
+	f.class = g.class(ctx, storagehelpers.GetPersistentVolumeClaimClass(claim))
+	if storagehelpers.GetPersistentVolumeClaimClass(claim) == "" && claim.Spec.StorageClassName == nil {
 		f.classes = read(ctx, "list StorageClasses", func(ctx context.Context) ([]storagev1.StorageClass, error) {
 			l, err := g.Kubernetes.StorageV1().StorageClasses().List(ctx, metav1.ListOptions{})
 			return itemsOf(l, err, func(l *storagev1.StorageClassList) []storagev1.StorageClass { return l.Items })
@@ -124,7 +124,7 @@ func (g *gatherer) ofClaim(ctx context.Context) error {
 	}
 	g.ofDriver(ctx, f.driver)
 	g.listNodes(ctx)
-	if name := claim.Annotations[kube.AnnSelectedNode]; name != "" {
+	if name := claim.Annotations[storagehelpers.AnnSelectedNode]; name != "" {
 		g.oneNode(ctx, name)
 	}
 	f.pods = read(ctx, fmt.Sprintf("list pods in namespace %q", claim.Namespace), func(ctx context.Context) ([]corev1.Pod, error) {

@@ -11,14 +11,13 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	corev1helpers "k8s.io/component-helpers/scheduling/corev1"
-
-	"github.com/storage-controller/storage-controller/internal/kube"
+	storagehelpers "k8s.io/component-helpers/storage/volume"
 )
 
 // aboutPlace is where the volume of a claim is to be, and whether it can be there.
 func (f *facts) aboutPlace() findings {
 	var l findings
-	selected := f.claim.value.Annotations[kube.AnnSelectedNode]
+	selected := f.claim.value.Annotations[storagehelpers.AnnSelectedNode]
 	switch {
 	case selected == "" && f.class.found && isLate(f.class.value):
 		f.aboutFirstConsumer(&l)

@@ -87,8 +87,8 @@ func (f *facts) aboutCalls(l *findings, page statusz.Page, volumes []string) {
 	if d == nil {
 		return
 	}
-	if d.Ready != "" {
-		l.add(Blocked, "process", admin+" looks why the driver does not answer at its socket.", "The process has no connection to the driver: %s", sentence(d.Ready))
+	if d.NotReady != "" {
+		l.add(Blocked, "process", admin+" looks why the driver does not answer at its socket.", "The process has no connection to the driver: %s", sentence(d.NotReady))
 	}
 	for _, c := range d.Running {
 		if c.Volume != "" && slices.Contains(volumes, c.Volume) {

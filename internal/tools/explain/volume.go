@@ -4,8 +4,7 @@ import (
 	"fmt"
 
 	corev1 "k8s.io/api/core/v1"
-
-	"github.com/storage-controller/storage-controller/internal/kube"
+	storagehelpers "k8s.io/component-helpers/storage/volume"
 )
 
 // reportVolume says why a PersistentVolume is in its state.
@@ -56,8 +55,8 @@ func (f *facts) afterVolume() string {
 
 // isOurs tells whether the driver has made pv, so that its provisioner deletes it.
 func (f *facts) isOurs() bool {
-	by := f.volume.value.Annotations[kube.AnnProvisionedBy]
-	return by != "" && (by == f.driver || f.volume.value.Annotations[kube.AnnMigratedTo] == f.driver)
+	by := f.volume.value.Annotations[storagehelpers.AnnDynamicallyProvisioned]
+	return by != "" && (by == f.driver || f.volume.value.Annotations[storagehelpers.AnnMigratedTo] == f.driver)
 }
 
 // aboutPhase is the claim of a volume, and who deletes the volume after it.
@@ -124,7 +123,7 @@ func (f *facts) aboutReleased(l *findings) {
 		l.add(Waiting, "phase", "kube-controller-manager deletes it.", "Its claim is gone, and by its reclaim policy Delete it is to be deleted.")
 	case !f.isOurs():
 		l.add(Blocked, "phase", admin+" deletes the volume at the driver, and then the PersistentVolume.",
-			"Its claim is gone, and no provisioner deletes it: annotation %s is %q, not %q.", kube.AnnProvisionedBy, pv.Annotations[kube.AnnProvisionedBy], f.driver)
+			"Its claim is gone, and no provisioner deletes it: annotation %s is %q, not %q.", storagehelpers.AnnDynamicallyProvisioned, pv.Annotations[storagehelpers.AnnDynamicallyProvisioned], f.driver)
 	default:
 		next := "The provisioner of driver " + f.driver + " deletes the volume (DeleteVolume), and then the PersistentVolume."
 		if n := len(f.attachments.value); n > 0 {

@@ -194,8 +194,8 @@ func (w *writer) attempts(l workloop.Status, refresh bool) {
 
 func (w *writer) driver(d csiclient.Status) {
 	ready := `<span class="good">ready</span>`
-	if d.Ready != "" {
-		ready = `<span class="bad">not ready: ` + html.EscapeString(d.Ready) + "</span>"
+	if d.NotReady != "" {
+		ready = `<span class="bad">not ready: ` + html.EscapeString(d.NotReady) + "</span>"
 	}
 	w.raw("<h2>Driver</h2>\n<p>", ready, " · ", html.EscapeString(d.Driver.Name+" "+d.Driver.VendorVersion), " · <code>", html.EscapeString(d.Address), "</code></p>\n")
 	w.raw(`<p class="quiet">`, strings.Join(d.Driver.Names(), " "), "</p>\n<h3>Calls in flight: ", strconv.Itoa(len(d.Running)), "</h3>\n")

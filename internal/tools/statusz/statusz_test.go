@@ -23,7 +23,7 @@ func example() Page {
 		Checks: []Check{{"livez", "lease", ""}, {"readyz", "driver", "not connected"}},
 		Roles: []Role{{"provisioner", &election.Status{Lease: "ns/drv", Identity: "me", Leading: true, Since: now.Add(-time.Minute)}},
 			{"attacher", &election.Status{Lease: "ns/att", Identity: "me", Holder: "pod-2"}}, {"capacity", nil}},
-		Driver: &csiclient.Status{Address: "/s", Driver: csiclient.Driver{Name: "drv"}, Ready: "away",
+		Driver: &csiclient.Status{Address: "/s", Driver: csiclient.Driver{Name: "drv"}, NotReady: "away",
 			Running: []csiclient.Call{{Method: "CreateVolume", Volume: "pvc-1", Began: now.Add(-3 * time.Second)}},
 			Failed:  []csiclient.Call{{Method: "DeleteVolume", Volume: "v", Began: now, Took: time.Second, Code: "Internal", Error: "<script>alert(1)</script>"}}},
 		Loops: []workloop.Status{{Name: "claims", Waiting: 7, Failures: 1, Failing: []workloop.Failing{{Key: "ns/c", Attempts: 4, Error: "no room", Next: now.Add(90 * time.Second)}}}},

@@ -10,11 +10,11 @@ import (
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 )
 
-// Own is a view on a kind that knows the own writes before the watch does: a
+// MutationCache is a view on a kind that knows the own writes before the watch does: a
 // stale cache never causes a second call or a second write. The zero value is
-// not usable, see [NewOwn]. It is safe for use by several goroutines.
-type Own[T metav1.Object] struct {
-	kind Kind[T]
+// not usable, see [NewMutationCache]. It is safe for use by several goroutines.
+type MutationCache[T metav1.Object] struct {
+	kind Informer[T]
 	reg  Registration
 
 	mu      sync.Mutex
@@ -22,10 +22,10 @@ type Own[T metav1.Object] struct {
 	removed map[types.UID]struct{} // gone, but still in the cache
 }
 
-// NewOwn makes the view on kind. It forgets a write as soon as the watch has passed
-// it. [Own.Close] must be called at the end.
-func NewOwn[T metav1.Object](kind Kind[T]) (*Own[T], error) {
-	o := &Own[T]{kind: kind, written: map[string]T{}, removed: map[types.UID]struct{}{}}
+// NewMutationCache makes the view on kind. It forgets a write as soon as the watch has passed
+// it. [MutationCache.Close] must be called at the end.
+func NewMutationCache[T metav1.Object](kind Informer[T]) (*MutationCache[T], error) {
+	o := &MutationCache[T]{kind: kind, written: map[string]T{}, removed: map[types.UID]struct{}{}}
 	var err error
 	o.reg, err = kind.Handle(Handlers[T]{
 		Add:    func(obj T) { o.seen(obj) },
@@ -41,11 +41,11 @@ func NewOwn[T metav1.Object](kind Kind[T]) (*Own[T], error) {
 }
 
 // Close ends the view.
-func (o *Own[T]) Close() error { return o.reg.Remove() }
+func (o *MutationCache[T]) Close() error { return o.reg.Remove() }
 
 // Get is the newest known object behind key; false when there is none, or when
 // it is known to be gone.
-func (o *Own[T]) Get(key string) (T, bool) {
+func (o *MutationCache[T]) Get(key string) (T, bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if w, ok := o.written[key]; ok {
@@ -64,11 +64,11 @@ func (o *Own[T]) Get(key string) (T, bool) {
 	return obj, ok
 }
 
-// Wrote remembers obj, as the API server returned it from a write or a live
+// Observe remembers obj, as the API server returned it from a write or a live
 // read. An object that has a deletionTimestamp and no finalizer left is gone.
-func (o *Own[T]) Wrote(obj T) {
+func (o *MutationCache[T]) Observe(obj T) {
 	if obj.GetDeletionTimestamp() != nil && len(obj.GetFinalizers()) == 0 {
-		o.Removed(obj)
+		o.MarkDeleted(obj)
 		return
 	}
 	o.mu.Lock()
@@ -82,8 +82,8 @@ func (o *Own[T]) Wrote(obj T) {
 	}
 }
 
-// Removed remembers that obj is gone, for as long as the cache still has it.
-func (o *Own[T]) Removed(obj T) {
+// MarkDeleted remembers that obj is gone, for as long as the cache still has it.
+func (o *MutationCache[T]) MarkDeleted(obj T) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	key := Key(obj)
@@ -97,25 +97,25 @@ func (o *Own[T]) Removed(obj T) {
 	}
 }
 
-// Note remembers the outcome of [Change], or of another write to before: what it
+// RecordWrite remembers the outcome of [Change], or of another write to before: what it
 // returned, or that the object is gone, which is no error then. Other errors are
 // returned as they are.
-func (o *Own[T]) Note(before, after T, err error) error {
-	if IsGone(err) {
-		o.Removed(before)
+func (o *MutationCache[T]) RecordWrite(before, after T, err error) error {
+	if IsNotFound(err) {
+		o.MarkDeleted(before)
 		return nil
 	}
 	// The answer to a write that removes the last finalizer of an object has its old
 	// resourceVersion: only whether it is the same object in memory tells.
 	if any(after) != any(before) {
-		o.Wrote(after)
+		o.Observe(after)
 	}
 	return err
 }
 
-// IsGone tells whether err says that an object is not there. A proxy that does not know
+// IsNotFound tells whether err says that an object is not there. A proxy that does not know
 // the path says NotFound too, and knows nothing of the object.
-func IsGone(err error) bool {
+func IsNotFound(err error) bool {
 	return apierrors.IsNotFound(err) && !apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse)
 }
 
@@ -130,7 +130,7 @@ func IsFailedTest(err error) bool {
 }
 
 // seen drops what the cache has passed, so that nothing is kept for good.
-func (o *Own[T]) seen(obj T) {
+func (o *MutationCache[T]) seen(obj T) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if w, ok := o.written[Key(obj)]; ok && o.passed(w) {
@@ -140,7 +140,7 @@ func (o *Own[T]) seen(obj T) {
 
 // passed tells whether the cache has seen obj or something later of its kind.
 // It is asked before the cache is read, so that what is read is not older.
-func (o *Own[T]) passed(obj T) bool {
+func (o *MutationCache[T]) passed(obj T) bool {
 	return !older(o.kind.informer.GetStore().LastStoreSyncResourceVersion(), obj.GetResourceVersion())
 }
 

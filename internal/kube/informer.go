@@ -7,9 +7,9 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// Kind is a typed view on the watch of one kind. What it returns is shared with
+// Informer is a typed view on the watch of one kind. What it returns is shared with
 // everybody else and must not be changed.
-type Kind[T metav1.Object] struct {
+type Informer[T metav1.Object] struct {
 	informer cache.SharedIndexInformer
 }
 
@@ -20,10 +20,10 @@ func Key(obj metav1.Object) string {
 
 // Synced tells whether the first list has arrived. What is not in the cache before that
 // may exist all the same.
-func (k Kind[T]) Synced() bool { return k.informer.HasSynced() }
+func (k Informer[T]) Synced() bool { return k.informer.HasSynced() }
 
 // Get is the cached object behind key (see [Key]); false when there is none.
-func (k Kind[T]) Get(key string) (T, bool) {
+func (k Informer[T]) Get(key string) (T, bool) {
 	var none T
 	obj, exists, err := k.informer.GetIndexer().GetByKey(key)
 	if err != nil || !exists { // a map cannot fail: err is always nil
@@ -34,13 +34,13 @@ func (k Kind[T]) Get(key string) (T, bool) {
 }
 
 // List is every cached object, in no order.
-func (k Kind[T]) List() []T {
+func (k Informer[T]) List() []T {
 	return typed[T](k.informer.GetIndexer().List())
 }
 
-// Select is the cached objects for which an index, one of the constants of this
+// ByIndex is the cached objects for which an index, one of the constants of this
 // package, has value. The index must be one of this kind.
-func (k Kind[T]) Select(index, value string) []T {
+func (k Informer[T]) ByIndex(index, value string) []T {
 	objs, err := k.informer.GetIndexer().ByIndex(index, value)
 	if err != nil {
 		panic(fmt.Sprintf("index %q: %v", index, err)) // not an index of this kind: a mistake of the caller
@@ -82,7 +82,7 @@ type Registration struct {
 func (r Registration) Remove() error { return r.remove() }
 
 // Handle registers h. It fails only when the informer has been stopped.
-func (k Kind[T]) Handle(h Handlers[T]) (Registration, error) {
+func (k Informer[T]) Handle(h Handlers[T]) (Registration, error) {
 	reg, err := k.informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc: func(obj any) {
 			if o, ok := obj.(T); ok && h.Add != nil {
