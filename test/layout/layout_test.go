@@ -1,4 +1,4 @@
-// Package layout holds the rules about the shape of the repository.
+// Package layout checks the rules about the structure and the language of the repository.
 package layout
 
 import (

@@ -1,0 +1,70 @@
+package layout
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// file is a parsed Go file of the module.
+type file struct {
+	path   string // in the repository
+	text   string
+	syntax *ast.File
+	set    *token.FileSet
+}
+
+// dir returns the package directory of f.
+func (f file) dir() string { return filepath.ToSlash(filepath.Dir(f.path)) }
+
+// product reports whether f is part of the program, not of its tests.
+func (f file) product() bool {
+	return !strings.HasSuffix(f.path, "_test.go") && !strings.HasPrefix(f.path, "test/")
+}
+
+func (f file) line(pos token.Pos) int { return f.set.Position(pos).Line }
+
+// tracked returns the paths of the files of the repository that match patterns of git.
+func tracked(t *testing.T, patterns ...string) []string {
+	t.Helper()
+	args := append([]string{"-C", "../..", "ls-files", "--cached", "--others", "--exclude-standard", "--"}, patterns...)
+	out, err := exec.Command("git", args...).Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var paths []string
+	for path := range strings.FieldsSeq(string(out)) {
+		if _, err := os.Stat(filepath.Join("../..", path)); err == nil { // else deleted but not committed
+			paths = append(paths, path)
+		}
+	}
+	return paths
+}
+
+// goFiles returns the parsed Go files of the repository. The package nodecontroller is being
+// redesigned and is not held to these rules yet.
+func goFiles(t *testing.T) []file {
+	t.Helper()
+	var files []file
+	for _, path := range tracked(t, "*.go") {
+		if strings.HasPrefix(path, "nodecontroller/") {
+			continue
+		}
+		text, err := os.ReadFile(filepath.Join("../..", path))
+		if err != nil {
+			t.Fatal(err)
+		}
+		set := token.NewFileSet()
+		syntax, err := parser.ParseFile(set, path, text, parser.ParseComments)
+		if err != nil {
+			t.Fatal(err)
+		}
+		files = append(files, file{path: path, text: string(text), syntax: syntax, set: set})
+	}
+	return files
+}
