@@ -60,12 +60,8 @@ func (t *term) gather(key attachmentKey, secrets map[string]string, secretsRead 
 // nodeID is how the driver calls the node of the attachment. Only a detach may
 // fall back on what was noted when it was attached.
 func (d driver) nodeID(s snapshot, detach bool) (string, error) {
-	if s.node != nil {
-		for _, entry := range s.node.Spec.Drivers {
-			if entry.Name == d.name {
-				return entry.NodeID, nil
-			}
-		}
+	if entry := kube.DriverOnNode(s.node, d.name); entry != nil {
+		return entry.NodeID, nil
 	}
 	if noted := s.attachment.Annotations[annNodeID]; detach && noted != "" {
 		return noted, nil

@@ -7,6 +7,8 @@ import (
 
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
 // world is what there is and what there should be, kept up to date by events. Its methods
@@ -54,12 +56,8 @@ func (w *world) setNode(name string, labels map[string]string, exists bool) []it
 func (w *world) setCSINode(name string, node *storagev1.CSINode) []item {
 	var keys []string
 	registered := false
-	if node != nil {
-		for _, d := range node.Spec.Drivers {
-			if d.Name == w.driver {
-				keys, registered = d.TopologyKeys, true
-			}
-		}
+	if d := kube.DriverOnNode(node, w.driver); d != nil {
+		keys, registered = d.TopologyKeys, true
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -34,10 +34,10 @@ func (t *term) register() *kube.Registrations {
 		}))
 		add(t.c.csiNodes.Handle(kube.Handlers[*storagev1.CSINode]{
 			Add: func(n *storagev1.CSINode) {
-				t.nodeChanged(n.Name, t.topologies.setKeys(n.Name, t.c.driver.keysOf(n), true))
+				t.nodeChanged(n.Name, t.topologies.setKeys(n.Name, t.c.driver.topologyKeys(n), true))
 			},
 			Update: func(_, n *storagev1.CSINode) {
-				t.nodeChanged(n.Name, t.topologies.setKeys(n.Name, t.c.driver.keysOf(n), true))
+				t.nodeChanged(n.Name, t.topologies.setKeys(n.Name, t.c.driver.topologyKeys(n), true))
 			},
 			Delete: func(n *storagev1.CSINode) { t.nodeChanged(n.Name, t.topologies.setKeys(n.Name, nil, false)) },
 		}))
@@ -55,12 +55,10 @@ func (t *term) register() *kube.Registrations {
 	return registrations
 }
 
-// keysOf is the topology keys of the driver on a node; nil when it is not there.
-func (d driver) keysOf(node *storagev1.CSINode) []string {
-	for _, entry := range node.Spec.Drivers {
-		if entry.Name == d.name {
-			return entry.TopologyKeys
-		}
+// topologyKeys returns the topology keys of the driver on a node, or nil if it is not registered there.
+func (d driver) topologyKeys(node *storagev1.CSINode) []string {
+	if entry := kube.DriverOnNode(node, d.name); entry != nil {
+		return entry.TopologyKeys
 	}
 	return nil
 }

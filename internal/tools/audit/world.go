@@ -44,10 +44,8 @@ func (c CacheReader) World(driver string) func(context.Context) (ClusterState, e
 func nodeIDs(driver string, nodes []*storagev1.CSINode) map[string]string {
 	ids := map[string]string{}
 	for _, n := range nodes {
-		for _, d := range n.Spec.Drivers {
-			if d.Name == driver {
-				ids[n.Name] = d.NodeID
-			}
+		if d := kube.DriverOnNode(n, driver); d != nil {
+			ids[n.Name] = d.NodeID
 		}
 	}
 	return ids

@@ -52,10 +52,8 @@ func (e *examination) checkTopology(ctx context.Context) {
 func registrations(all []storagev1.CSINode, driver string) map[string][]string {
 	nodes := map[string][]string{}
 	for _, n := range all {
-		for _, d := range n.Spec.Drivers {
-			if d.Name == driver {
-				nodes[n.Name] = slices.Sorted(slices.Values(d.TopologyKeys))
-			}
+		if d := kube.DriverOnNode(&n, driver); d != nil {
+			nodes[n.Name] = slices.Sorted(slices.Values(d.TopologyKeys))
 		}
 	}
 	return nodes

@@ -9,6 +9,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/utils/ptr"
 
+	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/nodecontroller"
 )
 
@@ -73,25 +74,12 @@ func (f *facts) driverIsThere() bool {
 func registeredOn(nodes []storagev1.CSINode, driver string) []string {
 	var names []string
 	for _, n := range nodes {
-		if entryOf(&n, driver) != nil {
+		if kube.DriverOnNode(&n, driver) != nil {
 			names = append(names, n.Name)
 		}
 	}
 	slices.Sort(names)
 	return names
-}
-
-// entryOf is the entry of driver; nil for none.
-func entryOf(node *storagev1.CSINode, driver string) *storagev1.CSINodeDriver {
-	if node == nil {
-		return nil
-	}
-	for i := range node.Spec.Drivers {
-		if node.Spec.Drivers[i].Name == driver {
-			return &node.Spec.Drivers[i]
-		}
-	}
-	return nil
 }
 
 // aboutLease is who holds the Lease of a role, in each namespace in which there is one.

@@ -8,6 +8,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/nodecontroller"
 )
 
@@ -131,7 +132,7 @@ func (f *facts) aboutPresence(name string) findings {
 // aboutDriverOnNode is a driver's registration, its volumes and the state of the clean-up.
 func (f *facts) aboutDriverOnNode(name, driver string) findings {
 	var l findings
-	entry := entryOf(f.csiNode.value, driver)
+	entry := kube.DriverOnNode(f.csiNode.value, driver)
 	switch {
 	case f.csiNode.why != "":
 		l.add(Unknown, "driver", "", "Whether driver %s is on the node is %s.", driver, f.csiNode.why)

@@ -12,6 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	corev1helpers "k8s.io/component-helpers/scheduling/corev1"
 	storagehelpers "k8s.io/component-helpers/storage/volume"
+
+	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
 // aboutPlace is where the volume of a claim is to be, and whether it can be there.
@@ -102,7 +104,7 @@ func (f *facts) aboutEntry(l *findings, severity Severity, next string) {
 		l.add(Unknown, "node", "", "Whether driver %s is on node %q is %s.", f.driver, name, f.csiNode.why)
 		return
 	}
-	entry := entryOf(f.csiNode.value, f.driver)
+	entry := kube.DriverOnNode(f.csiNode.value, f.driver)
 	if entry == nil {
 		l.add(severity, "node", next, "Driver %s is not registered on node %q (no entry in its CSINode).", f.driver, name)
 		return
