@@ -40,7 +40,7 @@ func (t *term) apply(ctx context.Context, s snapshot, step step) error {
 	case doUnpublish:
 		return t.unpublish(ctx, s, step)
 	case doRelease:
-		return t.changeAttachment(ctx, va, kube.MetaChange{RemoveFinalizers: []string{t.c.driver.finalizer}})
+		return t.changeAttachment(ctx, va, kube.MetadataPatch{RemoveFinalizers: []string{t.c.driver.finalizer}})
 	case doMarkAttached:
 		return t.writeStatus(ctx, va, attachedStatus(va, nil))
 	case doMarkDetached:
@@ -78,7 +78,7 @@ func (t *term) publish(ctx context.Context, s snapshot, step step) error {
 	if !va.Status.Attached {
 		t.c.metrics.attached(time.Since(va.CreationTimestamp.Time))
 	}
-	tracing.Done(ctx, va.CreationTimestamp.Time, "volumeAttachment", va.Name, "volumeHandle", step.source.handle, "node", va.Spec.NodeName)
+	tracing.EndOperation(ctx, va.CreationTimestamp.Time, "volumeAttachment", va.Name, "volumeHandle", step.source.handle, "node", va.Spec.NodeName)
 	log.Info("Volume attached", "volumeHandle", step.source.handle, "node", klog.KRef("", va.Spec.NodeName), "nodeID", step.nodeID)
 	return nil
 }
@@ -130,12 +130,12 @@ func (t *term) unpublish(ctx context.Context, s snapshot, step step) error {
 	}
 	// The finalizer first: an attachment that is being deleted and has none counts as
 	// detached, so that a crash after this write causes no second unpublish.
-	if err := t.changeAttachment(ctx, va, kube.MetaChange{RemoveFinalizers: []string{t.c.driver.finalizer}}); err != nil {
+	if err := t.changeAttachment(ctx, va, kube.MetadataPatch{RemoveFinalizers: []string{t.c.driver.finalizer}}); err != nil {
 		return t.report(ctx, s, fmt.Errorf("could not mark as detached: %w", err))
 	}
 	t.marks.drop(va.UID)
 	if va.DeletionTimestamp != nil {
-		tracing.Done(ctx, va.DeletionTimestamp.Time, "volumeAttachment", va.Name, "volumeHandle", step.source.handle, "node", va.Spec.NodeName)
+		tracing.EndOperation(ctx, va.DeletionTimestamp.Time, "volumeAttachment", va.Name, "volumeHandle", step.source.handle, "node", va.Spec.NodeName)
 	}
 	log.Info("Volume detached", "volumeHandle", step.source.handle, "node", klog.KRef("", va.Spec.NodeName), "nodeID", step.nodeID)
 	left, exists := t.attachments.Get(va.Name)
@@ -158,17 +158,17 @@ func (t *term) protectVolume(ctx context.Context, pv *corev1.PersistentVolume) e
 	if newest, ok := t.volumes.Get(pv.Name); ok {
 		pv = newest
 	}
-	return t.changeVolume(ctx, pv, kube.MetaChange{AddFinalizers: []string{t.c.driver.finalizer}})
+	return t.changeVolume(ctx, pv, kube.MetadataPatch{AddFinalizers: []string{t.c.driver.finalizer}})
 }
 
-func (t *term) changeVolume(ctx context.Context, pv *corev1.PersistentVolume, change kube.MetaChange) error {
-	changed, err := kube.Change(ctx, t.c.deps.Client.CoreV1().PersistentVolumes(), pv, change)
+func (t *term) changeVolume(ctx context.Context, pv *corev1.PersistentVolume, change kube.MetadataPatch) error {
+	changed, err := kube.PatchMetadata(ctx, t.c.deps.Client.CoreV1().PersistentVolumes(), pv, change)
 	return t.volumes.RecordWrite(pv, changed, err)
 }
 
-func (t *term) changeAttachment(ctx context.Context, va *storagev1.VolumeAttachment, change kube.MetaChange) error {
+func (t *term) changeAttachment(ctx context.Context, va *storagev1.VolumeAttachment, change kube.MetadataPatch) error {
 	t.marks.noteChange(va.UID)
-	changed, err := kube.Change(ctx, t.c.deps.Client.StorageV1().VolumeAttachments(), va, change)
+	changed, err := kube.PatchMetadata(ctx, t.c.deps.Client.StorageV1().VolumeAttachments(), va, change)
 	if err == nil && changed != va { // it is there
 		t.confirmed.Store(va.UID, struct{}{})
 	}

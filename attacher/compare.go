@@ -163,7 +163,7 @@ func (t *term) compare(ctx context.Context) error {
 func (t *term) check(ctx context.Context, reported report) {
 	log := klog.FromContext(ctx)
 	for _, va := range t.c.attachments.List() {
-		if va.Spec.Attacher != t.c.driver.name || t.marks.hasChanged(va.UID) || t.vaQueue.Busy(keyOf(va)) {
+		if va.Spec.Attacher != t.c.driver.name || t.marks.hasChanged(va.UID) || t.vaQueue.Processing(keyOf(va)) {
 			continue
 		}
 		s := t.gather(keyOf(va), nil, false)

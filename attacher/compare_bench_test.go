@@ -56,7 +56,7 @@ func newSettled(tb testing.TB, volumes, pageSize int) *settled {
 	cp := kubetest.Get(tb)
 	name := kubetest.Namespace(tb, cp)
 	plugin := lists()
-	plugin.Name, plugin.Forget = name+".example.com", true
+	plugin.Name, plugin.DiscardCalls = name+".example.com", true
 	s.plugin = csitest.Run(tb, plugin)
 	s.attachAll(cp.Client(), name, volumes)
 

@@ -112,7 +112,7 @@ func (c *Controller) Run(ctx context.Context) (err error) {
 	defer t.volumes.Close()
 	loop := workloop.Config{
 		RetryStart: c.cfg.RetryIntervalStart, RetryMax: c.cfg.RetryIntervalMax,
-		Gate: c.deps.Ready, Grace: c.cfg.Timeout + apiGrace,
+		WaitReady: c.deps.Ready, GracePeriod: c.cfg.Timeout + apiGrace,
 	}
 	loop.Name = "csi-attacher-va"
 	t.vaQueue = workloop.New(loop, c.deps.Queues, t.sync)
@@ -287,7 +287,7 @@ func (t *term) sync(ctx context.Context, key attachmentKey) (time.Time, error) {
 			confirmed = true
 			continue
 		}
-		traced, end := tracing.Step(tracing.Operation(ctx, operation(s.attachment), key.UID), step.action.String())
+		traced, end := tracing.StartSpan(tracing.WithOperation(ctx, operation(s.attachment), key.UID), step.action.String())
 		err := t.apply(traced, s, step)
 		end(err)
 		if err != nil {
@@ -311,7 +311,7 @@ func (t *term) syncVolume(ctx context.Context, name string) (time.Time, error) {
 	if !ok || !t.c.driver.releasable(pv, len(t.c.attachments.ByIndex(kube.ByVolume, name))) {
 		return time.Time{}, nil // the end of an attachment brings it here again
 	}
-	return time.Time{}, t.changeVolume(ctx, pv, kube.MetaChange{RemoveFinalizers: []string{t.c.driver.finalizer}})
+	return time.Time{}, t.changeVolume(ctx, pv, kube.MetadataPatch{RemoveFinalizers: []string{t.c.driver.finalizer}})
 }
 
 // RemovableFinalizers is the finalizers of this controller on pv that have no purpose any

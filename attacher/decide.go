@@ -45,7 +45,7 @@ type step struct {
 	err    error // of doReport…
 	source source
 	nodeID string
-	change kube.MetaChange // of doProtect
+	change kube.MetadataPatch // of doProtect
 }
 
 // decide names the one next step for an attachment. It has no side effects, and is

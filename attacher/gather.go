@@ -88,8 +88,8 @@ func (d driver) detachSource(s snapshot) (source, error) {
 }
 
 // notes is what is kept on an attachment for its detach.
-func notes(src source, nodeID string) kube.MetaChange {
-	change := kube.MetaChange{SetAnnotations: map[string]string{annNodeID: nodeID, annVolumeHandle: src.handle}}
+func notes(src source, nodeID string) kube.MetadataPatch {
+	change := kube.MetadataPatch{SetAnnotations: map[string]string{annNodeID: nodeID, annVolumeHandle: src.handle}}
 	if src.secrets != nil {
 		change.SetAnnotations[annSecret] = src.secrets.Namespace + "/" + src.secrets.Name
 	} else {

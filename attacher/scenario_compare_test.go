@@ -193,7 +193,7 @@ func attacherScenarioCompare(t *testing.T) {
 		f.plugin.Always(list, nil)
 		f.compared()
 		f.agrees()
-		if f.plugin.MostAtOnce(publish) != 1 {
+		if f.plugin.MaxConcurrent(publish) != 1 {
 			t.Error("the driver was called twice at the same time")
 		}
 	})
@@ -306,7 +306,7 @@ func attacherScenarioCompare(t *testing.T) {
 		f.behind(true)
 		published.answer()
 		kubetest.Eventually(t, "the publish has ended", func(context.Context) error {
-			if key := keyOf(before); f.c.current.Load().marks.has(key.UID) || f.c.current.Load().vaQueue.Busy(key) {
+			if key := keyOf(before); f.c.current.Load().marks.has(key.UID) || f.c.current.Load().vaQueue.Processing(key) {
 				return fmt.Errorf("it is marked or worked on")
 			}
 			return nil

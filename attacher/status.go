@@ -117,7 +117,7 @@ func (d driver) onlyOwnChanges(old, va *storagev1.VolumeAttachment) bool {
 // is not finished. Only what can be a reason for another look is in it.
 func (d driver) content(va *storagev1.VolumeAttachment) string {
 	c := va.DeepCopy()
-	own := kube.MetaChange{
+	own := kube.MetadataPatch{
 		RemoveFinalizers:  []string{d.finalizer},
 		RemoveAnnotations: []string{annNodeID, annVolumeHandle, annSecret, annMigrated},
 	}

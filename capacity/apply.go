@@ -96,7 +96,7 @@ func (t *term) updateInstead(ctx context.Context, have *storagev1.CSIStorageCapa
 	if err != nil {
 		return have, fmt.Errorf("%v; updating it instead: %w", forbidden, err)
 	}
-	kube.WarnNoPatch(ctx, forbidden)
+	kube.WarnPatchForbidden(ctx, forbidden)
 	return updated, nil
 }
 

@@ -125,7 +125,7 @@ func (c *Controller) Run(ctx context.Context) (err error) {
 	defer t.published.Close()
 	t.queue = workloop.NewRanked(workloop.Config{
 		Name: "csistoragecapacity", RetryStart: c.cfg.RetryIntervalStart, RetryMax: c.cfg.RetryIntervalMax,
-		Gate: c.deps.Ready, Grace: c.cfg.Timeout + apiGrace,
+		WaitReady: c.deps.Ready, GracePeriod: c.cfg.Timeout + apiGrace,
 	}, c.deps.Queues, t.sync, t.world.rank)
 	defer t.queue.Stop()
 	t.changed.wake = make(chan struct{}, 1)

@@ -266,7 +266,7 @@ func TestCapacityScenarioCreation(t *testing.T) {
 	t.Run("002_no_registered_node", func(t *testing.T) {
 		f := prepare(t, csitest.Config{}, never)
 		f.class("fast", nil)
-		f.must(kubetest.MakeNode(t.Context(), f.client, kubetest.NodeSpec{Name: f.name("n1"), Labels: map[string]string{"t/zone": "a"}}))
+		f.must(kubetest.CreateNode(t.Context(), f.client, kubetest.NodeSpec{Name: f.name("n1"), Labels: map[string]string{"t/zone": "a"}}))
 		f.start()
 		f.working()
 		f.node("n2", "b")

@@ -275,7 +275,7 @@ func TestCapacityScenarioTopology(t *testing.T) {
 			making.Go(func() {
 				for i := range nodes / zones {
 					name := fmt.Sprintf("n%d-%d", zone, i)
-					if err := kubetest.MakeNode(t.Context(), f.client, kubetest.NodeSpec{
+					if err := kubetest.CreateNode(t.Context(), f.client, kubetest.NodeSpec{
 						Name: f.name(name), Driver: f.driver, TopologyKeys: []string{"t/zone"},
 						Labels: map[string]string{"t/zone": string(rune('a' + zone))},
 					}); err != nil {

@@ -120,8 +120,8 @@ var (
 	ErrConnectionLost = errors.New("lost the connection to the driver")
 )
 
-// Names is the capabilities that d has, as the CSI spec calls them, in its order.
-func (d Driver) Names() []string {
+// CapabilityNames is the capabilities that d has, as the CSI spec calls them, in its order.
+func (d Driver) CapabilityNames() []string {
 	var names []string
 	for _, c := range []struct {
 		has  bool

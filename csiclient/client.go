@@ -103,7 +103,7 @@ func New(cfg Config, reg prometheus.Registerer) (*Client, error) {
 		Name: "storage_controller_csi_ready",
 		Help: "1 while the CSI driver is connected and ready, else 0.",
 	}, func() float64 {
-		if c.Ready() != nil {
+		if c.CheckReady() != nil {
 			return 0
 		}
 		return 1
@@ -305,8 +305,8 @@ func (c *Client) WaitReady(ctx context.Context) error {
 	}
 }
 
-// Ready is nil while the driver can be called, else why not.
-func (c *Client) Ready() error {
+// CheckReady is nil while the driver can be called, else why not.
+func (c *Client) CheckReady() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.reason

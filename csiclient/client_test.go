@@ -109,7 +109,7 @@ func TestConnectAsksOnceAndInOrder(t *testing.T) {
 		csitest.Alter(func(r *csi.ProbeResponse) { r.Ready = nil }), // missing means ready
 	)
 	c, _ := newClient(t, p, nil)
-	if c.Ready() == nil {
+	if c.CheckReady() == nil {
 		t.Error("ready before Connect")
 	}
 	d := connect(t, c)
@@ -132,7 +132,7 @@ func TestConnectAsksOnceAndInOrder(t *testing.T) {
 	if accepted, open := p.Connections(); accepted != 1 || open != 1 {
 		t.Errorf("%d connections accepted, %d open; want one", accepted, open)
 	}
-	if err := c.Ready(); err != nil {
+	if err := c.CheckReady(); err != nil {
 		t.Error(err)
 	}
 }
@@ -228,7 +228,7 @@ func running(t *testing.T, c *Client) (stop func() error) {
 func awaitNotReady(t *testing.T, c *Client) {
 	t.Helper()
 	ctx := within(t)
-	for c.Ready() == nil {
+	for c.CheckReady() == nil {
 		select {
 		case <-ctx.Done():
 			t.Fatal("still ready")
@@ -315,7 +315,7 @@ func TestAnotherDriverEndsRun(t *testing.T) {
 			if err := <-done; !errors.Is(err, ErrDriverChanged) || !strings.Contains(err.Error(), tt.want) {
 				t.Errorf("got %v", err)
 			}
-			if c.Ready() == nil {
+			if c.CheckReady() == nil {
 				t.Error("ready although another driver answers")
 			}
 		})

@@ -66,14 +66,14 @@ type Status struct {
 	Lease    string    `json:"lease"` // namespace/name
 	Identity string    `json:"identity"`
 	Holder   string    `json:"holder,omitempty"` // as far as this replica knows; "" for nobody
-	Leading  bool      `json:"leading"`
+	Leader  bool      `json:"leading"`
 	Since    time.Time `json:"since,omitzero"` // when this replica began to lead
 }
 
 // Status is where c stands now.
 func (c *Candidate) Status() Status {
-	s := Status{Lease: c.lock.Describe(), Identity: c.lock.Identity(), Leading: c.lock.leading.Load()}
-	if s.Leading {
+	s := Status{Lease: c.lock.Describe(), Identity: c.lock.Identity(), Leader: c.lock.leading.Load()}
+	if s.Leader {
 		s.Since = time.Unix(0, c.lock.since.Load())
 	}
 	if elector := c.elector.Load(); elector != nil {

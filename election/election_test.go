@@ -99,12 +99,12 @@ func TestReleasedOnlyAfterTheWorkHasStopped(t *testing.T) {
 	if n := testutil.ToFloat64(first.metrics.status.WithLabelValues("lease")); n != 1 {
 		t.Errorf("leader_election_master_status is %v", n)
 	}
-	if s := first.Status(); !s.Leading || s.Holder != "first" || s.Identity != "first" || s.Lease != ns+"/lease" || time.Since(s.Since) > time.Hour {
+	if s := first.Status(); !s.Leader || s.Holder != "first" || s.Identity != "first" || s.Lease != ns+"/lease" || time.Since(s.Since) > time.Hour {
 		t.Errorf("status: %+v", s)
 	}
 	stopSecond := second.run(t)
 	kubetest.Eventually(t, "the second knows who leads", func(context.Context) error {
-		if s := second.Status(); s.Leading || s.Holder != "first" {
+		if s := second.Status(); s.Leader || s.Holder != "first" {
 			return fmt.Errorf("status: %+v", s)
 		}
 		return nil

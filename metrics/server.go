@@ -34,8 +34,8 @@ type Config struct {
 	Pprof bool
 	// LeaderElection serves /healthz/leader-election.
 	LeaderElection bool
-	// Pages are served at Address besides, by their paths, to whom metrics are.
-	Pages map[string]http.Handler
+	// Handlers are served at Address besides, by their paths, to whom metrics are.
+	Handlers map[string]http.Handler
 }
 
 // Validate reports everything that is wrong with c.
@@ -122,7 +122,7 @@ func (s *Server) everything(cfg Config, reg *prometheus.Registry) *http.ServeMux
 	mux := s.health()
 	metrics := promhttp.InstrumentMetricHandler(reg, promhttp.HandlerFor(reg, promhttp.HandlerOpts{}))
 	mux.Handle("GET "+cfg.MetricsPath, cfg.Guard.protect(metrics))
-	for path, handler := range cfg.Pages {
+	for path, handler := range cfg.Handlers {
 		mux.Handle("GET "+path, cfg.Guard.protect(handler))
 	}
 	if cfg.LeaderElection {
@@ -176,21 +176,21 @@ func (s *Server) add(list *[]named, name string, check Check) {
 	*list = append(*list, named{name, check})
 }
 
-// Result is what a check has said.
-type Result struct {
+// CheckResult is what a check has said.
+type CheckResult struct {
 	Kind, Name string // livez or readyz, and that of the check
 	Err        error  // nil: it is well
 }
 
-// Results runs all checks.
-func (s *Server) Results(r *http.Request) []Result {
+// CheckResults runs all checks.
+func (s *Server) CheckResults(r *http.Request) []CheckResult {
 	s.mu.Lock()
 	lists := map[string][]named{"livez": slices.Clone(s.live), "readyz": slices.Clone(s.ready)}
 	s.mu.Unlock()
-	var results []Result
+	var results []CheckResult
 	for _, kind := range []string{"livez", "readyz"} {
 		for _, c := range lists[kind] {
-			results = append(results, Result{kind, c.name, c.check(r)})
+			results = append(results, CheckResult{kind, c.name, c.check(r)})
 		}
 	}
 	return results

@@ -262,7 +262,7 @@ func (e *executor) deleteVolume(ctx context.Context, live snapshot) (*corev1.Per
 
 func (e *executor) removeFinalizers(ctx context.Context, live snapshot, st step) (*corev1.PersistentVolume, error) {
 	pv := live.volume
-	data, err := st.change.Patch(pv)
+	data, err := st.change.JSONPatch(pv)
 	if err != nil || data == nil {
 		return pv, err
 	}
@@ -296,10 +296,10 @@ func (t *term) change(ctx context.Context, s snapshot, st step) error {
 	return nil
 }
 
-func (t *term) write(ctx context.Context, pv *corev1.PersistentVolume, change kube.MetaChange) error {
+func (t *term) write(ctx context.Context, pv *corev1.PersistentVolume, change kube.MetadataPatch) error {
 	ctx, cancel := context.WithTimeout(ctx, t.c.cfg.Timeout)
 	defer cancel()
-	changed, err := kube.Change(ctx, t.c.deps.Client.CoreV1().PersistentVolumes(), pv, change)
+	changed, err := kube.PatchMetadata(ctx, t.c.deps.Client.CoreV1().PersistentVolumes(), pv, change)
 	err = t.volumes.RecordWrite(pv, changed, err)
 	if refused := isRefusal(err); (refused || err == nil) && refused != t.memory.unwritable(pv.UID) {
 		t.memory.change(pv.UID, func(r *remembered) { r.unwritable = refused })
@@ -376,7 +376,7 @@ func isRefusal(err error) bool {
 	case !ok || code < http.StatusBadRequest || code >= http.StatusInternalServerError:
 		return false
 	case code == http.StatusUnprocessableEntity:
-		return !kube.IsFailedTest(err)
+		return !kube.IsPatchTestFailed(err)
 	default:
 		return !slices.Contains([]int32{http.StatusUnauthorized, http.StatusForbidden, http.StatusNotFound, http.StatusRequestTimeout, http.StatusConflict, http.StatusGone, http.StatusTooManyRequests}, code)
 	}

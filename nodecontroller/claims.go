@@ -86,7 +86,7 @@ func (c *claims) run(ctx context.Context) (err error) {
 		defer t.pods.Close()
 	}
 	t.queue = workloop.New(workloop.Config{
-		Name: "nodecontroller-claims", RetryStart: c.cfg.RetryIntervalStart, RetryMax: c.cfg.RetryIntervalMax, Jitter: jitter, Grace: c.cfg.Timeout,
+		Name: "nodecontroller-claims", RetryStart: c.cfg.RetryIntervalStart, RetryMax: c.cfg.RetryIntervalMax, Jitter: jitter, GracePeriod: c.cfg.Timeout,
 	}, c.deps.Queues, t.sync)
 	defer t.queue.Stop()
 	registrations := t.register()

@@ -218,7 +218,7 @@ func (f *claimsFixture) deleteClaim(name string) {
 // unprotect does what the controller of Kubernetes does for a claim that nobody uses.
 func (f *claimsFixture) unprotect(name string) {
 	f.Helper()
-	_, err := kube.Change(f.Context(), f.client.CoreV1().PersistentVolumeClaims(f.ns), f.getClaim(name), kube.MetaChange{RemoveFinalizers: []string{pvcProtection}})
+	_, err := kube.PatchMetadata(f.Context(), f.client.CoreV1().PersistentVolumeClaims(f.ns), f.getClaim(name), kube.MetadataPatch{RemoveFinalizers: []string{pvcProtection}})
 	f.must(err)
 }
 
@@ -297,7 +297,7 @@ func (f *claimsFixture) unchanged(pods ...*corev1.Pod) {
 // node makes a node called like the namespace and name.
 func (f *claimsFixture) node(name string) string {
 	f.Helper()
-	f.must(kubetest.MakeNode(f.Context(), f.client, kubetest.NodeSpec{Name: f.ns + "-" + name}))
+	f.must(kubetest.CreateNode(f.Context(), f.client, kubetest.NodeSpec{Name: f.ns + "-" + name}))
 	return f.ns + "-" + name
 }
 

@@ -113,10 +113,10 @@ func eachPod(pods []*corev1.Pod, progress *claimProgress, work func(*corev1.Pod)
 }
 
 // changeClaim writes the metadata of a claim.
-func (t *claimsTerm) changeClaim(ctx context.Context, pvc *corev1.PersistentVolumeClaim, change kube.MetaChange) error {
+func (t *claimsTerm) changeClaim(ctx context.Context, pvc *corev1.PersistentVolumeClaim, change kube.MetadataPatch) error {
 	ctx, cancel := context.WithTimeout(ctx, t.c.cfg.Timeout)
 	defer cancel()
-	changed, err := kube.Change(ctx, t.c.deps.Client.CoreV1().PersistentVolumeClaims(pvc.Namespace), pvc, change)
+	changed, err := kube.PatchMetadata(ctx, t.c.deps.Client.CoreV1().PersistentVolumeClaims(pvc.Namespace), pvc, change)
 	return t.claims.RecordWrite(pvc, changed, err)
 }
 

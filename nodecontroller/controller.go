@@ -171,7 +171,7 @@ func (c *Controller) newTerm() (*term, error) {
 	t.ledger = newLedger(breaker{c.cfg.NodeCleanupMinNodes, c.cfg.NodeCleanupMaxFraction}, c.cfg.NodeCleanupWindow, t.index.driverNodes)
 	t.reader = &reader{client: c.deps.Client, policy: c.policy, timeout: c.cfg.Timeout, system: &c.system, spent: &c.spent, tried: t.tried}
 	t.executor = &executor{reader: t.reader, policy: c.policy, locks: c.deps.Locks, notify: c.notify, metrics: c.metrics, timeout: c.cfg.Timeout}
-	loop := workloop.Config{RetryStart: c.cfg.RetryIntervalStart, RetryMax: c.cfg.RetryIntervalMax, Jitter: jitter, Grace: drain}
+	loop := workloop.Config{RetryStart: c.cfg.RetryIntervalStart, RetryMax: c.cfg.RetryIntervalMax, Jitter: jitter, GracePeriod: drain}
 	loop.Name = "nodecontroller-pv"
 	t.volumeQueue = workloop.New(loop, c.deps.Queues, t.syncVolume)
 	loop.Name = "nodecontroller-node"

@@ -52,7 +52,7 @@ type step struct {
 	reason  string
 	gate    gate            // that keeps the volume from its clean-up; "" for none
 	message string          // of doSkip and doBlocked
-	change  kube.MetaChange // of doForget, doChange and doRemoveFinalizers
+	change  kube.MetadataPatch // of doForget, doChange and doRemoveFinalizers
 	next    time.Time       // when time alone may change the decision; zero: never
 }
 
@@ -100,7 +100,7 @@ func (p policy) decide(s snapshot) step {
 }
 
 func (p policy) decideHealthy(s snapshot) step {
-	change := kube.MetaChange{RemoveAnnotations: p.ann.bookkeeping()}
+	change := kube.MetadataPatch{RemoveAnnotations: p.ann.bookkeeping()}
 	if s.member.recorded { // without its name nobody would know that this is its node
 		change.RemoveAnnotations = append(p.ann.clock(), p.ann.hold)
 	}
@@ -132,7 +132,7 @@ func (p policy) outdated(s snapshot, st step) step {
 	if s.approved {
 		remove = append(remove, p.ann.hold)
 	}
-	if change := (kube.MetaChange{RemoveAnnotations: remove}); !change.AppliedTo(s.volume) {
+	if change := (kube.MetadataPatch{RemoveAnnotations: remove}); !change.AppliedTo(s.volume) {
 		st.action, st.change, st.reason, st.gate = doChange, change, "OutdatedNotes", ""
 	}
 	return st
@@ -162,7 +162,7 @@ func (p policy) decideLost(s snapshot) step {
 	}
 	keep := p.lastSeen(s, since).Add(p.clockGap / 2)
 	if clocked && !s.approved && !s.tried && !s.now.Before(keep) { // so that it counts for whoever leads next
-		change := kube.MetaChange{SetAnnotations: map[string]string{p.ann.seenMissing: s.now.UTC().Format(time.RFC3339)}}
+		change := kube.MetadataPatch{SetAnnotations: map[string]string{p.ann.seenMissing: s.now.UTC().Format(time.RFC3339)}}
 		return step{action: doChange, state: stateSuspect, reason: "ClockRuns", gate: gateGrace, change: change}
 	}
 	if due := since.Add(p.missingGrace); clocked && !s.approved && s.now.Before(due) {
@@ -175,8 +175,8 @@ func (p policy) decideLost(s snapshot) step {
 }
 
 // notes is what has to stand on the volume of a missing node before anything else is done.
-func (p policy) notes(s snapshot) kube.MetaChange {
-	var change kube.MetaChange
+func (p policy) notes(s snapshot) kube.MetadataPatch {
+	var change kube.MetadataPatch
 	set := map[string]string{}
 	if s.member.place == placeOrphan {
 		// What is held has no use for a clock before its approval, which needs none.
@@ -243,7 +243,7 @@ func (p policy) decideReport(s snapshot, g step) step {
 	}
 	// Opted out during its grace, which does not count any more. A hold ends with the
 	// return of the node or an approval alone: the opt-out may not last.
-	stale := kube.MetaChange{RemoveAnnotations: p.ann.clock()}
+	stale := kube.MetadataPatch{RemoveAnnotations: p.ann.clock()}
 	if t := s.tombstone; t != nil && t.optedOut && p.writes() {
 		stale.SetAnnotations = map[string]string{p.ann.cleanup: disabled}
 	}
@@ -251,7 +251,7 @@ func (p policy) decideReport(s snapshot, g step) step {
 		return step{action: doChange, state: stateSuspect, reason: "OptedOut", change: stale}
 	}
 	// Nothing is to be done for it any more, and the approval of that ends its hold too.
-	if free := (kube.MetaChange{RemoveAnnotations: []string{p.ann.hold}}); p.writes() && s.approved && !free.AppliedTo(s.volume) {
+	if free := (kube.MetadataPatch{RemoveAnnotations: []string{p.ann.hold}}); p.writes() && s.approved && !free.AppliedTo(s.volume) {
 		return step{action: doChange, state: g.state, reason: "Approved", change: free}
 	}
 	noticed, written := p.clock(s)
@@ -358,7 +358,7 @@ func (p policy) goalOfReleased(s snapshot) step {
 	case pv.DeletionTimestamp == nil:
 		return step{action: doDeleteVolume, state: stateForce, reason: "NotReclaimed"}
 	}
-	change := kube.MetaChange{RemoveFinalizers: p.removable}
+	change := kube.MetadataPatch{RemoveFinalizers: p.removable}
 	if !change.AppliedTo(pv) {
 		return step{action: doRemoveFinalizers, state: stateForce, reason: "NotReclaimed", change: change}
 	}

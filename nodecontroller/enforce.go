@@ -158,7 +158,7 @@ func (c *claims) deletion(pod *corev1.Pod) metav1.DeleteOptions {
 
 // release removes the finalizer of pvc, and with it pvc: it was the last one.
 func (t *claimsTerm) release(ctx context.Context, pvc *corev1.PersistentVolumeClaim) error {
-	err := t.changeClaim(ctx, pvc, kube.MetaChange{RemoveFinalizers: []string{t.c.rules.finalizer}})
+	err := t.changeClaim(ctx, pvc, kube.MetadataPatch{RemoveFinalizers: []string{t.c.rules.finalizer}})
 	t.c.metrics.finalizer(actionRelease, err)
 	if err != nil {
 		err = fmt.Errorf("removing finalizer %q of claim %q (the permission to patch persistentvolumeclaims is needed): %w", t.c.rules.finalizer, kube.Key(pvc), err)

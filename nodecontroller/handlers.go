@@ -233,5 +233,5 @@ func (t *term) driverChanged(d *storagev1.CSIDriver) {
 
 // notedNothing tells whether pv carries none of the notes that end with the return of its node.
 func (p policy) notedNothing(pv *corev1.PersistentVolume) bool {
-	return kube.MetaChange{RemoveAnnotations: p.ann.bookkeeping()}.AppliedTo(pv)
+	return kube.MetadataPatch{RemoveAnnotations: p.ann.bookkeeping()}.AppliedTo(pv)
 }

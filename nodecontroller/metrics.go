@@ -74,7 +74,7 @@ func (m *metrics) action(action string, p policy, err error) {
 	if p.dryRun {
 		mode = string(CleanupDryRun)
 	}
-	if action == "finalizer_remove" && kube.IsFailedTest(err) {
+	if action == "finalizer_remove" && kube.IsPatchTestFailed(err) {
 		result = "conflict"
 	}
 	m.actions.WithLabelValues(action, strings.ToLower(mode), result).Inc()

@@ -185,8 +185,8 @@ func (p nodePolicy) decideStaying(s nodeSnapshot) nodeStep {
 }
 
 // releases is the change that lets a node go: every occurrence of the finalizer.
-func (p nodePolicy) releases() kube.MetaChange {
-	return kube.MetaChange{RemoveFinalizers: []string{p.finalizer}}
+func (p nodePolicy) releases() kube.MetadataPatch {
+	return kube.MetadataPatch{RemoveFinalizers: []string{p.finalizer}}
 }
 
 // String is the name of a in the log.

@@ -163,7 +163,7 @@ func (t *term) gatherNode(pass *nodePass) nodeSnapshot {
 
 // notes is what a volume has to know of its node when that is gone. An opt-out has to
 // outlive the node.
-func (p nodePolicy) notes(node *corev1.Node, s snapshot, hold bool) kube.MetaChange {
+func (p nodePolicy) notes(node *corev1.Node, s snapshot, hold bool) kube.MetadataPatch {
 	names := mergeNames(p.ann.lostNodes(s.volume), s.member.hosts) // one that has gone before is lost as well
 	set := map[string]string{p.ann.lostNode: strings.Join(names, nodeListMark), p.ann.lostNodeUID: string(node.UID)}
 	if len(names) > 1 { // the UID of which, nobody could tell
@@ -177,7 +177,7 @@ func (p nodePolicy) notes(node *corev1.Node, s snapshot, hold bool) kube.MetaCha
 	if hold {
 		set[p.ann.hold] = heldByBreak
 	}
-	return kube.MetaChange{SetAnnotations: set}
+	return kube.MetadataPatch{SetAnnotations: set}
 }
 
 // noteVolumes writes on the volumes of a node that it goes, or that they have to wait.
@@ -195,7 +195,7 @@ func (t *term) noteVolumes(ctx context.Context, node *corev1.Node, pass *nodePas
 }
 
 // noteFor writes on one volume of a node.
-func (t *term) noteFor(ctx context.Context, pass *nodePass, pv *corev1.PersistentVolume, change kube.MetaChange) error {
+func (t *term) noteFor(ctx context.Context, pass *nodePass, pv *corev1.PersistentVolume, change kube.MetadataPatch) error {
 	if err := t.write(ctx, pv, change); err != nil {
 		return pass.refuse(pv.Name, t.failed(pv, err))
 	}
@@ -206,7 +206,7 @@ func (t *term) noteFor(ctx context.Context, pass *nodePass, pv *corev1.Persisten
 func (t *term) noteOptOut(ctx context.Context, pass *nodePass) error {
 	shuffle(pass.meant)
 	for _, pv := range pass.meant {
-		if err := t.noteFor(ctx, pass, pv, kube.MetaChange{SetAnnotations: map[string]string{t.c.policy.ann.cleanup: disabled}}); err != nil {
+		if err := t.noteFor(ctx, pass, pv, kube.MetadataPatch{SetAnnotations: map[string]string{t.c.policy.ann.cleanup: disabled}}); err != nil {
 			return err
 		}
 	}
@@ -215,7 +215,7 @@ func (t *term) noteOptOut(ctx context.Context, pass *nodePass) error {
 
 // protect adds the finalizer to a node of the driver.
 func (t *term) protect(ctx context.Context, node *corev1.Node) error {
-	err := t.changeNode(ctx, node, kube.MetaChange{AddFinalizers: []string{t.c.nodePolicy.finalizer}})
+	err := t.changeNode(ctx, node, kube.MetadataPatch{AddFinalizers: []string{t.c.nodePolicy.finalizer}})
 	if apierrors.IsForbidden(err) || apierrors.IsInvalid(err) {
 		live, exists, e := t.reader.node(ctx, node.Name)
 		if e == nil && (!exists || live.DeletionTimestamp != nil) {
@@ -240,10 +240,10 @@ func (t *term) release(ctx context.Context, node *corev1.Node, st nodeStep) erro
 	return nil
 }
 
-func (t *term) changeNode(ctx context.Context, node *corev1.Node, change kube.MetaChange) error {
+func (t *term) changeNode(ctx context.Context, node *corev1.Node, change kube.MetadataPatch) error {
 	ctx, cancel := context.WithTimeout(ctx, t.c.cfg.Timeout)
 	defer cancel()
-	changed, err := kube.Change(ctx, t.c.deps.Client.CoreV1().Nodes(), node, change)
+	changed, err := kube.PatchMetadata(ctx, t.c.deps.Client.CoreV1().Nodes(), node, change)
 	if err = t.nodes.RecordWrite(node, changed, err); err != nil {
 		return fmt.Errorf("writing finalizer %s of Node %q: %w", t.c.nodePolicy.finalizer, node.Name, err)
 	}

@@ -355,7 +355,7 @@ func (c *cleanup) settle(ctx context.Context, s snapshot, out io.Writer) (again 
 // holds their deletion once this program is gone. It fails when somebody puts it back.
 func RemoveFinalizers(ctx context.Context, cfg Config, client kubernetes.Interface, dryRun bool, out io.Writer) error {
 	r := &reader{client: client, timeout: cfg.Timeout, system: new(atomic.Value)}
-	change := kube.MetaChange{RemoveFinalizers: []string{cfg.NodeFinalizer}}
+	change := kube.MetadataPatch{RemoveFinalizers: []string{cfg.NodeFinalizer}}
 	var errs []error
 	removed := false
 	err := pages(ctx, cfg.Timeout, "Nodes", r.listNodes, metav1.ListOptions{}, func(node *corev1.Node) bool {
@@ -368,7 +368,7 @@ func RemoveFinalizers(ctx context.Context, cfg Config, client kubernetes.Interfa
 		}
 		ctx, cancel := context.WithTimeout(ctx, cfg.Timeout)
 		defer cancel()
-		if _, err := kube.Change(ctx, client.CoreV1().Nodes(), node, change); err != nil && !kube.IsNotFound(err) {
+		if _, err := kube.PatchMetadata(ctx, client.CoreV1().Nodes(), node, change); err != nil && !kube.IsNotFound(err) {
 			errs = append(errs, fmt.Errorf("removing finalizer %s of Node %q: %w", cfg.NodeFinalizer, node.Name, err))
 			return true
 		}

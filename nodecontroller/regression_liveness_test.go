@@ -376,7 +376,7 @@ func TestCleanupCommandWaits(t *testing.T) {
 			done := make(chan error, 1)
 			go func() { done <- Cleanup(t.Context(), f.cfg, f.client, request, &out) }()
 			f.claimDeleted("a")
-			f.must(kubetest.MakeNode(t.Context(), f.client, kubetest.NodeSpec{Name: f.name("nb")}))
+			f.must(kubetest.CreateNode(t.Context(), f.client, kubetest.NodeSpec{Name: f.name("nb")}))
 			f.patchNode("nb", `{"status":{"addresses":[{"type":"Hostname","address":"`+f.name(host)+`"}]}}`, "status")
 			f.release("a")
 			if err := <-done; !errors.Is(err, ErrRefused) {

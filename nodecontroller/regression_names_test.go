@@ -74,7 +74,7 @@ func TestNodeThatIsThereByAnotherName(t *testing.T) {
 	})
 	t.Run("label_of_the_only_candidate_is_lost", func(t *testing.T) {
 		f := scenario(t, func(f *fixture) { f.cfg.TopologyNodeKey = f.key })
-		f.must(kubetest.MakeNode(t.Context(), f.client, kubetest.NodeSpec{Name: f.name("n"), Labels: map[string]string{f.key: f.name("rack")}, Driver: f.driver, TopologyKeys: []string{f.key}}))
+		f.must(kubetest.CreateNode(t.Context(), f.client, kubetest.NodeSpec{Name: f.name("n"), Labels: map[string]string{f.key: f.name("rack")}, Driver: f.driver, TopologyKeys: []string{f.key}}))
 		_, pvc := f.bound("a", "rack")
 		f.label("n", "") // nobody has seen it before
 		f.start()
@@ -100,7 +100,7 @@ func TestNodeThatIsThereByAnotherName(t *testing.T) {
 		_, pvc := f.bound("a", "n")
 		f.start()
 		f.seen("pv-a", placeOrphan)
-		f.must(kubetest.MakeNode(t.Context(), f.client, kubetest.NodeSpec{Name: f.name("nb")}))
+		f.must(kubetest.CreateNode(t.Context(), f.client, kubetest.NodeSpec{Name: f.name("nb")}))
 		f.patchNode("nb", `{"status":{"addresses":[{"type":"Hostname","address":"`+f.name("n")+`"}]}}`, "status")
 		f.staysFor(4*shortGrace, "pv-a", placeOrphan, pvc)
 	})
@@ -122,7 +122,7 @@ func TestRecordsByTheID(t *testing.T) {
 		f.cfg.NodeCleanupResourceSweep = shortGrace
 	})
 	records := f.installLogicalVolumes()
-	f.must(kubetest.MakeNode(t.Context(), f.client, kubetest.NodeSpec{
+	f.must(kubetest.CreateNode(t.Context(), f.client, kubetest.NodeSpec{
 		Name: f.name("n"), Labels: map[string]string{f.key: f.name("n")}, Driver: f.driver, TopologyKeys: []string{f.key}, NodeID: f.name("uuid"),
 	}))
 	f.logicalVolume(records, "lv", "uuid")

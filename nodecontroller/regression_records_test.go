@@ -242,7 +242,7 @@ func TestBreakerHoldsUnboundClaims(t *testing.T) {
 // volumes are on it.
 func TestOptOutWhileTheKeyIsUnknown(t *testing.T) {
 	rival := func(f *fixture) {
-		f.must(kubetest.MakeNode(f.Context(), f.client, kubetest.NodeSpec{Name: f.name("new"), Driver: f.driver, TopologyKeys: []string{"new-" + f.key}}))
+		f.must(kubetest.CreateNode(f.Context(), f.client, kubetest.NodeSpec{Name: f.name("new"), Driver: f.driver, TopologyKeys: []string{"new-" + f.key}}))
 		f.keyIs("")
 	}
 	for name, finalizer := range map[string]bool{"with_our_finalizer": true, "without": false} {

@@ -25,7 +25,7 @@ import (
 // has for it, and not its name.
 func (f *fixture) labelled(name, id string) {
 	f.Helper()
-	f.must(kubetest.MakeNode(f.Context(), f.client, kubetest.NodeSpec{
+	f.must(kubetest.CreateNode(f.Context(), f.client, kubetest.NodeSpec{
 		Name: f.name(name), Labels: map[string]string{f.key: f.name(id)}, Driver: f.driver, NodeID: f.name(id), TopologyKeys: []string{f.key},
 	}))
 }
@@ -33,7 +33,7 @@ func (f *fixture) labelled(name, id string) {
 // zoned makes one whose label is not its own.
 func (f *fixture) zoned(name, zone string) {
 	f.Helper()
-	f.must(kubetest.MakeNode(f.Context(), f.client, kubetest.NodeSpec{
+	f.must(kubetest.CreateNode(f.Context(), f.client, kubetest.NodeSpec{
 		Name: f.name(name), Labels: map[string]string{f.key: f.name(zone)}, Driver: f.driver, TopologyKeys: []string{f.key},
 	}))
 }
@@ -77,7 +77,7 @@ func TestTopologyKeyIsUnknown(t *testing.T) {
 		// The second volume goes, so that the count alone would let the first one go on.
 		f.must(f.client.CoreV1().PersistentVolumes().Delete(t.Context(), f.name("pv-c2"), metav1.DeleteOptions{}))
 		f.patchVolume("pv-c2", `{"metadata":{"finalizers":null}}`)
-		f.must(kubetest.MakeNode(t.Context(), f.client, kubetest.NodeSpec{Name: f.name("new"), Driver: f.driver, TopologyKeys: []string{"new-" + f.key}}))
+		f.must(kubetest.CreateNode(t.Context(), f.client, kubetest.NodeSpec{Name: f.name("new"), Driver: f.driver, TopologyKeys: []string{"new-" + f.key}}))
 		f.keyIs("")
 		f.looks("pv-c1")
 		f.held("c1", true)
@@ -249,7 +249,7 @@ func TestCleanupCommand(t *testing.T) {
 		f := scenario(t, nil)
 		_, pvc := f.bound("a", "host")
 		f.patchVolume("pv-a", string(annotationsPatch(map[string]any{f.ann.lostNode: f.name("n")})))
-		f.must(kubetest.MakeNode(t.Context(), f.client, kubetest.NodeSpec{Name: f.name("nb")}))
+		f.must(kubetest.CreateNode(t.Context(), f.client, kubetest.NodeSpec{Name: f.name("nb")}))
 		f.patchNode("nb", `{"status":{"addresses":[{"type":"Hostname","address":"`+f.name("host")+`"}]}}`, "status")
 		var out bytes.Buffer
 		err := Cleanup(t.Context(), f.cfg, f.client, CleanupRequest{Driver: f.driver, Node: f.name("n"), Yes: true}, &out)
@@ -333,7 +333,7 @@ func TestRefresh(t *testing.T) {
 			_ = json.NewEncoder(w).Encode(pv)
 		})
 		f.node("n")
-		f.must(kubetest.MakeNode(t.Context(), f.client, kubetest.NodeSpec{Name: f.name("nb")}))
+		f.must(kubetest.CreateNode(t.Context(), f.client, kubetest.NodeSpec{Name: f.name("nb")}))
 		f.patchNode("nb", `{"status":{"addresses":[{"type":"Hostname","address":"`+f.name("host")+`"}]}}`, "status")
 		f.bound("a", "n")
 		f.start()

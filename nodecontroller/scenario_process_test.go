@@ -94,7 +94,7 @@ func TestNodecontrollerScenarioProcess(t *testing.T) {
 		if err != nil { // drivers cannot be changed, but replaced
 			f.must(f.client.StorageV1().CSINodes().Delete(t.Context(), f.name("keep"), metav1.DeleteOptions{}))
 			f.must(f.client.CoreV1().Nodes().Delete(t.Context(), f.name("keep"), metav1.DeleteOptions{}))
-			f.must(kubetest.MakeNode(t.Context(), f.client, kubetest.NodeSpec{Name: f.name("keep"), Driver: f.driver, TopologyKeys: []string{f.key, "zone"}}))
+			f.must(kubetest.CreateNode(t.Context(), f.client, kubetest.NodeSpec{Name: f.name("keep"), Driver: f.driver, TopologyKeys: []string{f.key, "zone"}}))
 		}
 		pv, pvc := f.bound("a", "n")
 		f.start()

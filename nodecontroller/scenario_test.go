@@ -217,7 +217,7 @@ func (f *fixture) class(name string, annotations map[string]string) {
 // node makes a ready node with the driver on it.
 func (f *fixture) node(name string, finalizers ...string) {
 	f.Helper()
-	f.must(kubetest.MakeNode(f.Context(), f.client, kubetest.NodeSpec{
+	f.must(kubetest.CreateNode(f.Context(), f.client, kubetest.NodeSpec{
 		Name: f.name(name), Labels: map[string]string{f.key: f.name(name)}, Driver: f.driver, TopologyKeys: []string{f.key},
 	}))
 	if len(finalizers) > 0 {

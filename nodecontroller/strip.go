@@ -19,7 +19,7 @@ func (r claimRules) strippable(pvc *corev1.PersistentVolumeClaim) bool {
 
 // strip removes all obsolete finalizers of pvc in one write.
 func (t *claimsTerm) strip(ctx context.Context, pvc *corev1.PersistentVolumeClaim) error {
-	err := t.changeClaim(ctx, pvc, kube.MetaChange{RemoveFinalizers: t.c.rules.obsolete})
+	err := t.changeClaim(ctx, pvc, kube.MetadataPatch{RemoveFinalizers: t.c.rules.obsolete})
 	t.c.metrics.finalizer(actionStrip, err)
 	if err != nil {
 		err = fmt.Errorf("removing obsolete finalizers of claim %q (the permission to patch persistentvolumeclaims is needed): %w", kube.Key(pvc), err)

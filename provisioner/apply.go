@@ -32,7 +32,7 @@ const slowAttempt = time.Second
 // syncClaim brings one claim as far as it goes.
 func (t *term) syncClaim(ctx context.Context, key claimKey) (time.Time, error) {
 	log := klog.FromContext(ctx).WithValues("persistentVolumeClaim", klog.KRef(key.Namespace, key.Name))
-	ctx = tracing.Operation(klog.NewContext(ctx, log), "Provision", key.UID)
+	ctx = tracing.WithOperation(klog.NewContext(ctx, log), "Provision", key.UID)
 	var named *found // read anew in every sync
 	for range maxRounds {
 		s := t.gather(key)
@@ -55,7 +55,7 @@ func (t *term) syncClaim(ctx context.Context, key claimKey) (time.Time, error) {
 		case doWait:
 			return step.until, nil
 		}
-		traced, end := tracing.Step(ctx, step.action.String())
+		traced, end := tracing.StartSpan(ctx, step.action.String())
 		err := t.apply(traced, key, s, step)
 		end(err)
 		if err != nil {
@@ -237,7 +237,7 @@ func (t *term) unprotect(ctx context.Context, claim *corev1.PersistentVolumeClai
 
 // reschedule has the scheduler choose another node.
 func (t *term) reschedule(ctx context.Context, claim *corev1.PersistentVolumeClaim) error {
-	if err := t.changeClaim(ctx, claim, kube.MetaChange{RemoveAnnotations: []string{storagehelpers.AnnSelectedNode}}); err != nil {
+	if err := t.changeClaim(ctx, claim, kube.MetadataPatch{RemoveAnnotations: []string{storagehelpers.AnnSelectedNode}}); err != nil {
 		return fmt.Errorf("asking for another node for claim %s/%s: %w", claim.Namespace, claim.Name, err)
 	}
 	// Where nodes compete for the claim, those that have not failed go first.
@@ -246,12 +246,12 @@ func (t *term) reschedule(ctx context.Context, claim *corev1.PersistentVolumeCla
 }
 
 // changeClaim writes metadata of a claim. That it is gone is no error.
-func (t *term) changeClaim(ctx context.Context, claim *corev1.PersistentVolumeClaim, change kube.MetaChange) error {
+func (t *term) changeClaim(ctx context.Context, claim *corev1.PersistentVolumeClaim, change kube.MetadataPatch) error {
 	return t.changeClaimBy(ctx, t.c.deps.Client, claim, change)
 }
 
-func (t *term) changeClaimBy(ctx context.Context, client kubernetes.Interface, claim *corev1.PersistentVolumeClaim, change kube.MetaChange) error {
-	changed, err := kube.Change(ctx, client.CoreV1().PersistentVolumeClaims(claim.Namespace), claim, change)
+func (t *term) changeClaimBy(ctx context.Context, client kubernetes.Interface, claim *corev1.PersistentVolumeClaim, change kube.MetadataPatch) error {
+	changed, err := kube.PatchMetadata(ctx, client.CoreV1().PersistentVolumeClaims(claim.Namespace), claim, change)
 	return t.claims.RecordWrite(claim, changed, err)
 }
 

@@ -135,29 +135,29 @@ func fingerprint(request *csi.CreateVolumeRequest) (string, error) {
 }
 
 // protection is the change that keeps the claim of a until its outcome is known.
-func (a *attempt) protection(driver string) (kube.MetaChange, error) {
+func (a *attempt) protection(driver string) (kube.MetadataPatch, error) {
 	r := requestRecord{Driver: driver, SelectedNode: a.plan.SelectedNode}
 	var err error
 	if r.Request, err = fingerprint(a.request); err != nil {
-		return kube.MetaChange{}, err
+		return kube.MetadataPatch{}, err
 	}
 	if t := a.request.GetAccessibilityRequirements(); t != nil {
 		if r.Topology, err = packTopology(t); err != nil {
-			return kube.MetaChange{}, err
+			return kube.MetadataPatch{}, err
 		}
 	}
 	data, err := json.Marshal(r)
 	if err != nil {
-		return kube.MetaChange{}, fmt.Errorf("encoding the record of the request: %w", err)
+		return kube.MetadataPatch{}, fmt.Errorf("encoding the record of the request: %w", err)
 	}
 	if len(data) > maxRecord {
-		return kube.MetaChange{}, fmt.Errorf("the record of the request has %d bytes, too many for an annotation", len(data))
+		return kube.MetadataPatch{}, fmt.Errorf("the record of the request has %d bytes, too many for an annotation", len(data))
 	}
-	return kube.MetaChange{AddFinalizers: []string{claimFinalizer}, SetAnnotations: map[string]string{annRequest: string(data)}}, nil
+	return kube.MetadataPatch{AddFinalizers: []string{claimFinalizer}, SetAnnotations: map[string]string{annRequest: string(data)}}, nil
 }
 
 // unprotection undoes protection.
-var unprotection = kube.MetaChange{RemoveFinalizers: []string{claimFinalizer}, RemoveAnnotations: []string{annRequest}}
+var unprotection = kube.MetadataPatch{RemoveFinalizers: []string{claimFinalizer}, RemoveAnnotations: []string{annRequest}}
 
 func isProtected(claim *corev1.PersistentVolumeClaim) bool {
 	return slices.Contains(claim.Finalizers, claimFinalizer)

@@ -141,7 +141,7 @@ type term struct {
 	cloneQueue    *workloop.Loop[sourceKey] // sources to release
 	snapshotQueue *workloop.Loop[sourceKey]
 	sourceLocks   stripes
-	snapshots     kube.Optional
+	snapshots     kube.OptionalInformer
 	topologies    *aggregate
 
 	mu            sync.Mutex
@@ -178,13 +178,13 @@ func (c *Controller) Run(ctx context.Context) (err error) {
 	defer t.volumes.Close()
 	loop := workloop.Config{
 		RetryStart: c.cfg.RetryIntervalStart, RetryMax: c.cfg.RetryIntervalMax,
-		Gate: c.deps.Ready, Grace: c.cfg.Timeout + apiGrace,
+		WaitReady: c.deps.Ready, GracePeriod: c.cfg.Timeout + apiGrace,
 	}
 	loop.Name = "claims"
 	t.claimQueue = workloop.New(loop, c.deps.Queues, t.syncClaim)
 	loop.Name = "volumes"
 	t.pvQueue = workloop.New(loop, c.deps.Queues, t.syncVolume)
-	loop.Name, loop.Gate = "clone-protection", nil // nothing is asked of the driver there
+	loop.Name, loop.WaitReady = "clone-protection", nil // nothing is asked of the driver there
 	t.cloneQueue = workloop.New(loop, c.deps.Queues, t.syncSource)
 	loop.Name = "snapshot-protection"
 	t.snapshotQueue = workloop.New(loop, c.deps.Queues, t.syncSource)

@@ -61,7 +61,7 @@ type volumeStep struct {
 	action volumeAction
 	reason string
 	err    error           // of volumeFail and volumeWait
-	change kube.MetaChange // of volumeChange
+	change kube.MetadataPatch // of volumeChange
 }
 
 // responsible tells whether pv is one of the driver, made by whomever, and of this node.
@@ -105,19 +105,19 @@ func (d driver) decideVolume(s volumeSnapshot) volumeStep {
 	has, deleting := slices.Contains(pv.Finalizers, volumeFinalizer), pv.DeletionTimestamp != nil
 	switch {
 	case s.removal.volume && (has || len(s.releasable) > 0):
-		return volumeStep{action: volumeChange, reason: "Deleted", change: kube.MetaChange{RemoveFinalizers: append([]string{volumeFinalizer}, s.releasable...)}}
+		return volumeStep{action: volumeChange, reason: "Deleted", change: kube.MetadataPatch{RemoveFinalizers: append([]string{volumeFinalizer}, s.releasable...)}}
 	case s.removal.volume && !deleting:
 		return volumeStep{action: volumeRemove, reason: "Deleted"}
 	case s.removal.volume:
 		return volumeStep{reason: "OthersKeepIt"}
 	case !reclaims(pv) && has:
-		return volumeStep{action: volumeChange, reason: "Retained", change: kube.MetaChange{RemoveFinalizers: []string{volumeFinalizer}}}
+		return volumeStep{action: volumeChange, reason: "Retained", change: kube.MetadataPatch{RemoveFinalizers: []string{volumeFinalizer}}}
 	case !reclaims(pv):
 		return volumeStep{reason: "Retained"}
 	case deleting && !has:
 		return volumeStep{reason: "NotOurs"}
 	case pv.Status.Phase == corev1.VolumeBound && !has:
-		return volumeStep{action: volumeChange, reason: "Unprotected", change: kube.MetaChange{AddFinalizers: []string{volumeFinalizer}}}
+		return volumeStep{action: volumeChange, reason: "Unprotected", change: kube.MetadataPatch{AddFinalizers: []string{volumeFinalizer}}}
 	case pv.Status.Phase != corev1.VolumeReleased:
 		return volumeStep{reason: "InUse"}
 	}
@@ -164,7 +164,7 @@ func (t *term) syncVolume(ctx context.Context, name string) (time.Time, error) {
 		case volumeWait:
 			return t.waitDetached(s, step.err), nil
 		}
-		traced, end := tracing.Step(tracing.Operation(ctx, "Delete", s.volume.UID), step.action.String())
+		traced, end := tracing.StartSpan(tracing.WithOperation(ctx, "Delete", s.volume.UID), step.action.String())
 		err := t.applyVolume(traced, s, step)
 		end(err)
 		if err != nil {
@@ -226,7 +226,7 @@ func (t *term) applyVolume(ctx context.Context, s volumeSnapshot, step volumeSte
 	pv, volumes := s.volume, t.c.deps.Client.CoreV1().PersistentVolumes()
 	switch step.action {
 	case volumeChange:
-		changed, err := kube.Change(ctx, volumes, pv, step.change)
+		changed, err := kube.PatchMetadata(ctx, volumes, pv, step.change)
 		if err := t.volumes.RecordWrite(pv, changed, err); err != nil {
 			return fmt.Errorf("changing the finalizers of PersistentVolume %q: %w", pv.Name, err)
 		}
@@ -292,7 +292,7 @@ func (t *term) deleteVolume(ctx context.Context, pv *corev1.PersistentVolume) er
 	t.c.metrics.deleted.WithLabelValues(pv.Spec.StorageClassName).Inc()
 	t.c.metrics.deleteSeconds.WithLabelValues(pv.Spec.StorageClassName).Observe(took.Seconds())
 	klog.FromContext(ctx).Info("Volume deleted", "volumeHandle", handle)
-	tracing.Done(ctx, time.Now().Add(-took), "persistentVolume", pv.Name, "volumeHandle", handle)
+	tracing.EndOperation(ctx, time.Now().Add(-took), "persistentVolume", pv.Name, "volumeHandle", handle)
 	return nil
 }
 

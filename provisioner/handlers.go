@@ -77,7 +77,7 @@ func (t *term) claimChanged(claim *corev1.PersistentVolumeClaim) {
 		t.forget(claim.UID)
 		return
 	}
-	if kube.ClaimConcerns(t.c.driver.name, claim) {
+	if kube.ClaimHandledBy(t.c.driver.name, claim) {
 		t.claimQueue.Add(keyOf(claim))
 	}
 }
@@ -131,7 +131,7 @@ func (t *term) classChanged(class *storagev1.StorageClass) {
 // driver called infeasible may be feasible now.
 func (t *term) wake(need string) {
 	for _, claim := range t.c.claims.ByIndex(kube.ByDependency, need) {
-		if !kube.ClaimConcerns(t.c.driver.name, claim) || t.progressOf(claim.UID).attempt != nil {
+		if !kube.ClaimHandledBy(t.c.driver.name, claim) || t.progressOf(claim.UID).attempt != nil {
 			continue
 		}
 		if t.progressOf(claim.UID).infeasible != nil {
@@ -144,7 +144,7 @@ func (t *term) wake(need string) {
 // watchOptional watches what claims may name besides their class, where such kinds
 // exist, so that they need not wait for their back-off.
 func (t *term) watchOptional(ctx context.Context, wg *sync.WaitGroup) {
-	watch := func(o *kube.Optional, resource schema.GroupVersionResource, changed func(old, now *metav1.PartialObjectMetadata)) {
+	watch := func(o *kube.OptionalInformer, resource schema.GroupVersionResource, changed func(old, now *metav1.PartialObjectMetadata)) {
 		wg.Go(func() {
 			o.Run(ctx, t.c.deps.Metadata, resource, kube.Handlers[*metav1.PartialObjectMetadata]{
 				Add: func(now *metav1.PartialObjectMetadata) { changed(nil, now) }, Update: changed,
@@ -167,12 +167,12 @@ func (t *term) watchOptional(ctx context.Context, wg *sync.WaitGroup) {
 		}
 	}
 	if d := t.c.driver; d.modifies && d.VolumeAttributesClass {
-		watch(&kube.Optional{}, attributesClasses, func(_, c *metav1.PartialObjectMetadata) {
+		watch(&kube.OptionalInformer{}, attributesClasses, func(_, c *metav1.PartialObjectMetadata) {
 			t.wake(kube.DependencyKey(kube.KindVolumeAttributesClass, "", c.Name))
 		})
 	}
 	if t.c.cfg.CrossNamespaceVolumeDataSource {
-		watch(&kube.Optional{}, referenceGrants, func(_, g *metav1.PartialObjectMetadata) {
+		watch(&kube.OptionalInformer{}, referenceGrants, func(_, g *metav1.PartialObjectMetadata) {
 			t.wake(kube.DependencyKey(kube.KindReferenceGrant, g.Namespace, ""))
 		})
 	}

@@ -229,7 +229,7 @@ func TestOwns(t *testing.T) {
 					if got := d.owns(claim); got != want {
 						t.Errorf("%s: owner %q, beta %q, migrated to %q: %v", d.name, owner, beta, to, got)
 					}
-					if want && !kube.ClaimConcerns(d.name, claim) {
+					if want && !kube.ClaimHandledBy(d.name, claim) {
 						t.Errorf("%s: owner %q, beta %q, migrated to %q: its claim would be trimmed", d.name, owner, beta, to)
 					}
 				}

@@ -73,7 +73,7 @@ func keep[T metav1.Object](ctx context.Context, w kube.Writer[T], name string, u
 	if err != nil {
 		return source, err
 	}
-	return kube.Change(ctx, w, source, kube.MetaChange{AddFinalizers: []string{finalizer}})
+	return kube.PatchMetadata(ctx, w, source, kube.MetadataPatch{AddFinalizers: []string{finalizer}})
 }
 
 // inUse tells whether somebody waits for a copy of a source.
@@ -134,7 +134,7 @@ func (t *term) releaseClaim(ctx context.Context, key sourceKey) error {
 	if others, err := t.ofAnotherDriver(ctx, source); err != nil || others {
 		return err
 	}
-	changed, err := kube.Change(ctx, claims, source, kube.MetaChange{RemoveFinalizers: []string{cloneFinalizer}})
+	changed, err := kube.PatchMetadata(ctx, claims, source, kube.MetadataPatch{RemoveFinalizers: []string{cloneFinalizer}})
 	return t.claims.RecordWrite(source, changed, err)
 }
 
@@ -184,7 +184,7 @@ func (t *term) releaseSnapshot(ctx context.Context, key sourceKey) error {
 			return err
 		}
 	}
-	_, err = kube.Change(ctx, snapshots, source, kube.MetaChange{RemoveFinalizers: []string{snapshotFinalizer}})
+	_, err = kube.PatchMetadata(ctx, snapshots, source, kube.MetadataPatch{RemoveFinalizers: []string{snapshotFinalizer}})
 	return err
 }
 
@@ -210,7 +210,7 @@ func (t *term) sweep(ctx context.Context, interval time.Duration) {
 // left queues the source of a claim that does not wait any more.
 func (t *term) left(claim *corev1.PersistentVolumeClaim) {
 	source := copied(claim)
-	if source != nil && source.Kind == kube.KindSnapshot && !kube.ClaimConcerns(t.c.driver.name, claim) {
+	if source != nil && source.Kind == kube.KindSnapshot && !kube.ClaimHandledBy(t.c.driver.name, claim) {
 		return // of another driver, as a rule, and a read for each would not be: the sweep finds the others
 	}
 	t.released(source)

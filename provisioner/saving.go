@@ -47,7 +47,7 @@ func (t *term) saveBy(ctx context.Context, client kubernetes.Interface, key clai
 	t.remember(key.UID, func(p *progress) { p.attempt, p.saved, took = nil, true, time.Since(p.began) })
 	t.c.metrics.claimDone(a.claim, took)
 	t.tell(a.claim, succeededEvent(pv.Name))
-	tracing.Done(ctx, a.claim.CreationTimestamp.Time, "persistentVolumeClaim", klog.KObj(a.claim).String(), "persistentVolume", pv.Name, "volumeHandle", a.handle)
+	tracing.EndOperation(ctx, a.claim.CreationTimestamp.Time, "persistentVolumeClaim", klog.KObj(a.claim).String(), "persistentVolume", pv.Name, "volumeHandle", a.handle)
 	klog.FromContext(ctx).Info("Volume provisioned", "persistentVolume", klog.KObj(pv), "volumeHandle", a.handle)
 	return nil
 }

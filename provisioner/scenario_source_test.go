@@ -79,7 +79,7 @@ func (f *fixture) snapshot(namespace, name string, change func(*snapshotv1.Volum
 	_, err = f.snapshots.VolumeSnapshotContents().UpdateStatus(f.Context(), c, metav1.UpdateOptions{})
 	f.must(err)
 	f.snapshotStatus(s, wanted.Status)
-	_, err = kube.Change(f.Context(), f.snapshots.VolumeSnapshots(namespace), s, kube.MetaChange{AddFinalizers: finalizers}) // now that it is bound
+	_, err = kube.PatchMetadata(f.Context(), f.snapshots.VolumeSnapshots(namespace), s, kube.MetadataPatch{AddFinalizers: finalizers}) // now that it is bound
 	f.must(err)
 	return s
 }
@@ -130,7 +130,7 @@ func (f *fixture) source(namespace, name string, change func(*corev1.PersistentV
 	f.must(err)
 	f.phase(pv, pv.Status.Phase)
 	f.claimPhase(claim, wanted.Status.Phase)
-	_, err = kube.Change(f.Context(), claims, claim, kube.MetaChange{AddFinalizers: finalizers}) // now that it is bound
+	_, err = kube.PatchMetadata(f.Context(), claims, claim, kube.MetadataPatch{AddFinalizers: finalizers}) // now that it is bound
 	f.must(err)
 	return claim
 }
@@ -252,7 +252,7 @@ func sourceAsked(call csitest.Call) *csi.VolumeContentSource {
 }
 
 func provisionerScenarioSource(t *testing.T) {
-	kubetest.InstallKinds(t, kubetest.Get(t))
+	kubetest.InstallCRDs(t, kubetest.Get(t))
 
 	t.Run("053_restore", func(t *testing.T) {
 		f := copying(t, nil)

@@ -436,7 +436,7 @@ func nodeGivenBack(t *testing.T, method string, old bool, calls int) {
 	f.plugin.Always(create, csitest.Fail(codes.ResourceExhausted, "full"))
 	f.makeClass(late)
 	node := f.ns + "-node"
-	f.must(kubetest.MakeNode(t.Context(), f.client, kubetest.NodeSpec{Name: node, Labels: map[string]string{"zone": "a"}, Driver: f.driver, TopologyKeys: []string{"zone"}}))
+	f.must(kubetest.CreateNode(t.Context(), f.client, kubetest.NodeSpec{Name: node, Labels: map[string]string{"zone": "a"}, Driver: f.driver, TopologyKeys: []string{"zone"}}))
 	cfg := f.cp.Config()
 	if old {
 		cfg = f.userWith(rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"persistentvolumeclaims"}, Verbs: []string{"get", "update"}})

@@ -425,7 +425,7 @@ func provisionerScenarioLife(t *testing.T) {
 			c.VolumeBindingMode = ptr.To(storagev1.VolumeBindingWaitForFirstConsumer)
 		})
 		node := f.ns + "-node"
-		f.must(kubetest.MakeNode(t.Context(), f.client, kubetest.NodeSpec{Name: node, Labels: map[string]string{"zone": "a"}, Driver: f.driver, TopologyKeys: []string{"zone"}}))
+		f.must(kubetest.CreateNode(t.Context(), f.client, kubetest.NodeSpec{Name: node, Labels: map[string]string{"zone": "a"}, Driver: f.driver, TopologyKeys: []string{"zone"}}))
 		f.claim(func(c *corev1.PersistentVolumeClaim) { c.Annotations[storagehelpers.AnnSelectedNode] = node })
 		f.event("ProvisioningFailed", "code = ResourceExhausted desc = full")
 		f.claimIs("has no node any more", func(c *corev1.PersistentVolumeClaim) bool {
@@ -441,7 +441,7 @@ func provisionerScenarioLife(t *testing.T) {
 		claim := f.claim(nil)
 		f.event("ProvisioningFailed", "no topology available")
 		node := f.ns + "-node"
-		f.must(kubetest.MakeNode(t.Context(), f.client, kubetest.NodeSpec{Name: node, Labels: map[string]string{"zone": "a"}, Driver: f.driver, TopologyKeys: []string{"zone"}}))
+		f.must(kubetest.CreateNode(t.Context(), f.client, kubetest.NodeSpec{Name: node, Labels: map[string]string{"zone": "a"}, Driver: f.driver, TopologyKeys: []string{"zone"}}))
 		pv := f.saved(claim)
 		if pv.Spec.NodeAffinity == nil {
 			t.Error("no affinity")

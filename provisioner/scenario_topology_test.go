@@ -48,7 +48,7 @@ func (f *fixture) places(where ...string) {
 				key := f.label([]string{"zone", "rack"}[j])
 				spec.Labels[key], spec.TopologyKeys = value, append(spec.TopologyKeys, key)
 			}
-			if err := kubetest.MakeNode(f.Context(), f.client, spec); err != nil {
+			if err := kubetest.CreateNode(f.Context(), f.client, spec); err != nil {
 				f.Error(err)
 			}
 		}

@@ -96,7 +96,7 @@ func runAudit(cmd *cobra.Command, cfg audit.Config, output string) error {
 
 // audit compares once. A driver that cannot be reached within the timeout is an error.
 func (s settings) audit(ctx context.Context, cfg audit.Config) (audit.Report, error) {
-	config, _, err := kube.RESTConfigOfUser(s.Common.Kubeconfig, s.Common.Master)
+	config, _, err := kube.UserRESTConfig(s.Common.Kubeconfig, s.Common.Master)
 	if err != nil {
 		return audit.Report{}, err
 	}

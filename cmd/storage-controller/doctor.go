@@ -112,7 +112,7 @@ func (s settings) doctorInput(fs *pflag.FlagSet, as string) doctor.Input {
 	if in.DriverName != "" && s.origins["csi-address"] == "" && s.origins["csi-socket"] == "" {
 		in.CSI.Address = ""
 	}
-	config, _, err := kube.RESTConfigOfUser(s.Common.Kubeconfig, s.Common.Master)
+	config, _, err := kube.UserRESTConfig(s.Common.Kubeconfig, s.Common.Master)
 	if err != nil {
 		in.ConfigError = err
 		return in

@@ -152,7 +152,7 @@ func (o explainOptions) run(cmd *cobra.Command, args []string) error {
 
 // connect is the connection to the API server, and the namespace where nobody names one.
 func (o explainOptions) connect() (*rest.Config, string, error) {
-	cfg, namespace, err := kube.RESTConfigOfUser(o.kubeconfig, o.master)
+	cfg, namespace, err := kube.UserRESTConfig(o.kubeconfig, o.master)
 	if err == nil && namespace == "" {
 		namespace = election.Namespace("") // that of the pod, or default
 	}

@@ -120,7 +120,7 @@ func (p *process) once(ctx context.Context) (*once, error) {
 		return nil, &usageError{err: err}
 	}
 	c := p.settings.Common
-	restConfig, _, err := kube.RESTConfigOfUser(c.Kubeconfig, c.Master)
+	restConfig, _, err := kube.UserRESTConfig(c.Kubeconfig, c.Master)
 	if err != nil {
 		return nil, err
 	}

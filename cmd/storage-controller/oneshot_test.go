@@ -29,7 +29,7 @@ func TestNodecontrollerScenarioCommands(t *testing.T) {
 	}
 	node := func(name string) {
 		t.Helper()
-		must(kubetest.MakeNode(t.Context(), cp.Client(), kubetest.NodeSpec{Name: ns + "-" + name, Labels: map[string]string{key: ns + "-" + name}, Driver: driver, TopologyKeys: []string{key}}))
+		must(kubetest.CreateNode(t.Context(), cp.Client(), kubetest.NodeSpec{Name: ns + "-" + name, Labels: map[string]string{key: ns + "-" + name}, Driver: driver, TopologyKeys: []string{key}}))
 		_, err := cp.Client().CoreV1().Nodes().Patch(t.Context(), ns+"-"+name, "application/merge-patch+json", []byte(fmt.Sprintf(`{"metadata":{"finalizers":["%s/node","x.example.com/other"]}}`, driver)), metav1.PatchOptions{})
 		must(err)
 	}

@@ -143,7 +143,7 @@ func buildProvisioner(ctx context.Context, s *shared, restConfig *rest.Config) (
 		return nil, err
 	}
 	cfg := s.settings.provisioner()
-	if _, set := s.settings.Common.FeatureGates["VolumeAttributesClass"]; !set && !kube.Serves(client.Discovery(), storagev1.SchemeGroupVersion, "VolumeAttributesClass") {
+	if _, set := s.settings.Common.FeatureGates["VolumeAttributesClass"]; !set && !kube.ServesKind(client.Discovery(), storagev1.SchemeGroupVersion, "VolumeAttributesClass") {
 		klog.FromContext(ctx).Info("The API server does not serve VolumeAttributesClasses: they are ignored")
 		cfg.VolumeAttributesClass = false
 	}

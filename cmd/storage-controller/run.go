@@ -225,7 +225,7 @@ func (p *process) connect(ctx context.Context, registry prometheus.Registerer, s
 		return nil, csiclient.Driver{}, err
 	}
 	page.connecting(csi)
-	server.ready("driver", csi.Ready)
+	server.ready("driver", csi.CheckReady)
 	driver, err := csi.Connect(ctx)
 	if err != nil {
 		return csi, csiclient.Driver{}, err
@@ -351,7 +351,7 @@ type diagnostics struct {
 // serve starts the server before anything else, so that it can tell what is missing.
 func (p *process) serve(ctx context.Context, registry *prometheus.Registry, page *status) (*diagnostics, error) {
 	cfg, d := p.settings.serverConfig(), &diagnostics{}
-	cfg.Pages, page.checks = page.pages(), d.checks
+	cfg.Handlers, page.checks = page.pages(), d.checks
 	if cfg.Address == "" && cfg.HealthAddress == "" && cfg.ProfilingAddress == "" {
 		return d, nil
 	}
@@ -379,7 +379,7 @@ func (p *process) serve(ctx context.Context, registry *prometheus.Registry, page
 // checks is what all checks of health say.
 func (d *diagnostics) checks() []statusz.Check {
 	var checks []statusz.Check
-	for _, r := range d.server.Results(nil) {
+	for _, r := range d.server.CheckResults(nil) {
 		c := statusz.Check{Kind: r.Kind, Name: r.Name}
 		if r.Err != nil {
 			c.Error = r.Err.Error()

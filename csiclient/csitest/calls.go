@@ -17,7 +17,7 @@ type Call struct {
 	Err      error
 	Began    time.Time
 	Ended    time.Time // zero while it runs
-	Socket   string    // at which it came in; see [Plugin.Open]
+	Socket   string    // at which it came in; see [Plugin.ListenOn]
 }
 
 // record is what is known of calls, by method.
@@ -25,7 +25,7 @@ type record struct {
 	calls   []*Call
 	counts  map[string]int // begun
 	running map[string]int
-	most    map[string]int // running at the same time
+	maxRunning    map[string]int // running at the same time
 	changed chan struct{}  // closed at each change
 }
 
@@ -38,12 +38,12 @@ func (p *Plugin) begin(method, socket string, request proto.Message) (call *Call
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	call = &Call{Method: method, Request: request, Began: time.Now(), Socket: socket}
-	if !p.cfg.Forget {
+	if !p.cfg.DiscardCalls {
 		p.record.calls = append(p.record.calls, call)
 	}
 	p.record.counts[method]++
 	p.record.running[method]++
-	p.record.most[method] = max(p.record.most[method], p.record.running[method])
+	p.record.maxRunning[method] = max(p.record.maxRunning[method], p.record.running[method])
 	p.notify()
 	return call, p.release
 }
@@ -91,11 +91,11 @@ func (p *Plugin) Count(method string) int {
 	return p.record.counts[method]
 }
 
-// MostAtOnce is how many calls of a method have run at the same time at most.
-func (p *Plugin) MostAtOnce(method string) int {
+// MaxConcurrent is how many calls of a method have run at the same time at most.
+func (p *Plugin) MaxConcurrent(method string) int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.record.most[method]
+	return p.record.maxRunning[method]
 }
 
 // Wait returns when n calls of a method have begun.

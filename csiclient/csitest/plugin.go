@@ -41,8 +41,8 @@ type Config struct {
 	NodeID string
 	// Nodes are the IDs of the nodes to which volumes can be published; nil means any.
 	Nodes []string
-	// Forget turns the record of calls off, apart from the counts, for benchmarks.
-	Forget bool
+	// DiscardCalls turns the record of calls off, apart from the counts, for benchmarks.
+	DiscardCalls bool
 }
 
 // Plugin is a CSI driver. Its methods may be used by many goroutines.
@@ -90,7 +90,7 @@ func New(cfg Config) *Plugin {
 	}
 	return &Plugin{
 		cfg: cfg, state: newState(), release: make(chan struct{}),
-		record: record{counts: map[string]int{}, running: map[string]int{}, most: map[string]int{}, changed: make(chan struct{})},
+		record: record{counts: map[string]int{}, running: map[string]int{}, maxRunning: map[string]int{}, changed: make(chan struct{})},
 		script: script{next: map[string][]Step{}, always: map[string]Step{}},
 	}
 }
@@ -137,9 +137,9 @@ func (p *Plugin) start(socket string) error {
 	return nil
 }
 
-// Open serves on another socket too, until the plugin stops: by the sockets that clients
+// ListenOn serves on another socket too, until the plugin stops: by the sockets that clients
 // were given it can be told which of them made a call.
-func (p *Plugin) Open(socket string) error {
+func (p *Plugin) ListenOn(socket string) error {
 	p.life.Lock()
 	defer p.life.Unlock()
 	p.mu.Lock()

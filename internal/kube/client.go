@@ -35,10 +35,10 @@ func RESTConfig(kubeconfig, master string) (*rest.Config, error) {
 	return unlimited(cfg), nil
 }
 
-// RESTConfigOfUser is [RESTConfig] for a command that a person runs: outside of a pod it
+// UserRESTConfig is [RESTConfig] for a command that a person runs: outside of a pod it
 // finds the file that kubectl finds. namespace is that of the current context, and empty
 // where there is none.
-func RESTConfigOfUser(kubeconfig, master string) (cfg *rest.Config, namespace string, err error) {
+func UserRESTConfig(kubeconfig, master string) (cfg *rest.Config, namespace string, err error) {
 	files := kubeconfigFiles(kubeconfig)
 	if len(files) == 0 && master == "" {
 		cfg, err := rest.InClusterConfig()
@@ -125,8 +125,8 @@ func ForCustomResources(cfg *rest.Config) *rest.Config {
 	return c
 }
 
-// Serves tells whether the API server has kind. When that cannot be found out, it has.
-func Serves(client discovery.ServerResourcesInterface, version schema.GroupVersion, kind string) bool {
+// ServesKind tells whether the API server has kind. When that cannot be found out, it has.
+func ServesKind(client discovery.ServerResourcesInterface, version schema.GroupVersion, kind string) bool {
 	list, err := client.ServerResourcesForGroupVersion(version.String())
 	return err != nil || slices.ContainsFunc(list.APIResources, func(r metav1.APIResource) bool { return r.Kind == kind })
 }

@@ -26,10 +26,10 @@ func TestIsFailedTest(t *testing.T) {
 		`[{"op":"test","path":"/metadata/name","value":"m"}]`:                       false,
 	} {
 		_, err := maps.Patch(t.Context(), "m", types.JSONPatchType, []byte(patch), metav1.PatchOptions{})
-		if got := IsFailedTest(err); got != want {
+		if got := IsPatchTestFailed(err); got != want {
 			t.Errorf("%s: %t for %v", patch, got, err)
 		}
-		if wrapped := fmt.Errorf("patching: %w", err); err != nil && IsFailedTest(wrapped) != want {
+		if wrapped := fmt.Errorf("patching: %w", err); err != nil && IsPatchTestFailed(wrapped) != want {
 			t.Errorf("%s: otherwise when it is wrapped", patch)
 		}
 	}

@@ -37,10 +37,10 @@ const (
 	ByClass = "class"
 	// ByDependency finds the claims that wait for a volume, those of other drivers included,
 	// by what they need besides their class; see [DependencyKey].
-	ByDependency = "need"
+	ByDependency = "dependency"
 	// ByProvisioningRecord finds, by the name of the driver, the claims that are kept because it is
 	// not known what became of the volume for which that was asked.
-	ByProvisioningRecord = "doubt"
+	ByProvisioningRecord = "provisioning-record"
 	// ByClaim finds the pods that use a claim by its key, directly or as the claim of a
 	// generic ephemeral volume.
 	ByClaim = "claim"
@@ -62,9 +62,9 @@ type Informers struct {
 	client   kubernetes.Interface
 
 	mu       sync.Mutex
-	made     map[string]cache.SharedIndexInformer // by the plural name of the kind
-	needed   map[string]bool                      // of made, those without which some loop cannot work
-	problems map[string]error                     // by the same name; a watch that fails just now
+	informers     map[string]cache.SharedIndexInformer // by the plural name of the kind
+	required   map[string]bool                      // of made, those without which some loop cannot work
+	watchErrors map[string]error                     // by the same name; a watch that fails just now
 }
 
 // NewInformers makes the informers of a process for driver. Nothing is watched yet.
@@ -77,9 +77,9 @@ func NewInformers(client kubernetes.Interface, meta metadata.Interface, driver s
 		client:   client,
 		typed:    informers.NewSharedInformerFactoryWithOptions(client, 0, informers.WithTransform(trim)),
 		meta:     metadatainformer.NewSharedInformerFactoryWithOptions(meta, 0, metadatainformer.WithTransform(trim)),
-		made:     map[string]cache.SharedIndexInformer{},
-		needed:   map[string]bool{},
-		problems: map[string]error{},
+		informers:     map[string]cache.SharedIndexInformer{},
+		required:   map[string]bool{},
+		watchErrors: map[string]error{},
 	}
 }
 
@@ -122,7 +122,7 @@ func (i *Informers) Claims() Informer[*corev1.PersistentVolumeClaim] {
 		}),
 		BySelectedNode: index(func(pvc *corev1.PersistentVolumeClaim) string { return pvc.Annotations[storagehelpers.AnnSelectedNode] }),
 		ByProvisioningRecord: index(func(pvc *corev1.PersistentVolumeClaim) string {
-			if !slices.Contains(pvc.Finalizers, ProvisioningFinalizer) || !ClaimConcerns(i.driver, pvc) {
+			if !slices.Contains(pvc.Finalizers, ProvisioningFinalizer) || !ClaimHandledBy(i.driver, pvc) {
 				return ""
 			}
 			return i.driver
@@ -137,7 +137,7 @@ func (i *Informers) Claims() Informer[*corev1.PersistentVolumeClaim] {
 }
 
 func (i *Informers) waits(pvc *corev1.PersistentVolumeClaim) bool {
-	return pvc.Spec.VolumeName == "" && ClaimConcerns(i.driver, pvc)
+	return pvc.Spec.VolumeName == "" && ClaimHandledBy(i.driver, pvc)
 }
 
 // Volumes are the PersistentVolumes.
@@ -263,12 +263,12 @@ func (i *Informers) DriversIfAllowed() Informer[*storagev1.CSIDriver] {
 // ifAllowed leaves it to all others whether the process has to have kind.
 func ifAllowed[T metav1.Object](i *Informers, kind string, get func() Informer[T]) Informer[T] {
 	i.mu.Lock()
-	needed := i.needed[kind]
+	needed := i.required[kind]
 	i.mu.Unlock()
 	k := get()
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	i.needed[kind] = needed
+	i.required[kind] = needed
 	return k
 }
 
@@ -278,9 +278,9 @@ func (i *Informers) Forbidden() map[string]error {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	forbidden := map[string]error{}
-	for kind := range i.made {
+	for kind := range i.informers {
 		if i.forbidden(kind) {
-			forbidden[kind] = i.problems[kind]
+			forbidden[kind] = i.watchErrors[kind]
 		}
 	}
 	return forbidden
@@ -288,7 +288,7 @@ func (i *Informers) Forbidden() map[string]error {
 
 // forbidden is for who holds the lock.
 func (i *Informers) forbidden(kind string) bool {
-	return !i.needed[kind] && !i.made[kind].HasSynced() && apierrors.IsForbidden(i.problems[kind])
+	return !i.required[kind] && !i.informers[kind].HasSynced() && apierrors.IsForbidden(i.watchErrors[kind])
 }
 
 // Synced is nil when every watched kind has been listed and is being watched, apart from
@@ -298,9 +298,9 @@ func (i *Informers) Synced() error {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	var missing []string
-	for _, kind := range slices.Sorted(maps.Keys(i.made)) {
-		switch err := i.problems[kind]; {
-		case i.made[kind].HasSynced(), i.forbidden(kind):
+	for _, kind := range slices.Sorted(maps.Keys(i.informers)) {
+		switch err := i.watchErrors[kind]; {
+		case i.informers[kind].HasSynced(), i.forbidden(kind):
 		case err != nil:
 			missing = append(missing, fmt.Sprintf("%s (%v)", kind, err))
 		default:
@@ -317,8 +317,8 @@ func (i *Informers) Synced() error {
 func informerFor[T metav1.Object](i *Informers, kind string, get func() cache.SharedIndexInformer, indexers cache.Indexers) Informer[T] {
 	i.mu.Lock() // metrics and probes ask while the loops are built
 	defer i.mu.Unlock()
-	i.needed[kind] = true
-	if made, ok := i.made[kind]; ok {
+	i.required[kind] = true
+	if made, ok := i.informers[kind]; ok {
 		return Informer[T]{made}
 	}
 	informer := get()
@@ -327,8 +327,8 @@ func informerFor[T metav1.Object](i *Informers, kind string, get func() cache.Sh
 	}
 	if err := informer.SetWatchErrorHandlerWithContext(func(ctx context.Context, r *cache.Reflector, err error) {
 		i.mu.Lock()
-		before := apierrors.IsForbidden(i.problems[kind])
-		i.problems[kind] = err
+		before := apierrors.IsForbidden(i.watchErrors[kind])
+		i.watchErrors[kind] = err
 		forbidden := i.forbidden(kind)
 		i.mu.Unlock()
 		switch {
@@ -340,7 +340,7 @@ func informerFor[T metav1.Object](i *Informers, kind string, get func() cache.Sh
 	}); err != nil {
 		panic(fmt.Sprintf("error handler of %s: %v", kind, err)) // already started: a mistake of the caller
 	}
-	i.made[kind] = informer
+	i.informers[kind] = informer
 	return Informer[T]{informer}
 }
 

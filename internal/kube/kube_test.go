@@ -101,21 +101,21 @@ func TestMetaChange(t *testing.T) {
 	}
 	tests := map[string]struct {
 		object *corev1.PersistentVolume
-		change MetaChange
+		change MetadataPatch
 		want   string // operations after that which tests the UID
 	}{
-		"nothing":                          {object([]string{"a"}, nil), MetaChange{AddFinalizers: []string{"a"}, RemoveFinalizers: []string{"b"}, RemoveAnnotations: []string{"x"}}, ""},
-		"first finalizer":                  {object(nil, nil), MetaChange{AddFinalizers: []string{"a"}}, `{"op":"test","path":"/metadata/finalizers","value":null},{"op":"add","path":"/metadata/finalizers","value":["a"]}`},
-		"another finalizer":                {object([]string{"a"}, nil), MetaChange{AddFinalizers: []string{"b"}}, `{"op":"test","path":"/metadata/finalizers","value":["a"]},{"op":"replace","path":"/metadata/finalizers","value":["a","b"]}`},
-		"remove one, wherever it stands":   {object([]string{"b", "a", "b", "c"}, nil), MetaChange{RemoveFinalizers: []string{"b"}}, `{"op":"test","path":"/metadata/finalizers","value":["b","a","b","c"]},{"op":"replace","path":"/metadata/finalizers","value":["a","c"]}`},
-		"remove the last":                  {object([]string{"a"}, nil), MetaChange{RemoveFinalizers: []string{"a"}}, `{"op":"test","path":"/metadata/finalizers","value":["a"]},{"op":"remove","path":"/metadata/finalizers"}`},
-		"first annotation":                 {object(nil, nil), MetaChange{SetAnnotations: map[string]string{"a/b": "c"}}, `{"op":"test","path":"/metadata/annotations","value":null},{"op":"add","path":"/metadata/annotations","value":{"a/b":"c"}}`},
-		"another annotation, with escapes": {object(nil, map[string]string{"x": "y"}), MetaChange{SetAnnotations: map[string]string{"a/b~c": "d", "x": "y"}}, `{"op":"add","path":"/metadata/annotations/a~1b~0c","value":"d"}`},
-		"remove an annotation":             {object(nil, map[string]string{"a/b": "c"}), MetaChange{RemoveAnnotations: []string{"a/b"}}, `{"op":"test","path":"/metadata/annotations/a~1b","value":"c"},{"op":"remove","path":"/metadata/annotations/a~1b"}`},
+		"nothing":                          {object([]string{"a"}, nil), MetadataPatch{AddFinalizers: []string{"a"}, RemoveFinalizers: []string{"b"}, RemoveAnnotations: []string{"x"}}, ""},
+		"first finalizer":                  {object(nil, nil), MetadataPatch{AddFinalizers: []string{"a"}}, `{"op":"test","path":"/metadata/finalizers","value":null},{"op":"add","path":"/metadata/finalizers","value":["a"]}`},
+		"another finalizer":                {object([]string{"a"}, nil), MetadataPatch{AddFinalizers: []string{"b"}}, `{"op":"test","path":"/metadata/finalizers","value":["a"]},{"op":"replace","path":"/metadata/finalizers","value":["a","b"]}`},
+		"remove one, wherever it stands":   {object([]string{"b", "a", "b", "c"}, nil), MetadataPatch{RemoveFinalizers: []string{"b"}}, `{"op":"test","path":"/metadata/finalizers","value":["b","a","b","c"]},{"op":"replace","path":"/metadata/finalizers","value":["a","c"]}`},
+		"remove the last":                  {object([]string{"a"}, nil), MetadataPatch{RemoveFinalizers: []string{"a"}}, `{"op":"test","path":"/metadata/finalizers","value":["a"]},{"op":"remove","path":"/metadata/finalizers"}`},
+		"first annotation":                 {object(nil, nil), MetadataPatch{SetAnnotations: map[string]string{"a/b": "c"}}, `{"op":"test","path":"/metadata/annotations","value":null},{"op":"add","path":"/metadata/annotations","value":{"a/b":"c"}}`},
+		"another annotation, with escapes": {object(nil, map[string]string{"x": "y"}), MetadataPatch{SetAnnotations: map[string]string{"a/b~c": "d", "x": "y"}}, `{"op":"add","path":"/metadata/annotations/a~1b~0c","value":"d"}`},
+		"remove an annotation":             {object(nil, map[string]string{"a/b": "c"}), MetadataPatch{RemoveAnnotations: []string{"a/b"}}, `{"op":"test","path":"/metadata/annotations/a~1b","value":"c"},{"op":"remove","path":"/metadata/annotations/a~1b"}`},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			got, err := tt.change.Patch(tt.object)
+			got, err := tt.change.JSONPatch(tt.object)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -159,15 +159,15 @@ func live(t *testing.T, change func(*corev1.PersistentVolume)) (*kubetest.Contro
 }
 
 func TestChangeAtTheAPIServer(t *testing.T) {
-	add := MetaChange{AddFinalizers: []string{"example.com/ours"}, SetAnnotations: map[string]string{"example.com/a": "1"}}
+	add := MetadataPatch{AddFinalizers: []string{"example.com/ours"}, SetAnnotations: map[string]string{"example.com/a": "1"}}
 	t.Run("is one request", func(t *testing.T) {
 		c, pv := live(t, nil)
-		mark, _ := c.AuditMark()
-		got, err := Change(t.Context(), c.Client().CoreV1().PersistentVolumes(), pv, add)
+		mark, _ := c.AuditOffset()
+		got, err := PatchMetadata(t.Context(), c.Client().CoreV1().PersistentVolumes(), pv, add)
 		if err != nil || !add.AppliedTo(got) || len(got.Finalizers) != 3 { // and pv-protection
 			t.Fatalf("%v: %v", err, got.ObjectMeta)
 		}
-		if _, err := Change(t.Context(), c.Client().CoreV1().PersistentVolumes(), got, add); err != nil {
+		if _, err := PatchMetadata(t.Context(), c.Client().CoreV1().PersistentVolumes(), got, add); err != nil {
 			t.Fatal(err)
 		}
 		records, err := c.AuditSince(mark, "")
@@ -187,10 +187,10 @@ func TestChangeAtTheAPIServer(t *testing.T) {
 	t.Run("keeps what others did meanwhile", func(t *testing.T) {
 		c, pv := live(t, nil)
 		volumes := c.Client().CoreV1().PersistentVolumes()
-		if _, err := Change(t.Context(), volumes, pv, MetaChange{AddFinalizers: []string{"example.com/new"}, RemoveFinalizers: []string{"example.com/theirs"}}); err != nil {
+		if _, err := PatchMetadata(t.Context(), volumes, pv, MetadataPatch{AddFinalizers: []string{"example.com/new"}, RemoveFinalizers: []string{"example.com/theirs"}}); err != nil {
 			t.Fatal(err)
 		}
-		got, err := Change(t.Context(), volumes, pv, add) // with the old state
+		got, err := PatchMetadata(t.Context(), volumes, pv, add) // with the old state
 		if err != nil || strings.Contains(fmt.Sprint(got.Finalizers), "theirs") || !strings.Contains(fmt.Sprint(got.Finalizers), "new") || !add.AppliedTo(got) {
 			t.Errorf("%v: %v", err, got.Finalizers)
 		}
@@ -199,28 +199,28 @@ func TestChangeAtTheAPIServer(t *testing.T) {
 		c, pv := live(t, nil)
 		stale := pv.DeepCopy()
 		stale.UID = "another"
-		if _, err := Change(t.Context(), c.Client().CoreV1().PersistentVolumes(), stale, add); !apierrors.IsNotFound(err) {
+		if _, err := PatchMetadata(t.Context(), c.Client().CoreV1().PersistentVolumes(), stale, add); !apierrors.IsNotFound(err) {
 			t.Errorf("got %v", err)
 		}
 	})
 	t.Run("of what is gone is NotFound", func(t *testing.T) {
 		c := kubetest.Get(t, kubetest.WithAudit())
 		gone := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "never", UID: "x"}}
-		if _, err := Change(t.Context(), c.Client().CoreV1().PersistentVolumes(), gone, add); !apierrors.IsNotFound(err) {
+		if _, err := PatchMetadata(t.Context(), c.Client().CoreV1().PersistentVolumes(), gone, add); !apierrors.IsNotFound(err) {
 			t.Errorf("got %v", err)
 		}
 	})
 	t.Run("updates where patching is forbidden", func(t *testing.T) {
 		c, pv := live(t, nil)
 		client := restricted(t, c, []string{"get", "update"})
-		got, err := Change(t.Context(), client.CoreV1().PersistentVolumes(), pv, add)
+		got, err := PatchMetadata(t.Context(), client.CoreV1().PersistentVolumes(), pv, add)
 		if err != nil || !add.AppliedTo(got) {
 			t.Errorf("%v: %v", err, got.ObjectMeta)
 		}
 	})
 	t.Run("says what is forbidden", func(t *testing.T) {
 		c, pv := live(t, nil)
-		_, err := Change(t.Context(), restricted(t, c, []string{"get"}).CoreV1().PersistentVolumes(), pv, add)
+		_, err := PatchMetadata(t.Context(), restricted(t, c, []string{"get"}).CoreV1().PersistentVolumes(), pv, add)
 		if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "cannot patch") || !strings.Contains(err.Error(), "cannot update") {
 			t.Errorf("got %v", err)
 		}
@@ -279,12 +279,12 @@ func TestOwnWritesAreSeenAtOnce(t *testing.T) {
 	kubetest.Eventually(t, "the watch runs", func(context.Context) error { return informers.Synced() })
 	client := c.Client().CoreV1().PersistentVolumes()
 	for i := range 200 {
-		change := MetaChange{SetAnnotations: map[string]string{"n": fmt.Sprint(i)}}
+		change := MetadataPatch{SetAnnotations: map[string]string{"n": fmt.Sprint(i)}}
 		got, ok := own.Get(pv.Name)
 		if !ok {
 			t.Fatal("gone")
 		}
-		changed, err := Change(t.Context(), client, got, change)
+		changed, err := PatchMetadata(t.Context(), client, got, change)
 		if err := own.RecordWrite(got, changed, err); err != nil {
 			t.Fatal(err)
 		}
@@ -303,7 +303,7 @@ func TestOwnWritesAreSeenAtOnce(t *testing.T) {
 		return nil
 	})
 	got, _ := own.Get(pv.Name)
-	changed, err := Change(t.Context(), client, got, MetaChange{RemoveFinalizers: got.Finalizers})
+	changed, err := PatchMetadata(t.Context(), client, got, MetadataPatch{RemoveFinalizers: got.Finalizers})
 	if err := own.RecordWrite(got, changed, err); err != nil {
 		t.Fatal(err)
 	}
@@ -318,7 +318,7 @@ func TestOwnWritesAreSeenAtOnce(t *testing.T) {
 	}
 	kubetest.Eventually(t, "the new one is seen, and nothing is remembered of the old", func(context.Context) error {
 		own.mu.Lock()
-		remembered := len(own.written) + len(own.removed)
+		remembered := len(own.written) + len(own.deleted)
 		own.mu.Unlock()
 		if got, ok := own.Get(pv.Name); !ok || got.UID == pv.UID || remembered > 0 {
 			return fmt.Errorf("%t, %d remembered", ok, remembered)
@@ -378,8 +378,8 @@ func FuzzMetaChange(f *testing.F) {
 	f.Add("a,b,b", "c", "b")
 	f.Fuzz(func(t *testing.T, have, add, remove string) {
 		pv := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{UID: "u", Finalizers: strings.Split(have, ",")}}
-		change := MetaChange{AddFinalizers: []string{add}, RemoveFinalizers: []string{remove}}
-		patch, err := change.Patch(pv)
+		change := MetadataPatch{AddFinalizers: []string{add}, RemoveFinalizers: []string{remove}}
+		patch, err := change.JSONPatch(pv)
 		if err != nil || patch != nil && !json.Valid(patch) {
 			t.Fatalf("%v: %s", err, patch)
 		}

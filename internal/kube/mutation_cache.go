@@ -14,26 +14,26 @@ import (
 // stale cache never causes a second call or a second write. The zero value is
 // not usable, see [NewMutationCache]. It is safe for use by several goroutines.
 type MutationCache[T metav1.Object] struct {
-	kind Informer[T]
+	informer Informer[T]
 	reg  Registration
 
 	mu      sync.Mutex
 	written map[string]T           // newer than the cache, by key
-	removed map[types.UID]struct{} // gone, but still in the cache
+	deleted map[types.UID]struct{} // gone, but still in the cache
 }
 
 // NewMutationCache makes the view on kind. It forgets a write as soon as the watch has passed
 // it. [MutationCache.Close] must be called at the end.
 func NewMutationCache[T metav1.Object](kind Informer[T]) (*MutationCache[T], error) {
-	o := &MutationCache[T]{kind: kind, written: map[string]T{}, removed: map[types.UID]struct{}{}}
+	o := &MutationCache[T]{informer: kind, written: map[string]T{}, deleted: map[types.UID]struct{}{}}
 	var err error
 	o.reg, err = kind.Handle(Handlers[T]{
-		Add:    func(obj T) { o.seen(obj) },
-		Update: func(_, obj T) { o.seen(obj) },
+		Add:    func(obj T) { o.prune(obj) },
+		Update: func(_, obj T) { o.prune(obj) },
 		Delete: func(obj T) {
-			o.seen(obj)
+			o.prune(obj)
 			o.mu.Lock()
-			delete(o.removed, obj.GetUID())
+			delete(o.deleted, obj.GetUID())
 			o.mu.Unlock()
 		},
 	})
@@ -49,14 +49,14 @@ func (o *MutationCache[T]) Get(key string) (T, bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if w, ok := o.written[key]; ok {
-		if !o.passed(w) {
+		if !o.observedByWatch(w) {
 			return w, true
 		}
 		delete(o.written, key)
 	}
-	obj, ok := o.kind.Get(key)
+	obj, ok := o.informer.Get(key)
 	if ok {
-		if _, gone := o.removed[obj.GetUID()]; gone {
+		if _, gone := o.deleted[obj.GetUID()]; gone {
 			var none T
 			return none, false
 		}
@@ -77,7 +77,7 @@ func (o *MutationCache[T]) Observe(obj T) {
 	if w, ok := o.written[key]; ok && w.GetUID() == obj.GetUID() && !older(w.GetResourceVersion(), obj.GetResourceVersion()) {
 		return // two writers: the answer of the earlier write came later
 	}
-	if !o.passed(obj) {
+	if !o.observedByWatch(obj) {
 		o.written[key] = obj
 	}
 }
@@ -92,12 +92,12 @@ func (o *MutationCache[T]) MarkDeleted(obj T) {
 	}
 	// Only what the cache still has can come back from it; its Delete event,
 	// which ends the entry, is then still to come.
-	if cached, ok := o.kind.Get(key); ok && cached.GetUID() == obj.GetUID() {
-		o.removed[obj.GetUID()] = struct{}{}
+	if cached, ok := o.informer.Get(key); ok && cached.GetUID() == obj.GetUID() {
+		o.deleted[obj.GetUID()] = struct{}{}
 	}
 }
 
-// RecordWrite remembers the outcome of [Change], or of another write to before: what it
+// RecordWrite remembers the outcome of [PatchMetadata], or of another write to before: what it
 // returned, or that the object is gone, which is no error then. Other errors are
 // returned as they are.
 func (o *MutationCache[T]) RecordWrite(before, after T, err error) error {
@@ -119,9 +119,9 @@ func IsNotFound(err error) bool {
 	return apierrors.IsNotFound(err) && !apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse)
 }
 
-// IsFailedTest tells whether err says that a test of a JSON patch did not hold, so that what was
+// IsPatchTestFailed tells whether err says that a test of a JSON patch did not hold, so that what was
 // read is outdated. What a policy or the validation refuses is as invalid, but names the object.
-func IsFailedTest(err error) bool {
+func IsPatchTestFailed(err error) bool {
 	if !apierrors.IsInvalid(err) {
 		return false
 	}
@@ -129,19 +129,19 @@ func IsFailedTest(err error) bool {
 	return errors.As(err, &status) && (status.Status().Details == nil || status.Status().Details.Name == "")
 }
 
-// seen drops what the cache has passed, so that nothing is kept for good.
-func (o *MutationCache[T]) seen(obj T) {
+// prune drops what the cache has passed, so that nothing is kept for good.
+func (o *MutationCache[T]) prune(obj T) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if w, ok := o.written[Key(obj)]; ok && o.passed(w) {
+	if w, ok := o.written[Key(obj)]; ok && o.observedByWatch(w) {
 		delete(o.written, Key(obj))
 	}
 }
 
-// passed tells whether the cache has seen obj or something later of its kind.
+// observedByWatch tells whether the cache has seen obj or something later of its kind.
 // It is asked before the cache is read, so that what is read is not older.
-func (o *MutationCache[T]) passed(obj T) bool {
-	return !older(o.kind.informer.GetStore().LastStoreSyncResourceVersion(), obj.GetResourceVersion())
+func (o *MutationCache[T]) observedByWatch(obj T) bool {
+	return !older(o.informer.informer.GetStore().LastStoreSyncResourceVersion(), obj.GetResourceVersion())
 }
 
 // older tells whether resourceVersion a is before b. Versions of one kind are

@@ -14,19 +14,19 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// Optional is a watch, as metadata only, of a kind that may not exist in a cluster,
+// OptionalInformer is a watch, as metadata only, of a kind that may not exist in a cluster,
 // or that the process may have no permission for. Nothing waits for it; what
 // depends on it works without, if less promptly. The zero value has no objects.
-type Optional struct {
+type OptionalInformer struct {
 	mu   sync.Mutex
-	kind *Informer[*metav1.PartialObjectMetadata] // nil: not available so far
+	informer *Informer[*metav1.PartialObjectMetadata] // nil: not available so far
 }
 
-// optionalRetry is the time between two looks whether a kind can be watched.
-const optionalRetry = 30 * time.Second
+// optionalRetryInterval is the time between two looks whether a kind can be watched.
+const optionalRetryInterval = 30 * time.Second
 
 // Run waits until resource can be listed, and watches it then until ctx ends.
-func (o *Optional) Run(ctx context.Context, client metadata.Interface, resource schema.GroupVersionResource, h Handlers[*metav1.PartialObjectMetadata]) {
+func (o *OptionalInformer) Run(ctx context.Context, client metadata.Interface, resource schema.GroupVersionResource, h Handlers[*metav1.PartialObjectMetadata]) {
 	log := klog.FromContext(ctx).WithValues("resource", resource.GroupResource().String())
 	warned := false
 	for {
@@ -44,12 +44,12 @@ func (o *Optional) Run(ctx context.Context, client metadata.Interface, resource 
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(optionalRetry):
+		case <-time.After(optionalRetryInterval):
 		}
 	}
 }
 
-func (o *Optional) watch(ctx context.Context, client metadata.Interface, resource schema.GroupVersionResource, h Handlers[*metav1.PartialObjectMetadata]) {
+func (o *OptionalInformer) watch(ctx context.Context, client metadata.Interface, resource schema.GroupVersionResource, h Handlers[*metav1.PartialObjectMetadata]) {
 	informer := metadatainformer.NewFilteredMetadataInformer(client, resource, metav1.NamespaceAll, 0, cache.Indexers{}, nil).Informer()
 	kind := Informer[*metav1.PartialObjectMetadata]{informer}
 	if err := informer.SetTransform(Trim("")); err != nil {
@@ -59,17 +59,17 @@ func (o *Optional) watch(ctx context.Context, client metadata.Interface, resourc
 		panic("handlers of " + resource.Resource + ": " + err.Error()) // already stopped: likewise
 	}
 	o.mu.Lock()
-	o.kind = &kind
+	o.informer = &kind
 	o.mu.Unlock()
 	informer.RunWithContext(ctx)
 }
 
 // List is every object that is known, in no order.
-func (o *Optional) List() []*metav1.PartialObjectMetadata {
+func (o *OptionalInformer) List() []*metav1.PartialObjectMetadata {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.kind == nil {
+	if o.informer == nil {
 		return nil
 	}
-	return o.kind.List()
+	return o.informer.List()
 }

@@ -16,57 +16,57 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// MetaChange is a change of the finalizers and annotations of one object. What
+// MetadataPatch is a change of the finalizers and annotations of one object. What
 // is there already, or already gone, is left as it is.
-type MetaChange struct {
+type MetadataPatch struct {
 	AddFinalizers     []string // put at the end, in this order
 	RemoveFinalizers  []string // every occurrence
 	SetAnnotations    map[string]string
 	RemoveAnnotations []string
 }
 
-// operation is one operation of a JSON patch (RFC 6902).
-type operation struct {
+// jsonPatchOp is one operation of a JSON patch (RFC 6902).
+type jsonPatchOp struct {
 	Op    string `json:"op"`
 	Path  string `json:"path"`
 	Value any    `json:"value,omitempty"`
 }
 
-// testNull is a test operation for an absent value; "value":null must be spelled out.
-type testNull struct {
+// testAbsent is a test operation for an absent value; "value":null must be spelled out.
+type testAbsent struct {
 	Op    string `json:"op"`
 	Path  string `json:"path"`
 	Value any    `json:"value"`
 }
 
-// Patch is the JSON patch that makes c of obj; nil when nothing is to change.
+// JSONPatch is the JSON patch that makes c of obj; nil when nothing is to change.
 // It applies only to the object with the UID of obj, and only while what it
 // builds on is unchanged: a finalizer that somebody else added or removed
 // meanwhile is never rolled back, and no finalizer is ever doubled.
-func (c MetaChange) Patch(obj metav1.Object) ([]byte, error) {
+func (c MetadataPatch) JSONPatch(obj metav1.Object) ([]byte, error) {
 	changes := append(c.finalizerOps(obj.GetFinalizers()), c.annotationOps(obj.GetAnnotations())...)
 	if len(changes) == 0 {
 		return nil, nil
 	}
-	ops := append([]any{operation{"test", "/metadata/uid", obj.GetUID()}}, changes...)
+	ops := append([]any{jsonPatchOp{"test", "/metadata/uid", obj.GetUID()}}, changes...)
 	return json.Marshal(ops)
 }
 
-func (c MetaChange) finalizerOps(have []string) []any {
+func (c MetadataPatch) finalizerOps(have []string) []any {
 	want := c.finalizers(have)
 	const path = "/metadata/finalizers"
 	switch {
 	case slices.Equal(have, want):
 		return nil
 	case len(have) == 0:
-		return []any{testNull{"test", path, nil}, operation{"add", path, want}}
+		return []any{testAbsent{"test", path, nil}, jsonPatchOp{"add", path, want}}
 	case len(want) == 0:
-		return []any{operation{"test", path, have}, operation{Op: "remove", Path: path}}
+		return []any{jsonPatchOp{"test", path, have}, jsonPatchOp{Op: "remove", Path: path}}
 	}
-	return []any{operation{"test", path, have}, operation{"replace", path, want}}
+	return []any{jsonPatchOp{"test", path, have}, jsonPatchOp{"replace", path, want}}
 }
 
-func (c MetaChange) finalizers(have []string) []string {
+func (c MetadataPatch) finalizers(have []string) []string {
 	want := slices.DeleteFunc(slices.Clone(have), func(f string) bool { return slices.Contains(c.RemoveFinalizers, f) })
 	for _, f := range c.AddFinalizers {
 		if !slices.Contains(want, f) {
@@ -76,20 +76,20 @@ func (c MetaChange) finalizers(have []string) []string {
 	return want
 }
 
-func (c MetaChange) annotationOps(have map[string]string) []any {
+func (c MetadataPatch) annotationOps(have map[string]string) []any {
 	const path = "/metadata/annotations"
 	var ops []any
 	set := maps.Clone(c.SetAnnotations)
 	maps.DeleteFunc(set, func(k, v string) bool { old, ok := have[k]; return ok && old == v })
 	if len(have) == 0 && len(set) > 0 {
-		return []any{testNull{"test", path, nil}, operation{"add", path, set}}
+		return []any{testAbsent{"test", path, nil}, jsonPatchOp{"add", path, set}}
 	}
 	for _, k := range slices.Sorted(maps.Keys(set)) {
-		ops = append(ops, operation{"add", path + "/" + escape(k), set[k]})
+		ops = append(ops, jsonPatchOp{"add", path + "/" + escape(k), set[k]})
 	}
 	for _, k := range c.RemoveAnnotations {
 		if old, ok := have[k]; ok {
-			ops = append(ops, operation{"test", path + "/" + escape(k), old}, operation{Op: "remove", Path: path + "/" + escape(k)})
+			ops = append(ops, jsonPatchOp{"test", path + "/" + escape(k), old}, jsonPatchOp{Op: "remove", Path: path + "/" + escape(k)})
 		}
 	}
 	return ops
@@ -101,7 +101,7 @@ func escape(key string) string {
 }
 
 // Apply makes c of obj itself, for a write of the whole object.
-func (c MetaChange) Apply(obj metav1.Object) {
+func (c MetadataPatch) Apply(obj metav1.Object) {
 	obj.SetFinalizers(c.finalizers(obj.GetFinalizers()))
 	annotations := maps.Clone(obj.GetAnnotations())
 	if annotations == nil {
@@ -114,7 +114,7 @@ func (c MetaChange) Apply(obj metav1.Object) {
 	obj.SetAnnotations(annotations)
 }
 
-// Writer is the part of a typed client that [Change] needs; T is a pointer to
+// Writer is the part of a typed client that [PatchMetadata] needs; T is a pointer to
 // an API type.
 type Writer[T metav1.Object] interface {
 	Get(ctx context.Context, name string, opts metav1.GetOptions) (T, error)
@@ -122,13 +122,13 @@ type Writer[T metav1.Object] interface {
 	Patch(ctx context.Context, name string, pt types.PatchType, data []byte, opts metav1.PatchOptions, subresources ...string) (T, error)
 }
 
-// Change makes c of obj, which may come from a cache, at the API server, and
+// PatchMetadata makes c of obj, which may come from a cache, at the API server, and
 // returns the object as it is then: obj itself when nothing is to change. When
 // obj turns out to be outdated, it is read and tried once more; an object of
 // another UID under its name is NotFound. Where a ClusterRole grants update but not
 // patch, the whole object is updated from a live read.
-func Change[T metav1.Object](ctx context.Context, w Writer[T], obj T, c MetaChange) (T, error) {
-	data, err := c.Patch(obj)
+func PatchMetadata[T metav1.Object](ctx context.Context, w Writer[T], obj T, c MetadataPatch) (T, error) {
+	data, err := c.JSONPatch(obj)
 	if err != nil || data == nil {
 		return obj, err
 	}
@@ -137,16 +137,16 @@ func Change[T metav1.Object](ctx context.Context, w Writer[T], obj T, c MetaChan
 	case err == nil:
 		return changed, nil
 	case apierrors.IsForbidden(err):
-		return updateInstead(ctx, w, obj, c, err)
+		return updateMetadata(ctx, w, obj, c, err)
 	case !apierrors.IsInvalid(err) && !apierrors.IsConflict(err):
 		return obj, err
 	}
 	// A test of the patch did not hold: obj is outdated.
-	live, err := readAgain(ctx, w, obj)
+	live, err := refetch(ctx, w, obj)
 	if err != nil {
 		return obj, err
 	}
-	if data, err = c.Patch(live); err != nil || data == nil {
+	if data, err = c.JSONPatch(live); err != nil || data == nil {
 		return live, err
 	}
 	if changed, err = w.Patch(ctx, obj.GetName(), types.JSONPatchType, data, metav1.PatchOptions{}); err != nil {
@@ -155,15 +155,15 @@ func Change[T metav1.Object](ctx context.Context, w Writer[T], obj T, c MetaChan
 	return changed, nil
 }
 
-// warnNoPatch has the hint below given once per process: it is about the
+// warnPatchForbidden has the hint below given once per process: it is about the
 // permissions of the process, not about one object.
-var warnNoPatch sync.Once
+var warnPatchForbidden sync.Once
 
-// updateInstead is the way around a missing permission to patch. The update
+// updateMetadata is the way around a missing permission to patch. The update
 // carries the resourceVersion of the live read, so that it overwrites nothing. What
 // its error is, is what became of the update.
-func updateInstead[T metav1.Object](ctx context.Context, w Writer[T], obj T, c MetaChange, forbidden error) (T, error) {
-	live, err := readAgain(ctx, w, obj)
+func updateMetadata[T metav1.Object](ctx context.Context, w Writer[T], obj T, c MetadataPatch, forbidden error) (T, error) {
+	live, err := refetch(ctx, w, obj)
 	if err != nil {
 		return obj, fmt.Errorf("%v; reading it to update it instead: %w", forbidden, err)
 	}
@@ -172,19 +172,19 @@ func updateInstead[T metav1.Object](ctx context.Context, w Writer[T], obj T, c M
 	if err != nil {
 		return obj, fmt.Errorf("%v; updating it instead: %w", forbidden, err)
 	}
-	WarnNoPatch(ctx, forbidden)
+	WarnPatchForbidden(ctx, forbidden)
 	return updated, nil
 }
 
-// WarnNoPatch says, once per process, that a permission to patch is missing.
-func WarnNoPatch(ctx context.Context, forbidden error) {
-	warnNoPatch.Do(func() {
+// WarnPatchForbidden says, once per process, that a permission to patch is missing.
+func WarnPatchForbidden(ctx context.Context, forbidden error) {
+	warnPatchForbidden.Do(func() {
 		klog.FromContext(ctx).Info("No permission to patch, using update instead; grant the verb patch to save a read per write", "cause", forbidden)
 	})
 }
 
-// readAgain is a live read of the very object obj.
-func readAgain[T metav1.Object](ctx context.Context, w Writer[T], obj T) (T, error) {
+// refetch is a live read of the very object obj.
+func refetch[T metav1.Object](ctx context.Context, w Writer[T], obj T) (T, error) {
 	live, err := w.Get(ctx, obj.GetName(), metav1.GetOptions{})
 	if err == nil && live.GetUID() != obj.GetUID() {
 		err = apierrors.NewNotFound(schema.GroupResource{}, obj.GetName()+" (with UID "+string(obj.GetUID())+")")
@@ -193,6 +193,6 @@ func readAgain[T metav1.Object](ctx context.Context, w Writer[T], obj T) (T, err
 }
 
 // AppliedTo tells whether obj is as c would make it.
-func (c MetaChange) AppliedTo(obj metav1.Object) bool {
+func (c MetadataPatch) AppliedTo(obj metav1.Object) bool {
 	return len(c.finalizerOps(obj.GetFinalizers())) == 0 && len(c.annotationOps(obj.GetAnnotations())) == 0
 }

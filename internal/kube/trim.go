@@ -85,7 +85,7 @@ func stub(m metav1.ObjectMeta) metav1.ObjectMeta {
 }
 
 func trimVolume(driver string, pv *corev1.PersistentVolume) *corev1.PersistentVolume {
-	if volumeConcerns(driver, pv) {
+	if mayBelongTo(driver, pv) {
 		trimMeta(&pv.ObjectMeta)
 		return pv
 	}
@@ -100,10 +100,10 @@ func trimVolume(driver string, pv *corev1.PersistentVolume) *corev1.PersistentVo
 	return s
 }
 
-// volumeConcerns tells whether pv may be one of driver: by its source, by who
+// mayBelongTo tells whether pv may be one of driver: by its source, by who
 // provisioned it, or because its source is one of those that were built into
 // Kubernetes once and may belong to any driver.
-func volumeConcerns(driver string, pv *corev1.PersistentVolume) bool {
+func mayBelongTo(driver string, pv *corev1.PersistentVolume) bool {
 	switch {
 	case pv.Spec.CSI != nil && pv.Spec.CSI.Driver == driver,
 		pv.Annotations[storagehelpers.AnnDynamicallyProvisioned] == driver,
@@ -118,7 +118,7 @@ func volumeConcerns(driver string, pv *corev1.PersistentVolume) bool {
 func trimClaim(driver string, pvc *corev1.PersistentVolumeClaim, details *RetainedFields) *corev1.PersistentVolumeClaim {
 	// Without an owner a claim may still become one of ours, by an update that
 	// brings the whole object again; until then a stub of it is enough.
-	if ClaimConcerns(driver, pvc) {
+	if ClaimHandledBy(driver, pvc) {
 		trimMeta(&pvc.ObjectMeta)
 		return pvc
 	}
@@ -236,8 +236,8 @@ func HasProvisioningRecord(driver string, pvc *corev1.PersistentVolumeClaim) boo
 	return json.Unmarshal([]byte(pvc.Annotations[AnnProvisioningRequest]), &asked) == nil && asked.Driver == driver
 }
 
-// ClaimConcerns tells whether pvc is one that driver is asked to provision, or was.
-func ClaimConcerns(driver string, pvc *corev1.PersistentVolumeClaim) bool {
+// ClaimHandledBy tells whether pvc is one that driver is asked to provision, or was.
+func ClaimHandledBy(driver string, pvc *corev1.PersistentVolumeClaim) bool {
 	owner, ok := pvc.Annotations[storagehelpers.AnnStorageProvisioner]
 	if !ok {
 		owner = pvc.Annotations[storagehelpers.AnnBetaStorageProvisioner]

@@ -11,9 +11,9 @@ import (
 	"time"
 )
 
-// Record is one line of the audit log: a request that was answered, or a watch
+// AuditEvent is one line of the audit log: a request that was answered, or a watch
 // that was begun.
-type Record struct {
+type AuditEvent struct {
 	Stage      string `json:"stage"` // ResponseStarted (watches) or ResponseComplete
 	Verb       string `json:"verb"`
 	UserAgent  string `json:"userAgent"`
@@ -32,7 +32,7 @@ type Record struct {
 }
 
 // Resource is the plural of the kind, and the subresource after a slash.
-func (r Record) Resource() string {
+func (r AuditEvent) Resource() string {
 	if r.Object.Subresource != "" {
 		return r.Object.Resource + "/" + r.Object.Subresource
 	}
@@ -40,7 +40,7 @@ func (r Record) Resource() string {
 }
 
 // IsWrite tells whether the request was one that changes something.
-func (r Record) IsWrite() bool {
+func (r AuditEvent) IsWrite() bool {
 	switch r.Verb {
 	case "create", "update", "patch", "delete", "deletecollection":
 		return true
@@ -48,8 +48,8 @@ func (r Record) IsWrite() bool {
 	return false
 }
 
-// AuditMark is the end of the audit log just now, for [ControlPlane.AuditSince].
-func (c *ControlPlane) AuditMark() (int64, error) {
+// AuditOffset is the end of the audit log just now, for [ControlPlane.AuditSince].
+func (c *ControlPlane) AuditOffset() (int64, error) {
 	info, err := os.Stat(c.auditLog())
 	if os.IsNotExist(err) {
 		return 0, nil
@@ -64,7 +64,7 @@ func (c *ControlPlane) auditLog() string { return filepath.Join(c.cfg.Dir, "audi
 
 // AuditSince is the records after mark whose user agent begins with agent, in the
 // order of the answers. A request is in the log before its answer is sent.
-func (c *ControlPlane) AuditSince(mark int64, agent string) ([]Record, error) {
+func (c *ControlPlane) AuditSince(mark int64, agent string) ([]AuditEvent, error) {
 	if !c.cfg.Audit {
 		return nil, fmt.Errorf("this control plane was started without an audit log")
 	}
@@ -80,12 +80,12 @@ func (c *ControlPlane) AuditSince(mark int64, agent string) ([]Record, error) {
 	if err != nil {
 		return nil, err
 	}
-	var records []Record
+	var records []AuditEvent
 	for line := range bytes.Lines(data) {
 		if !bytes.HasSuffix(line, []byte("\n")) {
 			break // being written just now
 		}
-		var r Record
+		var r AuditEvent
 		if err := json.Unmarshal(line, &r); err != nil {
 			return nil, fmt.Errorf("line of the audit log: %w", err)
 		}

@@ -30,8 +30,8 @@ type NodeSpec struct {
 	TopologyKeys []string
 }
 
-// MakeNode makes a Node that is ready to take pods, and its CSINode.
-func MakeNode(ctx context.Context, client kubernetes.Interface, spec NodeSpec) error {
+// CreateNode makes a Node that is ready to take pods, and its CSINode.
+func CreateNode(ctx context.Context, client kubernetes.Interface, spec NodeSpec) error {
 	node := &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: spec.Name, Labels: spec.Labels,
 			Annotations: map[string]string{"volumes.kubernetes.io/controller-managed-attach-detach": "true"}},
@@ -69,8 +69,8 @@ func MakeNode(ctx context.Context, client kubernetes.Interface, spec NodeSpec) e
 // returns when ctx ends.
 type Kubelets struct {
 	Client kubernetes.Interface
-	// Dead tells of nodes whose kubelet does nothing any more; nil means of none.
-	Dead func(node string) bool
+	// Stopped tells of nodes whose kubelet does nothing any more; nil means of none.
+	Stopped func(node string) bool
 }
 
 // Run plays until ctx ends.
@@ -117,7 +117,7 @@ func (k Kubelets) play(ctx context.Context, pods []*corev1.Pod, attached map[str
 	var wg sync.WaitGroup
 	for _, pod := range pods {
 		switch {
-		case pod.Spec.NodeName == "", k.Dead != nil && k.Dead(pod.Spec.NodeName):
+		case pod.Spec.NodeName == "", k.Stopped != nil && k.Stopped(pod.Spec.NodeName):
 		case pod.DeletionTimestamp != nil:
 			wg.Go(func() { k.remove(ctx, pod) })
 		case pod.Status.Phase == corev1.PodPending && hasVolumes(pod, attached, claims):

@@ -36,7 +36,7 @@ func child() {
 
 func TestAuditShowsWhatWasDone(t *testing.T) {
 	c := Get(t, WithAudit())
-	mark, err := c.AuditMark()
+	mark, err := c.AuditOffset()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// Watches is what a controller learns from: kube.Informers.
-type Watches interface {
+// Informers is what a controller learns from: kube.Informers.
+type Informers interface {
 	Start(ctx context.Context)
 	Shutdown()
 }
@@ -15,7 +15,7 @@ type Watches interface {
 // RunTerm has run work with watches, as a process would, until stop is called with the
 // cause for its end, or the test is over. stop returns what run has returned; then the
 // watches have ended, and closed has been called.
-func RunTerm(t testing.TB, watches Watches, run func(context.Context) error, closed func()) (stop func(cause error) error) {
+func RunTerm(t testing.TB, watches Informers, run func(context.Context) error, closed func()) (stop func(cause error) error) {
 	watching, endWatch := context.WithCancel(context.WithoutCancel(t.Context()))
 	watches.Start(watching)
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(t.Context()))

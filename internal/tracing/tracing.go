@@ -100,9 +100,9 @@ type operation struct {
 	root   trace.SpanContext
 }
 
-// Operation makes the steps of ctx those of what is done, under a name, for an object. It
+// WithOperation makes the steps of ctx those of what is done, under a name, for an object. It
 // does nothing where tracing is off.
-func Operation(ctx context.Context, name string, object types.UID) context.Context {
+func WithOperation(ctx context.Context, name string, object types.UID) context.Context {
 	tracer, ok := ctx.Value(tracerKey{}).(trace.Tracer)
 	if !ok {
 		return ctx
@@ -114,8 +114,8 @@ func Operation(ctx context.Context, name string, object types.UID) context.Conte
 	return context.WithValue(ctx, operationKey{}, &operation{name, tracer, trace.NewSpanContext(root)})
 }
 
-// Step begins a step of the operation of ctx; end is called with its error, nil for none.
-func Step(ctx context.Context, name string) (step context.Context, end func(error)) {
+// StartSpan begins a step of the operation of ctx; end is called with its error, nil for none.
+func StartSpan(ctx context.Context, name string) (step context.Context, end func(error)) {
 	o, ok := ctx.Value(operationKey{}).(*operation)
 	if !ok {
 		return ctx, func(error) {}
@@ -129,9 +129,9 @@ func Step(ctx context.Context, name string) (step context.Context, end func(erro
 	}
 }
 
-// Done tells that the operation of ctx, begun at a time, has come to its end. facts are
+// EndOperation tells that the operation of ctx, begun at a time, has come to its end. facts are
 // names and values, by turns.
-func Done(ctx context.Context, begun time.Time, facts ...string) {
+func EndOperation(ctx context.Context, begun time.Time, facts ...string) {
 	o, ok := ctx.Value(operationKey{}).(*operation)
 	if !ok {
 		return

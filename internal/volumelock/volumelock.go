@@ -8,11 +8,11 @@ import "sync"
 // nil one never refuses.
 type Locks struct {
 	mu   sync.Mutex
-	held map[string]*state
+	held map[string]*lockState
 }
 
-// state is who has a volume: any number of calls, or one that wants it for itself.
-type state struct {
+// lockState is who has a volume: any number of calls, or one that wants it for itself.
+type lockState struct {
 	calls int
 	alone chan struct{} // closed at the end of the time alone; nil: nobody has it alone
 }
@@ -29,7 +29,7 @@ func (l *Locks) Share(handle string) (done func()) {
 		if s.alone == nil {
 			s.calls++
 			l.mu.Unlock()
-			return func() { l.release(handle, func(s *state) { s.calls-- }) }
+			return func() { l.release(handle, func(s *lockState) { s.calls-- }) }
 		}
 		wait := s.alone
 		l.mu.Unlock()
@@ -49,22 +49,22 @@ func (l *Locks) TryExclusive(handle string) (done func(), ok bool) {
 		return nil, false
 	}
 	s.alone = make(chan struct{})
-	return func() { l.release(handle, func(s *state) { close(s.alone); s.alone = nil }) }, true
+	return func() { l.release(handle, func(s *lockState) { close(s.alone); s.alone = nil }) }, true
 }
 
-func (l *Locks) of(handle string) *state {
+func (l *Locks) of(handle string) *lockState {
 	s := l.held[handle]
 	if s == nil {
 		if l.held == nil {
-			l.held = map[string]*state{}
+			l.held = map[string]*lockState{}
 		}
-		s = &state{}
+		s = &lockState{}
 		l.held[handle] = s
 	}
 	return s
 }
 
-func (l *Locks) release(handle string, change func(*state)) {
+func (l *Locks) release(handle string, change func(*lockState)) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	s := l.held[handle]

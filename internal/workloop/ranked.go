@@ -11,33 +11,33 @@ const ranks = 3
 // what has become more urgent since it was queued moves up. Keys of one rank go in the
 // order in which they came.
 func NewRanked[K comparable](cfg Config, metrics *Metrics, sync Sync[K], rank func(K) int) *Loop[K] {
-	return newLoop(cfg, metrics, sync, newRanked(rank))
+	return newLoop(cfg, metrics, sync, newRankedQueue(rank))
 }
 
-// ranked is the order of a queue; client-go calls its methods under a lock.
-type ranked[K comparable] struct {
+// rankedQueue is the order of a queue; client-go calls its methods under a lock.
+type rankedQueue[K comparable] struct {
 	rank  func(K) int
 	lines [ranks]list.List // of keys
-	waits map[K]place
+	waits map[K]queueElement
 	pops  int
 }
 
-// fair is how often the least urgent key has its turn: what never ends to be urgent must
+// fairnessInterval is how often the least urgent key has its turn: what never ends to be urgent must
 // not keep the rest from being done at all.
-const fair = 4
+const fairnessInterval = 4
 
-// place is where a key waits.
-type place struct {
+// queueElement is where a key waits.
+type queueElement struct {
 	rank int
 	at   *list.Element
 }
 
-func newRanked[K comparable](rank func(K) int) *ranked[K] {
-	return &ranked[K]{rank: rank, waits: map[K]place{}}
+func newRankedQueue[K comparable](rank func(K) int) *rankedQueue[K] {
+	return &rankedQueue[K]{rank: rank, waits: map[K]queueElement{}}
 }
 
 // Touch is called when a key is added that waits.
-func (r *ranked[K]) Touch(key K) {
+func (r *rankedQueue[K]) Touch(key K) {
 	old := r.waits[key]
 	if rank := r.rank(key); rank < old.rank {
 		r.lines[old.rank].Remove(old.at)
@@ -46,21 +46,21 @@ func (r *ranked[K]) Touch(key K) {
 }
 
 // Push is called for a key that does not wait.
-func (r *ranked[K]) Push(key K) { r.push(key, r.rank(key)) }
+func (r *rankedQueue[K]) Push(key K) { r.push(key, r.rank(key)) }
 
-func (r *ranked[K]) push(key K, rank int) {
-	r.waits[key] = place{rank: rank, at: r.lines[rank].PushBack(key)}
+func (r *rankedQueue[K]) push(key K, rank int) {
+	r.waits[key] = queueElement{rank: rank, at: r.lines[rank].PushBack(key)}
 }
 
 // Len is how many keys wait.
-func (r *ranked[K]) Len() int { return len(r.waits) }
+func (r *rankedQueue[K]) Len() int { return len(r.waits) }
 
 // Pop is the most urgent key, and every fourth time the least urgent one; there is one.
-func (r *ranked[K]) Pop() (key K) {
+func (r *rankedQueue[K]) Pop() (key K) {
 	r.pops++
 	for i := range r.lines {
 		rank := i
-		if r.pops%fair == 0 {
+		if r.pops%fairnessInterval == 0 {
 			rank = ranks - 1 - i
 		}
 		if first := r.lines[rank].Front(); first != nil {

@@ -13,11 +13,11 @@ import (
 )
 
 // rankedBy is a queue in which the rank of a key is that in ranks.
-func rankedBy(ranks map[string]int) *ranked[string] {
-	return newRanked(func(key string) int { return ranks[key] })
+func rankedBy(ranks map[string]int) *rankedQueue[string] {
+	return newRankedQueue(func(key string) int { return ranks[key] })
 }
 
-func pops(r *ranked[string]) string {
+func pops(r *rankedQueue[string]) string {
 	var keys []string
 	for r.Len() > 0 {
 		keys = append(keys, r.Pop())
@@ -39,7 +39,7 @@ func TestRankedOrder(t *testing.T) {
 func TestRankedStarvesNobody(t *testing.T) {
 	r := rankedBy(map[string]int{"urgent": 0, "other": 2})
 	r.Push("other")
-	for range fair {
+	for range fairnessInterval {
 		r.Push("urgent")
 		if r.Pop() == "other" {
 			return

@@ -16,8 +16,8 @@ type Status struct {
 	Running  []Running `json:"running"`  // longest first
 	Failing  []Failing `json:"failing"`  // whose next attempt is soonest first; listed at most
 	Failures int       `json:"failures"` // how many keys are in back-off, the listed ones included
-	Recent   []Done    `json:"recent"`   // newest first
-	Slowest  []Done    `json:"slowest"`  // since the loop began
+	Recent   []Attempt    `json:"recent"`   // newest first
+	Slowest  []Attempt    `json:"slowest"`  // since the loop began
 }
 
 // Running is a key that is worked on.
@@ -34,16 +34,16 @@ type Failing struct {
 	Next     time.Time `json:"next"`
 }
 
-// Done is an attempt that has ended.
-type Done struct {
+// Attempt is an attempt that has ended.
+type Attempt struct {
 	Key   string        `json:"key"`
 	Ended time.Time     `json:"ended"`
 	Took  time.Duration `json:"tookNanoseconds"`
 	Error string        `json:"error,omitempty"`
 }
 
-// worthKeeping is what an attempt takes that has done something.
-const worthKeeping = time.Millisecond
+// minRecordedDuration is what an attempt takes that has done something.
+const minRecordedDuration = time.Millisecond
 
 const (
 	listed       = 100 // of the keys in back-off
@@ -54,11 +54,11 @@ const (
 
 // history is the last and the longest attempts of a loop.
 type history struct {
-	recent  []Done // oldest first
-	slowest []Done // longest first
+	recent  []Attempt // oldest first
+	slowest []Attempt // longest first
 }
 
-func (h *history) add(d Done) {
+func (h *history) add(d Attempt) {
 	if len(h.recent) == keptRecent {
 		h.recent = slices.Delete(h.recent, 0, 1)
 	}
@@ -66,7 +66,7 @@ func (h *history) add(d Done) {
 	if len(h.slowest) == keptSlowest && d.Took <= h.slowest[keptSlowest-1].Took {
 		return
 	}
-	i, _ := slices.BinarySearchFunc(h.slowest, d, func(a, b Done) int { return cmp.Compare(b.Took, a.Took) })
+	i, _ := slices.BinarySearchFunc(h.slowest, d, func(a, b Attempt) int { return cmp.Compare(b.Took, a.Took) })
 	h.slowest = slices.Insert(h.slowest, i, d)
 	h.slowest = h.slowest[:min(len(h.slowest), keptSlowest)]
 }

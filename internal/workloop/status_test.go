@@ -39,8 +39,8 @@ func TestStatus(t *testing.T) {
 			Name: "test", Failures: 1,
 			Running: []Running{{"slow", begin.Add(2 * time.Second)}},
 			Failing: []Failing{{"bad", 1, "no room", begin.Add(time.Second + time.Minute)}},
-			Recent:  []Done{{"bad", begin.Add(time.Second), 0, "no room"}, {"good", begin.Add(2 * time.Millisecond), 2 * time.Millisecond, ""}},
-			Slowest: []Done{{"good", begin.Add(2 * time.Millisecond), 2 * time.Millisecond, ""}, {"bad", begin.Add(time.Second), 0, "no room"}},
+			Recent:  []Attempt{{"bad", begin.Add(time.Second), 0, "no room"}, {"good", begin.Add(2 * time.Millisecond), 2 * time.Millisecond, ""}},
+			Slowest: []Attempt{{"good", begin.Add(2 * time.Millisecond), 2 * time.Millisecond, ""}, {"bad", begin.Add(time.Second), 0, "no room"}},
 		}
 		if diff := cmp.Diff(want, all[0]); diff != "" {
 			t.Error(diff)
@@ -52,7 +52,7 @@ func TestStatus(t *testing.T) {
 func TestHistoryKeepsTheLastAndTheLongest(t *testing.T) {
 	var h history
 	for i := range 100 {
-		h.add(Done{Key: fmt.Sprint(i), Took: time.Duration(i * 37 % 100)})
+		h.add(Attempt{Key: fmt.Sprint(i), Took: time.Duration(i * 37 % 100)})
 	}
 	if len(h.recent) != keptRecent || h.recent[0].Key != "80" || h.recent[keptRecent-1].Key != "99" {
 		t.Errorf("recent: %v", h.recent)

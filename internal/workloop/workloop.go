@@ -14,7 +14,7 @@ import (
 )
 
 // ErrDrain as the cause of the end of the context given to [Loop.Run] lets
-// running items finish, for [Config.Grace] at most. Any other cause, a lost
+// running items finish, for [Config.GracePeriod] at most. Any other cause, a lost
 // Lease among them, ends their contexts at once.
 var ErrDrain = errors.New("shutting down")
 
@@ -34,13 +34,13 @@ type Config struct {
 	// Jitter is by which fraction of itself a delay is lengthened at most, at random, so
 	// that what failed together is not tried together again. Zero: not at all.
 	Jitter float64
-	// Gate returns once work may go on, or with the error of ctx. It is asked
+	// WaitReady returns once work may go on, or with the error of ctx. It is asked
 	// before every item; nil means always. A driver that is away holds its
 	// workers here instead of failing every item.
-	Gate func(ctx context.Context) error
-	// Grace bounds how long running items may go on after [ErrDrain]. Zero
+	WaitReady func(ctx context.Context) error
+	// GracePeriod bounds how long running items may go on after [ErrDrain]. Zero
 	// means that they are cancelled at once.
-	Grace time.Duration
+	GracePeriod time.Duration
 }
 
 // Loop is a queue of keys and what is known of the keys that failed. Keys are
@@ -117,8 +117,8 @@ func (l *Loop[K]) Forget(key K) {
 	l.mu.Unlock()
 }
 
-// Busy tells whether key is worked on just now.
-func (l *Loop[K]) Busy(key K) bool {
+// Processing tells whether key is worked on just now.
+func (l *Loop[K]) Processing(key K) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	st, known := l.known[key]
@@ -140,12 +140,12 @@ func (l *Loop[K]) Run(ctx context.Context, workers int) {
 	drained := context.AfterFunc(ctx, func() {
 		l.queue.ShutDown()
 		cause := context.Cause(ctx)
-		if !errors.Is(cause, ErrDrain) || l.cfg.Grace <= 0 {
+		if !errors.Is(cause, ErrDrain) || l.cfg.GracePeriod <= 0 {
 			cancel(cause)
 			return
 		}
 		// The timer outlives this call at most until Run returns: cancelling twice is harmless.
-		time.AfterFunc(l.cfg.Grace, func() { cancel(fmt.Errorf("after %v of grace: %w", l.cfg.Grace, cause)) })
+		time.AfterFunc(l.cfg.GracePeriod, func() { cancel(fmt.Errorf("after %v of grace: %w", l.cfg.GracePeriod, cause)) })
 	})
 	defer drained()
 
@@ -169,7 +169,7 @@ func (l *Loop[K]) next(ctx, work context.Context) bool {
 	if ctx.Err() != nil {
 		return false // what is still queued belongs to whoever leads next
 	}
-	if l.cfg.Gate != nil && l.cfg.Gate(ctx) != nil {
+	if l.cfg.WaitReady != nil && l.cfg.WaitReady(ctx) != nil {
 		return false // only the end of ctx ends the wait
 	}
 	if wait := l.begin(key); wait > 0 {
@@ -202,15 +202,15 @@ func (l *Loop[K]) begin(key K) (wait time.Duration) {
 func (l *Loop[K]) process(ctx context.Context, key K) {
 	log := klog.FromContext(ctx).WithValues("loop", l.cfg.Name, "key", key)
 	start := time.Now()
-	next, err := l.recovered(klog.NewContext(ctx, log), key)
+	next, err := l.syncRecovering(klog.NewContext(ctx, log), key)
 	busy := time.Since(start)
-	if err != nil || busy >= worthKeeping {
+	if err != nil || busy >= minRecordedDuration {
 		l.mu.Lock()
-		l.history.add(Done{fmt.Sprint(key), start.Add(busy), busy, errorText(err)})
+		l.history.add(Attempt{fmt.Sprint(key), start.Add(busy), busy, errorText(err)})
 		l.mu.Unlock()
 	}
 	if err != nil {
-		delay := l.failed(key, err)
+		delay := l.requeueFailed(key, err)
 		log.V(1).Info("Sync failed", "busy", busy, "retryIn", delay, "err", err)
 		return
 	}
@@ -221,9 +221,9 @@ func (l *Loop[K]) process(ctx context.Context, key K) {
 	log.V(1).Info("Synced", "busy", busy)
 }
 
-// recovered turns a panic of sync into an error: it costs one item one attempt,
+// syncRecovering turns a panic of sync into an error: it costs one item one attempt,
 // never the process or another loop.
-func (l *Loop[K]) recovered(ctx context.Context, key K) (next time.Time, err error) {
+func (l *Loop[K]) syncRecovering(ctx context.Context, key K) (next time.Time, err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			l.metrics.panics.WithLabelValues(l.cfg.Name).Inc()
@@ -234,8 +234,8 @@ func (l *Loop[K]) recovered(ctx context.Context, key K) (next time.Time, err err
 	return l.sync(ctx, key)
 }
 
-// failed counts a failure of key and queues its next attempt.
-func (l *Loop[K]) failed(key K, err error) (delay time.Duration) {
+// requeueFailed counts a failure of key and queues its next attempt.
+func (l *Loop[K]) requeueFailed(key K, err error) (delay time.Duration) {
 	l.mu.Lock()
 	st := l.known[key]
 	if st == nil { // forgotten while it was worked on

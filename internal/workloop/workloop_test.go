@@ -235,7 +235,7 @@ func TestGateHoldsWorkers(t *testing.T) {
 			return context.Cause(ctx)
 		}
 	}
-	run(t, Config{Gate: gate}, func(context.Context, string) (time.Time, error) {
+	run(t, Config{WaitReady: gate}, func(context.Context, string) (time.Time, error) {
 		a.add()
 		return time.Time{}, nil
 	}, func(l *Loop[string], _ *Metrics, _ context.CancelCauseFunc) {
@@ -273,7 +273,7 @@ func TestStopping(t *testing.T) {
 			var saw error
 			synced := 0
 			synctest.Test(t, func(t *testing.T) {
-				l := New(Config{Name: "test", RetryStart: time.Second, RetryMax: time.Second, Grace: tt.grace},
+				l := New(Config{Name: "test", RetryStart: time.Second, RetryMax: time.Second, GracePeriod: tt.grace},
 					NewMetrics(prometheus.NewRegistry()), func(ctx context.Context, _ string) (time.Time, error) {
 						synced++
 						select {

@@ -245,7 +245,7 @@ func (u *upkeep) publish(ctx context.Context, config *admissionregistrationv1.Mu
 	}
 	_, err = u.s.deps.Client.AdmissionregistrationV1().MutatingWebhookConfigurations().Patch(ctx, config.Name, types.JSONPatchType, data, metav1.PatchOptions{})
 	switch {
-	case kube.IsFailedTest(err), apierrors.IsConflict(err), apierrors.IsNotFound(err):
+	case kube.IsPatchTestFailed(err), apierrors.IsConflict(err), apierrors.IsNotFound(err):
 		return nil // it has changed meanwhile: the next step reads it again
 	case err != nil:
 		return fmt.Errorf("writing the authority into MutatingWebhookConfiguration %q: %w", config.Name, err)

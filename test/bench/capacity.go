@@ -114,7 +114,7 @@ func measureCapacity(ctx context.Context, o options) (*capacityResults, error) {
 	if b.client, err = newClient(cp); err != nil {
 		return nil, err
 	}
-	b.plugin = csitest.New(csitest.Config{Name: b.driver, Latency: o.latency, Forget: true, Controller: []csi.ControllerServiceCapability_RPC_Type{
+	b.plugin = csitest.New(csitest.Config{Name: b.driver, Latency: o.latency, DiscardCalls: true, Controller: []csi.ControllerServiceCapability_RPC_Type{
 		csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME, csi.ControllerServiceCapability_RPC_GET_CAPACITY,
 	}})
 	if err := b.plugin.Start(b.socket); err != nil {
@@ -162,7 +162,7 @@ func class(i int) string { return fmt.Sprintf("class-%d", i) }
 
 // join makes a node with the driver on it.
 func (b *capacityBench) join(ctx context.Context, i int) error {
-	return kubetest.MakeNode(ctx, b.client, kubetest.NodeSpec{Name: node(i), Labels: map[string]string{topologyKey: node(i)}, Driver: b.driver, TopologyKeys: []string{topologyKey}})
+	return kubetest.CreateNode(ctx, b.client, kubetest.NodeSpec{Name: node(i), Labels: map[string]string{topologyKey: node(i)}, Driver: b.driver, TopologyKeys: []string{topologyKey}})
 }
 
 // leave removes a node.
@@ -354,7 +354,7 @@ func (b *capacityBench) phase(begin sample, name string, took time.Duration) cap
 	}
 	for request, n := range p.Requests {
 		verb, _, _ := strings.Cut(request, " ")
-		if (kubetest.Record{Verb: verb}).IsWrite() {
+		if (kubetest.AuditEvent{Verb: verb}).IsWrite() {
 			p.Writes += n
 		}
 	}

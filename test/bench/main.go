@@ -153,7 +153,7 @@ func measure(ctx context.Context, o options) (*results, error) {
 	}
 	if b.driver == "" {
 		b.driver, b.socket = "bench.example.com", filepath.Join(dir, "csi.sock")
-		b.plugin = csitest.New(csitest.Config{Name: b.driver, Latency: o.latency, Forget: true})
+		b.plugin = csitest.New(csitest.Config{Name: b.driver, Latency: o.latency, DiscardCalls: true})
 		if err := b.plugin.Start(b.socket); err != nil {
 			return nil, err
 		}

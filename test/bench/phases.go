@@ -81,7 +81,7 @@ func (b *bench) prepare(ctx context.Context) error {
 		return err
 	}
 	if err := each(ctx, b.o.nodes, func(ctx context.Context, i int) error {
-		return kubetest.MakeNode(ctx, b.client, kubetest.NodeSpec{Name: node(i), Driver: b.driver})
+		return kubetest.CreateNode(ctx, b.client, kubetest.NodeSpec{Name: node(i), Driver: b.driver})
 	}); err != nil {
 		return err
 	}

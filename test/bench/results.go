@@ -55,7 +55,7 @@ func (b *bench) begin() sample {
 		s.cpu += cpuSeconds(pid)
 		s.read += field(fmt.Sprintf("/proc/%d/io", pid), "rchar:")
 	}
-	s.audit, _ = b.cp.AuditMark() // a log that cannot be read is an error at the end of the phase
+	s.audit, _ = b.cp.AuditOffset() // a log that cannot be read is an error at the end of the phase
 	if b.plugin != nil {
 		for _, m := range csiMethods {
 			s.calls[m] = b.plugin.Count(m)

@@ -78,7 +78,7 @@ func (d *demo) ready(ctx context.Context) error {
 func (d *demo) makeCluster(ctx context.Context) error {
 	for _, name := range slices.Sorted(maps.Keys(nodes)) {
 		spec := kubetest.NodeSpec{Name: name, Labels: map[string]string{zoneKey: nodes[name]}, Driver: driverName, TopologyKeys: []string{zoneKey}}
-		if err := kubetest.MakeNode(ctx, d.client, spec); err != nil {
+		if err := kubetest.CreateNode(ctx, d.client, spec); err != nil {
 			return err
 		}
 		fmt.Printf("  node %s in zone %s\n", name, nodes[name])

@@ -73,7 +73,7 @@ func (e *env) parallel(n int, do func(int)) {
 
 func (e *env) mark() int64 {
 	e.t.Helper()
-	mark, err := e.cp.AuditMark()
+	mark, err := e.cp.AuditOffset()
 	if err != nil {
 		e.t.Fatal(err)
 	}

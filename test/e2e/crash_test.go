@@ -147,7 +147,7 @@ func (s story) begin(t *testing.T, c *crash) *env {
 		csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME, csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT,
 		csi.ControllerServiceCapability_RPC_CLONE_VOLUME, csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME,
 	}}, 0)
-	kubetest.InstallKinds(t, e.cp)
+	kubetest.InstallCRDs(t, e.cp)
 	if s.source || s.remove {
 		p := e.run("provision", quick...)
 		if s.source {

@@ -69,7 +69,7 @@ func TestOverlaysNeedWhatTheyGrant(t *testing.T) {
 
 func overlayNeedsWhatItGrants(t *testing.T, overlay string) {
 	e := newEnv(t, csitest.Config{Controller: everyCapability, Segments: []map[string]string{{}}}, 2)
-	kubetest.InstallKinds(t, e.cp)
+	kubetest.InstallCRDs(t, e.cp)
 	objects := kustomized(t, overlays+overlay)
 	granted := e.applyRendered(objects)
 	e.inForce("csi-controller", granted)

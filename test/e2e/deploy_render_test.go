@@ -488,7 +488,7 @@ nodecontroller: {pvcFinalizerMode: enforce, webhooks: {enabled: true, name: seco
 func TestWhatIsShippedIsAccepted(t *testing.T) {
 	t.Parallel()
 	cp := sharedControlPlane(t)
-	kubetest.InstallKinds(t, cp)
+	kubetest.InstallCRDs(t, cp)
 	installMonitoringKinds(t, cp)
 	makeExampleNamespace(t, cp)
 	for name, objects := range variants(t) {

@@ -95,7 +95,7 @@ func TestDoctorOfAnInstallation(t *testing.T) {
 	t.Parallel()
 	caps := append(slices.Clone(publishing), csi.ControllerServiceCapability_RPC_GET_CAPACITY, csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT, csi.ControllerServiceCapability_RPC_MODIFY_VOLUME)
 	e := newEnv(t, csitest.Config{Controller: caps, Segments: []map[string]string{{}}}, 2)
-	kubetest.InstallKinds(t, e.cp)
+	kubetest.InstallCRDs(t, e.cp)
 	e.csiDriver(storagev1.CSIDriverSpec{StorageCapacity: ptr.To(true)})
 	if _, err := e.client.CoreV1().Secrets(e.ns).Create(t.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "s"}, StringData: map[string]string{"k": "hidden-value"}}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
@@ -162,7 +162,7 @@ func TestDoctorFindsWhatIsWrong(t *testing.T) {
 	e := newEnv(t, csitest.Config{Controller: publishing, Segments: []map[string]string{{}}}, 2)
 	e.csiDriver(storagev1.CSIDriverSpec{AttachRequired: ptr.To(false), StorageCapacity: ptr.To(true), VolumeLifecycleModes: []storagev1.VolumeLifecycleMode{storagev1.VolumeLifecycleEphemeral}})
 	odd := kubetest.NodeSpec{Name: e.ns + "-odd", Driver: e.plugin.Name(), NodeID: "odd", TopologyKeys: []string{"other"}}
-	if err := kubetest.MakeNode(t.Context(), e.client, odd); err != nil {
+	if err := kubetest.CreateNode(t.Context(), e.client, odd); err != nil {
 		t.Fatal(err)
 	}
 	e.nodes = append(e.nodes, odd.Name)

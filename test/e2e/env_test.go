@@ -85,7 +85,7 @@ func newEnv(t *testing.T, cfg csitest.Config, nodes int) *env {
 			spec.TopologyKeys = []string{cfg.Name + "/zone"}
 			spec.Labels[cfg.Name+"/zone"] = cfg.Segments[i%2][cfg.Name+"/zone"]
 		}
-		if err := kubetest.MakeNode(t.Context(), e.client, spec); err != nil {
+		if err := kubetest.CreateNode(t.Context(), e.client, spec); err != nil {
 			t.Fatal(err)
 		}
 		e.nodes = append(e.nodes, spec.Name)

@@ -36,7 +36,7 @@ func newMove(t *testing.T) *move {
 	ctx, stop := context.WithCancel(t.Context())
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		kubetest.Kubelets{Client: m.client, Dead: func(node string) bool { _, dead := m.dead.Load(node); return dead }}.Run(ctx)
+		kubetest.Kubelets{Client: m.client, Stopped: func(node string) bool { _, dead := m.dead.Load(node); return dead }}.Run(ctx)
 	})
 	t.Cleanup(func() { stop(); wg.Wait() })
 	m.statefulSet("web", class, 1)

@@ -497,7 +497,7 @@ func provisionerScenarioNumbers(t *testing.T) {
 		e.parallel(n, func(i int) { e.deleteClaim(name(i)) })
 		e.leftovers()
 		for _, method := range []string{"CreateVolume", "DeleteVolume"} {
-			if most := e.plugin.MostAtOnce(method); most > workers || most < 2 {
+			if most := e.plugin.MaxConcurrent(method); most > workers || most < 2 {
 				t.Errorf("%d calls of %s at the same time, with %d workers", most, method, workers)
 			}
 			e.calls(method, n)

@@ -192,7 +192,7 @@ func TestProvisionerNeedsWhatItsManifestsGrant(t *testing.T) {
 		csi.ControllerServiceCapability_RPC_CLONE_VOLUME, csi.ControllerServiceCapability_RPC_MODIFY_VOLUME, csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME,
 	}
 	e := newEnv(t, csitest.Config{Controller: all, Segments: []map[string]string{{}}}, 1)
-	kubetest.InstallKinds(t, e.cp)
+	kubetest.InstallCRDs(t, e.cp)
 	must := func(err error) {
 		t.Helper()
 		if err != nil {

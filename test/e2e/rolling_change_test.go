@@ -189,7 +189,7 @@ func (c *change) storageController() *pod {
 func (c *change) worker(cmd *exec.Cmd, real bool) *worker {
 	c.t.Helper()
 	socket := fmt.Sprintf("%s-%d", c.plugin.Address(), len(c.workers))
-	if err := c.plugin.Open(socket); err != nil {
+	if err := c.plugin.ListenOn(socket); err != nil {
 		c.t.Fatal(err)
 	}
 	cmd.Args = append(cmd.Args, "--csi-address="+socket)

@@ -83,7 +83,7 @@ func (l *local) join() {
 // register has the kubelet of a node make its objects.
 func (l *local) register(i int) {
 	l.t.Helper()
-	l.must(kubetest.MakeNode(l.t.Context(), l.client, kubetest.NodeSpec{
+	l.must(kubetest.CreateNode(l.t.Context(), l.client, kubetest.NodeSpec{
 		Name: l.nodes[i], NodeID: fmt.Sprintf("id-%d", i), Driver: l.plugin.Name(), TopologyKeys: []string{l.key()},
 		Labels: map[string]string{"test": l.ns, l.key(): l.nodes[i]},
 	}))

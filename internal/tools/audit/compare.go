@@ -248,7 +248,7 @@ func (c comparison) stuck() []Finding {
 		}
 	}
 	for _, pvc := range c.world.Claims {
-		if kube.ClaimConcerns(c.driver, pvc) || mine[pvc.Spec.VolumeName] {
+		if kube.ClaimHandledBy(c.driver, pvc) || mine[pvc.Spec.VolumeName] {
 			look("PersistentVolumeClaim "+kube.Key(pvc), pvc)
 		}
 	}

@@ -82,7 +82,7 @@ func (l *APIReader) Counts() (volumes, attachments int) { return l.volumes, l.at
 // compare with; of other kinds a missing permission is a note.
 func (l *APIReader) World(ctx context.Context) (ClusterState, error) {
 	var w ClusterState
-	volumes, err := kube.Pages(func(o metav1.ListOptions) ([]corev1.PersistentVolume, string, error) {
+	volumes, err := kube.ListPages(func(o metav1.ListOptions) ([]corev1.PersistentVolume, string, error) {
 		list, err := l.client.CoreV1().PersistentVolumes().List(ctx, o)
 		if err != nil {
 			return nil, "", err
@@ -112,7 +112,7 @@ func (l *APIReader) World(ctx context.Context) (ClusterState, error) {
 }
 
 func (l *APIReader) attachments(ctx context.Context, w *ClusterState) error {
-	attachments, err := kube.Pages(func(o metav1.ListOptions) ([]storagev1.VolumeAttachment, string, error) {
+	attachments, err := kube.ListPages(func(o metav1.ListOptions) ([]storagev1.VolumeAttachment, string, error) {
 		list, err := l.client.StorageV1().VolumeAttachments().List(ctx, o)
 		if err != nil {
 			return nil, "", err
@@ -129,7 +129,7 @@ func (l *APIReader) attachments(ctx context.Context, w *ClusterState) error {
 		}
 		w.Attachments = append(w.Attachments, &attachments[i])
 	}
-	nodes, err := kube.Pages(func(o metav1.ListOptions) ([]storagev1.CSINode, string, error) {
+	nodes, err := kube.ListPages(func(o metav1.ListOptions) ([]storagev1.CSINode, string, error) {
 		list, err := l.client.StorageV1().CSINodes().List(ctx, o)
 		if err != nil {
 			return nil, "", err
@@ -148,7 +148,7 @@ func (l *APIReader) attachments(ctx context.Context, w *ClusterState) error {
 }
 
 func (l *APIReader) claims(ctx context.Context, w *ClusterState) error {
-	claims, err := kube.Pages(func(o metav1.ListOptions) ([]corev1.PersistentVolumeClaim, string, error) {
+	claims, err := kube.ListPages(func(o metav1.ListOptions) ([]corev1.PersistentVolumeClaim, string, error) {
 		list, err := l.client.CoreV1().PersistentVolumeClaims(metav1.NamespaceAll).List(ctx, o)
 		if err != nil {
 			return nil, "", err
@@ -175,7 +175,7 @@ func (l *APIReader) others(ctx context.Context, w *ClusterState) error {
 		{"Node", strings.ToLower(l.driver) + "/node", corev1.SchemeGroupVersion.WithResource("nodes")},
 		{"VolumeSnapshot", SnapshotFinalizer, schema.GroupVersionResource{Group: "snapshot.storage.k8s.io", Version: "v1", Resource: "volumesnapshots"}},
 	} {
-		objects, err := kube.Pages(func(o metav1.ListOptions) ([]metav1.PartialObjectMetadata, string, error) {
+		objects, err := kube.ListPages(func(o metav1.ListOptions) ([]metav1.PartialObjectMetadata, string, error) {
 			list, err := l.meta.Resource(kind.resource).List(ctx, o)
 			if err != nil {
 				return nil, "", err

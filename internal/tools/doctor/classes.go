@@ -22,7 +22,7 @@ func (e *examination) checkClasses(ctx context.Context) {
 		e.skip(name, "the name of the driver is not known")
 		return
 	}
-	all, err := kube.Pages(func(o metav1.ListOptions) ([]storagev1.StorageClass, string, error) {
+	all, err := kube.ListPages(func(o metav1.ListOptions) ([]storagev1.StorageClass, string, error) {
 		list, err := e.client.StorageV1().StorageClasses().List(ctx, o)
 		if err != nil {
 			return nil, "", err

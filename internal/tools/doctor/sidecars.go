@@ -21,7 +21,7 @@ const program = "storage-controller"
 // checkSidecars looks for the programs that would be replaced.
 func (e *examination) checkSidecars(ctx context.Context) {
 	const name = "sidecars"
-	pods, err := kube.Pages(func(o metav1.ListOptions) ([]corev1.Pod, string, error) {
+	pods, err := kube.ListPages(func(o metav1.ListOptions) ([]corev1.Pod, string, error) {
 		list, err := e.client.CoreV1().Pods(e.plan.PodNamespace).List(ctx, o)
 		if err != nil {
 			return nil, "", err

@@ -21,7 +21,7 @@ func (e *examination) checkTopology(ctx context.Context) {
 		e.skip(name, "the name of the driver is not known")
 		return
 	}
-	all, err := kube.Pages(func(o metav1.ListOptions) ([]storagev1.CSINode, string, error) {
+	all, err := kube.ListPages(func(o metav1.ListOptions) ([]storagev1.CSINode, string, error) {
 		list, err := e.client.StorageV1().CSINodes().List(ctx, o)
 		if err != nil {
 			return nil, "", err
@@ -91,7 +91,7 @@ func topologyKeys(nodes map[string][]string) ([]string, Check) {
 // checkLabels looks whether nodes have the labels that kubelets set for the keys.
 func (e *examination) checkLabels(ctx context.Context, nodes map[string][]string) {
 	const name = "topology labels"
-	all, err := kube.Pages(func(o metav1.ListOptions) ([]metav1.PartialObjectMetadata, string, error) {
+	all, err := kube.ListPages(func(o metav1.ListOptions) ([]metav1.PartialObjectMetadata, string, error) {
 		list, err := e.meta.Resource(corev1.SchemeGroupVersion.WithResource("nodes")).List(ctx, o)
 		if err != nil {
 			return nil, "", err

@@ -69,7 +69,7 @@ func (f *facts) aboutProcess(roles, loops []string, key string, volumes ...strin
 		return l
 	}
 	for _, r := range p.page.Roles {
-		if slices.Contains(roles, r.Name) && r.Lease != nil && !r.Lease.Leading {
+		if slices.Contains(roles, r.Name) && r.Lease != nil && !r.Lease.Leader {
 			l.add(Fine, "process", "", "The process at %s does not hold the Lease %s of its %s, which %q does: ask that one.", p.url, r.Lease.Lease, r.Name, r.Lease.Holder)
 		}
 	}

@@ -171,7 +171,7 @@ func (s *scene) node(change func(*kubetest.NodeSpec)) string {
 	if change != nil {
 		change(&spec)
 	}
-	if err := kubetest.MakeNode(s.t.Context(), s.client, spec); err != nil {
+	if err := kubetest.CreateNode(s.t.Context(), s.client, spec); err != nil {
 		s.t.Fatal(err)
 	}
 	return spec.Name

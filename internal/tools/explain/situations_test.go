@@ -110,7 +110,7 @@ var situations = map[string]struct {
 	},
 	"the snapshot is not there": {
 		func(s *scene) (string, string) {
-			kubetest.InstallKinds(s.t, s.cp)
+			kubetest.InstallCRDs(s.t, s.cp)
 			s.claim(s.class(nil), restoring("snap"))
 			return KindClaim, "data"
 		},
@@ -118,7 +118,7 @@ var situations = map[string]struct {
 	},
 	"the snapshot is not ready": {
 		func(s *scene) (string, string) {
-			kubetest.InstallKinds(s.t, s.cp)
+			kubetest.InstallCRDs(s.t, s.cp)
 			s.object(snapshots, s.ns, map[string]any{"apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshot", "metadata": map[string]any{"name": "snap"},
 				"spec": map[string]any{"source": map[string]any{"persistentVolumeClaimName": "other"}}})
 			s.claim(s.class(nil), restoring("snap"))

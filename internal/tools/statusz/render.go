@@ -177,8 +177,8 @@ func (w *writer) queues(loops []workloop.Status, refresh bool) {
 
 // attempts is folded while the page refreshes itself: it would fold again each time.
 func (w *writer) attempts(l workloop.Status, refresh bool) {
-	row := func(mark string) func(workloop.Done) []cell {
-		return func(d workloop.Done) []cell {
+	row := func(mark string) func(workloop.Attempt) []cell {
+		return func(d workloop.Attempt) []cell {
 			key := cell{class: "head", raw: "<code>" + html.EscapeString(d.Key) + "</code>" + mark}
 			return []cell{key, of("ago", ago(w.now, d.Ended)), of("took", took(d.Took)), long("error", d.Error)}
 		}
@@ -198,7 +198,7 @@ func (w *writer) driver(d csiclient.Status) {
 		ready = `<span class="bad">not ready: ` + html.EscapeString(d.NotReady) + "</span>"
 	}
 	w.raw("<h2>Driver</h2>\n<p>", ready, " · ", html.EscapeString(d.Driver.Name+" "+d.Driver.VendorVersion), " · <code>", html.EscapeString(d.Address), "</code></p>\n")
-	w.raw(`<p class="quiet">`, strings.Join(d.Driver.Names(), " "), "</p>\n<h3>Calls in flight: ", strconv.Itoa(len(d.Running)), "</h3>\n")
+	w.raw(`<p class="quiet">`, strings.Join(d.Driver.CapabilityNames(), " "), "</p>\n<h3>Calls in flight: ", strconv.Itoa(len(d.Running)), "</h3>\n")
 	if len(d.Running) > 0 {
 		w.table([]string{"call", "volume", "for"}, rows(d.Running, func(c csiclient.Call) []cell {
 			return []cell{head(c.Method), name("volume", c.Volume), of("for", ago(w.now, c.Began))}
@@ -225,7 +225,7 @@ func (w *writer) roles(roles []Role) {
 		switch l := r.Lease; {
 		case l == nil:
 			return []cell{head(r.Name), {of: "state", raw: working}, of("Lease", "none"), {}}
-		case l.Leading:
+		case l.Leader:
 			return []cell{head(r.Name), {of: "state", raw: working + " for " + ago(w.now, l.Since)}, name("Lease", l.Lease), of("holder", "this process")}
 		case l.Holder == "":
 			return []cell{head(r.Name), of("state", "waiting for the Lease"), name("Lease", l.Lease), of("holder", "nobody known")}

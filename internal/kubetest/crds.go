@@ -34,9 +34,9 @@ spec:
 
 var kindsOnce sync.Once
 
-// InstallKinds adds VolumeSnapshot with its content and class, and ReferenceGrant, to a
+// InstallCRDs adds VolumeSnapshot with its content and class, and ReferenceGrant, to a
 // control plane that [Get] has returned, and waits until they are served.
-func InstallKinds(t testing.TB, c *ControlPlane) {
+func InstallCRDs(t testing.TB, c *ControlPlane) {
 	t.Helper()
 	var err error
 	kindsOnce.Do(func() { err = c.installKinds(t.Context()) })
