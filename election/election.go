@@ -66,7 +66,7 @@ type Status struct {
 	Lease    string    `json:"lease"` // namespace/name
 	Identity string    `json:"identity"`
 	Holder   string    `json:"holder,omitempty"` // as far as this replica knows; "" for nobody
-	Leader  bool      `json:"leading"`
+	Leader   bool      `json:"leading"`
 	Since    time.Time `json:"since,omitzero"` // when this replica began to lead
 }
 

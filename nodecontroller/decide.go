@@ -50,10 +50,10 @@ type step struct {
 	action  action
 	state   state
 	reason  string
-	gate    gate            // that keeps the volume from its clean-up; "" for none
-	message string          // of doSkip and doBlocked
+	gate    gate               // that keeps the volume from its clean-up; "" for none
+	message string             // of doSkip and doBlocked
 	change  kube.MetadataPatch // of doForget, doChange and doRemoveFinalizers
-	next    time.Time       // when time alone may change the decision; zero: never
+	next    time.Time          // when time alone may change the decision; zero: never
 }
 
 // String is why nothing is done, for events.

@@ -60,7 +60,7 @@ func (a volumeAction) String() string {
 type volumeStep struct {
 	action volumeAction
 	reason string
-	err    error           // of volumeFail and volumeWait
+	err    error              // of volumeFail and volumeWait
 	change kube.MetadataPatch // of volumeChange
 }
 

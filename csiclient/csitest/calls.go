@@ -22,11 +22,11 @@ type Call struct {
 
 // record is what is known of calls, by method.
 type record struct {
-	calls   []*Call
-	counts  map[string]int // begun
-	running map[string]int
-	maxRunning    map[string]int // running at the same time
-	changed chan struct{}  // closed at each change
+	calls      []*Call
+	counts     map[string]int // begun
+	running    map[string]int
+	maxRunning map[string]int // running at the same time
+	changed    chan struct{}  // closed at each change
 }
 
 // short is the method without package and service.

@@ -61,9 +61,9 @@ type Informers struct {
 	more     []informers.SharedInformerFactory // for kinds of which only a part is watched
 	client   kubernetes.Interface
 
-	mu       sync.Mutex
-	informers     map[string]cache.SharedIndexInformer // by the plural name of the kind
-	required   map[string]bool                      // of made, those without which some loop cannot work
+	mu          sync.Mutex
+	informers   map[string]cache.SharedIndexInformer // by the plural name of the kind
+	required    map[string]bool                      // of made, those without which some loop cannot work
 	watchErrors map[string]error                     // by the same name; a watch that fails just now
 }
 
@@ -72,13 +72,13 @@ func NewInformers(client kubernetes.Interface, meta metadata.Interface, driver s
 	details := &RetainedFields{}
 	trim := trim(driver, details)
 	return &Informers{
-		driver:   driver,
-		retained: details,
-		client:   client,
-		typed:    informers.NewSharedInformerFactoryWithOptions(client, 0, informers.WithTransform(trim)),
-		meta:     metadatainformer.NewSharedInformerFactoryWithOptions(meta, 0, metadatainformer.WithTransform(trim)),
-		informers:     map[string]cache.SharedIndexInformer{},
-		required:   map[string]bool{},
+		driver:      driver,
+		retained:    details,
+		client:      client,
+		typed:       informers.NewSharedInformerFactoryWithOptions(client, 0, informers.WithTransform(trim)),
+		meta:        metadatainformer.NewSharedInformerFactoryWithOptions(meta, 0, metadatainformer.WithTransform(trim)),
+		informers:   map[string]cache.SharedIndexInformer{},
+		required:    map[string]bool{},
 		watchErrors: map[string]error{},
 	}
 }

@@ -15,7 +15,7 @@ import (
 // not usable, see [NewMutationCache]. It is safe for use by several goroutines.
 type MutationCache[T metav1.Object] struct {
 	informer Informer[T]
-	reg  Registration
+	reg      Registration
 
 	mu      sync.Mutex
 	written map[string]T           // newer than the cache, by key

@@ -18,7 +18,7 @@ import (
 // or that the process may have no permission for. Nothing waits for it; what
 // depends on it works without, if less promptly. The zero value has no objects.
 type OptionalInformer struct {
-	mu   sync.Mutex
+	mu       sync.Mutex
 	informer *Informer[*metav1.PartialObjectMetadata] // nil: not available so far
 }
 

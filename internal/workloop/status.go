@@ -16,8 +16,8 @@ type Status struct {
 	Running  []Running `json:"running"`  // longest first
 	Failing  []Failing `json:"failing"`  // whose next attempt is soonest first; listed at most
 	Failures int       `json:"failures"` // how many keys are in back-off, the listed ones included
-	Recent   []Attempt    `json:"recent"`   // newest first
-	Slowest  []Attempt    `json:"slowest"`  // since the loop began
+	Recent   []Attempt `json:"recent"`   // newest first
+	Slowest  []Attempt `json:"slowest"`  // since the loop began
 }
 
 // Running is a key that is worked on.
