@@ -81,9 +81,9 @@ func runAudit(cmd *cobra.Command, cfg audit.Config, output string) error {
 	if err != nil {
 		return err
 	}
-	write := report.Text
+	write := report.WriteText
 	if output == outputJSON {
-		write = report.JSON
+		write = report.WriteJSON
 	}
 	if err := write(cmd.OutOrStdout()); err != nil {
 		return err
@@ -109,7 +109,7 @@ func (s settings) audit(ctx context.Context, cfg audit.Config) (audit.Report, er
 	if err != nil {
 		return audit.Report{}, err
 	}
-	a := audit.Auditor{Config: cfg, Driver: driver, CSI: csi.Controller(), World: live.World}
+	a := audit.Auditor{Config: cfg, Driver: driver, CSI: csi.Controller(), Read: live.Read}
 	report := audit.Report{Driver: driver.Name, Time: time.Now().UTC().Truncate(time.Second)}
 	if report.Findings, err = a.Audit(ctx); err != nil {
 		return audit.Report{}, err
@@ -151,7 +151,7 @@ func newLiveWorld(config *rest.Config, driver csiclient.Driver) (*audit.APIReade
 	if err != nil {
 		return nil, fmt.Errorf("making the client: %w", err)
 	}
-	return audit.NewLive(client, meta, driver.Name), nil
+	return audit.NewAPIReader(client, meta, driver.Name), nil
 }
 
 // auditRole stands for the audit where roles are listed.
@@ -171,7 +171,7 @@ func (s *shared) addAudit(t *terms, lease string) error {
 	cfg.Timeout, cfg.MaxEntries = s.settings.Provisioner.Timeout, s.settings.Attacher.MaxEntries
 	cfg.Settle = min(auditSettle, interval)
 	// Only kinds that are watched anyhow: the audit makes no requests to the API server.
-	cached := audit.CacheReader{Volumes: s.informers.Volumes(), Claims: s.informers.Claims()}
+	cached := audit.CacheReader{Driver: s.driver.Name, Volumes: s.informers.Volumes(), Claims: s.informers.Claims()}
 	if s.driver.Controller.PublishUnpublishVolume {
 		attachments := s.informers.Attachments()
 		cached.Attachments = &attachments
@@ -180,7 +180,7 @@ func (s *shared) addAudit(t *terms, lease string) error {
 		nodes := s.informers.CSINodes()
 		cached.Nodes = &nodes
 	}
-	c, err := audit.NewController(audit.Auditor{Config: cfg, Driver: s.driver, CSI: s.csi.Controller(), World: cached.World(s.driver.Name)},
+	c, err := audit.NewController(audit.Auditor{Config: cfg, Driver: s.driver, CSI: s.csi.Controller(), Read: cached.Read},
 		interval, s.csi.WaitReady, s.registry)
 	if err != nil {
 		return err

@@ -58,9 +58,9 @@ failed; 2 wrong usage; 1 neither the driver nor the API server could be asked.`,
 			ctx, stop := untilSignal(log)
 			defer stop()
 			report := doctor.Run(ctx, s.doctorInput(cmd.Flags(), as))
-			write := report.Text
+			write := report.WriteText
 			if output == outputJSON {
-				write = report.JSON
+				write = report.WriteJSON
 			}
 			if err := write(cmd.OutOrStdout()); err != nil {
 				return err

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -12,64 +13,67 @@ import (
 	"github.com/storage-controller/storage-controller/csiclient"
 )
 
-// Lister is the call of the driver that is made here.
+// Lister is the RPC of the driver that an audit calls.
 type Lister interface {
 	ListVolumes(context.Context, *csi.ListVolumesRequest, ...grpc.CallOption) (*csi.ListVolumesResponse, error)
 }
 
-// Config is what an operator may set.
+// Config holds the settings of an audit.
 type Config struct {
 	// Timeout bounds each page of ListVolumes.
 	Timeout time.Duration
-	// MaxEntries is how many volumes a page has; 0 leaves that to the driver.
+	// MaxEntries bounds the entries of a ListVolumes page; 0 lets the driver decide.
 	MaxEntries int
-	// StuckAfter is the age of a deletion from which on an object counts as stuck.
+	// StuckAfter is the time since its deletion after which an object counts as stuck.
 	StuckAfter time.Duration
-	// Settle is the time between the two looks of an audit. What differs in both is
-	// reported; what was under way in one of them is not.
+	// Settle is the time between the two scans of an audit. A difference is reported
+	// only if both scans find it.
 	Settle time.Duration
 }
 
-// DefaultConfig is what is used where the operator sets nothing.
+// DefaultConfig returns the defaults of the settings.
 func DefaultConfig() Config {
 	return Config{Timeout: 15 * time.Second, StuckAfter: 10 * time.Minute, Settle: 15 * time.Second}
 }
 
-// Validate reports everything that is wrong with c.
+// Validate reports every invalid field of c, in the order of the flags.
 func (c Config) Validate() error {
 	var errs []error
-	for name, d := range map[string]time.Duration{"--timeout": c.Timeout, "--stuck-after": c.StuckAfter, "--settle": c.Settle} {
+	positive := func(flag string, d time.Duration) {
 		if d <= 0 {
-			errs = append(errs, fmt.Errorf("%s: must be positive, got %v", name, d))
+			errs = append(errs, fmt.Errorf("%s: must be positive, got %v", flag, d))
 		}
 	}
-	if c.MaxEntries < 0 {
-		errs = append(errs, fmt.Errorf("--max-entries: must not be negative, got %d", c.MaxEntries))
+	positive("--timeout", c.Timeout)
+	positive("--stuck-after", c.StuckAfter)
+	positive("--settle", c.Settle)
+	if c.MaxEntries < 0 || c.MaxEntries > math.MaxInt32 {
+		errs = append(errs, fmt.Errorf("--max-entries: must be between 0 and %d, got %d", math.MaxInt32, c.MaxEntries))
 	}
 	return errors.Join(errs...)
 }
 
-// Auditor compares one driver with the API server.
+// Auditor compares the volumes of one driver with the objects of the API server.
 type Auditor struct {
 	Config Config
 	Driver csiclient.Driver
 	CSI    Lister
-	// World reads what the API server knows.
-	World func(context.Context) (ClusterState, error)
+	// Read returns the objects to compare with.
+	Read func(context.Context) (ClusterState, error)
 }
 
-// Audit is what differs in two looks, and what is stuck. The second look is left out
-// where the first finds nothing that could be under way.
+// Audit returns the differences that two scans found, and the objects that are stuck. It
+// skips the second scan if the first finds no difference.
 func (a Auditor) Audit(ctx context.Context) ([]Finding, error) {
-	first, err := a.look(ctx)
+	first, err := a.scan(ctx)
 	if err != nil {
 		return nil, err
 	}
-	settled := true
+	differs := false
 	for _, f := range first {
-		settled = settled && f.Kind == Stuck
+		differs = differs || f.Kind != Stuck
 	}
-	if settled {
+	if !differs {
 		return first, nil
 	}
 	select {
@@ -77,21 +81,22 @@ func (a Auditor) Audit(ctx context.Context) ([]Finding, error) {
 		return nil, context.Cause(ctx)
 	case <-time.After(a.Config.Settle):
 	}
-	second, err := a.look(ctx)
+	second, err := a.scan(ctx)
 	if err != nil {
 		return nil, err
 	}
-	return both(first, second), nil
+	return persistent(first, second), nil
 }
 
-// Lists tells whether the driver can list its volumes, and where they are published.
+// Lists reports whether the driver lists its volumes, and the nodes where they are published.
 func (a Auditor) Lists() (volumes, nodes bool) {
 	c := a.Driver.Controller
 	return c.ListVolumes, c.ListVolumes && c.ListVolumesPublishedNodes
 }
 
-// look compares once.
-func (a Auditor) look(ctx context.Context) ([]Finding, error) {
+// scan compares once. It asks the driver before the API server, so that a PersistentVolume
+// that was created in between does not turn its volume into a finding.
+func (a Auditor) scan(ctx context.Context) ([]Finding, error) {
 	c := comparison{driver: a.Driver.Name, stuckAfter: a.Config.StuckAfter}
 	var err error
 	if volumes, nodes := a.Lists(); volumes {
@@ -100,15 +105,15 @@ func (a Auditor) look(ctx context.Context) ([]Finding, error) {
 		}
 		c.listed.Nodes = nodes
 	}
-	if c.world, err = a.World(ctx); err != nil {
+	if c.cluster, err = a.Read(ctx); err != nil {
 		return nil, err
 	}
 	c.now = time.Now()
 	return c.findings(), nil
 }
 
-// list reads all pages. The nodes of a volume of which the driver does not say where it is
-// published are nil.
+// list returns the published nodes of every volume by its handle. They are nil for a volume
+// whose entry has no status.
 func (a Auditor) list(ctx context.Context) (map[string][]string, error) {
 	listed, token, seen := map[string][]string{}, "", map[string]bool{}
 	for {
@@ -129,8 +134,8 @@ func (a Auditor) list(ctx context.Context) (map[string][]string, error) {
 		if token = page.GetNextToken(); token == "" {
 			return listed, nil
 		}
-		if seen[token] { // it would go round in circles for ever
-			return nil, fmt.Errorf("listing the volumes of driver %q: token %q comes twice, which is an error of the driver", a.Driver.Name, token)
+		if seen[token] {
+			return nil, fmt.Errorf("listing the volumes of driver %q: ListVolumes returned token %q twice; this is a driver bug", a.Driver.Name, token)
 		}
 		seen[token] = true
 	}

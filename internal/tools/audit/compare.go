@@ -11,64 +11,66 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/duration"
 	csitrans "k8s.io/csi-translation-lib"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
-// ClusterState is what the API server knows. Objects of other drivers may be among them, also as
-// stubs.
+// ClusterState holds the objects of the API server to compare with the driver. Objects of
+// other drivers are ignored; they may be stubs.
 type ClusterState struct {
 	Volumes     []*corev1.PersistentVolume
 	Attachments []*storagev1.VolumeAttachment
 	Claims      []*corev1.PersistentVolumeClaim
-	// Others are further objects that may be stuck, by what they are called in a report.
+	// Others are further objects that may be stuck, by their kind and name.
 	Others map[string]metav1.Object
-	// NodeIDs is how the driver calls nodes, by their names; those that are not there are
-	// not known.
+	// NodeIDs holds the IDs that the driver uses for nodes (CSINode.spec.drivers[].nodeID),
+	// by the name of the Node. Nodes that are missing have an unknown ID.
 	NodeIDs map[string]string
-	// Attached tells that Attachments are all there are.
+	// Attached reports whether Attachments is complete.
 	Attached bool
 }
 
-// Listed is what the driver said: the nodes where each volume is published, by handle. It
-// is nil where the driver lists no volumes.
+// Listed is the result of ListVolumes.
 type Listed struct {
+	// Volumes holds the IDs of the nodes where a volume is published, by volume handle. It
+	// is nil if the driver does not list its volumes.
 	Volumes map[string][]string
-	// Nodes tells that the driver said where its volumes are published.
+	// Nodes reports whether the driver lists the nodes where its volumes are published.
 	Nodes bool
 }
 
-// annNodeID is where an attacher notes how the driver calls the node of an attachment.
+// annNodeID is the annotation in which an attacher records the node ID of an attachment.
 const annNodeID = "csi.alpha.kubernetes.io/node-id"
 
-// comparison is of one driver.
+// comparison holds the input of one scan.
 type comparison struct {
 	driver     string
-	world      ClusterState
+	cluster    ClusterState
 	listed     Listed
 	stuckAfter time.Duration
 	now        time.Time
 }
 
-// findings is everything that differs, and everything that is stuck.
+// findings returns all differences and all stuck objects.
 func (c comparison) findings() []Finding {
 	var found []Finding
 	if c.listed.Volumes != nil {
 		found = append(found, c.volumes()...)
-		if c.listed.Nodes && c.world.Attached {
+		if c.listed.Nodes && c.cluster.Attached {
 			found = append(found, c.attachments()...)
 		}
 	}
 	return sorted(append(found, c.stuck()...))
 }
 
-// translator knows the volume plugins that were built into Kubernetes (KEP-625).
+// translator translates PersistentVolumes of in-tree volume plugins (KEP-625).
 var translator = csitrans.New()
 
-// handle is that of pv if it is one of driver. In-tree tells that it was translated: such
-// a handle may lack what only the driver knows, such as the project; its last part is
-// the name of the volume.
+// handle returns the volume handle of pv; ok is false for a volume of another driver. The
+// handle of an in-tree volume is translated. It may lack parts that only the driver knows,
+// such as the project; its last path element is the name of the volume.
 func handle(driver string, pv *corev1.PersistentVolume) (handle string, inTree, ok bool) {
 	if pv.Spec.CSI != nil {
 		return pv.Spec.CSI.VolumeHandle, false, pv.Spec.CSI.Driver == driver && pv.Spec.CSI.VolumeHandle != ""
@@ -83,14 +85,14 @@ func handle(driver string, pv *corev1.PersistentVolume) (handle string, inTree, 
 	return translated.Spec.CSI.VolumeHandle, true, true
 }
 
-// volumes compares the volumes with the PersistentVolumes.
+// volumes compares the listed volumes with the PersistentVolumes.
 func (c comparison) volumes() []Finding {
 	var found []Finding
 	known, knownNames, listedNames := map[string]bool{}, map[string]bool{}, map[string]bool{}
 	for h := range c.listed.Volumes {
 		listedNames[path.Base(h)] = true
 	}
-	for _, pv := range c.world.Volumes {
+	for _, pv := range c.cluster.Volumes {
 		h, inTree, ok := handle(c.driver, pv)
 		if !ok {
 			continue
@@ -104,30 +106,34 @@ func (c comparison) volumes() []Finding {
 		if !listed {
 			found = append(found, Finding{
 				Kind: PVWithoutVolume, Object: "PersistentVolume " + pv.Name, UID: string(pv.UID), VolumeHandle: h,
-				Message: fmt.Sprintf("%s, and the driver lists no volume with this handle", described(pv)),
+				Message: fmt.Sprintf("ListVolumes does not return its volume; the PersistentVolume is %s", describe(pv)),
 			})
 		}
 	}
 	for h := range c.listed.Volumes {
 		if !known[h] && !knownNames[path.Base(h)] {
-			found = append(found, Finding{Kind: VolumeWithoutPV, VolumeHandle: h, Message: "the driver lists it, and no PersistentVolume has its handle" + c.doubts()})
+			found = append(found, Finding{
+				Kind: VolumeWithoutPV, VolumeHandle: h,
+				Message: "no PersistentVolume has this volume handle" + c.unresolvedClaims(),
+			})
 		}
 	}
 	return found
 }
 
-func described(pv *corev1.PersistentVolume) string {
-	text := "it is " + string(pv.Status.Phase)
+// describe returns the phase of pv and its claim.
+func describe(pv *corev1.PersistentVolume) string {
+	text := string(pv.Status.Phase)
 	if ref := pv.Spec.ClaimRef; ref != nil {
-		text += fmt.Sprintf(" for claim %s/%s", ref.Namespace, ref.Name)
+		text += fmt.Sprintf(", claim %s/%s", ref.Namespace, ref.Name)
 	}
 	return text
 }
 
-// doubts says of a volume that nobody knows whose it may be.
-func (c comparison) doubts() string {
+// unresolvedClaims returns a remark about the claims to which an unknown volume may belong.
+func (c comparison) unresolvedClaims() string {
 	n := 0
-	for _, pvc := range c.world.Claims {
+	for _, pvc := range c.cluster.Claims {
 		if kube.HasProvisioningRecord(c.driver, pvc) {
 			n++
 		}
@@ -135,21 +141,22 @@ func (c comparison) doubts() string {
 	if n == 0 {
 		return ""
 	}
-	return fmt.Sprintf("; it may belong to one of %d claims for which it is not known yet what became of CreateVolume", n)
+	return fmt.Sprintf("; it may belong to a claim whose CreateVolume outcome is unknown (claims: %d)", n)
 }
 
-// place is a volume at a node.
-type place struct{ handle, node string }
+// publication is a volume that is published at a node.
+type publication struct{ handle, nodeID string }
 
-// attachments compares where volumes are published with the attachments.
+// attachments compares the published nodes of volumes with the VolumeAttachments.
 func (c comparison) attachments() []Finding {
 	var found []Finding
 	volumes := map[string]*corev1.PersistentVolume{}
-	for _, pv := range c.world.Volumes {
+	for _, pv := range c.cluster.Volumes {
 		volumes[pv.Name] = pv
 	}
-	expected, unknown := map[place]bool{}, map[string]bool{} // unknown: handles of attachments to a node of which the ID is not known
-	for _, va := range c.world.Attachments {
+	expected := map[publication]bool{}
+	unknown := map[string]bool{} // handles that are attached to a node with an unknown ID
+	for _, va := range c.cluster.Attachments {
 		h, ok := c.handleOf(va, volumes)
 		if !ok {
 			continue
@@ -162,20 +169,23 @@ func (c comparison) attachments() []Finding {
 		published := false
 		nodes, listed := c.listed.Volumes[h]
 		for _, id := range ids {
-			expected[place{h, id}] = true
+			expected[publication{h, id}] = true
 			published = published || slices.Contains(nodes, id)
 		}
 		if va.Status.Attached && listed && nodes != nil && !published {
 			found = append(found, Finding{
 				Kind: AttachedNotPublished, Object: "VolumeAttachment " + va.Name, UID: string(va.UID), VolumeHandle: h, Node: ids[0],
-				Message: fmt.Sprintf("attached to node %s by its status, and the driver has the volume published %s", va.Spec.NodeName, at(nodes)),
+				Message: fmt.Sprintf("status.attached is true for node %s, but the driver lists the volume as published %s", va.Spec.NodeName, at(nodes)),
 			})
 		}
 	}
 	for h, nodes := range c.listed.Volumes {
 		for _, id := range nodes {
-			if !expected[place{h, id}] && !unknown[h] {
-				found = append(found, Finding{Kind: PublishedNotAttached, VolumeHandle: h, Node: id, Message: "the driver has it published at the node, and no VolumeAttachment is for that"})
+			if !expected[publication{h, id}] && !unknown[h] {
+				found = append(found, Finding{
+					Kind: PublishedNotAttached, VolumeHandle: h, Node: id,
+					Message: "the driver lists the volume as published at this node, but there is no VolumeAttachment",
+				})
 			}
 		}
 	}
@@ -189,8 +199,8 @@ func at(nodes []string) string {
 	return fmt.Sprintf("at %q only", nodes)
 }
 
-// handleOf is the handle of the volume that va attaches, if it is one of the driver and
-// known.
+// handleOf returns the handle of the volume that va attaches; ok is false for an unknown
+// volume and for one of another driver.
 func (c comparison) handleOf(va *storagev1.VolumeAttachment, volumes map[string]*corev1.PersistentVolume) (string, bool) {
 	if va.Spec.Attacher != c.driver {
 		return "", false
@@ -213,47 +223,49 @@ func (c comparison) handleOf(va *storagev1.VolumeAttachment, volumes map[string]
 	return h, ok
 }
 
-// nodeIDs is how the driver may call the node of va: as it was when it was attached, and
-// as it is now.
+// nodeIDs returns the possible IDs of the node of va: the one recorded by the attacher and
+// the current one. They differ if the node was recreated.
 func (c comparison) nodeIDs(va *storagev1.VolumeAttachment) []string {
-	ids := map[string]bool{va.Annotations[annNodeID]: true, c.world.NodeIDs[va.Spec.NodeName]: true}
+	ids := map[string]bool{va.Annotations[annNodeID]: true, c.cluster.NodeIDs[va.Spec.NodeName]: true}
 	delete(ids, "")
 	return slices.Sorted(maps.Keys(ids))
 }
 
-// stuck is the objects of the driver that have been deleted for long and are still there.
+// stuck returns a finding for each object of the driver that was deleted longer than
+// stuckAfter ago.
 func (c comparison) stuck() []Finding {
 	var found []Finding
-	look := func(name string, obj metav1.Object) {
+	check := func(name string, obj metav1.Object) {
 		since := obj.GetDeletionTimestamp()
 		if since == nil || c.now.Sub(since.Time) < c.stuckAfter {
 			return
 		}
-		f := Finding{Kind: Stuck, Object: name, UID: string(obj.GetUID()), Message: fmt.Sprintf("deleted %v ago, and held by its finalizers", c.now.Sub(since.Time).Round(time.Second))}
+		f := Finding{Kind: Stuck, Object: name, UID: string(obj.GetUID())}
+		f.Message = fmt.Sprintf("deleted %s ago, held by its finalizers", duration.HumanDuration(c.now.Sub(since.Time)))
 		for _, finalizer := range obj.GetFinalizers() {
 			f.Finalizers = append(f.Finalizers, Finalizer{finalizer, c.remover(finalizer)})
 		}
 		found = append(found, f)
 	}
-	mine := map[string]bool{}
-	for _, pv := range c.world.Volumes {
+	own := map[string]bool{}
+	for _, pv := range c.cluster.Volumes {
 		if _, _, ok := handle(c.driver, pv); ok {
-			mine[pv.Name] = true
-			look("PersistentVolume "+pv.Name, pv)
+			own[pv.Name] = true
+			check("PersistentVolume "+pv.Name, pv)
 		}
 	}
-	for _, va := range c.world.Attachments {
+	for _, va := range c.cluster.Attachments {
 		if va.Spec.Attacher == c.driver {
-			look("VolumeAttachment "+va.Name, va)
+			check("VolumeAttachment "+va.Name, va)
 		}
 	}
-	for _, pvc := range c.world.Claims {
-		if kube.ClaimHandledBy(c.driver, pvc) || mine[pvc.Spec.VolumeName] {
-			look("PersistentVolumeClaim "+kube.Key(pvc), pvc)
+	for _, pvc := range c.cluster.Claims {
+		if kube.ClaimHandledBy(c.driver, pvc) || own[pvc.Spec.VolumeName] {
+			check("PersistentVolumeClaim "+kube.Key(pvc), pvc)
 		}
 	}
-	for _, name := range slices.Sorted(maps.Keys(c.world.Others)) {
-		look(name, c.world.Others[name])
+	for name, obj := range c.cluster.Others {
+		check(name, obj)
 	}
 	return found
 }

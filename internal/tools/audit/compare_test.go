@@ -48,16 +48,16 @@ func TestFindings(t *testing.T) {
 	foreign := attachment("a", "pv", "n", true)
 	foreign.Spec.Attacher = "other.example.com"
 	for name, c := range map[string]struct {
-		world  ClusterState
+		state  ClusterState
 		listed map[string][]string
 		silent bool // the driver does not say where volumes are published
 		want   []string
 	}{
 		"nothing at all":            {ClusterState{}, map[string][]string{}, false, nil},
 		"a volume and its PV":       {ClusterState{Volumes: []*corev1.PersistentVolume{pv}}, map[string][]string{"v": {}}, false, nil},
-		"a volume of nobody":        {ClusterState{}, map[string][]string{"v": {}}, false, []string{"volume_without_pv v"}},
+		"a volume without a PV":        {ClusterState{}, map[string][]string{"v": {}}, false, []string{"volume_without_pv v"}},
 		"a handle of other drivers": {ClusterState{Volumes: []*corev1.PersistentVolume{volume("pv", "other.example.com", "v")}}, map[string][]string{"v": {}}, false, []string{"volume_without_pv v"}},
-		"a PV of nothing":           {ClusterState{Volumes: []*corev1.PersistentVolume{pv}}, map[string][]string{}, false, []string{"pv_without_volume PersistentVolume pv v"}},
+		"a PV without a volume":           {ClusterState{Volumes: []*corev1.PersistentVolume{pv}}, map[string][]string{}, false, []string{"pv_without_volume PersistentVolume pv v"}},
 		"a driver that lists none":  {ClusterState{Volumes: []*corev1.PersistentVolume{pv}}, nil, false, nil},
 		"a stub of another driver":  {ClusterState{Volumes: []*corev1.PersistentVolume{volume("pv", "other.example.com", "")}}, map[string][]string{}, false, nil},
 		"attached and published": {ClusterState{Volumes: []*corev1.PersistentVolume{pv}, NodeIDs: nodes, Attachments: []*storagev1.VolumeAttachment{attachment("a", "pv", "n", true)}},
@@ -72,7 +72,7 @@ func TestFindings(t *testing.T) {
 			map[string][]string{"v": nil}, true, nil},
 		"a volume of which it does not say": {ClusterState{Volumes: []*corev1.PersistentVolume{pv}, NodeIDs: nodes, Attachments: []*storagev1.VolumeAttachment{attachment("a", "pv", "n", true)}},
 			map[string][]string{"v": nil}, false, nil},
-		"a node that was made anew": {ClusterState{Volumes: []*corev1.PersistentVolume{pv}, NodeIDs: nodes, Attachments: []*storagev1.VolumeAttachment{moved}},
+		"a node that was recreated": {ClusterState{Volumes: []*corev1.PersistentVolume{pv}, NodeIDs: nodes, Attachments: []*storagev1.VolumeAttachment{moved}},
 			map[string][]string{"v": {"before"}}, false, nil},
 		"a node that is not known": {ClusterState{Volumes: []*corev1.PersistentVolume{pv}, Attachments: []*storagev1.VolumeAttachment{attachment("a", "pv", "n", true)}},
 			map[string][]string{"v": {"id"}}, false, nil},
@@ -81,23 +81,23 @@ func TestFindings(t *testing.T) {
 		"an attachment of another driver": {ClusterState{Volumes: []*corev1.PersistentVolume{pv}, NodeIDs: nodes, Attachments: []*storagev1.VolumeAttachment{foreign}},
 			map[string][]string{"v": {"id"}}, false, []string{"published_not_attached v id"}},
 	} {
-		c.world.Attached = true
-		got := comparison{driver: driver, world: c.world, listed: Listed{c.listed, !c.silent}, stuckAfter: time.Minute, now: time.Now()}.findings()
+		c.state.Attached = true
+		got := comparison{driver: driver, cluster: c.state, listed: Listed{c.listed, !c.silent}, stuckAfter: time.Minute, now: time.Now()}.findings()
 		if have := texts(got); !slices.Equal(have, c.want) {
 			t.Errorf("%s: %q, want %q", name, have, c.want)
 		}
 	}
 }
 
-// TestVolumesOfABuiltInPlugin are found although their handles lack what only the driver
-// knows.
-func TestVolumesOfABuiltInPlugin(t *testing.T) {
+// TestVolumesOfAnInTreePlugin matches volumes although their translated handles lack the parts
+// that only the driver knows.
+func TestVolumesOfAnInTreePlugin(t *testing.T) {
 	t.Parallel()
 	const gce = "pd.csi.storage.gke.io"
 	pv := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "pv", Labels: map[string]string{corev1.LabelTopologyZone: "z"}}, Spec: corev1.PersistentVolumeSpec{
 		PersistentVolumeSource: corev1.PersistentVolumeSource{GCEPersistentDisk: &corev1.GCEPersistentDiskVolumeSource{PDName: "disk"}},
 	}}
-	c := comparison{driver: gce, world: ClusterState{Volumes: []*corev1.PersistentVolume{pv}}, listed: Listed{map[string][]string{"projects/p/zones/z/disks/disk": {}}, true}}
+	c := comparison{driver: gce, cluster: ClusterState{Volumes: []*corev1.PersistentVolume{pv}}, listed: Listed{map[string][]string{"projects/p/zones/z/disks/disk": {}}, true}}
 	if got := c.findings(); len(got) > 0 {
 		t.Errorf("%+v", got)
 	}
@@ -117,7 +117,7 @@ func TestStuck(t *testing.T) {
 	mine := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "mine", DeletionTimestamp: &old, Annotations: map[string]string{storagehelpers.AnnStorageProvisioner: driver}}}
 	bound := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "static", DeletionTimestamp: &old}, Spec: corev1.PersistentVolumeClaimSpec{VolumeName: "fresh"}}
 	others := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "theirs", DeletionTimestamp: &old}}
-	c := comparison{driver: driver, stuckAfter: time.Minute, now: now, world: ClusterState{
+	c := comparison{driver: driver, stuckAfter: time.Minute, now: now, cluster: ClusterState{
 		Volumes: []*corev1.PersistentVolume{pv, fresh, foreign}, Claims: []*corev1.PersistentVolumeClaim{mine, bound, others},
 		Others: map[string]metav1.Object{"Node n": &metav1.ObjectMeta{DeletionTimestamp: &old, Finalizers: []string{driver + "/node"}}},
 	}}
@@ -136,28 +136,28 @@ func TestStuck(t *testing.T) {
 	}
 }
 
-func TestBothLooks(t *testing.T) {
+func TestPersistent(t *testing.T) {
 	t.Parallel()
 	a, b := Finding{Kind: VolumeWithoutPV, VolumeHandle: "a"}, Finding{Kind: VolumeWithoutPV, VolumeHandle: "b"}
 	again := a
 	again.Message = "an hour older"
-	if got := both([]Finding{a}, []Finding{again, b}); len(got) != 1 || got[0].VolumeHandle != "a" {
+	if got := persistent([]Finding{a}, []Finding{again, b}); len(got) != 1 || got[0].VolumeHandle != "a" {
 		t.Errorf("%+v", got)
 	}
 	stuck := Finding{Kind: Stuck, Object: "PersistentVolume p"}
-	if got := both([]Finding{a}, []Finding{stuck}); len(got) != 1 || got[0].Kind != Stuck {
-		t.Errorf("stuck since the first look: %+v", got)
+	if got := persistent([]Finding{a}, []Finding{stuck}); len(got) != 1 || got[0].Kind != Stuck {
+		t.Errorf("stuck since the first scan: %+v", got)
 	}
-	anew := Finding{Kind: PVWithoutVolume, Object: "PersistentVolume p", UID: "2"}
-	before := anew
+	recreated := Finding{Kind: PVWithoutVolume, Object: "PersistentVolume p", UID: "2"}
+	before := recreated
 	before.UID = "1"
-	if got := both([]Finding{before}, []Finding{anew}); len(got) != 0 {
-		t.Errorf("an object that was made again: %+v", got)
+	if got := persistent([]Finding{before}, []Finding{recreated}); len(got) != 0 {
+		t.Errorf("an object that was recreated: %+v", got)
 	}
 }
 
-// FuzzFindings looks for what must never be: a finding for a volume that both have, and
-// one that depends on the order of the input.
+// FuzzFindings searches for a finding about a volume that both sides have, and for findings
+// that depend on the order of the input.
 func FuzzFindings(f *testing.F) {
 	f.Add("a b c", "b c d", "b:id c:id", "c")
 	f.Fuzz(func(t *testing.T, volumes, listed, published, attached string) {
@@ -180,7 +180,7 @@ func FuzzFindings(f *testing.F) {
 			w.Attachments = append(w.Attachments, attachment(fmt.Sprint("a", i), fmt.Sprint("pv", i), "n", true))
 		}
 		w.Attached, w.NodeIDs = true, map[string]string{"n": "id"}
-		c := comparison{driver: driver, world: w, listed: l, now: time.Now(), stuckAfter: time.Minute}
+		c := comparison{driver: driver, cluster: w, listed: l, now: time.Now(), stuckAfter: time.Minute}
 		found := c.findings()
 		for _, f := range found {
 			_, lists := l.Volumes[f.VolumeHandle]
@@ -188,14 +188,14 @@ func FuzzFindings(f *testing.F) {
 				t.Errorf("%+v", f)
 			}
 		}
-		slices.Reverse(c.world.Volumes)
+		slices.Reverse(c.cluster.Volumes)
 		if again := c.findings(); !slices.Equal(texts(found), texts(again)) {
 			t.Errorf("%q in another order is %q", texts(found), texts(again))
 		}
 	})
 }
 
-func TestRemoversAreTold(t *testing.T) {
+func TestEveryFinalizerHasARemover(t *testing.T) {
 	t.Parallel()
 	for _, finalizer := range slices.Sorted(maps.Keys(removers)) {
 		if who := (comparison{driver: driver}).remover(finalizer); who == "" || strings.Contains(who, "not known") {

@@ -11,16 +11,17 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// Controller audits again and again.
+// Controller audits a driver periodically.
 type Controller struct {
-	auditor  Auditor
-	interval time.Duration
-	ready    func(context.Context) error
-	findings *prometheus.GaugeVec
-	done     prometheus.Gauge
+	auditor   Auditor
+	interval  time.Duration
+	ready     func(context.Context) error
+	findings  *prometheus.GaugeVec
+	completed prometheus.Gauge
 }
 
-// NewController makes one that audits at each interval, while ready returns nil.
+// NewController returns a controller that audits at each interval. ready blocks until the
+// driver is connected; its error ends [Controller.Run].
 func NewController(a Auditor, interval time.Duration, ready func(context.Context) error, reg prometheus.Registerer) (*Controller, error) {
 	if err := a.Config.Validate(); err != nil {
 		return nil, err
@@ -29,36 +30,37 @@ func NewController(a Auditor, interval time.Duration, ready func(context.Context
 		auditor: a, interval: interval, ready: ready,
 		findings: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "storage_controller_audit_findings",
-			Help: "What the last audit found that driver and API server do not agree on, or that is stuck, by kind. There is none before the first audit, and on replicas that do not lead.",
+			Help: "Findings of the last audit by kind: differences between driver and API server, and objects stuck in deletion. " +
+				"Absent before the first audit and on standby replicas.",
 		}, []string{"kind"}),
-		done: prometheus.NewGauge(prometheus.GaugeOpts{
+		completed: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "storage_controller_audit_timestamp_seconds",
-			Help: "When the last audit ended that was not broken off, in seconds since 1970; 0 before the first.",
+			Help: "Unix time of the last completed audit; 0 before the first.",
 		}),
 	}
-	reg.MustRegister(c.findings, c.done)
+	reg.MustRegister(c.findings, c.completed)
 	return c, nil
 }
 
-// Run audits until ctx ends. Its interval differs a little each time, so that the
-// controllers of many drivers do not all ask at once.
+// Run audits until ctx ends. It varies the interval by up to a tenth, so that the controllers
+// of several drivers do not all audit at the same time.
 func (c *Controller) Run(ctx context.Context) error {
 	log := klog.FromContext(ctx)
-	defer func() { // another replica may go on
+	defer func() { // the next leader may be another replica
 		c.findings.Reset()
-		c.done.Set(0)
+		c.completed.Set(0)
 	}()
 	if volumes, nodes := c.auditor.Lists(); !volumes || !nodes {
-		log.Info("The driver does not list all that could be compared; the rest is", "volumes", volumes, "publishedNodes", nodes)
+		log.Info("Audit is partial, the driver lacks capabilities", "listVolumes", volumes, "listVolumesPublishedNodes", nodes)
 	}
 	known := map[identity]bool{}
 	for c.ready(ctx) == nil {
 		found, err := c.audit(ctx)
 		switch {
 		case err == nil:
-			known = c.tell(ctx, found, known)
+			known = c.publish(ctx, found, known)
 		case ctx.Err() == nil:
-			log.Error(err, "The audit was broken off; the next one starts afresh", "in", c.interval)
+			log.Error(err, "Audit failed", "retryIn", c.interval)
 		}
 		select {
 		case <-ctx.Done():
@@ -69,7 +71,7 @@ func (c *Controller) Run(ctx context.Context) error {
 	return context.Cause(ctx)
 }
 
-// audit turns a panic into an error: it costs one audit, not the process.
+// audit turns a panic into an error, so that it costs one audit and not the process.
 func (c *Controller) audit(ctx context.Context) (found []Finding, err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -79,20 +81,21 @@ func (c *Controller) audit(ctx context.Context) (found []Finding, err error) {
 	return c.auditor.Audit(ctx)
 }
 
-// tell sets the metrics, logs what was not known, and returns what is now.
-func (c *Controller) tell(ctx context.Context, found []Finding, known map[identity]bool) map[identity]bool {
+// publish sets the metrics, logs the findings that are not known yet, and returns the
+// identities of found.
+func (c *Controller) publish(ctx context.Context, found []Finding, known map[identity]bool) map[identity]bool {
 	log := klog.FromContext(ctx)
 	now, count := map[identity]bool{}, map[Kind]int{}
 	for _, f := range found {
 		now[f.identity()] = true
 		count[f.Kind]++
 		if !known[f.identity()] {
-			log.Info("The audit found something", "kind", f.Kind, "object", f.Object, "volumeHandle", f.VolumeHandle, "nodeID", f.Node, "message", f.Message)
+			log.Info("Audit finding", "kind", f.Kind, "object", f.Object, "volumeHandle", f.VolumeHandle, "nodeID", f.Node, "message", f.Message)
 		}
 	}
 	for _, k := range Kinds() {
 		c.findings.WithLabelValues(string(k)).Set(float64(count[k]))
 	}
-	c.done.SetToCurrentTime()
+	c.completed.SetToCurrentTime()
 	return now
 }

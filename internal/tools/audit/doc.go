@@ -1,4 +1,4 @@
-// Package audit compares what the driver has with what the API server knows of it:
-// volumes, where they are published, and objects that cannot be deleted. It finds, and
-// changes nothing.
+// Package audit compares the volumes of a driver with the objects of the API server: volumes
+// and PersistentVolumes, published nodes and VolumeAttachments. It also finds objects that
+// are stuck in deletion. It changes nothing.
 package audit

@@ -5,43 +5,41 @@ import (
 	"slices"
 )
 
-// Kind is what is wrong; also the label of the metric.
+// Kind classifies findings. It is also the value of the label kind of the metric.
 type Kind string
 
 // The kinds of findings.
 const (
-	VolumeWithoutPV      Kind = "volume_without_pv"      // listed by the driver, and no PersistentVolume has its handle
-	PVWithoutVolume      Kind = "pv_without_volume"      // a PersistentVolume whose handle the driver does not list
-	AttachedNotPublished Kind = "attached_not_published" // attached by its status, and not published by the driver
-	PublishedNotAttached Kind = "published_not_attached" // published by the driver, and there is no attachment
-	Stuck                Kind = "stuck"                  // being deleted for long
+	VolumeWithoutPV      Kind = "volume_without_pv"      // listed by the driver, without a PersistentVolume
+	PVWithoutVolume      Kind = "pv_without_volume"      // a PersistentVolume whose volume the driver does not list
+	AttachedNotPublished Kind = "attached_not_published" // status.attached is true, but the driver has not published the volume
+	PublishedNotAttached Kind = "published_not_attached" // published by the driver, without a VolumeAttachment
+	Stuck                Kind = "stuck"                  // deleted longer than Config.StuckAfter ago
 )
 
-// Kinds is all kinds, in the order of reports.
+// Kinds returns all kinds in the order of reports.
 func Kinds() []Kind {
 	return []Kind{VolumeWithoutPV, PVWithoutVolume, AttachedNotPublished, PublishedNotAttached, Stuck}
 }
 
-// Finding is one thing that is wrong.
+// Finding is one difference or one stuck object.
 type Finding struct {
-	Kind Kind `json:"kind"`
-	// Object is kind and name of the object, if there is one.
-	Object       string `json:"object,omitempty"`
-	UID          string `json:"uid,omitempty"`
-	VolumeHandle string `json:"volumeHandle,omitempty"`
-	Node         string `json:"node,omitempty"` // as the driver calls it
-	Message      string `json:"message"`
-	// Finalizers hold the object, for [Stuck].
-	Finalizers []Finalizer `json:"finalizers,omitempty"`
+	Kind         Kind        `json:"kind"`
+	Object       string      `json:"object,omitempty"` // kind and name; "" if there is no object
+	UID          string      `json:"uid,omitempty"`
+	VolumeHandle string      `json:"volumeHandle,omitempty"`
+	Node         string      `json:"node,omitempty"` // the driver's ID of the node
+	Message      string      `json:"message"`
+	Finalizers   []Finalizer `json:"finalizers,omitempty"` // of a [Stuck] object
 }
 
-// Finalizer is what keeps an object, and who takes it away.
+// Finalizer is a finalizer of a stuck object and the component that removes it.
 type Finalizer struct {
 	Name    string `json:"name"`
 	Remover string `json:"remover"`
 }
 
-// identity is by what a finding is the same in two looks.
+// identity identifies a finding in several scans.
 type identity struct {
 	kind                      Kind
 	object, uid, handle, node string
@@ -51,10 +49,10 @@ func (f Finding) identity() identity {
 	return identity{f.Kind, f.Object, f.UID, f.VolumeHandle, f.Node}
 }
 
-// both is those of now that were there before. What is under way differs from one look to
-// the next: a volume that was just made has no PersistentVolume yet. What is stuck is so by
-// its age already.
-func both(before, now []Finding) []Finding {
+// persistent returns the findings of now that were also found before. An operation in
+// progress differs between two scans: a volume that was just created has no
+// PersistentVolume yet. Stuck objects need no second scan.
+func persistent(before, now []Finding) []Finding {
 	seen := map[identity]bool{}
 	for _, f := range before {
 		seen[f.identity()] = true
@@ -62,13 +60,13 @@ func both(before, now []Finding) []Finding {
 	return slices.DeleteFunc(slices.Clone(now), func(f Finding) bool { return f.Kind != Stuck && !seen[f.identity()] })
 }
 
+// sorted sorts findings by kind and object, so that reports do not depend on the order of maps.
 func sorted(findings []Finding) []Finding {
-	order := map[Kind]int{}
-	for i, k := range Kinds() {
-		order[k] = i
-	}
 	slices.SortFunc(findings, func(a, b Finding) int {
-		return cmp.Or(cmp.Compare(order[a.Kind], order[b.Kind]), cmp.Compare(a.Object, b.Object), cmp.Compare(a.VolumeHandle, b.VolumeHandle), cmp.Compare(a.Node, b.Node))
+		return cmp.Or(
+			cmp.Compare(slices.Index(Kinds(), a.Kind), slices.Index(Kinds(), b.Kind)), cmp.Compare(a.Object, b.Object),
+			cmp.Compare(a.VolumeHandle, b.VolumeHandle), cmp.Compare(a.Node, b.Node),
+		)
 	})
 	return findings
 }

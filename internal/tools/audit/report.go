@@ -8,43 +8,42 @@ import (
 	"time"
 )
 
-// Report is the outcome of one audit.
+// Report is the result of one audit.
 type Report struct {
-	Driver   string    `json:"driver"`
-	Time     time.Time `json:"time"`
-	Findings []Finding `json:"findings"` // never null
-	// Notes say what was left out, and why.
-	Notes []string `json:"notes,omitempty"`
-	// Volumes and Attachments is how many objects of the API server were looked at.
-	Volumes     int `json:"persistentVolumes"`
-	Attachments int `json:"volumeAttachments"`
+	Driver      string    `json:"driver"`
+	Time        time.Time `json:"time"`
+	Findings    []Finding `json:"findings"`          // null is written as an empty list
+	Notes       []string  `json:"notes,omitempty"`   // what was left out, and why
+	Volumes     int       `json:"persistentVolumes"` // of the driver
+	Attachments int       `json:"volumeAttachments"` // of the driver
 }
 
-// titles are for people.
+// titles are the headings of the kinds in a text report.
 var titles = map[Kind]string{
-	VolumeWithoutPV:      "Volumes without a PersistentVolume: see whether their data are wanted, then delete them at the driver, or make a PersistentVolume for them",
-	PVWithoutVolume:      "PersistentVolumes without a volume: the data are gone, or the driver does not list them",
-	AttachedNotPublished: "Attached, but not published: the attacher mends this, with --reconcile-sync; else delete the VolumeAttachment",
-	PublishedNotAttached: "Published, but not attached: the volume may be in use at that node all the same; unpublish it at the driver",
-	Stuck:                "Being deleted for long",
+	VolumeWithoutPV: "Volumes without a PersistentVolume. Find out whether the data is still needed, then delete the volume " +
+		"in the storage system or create a PersistentVolume for it",
+	PVWithoutVolume: "PersistentVolumes without a volume. The volume was deleted, or the driver does not list every volume",
+	AttachedNotPublished: "Attached, but not published. An attacher with --reconcile-sync publishes the volume again; " +
+		"otherwise delete the VolumeAttachment",
+	PublishedNotAttached: "Published, but not attached. The volume may still be in use on that node. Unpublish it in the storage system",
+	Stuck:                "Stuck in deletion",
 }
 
-// Text writes r for people.
-func (r Report) Text(w io.Writer) error {
+// WriteText writes r as text: the findings below a heading for each kind.
+func (r Report) WriteText(w io.Writer) error {
 	var b strings.Builder
-	fmt.Fprintf(&b, "Driver %s, %d PersistentVolumes and %d VolumeAttachments of it\n", r.Driver, r.Volumes, r.Attachments)
+	fmt.Fprintf(&b, "Driver %s: PersistentVolumes %d, VolumeAttachments %d\n", r.Driver, r.Volumes, r.Attachments)
 	for _, n := range r.Notes {
 		fmt.Fprintf(&b, "Note: %s\n", n)
 	}
 	for _, k := range Kinds() {
 		title := "\n" + titles[k] + "\n"
 		for _, f := range r.Findings {
-			if f.Kind != k {
-				continue
+			if f.Kind == k {
+				b.WriteString(title)
+				title = ""
+				f.writeText(&b)
 			}
-			b.WriteString(title)
-			title = ""
-			f.text(&b)
 		}
 	}
 	if len(r.Findings) == 0 {
@@ -56,7 +55,7 @@ func (r Report) Text(w io.Writer) error {
 	return err
 }
 
-func (f Finding) text(b *strings.Builder) {
+func (f Finding) writeText(b *strings.Builder) {
 	var parts []string
 	if f.Object != "" {
 		parts = append(parts, f.Object)
@@ -73,8 +72,8 @@ func (f Finding) text(b *strings.Builder) {
 	}
 }
 
-// JSON writes r for programs.
-func (r Report) JSON(w io.Writer) error {
+// WriteJSON writes r as indented JSON.
+func (r Report) WriteJSON(w io.Writer) error {
 	if r.Findings == nil {
 		r.Findings = []Finding{}
 	}

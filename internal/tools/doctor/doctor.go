@@ -188,8 +188,8 @@ func (e *examination) skip(name, format string, args ...any) {
 // widest is the longest name that the messages are aligned after; that of a Lease may be longer.
 const widest = 34
 
-// Text writes r for people: a line per check, and one for each hint.
-func (r Report) Text(w io.Writer) error {
+// WriteText writes r for people: a line per check, and one for each hint.
+func (r Report) WriteText(w io.Writer) error {
 	var b strings.Builder
 	width := 0
 	for _, c := range r.Checks {
@@ -206,8 +206,8 @@ func (r Report) Text(w io.Writer) error {
 	return err
 }
 
-// JSON writes r for programs.
-func (r Report) JSON(w io.Writer) error {
+// WriteJSON writes r for programs.
+func (r Report) WriteJSON(w io.Writer) error {
 	encoder := json.NewEncoder(w)
 	encoder.SetIndent("", "  ")
 	encoder.SetEscapeHTML(false)

@@ -1,8 +1,8 @@
-package doctor
-
 // Code generated from deploy/rbac by make generate. DO NOT EDIT.
 
-// rules is what the files of deploy/rbac grant, by the names of their directories.
+package doctor
+
+// rules are the rules of deploy/rbac by the names of its directories.
 var rules = map[string][]Rule{
 	"attacher": {
 		{Groups: []string{"storage.k8s.io"}, Resources: []string{"volumeattachments"}, Verbs: []string{"get", "list", "watch", "patch"}},

@@ -3,7 +3,10 @@ package doctor
 import (
 	"bytes"
 	"fmt"
+	"go/ast"
 	"go/format"
+	"go/parser"
+	"go/token"
 	"maps"
 	"os"
 	"path/filepath"
@@ -28,7 +31,11 @@ func TestRulesAreThoseThatAreShipped(t *testing.T) {
 	}
 	have, err := os.ReadFile(table)
 	if err != nil || !bytes.Equal(have, want) {
-		t.Errorf("%s is not what deploy/rbac has, run make generate (%v)", table, err)
+		t.Errorf("%s differs from deploy/rbac, run make generate (%v)", table, err)
+	}
+	file, err := parser.ParseFile(token.NewFileSet(), table, have, parser.ParseComments)
+	if err != nil || !ast.IsGenerated(file) {
+		t.Errorf("%s is not marked as generated code (%v)", table, err)
 	}
 }
 
@@ -49,7 +56,8 @@ func generateRules(t *testing.T) []byte {
 		}
 	}
 	var b strings.Builder
-	b.WriteString("package doctor\n\n// Code generated from deploy/rbac by make generate. DO NOT EDIT.\n\n// rules is what the files of deploy/rbac grant, by the names of their directories.\nvar rules = map[string][]Rule{\n")
+	b.WriteString("// Code generated from deploy/rbac by make generate. DO NOT EDIT.\n\npackage doctor\n\n" +
+		"// rules are the rules of deploy/rbac by the names of its directories.\nvar rules = map[string][]Rule{\n")
 	for _, name := range slices.Sorted(maps.Keys(shipped)) {
 		fmt.Fprintf(&b, "%q: {\n", name)
 		for _, r := range shipped[name] {

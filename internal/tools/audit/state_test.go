@@ -10,7 +10,8 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// TestHintAtAPermission: it is given where one is missing, and not when nobody answers.
+// TestHintAtAPermission expects the hint for a missing permission, and not for a server that
+// does not answer.
 func TestHintAtAPermission(t *testing.T) {
 	t.Parallel()
 	forbids := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -22,7 +23,8 @@ func TestHintAtAPermission(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err = NewLive(client, nil, "d").World(t.Context()); err == nil || strings.Contains(err.Error(), "grant list") != hint || !strings.Contains(err.Error(), "listing the PersistentVolumes") {
+		_, err = NewAPIReader(client, nil, "d").Read(t.Context())
+		if err == nil || strings.Contains(err.Error(), "Grant list") != hint || !strings.Contains(err.Error(), "listing PersistentVolumes") {
 			t.Errorf("%s: %v", host, err)
 		}
 	}

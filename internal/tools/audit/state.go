@@ -1,0 +1,202 @@
+package audit
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/metadata"
+
+	"github.com/storage-controller/storage-controller/internal/kube"
+)
+
+// CacheReader reads the state from the informers of a running process.
+type CacheReader struct {
+	Driver  string
+	Volumes kube.Informer[*corev1.PersistentVolume]
+	Claims  kube.Informer[*corev1.PersistentVolumeClaim]
+	// Attachments and Nodes are nil if the process does not watch them.
+	Attachments *kube.Informer[*storagev1.VolumeAttachment]
+	Nodes       *kube.Informer[*storagev1.CSINode]
+}
+
+// Read returns the state for [Auditor].
+func (c CacheReader) Read(context.Context) (ClusterState, error) {
+	state := ClusterState{Volumes: c.Volumes.List(), Claims: c.Claims.List()}
+	if c.Attachments != nil {
+		state.Attachments, state.Attached = c.Attachments.List(), true
+	}
+	if c.Nodes != nil {
+		state.NodeIDs = nodeIDs(c.Driver, c.Nodes.List())
+	}
+	return state, nil
+}
+
+// nodeIDs returns the IDs that driver uses for nodes, by the name of the Node.
+func nodeIDs(driver string, nodes []*storagev1.CSINode) map[string]string {
+	ids := map[string]string{}
+	for _, n := range nodes {
+		if d := kube.DriverOnNode(n, driver); d != nil {
+			ids[n.Name] = d.NodeID
+		}
+	}
+	return ids
+}
+
+// APIReader reads the state from the API server. It must not be used concurrently.
+type APIReader struct {
+	client      kubernetes.Interface
+	meta        metadata.Interface
+	driver      string
+	notes       []string
+	volumes     int
+	attachments int
+}
+
+// NewAPIReader returns a reader of the objects of driver.
+func NewAPIReader(client kubernetes.Interface, meta metadata.Interface, driver string) *APIReader {
+	return &APIReader{client: client, meta: meta, driver: driver}
+}
+
+// Notes returns the resources that the last Read may not list, and the consequences.
+func (r *APIReader) Notes() []string { return r.notes }
+
+// Counts returns the numbers of volumes and attachments of the driver in the last Read.
+func (r *APIReader) Counts() (volumes, attachments int) { return r.volumes, r.attachments }
+
+// Read lists all objects. It fails without the permission to list PersistentVolumes; a missing
+// permission for another resource is a note.
+func (r *APIReader) Read(ctx context.Context) (ClusterState, error) {
+	r.notes, r.volumes, r.attachments = nil, 0, 0
+	var state ClusterState
+	volumes, err := kube.ListPages(func(o metav1.ListOptions) ([]corev1.PersistentVolume, string, error) {
+		list, err := r.client.CoreV1().PersistentVolumes().List(ctx, o)
+		if err != nil {
+			return nil, "", err
+		}
+		return list.Items, list.Continue, nil
+	})
+	if apierrors.IsForbidden(err) {
+		return state, fmt.Errorf("listing PersistentVolumes: %w. Grant list on persistentvolumes", err)
+	}
+	if err != nil {
+		return state, fmt.Errorf("listing PersistentVolumes: %w", err)
+	}
+	for i := range volumes {
+		if _, _, ok := handle(r.driver, &volumes[i]); ok {
+			r.volumes++
+		}
+		state.Volumes = append(state.Volumes, &volumes[i])
+	}
+	if err := r.readAttachments(ctx, &state); err != nil {
+		return state, err
+	}
+	if err := r.readClaims(ctx, &state); err != nil {
+		return state, err
+	}
+	return state, r.readOthers(ctx, &state)
+}
+
+func (r *APIReader) readAttachments(ctx context.Context, state *ClusterState) error {
+	attachments, err := kube.ListPages(func(o metav1.ListOptions) ([]storagev1.VolumeAttachment, string, error) {
+		list, err := r.client.StorageV1().VolumeAttachments().List(ctx, o)
+		if err != nil {
+			return nil, "", err
+		}
+		return list.Items, list.Continue, nil
+	})
+	if state.Attached, err = r.permitted("VolumeAttachments", "attachments were not compared", err); err != nil {
+		return err
+	}
+	for i := range attachments {
+		if attachments[i].Spec.Attacher == r.driver {
+			r.attachments++
+		}
+		state.Attachments = append(state.Attachments, &attachments[i])
+	}
+	nodes, err := kube.ListPages(func(o metav1.ListOptions) ([]storagev1.CSINode, string, error) {
+		list, err := r.client.StorageV1().CSINodes().List(ctx, o)
+		if err != nil {
+			return nil, "", err
+		}
+		return list.Items, list.Continue, nil
+	})
+	if _, err = r.permitted("CSINodes", "attachments without annotation "+annNodeID+" were not compared", err); err != nil {
+		return err
+	}
+	var all []*storagev1.CSINode
+	for i := range nodes {
+		all = append(all, &nodes[i])
+	}
+	state.NodeIDs = nodeIDs(r.driver, all)
+	return nil
+}
+
+func (r *APIReader) readClaims(ctx context.Context, state *ClusterState) error {
+	claims, err := kube.ListPages(func(o metav1.ListOptions) ([]corev1.PersistentVolumeClaim, string, error) {
+		list, err := r.client.CoreV1().PersistentVolumeClaims(metav1.NamespaceAll).List(ctx, o)
+		if err != nil {
+			return nil, "", err
+		}
+		return list.Items, list.Continue, nil
+	})
+	if _, err = r.permitted("PersistentVolumeClaims", "claims stuck in deletion were not searched", err); err != nil {
+		return err
+	}
+	for i := range claims {
+		state.Claims = append(state.Claims, &claims[i])
+	}
+	return nil
+}
+
+// readOthers reads the metadata of Nodes and VolumeSnapshots with a finalizer of the roles.
+func (r *APIReader) readOthers(ctx context.Context, state *ClusterState) error {
+	state.Others = map[string]metav1.Object{}
+	snapshots := schema.GroupVersionResource{Group: "snapshot.storage.k8s.io", Version: "v1", Resource: "volumesnapshots"}
+	for _, kind := range []struct {
+		name, finalizer string
+		resource        schema.GroupVersionResource
+	}{
+		{"Node", strings.ToLower(r.driver) + "/node", corev1.SchemeGroupVersion.WithResource("nodes")},
+		{"VolumeSnapshot", SnapshotFinalizer, snapshots},
+	} {
+		objects, err := kube.ListPages(func(o metav1.ListOptions) ([]metav1.PartialObjectMetadata, string, error) {
+			list, err := r.meta.Resource(kind.resource).List(ctx, o)
+			if err != nil {
+				return nil, "", err
+			}
+			return list.Items, list.Continue, nil
+		})
+		if apierrors.IsNotFound(err) { // the CRD is not installed
+			continue
+		}
+		if _, err = r.permitted(kind.name+"s", kind.name+"s stuck in deletion were not searched", err); err != nil {
+			return err
+		}
+		for i := range objects {
+			if slices.Contains(objects[i].Finalizers, kind.finalizer) {
+				state.Others[kind.name+" "+kube.Key(&objects[i])] = &objects[i]
+			}
+		}
+	}
+	return nil
+}
+
+// permitted turns a missing permission to list a resource into a note. It returns other errors.
+func (r *APIReader) permitted(resource, consequence string, err error) (ok bool, _ error) {
+	switch {
+	case apierrors.IsForbidden(err):
+		r.notes = append(r.notes, fmt.Sprintf("no permission to list %s: %s", resource, consequence))
+		return false, nil
+	case err != nil:
+		return false, fmt.Errorf("listing %s: %w", resource, err)
+	}
+	return true, nil
+}
