@@ -55,9 +55,9 @@ func TestFindings(t *testing.T) {
 	}{
 		"nothing at all":            {ClusterState{}, map[string][]string{}, false, nil},
 		"a volume and its PV":       {ClusterState{Volumes: []*corev1.PersistentVolume{pv}}, map[string][]string{"v": {}}, false, nil},
-		"a volume without a PV":        {ClusterState{}, map[string][]string{"v": {}}, false, []string{"volume_without_pv v"}},
+		"a volume without a PV":     {ClusterState{}, map[string][]string{"v": {}}, false, []string{"volume_without_pv v"}},
 		"a handle of other drivers": {ClusterState{Volumes: []*corev1.PersistentVolume{volume("pv", "other.example.com", "v")}}, map[string][]string{"v": {}}, false, []string{"volume_without_pv v"}},
-		"a PV without a volume":           {ClusterState{Volumes: []*corev1.PersistentVolume{pv}}, map[string][]string{}, false, []string{"pv_without_volume PersistentVolume pv v"}},
+		"a PV without a volume":     {ClusterState{Volumes: []*corev1.PersistentVolume{pv}}, map[string][]string{}, false, []string{"pv_without_volume PersistentVolume pv v"}},
 		"a driver that lists none":  {ClusterState{Volumes: []*corev1.PersistentVolume{pv}}, nil, false, nil},
 		"a stub of another driver":  {ClusterState{Volumes: []*corev1.PersistentVolume{volume("pv", "other.example.com", "")}}, map[string][]string{}, false, nil},
 		"attached and published": {ClusterState{Volumes: []*corev1.PersistentVolume{pv}, NodeIDs: nodes, Attachments: []*storagev1.VolumeAttachment{attachment("a", "pv", "n", true)}},
