@@ -1,6 +1,6 @@
 package capacity
 
-import "slices"
+import "github.com/storage-controller/storage-controller/internal/topology"
 
 // nodes knows in which segment each node is, and how many nodes a segment has. An event
 // of a node costs the same however many nodes there are.
@@ -33,7 +33,6 @@ func (n *nodes) setLabels(name string, labels map[string]string, exists bool) mo
 
 // setKeys takes the topology keys of the driver on a node, or that it is not there.
 func (n *nodes) setKeys(name string, keys []string, registered bool) move {
-	keys = slices.Sorted(slices.Values(keys)) // a copy: those of the cache are everybody's
 	return n.change(name, func(node *node) { node.keys, node.registered = keys, registered })
 }
 
@@ -49,7 +48,8 @@ func (n *nodes) change(name string, change func(*node)) (m move) {
 	}
 	now, counted := segment(""), false
 	if known.labelled && known.registered {
-		now, counted = nodeSegment(known.labels, known.keys)
+		s, missing := topology.OfNode(known.labels, known.keys)
+		now, counted = segment(s.String()), missing == nil
 	}
 	before := known.segment
 	if known.counted == counted && before == now {

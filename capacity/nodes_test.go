@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/storage-controller/storage-controller/internal/topology"
 )
 
 func (m move) String() string {
@@ -140,8 +142,8 @@ func TestNodesCountAsAComputationFromScratch(t *testing.T) {
 		}
 		want := map[segment]int{}
 		for _, node := range all {
-			if s, ok := nodeSegment(node.labels, node.keys); ok && node.labelled && node.register {
-				want[s]++
+			if s, missing := topology.OfNode(node.labels, node.keys); missing == nil && node.labelled && node.register {
+				want[segment(s.String())]++
 			}
 		}
 		if diff := cmp.Diff(want, n.segments); diff != "" {

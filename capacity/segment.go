@@ -11,6 +11,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/storage-controller/storage-controller/internal/topology"
 )
 
 // segment is a part of the cluster: the topology keys of a driver with their values, as
@@ -18,19 +20,8 @@ import (
 // both are those of a label. The empty segment is the whole cluster.
 type segment string
 
-// segmentOf is the segment of labels.
-func segmentOf(labels map[string]string) segment {
-	var b strings.Builder
-	for i, k := range slices.Sorted(maps.Keys(labels)) {
-		if i > 0 {
-			b.WriteByte(',')
-		}
-		b.WriteString(k)
-		b.WriteByte('=')
-		b.WriteString(labels[k])
-	}
-	return segment(b.String())
-}
+// segmentOf returns the segment with these labels.
+func segmentOf(labels map[string]string) segment { return segment(topology.SegmentOf(labels).String()) }
 
 // labels is what [segmentOf] was given; never nil.
 func (s segment) labels() map[string]string {
@@ -43,20 +34,6 @@ func (s segment) labels() map[string]string {
 		labels[k] = v
 	}
 	return labels
-}
-
-// nodeSegment is where a node with these labels is; false when one of keys is not among
-// them: the kubelet has still to put it there.
-func nodeSegment(labels map[string]string, keys []string) (segment, bool) {
-	values := make(map[string]string, len(keys))
-	for _, k := range keys {
-		v, ok := labels[k]
-		if !ok {
-			return "", false
-		}
-		values[k] = v
-	}
-	return segmentOf(values), true
 }
 
 // validSegment reports what keeps topology, of a driver, from being the labels of nodes.

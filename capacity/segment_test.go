@@ -82,24 +82,6 @@ func TestSegmentOf(t *testing.T) {
 	}
 }
 
-func TestNodeSegment(t *testing.T) {
-	labels := map[string]string{"t/zone": "a", "t/rack": "", "other": "x"}
-	for _, tt := range []struct {
-		keys []string
-		want segment
-		ok   bool
-	}{
-		{nil, "", true},
-		{[]string{"t/zone"}, "t/zone=a", true},
-		{[]string{"t/zone", "t/rack"}, "t/rack=,t/zone=a", true},
-		{[]string{"t/zone", "t/missing"}, "", false},
-	} {
-		if got, ok := nodeSegment(labels, tt.keys); got != tt.want || ok != tt.ok {
-			t.Errorf("with keys %q it is %q, %v instead of %q, %v", tt.keys, got, ok, tt.want, tt.ok)
-		}
-	}
-}
-
 func TestValidSegment(t *testing.T) {
 	for name, tt := range map[string]struct {
 		topology map[string]string

@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/topology"
 )
 
 // attempt is a volume that is coming into being for a claim. While its outcome is
@@ -185,7 +186,7 @@ func nodeOf(claim *corev1.PersistentVolumeClaim) string {
 }
 
 // resume is the attempt that an earlier process left on a protected claim.
-func (d driver) resume(claim *corev1.PersistentVolumeClaim, class *storagev1.StorageClass, named *found, known topologies) (*attempt, error) {
+func (d driver) resume(claim *corev1.PersistentVolumeClaim, class *storagev1.StorageClass, named *found, known *topology.Aggregate) (*attempt, error) {
 	class, err := d.translated(class)
 	if err != nil {
 		return nil, err

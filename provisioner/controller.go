@@ -25,6 +25,7 @@ import (
 
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/topology"
 	"github.com/storage-controller/storage-controller/internal/volumelock"
 	"github.com/storage-controller/storage-controller/internal/workloop"
 )
@@ -142,7 +143,7 @@ type term struct {
 	snapshotQueue *workloop.Loop[sourceKey]
 	sourceLocks   stripes
 	snapshots     kube.OptionalInformer
-	topologies    *aggregate
+	topologies    *topology.Aggregate
 
 	mu            sync.Mutex
 	claimProgress map[types.UID]*progress // by claim
@@ -156,12 +157,12 @@ type term struct {
 // be called again then.
 func (c *Controller) Run(ctx context.Context) (err error) {
 	t := &term{
-		c: c, topologies: newAggregate(), claimProgress: map[types.UID]*progress{},
+		c: c, topologies: topology.NewAggregate(), claimProgress: map[types.UID]*progress{},
 		removals: map[types.UID]*removal{}, placeless: map[claimKey]struct{}{}, copies: map[sourceKey]int{},
 	}
 	if c.cfg.NodeDeployment {
-		t.topologies.setNode(c.cfg.NodeName, c.driver.segments, true)
-		t.topologies.setKeys(c.cfg.NodeName, slices.Collect(maps.Keys(c.driver.segments)), true)
+		t.topologies.SetNode(c.cfg.NodeName, c.driver.segments, true)
+		t.topologies.SetKeys(c.cfg.NodeName, slices.Collect(maps.Keys(c.driver.segments)), true)
 	}
 	c.term.Store(t)
 	defer c.term.Store(nil)

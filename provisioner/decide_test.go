@@ -17,6 +17,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/topology"
 )
 
 const uid = "01234567-89ab-cdef-0123-456789abcdef"
@@ -366,7 +367,7 @@ func TestResume(t *testing.T) {
 	}
 	// Everything that the request was made of has changed or gone, but for claim and class.
 	delete(left.Annotations, storagehelpers.AnnSelectedNode)
-	nothing := newAggregate()
+	nothing := topology.NewAggregate()
 	resumed, err := d.resume(left, testClass(late), nil, nothing)
 	if err != nil {
 		t.Fatal(err)
@@ -427,7 +428,7 @@ func FuzzResume(f *testing.F) {
 	f.Fuzz(func(t *testing.T, annotation string) {
 		d := testDriver(func(d *driver) { d.topology = true })
 		claim := testClaim(func(c *corev1.PersistentVolumeClaim) { protected(c); c.Annotations[annRequest] = annotation })
-		a, err := d.resume(claim, testClass(nil), nil, newAggregate())
+		a, err := d.resume(claim, testClass(nil), nil, topology.NewAggregate())
 		if err == nil && (a.request.GetName() != "pvc-"+uid || len(a.request.GetParameters()) > 0) {
 			t.Errorf("%q gives %v", annotation, a.request)
 		}

@@ -9,6 +9,7 @@ import (
 	storagehelpers "k8s.io/component-helpers/storage/volume"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/topology"
 )
 
 // claimKey names one claim; another one of the same name has another UID.
@@ -30,7 +31,7 @@ type snapshot struct {
 	class    *storagev1.StorageClass       // nil: gone, or the claim is
 	volume   *corev1.PersistentVolume      // of the name that the volume of the claim has; nil: none
 	progress progress
-	known    topologies
+	known    *topology.Aggregate
 	now      time.Time
 	named    *found // what the claim names, once it was looked up; nil: not yet
 }

@@ -23,23 +23,23 @@ func (t *term) register() *kube.Registrations {
 	if t.c.watchesNodes() {
 		add(t.c.nodes.Handle(kube.Handlers[metav1.Object]{
 			Add: func(n metav1.Object) {
-				t.nodeChanged(n.GetName(), t.topologies.setNode(n.GetName(), n.GetLabels(), true))
+				t.nodeChanged(n.GetName(), t.topologies.SetNode(n.GetName(), n.GetLabels(), true))
 			},
 			Update: func(old, n metav1.Object) {
 				if !maps.Equal(old.GetLabels(), n.GetLabels()) {
-					t.nodeChanged(n.GetName(), t.topologies.setNode(n.GetName(), n.GetLabels(), true))
+					t.nodeChanged(n.GetName(), t.topologies.SetNode(n.GetName(), n.GetLabels(), true))
 				}
 			},
-			Delete: func(n metav1.Object) { t.nodeChanged(n.GetName(), t.topologies.setNode(n.GetName(), nil, false)) },
+			Delete: func(n metav1.Object) { t.nodeChanged(n.GetName(), t.topologies.SetNode(n.GetName(), nil, false)) },
 		}))
 		add(t.c.csiNodes.Handle(kube.Handlers[*storagev1.CSINode]{
 			Add: func(n *storagev1.CSINode) {
-				t.nodeChanged(n.Name, t.topologies.setKeys(n.Name, t.c.driver.topologyKeys(n), true))
+				t.nodeChanged(n.Name, t.topologies.SetKeys(n.Name, t.c.driver.topologyKeys(n), true))
 			},
 			Update: func(_, n *storagev1.CSINode) {
-				t.nodeChanged(n.Name, t.topologies.setKeys(n.Name, t.c.driver.topologyKeys(n), true))
+				t.nodeChanged(n.Name, t.topologies.SetKeys(n.Name, t.c.driver.topologyKeys(n), true))
 			},
-			Delete: func(n *storagev1.CSINode) { t.nodeChanged(n.Name, t.topologies.setKeys(n.Name, nil, false)) },
+			Delete: func(n *storagev1.CSINode) { t.nodeChanged(n.Name, t.topologies.SetKeys(n.Name, nil, false)) },
 		}))
 	}
 	add(t.c.classes.Handle(kube.Handlers[*storagev1.StorageClass]{

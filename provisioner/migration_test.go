@@ -64,10 +64,10 @@ func TestTranslated(t *testing.T) {
 		err        bool
 	}{
 		"of the plugin": {driver: ebsDriver, class: inTree(nil), parameters: parameters},
-		"with a zone":   {driver: ebsDriver, class: inTree(func(c *storagev1.StorageClass) { c.Parameters["zone"] = "us-east-1a" }), parameters: parameters, topologies: "[[{" + ebsZone + " us-east-1a}]]"},
+		"with a zone":   {driver: ebsDriver, class: inTree(func(c *storagev1.StorageClass) { c.Parameters["zone"] = "us-east-1a" }), parameters: parameters, topologies: "[" + ebsZone + "=us-east-1a]"},
 		"with allowed topologies": {driver: ebsDriver, class: inTree(func(c *storagev1.StorageClass) {
 			c.AllowedTopologies = allow(in(corev1.LabelTopologyZone, "us-east-1a"))
-		}), parameters: parameters, topologies: "[[{" + ebsZone + " us-east-1a}]]"},
+		}), parameters: parameters, topologies: "[" + ebsZone + "=us-east-1a]"},
 		"with both": {driver: ebsDriver, err: true, class: inTree(func(c *storagev1.StorageClass) {
 			c.Parameters["zone"], c.AllowedTopologies = "us-east-1a", allow(in(corev1.LabelTopologyZone, "us-east-1a"))
 		})},

@@ -17,6 +17,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/topology"
 )
 
 // race is the wait of one instance of a node deployment before it tries to become
@@ -48,7 +49,7 @@ func (d driver) decideOwner(s snapshot) (st step, settled bool) {
 }
 
 // allowedHere tells whether a class admits volumes on this node.
-func (d driver) allowedHere(claim *corev1.PersistentVolumeClaim, class *storagev1.StorageClass, known topologies) bool {
+func (d driver) allowedHere(claim *corev1.PersistentVolumeClaim, class *storagev1.StorageClass, known *topology.Aggregate) bool {
 	if !d.topology || len(class.AllowedTopologies) == 0 {
 		return true
 	}

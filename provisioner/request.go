@@ -13,6 +13,7 @@ import (
 	storagehelpers "k8s.io/component-helpers/storage/volume"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/topology"
 )
 
 // driver is what is fixed for the life of a process: who the driver is, what it
@@ -117,7 +118,7 @@ func (d driver) prepare(claim *corev1.PersistentVolumeClaim, class *storagev1.St
 }
 
 // requirementFor is where the volume of a claim may be, as far as is known now.
-func (d driver) requirementFor(claim *corev1.PersistentVolumeClaim, class *storagev1.StorageClass, node string, known topologies) func() (*csi.TopologyRequirement, error) {
+func (d driver) requirementFor(claim *corev1.PersistentVolumeClaim, class *storagev1.StorageClass, node string, known *topology.Aggregate) func() (*csi.TopologyRequirement, error) {
 	return func() (*csi.TopologyRequirement, error) {
 		return requirement(topologyRequest{
 			strict: d.StrictTopology, immediate: d.ImmediateTopology, allowed: class.AllowedTopologies, node: node, claim: claim.Name,

@@ -18,6 +18,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	storagehelpers "k8s.io/component-helpers/storage/volume"
 	"k8s.io/utils/ptr"
+
+	"github.com/storage-controller/storage-controller/internal/topology"
 )
 
 func block(c *corev1.PersistentVolumeClaim) {
@@ -95,7 +97,7 @@ func TestPrepare(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			d := testDriver(tt.driver)
 			claim, class := testClaim(tt.claim), testClass(tt.class)
-			request, p, err := d.prepare(claim, class, "", nil, d.requirementFor(claim, class, "", newAggregate()))
+			request, p, err := d.prepare(claim, class, "", nil, d.requirementFor(claim, class, "", topology.NewAggregate()))
 			if refused := d.check(claim, class); refused != nil {
 				err = refused
 			}

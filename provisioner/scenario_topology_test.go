@@ -76,8 +76,8 @@ func (f *fixture) seesNode(i int) {
 		if t == nil {
 			return errors.New("nothing runs yet")
 		}
-		labels, _ := t.topologies.node(node.Name)
-		if _, ok := t.topologies.keys(node.Name); !ok || !maps.Equal(labels, node.Labels) {
+		labels, _ := t.topologies.Labels(node.Name)
+		if _, ok := t.topologies.Keys(node.Name); !ok || !maps.Equal(labels, node.Labels) {
 			return fmt.Errorf("its labels are %v, seen are %v, CSINode %t", node.Labels, labels, ok)
 		}
 		return nil

@@ -1,7 +1,6 @@
 package provisioner
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"hash/fnv"
@@ -12,87 +11,33 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/storage-controller/storage-controller/internal/topology"
 )
 
-// segment is one key of a topology with its value.
-type segment struct{ key, value string }
-
-// topologyTerm is a set of segments, sorted by key, that says where a volume is accessible.
-type topologyTerm []segment
-
-// nodeTerm is the term of a node with these labels; false when one of keys is not
-// among them. keys must be sorted.
-func nodeTerm(labels map[string]string, keys []string) (topologyTerm, bool) {
-	t := make(topologyTerm, 0, len(keys))
-	for _, k := range keys {
-		v, ok := labels[k]
-		if !ok {
-			return nil, false
-		}
-		t = append(t, segment{k, v})
-	}
-	return t, true
-}
-
-// compareTerms puts terms with fewer segments first, then orders by key and value.
-func compareTerms(a, b topologyTerm) int {
-	if c := cmp.Compare(len(a), len(b)); c != 0 {
-		return c
-	}
-	return slices.CompareFunc(a, b, func(x, y segment) int {
-		return cmp.Or(strings.Compare(x.key, y.key), strings.Compare(x.value, y.value))
-	})
-}
-
-// subset tells whether every segment of t is in of.
-func (t topologyTerm) subset(of topologyTerm) bool {
-	for _, s := range t {
-		if !slices.Contains(of, s) {
-			return false
-		}
-	}
-	return true
-}
-
-// flatten is the terms that allowedTopologies of a class admit: of each selector
+// flatten returns the segments that allowedTopologies of a class admit: for each selector
 // the product of the values of its expressions.
-func flatten(allowed []corev1.TopologySelectorTerm) []topologyTerm {
-	var terms []topologyTerm
+func flatten(allowed []corev1.TopologySelectorTerm) []topology.Segment {
+	var terms []topology.Segment
 	for _, selector := range allowed {
-		product := []topologyTerm{nil}
+		product := []topology.Segment{nil}
 		for _, e := range selector.MatchLabelExpressions {
-			var longer []topologyTerm
+			var longer []topology.Segment
 			for _, t := range product {
 				for _, v := range e.Values {
-					longer = append(longer, append(slices.Clone(t), segment{e.Key, v}))
+					longer = append(longer, append(slices.Clone(t), topology.Label{Key: e.Key, Value: v}))
 				}
 			}
 			product = longer
 		}
 		for _, t := range product {
 			if len(t) > 0 {
-				slices.SortFunc(t, func(a, b segment) int {
-					return cmp.Or(strings.Compare(a.key, b.key), strings.Compare(a.value, b.value))
-				})
+				slices.SortFunc(t, topology.CompareLabels)
 				terms = append(terms, t)
 			}
 		}
 	}
 	return terms
-}
-
-// topologies is what is known of where the driver runs.
-type topologies interface {
-	// node is the labels of a Node; false when there is none of that name.
-	node(name string) (labels map[string]string, ok bool)
-	// keys is the sorted topology keys of the driver on a node; false when there
-	// is no CSINode of that name. They are empty when the driver is not on it.
-	keys(node string) (keys []string, ok bool)
-	// commonKeys is the topology keys that most nodes have; empty when the driver
-	// is on no node.
-	commonKeys() []string
-	// terms is those of all nodes that have keys as labels, sorted, without duplicates.
-	terms(keys []string) []topologyTerm
 }
 
 var (
@@ -102,7 +47,7 @@ var (
 	errTopology = errors.New("no topology")
 )
 
-// topologyRequest is what a requirement depends on besides [topologies].
+// topologyRequest holds what a requirement depends on besides the nodes of the driver.
 type topologyRequest struct {
 	strict, immediate bool
 	allowed           []corev1.TopologySelectorTerm
@@ -113,9 +58,9 @@ type topologyRequest struct {
 // requirement says where a volume may be, and where best (CSI spec,
 // "TopologyRequirement"; KEP-557). It is nil when anywhere will do. Errors wrap
 // errNodeGone or errTopology.
-func requirement(r topologyRequest, known topologies) (*csi.TopologyRequirement, error) {
+func requirement(r topologyRequest, known *topology.Aggregate) (*csi.TopologyRequirement, error) {
 	var keys []string
-	var selected topologyTerm
+	var selected topology.Segment
 	if r.node != "" {
 		var err error
 		if keys, selected, err = selectedTerm(r.node, known); err != nil {
@@ -126,32 +71,32 @@ func requirement(r topologyRequest, known topologies) (*csi.TopologyRequirement,
 	requisite := allowed
 	switch {
 	case r.node != "" && r.strict:
-		if len(r.allowed) > 0 && !slices.ContainsFunc(allowed, func(t topologyTerm) bool { return t.subset(selected) }) {
+		if len(r.allowed) > 0 && !slices.ContainsFunc(allowed, func(t topology.Segment) bool { return t.SubsetOf(selected) }) {
 			return nil, fmt.Errorf("%w: node %q is in none of the allowedTopologies of the class", errTopology, r.node)
 		}
-		requisite = []topologyTerm{selected}
+		requisite = []topology.Segment{selected}
 	case len(r.allowed) > 0:
 	case r.node == "" && !r.immediate:
 		return nil, nil
 	default:
 		if r.node == "" {
-			keys = known.commonKeys()
+			keys = known.CommonKeys()
 		}
-		if requisite = known.terms(keys); len(keys) == 0 || len(requisite) == 0 {
+		if requisite = known.Segments(keys); len(keys) == 0 || len(requisite) == 0 {
 			return nil, fmt.Errorf("%w: no topology available: the driver is registered on no node whose labels have its topology keys %q", errTopology, keys)
 		}
 	}
 	if len(requisite) == 0 {
 		return nil, nil
 	}
-	slices.SortFunc(requisite, compareTerms)
-	requisite = slices.CompactFunc(requisite, func(a, b topologyTerm) bool { return slices.Equal(a, b) })
+	slices.SortFunc(requisite, topology.Compare)
+	requisite = slices.CompactFunc(requisite, slices.Equal[topology.Segment])
 	first := 0
 	switch {
 	case r.node == "":
 		first = spread(r.claim, len(requisite))
 	case !r.strict:
-		first = slices.IndexFunc(requisite, func(t topologyTerm) bool { return t.subset(selected) })
+		first = slices.IndexFunc(requisite, func(t topology.Segment) bool { return t.SubsetOf(selected) })
 		if first < 0 {
 			return nil, fmt.Errorf("%w: node %q is in none of the allowed topologies %v", errTopology, r.node, requisite)
 		}
@@ -163,32 +108,29 @@ func requirement(r topologyRequest, known topologies) (*csi.TopologyRequirement,
 }
 
 // selectedTerm is where the selected node is.
-func selectedTerm(node string, known topologies) (keys []string, term topologyTerm, err error) {
-	keys, ok := known.keys(node)
+func selectedTerm(node string, known *topology.Aggregate) (keys []string, term topology.Segment, err error) {
+	keys, ok := known.Keys(node)
 	if !ok {
 		return nil, nil, fmt.Errorf("CSINode %q %w", node, errNodeGone)
 	}
-	labels, ok := known.node(node)
+	labels, ok := known.Labels(node)
 	if !ok {
 		return nil, nil, fmt.Errorf("node %q %w", node, errNodeGone)
 	}
 	if len(keys) == 0 {
 		return nil, nil, fmt.Errorf("%w: the driver has no topology keys on the selected node %q", errTopology, node)
 	}
-	if term, ok = nodeTerm(labels, keys); !ok {
+	segment, missing := topology.OfNode(labels, keys)
+	if missing != nil {
 		return nil, nil, fmt.Errorf("%w: the selected node %q lacks some of the labels %q", errTopology, node, keys)
 	}
-	return keys, term, nil
+	return keys, segment, nil
 }
 
-func protoTopologies(terms []topologyTerm) []*csi.Topology {
+func protoTopologies(terms []topology.Segment) []*csi.Topology {
 	var out []*csi.Topology
 	for _, t := range terms {
-		segments := make(map[string]string, len(t))
-		for _, s := range t {
-			segments[s.key] = s.value
-		}
-		out = append(out, &csi.Topology{Segments: segments})
+		out = append(out, &csi.Topology{Segments: t.Labels()})
 	}
 	return out
 }

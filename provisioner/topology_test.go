@@ -10,15 +10,17 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/storage-controller/storage-controller/internal/topology"
 )
 
 // world is nodes with their labels, all with the same topology keys.
-func world(keys []string, nodes ...map[string]string) *aggregate {
-	a := newAggregate()
+func world(keys []string, nodes ...map[string]string) *topology.Aggregate {
+	a := topology.NewAggregate()
 	for i, labels := range nodes {
 		name := fmt.Sprintf("node-%d", i)
-		a.setNode(name, labels, true)
-		a.setKeys(name, keys, true)
+		a.SetNode(name, labels, true)
+		a.SetKeys(name, keys, true)
 	}
 	return a
 }
@@ -51,10 +53,10 @@ func TestRequirement(t *testing.T) {
 	disks := world([]string{"zone", "rack", "disk"}, map[string]string{"zone": "z1", "rack": "r1", "disk": "ssd"})
 	unlabelled := world([]string{"zone"}, map[string]string{"other": "x"})
 	halfGone := world([]string{"zone"}, map[string]string{"zone": "z1"})
-	halfGone.setNode("node-0", nil, false)
+	halfGone.SetNode("node-0", nil, false)
 	noKeys := world(nil, map[string]string{"zone": "z1"})
 	tests := map[string]struct {
-		known                topologies
+		known                *topology.Aggregate
 		request              topologyRequest
 		requisite, preferred string
 		absent               bool
@@ -85,9 +87,9 @@ func TestRequirement(t *testing.T) {
 		"CSINode without Node":                                    {known: halfGone, request: topologyRequest{node: "node-0"}, err: errNodeGone},
 		"driver is not on the selected node":                      {known: noKeys, request: topologyRequest{node: "node-0"}, err: errTopology},
 		"selected node lacks a label":                             {known: unlabelled, request: topologyRequest{node: "node-0"}, err: errTopology},
-		"driver is on no node":                                    {known: newAggregate(), request: topologyRequest{immediate: true}, err: errTopology},
+		"driver is on no node":                                    {known: topology.NewAggregate(), request: topologyRequest{immediate: true}, err: errTopology},
 		"no node has the labels":                                  {known: unlabelled, request: topologyRequest{immediate: true}, err: errTopology},
-		"with allowed topologies nobody asks where the driver is": {known: newAggregate(), request: topologyRequest{immediate: true, claim: "c", allowed: allow(in("zone", "z"))}, requisite: "zone=z", preferred: "zone=z"},
+		"with allowed topologies nobody asks where the driver is": {known: topology.NewAggregate(), request: topologyRequest{immediate: true, claim: "c", allowed: allow(in("zone", "z"))}, requisite: "zone=z", preferred: "zone=z"},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -144,15 +146,15 @@ func FuzzRequirement(f *testing.F) {
 	f.Add([]byte(""), "", false, true, uint8(0), "ab")
 	f.Add([]byte("abcabc"), "data-web-0", false, false, uint8(1), "ca")
 	f.Fuzz(func(t *testing.T, labels []byte, claim string, immediate, strict bool, node uint8, allowed string) {
-		a := newAggregate()
+		a := topology.NewAggregate()
 		for i := 0; i+1 < len(labels) && i < 40; i += 2 {
 			name := fmt.Sprintf("node-%d", i/2)
 			nodeLabels := map[string]string{"zone": string(labels[i : i+1])}
 			if labels[i+1]%3 > 0 {
 				nodeLabels["rack"] = string(labels[i+1 : i+2])
 			}
-			a.setNode(name, nodeLabels, labels[i]%7 > 0)
-			a.setKeys(name, []string{"zone", "rack"}[:labels[i+1]%3], true)
+			a.SetNode(name, nodeLabels, labels[i]%7 > 0)
+			a.SetKeys(name, []string{"zone", "rack"}[:labels[i+1]%3], true)
 		}
 		r := topologyRequest{strict: strict, immediate: immediate, claim: claim}
 		if node > 0 {
@@ -184,7 +186,7 @@ func FuzzRequirement(f *testing.F) {
 		if r.node == "" || first == nil {
 			return
 		}
-		nodeLabels, _ := a.node(r.node)
+		nodeLabels, _ := a.Labels(r.node)
 		for k, v := range first.GetPreferred()[0].GetSegments() {
 			if nodeLabels[k] != v {
 				t.Fatalf("node with %v, preferred %v", nodeLabels, preferred)
@@ -194,4 +196,22 @@ func FuzzRequirement(f *testing.F) {
 			t.Fatalf("strict, but %v", requisite)
 		}
 	})
+}
+
+func BenchmarkRequirement(b *testing.B) {
+	for _, nodes := range []int{10, 5000} {
+		a := topology.NewAggregate()
+		for i := range nodes {
+			name := fmt.Sprint("node-", i)
+			a.SetNode(name, map[string]string{"zone": fmt.Sprint(i % 3)}, true)
+			a.SetKeys(name, []string{"zone"}, true)
+		}
+		b.Run(fmt.Sprint(nodes, " nodes in 3 zones"), func(b *testing.B) {
+			for b.Loop() {
+				if _, err := requirement(topologyRequest{node: "node-1"}, a); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
 }

@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/topology"
 )
 
 // checkTopology compares what the driver has registered on the nodes.
@@ -109,7 +110,7 @@ func (e *examination) checkLabels(ctx context.Context, nodes map[string][]string
 	var without []string
 	for _, node := range slices.Sorted(maps.Keys(nodes)) {
 		of, exists := labels[node]
-		if exists && slices.ContainsFunc(nodes[node], func(key string) bool { _, ok := of[key]; return !ok }) {
+		if _, missing := topology.OfNode(of, nodes[node]); exists && missing != nil {
 			without = append(without, node)
 		}
 	}

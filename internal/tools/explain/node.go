@@ -9,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/topology"
 	"github.com/storage-controller/storage-controller/nodecontroller"
 )
 
@@ -139,10 +140,10 @@ func (f *facts) aboutDriverOnNode(name, driver string) findings {
 	case entry == nil && f.node.found:
 		l.add(Failing, "driver", admin+" looks why the node part of driver "+driver+" does not run there.", "Driver %s is not registered on the node, and has volumes there.", driver)
 	case f.node.found:
-		if missing := missingLabels(f.node.value, entry); len(missing) > 0 {
+		if segment, missing := topology.OfNode(f.node.value.Labels, entry.TopologyKeys); missing != nil {
 			l.add(Failing, "topology", admin+" labels the node, or restarts the node part of driver "+driver+" there, which does.", "The node lacks topology labels of driver %s: %s.", driver, strings.Join(missing, ", "))
 		} else {
-			l.add(Fine, "driver", "", "Driver %s is registered on the node as %q%s.", driver, entry.NodeID, topologyText(f.node.value, entry))
+			l.add(Fine, "driver", "", "Driver %s is registered on the node as %q%s.", driver, entry.NodeID, topologyText(segment))
 		}
 		if entry.Allocatable != nil && entry.Allocatable.Count != nil {
 			l.add(Fine, "driver", "", "At most %s of driver %s can be attached to the node.", count(int(*entry.Allocatable.Count), "volume"), driver)

@@ -6,7 +6,6 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
-	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
@@ -14,6 +13,7 @@ import (
 	storagehelpers "k8s.io/component-helpers/storage/volume"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/topology"
 )
 
 // aboutPlace is where the volume of a claim is to be, and whether it can be there.
@@ -109,33 +109,20 @@ func (f *facts) aboutEntry(l *findings, severity Severity, next string) {
 		l.add(severity, "node", next, "Driver %s is not registered on node %q (no entry in its CSINode).", f.driver, name)
 		return
 	}
-	if missing := missingLabels(f.node.value, entry); len(missing) > 0 {
+	segment, missing := topology.OfNode(f.node.value.Labels, entry.TopologyKeys)
+	if missing != nil {
 		l.add(severity, "topology", admin+fmt.Sprintf(" labels node %q, or restarts the node part of driver %s there, which does.", name, f.driver),
 			"Node %q lacks the topology labels of driver %s: %s.", name, f.driver, strings.Join(missing, ", "))
 		return
 	}
-	l.add(Fine, "node", "", "Driver %s is registered on node %q as %q%s.", f.driver, name, entry.NodeID, topologyText(f.node.value, entry))
+	l.add(Fine, "node", "", "Driver %s is registered on node %q as %q%s.", f.driver, name, entry.NodeID, topologyText(segment))
 }
 
-func missingLabels(node *corev1.Node, entry *storagev1.CSINodeDriver) []string {
-	var missing []string
-	for _, key := range entry.TopologyKeys {
-		if _, ok := node.Labels[key]; !ok {
-			missing = append(missing, key)
-		}
-	}
-	return missing
-}
-
-func topologyText(node *corev1.Node, entry *storagev1.CSINodeDriver) string {
-	var pairs []string
-	for _, key := range entry.TopologyKeys {
-		pairs = append(pairs, key+"="+node.Labels[key])
-	}
-	if len(pairs) == 0 {
+func topologyText(s topology.Segment) string {
+	if len(s) == 0 {
 		return ""
 	}
-	return ", with " + strings.Join(pairs, ", ")
+	return ", with " + s.String()
 }
 
 // aboutCapacity is whether there is room for the claim, as far as that is published.
