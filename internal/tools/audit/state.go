@@ -76,25 +76,19 @@ func (r *APIReader) Counts() (volumes, attachments int) { return r.volumes, r.at
 func (r *APIReader) Read(ctx context.Context) (ClusterState, error) {
 	r.notes, r.volumes, r.attachments = nil, 0, 0
 	var state ClusterState
-	volumes, err := kube.ListPages(func(o metav1.ListOptions) ([]corev1.PersistentVolume, string, error) {
-		list, err := r.client.CoreV1().PersistentVolumes().List(ctx, o)
-		if err != nil {
-			return nil, "", err
-		}
-		return list.Items, list.Continue, nil
-	})
+	volumes, err := kube.ListAll[*corev1.PersistentVolume](ctx, r.client.CoreV1().PersistentVolumes().List)
 	if apierrors.IsForbidden(err) {
 		return state, fmt.Errorf("listing PersistentVolumes: %w. Grant list on persistentvolumes", err)
 	}
 	if err != nil {
 		return state, fmt.Errorf("listing PersistentVolumes: %w", err)
 	}
-	for i := range volumes {
-		if _, _, ok := handle(r.driver, &volumes[i]); ok {
+	for _, pv := range volumes {
+		if _, _, ok := handle(r.driver, pv); ok {
 			r.volumes++
 		}
-		state.Volumes = append(state.Volumes, &volumes[i])
 	}
+	state.Volumes = volumes
 	if err := r.readAttachments(ctx, &state); err != nil {
 		return state, err
 	}
@@ -105,54 +99,30 @@ func (r *APIReader) Read(ctx context.Context) (ClusterState, error) {
 }
 
 func (r *APIReader) readAttachments(ctx context.Context, state *ClusterState) error {
-	attachments, err := kube.ListPages(func(o metav1.ListOptions) ([]storagev1.VolumeAttachment, string, error) {
-		list, err := r.client.StorageV1().VolumeAttachments().List(ctx, o)
-		if err != nil {
-			return nil, "", err
-		}
-		return list.Items, list.Continue, nil
-	})
+	attachments, err := kube.ListAll[*storagev1.VolumeAttachment](ctx, r.client.StorageV1().VolumeAttachments().List)
 	if state.Attached, err = r.permitted("VolumeAttachments", "attachments were not compared", err); err != nil {
 		return err
 	}
-	for i := range attachments {
-		if attachments[i].Spec.Attacher == r.driver {
+	for _, va := range attachments {
+		if va.Spec.Attacher == r.driver {
 			r.attachments++
 		}
-		state.Attachments = append(state.Attachments, &attachments[i])
 	}
-	nodes, err := kube.ListPages(func(o metav1.ListOptions) ([]storagev1.CSINode, string, error) {
-		list, err := r.client.StorageV1().CSINodes().List(ctx, o)
-		if err != nil {
-			return nil, "", err
-		}
-		return list.Items, list.Continue, nil
-	})
+	state.Attachments = attachments
+	nodes, err := kube.ListAll[*storagev1.CSINode](ctx, r.client.StorageV1().CSINodes().List)
 	if _, err = r.permitted("CSINodes", "attachments without annotation "+annNodeID+" were not compared", err); err != nil {
 		return err
 	}
-	var all []*storagev1.CSINode
-	for i := range nodes {
-		all = append(all, &nodes[i])
-	}
-	state.NodeIDs = nodeIDs(r.driver, all)
+	state.NodeIDs = nodeIDs(r.driver, nodes)
 	return nil
 }
 
 func (r *APIReader) readClaims(ctx context.Context, state *ClusterState) error {
-	claims, err := kube.ListPages(func(o metav1.ListOptions) ([]corev1.PersistentVolumeClaim, string, error) {
-		list, err := r.client.CoreV1().PersistentVolumeClaims(metav1.NamespaceAll).List(ctx, o)
-		if err != nil {
-			return nil, "", err
-		}
-		return list.Items, list.Continue, nil
-	})
+	claims, err := kube.ListAll[*corev1.PersistentVolumeClaim](ctx, r.client.CoreV1().PersistentVolumeClaims(metav1.NamespaceAll).List)
 	if _, err = r.permitted("PersistentVolumeClaims", "claims stuck in deletion were not searched", err); err != nil {
 		return err
 	}
-	for i := range claims {
-		state.Claims = append(state.Claims, &claims[i])
-	}
+	state.Claims = claims
 	return nil
 }
 
@@ -167,22 +137,16 @@ func (r *APIReader) readOthers(ctx context.Context, state *ClusterState) error {
 		{"Node", strings.ToLower(r.driver) + "/node", corev1.SchemeGroupVersion.WithResource("nodes")},
 		{"VolumeSnapshot", SnapshotFinalizer, snapshots},
 	} {
-		objects, err := kube.ListPages(func(o metav1.ListOptions) ([]metav1.PartialObjectMetadata, string, error) {
-			list, err := r.meta.Resource(kind.resource).List(ctx, o)
-			if err != nil {
-				return nil, "", err
-			}
-			return list.Items, list.Continue, nil
-		})
+		objects, err := kube.ListAll[*metav1.PartialObjectMetadata](ctx, r.meta.Resource(kind.resource).List)
 		if apierrors.IsNotFound(err) { // the CRD is not installed
 			continue
 		}
 		if _, err = r.permitted(kind.name+"s", kind.name+"s stuck in deletion were not searched", err); err != nil {
 			return err
 		}
-		for i := range objects {
-			if slices.Contains(objects[i].Finalizers, kind.finalizer) {
-				state.Others[kind.name+" "+kube.Key(&objects[i])] = &objects[i]
+		for _, obj := range objects {
+			if slices.Contains(obj.Finalizers, kind.finalizer) {
+				state.Others[kind.name+" "+kube.Key(obj)] = obj
 			}
 		}
 	}

@@ -22,18 +22,12 @@ func (e *examination) checkClasses(ctx context.Context) {
 		e.skip(name, "the name of the driver is not known")
 		return
 	}
-	all, err := kube.ListPages(func(o metav1.ListOptions) ([]storagev1.StorageClass, string, error) {
-		list, err := e.client.StorageV1().StorageClasses().List(ctx, o)
-		if err != nil {
-			return nil, "", err
-		}
-		return list.Items, list.Continue, nil
-	})
+	all, err := kube.ListAll[*storagev1.StorageClass](ctx, e.client.StorageV1().StorageClasses().List)
 	if err != nil {
 		e.skip(name, "not read (%s)", reason(err))
 		return
 	}
-	var mine []storagev1.StorageClass
+	var mine []*storagev1.StorageClass
 	var found []string
 	for _, c := range all {
 		if c.Provisioner == e.driver.Name || c.Provisioner == inTreeName(e.driver.Name) {
@@ -76,7 +70,7 @@ const (
 	PurposeControllerPublish = "controller-publish"
 )
 
-func (e *examination) checkSecrets(ctx context.Context, reviewer kubernetes.Interface, class storagev1.StorageClass, seen map[Secret]bool) {
+func (e *examination) checkSecrets(ctx context.Context, reviewer kubernetes.Interface, class *storagev1.StorageClass, seen map[Secret]bool) {
 	secrets, err := e.in.SecretsOf(class.Parameters)
 	if err != nil {
 		e.add("storageclass "+class.Name, Failure, "correct the parameters; no volume of this class can be made", "%v", err)

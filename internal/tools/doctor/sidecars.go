@@ -8,7 +8,6 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/tools/migrate"
@@ -21,20 +20,14 @@ const program = "storage-controller"
 // checkSidecars looks for the programs that would be replaced.
 func (e *examination) checkSidecars(ctx context.Context) {
 	const name = "sidecars"
-	pods, err := kube.ListPages(func(o metav1.ListOptions) ([]corev1.Pod, string, error) {
-		list, err := e.client.CoreV1().Pods(e.plan.PodNamespace).List(ctx, o)
-		if err != nil {
-			return nil, "", err
-		}
-		return list.Items, list.Continue, nil
-	})
+	pods, err := kube.ListAll[*corev1.Pod](ctx, e.client.CoreV1().Pods(e.plan.PodNamespace).List)
 	if err != nil {
 		e.skip(name, "the pods of namespace %s were not read (%s): the command needs list on them for this", e.plan.PodNamespace, reason(err))
 		return
 	}
 	var found []Check
-	for i := range pods {
-		found = append(found, e.plan.sidecarsOf(&pods[i])...)
+	for _, pod := range pods {
+		found = append(found, e.plan.sidecarsOf(pod)...)
 	}
 	if found == nil {
 		e.ok(name, "none of the old ones in the %d pods of namespace %s", len(pods), e.plan.PodNamespace)

@@ -22,13 +22,7 @@ func (e *examination) checkTopology(ctx context.Context) {
 		e.skip(name, "the name of the driver is not known")
 		return
 	}
-	all, err := kube.ListPages(func(o metav1.ListOptions) ([]storagev1.CSINode, string, error) {
-		list, err := e.client.StorageV1().CSINodes().List(ctx, o)
-		if err != nil {
-			return nil, "", err
-		}
-		return list.Items, list.Continue, nil
-	})
+	all, err := kube.ListAll[*storagev1.CSINode](ctx, e.client.StorageV1().CSINodes().List)
 	if err != nil {
 		e.skip(name, "the CSINodes were not read (%s)", reason(err))
 		return
@@ -50,10 +44,10 @@ func (e *examination) checkTopology(ctx context.Context) {
 }
 
 // registrations is the topology keys of driver by node.
-func registrations(all []storagev1.CSINode, driver string) map[string][]string {
+func registrations(all []*storagev1.CSINode, driver string) map[string][]string {
 	nodes := map[string][]string{}
 	for _, n := range all {
-		if d := kube.DriverOnNode(&n, driver); d != nil {
+		if d := kube.DriverOnNode(n, driver); d != nil {
 			nodes[n.Name] = slices.Sorted(slices.Values(d.TopologyKeys))
 		}
 	}
@@ -92,13 +86,7 @@ func topologyKeys(nodes map[string][]string) ([]string, Check) {
 // checkLabels looks whether nodes have the labels that kubelets set for the keys.
 func (e *examination) checkLabels(ctx context.Context, nodes map[string][]string) {
 	const name = "topology labels"
-	all, err := kube.ListPages(func(o metav1.ListOptions) ([]metav1.PartialObjectMetadata, string, error) {
-		list, err := e.meta.Resource(corev1.SchemeGroupVersion.WithResource("nodes")).List(ctx, o)
-		if err != nil {
-			return nil, "", err
-		}
-		return list.Items, list.Continue, nil
-	})
+	all, err := kube.ListAll[*metav1.PartialObjectMetadata](ctx, e.meta.Resource(corev1.SchemeGroupVersion.WithResource("nodes")).List)
 	if err != nil {
 		e.skip(name, "the nodes were not read (%s)", reason(err))
 		return
