@@ -7,36 +7,35 @@ import (
 	"time"
 )
 
-// Config is what an operator may set.
+// Config holds the settings of the attacher.
 type Config struct {
-	// Timeout bounds one ControllerPublishVolume or ControllerUnpublishVolume call. A
-	// call that runs into it is in doubt and is repeated with the same arguments (CSI
-	// spec, "Timeouts").
+	// Timeout bounds one ControllerPublishVolume or ControllerUnpublishVolume call. A call
+	// that exceeds it is indeterminate and is repeated with the same arguments (CSI spec,
+	// "Timeouts").
 	Timeout time.Duration `mapstructure:"timeout"`
-	// WorkerThreads is how many attachments, and separately how many volumes, are
-	// worked on at the same time.
+	// WorkerThreads is the number of VolumeAttachments, and separately of
+	// PersistentVolumes, that are reconciled concurrently.
 	WorkerThreads int `mapstructure:"worker-threads"`
-	// RetryIntervalStart is the delay after the first failure of an attachment; it
-	// doubles with each further one up to RetryIntervalMax.
+	// RetryIntervalStart is the delay after the first failure of a VolumeAttachment. It
+	// doubles with each further failure up to RetryIntervalMax.
 	RetryIntervalStart time.Duration `mapstructure:"retry-interval-start"`
 	RetryIntervalMax   time.Duration `mapstructure:"retry-interval-max"`
-	// Resync is the time between two looks at everything that is not done; zero
-	// means that only events and failures cause one.
+	// Resync is the interval at which all unfinished objects are enqueued. Zero disables
+	// it: only events and failures enqueue.
 	Resync time.Duration `mapstructure:"resync"`
-	// ReconcileSync is the time between two comparisons of the attachments with what
-	// the driver reports; zero means none.
+	// ReconcileSync is the interval of the reconciliation with ListVolumes. Zero disables
+	// it.
 	ReconcileSync time.Duration `mapstructure:"reconcile-sync"`
-	// MaxEntries is how many volumes are asked for in one page of such a report; zero
-	// leaves that to the driver.
+	// MaxEntries is the page size of ListVolumes. Zero lets the driver choose.
 	MaxEntries int `mapstructure:"max-entries"`
-	// DefaultFSType is the file system of volumes that name none; it may be empty.
+	// DefaultFSType is the fsType of volumes that specify none. It may be empty.
 	DefaultFSType string `mapstructure:"default-fstype"`
-	// StoreErrorCode puts the gRPC code of a failed call into the status, where the
-	// kubelet looks for ResourceExhausted (KEP-4876).
+	// StoreErrorCode writes the gRPC code of a failed publish to status.attachError, where
+	// the kubelet looks for ResourceExhausted (KEP-4876).
 	StoreErrorCode bool `mapstructure:"-"`
 }
 
-// DefaultConfig is what is used where the operator sets nothing.
+// DefaultConfig returns the default settings.
 func DefaultConfig() Config {
 	return Config{
 		Timeout: 15 * time.Second, WorkerThreads: 10, RetryIntervalStart: time.Second, RetryIntervalMax: 5 * time.Minute,
@@ -44,7 +43,7 @@ func DefaultConfig() Config {
 	}
 }
 
-// Validate reports everything that is wrong with c.
+// Validate returns all errors in c, joined.
 func (c Config) Validate() error {
 	var errs []error
 	positive := func(flag string, d time.Duration) {

@@ -3,7 +3,7 @@ package attacher
 import (
 	"context"
 	"fmt"
-	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -13,38 +13,40 @@ import (
 	"google.golang.org/grpc"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
 
 	"github.com/storage-controller/storage-controller/csiclient"
+	"github.com/storage-controller/storage-controller/election"
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/tracing"
 	"github.com/storage-controller/storage-controller/internal/volumelock"
 	"github.com/storage-controller/storage-controller/internal/workloop"
 )
 
-// Publisher is what is called of the driver.
+// Publisher declares the RPCs of the driver that the attacher calls.
 type Publisher interface {
 	ControllerPublishVolume(context.Context, *csi.ControllerPublishVolumeRequest, ...grpc.CallOption) (*csi.ControllerPublishVolumeResponse, error)
 	ControllerUnpublishVolume(context.Context, *csi.ControllerUnpublishVolumeRequest, ...grpc.CallOption) (*csi.ControllerUnpublishVolumeResponse, error)
 	ListVolumes(context.Context, *csi.ListVolumesRequest, ...grpc.CallOption) (*csi.ListVolumesResponse, error)
 }
 
-// Deps is what the program hands to the controller. All fields but Locks are required.
+// Deps holds the dependencies of a [Controller]. All fields but Locks are required.
 type Deps struct {
 	Driver    csiclient.Driver
 	Client    kubernetes.Interface // of this role: see kube.ForRole
 	Informers *kube.Informers
 	CSI       Publisher
-	// Ready returns when the driver can be called.
+	// Ready blocks until the driver can be called.
 	Ready    func(context.Context) error
 	Registry prometheus.Registerer
 	Queues   *workloop.Metrics
-	// Locks keeps others from taking a volume away while the driver attaches or detaches it.
+	// Locks prevents the deletion of a volume while the driver attaches or detaches it.
 	Locks *volumelock.Locks
 }
 
-// apiGrace is what a drain allows for the writes after the last call.
+// apiGrace bounds the API writes after the last RPC during shutdown.
 const apiGrace = 10 * time.Second
 
 // Controller attaches and detaches the volumes of a driver.
@@ -56,13 +58,13 @@ type Controller struct {
 
 	attachments kube.Informer[*storagev1.VolumeAttachment]
 	volumes     kube.Informer[*corev1.PersistentVolume]
-	nodes       kube.Informer[*storagev1.CSINode] // only if the driver publishes
+	csiNodes    kube.Informer[*storagev1.CSINode] // only if the driver publishes
 
-	current atomic.Pointer[term] // nil between terms
+	term atomic.Pointer[term] // nil without the Lease
 }
 
-// New checks cfg and asks for the watches that the controller needs. Nothing runs
-// before [Controller.Run].
+// New validates cfg and requests the informers that the controller needs. It starts
+// nothing; see [Controller.Run].
 func New(cfg Config, deps Deps) (*Controller, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
@@ -77,29 +79,41 @@ func New(cfg Config, deps Deps) (*Controller, error) {
 		attachments: deps.Informers.Attachments(), volumes: deps.Informers.Volumes(),
 	}
 	if c.driver.publishes {
-		c.nodes = deps.Informers.CSINodes()
+		c.csiNodes = deps.Informers.CSINodes()
 	}
 	return c, nil
 }
 
-// term is the work between winning a Lease and losing it. Nothing that it
-// remembers outlives it: another replica may have worked meanwhile.
+// LeaseName returns the name of the Lease that csi-attacher uses for driver, so that only
+// one of the two is active. Where that is not a valid name, csi-attacher cannot use
+// leader election; the name is then converted to lower case.
+func LeaseName(driver string) string {
+	name := election.Sanitize("external-attacher-leader-" + driver)
+	if len(validation.IsDNS1123Subdomain(name)) > 0 {
+		name = strings.ToLower(name)
+	}
+	return name
+}
+
+// term holds the state between acquiring and releasing the Lease. It is discarded
+// afterwards, because another replica may have changed the objects in between.
 type term struct {
 	c           *Controller
 	attachments *kube.MutationCache[*storagev1.VolumeAttachment]
 	volumes     *kube.MutationCache[*corev1.PersistentVolume]
 	vaQueue     *workloop.Loop[attachmentKey]
 	pvQueue     *workloop.Loop[string]
-	// protecting is held while the finalizer of a volume is written, so that two
-	// attachments of one volume do not write it twice.
-	protecting [64]sync.Mutex
-	marks      marks
-	// confirmed is the UIDs of attachments that the API server has told of in this term.
+	// pvLocks serialize writes of a volume's finalizer, by hash of its name, so that two
+	// VolumeAttachments of one volume cause one write.
+	pvLocks   [64]sync.Mutex
+	outOfSync outOfSync
+	// confirmed holds the UIDs of VolumeAttachments that were read from or written to the
+	// API server in this term.
 	confirmed sync.Map
 }
 
-// Run works until ctx ends, and returns after the last worker has stopped. It may
-// be called again then.
+// Run reconciles until ctx ends and returns after the last worker has stopped. It may be
+// called again afterwards.
 func (c *Controller) Run(ctx context.Context) (err error) {
 	t := &term{c: c}
 	if t.attachments, err = kube.NewMutationCache(c.attachments); err != nil {
@@ -122,205 +136,49 @@ func (c *Controller) Run(ctx context.Context) (err error) {
 	defer t.pvQueue.Stop()
 	registrations := t.register()
 	defer registrations.Remove()
-	// Without all caches an attachment would fail for a CSINode that is merely late.
+	// With an incomplete cache, an attach would fail for a CSINode that was not listed yet.
 	if err := registrations.Wait(ctx, "attacher caches"); err != nil {
 		return err
 	}
-	c.current.Store(t)
-	defer c.current.Store(nil)
+	c.term.Store(t)
+	defer c.term.Store(nil)
 	var wg sync.WaitGroup
 	wg.Go(func() { t.vaQueue.Run(ctx, c.cfg.WorkerThreads) })
 	wg.Go(func() { t.pvQueue.Run(ctx, c.cfg.WorkerThreads) })
 	wg.Go(func() { t.resync(ctx) })
-	if caps := c.deps.Driver.Controller; caps.PublishUnpublishVolume && caps.ListVolumes && caps.ListVolumesPublishedNodes && c.cfg.ReconcileSync > 0 {
-		wg.Go(func() { t.compareForever(ctx) })
+	caps := c.deps.Driver.Controller
+	if caps.PublishUnpublishVolume && caps.ListVolumes && caps.ListVolumesPublishedNodes && c.cfg.ReconcileSync > 0 {
+		wg.Go(func() { reconciler{t}.run(ctx) })
 	}
 	wg.Wait()
 	return context.Cause(ctx)
 }
 
-// register has the events of all watches fill the queues.
-func (t *term) register() *kube.Registrations {
-	registrations := &kube.Registrations{}
-	add := registrations.Add
-	add(t.c.attachments.Handle(kube.Handlers[*storagev1.VolumeAttachment]{Add: t.attachmentAdded, Update: t.attachmentUpdated, Delete: t.attachmentDeleted}))
-	add(t.c.volumes.Handle(kube.Handlers[*corev1.PersistentVolume]{Add: t.volumeAdded, Update: t.volumeUpdated, Delete: func(pv *corev1.PersistentVolume) { t.pvQueue.Forget(pv.Name) }}))
-	if !t.c.driver.publishes {
-		return registrations
-	}
-	add(t.c.nodes.Handle(kube.Handlers[*storagev1.CSINode]{Add: t.nodeChanged, Update: func(old, node *storagev1.CSINode) {
-		if !slices.EqualFunc(old.Spec.Drivers, node.Spec.Drivers, func(a, b storagev1.CSINodeDriver) bool { return a.NodeID == b.NodeID }) {
-			t.nodeChanged(node)
-		}
-	}}))
-	return registrations
-}
+// maxSteps bounds the steps of one sync. An attach takes up to six.
+const maxSteps = 10
 
-// unfinished tells whether there is something to do for an attachment.
-func (t *term) unfinished(va *storagev1.VolumeAttachment) bool {
-	if va.Spec.Attacher != t.c.driver.name {
-		return false
-	}
-	if va.DeletionTimestamp != nil {
-		return slices.Contains(va.Finalizers, t.c.driver.finalizer) || t.c.driver.publishes && detachedStatus(va) != nil
-	}
-	return !va.Status.Attached
-}
-
-func (t *term) attachmentAdded(va *storagev1.VolumeAttachment) {
-	t.marks.noteChange(va.UID)
-	if t.unfinished(va) {
-		t.vaQueue.Add(keyOf(va))
-	}
-}
-
-func (t *term) attachmentUpdated(old, va *storagev1.VolumeAttachment) {
-	t.marks.noteChange(va.UID)
-	if old.UID != va.UID { // deleted and created again while the watch was interrupted
-		t.attachmentDeleted(old)
-	}
-	if t.unfinished(va) && !t.c.driver.onlyOwnChanges(old, va) {
-		t.vaQueue.Add(keyOf(va))
-	}
-}
-
-func (t *term) attachmentDeleted(va *storagev1.VolumeAttachment) {
-	t.vaQueue.Forget(keyOf(va))
-	t.confirmed.Delete(va.UID)
-	t.marks.noteChange(va.UID)
-	t.marks.drop(va.UID)
-	if name := va.Spec.Source.PersistentVolumeName; name != nil {
-		if pv, ok := t.c.volumes.Get(*name); ok {
-			t.volumeChanged(pv)
-		}
-	}
-}
-
-// volumeAdded wakes the attachments that failed because their volume was not there.
-func (t *term) volumeAdded(pv *corev1.PersistentVolume) {
-	for _, va := range t.c.attachments.ByIndex(kube.ByVolume, pv.Name) {
-		t.attachmentAdded(va)
-	}
-	t.volumeChanged(pv)
-}
-
-// volumeUpdated looks for what an attachment may have waited for: the access modes are all
-// that can be mended of a volume.
-func (t *term) volumeUpdated(old, pv *corev1.PersistentVolume) {
-	if old.UID != pv.UID || !slices.Equal(old.Spec.AccessModes, pv.Spec.AccessModes) {
-		t.volumeAdded(pv)
-		return
-	}
-	t.volumeChanged(pv)
-}
-
-func (t *term) volumeChanged(pv *corev1.PersistentVolume) {
-	if t.c.driver.leaving(pv) {
-		t.pvQueue.Add(pv.Name)
-	}
-}
-
-// nodeChanged wakes the attachments that failed because the driver was not on their node.
-func (t *term) nodeChanged(node *storagev1.CSINode) {
-	for _, va := range t.c.attachments.ByIndex(kube.ByNode, node.Name) {
-		t.attachmentAdded(va)
-	}
-}
-
-// resync looks at everything that is not done from time to time, for the case that
-// an event was not enough.
-func (t *term) resync(ctx context.Context) {
-	if t.c.cfg.Resync == 0 {
-		return
-	}
-	tick := time.NewTicker(t.c.cfg.Resync)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-		}
-		for _, va := range t.c.attachments.List() {
-			if t.unfinished(va) {
-				t.vaQueue.Resync(keyOf(va))
-			}
-		}
-		for _, pv := range t.c.volumes.List() {
-			if t.c.driver.leaving(pv) {
-				t.pvQueue.Resync(pv.Name)
-			}
-		}
-	}
-}
-
-// maxRounds bounds the steps of one sync. An attach takes five.
-const maxRounds = 10
-
-// sync brings one attachment as far as it goes.
+// sync runs the steps that [driver.decide] returns until nothing is left to do.
 func (t *term) sync(ctx context.Context, key attachmentKey) (time.Time, error) {
 	log := klog.FromContext(ctx).WithValues("volumeAttachment", key.Name)
 	ctx = klog.NewContext(ctx, log)
-	var secrets map[string]string
-	secretsRead, confirmed := false, false
-	for range maxRounds {
-		s := t.gather(key, secrets, secretsRead)
-		if _, ok := t.confirmed.Load(key.UID); confirmed || ok && !s.forced {
-			s.unconfirmed = false
-		}
+	var read liveReads
+	for range maxSteps {
+		s := t.gather(key, read)
 		step := t.c.driver.decide(s)
-		log.V(2).Info("Decided", "action", step.action.String(), "reason", step.reason)
-		switch step.action {
-		case doNothing:
+		log.V(2).Info("Decided", "action", step.action, "reason", step.reason)
+		if step.action == doNothing {
 			return time.Time{}, nil
-		case doReadSecrets:
-			var err error
-			if secrets, err = kube.ReadSecret(ctx, t.c.deps.Client, step.source.secrets); err != nil {
-				return time.Time{}, t.report(ctx, s, fmt.Errorf("failed to load %w", err))
-			}
-			secretsRead = true
-			continue
-		case doConfirm:
-			if err := t.confirm(ctx, s.attachment); err != nil {
-				return time.Time{}, err
-			}
-			confirmed = true
-			continue
 		}
-		traced, end := tracing.StartSpan(tracing.WithOperation(ctx, operation(s.attachment), key.UID), step.action.String())
-		err := t.apply(traced, s, step)
+		operation := "Attach"
+		if s.attachment.DeletionTimestamp != nil {
+			operation = "Detach"
+		}
+		traced, end := tracing.StartSpan(tracing.WithOperation(ctx, operation, key.UID), step.action.String())
+		err := t.apply(traced, s, step, &read)
 		end(err)
 		if err != nil {
 			return time.Time{}, err
 		}
 	}
-	return time.Time{}, fmt.Errorf("VolumeAttachment %q is not settled after %d steps", key.Name, maxRounds)
-}
-
-// operation is what is done for va, as the name of a trace.
-func operation(va *storagev1.VolumeAttachment) string {
-	if va.DeletionTimestamp != nil {
-		return "Detach"
-	}
-	return "Attach"
-}
-
-// syncVolume removes the finalizer of a volume that nothing attaches any more.
-func (t *term) syncVolume(ctx context.Context, name string) (time.Time, error) {
-	pv, ok := t.volumes.Get(name)
-	if !ok || !t.c.driver.releasable(pv, len(t.c.attachments.ByIndex(kube.ByVolume, name))) {
-		return time.Time{}, nil // the end of an attachment brings it here again
-	}
-	return time.Time{}, t.changeVolume(ctx, pv, kube.MetadataPatch{RemoveFinalizers: []string{t.c.driver.finalizer}})
-}
-
-// RemovableFinalizers is the finalizers of this controller on pv that have no purpose any
-// more once the volume is deleted at the driver: somebody who writes pv for that
-// reason may remove them in the same write. Nil when something attaches the
-// volume, and while this process does not attach volumes.
-func (c *Controller) RemovableFinalizers(pv *corev1.PersistentVolume) []string {
-	if c.current.Load() == nil || !slices.Contains(pv.Finalizers, c.driver.finalizer) || len(c.attachments.ByIndex(kube.ByVolume, pv.Name)) > 0 {
-		return nil
-	}
-	return []string{c.driver.finalizer}
+	return time.Time{}, fmt.Errorf("reconciling VolumeAttachment %q: not finished after %d steps", key.Name, maxSteps)
 }

@@ -4,13 +4,11 @@ import (
 	"fmt"
 	"slices"
 
-	corev1 "k8s.io/api/core/v1"
-
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
-// driver is what is fixed for the life of a process: who the driver is, what it
-// can do, and what the operator set.
+// driver holds the name of the driver, its capabilities and the settings that decisions
+// depend on.
 type driver struct {
 	name                  string
 	finalizer             string
@@ -20,55 +18,63 @@ type driver struct {
 	singleNodeMultiWriter bool // SINGLE_NODE_MULTI_WRITER
 }
 
-// action is the one next thing to do for an attachment.
+// action names the next step for a VolumeAttachment.
 type action int
 
 const (
-	doNothing action = iota
-	doReportAttach
-	doReportDetach
-	doReadSecrets
-	doProtectVolume // write the finalizer of the volume
-	doProtect       // write the finalizer and the notes of the attachment
-	doPublish
-	doUnpublish
-	doRelease      // remove the finalizer, without a call
-	doMarkAttached // write the status, without a call
-	doMarkDetached // likewise
-	doConfirm      // ask the API server for the attachment
+	doNothing            action = iota
+	doReportAttachError         // write status.attachError
+	doReportDetachError         // write status.detachError
+	doReadSecrets               // read the secret of the RPC
+	doReadAttachment            // read the VolumeAttachment from the API server
+	doAddVolumeFinalizer        // patch the PersistentVolume
+	doAddFinalizer              // patch finalizer and annotations of the VolumeAttachment
+	doPublish                   // ControllerPublishVolume, then status.attached=true
+	doUnpublish                 // ControllerUnpublishVolume, then remove the finalizer
+	doRemoveFinalizer           // without an RPC
+	doMarkAttached              // status.attached=true without an RPC
+	doMarkDetached              // status.attached=false without an RPC
 )
 
-// step is what decide has chosen, and with what.
+// String returns the value of "action" in logs and the name of the step in traces.
+func (a action) String() string {
+	return [...]string{
+		"nothing", "report attach error", "report detach error", "read secrets", "read attachment", "add volume finalizer",
+		"add finalizer", "publish", "unpublish", "remove finalizer", "mark attached", "mark detached",
+	}[a]
+}
+
+// step is an action and its arguments.
 type step struct {
 	action action
 	reason string
-	err    error // of doReport…
+	err    error // of doReport…Error
 	source source
 	nodeID string
-	change kube.MetadataPatch // of doProtect
+	change kube.MetadataPatch // of doAddFinalizer
 }
 
-// decide names the one next step for an attachment. It has no side effects, and is
-// total: every snapshot, however odd, has an answer.
-func (d driver) decide(s snapshot) step {
+// decide returns the next step for a VolumeAttachment. It has no side effects and handles
+// every state, also states that no correct component produces.
+func (d driver) decide(s attachmentState) step {
 	va := s.attachment
 	switch {
 	case va == nil:
-		return step{reason: "Gone"}
+		return step{reason: "Deleted"}
 	case va.Spec.Attacher != d.name:
-		return step{reason: "OfAnotherDriver"}
+		return step{reason: "OtherDriver"}
 	case !d.publishes:
-		return d.decideTrivial(s)
+		return d.decideWithoutPublish(s)
 	case va.DeletionTimestamp != nil:
 		return d.decideDetach(s)
-	case va.Status.Attached && !s.forced:
+	case va.Status.Attached && !s.outOfSync:
 		return step{reason: "Attached"}
 	}
 	return d.decideAttach(s)
 }
 
-func (d driver) decideAttach(s snapshot) step {
-	fail := func(err error) step { return step{action: doReportAttach, reason: "CannotAttach", err: err} }
+func (d driver) decideAttach(s attachmentState) step {
+	fail := func(err error) step { return step{action: doReportAttachError, reason: "CannotAttach", err: err} }
 	src, err := d.resolve(s.attachment, s.volume)
 	if err != nil {
 		return fail(err)
@@ -78,39 +84,39 @@ func (d driver) decideAttach(s snapshot) step {
 			return fail(fmt.Errorf("PersistentVolume %q is marked for deletion", pv.Name))
 		}
 		if !slices.Contains(pv.Finalizers, d.finalizer) {
-			return step{action: doProtectVolume, reason: "VolumeUnprotected", source: src}
+			return step{action: doAddVolumeFinalizer, reason: "VolumeWithoutFinalizer", source: src}
 		}
 	}
-	// What follows is checked before the attachment has its finalizer, so that one
-	// that cannot work can be deleted at once.
+	// The checks that follow come before the finalizer of the VolumeAttachment, so that one
+	// that cannot be attached can be deleted without a detach.
 	if _, err := d.accessMode(src.spec.AccessModes); err != nil {
 		return fail(err)
 	}
 	if src.secrets != nil && !s.secretsRead {
 		return step{action: doReadSecrets, reason: "SecretsNeeded", source: src}
 	}
-	nodeID, err := d.nodeID(s, false)
+	nodeID, err := d.nodeID(s)
 	if err != nil {
 		return fail(err)
 	}
-	change := notes(src, nodeID)
+	change := detachAnnotations(src, nodeID)
 	change.AddFinalizers = []string{d.finalizer}
 	if !change.AppliedTo(s.attachment) {
-		// Before the first call: a crash after the call would leak the attachment.
-		return step{action: doProtect, reason: "Unprotected", source: src, nodeID: nodeID, change: change}
+		// Before the RPC: a crash after it would leave the volume published for good.
+		return step{action: doAddFinalizer, reason: "WithoutFinalizer", source: src, nodeID: nodeID, change: change}
 	}
 	if s.unconfirmed {
-		return step{action: doConfirm, reason: "Requested"}
+		return step{action: doReadAttachment, reason: "Unconfirmed"}
 	}
 	return step{action: doPublish, reason: "Requested", source: src, nodeID: nodeID}
 }
 
-// decideDetach is for an attachment that is being deleted. That it is not attached
-// does not matter: an earlier publish may have timed out.
-func (d driver) decideDetach(s snapshot) step {
-	fail := func(err error) step { return step{action: doReportDetach, reason: "CannotDetach", err: err} }
-	if !slices.Contains(s.attachment.Finalizers, d.finalizer) && !s.forced {
-		if detachedStatus(s.attachment) != nil { // that write failed
+// decideDetach handles a VolumeAttachment that is being deleted. It ignores
+// status.attached, because an earlier publish may be indeterminate.
+func (d driver) decideDetach(s attachmentState) step {
+	fail := func(err error) step { return step{action: doReportDetachError, reason: "CannotDetach", err: err} }
+	if !slices.Contains(s.attachment.Finalizers, d.finalizer) && !s.outOfSync {
+		if detachedStatus(s.attachment) != nil { // the write of an earlier detach failed
 			return step{action: doMarkDetached, reason: "Detached"}
 		}
 		return step{reason: "Detached"}
@@ -122,22 +128,22 @@ func (d driver) decideDetach(s snapshot) step {
 	if src.secrets != nil && !s.secretsRead {
 		return step{action: doReadSecrets, reason: "SecretsNeeded", source: src}
 	}
-	nodeID, err := d.nodeID(s, true)
+	nodeID, err := d.detachNodeID(s)
 	if err != nil {
 		return fail(err)
 	}
 	if s.unconfirmed {
-		return step{action: doConfirm, reason: "Deleting"}
+		return step{action: doReadAttachment, reason: "Unconfirmed"}
 	}
 	return step{action: doUnpublish, reason: "Deleting", source: src, nodeID: nodeID}
 }
 
-// decideTrivial is for a driver that has nothing to attach.
-func (d driver) decideTrivial(s snapshot) step {
+// decideWithoutPublish handles a driver without PUBLISH_UNPUBLISH_VOLUME.
+func (d driver) decideWithoutPublish(s attachmentState) step {
 	va := s.attachment
 	switch {
 	case va.DeletionTimestamp != nil && slices.Contains(va.Finalizers, d.finalizer):
-		return step{action: doRelease, reason: "NothingToDetach"}
+		return step{action: doRemoveFinalizer, reason: "NothingToDetach"}
 	case va.DeletionTimestamp != nil:
 		return step{reason: "Detached"}
 	case va.Status.Attached:
@@ -146,26 +152,28 @@ func (d driver) decideTrivial(s snapshot) step {
 	return step{action: doMarkAttached, reason: "NothingToAttach"}
 }
 
-// leaving tells whether a volume with our finalizer is to lose it when nothing
-// attaches it any more: it is on its way out, or is none of ours any more.
-func (d driver) leaving(pv *corev1.PersistentVolume) bool {
-	return slices.Contains(pv.Finalizers, d.finalizer) && (pv.DeletionTimestamp != nil || d.abandoned(pv))
+// isDetached reports whether ControllerUnpublishVolume, which returned err, has detached
+// the volume. NotFound is no success: the volume "is not assumed to be
+// ControllerUnpublished from node" (CSI spec, "ControllerUnpublishVolume Errors").
+func isDetached(err error) bool { return err == nil }
+
+// nodeID returns the driver's ID of the node, from the CSINode.
+func (d driver) nodeID(s attachmentState) (string, error) {
+	if entry := kube.DriverOnNode(s.csiNode, d.name); entry != nil {
+		return entry.NodeID, nil
+	}
+	if s.csiNode == nil {
+		return "", fmt.Errorf("csinode.storage.k8s.io %q not found", s.attachment.Spec.NodeName)
+	}
+	return "", fmt.Errorf("CSINode %s does not contain driver %s", s.csiNode.Name, d.name)
 }
 
-// releasable tells whether the finalizer of pv may go. attachments is how many name it,
-// of any driver.
-//
-// The cache is enough to decide that. Only this process, or one that led before
-// it, attaches volumes of the driver; what such a one did is in the first list. What
-// is created later finds a volume that is being deleted, and is refused.
-func (d driver) releasable(pv *corev1.PersistentVolume, attachments int) bool {
-	return attachments == 0 && d.leaving(pv)
-}
-
-// String is the name of a in the log.
-func (a action) String() string {
-	return [...]string{
-		"nothing", "report attach error", "report detach error", "read secrets", "protect volume", "protect", "publish",
-		"unpublish", "release", "mark attached", "mark detached", "confirm",
-	}[a]
+// detachNodeID returns the driver's ID of the node, or the one recorded by the attach if
+// the driver is not registered on the node anymore.
+func (d driver) detachNodeID(s attachmentState) (string, error) {
+	id, err := d.nodeID(s)
+	if recorded := s.attachment.Annotations[annNodeID]; err != nil && recorded != "" {
+		return recorded, nil
+	}
+	return id, err
 }

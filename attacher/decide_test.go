@@ -69,34 +69,34 @@ func TestDecide(t *testing.T) {
 		err         string
 		nodeID      string
 	}{
-		"gone":                           {want: doNothing, reason: "Gone"},
-		"of another driver":              {va: testAttachment(func(va *storagev1.VolumeAttachment) { va.Spec.Attacher = "other" }), want: doNothing, reason: "OfAnotherDriver"},
+		"gone":                           {want: doNothing, reason: "Deleted"},
+		"of another driver":              {va: testAttachment(func(va *storagev1.VolumeAttachment) { va.Spec.Attacher = "other" }), want: doNothing, reason: "OtherDriver"},
 		"attached":                       {va: testAttachment(attached), want: doNothing, reason: "Attached"},
-		"volume without finalizer":       {va: testAttachment(), pv: testVolume(func(pv *corev1.PersistentVolume) { pv.Finalizers = nil }), node: testNode("id-1"), want: doProtectVolume, reason: "VolumeUnprotected"},
-		"new":                            {va: testAttachment(), pv: testVolume(), node: testNode("id-1"), want: doProtect, reason: "Unprotected", nodeID: "id-1"},
+		"volume without finalizer":       {va: testAttachment(), pv: testVolume(func(pv *corev1.PersistentVolume) { pv.Finalizers = nil }), node: testNode("id-1"), want: doAddVolumeFinalizer, reason: "VolumeWithoutFinalizer"},
+		"new":                            {va: testAttachment(), pv: testVolume(), node: testNode("id-1"), want: doAddFinalizer, reason: "WithoutFinalizer", nodeID: "id-1"},
 		"protected":                      {va: testAttachment(protected), pv: testVolume(), node: testNode("id-1"), want: doPublish, reason: "Requested", nodeID: "id-1"},
-		"protected with another node ID": {va: testAttachment(protected), pv: testVolume(), node: testNode("id-2"), want: doProtect, reason: "Unprotected", nodeID: "id-2"},
-		"a finalizer without notes":      {va: testAttachment(protected, func(va *storagev1.VolumeAttachment) { va.Annotations = nil }), pv: testVolume(), node: testNode("id-1"), want: doProtect, reason: "Unprotected", nodeID: "id-1"},
+		"protected with another node ID": {va: testAttachment(protected), pv: testVolume(), node: testNode("id-2"), want: doAddFinalizer, reason: "WithoutFinalizer", nodeID: "id-2"},
+		"a finalizer without notes":      {va: testAttachment(protected, func(va *storagev1.VolumeAttachment) { va.Annotations = nil }), pv: testVolume(), node: testNode("id-1"), want: doAddFinalizer, reason: "WithoutFinalizer", nodeID: "id-1"},
 		"secret to be read":              {va: testAttachment(), pv: testVolume(withSecret), node: testNode("id-1"), want: doReadSecrets, reason: "SecretsNeeded"},
-		"secret that was read":           {va: testAttachment(), pv: testVolume(withSecret), node: testNode("id-1"), secretsRead: true, want: doProtect, reason: "Unprotected", nodeID: "id-1"},
-		"no volume":                      {va: testAttachment(), node: testNode("id-1"), want: doReportAttach, reason: "CannotAttach", err: `persistentvolume "pv1" not found`},
-		"volume being deleted":           {va: testAttachment(), pv: testVolume(func(pv *corev1.PersistentVolume) { pv.DeletionTimestamp = &metav1.Time{Time: now}; pv.Finalizers = nil }), node: testNode("id-1"), want: doReportAttach, reason: "CannotAttach", err: `PersistentVolume "pv1" is marked for deletion`},
-		"volume without CSI source":      {va: testAttachment(), pv: testVolume(func(pv *corev1.PersistentVolume) { pv.Spec.CSI = nil }), node: testNode("id-1"), want: doReportAttach, reason: "CannotAttach", err: "non-csi source"},
-		"volume of another driver":       {va: testAttachment(), pv: testVolume(func(pv *corev1.PersistentVolume) { pv.Spec.CSI.Driver = "other" }), node: testNode("id-1"), want: doReportAttach, reason: "CannotAttach", err: `belongs to CSI driver "other"`},
-		"no source":                      {va: testAttachment(func(va *storagev1.VolumeAttachment) { va.Spec.Source.PersistentVolumeName = nil }), want: doReportAttach, reason: "CannotAttach", err: "neither InlineCSIVolumeSource"},
-		"two sources":                    {va: testAttachment(func(va *storagev1.VolumeAttachment) { va.Spec.Source.InlineVolumeSpec = &corev1.PersistentVolumeSpec{} }), want: doReportAttach, reason: "CannotAttach", err: "both InlineCSIVolumeSource"},
+		"secret that was read":           {va: testAttachment(), pv: testVolume(withSecret), node: testNode("id-1"), secretsRead: true, want: doAddFinalizer, reason: "WithoutFinalizer", nodeID: "id-1"},
+		"no volume":                      {va: testAttachment(), node: testNode("id-1"), want: doReportAttachError, reason: "CannotAttach", err: `persistentvolume "pv1" not found`},
+		"volume being deleted":           {va: testAttachment(), pv: testVolume(func(pv *corev1.PersistentVolume) { pv.DeletionTimestamp = &metav1.Time{Time: now}; pv.Finalizers = nil }), node: testNode("id-1"), want: doReportAttachError, reason: "CannotAttach", err: `PersistentVolume "pv1" is marked for deletion`},
+		"volume without CSI source":      {va: testAttachment(), pv: testVolume(func(pv *corev1.PersistentVolume) { pv.Spec.CSI = nil }), node: testNode("id-1"), want: doReportAttachError, reason: "CannotAttach", err: "non-csi source"},
+		"volume of another driver":       {va: testAttachment(), pv: testVolume(func(pv *corev1.PersistentVolume) { pv.Spec.CSI.Driver = "other" }), node: testNode("id-1"), want: doReportAttachError, reason: "CannotAttach", err: `belongs to CSI driver "other"`},
+		"no source":                      {va: testAttachment(func(va *storagev1.VolumeAttachment) { va.Spec.Source.PersistentVolumeName = nil }), want: doReportAttachError, reason: "CannotAttach", err: "neither InlineCSIVolumeSource"},
+		"two sources":                    {va: testAttachment(func(va *storagev1.VolumeAttachment) { va.Spec.Source.InlineVolumeSpec = &corev1.PersistentVolumeSpec{} }), want: doReportAttachError, reason: "CannotAttach", err: "both InlineCSIVolumeSource"},
 		"inline without CSI": {va: testAttachment(func(va *storagev1.VolumeAttachment) {
 			va.Spec.Source = storagev1.VolumeAttachmentSource{InlineVolumeSpec: &corev1.PersistentVolumeSpec{}}
-		}), want: doReportAttach, reason: "CannotAttach", err: "nil CSI source"},
+		}), want: doReportAttachError, reason: "CannotAttach", err: "nil CSI source"},
 		"inline": {va: testAttachment(func(va *storagev1.VolumeAttachment) {
 			va.Spec.Source = storagev1.VolumeAttachmentSource{InlineVolumeSpec: &testVolume().Spec}
-		}), node: testNode("id-1"), want: doProtect, reason: "Unprotected", nodeID: "id-1"},
+		}), node: testNode("id-1"), want: doAddFinalizer, reason: "WithoutFinalizer", nodeID: "id-1"},
 		"modes that exclude each other": {va: testAttachment(), pv: testVolume(func(pv *corev1.PersistentVolume) {
 			pv.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce, corev1.ReadOnlyMany}
-		}), node: testNode("id-1"), want: doReportAttach, reason: "CannotAttach", err: "ReadOnlyMany and ReadWriteOnce"},
-		"no CSINode":                       {va: testAttachment(), pv: testVolume(), want: doReportAttach, reason: "CannotAttach", err: `csinode.storage.k8s.io "n1" not found`},
-		"driver not on the node":           {va: testAttachment(), pv: testVolume(), node: &storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}, want: doReportAttach, reason: "CannotAttach", err: "CSINode n1 does not contain driver drv.example.com"},
-		"an attach does not use the notes": {va: testAttachment(protected), pv: testVolume(), want: doReportAttach, reason: "CannotAttach", err: "not found"},
+		}), node: testNode("id-1"), want: doReportAttachError, reason: "CannotAttach", err: "ReadOnlyMany and ReadWriteOnce"},
+		"no CSINode":                       {va: testAttachment(), pv: testVolume(), want: doReportAttachError, reason: "CannotAttach", err: `csinode.storage.k8s.io "n1" not found`},
+		"driver not on the node":           {va: testAttachment(), pv: testVolume(), node: &storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}, want: doReportAttachError, reason: "CannotAttach", err: "CSINode n1 does not contain driver drv.example.com"},
+		"an attach does not use the notes": {va: testAttachment(protected), pv: testVolume(), want: doReportAttachError, reason: "CannotAttach", err: "not found"},
 
 		"deleted before it was protected":      {va: testAttachment(deleting), pv: testVolume(), node: testNode("id-1"), want: doNothing, reason: "Detached"},
 		"deleted, without finalizer, attached": {va: testAttachment(deleting, attached), pv: testVolume(), node: testNode("id-1"), want: doMarkDetached, reason: "Detached"},
@@ -105,36 +105,36 @@ func TestDecide(t *testing.T) {
 		"deleted, the CSINode knows better":    {va: testAttachment(deleting, protected), pv: testVolume(), node: testNode("id-2"), want: doUnpublish, reason: "Deleting", nodeID: "id-2"},
 		"deleted, no CSINode":                  {va: testAttachment(deleting, protected), pv: testVolume(), want: doUnpublish, reason: "Deleting", nodeID: "id-1"},
 		"deleted, driver not on the node":      {va: testAttachment(deleting, protected), pv: testVolume(), node: &storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}, want: doUnpublish, reason: "Deleting", nodeID: "id-1"},
-		"deleted, neither CSINode nor note":    {va: testAttachment(deleting, protected, func(va *storagev1.VolumeAttachment) { va.Annotations = nil }), pv: testVolume(), want: doReportDetach, reason: "CannotDetach", err: "not found"},
+		"deleted, neither CSINode nor note":    {va: testAttachment(deleting, protected, func(va *storagev1.VolumeAttachment) { va.Annotations = nil }), pv: testVolume(), want: doReportDetachError, reason: "CannotDetach", err: "not found"},
 		"deleted, volume being deleted":        {va: testAttachment(deleting, protected), pv: testVolume(func(pv *corev1.PersistentVolume) { pv.DeletionTimestamp = &metav1.Time{Time: now} }), node: testNode("id-1"), want: doUnpublish, reason: "Deleting", nodeID: "id-1"},
 		"deleted, volume gone":                 {va: testAttachment(deleting, protected), node: testNode("id-1"), want: doUnpublish, reason: "Deleting", nodeID: "id-1"},
-		"deleted, volume gone, and no note":    {va: testAttachment(deleting, protected, func(va *storagev1.VolumeAttachment) { delete(va.Annotations, annVolumeHandle) }), node: testNode("id-1"), want: doReportDetach, reason: "CannotDetach", err: `persistentvolume "pv1" not found`},
+		"deleted, volume gone, and no note":    {va: testAttachment(deleting, protected, func(va *storagev1.VolumeAttachment) { delete(va.Annotations, annVolumeHandle) }), node: testNode("id-1"), want: doReportDetachError, reason: "CannotDetach", err: `persistentvolume "pv1" not found`},
 		"deleted, volume gone, secret noted":   {va: testAttachment(deleting, protected, func(va *storagev1.VolumeAttachment) { va.Annotations[annSecret] = "ns/s" }), node: testNode("id-1"), want: doReadSecrets, reason: "SecretsNeeded"},
 		"deleted, odd access modes":            {va: testAttachment(deleting, protected), pv: testVolume(func(pv *corev1.PersistentVolume) { pv.Spec.AccessModes = nil }), node: testNode("id-1"), want: doUnpublish, reason: "Deleting", nodeID: "id-1"},
 		"deleted, another volume has its name": {va: testAttachment(deleting, protected), pv: testVolume(func(pv *corev1.PersistentVolume) { pv.Spec.CSI.Driver = "other" }), node: testNode("id-1"), want: doUnpublish, reason: "Deleting", nodeID: "id-1"},
 
 		"attached, but not at the driver":                     {va: testAttachment(protected, attached), pv: testVolume(), node: testNode("id-1"), forced: true, want: doPublish, reason: "Requested", nodeID: "id-1"},
-		"attached, not at the driver, without finalizer":      {va: testAttachment(attached), pv: testVolume(), node: testNode("id-1"), forced: true, want: doProtect, reason: "Unprotected", nodeID: "id-1"},
-		"attached, not at the driver, volume unprotected":     {va: testAttachment(protected, attached), pv: testVolume(func(pv *corev1.PersistentVolume) { pv.Finalizers = nil }), node: testNode("id-1"), forced: true, want: doProtectVolume, reason: "VolumeUnprotected"},
-		"attached, not at the driver, no CSINode":             {va: testAttachment(protected, attached), pv: testVolume(), forced: true, want: doReportAttach, reason: "CannotAttach", err: "not found"},
+		"attached, not at the driver, without finalizer":      {va: testAttachment(attached), pv: testVolume(), node: testNode("id-1"), forced: true, want: doAddFinalizer, reason: "WithoutFinalizer", nodeID: "id-1"},
+		"attached, not at the driver, volume unprotected":     {va: testAttachment(protected, attached), pv: testVolume(func(pv *corev1.PersistentVolume) { pv.Finalizers = nil }), node: testNode("id-1"), forced: true, want: doAddVolumeFinalizer, reason: "VolumeWithoutFinalizer"},
+		"attached, not at the driver, no CSINode":             {va: testAttachment(protected, attached), pv: testVolume(), forced: true, want: doReportAttachError, reason: "CannotAttach", err: "not found"},
 		"attached, not at the driver, secret to be read":      {va: testAttachment(protected, attached), pv: testVolume(withSecret), node: testNode("id-1"), forced: true, want: doReadSecrets, reason: "SecretsNeeded"},
 		"at the driver, but not attached":                     {va: testAttachment(protected), pv: testVolume(), node: testNode("id-1"), forced: true, want: doPublish, reason: "Requested", nodeID: "id-1"},
 		"deleted, but at the driver":                          {va: testAttachment(deleting, protected), pv: testVolume(), node: testNode("id-1"), forced: true, want: doUnpublish, reason: "Deleting", nodeID: "id-1"},
 		"released, but at the driver":                         {va: testAttachment(deleting), pv: testVolume(), node: testNode("id-1"), forced: true, want: doUnpublish, reason: "Deleting", nodeID: "id-1"},
 		"released, attached, but not at the driver":           {va: testAttachment(deleting, attached), pv: testVolume(), node: testNode("id-1"), forced: true, want: doUnpublish, reason: "Deleting", nodeID: "id-1"},
 		"released, at the driver, by its notes":               {va: testAttachment(deleting, protected, func(va *storagev1.VolumeAttachment) { va.Finalizers = nil }), forced: true, want: doUnpublish, reason: "Deleting", nodeID: "id-1"},
-		"released, at the driver, neither CSINode nor note":   {va: testAttachment(deleting), pv: testVolume(), forced: true, want: doReportDetach, reason: "CannotDetach", err: "not found"},
-		"of another driver, whatever the report":              {va: testAttachment(func(va *storagev1.VolumeAttachment) { va.Spec.Attacher = "other" }), forced: true, want: doNothing, reason: "OfAnotherDriver"},
+		"released, at the driver, neither CSINode nor note":   {va: testAttachment(deleting), pv: testVolume(), forced: true, want: doReportDetachError, reason: "CannotDetach", err: "not found"},
+		"of another driver, whatever the report":              {va: testAttachment(func(va *storagev1.VolumeAttachment) { va.Spec.Attacher = "other" }), forced: true, want: doNothing, reason: "OtherDriver"},
 		"a driver that does not publish, whatever the report": {driver: func(d *driver) { d.publishes = false }, va: testAttachment(attached), forced: true, want: doNothing, reason: "Attached"},
 
 		"a driver that does not publish":                   {driver: func(d *driver) { d.publishes = false }, va: testAttachment(), want: doMarkAttached, reason: "NothingToAttach"},
 		"a driver that does not publish, attached":         {driver: func(d *driver) { d.publishes = false }, va: testAttachment(attached), want: doNothing, reason: "Attached"},
 		"a driver that does not publish, deleted":          {driver: func(d *driver) { d.publishes = false }, va: testAttachment(deleting), want: doNothing, reason: "Detached"},
-		"a driver that does not publish any more, deleted": {driver: func(d *driver) { d.publishes = false }, va: testAttachment(deleting, protected), want: doRelease, reason: "NothingToDetach"},
+		"a driver that does not publish any more, deleted": {driver: func(d *driver) { d.publishes = false }, va: testAttachment(deleting, protected), want: doRemoveFinalizer, reason: "NothingToDetach"},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			got := testDriver(tt.driver).decide(snapshot{attachment: tt.va, volume: tt.pv, node: tt.node, secretsRead: tt.secretsRead, forced: tt.forced, now: now})
+			got := testDriver(tt.driver).decide(attachmentState{attachment: tt.va, volume: tt.pv, csiNode: tt.node, liveReads: liveReads{secretsRead: tt.secretsRead}, outOfSync: tt.forced})
 			if got.action != tt.want || got.reason != tt.reason || got.nodeID != tt.nodeID {
 				t.Errorf("got %v because %s, node %q (%v); want %v because %s, node %q", got.action, got.reason, got.nodeID, got.err, tt.want, tt.reason, tt.nodeID)
 			}
@@ -167,7 +167,7 @@ func FuzzDecide(f *testing.F) {
 		if bit(3) {
 			va.Annotations = nil
 		}
-		s := snapshot{attachment: va, secretsRead: bit(4), forced: bit(11), now: now}
+		s := attachmentState{attachment: va, liveReads: liveReads{secretsRead: bit(4)}, outOfSync: bit(11)}
 		if bit(5) {
 			s.volume = testVolume()
 			if bit(6) {
@@ -181,7 +181,7 @@ func FuzzDecide(f *testing.F) {
 			}
 		}
 		if bit(9) {
-			s.node = testNode("id-1")
+			s.csiNode = testNode("id-1")
 		}
 		d := testDriver(func(d *driver) { d.publishes = !bit(10) })
 		step := d.decide(s)
@@ -189,7 +189,7 @@ func FuzzDecide(f *testing.F) {
 		switch {
 		case call && (step.nodeID == "" || step.source.handle == ""):
 			t.Errorf("%v without an ID: %+v", step.action, step)
-		case call && va.Status.Attached && va.DeletionTimestamp == nil && !s.forced:
+		case call && va.Status.Attached && va.DeletionTimestamp == nil && !s.outOfSync:
 			t.Errorf("publish of what is attached: %+v", s)
 		case call && !d.publishes:
 			t.Errorf("%v of a driver that cannot", step.action)
@@ -199,7 +199,7 @@ func FuzzDecide(f *testing.F) {
 			t.Errorf("publish without protection: %+v", s)
 		case step.action == doUnpublish && va.DeletionTimestamp == nil:
 			t.Errorf("unpublish of what is to be attached: %+v", s)
-		case (step.action == doReportAttach || step.action == doReportDetach) != (step.err != nil):
+		case (step.action == doReportAttachError || step.action == doReportDetachError) != (step.err != nil):
 			t.Errorf("%v with error %v", step.action, step.err)
 		}
 	})
@@ -287,14 +287,14 @@ func TestConfigValidate(t *testing.T) {
 
 func TestDecideAsksBeforeTheFirstCall(t *testing.T) {
 	for name, va := range map[string]*storagev1.VolumeAttachment{"attach": testAttachment(protected), "detach": testAttachment(deleting, protected), "forced": testAttachment(protected, attached)} {
-		s := snapshot{attachment: va, volume: testVolume(), node: testNode("id-1"), forced: name == "forced", unconfirmed: true, now: now}
-		if got := testDriver(nil).decide(s); got.action != doConfirm {
+		s := attachmentState{attachment: va, volume: testVolume(), csiNode: testNode("id-1"), outOfSync: name == "forced", unconfirmed: true}
+		if got := testDriver(nil).decide(s); got.action != doReadAttachment {
 			t.Errorf("%s: %v because %s", name, got.action, got.reason)
 		}
 	}
 	// What is about to be written needs no question.
-	s := snapshot{attachment: testAttachment(), volume: testVolume(func(pv *corev1.PersistentVolume) { pv.Finalizers = []string{testDriver(nil).finalizer} }), node: testNode("id-1"), unconfirmed: true, now: now}
-	if got := testDriver(nil).decide(s); got.action != doProtect {
+	s := attachmentState{attachment: testAttachment(), volume: testVolume(func(pv *corev1.PersistentVolume) { pv.Finalizers = []string{testDriver(nil).finalizer} }), csiNode: testNode("id-1"), unconfirmed: true}
+	if got := testDriver(nil).decide(s); got.action != doAddFinalizer {
 		t.Errorf("%v because %s", got.action, got.reason)
 	}
 }

@@ -1,26 +1,27 @@
-// Package attacher attaches volumes to nodes: it turns the VolumeAttachments of a
-// driver into ControllerPublishVolume and ControllerUnpublishVolume calls (CSI
-// spec, "ControllerPublishVolume"; Kubernetes, "VolumeAttachment").
+// Package attacher reconciles the VolumeAttachments of one CSI driver: it calls
+// ControllerPublishVolume and ControllerUnpublishVolume and writes the results to the
+// objects (CSI spec, "ControllerPublishVolume" and "ControllerUnpublishVolume").
 //
-// It owns, on objects:
+// Fields that it writes:
 //
-//   - the finalizer external-attacher/DRIVER on a VolumeAttachment, from before the
-//     first publish until the last unpublish succeeded, so that an attachment that
-//     may exist at the driver is never forgotten;
-//   - the same finalizer on a PersistentVolume, from before the first publish until
-//     the volume is being deleted and nothing attaches it any more, so that what an
-//     unpublish needs to know is still there;
-//   - the annotation csi.alpha.kubernetes.io/node-id on a VolumeAttachment, and three
-//     under storage-controller.io/, by which it can be detached when its CSINode or
-//     PersistentVolume is gone;
+//   - finalizer external-attacher/DRIVER of a VolumeAttachment, added before the first
+//     publish and removed after a successful unpublish;
+//   - the same finalizer of a PersistentVolume, added before the first publish and removed
+//     when the PersistentVolume is being deleted and no VolumeAttachment names it, because
+//     unpublish needs its volume handle and secret;
+//   - annotation csi.alpha.kubernetes.io/node-id and three annotations with the prefix
+//     storage-controller.io/ of a VolumeAttachment, for a detach after the CSINode or the
+//     PersistentVolume was deleted;
 //   - status of a VolumeAttachment.
 //
-// An attachment goes through these states; every arrow is one write or one call
-// with the write that records it, and the process may die at each of them:
+// It posts no events: the attach-detach controller posts those for Pods.
 //
-//	created ─► volume protected ─► protected ─► published, attached=true
-//	deleted ─► unpublished, finalizer removed ─► gone
+// Each arrow is one write, or one RPC and the write that records its result. The process
+// may exit at any of them:
 //
-// The driver without PUBLISH_UNPUBLISH_VOLUME has nothing to attach: its attachments
-// are marked attached, and finalizers that an earlier version of it left are removed.
+//	created ─► volume finalizer ─► finalizer, annotations ─► published, attached=true
+//	deletionTimestamp ─► unpublished, finalizer removed ─► deleted
+//
+// A driver without PUBLISH_UNPUBLISH_VOLUME is never called. Its VolumeAttachments are
+// marked attached, and finalizers from an earlier version of the driver are removed.
 package attacher

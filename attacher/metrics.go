@@ -8,9 +8,9 @@ import (
 )
 
 type metrics struct {
-	seconds                 prometheus.Histogram
-	failures                *prometheus.CounterVec
-	comparisons, mismatches *prometheus.CounterVec
+	seconds                     prometheus.Histogram
+	failures                    *prometheus.CounterVec
+	reconciliations, mismatches *prometheus.CounterVec
 }
 
 func newMetrics(reg prometheus.Registerer) *metrics {
@@ -22,24 +22,24 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		}),
 		failures: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "storage_controller_attach_failures_total",
-			Help: "Failed attempts to attach or detach, by the gRPC code of the driver, or \"none\" where it was not asked.",
+			Help: "Failed attempts to attach or detach, by the gRPC code that the driver returned, or \"none\" if it was not called.",
 		}, []string{"operation", "grpc_status_code"}),
+		reconciliations: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "storage_controller_attach_comparisons_total",
+			Help: "Reconciliations of VolumeAttachments with ListVolumes, by result: ok or error.",
+		}, []string{"result"}),
+		mismatches: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "storage_controller_attach_mismatches_total",
+			Help: "VolumeAttachments whose status differed from ListVolumes, by what the driver reported: published or unpublished.",
+		}, []string{"reported"}),
 	}
-	m.comparisons = prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "storage_controller_attach_comparisons_total",
-		Help: "Comparisons of the attachments with the volumes that the driver lists, by their result: ok or error.",
-	}, []string{"result"})
-	m.mismatches = prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "storage_controller_attach_mismatches_total",
-		Help: "Attachments whose status differed from what the driver reported: published, or not.",
-	}, []string{"reported"})
-	for _, result := range []string{"ok", "error"} { // so that an alert sees the first one, too
-		m.comparisons.WithLabelValues(result)
+	for _, result := range []string{"ok", "error"} { // an alert needs the zero before the first increase
+		m.reconciliations.WithLabelValues(result)
 	}
 	for _, reported := range []string{"published", "unpublished"} {
 		m.mismatches.WithLabelValues(reported)
 	}
-	reg.MustRegister(m.seconds, m.failures, m.comparisons, m.mismatches)
+	reg.MustRegister(m.seconds, m.failures, m.reconciliations, m.mismatches)
 	return m
 }
 

@@ -9,11 +9,10 @@ import (
 	csitrans "k8s.io/csi-translation-lib"
 )
 
-// translator knows the volume plugins that were built into Kubernetes and the
-// drivers that took their place (KEP-625). It has no state.
+// translator converts in-tree volumes to CSI (KEP-625). It has no state.
 var translator = csitrans.New()
 
-// asCSI is pv with a CSI source; migrated tells that it has that of a built-in plugin.
+// asCSI returns pv with a CSI source. migrated reports whether pv has an in-tree source.
 func asCSI(pv *corev1.PersistentVolume) (csi *corev1.PersistentVolume, migrated bool, err error) {
 	if pv.Spec.CSI != nil || !translator.IsPVMigratable(pv) {
 		return pv, false, nil
@@ -24,21 +23,21 @@ func asCSI(pv *corev1.PersistentVolume) (csi *corev1.PersistentVolume, migrated 
 	return csi, true, nil
 }
 
-// abandoned tells whether a volume of a built-in plugin is none of the driver any more:
-// its migration was turned off, and that plugin attaches it again.
+// abandoned reports whether an in-tree volume no longer belongs to the driver: its CSI
+// migration was disabled, and the in-tree plugin attaches it again.
 func (d driver) abandoned(pv *corev1.PersistentVolume) bool {
 	return pv.Spec.CSI == nil && pv.Annotations[storagehelpers.AnnMigratedTo] != d.name && translator.IsPVMigratable(pv)
 }
 
-// reportedHandle is how the driver calls the volume of src when it lists its volumes. The
-// translation of some plugins leaves out what only the node ID tells.
+// reportedHandle returns the volume ID of src in ListVolumes. The translation of some
+// in-tree plugins leaves placeholders that the node ID resolves.
 func (d driver) reportedHandle(src source, nodeID string) (string, error) {
 	if !src.migrated && !(src.inline && translator.IsMigratedCSIDriverByName(d.name)) {
 		return src.handle, nil
 	}
 	handle, err := translator.RepairVolumeHandle(d.name, src.handle, nodeID)
 	if err != nil {
-		return "", fmt.Errorf("completing volume handle %q for node ID %q: %w", src.handle, nodeID, err)
+		return "", fmt.Errorf("resolving volume handle %q for node ID %q: %w", src.handle, nodeID, err)
 	}
 	return handle, nil
 }

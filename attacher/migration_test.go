@@ -121,7 +121,7 @@ func TestAbandoned(t *testing.T) {
 			t.Errorf("%s: not releasable, though being deleted", name)
 		}
 		pv.Finalizers = []string{theirs}
-		if d.leaving(pv) {
+		if d.releasesUnused(pv) {
 			t.Errorf("%s: leaving without our finalizer", name)
 		}
 	}
@@ -170,9 +170,9 @@ func TestNotes(t *testing.T) {
 		va := testAttachment(of, protected, func(va *storagev1.VolumeAttachment) {
 			va.Annotations[annSecret], va.Annotations[annMigrated] = "old/old", "true"
 		})
-		change := notes(src, "id-1")
+		change := detachAnnotations(src, "id-1")
 		change.Apply(va)
-		got, err := d.detachSource(snapshot{attachment: va})
+		got, err := d.detachSource(attachmentState{attachment: va})
 		if err != nil || !equality.Semantic.DeepEqual(got.secrets, src.secrets) || got.handle != src.handle || got.migrated != src.migrated {
 			t.Errorf("%s: %+v, %v; want %+v", name, got, err, src)
 		}
@@ -182,12 +182,12 @@ func TestNotes(t *testing.T) {
 // TestIsPublishedWithoutVolume is that an attachment whose volume is gone is not attached
 // again, which could only fail, but is still detached.
 func TestIsPublishedWithoutVolume(t *testing.T) {
-	s := snapshot{attachment: testAttachment(protected, attached), node: testNode("id-1")}
-	if _, _, err := testDriver(nil).isPublished(s, report{}); err == nil {
+	s := attachmentState{attachment: testAttachment(protected, attached), csiNode: testNode("id-1")}
+	if _, _, err := testDriver(nil).isPublished(s, publishedVolumes{}); err == nil {
 		t.Error("compared")
 	}
 	s.attachment = testAttachment(protected, attached, deleting)
-	if published, known, err := testDriver(nil).isPublished(s, report{"vol-1": {PublishedNodeIds: []string{"id-1"}}}); !published || !known || err != nil {
+	if published, known, err := testDriver(nil).isPublished(s, publishedVolumes{"vol-1": {PublishedNodeIds: []string{"id-1"}}}); !published || !known || err != nil {
 		t.Errorf("%t, %t, %v", published, known, err)
 	}
 }

@@ -10,21 +10,21 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 )
 
-// source is what an attachment attaches.
+// source identifies the volume of a VolumeAttachment.
 type source struct {
 	handle   string
-	secrets  *corev1.SecretReference // nil: the driver needs none
-	inline   bool                    // the attachment holds it, instead of naming a PersistentVolume
-	migrated bool                    // the volume has the source of a plugin that was built into Kubernetes
-	// spec is nil where only the annotations of the attachment are left of the
-	// volume; that is enough to detach it.
+	secrets  *corev1.SecretReference // nil: none
+	inline   bool                    // spec.source.inlineVolumeSpec
+	migrated bool                    // the PersistentVolume has an in-tree source (CSI migration)
+	// spec is nil if the source comes from the annotations of the VolumeAttachment, which
+	// is enough to detach.
 	spec *corev1.PersistentVolumeSpec
 }
 
-// What is wrong with an attachment by itself. Scripts and alerts match on the
-// texts, which are those of csi-attacher.
+// Errors of a VolumeAttachment's spec. The texts are those of csi-attacher, because scripts
+// and alerts match them.
 //
-//lint:file-ignore ST1005 the texts begin as users know them
+//lint:file-ignore ST1005 upstream's texts are capitalized
 var (
 	errBothSources      = errors.New("both InlineCSIVolumeSource and PersistentVolumeName specified in VA source")
 	errNoSource         = errors.New("neither InlineCSIVolumeSource nor PersistentVolumeName specified in VA source")
@@ -34,8 +34,8 @@ var (
 	errMixedModes       = errors.New("CSI does not support ReadOnlyMany and ReadWriteOnce on the same PersistentVolume")
 )
 
-// resolve finds what va attaches; pv is the volume that it names, nil when there
-// is none of that name.
+// resolve returns the volume of va. pv is the PersistentVolume that va names, nil if it
+// does not exist.
 func (d driver) resolve(va *storagev1.VolumeAttachment, pv *corev1.PersistentVolume) (source, error) {
 	name, inline := va.Spec.Source.PersistentVolumeName, va.Spec.Source.InlineVolumeSpec
 	switch {
@@ -61,24 +61,25 @@ func (d driver) resolve(va *storagev1.VolumeAttachment, pv *corev1.PersistentVol
 	return src, err
 }
 
-// sourceOf is the source of the PersistentVolume of that name, or of an inline volume where it is empty.
+// sourceOf returns the volume of spec. pv is the name of the PersistentVolume, empty for an
+// inline volume.
 func (d driver) sourceOf(spec *corev1.PersistentVolumeSpec, pv string) (source, error) {
 	switch {
 	case spec.CSI == nil:
 		return source{}, errNotCSI
 	case spec.CSI.Driver != d.name:
-		what := "the inline volume of the attachment"
+		volume := "inline volume"
 		if pv != "" {
-			what = fmt.Sprintf("PersistentVolume %q", pv)
+			volume = fmt.Sprintf("PersistentVolume %q", pv)
 		}
-		return source{}, fmt.Errorf("%s belongs to CSI driver %q, the attachment names %q", what, spec.CSI.Driver, d.name)
+		return source{}, fmt.Errorf("%s belongs to CSI driver %q, spec.attacher is %q", volume, spec.CSI.Driver, d.name)
 	}
 	return source{handle: spec.CSI.VolumeHandle, secrets: spec.CSI.ControllerPublishSecretRef, spec: spec}, nil
 }
 
 func volumeNotFound(name string) error { return fmt.Errorf("persistentvolume %q not found", name) }
 
-// publishRequest is the call that attaches src to the node called nodeID by the driver.
+// publishRequest returns the request that attaches src to the node with that node ID.
 func (d driver) publishRequest(src source, nodeID string, secrets map[string]string) (*csi.ControllerPublishVolumeRequest, error) {
 	capability, err := d.capability(src.spec)
 	if err != nil {
@@ -112,8 +113,7 @@ func (d driver) capability(spec *corev1.PersistentVolumeSpec) (*csi.VolumeCapabi
 	return c, nil
 }
 
-// accessMode is the one mode of a publish for the set of modes of a volume: the
-// one that allows most.
+// accessMode returns the access mode of the request: the most permissive of modes.
 func (d driver) accessMode(modes []corev1.PersistentVolumeAccessMode) (csi.VolumeCapability_AccessMode_Mode, error) {
 	has := func(m corev1.PersistentVolumeAccessMode) bool { return slices.Contains(modes, m) }
 	writer, exclusive := csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER, csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER

@@ -213,8 +213,8 @@ func attacherScenarioRequests(t *testing.T) {
 		"017_unknown_mode": {inline(spec("Some")), "unsupported AccessMode combination: [Some]"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got := testDriver(nil).decide(snapshot{attachment: testAttachment(tt.attachment), volume: testVolume(), node: testNode("id-1"), now: now})
-			if got.action != doReportAttach || got.err == nil || got.err.Error() != tt.want {
+			got := testDriver(nil).decide(attachmentState{attachment: testAttachment(tt.attachment), volume: testVolume(), csiNode: testNode("id-1")})
+			if got.action != doReportAttachError || got.err == nil || got.err.Error() != tt.want {
 				t.Errorf("%v, %v", got.action, got.err)
 			}
 		})

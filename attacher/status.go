@@ -10,6 +10,7 @@ import (
 
 	"google.golang.org/grpc/status"
 	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
@@ -18,24 +19,23 @@ import (
 )
 
 const (
-	// maxMessage and maxMetadata are what the API server accepts, in bytes.
+	// maxMessage and maxMetadata are limits of the API server, in bytes.
 	maxMessage  = 1024
 	maxMetadata = 256 * 1024
-	// sameErrorInterval is how often the time of an error that stays the same is
-	// written anew.
+	// sameErrorInterval limits how often the time of an unchanged error is updated.
 	sameErrorInterval = time.Minute
 )
 
-// statusPatch is fields of the status of an attachment; nil removes one.
+// statusPatch holds fields of a VolumeAttachment's status; nil removes a field.
 type statusPatch map[string]any
 
-// patch is a merge patch for the attachment of that UID and no other of its name.
+// patch returns a merge patch that applies only to the VolumeAttachment with that UID.
 func (p statusPatch) patch(uid types.UID) ([]byte, error) {
 	return json.Marshal(map[string]any{"metadata": map[string]any{"uid": uid}, "status": p})
 }
 
-// attachedStatus says that va is attached; an error of earlier attempts goes. It is nil
-// when all of that is so.
+// attachedStatus returns the fields that mark va attached and remove its attachError, or
+// nil if va is up to date.
 func attachedStatus(va *storagev1.VolumeAttachment, metadata map[string]string) statusPatch {
 	if va.Status.Attached && va.Status.AttachError == nil && maps.Equal(va.Status.AttachmentMetadata, metadata) {
 		return nil
@@ -44,7 +44,7 @@ func attachedStatus(va *storagev1.VolumeAttachment, metadata map[string]string) 
 	if len(metadata) > 0 {
 		merged := map[string]any{}
 		for k := range va.Status.AttachmentMetadata {
-			merged[k] = nil // goes, unless the driver has said it again
+			merged[k] = nil // removed, unless metadata contains it
 		}
 		for k, v := range metadata {
 			merged[k] = v
@@ -54,8 +54,8 @@ func attachedStatus(va *storagev1.VolumeAttachment, metadata map[string]string) 
 	return fields
 }
 
-// detachedStatus is for an attachment that stays because of somebody else's finalizer. It
-// is nil when it says that it is detached.
+// detachedStatus returns the fields that mark va detached, or nil if va is up to date. It
+// matters if another component's finalizer keeps va after the detach.
 func detachedStatus(va *storagev1.VolumeAttachment) statusPatch {
 	if !va.Status.Attached && va.Status.AttachmentMetadata == nil && va.Status.DetachError == nil {
 		return nil
@@ -63,8 +63,8 @@ func detachedStatus(va *storagev1.VolumeAttachment) statusPatch {
 	return statusPatch{"attached": false, "attachmentMetadata": nil, "detachError": nil}
 }
 
-// errorStatus says why va cannot be attached, or detached; nil when that is said
-// already. withCode adds the gRPC code of the error of a call.
+// errorStatus returns the fields that record err, or nil if va has the same, recent error.
+// withCode adds the gRPC code of a failed publish.
 func errorStatus(va *storagev1.VolumeAttachment, err error, detach, withCode bool, now time.Time) statusPatch {
 	e := storagev1.VolumeError{Time: metav1.NewTime(now), Message: truncate(strings.ToValidUTF8(err.Error(), "?"), maxMessage)}
 	field, before := "attachError", va.Status.AttachError
@@ -83,7 +83,7 @@ func errorStatus(va *storagev1.VolumeAttachment, err error, detach, withCode boo
 	return statusPatch{field: fields}
 }
 
-// truncate is s cut to limit bytes, between two characters.
+// truncate cuts s to limit bytes at a character boundary.
 func truncate(s string, limit int) string {
 	if len(s) <= limit {
 		return s
@@ -94,28 +94,26 @@ func truncate(s string, limit int) string {
 	return s[:limit]
 }
 
-// checkMetadata refuses what the API server would.
+// checkMetadata returns an error for metadata that the API server would reject.
 func checkMetadata(metadata map[string]string) error {
 	size := 0
 	for k, v := range metadata {
 		size += len(k) + len(v)
 	}
 	if size > maxMetadata {
-		return fmt.Errorf("the driver returned a publish_context of %d bytes; a VolumeAttachment can hold %d", size, maxMetadata)
+		return fmt.Errorf("publish_context of the driver has %d bytes, a VolumeAttachment holds at most %d", size, maxMetadata)
 	}
 	return nil
 }
 
-// onlyOwnChanges tells whether va differs from old in nothing but what this
-// controller writes. Such an update must not cut a back-off short: the error that
-// it reports would be retried at once.
+// onlyOwnChanges reports whether va differs from old only in fields that the attacher
+// writes while it attaches or detaches. Such an update must not reset the back-off:
+// recording an error would otherwise retry immediately.
 func (d driver) onlyOwnChanges(old, va *storagev1.VolumeAttachment) bool {
-	return d.content(old) == d.content(va)
+	return equality.Semantic.DeepEqual(d.withoutOwnFields(old), d.withoutOwnFields(va))
 }
 
-// content is that of va without what this controller writes while an attachment
-// is not finished. Only what can be a reason for another look is in it.
-func (d driver) content(va *storagev1.VolumeAttachment) string {
+func (d driver) withoutOwnFields(va *storagev1.VolumeAttachment) *storagev1.VolumeAttachment {
 	c := va.DeepCopy()
 	own := kube.MetadataPatch{
 		RemoveFinalizers:  []string{d.finalizer},
@@ -124,9 +122,5 @@ func (d driver) content(va *storagev1.VolumeAttachment) string {
 	own.Apply(c)
 	c.ResourceVersion, c.ManagedFields, c.Generation = "", nil, 0
 	c.Status.AttachError, c.Status.DetachError = nil, nil
-	data, err := json.Marshal(c)
-	if err != nil {
-		return "" // cannot be; equal to another such, which then only waits for its back-off
-	}
-	return string(data)
+	return c
 }

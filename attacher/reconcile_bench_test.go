@@ -35,17 +35,17 @@ type counting struct {
 }
 
 func (c counting) RoundTrip(r *http.Request) (*http.Response, error) {
-	if r.URL.Query().Get("watch") == "" { // a watch is begun anew now and then
+	if r.URL.Query().Get("watch") == "" { // watches are restarted from time to time
 		c.requests.Add(1)
 	}
 	return c.RoundTripper.RoundTrip(r)
 }
 
-// settled is a controller with many volumes that are attached, and nothing to do. It
-// compares when it is told to.
+// settled is a controller whose many attachments are all attached. It reconciles only when
+// a test calls reconcile.
 type settled struct {
 	testing.TB
-	*term
+	reconciler
 	plugin   *csitest.Plugin
 	requests atomic.Int64
 }
@@ -92,7 +92,7 @@ func newSettled(tb testing.TB, volumes, pageSize int) *settled {
 		driver.Close()
 	})
 	kubetest.Eventually(tb, "it works", func(context.Context) error {
-		if s.term = c.current.Load(); s.term == nil {
+		if s.term = c.term.Load(); s.term == nil {
 			return errors.New("it does not")
 		}
 		return nil
@@ -155,20 +155,20 @@ func (s *settled) attachAll(client kubernetes.Interface, name string, volumes in
 	s.must(group.Wait())
 }
 
-// costs runs compare, and fails tb when that cost anything but pages calls of ListVolumes
-// for each of times.
-func (s *settled) costs(tb testing.TB, pages int, compare func() (times int)) {
+// costs runs reconcile and fails tb if that causes anything but pages ListVolumes calls for
+// each of times.
+func (s *settled) costs(tb testing.TB, pages int, reconcile func() (times int)) {
 	tb.Helper()
 	requests, listed := s.requests.Load(), s.plugin.Count(list)
-	times := compare()
+	times := reconcile()
 	if n := s.requests.Load() - requests; n != 0 {
 		tb.Fatalf("%d API requests", n)
 	}
 	if n := s.plugin.Count(list) - listed; n != times*pages {
-		tb.Fatalf("%d ListVolumes calls in %d comparisons, want %d each", n, times, pages)
+		tb.Fatalf("%d ListVolumes calls in %d reconciliations, want %d each", n, times, pages)
 	}
 	if n := s.plugin.Count(publish) + s.plugin.Count(unpublish) + s.vaQueue.Len(); n != 0 {
-		tb.Fatalf("%d attachments were worked on", n)
+		tb.Fatalf("%d attachments were enqueued", n)
 	}
 	for _, reported := range []string{"published", "unpublished"} {
 		if n := testutil.ToFloat64(s.c.metrics.mismatches.WithLabelValues(reported)); n != 0 {
@@ -177,12 +177,12 @@ func (s *settled) costs(tb testing.TB, pages int, compare func() (times int)) {
 	}
 }
 
-func TestCompareCostsNoRequest(t *testing.T) {
+func TestReconcileCostsNoRequest(t *testing.T) {
 	t.Parallel()
 	s := newSettled(t, 200, 50)
 	s.costs(t, 4, func() int {
 		for range 3 {
-			if err := s.compare(t.Context()); err != nil {
+			if err := s.reconcile(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -190,16 +190,15 @@ func TestCompareCostsNoRequest(t *testing.T) {
 	})
 }
 
-// BenchmarkCompare compares 5000 attachments with a driver that reports what it should.
-// The whole of it includes the driver, which is in this process; what is left without
-// listing is only the controller's.
-func BenchmarkCompare(b *testing.B) {
+// BenchmarkReconcile reconciles 5000 attachments that agree with the driver. "whole"
+// includes the driver, which runs in this process; "without_listing" is the controller alone.
+func BenchmarkReconcile(b *testing.B) {
 	s := newSettled(b, 5000, 500)
 	b.Run("whole", func(b *testing.B) {
 		b.ReportAllocs()
 		s.costs(b, 10, func() int {
 			for b.Loop() {
-				if err := s.compare(b.Context()); err != nil {
+				if err := s.reconcile(b.Context()); err != nil {
 					b.Fatal(err)
 				}
 			}
@@ -214,7 +213,7 @@ func BenchmarkCompare(b *testing.B) {
 		b.ReportAllocs()
 		s.costs(b, 0, func() int {
 			for b.Loop() {
-				s.check(b.Context(), reported)
+				s.enqueueDifferences(b.Context(), reported)
 			}
 			return b.N
 		})

@@ -12,42 +12,42 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-func TestMarks(t *testing.T) {
-	var m marks
-	if m.has("1") {
-		t.Error("the zero value has a mark")
+func TestOutOfSync(t *testing.T) {
+	var o outOfSync
+	if o.has("1") {
+		t.Error("the zero value has an entry")
 	}
-	m.drop("1")
-	m.noteChange("1") // of no consequence: there is no report
-	m.begin()
-	if m.hasChanged("1") {
-		t.Error("what changed before a report counts")
+	o.remove("1")
+	o.recordChange("1") // ignored: no listing runs
+	stop := o.trackChanges()
+	if o.hasChanged("1") {
+		t.Error("a change from before the listing counts")
 	}
-	for _, wantNews := range []bool{true, false} {
-		if marked, news := m.set("1"); !marked || news != wantNews || !m.has("1") {
-			t.Errorf("marked %t, news %t, has %t", marked, news, m.has("1"))
+	for _, wantNew := range []bool{true, false} {
+		if added, isNew := o.add("1"); !added || isNew != wantNew || !o.has("1") {
+			t.Errorf("added %t, new %t, has %t", added, isNew, o.has("1"))
 		}
 	}
-	m.noteChange("1")
-	if !m.hasChanged("1") || m.hasChanged("2") {
+	o.recordChange("1")
+	if !o.hasChanged("1") || o.hasChanged("2") {
 		t.Error("the wrong one has changed")
 	}
-	m.drop("1")
-	if marked, news := m.set("1"); marked || news || m.has("1") {
-		t.Errorf("one that has changed: marked %t, news %t", marked, news)
+	o.remove("1")
+	if added, isNew := o.add("1"); added || isNew || o.has("1") {
+		t.Errorf("one that has changed: added %t, new %t", added, isNew)
 	}
-	m.end()
-	m.noteChange("2")
-	m.begin()
-	if m.hasChanged("1") || m.hasChanged("2") {
-		t.Error("the second report knows changes from before it")
+	stop()
+	o.recordChange("2")
+	stop = o.trackChanges()
+	if o.hasChanged("1") || o.hasChanged("2") {
+		t.Error("the second listing contains changes from before it")
 	}
-	if marked, news := m.set("1"); !marked || !news {
-		t.Errorf("in the second report: marked %t, news %t", marked, news)
+	if added, isNew := o.add("1"); !added || !isNew {
+		t.Errorf("in the second listing: added %t, new %t", added, isNew)
 	}
-	m.end()
-	if !m.has("1") {
-		t.Error("a mark ended with its report")
+	stop()
+	if !o.has("1") {
+		t.Error("an entry ended with its listing")
 	}
 }
 
@@ -60,15 +60,15 @@ func entry(handle string, nodes ...string) *csi.ListVolumesResponse_Entry {
 	return e
 }
 
-func reportOf(entries ...*csi.ListVolumesResponse_Entry) report {
-	r := report{}
+func reportOf(entries ...*csi.ListVolumesResponse_Entry) publishedVolumes {
+	r := publishedVolumes{}
 	for _, e := range entries {
 		r.add(e)
 	}
 	return r
 }
 
-func TestReport(t *testing.T) {
+func TestPublishedVolumes(t *testing.T) {
 	for name, tt := range map[string]struct {
 		entries          []*csi.ListVolumesResponse_Entry
 		published, known bool
@@ -89,7 +89,7 @@ func TestReport(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := reportOf(tt.entries...)
-			published, known := r.published("vol-1", "id-1")
+			published, known := r.isPublished("vol-1", "id-1")
 			if published != tt.published || known != tt.known || len(r) != tt.size {
 				t.Errorf("published %t, known %t, %d entries", published, known, len(r))
 			}
@@ -124,7 +124,7 @@ func TestIsPublished(t *testing.T) {
 		va               *storagev1.VolumeAttachment
 		pv               *corev1.PersistentVolume
 		node             *storagev1.CSINode
-		reported         report
+		reported         publishedVolumes
 		published, known bool
 		err              string
 	}{
@@ -139,13 +139,13 @@ func TestIsPublished(t *testing.T) {
 		"volume of another driver":              {va: testAttachment(), pv: testVolume(func(pv *corev1.PersistentVolume) { pv.Spec.CSI.Driver = "other" }), node: testNode("id-1"), err: `PersistentVolume "pv1" belongs to CSI driver "other"`},
 		"inline":                                {va: inline("drv.example.com", "vol-1"), node: testNode("id-1"), reported: reportOf(entry("vol-1", "id-1")), published: true, known: true},
 		"built-in plugin":                       {driver: ofGCE, va: gceAttachment, pv: gceVolume, node: gceNode(gceID), reported: reportOf(entry(gceHandle, gceID)), published: true, known: true},
-		"built-in plugin, odd node ID":          {driver: ofGCE, va: gceAttachment, pv: gceVolume, node: gceNode("i"), reported: reportOf(entry(gceHandle, "i")), err: "completing volume handle"},
+		"built-in plugin, odd node ID":          {driver: ofGCE, va: gceAttachment, pv: gceVolume, node: gceNode("i"), reported: reportOf(entry(gceHandle, "i")), err: "resolving volume handle"},
 		"inline of a built-in plugin":           {driver: ofGCE, va: inline(gce, "projects/UNSPECIFIED/zones/UNSPECIFIED/disks/d"), node: gceNode(gceID), reported: reportOf(entry(gceHandle, gceID)), published: true, known: true},
 		"CSI volume of a driver with a plugin":  {driver: ofGCE, va: gceAttachment, pv: testVolume(func(pv *corev1.PersistentVolume) { pv.Spec.CSI.Driver = gce }), node: gceNode("i"), reported: reportOf(entry("vol-1", "i")), published: true, known: true},
-		"inline volume of somebody else's kind": {va: inline("other", "vol-1"), node: testNode("id-1"), err: `the inline volume of the attachment belongs to CSI driver "other"`},
+		"inline volume of somebody else's kind": {va: inline("other", "vol-1"), node: testNode("id-1"), err: `inline volume belongs to CSI driver "other"`},
 	} {
 		t.Run(name, func(t *testing.T) {
-			published, known, err := testDriver(tt.driver).isPublished(snapshot{attachment: tt.va, volume: tt.pv, node: tt.node}, tt.reported)
+			published, known, err := testDriver(tt.driver).isPublished(attachmentState{attachment: tt.va, volume: tt.pv, csiNode: tt.node}, tt.reported)
 			if published != tt.published || known != tt.known || (err == nil) != (tt.err == "") || err != nil && !strings.Contains(err.Error(), tt.err) {
 				t.Errorf("published %t, known %t, %v; want %t, %t, %q", published, known, err, tt.published, tt.known, tt.err)
 			}
@@ -164,7 +164,7 @@ func TestInDoubt(t *testing.T) {
 		"attached": {testAttachment(attached), false}, "failed": {testAttachment(failed), false},
 		"attached and failed": {testAttachment(attached, failed), true}, "being deleted": {testAttachment(attached, failed, deleting), false},
 	} {
-		if got := inDoubt(tt.va); got != tt.want {
+		if got := needsRepublish(tt.va); got != tt.want {
 			t.Errorf("%s: %t", name, got)
 		}
 	}
@@ -183,12 +183,12 @@ func TestDecideForced(t *testing.T) {
 		"gone":                                 {want: doNothing},
 		"of another driver":                    {va: testAttachment(func(va *storagev1.VolumeAttachment) { va.Spec.Attacher = "other" }), want: doNothing},
 		"attached":                             {va: testAttachment(attached, protected), pv: testVolume(), node: testNode("id-1"), want: doPublish},
-		"attached, with another node ID":       {va: testAttachment(attached, protected), pv: testVolume(), node: testNode("id-2"), want: doProtect},
-		"attached, unprotected":                {va: testAttachment(attached), pv: testVolume(), node: testNode("id-1"), want: doProtect},
-		"attached, volume unprotected":         {va: testAttachment(attached, protected), pv: testVolume(func(pv *corev1.PersistentVolume) { pv.Finalizers = nil }), node: testNode("id-1"), want: doProtectVolume},
-		"attached, no CSINode":                 {va: testAttachment(attached, protected), pv: testVolume(), want: doReportAttach, err: "not found"},
-		"attached, no volume":                  {va: testAttachment(attached, protected), node: testNode("id-1"), want: doReportAttach, err: "not found"},
-		"attached, volume being deleted":       {va: testAttachment(attached, protected), pv: testVolume(func(pv *corev1.PersistentVolume) { pv.DeletionTimestamp = &metav1.Time{Time: now} }), node: testNode("id-1"), want: doReportAttach, err: "marked for deletion"},
+		"attached, with another node ID":       {va: testAttachment(attached, protected), pv: testVolume(), node: testNode("id-2"), want: doAddFinalizer},
+		"attached, unprotected":                {va: testAttachment(attached), pv: testVolume(), node: testNode("id-1"), want: doAddFinalizer},
+		"attached, volume unprotected":         {va: testAttachment(attached, protected), pv: testVolume(func(pv *corev1.PersistentVolume) { pv.Finalizers = nil }), node: testNode("id-1"), want: doAddVolumeFinalizer},
+		"attached, no CSINode":                 {va: testAttachment(attached, protected), pv: testVolume(), want: doReportAttachError, err: "not found"},
+		"attached, no volume":                  {va: testAttachment(attached, protected), node: testNode("id-1"), want: doReportAttachError, err: "not found"},
+		"attached, volume being deleted":       {va: testAttachment(attached, protected), pv: testVolume(func(pv *corev1.PersistentVolume) { pv.DeletionTimestamp = &metav1.Time{Time: now} }), node: testNode("id-1"), want: doReportAttachError, err: "marked for deletion"},
 		"attached, secret":                     {va: testAttachment(attached, protected), pv: testVolume(withSecret), node: testNode("id-1"), want: doReadSecrets},
 		"not attached":                         {va: testAttachment(protected), pv: testVolume(), node: testNode("id-1"), want: doPublish},
 		"deleted":                              {va: testAttachment(deleting, attached, protected), pv: testVolume(), node: testNode("id-1"), want: doUnpublish},
@@ -196,13 +196,13 @@ func TestDecideForced(t *testing.T) {
 		"deleted and released, attached":       {va: testAttachment(deleting, attached), pv: testVolume(), node: testNode("id-1"), want: doUnpublish},
 		"deleted and released, secret":         {va: testAttachment(deleting), pv: testVolume(withSecret), node: testNode("id-1"), want: doReadSecrets},
 		"deleted and released, secret read":    {va: testAttachment(deleting), pv: testVolume(withSecret), node: testNode("id-1"), secretsRead: true, want: doUnpublish},
-		"deleted and released, no volume":      {va: testAttachment(deleting), node: testNode("id-1"), want: doReportDetach, err: "not found"},
-		"deleted and released, no node":        {va: testAttachment(deleting), pv: testVolume(), want: doReportDetach, err: "not found"},
+		"deleted and released, no volume":      {va: testAttachment(deleting), node: testNode("id-1"), want: doReportDetachError, err: "not found"},
+		"deleted and released, no node":        {va: testAttachment(deleting), pv: testVolume(), want: doReportDetachError, err: "not found"},
 		"a driver that does not publish":       {driver: func(d *driver) { d.publishes = false }, va: testAttachment(attached), want: doNothing},
 		"a driver that does not publish, gone": {driver: func(d *driver) { d.publishes = false }, va: testAttachment(deleting), want: doNothing},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got := testDriver(tt.driver).decide(snapshot{attachment: tt.va, volume: tt.pv, node: tt.node, secretsRead: tt.secretsRead, forced: true, now: now})
+			got := testDriver(tt.driver).decide(attachmentState{attachment: tt.va, volume: tt.pv, csiNode: tt.node, liveReads: liveReads{secretsRead: tt.secretsRead}, outOfSync: true})
 			if got.action != tt.want || (got.err == nil) != (tt.err == "") || got.err != nil && !strings.Contains(got.err.Error(), tt.err) {
 				t.Errorf("got %v because %s: %v", got.action, got.reason, got.err)
 			}

@@ -44,7 +44,7 @@ func seldomRetried(c *Config) {
 func (f *fixture) compared() {
 	f.Helper()
 	ended := func() float64 {
-		return testutil.ToFloat64(f.c.metrics.comparisons.WithLabelValues("ok")) + testutil.ToFloat64(f.c.metrics.comparisons.WithLabelValues("error"))
+		return testutil.ToFloat64(f.c.metrics.reconciliations.WithLabelValues("ok")) + testutil.ToFloat64(f.c.metrics.reconciliations.WithLabelValues("error"))
 	}
 	before := ended() + 1 // one may be under way
 	kubetest.Eventually(f.T, "three more comparisons", func(context.Context) error {
@@ -306,7 +306,7 @@ func attacherScenarioCompare(t *testing.T) {
 		f.behind(true)
 		published.answer()
 		kubetest.Eventually(t, "the publish has ended", func(context.Context) error {
-			if key := keyOf(before); f.c.current.Load().marks.has(key.UID) || f.c.current.Load().vaQueue.Processing(key) {
+			if key := keyOf(before); f.c.term.Load().outOfSync.has(key.UID) || f.c.term.Load().vaQueue.Processing(key) {
 				return fmt.Errorf("it is marked or worked on")
 			}
 			return nil
@@ -333,7 +333,7 @@ func attacherScenarioCompare(t *testing.T) {
 		f.agrees()
 		f.calls(publish, 3)
 		kubetest.Eventually(t, "nothing is left of the first one", func(context.Context) error {
-			if f.c.current.Load().marks.has(first.UID) {
+			if f.c.term.Load().outOfSync.has(first.UID) {
 				return fmt.Errorf("it is marked")
 			}
 			return nil

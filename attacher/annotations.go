@@ -1,0 +1,50 @@
+package attacher
+
+import (
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/storage-controller/storage-controller/internal/kube"
+)
+
+// Annotations of a VolumeAttachment that allow a detach after the CSINode or the
+// PersistentVolume was deleted.
+const (
+	annNodeID       = "csi.alpha.kubernetes.io/node-id" // as csi-attacher writes it
+	annVolumeHandle = "storage-controller.io/volume-handle"
+	annSecret       = "storage-controller.io/publish-secret" // NAMESPACE/NAME
+	annMigrated     = "storage-controller.io/migrated"       // "true": an in-tree volume (CSI migration)
+)
+
+// detachAnnotations returns the change that records on a VolumeAttachment what its detach
+// needs.
+func detachAnnotations(src source, nodeID string) kube.MetadataPatch {
+	change := kube.MetadataPatch{SetAnnotations: map[string]string{annNodeID: nodeID, annVolumeHandle: src.handle}}
+	if src.secrets != nil {
+		change.SetAnnotations[annSecret] = src.secrets.Namespace + "/" + src.secrets.Name
+	} else {
+		change.RemoveAnnotations = append(change.RemoveAnnotations, annSecret)
+	}
+	if src.migrated {
+		change.SetAnnotations[annMigrated] = "true"
+	} else {
+		change.RemoveAnnotations = append(change.RemoveAnnotations, annMigrated)
+	}
+	return change
+}
+
+// detachSource returns the volume to unpublish. It comes from the annotations when the
+// PersistentVolume was deleted or a different one has its name now.
+func (d driver) detachSource(s attachmentState) (source, error) {
+	src, err := d.resolve(s.attachment, s.volume)
+	handle := s.attachment.Annotations[annVolumeHandle]
+	if s.attachment.Spec.Source.PersistentVolumeName == nil || handle == "" || err == nil && src.handle == handle {
+		return src, err
+	}
+	src = source{handle: handle, migrated: s.attachment.Annotations[annMigrated] == "true"}
+	if namespace, name, ok := strings.Cut(s.attachment.Annotations[annSecret], "/"); ok {
+		src.secrets = &corev1.SecretReference{Namespace: namespace, Name: name}
+	}
+	return src, nil
+}

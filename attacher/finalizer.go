@@ -1,0 +1,70 @@
+package attacher
+
+import (
+	"context"
+	"hash/fnv"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/storage-controller/storage-controller/election"
+	"github.com/storage-controller/storage-controller/internal/kube"
+)
+
+// Finalizer returns the finalizer that the attacher of driver adds to VolumeAttachments
+// and PersistentVolumes.
+func Finalizer(driver string) string { return "external-attacher/" + election.Sanitize(driver) }
+
+// releasesUnused reports whether the finalizer of pv has to be removed once no
+// VolumeAttachment names pv: pv is being deleted, or its in-tree plugin attaches it again.
+func (d driver) releasesUnused(pv *corev1.PersistentVolume) bool {
+	return slices.Contains(pv.Finalizers, d.finalizer) && (pv.DeletionTimestamp != nil || d.abandoned(pv))
+}
+
+// releasable reports whether the finalizer of pv can be removed. attachments counts the
+// VolumeAttachments that name pv, of any driver.
+//
+// The cache is sufficient here. Only this process or an earlier leader attaches volumes of
+// the driver, and the first list contains the earlier leader's work. A VolumeAttachment
+// that is created later finds a volume that is being deleted, and is refused.
+func (d driver) releasable(pv *corev1.PersistentVolume, attachments int) bool {
+	return attachments == 0 && d.releasesUnused(pv)
+}
+
+// syncVolume removes the finalizer of a PersistentVolume that no VolumeAttachment names.
+func (t *term) syncVolume(ctx context.Context, name string) (time.Time, error) {
+	pv, ok := t.volumes.Get(name)
+	if !ok || !t.c.driver.releasable(pv, len(t.c.attachments.ByIndex(kube.ByVolume, name))) {
+		return time.Time{}, nil // the deletion of its last VolumeAttachment enqueues it again
+	}
+	return time.Time{}, t.changeVolume(ctx, pv, kube.MetadataPatch{RemoveFinalizers: []string{t.c.driver.finalizer}})
+}
+
+// addVolumeFinalizer adds the finalizer to pv, once for all its VolumeAttachments.
+func (t *term) addVolumeFinalizer(ctx context.Context, pv *corev1.PersistentVolume) error {
+	h := fnv.New32a()
+	_, _ = h.Write([]byte(pv.Name)) // never fails
+	lock := &t.pvLocks[h.Sum32()%uint32(len(t.pvLocks))]
+	lock.Lock()
+	defer lock.Unlock()
+	if newest, ok := t.volumes.Get(pv.Name); ok {
+		pv = newest
+	}
+	return t.changeVolume(ctx, pv, kube.MetadataPatch{AddFinalizers: []string{t.c.driver.finalizer}})
+}
+
+func (t *term) changeVolume(ctx context.Context, pv *corev1.PersistentVolume, change kube.MetadataPatch) error {
+	changed, err := kube.PatchMetadata(ctx, t.c.deps.Client.CoreV1().PersistentVolumes(), pv, change)
+	return t.volumes.RecordWrite(pv, changed, err)
+}
+
+// RemovableFinalizers returns the finalizers of the attacher that another controller may
+// remove from pv in its own write, after it has deleted the volume at the driver. It
+// returns nil while a VolumeAttachment names pv or this process does not hold the Lease.
+func (c *Controller) RemovableFinalizers(pv *corev1.PersistentVolume) []string {
+	if c.term.Load() == nil || !slices.Contains(pv.Finalizers, c.driver.finalizer) || len(c.attachments.ByIndex(kube.ByVolume, pv.Name)) > 0 {
+		return nil
+	}
+	return []string{c.driver.finalizer}
+}

@@ -1,0 +1,248 @@
+package attacher
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"runtime/debug"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+)
+
+// outOfSync holds the VolumeAttachments whose status differs from what ListVolumes
+// reported. An entry stays until an RPC for it succeeds or a later report agrees. The zero
+// value is empty.
+type outOfSync struct {
+	mu   sync.Mutex
+	uids map[types.UID]struct{}
+	// changed holds the attachments that changed since the current listing began; the
+	// listing is too old for them. Nil while no listing runs.
+	changed map[types.UID]struct{}
+}
+
+func (o *outOfSync) has(attachment types.UID) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	_, ok := o.uids[attachment]
+	return ok
+}
+
+// add returns false if the attachment has changed since the listing began. isNew reports
+// whether there was no entry before.
+//
+// Check and insertion are atomic. An RPC calls recordChange before remove, so that no entry
+// outlives the difference that it stands for.
+func (o *outOfSync) add(attachment types.UID) (added, isNew bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if _, changed := o.changed[attachment]; changed {
+		return false, false
+	}
+	if o.uids == nil {
+		o.uids = map[types.UID]struct{}{}
+	}
+	_, before := o.uids[attachment]
+	o.uids[attachment] = struct{}{}
+	return true, !before
+}
+
+func (o *outOfSync) remove(attachment types.UID) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	delete(o.uids, attachment)
+}
+
+// recordChange excludes an attachment from the current reconciliation. It is called for
+// each event, before each own write and after each RPC, whatever its result.
+func (o *outOfSync) recordChange(attachment types.UID) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.changed != nil {
+		o.changed[attachment] = struct{}{}
+	}
+}
+
+func (o *outOfSync) hasChanged(attachment types.UID) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	_, ok := o.changed[attachment]
+	return ok
+}
+
+// trackChanges starts the recording of changes. stop ends it.
+func (o *outOfSync) trackChanges() (stop func()) {
+	set := func(changed map[types.UID]struct{}) {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		o.changed = changed
+	}
+	set(map[types.UID]struct{}{})
+	return func() { set(nil) }
+}
+
+// publishedVolumes maps volume handles to the status that ListVolumes returned. A volume
+// that is published nowhere is missing; nil means that the driver reported no status.
+type publishedVolumes map[string]*csi.ListVolumesResponse_VolumeStatus
+
+func (p publishedVolumes) add(entry *csi.ListVolumesResponse_Entry) {
+	handle, status := entry.GetVolume().GetVolumeId(), entry.GetStatus()
+	switch {
+	case entry.GetVolume() == nil:
+	case status != nil && len(status.GetPublishedNodeIds()) == 0:
+		delete(p, handle) // if a volume is listed twice, the last entry counts
+	default:
+		p[handle] = status
+	}
+}
+
+// isPublished reports whether a volume is published to a node. known is false if the driver
+// reported no status for the volume.
+func (p publishedVolumes) isPublished(handle, nodeID string) (published, known bool) {
+	status, listed := p[handle]
+	if listed && status == nil {
+		return false, false
+	}
+	return slices.Contains(status.GetPublishedNodeIds(), nodeID), true
+}
+
+// reconciler implements --reconcile-sync: it enqueues the VolumeAttachments whose status
+// differs from ListVolumes. It writes nothing itself.
+type reconciler struct{ *term }
+
+// run reconciles immediately and then at the configured interval plus a random tenth, so
+// that the controllers of many drivers do not call them at the same time.
+func (r reconciler) run(ctx context.Context) {
+	for {
+		if r.c.deps.Ready(ctx) != nil {
+			return
+		}
+		switch err := r.reconcile(ctx); {
+		case err == nil:
+			r.c.metrics.reconciliations.WithLabelValues("ok").Inc()
+		case ctx.Err() == nil:
+			r.c.metrics.reconciliations.WithLabelValues("error").Inc()
+			klog.FromContext(ctx).Error(err, "Reconciling with ListVolumes failed", "retryIn", r.c.cfg.ReconcileSync)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(r.c.cfg.ReconcileSync + rand.N(r.c.cfg.ReconcileSync/10+1)):
+		}
+	}
+}
+
+// reconcile calls ListVolumes before it reads the VolumeAttachments. It skips those that
+// change in between; the next reconciliation checks them. A panic becomes an error.
+func (r reconciler) reconcile(ctx context.Context) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("panic: %v\n%s", p, debug.Stack())
+		}
+	}()
+	defer r.outOfSync.trackChanges()()
+	published, err := r.list(ctx)
+	if err != nil {
+		return err
+	}
+	r.enqueueDifferences(ctx, published)
+	return nil
+}
+
+func (r reconciler) enqueueDifferences(ctx context.Context, reported publishedVolumes) {
+	log := klog.FromContext(ctx)
+	for _, va := range r.c.attachments.List() {
+		key := keyOf(va)
+		if va.Spec.Attacher != r.c.driver.name || r.outOfSync.hasChanged(va.UID) || r.vaQueue.Processing(key) {
+			continue
+		}
+		s := r.gather(key, liveReads{})
+		if s.attachment == nil {
+			continue
+		}
+		attached := s.attachment.Status.Attached
+		published, known, err := r.c.driver.isPublished(s, reported)
+		switch {
+		case err != nil:
+			log.V(2).Info("VolumeAttachment skipped in the reconciliation with ListVolumes", "volumeAttachment", va.Name, "err", err)
+			continue
+		case !known:
+			continue
+		case published == attached && !needsRepublish(s.attachment):
+			r.outOfSync.remove(va.UID)
+			continue
+		}
+		added, isNew := r.outOfSync.add(va.UID)
+		if added && published != attached {
+			r.c.metrics.mismatch(published)
+			log.Info("VolumeAttachment status differs from the driver", "volumeAttachment", va.Name, "attached", attached, "published", published)
+		}
+		switch {
+		case isNew:
+			r.vaQueue.Add(key)
+		case added: // it is being retried; a reconciliation must not reset its back-off
+			r.vaQueue.Resync(key)
+		}
+	}
+}
+
+// needsRepublish reports whether the last repeated publish of va failed. It may have taken
+// effect with a publish_context that differs from the status. Only a successful publish
+// returns that, and it also removes the error.
+func needsRepublish(va *storagev1.VolumeAttachment) bool {
+	return va.DeletionTimestamp == nil && va.Status.Attached && va.Status.AttachError != nil
+}
+
+// isPublished reports whether the driver listed the volume of an attachment as published to
+// its node.
+func (d driver) isPublished(s attachmentState, reported publishedVolumes) (published, known bool, err error) {
+	src, err := d.resolve(s.attachment, s.volume)
+	if s.attachment.DeletionTimestamp != nil { // a detach does not need the PersistentVolume
+		src, err = d.detachSource(s)
+	}
+	if err != nil {
+		return false, false, err
+	}
+	nodeID, err := d.detachNodeID(s)
+	if err != nil {
+		return false, false, err
+	}
+	handle, err := d.reportedHandle(src, nodeID)
+	if err != nil {
+		return false, false, err
+	}
+	published, known = reported.isPublished(handle, nodeID)
+	// A recreated node has a new ID; the volume may still be published to the old one.
+	if recorded := s.attachment.Annotations[annNodeID]; known && !published && recorded != "" {
+		published, known = reported.isPublished(handle, recorded)
+	}
+	return published, known, nil
+}
+
+// list reads all pages of ListVolumes.
+func (r reconciler) list(ctx context.Context) (publishedVolumes, error) {
+	published, token, seen := publishedVolumes{}, "", map[string]struct{}{}
+	for {
+		call, cancel := context.WithTimeout(ctx, r.c.cfg.Timeout)
+		page, err := r.c.deps.CSI.ListVolumes(call, &csi.ListVolumesRequest{MaxEntries: int32(r.c.cfg.MaxEntries), StartingToken: token})
+		cancel()
+		if err != nil {
+			return nil, fmt.Errorf("listing the volumes of the driver from token %q: %w", token, err)
+		}
+		for _, entry := range page.GetEntries() {
+			published.add(entry)
+		}
+		if token = page.GetNextToken(); token == "" {
+			return published, nil
+		}
+		if _, ok := seen[token]; ok { // an endless loop
+			return nil, fmt.Errorf("listing the volumes of the driver: token %q was returned twice", token)
+		}
+		seen[token] = struct{}{}
+	}
+}
