@@ -21,54 +21,6 @@ func inZones(zones string) func(*corev1.PersistentVolume) {
 	}
 }
 
-func TestAsCSI(t *testing.T) {
-	source := func(s corev1.PersistentVolumeSource) func(*corev1.PersistentVolume) {
-		return func(pv *corev1.PersistentVolume) { pv.Spec.PersistentVolumeSource = s }
-	}
-	for name, tt := range map[string]struct {
-		volume         func(*corev1.PersistentVolume)
-		driver, handle string // "" without a CSI source
-		migrated       bool
-		err            string
-	}{
-		"CSI":              {func(*corev1.PersistentVolume) {}, "drv.example.com", "vol-1", false, ""},
-		"GCE":              {inZones("z"), gcePD, "projects/UNSPECIFIED/zones/z/disks/disk", true, ""},
-		"GCE, two zones":   {inZones("europe-west1-b__europe-west1-c"), gcePD, "projects/UNSPECIFIED/regions/europe-west1/disks/disk", true, ""},
-		"GCE, no zone":     {inZones(""), gcePD, "projects/UNSPECIFIED/zones/UNSPECIFIED/disks/disk", true, ""},
-		"GCE, two regions": {inZones("europe-west1-b__europe-west2-c"), "", "", true, "failed to translate in tree pv to CSI: "},
-		"EBS": {source(corev1.PersistentVolumeSource{AWSElasticBlockStore: &corev1.AWSElasticBlockStoreVolumeSource{VolumeID: "vol-02399794d890f9375"}}),
-			"ebs.csi.aws.com", "vol-02399794d890f9375", true, ""},
-		"Cinder":      {source(corev1.PersistentVolumeSource{Cinder: &corev1.CinderPersistentVolumeSource{VolumeID: "c"}}), "cinder.csi.openstack.org", "c", true, ""},
-		"Azure disk":  {source(corev1.PersistentVolumeSource{AzureDisk: &corev1.AzureDiskVolumeSource{DataDiskURI: "uri"}}), "disk.csi.azure.com", "uri", true, ""},
-		"vSphere":     {source(corev1.PersistentVolumeSource{VsphereVolume: &corev1.VsphereVirtualDiskVolumeSource{VolumePath: "p"}}), "csi.vsphere.vmware.com", "p", true, ""},
-		"Portworx":    {source(corev1.PersistentVolumeSource{PortworxVolume: &corev1.PortworxVolumeSource{VolumeID: "p"}}), "pxd.portworx.com", "p", true, ""},
-		"NFS":         {source(corev1.PersistentVolumeSource{NFS: &corev1.NFSVolumeSource{Server: "s", Path: "/"}}), "", "", false, ""},
-		"none at all": {source(corev1.PersistentVolumeSource{}), "", "", false, ""},
-	} {
-		t.Run(name, func(t *testing.T) {
-			pv := testVolume(tt.volume)
-			before := pv.DeepCopy()
-			got, migrated, err := asCSI(pv)
-			if !equality.Semantic.DeepEqual(pv, before) {
-				t.Error("the volume of the cache was changed")
-			}
-			if migrated != tt.migrated || (err != nil) != (tt.err != "") || err != nil && !strings.HasPrefix(err.Error(), tt.err) {
-				t.Fatalf("migrated %t, error %v", migrated, err)
-			}
-			if err != nil {
-				return
-			}
-			driver, handle := "", ""
-			if csi := got.Spec.CSI; csi != nil {
-				driver, handle = csi.Driver, csi.VolumeHandle
-			}
-			if driver != tt.driver || handle != tt.handle {
-				t.Errorf("%s, %s", driver, handle)
-			}
-		})
-	}
-}
-
 // TestResolveMigrated is that a volume is attached only by the driver that took the place
 // of its plugin.
 func TestResolveMigrated(t *testing.T) {

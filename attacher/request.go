@@ -8,6 +8,8 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+
+	"github.com/storage-controller/storage-controller/internal/migration"
 )
 
 // source identifies the volume of a VolumeAttachment.
@@ -52,7 +54,7 @@ func (d driver) resolve(va *storagev1.VolumeAttachment, pv *corev1.PersistentVol
 	case pv == nil:
 		return source{}, volumeNotFound(*name)
 	}
-	translated, migrated, err := asCSI(pv)
+	translated, migrated, err := migration.ToCSI(pv)
 	if err != nil {
 		return source{}, err
 	}

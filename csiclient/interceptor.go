@@ -18,24 +18,14 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"k8s.io/klog/v2"
-)
 
-// migratedDrivers took the place of a volume plugin that was built into
-// Kubernetes; the metrics of their calls tell whether the volume was one of those.
-var migratedDrivers = map[string]bool{
-	"ebs.csi.aws.com":          true,
-	"pd.csi.storage.gke.io":    true,
-	"cinder.csi.openstack.org": true,
-	"disk.csi.azure.com":       true,
-	"file.csi.azure.com":       true,
-	"csi.vsphere.vmware.com":   true,
-	"pxd.portworx.com":         true,
-}
+	"github.com/storage-controller/storage-controller/internal/migration"
+)
 
 type migratedKey struct{}
 
-// WithMigrated says of the calls with the returned context whether they are for a
-// volume whose source is that of a built-in plugin.
+// WithMigrated returns a context for calls about a volume of an in-tree plugin, if migrated is
+// true. The metrics of drivers that replaced a plugin have this as a label.
 func WithMigrated(ctx context.Context, migrated bool) context.Context {
 	return context.WithValue(ctx, migratedKey{}, migrated)
 }
@@ -67,7 +57,7 @@ func (r *recorder) named(driver string) {
 	if r.seconds != nil {
 		return
 	}
-	r.driver, r.migration = driver, migratedDrivers[driver]
+	r.driver, r.migration = driver, migration.PluginOf(driver) != ""
 	labels := []string{"driver_name", "method_name", "grpc_status_code"}
 	if r.migration {
 		labels = append(labels, "migrated")

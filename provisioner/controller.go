@@ -25,6 +25,7 @@ import (
 
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/migration"
 	"github.com/storage-controller/storage-controller/internal/topology"
 	"github.com/storage-controller/storage-controller/internal/volumelock"
 	"github.com/storage-controller/storage-controller/internal/workloop"
@@ -110,7 +111,7 @@ func New(cfg Config, deps Deps) (*Controller, error) {
 			restores: d.Controller.CreateDeleteSnapshot, clones: d.Controller.CloneVolume, modifies: d.Controller.ModifyVolume,
 			getsCapacity: d.Controller.GetCapacity, topology: d.Plugin.VolumeAccessibilityConstraints && cfg.Topology,
 			identity: fmt.Sprintf("%d-%d-%s", time.Now().UnixMilli(), rand.IntN(10000), d.Name),
-			inTree:   inTreeName(d.Name), segments: deps.Segments,
+			inTree:   migration.PluginOf(d.Name), segments: deps.Segments,
 		},
 		claims: deps.Informers.Claims(), volumes: deps.Informers.Volumes(), classes: deps.Informers.Classes(),
 	}

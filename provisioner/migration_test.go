@@ -12,6 +12,7 @@ import (
 	storagehelpers "k8s.io/component-helpers/storage/volume"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/migration"
 )
 
 const (
@@ -20,7 +21,7 @@ const (
 	ebsZone   = "topology.ebs.csi.aws.com/zone"
 )
 
-func ebsDriver(d *driver) { d.name, d.inTree = ebs, inTreeName(ebs) }
+func ebsDriver(d *driver) { d.name, d.inTree = ebs, migration.PluginOf(ebs) }
 
 func ebsVolume(id string) *corev1.PersistentVolume {
 	return &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "pv"}, Spec: corev1.PersistentVolumeSpec{
@@ -32,18 +33,6 @@ func csiVolume(driver, handle string) *corev1.PersistentVolume {
 	return &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "pv"}, Spec: corev1.PersistentVolumeSpec{
 		PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: driver, VolumeHandle: handle, FSType: "ext4"}},
 	}}
-}
-
-func TestInTreeName(t *testing.T) {
-	for driver, want := range map[string]string{
-		ebs: ebsInTree, "pd.csi.storage.gke.io": "kubernetes.io/gce-pd", "cinder.csi.openstack.org": "kubernetes.io/cinder",
-		"disk.csi.azure.com": "kubernetes.io/azure-disk", "file.csi.azure.com": "kubernetes.io/azure-file",
-		"csi.vsphere.vmware.com": "kubernetes.io/vsphere-volume", "pxd.portworx.com": "kubernetes.io/portworx-volume", "drv.example.com": "",
-	} {
-		if got := inTreeName(driver); got != want {
-			t.Errorf("%s: %q, want %q", driver, got, want)
-		}
-	}
 }
 
 func TestTranslated(t *testing.T) {
@@ -133,39 +122,6 @@ func TestAsCSI(t *testing.T) {
 				t.Errorf("got %q, want %q", source, tt.want)
 			}
 		})
-	}
-}
-
-func TestAsInTree(t *testing.T) {
-	d := testDriver(ebsDriver)
-	pv := csiVolume(ebs, "vol-1")
-	pv.Annotations = map[string]string{storagehelpers.AnnDynamicallyProvisioned: ebsInTree}
-	pv.Finalizers = []string{volumeFinalizer}
-	pv.Spec.NodeAffinity = zoneAffinity(ebsZone, "us-east-1a")
-	got, err := d.asInTree(pv)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if s := got.Spec.AWSElasticBlockStore; got.Spec.CSI != nil || s == nil || s.VolumeID != "vol-1" || s.FSType != "ext4" {
-		t.Errorf("source %+v", got.Spec.PersistentVolumeSource)
-	}
-	if got.Annotations[storagehelpers.AnnDynamicallyProvisioned] != ebsInTree || len(got.Finalizers) != 1 {
-		t.Errorf("annotations %v, finalizers %v", got.Annotations, got.Finalizers)
-	}
-	if e := got.Spec.NodeAffinity.Required.NodeSelectorTerms[0].MatchExpressions[0]; e.Key != corev1.LabelTopologyZone || e.Values[0] != "us-east-1a" {
-		t.Errorf("affinity %+v", e)
-	}
-	back, err := d.asCSI(got)
-	if err != nil || back.Spec.CSI.VolumeHandle != "vol-1" || back.Spec.NodeAffinity.Required.NodeSelectorTerms[0].MatchExpressions[0].Key != ebsZone {
-		t.Errorf("back again: %+v, %v", back, err)
-	}
-
-	odd := csiVolume(ebs, "vol-1")
-	odd.Spec.CSI.VolumeAttributes = map[string]string{"partition": "first"}
-	for name, pv := range map[string]*corev1.PersistentVolume{"odd attributes": odd, "another driver": csiVolume("other", "x")} {
-		if got, err := d.asInTree(pv); err == nil {
-			t.Errorf("%s: %+v", name, got.Spec.PersistentVolumeSource)
-		}
 	}
 }
 

@@ -10,6 +10,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	storagehelpers "k8s.io/component-helpers/storage/volume"
+
+	"github.com/storage-controller/storage-controller/internal/migration"
 )
 
 var (
@@ -74,7 +76,7 @@ func (d driver) volumeOf(claim *corev1.PersistentVolumeClaim, request *csi.Creat
 		pv.Spec.NodeAffinity = affinity(v.GetAccessibleTopology())
 	}
 	if p.Migrated {
-		return d.asInTree(pv)
+		return migration.ToInTree(pv)
 	}
 	return pv, nil
 }

@@ -31,7 +31,7 @@ type driver struct {
 	getsCapacity          bool // GET_CAPACITY
 	topology              bool // VOLUME_ACCESSIBILITY_CONSTRAINTS, and the gate is on
 	identity              string
-	inTree                string            // the built-in plugin that the driver has replaced; "" for none
+	inTree                string            // the in-tree plugin that the driver replaced; "" for none
 	segments              map[string]string // of this node, in a node deployment
 }
 

@@ -16,6 +16,7 @@ import (
 
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/migration"
 	"github.com/storage-controller/storage-controller/internal/tracing"
 )
 
@@ -87,7 +88,7 @@ func (t *term) existing(ctx context.Context, key claimKey, a *attempt) (*corev1.
 // isVolume tells whether pv is for the volume with an ID that is in a place. Drivers that
 // work on one node may give volumes of several nodes the same ID.
 func (d driver) isVolume(pv *corev1.PersistentVolume, id string, place *corev1.VolumeNodeAffinity) bool {
-	if csi := pv.Spec.CSI; csi == nil && !d.sameHandle(pv, id) || csi != nil && (csi.Driver != d.name || csi.VolumeHandle != id) {
+	if csi := pv.Spec.CSI; csi == nil && !migration.SameVolume(d.name, pv, id) || csi != nil && (csi.Driver != d.name || csi.VolumeHandle != id) {
 		return false
 	}
 	return !d.NodeDeployment || equality.Semantic.DeepEqual(pv.Spec.NodeAffinity, place)

@@ -7,14 +7,13 @@ import (
 	"slices"
 	"time"
 
-	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/duration"
-	csitrans "k8s.io/csi-translation-lib"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/migration"
 )
 
 // ClusterState holds the objects of the API server to compare with the driver. Objects of
@@ -65,26 +64,6 @@ func (c comparison) findings() []Finding {
 	return sorted(append(found, c.stuck()...))
 }
 
-// translator translates PersistentVolumes of in-tree volume plugins (KEP-625).
-var translator = csitrans.New()
-
-// handle returns the volume handle of pv; ok is false for a volume of another driver. The
-// handle of an in-tree volume is translated. It may lack parts that only the driver knows,
-// such as the project; its last path element is the name of the volume.
-func handle(driver string, pv *corev1.PersistentVolume) (handle string, inTree, ok bool) {
-	if pv.Spec.CSI != nil {
-		return pv.Spec.CSI.VolumeHandle, false, pv.Spec.CSI.Driver == driver && pv.Spec.CSI.VolumeHandle != ""
-	}
-	if !translator.IsMigratedCSIDriverByName(driver) || !translator.IsPVMigratable(pv) {
-		return "", false, false
-	}
-	translated, err := translator.TranslateInTreePVToCSI(logr.Discard(), pv)
-	if err != nil || translated.Spec.CSI == nil || translated.Spec.CSI.Driver != driver {
-		return "", false, false
-	}
-	return translated.Spec.CSI.VolumeHandle, true, true
-}
-
 // volumes compares the listed volumes with the PersistentVolumes.
 func (c comparison) volumes() []Finding {
 	var found []Finding
@@ -93,7 +72,7 @@ func (c comparison) volumes() []Finding {
 		listedNames[path.Base(h)] = true
 	}
 	for _, pv := range c.cluster.Volumes {
-		h, inTree, ok := handle(c.driver, pv)
+		h, inTree, ok := migration.HandleOf(c.driver, pv)
 		if !ok {
 			continue
 		}
@@ -212,7 +191,7 @@ func (c comparison) handleOf(va *storagev1.VolumeAttachment, volumes map[string]
 	case source.PersistentVolumeName == nil || volumes[*source.PersistentVolumeName] == nil:
 		return "", false
 	}
-	h, inTree, ok := handle(c.driver, volumes[*source.PersistentVolumeName])
+	h, inTree, ok := migration.HandleOf(c.driver, volumes[*source.PersistentVolumeName])
 	if _, listed := c.listed.Volumes[h]; ok && inTree && !listed {
 		for candidate := range c.listed.Volumes {
 			if path.Base(candidate) == path.Base(h) {
@@ -249,7 +228,7 @@ func (c comparison) stuck() []Finding {
 	}
 	own := map[string]bool{}
 	for _, pv := range c.cluster.Volumes {
-		if _, _, ok := handle(c.driver, pv); ok {
+		if _, _, ok := migration.HandleOf(c.driver, pv); ok {
 			own[pv.Name] = true
 			check("PersistentVolume "+pv.Name, pv)
 		}

@@ -15,6 +15,7 @@ import (
 	"k8s.io/client-go/metadata"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/migration"
 )
 
 // CacheReader reads the state from the informers of a running process.
@@ -84,7 +85,7 @@ func (r *APIReader) Read(ctx context.Context) (ClusterState, error) {
 		return state, fmt.Errorf("listing PersistentVolumes: %w", err)
 	}
 	for _, pv := range volumes {
-		if _, _, ok := handle(r.driver, pv); ok {
+		if _, _, ok := migration.HandleOf(r.driver, pv); ok {
 			r.volumes++
 		}
 	}

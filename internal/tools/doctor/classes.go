@@ -10,9 +10,9 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
-	csitrans "k8s.io/csi-translation-lib"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/migration"
 )
 
 // checkClasses looks at the StorageClasses of the driver and the secrets that they name.
@@ -30,7 +30,7 @@ func (e *examination) checkClasses(ctx context.Context) {
 	var mine []*storagev1.StorageClass
 	var found []string
 	for _, c := range all {
-		if c.Provisioner == e.driver.Name || c.Provisioner == inTreeName(e.driver.Name) {
+		if c.Provisioner == e.driver.Name || c.Provisioner == migration.PluginOf(e.driver.Name) {
 			mine = append(mine, c)
 			found = append(found, c.Name)
 		}
@@ -49,19 +49,6 @@ func (e *examination) checkClasses(ctx context.Context) {
 	for _, c := range mine {
 		e.checkSecrets(ctx, reviewer, c, seen)
 	}
-}
-
-// inTreeName is the plugin whose volumes driver has taken over; none has that of "".
-func inTreeName(driver string) string {
-	t := csitrans.New()
-	if !t.IsMigratedCSIDriverByName(driver) {
-		return ""
-	}
-	name, err := t.GetInTreeNameFromCSIName(driver)
-	if err != nil {
-		return ""
-	}
-	return name
 }
 
 // The purposes of secrets that the roles read. The others are for kubelets and the resizer.

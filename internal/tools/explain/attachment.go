@@ -5,6 +5,8 @@ import (
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/storage-controller/storage-controller/internal/migration"
 )
 
 // reportAttachment says why a VolumeAttachment is in its state.
@@ -100,10 +102,10 @@ func (f *facts) aboutAttachedVolume() findings {
 		return l
 	case f.volume.value.DeletionTimestamp != nil && !deleting && !f.attachment.value.Status.Attached:
 		l.add(Blocked, "volume", "The owner of the pod deletes it: a volume that is being deleted is not attached any more.", "PersistentVolume %q was deleted %s, and is not gone yet.", name, f.ago(f.volume.value.DeletionTimestamp.Time))
-	case driverOfVolume(f.volume.value) != f.driver && deleting:
+	case migration.DriverOfVolume(f.volume.value) != f.driver && deleting:
 		f.aboutForeignDetach(&l)
-	case driverOfVolume(f.volume.value) != f.driver:
-		l.add(Blocked, "volume", "Whoever made the attachment deletes it.", "PersistentVolume %q is of driver %q, and the attachment is for %q.", name, driverOfVolume(f.volume.value), f.driver)
+	case migration.DriverOfVolume(f.volume.value) != f.driver:
+		l.add(Blocked, "volume", "Whoever made the attachment deletes it.", "PersistentVolume %q is of driver %q, and the attachment is for %q.", name, migration.DriverOfVolume(f.volume.value), f.driver)
 	}
 	f.aboutOthers(&l)
 	return l
@@ -116,7 +118,7 @@ func (f *facts) aboutForeignDetach(l *findings) {
 		return // the attacher has nothing to do with it
 	}
 	l.add(Failing, "volume", fmt.Sprintf("The attacher of driver %s detaches the volume by what is noted on the attachment, and removes finalizer %s; where nothing is noted it cannot, and %s removes that finalizer once the volume is not attached to node %q.", f.driver, finalizer, lower(admin), f.attachment.value.Spec.NodeName),
-		"PersistentVolume %q is of driver %q, and the attachment, which was deleted, is for %q.", f.volume.value.Name, driverOfVolume(f.volume.value), f.driver)
+		"PersistentVolume %q is of driver %q, and the attachment, which was deleted, is for %q.", f.volume.value.Name, migration.DriverOfVolume(f.volume.value), f.driver)
 }
 
 // aboutOthers is the other attachments of a volume that one node may use at a time.

@@ -10,6 +10,8 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	corev1helpers "k8s.io/component-helpers/scheduling/corev1"
 	storagehelpers "k8s.io/component-helpers/storage/volume"
+
+	"github.com/storage-controller/storage-controller/internal/migration"
 )
 
 // annDefault marks the class of claims that name none.
@@ -62,7 +64,7 @@ func (f *facts) aboutUsableClass(l *findings, class *storagev1.StorageClass) {
 	}
 	l.add(Fine, "class", "", "StorageClass %q is of %s; its binding mode is %s.", class.Name, class.Provisioner, mode)
 	owner := f.claim.value.Annotations[storagehelpers.AnnStorageProvisioner]
-	if owner != "" && owner != class.Provisioner && owner != replaces(class.Provisioner) && f.claim.value.Annotations[storagehelpers.AnnMigratedTo] == "" {
+	if owner != "" && owner != class.Provisioner && owner != migration.DriverOf(class.Provisioner) && f.claim.value.Annotations[storagehelpers.AnnMigratedTo] == "" {
 		l.add(Blocked, "class", ownerOf+" deletes the claim and makes it anew.",
 			"The claim was given to provisioner %s, and StorageClass %q is of %s by now: neither makes a volume.", owner, class.Name, class.Provisioner)
 	}

@@ -10,6 +10,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/migration"
 	"github.com/storage-controller/storage-controller/nodecontroller"
 )
 
@@ -131,7 +132,7 @@ func (f *facts) needsNodecontroller(driver string) bool {
 		volumes = append(slices.Clone(volumes), *f.volume.value)
 	}
 	return slices.ContainsFunc(volumes, func(pv corev1.PersistentVolume) bool {
-		return driverOfVolume(&pv) == driver && nodecontroller.NotesOf(driver, pv.Annotations).LostNode != ""
+		return migration.DriverOfVolume(&pv) == driver && nodecontroller.NotesOf(driver, pv.Annotations).LostNode != ""
 	})
 }
 

@@ -7,7 +7,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	storagehelpers "k8s.io/component-helpers/storage/volume"
-	csitrans "k8s.io/csi-translation-lib"
 
 	"github.com/storage-controller/storage-controller/internal/tools/statusz"
 	"github.com/storage-controller/storage-controller/provisioner"
@@ -84,36 +83,6 @@ func driverOfClaim(claim *corev1.PersistentVolumeClaim, class *storagev1.Storage
 		return class.Provisioner
 	}
 	return ""
-}
-
-// driverOfVolume is the driver of pv; "" when it is not one of CSI. A volume of a plugin
-// that was built into Kubernetes is of the driver that has replaced the plugin, also where
-// nobody has noted that on it, as on one that was made by hand.
-func driverOfVolume(pv *corev1.PersistentVolume) string {
-	if pv.Spec.CSI != nil {
-		return pv.Spec.CSI.Driver
-	}
-	if name := pv.Annotations[storagehelpers.AnnMigratedTo]; name != "" {
-		return name
-	}
-	plugin, err := translator.GetInTreePluginNameFromSpec(pv, nil)
-	if err != nil {
-		return ""
-	}
-	return replaces(plugin)
-}
-
-// translator knows the plugins that were built into Kubernetes. It has no state.
-var translator = csitrans.New()
-
-// replaces is the driver that has replaced such a plugin; "" for none. With the migration
-// to CSI, which is always on by now, the driver does the work for classes and volumes of the plugin.
-func replaces(plugin string) string {
-	name, err := translator.GetCSINameFromInTreeName(plugin)
-	if err != nil {
-		return ""
-	}
-	return name
 }
 
 // classOfVolume is the name of the class of pv; "" for none.

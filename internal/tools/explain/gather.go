@@ -16,6 +16,7 @@ import (
 	"k8s.io/client-go/metadata"
 	storagehelpers "k8s.io/component-helpers/storage/volume"
 
+	"github.com/storage-controller/storage-controller/internal/migration"
 	"github.com/storage-controller/storage-controller/provisioner"
 )
 
@@ -120,7 +121,7 @@ func (g *gatherer) ofClaim(ctx context.Context) error {
 	}
 	f.volume = g.volume(ctx, volume)
 	if f.driver = driverOfClaim(claim, f.class.value); f.driver == "" && f.volume.found {
-		f.driver = driverOfVolume(f.volume.value)
+		f.driver = migration.DriverOfVolume(f.volume.value)
 	}
 	g.ofDriver(ctx, f.driver)
 	g.listNodes(ctx)
@@ -166,7 +167,7 @@ func (g *gatherer) ofVolume(ctx context.Context) error {
 		return g.missing(err)
 	}
 	f.volume = have(pv)
-	f.driver = driverOfVolume(pv)
+	f.driver = migration.DriverOfVolume(pv)
 	f.class = g.class(ctx, classOfVolume(pv))
 	if ref := pv.Spec.ClaimRef; ref != nil {
 		f.claim = g.claim(ctx, ref.Namespace, ref.Name)

@@ -9,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/migration"
 	"github.com/storage-controller/storage-controller/internal/topology"
 	"github.com/storage-controller/storage-controller/nodecontroller"
 )
@@ -57,7 +58,7 @@ func (f *facts) driversOfNode(name string) []string {
 		}
 	}
 	for _, pv := range f.volumesOfNode(name) {
-		drivers = append(drivers, driverOfVolume(&pv))
+		drivers = append(drivers, migration.DriverOfVolume(&pv))
 	}
 	slices.Sort(drivers)
 	return slices.DeleteFunc(slices.Compact(drivers), func(d string) bool { return d == "" })
@@ -160,7 +161,7 @@ func (f *facts) aboutDriverOnNode(name, driver string) findings {
 func (f *facts) aboutVolumesThere(l *findings, name, driver string) {
 	var names []string
 	for _, pv := range f.volumesOfNode(name) {
-		if driverOfVolume(&pv) == driver {
+		if migration.DriverOfVolume(&pv) == driver {
 			names = append(names, pv.Name)
 			*l = append(*l, f.aboutCleanUpOf(&pv)...)
 		}
@@ -201,7 +202,7 @@ func (f *facts) aboutApproval(l *findings, name string) {
 // aboutCleanUpOf is what the nodecontroller has noted on a volume.
 func (f *facts) aboutCleanUpOf(pv *corev1.PersistentVolume) findings {
 	var l findings
-	driver := driverOfVolume(pv)
+	driver := migration.DriverOfVolume(pv)
 	if driver == "" {
 		return l
 	}

@@ -1,0 +1,169 @@
+package migration
+
+import (
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	storagehelpers "k8s.io/component-helpers/storage/volume"
+)
+
+const (
+	ebs       = "ebs.csi.aws.com"
+	ebsInTree = "kubernetes.io/aws-ebs"
+	ebsZone   = "topology.ebs.csi.aws.com/zone"
+	gcePD     = "pd.csi.storage.gke.io"
+)
+
+func volume(source corev1.PersistentVolumeSource) *corev1.PersistentVolume {
+	return &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "pv"}, Spec: corev1.PersistentVolumeSpec{PersistentVolumeSource: source}}
+}
+
+func ebsVolume(id string) *corev1.PersistentVolume {
+	return volume(corev1.PersistentVolumeSource{AWSElasticBlockStore: &corev1.AWSElasticBlockStoreVolumeSource{VolumeID: id, FSType: "ext4"}})
+}
+
+func csiVolume(driver, handle string) *corev1.PersistentVolume {
+	return volume(corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: driver, VolumeHandle: handle, FSType: "ext4"}})
+}
+
+func gceVolume(zones string) *corev1.PersistentVolume {
+	pv := volume(corev1.PersistentVolumeSource{GCEPersistentDisk: &corev1.GCEPersistentDiskVolumeSource{PDName: "disk"}})
+	pv.Labels = map[string]string{corev1.LabelTopologyZone: zones}
+	return pv
+}
+
+func TestPluginOf(t *testing.T) {
+	for driver, want := range map[string]string{
+		ebs: ebsInTree, "pd.csi.storage.gke.io": "kubernetes.io/gce-pd", "cinder.csi.openstack.org": "kubernetes.io/cinder",
+		"disk.csi.azure.com": "kubernetes.io/azure-disk", "file.csi.azure.com": "kubernetes.io/azure-file",
+		"csi.vsphere.vmware.com": "kubernetes.io/vsphere-volume", "pxd.portworx.com": "kubernetes.io/portworx-volume", "drv.example.com": "",
+	} {
+		if got := PluginOf(driver); got != want {
+			t.Errorf("%s: %q, want %q", driver, got, want)
+		}
+		if got := DriverOf(want); want != "" && got != driver {
+			t.Errorf("%s: %q, want %q", want, got, driver)
+		}
+	}
+}
+
+func TestToCSI(t *testing.T) {
+	for name, tt := range map[string]struct {
+		volume         *corev1.PersistentVolume
+		driver, handle string // "" without a CSI source
+		migrated       bool
+		err            string
+	}{
+		"CSI":              {csiVolume("drv.example.com", "vol-1"), "drv.example.com", "vol-1", false, ""},
+		"GCE":              {gceVolume("z"), gcePD, "projects/UNSPECIFIED/zones/z/disks/disk", true, ""},
+		"GCE, two zones":   {gceVolume("europe-west1-b__europe-west1-c"), gcePD, "projects/UNSPECIFIED/regions/europe-west1/disks/disk", true, ""},
+		"GCE, no zone":     {gceVolume(""), gcePD, "projects/UNSPECIFIED/zones/UNSPECIFIED/disks/disk", true, ""},
+		"GCE, two regions": {gceVolume("europe-west1-b__europe-west2-c"), "", "", true, "failed to translate in tree pv to CSI: "},
+		"EBS": {volume(corev1.PersistentVolumeSource{AWSElasticBlockStore: &corev1.AWSElasticBlockStoreVolumeSource{VolumeID: "vol-02399794d890f9375"}}),
+			"ebs.csi.aws.com", "vol-02399794d890f9375", true, ""},
+		"Cinder":      {volume(corev1.PersistentVolumeSource{Cinder: &corev1.CinderPersistentVolumeSource{VolumeID: "c"}}), "cinder.csi.openstack.org", "c", true, ""},
+		"Azure disk":  {volume(corev1.PersistentVolumeSource{AzureDisk: &corev1.AzureDiskVolumeSource{DataDiskURI: "uri"}}), "disk.csi.azure.com", "uri", true, ""},
+		"vSphere":     {volume(corev1.PersistentVolumeSource{VsphereVolume: &corev1.VsphereVirtualDiskVolumeSource{VolumePath: "p"}}), "csi.vsphere.vmware.com", "p", true, ""},
+		"Portworx":    {volume(corev1.PersistentVolumeSource{PortworxVolume: &corev1.PortworxVolumeSource{VolumeID: "p"}}), "pxd.portworx.com", "p", true, ""},
+		"NFS":         {volume(corev1.PersistentVolumeSource{NFS: &corev1.NFSVolumeSource{Server: "s", Path: "/"}}), "", "", false, ""},
+		"none at all": {volume(corev1.PersistentVolumeSource{}), "", "", false, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			pv := tt.volume
+			before := pv.DeepCopy()
+			got, migrated, err := ToCSI(pv)
+			if !equality.Semantic.DeepEqual(pv, before) {
+				t.Error("the volume of the cache was changed")
+			}
+			if migrated != tt.migrated || (err != nil) != (tt.err != "") || err != nil && !strings.HasPrefix(err.Error(), tt.err) {
+				t.Fatalf("migrated %t, error %v", migrated, err)
+			}
+			if err != nil {
+				return
+			}
+			driver, handle := "", ""
+			if csi := got.Spec.CSI; csi != nil {
+				driver, handle = csi.Driver, csi.VolumeHandle
+			}
+			if driver != tt.driver || handle != tt.handle || IsInTree(pv) != migrated || DriverOfVolume(pv) != driver {
+				t.Errorf("%s, %s", driver, handle)
+			}
+			if got, _, ok := HandleOf(driver, pv); ok != (handle != "") || got != handle {
+				t.Errorf("handle %q, %t", got, ok)
+			}
+			if got, _, ok := HandleOf("other", pv); ok {
+				t.Errorf("handle %q of another driver", got)
+			}
+		})
+	}
+}
+
+func TestToInTree(t *testing.T) {
+	pv := csiVolume(ebs, "vol-1")
+	pv.Annotations = map[string]string{storagehelpers.AnnDynamicallyProvisioned: ebsInTree}
+	pv.Finalizers = []string{storagehelpers.PVDeletionProtectionFinalizer}
+	pv.Spec.NodeAffinity = zoneAffinity(ebsZone, "us-east-1a")
+	got, err := ToInTree(pv)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s := got.Spec.AWSElasticBlockStore; got.Spec.CSI != nil || s == nil || s.VolumeID != "vol-1" || s.FSType != "ext4" {
+		t.Errorf("source %+v", got.Spec.PersistentVolumeSource)
+	}
+	if got.Annotations[storagehelpers.AnnDynamicallyProvisioned] != ebsInTree || len(got.Finalizers) != 1 {
+		t.Errorf("annotations %v, finalizers %v", got.Annotations, got.Finalizers)
+	}
+	if e := got.Spec.NodeAffinity.Required.NodeSelectorTerms[0].MatchExpressions[0]; e.Key != corev1.LabelTopologyZone || e.Values[0] != "us-east-1a" {
+		t.Errorf("affinity %+v", e)
+	}
+	back, _, err := ToCSI(got)
+	if err != nil || back.Spec.CSI.VolumeHandle != "vol-1" || back.Spec.NodeAffinity.Required.NodeSelectorTerms[0].MatchExpressions[0].Key != ebsZone {
+		t.Errorf("back again: %+v, %v", back, err)
+	}
+
+	malformed := csiVolume(ebs, "vol-1")
+	malformed.Spec.CSI.VolumeAttributes = map[string]string{"partition": "first"}
+	for name, pv := range map[string]*corev1.PersistentVolume{"malformed attributes": malformed, "another driver": csiVolume("other", "x")} {
+		if got, err := ToInTree(pv); err == nil {
+			t.Errorf("%s: %+v", name, got.Spec.PersistentVolumeSource)
+		}
+	}
+}
+
+func zoneAffinity(key, zone string) *corev1.VolumeNodeAffinity {
+	return &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+		MatchExpressions: []corev1.NodeSelectorRequirement{{Key: key, Operator: corev1.NodeSelectorOpIn, Values: []string{zone}}},
+	}}}}
+}
+
+func TestSameVolume(t *testing.T) {
+	for name, tt := range map[string]struct {
+		pv     *corev1.PersistentVolume
+		handle string
+		want   bool
+	}{
+		"equal":            {ebsVolume("vol-1"), "vol-1", true},
+		"another notation": {ebsVolume("aws://us-east-1a/vol-1"), "vol-1", true},
+		"another volume":   {ebsVolume("vol-2"), "vol-1", false},
+		"malformed":        {ebsVolume("aws://a/x"), "aws://a/x", false},
+		"another plugin":   {gceVolume("z"), "vol-1", false},
+	} {
+		if got := SameVolume(ebs, tt.pv, tt.handle); got != tt.want {
+			t.Errorf("%s: %t", name, got)
+		}
+	}
+}
+
+func TestRepairHandle(t *testing.T) {
+	if got, err := RepairHandle(gcePD, "projects/UNSPECIFIED/zones/z/disks/disk", "projects/p/zones/z/instances/i"); got != "projects/p/zones/z/disks/disk" {
+		t.Errorf("%q, %v", got, err)
+	}
+	for driver, nodeID := range map[string]string{gcePD: "malformed", "drv.example.com": "n"} {
+		if got, err := RepairHandle(driver, "projects/UNSPECIFIED/zones/z/disks/disk", nodeID); err == nil {
+			t.Errorf("%s: %q", driver, got)
+		}
+	}
+}
