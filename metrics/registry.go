@@ -1,5 +1,5 @@
-// Package metrics is the registry of a process and the HTTP server that shows it,
-// together with health and profiles.
+// Package metrics provides the metrics registry of the process and the HTTP server for metrics,
+// health checks and profiles.
 package metrics
 
 import (
@@ -9,12 +9,12 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 )
 
-// NewRegistry makes the one registry of a process, with what is known of the
-// process itself.
+// NewRegistry returns a registry with the metrics of the Go runtime, of the process, and of the
+// build.
 func NewRegistry(version string) *prometheus.Registry {
 	reg := prometheus.NewRegistry()
 	build := prometheus.NewGaugeVec(prometheus.GaugeOpts{
-		Name: "storage_controller_build_info", Help: "1, with the version of the program.",
+		Name: "storage_controller_build_info", Help: "Always 1, with the version and the Go version of the binary.",
 	}, []string{"version", "goversion"})
 	build.WithLabelValues(version, runtime.Version()).Set(1)
 	reg.MustRegister(

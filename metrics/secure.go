@@ -2,25 +2,21 @@ package metrics
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/sha256"
 	"crypto/tls"
-	"crypto/x509"
-	"crypto/x509/pkix"
 	"encoding/json"
 	"fmt"
-	"math/big"
 	"net/http"
 	"strings"
 	"sync"
 	"time"
 
+	"k8s.io/apimachinery/pkg/util/cache"
+	"k8s.io/client-go/util/cert"
 	"k8s.io/klog/v2"
 )
 
-// User is who asks for something.
+// User is the sender of a request, as the API server authenticated it.
 type User struct {
 	Name   string
 	UID    string
@@ -28,17 +24,17 @@ type User struct {
 	Extra  map[string][]string
 }
 
-// Reviewer knows tokens and permissions; here that is the API server. An error of
-// either method means that it could not be asked.
+// Reviewer authenticates and authorizes requests, for example with the TokenReview and
+// SubjectAccessReview APIs. An error means that the API server gave no answer.
 type Reviewer interface {
-	// Authenticate tells whose token that is; ok is false for one that is nobody's.
+	// Authenticate returns the user of a bearer token, or false if the token is not valid.
 	Authenticate(ctx context.Context, token string) (user User, ok bool, err error)
-	// Authorize tells whether user may do verb, such as get, with path, such as /metrics.
+	// Authorize reports whether user may use verb, such as get, on a path, such as /metrics.
 	Authorize(ctx context.Context, user User, verb, path string) (allowed bool, err error)
 }
 
-// How long the answers of a [Reviewer] are believed. Tokens that are nobody's are not
-// remembered: one that is not known yet may be so in a moment.
+// How long the answers of a [Reviewer] are cached. Failed authentications are not cached: a new
+// token may become valid at any time.
 const (
 	tokenTTL = time.Minute
 	allowTTL = 5 * time.Minute
@@ -46,36 +42,31 @@ const (
 )
 
 const (
-	// reviewTimeout bounds the two questions about one request.
+	// reviewTimeout bounds authentication and authorization of one request.
 	reviewTimeout = 10 * time.Second
-	// maxRemembered bounds each of the two memories, so that nobody fills them.
-	maxRemembered = 4096
-	// certificateLife and renewBefore are of the certificate that the guard makes itself.
-	certificateLife = 365 * 24 * time.Hour
-	renewBefore     = 30 * 24 * time.Hour
+	// maxCached bounds the entries of each cache.
+	maxCached = 4096
+	// renewBefore is the remaining validity at which the certificate is replaced.
+	renewBefore = 30 * 24 * time.Hour
 )
 
-// Guard lets only those through whom its reviewer allows that.
+// Guard authenticates and authorizes requests with a [Reviewer].
 type Guard struct {
-	reviewer Reviewer
-	now      func() time.Time
-	users    memory[[sha256.Size]byte, User] // by the hash of the token, which itself is kept nowhere
-	allowed  memory[string, bool]            // by the JSON of a question
+	reviewer  Reviewer
+	users     *cache.LRUExpireCache // User by SHA-256 of the token; the token itself is not stored
+	decisions *cache.LRUExpireCache // bool by JSON of user, verb and path
 
 	mu          sync.Mutex
 	certificate *tls.Certificate
 }
 
-// NewGuard makes a guard that asks reviewer.
-func NewGuard(reviewer Reviewer) *Guard { return newGuard(reviewer, time.Now) }
-
-func newGuard(reviewer Reviewer, now func() time.Time) *Guard {
-	return &Guard{reviewer: reviewer, now: now}
+// NewGuard returns a guard that asks reviewer.
+func NewGuard(reviewer Reviewer) *Guard {
+	return &Guard{reviewer: reviewer, users: cache.NewLRUExpireCache(maxCached), decisions: cache.NewLRUExpireCache(maxCached)}
 }
 
-// protect is next for those who may see it; a nil guard protects nothing. Without a
-// token that is somebody's the answer is 401, without the permission 403, and 500 where
-// that could not be found out.
+// protect passes authorized requests to next. It answers 401 without a valid token, 403 without
+// the permission, and 500 if the reviewer failed. A nil guard passes every request.
 func (g *Guard) protect(next http.Handler) http.Handler {
 	if g == nil {
 		return next
@@ -83,11 +74,11 @@ func (g *Guard) protect(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch status, err := g.review(r); {
 		case err != nil:
-			klog.FromContext(r.Context()).Error(err, "Cannot tell who asks for metrics, and whether that is permitted", "path", r.URL.Path)
-			http.Error(w, "the review of the request has failed, see the log", http.StatusInternalServerError)
+			klog.FromContext(r.Context()).Error(err, "Reviewing a request for metrics failed", "path", r.URL.Path)
+			http.Error(w, "reviewing the request failed; see the log of storage-controller", http.StatusInternalServerError)
 		case status == http.StatusUnauthorized:
 			w.Header().Set("WWW-Authenticate", "Bearer")
-			http.Error(w, "a bearer token is needed that the API server knows", status)
+			http.Error(w, "valid bearer token required", status)
 		case status != http.StatusOK:
 			http.Error(w, fmt.Sprintf("no permission to %s %s", strings.ToLower(r.Method), r.URL.Path), status)
 		default:
@@ -96,7 +87,7 @@ func (g *Guard) protect(next http.Handler) http.Handler {
 	})
 }
 
-// review is the status of the answer to r: 200 where r may go on.
+// review returns the HTTP status for r, 200 if r is authorized.
 func (g *Guard) review(r *http.Request) (int, error) {
 	scheme, token, _ := strings.Cut(r.Header.Get("Authorization"), " ")
 	if token = strings.TrimSpace(token); !strings.EqualFold(scheme, "bearer") || token == "" {
@@ -106,7 +97,7 @@ func (g *Guard) review(r *http.Request) (int, error) {
 	defer cancel()
 	user, ok, err := g.authenticate(ctx, token)
 	if err != nil {
-		return 0, fmt.Errorf("reviewing a token: %w", err)
+		return 0, fmt.Errorf("authenticating the bearer token: %w", err)
 	}
 	if !ok {
 		return http.StatusUnauthorized, nil
@@ -114,7 +105,7 @@ func (g *Guard) review(r *http.Request) (int, error) {
 	allowed, err := g.authorize(ctx, user, strings.ToLower(r.Method), r.URL.Path)
 	switch {
 	case err != nil:
-		return 0, fmt.Errorf("reviewing the permission of %q: %w", user.Name, err)
+		return 0, fmt.Errorf("authorizing user %q: %w", user.Name, err)
 	case !allowed:
 		return http.StatusForbidden, nil
 	}
@@ -123,27 +114,28 @@ func (g *Guard) review(r *http.Request) (int, error) {
 
 func (g *Guard) authenticate(ctx context.Context, token string) (User, bool, error) {
 	key := sha256.Sum256([]byte(token))
-	if user, ok := g.users.get(key, g.now()); ok {
-		return user, true, nil
+	if cached, ok := g.users.Get(key); ok {
+		user, ok := cached.(User)
+		return user, ok, nil
 	}
 	user, ok, err := g.reviewer.Authenticate(ctx, token)
 	if err == nil && ok {
-		g.users.put(key, user, g.now(), tokenTTL)
+		g.users.Add(key, user, tokenTTL)
 	}
 	return user, ok, err
 }
 
 func (g *Guard) authorize(ctx context.Context, user User, verb, path string) (bool, error) {
-	// JSON, so that no two questions have the same key, whatever is in the names.
-	question, err := json.Marshal(struct {
+	// JSON gives every combination of user, verb and path a key of its own.
+	key, err := json.Marshal(struct {
 		User       User
 		Verb, Path string
 	}{user, verb, path})
 	if err != nil {
 		return false, err
 	}
-	if allowed, ok := g.allowed.get(string(question), g.now()); ok {
-		return allowed, nil
+	if cached, ok := g.decisions.Get(string(key)); ok {
+		return cached == true, nil
 	}
 	allowed, err := g.reviewer.Authorize(ctx, user, verb, path)
 	if err != nil {
@@ -153,53 +145,20 @@ func (g *Guard) authorize(ctx context.Context, user User, verb, path string) (bo
 	if allowed {
 		ttl = allowTTL
 	}
-	g.allowed.put(string(question), allowed, g.now(), ttl)
+	g.decisions.Add(string(key), allowed, ttl)
 	return allowed, nil
 }
 
-// memory is answers that are believed for a while.
-type memory[K comparable, V any] struct {
-	mu      sync.Mutex
-	answers map[K]answer[V]
-}
-
-type answer[V any] struct {
-	value V
-	until time.Time
-}
-
-func (m *memory[K, V]) get(key K, now time.Time) (V, bool) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	a, ok := m.answers[key]
-	if !ok || !now.Before(a.until) {
-		var none V
-		return none, false
-	}
-	return a.value, true
-}
-
-// put forgets everything when there is too much of it: that costs a review each, and
-// keeps no list of what is oldest.
-func (m *memory[K, V]) put(key K, value V, now time.Time, ttl time.Duration) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.answers == nil || len(m.answers) >= maxRemembered {
-		m.answers = map[K]answer[V]{}
-	}
-	m.answers[key] = answer[V]{value, now.Add(ttl)}
-}
-
-// tlsConfig serves a certificate that the guard signs itself: it keeps tokens from being
-// read on the way, and its owner cannot be verified.
+// tlsConfig serves a self-signed certificate, which is renewed before it expires. It encrypts
+// tokens in transit; clients cannot verify the server.
 func (g *Guard) tlsConfig() *tls.Config {
 	return &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 		g.mu.Lock()
 		defer g.mu.Unlock()
-		if g.certificate == nil || g.now().After(g.certificate.Leaf.NotAfter.Add(-renewBefore)) {
-			certificate, err := selfSigned(g.now())
+		if g.certificate == nil || time.Until(g.certificate.Leaf.NotAfter) < renewBefore {
+			certificate, err := selfSigned()
 			if err != nil {
-				return nil, fmt.Errorf("making a certificate for the metrics: %w", err)
+				return nil, fmt.Errorf("generating the certificate of the metrics endpoint: %w", err)
 			}
 			g.certificate = certificate
 		}
@@ -207,31 +166,12 @@ func (g *Guard) tlsConfig() *tls.Config {
 	}}
 }
 
-func selfSigned(now time.Time) (*tls.Certificate, error) {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+// selfSigned returns a certificate that is valid for one year.
+func selfSigned() (*tls.Certificate, error) {
+	certificate, key, err := cert.GenerateSelfSignedCertKey("storage-controller", nil, []string{"localhost"})
 	if err != nil {
 		return nil, err
 	}
-	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127))
-	if err != nil {
-		return nil, err
-	}
-	template := &x509.Certificate{
-		SerialNumber: serial,
-		Subject:      pkix.Name{CommonName: "storage-controller"},
-		DNSNames:     []string{"localhost"},
-		NotBefore:    now.Add(-time.Hour), // clocks differ
-		NotAfter:     now.Add(certificateLife),
-		KeyUsage:     x509.KeyUsageDigitalSignature,
-		ExtKeyUsage:  []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
-	if err != nil {
-		return nil, err
-	}
-	leaf, err := x509.ParseCertificate(der)
-	if err != nil {
-		return nil, err
-	}
-	return &tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key, Leaf: leaf}, nil
+	pair, err := tls.X509KeyPair(certificate, key)
+	return &pair, err
 }

@@ -3,46 +3,46 @@ package metrics
 import (
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
-	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
-// asked answers like the API server, and counts.
-type asked struct {
-	users, permissions atomic.Int32
-	broken             atomic.Bool
+// fakeReviewer answers like the API server and counts the reviews.
+type fakeReviewer struct {
+	authentications, authorizations atomic.Int32
+	unavailable                     atomic.Bool
 }
 
-var errBroken = errors.New("nobody is there")
+var errUnavailable = errors.New("the API server is unavailable")
 
-func (a *asked) Authenticate(_ context.Context, token string) (User, bool, error) {
-	a.users.Add(1)
-	if a.broken.Load() {
-		return User{}, false, errBroken
+func (a *fakeReviewer) Authenticate(_ context.Context, token string) (User, bool, error) {
+	a.authentications.Add(1)
+	if a.unavailable.Load() {
+		return User{}, false, errUnavailable
 	}
-	return User{Name: token}, token != "nobody", nil
+	return User{Name: token}, token != "invalid", nil
 }
 
-func (a *asked) Authorize(_ context.Context, u User, verb, path string) (bool, error) {
-	a.permissions.Add(1)
+func (a *fakeReviewer) Authorize(_ context.Context, u User, verb, path string) (bool, error) {
+	a.authorizations.Add(1)
 	if u.Name == "half" {
-		return false, errBroken
+		return false, errUnavailable
 	}
 	return u.Name == "reader" && verb == "get" && path == "/metrics", nil
 }
 
-// guarded is a guard, its clock, and how it answers a request.
-func guarded() (*asked, *time.Time, func(method, path, header string) int) {
-	a, now := &asked{}, time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
-	g := newGuard(a, func() time.Time { return now })
-	handler := g.protect(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
-	return a, &now, func(method, path, header string) int {
+// guarded returns the reviewer of a guard, and a function that returns the status of a request.
+func guarded() (*fakeReviewer, func(method, path, header string) int) {
+	a := &fakeReviewer{}
+	handler := NewGuard(a).protect(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	return a, func(method, path, header string) int {
 		r := httptest.NewRequest(method, path, nil)
 		if header != "" {
 			r.Header.Set("Authorization", header)
@@ -58,69 +58,67 @@ func TestGuard(t *testing.T) {
 		method, path, header string
 		want                 int
 	}{
-		"no token":                       {"GET", "/metrics", "", 401},
-		"empty token":                    {"GET", "/metrics", "Bearer ", 401},
-		"another scheme":                 {"GET", "/metrics", "Basic reader", 401},
-		"token that is nobody's":         {"GET", "/metrics", "Bearer nobody", 401},
-		"permitted":                      {"GET", "/metrics", "Bearer reader", 200},
-		"scheme in lower case":           {"GET", "/metrics", "bearer reader", 200},
-		"somebody else":                  {"GET", "/metrics", "Bearer writer", 403},
-		"another verb":                   {"POST", "/metrics", "Bearer reader", 403},
-		"another path":                   {"GET", "/debug/pprof/heap", "Bearer reader", 403},
-		"permission cannot be found out": {"GET", "/metrics", "Bearer half", 500},
+		"no token":                     {"GET", "/metrics", "", 401},
+		"empty token":                  {"GET", "/metrics", "Bearer ", 401},
+		"another scheme":               {"GET", "/metrics", "Basic reader", 401},
+		"invalid token":                {"GET", "/metrics", "Bearer invalid", 401},
+		"permitted":                    {"GET", "/metrics", "Bearer reader", 200},
+		"scheme in lower case":         {"GET", "/metrics", "bearer reader", 200},
+		"another user":                 {"GET", "/metrics", "Bearer writer", 403},
+		"another verb":                 {"POST", "/metrics", "Bearer reader", 403},
+		"another path":                 {"GET", "/debug/pprof/heap", "Bearer reader", 403},
+		"authorization is unavailable": {"GET", "/metrics", "Bearer half", 500},
 	} {
-		_, _, ask := guarded()
+		_, ask := guarded()
 		if got := ask(tt.method, tt.path, tt.header); got != tt.want {
 			t.Errorf("%s: got %d, want %d", name, got, tt.want)
 		}
 	}
-	a, _, ask := guarded()
-	a.broken.Store(true)
+	a, ask := guarded()
+	a.unavailable.Store(true)
 	if got := ask("GET", "/metrics", "Bearer reader"); got != 500 {
-		t.Errorf("nobody can be asked: got %d", got)
+		t.Errorf("authentication is unavailable: got %d", got)
 	}
-	a.broken.Store(false)
+	a.unavailable.Store(false)
 	if got := ask("GET", "/metrics", "Bearer reader"); got != 200 {
-		t.Errorf("asking works again: got %d", got)
+		t.Errorf("authentication is available again: got %d", got)
 	}
 }
 
-func TestWhatTheGuardRemembers(t *testing.T) {
+func TestGuardCaches(t *testing.T) {
 	type step struct {
-		after              time.Duration // the step before
-		token              string
-		users, permissions int32 // questions so far
+		after                           time.Duration // the previous step
+		token                           string
+		authentications, authorizations int32 // so far
 	}
 	for name, steps := range map[string][]step{
 		"a token for a minute, a permission for five": {
-			{0, "reader", 1, 1}, {tokenTTL - 1, "reader", 1, 1}, {1, "reader", 2, 1},
+			{0, "reader", 1, 1}, {tokenTTL, "reader", 1, 1}, {1, "reader", 2, 1},
 			{allowTTL - tokenTTL - 1, "reader", 3, 1}, {1, "reader", 3, 2},
 		},
-		"a refusal for half a minute":     {{0, "writer", 1, 1}, {denyTTL - 1, "writer", 1, 1}, {1, "writer", 1, 2}},
-		"a token that is nobody's: never": {{0, "nobody", 1, 0}, {0, "nobody", 2, 0}},
-		"an error: never":                 {{0, "half", 1, 1}, {0, "half", 1, 2}},
-		"of each user by itself":          {{0, "reader", 1, 1}, {0, "writer", 2, 2}},
+		"a denial for half a minute": {{0, "writer", 1, 1}, {denyTTL, "writer", 1, 1}, {1, "writer", 1, 2}},
+		"no invalid token":           {{0, "invalid", 1, 0}, {0, "invalid", 2, 0}},
+		"no error":                   {{0, "half", 1, 1}, {0, "half", 1, 2}},
+		"each user separately":       {{0, "reader", 1, 1}, {0, "writer", 2, 2}},
 	} {
-		a, now, ask := guarded()
-		for i, s := range steps {
-			*now = now.Add(s.after)
-			ask("GET", "/metrics", "Bearer "+s.token)
-			if a.users.Load() != s.users || a.permissions.Load() != s.permissions {
-				t.Errorf("%s: after step %d %d and %d questions, want %d and %d", name, i, a.users.Load(), a.permissions.Load(), s.users, s.permissions)
-			}
-		}
-	}
-	var m memory[string, bool]
-	for i := range maxRemembered + 10 {
-		m.put(fmt.Sprint(i), true, time.Time{}, time.Hour)
-	}
-	if len(m.answers) > maxRemembered {
-		t.Errorf("%d answers are remembered", len(m.answers))
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				a, ask := guarded()
+				for i, s := range steps {
+					time.Sleep(s.after)
+					ask("GET", "/metrics", "Bearer "+s.token)
+					if a.authentications.Load() != s.authentications || a.authorizations.Load() != s.authorizations {
+						t.Errorf("step %d: %d authentications and %d authorizations, want %d and %d",
+							i, a.authentications.Load(), a.authorizations.Load(), s.authentications, s.authorizations)
+					}
+				}
+			})
+		})
 	}
 }
 
 func TestSecureServer(t *testing.T) {
-	s, _ := serve(t, Config{Guard: NewGuard(&asked{}), Pprof: true, ProfilingAddress: "127.0.0.1:0", HealthAddress: "127.0.0.1:0"})
+	s, _ := serve(t, Config{Guard: NewGuard(&fakeReviewer{}), Pprof: true, ProfilingAddress: "127.0.0.1:0", HealthAddress: "127.0.0.1:0"})
 	client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}
 	defer client.CloseIdleConnections()
 	get := func(url, token string) int {
@@ -143,11 +141,11 @@ func TestSecureServer(t *testing.T) {
 		url, token string
 		want       int
 	}{
-		{main + "/metrics", "reader", 200}, {main + "/metrics", "writer", 403}, {main + "/metrics", "nobody", 401},
-		{main + "/debug/pprof/", "reader", 403}, {main + "/readyz", "nobody", 200}, {main + "/healthz", "nobody", 200},
+		{main + "/metrics", "reader", 200}, {main + "/metrics", "writer", 403}, {main + "/metrics", "invalid", 401},
+		{main + "/debug/pprof/", "reader", 403}, {main + "/readyz", "invalid", 200}, {main + "/healthz", "invalid", 200},
 		{"http://" + s.Address() + "/metrics", "reader", 400},
-		{health + "/readyz", "nobody", 200}, {health + "/livez", "nobody", 200}, {health + "/metrics", "reader", 404},
-		{profiling + "/debug/pprof/", "nobody", 200}, {profiling + "/metrics", "reader", 404}, {profiling + "/readyz", "reader", 404},
+		{health + "/readyz", "invalid", 200}, {health + "/livez", "invalid", 200}, {health + "/metrics", "reader", 404},
+		{profiling + "/debug/pprof/", "invalid", 200}, {profiling + "/metrics", "reader", 404}, {profiling + "/readyz", "reader", 404},
 	} {
 		if got := get(tt.url, tt.token); got != tt.want {
 			t.Errorf("%s by %s: got %d, want %d", tt.url, tt.token, got, tt.want)
@@ -156,25 +154,26 @@ func TestSecureServer(t *testing.T) {
 }
 
 func TestCertificateIsRenewed(t *testing.T) {
-	_, now, _ := guarded()
-	g := newGuard(nil, func() time.Time { return *now })
-	serial := func() string {
-		c, err := g.tlsConfig().GetCertificate(nil)
-		if err != nil {
-			t.Fatal(err)
+	synctest.Test(t, func(t *testing.T) {
+		g := NewGuard(nil)
+		certificate := func() *x509.Certificate {
+			c, err := g.tlsConfig().GetCertificate(nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if now := time.Now(); now.Before(c.Leaf.NotBefore) || !now.Before(c.Leaf.NotAfter) {
+				t.Errorf("the certificate is valid from %v to %v, and it is %v", c.Leaf.NotBefore, c.Leaf.NotAfter, now)
+			}
+			return c.Leaf
 		}
-		if now.Before(c.Leaf.NotBefore) || !now.Before(c.Leaf.NotAfter) {
-			t.Errorf("the certificate is valid from %v to %v, and it is %v", c.Leaf.NotBefore, c.Leaf.NotAfter, now)
+		first := certificate()
+		time.Sleep(time.Until(first.NotAfter) - renewBefore)
+		if certificate() != first {
+			t.Error("renewed too early")
 		}
-		return c.Leaf.SerialNumber.String()
-	}
-	first := serial()
-	*now = now.Add(certificateLife - renewBefore)
-	if serial() != first {
-		t.Error("renewed too early")
-	}
-	*now = now.Add(time.Second)
-	if serial() == first {
-		t.Error("not renewed before its end")
-	}
+		time.Sleep(1)
+		if certificate() == first {
+			t.Error("not renewed before it expires")
+		}
+	})
 }

@@ -17,77 +17,76 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// Config is what an operator may set.
+// Config configures the HTTP endpoints. An empty address disables its endpoint.
 type Config struct {
-	// Address is where to listen, such as ":8080". It is empty for none, as are the others.
+	// Address serves metrics, health and the handlers, for example at ":8080".
 	Address string
-	// HealthAddress serves health and nothing else, always in plain HTTP.
+	// HealthAddress serves health checks only, always in plain HTTP.
 	HealthAddress string
-	// ProfilingAddress serves profiles and nothing else.
+	// ProfilingAddress serves profiles only, always in plain HTTP.
 	ProfilingAddress string
-	// Guard, where it is not nil, has Address speak TLS, and lets only who may see
-	// them get metrics and profiles there. Health is for everybody.
+	// Guard, if set, makes Address serve TLS, and authorizes requests for everything but health.
 	Guard *Guard
 	// MetricsPath is the path of the metrics.
 	MetricsPath string
-	// Pprof serves profiles under /debug/pprof/.
+	// Pprof serves profiles at Address under /debug/pprof/.
 	Pprof bool
 	// LeaderElection serves /healthz/leader-election.
 	LeaderElection bool
-	// Handlers are served at Address besides, by their paths, to whom metrics are.
+	// Handlers serve further paths at Address.
 	Handlers map[string]http.Handler
 }
 
-// Validate reports everything that is wrong with c.
+// Validate returns all errors in c.
 func (c Config) Validate() error {
 	switch {
 	case !strings.HasPrefix(c.MetricsPath, "/"):
 		return fmt.Errorf("--metrics-path: must begin with a slash, got %q", c.MetricsPath)
-	case strings.ContainsAny(c.MetricsPath, "{}?# "): // braces are wildcards to the router, which panics when they are wrong
-		return fmt.Errorf("--metrics-path: must be a plain path without braces, blanks, ? and #, got %q", c.MetricsPath)
+	case strings.ContainsAny(c.MetricsPath, "{}?# "): // http.ServeMux takes braces as wildcards, and panics on invalid ones
+		return fmt.Errorf("--metrics-path: must not contain braces, spaces, ? or #, got %q", c.MetricsPath)
 	case slices.Contains(reserved, strings.TrimSuffix(c.MetricsPath, "/")) || strings.HasPrefix(c.MetricsPath, "/debug/pprof"):
-		return fmt.Errorf("--metrics-path: %s is the path of something else", c.MetricsPath)
+		return fmt.Errorf("--metrics-path: %s is reserved", c.MetricsPath)
 	}
 	return nil
 }
 
-// reserved are the paths that have a meaning of their own.
+// reserved lists the paths of other endpoints.
 var reserved = []string{"", "/livez", "/readyz", "/healthz", "/healthz/leader-election", "/statusz", "/flagz"}
 
-// Check is nil when what it checks is well.
+// Check returns an error if it fails.
 type Check func(*http.Request) error
 
-// Server serves metrics, health and profiles. Checks may be added while it runs.
+// Server serves metrics, health checks and profiles. Checks may be added while it runs.
 type Server struct {
 	endpoints []endpoint
 
 	mu    sync.Mutex
-	live  []named
-	ready []named
-	lead  []named
+	live  []namedCheck
+	ready []namedCheck
+	lead  []namedCheck
 }
 
-type named struct {
+type namedCheck struct {
 	name  string
 	check Check
 }
 
-// shutdownLimit bounds the wait for requests that are being answered at the end.
-const shutdownLimit = 5 * time.Second
+// shutdownTimeout bounds the wait for requests in flight at shutdown.
+const shutdownTimeout = 5 * time.Second
 
-// NewServer listens, so that an address that is in use is found at the start.
-// It serves in [Server.Run].
+// NewServer listens on all addresses, so that an address in use fails at startup. Requests are
+// answered from [Server.Run] on.
 func NewServer(cfg Config, reg *prometheus.Registry) (*Server, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
 	s := &Server{}
 	for _, e := range []struct {
-		what, address string
-		handler       *http.ServeMux
-		guard         *Guard
+		content, address string
+		handler          *http.ServeMux
+		guard            *Guard
 	}{
-		{"metrics and health", cfg.Address, s.everything(cfg, reg), cfg.Guard},
+		{"metrics and health", cfg.Address, s.main(cfg, reg), cfg.Guard},
 		{"health", cfg.HealthAddress, s.health(), nil},
 		{"profiles", cfg.ProfilingAddress, profiles(http.NewServeMux(), nil), nil},
 	} {
@@ -99,26 +98,26 @@ func NewServer(cfg Config, reg *prometheus.Registry) (*Server, error) {
 			for _, open := range s.endpoints {
 				open.listener.Close()
 			}
-			return nil, fmt.Errorf("serving %s at %q: %w", e.what, e.address, err)
+			return nil, fmt.Errorf("serving %s at %q: %w", e.content, e.address, err)
 		}
 		server := &http.Server{Handler: e.handler, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute}
 		if e.guard != nil {
 			server.TLSConfig = e.guard.tlsConfig()
 		}
-		s.endpoints = append(s.endpoints, endpoint{e.what, server, listener})
+		s.endpoints = append(s.endpoints, endpoint{e.content, server, listener})
 	}
 	return s, nil
 }
 
-// endpoint is one address at which a server listens.
+// endpoint is one address of a server.
 type endpoint struct {
-	what     string
+	content  string
 	server   *http.Server
 	listener net.Listener
 }
 
-// everything is what the main address serves.
-func (s *Server) everything(cfg Config, reg *prometheus.Registry) *http.ServeMux {
+// main returns the handler of [Config.Address].
+func (s *Server) main(cfg Config, reg *prometheus.Registry) *http.ServeMux {
 	mux := s.health()
 	metrics := promhttp.InstrumentMetricHandler(reg, promhttp.HandlerFor(reg, promhttp.HandlerOpts{}))
 	mux.Handle("GET "+cfg.MetricsPath, cfg.Guard.protect(metrics))
@@ -134,17 +133,17 @@ func (s *Server) everything(cfg Config, reg *prometheus.Registry) *http.ServeMux
 	return mux
 }
 
-// health serves the checks, which kubelets ask for without a token.
+// health returns the handler of the checks. It needs no token, because kubelets send none.
 func (s *Server) health() *http.ServeMux {
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /livez", s.answer(&s.live, http.StatusInternalServerError))
-	mux.HandleFunc("GET /healthz", s.answer(&s.live, http.StatusInternalServerError))
-	mux.HandleFunc("GET /readyz", s.answer(&s.ready, http.StatusServiceUnavailable))
-	mux.HandleFunc("GET /readyz/{check}", s.answer(&s.ready, http.StatusServiceUnavailable))
+	mux.HandleFunc("GET /livez", s.serveChecks(&s.live, http.StatusInternalServerError))
+	mux.HandleFunc("GET /healthz", s.serveChecks(&s.live, http.StatusInternalServerError))
+	mux.HandleFunc("GET /readyz", s.serveChecks(&s.ready, http.StatusServiceUnavailable))
+	mux.HandleFunc("GET /readyz/{check}", s.serveChecks(&s.ready, http.StatusServiceUnavailable))
 	return mux
 }
 
-// profiles adds those of Go to mux.
+// profiles adds the handlers of net/http/pprof to mux.
 func profiles(mux *http.ServeMux, guard *Guard) *http.ServeMux {
 	for path, handler := range map[string]http.HandlerFunc{
 		"": pprof.Index, "cmdline": pprof.Cmdline, "profile": pprof.Profile, "symbol": pprof.Symbol, "trace": pprof.Trace,
@@ -154,38 +153,38 @@ func profiles(mux *http.ServeMux, guard *Guard) *http.ServeMux {
 	return mux
 }
 
-// Address is where the server listens; of several addresses the one that serves most.
+// Address returns the first address on which the server listens: [Config.Address], if set.
 func (s *Server) Address() string { return s.endpoints[0].listener.Addr().String() }
 
-// AddLive adds a check of /livez and /healthz: that the process should go on.
+// AddLive adds a check to /livez and /healthz. The kubelet restarts a container that fails it.
 func (s *Server) AddLive(name string, check Check) { s.add(&s.live, name, check) }
 
-// AddReady adds a check of /readyz: that the process can do its work.
+// AddReady adds a check to /readyz.
 func (s *Server) AddReady(name string, check Check) { s.add(&s.ready, name, check) }
 
-// AddLeaderElection adds a check of /healthz/leader-election: that a holder of a
-// Lease renews it. It is one of /livez too.
+// AddLeaderElection adds a check to /healthz/leader-election and /livez.
 func (s *Server) AddLeaderElection(name string, check Check) {
 	s.add(&s.lead, name, check)
 	s.add(&s.live, "leader-election-"+name, check)
 }
 
-func (s *Server) add(list *[]named, name string, check Check) {
+func (s *Server) add(list *[]namedCheck, name string, check Check) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	*list = append(*list, named{name, check})
+	*list = append(*list, namedCheck{name, check})
 }
 
-// CheckResult is what a check has said.
+// CheckResult is the result of one check.
 type CheckResult struct {
-	Kind, Name string // livez or readyz, and that of the check
-	Err        error  // nil: it is well
+	Kind string // livez or readyz
+	Name string
+	Err  error // nil if the check passed
 }
 
 // CheckResults runs all checks.
 func (s *Server) CheckResults(r *http.Request) []CheckResult {
 	s.mu.Lock()
-	lists := map[string][]named{"livez": slices.Clone(s.live), "readyz": slices.Clone(s.ready)}
+	lists := map[string][]namedCheck{"livez": slices.Clone(s.live), "readyz": slices.Clone(s.ready)}
 	s.mu.Unlock()
 	var results []CheckResult
 	for _, kind := range []string{"livez", "readyz"} {
@@ -196,31 +195,36 @@ func (s *Server) CheckResults(r *http.Request) []CheckResult {
 	return results
 }
 
-// Run serves until ctx ends, which is no error. It returns when all addresses are closed.
+// Run serves until ctx ends. It returns nil after requests in flight were answered, or after
+// 5 s. If an endpoint fails, Run shuts the others down and returns the error.
 func (s *Server) Run(ctx context.Context) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	errs := make([]error, len(s.endpoints))
-	var running sync.WaitGroup
+	var wg sync.WaitGroup
 	for i, e := range s.endpoints {
-		running.Go(func() {
+		wg.Go(func() {
 			if errs[i] = e.run(ctx); errs[i] != nil {
 				stop()
 			}
 		})
 	}
-	running.Wait()
+	wg.Wait()
 	return errors.Join(errs...)
 }
 
 func (e endpoint) run(ctx context.Context) error {
+	shutdown := make(chan struct{}) // closed when Shutdown has returned
 	defer context.AfterFunc(ctx, func() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownLimit)
+		defer close(shutdown)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTimeout)
 		defer cancel()
-		_ = e.server.Shutdown(ctx) // who is still asking then is cut off
+		if e.server.Shutdown(ctx) != nil {
+			e.server.Close()
+		}
 	})()
-	e.server.BaseContext = func(net.Listener) context.Context { return context.WithoutCancel(ctx) } // with the logger
-	klog.FromContext(ctx).Info("Serving "+e.what, "address", e.listener.Addr().String(), "tls", e.server.TLSConfig != nil)
+	e.server.BaseContext = func(net.Listener) context.Context { return context.WithoutCancel(ctx) } // carries the logger
+	klog.FromContext(ctx).Info("Serving "+e.content, "address", e.listener.Addr().String(), "tls", e.server.TLSConfig != nil)
 	var err error
 	if e.server.TLSConfig != nil {
 		err = e.server.ServeTLS(e.listener, "", "")
@@ -228,20 +232,21 @@ func (e endpoint) run(ctx context.Context) error {
 		err = e.server.Serve(e.listener)
 	}
 	if !errors.Is(err, http.ErrServerClosed) {
-		return fmt.Errorf("serving %s: %w", e.what, err)
+		return fmt.Errorf("serving %s: %w", e.content, err)
 	}
+	<-shutdown // Serve returns as soon as Shutdown begins
 	return nil
 }
 
-// answer runs the checks of list, or the one that the path names; when one of them
-// fails the status is bad. "?verbose" lists all of them, "?exclude=name" leaves one out.
-func (s *Server) answer(list *[]named, bad int) http.HandlerFunc {
+// serveChecks runs the checks in list, or the one named in the path, and answers with failedStatus
+// if one fails. "?verbose" lists passed checks too, "?exclude=name" skips a check.
+func (s *Server) serveChecks(list *[]namedCheck, failedStatus int) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		s.mu.Lock()
 		checks := slices.Clone(*list)
 		s.mu.Unlock()
 		if name := r.PathValue("check"); name != "" {
-			if checks = slices.DeleteFunc(checks, func(c named) bool { return c.name != name }); len(checks) == 0 {
+			if checks = slices.DeleteFunc(checks, func(c namedCheck) bool { return c.name != name }); len(checks) == 0 {
 				http.NotFound(w, r)
 				return
 			}
@@ -265,7 +270,7 @@ func (s *Server) answer(list *[]named, bad int) http.HandlerFunc {
 		w.Header().Set("X-Content-Type-Options", "nosniff")
 		switch {
 		case failed:
-			w.WriteHeader(bad)
+			w.WriteHeader(failedStatus)
 			fmt.Fprint(w, lines.String())
 		case verbose:
 			fmt.Fprint(w, lines.String(), "ok\n")

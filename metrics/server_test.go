@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 )
@@ -116,5 +117,39 @@ func TestConfigErrors(t *testing.T) {
 	}
 	if _, err := NewServer(Config{Address: s.Address(), MetricsPath: "/metrics"}, NewRegistry("")); err == nil || !strings.Contains(err.Error(), s.Address()) {
 		t.Errorf("an address in use: %v", err)
+	}
+}
+
+func TestShutdownAnswersRequestsInFlight(t *testing.T) {
+	started, release := make(chan struct{}), make(chan struct{})
+	s, err := NewServer(Config{Address: "127.0.0.1:0", MetricsPath: "/metrics", Handlers: map[string]http.Handler{
+		"/slow": http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+			close(started)
+			<-release
+		}),
+	}}, NewRegistry("v1"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	returned, answered := make(chan error, 1), make(chan error, 1)
+	go func() { returned <- s.Run(ctx) }()
+	go func() {
+		response, err := http.Get("http://" + s.Address() + "/slow")
+		if err == nil {
+			err = response.Body.Close()
+		}
+		answered <- err
+	}()
+	<-started
+	stop()
+	select {
+	case <-returned:
+		t.Fatal("Run returned while a request was in flight")
+	case <-time.After(100 * time.Millisecond): // Run must keep waiting
+	}
+	close(release)
+	if err := errors.Join(<-answered, <-returned); err != nil {
+		t.Error(err)
 	}
 }
