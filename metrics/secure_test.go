@@ -136,7 +136,8 @@ func TestSecureServer(t *testing.T) {
 		_, _ = io.Copy(io.Discard, response.Body)
 		return response.StatusCode
 	}
-	main, health, profiling := "https://"+s.Address(), "http://"+s.endpoints[1].listener.Addr().String(), "http://"+s.endpoints[2].listener.Addr().String()
+	address := func(endpoint int) string { return s.endpoints[endpoint].listener.Addr().String() }
+	main, health, profiling := "https://"+address(0), "http://"+address(1), "http://"+address(2)
 	for _, tt := range []struct {
 		url, token string
 		want       int

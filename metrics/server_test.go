@@ -52,7 +52,10 @@ func TestMetricsOfTheProcess(t *testing.T) {
 	if code != 200 {
 		t.Fatalf("%d: %s", code, body)
 	}
-	for name, n := range map[string]int{"\nprocess_start_time_seconds ": 1, "\ngo_goroutines ": 1, `storage_controller_build_info{goversion="go`: 1, "promhttp_metric_handler_requests_total{": 3} {
+	for name, n := range map[string]int{
+		"\nprocess_start_time_seconds ": 1, "\ngo_goroutines ": 1,
+		`storage_controller_build_info{goversion="go`: 1, "promhttp_metric_handler_requests_total{": 3,
+	} {
 		if got := strings.Count("\n"+body, name); got != n {
 			t.Errorf("%q is there %d times, want %d", name, got, n)
 		}
@@ -61,7 +64,7 @@ func TestMetricsOfTheProcess(t *testing.T) {
 		t.Errorf("%v, %v", problems, err)
 	}
 	if code, _ := get("/metrics"); code != 404 {
-		t.Errorf("the default path answers %d although another was set", code)
+		t.Errorf("the default path answers %d although another path is configured", code)
 	}
 }
 
@@ -82,17 +85,17 @@ func TestChecks(t *testing.T) {
 	want("/livez", 200, "ok")
 	want("/healthz", 200, "ok")
 	want("/healthz/leader-election", 200, "ok")
-	broken = errors.New("it is away")
-	want("/readyz", 503, "[-]driver failed: it is away")
+	broken = errors.New("connection lost")
+	want("/readyz", 503, "[-]driver failed: connection lost")
 	want("/readyz?exclude=driver", 200, "ok")
-	want("/readyz/driver", 503, "[-]driver failed: it is away")
+	want("/readyz/driver", 503, "[-]driver failed: connection lost")
 	want("/readyz/watches", 200, "ok")
 	want("/readyz/nothing", 404, "")
-	want("/livez", 500, "[-]leader-election-provisioner failed: it is away")
-	want("/healthz/leader-election", 500, "internal server error: provisioner: it is away")
+	want("/livez", 500, "[-]leader-election-provisioner failed: connection lost")
+	want("/healthz/leader-election", 500, "internal server error: provisioner: connection lost")
 }
 
-func TestWhatIsNotServed(t *testing.T) {
+func TestPathsNotServed(t *testing.T) {
 	_, get := serve(t, Config{})
 	for _, path := range []string{"/", "/healthz/leader-election", "/debug/pprof/", "/debug/pprof/cmdline"} {
 		if code, _ := get(path); code != 404 {
@@ -112,11 +115,11 @@ func TestConfigErrors(t *testing.T) {
 		}
 	}
 	s, _ := serve(t, Config{})
-	if _, err := NewServer(Config{Address: "127.0.0.1:0", HealthAddress: s.Address(), MetricsPath: "/metrics"}, NewRegistry("")); err == nil || !strings.Contains(err.Error(), s.Address()) {
-		t.Errorf("an address in use: %v", err)
-	}
-	if _, err := NewServer(Config{Address: s.Address(), MetricsPath: "/metrics"}, NewRegistry("")); err == nil || !strings.Contains(err.Error(), s.Address()) {
-		t.Errorf("an address in use: %v", err)
+	for _, cfg := range []Config{{Address: "127.0.0.1:0", HealthAddress: s.Address()}, {Address: s.Address()}} {
+		cfg.MetricsPath = "/metrics"
+		if _, err := NewServer(cfg, NewRegistry("")); err == nil || !strings.Contains(err.Error(), s.Address()) {
+			t.Errorf("an address in use: %v", err)
+		}
 	}
 }
 
