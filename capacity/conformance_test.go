@@ -30,7 +30,7 @@ func TestConformance(t *testing.T) {
 			})
 		},
 		Setup: func(f *looptest.Fixture) {
-			f.Must(kubetest.MakeNode(f.Context(), f.Client, kubetest.NodeSpec{
+			f.Must(kubetest.CreateNode(f.Context(), f.Client, kubetest.NodeSpec{
 				Name: f.Unique("n1"), Labels: map[string]string{"t/zone": "a"}, Driver: f.Driver, TopologyKeys: []string{"t/zone"},
 			}))
 		},

@@ -54,15 +54,23 @@ func packages(t *testing.T) []pkg {
 
 // allowed is what a package of this module may import of it, by their paths in it.
 var allowed = map[string][]string{
-	"csiclient":              {"internal/migration"},
-	"csiclient/csitest":      {},
-	"election":               {},
-	"metrics":                {},
-	"internal/tools/explain": {"attacher", "nodecontroller", "provisioner", "internal/kube", "internal/migration", "internal/topology", "internal/tools/statusz"},
-	"internal/tools/audit":   {"csiclient", "internal/kube", "internal/migration"},
-	"internal/tools/doctor":  {"csiclient", "internal/kube", "internal/migration", "internal/topology", "internal/tools/migrate"},
-	"internal/kube":          {},
-	"internal/kubetest":      {},
+	"csiclient":         {"internal/migration"},
+	"csiclient/csitest": {},
+	"election":          {},
+	"metrics":           {},
+	"internal/tools/explain": {
+		"attacher", "nodecontroller", "provisioner", "internal/kube", "internal/migration", "internal/topology",
+		"internal/tools/statusz",
+	},
+	"internal/tools/audit": {"csiclient", "internal/kube", "internal/migration"},
+	"internal/tools/doctor": {
+		"csiclient", "internal/kube", "internal/migration", "internal/topology", "internal/tools/migrate",
+	},
+	"internal/kube":     {},
+	"internal/kubetest": {},
+	"internal/looptest": {
+		"csiclient", "csiclient/csitest", "election", "internal/kube", "internal/kubetest", "internal/workloop",
+	},
 	"internal/tools/migrate": {},
 	"internal/workloop":      {},
 	"internal/tools/statusz": {"csiclient", "election", "internal/workloop"},
@@ -71,33 +79,53 @@ var allowed = map[string][]string{
 	"internal/tracing":       {},
 	"internal/volumelock":    {},
 	"capacity":               {"csiclient", "internal/kube", "internal/topology", "internal/workloop"},
-	"nodecontroller":         {"election", "internal/kube", "internal/volumelock", "internal/workloop", "nodecontroller/webhook"},
+	"nodecontroller": {
+		"election", "internal/kube", "internal/volumelock", "internal/workloop", "nodecontroller/webhook",
+	},
 	"nodecontroller/webhook": {"internal/kube"},
-	"provisioner":            {"csiclient", "election", "metrics", "internal/kube", "internal/migration", "internal/topology", "internal/tracing", "internal/volumelock", "internal/workloop"},
-	"attacher":               {"csiclient", "election", "metrics", "internal/kube", "internal/migration", "internal/tracing", "internal/volumelock", "internal/workloop"},
-	"cmd/storage-controller": {"internal/tools/audit", "csiclient", "election", "metrics", "internal/tools/doctor", "internal/tools/explain", "internal/kube", "internal/tools/migrate", "internal/tools/statusz", "internal/tracing", "internal/volumelock", "internal/workloop", "provisioner", "attacher", "capacity", "nodecontroller"},
-	"test/bench":             {"csiclient/csitest", "internal/kubetest"},
-	"test/browser":           {},
-	"test/demo":              {"internal/kubetest"},
-	"test/hostdriver":        {},
-	"test/scenarios":         {},
+	"provisioner": {
+		"csiclient", "election", "metrics", "internal/kube", "internal/migration", "internal/topology",
+		"internal/tracing", "internal/volumelock", "internal/workloop",
+	},
+	"attacher": {
+		"csiclient", "election", "metrics", "internal/kube", "internal/migration", "internal/tracing",
+		"internal/volumelock", "internal/workloop",
+	},
+	"cmd/storage-controller": {
+		"internal/tools/audit", "csiclient", "election", "metrics", "internal/tools/doctor",
+		"internal/tools/explain", "internal/kube", "internal/tools/migrate", "internal/tools/statusz",
+		"internal/tracing", "internal/volumelock", "internal/workloop", "provisioner", "attacher", "capacity",
+		"nodecontroller",
+	},
+	"test/bench":      {"csiclient/csitest", "internal/kubetest"},
+	"test/browser":    {},
+	"test/demo":       {"internal/kubetest"},
+	"test/hostdriver": {},
+	"test/scenarios":  {},
 }
 
 // confined is who may import a third party, by the begin of its path. A package
 // that is named twice has to keep to the longer begin.
 var confined = map[string][]string{
-	"github.com/spf13/":             {"cmd/storage-controller"},
-	"go.uber.org/zap":               {"cmd/storage-controller"},
-	"github.com/go-logr/zapr":       {"cmd/storage-controller"},
-	"html/template":                 {}, // with them the linker keeps all methods of all clients, 23 MB
-	"text/template":                 {},
-	"k8s.io/kubernetes":             {},
-	"k8s.io/apiserver":              {},
-	"k8s.io/component-base":         {},
-	"sigs.k8s.io/controller-":       {},
-	"go.yaml.in/yaml":               {"internal/tools/migrate"},
-	"google.golang.org/grpc":        {"internal/tools/audit", "csiclient", "csiclient/csitest", "provisioner", "attacher", "capacity", "test/hostdriver"},
-	"k8s.io/client-go":              {"cmd/storage-controller", "election", "internal/tools/audit", "internal/tools/doctor", "internal/tools/explain", "internal/kube", "internal/kubetest", "internal/workloop", "provisioner", "attacher", "capacity", "nodecontroller", "nodecontroller/webhook", "test/bench", "test/demo"},
+	"github.com/spf13/":       {"cmd/storage-controller"},
+	"go.uber.org/zap":         {"cmd/storage-controller"},
+	"github.com/go-logr/zapr": {"cmd/storage-controller"},
+	"html/template":           {}, // with them the linker keeps all methods of all clients, 23 MB
+	"text/template":           {},
+	"k8s.io/kubernetes":       {},
+	"k8s.io/apiserver":        {},
+	"k8s.io/component-base":   {},
+	"sigs.k8s.io/controller-": {},
+	"go.yaml.in/yaml":         {"internal/tools/migrate"},
+	"google.golang.org/grpc": {
+		"internal/tools/audit", "csiclient", "csiclient/csitest", "internal/looptest", "provisioner", "attacher",
+		"capacity", "test/hostdriver",
+	},
+	"k8s.io/client-go": {
+		"cmd/storage-controller", "election", "internal/tools/audit", "internal/tools/doctor",
+		"internal/tools/explain", "internal/kube", "internal/kubetest", "internal/looptest", "internal/workloop",
+		"provisioner", "attacher", "capacity", "nodecontroller", "nodecontroller/webhook", "test/bench", "test/demo",
+	},
 	"k8s.io/csi-translation-lib":    {"internal/migration"},
 	"go.opentelemetry.io/":          {"csiclient", "internal/tracing"},
 	"github.com/kubernetes-csi/csi": {"csiclient"},
