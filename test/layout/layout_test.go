@@ -117,6 +117,7 @@ var confined = map[string][]string{
 	"k8s.io/component-base":   {},
 	"sigs.k8s.io/controller-": {},
 	"go.yaml.in/yaml":         {"internal/tools/migrate"},
+	"github.com/rogpeppe/":    {"internal/tools/migrate"},
 	"google.golang.org/grpc": {
 		"internal/tools/audit", "csiclient", "csiclient/csitest", "internal/looptest", "provisioner", "attacher",
 		"capacity", "test/hostdriver",

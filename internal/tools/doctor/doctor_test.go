@@ -43,18 +43,6 @@ func TestClock(t *testing.T) {
 	}
 }
 
-func TestImageName(t *testing.T) {
-	t.Parallel()
-	for image, want := range map[string]string{
-		"csi-provisioner": "csi-provisioner", "csi-provisioner:v5": "csi-provisioner", "host.example:5000/a/csi-attacher:v4.8.0": "csi-attacher",
-		"a/csi-attacher@sha256:0123": "csi-attacher", "host.example:5000/csi-attacher": "csi-attacher", "a/csi-attacher:v4@sha256:01": "csi-attacher",
-	} {
-		if got := imageName(image); got != want {
-			t.Errorf("%s: %s, want %s", image, got, want)
-		}
-	}
-}
-
 func TestSidecarsOfAPod(t *testing.T) {
 	t.Parallel()
 	roles := []Role{{Name: "provisioner", Sidecar: "csi-provisioner"}, {Name: "nodecontroller", Sidecar: topolvm, Lease: topolvmLease}}

@@ -43,7 +43,7 @@ func (p Plan) sidecarsOf(pod *corev1.Pod) []Check {
 	}
 	var found []Check
 	containers := slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers)
-	same := pod.Name == p.Pod || slices.ContainsFunc(containers, func(c corev1.Container) bool { return imageName(c.Image) == program })
+	same := pod.Name == p.Pod || slices.ContainsFunc(containers, func(c corev1.Container) bool { return migrate.ImageName(c.Image) == program })
 	for _, c := range containers {
 		i := slices.IndexFunc(p.Roles, func(r Role) bool { return r.Sidecar != "" && slices.Contains(programs(c), r.Sidecar) })
 		if i < 0 {
@@ -82,7 +82,7 @@ const (
 
 // programs is what c may run: images are called by their only program, or have several.
 func programs(c corev1.Container) []string {
-	image := imageName(c.Image)
+	image := migrate.ImageName(c.Image)
 	if image == program { // under whatever name it is called
 		return nil
 	}
@@ -103,12 +103,4 @@ func elects(c corev1.Container, sidecar string) bool {
 		}
 	}
 	return on
-}
-
-// imageName is the last part of an image's name, without tag and digest.
-func imageName(image string) string {
-	image, _, _ = strings.Cut(image, "@")
-	image = path.Base(image)
-	image, _, _ = strings.Cut(image, ":")
-	return image
 }

@@ -7,15 +7,17 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// container is the new one. Its keys are in the order of the first source.
+// container returns the new container. Its keys are in the order of the first source.
 func (g *group) container() *yaml.Node {
-	g.prepare()
+	for _, s := range g.sources {
+		s.prepare(g)
+	}
 	env := g.environment()
 	args, known := g.arguments()
 	g.m.commands = append(g.m.commands, known)
 	if accept := g.m.Tables.Accept; accept != nil {
-		if err := accept(slices.DeleteFunc(slices.Clone(known), isOpen)); err != nil {
-			g.note("storage-controller does not accept these arguments, mend them: %v", err)
+		if err := accept(slices.DeleteFunc(slices.Clone(known), hasReference)); err != nil {
+			g.note("storage-controller does not accept these arguments: %v. Correct them", err)
 			g.m.rejected = true
 		}
 	}
@@ -34,21 +36,22 @@ func (g *group) container() *yaml.Node {
 			c.Content = append(c.Content, key, v)
 		}
 	}
-	g.user(c)
-	g.readers()
-	g.overlap()
+	g.addRunAsUser(c)
+	ports{g}.noteMoved()
+	g.noteOverlap()
+	g.noteAnnotations()
 	return c
 }
 
-// replaced are the sources whose containers go.
+// replaced returns the sources whose containers are removed.
 func (g *group) replaced() []*source {
 	return slices.DeleteFunc(slices.Clone(g.sources), func(s *source) bool { return s.kind == topolvm })
 }
 
-// isOpen tells whether the value of an argument is filled in later.
-func isOpen(arg string) bool { return strings.Contains(arg, "$(") || strings.Contains(arg, "${") }
+// hasReference reports whether the value of an argument is not known before the container starts.
+func hasReference(arg string) bool { return strings.Contains(arg, "$(") || strings.Contains(arg, "${") }
 
-// keys are those of the new container after name and image, with their comments, in the
+// keys returns the keys of the new container after name and image, with their comments, in the
 // order of the first source.
 func (g *group) keys() []*yaml.Node {
 	have := []string{"name", "image"}
@@ -80,20 +83,27 @@ func (g *group) value(key string) *yaml.Node {
 	case "volumeMounts":
 		return list(g.mounts())
 	case "ports":
-		return list(g.ports())
+		return list(ports{g}.list())
 	case "resources":
 		return g.resources()
 	case "securityContext":
 		return g.securityContext()
 	case "livenessProbe", "readinessProbe", "startupProbe":
-		return g.probe(key)
+		return ports{g}.probe(key)
 	case "envFrom", "volumeDevices":
-		return list(g.together(key))
+		return list(g.joined(key))
 	case "lifecycle":
-		g.note("the lifecycle hooks of %s were dropped: the image of storage-controller has no other programs, and SIGTERM lets running calls finish", enumerate(g.having(key)))
+		var names []string
+		for _, s := range g.replaced() {
+			if get(s.node, key) != nil {
+				names = append(names, s.name)
+			}
+		}
+		g.note("the lifecycle hooks of %s were dropped: the image of storage-controller contains no other programs, "+
+			"and storage-controller finishes running calls after SIGTERM", enumerate(names))
 		return nil
 	}
-	return g.only(key)
+	return g.first(key)
 }
 
 func list(items []*yaml.Node) *yaml.Node {
@@ -103,19 +113,8 @@ func list(items []*yaml.Node) *yaml.Node {
 	return sequence(items...)
 }
 
-// having names the sources with a key.
-func (g *group) having(key string) []string {
-	var names []string
-	for _, s := range g.replaced() {
-		if get(s.node, key) != nil {
-			names = append(names, s.name)
-		}
-	}
-	return names
-}
-
-// only is the value of the first source that has key, with a note if another differs.
-func (g *group) only(key string) *yaml.Node {
+// first returns the value of the first source with key, and notes the sources that differ.
+func (g *group) first(key string) *yaml.Node {
 	var first *yaml.Node
 	for _, s := range g.replaced() {
 		switch v := get(s.node, key); {
@@ -123,17 +122,17 @@ func (g *group) only(key string) *yaml.Node {
 		case first == nil:
 			first = v
 		case !sameValue(first, v):
-			g.note("%s of %s was dropped: another container has another one", key, s.name)
+			g.note("%s of %s was dropped: another container has a different value", key, s.name)
 		}
 	}
 	return first
 }
 
-// together are the different items of all sources.
-func (g *group) together(key string) []*yaml.Node {
+// joined returns the items of a list in all sources, without duplicates.
+func (g *group) joined(path ...string) []*yaml.Node {
 	var all []*yaml.Node
 	for _, s := range g.replaced() {
-		for _, item := range items(get(s.node, key)) {
+		for _, item := range items(get(s.node, path...)) {
 			if !slices.ContainsFunc(all, func(have *yaml.Node) bool { return sameValue(have, item) }) {
 				all = append(all, item)
 			}
@@ -142,9 +141,9 @@ func (g *group) together(key string) []*yaml.Node {
 	return all
 }
 
-// mounts are those of all sources; the socket is mounted once.
+// mounts returns the mounts of all sources; the volume of the socket is mounted once.
 func (g *group) mounts() []*yaml.Node {
-	if replaced := g.replaced(); len(replaced) == 0 {
+	if len(g.replaced()) == 0 {
 		if m := g.sources[0].socketMount(); m != nil {
 			return []*yaml.Node{m}
 		}
@@ -153,12 +152,11 @@ func (g *group) mounts() []*yaml.Node {
 	var all []*yaml.Node
 	for i, s := range g.replaced() {
 		for _, m := range items(get(s.node, "volumeMounts")) {
-			if i > 0 && m == s.socketMount() && !s.refersTo(text(get(m, "mountPath"))) {
-				continue // its path in the first container is the one that is called
+			path := text(get(m, "mountPath"))
+			if i > 0 && m == s.socketMount() && !s.refersTo(path) {
+				continue // --csi-address has the path of the first container
 			}
-			if !slices.ContainsFunc(all, func(have *yaml.Node) bool {
-				return text(get(have, "mountPath")) == text(get(m, "mountPath"))
-			}) {
+			if !slices.ContainsFunc(all, func(have *yaml.Node) bool { return text(get(have, "mountPath")) == path }) {
 				all = append(all, m)
 			}
 		}
@@ -166,27 +164,27 @@ func (g *group) mounts() []*yaml.Node {
 	return all
 }
 
-// refersTo tells whether a flag that is carried over names a path below at.
-func (s *source) refersTo(at string) bool {
-	return slices.ContainsFunc(s.flags, func(f given) bool {
-		return f.name != "csi-address" && f.name != "csi-socket" && strings.HasPrefix(f.known, at)
+// refersTo reports whether a flag other than the socket names a path below dir.
+func (s *source) refersTo(dir string) bool {
+	return slices.ContainsFunc(s.flags, func(f setting) bool {
+		return f.name != "csi-address" && f.name != "csi-socket" && strings.HasPrefix(f.expanded, dir)
 	})
 }
 
-// ofProgram are the variables that the program reads by itself.
-var ofProgram = []string{"KUBECONFIG", "NAMESPACE", "NODE_NAME", "POD_NAME", "POD_NAMESPACE"}
+// variablesRead are the variables that storage-controller reads.
+var variablesRead = []string{"KUBECONFIG", "NAMESPACE", "NODE_NAME", "POD_NAME", "POD_NAMESPACE"}
 
-// environment is the variables of all sources. Where two have one with different values,
-// the later one gets a name of its own and the flags that refer to it follow.
+// environment returns the variables of all sources. If two sources have different values for a
+// variable, it renames the variable of the second one, and the references in its flags.
 func (g *group) environment() []*yaml.Node {
 	var all []*yaml.Node
 	for i, s := range g.sources {
-		if s.kind == topolvm && len(g.replaced()) > 0 && i > 0 {
-			s.qualifyAddress()
+		if s.kind == topolvm && i > 0 { // the socket has the path of the first container
+			s.drop("csi-address")
 		}
 		for _, e := range items(get(s.node, "env")) {
 			name := text(get(e, "name"))
-			if s.kind == topolvm && !s.uses(name, true) {
+			if s.kind == topolvm && !s.references(name, true) {
 				continue
 			}
 			same := slices.IndexFunc(all, func(have *yaml.Node) bool { return text(get(have, "name")) == name })
@@ -194,35 +192,29 @@ func (g *group) environment() []*yaml.Node {
 			case same < 0:
 				all = append(all, e)
 			case sameValue(all[same], e):
-			case slices.Contains(ofProgram, name), !s.uses(name, true):
-				g.note("the variable %s of %s was dropped: another container has another value, and storage-controller has one environment", name, s.name)
-			case s.uses(name, i == 0):
+			case slices.Contains(variablesRead, name), !s.references(name, true):
+				g.note("the variable %s of %s was dropped: another container has a different value", name, s.name)
+			case s.references(name, i == 0):
 				own := strings.ToUpper(s.roles[0]) + "_" + name
 				e = resolved(e)
 				set(e, "name", scalar(own))
 				all = append(all, e)
-				s.rename(name, own)
+				s.renameVariable(name, own)
 			}
 		}
 	}
-	return g.identity(all)
+	return g.withPodName(all)
 }
 
-// qualifyAddress keeps a socket that is called by the path of another container from
-// being looked up here.
-func (s *source) qualifyAddress() {
-	s.flags = slices.DeleteFunc(s.flags, func(f given) bool { return f.name == "csi-address" })
-}
-
-// uses tells whether a flag refers to a variable. That of the socket counts for the first
-// source alone: the others call it by the same path.
-func (s *source) uses(name string, first bool) bool {
-	return slices.ContainsFunc(s.flags, func(f given) bool {
+// references reports whether a flag refers to a variable. --csi-address counts only for the
+// first source, because its path is used for all.
+func (s *source) references(name string, first bool) bool {
+	return slices.ContainsFunc(s.flags, func(f setting) bool {
 		return (first || f.name != "csi-address") && strings.Contains(f.value, "$("+name+")")
 	})
 }
 
-func (s *source) rename(from, to string) {
+func (s *source) renameVariable(from, to string) {
 	for i := range s.flags {
 		s.flags[i].value = strings.ReplaceAll(s.flags[i].value, "$("+from+")", "$("+to+")")
 	}
@@ -233,33 +225,35 @@ func (s *source) rename(from, to string) {
 	}
 }
 
-// identity adds POD_NAME where pods share the name of their host: it names the holder of a Lease.
-func (g *group) identity(env []*yaml.Node) []*yaml.Node {
+// withPodName adds POD_NAME, the holder identity of a Lease, if the host name does not
+// distinguish the pods.
+func (g *group) withPodName(env []*yaml.Node) []*yaml.Node {
 	if text(get(g.object.pod, "hostNetwork")) != "true" || !g.elects() ||
 		slices.ContainsFunc(env, func(e *yaml.Node) bool { return text(get(e, "name")) == "POD_NAME" }) {
 		return env
 	}
-	g.note("POD_NAME was added: in the network of the host it tells the replicas apart when they compete for the Lease")
+	g.note("POD_NAME was added: it distinguishes the replicas in the Lease, because pods with hostNetwork have the name of their host")
 	field := mapping(scalar("fieldRef"), mapping(scalar("fieldPath"), scalar("metadata.name")))
 	return append(env, mapping(scalar("name"), scalar("POD_NAME"), scalar("valueFrom"), field))
 }
 
-// elects tells whether the new container has leader election.
+// elects reports whether the new container uses leader election.
 func (g *group) elects() bool {
 	return slices.ContainsFunc(g.sources, func(s *source) bool { return s.on(g.m.Tables, "leader-election") })
 }
 
-// overlap warns of a rollout in which old and new pods work at the same time.
-func (g *group) overlap() {
+// noteOverlap warns about a rollout during which the old and the new pod are both active.
+func (g *group) noteOverlap() {
 	strategy := text(get(g.object.node, "spec", "strategy", "type"))
-	if !g.elects() && text(get(g.object.node, "kind")) == "Deployment" && strategy != "Recreate" && !g.sources[0].on(g.m.Tables, "node-deployment") {
-		g.note("without --leader-election the old and the new pod work at the same time while a Deployment is rolled out: set strategy.type to Recreate, or --leader-election=true before and after")
+	if !g.elects() && text(get(g.object.node, "kind")) == "Deployment" && strategy != "Recreate" &&
+		!g.sources[0].on(g.m.Tables, "node-deployment") {
+		g.note("without --leader-election the old and the new pod are both active during the rollout of a Deployment. " +
+			"Set strategy.type to Recreate, or --leader-election=true before and after the migration")
 	}
-	g.annotations()
 }
 
-// annotations warns of those of the pod that name a container which is gone.
-func (g *group) annotations() {
+// noteAnnotations warns about annotations of the pod that name a removed container.
+func (g *group) noteAnnotations() {
 	annotations := get(g.object.node, "spec", "template", "metadata", "annotations")
 	for i := 0; annotations != nil && i+1 < len(annotations.Content); i += 2 {
 		key, value := annotations.Content[i].Value, annotations.Content[i+1].Value
@@ -267,9 +261,10 @@ func (g *group) annotations() {
 			switch {
 			case s.name == g.name:
 			case value == s.name && strings.HasPrefix(key, "kubectl.kubernetes.io/default-"):
-				g.note("the annotation %s still names %s; it should name %s", key, s.name, g.name)
+				g.note("the annotation %s names %s, which was removed. Set it to %s", key, s.name, g.name)
 			case key == "container.apparmor.security.beta.kubernetes.io/"+s.name:
-				g.note("the annotation %s names %s, which is gone: the API server refuses the pod until it ends with %s, or goes", key, s.name, g.name)
+				g.note("the annotation %s names %s, which was removed: the API server rejects the pod. "+
+					"Remove the annotation or replace its last part with %s", key, s.name, g.name)
 				g.m.rejected = true
 			}
 		}

@@ -10,8 +10,8 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// documents rewrites each document of a stream on its own, so that a change of one
-// leaves the text of the others alone.
+// documents rewrites each document of a stream separately, so that a change of one does not
+// touch the text of the others.
 func (m *migration) documents(stream string) (string, error) {
 	var out strings.Builder
 	for i, doc := range split(stream) {
@@ -24,7 +24,7 @@ func (m *migration) documents(stream string) (string, error) {
 	return out.String(), nil
 }
 
-// split cuts a stream in front of each line that begins a document.
+// split splits a stream before each line that begins a document.
 func split(stream string) []string {
 	var docs []string
 	begin := 0
@@ -43,7 +43,7 @@ func split(stream string) []string {
 	return append(docs, stream[begin:])
 }
 
-// parse reads the one document of doc; its result is nil where there is none.
+// parse parses a single document. It returns nil for an empty one.
 func parse(doc string) (*yaml.Node, error) {
 	decoder := yaml.NewDecoder(strings.NewReader(doc))
 	var root yaml.Node
@@ -51,19 +51,19 @@ func parse(doc string) (*yaml.Node, error) {
 		return nil, nil
 	} else if err != nil {
 		if strings.Contains(doc, "{{") {
-			return nil, fmt.Errorf("%w: this looks like a template; render it first, as by helm template, and migrate what comes out", err)
+			return nil, fmt.Errorf("%w. This looks like a template: render it, for example with helm template, and migrate the output", err)
 		}
 		return nil, err
 	}
 	return &root, checkAliases(&root)
 }
 
-// edit exchanges containers of one list.
+// edit replaces containers of one list.
 type edit struct {
 	list   *yaml.Node
-	spans  []span // of its items; nil where they do not have lines of their own
+	spans  []span // of its items; nil if items share lines
 	remove map[int]bool
-	insert map[int][]*yaml.Node // in front of this item
+	insert map[int][]*yaml.Node // by the index of the next item
 }
 
 func (m *migration) document(doc string) (string, error) {
@@ -83,7 +83,7 @@ func (m *migration) document(doc string) (string, error) {
 			if list != nil && list.Kind == yaml.SequenceNode {
 				e.spans = spansOf(lines, list)
 			}
-			if m.containers(w, e, lines); len(e.insert) > 0 {
+			if m.replaceContainers(w, e, lines); len(e.insert) > 0 {
 				edits = append(edits, e)
 			}
 		}
@@ -94,7 +94,7 @@ func (m *migration) document(doc string) (string, error) {
 	return rewrite(doc, lines, root, edits)
 }
 
-// workload is an object that makes pods.
+// workload is an object that creates pods.
 type workload struct {
 	name string // kind and name
 	node *yaml.Node
@@ -117,8 +117,8 @@ func workloads(n *yaml.Node) []workload {
 	return nil
 }
 
-// rewrite exchanges the lines of containers, and anew writes a document in which
-// that would not give what is meant.
+// rewrite replaces the lines of containers. If the result differs from the edited tree, it
+// encodes the whole document instead.
 func rewrite(doc string, lines []string, root *yaml.Node, edits []*edit) (string, error) {
 	spliced, bySplice := "", true
 	for _, e := range edits {
@@ -134,7 +134,7 @@ func rewrite(doc string, lines []string, root *yaml.Node, edits []*edit) (string
 		e.apply()
 	}
 	if anchor := danglingAlias(root); anchor != "" {
-		return "", fmt.Errorf("the anchor &%s is in a container that is to be replaced, and *%s refers to it from elsewhere: write the value out in both places first", anchor, anchor)
+		return "", fmt.Errorf("the anchor &%s is in a replaced container, and *%s refers to it from outside. Replace the alias with its value", anchor, anchor)
 	}
 	if bySplice {
 		if again, err := parse(spliced); err == nil && again != nil && equal(root, again) {
@@ -149,7 +149,7 @@ func rewrite(doc string, lines []string, root *yaml.Node, edits []*edit) (string
 	return out, err
 }
 
-// apply changes the tree.
+// apply applies e to the tree.
 func (e *edit) apply() {
 	var kept []*yaml.Node
 	for i, item := range e.list.Content {
@@ -161,11 +161,11 @@ func (e *edit) apply() {
 	e.list.Content = append(kept, e.insert[len(e.list.Content)]...)
 }
 
-// span is the lines of an item of a list: its comment from head on, itself from begin
-// on, up to end. Indexes count from 0, end is not part of it.
+// span holds the lines of an item of a list: its comment begins at head, the item at begin, and
+// the next line after it is end. Indexes begin at 0.
 type span struct{ head, begin, end int }
 
-// spansOf is nil where an item shares a line with something else.
+// spansOf returns the spans of the items of list, or nil if an item shares a line.
 func spansOf(lines []string, list *yaml.Node) []span {
 	if list.Style&yaml.FlowStyle != 0 || len(list.Content) == 0 {
 		return nil
@@ -210,7 +210,7 @@ func indentOf(line string) int { return len(line) - len(strings.TrimLeft(line, "
 
 func blank(line string) bool { return strings.TrimSpace(line) == "" }
 
-// comment is that above item i.
+// comment returns the comment above item i.
 func (e *edit) comment(lines []string, i int) string {
 	if e.spans == nil {
 		return e.list.Content[i].HeadComment
@@ -222,15 +222,15 @@ func (e *edit) comment(lines []string, i int) string {
 	return strings.Join(comment, "\n")
 }
 
-// lost are the comments inside a container that the new one does not have, with the name of
-// the old one.
-func (e *edit) lost(lines []string, s *source, container *yaml.Node) []string {
+// lostComments returns the comments inside a container that the new one does not have, with the
+// name of the old one.
+func (e *edit) lostComments(lines []string, s *source, container *yaml.Node) []string {
 	if e.spans == nil {
 		return nil
 	}
 	kept, err := encode(container, true)
 	if err != nil {
-		return nil // which is told when it is rendered
+		return nil // splice returns the error
 	}
 	var comments []string
 	for _, line := range lines[e.spans[s.index].begin:e.spans[s.index].end] {
@@ -242,7 +242,7 @@ func (e *edit) lost(lines []string, s *source, container *yaml.Node) []string {
 	return comments
 }
 
-// splice exchanges lines, from the last to the first so that the others keep their place.
+// splice replaces lines from the last to the first, so that the indexes of the others stay valid.
 func splice(lines []string, edits []*edit) (string, error) {
 	newline := "\n"
 	if len(lines) > 1 && strings.HasSuffix(lines[0], "\r\n") {
@@ -258,14 +258,14 @@ func splice(lines []string, edits []*edit) (string, error) {
 					return "", err
 				}
 			}
-			lines = e.exchange(lines, i, block)
+			lines = e.replaceItem(lines, i, block)
 		}
 	}
 	return strings.Join(lines, ""), nil
 }
 
-// exchange puts block in front of item i, and takes that out where it is to be removed.
-func (e *edit) exchange(lines []string, i int, block []string) []string {
+// replaceItem inserts block before item i, and removes the item if e says so.
+func (e *edit) replaceItem(lines []string, i int, block []string) []string {
 	if i == len(e.spans) {
 		return slices.Insert(lines, e.spans[i-1].end, block...)
 	}
@@ -279,7 +279,7 @@ func (e *edit) exchange(lines []string, i int, block []string) []string {
 	if len(block) > 0 {
 		return slices.Replace(lines, s.begin, s.end, block...)
 	}
-	end := s.end // with the empty lines below it, or two gaps would meet
+	end := s.end // with the empty lines below it
 	for end < len(lines) && blank(lines[end]) && lines[end] != "" {
 		end++
 	}
@@ -289,7 +289,7 @@ func (e *edit) exchange(lines []string, i int, block []string) []string {
 	return slices.Delete(lines, s.head, end)
 }
 
-// isCompact tells whether the dash of the item at begin stands right below its key.
+// isCompact reports whether the dash of the item at begin is in the column of its key.
 func isCompact(lines []string, begin int) bool {
 	for i := begin - 1; i >= 0; i-- {
 		if !blank(lines[i]) && !strings.HasPrefix(strings.TrimSpace(lines[i]), "#") {
@@ -299,7 +299,7 @@ func isCompact(lines []string, begin int) bool {
 	return true
 }
 
-// render writes containers as items whose dash has the given indent.
+// render returns containers as the lines of items whose dash has the given indent.
 func render(nodes []*yaml.Node, indent int, compact bool, newline string) ([]string, error) {
 	list, err := encode(sequence(nodes...), compact)
 	if err != nil {

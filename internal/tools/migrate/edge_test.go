@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// deployment has containers, each as the lines of an item.
+// deployment returns a Deployment with containers, each given as the lines of an item.
 func deployment(containers ...string) string {
 	return `apiVersion: apps/v1
 kind: Deployment
@@ -23,7 +23,7 @@ spec:
 ` + strings.Join(containers, "")
 }
 
-// sidecar is a container that calls the socket at address.
+// sidecar returns the lines of a container with the socket /csi/csi.sock.
 func sidecar(name string, args ...string) string {
 	quoted := []string{}
 	for _, a := range append([]string{"--csi-address=/csi/csi.sock"}, args...) {
@@ -44,18 +44,18 @@ func migrated(t *testing.T, manifest string, perRole bool) Result {
 func TestErrors(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct{ manifest, want string }{
-		"empty":                          {"", "nothing to replace"},
-		"only comments":                  {"# nothing\n---\n# here\n", "nothing to replace"},
-		"another object":                 {"kind: ConfigMap\ndata: {image: csi-attacher}\n", "nothing to replace"},
-		"other containers":               {deployment("      - {name: csi-resizer, image: csi-resizer}\n"), "nothing to replace"},
-		"a provisioner of another kind":  {deployment("      - {name: p, image: example/nfs-subdir-external-provisioner:v4}\n"), "nothing to replace"},
-		"a driver whose name ends alike": {deployment("      - {name: p, image: example/my-csi-provisioner:v4}\n"), "nothing to replace"},
-		"containers that are no list":    {"kind: Deployment\nspec: {template: {spec: {containers: csi-attacher}}}\n", "nothing to replace"},
-		"a list of nothing":              {"kind: List\nitems:\n", "nothing to replace"},
-		"not YAML":                       {"a: b\n---\nkind: [\n", "document 2"},
-		"a template":                     {"kind: Deployment\nspec:\n  {{- if .Values.x }}\n", "helm template"},
-		"an anchor in itself":            {"kind: &a [*a]\n", "contains itself"},
-		"an anchor that goes":            {deployment(sidecar("csi-attacher")+"        volumeMounts: &m [{name: s, mountPath: /csi}]\n", "      - {name: x, image: y, volumeMounts: *m}\n"), "&m"},
+		"empty":                                    {"", "nothing to replace"},
+		"only comments":                            {"# nothing\n---\n# here\n", "nothing to replace"},
+		"another object":                           {"kind: ConfigMap\ndata: {image: csi-attacher}\n", "nothing to replace"},
+		"other containers":                         {deployment("      - {name: csi-resizer, image: csi-resizer}\n"), "nothing to replace"},
+		"a provisioner of another kind":            {deployment("      - {name: p, image: example/nfs-subdir-external-provisioner:v4}\n"), "nothing to replace"},
+		"a driver whose name ends alike":           {deployment("      - {name: p, image: example/my-csi-provisioner:v4}\n"), "nothing to replace"},
+		"containers that are no list":              {"kind: Deployment\nspec: {template: {spec: {containers: csi-attacher}}}\n", "nothing to replace"},
+		"a list of nothing":                        {"kind: List\nitems:\n", "nothing to replace"},
+		"not YAML":                                 {"a: b\n---\nkind: [\n", "document 2"},
+		"a template":                               {"kind: Deployment\nspec:\n  {{- if .Values.x }}\n", "helm template"},
+		"an anchor in itself":                      {"kind: &a [*a]\n", "contains itself"},
+		"an anchor in a container that is removed": {deployment(sidecar("csi-attacher")+"        volumeMounts: &m [{name: s, mountPath: /csi}]\n", "      - {name: x, image: y, volumeMounts: *m}\n"), "&m"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -70,7 +70,7 @@ func TestErrors(t *testing.T) {
 	}
 }
 
-// TestArguments: what becomes of flags in all their spellings.
+// TestArguments migrates flags in all their spellings.
 func TestArguments(t *testing.T) {
 	t.Parallel()
 	const both = "--controllers=provisioner,attacher --csi-address=/csi/csi.sock"
@@ -86,15 +86,15 @@ func TestArguments(t *testing.T) {
 		"for one":                   {nil, []string{"--timeout=1m"}, both + " --attacher-timeout=1m", ""},
 		"the last one counts":       {[]string{"--timeout=1m", "--timeout=2m"}, nil, both + " --provisioner-timeout=2m", ""},
 		"a switch that is off":      {[]string{"--immediate-topology=false"}, nil, both + " --immediate-topology=false", ""},
-		"of a role that is off":     {[]string{"--capacity-threads=3"}, nil, both, "belongs to a role that did not run"},
+		"of a role that is off":     {[]string{"--capacity-threads=3"}, nil, both, "its role did not run"},
 		"gates of both":             {[]string{"--feature-gates=Topology=true"}, []string{"--feature-gates=Topology=false,Nope=true"}, both + " --feature-gates=Topology=true", "Nope"},
 		"labels of both":            {[]string{"--leader-election-labels=a:b"}, []string{"--leader-election-labels=c:d"}, both + " --leader-election-labels=a:b,c:d", ""},
 		"a limit without its burst": {[]string{"--kube-api-qps=9"}, nil, both + " --kube-api-qps=9 --kube-api-burst=10", ""},
-		"other logging":             {[]string{"--logging-format=json"}, []string{"--logging-format=text"}, both + " --logging-format=json", "one for all roles"},
+		"other logging":             {[]string{"--logging-format=json"}, []string{"--logging-format=text"}, both + " --logging-format=json", "applies to all roles"},
 		"one endpoint":              {[]string{"--http-endpoint=:1"}, []string{"--metrics-address=:2", "--metrics-path=/m"}, both + " --http-endpoint=:1", "--metrics-path=/m"},
 		"endpoint of the second":    {[]string{"--http-endpoint="}, []string{"--http-endpoint=:2"}, both + " --http-endpoint=:2", ""},
 		"longest Lease": {[]string{"--leader-election", "--leader-election-retry-period=1s"}, []string{"--leader-election", "--leader-election-lease-duration=1m"},
-			both + " --leader-election --leader-election-lease-duration=1m", "times of leader election differ"},
+			both + " --leader-election --leader-election-lease-duration=1m", "timings of leader election differ"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -110,7 +110,20 @@ func TestArguments(t *testing.T) {
 	}
 }
 
-// TestGroups: what cannot be in one container has two.
+func TestImageName(t *testing.T) {
+	t.Parallel()
+	for image, want := range map[string]string{
+		"csi-provisioner": "csi-provisioner", "csi-provisioner:v5": "csi-provisioner",
+		"host.example:5000/a/csi-attacher:v4.8.0": "csi-attacher", "host.example:5000/csi-attacher": "csi-attacher",
+		"a/csi-attacher@sha256:0123": "csi-attacher", "a/csi-attacher:v4@sha256:01": "csi-attacher",
+	} {
+		if got := ImageName(image); got != want {
+			t.Errorf("%s: %s, want %s", image, got, want)
+		}
+	}
+}
+
+// TestGroups expects two containers for sidecars that cannot share one.
 func TestGroups(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
@@ -119,7 +132,7 @@ func TestGroups(t *testing.T) {
 	}{
 		"another socket":               {nil, []string{"--csi-address=/other.sock"}, "its socket"},
 		"another cluster":              {nil, []string{"--kubeconfig=/k"}, "--kubeconfig"},
-		"one per node":                 {[]string{"--node-deployment"}, nil, "for its node only"},
+		"one per node":                 {[]string{"--node-deployment"}, nil, "is distributed"},
 		"Leases in two namespaces":     {[]string{"--leader-election"}, []string{"--leader-election", "--leader-election-namespace=x"}, "another namespace"},
 		"a namespace that counts not":  {[]string{"--leader-election"}, []string{"--leader-election-namespace=x"}, ""},
 		"the same socket with unix://": {nil, []string{"--csi-address=unix:///csi/csi.sock"}, ""},
@@ -140,10 +153,10 @@ func TestTopolvm(t *testing.T) {
 		return deployment("      - name: c\n        image: " + image + "\n        command: [/topolvm-controller" + more + "]\n")
 	}
 	for name, tt := range map[string]struct{ manifest, want, note string }{
-		"current":         {controller("topolvm:0.40.1", ""), "--profile=topolvm ", "cannot be removed"},
-		"before v0.40":    {controller("example/topolvm-with-sidecar:v0.39.0", ""), "--profile=topolvm-classic ", "cannot be removed"},
+		"current":         {controller("topolvm:0.40.1", ""), "--profile=topolvm ", "was kept with its flags"},
+		"before v0.40":    {controller("example/topolvm-with-sidecar:v0.39.0", ""), "--profile=topolvm-classic ", "was kept with its flags"},
 		"with a Lease":    {controller("topolvm:1.0.0", ", --leader-election-id=x"), "--leader-election-id=x ", "Lease x"},
-		"its own socket":  {controller("topolvm:1.0.0", ", --csi-socket=/a/b.sock"), "--csi-address=/a/b.sock ", "cannot be removed"},
+		"its own socket":  {controller("topolvm:1.0.0", ", --csi-socket=/a/b.sock"), "--csi-address=/a/b.sock ", "was kept with its flags"},
 		"without a Lease": {controller("topolvm:1.0.0", ", --leader-election=false"), "", "without leader election"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -159,13 +172,13 @@ func TestTopolvm(t *testing.T) {
 	}
 }
 
-// TestOldProgram: what this version cannot replace stays, and is named.
+// TestOldProgram keeps a sidecar that this version does not replace, and notes it.
 func TestOldProgram(t *testing.T) {
 	t.Parallel()
 	without := tables()
 	delete(without.Commands, "attach")
 	r, err := Run([]byte(deployment(sidecar("csi-attacher"))), Options{Image: image, Tables: without})
-	if !errors.Is(err, ErrNothing) || !strings.Contains(fmt.Sprint(r.Notes), "csi-attacher stays as it is") {
+	if !errors.Is(err, ErrNothing) || !strings.Contains(fmt.Sprint(r.Notes), "csi-attacher was kept") {
 		t.Errorf("%v, %v", err, r.Notes)
 	}
 }
@@ -181,7 +194,7 @@ func TestArgumentsThatAreNotAccepted(t *testing.T) {
 	}
 }
 
-// TestLinesStay: line ends of Windows, and a last line without any.
+// TestLinesStay migrates a manifest with carriage returns, and one whose last line has no newline.
 func TestLinesStay(t *testing.T) {
 	t.Parallel()
 	manifest := deployment(sidecar("csi-attacher")) + "      volumes:   # here"
@@ -198,7 +211,7 @@ func TestLinesStay(t *testing.T) {
 	}
 }
 
-// FuzzRun: no input makes it panic, and what it writes can be read and is done.
+// FuzzRun searches for a panic, and for a result that is invalid or can be migrated again.
 func FuzzRun(f *testing.F) {
 	f.Add(deployment(sidecar("csi-provisioner", "--v=5"), sidecar("csi-attacher")), false)
 	f.Add("kind: List\nitems: [{kind: DaemonSet, spec: {template: {spec: {containers: [{image: csi-attacher, args: [-v]}]}}}}]", true)

@@ -2,16 +2,17 @@ package migrate
 
 import (
 	"path"
+	"regexp"
 	"slices"
 	"strings"
 
 	"go.yaml.in/yaml/v3"
 )
 
-// kind is what a container runs.
+// kind is the program that a container runs.
 type kind string
 
-// The kinds that can be replaced, and what becomes of each.
+// The programs that can be replaced.
 const (
 	csiProvisioner kind = "csi-provisioner"
 	csiAttacher    kind = "csi-attacher"
@@ -20,24 +21,24 @@ const (
 
 var kinds = []kind{csiProvisioner, csiAttacher, topolvm}
 
-// commands are the subcommands that have the flags of each kind.
+// commands are the subcommands with the flags of each kind.
 var commands = map[kind]string{csiProvisioner: "provision", csiAttacher: "attach", topolvm: "nodecontroller"}
 
-// source is a container that is to be replaced.
+// source is a container to be replaced.
 type source struct {
 	kind  kind
 	index int        // in its list
 	name  string     // of the container
 	node  *yaml.Node // without anchors
-	flags []given
+	flags []setting
 	roles []string
-	env   map[string]string // values that the manifest tells
+	env   map[string]string // the variables with a value in the manifest
 }
 
-// kindOf is what a container runs, "" for anything that stays as it is.
+// kindOf returns the program of a container, "" for a container to keep.
 func kindOf(c *yaml.Node) kind {
 	argv := argumentsOf(c)
-	if isOurs(c, argv) {
+	if runsStorageController(c, argv) {
 		return ""
 	}
 	if command := items(get(c, "command")); len(command) > 0 {
@@ -50,27 +51,24 @@ func kindOf(c *yaml.Node) kind {
 	return kind(Sidecar(text(get(c, "name")), text(get(c, "image")), args))
 }
 
-// Sidecar is the program that a container without a command of its own runs, by its name, image and
-// arguments: csi-provisioner, csi-attacher or topolvm-controller; "" for anything else.
+// Sidecar returns the program of a container without a command, from its name, image and
+// arguments: csi-provisioner, csi-attacher, topolvm-controller, or "" for any other.
 func Sidecar(name, image string, args []string) string {
-	return string(sidecarOf(name, imageName(image), args))
-}
-
-func sidecarOf(name, image string, args []string) kind {
+	image = ImageName(image)
 	if k := kindOfProgram(image); k != "" {
-		return k
+		return string(k)
 	}
-	// A mirror may have put something in front of the name, or hidden it: then the
-	// socket has to be there too, lest a driver with such a name be taken for a sidecar.
+	// A mirror may have prefixed or replaced the image name. Then --csi-address is required, so
+	// that a driver with a similar name is not mistaken for a sidecar.
 	if !slices.ContainsFunc(args, isCSIAddress) {
 		return ""
 	}
 	for _, hint := range []string{image, name} {
-		switch {
-		case strings.HasSuffix(hint, "-csi-provisioner"), strings.HasSuffix(hint, "csi-external-provisioner"), hint == string(csiProvisioner):
-			return csiProvisioner
-		case strings.HasSuffix(hint, "-csi-attacher"), strings.HasSuffix(hint, "csi-external-attacher"), hint == string(csiAttacher):
-			return csiAttacher
+		for _, k := range []kind{csiProvisioner, csiAttacher} {
+			external := strings.Replace(string(k), "csi-", "csi-external-", 1)
+			if hint == string(k) || strings.HasSuffix(hint, "-"+string(k)) || strings.HasSuffix(hint, external) {
+				return string(k)
+			}
 		}
 	}
 	return ""
@@ -88,8 +86,8 @@ func kindOfProgram(name string) kind {
 	return ""
 }
 
-// imageName is the last part of an image without tag and digest.
-func imageName(image string) string {
+// ImageName returns the last path element of an image reference, without tag and digest.
+func ImageName(image string) string {
 	image, _, _ = strings.Cut(image, "@")
 	image, _, _ = strings.Cut(path.Base(image), ":")
 	return image
@@ -100,21 +98,20 @@ func isCSIAddress(arg string) bool {
 	return name == "csi-address" || name == "csi_address"
 }
 
-// argumentsOf are the arguments of the program of a container.
+// argumentsOf returns the arguments of the program of a container, from command and args.
 func argumentsOf(c *yaml.Node) []*yaml.Node {
-	var argv []*yaml.Node
-	if command := items(get(c, "command")); len(command) > 0 {
-		argv = append(argv, command[1:]...)
+	argv := items(get(c, "command"))
+	if len(argv) > 0 {
+		argv = argv[1:]
 	}
-	return append(argv, items(get(c, "args"))...)
+	return slices.Concat(argv, items(get(c, "args")))
 }
 
-// subcommands of this program.
 var subcommands = []string{"all", "provision", "attach", "capacity", "nodecontroller"}
 
-// isOurs tells whether a container runs this program already.
-func isOurs(c *yaml.Node, argv []*yaml.Node) bool {
-	if imageName(text(get(c, "image"))) == "storage-controller" {
+// runsStorageController reports whether a container runs this program already.
+func runsStorageController(c *yaml.Node, argv []*yaml.Node) bool {
+	if ImageName(text(get(c, "image"))) == "storage-controller" {
 		return true
 	}
 	command := items(get(c, "command"))
@@ -124,11 +121,11 @@ func isOurs(c *yaml.Node, argv []*yaml.Node) bool {
 	return len(argv) > 0 && slices.Contains(subcommands, text(argv[0]))
 }
 
-// runsNodecontroller tells whether one of containers does already what topolvm-controller did.
+// runsNodecontroller reports whether one of containers runs the role nodecontroller already.
 func runsNodecontroller(containers []*yaml.Node) bool {
 	return slices.ContainsFunc(containers, func(c *yaml.Node) bool {
 		argv := argumentsOf(c)
-		if !isOurs(c, argv) || len(argv) == 0 {
+		if !runsStorageController(c, argv) || len(argv) == 0 {
 			return false
 		}
 		return text(argv[0]) == "nodecontroller" || slices.ContainsFunc(argv, func(arg *yaml.Node) bool {
@@ -138,28 +135,28 @@ func runsNodecontroller(containers []*yaml.Node) bool {
 	})
 }
 
-// wrapper is the name of a sidecar that a shell starts, "" for none. Nobody can tell
-// what else the script does, so that it stays.
-func wrapper(c *yaml.Node) string {
+// sidecarOfShell returns the sidecar that a shell starts, or "". Such a container is kept,
+// because its script may do more than that.
+func sidecarOfShell(c *yaml.Node) kind {
 	command := items(get(c, "command"))
 	if len(command) == 0 || !slices.Contains([]string{"sh", "bash", "ash"}, path.Base(text(command[0]))) {
 		return ""
 	}
-	if k := kindOfProgram(imageName(text(get(c, "image")))); k != "" {
-		return string(k)
+	if k := kindOfProgram(ImageName(text(get(c, "image")))); k != "" {
+		return k
 	}
 	for _, arg := range argumentsOf(c) {
 		for _, k := range kinds {
 			if strings.Contains(text(arg), string(k)) {
-				return string(k)
+				return k
 			}
 		}
 	}
 	return ""
 }
 
-// environment is what of the variables of a container has its value in the manifest;
-// of the others, what they stand for.
+// environment returns the values of the variables of a container. A variable that is set from a
+// field of the pod has a reference to that field as its value.
 func environment(c *yaml.Node) map[string]string {
 	env := map[string]string{}
 	for _, e := range items(get(c, "env")) {
@@ -174,31 +171,19 @@ func environment(c *yaml.Node) map[string]string {
 	return env
 }
 
-// expand puts in values for $(NAME), as the kubelet does; what it does not know stays.
+// reference matches a reference to a variable, and an escaped dollar sign.
+var reference = regexp.MustCompile(`\$\$|\$\([^)$]*\)`)
+
+// expand replaces $(NAME) with the value of the variable, as the kubelet does. References to
+// unknown variables are kept.
 func expand(s string, env map[string]string) string {
-	var b strings.Builder
-	for {
-		before, rest, found := strings.Cut(s, "$")
-		b.WriteString(before)
-		if !found {
-			return b.String()
+	return reference.ReplaceAllStringFunc(s, func(ref string) string {
+		if ref == "$$" {
+			return "$"
 		}
-		s = rest
-		switch {
-		case strings.HasPrefix(rest, "$"):
-			b.WriteString("$")
-			s = rest[1:]
-		case strings.HasPrefix(rest, "("):
-			name, after, closed := strings.Cut(rest[1:], ")")
-			value, known := env[name]
-			if !closed || !known {
-				b.WriteString("$")
-				continue
-			}
-			b.WriteString(value)
-			s = after
-		default:
-			b.WriteString("$")
+		if value, known := env[ref[len("$("):len(ref)-len(")")]]; known {
+			return value
 		}
-	}
+		return ref
+	})
 }

@@ -3,36 +3,42 @@ package migrate
 import (
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 
 	"go.yaml.in/yaml/v3"
 )
 
-// given is a flag of a source.
-type given struct {
-	name  string // in its own spelling
-	value string // as in the manifest, with references to variables
-	known string // value with those of them that the manifest tells
-	bare  bool   // it stands without a value
-	node  *yaml.Node
+// setting is a flag of a source with its value.
+type setting struct {
+	name     string     // as storage-controller spells it
+	value    string     // as in the manifest, with references to variables
+	expanded string     // value with the variables that have a value in the manifest
+	bare     bool       // the flag has no value
+	node     *yaml.Node // the argument in the manifest, for its style and comments
 }
 
-// String is the flag as an argument, with the known value.
-func (g given) String() string {
-	if g.bare {
-		return "--" + g.name
-	}
-	return "--" + g.name + "=" + g.known
+// newSetting returns a flag that no source has.
+func newSetting(name, value string) setting {
+	return setting{name: name, value: value, expanded: value, node: &yaml.Node{}}
 }
 
-// argument is the flag in the manifest, in the style that it had.
-func (g given) argument() *yaml.Node {
-	arg := scalar("--" + g.name + "=" + g.value)
-	if g.bare {
-		arg.Value = "--" + g.name
+// String returns f as a command line argument, with the expanded value.
+func (f setting) String() string {
+	if f.bare {
+		return "--" + f.name
 	}
-	arg.Style = g.node.Style & (yaml.DoubleQuotedStyle | yaml.SingleQuotedStyle)
-	arg.HeadComment, arg.LineComment, arg.FootComment = g.node.HeadComment, g.node.LineComment, g.node.FootComment
+	return "--" + f.name + "=" + f.expanded
+}
+
+// argument returns f as an argument in the manifest, in the style of the source.
+func (f setting) argument() *yaml.Node {
+	arg := scalar("--" + f.name + "=" + f.value)
+	if f.bare {
+		arg.Value = "--" + f.name
+	}
+	arg.Style = f.node.Style & (yaml.DoubleQuotedStyle | yaml.SingleQuotedStyle)
+	arg.HeadComment, arg.LineComment, arg.FootComment = f.node.HeadComment, f.node.LineComment, f.node.FootComment
 	return arg
 }
 
@@ -44,7 +50,7 @@ func (t Tables) flag(command, name string) (Flag, bool) {
 	return t.Commands[command][i], true
 }
 
-// rolesWith are the roles of "all" that have an option.
+// rolesWith returns the names of the roles of "all" that have an option.
 func (t Tables) rolesWith(option string) []string {
 	var names []string
 	for _, r := range t.Roles {
@@ -55,13 +61,13 @@ func (t Tables) rolesWith(option string) []string {
 	return names
 }
 
-// shortV is -v with its number right behind it.
+// shortV matches -v with a number and no space.
 var shortV = regexp.MustCompile(`^-v=?([0-9]+)$`)
 
-// read takes the flags of s from its arguments. What is no flag is in rest. The flags are
-// spelled as ours are: two dashes, and no underscores. The last of several equal ones wins,
-// unless they add up.
-func (s *source) read(t Tables) (rest []string) {
+// readFlags sets s.flags from the arguments of the container and returns the arguments that are
+// no flags. It spells flags with two dashes and without underscores. The last of several equal
+// flags wins, except for lists.
+func (s *source) readFlags(t Tables) (rest []string) {
 	argv := argumentsOf(s.node)
 	for i := 0; i < len(argv); i++ {
 		arg := text(argv[i])
@@ -75,129 +81,131 @@ func (s *source) read(t Tables) (rest []string) {
 		}
 		name, value, hasValue := strings.Cut(body, "=")
 		name = strings.ReplaceAll(name, "_", "-")
-		g := given{name: name, value: value, node: argv[i]}
+		f := setting{name: name, value: value, node: argv[i]}
 		if !hasValue {
-			f, known := t.flag(commands[s.kind], s.renamed(name))
+			flag, known := t.flag(commands[s.kind], s.renamed(name))
 			next := i + 1
 			switch {
-			case known && !f.Bare && next < len(argv), !known && next < len(argv) && !strings.HasPrefix(text(argv[next]), "-"):
-				g.value, i = text(argv[next]), next
+			case known && !flag.Bare && next < len(argv), !known && next < len(argv) && !strings.HasPrefix(text(argv[next]), "-"):
+				f.value, i = text(argv[next]), next
 			default:
-				g.value, g.bare = "true", known && f.Bare
+				f.value, f.bare = "true", known && flag.Bare
 			}
 		}
-		g.known = expand(g.value, s.env)
-		s.add(g)
+		f.expanded = expand(f.value, s.env)
+		s.add(f)
 	}
 	return rest
 }
 
-// addUp are flags that may be given several times.
-var addUp = []string{"feature-gates", "leader-election-labels"}
+// lists are the flags whose values are joined if they are given several times.
+var lists = []string{"feature-gates", "leader-election-labels"}
 
-func (s *source) add(g given) {
-	i := slices.IndexFunc(s.flags, func(have given) bool { return have.name == g.name })
+func (s *source) add(f setting) {
+	i := slices.IndexFunc(s.flags, func(have setting) bool { return have.name == f.name })
 	switch {
 	case i < 0:
-		s.flags = append(s.flags, g)
-	case slices.Contains(addUp, g.name):
-		s.flags[i].value += "," + g.value
-		s.flags[i].known += "," + g.known
+		s.flags = append(s.flags, f)
+	case slices.Contains(lists, f.name):
+		s.flags[i].value += "," + f.value
+		s.flags[i].expanded += "," + f.expanded
 	default:
-		s.flags[i] = g
+		s.flags[i] = f
 	}
 }
 
-// get is a flag that was given, or its default.
+// get returns the expanded value of a flag, or its default.
 func (s *source) get(t Tables, name string) string {
-	if g, ok := s.lookup(name); ok {
-		return g.known
+	if f, ok := s.lookup(name); ok {
+		return f.expanded
 	}
 	if s.kind == topolvm && name == "leader-election" {
 		return "true"
 	}
-	f, _ := t.flag(commands[s.kind], name)
-	return f.Default
+	flag, _ := t.flag(commands[s.kind], name)
+	return flag.Default
 }
 
-func (s *source) lookup(name string) (given, bool) {
-	for _, g := range s.flags {
-		if g.name == name {
-			return g, true
+func (s *source) lookup(name string) (setting, bool) {
+	for _, f := range s.flags {
+		if f.name == name {
+			return f, true
 		}
 	}
-	return given{}, false
+	return setting{}, false
 }
 
+// on reports whether a boolean flag is true.
 func (s *source) on(t Tables, name string) bool { return isTrue(s.get(t, name)) }
 
 func isTrue(value string) bool {
-	return slices.Contains([]string{"1", "t", "T", "true", "TRUE", "True"}, value)
+	on, err := strconv.ParseBool(value)
+	return err == nil && on
 }
 
-// renamed is the name that a flag of an older release has now.
+// renamed returns the current name of a flag of an older release.
 func (s *source) renamed(name string) string {
-	if s.kind == topolvm {
-		return name
-	}
-	if name == "enable-leader-election" {
+	if s.kind != topolvm && name == "enable-leader-election" {
 		return "leader-election"
 	}
 	return name
 }
 
-// gone are flags of older releases without a successor, and why nothing is lost.
-var gone = map[string]string{
-	"provisioner":              "the name of the driver is asked for over its socket",
-	"leader-election-type":     "leader election always uses Leases; make sure that no older replica, which may lock something else, runs at the same time",
-	"leader-election-identity": "the holder of a Lease is named after POD_NAME, else after the host",
-	"connection-timeout":       "the connection to the driver is waited for as long as it takes; --timeout bounds each call",
-	"provisioning-retry-count": "failures are retried without end, with delays from --retry-interval-start to --retry-interval-max",
-	"deletion-retry-count":     "failures are retried without end, with delays from --retry-interval-start to --retry-interval-max",
-	"dummy":                    "drivers without attach need no flag: they do not report PUBLISH_UNPUBLISH_VOLUME",
+// removedFlags explains the flags of older releases that have no successor.
+var removedFlags = map[string]string{
+	"provisioner": "the driver name is read from the driver (GetPluginInfo)",
+	"leader-election-type": "leader election always uses Leases. " +
+		"Make sure that no older replica runs at the same time, because it may use another lock",
+	"leader-election-identity": "the holder identity of a Lease is POD_NAME, or the host name",
+	"connection-timeout":       "the connection to the driver has no timeout; --timeout bounds each call",
+	"provisioning-retry-count": unlimitedRetries,
+	"deletion-retry-count":     unlimitedRetries,
+	"dummy":                    "a driver without PUBLISH_UNPUBLISH_VOLUME needs no flag",
 }
 
-// carry drops and renames the flags of s that are not ours, with a note for each.
-func (s *source) carry(t Tables, note func(format string, args ...any)) {
-	var kept []given
-	for _, g := range s.flags {
-		if name := s.renamed(g.name); name != g.name {
-			note("--%s of %s is now --%s", g.name, s.name, name)
-			g.name = name
+const unlimitedRetries = "the number of retries is not limited; the back-off is --retry-interval-start to --retry-interval-max"
+
+// carryOver drops and renames the flags of s that storage-controller does not have, with a note for each.
+func (s *source) carryOver(t Tables, note func(format string, args ...any)) {
+	var kept []setting
+	for _, f := range s.flags {
+		if name := s.renamed(f.name); name != f.name {
+			note("--%s of %s is now --%s", f.name, s.name, name)
+			f.name = name
 		}
-		if _, known := t.flag(commands[s.kind], g.name); !known {
-			why := gone[g.name]
+		if _, known := t.flag(commands[s.kind], f.name); !known {
+			why := removedFlags[f.name]
 			if why == "" {
 				why = "storage-controller has no such flag"
 			}
-			note("--%s=%s of %s was dropped: %s", g.name, g.value, s.name, why)
+			note("--%s=%s of %s was dropped: %s", f.name, f.value, s.name, why)
 			continue
 		}
-		if g.name == "feature-gates" {
-			g = s.knownGates(t, g, note)
+		if f.name == "feature-gates" {
+			f = s.knownGates(t, f, note)
 		}
-		if g.name != "feature-gates" || g.value != "" {
-			kept = append(kept, g)
+		if f.name != "feature-gates" || f.value != "" {
+			kept = append(kept, f)
 		}
 	}
 	s.flags = kept
 }
 
-// knownGates is g without the gates that we do not have.
-func (s *source) knownGates(t Tables, g given, note func(format string, args ...any)) given {
+// knownGates returns f without the unknown feature gates, with a note for each of them.
+func (s *source) knownGates(t Tables, f setting, note func(format string, args ...any)) setting {
 	var kept []string
-	for item := range strings.SplitSeq(g.value, ",") {
-		name, _, _ := strings.Cut(strings.TrimSpace(item), "=")
-		if name == "" {
-			continue
+	for item := range strings.SplitSeq(f.value, ",") {
+		item = strings.TrimSpace(item)
+		name, _, _ := strings.Cut(item, "=")
+		switch {
+		case name == "":
+		case slices.Contains(t.Gates, name), strings.Contains(name, "$"):
+			kept = append(kept, item)
+		default:
+			note("the feature gate %s of %s was dropped: storage-controller has no such gate", item, s.name)
 		}
-		if !slices.Contains(t.Gates, name) && !strings.Contains(name, "$") {
-			note("the feature gate %s of %s was dropped: storage-controller has no such gate", strings.TrimSpace(item), s.name)
-			continue
-		}
-		kept = append(kept, strings.TrimSpace(item))
 	}
-	g.value = strings.Join(kept, ",")
-	g.known = expand(g.value, s.env)
-	return g
+	f.value = strings.Join(kept, ",")
+	f.expanded = expand(f.value, s.env)
+	return f
 }

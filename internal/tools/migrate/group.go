@@ -1,6 +1,7 @@
 package migrate
 
 import (
+	"cmp"
 	"fmt"
 	"path"
 	"slices"
@@ -9,13 +10,13 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// group is the sources that one new container replaces.
+// group holds the sources that one new container replaces.
 type group struct {
 	sources []*source
 	command string // its subcommand
 	name    string // of the new container
 	object  workload
-	others  []*yaml.Node // containers of the list that stay
+	others  []*yaml.Node // containers of the list that are kept
 	m       *migration
 }
 
@@ -23,14 +24,14 @@ func (g *group) note(format string, args ...any) {
 	g.m.note(g.object.name, g.name, format, args...)
 }
 
-// containers exchanges what can be of one list of containers.
-func (m *migration) containers(w workload, e *edit, lines []string) {
+// replaceContainers adds the replacements in one list of containers to e.
+func (m *migration) replaceContainers(w workload, e *edit, lines []string) {
 	sources := m.sources(w, e.list)
 	for _, g := range m.groups(w, e.list, sources) {
 		node, comments := g.container(), []string{}
 		at := g.sources[0].index
 		for i, s := range g.sources {
-			if s.kind == topolvm { // which stays
+			if s.kind == topolvm { // its container is kept
 				if i == 0 {
 					at++
 				}
@@ -42,7 +43,7 @@ func (m *migration) containers(w workload, e *edit, lines []string) {
 			}
 		}
 		for _, s := range g.replaced() {
-			comments = append(comments, e.lost(lines, s, node)...)
+			comments = append(comments, e.lostComments(lines, s, node)...)
 		}
 		for _, n := range m.notes {
 			if n.Object == w.name && n.Container == g.name {
@@ -51,113 +52,111 @@ func (m *migration) containers(w workload, e *edit, lines []string) {
 		}
 		node.HeadComment = strings.Join(comments, "\n")
 		e.insert[at] = append(e.insert[at], node)
-		m.hints(g)
+		m.notePermissions(g)
 	}
 }
 
-// sources are the containers of a list that can be replaced.
+// sources returns the containers of a list that can be replaced.
 func (m *migration) sources(w workload, list *yaml.Node) []*source {
 	var sources []*source
 	for i, item := range items(list) {
 		c := resolved(item)
 		name := text(get(c, "name"))
-		if program := wrapper(c); program != "" {
-			m.note(w.name, "", "container %s stays as it is: a shell starts %s there, and what else its script does cannot be told. Call %s without a shell and migrate again", name, program, program)
+		if program := sidecarOfShell(c); program != "" {
+			m.note(w.name, "", "container %s was kept: a shell script starts %s and may do more than that. Call %s without a shell and migrate again",
+				name, program, program)
 			continue
 		}
 		s := &source{kind: kindOf(c), index: i, name: name, node: c, env: environment(c)}
 		if s.kind == "" {
 			continue
 		}
-		rest := s.read(m.Tables)
-		if why := m.stays(s, list); why != "" {
-			m.note(w.name, "", "container %s stays as it is: %s", name, why)
+		rest := s.readFlags(m.Tables)
+		if why := m.whyKept(s, list); why != "" {
+			m.note(w.name, "", "container %s was kept: %s", name, why)
 			continue
 		} else if s.kind == topolvm && runsNodecontroller(items(list)) {
 			continue
 		}
 		for _, arg := range rest {
-			m.note(w.name, "", "the argument %q of %s was dropped: it is no flag", arg, name)
+			m.note(w.name, "", "the argument %q of %s was dropped: it is not a flag", arg, name)
 		}
 		sources = append(sources, s)
 	}
 	return sources
 }
 
-// stays is why a container cannot be replaced, "" if it can.
-func (m *migration) stays(s *source, list *yaml.Node) string {
+// whyKept returns the reason why a container cannot be replaced, "" if it can.
+func (m *migration) whyKept(s *source, list *yaml.Node) string {
 	switch {
 	case m.Tables.Commands[commands[s.kind]] == nil:
-		return "this version of storage-controller has nothing that replaces " + string(s.kind)
+		return "this version of storage-controller does not replace " + string(s.kind)
 	case s.kind == topolvm && !s.on(m.Tables, "leader-election") && !runsNodecontroller(items(list)):
-		return "without leader election it always works, so that nothing else may do the same beside it"
+		return "without leader election it is always active, so that the role nodecontroller must not run beside it"
 	}
 	return ""
 }
 
-// groups puts together what one container can do, each with the others that it agrees with.
+// groups assigns each source to the first group without a conflict.
 func (m *migration) groups(w workload, list *yaml.Node, sources []*source) []*group {
 	var groups []*group
+	kept := keptContainers(list, sources)
 	taken := slices.Clone(m.named[w.pod])
 	for _, key := range []string{"initContainers", "containers"} {
+		containers := kept
 		if other := get(w.pod, key); other != list {
-			for _, item := range items(other) {
-				taken = append(taken, text(get(resolved(item), "name")))
-			}
+			containers = keptContainers(other, nil)
 		}
-	}
-	for i, item := range items(list) {
-		if !slices.ContainsFunc(sources, func(s *source) bool { return s.index == i && s.kind != topolvm }) {
-			taken = append(taken, text(get(resolved(item), "name")))
+		for _, c := range containers {
+			taken = append(taken, text(get(c, "name")))
 		}
 	}
 	for _, s := range sources {
 		var reasons []string
-		joined := false
-		for _, g := range groups {
+		i := slices.IndexFunc(groups, func(g *group) bool {
 			reason := g.conflict(s)
-			if joined = reason == "" && !m.PerRole; joined {
-				g.sources = append(g.sources, s)
-				break
+			if reason != "" {
+				reasons = append(reasons, reason)
 			}
-			reasons = append(reasons, reason)
-		}
-		if joined {
+			return reason == "" && !m.PerRole
+		})
+		if i >= 0 {
+			groups[i].sources = append(groups[i].sources, s)
 			continue
 		}
-		g := &group{sources: []*source{s}, command: "all", object: w, m: m}
+		g := &group{sources: []*source{s}, command: "all", object: w, others: kept, m: m}
 		g.name = m.containerName(s, taken)
 		taken = append(taken, g.name)
 		m.named[w.pod] = append(m.named[w.pod], g.name)
 		if m.PerRole {
 			g.command = commands[s.kind]
 		} else if len(reasons) > 0 {
-			g.note("%s has a container of its own: %s", s.name, strings.Join(slices.Compact(reasons), "; "))
+			g.note("%s has its own container: %s", s.name, strings.Join(slices.Compact(reasons), "; "))
 		}
 		groups = append(groups, g)
 	}
-	for _, g := range groups {
-		// What is merged follows the first, and topolvm-controller stays.
-		slices.SortStableFunc(g.sources, func(a, b *source) int {
-			switch {
-			case a.kind != topolvm && b.kind == topolvm:
-				return -1
-			case a.kind == topolvm && b.kind != topolvm:
-				return 1
-			}
-			return 0
-		})
-		for i, item := range items(list) {
-			if !slices.ContainsFunc(sources, func(s *source) bool { return s.index == i && s.kind != topolvm }) {
-				g.others = append(g.others, resolved(item))
-			}
+	for _, g := range groups { // the container of topolvm-controller is kept, so the new one follows the others
+		i := slices.IndexFunc(g.sources, func(s *source) bool { return s.kind == topolvm })
+		if i >= 0 {
+			g.sources = append(slices.Delete(slices.Clone(g.sources), i, i+1), g.sources[i])
 		}
 	}
 	return groups
 }
 
-// containerName is that of the new container. With --per-role names stay, so that what
-// refers to them still works.
+// keptContainers returns the containers of a list that are not replaced.
+func keptContainers(list *yaml.Node, sources []*source) []*yaml.Node {
+	var kept []*yaml.Node
+	for i, item := range items(list) {
+		if !slices.ContainsFunc(sources, func(s *source) bool { return s.index == i && s.kind != topolvm }) {
+			kept = append(kept, resolved(item))
+		}
+	}
+	return kept
+}
+
+// containerName returns the name of a new container. With PerRole names do not change, so that
+// references to them still work.
 func (m *migration) containerName(s *source, taken []string) string {
 	candidates := []string{"storage-controller", "storage-controller-" + commands[s.kind]}
 	if m.PerRole && s.kind != topolvm {
@@ -177,31 +176,31 @@ func (m *migration) containerName(s *source, taken []string) string {
 	}
 }
 
-// conflict is why s cannot be in one container with those of g, "" if it can.
+// conflict returns the reason why s cannot share a container with the sources of g, "" if it can.
 func (g *group) conflict(s *source) string {
 	for _, have := range g.sources {
-		if reason := g.between(have, s); reason != "" {
+		if reason := g.conflictOf(have, s); reason != "" {
 			return reason
 		}
 	}
 	return ""
 }
 
-func (g *group) between(a, b *source) string {
+func (g *group) conflictOf(a, b *source) string {
 	t := g.m.Tables
 	if a.socket() != b.socket() {
-		return fmt.Sprintf("its socket (%s) is not that of %s (%s)", b.address(), a.name, a.address())
+		return fmt.Sprintf("its socket (%s) differs from that of %s (%s)", b.address(), a.name, a.address())
 	}
 	if a.kind == b.kind {
 		return "there is another " + string(a.kind)
 	}
 	for _, name := range []string{"kubeconfig", "master"} {
 		if a.get(t, name) != b.get(t, name) {
-			return fmt.Sprintf("its --%s is not that of %s", name, a.name)
+			return fmt.Sprintf("its --%s differs from that of %s", name, a.name)
 		}
 	}
 	if a.on(t, "node-deployment") || b.on(t, "node-deployment") {
-		return "one works for its node only (--node-deployment), the other for the whole cluster"
+		return "only one of them is distributed (--node-deployment)"
 	}
 	if x, y := g.leaseNamespace(a), g.leaseNamespace(b); x != y && x != "" && y != "" {
 		return fmt.Sprintf("its Lease is in another namespace than that of %s", a.name)
@@ -212,7 +211,7 @@ func (g *group) between(a, b *source) string {
 	for _, m := range items(get(b.node, "volumeMounts")) {
 		for _, n := range items(get(a.node, "volumeMounts")) {
 			if text(get(m, "mountPath")) == text(get(n, "mountPath")) && !sameSource(m, n) {
-				return fmt.Sprintf("at %s it has another volume than %s", text(get(m, "mountPath")), a.name)
+				return fmt.Sprintf("it mounts another volume at %s than %s", text(get(m, "mountPath")), a.name)
 			}
 		}
 	}
@@ -223,49 +222,41 @@ func sameSource(a, b *yaml.Node) bool {
 	return text(get(a, "name")) == text(get(b, "name")) && text(get(a, "subPath")) == text(get(b, "subPath"))
 }
 
-// leaseNamespace is where the Lease of s is: "pod" for the namespace of its pod, "" if
-// it needs none.
+// leaseNamespace returns the namespace of the Lease of s: "pod" for the namespace of its pod, ""
+// without leader election.
 func (g *group) leaseNamespace(s *source) string {
 	if !s.on(g.m.Tables, "leader-election") {
 		return ""
 	}
-	ns := s.get(g.m.Tables, "leader-election-namespace")
-	if ns == "" {
-		ns = s.env["POD_NAMESPACE"]
-	}
+	ns := cmp.Or(s.get(g.m.Tables, "leader-election-namespace"), s.env["POD_NAMESPACE"])
 	if ns == "" || ns == "$(metadata.namespace)" || ns == text(get(g.object.node, "metadata", "namespace")) {
 		return "pod"
 	}
 	return ns
 }
 
-// address is the path of the socket in the container.
+// address returns the path of the socket in the container.
 func (s *source) address() string {
-	address, byDefault := "", "/run/csi/socket"
-	name := "csi-address"
+	name, byDefault := "csi-address", "/run/csi/socket"
 	if s.kind == topolvm {
 		name, byDefault = "csi-socket", "/run/topolvm/csi-topolvm.sock"
 	}
-	if g, ok := s.lookup(name); ok {
-		address = g.known
-	}
-	if address == "" {
-		address = byDefault
-	}
-	return path.Clean("/" + strings.TrimLeft(strings.TrimPrefix(address, "unix:"), "/"))
+	f, _ := s.lookup(name)
+	return path.Clean("/" + strings.TrimLeft(strings.TrimPrefix(cmp.Or(f.expanded, byDefault), "unix:"), "/"))
 }
 
-// socket tells sockets apart wherever their volume is mounted.
+// socket identifies the socket by its volume, which containers may mount at different paths.
 func (s *source) socket() string {
 	address := s.address()
 	mount := s.socketMount()
 	if mount == nil {
 		return address
 	}
-	return text(get(mount, "name")) + ":" + path.Join(text(get(mount, "subPath")), strings.TrimPrefix(address, path.Clean(text(get(mount, "mountPath")))))
+	inVolume := strings.TrimPrefix(address, path.Clean(text(get(mount, "mountPath"))))
+	return text(get(mount, "name")) + ":" + path.Join(text(get(mount, "subPath")), inVolume)
 }
 
-// socketMount is the mount that the socket is in.
+// socketMount returns the mount that contains the socket, nil for none.
 func (s *source) socketMount() *yaml.Node {
 	var best *yaml.Node
 	for _, m := range items(get(s.node, "volumeMounts")) {

@@ -7,12 +7,12 @@ import (
 	"testing"
 )
 
-// withZone is the lines of a container with a variable of that value.
+// withZone adds a variable with that value to the lines of a container.
 func withZone(container, value string) string {
 	return container + "        env: [{name: TZ, value: " + value + "}]\n"
 }
 
-// TestVariableThatNoFlagNames: of two values one is lost, which has to be said.
+// TestVariableThatNoFlagNames expects a note if one of two values is dropped.
 func TestVariableThatNoFlagNames(t *testing.T) {
 	t.Parallel()
 	provisioner := withZone(sidecar("csi-provisioner"), "A")
@@ -25,7 +25,7 @@ func TestVariableThatNoFlagNames(t *testing.T) {
 			t.Errorf("a note has the value, which may be a secret: %q", r.Notes)
 		}
 	}
-	// The socket has one address for all, by whatever variable it is told.
+	// The socket has one address for all, even if its variables differ.
 	address := func(path string) string {
 		return "      - name: csi-attacher\n        image: csi-attacher:v1\n        args: [--csi-address=$(A)]\n        env: [{name: A, value: " + path + "}]\n        volumeMounts: [{name: s, mountPath: " + path + "}]\n"
 	}
@@ -35,13 +35,13 @@ func TestVariableThatNoFlagNames(t *testing.T) {
 	}
 }
 
-// TestNameInAnAnnotation: the API server refuses a pod whose AppArmor annotation names a
-// container that is not there.
+// TestNameInAnAnnotation migrates a pod with an AppArmor annotation. The API server rejects a pod
+// whose annotation names a container that does not exist.
 func TestNameInAnAnnotation(t *testing.T) {
 	t.Parallel()
 	manifest := strings.Replace(deployment(sidecar("csi-provisioner"), sidecar("csi-attacher")), "  template:\n",
 		"  template:\n    metadata:\n      annotations: {container.apparmor.security.beta.kubernetes.io/csi-attacher: unconfined, example.com/other: csi-attacher}\n", 1)
-	const note = "container.apparmor.security.beta.kubernetes.io/csi-attacher names csi-attacher, which is gone"
+	const note = "container.apparmor.security.beta.kubernetes.io/csi-attacher names csi-attacher, which was removed"
 	if r := migrated(t, manifest, false); !r.Rejected || !strings.Contains(fmt.Sprint(r.Notes), note) || strings.Contains(fmt.Sprint(r.Notes), "example.com/other") {
 		t.Errorf("rejected: %t, notes %q", r.Rejected, r.Notes)
 	}
@@ -63,8 +63,7 @@ func TestArgumentsThatAreRejected(t *testing.T) {
 	}
 }
 
-// TestNamesOfBothLists: a pod has no two containers of one name, whether they are init
-// containers or not.
+// TestNamesOfBothLists expects unique names for containers and init containers.
 func TestNamesOfBothLists(t *testing.T) {
 	t.Parallel()
 	stays := "      - name: storage-controller\n        image: other\n"
@@ -76,7 +75,7 @@ func TestNamesOfBothLists(t *testing.T) {
 	}
 }
 
-// TestCommentsInsideContainers: what somebody has noted is not lost with the container.
+// TestCommentsInsideContainers expects the comments of a replaced container in the result.
 func TestCommentsInsideContainers(t *testing.T) {
 	t.Parallel()
 	container := func(name, comment string) string {
@@ -90,7 +89,7 @@ func TestCommentsInsideContainers(t *testing.T) {
 			}
 		}
 		if !perRole && !strings.Contains(string(r.Manifest), "# csi-provisioner: of the second") {
-			t.Errorf("it is not said whose comment it was:\n%s", r.Manifest)
+			t.Errorf("the comment lacks the name of its container:\n%s", r.Manifest)
 		}
 	}
 }

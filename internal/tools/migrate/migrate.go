@@ -6,27 +6,29 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/rogpeppe/go-internal/diff"
 	"go.yaml.in/yaml/v3"
 )
 
 // ErrNothing means that no container of the manifest can be replaced.
-var ErrNothing = errors.New("nothing to replace: no Deployment, StatefulSet or DaemonSet in it has a container that runs csi-provisioner, csi-attacher or topolvm-controller")
+var ErrNothing = errors.New("nothing to replace: no Deployment, StatefulSet or DaemonSet has a container " +
+	"that runs csi-provisioner, csi-attacher or topolvm-controller")
 
-// Options say what the result is to look like.
+// Options are the settings of a migration.
 type Options struct {
-	// Image is that of the new containers.
+	// Image is the image of the new containers.
 	Image string
-	// PerRole makes one container for each that is replaced, instead of one for all.
+	// PerRole creates one container for each sidecar, instead of one for all.
 	PerRole bool
 	Tables  Tables
 }
 
 // Tables describe the command line of the program.
 type Tables struct {
-	// Commands are the flags of each subcommand by its name. "all" must be there; of the
-	// others, those that are missing replace nothing.
+	// Commands holds the flags of each subcommand by its name. "all" is required. A sidecar
+	// whose subcommand is missing is not replaced.
 	Commands map[string][]Flag
-	// Roles are those of "all", in the order in which --controllers is to name them.
+	// Roles are the roles of "all", in the order of --controllers.
 	Roles []Role
 	// Gates are the known feature gates.
 	Gates []string
@@ -38,17 +40,17 @@ type Tables struct {
 type Flag struct {
 	Name    string
 	Default string
-	// Bare tells that the flag may stand without a value.
+	// Bare reports whether the flag may have no value.
 	Bare bool
 }
 
-// Role is a part of "all".
+// Role is a role of "all".
 type Role struct {
 	Name    string   // in --controllers, and the prefix of flags for this role alone
 	Options []string // its flags, without the prefix
 }
 
-// Note explains something that the reader of the result should know.
+// Note is a remark for the reader of the result.
 type Note struct {
 	Object    string // kind and name; empty for the manifest as a whole
 	Container string // in the result; empty for the object as a whole
@@ -69,20 +71,19 @@ func (n Note) String() string {
 type Result struct {
 	Manifest []byte
 	Notes    []Note
-	// Commands are the command lines of the new containers, in order, with references
-	// to environment variables resolved as far as the manifest tells their values.
+	// Commands are the command lines of the new containers, in order. References to
+	// environment variables are expanded if the manifest has their values.
 	Commands [][]string
-	// Rejected tells that the program, or the API server, does not take the manifest before
-	// somebody has mended what the notes say.
+	// Rejected reports whether the program or the API server rejects the manifest until the
+	// problems listed in the notes are fixed.
 	Rejected bool
 }
 
-// Run rewrites manifest. It returns [ErrNothing], and the notes that it has, where
-// nothing can be replaced.
+// Run rewrites manifest. If nothing can be replaced it returns [ErrNothing] and the notes.
 func Run(manifest []byte, o Options) (Result, error) {
-	m := &migration{Options: o, named: map[*yaml.Node][]string{}}
+	m := &migration{Options: o, named: map[*yaml.Node][]string{}, workloads: map[kind][]string{}}
 	text, err := m.documents(string(manifest))
-	m.separate()
+	m.noteSeparateWorkloads()
 	result := Result{Manifest: []byte(text), Notes: m.notes, Commands: m.commands, Rejected: m.rejected}
 	if err == nil && len(m.commands) == 0 {
 		err = ErrNothing
@@ -90,15 +91,21 @@ func Run(manifest []byte, o Options) (Result, error) {
 	return result, err
 }
 
-// migration is one run.
+// Diff returns the change from a to b as a unified diff, "" if they are equal.
+func Diff(nameA, nameB, a, b string) string {
+	_, hunks, _ := strings.Cut(string(diff.Diff(nameA, []byte(a), nameB, []byte(b))), "\n") // without the line "diff A B"
+	return hunks
+}
+
+// migration is the state of one [Run].
 type migration struct {
 	Options
 	notes    []Note
 	commands [][]string
 	rejected bool
-	// named are the new containers of a pod, in both of its lists.
+	// named holds the names of the new containers of a pod, init containers included.
 	named map[*yaml.Node][]string
-	// workloads names the objects in which something was replaced, by kind of sidecar.
+	// workloads names the objects with a replaced sidecar, by kind of sidecar.
 	workloads map[kind][]string
 }
 
@@ -109,8 +116,8 @@ func (m *migration) note(object, container, format string, args ...any) {
 	}
 }
 
-// separate says that sidecars of several objects could be one process.
-func (m *migration) separate() {
+// noteSeparateWorkloads notes that sidecars of several objects could run in one process.
+func (m *migration) noteSeparateWorkloads() {
 	var objects []string
 	for _, k := range kinds {
 		for _, o := range m.workloads[k] {
@@ -120,6 +127,7 @@ func (m *migration) separate() {
 		}
 	}
 	if len(objects) > 1 && len(m.workloads) > 1 {
-		m.note("", "", "%s: each runs its own process, as before. Where they serve the same driver, one of them with all the roles in --controllers could do the work of all", strings.Join(objects, ", "))
+		m.note("", "", "%s still run separate processes. If they serve the same driver, one of them can run all roles (--controllers)",
+			enumerate(objects))
 	}
 }

@@ -20,10 +20,10 @@ var update = flag.Bool("update", false, "write the expected results into testdat
 
 const image = "storage-controller:dev"
 
-// modes are the two forms of the result, by the begin of the names of their files.
+// modes are the two forms of the result, by the names of their directories.
 var modes = map[string]bool{"all": false, "per-role": true}
 
-// inputs are the manifests in testdata, written after the shapes of well-known drivers.
+// inputs returns the manifests in testdata, modelled on well-known drivers.
 func inputs(t *testing.T) []string {
 	t.Helper()
 	files, err := filepath.Glob("testdata/*.yaml")
@@ -42,7 +42,7 @@ func read(t *testing.T, file string) []byte {
 	return data
 }
 
-// each runs a test on the result for each manifest in each mode.
+// each runs test on the result for each manifest in each mode.
 func each(t *testing.T, test func(t *testing.T, golden string, input []byte, o Options, r Result)) {
 	for _, file := range inputs(t) {
 		for mode, perRole := range modes {
@@ -98,8 +98,8 @@ func TestAgainThereIsNothingToReplace(t *testing.T) {
 	})
 }
 
-// TestTyped: the API types know every field of the result, and nothing but the replaced
-// containers has changed.
+// TestTyped decodes the result strictly, and compares everything outside of the replaced containers
+// with the input.
 func TestTyped(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, _ string, input []byte, _ Options, r Result) {
@@ -151,7 +151,7 @@ func podOf(object any) *corev1.PodSpec {
 	return nil
 }
 
-// typed reads the objects of a stream; a field that their type lacks is an error.
+// typed decodes the objects of a stream. It fails on unknown fields.
 func typed(t *testing.T, stream []byte) []any {
 	t.Helper()
 	var objects []any
@@ -194,7 +194,7 @@ func typed(t *testing.T, stream []byte) []any {
 	return objects
 }
 
-// TestDiffIsTheChange: patching the input gives the result.
+// TestDiffIsTheChange patches the input with the diff and expects the result.
 func TestDiffIsTheChange(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, _ string, input []byte, _ Options, r Result) {

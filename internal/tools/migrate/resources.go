@@ -7,8 +7,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// resources are the sums of those of the sources. A limit that one of them lacks is
-// none for the sum.
+// resources returns the sums of the requests and limits of the sources. A limit that one source
+// does not have is dropped.
 func (g *group) resources() *yaml.Node {
 	replaced := g.replaced()
 	if len(replaced) == 1 {
@@ -20,11 +20,11 @@ func (g *group) resources() *yaml.Node {
 		slices.Reverse(keys)
 	}
 	for _, key := range keys {
-		if sum := g.sum(key); len(sum.Content) > 0 {
+		if sum := g.sumAll(key); len(sum.Content) > 0 {
 			set(sums, key, sum)
 		}
 	}
-	if claims := g.claims(); len(claims) > 0 {
+	if claims := g.joined("resources", "claims"); len(claims) > 0 {
 		set(sums, "claims", sequence(claims...))
 	}
 	if len(sums.Content) == 0 {
@@ -33,25 +33,16 @@ func (g *group) resources() *yaml.Node {
 	return sums
 }
 
-// claims are the ResourceClaims of all sources.
-func (g *group) claims() []*yaml.Node {
-	var all []*yaml.Node
-	for _, s := range g.replaced() {
-		all = append(all, items(get(s.node, "resources", "claims"))...)
-	}
-	return all
-}
-
-// sum is that of the limits or the requests, in the order of the first source.
-func (g *group) sum(key string) *yaml.Node {
+// sumAll returns the sums of the limits or the requests, in the order of the first source.
+func (g *group) sumAll(key string) *yaml.Node {
 	out := mapping()
 	for _, s := range g.replaced() {
-		of := get(s.node, "resources", key)
-		for i := 0; of != nil && i+1 < len(of.Content); i += 2 {
-			name := of.Content[i].Value
+		quantities := get(s.node, "resources", key)
+		for i := 0; quantities != nil && i+1 < len(quantities.Content); i += 2 {
+			name := quantities.Content[i].Value
 			if get(out, name) == nil {
-				if q := g.sumOf(key, name); q != nil {
-					set(out, name, q)
+				if sum := g.sum(key, name); sum != nil {
+					set(out, name, sum)
 				}
 			}
 		}
@@ -59,7 +50,7 @@ func (g *group) sum(key string) *yaml.Node {
 	return out
 }
 
-func (g *group) sumOf(key, name string) *yaml.Node {
+func (g *group) sum(key, name string) *yaml.Node {
 	var sum resource.Quantity
 	for _, s := range g.replaced() {
 		v := get(s.node, "resources", key, name)
@@ -72,7 +63,7 @@ func (g *group) sumOf(key, name string) *yaml.Node {
 		}
 		q, err := resource.ParseQuantity(v.Value)
 		if err != nil {
-			g.note("%s of %s in resources.%s of %s is no quantity (%v): left out of the sum", v.Value, name, key, s.name, err)
+			g.note("%s %s in resources.%s of %s was not added: %v", name, v.Value, key, s.name, err)
 			continue
 		}
 		if sum.IsZero() {
@@ -82,6 +73,6 @@ func (g *group) sumOf(key, name string) *yaml.Node {
 		}
 	}
 	n := scalar(sum.String())
-	n.Style = 0 // a plain number is a quantity too
+	n.Style = 0 // a number without a unit is not quoted
 	return n
 }

@@ -2,9 +2,9 @@ package migrate
 
 import "go.yaml.in/yaml/v3"
 
-// securityContext is that of one source as a whole, since its fields depend on each other.
-// Each of them was enough for what all of them do, to call the socket and the API server;
-// so one that is privileged comes last.
+// securityContext returns the security context of one source as a whole, because its fields
+// depend on each other. Each of them allowed a sidecar to connect to the socket and the API
+// server, so that one without privileges is preferred.
 func (g *group) securityContext() *yaml.Node {
 	var chosen *source
 	differ := false
@@ -21,7 +21,7 @@ func (g *group) securityContext() *yaml.Node {
 		}
 	}
 	if differ {
-		g.note("the security contexts differ; that of %s is kept, which was enough to call the driver", chosen.name)
+		g.note("the security contexts differ. That of %s was kept; it was sufficient to connect to the driver", chosen.name)
 	}
 	if chosen == nil {
 		return nil
@@ -33,9 +33,9 @@ func isPrivileged(s *source) bool {
 	return text(get(s.node, "securityContext", "privileged")) == "true"
 }
 
-// user keeps the user where the images decided: those of the sidecars run as root, ours
-// does not, and the socket belongs to whoever runs the driver.
-func (g *group) user(c *yaml.Node) {
+// addRunAsUser sets the user of c to root if the image decided it before. The images of the
+// sidecars run as root, that of storage-controller does not, and the driver owns the socket.
+func (g *group) addRunAsUser(c *yaml.Node) {
 	if len(g.replaced()) == 0 {
 		return
 	}
@@ -50,8 +50,9 @@ func (g *group) user(c *yaml.Node) {
 		set(c, "securityContext", sc)
 	}
 	if sc.Kind == yaml.MappingNode {
-		sc.Style = 0 // {} cannot take it in a readable way
+		sc.Style = 0 // an empty flow mapping would put it on one line
 		set(sc, "runAsUser", number("0"))
-		g.note("runAsUser: 0 was added: the images of the sidecars run as root and that of storage-controller does not. It can go where another user may write to the socket")
+		g.note("runAsUser: 0 was added: the images of the sidecars run as root, the image of storage-controller does not. " +
+			"Remove it if another user may write to the socket")
 	}
 }

@@ -14,7 +14,7 @@ import (
 
 func TestMain(m *testing.M) { kubetest.Main(m) }
 
-// TestServerAccepts: a real API server takes what was taken before, and the result.
+// TestServerAccepts submits each input and each result to a real API server.
 func TestServerAccepts(t *testing.T) {
 	t.Parallel()
 	client := kubetest.Get(t).Client()
@@ -29,9 +29,9 @@ func TestServerAccepts(t *testing.T) {
 	})
 }
 
-// tryToCreate has the API server check a workload without keeping it.
+// tryToCreate submits a workload to the API server as a dry run.
 func tryToCreate(ctx context.Context, client kubernetes.Interface, object any) (err error) {
-	// The API server of tests is one that allows no privileged containers.
+	// The API server of the tests does not allow privileged containers.
 	if pod := podOf(object); pod != nil {
 		for _, c := range slices.Concat(pod.InitContainers, pod.Containers) {
 			if c.SecurityContext != nil {

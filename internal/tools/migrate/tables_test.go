@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// tables are a copy of what the program has, so that this package can be tested without
+// tables returns a copy of the flags of the program, so that this package can be tested without
 // it. A test of the program compares its results with the same files in testdata.
 func tables() Tables {
 	words := strings.Fields
@@ -48,7 +48,7 @@ func tables() Tables {
 	return t
 }
 
-// flagsOf reads lists of NAME, NAME=bool and NAME=DEFAULT.
+// flagsOf parses lists of NAME, NAME=bool and NAME=DEFAULT.
 func flagsOf(lists ...[]string) []Flag {
 	var flags []Flag
 	for _, item := range slices.Concat(lists...) {

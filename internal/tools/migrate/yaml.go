@@ -8,7 +8,7 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// get is the value of key in a mapping, nil where there is none.
+// get returns the value at a path of keys, nil if there is none.
 func get(n *yaml.Node, path ...string) *yaml.Node {
 	for _, key := range path {
 		n = child(n, key)
@@ -28,7 +28,7 @@ func child(n *yaml.Node, key string) *yaml.Node {
 	return nil
 }
 
-// text is the value of a scalar, "" for anything else.
+// text returns the value of a scalar, "" for any other node.
 func text(n *yaml.Node) string {
 	if n == nil || n.Kind != yaml.ScalarNode {
 		return ""
@@ -36,7 +36,7 @@ func text(n *yaml.Node) string {
 	return n.Value
 }
 
-// items are those of a sequence.
+// items returns the items of a sequence.
 func items(n *yaml.Node) []*yaml.Node {
 	if n == nil || n.Kind != yaml.SequenceNode {
 		return nil
@@ -50,7 +50,7 @@ func scalar(value string) *yaml.Node {
 	return n
 }
 
-// number is a scalar that is not quoted.
+// number returns a scalar that is not quoted.
 func number(value string) *yaml.Node {
 	return &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!int", Value: value}
 }
@@ -63,7 +63,7 @@ func sequence(items ...*yaml.Node) *yaml.Node {
 	return &yaml.Node{Kind: yaml.SequenceNode, Tag: "!!seq", Content: items}
 }
 
-// set gives key of a mapping a value.
+// set sets the value of a key in a mapping.
 func set(n *yaml.Node, key string, value *yaml.Node) {
 	for i := 0; i+1 < len(n.Content); i += 2 {
 		if n.Content[i].Value == key {
@@ -74,8 +74,7 @@ func set(n *yaml.Node, key string, value *yaml.Node) {
 	n.Content = append(n.Content, scalar(key), value)
 }
 
-// resolved is a copy of n that needs no anchor: aliases and merged mappings are
-// written out.
+// resolved returns a copy of n in which aliases and merge keys are replaced by their values.
 func resolved(n *yaml.Node) *yaml.Node {
 	if n == nil {
 		return nil
@@ -113,7 +112,7 @@ func resolved(n *yaml.Node) *yaml.Node {
 	return &c
 }
 
-// equal tells whether two trees mean the same, whatever they look like.
+// equal reports whether two trees have the same content and anchors. It ignores styles and comments.
 func equal(a, b *yaml.Node) bool {
 	if a == nil || b == nil {
 		return a == b
@@ -132,7 +131,7 @@ func equal(a, b *yaml.Node) bool {
 	return true
 }
 
-// sameValue is equal without regard to the order of keys.
+// sameValue reports whether two nodes have the same value, in any order of keys.
 func sameValue(a, b *yaml.Node) bool {
 	var x, y any
 	if a == nil || b == nil {
@@ -141,10 +140,10 @@ func sameValue(a, b *yaml.Node) bool {
 	return a.Decode(&x) == nil && b.Decode(&y) == nil && fmt.Sprint(x) == fmt.Sprint(y)
 }
 
-// maxNodes is how large a document may be when its aliases are written out.
+// maxNodes bounds the size of a document with its aliases replaced.
 const maxNodes = 1_000_000
 
-// checkAliases reports aliases that cannot be written out.
+// checkAliases returns an error if the aliases of a document cannot be replaced.
 func checkAliases(root *yaml.Node) error {
 	const open = -1
 	sizes := map[*yaml.Node]int{}
@@ -177,7 +176,7 @@ func checkAliases(root *yaml.Node) error {
 	return err
 }
 
-// danglingAlias is the name of an anchor that n refers to and does not have any more.
+// danglingAlias returns the name of an anchor that an alias in n refers to and n does not have.
 func danglingAlias(n *yaml.Node) string {
 	anchors, used := map[string]bool{}, []string{}
 	var walk func(*yaml.Node)
@@ -201,13 +200,13 @@ func danglingAlias(n *yaml.Node) string {
 	return ""
 }
 
-// toBlock takes the style of JSON from n and everything in it.
+// toBlock replaces the flow style and the quotes of JSON by block style, in n and below.
 func toBlock(n *yaml.Node) {
 	n.Style &^= yaml.FlowStyle
 	if n.Kind == yaml.ScalarNode && n.Style == yaml.DoubleQuotedStyle {
 		n.Style = 0
 		if n.ShortTag() == "!!str" {
-			n.Tag = "!!str" // quoted again where it has to be
+			n.Tag = "!!str" // the encoder quotes it if necessary
 		}
 	}
 	for _, c := range n.Content {
@@ -215,7 +214,7 @@ func toBlock(n *yaml.Node) {
 	}
 }
 
-// encode writes a tree. compact puts the dashes of a sequence under its key.
+// encode encodes a tree. compact puts the dashes of a sequence in the column of its key.
 func encode(n *yaml.Node, compact bool) (string, error) {
 	var b bytes.Buffer
 	e := yaml.NewEncoder(&b)
@@ -232,7 +231,7 @@ func encode(n *yaml.Node, compact bool) (string, error) {
 	return b.String(), nil
 }
 
-// commented is text as the comment of a node, wrapped.
+// commented returns text as a wrapped comment. Continued lines are indented.
 func commented(text string) string {
 	const width = 96
 	var lines []string
@@ -240,7 +239,7 @@ func commented(text string) string {
 	for word := range strings.FieldsSeq(text) {
 		if len(line)+1+len(word) > width && line != "#" && line != "#  " {
 			lines = append(lines, line)
-			line = "#  " // continued lines are indented, so that each note can be told from the next
+			line = "#  "
 		}
 		line += " " + word
 	}

@@ -1,0 +1,160 @@
+package migrate
+
+import (
+	"slices"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// endpoint returns the address at which a source serves metrics and health, "" for none.
+func (s *source) endpoint() string {
+	for _, name := range []string{"http-endpoint", "metrics-address"} {
+		if f, ok := s.lookup(name); ok && f.expanded != "" {
+			return f.expanded
+		}
+	}
+	return ""
+}
+
+// portOf returns the port of an address.
+func portOf(address string) string {
+	return address[strings.LastIndex(address, ":")+1:]
+}
+
+// ports are the ports of a group. Its sources may have an address for metrics and health each;
+// the new container has the first one.
+type ports struct{ *group }
+
+// server returns the source whose address the new container has, nil for none.
+func (g ports) server() *source {
+	for _, s := range g.replaced() {
+		if s.endpoint() != "" {
+			return s
+		}
+	}
+	return nil
+}
+
+// moved returns the ports of removed addresses, and the port that replaces them.
+func (g ports) moved() (from []string, to string) {
+	server := g.server()
+	if server == nil {
+		return nil, ""
+	}
+	to = portOf(server.endpoint())
+	for _, s := range g.replaced() {
+		if p := portOf(s.endpoint()); p != "" && p != to && !slices.Contains(from, p) {
+			from = append(from, p)
+		}
+	}
+	return from, to
+}
+
+// list returns the ports of all sources without those of removed addresses.
+func (g ports) list() []*yaml.Node {
+	from, to := g.moved()
+	have := func(all []*yaml.Node, p *yaml.Node) bool {
+		return slices.ContainsFunc(all, func(q *yaml.Node) bool {
+			return text(get(p, "containerPort")) == text(get(q, "containerPort")) && text(get(p, "protocol")) == text(get(q, "protocol"))
+		})
+	}
+	var all, removed []*yaml.Node
+	for _, p := range g.joined("ports") {
+		switch {
+		case slices.Contains(from, text(get(p, "containerPort"))):
+			removed = append(removed, p)
+		case !have(all, p):
+			all = append(all, p)
+		}
+	}
+	for _, p := range removed {
+		moved := resolved(p)
+		set(moved, "containerPort", number(to))
+		if !have(all, moved) {
+			all = append(all, moved)
+			continue
+		}
+		if name, now := text(get(p, "name")), nameOfPort(all, to); name != "" && name != now {
+			g.note("the port %s (%s) was removed. Change Services, monitors and network policies that name it to %s",
+				name, text(get(p, "containerPort")), now)
+		}
+	}
+	return all
+}
+
+// nameOfPort returns the name of a port, or its number.
+func nameOfPort(ports []*yaml.Node, number string) string {
+	for _, p := range ports {
+		if text(get(p, "containerPort")) == number && text(get(p, "name")) != "" {
+			return text(get(p, "name"))
+		}
+	}
+	return number
+}
+
+// noteMoved lists the moved ports, and the remaining containers that use them.
+func (g ports) noteMoved() {
+	from, to := g.moved()
+	for _, port := range from {
+		g.note("metrics and health of all roles are served at port %s; port %s is not served any more", to, port)
+		for _, c := range g.others {
+			for _, arg := range slices.Concat(items(get(c, "command")), items(get(c, "args"))) {
+				if strings.Contains(text(arg), ":"+port) {
+					g.note("container %s uses port %s (%s). Change it to %s, or remove the container",
+						text(get(c, "name")), port, text(arg), to)
+				}
+			}
+		}
+	}
+}
+
+// probe returns the first probe that can be kept, with the port of the new container.
+func (g ports) probe(key string) *yaml.Node {
+	var chosen *yaml.Node
+	var owner string
+	for _, s := range g.replaced() {
+		p := resolved(get(s.node, key))
+		if p == nil {
+			continue
+		}
+		if get(p, "exec") != nil {
+			g.note("%s of %s was dropped: it runs a program that the image of storage-controller does not contain. "+
+				"Use GET /livez and /readyz at the --http-endpoint", key, s.name)
+			continue
+		}
+		g.movePort(s, p)
+		switch {
+		case chosen == nil:
+			chosen, owner = p, s.name
+		case !sameValue(chosen, p):
+			g.note("%s of %s was dropped: it differs from that of %s", key, s.name, owner)
+		}
+	}
+	return chosen
+}
+
+// movePort replaces the port of a probe if it was moved.
+func (g ports) movePort(s *source, probe *yaml.Node) {
+	from, to := g.moved()
+	for _, handler := range []string{"httpGet", "tcpSocket", "grpc"} {
+		port := get(probe, handler, "port")
+		if port == nil {
+			continue
+		}
+		number := port.Value
+		for _, p := range items(get(s.node, "ports")) {
+			if text(get(p, "name")) == number {
+				number = text(get(p, "containerPort"))
+			}
+		}
+		if !slices.Contains(from, number) {
+			continue
+		}
+		name := nameOfPort(g.list(), to)
+		*port = *scalar(name)
+		if name == to {
+			port.Tag, port.Style = "!!int", 0
+		}
+	}
+}
