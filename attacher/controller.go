@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
+	"k8s.io/utils/keymutex"
 
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/election"
@@ -103,9 +104,9 @@ type term struct {
 	volumes     *kube.MutationCache[*corev1.PersistentVolume]
 	vaQueue     *workloop.Loop[attachmentKey]
 	pvQueue     *workloop.Loop[string]
-	// pvLocks serialize writes of a volume's finalizer, by hash of its name, so that two
-	// VolumeAttachments of one volume cause one write.
-	pvLocks   [64]sync.Mutex
+	// pvLocks serialize writes of a volume's finalizer, so that two VolumeAttachments of one
+	// volume cause one write.
+	pvLocks   keymutex.KeyMutex
 	outOfSync outOfSync
 	// confirmed holds the UIDs of VolumeAttachments that were read from or written to the
 	// API server in this term.
@@ -115,7 +116,7 @@ type term struct {
 // Run reconciles until ctx ends and returns after the last worker has stopped. It may be
 // called again afterwards.
 func (c *Controller) Run(ctx context.Context) (err error) {
-	t := &term{c: c}
+	t := &term{pvLocks: keymutex.NewHashed(64), c: c}
 	if t.attachments, err = kube.NewMutationCache(c.attachments); err != nil {
 		return err
 	}

@@ -2,7 +2,6 @@ package attacher
 
 import (
 	"context"
-	"hash/fnv"
 	"slices"
 	"time"
 
@@ -43,11 +42,8 @@ func (t *term) syncVolume(ctx context.Context, name string) (time.Time, error) {
 
 // addVolumeFinalizer adds the finalizer to pv, once for all its VolumeAttachments.
 func (t *term) addVolumeFinalizer(ctx context.Context, pv *corev1.PersistentVolume) error {
-	h := fnv.New32a()
-	_, _ = h.Write([]byte(pv.Name)) // never fails
-	lock := &t.pvLocks[h.Sum32()%uint32(len(t.pvLocks))]
-	lock.Lock()
-	defer lock.Unlock()
+	t.pvLocks.LockKey(pv.Name)
+	defer t.pvLocks.UnlockKey(pv.Name)
 	if newest, ok := t.volumes.Get(pv.Name); ok {
 		pv = newest
 	}

@@ -2,9 +2,7 @@ package attacher
 
 import (
 	"context"
-	"fmt"
 	"math/rand/v2"
-	"runtime/debug"
 	"slices"
 	"sync"
 	"time"
@@ -13,6 +11,9 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
+
+	"github.com/storage-controller/storage-controller/csiclient"
+	"github.com/storage-controller/storage-controller/internal/workloop"
 )
 
 // outOfSync holds the VolumeAttachments whose status differs from what ListVolumes
@@ -140,14 +141,10 @@ func (r reconciler) run(ctx context.Context) {
 // reconcile calls ListVolumes before it reads the VolumeAttachments. It skips those that
 // change in between; the next reconciliation checks them. A panic becomes an error.
 func (r reconciler) reconcile(ctx context.Context) (err error) {
-	defer func() {
-		if p := recover(); p != nil {
-			err = fmt.Errorf("panic: %v\n%s", p, debug.Stack())
-		}
-	}()
+	defer workloop.Recover(&err)
 	defer r.outOfSync.trackChanges()()
-	published, err := r.list(ctx)
-	if err != nil {
+	published := publishedVolumes{}
+	if err := csiclient.EachVolume(ctx, r.c.deps.CSI, r.c.cfg.Timeout, r.c.cfg.MaxEntries, published.add); err != nil {
 		return err
 	}
 	r.enqueueDifferences(ctx, published)
@@ -222,27 +219,4 @@ func (d driver) isPublished(s attachmentState, reported publishedVolumes) (publi
 		published, known = reported.isPublished(handle, recorded)
 	}
 	return published, known, nil
-}
-
-// list reads all pages of ListVolumes.
-func (r reconciler) list(ctx context.Context) (publishedVolumes, error) {
-	published, token, seen := publishedVolumes{}, "", map[string]struct{}{}
-	for {
-		call, cancel := context.WithTimeout(ctx, r.c.cfg.Timeout)
-		page, err := r.c.deps.CSI.ListVolumes(call, &csi.ListVolumesRequest{MaxEntries: int32(r.c.cfg.MaxEntries), StartingToken: token})
-		cancel()
-		if err != nil {
-			return nil, fmt.Errorf("listing the volumes of the driver from token %q: %w", token, err)
-		}
-		for _, entry := range page.GetEntries() {
-			published.add(entry)
-		}
-		if token = page.GetNextToken(); token == "" {
-			return published, nil
-		}
-		if _, ok := seen[token]; ok { // an endless loop
-			return nil, fmt.Errorf("listing the volumes of the driver: token %q was returned twice", token)
-		}
-		seen[token] = struct{}{}
-	}
 }

@@ -206,8 +206,8 @@ func BenchmarkReconcile(b *testing.B) {
 		})
 	})
 	b.Run("without_listing", func(b *testing.B) {
-		reported, err := s.list(b.Context())
-		if err != nil {
+		reported := publishedVolumes{}
+		if err := csiclient.EachVolume(b.Context(), s.c.deps.CSI, s.c.cfg.Timeout, s.c.cfg.MaxEntries, reported.add); err != nil {
 			b.Fatal(err)
 		}
 		b.ReportAllocs()

@@ -22,6 +22,7 @@ import (
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/klog/v2"
+	"k8s.io/utils/keymutex"
 
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/internal/kube"
@@ -142,7 +143,7 @@ type term struct {
 	pvQueue       *workloop.Loop[string]
 	cloneQueue    *workloop.Loop[sourceKey] // sources to release
 	snapshotQueue *workloop.Loop[sourceKey]
-	sourceLocks   stripes
+	sourceLocks   keymutex.KeyMutex // serialize adding and removing the finalizer of a source
 	snapshots     kube.OptionalInformer
 	topologies    *topology.Aggregate
 
@@ -159,7 +160,7 @@ type term struct {
 func (c *Controller) Run(ctx context.Context) (err error) {
 	t := &term{
 		c: c, topologies: topology.NewAggregate(), claimProgress: map[types.UID]*progress{},
-		removals: map[types.UID]*removal{}, placeless: map[claimKey]struct{}{}, copies: map[sourceKey]int{},
+		removals: map[types.UID]*removal{}, placeless: map[claimKey]struct{}{}, copies: map[sourceKey]int{}, sourceLocks: keymutex.NewHashed(64),
 	}
 	if c.cfg.NodeDeployment {
 		t.topologies.SetNode(c.cfg.NodeName, c.driver.segments, true)

@@ -3,9 +3,7 @@ package provisioner
 import (
 	"context"
 	"fmt"
-	"hash/fnv"
 	"slices"
-	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -21,23 +19,12 @@ import (
 // nobody waits for a copy any more: neither a claim without a volume, nor a call
 // whose outcome is in doubt.
 
-// stripes are locks for sources: one that is being released is not taken into use
-// meanwhile. Two sources may share a lock.
-type stripes [64]sync.Mutex
-
-func (s *stripes) lock(key sourceKey) (unlock func()) {
-	h := fnv.New32a()
-	_, _ = h.Write([]byte(key.need())) // a hash cannot fail
-	m := &s[h.Sum32()%uint32(len(s))]
-	m.Lock()
-	return m.Unlock
-}
-
 // guard puts the finalizer on a source and takes up the attempt that copies it; from
 // then on the attempt counts as a use of the source.
 func (t *term) guard(ctx context.Context, key claimKey, named *found, a *attempt) error {
 	source := *named.source
-	defer t.sourceLocks.lock(source)()
+	t.sourceLocks.LockKey(source.need())
+	defer t.sourceLocks.UnlockKey(source.need())
 	if err := t.keepSource(ctx, source, named.uid); err != nil {
 		return fmt.Errorf("data source %s: protecting it by a finalizer: %w", source, err)
 	}
@@ -98,7 +85,8 @@ func (t *term) inUse(key sourceKey) bool {
 
 // syncSource takes the finalizer from a source that nobody uses any more.
 func (t *term) syncSource(ctx context.Context, key sourceKey) (time.Time, error) {
-	defer t.sourceLocks.lock(key)()
+	t.sourceLocks.LockKey(key.need())
+	defer t.sourceLocks.UnlockKey(key.need())
 	if t.inUse(key) {
 		return time.Time{}, nil // the end of the use comes by an event
 	}

@@ -62,7 +62,7 @@ var allowed = map[string][]string{
 		"attacher", "nodecontroller", "provisioner", "internal/kube", "internal/migration", "internal/topology",
 		"internal/tools/statusz",
 	},
-	"internal/tools/audit": {"csiclient", "internal/kube", "internal/migration"},
+	"internal/tools/audit": {"csiclient", "internal/kube", "internal/migration", "internal/workloop"},
 	"internal/tools/doctor": {
 		"csiclient", "internal/kube", "internal/migration", "internal/topology", "internal/tools/migrate",
 	},

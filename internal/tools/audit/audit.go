@@ -8,15 +8,9 @@ import (
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"google.golang.org/grpc"
 
 	"github.com/storage-controller/storage-controller/csiclient"
 )
-
-// Lister is the RPC of the driver that an audit calls.
-type Lister interface {
-	ListVolumes(context.Context, *csi.ListVolumesRequest, ...grpc.CallOption) (*csi.ListVolumesResponse, error)
-}
 
 // Config holds the settings of an audit.
 type Config struct {
@@ -57,7 +51,7 @@ func (c Config) Validate() error {
 type Auditor struct {
 	Config Config
 	Driver csiclient.Driver
-	CSI    Lister
+	CSI    csiclient.VolumeLister
 	// Read returns the objects to compare with.
 	Read func(context.Context) (ClusterState, error)
 }
@@ -115,28 +109,14 @@ func (a Auditor) scan(ctx context.Context) ([]Finding, error) {
 // list returns the published nodes of every volume by its handle. They are nil for a volume
 // whose entry has no status.
 func (a Auditor) list(ctx context.Context) (map[string][]string, error) {
-	listed, token, seen := map[string][]string{}, "", map[string]bool{}
-	for {
-		call, cancel := context.WithTimeout(ctx, a.Config.Timeout)
-		page, err := a.CSI.ListVolumes(call, &csi.ListVolumesRequest{MaxEntries: int32(a.Config.MaxEntries), StartingToken: token})
-		cancel()
-		if err != nil {
-			return nil, fmt.Errorf("listing the volumes of driver %q from token %q: %w", a.Driver.Name, token, err)
-		}
-		for _, entry := range page.GetEntries() {
-			if id := entry.GetVolume().GetVolumeId(); id != "" {
-				listed[id] = nil
-				if status := entry.GetStatus(); status != nil {
-					listed[id] = append([]string{}, status.GetPublishedNodeIds()...)
-				}
+	listed := map[string][]string{}
+	err := csiclient.EachVolume(ctx, a.CSI, a.Config.Timeout, a.Config.MaxEntries, func(entry *csi.ListVolumesResponse_Entry) {
+		if id := entry.GetVolume().GetVolumeId(); id != "" {
+			listed[id] = nil
+			if status := entry.GetStatus(); status != nil {
+				listed[id] = append([]string{}, status.GetPublishedNodeIds()...)
 			}
 		}
-		if token = page.GetNextToken(); token == "" {
-			return listed, nil
-		}
-		if seen[token] {
-			return nil, fmt.Errorf("listing the volumes of driver %q: ListVolumes returned token %q twice; this is a driver bug", a.Driver.Name, token)
-		}
-		seen[token] = true
-	}
+	})
+	return listed, err
 }

@@ -2,13 +2,13 @@ package audit
 
 import (
 	"context"
-	"fmt"
 	"math/rand/v2"
-	"runtime/debug"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/klog/v2"
+
+	"github.com/storage-controller/storage-controller/internal/workloop"
 )
 
 // Controller audits a driver periodically.
@@ -73,11 +73,7 @@ func (c *Controller) Run(ctx context.Context) error {
 
 // audit turns a panic into an error, so that it costs one audit and not the process.
 func (c *Controller) audit(ctx context.Context) (found []Finding, err error) {
-	defer func() {
-		if p := recover(); p != nil {
-			err = fmt.Errorf("panic: %v\n%s", p, debug.Stack())
-		}
-	}()
+	defer workloop.Recover(&err)
 	return c.auditor.Audit(ctx)
 }
 

@@ -1,0 +1,49 @@
+package csiclient
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+)
+
+// pages maps a starting token to the next token; each page has one volume, named after it.
+type pages map[string]string
+
+func (p pages) ListVolumes(ctx context.Context, r *csi.ListVolumesRequest, _ ...grpc.CallOption) (*csi.ListVolumesResponse, error) {
+	if _, limited := ctx.Deadline(); !limited || r.GetMaxEntries() != 7 {
+		return nil, errors.New("no deadline, or another page size")
+	}
+	next, ok := p[r.GetStartingToken()]
+	if !ok {
+		return nil, errors.New("no such page")
+	}
+	volume := &csi.Volume{VolumeId: "vol" + r.GetStartingToken()}
+	return &csi.ListVolumesResponse{NextToken: next, Entries: []*csi.ListVolumesResponse_Entry{{Volume: volume}}}, nil
+}
+
+func TestEachVolume(t *testing.T) {
+	for name, tt := range map[string]struct {
+		pages     pages
+		want, err string
+	}{
+		"one page":              {pages{"": ""}, "vol", ""},
+		"three pages":           {pages{"": "1", "1": "2", "2": ""}, "vol vol1 vol2", ""},
+		"first page fails":      {nil, "", `token "": no such page`},
+		"second page fails":     {pages{"": "1"}, "vol", `token "1": no such page`},
+		"page names itself":     {pages{"": "1", "1": "1"}, "vol vol1", `"1" twice`},
+		"page names an earlier": {pages{"": "1", "1": "2", "2": "1"}, "vol vol1 vol2", `"1" twice`},
+	} {
+		var got []string
+		err := EachVolume(t.Context(), tt.pages, time.Minute, 7, func(e *csi.ListVolumesResponse_Entry) {
+			got = append(got, e.GetVolume().GetVolumeId())
+		})
+		if strings.Join(got, " ") != tt.want || (err == nil) != (tt.err == "") || err != nil && !strings.Contains(err.Error(), tt.err) {
+			t.Errorf("%s: %q, error %v", name, got, err)
+		}
+	}
+}
