@@ -86,7 +86,7 @@ func TestStatusPageInABrowser(t *testing.T) {
 			}
 			var text, background string
 			page.Eval("document.body.innerText", &text)
-			for _, want := range []string{poolError, e.ns + "/failing", e.ns + "/hanging", "1 failing", "CreateVolume", "the checks pass, 1 failing", "attacher"} {
+			for _, want := range []string{poolError, e.ns + "/failing", e.ns + "/hanging", "1 failing", "CreateVolume", "checks pass, 1 failing", "attacher"} {
 				if !strings.Contains(text, want) {
 					t.Errorf("%q cannot be seen", want)
 				}

@@ -1,5 +1,5 @@
-// Package statusz is the page of a running process for whoever is on call: what it is,
-// what it works on, what fails and why. It changes nothing and shows no secrets.
+// Package statusz serves the state of a running process: version, health, queues, calls to the
+// driver, roles and settings. It changes nothing and shows no secrets.
 package statusz
 
 import (
@@ -7,15 +7,16 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"strings"
 	"time"
+
+	"k8s.io/apimachinery/pkg/util/duration"
 
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/election"
 	"github.com/storage-controller/storage-controller/internal/workloop"
 )
 
-// Page is everything that is shown.
+// Page holds the content of /statusz.
 type Page struct {
 	Program string            `json:"program"`
 	Version string            `json:"version"`
@@ -24,79 +25,73 @@ type Page struct {
 	Now     time.Time         `json:"now"`
 	Checks  []Check           `json:"checks"` // of /livez and /readyz
 	Roles   []Role            `json:"roles"`
-	Driver  *csiclient.Status `json:"driver,omitempty"` // nil: no connection to a driver is needed
+	Driver  *csiclient.Status `json:"driver,omitempty"` // nil: no role needs the driver
 	Loops   []workloop.Status `json:"loops"`
-	Flags   []Flag            `json:"flags"` // that are not at their default
-	Metrics string            `json:"-"`     // the path of the metrics, without its first slash
+	Flags   []Flag            `json:"flags"` // those that differ from the default
+	Metrics string            `json:"-"`     // path of the metrics, without the leading slash
 }
 
-// Check is one of the checks of health.
+// Check is the result of a health check.
 type Check struct {
 	Kind  string `json:"kind"` // livez or readyz
 	Name  string `json:"name"`
-	Error string `json:"error,omitempty"` // "" when it is well
+	Error string `json:"error,omitempty"` // "" if it passed
 }
 
-// Role is one of the controllers of the process.
+// Role is a role of the process.
 type Role struct {
 	Name  string           `json:"name"`
-	Lease *election.Status `json:"lease,omitempty"` // nil: it works without one
+	Lease *election.Status `json:"lease,omitempty"` // nil: the role does not use leader election
 }
 
-// Flag is a setting and where its value comes from.
+// Flag is a setting and the source of its value.
 type Flag struct {
 	Name   string `json:"name"`
 	Value  string `json:"value"`
 	Origin string `json:"origin"`
 }
 
-// Handler serves what read returns, as a page, or as JSON with ?format=json.
+// Handler serves the page that read returns as HTML, or as JSON with ?format=json.
 func Handler(read func() Page) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		p := read()
 		w.Header().Set("Cache-Control", "no-store")
 		w.Header().Set("X-Content-Type-Options", "nosniff")
-		// Nothing may be loaded from anywhere, and nothing run, whatever the text of an error is.
+		// The page needs neither scripts nor external content, so an error text cannot inject any.
 		w.Header().Set("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'")
 		switch format := r.URL.Query().Get("format"); format {
 		case "json":
 			w.Header().Set("Content-Type", "application/json")
 			encoder := json.NewEncoder(w)
 			encoder.SetIndent("", "  ")
-			_ = encoder.Encode(p) // whoever asked has gone
+			_ = encoder.Encode(p) // the client closed the connection
 		case "", "html":
 			w.Header().Set("Content-Type", "text/html; charset=utf-8")
-			_, _ = io.WriteString(w, render(p, r.URL.Query().Get("refresh") != "off")) // likewise
+			_, _ = io.WriteString(w, render(p, r.URL.Query().Get("refresh") != "off")) // as above
 		default:
-			http.Error(w, fmt.Sprintf("format %q is not known: html or json", format), http.StatusBadRequest)
+			http.Error(w, fmt.Sprintf("unknown format %q: use html or json", format), http.StatusBadRequest)
 		}
 	})
 }
 
-// took is d for people: two units at most.
-func took(d time.Duration) string {
+// human formats d with at most two units, and with milliseconds below a second.
+func human(d time.Duration) string {
 	switch {
-	case d < time.Millisecond:
-		return d.Round(time.Microsecond).String()
 	case d < time.Second:
 		return d.Round(time.Millisecond).String()
 	case d < time.Minute:
 		return d.Round(100 * time.Millisecond).String()
-	case d < time.Hour:
-		return d.Round(time.Second).String()
-	case d < 48*time.Hour:
-		return strings.TrimSuffix(d.Round(time.Minute).String(), "0s")
 	}
-	return fmt.Sprintf("%dd%dh", int(d.Hours())/24, int(d.Hours())%24)
+	return duration.HumanDuration(d)
 }
 
-// ago is how long before now t is.
-func ago(now, t time.Time) string { return took(max(now.Sub(t), 0)) }
+// ago formats the time from t to now.
+func ago(now, t time.Time) string { return human(max(now.Sub(t), 0)) }
 
-// until is how long after now t is; "now" when it is not.
+// until formats the time from now to t; "now" if t has passed.
 func until(now, t time.Time) string {
 	if !t.After(now) {
 		return "now"
 	}
-	return "in " + took(t.Sub(now))
+	return "in " + human(t.Sub(now))
 }

@@ -25,8 +25,13 @@ func example() Page {
 			{"attacher", &election.Status{Lease: "ns/att", Identity: "me", Holder: "pod-2"}}, {"capacity", nil}},
 		Driver: &csiclient.Status{Address: "/s", Driver: csiclient.Driver{Name: "drv"}, NotReady: "away",
 			Running: []csiclient.Call{{Method: "CreateVolume", Volume: "pvc-1", Began: now.Add(-3 * time.Second)}},
-			Failed:  []csiclient.Call{{Method: "DeleteVolume", Volume: "v", Began: now, Took: time.Second, Code: "Internal", Error: "<script>alert(1)</script>"}}},
-		Loops: []workloop.Status{{Name: "claims", Waiting: 7, Failures: 1, Failing: []workloop.Failing{{Key: "ns/c", Attempts: 4, Error: "no room", Next: now.Add(90 * time.Second)}}}},
+			Failed: []csiclient.Call{{
+				Method: "DeleteVolume", Volume: "v", Began: now, Took: time.Second, Code: "Internal", Error: "<script>alert(1)</script>",
+			}}},
+		Loops: []workloop.Status{{
+			Name: "claims", Waiting: 7, Failures: 1,
+			Failing: []workloop.Failing{{Key: "ns/c", Attempts: 4, Error: "pool is full", Next: now.Add(90 * time.Second)}},
+		}},
 		Flags: []Flag{{"worker-threads", "7", "flag"}}, Metrics: "a/numbers",
 	}
 }
@@ -45,8 +50,8 @@ func TestPageSaysWhatThereIs(t *testing.T) {
 		t.Fatalf("%d %v", w.Code, w.Header())
 	}
 	for _, want := range []string{
-		"something is wrong", "not connected", "up 1h0m", "this process", "pod-2", "waiting for the Lease", "not ready: away", "pvc-1", "3s",
-		"7 waiting", "1 failing", "in 1m30s", "no room", "--worker-threads", `href="./a/numbers"`, `http-equiv="refresh"`, "&lt;script&gt;",
+		"checks fail", "not connected", "up 60m", "this process", "pod-2", "waiting for the Lease", "not ready: away", "pvc-1", "3s",
+		"7 waiting", "1 failing", "in 90s", "pool is full", "--worker-threads", `href="./a/numbers"`, `http-equiv="refresh"`, "&lt;script&gt;",
 	} {
 		if !strings.Contains(body, want) {
 			t.Errorf("%q is missing", want)
@@ -63,7 +68,7 @@ func TestPageSaysWhatThereIs(t *testing.T) {
 }
 
 func TestPageOfNothing(t *testing.T) {
-	if w := get(t, Page{}, "/statusz"); w.Code != http.StatusOK || !strings.Contains(w.Body.String(), "all is well") {
+	if w := get(t, Page{}, "/statusz"); w.Code != http.StatusOK || !strings.Contains(w.Body.String(), ">ok</span></h2>") {
 		t.Errorf("%d %s", w.Code, w.Body)
 	}
 }
@@ -73,7 +78,8 @@ func TestFailuresAreInTheHeadline(t *testing.T) {
 	p := example()
 	p.Checks = p.Checks[:1]
 	p.Loops = append(p.Loops, p.Loops[0])
-	if body := get(t, p, "/statusz").Body.String(); !strings.Contains(body, `the checks pass</span>, <span class="bad">2 failing`) || strings.Contains(body, "all is well") {
+	body := get(t, p, "/statusz").Body.String()
+	if !strings.Contains(body, `checks pass</span>, <span class="bad">2 failing`) || strings.Contains(body, ">ok</span></h2>") {
 		t.Error(body)
 	}
 }
@@ -94,13 +100,13 @@ func TestJSON(t *testing.T) {
 	}
 }
 
-func TestTimesForPeople(t *testing.T) {
+func TestDurations(t *testing.T) {
 	for d, want := range map[time.Duration]string{
-		1500: "2µs", 12345 * time.Microsecond: "12ms", 1234 * time.Millisecond: "1.2s", 61 * time.Second: "1m1s",
+		12345 * time.Microsecond: "12ms", 1234 * time.Millisecond: "1.2s", 61 * time.Second: "61s",
 		3*time.Hour + 5*time.Minute: "3h5m", 50 * time.Hour: "2d2h",
 	} {
-		if got := took(d); got != want {
-			t.Errorf("%v: %q instead of %q", d, got, want)
+		if got := human(d); got != want {
+			t.Errorf("%v: got %q, want %q", d, got, want)
 		}
 	}
 	if ago(now, now.Add(time.Second)) != "0s" || until(now, now) != "now" {
