@@ -14,13 +14,13 @@ import (
 	"github.com/go-logr/logr"
 )
 
-// environments are the prefixes of the variables of OpenTelemetry that say how to talk to the
-// collector: for everything, and for traces alone.
+// environments lists the prefixes of OpenTelemetry's variables for the exporter: for all signals,
+// and for traces only.
 var environments = []string{"OTEL_EXPORTER_OTLP_", "OTEL_EXPORTER_OTLP_TRACES_"}
 
-// checkEnvironment reports every variable that the exporter would not take, for it goes on
-// without the credentials or the authority in it. The values may be secret: the errors name
-// the variable and never what it says.
+// checkEnvironment returns an error for every variable with an invalid value. The exporter would
+// ignore it, and connect without the credentials or the CA in it. Errors name the variable only,
+// because its value may be secret.
 func checkEnvironment() error {
 	var errs []error
 	check := func(name string, f func(string) error) {
@@ -33,15 +33,15 @@ func checkEnvironment() error {
 	for _, prefix := range environments {
 		check(prefix+"HEADERS", checkHeaders)
 		check(prefix+"TIMEOUT", checkTimeout)
-		check(prefix+"CERTIFICATE", checkAuthority)
+		check(prefix+"CERTIFICATE", checkCA)
 		check(prefix+"CLIENT_CERTIFICATE", func(certificate string) error {
-			return checkPair(certificate, strings.TrimSpace(os.Getenv(prefix+"CLIENT_KEY")), prefix+"CLIENT_KEY")
+			return checkKeyPair(certificate, strings.TrimSpace(os.Getenv(prefix+"CLIENT_KEY")), prefix+"CLIENT_KEY")
 		})
 	}
 	return errors.Join(errs...)
 }
 
-// headerName is what gRPC takes.
+// headerName matches the header names that gRPC accepts.
 var headerName = regexp.MustCompile(`^[0-9A-Za-z_.-]+$`)
 
 func checkHeaders(value string) error {
@@ -53,13 +53,13 @@ func checkHeaders(value string) error {
 		decoded, err := url.PathUnescape(text)
 		switch {
 		case !found:
-			err = errors.New("has no =; write NAME=VALUE, and others after a comma")
+			err = errors.New("has no =; use NAME=VALUE, separated by commas")
 		case !headerName.MatchString(strings.TrimSpace(name)):
-			err = errors.New("has a name with characters that a header must not have; write NAME=VALUE")
+			err = errors.New("has a name with invalid characters; use letters, digits, _, . and -")
 		case err != nil:
-			err = errors.New("has a value with a % that begins no escape; write %25 for %, and %2C for a comma")
+			err = errors.New("has a value with an invalid % escape; use %25 for % and %2C for a comma")
 		case strings.ContainsFunc(strings.TrimSpace(decoded), func(r rune) bool { return r < ' ' || r > '~' }):
-			err = errors.New("has a value with characters that are not printable ASCII, which no header can have")
+			err = errors.New("has a value with characters that are not printable ASCII")
 		}
 		if err != nil {
 			return fmt.Errorf("item %d %w", i+1, err)
@@ -75,48 +75,48 @@ func checkTimeout(value string) error {
 	return nil
 }
 
-func checkAuthority(path string) error {
-	text, err := read(path)
+func checkCA(path string) error {
+	text, err := readFile(path)
 	if err == nil && !x509.NewCertPool().AppendCertsFromPEM(text) {
-		err = errors.New("the file has no certificate in PEM")
+		err = errors.New("must be the path of a file with PEM certificates")
 	}
 	return err
 }
 
-func checkPair(certificate, key, keyVariable string) error {
+func checkKeyPair(certificate, key, keyVariable string) error {
 	if key == "" {
-		return fmt.Errorf("needs %s as well", keyVariable)
+		return fmt.Errorf("requires %s", keyVariable)
 	}
-	public, err := read(certificate)
+	public, err := readFile(certificate)
 	if err != nil {
 		return err
 	}
-	private, err := read(key)
+	private, err := readFile(key)
 	if err != nil {
 		return fmt.Errorf("and %s: %w", keyVariable, err)
 	}
-	if _, err := tls.X509KeyPair(public, private); err != nil { // whose text may be about the key
-		return fmt.Errorf("the files of it and of %s are no certificate and key that belong together", keyVariable)
+	if _, err := tls.X509KeyPair(public, private); err != nil { // the text may contain parts of the key
+		return fmt.Errorf("the files of this variable and of %s are not a PEM certificate and its key", keyVariable)
 	}
 	return nil
 }
 
-// read is the content of a file, or an error without its name: somebody may have put the
-// content there instead.
-func read(path string) ([]byte, error) {
+// readFile reads a file. Its errors do not contain the path, because a user may have set the
+// variable to the secret instead.
+func readFile(path string) ([]byte, error) {
 	text, err := os.ReadFile(path)
 	if failed := (*os.PathError)(nil); errors.As(err, &failed) {
 		err = failed.Err
 	}
 	if err != nil {
-		return nil, fmt.Errorf("must be the path of a file that can be read: %w", err)
+		return nil, fmt.Errorf("must be the path of a readable file: %w", err)
 	}
 	return text, nil
 }
 
-// discreet is a logger for OpenTelemetry, whose own writes what it could not parse, such as
-// credentials, in another format. Only its messages, which are constant, are passed on.
-func discreet(log logr.Logger) logr.Logger {
+// redactedLogger returns a logger for OpenTelemetry that drops errors and values, because they
+// contain credentials that could not be parsed. The messages are constant.
+func redactedLogger(log logr.Logger) logr.Logger {
 	return logr.New(messages{log.WithName("opentelemetry")})
 }
 
@@ -131,9 +131,9 @@ func (m messages) Enabled(level int) bool { return m.log.V(level).Enabled() }
 // Info implements [logr.LogSink].
 func (m messages) Info(level int, message string, _ ...any) { m.log.V(level).Info(message) }
 
-// Error implements [logr.LogSink]. The texts of errors have values in them, too.
+// Error implements [logr.LogSink].
 func (m messages) Error(_ error, message string, _ ...any) {
-	m.log.Info("Tracing has a problem, look at the variables OTEL_*", "problem", message)
+	m.log.Info("OpenTelemetry reported an error; check the variables OTEL_*", "problem", message)
 }
 
 // WithValues implements [logr.LogSink].

@@ -12,15 +12,16 @@ import (
 	"k8s.io/klog/v2/textlogger"
 )
 
-// TestEnvironment: what the exporter would not take is an error that names the variable, and
-// never shows what it says.
+// TestEnvironment checks that a value that the exporter would ignore is an error that contains the
+// variable, but not the value.
 func TestEnvironment(t *testing.T) {
 	dir := t.TempDir()
 	garbage := filepath.Join(dir, "s3cret")
 	if err := os.WriteFile(garbage, []byte("s3cret"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	const headers, traces, ca, client = "OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS", "OTEL_EXPORTER_OTLP_CERTIFICATE", "OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE"
+	const headers, traces = "OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS"
+	const ca, client = "OTEL_EXPORTER_OTLP_CERTIFICATE", "OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE"
 	for name, c := range map[string]struct {
 		variable, value, want string
 	}{
@@ -31,12 +32,12 @@ func TestEnvironment(t *testing.T) {
 		"the second one":            {traces, "a=b,s3cret", "item 2 has no ="},
 		"a name that is none":       {headers, "s3 cret=a", "item 1 has a name"},
 		"no name":                   {headers, "=s3cret", "item 1 has a name"},
-		"a percent sign":            {headers, "a=%zz s3cret", "item 1 has a value with a %"},
+		"a percent sign":            {headers, "a=%zz s3cret", "item 1 has a value with an invalid % escape"},
 		"another line":              {headers, "a=s3cret%0Ab", "not printable"},
 		"no file":                   {ca, filepath.Join(dir, "s3cret.pem"), "no such file"},
-		"no certificate":            {ca, garbage, "no certificate"},
+		"no certificate":            {ca, garbage, "PEM certificates"},
 		"the certificate itself":    {"OTEL_EXPORTER_OTLP_TRACES_CERTIFICATE", "-----BEGIN s3cret", "no such file"},
-		"a certificate and no key":  {client, garbage, "needs OTEL_EXPORTER_OTLP_CLIENT_KEY"},
+		"a certificate and no key":  {client, garbage, "requires OTEL_EXPORTER_OTLP_CLIENT_KEY"},
 		"a time":                    {"OTEL_EXPORTER_OTLP_TIMEOUT", "s3cret", "milliseconds"},
 		"a time that is a duration": {"OTEL_EXPORTER_OTLP_TIMEOUT", "10s", "milliseconds"},
 	} {
@@ -58,13 +59,13 @@ func TestEnvironment(t *testing.T) {
 	t.Run("a pair", func(t *testing.T) {
 		t.Setenv(client, garbage)
 		t.Setenv("OTEL_EXPORTER_OTLP_CLIENT_KEY", garbage)
-		if err := checkEnvironment(); err == nil || !strings.Contains(err.Error(), "belong together") {
+		if err := checkEnvironment(); err == nil || !strings.Contains(err.Error(), "not a PEM certificate and its key") {
 			t.Error(err)
 		}
 	})
 }
 
-// TestLogOfOpenTelemetry: what it says of values goes to the log of the program, without them.
+// TestLogOfOpenTelemetry checks that OpenTelemetry's log lines are passed on without values.
 func TestLogOfOpenTelemetry(t *testing.T) {
 	t.Setenv("OTEL_EXPORTER_OTLP_HEADERS", "a=%zz s3cret,authorization: s3cret")
 	t.Setenv("OTEL_EXPORTER_OTLP_CERTIFICATE", "s3cret")

@@ -1,7 +1,7 @@
-// Package tracing tells an OpenTelemetry collector how long what took. An operation, such
-// as to provision the volume of a claim, is one trace, however many attempts and
-// processes it takes: its ID is made of the UID of the object. Each step is a span in it,
-// and each call of the driver a span in a step (see package csiclient).
+// Package tracing exports OpenTelemetry traces. An operation, such as provisioning the volume of a
+// PVC, is one trace: the trace ID is derived from the UID of the object, so that all attempts, also
+// of other replicas, share it. Each step of the controller is a span, with a child span for each
+// CSI call (see package csiclient).
 package tracing
 
 import (
@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
+	"slices"
 	"time"
 
 	"go.opentelemetry.io/otel"
@@ -24,18 +25,18 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// Config is what an operator may set.
+// Config configures the export of traces.
 type Config struct {
-	// Endpoint is the URL of a collector that takes OTLP over gRPC, such as
-	// http://collector:4317; https means TLS. Empty turns tracing off.
+	// Endpoint is the URL of a collector that accepts OTLP over gRPC, such as
+	// http://collector:4317. The scheme https enables TLS. Empty disables tracing.
 	Endpoint string
-	// Ratio is the part of the operations that is traced, from 0 to 1.
+	// Ratio is the fraction of operations that is traced, from 0 to 1.
 	Ratio float64
-	// Service and Version are what the collector calls this process.
+	// Service and Version are the attributes service.name and service.version.
 	Service, Version string
 }
 
-// Validate reports everything that is wrong with c.
+// Validate returns all errors in c.
 func (c Config) Validate() error {
 	var errs []error
 	if c.Endpoint != "" {
@@ -47,50 +48,54 @@ func (c Config) Validate() error {
 	return errors.Join(errs...)
 }
 
-// checkEndpoint reports what is wrong with the URL. It is shown on pages, and so must have
-// nothing that may be secret, which OTLP over gRPC would not send either; and an error does
-// not repeat it.
+// checkEndpoint validates the URL. It must not contain credentials, which OTLP over gRPC does not
+// send, because logs and /statusz contain it. Errors do not repeat it.
 func checkEndpoint(endpoint string) error {
 	switch u, err := url.Parse(endpoint); {
 	case err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "":
 		return errors.New("--otlp-endpoint: must be a URL such as http://collector:4317")
 	case u.User != nil:
-		return errors.New("--otlp-endpoint: must have no user and no password; set OTEL_EXPORTER_OTLP_HEADERS for the credentials of the collector")
+		return errors.New("--otlp-endpoint: must not contain a user or password; set OTEL_EXPORTER_OTLP_HEADERS for credentials")
 	case u.Path != "" && u.Path != "/" || u.RawQuery != "" || u.ForceQuery || u.Fragment != "":
-		return errors.New("--otlp-endpoint: must have no path, query or fragment, which OTLP over gRPC does not know, as in http://collector:4317; set OTEL_EXPORTER_OTLP_HEADERS for the credentials of the collector")
+		return errors.New("--otlp-endpoint: must not contain a path, query or fragment; " +
+			"set OTEL_EXPORTER_OTLP_HEADERS for credentials")
 	}
 	return nil
 }
 
-// scope names what makes the spans.
+// scope is the instrumentation scope of the spans.
 const scope = "github.com/storage-controller/storage-controller"
 
-// Start has the spans of ctx, and of those made of it, sent to the collector of c. stop
-// sends what is left; it must be called after the last span, with a context that bounds
-// how long it may take. A collector that cannot be reached costs the spans, nothing else.
+// Start exports the spans of the returned context and its children to the collector of c. Call
+// stop after the last span to export the remaining ones; its context bounds the time for that.
+// Spans are dropped if the collector is unreachable.
 func Start(ctx context.Context, c Config) (traced context.Context, stop func(context.Context) error, err error) {
 	if c.Endpoint == "" {
 		return ctx, func(context.Context) error { return nil }, nil
 	}
 	log := klog.FromContext(ctx)
-	otel.SetLogger(discreet(log))
+	otel.SetLogger(redactedLogger(log))
 	exporter, err := otlptracegrpc.New(ctx, otlptracegrpc.WithEndpointURL(c.Endpoint))
 	if err != nil {
 		return nil, nil, fmt.Errorf("setting up tracing to %s: %w", c.Endpoint, err)
 	}
-	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { log.Info("Spans were not sent", "endpoint", c.Endpoint, "err", err) }))
+	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) {
+		log.Info("Exporting spans failed", "endpoint", c.Endpoint, "err", err)
+	}))
 	provider := sdktrace.NewTracerProvider(
 		sdktrace.WithBatcher(exporter),
 		sdktrace.WithIDGenerator(generator{}),
-		sdktrace.WithSampler(sdktrace.TraceIDRatioBased(c.Ratio)), // by the ID, so that all spans of a trace agree
-		sdktrace.WithResource(resource.NewSchemaless(attribute.String("service.name", c.Service), attribute.String("service.version", c.Version))),
+		sdktrace.WithSampler(sdktrace.TraceIDRatioBased(c.Ratio)), // by trace ID: all spans of a trace or none
+		sdktrace.WithResource(resource.NewSchemaless(
+			attribute.String("service.name", c.Service), attribute.String("service.version", c.Version),
+		)),
 	)
 	return context.WithValue(ctx, tracerKey{}, provider.Tracer(scope)), provider.Shutdown, nil
 }
 
 type (
-	tracerKey    struct{} // of the tracer in a context
-	operationKey struct{} // of the operation in it
+	tracerKey    struct{} // context key of a [trace.Tracer]
+	operationKey struct{} // context key of an *operation
 )
 
 // operation is one trace.
@@ -100,8 +105,8 @@ type operation struct {
 	root   trace.SpanContext
 }
 
-// WithOperation makes the steps of ctx those of what is done, under a name, for an object. It
-// does nothing where tracing is off.
+// WithOperation returns a context whose spans belong to the trace of the named operation on the
+// object with this UID. It returns ctx if tracing is disabled.
 func WithOperation(ctx context.Context, name string, object types.UID) context.Context {
 	tracer, ok := ctx.Value(tracerKey{}).(trace.Tracer)
 	if !ok {
@@ -114,14 +119,14 @@ func WithOperation(ctx context.Context, name string, object types.UID) context.C
 	return context.WithValue(ctx, operationKey{}, &operation{name, tracer, trace.NewSpanContext(root)})
 }
 
-// StartSpan begins a step of the operation of ctx; end is called with its error, nil for none.
-func StartSpan(ctx context.Context, name string) (step context.Context, end func(error)) {
+// StartSpan starts a span in the operation of ctx. Call end with the error of the step, or nil.
+func StartSpan(ctx context.Context, name string) (spanCtx context.Context, end func(error)) {
 	o, ok := ctx.Value(operationKey{}).(*operation)
 	if !ok {
 		return ctx, func(error) {}
 	}
-	step, span := o.tracer.Start(trace.ContextWithRemoteSpanContext(ctx, o.root), name)
-	return step, func(err error) {
+	spanCtx, span := o.tracer.Start(trace.ContextWithRemoteSpanContext(ctx, o.root), name)
+	return spanCtx, func(err error) {
 		if err != nil {
 			span.SetStatus(codes.Error, err.Error())
 		}
@@ -129,22 +134,22 @@ func StartSpan(ctx context.Context, name string) (step context.Context, end func
 	}
 }
 
-// EndOperation tells that the operation of ctx, begun at a time, has come to its end. facts are
-// names and values, by turns.
-func EndOperation(ctx context.Context, begun time.Time, facts ...string) {
+// EndOperation exports the root span of the operation of ctx, from start to now. attributes are
+// alternating keys and values.
+func EndOperation(ctx context.Context, start time.Time, attributes ...string) {
 	o, ok := ctx.Value(operationKey{}).(*operation)
 	if !ok {
 		return
 	}
-	var attributes []attribute.KeyValue
-	for i := 0; i+1 < len(facts); i += 2 {
-		attributes = append(attributes, attribute.String(facts[i], facts[i+1]))
+	var pairs []attribute.KeyValue
+	for pair := range slices.Chunk(attributes, 2) {
+		pairs = append(pairs, attribute.String(pair[0], pair[1]))
 	}
-	_, span := o.tracer.Start(ctx, o.name, trace.WithNewRoot(), trace.WithTimestamp(begun), trace.WithAttributes(attributes...))
+	_, span := o.tracer.Start(ctx, o.name, trace.WithNewRoot(), trace.WithTimestamp(start), trace.WithAttributes(pairs...))
 	span.End()
 }
 
-// generator gives the span of a whole operation the IDs that its steps refer to.
+// generator gives the root span of an operation the IDs to which its other spans refer.
 type generator struct{}
 
 // NewIDs implements [sdktrace.IDGenerator].

@@ -1,58 +1,58 @@
-// Package volumelock keeps what the loops of one process do with a volume apart: as long
-// as a call of the driver for it runs, nobody takes its PersistentVolume away.
+// Package volumelock keeps the loops of one process from releasing a PersistentVolume while a CSI
+// call for its volume is running.
 package volumelock
 
 import "sync"
 
-// Locks is a lock for each volume, by its handle. The zero value is ready for use, and a
-// nil one never refuses.
+// Locks holds a shared/exclusive lock per volume handle. The zero value is ready for use. The
+// methods of a nil *Locks always succeed.
 type Locks struct {
 	mu   sync.Mutex
 	held map[string]*lockState
 }
 
-// lockState is who has a volume: any number of calls, or one that wants it for itself.
+// lockState describes a volume that is locked by any number of sharers or by one exclusive holder.
 type lockState struct {
-	calls int
-	alone chan struct{} // closed at the end of the time alone; nil: nobody has it alone
+	shared    int
+	exclusive chan struct{} // closed on release; nil without an exclusive holder
 }
 
-// Share takes handle for a call of the driver, any number of which may run at the same
-// time, after whoever has it alone. The result gives it back.
-func (l *Locks) Share(handle string) (done func()) {
+// Share waits for the exclusive holder of handle, if any, and takes a shared lock. Call release
+// after the CSI call.
+func (l *Locks) Share(handle string) (release func()) {
 	if l == nil {
 		return func() {}
 	}
 	for {
 		l.mu.Lock()
-		s := l.of(handle)
-		if s.alone == nil {
-			s.calls++
+		s := l.state(handle)
+		if s.exclusive == nil {
+			s.shared++
 			l.mu.Unlock()
-			return func() { l.release(handle, func(s *lockState) { s.calls-- }) }
+			return func() { l.release(handle, func(s *lockState) { s.shared-- }) }
 		}
-		wait := s.alone
+		wait := s.exclusive
 		l.mu.Unlock()
 		<-wait
 	}
 }
 
-// TryExclusive takes handle while nobody else has it; false when somebody has.
-func (l *Locks) TryExclusive(handle string) (done func(), ok bool) {
+// TryExclusive takes an exclusive lock on handle, or returns false if the volume is locked.
+func (l *Locks) TryExclusive(handle string) (release func(), ok bool) {
 	if l == nil {
 		return func() {}, true
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	s := l.of(handle)
-	if s.calls > 0 || s.alone != nil {
+	s := l.state(handle)
+	if s.shared > 0 || s.exclusive != nil {
 		return nil, false
 	}
-	s.alone = make(chan struct{})
-	return func() { l.release(handle, func(s *lockState) { close(s.alone); s.alone = nil }) }, true
+	s.exclusive = make(chan struct{})
+	return func() { l.release(handle, func(s *lockState) { close(s.exclusive); s.exclusive = nil }) }, true
 }
 
-func (l *Locks) of(handle string) *lockState {
+func (l *Locks) state(handle string) *lockState {
 	s := l.held[handle]
 	if s == nil {
 		if l.held == nil {
@@ -69,7 +69,7 @@ func (l *Locks) release(handle string, change func(*lockState)) {
 	defer l.mu.Unlock()
 	s := l.held[handle]
 	change(s)
-	if s.calls == 0 && s.alone == nil {
+	if s.shared == 0 && s.exclusive == nil {
 		delete(l.held, handle)
 	}
 }

@@ -6,60 +6,60 @@ import (
 	"testing/synctest"
 )
 
-func TestCallsShareAndOneIsAlone(t *testing.T) {
+func TestSharedAndExclusive(t *testing.T) {
 	var l Locks
 	first, second := l.Share("v"), l.Share("v")
 	if _, ok := l.TryExclusive("v"); ok {
-		t.Error("alone during a call")
+		t.Error("exclusive during a call")
 	}
-	if done, ok := l.TryExclusive("w"); !ok {
-		t.Error("another volume is refused")
+	if release, ok := l.TryExclusive("w"); !ok {
+		t.Error("another volume is locked")
 	} else {
-		done()
+		release()
 	}
 	first()
 	if _, ok := l.TryExclusive("v"); ok {
-		t.Error("alone during the second call")
+		t.Error("exclusive during the second call")
 	}
 	second()
-	done, ok := l.TryExclusive("v")
+	release, ok := l.TryExclusive("v")
 	if !ok {
-		t.Fatal("refused after the calls")
+		t.Fatal("still locked after the calls")
 	}
 	if _, again := l.TryExclusive("v"); again {
-		t.Error("two are alone")
+		t.Error("two exclusive holders")
 	}
-	done()
+	release()
 	if len(l.held) != 0 {
-		t.Errorf("kept %v", l.held)
+		t.Errorf("locks left: %v", l.held)
 	}
 }
 
-func TestCallWaitsForWhoIsAlone(t *testing.T) {
+func TestShareWaitsForTheExclusiveHolder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var l Locks
-		done, _ := l.TryExclusive("v")
+		release, _ := l.TryExclusive("v")
 		var wg sync.WaitGroup
 		called := false
 		wg.Go(func() { l.Share("v")(); called = true })
 		synctest.Wait()
 		if called {
-			t.Error("a call ran beside")
+			t.Error("Share returned while another holder is exclusive")
 		}
-		done()
+		release()
 		wg.Wait()
 		if !called || len(l.held) != 0 {
-			t.Errorf("called %t, kept %v", called, l.held)
+			t.Errorf("called %t, locks left: %v", called, l.held)
 		}
 	})
 }
 
-func TestNilNeverRefuses(t *testing.T) {
+func TestNilLocks(t *testing.T) {
 	var l *Locks
 	l.Share("v")()
-	if done, ok := l.TryExclusive("v"); !ok {
-		t.Error("refused")
+	if release, ok := l.TryExclusive("v"); !ok {
+		t.Error("locked")
 	} else {
-		done()
+		release()
 	}
 }

@@ -5,24 +5,23 @@ import (
 	"k8s.io/client-go/util/workqueue"
 )
 
-// Metrics are the collectors of all loops of a process: the standard workqueue
-// family and the number of recovered panics.
+// Metrics holds the collectors of all loops of a process: the standard workqueue metrics and the
+// number of recovered panics.
 type Metrics struct {
 	queueMetrics
-	panics  *prometheus.CounterVec
-	running running
+	panics *prometheus.CounterVec
+	loops  loops
 }
 
-// queueMetrics are the workqueue metrics under the names and with the buckets
-// that Kubernetes components use, so that existing dashboards keep working.
+// queueMetrics holds the workqueue metrics, with the names and buckets of Kubernetes components,
+// so that existing dashboards work.
 type queueMetrics struct {
 	depth, unfinished, longest *prometheus.GaugeVec
 	adds, retries              *prometheus.CounterVec
 	latency, work              *prometheus.HistogramVec
 }
 
-// NewMetrics makes the collectors and registers them. One per registry: the
-// loops of a process share it.
+// NewMetrics registers the collectors with reg. All loops of a process share them.
 func NewMetrics(reg prometheus.Registerer) *Metrics {
 	buckets := prometheus.ExponentialBuckets(1e-8, 10, 10)
 	label := []string{"name"}
@@ -37,17 +36,17 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 	}
 	m := &Metrics{
 		queueMetrics: queueMetrics{
-			depth:      gauge("workqueue_depth", "Items that wait in the queue."),
-			unfinished: gauge("workqueue_unfinished_work_seconds", "Summed age of the items that are being worked on."),
-			longest:    gauge("workqueue_longest_running_processor_seconds", "Age of the oldest item that is being worked on."),
-			adds:       counter("workqueue_adds_total", "Items added to the queue."),
-			retries:    counter("workqueue_retries_total", "Items that failed and were queued again."),
-			latency:    histogram("workqueue_queue_duration_seconds", "Time that items waited in the queue."),
-			work:       histogram("workqueue_work_duration_seconds", "Time that items were worked on."),
+			depth:      gauge("workqueue_depth", "Keys waiting in the queue."),
+			unfinished: gauge("workqueue_unfinished_work_seconds", "Seconds that the keys being processed have taken so far, added up."),
+			longest:    gauge("workqueue_longest_running_processor_seconds", "Seconds that the longest running attempt has taken so far."),
+			adds:       counter("workqueue_adds_total", "Keys added to the queue."),
+			retries:    counter("workqueue_retries_total", "Keys requeued after a failure."),
+			latency:    histogram("workqueue_queue_duration_seconds", "Time that keys waited in the queue."),
+			work:       histogram("workqueue_work_duration_seconds", "Time that processing a key took."),
 		},
 		panics: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "storage_controller_worker_panics_total",
-			Help: "Panics recovered while working on an item, by queue.",
+			Help: "Panics recovered while processing a key, by queue.",
 		}, label),
 	}
 	reg.MustRegister(m.depth, m.unfinished, m.longest, m.adds, m.retries, m.latency, m.work, m.panics)
@@ -56,7 +55,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 
 func (m *Metrics) provider() workqueue.MetricsProvider { return provider{m} }
 
-// provider hands the collectors to client-go's queues, without its global registration.
+// provider passes the collectors to the queues of client-go without its global registration.
 type provider struct{ m *Metrics }
 
 func (p provider) NewDepthMetric(name string) workqueue.GaugeMetric {
@@ -83,10 +82,10 @@ func (p provider) NewLongestRunningProcessorSecondsMetric(name string) workqueue
 	return p.m.longest.WithLabelValues(name)
 }
 
-// NewRetriesMetric counts nothing: client-go counts every delayed add here, also
-// those that are no retry. The loop counts its failures itself.
+// NewRetriesMetric returns a counter that counts nothing: client-go counts every delayed add as a
+// retry. The loop counts its failures.
 func (p provider) NewRetriesMetric(name string) workqueue.CounterMetric {
-	p.m.retries.WithLabelValues(name) // so that it is there before the first failure
+	p.m.retries.WithLabelValues(name) // exported before the first failure
 	p.m.panics.WithLabelValues(name)
 	return noCounter{}
 }

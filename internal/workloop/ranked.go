@@ -2,70 +2,68 @@ package workloop
 
 import "container/list"
 
-// ranks is how many classes of urgency a ranked queue has.
+// ranks is the number of ranks of a ranked queue.
 const ranks = 3
 
-// NewRanked makes a loop like [New] that works first on what is most urgent, but for every
-// fourth key, which is one of the least urgent. rank says how
-// urgent a key is, from 0, the most, to 2; it is asked whenever the key is added, and
-// what has become more urgent since it was queued moves up. Keys of one rank go in the
-// order in which they came.
+// NewRanked returns a loop like [New] with a priority queue. rank returns the priority of a key,
+// from 0, the highest, to 2. It is called on every Add; a waiting key can move up, never down.
+// Keys of equal rank are first in, first out.
 func NewRanked[K comparable](cfg Config, metrics *Metrics, sync Sync[K], rank func(K) int) *Loop[K] {
 	return newLoop(cfg, metrics, sync, newRankedQueue(rank))
 }
 
-// rankedQueue is the order of a queue; client-go calls its methods under a lock.
+// rankedQueue implements [workqueue.Queue], whose methods are called under a lock.
 type rankedQueue[K comparable] struct {
-	rank  func(K) int
-	lines [ranks]list.List // of keys
-	waits map[K]queueElement
-	pops  int
+	rank     func(K) int
+	lists    [ranks]list.List // waiting keys by rank
+	elements map[K]queueElement
+	pops     int
 }
 
-// fairnessInterval is how often the least urgent key has its turn: what never ends to be urgent must
-// not keep the rest from being done at all.
+// fairnessInterval prevents starvation: every fourth pop takes a key of the lowest priority.
 const fairnessInterval = 4
 
-// queueElement is where a key waits.
+// queueElement locates a waiting key.
 type queueElement struct {
-	rank int
-	at   *list.Element
+	rank    int
+	element *list.Element
 }
 
 func newRankedQueue[K comparable](rank func(K) int) *rankedQueue[K] {
-	return &rankedQueue[K]{rank: rank, waits: map[K]queueElement{}}
+	return &rankedQueue[K]{rank: rank, elements: map[K]queueElement{}}
 }
 
-// Touch is called when a key is added that waits.
-func (r *rankedQueue[K]) Touch(key K) {
-	old := r.waits[key]
-	if rank := r.rank(key); rank < old.rank {
-		r.lines[old.rank].Remove(old.at)
-		r.push(key, rank)
+// Touch is called when a waiting key is added again.
+func (q *rankedQueue[K]) Touch(key K) {
+	old := q.elements[key]
+	if rank := q.rank(key); rank < old.rank {
+		q.lists[old.rank].Remove(old.element)
+		q.push(key, rank)
 	}
 }
 
-// Push is called for a key that does not wait.
-func (r *rankedQueue[K]) Push(key K) { r.push(key, r.rank(key)) }
+// Push adds a key that is not waiting.
+func (q *rankedQueue[K]) Push(key K) { q.push(key, q.rank(key)) }
 
-func (r *rankedQueue[K]) push(key K, rank int) {
-	r.waits[key] = queueElement{rank: rank, at: r.lines[rank].PushBack(key)}
+func (q *rankedQueue[K]) push(key K, rank int) {
+	q.elements[key] = queueElement{rank, q.lists[rank].PushBack(key)}
 }
 
-// Len is how many keys wait.
-func (r *rankedQueue[K]) Len() int { return len(r.waits) }
+// Len returns the number of waiting keys.
+func (q *rankedQueue[K]) Len() int { return len(q.elements) }
 
-// Pop is the most urgent key, and every fourth time the least urgent one; there is one.
-func (r *rankedQueue[K]) Pop() (key K) {
-	r.pops++
-	for i := range r.lines {
+// Pop removes the key of the highest priority, or of the lowest on every fourth call. The queue
+// must not be empty.
+func (q *rankedQueue[K]) Pop() (key K) {
+	q.pops++
+	for i := range q.lists {
 		rank := i
-		if r.pops%fairnessInterval == 0 {
+		if q.pops%fairnessInterval == 0 {
 			rank = ranks - 1 - i
 		}
-		if first := r.lines[rank].Front(); first != nil {
-			key, _ = r.lines[rank].Remove(first).(K)
-			delete(r.waits, key)
+		if first := q.lists[rank].Front(); first != nil {
+			key, _ = q.lists[rank].Remove(first).(K)
+			delete(q.elements, key)
 			return key
 		}
 	}

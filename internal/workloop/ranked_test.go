@@ -12,7 +12,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// rankedBy is a queue in which the rank of a key is that in ranks.
+// rankedBy returns a queue that looks the rank of a key up in ranks.
 func rankedBy(ranks map[string]int) *rankedQueue[string] {
 	return newRankedQueue(func(key string) int { return ranks[key] })
 }
@@ -30,13 +30,13 @@ func TestRankedOrder(t *testing.T) {
 	for key := range strings.FieldsSeq("a b c d e f") {
 		r.Push(key)
 	}
-	if got := pops(r); got != "c f b a e d" { // the fourth is one of the least urgent
+	if got := pops(r); got != "c f b a e d" { // the fourth pop takes the lowest priority
 		t.Errorf("the order is %q", got)
 	}
 }
 
-// What never ends to be urgent does not keep the rest from being done.
-func TestRankedStarvesNobody(t *testing.T) {
+// A permanently full high rank does not starve the lowest one.
+func TestRankedDoesNotStarve(t *testing.T) {
 	r := rankedBy(map[string]int{"urgent": 0, "other": 2})
 	r.Push("other")
 	for range fairnessInterval {
@@ -45,7 +45,7 @@ func TestRankedStarvesNobody(t *testing.T) {
 			return
 		}
 	}
-	t.Error("it never has its turn")
+	t.Error("the key of the lowest rank was not popped")
 }
 
 func TestRankedTouch(t *testing.T) {
@@ -53,9 +53,9 @@ func TestRankedTouch(t *testing.T) {
 		rank int // of b, when it is touched
 		want string
 	}{
-		"moves up":            {0, "b d a c"},
-		"moves up by one":     {1, "d b a c"},
-		"as urgent as before": {2, "d a b c"},
+		"moves up":        {0, "b d a c"},
+		"moves up by one": {1, "d b a c"},
+		"equal rank":      {2, "d a b c"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			ranks := map[string]int{"a": 2, "b": 2, "c": 2, "d": 1}
@@ -84,9 +84,9 @@ func TestRankedTouch(t *testing.T) {
 	})
 }
 
-// A key that was urgent, was served and came again has no claim to the place that it had
-// before, and leaves nothing there.
-func TestRankedForgetsOldPlaces(t *testing.T) {
+// A key that was popped and is pushed again goes to the end of its rank, and leaves no element
+// behind.
+func TestRankedRemovesOldElements(t *testing.T) {
 	ranks := map[string]int{"a": 2, "b": 2}
 	r := rankedBy(ranks)
 	r.Push("a")
@@ -94,45 +94,45 @@ func TestRankedForgetsOldPlaces(t *testing.T) {
 	for range 100 {
 		ranks["a"] = 0
 		r.Touch("a")
-		r.pops = 0 // it is not the turn of the least urgent
+		r.pops = 0 // the next pop takes the highest priority
 		if got := r.Pop(); got != "a" {
 			t.Fatalf("%q is first", got)
 		}
 		ranks["a"] = 2
 		r.Push("a")
 	}
-	places := 0
-	for i := range r.lines {
-		places += r.lines[i].Len()
+	elements := 0
+	for i := range r.lists {
+		elements += r.lists[i].Len()
 	}
-	if places != 2 || r.Len() != 2 {
-		t.Errorf("2 keys have %d places, and the length is %d", places, r.Len())
+	if elements != 2 || r.Len() != 2 {
+		t.Errorf("2 keys have %d elements, and the length is %d", elements, r.Len())
 	}
 	if got := pops(r); got != "b a" {
 		t.Errorf("the order is %q", got)
 	}
 }
 
-// Any number of adds, from everywhere and with ranks that change, leaves each key once.
+// Concurrent adds with changing ranks enqueue each key once.
 func TestRankedLoopHoldsEachKeyOnce(t *testing.T) {
 	const keys, adders, adds = 20, 8, 2000
 	synctest.Test(t, func(t *testing.T) {
 		var mu sync.Mutex
-		ranks, worked := map[int]int{}, map[int]int{}
+		ranks, syncs := map[int]int{}, map[int]int{}
 		running := map[int]bool{}
 		l := NewRanked(Config{Name: "test", RetryStart: time.Second, RetryMax: time.Second}, NewMetrics(prometheus.NewRegistry()),
 			func(_ context.Context, key int) (time.Time, error) {
 				mu.Lock()
 				defer mu.Unlock()
 				if running[key] {
-					t.Errorf("two work on %d", key)
+					t.Errorf("two workers sync %d", key)
 				}
 				running[key] = true
 				mu.Unlock()
 				time.Sleep(time.Millisecond)
 				mu.Lock()
 				running[key] = false
-				worked[key]++
+				syncs[key]++
 				return time.Time{}, nil
 			}, func(key int) int {
 				mu.Lock()
@@ -166,12 +166,12 @@ func TestRankedLoopHoldsEachKeyOnce(t *testing.T) {
 		synctest.Wait()
 		mu.Lock()
 		for key := range keys {
-			if worked[key] != 1 {
-				t.Errorf("%d was worked on %d times", key, worked[key])
+			if syncs[key] != 1 {
+				t.Errorf("%d was synced %d times", key, syncs[key])
 			}
 		}
 		mu.Unlock()
-		add() // while they are worked on
+		add() // while workers run
 		time.Sleep(time.Second)
 		synctest.Wait()
 		if n := l.Len(); n != 0 {

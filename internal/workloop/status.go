@@ -3,38 +3,39 @@ package workloop
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 )
 
-// Status is what a loop is doing, for people who look at the process.
+// Status describes the state of a loop for /statusz.
 type Status struct {
 	Name     string    `json:"name"`
 	Waiting  int       `json:"waiting"`  // keys that wait for a worker
 	Running  []Running `json:"running"`  // longest first
-	Failing  []Failing `json:"failing"`  // whose next attempt is soonest first; listed at most
-	Failures int       `json:"failures"` // how many keys are in back-off, the listed ones included
+	Failing  []Failing `json:"failing"`  // by time of the next attempt, at most maxFailing
+	Failures int       `json:"failures"` // number of keys in back-off
 	Recent   []Attempt `json:"recent"`   // newest first
-	Slowest  []Attempt `json:"slowest"`  // since the loop began
+	Slowest  []Attempt `json:"slowest"`  // since the loop started
 }
 
-// Running is a key that is worked on.
+// Running is a key that is being processed.
 type Running struct {
 	Key   string    `json:"key"`
 	Since time.Time `json:"since"`
 }
 
-// Failing is a key whose last attempts failed.
+// Failing is a key in back-off.
 type Failing struct {
 	Key      string    `json:"key"`
-	Attempts int       `json:"attempts"` // that failed in a row
-	Error    string    `json:"error"`    // of the last one
+	Attempts int       `json:"attempts"` // failed in a row
+	Error    string    `json:"error"`    // of the last attempt
 	Next     time.Time `json:"next"`
 }
 
-// Attempt is an attempt that has ended.
+// Attempt is a completed call of the sync function.
 type Attempt struct {
 	Key   string        `json:"key"`
 	Ended time.Time     `json:"ended"`
@@ -42,52 +43,52 @@ type Attempt struct {
 	Error string        `json:"error,omitempty"`
 }
 
-// minRecordedDuration is what an attempt takes that has done something.
+// minRecordedDuration excludes successful attempts that made no call from the history.
 const minRecordedDuration = time.Millisecond
 
 const (
-	listed       = 100 // of the keys in back-off
-	keptRecent   = 20
-	keptSlowest  = 10
-	keptErrorLen = 500
+	maxFailing   = 100
+	maxRecent    = 20
+	maxSlowest   = 10
+	maxErrorText = 500 // bytes
 )
 
-// history is the last and the longest attempts of a loop.
+// history holds the latest and the slowest attempts of a loop.
 type history struct {
 	recent  []Attempt // oldest first
 	slowest []Attempt // longest first
 }
 
 func (h *history) add(d Attempt) {
-	if len(h.recent) == keptRecent {
+	if len(h.recent) == maxRecent {
 		h.recent = slices.Delete(h.recent, 0, 1)
 	}
 	h.recent = append(h.recent, d)
-	if len(h.slowest) == keptSlowest && d.Took <= h.slowest[keptSlowest-1].Took {
+	if len(h.slowest) == maxSlowest && d.Took <= h.slowest[maxSlowest-1].Took {
 		return
 	}
 	i, _ := slices.BinarySearchFunc(h.slowest, d, func(a, b Attempt) int { return cmp.Compare(b.Took, a.Took) })
 	h.slowest = slices.Insert(h.slowest, i, d)
-	h.slowest = h.slowest[:min(len(h.slowest), keptSlowest)]
+	h.slowest = h.slowest[:min(len(h.slowest), maxSlowest)]
 }
 
-// errorText is err for a page, "" for nil.
+// errorText returns the beginning of the text of err, or "" for nil.
 func errorText(err error) string {
 	if err == nil {
 		return ""
 	}
 	text := err.Error()
-	if len(text) > keptErrorLen {
-		text = strings.ToValidUTF8(text[:keptErrorLen], "") + "…"
+	if len(text) > maxErrorText {
+		text = strings.ToValidUTF8(text[:maxErrorText], "") + "…"
 	}
 	return text
 }
 
-// Status is what the loop is doing now.
+// Status returns the current state of the loop.
 func (l *Loop[K]) Status() Status {
 	s := Status{Name: l.cfg.Name, Waiting: l.Len()}
 	l.mu.Lock()
-	for key, st := range l.known {
+	for key, st := range l.states {
 		switch {
 		case st.running:
 			s.Running = append(s.Running, Running{fmt.Sprint(key), st.since})
@@ -101,42 +102,37 @@ func (l *Loop[K]) Status() Status {
 	slices.SortFunc(s.Running, func(a, b Running) int { return a.Since.Compare(b.Since) })
 	slices.SortFunc(s.Failing, func(a, b Failing) int { return cmp.Or(a.Next.Compare(b.Next), strings.Compare(a.Key, b.Key)) })
 	s.Failures = len(s.Failing)
-	s.Failing = s.Failing[:min(len(s.Failing), listed)]
+	s.Failing = s.Failing[:min(len(s.Failing), maxFailing)]
 	return s
 }
 
-// running is the loops of a process that are at work.
-type running struct {
-	mu    sync.Mutex
-	loops map[string]func() Status
+// loops holds the status functions of the running loops by name.
+type loops struct {
+	mu     sync.Mutex
+	status map[string]func() Status
 }
 
-func (r *running) begin(name string, status func() Status) (end func()) {
+func (r *loops) register(name string, status func() Status) (unregister func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.loops == nil {
-		r.loops = map[string]func() Status{}
+	if r.status == nil {
+		r.status = map[string]func() Status{}
 	}
-	r.loops[name] = status
+	r.status[name] = status
 	return func() {
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		delete(r.loops, name)
+		delete(r.status, name)
 	}
 }
 
-// Status is what the loops that are at work do, by their names.
+// Status returns the states of the running loops, sorted by name.
 func (m *Metrics) Status() []Status {
-	m.running.mu.Lock()
-	var reads []func() Status
-	for _, read := range m.running.loops {
-		reads = append(reads, read)
+	m.loops.mu.Lock()
+	defer m.loops.mu.Unlock()
+	all := make([]Status, 0, len(m.loops.status))
+	for _, name := range slices.Sorted(maps.Keys(m.loops.status)) {
+		all = append(all, m.loops.status[name]())
 	}
-	m.running.mu.Unlock()
-	all := make([]Status, 0, len(reads))
-	for _, read := range reads {
-		all = append(all, read())
-	}
-	slices.SortFunc(all, func(a, b Status) int { return strings.Compare(a.Name, b.Name) })
 	return all
 }

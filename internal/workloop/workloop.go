@@ -13,39 +13,34 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// ErrDrain as the cause of the end of the context given to [Loop.Run] lets
-// running items finish, for [Config.GracePeriod] at most. Any other cause, a lost
-// Lease among them, ends their contexts at once.
+// ErrDrain is the cancellation cause that drains a loop: calls of sync that are running at the end
+// of [Loop.Run]'s context may finish within [Config.GracePeriod]. Any other cause, such as a lost
+// Lease, cancels their contexts immediately.
 var ErrDrain = errors.New("shutting down")
 
-// Sync brings the object behind key one step further or to its end.
-//
-// An error means: again, after the back-off of this key. A time that is not
-// zero means: look again then. Neither means: done until the next event.
+// Sync reconciles the object of key. After an error, key is requeued with back-off. A non-zero
+// next requeues key at that time.
 type Sync[K comparable] func(ctx context.Context, key K) (next time.Time, err error)
 
-// Config describes a loop. Name and the two retry intervals are required.
+// Config configures a loop. Name and the two retry intervals are required.
 type Config struct {
-	// Name is the value of the label "name" of the workqueue metrics.
+	// Name is the label "name" of the workqueue metrics.
 	Name string
-	// RetryStart is the delay after the first failure of a key. It doubles
-	// with each further failure up to RetryMax.
+	// RetryStart is the delay after the first failure of a key. The delay doubles with each
+	// failure in a row, up to RetryMax.
 	RetryStart, RetryMax time.Duration
-	// Jitter is by which fraction of itself a delay is lengthened at most, at random, so
-	// that what failed together is not tried together again. Zero: not at all.
+	// Jitter lengthens each delay by a random part of up to this fraction, so that keys that
+	// failed at the same time are not retried at the same time.
 	Jitter float64
-	// WaitReady returns once work may go on, or with the error of ctx. It is asked
-	// before every item; nil means always. A driver that is away holds its
-	// workers here instead of failing every item.
+	// WaitReady, if set, is called before every key. It blocks while the driver is unavailable,
+	// so that calls do not fail for every key, and returns an error only at the end of ctx.
 	WaitReady func(ctx context.Context) error
-	// GracePeriod bounds how long running items may go on after [ErrDrain]. Zero
-	// means that they are cancelled at once.
+	// GracePeriod bounds running calls of sync after [ErrDrain]. Zero cancels them immediately.
 	GracePeriod time.Duration
 }
 
-// Loop is a queue of keys and what is known of the keys that failed. Keys are
-// values; any number of Adds of one key while it waits are one item, and one
-// key is never worked on twice at the same time.
+// Loop is a queue of keys with workers. Adding a waiting key again has no effect, and two workers
+// never process the same key.
 type Loop[K comparable] struct {
 	cfg     Config
 	metrics *Metrics
@@ -53,21 +48,22 @@ type Loop[K comparable] struct {
 	queue   workqueue.TypedDelayingInterface[K]
 
 	mu      sync.Mutex
-	known   map[K]*state // keys that are being worked on, or whose last attempt failed
+	states  map[K]*state // of keys that are being processed, or whose last attempt failed
 	history history
 }
 
-// state is what is remembered of a key while it is worked on and until it succeeds.
+// state describes a key from its first attempt until an attempt succeeds.
 type state struct {
-	failures  int       // in a row
-	notBefore time.Time // of the next attempt; zero: none has failed yet
-	urgent    bool      // an event came since the last attempt began: do not wait for notBefore
-	running   bool
-	since     time.Time // when the running attempt began
-	lastError string
+	failures    int       // in a row
+	notBefore   time.Time // end of the back-off; zero before the first failure
+	skipBackoff bool      // an event arrived after the last attempt started
+	running     bool
+	since       time.Time // start of the running attempt
+	lastError   string
 }
 
-// New makes a loop. It starts nothing; events may be added at once.
+// New returns a loop that processes keys in the order of their arrival. Keys may be added before
+// [Loop.Run].
 func New[K comparable](cfg Config, metrics *Metrics, sync Sync[K]) *Loop[K] {
 	return newLoop(cfg, metrics, sync, workqueue.DefaultQueue[K]())
 }
@@ -80,97 +76,97 @@ func newLoop[K comparable](cfg Config, metrics *Metrics, sync Sync[K], order wor
 			Name: cfg.Name, MetricsProvider: provider,
 			Queue: workqueue.NewTypedWithConfig(workqueue.TypedQueueConfig[K]{Name: cfg.Name, MetricsProvider: provider, Queue: order}),
 		}),
-		known: map[K]*state{},
+		states: map[K]*state{},
 	}
 }
 
-// Add queues key now. A running back-off of key is cut short, but its failures
-// still count, so that the next delay is the longer one. An Add while key is
-// worked on leads to another attempt right after, also when this one fails.
+// Add enqueues key and ends its back-off. Previous failures still count for the next delay. If key
+// is being processed, it is processed again immediately afterwards, even after a failure.
 func (l *Loop[K]) Add(key K) {
 	l.mu.Lock()
-	if st, known := l.known[key]; known {
-		st.urgent = true
+	if st, ok := l.states[key]; ok {
+		st.skipBackoff = true
 	}
 	l.mu.Unlock()
 	l.queue.Add(key)
 }
 
-// Resync queues key unless it waits in back-off: a periodic look at everything
-// must not turn into a burst of calls that have just failed. A key that is worked on is
-// looked at again, but not before its back-off if that fails.
+// Resync enqueues key unless it is in back-off, so that a periodic resync does not retry all
+// failed calls at once. A key that is being processed is processed again, after its back-off if
+// the current attempt fails.
 func (l *Loop[K]) Resync(key K) {
 	l.mu.Lock()
-	st, known := l.known[key]
-	waits := known && !st.running
+	st, ok := l.states[key]
+	inBackoff := ok && !st.running
 	l.mu.Unlock()
-	if !waits {
+	if !inBackoff {
 		l.queue.Add(key)
 	}
 }
 
-// Forget drops what is known of the failures of key, because its object is gone:
-// another object of that name starts with the first delay again.
+// Forget resets the back-off of key. Call it when the object of key was deleted.
 func (l *Loop[K]) Forget(key K) {
 	l.mu.Lock()
-	delete(l.known, key)
+	delete(l.states, key)
 	l.mu.Unlock()
 }
 
-// Processing tells whether key is worked on just now.
+// Processing reports whether a worker is processing key.
 func (l *Loop[K]) Processing(key K) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	st, known := l.known[key]
-	return known && st.running
+	st, ok := l.states[key]
+	return ok && st.running
 }
 
-// Stop ends a loop that will not run. After [Loop.Run] it does nothing.
+// Stop shuts the queue of a loop down that was not run.
 func (l *Loop[K]) Stop() { l.queue.ShutDown() }
 
-// Len is the number of keys that wait for a worker, those in back-off excluded.
+// Len returns the number of keys that wait for a worker, excluding those in back-off.
 func (l *Loop[K]) Len() int { return l.queue.Len() }
 
-// Run works until ctx ends and returns after the last worker has stopped. How
-// running items end depends on the cause, see [ErrDrain]. A loop runs once.
+// Run processes keys until ctx ends and returns after the last worker has stopped. See [ErrDrain]
+// for running calls of sync. Run must be called once.
 func (l *Loop[K]) Run(ctx context.Context, workers int) {
-	defer l.metrics.running.begin(l.cfg.Name, l.Status)()
+	defer l.metrics.loops.register(l.cfg.Name, l.Status)()
 	work, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer cancel(nil)
-	drained := context.AfterFunc(ctx, func() {
+	defer context.AfterFunc(ctx, func() {
 		l.queue.ShutDown()
 		cause := context.Cause(ctx)
-		if !errors.Is(cause, ErrDrain) || l.cfg.GracePeriod <= 0 {
-			cancel(cause)
-			return
+		if errors.Is(cause, ErrDrain) && l.cfg.GracePeriod > 0 {
+			select {
+			case <-work.Done(): // all workers have stopped
+			case <-time.After(l.cfg.GracePeriod):
+				cause = fmt.Errorf("grace period of %v exceeded: %w", l.cfg.GracePeriod, cause)
+			}
 		}
-		// The timer outlives this call at most until Run returns: cancelling twice is harmless.
-		time.AfterFunc(l.cfg.GracePeriod, func() { cancel(fmt.Errorf("after %v of grace: %w", l.cfg.GracePeriod, cause)) })
-	})
-	defer drained()
+		cancel(cause)
+	})()
 
 	var wg sync.WaitGroup
 	for range workers {
 		wg.Go(func() {
-			for l.next(ctx, work) {
+			for l.processNext(ctx, work) {
 			}
 		})
 	}
 	wg.Wait()
 }
 
-// next works on one item; it returns false when there will be no more.
-func (l *Loop[K]) next(ctx, work context.Context) bool {
+// processNext waits for a key and processes it with the context work. It returns false after the
+// end of ctx.
+func (l *Loop[K]) processNext(ctx, work context.Context) bool {
 	key, shutdown := l.queue.Get()
 	if shutdown {
 		return false
 	}
 	defer l.queue.Done(key)
 	if ctx.Err() != nil {
-		return false // what is still queued belongs to whoever leads next
+		return false // the next leader processes the keys that are still queued
 	}
 	if l.cfg.WaitReady != nil && l.cfg.WaitReady(ctx) != nil {
-		return false // only the end of ctx ends the wait
+		return false // ctx ended
 	}
 	if wait := l.begin(key); wait > 0 {
 		l.queue.AddAfter(key, wait)
@@ -180,22 +176,20 @@ func (l *Loop[K]) next(ctx, work context.Context) bool {
 	return true
 }
 
-// begin marks key as worked on, or says how much of its back-off is left. A
-// stale timer of an earlier, shorter delay ends here.
+// begin marks key as being processed, or returns the rest of its back-off. The timer of an earlier
+// delay may enqueue key before that.
 func (l *Loop[K]) begin(key K) (wait time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	st, known := l.known[key]
-	if !known {
-		l.known[key] = &state{running: true, since: time.Now()}
-		return 0
+	st, ok := l.states[key]
+	if !ok {
+		st = &state{}
+		l.states[key] = st
 	}
-	if !st.urgent {
-		if wait := time.Until(st.notBefore); wait > 0 {
-			return wait
-		}
+	if wait := time.Until(st.notBefore); wait > 0 && !st.skipBackoff {
+		return wait
 	}
-	st.urgent, st.running, st.since = false, true, time.Now()
+	st.skipBackoff, st.running, st.since = false, true, time.Now()
 	return 0
 }
 
@@ -203,44 +197,43 @@ func (l *Loop[K]) process(ctx context.Context, key K) {
 	log := klog.FromContext(ctx).WithValues("loop", l.cfg.Name, "key", key)
 	start := time.Now()
 	next, err := l.syncRecovering(klog.NewContext(ctx, log), key)
-	busy := time.Since(start)
-	if err != nil || busy >= minRecordedDuration {
+	duration := time.Since(start)
+	if err != nil || duration >= minRecordedDuration {
 		l.mu.Lock()
-		l.history.add(Attempt{fmt.Sprint(key), start.Add(busy), busy, errorText(err)})
+		l.history.add(Attempt{fmt.Sprint(key), start.Add(duration), duration, errorText(err)})
 		l.mu.Unlock()
 	}
 	if err != nil {
 		delay := l.requeueFailed(key, err)
-		log.V(1).Info("Sync failed", "busy", busy, "retryIn", delay, "err", err)
+		log.V(1).Info("Sync failed", "duration", duration, "retryIn", delay, "err", err)
 		return
 	}
 	l.Forget(key)
 	if !next.IsZero() {
 		l.queue.AddAfter(key, time.Until(next))
 	}
-	log.V(1).Info("Synced", "busy", busy)
+	log.V(1).Info("Synced", "duration", duration)
 }
 
-// syncRecovering turns a panic of sync into an error: it costs one item one attempt,
-// never the process or another loop.
+// syncRecovering calls sync and returns a panic as an error, which affects no other key.
 func (l *Loop[K]) syncRecovering(ctx context.Context, key K) (next time.Time, err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			l.metrics.panics.WithLabelValues(l.cfg.Name).Inc()
 			err = fmt.Errorf("panic: %v", p)
-			klog.FromContext(ctx).Error(err, "Recovered a panic", "stack", string(debug.Stack()))
+			klog.FromContext(ctx).Error(err, "Recovered from panic", "stack", string(debug.Stack()))
 		}
 	}()
 	return l.sync(ctx, key)
 }
 
-// requeueFailed counts a failure of key and queues its next attempt.
+// requeueFailed counts a failure of key and enqueues it after the back-off.
 func (l *Loop[K]) requeueFailed(key K, err error) (delay time.Duration) {
 	l.mu.Lock()
-	st := l.known[key]
-	if st == nil { // forgotten while it was worked on
+	st := l.states[key]
+	if st == nil { // Forget was called during the attempt
 		st = &state{}
-		l.known[key] = st
+		l.states[key] = st
 	}
 	delay = backoff(l.cfg.RetryStart, l.cfg.RetryMax, st.failures)
 	if l.cfg.Jitter > 0 {
@@ -255,7 +248,7 @@ func (l *Loop[K]) requeueFailed(key K, err error) (delay time.Duration) {
 	return delay
 }
 
-// backoff is start doubled failures times, max at most.
+// backoff doubles start for each failure, up to max.
 func backoff(start, max time.Duration, failures int) time.Duration {
 	delay := start
 	for range failures {

@@ -180,7 +180,7 @@ func TestNextTimeIsNoFailure(t *testing.T) {
 	})
 }
 
-func TestManyEventsAreOneItemAndOneWorker(t *testing.T) {
+func TestManyEventsAreOneSyncAtATime(t *testing.T) {
 	a := &attempts{}
 	run(t, Config{}, func(context.Context, string) (time.Time, error) {
 		a.add()
@@ -224,10 +224,10 @@ func TestPanicCostsOneAttempt(t *testing.T) {
 	})
 }
 
-func TestGateHoldsWorkers(t *testing.T) {
+func TestWaitReadyHoldsWorkers(t *testing.T) {
 	a := &attempts{}
-	var open chan struct{} // made inside the bubble of the test
-	gate := func(ctx context.Context) error {
+	var open chan struct{} // created in the bubble of the test
+	waitReady := func(ctx context.Context) error {
 		select {
 		case <-open:
 			return nil
@@ -235,7 +235,7 @@ func TestGateHoldsWorkers(t *testing.T) {
 			return context.Cause(ctx)
 		}
 	}
-	run(t, Config{WaitReady: gate}, func(context.Context, string) (time.Time, error) {
+	run(t, Config{WaitReady: waitReady}, func(context.Context, string) (time.Time, error) {
 		a.add()
 		return time.Time{}, nil
 	}, func(l *Loop[string], _ *Metrics, _ context.CancelCauseFunc) {
@@ -259,14 +259,14 @@ func TestStopping(t *testing.T) {
 		cause     error
 		grace     time.Duration
 		wantEnd   time.Duration
-		wantError error // that the running item sees
+		wantError error // cause that the running sync sees
 	}{
-		"draining lets a running item finish":           {ErrDrain, 10 * time.Second, 5 * time.Second, nil},
-		"draining ends with the grace":                  {ErrDrain, 2 * time.Second, 2 * time.Second, ErrDrain},
-		"draining without grace cancels at once":        {ErrDrain, 0, 0, ErrDrain},
-		"another cause cancels a running item":          {lost, 10 * time.Second, 0, lost},
-		"a wrapped drain is still one":                  {fmt.Errorf("signal: %w", ErrDrain), 10 * time.Second, 5 * time.Second, nil},
-		"without a cause the running item is cancelled": {nil, 10 * time.Second, 0, context.Canceled},
+		"draining lets a running sync finish":               {ErrDrain, 10 * time.Second, 5 * time.Second, nil},
+		"draining ends with the grace period":               {ErrDrain, 2 * time.Second, 2 * time.Second, ErrDrain},
+		"draining without grace period cancels immediately": {ErrDrain, 0, 0, ErrDrain},
+		"another cause cancels a running sync":              {lost, 10 * time.Second, 0, lost},
+		"a wrapped drain is still one":                      {fmt.Errorf("signal: %w", ErrDrain), 10 * time.Second, 5 * time.Second, nil},
+		"without a cause the running sync is cancelled":     {nil, 10 * time.Second, 0, context.Canceled},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -297,16 +297,16 @@ func TestStopping(t *testing.T) {
 				}
 			})
 			if !errors.Is(saw, tt.wantError) {
-				t.Errorf("running item saw %v, want %v", saw, tt.wantError)
+				t.Errorf("the running sync saw %v, want %v", saw, tt.wantError)
 			}
 			if synced != 1 {
-				t.Errorf("%d items were started, want 1: no new work after the end", synced)
+				t.Errorf("%d syncs were started, want 1: none after the end of the context", synced)
 			}
 		})
 	}
 }
 
-func TestForgottenKeyIsLookedAtOnceMore(t *testing.T) {
+func TestForgottenKeyIsSyncedOnceMore(t *testing.T) {
 	a := &attempts{}
 	run(t, Config{}, func(context.Context, string) (time.Time, error) {
 		if a.add() == 1 {
@@ -320,7 +320,7 @@ func TestForgottenKeyIsLookedAtOnceMore(t *testing.T) {
 		l.Forget("k")
 		time.Sleep(3 * time.Second)
 		synctest.Wait()
-		// The timer still fires: one look at a key whose object is gone is cheap.
+		// The timer still fires: a sync of a deleted object is cheap.
 		if diff := cmp.Diff([]float64{0, 1}, a.at); diff != "" {
 			t.Error(diff)
 		}
