@@ -1,13 +1,12 @@
 # syntax=docker/dockerfile:1
-# The image has the program, its two other names and the certificates of authorities;
-# no shell, no libraries, nothing to write to. Build it from the root of the repository:
+# The image has the program, the links csi-provisioner and csi-attacher to it, and CA
+# certificates, but no shell and no libraries. Build it from the root of the repository:
 #
 #   docker build --build-arg VERSION="$(git describe --tags --always)" \
 #     --build-arg SOURCE_DATE_EPOCH="$(git log -1 --format=%ct)" -t storage-controller:dev .
 #
-# The program is the same, byte by byte, wherever it is built from the same source with the
-# same version of Go: no paths, no time, no commit are written into it (-trimpath,
-# -buildvcs=false). SOURCE_DATE_EPOCH gives the files and the image one time as well.
+# Builds are reproducible: the program contains no paths, times or commits (-trimpath,
+# -buildvcs=false). SOURCE_DATE_EPOCH sets the times of the files and the image.
 FROM --platform=$BUILDPLATFORM golang:1.26.8 AS build
 ARG TARGETOS=linux
 ARG TARGETARCH=amd64
@@ -26,6 +25,6 @@ RUN mkdir -p /out/etc/ssl/certs \
 
 FROM scratch
 COPY --from=build /out/ /
-# The number, for runAsNonRoot is checked without a list of users.
+# A number, because runAsNonRoot cannot resolve names.
 USER 65532:65532
 ENTRYPOINT ["/storage-controller"]

@@ -431,10 +431,10 @@ func TestChartTakesMoreThanTheDriver(t *testing.T) {
 func TestChartNotes(t *testing.T) {
 	t.Parallel()
 	for values, texts := range map[string][]string{
-		"":                                      {"rollout status deployment/csi-controller", "driver.image is the example"},
+		"":                                      {"rollout status deployment/csi-controller", "driver.image is a placeholder"},
 		"mode: node":                            {"rollout status daemonset/csi-controller"},
-		"secrets: {cluster: true}":              {"Secrets of all namespaces can be read"},
-		"nodecontroller: {nodeCleanup: claims}": {"deletes claims of nodes that are gone"},
+		"secrets: {cluster: true}":              {"can read Secrets in all namespaces"},
+		"nodecontroller: {nodeCleanup: claims}": {"deletes PVCs of deleted nodes"},
 	} {
 		notes, err := tool(t, "", "notes", chart, "x", exampleNamespace, valuesFile(t, values))
 		for _, text := range texts {

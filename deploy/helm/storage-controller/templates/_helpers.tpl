@@ -118,16 +118,16 @@ app.kubernetes.io/name: {{ .Values.name }}
 {{- end }}
 {{- end }}
 
-{{/* Not empty where the webhooks of the node controller are on. */}}
+{{/* Returns "true" if the webhooks of the node controller are enabled, otherwise an empty text. */}}
 {{- define "sc.webhooks" -}}
 {{- if .Values.nodecontroller.webhooks.enabled }}
 {{- if eq .Values.mode "node" }}{{ fail "nodecontroller.webhooks.enabled: mode node has no node controller" }}{{ end }}
-{{- if not .Values.nodecontroller.enabled }}{{ fail "nodecontroller.webhooks.enabled: they are those of the node controller, and nodecontroller.enabled is false" }}{{ end -}}
+{{- if not .Values.nodecontroller.enabled }}{{ fail "nodecontroller.webhooks.enabled: the webhooks belong to the node controller, but nodecontroller.enabled is false" }}{{ end -}}
 true
 {{- end }}
 {{- end }}
 
-{{/* The roles that are switched on, and an empty text when all are. */}}
+{{/* Returns the enabled roles, or an empty text if all are enabled. */}}
 {{- define "sc.roles" -}}
 {{- $on := list }}
 {{- range $r := list "provisioner" "attacher" "capacity" "nodecontroller" }}
@@ -149,14 +149,14 @@ true
 {{- $args := list "all" "--csi-address=/run/csi/csi.sock" "--leader-election" "--http-endpoint=:8080" }}
 {{- with include "sc.roles" . }}{{ $args = append $args (printf "--controllers=%s" .) }}{{ end }}
 {{- if $v.capacity.enabled }}{{ $args = append $args "--capacity-ownerref-level=2" }}{{ end }}
-{{- /* off in "all" unless asked for */}}
+{{- /* off in "all" by default */}}
 {{- if and $v.nodecontroller.enabled $v.nodecontroller.resizeNudge }}{{ $args = append $args "--resize-nudge" }}{{ end }}
 {{- if $v.nodecontroller.enabled }}{{ $args = concat $args (include "sc.nodecontrollerArgs" . | fromYamlArray) }}{{ end }}
 {{- concat $args (include "sc.gates" . | fromYamlArray) | toYaml }}
 {{- end }}
 
-{{/* The configuration file: what the values say otherwise with flags, below what configuration
-     sets, at the top or in a section, which wins. */}}
+{{/* The configuration file: the settings from the values, overridden by configuration at the top
+     or in a section. */}}
 {{- define "sc.configText" -}}
 {{- $file := deepCopy .Values.configuration }}
 {{- $below := dict "apiVersion" "storage-controller/v1alpha1" "kind" "Configuration" }}
@@ -175,7 +175,7 @@ true
 {{- toYaml $file }}
 {{- end }}
 
-{{/* What extraArgs and configuration set: the place in the values, the name of the flag, and its value. */}}
+{{/* The settings in extraArgs and configuration: their place in the values, flag name and value. */}}
 {{- define "sc.settings" -}}
 {{- $all := list }}
 {{- range $i, $arg := .Values.extraArgs }}
@@ -201,42 +201,42 @@ true
 {{- add (mul 3600 (regexFind "[0-9]+h" . | trimSuffix "h" | int)) (mul 60 $m) (regexFind "[0-9.]+s" . | trimSuffix "s" | float64 | int) }}
 {{- end }}
 
-{{/* Fails for what cannot work, which an API server would take, or refuse without telling why. */}}
+{{/* Fails for values that cannot work, but that the API server accepts or refuses without a reason. */}}
 {{- define "sc.check" -}}
 {{- $v := .Values }}
 {{- $node := eq $v.mode "node" }}
 {{- if and $v.configuration (ne $v.mode "all-in-one") }}{{ fail "configuration: only with mode all-in-one" }}{{ end }}
 {{- $known := .Files.Lines "files/configuration-keys.txt" }}
 {{- range $key, $value := $v.configuration }}
-{{- if not (has $key $known) }}{{ fail (printf "configuration.%s: unknown key; docs/flags.md has those that are known" $key) }}{{ end }}
+{{- if not (has $key $known) }}{{ fail (printf "configuration.%s: unknown key; docs/flags.md lists the known keys" $key) }}{{ end }}
 {{- if and (kindIs "map" $value) (has $key (list "provisioner" "attacher" "capacity" "nodecontroller")) }}
 {{- range $inner, $_ := $value }}
-{{- if not (has (printf "%s.%s" $key $inner) $known) }}{{ fail (printf "configuration.%s.%s: unknown key; docs/flags.md has those that are known" $key $inner) }}{{ end }}
+{{- if not (has (printf "%s.%s" $key $inner) $known) }}{{ fail (printf "configuration.%s.%s: unknown key; docs/flags.md lists the known keys" $key $inner) }}{{ end }}
 {{- end }}
 {{- end }}
 {{- end }}
 {{- $grace := int $v.terminationGracePeriodSeconds }}
-{{- if le $grace 25 }}{{ fail (printf "terminationGracePeriodSeconds: %d is not more than the 15 seconds of the flag --timeout and ten more" $grace) }}{{ end }}
+{{- if le $grace 25 }}{{ fail (printf "terminationGracePeriodSeconds: %d must exceed --timeout (15 s) plus ten seconds" $grace) }}{{ end }}
 {{- range include "sc.settings" . | fromYamlArray }}
-{{- if has .name (list "metrics-address" "metrics-bind-address") }}{{ fail (printf "%s: --http-endpoint is set, and only one of them may be" .place) }}{{ end }}
+{{- if has .name (list "metrics-address" "metrics-bind-address") }}{{ fail (printf "%s: --http-endpoint is set, and they exclude each other" .place) }}{{ end }}
 {{- if eq .name "config" }}{{ fail (printf "%s: the contents of the file belong into configuration" .place) }}{{ end }}
-{{- if eq .name "controllers" }}{{ fail (printf "%s: the permissions would not fit; set enabled of provisioner, attacher, capacity and nodecontroller" .place) }}{{ end }}
-{{- if and (eq .name "http-endpoint") (or (eq $v.mode "per-role") (not (hasSuffix ":8080" .value))) }}{{ fail (printf "%s: the probes and ports of the chart have %s" .place (eq $v.mode "per-role" | ternary "8080 to 8082, one for each container" "8080")) }}{{ end }}
+{{- if eq .name "controllers" }}{{ fail (printf "%s: the permissions would not match; set enabled of provisioner, attacher, capacity and nodecontroller" .place) }}{{ end }}
+{{- if and (eq .name "http-endpoint") (or (eq $v.mode "per-role") (not (hasSuffix ":8080" .value))) }}{{ fail (printf "%s: the probes and ports of the chart have %s" .place (eq $v.mode "per-role" | ternary "8080 to 8082, one per container" "8080")) }}{{ end }}
 {{- if and (has .name (list "csi-address" "csi-socket")) (not (hasPrefix "/run/csi/" (trimPrefix "unix://" .value))) }}{{ fail (printf "%s: the socket must be in /run/csi, which the containers share" .place) }}{{ end }}
-{{- if and (eq .name "leader-election") (not $node) (has (lower .value) (list "false" "f" "0")) }}{{ fail (printf "%s: several pods would work at once, in a rollout even with one replica" .place) }}{{ end }}
+{{- if and (eq .name "leader-election") (not $node) (has (lower .value) (list "false" "f" "0")) }}{{ fail (printf "%s: several pods would work at the same time, during a rollout even with one replica" .place) }}{{ end }}
 {{- if regexMatch "^((provisioner|attacher|capacity|nodecontroller)-)?timeout$" .name }}
-{{- if le $grace (add 10 (include "sc.seconds" .value | int) | int) }}{{ fail (printf "%s: terminationGracePeriodSeconds, %d, must be more than that and ten seconds" .place $grace) }}{{ end }}
+{{- if le $grace (add 10 (include "sc.seconds" .value | int) | int) }}{{ fail (printf "%s: terminationGracePeriodSeconds, %d, must exceed it by more than ten seconds" .place $grace) }}{{ end }}
 {{- end }}
 {{- end }}
 {{- range $i, $volume := $v.volumes }}
-{{- if has (get $volume "name") (list "socket" "kube-api-access" "configuration") }}{{ fail (printf "volumes[%d]: the chart has a volume %s itself" $i $volume.name) }}{{ end }}
+{{- if has (get $volume "name") (list "socket" "kube-api-access" "configuration") }}{{ fail (printf "volumes[%d]: the chart has a volume %s already" $i $volume.name) }}{{ end }}
 {{- end }}
 {{- range $i, $container := $v.extraContainers }}
-{{- if has (get $container "name") (list "driver" "storage-controller" "provisioner" "attacher" "nodecontroller") }}{{ fail (printf "extraContainers[%d]: the chart has a container %s itself" $i $container.name) }}{{ end }}
+{{- if has (get $container "name") (list "driver" "storage-controller" "provisioner" "attacher" "nodecontroller") }}{{ fail (printf "extraContainers[%d]: the chart has a container %s already" $i $container.name) }}{{ end }}
 {{- end }}
 {{- end }}
 
-{{/* A container of storage-controller: root, name, port, portName, args, env by name, and webhooks where it serves them. */}}
+{{/* A container of storage-controller: root, name, port, portName, args, env by name, and webhooks if it serves them. */}}
 {{- define "sc.container" -}}
 {{- $image := .root.Values.image }}
 - name: {{ .name }}
