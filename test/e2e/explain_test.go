@@ -48,8 +48,8 @@ func (p *process) address() string {
 	return "http://" + found[1]
 }
 
-// TestExplainAFailingClaim has the driver of a running process fail: the command says with
-// what, and knows from the process how often and when the next try is.
+// TestExplainAFailingClaim fails the driver of a running process: the command reports the error, and from the
+// process the number of attempts and the next one.
 func TestExplainAFailingClaim(t *testing.T) {
 	e := newEnv(t, csitest.Config{}, 1)
 	e.plugin.Always("CreateVolume", csitest.Fail(codes.Unavailable, "the pool is full of water"))
@@ -57,32 +57,32 @@ func TestExplainAFailingClaim(t *testing.T) {
 	class := e.class(false, nil)
 	claim := e.claim("data", class)
 	var text string
-	e.eventually("the command tells of the failure", func(context.Context) error {
+	e.eventually("the command reports the failure", func(context.Context) error {
 		out, errs, code := e.explain("pvc", "data", "-n", e.ns, "--status-url", p.address())
 		text = out
 		if code != 0 {
 			t.Fatalf("exit code %d: %s", code, errs)
 		}
 		// The objects are read one after the other while the process still writes to them.
-		if !strings.Contains(out, "Warning ProvisioningFailed") || !strings.Contains(out, "1 attempt in a row failed (claims)") || !strings.Contains(out, "has not given a final answer") {
-			return fmt.Errorf("it says:\n%s", out)
+		if !strings.Contains(out, "Warning ProvisioningFailed") || !strings.Contains(out, "1 failed attempt in a row (queue claims)") || !strings.Contains(out, "CreateVolume is indeterminate") {
+			return fmt.Errorf("output:\n%s", out)
 		}
 		return nil
 	})
 	for _, want := range []string{
 		"PersistentVolumeClaim " + e.ns + "/data\nThe claim is Pending", "Driver: " + e.plugin.Name(),
-		fmt.Sprintf("The provisioner of driver %s is %q, a storage-controller, which holds Lease %s/%s.", e.plugin.Name(), p.pod, e.ns, e.provisionerLease()),
+		fmt.Sprintf("The provisioner of driver %s is %q (storage-controller), which holds Lease %s/%s.", e.plugin.Name(), p.pod, e.ns, e.provisionerLease()),
 		fmt.Sprintf("CreateVolume for \"pvc-%s\" failed", claim.UID), "with Unavailable: the pool is full of water.",
-		"The next try is in 29m", "Next: The process tries again in 29m",
-		"Driver " + e.plugin.Name() + " was asked for the volume and has not given a final answer",
-		"storage-controller.io/provisioning\n    removed by the provisioner of storage-controller",
+		"Next attempt: in 29m", "Next: Retries automatically in 29m",
+		"CreateVolume is indeterminate: driver " + e.plugin.Name() + " has not returned a final response, so a volume may exist",
+		"storage-controller.io/provisioning\n    removed by: the provisioner of storage-controller",
 	} {
 		if !strings.Contains(text, want) {
-			t.Errorf("it does not say %q", want)
+			t.Errorf("missing %q", want)
 		}
 	}
 	if t.Failed() {
-		t.Logf("it says:\n%s", text)
+		t.Logf("output:\n%s", text)
 	}
 	out, _, code := e.explain("pvc/data", "-n", e.ns, "-o", "json")
 	var report struct {
@@ -94,14 +94,14 @@ func TestExplainAFailingClaim(t *testing.T) {
 	}
 }
 
-// TestExplainExitCodes tells what is not there from a mistake in the command line.
+// TestExplainExitCodes distinguishes missing objects from usage errors.
 func TestExplainExitCodes(t *testing.T) {
 	e := newEnv(t, csitest.Config{}, 0)
 	for args, want := range map[string]struct {
 		code int
 		says string
 	}{
-		"pvc none -n " + e.ns:              {1, "PersistentVolumeClaim " + e.ns + "/none: not found: check the name, and the namespace, which -n sets"},
+		"pvc none -n " + e.ns:              {1, "PersistentVolumeClaim " + e.ns + "/none: not found. Check the name and the namespace (-n)"},
 		"pvc " + e.ns + "/none":            {1, "PersistentVolumeClaim " + e.ns + "/none: not found"},
 		"pvc/" + e.ns + "/none":            {1, "PersistentVolumeClaim " + e.ns + "/none: not found"},
 		"pvc x/none -n " + e.ns:            {2, "--namespace: is " + e.ns + ", and the claim x/none names another"},
@@ -109,22 +109,22 @@ func TestExplainExitCodes(t *testing.T) {
 		"pv a/b":                           {2, `name "a/b": a PersistentVolume has no namespace`},
 		"pvc/":                             {2, "the name must not be empty"},
 		"pvc none":                         {1, "PersistentVolumeClaim default/none: not found"},
-		"pv none-" + e.ns:                  {1, "not found: check the name"},
+		"pv none-" + e.ns:                  {1, "not found. Check the name"},
 		"pvc":                              {2, "two arguments are needed"},
 		"deployment x":                     {2, `kind "deployment" cannot be explained: pvc, pv, va and node can`},
 		"node x -n " + e.ns:                {2, "--namespace: a Node has no namespace"},
 		"node x -o yaml":                   {2, `--output: must be text or json, got "yaml"`},
 		"pv x --kubeconfig=/dev/null/none": {1, "reading kubeconfig"},
-		"pv x --kubeconfig= --master=http://[::1]:1/": {1, "check --kubeconfig and --master"},
+		"pv x --kubeconfig= --master=http://[::1]:1/": {1, "Check --kubeconfig and --master"},
 	} {
 		if _, errs, code := e.explain(strings.Fields(args)...); code != want.code || !strings.Contains(errs, want.says) {
 			t.Errorf("%s: exit code %d and %q, want %d and %q", args, code, errs, want.code, want.says)
 		}
 	}
-	// A process that cannot be asked is one finding among others.
+	// A process that does not listen is one finding among others.
 	e.claim("data", e.class(true, nil))
 	out, _, code := e.explain("pvc", "data", "-n", e.ns, "--status-url=http://127.0.0.1:1")
-	if code != 0 || !strings.Contains(out, "The process at http://127.0.0.1:1 could not be asked") || !strings.Contains(out, "No pod uses the claim yet") {
+	if code != 0 || !strings.Contains(out, "Cannot read the status page at http://127.0.0.1:1") || !strings.Contains(out, "No pod uses the claim.") {
 		t.Errorf("%d: %s", code, out)
 	}
 }

@@ -12,12 +12,14 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	storagehelpers "k8s.io/component-helpers/storage/volume"
 	"k8s.io/utils/ptr"
+
+	"github.com/storage-controller/storage-controller/attacher"
 )
 
-// worst is the finding that most keeps an object from going on.
-func (l findings) worst() Finding {
+// worst returns the worst finding.
+func (e *explanation) worst() Finding {
 	worst := Finding{Severity: Fine}
-	for _, f := range l {
+	for _, f := range e.findings {
 		if ranks[f.Severity] > ranks[worst.Severity] {
 			worst = f
 		}
@@ -27,19 +29,18 @@ func (l findings) worst() Finding {
 
 const ebs = "ebs.csi.aws.com"
 
-// TestClassOfAnotherProvisioner: with CSI migration the claim names the driver, and the
-// class the plugin that it has replaced.
+// TestClassOfAnotherProvisioner: with CSI migration the claim names the driver, and the class the in-tree plugin.
 func TestClassOfAnotherProvisioner(t *testing.T) {
 	for name, test := range map[string]struct {
 		owner, class string
 		want         Severity
 	}{
 		"the same":                         {"d", "d", Fine},
-		"the plugin that the driver was":   {ebs, "kubernetes.io/aws-ebs", Fine},
-		"the plugin that another one was":  {ebs, "kubernetes.io/gce-pd", Blocked},
+		"the plugin migrated to it":        {ebs, "kubernetes.io/aws-ebs", Fine},
+		"a plugin migrated to another":     {ebs, "kubernetes.io/gce-pd", Blocked},
 		"a plugin that was never migrated": {ebs, "kubernetes.io/glusterfs", Blocked},
 		"another driver":                   {ebs, "d", Blocked},
-		"not given to anybody":             {"", "kubernetes.io/aws-ebs", Fine},
+		"not assigned":                     {"", "kubernetes.io/aws-ebs", Fine},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := claimOf("5Gi")
@@ -47,29 +48,33 @@ func TestClassOfAnotherProvisioner(t *testing.T) {
 			if test.owner != "" {
 				f.claim.value.Annotations = map[string]string{storagehelpers.AnnStorageProvisioner: test.owner}
 			}
-			if got := f.aboutClass().worst(); got.Severity != test.want {
+			e := &explanation{facts: f}
+			e.explainClass()
+			if got := e.worst(); got.Severity != test.want {
 				t.Errorf("got %+v", got)
 			}
 		})
 	}
 }
 
-func TestVolumeOfSomebodyElse(t *testing.T) {
+func TestVolumeOfAnotherClaim(t *testing.T) {
 	claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "c", UID: "u"}, Spec: corev1.PersistentVolumeClaimSpec{VolumeName: "pv"}}
 	for name, test := range map[string]struct {
 		ref  *corev1.ObjectReference
 		want Severity
 	}{
-		"of nobody":                     {nil, Waiting},
-		"reserved for it":               {&corev1.ObjectReference{Namespace: "ns", Name: "c"}, Waiting},
-		"of it":                         {&corev1.ObjectReference{Namespace: "ns", Name: "c", UID: "u"}, Waiting},
-		"of one that had its name":      {&corev1.ObjectReference{Namespace: "ns", Name: "c", UID: "v"}, Blocked},
-		"reserved for another":          {&corev1.ObjectReference{Namespace: "ns", Name: "d"}, Blocked},
-		"reserved in another namespace": {&corev1.ObjectReference{Namespace: "os", Name: "c"}, Blocked},
+		"unreserved":                      {nil, Waiting},
+		"reserved for it":                 {&corev1.ObjectReference{Namespace: "ns", Name: "c"}, Waiting},
+		"of it":                           {&corev1.ObjectReference{Namespace: "ns", Name: "c", UID: "u"}, Waiting},
+		"of an earlier claim of the name": {&corev1.ObjectReference{Namespace: "ns", Name: "c", UID: "v"}, Blocked},
+		"reserved for another":            {&corev1.ObjectReference{Namespace: "ns", Name: "d"}, Blocked},
+		"reserved in another namespace":   {&corev1.ObjectReference{Namespace: "os", Name: "c"}, Blocked},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := &facts{now: now, claim: have(claim), volume: have(&corev1.PersistentVolume{Spec: corev1.PersistentVolumeSpec{ClaimRef: test.ref}})}
-			if got := f.aboutBinding().worst(); got.Severity != test.want || strings.Contains(got.Sentence, "UID )") {
+			f := &facts{now: now, claim: found(claim), volume: found(&corev1.PersistentVolume{Spec: corev1.PersistentVolumeSpec{ClaimRef: test.ref}})}
+			e := &explanation{facts: f}
+			e.explainBinding()
+			if got := e.worst(); got.Severity != test.want || strings.Contains(got.Sentence, "UID )") {
 				t.Errorf("got %+v", got)
 			}
 		})
@@ -87,27 +92,28 @@ func TestAttachmentOfAnotherDriver(t *testing.T) {
 		want    Severity
 		next    string
 	}{
-		"its own":                         {of(corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: ebs}}), false, Fine, ""},
-		"of the plugin that it was":       {of(corev1.PersistentVolumeSource{AWSElasticBlockStore: &corev1.AWSElasticBlockStoreVolumeSource{VolumeID: "vol-1"}}), false, Fine, ""},
-		"of another":                      {foreign, false, Blocked, "Whoever made the attachment deletes it."},
-		"of another, and deleted already": {foreign, true, Failing, "external-attacher/ebs-csi-aws-com"},
+		"its own":                      {of(corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: ebs}}), false, Fine, ""},
+		"of the plugin migrated to it": {of(corev1.PersistentVolumeSource{AWSElasticBlockStore: &corev1.AWSElasticBlockStoreVolumeSource{VolumeID: "vol-1"}}), false, Fine, ""},
+		"of another":                   {foreign, false, Blocked, "Delete the VolumeAttachment."},
+		"of another, and Terminating":  {foreign, true, Failing, "external-attacher/ebs-csi-aws-com"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			va := &storagev1.VolumeAttachment{Spec: storagev1.VolumeAttachmentSpec{Attacher: ebs, Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: ptr.To("pv")}}}
 			if test.deleted {
-				va.DeletionTimestamp, va.Finalizers = ptr.To(metav1.NewTime(now)), []string{attacherFinalizer(ebs)}
+				va.DeletionTimestamp, va.Finalizers = ptr.To(metav1.NewTime(now)), []string{attacher.Finalizer(ebs)}
 			}
-			f := &facts{now: now, driver: ebs, attachment: have(va), volume: have(test.volume)}
-			got := f.aboutAttachedVolume().worst()
-			if got.Severity != test.want || !strings.Contains(got.Next, test.next) || test.deleted && strings.Contains(got.Next, "deletes") {
+			f := &facts{now: now, driver: ebs, attachment: found(va), volume: found(test.volume)}
+			e := &explanation{facts: f}
+			e.explainAttachedVolume()
+			got := e.worst()
+			if got.Severity != test.want || !strings.Contains(got.Next, test.next) || test.deleted && strings.Contains(strings.ToLower(got.Next), "delete") {
 				t.Errorf("got %+v", got)
 			}
 		})
 	}
 }
 
-// TestLeaseOfAnOption: a nodecontroller that ran once is not missed, unless something is
-// left to it.
+// TestLeaseOfAnOption: a nodecontroller without a holder is only reported if it has work.
 func TestLeaseOfAnOption(t *testing.T) {
 	released := coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "l"}}
 	orphan := func(notes map[string]string) *corev1.PersistentVolume {
@@ -120,11 +126,11 @@ func TestLeaseOfAnOption(t *testing.T) {
 		role  string
 		want  Severity
 	}{
-		"of a role that is needed":      {facts{volume: have(orphan(nil))}, roleProvisioner, Blocked},
-		"of the option":                 {facts{volume: have(orphan(nil))}, roleNodecontroller, Unknown},
-		"a volume waits for it":         {facts{volume: have(orphan(map[string]string{"d/lost-node": "n"}))}, roleNodecontroller, Blocked},
-		"a node waits for it":           {facts{node: have(deleted)}, roleNodecontroller, Blocked},
-		"a node that is there does not": {facts{node: have(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Finalizers: []string{"d/node"}}})}, roleNodecontroller, Unknown},
+		"of a required role":         {facts{volume: found(orphan(nil))}, roleProvisioner, Blocked},
+		"of the nodecontroller":      {facts{volume: found(orphan(nil))}, roleNodecontroller, Unknown},
+		"a volume waits for it":      {facts{volume: found(orphan(map[string]string{"d/lost-node": "n"}))}, roleNodecontroller, Blocked},
+		"a node waits for it":        {facts{node: found(deleted)}, roleNodecontroller, Blocked},
+		"a node that is not deleted": {facts{node: found(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Finalizers: []string{"d/node"}}})}, roleNodecontroller, Unknown},
 	} {
 		t.Run(name, func(t *testing.T) {
 			test.facts.now = now
@@ -133,7 +139,11 @@ func TestLeaseOfAnOption(t *testing.T) {
 				if lease.Spec.RenewTime = renewed; renewed != nil {
 					lease.Spec.HolderIdentity = ptr.To("pod")
 				}
-				got := test.facts.aboutLease(leaseFact{role: test.role, driver: "d", name: "l", leases: have([]coordinationv1.Lease{lease})})
+				f := test.facts
+				f.leases = []leaseFact{{role: test.role, driver: "d", name: "l", leases: found([]*coordinationv1.Lease{&lease})}}
+				e := &explanation{facts: &f}
+				e.explainLeases()
+				got := e.findings
 				if len(got) != 1 || got[0].Severity != test.want || (got[0].Next == "") != (test.want == Unknown) {
 					t.Errorf("got %+v", got)
 				}
@@ -142,30 +152,32 @@ func TestLeaseOfAnOption(t *testing.T) {
 	}
 }
 
-// TestManyAttachmentsFail: a node with thousands of them is still explained on a page.
+// TestManyAttachmentsFail: the report of a node with thousands of failures stays short.
 func TestManyAttachmentsFail(t *testing.T) {
-	f := &facts{now: now, node: have(&corev1.Node{}), attachments: have([]storagev1.VolumeAttachment(nil))}
+	f := &facts{now: now, node: found(&corev1.Node{}), attachments: found([]*storagev1.VolumeAttachment(nil))}
 	for i := range 2500 {
 		message := "too many volumes"
 		if i%2 == 1 {
 			message = fmt.Sprintf("no volume %d", i)
 		}
-		f.attachments.value = append(f.attachments.value, storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("va-", i)},
+		f.attachments.value = append(f.attachments.value, &storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("va-", i)},
 			Status: storagev1.VolumeAttachmentStatus{AttachError: &storagev1.VolumeError{Time: metav1.NewTime(now.Add(-time.Minute)), Message: message}}})
 	}
-	l := f.aboutNodeAttachments("n")
+	e := &explanation{facts: f}
+	e.explainNodeAttachments("n")
+	l := e.findings
 	text := fmt.Sprint(l)
 	if len(l) != 12 || len(text) > 3000 {
 		t.Errorf("%d findings: %.3000s", len(l), text)
 	}
 	for _, want := range []string{
-		"VolumeAttachment va-0 and 1249 more cannot be attached, 1m0s ago: too many volumes.",
-		"VolumeAttachment va-1 cannot be attached, 1m0s ago: no volume 1.",
+		"VolumeAttachment va-0 and 1249 more cannot be attached (60s ago): too many volumes.",
+		"VolumeAttachment va-1 cannot be attached (60s ago): no volume 1.",
 		"1241 more VolumeAttachments with other errors",
-		"2500 VolumeAttachments for node \"n\", 0 of which are attached, and 2500 with errors.",
+		`2500 VolumeAttachments for node "n": 0 attached, 2500 with errors.`,
 	} {
 		if !strings.Contains(text, want) {
-			t.Errorf("it does not say: %s", want)
+			t.Errorf("missing: %s", want)
 		}
 	}
 }

@@ -1,219 +1,181 @@
 package explain
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
+	storagehelpers "k8s.io/component-helpers/storage/volume"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/provisioner"
 )
 
-// Reasons of events that tell of attempts for a claim.
-var (
-	provisioningFailed    = []string{"ProvisioningFailed"}
-	provisioningSucceeded = "ProvisioningSucceeded"
-)
+// finalizersRemoved is the next step of an object that only its finalizers hold.
+const finalizersRemoved = "The API server deletes the object after the finalizers above are removed."
 
-// reportClaim says why a claim is in its state.
-func reportClaim(f *facts) Report {
+func explainClaim(f *facts) Report {
 	claim := f.claim.value
-	var l findings
-	process := f.aboutProcess([]string{"provisioner"}, []string{"claims", "clone-protection", "nodecontroller-pvc"}, claim.Namespace+"/"+claim.Name,
-		provisioner.DefaultVolumeName(claim.UID), f.handle())
-	l = append(l, f.aboutClaimDeletion()...)
+	e := &explanation{facts: f}
+	e.explainClaimDeletion()
 	if claim.Spec.VolumeName != "" {
-		l = append(l, f.aboutBinding()...)
-		l = append(l, f.aboutDriver(roleProvisioner, roleAttacher)...)
-		l = append(l, f.aboutAttachments()...)
-		l = append(l, f.aboutResize()...)
-		l = append(l, process...)
+		e.explainBinding()
+		e.explainDriver()
+		e.explainAttachments()
+		e.explainResize()
+		e.explainClaimAttempts()
 	} else {
-		l = append(l, f.aboutClass()...)
-		l = append(l, f.aboutSource()...)
-		l = append(l, f.aboutSecrets()...)
-		l = append(l, f.aboutPlace()...)
-		l = append(l, f.aboutDriver(roleProvisioner)...)
-		l = append(l, f.aboutSaved()...)
-		l = append(l, process...) // before the last event, since it knows when the next try is
-		next := "The provisioner tries again by itself; " + lower(admin) + " mends what the error says."
-		l = append(l, f.aboutLastError(provisioningFailed, next, provisioningSucceeded)...)
+		e.explainClass()
+		e.explainDataSource()
+		e.explainSecrets()
+		e.explainScheduling()
+		e.explainDriver()
+		e.explainCreated()
+		e.explainClaimAttempts() // before the last event, because it knows the next attempt
+		e.explainLastError("ProvisioningFailed", "ProvisioningSucceeded")
 	}
-	l = append(l, f.aboutDoubt()...)
-	r := Report{
-		Kind: KindClaim, Namespace: claim.Namespace, Name: claim.Name, Driver: f.driver, Findings: l,
-		State:      f.stateOfClaim(),
-		Finalizers: finalizersOf(KindClaim, claim.Finalizers, f.driver),
-		Next:       l.next(f.afterClaim()),
-	}
-	r.Events, r.EventsUnknown = f.eventsOf()
-	return r
+	e.explainIndeterminate()
+	state := fmt.Sprintf("The claim is %s", cmp.Or(string(claim.Status.Phase), "new"))
+	return e.report(KindClaim, claim, state, f.nextOfClaim(), f.driver)
 }
 
-// handle is the ID of the volume at the driver; "" when that is not known.
-func (f *facts) handle() string {
-	if f.volume.found && f.volume.value.Spec.CSI != nil {
-		return f.volume.value.Spec.CSI.VolumeHandle
-	}
-	return ""
+// explainClaimAttempts reports what a running process works on for the claim.
+func (e *explanation) explainClaimAttempts() {
+	claim := e.claim.value
+	e.explainProcess([]string{"provisioner"}, []string{"claims", "clone-protection", "nodecontroller-pvc"},
+		claim.Namespace+"/"+claim.Name, provisioner.DefaultVolumeName(claim.UID), e.volumeHandle())
 }
 
-func (f *facts) stateOfClaim() string {
-	claim := f.claim.value
-	phase := string(claim.Status.Phase)
-	if phase == "" {
-		phase = "new"
-	}
-	text := fmt.Sprintf("The claim is %s, and was created %s", phase, f.ago(claim.CreationTimestamp.Time))
-	if claim.DeletionTimestamp != nil {
-		text += fmt.Sprintf("; it was deleted %s and is kept by its finalizers", f.ago(claim.DeletionTimestamp.Time))
-	}
-	return text + "."
-}
-
-// afterClaim is what happens next to a claim to which nothing is wrong.
-func (f *facts) afterClaim() string {
+// nextOfClaim returns the next step of a claim without failures.
+func (f *facts) nextOfClaim() string {
 	switch claim := f.claim.value; {
 	case claim.DeletionTimestamp != nil:
-		return "Whoever removes the finalizers above does so, and the API server removes the claim."
+		return finalizersRemoved
 	case claim.Status.Phase == corev1.ClaimBound:
-		return "Nothing is left to do: a pod can use the claim."
+		return "Nothing to do: pods can use the claim."
 	case claim.Spec.VolumeName != "":
 		return "kube-controller-manager binds the claim."
 	}
-	return "The provisioner of driver " + f.driver + " has the volume made (CreateVolume), and saves it as a PersistentVolume."
+	return "The provisioner of driver " + f.driver + " calls CreateVolume and creates the PersistentVolume."
 }
 
-// aboutClaimDeletion is what keeps a deleted claim.
-func (f *facts) aboutClaimDeletion() findings {
-	var l findings
-	claim := f.claim.value
-	if claim.DeletionTimestamp == nil || !slices.Contains(claim.Finalizers, "kubernetes.io/pvc-protection") {
-		return l
+// explainClaimDeletion reports the pods that hold a deleted claim.
+func (e *explanation) explainClaimDeletion() {
+	claim := e.claim.value
+	if claim.DeletionTimestamp == nil || !slices.Contains(claim.Finalizers, "kubernetes.io/pvc-protection") || !e.pods.found {
+		return
 	}
-	if f.pods.why != "" {
-		l.add(Unknown, "deletion", "", "Which pods keep the claim is %s.", f.pods.why)
-		return l
-	}
-	using := slices.DeleteFunc(f.podsUsing(), func(p corev1.Pod) bool { return p.Spec.NodeName == "" })
+	const then = "kube-controller-manager removes finalizer kubernetes.io/pvc-protection"
+	using := slices.DeleteFunc(e.podsUsing(), func(p *corev1.Pod) bool { return p.Spec.NodeName == "" })
 	if len(using) > 0 {
-		l.add(Blocked, "deletion", "The owner of "+podNames(using)+" deletes it; kube-controller-manager removes kubernetes.io/pvc-protection after that.",
-			"The claim was deleted and is still used by %s.", podNames(using))
-		return l
+		e.add(Blocked, "deletion", "The claim is being deleted, and is in use by %s.", podNames(using)).
+			next("Delete %s; %s after that.", podNames(using), then)
+		return
 	}
-	l.add(Waiting, "deletion", "kube-controller-manager removes kubernetes.io/pvc-protection.", "The claim was deleted, and no pod on a node uses it any more.")
-	return l
+	e.add(Waiting, "deletion", "The claim is being deleted; no pod on a node uses it.").next(then + ".")
 }
 
-// aboutBinding is the volume that a claim names.
-func (f *facts) aboutBinding() findings {
-	var l findings
-	claim, name := f.claim.value, f.claim.value.Spec.VolumeName
-	pv := f.volume.value
+// explainBinding reports on the PersistentVolume that a claim names.
+func (e *explanation) explainBinding() {
+	claim, name, pv := e.claim.value, e.claim.value.Spec.VolumeName, e.volume.value
 	switch {
-	case f.volume.why != "":
-		l.add(Unknown, "volume", "", "PersistentVolume %q: %s.", name, f.volume.why)
-	case f.volume.absent() && claim.Status.Phase == corev1.ClaimLost:
-		l.add(Blocked, "volume", ownerOf+" deletes it and makes it anew, and restores its data from a backup.",
-			"The claim has lost its PersistentVolume %q, which was deleted; a claim never recovers from that.", name)
-	case f.volume.absent():
-		l.add(Blocked, "volume", admin+" makes PersistentVolume "+fmt.Sprintf("%q", name)+", or "+lower(ownerOf)+" makes the claim anew without that name.",
-			"The claim names PersistentVolume %q, which does not exist.", name)
-	case pv.Spec.ClaimRef != nil && pv.Spec.ClaimRef.UID != "" && pv.Spec.ClaimRef.UID != claim.UID:
-		l.add(Blocked, "volume", ownerOf+" makes it anew with another volume.", "PersistentVolume %q, which the claim names, belongs to claim %s/%s (UID %s).",
-			name, pv.Spec.ClaimRef.Namespace, pv.Spec.ClaimRef.Name, pv.Spec.ClaimRef.UID)
-	case pv.Spec.ClaimRef != nil && (pv.Spec.ClaimRef.Namespace != claim.Namespace || pv.Spec.ClaimRef.Name != claim.Name):
-		l.add(Blocked, "volume", ownerOf+" makes it anew with another volume, or "+lower(admin)+" changes spec.claimRef of the volume.", "PersistentVolume %q, which the claim names, is reserved for claim %s/%s.",
-			name, pv.Spec.ClaimRef.Namespace, pv.Spec.ClaimRef.Name)
-	case claim.Status.Phase == corev1.ClaimBound:
-		l.add(Fine, "volume", "", "The claim is bound to PersistentVolume %q.", name)
-		if pv.DeletionTimestamp != nil {
-			l.add(Failing, "volume", "Whoever uses the volume saves its data: it goes when the claim is deleted.", "PersistentVolume %q was deleted %s, and is kept by its finalizers until the claim is gone.", name, f.ago(pv.DeletionTimestamp.Time))
-		}
+	case e.volume.missing && claim.Status.Phase == corev1.ClaimLost:
+		e.add(Blocked, "volume", "PersistentVolume %q of the claim was deleted; the claim stays Lost.", name).
+			next("Recreate the claim and restore its data from a backup.")
+	case e.volume.missing:
+		e.add(Blocked, "volume", "PersistentVolume %q (spec.volumeName) not found.", name).
+			next("Create PersistentVolume %q, or recreate the claim without spec.volumeName.", name)
+	case !e.volume.found:
+	case pv.Spec.ClaimRef != nil && !storagehelpers.IsVolumeBoundToClaim(pv, claim):
+		e.add(Blocked, "volume", "PersistentVolume %q (spec.volumeName) is reserved for claim %s.", name, claimText(pv.Spec.ClaimRef)).
+			next("Recreate the claim with another volume, or change spec.claimRef of PersistentVolume %q.", name)
+	case claim.Status.Phase != corev1.ClaimBound:
+		e.add(Waiting, "volume", "PersistentVolume %q (spec.volumeName) is not bound yet.", name).
+			next("kube-controller-manager binds the claim to PersistentVolume %q.", name)
 	default:
-		l.add(Waiting, "volume", "kube-controller-manager binds the claim to PersistentVolume "+fmt.Sprintf("%q", name)+".", "The claim names PersistentVolume %q, and is not bound yet.", name)
-	}
-	return l
-}
-
-// aboutSaved is a volume that has been made for a claim that is not bound to it yet.
-func (f *facts) aboutSaved() findings {
-	var l findings
-	if !f.volume.found {
-		return l
-	}
-	pv := f.volume.value
-	ref := pv.Spec.ClaimRef
-	if ref != nil && ref.UID == f.claim.value.UID {
-		l.add(Waiting, "volume", "kube-controller-manager binds the claim to PersistentVolume "+fmt.Sprintf("%q", pv.Name)+".", "PersistentVolume %q has been made for the claim, and is not bound to it yet.", pv.Name)
-		return l
-	}
-	l.add(Blocked, "volume", admin+" looks whose PersistentVolume "+fmt.Sprintf("%q", pv.Name)+" is; see --volume-name-uuid-length if the names of volumes are too short.",
-		"PersistentVolume %q has the name that the volume of the claim would have, and is not for it.", pv.Name)
-	return l
-}
-
-// aboutDoubt is a claim that is kept since a volume may be coming into being for it.
-func (f *facts) aboutDoubt() findings {
-	var l findings
-	claim := f.claim.value
-	if !slices.Contains(claim.Finalizers, kube.ProvisioningFinalizer) {
-		return l
-	}
-	driver := f.driver
-	if asked := provisioner.AskedDriver(claim); asked != "" {
-		driver = asked
-	}
-	l.add(Failing, "volume", "The provisioner repeats CreateVolume with equal arguments until driver "+driver+" gives a final answer; "+lower(admin)+" sees to it that the driver and its provisioner run.",
-		"Driver %s was asked for the volume and has not given a final answer, so that a volume may exist: the claim is kept by %s until that is settled.", driver, kube.ProvisioningFinalizer)
-	return l
-}
-
-// aboutAttachments is where the volume of a claim or a PersistentVolume is attached.
-func (f *facts) aboutAttachments() findings {
-	var l findings
-	if !f.attaches() {
-		l.add(Fine, "attachment", "", "Driver %s does not attach volumes (attachRequired of its CSIDriver is false).", f.driver)
-		return l
-	}
-	if f.attachments.why != "" {
-		l.add(Unknown, "attachment", "", "Where the volume is attached is %s.", f.attachments.why)
-		return l
-	}
-	if len(f.attachments.value) == 0 && f.attachments.asked {
-		l.add(Fine, "attachment", "", "No VolumeAttachment names the volume: it is attached nowhere.")
-	}
-	for _, va := range f.attachments.value {
-		ask := "Ask `storage-controller explain va " + va.Name + "`: the attacher tries again by itself."
-		switch {
-		case va.DeletionTimestamp != nil && va.Status.DetachError != nil:
-			l.add(Failing, "attachment", ask, "Detaching it from node %q (VolumeAttachment %s) failed %s: %s", va.Spec.NodeName, va.Name, f.ago(va.Status.DetachError.Time.Time), sentence(va.Status.DetachError.Message))
-		case va.DeletionTimestamp != nil:
-			l.add(Waiting, "attachment", "", "It is being detached from node %q (VolumeAttachment %s) %s.", va.Spec.NodeName, va.Name, f.since(va.DeletionTimestamp.Time))
-		case va.Status.Attached:
-			l.add(Fine, "attachment", "", "It is attached to node %q (VolumeAttachment %s).", va.Spec.NodeName, va.Name)
-		case va.Status.AttachError != nil:
-			l.add(Failing, "attachment", ask, "Attaching it to node %q (VolumeAttachment %s) failed %s: %s", va.Spec.NodeName, va.Name, f.ago(va.Status.AttachError.Time.Time), sentence(va.Status.AttachError.Message))
-		default:
-			l.add(Waiting, "attachment", "The attacher attaches the volume (ControllerPublishVolume).", "It is being attached to node %q (VolumeAttachment %s).", va.Spec.NodeName, va.Name)
+		e.add(Fine, "volume", "The claim is bound to PersistentVolume %q.", name)
+		if pv.DeletionTimestamp != nil {
+			e.add(Failing, "volume",
+				"PersistentVolume %q is Terminating for %s; it is deleted after the claim.", name, e.age(pv.DeletionTimestamp.Time)).
+				next("Back up the data: the volume is deleted when the claim is.")
 		}
 	}
-	return l
 }
 
-// aboutResize is what Kubernetes says of a size that is being changed.
-func (f *facts) aboutResize() findings {
-	var l findings
-	for _, c := range f.claim.value.Status.Conditions {
+func claimText(ref *corev1.ObjectReference) string {
+	if ref.UID == "" {
+		return ref.Namespace + "/" + ref.Name
+	}
+	return fmt.Sprintf("%s/%s (UID %s)", ref.Namespace, ref.Name, ref.UID)
+}
+
+// explainCreated reports a PersistentVolume that has the name of the claim's volume, while the claim is not bound.
+func (e *explanation) explainCreated() {
+	if !e.volume.found {
+		return
+	}
+	name, ref := e.volume.value.Name, e.volume.value.Spec.ClaimRef
+	if ref != nil && ref.UID == e.claim.value.UID {
+		e.add(Waiting, "volume", "PersistentVolume %q was created for the claim and is not bound yet.", name).
+			next("kube-controller-manager binds the claim to PersistentVolume %q.", name)
+		return
+	}
+	e.add(Blocked, "volume", "PersistentVolume %q has the volume name of this claim, but was not created for it.", name).
+		next("Check which claim PersistentVolume %q belongs to, and --volume-name-uuid-length of the provisioner.", name)
+}
+
+// explainIndeterminate reports a CreateVolume whose outcome is unknown.
+func (e *explanation) explainIndeterminate() {
+	if !slices.Contains(e.claim.value.Finalizers, kube.ProvisioningFinalizer) {
+		return
+	}
+	driver := cmp.Or(provisioner.AskedDriver(e.claim.value), e.driver)
+	e.add(Failing, "volume",
+		"CreateVolume is indeterminate: driver %s has not returned a final response, so a volume may exist. Finalizer %s holds the claim.",
+		driver, kube.ProvisioningFinalizer).
+		next("The provisioner repeats CreateVolume with the same arguments. Verify that driver %s and its provisioner are running.", driver)
+}
+
+// explainAttachments reports the VolumeAttachments of a volume.
+func (e *explanation) explainAttachments() {
+	if !e.attaches() {
+		e.add(Fine, "attachment", "Driver %s does not attach volumes (attachRequired=false in its CSIDriver).", e.driver)
+		return
+	}
+	if len(e.attachments.value) == 0 && e.attachments.found {
+		e.add(Fine, "attachment", "Not attached: no VolumeAttachment references the volume.")
+	}
+	for _, va := range e.attachments.value {
+		node, next := va.Spec.NodeName, "Retries automatically. Run `storage-controller explain va %s`."
+		switch failure := lastFailure(va); {
+		case failure != nil:
+			e.add(Failing, "attachment",
+				"%s node %q (VolumeAttachment %s) failed %s ago: %s", operation(va, "Detaching from", "Attaching to"),
+				node, va.Name, e.age(failure.Time.Time), sentence(failure.Message)).next(next, va.Name)
+		case va.DeletionTimestamp != nil:
+			e.add(Waiting, "attachment",
+				"Detaching from node %q (VolumeAttachment %s) for %s.", node, va.Name, e.age(va.DeletionTimestamp.Time))
+		case va.Status.Attached:
+			e.add(Fine, "attachment", "Attached to node %q (VolumeAttachment %s).", node, va.Name)
+		default:
+			e.add(Waiting, "attachment",
+				"Attaching to node %q (VolumeAttachment %s).", node, va.Name).next("The attacher calls ControllerPublishVolume.")
+		}
+	}
+}
+
+// explainResize reports the conditions of a resize.
+func (e *explanation) explainResize() {
+	for _, c := range e.claim.value.Status.Conditions {
 		if c.Status != corev1.ConditionTrue {
 			continue
 		}
-		next := "The resizer of the driver goes on by itself."
+		next := "The resizer of the driver completes the resize."
 		if c.Type == corev1.PersistentVolumeClaimFileSystemResizePending {
-			next = "The kubelet resizes the file system once a pod with the claim runs."
+			next = "The kubelet resizes the file system when a pod with the claim runs."
 		}
-		l.add(Waiting, "size", next, "Condition %s has held %s: %s", c.Type, f.since(c.LastTransitionTime.Time), sentence(c.Message))
+		e.add(Waiting, "size",
+			"Condition %s is True for %s: %s", c.Type, e.age(c.LastTransitionTime.Time), sentence(c.Message)).next("%s", next)
 	}
-	return l
 }

@@ -1,161 +1,138 @@
 package explain
 
 import (
-	"fmt"
-	"maps"
-	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
-	corev1helpers "k8s.io/component-helpers/scheduling/corev1"
 	storagehelpers "k8s.io/component-helpers/storage/volume"
 
 	"github.com/storage-controller/storage-controller/internal/migration"
 )
 
-// annDefault marks the class of claims that name none.
-const annDefault = "storageclass.kubernetes.io/is-default-class"
+// annDefaultClass marks the StorageClass of claims that name none.
+const annDefaultClass = "storageclass.kubernetes.io/is-default-class"
 
-// aboutClass is whether a claim without a volume has a class by which it can get one.
-func (f *facts) aboutClass() findings {
-	var l findings
-	claim, name := f.claim.value, storagehelpers.GetPersistentVolumeClaimClass(f.claim.value)
+// explainClass reports whether the class of a claim without a volume can provision one.
+func (e *explanation) explainClass() {
+	claim, name, class := e.claim.value, storagehelpers.GetPersistentVolumeClaimClass(e.claim.value), e.class.value
 	switch {
 	case name == "" && claim.Spec.StorageClassName != nil:
-		l.add(Waiting, "class", admin+" makes a PersistentVolume without a class that fits, or "+lower(ownerOf)+" makes the claim anew with a class.",
-			"The claim asks for no class (storageClassName is empty), so that no volume is made for it: it waits for a PersistentVolume that somebody makes by hand.")
+		e.add(Waiting, "class",
+			"storageClassName is empty: no volume is provisioned; the claim binds only to an existing PersistentVolume without a class.").
+			next("Create a PersistentVolume that matches the claim, or recreate the claim with a storageClassName.")
 	case name == "":
-		f.aboutDefaultClass(&l)
-	case f.class.why != "":
-		l.add(Unknown, "class", "", "StorageClass %q: %s.", name, f.class.why)
-	case f.class.absent():
-		l.add(Blocked, "class", admin+" creates StorageClass "+fmt.Sprintf("%q", name)+", or "+lower(ownerOf)+" deletes the claim and makes it anew with one that exists.",
-			"StorageClass %q does not exist.", name)
-	case f.class.value.Provisioner == noProvisioner:
-		l.add(Waiting, "class", admin+fmt.Sprintf(" makes a PersistentVolume of StorageClass %q that fits.", name),
-			"StorageClass %q makes no volumes (%s): the claim waits for a PersistentVolume that somebody makes by hand.", name, noProvisioner)
+		e.explainDefaultClass()
+	case e.class.missing:
+		e.add(Blocked, "class", "StorageClass %q not found.", name).
+			next("Create StorageClass %q, or recreate the claim with an existing StorageClass.", name)
+	case !e.class.found:
+	case class.Provisioner == storagehelpers.NotSupportedProvisioner:
+		e.add(Waiting, "class", "StorageClass %q does not provision volumes (provisioner %s).", name, class.Provisioner).
+			next("Create a PersistentVolume of StorageClass %q that matches the claim.", name)
 	default:
-		f.aboutUsableClass(&l, f.class.value)
+		e.explainProvisioner(class)
 	}
-	return l
 }
 
-func (f *facts) aboutDefaultClass(l *findings) {
-	if f.classes.why != "" {
-		l.add(Unknown, "class", "", "The claim names no class; whether there is a default one is %s.", f.classes.why)
-		return
-	}
-	for _, c := range f.classes.value {
-		if c.Annotations[annDefault] == "true" {
-			l.add(Waiting, "class", fmt.Sprintf("kube-controller-manager gives the claim the default StorageClass %q.", c.Name),
-				"The claim names no class, and will get the default one, %q.", c.Name)
+func (e *explanation) explainDefaultClass() {
+	for _, c := range e.classes.value {
+		if c.Annotations[annDefaultClass] == "true" {
+			e.add(Waiting, "class", "storageClassName is not set; StorageClass %q is the default.", c.Name).
+				next("kube-controller-manager assigns StorageClass %q to the claim.", c.Name)
 			return
 		}
 	}
-	l.add(Blocked, "class", admin+" marks a StorageClass as the default ("+annDefault+"=true), or "+lower(ownerOf)+" makes the claim anew with a class.",
-		"The claim names no class, and the cluster has no default one.")
+	if e.classes.found {
+		e.add(Blocked, "class", "storageClassName is not set, and the cluster has no default StorageClass.").
+			next("Mark a StorageClass as default (annotation %s=true), or recreate the claim with a storageClassName.", annDefaultClass)
+	}
 }
 
-func (f *facts) aboutUsableClass(l *findings, class *storagev1.StorageClass) {
-	mode := "Immediate: the volume is made at once"
+func (e *explanation) explainProvisioner(class *storagev1.StorageClass) {
+	mode := "Immediate"
 	if isLate(class) {
-		mode = "WaitForFirstConsumer: the volume is made once a pod that uses the claim has a node"
+		mode = "WaitForFirstConsumer: the volume is provisioned after a pod that uses the claim is scheduled"
 	}
-	l.add(Fine, "class", "", "StorageClass %q is of %s; its binding mode is %s.", class.Name, class.Provisioner, mode)
-	owner := f.claim.value.Annotations[storagehelpers.AnnStorageProvisioner]
-	if owner != "" && owner != class.Provisioner && owner != migration.DriverOf(class.Provisioner) && f.claim.value.Annotations[storagehelpers.AnnMigratedTo] == "" {
-		l.add(Blocked, "class", ownerOf+" deletes the claim and makes it anew.",
-			"The claim was given to provisioner %s, and StorageClass %q is of %s by now: neither makes a volume.", owner, class.Name, class.Provisioner)
+	e.add(Fine, "class", "StorageClass %q: provisioner %s, volumeBindingMode %s.", class.Name, class.Provisioner, mode)
+	ann := e.claim.value.Annotations
+	if owner := ann[storagehelpers.AnnStorageProvisioner]; owner != "" && ann[storagehelpers.AnnMigratedTo] == "" &&
+		owner != class.Provisioner && owner != migratedTo(class.Provisioner) {
+		e.add(Blocked, "class",
+			"The claim is assigned to provisioner %s, but StorageClass %q has provisioner %s: neither provisions the volume.",
+			owner, class.Name, class.Provisioner).next("Recreate the claim.")
 	}
 	if len(class.AllowedTopologies) > 0 {
-		f.aboutAllowed(l, class)
+		e.explainAllowedTopologies(class)
 	}
-	if f.secretsErr != nil {
-		l.add(Blocked, "class", admin+fmt.Sprintf(" makes StorageClass %q anew with other parameters.", class.Name),
-			"The secrets that StorageClass %q names cannot be used: %s", class.Name, sentence(f.secretsErr.Error()))
+	if e.secretsErr != nil {
+		e.add(Blocked, "class", "StorageClass %q has invalid secret parameters: %s", class.Name, sentence(e.secretsErr.Error())).
+			next("Recreate StorageClass %q with valid parameters.", class.Name)
 	}
 }
 
-func isLate(class *storagev1.StorageClass) bool {
-	return class.VolumeBindingMode != nil && *class.VolumeBindingMode == storagev1.VolumeBindingWaitForFirstConsumer
+// explainAllowedTopologies reports whether the selected node, or any node, is in the allowedTopologies of class.
+func (e *explanation) explainAllowedTopologies(class *storagev1.StorageClass) {
+	selector, text := allowedTopologies(class.AllowedTopologies)
+	nodes := e.nodes
+	if e.node.found {
+		nodes = found([]*corev1.Node{e.node.value})
+	}
+	matching := len((&facts{nodes: nodes}).nodesMatching(selector))
+	switch {
+	case !nodes.found:
+		e.add(Unknown, "topology", "allowedTopologies of StorageClass %q: %s; the matching nodes are unknown.", class.Name, text)
+	case e.node.found && matching == 0:
+		e.add(Blocked, "topology",
+			"Selected node %q does not match allowedTopologies of StorageClass %q: %s.", e.node.value.Name, class.Name, text).
+			next("Label node %q to match, or recreate StorageClass %q with other allowedTopologies.", e.node.value.Name, class.Name)
+	case e.node.found:
+		e.add(Fine, "topology", "Selected node %q matches allowedTopologies of StorageClass %q: %s.", e.node.value.Name, class.Name, text)
+	case matching == 0:
+		e.add(Blocked, "topology", "No node matches allowedTopologies of StorageClass %q: %s.", class.Name, text).
+			next("Label nodes to match, or recreate StorageClass %q with other allowedTopologies.", class.Name)
+	default:
+		e.add(Fine, "topology",
+			"%s of %d match allowedTopologies of StorageClass %q: %s.", count(matching, "node"), len(nodes.value), class.Name, text)
+	}
 }
 
-// aboutAllowed is which nodes a class allows; the selected one is what matters, if any.
-func (f *facts) aboutAllowed(l *findings, class *storagev1.StorageClass) {
-	selector := selectorOf(class.AllowedTopologies)
-	text := termsText(class.AllowedTopologies)
-	if f.node.found {
-		if ok, err := corev1helpers.MatchNodeSelectorTerms(f.node.value, selector); err == nil && !ok {
-			l.add(Blocked, "topology", admin+fmt.Sprintf(" labels node %q, or allows its topology in a new StorageClass.", f.node.value.Name),
-				"allowedTopologies of StorageClass %q are %s, and the selected node %q has none of them.", class.Name, text, f.node.value.Name)
-			return
-		}
-		l.add(Fine, "topology", "", "The selected node %q is in the allowedTopologies of StorageClass %q: %s.", f.node.value.Name, class.Name, text)
-		return
-	}
-	if !f.nodes.found {
-		l.add(Unknown, "topology", "", "allowedTopologies of StorageClass %q are %s.", class.Name, text)
-		return
-	}
-	n := 0
-	for i := range f.nodes.value {
-		if ok, err := corev1helpers.MatchNodeSelectorTerms(&f.nodes.value[i], selector); err == nil && ok {
-			n++
-		}
-	}
-	severity, next := Fine, ""
-	if n == 0 {
-		severity, next = Blocked, admin+fmt.Sprintf(" labels nodes with what StorageClass %q allows, or corrects its allowedTopologies in a new one.", class.Name)
-	}
-	l.add(severity, "topology", next, "allowedTopologies of StorageClass %q are %s, which %d of %s have.", class.Name, text, n, count(len(f.nodes.value), "node"))
-}
-
-// selectorOf is the topologies of a class in the terms of the scheduler.
-func selectorOf(terms []corev1.TopologySelectorTerm) *corev1.NodeSelector {
+// allowedTopologies returns terms as a node selector and as text.
+func allowedTopologies(terms []corev1.TopologySelectorTerm) (*corev1.NodeSelector, string) {
 	s := &corev1.NodeSelector{}
 	for _, t := range terms {
 		var term corev1.NodeSelectorTerm
-		for _, e := range t.MatchLabelExpressions {
-			term.MatchExpressions = append(term.MatchExpressions, corev1.NodeSelectorRequirement{Key: e.Key, Operator: corev1.NodeSelectorOpIn, Values: e.Values})
+		for _, x := range t.MatchLabelExpressions {
+			r := corev1.NodeSelectorRequirement{Key: x.Key, Operator: corev1.NodeSelectorOpIn, Values: x.Values}
+			term.MatchExpressions = append(term.MatchExpressions, r)
 		}
 		s.NodeSelectorTerms = append(s.NodeSelectorTerms, term)
 	}
-	return s
+	return s, selectorText(s)
 }
 
-func termsText(terms []corev1.TopologySelectorTerm) string {
-	var alternatives []string
-	for _, t := range terms {
+// selectorText returns s in the notation of label selectors.
+func selectorText(s *corev1.NodeSelector) string {
+	var terms []string
+	for _, t := range s.NodeSelectorTerms {
 		var all []string
-		for _, e := range t.MatchLabelExpressions {
-			all = append(all, e.Key+" in ("+strings.Join(e.Values, ", ")+")")
+		for _, x := range t.MatchExpressions {
+			all = append(all, x.Key+" "+strings.ToLower(string(x.Operator))+" ("+strings.Join(x.Values, ", ")+")")
 		}
-		alternatives = append(alternatives, strings.Join(all, " and "))
+		terms = append(terms, strings.Join(all, " and "))
 	}
-	return strings.Join(alternatives, ", or ")
+	return strings.Join(terms, ", or ")
 }
 
-// aboutSecrets is whether the secrets that are named are there.
-func (f *facts) aboutSecrets() findings {
-	var l findings
-	purposes := map[string][]string{}
-	facts := map[string]secretFact{}
-	for _, s := range f.secrets {
-		key := s.Namespace + "/" + s.Name
-		purposes[key] = append(purposes[key], s.Purpose)
-		facts[key] = s
-	}
-	for _, key := range slices.Sorted(maps.Keys(facts)) {
-		s, what := facts[key], strings.Join(purposes[key], ", ")
-		switch {
-		case s.there.why != "":
-			l.add(Unknown, "secret", "", "Whether Secret %s exists, which is named as %s, is %s.", key, what, s.there.why)
-		case s.there.found:
-			l.add(Fine, "secret", "", "Secret %s, which is named as %s, exists.", key, what)
-		default:
-			l.add(Blocked, "secret", admin+" creates Secret "+key+" with what the driver needs.", "Secret %s, which is named as %s, does not exist.", key, what)
+// explainSecrets reports whether the referenced Secrets exist.
+func (e *explanation) explainSecrets() {
+	for _, s := range e.secrets {
+		name, purposes := s.Namespace+"/"+s.Name, strings.Join(s.purposes, ", ")
+		if s.object.found {
+			e.add(Fine, "secret", "Secret %s (%s) exists.", name, purposes)
+		} else if s.object.missing {
+			e.add(Blocked, "secret", "Secret %s (%s) not found.", name, purposes).
+				next("Create Secret %s with the keys that the driver requires.", name)
 		}
 	}
-	return l
 }

@@ -1,8 +1,7 @@
-// Package explain tells why a claim, a volume, an attachment or a node is in the state that
-// it is in, and what happens next and by whom.
+// Package explain reports why a PersistentVolumeClaim, PersistentVolume, VolumeAttachment or Node is in its state,
+// and the next step.
 //
-// It works as the loops do: gather.go reads what there is, a read per thing and nothing of
-// it more than once; functions without side effects turn that into findings; and print.go
-// writes them. What may not be read becomes a finding that says so. Of secrets nothing but
-// their metadata is asked for, so that their values never leave the API server.
+// Like the controllers it gathers, decides and prints: gather.go and reads.go read each object once, functions
+// without side effects derive findings from these facts, and report.go writes them. A read that fails becomes a
+// finding. Only the metadata of Secrets is requested, so their values never leave the API server.
 package explain

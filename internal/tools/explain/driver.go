@@ -14,68 +14,36 @@ import (
 	"github.com/storage-controller/storage-controller/nodecontroller"
 )
 
-// admin is who looks after the driver.
-const (
-	admin      = "The cluster administrator"
-	ownerOf    = "The owner of the claim"
-	noDeployer = admin + " installs the driver, or storage-controller beside it, or looks why it does not start: `kubectl get pods -A`"
-)
-
-// aboutDriver is whether the driver is there, on which nodes, and who works for it.
-func (f *facts) aboutDriver(roles ...string) findings {
-	var l findings
-	if f.driver == "" {
-		return l
+// explainDriver reports whether the driver is installed, on which nodes it is registered, and who holds its Leases.
+func (e *explanation) explainDriver() {
+	if e.driver == "" {
+		return
 	}
-	switch d := f.csiDriver; {
-	case d.why != "":
-		l.add(Unknown, "driver", "", "CSIDriver %q: %s.", f.driver, d.why)
-	case d.absent() && f.driverIsThere():
-		l.add(Fine, "driver", "", "There is no CSIDriver object %q: the driver does without one.", f.driver)
-	case d.absent():
-		l.add(Unknown, "driver", noDeployer+".", "There is no CSIDriver object %q: the driver is not installed, or does without one.", f.driver)
-	}
-	switch n := f.csiNodes; {
-	case n.why != "":
-		l.add(Unknown, "driver", "", "On which nodes driver %s is registered is %s.", f.driver, n.why)
-	case n.found:
-		names := registeredOn(n.value, f.driver)
-		if len(names) == 0 {
-			l.add(Unknown, "driver", admin+" looks why the node part of driver "+f.driver+" does not run: `kubectl get csinodes`.",
-				"Driver %s is registered on none of %s.", f.driver, count(len(n.value), "node"))
+	registered := registeredNodes(e.csiNodes.value, e.driver)
+	if e.csiDriver.missing {
+		if len(registered) > 0 || slices.ContainsFunc(e.leases, e.isHeld) {
+			e.add(Fine, "driver", "CSIDriver %q not found; defaults apply (attachRequired=true, storageCapacity=false).", e.driver)
 		} else {
-			l.add(Fine, "driver", "", "Driver %s is registered on %d of %s: %s.", f.driver, len(names), count(len(n.value), "node"), list(names))
+			e.add(Unknown, "driver", "CSIDriver %q not found: the driver is not installed, or does not create one.", e.driver).
+				next("Verify that driver %s and its controller are installed and running: `kubectl get pods -A`.", e.driver)
 		}
 	}
-	for _, lease := range f.leases {
-		if slices.Contains(roles, lease.role) {
-			l = append(l, f.aboutLease(lease)...)
-		}
+	switch {
+	case !e.csiNodes.found:
+	case len(registered) == 0:
+		e.add(Unknown, "driver", "Driver %s is registered on 0 of %s.", e.driver, count(len(e.csiNodes.value), "node")).
+			next("Check why the node plugin of driver %s does not run: `kubectl get csinodes`.", e.driver)
+	default:
+		e.add(Fine, "driver", "Driver %s is registered on %d of %s: %s.", e.driver, len(registered),
+			count(len(e.csiNodes.value), "node"), shortList(registered))
 	}
-	return l
+	e.explainLeases()
 }
 
-// driverIsThere tells whether the driver is registered on a node, or somebody holds a Lease
-// for it. It is installed then, and to advise that would mislead.
-func (f *facts) driverIsThere() bool {
-	if len(registeredOn(f.csiNodes.value, f.driver)) > 0 {
-		return true
-	}
-	for _, fact := range f.leases {
-		for _, lease := range fact.leases.value {
-			if fact.driver == f.driver && ptr.Deref(lease.Spec.HolderIdentity, "") != "" && !f.runOut(lease) {
-				return true
-			}
-		}
-	}
-	return false
-}
-
-// registeredOn is the names of the nodes that have driver.
-func registeredOn(nodes []storagev1.CSINode, driver string) []string {
+func registeredNodes(nodes []*storagev1.CSINode, driver string) []string {
 	var names []string
 	for _, n := range nodes {
-		if kube.DriverOnNode(&n, driver) != nil {
+		if kube.DriverOnNode(n, driver) != nil {
 			names = append(names, n.Name)
 		}
 	}
@@ -83,79 +51,82 @@ func registeredOn(nodes []storagev1.CSINode, driver string) []string {
 	return names
 }
 
-// aboutLease is who holds the Lease of a role, in each namespace in which there is one.
-func (f *facts) aboutLease(fact leaseFact) findings {
-	var l findings
-	if fact.leases.why != "" {
-		l.add(Unknown, "driver", "", "Who is the %s of driver %s is %s.", fact.role, fact.driver, fact.leases.why)
-		return l
-	}
-	if len(fact.leases.value) == 0 {
-		severity, next := Unknown, admin+" looks whether a "+fact.role+" runs for driver "+fact.driver+": `kubectl get pods -A`."
-		if fact.role == roleNodecontroller { // which is an option
-			severity, next = Fine, ""
+// explainLeases reports the holders of the Leases of all roles that were read.
+func (e *explanation) explainLeases() {
+	for _, fact := range e.leases {
+		for _, lease := range fact.leases.value {
+			e.explainHolder(fact, lease)
 		}
-		l.add(severity, "driver", next, "There is no Lease %q: no %s runs for driver %s, or one that works without leader election.", fact.name, fact.role, fact.driver)
-		return l
+		if !fact.leases.found || len(fact.leases.value) > 0 {
+			continue
+		}
+		const message = "No Lease %q: either no %s runs for driver %s, or it runs without --leader-election."
+		if fact.role == roleNodecontroller { // optional
+			e.add(Fine, "driver", message, fact.name, fact.role, fact.driver)
+		} else {
+			e.add(Unknown, "driver", message, fact.name, fact.role, fact.driver).
+				next("Verify that the %s runs for driver %s: `kubectl get pods -A`.", fact.role, fact.driver)
+		}
 	}
-	for _, lease := range fact.leases.value {
-		f.aboutHolder(&l, fact, lease)
-	}
-	return l
 }
 
-func (f *facts) aboutHolder(l *findings, fact leaseFact, lease coordinationv1.Lease) {
-	who, name := ptr.Deref(lease.Spec.HolderIdentity, ""), lease.Namespace+"/"+lease.Name
-	severity, next := Blocked, admin+" looks why no "+fact.role+" of driver "+fact.driver+" runs in namespace "+lease.Namespace+": `kubectl -n "+lease.Namespace+" get pods`."
-	if fact.role == roleNodecontroller && !f.needsNodecontroller(fact.driver) {
-		severity, next = Unknown, "" // an option, which may have been switched off
+func (e *explanation) explainHolder(fact leaseFact, lease *coordinationv1.Lease) {
+	holder, name := ptr.Deref(lease.Spec.HolderIdentity, ""), lease.Namespace+"/"+lease.Name
+	severity := Blocked
+	if fact.role == roleNodecontroller && !e.needsNodecontroller(fact.driver) {
+		severity = Unknown // optional, may be disabled
 	}
+	var finding *Finding
 	switch {
-	case who == "":
-		l.add(severity, "driver", next, "Nobody holds Lease %s, so that no %s works for driver %s.", name, fact.role, fact.driver)
-	case f.runOut(lease):
-		l.add(severity, "driver", next, "Lease %s of %q was renewed %s for the last time, and has run out: no %s works for driver %s.",
-			name, who, f.ago(renewedAt(lease)), fact.role, fact.driver)
+	case holder == "":
+		finding = e.add(severity, "driver", "Lease %s has no holder: no %s is active for driver %s.", name, fact.role, fact.driver)
+	case e.isExpired(lease):
+		renewed := "never renewed"
+		if lease.Spec.RenewTime != nil {
+			renewed = "last renewed " + e.age(lease.Spec.RenewTime.Time) + " ago"
+		}
+		finding = e.add(severity, "driver",
+			"Lease %s of %q has expired (%s): no %s is active for driver %s.", name, holder, renewed, fact.role, fact.driver)
 	default:
-		l.add(Fine, "driver", "", "The %s of driver %s is %q, %s, which holds Lease %s.", fact.role, fact.driver, who, programOf(lease), name)
+		e.add(Fine, "driver",
+			"The %s of driver %s is %q (%s), which holds Lease %s.", fact.role, fact.driver, holder, programOf(lease), name)
+		return
+	}
+	if severity == Blocked {
+		finding.next("Check why the %s of driver %s does not run: `kubectl -n %s get pods`.", fact.role, fact.driver, lease.Namespace)
 	}
 }
 
-// needsNodecontroller tells whether something is left to the nodecontroller of driver: a
-// node that its finalizer keeps, or a volume on which a lost node is noted.
+// isHeld reports whether a replica holds a Lease for the driver.
+func (f *facts) isHeld(fact leaseFact) bool {
+	return slices.ContainsFunc(fact.leases.value, func(lease *coordinationv1.Lease) bool {
+		return fact.driver == f.driver && ptr.Deref(lease.Spec.HolderIdentity, "") != "" && !f.isExpired(lease)
+	})
+}
+
+func (f *facts) isExpired(lease *coordinationv1.Lease) bool {
+	ttl := time.Duration(ptr.Deref(lease.Spec.LeaseDurationSeconds, 15)) * time.Second
+	return lease.Spec.RenewTime == nil || !lease.Spec.RenewTime.Add(ttl).After(f.now)
+}
+
+// needsNodecontroller reports whether the nodecontroller of driver has work: a deleted node with its finalizer, or a
+// volume with the annotation of a lost node.
 func (f *facts) needsNodecontroller(driver string) bool {
-	if node, _ := nodecontroller.Finalizers(driver); f.node.found && f.node.value.DeletionTimestamp != nil && slices.Contains(f.node.value.Finalizers, node) {
+	finalizer, _ := nodecontroller.Finalizers(driver)
+	if f.node.found && f.node.value.DeletionTimestamp != nil && slices.Contains(f.node.value.Finalizers, finalizer) {
 		return true
 	}
 	volumes := f.volumes.value
 	if f.volume.found {
-		volumes = append(slices.Clone(volumes), *f.volume.value)
+		volumes = append(slices.Clone(volumes), f.volume.value)
 	}
-	return slices.ContainsFunc(volumes, func(pv corev1.PersistentVolume) bool {
-		return migration.DriverOfVolume(&pv) == driver && nodecontroller.NotesOf(driver, pv.Annotations).LostNode != ""
+	return slices.ContainsFunc(volumes, func(pv *corev1.PersistentVolume) bool {
+		return driverOfVolume(pv) == driver && nodecontroller.NotesOf(driver, pv.Annotations).LostNode != ""
 	})
 }
 
-// renewedAt is when the holder of lease renewed it for the last time; zero for never.
-func renewedAt(lease coordinationv1.Lease) time.Time {
-	if t := lease.Spec.RenewTime; t != nil {
-		return t.Time
-	}
-	return time.Time{}
-}
-
-// runOut tells whether the holder of lease has not renewed it for as long as it lasts.
-func (f *facts) runOut(lease coordinationv1.Lease) bool {
-	lasts := time.Duration(ptr.Deref(lease.Spec.LeaseDurationSeconds, 15)) * time.Second
-	return !renewedAt(lease).Add(lasts).After(f.now)
-}
-
-// ourManager is the name under which the API server notes what our processes write.
-const ourManager = "storage-controller"
-
-// programOf tells by the newest write who the holder of lease is. Every program writes
-// under the name that its user agent begins with.
-func programOf(lease coordinationv1.Lease) string {
+// programOf returns the program that wrote lease last, by its field manager.
+func programOf(lease *coordinationv1.Lease) string {
 	var newest *time.Time
 	manager := ""
 	for _, m := range lease.ManagedFields {
@@ -165,17 +136,9 @@ func programOf(lease coordinationv1.Lease) string {
 	}
 	switch manager {
 	case "":
-		return "of which it is not known what program it is"
-	case ourManager:
-		return "a storage-controller"
+		return "unknown program"
 	case "csi-provisioner", "csi-attacher", "topolvm-controller":
-		return "an old sidecar (" + manager + ")"
+		return "sidecar " + manager
 	}
-	return "another program (" + manager + ")"
-}
-
-// attaches tells whether volumes of the driver are attached at all; true when that is not known.
-func (f *facts) attaches() bool {
-	d := f.csiDriver
-	return !d.found || d.value.Spec.AttachRequired == nil || *d.value.Spec.AttachRequired
+	return manager
 }

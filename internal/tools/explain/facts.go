@@ -1,97 +1,271 @@
 package explain
 
 import (
+	"cmp"
+	"slices"
+	"strings"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/duration"
+	corev1helpers "k8s.io/component-helpers/scheduling/corev1"
 	storagehelpers "k8s.io/component-helpers/storage/volume"
+	csitrans "k8s.io/csi-translation-lib"
+	"k8s.io/utils/ptr"
 
 	"github.com/storage-controller/storage-controller/internal/tools/statusz"
+	"github.com/storage-controller/storage-controller/nodecontroller"
 	"github.com/storage-controller/storage-controller/provisioner"
 )
 
-// facts is everything that the findings are made of.
+// facts holds everything that findings are derived from.
 type facts struct {
 	now    time.Time
-	driver string // "" when it is not known
+	driver string // "" if unknown
 
-	claim      known[*corev1.PersistentVolumeClaim]
-	volume     known[*corev1.PersistentVolume]
-	attachment known[*storagev1.VolumeAttachment]
-	node       known[*corev1.Node]
-	csiNode    known[*storagev1.CSINode] // of node
+	claim      result[*corev1.PersistentVolumeClaim]
+	volume     result[*corev1.PersistentVolume]
+	attachment result[*storagev1.VolumeAttachment]
+	node       result[*corev1.Node]
+	csiNode    result[*storagev1.CSINode] // of node
 
-	class     known[*storagev1.StorageClass]
-	classes   known[[]storagev1.StorageClass] // only when the claim names none
-	csiDriver known[*storagev1.CSIDriver]
+	class     result[*storagev1.StorageClass]
+	classes   result[[]*storagev1.StorageClass] // only if the claim names no class
+	csiDriver result[*storagev1.CSIDriver]
 	leases    []leaseFact
 
-	nodes       known[[]corev1.Node]
-	csiNodes    known[[]storagev1.CSINode]
-	pods        known[[]corev1.Pod] // of the namespace of the claim
-	volumes     known[[]corev1.PersistentVolume]
-	attachments known[[]storagev1.VolumeAttachment]
-	capacities  known[[]storagev1.CSIStorageCapacity]
+	nodes       result[[]*corev1.Node]
+	csiNodes    result[[]*storagev1.CSINode]
+	pods        result[[]*corev1.Pod] // in the namespace of the claim
+	volumes     result[[]*corev1.PersistentVolume]
+	attachments result[[]*storagev1.VolumeAttachment]
+	capacities  result[[]*storagev1.CSIStorageCapacity] // of the class
 
 	secrets    []secretFact
-	secretsErr error // why the class names no secrets that can be used
+	secretsErr error // the secret parameters of the class are invalid
 	source     *sourceFact
 	sourceErr  error
 
-	events  known[[]corev1.Event]
-	process *processFact // nil: nobody asked for it
+	events  result[[]*corev1.Event]
+	process *statusPage // nil: not requested
+	unread  []Finding   // reads that failed
 }
 
-// leaseFact is the Leases, in any namespace, under which a role works for a driver.
+// leaseFact holds the Leases of a role for a driver, of all namespaces.
 type leaseFact struct {
 	role, driver, name string
-	leases             known[[]coordinationv1.Lease]
+	leases             result[[]*coordinationv1.Lease]
 }
 
-// secretFact is a secret that is named, and whether it is there.
+// secretFact is a Secret that a class or a volume references.
 type secretFact struct {
-	provisioner.NamedSecret
-	there known[bool]
+	Request
+	purposes []string // such as provisioner-secret-name
+	object   result[*metav1.PartialObjectMetadata]
 }
 
-// sourceFact is what the data of a claim comes from.
+// sourceFact is the data source of a claim.
 type sourceFact struct {
 	provisioner.Source
-	snapshot, content known[map[string]any]
-	claim             known[*corev1.PersistentVolumeClaim]
-	volume            known[*corev1.PersistentVolume]
-	grants            known[[]map[string]any] // only for a source in another namespace
+	snapshot, content result[map[string]any]
+	claim             result[*corev1.PersistentVolumeClaim]
+	volume            result[*corev1.PersistentVolume]
+	grants            result[[]map[string]any] // only for a source in another namespace
 }
 
-// processFact is what a running process says of itself, or why it could not be asked.
-type processFact struct {
+// statusPage is the status page of a running process, or why it cannot be read.
+type statusPage struct {
 	url  string
 	page statusz.Page
 	err  error
 }
 
-// driverOfClaim is the driver that makes the volume of claim; "" when nothing says that.
-func driverOfClaim(claim *corev1.PersistentVolumeClaim, class *storagev1.StorageClass) string {
-	for _, key := range []string{storagehelpers.AnnMigratedTo, storagehelpers.AnnStorageProvisioner, storagehelpers.AnnBetaStorageProvisioner} {
-		if name := claim.Annotations[key]; name != "" {
-			return name
+// age returns how long before now t was, in kubectl's format.
+func (f *facts) age(t time.Time) string { return duration.HumanDuration(max(f.now.Sub(t), 0)) }
+
+// waitsForPod reports whether the volume of the claim is provisioned only after a pod that uses it is scheduled.
+func (f *facts) waitsForPod() bool {
+	claim := f.claim.value
+	return claim.Spec.VolumeName == "" && claim.Annotations[storagehelpers.AnnSelectedNode] == "" && f.class.found && isLate(f.class.value)
+}
+
+func isLate(class *storagev1.StorageClass) bool {
+	return ptr.Deref(class.VolumeBindingMode, "") == storagev1.VolumeBindingWaitForFirstConsumer
+}
+
+// podsUsing returns the pods that use the claim and have not ended, sorted by name.
+func (f *facts) podsUsing() []*corev1.Pod {
+	var using []*corev1.Pod
+	for _, p := range f.pods.value {
+		if p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed {
+			continue
+		}
+		if slices.ContainsFunc(p.Spec.Volumes, func(v corev1.Volume) bool {
+			return v.PersistentVolumeClaim != nil && v.PersistentVolumeClaim.ClaimName == f.claim.value.Name ||
+				v.Ephemeral != nil && metav1.IsControlledBy(f.claim.value, p) && p.Name+"-"+v.Name == f.claim.value.Name
+		}) {
+			using = append(using, p)
 		}
 	}
-	if class != nil && class.Provisioner != noProvisioner {
+	slices.SortFunc(using, func(a, b *corev1.Pod) int { return strings.Compare(a.Name, b.Name) })
+	return using
+}
+
+// volumeHandle returns the ID of the volume at the driver; "" if unknown.
+func (f *facts) volumeHandle() string {
+	if f.volume.found && f.volume.value.Spec.CSI != nil {
+		return f.volume.value.Spec.CSI.VolumeHandle
+	}
+	return ""
+}
+
+// attaches reports whether volumes of the driver are attached; true if unknown.
+func (f *facts) attaches() bool {
+	return !f.csiDriver.found || ptr.Deref(f.csiDriver.value.Spec.AttachRequired, true)
+}
+
+func publishesCapacity(d *storagev1.CSIDriver) bool { return ptr.Deref(d.Spec.StorageCapacity, false) }
+
+// driversOfNode returns the drivers that are registered on a node or have volumes only there, sorted.
+func (f *facts) driversOfNode(name string) []string {
+	var drivers []string
+	if f.csiNode.found {
+		for _, d := range f.csiNode.value.Spec.Drivers {
+			drivers = append(drivers, d.Name)
+		}
+	}
+	for _, pv := range f.volumesOfNode(name) {
+		drivers = append(drivers, driverOfVolume(pv))
+	}
+	slices.Sort(drivers)
+	return slices.DeleteFunc(slices.Compact(drivers), func(d string) bool { return d == "" })
+}
+
+// volumesOfNode returns the CSI volumes that are accessible only from a node. For a deleted node these are the
+// volumes without a matching node whose affinity or annotations name it.
+func (f *facts) volumesOfNode(name string) []*corev1.PersistentVolume {
+	var local []*corev1.PersistentVolume
+	for _, pv := range f.volumes.value {
+		if pv.Spec.CSI == nil || requiredAffinity(pv) == nil || !f.nodes.found {
+			continue
+		}
+		hosts := f.nodesMatching(requiredAffinity(pv))
+		lost := strings.Split(nodecontroller.NotesOf(pv.Spec.CSI.Driver, pv.Annotations).LostNode, ",")
+		if len(hosts) == 1 && hosts[0] == name || len(hosts) == 0 && (slices.Contains(lost, name) || affinityNames(pv, name)) {
+			local = append(local, pv)
+		}
+	}
+	return local
+}
+
+// requiredAffinity returns the node affinity of pv; nil for none.
+func requiredAffinity(pv *corev1.PersistentVolume) *corev1.NodeSelector {
+	if pv.Spec.NodeAffinity == nil {
+		return nil
+	}
+	return pv.Spec.NodeAffinity.Required
+}
+
+// affinityNames reports whether the node affinity of pv has value.
+func affinityNames(pv *corev1.PersistentVolume, value string) bool {
+	for _, t := range requiredAffinity(pv).NodeSelectorTerms {
+		for _, e := range slices.Concat(t.MatchExpressions, t.MatchFields) {
+			if e.Operator == corev1.NodeSelectorOpIn && slices.Contains(e.Values, value) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// nodesMatching returns the names of the nodes that match selector.
+func (f *facts) nodesMatching(selector *corev1.NodeSelector) []string {
+	var names []string
+	for _, node := range f.nodes.value {
+		if ok, err := corev1helpers.MatchNodeSelectorTerms(node, selector); err == nil && ok {
+			names = append(names, node.Name)
+		}
+	}
+	return names
+}
+
+// driverOfClaim returns the driver that provisions the volume of claim; "" if unknown.
+func driverOfClaim(claim *corev1.PersistentVolumeClaim, class *storagev1.StorageClass) string {
+	a := claim.Annotations
+	owner := cmp.Or(a[storagehelpers.AnnStorageProvisioner], a[storagehelpers.AnnBetaStorageProvisioner])
+	if name := cmp.Or(a[storagehelpers.AnnMigratedTo], owner); name != "" {
+		return name
+	}
+	if class != nil && class.Provisioner != storagehelpers.NotSupportedProvisioner {
 		return class.Provisioner
 	}
 	return ""
 }
 
-// classOfVolume is the name of the class of pv; "" for none.
-func classOfVolume(pv *corev1.PersistentVolume) string {
-	if name, ok := pv.Annotations[corev1.BetaStorageClassAnnotation]; ok {
+// driverOfVolume returns the driver of pv; "" if pv is no CSI volume. A volume of an in-tree plugin belongs to the
+// driver that the plugin is migrated to, even if pv lacks the annotation, such as a manually created one.
+func driverOfVolume(pv *corev1.PersistentVolume) string {
+	if pv.Spec.CSI != nil {
+		return pv.Spec.CSI.Driver
+	}
+	if name := pv.Annotations[storagehelpers.AnnMigratedTo]; name != "" {
 		return name
 	}
-	return pv.Spec.StorageClassName
+	plugin, err := translator.GetInTreePluginNameFromSpec(pv, nil)
+	if err != nil {
+		return ""
+	}
+	return migratedTo(plugin)
 }
 
-// noProvisioner is the provisioner of classes of volumes that are made by hand.
-const noProvisioner = "kubernetes.io/no-provisioner"
+// translator knows the in-tree volume plugins. It has no state.
+var translator = csitrans.New()
+
+// migratedTo returns the driver that an in-tree plugin is migrated to; "" for none.
+func migratedTo(plugin string) string {
+	name, err := translator.GetCSINameFromInTreeName(plugin)
+	if err != nil {
+		return ""
+	}
+	return name
+}
+
+// volumeOf returns the name of the PersistentVolume of va; "" for an inline volume.
+func volumeOf(va *storagev1.VolumeAttachment) string {
+	return ptr.Deref(va.Spec.Source.PersistentVolumeName, "")
+}
+
+// secretsOfVolume returns the Secrets that pv references.
+func secretsOfVolume(pv *corev1.PersistentVolume) []provisioner.NamedSecret {
+	var named []provisioner.NamedSecret
+	if s, ok := provisioner.DeletionSecret(pv); ok {
+		named = append(named, s)
+	}
+	named = append(named, publishSecret(pv)...)
+	if csi := pv.Spec.CSI; csi != nil {
+		for _, s := range []struct {
+			purpose string
+			ref     *corev1.SecretReference
+		}{
+			{"node-stage-secret-name", csi.NodeStageSecretRef}, {"node-publish-secret-name", csi.NodePublishSecretRef},
+			{"controller-expand-secret-name", csi.ControllerExpandSecretRef}, {"node-expand-secret-name", csi.NodeExpandSecretRef},
+		} {
+			if s.ref != nil {
+				named = append(named, provisioner.NamedSecret{Purpose: s.purpose, Namespace: s.ref.Namespace, Name: s.ref.Name})
+			}
+		}
+	}
+	return named
+}
+
+// publishSecret returns the Secret with which pv is attached, if it has one.
+func publishSecret(pv *corev1.PersistentVolume) []provisioner.NamedSecret {
+	if pv.Spec.CSI == nil || pv.Spec.CSI.ControllerPublishSecretRef == nil {
+		return nil
+	}
+	ref := pv.Spec.CSI.ControllerPublishSecretRef
+	return []provisioner.NamedSecret{{Purpose: "controller-publish-secret-name", Namespace: ref.Namespace, Name: ref.Name}}
+}

@@ -3,6 +3,7 @@ package explain
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -25,18 +26,18 @@ var now = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
 func TestNextIsOfTheWorstFinding(t *testing.T) {
 	for name, test := range map[string]struct {
-		findings findings
+		findings []Finding
 		want     string
 	}{
-		"nothing":                         {nil, "rest"},
-		"nothing that has a next step":    {findings{{Blocked, "a", "", ""}}, "rest"},
-		"something is not known":          {findings{{Unknown, "a", "", ""}, {Fine, "b", "", ""}}, "As far as could be found out: rest"},
-		"the worst":                       {findings{{Waiting, "a", "", "one"}, {Blocked, "b", "", "two"}, {Failing, "c", "", "three"}}, "two"},
-		"the first of equals":             {findings{{Failing, "a", "", "one"}, {Failing, "b", "", "two"}}, "one"},
-		"one without a step does not win": {findings{{Waiting, "a", "", "one"}, {Blocked, "b", "", ""}}, "one"},
+		"none":                               {nil, "rest"},
+		"none with a next step":              {[]Finding{{Blocked, "a", "", ""}}, "rest"},
+		"one is unknown":                     {[]Finding{{Unknown, "a", "", ""}, {Fine, "b", "", ""}}, "As far as known: rest"},
+		"the worst":                          {[]Finding{{Waiting, "a", "", "one"}, {Blocked, "b", "", "two"}, {Failing, "c", "", "three"}}, "two"},
+		"the first of equals":                {[]Finding{{Failing, "a", "", "one"}, {Failing, "b", "", "two"}}, "one"},
+		"one without a next step is skipped": {[]Finding{{Waiting, "a", "", "one"}, {Blocked, "b", "", ""}}, "one"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := test.findings.next("rest"); got != test.want {
+			if got := nextOf(test.findings, "rest"); got != test.want {
 				t.Errorf("got %q", got)
 			}
 		})
@@ -45,20 +46,20 @@ func TestNextIsOfTheWorstFinding(t *testing.T) {
 
 func TestWhoRemovesAFinalizer(t *testing.T) {
 	for name, test := range map[string]struct{ kind, finalizer, by, when string }{
-		"of claims":                {KindClaim, "kubernetes.io/pvc-protection", "kube-controller-manager", "no pod"},
-		"of volumes":               {KindVolume, "kubernetes.io/pv-protection", "kube-controller-manager", "not bound"},
-		"of the provisioner":       {KindVolume, "external-provisioner.volume.kubernetes.io/finalizer", "the provisioner", "DeleteVolume"},
-		"of the attacher on a PV":  {KindVolume, "external-attacher/d-example-com", "the attacher of driver d.example.com", "no VolumeAttachment"},
-		"of the attacher on a VA":  {KindAttachment, "external-attacher/d-example-com", "the attacher of driver d.example.com", "ControllerUnpublishVolume"},
-		"of another attacher":      {KindVolume, "external-attacher/other", "written other there", "no VolumeAttachment"},
-		"of a clone":               {KindClaim, "provisioner.storage.kubernetes.io/cloning-protection", "the provisioner", "clone"},
-		"of a doubt":               {KindClaim, "storage-controller.io/provisioning", "storage-controller", "final answer"},
-		"of a snapshot":            {KindClaim, "snapshot.storage.kubernetes.io/pvc-as-source-protection", "the snapshot controller", "snapshot"},
-		"of nodes":                 {KindNode, "d.example.com/node", "the nodecontroller for driver d.example.com", "cleaned up"},
-		"of TopoLVM":               {KindNode, "topolvm.io/node", "topolvm-controller", "cleaned up"},
-		"of claims of the driver":  {KindClaim, "d.example.com/pvc", "the nodecontroller for driver d.example.com", "pods"},
-		"of somebody else":         {KindClaim, "example.org/backup", "unknown: belongs to example.org", "its owner"},
-		"of somebody without name": {KindClaim, "backup", "unknown: belongs to whoever has added it", "its owner"},
+		"of claims":                        {KindClaim, "kubernetes.io/pvc-protection", "kube-controller-manager", "no pod"},
+		"of volumes":                       {KindVolume, "kubernetes.io/pv-protection", "kube-controller-manager", "not bound"},
+		"of the provisioner":               {KindVolume, "external-provisioner.volume.kubernetes.io/finalizer", "the provisioner", "DeleteVolume succeeded"},
+		"of the attacher on a PV":          {KindVolume, "external-attacher/d-example-com", "the attacher of driver d.example.com", "no VolumeAttachment"},
+		"of the attacher on a VA":          {KindAttachment, "external-attacher/d-example-com", "the attacher of driver d.example.com", "ControllerUnpublishVolume"},
+		"of another attacher":              {KindVolume, "external-attacher/other", "sanitized name other", "no VolumeAttachment"},
+		"of a clone":                       {KindClaim, "provisioner.storage.kubernetes.io/cloning-protection", "the provisioner", "data source"},
+		"of an indeterminate CreateVolume": {KindClaim, "storage-controller.io/provisioning", "storage-controller", "final response"},
+		"of a snapshot":                    {KindClaim, "snapshot.storage.kubernetes.io/pvc-as-source-protection", "the snapshot controller", "snapshot"},
+		"of nodes":                         {KindNode, "d.example.com/node", "the nodecontroller for driver d.example.com", "cleaned up"},
+		"of TopoLVM":                       {KindNode, "topolvm.io/node", "topolvm-controller", "cleaned up"},
+		"of claims of the driver":          {KindClaim, "d.example.com/pvc", "the nodecontroller for driver d.example.com", "pods"},
+		"of another program":               {KindClaim, "example.org/backup", "unknown (owner of example.org; not a finalizer of Kubernetes or this driver)", ""},
+		"without a domain":                 {KindClaim, "backup", "unknown (not a finalizer of Kubernetes or this driver)", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got := finalizersOf(test.kind, []string{test.finalizer}, "d.example.com")
@@ -70,8 +71,8 @@ func TestWhoRemovesAFinalizer(t *testing.T) {
 }
 
 func TestWhoHoldsALease(t *testing.T) {
-	lease := func(holder string, renewed time.Duration, managers ...string) coordinationv1.Lease {
-		l := coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "l"}, Spec: coordinationv1.LeaseSpec{
+	lease := func(holder string, renewed time.Duration, managers ...string) *coordinationv1.Lease {
+		l := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "l"}, Spec: coordinationv1.LeaseSpec{
 			HolderIdentity: &holder, LeaseDurationSeconds: ptr.To[int32](15), RenewTime: ptr.To(metav1.NewMicroTime(now.Add(-renewed)))}}
 		for i, m := range managers { // a later one has written later
 			l.ManagedFields = append(l.ManagedFields, metav1.ManagedFieldsEntry{Manager: m, Time: ptr.To(metav1.NewTime(now.Add(time.Duration(i) * time.Second)))})
@@ -79,21 +80,23 @@ func TestWhoHoldsALease(t *testing.T) {
 		return l
 	}
 	for name, test := range map[string]struct {
-		lease    coordinationv1.Lease
+		lease    *coordinationv1.Lease
 		severity Severity
 		want     string
 	}{
-		"ours":                       {lease("pod", time.Second, "csi-provisioner", "storage-controller"), Fine, `is "pod", a storage-controller, which holds`},
-		"back to the sidecar":        {lease("pod", time.Second, "storage-controller", "csi-provisioner"), Fine, "an old sidecar (csi-provisioner)"},
-		"another program":            {lease("pod", time.Second, "kubectl-edit"), Fine, "another program (kubectl-edit)"},
-		"nobody noted who writes it": {lease("pod", time.Second), Fine, "not known what program"},
-		"released":                   {lease("", time.Second), Blocked, "Nobody holds Lease ns/l"},
-		"run out":                    {lease("pod", 15*time.Second), Blocked, "was renewed 15s ago for the last time"},
-		"just in time":               {lease("pod", 14*time.Second), Fine, "which holds"},
+		"ours":                {lease("pod", time.Second, "csi-provisioner", "storage-controller"), Fine, `is "pod" (storage-controller), which holds`},
+		"back to the sidecar": {lease("pod", time.Second, "storage-controller", "csi-provisioner"), Fine, "(sidecar csi-provisioner), which holds"},
+		"another program":     {lease("pod", time.Second, "kubectl-edit"), Fine, "(kubectl-edit), which holds"},
+		"no managed fields":   {lease("pod", time.Second), Fine, "(unknown program)"},
+		"released":            {lease("", time.Second), Blocked, "Lease ns/l has no holder"},
+		"expired":             {lease("pod", 15*time.Second), Blocked, "has expired (last renewed 15s ago)"},
+		"just in time":        {lease("pod", 14*time.Second), Fine, "which holds"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := &facts{now: now}
-			got := f.aboutLease(leaseFact{role: roleProvisioner, driver: "d", name: "l", leases: have([]coordinationv1.Lease{test.lease})})
+			e := &explanation{facts: &facts{now: now}}
+			e.leases = []leaseFact{{role: roleProvisioner, driver: "d", name: "l", leases: found([]*coordinationv1.Lease{test.lease})}}
+			e.explainLeases()
+			got := e.findings
 			if len(got) != 1 || got[0].Severity != test.severity || !strings.Contains(got[0].Sentence, test.want) {
 				t.Errorf("got %+v", got)
 			}
@@ -105,17 +108,17 @@ func TestWhoHoldsALease(t *testing.T) {
 func claimOf(size string) *facts {
 	class := "fast"
 	return &facts{now: now, driver: "d",
-		claim: have(&corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "c"}, Spec: corev1.PersistentVolumeClaimSpec{
+		claim: found(&corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "c"}, Spec: corev1.PersistentVolumeClaimSpec{
 			StorageClassName: &class, Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse(size)}},
 		}}),
-		class:     have(&storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: class}, Provisioner: "d"}),
-		csiDriver: have(&storagev1.CSIDriver{Spec: storagev1.CSIDriverSpec{StorageCapacity: ptr.To(true)}}),
+		class:     found(&storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: class}, Provisioner: "d"}),
+		csiDriver: found(&storagev1.CSIDriver{Spec: storagev1.CSIDriverSpec{StorageCapacity: ptr.To(true)}}),
 	}
 }
 
 func TestCapacity(t *testing.T) {
-	capacity := func(zone, size, largest string) storagev1.CSIStorageCapacity {
-		c := storagev1.CSIStorageCapacity{StorageClassName: "fast", Capacity: ptr.To(resource.MustParse(size))}
+	capacity := func(zone, size, largest string) *storagev1.CSIStorageCapacity {
+		c := &storagev1.CSIStorageCapacity{StorageClassName: "fast", Capacity: ptr.To(resource.MustParse(size))}
 		if zone != "" {
 			c.NodeTopology = &metav1.LabelSelector{MatchLabels: map[string]string{"zone": zone}}
 		}
@@ -124,33 +127,37 @@ func TestCapacity(t *testing.T) {
 		}
 		return c
 	}
-	node := have(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", Labels: map[string]string{"zone": "a"}}})
+	node := found(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", Labels: map[string]string{"zone": "a"}}})
 	for name, test := range map[string]struct {
-		have     []storagev1.CSIStorageCapacity
+		have     []*storagev1.CSIStorageCapacity
 		selected string
 		severity Severity
 		want     string
 	}{
-		"room":                           {[]storagev1.CSIStorageCapacity{capacity("a", "9Gi", "")}, "", Fine, "There is room in the cluster"},
-		"room elsewhere only":            {[]storagev1.CSIStorageCapacity{capacity("b", "9Gi", ""), capacity("a", "1Gi", "")}, "n", Failing, `not enough room for node "n"`},
-		"no object for the node":         {[]storagev1.CSIStorageCapacity{capacity("b", "9Gi", "")}, "n", Failing, "no CSIStorageCapacity"},
-		"no object":                      {nil, "", Failing, "no CSIStorageCapacity"},
-		"the largest volume counts":      {[]storagev1.CSIStorageCapacity{capacity("a", "9Gi", "2Gi")}, "n", Failing, "for one volume is 2Gi"},
-		"without topology it is nowhere": {[]storagev1.CSIStorageCapacity{capacity("", "9Gi", "")}, "", Failing, "no CSIStorageCapacity"},
+		"enough":                    {[]*storagev1.CSIStorageCapacity{capacity("a", "9Gi", "")}, "", Fine, "Sufficient capacity in the cluster"},
+		"enough elsewhere only":     {[]*storagev1.CSIStorageCapacity{capacity("b", "9Gi", ""), capacity("a", "1Gi", "")}, "n", Failing, `Insufficient capacity for node "n"`},
+		"no object for the node":    {[]*storagev1.CSIStorageCapacity{capacity("b", "9Gi", "")}, "n", Failing, "No CSIStorageCapacity"},
+		"no object":                 {nil, "", Failing, "No CSIStorageCapacity"},
+		"the largest volume counts": {[]*storagev1.CSIStorageCapacity{capacity("a", "9Gi", "2Gi")}, "n", Failing, "available capacity for one volume is 2Gi"},
+		"accessible from no node":   {[]*storagev1.CSIStorageCapacity{capacity("", "9Gi", "")}, "", Failing, "No CSIStorageCapacity"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := claimOf("5Gi")
-			f.capacities, f.node = have(test.have), node
-			got := f.aboutCapacity(test.selected)
+			if f.capacities = found(test.have); test.selected != "" {
+				f.node = node
+			}
+			e := &explanation{facts: f}
+			e.explainCapacity()
+			got := e.findings
 			if len(got) != 1 || got[0].Severity != test.severity || !strings.Contains(got[0].Sentence, test.want) {
 				t.Errorf("got %+v", got)
 			}
 		})
 	}
-	f := claimOf("5Gi") // a driver that publishes nothing has no room to be told of
-	f.capacities, f.csiDriver.value = have([]storagev1.CSIStorageCapacity(nil)), &storagev1.CSIDriver{}
-	if got := f.aboutCapacity(""); len(got) != 0 {
-		t.Errorf("got %+v", got)
+	e := &explanation{facts: claimOf("5Gi")} // not read for a driver that does not publish it
+	e.explainScheduling()
+	if len(e.findings) != 0 {
+		t.Errorf("got %+v", e.findings)
 	}
 }
 
@@ -172,78 +179,94 @@ func TestSources(t *testing.T) {
 		severity Severity
 		want     string
 	}{
-		"no grant":        {sourceFact{Source: from, grants: have([]map[string]any{grant("stranger", "s")})}, Blocked, "No ReferenceGrant in namespace \"other\" allows claims of namespace \"ns\" to use VolumeSnapshot other/s."},
-		"a grant":         {sourceFact{Source: from, grants: have([]map[string]any{grant("ns", "s")})}, Fine, "A ReferenceGrant in namespace \"other\" allows the claim"},
-		"grants unknown":  {sourceFact{Source: from, grants: known[[]map[string]any]{asked: true, why: "not known: no permission to x"}}, Unknown, "is not known: no permission to x."},
-		"no such kind":    {sourceFact{Source: from, snapshot: known[map[string]any]{asked: true, unserved: true}}, Blocked, "this cluster has no such kind"},
-		"no content":      {sourceFact{Source: from, snapshot: have(bound), content: known[map[string]any]{asked: true}}, Failing, "The VolumeSnapshotContent of VolumeSnapshot other/s does not exist."},
-		"mode conversion": {sourceFact{Source: from, snapshot: have(bound), content: have(object(block, handle))}, Failing, "cannot be restored: volume mode Filesystem of the claim differs from Block of the snapshot"},
-		"foreign":         {sourceFact{Source: from, snapshot: have(bound), content: have(object(map[string]any{"driver": "e", "volumeSnapshotRef": ref}, handle))}, Failing, `it is one of driver "e", not of "d".`},
-		"ready":           {sourceFact{Source: from, snapshot: have(bound), content: have(object(map[string]any{"driver": "d", "volumeSnapshotRef": ref}, handle))}, Fine, "is restored from VolumeSnapshot other/s, which is ready."},
-		"not ready":       {sourceFact{Source: from, snapshot: have(object(nil, map[string]any{"boundVolumeSnapshotContentName": "c"})), content: have(object(map[string]any{"driver": "d", "volumeSnapshotRef": ref}, handle))}, Failing, "it is not ready to use yet."},
+		"no grant":        {sourceFact{Source: from, grants: found([]map[string]any{grant("stranger", "s")})}, Blocked, "No ReferenceGrant in namespace \"other\" allows claims of namespace \"ns\" to use VolumeSnapshot other/s."},
+		"a grant":         {sourceFact{Source: from, grants: found([]map[string]any{grant("ns", "s")})}, Fine, "A ReferenceGrant in namespace \"other\" allows the claim"},
+		"no such kind":    {sourceFact{Source: from, snapshot: result[map[string]any]{missing: true, unserved: true}}, Blocked, "the cluster does not serve this kind"},
+		"no content":      {sourceFact{Source: from, snapshot: found(bound), content: result[map[string]any]{missing: true}}, Failing, "VolumeSnapshotContent of VolumeSnapshot other/s not found."},
+		"mode conversion": {sourceFact{Source: from, snapshot: found(bound), content: found(object(block, handle))}, Failing, "cannot be restored: volume mode Filesystem of the claim differs from Block of the snapshot"},
+		"foreign":         {sourceFact{Source: from, snapshot: found(bound), content: found(object(map[string]any{"driver": "e", "volumeSnapshotRef": ref}, handle))}, Failing, `it is one of driver "e", not of "d".`},
+		"ready":           {sourceFact{Source: from, snapshot: found(bound), content: found(object(map[string]any{"driver": "d", "volumeSnapshotRef": ref}, handle))}, Fine, "VolumeSnapshot other/s is ready to be restored."},
+		"not ready":       {sourceFact{Source: from, snapshot: found(object(nil, map[string]any{"boundVolumeSnapshotContentName": "c"})), content: found(object(map[string]any{"driver": "d", "volumeSnapshotRef": ref}, handle))}, Failing, "it is not ready to use yet."},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := claimOf("5Gi")
 			f.claim.value.Spec.VolumeMode = ptr.To(corev1.PersistentVolumeFilesystem)
 			f.source = &test.source
-			for _, got := range f.aboutSource() {
+			e := &explanation{facts: f}
+			e.explainDataSource()
+			for _, got := range e.findings {
 				if got.Severity == test.severity && strings.Contains(got.Sentence, test.want) {
 					return
 				}
 			}
-			t.Errorf("got %+v", f.aboutSource())
+			t.Errorf("got %+v", e.findings)
 		})
 	}
-	f := claimOf("5Gi")
-	f.sourceErr = fmt.Errorf("data source x: %w", provisioner.ErrPopulator)
-	if got := f.aboutSource(); len(got) != 1 || got[0].Severity != Waiting {
-		t.Errorf("a populator: %+v", got)
+	for name, test := range map[string]struct {
+		change func(*facts)
+		want   []Severity
+	}{
+		"a populator": {func(f *facts) { f.sourceErr = fmt.Errorf("data source x: %w", provisioner.ErrPopulator) }, []Severity{Waiting}},
+		"unread":      {func(f *facts) { f.source = &sourceFact{Source: from} }, nil},
+	} {
+		e := &explanation{facts: claimOf("5Gi")}
+		test.change(e.facts)
+		e.explainDataSource()
+		var got []Severity
+		for _, f := range e.findings {
+			got = append(got, f.Severity)
+		}
+		if !slices.Equal(got, test.want) {
+			t.Errorf("%s: %+v", name, e.findings)
+		}
 	}
 }
 
 func TestProcess(t *testing.T) {
 	page := statusz.Page{Program: "storage-controller", Now: now,
 		Roles: []statusz.Role{{Name: "provisioner", Lease: &election.Status{Lease: "ns/l", Holder: "other"}}},
-		Driver: &csiclient.Status{NotReady: "the socket is gone",
+		Driver: &csiclient.Status{NotReady: "connection refused",
 			Running: []csiclient.Call{{Method: "CreateVolume", Volume: "pvc-1", Began: now.Add(-5 * time.Second)}, {Method: "CreateVolume", Volume: "pvc-2"}},
 			Failed:  []csiclient.Call{{Method: "CreateVolume", Volume: "pvc-1", Began: now.Add(-time.Minute), Took: time.Second, Code: "Internal", Error: "a\nb"}, {Method: "CreateVolume", Volume: "pvc-1", Error: "older"}}},
 		Loops: []workloop.Status{
-			{Name: "claims", Failing: []workloop.Failing{{Key: "ns/c", Attempts: 4, Error: "no room", Next: now.Add(90 * time.Second)}, {Key: "ns/d", Error: "of another"}},
+			{Name: "claims", Failing: []workloop.Failing{{Key: "ns/c", Attempts: 4, Error: "no space", Next: now.Add(90 * time.Second)}, {Key: "ns/d", Error: "of another"}},
 				Running: []workloop.Running{{Key: "ns/c", Since: now.Add(-time.Second)}}},
 			{Name: "volumes", Failing: []workloop.Failing{{Key: "ns/c", Error: "of another loop"}}},
 		}}
 	text := func(f *facts) string {
 		var b strings.Builder
-		for _, x := range f.aboutProcess([]string{"provisioner"}, []string{"claims"}, "ns/c", "pvc-1", "") {
+		e := &explanation{facts: f}
+		e.explainProcess([]string{"provisioner"}, []string{"claims"}, "ns/c", "pvc-1", "")
+		for _, x := range e.findings {
 			fmt.Fprintln(&b, x.Severity, x.Sentence)
 		}
 		return b.String()
 	}
-	const want = `fine The process at u does not hold the Lease ns/l of its provisioner, which "other" does: ask that one.
-blocked The process has no connection to the driver: the socket is gone.
-waiting CreateVolume for "pvc-1" is under way for 5s.
+	const want = `fine The provisioner at u is a standby: "other" holds Lease ns/l. Query that replica.
+blocked The driver is not ready: connection refused.
+waiting CreateVolume for "pvc-1" is in flight for 5s.
 failing CreateVolume for "pvc-1" failed 59s ago after 1s with Internal: a b.
-waiting An attempt is under way for 1s (claims).
-failing 4 attempts in a row failed (claims), the last one with: no room. The next try is in 1m30s.
+waiting An attempt is in progress for 1s (queue claims).
+failing 4 failed attempts in a row (queue claims): no space. Next attempt: in 90s.
 `
-	if got := text(&facts{now: now, process: &processFact{url: "u", page: page}}); got != want {
+	if got := text(&facts{now: now, process: &statusPage{url: "u", page: page}}); got != want {
 		t.Errorf("got:\n%s", got)
 	}
-	if got := text(&facts{process: &processFact{url: "u", page: statusz.Page{Program: "x"}}}); !strings.Contains(got, "works on nothing for the object") {
+	if got := text(&facts{process: &statusPage{url: "u", page: statusz.Page{Program: "x"}}}); !strings.Contains(got, "has no running or failed attempt for the object") {
 		t.Errorf("an idle process: %s", got)
 	}
-	if got := text(&facts{process: &processFact{url: "u", err: errors.New("refused")}}); got != "unknown The process at u could not be asked: refused.\n" {
-		t.Errorf("one that is not there: %s", got)
+	if got := text(&facts{process: &statusPage{url: "u", err: errors.New("refused")}}); got != "unknown Cannot read the status page at u: refused.\n" {
+		t.Errorf("a process that does not listen: %s", got)
 	}
 	if got := text(&facts{}); got != "" {
-		t.Errorf("nobody asked: %s", got)
+		t.Errorf("not requested: %s", got)
 	}
 }
 
-// TestNothingKnown has every read forbidden: what is said must not depend on luck.
+// TestNothingKnown explains objects without any other fact.
 func TestNothingKnown(t *testing.T) {
-	f := &facts{now: now, claim: have(&corev1.PersistentVolumeClaim{}), volume: have(&corev1.PersistentVolume{}), attachment: have(&storagev1.VolumeAttachment{}), node: have(&corev1.Node{})}
-	for _, r := range []Report{reportClaim(f), reportVolume(f), reportAttachment(f), reportNode(f, "n"), reportNode(&facts{}, "n")} {
+	f := &facts{now: now, claim: found(&corev1.PersistentVolumeClaim{}), volume: found(&corev1.PersistentVolume{}), attachment: found(&storagev1.VolumeAttachment{}), node: found(&corev1.Node{})}
+	for _, r := range []Report{explainClaim(f), explainVolume(f), explainAttachment(f), explainNode(f, "n"), explainNode(&facts{}, "n")} {
 		if r.Next == "" || r.State == "" || r.Finalizers == nil || r.Events == nil {
 			t.Errorf("got %+v", r)
 		}
@@ -251,8 +274,8 @@ func TestNothingKnown(t *testing.T) {
 }
 
 func TestAges(t *testing.T) {
-	for d, want := range map[time.Duration]string{-time.Second: "0s", 1500 * time.Millisecond: "1s", 61 * time.Second: "1m1s", 3*time.Hour + 5*time.Minute: "3h5m", 50 * time.Hour: "2d2h"} {
-		if got := age(d); got != want {
+	for d, want := range map[time.Duration]string{-time.Hour: "0s", 1500 * time.Millisecond: "1s", 61 * time.Second: "61s", 3*time.Hour + 5*time.Minute: "3h5m", 50 * time.Hour: "2d2h"} {
+		if got := (&facts{now: now}).age(now.Add(-d)); got != want {
 			t.Errorf("%v: %s", d, got)
 		}
 	}

@@ -2,157 +2,106 @@ package explain
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
-	"time"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/dynamic"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/metadata"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	storagehelpers "k8s.io/component-helpers/storage/volume"
 
-	"github.com/storage-controller/storage-controller/internal/migration"
+	"github.com/storage-controller/storage-controller/attacher"
+	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/nodecontroller"
 	"github.com/storage-controller/storage-controller/provisioner"
 )
 
-// Clients are what is read with.
-type Clients struct {
-	Kubernetes kubernetes.Interface
-	Dynamic    dynamic.Interface  // for snapshots and grants
-	Metadata   metadata.Interface // for secrets
-}
-
-// The kinds that can be explained.
+// The roles whose Leases are read.
 const (
-	KindClaim      = "PersistentVolumeClaim"
-	KindVolume     = "PersistentVolume"
-	KindAttachment = "VolumeAttachment"
-	KindNode       = "Node"
+	roleProvisioner    = "provisioner"
+	roleAttacher       = "attacher"
+	roleNodecontroller = "nodecontroller"
 )
 
-// Request names what to explain.
-type Request struct {
-	Kind      string // one of the constants
-	Namespace string // of a claim
-	Name      string
-	StatusURL string // of a running process; "" for none
-}
+// Resources that are read without typed clients.
+var (
+	snapshots        = schema.GroupVersionResource{Group: "snapshot.storage.k8s.io", Version: "v1", Resource: "volumesnapshots"}
+	snapshotContents = schema.GroupVersionResource{Group: "snapshot.storage.k8s.io", Version: "v1", Resource: "volumesnapshotcontents"}
+	referenceGrants  = schema.GroupVersionResource{Group: "gateway.networking.k8s.io", Version: "v1beta1", Resource: "referencegrants"}
+	secrets          = schema.GroupVersionResource{Version: "v1", Resource: "secrets"}
+)
 
-func (r Request) String() string {
-	if r.Kind == KindClaim {
-		return fmt.Sprintf("%s %s/%s", r.Kind, r.Namespace, r.Name)
-	}
-	return fmt.Sprintf("%s %q", r.Kind, r.Name)
-}
-
-// ErrNotFound is that there is no such object.
-var ErrNotFound = errors.New("not found")
-
-// Explain reads what there is and reports it. The error says why the object itself could
-// not be read; whatever else cannot be read is said in the report.
-func Explain(ctx context.Context, clients Clients, request Request) (Report, error) {
-	g := &gatherer{Clients: clients, request: request, facts: &facts{now: time.Now()}}
-	steps := map[string]struct {
-		gather func(context.Context) error
-		report func(*facts) Report
-	}{
-		KindClaim:      {g.ofClaim, reportClaim},
-		KindVolume:     {g.ofVolume, reportVolume},
-		KindAttachment: {g.ofAttachment, reportAttachment},
-		KindNode:       {g.ofNode, func(f *facts) Report { return reportNode(f, request.Name) }},
-	}
-	step, ok := steps[request.Kind]
-	if !ok {
-		return Report{}, fmt.Errorf("kind %q cannot be explained", request.Kind)
-	}
-	if err := step.gather(ctx); err != nil {
-		return Report{}, err
-	}
-	if request.StatusURL != "" {
-		g.facts.process = readProcess(ctx, request.StatusURL)
-	}
-	return step.report(g.facts), nil
-}
-
-// gatherer reads what is needed for one object.
+// gatherer reads the facts about one object.
 type gatherer struct {
 	Clients
 	request Request
 	facts   *facts
 }
 
-// missing is the error of reading the object itself.
-func (g *gatherer) missing(err error) error {
-	switch {
-	case noKind(err): // every API server has the kinds that can be explained
-		return fmt.Errorf("%v: what answers is no API server of Kubernetes, or has it at another path; check --kubeconfig and --master: %w", g.request, err)
-	case apierrors.IsNotFound(err) && g.request.Kind == KindClaim:
-		return fmt.Errorf("%v: %w: check the name, and the namespace, which -n sets", g.request, ErrNotFound)
-	case apierrors.IsNotFound(err):
-		return fmt.Errorf("%v: %w: check the name", g.request, ErrNotFound)
-	case apierrors.IsForbidden(err):
-		return fmt.Errorf("%v: no permission to get it: ask the cluster administrator for that: %w", g.request, err)
-	}
-	return fmt.Errorf("%v: the API server gives no answer that can be used, check --kubeconfig and --master: %w", g.request, err)
-}
-
-func (g *gatherer) ofClaim(ctx context.Context) error {
+func (g *gatherer) gatherClaim(ctx context.Context) error {
 	f := g.facts
 	claim, err := g.Kubernetes.CoreV1().PersistentVolumeClaims(g.request.Namespace).Get(ctx, g.request.Name, metav1.GetOptions{})
 	if err != nil {
-		return g.missing(err)
+		return g.request.wrap(err)
 	}
-	f.claim = have(claim)
-	f.class = g.class(ctx, storagehelpers.GetPersistentVolumeClaimClass(claim))
-	if storagehelpers.GetPersistentVolumeClaimClass(claim) == "" && claim.Spec.StorageClassName == nil {
-		f.classes = read(ctx, "list StorageClasses", func(ctx context.Context) ([]storagev1.StorageClass, error) {
-			l, err := g.Kubernetes.StorageV1().StorageClasses().List(ctx, metav1.ListOptions{})
-			return itemsOf(l, err, func(l *storagev1.StorageClassList) []storagev1.StorageClass { return l.Items })
-		})
-	}
+	f.claim = found(claim)
 	volume := claim.Spec.VolumeName
 	if volume == "" {
 		volume = provisioner.DefaultVolumeName(claim.UID)
 	}
 	f.volume = g.volume(ctx, volume)
+	g.class(ctx, claim)
 	if f.driver = driverOfClaim(claim, f.class.value); f.driver == "" && f.volume.found {
 		f.driver = migration.DriverOfVolume(f.volume.value)
 	}
-	g.ofDriver(ctx, f.driver)
-	g.listNodes(ctx)
-	if name := claim.Annotations[storagehelpers.AnnSelectedNode]; name != "" {
-		g.oneNode(ctx, name)
-	}
-	f.pods = read(ctx, fmt.Sprintf("list pods in namespace %q", claim.Namespace), func(ctx context.Context) ([]corev1.Pod, error) {
-		l, err := g.Kubernetes.CoreV1().Pods(claim.Namespace).List(ctx, metav1.ListOptions{})
-		return itemsOf(l, err, func(l *corev1.PodList) []corev1.Pod { return l.Items })
-	})
-	if claim.Spec.VolumeName != "" {
-		g.attachmentsOf(ctx, func(va storagev1.VolumeAttachment) bool { return volumeOf(&va) == claim.Spec.VolumeName })
+	if claim.Spec.VolumeName == "" {
+		g.driver(ctx, roleProvisioner)
 	} else {
-		g.ofRequest(ctx, claim, volume)
+		g.driver(ctx, roleProvisioner, roleAttacher)
 	}
-	f.events = g.events(ctx, KindClaim, claim.Namespace, claim.Name, string(claim.UID))
+	if claim.DeletionTimestamp != nil || f.waitsForPod() {
+		f.pods = list[*corev1.Pod](ctx, f, "pod", fmt.Sprintf("Pods in namespace %q", claim.Namespace), g.Kubernetes.CoreV1().Pods(claim.Namespace).List)
+	}
+	if claim.Spec.VolumeName != "" {
+		g.attachmentsOf(ctx, claim.Spec.VolumeName)
+	} else {
+		g.provisioning(ctx, claim, volume)
+	}
+	g.events(ctx, claim.Namespace, string(claim.UID))
 	return nil
 }
 
-// ofRequest is what a claim without a volume needs.
-func (g *gatherer) ofRequest(ctx context.Context, claim *corev1.PersistentVolumeClaim, volume string) {
+// class reads the StorageClass of a claim without a volume, or all classes if the claim gets the default one.
+func (g *gatherer) class(ctx context.Context, claim *corev1.PersistentVolumeClaim) {
+	classes := g.Kubernetes.StorageV1().StorageClasses()
+	name := storagehelpers.GetPersistentVolumeClaimClass(claim)
+	switch {
+	case claim.Spec.VolumeName != "" && g.facts.volume.found:
+	case name != "":
+		g.facts.class = get(ctx, g.facts, "class", Request{Kind: "StorageClass", Name: name}, classes.Get)
+	case claim.Spec.StorageClassName == nil:
+		g.facts.classes = list[*storagev1.StorageClass](ctx, g.facts, "class", "StorageClasses", classes.List)
+	}
+}
+
+// provisioning reads what a claim without a volume needs.
+func (g *gatherer) provisioning(ctx context.Context, claim *corev1.PersistentVolumeClaim, volume string) {
 	f := g.facts
+	if name := claim.Annotations[storagehelpers.AnnSelectedNode]; name != "" {
+		g.node(ctx, name)
+	} else if f.class.found && len(f.class.value.AllowedTopologies) > 0 {
+		g.listNodes(ctx)
+	}
 	if f.class.found {
 		var named []provisioner.NamedSecret
 		named, f.secretsErr = provisioner.SecretsOf(f.class.value.Parameters, volume, claim)
-		g.readSecrets(ctx, named)
-		f.capacities = read(ctx, "list CSIStorageCapacities", func(ctx context.Context) ([]storagev1.CSIStorageCapacity, error) {
-			l, err := g.Kubernetes.StorageV1().CSIStorageCapacities(metav1.NamespaceAll).List(ctx, metav1.ListOptions{})
-			all, err := itemsOf(l, err, func(l *storagev1.CSIStorageCapacityList) []storagev1.CSIStorageCapacity { return l.Items })
-			return slices.DeleteFunc(all, func(c storagev1.CSIStorageCapacity) bool { return c.StorageClassName != f.class.value.Name }), err
-		})
+		g.secrets(ctx, named)
+		g.capacities(ctx)
 	}
 	source, err := provisioner.SourceOf(claim)
 	if f.sourceErr = err; source != nil {
@@ -160,82 +109,218 @@ func (g *gatherer) ofRequest(ctx context.Context, claim *corev1.PersistentVolume
 	}
 }
 
-func (g *gatherer) ofVolume(ctx context.Context) error {
+// capacities reads the CSIStorageCapacities of the class, which the scheduler ignores unless the driver publishes them.
+func (g *gatherer) capacities(ctx context.Context) {
+	f := g.facts
+	if f.csiDriver.missing || f.csiDriver.found && !publishesCapacity(f.csiDriver.value) {
+		return
+	}
+	f.capacities = list[*storagev1.CSIStorageCapacity](ctx, f, "capacity", "CSIStorageCapacities",
+		g.Kubernetes.StorageV1().CSIStorageCapacities(metav1.NamespaceAll).List)
+	f.capacities.value = slices.DeleteFunc(f.capacities.value, func(c *storagev1.CSIStorageCapacity) bool {
+		return c.StorageClassName != f.class.value.Name
+	})
+}
+
+func (g *gatherer) gatherVolume(ctx context.Context) error {
 	f := g.facts
 	pv, err := g.Kubernetes.CoreV1().PersistentVolumes().Get(ctx, g.request.Name, metav1.GetOptions{})
 	if err != nil {
-		return g.missing(err)
+		return g.request.wrap(err)
 	}
-	f.volume = have(pv)
-	f.driver = migration.DriverOfVolume(pv)
-	f.class = g.class(ctx, classOfVolume(pv))
+	f.volume = found(pv)
+	f.driver = driverOfVolume(pv)
 	if ref := pv.Spec.ClaimRef; ref != nil {
 		f.claim = g.claim(ctx, ref.Namespace, ref.Name)
 	}
-	g.ofDriver(ctx, f.driver)
-	g.listNodes(ctx)
-	g.attachmentsOf(ctx, func(va storagev1.VolumeAttachment) bool { return volumeOf(&va) == pv.Name })
-	g.readSecrets(ctx, secretsOfVolume(pv))
-	f.events = g.events(ctx, KindVolume, metav1.NamespaceDefault, pv.Name, string(pv.UID))
+	if f.driver != "" {
+		g.driver(ctx, roleProvisioner, roleAttacher, roleNodecontroller)
+		g.attachmentsOf(ctx, pv.Name)
+		g.secrets(ctx, secretsOfVolume(pv))
+	}
+	if requiredAffinity(pv) != nil {
+		g.listNodes(ctx)
+	}
+	g.events(ctx, metav1.NamespaceDefault, string(pv.UID))
 	return nil
 }
 
-func (g *gatherer) ofAttachment(ctx context.Context) error {
+func (g *gatherer) gatherAttachment(ctx context.Context) error {
 	f := g.facts
 	va, err := g.Kubernetes.StorageV1().VolumeAttachments().Get(ctx, g.request.Name, metav1.GetOptions{})
 	if err != nil {
-		return g.missing(err)
+		return g.request.wrap(err)
 	}
-	f.attachment = have(va)
+	f.attachment = found(va)
 	f.driver = va.Spec.Attacher
-	g.oneNode(ctx, va.Spec.NodeName)
+	g.driver(ctx, roleAttacher)
+	g.node(ctx, va.Spec.NodeName)
 	if name := volumeOf(va); name != "" {
 		f.volume = g.volume(ctx, name)
-		g.attachmentsOf(ctx, func(other storagev1.VolumeAttachment) bool { return volumeOf(&other) == name && other.UID != va.UID })
+		g.attachmentsOf(ctx, name)
 		if f.volume.found {
-			g.readSecrets(ctx, publishSecret(f.volume.value))
+			g.secrets(ctx, publishSecret(f.volume.value))
 		}
 	}
-	g.ofDriver(ctx, f.driver)
-	f.events = g.events(ctx, KindAttachment, metav1.NamespaceDefault, va.Name, string(va.UID))
+	g.events(ctx, metav1.NamespaceDefault, string(va.UID))
 	return nil
 }
 
-func (g *gatherer) ofNode(ctx context.Context) error {
+func (g *gatherer) gatherNode(ctx context.Context) error {
 	f := g.facts
-	name := g.request.Name
+	name, uid := g.request.Name, g.request.Name // the kubelet writes the name of its node as UID
 	node, err := g.Kubernetes.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
 	switch {
 	case err == nil:
-		f.node = have(node)
-	case apierrors.IsNotFound(err) && !noKind(err):
-		f.node = known[*corev1.Node]{asked: true}
+		f.node, uid = found(node), string(node.UID)
+	case apierrors.IsNotFound(err) && !isUnserved(err):
+		f.node = result[*corev1.Node]{missing: true}
 	default:
-		return g.missing(err)
+		return g.request.wrap(err)
 	}
 	f.csiNode = g.csiNode(ctx, name)
 	g.listNodes(ctx)
-	f.volumes = read(ctx, "list PersistentVolumes", func(ctx context.Context) ([]corev1.PersistentVolume, error) {
-		l, err := g.Kubernetes.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{})
-		return itemsOf(l, err, func(l *corev1.PersistentVolumeList) []corev1.PersistentVolume { return l.Items })
-	})
-	g.attachmentsOf(ctx, func(va storagev1.VolumeAttachment) bool { return va.Spec.NodeName == name })
-	// A node that is gone is told of while something still names it.
-	if f.node.absent() && !f.csiNode.found && len(f.attachments.value) == 0 && len(f.volumesOfNode(name)) == 0 {
-		return g.missing(err)
+	f.volumes = list[*corev1.PersistentVolume](ctx, f, "volume", "PersistentVolumes", g.Kubernetes.CoreV1().PersistentVolumes().List)
+	g.attachments(ctx, func(va *storagev1.VolumeAttachment) bool { return va.Spec.NodeName == name })
+	// A deleted node is explained as long as another object references it.
+	if f.node.missing && !f.csiNode.found && len(f.attachments.value) == 0 && len(f.volumesOfNode(name)) == 0 {
+		return g.request.wrap(err)
 	}
 	drivers := f.driversOfNode(name)
 	if len(drivers) == 1 {
 		f.driver = drivers[0]
-		f.csiDriver = g.csiDriver(ctx, f.driver)
+		if f.node.missing { // its loss may be approved there
+			g.csiDriver(ctx)
+		}
 	}
 	for _, d := range drivers {
 		g.lease(ctx, roleNodecontroller, d)
 	}
-	uid := name
-	if f.node.found {
-		uid = string(node.UID)
-	}
-	f.events = g.events(ctx, KindNode, metav1.NamespaceDefault, name, uid)
+	g.events(ctx, metav1.NamespaceDefault, uid)
 	return nil
+}
+
+func (g *gatherer) claim(ctx context.Context, namespace, name string) result[*corev1.PersistentVolumeClaim] {
+	return get(ctx, g.facts, "claim", Request{Kind: KindClaim, Namespace: namespace, Name: name},
+		g.Kubernetes.CoreV1().PersistentVolumeClaims(namespace).Get)
+}
+
+func (g *gatherer) volume(ctx context.Context, name string) result[*corev1.PersistentVolume] {
+	return get(ctx, g.facts, "volume", Request{Kind: KindVolume, Name: name}, g.Kubernetes.CoreV1().PersistentVolumes().Get)
+}
+
+func (g *gatherer) csiNode(ctx context.Context, name string) result[*storagev1.CSINode] {
+	return get(ctx, g.facts, "node", Request{Kind: "CSINode", Name: name}, g.Kubernetes.StorageV1().CSINodes().Get)
+}
+
+// node reads a Node and its CSINode.
+func (g *gatherer) node(ctx context.Context, name string) {
+	g.facts.node = get(ctx, g.facts, "node", Request{Kind: KindNode, Name: name}, g.Kubernetes.CoreV1().Nodes().Get)
+	g.facts.csiNode = g.csiNode(ctx, name)
+}
+
+func (g *gatherer) listNodes(ctx context.Context) {
+	g.facts.nodes = list[*corev1.Node](ctx, g.facts, "node", "Nodes", g.Kubernetes.CoreV1().Nodes().List)
+}
+
+// attachmentsOf reads the VolumeAttachments of a PersistentVolume, unless the driver needs none.
+func (g *gatherer) attachmentsOf(ctx context.Context, volume string) {
+	if g.facts.attaches() {
+		g.attachments(ctx, func(va *storagev1.VolumeAttachment) bool { return volumeOf(va) == volume })
+	}
+}
+
+func (g *gatherer) attachments(ctx context.Context, keep func(*storagev1.VolumeAttachment) bool) {
+	all := list[*storagev1.VolumeAttachment](ctx, g.facts, "attachment", "VolumeAttachments", g.Kubernetes.StorageV1().VolumeAttachments().List)
+	all.value = slices.DeleteFunc(all.value, func(va *storagev1.VolumeAttachment) bool { return !keep(va) })
+	g.facts.attachments = all
+}
+
+// driver reads the CSIDriver, the CSINodes and the Leases of roles; nothing without a driver.
+func (g *gatherer) driver(ctx context.Context, roles ...string) {
+	if g.facts.driver == "" {
+		return
+	}
+	g.csiDriver(ctx)
+	g.facts.csiNodes = list[*storagev1.CSINode](ctx, g.facts, "driver", "CSINodes", g.Kubernetes.StorageV1().CSINodes().List)
+	for _, role := range roles {
+		g.lease(ctx, role, g.facts.driver)
+	}
+}
+
+func (g *gatherer) csiDriver(ctx context.Context) {
+	f := g.facts
+	f.csiDriver = get(ctx, f, "driver", Request{Kind: "CSIDriver", Name: f.driver}, g.Kubernetes.StorageV1().CSIDrivers().Get)
+}
+
+// lease reads the Leases of a role in all namespaces, because the namespace of the driver is unknown.
+func (g *gatherer) lease(ctx context.Context, role, driver string) {
+	names := map[string]func(string) string{
+		roleProvisioner: provisioner.LeaseName, roleAttacher: attacher.LeaseName, roleNodecontroller: nodecontroller.LeaseName,
+	}
+	l := leaseFact{role: role, driver: driver, name: names[role](driver)}
+	named := fields.OneTermEqualSelector("metadata.name", l.name).String()
+	l.leases = list[*coordinationv1.Lease](ctx, g.facts, "driver", fmt.Sprintf("Leases named %q in all namespaces", l.name),
+		selecting(g.Kubernetes.CoordinationV1().Leases(metav1.NamespaceAll).List, named))
+	g.facts.leases = append(g.facts.leases, l)
+}
+
+// secrets reads the metadata of secrets, of each once.
+func (g *gatherer) secrets(ctx context.Context, named []provisioner.NamedSecret) {
+	f := g.facts
+	for _, s := range named {
+		request := Request{Kind: "Secret", Namespace: s.Namespace, Name: s.Name}
+		i := slices.IndexFunc(f.secrets, func(known secretFact) bool { return known.Request == request })
+		if i < 0 {
+			client := g.Metadata.Resource(secrets).Namespace(s.Namespace)
+			object := read(ctx, f, "secret", "get "+request.String(), func(ctx context.Context) (*metav1.PartialObjectMetadata, error) {
+				return client.Get(ctx, s.Name, metav1.GetOptions{})
+			})
+			i, f.secrets = len(f.secrets), append(f.secrets, secretFact{Request: request, object: object})
+		}
+		f.secrets[i].purposes = append(f.secrets[i].purposes, s.Purpose)
+	}
+}
+
+// source reads the data source of a claim and the ReferenceGrants for it.
+func (g *gatherer) source(ctx context.Context, claim *corev1.PersistentVolumeClaim, named provisioner.Source) {
+	s := &sourceFact{Source: named}
+	g.facts.source = s
+	if named.Namespace != claim.Namespace {
+		grants := list[*unstructured.Unstructured](ctx, g.facts, "source", fmt.Sprintf("ReferenceGrants in namespace %q", named.Namespace),
+			g.Dynamic.Resource(referenceGrants).Namespace(named.Namespace).List)
+		s.grants = result[[]map[string]any]{found: grants.found, missing: grants.missing}
+		for _, grant := range grants.value {
+			s.grants.value = append(s.grants.value, grant.Object)
+		}
+	}
+	if named.Kind == kube.KindClaim {
+		s.claim = g.claim(ctx, named.Namespace, named.Name)
+		if s.claim.found && s.claim.value.Spec.VolumeName != "" {
+			s.volume = g.volume(ctx, s.claim.value.Spec.VolumeName)
+		}
+		return
+	}
+	s.snapshot = get(ctx, g.facts, "source", Request{Kind: kube.KindSnapshot, Namespace: named.Namespace, Name: named.Name},
+		getUntyped(g.Dynamic.Resource(snapshots).Namespace(named.Namespace)))
+	if !s.snapshot.found {
+		return
+	}
+	if content, err := provisioner.ContentOf(s.snapshot.value); err == nil {
+		s.content = get(ctx, g.facts, "source", Request{Kind: "VolumeSnapshotContent", Name: content},
+			getUntyped(g.Dynamic.Resource(snapshotContents)))
+	}
+}
+
+// events reads the events about the object with uid, not those about an earlier object of the same name.
+func (g *gatherer) events(ctx context.Context, namespace, uid string) {
+	r := g.request
+	selector := fields.Set{"involvedObject.kind": r.Kind, "involvedObject.name": r.Name}.String()
+	all := list[*corev1.Event](ctx, g.facts, topicEvents, fmt.Sprintf("Events in namespace %q", namespace),
+		selecting(g.Kubernetes.CoreV1().Events(namespace).List, selector))
+	all.value = slices.DeleteFunc(all.value, func(e *corev1.Event) bool {
+		about := string(e.InvolvedObject.UID)
+		return about != uid && about != "" && !(r.Kind == KindNode && about == r.Name)
+	})
+	g.facts.events = all
 }

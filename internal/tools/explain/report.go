@@ -1,36 +1,44 @@
 package explain
 
 import (
+	"encoding/json"
 	"fmt"
+	"io"
+	"strings"
 	"time"
+
+	"k8s.io/apimachinery/pkg/util/duration"
 )
 
-// Severity is how much a finding keeps an object from going on.
+// Severity ranks findings by how much they hold up the object.
 type Severity string
 
 // The severities, least first.
 const (
-	Fine    Severity = "fine"    // as it should be
-	Unknown Severity = "unknown" // what might matter could not be found out
-	Waiting Severity = "waiting" // it goes on by itself, or when somebody uses it
-	Failing Severity = "failing" // it is tried again by itself, and has failed so far
-	Blocked Severity = "blocked" // nothing goes on until somebody does something
+	Fine    Severity = "fine"    // as expected
+	Unknown Severity = "unknown" // relevant, but could not be determined
+	Waiting Severity = "waiting" // in progress, or waiting for a user of the object
+	Failing Severity = "failing" // failed so far and retried automatically
+	Blocked Severity = "blocked" // no progress without intervention
 )
 
 var ranks = map[Severity]int{Fine: 0, Unknown: 1, Waiting: 2, Failing: 3, Blocked: 4}
 
-// Finding is one thing that was found out.
+// Finding is one fact about the object.
 type Finding struct {
 	Severity Severity `json:"severity"`
-	Topic    string   `json:"topic"`    // a word, such as class or node
-	Sentence string   `json:"sentence"` // what is so
-	Next     string   `json:"next,omitempty"`
+	Topic    string   `json:"topic"` // a word, such as class or node
+	Sentence string   `json:"sentence"`
+	Next     string   `json:"next,omitempty"` // an imperative for the reader, or what a component does next
 }
+
+// next sets the next step of f.
+func (f *Finding) next(format string, args ...any) { f.Next = fmt.Sprintf(format, args...) }
 
 // Finalizer is one finalizer of the object.
 type Finalizer struct {
 	Name string `json:"name"`
-	By   string `json:"removedBy"`
+	By   string `json:"removedBy"` // a component, or unknown
 	When string `json:"when"`
 }
 
@@ -45,43 +53,89 @@ type Event struct {
 	Age      time.Duration `json:"ageNanoseconds"`
 }
 
-// Report is everything about one object.
+// Report explains one object.
 type Report struct {
 	Kind       string      `json:"kind"`
 	Namespace  string      `json:"namespace,omitempty"`
 	Name       string      `json:"name"`
-	Driver     string      `json:"driver,omitempty"` // "" when it is of none, or of several
+	Driver     string      `json:"driver,omitempty"` // "" for none, or several
 	State      string      `json:"state"`            // a sentence
 	Findings   []Finding   `json:"findings"`
 	Finalizers []Finalizer `json:"finalizers"`
 	Events     []Event     `json:"events"` // newest first
-	// EventsUnknown says why there are no events here; "" when they could be read.
+	// EventsUnknown is the reason why the events could not be read.
 	EventsUnknown string `json:"eventsUnknown,omitempty"`
 	Next          string `json:"next"` // a sentence
 }
 
-// findings collects them.
-type findings []Finding
-
-func (l *findings) add(s Severity, topic, next, format string, args ...any) {
-	*l = append(*l, Finding{Severity: s, Topic: topic, Sentence: fmt.Sprintf(format, args...), Next: next})
+// WriteJSON writes r as JSON.
+func (r Report) WriteJSON(w io.Writer) error {
+	encoder := json.NewEncoder(w)
+	encoder.SetIndent("", "  ")
+	encoder.SetEscapeHTML(false)
+	return encoder.Encode(r)
 }
 
-// next is the next step of the worst finding that has one; otherwise is for when none has,
-// with a reservation if something could not be found out.
-func (l findings) next(otherwise string) string {
-	best, sure := -1, true
-	for i, f := range l {
-		sure = sure && f.Severity != Unknown
-		if f.Next != "" && (best < 0 || ranks[f.Severity] > ranks[l[best].Severity]) {
-			best = i
-		}
+// WriteText writes r as text.
+func (r Report) WriteText(w io.Writer) error {
+	var b strings.Builder
+	name := r.Name
+	if r.Namespace != "" {
+		name = r.Namespace + "/" + name
+	}
+	fmt.Fprintf(&b, "%s %s\n%s\n", r.Kind, name, r.State)
+	if r.Driver != "" {
+		fmt.Fprintf(&b, "Driver: %s\n", r.Driver)
+	}
+	b.WriteString("\nWhy:\n")
+	for _, f := range r.Findings {
+		fmt.Fprintf(&b, "  %-8s %-10s %s\n", f.Severity, f.Topic, f.Sentence)
+	}
+	b.WriteString("\nFinalizers:\n")
+	for _, z := range r.Finalizers {
+		fmt.Fprintf(&b, "  %s\n    removed by: %s\n", z.Name, strings.TrimSpace(z.By+" "+z.When))
+	}
+	if len(r.Finalizers) == 0 {
+		b.WriteString("  none\n")
+	}
+	b.WriteString("\nEvents, newest first:\n")
+	for _, e := range r.Events {
+		message := strings.Join(strings.Fields(e.Message), " ")
+		fmt.Fprintf(&b, "  %s ago  x%d  %s %s: %s\n", duration.HumanDuration(e.Age), e.Count, e.Type, e.Reason, message)
 	}
 	switch {
-	case best < 0 && !sure:
-		return "As far as could be found out: " + otherwise
-	case best < 0:
-		return otherwise
+	case r.EventsUnknown != "":
+		fmt.Fprintf(&b, "  %s\n", r.EventsUnknown)
+	case len(r.Events) == 0:
+		b.WriteString("  none\n")
 	}
-	return l[best].Next
+	fmt.Fprintf(&b, "\nNext: %s\n", r.Next)
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+// shortList returns at most five of names, and the number of the others.
+func shortList(names []string) string {
+	const most = 5
+	if len(names) <= most {
+		return strings.Join(names, ", ")
+	}
+	return fmt.Sprintf("%s and %d more", strings.Join(names[:most], ", "), len(names)-most)
+}
+
+// count returns n and noun, in the plural if n is not 1.
+func count(n int, noun string) string {
+	if n == 1 {
+		return "1 " + noun
+	}
+	return fmt.Sprintf("%d %ss", n, noun)
+}
+
+// sentence returns text, which may come from a driver, on one line and with a full stop.
+func sentence(text string) string {
+	text = strings.Join(strings.Fields(text), " ")
+	if text == "" || strings.HasSuffix(text, ".") {
+		return text
+	}
+	return text + "."
 }

@@ -251,10 +251,10 @@ func (s *scene) says(text string, sentences ...string) {
 	for _, want := range sentences {
 		want = strings.NewReplacer("DRIVER", s.driver, "SCENE", s.ns).Replace(want)
 		if !strings.Contains(text, want) {
-			s.t.Errorf("it does not say: %s", want)
+			s.t.Errorf("missing: %s", want)
 		}
 	}
-	s.t.Logf("it says:\n%s", text)
+	s.t.Logf("output:\n%s", text)
 }
 
 func ctxOf(s *scene) context.Context { return s.t.Context() }

@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
+	storagehelpers "k8s.io/component-helpers/storage/volume"
 	"k8s.io/utils/ptr"
 
 	"github.com/storage-controller/storage-controller/internal/kubetest"
@@ -30,39 +31,48 @@ var situations = map[string]struct {
 	"the class does not exist": {
 		func(s *scene) (string, string) { s.claim(s.ns+"-gone", nil); return KindClaim, "data" },
 		[]string{
-			`blocked  class      StorageClass "SCENE-gone" does not exist.`,
-			`Next: The cluster administrator creates StorageClass "SCENE-gone", or the owner of the claim deletes the claim and makes it anew with one that exists.`,
-			"kubernetes.io/pvc-protection\n    removed by kube-controller-manager, when the claim is being deleted and no pod on a node uses it any more",
+			`blocked  class      StorageClass "SCENE-gone" not found.`,
+			`Next: Create StorageClass "SCENE-gone", or recreate the claim with an existing StorageClass.`,
+			"kubernetes.io/pvc-protection\n    removed by: kube-controller-manager when the claim is being deleted and no pod on a node uses it",
 		},
 	},
-	"the class makes no volumes": {
+	"the class does not provision volumes": {
 		func(s *scene) (string, string) {
-			s.claim(s.class(func(c *storagev1.StorageClass) { c.Provisioner = noProvisioner }), nil)
+			s.claim(s.class(func(c *storagev1.StorageClass) { c.Provisioner = storagehelpers.NotSupportedProvisioner }), nil)
 			return KindClaim, "data"
 		},
-		[]string{`StorageClass "SCENE-class" makes no volumes (kubernetes.io/no-provisioner)`, `Next: The cluster administrator makes a PersistentVolume of StorageClass "SCENE-class" that fits.`},
+		[]string{
+			`StorageClass "SCENE-class" does not provision volumes (provisioner kubernetes.io/no-provisioner).`,
+			`Next: Create a PersistentVolume of StorageClass "SCENE-class" that matches the claim.`,
+		},
 	},
-	"the class is of another driver by now": {
+	"the class has another provisioner than the claim": {
 		func(s *scene) (string, string) {
 			s.claim(s.class(func(c *storagev1.StorageClass) { c.Provisioner = "other.example.com" }), nil)
 			return KindClaim, "data"
 		},
-		[]string{`The claim was given to provisioner DRIVER, and StorageClass "SCENE-class" is of other.example.com by now`, "Next: The owner of the claim deletes the claim and makes it anew."},
-	},
-	"late binding, and no pod": {
-		func(s *scene) (string, string) { s.claim(s.class(late), nil); return KindClaim, "data" },
 		[]string{
-			`waiting  node       No pod uses the claim yet, so that no node is selected for its volume.`,
-			"its binding mode is WaitForFirstConsumer",
-			"Next: The owner of the claim creates a pod that uses it; nothing happens before that.",
+			`The claim is assigned to provisioner DRIVER, but StorageClass "SCENE-class" has provisioner other.example.com`,
+			"Next: Recreate the claim.",
 		},
 	},
-	"the selected node is gone": {
+	"WaitForFirstConsumer, and no pod": {
+		func(s *scene) (string, string) { s.claim(s.class(late), nil); return KindClaim, "data" },
+		[]string{
+			`waiting  node       No pod uses the claim.`,
+			"volumeBindingMode WaitForFirstConsumer",
+			"Next: Create a pod that uses the claim.",
+		},
+	},
+	"the selected node does not exist": {
 		func(s *scene) (string, string) {
 			s.claim(s.class(late), selected(s.ns+"-gone"))
 			return KindClaim, "data"
 		},
-		[]string{`The selected node "SCENE-gone" does not exist any more.`, "Next: The provisioner has the scheduler select another node with the next attempt."},
+		[]string{
+			`failing  node       Selected node "SCENE-gone" not found.`,
+			"Next: The provisioner removes the selected node from the claim on its next attempt; the scheduler selects another one.",
+		},
 	},
 	"the driver is not on the selected node": {
 		func(s *scene) (string, string) {
@@ -70,7 +80,9 @@ var situations = map[string]struct {
 			s.claim(s.class(late), selected(n))
 			return KindClaim, "data"
 		},
-		[]string{`failing  node       Driver DRIVER is not registered on node "SCENE-node" (no entry in its CSINode).`, "looks why the node part of driver DRIVER does not run on SCENE-node."},
+		[]string{`failing  node       Driver DRIVER is not registered on node "SCENE-node" (no entry in CSINode).`,
+			`Check why the node plugin of driver DRIVER does not run on node "SCENE-node".`,
+		},
 	},
 	"the selected node lacks its topology label": {
 		func(s *scene) (string, string) {
@@ -78,7 +90,7 @@ var situations = map[string]struct {
 			s.claim(s.class(late), selected(n))
 			return KindClaim, "data"
 		},
-		[]string{`Node "SCENE-node" lacks the topology labels of driver DRIVER: DRIVER/host.`},
+		[]string{`failing  topology   Node "SCENE-node" lacks topology labels of driver DRIVER: DRIVER/host.`},
 	},
 	"no node is in the allowed topologies": {
 		func(s *scene) (string, string) {
@@ -87,7 +99,7 @@ var situations = map[string]struct {
 			}), nil)
 			return KindClaim, "data"
 		},
-		[]string{`blocked  topology   allowedTopologies of StorageClass "SCENE-class" are zone in (SCENE), which 0 of`},
+		[]string{`blocked  topology   No node matches allowedTopologies of StorageClass "SCENE-class": zone in (SCENE).`},
 	},
 	"a secret is missing, another is there": {
 		func(s *scene) (string, string) {
@@ -103,9 +115,9 @@ var situations = map[string]struct {
 			return KindClaim, "data"
 		},
 		[]string{
-			`blocked  secret     Secret SCENE/data-key, which is named as provisioner-secret-name, does not exist.`,
-			`fine     secret     Secret SCENE/there, which is named as node-stage-secret-name, exists.`,
-			"Next: The cluster administrator creates Secret SCENE/data-key with what the driver needs.",
+			`blocked  secret     Secret SCENE/data-key (provisioner-secret-name) not found.`,
+			`fine     secret     Secret SCENE/there (node-stage-secret-name) exists.`,
+			"Next: Create Secret SCENE/data-key with the keys that the driver requires.",
 		},
 	},
 	"the snapshot is not there": {
@@ -114,7 +126,10 @@ var situations = map[string]struct {
 			s.claim(s.class(nil), restoring("snap"))
 			return KindClaim, "data"
 		},
-		[]string{"The data source VolumeSnapshot SCENE/snap does not exist.", "Next: The owner of the claim creates the source, or deletes the claim and makes it anew without that."},
+		[]string{
+			"blocked  source     Data source VolumeSnapshot SCENE/snap not found.",
+			"Next: Create the data source, or recreate the claim without it.",
+		},
 	},
 	"the snapshot is not ready": {
 		func(s *scene) (string, string) {
@@ -124,7 +139,7 @@ var situations = map[string]struct {
 			s.claim(s.class(nil), restoring("snap"))
 			return KindClaim, "data"
 		},
-		[]string{"VolumeSnapshot SCENE/snap cannot be restored: it is not bound to a VolumeSnapshotContent yet.", "Next: The provisioner tries again by itself once the source is ready;"},
+		[]string{"VolumeSnapshot SCENE/snap cannot be restored: it is not bound to a VolumeSnapshotContent yet.", "Next: Retries automatically. Check the snapshot: `kubectl -n SCENE describe volumesnapshot snap`."},
 	},
 	"the clone source is not bound": {
 		func(s *scene) (string, string) {
@@ -137,7 +152,7 @@ var situations = map[string]struct {
 		},
 		[]string{"PersistentVolumeClaim SCENE/origin cannot be cloned: it is Pending, not Bound."},
 	},
-	"an old sidecar works, and fails": {
+	"a sidecar holds the Lease, and fails": {
 		func(s *scene) (string, string) {
 			s.lease(strings.ReplaceAll(s.driver, ".", "-"), "old-pod", "csi-provisioner", time.Second)
 			c := s.claim(s.class(nil), nil)
@@ -146,9 +161,9 @@ var situations = map[string]struct {
 			return KindClaim, "data"
 		},
 		[]string{
-			`fine     driver     The provisioner of driver DRIVER is "old-pod", an old sidecar (csi-provisioner), which holds Lease SCENE/`,
-			"failing  error      The last error was 3", "s ago, 4 times: rpc error: no space.",
-			"Next: The provisioner tries again by itself;", "4×  Warning ProvisioningFailed: rpc error: no space\n  1m3",
+			`fine     driver     The provisioner of driver DRIVER is "old-pod" (sidecar csi-provisioner), which holds Lease SCENE/`,
+			"failing  error      Last error 3", "s ago (4 times): rpc error: no space.",
+			"Next: Retries automatically. Fix the error shown above;", "x4  Warning ProvisioningFailed: rpc error: no space\n  9",
 		},
 	},
 	"our own process holds the Lease": {
@@ -157,9 +172,9 @@ var situations = map[string]struct {
 			s.claim(s.class(nil), nil)
 			return KindClaim, "data"
 		},
-		[]string{`The provisioner of driver DRIVER is "new-pod", a storage-controller, which holds Lease`, `There is no CSIDriver object "DRIVER"`},
+		[]string{`The provisioner of driver DRIVER is "new-pod" (storage-controller), which holds Lease`, `CSIDriver "DRIVER" not found`},
 	},
-	"all is well, and the driver does without a CSIDriver object": {
+	"nothing fails, and the driver has no CSIDriver object": {
 		func(s *scene) (string, string) {
 			s.node(nil)
 			for _, lease := range []string{"", "external-attacher-leader-"} {
@@ -170,18 +185,21 @@ var situations = map[string]struct {
 			s.volume(corev1.VolumeBound, boundTo(c))
 			return KindClaim, "data"
 		},
-		[]string{`fine     driver     There is no CSIDriver object "DRIVER": the driver does without one.`, "Next: Nothing is left to do: a pod can use the claim."},
+		[]string{
+			`fine     driver     CSIDriver "DRIVER" not found; defaults apply (attachRequired=true, storageCapacity=false).`,
+			"Next: Nothing to do: pods can use the claim.",
+		},
 	},
-	"the Lease has run out": {
+	"the Lease has expired": {
 		func(s *scene) (string, string) {
 			s.lease(strings.ReplaceAll(s.driver, ".", "-"), "dead-pod", "storage-controller", 3*time.Hour)
 			s.claim(s.class(nil), nil)
 			return KindClaim, "data"
 		},
-		[]string{`of "dead-pod" was renewed 3h0m ago for the last time, and has run out: no provisioner works for driver DRIVER.`,
-			"Next: The cluster administrator looks why no provisioner of driver DRIVER runs in namespace SCENE: `kubectl -n SCENE get pods`."},
+		[]string{`of "dead-pod" has expired (last renewed 3h ago): no provisioner is active for driver DRIVER.`,
+			"Next: Check why the provisioner of driver DRIVER does not run: `kubectl -n SCENE get pods`."},
 	},
-	"the driver has given no final answer": {
+	"CreateVolume is indeterminate": {
 		func(s *scene) (string, string) {
 			s.claim(s.class(nil), func(c *corev1.PersistentVolumeClaim) {
 				c.Finalizers = []string{"storage-controller.io/provisioning"}
@@ -189,11 +207,11 @@ var situations = map[string]struct {
 			})
 			return KindClaim, "data"
 		},
-		[]string{"Driver DRIVER was asked for the volume and has not given a final answer, so that a volume may exist",
-			"storage-controller.io/provisioning\n    removed by the provisioner of storage-controller, when the driver has given a final answer",
-			"Next: The provisioner repeats CreateVolume with equal arguments until driver DRIVER gives a final answer"},
+		[]string{"CreateVolume is indeterminate: driver DRIVER has not returned a final response, so a volume may exist",
+			"storage-controller.io/provisioning\n    removed by: the provisioner of storage-controller after CreateVolume returned a final response",
+			"Next: The provisioner repeats CreateVolume with the same arguments. Verify that driver DRIVER and its provisioner are running."},
 	},
-	"there is not enough room": {
+	"insufficient capacity": {
 		func(s *scene) (string, string) {
 			n := s.node(nil)
 			class := s.class(late)
@@ -208,11 +226,11 @@ var situations = map[string]struct {
 			return KindClaim, "data"
 		},
 		[]string{
-			`failing  capacity   There is not enough room for node "SCENE-node": the claim requests 5Gi, and the most that CSIStorageCapacity tells of for one volume is 1Gi, in 1 object.`,
-			`Driver DRIVER is registered on node "SCENE-node" as "id-1", with DRIVER/host=SCENE-node.`,
+			`failing  capacity   Insufficient capacity for node "SCENE-node": the claim requests 5Gi, the available capacity for one volume is 1Gi`,
+			`Driver DRIVER is registered on node "SCENE-node": node ID "id-1", topology segment {DRIVER/host=SCENE-node}.`,
 		},
 	},
-	"a deleted claim is still used": {
+	"a deleted claim is in use": {
 		func(s *scene) (string, string) {
 			s.claim(s.class(nil), nil)
 			s.pod(s.ns + "-anywhere")
@@ -221,8 +239,8 @@ var situations = map[string]struct {
 			}
 			return KindClaim, "data"
 		},
-		[]string{"blocked  deletion   The claim was deleted and is still used by pod app.", "is kept by its finalizers",
-			"Next: The owner of pod app deletes it; kube-controller-manager removes kubernetes.io/pvc-protection after that."},
+		[]string{"blocked  deletion   The claim is being deleted, and is in use by pod app.", "s, held by its finalizers.",
+			"Next: Delete pod app; kube-controller-manager removes finalizer kubernetes.io/pvc-protection after that."},
 	},
 	"a claim has lost its volume": {
 		func(s *scene) (string, string) {
@@ -230,7 +248,10 @@ var situations = map[string]struct {
 			s.phase(c, corev1.ClaimLost)
 			return KindClaim, "data"
 		},
-		[]string{`blocked  volume     The claim has lost its PersistentVolume "SCENE-lost", which was deleted; a claim never recovers from that.`, "Next: The owner of the claim deletes it and makes it anew"},
+		[]string{
+			`blocked  volume     PersistentVolume "SCENE-lost" of the claim was deleted; the claim stays Lost.`,
+			"Next: Recreate the claim and restore its data from a backup.",
+		},
 	},
 	"a bound claim, whose volume cannot be attached": {
 		func(s *scene) (string, string) {
@@ -240,15 +261,15 @@ var situations = map[string]struct {
 			s.attachment(pv, s.node(nil), storagev1.VolumeAttachmentStatus{AttachError: failed("too many volumes", time.Minute)})
 			return KindClaim, "data"
 		},
-		[]string{`The claim is bound to PersistentVolume "SCENE-pv".`, `failing  attachment Attaching it to node "SCENE-node" (VolumeAttachment SCENE-va) failed 1m0s ago: too many volumes.`},
+		[]string{`The claim is bound to PersistentVolume "SCENE-pv".`, `failing  attachment Attaching to node "SCENE-node" (VolumeAttachment SCENE-va) failed 60s ago: too many volumes.`},
 	},
-	"a released volume that is to stay": {
+	"a released volume with policy Retain": {
 		func(s *scene) (string, string) {
 			return KindVolume, s.volume(corev1.VolumeReleased, func(pv *corev1.PersistentVolume) {
 				pv.Spec.PersistentVolumeReclaimPolicy = corev1.PersistentVolumeReclaimRetain
 			})
 		},
-		[]string{"Its claim is gone, and by its reclaim policy Retain nobody deletes it.", "or removes spec.claimRef to have it used again."},
+		[]string{"waiting  phase      The claim was deleted; reclaim policy Retain keeps the volume.", "To reuse the volume, remove spec.claimRef."},
 	},
 	"a released volume that cannot be deleted": {
 		func(s *scene) (string, string) {
@@ -259,9 +280,9 @@ var situations = map[string]struct {
 			return KindVolume, name
 		},
 		[]string{
-			"failing  error      The last error was 1m0s ago, 2 times: volume is busy.",
-			"example.org/backup\n    by whom it is removed is unknown: belongs to example.org, nobody but its owner can tell",
-			"external-provisioner.volume.kubernetes.io/finalizer\n    removed by the provisioner of the driver, when the driver has deleted the volume (DeleteVolume)",
+			"failing  error      Last error 60s ago (2 times): volume is busy.",
+			"example.org/backup\n    removed by: unknown (owner of example.org; not a finalizer of Kubernetes or this driver)\n",
+			"external-provisioner.volume.kubernetes.io/finalizer\n    removed by: the provisioner of the driver after DeleteVolume succeeded",
 		},
 	},
 	"a released volume that is attached": {
@@ -270,13 +291,16 @@ var situations = map[string]struct {
 			s.attachment(pv, s.node(nil), storagev1.VolumeAttachmentStatus{Attached: true})
 			return KindVolume, pv
 		},
-		[]string{"it is to be deleted; 1 VolumeAttachment still names it.", `It is attached to node "SCENE-node"`, "Next: The attacher detaches the volume first"},
+		[]string{
+			"reclaim policy Delete applies after detaching (1 VolumeAttachment).", `Attached to node "SCENE-node"`,
+			"Next: kube-controller-manager deletes the VolumeAttachments and the attacher detaches the volume; the provisioner then deletes it.",
+		},
 	},
-	"a released volume that somebody else has made": {
+	"a released volume of another provisioner": {
 		func(s *scene) (string, string) {
 			return KindVolume, s.volume(corev1.VolumeReleased, func(pv *corev1.PersistentVolume) { pv.Annotations = nil })
 		},
-		[]string{`blocked  phase      Its claim is gone, and no provisioner deletes it: annotation pv.kubernetes.io/provisioned-by is "", not "DRIVER".`},
+		[]string{`blocked  phase      The claim was deleted, but no provisioner deletes the volume: annotation pv.kubernetes.io/provisioned-by is "", not "DRIVER".`},
 	},
 	"a volume whose clean-up is held": {
 		func(s *scene) (string, string) {
@@ -285,27 +309,34 @@ var situations = map[string]struct {
 				pv.Annotations[s.driver+"/lost-node"], pv.Annotations[s.driver+"/node-cleanup-hold"] = s.ns+"-gone", "breaker"
 			})
 		},
-		[]string{`The clean-up of PersistentVolume "SCENE-pv", whose node SCENE-gone is lost, is held (breaker)`, "kubectl annotate csidriver DRIVER DRIVER/node-cleanup-approve=SCENE-gone",
-			"No node has what the node affinity of the volume asks for: DRIVER/host in (SCENE-gone)."},
+		[]string{`Clean-up of PersistentVolume "SCENE-pv" on lost node SCENE-gone is held (breaker)`,
+			"kubectl annotate csidriver DRIVER DRIVER/node-cleanup-approve=SCENE-gone",
+			"No node matches the node affinity of the volume: DRIVER/host in (SCENE-gone)."},
 	},
 	"an attachment that fails": {
 		func(s *scene) (string, string) {
 			pv := s.volume(corev1.VolumeBound, nil)
 			return KindAttachment, s.attachment(pv, s.node(nil), storagev1.VolumeAttachmentStatus{AttachError: failed("no such LUN", 2*time.Minute)}, "external-attacher/"+strings.ReplaceAll(s.driver, ".", "-"))
 		},
-		[]string{"failing  attachment Attaching failed 2m0s ago: no such LUN.", "Next: The attacher tries again to attach the volume (ControllerPublishVolume)", "removed by the attacher of driver DRIVER, when the driver has detached the volume (ControllerUnpublishVolume)"},
+		[]string{
+			"failing  attachment ControllerPublishVolume failed 2m ago: no such LUN.", "Next: Retries automatically. Fix the error shown above;",
+			"removed by: the attacher of driver DRIVER after ControllerUnpublishVolume succeeded",
+		},
 	},
-	"an attachment to a node that is gone": {
+	"an attachment to a deleted node": {
 		func(s *scene) (string, string) {
 			return KindAttachment, s.attachment(s.volume(corev1.VolumeBound, nil), s.ns+"-gone", storagev1.VolumeAttachmentStatus{Attached: true})
 		},
-		[]string{`failing  node       Node "SCENE-gone" does not exist any more.`, "Next: kube-controller-manager deletes the attachment once the pods of the node are gone"},
+		[]string{
+			`failing  node       Node "SCENE-gone" not found.`,
+			"Next: kube-controller-manager deletes the attachment within 6 minutes after the pods of the node",
+		},
 	},
 	"an attachment without its volume": {
 		func(s *scene) (string, string) {
 			return KindAttachment, s.attachment(s.ns+"-gone", s.node(nil), storagev1.VolumeAttachmentStatus{})
 		},
-		[]string{`blocked  volume     PersistentVolume "SCENE-gone" does not exist.`},
+		[]string{`blocked  volume     PersistentVolume "SCENE-gone" not found.`},
 	},
 	"an attachment that cannot be detached": {
 		func(s *scene) (string, string) {
@@ -315,15 +346,15 @@ var situations = map[string]struct {
 			}
 			return KindAttachment, name
 		},
-		[]string{"failing  attachment Detaching failed 1m0s ago: in use.", "Next: The attacher tries again to detach the volume (ControllerUnpublishVolume)"},
+		[]string{"failing  attachment ControllerUnpublishVolume failed 60s ago: in use.", "Next: Retries automatically. Fix the error shown above;"},
 	},
 	"a node with a driver that lacks its label": {
 		func(s *scene) (string, string) {
 			return KindNode, s.node(func(n *kubetest.NodeSpec) { n.Labels = nil })
 		},
-		[]string{"The node is Ready.", "failing  topology   The node lacks topology labels of driver DRIVER: DRIVER/host."},
+		[]string{"The node is Ready.", `failing  topology   Node "SCENE-node" lacks topology labels of driver DRIVER: DRIVER/host.`},
 	},
-	"a node that is gone, with a volume": {
+	"a deleted node with a volume": {
 		func(s *scene) (string, string) {
 			s.volume(corev1.VolumeBound, func(pv *corev1.PersistentVolume) {
 				s.onHost(pv, s.ns+"-gone")
@@ -332,9 +363,13 @@ var situations = map[string]struct {
 			})
 			return KindNode, s.ns + "-gone"
 		},
-		[]string{`Node "SCENE-gone" does not exist any more, and is still named by`, `The node SCENE-gone of PersistentVolume "SCENE-pv" has been missing for 5m`, "1 volume of driver DRIVER lives on this node and nowhere else: SCENE-pv."},
+		[]string{
+			`Node "SCENE-gone" not found, but volumes, attachments or a CSINode reference it.`,
+			`Node SCENE-gone of PersistentVolume "SCENE-pv" is missing for 5m`,
+			"1 volume of driver DRIVER accessible only from this node: SCENE-pv.",
+		},
 	},
-	"a deleted node that a finalizer keeps": {
+	"a deleted node with a finalizer": {
 		func(s *scene) (string, string) {
 			name := s.node(nil)
 			node, err := s.client.CoreV1().Nodes().Get(ctxOf(s), name, metav1.GetOptions{})
@@ -346,7 +381,10 @@ var situations = map[string]struct {
 			}
 			return KindNode, name
 		},
-		[]string{"waiting  deletion   The node was deleted, and finalizer DRIVER/node keeps it.", "Next: The nodecontroller for driver DRIVER removes finalizer DRIVER/node when the claims of the node are cleaned up"},
+		[]string{
+			"waiting  deletion   The node is being deleted; finalizer DRIVER/node holds it.",
+			"Next: Finalizer DRIVER/node is removed by the nodecontroller for driver DRIVER after the claims of the node are cleaned up",
+		},
 	},
 }
 
@@ -376,7 +414,7 @@ func TestSituations(t *testing.T) {
 func TestWithoutPermissions(t *testing.T) {
 	t.Parallel()
 	s := newScene(t)
-	s.claim(s.class(nil), selected(s.ns+"-node"))
+	s.claim(s.class(nil), func(c *corev1.PersistentVolumeClaim) { selected(s.ns + "-node")(c); restoring("snap")(c) })
 	role := &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Name: "reader"}, Rules: []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"persistentvolumeclaims"}, Verbs: []string{"get"}}}}
 	role, err := s.client.RbacV1().Roles(s.ns).Create(ctxOf(s), role, metav1.CreateOptions{})
 	must(s, role, err)
@@ -390,16 +428,17 @@ func TestWithoutPermissions(t *testing.T) {
 		return err
 	})
 	s.says(s.text(user, Request{Kind: KindClaim, Namespace: s.ns, Name: "data"}),
-		`unknown  class      StorageClass "SCENE-class": not known: no permission to get StorageClass "SCENE-class".`,
-		`The selected node is "SCENE-node": not known: no permission to get Node "SCENE-node".`,
-		`CSIDriver "DRIVER": not known: no permission to get CSIDriver "DRIVER".`,
-		`On which nodes driver DRIVER is registered is not known: no permission to list CSINodes.`,
-		`Who is the provisioner of driver DRIVER is not known: no permission to list Leases called`,
-		`not known: no permission to list events in namespace "SCENE"`,
-		"Next: As far as could be found out: The provisioner of driver DRIVER has the volume made",
+		`unknown  class      Cannot get StorageClass "SCENE-class": permission denied.`,
+		`unknown  node       Cannot get Node "SCENE-node": permission denied.`,
+		`unknown  source     Cannot get VolumeSnapshot SCENE/snap: permission denied.`,
+		`unknown  driver     Cannot get CSIDriver "DRIVER": permission denied.`,
+		`unknown  driver     Cannot list CSINodes: permission denied.`,
+		`unknown  driver     Cannot list Leases named`,
+		"Events, newest first:\n  Cannot list Events in namespace \"SCENE\": permission denied.\n",
+		"Next: As far as known: The provisioner of driver DRIVER calls CreateVolume",
 	)
 	_, err = Explain(t.Context(), clientsOf(t, user), Request{Kind: KindVolume, Name: "x"})
-	if err == nil || !strings.Contains(err.Error(), `PersistentVolume "x": no permission to get it: ask the cluster administrator`) {
+	if err == nil || !strings.Contains(err.Error(), `PersistentVolume "x": permission denied: `) || !strings.Contains(err.Error(), `Ask the cluster administrator`) {
 		t.Errorf("the object itself: %v", err)
 	}
 }
@@ -408,7 +447,7 @@ func TestWhatIsNotThere(t *testing.T) {
 	t.Parallel()
 	s := newScene(t)
 	for _, kind := range []string{KindClaim, KindVolume, KindAttachment, KindNode} {
-		if _, err := Explain(t.Context(), clientsOf(t, s.cp.Config()), Request{Kind: kind, Namespace: s.ns, Name: s.ns + "-none"}); !errors.Is(err, ErrNotFound) || !strings.Contains(err.Error(), "check the name") {
+		if _, err := Explain(t.Context(), clientsOf(t, s.cp.Config()), Request{Kind: kind, Namespace: s.ns, Name: s.ns + "-none"}); !errors.Is(err, ErrNotFound) || !strings.Contains(err.Error(), "Check the name") {
 			t.Errorf("%s: %v", kind, err)
 		}
 	}
@@ -416,13 +455,13 @@ func TestWhatIsNotThere(t *testing.T) {
 	defer notOne.Close()
 	for _, kind := range []string{KindClaim, KindNode} {
 		_, err := Explain(t.Context(), clientsOf(t, &rest.Config{Host: notOne.URL}), Request{Kind: kind, Namespace: s.ns, Name: "n"})
-		if err == nil || errors.Is(err, ErrNotFound) || !strings.Contains(err.Error(), "no API server of Kubernetes") || !strings.Contains(err.Error(), "check --kubeconfig and --master") {
-			t.Errorf("a web server that is no API server, %s: %v", kind, err)
+		if err == nil || errors.Is(err, ErrNotFound) || !strings.Contains(err.Error(), "not a Kubernetes API server") || !strings.Contains(err.Error(), "Check --kubeconfig and --master") {
+			t.Errorf("a web server that is not an API server, %s: %v", kind, err)
 		}
 	}
 	away := rest.CopyConfig(s.cp.Config())
 	away.Host = (&url.URL{Scheme: "https", Host: "127.0.0.1:1"}).String()
-	if _, err := Explain(t.Context(), clientsOf(t, away), Request{Kind: KindNode, Name: "n"}); err == nil || !strings.Contains(err.Error(), "check --kubeconfig and --master") {
+	if _, err := Explain(t.Context(), clientsOf(t, away), Request{Kind: KindNode, Name: "n"}); err == nil || !strings.Contains(err.Error(), "Check --kubeconfig and --master") {
 		t.Errorf("an API server that is not there: %v", err)
 	}
 }

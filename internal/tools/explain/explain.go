@@ -1,0 +1,91 @@
+package explain
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/metadata"
+)
+
+// Clients read the cluster.
+type Clients struct {
+	Kubernetes kubernetes.Interface
+	Dynamic    dynamic.Interface  // for snapshots and ReferenceGrants
+	Metadata   metadata.Interface // for Secrets
+	Status     *http.Client       // for Request.StatusURL, see [StatusClient]; nil sends no credentials
+}
+
+// The kinds that can be explained.
+const (
+	KindClaim      = "PersistentVolumeClaim"
+	KindVolume     = "PersistentVolume"
+	KindAttachment = "VolumeAttachment"
+	KindNode       = "Node"
+)
+
+// Request names the object to explain.
+type Request struct {
+	Kind      string // one of the constants
+	Namespace string // of a claim
+	Name      string
+	StatusURL string // of a running process; "" reads no status page
+}
+
+func (r Request) String() string { return objectName(r.Kind, r.Namespace, r.Name) }
+
+// ErrNotFound reports that the object does not exist.
+var ErrNotFound = errors.New("not found")
+
+// Explain reads the object and everything related to it, and returns a report. It fails if the object itself cannot
+// be read; other failed reads are findings of the report.
+func Explain(ctx context.Context, clients Clients, request Request) (Report, error) {
+	g := &gatherer{Clients: clients, request: request, facts: &facts{now: time.Now()}}
+	kinds := map[string]struct {
+		gather  func(context.Context) error
+		explain func(*facts) Report
+	}{
+		KindClaim:      {g.gatherClaim, explainClaim},
+		KindVolume:     {g.gatherVolume, explainVolume},
+		KindAttachment: {g.gatherAttachment, explainAttachment},
+		KindNode:       {g.gatherNode, func(f *facts) Report { return explainNode(f, request.Name) }},
+	}
+	kind, ok := kinds[request.Kind]
+	if !ok {
+		return Report{}, fmt.Errorf("kind %q cannot be explained", request.Kind)
+	}
+	if err := kind.gather(ctx); err != nil {
+		return Report{}, err
+	}
+	if request.StatusURL != "" {
+		g.facts.process = readStatusPage(ctx, cmp.Or(clients.Status, http.DefaultClient), request.StatusURL)
+	}
+	return kind.explain(g.facts), nil
+}
+
+// wrap returns the error of reading the object itself with its cause and a hint.
+func (r Request) wrap(err error) error {
+	switch {
+	case isUnserved(err): // every API server serves the kinds that can be explained
+		return fmt.Errorf("%v: the server is not a Kubernetes API server: %w. Check --kubeconfig and --master", r, err)
+	case apierrors.IsNotFound(err) && r.Kind == KindClaim:
+		return fmt.Errorf("%v: %w. Check the name and the namespace (-n)", r, ErrNotFound)
+	case apierrors.IsNotFound(err):
+		return fmt.Errorf("%v: %w. Check the name", r, ErrNotFound)
+	case apierrors.IsForbidden(err):
+		return fmt.Errorf("%v: permission denied: %w. Ask the cluster administrator for permission to get it", r, err)
+	}
+	return fmt.Errorf("%v: reading from the API server failed: %w. Check --kubeconfig and --master", r, err)
+}
+
+// isUnserved reports whether the API server does not serve a kind, as opposed to an object that does not exist.
+func isUnserved(err error) bool {
+	return apierrors.IsNotFound(err) && apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse)
+}

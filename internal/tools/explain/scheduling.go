@@ -1,0 +1,146 @@
+package explain
+
+import (
+	"fmt"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	storagehelpers "k8s.io/component-helpers/storage/volume"
+
+	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/topology"
+)
+
+// explainScheduling reports the node that the scheduler selected for a claim, and the capacity there.
+func (e *explanation) explainScheduling() {
+	selected := e.claim.value.Annotations[storagehelpers.AnnSelectedNode]
+	switch {
+	case e.waitsForPod():
+		e.explainFirstConsumer()
+	case selected == "":
+	case e.node.missing:
+		e.add(Failing, "node", "Selected node %q not found.", selected).
+			next("The provisioner removes the selected node from the claim on its next attempt; the scheduler selects another one.")
+	case e.node.found:
+		e.add(Fine, "node", "The scheduler selected node %q.", selected)
+		e.explainRegistration(e.driver)
+	}
+	if e.capacities.found {
+		e.explainCapacity()
+	}
+}
+
+// explainFirstConsumer reports why no node is selected yet.
+func (e *explanation) explainFirstConsumer() {
+	using := e.podsUsing()
+	for _, p := range using {
+		if message := unschedulable(p); message != "" {
+			e.add(Failing, "node", "Pod %q, which uses the claim, is unschedulable: %s", p.Name, sentence(message)).
+				next("The scheduler retries automatically. Add capacity, or change the scheduling constraints of pod %q.", p.Name)
+			return
+		}
+	}
+	switch {
+	case !e.pods.found:
+		e.add(Waiting, "node", "No node is selected yet.").next("The scheduler selects a node for the first pod that uses the claim.")
+	case len(using) == 0:
+		e.add(Waiting, "node", "No pod uses the claim.").next("Create a pod that uses the claim.")
+	default:
+		e.add(Waiting, "node", "No node is selected yet; the claim is used by %s.", podNames(using)).
+			next("The scheduler selects a node for pod %q.", using[0].Name)
+	}
+}
+
+func podNames(pods []*corev1.Pod) string {
+	var names []string
+	for _, p := range pods {
+		names = append(names, p.Name)
+	}
+	if len(names) == 1 {
+		return "pod " + names[0]
+	}
+	return "pods " + shortList(names)
+}
+
+// unschedulable returns the message of the scheduler if p is unschedulable.
+func unschedulable(p *corev1.Pod) string {
+	for _, c := range p.Status.Conditions {
+		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse {
+			return c.Message
+		}
+	}
+	return ""
+}
+
+// explainRegistration reports whether driver is registered on the node, and whether the node has its topology labels.
+func (e *explanation) explainRegistration(driver string) {
+	node := e.node.value
+	entry := kube.DriverOnNode(e.csiNode.value, driver)
+	switch {
+	case !e.csiNode.found && !e.csiNode.missing:
+		return
+	case entry == nil:
+		e.add(Failing, "node", "Driver %s is not registered on node %q (no entry in CSINode).", driver, node.Name).
+			next("Retries automatically. Check why the node plugin of driver %s does not run on node %q.", driver, node.Name)
+		return
+	}
+	segment, missing := topology.OfNode(node.Labels, entry.TopologyKeys)
+	if len(missing) > 0 {
+		e.add(Failing, "topology", "Node %q lacks topology labels of driver %s: %s.", node.Name, driver, strings.Join(missing, ", ")).
+			next("Label node %q, or restart the node plugin of driver %s there: its registration sets the labels.", node.Name, driver)
+		return
+	}
+	e.add(Fine, "node", "Driver %s is registered on node %q: node ID %q, topology segment {%v}.", driver, node.Name, entry.NodeID, segment)
+}
+
+// explainCapacity compares the published capacity with the request of the claim.
+func (e *explanation) explainCapacity() {
+	requested := e.claim.value.Spec.Resources.Requests[corev1.ResourceStorage]
+	where := "in the cluster"
+	if e.node.found {
+		where = fmt.Sprintf("for node %q", e.node.value.Name)
+	}
+	available, n := e.availableCapacity()
+	switch {
+	case n == 0:
+		e.add(Failing, "capacity",
+			"No CSIStorageCapacity of StorageClass %q %s: the scheduler assumes no capacity.", e.class.value.Name, where).
+			next("Verify that the capacity role runs for driver %s.", e.driver)
+	case available.Cmp(requested) < 0:
+		e.add(Failing, "capacity",
+			"Insufficient capacity %s: the claim requests %s, the available capacity for one volume is %s (CSIStorageCapacity, %s).",
+			where, requested.String(), available.String(), count(n, "object")).
+			next("Add storage, delete unused volumes, or recreate the claim with a smaller request.")
+	default:
+		e.add(Fine, "capacity",
+			"Sufficient capacity %s: the claim requests %s, the available capacity is %s.", where, requested.String(), available.String())
+	}
+}
+
+// availableCapacity returns the largest volume that can be provisioned, on the selected node if there is one, and the
+// number of CSIStorageCapacities that apply.
+func (e *explanation) availableCapacity() (largest resource.Quantity, n int) {
+	for _, c := range e.capacities.value {
+		if c.NodeTopology == nil { // accessible from no node
+			continue
+		}
+		if e.node.found {
+			selector, err := metav1.LabelSelectorAsSelector(c.NodeTopology)
+			if err != nil || !selector.Matches(labels.Set(e.node.value.Labels)) {
+				continue
+			}
+		}
+		n++
+		size := c.MaximumVolumeSize
+		if size == nil {
+			size = c.Capacity
+		}
+		if size != nil && size.Cmp(largest) > 0 {
+			largest = *size
+		}
+	}
+	return largest, n
+}

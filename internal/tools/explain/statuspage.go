@@ -1,0 +1,174 @@
+package explain
+
+import (
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"slices"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/duration"
+	"k8s.io/client-go/rest"
+
+	"github.com/storage-controller/storage-controller/internal/tools/statusz"
+)
+
+// StatusAccess configures the connection to a status page that is served over HTTPS, as with --secure-metrics-server.
+type StatusAccess struct {
+	TokenFile string // bearer token; "" uses the credentials of the API server
+	CAFile    string // "" uses the root CAs of the system
+	Insecure  bool   // accepts any certificate
+}
+
+// StatusClient returns the client for the status page at address. Credentials are sent over HTTPS only, and never to
+// the target of a redirect.
+func StatusClient(user *rest.Config, address string, access StatusAccess) (*http.Client, error) {
+	cfg := rest.AnonymousClientConfig(user)
+	if u, err := url.Parse(address); err == nil && u.Scheme == "https" {
+		if access.TokenFile != "" {
+			cfg.BearerTokenFile = access.TokenFile
+		} else {
+			cfg = rest.CopyConfig(user)
+		}
+	}
+	cfg.Host = address
+	cfg.TLSClientConfig = rest.TLSClientConfig{CAFile: access.CAFile, Insecure: access.Insecure}
+	client, err := rest.HTTPClientFor(cfg)
+	if err != nil {
+		return nil, fmt.Errorf("connecting to the status page: %w", err)
+	}
+	// The transport adds the token to every request, also to another host.
+	client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+	return client, nil
+}
+
+// maxPage bounds the size of a status page.
+const maxPage = 8 << 20
+
+// readStatusPage reads the status page of a running process. address is that of its HTTP endpoint, with or without
+// the path.
+func readStatusPage(ctx context.Context, client *http.Client, address string) *statusPage {
+	p := &statusPage{url: address}
+	u, err := url.Parse(address)
+	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
+		p.err = errors.New("invalid URL. Use a URL such as http://127.0.0.1:8080")
+		return p
+	}
+	u = u.JoinPath()
+	if u.Path == "" || u.Path == "/" {
+		u.Path = "/statusz"
+	}
+	u.RawQuery = "format=json"
+	p.page, p.err = fetch(ctx, client, u.String())
+	return p
+}
+
+func fetch(ctx context.Context, client *http.Client, address string) (page statusz.Page, err error) {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
+	if err != nil {
+		return page, err
+	}
+	response, err := client.Do(request)
+	if certificate := (*tls.CertificateVerificationError)(nil); errors.As(err, &certificate) {
+		return page, fmt.Errorf("%w. Set --status-ca-file, or --status-insecure-skip-tls-verify for a self-signed certificate", certificate)
+	} else if err != nil {
+		return page, err
+	}
+	defer response.Body.Close()
+	switch response.StatusCode {
+	case http.StatusOK:
+	case http.StatusUnauthorized:
+		return page, fmt.Errorf("%s. Set --status-token-file to a file with a bearer token of the cluster", response.Status)
+	case http.StatusForbidden:
+		return page, fmt.Errorf("%s. Grant the user get on the nonResourceURL %s", response.Status, request.URL.Path)
+	default:
+		return page, errors.New(response.Status)
+	}
+	if err := json.NewDecoder(io.LimitReader(response.Body, maxPage)).Decode(&page); err != nil || page.Program == "" {
+		return page, errors.New("the response is not the status page of storage-controller")
+	}
+	return page, nil
+}
+
+// explainProcess reports what a running process works on: calls of the driver for one of volumes, and attempts of
+// queues for key.
+func (e *explanation) explainProcess(roles, queues []string, key string, volumes ...string) {
+	p := e.process
+	if p == nil {
+		return
+	}
+	if p.err != nil {
+		e.add(Unknown, "process", "Cannot read the status page at %s: %s", p.url, sentence(p.err.Error()))
+		return
+	}
+	for _, r := range p.page.Roles {
+		if slices.Contains(roles, r.Name) && r.Lease != nil && !r.Lease.Leader {
+			e.add(Fine, "process",
+				"The %s at %s is a standby: %q holds Lease %s. Query that replica.", r.Name, p.url, r.Lease.Holder, r.Lease.Lease)
+		}
+	}
+	before := len(e.findings)
+	e.explainCalls(p.page, volumes)
+	e.explainAttempts(p.page, queues, key)
+	if len(e.findings) == before {
+		e.add(Fine, "process", "The process at %s has no running or failed attempt for the object.", p.url)
+	}
+}
+
+func (e *explanation) explainCalls(page statusz.Page, volumes []string) {
+	d := page.Driver
+	if d == nil {
+		return
+	}
+	if d.NotReady != "" {
+		e.add(Blocked, "process",
+			"The driver is not ready: %s", sentence(d.NotReady)).next("Check why the driver does not respond on its socket.")
+	}
+	for _, c := range d.Running {
+		if c.Volume != "" && slices.Contains(volumes, c.Volume) {
+			e.add(Waiting, "process", "%s for %q is in flight for %s.", c.Method, c.Volume, duration.HumanDuration(page.Now.Sub(c.Began))).
+				next("The call ends with the response of the driver, or at its deadline.")
+		}
+	}
+	for _, c := range d.Failed { // newest first
+		if c.Volume != "" && slices.Contains(volumes, c.Volume) {
+			e.add(Failing, "process", "%s for %q failed %s ago after %s with %s: %s", c.Method, c.Volume,
+				duration.HumanDuration(page.Now.Sub(c.Began.Add(c.Took))), c.Took.Round(time.Millisecond), c.Code, sentence(c.Error))
+			break
+		}
+	}
+}
+
+func (e *explanation) explainAttempts(page statusz.Page, queues []string, key string) {
+	for _, queue := range page.Loops {
+		if !slices.Contains(queues, queue.Name) {
+			continue
+		}
+		for _, r := range queue.Running {
+			if r.Key == key {
+				e.add(Waiting, "process",
+					"An attempt is in progress for %s (queue %s).", duration.HumanDuration(page.Now.Sub(r.Since)), queue.Name)
+			}
+		}
+		for _, k := range queue.Failing {
+			if k.Key != key {
+				continue
+			}
+			when := "now"
+			if k.Next.After(page.Now) {
+				when = "in " + duration.HumanDuration(k.Next.Sub(page.Now))
+			}
+			e.add(Failing, "process",
+				"%s in a row (queue %s): %s Next attempt: %s.", count(k.Attempts, "failed attempt"), queue.Name, sentence(k.Error), when).
+				next(
+					"Retries automatically %s. Fix the error shown above; the log of the driver container (`kubectl logs`) has the details.", when)
+		}
+	}
+}
