@@ -8,6 +8,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 
 	"github.com/storage-controller/storage-controller/attacher"
+	"github.com/storage-controller/storage-controller/internal/migration"
 )
 
 func explainAttachment(f *facts) Report {
@@ -105,14 +106,14 @@ func (e *explanation) explainAttachedVolume() {
 			"PersistentVolume %q is Terminating for %s and is not attached any more.", name, e.age(pv.DeletionTimestamp.Time)).
 			next("Delete the pod that uses the volume.")
 		e.explainOtherAttachments()
-	case driverOfVolume(pv) != e.driver && !deleting:
+	case migration.DriverOfVolume(pv) != e.driver && !deleting:
 		e.add(Blocked, "volume",
-			"PersistentVolume %q belongs to driver %q, the attachment to driver %q.", name, driverOfVolume(pv), e.driver).
+			"PersistentVolume %q belongs to driver %q, the attachment to driver %q.", name, migration.DriverOfVolume(pv), e.driver).
 			next("Delete the VolumeAttachment.")
 		e.explainOtherAttachments()
-	case driverOfVolume(pv) != e.driver && slices.Contains(va.Finalizers, attacher.Finalizer(e.driver)):
+	case migration.DriverOfVolume(pv) != e.driver && slices.Contains(va.Finalizers, attacher.Finalizer(e.driver)):
 		e.add(Failing, "volume",
-			"PersistentVolume %q belongs to driver %q, the Terminating attachment to driver %q.", name, driverOfVolume(pv), e.driver).
+			"PersistentVolume %q belongs to driver %q, the Terminating attachment to driver %q.", name, migration.DriverOfVolume(pv), e.driver).
 			next("The attacher of driver %s detaches with the data recorded on the attachment. "+
 				"If none is recorded, verify that the volume is not attached to node %q and remove finalizer %s.",
 				e.driver, va.Spec.NodeName, attacher.Finalizer(e.driver))

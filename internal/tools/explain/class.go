@@ -57,7 +57,7 @@ func (e *explanation) explainProvisioner(class *storagev1.StorageClass) {
 	e.add(Fine, "class", "StorageClass %q: provisioner %s, volumeBindingMode %s.", class.Name, class.Provisioner, mode)
 	ann := e.claim.value.Annotations
 	if owner := ann[storagehelpers.AnnStorageProvisioner]; owner != "" && ann[storagehelpers.AnnMigratedTo] == "" &&
-		owner != class.Provisioner && owner != migratedTo(class.Provisioner) {
+		owner != class.Provisioner && owner != migration.DriverOf(class.Provisioner) {
 		e.add(Blocked, "class",
 			"The claim is assigned to provisioner %s, but StorageClass %q has provisioner %s: neither provisions the volume.",
 			owner, class.Name, class.Provisioner).next("Recreate the claim.")

@@ -121,7 +121,7 @@ func (f *facts) needsNodecontroller(driver string) bool {
 		volumes = append(slices.Clone(volumes), f.volume.value)
 	}
 	return slices.ContainsFunc(volumes, func(pv *corev1.PersistentVolume) bool {
-		return driverOfVolume(pv) == driver && nodecontroller.NotesOf(driver, pv.Annotations).LostNode != ""
+		return migration.DriverOfVolume(pv) == driver && nodecontroller.NotesOf(driver, pv.Annotations).LostNode != ""
 	})
 }
 

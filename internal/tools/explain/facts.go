@@ -13,9 +13,9 @@ import (
 	"k8s.io/apimachinery/pkg/util/duration"
 	corev1helpers "k8s.io/component-helpers/scheduling/corev1"
 	storagehelpers "k8s.io/component-helpers/storage/volume"
-	csitrans "k8s.io/csi-translation-lib"
 	"k8s.io/utils/ptr"
 
+	"github.com/storage-controller/storage-controller/internal/migration"
 	"github.com/storage-controller/storage-controller/internal/tools/statusz"
 	"github.com/storage-controller/storage-controller/nodecontroller"
 	"github.com/storage-controller/storage-controller/provisioner"
@@ -138,7 +138,7 @@ func (f *facts) driversOfNode(name string) []string {
 		}
 	}
 	for _, pv := range f.volumesOfNode(name) {
-		drivers = append(drivers, driverOfVolume(pv))
+		drivers = append(drivers, migration.DriverOfVolume(pv))
 	}
 	slices.Sort(drivers)
 	return slices.DeleteFunc(slices.Compact(drivers), func(d string) bool { return d == "" })
@@ -203,34 +203,6 @@ func driverOfClaim(claim *corev1.PersistentVolumeClaim, class *storagev1.Storage
 		return class.Provisioner
 	}
 	return ""
-}
-
-// driverOfVolume returns the driver of pv; "" if pv is no CSI volume. A volume of an in-tree plugin belongs to the
-// driver that the plugin is migrated to, even if pv lacks the annotation, such as a manually created one.
-func driverOfVolume(pv *corev1.PersistentVolume) string {
-	if pv.Spec.CSI != nil {
-		return pv.Spec.CSI.Driver
-	}
-	if name := pv.Annotations[storagehelpers.AnnMigratedTo]; name != "" {
-		return name
-	}
-	plugin, err := translator.GetInTreePluginNameFromSpec(pv, nil)
-	if err != nil {
-		return ""
-	}
-	return migratedTo(plugin)
-}
-
-// translator knows the in-tree volume plugins. It has no state.
-var translator = csitrans.New()
-
-// migratedTo returns the driver that an in-tree plugin is migrated to; "" for none.
-func migratedTo(plugin string) string {
-	name, err := translator.GetCSINameFromInTreeName(plugin)
-	if err != nil {
-		return ""
-	}
-	return name
 }
 
 // volumeOf returns the name of the PersistentVolume of va; "" for an inline volume.

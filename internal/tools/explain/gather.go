@@ -17,6 +17,7 @@ import (
 
 	"github.com/storage-controller/storage-controller/attacher"
 	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/migration"
 	"github.com/storage-controller/storage-controller/nodecontroller"
 	"github.com/storage-controller/storage-controller/provisioner"
 )
@@ -129,7 +130,7 @@ func (g *gatherer) gatherVolume(ctx context.Context) error {
 		return g.request.wrap(err)
 	}
 	f.volume = found(pv)
-	f.driver = driverOfVolume(pv)
+	f.driver = migration.DriverOfVolume(pv)
 	if ref := pv.Spec.ClaimRef; ref != nil {
 		f.claim = g.claim(ctx, ref.Namespace, ref.Name)
 	}

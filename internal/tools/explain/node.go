@@ -8,6 +8,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/migration"
 	"github.com/storage-controller/storage-controller/nodecontroller"
 )
 
@@ -85,7 +86,7 @@ func (e *explanation) explainDriverOnNode(name, driver string) {
 	}
 	var names []string
 	for _, pv := range e.volumesOfNode(name) {
-		if driverOfVolume(pv) == driver {
+		if migration.DriverOfVolume(pv) == driver {
 			names = append(names, pv.Name)
 			e.explainCleanUp(pv)
 		}
@@ -131,7 +132,7 @@ func (e *explanation) explainApproval(name string) {
 
 // explainCleanUp reports the annotations of the nodecontroller on a volume.
 func (e *explanation) explainCleanUp(pv *corev1.PersistentVolume) {
-	driver := driverOfVolume(pv)
+	driver := migration.DriverOfVolume(pv)
 	if driver == "" {
 		return
 	}
