@@ -59,16 +59,13 @@ func (t *term) apply(ctx context.Context, s attachmentState, step step, read *li
 // readAttachment reads va from the API server, because the cache may not contain the last
 // writes of an earlier leader.
 func (t *term) readAttachment(ctx context.Context, va *storagev1.VolumeAttachment) error {
-	live, err := t.c.deps.Client.StorageV1().VolumeAttachments().Get(ctx, va.Name, metav1.GetOptions{})
-	switch {
-	case kube.IsNotFound(err), err == nil && live.UID != va.UID:
-		t.attachments.MarkDeleted(va)
-		return nil
-	case err != nil:
+	_, exists, err := t.attachments.Refetch(ctx, t.c.deps.Client.StorageV1().VolumeAttachments(), va)
+	if err != nil {
 		return fmt.Errorf("reading VolumeAttachment %q before calling the driver: %w", va.Name, err)
 	}
-	t.attachments.Observe(live)
-	t.confirmed.Store(va.UID, struct{}{})
+	if exists {
+		t.confirmed.Store(va.UID, struct{}{})
+	}
 	return nil
 }
 

@@ -292,6 +292,21 @@ func TestOwnWritesAreSeenAtOnce(t *testing.T) {
 			t.Fatalf("write %d is not seen, but %q", i, seen.Annotations["n"])
 		}
 	}
+	unseen, err := PatchMetadata(t.Context(), client, pv, MetadataPatch{SetAnnotations: map[string]string{"n": "unseen"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if live, exists, err := own.Refetch(t.Context(), client, pv); err != nil || !exists || live.ResourceVersion != unseen.ResourceVersion {
+		t.Fatalf("exists %t, error %v", exists, err)
+	}
+	if seen, _ := own.Get(pv.Name); seen.ResourceVersion != unseen.ResourceVersion {
+		t.Fatal("a live read is not observed")
+	}
+	other := unseen.DeepCopy()
+	other.UID = "other"
+	if _, exists, err := own.Refetch(t.Context(), client, other); err != nil || exists {
+		t.Fatalf("an object with another UID: exists %t, error %v", exists, err)
+	}
 	// The last finalizer of a deleted object: gone at once, however late the watch is.
 	if err := client.Delete(t.Context(), pv.Name, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
@@ -309,6 +324,9 @@ func TestOwnWritesAreSeenAtOnce(t *testing.T) {
 	}
 	if got, ok := own.Get(pv.Name); ok {
 		t.Fatalf("still there: %v", got.ObjectMeta)
+	}
+	if _, exists, err := own.Refetch(t.Context(), client, got); err != nil || exists {
+		t.Fatalf("a deleted object: exists %t, error %v", exists, err)
 	}
 	// Another one under its name is another one.
 	again := pv.DeepCopy()
