@@ -13,102 +13,103 @@ import (
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
-// ask asks the driver about i.
-func (t *term) ask(ctx context.Context, i item, class *storagev1.StorageClass) (answer, error) {
+// getCapacity calls the driver for p.
+func (t *term) getCapacity(ctx context.Context, p pair, class *storagev1.StorageClass) (values, error) {
 	call, cancel := context.WithTimeout(ctx, t.c.cfg.Timeout)
 	defer cancel()
-	response, err := t.c.deps.CSI.GetCapacity(call, request(class, i.Segment))
+	response, err := t.c.deps.CSI.GetCapacity(call, request(class, p.Segment))
 	if err != nil {
-		return answer{}, fmt.Errorf("asking the driver for the capacity of StorageClass %q in %q (GetCapacity): %w", i.Class, i.Segment, err)
+		return values{}, fmt.Errorf("calling GetCapacity for StorageClass %q in segment %q: %w", p.Class, p.Segment, err)
 	}
-	a, err := parse(response)
+	v, err := parseResponse(response)
 	if err != nil {
-		return answer{}, fmt.Errorf("capacity of StorageClass %q in %q: %w", i.Class, i.Segment, err)
+		return values{}, fmt.Errorf("GetCapacity response for StorageClass %q in segment %q: %w", p.Class, p.Segment, err)
 	}
-	return a, nil
+	return v, nil
 }
 
-// publish has the object of i say a. It is looked up again, since the call may have taken
-// long: somebody may have made one meanwhile, or none may be wanted any more.
-func (t *term) publish(ctx context.Context, i item, a answer) error {
-	s := t.gather(i)
-	have := decide(s).keep
+// publish creates or updates the object of p. It gathers and decides again, because the
+// call may have taken long: another client may have created an object, or the class or
+// the last node was deleted.
+func (t *term) publish(ctx context.Context, p pair, v values) error {
+	t.dropMissing(p)
+	s := t.gather(p)
+	obj := decide(s).keep
 	switch {
-	case have != nil:
-		return t.update(ctx, have, a)
-	case s.class == nil || !s.there:
-		return nil // and the event that told so has queued i
-	case a.capacity.IsZero():
-		return nil // nothing published says as much as nothing available, and costs nothing
+	case obj != nil:
+		return t.updateObject(ctx, obj, v)
+	case s.class == nil || !s.hasNodes:
+		return nil // the event has enqueued p
+	case v.capacity.IsZero():
+		return nil // schedulers treat a missing object as zero capacity
 	}
-	return t.create(ctx, i, a)
+	return t.createObject(ctx, p, v)
 }
 
-// create makes the object of i.
-func (t *term) create(ctx context.Context, i item, a answer) error {
-	obj, err := t.c.objects.Create(ctx, t.c.publisher.object(i, a), metav1.CreateOptions{})
+func (t *term) createObject(ctx context.Context, p pair, v values) error {
+	obj, err := t.c.client.Create(ctx, t.c.template.newObject(p, v), metav1.CreateOptions{})
 	if err != nil {
-		return fmt.Errorf("creating the CSIStorageCapacity of StorageClass %q in %q: %w", i.Class, i.Segment, err)
+		return fmt.Errorf("creating CSIStorageCapacity for StorageClass %q in segment %q: %w", p.Class, p.Segment, err)
 	}
 	t.published.Observe(obj)
-	t.world.seen(obj)
-	klog.FromContext(ctx).Info("Capacity published", "csiStorageCapacity", klog.KObj(obj), "capacity", obj.Capacity)
+	t.state.objectAdded(obj)
+	klog.FromContext(ctx).Info("CSIStorageCapacity created", "csiStorageCapacity", klog.KObj(obj), "capacity", obj.Capacity)
 	return nil
 }
 
-// update has the object have say a; nothing is written when it does.
-func (t *term) update(ctx context.Context, have *storagev1.CSIStorageCapacity, a answer) error {
-	want, differs := t.c.publisher.change(have, a)
+// updateObject patches obj unless it is up to date.
+func (t *term) updateObject(ctx context.Context, obj *storagev1.CSIStorageCapacity, v values) error {
+	want, differs := t.c.template.updated(obj, v)
 	if !differs {
 		return nil
 	}
-	data, err := mergePatch(have, want)
+	data, err := updatePatch(obj, want)
 	if err != nil {
 		return err
 	}
-	obj, err := t.c.objects.Patch(ctx, have.Name, types.MergePatchType, data, metav1.PatchOptions{})
+	updated, err := t.c.client.Patch(ctx, obj.Name, types.MergePatchType, data, metav1.PatchOptions{})
 	if apierrors.IsForbidden(err) {
-		obj, err = t.updateInstead(ctx, have, a, err)
+		updated, err = t.updateInstead(ctx, obj, v, err)
 	}
 	if err != nil {
 		if kube.IsNotFound(err) {
-			t.published.MarkDeleted(have) // the next attempt makes another
+			t.published.MarkDeleted(obj) // the next attempt creates one
 		}
-		return fmt.Errorf("updating CSIStorageCapacity %q: %w", have.Name, err)
+		return fmt.Errorf("updating CSIStorageCapacity %q: %w", obj.Name, err)
 	}
-	t.published.Observe(obj)
-	klog.FromContext(ctx).V(1).Info("Capacity updated", "csiStorageCapacity", klog.KObj(have), "capacity", want.Capacity)
+	t.published.Observe(updated)
+	klog.FromContext(ctx).V(1).Info("CSIStorageCapacity updated", "csiStorageCapacity", klog.KObj(obj), "capacity", want.Capacity)
 	return nil
 }
 
-// updateInstead is the way around a missing permission to patch. What is written starts
-// from a live read, since the cache holds less than the object.
-func (t *term) updateInstead(ctx context.Context, have *storagev1.CSIStorageCapacity, a answer, forbidden error) (*storagev1.CSIStorageCapacity, error) {
-	live, err := t.c.objects.Get(ctx, have.Name, metav1.GetOptions{})
+// updateInstead updates obj where the ClusterRole does not grant patch. It starts from a
+// live read, because cached objects are trimmed.
+func (t *term) updateInstead(ctx context.Context, obj *storagev1.CSIStorageCapacity, v values, forbidden error) (*storagev1.CSIStorageCapacity, error) {
+	live, err := t.c.client.Get(ctx, obj.Name, metav1.GetOptions{})
 	if err != nil {
-		return have, fmt.Errorf("%v; reading it to update it instead: %w", forbidden, err)
+		return obj, fmt.Errorf("%v; reading it to update it instead: %w", forbidden, err)
 	}
-	if live.UID != have.UID {
-		return have, apierrors.NewNotFound(storagev1.Resource("csistoragecapacities"), have.Name)
+	if live.UID != obj.UID {
+		return obj, apierrors.NewNotFound(storagev1.Resource("csistoragecapacities"), obj.Name)
 	}
-	want, _ := t.c.publisher.change(live, a)
-	updated, err := t.c.objects.Update(ctx, want, metav1.UpdateOptions{})
+	want, _ := t.c.template.updated(live, v)
+	updated, err := t.c.client.Update(ctx, want, metav1.UpdateOptions{})
 	if err != nil {
-		return have, fmt.Errorf("%v; updating it instead: %w", forbidden, err)
+		return obj, fmt.Errorf("%v; updating it instead: %w", forbidden, err)
 	}
 	kube.WarnPatchForbidden(ctx, forbidden)
 	return updated, nil
 }
 
-// remove deletes the very object obj, as it is known: when somebody has changed it, that
-// is looked at first.
-func (t *term) remove(ctx context.Context, obj *storagev1.CSIStorageCapacity) error {
-	err := t.c.objects.Delete(ctx, obj.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &obj.UID, ResourceVersion: &obj.ResourceVersion}})
+// deleteObject deletes obj. The preconditions make a changed object fail: its next sync
+// decides again.
+func (t *term) deleteObject(ctx context.Context, obj *storagev1.CSIStorageCapacity) error {
+	err := t.c.client.Delete(ctx, obj.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &obj.UID, ResourceVersion: &obj.ResourceVersion}})
 	if err != nil && !kube.IsNotFound(err) {
 		return fmt.Errorf("deleting CSIStorageCapacity %q: %w", obj.Name, err)
 	}
 	t.published.MarkDeleted(obj)
-	t.world.forget(itemOf(obj), obj.Name, obj.UID)
-	klog.FromContext(ctx).Info("Capacity withdrawn", "csiStorageCapacity", klog.KObj(obj))
+	t.state.forgetObject(pairOf(obj), obj.Name, obj.UID)
+	klog.FromContext(ctx).Info("CSIStorageCapacity deleted", "csiStorageCapacity", klog.KObj(obj))
 	return nil
 }

@@ -6,40 +6,39 @@ import (
 	"time"
 )
 
-// Config is what an operator may set.
+// Config holds the settings of the capacity role.
 type Config struct {
 	// Timeout bounds one GetCapacity call.
 	Timeout time.Duration `mapstructure:"timeout"`
-	// RetryIntervalStart is the delay after the first failure of a pair; it doubles
-	// with each further one up to RetryIntervalMax.
+	// RetryIntervalStart is the delay after the first failure of a pair. It doubles with
+	// each further failure up to RetryIntervalMax.
 	RetryIntervalStart time.Duration `mapstructure:"retry-interval-start"`
 	RetryIntervalMax   time.Duration `mapstructure:"retry-interval-max"`
-	// NodeDeployment tells that every node has an instance, which publishes what its
-	// node has. NodeName is then the name of the node.
+	// NodeDeployment selects distributed provisioning: each node has an instance that
+	// publishes the capacity of that node. NodeName is then the name of the node.
 	NodeDeployment bool   `mapstructure:"node-deployment"`
 	NodeName       string `mapstructure:"-"`
 
-	// Enabled turns the publishing on where that is not the only thing that is done.
+	// Enabled turns the role on in a process with other roles.
 	Enabled bool `mapstructure:"enable-capacity"`
-	// Threads is how many pairs are worked on at the same time.
+	// Threads is the number of pairs that are reconciled concurrently.
 	Threads int `mapstructure:"capacity-threads"`
-	// PollInterval is the age at which a value is asked for again.
+	// PollInterval is the age at which a response is refreshed.
 	PollInterval time.Duration `mapstructure:"capacity-poll-interval"`
-	// OwnerRefLevel says who owns the objects: 0 the pod of this process, 1 the
-	// controller of the pod, 2 the controller of that, and so on; negative: nobody.
+	// OwnerRefLevel selects the owner of the objects: 0 is the pod of this process, 1 the
+	// controller of the pod, 2 its controller, and so on. Negative: no owner.
 	OwnerRefLevel int `mapstructure:"capacity-ownerref-level"`
-	// ImmediateBinding includes the classes whose volumes are provisioned before a
-	// pod needs them.
+	// ImmediateBinding includes StorageClasses with the binding mode Immediate.
 	ImmediateBinding bool `mapstructure:"capacity-for-immediate-binding"`
-	// RemovalGrace is how long the objects of a segment outlive its last node. The
-	// driver is away from a node for some seconds whenever its pod there restarts.
+	// RemovalGrace delays the deletion of a segment's objects after its last node was
+	// deleted. A restart of the node plugin unregisters the driver for some seconds.
 	RemovalGrace time.Duration `mapstructure:"capacity-removal-grace"`
-	// QPS and Burst limit the requests for the objects; a QPS of 0 means no limit.
+	// QPS and Burst limit the requests for the objects. A QPS of 0 means no limit.
 	QPS   float64 `mapstructure:"kube-api-capacity-qps"`
 	Burst int     `mapstructure:"kube-api-capacity-burst"`
 }
 
-// DefaultConfig is what is used where the operator sets nothing.
+// DefaultConfig returns the default settings.
 func DefaultConfig() Config {
 	return Config{
 		Timeout: 15 * time.Second, RetryIntervalStart: time.Second, RetryIntervalMax: 5 * time.Minute,
@@ -47,17 +46,18 @@ func DefaultConfig() Config {
 	}
 }
 
-// Validate reports everything that is wrong with c.
+// Validate returns all errors in c, joined.
 func (c Config) Validate() error {
 	var errs []error
-	for flag, d := range map[string]time.Duration{
-		"timeout": c.Timeout, "retry-interval-start": c.RetryIntervalStart, "retry-interval-max": c.RetryIntervalMax,
-		"capacity-poll-interval": c.PollInterval,
-	} {
+	positive := func(flag string, d time.Duration) {
 		if d <= 0 {
 			errs = append(errs, fmt.Errorf("--%s: must be positive, got %v", flag, d))
 		}
 	}
+	positive("timeout", c.Timeout)
+	positive("retry-interval-start", c.RetryIntervalStart)
+	positive("retry-interval-max", c.RetryIntervalMax)
+	positive("capacity-poll-interval", c.PollInterval)
 	if c.Threads <= 0 {
 		errs = append(errs, fmt.Errorf("--capacity-threads: must be positive, got %d", c.Threads))
 	}

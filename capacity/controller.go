@@ -20,105 +20,106 @@ import (
 	"github.com/storage-controller/storage-controller/internal/workloop"
 )
 
-// Capacities is what is called of the driver.
-type Capacities interface {
+// CapacityClient declares the RPC of the driver that this package calls.
+type CapacityClient interface {
 	GetCapacity(context.Context, *csi.GetCapacityRequest, ...grpc.CallOption) (*csi.GetCapacityResponse, error)
 }
 
-// Deps is what the program hands to the controller. All fields but Owner and Topology are
+// Deps holds the dependencies of a [Controller]. All fields but Owner and Topology are
 // required.
 type Deps struct {
 	Driver csiclient.Driver
-	// Client is for the objects alone: it has the rate limit of [Config].
+	// Client writes the CSIStorageCapacity objects. It has the rate limit of [Config].
 	Client    kubernetes.Interface
 	Informers *kube.Informers
-	CSI       Capacities
-	// Ready returns when the driver can be called.
+	CSI       CapacityClient
+	// Ready blocks until the driver can be called.
 	Ready    func(context.Context) error
 	Registry prometheus.Registerer
 	Queues   *workloop.Metrics
-	// Namespace is that of the objects.
+	// Namespace of the objects.
 	Namespace string
-	// Owner is the reference that the objects get; nil for none. See [FindOwner].
+	// Owner reference of the objects; nil for none. See [FindOwner].
 	Owner *metav1.OwnerReference
-	// Beta tells that the API server has only v1beta1 of the objects. See [Beta].
+	// Beta selects storage.k8s.io/v1beta1. See [Beta].
 	Beta bool
-	// Topology is where this node is, in a node deployment (CSI spec, "NodeGetInfo").
+	// Topology of this node in distributed provisioning (CSI spec, "NodeGetInfo").
 	Topology map[string]string
 }
 
-// apiGrace is what a drain allows for the write after the last call.
+// apiGrace bounds the API write after the last RPC during shutdown.
 const apiGrace = 10 * time.Second
 
 // Controller publishes the capacity of a driver.
 type Controller struct {
-	cfg       Config
-	deps      Deps
-	publisher publisher
-	objects   objects
+	cfg      Config
+	deps     Deps
+	template template
+	client   objectClient
 
 	published kube.Informer[*storagev1.CSIStorageCapacity]
 	classes   kube.Informer[*storagev1.StorageClass]
-	nodes     kube.Informer[metav1.Object]      // not in a node deployment
+	nodes     kube.Informer[metav1.Object]      // not in distributed provisioning
 	csiNodes  kube.Informer[*storagev1.CSINode] // likewise
 
-	// idle is why nothing is published, whatever happens; "" when it is.
-	idle string
+	// disabledReason says why the driver does not support capacity tracking; empty if it
+	// does.
+	disabledReason string
 
-	current atomic.Pointer[term] // nil between terms
+	term atomic.Pointer[term] // nil without the Lease
 }
 
-// New checks cfg and asks for the watches that the controller needs. Nothing runs
-// before [Controller.Run].
+// New validates cfg and requests the informers that the controller needs. It starts
+// nothing; see [Controller.Run].
 func New(cfg Config, deps Deps) (*Controller, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	c := &Controller{cfg: cfg, deps: deps, publisher: publisher{labels: labels(deps.Driver.Name, ""), owner: deps.Owner}}
+	c := &Controller{cfg: cfg, deps: deps, template: template{labels: labels(deps.Driver.Name, ""), owner: deps.Owner}}
 	newMetrics(deps.Registry, c.counts)
 	switch {
 	case !deps.Driver.Controller.GetCapacity:
-		c.idle = "the driver does not report the controller capability GET_CAPACITY"
+		c.disabledReason = "the driver does not report the controller capability GET_CAPACITY"
 	case cfg.NodeDeployment && len(deps.Topology) == 0:
-		c.idle = "the driver does not say where its node is (NodeGetInfo has no accessible_topology), so that what is on one node would be published for all of them"
+		c.disabledReason = "NodeGetInfo has no accessible_topology, so that the capacity of one node would be published for all nodes"
 	case cfg.NodeDeployment:
 		if err := validSegment(deps.Topology); err != nil {
-			c.idle = "NodeGetInfo has an accessible_topology that cannot be the labels of a node: " + err.Error()
+			c.disabledReason = "NodeGetInfo has an accessible_topology that is not valid as node labels: " + err.Error()
 		}
 	}
-	if c.idle != "" {
+	if c.disabledReason != "" {
 		return c, nil
 	}
 	if cfg.NodeDeployment {
-		c.publisher.labels = labels(deps.Driver.Name, cfg.NodeName)
+		c.template.labels = labels(deps.Driver.Name, cfg.NodeName)
 	} else {
 		c.nodes, c.csiNodes = deps.Informers.Nodes(), deps.Informers.CSINodes()
 	}
 	c.classes = deps.Informers.Classes()
-	c.published = deps.Informers.Capacities(deps.Namespace, c.publisher.labels, deps.Beta)
-	c.objects = newObjects(deps.Client, deps.Namespace, deps.Beta)
+	c.published = deps.Informers.Capacities(deps.Namespace, c.template.labels, deps.Beta)
+	c.client = newObjectClient(deps.Client, deps.Namespace, deps.Beta)
 	return c, nil
 }
 
-// term is the work between winning a Lease and losing it. Nothing that it
-// remembers outlives it: another replica may have worked meanwhile.
+// term holds the state between acquiring and releasing the Lease. It is discarded
+// afterwards, because another replica may have changed the objects in between.
 type term struct {
 	c         *Controller
-	world     *world
+	state     *state
 	published *kube.MutationCache[*storagev1.CSIStorageCapacity]
-	queue     *workloop.Loop[item]
-	changed   changedClasses
+	queue     *workloop.Loop[pair]
+	refreshes classRefreshes
 }
 
-// Run works until ctx ends, and returns after the last worker has stopped. It may
-// be called again then.
+// Run reconciles until ctx ends and returns after the last worker has stopped. It may be
+// called again afterwards.
 func (c *Controller) Run(ctx context.Context) (err error) {
-	if c.idle != "" {
-		klog.FromContext(ctx).Error(nil, "No capacity is published", "reason", c.idle)
+	if c.disabledReason != "" {
+		klog.FromContext(ctx).Error(nil, "No capacity is published", "reason", c.disabledReason)
 		<-ctx.Done()
 		return context.Cause(ctx)
 	}
-	t := &term{c: c, world: newWorld(c.deps.Driver.Name, c.cfg, time.Now)}
+	t := &term{c: c, state: newState(c.deps.Driver.Name, c.cfg, time.Now)}
 	if t.published, err = kube.NewMutationCache(c.published); err != nil {
 		return err
 	}
@@ -126,17 +127,18 @@ func (c *Controller) Run(ctx context.Context) (err error) {
 	t.queue = workloop.NewRanked(workloop.Config{
 		Name: "csistoragecapacity", RetryStart: c.cfg.RetryIntervalStart, RetryMax: c.cfg.RetryIntervalMax,
 		WaitReady: c.deps.Ready, GracePeriod: c.cfg.Timeout + apiGrace,
-	}, c.deps.Queues, t.sync, t.world.rank)
+	}, c.deps.Queues, t.sync, t.state.rank)
 	defer t.queue.Stop()
-	t.changed.wake = make(chan struct{}, 1)
+	t.refreshes.wake = make(chan struct{}, 1)
 	registrations := t.register()
 	defer registrations.Remove()
-	// Without all caches an object would go for a node or a class that is merely late.
+	// With incomplete caches, objects would be deleted for a node or a class that was not
+	// listed yet.
 	if err := registrations.Wait(ctx, "capacity caches"); err != nil {
 		return err
 	}
-	c.current.Store(t)
-	defer c.current.Store(nil)
+	c.term.Store(t)
+	defer c.term.Store(nil)
 	var wg sync.WaitGroup
 	wg.Go(func() { t.queue.Run(ctx, c.cfg.Threads) })
 	wg.Go(func() { t.refreshClasses(ctx) })
@@ -144,114 +146,41 @@ func (c *Controller) Run(ctx context.Context) (err error) {
 	return context.Cause(ctx)
 }
 
-// counts is that of the running term; nothing between terms.
+// counts returns the counts of the running term, or zeros without the Lease.
 func (c *Controller) counts() counts {
-	if t := c.current.Load(); t != nil {
-		return t.world.counts()
+	if t := c.term.Load(); t != nil {
+		return t.state.counts()
 	}
 	return counts{}
 }
 
-// sync brings the objects of one item to what they should be.
-func (t *term) sync(ctx context.Context, i item) (time.Time, error) {
-	log := klog.FromContext(ctx).WithValues("storageClass", i.Class, "segment", i.Segment)
+// sync deletes the surplus objects of p and, when due, calls the driver and publishes its
+// response.
+func (t *term) sync(ctx context.Context, p pair) (time.Time, error) {
+	log := klog.FromContext(ctx).WithValues("storageClass", p.Class, "segment", p.Segment)
 	ctx = klog.NewContext(ctx, log)
-	s := t.gather(i)
-	p := decide(s)
-	log.V(2).Info("Decided", "ask", p.ask, "remove", len(p.remove), "reason", p.reason)
-	var left error // what stays although it should not does not keep the rest from being right
-	for _, obj := range p.remove {
-		left = errors.Join(left, t.remove(ctx, obj))
+	t.dropMissing(p)
+	s := t.gather(p)
+	plan := decide(s)
+	log.V(2).Info("Decided", "getCapacity", plan.getCapacity, "delete", len(plan.remove), "reason", plan.reason)
+	var failed error // a failed deletion does not prevent the rest
+	for _, obj := range plan.remove {
+		failed = errors.Join(failed, t.deleteObject(ctx, obj))
 	}
-	switch {
-	case !p.ask && s.there:
-		return p.next, left
-	case !p.ask:
-		t.world.vacate(i.Segment)
-		if p.next.IsZero() && s.until.After(s.now) {
-			p.next = s.until
-		}
-		return p.next, left
+	if !plan.getCapacity {
+		t.state.prune(p)
+		return plan.next, failed
 	}
-	t.world.asking(i)
-	a, err := t.ask(ctx, i, s.class)
+	t.state.callStarted(p)
+	v, err := t.getCapacity(ctx, p, s.class)
 	if err == nil {
-		err = t.publish(ctx, i, a)
+		err = t.publish(ctx, p, v)
 	}
 	if err != nil {
-		t.world.failed(i)
+		t.state.callFailed(p)
 		return time.Time{}, err
 	}
-	next := nextPoll(s.now, t.c.cfg.PollInterval, i, s.rounds)
-	t.world.answered(i, next)
-	return next, left
-}
-
-// gather is what is known of i, own writes that no event has told of yet included.
-func (t *term) gather(i item) snapshot {
-	names, s := t.world.look(i)
-	for name, uid := range names {
-		obj, ok := t.published.Get(t.c.deps.Namespace + "/" + name)
-		if !ok || itemOf(obj) != i {
-			t.world.forget(i, name, uid)
-			s.refresh = true // it is needed again, and no event tells
-			continue
-		}
-		s.objects = append(s.objects, obj)
-	}
-	return s
-}
-
-// register has the events of all watches fill the queue.
-func (t *term) register() *kube.Registrations {
-	registrations := &kube.Registrations{}
-	add := registrations.Add
-	if t.c.cfg.NodeDeployment {
-		t.world.setSegment(segmentOf(t.c.deps.Topology))
-	} else {
-		add(t.c.nodes.Handle(kube.Handlers[metav1.Object]{
-			Add:    func(n metav1.Object) { t.add(t.world.setNode(n.GetName(), n.GetLabels(), true)) },
-			Update: func(_, n metav1.Object) { t.add(t.world.setNode(n.GetName(), n.GetLabels(), true)) },
-			Delete: func(n metav1.Object) { t.add(t.world.setNode(n.GetName(), nil, false)) },
-		}))
-		add(t.c.csiNodes.Handle(kube.Handlers[*storagev1.CSINode]{
-			Add:    func(n *storagev1.CSINode) { t.add(t.world.setCSINode(n.Name, n)) },
-			Update: func(_, n *storagev1.CSINode) { t.add(t.world.setCSINode(n.Name, n)) },
-			Delete: func(n *storagev1.CSINode) { t.add(t.world.setCSINode(n.Name, nil)) },
-		}))
-	}
-	add(t.c.classes.Handle(kube.Handlers[*storagev1.StorageClass]{
-		Add: func(class *storagev1.StorageClass) { t.add(t.world.setClass(class)) },
-		Update: func(old, class *storagev1.StorageClass) {
-			if old.ResourceVersion != class.ResourceVersion {
-				t.add(t.world.setClass(class))
-			}
-		},
-		Delete: func(class *storagev1.StorageClass) { t.add(t.world.removeClass(class.Name)) },
-	}))
-	add(t.c.published.Handle(kube.Handlers[*storagev1.CSIStorageCapacity]{
-		Add: func(obj *storagev1.CSIStorageCapacity) { t.add(t.world.seen(obj)) },
-		Update: func(old, obj *storagev1.CSIStorageCapacity) {
-			if old.UID == obj.UID {
-				return // what an object is for never changes; what it says is compared at the next poll
-			}
-			t.add(t.world.lost(old))
-			t.add(t.world.seen(obj))
-		},
-		Delete: func(obj *storagev1.CSIStorageCapacity) { t.add(t.world.lost(obj)) },
-	}))
-	return registrations
-}
-
-func (t *term) add(items []item) {
-	for _, i := range items {
-		t.queue.Add(i)
-	}
-}
-
-// refresh has the driver asked again about items, but those that it has just failed for.
-func (t *term) refresh(items []item) {
-	for _, i := range t.world.refresh(items) {
-		t.queue.Resync(i)
-	}
+	next := nextPoll(s.now, t.c.cfg.PollInterval, p, s.rounds)
+	t.state.callSucceeded(p, next)
+	return next, failed
 }

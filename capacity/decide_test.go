@@ -41,33 +41,33 @@ func TestDecide(t *testing.T) {
 	class, later, earlier := &storagev1.StorageClass{}, testNow.Add(time.Minute), testNow.Add(-time.Minute)
 	fresh := schedule{due: later, rounds: 1}
 	for name, tt := range map[string]struct {
-		s      snapshot
+		s      pairState
 		keep   string
 		remove []string
 		ask    bool
 		next   time.Time
 		reason string
 	}{
-		"new":                             {s: snapshot{class: class, there: true}, ask: true, reason: "Due"},
-		"new, with an object":             {s: snapshot{class: class, there: true, objects: objects(made("x", 0))}, keep: "x", ask: true, reason: "Due"},
-		"due":                             {s: snapshot{class: class, there: true, schedule: schedule{due: testNow, rounds: 3}}, ask: true, reason: "Due"},
-		"overdue":                         {s: snapshot{class: class, there: true, schedule: schedule{due: earlier, rounds: 3}}, ask: true, reason: "Due"},
-		"not due":                         {s: snapshot{class: class, there: true, schedule: fresh, objects: objects(made("x", 0))}, keep: "x", next: later, reason: "Fresh"},
-		"not due, nothing available":      {s: snapshot{class: class, there: true, schedule: fresh}, next: later, reason: "Fresh"},
-		"not due, but something happened": {s: snapshot{class: class, there: true, schedule: schedule{due: later, refresh: true}}, ask: true, reason: "Due"},
-		"two, the older stays":            {s: snapshot{class: class, there: true, schedule: fresh, objects: objects(made("a", 1), made("b", 0))}, keep: "b", remove: []string{"a"}, next: later, reason: "Fresh"},
-		"two of one time, by name":        {s: snapshot{class: class, there: true, schedule: fresh, objects: objects(made("b", 0), made("a", 0))}, keep: "a", remove: []string{"b"}, next: later, reason: "Fresh"},
-		"three, and due":                  {s: snapshot{class: class, there: true, objects: objects(made("c", 2), made("a", 1), made("b", 0))}, keep: "b", remove: []string{"a", "c"}, ask: true, reason: "Due"},
-		"no class":                        {s: snapshot{there: true, objects: objects(made("x", 0)), schedule: fresh}, remove: []string{"x"}, reason: "NoClass"},
-		"neither class nor node":          {s: snapshot{until: later, objects: objects(made("x", 0))}, remove: []string{"x"}, reason: "NoClass"},
-		"no node for long":                {s: snapshot{class: class, until: testNow, objects: objects(made("x", 0))}, remove: []string{"x"}, reason: "NoNode"},
-		"no node, since nobody knows":     {s: snapshot{class: class, objects: objects(made("x", 0))}, remove: []string{"x"}, reason: "NoNode"},
-		"last node has left":              {s: snapshot{class: class, until: later, objects: objects(made("x", 0))}, keep: "x", next: later, reason: "NodeLeft"},
-		"last node has left, two objects": {s: snapshot{class: class, until: later, objects: objects(made("y", 0), made("x", 0))}, keep: "x", remove: []string{"y"}, next: later, reason: "NodeLeft"},
-		"last node has left, refresh":     {s: snapshot{class: class, until: later, schedule: schedule{refresh: true}}, next: later, reason: "NodeLeft"},
-		"node is back within the grace":   {s: snapshot{class: class, there: true, until: later, schedule: fresh, objects: objects(made("x", 0))}, keep: "x", next: later, reason: "Fresh"},
-		"no segment":                      {s: snapshot{odd: true, class: class, there: true, objects: objects(made("x", 0))}, remove: []string{"x"}, reason: "NoSegment"},
-		"no segment, and gone":            {s: snapshot{odd: true}, reason: "NoSegment"},
+		"new":                             {s: pairState{class: class, hasNodes: true}, ask: true, reason: "Due"},
+		"new, with an object":             {s: pairState{class: class, hasNodes: true, objects: objects(made("x", 0))}, keep: "x", ask: true, reason: "Due"},
+		"due":                             {s: pairState{class: class, hasNodes: true, schedule: schedule{due: testNow, rounds: 3}}, ask: true, reason: "Due"},
+		"overdue":                         {s: pairState{class: class, hasNodes: true, schedule: schedule{due: earlier, rounds: 3}}, ask: true, reason: "Due"},
+		"not due":                         {s: pairState{class: class, hasNodes: true, schedule: fresh, objects: objects(made("x", 0))}, keep: "x", next: later, reason: "UpToDate"},
+		"not due, nothing available":      {s: pairState{class: class, hasNodes: true, schedule: fresh}, next: later, reason: "UpToDate"},
+		"not due, but something happened": {s: pairState{class: class, hasNodes: true, schedule: schedule{due: later, refresh: true}}, ask: true, reason: "Due"},
+		"two, the older stays":            {s: pairState{class: class, hasNodes: true, schedule: fresh, objects: objects(made("a", 1), made("b", 0))}, keep: "b", remove: []string{"a"}, next: later, reason: "UpToDate"},
+		"two of one time, by name":        {s: pairState{class: class, hasNodes: true, schedule: fresh, objects: objects(made("b", 0), made("a", 0))}, keep: "a", remove: []string{"b"}, next: later, reason: "UpToDate"},
+		"three, and due":                  {s: pairState{class: class, hasNodes: true, objects: objects(made("c", 2), made("a", 1), made("b", 0))}, keep: "b", remove: []string{"a", "c"}, ask: true, reason: "Due"},
+		"no class":                        {s: pairState{hasNodes: true, objects: objects(made("x", 0)), schedule: fresh}, remove: []string{"x"}, reason: "NoClass"},
+		"neither class nor node":          {s: pairState{removeAt: later, objects: objects(made("x", 0))}, remove: []string{"x"}, next: later, reason: "NoClass"},
+		"no node for long":                {s: pairState{class: class, removeAt: testNow, objects: objects(made("x", 0))}, remove: []string{"x"}, reason: "NoNode"},
+		"no node, since nobody knows":     {s: pairState{class: class, objects: objects(made("x", 0))}, remove: []string{"x"}, reason: "NoNode"},
+		"last node has left":              {s: pairState{class: class, removeAt: later, objects: objects(made("x", 0))}, keep: "x", next: later, reason: "LastNodeDeleted"},
+		"last node has left, two objects": {s: pairState{class: class, removeAt: later, objects: objects(made("y", 0), made("x", 0))}, keep: "x", remove: []string{"y"}, next: later, reason: "LastNodeDeleted"},
+		"last node has left, refresh":     {s: pairState{class: class, removeAt: later, schedule: schedule{refresh: true}}, next: later, reason: "LastNodeDeleted"},
+		"node is back within the grace":   {s: pairState{class: class, hasNodes: true, removeAt: later, schedule: fresh, objects: objects(made("x", 0))}, keep: "x", next: later, reason: "UpToDate"},
+		"no segment":                      {s: pairState{unmatched: true, class: class, hasNodes: true, objects: objects(made("x", 0))}, remove: []string{"x"}, reason: "NoSegment"},
+		"no segment, and gone":            {s: pairState{unmatched: true}, reason: "NoSegment"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			tt.s.now = testNow
@@ -77,8 +77,8 @@ func TestDecide(t *testing.T) {
 			if p.keep != nil {
 				keep = p.keep.Name
 			}
-			if keep != tt.keep || !slices.Equal(namesOf(p.remove...), tt.remove) || p.ask != tt.ask || !p.next.Equal(tt.next) || p.reason != tt.reason {
-				t.Errorf("got keep %q, remove %q, ask %v, next %v because %s", keep, namesOf(p.remove...), p.ask, p.next, p.reason)
+			if keep != tt.keep || !slices.Equal(namesOf(p.remove...), tt.remove) || p.getCapacity != tt.ask || !p.next.Equal(tt.next) || p.reason != tt.reason {
+				t.Errorf("got keep %q, remove %q, ask %v, next %v because %s", keep, namesOf(p.remove...), p.getCapacity, p.next, p.reason)
 			}
 			if !slices.Equal(namesOf(tt.s.objects...), given) {
 				t.Error("the snapshot was changed")
@@ -98,12 +98,12 @@ func FuzzDecide(f *testing.F) {
 	f.Fuzz(func(t *testing.T, bits uint16, until int8, n uint8, first, second, due int8) {
 		bit := func(i int) bool { return bits&(1<<i) != 0 }
 		at := func(d int8) time.Time { return testNow.Add(time.Duration(d) * time.Second) }
-		s := snapshot{odd: bit(0), there: bit(2), now: testNow}
+		s := pairState{unmatched: bit(0), hasNodes: bit(2), now: testNow}
 		if bit(1) {
 			s.class = &storagev1.StorageClass{}
 		}
 		if bit(3) {
-			s.until = at(until)
+			s.removeAt = at(until)
 		}
 		s.refresh, s.failing = bit(4), bit(5)
 		if bit(6) {
@@ -128,18 +128,18 @@ func FuzzDecide(f *testing.F) {
 			t.Errorf("%q is kept and removed", p.keep.Name)
 		}
 		left := len(s.objects) - len(p.remove)
-		wanted := !s.odd && s.class != nil && (s.there || s.until.After(s.now))
+		wanted := !s.unmatched && s.class != nil && (s.hasNodes || s.removeAt.After(s.now))
 		switch {
 		case p.keep == nil && left != 0, p.keep != nil && left != 1:
 			t.Errorf("%d objects are left, and %v is kept", left, p.keep)
 		case wanted && len(s.objects) > 0 && p.keep == nil:
 			t.Error("what is wanted loses its object")
-		case !wanted && (p.keep != nil || p.ask):
+		case !wanted && (p.keep != nil || p.getCapacity):
 			t.Error("something is kept of what is not wanted, or asked about it")
-		case p.ask && !s.there:
+		case p.getCapacity && !s.hasNodes:
 			t.Error("the driver is asked about a segment without nodes")
-		case p.ask && !p.next.IsZero(), wanted && !p.ask && !p.next.After(s.now):
-			t.Errorf("ask is %v, and the next look at %v", p.ask, p.next)
+		case p.getCapacity && !p.next.IsZero(), wanted && !p.getCapacity && !p.next.After(s.now):
+			t.Errorf("ask is %v, and the next look at %v", p.getCapacity, p.next)
 		case p.reason == "":
 			t.Error("there is no reason")
 		}
@@ -167,7 +167,7 @@ func TestNextPollIsSpreadAndNeverLate(t *testing.T) {
 	for _, interval := range []time.Duration{time.Minute, time.Second, time.Nanosecond, 24 * time.Hour} {
 		for rounds := range 2 * driftRounds {
 			for n := range 50 {
-				i := item{Class: "fast", Segment: segment(fmt.Sprint("t/node=", n))}
+				i := pair{Class: "fast", Segment: segment(fmt.Sprint("t/node=", n))}
 				after := nextPoll(testNow, interval, i, rounds).Sub(testNow)
 				if after > interval || after < interval/2 || after <= 0 || rounds >= driftRounds && after != interval {
 					t.Errorf("round %d with an interval of %v: the next is after %v", rounds, interval, after)
@@ -178,7 +178,7 @@ func TestNextPollIsSpreadAndNeverLate(t *testing.T) {
 	// Where in the interval the calls are once the drift is over.
 	var calls [slots]int
 	for n := range items {
-		i := item{Class: "fast", Segment: segment(fmt.Sprint("t/node=", n))}
+		i := pair{Class: "fast", Segment: segment(fmt.Sprint("t/node=", n))}
 		at := testNow
 		for rounds := range driftRounds {
 			at = nextPoll(at, time.Minute, i, rounds)
@@ -222,7 +222,7 @@ func TestParse(t *testing.T) {
 		"negative":         {&csi.GetCapacityResponse{AvailableCapacity: -1}, "error"},
 		"negative maximum": {&csi.GetCapacityResponse{AvailableCapacity: 1, MaximumVolumeSize: wrapperspb.Int64(-1)}, "error"},
 	} {
-		a, err := parse(tt.response)
+		a, err := parseResponse(tt.response)
 		got := a.capacity.String()
 		if a.maximum != nil {
 			got += ", each " + a.maximum.String()
@@ -241,23 +241,23 @@ func controls(kind, name string) metav1.OwnerReference {
 }
 
 func TestObject(t *testing.T) {
-	i := item{Class: "fast", Segment: "t/zone=a"}
-	p := publisher{labels: labels("drv", "")}
+	i := pair{Class: "fast", Segment: "t/zone=a"}
+	p := template{labels: labels("drv", "")}
 	want := &storagev1.CSIStorageCapacity{
 		ObjectMeta:       metav1.ObjectMeta{GenerateName: "csisc-", Labels: map[string]string{labelDriver: "drv", labelManagedBy: "external-provisioner"}},
 		StorageClassName: "fast", NodeTopology: &metav1.LabelSelector{MatchLabels: map[string]string{"t/zone": "a"}},
 		Capacity: ptr.To(resource.MustParse("1Gi")), MaximumVolumeSize: ptr.To(resource.MustParse("1Mi")),
 	}
-	a := answer{capacity: resource.MustParse("1Gi"), maximum: ptr.To(resource.MustParse("1Mi"))}
-	if diff := cmp.Diff(want, p.object(i, a)); diff != "" {
+	a := values{capacity: resource.MustParse("1Gi"), maximum: ptr.To(resource.MustParse("1Mi"))}
+	if diff := cmp.Diff(want, p.newObject(i, a)); diff != "" {
 		t.Error(diff)
 	}
 	p.owner = ptr.To(controls("Deployment", "d"))
 	want.OwnerReferences, want.MaximumVolumeSize, a.maximum = []metav1.OwnerReference{*p.owner}, nil, nil
-	if diff := cmp.Diff(want, p.object(i, a)); diff != "" {
+	if diff := cmp.Diff(want, p.newObject(i, a)); diff != "" {
 		t.Error(diff)
 	}
-	if itemOf(p.object(i, a)) != i {
+	if pairOf(p.newObject(i, a)) != i {
 		t.Error("the object is for something else")
 	}
 }
@@ -272,22 +272,22 @@ func TestChange(t *testing.T) {
 		capacity, maximum *resource.Quantity
 		refs              []metav1.OwnerReference
 		owner             *metav1.OwnerReference
-		answer            answer
+		answer            values
 		patch             string // of what differs, without the identity of the object; "": nothing does
 	}{
-		"the same":                  {capacity: gi, answer: answer{capacity: *gi}},
-		"the same in other words":   {capacity: sameValue, maximum: sameValue, answer: answer{capacity: *gi, maximum: gi}},
-		"another capacity":          {capacity: gi, answer: answer{capacity: *ti}, patch: `{"capacity":"1Ti","maximumVolumeSize":null}`},
-		"no capacity":               {answer: answer{capacity: *gi}, patch: `{"capacity":"1Gi","maximumVolumeSize":null}`},
-		"nothing left":              {capacity: gi, answer: answer{}, patch: `{"capacity":"0","maximumVolumeSize":null}`},
-		"another maximum":           {capacity: gi, maximum: gi, answer: answer{capacity: *gi, maximum: ti}, patch: `{"capacity":"1Gi","maximumVolumeSize":"1Ti"}`},
-		"a maximum":                 {capacity: gi, answer: answer{capacity: *gi, maximum: ti}, patch: `{"capacity":"1Gi","maximumVolumeSize":"1Ti"}`},
-		"no maximum any more":       {capacity: gi, maximum: ti, answer: answer{capacity: *gi}, patch: `{"capacity":"1Gi","maximumVolumeSize":null}`},
-		"owned":                     {capacity: gi, refs: []metav1.OwnerReference{friend, us}, owner: &us, answer: answer{capacity: *gi}},
-		"owned by another, as told": {capacity: gi, refs: []metav1.OwnerReference{other}, answer: answer{capacity: *gi}},
-		"owned by another": {capacity: gi, refs: []metav1.OwnerReference{other, friend}, owner: &us, answer: answer{capacity: *gi},
+		"the same":                  {capacity: gi, answer: values{capacity: *gi}},
+		"the same in other words":   {capacity: sameValue, maximum: sameValue, answer: values{capacity: *gi, maximum: gi}},
+		"another capacity":          {capacity: gi, answer: values{capacity: *ti}, patch: `{"capacity":"1Ti","maximumVolumeSize":null}`},
+		"no capacity":               {answer: values{capacity: *gi}, patch: `{"capacity":"1Gi","maximumVolumeSize":null}`},
+		"nothing left":              {capacity: gi, answer: values{}, patch: `{"capacity":"0","maximumVolumeSize":null}`},
+		"another maximum":           {capacity: gi, maximum: gi, answer: values{capacity: *gi, maximum: ti}, patch: `{"capacity":"1Gi","maximumVolumeSize":"1Ti"}`},
+		"a maximum":                 {capacity: gi, answer: values{capacity: *gi, maximum: ti}, patch: `{"capacity":"1Gi","maximumVolumeSize":"1Ti"}`},
+		"no maximum any more":       {capacity: gi, maximum: ti, answer: values{capacity: *gi}, patch: `{"capacity":"1Gi","maximumVolumeSize":null}`},
+		"owned":                     {capacity: gi, refs: []metav1.OwnerReference{friend, us}, owner: &us, answer: values{capacity: *gi}},
+		"owned by another, as told": {capacity: gi, refs: []metav1.OwnerReference{other}, answer: values{capacity: *gi}},
+		"owned by another": {capacity: gi, refs: []metav1.OwnerReference{other, friend}, owner: &us, answer: values{capacity: *gi},
 			patch: `{"capacity":"1Gi","maximumVolumeSize":null,"metadata":{"ownerReferences":[{"apiVersion":"","kind":"ConfigMap","name":"c","uid":"uid-c"},{"apiVersion":"apps/v1","kind":"Deployment","name":"d","uid":"uid-d","controller":true}]}}`},
-		"owned by nobody": {capacity: gi, owner: &us, answer: answer{capacity: *gi},
+		"owned by nobody": {capacity: gi, owner: &us, answer: values{capacity: *gi},
 			patch: `{"capacity":"1Gi","maximumVolumeSize":null,"metadata":{"ownerReferences":[{"apiVersion":"apps/v1","kind":"Deployment","name":"d","uid":"uid-d","controller":true}]}}`},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -296,7 +296,7 @@ func TestChange(t *testing.T) {
 				StorageClassName: "fast", Capacity: tt.capacity, MaximumVolumeSize: tt.maximum,
 			}
 			before := have.DeepCopy()
-			want, differs := publisher{owner: tt.owner}.change(have, tt.answer)
+			want, differs := template{owner: tt.owner}.updated(have, tt.answer)
 			if diff := cmp.Diff(before, have); diff != "" {
 				t.Errorf("what is shared with everybody was changed: %s", diff)
 			}
@@ -306,10 +306,10 @@ func TestChange(t *testing.T) {
 			if !differs {
 				return
 			}
-			if again, more := (publisher{owner: tt.owner}).change(want, tt.answer); more {
+			if again, more := (template{owner: tt.owner}).updated(want, tt.answer); more {
 				t.Errorf("after the change there is another: %+v", again)
 			}
-			data, err := mergePatch(have, want)
+			data, err := updatePatch(have, want)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -356,14 +356,14 @@ func TestOwners(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			given := slices.Clone(tt.have)
-			got, changed := owners(tt.have, tt.owner)
+			got, changed := withOwner(tt.have, tt.owner)
 			if diff := cmp.Diff(tt.want, got); diff != "" || changed != tt.changed {
 				t.Errorf("changed is %v: %s", changed, diff)
 			}
 			if diff := cmp.Diff(given, tt.have); diff != "" {
 				t.Errorf("what is shared with everybody was changed: %s", diff)
 			}
-			if again, changed := owners(got, tt.owner); changed {
+			if again, changed := withOwner(got, tt.owner); changed {
 				t.Errorf("and then it is %v", again)
 			}
 		})

@@ -1,9 +1,14 @@
-// Package capacity publishes how much room a driver has, and where: for each topology
-// segment in which the driver is registered and each StorageClass of it, one
-// CSIStorageCapacity object that says what GetCapacity answered (KEP-1472; CSI spec,
-// "GetCapacity"). The scheduler puts pods with unbound claims only where there is room.
+// Package capacity publishes the available capacity of one CSI driver: for each topology
+// segment with nodes of the driver and each of its StorageClasses it calls GetCapacity and
+// keeps one CSIStorageCapacity object with the response (KEP-1472; CSI spec,
+// "GetCapacity"). The scheduler places pods with unbound claims where capacity is
+// available.
 //
-// Everything goes by pairs of a class and a segment. An event says which pair may have
-// changed; a sync of the pair looks at what there is, decides what is to be done about
-// its objects, and asks the driver when the time has come.
+// The unit of work is a pair of a StorageClass and a segment. Events enqueue the pairs that
+// they affect. The sync of a pair creates, updates or deletes its objects, and calls the
+// driver if its response is older than --capacity-poll-interval or may have changed.
+//
+// The objects have the labels csi.storage.k8s.io/drivername and csi.storage.k8s.io/managed-by,
+// with the values that csi-provisioner writes, and an owner reference (see [FindOwner]).
+// They have no finalizer. The package posts no events.
 package capacity

@@ -6,8 +6,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// collector reads the state when it is asked for its metrics. The first three have the
-// names of csi-provisioner.
+// collector reads the state at each scrape. The first three metrics have the names of
+// csi-provisioner.
 type collector struct {
 	counts                                   func() counts
 	goal, current, obsolete, failing, oldest *prometheus.Desc
@@ -17,11 +17,11 @@ func newMetrics(reg prometheus.Registerer, read func() counts) {
 	desc := func(name, help string) *prometheus.Desc { return prometheus.NewDesc(name, help, nil, nil) }
 	reg.MustRegister(&collector{
 		counts:   read,
-		goal:     desc("csistoragecapacities_desired_goal", "Pairs of a StorageClass and a topology segment whose capacity is to be published."),
-		current:  desc("csistoragecapacities_desired_current", "Those of them that have a CSIStorageCapacity object. One without capacity needs none."),
-		obsolete: desc("csistoragecapacities_obsolete", "CSIStorageCapacity objects that are to be deleted, because their class or their last node has gone."),
-		failing:  desc("storage_controller_capacity_failing", "Pairs for which the last GetCapacity, or the write of its answer, failed. What is published for them is out of date."),
-		oldest:   desc("storage_controller_capacity_oldest_seconds", "Age of the oldest answer of GetCapacity that is published."),
+		goal:     desc("csistoragecapacities_desired_goal", "Pairs of a StorageClass and a topology segment whose capacity is published."),
+		current:  desc("csistoragecapacities_desired_current", "Pairs that have a CSIStorageCapacity object. A pair without available capacity needs none."),
+		obsolete: desc("csistoragecapacities_obsolete", "CSIStorageCapacity objects to delete, because their StorageClass or the last node of their segment was deleted."),
+		failing:  desc("storage_controller_capacity_failing", "Pairs whose last GetCapacity call, or the write of its response, failed. Their published capacity is out of date."),
+		oldest:   desc("storage_controller_capacity_oldest_seconds", "Age of the oldest published GetCapacity response."),
 	})
 }
 

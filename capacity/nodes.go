@@ -2,72 +2,71 @@ package capacity
 
 import "github.com/storage-controller/storage-controller/internal/topology"
 
-// nodes knows in which segment each node is, and how many nodes a segment has. An event
-// of a node costs the same however many nodes there are.
+// nodes counts the nodes of each segment. The cost of an event does not depend on the
+// number of nodes.
 type nodes struct {
 	known    map[string]*node
-	segments map[segment]int // how many nodes; never 0
+	segments map[segment]int // number of nodes, never 0
 }
 
-// node is what is known of one, from its Node and its CSINode, either of which may be
-// missing.
+// node holds what a Node and a CSINode contain; one of them may be missing.
 type node struct {
 	labels     map[string]string
-	keys       []string // sorted topology keys of the driver
-	labelled   bool     // there is a Node
-	registered bool     // there is a CSINode, and the driver is on it
+	keys       []string // topology keys of the driver
+	exists     bool     // the Node
+	registered bool     // the driver, in the CSINode
 	segment    segment
 	counted    bool // in segments
 }
 
-// move tells which segments changed: appeared, with its first node, or vanished with its
-// last. Both are nil when the set of segments is as before.
-type move struct{ appeared, vanished *segment }
+// segmentChange holds the segment that got its first node and the one that lost its last
+// node; nil for none.
+type segmentChange struct{ added, removed *segment }
 
 func newNodes() *nodes { return &nodes{known: map[string]*node{}, segments: map[segment]int{}} }
 
-// setLabels takes the labels of a Node, or its end.
-func (n *nodes) setLabels(name string, labels map[string]string, exists bool) move {
-	return n.change(name, func(node *node) { node.labels, node.labelled = labels, exists })
+// setLabels records the labels of a Node, or its deletion if exists is false.
+func (n *nodes) setLabels(name string, labels map[string]string, exists bool) segmentChange {
+	return n.change(name, func(node *node) { node.labels, node.exists = labels, exists })
 }
 
-// setKeys takes the topology keys of the driver on a node, or that it is not there.
-func (n *nodes) setKeys(name string, keys []string, registered bool) move {
+// setKeys records the topology keys of the driver on a node, or that it is not registered.
+func (n *nodes) setKeys(name string, keys []string, registered bool) segmentChange {
 	return n.change(name, func(node *node) { node.keys, node.registered = keys, registered })
 }
 
-func (n *nodes) change(name string, change func(*node)) (m move) {
+func (n *nodes) change(name string, change func(*node)) (c segmentChange) {
 	known := n.known[name]
 	if known == nil {
 		known = &node{}
 		n.known[name] = known
 	}
 	change(known)
-	if !known.labelled && !known.registered {
+	if !known.exists && !known.registered {
 		delete(n.known, name)
 	}
 	now, counted := segment(""), false
-	if known.labelled && known.registered {
+	if known.exists && known.registered {
 		s, missing := topology.OfNode(known.labels, known.keys)
 		now, counted = segment(s.String()), missing == nil
 	}
 	before := known.segment
 	if known.counted == counted && before == now {
-		return move{}
+		return segmentChange{}
 	}
 	if counted {
 		n.segments[now]++
 		if n.segments[now] == 1 {
-			m.appeared = &now
+			c.added = &now
 		}
 	}
 	if known.counted {
 		n.segments[before]--
 		if n.segments[before] == 0 {
 			delete(n.segments, before)
-			m.vanished = &before
+			c.removed = &before
 		}
 	}
 	known.segment, known.counted = now, counted
-	return m
+	return c
 }

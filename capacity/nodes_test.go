@@ -12,13 +12,13 @@ import (
 	"github.com/storage-controller/storage-controller/internal/topology"
 )
 
-func (m move) String() string {
+func (m segmentChange) String() string {
 	s := ""
-	if m.appeared != nil {
-		s += "+" + string(*m.appeared)
+	if m.added != nil {
+		s += "+" + string(*m.added)
 	}
-	if m.vanished != nil {
-		s += "-" + string(*m.vanished)
+	if m.removed != nil {
+		s += "-" + string(*m.removed)
 	}
 	return s
 }
@@ -26,20 +26,20 @@ func (m move) String() string {
 func TestNodes(t *testing.T) {
 	zone := func(v string) map[string]string { return map[string]string{"z": v, "r": "1"} }
 	type step struct {
-		do   func(*nodes) move
+		do   func(*nodes) segmentChange
 		want string
 	}
 	label := func(name string, labels map[string]string, want string) step {
-		return step{func(n *nodes) move { return n.setLabels(name, labels, true) }, want}
+		return step{func(n *nodes) segmentChange { return n.setLabels(name, labels, true) }, want}
 	}
 	deleted := func(name, want string) step {
-		return step{func(n *nodes) move { return n.setLabels(name, nil, false) }, want}
+		return step{func(n *nodes) segmentChange { return n.setLabels(name, nil, false) }, want}
 	}
 	register := func(name, want string, keys ...string) step {
-		return step{func(n *nodes) move { return n.setKeys(name, keys, true) }, want}
+		return step{func(n *nodes) segmentChange { return n.setKeys(name, keys, true) }, want}
 	}
 	unregister := func(name, want string) step {
-		return step{func(n *nodes) move { return n.setKeys(name, nil, false) }, want}
+		return step{func(n *nodes) segmentChange { return n.setKeys(name, nil, false) }, want}
 	}
 	for name, tt := range map[string]struct {
 		steps []step
@@ -119,7 +119,7 @@ func TestNodesCountAsAComputationFromScratch(t *testing.T) {
 			node = &truth{}
 			all[name] = node
 		}
-		var m move
+		var m segmentChange
 		if random.IntN(2) == 0 {
 			node.labelled = random.IntN(4) > 0
 			node.labels = map[string]string{"z": fmt.Sprint(random.IntN(3)), "r": fmt.Sprint(random.IntN(2))}
@@ -128,17 +128,17 @@ func TestNodesCountAsAComputationFromScratch(t *testing.T) {
 			node.register, node.keys = random.IntN(4) > 0, keySets[random.IntN(len(keySets))]
 			m = n.setKeys(name, slices.Clone(node.keys), node.register)
 		}
-		if m.appeared != nil {
-			if present[*m.appeared] {
-				t.Fatalf("%q appeared and was there", *m.appeared)
+		if m.added != nil {
+			if present[*m.added] {
+				t.Fatalf("%q appeared and was there", *m.added)
 			}
-			present[*m.appeared] = true
+			present[*m.added] = true
 		}
-		if m.vanished != nil {
-			if !present[*m.vanished] {
-				t.Fatalf("%q vanished and was not there", *m.vanished)
+		if m.removed != nil {
+			if !present[*m.removed] {
+				t.Fatalf("%q vanished and was not there", *m.removed)
 			}
-			delete(present, *m.vanished)
+			delete(present, *m.removed)
 		}
 		want := map[segment]int{}
 		for _, node := range all {

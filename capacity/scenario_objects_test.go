@@ -72,7 +72,7 @@ func (w *objectWrites) are(t testing.TB, want ...string) {
 func (f *fixture) working() {
 	f.Helper()
 	kubetest.Eventually(f, "the controller works", func(context.Context) error {
-		if f.c.current.Load() == nil {
+		if f.c.term.Load() == nil {
 			return errors.New("it waits for its caches")
 		}
 		return nil
@@ -747,7 +747,7 @@ func TestCapacityScenarioAdoption(t *testing.T) {
 				}
 				return nil
 			})
-			if f.c.current.Load() != nil {
+			if f.c.term.Load() != nil {
 				t.Errorf("the controller works without the list of %s", list)
 			}
 			f.same(before, f.objects())

@@ -202,12 +202,12 @@ func TestCapacityScenarioOwner(t *testing.T) {
 		can   []string
 		says  []string
 	}{
-		"049_no_controller":                    {"alone", 1, []string{"/pods"}, []string{`Pod "alone"`, "has no controller", "--capacity-ownerref-level=1", "set a lower level"}},
+		"049_no_controller":                    {"alone", 1, []string{"/pods"}, []string{`Pod "alone"`, "has no controller", "--capacity-ownerref-level=1", "Set a lower level"}},
 		"049_no_controller_of_the_replica_set": {"half", 2, []string{"/pods", "apps/replicasets"}, []string{`ReplicaSet "bare"`, "has no controller"}},
 		"049_no_pod":                           {"missing", 0, []string{"/pods"}, []string{`Pod "missing"`, "not found", "--capacity-ownerref-level=-1 for no owner"}},
 		"049_no_replica_set":                   {"orphan", 2, []string{"/pods", "apps/replicasets"}, []string{`ReplicaSet "gone"`, "not found"}},
-		"049_pod_is_forbidden":                 {"driver-x", 1, nil, []string{`Pod "driver-x"`, "forbidden", "grant get on it"}},
-		"049_replica_set_is_forbidden":         {"driver-x", 2, []string{"/pods"}, []string{`ReplicaSet "driver-1"`, "forbidden", "grant get on it"}},
+		"049_pod_is_forbidden":                 {"driver-x", 1, nil, []string{`Pod "driver-x"`, "forbidden", "Grant get on it"}},
+		"049_replica_set_is_forbidden":         {"driver-x", 2, []string{"/pods"}, []string{`ReplicaSet "driver-1"`, "forbidden", "Grant get on it"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := prepare(t, csitest.Config{}, nil)

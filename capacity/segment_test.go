@@ -26,7 +26,7 @@ func TestCapacityScenarioTerms(t *testing.T) {
 		notIn := in("t/zone", "a")
 		notIn.Operator = corev1.NodeSelectorOpNotIn
 		exists := corev1.NodeSelectorRequirement{Key: "t/zone", Operator: corev1.NodeSelectorOpExists}
-		w := newWorld("drv", DefaultConfig(), nil)
+		w := newState("drv", DefaultConfig(), nil)
 		w.setSegment("t/rack=1,t/zone=a")
 		w.setSegment("t/rack=2,t/zone=a")
 		for name, tt := range map[string]struct {
@@ -102,22 +102,22 @@ func TestValidSegment(t *testing.T) {
 	}
 }
 
-func TestItemOf(t *testing.T) {
+func TestPairOf(t *testing.T) {
 	object := func(s *metav1.LabelSelector) *storagev1.CSIStorageCapacity {
 		return &storagev1.CSIStorageCapacity{ObjectMeta: metav1.ObjectMeta{UID: "u"}, StorageClassName: "fast", NodeTopology: s}
 	}
 	for name, tt := range map[string]struct {
 		selector *metav1.LabelSelector
-		want     item
+		want     pair
 	}{
-		"a segment":             {&metav1.LabelSelector{MatchLabels: map[string]string{"b": "2", "a": "1"}}, item{Class: "fast", Segment: "a=1,b=2"}},
-		"every node, empty map": {&metav1.LabelSelector{MatchLabels: map[string]string{}}, item{Class: "fast"}},
-		"every node, no map":    {&metav1.LabelSelector{}, item{Class: "fast"}},
-		"no node":               {nil, item{Odd: "u"}},
+		"a segment":             {&metav1.LabelSelector{MatchLabels: map[string]string{"b": "2", "a": "1"}}, pair{Class: "fast", Segment: "a=1,b=2"}},
+		"every node, empty map": {&metav1.LabelSelector{MatchLabels: map[string]string{}}, pair{Class: "fast"}},
+		"every node, no map":    {&metav1.LabelSelector{}, pair{Class: "fast"}},
+		"no node":               {nil, pair{UnmatchedUID: "u"}},
 		"an expression": {&metav1.LabelSelector{MatchLabels: map[string]string{"a": "1"},
-			MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "b", Operator: metav1.LabelSelectorOpExists}}}, item{Odd: "u"}},
+			MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "b", Operator: metav1.LabelSelectorOpExists}}}, pair{UnmatchedUID: "u"}},
 	} {
-		if got := itemOf(object(tt.selector)); got != tt.want {
+		if got := pairOf(object(tt.selector)); got != tt.want {
 			t.Errorf("%s: got %+v instead of %+v", name, got, tt.want)
 		}
 	}

@@ -20,9 +20,8 @@ import (
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
-// Beta tells which version of CSIStorageCapacity the API server has: v1, or only v1beta1,
-// as up to Kubernetes 1.23. Questions that fail for no lasting
-// reason are repeated for half a minute.
+// Beta reports whether the API server serves CSIStorageCapacity only as v1beta1, as
+// Kubernetes does up to 1.23. It retries transient errors for half a minute.
 func Beta(ctx context.Context, client discovery.ServerResourcesInterface) (bool, error) {
 	var beta bool
 	err := retry(ctx, func() error {
@@ -41,10 +40,9 @@ func Beta(ctx context.Context, client discovery.ServerResourcesInterface) (bool,
 	return beta, err
 }
 
-var errNotServed = errors.New("the API server has CSIStorageCapacity neither in storage.k8s.io/v1 nor in v1beta1; Kubernetes 1.21 or later is needed")
+var errNotServed = errors.New("the API server serves CSIStorageCapacity neither in storage.k8s.io/v1 nor in v1beta1. Use Kubernetes 1.21 or later")
 
-// retry repeats f, with growing pauses and for half a minute at most, while it fails for a
-// reason that may go away.
+// retry repeats f with back-off for up to half a minute while it returns a transient error.
 func retry(ctx context.Context, f func() error) error {
 	pause := wait.Backoff{Duration: 200 * time.Millisecond, Factor: 2, Steps: 8}
 	var last error
@@ -64,9 +62,8 @@ func retry(ctx context.Context, f func() error) error {
 	return err
 }
 
-// objects is what is done to the objects in the namespace of this process. It is the
-// typed client, whichever version it speaks.
-type objects interface {
+// objectClient declares the methods of the typed client for the objects of one namespace.
+type objectClient interface {
 	Get(ctx context.Context, name string, opts metav1.GetOptions) (*storagev1.CSIStorageCapacity, error)
 	Create(ctx context.Context, obj *storagev1.CSIStorageCapacity, opts metav1.CreateOptions) (*storagev1.CSIStorageCapacity, error)
 	Update(ctx context.Context, obj *storagev1.CSIStorageCapacity, opts metav1.UpdateOptions) (*storagev1.CSIStorageCapacity, error)
@@ -74,35 +71,35 @@ type objects interface {
 	Delete(ctx context.Context, name string, opts metav1.DeleteOptions) error
 }
 
-func newObjects(client kubernetes.Interface, namespace string, beta bool) objects {
+func newObjectClient(client kubernetes.Interface, namespace string, beta bool) objectClient {
 	if beta {
-		return betaObjects{client.StorageV1beta1().CSIStorageCapacities(namespace)}
+		return betaClient{client.StorageV1beta1().CSIStorageCapacities(namespace)}
 	}
 	return client.StorageV1().CSIStorageCapacities(namespace)
 }
 
-// betaObjects speaks v1beta1.
-type betaObjects struct {
+// betaClient converts between v1 and v1beta1.
+type betaClient struct {
 	client typedv1beta1.CSIStorageCapacityInterface
 }
 
-func (b betaObjects) Get(ctx context.Context, name string, opts metav1.GetOptions) (*storagev1.CSIStorageCapacity, error) {
+func (b betaClient) Get(ctx context.Context, name string, opts metav1.GetOptions) (*storagev1.CSIStorageCapacity, error) {
 	return fromBeta(b.client.Get(ctx, name, opts))
 }
 
-func (b betaObjects) Create(ctx context.Context, obj *storagev1.CSIStorageCapacity, opts metav1.CreateOptions) (*storagev1.CSIStorageCapacity, error) {
+func (b betaClient) Create(ctx context.Context, obj *storagev1.CSIStorageCapacity, opts metav1.CreateOptions) (*storagev1.CSIStorageCapacity, error) {
 	return fromBeta(b.client.Create(ctx, toBeta(obj), opts))
 }
 
-func (b betaObjects) Update(ctx context.Context, obj *storagev1.CSIStorageCapacity, opts metav1.UpdateOptions) (*storagev1.CSIStorageCapacity, error) {
+func (b betaClient) Update(ctx context.Context, obj *storagev1.CSIStorageCapacity, opts metav1.UpdateOptions) (*storagev1.CSIStorageCapacity, error) {
 	return fromBeta(b.client.Update(ctx, toBeta(obj), opts))
 }
 
-func (b betaObjects) Patch(ctx context.Context, name string, pt types.PatchType, data []byte, opts metav1.PatchOptions, subresources ...string) (*storagev1.CSIStorageCapacity, error) {
+func (b betaClient) Patch(ctx context.Context, name string, pt types.PatchType, data []byte, opts metav1.PatchOptions, subresources ...string) (*storagev1.CSIStorageCapacity, error) {
 	return fromBeta(b.client.Patch(ctx, name, pt, data, opts, subresources...))
 }
 
-func (b betaObjects) Delete(ctx context.Context, name string, opts metav1.DeleteOptions) error {
+func (b betaClient) Delete(ctx context.Context, name string, opts metav1.DeleteOptions) error {
 	return b.client.Delete(ctx, name, opts)
 }
 

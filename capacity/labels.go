@@ -7,18 +7,22 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
-// The labels of the objects of one publisher. The value of the second is that of
-// csi-provisioner, whose objects are taken over.
+// Labels of the objects. Keys and values are those of csi-provisioner, whose objects this
+// package takes over.
 const (
 	labelDriver    = "csi.storage.k8s.io/drivername"
 	labelManagedBy = "csi.storage.k8s.io/managed-by"
 	managedByBase  = "external-provisioner"
-	generateName   = "csisc-"
 )
 
-// managedBy is the value of the label managed-by. node is the name of the node of this
-// instance, "" for a central deployment. What is too long for a label is cut in the way
-// of csi-provisioner, so that the objects of either are those of the other.
+// labels returns the labels of all objects of driver. node is the node of this instance in
+// distributed provisioning, else empty.
+func labels(driver, node string) map[string]string {
+	return map[string]string{labelDriver: driver, labelManagedBy: managedBy(node)}
+}
+
+// managedBy returns the value of the managed-by label. It shortens long values in the same
+// way as csi-provisioner, so that each recognizes the objects of the other.
 func managedBy(node string) string {
 	if node == "" {
 		return managedByBase
@@ -36,11 +40,6 @@ func managedBy(node string) string {
 
 func hash(s string) string {
 	h := fnv.New32a()
-	_, _ = h.Write([]byte(s)) // a hash cannot fail
+	_, _ = h.Write([]byte(s)) // never fails
 	return fmt.Sprintf("%08x", h.Sum32())
-}
-
-// labels is those of every object of driver that belongs to the publisher of node.
-func labels(driver, node string) map[string]string {
-	return map[string]string{labelDriver: driver, labelManagedBy: managedBy(node)}
 }
