@@ -43,16 +43,18 @@ func infeasibleEvent(class string, delay fmt.Stringer, err error) event {
 		"Volume provisioning failed with infeasible error. Retries will be delayed by %v. StorageClass %q: %v", delay, class, err)}
 }
 
-// indeterminateEvent says what follows from a call without a definite result: it keeps the
-// claim, and with it a namespace that is deleted.
+// indeterminateEvent names the volume and the finalizer, which keeps the claim and a namespace
+// that is being deleted, and says what happens next.
 func indeterminateEvent(p plan, protection Protection, classRecreated bool, err error) event {
 	text := fmt.Sprintf("%v. Volume %q may exist: CreateVolume is repeated with the same request until the driver returns a definite result", err, p.VolumeName)
-	if protection != ProtectionOff {
-		text += fmt.Sprintf("; until then finalizer %s keeps this PVC", claimFinalizer)
+	if protection == ProtectionOff {
+		return failedEvent(p.ClassName, errors.New(text))
 	}
-	if classRecreated && protection != ProtectionOff {
-		text += fmt.Sprintf(". The first request is repeated although StorageClass %q was recreated since. To provision with the new class, "+
-			"delete this PVC and create it again. %s", p.ClassName, verifiedAbsent(p.VolumeName))
+	text += fmt.Sprintf("; until then finalizer %s keeps this PVC", claimFinalizer)
+	if classRecreated {
+		text += fmt.Sprintf(". The first request is repeated although StorageClass %q was recreated since. "+
+			"To use the new class, delete this PVC and create it again. If you have verified on the storage backend "+
+			"that volume %q does not exist, remove the finalizer to complete the deletion", p.ClassName, p.VolumeName)
 	}
 	return failedEvent(p.ClassName, errors.New(text))
 }
@@ -60,13 +62,9 @@ func indeterminateEvent(p plan, protection Protection, classRecreated bool, err 
 // cannotRetry returns the error for a claim whose CreateVolume has no definite result and
 // cannot be repeated for cause. fix is an imperative without a period.
 func cannotRetry(volume string, cause error, fix string) error {
-	return fmt.Errorf("the outcome of an earlier CreateVolume call is unknown and it cannot be retried: %w. %s. %s", cause, fix, verifiedAbsent(volume))
-}
-
-// verifiedAbsent names the way out of a call that will never have a definite result.
-func verifiedAbsent(volume string) string {
-	return fmt.Sprintf("If you have verified on the storage backend that volume %q does not exist, remove finalizer %s from this PVC instead",
-		volume, claimFinalizer)
+	return fmt.Errorf("the outcome of an earlier CreateVolume call is unknown and it cannot be retried: %w. %s. "+
+		"If you have verified on the storage backend that volume %q does not exist, remove finalizer %s from this PVC instead",
+		cause, fix, volume, claimFinalizer)
 }
 
 func failedDeleteEvent(err error) event {
