@@ -32,6 +32,7 @@ type claimLoop struct {
 func newClaimLoop(a applier) *claimLoop {
 	l := &claimLoop{applier: a, topologies: topology.NewAggregate()}
 	l.queue = workloop.New(a.c.loopConfig("claims"), a.c.deps.Queues, l.sync)
+	l.queue.ShowStage(func(key claimKey) string { return l.ops.get(key).stage.String() })
 	if cfg := a.c.cfg; cfg.NodeDeployment {
 		segments := a.c.driver.segments
 		l.topologies.SetNode(cfg.NodeName, segments, true)
