@@ -9,7 +9,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	storagehelpers "k8s.io/component-helpers/storage/volume"
 	"k8s.io/klog/v2"
@@ -166,15 +165,13 @@ func (a *applier) unprotect(ctx context.Context, claim *corev1.PersistentVolumeC
 // refetchClaim reads a claim whose PersistentVolume was saved and deleted since. The cache
 // may not show yet that the claim was bound, or deleted.
 func (a *applier) refetchClaim(ctx context.Context, key claimKey, claim *corev1.PersistentVolumeClaim) (transition, error) {
-	live, err := a.c.deps.Client.CoreV1().PersistentVolumeClaims(key.Namespace).Get(ctx, key.Name, metav1.GetOptions{})
+	live, exists, err := a.claims.Refetch(ctx, a.c.deps.Client.CoreV1().PersistentVolumeClaims(key.Namespace), claim)
 	switch {
-	case kube.IsNotFound(err), err == nil && live.UID != key.UID:
-		a.claims.MarkDeleted(claim)
-		return transition{}, nil
 	case err != nil:
 		return transition{}, fmt.Errorf("reading claim %s, whose PersistentVolume was deleted: %w", key, err)
+	case !exists:
+		return transition{}, nil
 	}
-	a.claims.Observe(live)
 	return claimRefetched(live.Spec.VolumeName != ""), nil
 }
 

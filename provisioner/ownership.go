@@ -233,16 +233,12 @@ func (o *nodeOwnership) selectThisNode(ctx context.Context, key claimKey, s clai
 		o.failed(key)
 		return nil
 	}
-	live, err := o.c.deps.Client.CoreV1().PersistentVolumeClaims(key.Namespace).Get(ctx, key.Name, metav1.GetOptions{})
+	live, exists, err := o.claims.Refetch(ctx, o.c.deps.Client.CoreV1().PersistentVolumeClaims(key.Namespace), s.claim)
 	switch {
-	case kube.IsNotFound(err), err == nil && live.UID != key.UID:
-		o.claims.MarkDeleted(s.claim)
-		return nil
 	case err != nil:
 		return fmt.Errorf("reading claim %s before owning it: %w", key, err)
-	case live.ResourceVersion != s.claim.ResourceVersion:
-		o.claims.Observe(live)
-		return nil // decide has not seen it
+	case !exists, live.ResourceVersion != s.claim.ResourceVersion:
+		return nil // decide has not seen this
 	}
 	owned, err := o.patchSelectedNode(ctx, live)
 	switch {

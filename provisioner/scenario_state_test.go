@@ -565,7 +565,7 @@ func provisionerScenarioAnswers(t *testing.T) {
 			same  bool // the driver has one volume for both
 			event string
 		}{
-			"at_the_last_moment":    {false, "exists already, for another volume"},
+			"at_the_last_moment":    {false, "already exists, for another volume"},
 			"and_of_its_volume_too": {true, "is not for this claim"},
 		} {
 			t.Run(name, func(t *testing.T) {

@@ -55,16 +55,12 @@ func (l *volumeLoop) failed(pv *corev1.PersistentVolume, err error) error {
 // whether it still has the PersistentVolume that decideVolume saw.
 func (l *volumeLoop) deleteVolume(ctx context.Context, pv *corev1.PersistentVolume) error {
 	l.record(pv, func(*removal) {})
-	live, err := l.c.deps.Client.CoreV1().PersistentVolumes().Get(ctx, pv.Name, metav1.GetOptions{})
+	live, exists, err := l.volumes.Refetch(ctx, l.c.deps.Client.CoreV1().PersistentVolumes(), pv)
 	switch {
-	case kube.IsNotFound(err), err == nil && live.UID != pv.UID:
-		l.volumes.MarkDeleted(pv)
-		return nil
 	case err != nil:
 		return fmt.Errorf("reading PersistentVolume %q before deleting its volume: %w", pv.Name, err)
-	case live.ResourceVersion != pv.ResourceVersion:
-		l.volumes.Observe(live)
-		return nil // decideVolume has not seen it
+	case !exists, live.ResourceVersion != pv.ResourceVersion:
+		return nil // decideVolume has not seen this
 	}
 	translated, err := l.c.driver.asCSI(live)
 	if err != nil {
