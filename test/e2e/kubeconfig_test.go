@@ -39,7 +39,8 @@ func (e *env) home() string {
 	e.t.Helper()
 	home := e.t.TempDir()
 	config, err := os.ReadFile(e.cp.Kubeconfig())
-	if err := errors.Join(err, os.Mkdir(filepath.Join(home, ".kube"), 0o700), os.WriteFile(filepath.Join(home, ".kube", "config"), config, 0o600)); err != nil {
+	if err := errors.Join(err, os.Mkdir(filepath.Join(home, ".kube"), 0o700),
+		os.WriteFile(filepath.Join(home, ".kube", "config"), config, 0o600)); err != nil {
 		e.t.Fatal(err)
 	}
 	return home
@@ -66,11 +67,12 @@ func TestKubeconfigOfAPerson(t *testing.T) {
 		env     []string
 		reached bool
 	}{
-		"the files of KUBECONFIG":     {[]string{"KUBECONFIG=" + e.split(), "HOME=" + nowhere}, true},
-		"the home directory":          {[]string{"KUBECONFIG=", "HOME=" + e.home()}, true},
-		"no file":                     {[]string{"KUBECONFIG=", "HOME=" + nowhere}, false},
-		"KUBECONFIG and the home":     {[]string{"KUBECONFIG=" + nowhere + "/none", "HOME=" + e.home()}, false},
-		"a pod without a token":       {[]string{"KUBECONFIG=", "HOME=" + e.home(), "KUBERNETES_SERVICE_HOST=::1", "KUBERNETES_SERVICE_PORT=1"}, false},
+		"the files of KUBECONFIG": {[]string{"KUBECONFIG=" + e.split(), "HOME=" + nowhere}, true},
+		"the home directory":      {[]string{"KUBECONFIG=", "HOME=" + e.home()}, true},
+		"no file":                 {[]string{"KUBECONFIG=", "HOME=" + nowhere}, false},
+		"KUBECONFIG and the home": {[]string{"KUBECONFIG=" + nowhere + "/none", "HOME=" + e.home()}, false},
+		"a pod without a token": {[]string{"KUBECONFIG=", "HOME=" + e.home(), "KUBERNETES_SERVICE_HOST=::1",
+			"KUBERNETES_SERVICE_PORT=1"}, false},
 		"no file of KUBECONFIG there": {[]string{"KUBECONFIG=" + nowhere + "/a:" + nowhere + "/b", "HOME=" + e.home()}, false},
 	} {
 		for args, says := range commands {
