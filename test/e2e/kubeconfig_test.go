@@ -80,14 +80,14 @@ func TestKubeconfigOfAPerson(t *testing.T) {
 			cmd.Env = c.env
 			out, _ := cmd.CombinedOutput() // the exit code is that of another finding
 			said := string(out)
-			if reached := !strings.Contains(said, "set --kubeconfig"); reached != c.reached || reached && !strings.Contains(said, says) {
+			if reached := !strings.Contains(said, "Set --kubeconfig"); reached != c.reached || reached && !strings.Contains(said, says) {
 				t.Errorf("%s, %s: %s", name, args, said)
 			}
 		}
 	}
 }
 
-// TestKubeconfigOfARole merges the files of KUBECONFIG, and looks for no file of a person.
+// TestKubeconfigOfARole merges the files of KUBECONFIG, and does not read ~/.kube/config.
 func TestKubeconfigOfARole(t *testing.T) {
 	e := newEnv(t, csitest.Config{}, 0)
 	cmd := e.command("provision")
@@ -98,7 +98,7 @@ func TestKubeconfigOfARole(t *testing.T) {
 	e.leftovers("c")
 
 	_, stderr, code := e.once([]string{"HOME=" + e.home()}, "provision", "--kubeconfig=")
-	if code == 0 || !strings.Contains(stderr, "set --kubeconfig outside of a cluster") {
+	if code == 0 || !strings.Contains(stderr, "Set --kubeconfig outside of a cluster") {
 		t.Errorf("exit code %d: %s", code, stderr)
 	}
 }

@@ -614,7 +614,7 @@ func provisionerScenarioPermissions(t *testing.T) {
 		}
 		e.plugin.Release()
 		e.bound("doubt")
-		p.says("No permission to patch, using update instead")
+		p.says("No permission to patch, falling back to get and update")
 
 		e.plugin.Next("CreateVolume", csitest.Fail(codes.ResourceExhausted, "full"))
 		full := newClaim("full", late)

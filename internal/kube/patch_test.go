@@ -11,10 +11,10 @@ import (
 	"github.com/storage-controller/storage-controller/internal/kubetest"
 )
 
-// TestIsFailedTest tells what a test of a patch has stopped from what is not valid, as the API
-// server says both.
-func TestIsFailedTest(t *testing.T) {
-	cp := kubetest.Get(t, kubetest.WithAudit()) // as the other tests have it, which share it
+// TestIsPatchTestFailed distinguishes a failed test operation from an invalid object, as the API
+// server reports both.
+func TestIsPatchTestFailed(t *testing.T) {
+	cp := kubetest.Get(t, kubetest.WithAudit()) // with the options of the other tests, which share it
 	maps := cp.Client().CoreV1().ConfigMaps(kubetest.Namespace(t, cp))
 	if _, err := maps.Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "m"}}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
@@ -30,7 +30,7 @@ func TestIsFailedTest(t *testing.T) {
 			t.Errorf("%s: %t for %v", patch, got, err)
 		}
 		if wrapped := fmt.Errorf("patching: %w", err); err != nil && IsPatchTestFailed(wrapped) != want {
-			t.Errorf("%s: otherwise when it is wrapped", patch)
+			t.Errorf("%s: another result for a wrapped error", patch)
 		}
 	}
 }
