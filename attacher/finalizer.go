@@ -6,9 +6,11 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	storagehelpers "k8s.io/component-helpers/storage/volume"
 
 	"github.com/storage-controller/storage-controller/election"
 	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/migration"
 )
 
 // Finalizer returns the finalizer that the attacher of driver adds to VolumeAttachments
@@ -19,6 +21,12 @@ func Finalizer(driver string) string { return "external-attacher/" + election.Sa
 // VolumeAttachment names pv: pv is being deleted, or its in-tree plugin attaches it again.
 func (d driver) releasesUnused(pv *corev1.PersistentVolume) bool {
 	return slices.Contains(pv.Finalizers, d.finalizer) && (pv.DeletionTimestamp != nil || d.abandoned(pv))
+}
+
+// abandoned reports whether an in-tree volume no longer belongs to the driver: its CSI
+// migration was disabled, and the in-tree plugin attaches it again.
+func (d driver) abandoned(pv *corev1.PersistentVolume) bool {
+	return pv.Annotations[storagehelpers.AnnMigratedTo] != d.name && migration.IsInTree(pv)
 }
 
 // releasable reports whether the finalizer of pv can be removed. attachments counts the

@@ -13,6 +13,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/storage-controller/storage-controller/csiclient"
+	"github.com/storage-controller/storage-controller/internal/migration"
 	"github.com/storage-controller/storage-controller/internal/workloop"
 )
 
@@ -219,4 +220,13 @@ func (d driver) isPublished(s attachmentState, reported publishedVolumes) (publi
 		published, known = reported.isPublished(handle, recorded)
 	}
 	return published, known, nil
+}
+
+// reportedHandle returns the volume ID of src in ListVolumes. The translation of some
+// in-tree plugins leaves placeholders that the node ID resolves.
+func (d driver) reportedHandle(src source, nodeID string) (string, error) {
+	if !src.migrated && !(src.inline && migration.PluginOf(d.name) != "") {
+		return src.handle, nil
+	}
+	return migration.RepairHandle(d.name, src.handle, nodeID)
 }
