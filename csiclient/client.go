@@ -97,11 +97,11 @@ func New(cfg Config, reg prometheus.Registerer) (*Client, error) {
 	c := &Client{cfg: cfg, recorder: newRecorder(reg), calls: newCalls(), ready: make(chan struct{}), reason: errors.New("not connected to the driver yet")}
 	c.losses = prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "storage_controller_csi_connection_losses_total",
-		Help: "Lost connections to the CSI driver.",
+		Help: "How often the connection to the CSI driver was lost.",
 	})
 	reg.MustRegister(c.losses, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "storage_controller_csi_ready",
-		Help: "1 if the CSI driver is connected and ready, else 0.",
+		Help: "1 while the CSI driver is connected and ready, else 0.",
 	}, func() float64 {
 		if c.CheckReady() != nil {
 			return 0

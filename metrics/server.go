@@ -56,6 +56,11 @@ var reserved = []string{"", "/livez", "/readyz", "/healthz", "/healthz/leader-el
 // Check returns an error if it fails.
 type Check func(*http.Request) error
 
+// Warning is returned by a [Check] that passes with a remark, which the verbose output shows.
+type Warning string
+
+func (w Warning) Error() string { return string(w) }
+
 // Server serves metrics, health checks and profiles. Checks may be added while it runs.
 type Server struct {
 	endpoints []endpoint
@@ -258,12 +263,16 @@ func (s *Server) serveChecks(list *[]namedCheck, failedStatus int) http.HandlerF
 				fmt.Fprintf(&lines, "[+]%s excluded: ok\n", c.name)
 				continue
 			}
-			if err := c.check(r); err != nil {
+			var warning Warning
+			switch err := c.check(r); {
+			case errors.As(err, &warning):
+				fmt.Fprintf(&lines, "[+]%s ok: %v\n", c.name, warning)
+			case err != nil:
 				failed = true
 				fmt.Fprintf(&lines, "[-]%s failed: %v\n", c.name, err)
-				continue
+			default:
+				fmt.Fprintf(&lines, "[+]%s ok\n", c.name)
 			}
-			fmt.Fprintf(&lines, "[+]%s ok\n", c.name)
 		}
 		_, verbose := r.URL.Query()["verbose"]
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")

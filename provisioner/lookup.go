@@ -38,12 +38,9 @@ func (d driver) attributesClass(claim *corev1.PersistentVolumeClaim) string {
 	return ""
 }
 
-// referenceReader reads objects that claims reference from the API server.
-type referenceReader struct{ c *Controller }
-
 // lookUp reads what a claim names. Each read is one of the API server: there are few
 // such claims, and what a volume is made of must not be told from an old cache.
-func (t referenceReader) lookUp(ctx context.Context, claim *corev1.PersistentVolumeClaim, resuming bool) *found {
+func (t *term) lookUp(ctx context.Context, claim *corev1.PersistentVolumeClaim, resuming bool) *found {
 	f := &found{}
 	if f.source, f.err = sourceOf(claim, t.c.cfg.CrossNamespaceVolumeDataSource); f.err != nil {
 		return f
@@ -66,7 +63,7 @@ func (t referenceReader) lookUp(ctx context.Context, claim *corev1.PersistentVol
 	return f
 }
 
-func (t referenceReader) mutableParameters(ctx context.Context, name string) (map[string]string, error) {
+func (t *term) mutableParameters(ctx context.Context, name string) (map[string]string, error) {
 	class, err := t.c.deps.Client.StorageV1().VolumeAttributesClasses().Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
 		return nil, fmt.Errorf("VolumeAttributesClass %q: %w", name, err)
@@ -78,7 +75,7 @@ func (t referenceReader) mutableParameters(ctx context.Context, name string) (ma
 }
 
 // contentOf is what a source means to the driver, and the UID of the source.
-func (t referenceReader) contentOf(ctx context.Context, claim *corev1.PersistentVolumeClaim, key sourceKey, resuming bool) (*csi.VolumeContentSource, types.UID, error) {
+func (t *term) contentOf(ctx context.Context, claim *corev1.PersistentVolumeClaim, key sourceKey, resuming bool) (*csi.VolumeContentSource, types.UID, error) {
 	if key.Kind == kube.KindSnapshot {
 		return t.snapshotContent(ctx, claim, key)
 	}
@@ -100,7 +97,7 @@ func (t referenceReader) contentOf(ctx context.Context, claim *corev1.Persistent
 	return content, source.UID, err
 }
 
-func (t referenceReader) snapshotContent(ctx context.Context, claim *corev1.PersistentVolumeClaim, key sourceKey) (*csi.VolumeContentSource, types.UID, error) {
+func (t *term) snapshotContent(ctx context.Context, claim *corev1.PersistentVolumeClaim, key sourceKey) (*csi.VolumeContentSource, types.UID, error) {
 	s, err := t.c.deps.Snapshots.VolumeSnapshots(key.Namespace).Get(ctx, key.Name, metav1.GetOptions{})
 	if err != nil {
 		return nil, "", err
@@ -121,7 +118,7 @@ func (t referenceReader) snapshotContent(ctx context.Context, claim *corev1.Pers
 }
 
 // permitted asks for a ReferenceGrant where the source is in another namespace (KEP-3294).
-func (t referenceReader) permitted(ctx context.Context, claim *corev1.PersistentVolumeClaim, source sourceKey) error {
+func (t *term) permitted(ctx context.Context, claim *corev1.PersistentVolumeClaim, source sourceKey) error {
 	if source.Namespace == claim.Namespace {
 		return nil
 	}

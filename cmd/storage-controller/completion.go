@@ -3,11 +3,12 @@ package main
 import (
 	"github.com/spf13/cobra"
 
+	"github.com/storage-controller/storage-controller/internal/app"
 	"github.com/storage-controller/storage-controller/nodecontroller"
 )
 
-// completeWords has shells offer the words that can stand somewhere, where there are a few,
-// and the names of files only after flags that take one: no argument of a command is a file.
+// completeWords sets the shell completion of flags with a few possible values. File names are completed only
+// after flags that take one: no argument of a command is a file.
 func completeWords(cmd *cobra.Command) {
 	if cmd.ValidArgsFunction == nil {
 		cmd.ValidArgsFunction = cobra.NoFileCompletions
@@ -15,11 +16,11 @@ func completeWords(cmd *cobra.Command) {
 	for name, words := range map[string][]string{
 		"output":         {outputText, outputJSON},
 		"logging-format": {outputText, outputJSON},
-		"controllers":    sections(allRoles()),
+		"controllers":    app.All.Names(),
 		"profile":        nodecontroller.ProfileNames(),
 	} {
 		if cmd.Flags().Lookup(name) != nil {
-			_ = cmd.RegisterFlagCompletionFunc(name, cobra.FixedCompletions(words, cobra.ShellCompDirectiveNoFileComp)) // it fails for a flag that is not there
+			_ = cmd.RegisterFlagCompletionFunc(name, cobra.FixedCompletions(words, cobra.ShellCompDirectiveNoFileComp)) // it fails only for an unknown flag
 		}
 	}
 	for _, sub := range cmd.Commands() {
@@ -27,7 +28,7 @@ func completeWords(cmd *cobra.Command) {
 	}
 }
 
-// completeObject offers the kinds of objects; their names are with the API server.
+// completeObject completes the kinds of objects; completing names would need the API server.
 func completeObject(_ *cobra.Command, args []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
 	if len(args) > 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp

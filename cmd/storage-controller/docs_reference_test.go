@@ -15,13 +15,16 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	storagehelpers "k8s.io/component-helpers/storage/volume"
+
+	"github.com/storage-controller/storage-controller/internal/app"
 )
 
 const referencePage = "../../docs/reference.md"
 
 // readNames are the packages whose constants and literals are what the page is about.
 var readNames = []string{
-	"provisioner", "attacher", "capacity", "nodecontroller", "nodecontroller/webhook", "internal/kube", "election", "cmd/storage-controller",
+	"provisioner", "attacher", "capacity", "nodecontroller", "nodecontroller/webhook", "internal/kube", "election", "cmd/storage-controller", "internal/app", "internal/settings",
 }
 
 // driverNames are the functions that make names out of that of the driver.
@@ -40,10 +43,21 @@ var apiNames = map[string]string{
 	"LabelHostname":               corev1.LabelHostname,
 	"LabelTopologyZone":           corev1.LabelTopologyZone,
 	"LabelTopologyRegion":         corev1.LabelTopologyRegion,
+	"BetaStorageClassAnnotation":  corev1.BetaStorageClassAnnotation,
+}
+
+// helperNames are the constants of k8s.io/component-helpers that our code goes by.
+var helperNames = map[string]string{
+	"AnnStorageProvisioner":         storagehelpers.AnnStorageProvisioner,
+	"AnnBetaStorageProvisioner":     storagehelpers.AnnBetaStorageProvisioner,
+	"AnnSelectedNode":               storagehelpers.AnnSelectedNode,
+	"AnnDynamicallyProvisioned":     storagehelpers.AnnDynamicallyProvisioned,
+	"AnnMigratedTo":                 storagehelpers.AnnMigratedTo,
+	"PVDeletionProtectionFinalizer": storagehelpers.PVDeletionProtectionFinalizer,
 }
 
 // noEvents are constants that begin like those of the reasons of events.
-var noEvents = map[string]string{"reasonWaiting": "reason of a step, in the log"}
+var noEvents = map[string]string{"reasonWaiting": "reason of a step, in the log", "reasonLast": "never sent"}
 
 // TestDocsReference: the page names every reason of an event, annotation, label,
 // finalizer, Lease and environment variable of the code, and nothing else.
@@ -72,9 +86,8 @@ func TestDocsReference(t *testing.T) {
 	same("environment variable", code.variables, page["Environment variables"])
 	same("name", code.names, slices.Concat(page["Annotations"], page["Labels and taints"], page["Finalizers"], page["Parameters and attributes"], page["Resources of pods"]))
 	leases := map[string]bool{}
-	for _, r := range append(allRoles(), capacityAlone) {
-		var s settings
-		leases[r.lease(s, "csi.example.com")] = true
+	for _, lease := range app.Leases("csi.example.com") {
+		leases[lease] = true
 	}
 	same("Lease", leases, page["Leases"])
 }
@@ -208,7 +221,16 @@ func (f namesFound) node(n ast.Node) string {
 			f.names[name] = true
 		}
 	case *ast.SelectorExpr:
-		if x, ok := n.X.(*ast.Ident); ok && x.Name == "corev1" && isNameOfAPI(n.Sel.Name) {
+		x, ok := n.X.(*ast.Ident)
+		if ok && x.Name == "storagehelpers" {
+			if helperNames[n.Sel.Name] == "" && isHelperName.MatchString(n.Sel.Name) {
+				return "storagehelpers." + n.Sel.Name + " is not in helperNames of this test"
+			}
+			if name := helperNames[n.Sel.Name]; name != "" {
+				f.names[name] = true
+			}
+		}
+		if ok && x.Name == "corev1" && isNameOfAPI(n.Sel.Name) {
 			name, known := apiNames[n.Sel.Name]
 			if !known {
 				return "corev1." + n.Sel.Name + " is not in apiNames of this test"
@@ -248,6 +270,8 @@ func (f namesFound) call(n *ast.CallExpr) string {
 	}
 	return ""
 }
+
+var isHelperName = regexp.MustCompile(`^Ann[A-Z]|Finalizer$`)
 
 func isNameOfAPI(name string) bool {
 	return strings.HasPrefix(name, "Label") || strings.HasPrefix(name, "Annotation") || strings.HasSuffix(name, "Annotation") ||

@@ -9,6 +9,9 @@ import (
 	"testing"
 
 	"github.com/spf13/pflag"
+
+	"github.com/storage-controller/storage-controller/internal/app"
+	"github.com/storage-controller/storage-controller/internal/settings"
 )
 
 // TestDocs compares the generated page with what the program has, or writes it
@@ -32,8 +35,8 @@ func TestDocs(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for _, r := range allRoles() {
-		checkRolePage(t, r.section, r.options(false))
+	for _, section := range app.Sections() {
+		checkRolePage(t, section)
 	}
 	have, err := os.ReadFile(page)
 	if err != nil || string(have) != b.String() {
@@ -80,14 +83,14 @@ func otherFlags(t *testing.T, roles []string) string {
 }
 
 // checkRolePage does the same for the part of the page of a role that lists its flags.
-func checkRolePage(t *testing.T, section string, options roleOptions) {
+func checkRolePage(t *testing.T, section settings.Section) {
 	t.Helper()
-	page := "../../docs/" + section + ".md"
+	page := "../../docs/" + section.Name + ".md"
 	have, err := os.ReadFile(page)
 	if err != nil {
 		t.Fatal(err)
 	}
-	begin, end := fmt.Sprintf("<!-- flags of %s: begin -->\n", section), fmt.Sprintf("<!-- flags of %s: end -->\n", section)
+	begin, end := fmt.Sprintf("<!-- flags of %s: begin -->\n", section.Name), fmt.Sprintf("<!-- flags of %s: end -->\n", section.Name)
 	before, rest, okBegin := strings.Cut(string(have), begin)
 	_, after, okEnd := strings.Cut(rest, end)
 	if !okBegin || !okEnd {
@@ -95,7 +98,7 @@ func checkRolePage(t *testing.T, section string, options roleOptions) {
 	}
 	fs := pflag.NewFlagSet("", pflag.ContinueOnError)
 	fs.SortFlags = false
-	registerFlags(fs, nil, []roleOptions{options})
+	settings.Schema{Sections: []settings.Section{section}}.Register(fs)
 	want := before + begin + flagTable(fs) + end + after
 	if os.Getenv("UPDATE") != "" {
 		if err := os.WriteFile(page, []byte(want), 0o644); err != nil {

@@ -16,6 +16,7 @@ import (
 
 	"github.com/storage-controller/storage-controller/election"
 	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/settings"
 	"github.com/storage-controller/storage-controller/internal/tools/explain"
 )
 
@@ -57,10 +58,10 @@ in the command line.`,
   storage-controller explain pvc shop/data
   storage-controller explain va csi-0123 --status-url http://localhost:8080
   storage-controller explain node worker-7 -o json`,
-		Args: func(cmd *cobra.Command, args []string) error {
+		Args: func(_ *cobra.Command, args []string) error {
 			_, err := o.request(args)
 			if err != nil {
-				return &usageError{err: err, text: cmd.UsageString()}
+				return &usageError{err}
 			}
 			return nil
 		},
@@ -70,7 +71,7 @@ in the command line.`,
 	fs := cmd.Flags()
 	fs.StringVarP(&o.namespace, "namespace", "n", "", "namespace of the claim; empty means that of the current context, or of the pod")
 	fs.StringVarP(&o.output, "output", "o", "text", "text or json")
-	fs.StringVar(&o.kubeconfig, "kubeconfig", "", kubeconfigOfUser)
+	fs.StringVar(&o.kubeconfig, "kubeconfig", "", settings.UserKubeconfigUsage)
 	fs.StringVar(&o.master, "master", "", "URL of the API server")
 	fs.StringVar(&o.statusURL, "status-url", "", "URL of the HTTP endpoint of a running process (--http-endpoint there), such as http://localhost:8080 after kubectl port-forward; empty means none")
 	return cmd

@@ -8,84 +8,87 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// manual is what --help of a command says besides its flags.
+// manual is the help of a command besides its flags.
 type manual struct{ long, example string }
 
-// manuals is by the names of commands below the program. What a command says about
-// itself wins.
+// manuals holds the help by the name of the command. Texts in the definition of a command take precedence.
 var manuals = map[string]manual{
 	"": {example: `  storage-controller all --csi-address=/csi/csi.sock --leader-election --http-endpoint=:8080
   storage-controller attach --help
   storage-controller help config validate`},
-	"all": {`Run every role that the driver supports in one process: the provisioner, the
-attacher, the publisher of capacity and the nodecontroller share one connection to
-the driver, one set of watches and one address for metrics and health.
+	"all": {`Run every role that the driver supports in one process: the provisioner, the attacher,
+the capacity role and the nodecontroller share one connection to the driver, one set of
+watches and one address for metrics and health.
 
-The capabilities of the driver decide which roles run; --controllers chooses. Each
-role works while it holds its own Lease, which is that of the sidecar that it
-replaces. Capacity is published where the environment variables NAMESPACE and
-POD_NAME are set. There is no rate limit to the API server unless one is set.
+The capabilities of the driver decide which roles run, unless --controllers does. A role
+works while it holds its own Lease, which is the Lease of the sidecar that it replaces.
+Capacity is published if the environment variables NAMESPACE and POD_NAME are set. API
+requests have no rate limit by default.
 
-After SIGTERM running calls are finished, volumes saved and the Leases released.`,
+A role that cannot start, for example because a permission is missing, is disabled and
+started again with back-off; the others work. /readyz?verbose and /statusz show it. A
+role that --controllers names ends the process instead.
+
+After SIGTERM running calls are completed, volumes saved and the Leases released.`,
 		`  storage-controller all --csi-address=/csi/csi.sock --leader-election --http-endpoint=:8080
   storage-controller all --controllers=provisioner,attacher --attacher-worker-threads=20
   storage-controller all --config=/etc/storage-controller/config.yaml`},
-	"provision": {`Create a volume and a PersistentVolume for each claim of the driver, and delete
-them again. Takes the place of csi-provisioner, flag for flag, and holds the same
-Lease, so that the two never work at the same time.
+	"provision": {`Create a volume and a PersistentVolume for each PersistentVolumeClaim of the driver,
+and delete released volumes. Replaces csi-provisioner with the same flags and the same
+Lease, so that both never work at the same time.
 
---enable-capacity publishes capacity too; it needs the environment variables
-NAMESPACE and POD_NAME. --node-deployment, for one instance on each node, needs
-NODE_NAME.`,
+--enable-capacity also publishes capacity; it requires the environment variables
+NAMESPACE and POD_NAME. --node-deployment (distributed provisioning, one instance per
+node) requires NODE_NAME.`,
 		`  storage-controller provision --csi-address=/csi/csi.sock --leader-election --http-endpoint=:8080
   storage-controller provision --enable-capacity --capacity-ownerref-level=2
   storage-controller provision --provisioning-protection=always --secret-namespaces=storage`},
-	"attach": {`Publish volumes to nodes and take them back, as VolumeAttachments ask for it. Takes
-the place of csi-attacher, flag for flag, and holds the same Lease, so that the two
-never work at the same time.`,
+	"attach": {`Publish volumes to nodes and unpublish them, as VolumeAttachments request. Replaces
+csi-attacher with the same flags and the same Lease, so that both never work at the same
+time.`,
 		`  storage-controller attach --csi-address=/csi/csi.sock --leader-election --http-endpoint=:8080
   storage-controller attach --worker-threads=50 --timeout=1m --reconcile-sync=5m`},
 	"capacity": {`Publish a CSIStorageCapacity for each StorageClass and topology segment, so that the
-scheduler puts pods where there is room for their volumes. Takes the place of
-csi-provisioner --enable-capacity. The environment variable NAMESPACE names the
-namespace of the objects, POD_NAME the pod by which their owner is found.
+scheduler selects nodes with enough available capacity. Replaces csi-provisioner
+--enable-capacity. The environment variable NAMESPACE sets the namespace of the objects,
+and POD_NAME the pod whose owner becomes their owner.
 
-In a process with the provisioner (all, provision --enable-capacity) a volume that is
-made or deleted is noticed at once; here the driver has to be polled.`,
+In a process with the provisioner (all, provision --enable-capacity) the capacity is
+refreshed when a volume is created or deleted; here it is only polled.`,
 		`  storage-controller capacity --csi-address=/csi/csi.sock --leader-election
   storage-controller capacity --capacity-poll-interval=5m --capacity-threads=10 --kube-api-capacity-qps=0
   storage-controller capacity --node-deployment --capacity-ownerref-level=0`},
-	"nodecontroller": {`Clean up after nodes that are gone, and help claims and pods of volumes that live on
-one node. Takes the place of the Kubernetes side of topolvm-controller, for any driver.
+	"nodecontroller": {`Clean up PVCs and PVs of deleted nodes, and help PVCs and pods of node-local volumes.
+Replaces the Kubernetes controllers of topolvm-controller, for any driver.
 
-Unless it is told otherwise it only reports: --node-cleanup=claims or volumes deletes,
-and needs --leader-election. --profile sets what a known driver expects, and
---print-config says where each setting comes from.`,
+By default it only reports: --node-cleanup=claims or volumes deletes, and requires
+--leader-election. --profile sets the defaults for a known driver, and --print-config
+prints the origin of each setting.`,
 		`  storage-controller nodecontroller --csi-address=/csi/csi.sock --leader-election
   storage-controller nodecontroller --driver-name=local.example.com --node-cleanup=dry-run
   storage-controller nodecontroller --profile=topolvm --leader-election --print-config`},
 	"nodecontroller cleanup": {"", `  storage-controller nodecontroller cleanup --driver-name=local.example.com --node=worker-7
   storage-controller nodecontroller cleanup --driver-name=local.example.com --node=worker-7 --volumes --yes`},
-	"nodecontroller remove-finalizers": {`Take the finalizer of the nodecontroller from all nodes. Do this before it is
-uninstalled: a node that keeps the finalizer could not be deleted any more. Stop the
-nodecontroller first, or have --node-finalizer-mode be another than manage, or it puts
-the finalizer back. The command looks again after some seconds; when the finalizer is
-back it names who holds the Lease, and the exit code is 1.`,
+	"nodecontroller remove-finalizers": {`Remove the finalizer of the nodecontroller from all nodes. Do this before you uninstall
+it: a Node with the finalizer cannot be deleted any more. First stop the nodecontroller,
+or set --node-finalizer-mode to another value than manage; otherwise it adds the
+finalizer again. The command checks the nodes again after some seconds. If the finalizer
+is back, it prints the holder of the Lease, and the exit code is 1.`,
 		`  storage-controller nodecontroller remove-finalizers --driver-name=local.example.com --dry-run
   storage-controller nodecontroller remove-finalizers --driver-name=local.example.com`},
-	"config": {`Show or check the configuration that "all" would run with. Nothing is started, and
-neither the driver nor the API server is asked.`,
+	"config": {`Print or validate the configuration that "all" uses. Nothing is started, and neither the
+driver nor the API server is called.`,
 		`  storage-controller config print --config=config.yaml
   storage-controller config validate --config=config.yaml`},
 	"config print": {"", `  storage-controller config print
   storage-controller config print --config=config.yaml --attacher-timeout=1m`},
-	"config validate": {`Check the flags, the environment and the file that "all" would run with, and report
-everything that is wrong. The exit code is 0 when all is well.`,
+	"config validate": {`Validate the flags, the environment and the file that "all" uses, and report every
+error. The exit code is 0 if there is none.`,
 		`  storage-controller config validate --config=config.yaml`},
 	"version": {`Print the name of the program and its version.`, `  storage-controller version`},
 	"help":    {"", "  storage-controller help\n  storage-controller help config validate"},
-	"completion": {`Print a script by which a shell completes the commands and flags of this program.
-The help of each shell says how to load it.`,
+	"completion": {`Print a script with which a shell completes the commands and flags of this program.
+The help of each shell explains how to load it.`,
 		`  storage-controller completion bash > /etc/bash_completion.d/storage-controller
   storage-controller completion zsh --help`},
 	"completion bash":       {"", `  storage-controller completion bash > /etc/bash_completion.d/storage-controller`},
@@ -94,9 +97,9 @@ The help of each shell says how to load it.`,
 	"completion powershell": {"", `  storage-controller completion powershell > storage-controller.ps1`},
 }
 
-// complete adds to root the commands that every program of cobra has, with mistakes
-// that are told as those of our own are, and gives all commands their manuals.
-func complete(root *cobra.Command) {
+// finishCommands adds the standard commands of cobra to root, with usage errors like those of the other
+// commands, and gives all commands their help.
+func finishCommands(root *cobra.Command) {
 	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd()
 	for _, cmd := range root.Commands() {
@@ -106,7 +109,7 @@ func complete(root *cobra.Command) {
 		case "completion":
 			cmd.Args = noArguments
 			cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-				return &usageError{errors.New("a shell is needed: bash, zsh, fish or powershell"), cmd.UsageString()}
+				return &usageError{errors.New("a shell is required: bash, zsh, fish or powershell")}
 			}
 			for _, shell := range cmd.Commands() {
 				shell.Args = noArguments
@@ -117,16 +120,17 @@ func complete(root *cobra.Command) {
 	completeWords(root)
 }
 
-// help is that of cobra, which takes the name of a command that does not exist for success.
+// help prints the help of a command. Unlike in cobra, an unknown command is an error.
 func help(cmd *cobra.Command, args []string) error {
 	about, rest, err := cmd.Root().Find(args)
 	if err != nil || len(rest) > 0 {
-		return &usageError{fmt.Errorf("unknown command %q", strings.Join(args, " ")), cmd.UsageString()}
+		return &usageError{fmt.Errorf("unknown command %q", strings.Join(args, " "))}
 	}
-	about.InitDefaultHelpFlag() // so that it is among the flags
+	about.InitDefaultHelpFlag() // cobra adds it only when the command runs
 	return about.Help()
 }
 
+// describe sets the help of cmd and its subcommands.
 func describe(cmd *cobra.Command) {
 	_, name, _ := strings.Cut(cmd.CommandPath(), " ")
 	m := manuals[name]
@@ -141,7 +145,7 @@ func describe(cmd *cobra.Command) {
 	}
 }
 
-// seeHelp says where the help of cmd is for a program that was called name.
+// seeHelp returns the command that prints the help of cmd, for a program that was called name.
 func seeHelp(cmd *cobra.Command, name string) string {
 	command := cmd.CommandPath()
 	if cmd.Name() == "help" {

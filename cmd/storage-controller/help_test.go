@@ -114,8 +114,8 @@ func TestWrongInput(t *testing.T) {
 		refused(t, "no-such-argument", name, "no-such-argument")
 	}
 	refused(t, "--node: ", "storage-controller", "nodecontroller", "cleanup", "--csi-address=/does/not/exist")
-	refused(t, "a shell is needed", "storage-controller", "completion")
-	refused(t, "a subcommand is needed", "storage-controller")
+	refused(t, "a shell is required", "storage-controller", "completion")
+	refused(t, "a subcommand is required", "storage-controller")
 }
 
 // TestCompletion: the scripts are there, that of bash is one, and what they ask the

@@ -1,5 +1,4 @@
-// Command storage-controller stands beside the controller of a CSI driver and
-// does what takes a sidecar container each today. See docs/architecture.md.
+// Command storage-controller runs the controller-side sidecars of a CSI driver in one process. See docs/architecture.md.
 package main
 
 import (
@@ -7,24 +6,25 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+
+	"github.com/storage-controller/storage-controller/internal/app"
 )
 
 // version is set when a release is built: -ldflags "-X main.version=v1.2.3".
 var version = "dev"
 
-// Exit codes: a usage error is told apart from everything else that can go wrong.
+// The exit codes.
 const (
-	exitFailure = 1
-	exitUsage   = 2
-	exitRefused = 3 // of a command that may not do what it was asked for
-	exitMend    = 3 // of migrate, when its result does not start as it is
+	exitFailure  = 1
+	exitUsage    = 2
+	exitFindings = 3 // a command has findings, or refuses what was requested
 )
 
 func main() {
 	os.Exit(run(os.Args))
 }
 
-// run is main without the end of the process, and returns its exit code.
+// run runs the command of argv and returns the exit code.
 func run(argv []string) int {
 	name := filepath.Base(argv[0])
 	root := newRoot(name)
@@ -34,21 +34,27 @@ func run(argv []string) int {
 		return 0
 	}
 	var usage *usageError
-	if errors.As(err, &usage) {
-		hint := ""
-		if usage.text != "" {
-			hint = "; " + seeHelp(cmd, name) // the usage itself, a hundred flags, would hide what is wrong
-		}
-		fmt.Fprintf(os.Stderr, "%s: %v%s\n", name, err, hint)
+	if errors.As(err, &usage) { // the usage text with its hundred flags would hide the error
+		fmt.Fprintf(os.Stderr, "%s: %v; %s\n", name, err, seeHelp(cmd, name))
 		return exitUsage
 	}
 	fmt.Fprintf(os.Stderr, "%s: %v\n", name, err)
+	var settings *app.UsageError
+	if errors.As(err, &settings) {
+		return exitUsage
+	}
 	var exit *exitError
 	if errors.As(err, &exit) {
 		return exit.code
 	}
 	return exitFailure
 }
+
+// usageError is an error in the command line, for which the help of the command is useful.
+type usageError struct{ err error }
+
+func (e *usageError) Error() string { return e.err.Error() }
+func (e *usageError) Unwrap() error { return e.err }
 
 // exitError is an error with an exit code of its own.
 type exitError struct {

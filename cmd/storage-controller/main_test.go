@@ -2,20 +2,19 @@ package main
 
 import (
 	"bytes"
-	"errors"
 	"flag"
 	"io"
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/klog/v2"
 
-	"github.com/storage-controller/storage-controller/csiclient"
-	"github.com/storage-controller/storage-controller/csiclient/csitest"
+	"github.com/storage-controller/storage-controller/internal/app"
+	"github.com/storage-controller/storage-controller/internal/kubetest"
 )
+
+func TestMain(m *testing.M) { kubetest.Main(m) }
 
 // output runs the program in this process and returns its exit code and what it wrote.
 func output(t *testing.T, argv ...string) (code int, stdout, stderr string) {
@@ -52,7 +51,7 @@ func TestExitCodes(t *testing.T) {
 		stdout string // what must be in it
 		stderr string
 	}{
-		"no subcommand":                         {[]string{"storage-controller"}, 2, "", "a subcommand is needed"},
+		"no subcommand":                         {[]string{"storage-controller"}, 2, "", "a subcommand is required"},
 		"unknown subcommand":                    {[]string{"storage-controller", "fly"}, 2, "", `unknown command "fly"`},
 		"help":                                  {[]string{"storage-controller", "--help"}, 0, "provision", ""},
 		"help of a role":                        {[]string{"storage-controller", "attach", "--help"}, 0, "--worker-threads", ""},
@@ -86,8 +85,8 @@ func TestExitCodes(t *testing.T) {
 		"config validate of nonsense":           {[]string{"storage-controller", "config", "validate", "--timeout=0s"}, 2, "", "--timeout"},
 		"config without a subcommand":           {[]string{"storage-controller", "config"}, 2, "", "print or validate"},
 		"credentials where they would be shown": {[]string{"storage-controller", "config", "validate", "--otlp-endpoint=http://me:hidden@c:4317"}, 1, "", "OTEL_EXPORTER_OTLP_HEADERS"},
-		"credentials in the query":              {[]string{"storage-controller", "config", "validate", "--otlp-endpoint=http://c:4317?token=hidden"}, 1, "", "no path, query or fragment"},
-		"credentials in the path":               {[]string{"storage-controller", "config", "validate", "--otlp-endpoint=http://c:4317/hidden"}, 1, "", "no path, query or fragment"},
+		"credentials in the query":              {[]string{"storage-controller", "config", "validate", "--otlp-endpoint=http://c:4317?token=hidden"}, 1, "", "must not contain a path, query or fragment"},
+		"credentials in the path":               {[]string{"storage-controller", "config", "validate", "--otlp-endpoint=http://c:4317/hidden"}, 1, "", "must not contain a path, query or fragment"},
 		"credentials, and no URL":               {[]string{"storage-controller", "config", "validate", "--otlp-endpoint=me:hidden@c"}, 1, "", "--otlp-endpoint: must be a URL"},
 		"a collector with a slash":              {[]string{"storage-controller", "config", "validate", "--otlp-endpoint=http://c:4317/"}, 0, "valid", ""},
 		"more traces than all":                  {[]string{"storage-controller", "all", "--otlp-sampling-ratio=2"}, 1, "", "--otlp-sampling-ratio: must be between 0 and 1"},
@@ -112,7 +111,7 @@ func TestExitCodes(t *testing.T) {
 
 // TestFlagsOfTheSidecar: an old manifest of csi-attacher means the same here.
 func TestFlagsOfTheSidecar(t *testing.T) {
-	flags := newRoleCommand("attach", "csi-attacher", false, attacherRole).Flags()
+	flags := newRoleCommand("attach", "csi-attacher", "", app.Attach).Flags()
 	_, help, _ := output(t, "csi-attacher", "--help")
 	for name, def := range map[string]string{
 		"worker-threads": "10", "max-entries": "0", "timeout": "15s", "retry-interval-start": "1s", "retry-interval-max": "5m0s",
@@ -138,157 +137,6 @@ func TestFlagsOfTheSidecar(t *testing.T) {
 		code, _, stderr := output(t, "csi-attacher", "-"+f.Name+"="+f.Value.String(), "-worker-threads=0")
 		if code != exitFailure || !strings.Contains(stderr, "--worker-threads") {
 			t.Errorf("-%s: exit code %d, %s", f.Name, code, stderr)
-		}
-	})
-}
-
-// TestTerminationMessage is what Kubernetes shows of a container that ends with its driver.
-func TestTerminationMessage(t *testing.T) {
-	defer func(before string) { terminationLog = before }(terminationLog)
-	terminationLog = filepath.Join(t.TempDir(), "log")
-	if err := os.WriteFile(terminationLog, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	plugin := csitest.Run(t, csitest.Config{})
-	cfg := csiclient.DefaultConfig()
-	cfg.Address, cfg.ExitOnConnectionLoss = plugin.Address(), true
-	client, err := csiclient.New(cfg, prometheus.NewRegistry())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer client.Close()
-	if _, err := client.Connect(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	plugin.Stop()
-	if err := connection(t.Context(), client); !errors.Is(err, csiclient.ErrConnectionLost) {
-		t.Errorf("got %v", err)
-	}
-	if text, err := os.ReadFile(terminationLog); err != nil || string(text) != "Lost connection to CSI driver, exiting\n" {
-		t.Errorf("%v: %q", err, text)
-	}
-}
-
-func TestSettings(t *testing.T) {
-	dir := t.TempDir()
-	file := filepath.Join(dir, "config.yaml")
-	write := func(content string) {
-		t.Helper()
-		if err := os.WriteFile(file, []byte("apiVersion: storage-controller/v1alpha1\nkind: Configuration\n"+content), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	read := func(args ...string) (settings, error) {
-		t.Helper()
-		cmd := newRoleCommand("all", "x", true, allRoles()...)
-		if err := cmd.ParseFlags(args); err != nil {
-			t.Fatal(err)
-		}
-		return readSettings(cmd.Flags(), true, allRoles())
-	}
-	type got struct{ provisioner, attacher string }
-	tests := map[string]struct {
-		file string
-		env  map[string]string
-		args []string
-		want got // timeouts
-	}{
-		"defaults":                             {"", nil, nil, got{"15s", "15s"}},
-		"file at the top sets all":             {"timeout: 1s", nil, nil, got{"1s", "1s"}},
-		"file in a section sets one":           {"timeout: 1s\nattacher:\n  timeout: 2s", nil, nil, got{"1s", "2s"}},
-		"environment beats the file":           {"timeout: 1s", map[string]string{"TIMEOUT": "3s"}, nil, got{"3s", "3s"}},
-		"environment of one role":              {"timeout: 1s", map[string]string{"PROVISIONER_TIMEOUT": "4s"}, nil, got{"4s", "1s"}},
-		"flag beats the environment":           {"timeout: 1s", map[string]string{"TIMEOUT": "3s"}, []string{"--timeout=5s"}, got{"5s", "5s"}},
-		"flag of one role beats that of all":   {"", nil, []string{"--timeout=5s", "--attacher-timeout=6s"}, got{"5s", "6s"}},
-		"flag of all beats a section":          {"attacher:\n  timeout: 2s", nil, []string{"--timeout=5s"}, got{"5s", "5s"}},
-		"an empty environment is not set":      {"timeout: 1s", map[string]string{"TIMEOUT": ""}, nil, got{"1s", "1s"}},
-		"a section without options is no harm": {"attacher:\n", nil, nil, got{"15s", "15s"}},
-	}
-	for name, tt := range tests {
-		t.Run(name, func(t *testing.T) {
-			write(tt.file)
-			for k, v := range tt.env {
-				t.Setenv(envPrefix+k, v)
-			}
-			s, err := read(append(tt.args, "--config="+file)...)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if g := (got{s.Provisioner.Timeout.String(), s.Attacher.Timeout.String()}); g != tt.want {
-				t.Errorf("got %v, want %v", g, tt.want)
-			}
-		})
-	}
-
-	t.Run("maps keep their case", func(t *testing.T) {
-		write("feature-gates:\n  Topology: false\nleader-election-labels: {Team: Storage}\nworker-threads: 7\nv: 3\ncontrollers: [provisioner]")
-		s, err := read("--config=" + file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if s.Common.FeatureGates.enabled("Topology") || s.Common.LeaseLabels["Team"] != "Storage" || s.Provisioner.WorkerThreads != 7 ||
-			s.Attacher.WorkerThreads != 7 || s.Common.Logging.Verbosity != 3 || len(s.Common.Controllers) != 1 {
-			t.Errorf("%+v", s)
-		}
-	})
-	t.Run("roles keep their own defaults", func(t *testing.T) {
-		s, err := read()
-		if err != nil || s.Provisioner.WorkerThreads != 100 || s.Attacher.WorkerThreads != 10 || s.Common.KubeAPIQPS != 0 {
-			t.Errorf("%v: %+v", err, s)
-		}
-	})
-	t.Run("what print prints means the same", func(t *testing.T) {
-		write("timeout: 7s\nprovisioner: {strict-topology: true}\nleader-election-labels: {a: b}")
-		before, err := read("--config="+file, "--http-endpoint=:1")
-		if err != nil {
-			t.Fatal(err)
-		}
-		printed, err := marshalSettings(before)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(file, printed, 0o600); err != nil {
-			t.Fatal(err)
-		}
-		after, err := read("--config=" + file)
-		if err != nil {
-			t.Fatalf("%v\n%s", err, printed)
-		}
-		again, err := marshalSettings(after)
-		if err != nil || string(again) != string(printed) {
-			t.Errorf("%v: got\n%s\nwant\n%s", err, again, printed)
-		}
-	})
-	for name, tt := range map[string]struct{ content, want string }{
-		"unknown key":                       {"workers: 3", `unknown key "workers"`},
-		"unknown key in a section":          {"attacher: {strict-topology: true}", `unknown key "attacher.strict-topology"`},
-		"section that is none":              {"attacher: 3", `key "attacher"`},
-		"key twice":                         {"timeout: 1s\ntimeout: 2s", "timeout"},
-		"value of the wrong kind":           {"timeout: often", "timeout"},
-		"number that is none":               {"worker-threads: many", "worker-threads"},
-		"not YAML":                          {"{", "configuration"},
-		"version is no option of a file":    {"version: true", `unknown key "version"`},
-		"a key that only the flags may set": {"config: x", `unknown key "config"`},
-	} {
-		t.Run(name, func(t *testing.T) {
-			write(tt.content)
-			if _, err := read("--config=" + file); err == nil || !strings.Contains(err.Error(), tt.want) {
-				t.Errorf("got %v, want an error with %q", err, tt.want)
-			}
-		})
-	}
-	t.Run("wrong header", func(t *testing.T) {
-		if err := os.WriteFile(file, []byte("kind: Other"), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := read("--config=" + file); err == nil || !strings.Contains(err.Error(), "must begin with apiVersion") {
-			t.Errorf("got %v", err)
-		}
-	})
-	t.Run("file that is not there", func(t *testing.T) {
-		t.Setenv("STORAGE_CONTROLLER_CONFIG", "/does/not/exist")
-		if _, err := read(); err == nil || !strings.Contains(err.Error(), "/does/not/exist") {
-			t.Errorf("got %v", err)
 		}
 	})
 }

@@ -4,13 +4,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"os"
 	"slices"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/storage-controller/storage-controller/internal/app"
+	"github.com/storage-controller/storage-controller/internal/settings"
 	"github.com/storage-controller/storage-controller/internal/tools/migrate"
 )
 
@@ -20,20 +21,19 @@ func newMigrateCommand(name string) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "migrate -f FILE",
 		Short: "Rewrite the manifest of a driver to run storage-controller instead of the sidecars",
-		Long: `Rewrite the manifest of a driver to run storage-controller instead of
-csi-provisioner and csi-attacher, and beside topolvm-controller.
+		Long: `Rewrite the manifest of a CSI driver to run storage-controller instead of csi-provisioner
+and csi-attacher, and next to topolvm-controller.
 
-It reads Deployments, StatefulSets and DaemonSets, in YAML, and prints the same
-manifest in which one container takes the place of those sidecars, with their
-flags, environment, mounts, ports, probes and resources. Everything else, other
-containers and documents with their comments, is printed as it is. Nothing is
-sent to a cluster.
+It reads Deployments, StatefulSets and DaemonSets in YAML, and prints the same manifest
+with one container in place of these sidecars, with their flags, environment, mounts,
+ports, probes and resources. Other containers and documents, with their comments, are
+printed unchanged. Nothing is sent to a cluster.
 
-What could not be carried over, and what to check before a rollout, stands as a
-comment at the new container and on stderr. Exit code 1: there was nothing to
-replace, or the manifest cannot be read; the manifest is printed only where
-something was replaced. Exit code 3: it is printed, and does not start before what
-the notes say is mended, such as a flag with a value that is not accepted.`,
+What was not carried over, and what to check before a rollout, is printed as a comment
+at the new container and on stderr. Exit code: 1 nothing to replace, or the manifest
+cannot be read; it is printed only if something was replaced. 3 the manifest was printed,
+but it will not start until you fix the problems in the notes, such as an invalid value
+of a flag.`,
 		Example: `  storage-controller migrate -f deployment.yaml > new.yaml
   storage-controller migrate -f deployment.yaml --diff
   kubectl get -n kube-system deployment/my-csi-controller -o yaml | storage-controller migrate -f - --per-role
@@ -42,11 +42,11 @@ the notes say is mended, such as a flag with a value that is not accepted.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			switch {
 			case file == "":
-				return &usageError{errors.New("-f is needed: the manifest to rewrite, or - for the standard input"), cmd.UsageString()}
+				return &usageError{errors.New("-f is required: the manifest to rewrite, or - for the standard input")}
 			case image == "":
-				return &usageError{errors.New("--image: must not be empty"), cmd.UsageString()}
+				return &usageError{errors.New("--image: must not be empty")}
 			case perRole && allInOne && cmd.Flags().Changed("all-in-one"):
-				return &usageError{errors.New("--all-in-one and --per-role: only one of them may be set"), cmd.UsageString()}
+				return &usageError{errors.New("--all-in-one and --per-role: only one of them may be set")}
 			case !perRole && !allInOne:
 				perRole = true
 			}
@@ -63,12 +63,13 @@ the notes say is mended, such as a flag with a value that is not accepted.`,
 	fs.SortFlags = false
 	fs.VarP(oneFile{&file}, "filename", "f", "manifest to rewrite; - means the standard input")
 	fs.StringVar(&image, "image", "storage-controller:"+buildVersion(), "image of the new containers")
-	fs.BoolVar(&allInOne, "all-in-one", true, "one container, which runs \"all\", in each pod")
+	fs.BoolVar(&allInOne, "all-in-one", true, "one container that runs \"all\" in each pod")
 	fs.BoolVar(&perRole, "per-role", false, "one container for each sidecar, under its name")
-	fs.BoolVar(&diff, "diff", false, "print the change, as a unified diff, instead of the new manifest")
+	fs.BoolVar(&diff, "diff", false, "print a unified diff instead of the new manifest")
 	return cmd
 }
 
+// readManifest returns the content of file, or of stdin for "-".
 func readManifest(file string, stdin io.Reader) ([]byte, error) {
 	var manifest []byte
 	var err error
@@ -83,6 +84,7 @@ func readManifest(file string, stdin io.Reader) ([]byte, error) {
 	return manifest, nil
 }
 
+// migrateManifest writes the result of the migration and its notes.
 func migrateManifest(cmd *cobra.Command, name, file string, manifest []byte, diff bool, o migrate.Options) error {
 	result, err := migrate.Run(manifest, o)
 	for _, n := range result.Notes {
@@ -96,13 +98,12 @@ func migrateManifest(cmd *cobra.Command, name, file string, manifest []byte, dif
 		out = migrate.Diff(file, file+" (migrated)", string(manifest), out)
 	}
 	if _, err = io.WriteString(cmd.OutOrStdout(), out); err == nil && result.Rejected {
-		err = &exitError{fmt.Errorf("migrating %s: the result does not start as it is; mend what the notes above say", file), exitMend}
+		err = &exitError{fmt.Errorf("migrating %s: the result will not start. Fix the problems in the notes above", file), exitFindings}
 	}
 	return err
 }
 
-// oneFile is a flag that may be given once: of several manifests all but the last would be
-// left out.
+// oneFile is a flag that may be set only once: otherwise all manifests but the last one would be ignored.
 type oneFile struct{ name *string }
 
 func (f oneFile) String() string { return *f.name }
@@ -110,17 +111,17 @@ func (f oneFile) Type() string   { return "string" }
 
 func (f oneFile) Set(name string) error {
 	if *f.name != "" {
-		return fmt.Errorf("one manifest at a time, and %s is there already: run the command for each", *f.name)
+		return fmt.Errorf("only one manifest at a time, and %s is set already. Run the command for each", *f.name)
 	}
 	*f.name = name
 	return nil
 }
 
-// flagTables tells the migration what this program understands.
+// flagTables returns the flags that this program accepts.
 func flagTables(root *cobra.Command) migrate.Tables {
 	t := migrate.Tables{
 		Commands: map[string][]migrate.Flag{},
-		Gates:    slices.Sorted(maps.Keys(knownGates)),
+		Gates:    settings.KnownGates(),
 		Accept:   func(args []string) error { return acceptable(args) },
 	}
 	for _, cmd := range root.Commands() {
@@ -131,17 +132,17 @@ func flagTables(root *cobra.Command) migrate.Tables {
 			t.Commands[cmd.Name()] = append(t.Commands[cmd.Name()], migrate.Flag{Name: f.Name, Default: f.DefValue, Bare: f.NoOptDefVal != ""})
 		})
 	}
-	for _, options := range allRoleOptions(true) {
-		r := migrate.Role{Name: options.section}
-		for _, o := range options.options {
-			r.Options = append(r.Options, o.name)
+	for _, section := range app.Sections() {
+		r := migrate.Role{Name: section.Name}
+		for _, o := range section.Options {
+			r.Options = append(r.Options, o.Name)
 		}
 		t.Roles = append(t.Roles, r)
 	}
 	return t
 }
 
-// acceptable parses args, which begin with a subcommand, as the program does.
+// acceptable parses args, which begin with a subcommand, and returns the error of the program.
 func acceptable(args []string) error {
 	root := newRoot("storage-controller")
 	cmd, rest, err := root.Find(arguments(root, "storage-controller", args))

@@ -151,7 +151,7 @@ func TestMigrateUsage(t *testing.T) {
 		code           int
 		stdout, stderr string
 	}{
-		"no file":               {nil, 2, "", "-f is needed"},
+		"no file":               {nil, 2, "", "-f is required"},
 		"an empty image":        {[]string{"-f", deployment, "--image="}, 2, "", "--image: must not be empty"},
 		"two modes":             {[]string{"-f", deployment, "--all-in-one", "--per-role"}, 2, "", "only one of them"},
 		"argument":              {[]string{"-f", deployment, "x"}, 2, "", "unexpected argument"},
@@ -183,7 +183,7 @@ func TestMigrateToSomethingThatDoesNotStart(t *testing.T) {
 	manifest := "kind: Deployment\nmetadata: {name: d}\nspec:\n  template:\n    spec:\n      containers:\n      - name: csi-attacher\n        image: csi-attacher:v4\n        args: [--csi-address=/csi/csi.sock, --timeout=soon]\n"
 	for name, flags := range map[string][]string{"manifest": nil, "diff": {"--diff"}} {
 		code, stdout, stderr := runWithInput(t, []byte(manifest), append([]string{"storage-controller", "migrate", "-f", "-"}, flags...)...)
-		if code != exitMend || !strings.Contains(stdout, "--timeout=soon") || !strings.Contains(stderr, "does not accept these arguments") || !strings.Contains(stderr, "does not start as it is") {
+		if code != exitFindings || !strings.Contains(stdout, "--timeout=soon") || !strings.Contains(stderr, "does not accept these arguments") || !strings.Contains(stderr, "will not start") {
 			t.Errorf("%s: exit code %d\n%s\n%s", name, code, stdout, stderr)
 		}
 	}

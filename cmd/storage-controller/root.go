@@ -8,19 +8,12 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+
+	"github.com/storage-controller/storage-controller/internal/app"
+	"github.com/storage-controller/storage-controller/internal/settings"
 )
 
-// usageError is a mistake in the command line itself.
-type usageError struct {
-	err  error
-	text string // the usage of the command; empty where a look at its help would not help
-}
-
-func (e *usageError) Error() string { return e.err.Error() }
-func (e *usageError) Unwrap() error { return e.err }
-
-// aliases are the names of programs that this one replaces: under such a name
-// it behaves as the subcommand, so that a manifest needs only another image.
+// aliases maps the programs that this one replaces to subcommands: under such a name it runs the subcommand.
 var aliases = map[string]string{
 	"csi-provisioner": "provision",
 	"csi-attacher":    "attach",
@@ -29,39 +22,39 @@ var aliases = map[string]string{
 func newRoot(name string) *cobra.Command {
 	root := &cobra.Command{
 		Use:   "storage-controller",
-		Short: "One controller beside a CSI driver, instead of a sidecar for each task",
-		Long: `storage-controller does for a CSI driver what takes a sidecar container each
-otherwise: it provisions volumes for claims, attaches them to nodes, tells the scheduler
-where there is room for more, and looks after volumes that live on one node when that goes.
+		Short: "Run the controller-side sidecars of a CSI driver in one process",
+		Long: `Runs the controller-side sidecars of a CSI driver in one process: provisions and
+deletes volumes, attaches and detaches them, publishes storage capacity, and cleans up
+after deleted nodes.
 
-Run "all" for everything that the driver supports in one process, or one
-subcommand per container. Called as csi-provisioner or csi-attacher (a link to
-this program) it behaves as "provision" or "attach".
+Run "all" for every role that the driver supports in one process, or one subcommand
+per container. Under the name csi-provisioner or csi-attacher (a link to this program)
+it runs "provision" or "attach".
 
-A flag beats the environment (STORAGE_CONTROLLER_ and the name of the flag in
-capitals, with underscores), which beats the file of --config, which beats the
-default.`,
+A flag takes precedence over the environment (STORAGE_CONTROLLER_ and the name of the
+flag in capitals, with underscores), the environment over the file of --config, and the
+file over the default.`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return &usageError{fmt.Errorf("unknown command %q", args[0]), cmd.UsageString()}
+				return &usageError{fmt.Errorf("unknown command %q", args[0])}
 			}
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return &usageError{fmt.Errorf("a subcommand is needed"), cmd.UsageString()}
+			return &usageError{errors.New("a subcommand is required")}
 		},
 	}
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
-		return &usageError{withHint(err), cmd.UsageString()}
+		return &usageError{withHint(err)}
 	})
 	root.AddCommand(
-		newRoleCommand("provision", name, false, provisionerRole, capacityRole),
-		newRoleCommand("attach", name, false, attacherRole),
-		newRoleCommand("capacity", name, false, capacityAlone),
+		newRoleCommand("provision", name, "Provision and delete volumes (replaces csi-provisioner)", app.Provision),
+		newRoleCommand("attach", name, "Attach and detach volumes (replaces csi-attacher)", app.Attach),
+		newRoleCommand("capacity", name, "Publish CSIStorageCapacity objects (replaces csi-provisioner --enable-capacity)", app.Capacity),
 		newNodecontrollerCommand(name),
-		newRoleCommand("all", name, true, allRoles()...),
+		newRoleCommand("all", name, "Run every role that the driver supports in one process", app.All),
 		newConfigCommand(),
 		newExplainCommand(),
 		newDoctorCommand(),
@@ -69,11 +62,11 @@ default.`,
 		newMigrateCommand(name),
 		newVersionCommand(name),
 	)
-	complete(root)
+	finishCommands(root)
 	return root
 }
 
-// withHint says of a flag of TopoLVM's controller what became of it.
+// withHint adds a hint to the error about a flag of topolvm-controller that does not exist here.
 func withHint(err error) error {
 	var unknown *pflag.NotExistError
 	if !errors.As(err, &unknown) {
@@ -83,35 +76,25 @@ func withHint(err error) error {
 	if letters := unknown.GetSpecifiedShortnames(); letters != "" { // a long flag with one dash
 		name, _, _ = strings.Cut(letters, "=")
 	}
-	switch name = string(dashes(nil, name)); {
+	switch name = string(settings.NormalizeFlag(nil, name)); {
 	case strings.HasPrefix(name, "minimum-allocation-"):
-		return fmt.Errorf("%w: it belongs to the driver, set it there", err)
+		return fmt.Errorf("%w: it is a flag of the driver. Set it there", err)
 	case strings.HasPrefix(name, "zap-"):
-		return fmt.Errorf("%w: it belongs to the driver; the logs of this program are set by --v and --logging-format", err)
+		return fmt.Errorf("%w: it is a flag of the driver. Set --v and --logging-format for the logs of this program", err)
 	}
 	return err
 }
 
-func newVersionCommand(name string) *cobra.Command {
-	return &cobra.Command{
-		Use:   "version",
-		Short: "Print the version",
-		Args:  noArguments,
-		Run: func(cmd *cobra.Command, _ []string) {
-			fmt.Fprintln(cmd.OutOrStdout(), name, buildVersion())
-		},
-	}
-}
-
+// noArguments refuses arguments of a command.
 func noArguments(cmd *cobra.Command, args []string) error {
 	if len(args) > 0 {
-		return &usageError{fmt.Errorf("unexpected argument %q", args[0]), cmd.UsageString()}
+		return &usageError{fmt.Errorf("unexpected argument %q", args[0])}
 	}
 	return nil
 }
 
-// arguments puts the subcommand that name stands for in front of args, and
-// writes long flags with one dash, as Go programs take them, with two.
+// arguments returns args with the subcommand of an alias in front, and with two dashes before long flags: Go
+// programs also accept one.
 func arguments(root *cobra.Command, name string, args []string) []string {
 	if sub, ok := aliases[name]; ok {
 		args = append([]string{sub}, args...)
@@ -120,7 +103,7 @@ func arguments(root *cobra.Command, name string, args []string) []string {
 	if err != nil {
 		return args
 	}
-	cmd.InitDefaultHelpFlag() // which is a flag like the others only when the command runs
+	cmd.InitDefaultHelpFlag() // cobra adds it only when the command runs
 	out := slices.Clone(args)
 	for i, arg := range out {
 		if arg == "--" {
@@ -135,9 +118,4 @@ func arguments(root *cobra.Command, name string, args []string) []string {
 		}
 	}
 	return out
-}
-
-// dashes lets a flag be spelled with underscores, as old manifests do.
-func dashes(_ *pflag.FlagSet, name string) pflag.NormalizedName {
-	return pflag.NormalizedName(strings.ReplaceAll(name, "_", "-"))
 }

@@ -1,9 +1,13 @@
 package main
 
-import "runtime/debug"
+import (
+	"fmt"
+	"runtime/debug"
 
-// buildVersion is the version of a release, else that of the commit where the
-// build knows it.
+	"github.com/spf13/cobra"
+)
+
+// buildVersion returns the version of a release, else the commit if the build contains it.
 func buildVersion() string {
 	if version != "dev" {
 		return version
@@ -16,4 +20,15 @@ func buildVersion() string {
 		}
 	}
 	return version
+}
+
+func newVersionCommand(name string) *cobra.Command {
+	return &cobra.Command{
+		Use:   "version",
+		Short: "Print the version",
+		Args:  noArguments,
+		Run: func(cmd *cobra.Command, _ []string) {
+			fmt.Fprintln(cmd.OutOrStdout(), name, buildVersion())
+		},
+	}
 }

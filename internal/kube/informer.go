@@ -7,39 +7,43 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// Informer provides typed access to a shared informer. Returned objects are shared and must not be
-// modified.
+// Informer is a typed view on the watch of one kind. What it returns is shared with
+// everybody else and must not be changed.
 type Informer[T metav1.Object] struct {
 	informer cache.SharedIndexInformer
 }
 
-// Key returns namespace/name of obj, or its name if it is cluster-scoped.
+// Key is the name of obj in its kind: namespace/name, or the name alone.
 func Key(obj metav1.Object) string {
 	return cache.MetaObjectToName(obj).String()
 }
 
-// Synced reports whether the initial list is complete. Before that, an object may exist that is not
-// in the cache.
-func (i Informer[T]) Synced() bool { return i.informer.HasSynced() }
+// Synced tells whether the first list has arrived. What is not in the cache before that
+// may exist all the same.
+func (k Informer[T]) Synced() bool { return k.informer.HasSynced() }
 
-// Get returns the cached object with this key (see [Key]), or false if there is none.
-func (i Informer[T]) Get(key string) (T, bool) {
-	obj, _, _ := i.informer.GetIndexer().GetByKey(key) // the store of an informer returns no errors
+// Get is the cached object behind key (see [Key]); false when there is none.
+func (k Informer[T]) Get(key string) (T, bool) {
+	var none T
+	obj, exists, err := k.informer.GetIndexer().GetByKey(key)
+	if err != nil || !exists { // a map cannot fail: err is always nil
+		return none, false
+	}
 	o, ok := obj.(T)
 	return o, ok
 }
 
-// List returns all cached objects, in no particular order.
-func (i Informer[T]) List() []T {
-	return typed[T](i.informer.GetIndexer().List())
+// List is every cached object, in no order.
+func (k Informer[T]) List() []T {
+	return typed[T](k.informer.GetIndexer().List())
 }
 
-// ByIndex returns the cached objects with this value in an index of this package. It panics if the
-// resource does not have the index.
-func (i Informer[T]) ByIndex(index, value string) []T {
-	objs, err := i.informer.GetIndexer().ByIndex(index, value)
+// ByIndex is the cached objects for which an index, one of the constants of this
+// package, has value. The index must be one of this kind.
+func (k Informer[T]) ByIndex(index, value string) []T {
+	objs, err := k.informer.GetIndexer().ByIndex(index, value)
 	if err != nil {
-		panic(fmt.Sprintf("index %q: %v", index, err))
+		panic(fmt.Sprintf("index %q: %v", index, err)) // not an index of this kind: a mistake of the caller
 	}
 	return typed[T](objs)
 }
@@ -54,31 +58,32 @@ func typed[T any](objs []any) []T {
 	return out
 }
 
-// Handlers are called one at a time for each event of a resource. A nil handler ignores its events.
-// Handlers must not block: they enqueue a key and return.
+// Handlers are called for each change of a kind, one after the other. Nil ones
+// are left out. They must be quick: add a key to a queue and return.
 type Handlers[T metav1.Object] struct {
-	// Add is called for new objects, and for existing ones after the registration.
+	// Add is called for new objects, and for those that exist when the handlers
+	// are registered.
 	Add func(obj T)
-	// Update is called with the previous and the current object. Both have the same
-	// resourceVersion if a watch was interrupted and the object is unchanged.
+	// Update is called with the object before and after. Both have the same
+	// resourceVersion when the watch was interrupted and nothing had changed.
 	Update func(old, new T)
 	// Delete is called with the last known state.
 	Delete func(obj T)
 }
 
-// Registration is a registered set of handlers.
+// Registration is a set of handlers at work.
 type Registration struct {
-	// Synced is done after Add was called for all objects of the initial list.
+	// Synced is done when Add has been called for everything that existed.
 	Synced cache.DoneChecker
 	remove func() error
 }
 
-// Remove unregisters the handlers. It does not wait for a running one.
+// Remove ends the calls of the handlers; one that is running may still go on.
 func (r Registration) Remove() error { return r.remove() }
 
-// Handle registers h. It fails only if the informer was stopped.
-func (i Informer[T]) Handle(h Handlers[T]) (Registration, error) {
-	reg, err := i.informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+// Handle registers h. It fails only when the informer has been stopped.
+func (k Informer[T]) Handle(h Handlers[T]) (Registration, error) {
+	reg, err := k.informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc: func(obj any) {
 			if o, ok := obj.(T); ok && h.Add != nil {
 				h.Add(o)
@@ -92,8 +97,8 @@ func (i Informer[T]) Handle(h Handlers[T]) (Registration, error) {
 			}
 		},
 		DeleteFunc: func(obj any) {
-			if last, missed := obj.(cache.DeletedFinalStateUnknown); missed {
-				obj = last.Obj // the object was deleted while the watch was interrupted
+			if gone, missed := obj.(cache.DeletedFinalStateUnknown); missed {
+				obj = gone.Obj // the watch was interrupted when it went
 			}
 			if o, ok := obj.(T); ok && h.Delete != nil {
 				h.Delete(o)
@@ -105,6 +110,6 @@ func (i Informer[T]) Handle(h Handlers[T]) (Registration, error) {
 	}
 	return Registration{
 		Synced: reg.HasSyncedChecker(),
-		remove: func() error { return i.informer.RemoveEventHandler(reg) },
+		remove: func() error { return k.informer.RemoveEventHandler(reg) },
 	}, nil
 }

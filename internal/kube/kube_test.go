@@ -203,10 +203,10 @@ func TestChangeAtTheAPIServer(t *testing.T) {
 			t.Errorf("got %v", err)
 		}
 	})
-	t.Run("a deleted object is NotFound", func(t *testing.T) {
+	t.Run("of what is gone is NotFound", func(t *testing.T) {
 		c := kubetest.Get(t, kubetest.WithAudit())
-		deleted := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "never", UID: "x"}}
-		if _, err := PatchMetadata(t.Context(), c.Client().CoreV1().PersistentVolumes(), deleted, add); !apierrors.IsNotFound(err) {
+		gone := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "never", UID: "x"}}
+		if _, err := PatchMetadata(t.Context(), c.Client().CoreV1().PersistentVolumes(), gone, add); !apierrors.IsNotFound(err) {
 			t.Errorf("got %v", err)
 		}
 	})
@@ -218,7 +218,7 @@ func TestChangeAtTheAPIServer(t *testing.T) {
 			t.Errorf("%v: %v", err, got.ObjectMeta)
 		}
 	})
-	t.Run("returns both errors without permissions", func(t *testing.T) {
+	t.Run("says what is forbidden", func(t *testing.T) {
 		c, pv := live(t, nil)
 		_, err := PatchMetadata(t.Context(), restricted(t, c, []string{"get"}).CoreV1().PersistentVolumes(), pv, add)
 		if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "cannot patch") || !strings.Contains(err.Error(), "cannot update") {
@@ -227,20 +227,16 @@ func TestChangeAtTheAPIServer(t *testing.T) {
 	})
 }
 
-// restricted returns a client of a user who may use only these verbs on PersistentVolumes.
+// restricted is a client of somebody who may do so much with volumes.
 func restricted(t *testing.T, c *kubetest.ControlPlane, verbs []string) kubernetes.Interface {
 	t.Helper()
 	name := strings.ToLower(strings.NewReplacer("/", "-", "_", "-").Replace(t.Name()))
-	rule := rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"persistentvolumes"}, Verbs: verbs}
-	role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: name}, Rules: []rbacv1.PolicyRule{rule}}
+	role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: name}, Rules: []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"persistentvolumes"}, Verbs: verbs}}}
 	if _, err := c.Client().RbacV1().ClusterRoles().Create(t.Context(), role, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	binding := &rbacv1.ClusterRoleBinding{
-		ObjectMeta: metav1.ObjectMeta{Name: name},
-		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: name},
-		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: name}},
-	}
+	binding := &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: name}, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: name},
+		Subjects: []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: name}}}
 	if _, err := c.Client().RbacV1().ClusterRoleBindings().Create(t.Context(), binding, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -267,7 +263,7 @@ func informersFor(t *testing.T, c *kubetest.ControlPlane, cfg kubernetes.Interfa
 	return NewInformers(cfg, meta, driver)
 }
 
-// TestOwnWritesAreSeenAtOnce races the overlay against the watch.
+// TestOwnWritesAreSeenAtOnce races the view against the watch.
 func TestOwnWritesAreSeenAtOnce(t *testing.T) {
 	c, pv := live(t, nil)
 	informers := informersFor(t, c, c.Client())
@@ -286,14 +282,14 @@ func TestOwnWritesAreSeenAtOnce(t *testing.T) {
 		change := MetadataPatch{SetAnnotations: map[string]string{"n": fmt.Sprint(i)}}
 		got, ok := own.Get(pv.Name)
 		if !ok {
-			t.Fatal("the volume is missing")
+			t.Fatal("gone")
 		}
 		changed, err := PatchMetadata(t.Context(), client, got, change)
 		if err := own.RecordWrite(got, changed, err); err != nil {
 			t.Fatal(err)
 		}
 		if seen, _ := own.Get(pv.Name); seen.Annotations["n"] != fmt.Sprint(i) {
-			t.Fatalf("write %d is not visible, but %q", i, seen.Annotations["n"])
+			t.Fatalf("write %d is not seen, but %q", i, seen.Annotations["n"])
 		}
 	}
 	unseen, err := PatchMetadata(t.Context(), client, pv, MetadataPatch{SetAnnotations: map[string]string{"n": "unseen"}})
@@ -311,13 +307,13 @@ func TestOwnWritesAreSeenAtOnce(t *testing.T) {
 	if _, exists, err := own.Refetch(t.Context(), client, other); err != nil || exists {
 		t.Fatalf("an object with another UID: exists %t, error %v", exists, err)
 	}
-	// Removing the last finalizer of a deleted object hides it, however slow the watch is.
+	// The last finalizer of a deleted object: gone at once, however late the watch is.
 	if err := client.Delete(t.Context(), pv.Name, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	kubetest.Eventually(t, "the deletionTimestamp is observed", func(context.Context) error {
+	kubetest.Eventually(t, "the deletion is seen", func(context.Context) error {
 		if got, _ := own.Get(pv.Name); got.DeletionTimestamp == nil {
-			return fmt.Errorf("no deletionTimestamp")
+			return fmt.Errorf("it is not")
 		}
 		return nil
 	})
@@ -332,26 +328,26 @@ func TestOwnWritesAreSeenAtOnce(t *testing.T) {
 	if _, exists, err := own.Refetch(t.Context(), client, got); err != nil || exists {
 		t.Fatalf("a deleted object: exists %t, error %v", exists, err)
 	}
-	// A new object with the same name is visible.
+	// Another one under its name is another one.
 	again := pv.DeepCopy()
 	again.ObjectMeta = metav1.ObjectMeta{Name: pv.Name}
 	if _, err := client.Create(t.Context(), again, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	kubetest.Eventually(t, "the new object is observed, and no entry of the old one is left", func(context.Context) error {
+	kubetest.Eventually(t, "the new one is seen, and nothing is remembered of the old", func(context.Context) error {
 		own.mu.Lock()
-		entries := len(own.written) + len(own.deleted)
+		remembered := len(own.written) + len(own.deleted)
 		own.mu.Unlock()
-		if got, ok := own.Get(pv.Name); !ok || got.UID == pv.UID || entries > 0 {
-			return fmt.Errorf("%t, %d entries", ok, entries)
+		if got, ok := own.Get(pv.Name); !ok || got.UID == pv.UID || remembered > 0 {
+			return fmt.Errorf("%t, %d remembered", ok, remembered)
 		}
 		return nil
 	})
 }
 
-func TestSyncedNamesForbiddenResources(t *testing.T) {
+func TestSyncedNamesWhatIsForbidden(t *testing.T) {
 	c := kubetest.Get(t, kubetest.WithAudit())
-	client, err := kubernetes.NewForConfig(c.UserConfig("no-permissions"))
+	client, err := kubernetes.NewForConfig(c.UserConfig("nobody"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -361,7 +357,7 @@ func TestSyncedNamesForbiddenResources(t *testing.T) {
 	informers.Start(ctx)
 	defer informers.Shutdown()
 	defer stop()
-	kubetest.Eventually(t, "the error names the resource", func(context.Context) error {
+	kubetest.Eventually(t, "it says what is missing", func(context.Context) error {
 		err := informers.Synced()
 		if err == nil || !strings.Contains(err.Error(), "persistentvolumes") || !strings.Contains(err.Error(), "forbidden") {
 			return fmt.Errorf("it says %v", err)
@@ -371,7 +367,7 @@ func TestSyncedNamesForbiddenResources(t *testing.T) {
 }
 
 func TestIndexes(t *testing.T) {
-	i := &Informers{driver: driver}
+	i := &Informers{factories: &factories{driver: driver}}
 	claim := func(change func(*corev1.PersistentVolumeClaim)) *corev1.PersistentVolumeClaim {
 		pvc := &corev1.PersistentVolumeClaim{Spec: corev1.PersistentVolumeClaimSpec{StorageClassName: ptr.To("c")}}
 		pvc.Annotations = map[string]string{storagehelpers.AnnStorageProvisioner: driver}
@@ -389,14 +385,14 @@ func TestIndexes(t *testing.T) {
 			c.Annotations = map[string]string{storagehelpers.AnnMigratedTo: driver}
 		}), true},
 	} {
-		if got := i.isPending(tt.claim); got != tt.want {
+		if got := i.waits(tt.claim); got != tt.want {
 			t.Errorf("%s: %t", name, got)
 		}
 	}
 }
 
-// FuzzMetadataPatch checks that no finalizer of another owner is lost, and none is doubled.
-func FuzzMetadataPatch(f *testing.F) {
+// FuzzMetaChange: however a list of finalizers is, none of others is lost, and none is doubled.
+func FuzzMetaChange(f *testing.F) {
 	f.Add("a,b,b", "c", "b")
 	f.Fuzz(func(t *testing.T, have, add, remove string) {
 		pv := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{UID: "u", Finalizers: strings.Split(have, ",")}}

@@ -10,26 +10,25 @@ import (
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 )
 
-// MutationCache overlays an informer with this process's own writes, so that a stale informer
-// never causes a second call or write. It is safe for concurrent use.
-//
-// Unlike client-go's cache.MutationCache, it knows deletions, and it has no TTL: a write stays
-// visible until the watch has observed it, however slow the watch is.
+// MutationCache is a view on a kind that knows the own writes before the watch does: a
+// stale cache never causes a second call or a second write. The zero value is
+// not usable, see [NewMutationCache]. It is safe for use by several goroutines.
 type MutationCache[T metav1.Object] struct {
 	informer Informer[T]
 	reg      Registration
 
 	mu      sync.Mutex
-	written map[string]T           // newer than the informer, by key
-	deleted map[types.UID]struct{} // deleted, but still in the informer
+	written map[string]T           // newer than the cache, by key
+	deleted map[types.UID]struct{} // gone, but still in the cache
 }
 
-// NewMutationCache returns an overlay for informer. Close it after use.
-func NewMutationCache[T metav1.Object](informer Informer[T]) (*MutationCache[T], error) {
-	o := &MutationCache[T]{informer: informer, written: map[string]T{}, deleted: map[types.UID]struct{}{}}
+// NewMutationCache makes the view on kind. It forgets a write as soon as the watch has passed
+// it. [MutationCache.Close] must be called at the end.
+func NewMutationCache[T metav1.Object](kind Informer[T]) (*MutationCache[T], error) {
+	o := &MutationCache[T]{informer: kind, written: map[string]T{}, deleted: map[types.UID]struct{}{}}
 	var err error
-	o.reg, err = informer.Handle(Handlers[T]{
-		Add:    o.prune,
+	o.reg, err = kind.Handle(Handlers[T]{
+		Add:    func(obj T) { o.prune(obj) },
 		Update: func(_, obj T) { o.prune(obj) },
 		Delete: func(obj T) {
 			o.prune(obj)
@@ -41,11 +40,11 @@ func NewMutationCache[T metav1.Object](informer Informer[T]) (*MutationCache[T],
 	return o, err
 }
 
-// Close unregisters the overlay from its informer.
+// Close ends the view.
 func (o *MutationCache[T]) Close() error { return o.reg.Remove() }
 
-// Get returns the newest known version of the object with this key, or false if it does not exist
-// or was deleted.
+// Get is the newest known object behind key; false when there is none, or when
+// it is known to be gone.
 func (o *MutationCache[T]) Get(key string) (T, bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -57,7 +56,7 @@ func (o *MutationCache[T]) Get(key string) (T, bool) {
 	}
 	obj, ok := o.informer.Get(key)
 	if ok {
-		if _, deleted := o.deleted[obj.GetUID()]; deleted {
+		if _, gone := o.deleted[obj.GetUID()]; gone {
 			var none T
 			return none, false
 		}
@@ -65,8 +64,8 @@ func (o *MutationCache[T]) Get(key string) (T, bool) {
 	return obj, ok
 }
 
-// Observe stores obj as returned by the API server from a write or a live read. An object with a
-// deletionTimestamp and without finalizers counts as deleted.
+// Observe remembers obj, as the API server returned it from a write or a live
+// read. An object that has a deletionTimestamp and no finalizer left is gone.
 func (o *MutationCache[T]) Observe(obj T) {
 	if obj.GetDeletionTimestamp() != nil && len(obj.GetFinalizers()) == 0 {
 		o.MarkDeleted(obj)
@@ -76,14 +75,14 @@ func (o *MutationCache[T]) Observe(obj T) {
 	defer o.mu.Unlock()
 	key := Key(obj)
 	if w, ok := o.written[key]; ok && w.GetUID() == obj.GetUID() && !older(w.GetResourceVersion(), obj.GetResourceVersion()) {
-		return // concurrent writes: the response to the earlier one arrived later
+		return // two writers: the answer of the earlier write came later
 	}
 	if !o.observedByWatch(obj) {
 		o.written[key] = obj
 	}
 }
 
-// MarkDeleted hides obj until the informer has observed its deletion.
+// MarkDeleted remembers that obj is gone, for as long as the cache still has it.
 func (o *MutationCache[T]) MarkDeleted(obj T) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -91,35 +90,37 @@ func (o *MutationCache[T]) MarkDeleted(obj T) {
 	if w, ok := o.written[key]; ok && w.GetUID() == obj.GetUID() {
 		delete(o.written, key)
 	}
-	// Without obj in the informer there is nothing to hide, and no Delete event to remove the entry.
+	// Only what the cache still has can come back from it; its Delete event,
+	// which ends the entry, is then still to come.
 	if cached, ok := o.informer.Get(key); ok && cached.GetUID() == obj.GetUID() {
 		o.deleted[obj.GetUID()] = struct{}{}
 	}
 }
 
-// RecordWrite records the result of [PatchMetadata], or of another write to before. NotFound marks
-// before as deleted and is not an error. Other errors are returned.
+// RecordWrite remembers the outcome of [PatchMetadata], or of another write to before: what it
+// returned, or that the object is gone, which is no error then. Other errors are
+// returned as they are.
 func (o *MutationCache[T]) RecordWrite(before, after T, err error) error {
 	if IsNotFound(err) {
 		o.MarkDeleted(before)
 		return nil
 	}
-	// Compare pointers: the response to a write that removes the last finalizer has the old
-	// resourceVersion.
+	// The answer to a write that removes the last finalizer of an object has its old
+	// resourceVersion: only whether it is the same object in memory tells.
 	if any(after) != any(before) {
 		o.Observe(after)
 	}
 	return err
 }
 
-// IsNotFound reports whether err means that an object does not exist. The NotFound of a proxy that
-// does not serve the path says nothing about the object.
+// IsNotFound tells whether err says that an object is not there. A proxy that does not know
+// the path says NotFound too, and knows nothing of the object.
 func IsNotFound(err error) bool {
 	return apierrors.IsNotFound(err) && !apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse)
 }
 
-// IsPatchTestFailed reports whether err means that a test operation of a JSON patch failed because
-// the object was modified. Errors of policies and validation are Invalid, too, but name the object.
+// IsPatchTestFailed tells whether err says that a test of a JSON patch did not hold, so that what was
+// read is outdated. What a policy or the validation refuses is as invalid, but names the object.
 func IsPatchTestFailed(err error) bool {
 	if !apierrors.IsInvalid(err) {
 		return false
@@ -128,7 +129,7 @@ func IsPatchTestFailed(err error) bool {
 	return errors.As(err, &status) && (status.Status().Details == nil || status.Status().Details.Name == "")
 }
 
-// prune removes the write to obj if the watch has observed it.
+// prune drops what the cache has passed, so that nothing is kept for good.
 func (o *MutationCache[T]) prune(obj T) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -137,14 +138,15 @@ func (o *MutationCache[T]) prune(obj T) {
 	}
 }
 
-// observedByWatch reports whether the informer has received this or a later version of its
-// resource. Call it before reading the informer, so that the object read is not older.
+// observedByWatch tells whether the cache has seen obj or something later of its kind.
+// It is asked before the cache is read, so that what is read is not older.
 func (o *MutationCache[T]) observedByWatch(obj T) bool {
 	return !older(o.informer.informer.GetStore().LastStoreSyncResourceVersion(), obj.GetResourceVersion())
 }
 
-// older reports whether resourceVersion a precedes b. The versions of a resource are ordered
-// (KEP-5504). The empty version of an informer before its first list precedes all others.
+// older tells whether resourceVersion a is before b. Versions of one kind are
+// ordered (KEP-5504). An empty or odd a, of a cache that has not been filled yet,
+// counts as older.
 func older(a, b string) bool {
 	order, err := resourceversion.CompareResourceVersion(a, b)
 	return err != nil || order < 0

@@ -126,10 +126,8 @@ func (p *Page) See(v View) {
 	if v.Dark {
 		scheme = "dark"
 	}
-	p.call("Emulation.setDeviceMetricsOverride", map[string]any{"width": v.Width, "height": v.Height, "deviceScaleFactor": scale,
-		"mobile": v.Phone}, nil)
-	p.call("Emulation.setEmulatedMedia", map[string]any{"features": []map[string]string{{"name": "prefers-color-scheme", "value": scheme}}},
-		nil)
+	p.call("Emulation.setDeviceMetricsOverride", map[string]any{"width": v.Width, "height": v.Height, "deviceScaleFactor": scale, "mobile": v.Phone}, nil)
+	p.call("Emulation.setEmulatedMedia", map[string]any{"features": []map[string]string{{"name": "prefers-color-scheme", "value": scheme}}}, nil)
 }
 
 // Open loads url.
@@ -207,7 +205,7 @@ func (p *Page) Eval(expression string, result any) {
 	}
 }
 
-// Screenshot returns a PNG of the whole page, including the part below the viewport.
+// Screenshot is a PNG of the page down to its end, also of what is not seen without scrolling.
 func (p *Page) Screenshot() []byte {
 	p.t.Helper()
 	var layout struct {
@@ -228,7 +226,7 @@ func (p *Page) call(method string, params, result any) {
 	}
 }
 
-// event records an event of the browser about the page.
+// event notes what the browser tells of the page.
 func (p *Page) event(method string, params raw) {
 	var e struct {
 		Request struct{ Method, URL string }

@@ -131,13 +131,10 @@ func (l *local) pod(name, size, likes string) {
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec: corev1.PodSpec{
 			NodeSelector: map[string]string{"test": l.ns}, Containers: []corev1.Container{{Name: "c", Image: "none"}},
-			Affinity: &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
-				PreferredDuringSchedulingIgnoredDuringExecution: []corev1.PreferredSchedulingTerm{{
-					Weight: 100, Preference: corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{{Key: l.key(),
-						Operator: corev1.NodeSelectorOpIn, Values: []string{likes}}}},
-				}}}},
-			Volumes: []corev1.Volume{{Name: "v",
-				VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: name}}}},
+			Affinity: &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{PreferredDuringSchedulingIgnoredDuringExecution: []corev1.PreferredSchedulingTerm{{
+				Weight: 100, Preference: corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{{Key: l.key(), Operator: corev1.NodeSelectorOpIn, Values: []string{likes}}}},
+			}}}},
+			Volumes: []corev1.Volume{{Name: "v", VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: name}}}},
 		},
 	}, metav1.CreateOptions{})
 	l.must(err)
@@ -185,7 +182,7 @@ func (l *local) remove(name string) {
 	l.deleteClaim(name)
 }
 
-// TestSchedulerFollowsCapacity checks that the real scheduler follows the published capacity.
+// TestSchedulerFollowsCapacity has the real scheduler place pods by what is published.
 func TestSchedulerFollowsCapacity(t *testing.T) {
 	t.Run("pods land only where there is room", func(t *testing.T) {
 		l := newLocal(t, 3, false)
@@ -269,7 +266,7 @@ func TestCapacityLease(t *testing.T) {
 	}
 	first := replica("one", "capacity")
 	for _, p := range []*process{first, replica("one", "provision")} {
-		p.says("Working")
+		p.says("Starting controller")
 	}
 	l.published("2Gi")
 	for lease, want := range map[string]string{l.provisionerLease(): "one", l.provisionerLease() + "-capacity": "one"} {
@@ -279,9 +276,9 @@ func TestCapacityLease(t *testing.T) {
 	}
 	second := replica("two", "capacity")
 	second.says("Attempting to acquire leader lease")
-	if strings.Contains(second.logged(), "Working") {
+	if strings.Contains(second.logged(), "Starting controller") {
 		t.Error("two publish at the same time")
 	}
 	first.kill()
-	second.says("Working")
+	second.says("Starting controller")
 }

@@ -8,8 +8,8 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// TestServerThatIsNoAPIServer connects to other web servers, such as a proxy or a wrong path in the
-// kubeconfig.
+// TestServerThatIsNoAPIServer: another web server answers too, as behind a proxy or with a
+// kubeconfig whose path is wrong.
 func TestServerThatIsNoAPIServer(t *testing.T) {
 	t.Parallel()
 	status := func(code int, body string) http.HandlerFunc {
@@ -39,9 +39,9 @@ func TestServerThatIsNoAPIServer(t *testing.T) {
 			t.Parallel()
 			server := httptest.NewServer(test.handler)
 			defer server.Close()
-			e := &examination{in: Input{Config: &rest.Config{Host: server.URL}}, Report: &Report{}}
-			if got := e.connect(t.Context()); got != test.want || (e.Count(Failure) == 0) != test.want || e.Reached != test.want {
-				t.Errorf("%t, %+v", got, e.Report)
+			e := &examination{in: Input{Config: &rest.Config{Host: server.URL}}, report: &Report{}}
+			if got := e.connect(t.Context()); got != test.want || (e.report.Count(Failure) == 0) != test.want || e.report.Reached != test.want {
+				t.Errorf("%t, %+v", got, e.report)
 			}
 		})
 	}

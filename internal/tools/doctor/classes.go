@@ -3,7 +3,6 @@ package doctor
 import (
 	"context"
 	"fmt"
-	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -16,47 +15,52 @@ import (
 	"github.com/storage-controller/storage-controller/internal/migration"
 )
 
-// checkClasses checks the StorageClasses of the driver and their secrets.
+// checkClasses looks at the StorageClasses of the driver and the secrets that they name.
 func (e *examination) checkClasses(ctx context.Context) {
 	const name = "storageclasses"
-	all, err := kube.ListAll[*storagev1.StorageClass](ctx, e.client.StorageV1().StorageClasses().List)
-	if err != nil {
-		e.skip(name, "StorageClasses could not be listed (%s)", reason(err))
+	if e.driver.Name == "" {
+		e.skip(name, "the name of the driver is not known")
 		return
 	}
-	var found []string
-	classes := slices.DeleteFunc(all, func(c *storagev1.StorageClass) bool {
-		return c.Provisioner != e.driver.Name && c.Provisioner != migration.PluginOf(e.driver.Name)
-	})
-	for _, c := range classes {
-		found = append(found, c.Name)
+	all, err := kube.ListAll[*storagev1.StorageClass](ctx, e.client.StorageV1().StorageClasses().List)
+	if err != nil {
+		e.skip(name, "not read (%s)", reason(err))
+		return
 	}
-	if found == nil {
-		e.add(name, Warning, "create one with provisioner: "+e.driver.Name, "no StorageClass has provisioner %s", e.driver.Name)
+	var mine []*storagev1.StorageClass
+	var found []string
+	for _, c := range all {
+		if c.Provisioner == e.driver.Name || c.Provisioner == migration.PluginOf(e.driver.Name) {
+			mine = append(mine, c)
+			found = append(found, c.Name)
+		}
+	}
+	if mine == nil {
+		e.add(name, Warning, "create one with provisioner: "+e.driver.Name, "none of the %d StorageClasses is for %s: there will be no claims for it", len(all), e.driver.Name)
 		return
 	}
 	e.ok(name, "%s", names(found))
-	client, err := e.reviewClient()
+	reviewer, err := e.reviewer()
 	if err != nil {
-		e.skip("secrets", "creating the client for access reviews: %v", err)
+		e.skip("secrets", "making the client that asks for permissions: %v", err)
 		return
 	}
 	seen := map[Secret]bool{}
-	for _, c := range classes {
-		e.checkSecrets(ctx, client, c, seen)
+	for _, c := range mine {
+		e.checkSecrets(ctx, reviewer, c, seen)
 	}
 }
 
-// The purposes of the secrets that the roles read. The kubelet and csi-resizer read the others.
+// The purposes of secrets that the roles read. The others are for kubelets and the resizer.
 const (
 	PurposeProvisioner       = "provisioner"
 	PurposeControllerPublish = "controller-publish"
 )
 
-func (e *examination) checkSecrets(ctx context.Context, client kubernetes.Interface, class *storagev1.StorageClass, seen map[Secret]bool) {
+func (e *examination) checkSecrets(ctx context.Context, reviewer kubernetes.Interface, class *storagev1.StorageClass, seen map[Secret]bool) {
 	secrets, err := e.in.SecretsOf(class.Parameters)
 	if err != nil {
-		e.add("storageclass "+class.Name, Failure, "correct the parameters; no volume of this class can be provisioned", "%v", err)
+		e.add("storageclass "+class.Name, Failure, "correct the parameters; no volume of this class can be made", "%v", err)
 		return
 	}
 	for _, s := range secrets {
@@ -64,22 +68,22 @@ func (e *examination) checkSecrets(ctx context.Context, client kubernetes.Interf
 			continue
 		}
 		seen[s] = true
-		switch {
-		case s.Purpose == PurposeProvisioner && e.plan.runs("provisioner"):
-			e.checkSecretAccess(ctx, client, s, "provisioner")
-		case s.Purpose == PurposeControllerPublish && e.plan.runs("attacher"):
-			e.checkSecretAccess(ctx, client, s, "attacher")
+		if s.Purpose == PurposeProvisioner && e.plan.runs("provisioner") || s.Purpose == PurposeControllerPublish && e.plan.runs("attacher") {
+			e.mayRead(ctx, reviewer, s)
 		}
-		object := Secret{Namespace: s.Namespace, Name: s.Name}
-		if !strings.Contains(s.Name+s.Namespace, "$") && !seen[object] {
-			seen[object] = true
-			e.checkSecretExists(ctx, class.Name, s)
+		if !strings.Contains(s.Name+s.Namespace, "$") && !seen[Secret{"", s.Namespace, s.Name}] {
+			seen[Secret{"", s.Namespace, s.Name}] = true
+			e.secretExists(ctx, class.Name, s)
 		}
 	}
 }
 
-// checkSecretAccess checks the permission to read a secret, or all secrets if it is a template.
-func (e *examination) checkSecretAccess(ctx context.Context, client kubernetes.Interface, s Secret, role string) {
+// mayRead asks for the permission on a secret, or on all where its place is a template.
+func (e *examination) mayRead(ctx context.Context, client kubernetes.Interface, s Secret) {
+	role, file := "provisioner", "provisioner-secrets"
+	if s.Purpose == PurposeControllerPublish {
+		role, file = "attacher", "attacher-secrets"
+	}
 	a := access{verb: "get", resource: "secrets", namespace: s.Namespace, name: s.Name}
 	if strings.Contains(s.Name, "$") {
 		a.name = ""
@@ -87,34 +91,30 @@ func (e *examination) checkSecretAccess(ctx context.Context, client kubernetes.I
 	if strings.Contains(s.Namespace, "$") {
 		a.namespace = ""
 	}
-	file := role + "-secrets"
 	name := fmt.Sprintf("rbac %s %s/%s", file, s.Namespace, s.Name)
 	ok, err := allowed(ctx, client, a)
 	switch {
 	case err != nil:
-		e.skip(name, "checking permission to %s: %v", a, err)
+		e.skip(name, "asking whether one may %s: %v", a, err)
 	case ok:
 		e.ok(name, "granted")
 	case a.namespace == "":
-		e.add(name, Warning, "apply deploy/rbac/"+file+"/rbac.yaml, or create a Role in each of these namespaces",
-			"not granted in all namespaces: the %s reads secrets in the namespaces that the template gives", role)
+		e.add(name, Warning, "apply deploy/rbac/"+file+"/rbac.yaml, or see that each such namespace has its Role", "not granted in all namespaces: the %s reads it where the parameters of the class lead", role)
 	default:
-		e.add(name, Failure, "apply deploy/rbac/"+file+"/rbac.yaml, or create a Role in namespace "+s.Namespace,
-			"not granted: %s; the %s needs it", a, role)
+		e.add(name, Failure, "apply deploy/rbac/"+file+"/rbac.yaml, or a Role in namespace "+s.Namespace, "not granted: %s; the %s needs it", a, role)
 	}
 }
 
-// checkSecretExists reads only the metadata of a secret.
-func (e *examination) checkSecretExists(ctx context.Context, class string, s Secret) {
+// secretExists asks for the metadata only: what a secret holds stays at the API server.
+func (e *examination) secretExists(ctx context.Context, class string, s Secret) {
 	name := fmt.Sprintf("secret %s/%s", s.Namespace, s.Name)
-	secrets := e.meta.Resource(corev1.SchemeGroupVersion.WithResource("secrets"))
-	_, err := secrets.Namespace(s.Namespace).Get(ctx, s.Name, metav1.GetOptions{})
+	_, err := e.meta.Resource(corev1.SchemeGroupVersion.WithResource("secrets")).Namespace(s.Namespace).Get(ctx, s.Name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
-		e.add(name, Warning, "create it, or correct the parameters of the class", "not found; it is the %s secret of StorageClass %s", s.Purpose, class)
+		e.add(name, Warning, "create it, or correct the parameters of the class", "StorageClass %s names it for %s, and it does not exist", class, s.Purpose)
 	case err != nil:
-		e.skip(name, "%s secret of StorageClass %s; it could not be read (%s)", s.Purpose, class, reason(err))
+		e.skip(name, "StorageClass %s names it for %s; it was not looked at (%s)", class, s.Purpose, reason(err))
 	default:
-		e.ok(name, "exists, %s secret of StorageClass %s", s.Purpose, class)
+		e.ok(name, "there, for %s of StorageClass %s", s.Purpose, class)
 	}
 }

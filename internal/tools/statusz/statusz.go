@@ -42,6 +42,8 @@ type Check struct {
 type Role struct {
 	Name  string           `json:"name"`
 	Lease *election.Status `json:"lease,omitempty"` // nil: the role does not use leader election
+	// Disabled is the reason why the role does not run. It is started again with back-off. "" while it runs.
+	Disabled string `json:"disabled,omitempty"`
 }
 
 // Flag is a setting and the source of its value.

@@ -21,8 +21,8 @@ func example() Page {
 	return Page{
 		Program: "storage-controller", Version: "v1", Go: "go1", Started: now.Add(-time.Hour), Now: now,
 		Checks: []Check{{"livez", "lease", ""}, {"readyz", "driver", "not connected"}},
-		Roles: []Role{{"provisioner", &election.Status{Lease: "ns/drv", Identity: "me", Leader: true, Since: now.Add(-time.Minute)}},
-			{"attacher", &election.Status{Lease: "ns/att", Identity: "me", Holder: "pod-2"}}, {"capacity", nil}},
+		Roles: []Role{{Name: "provisioner", Lease: &election.Status{Lease: "ns/drv", Identity: "me", Leader: true, Since: now.Add(-time.Minute)}},
+			{Name: "attacher", Lease: &election.Status{Lease: "ns/att", Identity: "me", Holder: "pod-2"}}, {Name: "capacity"}},
 		Driver: &csiclient.Status{Address: "/s", Driver: csiclient.Driver{Name: "drv"}, NotReady: "away",
 			Running: []csiclient.Call{{Method: "CreateVolume", Volume: "pvc-1", Began: now.Add(-3 * time.Second)}},
 			Failed: []csiclient.Call{{

@@ -1,0 +1,116 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/go-logr/logr"
+	"github.com/spf13/cobra"
+	"k8s.io/klog/v2"
+
+	"github.com/storage-controller/storage-controller/internal/app"
+	"github.com/storage-controller/storage-controller/internal/settings"
+	"github.com/storage-controller/storage-controller/internal/workloop"
+)
+
+// newRoleCommand returns the command that runs roles.
+func newRoleCommand(use, name, short string, roles app.Selection) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   use,
+		Short: short,
+		Args:  noArguments,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if v, _ := cmd.Flags().GetBool("version"); v {
+				fmt.Fprintln(cmd.OutOrStdout(), name, buildVersion())
+				return nil
+			}
+			return withSettings(cmd, roles, func(ctx context.Context, c app.Config) error {
+				c = c.Enabled()
+				if err := errors.Join(c.Validate(), c.ValidateEnvironment()); err != nil {
+					return err
+				}
+				if print, _ := cmd.Flags().GetBool("print-config"); print {
+					return printConfig(ctx, c, cmd.OutOrStdout())
+				}
+				return c.Run(ctx)
+			})
+		},
+	}
+	roles.Schema().Register(cmd.Flags())
+	return cmd
+}
+
+// withSettings reads the settings of a command, sets up logging, and calls do with a context that ends at the
+// first SIGTERM or SIGINT.
+func withSettings(cmd *cobra.Command, roles app.Selection, do func(context.Context, app.Config) error) error {
+	c, err := roles.Read(cmd.Flags(), buildVersion())
+	if err != nil {
+		return err
+	}
+	log, flush, err := app.SetUpLogging(c.Common.Logging)
+	if err != nil {
+		return err
+	}
+	defer flush()
+	ctx, stop := untilSignal(log)
+	defer stop()
+	return do(ctx, c)
+}
+
+// untilSignal returns a context that ends at the first SIGTERM or SIGINT, so that running operations are
+// completed. A second signal exits at once.
+func untilSignal(log logr.Logger) (context.Context, func()) {
+	ctx, cancel := context.WithCancelCause(klog.NewContext(context.Background(), log))
+	signals := make(chan os.Signal, 2)
+	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
+	go func() {
+		for s := range signals {
+			if ctx.Err() != nil {
+				log.Info("Second signal, exiting at once", "signal", s.String())
+				os.Exit(exitFailure)
+			}
+			log.Info("Shutting down: completing running operations", "signal", s.String())
+			cancel(fmt.Errorf("received %v: %w", s, workloop.ErrDrain))
+		}
+	}()
+	return ctx, func() { signal.Stop(signals); close(signals) }
+}
+
+// registerUserFlags adds the flags of "all" or of a role to a command that a person runs.
+func registerUserFlags(cmd *cobra.Command, roles app.Selection) {
+	roles.Schema().Register(cmd.Flags())
+	cmd.Flags().Lookup("kubeconfig").Usage = settings.UserKubeconfigUsage
+}
+
+// The formats of reports.
+const (
+	outputText = "text"
+	outputJSON = "json"
+)
+
+// report is the result of a command.
+type report interface {
+	WriteText(io.Writer) error
+	WriteJSON(io.Writer) error
+}
+
+// writeReport writes r to the output of cmd.
+func writeReport(cmd *cobra.Command, r report, output string) error {
+	if output == outputJSON {
+		return r.WriteJSON(cmd.OutOrStdout())
+	}
+	return r.WriteText(cmd.OutOrStdout())
+}
+
+// checkOutput returns an error for an unknown format of reports.
+func checkOutput(output string) error {
+	if output != outputText && output != outputJSON {
+		return &usageError{fmt.Errorf("-o: must be %s or %s, got %q", outputText, outputJSON, output)}
+	}
+	return nil
+}

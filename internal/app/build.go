@@ -1,0 +1,160 @@
+package app
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/metadata"
+	"k8s.io/client-go/rest"
+	"k8s.io/klog/v2"
+
+	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/volumelock"
+	"github.com/storage-controller/storage-controller/internal/workloop"
+)
+
+// build creates the controllers of the chosen roles and starts the watches. What it starts lasts as long as
+// services; ctx cancels its requests.
+func (p *process) build(ctx, services context.Context, config *rest.Config) (_ *terms, err error) {
+	chosen, others := p.choose(p.driver)
+	for _, s := range others {
+		klog.FromContext(ctx).Info("Role disabled", "role", s.role, "reason", s.reason.Error())
+	}
+	if len(chosen) == 0 {
+		return nil, fmt.Errorf("driver %q supports none of the roles", p.driver.Name)
+	}
+	client, meta, err := watchClients(config, p.Version)
+	if err != nil {
+		return nil, err
+	}
+	events, stopEvents, err := startEvents(ctx, config, p.Version, p.driver.Name)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			stopEvents()
+		}
+	}()
+	b := &builder{process: p, config: config, shared: shared{
+		settings: p.Settings, driver: p.driver, csi: p.csi, events: events, metadata: meta,
+		informers: kube.NewInformers(client, meta, p.driver.Name), queues: workloop.NewMetrics(p.registry),
+		locks: &volumelock.Locks{}, running: &running{},
+	}}
+	t := &terms{
+		cfg: p.Config, informers: b.shared.informers, server: p.server, stopEvents: stopEvents, limit: firstListLimit, retry: startRetry,
+		startInformers: func() { b.shared.informers.Start(services) },
+	}
+	if err := b.addRoles(ctx, t, chosen); err != nil {
+		return nil, err
+	}
+	if err := t.addCandidates(config, p.registry, events); err != nil {
+		return nil, err
+	}
+	p.page.working(t, b.shared.queues)
+	t.startInformers()
+	p.server.ready("informers", t.synced)
+	p.server.ready("roles", t.rolesReady)
+	return t, nil
+}
+
+// watchClients returns the clients of all watches.
+func watchClients(config *rest.Config, version string) (kubernetes.Interface, metadata.Interface, error) {
+	watch := kube.ForWatches(config, version)
+	client, err := kubernetes.NewForConfig(watch)
+	if err != nil {
+		return nil, nil, fmt.Errorf("creating the client for watches: %w", err)
+	}
+	meta, err := metadata.NewForConfig(watch)
+	if err != nil {
+		return nil, nil, fmt.Errorf("creating the client for watches: %w", err)
+	}
+	return client, meta, nil
+}
+
+// builder creates the controllers of a process.
+type builder struct {
+	process *process
+	config  *rest.Config
+	shared  shared
+}
+
+// addRoles adds the chosen roles to t and builds them in the order of their names, which puts those that the
+// provisioner calls before it. The error of a named role is returned; another one is disabled and retried later.
+func (b *builder) addRoles(ctx context.Context, t *terms, chosen []Role) error {
+	chosen = slices.SortedFunc(slices.Values(chosen), func(a, b Role) int { return strings.Compare(a.Name, b.Name) })
+	for _, r := range chosen {
+		m := newMember(r.Name, b.process.named(r), func(ctx context.Context) (controller, error) { return b.build(ctx, r) })
+		lease := r.lease(b.process.Settings, b.process.driver.Name)
+		t.add(lease, m)
+		if r.prepare != nil {
+			m.failure = r.prepare(&b.shared)
+		}
+		if r.Name == provisionerName && b.process.Common.AuditInterval > 0 {
+			t.add(lease, newMember(auditName, m.named, func(context.Context) (controller, error) { return b.buildAudit(m) }))
+		}
+	}
+	for _, m := range t.members() {
+		if m.failure == nil {
+			m.failure = m.buildController(ctx)
+		}
+		if m.failure != nil && m.named {
+			return fmt.Errorf("%s: %w", m.name, m.failure)
+		}
+	}
+	return nil
+}
+
+// build creates the controller of r.
+func (b *builder) build(ctx context.Context, r Role) (controller, error) {
+	common := b.process.Common
+	qps, burst := common.KubeAPIQPS, common.KubeAPIBurst
+	if r.limit != nil {
+		qps, burst = r.limit(b.process.Settings)
+	}
+	registry := &attempt{Registerer: b.process.registry}
+	own := b.shared
+	own.informers, own.registry = own.informers.For(r.Name), registry
+	c, err := r.build(ctx, &own, kube.ForRole(b.config, b.process.Version, r.Name, float32(qps), burst))
+	if err != nil {
+		registry.undo()
+		return nil, err
+	}
+	if c, ok := c.(checker); ok {
+		b.process.server.ready(r.check, c.Ready)
+	}
+	return c, nil
+}
+
+// attempt records the collectors that a controller registers, so that building it can be repeated.
+type attempt struct {
+	prometheus.Registerer
+	collectors []prometheus.Collector
+}
+
+func (a *attempt) Register(c prometheus.Collector) error {
+	err := a.Registerer.Register(c)
+	if err == nil {
+		a.collectors = append(a.collectors, c)
+	}
+	return err
+}
+
+func (a *attempt) MustRegister(collectors ...prometheus.Collector) {
+	for _, c := range collectors {
+		if err := a.Register(c); err != nil {
+			panic(err)
+		}
+	}
+}
+
+// undo unregisters the collectors.
+func (a *attempt) undo() {
+	for _, c := range a.collectors {
+		a.Unregister(c)
+	}
+}

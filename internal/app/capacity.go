@@ -1,0 +1,189 @@
+package app
+
+import (
+	"context"
+	"errors"
+	"os"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/metadata"
+	"k8s.io/client-go/rest"
+
+	"github.com/storage-controller/storage-controller/capacity"
+	"github.com/storage-controller/storage-controller/csiclient"
+	"github.com/storage-controller/storage-controller/election"
+	"github.com/storage-controller/storage-controller/internal/settings"
+	"github.com/storage-controller/storage-controller/internal/tools/doctor"
+	"github.com/storage-controller/storage-controller/provisioner"
+)
+
+const capacityName = "capacity"
+
+var capacityRole = Role{
+	Name:           capacityName,
+	sidecar:        "csi-provisioner",
+	options:        capacityOptions,
+	config:         func() any { return &capacity.Config{} },
+	enabled:        func(s settings.Settings) bool { return capacityConfig(s).Enabled },
+	validate:       func(s settings.Settings) error { return capacityConfig(s).Validate() },
+	environment:    capacityEnvironment,
+	timeout:        func(s settings.Settings) time.Duration { return capacityConfig(s).Timeout },
+	limit:          func(s settings.Settings) (float64, int) { return capacityConfig(s).QPS, capacityConfig(s).Burst },
+	nodeDeployment: func(s settings.Settings) bool { return capacityConfig(s).NodeDeployment },
+	// csi-provisioner provisions and publishes capacity under one Lease.
+	lease: func(_ settings.Settings, driver string) string { return provisioner.LeaseName(driver) },
+	supported: func(d csiclient.Driver) error {
+		return requireCapability(d, "GET_CAPACITY", d.Controller.GetCapacity)
+	},
+	grants: capacityGrants,
+	probe: func(ctx context.Context, s settings.Settings, config *rest.Config) error {
+		_, err := findOwner(ctx, s, config)
+		return err
+	},
+	build: buildCapacity,
+}
+
+// capacityAlone is the role in a process without the provisioner. It has a Lease of its own: with the
+// Lease of the provisioner it would keep the replicas that provision from becoming leader.
+var capacityAlone = func() Role {
+	r := capacityRole
+	r.lease = func(_ settings.Settings, driver string) string { return provisioner.LeaseName(driver) + "-capacity" }
+	return r
+}()
+
+// capacityOptions returns the options of the role. "all" publishes capacity by default, without a rate limit.
+func capacityOptions(all bool) []settings.Option {
+	d := capacity.DefaultConfig()
+	if all {
+		d.Enabled, d.QPS, d.Burst = true, 0, 0
+	}
+	return append(retryOptions(d.Timeout, d.RetryIntervalStart, d.RetryIntervalMax, "timeout of each CSI call"), []settings.Option{
+		{Name: "node-deployment", Default: d.NodeDeployment,
+			Usage: "run once per node, for the capacity of that node; requires the environment variable NODE_NAME"},
+		{Name: "enable-capacity", Default: d.Enabled, Usage: "publish the available capacity of the driver as CSIStorageCapacity objects, which the command capacity always does; " +
+			"requires the environment variable NAMESPACE, and POD_NAME unless the objects have no owner"},
+		{Name: "capacity-threads", Default: uint(d.Threads), Usage: "number of pairs of StorageClass and topology segment that are reconciled at the same time"},
+		{Name: "capacity-poll-interval", Default: d.PollInterval, Usage: "time after which GetCapacity is called again for a pair"},
+		{Name: "capacity-ownerref-level", Default: d.OwnerRefLevel, Usage: "owner of the CSIStorageCapacity objects: 0 the pod of this process, " +
+			"1 its controller (StatefulSet, DaemonSet), 2 the controller of that (Deployment), and so on; negative means none"},
+		{Name: "capacity-for-immediate-binding", Default: d.ImmediateBinding, Usage: "publish capacity also for StorageClasses with Immediate binding"},
+		{Name: "capacity-removal-grace", Default: d.RemovalGrace,
+			Usage: "how long the CSIStorageCapacity objects of a topology segment are kept after its last node was removed"},
+		{Name: "kube-api-capacity-qps", Default: d.QPS, Usage: "maximum requests per second to the API server for CSIStorageCapacity objects; 0 means no limit"},
+		{Name: "kube-api-capacity-burst", Default: d.Burst,
+			Usage: "number of requests for CSIStorageCapacity objects that may exceed --kube-api-capacity-qps at once"},
+	}...)
+}
+
+// capacityConfig returns the configuration of the role with the environment.
+func capacityConfig(s settings.Settings) capacity.Config {
+	cfg := settings.Of[capacity.Config](s, capacityName)
+	cfg.NodeName = os.Getenv("NODE_NAME")
+	return cfg
+}
+
+// capacityEnvironment returns an error for each environment variable that publishing requires and that is not set.
+func capacityEnvironment(s settings.Settings) error {
+	var errs []error
+	if os.Getenv("NAMESPACE") == "" {
+		errs = append(errs, errors.New("the environment variable NAMESPACE must name the namespace of the CSIStorageCapacity objects. "+
+			"Set it from metadata.namespace"))
+	}
+	if capacityConfig(s).OwnerRefLevel >= 0 && os.Getenv("POD_NAME") == "" {
+		errs = append(errs, errors.New("the environment variable POD_NAME must name the pod of this process. "+
+			"Set it from metadata.name, or set --capacity-ownerref-level=-1 for objects without an owner"))
+	}
+	return errors.Join(errs...)
+}
+
+func capacityGrants(s settings.Settings, _ csiclient.Driver) []doctor.Grant {
+	cfg, namespace := capacityConfig(s), os.Getenv("NAMESPACE")
+	if namespace == "" {
+		namespace = election.Namespace("")
+	}
+	grants := []doctor.Grant{{File: "capacity", Namespace: namespace}}
+	if cfg.OwnerRefLevel >= 0 {
+		grants = append(grants, doctor.Grant{File: "capacity-owner", Namespace: namespace})
+	}
+	if cfg.OwnerRefLevel >= 2 {
+		grants = append(grants, doctor.Grant{File: "capacity-owner-deployment", Namespace: namespace})
+	}
+	if !cfg.NodeDeployment {
+		grants = append(grants, doctor.Grant{File: "capacity-topology"})
+	}
+	return grants
+}
+
+// findOwner reads the owner of the CSIStorageCapacity objects.
+func findOwner(ctx context.Context, s settings.Settings, config *rest.Config) (*metav1.OwnerReference, error) {
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return nil, err
+	}
+	meta, err := metadata.NewForConfig(config) // has a timeout, unlike the client of the watches
+	if err != nil {
+		return nil, err
+	}
+	return capacity.FindOwner(ctx, meta, client.Discovery(), os.Getenv("NAMESPACE"), os.Getenv("POD_NAME"), capacityConfig(s).OwnerRefLevel)
+}
+
+func buildCapacity(ctx context.Context, s *shared, config *rest.Config) (controller, error) {
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return nil, err
+	}
+	cfg := capacityConfig(s.settings)
+	deps := capacity.Deps{
+		Driver:    s.driver,
+		Client:    client,
+		Informers: s.informers,
+		CSI:       s.csi.Controller(),
+		Ready:     s.csi.WaitReady,
+		Registry:  s.registry,
+		Queues:    s.queues,
+		Namespace: os.Getenv("NAMESPACE"),
+	}
+	if deps.Owner, err = findOwner(ctx, s.settings, config); err != nil {
+		return nil, err
+	}
+	if deps.Beta, err = capacity.Beta(ctx, client.Discovery()); err != nil {
+		return nil, err
+	}
+	if cfg.NodeDeployment {
+		node, err := s.csi.NodeInfo(ctx)
+		if err != nil {
+			return nil, err
+		}
+		deps.Topology = node.GetAccessibleTopology().GetSegments()
+	}
+	c, err := capacity.New(cfg, deps)
+	if err != nil {
+		return nil, err
+	}
+	s.running.capacity.Store(c)
+	return c, nil
+}
+
+// volumeObserver passes what the provisioner reports on to the capacity role, while that runs here.
+type volumeObserver struct{ *running }
+
+func (o volumeObserver) VolumeProvisioned(pv *corev1.PersistentVolume) {
+	if c := o.capacity.Load(); c != nil {
+		c.VolumeProvisioned(pv)
+	}
+}
+
+func (o volumeObserver) VolumeNotProvisioned(class string) {
+	if c := o.capacity.Load(); c != nil {
+		c.VolumeNotProvisioned(class)
+	}
+}
+
+func (o volumeObserver) VolumeDeleted(pv *corev1.PersistentVolume) {
+	if c := o.capacity.Load(); c != nil {
+		c.VolumeDeleted(pv)
+	}
+}

@@ -1,0 +1,145 @@
+package app
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/storage-controller/storage-controller/csiclient"
+	"github.com/storage-controller/storage-controller/internal/settings"
+)
+
+// configOf returns the configuration of a command with args.
+func configOf(t *testing.T, roles Selection, args ...string) Config {
+	t.Helper()
+	fs := pflag.NewFlagSet("", pflag.ContinueOnError)
+	roles.Schema().Register(fs)
+	if err := fs.Parse(args); err != nil {
+		t.Fatal(err)
+	}
+	c, err := roles.Read(fs, "test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func TestListsOfFlags(t *testing.T) {
+	const one, two = "resource=a.v1.x.y,node-field=spec.node", "resource=b.v1.x.y,node-field=spec.node,when=node-gone"
+	alone := Nodecontroller
+	want := func(have []string, want ...string) {
+		t.Helper()
+		if !slices.Equal(have, want) {
+			t.Errorf("got %q, want %q", have, want)
+		}
+	}
+	s := configOf(t, alone, "--node-cleanup-resource="+one, "--node-cleanup-resource", two, "--node-cleanup-paths=orphan", "--pvc-obsolete-finalizers=a/b,c/d", "--pvc-pod-deletion-grace=-1")
+	want(nodecontrollerConfig(s.Settings).NodeCleanupResource, one, two)
+	want(nodecontrollerConfig(s.Settings).NodeCleanupPaths, "orphan")
+	want(nodecontrollerConfig(s.Settings).PVCObsoleteFinalizers, "a/b", "c/d")
+	if d := nodecontrollerConfig(s.Settings).PVCPodDeletionGrace; d >= 0 {
+		t.Errorf("got %v, want that of the pod", d)
+	}
+	want(nodecontrollerConfig(configOf(t, alone, "--node-cleanup-resource=").Settings).NodeCleanupResource)
+	want(nodecontrollerConfig(configOf(t, alone).Settings).NodeCleanupPaths, "finalizer", "orphan")
+	want(provisionerConfig(configOf(t, Provision, "--secret-namespaces=a,b").Settings).SecretNamespaces, "a", "b")
+	t.Setenv(settings.EnvPrefix+"NODE_CLEANUP_RESOURCE", one+"\n"+two+"\n")
+	want(nodecontrollerConfig(configOf(t, alone).Settings).NodeCleanupResource, one, two)
+	if d := nodecontrollerConfig(configOf(t, alone, "--pvc-pod-deletion-grace=1s").Settings).PVCPodDeletionGrace; d != time.Second {
+		t.Errorf("got %v", d)
+	}
+}
+
+func TestDefaultsOfTheCommands(t *testing.T) {
+	alone, all := configOf(t, Nodecontroller), configOf(t, All)
+	if !alone.Common.LeaderElection || alone.Common.RetryPeriod != 2*time.Second || !nodecontrollerConfig(alone.Settings).ResizeNudge {
+		t.Errorf("alone: %+v, nudge %t", alone.Common, nodecontrollerConfig(alone.Settings).ResizeNudge)
+	}
+	if all.Common.LeaderElection || all.Common.RetryPeriod != 5*time.Second || nodecontrollerConfig(all.Settings).ResizeNudge {
+		t.Errorf("all: %+v, nudge %t", all.Common, nodecontrollerConfig(all.Settings).ResizeNudge)
+	}
+	if other := configOf(t, Attach); other.Common.LeaderElection || other.Common.RetryPeriod != 5*time.Second {
+		t.Errorf("another role: %+v", other.Common)
+	}
+}
+
+// TestWhatIsPrintedForAFile: a printed configuration presets nothing that was not set.
+func TestWhatIsPrintedForAFile(t *testing.T) {
+	before := configOf(t, All, "--profile=topolvm", "--node-cleanup-scope=opt-in")
+	text, err := before.Marshal()
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), "config.yaml")
+	if err := os.WriteFile(file, text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	after := configOf(t, All, "--config="+file)
+	have, _, err := nodecontrollerConfig(after.Settings).Resolve("topolvm.io")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if have.NodeCleanup != "claims" || have.NodeCleanupScope != "opt-in" || have.LeaderElectionID != "topolvm" || after.Origin("csi-address") != "" {
+		t.Errorf("%+v\n%s", have, text)
+	}
+}
+
+func TestConnectionOnlyWhereOneIsNeeded(t *testing.T) {
+	for name, tt := range map[string]struct {
+		roles Selection
+		args  []string
+		want  string
+	}{
+		"name by flag":                {Nodecontroller, []string{"--driver-name=a.b"}, "a.b"},
+		"name by profile":             {Nodecontroller, []string{"--profile=topolvm"}, "topolvm.io"},
+		"no name":                     {Nodecontroller, nil, ""},
+		"name and address":            {Nodecontroller, []string{"--driver-name=a.b", "--csi-address=/run/csi/socket"}, ""},
+		"name and socket":             {Nodecontroller, []string{"--driver-name=a.b", "--csi-socket=/x"}, ""},
+		"role that calls the driver":  {Attach, nil, ""},
+		"all":                         {All, []string{"--driver-name=a.b"}, ""},
+		"all, and only this role":     {All, []string{"--driver-name=a.b", "--controllers=nodecontroller"}, "a.b"},
+		"all, and this role and more": {All, []string{"--driver-name=a.b", "--controllers=nodecontroller,attacher"}, ""},
+	} {
+		if got := configOf(t, tt.roles, tt.args...).nameWithoutConnection(); got != tt.want {
+			t.Errorf("%s: got %q, want %q", name, got, tt.want)
+		}
+	}
+}
+
+// TestErrorsOfARoleThatDoesNotRun: the settings of a role that --controllers leaves out need not be valid together.
+func TestErrorsOfARoleThatDoesNotRun(t *testing.T) {
+	if err := configOf(t, All, "--controllers=attacher", "--node-cleanup=claims", "--driver-name=a.b").Validate(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestAllChoosesTheRoleByTheDriver(t *testing.T) {
+	for _, local := range []bool{false, true} {
+		d := csiclient.Driver{Name: "a.b", Plugin: csiclient.PluginCapabilities{VolumeAccessibilityConstraints: local}}
+		chosen, _ := configOf(t, All).choose(d)
+		if has := contains(chosen, nodecontrollerName); has != local {
+			t.Errorf("volumes belong to nodes: %t, the role is chosen: %t", local, has)
+		}
+	}
+}
+
+func TestAddressesOfTheServer(t *testing.T) {
+	for args, want := range map[string][3]string{
+		"":                          {"", "", ""},
+		"--metrics-bind-address=:1": {":1", "", ""},
+		"--metrics-bind-address=0":  {"", "", ""},
+		"--http-endpoint=:1":        {":1", "", ""},
+		"--http-endpoint=:1 --metrics-bind-address=0 --health-probe-bind-address=:2 --profiling-bind-address=:3": {":1", ":2", ":3"},
+		"--health-probe-bind-address=0": {"", "", ""},
+	} {
+		cfg := configOf(t, Nodecontroller, strings.Fields(args)...).serverConfig()
+		if got := [3]string{cfg.Address, cfg.HealthAddress, cfg.ProfilingAddress}; got != want {
+			t.Errorf("%s: got %q, want %q", args, got, want)
+		}
+	}
+}

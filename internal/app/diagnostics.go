@@ -1,0 +1,81 @@
+package app
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"sync"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/klog/v2"
+
+	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/tools/statusz"
+	"github.com/storage-controller/storage-controller/metrics"
+)
+
+// diagnostics is the HTTP server, if there is one.
+type diagnostics struct {
+	server *metrics.Server // nil: none
+	done   sync.WaitGroup
+}
+
+// serve starts the server before anything else, so that it shows what the start waits for.
+func (p *process) serve(ctx context.Context, registry *prometheus.Registry) (*diagnostics, error) {
+	cfg, d := p.serverConfig(), &diagnostics{}
+	cfg.Handlers, p.page.checks = p.page.pages(), d.checks
+	if cfg.Address == "" && cfg.HealthAddress == "" && cfg.ProfilingAddress == "" {
+		return d, nil
+	}
+	var err error
+	if p.Common.SecureMetrics {
+		config, err := kube.RESTConfig(p.Common.Kubeconfig, p.Common.Master)
+		if err == nil {
+			cfg.Guard, err = newGuard(config, p.Version)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("--secure-metrics-server: %w", err)
+		}
+	}
+	if d.server, err = metrics.NewServer(cfg, registry); err != nil {
+		return nil, err
+	}
+	d.done.Go(func() {
+		if err := d.server.Run(ctx); err != nil {
+			klog.FromContext(ctx).Error(err, "HTTP server failed")
+		}
+	})
+	return d, nil
+}
+
+// checks returns the results of all health checks.
+func (d *diagnostics) checks() []statusz.Check {
+	var checks []statusz.Check
+	for _, r := range d.server.CheckResults(nil) {
+		c := statusz.Check{Kind: r.Kind, Name: r.Name}
+		var warning metrics.Warning
+		if r.Err != nil && !errors.As(r.Err, &warning) { // the list of roles shows the warnings
+			c.Error = r.Err.Error()
+		}
+		checks = append(checks, c)
+	}
+	return checks
+}
+
+// wait returns when the server has stopped, after its context has ended.
+func (d *diagnostics) wait() { d.done.Wait() }
+
+// ready adds a readiness check.
+func (d *diagnostics) ready(name string, check func() error) {
+	if d.server != nil {
+		d.server.AddReady(name, func(*http.Request) error { return check() })
+	}
+}
+
+// leaderElection adds a check of the renewal of a Lease.
+func (d *diagnostics) leaderElection(name string, check func(*http.Request) error) {
+	if d.server != nil {
+		d.server.AddLeaderElection(name, check)
+	}
+}

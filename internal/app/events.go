@@ -1,0 +1,65 @@
+package app
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/google/uuid"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/kubernetes/scheme"
+	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/record"
+
+	"github.com/storage-controller/storage-controller/internal/kube"
+)
+
+// eventsGrace bounds the sending of queued events at shutdown.
+const eventsGrace = 2 * time.Second
+
+// reasonLast is the reason of an event that is never sent: it marks the end of the queue.
+const reasonLast = "Last"
+
+// startEvents returns a recorder of events about objects, and a function that sends the queued events and stops it.
+// Its client has no rate limit, and takes nothing from the rate limits of the roles.
+func startEvents(ctx context.Context, config *rest.Config, version, driver string) (record.EventRecorder, func(), error) {
+	client, err := typedcorev1.NewForConfig(kube.ForRole(config, version, "events", 0, 0))
+	if err != nil {
+		return nil, nil, fmt.Errorf("creating the client for events: %w", err)
+	}
+	host, err := os.Hostname()
+	if err != nil {
+		return nil, nil, fmt.Errorf("reading the host name: %w", err)
+	}
+	// Events about what is done while the process shuts down are sent, too.
+	broadcaster := record.NewBroadcaster(record.WithContext(context.WithoutCancel(ctx)))
+	sink := drainingSink{&typedcorev1.EventSinkImpl{Interface: client.Events("")}, make(chan struct{})}
+	broadcaster.StartRecordingToSink(sink)
+	source := corev1.EventSource{Component: fmt.Sprintf("%s_%s_%s", driver, host, uuid.NewString())}
+	recorder := broadcaster.NewRecorder(scheme.Scheme, source)
+	stop := func() {
+		recorder.Event(&corev1.ObjectReference{Kind: "Event", Name: reasonLast}, corev1.EventTypeNormal, reasonLast, reasonLast)
+		select {
+		case <-sink.drained:
+		case <-time.After(eventsGrace):
+		}
+		broadcaster.Shutdown()
+	}
+	return recorder, stop, nil
+}
+
+// drainingSink closes drained when the event with [reasonLast] is reached: events are sent one after the other.
+type drainingSink struct {
+	record.EventSink
+	drained chan struct{}
+}
+
+func (s drainingSink) Create(event *corev1.Event) (*corev1.Event, error) {
+	if event.Reason == reasonLast {
+		close(s.drained)
+		return event, nil
+	}
+	return s.EventSink.Create(event)
+}

@@ -1,0 +1,182 @@
+package app
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/go-logr/logr"
+	"github.com/go-logr/zapr"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/klog/v2"
+
+	"github.com/storage-controller/storage-controller/internal/settings"
+)
+
+// maxVerbosity is the highest verbosity with an effect. Above it client-go logs request bodies: the values
+// of Secrets, and the tokens in TokenReviews.
+const maxVerbosity = 7
+
+// SetUpLogging creates the logger of the process and makes it the logger of klog, and so of client-go. It
+// returns the logger and a function that flushes buffered logs.
+func SetUpLogging(cfg settings.Logging) (logr.Logger, func(), error) {
+	encoder, split, bufferSize, err := logFormat(cfg)
+	if err != nil {
+		return logr.Discard(), nil, err
+	}
+	modules, err := parseVModule(cfg.VModule)
+	if err != nil {
+		return logr.Discard(), nil, err
+	}
+	cfg.Verbosity = min(cfg.Verbosity, maxVerbosity)
+	most := cfg.Verbosity
+	for i := range modules {
+		modules[i].verbosity = min(modules[i].verbosity, maxVerbosity)
+		most = max(most, modules[i].verbosity)
+	}
+	enabled := zap.NewAtomicLevelAt(zapcore.Level(-most)) // logr's V(n) is zap's level -n
+	stderr := zapcore.Lock(os.Stderr)
+	core := zapcore.NewCore(encoder, stderr, enabled)
+	flush := func() {}
+	if split {
+		out := zapcore.Lock(os.Stdout)
+		if bufferSize > 0 {
+			buffered := &zapcore.BufferedWriteSyncer{WS: out, Size: bufferSize, FlushInterval: cfg.FlushFrequency}
+			flush = func() { _ = buffered.Stop() } // at exit, an error cannot be logged any more
+			out = buffered
+		}
+		core = zapcore.NewTee(
+			zapcore.NewCore(encoder, stderr, zapcore.ErrorLevel),
+			zapcore.NewCore(encoder, out, belowError{enabled}),
+		)
+	}
+	z := zap.New(&moduleCore{core, cfg.Verbosity, modules}, zap.AddCaller())
+	logger := zapr.NewLogger(z)
+	klog.SetLoggerWithOptions(logger, klog.ContextualLogger(true))
+	return logger, flush, setKlogVerbosity(cfg)
+}
+
+// setKlogVerbosity sets the levels in klog too: klog.V(n) checks them before the logger.
+func setKlogVerbosity(cfg settings.Logging) error {
+	fs := flag.NewFlagSet("klog", flag.ContinueOnError)
+	klog.InitFlags(fs)
+	if err := fs.Set("v", strconv.Itoa(cfg.Verbosity)); err != nil {
+		return fmt.Errorf("-v: %w", err)
+	}
+	if err := fs.Set("vmodule", cfg.VModule); err != nil {
+		return fmt.Errorf("--vmodule: %w", err)
+	}
+	return nil
+}
+
+// logFormat returns the encoder, whether errors go to a stream of their own, and the size of the buffer of the other one.
+func logFormat(cfg settings.Logging) (encoder zapcore.Encoder, split bool, bufferSize int, err error) {
+	ec := zap.NewProductionEncoderConfig()
+	ec.EncodeLevel = encodeLevel
+	ec.EncodeTime = zapcore.RFC3339NanoTimeEncoder
+	ec.EncodeDuration = zapcore.StringDurationEncoder
+	ec.StacktraceKey = zapcore.OmitKey
+	size, name := "", ""
+	switch cfg.Format {
+	case "text":
+		ec.ConsoleSeparator = " "
+		encoder, split, size, name = zapcore.NewConsoleEncoder(ec), cfg.TextSplitStream, cfg.TextBufferSize, "--log-text-info-buffer-size"
+	case "json":
+		encoder, split, size, name = zapcore.NewJSONEncoder(ec), cfg.JSONSplitStream, cfg.JSONBufferSize, "--log-json-info-buffer-size"
+	default:
+		return nil, false, 0, fmt.Errorf("--logging-format: must be text or json, got %q", cfg.Format)
+	}
+	if cfg.FlushFrequency < 0 {
+		return nil, false, 0, fmt.Errorf("--log-flush-frequency: must not be negative, got %v", cfg.FlushFrequency)
+	}
+	quantity, err := resource.ParseQuantity(size)
+	if err != nil || quantity.Sign() < 0 {
+		return nil, false, 0, fmt.Errorf("%s: must be a size such as 64Ki, got %q", name, size)
+	}
+	return encoder, split, int(quantity.Value()), nil
+}
+
+// encodeLevel writes every level below debug as debug: zap has no name for them.
+func encodeLevel(l zapcore.Level, enc zapcore.PrimitiveArrayEncoder) {
+	zapcore.LowercaseLevelEncoder(max(l, zapcore.DebugLevel), enc)
+}
+
+// belowError enables the levels that do not go to stderr when the streams are split.
+type belowError struct{ zapcore.LevelEnabler }
+
+func (e belowError) Enabled(l zapcore.Level) bool {
+	return l < zapcore.ErrorLevel && e.LevelEnabler.Enabled(l)
+}
+
+// module is one item of --vmodule: files whose name without .go matches pattern log up to verbosity.
+type module struct {
+	pattern   string
+	verbosity int
+}
+
+// parseVModule parses --vmodule.
+func parseVModule(value string) ([]module, error) {
+	if value == "" {
+		return nil, nil
+	}
+	var modules []module
+	for item := range strings.SplitSeq(value, ",") {
+		pattern, level, ok := strings.Cut(item, "=")
+		n, err := strconv.Atoi(level)
+		if _, bad := filepath.Match(pattern, ""); !ok || err != nil || bad != nil || pattern == "" {
+			return nil, fmt.Errorf("--vmodule: must be a list of pattern=N, got %q", item)
+		}
+		modules = append(modules, module{pattern, n})
+	}
+	return modules, nil
+}
+
+// moduleCore drops entries that are more verbose than -v, unless --vmodule names their file. The file is
+// known only when the entry is written.
+type moduleCore struct {
+	zapcore.Core
+	verbosity int
+	modules   []module
+}
+
+func (c *moduleCore) With(fields []zapcore.Field) zapcore.Core {
+	return &moduleCore{c.Core.With(fields), c.verbosity, c.modules}
+}
+
+func (c *moduleCore) Check(e zapcore.Entry, ce *zapcore.CheckedEntry) *zapcore.CheckedEntry {
+	if c.Enabled(e.Level) {
+		return ce.AddCore(e, c)
+	}
+	return ce
+}
+
+func (c *moduleCore) Write(e zapcore.Entry, fields []zapcore.Field) error {
+	if int(-e.Level) > c.verbosity && !c.named(e.Caller.File, int(-e.Level)) {
+		return nil
+	}
+	return c.write(e, fields)
+}
+
+// write checks with the wrapped core again: otherwise a tee writes to all of its cores.
+func (c *moduleCore) write(e zapcore.Entry, fields []zapcore.Field) error {
+	if ce := c.Core.Check(e, nil); ce != nil {
+		ce.Write(fields...)
+	}
+	return nil
+}
+
+// named reports whether --vmodule enables level for file.
+func (c *moduleCore) named(file string, level int) bool {
+	base := strings.TrimSuffix(filepath.Base(file), ".go")
+	for _, m := range c.modules {
+		if ok, _ := filepath.Match(m.pattern, base); ok {
+			return level <= m.verbosity
+		}
+	}
+	return false
+}

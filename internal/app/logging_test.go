@@ -1,0 +1,105 @@
+package app
+
+import (
+	"encoding/json"
+	"errors"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"k8s.io/klog/v2"
+
+	"github.com/storage-controller/storage-controller/internal/kubetest"
+	"github.com/storage-controller/storage-controller/internal/settings"
+)
+
+// logConfig returns the configuration that the child process below logs with.
+func logConfig(args string) settings.Logging {
+	cfg := settings.Logging{Format: "text", TextBufferSize: "0", JSONBufferSize: "0"}
+	for arg := range strings.FieldsSeq(args) {
+		switch k, v, _ := strings.Cut(arg, "="); k {
+		case "v":
+			cfg.Verbosity = len(v)
+		case "format":
+			cfg.Format = v
+		case "vmodule":
+			cfg.VModule = v
+		case "split":
+			cfg.TextSplitStream, cfg.JSONSplitStream = true, true
+		case "buffer":
+			cfg.TextBufferSize = v
+		}
+	}
+	return cfg
+}
+
+func TestMain(m *testing.M) {
+	if args, ok := os.LookupEnv("LOG_CHILD"); ok {
+		log, flush, err := SetUpLogging(logConfig(args))
+		if err != nil {
+			panic(err)
+		}
+		log.Info("zero", "key", "value")
+		log.V(1).Info("one")
+		log.V(2).Info("two")
+		klog.InfoS("from klog", "who", "client-go")
+		klog.V(2).InfoS("from klog at two")
+		log.Error(errors.New("cause"), "broken")
+		flush()
+		os.Exit(0)
+	}
+	kubetest.Main(m)
+}
+
+func logged(t *testing.T, args string) (stdout, stderr string) {
+	t.Helper()
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), "LOG_CHILD="+args)
+	var out, err strings.Builder
+	cmd.Stdout, cmd.Stderr = &out, &err
+	if e := cmd.Run(); e != nil {
+		t.Fatalf("%v: %s", e, err.String())
+	}
+	return out.String(), err.String()
+}
+
+func TestLogging(t *testing.T) {
+	tests := map[string]struct {
+		args           string
+		stdout, stderr []string // what must be in it; with an exclamation mark, what must not
+	}{
+		"text":                     {"", []string{"!zero"}, []string{"info", "zero", `"key": "value"`, "from klog", "client-go", "broken", "cause", "!one", "!two", "!goroutine"}},
+		"verbose":                  {"v=xx", nil, []string{"debug", "one", "two", "from klog at two"}},
+		"verbose for one file":     {"vmodule=logging_test=1", nil, []string{"one", "!two"}},
+		"verbose for another file": {"vmodule=other=5", nil, []string{"zero", "!one"}},
+		"a file pattern":           {"vmodule=logg*=2", nil, []string{"two"}},
+		"two streams":              {"split", []string{"zero", "from klog", "!broken"}, []string{"broken", "!zero"}},
+		"two streams, buffered":    {"split buffer=64Ki v=x", []string{"zero", "one", "!broken"}, []string{"broken", "!one"}},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			stdout, stderr := logged(t, tt.args)
+			for text, wanted := range map[string][]string{stdout: tt.stdout, stderr: tt.stderr} {
+				for _, w := range wanted {
+					unwanted, not := strings.CutPrefix(w, "!")
+					if not == strings.Contains(text, unwanted) {
+						t.Errorf("%q in\n%s", w, text)
+					}
+				}
+			}
+		})
+	}
+	t.Run("json", func(t *testing.T) {
+		_, stderr := logged(t, "format=json v=x")
+		for line := range strings.Lines(stderr) {
+			var record map[string]any
+			if err := json.Unmarshal([]byte(line), &record); err != nil || record["msg"] == nil || record["level"] == nil || record["ts"] == nil {
+				t.Errorf("%v: %s", err, line)
+			}
+		}
+		if n := strings.Count(stderr, "\n"); n != 4 {
+			t.Errorf("%d lines:\n%s", n, stderr)
+		}
+	})
+}

@@ -1,0 +1,125 @@
+package app
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/klog/v2"
+)
+
+// startRetry is the back-off after which a disabled role is started again.
+var startRetry = wait.Backoff{Duration: 5 * time.Second, Factor: 2, Jitter: 0.1, Cap: 5 * time.Minute, Steps: 100}
+
+// member is a role of the process. A role that the user has named must work. Any other role is disabled
+// while it fails, with a reason for users, and started again with back-off.
+type member struct {
+	name  string
+	named bool
+	build func(context.Context) (controller, error)
+
+	controller controller    // set before built is closed
+	failure    error         // of the first attempt to build the controller
+	built      chan struct{} // closed when controller is set
+	synced     chan struct{} // closed when its caches are synced, too
+	settled    chan struct{} // closed when its caches are synced, or when it is disabled for the first time
+	settle     func()
+
+	mu     sync.Mutex
+	reason string // why the role is disabled; "" when it is not
+}
+
+func newMember(name string, named bool, build func(context.Context) (controller, error)) *member {
+	m := &member{name: name, named: named, build: build, built: make(chan struct{}), synced: make(chan struct{}), settled: make(chan struct{})}
+	m.settle = sync.OnceFunc(func() { close(m.settled) })
+	return m
+}
+
+// buildController builds the controller.
+func (m *member) buildController(ctx context.Context) (err error) {
+	if m.controller, err = m.build(ctx); err == nil {
+		close(m.built)
+	}
+	return err
+}
+
+// disabled returns why m is disabled, or "".
+func (m *member) disabled() string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.reason
+}
+
+// setDisabled sets the reason for which m is disabled, or enables it with "", and returns the previous reason.
+func (m *member) setDisabled(reason string) string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	before := m.reason
+	m.reason = reason
+	return before
+}
+
+// retry calls try again, with back-off, until it succeeds after having failed with err, or ctx ends. For a named
+// role it returns err instead.
+func (m *member) retry(ctx context.Context, backoff wait.Backoff, err error, try func(context.Context) error) error {
+	log := klog.FromContext(ctx)
+	for err != nil && ctx.Err() == nil {
+		if m.named {
+			return fmt.Errorf("%s: %w", m.name, err)
+		}
+		delay := backoff.Step()
+		if reason := oneLine(err); m.setDisabled(reason) != reason {
+			log.Info("Role disabled", "role", m.name, "reason", reason, "retryAfter", delay.Round(time.Second).String())
+		}
+		m.settle()
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(delay):
+		}
+		err = try(ctx)
+	}
+	return nil
+}
+
+// enable ends the state disabled.
+func (m *member) enable(ctx context.Context) {
+	if m.setDisabled("") != "" {
+		klog.FromContext(ctx).Info("Role enabled", "role", m.name)
+	}
+}
+
+// run runs the controller for a term, once it is built and its caches are synced.
+func (m *member) run(ctx context.Context, backoff wait.Backoff) error {
+	select {
+	case <-ctx.Done():
+		return nil
+	case <-m.synced:
+	}
+	log := klog.FromContext(ctx).WithName(m.name)
+	ctx = klog.NewContext(ctx, log)
+	try := func(ctx context.Context) error {
+		m.enable(ctx)
+		log.Info("Starting controller")
+		defer func() { log.Info("Stopped controller", "cause", context.Cause(ctx)) }()
+		return m.controller.Run(ctx)
+	}
+	return m.retry(ctx, backoff, try(ctx), try)
+}
+
+// serve serves requests until ctx ends, if the controller is a [server].
+func (m *member) serve(ctx context.Context, backoff wait.Backoff) error {
+	select {
+	case <-ctx.Done():
+		return nil
+	case <-m.built:
+	}
+	s, ok := m.controller.(server)
+	if !ok {
+		return nil
+	}
+	ctx = klog.NewContext(ctx, klog.FromContext(ctx).WithName(m.name))
+	return m.retry(ctx, backoff, s.Serve(ctx), s.Serve)
+}

@@ -1,0 +1,246 @@
+package app
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/klog/v2"
+
+	"github.com/storage-controller/storage-controller/csiclient"
+	"github.com/storage-controller/storage-controller/election"
+	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/settings"
+	"github.com/storage-controller/storage-controller/internal/tools/doctor"
+	"github.com/storage-controller/storage-controller/nodecontroller"
+)
+
+const nodecontrollerName = "nodecontroller"
+
+var nodecontrollerRole = Role{
+	Name:          nodecontrollerName,
+	sidecar:       "topolvm-controller",
+	options:       nodecontrollerOptions,
+	commonOptions: nodecontrollerCommonOptions,
+	// As in topolvm-controller, and unlike the sidecars: two replicas must not delete at the same time.
+	defaults: map[string]any{"leader-election": true, "leader-election-retry-period": 2 * time.Second},
+	config: func() any {
+		d := nodecontroller.DefaultConfig()
+		return &nodecontroller.Config{MinMissingGrace: d.MinMissingGrace, UnregisteredGrace: d.UnregisteredGrace, ClockGap: d.ClockGap}
+	},
+	preset:   nodecontroller.MayBePreset,
+	validate: validateNodecontroller,
+	timeout:  func(s settings.Settings) time.Duration { return nodecontrollerConfig(s).Timeout },
+	lease: func(s settings.Settings, driver string) string {
+		cfg, _, err := nodecontrollerConfig(s).Resolve(driver)
+		if err != nil { // prepareNodecontroller reports it
+			cfg, _, _ = nodecontroller.DefaultConfig().Resolve(driver)
+		}
+		return cfg.LeaderElectionID
+	},
+	otherLeases: otherNodecontrollers,
+	supported: func(d csiclient.Driver) error {
+		if d.Plugin.VolumeAccessibilityConstraints {
+			return nil
+		}
+		return fmt.Errorf("driver %q does not report the plugin capability VOLUME_ACCESSIBILITY_CONSTRAINTS: its volumes do not belong to nodes", d.Name)
+	},
+	driverName:  func(s settings.Settings) string { return nodecontrollerConfig(s).Driver() },
+	ineffective: nodecontrollerConditions,
+	grants:      nodecontrollerGrants,
+	apis:        nodecontrollerAPIs,
+	prepare: func(s *shared) error {
+		cfg, err := resolveNodecontroller(s.settings, s.driver.Name)
+		if err == nil {
+			s.informers.Retain(cfg.Details())
+		}
+		return err
+	},
+	check: "webhook",
+	build: buildNodecontroller,
+}
+
+// nodecontrollerConfig returns the configuration of the role with the origins of its settings, before
+// a profile and the name of the driver are applied.
+func nodecontrollerConfig(s settings.Settings) nodecontroller.Config {
+	cfg := settings.Of[nodecontroller.Config](s, nodecontrollerName)
+	cfg.Explicit = map[string]nodecontroller.Origin{}
+	for name, origin := range s.Origins(nodecontrollerName) {
+		cfg.Explicit[name] = nodecontroller.Origin(origin)
+	}
+	return cfg
+}
+
+// resolveNodecontroller returns the valid configuration of the role for a driver.
+func resolveNodecontroller(s settings.Settings, driver string) (nodecontroller.Config, error) {
+	cfg, _, err := nodecontrollerConfig(s).Resolve(driver)
+	if err != nil {
+		return cfg, err
+	}
+	return cfg, cfg.Validate()
+}
+
+// validateNodecontroller returns every error in the settings of the role that does not depend on the
+// name that the driver reports.
+func validateNodecontroller(s settings.Settings) error {
+	cfg := nodecontrollerConfig(s)
+	var resolve error
+	if driver := cfg.Driver(); driver != "" {
+		var resolved nodecontroller.Config
+		if resolved, _, resolve = cfg.Resolve(driver); resolve == nil {
+			cfg = resolved
+		}
+	}
+	errs := []error{cfg.Validate()}
+	if resolve != nil && cfg.Validate() == nil { // both report an unknown profile
+		errs = append(errs, resolve)
+	}
+	if deletes := cfg.Deletes(); len(deletes) > 0 && !s.Common.LeaderElection && mayRun(s, nodecontrollerName) {
+		errs = append(errs, fmt.Errorf("--leader-election: must be set with %s, or several replicas delete at the same time", strings.Join(deletes, " and ")))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return &UsageError{err}
+	}
+	return nil
+}
+
+func nodecontrollerConditions(s settings.Settings, _ *csiclient.Driver) []condition {
+	return []condition{{nodecontrollerConfig(s).EnableWebhooks, "--enable-webhooks is off", []string{
+		"nodecontroller.webhook-addr", "nodecontroller.webhook-cert-mode", "nodecontroller.webhook-cert-secret", "nodecontroller.cert-dir",
+	}}}
+}
+
+// otherNodecontrollers returns the Leases of other node controllers for driver.
+func otherNodecontrollers(driver string) []string {
+	var others []string
+	if cfg, _, err := nodecontroller.DefaultConfig().Resolve(driver); err == nil {
+		others = append(others, cfg.LeaderElectionID)
+	}
+	if strings.HasPrefix(driver, "topolvm.") {
+		others = append(others, "topolvm") // the Lease of topolvm-controller
+	}
+	return others
+}
+
+func nodecontrollerGrants(s settings.Settings, d csiclient.Driver) []doctor.Grant {
+	c := nodecontrollerConfig(s)
+	if resolved, _, err := c.Resolve(d.Name); d.Name != "" && err == nil {
+		c = resolved
+	}
+	grants := []doctor.Grant{{File: nodecontrollerName}}
+	for _, file := range []struct {
+		needed bool
+		name   string
+	}{
+		{c.NodeFinalizerMode != nodecontroller.NodeFinalizerOff, "nodecontroller-node-finalizer"},
+		{slices.Contains([]nodecontroller.CleanupMode{nodecontroller.CleanupDryRun, nodecontroller.CleanupClaims, nodecontroller.CleanupVolumes}, c.NodeCleanup),
+			"nodecontroller-cleanup"},
+		{c.NodeCleanup == nodecontroller.CleanupVolumes, "nodecontroller-cleanup-volumes"},
+		{c.NodeCleanupUnbound == nodecontroller.UnboundReschedule, "nodecontroller-cleanup-unbound"},
+		{c.PVCFinalizerMode == nodecontroller.ClaimStrip, "nodecontroller-pvc-strip"},
+		{c.ResizeNudge, "nodecontroller-resize-nudge"},
+	} {
+		if file.needed {
+			grants = append(grants, doctor.Grant{File: file.name})
+		}
+	}
+	for _, r := range customResources(c) {
+		grants = append(grants, doctor.Grant{File: "nodecontroller-custom-resources", Rules: []doctor.Rule{
+			{Groups: []string{r.Resource.Group}, Resources: []string{r.Resource.Resource}, Verbs: []string{"list", "patch", "delete"}},
+		}})
+	}
+	if c.PVCFinalizerMode == nodecontroller.ClaimEnforce {
+		enforce := doctor.Grant{File: "nodecontroller-pvc-enforce"}
+		if c.PVCPodDeletion == nodecontroller.PodsNone {
+			enforce.Rules = slices.DeleteFunc(slices.Clone(doctor.Rules(enforce.File)), func(r doctor.Rule) bool { return slices.Contains(r.Resources, "pods") })
+		}
+		grants = append(grants, enforce)
+	}
+	if c.EnableWebhooks && c.WebhookCertMode != nodecontroller.CertFiles {
+		grants = append(grants, certificateGrant(c))
+	}
+	return grants
+}
+
+// certificateGrant returns the permissions for the certificate of the webhooks.
+func certificateGrant(c nodecontroller.Config) doctor.Grant {
+	grant := doctor.Grant{
+		File: "nodecontroller-webhook-certificates", Namespace: election.Namespace(""),
+		Names: map[string]string{"storage-controller-webhook-certificates": c.WebhookCertSecret, "storage-controller-webhooks": c.WebhookConfigName},
+	}
+	if c.WebhookCertMode == nodecontroller.CertSecret {
+		grant.Rules = []doctor.Rule{
+			{Namespaced: true, Groups: []string{""}, Resources: []string{"secrets"}, Names: []string{c.WebhookCertSecret}, Verbs: []string{"watch"}},
+		}
+	}
+	return grant
+}
+
+// customResources returns the valid items of --node-cleanup-resource; validate reports the others.
+func customResources(c nodecontroller.Config) []nodecontroller.Resource {
+	var resources []nodecontroller.Resource
+	for _, text := range c.NodeCleanupResource {
+		if r, err := nodecontroller.ParseResource(text); err == nil {
+			resources = append(resources, r)
+		}
+	}
+	return resources
+}
+
+func nodecontrollerAPIs(s settings.Settings, d csiclient.Driver) []doctor.API {
+	c := nodecontrollerConfig(s)
+	if resolved, _, err := c.Resolve(d.Name); d.Name != "" && err == nil {
+		c = resolved
+	}
+	var apis []doctor.API
+	for _, r := range customResources(c) {
+		apis = append(apis, doctor.API{
+			GroupVersion: strings.TrimPrefix(r.Resource.GroupVersion().String(), "/"), Resource: r.Resource.Resource,
+			For:  "cleaning it up after nodes (--node-cleanup-resource)",
+			Hint: "install the CRD, or correct --node-cleanup-resource",
+		})
+	}
+	return apis
+}
+
+func buildNodecontroller(ctx context.Context, s *shared, config *rest.Config) (controller, error) {
+	cfg, err := resolveNodecontroller(s.settings, s.driver.Name)
+	if err != nil {
+		return nil, err
+	}
+	if cfg.EnableWebhooks && s.running.capacity.Load() != nil {
+		klog.FromContext(ctx).Info("The scheduler gets capacity twice: from CSIStorageCapacity objects and from the pod webhook. Without a scheduler extender "+
+			"for the resource of the webhook, pods stay Pending. Set --enable-webhooks=false or --enable-capacity=false", "resource", cfg.CapacityResource)
+	}
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return nil, err
+	}
+	resources, err := dynamic.NewForConfig(kube.ForCustomResources(config))
+	if err != nil {
+		return nil, err
+	}
+	// The creation of a pod waits for the webhooks, and must not wait for the rate limit of the cleanup.
+	unthrottled, err := unthrottledClient(config)
+	if err != nil {
+		return nil, err
+	}
+	return nodecontroller.New(cfg, nodecontroller.Deps{
+		Driver:            s.driver.Name,
+		Client:            client,
+		Dynamic:           resources,
+		Informers:         s.informers,
+		Locks:             s.locks,
+		Events:            s.events,
+		Registry:          s.registry,
+		Queues:            s.queues,
+		UnthrottledClient: unthrottled,
+		Namespace:         election.Namespace(""), // independent of --leader-election-namespace
+	})
+}

@@ -1,0 +1,216 @@
+package app
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/storage-controller/storage-controller/csiclient"
+	"github.com/storage-controller/storage-controller/election"
+	"github.com/storage-controller/storage-controller/internal/settings"
+	"github.com/storage-controller/storage-controller/internal/tools/doctor"
+)
+
+// Plan returns what a process with c would do for driver, as far as settings and environment determine it.
+// known reports whether the capabilities of the driver are known; otherwise every role may run.
+func (c Config) Plan(driver csiclient.Driver, known bool) doctor.Plan {
+	c = c.Enabled()
+	p := doctor.Plan{
+		Selected: len(c.Common.Controllers) > 0, LeaderElection: c.Common.LeaderElection, LeaseNamespace: election.Namespace(c.Common.LeaseNamespace),
+		PodNamespace: election.Namespace(""), Pod: os.Getenv("POD_NAME"),
+	}
+	p.Checks = append(p.Checks, newCheck("settings", "valid", c.Validate(), "correct the flag, the environment variable or the file; config print shows the effective settings"))
+	chosen := slices.DeleteFunc(slices.Clone(c.roles), func(r Role) bool { return !mayRun(c.Settings, r.Name) })
+	var others []skipped
+	if known {
+		chosen, others = c.choose(driver)
+	}
+	p.Checks = append(p.Checks, rolesCheck(chosen, others, known)...)
+	p.Checks = append(p.Checks, c.environmentChecks(chosen, c.inPod())...)
+	p.Checks = append(p.Checks, ineffectiveChecks(c.ineffective(chosen, driver, known))...)
+	for _, r := range chosen {
+		p.Roles = append(p.Roles, c.planRole(r, driver.Name))
+	}
+	p.Grants, p.APIs = c.grants(chosen, driver, p.LeaseNamespace), c.apis(chosen, driver)
+	p.Capacity = contains(chosen, capacityName)
+	p.Topology = driver.Plugin.VolumeAccessibilityConstraints && c.Common.FeatureGates.Enabled("Topology")
+	if driver.Name != "" && contains(chosen, nodecontrollerName) {
+		if _, _, err := nodecontrollerConfig(c.Settings).Resolve(driver.Name); err != nil {
+			p.Checks = append(p.Checks, newCheck("settings nodecontroller", "", err, "correct the flag"))
+		}
+	}
+	return p
+}
+
+// planRole returns a role of the plan; driver is "" if its name is unknown.
+func (c Config) planRole(r Role, driver string) doctor.Role {
+	role := doctor.Role{Name: r.Name, Sidecar: r.sidecar}
+	if driver != "" {
+		role.Lease = r.lease(c.Settings, driver)
+	}
+	if r.otherLeases != nil {
+		role.Others = slices.DeleteFunc(r.otherLeases(driver), func(lease string) bool { return lease == role.Lease })
+	}
+	return role
+}
+
+// grants returns the directories of deploy/rbac that the chosen roles need. The permissions for Secrets
+// depend on the StorageClasses and are not among them.
+func (c Config) grants(chosen []Role, driver csiclient.Driver, leases string) []doctor.Grant {
+	var grants []doctor.Grant
+	seen := map[string]bool{}
+	for _, r := range chosen {
+		grants = append(grants, r.grants(c.Settings, driver)...)
+		lease := r.lease(c.Settings, driver.Name)
+		if c.Common.LeaderElection && !seen[lease] { // roles may share a Lease
+			grants = append(grants, doctor.Grant{File: r.Name + "-leader-election", Namespace: leases})
+		}
+		seen[lease] = true
+	}
+	if c.Common.SecureMetrics {
+		grants = append(grants, doctor.Grant{File: "nodecontroller-secure-metrics"})
+	}
+	return grants
+}
+
+// apis returns the optional kinds that the chosen roles use.
+func (c Config) apis(chosen []Role, driver csiclient.Driver) []doctor.API {
+	var apis []doctor.API
+	for _, r := range chosen {
+		if r.apis != nil {
+			apis = append(apis, r.apis(c.Settings, driver)...)
+		}
+	}
+	return apis
+}
+
+// newCheck returns a check that failed with err, or passed with message.
+func newCheck(name, message string, err error, hint string) doctor.Check {
+	if err != nil {
+		return doctor.Check{Name: name, Status: doctor.Failure, Message: oneLine(err), Hint: hint}
+	}
+	return doctor.Check{Name: name, Status: doctor.OK, Message: message}
+}
+
+// oneLine returns the text of err, which may join several errors, as one line.
+func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
+
+// rolesCheck lists the roles that would run, and those that would not.
+func rolesCheck(chosen []Role, others []skipped, known bool) []doctor.Check {
+	c := doctor.Check{Name: "roles", Status: doctor.OK, Message: strings.Join(names(chosen), ", ")}
+	switch {
+	case len(chosen) == 0:
+		c.Status, c.Message, c.Hint = doctor.Failure, "no role would run", "check that this is the right driver, or set --controllers"
+	case !known:
+		c.Message += " (as far as the driver supports them; its capabilities are unknown)"
+	}
+	checks := []doctor.Check{c}
+	for _, s := range others {
+		checks = append(checks, doctor.Check{Name: "roles", Status: doctor.Skipped, Message: s.role + ": " + oneLine(s.reason)})
+	}
+	return checks
+}
+
+// inPod reports whether the settings lead to the API server of the pod of this process, so that the
+// environment is the one of the roles.
+func (c Config) inPod() bool {
+	return c.Common.Kubeconfig == "" && c.Common.Master == "" && os.Getenv("KUBECONFIG") == "" && os.Getenv("KUBERNETES_SERVICE_HOST") != ""
+}
+
+// environmentChecks checks the environment variables of roles and Leases. Outside of the pod, a missing
+// variable is only a warning.
+func (c Config) environmentChecks(chosen []Role, inPod bool) []doctor.Check {
+	var errs []error
+	for _, r := range chosen {
+		if r.environment != nil {
+			errs = append(errs, r.environment(c.Settings))
+		}
+	}
+	if c.perNode(chosen) && os.Getenv("NODE_NAME") == "" {
+		errs = append(errs, errors.New("the environment variable NODE_NAME must name the node of this process. Set it from spec.nodeName"))
+	}
+	missing := newCheck("environment", "all variables that the roles require are set", errors.Join(errs...), "set it with valueFrom.fieldRef at the container")
+	if missing.Status == doctor.Failure && !inPod {
+		missing.Status = doctor.Warning
+		missing.Hint += "; this process uses a kubeconfig, so the environment of the pod may differ"
+	}
+	checks := []doctor.Check{missing}
+	if c.Common.LeaderElection && os.Getenv("POD_NAME") == "" && inPod {
+		checks = append(checks, doctor.Check{
+			Name: "environment", Status: doctor.Warning,
+			Message: "POD_NAME is not set: the host name identifies a replica, but pods with hostNetwork on the same node share it",
+			Hint:    "set POD_NAME from metadata.name",
+		})
+	}
+	for _, name := range All.Schema().UnknownVariables(os.Environ()) {
+		checks = append(checks, doctor.Check{
+			Name: "environment", Status: doctor.Warning, Message: name + " is the variable of no option, and has no effect",
+			Hint: "correct the name: " + settings.EnvPrefix + " and the name of the flag in capitals, with underscores",
+		})
+	}
+	return checks
+}
+
+// ineffectiveChecks returns a warning for each setting without effect. reasons is by setting.
+func ineffectiveChecks(reasons map[string]string) []doctor.Check {
+	if len(reasons) == 0 {
+		return []doctor.Check{{Name: "flags", Status: doctor.OK, Message: "every setting has an effect"}}
+	}
+	var checks []doctor.Check
+	for _, name := range slices.Sorted(maps.Keys(reasons)) {
+		checks = append(checks, doctor.Check{
+			Name: "flags", Status: doctor.Warning, Message: name + " has no effect: " + reasons[name], Hint: "remove it, or set the option that it requires",
+		})
+	}
+	return checks
+}
+
+// ineffective returns the settings from flags, environment and file that have no effect, and why.
+func (c Config) ineffective(chosen []Role, driver csiclient.Driver, known bool) map[string]string {
+	found := map[string]string{}
+	for _, gate := range c.Common.FeatureGates.Graduated() {
+		found["the feature gate "+gate] = "it has graduated"
+	}
+	for _, name := range c.NoOps {
+		found["--"+name] = "it is accepted only for old manifests"
+	}
+	conditions := c.commonConditions()
+	var d *csiclient.Driver
+	if known {
+		d = &driver
+		conditions = append(conditions, condition{contains(chosen, provisionerName), "the provisioner does not run", []string{"audit-interval"}})
+	}
+	for _, r := range c.roles {
+		if r.ineffective != nil {
+			conditions = append(conditions, r.ineffective(c.Settings, d)...)
+		}
+	}
+	for _, condition := range conditions {
+		for _, key := range condition.keys {
+			if origin := c.Origin(key); !condition.met && origin != "" {
+				found[fmt.Sprintf("%s (%s)", key, origin)] = condition.unmet
+			}
+		}
+	}
+	for key, origin := range c.OfOthers(names(chosen)) {
+		role, _, _ := strings.Cut(key, ".")
+		found[fmt.Sprintf("%s (%s)", key, origin)] = "the role " + role + " does not run"
+	}
+	return found
+}
+
+// commonConditions returns the conditions of the settings of the process.
+func (c Config) commonConditions() []condition {
+	return []condition{
+		{c.Common.LeaderElection, "--leader-election is off", []string{
+			"leader-election-lease-duration", "leader-election-renew-deadline", "leader-election-retry-period", "leader-election-labels",
+		}},
+		{c.Common.KubeAPIQPS > 0, "--kube-api-qps sets no limit", []string{"kube-api-burst"}},
+		{len(c.Common.Endpoints()) > 0, "--http-endpoint is not set", []string{"metrics-path", "enable-pprof"}},
+		{c.Common.OTLPEndpoint != "", "--otlp-endpoint is not set", []string{"otlp-sampling-ratio"}},
+		{false, "the number of threads always follows the CPU limit of the container", []string{"automaxprocs"}},
+	}
+}

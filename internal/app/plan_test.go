@@ -1,0 +1,149 @@
+package app
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/storage-controller/storage-controller/csiclient"
+	"github.com/storage-controller/storage-controller/internal/tools/doctor"
+)
+
+// able is a driver that can do everything.
+func able() csiclient.Driver {
+	return csiclient.Driver{
+		Name: "drv.example.com", Plugin: csiclient.PluginCapabilities{ControllerService: true, VolumeAccessibilityConstraints: true},
+		Controller: csiclient.ControllerCapabilities{
+			CreateDeleteVolume: true, PublishUnpublishVolume: true, ListVolumes: true, ListVolumesPublishedNodes: true, GetCapacity: true,
+			CreateDeleteSnapshot: true, CloneVolume: true, ModifyVolume: true,
+		},
+	}
+}
+
+func filesOf(p doctor.Plan) []string {
+	var files []string
+	for _, g := range p.Grants {
+		files = append(files, g.File)
+	}
+	slices.Sort(files)
+	return files
+}
+
+// TestEveryFileOfPermissionsIsAskedFor turns everything on that has one.
+func TestEveryFileOfPermissionsIsAskedFor(t *testing.T) {
+	t.Setenv("NAMESPACE", "ns")
+	t.Setenv("POD_NAME", "pod")
+	asked := map[string]bool{}
+	for _, args := range [][]string{
+		{"--leader-election", "--feature-gates=CrossNamespaceVolumeDataSource=true", "--capacity-ownerref-level=2", "--node-finalizer-mode=manage", "--node-cleanup=volumes",
+			"--node-cleanup-unbound=reschedule", "--node-cleanup-resource=resource=things.v1.example.com,node-field=spec.node,finalizer=example.com/f", "--pvc-finalizer-mode=enforce",
+			"--resize-nudge", "--secure-metrics-server", "--enable-webhooks", "--webhook-cert-mode=self-signed", "--webhook-cert-secret=s", "--webhook-config-name=w"},
+		{"--controllers=capacity,nodecontroller", "--leader-election", "--pvc-finalizer-mode=strip"},
+	} {
+		c := configOf(t, All, args...)
+		for _, g := range c.Plan(able(), true).Grants {
+			asked[g.File] = true
+			for _, r := range doctor.Rules(g.File) {
+				if r.Namespaced && g.Namespace == "" {
+					t.Errorf("%s: in which namespace?", g.File)
+				}
+				for _, name := range r.Names {
+					if g.Names[name] == "" {
+						t.Errorf("%s: %q is only the name in the file", g.File, name)
+					}
+				}
+			}
+		}
+	}
+	for _, file := range doctor.Files() {
+		if secrets := strings.HasSuffix(file, "-secrets"); asked[file] == secrets { // these depend on the StorageClasses
+			t.Errorf("%s: asked for: %t", file, asked[file])
+		}
+	}
+}
+
+func TestPlanFollowsTheDriver(t *testing.T) {
+	t.Setenv("NAMESPACE", "ns")
+	t.Setenv("POD_NAME", "pod")
+	c := configOf(t, All)
+	d := able()
+	d.Controller = csiclient.ControllerCapabilities{CreateDeleteVolume: true}
+	d.Plugin.VolumeAccessibilityConstraints = false
+	p := c.Plan(d, true)
+	if files := filesOf(p); !slices.Equal(files, []string{"provisioner"}) || len(p.Roles) != 1 || p.Roles[0].Lease != "drv-example-com" || len(p.APIs) > 0 {
+		t.Errorf("%v %+v", files, p)
+	}
+	if unknown := c.Plan(csiclient.Driver{}, false); len(unknown.Roles) != 4 || unknown.Roles[0].Lease != "" {
+		t.Errorf("%+v", unknown.Roles)
+	}
+	c = configOf(t, All, "--profile=topolvm", "--controllers=nodecontroller", "--leader-election")
+	d.Name = "topolvm.io"
+	p = c.Plan(d, true)
+	if r := p.Roles[0]; r.Lease != "topolvm" || !slices.Equal(r.Others, []string{"nodecontroller-leader-topolvm-io"}) || !slices.Contains(filesOf(p), "nodecontroller-custom-resources") {
+		t.Errorf("%+v", r)
+	}
+	if !slices.ContainsFunc(p.APIs, func(a doctor.API) bool { return a.Resource == "logicalvolumes" && a.GroupVersion == "topolvm.io/v1" }) {
+		t.Errorf("%+v", p.APIs)
+	}
+}
+
+func TestSettingsWithoutEffect(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		args []string
+		want []string
+	}{
+		"nothing is set":           {nil, nil},
+		"everything has an effect": {[]string{"--timeout=1s", "--leader-election", "--leader-election-lease-duration=20s", "--kube-api-qps=5", "--kube-api-burst=9"}, nil},
+		"no leader election":       {[]string{"--leader-election-lease-duration=20s"}, []string{"leader-election-lease-duration (flag)"}},
+		"no limit, no endpoint":    {[]string{"--kube-api-burst=9", "--enable-pprof"}, []string{"enable-pprof (flag)", "kube-api-burst (flag)"}},
+		"a role that does not run": {[]string{"--controllers=provisioner", "--reconcile-sync=1m", "--audit-interval=1h"}, []string{"attacher.reconcile-sync (flag)"}},
+		"nobody to audit":          {[]string{"--controllers=attacher", "--audit-interval=1h"}, []string{"audit-interval (flag)"}},
+		"old flags":                {[]string{"--logtostderr", "--feature-gates=HonorPVReclaimPolicy=true", "--automaxprocs"}, []string{"--logtostderr", "automaxprocs (flag)", "the feature gate HonorPVReclaimPolicy"}},
+	} {
+		c := configOf(t, All, tt.args...)
+		chosen, _ := c.choose(able())
+		var have []string
+		for _, check := range ineffectiveChecks(c.ineffective(chosen, able(), true)) {
+			if check.Status == doctor.Warning {
+				name, _, _ := strings.Cut(check.Message, " has no effect: ")
+				have = append(have, name)
+			}
+		}
+		if !slices.Equal(have, tt.want) {
+			t.Errorf("%s: %q, want %q", name, have, tt.want)
+		}
+	}
+}
+
+func TestEnvironmentOfThePodCounts(t *testing.T) {
+	t.Setenv("NAMESPACE", "")
+	t.Setenv("POD_NAME", "")
+	c := configOf(t, All, "--leader-election")
+	for inPod, want := range map[bool]doctor.Status{true: doctor.Failure, false: doctor.Warning} {
+		checks := c.environmentChecks([]Role{capacityRole}, inPod)
+		if checks[0].Status != want || !strings.Contains(checks[0].Message, "NAMESPACE") || (len(checks) > 1) != inPod {
+			t.Errorf("%t: %+v", inPod, checks)
+		}
+	}
+	unknown := All.Schema().UnknownVariables([]string{"STORAGE_CONTROLLER_TIMEOUT=1s", "STORAGE_CONTROLLER_ATTACHER_TIMEOUT=1s", "STORAGE_CONTROLLER_CONFIG=f", "STORAGE_CONTROLLER_PORT=tcp://10.0.0.1:80", "STORAGE_CONTROLLER_SERVICE_PORT=80", "STORAGE_CONTROLLER_TIMEOT=1s", "OTHER=1"})
+	if !slices.Equal(unknown, []string{"STORAGE_CONTROLLER_TIMEOT"}) {
+		t.Errorf("%q", unknown)
+	}
+}
+
+// TestDoctorHasALinePerCheck: a role that lacks several things says all of them in one.
+func TestDoctorHasALinePerCheck(t *testing.T) {
+	t.Setenv("NAMESPACE", "")
+	t.Setenv("POD_NAME", "")
+	c := configOf(t, All)
+	i := slices.IndexFunc(c.Plan(able(), true).Checks, func(c doctor.Check) bool {
+		return strings.Contains(c.Message, "NAMESPACE") && strings.Contains(c.Message, "POD_NAME")
+	})
+	if i < 0 {
+		t.Fatal("nothing is said about both variables")
+	}
+	if m := c.Plan(able(), true).Checks[i].Message; strings.Contains(m, "\n") {
+		t.Errorf("several lines: %q", m)
+	}
+}

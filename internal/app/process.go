@@ -1,0 +1,184 @@
+package app
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/errgroup"
+	"k8s.io/klog/v2"
+
+	"github.com/storage-controller/storage-controller/csiclient"
+	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/tracing"
+	"github.com/storage-controller/storage-controller/internal/workloop"
+	"github.com/storage-controller/storage-controller/metrics"
+)
+
+// tracingGrace bounds the export of the last spans at shutdown.
+const tracingGrace = 5 * time.Second
+
+// terminationLog is the file from which Kubernetes reads the termination message of a container.
+const terminationLog = "/dev/termination-log"
+
+// process is one run of the program.
+type process struct {
+	Config
+	registry       prometheus.Registerer
+	server         *diagnostics
+	page           *status
+	csi            *csiclient.Client // nil if no role calls the driver
+	driver         csiclient.Driver
+	terminationLog string
+}
+
+// Run runs the roles until ctx ends, or until an error occurs that no retry fixes. Components stop in the
+// reverse order of their start: the workers first, the HTTP server last.
+func (c Config) Run(ctx context.Context) error {
+	log := klog.FromContext(ctx)
+	log.Info("Starting", "version", c.Version)
+	for _, gate := range c.Common.FeatureGates.Graduated() {
+		log.Info("Feature gate has no effect: it has graduated", "featureGate", gate)
+	}
+	registry := metrics.NewRegistry(c.Version)
+	p := &process{Config: c, registry: registry, page: &status{cfg: c, started: time.Now()}, terminationLog: terminationLog}
+	// Services outlive the workers that use them.
+	services, stopServices := context.WithCancel(context.WithoutCancel(ctx))
+	server, err := p.serve(services, registry)
+	if err != nil {
+		stopServices()
+		return err
+	}
+	p.server = server
+	defer server.wait()
+	defer stopServices()
+	server.ready("shutdown", func() error { // the first to fail, so that no more requests are sent here
+		if ctx.Err() != nil {
+			return errors.New("the process is shutting down")
+		}
+		return nil
+	})
+	config, err := kube.RESTConfig(c.Common.Kubeconfig, c.Common.Master)
+	if err != nil {
+		return err
+	}
+	err = p.connect(ctx)
+	if p.csi != nil {
+		defer p.csi.Close()
+	}
+	if err != nil {
+		if errors.Is(context.Cause(ctx), workloop.ErrDrain) {
+			return nil
+		}
+		return err
+	}
+	terms, err := p.build(ctx, services, config)
+	if err != nil {
+		return ignoreDrain(ctx, err)
+	}
+	defer terms.stop()
+	defer stopServices() // stop waits for the watches
+	return p.work(ctx, services, stopServices, terms)
+}
+
+// work runs the terms until they end, or the connection to the driver does. Then it stops the services.
+func (p *process) work(ctx, services context.Context, stopServices func(), terms *terms) error {
+	log := klog.FromContext(ctx)
+	traced, stopTracing, err := tracing.Start(ctx, p.tracingConfig(p.driver.Name))
+	if err != nil {
+		return err
+	}
+	defer func() {
+		grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), tracingGrace)
+		defer cancel()
+		if err := stopTracing(grace); err != nil {
+			log.Info("Exporting the last spans failed", "err", err)
+		}
+	}()
+	work, cancel := context.WithCancelCause(traced)
+	defer cancel(nil)
+	var group errgroup.Group
+	if p.csi != nil {
+		group.Go(func() error { return cancelOn(cancel, p.watchConnection(services)) })
+	}
+	group.Go(func() error {
+		defer stopServices()
+		return cancelOn(cancel, terms.run(work))
+	})
+	if err := group.Wait(); err != nil {
+		return err
+	}
+	log.Info("Stopped")
+	return nil
+}
+
+// cancelOn cancels the other components without draining them if err is not nil. It returns err.
+func cancelOn(cancel context.CancelCauseFunc, err error) error {
+	if err != nil {
+		cancel(err)
+	}
+	return err
+}
+
+// ignoreDrain returns err, or nil if ctx ended because the process shuts down.
+func ignoreDrain(ctx context.Context, err error) error {
+	if ctx.Err() != nil && errors.Is(context.Cause(ctx), workloop.ErrDrain) {
+		return nil
+	}
+	return err
+}
+
+// connect connects to the driver, unless no role calls it, and reads its name and capabilities.
+func (p *process) connect(ctx context.Context) error {
+	log := klog.FromContext(ctx)
+	if name := p.nameWithoutConnection(); name != "" {
+		log.Info("Running without a connection to the driver", "driver", name)
+		p.driver = csiclient.Driver{Name: name}
+		return nil
+	}
+	csi, err := csiclient.New(p.DriverConfig(), p.registry)
+	if err != nil {
+		return err
+	}
+	p.csi = csi
+	p.page.connecting(csi)
+	p.server.ready("driver", csi.CheckReady)
+	if p.driver, err = csi.Connect(ctx); err != nil {
+		return err
+	}
+	log.Info("Connected to the driver", "driver", p.driver.Name, "version", p.driver.VendorVersion)
+	return nil
+}
+
+// watchConnection returns when the connection to the driver is lost for good, and writes the termination message.
+func (p *process) watchConnection(ctx context.Context) error {
+	err := p.csi.Run(ctx)
+	if err != nil {
+		if f, openErr := os.OpenFile(p.terminationLog, os.O_WRONLY, 0); openErr == nil { // it exists only in a container
+			fmt.Fprintln(f, "Lost connection to CSI driver, exiting")
+			f.Close()
+		}
+	}
+	return err
+}
+
+// AskDriverName returns the name of the driver. It calls the driver only if the settings do not contain the name.
+func (c Config) AskDriverName(ctx context.Context) (string, error) {
+	if driver := c.DriverName(); driver != "" {
+		return driver, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, c.DriverConfig().Timeout)
+	defer cancel()
+	p := &process{Config: c, registry: prometheus.NewRegistry(), server: &diagnostics{}, page: &status{}}
+	err := p.connect(ctx)
+	if p.csi != nil {
+		defer p.csi.Close()
+	}
+	if err != nil {
+		return "", fmt.Errorf("reading the name of the driver: %w. Set --driver-name to run without a connection", err)
+	}
+	return p.driver.Name, nil
+}

@@ -1,0 +1,101 @@
+package app
+
+import (
+	"fmt"
+	"net/http"
+	"runtime"
+	"strings"
+	"sync"
+	"text/tabwriter"
+	"time"
+
+	"github.com/storage-controller/storage-controller/csiclient"
+	"github.com/storage-controller/storage-controller/internal/settings"
+	"github.com/storage-controller/storage-controller/internal/tools/statusz"
+	"github.com/storage-controller/storage-controller/internal/workloop"
+)
+
+// status collects what the debug endpoints show. Its parts are added while the process starts.
+type status struct {
+	cfg     Config
+	started time.Time
+	checks  func() []statusz.Check
+
+	mu     sync.Mutex
+	csi    *csiclient.Client // nil: not yet, or not needed
+	terms  *terms            // nil: not yet
+	queues *workloop.Metrics // nil: not yet
+}
+
+func (s *status) connecting(csi *csiclient.Client) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.csi = csi
+}
+
+func (s *status) working(t *terms, queues *workloop.Metrics) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.terms, s.queues = t, queues
+}
+
+// pages returns the debug endpoints. The root redirects to /statusz, which links to everything else.
+func (s *status) pages() map[string]http.Handler {
+	return map[string]http.Handler{
+		"/{$}": http.RedirectHandler("/statusz", http.StatusFound), "/statusz": statusz.Handler(s.page), "/flagz": http.HandlerFunc(s.flags),
+	}
+}
+
+// page returns the content of /statusz.
+func (s *status) page() statusz.Page {
+	p := statusz.Page{
+		Program: "storage-controller", Version: s.cfg.Version, Go: runtime.Version(), Started: s.started, Now: time.Now(),
+		Checks:  s.checks(),
+		Metrics: strings.TrimPrefix(s.cfg.Common.MetricsPath, "/"), // a relative link works behind a proxy that adds a path
+	}
+	for _, v := range s.cfg.Values {
+		if v.Origin != string(settings.OriginDefault) {
+			p.Flags = append(p.Flags, statusz.Flag(v))
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.csi != nil {
+		driver := s.csi.Status()
+		p.Driver = &driver
+	}
+	if s.queues != nil {
+		p.Loops = s.queues.Status()
+	}
+	if s.terms != nil {
+		p.Roles = s.terms.status()
+	}
+	return p
+}
+
+// status returns the state of each role.
+func (t *terms) status() []statusz.Role {
+	var roles []statusz.Role
+	for _, e := range t.entries {
+		for _, m := range e.members {
+			role := statusz.Role{Name: m.name, Disabled: m.disabled()}
+			if e.candidate != nil {
+				lease := e.candidate.Status()
+				role.Lease = &lease
+			}
+			roles = append(roles, role)
+		}
+	}
+	return roles
+}
+
+// flags writes the name, value and origin of every setting.
+func (s *status) flags(w http.ResponseWriter, _ *http.Request) {
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	w.Header().Set("X-Content-Type-Options", "nosniff")
+	table := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
+	for _, v := range s.cfg.Values {
+		fmt.Fprintf(table, "%s\t%s\t%s\n", v.Name, v.Value, v.Origin)
+	}
+	_ = table.Flush() // the client has disconnected
+}

@@ -1,0 +1,143 @@
+package settings_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/spf13/pflag"
+
+	"github.com/storage-controller/storage-controller/attacher"
+	"github.com/storage-controller/storage-controller/internal/app"
+	"github.com/storage-controller/storage-controller/internal/settings"
+	"github.com/storage-controller/storage-controller/provisioner"
+)
+
+func TestSettings(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "config.yaml")
+	write := func(content string) {
+		t.Helper()
+		if err := os.WriteFile(file, []byte("apiVersion: storage-controller/v1alpha1\nkind: Configuration\n"+content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	read := func(args ...string) (settings.Settings, error) {
+		t.Helper()
+		fs := pflag.NewFlagSet("", pflag.ContinueOnError)
+		schema := app.All.Schema()
+		schema.Register(fs)
+		if err := fs.Parse(args); err != nil {
+			t.Fatal(err)
+		}
+		return settings.Read(fs, schema)
+	}
+	provisioning := func(s settings.Settings) provisioner.Config { return settings.Of[provisioner.Config](s, "provisioner") }
+	attaching := func(s settings.Settings) attacher.Config { return settings.Of[attacher.Config](s, "attacher") }
+	type got struct{ provisioner, attacher string }
+	tests := map[string]struct {
+		file string
+		env  map[string]string
+		args []string
+		want got // timeouts
+	}{
+		"defaults":                             {"", nil, nil, got{"15s", "15s"}},
+		"file at the top sets all":             {"timeout: 1s", nil, nil, got{"1s", "1s"}},
+		"file in a section sets one":           {"timeout: 1s\nattacher:\n  timeout: 2s", nil, nil, got{"1s", "2s"}},
+		"environment beats the file":           {"timeout: 1s", map[string]string{"TIMEOUT": "3s"}, nil, got{"3s", "3s"}},
+		"environment of one role":              {"timeout: 1s", map[string]string{"PROVISIONER_TIMEOUT": "4s"}, nil, got{"4s", "1s"}},
+		"flag beats the environment":           {"timeout: 1s", map[string]string{"TIMEOUT": "3s"}, []string{"--timeout=5s"}, got{"5s", "5s"}},
+		"flag of one role beats that of all":   {"", nil, []string{"--timeout=5s", "--attacher-timeout=6s"}, got{"5s", "6s"}},
+		"flag of all beats a section":          {"attacher:\n  timeout: 2s", nil, []string{"--timeout=5s"}, got{"5s", "5s"}},
+		"an empty environment is not set":      {"timeout: 1s", map[string]string{"TIMEOUT": ""}, nil, got{"1s", "1s"}},
+		"a section without options is no harm": {"attacher:\n", nil, nil, got{"15s", "15s"}},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			write(tt.file)
+			for k, v := range tt.env {
+				t.Setenv(settings.EnvPrefix+k, v)
+			}
+			s, err := read(append(tt.args, "--config="+file)...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if g := (got{provisioning(s).Timeout.String(), attaching(s).Timeout.String()}); g != tt.want {
+				t.Errorf("got %v, want %v", g, tt.want)
+			}
+		})
+	}
+
+	t.Run("maps keep their case", func(t *testing.T) {
+		write("feature-gates:\n  Topology: false\nleader-election-labels: {Team: Storage}\nworker-threads: 7\nv: 3\ncontrollers: [provisioner]")
+		s, err := read("--config=" + file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if s.Common.FeatureGates.Enabled("Topology") || s.Common.LeaseLabels["Team"] != "Storage" || provisioning(s).WorkerThreads != 7 ||
+			attaching(s).WorkerThreads != 7 || s.Common.Logging.Verbosity != 3 || len(s.Common.Controllers) != 1 {
+			t.Errorf("%+v", s)
+		}
+	})
+	t.Run("roles keep their own defaults", func(t *testing.T) {
+		s, err := read()
+		if err != nil || provisioning(s).WorkerThreads != 100 || attaching(s).WorkerThreads != 10 || s.Common.KubeAPIQPS != 0 {
+			t.Errorf("%v: %+v", err, s)
+		}
+	})
+	t.Run("what print prints means the same", func(t *testing.T) {
+		write("timeout: 7s\nprovisioner: {strict-topology: true}\nleader-election-labels: {a: b}")
+		before, err := read("--config="+file, "--http-endpoint=:1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		printed, err := before.Marshal()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(file, printed, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		after, err := read("--config=" + file)
+		if err != nil {
+			t.Fatalf("%v\n%s", err, printed)
+		}
+		again, err := after.Marshal()
+		if err != nil || string(again) != string(printed) {
+			t.Errorf("%v: got\n%s\nwant\n%s", err, again, printed)
+		}
+	})
+	for name, tt := range map[string]struct{ content, want string }{
+		"unknown key":                       {"workers: 3", `unknown key "workers"`},
+		"unknown key in a section":          {"attacher: {strict-topology: true}", `unknown key "attacher.strict-topology"`},
+		"section that is none":              {"attacher: 3", `key "attacher"`},
+		"key twice":                         {"timeout: 1s\ntimeout: 2s", "timeout"},
+		"value of the wrong kind":           {"timeout: often", "timeout"},
+		"number that is none":               {"worker-threads: many", "worker-threads"},
+		"not YAML":                          {"{", "configuration"},
+		"version is no option of a file":    {"version: true", `unknown key "version"`},
+		"a key that only the flags may set": {"config: x", `unknown key "config"`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			write(tt.content)
+			if _, err := read("--config=" + file); err == nil || !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("got %v, want an error with %q", err, tt.want)
+			}
+		})
+	}
+	t.Run("wrong header", func(t *testing.T) {
+		if err := os.WriteFile(file, []byte("kind: Other"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := read("--config=" + file); err == nil || !strings.Contains(err.Error(), "must begin with apiVersion") {
+			t.Errorf("got %v", err)
+		}
+	})
+	t.Run("file that is not there", func(t *testing.T) {
+		t.Setenv("STORAGE_CONTROLLER_CONFIG", "/does/not/exist")
+		if _, err := read(); err == nil || !strings.Contains(err.Error(), "/does/not/exist") {
+			t.Errorf("got %v", err)
+		}
+	})
+}

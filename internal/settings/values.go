@@ -1,0 +1,120 @@
+package settings
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Texts is a flag that may be repeated. Commas do not separate its values; in the environment,
+// each line is a value.
+type Texts []string
+
+// Grace is a flag for a grace period; -1 means the default of the object that it is granted to.
+type Grace time.Duration
+
+func (g *Grace) Type() string { return "duration" }
+
+func (g *Grace) String() string {
+	if *g < 0 {
+		return "-1"
+	}
+	return time.Duration(*g).String()
+}
+
+func (g *Grace) Set(value string) error {
+	d, err := parseGrace(value)
+	*g = Grace(d)
+	return err
+}
+
+// parseGrace parses a duration, or -1.
+func parseGrace(value string) (time.Duration, error) {
+	if value == "-1" {
+		return -1, nil
+	}
+	return time.ParseDuration(value)
+}
+
+// Pairs is a flag of the form k:v,k:v. Repeated flags are merged.
+type Pairs map[string]string
+
+func (p *Pairs) Type() string { return "key:value,..." }
+
+func (p *Pairs) String() string {
+	if p == nil {
+		return ""
+	}
+	return joinMap(*p, func(k, v string) string { return k + ":" + v })
+}
+
+func (p *Pairs) Set(value string) error {
+	merged := maps.Clone(*p)
+	if merged == nil {
+		merged = Pairs{}
+	}
+	for item := range strings.SplitSeq(value, ",") {
+		k, v, ok := strings.Cut(item, ":")
+		if !ok || strings.Contains(v, ":") || strings.TrimSpace(k) == "" {
+			return fmt.Errorf("malformed item %q: must be key:value", item)
+		}
+		merged[strings.TrimSpace(k)] = strings.TrimSpace(v)
+	}
+	*p = merged
+	return nil
+}
+
+// UnmarshalText parses a value from the environment or the configuration file.
+func (p *Pairs) UnmarshalText(text []byte) error {
+	if len(text) == 0 {
+		return nil
+	}
+	return p.Set(string(text))
+}
+
+// Gates is a flag of the form Name=bool,Name=bool. Repeated flags are merged.
+type Gates map[string]bool
+
+func (g *Gates) Type() string { return "Name=bool,..." }
+
+func (g *Gates) String() string {
+	if g == nil {
+		return ""
+	}
+	return joinMap(*g, func(k string, v bool) string { return fmt.Sprintf("%s=%t", k, v) })
+}
+
+func (g *Gates) Set(value string) error {
+	merged := maps.Clone(*g)
+	if merged == nil {
+		merged = Gates{}
+	}
+	for item := range strings.SplitSeq(value, ",") {
+		if strings.TrimSpace(item) == "" {
+			continue
+		}
+		k, v, ok := strings.Cut(item, "=")
+		on, err := strconv.ParseBool(strings.TrimSpace(v))
+		if !ok || err != nil {
+			return fmt.Errorf("malformed item %q: must be Name=true or Name=false", item)
+		}
+		merged[strings.TrimSpace(k)] = on
+	}
+	*g = merged
+	return nil
+}
+
+// UnmarshalText parses a value from the environment or the configuration file.
+func (g *Gates) UnmarshalText(text []byte) error { return g.Set(string(text)) }
+
+// joinMap writes the items of m in the order of their keys, separated by commas.
+func joinMap[V any](m map[string]V, item func(string, V) string) string {
+	var items []string
+	for _, k := range slices.Sorted(maps.Keys(m)) {
+		items = append(items, item(k, m[k]))
+	}
+	return strings.Join(items, ",")
+}
