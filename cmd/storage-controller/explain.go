@@ -20,7 +20,7 @@ import (
 	"github.com/storage-controller/storage-controller/internal/tools/explain"
 )
 
-// explainKinds is what the kinds may be called.
+// explainKinds maps the names of kinds on the command line.
 var explainKinds = map[string]string{
 	"pvc": explain.KindClaim, "persistentvolumeclaim": explain.KindClaim, "persistentvolumeclaims": explain.KindClaim,
 	"pv": explain.KindVolume, "persistentvolume": explain.KindVolume, "persistentvolumes": explain.KindVolume,
@@ -31,29 +31,33 @@ var explainKinds = map[string]string{
 // explainOptions are the flags of the command.
 type explainOptions struct {
 	namespace, output, kubeconfig, master, statusURL string
+	status                                           explain.StatusAccess
 }
 
-// newExplainCommand tells why an object is in its state.
+// newExplainCommand returns the command explain.
 func newExplainCommand() *cobra.Command {
 	var o explainOptions
 	cmd := &cobra.Command{
 		Use:   "explain pvc|pv|va|node NAME",
-		Short: "Say why a claim, volume, attachment or node is in its state, and what happens next",
-		Long: `Read what the API server has about a claim (pvc), a PersistentVolume (pv), a
-VolumeAttachment (va) or a node, and say in sentences why it is in its state, who removes
-its finalizers and when, and what the next step is and whose.
+		Short: "Explain why a claim, volume, attachment or node is in its state, and the next step",
+		Long: `Read a PersistentVolumeClaim (pvc), PersistentVolume (pv), VolumeAttachment (va) or
+Node and everything related to it, and report why it is in its state, which component
+removes each of its finalizers, and the next step.
 
-With --status-url a running process is asked too, for the attempts that it counts, its
-last error, the time of the next try, and calls of the driver that are under way.
+--status-url adds what a running process knows: failed attempts with the last error and
+the time of the next one, and calls of the driver that are in flight. If the process runs
+with --secure-metrics-server, use an https URL and --status-ca-file or
+--status-insecure-skip-tls-verify. The bearer token of the kubeconfig or ServiceAccount
+is sent, unless --status-token-file names another one.
 
-Nothing is changed, and of secrets only is looked whether they are there. What may not be
-read is said to be unknown. The findings are fine, unknown, waiting (goes on by itself),
-failing (is tried again by itself) or blocked (until somebody does something).
+The command changes nothing, and reads only the metadata of Secrets. Missing permissions
+are reported as unknown. A finding is fine, unknown, waiting (in progress), failing
+(retried automatically) or blocked (requires intervention).
 
-The environment variable KUBECONFIG, which may list several files, wins over --kubeconfig;
-without both, the service account of the pod is used, or outside of a pod ~/.kube/config. The exit code is 0 when the
-object was found, 1 when it was not or the API server gave no answer, and 2 for a mistake
-in the command line.`,
+The environment variable KUBECONFIG, which may list several files, wins over --kubeconfig.
+Without both, the ServiceAccount of the pod is used, or ~/.kube/config outside of a pod.
+The exit code is 0 if the object was found, 1 if not or if the API server cannot be read,
+and 2 for a usage error.`,
 		Example: `  storage-controller explain pvc data -n shop
   storage-controller explain pvc shop/data
   storage-controller explain va csi-0123 --status-url http://localhost:8080
@@ -73,11 +77,18 @@ in the command line.`,
 	fs.StringVarP(&o.output, "output", "o", "text", "text or json")
 	fs.StringVar(&o.kubeconfig, "kubeconfig", "", settings.UserKubeconfigUsage)
 	fs.StringVar(&o.master, "master", "", "URL of the API server")
-	fs.StringVar(&o.statusURL, "status-url", "", "URL of the HTTP endpoint of a running process (--http-endpoint there), such as http://localhost:8080 after kubectl port-forward; empty means none")
+	fs.StringVar(&o.statusURL, "status-url", "", "URL of the HTTP endpoint of a running process (its --http-endpoint), "+
+		"such as http://localhost:8080 after kubectl port-forward; empty reads no status page")
+	fs.StringVar(&o.status.TokenFile, "status-token-file", "", "file with the bearer token for an https --status-url; "+
+		"empty means the credentials of the kubeconfig or ServiceAccount")
+	fs.StringVar(&o.status.CAFile, "status-ca-file", "",
+		"file with the CA certificates for an https --status-url; empty means those of the system")
+	fs.BoolVar(&o.status.Insecure, "status-insecure-skip-tls-verify", false,
+		"do not verify the certificate of an https --status-url, such as the self-signed one of --secure-metrics-server")
 	return cmd
 }
 
-// request is what the arguments name; KIND/NAME is taken too, and NAMESPACE/NAME for a claim.
+// request returns the object that args name: KIND NAME or KIND/NAME; the name of a claim may be NAMESPACE/NAME.
 func (o explainOptions) request(args []string) (explain.Request, error) {
 	if len(args) == 1 {
 		if kind, name, ok := strings.Cut(args[0], "/"); ok {
@@ -96,13 +107,16 @@ func (o explainOptions) request(args []string) (explain.Request, error) {
 		return explain.Request{}, err
 	case kind != explain.KindClaim && o.namespace != "":
 		return explain.Request{}, fmt.Errorf("--namespace: a %s has no namespace; leave it out", kind)
+	case o.status != explain.StatusAccess{} && !strings.HasPrefix(o.statusURL, "https://"):
+		return explain.Request{}, errors.New(
+			"--status-token-file, --status-ca-file, --status-insecure-skip-tls-verify: require an https --status-url")
 	case !slices.Contains([]string{"text", "json"}, o.output):
 		return explain.Request{}, fmt.Errorf("--output: must be text or json, got %q", o.output)
 	}
 	return explain.Request{Kind: kind, Namespace: namespace, Name: name, StatusURL: o.statusURL}, nil
 }
 
-// objectName is the name in arg, and the namespace that is meant; "" for the default one.
+// objectName returns the name in arg and its namespace; "" for the default one.
 func (o explainOptions) objectName(kind, arg string) (name, namespace string, err error) {
 	before, name, qualified := strings.Cut(arg, "/")
 	switch {
@@ -137,7 +151,10 @@ func (o explainOptions) run(cmd *cobra.Command, args []string) error {
 	}
 	clients, err := explainClients(cfg)
 	if err != nil {
-		return fmt.Errorf("making the clients: %w", err)
+		return fmt.Errorf("creating the clients: %w", err)
+	}
+	if clients.Status, err = explain.StatusClient(cfg, o.statusURL, o.status); err != nil {
+		return err
 	}
 	ctx, cancel := context.WithTimeout(cmd.Context(), explainTimeout)
 	defer cancel()
@@ -151,7 +168,7 @@ func (o explainOptions) run(cmd *cobra.Command, args []string) error {
 	return report.WriteText(cmd.OutOrStdout())
 }
 
-// connect is the connection to the API server, and the namespace where nobody names one.
+// connect returns the connection to the API server, and the default namespace.
 func (o explainOptions) connect() (*rest.Config, string, error) {
 	cfg, namespace, err := kube.UserRESTConfig(o.kubeconfig, o.master)
 	if err == nil && namespace == "" {

@@ -8,10 +8,15 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 
 	"google.golang.org/grpc/codes"
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/storage-controller/storage-controller/csiclient/csitest"
 )
@@ -101,13 +106,14 @@ func TestExplainExitCodes(t *testing.T) {
 		code int
 		says string
 	}{
-		"pvc none -n " + e.ns:              {1, "PersistentVolumeClaim " + e.ns + "/none: not found. Check the name and the namespace (-n)"},
-		"pvc " + e.ns + "/none":            {1, "PersistentVolumeClaim " + e.ns + "/none: not found"},
-		"pvc/" + e.ns + "/none":            {1, "PersistentVolumeClaim " + e.ns + "/none: not found"},
-		"pvc x/none -n " + e.ns:            {2, "--namespace: is " + e.ns + ", and the claim x/none names another"},
-		"pvc a/b/c":                        {2, `name "a/b/c": must be NAME, or NAMESPACE/NAME`},
-		"pv a/b":                           {2, `name "a/b": a PersistentVolume has no namespace`},
-		"pvc/":                             {2, "the name must not be empty"},
+		"pvc none -n " + e.ns:   {1, "PersistentVolumeClaim " + e.ns + "/none: not found. Check the name and the namespace (-n)"},
+		"pvc " + e.ns + "/none": {1, "PersistentVolumeClaim " + e.ns + "/none: not found"},
+		"pvc/" + e.ns + "/none": {1, "PersistentVolumeClaim " + e.ns + "/none: not found"},
+		"pvc x/none -n " + e.ns: {2, "--namespace: is " + e.ns + ", and the claim x/none names another"},
+		"pvc a/b/c":             {2, `name "a/b/c": must be NAME, or NAMESPACE/NAME`},
+		"pv a/b":                {2, `name "a/b": a PersistentVolume has no namespace`},
+		"pvc/":                  {2, "the name must not be empty"},
+		"pvc x --status-ca-file=x --status-url=http://x": {2, "require an https --status-url"},
 		"pvc none":                         {1, "PersistentVolumeClaim default/none: not found"},
 		"pv none-" + e.ns:                  {1, "not found. Check the name"},
 		"pvc":                              {2, "two arguments are needed"},
@@ -126,5 +132,49 @@ func TestExplainExitCodes(t *testing.T) {
 	out, _, code := e.explain("pvc", "data", "-n", e.ns, "--status-url=http://127.0.0.1:1")
 	if code != 0 || !strings.Contains(out, "Cannot read the status page at http://127.0.0.1:1") || !strings.Contains(out, "No pod uses the claim.") {
 		t.Errorf("%d: %s", code, out)
+	}
+}
+
+// TestExplainReadsASecureStatusPage reads the status page of a process with --secure-metrics-server, which has a
+// self-signed certificate and reviews the bearer token.
+func TestExplainReadsASecureStatusPage(t *testing.T) {
+	e := newEnv(t, csitest.Config{}, 0)
+	ctx, accounts := t.Context(), e.client.CoreV1().ServiceAccounts(e.ns)
+	_, err := accounts.Create(ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "reader"}}, metav1.CreateOptions{})
+	e.must(err)
+	name := "explain-" + e.ns
+	_, err = e.client.RbacV1().ClusterRoles().Create(ctx, &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: name},
+		Rules: []rbacv1.PolicyRule{{NonResourceURLs: []string{"/statusz"}, Verbs: []string{"get"}}}}, metav1.CreateOptions{})
+	e.must(err)
+	_, err = e.client.RbacV1().ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: name},
+		RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: name},
+		Subjects: []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: e.ns, Name: "reader"}}}, metav1.CreateOptions{})
+	e.must(err)
+	t.Cleanup(func() {
+		e.must(e.client.RbacV1().ClusterRoleBindings().Delete(context.Background(), name, metav1.DeleteOptions{}))
+		e.must(e.client.RbacV1().ClusterRoles().Delete(context.Background(), name, metav1.DeleteOptions{}))
+	})
+	token, err := accounts.CreateToken(ctx, "reader", &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
+	e.must(err)
+	file := filepath.Join(t.TempDir(), "token")
+	e.must(os.WriteFile(file, []byte(token.Status.Token), 0o600))
+	p := e.run("all", "--controllers=provisioner", "--http-endpoint=127.0.0.1:0", "--secure-metrics-server")
+	url := strings.Replace(p.address(), "http://127.0.0.1", "https://localhost", 1)
+	e.claim("data", e.class(true, nil))
+	e.eventually("the status page is read", func(context.Context) error {
+		out, errs, code := e.explain("pvc", "data", "-n", e.ns, "--status-url", url, "--status-insecure-skip-tls-verify", "--status-token-file", file)
+		if code != 0 || !strings.Contains(out, "The process at "+url+" has no running or failed attempt for the object.") {
+			return fmt.Errorf("exit code %d, %s, output:\n%s", code, errs, out)
+		}
+		return nil
+	})
+	for want, args := range map[string][]string{
+		"certificate signed by unknown authority":         {"--status-token-file", file},
+		"has no running or failed attempt for the object": {"--status-insecure-skip-tls-verify"}, // with the token of the kubeconfig
+		"Set --status-ca-file, or --status-insecure-skip": {},
+	} {
+		if out, _, _ := e.explain(append([]string{"pvc", "data", "-n", e.ns, "--status-url", url}, args...)...); !strings.Contains(out, want) {
+			t.Errorf("missing %q:\n%s", want, out)
+		}
 	}
 }

@@ -111,8 +111,8 @@ func (e *explanation) explainCapacity() {
 			next("Verify that the capacity role runs for driver %s.", e.driver)
 	case available.Cmp(requested) < 0:
 		e.add(Failing, "capacity",
-			"Insufficient capacity %s: the claim requests %s, the available capacity for one volume is %s (CSIStorageCapacity, %s).",
-			where, requested.String(), available.String(), count(n, "object")).
+			"Insufficient capacity %s: the claim requests %s, the available capacity for one volume is %s (CSIStorageCapacity objects: %d).",
+			where, requested.String(), available.String(), n).
 			next("Add storage, delete unused volumes, or recreate the claim with a smaller request.")
 	default:
 		e.add(Fine, "capacity",

@@ -226,7 +226,7 @@ var situations = map[string]struct {
 			return KindClaim, "data"
 		},
 		[]string{
-			`failing  capacity   Insufficient capacity for node "SCENE-node": the claim requests 5Gi, the available capacity for one volume is 1Gi`,
+			`failing  capacity   Insufficient capacity for node "SCENE-node": the claim requests 5Gi, the available capacity for one volume is 1Gi (CSIStorageCapacity objects: 1).`,
 			`Driver DRIVER is registered on node "SCENE-node": node ID "id-1", topology segment {DRIVER/host=SCENE-node}.`,
 		},
 	},
