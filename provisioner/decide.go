@@ -9,6 +9,8 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	storagehelpers "k8s.io/component-helpers/storage/volume"
 	"k8s.io/utils/ptr"
+
+	"github.com/storage-controller/storage-controller/internal/volumerules"
 )
 
 // action is the one next thing to do for a claim.
@@ -173,7 +175,7 @@ func (d driver) decideRequest(s snapshot) step {
 		err = d.check(s.claim, class)
 	}
 	switch {
-	case errors.Is(err, errPopulator):
+	case errors.Is(err, volumerules.ErrPopulator):
 		return step{action: doIgnore, reason: "Populator", err: err}
 	case err != nil:
 		return step{action: doFail, reason: "CannotAsk", err: err}

@@ -18,6 +18,7 @@ import (
 
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/topology"
+	"github.com/storage-controller/storage-controller/internal/volumerules"
 )
 
 const uid = "01234567-89ab-cdef-0123-456789abcdef"
@@ -97,7 +98,7 @@ func TestDecide(t *testing.T) {
 		return testClaim(func(c *corev1.PersistentVolumeClaim) {
 			c.Spec.DataSource = &corev1.TypedLocalObjectReference{Kind: kind, Name: "x"}
 			if kind == kube.KindSnapshot {
-				c.Spec.DataSource.APIGroup = ptr.To(snapshotGroup)
+				c.Spec.DataSource.APIGroup = ptr.To(volumerules.SnapshotGroup)
 			}
 			for _, change := range changes {
 				change(c)
@@ -110,7 +111,7 @@ func TestDecide(t *testing.T) {
 	alpha := func(c *corev1.PersistentVolumeClaim) { c.Annotations[annSelectedNodeAlpha] = "node-9" }
 	errGone := errors.New("it is gone")
 	snapshotX := func(change func(*found)) *found {
-		f := &found{source: &sourceKey{kube.KindSnapshot, "ns", "x"}, content: &csi.VolumeContentSource{}}
+		f := &found{source: &sourceKey{Kind: kube.KindSnapshot, Namespace: "ns", Name: "x"}, content: &csi.VolumeContentSource{}}
 		if change != nil {
 			change(f)
 		}
@@ -154,7 +155,7 @@ func TestDecide(t *testing.T) {
 		"a selector, even an empty one": {claim: testClaim(func(c *corev1.PersistentVolumeClaim) { c.Spec.Selector = &metav1.LabelSelector{} }), class: testClass(nil), want: doFail, reason: "CannotAsk"},
 		"data from a populator": {claim: testClaim(func(c *corev1.PersistentVolumeClaim) {
 			c.Spec.DataSourceRef = &corev1.TypedObjectReference{Kind: "Hello", Name: "x"}
-		}), class: testClass(nil), want: doIgnore, reason: "Populator", err: errPopulator},
+		}), class: testClass(nil), want: doIgnore, reason: "Populator", err: volumerules.ErrPopulator},
 		"late binding, node chosen by the alpha annotation": {claim: testClaim(alpha), class: testClass(late), want: doForget, reason: "WaitsForPod"},
 		"the node of the alpha annotation is gone":          {driver: func(d *driver) { d.topology = true }, claim: testClaim(alpha), class: testClass(nil), want: doFail, reason: "CannotAsk", err: errNodeGone},
 		"no topology for long, with the alpha annotation": {driver: func(d *driver) { d.topology = true },
@@ -165,13 +166,13 @@ func TestDecide(t *testing.T) {
 		"data from a snapshot, a driver that cannot":       {claim: from("VolumeSnapshot"), class: testClass(nil), want: doFail, reason: "CannotAsk"},
 		"data from a snapshot that cannot be used":         {driver: can, claim: from("VolumeSnapshot"), class: testClass(nil), named: snapshotX(func(f *found) { f.err = errGone }), want: doFail, reason: "CannotAsk", err: errGone},
 		"data from a snapshot that is not kept yet":        {driver: can, claim: from("VolumeSnapshot"), class: testClass(nil), named: snapshotX(nil), want: doGuard, reason: "Wanted"},
-		"a source is not kept for a request with a defect": {driver: can, claim: from("VolumeSnapshot"), class: testClass(parameters(map[string]string{parameterPrefix + "secret-name": "x"})), named: snapshotX(nil), want: doFail, reason: "CannotAsk"},
+		"a source is not kept for a request with a defect": {driver: can, claim: from("VolumeSnapshot"), class: testClass(parameters(map[string]string{volumerules.ParameterPrefix + "secret-name": "x"})), named: snapshotX(nil), want: doFail, reason: "CannotAsk"},
 		"a source is not looked up for a driver that called it invalid": {driver: can, claim: from("VolumeSnapshot"), class: testClass(nil),
 			progress: progress{infeasible: &infeasible{now.Add(time.Second), "class-1", "1", 1_500_000_000, ""}}, want: doWait, reason: "Infeasible"},
 		"data from a snapshot of another group":   {driver: can, claim: from("VolumeSnapshot", func(c *corev1.PersistentVolumeClaim) { c.Spec.DataSource.APIGroup = ptr.To("example.com") }), class: testClass(nil), want: doFail, reason: "CannotAsk"},
 		"data from a claim":                       {driver: can, claim: from("PersistentVolumeClaim"), class: testClass(nil), want: doLookUp, reason: "NamesOthers"},
 		"data from a claim, a driver that cannot": {driver: func(d *driver) { can(d); d.clones = false }, claim: from("PersistentVolumeClaim"), class: testClass(nil), want: doFail, reason: "CannotAsk"},
-		"data from a claim of another group":      {driver: can, claim: from("PersistentVolumeClaim", func(c *corev1.PersistentVolumeClaim) { c.Spec.DataSource.APIGroup = ptr.To("example.com") }), class: testClass(nil), want: doIgnore, reason: "Populator", err: errPopulator},
+		"data from a claim of another group":      {driver: can, claim: from("PersistentVolumeClaim", func(c *corev1.PersistentVolumeClaim) { c.Spec.DataSource.APIGroup = ptr.To("example.com") }), class: testClass(nil), want: doIgnore, reason: "Populator", err: volumerules.ErrPopulator},
 		"data from another namespace, the gate is off": {driver: can, claim: testClaim(func(c *corev1.PersistentVolumeClaim) {
 			c.Spec.DataSourceRef = &corev1.TypedObjectReference{Kind: "PersistentVolumeClaim", Name: "x", Namespace: ptr.To("b")}
 		}), class: testClass(nil), want: doFail, reason: "CannotAsk"},

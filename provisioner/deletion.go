@@ -19,6 +19,7 @@ import (
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/tracing"
+	"github.com/storage-controller/storage-controller/internal/volumerules"
 )
 
 // removal is what is remembered of a volume from the begin of its deletion until
@@ -309,7 +310,7 @@ func (t *term) deletionSecrets(ctx context.Context, pv *corev1.PersistentVolume)
 	}
 	ref, err := t.c.driver.deletionSecret(pv, class)
 	if err == nil {
-		err = secretRefs{Provisioner: ref}.allowed(t.c.cfg.SecretNamespaces)
+		err = volumerules.Secrets{Provisioner: ref}.Permitted(t.c.cfg.SecretNamespaces)
 	}
 	if err == nil && ref == nil {
 		return nil, nil
@@ -357,7 +358,7 @@ func (d driver) deletionSecret(pv *corev1.PersistentVolume, class *storagev1.Sto
 	if class == nil || pv.Spec.ClaimRef == nil {
 		return nil, nil
 	}
-	return secretOf(secretProvisioner, class.Parameters, secretScope{
-		volume: pv.Name, claim: pv.Spec.ClaimRef.Name, namespace: pv.Spec.ClaimRef.Namespace,
+	return volumerules.ResolveSecret(volumerules.Provisioner, class.Parameters, volumerules.SecretScope{
+		Volume: pv.Name, Claim: pv.Spec.ClaimRef.Name, Namespace: pv.Spec.ClaimRef.Namespace,
 	})
 }

@@ -71,7 +71,7 @@ func (t *term) claimAdded(claim *corev1.PersistentVolumeClaim) {
 // claimChanged queues a claim for which there may be something to do.
 func (t *term) claimChanged(claim *corev1.PersistentVolumeClaim) {
 	if isCloned(claim) {
-		t.cloneQueue.Add(sourceKey{kube.KindClaim, claim.Namespace, claim.Name})
+		t.cloneQueue.Add(sourceKey{Kind: kube.KindClaim, Namespace: claim.Namespace, Name: claim.Name})
 	}
 	if claim.Spec.VolumeName != "" && !isProtected(claim) {
 		t.forget(claim.UID)
@@ -154,9 +154,9 @@ func (t *term) watchOptional(ctx context.Context, wg *sync.WaitGroup) {
 	if d := t.c.driver; d.restores {
 		sweep := t.c.cfg.SnapshotOrphanSweepInterval
 		watch(&t.snapshots, volumeSnapshots, func(old, s *metav1.PartialObjectMetadata) {
-			key := sourceKey{kube.KindSnapshot, s.Namespace, s.Name}
+			key := sourceKey{Kind: kube.KindSnapshot, Namespace: s.Namespace, Name: s.Name}
 			if old == nil || isRestored(old) == isRestored(s) { // else it is what this program does with a source
-				t.wake(key.need())
+				t.wake(key.DependencyKey())
 			}
 			if sweep > 0 && isRestored(s) {
 				t.snapshotQueue.Add(key)

@@ -13,6 +13,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/volumerules"
 )
 
 // found is what was read, live, of the objects that a claim names besides its class.
@@ -42,7 +43,7 @@ func (d driver) attributesClass(claim *corev1.PersistentVolumeClaim) string {
 // such claims, and what a volume is made of must not be told from an old cache.
 func (t *term) lookUp(ctx context.Context, claim *corev1.PersistentVolumeClaim, resuming bool) *found {
 	f := &found{}
-	if f.source, f.err = sourceOf(claim, t.c.cfg.CrossNamespaceVolumeDataSource); f.err != nil {
+	if f.source, f.err = volumerules.SourceOf(claim, t.c.cfg.CrossNamespaceVolumeDataSource); f.err != nil {
 		return f
 	}
 	if f.source != nil {
@@ -83,7 +84,7 @@ func (t *term) contentOf(ctx context.Context, claim *corev1.PersistentVolumeClai
 	if err != nil {
 		return nil, "", err
 	}
-	if err := checkCloned(source, claim, resuming); err != nil {
+	if err := volumerules.CheckClone(source, claim, resuming); err != nil {
 		return nil, "", err
 	}
 	pv, err := t.c.deps.Client.CoreV1().PersistentVolumes().Get(ctx, source.Spec.VolumeName, metav1.GetOptions{})
@@ -93,7 +94,7 @@ func (t *term) contentOf(ctx context.Context, claim *corev1.PersistentVolumeClai
 	if pv, err = t.c.driver.asCSI(pv); err != nil {
 		return nil, "", err
 	}
-	content, err := t.c.driver.clonedContent(source, pv, claim)
+	content, err := volumerules.CloneContent(t.c.driver.name, source, pv, claim)
 	return content, source.UID, err
 }
 
@@ -102,7 +103,7 @@ func (t *term) snapshotContent(ctx context.Context, claim *corev1.PersistentVolu
 	if err != nil {
 		return nil, "", err
 	}
-	name, err := checkSnapshot(s)
+	name, err := volumerules.BoundContent(s)
 	if err != nil {
 		return nil, "", err
 	}
@@ -110,7 +111,7 @@ func (t *term) snapshotContent(ctx context.Context, claim *corev1.PersistentVolu
 	if err != nil {
 		return nil, "", err
 	}
-	source, err := t.c.driver.snapshotContent(s, content, claim)
+	source, err := volumerules.SnapshotContent(t.c.driver.name, s, content, claim, t.c.cfg.PreventVolumeModeConversion)
 	if err == nil && s.Status.RestoreSize != nil && capacityRange(claim).RequiredBytes > s.Status.RestoreSize.Value() {
 		klog.FromContext(ctx).V(1).Info("The claim requests more than the restore size of its snapshot", "snapshot", klog.KObj(s), "restoreSize", s.Status.RestoreSize)
 	}
@@ -132,12 +133,12 @@ func (t *term) permitted(ctx context.Context, claim *corev1.PersistentVolumeClai
 	if err != nil {
 		return fmt.Errorf("reading the ReferenceGrants of namespace %q: %w", source.Namespace, err)
 	}
-	var list struct{ Items []grant }
+	var list struct{ Items []volumerules.Grant }
 	if err := json.Unmarshal(data, &list); err != nil {
 		return fmt.Errorf("reading the ReferenceGrants of namespace %q: %w", source.Namespace, err)
 	}
 	for _, g := range list.Items {
-		if g.allows(claim.Namespace, source) {
+		if g.Allows(claim.Namespace, source) {
 			return nil
 		}
 	}

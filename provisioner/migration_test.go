@@ -13,6 +13,7 @@ import (
 
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/migration"
+	"github.com/storage-controller/storage-controller/internal/volumerules"
 )
 
 const (
@@ -44,7 +45,7 @@ func TestTranslated(t *testing.T) {
 			}
 		})
 	}
-	parameters := fmt.Sprint(map[string]string{"type": "gp2", parameterPrefix + "fstype": "ext4"})
+	parameters := fmt.Sprint(map[string]string{"type": "gp2", volumerules.ParameterPrefix + "fstype": "ext4"})
 	for name, tt := range map[string]struct {
 		driver     func(*driver)
 		class      *storagev1.StorageClass

@@ -7,15 +7,17 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
+	storagehelpers "k8s.io/component-helpers/storage/volume"
 
 	"github.com/storage-controller/storage-controller/election"
 	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/volumerules"
 )
 
 const (
 	// volumeFinalizer keeps a PersistentVolume until its volume is deleted at the
 	// driver, also when the PersistentVolume is deleted before its claim.
-	volumeFinalizer = "external-provisioner.volume.kubernetes.io/finalizer"
+	volumeFinalizer = storagehelpers.PVDeletionProtectionFinalizer
 	// claimFinalizer keeps a claim while its volume may be coming into being, and
 	// annRequest says what was asked of the driver.
 	claimFinalizer = kube.ProvisioningFinalizer
@@ -23,12 +25,12 @@ const (
 
 	// cloneFinalizer and snapshotFinalizer keep the source of a volume while it is copied.
 	cloneFinalizer    = kube.CloningProtection
-	snapshotFinalizer = "provisioner.storage.kubernetes.io/volumesnapshot-as-source-protection"
+	snapshotFinalizer = kube.SnapshotProtection
 
 	annSelectedNodeAlpha = "volume.alpha.kubernetes.io/selected-node"
 
-	annDeletionSecretName      = "volume.kubernetes.io/provisioner-deletion-secret-name"
-	annDeletionSecretNamespace = "volume.kubernetes.io/provisioner-deletion-secret-namespace"
+	annDeletionSecretName      = volumerules.AnnDeletionSecretName
+	annDeletionSecretNamespace = volumerules.AnnDeletionSecretNamespace
 	annModifySecretName        = "volume.kubernetes.io/controller-modify-secret-name"
 	annModifySecretNamespace   = "volume.kubernetes.io/controller-modify-secret-namespace"
 
@@ -39,7 +41,7 @@ const (
 // Kinds that are watched where they exist, for what waits for them.
 var (
 	referenceGrants   = schema.GroupVersionResource{Group: "gateway.networking.k8s.io", Version: "v1beta1", Resource: "referencegrants"}
-	volumeSnapshots   = schema.GroupVersionResource{Group: snapshotGroup, Version: "v1", Resource: "volumesnapshots"}
+	volumeSnapshots   = schema.GroupVersionResource{Group: volumerules.SnapshotGroup, Version: "v1", Resource: "volumesnapshots"}
 	attributesClasses = storagev1.SchemeGroupVersion.WithResource("volumeattributesclasses")
 )
 
@@ -65,3 +67,6 @@ func (c Config) volumeName(claim types.UID) string {
 	}
 	return c.VolumeNamePrefix + "-" + uid
 }
+
+// DefaultVolumeName returns the name of the volume of a claim with the default settings.
+func DefaultVolumeName(claim types.UID) string { return DefaultConfig().volumeName(claim) }

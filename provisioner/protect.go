@@ -13,6 +13,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/volumerules"
 )
 
 // Sources are kept by a finalizer from before the first call that copies them until
@@ -23,8 +24,8 @@ import (
 // then on the attempt counts as a use of the source.
 func (t *term) guard(ctx context.Context, key claimKey, named *found, a *attempt) error {
 	source := *named.source
-	t.sourceLocks.LockKey(source.need())
-	defer t.sourceLocks.UnlockKey(source.need())
+	t.sourceLocks.LockKey(source.DependencyKey())
+	defer t.sourceLocks.UnlockKey(source.DependencyKey())
 	if err := t.keepSource(ctx, source, named.uid); err != nil {
 		return fmt.Errorf("data source %s: protecting it by a finalizer: %w", source, err)
 	}
@@ -71,7 +72,7 @@ func (t *term) inUse(key sourceKey) bool {
 	if copies > 0 {
 		return true
 	}
-	for _, claim := range t.c.claims.ByIndex(kube.ByDependency, key.need()) {
+	for _, claim := range t.c.claims.ByIndex(kube.ByDependency, key.DependencyKey()) {
 		newest, ok := t.claims.Get(kube.Key(claim))
 		if !ok || newest.UID != claim.UID || !waits(newest) || t.progressOf(claim.UID).saved {
 			continue
@@ -85,8 +86,8 @@ func (t *term) inUse(key sourceKey) bool {
 
 // syncSource takes the finalizer from a source that nobody uses any more.
 func (t *term) syncSource(ctx context.Context, key sourceKey) (time.Time, error) {
-	t.sourceLocks.LockKey(key.need())
-	defer t.sourceLocks.UnlockKey(key.need())
+	t.sourceLocks.LockKey(key.DependencyKey())
+	defer t.sourceLocks.UnlockKey(key.DependencyKey())
 	if t.inUse(key) {
 		return time.Time{}, nil // the end of the use comes by an event
 	}
@@ -163,7 +164,7 @@ func (t *term) releaseSnapshot(ctx context.Context, key sourceKey) error {
 	if err != nil || !isRestored(source) {
 		return err
 	}
-	if name, err := checkSnapshot(source); err == nil {
+	if name, err := volumerules.BoundContent(source); err == nil {
 		content, err := t.c.deps.Snapshots.VolumeSnapshotContents().Get(ctx, name, metav1.GetOptions{})
 		if err == nil && content.Spec.Driver != t.c.driver.name {
 			return nil
@@ -184,7 +185,7 @@ func (t *term) sweep(ctx context.Context, interval time.Duration) {
 	for {
 		for _, s := range t.snapshots.List() {
 			if isRestored(s) {
-				t.snapshotQueue.Add(sourceKey{kube.KindSnapshot, s.Namespace, s.Name})
+				t.snapshotQueue.Add(sourceKey{Kind: kube.KindSnapshot, Namespace: s.Namespace, Name: s.Name})
 			}
 		}
 		select {
@@ -206,7 +207,7 @@ func (t *term) left(claim *corev1.PersistentVolumeClaim) {
 
 // copied is what the volume of a claim is to be a copy of; nil for nothing.
 func copied(claim *corev1.PersistentVolumeClaim) *sourceKey {
-	source, err := sourceOf(claim, true) // also what was allowed once
+	source, err := volumerules.SourceOf(claim, true) // also what was allowed once
 	if err != nil {
 		return nil
 	}

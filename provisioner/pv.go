@@ -12,6 +12,7 @@ import (
 	storagehelpers "k8s.io/component-helpers/storage/volume"
 
 	"github.com/storage-controller/storage-controller/internal/migration"
+	"github.com/storage-controller/storage-controller/internal/volumerules"
 )
 
 var (
@@ -88,7 +89,7 @@ func reclaims(pv *corev1.PersistentVolume) bool {
 	return policy == "" || policy == corev1.PersistentVolumeReclaimDelete
 }
 
-func volumeAnnotations(provisioner string, secrets secretRefs) map[string]string {
+func volumeAnnotations(provisioner string, secrets volumerules.Secrets) map[string]string {
 	annotations := map[string]string{
 		storagehelpers.AnnDynamicallyProvisioned: provisioner,
 		// Both are there in any case: empty ones tell that no secret is needed.

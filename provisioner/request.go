@@ -14,6 +14,7 @@ import (
 
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/topology"
+	"github.com/storage-controller/storage-controller/internal/volumerules"
 )
 
 // driver is what is fixed for the life of a process: who the driver is, what it
@@ -50,7 +51,7 @@ type plan struct {
 	AttributesClass string
 	FSType          string
 	SelectedNode    string
-	Secrets         secretRefs
+	Secrets         volumerules.Secrets
 }
 
 // check refuses a claim that cannot be provisioned, before anything is read for it. class
@@ -74,7 +75,7 @@ func (d driver) basics(claim *corev1.PersistentVolumeClaim, class *storagev1.Sto
 		AccessModes: claim.Spec.AccessModes, VolumeMode: claim.Spec.VolumeMode, AttributesClass: d.attributesClass(claim),
 	}
 	parameters, fsType, err := d.parameters(class.Parameters)
-	if !isBlock(claim.Spec.VolumeMode) {
+	if !volumerules.IsBlock(claim.Spec.VolumeMode) {
 		p.FSType = fsType
 	}
 	return parameters, p, err
@@ -92,9 +93,9 @@ func (d driver) prepare(claim *corev1.PersistentVolumeClaim, class *storagev1.St
 		return nil, p, err
 	}
 	if d.ExtraCreateMetadata {
-		parameters[parameterPrefix+"pvc/name"] = claim.Name
-		parameters[parameterPrefix+"pvc/namespace"] = claim.Namespace
-		parameters[parameterPrefix+"pv/name"] = p.VolumeName
+		parameters[volumerules.ParameterPrefix+"pvc/name"] = claim.Name
+		parameters[volumerules.ParameterPrefix+"pvc/namespace"] = claim.Namespace
+		parameters[volumerules.ParameterPrefix+"pv/name"] = p.VolumeName
 	}
 	request := &csi.CreateVolumeRequest{Name: p.VolumeName, Parameters: parameters, CapacityRange: capacityRange(claim)}
 	if named != nil {
@@ -108,11 +109,11 @@ func (d driver) prepare(claim *corev1.PersistentVolumeClaim, class *storagev1.St
 			return nil, p, err
 		}
 	}
-	p.Secrets, err = secretsOf(class.Parameters, secretScope{
-		volume: p.VolumeName, claim: claim.Name, namespace: claim.Namespace, annotations: claim.Annotations,
+	p.Secrets, err = volumerules.ResolveSecrets(class.Parameters, volumerules.SecretScope{
+		Volume: p.VolumeName, Claim: claim.Name, Namespace: claim.Namespace, Annotations: claim.Annotations,
 	})
 	if err == nil {
-		err = p.Secrets.allowed(d.SecretNamespaces)
+		err = p.Secrets.Permitted(d.SecretNamespaces)
 	}
 	return request, p, err
 }
@@ -129,7 +130,7 @@ func (d driver) requirementFor(claim *corev1.PersistentVolumeClaim, class *stora
 // checkSupported refuses what the driver cannot do. A claim that names a source is
 // never given an empty volume instead.
 func (d driver) checkSupported(claim *corev1.PersistentVolumeClaim) error {
-	source, err := sourceOf(claim, d.CrossNamespaceVolumeDataSource)
+	source, err := volumerules.SourceOf(claim, d.CrossNamespaceVolumeDataSource)
 	if err != nil {
 		return err
 	}
@@ -162,7 +163,7 @@ func (d driver) parameters(class map[string]string) (forDriver map[string]string
 	forDriver, fsType = map[string]string{}, d.DefaultFSType
 	var fsTypeKeys []string
 	for _, key := range slices.Sorted(maps.Keys(class)) {
-		reserved, isReserved := strings.CutPrefix(key, parameterPrefix)
+		reserved, isReserved := strings.CutPrefix(key, volumerules.ParameterPrefix)
 		if strings.ToLower(key) == "fstype" || reserved == "fstype" && isReserved {
 			fsTypeKeys = append(fsTypeKeys, key)
 			if class[key] != "" {
@@ -172,8 +173,8 @@ func (d driver) parameters(class map[string]string) (forDriver map[string]string
 		switch {
 		case !isReserved:
 			forDriver[key] = class[key]
-		case !reservedParameters[reserved]:
-			return nil, "", fmt.Errorf("class parameter %s: unknown, and everything that begins with %s is reserved", key, parameterPrefix)
+		case !volumerules.IsParameter(reserved):
+			return nil, "", fmt.Errorf("class parameter %s: unknown, and everything that begins with %s is reserved", key, volumerules.ParameterPrefix)
 		}
 	}
 	if len(fsTypeKeys) > 1 {
@@ -191,7 +192,7 @@ func (d driver) capabilities(p plan) ([]*csi.VolumeCapability, error) {
 			return nil, err
 		}
 		c := &csi.VolumeCapability{AccessMode: &csi.VolumeCapability_AccessMode{Mode: mode}}
-		if isBlock(p.VolumeMode) {
+		if volumerules.IsBlock(p.VolumeMode) {
 			c.AccessType = &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}
 		} else {
 			c.AccessType = &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: p.FSType, MountFlags: p.MountOptions}}
@@ -219,10 +220,6 @@ func (d driver) accessMode(m corev1.PersistentVolumeAccessMode) (csi.VolumeCapab
 		return csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER, nil
 	}
 	return 0, fmt.Errorf("spec.accessModes: %q is not supported", m)
-}
-
-func isBlock(mode *corev1.PersistentVolumeMode) bool {
-	return mode != nil && *mode == corev1.PersistentVolumeBlock
 }
 
 // selectedNode is the node that the scheduler chose, or "".

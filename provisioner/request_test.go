@@ -20,6 +20,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/storage-controller/storage-controller/internal/topology"
+	"github.com/storage-controller/storage-controller/internal/volumerules"
 )
 
 func block(c *corev1.PersistentVolumeClaim) {
@@ -47,16 +48,16 @@ func TestPrepare(t *testing.T) {
 		"no size": {claim: func(c *corev1.PersistentVolumeClaim) { c.Spec.Resources.Requests = nil }, check: func(r *csi.CreateVolumeRequest, _ plan) bool {
 			return r.CapacityRange.RequiredBytes == 0
 		}},
-		"reserved parameters are for us": {class: parameters(map[string]string{"a": "1", parameterPrefix + "fstype": "xfs"}), check: func(r *csi.CreateVolumeRequest, p plan) bool {
+		"reserved parameters are for us": {class: parameters(map[string]string{"a": "1", volumerules.ParameterPrefix + "fstype": "xfs"}), check: func(r *csi.CreateVolumeRequest, p plan) bool {
 			return cmp.Equal(r.Parameters, map[string]string{"a": "1"}) && r.VolumeCapabilities[0].GetMount().FsType == "xfs" && p.FSType == "xfs"
 		}},
 		"old fstype is for both": {class: parameters(map[string]string{"FSType": "ext3"}), check: func(r *csi.CreateVolumeRequest, p plan) bool {
 			return r.Parameters["FSType"] == "ext3" && p.FSType == "ext3"
 		}},
-		"two file systems":            {class: parameters(map[string]string{"fstype": "a", parameterPrefix + "fstype": "b"}), err: "only one of them"},
+		"two file systems":            {class: parameters(map[string]string{"fstype": "a", volumerules.ParameterPrefix + "fstype": "b"}), err: "only one of them"},
 		"two spellings":               {class: parameters(map[string]string{"fstype": "a", "fsType": "a"}), err: "only one of them"},
-		"unknown reserved parameter":  {class: parameters(map[string]string{parameterPrefix + "fsType": "xfs"}), err: parameterPrefix + "fsType"},
-		"extra metadata in the class": {class: parameters(map[string]string{parameterPrefix + "pvc/name": "x"}), err: parameterPrefix + "pvc/name"},
+		"unknown reserved parameter":  {class: parameters(map[string]string{volumerules.ParameterPrefix + "fsType": "xfs"}), err: volumerules.ParameterPrefix + "fsType"},
+		"extra metadata in the class": {class: parameters(map[string]string{volumerules.ParameterPrefix + "pvc/name": "x"}), err: volumerules.ParameterPrefix + "pvc/name"},
 		"default file system":         {driver: func(d *driver) { d.DefaultFSType = "ext4" }, check: func(_ *csi.CreateVolumeRequest, p plan) bool { return p.FSType == "ext4" }},
 		"default for an empty one":    {driver: func(d *driver) { d.DefaultFSType = "ext4" }, class: parameters(map[string]string{"fstype": ""}), check: func(_ *csi.CreateVolumeRequest, p plan) bool { return p.FSType == "ext4" }},
 		"a block device has none": {driver: func(d *driver) { d.DefaultFSType = "ext4" }, claim: block, check: func(r *csi.CreateVolumeRequest, p plan) bool {
@@ -66,7 +67,7 @@ func TestPrepare(t *testing.T) {
 			return cmp.Equal(r.VolumeCapabilities[0].GetMount().MountFlags, []string{"ro", "noatime"})
 		}},
 		"extra metadata": {driver: func(d *driver) { d.ExtraCreateMetadata = true }, check: func(r *csi.CreateVolumeRequest, _ plan) bool {
-			return cmp.Equal(r.Parameters, map[string]string{parameterPrefix + "pvc/name": "data", parameterPrefix + "pvc/namespace": "ns", parameterPrefix + "pv/name": "pvc-" + uid})
+			return cmp.Equal(r.Parameters, map[string]string{volumerules.ParameterPrefix + "pvc/name": "data", volumerules.ParameterPrefix + "pvc/namespace": "ns", volumerules.ParameterPrefix + "pv/name": "pvc-" + uid})
 		}},
 		"modes keep their order": {claim: func(c *corev1.PersistentVolumeClaim) {
 			c.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce, corev1.ReadOnlyMany}
@@ -78,7 +79,7 @@ func TestPrepare(t *testing.T) {
 			c.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{"Some"}
 		}, err: `"Some"`},
 		"snapshot": {claim: func(c *corev1.PersistentVolumeClaim) {
-			c.Spec.DataSource = &corev1.TypedLocalObjectReference{APIGroup: ptr.To(snapshotGroup), Kind: "VolumeSnapshot", Name: "s"}
+			c.Spec.DataSource = &corev1.TypedLocalObjectReference{APIGroup: ptr.To(volumerules.SnapshotGroup), Kind: "VolumeSnapshot", Name: "s"}
 		}, err: "CREATE_DELETE_SNAPSHOT"},
 		"snapshot of another group": {claim: func(c *corev1.PersistentVolumeClaim) {
 			c.Spec.DataSource = &corev1.TypedLocalObjectReference{APIGroup: ptr.To("x"), Kind: "VolumeSnapshot", Name: "s"}
@@ -222,7 +223,7 @@ func FuzzPrepare(f *testing.F) {
 			t.Errorf("name %q, %+v", request.GetName(), p)
 		}
 		for k := range request.GetParameters() {
-			if strings.HasPrefix(k, parameterPrefix) {
+			if strings.HasPrefix(k, volumerules.ParameterPrefix) {
 				t.Errorf("parameter %q is passed on", k)
 			}
 		}
@@ -253,7 +254,7 @@ func TestVolumeOf(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p.Secrets = secretRefs{Provisioner: secret, ControllerPublish: secret, NodeStage: secret, NodePublish: secret, ControllerExpand: secret, NodeExpand: secret, ControllerModify: secret}
+	p.Secrets = volumerules.Secrets{Provisioner: secret, ControllerPublish: secret, NodeStage: secret, NodePublish: secret, ControllerExpand: secret, NodeExpand: secret, ControllerModify: secret}
 	pv, err := d.volumeOf(claim, request, p, &csi.Volume{VolumeId: "vol-1", CapacityBytes: 5905580032, VolumeContext: map[string]string{"a": "b"},
 		AccessibleTopology: []*csi.Topology{{Segments: map[string]string{"zone": "z1"}}}})
 	if err != nil {
@@ -286,7 +287,7 @@ func TestVolumeOf(t *testing.T) {
 		}
 	}
 
-	p.Secrets, p.ReclaimPolicy = secretRefs{}, ptr.To(corev1.PersistentVolumeReclaimRetain)
+	p.Secrets, p.ReclaimPolicy = volumerules.Secrets{}, ptr.To(corev1.PersistentVolumeReclaimRetain)
 	if pv, err = d.volumeOf(claim, request, p, &csi.Volume{VolumeId: "vol-1"}); err != nil {
 		t.Fatal(err)
 	}
@@ -325,8 +326,8 @@ func TestCheckVolume(t *testing.T) {
 }
 
 func TestDeletionSecret(t *testing.T) {
-	class := testClass(parameters(map[string]string{parameterPrefix + "provisioner-secret-name": "${pvc.name}", parameterPrefix + "provisioner-secret-namespace": "n"}))
-	broken := testClass(parameters(map[string]string{parameterPrefix + "provisioner-secret-name": "${pvc.annotations['x']}", parameterPrefix + "provisioner-secret-namespace": "n"}))
+	class := testClass(parameters(map[string]string{volumerules.ParameterPrefix + "provisioner-secret-name": "${pvc.name}", volumerules.ParameterPrefix + "provisioner-secret-namespace": "n"}))
+	broken := testClass(parameters(map[string]string{volumerules.ParameterPrefix + "provisioner-secret-name": "${pvc.annotations['x']}", volumerules.ParameterPrefix + "provisioner-secret-namespace": "n"}))
 	claim := &corev1.ObjectReference{Namespace: "ns", Name: "data"}
 	tests := map[string]struct {
 		annotations map[string]string

@@ -21,6 +21,7 @@ import (
 
 	"github.com/storage-controller/storage-controller/csiclient/csitest"
 	"github.com/storage-controller/storage-controller/internal/kubetest"
+	"github.com/storage-controller/storage-controller/internal/volumerules"
 )
 
 // variant is a claim with a class of its own, and what becomes of it: check, or an
@@ -168,7 +169,7 @@ func (f *fixture) outcome(claim *corev1.PersistentVolumeClaim) outcome {
 
 // secret names a secret in the parameters of a class; kind is "" for the default.
 func secret(kind, namespace, name string) map[string]string {
-	return map[string]string{parameterPrefix + kind + "secret-name": name, parameterPrefix + kind + "secret-namespace": namespace}
+	return map[string]string{volumerules.ParameterPrefix + kind + "secret-name": name, volumerules.ParameterPrefix + kind + "secret-namespace": namespace}
 }
 
 func with(m map[string]string, more map[string]string) map[string]string {
@@ -236,7 +237,7 @@ func capabilities(more ...csi.ControllerServiceCapability_RPC_Type) csitest.Conf
 }
 
 func provisionerScenarioRequest(t *testing.T) {
-	const p = parameterPrefix
+	const p = volumerules.ParameterPrefix
 	t.Run("request", func(t *testing.T) {
 		scenario(t, csitest.Config{}, nil).variants(map[string]variant{
 			"024_selector": {claim: func(c *corev1.PersistentVolumeClaim) { c.Spec.Selector = &metav1.LabelSelector{} }, fails: []string{"selector"}},

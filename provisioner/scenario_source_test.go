@@ -26,6 +26,7 @@ import (
 	"github.com/storage-controller/storage-controller/csiclient/csitest"
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/kubetest"
+	"github.com/storage-controller/storage-controller/internal/volumerules"
 )
 
 // copying is a driver that restores and clones, and a class.
@@ -146,7 +147,7 @@ func (f *fixture) claimPhase(claim *corev1.PersistentVolumeClaim, phase corev1.P
 func restoring(name, snapshot string) func(*corev1.PersistentVolumeClaim) {
 	return func(c *corev1.PersistentVolumeClaim) {
 		c.Name = name
-		from(ptr.To(snapshotGroup), kube.KindSnapshot, snapshot)(c)
+		from(ptr.To(volumerules.SnapshotGroup), kube.KindSnapshot, snapshot)(c)
 	}
 }
 
@@ -298,8 +299,8 @@ func provisionerScenarioSource(t *testing.T) {
 			{name: "no-handle", change: func(_ *snapshot, c *content) { c.Status.SnapshotHandle = nil }, event: []string{"no snapshot handle"}},
 			{name: "deleted", change: func(s *snapshot, _ *content) { s.Finalizers = []string{"example.com/keep"} }, delete: true, event: []string{"being deleted"}},
 			{name: "mode", change: ofFiles(nil), claim: block, event: []string{"is missing"}},
-			{name: "mode-maybe", change: ofFiles(map[string]string{annAllowModeChange: "maybe"}), claim: block, event: []string{`"maybe"`}},
-			{name: "mode-false", change: ofFiles(map[string]string{annAllowModeChange: "false"}), claim: block, event: []string{"forbids"}},
+			{name: "mode-maybe", change: ofFiles(map[string]string{volumerules.AnnAllowModeChange: "maybe"}), claim: block, event: []string{`"maybe"`}},
+			{name: "mode-false", change: ofFiles(map[string]string{volumerules.AnnAllowModeChange: "false"}), claim: block, event: []string{"forbids"}},
 			{name: "group", claim: func(c *corev1.PersistentVolumeClaim) {
 				c.Spec.DataSource = nil
 				fromRef(ptr.To("x"), nil, kube.KindSnapshot, "group")(c)
@@ -334,7 +335,7 @@ func provisionerScenarioSource(t *testing.T) {
 		f := copying(t, func(c *Config) { c.SnapshotOrphanSweepInterval = 0 })
 		f.snapshot(f.ns, "large", nil)
 		f.snapshot(f.ns, "mode", func(_ *snapshotv1.VolumeSnapshot, c *snapshotv1.VolumeSnapshotContent) {
-			c.Spec.SourceVolumeMode, c.Annotations = ptr.To(corev1.PersistentVolumeFilesystem), map[string]string{annAllowModeChange: "true"}
+			c.Spec.SourceVolumeMode, c.Annotations = ptr.To(corev1.PersistentVolumeFilesystem), map[string]string{volumerules.AnnAllowModeChange: "true"}
 		})
 		deleted := f.snapshot(f.ns, "deleted", func(s *snapshotv1.VolumeSnapshot, _ *snapshotv1.VolumeSnapshotContent) {
 			s.Finalizers = []string{snapshotFinalizer}
@@ -417,7 +418,7 @@ func provisionerScenarioSource(t *testing.T) {
 		f := scenario(t, csitest.Config{Controller: []csi.ControllerServiceCapability_RPC_Type{
 			csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME, csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT,
 		}}, nil)
-		f.makeClass(parameters(map[string]string{parameterPrefix + "provisioner-secret-name": "secret", parameterPrefix + "provisioner-secret-namespace": f.ns}))
+		f.makeClass(parameters(map[string]string{volumerules.ParameterPrefix + "provisioner-secret-name": "secret", volumerules.ParameterPrefix + "provisioner-secret-namespace": f.ns}))
 		_, err := f.client.CoreV1().Secrets(f.ns).Create(t.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "secret"}, StringData: map[string]string{"k": "v"}}, metav1.CreateOptions{})
 		f.must(err)
 		f.plugin.Next(create, csitest.Alter(func(r *csi.CreateVolumeResponse) { r.Volume.ContentSource = nil }))
@@ -440,7 +441,7 @@ func provisionerScenarioSource(t *testing.T) {
 		f.crash()
 		user := f.ns + "-reader"
 		_, err := f.client.RbacV1().ClusterRoles().Create(t.Context(), &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: user}, Rules: []rbacv1.PolicyRule{
-			{APIGroups: []string{snapshotGroup}, Resources: []string{"volumesnapshots", "volumesnapshotcontents"}, Verbs: []string{"get"}},
+			{APIGroups: []string{volumerules.SnapshotGroup}, Resources: []string{"volumesnapshots", "volumesnapshotcontents"}, Verbs: []string{"get"}},
 		}}, metav1.CreateOptions{})
 		f.must(err)
 		_, err = f.client.RbacV1().ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: user},
@@ -645,10 +646,10 @@ func provisionerScenarioSource(t *testing.T) {
 				return fromRef(nil, &ns, kube.KindClaim, "s")
 			}, claims},
 			{"any-snapshot", func(ns string) metav1.Object { return f.snapshot(ns, "s", nil) }, func(ns string) func(*corev1.PersistentVolumeClaim) {
-				return fromRef(ptr.To(snapshotGroup), &ns, kube.KindSnapshot, "s")
+				return fromRef(ptr.To(volumerules.SnapshotGroup), &ns, kube.KindSnapshot, "s")
 			}, snapshots + `,"name":""}`},
 			{"one-snapshot", func(ns string) metav1.Object { return f.snapshot(ns, "s", nil) }, func(ns string) func(*corev1.PersistentVolumeClaim) {
-				return fromRef(ptr.To(snapshotGroup), &ns, kube.KindSnapshot, "s")
+				return fromRef(ptr.To(volumerules.SnapshotGroup), &ns, kube.KindSnapshot, "s")
 			}, snapshots + `,"name":"s"}`},
 		}
 		var made []*corev1.PersistentVolumeClaim
@@ -693,8 +694,8 @@ func provisionerScenarioSource(t *testing.T) {
 		there := kubetest.Namespace(t, f.cp)
 		users := []*corev1.PersistentVolumeClaim{
 			of("source", restoring("", "by-source")),
-			of("ref", fromRef(ptr.To(snapshotGroup), nil, kube.KindSnapshot, "by-ref")),
-			of("ref-elsewhere", fromRef(ptr.To(snapshotGroup), &there, kube.KindSnapshot, "elsewhere")),
+			of("ref", fromRef(ptr.To(volumerules.SnapshotGroup), nil, kube.KindSnapshot, "by-ref")),
+			of("ref-elsewhere", fromRef(ptr.To(volumerules.SnapshotGroup), &there, kube.KindSnapshot, "elsewhere")),
 		}
 		of("group", fromRef(ptr.To("x"), nil, kube.KindSnapshot, "orphan")) // means another kind
 		f.settles()                                                         // the claims are known

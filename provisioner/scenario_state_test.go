@@ -33,6 +33,7 @@ import (
 	"github.com/storage-controller/storage-controller/csiclient/csitest"
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/kubetest"
+	"github.com/storage-controller/storage-controller/internal/volumerules"
 )
 
 // vanish deletes the claim and takes away the protection that the controllers of
@@ -363,7 +364,7 @@ func provisionerScenarioErrors(t *testing.T) {
 				f := scenario(t, csitest.Config{}, func(c *Config) { c.ProvisioningProtection = protection })
 				gate := make(chan struct{})
 				f.plugin.Next(create, csitest.DoAndFail(codes.DeadlineExceeded, "slow"), heldUntil(gate, csitest.Fail(codes.DeadlineExceeded, "slow")))
-				f.makeClass(parameters(map[string]string{parameterPrefix + "provisioner-secret-name": "login", parameterPrefix + "provisioner-secret-namespace": f.ns}))
+				f.makeClass(parameters(map[string]string{volumerules.ParameterPrefix + "provisioner-secret-name": "login", volumerules.ParameterPrefix + "provisioner-secret-namespace": f.ns}))
 				f.secret("login", "v")
 				claim := f.claim(nil)
 				f.wait(create, 2)
@@ -679,7 +680,7 @@ func provisionerScenarioVolumes(t *testing.T) {
 	t.Run("102_everything_in_its_place", func(t *testing.T) {
 		f := scenario(t, csitest.Config{VolumeContext: map[string]string{"pool": "p1"}}, nil)
 		f.makeClass(func(c *storagev1.StorageClass) {
-			c.Parameters = map[string]string{"type": "fast", parameterPrefix + "fstype": "xfs"}
+			c.Parameters = map[string]string{"type": "fast", volumerules.ParameterPrefix + "fstype": "xfs"}
 			c.MountOptions = []string{"noatime"}
 		})
 		claim := f.claim(nil)
@@ -901,7 +902,7 @@ func provisionerScenarioDeletion(t *testing.T) {
 		f := scenario(t, csitest.Config{}, nil)
 		template := func(name string) func(*storagev1.StorageClass) {
 			return func(c *storagev1.StorageClass) {
-				c.Parameters = map[string]string{parameterPrefix + "provisioner-secret-name": name, parameterPrefix + "provisioner-secret-namespace": "${pvc.namespace}"}
+				c.Parameters = map[string]string{volumerules.ParameterPrefix + "provisioner-secret-name": name, volumerules.ParameterPrefix + "provisioner-secret-namespace": "${pvc.namespace}"}
 			}
 		}
 		f.makeClass(template("${pvc.name}"))

@@ -29,6 +29,7 @@ import (
 	"github.com/storage-controller/storage-controller/csiclient/csitest"
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/kubetest"
+	"github.com/storage-controller/storage-controller/internal/volumerules"
 	"github.com/storage-controller/storage-controller/internal/workloop"
 )
 
@@ -347,7 +348,7 @@ func provisionerScenarioLife(t *testing.T) {
 	})
 	t.Run("039_048_secret", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, nil)
-		f.makeClass(parameters(map[string]string{parameterPrefix + "provisioner-secret-name": "${pvc.name}", parameterPrefix + "provisioner-secret-namespace": "${pvc.namespace}"}))
+		f.makeClass(parameters(map[string]string{volumerules.ParameterPrefix + "provisioner-secret-name": "${pvc.name}", volumerules.ParameterPrefix + "provisioner-secret-namespace": "${pvc.namespace}"}))
 		claim := f.claim(nil)
 		f.event("ProvisioningFailed", fmt.Sprintf(`secret "%s/data"`, f.ns), "not found")
 		f.calls(create, 0)

@@ -11,7 +11,6 @@ import (
 	"github.com/storage-controller/storage-controller/internal/app"
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/tools/doctor"
-	"github.com/storage-controller/storage-controller/provisioner"
 )
 
 func newDoctorCommand() *cobra.Command {
@@ -69,7 +68,7 @@ func verdict(report doctor.Report) error {
 // doctorInput returns what doctor examines for a process with c. as is the user whose permissions are checked.
 func doctorInput(c app.Config, as string) doctor.Input {
 	in := doctor.Input{
-		Version: c.Version, CSI: c.DriverConfig(), DriverName: c.DriverName(), Impersonate: serviceAccount(as), Plan: c.Plan, SecretsOf: classSecrets,
+		Version: c.Version, CSI: c.DriverConfig(), DriverName: c.DriverName(), Impersonate: serviceAccount(as), Plan: c.Plan,
 	}
 	if in.DriverName != "" && c.Origin("csi-address") == "" && c.Origin("csi-socket") == "" {
 		in.CSI.Address = ""
@@ -81,16 +80,6 @@ func doctorInput(c app.Config, as string) doctor.Input {
 	}
 	in.Config = kube.ForRole(config, c.Version, "doctor", 0, 0)
 	return in
-}
-
-// classSecrets returns the Secrets that the parameters of a StorageClass reference.
-func classSecrets(parameters map[string]string) ([]doctor.Secret, error) {
-	references, err := provisioner.ClassSecrets(parameters)
-	var secrets []doctor.Secret
-	for _, r := range references {
-		secrets = append(secrets, doctor.Secret(r))
-	}
-	return secrets, err
 }
 
 // serviceAccount returns the user name of NAMESPACE/NAME. Any other text is a user name already.

@@ -15,6 +15,8 @@ import (
 const (
 	// CloningProtection is the finalizer that keeps a PVC while other PVCs are cloned from it.
 	CloningProtection = "provisioner.storage.kubernetes.io/cloning-protection"
+	// SnapshotProtection is the finalizer that keeps a VolumeSnapshot while PVCs are restored from it.
+	SnapshotProtection = "provisioner.storage.kubernetes.io/volumesnapshot-as-source-protection"
 	// ProvisioningFinalizer keeps a PVC while the outcome of CreateVolume for it is unknown.
 	ProvisioningFinalizer = "storage-controller.io/provisioning"
 	// AnnProvisioningRequest records which CreateVolume request was sent to which driver.
@@ -226,14 +228,19 @@ func CapacityFromBeta(obj *storagev1beta1.CSIStorageCapacity) *storagev1.CSIStor
 	}
 }
 
-// HasProvisioningRecord tells whether driver was asked for a volume for pvc, and it is not known what
-// became of that, whoever is asked to provision it now.
+// HasProvisioningRecord reports whether the outcome of a CreateVolume of driver for pvc is unknown, also
+// if another driver provisions pvc now.
 func HasProvisioningRecord(driver string, pvc *corev1.PersistentVolumeClaim) bool {
-	if !slices.Contains(pvc.Finalizers, ProvisioningFinalizer) {
-		return false
+	return slices.Contains(pvc.Finalizers, ProvisioningFinalizer) && RecordedDriver(pvc) == driver
+}
+
+// RecordedDriver returns the driver to which the recorded CreateVolume request for pvc was sent, or "".
+func RecordedDriver(pvc *corev1.PersistentVolumeClaim) string {
+	var record struct{ Driver string }
+	if err := json.Unmarshal([]byte(pvc.Annotations[AnnProvisioningRequest]), &record); err != nil {
+		return ""
 	}
-	var asked struct{ Driver string }
-	return json.Unmarshal([]byte(pvc.Annotations[AnnProvisioningRequest]), &asked) == nil && asked.Driver == driver
+	return record.Driver
 }
 
 // ClaimHandledBy tells whether pvc is one that driver is asked to provision, or was.

@@ -59,19 +59,22 @@ var allowed = map[string][]string{
 	"election":          {},
 	"metrics":           {},
 	"internal/tools/explain": {
-		"attacher", "nodecontroller", "provisioner", "internal/kube", "internal/migration", "internal/topology",
-		"internal/tools/statusz",
+		"attacher", "nodecontroller", "provisioner", "internal/finalizers", "internal/kube", "internal/migration",
+		"internal/topology", "internal/volumerules", "internal/tools/statusz",
 	},
-	"internal/tools/audit": {"csiclient", "internal/kube", "internal/migration", "internal/workloop"},
+	"internal/tools/audit": {"csiclient", "internal/finalizers", "internal/kube", "internal/migration", "internal/workloop"},
 	"internal/tools/doctor": {
-		"csiclient", "internal/kube", "internal/migration", "internal/topology", "internal/tools/migrate",
+		"csiclient", "internal/kube", "internal/migration", "internal/topology", "internal/volumerules",
+		"internal/tools/migrate",
 	},
-	"internal/kube":     {},
-	"internal/kubetest": {},
+	"internal/finalizers": {"election", "internal/kube"},
+	"internal/kube":       {},
+	"internal/kubetest":   {},
 	"internal/looptest": {
 		"csiclient", "csiclient/csitest", "election", "internal/kube", "internal/kubetest", "internal/workloop",
 	},
 	"internal/tools/migrate": {},
+	"internal/volumerules":   {"internal/kube"},
 	"internal/workloop":      {},
 	"internal/tools/statusz": {"csiclient", "election", "internal/workloop"},
 	"internal/migration":     {},
@@ -85,7 +88,7 @@ var allowed = map[string][]string{
 	"nodecontroller/webhook": {"internal/kube"},
 	"provisioner": {
 		"csiclient", "election", "metrics", "internal/kube", "internal/migration", "internal/topology",
-		"internal/tracing", "internal/volumelock", "internal/workloop",
+		"internal/tracing", "internal/volumelock", "internal/volumerules", "internal/workloop",
 	},
 	"attacher": {
 		"csiclient", "election", "metrics", "internal/kube", "internal/migration", "internal/tracing",
@@ -137,7 +140,7 @@ var confined = map[string][]string{
 	"k8s.io/csi-translation-lib":    {"internal/migration"},
 	"go.opentelemetry.io/":          {"csiclient", "internal/tracing"},
 	"github.com/kubernetes-csi/csi": {"csiclient"},
-	"github.com/kubernetes-csi/ext": {"internal/app", "provisioner"},
+	"github.com/kubernetes-csi/ext": {"internal/app", "internal/tools/explain", "internal/volumerules", "provisioner"},
 }
 
 func TestImportsKeepToThePicture(t *testing.T) {

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"path"
 	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -12,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/duration"
 
+	"github.com/storage-controller/storage-controller/internal/finalizers"
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/migration"
 )
@@ -221,8 +223,9 @@ func (c comparison) stuck() []Finding {
 		}
 		f := Finding{Kind: Stuck, Object: name, UID: string(obj.GetUID())}
 		f.Message = fmt.Sprintf("deleted %s ago, held by its finalizers", duration.HumanDuration(c.now.Sub(since.Time)))
+		kind, _, _ := strings.Cut(name, " ")
 		for _, finalizer := range obj.GetFinalizers() {
-			f.Finalizers = append(f.Finalizers, Finalizer{finalizer, c.remover(finalizer)})
+			f.Finalizers = append(f.Finalizers, Finalizer{finalizer, finalizers.RemovalOf(kind, finalizer, c.driver).String()})
 		}
 		found = append(found, f)
 	}

@@ -136,7 +136,7 @@ func (r *APIReader) readOthers(ctx context.Context, state *ClusterState) error {
 		resource        schema.GroupVersionResource
 	}{
 		{"Node", strings.ToLower(r.driver) + "/node", corev1.SchemeGroupVersion.WithResource("nodes")},
-		{"VolumeSnapshot", SnapshotFinalizer, snapshots},
+		{"VolumeSnapshot", kube.SnapshotProtection, snapshots},
 	} {
 		objects, err := kube.ListAll[*metav1.PartialObjectMetadata](ctx, r.meta.Resource(kind.resource).List)
 		if apierrors.IsNotFound(err) { // the CRD is not installed

@@ -13,6 +13,7 @@ import (
 
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/migration"
+	"github.com/storage-controller/storage-controller/internal/volumerules"
 )
 
 // checkClasses looks at the StorageClasses of the driver and the secrets that they name.
@@ -45,20 +46,14 @@ func (e *examination) checkClasses(ctx context.Context) {
 		e.skip("secrets", "making the client that asks for permissions: %v", err)
 		return
 	}
-	seen := map[Secret]bool{}
+	seen := map[volumerules.Secret]bool{}
 	for _, c := range mine {
 		e.checkSecrets(ctx, reviewer, c, seen)
 	}
 }
 
-// The purposes of secrets that the roles read. The others are for kubelets and the resizer.
-const (
-	PurposeProvisioner       = "provisioner"
-	PurposeControllerPublish = "controller-publish"
-)
-
-func (e *examination) checkSecrets(ctx context.Context, reviewer kubernetes.Interface, class *storagev1.StorageClass, seen map[Secret]bool) {
-	secrets, err := e.in.SecretsOf(class.Parameters)
+func (e *examination) checkSecrets(ctx context.Context, reviewer kubernetes.Interface, class *storagev1.StorageClass, seen map[volumerules.Secret]bool) {
+	secrets, err := volumerules.SecretTemplates(class.Parameters)
 	if err != nil {
 		e.add("storageclass "+class.Name, Failure, "correct the parameters; no volume of this class can be made", "%v", err)
 		return
@@ -68,20 +63,20 @@ func (e *examination) checkSecrets(ctx context.Context, reviewer kubernetes.Inte
 			continue
 		}
 		seen[s] = true
-		if s.Purpose == PurposeProvisioner && e.plan.runs("provisioner") || s.Purpose == PurposeControllerPublish && e.plan.runs("attacher") {
+		if s.Purpose == volumerules.Provisioner && e.plan.runs("provisioner") || s.Purpose == volumerules.ControllerPublish && e.plan.runs("attacher") {
 			e.mayRead(ctx, reviewer, s)
 		}
-		if !strings.Contains(s.Name+s.Namespace, "$") && !seen[Secret{"", s.Namespace, s.Name}] {
-			seen[Secret{"", s.Namespace, s.Name}] = true
+		if !strings.Contains(s.Name+s.Namespace, "$") && !seen[volumerules.Secret{Namespace: s.Namespace, Name: s.Name}] {
+			seen[volumerules.Secret{Namespace: s.Namespace, Name: s.Name}] = true
 			e.secretExists(ctx, class.Name, s)
 		}
 	}
 }
 
 // mayRead asks for the permission on a secret, or on all where its place is a template.
-func (e *examination) mayRead(ctx context.Context, client kubernetes.Interface, s Secret) {
+func (e *examination) mayRead(ctx context.Context, client kubernetes.Interface, s volumerules.Secret) {
 	role, file := "provisioner", "provisioner-secrets"
-	if s.Purpose == PurposeControllerPublish {
+	if s.Purpose == volumerules.ControllerPublish {
 		role, file = "attacher", "attacher-secrets"
 	}
 	a := access{verb: "get", resource: "secrets", namespace: s.Namespace, name: s.Name}
@@ -106,7 +101,7 @@ func (e *examination) mayRead(ctx context.Context, client kubernetes.Interface, 
 }
 
 // secretExists asks for the metadata only: what a secret holds stays at the API server.
-func (e *examination) secretExists(ctx context.Context, class string, s Secret) {
+func (e *examination) secretExists(ctx context.Context, class string, s volumerules.Secret) {
 	name := fmt.Sprintf("secret %s/%s", s.Namespace, s.Name)
 	_, err := e.meta.Resource(corev1.SchemeGroupVersion.WithResource("secrets")).Namespace(s.Namespace).Get(ctx, s.Name, metav1.GetOptions{})
 	switch {

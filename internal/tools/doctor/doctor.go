@@ -91,11 +91,6 @@ type API struct {
 	Hint     string
 }
 
-// Secret is a secret that a StorageClass names; both may be templates.
-type Secret struct {
-	Purpose, Namespace, Name string
-}
-
 // Input is what is examined.
 type Input struct {
 	Version string
@@ -111,8 +106,6 @@ type Input struct {
 	// Plan is what a process with these settings would do with driver. known tells
 	// whether the driver has said what it can do.
 	Plan func(driver csiclient.Driver, known bool) Plan
-	// SecretsOf is the secrets that the parameters of a StorageClass name.
-	SecretsOf func(parameters map[string]string) ([]Secret, error)
 }
 
 // Plan is what a process would do.

@@ -130,7 +130,7 @@ func (e *explanation) explainIndeterminate() {
 	if !slices.Contains(e.claim.value.Finalizers, kube.ProvisioningFinalizer) {
 		return
 	}
-	driver := cmp.Or(provisioner.AskedDriver(e.claim.value), e.driver)
+	driver := cmp.Or(kube.RecordedDriver(e.claim.value), e.driver)
 	e.add(Failing, "volume",
 		"CreateVolume is indeterminate: driver %s has not returned a final response, so a volume may exist. Finalizer %s holds the claim.",
 		driver, kube.ProvisioningFinalizer).

@@ -17,8 +17,8 @@ import (
 
 	"github.com/storage-controller/storage-controller/internal/migration"
 	"github.com/storage-controller/storage-controller/internal/tools/statusz"
+	"github.com/storage-controller/storage-controller/internal/volumerules"
 	"github.com/storage-controller/storage-controller/nodecontroller"
-	"github.com/storage-controller/storage-controller/provisioner"
 )
 
 // facts holds everything that findings are derived from.
@@ -69,7 +69,7 @@ type secretFact struct {
 
 // sourceFact is the data source of a claim.
 type sourceFact struct {
-	provisioner.Source
+	volumerules.Source
 	snapshot, content result[map[string]any]
 	claim             result[*corev1.PersistentVolumeClaim]
 	volume            result[*corev1.PersistentVolume]
@@ -208,36 +208,4 @@ func driverOfClaim(claim *corev1.PersistentVolumeClaim, class *storagev1.Storage
 // volumeOf returns the name of the PersistentVolume of va; "" for an inline volume.
 func volumeOf(va *storagev1.VolumeAttachment) string {
 	return ptr.Deref(va.Spec.Source.PersistentVolumeName, "")
-}
-
-// secretsOfVolume returns the Secrets that pv references.
-func secretsOfVolume(pv *corev1.PersistentVolume) []provisioner.NamedSecret {
-	var named []provisioner.NamedSecret
-	if s, ok := provisioner.DeletionSecret(pv); ok {
-		named = append(named, s)
-	}
-	named = append(named, publishSecret(pv)...)
-	if csi := pv.Spec.CSI; csi != nil {
-		for _, s := range []struct {
-			purpose string
-			ref     *corev1.SecretReference
-		}{
-			{"node-stage-secret-name", csi.NodeStageSecretRef}, {"node-publish-secret-name", csi.NodePublishSecretRef},
-			{"controller-expand-secret-name", csi.ControllerExpandSecretRef}, {"node-expand-secret-name", csi.NodeExpandSecretRef},
-		} {
-			if s.ref != nil {
-				named = append(named, provisioner.NamedSecret{Purpose: s.purpose, Namespace: s.ref.Namespace, Name: s.ref.Name})
-			}
-		}
-	}
-	return named
-}
-
-// publishSecret returns the Secret with which pv is attached, if it has one.
-func publishSecret(pv *corev1.PersistentVolume) []provisioner.NamedSecret {
-	if pv.Spec.CSI == nil || pv.Spec.CSI.ControllerPublishSecretRef == nil {
-		return nil
-	}
-	ref := pv.Spec.CSI.ControllerPublishSecretRef
-	return []provisioner.NamedSecret{{Purpose: "controller-publish-secret-name", Namespace: ref.Namespace, Name: ref.Name}}
 }

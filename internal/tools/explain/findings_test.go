@@ -18,8 +18,8 @@ import (
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/election"
 	"github.com/storage-controller/storage-controller/internal/tools/statusz"
+	"github.com/storage-controller/storage-controller/internal/volumerules"
 	"github.com/storage-controller/storage-controller/internal/workloop"
-	"github.com/storage-controller/storage-controller/provisioner"
 )
 
 var now = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
@@ -39,32 +39,6 @@ func TestNextIsOfTheWorstFinding(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			if got := nextOf(test.findings, "rest"); got != test.want {
 				t.Errorf("got %q", got)
-			}
-		})
-	}
-}
-
-func TestWhoRemovesAFinalizer(t *testing.T) {
-	for name, test := range map[string]struct{ kind, finalizer, by, when string }{
-		"of claims":                        {KindClaim, "kubernetes.io/pvc-protection", "kube-controller-manager", "no pod"},
-		"of volumes":                       {KindVolume, "kubernetes.io/pv-protection", "kube-controller-manager", "not bound"},
-		"of the provisioner":               {KindVolume, "external-provisioner.volume.kubernetes.io/finalizer", "the provisioner", "DeleteVolume succeeded"},
-		"of the attacher on a PV":          {KindVolume, "external-attacher/d-example-com", "the attacher of driver d.example.com", "no VolumeAttachment"},
-		"of the attacher on a VA":          {KindAttachment, "external-attacher/d-example-com", "the attacher of driver d.example.com", "ControllerUnpublishVolume"},
-		"of another attacher":              {KindVolume, "external-attacher/other", "sanitized name other", "no VolumeAttachment"},
-		"of a clone":                       {KindClaim, "provisioner.storage.kubernetes.io/cloning-protection", "the provisioner", "data source"},
-		"of an indeterminate CreateVolume": {KindClaim, "storage-controller.io/provisioning", "storage-controller", "final response"},
-		"of a snapshot":                    {KindClaim, "snapshot.storage.kubernetes.io/pvc-as-source-protection", "the snapshot controller", "snapshot"},
-		"of nodes":                         {KindNode, "d.example.com/node", "the nodecontroller for driver d.example.com", "cleaned up"},
-		"of TopoLVM":                       {KindNode, "topolvm.io/node", "topolvm-controller", "cleaned up"},
-		"of claims of the driver":          {KindClaim, "d.example.com/pvc", "the nodecontroller for driver d.example.com", "pods"},
-		"of another program":               {KindClaim, "example.org/backup", "unknown (owner of example.org; not a finalizer of Kubernetes or this driver)", ""},
-		"without a domain":                 {KindClaim, "backup", "unknown (not a finalizer of Kubernetes or this driver)", ""},
-	} {
-		t.Run(name, func(t *testing.T) {
-			got := finalizersOf(test.kind, []string{test.finalizer}, "d.example.com")
-			if len(got) != 1 || !strings.Contains(got[0].By, test.by) || !strings.Contains(got[0].When, test.when) {
-				t.Errorf("got %+v", got)
 			}
 		})
 	}
@@ -173,7 +147,7 @@ func TestSources(t *testing.T) {
 	ref := map[string]any{"name": "s", "namespace": "other", "uid": "u"}
 	block := map[string]any{"driver": "d", "volumeSnapshotRef": ref, "sourceVolumeMode": "Block"}
 	handle := map[string]any{"snapshotHandle": "h"}
-	from := provisioner.Source{Kind: "VolumeSnapshot", Namespace: "other", Name: "s"}
+	from := volumerules.Source{Kind: "VolumeSnapshot", Namespace: "other", Name: "s"}
 	for name, test := range map[string]struct {
 		source   sourceFact
 		severity Severity
@@ -184,7 +158,7 @@ func TestSources(t *testing.T) {
 		"no such kind":    {sourceFact{Source: from, snapshot: result[map[string]any]{missing: true, unserved: true}}, Blocked, "the cluster does not serve this kind"},
 		"no content":      {sourceFact{Source: from, snapshot: found(bound), content: result[map[string]any]{missing: true}}, Failing, "VolumeSnapshotContent of VolumeSnapshot other/s not found."},
 		"mode conversion": {sourceFact{Source: from, snapshot: found(bound), content: found(object(block, handle))}, Failing, "cannot be restored: volume mode Filesystem of the claim differs from Block of the snapshot"},
-		"foreign":         {sourceFact{Source: from, snapshot: found(bound), content: found(object(map[string]any{"driver": "e", "volumeSnapshotRef": ref}, handle))}, Failing, `it is one of driver "e", not of "d".`},
+		"foreign":         {sourceFact{Source: from, snapshot: found(bound), content: found(object(map[string]any{"driver": "e", "volumeSnapshotRef": ref}, handle))}, Failing, `it belongs to driver "e", not to "d".`},
 		"ready":           {sourceFact{Source: from, snapshot: found(bound), content: found(object(map[string]any{"driver": "d", "volumeSnapshotRef": ref}, handle))}, Fine, "VolumeSnapshot other/s is ready to be restored."},
 		"not ready":       {sourceFact{Source: from, snapshot: found(object(nil, map[string]any{"boundVolumeSnapshotContentName": "c"})), content: found(object(map[string]any{"driver": "d", "volumeSnapshotRef": ref}, handle))}, Failing, "it is not ready to use yet."},
 	} {
@@ -206,7 +180,7 @@ func TestSources(t *testing.T) {
 		change func(*facts)
 		want   []Severity
 	}{
-		"a populator": {func(f *facts) { f.sourceErr = fmt.Errorf("data source x: %w", provisioner.ErrPopulator) }, []Severity{Waiting}},
+		"a populator": {func(f *facts) { f.sourceErr = fmt.Errorf("data source x: %w", volumerules.ErrPopulator) }, []Severity{Waiting}},
 		"unread":      {func(f *facts) { f.source = &sourceFact{Source: from} }, nil},
 	} {
 		e := &explanation{facts: claimOf("5Gi")}

@@ -18,6 +18,7 @@ import (
 	"github.com/storage-controller/storage-controller/attacher"
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/migration"
+	"github.com/storage-controller/storage-controller/internal/volumerules"
 	"github.com/storage-controller/storage-controller/nodecontroller"
 	"github.com/storage-controller/storage-controller/provisioner"
 )
@@ -99,12 +100,14 @@ func (g *gatherer) provisioning(ctx context.Context, claim *corev1.PersistentVol
 		g.listNodes(ctx)
 	}
 	if f.class.found {
-		var named []provisioner.NamedSecret
-		named, f.secretsErr = provisioner.SecretsOf(f.class.value.Parameters, volume, claim)
-		g.secrets(ctx, named)
+		var secrets volumerules.Secrets
+		secrets, f.secretsErr = volumerules.ResolveSecrets(f.class.value.Parameters, volumerules.SecretScope{
+			Volume: volume, Claim: claim.Name, Namespace: claim.Namespace, Annotations: claim.Annotations,
+		})
+		g.secrets(ctx, secrets)
 		g.capacities(ctx)
 	}
-	source, err := provisioner.SourceOf(claim)
+	source, err := volumerules.SourceOf(claim, true)
 	if f.sourceErr = err; source != nil {
 		g.source(ctx, claim, *source)
 	}
@@ -137,7 +140,7 @@ func (g *gatherer) gatherVolume(ctx context.Context) error {
 	if f.driver != "" {
 		g.driver(ctx, roleProvisioner, roleAttacher, roleNodecontroller)
 		g.attachmentsOf(ctx, pv.Name)
-		g.secrets(ctx, secretsOfVolume(pv))
+		g.secrets(ctx, volumerules.SecretsOfVolume(pv))
 	}
 	if requiredAffinity(pv) != nil {
 		g.listNodes(ctx)
@@ -160,7 +163,7 @@ func (g *gatherer) gatherAttachment(ctx context.Context) error {
 		f.volume = g.volume(ctx, name)
 		g.attachmentsOf(ctx, name)
 		if f.volume.found {
-			g.secrets(ctx, publishSecret(f.volume.value))
+			g.secrets(ctx, volumerules.Secrets{ControllerPublish: volumerules.SecretsOfVolume(f.volume.value).ControllerPublish})
 		}
 	}
 	g.events(ctx, metav1.NamespaceDefault, string(va.UID))
@@ -267,9 +270,9 @@ func (g *gatherer) lease(ctx context.Context, role, driver string) {
 }
 
 // secrets reads the metadata of secrets, of each once.
-func (g *gatherer) secrets(ctx context.Context, named []provisioner.NamedSecret) {
+func (g *gatherer) secrets(ctx context.Context, all volumerules.Secrets) {
 	f := g.facts
-	for _, s := range named {
+	for _, s := range all.List() {
 		request := Request{Kind: "Secret", Namespace: s.Namespace, Name: s.Name}
 		i := slices.IndexFunc(f.secrets, func(known secretFact) bool { return known.Request == request })
 		if i < 0 {
@@ -279,12 +282,12 @@ func (g *gatherer) secrets(ctx context.Context, named []provisioner.NamedSecret)
 			})
 			i, f.secrets = len(f.secrets), append(f.secrets, secretFact{Request: request, object: object})
 		}
-		f.secrets[i].purposes = append(f.secrets[i].purposes, s.Purpose)
+		f.secrets[i].purposes = append(f.secrets[i].purposes, s.Purpose.NameParameter())
 	}
 }
 
 // source reads the data source of a claim and the ReferenceGrants for it.
-func (g *gatherer) source(ctx context.Context, claim *corev1.PersistentVolumeClaim, named provisioner.Source) {
+func (g *gatherer) source(ctx context.Context, claim *corev1.PersistentVolumeClaim, named volumerules.Source) {
 	s := &sourceFact{Source: named}
 	g.facts.source = s
 	if named.Namespace != claim.Namespace {
@@ -307,7 +310,7 @@ func (g *gatherer) source(ctx context.Context, claim *corev1.PersistentVolumeCla
 	if !s.snapshot.found {
 		return
 	}
-	if content, err := provisioner.ContentOf(s.snapshot.value); err == nil {
+	if content, err := boundContent(s.snapshot.value); err == nil {
 		s.content = get(ctx, g.facts, "source", Request{Kind: "VolumeSnapshotContent", Name: content},
 			getUntyped(g.Dynamic.Resource(snapshotContents)))
 	}

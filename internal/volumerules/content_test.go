@@ -1,15 +1,38 @@
-package provisioner
+package volumerules
 
 import (
 	"strings"
 	"testing"
+	"time"
 
 	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
+
+	"github.com/storage-controller/storage-controller/internal/kube"
 )
+
+var now = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+
+func testClaim(change func(*corev1.PersistentVolumeClaim)) *corev1.PersistentVolumeClaim {
+	pvc := &corev1.PersistentVolumeClaim{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "data"},
+		Spec: corev1.PersistentVolumeClaimSpec{
+			StorageClassName: ptr.To("fast"), AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
+			Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1500M")}},
+		},
+	}
+	if change != nil {
+		change(pvc)
+	}
+	return pvc
+}
+
+func deleting(c *corev1.PersistentVolumeClaim) { c.DeletionTimestamp = &metav1.Time{Time: now} }
+
+func block(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeMode = ptr.To(corev1.PersistentVolumeBlock) }
 
 func testSnapshot() *snapshotv1.VolumeSnapshot {
 	return &snapshotv1.VolumeSnapshot{
@@ -36,7 +59,7 @@ func size(s string) func(*corev1.PersistentVolumeClaim) {
 	}
 }
 
-// fails tells whether err is as want says; "" means no error.
+// fails reports whether err has the words of want; "" means no error.
 func fails(err error, want ...string) bool {
 	if len(want) == 0 || want[0] == "" {
 		return err == nil
@@ -56,9 +79,9 @@ func TestSnapshotContent(t *testing.T) {
 		claim    *corev1.PersistentVolumeClaim
 	}
 	for name, tt := range map[string]struct {
-		driver func(*driver)
-		change func(objects)
-		err    []string
+		anyMode bool
+		change  func(objects)
+		err     []string
 	}{
 		"ready":                   {},
 		"larger":                  {change: func(o objects) { size("2Gi")(o.claim) }},
@@ -81,7 +104,7 @@ func TestSnapshotContent(t *testing.T) {
 			o.content.Spec.SourceVolumeMode = ptr.To(corev1.PersistentVolumeFilesystem)
 			block(o.claim)
 		}, err: []string{"Block", "Filesystem"}},
-		"another mode, not looked": {driver: func(d *driver) { d.PreventVolumeModeConversion = false }, change: func(o objects) {
+		"another mode, not looked": {anyMode: true, change: func(o objects) {
 			o.content.Spec.SourceVolumeMode = ptr.To(corev1.PersistentVolumeFilesystem)
 			block(o.claim)
 		}},
@@ -91,7 +114,7 @@ func TestSnapshotContent(t *testing.T) {
 			if tt.change != nil {
 				tt.change(o)
 			}
-			source, err := testDriver(tt.driver).snapshotContent(o.snapshot, o.content, o.claim)
+			source, err := SnapshotContent("drv.example.com", o.snapshot, o.content, o.claim, !tt.anyMode)
 			if !fails(err, tt.err...) {
 				t.Errorf("error %v, want %q", err, tt.err)
 			}
@@ -102,7 +125,7 @@ func TestSnapshotContent(t *testing.T) {
 	}
 }
 
-func TestCheckSnapshot(t *testing.T) {
+func TestBoundContent(t *testing.T) {
 	for name, tt := range map[string]struct {
 		change func(*snapshotv1.VolumeSnapshot)
 		err    string
@@ -112,7 +135,7 @@ func TestCheckSnapshot(t *testing.T) {
 			s.DeletionTimestamp, s.Finalizers = &metav1.Time{Time: now}, []string{"snapshot.storage.kubernetes.io/volumesnapshot-as-source-protection"}
 		}, err: "being deleted"},
 		"being deleted, kept by us": {change: func(s *snapshotv1.VolumeSnapshot) {
-			s.DeletionTimestamp, s.Finalizers = &metav1.Time{Time: now}, []string{snapshotFinalizer}
+			s.DeletionTimestamp, s.Finalizers = &metav1.Time{Time: now}, []string{kube.SnapshotProtection}
 		}},
 		"no status":      {change: func(s *snapshotv1.VolumeSnapshot) { s.Status = nil }, err: "not bound"},
 		"no content yet": {change: func(s *snapshotv1.VolumeSnapshot) { s.Status.BoundVolumeSnapshotContentName = nil }, err: "not bound"},
@@ -120,7 +143,7 @@ func TestCheckSnapshot(t *testing.T) {
 	} {
 		s := testSnapshot()
 		tt.change(s)
-		content, err := checkSnapshot(s)
+		content, err := BoundContent(s)
 		if !fails(err, tt.err) || (err == nil) != (content == "content") {
 			t.Errorf("%s: content %q, error %v, want %q", name, content, err, tt.err)
 		}
@@ -137,7 +160,7 @@ func TestCheckModeChange(t *testing.T) {
 		"the same":         {from: file, to: file},
 		"source not known": {to: blk},
 		"claim not known":  {from: blk},
-		"not allowed":      {from: file, to: blk, err: "is missing"},
+		"not allowed":      {from: file, to: blk, err: "lacks annotation"},
 		"allowed":          {from: file, to: blk, annotation: ptr.To("true")},
 		"allowed, short":   {from: blk, to: file, annotation: ptr.To("t")},
 		"forbidden":        {from: file, to: blk, annotation: ptr.To("false"), err: "forbids"},
@@ -147,7 +170,7 @@ func TestCheckModeChange(t *testing.T) {
 		content := testContent()
 		content.Spec.SourceVolumeMode = tt.from
 		if tt.annotation != nil {
-			content.Annotations = map[string]string{annAllowModeChange: *tt.annotation}
+			content.Annotations = map[string]string{AnnAllowModeChange: *tt.annotation}
 		}
 		err := checkModeChange(content, testClaim(func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeMode = tt.to }))
 		if !fails(err, tt.err) {
@@ -172,8 +195,8 @@ func cloned() (*corev1.PersistentVolumeClaim, *corev1.PersistentVolume) {
 	}
 }
 
-func TestCheckCloned(t *testing.T) {
-	kept := func(s, _ *corev1.PersistentVolumeClaim) { deleting(s); s.Finalizers = []string{cloneFinalizer} }
+func TestCheckClone(t *testing.T) {
+	kept := func(s, _ *corev1.PersistentVolumeClaim) { deleting(s); s.Finalizers = []string{kube.CloningProtection} }
 	for name, tt := range map[string]struct {
 		change   func(source, claim *corev1.PersistentVolumeClaim)
 		resuming bool
@@ -200,14 +223,14 @@ func TestCheckCloned(t *testing.T) {
 			if tt.change != nil {
 				tt.change(source, claim)
 			}
-			if err := checkCloned(source, claim, tt.resuming); !fails(err, tt.err...) {
+			if err := CheckClone(source, claim, tt.resuming); !fails(err, tt.err...) {
 				t.Errorf("error %v, want %q", err, tt.err)
 			}
 		})
 	}
 }
 
-func TestClonedContent(t *testing.T) {
+func TestCloneContent(t *testing.T) {
 	blk := ptr.To(corev1.PersistentVolumeBlock)
 	file := ptr.To(corev1.PersistentVolumeFilesystem)
 	for name, tt := range map[string]struct {
@@ -217,7 +240,7 @@ func TestClonedContent(t *testing.T) {
 		"bound":             {},
 		"not CSI":           {change: func(pv *corev1.PersistentVolume, _ *corev1.PersistentVolumeClaim) { pv.Spec.CSI = nil }, err: "not a CSI volume"},
 		"another driver":    {change: func(pv *corev1.PersistentVolume, _ *corev1.PersistentVolumeClaim) { pv.Spec.CSI.Driver = "x" }, err: `driver "x"`},
-		"of nobody":         {change: func(pv *corev1.PersistentVolume, _ *corev1.PersistentVolumeClaim) { pv.Spec.ClaimRef = nil }, err: "not bound to it"},
+		"bound to no claim": {change: func(pv *corev1.PersistentVolume, _ *corev1.PersistentVolumeClaim) { pv.Spec.ClaimRef = nil }, err: "not bound to it"},
 		"another UID":       {change: func(pv *corev1.PersistentVolume, _ *corev1.PersistentVolumeClaim) { pv.Spec.ClaimRef.UID = "x" }, err: "not bound to it"},
 		"another namespace": {change: func(pv *corev1.PersistentVolume, _ *corev1.PersistentVolumeClaim) { pv.Spec.ClaimRef.Namespace = "x" }, err: "not bound to it"},
 		"another name":      {change: func(pv *corev1.PersistentVolume, _ *corev1.PersistentVolumeClaim) { pv.Spec.ClaimRef.Name = "x" }, err: "not bound to it"},
@@ -238,7 +261,7 @@ func TestClonedContent(t *testing.T) {
 			if tt.change != nil {
 				tt.change(pv, claim)
 			}
-			content, err := testDriver(nil).clonedContent(source, pv, claim)
+			content, err := CloneContent("drv.example.com", source, pv, claim)
 			if !fails(err, tt.err) {
 				t.Errorf("error %v, want %q", err, tt.err)
 			}

@@ -1,0 +1,95 @@
+// Package finalizers knows which component removes a finalizer, and when. explain and audit
+// report it for objects that are stuck in deletion.
+package finalizers
+
+import (
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	storagehelpers "k8s.io/component-helpers/storage/volume"
+
+	"github.com/storage-controller/storage-controller/election"
+	"github.com/storage-controller/storage-controller/internal/kube"
+)
+
+// Removal names the component that removes a finalizer, and the condition. When is empty for a
+// finalizer that is not known here.
+type Removal struct{ By, When string }
+
+func (r Removal) String() string {
+	if r.When == "" {
+		return r.By
+	}
+	return r.By + ", " + r.When
+}
+
+const (
+	provisioner        = "the provisioner of the driver"
+	snapshotController = "the snapshot controller"
+	garbageCollector   = "the garbage collector of kube-controller-manager"
+	ourOrTopoLVM       = "the nodecontroller of storage-controller, or topolvm-controller"
+
+	sourceUnused  = "after all claims with this data source are provisioned"
+	nodeCleanedUp = "after the claims of the node are cleaned up, or the grace period has passed"
+	podsDeleted   = "with --pvc-finalizer-mode=enforce after the pods that use the claim are deleted, with strip immediately"
+
+	attacherPrefix = "external-attacher/"
+)
+
+// removals holds the finalizers whose names do not depend on the driver.
+var removals = map[string]Removal{
+	"kubernetes.io/pvc-protection":               {"kube-controller-manager", "when the claim is being deleted and no pod on a node uses it"},
+	"kubernetes.io/pv-protection":                {"kube-controller-manager", "when the volume is being deleted and is not bound to a claim"},
+	storagehelpers.PVDeletionProtectionFinalizer: {provisioner, "after DeleteVolume succeeded"},
+	kube.ProvisioningFinalizer: {
+		"the provisioner of storage-controller", "after CreateVolume returned a final response, and the PersistentVolume, if any, is created",
+	},
+	kube.CloningProtection:  {provisioner, sourceUnused},
+	kube.SnapshotProtection: {provisioner, sourceUnused},
+	"snapshot.storage.kubernetes.io/pvc-as-source-protection":            {snapshotController, "after all snapshots of the claim are created"},
+	"snapshot.storage.kubernetes.io/volumesnapshot-as-source-protection": {snapshotController, sourceUnused},
+	"snapshot.storage.kubernetes.io/volumesnapshot-bound-protection":     {snapshotController, "after the VolumeSnapshotContent is deleted"},
+	"snapshot.storage.kubernetes.io/volumesnapshotcontent-bound-protection": {
+		"the snapshot controller and csi-snapshotter", "after DeleteSnapshot succeeded",
+	},
+	"storage.kubernetes.io/backup-protection": {"the backup software that added it", "after the backup"},
+	"topolvm.io/node":                         {ourOrTopoLVM, nodeCleanedUp},
+	"topolvm.cybozu.com/node":                 {ourOrTopoLVM, nodeCleanedUp},
+	"topolvm.io/pvc":                          {ourOrTopoLVM, podsDeleted},
+	"topolvm.cybozu.com/pvc":                  {ourOrTopoLVM, podsDeleted},
+	metav1.FinalizerDeleteDependents:          {garbageCollector, "after the dependents of the object are deleted"},
+	metav1.FinalizerOrphanDependents:          {garbageCollector, "after the dependents of the object are orphaned"},
+}
+
+// RemovalOf returns who removes a finalizer of an object of a kind, and when. drivers are those that
+// the object may belong to.
+func RemovalOf(kind, finalizer string, drivers ...string) Removal {
+	if r, ok := removals[finalizer]; ok {
+		return r
+	}
+	for _, d := range drivers {
+		switch finalizer {
+		case attacherPrefix + election.Sanitize(d):
+			return byAttacher(kind, "the attacher of driver "+d)
+		case strings.ToLower(d) + "/node":
+			return Removal{"the nodecontroller for driver " + d, nodeCleanedUp}
+		case strings.ToLower(d) + "/pvc":
+			return Removal{"the nodecontroller for driver " + d, podsDeleted}
+		}
+	}
+	if driver, ok := strings.CutPrefix(finalizer, attacherPrefix); ok {
+		return byAttacher(kind, "the attacher of the driver with the sanitized name "+driver)
+	}
+	owner, _, qualified := strings.Cut(finalizer, "/")
+	if !qualified {
+		return Removal{By: "unknown (not a finalizer of Kubernetes or this driver)"}
+	}
+	return Removal{By: "unknown (owner of " + owner + "; not a finalizer of Kubernetes or this driver)"}
+}
+
+func byAttacher(kind, by string) Removal {
+	if kind == "VolumeAttachment" {
+		return Removal{by, "after ControllerUnpublishVolume succeeded"}
+	}
+	return Removal{by, "when no VolumeAttachment references the volume"}
+}
