@@ -55,32 +55,79 @@ func TestTrim(t *testing.T) {
 	volume := func(driver string) corev1.PersistentVolumeSpec {
 		return corev1.PersistentVolumeSpec{
 			ClaimRef: &corev1.ObjectReference{Namespace: "n", Name: "c", UID: "cu", ResourceVersion: "3"}, MountOptions: []string{"o"},
-			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: driver, VolumeHandle: "h"}},
+			PersistentVolumeSource: corev1.PersistentVolumeSource{
+				CSI: &corev1.CSIPersistentVolumeSource{Driver: driver, VolumeHandle: "h"},
+			},
 		}
 	}
+	pv := func(m metav1.ObjectMeta, spec corev1.PersistentVolumeSpec, status corev1.PersistentVolumeStatus) *corev1.PersistentVolume {
+		return &corev1.PersistentVolume{ObjectMeta: m, Spec: spec, Status: status}
+	}
+	claim := func(m metav1.ObjectMeta, spec corev1.PersistentVolumeClaimSpec) *corev1.PersistentVolumeClaim {
+		return &corev1.PersistentVolumeClaim{ObjectMeta: m, Spec: spec}
+	}
+	csiNode := func(m metav1.ObjectMeta, drivers ...storagev1.CSINodeDriver) *storagev1.CSINode {
+		return &storagev1.CSINode{ObjectMeta: m, Spec: storagev1.CSINodeSpec{Drivers: drivers}}
+	}
+	provisioned := map[string]string{storagehelpers.AnnDynamicallyProvisioned: driver}
+	ours := map[string]string{storagehelpers.AnnStorageProvisioner: driver}
+	others := map[string]string{storagehelpers.AnnStorageProvisioner: "other", storagehelpers.AnnBetaStorageProvisioner: driver}
+	bound := corev1.PersistentVolumeStatus{Phase: corev1.VolumeBound}
+	inTree := corev1.PersistentVolumeSpec{PersistentVolumeSource: corev1.PersistentVolumeSource{
+		GCEPersistentDisk: &corev1.GCEPersistentDiskVolumeSource{PDName: "d"},
+	}}
+	stubSpec := corev1.PersistentVolumeSpec{
+		ClaimRef:               &corev1.ObjectReference{Namespace: "n", Name: "c", UID: "cu"},
+		PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: "other"}},
+	}
+	claimSpec := corev1.PersistentVolumeClaimSpec{VolumeName: "v", StorageClassName: ptr.To("c")}
+	fullSpec := *claimSpec.DeepCopy()
+	fullSpec.AccessModes = []corev1.PersistentVolumeAccessMode{"RWO"}
+	pendingSpec := corev1.PersistentVolumeClaimSpec{DataSourceRef: &corev1.TypedObjectReference{Name: "s"}}
+	attachmentSpec := storagev1.VolumeAttachmentSpec{
+		Attacher: "other", NodeName: "n", Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: ptr.To("v")},
+	}
 	tests := map[string]struct{ in, want any }{
-		"our volume": {&corev1.PersistentVolume{ObjectMeta: with(nil), Spec: volume(driver)}, &corev1.PersistentVolume{ObjectMeta: whole(nil), Spec: volume(driver)}},
-		"volume that we provisioned": {&corev1.PersistentVolume{ObjectMeta: with(map[string]string{storagehelpers.AnnDynamicallyProvisioned: driver}), Spec: volume("other")},
-			&corev1.PersistentVolume{ObjectMeta: whole(map[string]string{storagehelpers.AnnDynamicallyProvisioned: driver}), Spec: volume("other")}},
-		"volume of another driver": {&corev1.PersistentVolume{ObjectMeta: with(nil), Spec: volume("other"), Status: corev1.PersistentVolumeStatus{Phase: corev1.VolumeBound, Message: "m"}},
-			&corev1.PersistentVolume{ObjectMeta: stubbed, Status: corev1.PersistentVolumeStatus{Phase: corev1.VolumeBound}, Spec: corev1.PersistentVolumeSpec{
-				ClaimRef:               &corev1.ObjectReference{Namespace: "n", Name: "c", UID: "cu"},
-				PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: "other"}}}}},
-		"volume of a built-in plugin": {&corev1.PersistentVolume{ObjectMeta: with(nil), Spec: corev1.PersistentVolumeSpec{PersistentVolumeSource: corev1.PersistentVolumeSource{GCEPersistentDisk: &corev1.GCEPersistentDiskVolumeSource{PDName: "d"}}}},
-			&corev1.PersistentVolume{ObjectMeta: whole(nil), Spec: corev1.PersistentVolumeSpec{PersistentVolumeSource: corev1.PersistentVolumeSource{GCEPersistentDisk: &corev1.GCEPersistentDiskVolumeSource{PDName: "d"}}}}},
-		"our claim": {&corev1.PersistentVolumeClaim{ObjectMeta: with(map[string]string{storagehelpers.AnnStorageProvisioner: driver})}, &corev1.PersistentVolumeClaim{ObjectMeta: whole(map[string]string{storagehelpers.AnnStorageProvisioner: driver})}},
-		"claim of another driver": {&corev1.PersistentVolumeClaim{ObjectMeta: with(map[string]string{storagehelpers.AnnStorageProvisioner: "other", storagehelpers.AnnBetaStorageProvisioner: driver}),
-			Spec: corev1.PersistentVolumeClaimSpec{VolumeName: "v", StorageClassName: ptr.To("c"), AccessModes: []corev1.PersistentVolumeAccessMode{"RWO"}}},
-			&corev1.PersistentVolumeClaim{ObjectMeta: stubbed, Spec: corev1.PersistentVolumeClaimSpec{VolumeName: "v", StorageClassName: ptr.To("c")}}},
-		"claim of another driver that waits": {&corev1.PersistentVolumeClaim{ObjectMeta: deleted(with(nil)), Spec: corev1.PersistentVolumeClaimSpec{DataSourceRef: &corev1.TypedObjectReference{Name: "s"}}},
-			&corev1.PersistentVolumeClaim{ObjectMeta: deleted(stubbed), Spec: corev1.PersistentVolumeClaimSpec{DataSourceRef: &corev1.TypedObjectReference{Name: "s"}}}},
-		"our attachment": {&storagev1.VolumeAttachment{ObjectMeta: with(nil), Spec: storagev1.VolumeAttachmentSpec{Attacher: driver}}, &storagev1.VolumeAttachment{ObjectMeta: whole(nil), Spec: storagev1.VolumeAttachmentSpec{Attacher: driver}}},
-		"attachment of another driver": {&storagev1.VolumeAttachment{ObjectMeta: with(nil), Spec: storagev1.VolumeAttachmentSpec{Attacher: "other", NodeName: "n", Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: ptr.To("v")}}, Status: storagev1.VolumeAttachmentStatus{Attached: true}},
-			&storagev1.VolumeAttachment{ObjectMeta: stubbed, Spec: storagev1.VolumeAttachmentSpec{Attacher: "other", NodeName: "n", Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: ptr.To("v")}}}},
-		"CSINode": {&storagev1.CSINode{ObjectMeta: with(nil), Spec: storagev1.CSINodeSpec{Drivers: []storagev1.CSINodeDriver{{Name: "other"}, {Name: driver, NodeID: "i"}}}},
-			&storagev1.CSINode{ObjectMeta: whole(nil), Spec: storagev1.CSINodeSpec{Drivers: []storagev1.CSINodeDriver{{Name: driver, NodeID: "i"}}}}},
-		"Node":         {&metav1.PartialObjectMetadata{ObjectMeta: with(nil)}, &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: "x", Namespace: "ns", UID: "u", ResourceVersion: "7", Labels: meta.Labels, Finalizers: meta.Finalizers}}},
-		"StorageClass": {&storagev1.StorageClass{ObjectMeta: with(nil), Provisioner: "other"}, &storagev1.StorageClass{ObjectMeta: whole(nil), Provisioner: "other"}},
+		"volume of the driver": {pv(with(nil), volume(driver), bound), pv(whole(nil), volume(driver), bound)},
+		"volume provisioned by the driver": {
+			pv(with(provisioned), volume("other"), bound), pv(whole(provisioned), volume("other"), bound),
+		},
+		"volume of another driver": {
+			pv(with(nil), volume("other"), corev1.PersistentVolumeStatus{Phase: corev1.VolumeBound, Message: "m"}),
+			pv(stubbed, stubSpec, bound),
+		},
+		"volume of an in-tree plugin": {pv(with(nil), inTree, bound), pv(whole(nil), inTree, bound)},
+		"claim of the driver":         {claim(with(ours), fullSpec), claim(whole(ours), fullSpec)},
+		"claim of another driver":     {claim(with(others), fullSpec), claim(stubbed, claimSpec)},
+		"pending claim of another driver": {
+			claim(deleted(with(nil)), pendingSpec), claim(deleted(stubbed), pendingSpec),
+		},
+		"attachment of the driver": {
+			&storagev1.VolumeAttachment{ObjectMeta: with(nil), Spec: storagev1.VolumeAttachmentSpec{Attacher: driver}},
+			&storagev1.VolumeAttachment{ObjectMeta: whole(nil), Spec: storagev1.VolumeAttachmentSpec{Attacher: driver}},
+		},
+		"attachment of another driver": {
+			&storagev1.VolumeAttachment{
+				ObjectMeta: with(nil), Spec: attachmentSpec, Status: storagev1.VolumeAttachmentStatus{Attached: true},
+			},
+			&storagev1.VolumeAttachment{ObjectMeta: stubbed, Spec: attachmentSpec},
+		},
+		"CSINode": {
+			csiNode(with(nil), storagev1.CSINodeDriver{Name: "other"}, storagev1.CSINodeDriver{Name: driver, NodeID: "i"}),
+			csiNode(whole(nil), storagev1.CSINodeDriver{Name: driver, NodeID: "i"}),
+		},
+		"Node": {
+			&metav1.PartialObjectMetadata{ObjectMeta: with(nil)},
+			&metav1.PartialObjectMetadata{
+				ObjectMeta: metav1.ObjectMeta{
+					Name: "x", Namespace: "ns", UID: "u", ResourceVersion: "7", Labels: meta.Labels, Finalizers: meta.Finalizers,
+				},
+			},
+		},
+		"StorageClass": {
+			&storagev1.StorageClass{ObjectMeta: with(nil), Provisioner: "other"},
+			&storagev1.StorageClass{ObjectMeta: whole(nil), Provisioner: "other"},
+		},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -95,23 +142,48 @@ func TestTrim(t *testing.T) {
 	}
 }
 
-func TestMetaChange(t *testing.T) {
+func TestMetadataPatch(t *testing.T) {
 	object := func(finalizers []string, annotations map[string]string) *corev1.PersistentVolume {
 		return &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{UID: "u", Finalizers: finalizers, Annotations: annotations}}
 	}
 	tests := map[string]struct {
 		object *corev1.PersistentVolume
 		change MetadataPatch
-		want   string // operations after that which tests the UID
+		want   string // operations after the test of the UID
 	}{
-		"nothing":                          {object([]string{"a"}, nil), MetadataPatch{AddFinalizers: []string{"a"}, RemoveFinalizers: []string{"b"}, RemoveAnnotations: []string{"x"}}, ""},
-		"first finalizer":                  {object(nil, nil), MetadataPatch{AddFinalizers: []string{"a"}}, `{"op":"test","path":"/metadata/finalizers","value":null},{"op":"add","path":"/metadata/finalizers","value":["a"]}`},
-		"another finalizer":                {object([]string{"a"}, nil), MetadataPatch{AddFinalizers: []string{"b"}}, `{"op":"test","path":"/metadata/finalizers","value":["a"]},{"op":"replace","path":"/metadata/finalizers","value":["a","b"]}`},
-		"remove one, wherever it stands":   {object([]string{"b", "a", "b", "c"}, nil), MetadataPatch{RemoveFinalizers: []string{"b"}}, `{"op":"test","path":"/metadata/finalizers","value":["b","a","b","c"]},{"op":"replace","path":"/metadata/finalizers","value":["a","c"]}`},
-		"remove the last":                  {object([]string{"a"}, nil), MetadataPatch{RemoveFinalizers: []string{"a"}}, `{"op":"test","path":"/metadata/finalizers","value":["a"]},{"op":"remove","path":"/metadata/finalizers"}`},
-		"first annotation":                 {object(nil, nil), MetadataPatch{SetAnnotations: map[string]string{"a/b": "c"}}, `{"op":"test","path":"/metadata/annotations","value":null},{"op":"add","path":"/metadata/annotations","value":{"a/b":"c"}}`},
-		"another annotation, with escapes": {object(nil, map[string]string{"x": "y"}), MetadataPatch{SetAnnotations: map[string]string{"a/b~c": "d", "x": "y"}}, `{"op":"add","path":"/metadata/annotations/a~1b~0c","value":"d"}`},
-		"remove an annotation":             {object(nil, map[string]string{"a/b": "c"}), MetadataPatch{RemoveAnnotations: []string{"a/b"}}, `{"op":"test","path":"/metadata/annotations/a~1b","value":"c"},{"op":"remove","path":"/metadata/annotations/a~1b"}`},
+		"nothing": {
+			object([]string{"a"}, nil),
+			MetadataPatch{AddFinalizers: []string{"a"}, RemoveFinalizers: []string{"b"}, RemoveAnnotations: []string{"x"}}, "",
+		},
+		"first finalizer": {
+			object(nil, nil), MetadataPatch{AddFinalizers: []string{"a"}},
+			`{"op":"test","path":"/metadata/finalizers","value":null},{"op":"add","path":"/metadata/finalizers","value":["a"]}`,
+		},
+		"another finalizer": {
+			object([]string{"a"}, nil), MetadataPatch{AddFinalizers: []string{"b"}},
+			`{"op":"test","path":"/metadata/finalizers","value":["a"]},{"op":"replace","path":"/metadata/finalizers","value":["a","b"]}`,
+		},
+		"remove one at any position": {
+			object([]string{"b", "a", "b", "c"}, nil), MetadataPatch{RemoveFinalizers: []string{"b"}},
+			`{"op":"test","path":"/metadata/finalizers","value":["b","a","b","c"]},` +
+				`{"op":"replace","path":"/metadata/finalizers","value":["a","c"]}`,
+		},
+		"remove the last": {
+			object([]string{"a"}, nil), MetadataPatch{RemoveFinalizers: []string{"a"}},
+			`{"op":"test","path":"/metadata/finalizers","value":["a"]},{"op":"remove","path":"/metadata/finalizers"}`,
+		},
+		"first annotation": {
+			object(nil, nil), MetadataPatch{SetAnnotations: map[string]string{"a/b": "c"}},
+			`{"op":"test","path":"/metadata/annotations","value":null},{"op":"add","path":"/metadata/annotations","value":{"a/b":"c"}}`,
+		},
+		"another annotation, with escapes": {
+			object(nil, map[string]string{"x": "y"}), MetadataPatch{SetAnnotations: map[string]string{"a/b~c": "d", "x": "y"}},
+			`{"op":"add","path":"/metadata/annotations/a~1b~0c","value":"d"}`,
+		},
+		"remove an annotation": {
+			object(nil, map[string]string{"a/b": "c"}), MetadataPatch{RemoveAnnotations: []string{"a/b"}},
+			`{"op":"test","path":"/metadata/annotations/a~1b","value":"c"},{"op":"remove","path":"/metadata/annotations/a~1b"}`,
+		},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -144,8 +216,12 @@ func live(t *testing.T, change func(*corev1.PersistentVolume)) (*kubetest.Contro
 	pv := &corev1.PersistentVolume{
 		ObjectMeta: metav1.ObjectMeta{GenerateName: "pv-", Finalizers: []string{"example.com/theirs"}},
 		Spec: corev1.PersistentVolumeSpec{
-			AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}, Capacity: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")},
-			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: driver, VolumeHandle: "h"}},
+			AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}, Capacity: corev1.ResourceList{
+				corev1.ResourceStorage: resource.MustParse("1Gi"),
+			},
+			PersistentVolumeSource: corev1.PersistentVolumeSource{
+				CSI: &corev1.CSIPersistentVolumeSource{Driver: driver, VolumeHandle: "h"},
+			},
 		},
 	}
 	if change != nil {
@@ -187,11 +263,13 @@ func TestChangeAtTheAPIServer(t *testing.T) {
 	t.Run("keeps what others did meanwhile", func(t *testing.T) {
 		c, pv := live(t, nil)
 		volumes := c.Client().CoreV1().PersistentVolumes()
-		if _, err := PatchMetadata(t.Context(), volumes, pv, MetadataPatch{AddFinalizers: []string{"example.com/new"}, RemoveFinalizers: []string{"example.com/theirs"}}); err != nil {
+		other := MetadataPatch{AddFinalizers: []string{"example.com/new"}, RemoveFinalizers: []string{"example.com/theirs"}}
+		if _, err := PatchMetadata(t.Context(), volumes, pv, other); err != nil {
 			t.Fatal(err)
 		}
 		got, err := PatchMetadata(t.Context(), volumes, pv, add) // with the old state
-		if err != nil || strings.Contains(fmt.Sprint(got.Finalizers), "theirs") || !strings.Contains(fmt.Sprint(got.Finalizers), "new") || !add.AppliedTo(got) {
+		finalizers := fmt.Sprint(got.Finalizers)
+		if err != nil || strings.Contains(finalizers, "theirs") || !strings.Contains(finalizers, "new") || !add.AppliedTo(got) {
 			t.Errorf("%v: %v", err, got.Finalizers)
 		}
 	})
@@ -221,7 +299,8 @@ func TestChangeAtTheAPIServer(t *testing.T) {
 	t.Run("says what is forbidden", func(t *testing.T) {
 		c, pv := live(t, nil)
 		_, err := PatchMetadata(t.Context(), restricted(t, c, []string{"get"}).CoreV1().PersistentVolumes(), pv, add)
-		if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "cannot patch") || !strings.Contains(err.Error(), "cannot update") {
+		if text := fmt.Sprint(err); !apierrors.IsForbidden(err) ||
+			!strings.Contains(text, "cannot patch") || !strings.Contains(text, "cannot update") {
 			t.Errorf("got %v", err)
 		}
 	})
