@@ -8,7 +8,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 )
 
-// Driver is what a driver says about itself. Two are comparable with ==.
+// Driver holds the identity and the capabilities of a driver. It is comparable.
 type Driver struct {
 	Name          string // never empty
 	VendorVersion string
@@ -16,16 +16,14 @@ type Driver struct {
 	Controller    ControllerCapabilities
 }
 
-// PluginCapabilities is what GetPluginCapabilities lists, of what is used here
-// (CSI spec, "GetPluginCapabilities").
+// PluginCapabilities holds the capabilities in use of GetPluginCapabilities.
 type PluginCapabilities struct {
 	ControllerService              bool
 	VolumeAccessibilityConstraints bool
 }
 
-// ControllerCapabilities is what ControllerGetCapabilities lists, of what is
-// used here (CSI spec, "ControllerGetCapabilities"). All are false for a driver
-// without a controller service.
+// ControllerCapabilities holds the capabilities in use of ControllerGetCapabilities. All are false
+// for a driver without a controller service.
 type ControllerCapabilities struct {
 	CreateDeleteVolume        bool
 	PublishUnpublishVolume    bool
@@ -39,25 +37,25 @@ type ControllerCapabilities struct {
 	SingleNodeMultiWriter     bool
 }
 
-// identify asks the driver who it is and what it can do.
+// identify reads the identity and the capabilities of the driver.
 func (c *Client) identify(ctx context.Context) (Driver, error) {
 	var d Driver
 	info, err := call(ctx, c, c.identity.GetPluginInfo, &csi.GetPluginInfoRequest{})
 	if err != nil {
-		return d, fmt.Errorf("asking the driver at %s for its name (GetPluginInfo): %w", c.cfg.Address, err)
+		return d, fmt.Errorf("getting the name of the driver at %s: GetPluginInfo: %w", c.cfg.Address, err)
 	}
 	if d.Name, d.VendorVersion = info.GetName(), info.GetVendorVersion(); d.Name == "" {
-		return d, fmt.Errorf("the driver at %s has an empty name (GetPluginInfo)", c.cfg.Address)
+		return d, fmt.Errorf("getting the name of the driver at %s: GetPluginInfo returned an empty name", c.cfg.Address)
 	}
-	c.recorder.named(d.Name)
+	c.recorder.setDriver(d.Name)
 	if d.Plugin, err = c.pluginCapabilities(ctx); err != nil {
-		return d, fmt.Errorf("asking driver %q for its capabilities (GetPluginCapabilities): %w", d.Name, err)
+		return d, fmt.Errorf("getting the capabilities of driver %q: GetPluginCapabilities: %w", d.Name, err)
 	}
 	if !d.Plugin.ControllerService {
-		return d, nil // there is nobody to ask
+		return d, nil
 	}
 	if d.Controller, err = c.controllerCapabilities(ctx); err != nil {
-		return d, fmt.Errorf("asking driver %q for its capabilities (ControllerGetCapabilities): %w", d.Name, err)
+		return d, fmt.Errorf("getting the capabilities of driver %q: ControllerGetCapabilities: %w", d.Name, err)
 	}
 	return d, nil
 }
@@ -99,28 +97,29 @@ func (c *Client) controllerCapabilities(ctx context.Context) (ControllerCapabili
 	return caps, err
 }
 
-// difference says in what now differs from before; nil when in nothing that counts.
+// difference returns an error that describes a change of the name or the capabilities. It ignores
+// the version.
 func difference(before, now Driver) error {
 	switch {
 	case before.Name != now.Name:
-		return fmt.Errorf("its name was %q and is %q now", before.Name, now.Name)
+		return fmt.Errorf("the name changed from %q to %q", before.Name, now.Name)
 	case before.Plugin != now.Plugin:
-		return fmt.Errorf("its plugin capabilities were %+v and are %+v now", before.Plugin, now.Plugin)
+		return fmt.Errorf("the plugin capabilities changed from %+v to %+v", before.Plugin, now.Plugin)
 	case before.Controller != now.Controller:
-		return fmt.Errorf("its controller capabilities were %+v and are %+v now", before.Controller, now.Controller)
+		return fmt.Errorf("the controller capabilities changed from %+v to %+v", before.Controller, now.Controller)
 	}
 	return nil
 }
 
 var (
-	// ErrDriverChanged is the end of [Client.Run] when another driver answers at
-	// the socket, or the same one with other capabilities.
+	// ErrDriverChanged is returned by [Client.Run] if the name or the capabilities of the driver
+	// change.
 	ErrDriverChanged = errors.New("the driver has changed")
-	// ErrConnectionLost is the end of [Client.Run] with [Config.ExitOnConnectionLoss].
+	// ErrConnectionLost is returned by [Client.Run] with [Config.ExitOnConnectionLoss].
 	ErrConnectionLost = errors.New("lost the connection to the driver")
 )
 
-// CapabilityNames is the capabilities that d has, as the CSI spec calls them, in its order.
+// CapabilityNames returns the names of the capabilities of d from the CSI spec, in its order.
 func (d Driver) CapabilityNames() []string {
 	var names []string
 	for _, c := range []struct {

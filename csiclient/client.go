@@ -19,24 +19,24 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// Config is what an operator may set.
+// Config configures the connection to the driver.
 type Config struct {
 	// Address is the socket of the driver: an absolute path or unix://PATH.
 	Address string
-	// Timeout bounds each call of the identity service and each question for capabilities.
+	// Timeout bounds calls of the identity service, of ControllerGetCapabilities and of NodeGetInfo.
 	Timeout time.Duration
-	// ExitOnConnectionLoss makes [Client.Run] end when the connection is lost.
+	// ExitOnConnectionLoss makes [Client.Run] return when the connection is lost.
 	ExitOnConnectionLoss bool
-	// MaxLogLength cuts logged responses to that many bytes; 0 or less does not.
+	// MaxLogLength truncates logged responses to that many bytes, if positive.
 	MaxLogLength int
 }
 
-// DefaultConfig is what is used where the operator sets nothing.
+// DefaultConfig returns the defaults of the flags.
 func DefaultConfig() Config {
 	return Config{Address: "/run/csi/socket", Timeout: 15 * time.Second, MaxLogLength: -1}
 }
 
-// Validate reports everything that is wrong with c.
+// Validate returns all errors in c.
 func (c Config) Validate() error {
 	var errs []error
 	if _, err := c.path(); err != nil {
@@ -48,27 +48,27 @@ func (c Config) Validate() error {
 	return errors.Join(errs...)
 }
 
-// path is the file of the socket. Other networks are refused: the loss of a
-// connection can be told for sure only where both ends are on one machine.
+// path returns the path of the socket. Network addresses are invalid, because only a local
+// connection reports reliably that it was lost.
 func (c Config) path() (string, error) {
 	path := strings.TrimPrefix(c.Address, "unix://")
 	if !strings.HasPrefix(path, "/") {
-		return "", fmt.Errorf("--csi-address: must be an absolute path or unix:// and one, got %q", c.Address)
+		return "", fmt.Errorf("--csi-address: must be an absolute path, optionally after unix://, got %q", c.Address)
 	}
 	return path, nil
 }
 
 const (
-	// probeInterval is the time between two looks at a driver that is not ready.
+	// probeInterval is the time between two probes of a driver that is not ready.
 	probeInterval = time.Second
-	// maxRecvMsgSize is how many bytes an answer may have. A list of all volumes, without
-	// pages, has some hundred bytes per volume.
+	// maxRecvMsgSize bounds a response. A ListVolumes response without pages has a few hundred bytes
+	// per volume.
 	maxRecvMsgSize = 256 << 20
-	// waitLogInterval is the time between two log lines of a wait.
+	// waitLogInterval is the time between two log lines while waiting for the driver.
 	waitLogInterval = 10 * time.Second
 )
 
-// Client is the connection to a driver. Its methods may be used by many goroutines.
+// Client is a connection to a driver. Its methods are safe for concurrent use.
 type Client struct {
 	cfg        Config
 	conn       *grpc.ClientConn
@@ -82,10 +82,10 @@ type Client struct {
 	mu     sync.Mutex
 	driver Driver
 	ready  chan struct{} // closed while ready
-	reason error         // why not ready; nil while ready
+	reason error         // nil while ready
 }
 
-// New makes a client and registers its metrics. It connects later, in [Client.Connect].
+// New returns a client and registers its metrics. [Client.Connect] connects it.
 func New(cfg Config, reg prometheus.Registerer) (*Client, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
@@ -94,7 +94,10 @@ func New(cfg Config, reg prometheus.Registerer) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Client{cfg: cfg, recorder: newRecorder(reg), calls: newCalls(), ready: make(chan struct{}), reason: errors.New("not connected to the driver yet")}
+	c := &Client{
+		cfg: cfg, recorder: &recorder{reg: reg}, calls: newCalls(),
+		ready: make(chan struct{}), reason: errors.New("not connected to the driver yet"),
+	}
 	c.losses = prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "storage_controller_csi_connection_losses_total",
 		Help: "How often the connection to the CSI driver was lost.",
@@ -110,13 +113,13 @@ func New(cfg Config, reg prometheus.Registerer) (*Client, error) {
 	}))
 	c.conn, err = grpc.NewClient("unix://"+path,
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithIdleTimeout(0), // an idle connection that is closed looks like a lost one
+		grpc.WithIdleTimeout(0), // closing an idle connection would look like a loss
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff:           backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: time.Second},
 			MinConnectTimeout: time.Second,
 		}),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxRecvMsgSize)),
-		grpc.WithAuthority("localhost"), // of the path of a socket some servers make an error
+		grpc.WithAuthority("localhost"), // some servers reject the path of the socket
 		grpc.WithChainUnaryInterceptor(traced, c.calls.intercept, c.recorder.intercept, logger{cfg.MaxLogLength}.intercept),
 	)
 	if err != nil {
@@ -128,48 +131,48 @@ func New(cfg Config, reg prometheus.Registerer) (*Client, error) {
 	return c, nil
 }
 
-// Close ends the connection.
+// Close closes the connection.
 func (c *Client) Close() error { return c.conn.Close() }
 
-// Controller is the controller service. Callers give each call its deadline.
+// Controller returns the client of the controller service. Callers set the deadline of each call.
 func (c *Client) Controller() csi.ControllerClient { return c.controller }
 
-// NodeInfo asks the node service of the driver about its node.
+// NodeInfo calls NodeGetInfo.
 func (c *Client) NodeInfo(ctx context.Context) (*csi.NodeGetInfoResponse, error) {
 	response, err := call(ctx, c, c.node.NodeGetInfo, &csi.NodeGetInfoRequest{})
 	if err != nil {
-		return nil, fmt.Errorf("asking driver %q about its node (NodeGetInfo): %w", c.Driver().Name, err)
+		return nil, fmt.Errorf("getting the node of driver %q: NodeGetInfo: %w", c.Driver().Name, err)
 	}
 	return response, nil
 }
 
-// Driver is what the driver said in [Client.Connect].
+// Driver returns the identity and the capabilities that [Client.Connect] read.
 func (c *Client) Driver() Driver {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.driver
 }
 
-// call makes a call with the deadline of the configuration.
+// call calls f with [Config.Timeout].
 func call[Q, R any](ctx context.Context, c *Client, f func(context.Context, Q, ...grpc.CallOption) (R, error), request Q) (R, error) {
 	ctx, cancel := context.WithTimeout(ctx, c.cfg.Timeout)
 	defer cancel()
 	return f(ctx, request)
 }
 
-// Connect waits for the socket and for the driver to be ready, both without
-// limit, and asks the driver who it is and what it can do. Any other error of
-// the driver is one of Connect. The client is ready afterwards.
+// Connect waits, without a timeout, until the driver serves the socket and is ready, and reads its
+// identity and capabilities. After that, the client is ready. Connect fails if the driver returns
+// an error.
 func (c *Client) Connect(ctx context.Context) (Driver, error) {
 	for {
 		if err := c.awaitConnection(ctx); err != nil {
 			return Driver{}, err
 		}
-		again, err := c.probe(ctx)
+		disconnected, err := c.probe(ctx)
 		if err != nil {
 			return Driver{}, err
 		}
-		if !again {
+		if !disconnected {
 			break
 		}
 	}
@@ -184,9 +187,9 @@ func (c *Client) Connect(ctx context.Context) (Driver, error) {
 	return driver, nil
 }
 
-// awaitConnection dials until the connection stands.
+// awaitConnection waits until the connection is established.
 func (c *Client) awaitConnection(ctx context.Context) error {
-	log, begin := klog.FromContext(ctx), time.Now()
+	log, start := klog.FromContext(ctx), time.Now()
 	for {
 		state := c.conn.GetState()
 		if state == connectivity.Ready {
@@ -202,14 +205,15 @@ func (c *Client) awaitConnection(ctx context.Context) error {
 			return fmt.Errorf("waiting for the driver at %s: %w", c.cfg.Address, context.Cause(ctx))
 		}
 		if !changed {
-			log.Info("Still waiting for the driver; is it running, and does it serve this socket?", "address", c.cfg.Address, "since", time.Since(begin).Round(time.Second))
+			log.Info("Still connecting to the driver. Check that it is running and serves this socket",
+				"address", c.cfg.Address, "waited", time.Since(start).Round(time.Second))
 		}
 	}
 }
 
-// probe asks the driver whether it is ready until it says so, each time a second
-// after the last answer. It returns again when the connection went away meanwhile.
-func (c *Client) probe(ctx context.Context) (again bool, err error) {
+// probe calls Probe every second until the driver is ready. It returns true if the connection was
+// lost meanwhile.
+func (c *Client) probe(ctx context.Context) (disconnected bool, err error) {
 	log := klog.FromContext(ctx)
 	for {
 		response, err := call(ctx, c, c.identity.Probe, &csi.ProbeRequest{})
@@ -219,13 +223,13 @@ func (c *Client) probe(ctx context.Context) (again bool, err error) {
 		case err == nil && (response.GetReady() == nil || response.GetReady().GetValue()):
 			return false, nil
 		case err == nil:
-			log.Info("The driver says that it is not ready yet", "address", c.cfg.Address)
+			log.Info("Driver is not ready yet", "address", c.cfg.Address)
 		case status.Code(err) == codes.DeadlineExceeded:
-			log.Info("The driver does not answer whether it is ready", "address", c.cfg.Address, "timeout", c.cfg.Timeout)
+			log.Info("Probe timed out", "address", c.cfg.Address, "timeout", c.cfg.Timeout)
 		case status.Code(err) == codes.Unavailable && c.conn.GetState() != connectivity.Ready:
-			return true, nil // the socket closed: not an answer of the driver
+			return true, nil // from gRPC, not from the driver
 		default:
-			return false, fmt.Errorf("asking the driver at %s whether it is ready (Probe): %w", c.cfg.Address, err)
+			return false, fmt.Errorf("probing the driver at %s: Probe: %w", c.cfg.Address, err)
 		}
 		select {
 		case <-ctx.Done():
@@ -234,9 +238,9 @@ func (c *Client) probe(ctx context.Context) (again bool, err error) {
 	}
 }
 
-// Run watches the connection until ctx ends, which is no error. When the
-// connection is lost, the client is not ready until the same driver answers again.
-// Errors wrap [ErrDriverChanged] or [ErrConnectionLost].
+// Run monitors the connection until ctx ends, and returns nil then. After a loss, the client is not
+// ready until the same driver is connected again. Errors wrap [ErrDriverChanged] or
+// [ErrConnectionLost].
 func (c *Client) Run(ctx context.Context) error {
 	log := klog.FromContext(ctx)
 	for {
@@ -249,7 +253,7 @@ func (c *Client) Run(ctx context.Context) error {
 		if c.cfg.ExitOnConnectionLoss {
 			return lost
 		}
-		log.Info("Lost the connection to the driver, waiting for it to come back", "address", c.cfg.Address)
+		log.Info("Lost the connection to the driver, reconnecting", "address", c.cfg.Address)
 		if err := c.reconnect(ctx); err != nil {
 			if ctx.Err() != nil {
 				return nil
@@ -257,24 +261,24 @@ func (c *Client) Run(ctx context.Context) error {
 			return err
 		}
 		c.setReady(nil)
-		log.Info("The driver is back", "address", c.cfg.Address)
+		log.Info("Reconnected to the driver", "address", c.cfg.Address)
 	}
 }
 
-// reconnect returns when the same driver answers as before.
+// reconnect waits until the same driver is connected and ready.
 func (c *Client) reconnect(ctx context.Context) error {
 	log := klog.FromContext(ctx)
 	for {
 		if err := c.awaitConnection(ctx); err != nil {
 			return err
 		}
-		// A driver that is coming up may answer anything; that is no reason to end.
-		again, err := c.probe(ctx)
-		if err == nil && !again {
+		// Errors are not final here: a driver may return any during its start.
+		disconnected, err := c.probe(ctx)
+		if err == nil && !disconnected {
 			var now Driver
 			if now, err = c.identify(ctx); err == nil {
 				if changed := difference(c.Driver(), now); changed != nil {
-					return fmt.Errorf("%w: %w; restart with the new one", ErrDriverChanged, changed)
+					return fmt.Errorf("%w: %w; the process exits, to start with the new driver", ErrDriverChanged, changed)
 				}
 				return nil
 			}
@@ -283,7 +287,7 @@ func (c *Client) reconnect(ctx context.Context) error {
 			return context.Cause(ctx)
 		}
 		if err != nil {
-			log.Info("The driver is not back yet", "address", c.cfg.Address, "err", err)
+			log.Info("Reconnecting to the driver failed, retrying", "address", c.cfg.Address, "err", err)
 		}
 		select {
 		case <-ctx.Done():
@@ -292,7 +296,7 @@ func (c *Client) reconnect(ctx context.Context) error {
 	}
 }
 
-// WaitReady returns when the driver can be called, or with the cause of the end of ctx.
+// WaitReady waits until the driver can be called. It returns the cause of ctx if that ends first.
 func (c *Client) WaitReady(ctx context.Context) error {
 	c.mu.Lock()
 	ready := c.ready
@@ -305,7 +309,7 @@ func (c *Client) WaitReady(ctx context.Context) error {
 	}
 }
 
-// CheckReady is nil while the driver can be called, else why not.
+// CheckReady returns nil if the driver can be called, else the reason.
 func (c *Client) CheckReady() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -1,9 +1,8 @@
-// Package csiclient is the connection to the CSI driver: one connection per
-// process, what the driver says about itself, what the answer to a call means,
-// and the metrics and redacted logs of all calls.
+// Package csiclient connects to the CSI driver. It provides one connection per process, the
+// driver's name and capabilities, the outcome of failed calls, and metrics, traces and redacted
+// logs of all calls.
 //
-// A lost connection does not end the process. The client becomes not ready, which
-// holds the workers (see [Client.WaitReady]), dials again, and asks the driver again
-// who it is and what it can do; only a driver that has become another one is an
-// error.
+// Losing the connection does not end the process. The client becomes not ready, which holds the
+// workers (see [Client.WaitReady]), reconnects, and reads name and capabilities again. If they
+// differ, [Client.Run] returns an error.
 package csiclient

@@ -30,17 +30,19 @@ func WithMigrated(ctx context.Context, migrated bool) context.Context {
 	return context.WithValue(ctx, migratedKey{}, migrated)
 }
 
-// recorder measures calls. The driver's name is one of the labels, so that what
-// comes before it is known is kept until it is.
+// recorder measures calls. Calls before GetPluginInfo are buffered, because driver_name is a label.
 type recorder struct {
 	reg prometheus.Registerer
 
 	mu        sync.Mutex
 	driver    string
-	seconds   *prometheus.HistogramVec // nil until the driver has a name
-	withheld  []observation
+	seconds   *prometheus.HistogramVec // nil until the name is known
+	buffered  []observation
 	migration bool
 }
+
+// maxBuffered bounds the calls to a driver that does not answer GetPluginInfo.
+const maxBuffered = 1000
 
 type observation struct {
 	method, code string
@@ -48,10 +50,8 @@ type observation struct {
 	seconds      float64
 }
 
-func newRecorder(reg prometheus.Registerer) *recorder { return &recorder{reg: reg} }
-
-// named is called each time the driver has said its name; the first one counts.
-func (r *recorder) named(driver string) {
+// setDriver sets the label driver_name. Only the first call has an effect.
+func (r *recorder) setDriver(driver string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.seconds != nil {
@@ -68,13 +68,13 @@ func (r *recorder) named(driver string) {
 		Buckets: []float64{.1, .25, .5, 1, 2.5, 5, 10, 15, 25, 50, 120, 300, 600},
 	}, labels)
 	r.reg.MustRegister(r.seconds)
-	for _, o := range r.withheld {
+	for _, o := range r.buffered {
 		r.observe(o)
 	}
-	r.withheld = nil
+	r.buffered = nil
 }
 
-// observe records o; the caller holds mu.
+// observe must be called with mu held.
 func (r *recorder) observe(o observation) {
 	values := []string{r.driver, o.method, o.code}
 	if r.migration {
@@ -83,51 +83,57 @@ func (r *recorder) observe(o observation) {
 	r.seconds.WithLabelValues(values...).Observe(o.seconds)
 }
 
-func (r *recorder) intercept(ctx context.Context, method string, request, response any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
-	begin := time.Now()
+func (r *recorder) intercept(
+	ctx context.Context, method string, request, response any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption,
+) error {
+	start := time.Now()
 	err := invoke(ctx, method, request, response, conn, opts...)
 	code := "unknown-non-grpc"
 	if s, ok := status.FromError(err); ok {
 		code = s.Code().String()
 	}
 	migrated, _ := ctx.Value(migratedKey{}).(bool)
-	o := observation{method, code, migrated, time.Since(begin).Seconds()}
+	o := observation{method, code, migrated, time.Since(start).Seconds()}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	switch {
 	case r.seconds != nil:
 		r.observe(o)
-	case len(r.withheld) < 1000: // a driver that never says its name
-		r.withheld = append(r.withheld, o)
+	case len(r.buffered) < maxBuffered:
+		r.buffered = append(r.buffered, o)
 	}
 	return err
 }
 
-// logger writes calls to the log, without their secrets.
+// logger logs calls without their secrets.
 type logger struct{ maxLength int }
 
-func (l logger) intercept(ctx context.Context, method string, request, response any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+func (l logger) intercept(
+	ctx context.Context, method string, request, response any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption,
+) error {
 	log := klog.FromContext(ctx).V(5)
-	if !log.Enabled() { // messages are large and redacting them is not cheap
+	if !log.Enabled() { // redacting large messages is expensive
 		return invoke(ctx, method, request, response, conn, opts...)
 	}
-	log.Info("Calling the driver", "method", method, "request", protosanitizer.StripSecrets(request).String())
+	log.Info("CSI call", "method", method, "request", protosanitizer.StripSecrets(request).String())
 	err := invoke(ctx, method, request, response, conn, opts...)
 	if err != nil {
-		log.Info("The driver answered with an error", "method", method, "err", err.Error())
+		log.Info("CSI call failed", "method", method, "err", err.Error())
 		return err
 	}
 	text := protosanitizer.StripSecrets(response).String()
 	if l.maxLength > 0 && len(text) > l.maxLength {
 		text = fmt.Sprintf("%s [response body too large, log capped to %d chars]", text[:l.maxLength], l.maxLength)
 	}
-	log.Info("The driver answered", "method", method, "response", text)
+	log.Info("CSI call succeeded", "method", method, "response", text)
 	return nil
 }
 
-// traced makes a span of each call that is part of one, and tells the driver which it is
-// (W3C Trace Context, in the metadata of the call).
-func traced(ctx context.Context, method string, request, response any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+// traced creates a child span for each call, and sends its context to the driver in the metadata
+// (W3C Trace Context).
+func traced(
+	ctx context.Context, method string, request, response any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption,
+) error {
 	parent := trace.SpanFromContext(ctx)
 	if !parent.SpanContext().IsValid() {
 		return invoke(ctx, method, request, response, conn, opts...)

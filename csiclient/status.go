@@ -12,33 +12,33 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// Status is the connection and its calls, for people who look at the process.
+// Status describes the connection and its calls for /statusz.
 type Status struct {
 	Address  string `json:"address"`
 	Driver   Driver `json:"driver"`
-	NotReady string `json:"notReady,omitempty"` // why not; "" when it is
+	NotReady string `json:"notReady,omitempty"` // the reason, empty if ready
 	Running  []Call `json:"running"`            // longest first
-	Slowest  []Call `json:"slowest"`            // since the process began
+	Slowest  []Call `json:"slowest"`            // since the start of the process
 	Failed   []Call `json:"failed"`             // newest first
 }
 
-// Call is one call of the driver. Of its request only what names the volume is kept.
+// Call describes a CSI call.
 type Call struct {
 	Method string        `json:"method"`
-	Volume string        `json:"volume,omitempty"` // its ID, or its name before it has one
+	Volume string        `json:"volume,omitempty"` // ID, or name for CreateVolume
 	Began  time.Time     `json:"began"`
-	Took   time.Duration `json:"tookNanoseconds,omitempty"` // 0 while it runs
-	Code   string        `json:"code,omitempty"`            // gRPC, "" while it runs
+	Took   time.Duration `json:"tookNanoseconds,omitempty"` // 0 while running
+	Code   string        `json:"code,omitempty"`            // of gRPC, empty while running
 	Error  string        `json:"error,omitempty"`
 }
 
 const (
-	keptSlowest  = 10
-	keptFailed   = 20
-	keptErrorLen = 500
+	maxSlowest   = 10
+	maxFailed    = 20
+	maxErrorText = 500 // bytes
 )
 
-// calls is what is kept of the calls of a connection.
+// calls holds the running, the slowest and the latest failed calls of a connection.
 type calls struct {
 	mu      sync.Mutex
 	running map[*Call]struct{}
@@ -48,7 +48,9 @@ type calls struct {
 
 func newCalls() *calls { return &calls{running: map[*Call]struct{}{}} }
 
-func (c *calls) intercept(ctx context.Context, method string, request, response any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+func (c *calls) intercept(
+	ctx context.Context, method string, request, response any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption,
+) error {
 	call := &Call{Method: method[strings.LastIndexByte(method, '/')+1:], Volume: volumeOf(request), Began: time.Now()}
 	c.mu.Lock()
 	c.running[call] = struct{}{}
@@ -60,23 +62,23 @@ func (c *calls) intercept(ctx context.Context, method string, request, response 
 	call.Took, call.Code = time.Since(call.Began), status.Code(err).String()
 	if err != nil {
 		call.Error = status.Convert(err).Message()
-		if len(call.Error) > keptErrorLen {
-			call.Error = strings.ToValidUTF8(call.Error[:keptErrorLen], "") + "…"
+		if len(call.Error) > maxErrorText {
+			call.Error = strings.ToValidUTF8(call.Error[:maxErrorText], "") + "…"
 		}
-		if len(c.failed) == keptFailed {
+		if len(c.failed) == maxFailed {
 			c.failed = slices.Delete(c.failed, 0, 1)
 		}
 		c.failed = append(c.failed, *call)
 	}
-	if len(c.slowest) < keptSlowest || call.Took > c.slowest[keptSlowest-1].Took {
-		i, _ := slices.BinarySearchFunc(c.slowest, call.Took, func(other Call, took time.Duration) int { return cmp.Compare(took, other.Took) })
+	if len(c.slowest) < maxSlowest || call.Took > c.slowest[maxSlowest-1].Took {
+		i, _ := slices.BinarySearchFunc(c.slowest, *call, func(a, b Call) int { return cmp.Compare(b.Took, a.Took) })
 		c.slowest = slices.Insert(c.slowest, i, *call)
-		c.slowest = c.slowest[:min(len(c.slowest), keptSlowest)]
+		c.slowest = c.slowest[:min(len(c.slowest), maxSlowest)]
 	}
 	return err
 }
 
-// volumeOf is what request calls its volume, "" when it is about none.
+// volumeOf returns the volume ID in request, or the name in CreateVolume.
 func volumeOf(request any) string {
 	switch r := request.(type) {
 	case interface{ GetVolumeId() string }:
@@ -87,7 +89,7 @@ func volumeOf(request any) string {
 	return ""
 }
 
-// Status is the connection and its calls now.
+// Status returns the current state of the connection.
 func (c *Client) Status() Status {
 	s := Status{Address: c.cfg.Address}
 	c.mu.Lock()

@@ -35,7 +35,7 @@ func TestStatus(t *testing.T) {
 	if len(s.Running) != 1 || s.Running[0].Method != "DeleteVolume" || s.Running[0].Volume != "v-1" || s.Running[0].Code != "" {
 		t.Errorf("running: %+v", s.Running)
 	}
-	if len(s.Failed) != 1 || s.Failed[0].Code != "Internal" || len(s.Failed[0].Error) > keptErrorLen+5 || s.Failed[0].Took <= 0 {
+	if len(s.Failed) != 1 || s.Failed[0].Code != "Internal" || len(s.Failed[0].Error) > maxErrorText+5 || s.Failed[0].Took <= 0 {
 		t.Errorf("failed: %+v", s.Failed)
 	}
 	p.Release()
