@@ -100,11 +100,11 @@ func New(cfg Config, reg prometheus.Registerer) (*Client, error) {
 	}
 	c.losses = prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "storage_controller_csi_connection_losses_total",
-		Help: "How often the connection to the CSI driver was lost.",
+		Help: "Lost connections to the CSI driver.",
 	})
 	reg.MustRegister(c.losses, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "storage_controller_csi_ready",
-		Help: "1 while the CSI driver is connected and ready, else 0.",
+		Help: "1 if the CSI driver is connected and ready, else 0.",
 	}, func() float64 {
 		if c.CheckReady() != nil {
 			return 0

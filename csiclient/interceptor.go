@@ -64,7 +64,7 @@ func (r *recorder) setDriver(driver string) {
 	}
 	r.seconds = prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Name:    "csi_sidecar_operations_seconds",
-		Help:    "[ALPHA] Duration of the calls of the CSI driver, with their gRPC status code.",
+		Help:    "[ALPHA] Duration of CSI calls, by method and gRPC status code.",
 		Buckets: []float64{.1, .25, .5, 1, 2.5, 5, 10, 15, 25, 50, 120, 300, 600},
 	}, labels)
 	r.reg.MustRegister(r.seconds)

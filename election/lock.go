@@ -91,10 +91,10 @@ type Metrics struct {
 func NewMetrics(reg prometheus.Registerer) *Metrics {
 	m := &Metrics{
 		status: prometheus.NewGaugeVec(prometheus.GaugeOpts{
-			Name: "leader_election_master_status", Help: "1 while this replica holds the Lease of that name, else 0.",
+			Name: "leader_election_master_status", Help: "1 if this replica holds the Lease, else 0.",
 		}, []string{"name"}),
 		slowpath: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "leader_election_slowpath_total", Help: "How often renewing the Lease took reading it first.",
+			Name: "leader_election_slowpath_total", Help: "Renewals of the Lease that had to read it first.",
 		}, []string{"name"}),
 	}
 	reg.MustRegister(m.status, m.slowpath)

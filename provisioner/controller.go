@@ -3,9 +3,7 @@ package provisioner
 import (
 	"context"
 	"fmt"
-	"maps"
 	"math/rand/v2"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -17,22 +15,21 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/klog/v2"
-	"k8s.io/utils/keymutex"
 
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/migration"
-	"github.com/storage-controller/storage-controller/internal/topology"
 	"github.com/storage-controller/storage-controller/internal/volumelock"
 	"github.com/storage-controller/storage-controller/internal/workloop"
 )
 
-// Volumes is what is called of the driver.
+// Volumes is the part of the CSI controller service that the provisioner calls.
 type Volumes interface {
 	CreateVolume(context.Context, *csi.CreateVolumeRequest, ...grpc.CallOption) (*csi.CreateVolumeResponse, error)
 	DeleteVolume(context.Context, *csi.DeleteVolumeRequest, ...grpc.CallOption) (*csi.DeleteVolumeResponse, error)
@@ -40,36 +37,36 @@ type Volumes interface {
 }
 
 // Deps is what the program hands to the controller. All fields but Segments,
-// Releasable, Outcomes and Locks are required.
+// RemovableFinalizers, VolumeObserver and Locks are required.
 type Deps struct {
 	Driver csiclient.Driver
 	Client kubernetes.Interface // of this role: see kube.ForRole
-	// UnthrottledClient is one without a rate limit, for what must be written before this process ends.
+	// UnthrottledClient has no rate limit, for what must be written before the process exits.
 	UnthrottledClient kubernetes.Interface
 	Snapshots         snapshotclient.SnapshotV1Interface // likewise
 	Metadata          metadata.Interface                 // for watches of kinds that may not exist
 	Informers         *kube.Informers
 	CSI               Volumes
-	// Ready returns when the driver can be called.
+	// Ready returns once the driver can be called.
 	Ready    func(context.Context) error
 	Events   record.EventRecorder
 	Registry prometheus.Registerer
 	Queues   *workloop.Metrics
-	// Segments is where this node is, in a node deployment (CSI spec,
+	// Segments is the topology of this node in distributed provisioning (CSI spec,
 	// "NodeGetInfo"); nil without topology.
 	Segments map[string]string
-	// RemovableFinalizers is the finalizers of other controllers of this process on a volume
-	// that may be removed once the volume is deleted; nil means none ever. It saves
-	// each of them a write.
+	// RemovableFinalizers returns the finalizers of other controllers of this process that may
+	// be removed once the volume is deleted, which saves each of them a write. Nil: none.
 	RemovableFinalizers func(*corev1.PersistentVolume) []string
-	// VolumeObserver is told what became of volumes; nil: nobody wants to know.
-	VolumeObserver Outcomes
-	// Locks keeps others from taking a volume away while the driver deletes it.
+	// VolumeObserver is notified of the outcome of calls; nil: none.
+	VolumeObserver VolumeObserver
+	// Locks keeps other roles from unpublishing a volume while the driver deletes it.
 	Locks *volumelock.Locks
 }
 
-// Outcomes takes what has changed at the driver, from any goroutine, and does not block.
-type Outcomes interface {
+// VolumeObserver is notified of what has changed at the driver, from any goroutine. It must
+// not block.
+type VolumeObserver interface {
 	VolumeProvisioned(pv *corev1.PersistentVolume)
 	// VolumeNotProvisioned is called for each CreateVolume that fails, or whose volume
 	// cannot be used.
@@ -77,7 +74,7 @@ type Outcomes interface {
 	VolumeDeleted(pv *corev1.PersistentVolume)
 }
 
-// apiGrace is what a drain allows for the writes after the last call.
+// apiGrace bounds the writes after the last call before the process exits.
 const apiGrace = 10 * time.Second
 
 // Controller provisions and deletes the volumes of a driver.
@@ -94,11 +91,11 @@ type Controller struct {
 	csiNodes    kube.Informer[*storagev1.CSINode]          // only with topology
 	attachments kube.Informer[*storagev1.VolumeAttachment] // only if the driver publishes
 
-	term atomic.Pointer[term] // nil between terms
+	claimLoop atomic.Pointer[claimLoop] // nil while this replica does not lead
 }
 
-// New checks cfg and asks for the watches that the controller needs. Nothing runs
-// before [Controller.Run].
+// New checks cfg and requests the watches that the controller needs. Nothing runs before
+// [Controller.Run].
 func New(cfg Config, deps Deps) (*Controller, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
@@ -116,7 +113,7 @@ func New(cfg Config, deps Deps) (*Controller, error) {
 		},
 		claims: deps.Informers.Claims(), volumes: deps.Informers.Volumes(), classes: deps.Informers.Classes(),
 	}
-	c.metrics = newMetrics(deps.Registry, c.doubts)
+	c.metrics = newMetrics(deps.Registry, c.unresolved)
 	if cfg.NodeDeployment {
 		c.driver.identity += "-" + cfg.NodeName
 	}
@@ -129,84 +126,79 @@ func New(cfg Config, deps Deps) (*Controller, error) {
 	return c, nil
 }
 
-// watchesNodes tells whether topology comes from the cluster. In a node deployment it
-// is that of the one node.
+// watchesNodes reports whether topology comes from the cluster. In distributed provisioning it
+// is that of this node.
 func (c *Controller) watchesNodes() bool { return c.driver.topology && !c.cfg.NodeDeployment }
 
-// term is the work between winning a Lease and losing it. Nothing that it
-// remembers outlives it: another replica may have worked meanwhile.
-type term struct {
-	c             *Controller
-	claims        *kube.MutationCache[*corev1.PersistentVolumeClaim]
-	volumes       *kube.MutationCache[*corev1.PersistentVolume]
-	claimQueue    *workloop.Loop[claimKey]
-	pvQueue       *workloop.Loop[string]
-	cloneQueue    *workloop.Loop[sourceKey] // sources to release
-	snapshotQueue *workloop.Loop[sourceKey]
-	sourceLocks   keymutex.KeyMutex // serialize adding and removing the finalizer of a source
-	snapshots     kube.OptionalInformer
-	topologies    *topology.Aggregate
-
-	mu            sync.Mutex
-	claimProgress map[types.UID]*progress // by claim
-	removals      map[types.UID]*removal  // by PersistentVolume
-	placeless     map[claimKey]struct{}   // claims that failed for lack of topology
-	copies        map[sourceKey]int       // attempts by what they copy
-	turns         turns                   // at owning claims, in a node deployment
+// unresolved returns how many claims have a CreateVolume whose outcome is unknown, and how many
+// volumes have no PersistentVolume yet.
+func (c *Controller) unresolved() (indeterminateClaims, unsaved float64) {
+	claims := map[types.UID]struct{}{}
+	for _, claim := range c.claims.ByIndex(kube.ByProvisioningRecord, c.driver.name) {
+		claims[claim.UID] = struct{}{}
+	}
+	if l := c.claimLoop.Load(); l != nil {
+		unsaved = float64(l.ops.unresolved(claims))
+	}
+	return float64(len(claims)), unsaved
 }
 
-// Run works until ctx ends, and returns after the last worker has stopped. It may
-// be called again then.
-func (c *Controller) Run(ctx context.Context) (err error) {
-	t := &term{
-		c: c, topologies: topology.NewAggregate(), claimProgress: map[types.UID]*progress{},
-		removals: map[types.UID]*removal{}, placeless: map[claimKey]struct{}{}, copies: map[sourceKey]int{}, sourceLocks: keymutex.NewHashed(64),
-	}
-	if c.cfg.NodeDeployment {
-		t.topologies.SetNode(c.cfg.NodeName, c.driver.segments, true)
-		t.topologies.SetKeys(c.cfg.NodeName, slices.Collect(maps.Keys(c.driver.segments)), true)
-	}
-	c.term.Store(t)
-	defer c.term.Store(nil)
-	if n := c.cfg.VolumeNameUUIDLength; n >= 0 && n < 16 {
-		klog.FromContext(ctx).Info("Names of volumes with so few characters may be the same for two claims, of which one then gets no volume", "volumeNameUUIDLength", n)
-	}
-	if t.claims, err = kube.NewMutationCache(c.claims); err != nil {
-		return err
-	}
-	defer t.claims.Close()
-	if t.volumes, err = kube.NewMutationCache(c.volumes); err != nil {
-		return err
-	}
-	defer t.volumes.Close()
-	loop := workloop.Config{
-		RetryStart: c.cfg.RetryIntervalStart, RetryMax: c.cfg.RetryIntervalMax,
+// event sends an event about a claim or a PersistentVolume.
+func (c *Controller) event(obj runtime.Object, e event) {
+	c.deps.Events.Event(obj, e.kind, e.reason, e.message)
+}
+
+// claimFailed counts a failure and sends its event.
+func (c *Controller) claimFailed(claim *corev1.PersistentVolumeClaim, e event) {
+	c.metrics.claimFailed(claim)
+	c.event(claim, e)
+}
+
+func (c *Controller) loopConfig(name string) workloop.Config {
+	return workloop.Config{
+		Name: name, RetryStart: c.cfg.RetryIntervalStart, RetryMax: c.cfg.RetryIntervalMax,
 		WaitReady: c.deps.Ready, GracePeriod: c.cfg.Timeout + apiGrace,
 	}
-	loop.Name = "claims"
-	t.claimQueue = workloop.New(loop, c.deps.Queues, t.syncClaim)
-	loop.Name = "volumes"
-	t.pvQueue = workloop.New(loop, c.deps.Queues, t.syncVolume)
-	loop.Name, loop.WaitReady = "clone-protection", nil // nothing is asked of the driver there
-	t.cloneQueue = workloop.New(loop, c.deps.Queues, t.syncSource)
-	loop.Name = "snapshot-protection"
-	t.snapshotQueue = workloop.New(loop, c.deps.Queues, t.syncSource)
-	defer t.claimQueue.Stop()
-	defer t.pvQueue.Stop()
-	defer t.cloneQueue.Stop()
-	defer t.snapshotQueue.Stop()
-	registrations := t.register()
+}
+
+// Run works until ctx ends and returns after the last worker has stopped. It may be called
+// again then. Nothing that the loops keep outlives it: another replica may lead meanwhile.
+func (c *Controller) Run(ctx context.Context) error {
+	if n := c.cfg.VolumeNameUUIDLength; n >= 0 && n < 16 {
+		klog.FromContext(ctx).Info("Volume names may collide", "volumeNameUUIDLength", n)
+	}
+	claims, err := kube.NewMutationCache(c.claims)
+	if err != nil {
+		return err
+	}
+	defer claims.Close()
+	volumes, err := kube.NewMutationCache(c.volumes)
+	if err != nil {
+		return err
+	}
+	defer volumes.Close()
+	ops := newOperations()
+	sources := newSourceProtector(c, claims, volumes, ops)
+	claimLoop := newClaimLoop(applier{c, claims, volumes, ops, sources, newNodeOwnership(c, claims)})
+	volumeLoop := newVolumeLoop(c, volumes, claimLoop.volumeDeleted)
+	defer claimLoop.queue.Stop()
+	defer volumeLoop.queue.Stop()
+	defer sources.stop()
+	c.claimLoop.Store(claimLoop)
+	defer c.claimLoop.Store(nil)
+	registrations := &kube.Registrations{}
 	defer registrations.Remove()
+	claimLoop.register(registrations)
+	volumeLoop.register(registrations)
 	if err := registrations.Wait(ctx, "provisioner caches"); err != nil {
 		return err
 	}
 	var wg sync.WaitGroup
-	wg.Go(func() { t.claimQueue.Run(ctx, c.cfg.WorkerThreads) })
-	wg.Go(func() { t.pvQueue.Run(ctx, c.cfg.WorkerThreads) })
-	wg.Go(func() { t.cloneQueue.Run(ctx, c.cfg.CloningProtectionThreads) })
-	wg.Go(func() { t.snapshotQueue.Run(ctx, c.cfg.CloningProtectionThreads) })
-	t.watchOptional(ctx, &wg)
+	wg.Go(func() { claimLoop.queue.Run(ctx, c.cfg.WorkerThreads) })
+	wg.Go(func() { volumeLoop.queue.Run(ctx, c.cfg.WorkerThreads) })
+	sources.run(ctx, &wg)
+	claimLoop.watchOptional(ctx, &wg)
 	wg.Wait()
-	t.saveAll(ctx)
+	claimLoop.saveAll(ctx)
 	return context.Cause(ctx)
 }

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"time"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	storagehelpers "k8s.io/component-helpers/storage/volume"
@@ -18,205 +20,350 @@ type action int
 
 const (
 	doNothing    action = iota
-	doForget            // nothing, and nothing need be remembered
-	doIgnore            // say that somebody else provides the data
-	doRetry             // come back after the back-off, without a word to the user
-	doFail              // the same, with an event
-	doWait              // come back at a time
-	doReschedule        // ask the scheduler for another node
-	doRace              // draw a time at which to try to own the claim
-	doOwn               // have this node selected
-	doLookUp            // read what the claim names
-	doStart             // take up an attempt
-	doGuard             // the same, and keep the source of the data from being deleted
-	doDrop              // give an attempt up of which the driver does not know
-	doAskAgain          // the API server, whether the claim still waits for a volume
+	doForget            // end the sync and drop the operation
+	doIgnore            // report that an external populator provides the data
+	doBackOff           // end the sync with its failure
+	doRetry             // back off without an event
+	doFail              // back off with an event
+	doWait              // end the sync until a time
+	doReschedule        // have the scheduler select another node
+	doScheduleClaiming
+	doSelectThisNode
+	doReadReferences // read the objects that the claim references
+	doBegin
+	doProtectSource // and begin
+	doAbandon       // a request of which the driver does not know
+	doPrepareAgain
+	doRefetchClaim
 	doReadSecrets
-	doProtect
+	doProtect // record the request on the claim
 	doUnprotect
-	doCreate // CreateVolume
-	doSave   // create the PersistentVolume
-	doCleanUp
+	doCreateVolume
+	doCreatePV
+	doFindOwner // of a rejected volume
+	doKeepRejected
+	doDeleteRejected
 )
 
-// String is the name of a in the log.
+// String returns the name of a in logs and traces.
 func (a action) String() string {
 	return [...]string{
-		"nothing", "forget", "ignore", "retry", "fail", "wait", "reschedule", "race", "own", "look up", "start", "guard", "drop", "ask again", "read secrets", "protect", "unprotect",
-		"create", "save", "clean up",
+		"nothing", "forget", "ignore", "back off", "retry", "fail", "wait", "reschedule", "schedule claiming", "select this node",
+		"read references", "begin", "protect source", "abandon", "prepare again", "refetch claim", "read secrets", "protect", "unprotect",
+		"create volume", "create PersistentVolume", "find owner", "keep rejected volume", "delete rejected volume",
 	}[a]
 }
 
 // step is what decide has chosen, and with what.
 type step struct {
-	action  action
-	reason  string
-	err     error     // of doIgnore, doRetry, doFail and doReschedule
-	until   time.Time // of doWait
-	attempt *attempt  // of doStart and doGuard
+	action action
+	reason string
+	err    error     // of doIgnore, doBackOff, doRetry, doFail and, unless an event was sent, doReschedule
+	until  time.Time // of doWait
+	next   operation // of doBegin, doProtectSource and doPrepareAgain
 }
 
-// decide names the one next step for a claim. It has no side effects, and is
-// total: every snapshot, however odd, has an answer.
-func (d driver) decide(s snapshot) step {
-	if s.progress.attempt != nil {
-		return d.decideAttempt(s)
+// decision is the state of one claim as a driver sees it.
+type decision struct {
+	driver
+	claimState
+}
+
+// decide returns the one next step for a claim. It has no side effects, and an answer for
+// every state.
+func (d driver) decide(s claimState) step {
+	n := decision{d, s}
+	switch s.op.stage {
+	case requested:
+		return n.decideRequested()
+	case indeterminate:
+		return n.decideIndeterminate()
+	case created:
+		return step{action: doCreatePV, reason: "VolumeCreated"}
+	case rejected:
+		return n.decideRejected()
+	case pvCreated:
+		return n.decidePVCreated()
 	}
-	if s.claim == nil {
-		return step{action: doForget, reason: "Gone"}
+	return n.decidePending()
+}
+
+func (d decision) decidePending() step {
+	if d.claim == nil {
+		return step{action: doForget, reason: "ClaimDeleted"}
 	}
-	// A claim that was bound to another volume may have one of its own all the same.
-	done := s.progress.saved || s.claim.Spec.VolumeName == d.volumeName(s.claim.UID) || isVolumeOf(s.claim, s.volume)
+	// A claim that was bound to another volume may still have one of its own.
+	hasVolume := d.claim.Spec.VolumeName == d.volumeName(d.claim.UID) || isVolumeOf(d.claim, d.volume)
 	switch {
-	case isProtected(s.claim) && (done || s.progress.settled):
-		return step{action: doUnprotect, reason: "Settled"}
-	case isProtected(s.claim):
-		return d.decideResume(s)
-	case s.claim.Spec.VolumeName != "":
+	case isProtected(d.claim) && (hasVolume || d.op.finalResult):
+		return step{action: doUnprotect, reason: "FinalResult"}
+	case isProtected(d.claim):
+		return d.decideResume()
+	case d.failure != nil:
+		return d.decideFailed()
+	case d.claim.Spec.VolumeName != "":
 		return step{action: doForget, reason: "Bound"}
-	case s.progress.saved && s.progress.lost:
-		return step{action: doAskAgain, reason: "VolumeGone"}
-	case done:
-		return step{reason: "Saved"}
+	case hasVolume:
+		return step{reason: "PVExists"}
 	}
-	return d.decideNew(s)
+	return d.decideNew()
 }
 
-// decideAttempt is for a claim for which a volume is coming into being. Neither
-// what the claim looks like now nor whether it is still there changes what is
-// asked of the driver.
-func (d driver) decideAttempt(s snapshot) step {
-	a := s.progress.attempt
-	canProtect := s.claim != nil && s.claim.DeletionTimestamp == nil && !isProtected(s.claim)
-	wanted := s.claim != nil && s.claim.DeletionTimestamp == nil && s.claim.Spec.VolumeName == ""
-	needsSecrets := a.plan.Secrets.Provisioner != nil && a.request.Secrets == nil
+// decideFailed follows a final result in this sync, the event of which was sent.
+func (d decision) decideFailed() step {
+	full := status.Code(d.failure.err) == codes.ResourceExhausted && d.topology && d.failure.node != ""
+	switch selected := d.claim.Annotations[storagehelpers.AnnSelectedNode]; {
+	case full && selected == d.failure.node:
+		return step{action: doReschedule, reason: "ResourceExhausted"}
+	case full && selected == "": // rescheduled
+		return d.decideNew()
+	}
+	return d.backOff()
+}
+
+func (d decision) backOff() step {
+	return step{action: doBackOff, reason: "CallFailed", err: d.failure.err}
+}
+
+// decideRequested is for a request of which the driver does not know yet.
+func (d decision) decideRequested() step {
+	wanted := d.claim != nil && d.claim.DeletionTimestamp == nil && d.claim.Spec.VolumeName == ""
 	switch {
-	case a.volume != nil:
-		return step{action: doSave, reason: "Created"}
-	case !wanted && !a.asked && !a.doubt:
-		return step{action: doDrop, reason: "NotWantedAnyMore"}
-	case canProtect && a.doubt && !a.unnoted && d.ProvisioningProtection != ProtectionOff:
-		return step{action: doProtect, reason: "InDoubt"}
-	case isReclaimed(s.volume, a.claim):
-		// The driver would answer with the volume that is about to be deleted.
-		return step{action: doWait, reason: "EarlierVolumeIsDeleted", until: s.now.Add(d.RetryIntervalStart)}
-	case needsSecrets: // before the claim is protected: without them nothing is asked
-		return step{action: doReadSecrets, reason: "SecretsNeeded"}
-	case canProtect && !a.doubt && d.ProvisioningProtection == ProtectionAlways,
-		// The instances on other nodes must not release the source of a claim that is gone.
-		canProtect && !a.doubt && a.source != nil && d.NodeDeployment && d.ProvisioningProtection != ProtectionOff:
+	case d.op.called: // by a sync that panicked
+		return d.decideIndeterminate()
+	case !wanted:
+		return step{action: doAbandon, reason: "ClaimDeletedOrBound"}
+	}
+	// The claim is protected after the secrets are read: without them nothing is called.
+	if st, blocked := d.beforeCall(); blocked {
+		return st
+	}
+	if d.canProtect() && (d.ProvisioningProtection == ProtectionAlways ||
+		// The instances on other nodes must not release the source of a deleted claim.
+		d.op.source != nil && d.NodeDeployment && d.ProvisioningProtection != ProtectionOff) {
 		return step{action: doProtect, reason: "BeforeFirstCall"}
-	case a.waste != "":
-		return step{action: doCleanUp, reason: "Unusable"}
 	}
-	return step{action: doCreate, reason: "Requested"}
+	return step{action: doCreateVolume, reason: "Requested"}
 }
 
-// decideResume is for a claim for which an earlier process asked for a volume and
-// did not live to know the outcome. It goes on also when the claim is being deleted.
-func (d driver) decideResume(s snapshot) step {
+// decideIndeterminate repeats the call. Neither the state of the claim nor its deletion
+// changes the request.
+func (d decision) decideIndeterminate() step {
 	switch {
-	case d.NodeDeployment && nodeOf(s.claim) != d.NodeName:
-		return step{action: doForget, reason: "OfAnotherNode"}
-	case s.class == nil || !d.is(s.class.Provisioner): // one made anew for another driver would make the volume that one's
-		return step{action: doFail, reason: "ClassGone", err: fmt.Errorf(
-			"a volume may be coming into being for this claim, and its StorageClass %q is gone, or of another driver. Create it again, or, if the driver has no volume %q, remove the finalizer %s",
-			storagehelpers.GetPersistentVolumeClaimClass(s.claim), d.volumeName(s.claim.UID), claimFinalizer)}
-	case d.needsLookUp(s.claim) && s.named == nil:
-		return step{action: doLookUp, reason: "LeftInDoubt"}
-	case s.named != nil && s.named.err != nil:
-		return step{action: doFail, reason: "SourceGone", err: fmt.Errorf(
-			"a volume may be coming into being for this claim, and what was asked of the driver for it cannot be repeated: %w. Mend that, or, if the driver has no volume %q, remove the finalizer %s",
-			s.named.err, d.volumeName(s.claim.UID), claimFinalizer)}
+	case d.mustRecord():
+		return step{action: doProtect, reason: "Indeterminate"}
+	case d.failure != nil:
+		return d.backOff()
+	case d.ProvisioningProtection == ProtectionOff && d.classRecreated() && d.canRequest():
+		return d.decideAgain()
 	}
-	a, err := d.resume(s.claim, s.class, s.named, s.known)
-	if err != nil {
+	if st, blocked := d.beforeCall(); blocked {
+		return st
+	}
+	return step{action: doCreateVolume, reason: "Indeterminate"}
+}
+
+// decideAgain prepares the request from the recreated class, as csi-provisioner does.
+func (d decision) decideAgain() step {
+	st := d.decideRequest("ClassRecreated")
+	if st.action == doReschedule { // a volume may exist on the selected node
+		st.action = doFail
+	}
+	return st
+}
+
+func (d decision) canRequest() bool {
+	return d.claim.DeletionTimestamp == nil && d.is(d.class.Provisioner) && (!isLate(d.class) || selectedNode(d.claim) != "")
+}
+
+// classRecreated reports whether the class of the claim is another object than the one the
+// request was prepared from.
+func (s claimState) classRecreated() bool { return s.class != nil && s.class.UID != s.op.classUID }
+
+func (d decision) decideRejected() step {
+	switch {
+	case d.mustRecord():
+		return step{action: doProtect, reason: "Rejected"}
+	case d.failure != nil:
+		return d.backOff()
+	}
+	if st, blocked := d.beforeCall(); blocked {
+		return st
+	}
+	switch {
+	case d.owner == nil:
+		return step{action: doFindOwner, reason: "Rejected"}
+	case *d.owner != "":
+		return step{action: doKeepRejected, reason: "OwnedByOther", err: fmt.Errorf("%w; it is not deleted, since it belongs to %s", d.op.rejectReason, *d.owner)}
+	}
+	return step{action: doDeleteRejected, reason: "Rejected"}
+}
+
+// beforeCall returns what must happen before the driver is called for the request.
+func (d decision) beforeCall() (st step, blocked bool) {
+	secret := d.op.plan.Secrets.Provisioner
+	switch {
+	case isReclaimed(d.volume, d.op.claim):
+		// The driver would answer with the volume that is about to be deleted.
+		return step{action: doWait, reason: "EarlierPVIsDeleted", until: d.now.Add(d.RetryIntervalStart)}, true
+	case secret != nil && (d.op.request.Secrets == nil || d.op.called && !d.freshSecrets):
+		return step{action: doReadSecrets, reason: "SecretsNeeded"}, true
+	}
+	return step{}, false
+}
+
+// canProtect reports whether the claim can be given the finalizer, and lacks it.
+func (d decision) canProtect() bool {
+	return d.claim != nil && d.claim.DeletionTimestamp == nil && !isProtected(d.claim)
+}
+
+// mustRecord reports whether the request must be recorded on the claim at once: a volume
+// may exist that the next leader does not know.
+func (d decision) mustRecord() bool {
+	return d.canProtect() && !d.op.recordFailed && d.ProvisioningProtection != ProtectionOff
+}
+
+func (d decision) decidePVCreated() step {
+	switch {
+	case d.claim == nil:
+		return step{action: doForget, reason: "ClaimDeleted"}
+	case isProtected(d.claim):
+		return step{action: doUnprotect, reason: "PVCreated"}
+	case d.claim.Spec.VolumeName != "":
+		return step{action: doForget, reason: "Bound"}
+	case d.op.pvDeleted:
+		return step{action: doRefetchClaim, reason: "PVDeleted"}
+	}
+	return step{reason: "PVCreated"}
+}
+
+// decideResume is for a claim for which an earlier process called CreateVolume and exited
+// before it knew the outcome. It applies to a claim that is being deleted, too.
+func (d decision) decideResume() step {
+	class := storagehelpers.GetPersistentVolumeClaimClass(d.claim)
+	cannot := func(reason string, cause error, fix string) step {
+		return step{action: doFail, reason: reason, err: cannotRetry(d.volumeName(d.claim.UID), cause, fix)}
+	}
+	switch {
+	case d.NodeDeployment && nodeOf(d.claim) != d.NodeName:
+		return step{action: doForget, reason: "OfAnotherNode"}
+	case d.class == nil || !d.is(d.class.Provisioner): // the request of a class of another driver would differ
+		return cannot("ClassDeleted", fmt.Errorf("StorageClass %q was deleted or belongs to another driver", class), "Recreate the StorageClass")
+	case d.needsLookUp(d.claim) && d.named == nil:
+		return step{action: doReadReferences, reason: "RecordFound"}
+	case d.named != nil && d.named.err != nil:
+		return cannot("SourceDeleted", d.named.err, "Fix this")
+	}
+	next, err := d.resume(d.claim, d.class, d.named, d.known)
+	switch {
+	case errors.Is(err, errRequestChanged):
+		return cannot("RequestChanged", err, "Change them back")
+	case err != nil:
 		return step{action: doFail, reason: "CannotResume", err: err}
 	}
-	return begin("LeftInDoubt", a)
+	return d.begin("RecordFound", next)
 }
 
-// maxStuck is how many failures in a row for lack of topology a selected node is
-// given before the scheduler is asked for another.
-const maxStuck = 5
+// maxTopologyFailures is how many failures in a row for lack of topology a selected node
+// is given before the scheduler is asked for another.
+const maxTopologyFailures = 5
 
-func (d driver) decideNew(s snapshot) step {
-	switch class := s.class; {
-	case s.claim.DeletionTimestamp != nil:
-		return step{action: doForget, reason: "Deleting"}
-	case !d.owns(s.claim):
+func (d decision) decideNew() step {
+	switch class := d.class; {
+	case d.claim.DeletionTimestamp != nil:
+		return step{action: doForget, reason: "ClaimDeleted"}
+	case !d.owns(d.claim):
 		return step{action: doForget, reason: "OfAnotherDriver"}
 	case class == nil:
-		return step{action: doRetry, reason: "NoClass", err: fmt.Errorf("StorageClass %q not found", storagehelpers.GetPersistentVolumeClaimClass(s.claim))}
+		return step{action: doRetry, reason: "NoClass", err: fmt.Errorf("StorageClass %q not found", storagehelpers.GetPersistentVolumeClaimClass(d.claim))}
 	case !d.is(class.Provisioner):
 		return step{action: doForget, reason: "ClassOfAnotherDriver"}
-	case isLate(class) && s.claim.Annotations[storagehelpers.AnnSelectedNode] == "":
+	case isLate(class) && d.claim.Annotations[storagehelpers.AnnSelectedNode] == "":
 		return step{action: doForget, reason: "WaitsForPod"}
 	}
-	if d.NodeDeployment {
-		if st, settled := d.decideOwner(s); settled {
-			return st
-		}
+	if d.NodeDeployment && selectedNode(d.claim) != d.NodeName {
+		return d.decideOwner()
 	}
 	switch {
-	case s.volume != nil:
+	case d.volume != nil:
 		return step{action: doFail, reason: "NameTaken", err: fmt.Errorf(
-			"PersistentVolume %q exists and is not for this claim; see --volume-name-uuid-length if the names of volumes are too short", s.volume.Name)}
-	case s.progress.infeasible.holds(s):
-		return step{action: doWait, reason: "Infeasible", until: s.progress.infeasible.until}
+			"PersistentVolume %q exists and is not for this claim; see --volume-name-uuid-length if the names of volumes are too short", d.volume.Name)}
+	case d.op.infeasible.holds(d.claimState):
+		return step{action: doWait, reason: "Infeasible", until: d.op.infeasible.until}
 	}
-	return d.decideRequest(s)
+	return d.decideRequest("Wanted")
 }
 
-// decideRequest is for a claim that is to be provisioned now.
-func (d driver) decideRequest(s snapshot) step {
-	class, err := d.translated(s.class)
+// decideOwner is for a claim for which this node is not selected, in distributed
+// provisioning.
+func (d decision) decideOwner() step {
+	switch r := d.race; {
+	case selectedNode(d.claim) != "":
+		return step{action: doForget, reason: "OfAnotherNode"}
+	case isLate(d.class) || !d.NodeDeploymentImmediateBinding:
+		return step{action: doForget, reason: "WaitsForNode"}
+	case !d.allowedHere(d.claim, d.class, d.known):
+		return step{action: doForget, reason: "NotAllowedHere"}
+	case r.due.IsZero():
+		return step{action: doScheduleClaiming, reason: "NoOwner"}
+	case d.now.Before(r.at):
+		return step{action: doWait, reason: "NoOwner", until: r.at}
+	}
+	return step{action: doSelectThisNode, reason: "NoOwner"}
+}
+
+// decideRequest prepares the request of a claim that is provisioned now.
+func (d decision) decideRequest(reason string) step {
+	class, err := d.translated(d.class)
 	if err == nil {
-		err = d.check(s.claim, class)
+		err = d.check(d.claim, class)
 	}
 	switch {
 	case errors.Is(err, volumerules.ErrPopulator):
 		return step{action: doIgnore, reason: "Populator", err: err}
 	case err != nil:
-		return step{action: doFail, reason: "CannotAsk", err: err}
-	case d.needsLookUp(s.claim) && s.named == nil:
-		return step{action: doLookUp, reason: "NamesOthers"}
-	case s.named != nil && s.named.err != nil:
-		return step{action: doFail, reason: "CannotAsk", err: s.named.err}
+		return step{action: doFail, reason: "CannotRequest", err: err}
+	case d.needsLookUp(d.claim) && d.named == nil:
+		return step{action: doReadReferences, reason: reason}
+	case d.named != nil && d.named.err != nil:
+		return step{action: doFail, reason: "CannotRequest", err: d.named.err}
 	}
-	node := selectedNode(s.claim)
-	chosen := s.claim.Annotations[storagehelpers.AnnSelectedNode] != "" // not by the alpha annotation, which no scheduler sets anew
-	request, p, err := d.prepare(s.claim, class, node, s.named, d.requirementFor(s.claim, class, node, s.known))
+	node := selectedNode(d.claim)
+	chosen := d.claim.Annotations[storagehelpers.AnnSelectedNode] != "" // no scheduler replaces the alpha annotation
+	request, p, err := d.prepare(d.claim, class, node, d.named, d.requirementFor(d.claim, class, node, d.known))
 	switch {
 	case errors.Is(err, errNodeGone) && chosen:
-		return step{action: doReschedule, reason: "NodeGone", err: err}
-	case errors.Is(err, errTopology) && chosen && s.progress.stuck+1 >= maxStuck:
+		return step{action: doReschedule, reason: "NodeDeleted", err: err}
+	case errors.Is(err, errTopology) && chosen && d.op.topologyFailures+1 >= maxTopologyFailures:
 		return step{action: doReschedule, reason: "NoTopologyForLong", err: err}
 	case err != nil:
-		return step{action: doFail, reason: "CannotAsk", err: err}
+		return step{action: doFail, reason: "CannotRequest", err: err}
 	}
-	a := &attempt{claim: s.claim, request: request, plan: p}
-	if s.named != nil {
-		a.source = s.named.source
+	next := operation{claim: d.claim, classUID: d.class.UID, request: request, plan: p}
+	if d.named != nil {
+		next.source = d.named.source
 	}
-	return begin("Wanted", a)
+	if d.op.stage != pending {
+		return step{action: doPrepareAgain, reason: reason, next: next}
+	}
+	return d.begin(reason, next)
 }
 
-func begin(reason string, a *attempt) step {
-	if a.source != nil {
-		return step{action: doGuard, reason: reason, attempt: a}
+func (d decision) begin(reason string, next operation) step {
+	next.began = d.race.began
+	if next.source != nil {
+		return step{action: doProtectSource, reason: reason, next: next}
 	}
-	return step{action: doStart, reason: reason, attempt: a}
+	return step{action: doBegin, reason: reason, next: next}
 }
 
-// waits tells whether a claim waits for its volume, or a call that was made for it for
-// its outcome.
+// waits reports whether a claim waits for its volume, or for the result of a call.
 func waits(claim *corev1.PersistentVolumeClaim) bool {
 	return claim.Spec.VolumeName == "" && claim.DeletionTimestamp == nil || isProtected(claim)
 }
 
-// owns tells whether the claim names the driver, or the plugin that it has replaced, as
-// its provisioner.
+// owns reports whether the claim names the driver, or the in-tree plugin that it replaces,
+// as its provisioner.
 func (d driver) owns(claim *corev1.PersistentVolumeClaim) bool {
 	owner, ok := claim.Annotations[storagehelpers.AnnStorageProvisioner]
 	if !ok {
@@ -225,6 +372,7 @@ func (d driver) owns(claim *corev1.PersistentVolumeClaim) bool {
 	return owner == d.name || d.is(owner) && claim.Annotations[storagehelpers.AnnMigratedTo] == d.name
 }
 
+// isLate reports whether the binding mode of class is WaitForFirstConsumer.
 func isLate(class *storagev1.StorageClass) bool {
 	return class.VolumeBindingMode != nil && *class.VolumeBindingMode == storagev1.VolumeBindingWaitForFirstConsumer
 }
@@ -233,14 +381,14 @@ func isVolumeOf(claim *corev1.PersistentVolumeClaim, pv *corev1.PersistentVolume
 	return pv != nil && pv.Spec.ClaimRef != nil && pv.Spec.ClaimRef.UID == claim.UID
 }
 
-// isReclaimed tells whether pv is one of claim that is on its way out.
+// isReclaimed reports whether pv was provisioned for claim and is deleted, or will be.
 func isReclaimed(pv *corev1.PersistentVolume, claim *corev1.PersistentVolumeClaim) bool {
 	return isVolumeOf(claim, pv) && (pv.DeletionTimestamp != nil || pv.Status.Phase == corev1.VolumeReleased && reclaims(pv))
 }
 
-// holds tells whether the driver is still not to be asked: nothing that the
-// request was made of has changed, and its time is not over.
-func (i *infeasible) holds(s snapshot) bool {
+// holds reports whether the request is still infeasible: nothing it was prepared from has
+// changed, and the delay has not ended.
+func (i *infeasible) holds(s claimState) bool {
 	return i != nil && s.now.Before(i.until) && i.classUID == s.class.UID && i.classVersion == s.class.ResourceVersion &&
 		i.requestedBytes == capacityRange(s.claim).RequiredBytes && i.attributes == ptr.Deref(s.claim.Spec.VolumeAttributesClassName, "")
 }

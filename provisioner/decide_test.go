@@ -3,11 +3,14 @@ package provisioner
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -60,20 +63,19 @@ func late(c *storagev1.StorageClass) {
 	c.VolumeBindingMode = ptr.To(storagev1.VolumeBindingWaitForFirstConsumer)
 }
 
-func testAttempt(change func(*attempt)) *attempt {
+// testOperation returns an operation of testClaim in a stage, with called as it is there.
+func testOperation(s stage, change func(*operation)) operation {
 	d := testDriver(nil)
 	request, p, err := d.prepare(testClaim(nil), testClass(nil), "", nil, nil)
 	if err != nil {
 		panic(err)
 	}
-	a := &attempt{claim: testClaim(nil), request: request, plan: p}
+	o := operation{stage: s, claim: testClaim(nil), classUID: testClass(nil).UID, request: request, plan: p, called: s != requested}
 	if change != nil {
-		change(a)
+		change(&o)
 	}
-	return a
+	return o
 }
-
-func doubt(a *attempt) { a.doubt = true }
 
 func protected(pvc *corev1.PersistentVolumeClaim) { pvc.Finalizers = []string{claimFinalizer} }
 
@@ -109,7 +111,15 @@ func TestDecide(t *testing.T) {
 		return testClaim(func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeAttributesClassName = &name })
 	}
 	alpha := func(c *corev1.PersistentVolumeClaim) { c.Annotations[annSelectedNodeAlpha] = "node-9" }
-	errGone := errors.New("it is gone")
+	errGone := errors.New("not found")
+	errFull := status.Error(codes.ResourceExhausted, "full")
+	onNodeZero := func(c *corev1.PersistentVolumeClaim) { c.Annotations[storagehelpers.AnnSelectedNode] = "node-0" }
+	recreated := func(c *storagev1.StorageClass) { c.UID = "class-2" }
+	protectionOff := func(d *driver) { d.ProvisioningProtection = ProtectionOff }
+	withSecret := func(o *operation) {
+		o.plan.Secrets.Provisioner = &corev1.SecretReference{Name: "s"}
+		o.request.Secrets = map[string]string{}
+	}
 	snapshotX := func(change func(*found)) *found {
 		f := &found{source: &sourceKey{Kind: kube.KindSnapshot, Namespace: "ns", Name: "x"}, content: &csi.VolumeContentSource{}}
 		if change != nil {
@@ -118,27 +128,28 @@ func TestDecide(t *testing.T) {
 		return f
 	}
 	tests := map[string]struct {
-		driver   func(*driver)
-		claim    *corev1.PersistentVolumeClaim
-		class    *storagev1.StorageClass
-		volume   *corev1.PersistentVolume
-		progress progress
-		named    *found
-		want     action
-		reason   string
-		err      error
+		driver func(*driver)
+		claim  *corev1.PersistentVolumeClaim
+		class  *storagev1.StorageClass
+		volume *corev1.PersistentVolume
+		op     operation
+		named  *found
+		reads  reads
+		want   action
+		reason string
+		err    error
 	}{
-		"a claim that is gone": {want: doForget, reason: "Gone"},
-		"a new claim":          {claim: testClaim(nil), class: testClass(nil), want: doStart, reason: "Wanted"},
+		"a claim that is gone": {want: doForget, reason: "ClaimDeleted"},
+		"a new claim":          {claim: testClaim(nil), class: testClass(nil), want: doBegin, reason: "Wanted"},
 		"bound already":        {claim: testClaim(func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeName = "x" }), class: testClass(nil), want: doForget, reason: "Bound"},
-		"its volume exists":    {claim: testClaim(nil), class: testClass(nil), volume: ourVolume(), want: doNothing, reason: "Saved"},
-		"its volume was saved and is gone from the cache": {claim: testClaim(nil), class: testClass(nil), progress: progress{saved: true}, want: doNothing, reason: "Saved"},
+		"its volume exists":    {claim: testClaim(nil), class: testClass(nil), volume: ourVolume(), want: doNothing, reason: "PVExists"},
+		"its volume was saved and is gone from the cache": {claim: testClaim(nil), class: testClass(nil), op: operation{stage: pvCreated}, want: doNothing, reason: "PVCreated"},
 		"the name of its volume is taken":                 {claim: testClaim(nil), class: testClass(nil), volume: foreign, want: doFail, reason: "NameTaken"},
-		"deleted before anything began":                   {claim: testClaim(deleting), class: testClass(nil), want: doForget, reason: "Deleting"},
+		"deleted before anything began":                   {claim: testClaim(deleting), class: testClass(nil), want: doForget, reason: "ClaimDeleted"},
 		"without an owner":                                {claim: testClaim(func(c *corev1.PersistentVolumeClaim) { c.Annotations = nil }), class: testClass(nil), want: doForget, reason: "OfAnotherDriver"},
 		"with the beta annotation alone": {claim: testClaim(func(c *corev1.PersistentVolumeClaim) {
 			c.Annotations = map[string]string{storagehelpers.AnnBetaStorageProvisioner: "drv.example.com"}
-		}), class: testClass(nil), want: doStart, reason: "Wanted"},
+		}), class: testClass(nil), want: doBegin, reason: "Wanted"},
 		"of another owner, though the beta annotation is ours": {claim: testClaim(func(c *corev1.PersistentVolumeClaim) {
 			c.Annotations = map[string]string{storagehelpers.AnnStorageProvisioner: "other", storagehelpers.AnnBetaStorageProvisioner: "drv.example.com"}
 		}), class: testClass(nil), want: doForget, reason: "OfAnotherDriver"},
@@ -146,99 +157,130 @@ func TestDecide(t *testing.T) {
 		"class of another driver":   {claim: testClaim(nil), class: testClass(func(c *storagev1.StorageClass) { c.Provisioner = "other" }), want: doForget, reason: "ClassOfAnotherDriver"},
 		"late binding, no node yet": {claim: testClaim(nil), class: testClass(late), want: doForget, reason: "WaitsForPod"},
 		"late binding, empty node":  {claim: testClaim(func(c *corev1.PersistentVolumeClaim) { c.Annotations[storagehelpers.AnnSelectedNode] = "" }), class: testClass(late), want: doForget, reason: "WaitsForPod"},
-		"late binding, node chosen": {claim: testClaim(func(c *corev1.PersistentVolumeClaim) { c.Annotations[storagehelpers.AnnSelectedNode] = "node-0" }), class: testClass(late), want: doStart, reason: "Wanted"},
-		"the chosen node is gone":   {driver: func(d *driver) { d.topology = true }, claim: testClaim(func(c *corev1.PersistentVolumeClaim) { c.Annotations[storagehelpers.AnnSelectedNode] = "node-9" }), class: testClass(late), want: doReschedule, reason: "NodeGone", err: errNodeGone},
+		"late binding, node chosen": {claim: testClaim(func(c *corev1.PersistentVolumeClaim) { c.Annotations[storagehelpers.AnnSelectedNode] = "node-0" }), class: testClass(late), want: doBegin, reason: "Wanted"},
+		"the chosen node is gone":   {driver: func(d *driver) { d.topology = true }, claim: testClaim(func(c *corev1.PersistentVolumeClaim) { c.Annotations[storagehelpers.AnnSelectedNode] = "node-9" }), class: testClass(late), want: doReschedule, reason: "NodeDeleted", err: errNodeGone},
 		"no topology on the chosen node": {driver: func(d *driver) { d.topology = true }, claim: testClaim(func(c *corev1.PersistentVolumeClaim) { c.Annotations[storagehelpers.AnnSelectedNode] = "node-0" }),
-			class: testClass(func(c *storagev1.StorageClass) { late(c); c.AllowedTopologies = allow(in("zone", "b")) }), want: doFail, reason: "CannotAsk", err: errTopology},
+			class: testClass(func(c *storagev1.StorageClass) { late(c); c.AllowedTopologies = allow(in("zone", "b")) }), want: doFail, reason: "CannotRequest", err: errTopology},
 		"no topology on the chosen node, for the fifth time": {driver: func(d *driver) { d.topology = true }, claim: testClaim(func(c *corev1.PersistentVolumeClaim) { c.Annotations[storagehelpers.AnnSelectedNode] = "node-0" }),
-			class: testClass(func(c *storagev1.StorageClass) { late(c); c.AllowedTopologies = allow(in("zone", "b")) }), progress: progress{stuck: 4}, want: doReschedule, reason: "NoTopologyForLong", err: errTopology},
-		"a selector, even an empty one": {claim: testClaim(func(c *corev1.PersistentVolumeClaim) { c.Spec.Selector = &metav1.LabelSelector{} }), class: testClass(nil), want: doFail, reason: "CannotAsk"},
+			class: testClass(func(c *storagev1.StorageClass) { late(c); c.AllowedTopologies = allow(in("zone", "b")) }), op: operation{topologyFailures: 4}, want: doReschedule, reason: "NoTopologyForLong", err: errTopology},
+		"a selector, even an empty one": {claim: testClaim(func(c *corev1.PersistentVolumeClaim) { c.Spec.Selector = &metav1.LabelSelector{} }), class: testClass(nil), want: doFail, reason: "CannotRequest"},
 		"data from a populator": {claim: testClaim(func(c *corev1.PersistentVolumeClaim) {
 			c.Spec.DataSourceRef = &corev1.TypedObjectReference{Kind: "Hello", Name: "x"}
 		}), class: testClass(nil), want: doIgnore, reason: "Populator", err: volumerules.ErrPopulator},
 		"late binding, node chosen by the alpha annotation": {claim: testClaim(alpha), class: testClass(late), want: doForget, reason: "WaitsForPod"},
-		"the node of the alpha annotation is gone":          {driver: func(d *driver) { d.topology = true }, claim: testClaim(alpha), class: testClass(nil), want: doFail, reason: "CannotAsk", err: errNodeGone},
+		"the node of the alpha annotation is gone":          {driver: func(d *driver) { d.topology = true }, claim: testClaim(alpha), class: testClass(nil), want: doFail, reason: "CannotRequest", err: errNodeGone},
 		"no topology for long, with the alpha annotation": {driver: func(d *driver) { d.topology = true },
 			claim: testClaim(func(c *corev1.PersistentVolumeClaim) { c.Annotations[annSelectedNodeAlpha] = "node-0" }),
-			class: testClass(func(c *storagev1.StorageClass) { c.AllowedTopologies = allow(in("zone", "b")) }), progress: progress{stuck: 4}, want: doFail, reason: "CannotAsk", err: errTopology},
+			class: testClass(func(c *storagev1.StorageClass) { c.AllowedTopologies = allow(in("zone", "b")) }), op: operation{topologyFailures: 4}, want: doFail, reason: "CannotRequest", err: errTopology},
 
-		"data from a snapshot":                             {driver: can, claim: from("VolumeSnapshot"), class: testClass(nil), want: doLookUp, reason: "NamesOthers"},
-		"data from a snapshot, a driver that cannot":       {claim: from("VolumeSnapshot"), class: testClass(nil), want: doFail, reason: "CannotAsk"},
-		"data from a snapshot that cannot be used":         {driver: can, claim: from("VolumeSnapshot"), class: testClass(nil), named: snapshotX(func(f *found) { f.err = errGone }), want: doFail, reason: "CannotAsk", err: errGone},
-		"data from a snapshot that is not kept yet":        {driver: can, claim: from("VolumeSnapshot"), class: testClass(nil), named: snapshotX(nil), want: doGuard, reason: "Wanted"},
-		"a source is not kept for a request with a defect": {driver: can, claim: from("VolumeSnapshot"), class: testClass(parameters(map[string]string{volumerules.ParameterPrefix + "secret-name": "x"})), named: snapshotX(nil), want: doFail, reason: "CannotAsk"},
+		"data from a snapshot":                             {driver: can, claim: from("VolumeSnapshot"), class: testClass(nil), want: doReadReferences, reason: "Wanted"},
+		"data from a snapshot, a driver that cannot":       {claim: from("VolumeSnapshot"), class: testClass(nil), want: doFail, reason: "CannotRequest"},
+		"data from a snapshot that cannot be used":         {driver: can, claim: from("VolumeSnapshot"), class: testClass(nil), named: snapshotX(func(f *found) { f.err = errGone }), want: doFail, reason: "CannotRequest", err: errGone},
+		"data from a snapshot that is not kept yet":        {driver: can, claim: from("VolumeSnapshot"), class: testClass(nil), named: snapshotX(nil), want: doProtectSource, reason: "Wanted"},
+		"a source is not kept for a request with a defect": {driver: can, claim: from("VolumeSnapshot"), class: testClass(parameters(map[string]string{volumerules.ParameterPrefix + "secret-name": "x"})), named: snapshotX(nil), want: doFail, reason: "CannotRequest"},
 		"a source is not looked up for a driver that called it invalid": {driver: can, claim: from("VolumeSnapshot"), class: testClass(nil),
-			progress: progress{infeasible: &infeasible{now.Add(time.Second), "class-1", "1", 1_500_000_000, ""}}, want: doWait, reason: "Infeasible"},
-		"data from a snapshot of another group":   {driver: can, claim: from("VolumeSnapshot", func(c *corev1.PersistentVolumeClaim) { c.Spec.DataSource.APIGroup = ptr.To("example.com") }), class: testClass(nil), want: doFail, reason: "CannotAsk"},
-		"data from a claim":                       {driver: can, claim: from("PersistentVolumeClaim"), class: testClass(nil), want: doLookUp, reason: "NamesOthers"},
-		"data from a claim, a driver that cannot": {driver: func(d *driver) { can(d); d.clones = false }, claim: from("PersistentVolumeClaim"), class: testClass(nil), want: doFail, reason: "CannotAsk"},
+			op: operation{infeasible: &infeasible{now.Add(time.Second), "class-1", "1", 1_500_000_000, ""}}, want: doWait, reason: "Infeasible"},
+		"data from a snapshot of another group":   {driver: can, claim: from("VolumeSnapshot", func(c *corev1.PersistentVolumeClaim) { c.Spec.DataSource.APIGroup = ptr.To("example.com") }), class: testClass(nil), want: doFail, reason: "CannotRequest"},
+		"data from a claim":                       {driver: can, claim: from("PersistentVolumeClaim"), class: testClass(nil), want: doReadReferences, reason: "Wanted"},
+		"data from a claim, a driver that cannot": {driver: func(d *driver) { can(d); d.clones = false }, claim: from("PersistentVolumeClaim"), class: testClass(nil), want: doFail, reason: "CannotRequest"},
 		"data from a claim of another group":      {driver: can, claim: from("PersistentVolumeClaim", func(c *corev1.PersistentVolumeClaim) { c.Spec.DataSource.APIGroup = ptr.To("example.com") }), class: testClass(nil), want: doIgnore, reason: "Populator", err: volumerules.ErrPopulator},
 		"data from another namespace, the gate is off": {driver: can, claim: testClaim(func(c *corev1.PersistentVolumeClaim) {
 			c.Spec.DataSourceRef = &corev1.TypedObjectReference{Kind: "PersistentVolumeClaim", Name: "x", Namespace: ptr.To("b")}
-		}), class: testClass(nil), want: doFail, reason: "CannotAsk"},
-		"an attributes class":                      {driver: can, claim: attributes("gold"), class: testClass(nil), want: doLookUp, reason: "NamesOthers"},
-		"an attributes class, read":                {driver: can, claim: attributes("gold"), class: testClass(nil), named: &found{mutable: map[string]string{"iops": "9"}}, want: doStart, reason: "Wanted"},
-		"an attributes class that cannot be used":  {driver: can, claim: attributes("gold"), class: testClass(nil), named: &found{err: errGone}, want: doFail, reason: "CannotAsk", err: errGone},
-		"an attributes class, a driver without it": {claim: attributes("gold"), class: testClass(nil), want: doFail, reason: "CannotAsk"},
-		"an attributes class, the gate is off":     {driver: func(d *driver) { d.VolumeAttributesClass = false }, claim: attributes("gold"), class: testClass(nil), want: doStart, reason: "Wanted"},
-		"an attributes class without a name":       {claim: attributes(""), class: testClass(nil), want: doStart, reason: "Wanted"},
-		"a driver that cannot":                     {driver: func(d *driver) { d.createsVolumes = false }, claim: testClaim(nil), class: testClass(nil), want: doFail, reason: "CannotAsk"},
+		}), class: testClass(nil), want: doFail, reason: "CannotRequest"},
+		"an attributes class":                      {driver: can, claim: attributes("gold"), class: testClass(nil), want: doReadReferences, reason: "Wanted"},
+		"an attributes class, read":                {driver: can, claim: attributes("gold"), class: testClass(nil), named: &found{mutable: map[string]string{"iops": "9"}}, want: doBegin, reason: "Wanted"},
+		"an attributes class that cannot be used":  {driver: can, claim: attributes("gold"), class: testClass(nil), named: &found{err: errGone}, want: doFail, reason: "CannotRequest", err: errGone},
+		"an attributes class, a driver without it": {claim: attributes("gold"), class: testClass(nil), want: doFail, reason: "CannotRequest"},
+		"an attributes class, the gate is off":     {driver: func(d *driver) { d.VolumeAttributesClass = false }, claim: attributes("gold"), class: testClass(nil), want: doBegin, reason: "Wanted"},
+		"an attributes class without a name":       {claim: attributes(""), class: testClass(nil), want: doBegin, reason: "Wanted"},
+		"a driver that cannot":                     {driver: func(d *driver) { d.createsVolumes = false }, claim: testClaim(nil), class: testClass(nil), want: doFail, reason: "CannotRequest"},
 
-		"called invalid a moment ago":                     {claim: testClaim(nil), class: testClass(nil), progress: progress{infeasible: &infeasible{now.Add(time.Second), "class-1", "1", 1_500_000_000, ""}}, want: doWait, reason: "Infeasible"},
-		"called invalid long ago":                         {claim: testClaim(nil), class: testClass(nil), progress: progress{infeasible: &infeasible{now, "class-1", "1", 1_500_000_000, ""}}, want: doStart, reason: "Wanted"},
-		"called invalid, and the class is another":        {claim: testClaim(nil), class: testClass(nil), progress: progress{infeasible: &infeasible{now.Add(time.Second), "class-0", "1", 1_500_000_000, ""}}, want: doStart, reason: "Wanted"},
-		"called invalid, and the class has changed":       {claim: testClaim(nil), class: testClass(nil), progress: progress{infeasible: &infeasible{now.Add(time.Second), "class-1", "0", 1_500_000_000, ""}}, want: doStart, reason: "Wanted"},
-		"called invalid, and the attributes have changed": {driver: can, claim: attributes("gold"), class: testClass(nil), progress: progress{infeasible: &infeasible{now.Add(time.Second), "class-1", "1", 1_500_000_000, ""}}, want: doLookUp, reason: "NamesOthers"},
-		"called invalid, and the size has changed":        {claim: testClaim(nil), class: testClass(nil), progress: progress{infeasible: &infeasible{now.Add(time.Second), "class-1", "1", 1, ""}}, want: doStart, reason: "Wanted"},
+		"called invalid a moment ago":                     {claim: testClaim(nil), class: testClass(nil), op: operation{infeasible: &infeasible{now.Add(time.Second), "class-1", "1", 1_500_000_000, ""}}, want: doWait, reason: "Infeasible"},
+		"called invalid long ago":                         {claim: testClaim(nil), class: testClass(nil), op: operation{infeasible: &infeasible{now, "class-1", "1", 1_500_000_000, ""}}, want: doBegin, reason: "Wanted"},
+		"called invalid, and the class is another":        {claim: testClaim(nil), class: testClass(nil), op: operation{infeasible: &infeasible{now.Add(time.Second), "class-0", "1", 1_500_000_000, ""}}, want: doBegin, reason: "Wanted"},
+		"called invalid, and the class has changed":       {claim: testClaim(nil), class: testClass(nil), op: operation{infeasible: &infeasible{now.Add(time.Second), "class-1", "0", 1_500_000_000, ""}}, want: doBegin, reason: "Wanted"},
+		"called invalid, and the attributes have changed": {driver: can, claim: attributes("gold"), class: testClass(nil), op: operation{infeasible: &infeasible{now.Add(time.Second), "class-1", "1", 1_500_000_000, ""}}, want: doReadReferences, reason: "Wanted"},
+		"called invalid, and the size has changed":        {claim: testClaim(nil), class: testClass(nil), op: operation{infeasible: &infeasible{now.Add(time.Second), "class-1", "1", 1, ""}}, want: doBegin, reason: "Wanted"},
 
-		"asked for":                                       {claim: testClaim(nil), class: testClass(nil), progress: progress{attempt: testAttempt(nil)}, want: doCreate, reason: "Requested"},
-		"asked for, with protection always":               {driver: func(d *driver) { d.ProvisioningProtection = ProtectionAlways }, claim: testClaim(nil), progress: progress{attempt: testAttempt(nil)}, want: doProtect, reason: "BeforeFirstCall"},
-		"in doubt":                                        {claim: testClaim(nil), progress: progress{attempt: testAttempt(doubt)}, want: doProtect, reason: "InDoubt"},
-		"in doubt, with protection off":                   {driver: func(d *driver) { d.ProvisioningProtection = ProtectionOff }, claim: testClaim(nil), progress: progress{attempt: testAttempt(doubt)}, want: doCreate, reason: "Requested"},
-		"in doubt and protected":                          {claim: testClaim(protected), progress: progress{attempt: testAttempt(doubt)}, want: doCreate, reason: "Requested"},
-		"in doubt, the claim is gone":                     {progress: progress{attempt: testAttempt(doubt)}, want: doCreate, reason: "Requested"},
-		"in doubt, the claim is being deleted":            {claim: testClaim(deleting), progress: progress{attempt: testAttempt(doubt)}, want: doCreate, reason: "Requested"},
-		"in doubt, the claim became another driver's":     {claim: testClaim(func(c *corev1.PersistentVolumeClaim) { c.Annotations = nil; protected(c) }), progress: progress{attempt: testAttempt(doubt)}, want: doCreate, reason: "Requested"},
-		"in doubt, the class is gone":                     {claim: testClaim(protected), progress: progress{attempt: testAttempt(doubt)}, want: doCreate, reason: "Requested"},
-		"in doubt, the claim was bound to something else": {claim: testClaim(func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeName = "x"; protected(c) }), progress: progress{attempt: testAttempt(doubt)}, want: doCreate, reason: "Requested"},
-		"a secret to be read":                             {claim: testClaim(nil), progress: progress{attempt: testAttempt(func(a *attempt) { a.plan.Secrets.Provisioner = &corev1.SecretReference{Name: "s"} })}, want: doReadSecrets, reason: "SecretsNeeded"},
-		"an empty secret that was read": {claim: testClaim(nil), progress: progress{attempt: testAttempt(func(a *attempt) {
-			a.plan.Secrets.Provisioner = &corev1.SecretReference{Name: "s"}
-			a.request.Secrets = map[string]string{}
-		})}, want: doCreate, reason: "Requested"},
-		"made and not saved":                                  {claim: testClaim(nil), progress: progress{attempt: testAttempt(func(a *attempt) { a.volume = ourVolume() })}, want: doSave, reason: "Created"},
-		"made and not saved, the claim is gone":               {progress: progress{attempt: testAttempt(func(a *attempt) { a.volume = ourVolume() })}, want: doSave, reason: "Created"},
-		"made and of no use":                                  {claim: testClaim(protected), progress: progress{attempt: testAttempt(func(a *attempt) { a.waste, a.doubt = "vol-1", true })}, want: doCleanUp, reason: "Unusable"},
-		"saved and still protected":                           {claim: testClaim(protected), class: testClass(nil), progress: progress{saved: true}, want: doUnprotect, reason: "Settled"},
-		"bound to its volume and still protected":             {claim: testClaim(func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeName = "pvc-" + uid; protected(c) }), want: doUnprotect, reason: "Settled"},
-		"bound to another volume, and in doubt about its own": {claim: testClaim(func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeName = "x"; protected(c) }), class: testClass(nil), want: doStart, reason: "LeftInDoubt"},
-		"not asked for yet, and the claim is gone":            {progress: progress{attempt: testAttempt(nil)}, want: doDrop, reason: "NotWantedAnyMore"},
-		"not asked for yet, and the claim is being deleted":   {claim: testClaim(deleting), progress: progress{attempt: testAttempt(nil)}, want: doDrop, reason: "NotWantedAnyMore"},
-		"not asked for yet, and the claim was bound":          {claim: testClaim(func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeName = "x" }), progress: progress{attempt: testAttempt(nil)}, want: doDrop, reason: "NotWantedAnyMore"},
-		"asked for, and an earlier volume is being deleted":   {claim: testClaim(protected), volume: releasedVolume(), progress: progress{attempt: testAttempt(doubt)}, want: doWait, reason: "EarlierVolumeIsDeleted"},
-		"asked for, and the claim is gone":                    {progress: progress{attempt: testAttempt(func(a *attempt) { a.asked = true })}, want: doCreate, reason: "Requested"},
-		"in doubt, and it cannot be noted":                    {claim: testClaim(nil), progress: progress{attempt: testAttempt(func(a *attempt) { a.doubt, a.unnoted = true, true })}, want: doCreate, reason: "Requested"},
+		"asked for":                                       {claim: testClaim(nil), class: testClass(nil), op: testOperation(requested, nil), want: doCreateVolume, reason: "Requested"},
+		"asked for, with protection always":               {driver: func(d *driver) { d.ProvisioningProtection = ProtectionAlways }, claim: testClaim(nil), op: testOperation(requested, nil), want: doProtect, reason: "BeforeFirstCall"},
+		"in doubt":                                        {claim: testClaim(nil), op: testOperation(indeterminate, nil), want: doProtect, reason: "Indeterminate"},
+		"in doubt, with protection off":                   {driver: func(d *driver) { d.ProvisioningProtection = ProtectionOff }, claim: testClaim(nil), op: testOperation(indeterminate, nil), want: doCreateVolume, reason: "Indeterminate"},
+		"in doubt and protected":                          {claim: testClaim(protected), op: testOperation(indeterminate, nil), want: doCreateVolume, reason: "Indeterminate"},
+		"in doubt, the claim is gone":                     {op: testOperation(indeterminate, nil), want: doCreateVolume, reason: "Indeterminate"},
+		"in doubt, the claim is being deleted":            {claim: testClaim(deleting), op: testOperation(indeterminate, nil), want: doCreateVolume, reason: "Indeterminate"},
+		"in doubt, the claim became another driver's":     {claim: testClaim(func(c *corev1.PersistentVolumeClaim) { c.Annotations = nil; protected(c) }), op: testOperation(indeterminate, nil), want: doCreateVolume, reason: "Indeterminate"},
+		"in doubt, the class is gone":                     {claim: testClaim(protected), op: testOperation(indeterminate, nil), want: doCreateVolume, reason: "Indeterminate"},
+		"in doubt, the claim was bound to something else": {claim: testClaim(func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeName = "x"; protected(c) }), op: testOperation(indeterminate, nil), want: doCreateVolume, reason: "Indeterminate"},
+		"a secret to be read":                             {claim: testClaim(nil), op: testOperation(requested, func(o *operation) { o.plan.Secrets.Provisioner = &corev1.SecretReference{Name: "s"} }), want: doReadSecrets, reason: "SecretsNeeded"},
+		"an empty secret that was read": {claim: testClaim(nil), op: testOperation(requested, func(o *operation) {
+			o.plan.Secrets.Provisioner = &corev1.SecretReference{Name: "s"}
+			o.request.Secrets = map[string]string{}
+		}), want: doCreateVolume, reason: "Requested"},
+		"made and not saved":                                     {claim: testClaim(nil), op: testOperation(created, func(o *operation) { o.pv = ourVolume() }), want: doCreatePV, reason: "VolumeCreated"},
+		"made and not saved, the claim is gone":                  {op: testOperation(created, func(o *operation) { o.pv = ourVolume() }), want: doCreatePV, reason: "VolumeCreated"},
+		"made and of no use":                                     {claim: testClaim(protected), op: testOperation(rejected, func(o *operation) { o.volumeID = "vol-1" }), reads: reads{owner: ptr.To("")}, want: doDeleteRejected, reason: "Rejected"},
+		"rejected, the owner is unknown":                         {claim: testClaim(protected), op: testOperation(rejected, nil), want: doFindOwner, reason: "Rejected"},
+		"rejected, and the volume of another claim":              {claim: testClaim(protected), op: testOperation(rejected, func(o *operation) { o.rejectReason = errUnusable }), reads: reads{owner: ptr.To("claim ns/x")}, want: doKeepRejected, reason: "OwnedByOther", err: errUnusable},
+		"rejected, not protected yet":                            {claim: testClaim(nil), op: testOperation(rejected, nil), want: doProtect, reason: "Rejected"},
+		"rejected in this sync":                                  {claim: testClaim(protected), op: testOperation(rejected, nil), reads: reads{failure: &failure{err: errFull}}, want: doBackOff, reason: "CallFailed", err: errFull},
+		"indeterminate in this sync":                             {claim: testClaim(nil), op: testOperation(indeterminate, nil), reads: reads{failure: &failure{err: errFull}}, want: doProtect, reason: "Indeterminate"},
+		"indeterminate in this sync, and protected":              {claim: testClaim(protected), op: testOperation(indeterminate, nil), reads: reads{failure: &failure{err: errFull}}, want: doBackOff, reason: "CallFailed", err: errFull},
+		"called by a sync that panicked":                         {op: testOperation(requested, func(o *operation) { o.called = true }), want: doCreateVolume, reason: "Indeterminate"},
+		"called by a sync that panicked, not protected":          {claim: testClaim(nil), op: testOperation(requested, func(o *operation) { o.called = true }), want: doProtect, reason: "Indeterminate"},
+		"final error in this sync":                               {claim: testClaim(nil), class: testClass(nil), op: operation{finalResult: true}, reads: reads{failure: &failure{err: errFull, node: "node-0"}}, want: doBackOff, reason: "CallFailed", err: errFull},
+		"final error in this sync, still protected":              {claim: testClaim(protected), class: testClass(nil), op: operation{finalResult: true}, reads: reads{failure: &failure{err: errFull, node: "node-0"}}, want: doUnprotect, reason: "FinalResult"},
+		"final error in this sync, the claim was deleted":        {op: operation{finalResult: true}, reads: reads{failure: &failure{err: errFull}}, want: doForget, reason: "ClaimDeleted"},
+		"exhausted on the selected node":                         {driver: func(d *driver) { d.topology = true }, claim: testClaim(onNodeZero), class: testClass(late), op: operation{finalResult: true}, reads: reads{failure: &failure{err: errFull, node: "node-0"}}, want: doReschedule, reason: "ResourceExhausted"},
+		"exhausted on a node selected before":                    {driver: func(d *driver) { d.topology = true }, claim: testClaim(onNodeZero), class: testClass(late), op: operation{finalResult: true}, reads: reads{failure: &failure{err: errFull, node: "node-1"}}, want: doBackOff, reason: "CallFailed", err: errFull},
+		"exhausted and rescheduled":                              {driver: func(d *driver) { d.topology = true }, claim: testClaim(nil), class: testClass(late), op: operation{finalResult: true}, reads: reads{failure: &failure{err: errFull, node: "node-0"}}, want: doForget, reason: "WaitsForPod"},
+		"exhausted, a driver without topology":                   {claim: testClaim(onNodeZero), class: testClass(late), op: operation{finalResult: true}, reads: reads{failure: &failure{err: errFull, node: "node-0"}}, want: doBackOff, reason: "CallFailed", err: errFull},
+		"secrets are read again before a retry":                  {claim: testClaim(protected), op: testOperation(indeterminate, withSecret), want: doReadSecrets, reason: "SecretsNeeded"},
+		"secrets were read again before a retry":                 {claim: testClaim(protected), op: testOperation(indeterminate, withSecret), reads: reads{freshSecrets: true}, want: doCreateVolume, reason: "Indeterminate"},
+		"indeterminate, the class was recreated":                 {claim: testClaim(protected), class: testClass(recreated), op: testOperation(indeterminate, nil), want: doCreateVolume, reason: "Indeterminate"},
+		"indeterminate, the class was recreated, protection off": {driver: protectionOff, claim: testClaim(nil), class: testClass(recreated), op: testOperation(indeterminate, nil), want: doPrepareAgain, reason: "ClassRecreated"},
+		"recreated with a defect, protection off": {driver: protectionOff, claim: testClaim(nil), class: testClass(func(c *storagev1.StorageClass) {
+			recreated(c)
+			c.Parameters = map[string]string{volumerules.ParameterPrefix + "secret-name": "x"}
+		}), op: testOperation(indeterminate, nil), want: doFail, reason: "CannotRequest"},
+		"recreated for another driver, protection off":        {driver: protectionOff, claim: testClaim(nil), class: testClass(func(c *storagev1.StorageClass) { recreated(c); c.Provisioner = "other" }), op: testOperation(indeterminate, nil), want: doCreateVolume, reason: "Indeterminate"},
+		"recreated, no node is selected, protection off":      {driver: protectionOff, claim: testClaim(nil), class: testClass(func(c *storagev1.StorageClass) { recreated(c); late(c) }), op: testOperation(indeterminate, nil), want: doCreateVolume, reason: "Indeterminate"},
+		"recreated, the claim is deleted, protection off":     {driver: protectionOff, claim: testClaim(deleting), class: testClass(recreated), op: testOperation(indeterminate, nil), want: doCreateVolume, reason: "Indeterminate"},
+		"recreated and prepared again, protection off":        {driver: protectionOff, claim: testClaim(nil), class: testClass(recreated), op: testOperation(indeterminate, func(o *operation) { o.classUID = "class-2" }), want: doCreateVolume, reason: "Indeterminate"},
+		"saved and still protected":                           {claim: testClaim(protected), class: testClass(nil), op: operation{stage: pvCreated}, want: doUnprotect, reason: "PVCreated"},
+		"bound to its volume and still protected":             {claim: testClaim(func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeName = "pvc-" + uid; protected(c) }), want: doUnprotect, reason: "FinalResult"},
+		"bound to another volume, and in doubt about its own": {claim: testClaim(func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeName = "x"; protected(c) }), class: testClass(nil), want: doBegin, reason: "RecordFound"},
+		"not asked for yet, and the claim is gone":            {op: testOperation(requested, nil), want: doAbandon, reason: "ClaimDeletedOrBound"},
+		"not asked for yet, and the claim is being deleted":   {claim: testClaim(deleting), op: testOperation(requested, nil), want: doAbandon, reason: "ClaimDeletedOrBound"},
+		"not asked for yet, and the claim was bound":          {claim: testClaim(func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeName = "x" }), op: testOperation(requested, nil), want: doAbandon, reason: "ClaimDeletedOrBound"},
+		"asked for, and an earlier volume is being deleted":   {claim: testClaim(protected), volume: releasedVolume(), op: testOperation(indeterminate, nil), want: doWait, reason: "EarlierPVIsDeleted"},
+		"asked for, and the claim is gone":                    {op: testOperation(indeterminate, nil), want: doCreateVolume, reason: "Indeterminate"},
+		"in doubt, and it cannot be noted":                    {claim: testClaim(nil), op: testOperation(indeterminate, func(o *operation) { o.recordFailed = true }), want: doCreateVolume, reason: "Indeterminate"},
 		"a secret is read before the claim is protected": {driver: func(d *driver) { d.ProvisioningProtection = ProtectionAlways }, claim: testClaim(nil),
-			progress: progress{attempt: testAttempt(func(a *attempt) { a.plan.Secrets.Provisioner = &corev1.SecretReference{Name: "s"} })}, want: doReadSecrets, reason: "SecretsNeeded"},
-		"saved, and the volume has gone":                       {claim: testClaim(nil), class: testClass(nil), progress: progress{saved: true, lost: true}, want: doAskAgain, reason: "VolumeGone"},
-		"failed for good and still protected":                  {claim: testClaim(protected), class: testClass(nil), progress: progress{settled: true}, want: doUnprotect, reason: "Settled"},
-		"left in doubt by an earlier process":                  {claim: testClaim(protected), class: testClass(nil), want: doStart, reason: "LeftInDoubt"},
-		"left in doubt by an earlier process, being deleted":   {claim: testClaim(func(c *corev1.PersistentVolumeClaim) { protected(c); deleting(c) }), class: testClass(nil), want: doStart, reason: "LeftInDoubt"},
-		"left in doubt, and the class is gone":                 {claim: testClaim(protected), want: doFail, reason: "ClassGone"},
-		"left in doubt, and the class is another driver's now": {claim: testClaim(protected), class: testClass(func(c *storagev1.StorageClass) { c.Provisioner = "other" }), want: doFail, reason: "ClassGone"},
-		"left in doubt, with a source":                         {driver: can, claim: from("VolumeSnapshot", protected), class: testClass(nil), want: doLookUp, reason: "LeftInDoubt"},
-		"left in doubt, and the source is gone":                {driver: can, claim: from("VolumeSnapshot", protected), class: testClass(nil), named: snapshotX(func(f *found) { f.err = errGone }), want: doFail, reason: "SourceGone", err: errGone},
-		"left in doubt, and the source is gone, being deleted": {driver: can, claim: from("VolumeSnapshot", protected, deleting), class: testClass(nil), named: snapshotX(func(f *found) { f.err = errGone }), want: doFail, reason: "SourceGone", err: errGone},
-		"left in doubt, and the source is there":               {driver: can, claim: from("VolumeSnapshot", protected), class: testClass(nil), named: snapshotX(nil), want: doGuard, reason: "LeftInDoubt"},
-		"left in doubt, and the driver has lost a capability":  {claim: from("VolumeSnapshot", protected), class: testClass(nil), named: snapshotX(nil), want: doGuard, reason: "LeftInDoubt"},
-		"left in doubt, and it became another driver's":        {claim: testClaim(func(c *corev1.PersistentVolumeClaim) { protected(c); c.Annotations = nil }), class: testClass(nil), want: doStart, reason: "LeftInDoubt"},
-		"in doubt, a populator took over":                      {claim: from("Hello", protected), progress: progress{attempt: testAttempt(doubt)}, want: doCreate, reason: "Requested"},
-		"failed for good, and the source is gone":              {driver: can, claim: from("VolumeSnapshot", protected), class: testClass(nil), progress: progress{settled: true}, want: doUnprotect, reason: "Settled"},
-		"left in doubt, and its volume was saved after all":    {claim: testClaim(protected), class: testClass(nil), volume: ourVolume(), want: doUnprotect, reason: "Settled"},
+			op: testOperation(requested, func(o *operation) { o.plan.Secrets.Provisioner = &corev1.SecretReference{Name: "s"} }), want: doReadSecrets, reason: "SecretsNeeded"},
+		"saved, and the volume has gone":                       {claim: testClaim(nil), class: testClass(nil), op: operation{stage: pvCreated, pvDeleted: true}, want: doRefetchClaim, reason: "PVDeleted"},
+		"failed for good and still protected":                  {claim: testClaim(protected), class: testClass(nil), op: operation{finalResult: true}, want: doUnprotect, reason: "FinalResult"},
+		"left in doubt by an earlier process":                  {claim: testClaim(protected), class: testClass(nil), want: doBegin, reason: "RecordFound"},
+		"left in doubt by an earlier process, being deleted":   {claim: testClaim(func(c *corev1.PersistentVolumeClaim) { protected(c); deleting(c) }), class: testClass(nil), want: doBegin, reason: "RecordFound"},
+		"left in doubt, and the class is gone":                 {claim: testClaim(protected), want: doFail, reason: "ClassDeleted"},
+		"left in doubt, and the class is another driver's now": {claim: testClaim(protected), class: testClass(func(c *storagev1.StorageClass) { c.Provisioner = "other" }), want: doFail, reason: "ClassDeleted"},
+		"left in doubt, with a source":                         {driver: can, claim: from("VolumeSnapshot", protected), class: testClass(nil), want: doReadReferences, reason: "RecordFound"},
+		"left in doubt, and the source is gone":                {driver: can, claim: from("VolumeSnapshot", protected), class: testClass(nil), named: snapshotX(func(f *found) { f.err = errGone }), want: doFail, reason: "SourceDeleted", err: errGone},
+		"left in doubt, and the source is gone, being deleted": {driver: can, claim: from("VolumeSnapshot", protected, deleting), class: testClass(nil), named: snapshotX(func(f *found) { f.err = errGone }), want: doFail, reason: "SourceDeleted", err: errGone},
+		"left in doubt, and the source is there":               {driver: can, claim: from("VolumeSnapshot", protected), class: testClass(nil), named: snapshotX(nil), want: doProtectSource, reason: "RecordFound"},
+		"left in doubt, and the driver has lost a capability":  {claim: from("VolumeSnapshot", protected), class: testClass(nil), named: snapshotX(nil), want: doProtectSource, reason: "RecordFound"},
+		"left in doubt, and it became another driver's":        {claim: testClaim(func(c *corev1.PersistentVolumeClaim) { protected(c); c.Annotations = nil }), class: testClass(nil), want: doBegin, reason: "RecordFound"},
+		"in doubt, a populator took over":                      {claim: from("Hello", protected), op: testOperation(indeterminate, nil), want: doCreateVolume, reason: "Indeterminate"},
+		"failed for good, and the source is gone":              {driver: can, claim: from("VolumeSnapshot", protected), class: testClass(nil), op: operation{finalResult: true}, want: doUnprotect, reason: "FinalResult"},
+		"left in doubt, and its volume was saved after all":    {claim: testClaim(protected), class: testClass(nil), volume: ourVolume(), want: doUnprotect, reason: "FinalResult"},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			got := testDriver(tt.driver).decide(snapshot{claim: tt.claim, class: tt.class, volume: tt.volume, progress: tt.progress, named: tt.named, known: zones, now: now})
+			s := claimState{claim: tt.claim, class: tt.class, volume: tt.volume, op: tt.op, reads: tt.reads, known: zones, now: now}
+			if tt.named != nil {
+				s.named = tt.named
+			}
+			got := testDriver(tt.driver).decide(s)
 			if got.action != tt.want || got.reason != tt.reason {
 				t.Errorf("got %v because %s (%v), want %v because %s", got.action, got.reason, got.err, tt.want, tt.reason)
 			}
@@ -246,16 +288,17 @@ func TestDecide(t *testing.T) {
 				t.Errorf("error %v, want %v", got.err, tt.err)
 			}
 			switch got.action {
-			case doStart:
-				if got.attempt == nil || got.attempt.request.GetName() != "pvc-"+uid {
-					t.Fatalf("attempt %+v", got.attempt)
+			case doBegin:
+				if got.next.request.GetName() != "pvc-"+uid {
+					t.Fatalf("operation %+v", got.next)
 				}
-				if n := tt.named; n != nil && (got.attempt.source != n.source || got.attempt.request.GetVolumeContentSource() != n.content || fmt.Sprint(got.attempt.request.GetMutableParameters()) != fmt.Sprint(n.mutable)) {
-					t.Errorf("attempt %+v does not have what was found, %+v", got.attempt, n)
+				r := got.next.request
+				if n := tt.named; n != nil && (got.next.source != n.source || r.GetVolumeContentSource() != n.content || !maps.Equal(r.GetMutableParameters(), n.mutable)) {
+					t.Errorf("operation %+v lacks what was read, %+v", got.next, n)
 				}
-			case doIgnore, doRetry, doFail, doReschedule:
-				if got.err == nil {
-					t.Error("no error to tell")
+			case doIgnore, doBackOff, doRetry, doFail, doReschedule:
+				if got.err == nil && tt.reads.failure == nil {
+					t.Error("no error")
 				}
 			}
 		})
@@ -301,7 +344,7 @@ func TestDecideVolume(t *testing.T) {
 		reason     string
 		remove     []string // finalizers
 	}{
-		"gone":                               {want: volumeNothing, reason: "Gone"},
+		"gone":                               {want: volumeNothing, reason: "Deleted"},
 		"released":                           {volume: pv(nil), want: volumeDelete, reason: "Released"},
 		"released without finalizer":         {volume: pv(bare), want: volumeDelete, reason: "Released"},
 		"released and deleted by somebody":   {volume: pv(gone), want: volumeDelete, reason: "Released"},
@@ -320,15 +363,15 @@ func TestDecideVolume(t *testing.T) {
 		"source of another driver":           {volume: pv(func(v *corev1.PersistentVolume) { v.Spec.CSI.Driver = "other" }), want: volumeFail, reason: "NotCSI"},
 		"no CSI source":                      {volume: pv(func(v *corev1.PersistentVolume) { v.Spec.CSI = nil }), want: volumeFail, reason: "NotCSI"},
 		"a driver that cannot delete":        {driver: func(d *driver) { d.createsVolumes = false }, volume: pv(nil), want: volumeFail, reason: "CannotDelete"},
-		"deleted at the driver":              {volume: pv(nil), removal: removal{volume: true}, want: volumeChange, reason: "Deleted", remove: []string{volumeFinalizer}},
-		"deleted at the driver, with another role's finalizer": {volume: pv(nil), releasable: []string{"other/fin"}, removal: removal{volume: true}, want: volumeChange, reason: "Deleted", remove: []string{volumeFinalizer, "other/fin"}},
-		"deleted at the driver, finalizer removed":             {volume: pv(bare), removal: removal{volume: true}, want: volumeRemove, reason: "Deleted"},
-		"deleted everywhere but for others' finalizers":        {volume: pv(all(bare, gone)), removal: removal{volume: true}, want: volumeNothing, reason: "OthersKeepIt"},
-		"object deleted, cache is late":                        {volume: pv(nil), removal: removal{volume: true, object: true}, want: volumeNothing, reason: "Gone"},
+		"deleted at the driver":              {volume: pv(nil), removal: removal{volume: true}, want: volumeChange, reason: "VolumeDeleted", remove: []string{volumeFinalizer}},
+		"deleted at the driver, with another role's finalizer": {volume: pv(nil), releasable: []string{"other/fin"}, removal: removal{volume: true}, want: volumeChange, reason: "VolumeDeleted", remove: []string{volumeFinalizer, "other/fin"}},
+		"deleted at the driver, finalizer removed":             {volume: pv(bare), removal: removal{volume: true}, want: volumeRemove, reason: "VolumeDeleted"},
+		"deleted everywhere but for others' finalizers":        {volume: pv(all(bare, gone)), removal: removal{volume: true}, want: volumeNothing, reason: "OtherFinalizers"},
+		"object deleted, cache is late":                        {volume: pv(nil), removal: removal{volume: true, object: true}, want: volumeNothing, reason: "Deleted"},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			got := testDriver(tt.driver).decideVolume(volumeSnapshot{volume: tt.volume, attachments: tt.attached, releasable: tt.releasable, removal: tt.removal, now: now})
+			got := testDriver(tt.driver).decideVolume(pvState{pv: tt.volume, attachments: tt.attached, removable: tt.releasable, removal: tt.removal, now: now})
 			if got.action != tt.want || got.reason != tt.reason {
 				t.Errorf("got %v because %s (%v), want %v because %s", got.action, got.reason, got.err, tt.want, tt.reason)
 			}
@@ -336,7 +379,7 @@ func TestDecideVolume(t *testing.T) {
 				t.Errorf("removes %v, want %v", got.change.RemoveFinalizers, tt.remove)
 			}
 			// What is not even queued is what there is nothing to do for.
-			if tt.volume != nil && tt.removal == (removal{}) && got.action != volumeNothing && !testDriver(tt.driver).concerning(tt.volume) {
+			if tt.volume != nil && tt.removal == (removal{}) && got.action != volumeNothing && !isCandidate(tt.volume) {
 				t.Error("it would not have been queued")
 			}
 		})
@@ -347,12 +390,12 @@ func TestResume(t *testing.T) {
 	zones := world([]string{"zone"}, map[string]string{"zone": "a"}, map[string]string{"zone": "b"})
 	d := testDriver(func(d *driver) { d.topology = true })
 	claim := testClaim(func(c *corev1.PersistentVolumeClaim) { c.Annotations[storagehelpers.AnnSelectedNode] = "node-1" })
-	first := d.decide(snapshot{claim: claim, class: testClass(late), known: zones, now: now})
-	if first.action != doStart {
+	first := d.decide(claimState{claim: claim, class: testClass(late), known: zones, now: now})
+	if first.action != doBegin {
 		t.Fatal(first)
 	}
-	first.attempt.request.Secrets = map[string]string{"password": "hunter2"}
-	change, err := first.attempt.protection(d.name)
+	first.next.request.Secrets = map[string]string{"password": "hunter2"}
+	change, err := first.next.protection(d.name)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -373,13 +416,13 @@ func TestResume(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	first.attempt.request.Secrets = nil
-	if resumed.request.String() != first.attempt.request.String() || !resumed.doubt || resumed.plan.SelectedNode != "node-1" {
-		t.Errorf("got %v, want %v", resumed.request, first.attempt.request)
+	first.next.request.Secrets = nil
+	if resumed.request.String() != first.next.request.String() || !resumed.called || resumed.plan.SelectedNode != "node-1" {
+		t.Errorf("got %v, want %v", resumed.request, first.next.request)
 	}
 	other := testClass(func(c *storagev1.StorageClass) { late(c); c.Parameters = map[string]string{"pool": "stolen"} })
-	if _, err := d.resume(left, other, nil, nothing); err == nil || !strings.Contains(err.Error(), claimFinalizer) {
-		t.Errorf("with another class: %v", err)
+	if st := d.decide(claimState{claim: left, class: other, known: nothing, now: now}); st.action != doFail || !strings.Contains(st.err.Error(), claimFinalizer) {
+		t.Errorf("with another class: %v, %v", st.action, st.err)
 	}
 	for _, broken := range []string{"{", `{"topology":3}`, `{"topology":"AAAA"}`, `{"request":"x"}`, ""} {
 		left.Annotations[annRequest] = broken
@@ -395,7 +438,7 @@ func TestResume(t *testing.T) {
 
 // TestRecordOfManyNodes has a note that fits into an annotation, with a topology per node.
 func TestRecordOfManyNodes(t *testing.T) {
-	a := testAttempt(nil)
+	a := testOperation(requested, nil)
 	a.request.AccessibilityRequirements = &csi.TopologyRequirement{}
 	for i := range 5000 {
 		topology := &csi.Topology{Segments: map[string]string{"topology.example.com/node": fmt.Sprintf("worker-%04d.region.example.com", i)}}

@@ -1,24 +1,49 @@
-// Package provisioner makes volumes for claims and deletes them again: it turns
-// PersistentVolumeClaims into CreateVolume calls and PersistentVolumes, and released
-// PersistentVolumes into DeleteVolume calls (CSI spec, "CreateVolume").
+// Package provisioner provisions and deletes volumes: it turns PersistentVolumeClaims
+// into CreateVolume calls and PersistentVolumes, and released PersistentVolumes into
+// DeleteVolume calls (CSI spec, "CreateVolume").
 //
 // It owns, on objects:
 //
 //   - the finalizer external-provisioner.volume.kubernetes.io/finalizer on a
 //     PersistentVolume whose reclaim policy is Delete (KEP-2644);
 //   - the finalizer storage-controller.io/provisioning and an annotation beside it on
-//     a claim whose volume may be coming into being, see --provisioning-protection;
-//   - the removal of volume.kubernetes.io/selected-node from a claim whose volume
-//     cannot be made there.
+//     a claim while the outcome of CreateVolume is unknown, see --provisioning-protection;
+//   - the removal of volume.kubernetes.io/selected-node from a claim that cannot be
+//     provisioned on that node.
 //
-// A claim goes through these states; every arrow is one write or one call, and the
-// process may die at each of them:
+// # Claims
 //
-//	wanted ─► asked ─► created ─► saved (PersistentVolume) ─► bound, by Kubernetes
-//	            │ in doubt: protected, asked again with the same request
-//	            └ final error: forgotten, tried again after a back-off
+// The volume of a claim passes through these stages. Each line is a transition of the
+// [operation] of the claim; the process may exit before and after each of them.
 //
-// And a volume:
+//	pending       ─ begin ─────────► requested      a CreateVolume request is prepared
+//	pending       ─ resume ────────► indeterminate  an earlier process recorded a request on the claim
+//	requested     ─ indeterminate ─► indeterminate  CreateVolume returned no definite result
+//	requested     ─ created ───────► created        CreateVolume returned a volume
+//	indeterminate ─ created ───────► created
+//	requested     ─ rejected ──────► rejected       CreateVolume returned a volume that cannot be used
+//	indeterminate ─ rejected ──────► rejected
+//	created       ─ saved ─────────► pvCreated      the PersistentVolume is created
+//	created       ─ indeterminate ─► indeterminate  an earlier PersistentVolume of the claim is being deleted
+//	created       ─ rejected ──────► rejected       a PersistentVolume of that name has another volume
+//	requested     ─ final ─────────► pending        no volume exists and none will: final error, or never called
+//	indeterminate ─ final ─────────► pending        final error
+//	created       ─ final ─────────► pending        the volume belongs to another claim
+//	rejected      ─ final ─────────► pending        the volume is deleted again
+//	pvCreated     ─ unbound ───────► pending        the PersistentVolume was deleted before the claim was bound
 //
-//	released ─► deleted at the driver ─► finalizers removed ─► deleted
+// An indeterminate request is repeated with equal arguments until the driver returns a
+// definite result. A claim that is bound or deleted is forgotten in the stages pending
+// and pvCreated, and in no other.
+//
+// # PersistentVolumes
+//
+// A released PersistentVolume takes three steps: DeleteVolume, removal of the
+// finalizers, deletion of the object.
+//
+// # Loops
+//
+// [Controller.Run] starts four small things: the claim loop (gather, decide, apply), the
+// volume loop, the protector of the sources of clones and restored snapshots, and the
+// ownership of claims in distributed provisioning.
 package provisioner

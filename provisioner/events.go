@@ -1,30 +1,33 @@
 package provisioner
 
 import (
+	"errors"
 	"fmt"
 
 	corev1 "k8s.io/api/core/v1"
 )
 
-// Reasons of events, as csi-provisioner has them.
+// Reasons of events. All but the last are those of csi-provisioner, as are the words with
+// which a message begins.
 const (
-	reasonProvisioning = "Provisioning"
-	reasonSucceeded    = "ProvisioningSucceeded"
-	reasonFailed       = "ProvisioningFailed"
-	reasonFailedDelete = "VolumeFailedDelete"
+	reasonProvisioning          = "Provisioning"
+	reasonSucceeded             = "ProvisioningSucceeded"
+	reasonFailed                = "ProvisioningFailed"
+	reasonFailedDelete          = "VolumeFailedDelete"
+	reasonDeletionWithoutSecret = "DeletionWithoutSecret"
 )
 
-// event is what is told about an object.
 type event struct {
 	kind, reason, message string
 }
 
 func provisioningEvent(claim *corev1.PersistentVolumeClaim) event {
-	return event{corev1.EventTypeNormal, reasonProvisioning, fmt.Sprintf("The driver is provisioning a volume for claim %s/%s", claim.Namespace, claim.Name)}
+	return event{corev1.EventTypeNormal, reasonProvisioning, fmt.Sprintf(
+		"External provisioner is provisioning volume for claim \"%s/%s\"", claim.Namespace, claim.Name)}
 }
 
 func populatorEvent(err error) event {
-	return event{corev1.EventTypeNormal, reasonProvisioning, fmt.Sprintf("Not provisioned by the driver: %v", err)}
+	return event{corev1.EventTypeNormal, reasonProvisioning, fmt.Sprintf("Assuming an external populator will provision the volume: %v", err)}
 }
 
 func succeededEvent(volume string) event {
@@ -32,14 +35,42 @@ func succeededEvent(volume string) event {
 }
 
 func failedEvent(class string, err error) event {
-	return event{corev1.EventTypeWarning, reasonFailed, fmt.Sprintf("Provisioning a volume with StorageClass %q failed: %v", class, err)}
+	return event{corev1.EventTypeWarning, reasonFailed, fmt.Sprintf("failed to provision volume with StorageClass %q: %v", class, err)}
 }
 
 func infeasibleEvent(class string, delay fmt.Stringer, err error) event {
 	return event{corev1.EventTypeWarning, reasonFailed, fmt.Sprintf(
-		"Provisioning a volume with StorageClass %q failed: the request is infeasible for the driver, the next attempt is delayed by %v: %v", class, delay, err)}
+		"Volume provisioning failed with infeasible error. Retries will be delayed by %v. StorageClass %q: %v", delay, class, err)}
+}
+
+// indeterminateEvent names the volume and the finalizer, which keeps the claim and a namespace
+// that is being deleted, and says what happens next.
+func indeterminateEvent(p plan, protection Protection, classRecreated bool, err error) event {
+	text := fmt.Sprintf("%v. Volume %q may exist: CreateVolume is repeated with the same request until the driver returns a definite result", err, p.VolumeName)
+	if protection == ProtectionOff {
+		return failedEvent(p.ClassName, errors.New(text))
+	}
+	text += fmt.Sprintf("; until then finalizer %s keeps this PVC", claimFinalizer)
+	if classRecreated {
+		text += fmt.Sprintf(". The first request is repeated although StorageClass %q was recreated since. "+
+			"To use the new class, delete this PVC and create it again. If you have verified on the storage backend "+
+			"that volume %q does not exist, remove the finalizer to complete the deletion", p.ClassName, p.VolumeName)
+	}
+	return failedEvent(p.ClassName, errors.New(text))
+}
+
+// cannotRetry returns the error for a claim whose CreateVolume has no definite result and
+// cannot be repeated for cause. fix is an imperative without a period.
+func cannotRetry(volume string, cause error, fix string) error {
+	return fmt.Errorf("the outcome of an earlier CreateVolume call is unknown and it cannot be retried: %w. %s. "+
+		"If you have verified on the storage backend that volume %q does not exist, remove finalizer %s from this PVC instead",
+		cause, fix, volume, claimFinalizer)
 }
 
 func failedDeleteEvent(err error) event {
 	return event{corev1.EventTypeWarning, reasonFailedDelete, err.Error()}
+}
+
+func deletionWithoutSecretEvent(volumeID string, missing error) event {
+	return event{corev1.EventTypeNormal, reasonDeletionWithoutSecret, fmt.Sprintf("Volume %q was deleted without the secret of its StorageClass: %v", volumeID, missing)}
 }

@@ -39,9 +39,12 @@ func (d driver) attributesClass(claim *corev1.PersistentVolumeClaim) string {
 	return ""
 }
 
+// referenceReader reads objects that claims reference from the API server.
+type referenceReader struct{ c *Controller }
+
 // lookUp reads what a claim names. Each read is one of the API server: there are few
 // such claims, and what a volume is made of must not be told from an old cache.
-func (t *term) lookUp(ctx context.Context, claim *corev1.PersistentVolumeClaim, resuming bool) *found {
+func (t referenceReader) lookUp(ctx context.Context, claim *corev1.PersistentVolumeClaim, resuming bool) *found {
 	f := &found{}
 	if f.source, f.err = volumerules.SourceOf(claim, t.c.cfg.CrossNamespaceVolumeDataSource); f.err != nil {
 		return f
@@ -64,7 +67,7 @@ func (t *term) lookUp(ctx context.Context, claim *corev1.PersistentVolumeClaim, 
 	return f
 }
 
-func (t *term) mutableParameters(ctx context.Context, name string) (map[string]string, error) {
+func (t referenceReader) mutableParameters(ctx context.Context, name string) (map[string]string, error) {
 	class, err := t.c.deps.Client.StorageV1().VolumeAttributesClasses().Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
 		return nil, fmt.Errorf("VolumeAttributesClass %q: %w", name, err)
@@ -76,7 +79,7 @@ func (t *term) mutableParameters(ctx context.Context, name string) (map[string]s
 }
 
 // contentOf is what a source means to the driver, and the UID of the source.
-func (t *term) contentOf(ctx context.Context, claim *corev1.PersistentVolumeClaim, key sourceKey, resuming bool) (*csi.VolumeContentSource, types.UID, error) {
+func (t referenceReader) contentOf(ctx context.Context, claim *corev1.PersistentVolumeClaim, key sourceKey, resuming bool) (*csi.VolumeContentSource, types.UID, error) {
 	if key.Kind == kube.KindSnapshot {
 		return t.snapshotContent(ctx, claim, key)
 	}
@@ -98,7 +101,7 @@ func (t *term) contentOf(ctx context.Context, claim *corev1.PersistentVolumeClai
 	return content, source.UID, err
 }
 
-func (t *term) snapshotContent(ctx context.Context, claim *corev1.PersistentVolumeClaim, key sourceKey) (*csi.VolumeContentSource, types.UID, error) {
+func (t referenceReader) snapshotContent(ctx context.Context, claim *corev1.PersistentVolumeClaim, key sourceKey) (*csi.VolumeContentSource, types.UID, error) {
 	s, err := t.c.deps.Snapshots.VolumeSnapshots(key.Namespace).Get(ctx, key.Name, metav1.GetOptions{})
 	if err != nil {
 		return nil, "", err
@@ -119,7 +122,7 @@ func (t *term) snapshotContent(ctx context.Context, claim *corev1.PersistentVolu
 }
 
 // permitted asks for a ReferenceGrant where the source is in another namespace (KEP-3294).
-func (t *term) permitted(ctx context.Context, claim *corev1.PersistentVolumeClaim, source sourceKey) error {
+func (t referenceReader) permitted(ctx context.Context, claim *corev1.PersistentVolumeClaim, source sourceKey) error {
 	if source.Namespace == claim.Namespace {
 		return nil
 	}

@@ -16,18 +16,18 @@ type metrics struct {
 	conflicts                    prometheus.Counter
 }
 
-// newMetrics registers the metrics. doubts is asked at each scrape how many volumes are
-// in doubt, and how many are not saved.
-func newMetrics(reg prometheus.Registerer, doubts func() (inDoubt, unsaved float64)) *metrics {
+// newMetrics registers the metrics. unresolved is called at each scrape for the number of
+// indeterminate claims and of volumes without PersistentVolume.
+func newMetrics(reg prometheus.Registerer, unresolved func() (indeterminateClaims, unsaved float64)) *metrics {
 	gauge := func(name, help string, value func() float64) {
 		reg.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, value))
 	}
-	gauge("storage_controller_provisioner_volumes_in_doubt", "Claims for which the driver was asked for a volume and it is not known whether that exists.", func() float64 {
-		n, _ := doubts()
+	gauge("storage_controller_provisioner_volumes_in_doubt", "PVCs whose CreateVolume outcome is unknown.", func() float64 {
+		n, _ := unresolved()
 		return n
 	})
-	gauge("storage_controller_provisioner_volumes_unsaved", "Volumes that exist and whose PersistentVolume could not be created yet.", func() float64 {
-		_, n := doubts()
+	gauge("storage_controller_provisioner_volumes_unsaved", "Volumes that exist and whose PersistentVolume is not created yet.", func() float64 {
+		_, n := unresolved()
 		return n
 	})
 	conflicts := prometheus.NewCounter(prometheus.CounterOpts{

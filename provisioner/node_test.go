@@ -8,7 +8,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	storagehelpers "k8s.io/component-helpers/storage/volume"
 )
 
@@ -36,10 +35,10 @@ func TestDelayOf(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := testDriver(func(d *driver) { d.NodeDeploymentBaseDelay, d.NodeDeploymentMaxDelay = tc.base, tc.max })
-			if got := d.delayOf(tc.tries, none); got != tc.atMost {
+			if got := d.claimDelay(tc.tries, none); got != tc.atMost {
 				t.Errorf("at most %v, want %v", got, tc.atMost)
 			}
-			if got := d.delayOf(tc.tries, all); got < tc.atLeast || got > tc.atLeast+1 {
+			if got := d.claimDelay(tc.tries, all); got < tc.atLeast || got > tc.atLeast+1 {
 				t.Errorf("at least %v, want %v", got, tc.atLeast)
 			}
 		})
@@ -53,41 +52,42 @@ func TestDecideOnANode(t *testing.T) {
 	left := func(record string) *corev1.PersistentVolumeClaim {
 		return testClaim(func(c *corev1.PersistentVolumeClaim) { protected(c); c.Annotations[annRequest] = record })
 	}
-	due := func(at time.Time) progress { return progress{race: race{due: now.Add(-time.Hour), at: at}} }
+	due := func(at time.Time) race { return race{due: now.Add(-time.Hour), at: at} }
 	elsewhere := func(c *storagev1.StorageClass) { c.AllowedTopologies = allow(in("zone", "b")) }
 	for name, tc := range map[string]struct {
-		driver   func(*driver)
-		claim    *corev1.PersistentVolumeClaim
-		class    *storagev1.StorageClass
-		progress progress
-		want     action
-		reason   string
-		until    time.Time
+		driver func(*driver)
+		claim  *corev1.PersistentVolumeClaim
+		class  *storagev1.StorageClass
+		race   race
+		op     operation
+		want   action
+		reason string
+		until  time.Time
 	}{
-		"of this node":                            {claim: on("node-0"), want: doStart, reason: "Wanted"},
-		"of this node, late binding":              {claim: on("node-0"), class: testClass(late), want: doStart, reason: "Wanted"},
-		"of this node, after it competed":         {claim: on("node-0"), progress: due(now.Add(time.Hour)), want: doStart, reason: "Wanted"},
+		"of this node":                            {claim: on("node-0"), want: doBegin, reason: "Wanted"},
+		"of this node, late binding":              {claim: on("node-0"), class: testClass(late), want: doBegin, reason: "Wanted"},
+		"of this node, after it competed":         {claim: on("node-0"), race: due(now.Add(time.Hour)), want: doBegin, reason: "Wanted"},
 		"of another node":                         {claim: on("node-1"), want: doForget, reason: "OfAnotherNode"},
-		"of another node, after it competed":      {claim: on("node-1"), progress: due(now), want: doForget, reason: "OfAnotherNode"},
+		"of another node, after it competed":      {claim: on("node-1"), race: due(now), want: doForget, reason: "OfAnotherNode"},
 		"of another node, late binding":           {claim: on("node-1"), class: testClass(late), want: doForget, reason: "OfAnotherNode"},
 		"late binding, no node yet":               {claim: testClaim(nil), class: testClass(late), want: doForget, reason: "WaitsForPod"},
 		"not to be competed for":                  {driver: func(d *driver) { d.NodeDeploymentImmediateBinding = false }, claim: testClaim(nil), want: doForget, reason: "WaitsForNode"},
-		"not to be competed for, but of the node": {driver: func(d *driver) { d.NodeDeploymentImmediateBinding = false }, claim: on("node-0"), want: doStart, reason: "Wanted"},
+		"not to be competed for, but of the node": {driver: func(d *driver) { d.NodeDeploymentImmediateBinding = false }, claim: on("node-0"), want: doBegin, reason: "Wanted"},
 		"of a class that is not for this node":    {claim: testClaim(nil), class: testClass(elsewhere), want: doForget, reason: "NotAllowedHere"},
-		"new":                                     {claim: testClaim(nil), want: doRace, reason: "NoOwner"},
-		"new, with an empty node":                 {claim: on(""), want: doRace, reason: "NoOwner"},
+		"new":                                     {claim: testClaim(nil), want: doScheduleClaiming, reason: "NoOwner"},
+		"new, with an empty node":                 {claim: on(""), want: doScheduleClaiming, reason: "NoOwner"},
 		"new, class by annotation": {claim: testClaim(func(c *corev1.PersistentVolumeClaim) {
 			c.Spec.StorageClassName, c.Annotations[corev1.BetaStorageClassAnnotation] = nil, "fast"
-		}), want: doRace, reason: "NoOwner"},
-		"new, driver without topology":     {driver: func(d *driver) { d.topology, d.segments = false, nil }, claim: testClaim(nil), class: testClass(elsewhere), want: doRace, reason: "NoOwner"},
-		"not due yet":                      {claim: testClaim(nil), progress: due(now.Add(1)), want: doWait, reason: "NoOwner", until: now.Add(1)},
-		"due":                              {claim: testClaim(nil), progress: due(now), want: doOwn, reason: "NoOwner"},
-		"lost, to be drawn again":          {claim: testClaim(nil), progress: progress{race: race{tries: 3}}, want: doRace, reason: "NoOwner"},
-		"being deleted":                    {claim: testClaim(deleting), progress: due(now), want: doForget, reason: "Deleting"},
-		"asked for, and of another by now": {claim: on("node-1"), progress: progress{attempt: testAttempt(nil)}, want: doCreate, reason: "Requested"},
+		}), want: doScheduleClaiming, reason: "NoOwner"},
+		"new, driver without topology":     {driver: func(d *driver) { d.topology, d.segments = false, nil }, claim: testClaim(nil), class: testClass(elsewhere), want: doScheduleClaiming, reason: "NoOwner"},
+		"not due yet":                      {claim: testClaim(nil), race: due(now.Add(1)), want: doWait, reason: "NoOwner", until: now.Add(1)},
+		"due":                              {claim: testClaim(nil), race: due(now), want: doSelectThisNode, reason: "NoOwner"},
+		"lost, to be drawn again":          {claim: testClaim(nil), race: race{tries: 3}, want: doScheduleClaiming, reason: "NoOwner"},
+		"being deleted":                    {claim: testClaim(deleting), race: due(now), want: doForget, reason: "ClaimDeleted"},
+		"asked for, and of another by now": {claim: on("node-1"), op: testOperation(requested, nil), want: doCreateVolume, reason: "Requested"},
 		"left in doubt by another node":    {claim: left(`{"request":"x","selectedNode":"node-1"}`), want: doForget, reason: "OfAnotherNode"},
-		"left in doubt by another node, and the node taken away": {claim: left(`{"request":"x","selectedNode":"node-1"}`), progress: due(now), want: doForget, reason: "OfAnotherNode"},
-		"left in doubt here, and the request is another now":     {claim: left(`{"request":"x","selectedNode":"node-0"}`), want: doFail, reason: "CannotResume"},
+		"left in doubt by another node, and the node taken away": {claim: left(`{"request":"x","selectedNode":"node-1"}`), race: due(now), want: doForget, reason: "OfAnotherNode"},
+		"left in doubt here, and the request is another now":     {claim: left(`{"request":"x","selectedNode":"node-0"}`), want: doFail, reason: "RequestChanged"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := testDriver(onNode0)
@@ -97,7 +97,7 @@ func TestDecideOnANode(t *testing.T) {
 			if tc.class == nil {
 				tc.class = testClass(nil)
 			}
-			got := d.decide(snapshot{claim: tc.claim, class: tc.class, progress: tc.progress, known: world([]string{"zone"}, map[string]string{"zone": "a"}), now: now})
+			got := d.decide(claimState{claim: tc.claim, class: tc.class, race: tc.race, op: tc.op, known: world([]string{"zone"}, map[string]string{"zone": "a"}), now: now})
 			if got.action != tc.want || got.reason != tc.reason || !got.until.Equal(tc.until) {
 				t.Errorf("got %v, %s, until %v (%v); want %v, %s, until %v", got.action, got.reason, got.until, got.err, tc.want, tc.reason, tc.until)
 			}
@@ -171,52 +171,58 @@ func TestReaches(t *testing.T) {
 	}
 }
 
+func testOwnership(change func(*driver)) *nodeOwnership {
+	d := testDriver(change)
+	return newNodeOwnership(&Controller{driver: d, cfg: d.Config}, nil)
+}
+
 func TestTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const base, pace = 50 * time.Second, 10 * time.Second
-		term := &term{c: &Controller{driver: testDriver(func(d *driver) { d.NodeDeploymentBaseDelay = base })}, claimProgress: map[types.UID]*progress{}}
+		o := testOwnership(func(d *driver) { d.NodeDeploymentBaseDelay, d.NodeDeploymentMaxDelay = base, time.Minute })
 		a, b, c := claimKey{UID: "a"}, claimKey{UID: "b"}, claimKey{UID: "c"}
 		begin := time.Now()
 		for _, key := range []claimKey{a, b, c} {
-			term.remember(key.UID, func(p *progress) { p.race = race{due: begin, at: begin} })
+			o.schedule(key)
+			o.races[key] = race{due: begin, at: begin}
 		}
-		if wait := term.turns.next.Sub(begin); wait < 0 || wait >= pace {
+		if wait := o.next.Sub(begin); wait < 0 || wait >= pace {
 			t.Errorf("the first turn is after %v", wait)
 		}
 		try := func(key claimKey, want bool, what string) {
 			t.Helper()
-			s := snapshot{progress: term.progressOf(key.UID), now: time.Now()}
-			if got := term.takeTurn(key, s); got != want {
+			now := time.Now()
+			if got := o.beginTry(key, now); got != want {
 				t.Errorf("%s: %v, want %v", what, got, want)
 			}
-			if wait := term.progressOf(key.UID).race.at.Sub(s.now); !want && (wait < 0 || wait > 2*pace) {
+			if wait := o.raceOf(key).at.Sub(now); !want && (wait < 0 || wait > 2*pace) {
 				t.Errorf("%s: put off by %v", what, wait)
 			}
 		}
 		for range 9 {
-			term.turns.wins("other")
+			o.countWin("other")
 		}
 		time.Sleep(pace)
 		try(a, true, "the first turn")
 		try(b, false, "two at the same time")
-		term.endTurn(false)
+		o.endTry(false)
 		try(b, true, "at once after one that was lost")
-		term.endTurn(true)
+		o.endTry(true)
 		try(c, false, "at once after one that was won")
 		time.Sleep(pace)
 		try(c, true, "after the pause")
-		term.endTurn(true)
+		o.endTry(true)
 		time.Sleep(time.Until(begin.Add(base - 1)))
 		try(c, true, "long after")
-		term.endTurn(true)
+		o.endTry(true)
 		try(a, false, "a claim that was put off for less than the base delay")
 		time.Sleep(time.Nanosecond)
 		try(a, true, "a claim that was put off for the base delay")
 		for _, key := range []claimKey{a, b, c} {
-			term.forget(key.UID)
+			o.forget(key)
 		}
-		if term.turns.claims != 0 {
-			t.Errorf("still competing for %d claims", term.turns.claims)
+		if o.competing != 0 || len(o.races) != 0 {
+			t.Errorf("still competing for %d claims, %d races", o.competing, len(o.races))
 		}
 	})
 }
@@ -226,7 +232,7 @@ func TestTurnsAreShared(t *testing.T) {
 		won  map[string]int
 		want bool
 	}{
-		"nobody has won":            {nil, false},
+		"no node has won":           {nil, false},
 		"alone":                     {map[string]int{"me": 7}, false},
 		"as many as the others":     {map[string]int{"me": 2, "a": 2, "b": 2}, false},
 		"one more than the others":  {map[string]int{"me": 3, "a": 2, "b": 2}, true},
@@ -234,20 +240,21 @@ func TestTurnsAreShared(t *testing.T) {
 		"fewer than the others":     {map[string]int{"me": 1, "a": 2, "b": 2}, false},
 		"the only one with a claim": {map[string]int{"me": 1}, false},
 	} {
-		turns := turns{won: tt.won}
-		if got := turns.ahead("me"); got != tt.want {
+		o := testOwnership(func(d *driver) { d.NodeName = "me" })
+		o.won = tt.won
+		if got := o.ahead(); got != tt.want {
 			t.Errorf("%s: %t", name, got)
 		}
 	}
-	term := &term{c: &Controller{driver: testDriver(nil)}}
-	term.turns.claims = 1
-	term.endTurn(true)
-	first := term.turns.next
+	o := testOwnership(nil)
+	o.competing = 1
+	o.endTry(true)
+	first := o.next
 	if first.IsZero() {
 		t.Error("no pause after the first claim, which would show whether there are others")
 	}
-	term.endTurn(true)
-	if term.turns.next != first {
+	o.endTry(true)
+	if o.next != first {
 		t.Error("a single instance waits for others")
 	}
 }

@@ -292,7 +292,7 @@ func provisionerScenarioNode(t *testing.T) {
 		settle(n1, n2)
 		for _, n := range []*fixture{n1, n2} {
 			n.calls(create, 0)
-			if p := n.c.term.Load().progressOf(claim.UID); !p.race.due.IsZero() {
+			if r := n.c.claimLoop.Load().ownership.raceOf(keyOf(claim)); !r.due.IsZero() {
 				t.Errorf("%s competes for the claim", n.cfg.NodeName)
 			}
 		}

@@ -101,7 +101,7 @@ func (f *fixture) variants(all map[string]variant) {
 			g := *f
 			g.T = t
 			if v.check == nil {
-				g.failsTwice(&seen, append([]string{fmt.Sprintf("Warning ProvisioningFailed Provisioning a volume with StorageClass %q", classes[name])}, v.fails...))
+				g.failsTwice(&seen, append([]string{fmt.Sprintf("Warning ProvisioningFailed failed to provision volume with StorageClass %q", classes[name])}, v.fails...))
 				return
 			}
 			if o := g.outcome(claims[name]); !v.check(o) {

@@ -52,11 +52,11 @@ func isGone(c *corev1.PersistentVolumeClaim) bool { return c == nil }
 func (f *fixture) forgotten(claim *corev1.PersistentVolumeClaim) {
 	f.Helper()
 	kubetest.Eventually(f.T, "the claim is forgotten", func(context.Context) error {
-		t := f.c.term.Load()
-		t.mu.Lock()
-		defer t.mu.Unlock()
-		if p := t.claimProgress[claim.UID]; p != nil {
-			return fmt.Errorf("there is %+v", *p)
+		ops := f.c.claimLoop.Load().ops
+		ops.mu.Lock()
+		defer ops.mu.Unlock()
+		if o := ops.byClaim[keyOf(claim)]; o != nil {
+			return fmt.Errorf("there is an operation in stage %s", o.stage)
 		}
 		return nil
 	})
@@ -494,7 +494,7 @@ func provisionerScenarioAnswers(t *testing.T) {
 		})
 		f.makeClass(nil)
 		claim := f.claim(nil)
-		f.event("ProvisioningFailed", "noting on the claim")
+		f.event("ProvisioningFailed", "adding finalizer storage-controller.io/provisioning")
 		f.saved(claim)
 		f.calls(create, 2)
 	})
@@ -566,7 +566,7 @@ func provisionerScenarioAnswers(t *testing.T) {
 			same  bool // the driver has one volume for both
 			event string
 		}{
-			"at_the_last_moment":    {false, "exists already, for another volume"},
+			"at_the_last_moment":    {false, "already exists, for another volume"},
 			"and_of_its_volume_too": {true, "is not for this claim"},
 		} {
 			t.Run(name, func(t *testing.T) {

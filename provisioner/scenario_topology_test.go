@@ -72,7 +72,7 @@ func (f *fixture) seesNode(i int) {
 	node, err := f.client.CoreV1().Nodes().Get(f.Context(), f.nodeName(i), metav1.GetOptions{})
 	f.must(err)
 	kubetest.Eventually(f.T, node.Name+" is seen", func(context.Context) error {
-		t := f.c.term.Load()
+		t := f.c.claimLoop.Load()
 		if t == nil {
 			return errors.New("nothing runs yet")
 		}

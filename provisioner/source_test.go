@@ -44,28 +44,28 @@ func TestDecideCopy(t *testing.T) {
 		want   action
 		reason string
 	}{
-		"not read yet":               {copying, testClaim(ofClaim), nil, false, doLookUp, "NamesOthers"},
-		"not to be had":              {copying, testClaim(ofClaim), &found{source: source, err: errors.New("no")}, false, doFail, "CannotAsk"},
-		"read":                       {copying, testClaim(ofClaim), &found{source: source}, false, doGuard, "Wanted"},
-		"left in doubt":              {copying, testClaim(func(c *corev1.PersistentVolumeClaim) { ofClaim(c); protected(c) }), nil, false, doLookUp, "LeftInDoubt"},
-		"left in doubt and read":     {copying, testClaim(func(c *corev1.PersistentVolumeClaim) { ofClaim(c); protected(c) }), &found{source: source}, false, doGuard, "LeftInDoubt"},
-		"asked for":                  {copying, testClaim(ofClaim), nil, true, doCreate, "Requested"},
+		"not read yet":               {copying, testClaim(ofClaim), nil, false, doReadReferences, "Wanted"},
+		"not to be had":              {copying, testClaim(ofClaim), &found{source: source, err: errors.New("no")}, false, doFail, "CannotRequest"},
+		"read":                       {copying, testClaim(ofClaim), &found{source: source}, false, doProtectSource, "Wanted"},
+		"left in doubt":              {copying, testClaim(func(c *corev1.PersistentVolumeClaim) { ofClaim(c); protected(c) }), nil, false, doReadReferences, "RecordFound"},
+		"left in doubt and read":     {copying, testClaim(func(c *corev1.PersistentVolumeClaim) { ofClaim(c); protected(c) }), &found{source: source}, false, doProtectSource, "RecordFound"},
+		"asked for":                  {copying, testClaim(ofClaim), nil, true, doCreateVolume, "Requested"},
 		"asked for on a node":        {onNode, testClaim(ofClaim), nil, true, doProtect, "BeforeFirstCall"},
-		"asked for, protection off":  {func(d *driver) { onNode(d); d.ProvisioningProtection = ProtectionOff }, testClaim(ofClaim), nil, true, doCreate, "Requested"},
-		"asked for, being protected": {onNode, testClaim(func(c *corev1.PersistentVolumeClaim) { ofClaim(c); protected(c) }), nil, true, doCreate, "Requested"},
+		"asked for, protection off":  {func(d *driver) { onNode(d); d.ProvisioningProtection = ProtectionOff }, testClaim(ofClaim), nil, true, doCreateVolume, "Requested"},
+		"asked for, being protected": {onNode, testClaim(func(c *corev1.PersistentVolumeClaim) { ofClaim(c); protected(c) }), nil, true, doCreateVolume, "Requested"},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			s := snapshot{claim: tt.claim, class: testClass(nil), named: tt.named, now: now}
+			s := claimState{claim: tt.claim, class: testClass(nil), reads: reads{named: tt.named}, now: now}
 			if tt.begun {
-				s.progress.attempt = testAttempt(func(a *attempt) { a.source = source })
+				s.op = testOperation(requested, func(o *operation) { o.source = source })
 			}
 			got := testDriver(tt.driver).decide(s)
 			if got.action != tt.want || got.reason != tt.reason {
 				t.Errorf("got %v because %s (%v), want %v because %s", got.action, got.reason, got.err, tt.want, tt.reason)
 			}
-			if got.action == doGuard && (got.attempt == nil || got.attempt.source != source) {
-				t.Errorf("attempt %+v", got.attempt)
+			if got.action == doProtectSource && got.next.source != source {
+				t.Errorf("operation %+v", got.next)
 			}
 		})
 	}

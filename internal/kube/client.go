@@ -18,10 +18,10 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 )
 
-// RESTConfig builds the connection of a process to the API server: from the files that
-// the environment variable KUBECONFIG lists, else from kubeconfig, either with master (a
-// URL) in the place of the server it names; without any of them from the service account
-// of the pod. The result speaks protobuf and has no rate limit; see [ForRole].
+// RESTConfig returns the client configuration of a controller process: from the files in the
+// environment variable KUBECONFIG, else from kubeconfig, else from the service account of the pod.
+// master, if set, replaces the URL of the server. Requests use protobuf and have no rate limit;
+// see [ForRole].
 func RESTConfig(kubeconfig, master string) (*rest.Config, error) {
 	files := kubeconfigFiles(kubeconfig)
 	if len(files) > 0 || master != "" {
@@ -30,30 +30,31 @@ func RESTConfig(kubeconfig, master string) (*rest.Config, error) {
 	}
 	cfg, err := rest.InClusterConfig()
 	if err != nil {
-		return nil, fmt.Errorf("using the service account of the pod (set --kubeconfig outside of a cluster): %w", err)
+		return nil, fmt.Errorf("reading the service account of the pod: %w. Set --kubeconfig outside of a cluster", err)
 	}
-	return unlimited(cfg), nil
+	return withDefaults(cfg), nil
 }
 
-// UserRESTConfig is [RESTConfig] for a command that a person runs: outside of a pod it
-// finds the file that kubectl finds. namespace is that of the current context, and empty
-// where there is none.
+// UserRESTConfig returns the client configuration of a command that a user runs. Unlike [RESTConfig],
+// it falls back to ~/.kube/config outside of a pod. namespace is the one of the current context,
+// empty without a context.
 func UserRESTConfig(kubeconfig, master string) (cfg *rest.Config, namespace string, err error) {
 	files := kubeconfigFiles(kubeconfig)
 	if len(files) == 0 && master == "" {
 		cfg, err := rest.InClusterConfig()
 		switch {
 		case err == nil:
-			return unlimited(cfg), "", nil
+			return withDefaults(cfg), "", nil
 		case !errors.Is(err, rest.ErrNotInCluster):
-			return nil, "", fmt.Errorf("using the service account of the pod (set --kubeconfig to use another): %w", err)
+			return nil, "", fmt.Errorf("reading the service account of the pod: %w. Set --kubeconfig to use another", err)
 		}
 		files = []string{clientcmd.RecommendedHomeFile}
 	}
 	return fromFiles(files, master)
 }
 
-// kubeconfigFiles are the files that are named; KUBECONFIG wins, as in the sidecars.
+// kubeconfigFiles returns the kubeconfig files to read. KUBECONFIG takes precedence over the flag,
+// as in the CSI sidecars.
 func kubeconfigFiles(kubeconfig string) []string {
 	if env := os.Getenv(clientcmd.RecommendedConfigPathEnvVar); env != "" {
 		return filepath.SplitList(env)
@@ -64,8 +65,8 @@ func kubeconfigFiles(kubeconfig string) []string {
 	return nil
 }
 
-// fromFiles merges files as kubectl does. A single one must exist; of several it is enough
-// that one does.
+// fromFiles merges files as kubectl does. A single file must exist; of several, missing ones are
+// skipped.
 func fromFiles(files []string, master string) (cfg *rest.Config, namespace string, err error) {
 	rules := &clientcmd.ClientConfigLoadingRules{Precedence: files}
 	if len(files) == 1 {
@@ -74,38 +75,37 @@ func fromFiles(files []string, master string) (cfg *rest.Config, namespace strin
 	list := strings.Join(files, string(filepath.ListSeparator))
 	merged, err := rules.Load()
 	if err != nil {
-		return nil, "", fmt.Errorf("reading kubeconfig %q (set --kubeconfig or KUBECONFIG): %w", list, err)
+		return nil, "", fmt.Errorf("reading kubeconfig %q: %w. Set --kubeconfig or KUBECONFIG", list, err)
 	}
 	overrides := &clientcmd.ConfigOverrides{ClusterInfo: clientcmdapi.Cluster{Server: master}}
 	loaded := clientcmd.NewNonInteractiveClientConfig(*merged, "", overrides, rules)
 	if cfg, err = loaded.ClientConfig(); err != nil {
-		return nil, "", fmt.Errorf("using kubeconfig %q (set --kubeconfig or KUBECONFIG): %w", list, err)
+		return nil, "", fmt.Errorf("loading kubeconfig %q: %w. Set --kubeconfig or KUBECONFIG", list, err)
 	}
 	if len(files) == 0 {
-		return unlimited(cfg), "", nil // there is no context
+		return withDefaults(cfg), "", nil // there is no context
 	}
 	if namespace, _, err = loaded.Namespace(); err != nil {
 		return nil, "", fmt.Errorf("reading the namespace of the current context of kubeconfig %q: %w", list, err)
 	}
-	return unlimited(cfg), namespace, nil
+	return withDefaults(cfg), namespace, nil
 }
 
-// unlimited has cfg speak protobuf, and no rate limit.
-func unlimited(cfg *rest.Config) *rest.Config {
+// withDefaults sets protobuf as the content type and removes the rate limit.
+func withDefaults(cfg *rest.Config) *rest.Config {
 	cfg.ContentType = runtime.ContentTypeProtobuf
 	cfg.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
 	cfg.QPS = -1
 	return cfg
 }
 
-// requestTimeout bounds each request of the clients made by [ForRole]: a hanging
-// API server must not pin the workers. Watches use a client without it.
+// requestTimeout bounds each request of [ForRole], so that workers do not wait for an API server
+// that does not respond.
 const requestTimeout = 30 * time.Second
 
-// ForRole is a copy of cfg for the requests of one role: an own user agent, by
-// which audit log and flow schemas tell the roles apart, an own rate limit, and
-// a bound for each request, so that it is not for watches. A qps that is not
-// positive means no limit. The network connection stays shared.
+// ForRole returns a copy of cfg for the requests of one role, except watches. It has a user agent
+// that identifies the role in audit logs and flow schemas, a timeout, and a rate limit of its own
+// unless qps is 0 or less. The network connection is shared.
 func ForRole(cfg *rest.Config, version, role string, qps float32, burst int) *rest.Config {
 	c := rest.CopyConfig(cfg)
 	c.UserAgent = fmt.Sprintf("storage-controller/%s (%s)", version, role)
@@ -117,23 +117,20 @@ func ForRole(cfg *rest.Config, version, role string, qps float32, burst int) *re
 	return c
 }
 
-// ForCustomResources is a copy of cfg for kinds that the API server itself does not
-// know, of which it has no protobuf.
+// ForCustomResources returns a copy of cfg for custom resources, which have no protobuf encoding.
 func ForCustomResources(cfg *rest.Config) *rest.Config {
 	c := rest.CopyConfig(cfg)
 	c.ContentType, c.AcceptContentTypes = runtime.ContentTypeJSON, runtime.ContentTypeJSON
 	return c
 }
 
-// ServesKind tells whether the API server has kind. When that cannot be found out, it has.
+// ServesKind reports whether the API server serves kind. It returns true if discovery fails.
 func ServesKind(client discovery.ServerResourcesInterface, version schema.GroupVersion, kind string) bool {
 	list, err := client.ServerResourcesForGroupVersion(version.String())
 	return err != nil || slices.ContainsFunc(list.APIResources, func(r metav1.APIResource) bool { return r.Kind == kind })
 }
 
-// ForWatches is a copy of cfg for lists and watches: without a rate limit, since
-// there is one watch per kind, and without a bound of the time, which a watch has
-// from the server.
+// ForWatches returns a copy of cfg for informers, without a rate limit and without a timeout.
 func ForWatches(cfg *rest.Config, version string) *rest.Config {
 	c := ForRole(cfg, version, "watch", 0, 0)
 	c.Timeout = 0

@@ -6,22 +6,21 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// Kinds that a claim may need.
+// Kinds on which the provisioning of a claim may depend, for [DependencyKey].
 const (
 	KindSnapshot              = "VolumeSnapshot"
 	KindClaim                 = "PersistentVolumeClaim"
-	KindVolumeAttributesClass = "VolumeAttributesClass" // without a namespace
-	KindReferenceGrant        = "ReferenceGrant"        // by the namespace of the source, without a name
+	KindVolumeAttributesClass = "VolumeAttributesClass" // cluster-scoped
+	KindReferenceGrant        = "ReferenceGrant"        // any name in the namespace of the source
 )
 
-// DependencyKey is the value of the index [ByDependency] for an object.
+// DependencyKey returns the value of the index [ByDependency] for an object.
 func DependencyKey(kind, namespace, name string) string {
 	return strings.Join([]string{kind, namespace, name}, "/")
 }
 
-// dependencies is everything that pvc names and that has to be there before its volume
-// can be: the source of its data, the permission to use that, and its
-// VolumeAttributesClass.
+// dependencies returns the keys of the objects that must exist before the volume of pvc can be
+// created: its data source, the ReferenceGrant for it, and its VolumeAttributesClass.
 func dependencies(pvc *corev1.PersistentVolumeClaim) []string {
 	var values []string
 	if s := pvc.Spec.DataSource; s != nil {

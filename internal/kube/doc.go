@@ -1,4 +1,4 @@
-// Package kube is what the loops share of the Kubernetes API: clients, one
-// watch per kind with objects cut down to what is used, memory of the own
-// writes, and patches of metadata.
+// Package kube provides what the controllers share for the Kubernetes API: client configurations,
+// one shared informer per resource with trimmed objects, caches of own writes, and patches of
+// metadata.
 package kube

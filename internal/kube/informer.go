@@ -7,43 +7,39 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// Informer is a typed view on the watch of one kind. What it returns is shared with
-// everybody else and must not be changed.
+// Informer provides typed access to a shared informer. Returned objects are shared and must not be
+// modified.
 type Informer[T metav1.Object] struct {
 	informer cache.SharedIndexInformer
 }
 
-// Key is the name of obj in its kind: namespace/name, or the name alone.
+// Key returns namespace/name of obj, or its name if it is cluster-scoped.
 func Key(obj metav1.Object) string {
 	return cache.MetaObjectToName(obj).String()
 }
 
-// Synced tells whether the first list has arrived. What is not in the cache before that
-// may exist all the same.
-func (k Informer[T]) Synced() bool { return k.informer.HasSynced() }
+// Synced reports whether the initial list is complete. Before that, an object may exist that is not
+// in the cache.
+func (i Informer[T]) Synced() bool { return i.informer.HasSynced() }
 
-// Get is the cached object behind key (see [Key]); false when there is none.
-func (k Informer[T]) Get(key string) (T, bool) {
-	var none T
-	obj, exists, err := k.informer.GetIndexer().GetByKey(key)
-	if err != nil || !exists { // a map cannot fail: err is always nil
-		return none, false
-	}
+// Get returns the cached object with this key (see [Key]), or false if there is none.
+func (i Informer[T]) Get(key string) (T, bool) {
+	obj, _, _ := i.informer.GetIndexer().GetByKey(key) // the store of an informer returns no errors
 	o, ok := obj.(T)
 	return o, ok
 }
 
-// List is every cached object, in no order.
-func (k Informer[T]) List() []T {
-	return typed[T](k.informer.GetIndexer().List())
+// List returns all cached objects, in no particular order.
+func (i Informer[T]) List() []T {
+	return typed[T](i.informer.GetIndexer().List())
 }
 
-// ByIndex is the cached objects for which an index, one of the constants of this
-// package, has value. The index must be one of this kind.
-func (k Informer[T]) ByIndex(index, value string) []T {
-	objs, err := k.informer.GetIndexer().ByIndex(index, value)
+// ByIndex returns the cached objects with this value in an index of this package. It panics if the
+// resource does not have the index.
+func (i Informer[T]) ByIndex(index, value string) []T {
+	objs, err := i.informer.GetIndexer().ByIndex(index, value)
 	if err != nil {
-		panic(fmt.Sprintf("index %q: %v", index, err)) // not an index of this kind: a mistake of the caller
+		panic(fmt.Sprintf("index %q: %v", index, err))
 	}
 	return typed[T](objs)
 }
@@ -58,32 +54,31 @@ func typed[T any](objs []any) []T {
 	return out
 }
 
-// Handlers are called for each change of a kind, one after the other. Nil ones
-// are left out. They must be quick: add a key to a queue and return.
+// Handlers are called one at a time for each event of a resource. A nil handler ignores its events.
+// Handlers must not block: they enqueue a key and return.
 type Handlers[T metav1.Object] struct {
-	// Add is called for new objects, and for those that exist when the handlers
-	// are registered.
+	// Add is called for new objects, and for existing ones after the registration.
 	Add func(obj T)
-	// Update is called with the object before and after. Both have the same
-	// resourceVersion when the watch was interrupted and nothing had changed.
+	// Update is called with the previous and the current object. Both have the same
+	// resourceVersion if a watch was interrupted and the object is unchanged.
 	Update func(old, new T)
 	// Delete is called with the last known state.
 	Delete func(obj T)
 }
 
-// Registration is a set of handlers at work.
+// Registration is a registered set of handlers.
 type Registration struct {
-	// Synced is done when Add has been called for everything that existed.
+	// Synced is done after Add was called for all objects of the initial list.
 	Synced cache.DoneChecker
 	remove func() error
 }
 
-// Remove ends the calls of the handlers; one that is running may still go on.
+// Remove unregisters the handlers. It does not wait for a running one.
 func (r Registration) Remove() error { return r.remove() }
 
-// Handle registers h. It fails only when the informer has been stopped.
-func (k Informer[T]) Handle(h Handlers[T]) (Registration, error) {
-	reg, err := k.informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+// Handle registers h. It fails only if the informer was stopped.
+func (i Informer[T]) Handle(h Handlers[T]) (Registration, error) {
+	reg, err := i.informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc: func(obj any) {
 			if o, ok := obj.(T); ok && h.Add != nil {
 				h.Add(o)
@@ -97,8 +92,8 @@ func (k Informer[T]) Handle(h Handlers[T]) (Registration, error) {
 			}
 		},
 		DeleteFunc: func(obj any) {
-			if gone, missed := obj.(cache.DeletedFinalStateUnknown); missed {
-				obj = gone.Obj // the watch was interrupted when it went
+			if last, missed := obj.(cache.DeletedFinalStateUnknown); missed {
+				obj = last.Obj // the object was deleted while the watch was interrupted
 			}
 			if o, ok := obj.(T); ok && h.Delete != nil {
 				h.Delete(o)
@@ -110,6 +105,6 @@ func (k Informer[T]) Handle(h Handlers[T]) (Registration, error) {
 	}
 	return Registration{
 		Synced: reg.HasSyncedChecker(),
-		remove: func() error { return k.informer.RemoveEventHandler(reg) },
+		remove: func() error { return i.informer.RemoveEventHandler(reg) },
 	}, nil
 }

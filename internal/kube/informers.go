@@ -21,41 +21,35 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// Indexes of the kinds. Objects of other drivers are in none but [ByVolume],
-// [ByDependency] and [ByNamespace].
+// Indexes of the informers. Pending claims are those without a volume. Unless noted, an index
+// contains only objects of the driver.
 const (
-	// ByVolume finds the VolumeAttachments, those of other drivers included, by
-	// the name of their PersistentVolume.
+	// ByVolume maps names of PersistentVolumes to VolumeAttachments of all drivers.
 	ByVolume = "volume"
-	// ByNode finds the VolumeAttachments by the name of their node, and the
-	// claims that wait for a volume by the name of their selected node.
+	// ByNode maps names of Nodes to VolumeAttachments, and to pending claims with that selected node.
 	ByNode = "node"
-	// BySelectedNode finds the claims, those of other drivers and with a volume included,
-	// by the name of their selected node. Of other drivers only [RetainedFields] keep that.
+	// BySelectedNode maps names of Nodes to claims with that selected node. Claims of other drivers
+	// are included if [RetainedFields] retain them.
 	BySelectedNode = "selected-node"
-	// ByClass finds the claims that wait for a volume by the name of their class.
+	// ByClass maps names of StorageClasses to pending claims.
 	ByClass = "class"
-	// ByDependency finds the claims that wait for a volume, those of other drivers included,
-	// by what they need besides their class; see [DependencyKey].
+	// ByDependency maps a [DependencyKey] to pending claims of all drivers.
 	ByDependency = "dependency"
-	// ByProvisioningRecord finds, by the name of the driver, the claims that are kept because it is
-	// not known what became of the volume for which that was asked.
+	// ByProvisioningRecord maps the name of the driver to claims with [ProvisioningFinalizer].
 	ByProvisioningRecord = "provisioning-record"
-	// ByClaim finds the pods that use a claim by its key, directly or as the claim of a
-	// generic ephemeral volume.
+	// ByClaim maps keys of claims to pods that use them, also as generic ephemeral volumes.
 	ByClaim = "claim"
-	// ByNamespace finds the claims, those of other drivers and with a volume included. The
-	// informers of client-go have it from the start.
+	// ByNamespace maps namespaces to claims of all drivers. The informers of client-go have it by
+	// default.
 	ByNamespace = cache.NamespaceIndex
 )
 
-// Informers watches each kind once, however many loops ask for it. A kind is
-// watched from the first call of its method on, once [Informers.Start] is
-// called; indexes belong to the kind, so that loops need not agree on who adds
-// them. The methods are not safe for use by several goroutines.
+// Informers holds one informer per resource, which all controllers of the process share with its
+// indexes. A resource is watched if its method was called before [Informers.Start]. The methods
+// must not be called concurrently.
 type Informers struct {
 	*factories
-	user string // the loop that asks for kinds
+	user string // the controller that requests informers
 }
 
 // factories is the state that the views of [Informers.For] share.
@@ -64,22 +58,22 @@ type factories struct {
 	retained *RetainedFields
 	typed    informers.SharedInformerFactory
 	meta     metadatainformer.SharedInformerFactory
-	more     []informers.SharedInformerFactory // for kinds of which only a part is watched
+	filtered []informers.SharedInformerFactory // with a namespace or a selector
 	client   kubernetes.Interface
 
 	mu          sync.Mutex
-	informers   map[string]cache.SharedIndexInformer // by the plural name of the kind
-	required    map[string]map[string]bool           // by kind and loop that uses it: the loop cannot work without it
-	watchErrors map[string]error                     // by the same name; a watch that fails just now
+	informers   map[string]cache.SharedIndexInformer // by resource
+	required    map[string]map[string]bool           // by resource and controller: the controller cannot run without it
+	watchErrors map[string]error                     // last error by resource
 }
 
-// NewInformers makes the informers of a process for driver. Nothing is watched yet.
+// NewInformers returns informers for driver. They start in [Informers.Start].
 func NewInformers(client kubernetes.Interface, meta metadata.Interface, driver string) *Informers {
-	details := &RetainedFields{}
-	trim := trim(driver, details)
+	retained := &RetainedFields{}
+	trim := trim(driver, retained)
 	return &Informers{factories: &factories{
 		driver:      driver,
-		retained:    details,
+		retained:    retained,
 		client:      client,
 		typed:       informers.NewSharedInformerFactoryWithOptions(client, 0, informers.WithTransform(trim)),
 		meta:        metadatainformer.NewSharedInformerFactoryWithOptions(meta, 0, metadatainformer.WithTransform(trim)),
@@ -89,47 +83,47 @@ func NewInformers(client kubernetes.Interface, meta metadata.Interface, driver s
 	}}
 }
 
-// For returns a view of i that records user as the loop that uses the kinds; see [Informers.Synced].
+// For returns a view of i that records user as the controller that requests the informers; see
+// [Informers.Synced].
 func (i *Informers) For(user string) *Informers { return &Informers{i.factories, user} }
 
-// Retain has more kept of objects than only the names that all loops need. It must be
-// called before any kind is asked for.
-func (i *Informers) Retain(d RetainedFields) { *i.retained = d }
+// Retain sets the fields that the informers retain. Call it before any other method.
+func (i *Informers) Retain(fields RetainedFields) { *i.retained = fields }
 
-// Start begins to watch the kinds that were asked for so far, until ctx ends.
+// Start watches the requested resources until ctx ends.
 func (i *Informers) Start(ctx context.Context) {
 	i.typed.StartWithContext(ctx)
 	i.meta.Start(ctx.Done())
-	for _, factory := range i.more {
+	for _, factory := range i.filtered {
 		factory.StartWithContext(ctx)
 	}
 }
 
-// Shutdown waits until all watches have ended, after the context of Start has.
+// Shutdown waits until all watches have ended. Cancel the context of Start first.
 func (i *Informers) Shutdown() {
 	i.typed.Shutdown()
 	i.meta.Shutdown()
-	for _, factory := range i.more {
+	for _, factory := range i.filtered {
 		factory.Shutdown()
 	}
 }
 
-// Claims are the PersistentVolumeClaims.
+// Claims returns the informer for PersistentVolumeClaims.
 func (i *Informers) Claims() Informer[*corev1.PersistentVolumeClaim] {
-	return informerFor[*corev1.PersistentVolumeClaim](i, "persistentvolumeclaims", i.typed.Core().V1().PersistentVolumeClaims().Informer, cache.Indexers{
-		ByClass: index(func(pvc *corev1.PersistentVolumeClaim) string {
-			if !i.waits(pvc) {
+	selectedNode := func(pvc *corev1.PersistentVolumeClaim) string { return pvc.Annotations[storagehelpers.AnnSelectedNode] }
+	pending := func(value func(*corev1.PersistentVolumeClaim) string) cache.IndexFunc {
+		return index(func(pvc *corev1.PersistentVolumeClaim) string {
+			if !i.isPending(pvc) {
 				return ""
 			}
-			return storagehelpers.GetPersistentVolumeClaimClass(pvc)
-		}),
-		ByNode: index(func(pvc *corev1.PersistentVolumeClaim) string {
-			if !i.waits(pvc) {
-				return ""
-			}
-			return pvc.Annotations[storagehelpers.AnnSelectedNode]
-		}),
-		BySelectedNode: index(func(pvc *corev1.PersistentVolumeClaim) string { return pvc.Annotations[storagehelpers.AnnSelectedNode] }),
+			return value(pvc)
+		})
+	}
+	get := i.typed.Core().V1().PersistentVolumeClaims().Informer
+	return informerFor[*corev1.PersistentVolumeClaim](i, "persistentvolumeclaims", get, cache.Indexers{
+		ByClass:        pending(storagehelpers.GetPersistentVolumeClaimClass),
+		ByNode:         pending(selectedNode),
+		BySelectedNode: index(selectedNode),
 		ByProvisioningRecord: index(func(pvc *corev1.PersistentVolumeClaim) string {
 			if !slices.Contains(pvc.Finalizers, ProvisioningFinalizer) || !ClaimHandledBy(i.driver, pvc) {
 				return ""
@@ -145,34 +139,34 @@ func (i *Informers) Claims() Informer[*corev1.PersistentVolumeClaim] {
 	})
 }
 
-func (i *Informers) waits(pvc *corev1.PersistentVolumeClaim) bool {
+func (i *Informers) isPending(pvc *corev1.PersistentVolumeClaim) bool {
 	return pvc.Spec.VolumeName == "" && ClaimHandledBy(i.driver, pvc)
 }
 
-// Volumes are the PersistentVolumes.
+// Volumes returns the informer for PersistentVolumes.
 func (i *Informers) Volumes() Informer[*corev1.PersistentVolume] {
 	return informerFor[*corev1.PersistentVolume](i, "persistentvolumes", i.typed.Core().V1().PersistentVolumes().Informer, nil)
 }
 
-// Classes are the StorageClasses.
+// Classes returns the informer for StorageClasses.
 func (i *Informers) Classes() Informer[*storagev1.StorageClass] {
 	return informerFor[*storagev1.StorageClass](i, "storageclasses", i.typed.Storage().V1().StorageClasses().Informer, nil)
 }
 
-// CSINodes hold the topology keys and the node ID of the driver on a node.
-// Entries of other drivers are trimmed.
+// CSINodes returns the informer for CSINodes, without the entries of other drivers.
 func (i *Informers) CSINodes() Informer[*storagev1.CSINode] {
 	return informerFor[*storagev1.CSINode](i, "csinodes", i.typed.Storage().V1().CSINodes().Informer, nil)
 }
 
-// Drivers are the CSIDrivers.
+// Drivers returns the informer for CSIDrivers.
 func (i *Informers) Drivers() Informer[*storagev1.CSIDriver] {
 	return informerFor[*storagev1.CSIDriver](i, "csidrivers", i.typed.Storage().V1().CSIDrivers().Informer, nil)
 }
 
-// Attachments are the VolumeAttachments.
+// Attachments returns the informer for VolumeAttachments.
 func (i *Informers) Attachments() Informer[*storagev1.VolumeAttachment] {
-	return informerFor[*storagev1.VolumeAttachment](i, "volumeattachments", i.typed.Storage().V1().VolumeAttachments().Informer, cache.Indexers{
+	get := i.typed.Storage().V1().VolumeAttachments().Informer
+	return informerFor[*storagev1.VolumeAttachment](i, "volumeattachments", get, cache.Indexers{
 		ByVolume: index(func(va *storagev1.VolumeAttachment) string {
 			if name := va.Spec.Source.PersistentVolumeName; name != nil {
 				return *name
@@ -188,9 +182,8 @@ func (i *Informers) Attachments() Informer[*storagev1.VolumeAttachment] {
 	})
 }
 
-// Nodes are what topology needs of the nodes: names, labels and whether they are being
-// deleted. They are watched as metadata only, so that a heartbeat of a kubelet costs a
-// few hundred bytes, unless [RetainedFields] ask for more.
+// Nodes returns the informer for Nodes. It watches metadata only, so that a heartbeat of a kubelet
+// costs a few hundred bytes, unless [RetainedFields] retain more.
 func (i *Informers) Nodes() Informer[metav1.Object] {
 	if i.retained.Nodes {
 		return Informer[metav1.Object]{i.FullNodes().informer}
@@ -199,24 +192,24 @@ func (i *Informers) Nodes() Informer[metav1.Object] {
 	return informerFor[metav1.Object](i, "nodes", get.Informer, nil)
 }
 
-// FullNodes are the nodes with everything that [RetainedFields] name. They can be had only if
-// those ask for nodes.
+// FullNodes returns the informer for Nodes with all retained fields. It panics unless
+// [RetainedFields] retain nodes, because it would be a second watch.
 func (i *Informers) FullNodes() Informer[*corev1.Node] {
 	if !i.retained.Nodes {
-		panic("nodes are watched as metadata only") // a second watch of the kind: a mistake of the caller
+		panic("nodes are watched as metadata only")
 	}
 	return informerFor[*corev1.Node](i, "nodes", i.typed.Core().V1().Nodes().Informer, nil)
 }
 
-// Capacities are the CSIStorageCapacity objects in namespace that have labels. With beta
-// the API server is asked for v1beta1 of them. Only one namespace and one set of labels
-// can be watched.
+// Capacities returns the informer for the CSIStorageCapacity objects with these labels in
+// namespace. With beta it watches v1beta1. Call it with one namespace and set of labels only.
 func (i *Informers) Capacities(namespace string, labels map[string]string, beta bool) Informer[*storagev1.CSIStorageCapacity] {
-	factory := informers.NewSharedInformerFactoryWithOptions(i.client, 0, informers.WithNamespace(namespace), informers.WithTransform(trimCapacity),
+	factory := informers.NewSharedInformerFactoryWithOptions(i.client, 0,
+		informers.WithNamespace(namespace), informers.WithTransform(trimCapacity),
 		informers.WithTweakListOptions(func(o *metav1.ListOptions) {
 			o.LabelSelector = metav1.FormatLabelSelector(&metav1.LabelSelector{MatchLabels: labels})
 		}))
-	i.more = append(i.more, factory)
+	i.filtered = append(i.filtered, factory)
 	get := factory.Storage().V1().CSIStorageCapacities().Informer
 	if beta {
 		get = factory.Storage().V1beta1().CSIStorageCapacities().Informer
@@ -224,7 +217,7 @@ func (i *Informers) Capacities(namespace string, labels map[string]string, beta 
 	return informerFor[*storagev1.CSIStorageCapacity](i, "csistoragecapacities", get, nil)
 }
 
-// Pods are all pods of the cluster, with what tells how they use their claims.
+// Pods returns the informer for Pods.
 func (i *Informers) Pods() Informer[*corev1.Pod] {
 	return informerFor[*corev1.Pod](i, "pods", i.typed.Core().V1().Pods().Informer, cache.Indexers{
 		ByClaim: func(obj any) ([]string, error) {
@@ -236,8 +229,8 @@ func (i *Informers) Pods() Informer[*corev1.Pod] {
 	})
 }
 
-// ClaimsOfPod is the keys of the claims that pod uses, each once. The claim of a generic
-// ephemeral volume is there under its name even where that belongs to somebody else.
+// ClaimsOfPod returns the keys of the claims that pod uses, without duplicates. It does not check
+// the owner of the claim of a generic ephemeral volume.
 func ClaimsOfPod(pod *corev1.Pod) []string {
 	var keys []string
 	for _, v := range pod.Spec.Volumes {
@@ -255,76 +248,75 @@ func ClaimsOfPod(pod *corev1.Pod) []string {
 	return keys
 }
 
-// PodsIfAllowed is [Informers.Pods] for who waits for their first list alone, if need be
-// until the process has the permission for it.
+// PodsIfAllowed returns [Informers.Pods] without making the resource required: a missing permission
+// does not fail [Informers.Synced].
 func (i *Informers) PodsIfAllowed() Informer[*corev1.Pod] { return ifAllowed(i, "pods", i.Pods) }
 
-// AttachmentsIfAllowed is [Informers.Attachments] likewise.
+// AttachmentsIfAllowed returns [Informers.Attachments] without making the resource required.
 func (i *Informers) AttachmentsIfAllowed() Informer[*storagev1.VolumeAttachment] {
 	return ifAllowed(i, "volumeattachments", i.Attachments)
 }
 
-// DriversIfAllowed is [Informers.Drivers] likewise.
+// DriversIfAllowed returns [Informers.Drivers] without making the resource required.
 func (i *Informers) DriversIfAllowed() Informer[*storagev1.CSIDriver] {
 	return ifAllowed(i, "csidrivers", i.Drivers)
 }
 
-// ifAllowed leaves it to all others whether the process has to have kind.
-func ifAllowed[T metav1.Object](i *Informers, kind string, get func() Informer[T]) Informer[T] {
+// ifAllowed calls get without changing whether resource is required.
+func ifAllowed[T metav1.Object](i *Informers, resource string, get func() Informer[T]) Informer[T] {
 	i.mu.Lock()
-	needed := i.required[kind][i.user]
+	required := i.required[resource][i.user]
 	i.mu.Unlock()
-	k := get()
+	informer := get()
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	i.required[kind][i.user] = needed
-	return k
+	i.required[resource][i.user] = required
+	return informer
 }
 
-// Forbidden is why kinds without which all loops can go on are not watched: the process
-// has no permission for them. They are tried again from time to time.
+// Forbidden returns the errors of resources that are not required, and for which permissions are
+// missing. They are retried.
 func (i *Informers) Forbidden() map[string]error {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	forbidden := map[string]error{}
-	for kind := range i.informers {
-		if i.forbidden(kind) {
-			forbidden[kind] = i.watchErrors[kind]
+	for resource := range i.informers {
+		if i.forbidden(resource) {
+			forbidden[resource] = i.watchErrors[resource]
 		}
 	}
 	return forbidden
 }
 
-// forbidden reports whether kind is not watched for lack of permission, and none of users requires it; no
-// users mean all. The caller holds the lock.
-func (i *Informers) forbidden(kind string, users ...string) bool {
-	for user, required := range i.required[kind] {
+// forbidden reports whether the permission for resource is missing, and none of users, by default
+// all, requires it. It must be called with the lock held.
+func (i *Informers) forbidden(resource string, users ...string) bool {
+	for user, required := range i.required[resource] {
 		if required && (len(users) == 0 || slices.Contains(users, user)) {
 			return false
 		}
 	}
-	return !i.informers[kind].HasSynced() && apierrors.IsForbidden(i.watchErrors[kind])
+	return !i.informers[resource].HasSynced() && apierrors.IsForbidden(i.watchErrors[resource])
 }
 
-// used reports whether one of users uses kind; no users mean all. The caller holds the lock.
-func (i *Informers) used(kind string, users []string) bool {
-	return len(users) == 0 || slices.ContainsFunc(users, func(user string) bool { _, ok := i.required[kind][user]; return ok })
+// used must be called with the lock held.
+func (i *Informers) used(resource string, users []string) bool {
+	return len(users) == 0 || slices.ContainsFunc(users, func(user string) bool { _, ok := i.required[resource][user]; return ok })
 }
 
-// Synced returns nil when every kind that users use has been listed and is watched, except those that they
-// do not require and that are [Informers.Forbidden]. Otherwise the error names the missing kinds, with the cause
-// if it is known. No users mean all.
+// Synced returns an error that names the resources of users, by default of all, without a complete
+// initial list, except those that they do not require and that are [Informers.Forbidden].
 func (i *Informers) Synced(users ...string) error {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	var missing []string
-	for _, kind := range slices.Sorted(maps.Keys(i.informers)) {
-		switch err := i.watchErrors[kind]; {
-		case !i.used(kind, users), i.informers[kind].HasSynced(), i.forbidden(kind, users...):
+	for _, resource := range slices.Sorted(maps.Keys(i.informers)) {
+		switch err := i.watchErrors[resource]; {
+		case !i.used(resource, users), i.informers[resource].HasSynced(), i.forbidden(resource, users...):
 		case err != nil:
-			missing = append(missing, fmt.Sprintf("%s (%v)", kind, err))
+			missing = append(missing, fmt.Sprintf("%s (%v)", resource, err))
 		default:
-			missing = append(missing, kind)
+			missing = append(missing, resource)
 		}
 	}
 	if missing == nil {
@@ -333,42 +325,51 @@ func (i *Informers) Synced(users ...string) error {
 	return fmt.Errorf("waiting for the first list of %s", strings.Join(missing, ", "))
 }
 
-// informerFor is the view on the informer of a kind, set up when it is asked for the first time.
-func informerFor[T metav1.Object](i *Informers, kind string, get func() cache.SharedIndexInformer, indexers cache.Indexers) Informer[T] {
-	i.mu.Lock() // metrics and probes ask while the loops are built
+// informerFor returns the informer for resource. The first call sets it up; it panics if the
+// informer was started before.
+func informerFor[T metav1.Object](
+	i *Informers, resource string, get func() cache.SharedIndexInformer, indexers cache.Indexers,
+) Informer[T] {
+	i.mu.Lock() // metrics and probes read the maps during the construction of controllers
 	defer i.mu.Unlock()
-	if i.required[kind] == nil {
-		i.required[kind] = map[string]bool{}
+	if i.required[resource] == nil {
+		i.required[resource] = map[string]bool{}
 	}
-	i.required[kind][i.user] = true
-	if made, ok := i.informers[kind]; ok {
-		return Informer[T]{made}
+	i.required[resource][i.user] = true
+	if informer, ok := i.informers[resource]; ok {
+		return Informer[T]{informer}
 	}
 	informer := get()
-	if err := informer.AddIndexers(indexers); err != nil {
-		panic(fmt.Sprintf("indexes of %s: %v", kind, err)) // two indexes of one name: a mistake in this file
+	err := informer.AddIndexers(indexers)
+	if err == nil {
+		err = informer.SetWatchErrorHandlerWithContext(func(ctx context.Context, r *cache.Reflector, err error) {
+			i.watchFailed(ctx, resource, r, err)
+		})
 	}
-	if err := informer.SetWatchErrorHandlerWithContext(func(ctx context.Context, r *cache.Reflector, err error) {
-		i.mu.Lock()
-		before := apierrors.IsForbidden(i.watchErrors[kind])
-		i.watchErrors[kind] = err
-		forbidden := i.forbidden(kind)
-		i.mu.Unlock()
-		switch {
-		case !forbidden:
-			cache.DefaultWatchErrorHandler(ctx, r, err)
-		case !before: // once, and not at each of many attempts
-			klog.FromContext(ctx).Info("No permission to list and watch this kind: what depends on it does not work until there is", "resource", kind, "err", err)
-		}
-	}); err != nil {
-		panic(fmt.Sprintf("error handler of %s: %v", kind, err)) // already started: a mistake of the caller
+	if err != nil {
+		panic(fmt.Sprintf("informer for %s: %v", resource, err))
 	}
-	i.informers[kind] = informer
+	i.informers[resource] = informer
 	return Informer[T]{informer}
 }
 
-// index turns a function that names the one value of an object into a client-go
-// index; an object without a value is in none.
+// watchFailed records an error of a list or watch. It logs a missing permission for a resource that
+// is not required once, not on every retry.
+func (i *Informers) watchFailed(ctx context.Context, resource string, r *cache.Reflector, err error) {
+	i.mu.Lock()
+	before := apierrors.IsForbidden(i.watchErrors[resource])
+	i.watchErrors[resource] = err
+	forbidden := i.forbidden(resource)
+	i.mu.Unlock()
+	switch {
+	case !forbidden:
+		cache.DefaultWatchErrorHandler(ctx, r, err)
+	case !before:
+		klog.FromContext(ctx).Info("No permission to list and watch resource", "resource", resource, "err", err)
+	}
+}
+
+// index returns an index function for objects with at most one value, which is not empty.
 func index[T any](value func(T) string) cache.IndexFunc {
 	return func(obj any) ([]string, error) {
 		if o, ok := obj.(T); ok {

@@ -8,9 +8,9 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// TestAskedWhileItIsBuilt: the metrics are scraped while the loops ask for their kinds. The
-// race detector tells whether both may happen at once.
-func TestAskedWhileItIsBuilt(t *testing.T) {
+// TestScrapedDuringConstruction scrapes metrics while controllers request their informers. The
+// race detector reports concurrent access.
+func TestScrapedDuringConstruction(t *testing.T) {
 	t.Parallel()
 	cfg := &rest.Config{Host: "127.0.0.1:1"} // nothing is started
 	i := NewInformers(kubernetes.NewForConfigOrDie(cfg), metadata.NewForConfigOrDie(cfg), "drv.example.com")
@@ -30,6 +30,6 @@ func TestAskedWhileItIsBuilt(t *testing.T) {
 	i.AttachmentsIfAllowed()
 	<-done
 	if i.Synced() == nil {
-		t.Error("kinds that nobody watches yet are said to be there")
+		t.Error("resources are synced that are not watched yet")
 	}
 }

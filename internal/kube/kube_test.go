@@ -281,10 +281,10 @@ func TestChangeAtTheAPIServer(t *testing.T) {
 			t.Errorf("got %v", err)
 		}
 	})
-	t.Run("of what is gone is NotFound", func(t *testing.T) {
+	t.Run("a deleted object is NotFound", func(t *testing.T) {
 		c := kubetest.Get(t, kubetest.WithAudit())
-		gone := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "never", UID: "x"}}
-		if _, err := PatchMetadata(t.Context(), c.Client().CoreV1().PersistentVolumes(), gone, add); !apierrors.IsNotFound(err) {
+		deleted := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "never", UID: "x"}}
+		if _, err := PatchMetadata(t.Context(), c.Client().CoreV1().PersistentVolumes(), deleted, add); !apierrors.IsNotFound(err) {
 			t.Errorf("got %v", err)
 		}
 	})
@@ -296,7 +296,7 @@ func TestChangeAtTheAPIServer(t *testing.T) {
 			t.Errorf("%v: %v", err, got.ObjectMeta)
 		}
 	})
-	t.Run("says what is forbidden", func(t *testing.T) {
+	t.Run("returns both errors without permissions", func(t *testing.T) {
 		c, pv := live(t, nil)
 		_, err := PatchMetadata(t.Context(), restricted(t, c, []string{"get"}).CoreV1().PersistentVolumes(), pv, add)
 		if text := fmt.Sprint(err); !apierrors.IsForbidden(err) ||
@@ -306,16 +306,20 @@ func TestChangeAtTheAPIServer(t *testing.T) {
 	})
 }
 
-// restricted is a client of somebody who may do so much with volumes.
+// restricted returns a client of a user who may use only these verbs on PersistentVolumes.
 func restricted(t *testing.T, c *kubetest.ControlPlane, verbs []string) kubernetes.Interface {
 	t.Helper()
 	name := strings.ToLower(strings.NewReplacer("/", "-", "_", "-").Replace(t.Name()))
-	role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: name}, Rules: []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"persistentvolumes"}, Verbs: verbs}}}
+	rule := rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"persistentvolumes"}, Verbs: verbs}
+	role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: name}, Rules: []rbacv1.PolicyRule{rule}}
 	if _, err := c.Client().RbacV1().ClusterRoles().Create(t.Context(), role, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	binding := &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: name}, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: name},
-		Subjects: []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: name}}}
+	binding := &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: name},
+		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: name}},
+	}
 	if _, err := c.Client().RbacV1().ClusterRoleBindings().Create(t.Context(), binding, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -342,7 +346,7 @@ func informersFor(t *testing.T, c *kubetest.ControlPlane, cfg kubernetes.Interfa
 	return NewInformers(cfg, meta, driver)
 }
 
-// TestOwnWritesAreSeenAtOnce races the view against the watch.
+// TestOwnWritesAreSeenAtOnce races the overlay against the watch.
 func TestOwnWritesAreSeenAtOnce(t *testing.T) {
 	c, pv := live(t, nil)
 	informers := informersFor(t, c, c.Client())
@@ -361,14 +365,14 @@ func TestOwnWritesAreSeenAtOnce(t *testing.T) {
 		change := MetadataPatch{SetAnnotations: map[string]string{"n": fmt.Sprint(i)}}
 		got, ok := own.Get(pv.Name)
 		if !ok {
-			t.Fatal("gone")
+			t.Fatal("the volume is missing")
 		}
 		changed, err := PatchMetadata(t.Context(), client, got, change)
 		if err := own.RecordWrite(got, changed, err); err != nil {
 			t.Fatal(err)
 		}
 		if seen, _ := own.Get(pv.Name); seen.Annotations["n"] != fmt.Sprint(i) {
-			t.Fatalf("write %d is not seen, but %q", i, seen.Annotations["n"])
+			t.Fatalf("write %d is not visible, but %q", i, seen.Annotations["n"])
 		}
 	}
 	unseen, err := PatchMetadata(t.Context(), client, pv, MetadataPatch{SetAnnotations: map[string]string{"n": "unseen"}})
@@ -386,13 +390,13 @@ func TestOwnWritesAreSeenAtOnce(t *testing.T) {
 	if _, exists, err := own.Refetch(t.Context(), client, other); err != nil || exists {
 		t.Fatalf("an object with another UID: exists %t, error %v", exists, err)
 	}
-	// The last finalizer of a deleted object: gone at once, however late the watch is.
+	// Removing the last finalizer of a deleted object hides it, however slow the watch is.
 	if err := client.Delete(t.Context(), pv.Name, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	kubetest.Eventually(t, "the deletion is seen", func(context.Context) error {
+	kubetest.Eventually(t, "the deletionTimestamp is observed", func(context.Context) error {
 		if got, _ := own.Get(pv.Name); got.DeletionTimestamp == nil {
-			return fmt.Errorf("it is not")
+			return fmt.Errorf("no deletionTimestamp")
 		}
 		return nil
 	})
@@ -407,26 +411,26 @@ func TestOwnWritesAreSeenAtOnce(t *testing.T) {
 	if _, exists, err := own.Refetch(t.Context(), client, got); err != nil || exists {
 		t.Fatalf("a deleted object: exists %t, error %v", exists, err)
 	}
-	// Another one under its name is another one.
+	// A new object with the same name is visible.
 	again := pv.DeepCopy()
 	again.ObjectMeta = metav1.ObjectMeta{Name: pv.Name}
 	if _, err := client.Create(t.Context(), again, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	kubetest.Eventually(t, "the new one is seen, and nothing is remembered of the old", func(context.Context) error {
+	kubetest.Eventually(t, "the new object is observed, and no entry of the old one is left", func(context.Context) error {
 		own.mu.Lock()
-		remembered := len(own.written) + len(own.deleted)
+		entries := len(own.written) + len(own.deleted)
 		own.mu.Unlock()
-		if got, ok := own.Get(pv.Name); !ok || got.UID == pv.UID || remembered > 0 {
-			return fmt.Errorf("%t, %d remembered", ok, remembered)
+		if got, ok := own.Get(pv.Name); !ok || got.UID == pv.UID || entries > 0 {
+			return fmt.Errorf("%t, %d entries", ok, entries)
 		}
 		return nil
 	})
 }
 
-func TestSyncedNamesWhatIsForbidden(t *testing.T) {
+func TestSyncedNamesForbiddenResources(t *testing.T) {
 	c := kubetest.Get(t, kubetest.WithAudit())
-	client, err := kubernetes.NewForConfig(c.UserConfig("nobody"))
+	client, err := kubernetes.NewForConfig(c.UserConfig("no-permissions"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -436,7 +440,7 @@ func TestSyncedNamesWhatIsForbidden(t *testing.T) {
 	informers.Start(ctx)
 	defer informers.Shutdown()
 	defer stop()
-	kubetest.Eventually(t, "it says what is missing", func(context.Context) error {
+	kubetest.Eventually(t, "the error names the resource", func(context.Context) error {
 		err := informers.Synced()
 		if err == nil || !strings.Contains(err.Error(), "persistentvolumes") || !strings.Contains(err.Error(), "forbidden") {
 			return fmt.Errorf("it says %v", err)
@@ -464,14 +468,14 @@ func TestIndexes(t *testing.T) {
 			c.Annotations = map[string]string{storagehelpers.AnnMigratedTo: driver}
 		}), true},
 	} {
-		if got := i.waits(tt.claim); got != tt.want {
+		if got := i.isPending(tt.claim); got != tt.want {
 			t.Errorf("%s: %t", name, got)
 		}
 	}
 }
 
-// FuzzMetaChange: however a list of finalizers is, none of others is lost, and none is doubled.
-func FuzzMetaChange(f *testing.F) {
+// FuzzMetadataPatch checks that no finalizer of another owner is lost, and none is doubled.
+func FuzzMetadataPatch(f *testing.F) {
 	f.Add("a,b,b", "c", "b")
 	f.Fuzz(func(t *testing.T, have, add, remove string) {
 		pv := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{UID: "u", Finalizers: strings.Split(have, ",")}}

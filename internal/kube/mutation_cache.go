@@ -10,25 +10,26 @@ import (
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 )
 
-// MutationCache is a view on a kind that knows the own writes before the watch does: a
-// stale cache never causes a second call or a second write. The zero value is
-// not usable, see [NewMutationCache]. It is safe for use by several goroutines.
+// MutationCache overlays an informer with this process's own writes, so that a stale informer
+// never causes a second call or write. It is safe for concurrent use.
+//
+// Unlike client-go's cache.MutationCache, it knows deletions, and it has no TTL: a write stays
+// visible until the watch has observed it, however slow the watch is.
 type MutationCache[T metav1.Object] struct {
 	informer Informer[T]
 	reg      Registration
 
 	mu      sync.Mutex
-	written map[string]T           // newer than the cache, by key
-	deleted map[types.UID]struct{} // gone, but still in the cache
+	written map[string]T           // newer than the informer, by key
+	deleted map[types.UID]struct{} // deleted, but still in the informer
 }
 
-// NewMutationCache makes the view on kind. It forgets a write as soon as the watch has passed
-// it. [MutationCache.Close] must be called at the end.
-func NewMutationCache[T metav1.Object](kind Informer[T]) (*MutationCache[T], error) {
-	o := &MutationCache[T]{informer: kind, written: map[string]T{}, deleted: map[types.UID]struct{}{}}
+// NewMutationCache returns an overlay for informer. Close it after use.
+func NewMutationCache[T metav1.Object](informer Informer[T]) (*MutationCache[T], error) {
+	o := &MutationCache[T]{informer: informer, written: map[string]T{}, deleted: map[types.UID]struct{}{}}
 	var err error
-	o.reg, err = kind.Handle(Handlers[T]{
-		Add:    func(obj T) { o.prune(obj) },
+	o.reg, err = informer.Handle(Handlers[T]{
+		Add:    o.prune,
 		Update: func(_, obj T) { o.prune(obj) },
 		Delete: func(obj T) {
 			o.prune(obj)
@@ -40,11 +41,11 @@ func NewMutationCache[T metav1.Object](kind Informer[T]) (*MutationCache[T], err
 	return o, err
 }
 
-// Close ends the view.
+// Close unregisters the overlay from its informer.
 func (o *MutationCache[T]) Close() error { return o.reg.Remove() }
 
-// Get is the newest known object behind key; false when there is none, or when
-// it is known to be gone.
+// Get returns the newest known version of the object with this key, or false if it does not exist
+// or was deleted.
 func (o *MutationCache[T]) Get(key string) (T, bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -56,7 +57,7 @@ func (o *MutationCache[T]) Get(key string) (T, bool) {
 	}
 	obj, ok := o.informer.Get(key)
 	if ok {
-		if _, gone := o.deleted[obj.GetUID()]; gone {
+		if _, deleted := o.deleted[obj.GetUID()]; deleted {
 			var none T
 			return none, false
 		}
@@ -64,8 +65,8 @@ func (o *MutationCache[T]) Get(key string) (T, bool) {
 	return obj, ok
 }
 
-// Observe remembers obj, as the API server returned it from a write or a live
-// read. An object that has a deletionTimestamp and no finalizer left is gone.
+// Observe stores obj as returned by the API server from a write or a live read. An object with a
+// deletionTimestamp and without finalizers counts as deleted.
 func (o *MutationCache[T]) Observe(obj T) {
 	if obj.GetDeletionTimestamp() != nil && len(obj.GetFinalizers()) == 0 {
 		o.MarkDeleted(obj)
@@ -75,14 +76,14 @@ func (o *MutationCache[T]) Observe(obj T) {
 	defer o.mu.Unlock()
 	key := Key(obj)
 	if w, ok := o.written[key]; ok && w.GetUID() == obj.GetUID() && !older(w.GetResourceVersion(), obj.GetResourceVersion()) {
-		return // two writers: the answer of the earlier write came later
+		return // concurrent writes: the response to the earlier one arrived later
 	}
 	if !o.observedByWatch(obj) {
 		o.written[key] = obj
 	}
 }
 
-// MarkDeleted remembers that obj is gone, for as long as the cache still has it.
+// MarkDeleted hides obj until the informer has observed its deletion.
 func (o *MutationCache[T]) MarkDeleted(obj T) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -90,37 +91,35 @@ func (o *MutationCache[T]) MarkDeleted(obj T) {
 	if w, ok := o.written[key]; ok && w.GetUID() == obj.GetUID() {
 		delete(o.written, key)
 	}
-	// Only what the cache still has can come back from it; its Delete event,
-	// which ends the entry, is then still to come.
+	// Without obj in the informer there is nothing to hide, and no Delete event to remove the entry.
 	if cached, ok := o.informer.Get(key); ok && cached.GetUID() == obj.GetUID() {
 		o.deleted[obj.GetUID()] = struct{}{}
 	}
 }
 
-// RecordWrite remembers the outcome of [PatchMetadata], or of another write to before: what it
-// returned, or that the object is gone, which is no error then. Other errors are
-// returned as they are.
+// RecordWrite records the result of [PatchMetadata], or of another write to before. NotFound marks
+// before as deleted and is not an error. Other errors are returned.
 func (o *MutationCache[T]) RecordWrite(before, after T, err error) error {
 	if IsNotFound(err) {
 		o.MarkDeleted(before)
 		return nil
 	}
-	// The answer to a write that removes the last finalizer of an object has its old
-	// resourceVersion: only whether it is the same object in memory tells.
+	// Compare pointers: the response to a write that removes the last finalizer has the old
+	// resourceVersion.
 	if any(after) != any(before) {
 		o.Observe(after)
 	}
 	return err
 }
 
-// IsNotFound tells whether err says that an object is not there. A proxy that does not know
-// the path says NotFound too, and knows nothing of the object.
+// IsNotFound reports whether err means that an object does not exist. The NotFound of a proxy that
+// does not serve the path says nothing about the object.
 func IsNotFound(err error) bool {
 	return apierrors.IsNotFound(err) && !apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse)
 }
 
-// IsPatchTestFailed tells whether err says that a test of a JSON patch did not hold, so that what was
-// read is outdated. What a policy or the validation refuses is as invalid, but names the object.
+// IsPatchTestFailed reports whether err means that a test operation of a JSON patch failed because
+// the object was modified. Errors of policies and validation are Invalid, too, but name the object.
 func IsPatchTestFailed(err error) bool {
 	if !apierrors.IsInvalid(err) {
 		return false
@@ -129,7 +128,7 @@ func IsPatchTestFailed(err error) bool {
 	return errors.As(err, &status) && (status.Status().Details == nil || status.Status().Details.Name == "")
 }
 
-// prune drops what the cache has passed, so that nothing is kept for good.
+// prune removes the write to obj if the watch has observed it.
 func (o *MutationCache[T]) prune(obj T) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -138,15 +137,14 @@ func (o *MutationCache[T]) prune(obj T) {
 	}
 }
 
-// observedByWatch tells whether the cache has seen obj or something later of its kind.
-// It is asked before the cache is read, so that what is read is not older.
+// observedByWatch reports whether the informer has received this or a later version of its
+// resource. Call it before reading the informer, so that the object read is not older.
 func (o *MutationCache[T]) observedByWatch(obj T) bool {
 	return !older(o.informer.informer.GetStore().LastStoreSyncResourceVersion(), obj.GetResourceVersion())
 }
 
-// older tells whether resourceVersion a is before b. Versions of one kind are
-// ordered (KEP-5504). An empty or odd a, of a cache that has not been filled yet,
-// counts as older.
+// older reports whether resourceVersion a precedes b. The versions of a resource are ordered
+// (KEP-5504). The empty version of an informer before its first list precedes all others.
 func older(a, b string) bool {
 	order, err := resourceversion.CompareResourceVersion(a, b)
 	return err != nil || order < 0

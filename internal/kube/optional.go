@@ -2,6 +2,7 @@ package kube
 
 import (
 	"context"
+	"fmt"
 	"sync"
 	"time"
 
@@ -14,19 +15,21 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// OptionalInformer is a watch, as metadata only, of a kind that may not exist in a cluster,
-// or that the process may have no permission for. Nothing waits for it; what
-// depends on it works without, if less promptly. The zero value has no objects.
+// OptionalInformer watches the metadata of a resource whose CRD may not be installed, or for which
+// the process may lack permissions. Until then it has no objects, and controllers that depend on
+// them retry with back-off.
 type OptionalInformer struct {
 	mu       sync.Mutex
-	informer *Informer[*metav1.PartialObjectMetadata] // nil: not available so far
+	informer *Informer[*metav1.PartialObjectMetadata] // nil until the resource could be listed
 }
 
-// optionalRetryInterval is the time between two looks whether a kind can be watched.
+// optionalRetryInterval is the time between two attempts to list the resource.
 const optionalRetryInterval = 30 * time.Second
 
-// Run waits until resource can be listed, and watches it then until ctx ends.
-func (o *OptionalInformer) Run(ctx context.Context, client metadata.Interface, resource schema.GroupVersionResource, h Handlers[*metav1.PartialObjectMetadata]) {
+// Run waits until resource can be listed, then watches it until ctx ends.
+func (o *OptionalInformer) Run(
+	ctx context.Context, client metadata.Interface, resource schema.GroupVersionResource, h Handlers[*metav1.PartialObjectMetadata],
+) {
 	log := klog.FromContext(ctx).WithValues("resource", resource.GroupResource().String())
 	warned := false
 	for {
@@ -37,9 +40,9 @@ func (o *OptionalInformer) Run(ctx context.Context, client metadata.Interface, r
 			return
 		case apierrors.IsForbidden(err) && !warned:
 			warned = true
-			log.Info("No permission to list and watch this kind: what depends on it is not watched for changes, claims that wait for it are retried with back-off", "err", err)
-		default: // NotFound: nobody has installed it
-			log.V(2).Info("This kind cannot be watched yet", "err", err)
+			log.Info("No permission to list and watch resource; claims that wait for it are retried with back-off", "err", err)
+		default: // NotFound: the CRD is not installed
+			log.V(2).Info("Resource cannot be watched yet", "err", err)
 		}
 		select {
 		case <-ctx.Done():
@@ -49,22 +52,25 @@ func (o *OptionalInformer) Run(ctx context.Context, client metadata.Interface, r
 	}
 }
 
-func (o *OptionalInformer) watch(ctx context.Context, client metadata.Interface, resource schema.GroupVersionResource, h Handlers[*metav1.PartialObjectMetadata]) {
-	informer := metadatainformer.NewFilteredMetadataInformer(client, resource, metav1.NamespaceAll, 0, cache.Indexers{}, nil).Informer()
-	kind := Informer[*metav1.PartialObjectMetadata]{informer}
-	if err := informer.SetTransform(Trim("")); err != nil {
-		panic("transform of " + resource.Resource + ": " + err.Error()) // already started: a mistake in this file
+func (o *OptionalInformer) watch(
+	ctx context.Context, client metadata.Interface, resource schema.GroupVersionResource, h Handlers[*metav1.PartialObjectMetadata],
+) {
+	shared := metadatainformer.NewFilteredMetadataInformer(client, resource, metav1.NamespaceAll, 0, cache.Indexers{}, nil).Informer()
+	informer := Informer[*metav1.PartialObjectMetadata]{shared}
+	err := shared.SetTransform(Trim(""))
+	if err == nil {
+		_, err = informer.Handle(h)
 	}
-	if _, err := kind.Handle(h); err != nil {
-		panic("handlers of " + resource.Resource + ": " + err.Error()) // already stopped: likewise
+	if err != nil {
+		panic(fmt.Sprintf("informer for %s: %v", resource.Resource, err)) // the informer is new: neither started nor stopped
 	}
 	o.mu.Lock()
-	o.informer = &kind
+	o.informer = &informer
 	o.mu.Unlock()
-	informer.RunWithContext(ctx)
+	shared.RunWithContext(ctx)
 }
 
-// List is every object that is known, in no order.
+// List returns all cached objects, in no particular order.
 func (o *OptionalInformer) List() []*metav1.PartialObjectMetadata {
 	o.mu.Lock()
 	defer o.mu.Unlock()

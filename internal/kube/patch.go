@@ -16,10 +16,10 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// MetadataPatch is a change of the finalizers and annotations of one object. What
-// is there already, or already gone, is left as it is.
+// MetadataPatch describes changes of the finalizers and annotations of an object. Applying it twice
+// has no further effect.
 type MetadataPatch struct {
-	AddFinalizers     []string // put at the end, in this order
+	AddFinalizers     []string // appended in this order
 	RemoveFinalizers  []string // every occurrence
 	SetAnnotations    map[string]string
 	RemoveAnnotations []string
@@ -32,17 +32,16 @@ type jsonPatchOp struct {
 	Value any    `json:"value,omitempty"`
 }
 
-// testAbsent is a test operation for an absent value; "value":null must be spelled out.
+// testAbsent is a test operation for an absent value. It encodes "value":null, unlike [jsonPatchOp].
 type testAbsent struct {
 	Op    string `json:"op"`
 	Path  string `json:"path"`
 	Value any    `json:"value"`
 }
 
-// JSONPatch is the JSON patch that makes c of obj; nil when nothing is to change.
-// It applies only to the object with the UID of obj, and only while what it
-// builds on is unchanged: a finalizer that somebody else added or removed
-// meanwhile is never rolled back, and no finalizer is ever doubled.
+// JSONPatch returns the JSON patch that applies c to obj, or nil if obj is up to date. Test
+// operations make it fail if the object has another UID or if another writer changed the
+// finalizers, which the patch would revert.
 func (c MetadataPatch) JSONPatch(obj metav1.Object) ([]byte, error) {
 	changes := append(c.finalizerOps(obj.GetFinalizers()), c.annotationOps(obj.GetAnnotations())...)
 	if len(changes) == 0 {
@@ -95,12 +94,12 @@ func (c MetadataPatch) annotationOps(have map[string]string) []any {
 	return ops
 }
 
-// escape makes a key one step of a JSON pointer (RFC 6901).
+// escape returns key as a reference token of a JSON pointer (RFC 6901).
 func escape(key string) string {
 	return strings.NewReplacer("~", "~0", "/", "~1").Replace(key)
 }
 
-// Apply makes c of obj itself, for a write of the whole object.
+// Apply applies c to obj, for an update of the whole object.
 func (c MetadataPatch) Apply(obj metav1.Object) {
 	obj.SetFinalizers(c.finalizers(obj.GetFinalizers()))
 	annotations := maps.Clone(obj.GetAnnotations())
@@ -114,19 +113,18 @@ func (c MetadataPatch) Apply(obj metav1.Object) {
 	obj.SetAnnotations(annotations)
 }
 
-// Writer is the part of a typed client that [PatchMetadata] needs; T is a pointer to
-// an API type.
+// Writer is the part of a typed client that [PatchMetadata] needs. T is a pointer to an
+// API type.
 type Writer[T metav1.Object] interface {
 	Get(ctx context.Context, name string, opts metav1.GetOptions) (T, error)
 	Update(ctx context.Context, obj T, opts metav1.UpdateOptions) (T, error)
 	Patch(ctx context.Context, name string, pt types.PatchType, data []byte, opts metav1.PatchOptions, subresources ...string) (T, error)
 }
 
-// PatchMetadata makes c of obj, which may come from a cache, at the API server, and
-// returns the object as it is then: obj itself when nothing is to change. When
-// obj turns out to be outdated, it is read and tried once more; an object of
-// another UID under its name is NotFound. Where a ClusterRole grants update but not
-// patch, the whole object is updated from a live read.
+// PatchMetadata applies c to obj, which may be from a cache, and returns the object as stored, or
+// obj itself if it is up to date. If obj is outdated, it is fetched and patched once more; an
+// object with the same name and another UID is NotFound. Without permission to patch, the object
+// is fetched and updated.
 func PatchMetadata[T metav1.Object](ctx context.Context, w Writer[T], obj T, c MetadataPatch) (T, error) {
 	data, err := c.JSONPatch(obj)
 	if err != nil || data == nil {
@@ -141,7 +139,7 @@ func PatchMetadata[T metav1.Object](ctx context.Context, w Writer[T], obj T, c M
 	case !apierrors.IsInvalid(err) && !apierrors.IsConflict(err):
 		return obj, err
 	}
-	// A test of the patch did not hold: obj is outdated.
+	// A test operation failed: obj is outdated.
 	live, err := refetch(ctx, w, obj)
 	if err != nil {
 		return obj, err
@@ -155,35 +153,34 @@ func PatchMetadata[T metav1.Object](ctx context.Context, w Writer[T], obj T, c M
 	return changed, nil
 }
 
-// warnPatchForbidden has the hint below given once per process: it is about the
-// permissions of the process, not about one object.
+// warnPatchForbidden limits the log line of [WarnPatchForbidden] to one per process, because it concerns
+// the permissions of the process.
 var warnPatchForbidden sync.Once
 
-// updateMetadata is the way around a missing permission to patch. The update
-// carries the resourceVersion of the live read, so that it overwrites nothing. What
-// its error is, is what became of the update.
+// updateMetadata fetches obj and updates it, for a ClusterRole that grants update but not patch. The
+// resourceVersion prevents lost updates. The wrapped error is the one of the update.
 func updateMetadata[T metav1.Object](ctx context.Context, w Writer[T], obj T, c MetadataPatch, forbidden error) (T, error) {
 	live, err := refetch(ctx, w, obj)
 	if err != nil {
-		return obj, fmt.Errorf("%v; reading it to update it instead: %w", forbidden, err)
+		return obj, fmt.Errorf("%v; fetching the object for an update: %w", forbidden, err)
 	}
 	c.Apply(live)
 	updated, err := w.Update(ctx, live, metav1.UpdateOptions{})
 	if err != nil {
-		return obj, fmt.Errorf("%v; updating it instead: %w", forbidden, err)
+		return obj, fmt.Errorf("%v; updating the object: %w", forbidden, err)
 	}
 	WarnPatchForbidden(ctx, forbidden)
 	return updated, nil
 }
 
-// WarnPatchForbidden says, once per process, that a permission to patch is missing.
+// WarnPatchForbidden logs, once per process, that the permission to patch is missing.
 func WarnPatchForbidden(ctx context.Context, forbidden error) {
 	warnPatchForbidden.Do(func() {
-		klog.FromContext(ctx).Info("No permission to patch, using update instead; grant the verb patch to save a read per write", "cause", forbidden)
+		klog.FromContext(ctx).Info("No permission to patch, falling back to get and update. Grant the verb patch", "err", forbidden)
 	})
 }
 
-// refetch is a live read of the very object obj.
+// refetch gets obj from the API server, or NotFound if its UID has changed.
 func refetch[T metav1.Object](ctx context.Context, w Writer[T], obj T) (T, error) {
 	live, err := w.Get(ctx, obj.GetName(), metav1.GetOptions{})
 	if err == nil && live.GetUID() != obj.GetUID() {
@@ -192,7 +189,7 @@ func refetch[T metav1.Object](ctx context.Context, w Writer[T], obj T) (T, error
 	return live, err
 }
 
-// AppliedTo tells whether obj is as c would make it.
+// AppliedTo reports whether c would not change obj.
 func (c MetadataPatch) AppliedTo(obj metav1.Object) bool {
 	return len(c.finalizerOps(obj.GetFinalizers())) == 0 && len(c.annotationOps(obj.GetAnnotations())) == 0
 }

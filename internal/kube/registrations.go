@@ -6,14 +6,14 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// Registrations is the handlers that work for as long as one term of a controller.
+// Registrations collects the handlers that are registered during one run of a controller.
 type Registrations struct {
 	all     []Registration
 	awaited []cache.DoneChecker
 	err     error
 }
 
-// Add takes what [Informer.Handle] returns.
+// Add adds the result of [Informer.Handle].
 func (r *Registrations) Add(registration Registration, err error) {
 	r.AddUnawaited(registration, err)
 	if err == nil {
@@ -21,7 +21,7 @@ func (r *Registrations) Add(registration Registration, err error) {
 	}
 }
 
-// AddUnawaited is Add for handlers that [Registrations.Wait] does not wait for.
+// AddUnawaited adds a registration for which [Registrations.Wait] does not wait.
 func (r *Registrations) AddUnawaited(registration Registration, err error) {
 	switch {
 	case err == nil:
@@ -31,8 +31,8 @@ func (r *Registrations) AddUnawaited(registration Registration, err error) {
 	}
 }
 
-// Wait returns when the handlers have seen what there is, or one of them could not be
-// added. name tells in the log who waits.
+// Wait waits until the handlers were called for all existing objects. It returns the error of Add,
+// if any. name appears in the log.
 func (r *Registrations) Wait(ctx context.Context, name string) error {
 	if r.err != nil {
 		return r.err
@@ -43,9 +43,9 @@ func (r *Registrations) Wait(ctx context.Context, name string) error {
 	return nil
 }
 
-// Remove ends the calls of all handlers.
+// Remove unregisters all handlers.
 func (r *Registrations) Remove() {
 	for _, registration := range r.all {
-		_ = registration.Remove() // fails only when the watch has ended, and with it the handlers
+		_ = registration.Remove() // fails only if the informer was stopped
 	}
 }

@@ -9,9 +9,9 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// ReadSecret reads a secret for one call of the driver; an empty secret is an empty
-// map, not nil. Its values must not be kept for longer than that call and its
-// repetitions, nor logged. Errors begin with the secret: secret "namespace/name": ….
+// ReadSecret returns the values of a Secret for a CSI call, a non-nil map even if it is empty. Do
+// not log them, and do not keep them longer than the call and its retries. Errors begin with
+// secret "namespace/name".
 func ReadSecret(ctx context.Context, client kubernetes.Interface, ref *corev1.SecretReference) (map[string]string, error) {
 	secret, err := client.CoreV1().Secrets(ref.Namespace).Get(ctx, ref.Name, metav1.GetOptions{})
 	if err != nil {

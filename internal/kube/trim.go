@@ -23,46 +23,45 @@ const (
 	AnnProvisioningRequest = "storage-controller.io/provisioning-request"
 )
 
-// Trim returns the transform of the informers: what no loop reads is dropped
-// before an object is stored, and an object of another driver is replaced by a
-// stub, so that memory follows the volumes of driver and not those of the
-// cluster. What was trimmed is never written back: writes are patches, or start
-// from a live read.
+// Trim returns the transform of the informers. It removes fields that no controller reads, and
+// reduces objects of other drivers to a stub, so that memory grows with the volumes of driver, not
+// of the cluster. Trimmed objects are never written back: writes are patches, or start from a live
+// read.
 func Trim(driver string) cache.TransformFunc { return trim(driver, &RetainedFields{}) }
 
-// RetainedFields is what the node controller needs of objects that the other loops do not.
-// A process that does not run it keeps less.
+// RetainedFields selects fields that only the node controller reads.
 type RetainedFields struct {
-	// Nodes keeps the annotations, taints, host names, machine IDs and the Ready condition of nodes.
+	// Nodes retains annotations, taints, host names, machine IDs and the Ready condition.
 	Nodes bool
-	// Claims keeps of the claims of other drivers what tells how they are bound and
-	// used: any of them may be one of the driver without saying so.
+	// Claims retains how claims of other drivers are bound and used: the node controller may have to
+	// handle a claim that does not name the driver.
 	Claims bool
-	// ClaimAnnotations are further annotations of such claims that are kept.
+	// ClaimAnnotations lists further annotations of such claims.
 	ClaimAnnotations []string
-	// PodAnnotations are the annotations of pods that are kept.
+	// PodAnnotations lists the annotations of pods.
 	PodAnnotations []string
 }
 
-// trim reads details when it is called, not when it is made.
-func trim(driver string, details *RetainedFields) cache.TransformFunc {
+// trim returns the transform. It reads retained on every call, because [Informers.Retain] may change
+// it later.
+func trim(driver string, retained *RetainedFields) cache.TransformFunc {
 	return func(obj any) (any, error) {
 		switch o := obj.(type) {
 		case *corev1.PersistentVolume:
 			return trimVolume(driver, o), nil
 		case *corev1.PersistentVolumeClaim:
-			return trimClaim(driver, o, details), nil
+			return trimClaim(driver, o, retained), nil
 		case *corev1.Node:
 			return trimNode(o), nil
 		case *corev1.Pod:
-			return trimPod(o, details.PodAnnotations), nil
+			return trimPod(o, retained.PodAnnotations), nil
 		case *storagev1.VolumeAttachment:
 			return trimAttachment(driver, o), nil
 		case *storagev1.CSINode:
 			trimMeta(&o.ObjectMeta)
 			o.Spec.Drivers = slices.DeleteFunc(o.Spec.Drivers, func(d storagev1.CSINodeDriver) bool { return d.Name != driver })
 			return o, nil
-		case *metav1.PartialObjectMetadata: // of a Node the labels are what topology is made of
+		case *metav1.PartialObjectMetadata: // the topology of a Node is in its labels
 			return &metav1.PartialObjectMetadata{TypeMeta: o.TypeMeta, ObjectMeta: metav1.ObjectMeta{
 				Name: o.Name, Namespace: o.Namespace, UID: o.UID, ResourceVersion: o.ResourceVersion, Labels: o.Labels,
 				DeletionTimestamp: o.DeletionTimestamp, Finalizers: o.Finalizers,
@@ -81,7 +80,7 @@ func trimMeta(m *metav1.ObjectMeta) {
 	delete(m.Annotations, corev1.LastAppliedConfigAnnotation)
 }
 
-// stub is what is left of the metadata of an object of another driver.
+// stub returns the metadata that is retained of an object of another driver.
 func stub(m metav1.ObjectMeta) metav1.ObjectMeta {
 	return metav1.ObjectMeta{Name: m.Name, Namespace: m.Namespace, UID: m.UID, ResourceVersion: m.ResourceVersion}
 }
@@ -102,9 +101,8 @@ func trimVolume(driver string, pv *corev1.PersistentVolume) *corev1.PersistentVo
 	return s
 }
 
-// mayBelongTo tells whether pv may be one of driver: by its source, by who
-// provisioned it, or because its source is one of those that were built into
-// Kubernetes once and may belong to any driver.
+// mayBelongTo reports whether pv may be a volume of driver: by its source, by its annotations, or
+// because it has an in-tree source, which CSI migration may translate to any driver.
 func mayBelongTo(driver string, pv *corev1.PersistentVolume) bool {
 	switch {
 	case pv.Spec.CSI != nil && pv.Spec.CSI.Driver == driver,
@@ -117,9 +115,8 @@ func mayBelongTo(driver string, pv *corev1.PersistentVolume) bool {
 		s.AzureDisk != nil || s.AzureFile != nil || s.VsphereVolume != nil || s.PortworxVolume != nil
 }
 
-func trimClaim(driver string, pvc *corev1.PersistentVolumeClaim, details *RetainedFields) *corev1.PersistentVolumeClaim {
-	// Without an owner a claim may still become one of ours, by an update that
-	// brings the whole object again; until then a stub of it is enough.
+func trimClaim(driver string, pvc *corev1.PersistentVolumeClaim, retained *RetainedFields) *corev1.PersistentVolumeClaim {
+	// An update that assigns a claim to driver contains the whole object. Until then, a stub is enough.
 	if ClaimHandledBy(driver, pvc) {
 		trimMeta(&pvc.ObjectMeta)
 		return pvc
@@ -128,15 +125,19 @@ func trimClaim(driver string, pvc *corev1.PersistentVolumeClaim, details *Retain
 	s.Spec.VolumeName = pvc.Spec.VolumeName
 	s.Spec.StorageClassName = pvc.Spec.StorageClassName
 	s.Status.Phase = pvc.Status.Phase
-	if pvc.Spec.VolumeName == "" { // whoever provisions it, what it copies must not go meanwhile
-		s.Spec.DataSource, s.Spec.DataSourceRef, s.DeletionTimestamp = pvc.Spec.DataSource, pvc.Spec.DataSourceRef, pvc.DeletionTimestamp
+	if pvc.Spec.VolumeName == "" { // its data source must be protected, whichever driver provisions the claim
+		s.Spec.DataSource, s.Spec.DataSourceRef = pvc.Spec.DataSource, pvc.Spec.DataSourceRef
+		s.DeletionTimestamp = pvc.DeletionTimestamp
 	}
 	if slices.Contains(pvc.Finalizers, CloningProtection) {
 		s.Finalizers, s.DeletionTimestamp = pvc.Finalizers, pvc.DeletionTimestamp
 	}
-	if details.Claims {
+	if retained.Claims {
 		s.Finalizers, s.DeletionTimestamp, s.OwnerReferences = pvc.Finalizers, pvc.DeletionTimestamp, pvc.OwnerReferences
-		s.Annotations = only(pvc.Annotations, append([]string{storagehelpers.AnnSelectedNode, corev1.BetaStorageClassAnnotation}, details.ClaimAnnotations...)...)
+		s.Annotations = only(pvc.Annotations, storagehelpers.AnnSelectedNode, corev1.BetaStorageClassAnnotation)
+		for k, v := range only(pvc.Annotations, retained.ClaimAnnotations...) {
+			metav1.SetMetaDataAnnotation(&s.ObjectMeta, k, v)
+		}
 		if size, ok := pvc.Spec.Resources.Requests[corev1.ResourceStorage]; ok {
 			s.Spec.Resources.Requests = corev1.ResourceList{corev1.ResourceStorage: size}
 		}
@@ -145,7 +146,7 @@ func trimClaim(driver string, pvc *corev1.PersistentVolumeClaim, details *Retain
 	return s
 }
 
-// only is those of annotations that have one of keys; nil for none.
+// only returns the annotations with these keys, or nil if there are none.
 func only(annotations map[string]string, keys ...string) map[string]string {
 	var kept map[string]string
 	for _, k := range keys {
@@ -178,19 +179,23 @@ func trimNode(node *corev1.Node) *corev1.Node {
 	return s
 }
 
-// trimPod leaves what tells which claims a pod uses, where, and whether it still does.
+// trimPod retains the claims, the node, the owners and the phase of a pod.
 func trimPod(pod *corev1.Pod, annotations []string) *corev1.Pod {
 	s := &corev1.Pod{ObjectMeta: stub(pod.ObjectMeta)}
 	s.OwnerReferences, s.DeletionTimestamp = pod.OwnerReferences, pod.DeletionTimestamp
 	s.Annotations = only(pod.Annotations, annotations...)
 	s.Spec.NodeName, s.Status.Phase = pod.Spec.NodeName, pod.Status.Phase
 	for _, v := range pod.Spec.Volumes {
+		kept := corev1.Volume{Name: v.Name}
 		switch {
 		case v.PersistentVolumeClaim != nil:
-			s.Spec.Volumes = append(s.Spec.Volumes, corev1.Volume{Name: v.Name, VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: v.PersistentVolumeClaim}})
+			kept.PersistentVolumeClaim = v.PersistentVolumeClaim
 		case v.Ephemeral != nil:
-			s.Spec.Volumes = append(s.Spec.Volumes, corev1.Volume{Name: v.Name, VolumeSource: corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{}}})
+			kept.Ephemeral = &corev1.EphemeralVolumeSource{}
+		default:
+			continue
 		}
+		s.Spec.Volumes = append(s.Spec.Volumes, kept)
 	}
 	return s
 }
@@ -207,8 +212,7 @@ func trimAttachment(driver string, va *storagev1.VolumeAttachment) *storagev1.Vo
 	return s
 }
 
-// trimCapacity is the transform of CSIStorageCapacity objects, of which only those of one
-// driver are watched.
+// trimCapacity is the transform of CSIStorageCapacity objects. Only those of the driver are watched.
 func trimCapacity(obj any) (any, error) {
 	if beta, ok := obj.(*storagev1beta1.CSIStorageCapacity); ok {
 		obj = CapacityFromBeta(beta)
@@ -220,7 +224,7 @@ func trimCapacity(obj any) (any, error) {
 	return obj, nil
 }
 
-// CapacityFromBeta is obj in the version that replaced its own with the same fields.
+// CapacityFromBeta converts a v1beta1 object to v1, which has the same fields.
 func CapacityFromBeta(obj *storagev1beta1.CSIStorageCapacity) *storagev1.CSIStorageCapacity {
 	return &storagev1.CSIStorageCapacity{
 		ObjectMeta: obj.ObjectMeta, NodeTopology: obj.NodeTopology, StorageClassName: obj.StorageClassName,
@@ -228,8 +232,8 @@ func CapacityFromBeta(obj *storagev1beta1.CSIStorageCapacity) *storagev1.CSIStor
 	}
 }
 
-// HasProvisioningRecord reports whether the outcome of a CreateVolume of driver for pvc is unknown, also
-// if another driver provisions pvc now.
+// HasProvisioningRecord reports whether pvc records a CreateVolume call of driver whose outcome is
+// unknown. The claim may have been assigned to another driver since.
 func HasProvisioningRecord(driver string, pvc *corev1.PersistentVolumeClaim) bool {
 	return slices.Contains(pvc.Finalizers, ProvisioningFinalizer) && RecordedDriver(pvc) == driver
 }
@@ -243,7 +247,7 @@ func RecordedDriver(pvc *corev1.PersistentVolumeClaim) string {
 	return record.Driver
 }
 
-// ClaimHandledBy tells whether pvc is one that driver is asked to provision, or was.
+// ClaimHandledBy reports whether driver provisions pvc, or has a provisioning record on it.
 func ClaimHandledBy(driver string, pvc *corev1.PersistentVolumeClaim) bool {
 	owner, ok := pvc.Annotations[storagehelpers.AnnStorageProvisioner]
 	if !ok {

@@ -92,7 +92,8 @@ func TestTwoSideBySide(t *testing.T) {
 	if _, err := first.Client().CoreV1().Namespaces().Get(t.Context(), ns, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 		t.Errorf("the first has the namespace of the second: %v", err)
 	}
-	if _, err := second.Client().CoreV1().ConfigMaps(ns).Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "x"}}, metav1.CreateOptions{}); err != nil {
+	if _, err := second.Client().CoreV1().ConfigMaps(ns).Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "x"}},
+		metav1.CreateOptions{}); err != nil {
 		t.Error(err)
 	}
 }

@@ -78,7 +78,8 @@ func Conformance(t *testing.T, s Subject) {
 		s.done(f, "b")
 		_ = f.Stop(workloop.ErrDrain)
 		if after := s.done(f, "a"); after.GetUID() != before.GetUID() || after.GetResourceVersion() != before.GetResourceVersion() {
-			t.Errorf("the restart wrote %s again: resourceVersion %s, was %s", after.GetName(), after.GetResourceVersion(), before.GetResourceVersion())
+			t.Errorf("the restart wrote %s again: resourceVersion %s, was %s", after.GetName(), after.GetResourceVersion(),
+				before.GetResourceVersion())
 		}
 	})
 }
@@ -124,7 +125,8 @@ func (s Subject) leaks(t *testing.T) {
 	s.done(f, "a")
 	_ = f.Stop(workloop.ErrDrain)
 	// Connections to the API server and the server side of the plugin belong to the test.
-	goleak.VerifyNone(t, before, goleak.IgnoreAnyFunction("net/http.(*persistConn).readLoop"), goleak.IgnoreAnyFunction("net/http.(*persistConn).writeLoop"),
+	goleak.VerifyNone(t, before, goleak.IgnoreAnyFunction("net/http.(*persistConn).readLoop"),
+		goleak.IgnoreAnyFunction("net/http.(*persistConn).writeLoop"),
 		goleak.IgnoreAnyFunction("golang.org/x/net/http2.(*clientConnReadLoop).run"))
 }
 

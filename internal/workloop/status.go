@@ -24,12 +24,14 @@ type Status struct {
 // Running is a key that is being processed.
 type Running struct {
 	Key   string    `json:"key"`
+	Stage string    `json:"stage,omitempty"` // see [Loop.ShowStage]
 	Since time.Time `json:"since"`
 }
 
 // Failing is a key in back-off.
 type Failing struct {
 	Key      string    `json:"key"`
+	Stage    string    `json:"stage,omitempty"`
 	Attempts int       `json:"attempts"` // failed in a row
 	Error    string    `json:"error"`    // of the last attempt
 	Next     time.Time `json:"next"`
@@ -84,6 +86,10 @@ func errorText(err error) string {
 	return text
 }
 
+// ShowStage has [Loop.Status] and the log show how far the object of each key has come. It must be
+// called before [Loop.Run]; stage must not call the loop.
+func (l *Loop[K]) ShowStage(stage func(K) string) { l.stage = stage }
+
 // Status returns the current state of the loop.
 func (l *Loop[K]) Status() Status {
 	s := Status{Name: l.cfg.Name, Waiting: l.Len()}
@@ -91,9 +97,9 @@ func (l *Loop[K]) Status() Status {
 	for key, st := range l.states {
 		switch {
 		case st.running:
-			s.Running = append(s.Running, Running{fmt.Sprint(key), st.since})
+			s.Running = append(s.Running, Running{fmt.Sprint(key), l.stage(key), st.since})
 		case st.failures > 0:
-			s.Failing = append(s.Failing, Failing{fmt.Sprint(key), st.failures, st.lastError, st.notBefore})
+			s.Failing = append(s.Failing, Failing{fmt.Sprint(key), l.stage(key), st.failures, st.lastError, st.notBefore})
 		}
 	}
 	s.Recent, s.Slowest = slices.Clone(l.history.recent), slices.Clone(l.history.slowest)

@@ -25,6 +25,7 @@ func TestStatus(t *testing.T) {
 		return time.Time{}, nil
 	}, func(l *Loop[string], m *Metrics, _ context.CancelCauseFunc) {
 		held = make(chan struct{})
+		l.ShowStage(func(key string) string { return "stage of " + key })
 		begin := time.Now()
 		for _, key := range []string{"good", "bad", "slow"} {
 			l.Add(key)
@@ -39,8 +40,8 @@ func TestStatus(t *testing.T) {
 		good := Attempt{"good", begin.Add(2 * time.Millisecond), 2 * time.Millisecond, ""}
 		want := Status{
 			Name: "test", Failures: 1,
-			Running: []Running{{"slow", begin.Add(2 * time.Second)}},
-			Failing: []Failing{{"bad", 1, "no space", begin.Add(time.Second + time.Minute)}},
+			Running: []Running{{"slow", "stage of slow", begin.Add(2 * time.Second)}},
+			Failing: []Failing{{"bad", "stage of bad", 1, "no space", begin.Add(time.Second + time.Minute)}},
 			Recent:  []Attempt{bad, good},
 			Slowest: []Attempt{good, bad},
 		}

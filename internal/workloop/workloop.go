@@ -46,6 +46,7 @@ type Loop[K comparable] struct {
 	metrics *Metrics
 	sync    Sync[K]
 	queue   workqueue.TypedDelayingInterface[K]
+	stage   func(K) string
 
 	mu      sync.Mutex
 	states  map[K]*state // of keys that are being processed, or whose last attempt failed
@@ -76,6 +77,7 @@ func newLoop[K comparable](cfg Config, metrics *Metrics, sync Sync[K], order wor
 			Name: cfg.Name, MetricsProvider: provider,
 			Queue: workqueue.NewTypedWithConfig(workqueue.TypedQueueConfig[K]{Name: cfg.Name, MetricsProvider: provider, Queue: order}),
 		}),
+		stage:  func(K) string { return "" },
 		states: map[K]*state{},
 	}
 }
@@ -205,7 +207,7 @@ func (l *Loop[K]) process(ctx context.Context, key K) {
 	}
 	if err != nil {
 		delay := l.requeueFailed(key, err)
-		log.V(1).Info("Sync failed", "duration", duration, "retryIn", delay, "err", err)
+		log.V(1).Info("Sync failed", "stage", l.stage(key), "duration", duration, "retryIn", delay, "err", err)
 		return
 	}
 	l.Forget(key)

@@ -15,13 +15,15 @@ func TestBench(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := map[string]map[string]int{
-		"provision": {"CreateVolume": 20}, "attach": {"ControllerPublishVolume": 20}, "detach": {"ControllerUnpublishVolume": 20}, "delete": {"DeleteVolume": 20},
+		"provision": {"CreateVolume": 20}, "attach": {"ControllerPublishVolume": 20}, "detach": {"ControllerUnpublishVolume": 20},
+		"delete": {"DeleteVolume": 20},
 	}
 	if len(r.Phases) != 4 || r.Idle.ResidentBytes == 0 || r.Start.BytesRead == 0 {
 		t.Fatalf("got %+v", r)
 	}
 	for _, p := range r.Phases {
-		if !maps.Equal(p.Calls, want[p.Name]) || p.Seconds <= 0 || p.P99 < p.P50 || p.P50 <= 0 || len(p.Requests) == 0 || p.ResidentBytes == 0 {
+		if !maps.Equal(p.Calls, want[p.Name]) || p.Seconds <= 0 || p.P99 < p.P50 || p.P50 <= 0 || len(p.Requests) == 0 ||
+			p.ResidentBytes == 0 {
 			t.Errorf("got %+v", p)
 		}
 	}
@@ -40,11 +42,13 @@ func TestBenchCapacity(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(r.Phases) != 3 || r.Joined.N != 10 || r.Left.N != 10 || r.Joined.Max < r.Joined.Median || r.Left.Median < 1 || r.Leftovers != 0 || r.Missing != 0 {
+	if len(r.Phases) != 3 || r.Joined.N != 10 || r.Left.N != 10 || r.Joined.Max < r.Joined.Median || r.Left.Median < 1 ||
+		r.Leftovers != 0 || r.Missing != 0 {
 		t.Fatalf("got %+v", r)
 	}
 	first, quiet := r.Phases[0], r.Phases[1]
-	if first.Writes != 60 || first.Requests["create csistoragecapacities"] != 60 || first.Calls["GetCapacity"] < 60 || first.ResidentBytes == 0 || first.PeakBytes == 0 {
+	if first.Writes != 60 || first.Requests["create csistoragecapacities"] != 60 || first.Calls["GetCapacity"] < 60 ||
+		first.ResidentBytes == 0 || first.PeakBytes == 0 {
 		t.Errorf("first publication: %+v", first)
 	}
 	if quiet.Writes != 0 || quiet.Calls["GetCapacity"] < 30 {

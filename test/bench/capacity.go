@@ -32,7 +32,7 @@ import (
 	"github.com/storage-controller/storage-controller/internal/kubetest"
 )
 
-// capacityOptions is what is asked for on the command line of --capacity.
+// capacityOptions are the settings of the command line with --capacity.
 type capacityOptions struct {
 	classes, threads int
 	poll, grace      time.Duration
@@ -114,9 +114,10 @@ func measureCapacity(ctx context.Context, o options) (*capacityResults, error) {
 	if b.client, err = newClient(cp); err != nil {
 		return nil, err
 	}
-	b.plugin = csitest.New(csitest.Config{Name: b.driver, Latency: o.latency, DiscardCalls: true, Controller: []csi.ControllerServiceCapability_RPC_Type{
-		csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME, csi.ControllerServiceCapability_RPC_GET_CAPACITY,
-	}})
+	b.plugin = csitest.New(csitest.Config{Name: b.driver, Latency: o.latency, DiscardCalls: true,
+		Controller: []csi.ControllerServiceCapability_RPC_Type{
+			csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME, csi.ControllerServiceCapability_RPC_GET_CAPACITY,
+		}})
 	if err := b.plugin.Start(b.socket); err != nil {
 		return nil, err
 	}
@@ -135,7 +136,9 @@ func measureCapacity(ctx context.Context, o options) (*capacityResults, error) {
 		if err != nil {
 			return nil, err
 		}
-		commands = sidecars{fmt.Sprintf("%s capacity --kubeconfig {kubeconfig} --csi-address {socket} --http-endpoint={http} --capacity-ownerref-level=-1 --kube-api-capacity-qps=0 --capacity-threads=%d --capacity-poll-interval=%v --capacity-removal-grace=%v",
+		commands = sidecars{fmt.Sprintf("%s capacity --kubeconfig {kubeconfig} --csi-address {socket} --http-endpoint={http} "+
+			"--capacity-ownerref-level=-1 --kube-api-capacity-qps=0 --capacity-threads=%d --capacity-poll-interval=%v "+
+			"--capacity-removal-grace=%v",
 			program, o.capacity.threads, o.capacity.poll, o.capacity.grace)}
 	}
 	for i := range commands {
@@ -146,11 +149,13 @@ func measureCapacity(ctx context.Context, o options) (*capacityResults, error) {
 
 // prepare makes classes and nodes.
 func (b *capacityBench) prepare(ctx context.Context) error {
-	if _, err := b.client.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{}); err != nil {
+	if _, err := b.client.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}},
+		metav1.CreateOptions{}); err != nil {
 		return err
 	}
 	for i := range b.o.capacity.classes {
-		class := &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: class(i)}, Provisioner: b.driver, VolumeBindingMode: ptr.To(storagev1.VolumeBindingWaitForFirstConsumer)}
+		class := &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: class(i)}, Provisioner: b.driver,
+			VolumeBindingMode: ptr.To(storagev1.VolumeBindingWaitForFirstConsumer)}
 		if _, err := b.client.StorageV1().StorageClasses().Create(ctx, class, metav1.CreateOptions{}); err != nil {
 			return err
 		}
@@ -162,7 +167,8 @@ func class(i int) string { return fmt.Sprintf("class-%d", i) }
 
 // join makes a node with the driver on it.
 func (b *capacityBench) join(ctx context.Context, i int) error {
-	return kubetest.CreateNode(ctx, b.client, kubetest.NodeSpec{Name: node(i), Labels: map[string]string{topologyKey: node(i)}, Driver: b.driver, TopologyKeys: []string{topologyKey}})
+	return kubetest.CreateNode(ctx, b.client, kubetest.NodeSpec{Name: node(i), Labels: map[string]string{topologyKey: node(i)},
+		Driver: b.driver, TopologyKeys: []string{topologyKey}})
 }
 
 // leave removes a node.
@@ -226,7 +232,8 @@ func (b *capacityBench) watch(ctx context.Context) (storagev1listers.CSIStorageC
 			b.done.note(what + " " + pair(o.StorageClassName, o.NodeTopology.MatchLabels[topologyKey]))
 		}
 	}
-	if _, err := published.Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: note("published"), DeleteFunc: note("withdrawn")}); err != nil {
+	if _, err := published.Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: note("published"),
+		DeleteFunc: note("withdrawn")}); err != nil {
 		return nil, err
 	}
 	factory.Start(ctx.Done())
@@ -246,7 +253,7 @@ func (b *capacityBench) firstPublication(ctx context.Context, r *capacityResults
 			last = at
 		}
 	}
-	// A watch tells of a write before it is in the audit log.
+	// A watch delivers a write before it is in the audit log.
 	if err := pause(ctx, time.Second); err != nil {
 		return err
 	}
@@ -405,7 +412,7 @@ func pause(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// freeAddress is one that nobody listens at just now.
+// freeAddress returns an unused address.
 func freeAddress() (string, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -424,7 +431,8 @@ func (r *capacityResults) table(out io.Writer) {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(w, "\nphase\tseconds\tGetCapacity\twrites\tqueue\tCPU s\tRSS MiB\tpeak MiB\tread MiB\t")
 	for _, p := range r.Phases {
-		fmt.Fprintf(w, "%s\t%.1f\t%d\t%d\t%d\t%.2f\t%.1f\t%.1f\t%.1f\t\n", p.Name, p.Seconds, p.Calls["GetCapacity"], p.Writes, p.QueueDepth, p.CPUSeconds,
+		fmt.Fprintf(w, "%s\t%.1f\t%d\t%d\t%d\t%.2f\t%.1f\t%.1f\t%.1f\t\n", p.Name, p.Seconds, p.Calls["GetCapacity"], p.Writes,
+			p.QueueDepth, p.CPUSeconds,
 			float64(p.ResidentBytes)/(1<<20), float64(p.PeakBytes)/(1<<20), float64(p.BytesRead)/(1<<20))
 	}
 	w.Flush()

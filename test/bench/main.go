@@ -32,7 +32,7 @@ import (
 	"github.com/storage-controller/storage-controller/internal/kubetest"
 )
 
-// options is what is asked for on the command line.
+// options are the settings of the command line.
 type options struct {
 	volumes, nodes, foreign int
 	latency                 time.Duration
@@ -61,10 +61,12 @@ func main() {
 	flag.StringVar(&o.driverName, "driver-name", "", "name of the driver of --driver-socket")
 	flag.StringVar(&o.jsonFile, "json", "", "file for the results as JSON; - means standard output, instead of the table")
 	flag.DurationVar(&o.limit, "limit", 15*time.Minute, "give up after this time")
-	publishing := flag.Bool("capacity", false, "measure the publishing of capacity; the defaults are 5000 nodes and 10ms then, and a --sidecar also knows {http}, where its metrics are to be")
+	publishing := flag.Bool("capacity", false, "measure the publishing of capacity; the defaults are 5000 nodes and 10ms then, and a "+
+		"--sidecar also knows {http}, where its metrics are to be")
 	flag.IntVar(&o.capacity.classes, "classes", 2, "with --capacity: StorageClasses")
 	flag.IntVar(&o.capacity.threads, "threads", 20, "with --capacity: --capacity-threads of storage-controller")
-	flag.DurationVar(&o.capacity.poll, "poll", time.Minute, "with --capacity: --capacity-poll-interval of storage-controller, and the time in which nothing happens")
+	flag.DurationVar(&o.capacity.poll, "poll", time.Minute,
+		"with --capacity: --capacity-poll-interval of storage-controller, and the time in which nothing happens")
 	flag.DurationVar(&o.capacity.grace, "grace", 30*time.Second, "with --capacity: --capacity-removal-grace of storage-controller")
 	flag.IntVar(&o.capacity.churn, "churn", 100, "with --capacity: nodes that join, and that leave, per minute")
 	flag.DurationVar(&o.capacity.churnTime, "churn-time", 2*time.Minute, "with --capacity: how long they do")
@@ -84,7 +86,8 @@ func main() {
 		}
 	}
 	if flag.NArg() > 0 || o.volumes < 1 || o.nodes < 1 || o.foreign < 0 || (o.driverSocket == "") != (o.driverName == "") {
-		fmt.Fprintln(os.Stderr, "bench: --volumes and --nodes must be positive, --driver-socket and --driver-name go together, and there are no arguments")
+		fmt.Fprintln(os.Stderr, "bench: --volumes and --nodes must be positive, --driver-socket and --driver-name go together, and "+
+			"there are no arguments")
 		os.Exit(2)
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
@@ -183,7 +186,8 @@ func measure(ctx context.Context, o options) (*results, error) {
 // build builds the program as it is released.
 func build(ctx context.Context, dir string) (string, error) {
 	path := filepath.Join(dir, "storage-controller")
-	cmd := exec.CommandContext(ctx, "go", "build", "-tags", "grpcnotrace", "-ldflags", "-s -w", "-o", path, "github.com/storage-controller/storage-controller/cmd/storage-controller")
+	cmd := exec.CommandContext(ctx, "go", "build", "-tags", "grpcnotrace", "-ldflags", "-s -w", "-o", path,
+		"github.com/storage-controller/storage-controller/cmd/storage-controller")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("building storage-controller: %w\n%s", err, out)

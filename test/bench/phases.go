@@ -31,7 +31,7 @@ type bench struct {
 	o      options
 	cp     *kubetest.ControlPlane
 	client kubernetes.Interface
-	plugin *csitest.Plugin // nil: a driver of somebody else
+	plugin *csitest.Plugin // nil: a driver of the user
 	driver string
 	socket string
 
@@ -72,12 +72,14 @@ func each(ctx context.Context, n int, do func(ctx context.Context, i int) error)
 	return context.Cause(ctx)
 }
 
-// prepare makes what is there before the sidecars start.
+// prepare creates the objects that exist before the sidecars start.
 func (b *bench) prepare(ctx context.Context) error {
-	if _, err := b.client.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{}); err != nil {
+	if _, err := b.client.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}},
+		metav1.CreateOptions{}); err != nil {
 		return err
 	}
-	if _, err := b.client.StorageV1().StorageClasses().Create(ctx, &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: "bench"}, Provisioner: b.driver}, metav1.CreateOptions{}); err != nil {
+	if _, err := b.client.StorageV1().StorageClasses().Create(ctx,
+		&storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: "bench"}, Provisioner: b.driver}, metav1.CreateOptions{}); err != nil {
 		return err
 	}
 	if err := each(ctx, b.o.nodes, func(ctx context.Context, i int) error {
@@ -97,7 +99,8 @@ func (b *bench) foreign(ctx context.Context, i int) error {
 	pvc := claim(name)
 	class := "foreign"
 	pvc.Spec.StorageClassName, pvc.Spec.VolumeName = &class, name
-	pvc.Annotations = map[string]string{"volume.kubernetes.io/storage-provisioner": "foreign.example.com", "pv.kubernetes.io/bind-completed": "yes"}
+	pvc.Annotations = map[string]string{"volume.kubernetes.io/storage-provisioner": "foreign.example.com",
+		"pv.kubernetes.io/bind-completed": "yes"}
 	pvc.Labels = map[string]string{"app.kubernetes.io/name": "database", "app.kubernetes.io/instance": name}
 	made, err := b.client.CoreV1().PersistentVolumeClaims(namespace).Create(ctx, pvc, metav1.CreateOptions{})
 	if err != nil {
@@ -108,10 +111,12 @@ func (b *bench) foreign(ctx context.Context, i int) error {
 		Spec: corev1.PersistentVolumeSpec{
 			AccessModes: pvc.Spec.AccessModes, Capacity: pvc.Spec.Resources.Requests, StorageClassName: class,
 			PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimDelete,
-			ClaimRef:                      &corev1.ObjectReference{Kind: "PersistentVolumeClaim", APIVersion: "v1", Namespace: namespace, Name: name, UID: made.UID},
+			ClaimRef: &corev1.ObjectReference{Kind: "PersistentVolumeClaim", APIVersion: "v1", Namespace: namespace,
+				Name: name, UID: made.UID},
 			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{
 				Driver: "foreign.example.com", VolumeHandle: "vol-" + string(made.UID), FSType: "ext4",
-				VolumeAttributes: map[string]string{"pool": "replicated", "cluster": "0123456789abcdef", "storage.kubernetes.io/csiProvisionerIdentity": "1700000000000-1234-foreign.example.com"},
+				VolumeAttributes: map[string]string{"pool": "replicated", "cluster": "0123456789abcdef",
+					"storage.kubernetes.io/csiProvisionerIdentity": "1700000000000-1234-foreign.example.com"},
 			}},
 		},
 	}
@@ -120,7 +125,8 @@ func (b *bench) foreign(ctx context.Context, i int) error {
 	}
 	_, err = b.client.StorageV1().VolumeAttachments().Create(ctx, &storagev1.VolumeAttachment{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
-		Spec:       storagev1.VolumeAttachmentSpec{Attacher: "foreign.example.com", NodeName: node(i % b.o.nodes), Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &name}},
+		Spec: storagev1.VolumeAttachmentSpec{Attacher: "foreign.example.com", NodeName: node(i % b.o.nodes),
+			Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &name}},
 	}, metav1.CreateOptions{})
 	return err
 }
@@ -170,8 +176,9 @@ func (b *bench) run(ctx context.Context, say func(string, ...any)) (*results, er
 	return r, err
 }
 
-// life has volumes live their life, and tells of each phase, if there is anybody to tell.
-func (b *bench) life(ctx context.Context, done *times, prefix string, first, n int, tell func(string, sample, time.Duration, []time.Duration)) error {
+// life runs the phases of the volumes, and reports each of them to report unless that is nil.
+func (b *bench) life(ctx context.Context, done *times, prefix string, first, n int,
+	tell func(string, sample, time.Duration, []time.Duration)) error {
 	name := func(i int) string { return fmt.Sprintf("%s-%d", prefix, first+i) }
 	claims := b.client.CoreV1().PersistentVolumeClaims(namespace)
 	attachments := b.client.StorageV1().VolumeAttachments()
@@ -187,7 +194,8 @@ func (b *bench) life(ctx context.Context, done *times, prefix string, first, n i
 			volume := done.volume(name(i))
 			_, err := attachments.Create(ctx, &storagev1.VolumeAttachment{
 				ObjectMeta: metav1.ObjectMeta{Name: name(i)},
-				Spec:       storagev1.VolumeAttachmentSpec{Attacher: b.driver, NodeName: node(i % b.o.nodes), Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &volume}},
+				Spec: storagev1.VolumeAttachmentSpec{Attacher: b.driver, NodeName: node(i % b.o.nodes),
+					Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &volume}},
 			}, metav1.CreateOptions{})
 			return err
 		}},
@@ -216,7 +224,7 @@ func (b *bench) life(ctx context.Context, done *times, prefix string, first, n i
 		if tell != nil {
 			tell(p.name, begin, time.Since(begin.at), latencies)
 		}
-		// Binding goes on after the volume is there; the next phase must not pay for it.
+		// Binding continues after the volume exists; the next phase must not pay for it.
 		for i := range n {
 			if p.name == "provision" {
 				if _, err := done.wait(ctx, "bound "+name(i)); err != nil {

@@ -97,7 +97,8 @@ func (b *bench) end(begin sample, name string, n int, took time.Duration, latenc
 
 // ofControlPlane tells whether a request is one of the control plane, or of the bench.
 func ofControlPlane(agent string) bool {
-	for _, prefix := range []string{"kube-controller-manager", "kube-scheduler", "kube-apiserver", "controlplane", userAgent, "kubetest.test", "bench/", "Go-http-client"} {
+	for _, prefix := range []string{"kube-controller-manager", "kube-scheduler", "kube-apiserver", "controlplane", userAgent,
+		"kubetest.test", "bench/", "Go-http-client"} {
 		if strings.HasPrefix(agent, prefix) {
 			return true
 		}
@@ -146,7 +147,8 @@ func (r *results) table(out io.Writer) {
 	fmt.Fprintln(w, "\nphase\tseconds\tvolumes/s\tp50 s\tp99 s\tCPU s\tRSS MiB\tread MiB\t")
 	var cpu float64
 	for _, p := range append([]phase{r.Start, r.Idle}, r.Phases...) {
-		fmt.Fprintf(w, "%s\t%.2f\t%.0f\t%.3f\t%.3f\t%.2f\t%.1f\t%.1f\t\n", p.Name, p.Seconds, p.VolumesPerSecond, p.P50, p.P99, p.CPUSeconds,
+		fmt.Fprintf(w, "%s\t%.2f\t%.0f\t%.3f\t%.3f\t%.2f\t%.1f\t%.1f\t\n", p.Name, p.Seconds, p.VolumesPerSecond, p.P50, p.P99,
+			p.CPUSeconds,
 			float64(p.ResidentBytes)/(1<<20), float64(p.BytesRead)/(1<<20))
 	}
 	for _, p := range r.Phases {
@@ -155,7 +157,8 @@ func (r *results) table(out io.Writer) {
 	w.Flush()
 	fmt.Fprintf(out, "\nCPU per volume, whole life: %.2f ms\n", cpu*1000/float64(r.Volumes))
 	for _, p := range r.Phases {
-		fmt.Fprintf(out, "%-10s calls per volume: %s; requests per volume: %s\n", p.Name, per(p.Calls, r.Volumes), per(p.Requests, r.Volumes))
+		fmt.Fprintf(out, "%-10s calls per volume: %s; requests per volume: %s\n", p.Name, per(p.Calls, r.Volumes),
+			per(p.Requests, r.Volumes))
 	}
 }
 

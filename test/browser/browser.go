@@ -126,8 +126,10 @@ func (p *Page) See(v View) {
 	if v.Dark {
 		scheme = "dark"
 	}
-	p.call("Emulation.setDeviceMetricsOverride", map[string]any{"width": v.Width, "height": v.Height, "deviceScaleFactor": scale, "mobile": v.Phone}, nil)
-	p.call("Emulation.setEmulatedMedia", map[string]any{"features": []map[string]string{{"name": "prefers-color-scheme", "value": scheme}}}, nil)
+	p.call("Emulation.setDeviceMetricsOverride", map[string]any{"width": v.Width, "height": v.Height, "deviceScaleFactor": scale,
+		"mobile": v.Phone}, nil)
+	p.call("Emulation.setEmulatedMedia", map[string]any{"features": []map[string]string{{"name": "prefers-color-scheme", "value": scheme}}},
+		nil)
 }
 
 // Open loads url.
@@ -205,7 +207,7 @@ func (p *Page) Eval(expression string, result any) {
 	}
 }
 
-// Screenshot is a PNG of the page down to its end, also of what is not seen without scrolling.
+// Screenshot returns a PNG of the whole page, including the part below the viewport.
 func (p *Page) Screenshot() []byte {
 	p.t.Helper()
 	var layout struct {
@@ -226,7 +228,7 @@ func (p *Page) call(method string, params, result any) {
 	}
 }
 
-// event notes what the browser tells of the page.
+// event records an event of the browser about the page.
 func (p *Page) event(method string, params raw) {
 	var e struct {
 		Request struct{ Method, URL string }

@@ -72,7 +72,8 @@ func (d *demo) run(ctx context.Context, stay bool) error {
 		{"Starting storage-controller all", "storage-controller.log", d.startController},
 		{"Making three nodes in two zones, and two StorageClasses", "", d.makeCluster},
 		{"A claim of a class with immediate binding", "storage-controller.log", d.immediate},
-		{fmt.Sprintf("A StatefulSet with %d replicas, whose claims wait for their pods", d.replicas), "storage-controller.log", d.statefulSet},
+		{fmt.Sprintf("A StatefulSet with %d replicas, whose claims wait for their pods", d.replicas), "storage-controller.log",
+			d.statefulSet},
 		{"Scaling down to one replica: volumes are detached and kept", "storage-controller.log", d.scaleDown},
 		{"", "", func(ctx context.Context) error { return d.look(ctx, stay) }},
 		{"Deleting everything", "storage-controller.log", d.deleteAll},
@@ -157,7 +158,8 @@ func (d *demo) build(ctx context.Context) error {
 }
 
 func (d *demo) startControlPlane(ctx context.Context) (err error) {
-	d.cp, err = kubetest.Start(ctx, kubetest.Config{Dir: filepath.Join(d.dir, "controlplane"), ControllerManager: true, Scheduler: true, Audit: true, Progress: indented{}})
+	d.cp, err = kubetest.Start(ctx, kubetest.Config{Dir: filepath.Join(d.dir, "controlplane"), ControllerManager: true, Scheduler: true,
+		Audit: true, Progress: indented{}})
 	if err == nil {
 		d.client = d.cp.Client()
 	}
@@ -221,7 +223,8 @@ func (d *demo) startController(ctx context.Context) error {
 	}
 	d.endpoint = free.Addr().String()
 	free.Close()
-	err = d.start("storage-controller", "all", "--csi-address", d.socket(), "--kubeconfig", d.cp.Kubeconfig(), "--http-endpoint", d.endpoint, "--leader-election", "-v=2")
+	err = d.start("storage-controller", "all", "--csi-address", d.socket(), "--kubeconfig", d.cp.Kubeconfig(), "--http-endpoint",
+		d.endpoint, "--leader-election", "-v=2")
 	if err != nil {
 		return err
 	}

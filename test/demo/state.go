@@ -24,7 +24,8 @@ type state struct {
 
 // state looks at everything.
 func (d *demo) state(ctx context.Context) (state, error) {
-	s := state{claims: map[string]string{}, volumes: map[string]string{}, pods: map[string]string{}, attachments: map[string]string{}, directories: map[string]string{}}
+	s := state{claims: map[string]string{}, volumes: map[string]string{}, pods: map[string]string{}, attachments: map[string]string{},
+		directories: map[string]string{}}
 	claims, err := d.client.CoreV1().PersistentVolumeClaims(namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return s, err
@@ -101,13 +102,15 @@ func (s state) want(volumes, attachments, pods int) error {
 	}
 	if bound != volumes || len(s.claims) != volumes || len(s.volumes) != volumes || len(s.directories) != volumes ||
 		attached != attachments || len(s.attachments) != attachments || s.running != pods || len(s.pods) != pods {
-		return fmt.Errorf("wanted %d volumes, %d attachments and %d pods; there are %d claims (%d bound), %d PersistentVolumes, %d directories, %d attachments (%d attached), %d pods (%d running)",
-			volumes, attachments, pods, len(s.claims), bound, len(s.volumes), len(s.directories), len(s.attachments), attached, len(s.pods), s.running)
+		return fmt.Errorf("wanted %d volumes, %d attachments and %d pods; there are %d claims (%d bound), %d PersistentVolumes, %d "+
+			"directories, %d attachments (%d attached), %d pods (%d running)",
+			volumes, attachments, pods, len(s.claims), bound, len(s.volumes), len(s.directories), len(s.attachments), attached, len(s.pods),
+			s.running)
 	}
 	return nil
 }
 
-// watch prints what changes, until what is there is what done wants.
+// watch prints changes until done is satisfied with the state.
 func (d *demo) watch(ctx context.Context, begin time.Time, done func(state) error) error {
 	return await(ctx, func(ctx context.Context) error {
 		now, err := d.state(ctx)

@@ -77,13 +77,15 @@ func (d *demo) ready(ctx context.Context) error {
 
 func (d *demo) makeCluster(ctx context.Context) error {
 	for _, name := range slices.Sorted(maps.Keys(nodes)) {
-		spec := kubetest.NodeSpec{Name: name, Labels: map[string]string{zoneKey: nodes[name]}, Driver: driverName, TopologyKeys: []string{zoneKey}}
+		spec := kubetest.NodeSpec{Name: name, Labels: map[string]string{zoneKey: nodes[name]}, Driver: driverName,
+			TopologyKeys: []string{zoneKey}}
 		if err := kubetest.CreateNode(ctx, d.client, spec); err != nil {
 			return err
 		}
 		fmt.Printf("  node %s in zone %s\n", name, nodes[name])
 	}
-	for name, mode := range map[string]storagev1.VolumeBindingMode{immediate: storagev1.VolumeBindingImmediate, late: storagev1.VolumeBindingWaitForFirstConsumer} {
+	for name, mode := range map[string]storagev1.VolumeBindingMode{immediate: storagev1.VolumeBindingImmediate,
+		late: storagev1.VolumeBindingWaitForFirstConsumer} {
 		class := &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: name}, Provisioner: driverName, VolumeBindingMode: &mode}
 		if _, err := d.client.StorageV1().StorageClasses().Create(ctx, class, metav1.CreateOptions{}); err != nil {
 			return err
@@ -106,12 +108,14 @@ func claim(name, class string) corev1.PersistentVolumeClaim {
 
 func (d *demo) immediate(ctx context.Context) error {
 	begin := time.Now()
-	if _, err := d.client.CoreV1().PersistentVolumeClaims(namespace).Create(ctx, ptr.To(claim("alone", immediate)), metav1.CreateOptions{}); err != nil {
+	if _, err := d.client.CoreV1().PersistentVolumeClaims(namespace).Create(ctx, ptr.To(claim("alone", immediate)),
+		metav1.CreateOptions{}); err != nil {
 		return err
 	}
 	err := d.watch(ctx, begin, func(s state) error { return s.want(1, 0, 0) })
 	if err == nil {
-		d.numbers = append(d.numbers, fmt.Sprintf("%4.0f ms from a claim to a bound volume, 50 ms of them the driver's", time.Since(begin).Seconds()*1000))
+		d.numbers = append(d.numbers, fmt.Sprintf("%4.0f ms from a claim to a bound volume, 50 ms of them the driver's",
+			time.Since(begin).Seconds()*1000))
 	}
 	return err
 }
@@ -119,12 +123,15 @@ func (d *demo) immediate(ctx context.Context) error {
 func (d *demo) statefulSet(ctx context.Context) error {
 	labels := map[string]string{"app": "web"}
 	set := &appsv1.StatefulSet{ObjectMeta: metav1.ObjectMeta{Name: "web"}, Spec: appsv1.StatefulSetSpec{
-		Replicas: ptr.To(int32(d.replicas)), ServiceName: "web", Selector: &metav1.LabelSelector{MatchLabels: labels}, PodManagementPolicy: appsv1.ParallelPodManagement,
+		Replicas: ptr.To(int32(d.replicas)), ServiceName: "web", Selector: &metav1.LabelSelector{MatchLabels: labels},
+		PodManagementPolicy:  appsv1.ParallelPodManagement,
 		VolumeClaimTemplates: []corev1.PersistentVolumeClaim{claim("data", late)},
 		Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: corev1.PodSpec{
 			TerminationGracePeriodSeconds: ptr.To[int64](0),
-			Containers:                    []corev1.Container{{Name: "web", Image: "none", VolumeMounts: []corev1.VolumeMount{{Name: "data", MountPath: "/data"}}}},
-			TopologySpreadConstraints:     []corev1.TopologySpreadConstraint{{MaxSkew: 1, TopologyKey: zoneKey, WhenUnsatisfiable: corev1.DoNotSchedule, LabelSelector: &metav1.LabelSelector{MatchLabels: labels}}},
+			Containers: []corev1.Container{{Name: "web", Image: "none",
+				VolumeMounts: []corev1.VolumeMount{{Name: "data", MountPath: "/data"}}}},
+			TopologySpreadConstraints: []corev1.TopologySpreadConstraint{{MaxSkew: 1, TopologyKey: zoneKey,
+				WhenUnsatisfiable: corev1.DoNotSchedule, LabelSelector: &metav1.LabelSelector{MatchLabels: labels}}},
 		}},
 	}}
 	begin := time.Now()
@@ -133,14 +140,16 @@ func (d *demo) statefulSet(ctx context.Context) error {
 	}
 	err := d.watch(ctx, begin, func(s state) error { return s.want(1+d.replicas, d.replicas, d.replicas) })
 	if err == nil {
-		d.numbers = append(d.numbers, fmt.Sprintf("%4.0f ms from a StatefulSet of %d to its last running pod", time.Since(begin).Seconds()*1000, d.replicas))
+		d.numbers = append(d.numbers, fmt.Sprintf("%4.0f ms from a StatefulSet of %d to its last running pod",
+			time.Since(begin).Seconds()*1000, d.replicas))
 	}
 	return err
 }
 
 func (d *demo) scaleDown(ctx context.Context) error {
 	begin := time.Now()
-	if _, err := d.client.AppsV1().StatefulSets(namespace).Patch(ctx, "web", types.MergePatchType, []byte(`{"spec":{"replicas":1}}`), metav1.PatchOptions{}); err != nil {
+	if _, err := d.client.AppsV1().StatefulSets(namespace).Patch(ctx, "web", types.MergePatchType, []byte(`{"spec":{"replicas":1}}`),
+		metav1.PatchOptions{}); err != nil {
 		return err
 	}
 	return d.watch(ctx, begin, func(s state) error { return s.want(1+d.replicas, 1, 1) })
@@ -169,7 +178,8 @@ func (d *demo) deleteAll(ctx context.Context) error {
 	if err := d.client.AppsV1().StatefulSets(namespace).Delete(ctx, "web", metav1.DeleteOptions{}); err != nil {
 		return err
 	}
-	if err := d.client.CoreV1().PersistentVolumeClaims(namespace).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
+	if err := d.client.CoreV1().PersistentVolumeClaims(namespace).DeleteCollection(ctx, metav1.DeleteOptions{},
+		metav1.ListOptions{}); err != nil {
 		return err
 	}
 	return d.watch(ctx, begin, func(s state) error { return s.want(0, 0, 0) })

@@ -23,7 +23,7 @@ import (
 	"github.com/prometheus/prometheus/util/annotations"
 )
 
-// question is what evaluate reads: what was scraped, and what is asked of it.
+// question is the input of evaluate: scraped metrics and expressions.
 type question struct {
 	Scrapes     []scrape
 	Expressions []string
@@ -38,7 +38,7 @@ type scrape struct {
 	At     int64
 	Labels map[string]string
 	Text   string
-	// Again is how often more the target is scraped, a minute apart, while all goes on as it did
+	// Again is how many more times the target is scraped, a minute apart, while metrics change as they did
 	// in the minute before: see [line.goOn].
 	Again int64
 }
@@ -101,7 +101,7 @@ func (s series) ask(engine *promql.Engine, r rule, from, to time.Time) ([]string
 	if result.Err != nil {
 		return nil, result.Err
 	}
-	if w := result.Warnings.AsErrors(); len(w) > 0 { // such as a rate of what is no counter
+	if w := result.Warnings.AsErrors(); len(w) > 0 { // such as a rate of a gauge
 		return nil, fmt.Errorf("warnings: %v", w)
 	}
 	matrix, err := result.Matrix()
@@ -189,8 +189,8 @@ func (s series) add(sample *model.Sample, of map[string]string) *line {
 	return found
 }
 
-// pace is by how much l changes in each step that goes on. What is counted grows as it did
-// before the last scrape. A clock goes on in the direction in which it was seen to go. All
+// pace returns by how much l changes in each further step. A counter grows as it did
+// before the last scrape. A clock continues in its last direction. All
 // else stays.
 func (l *line) pace(kind dto.MetricType, clocks []string) float64 {
 	n := len(l.samples)

@@ -22,7 +22,7 @@ promql prints the metrics that each expression selects, with the labels that it 
 evaluate reads {"scrapes": [{"at": SECONDS, "labels": {}, "text": METRICS, "again": MINUTES}],
 "expressions": [], "rules": [{"expression": "", "for": SECONDS}], "clocks": []} and prints the
 series that each expression has at the time of the last scrape, and those with which each rule
-fires. A target goes on for the minutes of "again" as it did before, and its gauges that are
+fires. A target continues for the minutes of "again" as before, and its gauges that are
 clocks with the time.
 Example: deploytool kustomize ../../deploy/overlays/all-in-one
 `

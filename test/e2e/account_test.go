@@ -58,7 +58,7 @@ var grants = sync.OnceValues(func() (map[string][]rbacv1.PolicyRule, error) {
 	return rules, nil
 })
 
-// makeAccount gives the account of a namespace what is shipped.
+// makeAccount grants the ServiceAccount of a namespace the shipped permissions.
 func makeAccount(t *testing.T, client kubernetes.Interface, ns string) {
 	t.Helper()
 	rules, err := grants()
@@ -76,7 +76,8 @@ func makeAccount(t *testing.T, client kubernetes.Interface, ns string) {
 	of := func(kind string) rbacv1.RoleRef {
 		return rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: shippedAccount + "-" + strings.ToLower(kind)}
 	}
-	cluster := &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: shippedAccount + "-" + ns}, Subjects: subjects, RoleRef: of("ClusterRole")}
+	cluster := &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: shippedAccount + "-" + ns}, Subjects: subjects,
+		RoleRef: of("ClusterRole")}
 	own := &rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Name: shippedAccount}, Subjects: subjects, RoleRef: of("Role")}
 	_, err = rbac.ClusterRoleBindings().Create(ctx, cluster, metav1.CreateOptions{})
 	if err == nil {
@@ -85,7 +86,8 @@ func makeAccount(t *testing.T, client kubernetes.Interface, ns string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, a := range []authorizationv1.ResourceAttributes{{Verb: "get", Resource: "secrets"}, {Verb: "create", Group: "coordination.k8s.io", Resource: "leases", Namespace: ns}} {
+	for _, a := range []authorizationv1.ResourceAttributes{{Verb: "get", Resource: "secrets"},
+		{Verb: "create", Group: "coordination.k8s.io", Resource: "leases", Namespace: ns}} {
 		kubetest.Eventually(t, "its permissions are in force", func(ctx context.Context) error {
 			review, err := client.AuthorizationV1().SubjectAccessReviews().Create(ctx, &authorizationv1.SubjectAccessReview{
 				Spec: authorizationv1.SubjectAccessReviewSpec{User: accountOf(ns), ResourceAttributes: &a},

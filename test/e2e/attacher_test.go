@@ -47,11 +47,12 @@ func attacherScenarioStart(t *testing.T) {
 		step   csitest.Step
 		says   string
 	}{
-		"068_probe_is_not_implemented":   {"Probe", csitest.Fail(codes.Unimplemented, "I am broken"), "I am broken"},
-		"068_probe_fails":                {"Probe", csitest.Fail(codes.Internal, "I am broken"), "I am broken"},
-		"068_probe_says_unavailable":     {"Probe", csitest.Fail(codes.Unavailable, "I am broken"), "I am broken"}, // the socket is open
-		"068_identity_fails":             {"GetPluginInfo", csitest.Fail(codes.Unavailable, "I am broken"), "I am broken"},
-		"068_identity_without_a_name":    {"GetPluginInfo", csitest.Alter(func(r *csi.GetPluginInfoResponse) { r.Name = "" }), "empty name"},
+		"068_probe_is_not_implemented": {"Probe", csitest.Fail(codes.Unimplemented, "I am broken"), "I am broken"},
+		"068_probe_fails":              {"Probe", csitest.Fail(codes.Internal, "I am broken"), "I am broken"},
+		"068_probe_says_unavailable":   {"Probe", csitest.Fail(codes.Unavailable, "I am broken"), "I am broken"}, // the socket is open
+		"068_identity_fails":           {"GetPluginInfo", csitest.Fail(codes.Unavailable, "I am broken"), "I am broken"},
+		"068_identity_without_a_name": {"GetPluginInfo", csitest.Alter(func(r *csi.GetPluginInfoResponse) { r.Name = "" }),
+			"empty name"},
 		"068_plugin_capabilities_fail":   {"GetPluginCapabilities", csitest.Fail(codes.Internal, "I am broken"), "I am broken"},
 		"068_controller_capability_fail": {"ControllerGetCapabilities", csitest.Fail(codes.Internal, "I am broken"), "I am broken"},
 	} {
@@ -67,17 +68,20 @@ func attacherScenarioStart(t *testing.T) {
 		args []string
 		says string
 	}{
-		"070_no_workers":                {[]string{"-worker-threads=0"}, "--worker-threads"},
-		"070_no_timeout":                {[]string{"-timeout", "0s"}, "--timeout"},
-		"070_no_delay":                  {[]string{"-retry-interval-start=0s"}, "--retry-interval-start"},
-		"070_no_longest_delay":          {[]string{"-retry-interval-max=-1s"}, "--retry-interval-max"},
-		"070_negative_comparison":       {[]string{"-reconcile-sync=-1s"}, "--reconcile-sync"},
-		"070_negative_page":             {[]string{"-max-entries", "-1"}, "--max-entries"},
-		"070_page_too_large":            {[]string{"-max-entries=2147483648"}, "--max-entries"},
-		"070_two_addresses":             {[]string{"-http-endpoint=127.0.0.1:0", "-metrics-address=127.0.0.1:0"}, "--http-endpoint and --metrics-address"},
-		"070_unknown_gate":              {[]string{"-feature-gates=Nope=true"}, `--feature-gates: unknown gate "Nope"`},
-		"070_renewal_longer_than_lease": {[]string{"-leader-election", "-leader-election-renew-deadline=20s"}, "--leader-election-lease-duration"},
-		"070_retry_longer_than_renewal": {[]string{"-leader-election", "-leader-election-retry-period=9s"}, "--leader-election-renew-deadline"},
+		"070_no_workers":          {[]string{"-worker-threads=0"}, "--worker-threads"},
+		"070_no_timeout":          {[]string{"-timeout", "0s"}, "--timeout"},
+		"070_no_delay":            {[]string{"-retry-interval-start=0s"}, "--retry-interval-start"},
+		"070_no_longest_delay":    {[]string{"-retry-interval-max=-1s"}, "--retry-interval-max"},
+		"070_negative_comparison": {[]string{"-reconcile-sync=-1s"}, "--reconcile-sync"},
+		"070_negative_page":       {[]string{"-max-entries", "-1"}, "--max-entries"},
+		"070_page_too_large":      {[]string{"-max-entries=2147483648"}, "--max-entries"},
+		"070_two_addresses": {[]string{"-http-endpoint=127.0.0.1:0", "-metrics-address=127.0.0.1:0"},
+			"--http-endpoint and --metrics-address"},
+		"070_unknown_gate": {[]string{"-feature-gates=Nope=true"}, `--feature-gates: unknown gate "Nope"`},
+		"070_renewal_longer_than_lease": {[]string{"-leader-election", "-leader-election-renew-deadline=20s"},
+			"--leader-election-lease-duration"},
+		"070_retry_longer_than_renewal": {[]string{"-leader-election", "-leader-election-retry-period=9s"},
+			"--leader-election-renew-deadline"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -188,7 +192,7 @@ func attacherScenarioReplicas(t *testing.T) {
 	})
 }
 
-// attacherScenarioNumbers: what is served over HTTP.
+// attacherScenarioNumbers checks the HTTP endpoints.
 func attacherScenarioNumbers(t *testing.T) {
 	t.Run("072_metrics", func(t *testing.T) {
 		t.Parallel()
@@ -198,16 +202,20 @@ func attacherScenarioNumbers(t *testing.T) {
 		}}, 1)
 		e.plugin.Next(publish, csitest.Fail(codes.Internal, "broken"))
 		e.plugin.Next(unpublish, csitest.Fail(codes.Internal, "broken"))
-		p := e.start(e.linked("csi-attacher", append([]string{"-http-endpoint=127.0.0.1:0", "-leader-election", "-reconcile-sync=1h"}, quick...)...))
+		p := e.start(e.linked("csi-attacher", append([]string{"-http-endpoint=127.0.0.1:0", "-leader-election", "-reconcile-sync=1h"},
+			quick...)...))
 		e.attach("a", e.volume("v"), e.nodes[0])
 		e.attached(1)
 		e.detach("a")
 		e.attached(0)
 		want := map[string]family{
-			"csi_sidecar_operations_seconds": e.called("Identity/Probe OK", "Identity/GetPluginInfo OK", "Identity/GetPluginCapabilities OK",
+			"csi_sidecar_operations_seconds": e.called("Identity/Probe OK", "Identity/GetPluginInfo OK",
+				"Identity/GetPluginCapabilities OK",
 				"Controller/ControllerGetCapabilities OK", "Controller/ListVolumes OK", "Controller/ControllerPublishVolume OK",
-				"Controller/ControllerPublishVolume Internal", "Controller/ControllerUnpublishVolume OK", "Controller/ControllerUnpublishVolume Internal"),
-			"storage_controller_attach_failures_total": {[]string{"grpc_status_code=Internal operation=attach", "grpc_status_code=Internal operation=detach"},
+				"Controller/ControllerPublishVolume Internal", "Controller/ControllerUnpublishVolume OK",
+				"Controller/ControllerUnpublishVolume Internal"),
+			"storage_controller_attach_failures_total": {[]string{"grpc_status_code=Internal operation=attach",
+				"grpc_status_code=Internal operation=detach"},
 				dto.MetricType_COUNTER, nil},
 			"storage_controller_attach_comparisons_total": {[]string{"result=error", "result=ok"}, dto.MetricType_COUNTER, nil},
 		}
@@ -261,7 +269,8 @@ func attacherScenarioEnd(t *testing.T) {
 		t.Parallel()
 		e := newEnv(t, csitest.Config{}, 1)
 		// Who waited for the next attempt to win the Lease, or for its end, would wait for long.
-		args := append([]string{"-leader-election", "-leader-election-lease-duration=5m", "-leader-election-renew-deadline=4m", "-leader-election-retry-period=2m"}, quick...)
+		args := append([]string{"-leader-election", "-leader-election-lease-duration=5m", "-leader-election-renew-deadline=4m",
+			"-leader-election-retry-period=2m"}, quick...)
 		first := e.start(e.linked("csi-attacher", args...))
 		e.leads(first, e.attacherLease())
 		second := e.start(e.linked("csi-attacher", args...))

@@ -37,7 +37,8 @@ func (e *env) audit(code int, args ...string) audit.Report {
 func found(r audit.Report) []string {
 	var all []string
 	for _, f := range r.Findings {
-		all = append(all, strings.TrimSpace(fmt.Sprintf("%s %s%s%s", f.Kind, f.Object, strings.TrimPrefix(" "+f.VolumeHandle, " vol-0"), f.Node)))
+		all = append(all, strings.TrimSpace(fmt.Sprintf("%s %s%s%s", f.Kind, f.Object, strings.TrimPrefix(" "+f.VolumeHandle, " vol-0"),
+			f.Node)))
 	}
 	return all
 }
@@ -62,7 +63,7 @@ func TestAuditOfVolumesAndAttachments(t *testing.T) {
 	p := e.run("attach", "--reconcile-sync=0")
 	e.attach("a", first, e.nodes[0])
 	e.attached(1)
-	p.kill() // who would mend what follows
+	p.kill() // it would fix the following
 	paged := []string{"--max-entries=1"}
 	r := e.audit(0, paged...)
 	if r.Driver != e.plugin.Name() || r.Volumes != 2 || r.Attachments != 1 || r.Findings == nil || r.Notes != nil {
@@ -87,7 +88,8 @@ func TestAuditOfVolumesAndAttachments(t *testing.T) {
 	e.driverDeletes(first)
 	e.kinds(e.audit(3), audit.VolumeWithoutPV, audit.VolumeWithoutPV, audit.PVWithoutVolume)
 	text, _, code := e.once(nil, "audit", "--settle=50ms")
-	if code != 3 || !strings.Contains(text, "PersistentVolume "+first+", volume ") || !strings.Contains(text, "3 found. Nothing was changed.") {
+	if code != 3 || !strings.Contains(text, "PersistentVolume "+first+", volume ") ||
+		!strings.Contains(text, "3 found. Nothing was changed.") {
 		t.Errorf("%d: %s", code, text)
 	}
 }
@@ -99,7 +101,8 @@ func (e *env) remove(pv string) {
 	if err := e.client.CoreV1().PersistentVolumes().Delete(ctx, pv, metav1.DeleteOptions{}); err != nil {
 		e.t.Fatal(err)
 	}
-	if _, err := e.client.CoreV1().PersistentVolumes().Patch(ctx, pv, types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{}); err != nil && !strings.Contains(err.Error(), "not found") {
+	if _, err := e.client.CoreV1().PersistentVolumes().Patch(ctx, pv, types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`),
+		metav1.PatchOptions{}); err != nil && !strings.Contains(err.Error(), "not found") {
 		e.t.Fatal(err)
 	}
 }
@@ -122,9 +125,11 @@ func (e *env) handle(pv string) string {
 // publish, unpublish and driverDeletes are done at the driver, behind the back of everybody.
 func (e *env) publish(pv, node string) {
 	e.t.Helper()
-	_, err := e.plugin.ControllerPublishVolume(e.t.Context(), &csi.ControllerPublishVolumeRequest{VolumeId: e.handle(pv), NodeId: node, VolumeCapability: &csi.VolumeCapability{
-		AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{}}, AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER},
-	}})
+	_, err := e.plugin.ControllerPublishVolume(e.t.Context(),
+		&csi.ControllerPublishVolumeRequest{VolumeId: e.handle(pv), NodeId: node, VolumeCapability: &csi.VolumeCapability{
+			AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{}},
+			AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER},
+		}})
 	if err != nil {
 		e.t.Fatal(err)
 	}
@@ -132,7 +137,8 @@ func (e *env) publish(pv, node string) {
 
 func (e *env) unpublish(pv, node string) {
 	e.t.Helper()
-	if _, err := e.plugin.ControllerUnpublishVolume(e.t.Context(), &csi.ControllerUnpublishVolumeRequest{VolumeId: e.handle(pv), NodeId: node}); err != nil {
+	if _, err := e.plugin.ControllerUnpublishVolume(e.t.Context(),
+		&csi.ControllerUnpublishVolumeRequest{VolumeId: e.handle(pv), NodeId: node}); err != nil {
 		e.t.Fatal(err)
 	}
 }
@@ -150,13 +156,14 @@ func TestAuditLeavesOutWhatIsUnderWay(t *testing.T) {
 	t.Parallel()
 	e := newEnv(t, csitest.Config{Controller: publishing}, 0)
 	young := e.plugin.AddVolume("young", 1<<30)
-	e.plugin.Next("ListVolumes", csitest.Default(), func(ctx context.Context, p *csitest.Plugin, _ any, do func() (any, error)) (any, error) {
-		if _, err := p.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: young}); err != nil {
-			return nil, err
-		}
-		p.AddVolume("younger", 1<<30) // which the first look has not seen
-		return do()
-	})
+	e.plugin.Next("ListVolumes", csitest.Default(),
+		func(ctx context.Context, p *csitest.Plugin, _ any, do func() (any, error)) (any, error) {
+			if _, err := p.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: young}); err != nil {
+				return nil, err
+			}
+			p.AddVolume("younger", 1<<30) // which the first look has not seen
+			return do()
+		})
 	e.kinds(e.audit(0))
 	if lists := e.plugin.Count("ListVolumes"); lists != 2 {
 		t.Errorf("%d lists, want 2", lists)
@@ -172,7 +179,8 @@ func TestAuditOfWhatIsStuck(t *testing.T) {
 	pv := e.volume("v")
 	e.attach("a", pv, e.nodes[0])
 	patch := fmt.Appendf(nil, `{"metadata":{"finalizers":["external-attacher/%s","example.com/mine"]}}`, e.provisionerLease())
-	if _, err := e.client.StorageV1().VolumeAttachments().Patch(t.Context(), e.ns+"-a", types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+	if _, err := e.client.StorageV1().VolumeAttachments().Patch(t.Context(), e.ns+"-a", types.MergePatchType, patch,
+		metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	e.detach("a")
@@ -190,7 +198,9 @@ func TestAuditOfWhatIsStuck(t *testing.T) {
 	})
 	e.kinds(r, audit.Stuck)
 	f := r.Findings[0]
-	if f.Object != "VolumeAttachment "+e.ns+"-a" || len(f.Finalizers) != 2 || !strings.Contains(f.Finalizers[0].Remover, "the attacher of "+e.provisionerLease()) || !strings.Contains(f.Finalizers[1].Remover, "not known") {
+	if f.Object != "VolumeAttachment "+e.ns+"-a" || len(f.Finalizers) != 2 ||
+		!strings.Contains(f.Finalizers[0].Remover, "the attacher of "+e.provisionerLease()) ||
+		!strings.Contains(f.Finalizers[1].Remover, "not known") {
 		t.Errorf("%+v", f)
 	}
 	for _, c := range []struct {
@@ -198,7 +208,7 @@ func TestAuditOfWhatIsStuck(t *testing.T) {
 		text string
 		args []string
 	}{
-		{1, "persistentvolumes", []string{"--kubeconfig", func() string { k, _, _ := e.as("nobody"); return k }()}},
+		{1, "persistentvolumes", []string{"--kubeconfig", func() string { k, _, _ := e.as("stranger"); return k }()}},
 		{1, "no answer within", []string{"--csi-address=/nowhere/csi.sock", "--timeout=300ms"}},
 		{2, "--settle: must be positive", []string{"--settle=0s"}},
 	} {
@@ -220,7 +230,8 @@ func TestAuditOfARunningProcess(t *testing.T) {
 		}
 		pass.ServeHTTP(w, r)
 	})
-	p := e.run("all", append([]string{"--kubeconfig", kubetest.WriteKubeconfig(t, proxy), "--controllers=provisioner,attacher", "--reconcile-sync=0", "--audit-interval=100ms", "--http-endpoint=127.0.0.1:0"}, election...)...)
+	p := e.run("all", append([]string{"--kubeconfig", kubetest.WriteKubeconfig(t, proxy), "--controllers=provisioner,attacher",
+		"--reconcile-sync=0", "--audit-interval=100ms", "--http-endpoint=127.0.0.1:0"}, election...)...)
 	e.claim("c", class)
 	volume := e.bound("c")
 	e.attach("a", volume, e.nodes[0])
@@ -252,7 +263,7 @@ func TestAuditOfARunningProcess(t *testing.T) {
 	}
 	findings(nil)
 	if n := lists.Load() - before; before == 0 || n > 0 {
-		t.Errorf("%d lists and watches at the start, and %d for audits, which read what is watched", before, n)
+		t.Errorf("%d lists and watches at the start, and %d for audits, which read from the caches", before, n)
 	}
 	p.kill()
 	e.start(e.command("provision", "--audit-interval=1m", "--node-deployment")).fails("--audit-interval and --node-deployment")

@@ -29,7 +29,7 @@ var views = map[string]browser.View{
 }
 
 // outside is the elements of the page that are not wholly between its left and right edge:
-// what is there can be read only by scrolling sideways, or not at all. The first is the page
+// content can be read only by scrolling sideways, or not at all. The first is the page
 // itself, when it is wider than the window.
 const outside = `(() => {
 	const width = %d, found = [];
@@ -86,12 +86,14 @@ func TestStatusPageInABrowser(t *testing.T) {
 			}
 			var text, background string
 			page.Eval("document.body.innerText", &text)
-			for _, want := range []string{poolError, e.ns + "/failing", e.ns + "/hanging", "1 failing", "CreateVolume", "checks pass, 1 failing", "attacher"} {
+			for _, want := range []string{poolError, e.ns + "/failing", e.ns + "/hanging", "1 failing", "CreateVolume",
+				"checks pass, 1 failing", "attacher"} {
 				if !strings.Contains(text, want) {
 					t.Errorf("%q cannot be seen", want)
 				}
 			}
-			page.Eval(`getComputedStyle(document.documentElement).colorScheme + matchMedia("(prefers-color-scheme: dark)").matches`, &background)
+			page.Eval(`getComputedStyle(document.documentElement).colorScheme + matchMedia("(prefers-color-scheme: dark)").matches`,
+				&background)
 			if want := fmt.Sprint("light dark", view.Dark); background != want {
 				t.Errorf("the colours: %q, want %q", background, want)
 			}
@@ -106,7 +108,7 @@ func TestStatusPageInABrowser(t *testing.T) {
 	p.lives()
 }
 
-// TestStatusPageInABrowserRefreshesItself looks on until the page has been loaded anew, and
+// TestStatusPageInABrowserRefreshesItself waits until the page was loaded again, and
 // sees that a claim has come to it.
 func TestStatusPageInABrowserRefreshesItself(t *testing.T) {
 	e := newEnv(t, csitest.Config{}, 1)
@@ -168,7 +170,8 @@ func TestStatusPageInABrowserLinks(t *testing.T) {
 		t.Errorf("the root leads to %s", at)
 	}
 	want := map[string]string{
-		"/statusz?format=json": `"program": "storage-controller"`, "/statusz?refresh=off": "refresh every 5 s", "/flagz": "metrics-path", "/numbers/of-it": "csi_sidecar_operations_seconds",
+		"/statusz?format=json": `"program": "storage-controller"`, "/statusz?refresh=off": "refresh every 5 s", "/flagz": "metrics-path",
+		"/numbers/of-it": "csi_sidecar_operations_seconds",
 		"/livez?verbose": "ok", "/readyz?verbose": "driver",
 	}
 	for _, link := range links {
@@ -198,7 +201,8 @@ func TestStatusPageInABrowserLinks(t *testing.T) {
 func (e *env) busy(args ...string) (*process, string) {
 	e.t.Helper()
 	e.plugin.Next("CreateVolume", csitest.Fail(codes.ResourceExhausted, poolError))
-	p := e.run("all", append([]string{"--leader-election", "--leader-election-namespace=" + e.ns, "--retry-interval-start=1h", "--retry-interval-max=1h", "--http-endpoint=127.0.0.1:0"}, args...)...)
+	p := e.run("all", append([]string{"--leader-election", "--leader-election-namespace=" + e.ns, "--retry-interval-start=1h",
+		"--retry-interval-max=1h", "--http-endpoint=127.0.0.1:0"}, args...)...)
 	class := e.class(false, nil)
 	e.claim("failing", class)
 	e.wait("CreateVolume", 1)
@@ -206,7 +210,7 @@ func (e *env) busy(args ...string) (*process, string) {
 	e.t.Cleanup(e.plugin.Release)
 	e.claim("hanging", class)
 	e.wait("CreateVolume", 2)
-	e.eventually("the page tells of both", func(context.Context) error {
+	e.eventually("the page shows both", func(context.Context) error {
 		if _, body := p.get("/statusz"); !strings.Contains(body, "1 running, <span class=\"bad\">1 failing") {
 			return fmt.Errorf("the page is %s", body)
 		}

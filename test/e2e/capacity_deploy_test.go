@@ -31,7 +31,8 @@ func (e *env) inForce(account string, granted map[permission]bool) {
 		e.eventually(fmt.Sprintf("%v is in force", p), func(ctx context.Context) error {
 			review, err := e.client.AuthorizationV1().SubjectAccessReviews().Create(ctx, &authorizationv1.SubjectAccessReview{
 				Spec: authorizationv1.SubjectAccessReviewSpec{User: "system:serviceaccount:" + e.ns + ":" + account,
-					ResourceAttributes: &authorizationv1.ResourceAttributes{Namespace: e.ns, Verb: p.verb, Group: p.group, Resource: resource, Subresource: subresource}},
+					ResourceAttributes: &authorizationv1.ResourceAttributes{Namespace: e.ns, Verb: p.verb, Group: p.group,
+						Resource: resource, Subresource: subresource}},
 			}, metav1.CreateOptions{})
 			if err == nil && !review.Status.Allowed {
 				err = errors.New(review.Status.Reason)
@@ -64,7 +65,8 @@ func (e *env) template(file string) corev1.PodSpec {
 		e.t.Fatal(err)
 	}
 	err = e.client.Discovery().RESTClient().Post().AbsPath("/apis/apps/v1/namespaces/default/"+plural).
-		Param("dryRun", "All").Param("fieldValidation", "Strict").SetHeader("Content-Type", "application/json").Body(body).Do(e.t.Context()).Error()
+		Param("dryRun", "All").Param("fieldValidation", "Strict").SetHeader("Content-Type",
+		"application/json").Body(body).Do(e.t.Context()).Error()
 	if err != nil {
 		e.t.Fatalf("%s: %v", file, err)
 	}
@@ -120,7 +122,8 @@ func (e *env) capacityIs(size, class string) {
 	want := resource.MustParse(size)
 	e.plugin.Always("GetCapacity", csitest.Alter(func(r *csi.GetCapacityResponse) { r.AvailableCapacity = want.Value() }))
 	patch := []byte(`{"metadata":{"annotations":{"changed":"yes"}}}`)
-	if _, err := e.client.StorageV1().StorageClasses().Patch(e.t.Context(), class, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+	if _, err := e.client.StorageV1().StorageClasses().Patch(e.t.Context(), class, types.MergePatchType, patch,
+		metav1.PatchOptions{}); err != nil {
 		e.t.Fatal(err)
 	}
 	e.eventually("the objects say what the driver has", func(context.Context) error {
@@ -146,7 +149,8 @@ func (e *env) deploymentWithPod(name string) *appsv1.Deployment {
 	e.t.Helper()
 	selector := &metav1.LabelSelector{MatchLabels: map[string]string{"app": "c"}}
 	template := corev1.PodTemplateSpec{
-		ObjectMeta: metav1.ObjectMeta{Labels: selector.MatchLabels}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "none"}}},
+		ObjectMeta: metav1.ObjectMeta{Labels: selector.MatchLabels},
+		Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "none"}}},
 	}
 	deployment, err := e.client.AppsV1().Deployments(e.ns).Create(e.t.Context(), &appsv1.Deployment{
 		ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: appsv1.DeploymentSpec{Selector: selector, Template: template},
@@ -170,9 +174,11 @@ func (e *env) daemonSetWithPod(name string) *appsv1.DaemonSet {
 	e.t.Helper()
 	set, err := e.client.AppsV1().DaemonSets(e.ns).Create(e.t.Context(), &appsv1.DaemonSet{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
-		Spec: appsv1.DaemonSetSpec{Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "c"}}, Template: corev1.PodTemplateSpec{
-			ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"app": "c"}}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "none"}}},
-		}},
+		Spec: appsv1.DaemonSetSpec{Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "c"}},
+			Template: corev1.PodTemplateSpec{
+				ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"app": "c"}},
+				Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "none"}}},
+			}},
 	}, metav1.CreateOptions{})
 	e.must(err)
 	e.unscheduled(name+"-x", controlledBy("DaemonSet", set))

@@ -132,19 +132,27 @@ func capacityScenarioRefused(t *testing.T) {
 		env     []string // beside the NAMESPACE and the POD_NAME that there are
 		says    string
 	}{
-		"053_no_namespace":                  {"capacity", nil, []string{"NAMESPACE="}, "the environment variable NAMESPACE must name"},
-		"053_no_namespace_and_no_owner":     {"capacity", unowned, []string{"NAMESPACE="}, "the environment variable NAMESPACE must name"},
-		"053_no_namespace_for_the_flag":     {"provision", []string{"--enable-capacity"}, []string{"NAMESPACE="}, "the environment variable NAMESPACE must name"},
-		"053_no_namespace_in_all":           {"all", []string{"--controllers=capacity"}, []string{"NAMESPACE="}, "the environment variable NAMESPACE must name"},
-		"053_no_pod_name":                   {"capacity", nil, []string{"POD_NAME="}, "the environment variable POD_NAME must name"},
-		"053_no_pod_name_for_itself":        {"capacity", []string{"--capacity-ownerref-level=0"}, []string{"POD_NAME="}, "the environment variable POD_NAME must name"},
-		"053_no_pod_name_for_the_flag":      {"provision", []string{"--enable-capacity"}, []string{"POD_NAME="}, "the environment variable POD_NAME must name"},
-		"053_no_node_name":                  {"capacity", []string{"--node-deployment"}, nil, "the environment variable NODE_NAME must name"},
-		"053_no_node_name_without_capacity": {"provision", []string{"--node-deployment"}, nil, "the environment variable NODE_NAME must name"},
-		"067_no_threads":                    {"capacity", []string{"--capacity-threads=0"}, nil, "--capacity-threads: must be positive"},
-		"067_no_poll_interval":              {"capacity", []string{"--capacity-poll-interval=0"}, nil, "--capacity-poll-interval: must be positive"},
-		"067_negative_poll_interval":        {"provision", []string{"--enable-capacity", "--capacity-poll-interval=-1s"}, nil, "--capacity-poll-interval: must be positive"},
-		"067_no_threads_in_all":             {"all", []string{"--capacity-threads=0"}, nil, "--capacity-threads: must be positive"},
+		"053_no_namespace":              {"capacity", nil, []string{"NAMESPACE="}, "the environment variable NAMESPACE must name"},
+		"053_no_namespace_and_no_owner": {"capacity", unowned, []string{"NAMESPACE="}, "the environment variable NAMESPACE must name"},
+		"053_no_namespace_for_the_flag": {"provision", []string{"--enable-capacity"}, []string{"NAMESPACE="},
+			"the environment variable NAMESPACE must name"},
+		"053_no_namespace_in_all": {"all", []string{"--controllers=capacity"}, []string{"NAMESPACE="},
+			"the environment variable NAMESPACE must name"},
+		"053_no_pod_name": {"capacity", nil, []string{"POD_NAME="}, "the environment variable POD_NAME must name"},
+		"053_no_pod_name_for_itself": {"capacity", []string{"--capacity-ownerref-level=0"}, []string{"POD_NAME="},
+			"the environment variable POD_NAME must name"},
+		"053_no_pod_name_for_the_flag": {"provision", []string{"--enable-capacity"}, []string{"POD_NAME="},
+			"the environment variable POD_NAME must name"},
+		"053_no_node_name": {"capacity", []string{"--node-deployment"}, nil,
+			"the environment variable NODE_NAME must name"},
+		"053_no_node_name_without_capacity": {"provision", []string{"--node-deployment"}, nil,
+			"the environment variable NODE_NAME must name"},
+		"067_no_threads": {"capacity", []string{"--capacity-threads=0"}, nil, "--capacity-threads: must be positive"},
+		"067_no_poll_interval": {"capacity", []string{"--capacity-poll-interval=0"}, nil,
+			"--capacity-poll-interval: must be positive"},
+		"067_negative_poll_interval": {"provision", []string{"--enable-capacity", "--capacity-poll-interval=-1s"}, nil,
+			"--capacity-poll-interval: must be positive"},
+		"067_no_threads_in_all": {"all", []string{"--capacity-threads=0"}, nil, "--capacity-threads: must be positive"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			e := newCapacityEnv(t, getsCapacity)
@@ -197,7 +205,8 @@ func capacityScenarioRefused(t *testing.T) {
 			if tt.args != nil {
 				e.unscheduled("driver-0", nil)
 			}
-			e.start(cmd).fails(`capacity: finding the owner of CSIStorageCapacity objects (--capacity-ownerref-level=1)`, `"driver-0"`, tt.says)
+			e.start(cmd).fails(`capacity: finding the owner of CSIStorageCapacity objects (--capacity-ownerref-level=1)`, `"driver-0"`,
+				tt.says)
 			e.calls("GetCapacity", 0)
 			e.unpublished()
 		})
@@ -209,7 +218,7 @@ func (e *env) unscheduled(name string, owners []metav1.OwnerReference) *corev1.P
 	e.t.Helper()
 	pod, err := e.client.CoreV1().Pods(e.ns).Create(e.t.Context(), &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: name, OwnerReferences: owners},
-		Spec:       corev1.PodSpec{SchedulerName: "nobody", Containers: []corev1.Container{{Name: "c", Image: "none"}}},
+		Spec:       corev1.PodSpec{SchedulerName: "none", Containers: []corev1.Container{{Name: "c", Image: "none"}}},
 	}, metav1.CreateOptions{})
 	if err != nil {
 		e.t.Fatal(err)
@@ -224,7 +233,8 @@ func capacityScenarioProcess(t *testing.T) {
 		e.pool("fast", nil)
 		p := e.start(e.publisher("capacity", slices.Concat(unowned, election, []string{"--http-endpoint=127.0.0.1:0"})...))
 		e.published(2)
-		want := map[string]float64{"csistoragecapacities_desired_goal": 2, "csistoragecapacities_desired_current": 2, "csistoragecapacities_obsolete": 0}
+		want := map[string]float64{"csistoragecapacities_desired_goal": 2, "csistoragecapacities_desired_current": 2,
+			"csistoragecapacities_obsolete": 0}
 		for name, value := range want {
 			e.eventually(name, func(context.Context) error {
 				if got := p.value(name, ""); got != value {
@@ -237,7 +247,8 @@ func capacityScenarioProcess(t *testing.T) {
 		for name := range want {
 			families[name] = family{[]string{""}, dto.MetricType_GAUGE, nil}
 		}
-		families["csi_sidecar_operations_seconds"] = e.called("Identity/Probe OK", "Identity/GetPluginInfo OK", "Identity/GetPluginCapabilities OK",
+		families["csi_sidecar_operations_seconds"] = e.called("Identity/Probe OK", "Identity/GetPluginInfo OK",
+			"Identity/GetPluginCapabilities OK",
 			"Controller/ControllerGetCapabilities OK", "Controller/GetCapacity OK")
 		p.shows(families)
 	})
@@ -260,7 +271,8 @@ func capacityScenarioProcess(t *testing.T) {
 			pass.ServeHTTP(w, r)
 		})
 		e.start(e.publisher("capacity", slices.Concat(unowned, election,
-			[]string{"--kubeconfig", kubetest.WriteKubeconfig(t, proxy), "--kube-api-capacity-qps=1", "--kube-api-capacity-burst=1", "--capacity-threads=10"})...))
+			[]string{"--kubeconfig", kubetest.WriteKubeconfig(t, proxy), "--kube-api-capacity-qps=1", "--kube-api-capacity-burst=1",
+				"--capacity-threads=10"})...))
 		e.published(10)
 		mu.Lock()
 		defer mu.Unlock()
@@ -343,7 +355,8 @@ func capacityScenarioProcess(t *testing.T) {
 		e.leads(other, e.provisionerLease()+"-capacity")
 		e.asked(n, "fast a", "fast b", "slow a", "slow b")
 		for _, o := range before {
-			if now, err := e.client.StorageV1().CSIStorageCapacities(e.ns).Get(t.Context(), o.Name, metav1.GetOptions{}); err != nil || now.ResourceVersion != o.ResourceVersion {
+			if now, err := e.client.StorageV1().CSIStorageCapacities(e.ns).Get(t.Context(), o.Name, metav1.GetOptions{}); err != nil ||
+				now.ResourceVersion != o.ResourceVersion {
 				t.Errorf("%q was written again: %v", o.Name, err)
 			}
 		}
@@ -387,9 +400,10 @@ func capacityScenarioNode(t *testing.T) {
 		}
 		e.asked(0, "fast a", "slow a")
 		if p.value("csistoragecapacities_desired_goal", "") != 2 || p.value("csistoragecapacities_obsolete", "") != 0 {
-			t.Error("the metrics count what is not its own")
+			t.Error("the metrics count objects of another publisher")
 		}
-		if now, err := e.client.StorageV1().CSIStorageCapacities(e.ns).Get(t.Context(), foreign.Name, metav1.GetOptions{}); err != nil || now.ResourceVersion != foreign.ResourceVersion {
+		if now, err := e.client.StorageV1().CSIStorageCapacities(e.ns).Get(t.Context(), foreign.Name, metav1.GetOptions{}); err != nil ||
+			now.ResourceVersion != foreign.ResourceVersion {
 			t.Errorf("the object of the other node was touched: %v", err)
 		}
 	})
@@ -421,7 +435,8 @@ func capacityScenarioRefresh(t *testing.T) {
 func capacityRefresh(t *testing.T, command string, args ...string) {
 	e := newCapacityEnv(t, getsCapacity)
 	fast, secret := e.pool("fast", nil), e.pool("slow", func(c *storagev1.StorageClass) {
-		c.Parameters["csi.storage.k8s.io/provisioner-secret-name"], c.Parameters["csi.storage.k8s.io/provisioner-secret-namespace"] = "s", e.ns
+		c.Parameters["csi.storage.k8s.io/provisioner-secret-name"], c.Parameters["csi.storage.k8s.io/provisioner-secret-namespace"] = "s",
+			e.ns
 	})
 	e.start(e.publisher(command, slices.Concat(unowned, args)...))
 	n := e.asked(0, "fast a", "fast b", "slow a", "slow b")
@@ -464,11 +479,12 @@ func capacityRefresh(t *testing.T, command string, args ...string) {
 		return nil
 	})
 
-	// Nobody has asked the driver for the volume whose secret is missing.
+	// The driver was not called for the volume whose secret is missing.
 	creates := e.plugin.Count("CreateVolume")
 	claim("secret", secret, 0)
-	e.eventually("the claim says what is missing", func(ctx context.Context) error {
-		events, err := e.client.CoreV1().Events(e.ns).List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.name=secret,reason=ProvisioningFailed"})
+	e.eventually("an event of the claim names the missing secret", func(ctx context.Context) error {
+		events, err := e.client.CoreV1().Events(e.ns).List(ctx,
+			metav1.ListOptions{FieldSelector: "involvedObject.name=secret,reason=ProvisioningFailed"})
 		if err == nil && len(events.Items) == 0 {
 			err = errors.New("there is no event")
 		}
@@ -476,7 +492,7 @@ func capacityRefresh(t *testing.T, command string, args ...string) {
 	})
 	e.calls("CreateVolume", creates)
 
-	// What is deleted in a zone makes room there; of a volume that could be anywhere nobody knows.
+	// A deletion in a zone increases its capacity; the zone of a volume without topology is unknown.
 	e.deleteClaim("nowhere")
 	e.wait("DeleteVolume", 1)
 	for _, name := range []string{"full", "secret"} {

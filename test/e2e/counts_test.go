@@ -56,7 +56,8 @@ func TestOneCallAndFewWritesPerVolume(t *testing.T) {
 	e.calls("DeleteVolume", n)
 	e.writes(mark, map[string]int{"patch persistentvolumes": n, "delete persistentvolumes": n})
 
-	for method, want := range map[string]int{"CreateVolume": n, "ControllerPublishVolume": n, "ControllerUnpublishVolume": n, "DeleteVolume": n} {
+	for method, want := range map[string]int{"CreateVolume": n, "ControllerPublishVolume": n, "ControllerUnpublishVolume": n,
+		"DeleteVolume": n} {
 		e.calls(method, want)
 	}
 }

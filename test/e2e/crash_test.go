@@ -78,7 +78,8 @@ func (c *crash) kill() {
 // hook is for kubetest.Proxy. Events and Leases do not count.
 func (c *crash) hook(w http.ResponseWriter, r *http.Request, pass http.Handler) {
 	path := strings.Split(r.URL.Path, "/")
-	if r.Method == http.MethodGet || slices.Contains(path, "events") || slices.Contains(path, "leases") || !c.effect(r.Method+" "+path[len(path)-1]) {
+	if r.Method == http.MethodGet || slices.Contains(path, "events") || slices.Contains(path, "leases") ||
+		!c.effect(r.Method+" "+path[len(path)-1]) {
 		pass.ServeHTTP(w, r)
 		return
 	}
@@ -98,7 +99,7 @@ func (c *crash) step(method string, inner csitest.Step) csitest.Step {
 			_, _ = inner(ctx, p, request, do)
 		}
 		c.kill()
-		return nil, status.Error(codes.Canceled, "nobody is there any more")
+		return nil, status.Error(codes.Canceled, "the client was killed")
 	}
 }
 
@@ -109,7 +110,7 @@ type story struct {
 	source bool         // there is a claim "source" before
 	claim  func(*env) *corev1.PersistentVolumeClaim
 	remove bool // the story is the end of the claim, not its begin
-	// leaks tells of an effect after which a claim that is deleted leaves its volume behind.
+	// leaks reports that the volume of a claim leaks if the claim is deleted after this effect.
 	leaks func(effect string, index int) bool
 }
 
@@ -123,7 +124,8 @@ func cloneClaim(e *env) *corev1.PersistentVolumeClaim {
 
 func restoreClaim(e *env) *corev1.PersistentVolumeClaim {
 	c := plainClaim(e)
-	c.Spec.DataSource = &corev1.TypedLocalObjectReference{APIGroup: ptr.To("snapshot.storage.k8s.io"), Kind: kube.KindSnapshot, Name: "snap"}
+	c.Spec.DataSource = &corev1.TypedLocalObjectReference{APIGroup: ptr.To("snapshot.storage.k8s.io"), Kind: kube.KindSnapshot,
+		Name: "snap"}
 	return c
 }
 
@@ -132,13 +134,16 @@ const protectAlways = "--provisioning-protection=always"
 // The volumes of the claims of these stories are neither lost nor doubled, whenever the
 // process dies.
 var stories = map[string]story{
-	"provision, protected always":   {args: []string{protectAlways}, claim: plainClaim},
-	"provision, protected late":     {claim: plainClaim, leaks: func(effect string, index int) bool { return index == 0 || effect == "POST persistentvolumes" }},
-	"provision, in doubt at first":  {first: csitest.Fail(codes.Aborted, "pending"), claim: plainClaim, leaks: func(_ string, index int) bool { return index == 0 }},
-	"provision, too small at first": {args: []string{protectAlways}, first: csitest.Alter(func(r *csi.CreateVolumeResponse) { r.Volume.CapacityBytes = 1 }), claim: plainClaim},
-	"clone":                         {args: []string{protectAlways}, source: true, claim: cloneClaim},
-	"restore":                       {args: []string{protectAlways}, source: true, claim: restoreClaim},
-	"delete":                        {claim: plainClaim, remove: true},
+	"provision, protected always": {args: []string{protectAlways}, claim: plainClaim},
+	"provision, protected late": {claim: plainClaim,
+		leaks: func(effect string, index int) bool { return index == 0 || effect == "POST persistentvolumes" }},
+	"provision, in doubt at first": {first: csitest.Fail(codes.Aborted, "pending"), claim: plainClaim,
+		leaks: func(_ string, index int) bool { return index == 0 }},
+	"provision, too small at first": {args: []string{protectAlways},
+		first: csitest.Alter(func(r *csi.CreateVolumeResponse) { r.Volume.CapacityBytes = 1 }), claim: plainClaim},
+	"clone":   {args: []string{protectAlways}, source: true, claim: cloneClaim},
+	"restore": {args: []string{protectAlways}, source: true, claim: restoreClaim},
+	"delete":  {claim: plainClaim, remove: true},
 }
 
 // begin makes what there is before a story, and starts the process that dies in it.
@@ -289,7 +294,8 @@ func TestProvisionerKilledAnywhere(t *testing.T) {
 			c.process.kill()
 			c.interrupted(t, func(t *testing.T, interrupted *crash, effect string) {
 				for _, deleted := range []bool{false, true} {
-					if s.remove && !deleted || deleted && s.leaks != nil && s.leaks(effect, interrupted.at) { // docs/provisioner.md says what leaks
+					// docs/provisioner.md says what leaks
+					if s.remove && !deleted || deleted && s.leaks != nil && s.leaks(effect, interrupted.at) {
 						continue
 					}
 					t.Run(fmt.Sprintf("deleted=%t", deleted), func(t *testing.T) {

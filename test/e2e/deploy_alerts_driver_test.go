@@ -35,7 +35,8 @@ func TestAlertsWhereTheDriverHangs(t *testing.T) {
 	e.plugin.Always("GetCapacity", csitest.Hang())
 	const claims = 103 // one is worked on, and a hundred are still no alert
 	e.parallel(claims, func(i int) {
-		if _, err := e.client.CoreV1().PersistentVolumeClaims(e.ns).Create(t.Context(), newClaim(fmt.Sprint("waits-", i), class), metav1.CreateOptions{}); err != nil {
+		if _, err := e.client.CoreV1().PersistentVolumeClaims(e.ns).Create(t.Context(), newClaim(fmt.Sprint("waits-", i), class),
+			metav1.CreateOptions{}); err != nil {
 			t.Error(err)
 		}
 	})
@@ -71,7 +72,9 @@ func TestAlertsWhereTheDriverHangs(t *testing.T) {
 // TestAlertsWhereTheDriverIsSlow: attaching takes more than a minute. This goes by while the
 // test waits for its turn to run beside others.
 func TestAlertsWhereTheDriverIsSlow(t *testing.T) {
-	e := newEnv(t, csitest.Config{Controller: []csi.ControllerServiceCapability_RPC_Type{csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME}}, 1)
+	e := newEnv(t,
+		csitest.Config{Controller: []csi.ControllerServiceCapability_RPC_Type{
+			csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME}}, 1)
 	e.restarted = true // tests that run before those in parallel restart the API server
 	p := e.run("attach", "--http-endpoint=127.0.0.1:0", "--timeout=3m")
 	h := newHistory()
@@ -109,7 +112,9 @@ func greatest(family *dto.MetricFamily) (value float64) {
 // minutes only. What fails for a few minutes and then succeeds is not worth an alert.
 func TestAlertAboutOneAttachmentThatFails(t *testing.T) {
 	t.Parallel()
-	e := newEnv(t, csitest.Config{Controller: []csi.ControllerServiceCapability_RPC_Type{csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME}}, 1)
+	e := newEnv(t,
+		csitest.Config{Controller: []csi.ControllerServiceCapability_RPC_Type{
+			csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME}}, 1)
 	p, h := e.run("attach", slices.Concat(quick, []string{"--http-endpoint=127.0.0.1:0", "--timeout=5m"})...), newHistory()
 	answer := make(chan codes.Code) // of the next call, which waits for it
 	e.plugin.Always("ControllerPublishVolume", func(ctx context.Context, _ *csitest.Plugin, _ any, do func() (any, error)) (any, error) {

@@ -35,7 +35,8 @@ func TestAlertsWhereHalfOfTheNodesAreLost(t *testing.T) {
 
 	l.lose(l.nodes[2], l.nodes[3])
 	l.eventually("it waits for an approval", func(context.Context) error {
-		if open, missing := p.value("storage_controller_breaker_open", ""), p.value("storage_controller_nodes_missing", ""); open != 1 || missing != 2 {
+		if open, missing := p.value("storage_controller_breaker_open", ""), p.value("storage_controller_nodes_missing", ""); open != 1 ||
+			missing != 2 {
 			return fmt.Errorf("breaker_open is %v, nodes_missing %v", open, missing)
 		}
 		return nil
@@ -45,7 +46,8 @@ func TestAlertsWhereHalfOfTheNodesAreLost(t *testing.T) {
 
 	allow := l.forbids(admissionv1.Delete, "", "persistentvolumeclaims", fmt.Sprintf("oldObject.metadata.namespace == %q", l.ns))
 	l.eventually("the deletion of claims is refused", func(ctx context.Context) error {
-		return refused(l.client.CoreV1().PersistentVolumeClaims(l.ns).Delete(ctx, "c2", metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}}))
+		return refused(l.client.CoreV1().PersistentVolumeClaims(l.ns).Delete(ctx, "c2",
+			metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}}))
 	})
 	l.approved(l.ns+"-c2", l.nodes[2])
 	failed := func() (n float64) {
@@ -76,7 +78,8 @@ func (e *env) webhooks(args ...string) *process {
 	e.t.Helper()
 	path, err := binary()
 	e.must(err)
-	p := e.start(exec.Command(path, append([]string{"nodecontroller", "--kubeconfig", e.kubeconfig("nodecontroller"), "--driver-name", e.plugin.Name(),
+	p := e.start(exec.Command(path, append([]string{"nodecontroller", "--kubeconfig", e.kubeconfig("nodecontroller"), "--driver-name",
+		e.plugin.Name(),
 		"--http-endpoint=127.0.0.1:0", "--enable-webhooks", "--webhook-addr=127.0.0.1:0", "--leader-election-id=webhooks"}, args...)...))
 	e.eventually("it is ready", func(context.Context) error {
 		if status, body := p.get("/readyz"); status != http.StatusOK {
@@ -95,7 +98,8 @@ func TestAlertsAboutWebhooks(t *testing.T) {
 	e, dir, h := newEnv(t, csitest.Config{}, 0), t.TempDir(), newHistory()
 	writePairUntil(t, dir, time.Now().AddDate(1, 0, 0))
 	p := e.webhooks("--cert-dir", dir)
-	pod := map[string]any{"apiVersion": "v1", "kind": "Pod", "metadata": map[string]any{"name": "p"}, "spec": map[string]any{"containers": []any{map[string]any{"name": "c"}}}}
+	pod := map[string]any{"apiVersion": "v1", "kind": "Pod", "metadata": map[string]any{"name": "p"},
+		"spec": map[string]any{"containers": []any{map[string]any{"name": "c"}}}}
 	for range 3 {
 		if status, _ := p.review(t, pod); status != http.StatusOK {
 			t.Errorf("it answers %d", status)
@@ -127,7 +131,8 @@ func TestAlertsAboutWebhooks(t *testing.T) {
 		return nil
 	})
 	for range 3 { // a counter has grown only if it was there before
-		response, err := selfSigned.Post("https://"+admits.FindStringSubmatch(p.logged())[1]+"/pod/mutate", "application/json", strings.NewReader("none"))
+		response, err := selfSigned.Post("https://"+admits.FindStringSubmatch(p.logged())[1]+"/pod/mutate", "application/json",
+			strings.NewReader("none"))
 		e.must(err)
 		e.must(response.Body.Close())
 		h.minute(p, "a")
@@ -143,7 +148,8 @@ func TestAlertAboutCertificatesThatAreNotKeptUp(t *testing.T) {
 	_, err := configs.Create(t.Context(), forNobody(e.ns, e.ns), metav1.CreateOptions{})
 	e.must(err)
 	t.Cleanup(func() { _ = configs.Delete(context.Background(), e.ns, metav1.DeleteOptions{}) })
-	p := e.webhooks("--webhook-cert-mode=self-signed", "--webhook-cert-secret=certs", "--webhook-config-name="+e.ns, "--webhook-service=none")
+	p := e.webhooks("--webhook-cert-mode=self-signed", "--webhook-cert-secret=certs", "--webhook-config-name="+e.ns,
+		"--webhook-service=none")
 	e.eventually("the authority is published", func(ctx context.Context) error {
 		c, err := configs.Get(ctx, e.ns, metav1.GetOptions{})
 		if err == nil && len(c.Webhooks[0].ClientConfig.CABundle) == 0 {
@@ -157,7 +163,8 @@ func TestAlertAboutCertificatesThatAreNotKeptUp(t *testing.T) {
 
 	e.forbids(admissionv1.Update, admissionv1.GroupName, "mutatingwebhookconfigurations", fmt.Sprintf("object.metadata.name == %q", e.ns))
 	e.eventually("changes of the configuration are refused", func(ctx context.Context) error {
-		_, err := configs.Patch(ctx, e.ns, types.MergePatchType, []byte(`{"metadata":{"labels":{"a":"b"}}}`), metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}})
+		_, err := configs.Patch(ctx, e.ns, types.MergePatchType, []byte(`{"metadata":{"labels":{"a":"b"}}}`),
+			metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}})
 		return refused(err)
 	})
 	// Without the Secret there has to be another authority, which is to be published.

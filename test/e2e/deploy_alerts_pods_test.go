@@ -53,12 +53,15 @@ func TestAlertsAboutVolumesAndPods(t *testing.T) {
 		}
 		return nil
 	})
-	allow := e.forbids(admissionv1.Create, "", "persistentvolumes", fmt.Sprintf("has(object.spec.csi) && object.spec.csi.driver == %q", e.plugin.Name()))
+	allow := e.forbids(admissionv1.Create, "", "persistentvolumes",
+		fmt.Sprintf("has(object.spec.csi) && object.spec.csi.driver == %q", e.plugin.Name()))
 	e.eventually("volumes are refused", func(ctx context.Context) error {
-		_, err := e.client.CoreV1().PersistentVolumes().Create(ctx, &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: e.ns + "-refused"}, Spec: corev1.PersistentVolumeSpec{
-			AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}, Capacity: newClaim("", "").Spec.Resources.Requests,
-			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: e.plugin.Name(), VolumeHandle: "none"}},
-		}}, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+		_, err := e.client.CoreV1().PersistentVolumes().Create(ctx,
+			&corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: e.ns + "-refused"}, Spec: corev1.PersistentVolumeSpec{
+				AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}, Capacity: newClaim("", "").Spec.Resources.Requests,
+				PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: e.plugin.Name(),
+					VolumeHandle: "none"}},
+			}}, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 		return refused(err)
 	})
 	e.claim("refused", class)
@@ -115,7 +118,8 @@ func (h *history) pods(p *process) {
 					ready = 1
 				}
 				available = min(available, ready)
-				fmt.Fprintf(&b, "kube_pod_container_status_ready{namespace=%q,pod=%q,uid=\"u\",container=%q} %d\n", overlay, o.GetName()+"-5d8c-x2z", c.Name, ready)
+				fmt.Fprintf(&b, "kube_pod_container_status_ready{namespace=%q,pod=%q,uid=\"u\",container=%q} %d\n", overlay, o.GetName()+
+					"-5d8c-x2z", c.Name, ready)
 			}
 			if probes == 0 {
 				p.t.Errorf("no container of the overlay %s is asked whether it is ready", overlay)
@@ -130,24 +134,29 @@ func (h *history) pods(p *process) {
 // until allow is called, by a policy as an administrator may have it.
 func (e *env) forbids(operation admissionv1.OperationType, group, resource, expression string) (allow func()) {
 	e.t.Helper()
-	policies, bindings := e.client.AdmissionregistrationV1().ValidatingAdmissionPolicies(), e.client.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings()
+	policies, bindings := e.client.AdmissionregistrationV1().ValidatingAdmissionPolicies(),
+		e.client.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings()
 	name := metav1.ObjectMeta{Name: e.ns + "-" + resource}
-	_, err := policies.Create(e.t.Context(), &admissionv1.ValidatingAdmissionPolicy{ObjectMeta: name, Spec: admissionv1.ValidatingAdmissionPolicySpec{
-		MatchConstraints: &admissionv1.MatchResources{ResourceRules: []admissionv1.NamedRuleWithOperations{{RuleWithOperations: admissionv1.RuleWithOperations{
-			Operations: []admissionv1.OperationType{operation}, Rule: admissionv1.Rule{APIGroups: []string{group}, APIVersions: []string{"v1"}, Resources: []string{resource}},
-		}}}},
-		MatchConditions: []admissionv1.MatchCondition{{Name: "ours", Expression: expression}},
-		Validations:     []admissionv1.Validation{{Expression: "false", Message: policySays}},
-	}}, metav1.CreateOptions{})
+	_, err := policies.Create(e.t.Context(), &admissionv1.ValidatingAdmissionPolicy{ObjectMeta: name,
+		Spec: admissionv1.ValidatingAdmissionPolicySpec{
+			MatchConstraints: &admissionv1.MatchResources{ResourceRules: []admissionv1.NamedRuleWithOperations{{RuleWithOperations: admissionv1.RuleWithOperations{
+				Operations: []admissionv1.OperationType{operation},
+				Rule:       admissionv1.Rule{APIGroups: []string{group}, APIVersions: []string{"v1"}, Resources: []string{resource}},
+			}}}},
+			MatchConditions: []admissionv1.MatchCondition{{Name: "ours", Expression: expression}},
+			Validations:     []admissionv1.Validation{{Expression: "false", Message: policySays}},
+		}}, metav1.CreateOptions{})
 	e.must(err)
 	allow = func() {
 		_ = bindings.Delete(context.Background(), name.Name, metav1.DeleteOptions{})
 		_ = policies.Delete(context.Background(), name.Name, metav1.DeleteOptions{})
 	}
 	e.t.Cleanup(allow)
-	_, err = bindings.Create(e.t.Context(), &admissionv1.ValidatingAdmissionPolicyBinding{ObjectMeta: name, Spec: admissionv1.ValidatingAdmissionPolicyBindingSpec{
-		PolicyName: name.Name, ValidationActions: []admissionv1.ValidationAction{admissionv1.Deny}, MatchResources: &admissionv1.MatchResources{MatchPolicy: ptr.To(admissionv1.Equivalent)},
-	}}, metav1.CreateOptions{})
+	_, err = bindings.Create(e.t.Context(), &admissionv1.ValidatingAdmissionPolicyBinding{ObjectMeta: name,
+		Spec: admissionv1.ValidatingAdmissionPolicyBindingSpec{
+			PolicyName: name.Name, ValidationActions: []admissionv1.ValidationAction{admissionv1.Deny},
+			MatchResources: &admissionv1.MatchResources{MatchPolicy: ptr.To(admissionv1.Equivalent)},
+		}}, metav1.CreateOptions{})
 	e.must(err)
 	return allow
 }

@@ -25,7 +25,7 @@ type history struct {
 	Scrapes     []scraped `json:"scrapes"`
 	Expressions []string  `json:"expressions"`
 	Rules       []ruled   `json:"rules"`
-	// Clocks are the gauges that nothing puts back while the story goes on after its last scrape.
+	// Clocks are the gauges that nothing resets while the story continues after its last scrape.
 	Clocks []string `json:"clocks"`
 	now    int64
 }
@@ -34,7 +34,7 @@ type scraped struct {
 	At     int64             `json:"at"`
 	Labels map[string]string `json:"labels"`
 	Text   string            `json:"text"`
-	// Again is for how many minutes all goes on as it did before this scrape.
+	// Again is for how many minutes metrics continue as before this scrape.
 	Again int64 `json:"again"`
 }
 
@@ -54,7 +54,8 @@ func (h *history) minute(p *process, pods ...string) {
 	h.now += 60
 	_, text := p.get("/metrics")
 	for _, pod := range pods {
-		h.Scrapes = append(h.Scrapes, scraped{h.now, map[string]string{"namespace": "n", "pod": pod, "container": "storage-controller"}, text, 0})
+		h.Scrapes = append(h.Scrapes, scraped{h.now, map[string]string{"namespace": "n", "pod": pod, "container": "storage-controller"},
+			text, 0})
 	}
 }
 
@@ -66,10 +67,12 @@ func (h *history) cluster(e *env, class string) {
 	c, err := e.client.StorageV1().StorageClasses().Get(e.t.Context(), class, metav1.GetOptions{})
 	e.must(err)
 	var b strings.Builder
-	fmt.Fprintf(&b, "kube_storageclass_info{storageclass=%q,provisioner=%q,volume_binding_mode=%q} 1\n", c.Name, c.Provisioner, *c.VolumeBindingMode)
+	fmt.Fprintf(&b, "kube_storageclass_info{storageclass=%q,provisioner=%q,volume_binding_mode=%q} 1\n", c.Name, c.Provisioner,
+		*c.VolumeBindingMode)
 	for _, claim := range claims.Items {
 		of := fmt.Sprintf("namespace=%q,persistentvolumeclaim=%q", claim.Namespace, claim.Name)
-		fmt.Fprintf(&b, "kube_persistentvolumeclaim_info{%s,storageclass=%q,volumename=%q} 1\n", of, *claim.Spec.StorageClassName, claim.Spec.VolumeName)
+		fmt.Fprintf(&b, "kube_persistentvolumeclaim_info{%s,storageclass=%q,volumename=%q} 1\n", of, *claim.Spec.StorageClassName,
+			claim.Spec.VolumeName)
 		for _, phase := range []corev1.PersistentVolumeClaimPhase{corev1.ClaimPending, corev1.ClaimBound, corev1.ClaimLost} {
 			is := 0
 			if claim.Status.Phase == phase {
@@ -99,7 +102,8 @@ func (h history) asked(t *testing.T) (a answers) {
 		t.Fatal(err)
 	}
 	if err := json.Unmarshal([]byte(out), &a); err != nil || len(a.Expressions) != len(h.Expressions) || len(a.Rules) != len(h.Rules) {
-		t.Fatalf("%d answers for %d expressions, %d for %d rules: %v", len(a.Expressions), len(h.Expressions), len(a.Rules), len(h.Rules), err)
+		t.Fatalf("%d answers for %d expressions, %d for %d rules: %v", len(a.Expressions), len(h.Expressions), len(a.Rules), len(h.Rules),
+			err)
 	}
 	return a
 }
@@ -107,7 +111,7 @@ func (h history) asked(t *testing.T) (a answers) {
 // longest is longer than any alert looks back and waits together.
 const longest = 90 * time.Minute
 
-// fires says that these alerts do, and no others, when all goes on as in the last minute of h;
+// fires checks that these alerts fire, and no others, when metrics continue as in the last minute of h;
 // and that the queries of the dashboard can be evaluated.
 func (h history) fires(t *testing.T, want ...string) {
 	t.Helper()
@@ -147,7 +151,8 @@ func watched(t *testing.T, args ...string) (*env, *process, *history) {
 		csi.ControllerServiceCapability_RPC_GET_CAPACITY, csi.ControllerServiceCapability_RPC_LIST_VOLUMES,
 		csi.ControllerServiceCapability_RPC_LIST_VOLUMES_PUBLISHED_NODES,
 	}}, 2)
-	cmd := e.command("all", slices.Concat(quick, []string{"--leader-election", "--http-endpoint=127.0.0.1:0", "--capacity-ownerref-level=-1",
+	cmd := e.command("all", slices.Concat(quick, []string{"--leader-election", "--http-endpoint=127.0.0.1:0",
+		"--capacity-ownerref-level=-1",
 		"--capacity-poll-interval=1s", "--reconcile-sync=1s"}, args)...)
 	cmd.Env = append(cmd.Env, "NAMESPACE="+e.ns)
 	p := e.start(cmd)
@@ -234,7 +239,7 @@ func TestAlertsFireForTheirCause(t *testing.T) {
 	h.fires(t, "AttachFails", "CapacityFails", "ClaimsPending", "ComparisonFails", "DriverFails", "VolumesInDoubt")
 }
 
-// failures is how often p has failed at what is counted.
+// failures returns how many failures p has counted.
 func (p *process) failures() map[string]float64 {
 	p.t.Helper()
 	n, metrics := map[string]float64{}, p.metrics()
@@ -252,18 +257,20 @@ func (p *process) failures() map[string]float64 {
 	return n
 }
 
-// TestAlertsAboutLeases: one that nobody here holds, and one that two say they hold.
+// TestAlertsAboutLeases: one that no process holds, and one that two claim to hold.
 func TestAlertsAboutLeases(t *testing.T) {
 	t.Parallel()
 	_, leader, both := watched(t)
 	both.minute(leader, "a", "b")
 	both.fires(t, "TwoLeaders")
 
-	e := newEnv(t, csitest.Config{Controller: []csi.ControllerServiceCapability_RPC_Type{csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME}}, 1)
+	e := newEnv(t,
+		csitest.Config{Controller: []csi.ControllerServiceCapability_RPC_Type{csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME}}, 1)
 	now := metav1.NowMicro()
 	_, err := e.client.CoordinationV1().Leases(e.ns).Create(t.Context(), &coordinationv1.Lease{
 		ObjectMeta: metav1.ObjectMeta{Name: e.provisionerLease()},
-		Spec:       coordinationv1.LeaseSpec{HolderIdentity: ptr.To("gone"), LeaseDurationSeconds: ptr.To[int32](3600), RenewTime: &now, AcquireTime: &now},
+		Spec: coordinationv1.LeaseSpec{HolderIdentity: ptr.To("gone"), LeaseDurationSeconds: ptr.To[int32](3600), RenewTime: &now,
+			AcquireTime: &now},
 	}, metav1.CreateOptions{})
 	e.must(err)
 	waits := e.run("provision", "--leader-election", "--http-endpoint=127.0.0.1:0", "--leader-election-namespace="+e.ns)

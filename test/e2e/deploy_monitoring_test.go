@@ -101,7 +101,8 @@ func TestEveryAlertHasItsRunbook(t *testing.T) {
 	}
 	for _, a := range alerts(t) {
 		delete(without, a.Alert+".md")
-		if a.Annotations["runbook"] != "docs/runbooks/"+a.Alert+".md" || a.Annotations["summary"] == "" || !slices.Contains([]string{"warning", "critical"}, a.Labels["severity"]) {
+		if a.Annotations["runbook"] != "docs/runbooks/"+a.Alert+".md" || a.Annotations["summary"] == "" ||
+			!slices.Contains([]string{"warning", "critical"}, a.Labels["severity"]) {
 			t.Errorf("%s: annotations %v, labels %v", a.Alert, a.Annotations, a.Labels)
 		}
 		page, err := os.ReadFile("../../docs/runbooks/" + a.Alert + ".md")
@@ -109,7 +110,8 @@ func TestEveryAlertHasItsRunbook(t *testing.T) {
 			t.Error(err)
 			continue
 		}
-		for _, part := range []string{"# " + a.Alert, "Severity: " + a.Labels["severity"], a.Expr, "## Meaning", "## Impact", "## Diagnosis", "## Mitigation"} {
+		for _, part := range []string{"# " + a.Alert, "Severity: " + a.Labels["severity"], a.Expr, "## Meaning", "## Impact",
+			"## Diagnosis", "## Mitigation"} {
 			if !bytes.Contains(page, []byte(part)) {
 				t.Errorf("the page of %s lacks %q", a.Alert, part)
 			}
@@ -123,7 +125,7 @@ func TestEveryAlertHasItsRunbook(t *testing.T) {
 	}
 }
 
-// ofKubeState is what is used of kube-state-metrics, with the labels that it documents.
+// ofKubeState lists the metrics in use of kube-state-metrics, with their documented labels.
 var ofKubeState = map[string][]string{
 	"kube_deployment_status_replicas_available": {"namespace", "deployment"},
 	"kube_persistentvolumeclaim_info":           {"namespace", "persistentvolumeclaim", "storageclass", "volumename"},
@@ -224,11 +226,15 @@ func everythingOn(t *testing.T) *process {
 	t.Cleanup(func() {
 		_ = e.client.AdmissionregistrationV1().MutatingWebhookConfigurations().Delete(context.Background(), e.ns, metav1.DeleteOptions{})
 	})
-	_, err = e.client.StorageV1().CSIDrivers().Create(t.Context(), &storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: e.plugin.Name()}}, metav1.CreateOptions{})
+	_, err = e.client.StorageV1().CSIDrivers().Create(t.Context(),
+		&storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: e.plugin.Name()}}, metav1.CreateOptions{})
 	must(err)
-	cmd := e.command("all", slices.Concat(quick, []string{"--leader-election", "--http-endpoint=127.0.0.1:0", "--capacity-ownerref-level=-1",
-		"--topology-node-key=" + e.plugin.Name() + "/zone", "--node-finalizer-mode=manage", "--node-cleanup=claims", "--node-cleanup-scope=all", "--node-delete-grace=0s", "--node-finalizer-wait-for-others=false", "--node-finalizer-timeout=1s",
-		"--enable-webhooks", "--webhook-addr=127.0.0.1:0", "--webhook-cert-mode=self-signed", "--webhook-cert-secret=certs", "--webhook-config-name=" + e.ns, "--webhook-service=none"})...)
+	cmd := e.command("all", slices.Concat(quick, []string{"--leader-election", "--http-endpoint=127.0.0.1:0",
+		"--capacity-ownerref-level=-1",
+		"--topology-node-key=" + e.plugin.Name() + "/zone", "--node-finalizer-mode=manage", "--node-cleanup=claims",
+		"--node-cleanup-scope=all", "--node-delete-grace=0s", "--node-finalizer-wait-for-others=false", "--node-finalizer-timeout=1s",
+		"--enable-webhooks", "--webhook-addr=127.0.0.1:0", "--webhook-cert-mode=self-signed", "--webhook-cert-secret=certs",
+		"--webhook-config-name=" + e.ns, "--webhook-service=none"})...)
 	cmd.Env = append(cmd.Env, "NAMESPACE="+e.ns)
 	p := e.start(cmd)
 
@@ -259,7 +265,7 @@ func everythingOn(t *testing.T) *process {
 	if address == nil {
 		t.Fatal("it does not say where its webhooks are")
 	}
-	e.eventually("the webhook refuses what is no review", func(context.Context) error {
+	e.eventually("the webhook refuses a request that is no AdmissionReview", func(context.Context) error {
 		response, err := selfSigned.Post("https://"+address[1]+"/pod/mutate", "application/json", strings.NewReader("none"))
 		if err == nil {
 			err = response.Body.Close()

@@ -71,7 +71,8 @@ func TestPermissionsOfThePage(t *testing.T) {
 		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, &b); err != nil {
 			t.Fatal(err)
 		}
-		if s := b.Subjects; len(s) != 1 || s[0].Namespace != "kube-system" || s[0].Name != "my-csi-controller" || !strings.HasPrefix(b.RoleRef.Name, "my-csi-") {
+		if s := b.Subjects; len(s) != 1 || s[0].Namespace != "kube-system" || s[0].Name != "my-csi-controller" ||
+			!strings.HasPrefix(b.RoleRef.Name, "my-csi-") {
 			t.Errorf("%s %s is of %s for %v", o.GetKind(), o.GetName(), b.RoleRef.Name, s)
 		}
 	}
@@ -102,7 +103,8 @@ func TestInstallationOfThePage(t *testing.T) {
 func TestMoreContainersOfThePage(t *testing.T) {
 	t.Parallel()
 	more := strings.ReplaceAll(fileOfPage(t, "install.md", "more.yaml"), "\n", "\n    ")
-	containers := podOf(t, installed(t, "namespace: "+exampleNamespace+"\npatches:\n- patch: |\n    "+more+"\n", "all-in-one", "monitoring")).Containers
+	containers := podOf(t, installed(t, "namespace: "+exampleNamespace+"\npatches:\n- patch: |\n    "+more+"\n", "all-in-one",
+		"monitoring")).Containers
 	var names []string
 	for _, c := range containers {
 		names = append(names, c.Name)

@@ -100,7 +100,8 @@ func overlayNeedsWhatItGrants(t *testing.T, overlay string) {
 			s.DataSource = &corev1.TypedLocalObjectReference{Kind: kube.KindClaim, Name: "source"}
 		},
 		"restored": func(s *corev1.PersistentVolumeClaimSpec) {
-			s.DataSource = &corev1.TypedLocalObjectReference{APIGroup: ptr.To("snapshot.storage.k8s.io"), Kind: kube.KindSnapshot, Name: "snap"}
+			s.DataSource = &corev1.TypedLocalObjectReference{APIGroup: ptr.To("snapshot.storage.k8s.io"), Kind: kube.KindSnapshot,
+				Name: "snap"}
 		},
 		"attributes": func(s *corev1.PersistentVolumeClaimSpec) { s.VolumeAttributesClassName = ptr.To(e.ns + "-fast") },
 	} {
@@ -128,7 +129,7 @@ func overlayNeedsWhatItGrants(t *testing.T, overlay string) {
 		case p.verb == "get" && slices.Contains([]string{"volumeattachments", "persistentvolumes"}, p.resource): // after a conflict
 			return true
 		}
-		// What is asked before a clean-up, and by webhooks, which are off in the overlays.
+		// Requests before a cleanup and of webhooks, which are off in the overlays.
 		return p.verb == "get" && slices.Contains([]string{"nodes", "namespaces", "csinodes", "storageclasses", "pods"}, p.resource)
 	})
 }
@@ -146,7 +147,8 @@ func TestOverlayOfNodesNeedsWhatItGrants(t *testing.T) {
 	kubeconfig, used, refused := e.as("csi-controller")
 	e.secret("s")
 	secret := func(c *storagev1.StorageClass) {
-		c.Parameters = map[string]string{"csi.storage.k8s.io/provisioner-secret-name": "s", "csi.storage.k8s.io/provisioner-secret-namespace": e.ns}
+		c.Parameters = map[string]string{"csi.storage.k8s.io/provisioner-secret-name": "s",
+			"csi.storage.k8s.io/provisioner-secret-namespace": e.ns}
 	}
 	e.daemonSetWithPod("csi-controller")
 	for _, c := range podOf(t, objects).Containers {
@@ -183,7 +185,8 @@ func (e *env) must(err error) {
 
 func (e *env) secret(name string) {
 	e.t.Helper()
-	_, err := e.client.CoreV1().Secrets(e.ns).Create(e.t.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+	_, err := e.client.CoreV1().Secrets(e.ns).Create(e.t.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: name}},
+		metav1.CreateOptions{})
 	e.must(err)
 }
 
@@ -192,8 +195,10 @@ func (e *env) secret(name string) {
 func (e *env) grows(claim, node string) {
 	e.t.Helper()
 	e.uses("growing", claim, node)
-	status := fmt.Appendf(nil, `{"status":{"allocatedResources":{"storage":"2Gi"},"allocatedResourceStatuses":{"storage":"NodeResizePending"}}}`)
-	_, err := e.client.CoreV1().PersistentVolumeClaims(e.ns).Patch(e.t.Context(), claim, types.MergePatchType, status, metav1.PatchOptions{}, "status")
+	status := fmt.Appendf(nil,
+		`{"status":{"allocatedResources":{"storage":"2Gi"},"allocatedResourceStatuses":{"storage":"NodeResizePending"}}}`)
+	_, err := e.client.CoreV1().PersistentVolumeClaims(e.ns).Patch(e.t.Context(), claim, types.MergePatchType, status,
+		metav1.PatchOptions{}, "status")
 	e.must(err)
 	e.eventually("the pod is touched", func(ctx context.Context) error {
 		p, err := e.client.CoreV1().Pods(e.ns).Get(ctx, "growing", metav1.GetOptions{})
@@ -204,12 +209,13 @@ func (e *env) grows(claim, node string) {
 	})
 }
 
-// uses makes a pod with a claim; without a node it is one that nobody schedules.
+// uses makes a pod with a claim; without a node it is never scheduled.
 func (e *env) uses(pod, claim, node string) {
 	e.t.Helper()
 	_, err := e.client.CoreV1().Pods(e.ns).Create(e.t.Context(), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: pod}, Spec: corev1.PodSpec{
-		NodeName: node, SchedulerName: "nobody", Containers: []corev1.Container{{Name: "c", Image: "none"}},
-		Volumes: []corev1.Volume{{Name: "v", VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: claim}}}},
+		NodeName: node, SchedulerName: "none", Containers: []corev1.Container{{Name: "c", Image: "none"}},
+		Volumes: []corev1.Volume{{Name: "v",
+			VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: claim}}}},
 	}}, metav1.CreateOptions{})
 	e.must(err)
 }
@@ -251,7 +257,8 @@ func TestNodecontrollerNeedsWhatItsManifestsGrant(t *testing.T) {
 	t.Cleanup(func() {
 		_ = configurations.Delete(context.Background(), "storage-controller-webhooks", metav1.DeleteOptions{})
 	})
-	_, err = e.client.StorageV1().CSIDrivers().Create(ctx, &storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: e.plugin.Name()}}, metav1.CreateOptions{})
+	_, err = e.client.StorageV1().CSIDrivers().Create(ctx, &storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: e.plugin.Name()}},
+		metav1.CreateOptions{})
 	e.must(err)
 	finalizer := e.plugin.Name() + "/claim"
 	class := e.class(false, nil)
@@ -260,13 +267,16 @@ func TestNodecontrollerNeedsWhatItsManifestsGrant(t *testing.T) {
 	e.onNode("unwanted", class, key, "a", finalizer)
 	e.uses("waiting", "unwanted", "")
 
-	p := e.run("nodecontroller", append(slices.Clone(quick), "--kubeconfig", kubeconfig, "--leader-election", "--http-endpoint=127.0.0.1:0", "--secure-metrics-server",
+	p := e.run("nodecontroller", append(slices.Clone(quick), "--kubeconfig", kubeconfig, "--leader-election", "--http-endpoint=127.0.0.1:0",
+		"--secure-metrics-server",
 		"--topology-node-key", key, "--node-finalizer-mode=manage", "--node-finalizer-wait-for-others=false", "--node-delete-grace=0s",
-		"--node-cleanup=volumes", "--node-cleanup-scope=all", "--node-cleanup-unbound=reschedule", "--node-cleanup-max-fraction=1", "--pv-release-grace=0s",
+		"--node-cleanup=volumes", "--node-cleanup-scope=all", "--node-cleanup-unbound=reschedule", "--node-cleanup-max-fraction=1",
+		"--pv-release-grace=0s",
 		"--node-cleanup-resource=resource=logicalvolumes.v1.topolvm.io,node-field=spec.nodeName,finalizer=topolvm.io/logicalvolume,when=node-terminating",
 		"--node-cleanup-resource=resource=logicalvolumes.v1.topolvm.cybozu.com,node-field=spec.nodeName,finalizer=topolvm.cybozu.com/logicalvolume,when=node-terminating",
 		"--pvc-finalizer-mode=enforce", "--pvc-finalizer", finalizer, "--pvc-pod-deletion=all", "--pvc-pod-deletion-grace=0s",
-		"--enable-webhooks", "--webhook-addr=127.0.0.1:0", "--webhook-cert-mode=self-signed", "--webhook-cert-secret=storage-controller-webhook-certificates",
+		"--enable-webhooks", "--webhook-addr=127.0.0.1:0", "--webhook-cert-mode=self-signed",
+		"--webhook-cert-secret=storage-controller-webhook-certificates",
 		"--webhook-config-name=storage-controller-webhooks", "--webhook-service=none")...)
 
 	e.grows("growing", e.nodes[0])
@@ -303,9 +313,10 @@ func TestNodecontrollerNeedsWhatItsManifestsGrant(t *testing.T) {
 		e.gone(what, get)
 	}
 	e.asksForMetrics(p)
-	// The Secret is made at the start, and made anew when it is of no use.
+	// The Secret is created at the start, and again when it is invalid.
 	e.eventually("the Secret has no certificate", func(ctx context.Context) error {
-		_, err := e.client.CoreV1().Secrets(e.ns).Patch(ctx, "storage-controller-webhook-certificates", types.MergePatchType, []byte(`{"data":{"tls.crt":""}}`), metav1.PatchOptions{})
+		_, err := e.client.CoreV1().Secrets(e.ns).Patch(ctx, "storage-controller-webhook-certificates", types.MergePatchType,
+			[]byte(`{"data":{"tls.crt":""}}`), metav1.PatchOptions{})
 		return err
 	})
 	e.usesAll(granted, used, refused, func(p permission) bool {
@@ -342,7 +353,7 @@ func (e *env) approved(volume, node string) {
 // gone waits until get finds nothing.
 func (e *env) gone(what string, get func(context.Context) error) {
 	e.t.Helper()
-	e.eventually(what+" is gone", func(ctx context.Context) error {
+	e.eventually(what+" was deleted", func(ctx context.Context) error {
 		err := get(ctx)
 		if apierrors.IsNotFound(err) {
 			return nil
@@ -358,12 +369,14 @@ func (e *env) onNode(name, class, key, zone string, finalizers ...string) {
 	claim.Finalizers, claim.Spec.VolumeName = finalizers, e.ns+"-"+name
 	e.make(claim)
 	_, err := e.client.CoreV1().PersistentVolumes().Create(e.t.Context(), &corev1.PersistentVolume{
-		ObjectMeta: metav1.ObjectMeta{Name: e.ns + "-" + name, Annotations: map[string]string{storagehelpers.AnnDynamicallyProvisioned: e.plugin.Name()}},
+		ObjectMeta: metav1.ObjectMeta{Name: e.ns + "-" + name,
+			Annotations: map[string]string{storagehelpers.AnnDynamicallyProvisioned: e.plugin.Name()}},
 		Spec: corev1.PersistentVolumeSpec{
 			Capacity: claim.Spec.Resources.Requests, AccessModes: claim.Spec.AccessModes, StorageClassName: class,
 			PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimDelete,
-			PersistentVolumeSource:        corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: e.plugin.Name(), VolumeHandle: name}},
-			ClaimRef:                      &corev1.ObjectReference{Namespace: e.ns, Name: name},
+			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: e.plugin.Name(),
+				VolumeHandle: name}},
+			ClaimRef: &corev1.ObjectReference{Namespace: e.ns, Name: name},
 			NodeAffinity: &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
 				MatchExpressions: []corev1.NodeSelectorRequirement{{Key: key, Operator: corev1.NodeSelectorOpIn, Values: []string{zone}}},
 			}}}},
@@ -379,20 +392,24 @@ func (e *env) installLogicalVolumes(group string) func(ctx context.Context, meth
 	client := e.client.Discovery().RESTClient()
 	body, err := yaml.YAMLToJSON(fmt.Appendf(nil, logicalVolume, group))
 	e.must(err)
-	e.must(client.Post().AbsPath("/apis/apiextensions.k8s.io/v1/customresourcedefinitions").SetHeader("Content-Type", "application/json").Body(body).Do(e.t.Context()).Error())
+	e.must(client.Post().AbsPath("/apis/apiextensions.k8s.io/v1/customresourcedefinitions").SetHeader("Content-Type",
+		"application/json").Body(body).Do(e.t.Context()).Error())
 	call := func(ctx context.Context, method, path string, body []byte) error {
-		return client.Verb(method).AbsPath("/apis/"+group+"/v1/logicalvolumes"+path).SetHeader("Content-Type", "application/json").Body(body).Do(ctx).Error()
+		return client.Verb(method).AbsPath("/apis/"+group+"/v1/logicalvolumes"+path).SetHeader("Content-Type",
+			"application/json").Body(body).Do(ctx).Error()
 	}
 	e.eventually("logical volumes are served", func(ctx context.Context) error { return call(ctx, http.MethodGet, "", nil) })
 	return call
 }
 
-// asksForMetrics has somebody with a token ask p, who may not see them.
+// asksForMetrics requests the metrics of p with a token that is not authorized.
 func (e *env) asksForMetrics(p *process) {
 	e.t.Helper()
-	account, err := e.client.CoreV1().ServiceAccounts(e.ns).Create(e.t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "curious"}}, metav1.CreateOptions{})
+	account, err := e.client.CoreV1().ServiceAccounts(e.ns).Create(e.t.Context(),
+		&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "curious"}}, metav1.CreateOptions{})
 	e.must(err)
-	token, err := e.client.CoreV1().ServiceAccounts(e.ns).CreateToken(e.t.Context(), account.Name, &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
+	token, err := e.client.CoreV1().ServiceAccounts(e.ns).CreateToken(e.t.Context(), account.Name, &authenticationv1.TokenRequest{},
+		metav1.CreateOptions{})
 	e.must(err)
 	p.says("Serving metrics and health")
 	address := regexp.MustCompile(`Serving metrics and health.*"address": "([^"]+)"`).FindStringSubmatch(p.logged())
@@ -406,6 +423,6 @@ func (e *env) asksForMetrics(p *process) {
 	e.must(err)
 	defer response.Body.Close()
 	if response.StatusCode != http.StatusForbidden {
-		e.t.Errorf("whoever may not see the metrics is answered with %d", response.StatusCode)
+		e.t.Errorf("a request without permission for metrics was answered with %d", response.StatusCode)
 	}
 }

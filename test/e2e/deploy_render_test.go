@@ -154,7 +154,7 @@ var sameAs = map[string]string{
 	"per-role":   "mode: per-role",
 	"node": `mode: node
 resources: {requests: {cpu: 10m, memory: 64Mi}, limits: {memory: 256Mi}}`,
-	// What the flags are otherwise is below what is set.
+	// Defaults of the flags have lower precedence than values.
 	"configuration-file": "configuration: {kind: Configuration}",
 }
 
@@ -166,7 +166,7 @@ var withWebhooks = map[string]string{
 	"webhooks-enforce of per-role":   "mode: per-role\nnodecontroller: {pvcFinalizerMode: enforce, webhooks: {enabled: true}}",
 }
 
-// TestChartAndOverlaysAreTheSame: whoever installs with helm gets what others get with kustomize.
+// TestChartAndOverlaysAreTheSame checks that Helm and kustomize install the same objects.
 func TestChartAndOverlaysAreTheSame(t *testing.T) {
 	t.Parallel()
 	dirs, err := filepath.Glob(overlays + "*")
@@ -235,7 +235,8 @@ func installed(t *testing.T, own, overlay string, components ...string) []*unstr
 	if err != nil {
 		t.Fatal(err)
 	}
-	text := "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\n" + own + "\nresources:\n- " + filepath.Join(relative, "overlays", overlay) + "\ncomponents:\n"
+	text := "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\n" + own + "\nresources:\n- " +
+		filepath.Join(relative, "overlays", overlay) + "\ncomponents:\n"
 	for _, c := range components {
 		text += "- " + filepath.Join(relative, c) + "\n"
 	}
@@ -245,7 +246,7 @@ func installed(t *testing.T, own, overlay string, components ...string) []*unstr
 	return kustomized(t, dir)
 }
 
-// TestChartHasTheFiles: what is in the chart is what is in deploy/, for a chart can read
+// TestChartHasTheFiles compares the files of the chart with those of deploy/: a chart can read
 // its own files only. UPDATE=1 copies them.
 func TestChartHasTheFiles(t *testing.T) {
 	files, err := filepath.Glob("../../deploy/rbac/*/rbac.yaml")
@@ -279,7 +280,7 @@ func TestChartHasTheFiles(t *testing.T) {
 	}
 	copies, err := filepath.Glob(filepath.Join(chart, "files", "rbac", "*.yaml"))
 	if err != nil || len(copies) != len(files) {
-		t.Errorf("%d files in the chart for %d in deploy/rbac: remove what is left over", len(copies), len(files))
+		t.Errorf("%d files in the chart for %d in deploy/rbac: remove the rest", len(copies), len(files))
 	}
 }
 
@@ -335,7 +336,7 @@ func TestChartRefusesWrongValues(t *testing.T) {
 	}
 }
 
-// TestChartTakesWhatWorks is what is near to what it refuses.
+// TestChartTakesWhatWorks renders values that are close to refused ones.
 func TestChartTakesWhatWorks(t *testing.T) {
 	t.Parallel()
 	for _, values := range []string{
@@ -351,7 +352,7 @@ func TestChartTakesWhatWorks(t *testing.T) {
 }
 
 // TestChartConfiguration: the program accepts the file, in which there is all that the flags
-// would say, except for what somebody sets.
+// would contain, except for values that are set.
 func TestChartConfiguration(t *testing.T) {
 	t.Parallel()
 	path, err := binary()
@@ -359,10 +360,12 @@ func TestChartConfiguration(t *testing.T) {
 		t.Fatal(err)
 	}
 	for values, want := range map[string][]string{
-		"configuration: {timeout: 5s}": {"timeout: 5s", "csi-address: /run/csi/csi.sock", "leader-election: true", "http-endpoint: :8080", "capacity-ownerref-level: 2", "resize-nudge: true"},
+		"configuration: {timeout: 5s}": {"timeout: 5s", "csi-address: /run/csi/csi.sock", "leader-election: true", "http-endpoint: :8080",
+			"capacity-ownerref-level: 2", "resize-nudge: true"},
 		"configuration: {capacity: {capacity-ownerref-level: 1}, resize-nudge: false, leader-election: null}": {
 			"capacity-ownerref-level: 1", "resize-nudge: false", "leader-election: true"},
-		"configuration: {csi-address: /run/csi/other.sock, feature-gates: {Topology: true}}": {"csi-address: /run/csi/other.sock", "Topology: true"},
+		"configuration: {csi-address: /run/csi/other.sock, feature-gates: {Topology: true}}": {"csi-address: /run/csi/other.sock",
+			"Topology: true"},
 		`configuration: {timeout: 5s}
 attacher: {enabled: false}
 provisioner: {crossNamespace: true}
@@ -403,7 +406,8 @@ func TestChartTakesMoreThanTheDriver(t *testing.T) {
 		t.Errorf("the driver has %v, %v", c.Ports, c.LivenessProbe)
 	}
 	for _, name := range []string{"csi-resizer", "liveness-probe"} {
-		if c := containers[name]; !slices.ContainsFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.Name == "socket" && m.MountPath == "/run/csi" }) {
+		if c := containers[name]; !slices.ContainsFunc(c.VolumeMounts,
+			func(m corev1.VolumeMount) bool { return m.Name == "socket" && m.MountPath == "/run/csi" }) {
 			t.Errorf("%s has %v", name, c.VolumeMounts)
 		}
 	}
@@ -414,7 +418,8 @@ func TestChartTakesMoreThanTheDriver(t *testing.T) {
 				t.Errorf("the ServiceAccount has %v", o.GetAnnotations())
 			}
 		case "Deployment":
-			if d := converted[appsv1.Deployment](t, o); d.Spec.Template.Labels["a"] != "b" || !selects(t, d.Spec.Selector, d.Spec.Template.Labels) {
+			if d := converted[appsv1.Deployment](t, o); d.Spec.Template.Labels["a"] != "b" ||
+				!selects(t, d.Spec.Selector, d.Spec.Template.Labels) {
 				t.Errorf("the pod has %v", d.Spec.Template.Labels)
 			}
 		}
@@ -427,7 +432,7 @@ func TestChartTakesMoreThanTheDriver(t *testing.T) {
 	}
 }
 
-// TestChartNotes: what is said after an installation fits what was installed.
+// TestChartNotes compares the notes after an installation with the installed objects.
 func TestChartNotes(t *testing.T) {
 	t.Parallel()
 	for values, texts := range map[string][]string{
@@ -470,8 +475,10 @@ driver: {name: Other.example.com}
 nodecontroller: {pvcFinalizerMode: enforce, webhooks: {enabled: true, name: second, certificate: secret, failurePolicy: Ignore, configurationAnnotations: {a: b}}}`),
 		"all-in-one with a file and webhooks": withComponents(t, "configuration-file", "components/webhooks-enforce"),
 		"chart, more than the driver":         charted(t, fileOfPage(t, "install.md", "more-values.yaml")),
-		"chart, capacity alone":               charted(t, "mode: per-role\nprovisioner: {enabled: false}\nattacher: {enabled: false}\nnodecontroller: {enabled: false}\nsecrets: {enabled: false}"),
-		"chart, secrets elsewhere":            charted(t, "secrets: {namespaces: [default]}"),
+		"chart, capacity alone": charted(t,
+			"mode: per-role\nprovisioner: {enabled: false}\nattacher: {enabled: false}\nnodecontroller: {enabled: false}\nsecrets: "+
+				"{enabled: false}"),
+		"chart, secrets elsewhere": charted(t, "secrets: {namespaces: [default]}"),
 	}
 	for name := range sameAs {
 		all[name] = kustomized(t, overlays+name)
@@ -514,7 +521,10 @@ func dryRun(ctx context.Context, cp *kubetest.ControlPlane, o *unstructured.Unst
 	if err != nil {
 		return fmt.Errorf("%s is not served: %w", o.GetAPIVersion(), err)
 	}
-	i := slices.IndexFunc(resources.APIResources, func(r metav1.APIResource) bool { return r.Kind == o.GetKind() && !strings.Contains(r.Name, "/") })
+	i := slices.IndexFunc(resources.APIResources, func(r metav1.APIResource) bool {
+		return r.Kind == o.GetKind() &&
+			!strings.Contains(r.Name, "/")
+	})
 	if i < 0 {
 		return fmt.Errorf("%s has no kind %s", o.GetAPIVersion(), o.GetKind())
 	}
@@ -528,7 +538,8 @@ func dryRun(ctx context.Context, cp *kubetest.ControlPlane, o *unstructured.Unst
 		path += "/namespaces/" + o.GetNamespace()
 	}
 	return client.RESTClient().Patch("application/apply-patch+yaml").AbsPath(path, resources.APIResources[i].Name, o.GetName()).
-		Param("fieldManager", "test").Param("force", "true").Param("dryRun", "All").Param("fieldValidation", "Strict").Body(body).Do(ctx).Error()
+		Param("fieldManager", "test").Param("force", "true").Param("dryRun", "All").Param("fieldValidation",
+		"Strict").Body(body).Do(ctx).Error()
 }
 
 // restricted is a namespace that enforces the strictest of the Pod Security Standards.
@@ -554,12 +565,14 @@ func TestShippedPodsAreRestricted(t *testing.T) {
 	ctx, ns := t.Context(), restricted(t, cp)
 	for name := range sameAs {
 		pod := podOf(t, kustomized(t, overlays+name))
-		if s := pod.SecurityContext; s.SeccompProfile == nil || s.SeccompProfile.Type != corev1.SeccompProfileTypeRuntimeDefault || pod.HostNetwork || pod.HostPID || pod.HostIPC {
+		if s := pod.SecurityContext; s.SeccompProfile == nil || s.SeccompProfile.Type != corev1.SeccompProfileTypeRuntimeDefault ||
+			pod.HostNetwork || pod.HostPID || pod.HostIPC {
 			t.Errorf("%s: the pod has %v, or is in namespaces of the host", name, s)
 		}
 		for _, c := range pod.Containers {
 			s := c.SecurityContext
-			if !*s.ReadOnlyRootFilesystem || *s.AllowPrivilegeEscalation || !slices.Equal(s.Capabilities.Drop, []corev1.Capability{"ALL"}) || s.Capabilities.Add != nil {
+			if !*s.ReadOnlyRootFilesystem || *s.AllowPrivilegeEscalation ||
+				!slices.Equal(s.Capabilities.Drop, []corev1.Capability{"ALL"}) || s.Capabilities.Add != nil {
 				t.Errorf("%s: container %s may do more than it needs: %v", name, c.Name, s)
 			}
 			token := slices.ContainsFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.Name == "kube-api-access" })
@@ -569,11 +582,13 @@ func TestShippedPodsAreRestricted(t *testing.T) {
 			if c.Resources.Requests.Cpu().IsZero() || c.Resources.Requests.Memory().IsZero() {
 				t.Errorf("%s: container %s requests nothing", name, c.Name)
 			}
-			if ours := c.Name != "driver"; ours != (c.LivenessProbe != nil && c.ReadinessProbe != nil && c.Resources.Limits.Memory().Sign() > 0) {
+			if ours := c.Name != "driver"; ours != (c.LivenessProbe != nil && c.ReadinessProbe != nil &&
+				c.Resources.Limits.Memory().Sign() > 0) {
 				t.Errorf("%s: container %s lacks probes or a limit", name, c.Name)
 			}
 		}
-		_, err := cp.Client().CoreV1().Pods(ns).Create(ctx, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p"}, Spec: pod}, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+		_, err := cp.Client().CoreV1().Pods(ns).Create(ctx, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p"}, Spec: pod},
+			metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 		switch {
 		case name == "node" && (err == nil || !strings.Contains(err.Error(), "hostPath")):
 			t.Errorf("%s: %v, want a refusal because of its hostPath", name, err)
@@ -588,7 +603,9 @@ func TestPodOfTheCapacityIsRestricted(t *testing.T) {
 	t.Parallel()
 	cp := sharedControlPlane(t)
 	e := &env{t: t, cp: cp, client: cp.Client(), ns: restricted(t, cp)}
-	_, err := e.client.CoreV1().Pods(e.ns).Create(t.Context(), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p"}, Spec: e.template("capacity-central.yaml")}, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+	_, err := e.client.CoreV1().Pods(e.ns).Create(t.Context(),
+		&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p"}, Spec: e.template("capacity-central.yaml")},
+		metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 	if err != nil && !strings.Contains(err.Error(), "serviceaccount") {
 		t.Error(err)
 	}
@@ -632,7 +649,8 @@ func TestDeploymentsStayAvailable(t *testing.T) {
 			t.Errorf("%s: the replicas are apart by %v", name, spread)
 		}
 		for _, c := range workload.Spec.Template.Spec.Containers {
-			if ours := strings.HasPrefix(c.Image, "storage-controller"); ours && !slices.Contains(c.Args, "--leader-election") && !strings.Contains(file, "leader-election: true") {
+			if ours := strings.HasPrefix(c.Image, "storage-controller"); ours && !slices.Contains(c.Args, "--leader-election") &&
+				!strings.Contains(file, "leader-election: true") {
 				t.Errorf("%s: two replicas of container %s without a Lease: %q", name, c.Name, c.Args)
 			}
 		}
@@ -657,7 +675,7 @@ func converted[T any](t *testing.T, o *unstructured.Unstructured) *T {
 	return &typed
 }
 
-// TestSecretsAreOnlyGot: nobody may list secrets, and those of a namespace are open only where
+// TestSecretsAreOnlyGot checks that no role may list secrets, and those of a namespace are open only where
 // that was asked for. The certificate of the webhooks is a Secret with a name.
 func TestSecretsAreOnlyGot(t *testing.T) {
 	t.Parallel()
@@ -723,7 +741,8 @@ func podOf(t *testing.T, objects []*unstructured.Unstructured) corev1.PodSpec {
 
 func makeExampleNamespace(t *testing.T, cp *kubetest.ControlPlane) {
 	t.Helper()
-	_, err := cp.Client().CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: exampleNamespace}}, metav1.CreateOptions{})
+	_, err := cp.Client().CoreV1().Namespaces().Create(t.Context(),
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: exampleNamespace}}, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}

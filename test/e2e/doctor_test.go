@@ -83,7 +83,8 @@ var publishing = []csi.ControllerServiceCapability_RPC_Type{
 
 func (e *env) csiDriver(spec storagev1.CSIDriverSpec) {
 	e.t.Helper()
-	_, err := e.client.StorageV1().CSIDrivers().Create(e.t.Context(), &storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: e.plugin.Name()}, Spec: spec}, metav1.CreateOptions{})
+	_, err := e.client.StorageV1().CSIDrivers().Create(e.t.Context(),
+		&storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: e.plugin.Name()}, Spec: spec}, metav1.CreateOptions{})
 	if err != nil {
 		e.t.Fatal(err)
 	}
@@ -93,15 +94,19 @@ func (e *env) csiDriver(spec storagev1.CSIDriverSpec) {
 // shipped manifests, beside the process that works.
 func TestDoctorOfAnInstallation(t *testing.T) {
 	t.Parallel()
-	caps := append(slices.Clone(publishing), csi.ControllerServiceCapability_RPC_GET_CAPACITY, csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT, csi.ControllerServiceCapability_RPC_MODIFY_VOLUME)
+	caps := append(slices.Clone(publishing), csi.ControllerServiceCapability_RPC_GET_CAPACITY,
+		csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT, csi.ControllerServiceCapability_RPC_MODIFY_VOLUME)
 	e := newEnv(t, csitest.Config{Controller: caps, Segments: []map[string]string{{}}}, 2)
 	kubetest.InstallCRDs(t, e.cp)
 	e.csiDriver(storagev1.CSIDriverSpec{StorageCapacity: ptr.To(true)})
-	if _, err := e.client.CoreV1().Secrets(e.ns).Create(t.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "s"}, StringData: map[string]string{"k": "hidden-value"}}, metav1.CreateOptions{}); err != nil {
+	if _, err := e.client.CoreV1().Secrets(e.ns).Create(t.Context(),
+		&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "s"}, StringData: map[string]string{"k": "hidden-value"}},
+		metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	class := e.class(false, func(c *storagev1.StorageClass) {
-		c.Parameters = map[string]string{"csi.storage.k8s.io/provisioner-secret-name": "s", "csi.storage.k8s.io/provisioner-secret-namespace": e.ns}
+		c.Parameters = map[string]string{"csi.storage.k8s.io/provisioner-secret-name": "s",
+			"csi.storage.k8s.io/provisioner-secret-namespace": e.ns}
 	})
 	e.applyRBAC("provisioner*")
 	e.applyRBAC("capacity*")
@@ -126,7 +131,8 @@ func TestDoctorOfAnInstallation(t *testing.T) {
 	d.has("api volumesnapshots", doctor.OK, "")
 	d.has("api volumeattributesclasses", doctor.OK, "")
 	d.has("api csistoragecapacities", doctor.OK, "storage.k8s.io/v1 ")
-	for _, file := range []string{"provisioner", "provisioner-leader-election", "provisioner-attachments", "provisioner-topology", "provisioner-snapshots", "provisioner-volumeattributesclasses", "capacity", "capacity-topology"} {
+	for _, file := range []string{"provisioner", "provisioner-leader-election", "provisioner-attachments", "provisioner-topology",
+		"provisioner-snapshots", "provisioner-volumeattributesclasses", "capacity", "capacity-topology"} {
 		d.has("rbac "+file, doctor.OK, "granted")
 	}
 	d.has("rbac provisioner-secrets "+e.ns+"/s", doctor.OK, "granted")
@@ -144,11 +150,11 @@ func TestDoctorOfAnInstallation(t *testing.T) {
 	admin.has("sidecars", doctor.OK, "none of the old ones")
 	admin.has("csidriver attachRequired", doctor.OK, "true")
 	admin.has("csidriver storageCapacity", doctor.OK, "true")
-	nobody := e.diagnose(3, env, slices.Concat(args, []string{"--kubeconfig", e.cp.Kubeconfig(), "--as", e.ns + "/nobody"})...)
-	nobody.has("rbac provisioner", doctor.Failure, "get,list,watch,create,patch,delete persistentvolumes")
-	nobody.has("rbac provisioner", doctor.Failure, "deploy/rbac/provisioner/rbac.yaml")
-	nobody.has("rbac provisioner-snapshots", doctor.Warning, "without it")
-	nobody.has("rbac provisioner-secrets "+e.ns+"/s", doctor.Failure, "get secrets s in "+e.ns)
+	stranger := e.diagnose(3, env, slices.Concat(args, []string{"--kubeconfig", e.cp.Kubeconfig(), "--as", e.ns + "/stranger"})...)
+	stranger.has("rbac provisioner", doctor.Failure, "get,list,watch,create,patch,delete persistentvolumes")
+	stranger.has("rbac provisioner", doctor.Failure, "deploy/rbac/provisioner/rbac.yaml")
+	stranger.has("rbac provisioner-snapshots", doctor.Warning, "without it")
+	stranger.has("rbac provisioner-secrets "+e.ns+"/s", doctor.Failure, "get secrets s in "+e.ns)
 
 	text, stderr, code := e.once(env, "doctor", args...)
 	if code != 0 || !strings.Contains(text, " 0 failures") || strings.Contains(text+stderr, "hidden-value") {
@@ -160,14 +166,16 @@ func TestDoctorOfAnInstallation(t *testing.T) {
 func TestDoctorFindsWhatIsWrong(t *testing.T) {
 	t.Parallel()
 	e := newEnv(t, csitest.Config{Controller: publishing, Segments: []map[string]string{{}}}, 2)
-	e.csiDriver(storagev1.CSIDriverSpec{AttachRequired: ptr.To(false), StorageCapacity: ptr.To(true), VolumeLifecycleModes: []storagev1.VolumeLifecycleMode{storagev1.VolumeLifecycleEphemeral}})
-	odd := kubetest.NodeSpec{Name: e.ns + "-odd", Driver: e.plugin.Name(), NodeID: "odd", TopologyKeys: []string{"other"}}
-	if err := kubetest.CreateNode(t.Context(), e.client, odd); err != nil {
+	e.csiDriver(storagev1.CSIDriverSpec{AttachRequired: ptr.To(false), StorageCapacity: ptr.To(true),
+		VolumeLifecycleModes: []storagev1.VolumeLifecycleMode{storagev1.VolumeLifecycleEphemeral}})
+	unlabelled := kubetest.NodeSpec{Name: e.ns + "-other", Driver: e.plugin.Name(), NodeID: "other", TopologyKeys: []string{"other"}}
+	if err := kubetest.CreateNode(t.Context(), e.client, unlabelled); err != nil {
 		t.Fatal(err)
 	}
-	e.nodes = append(e.nodes, odd.Name)
+	e.nodes = append(e.nodes, unlabelled.Name)
 	class := e.class(false, func(c *storagev1.StorageClass) {
-		c.Parameters = map[string]string{"csi.storage.k8s.io/provisioner-secret-name": "gone", "csi.storage.k8s.io/provisioner-secret-namespace": e.ns}
+		c.Parameters = map[string]string{"csi.storage.k8s.io/provisioner-secret-name": "gone",
+			"csi.storage.k8s.io/provisioner-secret-namespace": e.ns}
 	})
 	broken := e.class(false, func(c *storagev1.StorageClass) {
 		c.Parameters = map[string]string{"csi.storage.k8s.io/provisioner-secret-name": "alone"}
@@ -183,10 +191,12 @@ func TestDoctorFindsWhatIsWrong(t *testing.T) {
 	other := kubetest.Namespace(t, e.cp)
 	now := metav1.NowMicro()
 	for ns, renewed := range map[string]metav1.MicroTime{e.ns: now, other: now} {
-		for name, renewed := range map[string]metav1.MicroTime{e.provisionerLease(): renewed, e.attacherLease(): {Time: now.Add(-1000 * 3600e9)}} {
-			_, err := e.client.CoordinationV1().Leases(ns).Create(t.Context(), &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: coordinationv1.LeaseSpec{
-				HolderIdentity: ptr.To("holder-in-" + ns), LeaseDurationSeconds: ptr.To[int32](3600), RenewTime: &renewed,
-			}}, metav1.CreateOptions{})
+		for name, renewed := range map[string]metav1.MicroTime{e.provisionerLease(): renewed,
+			e.attacherLease(): {Time: now.Add(-1000 * 3600e9)}} {
+			_, err := e.client.CoordinationV1().Leases(ns).Create(t.Context(),
+				&coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: coordinationv1.LeaseSpec{
+					HolderIdentity: ptr.To("holder-in-" + ns), LeaseDurationSeconds: ptr.To[int32](3600), RenewTime: &renewed,
+				}}, metav1.CreateOptions{})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -194,15 +204,17 @@ func TestDoctorFindsWhatIsWrong(t *testing.T) {
 	}
 	names := []string{"custom", "nodecontroller-leader-" + e.provisionerLease()} // of which the process has the first
 	for _, name := range names {
-		_, err := e.client.CoordinationV1().Leases(e.ns).Create(t.Context(), &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: coordinationv1.LeaseSpec{
-			HolderIdentity: ptr.To("holder-of-" + name), LeaseDurationSeconds: ptr.To[int32](3600), RenewTime: &now,
-		}}, metav1.CreateOptions{})
+		_, err := e.client.CoordinationV1().Leases(e.ns).Create(t.Context(),
+			&coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: coordinationv1.LeaseSpec{
+				HolderIdentity: ptr.To("holder-of-" + name), LeaseDurationSeconds: ptr.To[int32](3600), RenewTime: &now,
+			}}, metav1.CreateOptions{})
 		if err != nil {
 			t.Fatal(err)
 		}
 	}
 	d := e.diagnose(3, []string{"STORAGE_CONTROLLER_WORKER_THREAD=3", "STORAGE_CONTROLLER_SERVICE_HOST=10.0.0.1"},
-		"--leader-election", "--feature-gates=HonorPVReclaimPolicy=true", "--logtostderr", "--otlp-sampling-ratio=0.5", "--capacity-poll-interval=1m", "--kube-api-qps=-1", "--leader-election-id=custom")
+		"--leader-election", "--feature-gates=HonorPVReclaimPolicy=true", "--logtostderr", "--otlp-sampling-ratio=0.5",
+		"--capacity-poll-interval=1m", "--kube-api-qps=-1", "--leader-election-id=custom")
 	d.has("settings", doctor.Failure, "--kube-api-qps")
 	d.has("roles", doctor.Skipped, "GET_CAPACITY")
 	d.has("environment", doctor.Warning, "STORAGE_CONTROLLER_WORKER_THREAD")
@@ -220,7 +232,7 @@ func TestDoctorFindsWhatIsWrong(t *testing.T) {
 	d.has("csidriver volumeLifecycleModes", doctor.Failure, "Persistent")
 	d.has("secret "+e.ns+"/gone", doctor.Warning, "StorageClass "+class)
 	d.has("storageclass "+broken, doctor.Failure, "both or none")
-	d.has("topology keys", doctor.Warning, "[other] on "+odd.Name)
+	d.has("topology keys", doctor.Warning, "[other] on "+unlabelled.Name)
 	for _, c := range d.Checks {
 		if strings.Contains(c.Message, "SERVICE_HOST") {
 			t.Errorf("that is of Kubernetes: %+v", c)
@@ -228,7 +240,7 @@ func TestDoctorFindsWhatIsWrong(t *testing.T) {
 	}
 }
 
-// TestDoctorWithoutTheDriver finds the causes for which it cannot be asked, and goes on
+// TestDoctorWithoutTheDriver finds the cause of an unreachable driver, and continues
 // without it.
 func TestDoctorWithoutTheDriver(t *testing.T) {
 	t.Parallel()
@@ -274,7 +286,8 @@ func TestDoctorWithoutTheDriver(t *testing.T) {
 		text string
 		args []string
 	}{
-		{1, "neither the driver nor the API server", []string{"--csi-address=" + filepath.Join(dir, "none"), "--kubeconfig=" + filepath.Join(dir, "none")}},
+		{1, "neither the driver nor the API server",
+			[]string{"--csi-address=" + filepath.Join(dir, "none"), "--kubeconfig=" + filepath.Join(dir, "none")}},
 		{2, "must be text or json", []string{"-o", "yaml"}},
 		{2, "unknown flag", []string{"--no-such-flag"}},
 	} {

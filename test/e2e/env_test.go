@@ -163,7 +163,8 @@ func (e *env) bound(name string) string {
 func (e *env) volume(name string) string {
 	e.t.Helper()
 	pv := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: e.ns + "-" + name}, Spec: corev1.PersistentVolumeSpec{
-		AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}, Capacity: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")},
+		AccessModes:                   []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
+		Capacity:                      corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")},
 		PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimRetain,
 		PersistentVolumeSource: corev1.PersistentVolumeSource{
 			CSI: &corev1.CSIPersistentVolumeSource{Driver: e.plugin.Name(), VolumeHandle: e.plugin.AddVolume(name, 1<<30)},
@@ -333,7 +334,8 @@ func (e *env) command(subcommand string, args ...string) *exec.Cmd {
 	if err != nil {
 		e.t.Fatal(err)
 	}
-	return exec.Command(path, append([]string{subcommand, "--kubeconfig", e.kubeconfig(subcommand), "--csi-address", e.plugin.Address(), "-v=2"}, args...)...)
+	return exec.Command(path, append([]string{subcommand, "--kubeconfig", e.kubeconfig(subcommand), "--csi-address", e.plugin.Address(),
+		"-v=2"}, args...)...)
 }
 
 // linked is command under the name of a sidecar, by a link to the program, with the flags as
@@ -348,7 +350,8 @@ func (e *env) linked(name string, args ...string) *exec.Cmd {
 	if err := os.Symlink(path, link); err != nil {
 		e.t.Fatal(err)
 	}
-	return exec.Command(link, append([]string{"-kubeconfig=" + e.kubeconfig("all"), "-csi-address=" + e.plugin.Address(), "-v=2", "-logtostderr"}, args...)...)
+	return exec.Command(link, append([]string{"-kubeconfig=" + e.kubeconfig("all"), "-csi-address=" + e.plugin.Address(), "-v=2",
+		"-logtostderr"}, args...)...)
 }
 
 // start is run for a command, whose own environment wins.
@@ -515,9 +518,9 @@ func (e *env) lease(ctx context.Context, name string) (*coordinationv1.Lease, er
 func (e *env) somebodyLeads(name string) *coordinationv1.Lease {
 	e.t.Helper()
 	var lease *coordinationv1.Lease
-	e.eventually("somebody leads", func(ctx context.Context) (err error) {
+	e.eventually("a process is leader", func(ctx context.Context) (err error) {
 		if lease, err = e.lease(ctx, name); err == nil && ptr.Deref(lease.Spec.HolderIdentity, "") == "" {
-			err = errors.New("nobody does")
+			err = errors.New("no process is")
 		}
 		return err
 	})

@@ -58,7 +58,8 @@ func (p *process) address() string {
 func TestExplainAFailingClaim(t *testing.T) {
 	e := newEnv(t, csitest.Config{}, 1)
 	e.plugin.Always("CreateVolume", csitest.Fail(codes.Unavailable, "the pool is full of water"))
-	p := e.run("all", append([]string{"--retry-interval-start=30m", "--retry-interval-max=1h", "--http-endpoint=127.0.0.1:0", "--leader-election-namespace=" + e.ns}, election...)...)
+	p := e.run("all", append([]string{"--retry-interval-start=30m", "--retry-interval-max=1h", "--http-endpoint=127.0.0.1:0",
+		"--leader-election-namespace=" + e.ns}, election...)...)
 	class := e.class(false, nil)
 	claim := e.claim("data", class)
 	var text string
@@ -69,14 +70,16 @@ func TestExplainAFailingClaim(t *testing.T) {
 			t.Fatalf("exit code %d: %s", code, errs)
 		}
 		// The objects are read one after the other while the process still writes to them.
-		if !strings.Contains(out, "Warning ProvisioningFailed") || !strings.Contains(out, "1 failed attempt in a row (queue claims)") || !strings.Contains(out, "CreateVolume is indeterminate") {
+		if !strings.Contains(out, "Warning ProvisioningFailed") || !strings.Contains(out, "1 failed attempt in a row (queue claims)") ||
+			!strings.Contains(out, "CreateVolume is indeterminate") {
 			return fmt.Errorf("output:\n%s", out)
 		}
 		return nil
 	})
 	for _, want := range []string{
 		"PersistentVolumeClaim " + e.ns + "/data\nThe claim is Pending", "Driver: " + e.plugin.Name(),
-		fmt.Sprintf("The provisioner of driver %s is %q (storage-controller), which holds Lease %s/%s.", e.plugin.Name(), p.pod, e.ns, e.provisionerLease()),
+		fmt.Sprintf("The provisioner of driver %s is %q (storage-controller), which holds Lease %s/%s.", e.plugin.Name(), p.pod, e.ns,
+			e.provisionerLease()),
 		fmt.Sprintf("CreateVolume for \"pvc-%s\" failed", claim.UID), "with Unavailable: the pool is full of water.",
 		"Next attempt: in 29m", "Next: Retries automatically in 29m",
 		"CreateVolume is indeterminate: driver " + e.plugin.Name() + " has not returned a final response, so a volume may exist",
@@ -94,7 +97,8 @@ func TestExplainAFailingClaim(t *testing.T) {
 		Kind, Next string
 		Events     []struct{ Reason string }
 	}
-	if err := json.Unmarshal([]byte(out), &report); err != nil || code != 0 || report.Kind != "PersistentVolumeClaim" || report.Next == "" || len(report.Events) == 0 {
+	if err := json.Unmarshal([]byte(out), &report); err != nil || code != 0 || report.Kind != "PersistentVolumeClaim" ||
+		report.Next == "" || len(report.Events) == 0 {
 		t.Errorf("as JSON: %d, %v: %s", code, err, out)
 	}
 }
@@ -106,7 +110,8 @@ func TestExplainExitCodes(t *testing.T) {
 		code int
 		says string
 	}{
-		"pvc none -n " + e.ns:   {1, "PersistentVolumeClaim " + e.ns + "/none: not found. Check the name and the namespace (-n)"},
+		"pvc none -n " + e.ns: {1, "PersistentVolumeClaim " + e.ns +
+			"/none: not found. Check the name and the namespace (-n)"},
 		"pvc " + e.ns + "/none": {1, "PersistentVolumeClaim " + e.ns + "/none: not found"},
 		"pvc/" + e.ns + "/none": {1, "PersistentVolumeClaim " + e.ns + "/none: not found"},
 		"pvc x/none -n " + e.ns: {2, "--namespace: is " + e.ns + ", and the claim x/none names another"},
@@ -130,7 +135,8 @@ func TestExplainExitCodes(t *testing.T) {
 	// A process that does not listen is one finding among others.
 	e.claim("data", e.class(true, nil))
 	out, _, code := e.explain("pvc", "data", "-n", e.ns, "--status-url=http://127.0.0.1:1")
-	if code != 0 || !strings.Contains(out, "Cannot read the status page at http://127.0.0.1:1") || !strings.Contains(out, "No pod uses the claim.") {
+	if code != 0 || !strings.Contains(out, "Cannot read the status page at http://127.0.0.1:1") ||
+		!strings.Contains(out, "No pod uses the claim.") {
 		t.Errorf("%d: %s", code, out)
 	}
 }

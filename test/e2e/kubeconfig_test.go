@@ -39,7 +39,8 @@ func (e *env) home() string {
 	e.t.Helper()
 	home := e.t.TempDir()
 	config, err := os.ReadFile(e.cp.Kubeconfig())
-	if err := errors.Join(err, os.Mkdir(filepath.Join(home, ".kube"), 0o700), os.WriteFile(filepath.Join(home, ".kube", "config"), config, 0o600)); err != nil {
+	if err := errors.Join(err, os.Mkdir(filepath.Join(home, ".kube"), 0o700),
+		os.WriteFile(filepath.Join(home, ".kube", "config"), config, 0o600)); err != nil {
 		e.t.Fatal(err)
 	}
 	return home
@@ -66,11 +67,12 @@ func TestKubeconfigOfAPerson(t *testing.T) {
 		env     []string
 		reached bool
 	}{
-		"the files of KUBECONFIG":     {[]string{"KUBECONFIG=" + e.split(), "HOME=" + nowhere}, true},
-		"the home directory":          {[]string{"KUBECONFIG=", "HOME=" + e.home()}, true},
-		"no file":                     {[]string{"KUBECONFIG=", "HOME=" + nowhere}, false},
-		"KUBECONFIG and the home":     {[]string{"KUBECONFIG=" + nowhere + "/none", "HOME=" + e.home()}, false},
-		"a pod without a token":       {[]string{"KUBECONFIG=", "HOME=" + e.home(), "KUBERNETES_SERVICE_HOST=::1", "KUBERNETES_SERVICE_PORT=1"}, false},
+		"the files of KUBECONFIG": {[]string{"KUBECONFIG=" + e.split(), "HOME=" + nowhere}, true},
+		"the home directory":      {[]string{"KUBECONFIG=", "HOME=" + e.home()}, true},
+		"no file":                 {[]string{"KUBECONFIG=", "HOME=" + nowhere}, false},
+		"KUBECONFIG and the home": {[]string{"KUBECONFIG=" + nowhere + "/none", "HOME=" + e.home()}, false},
+		"a pod without a token": {[]string{"KUBECONFIG=", "HOME=" + e.home(), "KUBERNETES_SERVICE_HOST=::1",
+			"KUBERNETES_SERVICE_PORT=1"}, false},
 		"no file of KUBECONFIG there": {[]string{"KUBECONFIG=" + nowhere + "/a:" + nowhere + "/b", "HOME=" + e.home()}, false},
 	} {
 		for args, says := range commands {
@@ -78,14 +80,14 @@ func TestKubeconfigOfAPerson(t *testing.T) {
 			cmd.Env = c.env
 			out, _ := cmd.CombinedOutput() // the exit code is that of another finding
 			said := string(out)
-			if reached := !strings.Contains(said, "set --kubeconfig"); reached != c.reached || reached && !strings.Contains(said, says) {
+			if reached := !strings.Contains(said, "Set --kubeconfig"); reached != c.reached || reached && !strings.Contains(said, says) {
 				t.Errorf("%s, %s: %s", name, args, said)
 			}
 		}
 	}
 }
 
-// TestKubeconfigOfARole merges the files of KUBECONFIG, and looks for no file of a person.
+// TestKubeconfigOfARole merges the files of KUBECONFIG, and does not read ~/.kube/config.
 func TestKubeconfigOfARole(t *testing.T) {
 	e := newEnv(t, csitest.Config{}, 0)
 	cmd := e.command("provision")
@@ -96,7 +98,7 @@ func TestKubeconfigOfARole(t *testing.T) {
 	e.leftovers("c")
 
 	_, stderr, code := e.once([]string{"HOME=" + e.home()}, "provision", "--kubeconfig=")
-	if code == 0 || !strings.Contains(stderr, "set --kubeconfig outside of a cluster") {
+	if code == 0 || !strings.Contains(stderr, "Set --kubeconfig outside of a cluster") {
 		t.Errorf("exit code %d: %s", code, stderr)
 	}
 }

@@ -147,11 +147,13 @@ func TestPodMoves(t *testing.T) {
 		m := newMove(t)
 		m.mounted()
 		m.dead.Store(m.from, true)
-		m.patchNode(types.StrategicMergePatchType, `{"status":{"conditions":[{"type":"Ready","status":"Unknown","reason":"NodeStatusUnknown"}]}}`, "status")
+		m.patchNode(types.StrategicMergePatchType,
+			`{"status":{"conditions":[{"type":"Ready","status":"Unknown","reason":"NodeStatusUnknown"}]}}`, "status")
 		m.patchNode(types.MergePatchType, `{"spec":{"unschedulable":true}}`)
 		m.deletePod(metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)})
 		m.calls("ControllerUnpublishVolume", 0) // it may still write to it
-		m.patchNode(types.StrategicMergePatchType, `{"spec":{"taints":[{"key":"node.kubernetes.io/out-of-service","value":"nodeshutdown","effect":"NoExecute"}]}}`)
+		m.patchNode(types.StrategicMergePatchType,
+			`{"spec":{"taints":[{"key":"node.kubernetes.io/out-of-service","value":"nodeshutdown","effect":"NoExecute"}]}}`)
 		m.ended()
 	})
 }
@@ -168,7 +170,8 @@ func TestSecondNodeIsRefused(t *testing.T) {
 		ObjectMeta: metav1.ObjectMeta{Name: "second"},
 		Spec: corev1.PodSpec{
 			NodeName: other, TerminationGracePeriodSeconds: ptr.To[int64](0), Containers: []corev1.Container{{Name: "c", Image: "none"}},
-			Volumes: []corev1.Volume{{Name: "v", VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "data-web-0"}}}},
+			Volumes: []corev1.Volume{{Name: "v",
+				VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "data-web-0"}}}},
 		},
 	}, metav1.CreateOptions{})
 	m.must(err)

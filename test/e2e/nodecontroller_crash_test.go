@@ -17,7 +17,7 @@ import (
 	"github.com/storage-controller/storage-controller/internal/kubetest"
 )
 
-// cleanup is the story of a claim whose node goes, with nobody but the nodecontroller and
+// cleanup is the story of a claim whose node is deleted, with only the nodecontroller and
 // Kubernetes at work.
 type cleanup struct {
 	*local
@@ -46,7 +46,8 @@ func (k cleanupKind) begin(t *testing.T, c *crash) *cleanup {
 	s := &cleanup{local: newCluster(t, 2, false), crash: c, kind: k}
 	s.bind()
 	s.mark = s.local.mark()
-	c.start(s.env, "nodecontroller", slices.Concat(election, k.args, []string{"--kubeconfig", kubetest.WriteKubeconfig(t, kubetest.Proxy(t, s.account(), c.hook))})...)
+	c.start(s.env, "nodecontroller", slices.Concat(election, k.args,
+		[]string{"--kubeconfig", kubetest.WriteKubeconfig(t, kubetest.Proxy(t, s.account(), c.hook))})...)
 	return s
 }
 
@@ -61,13 +62,15 @@ func (s *cleanup) bind() {
 	_, err = s.client.CoreV1().PersistentVolumes().Create(s.t.Context(), &corev1.PersistentVolume{
 		ObjectMeta: metav1.ObjectMeta{
 			Name: s.volume, Annotations: map[string]string{storagehelpers.AnnDynamicallyProvisioned: s.plugin.Name()},
-			Finalizers: []string{"external-provisioner.volume.kubernetes.io/finalizer", "external-attacher/" + strings.ReplaceAll(s.plugin.Name(), ".", "-")},
+			Finalizers: []string{"external-provisioner.volume.kubernetes.io/finalizer", "external-attacher/" +
+				strings.ReplaceAll(s.plugin.Name(), ".", "-")},
 		},
 		Spec: corev1.PersistentVolumeSpec{
 			AccessModes: claim.Spec.AccessModes, Capacity: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")},
 			PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimDelete, StorageClassName: s.class,
-			ClaimRef:               &corev1.ObjectReference{Namespace: s.ns, Name: claim.Name, UID: claim.UID},
-			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: s.plugin.Name(), VolumeHandle: s.plugin.AddVolume("v", 1<<30)}},
+			ClaimRef: &corev1.ObjectReference{Namespace: s.ns, Name: claim.Name, UID: claim.UID},
+			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: s.plugin.Name(),
+				VolumeHandle: s.plugin.AddVolume("v", 1<<30)}},
 			NodeAffinity: &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
 				MatchExpressions: []corev1.NodeSelectorRequirement{{Key: s.key(), Operator: corev1.NodeSelectorOpIn, Values: s.nodes[:1]}},
 			}}}},
@@ -84,7 +87,7 @@ func (s *cleanup) bind() {
 	})
 }
 
-// play does what the world does next, and returns what is missing until the end.
+// play performs the next step of the environment, and returns what the end still lacks.
 func (s *cleanup) play(ctx context.Context) error {
 	gone, err := s.playNode(ctx)
 	if err != nil || !gone {
@@ -103,7 +106,7 @@ func (s *cleanup) play(ctx context.Context) error {
 		s.t.Error("the volume went before its claim")
 		return nil
 	case err != nil && !s.kind.removed:
-		s.t.Error("the volume is gone")
+		s.t.Error("the volume was deleted")
 		return nil
 	case err != nil:
 		return nil
@@ -141,7 +144,7 @@ func (s *cleanup) playNode(ctx context.Context) (gone bool, err error) {
 	return false, nodes.Delete(ctx, s.nodes[0], metav1.DeleteOptions{})
 }
 
-// pass has somebody approve the clean-up, before which nothing may be deleted: the grace
+// pass approves the cleanup, before which nothing may be deleted: the grace
 // would have every run take a minute.
 func (s *cleanup) pass(ctx context.Context, pv *corev1.PersistentVolume, claim *corev1.PersistentVolumeClaim, there bool) error {
 	if s.approved || pv.Annotations[s.name("node-missing-since")] == "" {
@@ -165,7 +168,7 @@ func (s *cleanup) changed() []string {
 	return done
 }
 
-// TestNodecontrollerKilledAnywhere ends as if nobody had been killed: everything that was to
+// TestNodecontrollerKilledAnywhere ends as without a kill: everything that was to
 // be done was done once, in the same order, and nothing before its time.
 func TestNodecontrollerKilledAnywhere(t *testing.T) {
 	for name, kind := range cleanupKinds {

@@ -97,20 +97,23 @@ func TestNodecontrollerManifestsGrantNoMore(t *testing.T) {
 			"nodes": read, "persistentvolumes": read, "persistentvolumeclaims": read, "csinodes.storage.k8s.io": read,
 			"storageclasses.storage.k8s.io": read, "namespaces": "get", "events": "create,patch",
 		},
-		"nodecontroller-leader-election":  {"leases.coordination.k8s.io in default": "create,get,update"},
-		"nodecontroller-node-finalizer":   {"nodes": "patch"},
-		"nodecontroller-cleanup":          {"persistentvolumes": "patch", "persistentvolumeclaims": "delete", "pods": read, "volumeattachments.storage.k8s.io": "list,watch", "csidrivers.storage.k8s.io": read},
-		"nodecontroller-cleanup-unbound":  {"persistentvolumeclaims": "patch"},
-		"nodecontroller-cleanup-volumes":  {"persistentvolumes": "delete"},
-		"nodecontroller-custom-resources": {"logicalvolumes.topolvm.io": "delete,list,patch", "logicalvolumes.topolvm.cybozu.com": "delete,list,patch"},
-		"nodecontroller-resize-nudge":     {"pods": "get,list,patch,watch"},
-		"nodecontroller-pvc-strip":        {"persistentvolumeclaims": "patch"},
-		"nodecontroller-pvc-enforce":      {"persistentvolumeclaims": "patch", "pods": "delete,get,list,watch"},
+		"nodecontroller-leader-election": {"leases.coordination.k8s.io in default": "create,get,update"},
+		"nodecontroller-node-finalizer":  {"nodes": "patch"},
+		"nodecontroller-cleanup": {"persistentvolumes": "patch", "persistentvolumeclaims": "delete", "pods": read,
+			"volumeattachments.storage.k8s.io": "list,watch", "csidrivers.storage.k8s.io": read},
+		"nodecontroller-cleanup-unbound": {"persistentvolumeclaims": "patch"},
+		"nodecontroller-cleanup-volumes": {"persistentvolumes": "delete"},
+		"nodecontroller-custom-resources": {"logicalvolumes.topolvm.io": "delete,list,patch",
+			"logicalvolumes.topolvm.cybozu.com": "delete,list,patch"},
+		"nodecontroller-resize-nudge": {"pods": "get,list,patch,watch"},
+		"nodecontroller-pvc-strip":    {"persistentvolumeclaims": "patch"},
+		"nodecontroller-pvc-enforce":  {"persistentvolumeclaims": "patch", "pods": "delete,get,list,watch"},
 		"nodecontroller-webhook-certificates": {
 			"secrets storage-controller-webhook-certificates in default": "get,update,watch", "secrets in default": "create",
 			"mutatingwebhookconfigurations.admissionregistration.k8s.io storage-controller-webhooks": "get,patch",
 		},
-		"nodecontroller-secure-metrics": {"tokenreviews.authentication.k8s.io": "create", "subjectaccessreviews.authorization.k8s.io": "create"},
+		"nodecontroller-secure-metrics": {"tokenreviews.authentication.k8s.io": "create",
+			"subjectaccessreviews.authorization.k8s.io": "create"},
 	}
 	got := map[string]map[string]string{}
 	for file, docs := range manifests(t, "rbac/nodecontroller*/rbac.yaml") {
@@ -133,14 +136,15 @@ func TestNodecontrollerManifestsGrantNoMore(t *testing.T) {
 				noteRules(got[file], o.Namespace, o.Rules)
 			case "ClusterRoleBinding", "RoleBinding":
 				bound[o.RoleRef.Kind+" "+o.RoleRef.Name] = true
-				if len(o.Subjects) != 1 || o.Subjects[0].Kind != "ServiceAccount" || o.Subjects[0].Name != "storage-controller-nodecontroller" {
+				if len(o.Subjects) != 1 || o.Subjects[0].Kind != "ServiceAccount" ||
+					o.Subjects[0].Name != "storage-controller-nodecontroller" {
 					t.Errorf("%s: bound to %v", file, o.Subjects)
 				}
 			}
 		}
 		for role, is := range bound {
 			if !is {
-				t.Errorf("%s: nobody has %s", file, role)
+				t.Errorf("%s: no subject has %s", file, role)
 			}
 		}
 	}
@@ -190,15 +194,17 @@ func TestNodecontrollerWebhookManifestsAgree(t *testing.T) {
 		t.Errorf("the webhook for pods is not the same:\n%s", diff)
 	}
 	for _, w := range both.Webhooks {
-		if *w.FailurePolicy != admissionv1.Fail || *w.TimeoutSeconds != 5 || *w.MatchPolicy != admissionv1.Equivalent || *w.SideEffects != admissionv1.SideEffectClassNone ||
-			*w.ReinvocationPolicy != admissionv1.IfNeededReinvocationPolicy || !slices.Equal(w.AdmissionReviewVersions, []string{"v1"}) || w.ObjectSelector != nil {
+		if *w.FailurePolicy != admissionv1.Fail || *w.TimeoutSeconds != 5 || *w.MatchPolicy != admissionv1.Equivalent ||
+			*w.SideEffects != admissionv1.SideEffectClassNone ||
+			*w.ReinvocationPolicy != admissionv1.IfNeededReinvocationPolicy || !slices.Equal(w.AdmissionReviewVersions, []string{"v1"}) ||
+			w.ObjectSelector != nil {
 			t.Errorf("webhook %s is %+v", w.Name, w)
 		}
 	}
 }
 
 // TestNodecontrollerScenarioWebhookManifest has the API server use the configuration with
-// webhooks that nobody serves: what is meant for them cannot be created then.
+// webhooks without a server: objects that they select cannot be created then.
 func TestNodecontrollerScenarioWebhookManifest(t *testing.T) {
 	t.Parallel()
 	cp := sharedControlPlane(t)
@@ -237,8 +243,9 @@ func TestNodecontrollerScenarioWebhookManifest(t *testing.T) {
 	}
 	direct := podWith(corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "c"}})
 	refused := map[string]any{
-		"a pod with a claim":               direct,
-		"a pod with a volume of its own":   podWith(corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{VolumeClaimTemplate: &corev1.PersistentVolumeClaimTemplate{Spec: newClaim("", "x").Spec}}}),
+		"a pod with a claim": direct,
+		"a pod with a volume of its own": podWith(corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{VolumeClaimTemplate: &corev1.PersistentVolumeClaimTemplate{Spec: newClaim(
+			"", "x").Spec}}}),
 		"a claim with a class":             newClaim("c", "x"),
 		"a claim with a class the old way": oldClaim("x"),
 	}
@@ -279,7 +286,8 @@ func TestNodecontrollerScenarioWebhookManifest(t *testing.T) {
 }
 
 func podWith(sources ...corev1.VolumeSource) *corev1.Pod {
-	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p"}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "example.com/i"}}}}
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p"},
+		Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "example.com/i"}}}}
 	for i, s := range sources {
 		pod.Spec.Volumes = append(pod.Spec.Volumes, corev1.Volume{Name: fmt.Sprint("v", i), VolumeSource: s})
 	}

@@ -16,7 +16,7 @@ import (
 )
 
 // TestNodecontrollerWithoutPermissions: with the permissions of the base alone, what needs
-// others is told to do nothing, the rest goes on, and works as soon as they are granted.
+// others is disabled, the rest works, and all of it works once they are granted.
 func TestNodecontrollerWithoutPermissions(t *testing.T) {
 	e := newEnv(t, csitest.Config{}, 0)
 	for _, name := range []string{"nodecontroller", "nodecontroller-leader-election", "nodecontroller-pvc-strip"} {
@@ -33,7 +33,8 @@ func TestNodecontrollerWithoutPermissions(t *testing.T) {
 	if _, err := e.client.CoreV1().PersistentVolumeClaims(e.ns).Create(t.Context(), pvc, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	p := e.start(exec.Command(path, "nodecontroller", "--kubeconfig", kubeconfig, "--driver-name", e.plugin.Name(), "--http-endpoint=127.0.0.1:0",
+	p := e.start(exec.Command(path, "nodecontroller", "--kubeconfig", kubeconfig, "--driver-name", e.plugin.Name(),
+		"--http-endpoint=127.0.0.1:0",
 		"--leader-election-id=permissions", "--node-cleanup=claims", "--pvc-finalizer-mode=strip", "--pvc-obsolete-finalizers="+finalizer))
 	blocked := func(want float64) func(context.Context) error {
 		return func(context.Context) error {
@@ -49,8 +50,10 @@ func TestNodecontrollerWithoutPermissions(t *testing.T) {
 		}
 		return blocked(3)(ctx)
 	})
-	e.eventually("the events name what is missing, and what needs it", func(ctx context.Context) error {
-		events, err := e.client.CoreV1().Events("default").List(ctx, metav1.ListOptions{FieldSelector: "reason=NodeCleanupBlocked,involvedObject.kind=CSIDriver,involvedObject.name=" + e.plugin.Name()})
+	e.eventually("the events name the missing permission and its feature", func(ctx context.Context) error {
+		events, err := e.client.CoreV1().Events("default").List(ctx,
+			metav1.ListOptions{FieldSelector: "reason=NodeCleanupBlocked,involvedObject.kind=CSIDriver,involvedObject.name=" +
+				e.plugin.Name()})
 		if err != nil {
 			return err
 		}
@@ -58,7 +61,8 @@ func TestNodecontrollerWithoutPermissions(t *testing.T) {
 		for _, event := range events.Items {
 			said.WriteString(event.Message)
 		}
-		for _, want := range []string{"watch of pods", "--resize-nudge", "watch of volumeattachments", "watch of csidrivers", "--node-cleanup=claims"} {
+		for _, want := range []string{"watch of pods", "--resize-nudge", "watch of volumeattachments", "watch of csidrivers",
+			"--node-cleanup=claims"} {
 			if !strings.Contains(said.String(), want) {
 				return fmt.Errorf("%q is not in %q", want, said.String())
 			}

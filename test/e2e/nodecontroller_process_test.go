@@ -41,7 +41,8 @@ func TestNodecontrollerWithoutConnection(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := e.start(exec.Command(path, "nodecontroller", "--kubeconfig", e.kubeconfig("nodecontroller"), "--driver-name", e.plugin.Name(), "--http-endpoint=127.0.0.1:0",
+	p := e.start(exec.Command(path, "nodecontroller", "--kubeconfig", e.kubeconfig("nodecontroller"), "--driver-name", e.plugin.Name(),
+		"--http-endpoint=127.0.0.1:0",
 		"--leader-election-id=own-name"))
 	e.eventually("it is ready", func(context.Context) error {
 		for _, path := range []string{"/readyz", "/readyz/informers", "/healthz"} {
@@ -62,7 +63,7 @@ func TestNodecontrollerWithoutConnection(t *testing.T) {
 		return err
 	})
 	if accepted, _ := e.plugin.Connections(); accepted > 0 {
-		t.Errorf("%d connections to a driver that nobody named", accepted)
+		t.Errorf("%d connections to a driver that no flag names", accepted)
 	}
 	p.signal(syscall.SIGTERM)
 	if code := p.code(); code != 0 {
@@ -86,7 +87,8 @@ func TestNodecontrollerScenarioProcess(t *testing.T) {
 			t.Fatal(err)
 		}
 		dir := t.TempDir()
-		p := e.start(exec.Command(path, "nodecontroller", "--kubeconfig", e.kubeconfig("nodecontroller"), "--driver-name", e.plugin.Name(), "--http-endpoint=127.0.0.1:0",
+		p := e.start(exec.Command(path, "nodecontroller", "--kubeconfig", e.kubeconfig("nodecontroller"), "--driver-name", e.plugin.Name(),
+			"--http-endpoint=127.0.0.1:0",
 			"--enable-webhooks", "--webhook-addr=127.0.0.1:0", "--cert-dir", dir, "--leader-election-id=webhooks"))
 		status := func(path string, want int) func(context.Context) error {
 			return func(context.Context) error {
@@ -97,7 +99,8 @@ func TestNodecontrollerScenarioProcess(t *testing.T) {
 			}
 		}
 		e.eventually("it waits for nothing but the certificate", func(ctx context.Context) error {
-			return errors.Join(status("/readyz/informers", http.StatusOK)(ctx), status("/readyz/webhook", http.StatusServiceUnavailable)(ctx), status("/readyz", http.StatusServiceUnavailable)(ctx))
+			return errors.Join(status("/readyz/informers", http.StatusOK)(ctx),
+				status("/readyz/webhook", http.StatusServiceUnavailable)(ctx), status("/readyz", http.StatusServiceUnavailable)(ctx))
 		})
 		writePair(t, dir)
 		e.eventually("it is ready", status("/readyz", http.StatusOK))
@@ -134,7 +137,8 @@ func TestNodecontrollerScenarioProcess(t *testing.T) {
 		dir := t.TempDir()
 		writePair(t, dir)
 		start := func() *process {
-			return e.start(exec.Command(path, "nodecontroller", "--kubeconfig", e.cp.Kubeconfig(), "--driver-name", e.plugin.Name(), "--http-endpoint=127.0.0.1:0",
+			return e.start(exec.Command(path, "nodecontroller", "--kubeconfig", e.cp.Kubeconfig(), "--driver-name", e.plugin.Name(),
+				"--http-endpoint=127.0.0.1:0",
 				"--enable-webhooks", "--webhook-addr=127.0.0.1:0", "--cert-dir", dir, "--leader-election-id=webhooks"))
 		}
 		e.leads(start(), "webhooks")
@@ -145,7 +149,8 @@ func TestNodecontrollerScenarioProcess(t *testing.T) {
 			}
 			return nil
 		})
-		pod := map[string]any{"apiVersion": "v1", "kind": "Pod", "metadata": map[string]any{"name": "p"}, "spec": map[string]any{"containers": []any{map[string]any{"name": "c"}}}}
+		pod := map[string]any{"apiVersion": "v1", "kind": "Pod", "metadata": map[string]any{"name": "p"},
+			"spec": map[string]any{"containers": []any{map[string]any{"name": "c"}}}}
 		status, answer := standby.review(t, pod)
 		if status != http.StatusOK || answer.Response == nil || answer.Response.UID != "u1" || !answer.Response.Allowed {
 			t.Errorf("it answers %d %+v", status, answer)
@@ -209,11 +214,12 @@ func TestNodecontrollerScenarioProcess(t *testing.T) {
 }
 
 // TestNodecontrollerWarnsOfCapacityTwice: two ways to tell the scheduler of capacity do not
-// go together, which nobody would find out before pods stay Pending.
+// are used together, which shows only when pods stay Pending.
 func TestNodecontrollerWarnsOfCapacityTwice(t *testing.T) {
 	const warning = "The scheduler gets capacity twice"
 	e := newCapacityEnv(t, getsCapacity)
-	args := slices.Concat(unowned, []string{"--controllers=capacity,nodecontroller", "--webhook-addr=127.0.0.1:0", "--cert-dir", t.TempDir(), "--http-endpoint=127.0.0.1:0"})
+	args := slices.Concat(unowned, []string{"--controllers=capacity,nodecontroller", "--webhook-addr=127.0.0.1:0", "--cert-dir",
+		t.TempDir(), "--http-endpoint=127.0.0.1:0"})
 	e.start(e.publisher("all", append(args, "--enable-webhooks")...)).says(warning)
 	without := e.start(e.publisher("all", args...))
 	without.says("Starting controller")
@@ -230,8 +236,10 @@ func TestNodecontrollerClusterDomain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e.start(exec.Command(path, "nodecontroller", "--kubeconfig", e.cp.Kubeconfig(), "--driver-name", e.plugin.Name(), "--leader-election-id=domain",
-		"--enable-webhooks", "--webhook-addr=127.0.0.1:0", "--webhook-cert-mode=self-signed", "--webhook-cert-secret=certs", "--webhook-service=hook",
+	e.start(exec.Command(path, "nodecontroller", "--kubeconfig", e.cp.Kubeconfig(), "--driver-name", e.plugin.Name(),
+		"--leader-election-id=domain",
+		"--enable-webhooks", "--webhook-addr=127.0.0.1:0", "--webhook-cert-mode=self-signed", "--webhook-cert-secret=certs",
+		"--webhook-service=hook",
 		"--webhook-config-name="+e.ns, "--webhook-cluster-domain=corp.example"))
 	want := "hook." + e.ns + ".svc.corp.example"
 	e.eventually("the certificate is for "+want, func(ctx context.Context) error {
@@ -264,7 +272,8 @@ func writePairUntil(t *testing.T, dir string, expires time.Time) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	template := &x509.Certificate{SerialNumber: big.NewInt(1), DNSNames: []string{"localhost"}, NotBefore: time.Now().Add(-time.Hour), NotAfter: expires}
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), DNSNames: []string{"localhost"}, NotBefore: time.Now().Add(-time.Hour),
+		NotAfter: expires}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
 	if err != nil {
 		t.Fatal(err)
@@ -273,7 +282,8 @@ func writePairUntil(t *testing.T, dir string, expires time.Time) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, block := range map[string]*pem.Block{"tls.crt": {Type: "CERTIFICATE", Bytes: der}, "tls.key": {Type: "PRIVATE KEY", Bytes: secret}} {
+	for name, block := range map[string]*pem.Block{"tls.crt": {Type: "CERTIFICATE", Bytes: der},
+		"tls.key": {Type: "PRIVATE KEY", Bytes: secret}} {
 		if err := os.WriteFile(filepath.Join(dir, name), pem.EncodeToMemory(block), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -314,12 +324,14 @@ func (p *process) review(t *testing.T, pod map[string]any) (status int, answer a
 		t.Fatal(err)
 	}
 	body, err := json.Marshal(map[string]any{"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": map[string]any{
-		"uid": "u1", "operation": "CREATE", "namespace": "default", "resource": map[string]string{"group": "", "version": "v1", "resource": "pods"}, "object": json.RawMessage(raw),
+		"uid": "u1", "operation": "CREATE", "namespace": "default",
+		"resource": map[string]string{"group": "", "version": "v1", "resource": "pods"}, "object": json.RawMessage(raw),
 	}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	client := &http.Client{Timeout: 20 * time.Second, Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, DisableKeepAlives: true}}
+	client := &http.Client{Timeout: 20 * time.Second,
+		Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, DisableKeepAlives: true}}
 	response, err := client.Post("https://"+address[1]+"/pod/mutate", "application/json", bytes.NewReader(body))
 	if err != nil {
 		t.Fatal(err)

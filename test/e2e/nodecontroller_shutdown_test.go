@@ -40,7 +40,8 @@ func TestNodecontrollerScenarioShutdown(t *testing.T) {
 		})
 		dir := t.TempDir()
 		writePair(t, dir)
-		p := e.run("all", "--kubeconfig", kubetest.WriteKubeconfig(t, proxy), "--controllers=provisioner,nodecontroller", "--leader-election", "--http-endpoint=127.0.0.1:0",
+		p := e.run("all", "--kubeconfig", kubetest.WriteKubeconfig(t, proxy), "--controllers=provisioner,nodecontroller",
+			"--leader-election", "--http-endpoint=127.0.0.1:0",
 			"--leader-election-id=shutdown", "--enable-webhooks", "--webhook-addr=127.0.0.1:0", "--cert-dir", dir, "--shutdown-delay=2s")
 		e.leads(p, "shutdown")
 		e.eventually("it is ready", func(context.Context) error {
@@ -69,10 +70,10 @@ func TestNodecontrollerScenarioShutdown(t *testing.T) {
 		if err := review(address, e.ns, "new"); err != nil {
 			t.Errorf("a review after the signal: %v", err)
 		}
-		e.eventually("nobody listens any more", func(context.Context) error {
+		e.eventually("the port is closed", func(context.Context) error {
 			c, err := net.Dial("tcp", address)
 			if err == nil {
-				return errors.Join(errors.New("somebody does"), c.Close())
+				return errors.Join(errors.New("it is open"), c.Close())
 			}
 			return nil
 		})

@@ -26,11 +26,13 @@ import (
 func newCluster(t *testing.T, nodes int, attach bool) *local {
 	t.Helper()
 	l := newLocal(t, nodes, attach)
-	_, err := l.client.StorageV1().StorageClasses().Patch(t.Context(), l.class, types.MergePatchType, l.annotation("node-cleanup", "enabled"), metav1.PatchOptions{})
+	_, err := l.client.StorageV1().StorageClasses().Patch(t.Context(), l.class, types.MergePatchType,
+		l.annotation("node-cleanup", "enabled"), metav1.PatchOptions{})
 	l.must(err)
-	t.Cleanup(func() { // the finalizer keeps nodes that are deleted when nobody looks after them any more
+	t.Cleanup(func() { // without the nodecontroller the finalizer keeps deleted nodes
 		for _, n := range l.nodes {
-			_, _ = l.client.CoreV1().Nodes().Patch(context.Background(), n, types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{})
+			_, _ = l.client.CoreV1().Nodes().Patch(context.Background(), n, types.MergePatchType,
+				[]byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{})
 		}
 	})
 	return l
@@ -85,8 +87,8 @@ func (l *local) noted(volume, suffix string, want bool) {
 // shortest is the shortest grace that may be set.
 const shortest = "--node-missing-grace=1m"
 
-// age waits until the shortest grace of a volume is over. Nobody can have it begin earlier:
-// what is older than the volume does not count.
+// age waits until the shortest grace of a volume is over. No client can set an earlier begin:
+// a time before the creation of the volume does not count.
 func (l *local) age(volume string) {
 	l.t.Helper()
 	l.eventually("the grace of "+volume+" is over", func(ctx context.Context) error {
@@ -104,7 +106,8 @@ func (l *local) age(volume string) {
 
 // approve has the administrator approve the clean-up of nodes, which needs no grace then.
 func (l *local) approve(ctx context.Context, nodes ...string) error {
-	_, err := l.client.StorageV1().CSIDrivers().Patch(ctx, l.plugin.Name(), types.MergePatchType, l.annotation("node-cleanup-approve", strings.Join(nodes, ",")), metav1.PatchOptions{})
+	_, err := l.client.StorageV1().CSIDrivers().Patch(ctx, l.plugin.Name(), types.MergePatchType,
+		l.annotation("node-cleanup-approve", strings.Join(nodes, ",")), metav1.PatchOptions{})
 	return err
 }
 
@@ -112,7 +115,8 @@ func (l *local) approve(ctx context.Context, nodes ...string) error {
 func (l *local) told(object, reason, text string) {
 	l.t.Helper()
 	l.eventually(reason+" is told of "+object, func(ctx context.Context) error {
-		events, err := l.client.CoreV1().Events(metav1.NamespaceDefault).List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.name=" + object + ",reason=" + reason})
+		events, err := l.client.CoreV1().Events(metav1.NamespaceDefault).List(ctx,
+			metav1.ListOptions{FieldSelector: "involvedObject.name=" + object + ",reason=" + reason})
 		if err != nil {
 			return err
 		}
@@ -137,7 +141,8 @@ func (l *local) judged(p *process, volume string) {
 		return n
 	}
 	before := looks()
-	_, err := l.client.CoreV1().PersistentVolumes().Patch(l.t.Context(), volume, types.MergePatchType, fmt.Appendf(nil, `{"metadata":{"labels":{"look":"%d"}}}`, before), metav1.PatchOptions{})
+	_, err := l.client.CoreV1().PersistentVolumes().Patch(l.t.Context(), volume, types.MergePatchType,
+		fmt.Appendf(nil, `{"metadata":{"labels":{"look":"%d"}}}`, before), metav1.PatchOptions{})
 	l.must(err)
 	l.eventually("volume "+volume+" is looked at again", func(context.Context) error {
 		if looks() == before {
@@ -200,12 +205,12 @@ func (l *local) replicas(n int) map[string]replica {
 	return all
 }
 
-// collected waits until Kubernetes has removed a pod whose node is gone, which it does
+// collected waits until Kubernetes has removed a pod whose node was deleted, which it does
 // after a minute or so.
 func (l *local) collected(r replica) {
 	l.t.Helper()
 	name := strings.TrimPrefix(r.claim, "data-")
-	l.eventually("the pod of a node that is gone is removed", func(ctx context.Context) error {
+	l.eventually("the pod of a deleted node is removed", func(ctx context.Context) error {
 		pod, err := l.client.CoreV1().Pods(l.ns).Get(ctx, name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) || err == nil && pod.UID != r.pod {
 			return nil
@@ -224,23 +229,24 @@ func (l *local) unmounted(node string, replicas map[string]replica) {
 			volumes++
 		}
 	}
-	l.eventually("the attach-detach controller knows what is attached to "+node, func(ctx context.Context) error {
+	l.eventually("the attach-detach controller knows the attachments of "+node, func(ctx context.Context) error {
 		n, err := l.client.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{})
 		if err == nil && len(n.Status.VolumesAttached) != volumes {
 			err = fmt.Errorf("%d of %d volumes", len(n.Status.VolumesAttached), volumes)
 		}
 		return err
 	})
-	_, err := l.client.CoreV1().Nodes().Patch(l.t.Context(), node, types.MergePatchType, []byte(`{"metadata":{"labels":{"said":"something"}}}`), metav1.PatchOptions{})
+	_, err := l.client.CoreV1().Nodes().Patch(l.t.Context(), node, types.MergePatchType,
+		[]byte(`{"metadata":{"labels":{"said":"something"}}}`), metav1.PatchOptions{})
 	l.must(err)
 }
 
-// dying has the driver fail to delete what is on a node, as one that runs there would.
+// dying makes the driver fail to delete volumes of a node, as one that runs there would.
 func (l *local) dying(node string) {
 	l.plugin.Always("DeleteVolume", func(_ context.Context, p *csitest.Plugin, request any, do func() (any, error)) (any, error) {
 		id := request.(*csi.DeleteVolumeRequest).VolumeId
 		if slices.ContainsFunc(p.Volumes(), func(v csitest.Volume) bool { return v.ID == id && v.Segment[l.key()] == node }) {
-			return nil, status.Error(codes.Unavailable, "nobody answers on the node of the volume")
+			return nil, status.Error(codes.Unavailable, "no process answers on the node of the volume")
 		}
 		return do()
 	})
@@ -308,7 +314,7 @@ func TestNodeIsLost(t *testing.T) {
 					want = append(want, "delete persistentvolumes of "+r.claim)
 				}
 				if n := len(l.plugin.Volumes()); n != 3+len(lost) {
-					t.Errorf("the driver has %d volumes, want 3 and %d that nobody could delete", n, len(lost))
+					t.Errorf("the driver has %d volumes, want 3 and %d that the driver could not delete", n, len(lost))
 				}
 			}
 			slices.Sort(want)
@@ -336,7 +342,8 @@ func (l *local) spread() (volumes []string, names map[string]string) {
 func (l *local) unregistered(nodes ...int) {
 	l.t.Helper()
 	for _, i := range nodes {
-		_, err := l.client.StorageV1().CSINodes().Patch(l.t.Context(), l.nodes[i], types.MergePatchType, []byte(`{"spec":{"drivers":[]}}`), metav1.PatchOptions{})
+		_, err := l.client.StorageV1().CSINodes().Patch(l.t.Context(), l.nodes[i], types.MergePatchType, []byte(`{"spec":{"drivers":[]}}`),
+			metav1.PatchOptions{})
 		l.must(err)
 	}
 }
@@ -366,7 +373,7 @@ func (l *local) terminating(claim string) {
 	})
 }
 
-// TestHalfOfTheNodesAreLost has nothing deleted until somebody has looked at it.
+// TestHalfOfTheNodesAreLost deletes nothing before an approval.
 func TestHalfOfTheNodesAreLost(t *testing.T) {
 	l := newCluster(t, 4, false)
 	p := l.keep("claims", shortest)
@@ -390,7 +397,7 @@ func TestHalfOfTheNodesAreLost(t *testing.T) {
 	}
 	l.expect(l.deletions(mark, names), nil)
 
-	// While the driver is registered nowhere, nobody knows what its volumes go by.
+	// While the driver is registered nowhere, its topology key is unknown.
 	l.unregistered(0, 1)
 	for _, v := range volumes[2:] {
 		for range 3 { // it may not have noticed the first time
@@ -426,7 +433,7 @@ func TestNodeComesBack(t *testing.T) {
 	l.published("2Gi", "2Gi")
 	volumes, names := l.spread()
 	mark := l.mark()
-	for range 2 { // the second time, the grace begins anew
+	for range 2 { // the second time, the grace period begins again
 		began := time.Now().Truncate(time.Second)
 		l.lose(l.nodes[0])
 		l.noted(volumes[0], "node-missing-since", true)
@@ -447,7 +454,7 @@ func TestNodeComesBack(t *testing.T) {
 }
 
 // TestNodeIsDrained retires a node in the order that the docs recommend: its claims go with
-// it, without any grace, since nobody can mistake it for an accident.
+// it, without any grace period, since it cannot be an accident.
 func TestNodeIsDrained(t *testing.T) {
 	l := newCluster(t, 3, true)
 	l.kubelets()
@@ -472,9 +479,11 @@ func TestNodeIsDrained(t *testing.T) {
 	names := map[string]string{was.claim: was.claim, was.volume: "volume", was.node: "node"}
 	mark := l.mark()
 
-	_, err := l.client.CoreV1().Nodes().Patch(t.Context(), was.node, types.MergePatchType, []byte(`{"spec":{"unschedulable":true}}`), metav1.PatchOptions{})
+	_, err := l.client.CoreV1().Nodes().Patch(t.Context(), was.node, types.MergePatchType, []byte(`{"spec":{"unschedulable":true}}`),
+		metav1.PatchOptions{})
 	l.must(err)
-	l.must(l.client.PolicyV1().Evictions(l.ns).Evict(t.Context(), &policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Name: "web-0", Namespace: l.ns}}))
+	l.must(l.client.PolicyV1().Evictions(l.ns).Evict(t.Context(),
+		&policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Name: "web-0", Namespace: l.ns}}))
 	l.eventually("the next pod waits for its volume, which is on the drained node", func(ctx context.Context) error {
 		pod, err := l.client.CoreV1().Pods(l.ns).Get(ctx, "web-0", metav1.GetOptions{})
 		if err == nil && (pod.UID == was.pod || pod.Spec.NodeName != "" || len(pod.Status.Conditions) == 0) {
@@ -484,7 +493,7 @@ func TestNodeIsDrained(t *testing.T) {
 	})
 	l.expect(l.done(mark, names), nil)
 	l.must(l.client.CoreV1().Nodes().Delete(t.Context(), was.node, metav1.DeleteOptions{}))
-	l.eventually("the node is gone", func(ctx context.Context) error {
+	l.eventually("the node was deleted", func(ctx context.Context) error {
 		node, err := l.client.CoreV1().Nodes().Get(ctx, was.node, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
 			return nil
@@ -497,17 +506,19 @@ func TestNodeIsDrained(t *testing.T) {
 		t.Errorf("it was %+v, is %+v", was, is)
 	}
 	l.agrees(1)
-	l.expect(l.done(mark, names), []string{"patch persistentvolumes volume", "delete persistentvolumeclaims data-web-0", "patch nodes node"})
+	l.expect(l.done(mark, names), []string{"patch persistentvolumes volume", "delete persistentvolumeclaims data-web-0",
+		"patch nodes node"})
 }
 
-// TestOptOutOfANode outlives the node, until somebody takes it back.
+// TestOptOutOfANode outlives the node, until it is removed.
 func TestOptOutOfANode(t *testing.T) {
 	l := newCluster(t, 2, false)
 	p := l.keep("claims")
 	l.published("2Gi", "2Gi")
 	volumes, names := l.spread()
 	mark := l.mark()
-	_, err := l.client.CoreV1().Nodes().Patch(t.Context(), l.nodes[0], types.MergePatchType, l.annotation("node-cleanup", "disabled"), metav1.PatchOptions{})
+	_, err := l.client.CoreV1().Nodes().Patch(t.Context(), l.nodes[0], types.MergePatchType, l.annotation("node-cleanup", "disabled"),
+		metav1.PatchOptions{})
 	l.must(err)
 	l.lose(l.nodes[0])
 	l.noted(volumes[0], "node-cleanup", true)
@@ -516,7 +527,8 @@ func TestOptOutOfANode(t *testing.T) {
 
 	path, err := binary()
 	l.must(err)
-	command := l.start(exec.Command(path, "nodecontroller", "cleanup", "--kubeconfig", l.cp.Kubeconfig(), "--driver-name", l.plugin.Name(), "--node", l.nodes[0], "--yes"))
+	command := l.start(exec.Command(path, "nodecontroller", "cleanup", "--kubeconfig", l.cp.Kubeconfig(), "--driver-name", l.plugin.Name(),
+		"--node", l.nodes[0], "--yes"))
 	if code := command.code(); code != 3 || !strings.Contains(command.logged(), "node-cleanup: disabled") {
 		t.Errorf("exit code %d, %s", code, command.logged())
 	}

@@ -21,13 +21,15 @@ func (e *env) statefulSet(name, class string, replicas int32) {
 	set := &appsv1.StatefulSet{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec: appsv1.StatefulSetSpec{
-			Replicas: &replicas, ServiceName: name, Selector: &metav1.LabelSelector{MatchLabels: labels}, PodManagementPolicy: appsv1.ParallelPodManagement,
+			Replicas: &replicas, ServiceName: name, Selector: &metav1.LabelSelector{MatchLabels: labels},
+			PodManagementPolicy:  appsv1.ParallelPodManagement,
 			VolumeClaimTemplates: []corev1.PersistentVolumeClaim{*claim},
 			Template: corev1.PodTemplateSpec{
 				ObjectMeta: metav1.ObjectMeta{Labels: labels},
 				Spec: corev1.PodSpec{
 					NodeSelector: map[string]string{"test": e.ns}, TerminationGracePeriodSeconds: ptr.To[int64](0),
-					Containers: []corev1.Container{{Name: "c", Image: "none", VolumeMounts: []corev1.VolumeMount{{Name: "data", MountPath: "/data"}}}},
+					Containers: []corev1.Container{{Name: "c", Image: "none",
+						VolumeMounts: []corev1.VolumeMount{{Name: "data", MountPath: "/data"}}}},
 				},
 			},
 		},
@@ -40,14 +42,16 @@ func (e *env) statefulSet(name, class string, replicas int32) {
 func (e *env) scale(name string, replicas int) {
 	e.t.Helper()
 	patch := fmt.Appendf(nil, `{"spec":{"replicas":%d}}`, replicas)
-	if _, err := e.client.AppsV1().StatefulSets(e.ns).Patch(e.t.Context(), name, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+	if _, err := e.client.AppsV1().StatefulSets(e.ns).Patch(e.t.Context(), name, types.MergePatchType, patch,
+		metav1.PatchOptions{}); err != nil {
 		e.t.Fatal(err)
 	}
 }
 
 func (e *env) deleteStatefulSet(name string) {
 	e.t.Helper()
-	if err := e.client.AppsV1().StatefulSets(e.ns).Delete(e.t.Context(), name, metav1.DeleteOptions{PropagationPolicy: ptr.To(metav1.DeletePropagationForeground)}); err != nil {
+	if err := e.client.AppsV1().StatefulSets(e.ns).Delete(e.t.Context(), name,
+		metav1.DeleteOptions{PropagationPolicy: ptr.To(metav1.DeletePropagationForeground)}); err != nil {
 		e.t.Fatal(err)
 	}
 }

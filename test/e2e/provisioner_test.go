@@ -53,12 +53,15 @@ func provisionerScenarioRefused(t *testing.T) {
 		env  []string
 		says string
 	}{
-		"006_two_addresses":             {[]string{"--http-endpoint=127.0.0.1:0", "--metrics-address=127.0.0.1:0"}, nil, "--http-endpoint and --metrics-address"},
-		"007_no_node_name":              {[]string{"--node-deployment"}, nil, "NODE_NAME"},
-		"008_unknown_gate":              {[]string{"--feature-gates=Nope=true"}, nil, `unknown gate "Nope"`},
-		"013_uuid_length":               {[]string{"--volume-name-uuid-length=40"}, nil, "--volume-name-uuid-length"},
-		"129_renewal_longer_than_lease": {[]string{"--leader-election", "--leader-election-renew-deadline=20s"}, nil, "--leader-election-lease-duration"},
-		"130_nodes_with_election":       {[]string{"--node-deployment", "--leader-election"}, []string{"NODE_NAME=here"}, "--node-deployment and --leader-election"},
+		"006_two_addresses": {[]string{"--http-endpoint=127.0.0.1:0", "--metrics-address=127.0.0.1:0"}, nil,
+			"--http-endpoint and --metrics-address"},
+		"007_no_node_name": {[]string{"--node-deployment"}, nil, "NODE_NAME"},
+		"008_unknown_gate": {[]string{"--feature-gates=Nope=true"}, nil, `unknown gate "Nope"`},
+		"013_uuid_length":  {[]string{"--volume-name-uuid-length=40"}, nil, "--volume-name-uuid-length"},
+		"129_renewal_longer_than_lease": {[]string{"--leader-election", "--leader-election-renew-deadline=20s"}, nil,
+			"--leader-election-lease-duration"},
+		"130_nodes_with_election": {[]string{"--node-deployment", "--leader-election"}, []string{"NODE_NAME=here"},
+			"--node-deployment and --leader-election"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -143,7 +146,8 @@ func provisionerScenarioStart(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		stdout, err := exec.Command(path, "provision", "--version", "--csi-address", e.plugin.Address(), "--kubeconfig=/does/not/exist").Output()
+		stdout, err := exec.Command(path, "provision", "--version", "--csi-address", e.plugin.Address(),
+			"--kubeconfig=/does/not/exist").Output()
 		if err != nil || !regexp.MustCompile(`^storage-controller \S+\n$`).Match(stdout) {
 			t.Errorf("%v: %q", err, stdout)
 		}
@@ -409,7 +413,8 @@ func provisionerScenarioReplicas(t *testing.T) {
 					fail(w, r, healed)
 				}
 			})
-			first := e.run("provision", slices.Concat(election, quick, []string{"--http-endpoint=127.0.0.1:0", "--kubeconfig", kubetest.WriteKubeconfig(t, proxy)})...)
+			first := e.run("provision", slices.Concat(election, quick,
+				[]string{"--http-endpoint=127.0.0.1:0", "--kubeconfig", kubetest.WriteKubeconfig(t, proxy)})...)
 			lease := e.leads(first, e.provisionerLease())
 			e.claim("before", class)
 			e.bound("before")
@@ -460,14 +465,19 @@ func provisionerScenarioNumbers(t *testing.T) {
 		e.leftovers("c")
 		defaults := []float64{.005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10}
 		want := map[string]family{
-			"csi_sidecar_operations_seconds": e.called("Identity/Probe OK", "Identity/GetPluginInfo OK", "Identity/GetPluginCapabilities OK", "Controller/ControllerGetCapabilities OK",
-				"Controller/CreateVolume OK", "Controller/CreateVolume Internal", "Controller/DeleteVolume OK", "Controller/DeleteVolume Internal"),
-			"controller_persistentvolumeclaim_provision_total":            {[]string{"class=" + class + " source="}, dto.MetricType_COUNTER, nil},
-			"controller_persistentvolumeclaim_provision_failed_total":     {[]string{"class=" + class + " source="}, dto.MetricType_COUNTER, nil},
-			"controller_persistentvolumeclaim_provision_duration_seconds": {[]string{"class=" + class + " source="}, dto.MetricType_HISTOGRAM, defaults},
-			"controller_persistentvolume_delete_total":                    {[]string{"class=" + class}, dto.MetricType_COUNTER, nil},
-			"controller_persistentvolume_delete_failed_total":             {[]string{"class=" + class}, dto.MetricType_COUNTER, nil},
-			"controller_persistentvolume_delete_duration_seconds":         {[]string{"class=" + class}, dto.MetricType_HISTOGRAM, defaults},
+			"csi_sidecar_operations_seconds": e.called("Identity/Probe OK", "Identity/GetPluginInfo OK",
+				"Identity/GetPluginCapabilities OK", "Controller/ControllerGetCapabilities OK",
+				"Controller/CreateVolume OK", "Controller/CreateVolume Internal", "Controller/DeleteVolume OK",
+				"Controller/DeleteVolume Internal"),
+			"controller_persistentvolumeclaim_provision_total": {[]string{"class=" + class + " source="}, dto.MetricType_COUNTER,
+				nil},
+			"controller_persistentvolumeclaim_provision_failed_total": {[]string{"class=" + class + " source="}, dto.MetricType_COUNTER,
+				nil},
+			"controller_persistentvolumeclaim_provision_duration_seconds": {[]string{"class=" + class + " source="},
+				dto.MetricType_HISTOGRAM, defaults},
+			"controller_persistentvolume_delete_total":            {[]string{"class=" + class}, dto.MetricType_COUNTER, nil},
+			"controller_persistentvolume_delete_failed_total":     {[]string{"class=" + class}, dto.MetricType_COUNTER, nil},
+			"controller_persistentvolume_delete_duration_seconds": {[]string{"class=" + class}, dto.MetricType_HISTOGRAM, defaults},
 		}
 		maps.Copy(want, ofEveryRole(e.provisionerLease(), "claims", "clone-protection", "snapshot-protection", "volumes"))
 		p.shows(want)
@@ -530,7 +540,7 @@ var (
 	}
 )
 
-// user is the kubeconfig of somebody who may do what rules say, in the cluster and in the
+// user returns the kubeconfig of a user whom rules allow requests, in the cluster and in the
 // namespace of the test.
 func (e *env) user(cluster, namespace []rbacv1.PolicyRule) string {
 	e.t.Helper()
@@ -563,7 +573,8 @@ func (e *env) user(cluster, namespace []rbacv1.PolicyRule) string {
 		}
 		return nil
 	})
-	proxy := kubetest.Proxy(e.t, e.cp.UserConfig(e.ns), func(w http.ResponseWriter, r *http.Request, pass http.Handler) { pass.ServeHTTP(w, r) })
+	proxy := kubetest.Proxy(e.t, e.cp.UserConfig(e.ns),
+		func(w http.ResponseWriter, r *http.Request, pass http.Handler) { pass.ServeHTTP(w, r) })
 	return kubetest.WriteKubeconfig(e.t, proxy)
 }
 
@@ -571,11 +582,13 @@ func (e *env) user(cluster, namespace []rbacv1.PolicyRule) string {
 func provisionerScenarioPermissions(t *testing.T) {
 	t.Run("128_claims_are_forbidden", func(t *testing.T) {
 		e := newEnv(t, csitest.Config{}, 0)
-		without := slices.DeleteFunc(slices.Clone(clusterRules), func(r rbacv1.PolicyRule) bool { return r.Resources[0] == "persistentvolumeclaims" })
+		without := slices.DeleteFunc(slices.Clone(clusterRules),
+			func(r rbacv1.PolicyRule) bool { return r.Resources[0] == "persistentvolumeclaims" })
 		p := e.run("provision", "--http-endpoint=127.0.0.1:0", "--kubeconfig", e.user(without, namespaceRules))
 		e.eventually("it is not ready because of the claims", func(context.Context) error {
 			status, body := p.get("/readyz")
-			if status != http.StatusServiceUnavailable || !strings.Contains(body, "persistentvolumeclaims") || !strings.Contains(body, "forbidden") {
+			if status != http.StatusServiceUnavailable || !strings.Contains(body, "persistentvolumeclaims") ||
+				!strings.Contains(body, "forbidden") {
 				return fmt.Errorf("%d: %s", status, body)
 			}
 			return nil
@@ -601,7 +614,7 @@ func provisionerScenarioPermissions(t *testing.T) {
 		}
 		e.plugin.Release()
 		e.bound("doubt")
-		p.says("No permission to patch, using update instead")
+		p.says("No permission to patch, falling back to get and update")
 
 		e.plugin.Next("CreateVolume", csitest.Fail(codes.ResourceExhausted, "full"))
 		full := newClaim("full", late)
@@ -614,7 +627,8 @@ func provisionerScenarioPermissions(t *testing.T) {
 			return nil
 		})
 		patch := fmt.Appendf(nil, `{"metadata":{"annotations":{"volume.kubernetes.io/selected-node":%q}}}`, e.nodes[1])
-		if _, err := e.client.CoreV1().PersistentVolumeClaims(e.ns).Patch(t.Context(), "full", types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+		if _, err := e.client.CoreV1().PersistentVolumeClaims(e.ns).Patch(t.Context(), "full", types.MergePatchType, patch,
+			metav1.PatchOptions{}); err != nil {
 			t.Fatal(err)
 		}
 		e.bound("full")

@@ -131,7 +131,8 @@ func asked(r *http.Request) (permission, bool) {
 	if len(path) > 2 {
 		p.resource += "/" + path[2]
 	}
-	p.verb = map[string]string{http.MethodPost: "create", http.MethodPut: "update", http.MethodPatch: "patch", http.MethodDelete: "delete", http.MethodGet: "get"}[r.Method]
+	p.verb = map[string]string{http.MethodPost: "create", http.MethodPut: "update", http.MethodPatch: "patch", http.MethodDelete: "delete",
+		http.MethodGet: "get"}[r.Method]
 	if p.verb == "get" && len(path) == 1 {
 		p.verb = "list"
 		if r.URL.Query().Get("watch") != "" {
@@ -189,7 +190,8 @@ func TestProvisionerNeedsWhatItsManifestsGrant(t *testing.T) {
 	t.Parallel()
 	all := []csi.ControllerServiceCapability_RPC_Type{
 		csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME, csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT,
-		csi.ControllerServiceCapability_RPC_CLONE_VOLUME, csi.ControllerServiceCapability_RPC_MODIFY_VOLUME, csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME,
+		csi.ControllerServiceCapability_RPC_CLONE_VOLUME, csi.ControllerServiceCapability_RPC_MODIFY_VOLUME,
+		csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME,
 	}
 	e := newEnv(t, csitest.Config{Controller: all, Segments: []map[string]string{{}}}, 1)
 	kubetest.InstallCRDs(t, e.cp)
@@ -201,16 +203,19 @@ func TestProvisionerNeedsWhatItsManifestsGrant(t *testing.T) {
 	}
 	granted := e.applyRBAC("provisioner*")
 	kubeconfig, used, refused := e.as("csi-provisioner")
-	_, err := e.client.CoreV1().Secrets(e.ns).Create(t.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "s"}}, metav1.CreateOptions{})
+	_, err := e.client.CoreV1().Secrets(e.ns).Create(t.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "s"}},
+		metav1.CreateOptions{})
 	must(err)
 	_, err = e.client.StorageV1().VolumeAttributesClasses().Create(t.Context(), &storagev1.VolumeAttributesClass{
 		ObjectMeta: metav1.ObjectMeta{Name: e.ns}, DriverName: e.plugin.Name(), Parameters: map[string]string{"iops": "9"},
 	}, metav1.CreateOptions{})
 	must(err)
-	e.run("provision", append(slices.Clone(quick), "--kubeconfig", kubeconfig, "--leader-election", "--feature-gates=CrossNamespaceVolumeDataSource=true")...)
+	e.run("provision", append(slices.Clone(quick), "--kubeconfig", kubeconfig, "--leader-election",
+		"--feature-gates=CrossNamespaceVolumeDataSource=true")...)
 
 	class := e.class(false, func(c *storagev1.StorageClass) {
-		c.Parameters = map[string]string{"csi.storage.k8s.io/provisioner-secret-name": "s", "csi.storage.k8s.io/provisioner-secret-namespace": e.ns}
+		c.Parameters = map[string]string{"csi.storage.k8s.io/provisioner-secret-name": "s",
+			"csi.storage.k8s.io/provisioner-secret-namespace": e.ns}
 	})
 	// In doubt, the claim is protected; and the second event of one text is a patch of the first.
 	e.plugin.Next("CreateVolume", csitest.Fail(codes.Aborted, "pending"), csitest.Fail(codes.Aborted, "pending"))
@@ -225,12 +230,14 @@ func TestProvisionerNeedsWhatItsManifestsGrant(t *testing.T) {
 		c.Spec.DataSource = &corev1.TypedLocalObjectReference{Kind: kube.KindClaim, Name: "source"}
 	})
 	named("restored", func(c *corev1.PersistentVolumeClaim) {
-		c.Spec.DataSource = &corev1.TypedLocalObjectReference{APIGroup: ptr.To("snapshot.storage.k8s.io"), Kind: kube.KindSnapshot, Name: "snap"}
+		c.Spec.DataSource = &corev1.TypedLocalObjectReference{APIGroup: ptr.To("snapshot.storage.k8s.io"), Kind: kube.KindSnapshot,
+			Name: "snap"}
 	})
 	named("attributes", func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeAttributesClassName = &e.ns })
 	elsewhere := kubetest.Namespace(t, e.cp)
 	foreign := newClaim("c", class)
-	foreign.Spec.DataSourceRef = &corev1.TypedObjectReference{APIGroup: ptr.To("snapshot.storage.k8s.io"), Kind: kube.KindSnapshot, Name: "snap", Namespace: &e.ns}
+	foreign.Spec.DataSourceRef = &corev1.TypedObjectReference{APIGroup: ptr.To("snapshot.storage.k8s.io"), Kind: kube.KindSnapshot,
+		Name: "snap", Namespace: &e.ns}
 	_, err = e.client.CoreV1().PersistentVolumeClaims(elsewhere).Create(t.Context(), foreign, metav1.CreateOptions{})
 	must(err)
 	grant := fmt.Appendf(nil, `{"apiVersion":"gateway.networking.k8s.io/v1beta1","kind":"ReferenceGrant","metadata":{"name":"g"},"spec":{
@@ -257,7 +264,7 @@ func TestProvisionerNeedsWhatItsManifestsGrant(t *testing.T) {
 }
 
 // usesAll waits until everything that is granted was used, and fails the test when
-// anything was refused. rare is what is needed only in cases that do not happen here.
+// anything was refused. rare lists permissions for cases that do not happen here.
 func (e *env) usesAll(granted map[permission]bool, used, refused func() []permission, rare func(permission) bool) {
 	e.t.Helper()
 	e.eventually("everything that is granted is used", func(context.Context) error {
@@ -287,11 +294,13 @@ func TestAttacherNeedsWhatItsManifestsGrant(t *testing.T) {
 	e := newEnv(t, csitest.Config{}, 1)
 	granted := e.applyRBAC("attacher*")
 	kubeconfig, used, refused := e.as("csi-attacher")
-	if _, err := e.client.CoreV1().Secrets(e.ns).Create(t.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "s"}}, metav1.CreateOptions{}); err != nil {
+	if _, err := e.client.CoreV1().Secrets(e.ns).Create(t.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "s"}},
+		metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	class := e.class(false, func(c *storagev1.StorageClass) {
-		c.Parameters = map[string]string{"csi.storage.k8s.io/controller-publish-secret-name": "s", "csi.storage.k8s.io/controller-publish-secret-namespace": e.ns}
+		c.Parameters = map[string]string{"csi.storage.k8s.io/controller-publish-secret-name": "s",
+			"csi.storage.k8s.io/controller-publish-secret-namespace": e.ns}
 	})
 	e.run("provision", quick...)
 	e.run("attach", append(slices.Clone(quick), "--kubeconfig", kubeconfig, "--leader-election")...)
@@ -303,6 +312,7 @@ func TestAttacherNeedsWhatItsManifestsGrant(t *testing.T) {
 	e.leftovers("c")
 	e.usesAll(granted, used, refused, func(p permission) bool {
 		// Of a server that cannot send it with the watch; of one who leads for the second time; after a conflict.
-		return p.verb == "list" || p == permission{"patch", "", "events"} || p.verb == "get" && (p.resource == "persistentvolumes" || p.resource == "volumeattachments")
+		return p.verb == "list" || p == permission{"patch", "", "events"} || p.verb == "get" &&
+			(p.resource == "persistentvolumes" || p.resource == "volumeattachments")
 	})
 }

@@ -13,7 +13,8 @@ import (
 // replace: a process each, under that name, with flags as old manifests have them.
 func TestUnderTheNamesOfTheSidecars(t *testing.T) {
 	e := newEnv(t, csitest.Config{}, 1)
-	provisioner := e.start(e.linked("csi-provisioner", "--leader-election", "--feature-gates=Topology=true,HonorPVReclaimPolicy=true", "--extra-create-metadata", "--kube-api-qps=100", "--kube-api-burst=200"))
+	provisioner := e.start(e.linked("csi-provisioner", "--leader-election", "--feature-gates=Topology=true,HonorPVReclaimPolicy=true",
+		"--extra-create-metadata", "--kube-api-qps=100", "--kube-api-burst=200"))
 	attacher := e.start(e.linked("csi-attacher", "-leader-election", "-worker-threads=5", "-timeout=30s", "-resync=1m"))
 	e.claim("c", e.class(false, nil))
 	e.attach("a", e.bound("c"), e.nodes[0])
@@ -34,7 +35,8 @@ func TestUnderTheNamesOfTheSidecars(t *testing.T) {
 
 // TestOnlyTheRolesThatTheDriverSupports: a driver without publishing has no attacher.
 func TestOnlyTheRolesThatTheDriverSupports(t *testing.T) {
-	e := newEnv(t, csitest.Config{Controller: []csi.ControllerServiceCapability_RPC_Type{csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME}}, 0)
+	e := newEnv(t,
+		csitest.Config{Controller: []csi.ControllerServiceCapability_RPC_Type{csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME}}, 0)
 	mark := e.mark()
 	e.run("all")
 	e.claim("c", e.class(false, nil))
@@ -45,7 +47,7 @@ func TestOnlyTheRolesThatTheDriverSupports(t *testing.T) {
 	}
 	for _, r := range records {
 		if r.Object.Resource == "volumeattachments" || r.Object.Resource == "nodes" {
-			t.Errorf("%s of %s, which nobody needs", r.Verb, r.Object.Resource)
+			t.Errorf("%s of %s, which no role needs", r.Verb, r.Object.Resource)
 		}
 	}
 	e.leftovers("c")

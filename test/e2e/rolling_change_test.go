@@ -63,7 +63,7 @@ func realSidecar(name string) string {
 	return path
 }
 
-// change is a rolling change and what is known of it.
+// change is a rolling change and its observations.
 type change struct {
 	*env
 	load   *load
@@ -93,7 +93,8 @@ var provisioning, attaching = []string{"CreateVolume", "DeleteVolume"}, []string
 
 func newChange(t *testing.T, hard bool) *change {
 	e := newEnv(t, csitest.Config{Latency: 20 * time.Millisecond}, 1)
-	c := &change{env: e, load: &load{env: e, class: e.class(false, nil), patient: hard || realSidecar("csi-provisioner") != ""}, leases: newLeaseHistory(e), mark: e.mark(), hard: hard, gates: map[string]*gate{}}
+	c := &change{env: e, load: &load{env: e, class: e.class(false, nil), patient: hard || realSidecar("csi-provisioner") != ""},
+		leases: newLeaseHistory(e), mark: e.mark(), hard: hard, gates: map[string]*gate{}}
 	for _, methods := range [][]string{provisioning, attaching} {
 		g := &gate{}
 		for _, m := range methods {
@@ -135,7 +136,7 @@ func (g *gate) pass() {
 }
 
 // answer is what the driver does in a call. What was begun it finishes, whether or not
-// somebody waits for the answer.
+// a client waits for the response.
 func (c *change) answer(g *gate) csitest.Step {
 	return func(_ context.Context, _ *csitest.Plugin, request any, do func() (any, error)) (any, error) {
 		g.pass()
@@ -274,14 +275,14 @@ func (c *change) doubts(name string, pods []*pod) []string {
 // and was not told.
 func (c *change) asks(pods []*pod, doubt string) {
 	c.t.Helper()
-	c.eventually("somebody asks for the volume of "+doubt, func(context.Context) error {
+	c.eventually("a process calls CreateVolume for "+doubt, func(context.Context) error {
 		for _, call := range c.plugin.Calls("CreateVolume") {
 			asks := call.Request.(*csi.CreateVolumeRequest).Parameters[doubtful] == doubt && call.Err != nil
 			if asks && slices.ContainsFunc(pods, func(p *pod) bool { return p.calls(call) }) {
 				return nil
 			}
 		}
-		return errors.New("nobody did")
+		return errors.New("no process did")
 	})
 }
 
@@ -292,7 +293,7 @@ func (c *change) resolved(doubt string) {
 		c.bound(doubt)
 		return
 	}
-	c.eventually("claim "+doubt+" is gone", func(ctx context.Context) error {
+	c.eventually("claim "+doubt+" was deleted", func(ctx context.Context) error {
 		_, err := c.client.CoreV1().PersistentVolumeClaims(c.ns).Get(ctx, doubt, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
 			return nil

@@ -32,7 +32,7 @@ type leaseHistory struct {
 type leaseTerm struct {
 	holder   string
 	acquired time.Time
-	released time.Time // zero while it is not given up, and for ever when it was taken by another
+	released time.Time // zero while it is not released, and also when another replica acquired it
 }
 
 func newLeaseHistory(e *env) *leaseHistory {
@@ -171,7 +171,7 @@ func (c *change) onePersistentVolumeEach() {
 	}
 }
 
-// span is a call, up to the end of who made it: nobody waits for the answer after that.
+// span is a call, up to the exit of its client.
 type span struct {
 	csitest.Call
 	by *worker
@@ -182,7 +182,7 @@ func (c *change) spans(methods []string) (spans []span) {
 	for _, call := range c.plugin.Calls(methods...) {
 		i := slices.IndexFunc(c.workers, func(w *worker) bool { return w.socket == call.Socket })
 		if i < 0 {
-			c.t.Fatalf("a call at %q, which is nobody's", call.Socket)
+			c.t.Fatalf("a call at %q, which belongs to no process", call.Socket)
 		}
 		by := c.workers[i]
 		if call.Ended.IsZero() {
@@ -205,7 +205,8 @@ func (c *change) oneAtWork(methods []string) {
 		if last.by != nil && s.by != last.by {
 			changes++
 			if s.Began.Before(last.Ended) {
-				c.t.Errorf("%s by %s began %v before the end of %s by %s", s.Method, s.by.pod, last.Ended.Sub(s.Began), last.Method, last.by.pod)
+				c.t.Errorf("%s by %s began %v before the end of %s by %s", s.Method, s.by.pod, last.Ended.Sub(s.Began), last.Method,
+					last.by.pod)
 			}
 		}
 		if !s.Ended.Before(last.Ended) {
@@ -250,7 +251,7 @@ func (c *change) noOtherLease() {
 	}
 }
 
-// released waits until nobody holds a Lease. The real sidecars do not release theirs.
+// released waits until no process holds a Lease. The real sidecars do not release theirs.
 func (c *change) released() {
 	c.t.Helper()
 	for lease := range c.roles() {
@@ -276,7 +277,7 @@ func (c *change) lastHolder(lease string) *worker {
 	holder := terms[len(terms)-1].holder
 	i := slices.IndexFunc(c.workers, func(w *worker) bool { return w.pod == holder })
 	if i < 0 {
-		c.t.Fatalf("Lease %s is held by %q, which is nobody's name", lease, holder)
+		c.t.Fatalf("Lease %s is held by %q, which is the name of no process", lease, holder)
 	}
 	return c.workers[i]
 }

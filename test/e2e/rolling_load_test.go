@@ -19,20 +19,20 @@ import (
 type load struct {
 	*env
 	class string
-	// patient is that nobody deletes a claim that has no volume yet: its volume stays
+	// patient means that no claim without a volume is deleted: its volume stays
 	// behind when the process that creates it is killed (docs/provisioner.md).
 	patient bool
 
 	mu     sync.Mutex
 	claims []*usedClaim // in the order of their creation
-	ended  bool         // nobody makes claims any more
+	ended  bool         // no more claims are created
 }
 
 // usedClaim is a claim and what its user does with it.
 type usedClaim struct {
 	name string
 	uid  types.UID
-	life []step // what is still to be done
+	life []step // steps that remain
 
 	claim      *corev1.PersistentVolumeClaim // nil when there is none
 	attachment *storagev1.VolumeAttachment   // nil when there is none
@@ -55,7 +55,8 @@ func isBound(_ context.Context, _ *load, c *usedClaim) (bool, error) {
 
 func attach(ctx context.Context, l *load, c *usedClaim) (bool, error) {
 	va := &storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: l.ns + "-" + c.name}, Spec: storagev1.VolumeAttachmentSpec{
-		Attacher: l.plugin.Name(), NodeName: l.nodes[0], Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &c.claim.Spec.VolumeName},
+		Attacher: l.plugin.Name(), NodeName: l.nodes[0],
+		Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &c.claim.Spec.VolumeName},
 	}}
 	_, err := l.client.StorageV1().VolumeAttachments().Create(ctx, va, metav1.CreateOptions{})
 	return true, err
@@ -96,7 +97,7 @@ func (l *load) run(ctx context.Context) {
 	}
 }
 
-// proceed makes one claim, and does for all others what is to be done next.
+// proceed creates one claim and performs the next step of all others.
 func (l *load) proceed(ctx context.Context) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -106,7 +107,8 @@ func (l *load) proceed(ctx context.Context) error {
 		if l.patient && i%len(lives) == len(lives)-1 {
 			life = lives[0]
 		}
-		made, err := l.client.CoreV1().PersistentVolumeClaims(l.ns).Create(ctx, newClaim(fmt.Sprint("c", i), l.class), metav1.CreateOptions{})
+		made, err := l.client.CoreV1().PersistentVolumeClaims(l.ns).Create(ctx, newClaim(fmt.Sprint("c", i), l.class),
+			metav1.CreateOptions{})
 		if err != nil {
 			return err
 		}
@@ -152,7 +154,7 @@ func (l *load) look(ctx context.Context) error {
 	return nil
 }
 
-// end has nobody make another claim, and waits until everybody has what he wanted.
+// end stops the creation of claims and waits until all of them are finished.
 func (l *load) end() {
 	l.t.Helper()
 	l.mu.Lock()

@@ -131,10 +131,13 @@ func (l *local) pod(name, size, likes string) {
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec: corev1.PodSpec{
 			NodeSelector: map[string]string{"test": l.ns}, Containers: []corev1.Container{{Name: "c", Image: "none"}},
-			Affinity: &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{PreferredDuringSchedulingIgnoredDuringExecution: []corev1.PreferredSchedulingTerm{{
-				Weight: 100, Preference: corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{{Key: l.key(), Operator: corev1.NodeSelectorOpIn, Values: []string{likes}}}},
-			}}}},
-			Volumes: []corev1.Volume{{Name: "v", VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: name}}}},
+			Affinity: &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
+				PreferredDuringSchedulingIgnoredDuringExecution: []corev1.PreferredSchedulingTerm{{
+					Weight: 100, Preference: corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{{Key: l.key(),
+						Operator: corev1.NodeSelectorOpIn, Values: []string{likes}}}},
+				}}}},
+			Volumes: []corev1.Volume{{Name: "v",
+				VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: name}}}},
 		},
 	}, metav1.CreateOptions{})
 	l.must(err)
@@ -182,7 +185,7 @@ func (l *local) remove(name string) {
 	l.deleteClaim(name)
 }
 
-// TestSchedulerFollowsCapacity has the real scheduler place pods by what is published.
+// TestSchedulerFollowsCapacity checks that the real scheduler follows the published capacity.
 func TestSchedulerFollowsCapacity(t *testing.T) {
 	t.Run("pods land only where there is room", func(t *testing.T) {
 		l := newLocal(t, 3, false)

@@ -24,7 +24,8 @@ func TestNoVerbosityShowsSecrets(t *testing.T) {
 			e.must(err)
 			p := e.run("provision", verbose)
 			e.claim("c", e.class(false, func(c *storagev1.StorageClass) {
-				c.Parameters = map[string]string{"csi.storage.k8s.io/provisioner-secret-name": "s", "csi.storage.k8s.io/provisioner-secret-namespace": e.ns}
+				c.Parameters = map[string]string{"csi.storage.k8s.io/provisioner-secret-name": "s",
+					"csi.storage.k8s.io/provisioner-secret-namespace": e.ns}
 			}))
 			e.bound("c")
 			if log := p.logged(); strings.Contains(log, "hunter2") || strings.Contains(log, "Response Body") {

@@ -22,11 +22,15 @@ import (
 func TestStatusPageOfAWorkingProcess(t *testing.T) {
 	e := newEnv(t, csitest.Config{}, 1)
 	e.plugin.Next("CreateVolume", csitest.Fail(codes.Unavailable, "the pool is full of <b>water</b>"))
-	_, err := e.client.CoreV1().Secrets(e.ns).Create(t.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "s"}, StringData: map[string]string{"k": "hidden-value"}}, metav1.CreateOptions{})
+	_, err := e.client.CoreV1().Secrets(e.ns).Create(t.Context(),
+		&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "s"}, StringData: map[string]string{"k": "hidden-value"}},
+		metav1.CreateOptions{})
 	e.must(err)
-	p := e.run("all", "--leader-election", "--leader-election-namespace="+e.ns, "--retry-interval-start=1h", "--retry-interval-max=1h", "--worker-threads=7", "--http-endpoint=127.0.0.1:0")
+	p := e.run("all", "--leader-election", "--leader-election-namespace="+e.ns, "--retry-interval-start=1h", "--retry-interval-max=1h",
+		"--worker-threads=7", "--http-endpoint=127.0.0.1:0")
 	class := e.class(false, func(c *storagev1.StorageClass) {
-		c.Parameters = map[string]string{"csi.storage.k8s.io/provisioner-secret-name": "s", "csi.storage.k8s.io/provisioner-secret-namespace": e.ns}
+		c.Parameters = map[string]string{"csi.storage.k8s.io/provisioner-secret-name": "s",
+			"csi.storage.k8s.io/provisioner-secret-namespace": e.ns}
 	})
 	e.claim("failing", class)
 	e.wait("CreateVolume", 1)
@@ -35,7 +39,7 @@ func TestStatusPageOfAWorkingProcess(t *testing.T) {
 	e.claim("hanging", class)
 	e.wait("CreateVolume", 2)
 	var page statusz.Page
-	e.eventually("the page tells of both", func(context.Context) error {
+	e.eventually("the page shows both", func(context.Context) error {
 		code, body := p.get("/statusz?format=json")
 		page = statusz.Page{}
 		if err := json.Unmarshal([]byte(body), &page); err != nil || code != http.StatusOK {
@@ -51,7 +55,8 @@ func TestStatusPageOfAWorkingProcess(t *testing.T) {
 		}
 		return fmt.Errorf("the loops are %+v", page.Loops)
 	})
-	if d := page.Driver; d == nil || d.Driver.Name != e.plugin.Name() || len(d.Running) != 1 || d.Running[0].Method != "CreateVolume" || len(d.Failed) != 1 || d.Failed[0].Code != "Unavailable" {
+	if d := page.Driver; d == nil || d.Driver.Name != e.plugin.Name() || len(d.Running) != 1 || d.Running[0].Method != "CreateVolume" ||
+		len(d.Failed) != 1 || d.Failed[0].Code != "Unavailable" {
 		t.Errorf("the driver: %+v", d)
 	}
 	if len(page.Roles) < 2 || page.Roles[0].Lease == nil || !strings.HasPrefix(page.Roles[0].Lease.Lease, e.ns+"/") {
@@ -81,7 +86,8 @@ func TestStatusPageOfAWorkingProcess(t *testing.T) {
 	if log := p.logged(); strings.Contains(log, "hidden-value") {
 		t.Errorf("the log shows a secret: %s", log)
 	}
-	if code, body := p.get("/flagz"); code != http.StatusOK || !strings.Contains(body, "metrics-path") || !strings.Contains(body, "default") {
+	if code, body := p.get("/flagz"); code != http.StatusOK || !strings.Contains(body, "metrics-path") ||
+		!strings.Contains(body, "default") {
 		t.Errorf("/flagz: %d %s", code, body)
 	}
 }
@@ -91,7 +97,8 @@ func TestPagesOfTheServer(t *testing.T) {
 	e := newEnv(t, csitest.Config{}, 0)
 	p := e.run("all", "--http-endpoint=127.0.0.1:0", "--metrics-path=/numbers/of-it")
 	for path, want := range map[string]string{
-		"/": "<h2>Health", "/statusz": `href="./numbers/of-it"`, "/flagz": "/numbers/of-it", "/livez?verbose": "ok", "/readyz?verbose": "driver", "/numbers/of-it": "csi_sidecar_operations_seconds",
+		"/": "<h2>Health", "/statusz": `href="./numbers/of-it"`, "/flagz": "/numbers/of-it", "/livez?verbose": "ok",
+		"/readyz?verbose": "driver", "/numbers/of-it": "csi_sidecar_operations_seconds",
 	} {
 		e.eventually(path+" shows "+want, func(context.Context) error {
 			if code, body := p.get(path); code != http.StatusOK || !strings.Contains(body, want) {

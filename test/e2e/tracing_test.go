@@ -100,7 +100,8 @@ func TestOneTraceForAVolume(t *testing.T) {
 	if len(calls) != 2 || calls[0].GetStatus().GetMessage() == "" || calls[1].GetStatus().GetMessage() != "" {
 		t.Fatalf("the calls are %v", calls)
 	}
-	if root.GetParentSpanId() != nil || root.GetEndTimeUnixNano() <= calls[1].GetEndTimeUnixNano() || root.GetStartTimeUnixNano() > calls[0].GetStartTimeUnixNano() {
+	if root.GetParentSpanId() != nil || root.GetEndTimeUnixNano() <= calls[1].GetEndTimeUnixNano() ||
+		root.GetStartTimeUnixNano() > calls[0].GetStartTimeUnixNano() {
 		t.Errorf("the whole is %v", root)
 	}
 	if !slices.ContainsFunc(root.GetAttributes(), func(a *commonv1.KeyValue) bool {
@@ -147,7 +148,8 @@ func TestTracesOfTheRestOfItsLife(t *testing.T) {
 		uid  types.UID
 		call string
 	}{
-		"Attach": {vas[0].UID, "ControllerPublishVolume"}, "Detach": {vas[0].UID, "ControllerUnpublishVolume"}, "Delete": {pv.UID, "DeleteVolume"},
+		"Attach": {vas[0].UID, "ControllerPublishVolume"}, "Detach": {vas[0].UID, "ControllerUnpublishVolume"},
+		"Delete": {pv.UID, "DeleteVolume"},
 	} {
 		e.eventually("the trace of "+operation+" has ended", func(context.Context) error {
 			if len(got.named(operation)) == 0 {
@@ -167,8 +169,8 @@ func TestTracesOfTheRestOfItsLife(t *testing.T) {
 	}
 }
 
-// TestTracingThatReachesNobody works all the same.
-func TestTracingThatReachesNobody(t *testing.T) {
+// TestTracingWithoutCollector checks that the process works without a reachable collector.
+func TestTracingWithoutCollector(t *testing.T) {
 	e := newEnv(t, csitest.Config{}, 1)
 	p := e.run("all", "--otlp-endpoint=http://127.0.0.1:1")
 	e.claim("c", e.class(false, nil))

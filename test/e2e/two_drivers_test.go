@@ -27,7 +27,8 @@ func TestNamePrefixOfWebhooks(t *testing.T) {
 		args := podOf(t, objects).Containers[0].Args
 		value := func(flag string) string { return args[slices.Index(args, flag)+1] }
 		config, service, secret := value("--webhook-config-name"), value("--webhook-service"), value("--webhook-cert-secret")
-		if config != "second-storage-controller-webhooks-x" || service != "second-storage-controller-webhook-x" || secret != "second-storage-controller-webhook-certificates-x" {
+		if config != "second-storage-controller-webhooks-x" || service != "second-storage-controller-webhook-x" ||
+			secret != "second-storage-controller-webhook-certificates-x" {
 			t.Errorf("%s: the arguments are %q", overlay, args)
 		}
 		found := map[string]bool{}

@@ -44,7 +44,8 @@ func TestDriverAnswersWithErrorsFirst(t *testing.T) {
 	e := newEnv(t, csitest.Config{}, 1)
 	class := e.class(false, nil)
 	for _, method := range []string{"CreateVolume", "ControllerPublishVolume", "ControllerUnpublishVolume", "DeleteVolume"} {
-		e.plugin.Next(method, csitest.Fail(codes.Internal, "broken"), csitest.Fail(codes.Unavailable, "away"), csitest.DoAndFail(codes.DeadlineExceeded, "slow"))
+		e.plugin.Next(method, csitest.Fail(codes.Internal, "broken"), csitest.Fail(codes.Unavailable, "away"),
+			csitest.DoAndFail(codes.DeadlineExceeded, "slow"))
 	}
 	e.run("all", quick...)
 	e.claim("c", class)
@@ -203,7 +204,8 @@ func TestAPIServerRestarts(t *testing.T) {
 func TestLeaseIsTakenWhileCallsRun(t *testing.T) {
 	e := newEnv(t, csitest.Config{}, 1)
 	class := e.class(false, nil)
-	election := append([]string{"--leader-election", "--leader-election-lease-duration=3s", "--leader-election-renew-deadline=2s", "--leader-election-retry-period=500ms"}, quick...)
+	election := append([]string{"--leader-election", "--leader-election-lease-duration=3s", "--leader-election-renew-deadline=2s",
+		"--leader-election-retry-period=500ms"}, quick...)
 	first := e.run("all", election...)
 	e.claim("c1", class)
 	volume := e.bound("c1")
@@ -358,7 +360,8 @@ func TestEventsTellTheUser(t *testing.T) {
 	claim := e.claim("c", class)
 	e.bound("c")
 	e.eventually("all events are there", func(ctx context.Context) error {
-		events, err := e.client.CoreV1().Events(e.ns).List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.uid=" + string(claim.UID)})
+		events, err := e.client.CoreV1().Events(e.ns).List(ctx,
+			metav1.ListOptions{FieldSelector: "involvedObject.uid=" + string(claim.UID)})
 		if err != nil {
 			return err
 		}
@@ -369,7 +372,8 @@ func TestEventsTellTheUser(t *testing.T) {
 			}
 		}
 		if !strings.Contains(seen["ProvisioningFailed"], "rpc error: code = ResourceExhausted desc = no room for you") ||
-			!strings.Contains(seen["ProvisioningFailed"], class) || seen["Provisioning"] == "" || !strings.Contains(seen["ProvisioningSucceeded"], "pvc-"+string(claim.UID)) {
+			!strings.Contains(seen["ProvisioningFailed"], class) || seen["Provisioning"] == "" ||
+			!strings.Contains(seen["ProvisioningSucceeded"], "pvc-"+string(claim.UID)) {
 			return fmt.Errorf("there are %v", seen)
 		}
 		return nil

@@ -59,12 +59,14 @@ func (d *driver) GetPluginCapabilities(context.Context, *csi.GetPluginCapabiliti
 	}
 	response := &csi.GetPluginCapabilitiesResponse{}
 	for _, s := range services {
-		response.Capabilities = append(response.Capabilities, &csi.PluginCapability{Type: &csi.PluginCapability_Service_{Service: &csi.PluginCapability_Service{Type: s}}})
+		response.Capabilities = append(response.Capabilities,
+			&csi.PluginCapability{Type: &csi.PluginCapability_Service_{Service: &csi.PluginCapability_Service{Type: s}}})
 	}
 	return response, nil
 }
 
-func (d *driver) ControllerGetCapabilities(context.Context, *csi.ControllerGetCapabilitiesRequest) (*csi.ControllerGetCapabilitiesResponse, error) {
+func (d *driver) ControllerGetCapabilities(context.Context, *csi.ControllerGetCapabilitiesRequest) (*csi.ControllerGetCapabilitiesResponse,
+	error) {
 	response := &csi.ControllerGetCapabilitiesResponse{}
 	for _, t := range []csi.ControllerServiceCapability_RPC_Type{
 		csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME, csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME,
@@ -73,7 +75,8 @@ func (d *driver) ControllerGetCapabilities(context.Context, *csi.ControllerGetCa
 		csi.ControllerServiceCapability_RPC_LIST_SNAPSHOTS, csi.ControllerServiceCapability_RPC_CLONE_VOLUME,
 		csi.ControllerServiceCapability_RPC_EXPAND_VOLUME, csi.ControllerServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER,
 	} {
-		response.Capabilities = append(response.Capabilities, &csi.ControllerServiceCapability{Type: &csi.ControllerServiceCapability_Rpc{Rpc: &csi.ControllerServiceCapability_RPC{Type: t}}})
+		response.Capabilities = append(response.Capabilities,
+			&csi.ControllerServiceCapability{Type: &csi.ControllerServiceCapability_Rpc{Rpc: &csi.ControllerServiceCapability_RPC{Type: t}}})
 	}
 	return response, nil
 }
@@ -109,7 +112,8 @@ func (d *driver) CreateVolume(_ context.Context, r *csi.CreateVolumeRequest) (*c
 	defer d.mu.Unlock()
 	id := idOf("vol", r.GetName())
 	if e := d.entries[id]; e != nil {
-		if e.Size < size || limit > 0 && e.Size > limit || e.Source != source || e.Block != block || !maps.Equal(e.Parameters, r.GetParameters()) {
+		if e.Size < size || limit > 0 && e.Size > limit || e.Source != source || e.Block != block ||
+			!maps.Equal(e.Parameters, r.GetParameters()) {
 			return nil, status.Errorf(codes.AlreadyExists, "volume %q exists with other properties", r.GetName())
 		}
 		return d.created(e, r), nil
@@ -263,7 +267,8 @@ func (d *driver) find(id string) (*entry, error) {
 	return nil, status.Errorf(codes.NotFound, "volume %q does not exist", id)
 }
 
-func (d *driver) ControllerPublishVolume(_ context.Context, r *csi.ControllerPublishVolumeRequest) (*csi.ControllerPublishVolumeResponse, error) {
+func (d *driver) ControllerPublishVolume(_ context.Context, r *csi.ControllerPublishVolumeRequest) (*csi.ControllerPublishVolumeResponse,
+	error) {
 	node := r.GetNodeId()
 	if r.GetVolumeId() == "" || node == "" {
 		return nil, invalid("the volume ID or the node ID is missing")
@@ -282,7 +287,8 @@ func (d *driver) ControllerPublishVolume(_ context.Context, r *csi.ControllerPub
 		return nil, status.Errorf(codes.NotFound, "node %q does not exist", node)
 	}
 	if !includes(labels, e.Segment) {
-		return nil, status.Errorf(codes.FailedPrecondition, "volume %q is in %v and cannot be reached from node %q in %v", e.ID, e.Segment, node, labels)
+		return nil, status.Errorf(codes.FailedPrecondition, "volume %q is in %v and cannot be reached from node %q in %v", e.ID, e.Segment,
+			node, labels)
 	}
 	mode := r.GetVolumeCapability().GetAccessMode().GetMode()
 	wanted := publication{Readonly: r.GetReadonly(), Mode: int(mode)}
@@ -292,7 +298,8 @@ func (d *driver) ControllerPublishVolume(_ context.Context, r *csi.ControllerPub
 		}
 		return &csi.ControllerPublishVolumeResponse{}, nil
 	}
-	multi := mode == csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER || mode == csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY ||
+	multi := mode == csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER ||
+		mode == csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY ||
 		mode == csi.VolumeCapability_AccessMode_MULTI_NODE_SINGLE_WRITER
 	if len(e.Published) > 0 && !multi {
 		return nil, status.Errorf(codes.FailedPrecondition, "volume %q is published to %v", e.ID, slices.Sorted(maps.Keys(e.Published)))
@@ -323,7 +330,8 @@ func (d *driver) publishedTo(node string) (n int) {
 	return n
 }
 
-func (d *driver) ControllerUnpublishVolume(_ context.Context, r *csi.ControllerUnpublishVolumeRequest) (*csi.ControllerUnpublishVolumeResponse, error) {
+func (d *driver) ControllerUnpublishVolume(_ context.Context,
+	r *csi.ControllerUnpublishVolumeRequest) (*csi.ControllerUnpublishVolumeResponse, error) {
 	if r.GetVolumeId() == "" {
 		return nil, invalid("the volume ID is missing")
 	}
@@ -341,7 +349,8 @@ func (d *driver) ControllerUnpublishVolume(_ context.Context, r *csi.ControllerU
 	})
 }
 
-func (d *driver) ValidateVolumeCapabilities(_ context.Context, r *csi.ValidateVolumeCapabilitiesRequest) (*csi.ValidateVolumeCapabilitiesResponse, error) {
+func (d *driver) ValidateVolumeCapabilities(_ context.Context,
+	r *csi.ValidateVolumeCapabilitiesRequest) (*csi.ValidateVolumeCapabilitiesResponse, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if _, err := d.find(r.GetVolumeId()); err != nil {
@@ -370,7 +379,8 @@ func (d *driver) GetCapacity(_ context.Context, r *csi.GetCapacityRequest) (*csi
 	return response, nil
 }
 
-func (d *driver) ControllerExpandVolume(_ context.Context, r *csi.ControllerExpandVolumeRequest) (*csi.ControllerExpandVolumeResponse, error) {
+func (d *driver) ControllerExpandVolume(_ context.Context, r *csi.ControllerExpandVolumeRequest) (*csi.ControllerExpandVolumeResponse,
+	error) {
 	if r.GetVolumeId() == "" || r.GetCapacityRange() == nil {
 		return nil, invalid("the volume ID or the capacity range is missing")
 	}
@@ -448,7 +458,8 @@ func (d *driver) CreateSnapshot(_ context.Context, r *csi.CreateSnapshotRequest)
 	if err != nil {
 		return nil, err
 	}
-	e := &entry{ID: id, Name: r.GetName(), Size: from.Size, Snapshot: true, Block: from.Block, Source: from.ID, Created: time.Now().Unix(), Number: d.nextNumber()}
+	e := &entry{ID: id, Name: r.GetName(), Size: from.Size, Snapshot: true, Block: from.Block, Source: from.ID, Created: time.Now().Unix(),
+		Number: d.nextNumber()}
 	if err := e.makeData(d.cfg.root); err != nil {
 		return nil, status.Errorf(codes.Internal, "making snapshot %q: %v", r.GetName(), err)
 	}
@@ -460,7 +471,8 @@ func (d *driver) CreateSnapshot(_ context.Context, r *csi.CreateSnapshotRequest)
 }
 
 func (e *entry) snapshot() *csi.Snapshot {
-	return &csi.Snapshot{SnapshotId: e.ID, SourceVolumeId: e.Source, SizeBytes: e.Size, CreationTime: &timestamppb.Timestamp{Seconds: e.Created}, ReadyToUse: true}
+	return &csi.Snapshot{SnapshotId: e.ID, SourceVolumeId: e.Source, SizeBytes: e.Size,
+		CreationTime: &timestamppb.Timestamp{Seconds: e.Created}, ReadyToUse: true}
 }
 
 func (d *driver) DeleteSnapshot(_ context.Context, r *csi.DeleteSnapshotRequest) (*csi.DeleteSnapshotResponse, error) {
@@ -538,7 +550,7 @@ func (d *driver) NodeUnpublishVolume(_ context.Context, r *csi.NodeUnpublishVolu
 	if _, err := d.find(r.GetVolumeId()); err != nil {
 		return nil, err
 	}
-	// Only a link is removed, never what it leads to, nor a directory that somebody else made.
+	// Only a link is removed, never its target, nor a directory that the driver did not create.
 	if info, err := os.Lstat(r.GetTargetPath()); err == nil && info.Mode()&os.ModeSymlink != 0 {
 		if err := os.Remove(r.GetTargetPath()); err != nil {
 			return nil, status.Errorf(codes.Internal, "unpublishing volume %q: %v", r.GetVolumeId(), err)

@@ -20,7 +20,9 @@ import (
 
 func TestMain(m *testing.M) {
 	if root := os.Getenv("HOSTDRIVER_ROOT"); root != "" { // the driver as a process of its own, to be killed
-		if err := run(config{root: root, name: "d", node: "n1", nodes: map[string]map[string]string{"n1": {"zone": "a"}, "n2": {"zone": "b"}}}, os.Getenv("HOSTDRIVER_SOCKET"), "1Gi"); err != nil {
+		if err := run(config{root: root, name: "d", node: "n1",
+			nodes: map[string]map[string]string{"n1": {"zone": "a"}, "n2": {"zone": "b"}}}, os.Getenv("HOSTDRIVER_SOCKET"),
+			"1Gi"); err != nil {
 			panic(err)
 		}
 		return
@@ -40,7 +42,8 @@ func shortDir(t *testing.T) string {
 
 func TestSanity(t *testing.T) {
 	dir := shortDir(t)
-	d, err := newDriver(config{root: filepath.Join(dir, "v"), name: "host.example.com", node: "n1", nodes: map[string]map[string]string{"n1": {"zone": "a"}}, capacity: 1 << 40})
+	d, err := newDriver(config{root: filepath.Join(dir, "v"), name: "host.example.com", node: "n1",
+		nodes: map[string]map[string]string{"n1": {"zone": "a"}}, capacity: 1 << 40})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -73,10 +76,11 @@ func client(t *testing.T, cfg config) (*driver, config) {
 }
 
 func request(name string, size int64) *csi.CreateVolumeRequest {
-	return &csi.CreateVolumeRequest{Name: name, CapacityRange: &csi.CapacityRange{RequiredBytes: size}, VolumeCapabilities: []*csi.VolumeCapability{{
-		AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{}},
-		AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
-	}}}
+	return &csi.CreateVolumeRequest{Name: name, CapacityRange: &csi.CapacityRange{RequiredBytes: size},
+		VolumeCapabilities: []*csi.VolumeCapability{{
+			AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{}},
+			AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
+		}}}
 }
 
 func mustCreate(t *testing.T, d *driver, r *csi.CreateVolumeRequest) string {
@@ -110,7 +114,9 @@ func TestOddNamesStayInTheRoot(t *testing.T) {
 func TestCapacityIsShared(t *testing.T) {
 	d, _ := client(t, config{capacity: 100 << 20, nodes: map[string]map[string]string{"n1": {"zone": "a"}, "n2": {"zone": "b"}}})
 	free := func(zone string) int64 {
-		r, err := d.GetCapacity(t.Context(), &csi.GetCapacityRequest{AccessibleTopology: &csi.Topology{Segments: map[string]string{"zone": zone}}})
+		r,
+			err := d.GetCapacity(t.Context(),
+			&csi.GetCapacityRequest{AccessibleTopology: &csi.Topology{Segments: map[string]string{"zone": zone}}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -201,7 +207,9 @@ func TestStateSurvivesBeingKilled(t *testing.T) {
 			}
 			if i == 0 {
 				published = response.GetVolume().GetVolumeId()
-				if _, err := controller.ControllerPublishVolume(ctx, &csi.ControllerPublishVolumeRequest{VolumeId: published, NodeId: "n1", VolumeCapability: request("", 0).GetVolumeCapabilities()[0]}); err != nil {
+				if _, err := controller.ControllerPublishVolume(ctx,
+					&csi.ControllerPublishVolumeRequest{VolumeId: published, NodeId: "n1",
+						VolumeCapability: request("", 0).GetVolumeCapabilities()[0]}); err != nil {
 					t.Fatal(err)
 				}
 			}

@@ -53,7 +53,8 @@ func main() {
 	flag.StringVar(&cfg.root, "root", "/tmp/hostdriver/volumes", "directory that holds the volumes")
 	flag.StringVar(&cfg.name, "driver-name", "host.storage-controller.example.com", "name of the driver")
 	flag.StringVar(&cfg.node, "node-name", "", "node of the node service; empty means the host name")
-	flag.Var(nodeFlag(cfg.nodes), "node", "node that volumes can be published to, as NAME=key=value,key=value with its topology; repeatable. Without any, every node will do and there is no topology")
+	flag.Var(nodeFlag(cfg.nodes), "node", "node that volumes can be published to, as NAME=key=value,key=value with its topology; "+
+		"repeatable. Without any, every node will do and there is no topology")
 	capacity := flag.String("capacity", "100Gi", "size of all volumes of a topology segment together")
 	flag.IntVar(&cfg.maxPerNode, "max-volumes-per-node", 0, "volumes that can be published to one node; 0 means any number")
 	flag.DurationVar(&cfg.latency, "latency", 0, "how long each call of the controller takes in addition")
@@ -103,7 +104,8 @@ func run(cfg config, endpoint, capacity string) error {
 
 // server serves d and logs every call in a line.
 func (d *driver) server() *grpc.Server {
-	s := grpc.NewServer(grpc.UnaryInterceptor(func(ctx context.Context, request any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+	s := grpc.NewServer(grpc.UnaryInterceptor(func(ctx context.Context, request any, info *grpc.UnaryServerInfo,
+		handler grpc.UnaryHandler) (any, error) {
 		begin := time.Now()
 		method := info.FullMethod[strings.LastIndexByte(info.FullMethod, '/')+1:]
 		if d.cfg.latency > 0 && strings.Contains(info.FullMethod, ".Controller/") {

@@ -13,9 +13,9 @@ import (
 	"strings"
 )
 
-// entry is a volume or a snapshot. Its data is the directory of its ID; what is
-// known of it is a file beside that, written last, so that data without such a file
-// is what is left of a call that did not finish.
+// entry is a volume or a snapshot. Its data is the directory of its ID. Its metadata
+// is a file beside that directory, written last: data without metadata belongs to a call
+// that did not finish.
 type entry struct {
 	ID       string `json:"id"`
 	Name     string `json:"name"`
@@ -38,7 +38,7 @@ type publication struct {
 }
 
 // idOf is the ID for a name. It says nothing about the name, so that no name,
-// however odd, makes a path that leads elsewhere.
+// whatever it contains, leads to a path elsewhere.
 func idOf(kind, name string) string {
 	sum := sha256.Sum256([]byte(name))
 	return kind + "-" + hex.EncodeToString(sum[:])[:20]
@@ -49,7 +49,7 @@ var validID = regexp.MustCompile(`^(vol|snap)-[0-9a-f]{20}$`)
 func dataPath(root, id string) string { return filepath.Join(root, id) }
 func infoPath(root, id string) string { return filepath.Join(root, id+".json") }
 
-// load reads what is there, and removes what calls left that did not finish.
+// load reads the entries and removes the data of unfinished calls.
 func load(root string) (map[string]*entry, error) {
 	if err := os.MkdirAll(root, 0o755); err != nil {
 		return nil, err
@@ -89,7 +89,7 @@ func load(root string) (map[string]*entry, error) {
 	return entries, nil
 }
 
-// save writes what is known of e, whole or not at all.
+// save writes the metadata of e atomically.
 func (e *entry) save(root string) error {
 	data, err := json.MarshalIndent(e, "", "  ")
 	if err != nil {
@@ -110,7 +110,7 @@ func (e *entry) save(root string) error {
 	return os.Rename(temp, infoPath(root, e.ID))
 }
 
-// remove deletes e: what is known first, so that a crash leaves data that load removes.
+// remove deletes the metadata of e first, so that a crash leaves data that load removes.
 func (e *entry) remove(root string) error {
 	if err := os.Remove(infoPath(root, e.ID)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err

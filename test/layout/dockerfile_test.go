@@ -16,7 +16,7 @@ import (
 type instruction struct{ name, rest string }
 
 // dockerfile is its instructions. There is no engine for containers here: what builds the
-// program is run without one, and what is put around it is held against what is wanted.
+// program is run without one, and the other instructions are compared with the expected ones.
 func dockerfile(t *testing.T) []instruction {
 	t.Helper()
 	text, err := os.ReadFile("../../Dockerfile")
@@ -74,7 +74,8 @@ func TestImage(t *testing.T) {
 	if !strings.Contains(goVersion, "golang:"+version+" AS build") {
 		t.Errorf("the image is built with %s, and go.mod wants %s", goVersion, version)
 	}
-	if last["USER"] != "65532:65532" || last["ENTRYPOINT"] != `["/storage-controller"]` || last["COPY"] != "--from=build /out/ /" || len(last) != 3 {
+	if last["USER"] != "65532:65532" || last["ENTRYPOINT"] != `["/storage-controller"]` || last["COPY"] != "--from=build /out/ /" ||
+		len(last) != 3 {
 		t.Errorf("the image has %v", last)
 	}
 	if stage != 2 || len(steps) != 2 {
@@ -107,7 +108,8 @@ func TestImage(t *testing.T) {
 	if info, err := os.Stat(filepath.Join(out, "storage-controller")); err != nil || info.ModTime().Unix() != 1700000000 {
 		t.Errorf("%v, %v: the time is not that of SOURCE_DATE_EPOCH", info, err)
 	}
-	if roots, err := os.ReadFile(filepath.Join(out, "etc/ssl/certs/ca-certificates.crt")); err != nil || !bytes.Contains(roots, []byte("BEGIN CERTIFICATE")) {
+	if roots, err := os.ReadFile(filepath.Join(out, "etc/ssl/certs/ca-certificates.crt")); err != nil ||
+		!bytes.Contains(roots, []byte("BEGIN CERTIFICATE")) {
 		t.Errorf("the image has no certificates: %v", err)
 	}
 	if linked, err := exec.Command("ldd", filepath.Join(out, "storage-controller")).CombinedOutput(); err == nil {
@@ -120,7 +122,8 @@ func TestImage(t *testing.T) {
 		if err != nil || !strings.Contains(string(help), text) {
 			t.Errorf("%s --help: %v, want %q in it", name, err, text)
 		}
-		if got, err := exec.Command(filepath.Join(out, name), "--version").CombinedOutput(); name != "storage-controller" && (err != nil || !strings.Contains(string(got), "v9.8.7")) {
+		if got, err := exec.Command(filepath.Join(out, name), "--version").CombinedOutput(); name != "storage-controller" &&
+			(err != nil || !strings.Contains(string(got), "v9.8.7")) {
 			t.Errorf("%s --version: %v, %s", name, err, got)
 		}
 	}

@@ -12,8 +12,9 @@ import (
 
 // banned matches words that a storage engineer would have to translate. docs/contributing
 // names the replacement of each.
-var banned = regexp.MustCompile(`(?i)\b(afresh|anew|for ever|into being|let go|mend(s|ed|ing)?|nobody|odd|somebody|the like|whoever|what is|is gone` +
-	`|takes that|goes on|all the same|by itself|just now|tells of)\b`)
+var banned = regexp.MustCompile(
+	`(?i)\b(afresh|anew|for ever|into being|let go|mend(s|ed|ing)?|nobody|odd|somebody|the like|whoever|what is|is gone` +
+		`|takes that|goes on|all the same|by itself|just now|tells of)\b`)
 
 // TestWords looks for banned words in comments, string literals and pages.
 func TestWords(t *testing.T) {
@@ -84,7 +85,8 @@ func TestFunctionComments(t *testing.T) {
 	for dir, c := range packages {
 		total.all, total.definitions = total.all+c.all, total.definitions+c.definitions
 		if c.all >= 10 && float64(c.definitions) > maxDefinitions*float64(c.all) {
-			t.Errorf("%s: %d of %d function comments begin with \"Name is\" or \"Name are\", at most %.0f %% may", dir, c.definitions, c.all, 100*maxDefinitions)
+			t.Errorf("%s: %d of %d function comments begin with \"Name is\" or \"Name are\", at most %.0f %% may", dir, c.definitions,
+				c.all, 100*maxDefinitions)
 		}
 	}
 	t.Logf("%d of %d function comments begin with \"Name is\" or \"Name are\"", total.definitions, total.all)

@@ -184,6 +184,7 @@ func TestBinaryStaysSmall(t *testing.T) {
 	}
 	t.Logf("%d bytes", info.Size())
 	if info.Size() >= maxBinary {
-		t.Errorf("the program has %d bytes, more than %d: does a new dependency call methods by their names, which keeps the linker from leaving out what is not used?", info.Size(), maxBinary)
+		t.Errorf("the program has %d bytes, more than %d: does a new dependency call methods by their names, which keeps the linker "+
+			"from dropping unused code?", info.Size(), maxBinary)
 	}
 }

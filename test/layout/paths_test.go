@@ -14,7 +14,8 @@ var deployed = regexp.MustCompile(`\b(deploy/[a-z][a-z/-]*(\.(yaml|json|txt))?|d
 
 // TestNamedManifestsExist: what pages, messages and manifests say of deploy/ is there.
 func TestNamedManifestsExist(t *testing.T) {
-	out, err := exec.Command("git", "-C", "../..", "ls-files", "--cached", "--others", "--exclude-standard", "*.md", "*.go", "*.yaml", "*.notes", "*.txt").Output()
+	out, err := exec.Command("git", "-C", "../..", "ls-files", "--cached", "--others", "--exclude-standard", "*.md", "*.go", "*.yaml",
+		"*.notes", "*.txt").Output()
 	if err != nil {
 		t.Fatal(err)
 	}

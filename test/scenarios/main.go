@@ -4,7 +4,7 @@
 //
 // A test claims scenarios by its name: "014_016_not_ours", as a subtest of the function
 // of its contract or as a row of a table there, covers 14 and 16. A function that is
-// called from there has a name that goes on: attacherScenarioDetach. That the test is any
+// called from there has a longer name: attacherScenarioDetach. That the test is any
 // good is for its reader to judge.
 package main
 
@@ -141,7 +141,8 @@ func readTests(repository fs.FS) (coverage, error) {
 		switch {
 		case err != nil:
 			return err
-		case entry.IsDir() && name != "." && (strings.HasPrefix(name, ".") || strings.HasPrefix(name, "_") || name == "testdata" || name == "vendor"):
+		case entry.IsDir() && name != "." && (strings.HasPrefix(name, ".") || strings.HasPrefix(name, "_") || name == "testdata" ||
+			name == "vendor"):
 			return fs.SkipDir
 		case entry.IsDir() || !strings.HasSuffix(name, "_test.go"):
 			return nil

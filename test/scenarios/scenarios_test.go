@@ -102,11 +102,14 @@ func TestCoverage(t *testing.T) {
 		body string
 		want map[int][]string
 	}{
-		"subtests":                 {`t.Run("001_002_a", f); s.t.Run("003_B", f)`, map[int][]string{1: {"001_002_a"}, 2: {"001_002_a"}, 3: {"003_B"}}},
-		"a subtest within another": {`for range 3 { t.Run("group", func(t *testing.T) { t.Run("004_a", f) }) }`, map[int][]string{4: {"004_a"}}},
-		"two tests of one":         {`t.Run("005_a", f); t.Run("005_b", f)`, map[int][]string{5: {"005_a", "005_b"}}},
-		"a raw literal":            {"t.Run(`006_a`, f)", map[int][]string{6: {"006_a"}}},
-		"the key of a map":         {`for n, f := range map[string]func(){"007_a": nil, "008": nil} { t.Run(n, f) }`, map[int][]string{7: {"007_a"}, 8: {"008"}}},
+		"subtests": {`t.Run("001_002_a", f); s.t.Run("003_B", f)`,
+			map[int][]string{1: {"001_002_a"}, 2: {"001_002_a"}, 3: {"003_B"}}},
+		"a subtest within another": {`for range 3 { t.Run("group", func(t *testing.T) { t.Run("004_a", f) }) }`,
+			map[int][]string{4: {"004_a"}}},
+		"two tests of one": {`t.Run("005_a", f); t.Run("005_b", f)`, map[int][]string{5: {"005_a", "005_b"}}},
+		"a raw literal":    {"t.Run(`006_a`, f)", map[int][]string{6: {"006_a"}}},
+		"the key of a map": {`for n, f := range map[string]func(){"007_a": nil, "008": nil} { t.Run(n, f) }`,
+			map[int][]string{7: {"007_a"}, 8: {"008"}}},
 		"a field with its name":    {`_ = []row{{name: "009_010_a", size: 3}}`, map[int][]string{9: {"009_010_a"}, 10: {"009_010_a"}}},
 		"a field without its name": {`_ = []row{{"011_a", 3}}; _ = row{"012_a", 3}`, map[int][]string{11: {"011_a"}, 12: {"012_a"}}},
 		"in rows other strings":    {`_ = []row{{name: "013 a"}, {name: "014_A"}, {name: "0150"}}`, nil},
@@ -143,7 +146,7 @@ func TestCoverageIsOfTheFunctionsOfContracts(t *testing.T) {
 		t.Error(diff)
 	}
 	if err := got.add("x_test.go", []byte("no source")); err == nil {
-		t.Error("no error for what is no Go source")
+		t.Error("no error for a file that is not Go source")
 	}
 }
 

@@ -203,7 +203,7 @@ func TestProcess(t *testing.T) {
 			Running: []csiclient.Call{{Method: "CreateVolume", Volume: "pvc-1", Began: now.Add(-5 * time.Second)}, {Method: "CreateVolume", Volume: "pvc-2"}},
 			Failed:  []csiclient.Call{{Method: "CreateVolume", Volume: "pvc-1", Began: now.Add(-time.Minute), Took: time.Second, Code: "Internal", Error: "a\nb"}, {Method: "CreateVolume", Volume: "pvc-1", Error: "older"}}},
 		Loops: []workloop.Status{
-			{Name: "claims", Failing: []workloop.Failing{{Key: "ns/c", Attempts: 4, Error: "no space", Next: now.Add(90 * time.Second)}, {Key: "ns/d", Error: "of another"}},
+			{Name: "claims", Failing: []workloop.Failing{{Key: "ns/c", Stage: "indeterminate", Attempts: 4, Error: "no space", Next: now.Add(90 * time.Second)}, {Key: "ns/d", Error: "of another"}},
 				Running: []workloop.Running{{Key: "ns/c", Since: now.Add(-time.Second)}}},
 			{Name: "volumes", Failing: []workloop.Failing{{Key: "ns/c", Error: "of another loop"}}},
 		}}
@@ -221,7 +221,7 @@ blocked The driver is not ready: connection refused.
 waiting CreateVolume for "pvc-1" is in flight for 5s.
 failing CreateVolume for "pvc-1" failed 59s ago after 1s with Internal: a b.
 waiting An attempt is in progress for 1s (queue claims).
-failing 4 failed attempts in a row (queue claims): no space. Next attempt: in 90s.
+failing 4 failed attempts in a row (queue claims, stage indeterminate): no space. Next attempt: in 90s.
 `
 	if got := text(&facts{now: now, process: &statusPage{url: "u", page: page}}); got != want {
 		t.Errorf("got:\n%s", got)

@@ -146,6 +146,14 @@ func (e *explanation) explainCalls(page statusz.Page, volumes []string) {
 	}
 }
 
+// queueAndStage names a queue, and how far the object has come if the loop shows that.
+func queueAndStage(queue, stage string) string {
+	if stage == "" {
+		return "queue " + queue
+	}
+	return "queue " + queue + ", stage " + stage
+}
+
 func (e *explanation) explainAttempts(page statusz.Page, queues []string, key string) {
 	for _, queue := range page.Loops {
 		if !slices.Contains(queues, queue.Name) {
@@ -154,7 +162,7 @@ func (e *explanation) explainAttempts(page statusz.Page, queues []string, key st
 		for _, r := range queue.Running {
 			if r.Key == key {
 				e.add(Waiting, "process",
-					"An attempt is in progress for %s (queue %s).", duration.HumanDuration(page.Now.Sub(r.Since)), queue.Name)
+					"An attempt is in progress for %s (%s).", duration.HumanDuration(page.Now.Sub(r.Since)), queueAndStage(queue.Name, r.Stage))
 			}
 		}
 		for _, k := range queue.Failing {
@@ -166,7 +174,7 @@ func (e *explanation) explainAttempts(page statusz.Page, queues []string, key st
 				when = "in " + duration.HumanDuration(k.Next.Sub(page.Now))
 			}
 			e.add(Failing, "process",
-				"%s in a row (queue %s): %s Next attempt: %s.", count(k.Attempts, "failed attempt"), queue.Name, sentence(k.Error), when).
+				"%s in a row (%s): %s Next attempt: %s.", count(k.Attempts, "failed attempt"), queueAndStage(queue.Name, k.Stage), sentence(k.Error), when).
 				next(
 					"Retries automatically %s. Fix the error shown above; the log of the driver container (`kubectl logs`) has the details.", when)
 		}

@@ -166,12 +166,12 @@ func (w *writer) queues(loops []workloop.Status, refresh bool) {
 		w.raw(strconv.Itoa(len(l.Running)), " running, ", failing, "</h3>\n")
 		if len(l.Running) > 0 {
 			w.table([]string{"running", "for"}, rows(l.Running, func(r workloop.Running) []cell {
-				return []cell{headCode(r.Key), plain("running for", ago(w.now, r.Since))}
+				return []cell{headCode(withStage(r.Key, r.Stage)), plain("running for", ago(w.now, r.Since))}
 			}))
 		}
 		if len(l.Failing) > 0 {
 			w.table([]string{"failing", "attempts", "next attempt", "last error"}, rows(l.Failing, func(f workloop.Failing) []cell {
-				key := cell{class: "head bad", text: f.Key, code: true}
+				key := cell{class: "head bad", text: withStage(f.Key, f.Stage), code: true}
 				attempts, next := plain("attempts", strconv.Itoa(f.Attempts)), plain("next attempt", until(w.now, f.Next))
 				return []cell{key, attempts, next, wide("last error", f.Error)}
 			}))
@@ -180,6 +180,14 @@ func (w *writer) queues(loops []workloop.Status, refresh bool) {
 			w.attempts(l, refresh)
 		}
 	}
+}
+
+// withStage returns key with the stage of its object, if the loop shows one.
+func withStage(key, stage string) string {
+	if stage == "" {
+		return key
+	}
+	return key + " (" + stage + ")"
 }
 
 // attempts writes the last attempts. They are collapsed while the page refreshes, because each

@@ -51,7 +51,7 @@ func launch(name string, args []string, log string, onCrash func(string)) (*chil
 			return
 		}
 		if err := c.cmd.Wait(); !c.unwanted.Load() {
-			onCrash(fmt.Sprintf("%s ended by itself (%v), see %s", name, err, log))
+			onCrash(fmt.Sprintf("%s exited unexpectedly (%v), see %s", name, err, log))
 		}
 		close(c.exited)
 	}()
@@ -74,7 +74,7 @@ func (c *child) hasExited() bool {
 // lose, and what tests want to see is the sudden end.
 func (c *child) kill() {
 	c.unwanted.Store(true)
-	_ = c.cmd.Process.Kill() // one that has ended already is what is wanted
+	_ = c.cmd.Process.Kill() // it may have exited already
 	<-c.exited
 }
 

@@ -15,11 +15,11 @@ type ports map[string]int
 const peer = "etcd-peer"
 
 // Ports are looked for below the range that Linux (from 32768) and others (from 49152)
-// use for outgoing connections and for listeners that want any port. So nobody but another
+// use for outgoing connections and for listeners that want any port. So no process but another
 // control plane is likely to take one while a component is being restarted.
 const firstPort, lastPort = 20000, 29999
 
-// freePorts finds ports that nobody uses now. Somebody else may take one before
+// freePorts finds unused ports. Another process may take one before
 // its component does; [Up] tries again with others then.
 func freePorts() (ports, error) {
 	p := ports{}
@@ -38,7 +38,7 @@ func freePorts() (ports, error) {
 }
 
 // errPortTaken is a start that failed because a port was taken meanwhile.
-var errPortTaken = errors.New("a port was taken by somebody else meanwhile")
+var errPortTaken = errors.New("another process took a port meanwhile")
 
 // healthURL answers 200 when the component serves. Every one of these is open to all.
 func (p ports) healthURL(component string) string {

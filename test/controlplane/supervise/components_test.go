@@ -24,21 +24,25 @@ func TestArguments(t *testing.T) {
 	}{
 		"etcd serves clients and peers on loopback only": {
 			component: Etcd,
-			has:       []string{"--listen-client-urls=http://127.0.0.1:1", "--listen-peer-urls=http://127.0.0.1:2", "--data-dir=/d/etcd", "--unsafe-no-fsync"},
+			has: []string{"--listen-client-urls=http://127.0.0.1:1", "--listen-peer-urls=http://127.0.0.1:2", "--data-dir=/d/etcd",
+				"--unsafe-no-fsync"},
 		},
 		"the API server has RBAC and no audit log unless asked": {
 			component: APIServer,
-			has:       []string{"--etcd-servers=http://127.0.0.1:1", "--secure-port=3", "--bind-address=127.0.0.1", "--authorization-mode=RBAC", "--token-auth-file=/d/tokens.csv"},
-			lacks:     []string{"audit"},
+			has: []string{"--etcd-servers=http://127.0.0.1:1", "--secure-port=3", "--bind-address=127.0.0.1",
+				"--authorization-mode=RBAC", "--token-auth-file=/d/tokens.csv"},
+			lacks: []string{"audit"},
 		},
 		"the audit log is there when the response is": {
 			options:   Options{Audit: true},
 			component: APIServer,
-			has:       []string{"--audit-log-path=/d/audit.log", "--audit-policy-file=/d/audit-policy.yaml", "--audit-log-mode=blocking-strict"},
+			has: []string{"--audit-log-path=/d/audit.log", "--audit-policy-file=/d/audit-policy.yaml",
+				"--audit-log-mode=blocking-strict"},
 		},
 		"the controller manager runs volume controllers": {
 			component: ControllerManager,
-			has:       []string{"--kubeconfig=/d/kubeconfig", "--secure-port=4", "--leader-elect=false", "--controllers=" + strings.Join(controllers, ",")},
+			has: []string{"--kubeconfig=/d/kubeconfig", "--secure-port=4", "--leader-elect=false", "--controllers=" +
+				strings.Join(controllers, ",")},
 		},
 		"the scheduler knows no controllers": {
 			component: Scheduler,
@@ -113,11 +117,12 @@ func TestValidate(t *testing.T) {
 		options Options
 		wrong   []string
 	}{
-		"fine":                         {options: Options{Dir: "d", Components: []string{ControllerManager, Scheduler}}},
-		"no directory":                 {options: Options{}, wrong: []string{"--dir"}},
-		"every mistake is told":        {options: Options{Components: []string{"kubelet"}}, wrong: []string{"--dir", `"kubelet"`}},
-		"etcd is not for choosing":     {options: Options{Dir: "d", Components: []string{Etcd}}, wrong: []string{`"etcd"`}},
-		"a component is started once ": {options: Options{Dir: "d", Components: []string{Scheduler, Scheduler}}, wrong: []string{"scheduler is given twice"}},
+		"fine":                     {options: Options{Dir: "d", Components: []string{ControllerManager, Scheduler}}},
+		"no directory":             {options: Options{}, wrong: []string{"--dir"}},
+		"every mistake is told":    {options: Options{Components: []string{"kubelet"}}, wrong: []string{"--dir", `"kubelet"`}},
+		"etcd is not for choosing": {options: Options{Dir: "d", Components: []string{Etcd}}, wrong: []string{`"etcd"`}},
+		"a component is started once ": {options: Options{Dir: "d", Components: []string{Scheduler, Scheduler}},
+			wrong: []string{"scheduler is given twice"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			err := test.options.Validate()
@@ -182,7 +187,8 @@ func TestFilesKeepIdentityAndFollowPorts(t *testing.T) {
 		t.Error("the scheduler waits for a Lease")
 	}
 	if scheduler.PodMaxBackoffSeconds != 1 || scheduler.PodInitialBackoffSeconds != 1 {
-		t.Errorf("the scheduler waits %d to %d seconds before it tries again", scheduler.PodInitialBackoffSeconds, scheduler.PodMaxBackoffSeconds)
+		t.Errorf("the scheduler waits %d to %d seconds before it tries again", scheduler.PodInitialBackoffSeconds,
+			scheduler.PodMaxBackoffSeconds)
 	}
 	info, err := os.Stat(o.file("tokens.csv"))
 	if err != nil || info.Mode().Perm() != 0o600 {

@@ -14,7 +14,7 @@ import (
 
 // controlSocket is the unix socket on which a control plane takes commands: one
 // line with a verb and a component per connection, answered by one line. That
-// somebody listens on it is how a running control plane is known.
+// the listener on it shows that a control plane runs.
 //
 // It is always opened by its relative name, with the directory of the control
 // plane as the working directory: the path of a unix socket must be
@@ -22,7 +22,7 @@ import (
 const controlSocket = "control"
 
 // listenControl opens the control socket in the working directory. It is an error if
-// somebody listens already.
+// another process listens already.
 func listenControl() (net.Listener, error) {
 	if conn, err := net.Dial("unix", controlSocket); err == nil {
 		conn.Close()
@@ -103,7 +103,7 @@ func Control(dir, verb, component string) error {
 	return nil
 }
 
-// Down ends the control plane of dir and returns when it is gone. That there is none
+// Down stops the control plane of dir and returns when its processes have exited. That there is none
 // is fine.
 func Down(dir string) error {
 	conn, err := dial(dir)
@@ -114,7 +114,7 @@ func Down(dir string) error {
 	if _, err := fmt.Fprintln(conn, "down"); err != nil {
 		return nil // it has just ended
 	}
-	_, _ = io.Copy(io.Discard, conn) // until the process is gone
+	_, _ = io.Copy(io.Discard, conn) // until the process has exited
 	return nil
 }
 

@@ -9,15 +9,15 @@
 //	COMPONENT.log     what a component printed; up.log with --detach
 //	audit.log         one JSON object per line, with --audit
 //	pid, control      the supervising process, and the socket that it obeys
-//	etcd, …           data; a later "up" in the same directory goes on with it
+//	etcd, …           data; a later "up" in the same directory reuses it
 //
 // The controller manager runs the controllers that have to do with volumes, and
-// none that watches over nodes. There is no kubelet. So whoever uses such a
+// none that watches over nodes. There is no kubelet. The user of such a
 // control plane makes Node and CSINode objects and plays the kubelet:
 //
 //   - Nodes need no heartbeat, and get no taint for being new.
-//   - A scheduled pod stays Pending until somebody writes its status. A
-//     StatefulSet goes on after each pod only with podManagementPolicy Parallel.
+//   - A scheduled pod stays Pending until the user writes its status. A
+//     StatefulSet continues after each pod only with podManagementPolicy Parallel.
 //   - A deleted pod that has a node goes away only when it is deleted with a grace
 //     period of 0, or about a minute after its Node: pods of nodes that are gone are
 //     collected as garbage. After that the attach-detach controller detaches its volumes.
@@ -65,13 +65,14 @@ type Options struct {
 // AddFlags registers the flags of "up". The flag for Dir is not among them.
 func (o *Options) AddFlags(fs *flag.FlagSet) {
 	o.Components = []string{ControllerManager, Scheduler}
-	fs.Func("components", "what to run besides etcd and the API server (default "+strings.Join(o.Components, ",")+")", func(value string) error {
-		o.Components = nil
-		if value != "" {
-			o.Components = strings.Split(value, ",")
-		}
-		return nil
-	})
+	fs.Func("components", "what to run besides etcd and the API server (default "+strings.Join(o.Components, ",")+")",
+		func(value string) error {
+			o.Components = nil
+			if value != "" {
+				o.Components = strings.Split(value, ",")
+			}
+			return nil
+		})
 	fs.BoolVar(&o.Audit, "audit", false, "write an audit log of all requests to audit.log")
 	fs.BoolVar(&o.StopWithStdin, "stop-with-stdin", false, "end when standard input does, and so with the process that holds its other end")
 	fs.BoolVar(&o.RemoveDir, "remove-dir", false, "remove the directory at the end")

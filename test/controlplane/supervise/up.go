@@ -57,7 +57,7 @@ func Up(ctx context.Context, o Options, out io.Writer) error {
 	defer end()
 	if o.StopWithStdin {
 		go func() {
-			_, _ = io.Copy(io.Discard, os.Stdin) // any end of the other side is what is waited for
+			_, _ = io.Copy(io.Discard, os.Stdin) // wait for any end of the other side
 			end()
 		}()
 	}

@@ -179,7 +179,7 @@ func (p *plane) pid(component string) int {
 	return pid
 }
 
-// awaitGone waits until no component of p runs; one that nobody has waited for (a zombie) is gone.
+// awaitGone waits until no component of p runs; a zombie counts as exited.
 func (p *plane) awaitGone() {
 	p.t.Helper()
 	for _, component := range p.all() {
@@ -212,7 +212,7 @@ func TestRestartKeepsThePortAndReplacesTheProcess(t *testing.T) {
 	if got := p.read("kubeconfig"); got != config {
 		t.Errorf("the kubeconfig changed from\n%s to\n%s", config, got)
 	}
-	for range 2 { // stopping what is stopped is fine
+	for range 2 { // stopping twice is no error
 		if err := Control(p.Dir, "stop", Scheduler); err != nil {
 			t.Fatal(err)
 		}
@@ -322,14 +322,14 @@ func TestCrashIsReported(t *testing.T) {
 	if err := syscall.Kill(p.pid(Scheduler), syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	p.await("report", func() bool { return strings.Contains(p.printed(), "scheduler ended by itself") })
+	p.await("report", func() bool { return strings.Contains(p.printed(), "scheduler exited unexpectedly") })
 	if err := Control(p.Dir, "restart", Scheduler); err != nil {
 		t.Fatal(err)
 	}
 	if err := Down(p.Dir); err != nil {
 		t.Fatal(err)
 	}
-	if err := p.awaitEnd(); err != nil || strings.Count(p.printed(), "by itself") != 1 {
+	if err := p.awaitEnd(); err != nil || strings.Count(p.printed(), "exited unexpectedly") != 1 {
 		t.Errorf("%v\n%s", err, p.printed())
 	}
 }

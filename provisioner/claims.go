@@ -1,0 +1,280 @@
+package provisioner
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/klog/v2"
+
+	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/topology"
+	"github.com/storage-controller/storage-controller/internal/tracing"
+	"github.com/storage-controller/storage-controller/internal/workloop"
+)
+
+// claimLoop provisions volumes for claims. It lives as long as this replica leads: another
+// one may have provisioned meanwhile.
+type claimLoop struct {
+	applier
+	queue      *workloop.Loop[claimKey]
+	topologies *topology.Aggregate
+}
+
+func newClaimLoop(a applier) *claimLoop {
+	l := &claimLoop{applier: a, topologies: topology.NewAggregate()}
+	l.queue = workloop.New(a.c.loopConfig("claims"), a.c.deps.Queues, l.sync)
+	l.queue.ShowStage(func(key claimKey) string { return l.ops.get(key).stage.String() })
+	if cfg := a.c.cfg; cfg.NodeDeployment {
+		segments := a.c.driver.segments
+		l.topologies.SetNode(cfg.NodeName, segments, true)
+		l.topologies.SetKeys(cfg.NodeName, slices.Collect(maps.Keys(segments)), true)
+	}
+	return l
+}
+
+// maxSteps bounds the steps of one sync. A claim takes up to twelve.
+const maxSteps = 20
+
+// sync takes the steps that decide names for one claim, until none is left or one fails.
+func (l *claimLoop) sync(ctx context.Context, key claimKey) (time.Time, error) {
+	log := klog.FromContext(ctx).WithValues("persistentVolumeClaim", klog.KRef(key.Namespace, key.Name))
+	ctx = tracing.WithOperation(klog.NewContext(ctx, log), "Provision", key.UID)
+	var r reads
+	for range maxSteps {
+		s := l.gather(key)
+		s.reads = r
+		step := l.c.driver.decide(s)
+		log.V(2).Info("Decided", "stage", s.op.stage, "action", step.action.String(), "reason", step.reason)
+		switch step.action {
+		case doNothing:
+			return time.Time{}, nil
+		case doForget:
+			l.forget(key)
+			return time.Time{}, nil
+		case doIgnore:
+			l.forget(key)
+			l.c.event(s.claim, populatorEvent(step.err))
+			return time.Time{}, nil
+		case doBackOff:
+			return time.Time{}, step.err
+		case doWait:
+			return step.until, nil
+		}
+		if err := l.take(ctx, key, s, step, &r); err != nil {
+			return time.Time{}, err
+		}
+	}
+	return time.Time{}, fmt.Errorf("claim %s: not done after %d steps; this is a bug of storage-controller", key, maxSteps)
+}
+
+// take applies one step and records its transition. An error with a transition ends the
+// sync only after decide has seen the new stage, and the claim is protected or unprotected.
+func (l *claimLoop) take(ctx context.Context, key claimKey, s claimState, step step, r *reads) error {
+	if step.action == doProtect && s.op.called {
+		// Also while shutting down, or after the Lease was lost: the record is for the next leader.
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), apiGrace)
+		defer cancel()
+	}
+	traced, end := tracing.StartSpan(ctx, step.action.String())
+	t, err := l.apply(traced, key, s, step, r)
+	end(err)
+	if t.name == "" {
+		return err
+	}
+	before, after, illegal := l.ops.transition(key, t)
+	if illegal != nil {
+		return errors.Join(illegal, err)
+	}
+	if before != after {
+		klog.FromContext(ctx).V(2).Info("Stage changed", "stage", after, "from", before, "transition", t.name)
+	}
+	if err != nil {
+		r.failure = &failure{err, s.op.plan.SelectedNode}
+	}
+	return nil
+}
+
+// forget drops everything that is kept of a claim, unless a volume is in progress for it.
+func (l *claimLoop) forget(key claimKey) (inProgress bool) {
+	if l.ops.forget(key) {
+		return true
+	}
+	l.ownership.forget(key)
+	return false
+}
+
+// register has the events of claims, and of all objects that claims wait for, fill the queue.
+func (l *claimLoop) register(registrations *kube.Registrations) {
+	add := registrations.Add
+	// Topology first, so that the first claim finds it.
+	if l.c.watchesNodes() {
+		add(l.c.nodes.Handle(kube.Handlers[metav1.Object]{
+			Add: func(n metav1.Object) {
+				l.nodeChanged(n.GetName(), l.topologies.SetNode(n.GetName(), n.GetLabels(), true))
+			},
+			Update: func(old, n metav1.Object) {
+				if !maps.Equal(old.GetLabels(), n.GetLabels()) {
+					l.nodeChanged(n.GetName(), l.topologies.SetNode(n.GetName(), n.GetLabels(), true))
+				}
+			},
+			Delete: func(n metav1.Object) { l.nodeChanged(n.GetName(), l.topologies.SetNode(n.GetName(), nil, false)) },
+		}))
+		add(l.c.csiNodes.Handle(kube.Handlers[*storagev1.CSINode]{
+			Add: func(n *storagev1.CSINode) {
+				l.nodeChanged(n.Name, l.topologies.SetKeys(n.Name, l.c.driver.topologyKeys(n), true))
+			},
+			Update: func(_, n *storagev1.CSINode) {
+				l.nodeChanged(n.Name, l.topologies.SetKeys(n.Name, l.c.driver.topologyKeys(n), true))
+			},
+			Delete: func(n *storagev1.CSINode) { l.nodeChanged(n.Name, l.topologies.SetKeys(n.Name, nil, false)) },
+		}))
+	}
+	add(l.c.classes.Handle(kube.Handlers[*storagev1.StorageClass]{
+		Add: l.classChanged, Update: func(_, class *storagev1.StorageClass) { l.classChanged(class) },
+	}))
+	add(l.c.claims.Handle(kube.Handlers[*corev1.PersistentVolumeClaim]{Add: l.claimAdded, Update: l.claimUpdated, Delete: l.claimDeleted}))
+}
+
+// topologyKeys returns the topology keys of the driver on a node, or nil if it is not registered there.
+func (d driver) topologyKeys(node *storagev1.CSINode) []string {
+	if entry := kube.DriverOnNode(node, d.name); entry != nil {
+		return entry.TopologyKeys
+	}
+	return nil
+}
+
+func (l *claimLoop) claimAdded(claim *corev1.PersistentVolumeClaim) {
+	l.wake(kube.DependencyKey(kube.KindClaim, claim.Namespace, claim.Name))
+	l.claimChanged(claim)
+}
+
+// claimChanged enqueues a claim for which there may be something to do.
+func (l *claimLoop) claimChanged(claim *corev1.PersistentVolumeClaim) {
+	l.sources.claimChanged(claim)
+	if claim.Spec.VolumeName != "" && !isProtected(claim) {
+		l.forget(keyOf(claim))
+		return
+	}
+	if kube.ClaimHandledBy(l.c.driver.name, claim) {
+		l.queue.Add(keyOf(claim))
+	}
+}
+
+func (l *claimLoop) claimUpdated(old, claim *corev1.PersistentVolumeClaim) {
+	l.ownership.claimUpdated(old, claim)
+	if old.UID != claim.UID { // deleted and created again while the watch was interrupted
+		l.claimDeleted(old)
+	}
+	if waits(old) && !waits(claim) {
+		l.sources.enqueueSourceOf(old) // not claim: see kube.Trim
+	}
+	if onlyOwnChanges(old, claim) {
+		return
+	}
+	if isCloned(old) == isCloned(claim) { // else the change is that of a sourceProtector
+		l.wake(kube.DependencyKey(kube.KindClaim, claim.Namespace, claim.Name))
+	}
+	l.claimChanged(claim)
+}
+
+// onlyOwnChanges reports whether a claim has changed in nothing but its protection, which
+// must not cut short the back-off of the call that caused it.
+func onlyOwnChanges(old, claim *corev1.PersistentVolumeClaim) bool {
+	return isProtected(old) != isProtected(claim) && old.UID == claim.UID && old.DeletionTimestamp.Equal(claim.DeletionTimestamp) &&
+		old.Spec.VolumeName == claim.Spec.VolumeName && selectedNode(old) == selectedNode(claim)
+}
+
+func (l *claimLoop) claimDeleted(claim *corev1.PersistentVolumeClaim) {
+	l.sources.enqueueSourceOf(claim)
+	if l.forget(keyOf(claim)) {
+		return // its key stays queued until the outcome is known
+	}
+	l.queue.Forget(keyOf(claim))
+}
+
+// classChanged wakes the claims that wait for the class, or for another one of its name.
+func (l *claimLoop) classChanged(class *storagev1.StorageClass) {
+	if !l.c.driver.is(class.Provisioner) {
+		return
+	}
+	for _, claim := range l.c.claims.ByIndex(kube.ByClass, class.Name) {
+		l.claimChanged(claim)
+	}
+}
+
+// wake enqueues the claims that wait for a dependency (see [kube.DependencyKey]). A request
+// that the driver called infeasible may be feasible now.
+func (l *claimLoop) wake(dependency string) {
+	for _, claim := range l.c.claims.ByIndex(kube.ByDependency, dependency) {
+		key := keyOf(claim)
+		if !kube.ClaimHandledBy(l.c.driver.name, claim) || l.ops.get(key).stage.inProgress() {
+			continue
+		}
+		l.ops.allowRetry(key)
+		l.queue.Add(key)
+	}
+}
+
+// nodeChanged wakes the claims that wait for a topology: those of that node, and those for
+// which no topology was found anywhere.
+func (l *claimLoop) nodeChanged(node string, changed bool) {
+	if !changed {
+		return
+	}
+	for _, claim := range l.c.claims.ByIndex(kube.ByNode, node) {
+		l.claimChanged(claim)
+	}
+	for _, key := range l.ops.takeTopologyWaiters() {
+		l.queue.Add(key)
+	}
+}
+
+// volumeDeleted wakes the claim of a PersistentVolume that was deleted soon after it was saved.
+func (l *claimLoop) volumeDeleted(pv *corev1.PersistentVolume) {
+	if ref := pv.Spec.ClaimRef; ref != nil {
+		if key := (claimKey{ref.Namespace, ref.Name, ref.UID}); l.ops.pvDeleted(key) {
+			l.queue.Add(key)
+		}
+	}
+}
+
+// watchOptional watches what claims may reference besides their class, where such kinds
+// exist, so that the claims need not wait for their back-off.
+func (l *claimLoop) watchOptional(ctx context.Context, wg *sync.WaitGroup) {
+	watch := func(o *kube.OptionalInformer, resource schema.GroupVersionResource, changed func(old, now *metav1.PartialObjectMetadata)) {
+		wg.Go(func() {
+			o.Run(ctx, l.c.deps.Metadata, resource, kube.Handlers[*metav1.PartialObjectMetadata]{
+				Add: func(now *metav1.PartialObjectMetadata) { changed(nil, now) }, Update: changed,
+			})
+		})
+	}
+	d := l.c.driver
+	if d.restores {
+		watch(&l.sources.snapshots, volumeSnapshots, func(old, s *metav1.PartialObjectMetadata) {
+			if old == nil || isRestored(old) == isRestored(s) { // else the change is that of a sourceProtector
+				l.wake(kube.DependencyKey(kube.KindSnapshot, s.Namespace, s.Name))
+			}
+			l.sources.snapshotChanged(s)
+		})
+	}
+	if d.modifies && d.VolumeAttributesClass {
+		watch(&kube.OptionalInformer{}, attributesClasses, func(_, c *metav1.PartialObjectMetadata) {
+			l.wake(kube.DependencyKey(kube.KindVolumeAttributesClass, "", c.Name))
+		})
+	}
+	if d.CrossNamespaceVolumeDataSource {
+		watch(&kube.OptionalInformer{}, referenceGrants, func(_, g *metav1.PartialObjectMetadata) {
+			l.wake(kube.DependencyKey(kube.KindReferenceGrant, g.Namespace, ""))
+		})
+	}
+}

@@ -1,0 +1,109 @@
+package provisioner
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/klog/v2"
+
+	"github.com/storage-controller/storage-controller/internal/migration"
+	"github.com/storage-controller/storage-controller/internal/tracing"
+)
+
+// createPV creates the PersistentVolume of a volume that the driver has created. If that
+// fails, it is retried without another CreateVolume.
+func (a *applier) createPV(ctx context.Context, client kubernetes.Interface, key claimKey, o operation) (transition, error) {
+	pv, err := client.CoreV1().PersistentVolumes().Create(ctx, o.pv, metav1.CreateOptions{})
+	if apierrors.IsAlreadyExists(err) {
+		var t transition
+		if pv, t, err = a.existingPV(ctx, client, key, o); pv == nil {
+			return t, err
+		}
+	}
+	if err != nil {
+		err = fmt.Errorf("creating PersistentVolume %q for volume %q: %w", o.pv.Name, o.volumeID, err)
+		if apierrors.IsInvalid(err) || apierrors.IsForbidden(err) { // a retry alone does not help
+			a.c.claimFailed(o.claim, failedEvent(o.plan.ClassName, err))
+		}
+		return transition{}, err
+	}
+	a.volumes.Observe(pv)
+	if a.c.deps.VolumeObserver != nil {
+		a.c.deps.VolumeObserver.VolumeProvisioned(pv)
+	}
+	a.c.metrics.claimDone(o.claim, time.Since(o.began))
+	a.c.event(o.claim, succeededEvent(pv.Name))
+	claim := klog.KObj(o.claim).String()
+	tracing.EndOperation(ctx, o.claim.CreationTimestamp.Time, "persistentVolumeClaim", claim, "persistentVolume", pv.Name, "volumeHandle", o.volumeID)
+	klog.FromContext(ctx).Info("Volume provisioned", "persistentVolume", klog.KObj(pv), "volumeHandle", o.volumeID)
+	return pvSaved(), nil
+}
+
+// existingPV returns the PersistentVolume that has the name of the one to create, if it is
+// for the same volume and claim. Otherwise it returns what follows for the operation.
+func (a *applier) existingPV(ctx context.Context, client kubernetes.Interface, key claimKey, o operation) (*corev1.PersistentVolume, transition, error) {
+	name := o.pv.Name
+	pv, err := client.CoreV1().PersistentVolumes().Get(ctx, name, metav1.GetOptions{})
+	if err != nil { // also NotFound: the next attempt creates it
+		return nil, transition{}, fmt.Errorf("reading PersistentVolume %q, which already exists: %w", name, err)
+	}
+	same := a.c.driver.isVolume(pv, o.volumeID, o.pv.Spec.NodeAffinity)
+	ours := pv.Spec.ClaimRef != nil && pv.Spec.ClaimRef.UID == key.UID
+	switch {
+	case same && ours && !isReclaimed(pv, o.claim):
+		return pv, transition{}, nil
+	case same && ours:
+		// Its volume is deleted with it. CreateVolume is repeated once it is.
+		a.volumes.Observe(pv)
+		return nil, outcomeUnknown(), fmt.Errorf("PersistentVolume %q of an earlier attempt is being deleted; waiting for its deletion", name)
+	case same:
+		// Two claims have one volume name: the volume is that of the other claim.
+		err = fmt.Errorf("volume %q belongs to PersistentVolume %q, which is not for this claim; see --volume-name-uuid-length if the names of volumes are too short", o.volumeID, name)
+		a.c.claimFailed(o.claim, failedEvent(o.plan.ClassName, err))
+		return nil, noVolume(nil), err
+	}
+	err = fmt.Errorf("PersistentVolume %q already exists, for another volume than %q", name, o.volumeID)
+	return nil, volumeRejected(o.volumeID, o.pv.Spec.NodeAffinity, err), err
+}
+
+// isVolume reports whether pv is for the volume with an ID that is accessible by affinity.
+// Drivers that work on one node may return the same ID on several nodes.
+func (d driver) isVolume(pv *corev1.PersistentVolume, id string, affinity *corev1.VolumeNodeAffinity) bool {
+	if csi := pv.Spec.CSI; csi == nil && !migration.SameVolume(d.name, pv, id) || csi != nil && (csi.Driver != d.name || csi.VolumeHandle != id) {
+		return false
+	}
+	return !d.NodeDeployment || equality.Semantic.DeepEqual(pv.Spec.NodeAffinity, affinity)
+}
+
+// drainLimit is how many PersistentVolumes are created at the same time before the process exits.
+const drainLimit = 20
+
+// saveAll tries once more to create the PersistentVolumes that are not saved, before the
+// process exits or another replica leads.
+func (a *applier) saveAll(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), apiGrace) // ctx has ended
+	defer cancel()
+	var all errgroup.Group
+	all.SetLimit(drainLimit)
+	for key, o := range a.ops.in(created) {
+		all.Go(func() error {
+			t, err := a.createPV(ctx, a.c.deps.UnthrottledClient, key, o)
+			if t.name != "" {
+				_, _, _ = a.ops.transition(key, t) // legal from stage created, in which no worker runs any more
+			}
+			if err != nil {
+				klog.FromContext(ctx).Error(err, "Volume not saved; the next leader finds it by its name while the claim exists",
+					"persistentVolumeClaim", klog.KRef(key.Namespace, key.Name), "volumeHandle", o.volumeID, "stage", o.stage)
+			}
+			return nil
+		})
+	}
+	_ = all.Wait() // each has logged its error
+}

@@ -1,0 +1,116 @@
+package provisioner
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/ptr"
+
+	"github.com/storage-controller/storage-controller/csiclient"
+	"github.com/storage-controller/storage-controller/internal/kube"
+)
+
+// createVolume calls CreateVolume and returns what its outcome means.
+func (a *applier) createVolume(ctx context.Context, key claimKey, s claimState) (transition, error) {
+	o := s.op
+	if !o.called {
+		if _, _, err := a.ops.transition(key, createCalled()); err != nil {
+			return transition{}, err
+		}
+	}
+	slow := time.AfterFunc(slowCall, func() { a.announce(key, o) })
+	defer slow.Stop()
+	call, cancel := context.WithTimeout(csiclient.WithMigrated(ctx, o.plan.Migrated), a.c.cfg.Timeout)
+	defer cancel()
+	response, err := a.c.deps.CSI.CreateVolume(call, o.request)
+	if err != nil {
+		if a.c.deps.VolumeObserver != nil {
+			a.c.deps.VolumeObserver.VolumeNotProvisioned(o.plan.ClassName)
+		}
+		if csiclient.OutcomeOf(err) == csiclient.Indeterminate {
+			return a.indeterminate(key, s, err)
+		}
+		return a.finalError(key, s, err)
+	}
+	volume := response.GetVolume()
+	klog.FromContext(ctx).V(3).Info("Volume created", "volume", volume)
+	err = checkVolume(o.request, volume)
+	var pv *corev1.PersistentVolume
+	if err == nil {
+		if pv, err = a.c.driver.volumeOf(o.claim, o.request, o.plan, volume); err != nil {
+			err = fmt.Errorf("%w: %w", errUnusable, err)
+		}
+	}
+	switch {
+	case errors.Is(err, errUnusable):
+		return volumeRejected(volume.GetVolumeId(), affinity(volume.GetAccessibleTopology()), err), nil
+	case err != nil:
+		return a.indeterminate(key, s, err)
+	}
+	return volumeCreated(pv, volume.GetVolumeId()), nil
+}
+
+// indeterminate reports a call after which a volume may exist, now or later.
+func (a *applier) indeterminate(key claimKey, s claimState, err error) (transition, error) {
+	a.announce(key, s.op)
+	a.c.claimFailed(s.op.claim, indeterminateEvent(s.op.plan, a.c.cfg.ProvisioningProtection, s.classRecreated(), err))
+	return outcomeUnknown(), err
+}
+
+// finalError reports a call after which no volume exists and none will.
+func (a *applier) finalError(key claimKey, s claimState, err error) (transition, error) {
+	a.announce(key, s.op)
+	if status.Code(err) != codes.InvalidArgument || s.claim == nil || s.class == nil {
+		a.c.claimFailed(s.op.claim, failedEvent(s.op.plan.ClassName, err))
+		return noVolume(nil), err
+	}
+	delay := a.c.cfg.RetryIntervalMax
+	a.c.claimFailed(s.op.claim, infeasibleEvent(s.op.plan.ClassName, delay, err))
+	return noVolume(&infeasible{
+		until: time.Now().Add(delay), classUID: s.class.UID, classVersion: s.class.ResourceVersion,
+		requestedBytes: capacityRange(s.claim).RequiredBytes, attributes: ptr.Deref(s.claim.Spec.VolumeAttributesClassName, ""),
+	}), nil
+}
+
+// ownerOfRejected returns the object that a rejected volume belongs to, "" for none: a
+// PersistentVolume, or another claim with the same volume name. A driver that returns one
+// volume for two claims, or contradicts itself, must not cause its deletion.
+func (a *applier) ownerOfRejected(ctx context.Context, key claimKey, o operation) (string, error) {
+	pv, err := a.c.deps.Client.CoreV1().PersistentVolumes().Get(ctx, o.plan.VolumeName, metav1.GetOptions{})
+	switch {
+	case err == nil && a.c.driver.isVolume(pv, o.volumeID, o.affinity):
+		return fmt.Sprintf("PersistentVolume %q", pv.Name), nil
+	case err != nil && !kube.IsNotFound(err):
+		return "", fmt.Errorf("reading PersistentVolume %q before deleting volume %q: %w", o.plan.VolumeName, o.volumeID, err)
+	}
+	if other, found := a.ops.sameVolumeName(key, o.plan.VolumeName); found {
+		return "claim " + other.String(), nil
+	}
+	return "", nil
+}
+
+// deleteRejected deletes a volume that was created and cannot be used.
+func (a *applier) deleteRejected(ctx context.Context, key claimKey, o operation) (transition, error) {
+	defer a.c.deps.Locks.Share(o.volumeID)()
+	call, cancel := context.WithTimeout(csiclient.WithMigrated(ctx, o.plan.Migrated), a.c.cfg.Timeout)
+	defer cancel()
+	if _, err := a.c.deps.CSI.DeleteVolume(call, &csi.DeleteVolumeRequest{VolumeId: o.volumeID, Secrets: o.request.GetSecrets()}); err != nil {
+		err = fmt.Errorf("%w; deleting volume %q failed and is retried: %w", o.rejectReason, o.volumeID, err)
+		a.c.claimFailed(o.claim, failedEvent(o.plan.ClassName, err))
+		return transition{}, err
+	}
+	if a.c.deps.VolumeObserver != nil {
+		a.c.deps.VolumeObserver.VolumeNotProvisioned(o.plan.ClassName)
+	}
+	a.announce(key, o)
+	a.c.claimFailed(o.claim, failedEvent(o.plan.ClassName, o.rejectReason))
+	return noVolume(nil), o.rejectReason
+}

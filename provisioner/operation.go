@@ -1,0 +1,189 @@
+package provisioner
+
+import (
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/protobuf/proto"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// stage is how far the volume of a claim has come; doc.go draws the transitions.
+type stage int
+
+const (
+	pending       stage = iota // no request is prepared
+	requested                  // a request is prepared, CreateVolume has returned nothing yet
+	indeterminate              // CreateVolume was called, and a volume may exist now or later
+	created                    // CreateVolume returned the volume, its PersistentVolume is not saved
+	rejected                   // CreateVolume returned a volume that must be deleted again
+	pvCreated                  // the PersistentVolume is saved
+)
+
+// String returns the name of s in logs, on /statusz and in doc.go.
+func (s stage) String() string {
+	return [...]string{"pending", "requested", "indeterminate", "created", "rejected", "pvCreated"}[s]
+}
+
+// inProgress reports whether the driver may have, or get, a volume for the claim.
+func (s stage) inProgress() bool { return s != pending && s != pvCreated }
+
+// transitions lists everything that may happen to an operation: per transition the stages
+// in which it is legal, and the stage that follows.
+var transitions = map[string]map[stage]stage{
+	"noTopology":    {pending: pending},
+	"begin":         {pending: requested},
+	"resume":        {pending: indeterminate},
+	"secretsRead":   {requested: requested, indeterminate: indeterminate, rejected: rejected},
+	"called":        {requested: requested, indeterminate: indeterminate},
+	"indeterminate": {requested: indeterminate, indeterminate: indeterminate, created: indeterminate},
+	"recordFailed":  {requested: requested, indeterminate: indeterminate, rejected: rejected},
+	"prepareAgain":  {requested: requested, indeterminate: indeterminate},
+	"created":       {requested: created, indeterminate: created},
+	"rejected":      {requested: rejected, indeterminate: rejected, created: rejected},
+	"final":         {requested: pending, indeterminate: pending, created: pending, rejected: pending},
+	"saved":         {created: pvCreated},
+	"unprotected":   {pending: pending, pvCreated: pvCreated},
+	"bound":         {pvCreated: pvCreated},
+	"unbound":       {pvCreated: pending},
+}
+
+// operation is what the claim loop keeps of a claim from its first request until the claim
+// is bound or deleted. It is lost when the process exits or loses its Lease; the next
+// leader continues from the record on the claim.
+type operation struct {
+	stage     stage
+	began     time.Time // of the work for the claim
+	announced bool      // the event Provisioning was sent
+
+	// In stage pending:
+	finalResult      bool // the driver returned one; the claim may still be protected
+	infeasible       *infeasible
+	topologyFailures int  // in a row
+	awaitsTopology   bool // a change of any Node or CSINode may help
+
+	// While a volume is in progress:
+	claim        *corev1.PersistentVolumeClaim // as of the request; it may be deleted by now
+	classUID     types.UID                     // of the StorageClass the request was prepared from
+	request      *csi.CreateVolumeRequest      // with the secrets once they are read
+	plan         plan
+	source       *sourceKey // of a clone or a restored snapshot; else nil
+	called       bool       // CreateVolume was, by this process or an earlier one
+	recordFailed bool       // the claim could not be protected since the last call
+
+	pv           *corev1.PersistentVolume   // in stage created
+	volumeID     string                     // in stages created and rejected
+	affinity     *corev1.VolumeNodeAffinity // of the rejected volume
+	rejectReason error                      // in stage rejected
+
+	pvDeleted bool // in stage pvCreated
+}
+
+// infeasible is a request that the driver called invalid. It is not repeated
+// before until, unless something it was prepared from changes.
+type infeasible struct {
+	until          time.Time
+	classUID       types.UID
+	classVersion   string
+	requestedBytes int64
+	attributes     string // name of the VolumeAttributesClass
+}
+
+// transition changes an operation. The zero value changes nothing.
+type transition struct {
+	name string // key of transitions
+	set  func(*operation)
+	// release, if not nil, is called once the transition is recorded.
+	release func()
+}
+
+// beginRequest takes up a prepared request, or that of an earlier process.
+func beginRequest(next operation) transition {
+	name := "begin"
+	if next.called {
+		name = "resume"
+	}
+	return transition{name: name, set: func(o *operation) {
+		if next.began.IsZero() {
+			next.began = o.began
+		}
+		next.announced, next.infeasible = o.announced, o.infeasible
+		*o = next
+	}}
+}
+
+// prepareAgain replaces an indeterminate request by one of the recreated class, as
+// csi-provisioner does; see --provisioning-protection=off.
+func prepareAgain(next operation) transition {
+	return transition{name: "prepareAgain", set: func(o *operation) {
+		o.claim, o.classUID, o.request, o.plan = next.claim, next.classUID, next.request, next.plan
+	}}
+}
+
+func secretsRead(values map[string]string) transition {
+	return transition{name: "secretsRead", set: func(o *operation) {
+		o.request = proto.CloneOf(o.request) // others hold the old one
+		o.request.Secrets = values
+	}}
+}
+
+// createCalled is recorded before the call: after a panic in it the outcome is unknown.
+func createCalled() transition {
+	return transition{name: "called", set: func(o *operation) { o.called = true }}
+}
+
+func outcomeUnknown() transition {
+	return transition{name: "indeterminate", set: func(o *operation) { o.pv, o.recordFailed = nil, false }}
+}
+
+func recordNotWritten() transition {
+	return transition{name: "recordFailed", set: func(o *operation) { o.recordFailed = true }}
+}
+
+func volumeCreated(pv *corev1.PersistentVolume, id string) transition {
+	return transition{name: "created", set: func(o *operation) { o.pv, o.volumeID = pv, id }}
+}
+
+func volumeRejected(id string, affinity *corev1.VolumeNodeAffinity, reason error) transition {
+	return transition{name: "rejected", set: func(o *operation) {
+		o.pv, o.volumeID, o.affinity, o.rejectReason = nil, id, affinity, reason
+	}}
+}
+
+// noVolume ends an operation for which no volume exists and none will. The claim may
+// still be protected.
+func noVolume(i *infeasible) transition {
+	return transition{name: "final", set: func(o *operation) {
+		*o = operation{began: o.began, announced: o.announced, infeasible: o.infeasible, finalResult: true}
+		if i != nil {
+			o.infeasible = i
+		}
+	}}
+}
+
+func pvSaved() transition {
+	return transition{name: "saved", set: func(o *operation) {
+		*o = operation{began: o.began, announced: o.announced, infeasible: o.infeasible}
+	}}
+}
+
+func claimUnprotected() transition {
+	return transition{name: "unprotected", set: func(o *operation) { o.finalResult = false }}
+}
+
+// claimRefetched follows the deletion of a saved PersistentVolume.
+func claimRefetched(bound bool) transition {
+	name := "unbound"
+	if bound {
+		name = "bound"
+	}
+	return transition{name: name, set: func(o *operation) { o.pvDeleted = false }}
+}
+
+func noTopology(anywhere bool) transition {
+	return transition{name: "noTopology", set: func(o *operation) {
+		o.topologyFailures++
+		o.awaitsTopology = o.awaitsTopology || anywhere
+	}}
+}

@@ -1,0 +1,186 @@
+package provisioner
+
+import (
+	"fmt"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// operations holds the operation of each claim. It is safe for use by several goroutines.
+type operations struct {
+	// sourceReleased is called when an operation that copied a source has ended.
+	sourceReleased func(*sourceKey)
+
+	mu      sync.Mutex
+	byClaim map[claimKey]*operation
+	copies  map[sourceKey]int // operations in progress by the source they copy
+}
+
+func newOperations() *operations {
+	return &operations{sourceReleased: func(*sourceKey) {}, byClaim: map[claimKey]*operation{}, copies: map[sourceKey]int{}}
+}
+
+// get returns a copy of the operation of a claim; the zero value if there is none.
+func (o *operations) get(key claimKey) operation {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if op := o.byClaim[key]; op != nil {
+		return *op
+	}
+	return operation{}
+}
+
+// transition changes the operation of a claim, which it creates in stage pending if there
+// is none. An illegal transition changes nothing and is an error.
+func (o *operations) transition(key claimKey, t transition) (before, after stage, err error) {
+	if t.release != nil {
+		defer t.release()
+	}
+	o.mu.Lock()
+	op := o.byClaim[key]
+	if op == nil {
+		op = &operation{began: time.Now()}
+	}
+	before = op.stage
+	after, legal := transitions[t.name][before]
+	if !legal {
+		o.mu.Unlock()
+		return before, before, fmt.Errorf("illegal transition %q of claim %s in stage %s; this is a bug of storage-controller", t.name, key, before)
+	}
+	source := op.source
+	t.set(op)
+	op.stage = after
+	o.byClaim[key] = op
+	released := o.countCopies(source, before, op)
+	o.mu.Unlock()
+	if released != nil {
+		o.sourceReleased(released)
+	}
+	return before, after, nil
+}
+
+// countCopies updates the number of operations that copy a source, and returns the source
+// that an operation has stopped copying. The caller holds mu.
+func (o *operations) countCopies(source *sourceKey, before stage, op *operation) (released *sourceKey) {
+	if op.source != nil && op.stage.inProgress() && !before.inProgress() {
+		o.copies[*op.source]++
+	}
+	if source == nil || op.stage.inProgress() {
+		return nil
+	}
+	if o.copies[*source]--; o.copies[*source] == 0 {
+		delete(o.copies, *source)
+	}
+	return source
+}
+
+// forget drops the operation of a claim that is bound or deleted, unless a volume is in
+// progress at the driver.
+func (o *operations) forget(key claimKey) (inProgress bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if op := o.byClaim[key]; op != nil && op.stage.inProgress() {
+		return true
+	}
+	delete(o.byClaim, key)
+	return false
+}
+
+// announce reports whether the event Provisioning is still to be sent for a claim, and
+// records that it is.
+func (o *operations) announce(key claimKey) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	op := o.byClaim[key]
+	if op == nil || op.announced {
+		return false
+	}
+	op.announced = true
+	return true
+}
+
+// allowRetry ends the delay of an infeasible request.
+func (o *operations) allowRetry(key claimKey) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if op := o.byClaim[key]; op != nil {
+		op.infeasible = nil
+	}
+}
+
+// pvDeleted records that the PersistentVolume of a claim was deleted after it was saved. It
+// reports whether the claim must be refetched for that.
+func (o *operations) pvDeleted(key claimKey) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	op := o.byClaim[key]
+	if op == nil || op.stage != pvCreated {
+		return false
+	}
+	op.pvDeleted = true
+	return true
+}
+
+// copying returns how many operations copy a source.
+func (o *operations) copying(source sourceKey) int {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.copies[source]
+}
+
+// takeTopologyWaiters returns the claims for which no topology was found, once each.
+func (o *operations) takeTopologyWaiters() (waiters []claimKey) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for key, op := range o.byClaim {
+		if op.awaitsTopology {
+			op.awaitsTopology = false
+			waiters = append(waiters, key)
+		}
+	}
+	return waiters
+}
+
+// sameVolumeName returns another claim whose volume in progress has the given name.
+func (o *operations) sameVolumeName(key claimKey, name string) (other claimKey, found bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for other, op := range o.byClaim {
+		if other != key && op.stage.inProgress() && op.plan.VolumeName == name {
+			return other, true
+		}
+	}
+	return claimKey{}, false
+}
+
+// in returns copies of the operations in a stage.
+func (o *operations) in(s stage) map[claimKey]operation {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	found := map[claimKey]operation{}
+	for key, op := range o.byClaim {
+		if op.stage == s {
+			found[key] = *op
+		}
+	}
+	return found
+}
+
+// unresolved adds to indeterminate the UIDs of the claims whose volume may exist, removes
+// those whose volume exists, and returns how many volumes have no PersistentVolume yet.
+func (o *operations) unresolved(indeterminateClaims map[types.UID]struct{}) (unsaved int) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for key, op := range o.byClaim {
+		switch op.stage {
+		case created:
+			unsaved++
+			delete(indeterminateClaims, key.UID)
+		case indeterminate, rejected:
+			indeterminateClaims[key.UID] = struct{}{}
+		}
+	}
+	return unsaved
+}

@@ -1,0 +1,136 @@
+package provisioner
+
+import (
+	"maps"
+	"os"
+	"regexp"
+	"slices"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/storage-controller/storage-controller/internal/kube"
+)
+
+// TestDrawing compares the drawing in doc.go with the table of transitions.
+func TestDrawing(t *testing.T) {
+	text, err := os.ReadFile("doc.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	type arrow struct{ from, transition, to string }
+	var drawn, want []arrow
+	for _, m := range regexp.MustCompile(`(?m)^//\t(\w+) +─ (\w+) ─+► (\w+)`).FindAllStringSubmatch(string(text), -1) {
+		drawn = append(drawn, arrow{m[1], m[2], m[3]})
+	}
+	for name, stages := range transitions {
+		for from, to := range stages {
+			if from != to {
+				want = append(want, arrow{from.String(), name, to.String()})
+			}
+		}
+	}
+	for _, a := range drawn {
+		if !slices.Contains(want, a) {
+			t.Errorf("doc.go draws %v, which is illegal", a)
+		}
+	}
+	for _, a := range want {
+		if !slices.Contains(drawn, a) {
+			t.Errorf("doc.go does not draw %v", a)
+		}
+	}
+	if len(drawn) != len(want) {
+		t.Errorf("doc.go draws %d transitions, there are %d", len(drawn), len(want))
+	}
+}
+
+// allTransitions has one value of each constructor.
+func allTransitions() []transition {
+	return []transition{
+		noTopology(true), beginRequest(operation{}), beginRequest(operation{called: true}), prepareAgain(operation{}), secretsRead(nil), createCalled(),
+		outcomeUnknown(), recordNotWritten(), volumeCreated(ourVolume(), "vol"), volumeRejected("vol", nil, errUnusable), noVolume(nil), pvSaved(),
+		claimUnprotected(), claimRefetched(true), claimRefetched(false),
+	}
+}
+
+// TestTransitions tries each transition in each stage: it leads where the table says, or is
+// an error that changes nothing.
+func TestTransitions(t *testing.T) {
+	names := map[string]bool{}
+	for _, tr := range allTransitions() {
+		names[tr.name] = true
+		for from := pending; from <= pvCreated; from++ {
+			o, key := newOperations(), claimKey{"ns", "c", uid}
+			before := operation{stage: from, request: &csi.CreateVolumeRequest{}, announced: true}
+			stored := before
+			o.byClaim[key] = &stored
+			_, after, err := o.transition(key, tr)
+			to, legal := transitions[tr.name][from]
+			switch {
+			case legal && (err != nil || after != to || o.get(key).stage != to):
+				t.Errorf("%s in %s leads to %s, %v, want %s", tr.name, from, o.get(key).stage, err, to)
+			case legal && !o.get(key).announced:
+				t.Errorf("%s in %s forgets that the claim was announced", tr.name, from)
+			case !legal && (err == nil || o.get(key).stage != from || o.get(key).called != before.called):
+				t.Errorf("%s in %s is not refused: %v, %+v", tr.name, from, err, o.get(key))
+			}
+		}
+	}
+	if got, want := slices.Sorted(maps.Keys(names)), slices.Sorted(maps.Keys(transitions)); !slices.Equal(got, want) {
+		t.Errorf("constructors for %q, table of %q", got, want)
+	}
+}
+
+// TestSourceIsCounted follows an operation that copies a source.
+func TestSourceIsCounted(t *testing.T) {
+	source := sourceKey{Kind: kube.KindClaim, Namespace: "ns", Name: "source"}
+	var released []sourceKey
+	o := newOperations()
+	o.sourceReleased = func(key *sourceKey) { released = append(released, *key) }
+	do := func(key claimKey, tr transition) {
+		t.Helper()
+		if _, _, err := o.transition(key, tr); err != nil {
+			t.Fatal(err)
+		}
+	}
+	check := func(copying, releases int) {
+		t.Helper()
+		if got := o.copying(source); got != copying || len(released) != releases {
+			t.Errorf("%d operations copy the source, it was released %d times; want %d and %d", got, len(released), copying, releases)
+		}
+	}
+	a, b := claimKey{"ns", "a", "a"}, claimKey{"ns", "b", "b"}
+	do(a, beginRequest(operation{source: &source}))
+	do(b, beginRequest(operation{source: &source, called: true}))
+	check(2, 0)
+	do(a, createCalled())
+	do(a, outcomeUnknown())
+	do(b, prepareAgain(operation{}))
+	check(2, 0)
+	if !o.forget(a) {
+		t.Error("an indeterminate operation is forgotten")
+	}
+	do(a, noVolume(nil))
+	check(1, 1)
+	do(b, volumeCreated(ourVolume(), "vol"))
+	do(b, pvSaved())
+	check(0, 2)
+	if o.forget(a) || o.forget(b) || len(o.byClaim) != 0 || len(o.copies) != 0 {
+		t.Errorf("%d operations and %d counts are left", len(o.byClaim), len(o.copies))
+	}
+}
+
+// TestIllegalTransition has a sync fail, and not panic, and a lock released.
+func TestIllegalTransition(t *testing.T) {
+	o := newOperations()
+	released := false
+	tr := pvSaved()
+	tr.release = func() { released = true }
+	if _, _, err := o.transition(claimKey{"ns", "c", uid}, tr); err == nil || !released {
+		t.Errorf("error %v, released %t", err, released)
+	}
+	if o.unresolved(nil) != 0 || len(o.byClaim) != 0 {
+		t.Error("an illegal transition leaves an operation")
+	}
+}

@@ -1,0 +1,329 @@
+package provisioner
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	storagehelpers "k8s.io/component-helpers/storage/volume"
+	"k8s.io/klog/v2"
+
+	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/topology"
+)
+
+// nodeOwnership decides when this instance of a distributed provisioner tries to own a claim
+// with immediate binding, by making its node the selected one.
+//
+// The instances know nothing of one another and share many claims that come at once: each
+// tries to own one claim at a time, and the next one a fifth of the base delay after it has
+// won one. So all win about equally many, and they seldom try the same claim at the same
+// time. If each claim were tried as soon as its own delay ends, a hundred instances would own
+// three hundred claims within a second, with a conflict for every other of them.
+//
+// An instance that did not win tries the next claim at once: it is behind the others. One
+// that has won more than the others, as the claims show, lets them go first. The pause ends
+// for a claim that was put off for the base delay, so that few instances are not slow with
+// many claims, and everything ends for one that was put off for the longest delay.
+type nodeOwnership struct {
+	c      *Controller
+	claims *kube.MutationCache[*corev1.PersistentVolumeClaim]
+
+	mu        sync.Mutex
+	races     map[claimKey]race
+	competing int            // claims with a drawn delay
+	trying    bool           // a claim is tried
+	next      time.Time      // no other before
+	won       map[string]int // claims by node, since this instance has begun to compete
+}
+
+// race is the delay before this instance tries to own a claim.
+type race struct {
+	began time.Time // of the first race for the claim
+	tries int       // without lasting success
+	due   time.Time // of the next try, as drawn; zero: not drawn yet
+	at    time.Time // of the next try; later than due while other claims are tried
+}
+
+func newNodeOwnership(c *Controller, claims *kube.MutationCache[*corev1.PersistentVolumeClaim]) *nodeOwnership {
+	return &nodeOwnership{c: c, claims: claims, races: map[claimKey]race{}}
+}
+
+const (
+	// turnsPerDelay is how many claims an instance tries to own within the base delay.
+	turnsPerDelay = 5
+	// looksPerTurn is how many of the waiting claims are reconciled per turn, so that one is
+	// found soon and a thousand claims do not all ask in each turn.
+	looksPerTurn = 8
+)
+
+func (o *nodeOwnership) pace() time.Duration { return o.c.cfg.NodeDeploymentBaseDelay / turnsPerDelay }
+
+// claimDelay returns how long to wait before a try, counted from 0.
+func (c Config) claimDelay(try int, random func(time.Duration) time.Duration) time.Duration {
+	delay := c.NodeDeploymentBaseDelay
+	for range try {
+		if delay >= c.NodeDeploymentMaxDelay/2 {
+			delay = c.NodeDeploymentMaxDelay
+			break
+		}
+		delay *= 2
+	}
+	delay = min(delay, c.NodeDeploymentMaxDelay)
+	return max(delay-random(c.NodeDeploymentBaseDelay), 0)
+}
+
+func randomDuration(below time.Duration) time.Duration {
+	if below <= 0 {
+		return 0
+	}
+	return rand.N(below)
+}
+
+func (o *nodeOwnership) raceOf(key claimKey) race {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.races[key]
+}
+
+// schedule draws the time at which this instance tries to own a claim. The first claim
+// starts at a random time, so that the instances do not keep step.
+func (o *nodeOwnership) schedule(key claimKey) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	r := o.races[key]
+	if r.began.IsZero() {
+		r.began = time.Now()
+	}
+	if r.due.IsZero() {
+		if o.competing++; o.competing == 1 {
+			o.notBefore(time.Now().Add(randomDuration(o.pace())))
+		}
+	}
+	r.due = time.Now().Add(o.c.cfg.claimDelay(r.tries, randomDuration))
+	r.at = r.due
+	o.races[key] = r
+}
+
+// end ends the race for a claim until it is scheduled again. The caller holds mu.
+func (o *nodeOwnership) end(key claimKey, tries int) {
+	if !o.races[key].due.IsZero() {
+		if o.competing--; o.competing == 0 {
+			o.won = nil
+		}
+	}
+	o.races[key] = race{began: o.races[key].began, tries: tries}
+}
+
+// failed counts a try that did not succeed, or whose claim was rescheduled.
+func (o *nodeOwnership) failed(key claimKey) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.end(key, o.races[key].tries+1)
+}
+
+// succeeded keeps the tries until the claim is bound, or owned by another node: see failed.
+func (o *nodeOwnership) succeeded(key claimKey) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.end(key, o.races[key].tries)
+}
+
+func (o *nodeOwnership) forget(key claimKey) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.end(key, 0)
+	delete(o.races, key)
+}
+
+// countWin counts a claim that node has won. The caller holds mu.
+func (o *nodeOwnership) countWin(node string) {
+	if o.competing == 0 {
+		return
+	}
+	if o.won == nil {
+		o.won = map[string]int{}
+	}
+	o.won[node]++
+}
+
+// ahead reports whether this node has won more claims than the average of the nodes that
+// have won any. The caller holds mu.
+func (o *nodeOwnership) ahead() bool {
+	own, total, nodes := o.won[o.c.cfg.NodeName], 0, len(o.won)
+	for _, n := range o.won {
+		total += n
+	}
+	return 2*own*nodes > 2*total+nodes // by more than half a claim
+}
+
+// claimUpdated counts a claim that another node has won.
+func (o *nodeOwnership) claimUpdated(old, claim *corev1.PersistentVolumeClaim) {
+	node := selectedNode(claim)
+	if !o.c.cfg.NodeDeployment || node == "" || node == o.c.cfg.NodeName || selectedNode(old) != "" {
+		return
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.countWin(node)
+}
+
+func (o *nodeOwnership) notBefore(next time.Time) {
+	if next.After(o.next) {
+		o.next = next
+	}
+}
+
+// beginTry reports whether a claim may be tried now; otherwise it puts the claim off.
+func (o *nodeOwnership) beginTry(key claimKey, now time.Time) bool {
+	cfg := o.c.cfg
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	r := o.races[key]
+	waited := func(delay time.Duration) bool { return !now.Before(r.due.Add(delay)) }
+	turn := waited(cfg.NodeDeploymentBaseDelay) || !now.Before(o.next)
+	if !o.trying && (turn && !o.ahead() || waited(cfg.NodeDeploymentMaxDelay)) {
+		o.trying = true
+		return true
+	}
+	next, again := o.next, o.pace()*time.Duration(o.competing)/looksPerTurn
+	if next.Before(now) {
+		next = now
+	}
+	again = min(max(again, o.pace()), cfg.NodeDeploymentBaseDelay)
+	r.at = next.Add(randomDuration(again))
+	o.races[key] = r
+	return false
+}
+
+func (o *nodeOwnership) endTry(won bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.trying = false
+	if !won {
+		return
+	}
+	o.countWin(o.c.cfg.NodeName)
+	// The first pause shows whether there are other instances.
+	if len(o.won) > 1 || o.won[o.c.cfg.NodeName] == 1 {
+		o.notBefore(time.Now().Add(o.pace()))
+	}
+}
+
+// selectThisNode makes this node the selected one of a claim, if it has enough capacity and
+// the API server still has the claim that decide saw: that read costs less than a conflict.
+func (o *nodeOwnership) selectThisNode(ctx context.Context, key claimKey, s claimState) error {
+	if !o.beginTry(key, s.now) {
+		return nil
+	}
+	won := false
+	defer func() { o.endTry(won) }()
+	if enough, err := o.hasCapacity(ctx, s); err != nil {
+		klog.FromContext(ctx).Error(err, "Reading the capacity of this node failed, trying to own the claim so that its events show why it fails")
+	} else if !enough {
+		o.failed(key)
+		return nil
+	}
+	live, exists, err := o.claims.Refetch(ctx, o.c.deps.Client.CoreV1().PersistentVolumeClaims(key.Namespace), s.claim)
+	switch {
+	case err != nil:
+		return fmt.Errorf("reading claim %s before owning it: %w", key, err)
+	case !exists, live.ResourceVersion != s.claim.ResourceVersion:
+		return nil // decide has not seen this
+	}
+	owned, err := o.patchSelectedNode(ctx, live)
+	switch {
+	case apierrors.IsConflict(err): // changed after the read
+		o.c.metrics.conflicts.Inc()
+		o.failed(key)
+		return nil
+	case kube.IsNotFound(err):
+		o.claims.MarkDeleted(live)
+		return nil
+	case err != nil:
+		o.failed(key)
+		err = fmt.Errorf("owning claim %s: %w", key, err)
+		if apierrors.IsInvalid(err) || apierrors.IsForbidden(err) { // a policy or a permission: a retry alone does not help
+			o.c.claimFailed(live, failedEvent(storagehelpers.GetPersistentVolumeClaimClass(live), err))
+		}
+		return err
+	}
+	won = true
+	o.claims.Observe(owned)
+	o.succeeded(key)
+	return nil
+}
+
+// patchSelectedNode writes the annotation if the claim still has the resourceVersion of live.
+func (o *nodeOwnership) patchSelectedNode(ctx context.Context, live *corev1.PersistentVolumeClaim) (*corev1.PersistentVolumeClaim, error) {
+	claims := o.c.deps.Client.CoreV1().PersistentVolumeClaims(live.Namespace)
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{
+		"uid": live.UID, "resourceVersion": live.ResourceVersion, "annotations": map[string]string{storagehelpers.AnnSelectedNode: o.c.cfg.NodeName},
+	}})
+	if err != nil {
+		return nil, err
+	}
+	owned, err := claims.Patch(ctx, live.Name, types.MergePatchType, patch, metav1.PatchOptions{})
+	if apierrors.IsForbidden(err) { // an old ClusterRole
+		metav1.SetMetaDataAnnotation(&live.ObjectMeta, storagehelpers.AnnSelectedNode, o.c.cfg.NodeName)
+		owned, err = claims.Update(ctx, live, metav1.UpdateOptions{})
+	}
+	return owned, err
+}
+
+// hasCapacity asks the driver whether the volume of a claim fits on this node.
+func (o *nodeOwnership) hasCapacity(ctx context.Context, s claimState) (bool, error) {
+	d := o.c.driver
+	size := capacityRange(s.claim).RequiredBytes
+	if size == 0 || !d.getsCapacity {
+		return true, nil
+	}
+	class, err := d.translated(s.class)
+	if err != nil {
+		return false, err
+	}
+	request, _, err := d.prepare(s.claim, class, d.NodeName, nil, d.requirementFor(s.claim, class, d.NodeName, s.known))
+	if err != nil {
+		return false, err
+	}
+	topologies := request.GetAccessibilityRequirements().GetRequisite()
+	if len(topologies) == 0 {
+		topologies = []*csi.Topology{nil}
+	}
+	for _, topology := range topologies {
+		call, cancel := context.WithTimeout(ctx, o.c.cfg.Timeout)
+		response, err := o.c.deps.CSI.GetCapacity(call, &csi.GetCapacityRequest{
+			VolumeCapabilities: request.VolumeCapabilities, Parameters: request.Parameters, AccessibleTopology: topology,
+		})
+		cancel()
+		if err != nil {
+			return false, err
+		}
+		if response.GetAvailableCapacity() >= size {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// allowedHere reports whether a class admits volumes on this node.
+func (d driver) allowedHere(claim *corev1.PersistentVolumeClaim, class *storagev1.StorageClass, known *topology.Aggregate) bool {
+	if !d.topology || len(class.AllowedTopologies) == 0 {
+		return true
+	}
+	translated, err := d.translated(class)
+	if err != nil {
+		return false
+	}
+	_, err = requirement(topologyRequest{strict: d.StrictTopology, allowed: translated.AllowedTopologies, node: d.NodeName, claim: claim.Name}, known)
+	return err == nil
+}

@@ -1,0 +1,170 @@
+package provisioner
+
+import (
+	"bytes"
+	"compress/zlib"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/protobuf/proto"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+
+	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/topology"
+)
+
+// requestRecord is what an annotation on the claim keeps of a request, for the next leader.
+// Users who may write the claim can write the annotation too, so it contains nothing that the
+// claim and its class do not say: the request is prepared from them again, with the topology
+// of the record, and must have the same hash.
+type requestRecord struct {
+	Driver string `json:"driver"` // as kube.HasProvisioningRecord reads it
+	// Request is a hash of the request without the values of its secrets.
+	Request string `json:"request"`
+	// Topology is a compressed csi.TopologyRequirement, which is large with one segment per
+	// node. Nil for none.
+	Topology     []byte `json:"topology,omitempty"`
+	SelectedNode string `json:"selectedNode,omitempty"`
+}
+
+const (
+	// maxRecord bounds the annotation; all annotations of an object have 256 KiB together.
+	maxRecord = 128 * 1024
+	// maxTopology bounds the expansion of a topology in an annotation that any user may write.
+	maxTopology = 16 << 20
+)
+
+// packTopology encodes t for a record.
+func packTopology(t *csi.TopologyRequirement) ([]byte, error) {
+	data, err := proto.MarshalOptions{Deterministic: true}.Marshal(t)
+	if err != nil {
+		return nil, fmt.Errorf("encoding the topology: %w", err)
+	}
+	var packed bytes.Buffer
+	w := zlib.NewWriter(&packed)
+	if _, err = w.Write(data); err == nil {
+		err = w.Close()
+	}
+	return packed.Bytes(), err // a buffer takes everything: err is nil
+}
+
+// unpackTopology decodes what packTopology returned.
+func unpackTopology(packed []byte) (*csi.TopologyRequirement, error) {
+	r, err := zlib.NewReader(bytes.NewReader(packed))
+	if err != nil {
+		return nil, err
+	}
+	data, err := io.ReadAll(io.LimitReader(r, maxTopology))
+	if err != nil {
+		return nil, err
+	}
+	t := &csi.TopologyRequirement{}
+	return t, proto.Unmarshal(data, t)
+}
+
+// fingerprint returns a hash of a request without the values of its secrets.
+func fingerprint(request *csi.CreateVolumeRequest) (string, error) {
+	bare := proto.CloneOf(request)
+	bare.Secrets = nil
+	data, err := proto.MarshalOptions{Deterministic: true}.Marshal(bare)
+	if err != nil {
+		return "", fmt.Errorf("encoding the request: %w", err)
+	}
+	sum := sha256.Sum256(data)
+	return hex.EncodeToString(sum[:]), nil
+}
+
+// protection returns the change that keeps the claim of o until the outcome is known.
+func (o operation) protection(driver string) (kube.MetadataPatch, error) {
+	r := requestRecord{Driver: driver, SelectedNode: o.plan.SelectedNode}
+	var err error
+	if r.Request, err = fingerprint(o.request); err != nil {
+		return kube.MetadataPatch{}, err
+	}
+	if t := o.request.GetAccessibilityRequirements(); t != nil {
+		if r.Topology, err = packTopology(t); err != nil {
+			return kube.MetadataPatch{}, err
+		}
+	}
+	data, err := json.Marshal(r)
+	if err != nil {
+		return kube.MetadataPatch{}, fmt.Errorf("encoding the record of the request: %w", err)
+	}
+	if len(data) > maxRecord {
+		return kube.MetadataPatch{}, fmt.Errorf("the record of the request has %d bytes, too many for an annotation", len(data))
+	}
+	return kube.MetadataPatch{AddFinalizers: []string{claimFinalizer}, SetAnnotations: map[string]string{annRequest: string(data)}}, nil
+}
+
+// unprotection undoes protection.
+var unprotection = kube.MetadataPatch{RemoveFinalizers: []string{claimFinalizer}, RemoveAnnotations: []string{annRequest}}
+
+func isProtected(claim *corev1.PersistentVolumeClaim) bool {
+	return slices.Contains(claim.Finalizers, claimFinalizer)
+}
+
+// recordOf reads the record on a protected claim; nil if a user has removed it.
+func recordOf(claim *corev1.PersistentVolumeClaim) (*requestRecord, error) {
+	text, recorded := claim.Annotations[annRequest]
+	if !recorded {
+		return nil, nil
+	}
+	r := &requestRecord{}
+	if err := json.Unmarshal([]byte(text), r); err != nil {
+		return nil, fmt.Errorf("annotation %s: %w", annRequest, err)
+	}
+	return r, nil
+}
+
+// nodeOf returns the node that was selected for the recorded request.
+func nodeOf(claim *corev1.PersistentVolumeClaim) string {
+	if r, err := recordOf(claim); err == nil && r != nil {
+		return r.SelectedNode
+	}
+	return selectedNode(claim)
+}
+
+// errRequestChanged says that the recorded request cannot be prepared again.
+var errRequestChanged = errors.New("the request would differ")
+
+// resume prepares the request again that an earlier process recorded on a protected claim.
+func (d driver) resume(claim *corev1.PersistentVolumeClaim, class *storagev1.StorageClass, named *found, known *topology.Aggregate) (o operation, err error) {
+	o = operation{claim: claim, classUID: class.UID, called: true}
+	if class, err = d.translated(class); err != nil {
+		return o, err
+	}
+	record, err := recordOf(claim)
+	if err != nil {
+		return o, err
+	}
+	if named != nil {
+		o.source = named.source
+	}
+	if record == nil { // the best that is known is what would be requested now
+		node := selectedNode(claim)
+		o.request, o.plan, err = d.prepare(claim, class, node, named, d.requirementFor(claim, class, node, known))
+		return o, err
+	}
+	var topology *csi.TopologyRequirement
+	if record.Topology != nil {
+		if topology, err = unpackTopology(record.Topology); err != nil {
+			return o, fmt.Errorf("annotation %s: %w", annRequest, err)
+		}
+	}
+	recorded := func() (*csi.TopologyRequirement, error) { return topology, nil }
+	if o.request, o.plan, err = d.prepare(claim, class, record.SelectedNode, named, recorded); err != nil {
+		return o, err
+	}
+	hash, err := fingerprint(o.request)
+	if err == nil && hash != record.Request {
+		err = fmt.Errorf("%w: StorageClass %q, an object that this PVC references, or a flag of the provisioner has changed", errRequestChanged, class.Name)
+	}
+	return o, err
+}

@@ -1,0 +1,267 @@
+package provisioner
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/keymutex"
+
+	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/volumerules"
+	"github.com/storage-controller/storage-controller/internal/workloop"
+)
+
+// sourceProtector keeps the sources of clones and of restored snapshots by a finalizer,
+// from before the first CreateVolume until no claim waits for a copy and no operation
+// makes one.
+type sourceProtector struct {
+	c         *Controller
+	claims    *kube.MutationCache[*corev1.PersistentVolumeClaim]
+	volumes   *kube.MutationCache[*corev1.PersistentVolume]
+	ops       *operations
+	snapshots kube.OptionalInformer
+	locks     keymutex.KeyMutex
+
+	cloneQueue, snapshotQueue *workloop.Loop[sourceKey] // sources to release
+}
+
+func newSourceProtector(c *Controller, claims *kube.MutationCache[*corev1.PersistentVolumeClaim], volumes *kube.MutationCache[*corev1.PersistentVolume], ops *operations) *sourceProtector {
+	p := &sourceProtector{c: c, claims: claims, volumes: volumes, ops: ops, locks: keymutex.NewHashed(64)}
+	config := c.loopConfig("clone-protection")
+	config.WaitReady = nil // no call of the driver
+	p.cloneQueue = workloop.New(config, c.deps.Queues, p.sync)
+	config.Name = "snapshot-protection"
+	p.snapshotQueue = workloop.New(config, c.deps.Queues, p.sync)
+	ops.sourceReleased = p.enqueue
+	return p
+}
+
+// lock serializes protecting and releasing a source. Two sources may share a lock.
+func (p *sourceProtector) lock(key sourceKey) (unlock func()) {
+	p.locks.LockKey(key.DependencyKey())
+	return func() { _ = p.locks.UnlockKey(key.DependencyKey()) } // always nil
+}
+
+// protect adds the finalizer to a source. The caller holds its lock.
+func (p *sourceProtector) protect(ctx context.Context, key sourceKey, uid types.UID) error {
+	if key.Kind == kube.KindClaim {
+		source, err := addFinalizer(ctx, p.c.deps.Client.CoreV1().PersistentVolumeClaims(key.Namespace), key.Name, uid, cloneFinalizer)
+		if err == nil {
+			p.claims.Observe(source) // for releaseClaim
+		}
+		return err
+	}
+	_, err := addFinalizer(ctx, p.c.deps.Snapshots.VolumeSnapshots(key.Namespace), key.Name, uid, snapshotFinalizer)
+	if apierrors.IsForbidden(err) {
+		klog.FromContext(ctx).Info("No permission to protect the VolumeSnapshot while it is restored; grant update on volumesnapshots",
+			"volumeSnapshot", klog.KRef(key.Namespace, key.Name), "err", err)
+		return nil
+	}
+	return err
+}
+
+// addFinalizer adds a finalizer to the object that has both name and uid.
+func addFinalizer[T metav1.Object](ctx context.Context, w kube.Writer[T], name string, uid types.UID, finalizer string) (T, error) {
+	source, err := w.Get(ctx, name, metav1.GetOptions{})
+	if err == nil && source.GetUID() != uid {
+		err = fmt.Errorf("it was recreated, with UID %q instead of %q", source.GetUID(), uid)
+	}
+	if err != nil {
+		return source, err
+	}
+	return kube.PatchMetadata(ctx, w, source, kube.MetadataPatch{AddFinalizers: []string{finalizer}})
+}
+
+// inUse reports whether a claim waits for a copy of a source, or an operation makes one.
+func (p *sourceProtector) inUse(key sourceKey) bool {
+	if p.ops.copying(key) > 0 {
+		return true
+	}
+	for _, claim := range p.c.claims.ByIndex(kube.ByDependency, key.DependencyKey()) {
+		newest, ok := p.claims.Get(kube.Key(claim))
+		if !ok || newest.UID != claim.UID || !waits(newest) || p.ops.get(keyOf(claim)).stage == pvCreated {
+			continue
+		}
+		if source := dataSourceOf(newest); source != nil && *source == key { // the index ignores API groups
+			return true
+		}
+	}
+	return false
+}
+
+// sync removes the finalizer from a source that is no longer in use.
+func (p *sourceProtector) sync(ctx context.Context, key sourceKey) (time.Time, error) {
+	defer p.lock(key)()
+	if p.inUse(key) {
+		return time.Time{}, nil // the end of the use enqueues the source
+	}
+	var err error
+	if key.Kind == kube.KindClaim {
+		err = p.releaseClaim(ctx, key)
+	} else {
+		err = p.releaseSnapshot(ctx, key)
+	}
+	switch {
+	case kube.IsNotFound(err):
+		return time.Time{}, nil
+	case apierrors.IsForbidden(err):
+		klog.FromContext(ctx).Info("No permission to remove the finalizer that protected a source", "source", key.String(), "err", err)
+		return time.Now().Add(p.c.cfg.RetryIntervalMax), nil
+	case err != nil:
+		return time.Time{}, fmt.Errorf("%s: removing the finalizer that protected it: %w", key, err)
+	}
+	return time.Time{}, nil
+}
+
+// releaseClaim skips claims of other drivers, whose calls are not known here.
+func (p *sourceProtector) releaseClaim(ctx context.Context, key sourceKey) error {
+	// A finalizer that is new to the cache comes with an event.
+	if known, ok := p.claims.Get(key.Namespace + "/" + key.Name); !ok || !isCloned(known) {
+		return nil
+	}
+	claims := p.c.deps.Client.CoreV1().PersistentVolumeClaims(key.Namespace)
+	source, err := claims.Get(ctx, key.Name, metav1.GetOptions{})
+	if err != nil || !isCloned(source) {
+		return err
+	}
+	if others, err := p.ofAnotherDriver(ctx, source); err != nil || others {
+		return err
+	}
+	changed, err := kube.PatchMetadata(ctx, claims, source, kube.MetadataPatch{RemoveFinalizers: []string{cloneFinalizer}})
+	return p.claims.RecordWrite(source, changed, err)
+}
+
+// ofAnotherDriver reports whether the volume of a claim is one of another driver. A claim
+// without a volume cannot be cloned by any driver.
+func (p *sourceProtector) ofAnotherDriver(ctx context.Context, claim *corev1.PersistentVolumeClaim) (bool, error) {
+	if claim.Spec.VolumeName == "" {
+		return false, nil
+	}
+	pv, known := p.volumes.Get(claim.Spec.VolumeName)
+	if !known {
+		var err error
+		pv, err = p.c.deps.Client.CoreV1().PersistentVolumes().Get(ctx, claim.Spec.VolumeName, metav1.GetOptions{})
+		if kube.IsNotFound(err) {
+			return false, nil
+		}
+		if err != nil {
+			return false, err
+		}
+	}
+	pv, err := p.c.driver.asCSI(pv)
+	if err != nil {
+		return false, err
+	}
+	return pv.Spec.CSI == nil || pv.Spec.CSI.Driver != p.c.driver.name, nil
+}
+
+func isCloned(claim *corev1.PersistentVolumeClaim) bool {
+	return slices.Contains(claim.Finalizers, cloneFinalizer)
+}
+
+func isRestored(s metav1.Object) bool { return slices.Contains(s.GetFinalizers(), snapshotFinalizer) }
+
+// releaseSnapshot skips snapshots of other drivers.
+func (p *sourceProtector) releaseSnapshot(ctx context.Context, key sourceKey) error {
+	snapshots := p.c.deps.Snapshots.VolumeSnapshots(key.Namespace)
+	source, err := snapshots.Get(ctx, key.Name, metav1.GetOptions{})
+	if err != nil || !isRestored(source) {
+		return err
+	}
+	if name, err := volumerules.BoundContent(source); err == nil {
+		content, err := p.c.deps.Snapshots.VolumeSnapshotContents().Get(ctx, name, metav1.GetOptions{})
+		if err == nil && content.Spec.Driver != p.c.driver.name {
+			return nil
+		}
+		if err != nil && !kube.IsNotFound(err) { // a snapshot without content cannot be restored
+			return err
+		}
+	}
+	_, err = kube.PatchMetadata(ctx, snapshots, source, kube.MetadataPatch{RemoveFinalizers: []string{snapshotFinalizer}})
+	return err
+}
+
+// run releases sources until ctx ends.
+func (p *sourceProtector) run(ctx context.Context, wg *sync.WaitGroup) {
+	wg.Go(func() { p.cloneQueue.Run(ctx, p.c.cfg.CloningProtectionThreads) })
+	wg.Go(func() { p.snapshotQueue.Run(ctx, p.c.cfg.CloningProtectionThreads) })
+	if p.sweeps() {
+		wg.Go(func() { p.sweep(ctx) })
+	}
+}
+
+// stop ends queues that will not run.
+func (p *sourceProtector) stop() {
+	p.cloneQueue.Stop()
+	p.snapshotQueue.Stop()
+}
+
+func (p *sourceProtector) sweeps() bool {
+	return p.c.driver.restores && p.c.cfg.SnapshotOrphanSweepInterval > 0
+}
+
+// sweep enqueues, at once and then periodically, the snapshots that still have the
+// finalizer of a process that exited before it removed it.
+func (p *sourceProtector) sweep(ctx context.Context) {
+	tick := time.NewTicker(p.c.cfg.SnapshotOrphanSweepInterval)
+	defer tick.Stop()
+	for {
+		for _, s := range p.snapshots.List() {
+			p.snapshotChanged(s)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+func (p *sourceProtector) snapshotChanged(s metav1.Object) {
+	if isRestored(s) && p.sweeps() {
+		p.snapshotQueue.Add(sourceKey{Kind: kube.KindSnapshot, Namespace: s.GetNamespace(), Name: s.GetName()})
+	}
+}
+
+func (p *sourceProtector) claimChanged(claim *corev1.PersistentVolumeClaim) {
+	if isCloned(claim) {
+		p.cloneQueue.Add(sourceKey{Kind: kube.KindClaim, Namespace: claim.Namespace, Name: claim.Name})
+	}
+}
+
+// enqueueSourceOf enqueues the source of a claim that does not wait for a copy any more.
+func (p *sourceProtector) enqueueSourceOf(claim *corev1.PersistentVolumeClaim) {
+	source := dataSourceOf(claim)
+	if source != nil && source.Kind == kube.KindSnapshot && !kube.ClaimHandledBy(p.c.driver.name, claim) {
+		return // likely another driver's; skip the live GET, the periodic sweep catches the rest
+	}
+	p.enqueue(source)
+}
+
+// dataSourceOf returns the source that the volume of a claim copies; nil for an empty volume.
+func dataSourceOf(claim *corev1.PersistentVolumeClaim) *sourceKey {
+	source, err := volumerules.SourceOf(claim, true) // also across namespaces: that was permitted when the copy began
+	if err != nil {
+		return nil
+	}
+	return source
+}
+
+// enqueue enqueues a source that one copy less is made of; nil is none.
+func (p *sourceProtector) enqueue(key *sourceKey) {
+	switch {
+	case key == nil:
+	case key.Kind == kube.KindClaim:
+		p.cloneQueue.Add(*key)
+	default:
+		p.snapshotQueue.Add(*key)
+	}
+}

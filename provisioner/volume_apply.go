@@ -1,0 +1,152 @@
+package provisioner
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	storagehelpers "k8s.io/component-helpers/storage/volume"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/ptr"
+
+	"github.com/storage-controller/storage-controller/csiclient"
+	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/tracing"
+	"github.com/storage-controller/storage-controller/internal/volumerules"
+)
+
+// apply carries out what decideVolume chose: one call, or one write.
+func (l *volumeLoop) apply(ctx context.Context, s pvState, step volumeStep) error {
+	pv, volumes := s.pv, l.c.deps.Client.CoreV1().PersistentVolumes()
+	switch step.action {
+	case volumeChange:
+		changed, err := kube.PatchMetadata(ctx, volumes, pv, step.change)
+		if err := l.volumes.RecordWrite(pv, changed, err); err != nil {
+			return fmt.Errorf("changing the finalizers of PersistentVolume %q: %w", pv.Name, err)
+		}
+		return nil
+	case volumeFail:
+		return l.failed(pv, step.err)
+	case volumeDelete:
+		return l.deleteVolume(ctx, pv)
+	case volumeRemove:
+		err := volumes.Delete(ctx, pv.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: ptr.To(pv.UID)}})
+		if err != nil && !kube.IsNotFound(err) && !apierrors.IsConflict(err) { // Conflict: recreated
+			return fmt.Errorf("deleting PersistentVolume %q: %w", pv.Name, err)
+		}
+		l.record(pv, func(r *removal) { r.object = true })
+		return nil
+	}
+	return fmt.Errorf("action %v has no implementation", step.action)
+}
+
+// failed counts a failure, sends its event and returns err.
+func (l *volumeLoop) failed(pv *corev1.PersistentVolume, err error) error {
+	l.c.metrics.deleteFailed.WithLabelValues(pv.Spec.StorageClassName).Inc()
+	l.c.event(pv, failedDeleteEvent(err))
+	return err
+}
+
+// deleteVolume calls DeleteVolume. That cannot be undone, so the API server is asked first
+// whether it still has the PersistentVolume that decideVolume saw.
+func (l *volumeLoop) deleteVolume(ctx context.Context, pv *corev1.PersistentVolume) error {
+	l.record(pv, func(*removal) {})
+	live, exists, err := l.volumes.Refetch(ctx, l.c.deps.Client.CoreV1().PersistentVolumes(), pv)
+	switch {
+	case err != nil:
+		return fmt.Errorf("reading PersistentVolume %q before deleting its volume: %w", pv.Name, err)
+	case !exists, live.ResourceVersion != pv.ResourceVersion:
+		return nil // decideVolume has not seen this
+	}
+	translated, err := l.c.driver.asCSI(live)
+	if err != nil {
+		return l.failed(live, err)
+	}
+	secrets, missing, err := l.deletionSecrets(ctx, live)
+	if err != nil {
+		return l.failed(live, err)
+	}
+	handle := translated.Spec.CSI.VolumeHandle
+	defer l.c.deps.Locks.Share(handle)()
+	call, cancel := context.WithTimeout(csiclient.WithMigrated(ctx, live.Spec.CSI == nil), l.c.cfg.Timeout)
+	defer cancel()
+	if _, err := l.c.deps.CSI.DeleteVolume(call, &csi.DeleteVolumeRequest{VolumeId: handle, Secrets: secrets}); err != nil {
+		if missing != nil {
+			err = fmt.Errorf("%w; DeleteVolume was called without its secret: %w", err, missing)
+		}
+		return l.failed(live, err)
+	}
+	if missing != nil {
+		l.c.event(live, deletionWithoutSecretEvent(handle, missing))
+	}
+	l.volumeDeletedByDriver(ctx, live, handle)
+	return nil
+}
+
+func (l *volumeLoop) volumeDeletedByDriver(ctx context.Context, pv *corev1.PersistentVolume, handle string) {
+	if l.c.deps.VolumeObserver != nil {
+		l.c.deps.VolumeObserver.VolumeDeleted(pv)
+	}
+	var took time.Duration
+	l.record(pv, func(r *removal) { r.volume, took = true, time.Since(r.began) })
+	l.c.metrics.deleted.WithLabelValues(pv.Spec.StorageClassName).Inc()
+	l.c.metrics.deleteSeconds.WithLabelValues(pv.Spec.StorageClassName).Observe(took.Seconds())
+	klog.FromContext(ctx).Info("Volume deleted", "volumeHandle", handle)
+	tracing.EndOperation(ctx, time.Now().Add(-took), "persistentVolume", pv.Name, "volumeHandle", handle)
+}
+
+// deletionSecrets returns the secrets for DeleteVolume; nil for none. missing is why a secret
+// could not be read, which does not stop the deletion: the driver decides whether it needs it.
+func (l *volumeLoop) deletionSecrets(ctx context.Context, pv *corev1.PersistentVolume) (values map[string]string, missing, err error) {
+	class, exists := l.c.classes.Get(storagehelpers.GetPersistentVolumeClass(pv))
+	if _, _, annotated := deletionAnnotations(pv); exists && !annotated {
+		if class, err = l.c.driver.translated(class); err != nil {
+			return nil, nil, err
+		}
+	}
+	ref, missing := l.c.driver.deletionSecret(pv, class)
+	if missing == nil {
+		missing = volumerules.Secrets{Provisioner: ref}.Permitted(l.c.cfg.SecretNamespaces)
+	}
+	if missing != nil || ref == nil {
+		return nil, missing, nil
+	}
+	values, missing = kube.ReadSecret(ctx, l.c.deps.Client, ref)
+	if missing != nil && ctx.Err() != nil {
+		return nil, nil, missing
+	}
+	return values, missing, nil
+}
+
+// deletionAnnotations returns the secret that the annotations of pv name, both empty for
+// none. Unless both annotations exist, the class of pv counts instead.
+func deletionAnnotations(pv *corev1.PersistentVolume) (name, namespace string, both bool) {
+	name, hasName := pv.Annotations[annDeletionSecretName]
+	namespace, hasNamespace := pv.Annotations[annDeletionSecretNamespace]
+	return name, namespace, hasName && hasNamespace
+}
+
+// deletionSecret returns the secret that the annotations of pv name or, without annotations,
+// that of its class, which may be nil.
+func (d driver) deletionSecret(pv *corev1.PersistentVolume, class *storagev1.StorageClass) (*corev1.SecretReference, error) {
+	if name, namespace, annotated := deletionAnnotations(pv); annotated {
+		switch {
+		case name == "" && namespace == "":
+			return nil, nil
+		case name == "" || namespace == "":
+			return nil, fmt.Errorf("annotations %s and %s: one of them is empty", annDeletionSecretName, annDeletionSecretNamespace)
+		}
+		return &corev1.SecretReference{Namespace: namespace, Name: name}, nil
+	}
+	if class == nil || pv.Spec.ClaimRef == nil {
+		return nil, nil
+	}
+	return volumerules.ResolveSecret(volumerules.Provisioner, class.Parameters, volumerules.SecretScope{
+		Volume: pv.Name, Claim: pv.Spec.ClaimRef.Name, Namespace: pv.Spec.ClaimRef.Namespace,
+	})
+}

@@ -1,0 +1,99 @@
+package provisioner
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+
+	"github.com/storage-controller/storage-controller/internal/kube"
+)
+
+// pvState is everything that decideVolume may look at.
+type pvState struct {
+	pv          *corev1.PersistentVolume // nil: deleted
+	attachments []*storagev1.VolumeAttachment
+	removable   []string // finalizers of others that may be removed with ours
+	removal     removal
+	now         time.Time
+}
+
+// volumeAction is the one next thing to do for a PersistentVolume.
+type volumeAction int
+
+const (
+	volumeNothing volumeAction = iota
+	volumeChange               // of finalizers
+	volumeWait                 // for the end of an attachment
+	volumeFail
+	volumeDelete // DeleteVolume
+	volumeRemove // delete the PersistentVolume
+)
+
+// String returns the name of a in logs and traces.
+func (a volumeAction) String() string {
+	return [...]string{"nothing", "change finalizers", "wait", "fail", "delete volume", "delete PersistentVolume"}[a]
+}
+
+type volumeStep struct {
+	action volumeAction
+	reason string
+	err    error              // of volumeFail and volumeWait
+	change kube.MetadataPatch // of volumeChange
+}
+
+// decideVolume returns the one next step for a PersistentVolume of the driver.
+//
+// After DeleteVolume the finalizers are removed first and the object is deleted second. In
+// the other order every owner of a finalizer would see the object being deleted and write it
+// once more. A crash between the two leaves a released PersistentVolume without finalizer,
+// for which DeleteVolume is repeated, as the CSI spec allows.
+func (d driver) decideVolume(s pvState) volumeStep {
+	pv := s.pv
+	if pv == nil || s.removal.object {
+		return volumeStep{reason: "Deleted"}
+	}
+	has, deleting := slices.Contains(pv.Finalizers, volumeFinalizer), pv.DeletionTimestamp != nil
+	switch {
+	case s.removal.volume && (has || len(s.removable) > 0):
+		finalizers := append([]string{volumeFinalizer}, s.removable...)
+		return volumeStep{action: volumeChange, reason: "VolumeDeleted", change: kube.MetadataPatch{RemoveFinalizers: finalizers}}
+	case s.removal.volume && !deleting:
+		return volumeStep{action: volumeRemove, reason: "VolumeDeleted"}
+	case s.removal.volume:
+		return volumeStep{reason: "OtherFinalizers"}
+	case !reclaims(pv) && has:
+		return volumeStep{action: volumeChange, reason: "Retained", change: kube.MetadataPatch{RemoveFinalizers: []string{volumeFinalizer}}}
+	case !reclaims(pv):
+		return volumeStep{reason: "Retained"}
+	case deleting && !has:
+		return volumeStep{reason: "NotOurs"}
+	case pv.Status.Phase == corev1.VolumeBound && !has:
+		return volumeStep{action: volumeChange, reason: "Unprotected", change: kube.MetadataPatch{AddFinalizers: []string{volumeFinalizer}}}
+	case pv.Status.Phase != corev1.VolumeReleased:
+		return volumeStep{reason: "InUse"}
+	}
+	return d.decideReleased(s)
+}
+
+// decideReleased is for a PersistentVolume whose volume is to be deleted.
+func (d driver) decideReleased(s pvState) volumeStep {
+	pv := s.pv
+	translated, err := d.asCSI(pv)
+	switch {
+	case err != nil:
+		return volumeStep{action: volumeFail, reason: "CannotTranslate", err: err}
+	case translated.Spec.CSI == nil || translated.Spec.CSI.Driver != d.name:
+		return volumeStep{action: volumeFail, reason: "NotCSI", err: fmt.Errorf("PersistentVolume %q has no source of CSI driver %q", pv.Name, d.name)}
+	case !d.controllerService || !d.createsVolumes:
+		return volumeStep{action: volumeFail, reason: "CannotDelete", err: fmt.Errorf(
+			"driver %q does not support deleting volumes: it does not report CONTROLLER_SERVICE and CREATE_DELETE_VOLUME", d.name)}
+	case d.publishes && len(s.attachments) > 0:
+		va := s.attachments[0]
+		return volumeStep{action: volumeWait, reason: "Attached", err: fmt.Errorf(
+			"persistentvolume %s is still attached to node %s (VolumeAttachment %q)", pv.Name, va.Spec.NodeName, va.Name)}
+	}
+	return volumeStep{action: volumeDelete, reason: "Released"}
+}
