@@ -5,11 +5,13 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/csiclient/csitest"
+	"github.com/storage-controller/storage-controller/internal/kubetest"
 )
 
 // TestTerminationMessage is what Kubernetes shows of a container that ends with its driver.
@@ -35,5 +37,40 @@ func TestTerminationMessage(t *testing.T) {
 	}
 	if text, err := os.ReadFile(file); err != nil || string(text) != "Lost connection to CSI driver, exiting\n" {
 		t.Errorf("%v: %q", err, text)
+	}
+}
+
+// TestTracingThatDoesNotStart: the process returns the error although the watches run.
+func TestTracingThatDoesNotStart(t *testing.T) {
+	cp := kubetest.Get(t)
+	ns := kubetest.Namespace(t, cp)
+	plugin := csitest.Run(t, csitest.Config{Name: ns + ".example.com"})
+	c := configOf(t, Attach, "--csi-address="+plugin.Address(), "--kubeconfig="+cp.Kubeconfig(), "--otlp-endpoint=http://[fe80::1%25en0]:4317")
+	if err := c.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error, 1)
+	go func() { done <- c.Run(t.Context()) }()
+	select {
+	case err := <-done:
+		if err == nil {
+			t.Error("no error is returned")
+		}
+	case <-time.After(time.Minute):
+		t.Fatal("the process hangs")
+	}
+}
+
+// TestBuildThatFails: the collectors of a role that cannot be built are unregistered, so that it can be built again.
+func TestBuildThatFails(t *testing.T) {
+	registry := prometheus.NewRegistry()
+	gauge := func() prometheus.Collector { return prometheus.NewGauge(prometheus.GaugeOpts{Name: "g", Help: "h"}) }
+	for range 2 {
+		a := &attempt{Registerer: registry}
+		a.MustRegister(gauge())
+		a.undo()
+	}
+	if err := registry.Register(gauge()); err != nil {
+		t.Error(err)
 	}
 }

@@ -3,6 +3,7 @@ package app
 import (
 	"context"
 	"errors"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/workloop"
+	"github.com/storage-controller/storage-controller/metrics"
 )
 
 // replica is a controller that serves on every replica.
@@ -80,6 +82,85 @@ func TestServingThatFailsEndsTheProcess(t *testing.T) {
 	if err := terms1(true, r).run(t.Context()); !errors.Is(err, broken) {
 		t.Errorf("got %v", err)
 	}
+}
+
+// TestRoleThatIsNotNamed: its errors disable it until the next try, and never end the process.
+func TestRoleThatIsNotNamed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, drain := context.WithCancelCause(t.Context())
+		defer drain(nil)
+		builds, runs := 0, 0
+		works := replica{
+			serve: func(ctx context.Context) error { <-ctx.Done(); return nil },
+			run: func(ctx context.Context) error {
+				if runs++; runs == 1 {
+					return errors.New("it cannot run yet")
+				}
+				<-ctx.Done()
+				return nil
+			},
+		}
+		terms := terms1(true, replica{serve: works.serve, run: func(ctx context.Context) error { <-ctx.Done(); return nil }})
+		starts := 0
+		terms.startInformers = func() { starts++ }
+		m := newMember("late", false, func(context.Context) (controller, error) {
+			if builds++; builds < 3 {
+				return nil, errors.New("pods \"driver-0\" not found")
+			}
+			return works, nil
+		})
+		m.failure = m.buildController(ctx)
+		terms.add("", m)
+		done := make(chan error, 1)
+		go func() { done <- terms.run(ctx) }()
+
+		state := func(after time.Duration, want string) {
+			t.Helper()
+			time.Sleep(after) // of the clock of synctest
+			synctest.Wait()
+			var warning metrics.Warning
+			switch err := terms.rolesReady(); {
+			case want == "" && err != nil:
+				t.Errorf("it is not ready: %v", err)
+			case want != "" && (!errors.As(err, &warning) || !strings.Contains(err.Error(), "late is disabled: "+want)):
+				t.Errorf("got %v, want a warning with %q", err, want)
+			}
+		}
+		state(0, `pods "driver-0" not found`)
+		state(6*time.Second, `pods "driver-0" not found`)
+		state(12*time.Second, "it cannot run yet")
+		state(6*time.Second, "")
+		if builds != 3 || runs != 2 || starts != 1 || terms.status()[1].Disabled != "" {
+			t.Errorf("%d builds, %d runs, %d starts of informers", builds, runs, starts)
+		}
+		drain(workloop.ErrDrain)
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestAllRolesAreDisabled: a process in which nothing runs is not ready, and is not ended.
+func TestAllRolesAreDisabled(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, drain := context.WithCancelCause(t.Context())
+		terms := terms1(false, replica{
+			serve: func(context.Context) error { return errors.New("the port is taken") },
+			run:   func(ctx context.Context) error { <-ctx.Done(); return nil },
+		})
+		m := terms.members()[0]
+		done := make(chan error, 1)
+		go func() { done <- m.serve(ctx, startRetry) }()
+		time.Sleep(time.Minute)
+		var warning metrics.Warning
+		if err := terms.rolesReady(); err == nil || errors.As(err, &warning) || len(done) > 0 {
+			t.Errorf("got %v", err)
+		}
+		drain(workloop.ErrDrain)
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 // terms1 returns the terms of one controller, without watches and leader election.

@@ -1,0 +1,73 @@
+package app
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/storage-controller/storage-controller/internal/kubetest"
+)
+
+// TestEventsAreSentAtShutdown: events that are queued when the services stop are sent before the process exits.
+func TestEventsAreSentAtShutdown(t *testing.T) {
+	cp := kubetest.Get(t)
+	ns := kubetest.Namespace(t, cp)
+	sending, stopped := make(chan struct{}, 100), make(chan struct{})
+	config := kubetest.Proxy(t, cp.Config(), func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
+		if r.Method == http.MethodPost && strings.HasSuffix(r.URL.Path, "/events") {
+			sending <- struct{}{}
+			<-stopped // the first event is in flight, the second one is queued
+		}
+		pass.ServeHTTP(w, r)
+	})
+	services, stopServices := context.WithCancel(t.Context())
+	events, stopEvents, err := startEvents(services, config, "test", "drv")
+	if err != nil {
+		t.Fatal(err)
+	}
+	object := &corev1.ObjectReference{Kind: "PersistentVolumeClaim", Namespace: ns, Name: "c"}
+	events.Event(object, corev1.EventTypeNormal, "First", "in flight")
+	events.Event(object, corev1.EventTypeNormal, "Second", "queued")
+	<-sending
+	stopServices()
+	close(stopped)
+	stopEvents()
+	list, err := cp.Client().CoreV1().Events(ns).List(t.Context(), metav1.ListOptions{})
+	if err != nil || len(list.Items) != 2 {
+		t.Errorf("%d events are there, want 2 (%v)", len(list.Items), err)
+	}
+}
+
+// TestEventsDoNotDelayTheShutdown: an API server that does not answer delays the end by no more than the grace.
+func TestEventsDoNotDelayTheShutdown(t *testing.T) {
+	cp := kubetest.Get(t)
+	sending, release := make(chan struct{}, 100), make(chan struct{})
+	config := kubetest.Proxy(t, cp.Config(), func(http.ResponseWriter, *http.Request, http.Handler) {
+		sending <- struct{}{}
+		<-release
+	})
+	defer close(release) // before the proxy waits for its requests
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	events, stopEvents, err := startEvents(ctx, config, "test", "drv")
+	if err != nil {
+		t.Fatal(err)
+	}
+	events.Event(&corev1.ObjectReference{Kind: "PersistentVolumeClaim", Namespace: "default", Name: "c"}, corev1.EventTypeNormal, "First", "hangs")
+	<-sending
+	done := make(chan struct{})
+	go func() { stopEvents(); close(done) }()
+	kubetest.Eventually(t, "it stops", func(context.Context) error {
+		select {
+		case <-done:
+			return nil
+		default:
+			return fmt.Errorf("it still waits")
+		}
+	})
+}
