@@ -9,82 +9,82 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
-// Protection says when a claim gets the finalizer that keeps it while its volume
-// may be coming into being.
+// Protection selects when a claim gets the finalizer that keeps it while the outcome of its
+// CreateVolume is unknown.
 type Protection string
 
 const (
-	// ProtectionOff never: a volume whose creation was in doubt is lost when the
-	// process ends and the claim is deleted before another one has taken over.
+	// ProtectionOff never adds the finalizer. A volume is leaked if the process exits while its
+	// CreateVolume is indeterminate and the claim is deleted before another process repeats it.
 	ProtectionOff Protection = "off"
-	// ProtectionOnRetry from the first uncertain answer of the driver on; for copies in
-	// a node deployment from before the first call on, so that the instances of other
-	// nodes know that the source is in use.
+	// ProtectionOnRetry adds the finalizer after the first indeterminate response. With distributed
+	// provisioning it adds the finalizer to clones and restores before the first call, so that
+	// other nodes see that the source is in use.
 	ProtectionOnRetry Protection = "on-retry"
-	// ProtectionAlways from before the first call on.
+	// ProtectionAlways adds the finalizer before the first call.
 	ProtectionAlways Protection = "always"
 )
 
-// Config is what an operator may set.
+// Config holds the settings of the provisioner.
 type Config struct {
-	// Timeout bounds one CreateVolume or DeleteVolume call. A call that runs into it
-	// is in doubt and is repeated with the same arguments (CSI spec, "Timeouts").
+	// Timeout bounds one CreateVolume or DeleteVolume call. A call that times out is
+	// indeterminate and is repeated with the same arguments (CSI spec, "Timeouts").
 	Timeout time.Duration `mapstructure:"timeout"`
-	// WorkerThreads is how many claims, and separately how many volumes to delete,
-	// are worked on at the same time.
+	// WorkerThreads is the number of claims, and separately of volumes to delete, that are
+	// reconciled at the same time.
 	WorkerThreads int `mapstructure:"worker-threads"`
-	// RetryIntervalStart is the delay after the first failure of an object; it
-	// doubles with each further one up to RetryIntervalMax.
+	// RetryIntervalStart is the delay after the first failure of an object. It doubles with
+	// each further failure, up to RetryIntervalMax.
 	RetryIntervalStart time.Duration `mapstructure:"retry-interval-start"`
 	RetryIntervalMax   time.Duration `mapstructure:"retry-interval-max"`
-	// DefaultFSType is the file system of volumes whose class names none; it may be empty.
+	// DefaultFSType is the file system type if the class has none; it may be empty.
 	DefaultFSType string `mapstructure:"default-fstype"`
 	// VolumeNamePrefix begins the name of every volume, before a dash and the UID of its claim.
 	VolumeNamePrefix string `mapstructure:"volume-name-prefix"`
-	// VolumeNameUUIDLength is how many characters of the UID, without its dashes, are
-	// used; -1 means the whole UID with them.
+	// VolumeNameUUIDLength is the number of characters of the UID, without its dashes, in
+	// the name. -1 means the whole UID with dashes.
 	VolumeNameUUIDLength int `mapstructure:"volume-name-uuid-length"`
-	// StrictTopology asks for the topology of the selected node and no other.
+	// StrictTopology requires the topology of the selected node.
 	StrictTopology bool `mapstructure:"strict-topology"`
-	// ImmediateTopology asks for the topologies of the cluster where no node is selected.
+	// ImmediateTopology passes the topologies of all nodes if no node is selected.
 	ImmediateTopology bool `mapstructure:"immediate-topology"`
-	// ExtraCreateMetadata tells the driver the names of claim and volume.
+	// ExtraCreateMetadata passes the names of claim and volume to the driver.
 	ExtraCreateMetadata bool `mapstructure:"extra-create-metadata"`
-	// ControllerPublishReadonly marks volumes that are read by many nodes read-only.
+	// ControllerPublishReadonly marks ReadOnlyMany volumes as read-only.
 	ControllerPublishReadonly bool `mapstructure:"controller-publish-readonly"`
-	// ProvisioningProtection is one of the constants.
+	// ProvisioningProtection is ProtectionOff, ProtectionOnRetry or ProtectionAlways.
 	ProvisioningProtection Protection `mapstructure:"provisioning-protection"`
 	// PreventVolumeModeConversion refuses to restore a snapshot with another volume mode,
-	// unless an annotation of its content allows it.
+	// unless an annotation of the VolumeSnapshotContent permits it.
 	PreventVolumeModeConversion bool `mapstructure:"prevent-volume-mode-conversion"`
-	// CloningProtectionThreads is how many sources of clones, and separately of
-	// restored snapshots, are released at the same time.
+	// CloningProtectionThreads is the number of cloned claims, and separately of restored
+	// snapshots, whose finalizers are removed at the same time.
 	CloningProtectionThreads int `mapstructure:"cloning-protection-threads"`
-	// SnapshotOrphanSweepInterval is the time between two looks for snapshots that were
-	// left protected; 0 or less means never.
+	// SnapshotOrphanSweepInterval is the interval of the search for snapshots with a leftover
+	// finalizer; 0 or less disables it.
 	SnapshotOrphanSweepInterval time.Duration `mapstructure:"snapshot-orphan-sweep-interval"`
-	// SecretNamespaces are the namespaces whose secrets classes may name; none means all.
+	// SecretNamespaces are the namespaces in which secrets of classes may be; empty means all.
 	SecretNamespaces []string `mapstructure:"secret-namespaces"`
 
-	// NodeDeployment is for one instance per node, each of which provisions on its own.
+	// NodeDeployment enables distributed provisioning: one instance per node.
 	NodeDeployment bool `mapstructure:"node-deployment"`
-	// NodeDeploymentImmediateBinding lets instances compete for claims with immediate
-	// binding: each waits for a random part of NodeDeploymentBaseDelay, doubled with
-	// each unsuccessful try up to NodeDeploymentMaxDelay.
+	// NodeDeploymentImmediateBinding lets the instances compete for claims with immediate
+	// binding. Each waits a random part of NodeDeploymentBaseDelay, which doubles with
+	// every failed attempt up to NodeDeploymentMaxDelay.
 	NodeDeploymentImmediateBinding bool          `mapstructure:"node-deployment-immediate-binding"`
 	NodeDeploymentBaseDelay        time.Duration `mapstructure:"node-deployment-base-delay"`
 	NodeDeploymentMaxDelay         time.Duration `mapstructure:"node-deployment-max-delay"`
 	// NodeName is the node of this instance; it must not be empty with NodeDeployment.
 	NodeName string `mapstructure:"-"`
 
-	// Feature gates of the same names. Without Topology it is left out of everything,
-	// without VolumeAttributesClass that field of a claim is ignored.
+	// Feature gates of the same names. Without Topology, requests and PersistentVolumes have
+	// none. Without VolumeAttributesClass, this field of a claim is ignored.
 	Topology                       bool `mapstructure:"-"`
 	VolumeAttributesClass          bool `mapstructure:"-"`
 	CrossNamespaceVolumeDataSource bool `mapstructure:"-"`
 }
 
-// DefaultConfig is what is used where the operator sets nothing.
+// DefaultConfig returns the defaults of the settings.
 func DefaultConfig() Config {
 	return Config{
 		Timeout: 15 * time.Second, WorkerThreads: 100, RetryIntervalStart: time.Second, RetryIntervalMax: 5 * time.Minute,
@@ -99,7 +99,7 @@ func DefaultConfig() Config {
 // uuidCharacters is the length of a UID without its dashes.
 const uuidCharacters = 32
 
-// Validate reports everything that is wrong with c.
+// Validate reports every invalid field of c.
 func (c Config) Validate() error {
 	var errs []error
 	positive := func(flag string, d time.Duration) {
@@ -118,7 +118,7 @@ func (c Config) Validate() error {
 	}
 	for _, namespace := range c.SecretNamespaces {
 		if problems := validation.IsDNS1123Label(namespace); len(problems) > 0 {
-			errs = append(errs, fmt.Errorf("--secret-namespaces: %q is no name of a namespace: %s", namespace, strings.Join(problems, ", ")))
+			errs = append(errs, fmt.Errorf("--secret-namespaces: %q is not a namespace name: %s", namespace, strings.Join(problems, ", ")))
 		}
 	}
 	if c.NodeDeployment {
@@ -129,19 +129,21 @@ func (c Config) Validate() error {
 		}
 	}
 	characters := uuidCharacters + 4                                         // with the dashes
-	if n := c.VolumeNameUUIDLength; n < -1 || n == 0 || n > uuidCharacters { // 0 gives all claims one name
+	if n := c.VolumeNameUUIDLength; n < -1 || n == 0 || n > uuidCharacters { // 0 gives all claims the same name
 		errs = append(errs, fmt.Errorf("--volume-name-uuid-length: must be -1, or between 1 and %d, got %d", uuidCharacters, n))
 	} else if n > 0 {
 		characters = n
 	}
-	// A driver would make volumes for which no PersistentVolume can ever be saved.
+	// With an invalid name, the driver would create volumes whose PersistentVolumes cannot be created.
 	if problems := validation.IsDNS1123Subdomain(c.VolumeNamePrefix + "-" + strings.Repeat("0", characters)); len(problems) > 0 {
-		errs = append(errs, fmt.Errorf("--volume-name-prefix: %q cannot begin the name of a PersistentVolume: %s", c.VolumeNamePrefix, strings.Join(problems, ", ")))
+		errs = append(errs, fmt.Errorf("--volume-name-prefix: %q cannot begin the name of a PersistentVolume: %s",
+			c.VolumeNamePrefix, strings.Join(problems, ", ")))
 	}
 	switch c.ProvisioningProtection {
 	case ProtectionOff, ProtectionOnRetry, ProtectionAlways:
 	default:
-		errs = append(errs, fmt.Errorf("--provisioning-protection: must be %s, %s or %s, got %q", ProtectionOff, ProtectionOnRetry, ProtectionAlways, c.ProvisioningProtection))
+		errs = append(errs, fmt.Errorf("--provisioning-protection: must be %s, %s or %s, got %q",
+			ProtectionOff, ProtectionOnRetry, ProtectionAlways, c.ProvisioningProtection))
 	}
 	return errors.Join(errs...)
 }

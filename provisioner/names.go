@@ -15,15 +15,15 @@ import (
 )
 
 const (
-	// volumeFinalizer keeps a PersistentVolume until its volume is deleted at the
-	// driver, also when the PersistentVolume is deleted before its claim.
+	// volumeFinalizer keeps a PersistentVolume until DeleteVolume succeeded, also if the
+	// PersistentVolume is deleted before its claim.
 	volumeFinalizer = storagehelpers.PVDeletionProtectionFinalizer
-	// claimFinalizer keeps a claim while its volume may be coming into being, and
-	// annRequest says what was asked of the driver.
+	// claimFinalizer keeps a claim while the outcome of its CreateVolume is unknown, and
+	// annRequest records the request.
 	claimFinalizer = kube.ProvisioningFinalizer
 	annRequest     = kube.AnnProvisioningRequest
 
-	// cloneFinalizer and snapshotFinalizer keep the source of a volume while it is copied.
+	// cloneFinalizer and snapshotFinalizer keep a data source while it is copied.
 	cloneFinalizer    = kube.CloningProtection
 	snapshotFinalizer = kube.SnapshotProtection
 
@@ -34,20 +34,20 @@ const (
 	annModifySecretName        = "volume.kubernetes.io/controller-modify-secret-name"
 	annModifySecretNamespace   = "volume.kubernetes.io/controller-modify-secret-namespace"
 
-	// identityAttribute tells in the attributes of a volume which process made it.
+	// identityAttribute is a volume attribute with the process that created the volume.
 	identityAttribute = "storage.kubernetes.io/csiProvisionerIdentity"
 )
 
-// Kinds that are watched where they exist, for what waits for them.
+// Kinds that are watched if the cluster serves them, because claims wait for them.
 var (
 	referenceGrants   = schema.GroupVersionResource{Group: "gateway.networking.k8s.io", Version: "v1beta1", Resource: "referencegrants"}
 	volumeSnapshots   = schema.GroupVersionResource{Group: volumerules.SnapshotGroup, Version: "v1", Resource: "volumesnapshots"}
 	attributesClasses = storagev1.SchemeGroupVersion.WithResource("volumeattributesclasses")
 )
 
-// LeaseName is the name of the Lease of csi-provisioner for driver, so that the two
-// never work at the same time. csi-provisioner cannot run with leader election where
-// that is no valid name; it is made one then.
+// LeaseName returns the name of the Lease of csi-provisioner for driver, so that only one of the two
+// is active. It is lower-cased if csi-provisioner's name is invalid; csi-provisioner cannot run
+// with leader election then.
 func LeaseName(driver string) string {
 	name := election.Sanitize(driver)
 	if len(validation.IsDNS1123Subdomain(name)) > 0 {
@@ -56,9 +56,8 @@ func LeaseName(driver string) string {
 	return name
 }
 
-// volumeName is the name of the volume of a claim, at the driver and as a
-// PersistentVolume. It depends on nothing but the UID, so that every attempt asks
-// for the same volume.
+// volumeName returns the name of the volume of a claim, for the driver and the PersistentVolume. It
+// depends only on the UID, so that every attempt requests the same volume.
 func (c Config) volumeName(claim types.UID) string {
 	uid := string(claim)
 	if c.VolumeNameUUIDLength >= 0 {

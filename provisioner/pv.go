@@ -16,30 +16,34 @@ import (
 )
 
 var (
-	errNoVolume = errors.New("the driver answered without a volume, or with one that has no ID; this is a defect of the driver")
-	// errUnusable is a volume that is to be deleted again.
-	errUnusable = errors.New("the volume that the driver made cannot be used")
+	errNoVolume = errors.New("CreateVolumeResponse has no volume, or a volume without an ID; this is a driver bug")
+	// errUnusable means that the volume must be deleted.
+	errUnusable = errors.New("the volume that the driver created cannot be used")
 )
 
-// checkVolume refuses a volume that the claim cannot be given.
+// checkVolume returns an error if a created volume does not match its request.
 func checkVolume(request *csi.CreateVolumeRequest, v *csi.Volume) error {
 	required := request.GetCapacityRange().GetRequiredBytes()
 	switch {
 	case v.GetVolumeId() == "":
 		return errNoVolume
 	case v.GetCapacityBytes() != 0 && v.GetCapacityBytes() < required:
-		return fmt.Errorf("%w: it is smaller than what was asked for, %d bytes instead of %d", errUnusable, v.GetCapacityBytes(), required)
+		return fmt.Errorf("%w: it has %d bytes, and the request requires %d; this is a driver bug",
+			errUnusable, v.GetCapacityBytes(), required)
 	case request.GetVolumeContentSource() != nil && v.GetContentSource() == nil:
-		return fmt.Errorf("%w: the driver does not confirm that it has the content of the source; this is a defect of the driver", errUnusable)
+		return fmt.Errorf("%w: CreateVolumeResponse has no content_source for a clone or restore, so the volume may be empty; "+
+			"this is a driver bug", errUnusable)
 	}
 	return nil
 }
 
-// volumeOf is the PersistentVolume of a claim for the volume that the driver made. It
-// fails only for a volume that is to have the source of a built-in plugin.
-func (d driver) volumeOf(claim *corev1.PersistentVolumeClaim, request *csi.CreateVolumeRequest, p plan, v *csi.Volume) (*corev1.PersistentVolume, error) {
+// volumeOf returns the PersistentVolume of a claim for a created volume. It returns an error only
+// if the translation to an in-tree source fails.
+func (d driver) volumeOf(
+	claim *corev1.PersistentVolumeClaim, request *csi.CreateVolumeRequest, p plan, v *csi.Volume,
+) (*corev1.PersistentVolume, error) {
 	capacity := v.GetCapacityBytes()
-	if capacity == 0 { // unknown to the driver
+	if capacity == 0 { // the driver does not know it
 		capacity = request.GetCapacityRange().GetRequiredBytes()
 	}
 	pv := &corev1.PersistentVolume{
@@ -55,7 +59,8 @@ func (d driver) volumeOf(claim *corev1.PersistentVolumeClaim, request *csi.Creat
 				UID: claim.UID, ResourceVersion: claim.ResourceVersion,
 			},
 			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{
-				Driver: d.name, VolumeHandle: v.GetVolumeId(), FSType: p.FSType, VolumeAttributes: map[string]string{identityAttribute: d.identity},
+				Driver: d.name, VolumeHandle: v.GetVolumeId(), FSType: p.FSType,
+				VolumeAttributes:           map[string]string{identityAttribute: d.identity},
 				ReadOnly:                   d.ControllerPublishReadonly && onlyRead(request.GetVolumeCapabilities()),
 				ControllerPublishSecretRef: p.Secrets.ControllerPublish, NodeStageSecretRef: p.Secrets.NodeStage,
 				NodePublishSecretRef: p.Secrets.NodePublish, ControllerExpandSecretRef: p.Secrets.ControllerExpand,
@@ -82,8 +87,8 @@ func (d driver) volumeOf(claim *corev1.PersistentVolumeClaim, request *csi.Creat
 	return pv, nil
 }
 
-// reclaims tells whether the volume is deleted with its claim. No policy means
-// Delete, as it does for a class.
+// reclaims reports whether the volume is deleted when its claim is deleted. An empty policy means
+// Delete, as in a StorageClass.
 func reclaims(pv *corev1.PersistentVolume) bool {
 	policy := pv.Spec.PersistentVolumeReclaimPolicy
 	return policy == "" || policy == corev1.PersistentVolumeReclaimDelete
@@ -92,7 +97,7 @@ func reclaims(pv *corev1.PersistentVolume) bool {
 func volumeAnnotations(provisioner string, secrets volumerules.Secrets) map[string]string {
 	annotations := map[string]string{
 		storagehelpers.AnnDynamicallyProvisioned: provisioner,
-		// Both are there in any case: empty ones tell that no secret is needed.
+		// Empty annotations mean that no secret is needed. If they are missing, the class decides.
 		annDeletionSecretName: "", annDeletionSecretNamespace: "",
 	}
 	if s := secrets.Provisioner; s != nil {

@@ -17,8 +17,8 @@ import (
 	"github.com/storage-controller/storage-controller/internal/volumerules"
 )
 
-// driver is what is fixed for the life of a process: who the driver is, what it
-// can do, and what the operator set.
+// driver holds the settings, and the name and the capabilities of the driver. It does not
+// change while the process runs.
 type driver struct {
 	Config
 	name                  string
@@ -32,18 +32,18 @@ type driver struct {
 	getsCapacity          bool // GET_CAPACITY
 	topology              bool // VOLUME_ACCESSIBILITY_CONSTRAINTS, and the gate is on
 	identity              string
-	inTree                string            // the in-tree plugin that the driver replaced; "" for none
-	segments              map[string]string // of this node, in a node deployment
+	inTree                string            // in-tree plugin that the driver replaced; "" for none
+	segments              map[string]string // topology of this node, with distributed provisioning
 }
 
-// plan is what a PersistentVolume takes from claim and class. It is made together
-// with the request and kept with it, so that a volume whose creation was in doubt
-// becomes what was asked for, whatever has happened to claim and class since.
+// plan holds what a PersistentVolume takes from claim and class. It is created and recorded
+// together with the request, so that a volume of an indeterminate CreateVolume matches its
+// request, also if claim or class changed meanwhile.
 type plan struct {
 	VolumeName      string
 	ClassName       string
-	Provisioner     string // of the class: the driver, or the plugin that it has replaced
-	Migrated        bool   // the volume gets the source of that plugin
+	Provisioner     string // of the class: the driver, or the in-tree plugin that it replaced
+	Migrated        bool   // the PersistentVolume gets the source of the in-tree plugin
 	ReclaimPolicy   *corev1.PersistentVolumeReclaimPolicy
 	MountOptions    []string
 	AccessModes     []corev1.PersistentVolumeAccessMode
@@ -54,8 +54,8 @@ type plan struct {
 	Secrets         volumerules.Secrets
 }
 
-// check refuses a claim that cannot be provisioned, before anything is read for it. class
-// is as the driver knows it, see [driver.translated].
+// check returns an error if a claim cannot be provisioned, before anything is read for it. class
+// has the parameters of the driver, see [driver.translated].
 func (d driver) check(claim *corev1.PersistentVolumeClaim, class *storagev1.StorageClass) error {
 	if err := d.checkSupported(claim); err != nil {
 		return err
@@ -67,11 +67,12 @@ func (d driver) check(claim *corev1.PersistentVolumeClaim, class *storagev1.Stor
 	return err
 }
 
-// basics is what follows from claim and class alone.
+// basics returns the parameters of CreateVolume and the parts of the plan that depend only on claim and class.
 func (d driver) basics(claim *corev1.PersistentVolumeClaim, class *storagev1.StorageClass) (parameters map[string]string, p plan, err error) {
 	p = plan{
-		VolumeName: d.volumeName(claim.UID), ClassName: storagehelpers.GetPersistentVolumeClaimClass(claim), Provisioner: class.Provisioner,
-		Migrated: d.isMigrated(class), ReclaimPolicy: class.ReclaimPolicy, MountOptions: class.MountOptions,
+		VolumeName: d.volumeName(claim.UID), Provisioner: class.Provisioner,
+		ClassName: storagehelpers.GetPersistentVolumeClaimClass(claim),
+		Migrated:  d.isMigrated(class), ReclaimPolicy: class.ReclaimPolicy, MountOptions: class.MountOptions,
 		AccessModes: claim.Spec.AccessModes, VolumeMode: claim.Spec.VolumeMode, AttributesClass: d.attributesClass(claim),
 	}
 	parameters, fsType, err := d.parameters(class.Parameters)
@@ -81,12 +82,14 @@ func (d driver) basics(claim *corev1.PersistentVolumeClaim, class *storagev1.Sto
 	return parameters, p, err
 }
 
-// prepare makes the request for the volume of a claim, without the values of its
-// secrets. named is what was read of the objects that the claim names, nil for
-// none; require is asked for the topology, if the driver has any. What the driver
-// is asked depends on the arguments alone.
-func (d driver) prepare(claim *corev1.PersistentVolumeClaim, class *storagev1.StorageClass, node string, named *found,
-	require func() (*csi.TopologyRequirement, error)) (*csi.CreateVolumeRequest, plan, error) {
+// prepare returns the request for the volume of a claim, without the values of its secrets, and
+// the plan. named holds the objects that the claim references, or is nil. require computes the
+// topology requirement and is called only if the driver has topology. The request depends on
+// the arguments alone.
+func (d driver) prepare(
+	claim *corev1.PersistentVolumeClaim, class *storagev1.StorageClass, node string, named *found,
+	require func() (*csi.TopologyRequirement, error),
+) (*csi.CreateVolumeRequest, plan, error) {
 	parameters, p, err := d.basics(claim, class)
 	p.SelectedNode = node
 	if err != nil {
@@ -118,8 +121,10 @@ func (d driver) prepare(claim *corev1.PersistentVolumeClaim, class *storagev1.St
 	return request, p, err
 }
 
-// requirementFor is where the volume of a claim may be, as far as is known now.
-func (d driver) requirementFor(claim *corev1.PersistentVolumeClaim, class *storagev1.StorageClass, node string, known *topology.Aggregate) func() (*csi.TopologyRequirement, error) {
+// requirementFor returns a function that computes the topology requirement of a claim from the nodes in known.
+func (d driver) requirementFor(
+	claim *corev1.PersistentVolumeClaim, class *storagev1.StorageClass, node string, known *topology.Aggregate,
+) func() (*csi.TopologyRequirement, error) {
 	return func() (*csi.TopologyRequirement, error) {
 		return requirement(topologyRequest{
 			strict: d.StrictTopology, immediate: d.ImmediateTopology, allowed: class.AllowedTopologies, node: node, claim: claim.Name,
@@ -127,15 +132,15 @@ func (d driver) requirementFor(claim *corev1.PersistentVolumeClaim, class *stora
 	}
 }
 
-// checkSupported refuses what the driver cannot do. A claim that names a source is
-// never given an empty volume instead.
+// checkSupported returns an error if the driver lacks a capability that the claim needs. A claim
+// with a data source never gets an empty volume instead.
 func (d driver) checkSupported(claim *corev1.PersistentVolumeClaim) error {
 	source, err := volumerules.SourceOf(claim, d.CrossNamespaceVolumeDataSource)
 	if err != nil {
 		return err
 	}
-	lacks := func(what, capability string) error {
-		return fmt.Errorf("driver %q does not support %s: it does not report %s", d.name, what, capability)
+	lacks := func(feature, capability string) error {
+		return fmt.Errorf("driver %q does not support %s: it does not report %s", d.name, feature, capability)
 	}
 	switch {
 	case !d.controllerService || !d.createsVolumes:
@@ -152,13 +157,13 @@ func (d driver) checkSupported(claim *corev1.PersistentVolumeClaim) error {
 	return nil
 }
 
-// capacityRange asks for what the claim requests, rounded up to bytes, and sets no limit.
+// capacityRange returns the requested size of a claim, rounded up to bytes, without a limit.
 func capacityRange(claim *corev1.PersistentVolumeClaim) *csi.CapacityRange {
 	request := claim.Spec.Resources.Requests[corev1.ResourceStorage]
 	return &csi.CapacityRange{RequiredBytes: request.Value()}
 }
 
-// parameters is those of a class that are for the driver, and its file system.
+// parameters returns the parameters of a class without those for the sidecars, and the file system type.
 func (d driver) parameters(class map[string]string) (forDriver map[string]string, fsType string, err error) {
 	forDriver, fsType = map[string]string{}, d.DefaultFSType
 	var fsTypeKeys []string
@@ -174,16 +179,16 @@ func (d driver) parameters(class map[string]string) (forDriver map[string]string
 		case !isReserved:
 			forDriver[key] = class[key]
 		case !volumerules.IsParameter(reserved):
-			return nil, "", fmt.Errorf("class parameter %s: unknown, and everything that begins with %s is reserved", key, volumerules.ParameterPrefix)
+			return nil, "", fmt.Errorf("class parameter %s: unknown. The prefix %s is reserved", key, volumerules.ParameterPrefix)
 		}
 	}
 	if len(fsTypeKeys) > 1 {
-		return nil, "", fmt.Errorf("class parameters %v: only one of them may be set", fsTypeKeys)
+		return nil, "", fmt.Errorf("class parameters %v: set only one of them", fsTypeKeys)
 	}
 	return forDriver, fsType, nil
 }
 
-// capabilities is one for each access mode of the claim, in their order.
+// capabilities returns one VolumeCapability for each access mode of the claim, in the same order.
 func (d driver) capabilities(p plan) ([]*csi.VolumeCapability, error) {
 	var out []*csi.VolumeCapability
 	for _, m := range p.AccessModes {
@@ -195,7 +200,8 @@ func (d driver) capabilities(p plan) ([]*csi.VolumeCapability, error) {
 		if volumerules.IsBlock(p.VolumeMode) {
 			c.AccessType = &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}
 		} else {
-			c.AccessType = &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: p.FSType, MountFlags: p.MountOptions}}
+			mount := &csi.VolumeCapability_MountVolume{FsType: p.FSType, MountFlags: p.MountOptions}
+			c.AccessType = &csi.VolumeCapability_Mount{Mount: mount}
 		}
 		out = append(out, c)
 	}
@@ -222,7 +228,7 @@ func (d driver) accessMode(m corev1.PersistentVolumeAccessMode) (csi.VolumeCapab
 	return 0, fmt.Errorf("spec.accessModes: %q is not supported", m)
 }
 
-// selectedNode is the node that the scheduler chose, or "".
+// selectedNode returns the node that the scheduler selected for a claim, or "".
 func selectedNode(claim *corev1.PersistentVolumeClaim) string {
 	if node, ok := claim.Annotations[storagehelpers.AnnSelectedNode]; ok {
 		return node

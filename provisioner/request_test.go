@@ -54,8 +54,8 @@ func TestPrepare(t *testing.T) {
 		"old fstype is for both": {class: parameters(map[string]string{"FSType": "ext3"}), check: func(r *csi.CreateVolumeRequest, p plan) bool {
 			return r.Parameters["FSType"] == "ext3" && p.FSType == "ext3"
 		}},
-		"two file systems":            {class: parameters(map[string]string{"fstype": "a", volumerules.ParameterPrefix + "fstype": "b"}), err: "only one of them"},
-		"two spellings":               {class: parameters(map[string]string{"fstype": "a", "fsType": "a"}), err: "only one of them"},
+		"two file systems":            {class: parameters(map[string]string{"fstype": "a", volumerules.ParameterPrefix + "fstype": "b"}), err: "set only one of them"},
+		"two spellings":               {class: parameters(map[string]string{"fstype": "a", "fsType": "a"}), err: "set only one of them"},
 		"unknown reserved parameter":  {class: parameters(map[string]string{volumerules.ParameterPrefix + "fsType": "xfs"}), err: volumerules.ParameterPrefix + "fsType"},
 		"extra metadata in the class": {class: parameters(map[string]string{volumerules.ParameterPrefix + "pvc/name": "x"}), err: volumerules.ParameterPrefix + "pvc/name"},
 		"default file system":         {driver: func(d *driver) { d.DefaultFSType = "ext4" }, check: func(_ *csi.CreateVolumeRequest, p plan) bool { return p.FSType == "ext4" }},

@@ -424,7 +424,7 @@ func provisionerScenarioSource(t *testing.T) {
 		f.plugin.Next(create, csitest.Alter(func(r *csi.CreateVolumeResponse) { r.Volume.ContentSource = nil }))
 		s := f.snapshot(f.ns, "s", nil)
 		claim := f.claim(restoring("data", "s"))
-		f.event("ProvisioningFailed", "defect of the driver")
+		f.event("ProvisioningFailed", "driver bug")
 		pv := f.saved(claim)
 		f.calls(create, 2)
 		f.calls(remove, 1)

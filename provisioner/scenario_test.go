@@ -535,7 +535,7 @@ func provisionerScenarioLife(t *testing.T) {
 		f.plugin.Next(create, csitest.Alter(func(r *csi.CreateVolumeResponse) { r.Volume = nil }), csitest.Alter(func(r *csi.CreateVolumeResponse) { r.Volume.VolumeId = "" }))
 		f.makeClass(nil)
 		claim := f.claim(nil)
-		f.event("ProvisioningFailed", "defect of the driver")
+		f.event("ProvisioningFailed", "driver bug")
 		f.saved(claim)
 		f.calls(create, 3)
 	})

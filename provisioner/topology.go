@@ -18,32 +18,32 @@ import (
 // flatten returns the segments that allowedTopologies of a class admit: for each selector
 // the product of the values of its expressions.
 func flatten(allowed []corev1.TopologySelectorTerm) []topology.Segment {
-	var terms []topology.Segment
+	var segments []topology.Segment
 	for _, selector := range allowed {
 		product := []topology.Segment{nil}
 		for _, e := range selector.MatchLabelExpressions {
 			var longer []topology.Segment
-			for _, t := range product {
+			for _, s := range product {
 				for _, v := range e.Values {
-					longer = append(longer, append(slices.Clone(t), topology.Label{Key: e.Key, Value: v}))
+					longer = append(longer, append(slices.Clone(s), topology.Label{Key: e.Key, Value: v}))
 				}
 			}
 			product = longer
 		}
-		for _, t := range product {
-			if len(t) > 0 {
-				slices.SortFunc(t, topology.CompareLabels)
-				terms = append(terms, t)
+		for _, s := range product {
+			if len(s) > 0 {
+				slices.SortFunc(s, topology.CompareLabels)
+				segments = append(segments, s)
 			}
 		}
 	}
-	return terms
+	return segments
 }
 
 var (
-	// errNodeGone is the reason to ask the scheduler for another node.
-	errNodeGone = errors.New("is not there any more")
-	// errTopology is a requirement that cannot be made, until a Node, a CSINode or the class changes.
+	// errNodeGone makes the scheduler select another node.
+	errNodeGone = errors.New("not found")
+	// errTopology lasts until a Node, a CSINode or the class changes.
 	errTopology = errors.New("no topology")
 )
 
@@ -52,26 +52,27 @@ type topologyRequest struct {
 	strict, immediate bool
 	allowed           []corev1.TopologySelectorTerm
 	node              string // selected by the scheduler; "" for immediate binding
-	claim             string // name, which spreads the claims of a StatefulSet
+	claim             string // its name spreads the claims of a StatefulSet
 }
 
-// requirement says where a volume may be, and where best (CSI spec,
-// "TopologyRequirement"; KEP-557). It is nil when anywhere will do. Errors wrap
+// requirement returns the requisite and preferred topologies of a volume (CSI spec,
+// "TopologyRequirement"; KEP-557). It is nil if every topology is acceptable. Errors wrap
 // errNodeGone or errTopology.
 func requirement(r topologyRequest, known *topology.Aggregate) (*csi.TopologyRequirement, error) {
 	var keys []string
 	var selected topology.Segment
 	if r.node != "" {
 		var err error
-		if keys, selected, err = selectedTerm(r.node, known); err != nil {
+		if keys, selected, err = segmentOfNode(r.node, known); err != nil {
 			return nil, err
 		}
 	}
+	containsSelected := func(s topology.Segment) bool { return s.SubsetOf(selected) }
 	allowed := flatten(r.allowed)
 	requisite := allowed
 	switch {
 	case r.node != "" && r.strict:
-		if len(r.allowed) > 0 && !slices.ContainsFunc(allowed, func(t topology.Segment) bool { return t.SubsetOf(selected) }) {
+		if len(r.allowed) > 0 && !slices.ContainsFunc(allowed, containsSelected) {
 			return nil, fmt.Errorf("%w: node %q is in none of the allowedTopologies of the class", errTopology, r.node)
 		}
 		requisite = []topology.Segment{selected}
@@ -83,7 +84,7 @@ func requirement(r topologyRequest, known *topology.Aggregate) (*csi.TopologyReq
 			keys = known.CommonKeys()
 		}
 		if requisite = known.Segments(keys); len(keys) == 0 || len(requisite) == 0 {
-			return nil, fmt.Errorf("%w: no topology available: the driver is registered on no node whose labels have its topology keys %q", errTopology, keys)
+			return nil, fmt.Errorf("%w: no topology available: no Node has the topology keys %q of the driver as labels", errTopology, keys)
 		}
 	}
 	if len(requisite) == 0 {
@@ -96,7 +97,7 @@ func requirement(r topologyRequest, known *topology.Aggregate) (*csi.TopologyReq
 	case r.node == "":
 		first = spread(r.claim, len(requisite))
 	case !r.strict:
-		first = slices.IndexFunc(requisite, func(t topology.Segment) bool { return t.SubsetOf(selected) })
+		first = slices.IndexFunc(requisite, containsSelected)
 		if first < 0 {
 			return nil, fmt.Errorf("%w: node %q is in none of the allowed topologies %v", errTopology, r.node, requisite)
 		}
@@ -107,8 +108,8 @@ func requirement(r topologyRequest, known *topology.Aggregate) (*csi.TopologyReq
 	}, nil
 }
 
-// selectedTerm is where the selected node is.
-func selectedTerm(node string, known *topology.Aggregate) (keys []string, term topology.Segment, err error) {
+// segmentOfNode returns the topology keys of the driver on a node, and the segment of the node.
+func segmentOfNode(node string, known *topology.Aggregate) (keys []string, segment topology.Segment, err error) {
 	keys, ok := known.Keys(node)
 	if !ok {
 		return nil, nil, fmt.Errorf("CSINode %q %w", node, errNodeGone)
@@ -122,21 +123,21 @@ func selectedTerm(node string, known *topology.Aggregate) (keys []string, term t
 	}
 	segment, missing := topology.OfNode(labels, keys)
 	if missing != nil {
-		return nil, nil, fmt.Errorf("%w: the selected node %q lacks some of the labels %q", errTopology, node, keys)
+		return nil, nil, fmt.Errorf("%w: the selected node %q lacks the labels %q", errTopology, node, missing)
 	}
 	return keys, segment, nil
 }
 
-func protoTopologies(terms []topology.Segment) []*csi.Topology {
+func protoTopologies(segments []topology.Segment) []*csi.Topology {
 	var out []*csi.Topology
-	for _, t := range terms {
-		out = append(out, &csi.Topology{Segments: t.Labels()})
+	for _, s := range segments {
+		out = append(out, &csi.Topology{Segments: s.Labels()})
 	}
 	return out
 }
 
-// spread is the index, below n, at which the preferences of a claim begin. Claims
-// of one StatefulSet, whose names end in a number, begin one after the other.
+// spread returns the index below n of the most preferred topology of a claim. Claims of one
+// StatefulSet, whose names end in their ordinal, get consecutive indices.
 func spread(claim string, n int) int {
 	base, index := claim, uint32(0)
 	if dash := strings.LastIndexByte(claim, '-'); dash >= 0 {
@@ -146,12 +147,12 @@ func spread(claim string, n int) int {
 		}
 	}
 	h := fnv.New32()
-	_, _ = h.Write([]byte(base)) // a hash cannot fail
+	_, _ = h.Write([]byte(base)) // never fails
 	return int((h.Sum32() + index) % uint32(n))
 }
 
-// affinity is where a volume is accessible, for its PersistentVolume; nil means
-// everywhere. A topology without segments says nothing and is left out.
+// affinity returns the node affinity of a PersistentVolume, or nil if the volume is accessible
+// everywhere. It ignores topologies without labels.
 func affinity(accessible []*csi.Topology) *corev1.VolumeNodeAffinity {
 	var terms []corev1.NodeSelectorTerm
 	for _, t := range accessible {

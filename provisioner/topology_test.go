@@ -48,8 +48,14 @@ func in(key string, values ...string) corev1.TopologySelectorLabelRequirement {
 }
 
 func TestRequirement(t *testing.T) {
-	zones := world([]string{"zone"}, map[string]string{"zone": "z1"}, map[string]string{"zone": "z2"}, map[string]string{"zone": "z3"}, map[string]string{"zone": "z2"})
-	racks := world([]string{"zone", "rack"}, map[string]string{"zone": "z2", "rack": "A"}, map[string]string{"zone": "z1", "rack": "A"}, map[string]string{"zone": "z1", "rack": "B"})
+	zones := world(
+		[]string{"zone"}, map[string]string{"zone": "z1"}, map[string]string{"zone": "z2"}, map[string]string{"zone": "z3"},
+		map[string]string{"zone": "z2"},
+	)
+	racks := world(
+		[]string{"zone", "rack"}, map[string]string{"zone": "z2", "rack": "A"}, map[string]string{"zone": "z1", "rack": "A"},
+		map[string]string{"zone": "z1", "rack": "B"},
+	)
 	disks := world([]string{"zone", "rack", "disk"}, map[string]string{"zone": "z1", "rack": "r1", "disk": "ssd"})
 	unlabelled := world([]string{"zone"}, map[string]string{"other": "x"})
 	halfGone := world([]string{"zone"}, map[string]string{"zone": "z1"})
@@ -62,34 +68,74 @@ func TestRequirement(t *testing.T) {
 		absent               bool
 		err                  error
 	}{
-		"selected node, strict": {known: zones, request: topologyRequest{strict: true, node: "node-1"}, requisite: "zone=z2", preferred: "zone=z2"},
-		"selected node, strict, in the allowed topologies": {known: zones, request: topologyRequest{strict: true, node: "node-1", allowed: allow(in("zone", "z1", "z2"))},
+		"selected node, strict": {
+			known: zones, request: topologyRequest{strict: true, node: "node-1"}, requisite: "zone=z2", preferred: "zone=z2",
+		},
+		"selected node, strict, in the allowed topologies": {known: zones, request: topologyRequest{
+			strict: true, node: "node-1", allowed: allow(in("zone", "z1", "z2")),
+		},
 			requisite: "zone=z2", preferred: "zone=z2"},
-		"selected node, strict, not in the allowed topologies": {known: zones, request: topologyRequest{strict: true, node: "node-2", allowed: allow(in("zone", "z1"))}, err: errTopology},
+		"selected node, strict, not in the allowed topologies": {
+			known: zones, request: topologyRequest{strict: true, node: "node-2", allowed: allow(in("zone", "z1"))}, err: errTopology,
+		},
 		"selected node": {known: zones, request: topologyRequest{node: "node-1"}, requisite: "zone=z1; zone=z2; zone=z3", preferred: "zone=z2; zone=z3; zone=z1"},
-		"selected node, with allowed topologies": {known: zones, request: topologyRequest{node: "node-1", allowed: allow(in("zone", "z2", "z1"))},
+		"selected node, with allowed topologies": {known: zones, request: topologyRequest{
+			node: "node-1", allowed: allow(in("zone", "z2", "z1")),
+		},
 			requisite: "zone=z1; zone=z2", preferred: "zone=z2; zone=z1"},
-		"selected node, not in the allowed topologies": {known: zones, request: topologyRequest{node: "node-2", allowed: allow(in("zone", "z1"))}, err: errTopology},
-		"immediate, with allowed topologies": {known: zones, request: topologyRequest{immediate: true, claim: "testpvc", allowed: allow(in("zone", "z2", "z1", "z2"))},
+		"selected node, not in the allowed topologies": {
+			known: zones, request: topologyRequest{node: "node-2", allowed: allow(in("zone", "z1"))}, err: errTopology,
+		},
+		"immediate, with allowed topologies": {known: zones, request: topologyRequest{
+			immediate: true, claim: "testpvc", allowed: allow(in("zone", "z2", "z1", "z2")),
+		},
 			requisite: "zone=z1; zone=z2", preferred: "zone=z1; zone=z2"},
 		"immediate": {known: zones, request: topologyRequest{immediate: true, claim: "data-web-0"},
 			requisite: "zone=z1; zone=z2; zone=z3", preferred: "zone=z1; zone=z2; zone=z3"},
 		"immediate, next of the StatefulSet": {known: zones, request: topologyRequest{immediate: true, claim: "data-web-1"},
 			requisite: "zone=z1; zone=z2; zone=z3", preferred: "zone=z2; zone=z3; zone=z1"},
-		"immediate without immediate topology":                    {known: zones, request: topologyRequest{claim: "x"}, absent: true},
-		"immediate without immediate topology, with allowed ones": {known: zones, request: topologyRequest{claim: "testpvc", allowed: allow(in("zone", "z3"))}, requisite: "zone=z3", preferred: "zone=z3"},
-		"two keys are ordered by key":                             {known: racks, request: topologyRequest{node: "node-0"}, requisite: "rack=A,zone=z1; rack=A,zone=z2; rack=B,zone=z1", preferred: "rack=A,zone=z2; rack=B,zone=z1; rack=A,zone=z1"},
-		"allowed topologies are multiplied out":                   {known: racks, request: topologyRequest{node: "node-0", allowed: allow(in("zone", "z1", "z2"), in("rack", "A", "B"))}, requisite: "rack=A,zone=z1; rack=A,zone=z2; rack=B,zone=z1; rack=B,zone=z2", preferred: "rack=A,zone=z2; rack=B,zone=z1; rack=B,zone=z2; rack=A,zone=z1"},
-		"allowed topology with fewer keys than the node":          {known: disks, request: topologyRequest{node: "node-0", allowed: allow(in("disk", "ssd"), in("zone", "z1"))}, requisite: "disk=ssd,zone=z1", preferred: "disk=ssd,zone=z1"},
-		"allowed topology with fewer keys than the node, strict":  {known: disks, request: topologyRequest{strict: true, node: "node-0", allowed: allow(in("disk", "ssd"), in("zone", "z1"))}, requisite: "disk=ssd,rack=r1,zone=z1", preferred: "disk=ssd,rack=r1,zone=z1"},
-		"allowed topologies that are empty say nothing":           {known: zones, request: topologyRequest{immediate: true, allowed: []corev1.TopologySelectorTerm{{}}}, absent: true},
-		"node without CSINode":                                    {known: zones, request: topologyRequest{node: "other"}, err: errNodeGone},
-		"CSINode without Node":                                    {known: halfGone, request: topologyRequest{node: "node-0"}, err: errNodeGone},
-		"driver is not on the selected node":                      {known: noKeys, request: topologyRequest{node: "node-0"}, err: errTopology},
-		"selected node lacks a label":                             {known: unlabelled, request: topologyRequest{node: "node-0"}, err: errTopology},
-		"driver is on no node":                                    {known: topology.NewAggregate(), request: topologyRequest{immediate: true}, err: errTopology},
-		"no node has the labels":                                  {known: unlabelled, request: topologyRequest{immediate: true}, err: errTopology},
-		"with allowed topologies nobody asks where the driver is": {known: topology.NewAggregate(), request: topologyRequest{immediate: true, claim: "c", allowed: allow(in("zone", "z"))}, requisite: "zone=z", preferred: "zone=z"},
+		"immediate without immediate topology": {known: zones, request: topologyRequest{claim: "x"}, absent: true},
+		"immediate without immediate topology, with allowed ones": {
+			known: zones, request: topologyRequest{claim: "testpvc", allowed: allow(in("zone", "z3"))}, requisite: "zone=z3",
+			preferred: "zone=z3",
+		},
+		"two keys are ordered by key": {known: racks, request: topologyRequest{node: "node-0"}, requisite: "rack=A,zone=z1; rack=A,zone=z2; rack=B,zone=z1", preferred: "rack=A,zone=z2; rack=B,zone=z1; rack=A,zone=z1"},
+		"allowed topologies are multiplied out": {known: racks, request: topologyRequest{
+			node: "node-0", allowed: allow(in("zone", "z1", "z2"), in("rack", "A", "B")),
+		}, requisite: "rack=A,zone=z1; rack=A,zone=z2; rack=B,zone=z1; rack=B,zone=z2", preferred: "rack=A,zone=z2; rack=B,zone=z1; rack=B,zone=z2; rack=A,zone=z1"},
+		"allowed topology with fewer keys than the node": {
+			known: disks, request: topologyRequest{node: "node-0", allowed: allow(in("disk", "ssd"), in("zone", "z1"))},
+			requisite: "disk=ssd,zone=z1", preferred: "disk=ssd,zone=z1",
+		},
+		"allowed topology with fewer keys than the node, strict": {
+			known: disks, request: topologyRequest{strict: true, node: "node-0", allowed: allow(in("disk", "ssd"), in("zone", "z1"))},
+			requisite: "disk=ssd,rack=r1,zone=z1", preferred: "disk=ssd,rack=r1,zone=z1",
+		},
+		"allowed topologies that are empty say nothing": {
+			known: zones, request: topologyRequest{immediate: true, allowed: []corev1.TopologySelectorTerm{{}}}, absent: true,
+		},
+		"node without CSINode": {
+			known: zones, request: topologyRequest{node: "other"}, err: errNodeGone,
+		},
+		"CSINode without Node": {
+			known: halfGone, request: topologyRequest{node: "node-0"}, err: errNodeGone,
+		},
+		"driver is not on the selected node": {
+			known: noKeys, request: topologyRequest{node: "node-0"}, err: errTopology,
+		},
+		"selected node lacks a label": {
+			known: unlabelled, request: topologyRequest{node: "node-0"}, err: errTopology,
+		},
+		"driver is on no node": {
+			known: topology.NewAggregate(), request: topologyRequest{immediate: true}, err: errTopology,
+		},
+		"no node has the labels": {
+			known: unlabelled, request: topologyRequest{immediate: true}, err: errTopology,
+		},
+		"with allowed topologies the nodes of the driver do not matter": {
+			known: topology.NewAggregate(), request: topologyRequest{immediate: true, claim: "c", allowed: allow(in("zone", "z"))},
+			requisite: "zone=z", preferred: "zone=z",
+		},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -106,7 +152,9 @@ func TestRequirement(t *testing.T) {
 				}
 				return
 			}
-			if diff := cmp.Diff([]string{tt.requisite, tt.preferred}, []string{text(got.GetRequisite()), text(got.GetPreferred())}); diff != "" {
+			if diff := cmp.Diff(
+				[]string{tt.requisite, tt.preferred}, []string{text(got.GetRequisite()), text(got.GetPreferred())},
+			); diff != "" {
 				t.Error(diff)
 			}
 		})
@@ -130,7 +178,11 @@ func TestAffinity(t *testing.T) {
 	}
 	got := affinity([]*csi.Topology{{Segments: map[string]string{"b": "2", "a": "1"}}, {}, {Segments: map[string]string{"a": "3"}}})
 	want := &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{
-		{MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "a", Operator: "In", Values: []string{"1"}}, {Key: "b", Operator: "In", Values: []string{"2"}}}},
+		{
+			MatchExpressions: []corev1.NodeSelectorRequirement{
+				{Key: "a", Operator: "In", Values: []string{"1"}}, {Key: "b", Operator: "In", Values: []string{"2"}},
+			},
+		},
 		{MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "a", Operator: "In", Values: []string{"3"}}}},
 	}}}
 	if diff := cmp.Diff(want, got); diff != "" {
@@ -139,7 +191,7 @@ func TestAffinity(t *testing.T) {
 }
 
 // FuzzRequirement builds a cluster, and the topologies that a class allows, from bytes.
-// Whatever they are like, what is preferred is what is requisite, in another order,
+// Whatever they are like, the preferred topologies are the requisite ones in another order,
 // without duplicates, and the selected node can reach what is preferred most.
 func FuzzRequirement(f *testing.F) {
 	f.Add([]byte("abcabc"), "data-web-0", true, false, uint8(1), "")

@@ -30,7 +30,7 @@ const (
 	ourOrTopoLVM       = "the nodecontroller of storage-controller, or topolvm-controller"
 
 	sourceUnused  = "after all claims with this data source are provisioned"
-	nodeCleanedUp = "after the claims of the node are cleaned up, or the grace period has passed"
+	nodeCleanedUp = "after the claims of the node are cleaned up, or the grace period passed"
 	podsDeleted   = "with --pvc-finalizer-mode=enforce after the pods that use the claim are deleted, with strip immediately"
 
 	attacherPrefix = "external-attacher/"
@@ -38,17 +38,25 @@ const (
 
 // removals holds the finalizers whose names do not depend on the driver.
 var removals = map[string]Removal{
-	"kubernetes.io/pvc-protection":               {"kube-controller-manager", "when the claim is being deleted and no pod on a node uses it"},
-	"kubernetes.io/pv-protection":                {"kube-controller-manager", "when the volume is being deleted and is not bound to a claim"},
+	"kubernetes.io/pvc-protection": {
+		"kube-controller-manager", "when the claim is being deleted and no pod on a node uses it",
+	},
+	"kubernetes.io/pv-protection": {
+		"kube-controller-manager", "when the volume is being deleted and is not bound to a claim",
+	},
 	storagehelpers.PVDeletionProtectionFinalizer: {provisioner, "after DeleteVolume succeeded"},
 	kube.ProvisioningFinalizer: {
 		"the provisioner of storage-controller", "after CreateVolume returned a final response, and the PersistentVolume, if any, is created",
 	},
 	kube.CloningProtection:  {provisioner, sourceUnused},
 	kube.SnapshotProtection: {provisioner, sourceUnused},
-	"snapshot.storage.kubernetes.io/pvc-as-source-protection":            {snapshotController, "after all snapshots of the claim are created"},
+	"snapshot.storage.kubernetes.io/pvc-as-source-protection": {
+		snapshotController, "after all snapshots of the claim are created",
+	},
 	"snapshot.storage.kubernetes.io/volumesnapshot-as-source-protection": {snapshotController, sourceUnused},
-	"snapshot.storage.kubernetes.io/volumesnapshot-bound-protection":     {snapshotController, "after the VolumeSnapshotContent is deleted"},
+	"snapshot.storage.kubernetes.io/volumesnapshot-bound-protection": {
+		snapshotController, "after the VolumeSnapshotContent is deleted",
+	},
 	"snapshot.storage.kubernetes.io/volumesnapshotcontent-bound-protection": {
 		"the snapshot controller and csi-snapshotter", "after DeleteSnapshot succeeded",
 	},

@@ -8,20 +8,30 @@ import (
 func TestRemovalOf(t *testing.T) {
 	const volume, attachment, claim, node = "PersistentVolume", "VolumeAttachment", "PersistentVolumeClaim", "Node"
 	for name, tt := range map[string]struct{ kind, finalizer, by, when string }{
-		"of claims":                        {claim, "kubernetes.io/pvc-protection", "kube-controller-manager", "no pod"},
-		"of volumes":                       {volume, "kubernetes.io/pv-protection", "kube-controller-manager", "not bound"},
-		"of the provisioner":               {volume, "external-provisioner.volume.kubernetes.io/finalizer", "the provisioner", "DeleteVolume succeeded"},
-		"of the attacher on a PV":          {volume, "external-attacher/d-example-com", "the attacher of driver d.example.com", "no VolumeAttachment"},
-		"of the attacher on a VA":          {attachment, "external-attacher/d-example-com", "the attacher of driver d.example.com", "ControllerUnpublishVolume"},
-		"of another attacher":              {volume, "external-attacher/third", "sanitized name third", "no VolumeAttachment"},
-		"of a clone":                       {claim, "provisioner.storage.kubernetes.io/cloning-protection", "the provisioner", "data source"},
+		"of claims":  {claim, "kubernetes.io/pvc-protection", "kube-controller-manager", "no pod"},
+		"of volumes": {volume, "kubernetes.io/pv-protection", "kube-controller-manager", "not bound"},
+		"of the provisioner": {
+			volume, "external-provisioner.volume.kubernetes.io/finalizer", "the provisioner", "DeleteVolume succeeded",
+		},
+		"of the attacher on a PV": {
+			volume, "external-attacher/d-example-com", "the attacher of driver d.example.com", "no VolumeAttachment",
+		},
+		"of the attacher on a VA": {
+			attachment, "external-attacher/d-example-com", "the attacher of driver d.example.com", "ControllerUnpublishVolume",
+		},
+		"of another attacher": {volume, "external-attacher/third", "sanitized name third", "no VolumeAttachment"},
+		"of a clone": {
+			claim, "provisioner.storage.kubernetes.io/cloning-protection", "the provisioner", "data source",
+		},
 		"of an indeterminate CreateVolume": {claim, "storage-controller.io/provisioning", "storage-controller", "final response"},
-		"of a snapshot":                    {claim, "snapshot.storage.kubernetes.io/pvc-as-source-protection", "the snapshot controller", "snapshot"},
-		"of nodes":                         {node, "d.example.com/node", "the nodecontroller for driver d.example.com", "cleaned up"},
-		"of TopoLVM":                       {node, "topolvm.io/node", "topolvm-controller", "cleaned up"},
-		"of claims of the driver":          {claim, "d.example.com/pvc", "the nodecontroller for driver d.example.com", "pods"},
-		"of another program":               {claim, "example.org/backup", "unknown (owner of example.org; not a finalizer of Kubernetes or this driver)", ""},
-		"without a domain":                 {claim, "backup", "unknown (not a finalizer of Kubernetes or this driver)", ""},
+		"of a snapshot": {
+			claim, "snapshot.storage.kubernetes.io/pvc-as-source-protection", "the snapshot controller", "snapshot",
+		},
+		"of nodes":                {node, "d.example.com/node", "the nodecontroller for driver d.example.com", "cleaned up"},
+		"of TopoLVM":              {node, "topolvm.io/node", "topolvm-controller", "cleaned up"},
+		"of claims of the driver": {claim, "d.example.com/pvc", "the nodecontroller for driver d.example.com", "pods"},
+		"of another program":      {claim, "example.org/backup", "unknown (owner of example.org; not a finalizer of Kubernetes or this driver)", ""},
+		"without a domain":        {claim, "backup", "unknown (not a finalizer of Kubernetes or this driver)", ""},
 	} {
 		got := RemovalOf(tt.kind, tt.finalizer, "other", "d.example.com")
 		if !strings.Contains(got.By, tt.by) || !strings.Contains(got.When, tt.when) || (got.When == "") != (tt.when == "") {

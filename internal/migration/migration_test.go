@@ -18,15 +18,21 @@ const (
 )
 
 func volume(source corev1.PersistentVolumeSource) *corev1.PersistentVolume {
-	return &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "pv"}, Spec: corev1.PersistentVolumeSpec{PersistentVolumeSource: source}}
+	return &corev1.PersistentVolume{
+		ObjectMeta: metav1.ObjectMeta{Name: "pv"}, Spec: corev1.PersistentVolumeSpec{PersistentVolumeSource: source},
+	}
 }
 
 func ebsVolume(id string) *corev1.PersistentVolume {
-	return volume(corev1.PersistentVolumeSource{AWSElasticBlockStore: &corev1.AWSElasticBlockStoreVolumeSource{VolumeID: id, FSType: "ext4"}})
+	return volume(
+		corev1.PersistentVolumeSource{AWSElasticBlockStore: &corev1.AWSElasticBlockStoreVolumeSource{VolumeID: id, FSType: "ext4"}},
+	)
 }
 
 func csiVolume(driver, handle string) *corev1.PersistentVolume {
-	return volume(corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: driver, VolumeHandle: handle, FSType: "ext4"}})
+	return volume(
+		corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: driver, VolumeHandle: handle, FSType: "ext4"}},
+	)
 }
 
 func gceVolume(zones string) *corev1.PersistentVolume {
@@ -57,17 +63,35 @@ func TestToCSI(t *testing.T) {
 		migrated       bool
 		err            string
 	}{
-		"CSI":              {csiVolume("drv.example.com", "vol-1"), "drv.example.com", "vol-1", false, ""},
-		"GCE":              {gceVolume("z"), gcePD, "projects/UNSPECIFIED/zones/z/disks/disk", true, ""},
-		"GCE, two zones":   {gceVolume("europe-west1-b__europe-west1-c"), gcePD, "projects/UNSPECIFIED/regions/europe-west1/disks/disk", true, ""},
+		"CSI": {csiVolume("drv.example.com", "vol-1"), "drv.example.com", "vol-1", false, ""},
+		"GCE": {gceVolume("z"), gcePD, "projects/UNSPECIFIED/zones/z/disks/disk", true, ""},
+		"GCE, two zones": {
+			gceVolume("europe-west1-b__europe-west1-c"), gcePD, "projects/UNSPECIFIED/regions/europe-west1/disks/disk", true, "",
+		},
 		"GCE, no zone":     {gceVolume(""), gcePD, "projects/UNSPECIFIED/zones/UNSPECIFIED/disks/disk", true, ""},
 		"GCE, two regions": {gceVolume("europe-west1-b__europe-west2-c"), "", "", true, "failed to translate in tree pv to CSI: "},
-		"EBS": {volume(corev1.PersistentVolumeSource{AWSElasticBlockStore: &corev1.AWSElasticBlockStoreVolumeSource{VolumeID: "vol-02399794d890f9375"}}),
+		"EBS": {volume(
+			corev1.PersistentVolumeSource{
+				AWSElasticBlockStore: &corev1.AWSElasticBlockStoreVolumeSource{VolumeID: "vol-02399794d890f9375"},
+			},
+		),
 			"ebs.csi.aws.com", "vol-02399794d890f9375", true, ""},
-		"Cinder":      {volume(corev1.PersistentVolumeSource{Cinder: &corev1.CinderPersistentVolumeSource{VolumeID: "c"}}), "cinder.csi.openstack.org", "c", true, ""},
-		"Azure disk":  {volume(corev1.PersistentVolumeSource{AzureDisk: &corev1.AzureDiskVolumeSource{DataDiskURI: "uri"}}), "disk.csi.azure.com", "uri", true, ""},
-		"vSphere":     {volume(corev1.PersistentVolumeSource{VsphereVolume: &corev1.VsphereVirtualDiskVolumeSource{VolumePath: "p"}}), "csi.vsphere.vmware.com", "p", true, ""},
-		"Portworx":    {volume(corev1.PersistentVolumeSource{PortworxVolume: &corev1.PortworxVolumeSource{VolumeID: "p"}}), "pxd.portworx.com", "p", true, ""},
+		"Cinder": {
+			volume(corev1.PersistentVolumeSource{Cinder: &corev1.CinderPersistentVolumeSource{VolumeID: "c"}}), "cinder.csi.openstack.org",
+			"c", true, "",
+		},
+		"Azure disk": {
+			volume(corev1.PersistentVolumeSource{AzureDisk: &corev1.AzureDiskVolumeSource{DataDiskURI: "uri"}}), "disk.csi.azure.com",
+			"uri", true, "",
+		},
+		"vSphere": {
+			volume(corev1.PersistentVolumeSource{VsphereVolume: &corev1.VsphereVirtualDiskVolumeSource{VolumePath: "p"}}),
+			"csi.vsphere.vmware.com", "p", true, "",
+		},
+		"Portworx": {
+			volume(corev1.PersistentVolumeSource{PortworxVolume: &corev1.PortworxVolumeSource{VolumeID: "p"}}), "pxd.portworx.com", "p",
+			true, "",
+		},
 		"NFS":         {volume(corev1.PersistentVolumeSource{NFS: &corev1.NFSVolumeSource{Server: "s", Path: "/"}}), "", "", false, ""},
 		"none at all": {volume(corev1.PersistentVolumeSource{}), "", "", false, ""},
 	} {
@@ -126,7 +150,9 @@ func TestToInTree(t *testing.T) {
 
 	malformed := csiVolume(ebs, "vol-1")
 	malformed.Spec.CSI.VolumeAttributes = map[string]string{"partition": "first"}
-	for name, pv := range map[string]*corev1.PersistentVolume{"malformed attributes": malformed, "another driver": csiVolume("other", "x")} {
+	for name, pv := range map[string]*corev1.PersistentVolume{
+		"malformed attributes": malformed, "another driver": csiVolume("other", "x"),
+	} {
 		if got, err := ToInTree(pv); err == nil {
 			t.Errorf("%s: %+v", name, got.Spec.PersistentVolumeSource)
 		}
@@ -158,7 +184,9 @@ func TestSameVolume(t *testing.T) {
 }
 
 func TestRepairHandle(t *testing.T) {
-	if got, err := RepairHandle(gcePD, "projects/UNSPECIFIED/zones/z/disks/disk", "projects/p/zones/z/instances/i"); got != "projects/p/zones/z/disks/disk" {
+	if got, err := RepairHandle(
+		gcePD, "projects/UNSPECIFIED/zones/z/disks/disk", "projects/p/zones/z/instances/i",
+	); got != "projects/p/zones/z/disks/disk" {
 		t.Errorf("%q, %v", got, err)
 	}
 	for driver, nodeID := range map[string]string{gcePD: "malformed", "drv.example.com": "n"} {

@@ -34,7 +34,8 @@ func BoundContent(s *snapshotv1.VolumeSnapshot) (string, error) {
 // spec, "VolumeContentSource"). content is the VolumeSnapshotContent that the snapshot names.
 // keepMode refuses a claim with another volume mode, unless an administrator permitted it.
 func SnapshotContent(
-	driver string, s *snapshotv1.VolumeSnapshot, content *snapshotv1.VolumeSnapshotContent, claim *corev1.PersistentVolumeClaim, keepMode bool,
+	driver string, s *snapshotv1.VolumeSnapshot, content *snapshotv1.VolumeSnapshotContent,
+	claim *corev1.PersistentVolumeClaim, keepMode bool,
 ) (*csi.VolumeContentSource, error) {
 	ref := content.Spec.VolumeSnapshotRef
 	switch {
@@ -50,7 +51,9 @@ func SnapshotContent(
 	}
 	if size := s.Status.RestoreSize; size != nil {
 		if requested := claim.Spec.Resources.Requests[corev1.ResourceStorage]; requested.Cmp(*size) < 0 {
-			return nil, fmt.Errorf("the claim requests %s, less than the restore size %s of the snapshot", requested.String(), size.String())
+			return nil, fmt.Errorf(
+				"the claim requests %s, less than the restore size %s of the snapshot", requested.String(), size.String(),
+			)
 		}
 	}
 	if keepMode {
@@ -73,7 +76,9 @@ func checkModeChange(content *snapshotv1.VolumeSnapshotContent, claim *corev1.Pe
 	difference := fmt.Sprintf("volume mode %s of the claim differs from %s of the snapshot", *to, *from)
 	value, ok := content.Annotations[AnnAllowModeChange]
 	if !ok {
-		return fmt.Errorf("%s, and VolumeSnapshotContent %q lacks annotation %s, which permits that", difference, content.Name, AnnAllowModeChange)
+		return fmt.Errorf(
+			"%s, and VolumeSnapshotContent %q lacks annotation %s, which permits that", difference, content.Name, AnnAllowModeChange,
+		)
 	}
 	allowed, err := strconv.ParseBool(value)
 	switch {

@@ -21,7 +21,9 @@ func testClaim(change func(*corev1.PersistentVolumeClaim)) *corev1.PersistentVol
 		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "data"},
 		Spec: corev1.PersistentVolumeClaimSpec{
 			StorageClassName: ptr.To("fast"), AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
-			Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1500M")}},
+			Resources: corev1.VolumeResourceRequirements{
+				Requests: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1500M")},
+			},
 		},
 	}
 	if change != nil {
@@ -83,14 +85,18 @@ func TestSnapshotContent(t *testing.T) {
 		change  func(objects)
 		err     []string
 	}{
-		"ready":                   {},
-		"larger":                  {change: func(o objects) { size("2Gi")(o.claim) }},
-		"just as large":           {change: func(o objects) { size("1Gi")(o.claim) }},
-		"smaller":                 {change: func(o objects) { size("500Mi")(o.claim) }, err: []string{"500Mi", "1Gi"}},
-		"no size asked for":       {change: func(o objects) { o.claim.Spec.Resources.Requests = nil }, err: []string{"requests 0", "1Gi"}},
-		"no restore size":         {change: func(o objects) { o.snapshot.Status.RestoreSize = nil; size("1")(o.claim) }},
-		"another UID":             {change: func(o objects) { o.content.Spec.VolumeSnapshotRef.UID = "x" }, err: []string{"bound to another snapshot", `"x"`}},
-		"no UID yet":              {change: func(o objects) { o.content.Spec.VolumeSnapshotRef.UID = "" }, err: []string{"bound to another snapshot"}},
+		"ready":             {},
+		"larger":            {change: func(o objects) { size("2Gi")(o.claim) }},
+		"just as large":     {change: func(o objects) { size("1Gi")(o.claim) }},
+		"smaller":           {change: func(o objects) { size("500Mi")(o.claim) }, err: []string{"500Mi", "1Gi"}},
+		"no size asked for": {change: func(o objects) { o.claim.Spec.Resources.Requests = nil }, err: []string{"requests 0", "1Gi"}},
+		"no restore size":   {change: func(o objects) { o.snapshot.Status.RestoreSize = nil; size("1")(o.claim) }},
+		"another UID": {
+			change: func(o objects) { o.content.Spec.VolumeSnapshotRef.UID = "x" }, err: []string{"bound to another snapshot", `"x"`},
+		},
+		"no UID yet": {
+			change: func(o objects) { o.content.Spec.VolumeSnapshotRef.UID = "" }, err: []string{"bound to another snapshot"},
+		},
 		"another namespace":       {change: func(o objects) { o.content.Spec.VolumeSnapshotRef.Namespace = "x" }, err: []string{"x/s"}},
 		"another name":            {change: func(o objects) { o.content.Spec.VolumeSnapshotRef.Name = "x" }, err: []string{"ns/x"}},
 		"another driver":          {change: func(o objects) { o.content.Spec.Driver = "x" }, err: []string{`driver "x"`}},
@@ -99,7 +105,9 @@ func TestSnapshotContent(t *testing.T) {
 		"no status":               {change: func(o objects) { o.snapshot.Status = nil }, err: []string{"not ready"}},
 		"no content status":       {change: func(o objects) { o.content.Status = nil }, err: []string{"no snapshot handle"}},
 		"no handle":               {change: func(o objects) { o.content.Status.SnapshotHandle = nil }, err: []string{"no snapshot handle"}},
-		"empty handle":            {change: func(o objects) { o.content.Status.SnapshotHandle = ptr.To("") }, err: []string{"no snapshot handle"}},
+		"empty handle": {
+			change: func(o objects) { o.content.Status.SnapshotHandle = ptr.To("") }, err: []string{"no snapshot handle"},
+		},
 		"another mode": {change: func(o objects) {
 			o.content.Spec.SourceVolumeMode = ptr.To(corev1.PersistentVolumeFilesystem)
 			block(o.claim)
@@ -132,14 +140,18 @@ func TestBoundContent(t *testing.T) {
 	}{
 		"bound": {change: func(*snapshotv1.VolumeSnapshot) {}},
 		"being deleted": {change: func(s *snapshotv1.VolumeSnapshot) {
-			s.DeletionTimestamp, s.Finalizers = &metav1.Time{Time: now}, []string{"snapshot.storage.kubernetes.io/volumesnapshot-as-source-protection"}
+			s.DeletionTimestamp, s.Finalizers = &metav1.Time{Time: now}, []string{
+				"snapshot.storage.kubernetes.io/volumesnapshot-as-source-protection",
+			}
 		}, err: "being deleted"},
 		"being deleted, kept by us": {change: func(s *snapshotv1.VolumeSnapshot) {
 			s.DeletionTimestamp, s.Finalizers = &metav1.Time{Time: now}, []string{kube.SnapshotProtection}
 		}},
 		"no status":      {change: func(s *snapshotv1.VolumeSnapshot) { s.Status = nil }, err: "not bound"},
 		"no content yet": {change: func(s *snapshotv1.VolumeSnapshot) { s.Status.BoundVolumeSnapshotContentName = nil }, err: "not bound"},
-		"empty name":     {change: func(s *snapshotv1.VolumeSnapshot) { s.Status.BoundVolumeSnapshotContentName = ptr.To("") }, err: "not bound"},
+		"empty name": {
+			change: func(s *snapshotv1.VolumeSnapshot) { s.Status.BoundVolumeSnapshotContentName = ptr.To("") }, err: "not bound",
+		},
 	} {
 		s := testSnapshot()
 		tt.change(s)
@@ -188,8 +200,10 @@ func cloned() (*corev1.PersistentVolumeClaim, *corev1.PersistentVolume) {
 	return source, &corev1.PersistentVolume{
 		ObjectMeta: metav1.ObjectMeta{Name: "pv"},
 		Spec: corev1.PersistentVolumeSpec{
-			ClaimRef:               &corev1.ObjectReference{Namespace: source.Namespace, Name: source.Name, UID: source.UID},
-			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: "drv.example.com", VolumeHandle: "handle"}},
+			ClaimRef: &corev1.ObjectReference{Namespace: source.Namespace, Name: source.Name, UID: source.UID},
+			PersistentVolumeSource: corev1.PersistentVolumeSource{
+				CSI: &corev1.CSIPersistentVolumeSource{Driver: "drv.example.com", VolumeHandle: "handle"},
+			},
 		},
 		Status: corev1.PersistentVolumeStatus{Phase: corev1.VolumeBound},
 	}
@@ -202,19 +216,35 @@ func TestCheckClone(t *testing.T) {
 		resuming bool
 		err      []string
 	}{
-		"bound":                          {},
-		"being deleted":                  {change: func(s, _ *corev1.PersistentVolumeClaim) { deleting(s) }, err: []string{"being deleted"}},
-		"being deleted, kept":            {change: kept, err: []string{"being deleted"}},
-		"being deleted, kept, begun":     {change: kept, resuming: true},
-		"being deleted, not kept, begun": {change: func(s, _ *corev1.PersistentVolumeClaim) { deleting(s) }, resuming: true, err: []string{"being deleted"}},
-		"pending":                        {change: func(s, _ *corev1.PersistentVolumeClaim) { s.Status.Phase = corev1.ClaimPending }, err: []string{"Pending"}},
-		"lost":                           {change: func(s, _ *corev1.PersistentVolumeClaim) { s.Status.Phase = corev1.ClaimLost }, err: []string{"Lost"}},
-		"source without class":           {change: func(s, _ *corev1.PersistentVolumeClaim) { s.Spec.StorageClassName = nil }, err: []string{"storageClassName"}},
-		"claim without class":            {change: func(_, c *corev1.PersistentVolumeClaim) { c.Spec.StorageClassName = nil }, err: []string{"storageClassName"}},
-		"source with the empty class":    {change: func(s, _ *corev1.PersistentVolumeClaim) { s.Spec.StorageClassName = ptr.To("") }},
-		"larger":                         {change: func(_, c *corev1.PersistentVolumeClaim) { size("2Gi")(c) }},
-		"smaller":                        {change: func(_, c *corev1.PersistentVolumeClaim) { size("1G")(c) }, err: []string{"1G", "1500M"}},
-		"without volume":                 {change: func(s, _ *corev1.PersistentVolumeClaim) { s.Spec.VolumeName = "" }, err: []string{"no volume"}},
+		"bound": {},
+		"being deleted": {
+			change: func(s, _ *corev1.PersistentVolumeClaim) { deleting(s) }, err: []string{"being deleted"},
+		},
+		"being deleted, kept":        {change: kept, err: []string{"being deleted"}},
+		"being deleted, kept, begun": {change: kept, resuming: true},
+		"being deleted, not kept, begun": {
+			change: func(s, _ *corev1.PersistentVolumeClaim) { deleting(s) }, resuming: true, err: []string{"being deleted"},
+		},
+		"pending": {
+			change: func(s, _ *corev1.PersistentVolumeClaim) { s.Status.Phase = corev1.ClaimPending }, err: []string{"Pending"},
+		},
+		"lost": {
+			change: func(s, _ *corev1.PersistentVolumeClaim) { s.Status.Phase = corev1.ClaimLost }, err: []string{"Lost"},
+		},
+		"source without class": {
+			change: func(s, _ *corev1.PersistentVolumeClaim) { s.Spec.StorageClassName = nil }, err: []string{"storageClassName"},
+		},
+		"claim without class": {
+			change: func(_, c *corev1.PersistentVolumeClaim) { c.Spec.StorageClassName = nil }, err: []string{"storageClassName"},
+		},
+		"source with the empty class": {change: func(s, _ *corev1.PersistentVolumeClaim) { s.Spec.StorageClassName = ptr.To("") }},
+		"larger":                      {change: func(_, c *corev1.PersistentVolumeClaim) { size("2Gi")(c) }},
+		"smaller": {
+			change: func(_, c *corev1.PersistentVolumeClaim) { size("1G")(c) }, err: []string{"1G", "1500M"},
+		},
+		"without volume": {
+			change: func(s, _ *corev1.PersistentVolumeClaim) { s.Spec.VolumeName = "" }, err: []string{"no volume"},
+		},
 		"the claim itself being deleted": {change: func(_, c *corev1.PersistentVolumeClaim) { deleting(c) }},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -237,23 +267,42 @@ func TestCloneContent(t *testing.T) {
 		change func(pv *corev1.PersistentVolume, claim *corev1.PersistentVolumeClaim)
 		err    string
 	}{
-		"bound":             {},
-		"not CSI":           {change: func(pv *corev1.PersistentVolume, _ *corev1.PersistentVolumeClaim) { pv.Spec.CSI = nil }, err: "not a CSI volume"},
-		"another driver":    {change: func(pv *corev1.PersistentVolume, _ *corev1.PersistentVolumeClaim) { pv.Spec.CSI.Driver = "x" }, err: `driver "x"`},
-		"bound to no claim": {change: func(pv *corev1.PersistentVolume, _ *corev1.PersistentVolumeClaim) { pv.Spec.ClaimRef = nil }, err: "not bound to it"},
-		"another UID":       {change: func(pv *corev1.PersistentVolume, _ *corev1.PersistentVolumeClaim) { pv.Spec.ClaimRef.UID = "x" }, err: "not bound to it"},
-		"another namespace": {change: func(pv *corev1.PersistentVolume, _ *corev1.PersistentVolumeClaim) { pv.Spec.ClaimRef.Namespace = "x" }, err: "not bound to it"},
-		"another name":      {change: func(pv *corev1.PersistentVolume, _ *corev1.PersistentVolumeClaim) { pv.Spec.ClaimRef.Name = "x" }, err: "not bound to it"},
+		"bound": {},
+		"not CSI": {
+			change: func(pv *corev1.PersistentVolume, _ *corev1.PersistentVolumeClaim) { pv.Spec.CSI = nil }, err: "not a CSI volume",
+		},
+		"another driver": {
+			change: func(pv *corev1.PersistentVolume, _ *corev1.PersistentVolumeClaim) { pv.Spec.CSI.Driver = "x" }, err: `driver "x"`,
+		},
+		"bound to no claim": {
+			change: func(pv *corev1.PersistentVolume, _ *corev1.PersistentVolumeClaim) { pv.Spec.ClaimRef = nil }, err: "not bound to it",
+		},
+		"another UID": {
+			change: func(pv *corev1.PersistentVolume, _ *corev1.PersistentVolumeClaim) { pv.Spec.ClaimRef.UID = "x" },
+			err:    "not bound to it",
+		},
+		"another namespace": {
+			change: func(pv *corev1.PersistentVolume, _ *corev1.PersistentVolumeClaim) { pv.Spec.ClaimRef.Namespace = "x" },
+			err:    "not bound to it",
+		},
+		"another name": {
+			change: func(pv *corev1.PersistentVolume, _ *corev1.PersistentVolumeClaim) { pv.Spec.ClaimRef.Name = "x" },
+			err:    "not bound to it",
+		},
 		"released": {change: func(pv *corev1.PersistentVolume, _ *corev1.PersistentVolumeClaim) {
 			pv.Status.Phase = corev1.VolumeReleased
 		}, err: "Released"},
-		"block to file": {change: func(pv *corev1.PersistentVolume, _ *corev1.PersistentVolumeClaim) { pv.Spec.VolumeMode = blk }, err: "volume modes"},
+		"block to file": {
+			change: func(pv *corev1.PersistentVolume, _ *corev1.PersistentVolumeClaim) { pv.Spec.VolumeMode = blk }, err: "volume modes",
+		},
 		"file to block": {change: func(pv *corev1.PersistentVolume, c *corev1.PersistentVolumeClaim) {
 			pv.Spec.VolumeMode = file
 			block(c)
 		}, err: "volume modes"},
-		"block to block": {change: func(pv *corev1.PersistentVolume, c *corev1.PersistentVolumeClaim) { pv.Spec.VolumeMode = blk; block(c) }},
-		"nil is file":    {change: func(pv *corev1.PersistentVolume, c *corev1.PersistentVolumeClaim) { c.Spec.VolumeMode = file }},
+		"block to block": {
+			change: func(pv *corev1.PersistentVolume, c *corev1.PersistentVolumeClaim) { pv.Spec.VolumeMode = blk; block(c) },
+		},
+		"nil is file": {change: func(pv *corev1.PersistentVolume, c *corev1.PersistentVolumeClaim) { c.Spec.VolumeMode = file }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			source, pv := cloned()

@@ -164,7 +164,8 @@ func SecretsOfVolume(pv *corev1.PersistentVolume) Secrets {
 		secrets.Provisioner = &corev1.SecretReference{Namespace: pv.Annotations[AnnDeletionSecretNamespace], Name: name}
 	}
 	if csi := pv.Spec.CSI; csi != nil {
-		secrets.ControllerPublish, secrets.NodeStage, secrets.NodePublish = csi.ControllerPublishSecretRef, csi.NodeStageSecretRef, csi.NodePublishSecretRef
+		secrets.ControllerPublish, secrets.NodeStage = csi.ControllerPublishSecretRef, csi.NodeStageSecretRef
+		secrets.NodePublish = csi.NodePublishSecretRef
 		secrets.ControllerExpand, secrets.NodeExpand = csi.ControllerExpandSecretRef, csi.NodeExpandSecretRef
 	}
 	return secrets

@@ -32,26 +32,60 @@ func TestResolveSecrets(t *testing.T) {
 		}, want: Secrets{ref("n", "a"), ref("n", "b"), ref("n", "c"), ref("n", "d"), ref("n", "e"), ref("n", "f"), ref("n", "g")}},
 		"default for all": {parameters: map[string]string{p + "secret-name": "s", p + "secret-namespace": "n"},
 			want: Secrets{ref("n", "s"), ref("n", "s"), ref("n", "s"), ref("n", "s"), ref("n", "s"), ref("n", "s"), ref("n", "s")}},
-		"one kind differs from the default": {parameters: map[string]string{p + "secret-name": "s", p + "secret-namespace": "n", p + "node-stage-secret-name": "o", p + "node-stage-secret-namespace": "m"},
+		"one kind differs from the default": {parameters: map[string]string{
+			p + "secret-name": "s", p + "secret-namespace": "n", p + "node-stage-secret-name": "o", p + "node-stage-secret-namespace": "m",
+		},
 			want: Secrets{ref("n", "s"), ref("n", "s"), ref("m", "o"), ref("n", "s"), ref("n", "s"), ref("n", "s"), ref("n", "s")}},
-		"deprecated keys":                     {parameters: map[string]string{"csiProvisionerSecretName": "a", "csiProvisionerSecretNamespace": "n"}, want: Secrets{Provisioner: ref("n", "a")}},
-		"deprecated name, prefixed namespace": {parameters: map[string]string{"csiProvisionerSecretName": "a", p + "provisioner-secret-namespace": "n"}, want: Secrets{Provisioner: ref("n", "a")}},
-		"deprecated and prefixed name":        {parameters: map[string]string{"csiProvisionerSecretName": "a", p + "provisioner-secret-name": "a", p + "provisioner-secret-namespace": "n"}, err: "only one of them"},
+		"deprecated keys": {
+			parameters: map[string]string{"csiProvisionerSecretName": "a", "csiProvisionerSecretNamespace": "n"},
+			want:       Secrets{Provisioner: ref("n", "a")},
+		},
+		"deprecated name, prefixed namespace": {
+			parameters: map[string]string{"csiProvisionerSecretName": "a", p + "provisioner-secret-namespace": "n"},
+			want:       Secrets{Provisioner: ref("n", "a")},
+		},
+		"deprecated and prefixed name": {
+			parameters: map[string]string{
+				"csiProvisionerSecretName": "a", p + "provisioner-secret-name": "a", p + "provisioner-secret-namespace": "n",
+			},
+			err: "only one of them",
+		},
 		"templates": {parameters: map[string]string{
 			p + "provisioner-secret-name": "${pv.name}-${pvc.namespace}-${pvc.name}-${pvc.annotations['team/x']}", p + "provisioner-secret-namespace": "${pvc.namespace}-$pv.name",
 		}, err: "tokens"},
 		"templates that are known": {parameters: map[string]string{
 			p + "provisioner-secret-name": "${pv.name}-${pvc.namespace}-${pvc.name}-${pvc.annotations['team/x']}", p + "provisioner-secret-namespace": "${pvc.namespace}-${pv.name}",
 		}, want: Secrets{Provisioner: ref("team-pv1", "pv1-team-data-gold")}},
-		"annotation that the claim lacks":       {parameters: map[string]string{p + "provisioner-secret-name": "${pvc.annotations['other']}", p + "provisioner-secret-namespace": "n"}, err: "pvc.annotations['other']"},
-		"name of the claim in the namespace":    {parameters: map[string]string{p + "provisioner-secret-name": "a", p + "provisioner-secret-namespace": "${pvc.name}"}, err: "pvc.name"},
-		"name without namespace":                {parameters: map[string]string{p + "provisioner-secret-name": "a"}, err: "both or none"},
-		"namespace without name":                {parameters: map[string]string{p + "provisioner-secret-namespace": "a"}, err: "both or none"},
-		"empty":                                 {parameters: map[string]string{p + "provisioner-secret-name": "", p + "provisioner-secret-namespace": "n"}, err: "must not be empty"},
-		"no name of a secret":                   {parameters: map[string]string{p + "provisioner-secret-name": "Bad_Name", p + "provisioner-secret-namespace": "n"}, err: `"Bad_Name" resolves to the invalid name "Bad_Name"`},
-		"no name of a namespace":                {parameters: map[string]string{p + "provisioner-secret-name": "a", p + "provisioner-secret-namespace": "a.b"}, err: "secret-namespace: template \"a.b\" resolves to the invalid name"},
-		"half a default":                        {parameters: map[string]string{p + "secret-name": "a"}, err: "both or none"},
-		"all that is wrong, not only the first": {parameters: map[string]string{p + "node-stage-secret-name": "a", p + "node-expand-secret-name": "a"}, err: "node-expand"},
+		"annotation that the claim lacks": {
+			parameters: map[string]string{
+				p + "provisioner-secret-name": "${pvc.annotations['other']}", p + "provisioner-secret-namespace": "n",
+			},
+			err: "pvc.annotations['other']",
+		},
+		"name of the claim in the namespace": {
+			parameters: map[string]string{p + "provisioner-secret-name": "a", p + "provisioner-secret-namespace": "${pvc.name}"},
+			err:        "pvc.name",
+		},
+		"name without namespace": {parameters: map[string]string{p + "provisioner-secret-name": "a"}, err: "both or none"},
+		"namespace without name": {
+			parameters: map[string]string{p + "provisioner-secret-namespace": "a"}, err: "both or none",
+		},
+		"empty": {
+			parameters: map[string]string{p + "provisioner-secret-name": "", p + "provisioner-secret-namespace": "n"},
+			err:        "must not be empty",
+		},
+		"no name of a secret": {
+			parameters: map[string]string{p + "provisioner-secret-name": "Bad_Name", p + "provisioner-secret-namespace": "n"},
+			err:        `"Bad_Name" resolves to the invalid name "Bad_Name"`,
+		},
+		"no name of a namespace": {
+			parameters: map[string]string{p + "provisioner-secret-name": "a", p + "provisioner-secret-namespace": "a.b"},
+			err:        "secret-namespace: template \"a.b\" resolves to the invalid name",
+		},
+		"half a default": {parameters: map[string]string{p + "secret-name": "a"}, err: "both or none"},
+		"all that is wrong, not only the first": {
+			parameters: map[string]string{p + "node-stage-secret-name": "a", p + "node-expand-secret-name": "a"}, err: "node-expand",
+		},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -78,7 +112,13 @@ func FuzzResolveSecret(f *testing.F) {
 	f.Add("${", "$$")
 	f.Add("${pvc.annotations['a']}", "x")
 	f.Fuzz(func(t *testing.T, name, namespace string) {
-		ref, err := ResolveSecret(Provisioner, map[string]string{ParameterPrefix + "provisioner-secret-name": name, ParameterPrefix + "provisioner-secret-namespace": namespace}, scope)
+		ref, err := ResolveSecret(
+			Provisioner,
+			map[string]string{
+				ParameterPrefix + "provisioner-secret-name": name, ParameterPrefix + "provisioner-secret-namespace": namespace,
+			},
+			scope,
+		)
 		if err == nil && (ref.Name == "" || ref.Namespace == "" || strings.ContainsAny(ref.Name+ref.Namespace, "/$ _")) {
 			t.Errorf("%q and %q give %v", name, namespace, ref)
 		}

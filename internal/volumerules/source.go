@@ -37,7 +37,9 @@ func SourceOf(claim *corev1.PersistentVolumeClaim, crossNamespace bool) (*Source
 		group, source.Kind, source.Name = ptr.Deref(ref.APIGroup, ""), ref.Kind, ref.Name
 		if namespace := ptr.Deref(ref.Namespace, ""); namespace != "" {
 			if !crossNamespace {
-				return nil, errors.New("spec.dataSourceRef.namespace: needs the feature gate CrossNamespaceVolumeDataSource of the provisioner")
+				return nil, errors.New(
+					"spec.dataSourceRef.namespace: needs the feature gate CrossNamespaceVolumeDataSource of the provisioner",
+				)
 			}
 			source.Namespace = namespace
 		}

@@ -33,21 +33,33 @@ func TestSourceOf(t *testing.T) {
 		populator bool
 		err       string
 	}{
-		"none":                        {},
-		"snapshot":                    {claim: from(snapshots, "VolumeSnapshot", "s"), want: &Source{"VolumeSnapshot", "ns", "s"}},
-		"snapshot by reference":       {claim: fromRef(snapshots, nil, "VolumeSnapshot", "s"), want: &Source{"VolumeSnapshot", "ns", "s"}},
-		"snapshot without group":      {claim: from(nil, "VolumeSnapshot", "s"), err: `its API group is ""`},
-		"snapshot of another group":   {claim: from(ptr.To("x"), "VolumeSnapshot", "s"), err: `its API group is "x"`},
-		"claim":                       {claim: from(nil, "PersistentVolumeClaim", "c"), want: &Source{"PersistentVolumeClaim", "ns", "c"}},
-		"claim with the empty group":  {claim: from(claims, "PersistentVolumeClaim", "c"), want: &Source{"PersistentVolumeClaim", "ns", "c"}},
-		"claim of another group":      {claim: from(ptr.To("x"), "PersistentVolumeClaim", "c"), populator: true},
-		"another kind":                {claim: from(ptr.To("x"), "Hello", "h"), populator: true},
-		"no name":                     {claim: from(nil, "PersistentVolumeClaim", ""), err: "no name"},
-		"empty namespace":             {claim: fromRef(nil, ptr.To(""), "PersistentVolumeClaim", "c"), want: &Source{"PersistentVolumeClaim", "ns", "c"}},
-		"namespace without the gate":  {claim: fromRef(nil, ptr.To("b"), "PersistentVolumeClaim", "c"), err: "CrossNamespaceVolumeDataSource"},
-		"own namespace, gate off":     {claim: fromRef(nil, ptr.To("ns"), "PersistentVolumeClaim", "c"), err: "CrossNamespaceVolumeDataSource"},
-		"another namespace":           {gate: true, claim: fromRef(nil, ptr.To("b"), "PersistentVolumeClaim", "c"), want: &Source{"PersistentVolumeClaim", "b", "c"}},
-		"snapshot elsewhere":          {gate: true, claim: fromRef(snapshots, ptr.To("b"), "VolumeSnapshot", "s"), want: &Source{"VolumeSnapshot", "b", "s"}},
+		"none":                      {},
+		"snapshot":                  {claim: from(snapshots, "VolumeSnapshot", "s"), want: &Source{"VolumeSnapshot", "ns", "s"}},
+		"snapshot by reference":     {claim: fromRef(snapshots, nil, "VolumeSnapshot", "s"), want: &Source{"VolumeSnapshot", "ns", "s"}},
+		"snapshot without group":    {claim: from(nil, "VolumeSnapshot", "s"), err: `its API group is ""`},
+		"snapshot of another group": {claim: from(ptr.To("x"), "VolumeSnapshot", "s"), err: `its API group is "x"`},
+		"claim":                     {claim: from(nil, "PersistentVolumeClaim", "c"), want: &Source{"PersistentVolumeClaim", "ns", "c"}},
+		"claim with the empty group": {
+			claim: from(claims, "PersistentVolumeClaim", "c"), want: &Source{"PersistentVolumeClaim", "ns", "c"},
+		},
+		"claim of another group": {claim: from(ptr.To("x"), "PersistentVolumeClaim", "c"), populator: true},
+		"another kind":           {claim: from(ptr.To("x"), "Hello", "h"), populator: true},
+		"no name":                {claim: from(nil, "PersistentVolumeClaim", ""), err: "no name"},
+		"empty namespace": {
+			claim: fromRef(nil, ptr.To(""), "PersistentVolumeClaim", "c"), want: &Source{"PersistentVolumeClaim", "ns", "c"},
+		},
+		"namespace without the gate": {
+			claim: fromRef(nil, ptr.To("b"), "PersistentVolumeClaim", "c"), err: "CrossNamespaceVolumeDataSource",
+		},
+		"own namespace, gate off": {
+			claim: fromRef(nil, ptr.To("ns"), "PersistentVolumeClaim", "c"), err: "CrossNamespaceVolumeDataSource",
+		},
+		"another namespace": {
+			gate: true, claim: fromRef(nil, ptr.To("b"), "PersistentVolumeClaim", "c"), want: &Source{"PersistentVolumeClaim", "b", "c"},
+		},
+		"snapshot elsewhere": {
+			gate: true, claim: fromRef(snapshots, ptr.To("b"), "VolumeSnapshot", "s"), want: &Source{"VolumeSnapshot", "b", "s"},
+		},
 		"populator elsewhere, no way": {claim: fromRef(ptr.To("x"), ptr.To("b"), "Hello", "h"), err: "CrossNamespaceVolumeDataSource"},
 		"both fields, the older one wins": {gate: true, claim: func(c *corev1.PersistentVolumeClaim) {
 			from(nil, "PersistentVolumeClaim", "c")(c)
@@ -110,20 +122,22 @@ func TestGrantAllows(t *testing.T) {
 		to   []target
 		want bool
 	}{
-		"matches":                     {[]source{from}, []target{to}, true},
-		"one of several":              {[]source{{"x", "Y", "z"}, from}, []target{{"x", "Y", nil}, to}, true},
-		"empty name":                  {[]source{from}, []target{{to.Group, to.Kind, ptr.To("")}}, true},
-		"its name":                    {[]source{from}, []target{{to.Group, to.Kind, ptr.To("s")}}, true},
-		"another name":                {[]source{from}, []target{{to.Group, to.Kind, ptr.To("other")}}, false},
-		"from another namespace":      {[]source{{from.Group, from.Kind, "b"}}, []target{to}, false},
-		"from another kind":           {[]source{{from.Group, "Pod", from.Namespace}}, []target{to}, false},
-		"from another group":          {[]source{{"x", from.Kind, from.Namespace}}, []target{to}, false},
-		"to another kind":             {[]source{from}, []target{{to.Group, "PersistentVolumeClaim", nil}}, false},
-		"to another group":            {[]source{from}, []target{{"", to.Kind, nil}}, false},
-		"from nothing":                {nil, []target{to}, false},
-		"to nothing":                  {[]source{from}, nil, false},
-		"nothing":                     {nil, nil, false},
-		"two halves of different use": {[]source{{"", "PersistentVolumeClaim", "b"}, {"x", "PersistentVolumeClaim", "a"}}, []target{to}, false},
+		"matches":                {[]source{from}, []target{to}, true},
+		"one of several":         {[]source{{"x", "Y", "z"}, from}, []target{{"x", "Y", nil}, to}, true},
+		"empty name":             {[]source{from}, []target{{to.Group, to.Kind, ptr.To("")}}, true},
+		"its name":               {[]source{from}, []target{{to.Group, to.Kind, ptr.To("s")}}, true},
+		"another name":           {[]source{from}, []target{{to.Group, to.Kind, ptr.To("other")}}, false},
+		"from another namespace": {[]source{{from.Group, from.Kind, "b"}}, []target{to}, false},
+		"from another kind":      {[]source{{from.Group, "Pod", from.Namespace}}, []target{to}, false},
+		"from another group":     {[]source{{"x", from.Kind, from.Namespace}}, []target{to}, false},
+		"to another kind":        {[]source{from}, []target{{to.Group, "PersistentVolumeClaim", nil}}, false},
+		"to another group":       {[]source{from}, []target{{"", to.Kind, nil}}, false},
+		"from nothing":           {nil, []target{to}, false},
+		"to nothing":             {[]source{from}, nil, false},
+		"nothing":                {nil, nil, false},
+		"two halves of different use": {
+			[]source{{"", "PersistentVolumeClaim", "b"}, {"x", "PersistentVolumeClaim", "a"}}, []target{to}, false,
+		},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
