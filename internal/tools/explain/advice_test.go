@@ -49,7 +49,7 @@ func TestClassOfAnotherProvisioner(t *testing.T) {
 				f.claim.value.Annotations = map[string]string{storagehelpers.AnnStorageProvisioner: test.owner}
 			}
 			e := &explanation{facts: f}
-			e.explainClass()
+			explainClass(e)
 			if got := e.worst(); got.Severity != test.want {
 				t.Errorf("got %+v", got)
 			}
@@ -58,7 +58,8 @@ func TestClassOfAnotherProvisioner(t *testing.T) {
 }
 
 func TestVolumeOfAnotherClaim(t *testing.T) {
-	claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "c", UID: "u"}, Spec: corev1.PersistentVolumeClaimSpec{VolumeName: "pv"}}
+	claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "c", UID: "u"},
+		Spec: corev1.PersistentVolumeClaimSpec{VolumeName: "pv"}}
 	for name, test := range map[string]struct {
 		ref  *corev1.ObjectReference
 		want Severity
@@ -71,9 +72,10 @@ func TestVolumeOfAnotherClaim(t *testing.T) {
 		"reserved in another namespace":   {&corev1.ObjectReference{Namespace: "os", Name: "c"}, Blocked},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := &facts{now: now, claim: found(claim), volume: found(&corev1.PersistentVolume{Spec: corev1.PersistentVolumeSpec{ClaimRef: test.ref}})}
+			f := &facts{now: now, claim: found(claim),
+				volume: found(&corev1.PersistentVolume{Spec: corev1.PersistentVolumeSpec{ClaimRef: test.ref}})}
 			e := &explanation{facts: f}
-			e.explainBinding()
+			explainBinding(e)
 			if got := e.worst(); got.Severity != test.want || strings.Contains(got.Sentence, "UID )") {
 				t.Errorf("got %+v", got)
 			}
@@ -83,8 +85,10 @@ func TestVolumeOfAnotherClaim(t *testing.T) {
 
 func TestAttachmentOfAnotherDriver(t *testing.T) {
 	of := func(source corev1.PersistentVolumeSource) *corev1.PersistentVolume {
-		return &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "pv"}, Spec: corev1.PersistentVolumeSpec{PersistentVolumeSource: source}}
+		return &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "pv"},
+			Spec: corev1.PersistentVolumeSpec{PersistentVolumeSource: source}}
 	}
+	inTree := of(corev1.PersistentVolumeSource{AWSElasticBlockStore: &corev1.AWSElasticBlockStoreVolumeSource{VolumeID: "vol-1"}})
 	foreign := of(corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: "other"}})
 	for name, test := range map[string]struct {
 		volume  *corev1.PersistentVolume
@@ -92,21 +96,24 @@ func TestAttachmentOfAnotherDriver(t *testing.T) {
 		want    Severity
 		next    string
 	}{
-		"its own":                      {of(corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: ebs}}), false, Fine, ""},
-		"of the plugin migrated to it": {of(corev1.PersistentVolumeSource{AWSElasticBlockStore: &corev1.AWSElasticBlockStoreVolumeSource{VolumeID: "vol-1"}}), false, Fine, ""},
+		"its own": {of(corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: ebs}}), false,
+			Fine, ""},
+		"of the plugin migrated to it": {inTree, false, Fine, ""},
 		"of another":                   {foreign, false, Blocked, "Delete the VolumeAttachment."},
 		"of another, and Terminating":  {foreign, true, Failing, "external-attacher/ebs-csi-aws-com"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			va := &storagev1.VolumeAttachment{Spec: storagev1.VolumeAttachmentSpec{Attacher: ebs, Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: ptr.To("pv")}}}
+			va := &storagev1.VolumeAttachment{Spec: storagev1.VolumeAttachmentSpec{Attacher: ebs,
+				Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: ptr.To("pv")}}}
 			if test.deleted {
 				va.DeletionTimestamp, va.Finalizers = ptr.To(metav1.NewTime(now)), []string{attacher.Finalizer(ebs)}
 			}
 			f := &facts{now: now, driver: ebs, attachment: found(va), volume: found(test.volume)}
 			e := &explanation{facts: f}
-			e.explainAttachedVolume()
+			explainAttachedVolume(e)
 			got := e.worst()
-			if got.Severity != test.want || !strings.Contains(got.Next, test.next) || test.deleted && strings.Contains(strings.ToLower(got.Next), "delete") {
+			if got.Severity != test.want || !strings.Contains(got.Next, test.next) ||
+				test.deleted && strings.Contains(strings.ToLower(got.Next), "delete") {
 				t.Errorf("got %+v", got)
 			}
 		})
@@ -126,11 +133,12 @@ func TestLeaseOfAnOption(t *testing.T) {
 		role  string
 		want  Severity
 	}{
-		"of a required role":         {facts{volume: found(orphan(nil))}, roleProvisioner, Blocked},
-		"of the nodecontroller":      {facts{volume: found(orphan(nil))}, roleNodecontroller, Unknown},
-		"a volume waits for it":      {facts{volume: found(orphan(map[string]string{"d/lost-node": "n"}))}, roleNodecontroller, Blocked},
-		"a node waits for it":        {facts{node: found(deleted)}, roleNodecontroller, Blocked},
-		"a node that is not deleted": {facts{node: found(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Finalizers: []string{"d/node"}}})}, roleNodecontroller, Unknown},
+		"of a required role":    {facts{volume: found(orphan(nil))}, roleProvisioner, Blocked},
+		"of the nodecontroller": {facts{volume: found(orphan(nil))}, roleNodecontroller, Unknown},
+		"a volume waits for it": {facts{volume: found(orphan(map[string]string{"d/lost-node": "n"}))}, roleNodecontroller, Blocked},
+		"a node waits for it":   {facts{node: found(deleted)}, roleNodecontroller, Blocked},
+		"a node that is not deleted": {facts{node: found(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Finalizers: []string{"d/node"}}})},
+			roleNodecontroller, Unknown},
 	} {
 		t.Run(name, func(t *testing.T) {
 			test.facts.now = now
@@ -142,7 +150,7 @@ func TestLeaseOfAnOption(t *testing.T) {
 				f := test.facts
 				f.leases = []leaseFact{{role: test.role, driver: "d", name: "l", leases: found([]*coordinationv1.Lease{&lease})}}
 				e := &explanation{facts: &f}
-				e.explainLeases()
+				explainLeases(e)
 				got := e.findings
 				if len(got) != 1 || got[0].Severity != test.want || (got[0].Next == "") != (test.want == Unknown) {
 					t.Errorf("got %+v", got)
@@ -160,11 +168,12 @@ func TestManyAttachmentsFail(t *testing.T) {
 		if i%2 == 1 {
 			message = fmt.Sprintf("no volume %d", i)
 		}
-		f.attachments.value = append(f.attachments.value, &storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("va-", i)},
-			Status: storagev1.VolumeAttachmentStatus{AttachError: &storagev1.VolumeError{Time: metav1.NewTime(now.Add(-time.Minute)), Message: message}}})
+		failure := &storagev1.VolumeError{Time: metav1.NewTime(now.Add(-time.Minute)), Message: message}
+		f.attachments.value = append(f.attachments.value, &storagev1.VolumeAttachment{
+			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("va-", i)}, Status: storagev1.VolumeAttachmentStatus{AttachError: failure}})
 	}
 	e := &explanation{facts: f}
-	e.explainNodeAttachments("n")
+	explainNodeAttachments(e, "n")
 	l := e.findings
 	text := fmt.Sprint(l)
 	if len(l) != 12 || len(text) > 3000 {

@@ -14,16 +14,16 @@ import (
 func explainAttachment(f *facts) Report {
 	va := f.attachment.value
 	e := &explanation{facts: f}
-	e.explainProcess([]string{"attacher"}, []string{"csi-attacher-va"}, va.Name, f.volumeHandle())
+	explainProcess(e, []string{"attacher"}, []string{"csi-attacher-va"}, va.Name, f.volumeHandle())
 	if va.DeletionTimestamp != nil {
-		e.explainDetaching()
+		explainDetaching(e)
 	} else {
-		e.explainAttaching()
+		explainAttaching(e)
 	}
-	e.explainAttachedVolume()
-	e.explainAttachedNode()
-	e.explainSecrets()
-	e.explainDriver()
+	explainAttachedVolume(e)
+	explainAttachedNode(e)
+	explainSecrets(e)
+	explainDriver(e)
 	volume, state, rest := "The inline volume", "not attached", "The attacher processes the attachment."
 	if name := volumeOf(va); name != "" {
 		volume = objectName(KindVolume, "", name)
@@ -55,7 +55,7 @@ func operation(va *storagev1.VolumeAttachment, detach, attach string) string {
 }
 
 // explainDetaching reports the last attempt of the attacher for a deleted attachment.
-func (e *explanation) explainDetaching() {
+func explainDetaching(e *explanation) {
 	va := e.attachment.value
 	failure := va.Status.DetachError
 	switch {
@@ -71,7 +71,7 @@ func (e *explanation) explainDetaching() {
 }
 
 // explainAttaching reports the last attempt of the attacher.
-func (e *explanation) explainAttaching() {
+func explainAttaching(e *explanation) {
 	status := e.attachment.value.Status
 	switch {
 	case status.Attached:
@@ -90,7 +90,7 @@ func (e *explanation) explainAttaching() {
 }
 
 // explainAttachedVolume reports on the volume of an attachment, and on its other attachments.
-func (e *explanation) explainAttachedVolume() {
+func explainAttachedVolume(e *explanation) {
 	va, pv := e.attachment.value, e.volume.value
 	name, deleting := volumeOf(va), va.DeletionTimestamp != nil
 	switch {
@@ -99,31 +99,32 @@ func (e *explanation) explainAttachedVolume() {
 	case e.volume.missing:
 		e.add(Blocked, "volume", "PersistentVolume %q not found.", name).
 			next(
-				"Delete the pod; kube-controller-manager then deletes its VolumeAttachment. Delete a VolumeAttachment without a pod manually.")
+				"Delete the pod; kube-controller-manager then deletes the VolumeAttachment. If no pod uses it, delete it manually.")
 	case !e.volume.found:
 	case pv.DeletionTimestamp != nil && !deleting && !va.Status.Attached:
 		e.add(Blocked, "volume",
 			"PersistentVolume %q is Terminating for %s and is not attached any more.", name, e.age(pv.DeletionTimestamp.Time)).
 			next("Delete the pod that uses the volume.")
-		e.explainOtherAttachments()
+		explainOtherAttachments(e)
 	case migration.DriverOfVolume(pv) != e.driver && !deleting:
 		e.add(Blocked, "volume",
 			"PersistentVolume %q belongs to driver %q, the attachment to driver %q.", name, migration.DriverOfVolume(pv), e.driver).
 			next("Delete the VolumeAttachment.")
-		e.explainOtherAttachments()
+		explainOtherAttachments(e)
 	case migration.DriverOfVolume(pv) != e.driver && slices.Contains(va.Finalizers, attacher.Finalizer(e.driver)):
 		e.add(Failing, "volume",
-			"PersistentVolume %q belongs to driver %q, the Terminating attachment to driver %q.", name, migration.DriverOfVolume(pv), e.driver).
+			"PersistentVolume %q belongs to driver %q, the Terminating attachment to driver %q.",
+			name, migration.DriverOfVolume(pv), e.driver).
 			next("The attacher of driver %s detaches with the data recorded on the attachment. "+
 				"If none is recorded, verify that the volume is not attached to node %q and remove finalizer %s.",
 				e.driver, va.Spec.NodeName, attacher.Finalizer(e.driver))
 	default:
-		e.explainOtherAttachments()
+		explainOtherAttachments(e)
 	}
 }
 
 // explainOtherAttachments reports attachments to other nodes of a volume that supports one node at a time.
-func (e *explanation) explainOtherAttachments() {
+func explainOtherAttachments(e *explanation) {
 	va := e.attachment.value
 	multiNode := slices.ContainsFunc(e.volume.value.Spec.AccessModes, func(m corev1.PersistentVolumeAccessMode) bool {
 		return m == corev1.ReadWriteMany || m == corev1.ReadOnlyMany
@@ -142,7 +143,7 @@ func (e *explanation) explainOtherAttachments() {
 }
 
 // explainAttachedNode reports on the node of an attachment, and on the driver there.
-func (e *explanation) explainAttachedNode() {
+func explainAttachedNode(e *explanation) {
 	va := e.attachment.value
 	switch {
 	case e.node.missing && va.DeletionTimestamp != nil:
@@ -150,8 +151,8 @@ func (e *explanation) explainAttachedNode() {
 	case e.node.missing:
 		e.add(Failing, "node", "Node %q not found.", va.Spec.NodeName).
 			next(
-				"kube-controller-manager deletes the attachment within 6 minutes after the pods of the node; the attacher then detaches the volume.")
+				"kube-controller-manager deletes the attachment within 6 minutes; the attacher then detaches the volume.")
 	case e.node.found && e.driver != "" && va.DeletionTimestamp == nil && !va.Status.Attached:
-		e.explainRegistration(e.driver)
+		explainRegistration(e, e.driver)
 	}
 }

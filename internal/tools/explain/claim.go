@@ -18,32 +18,32 @@ const finalizersRemoved = "The API server deletes the object after the finalizer
 func explainClaim(f *facts) Report {
 	claim := f.claim.value
 	e := &explanation{facts: f}
-	e.explainClaimDeletion()
+	explainClaimDeletion(e)
 	if claim.Spec.VolumeName != "" {
-		e.explainBinding()
-		e.explainDriver()
-		e.explainAttachments()
-		e.explainResize()
-		e.explainClaimAttempts()
+		explainBinding(e)
+		explainDriver(e)
+		explainAttachments(e)
+		explainResize(e)
+		explainClaimAttempts(e)
 	} else {
-		e.explainClass()
-		e.explainDataSource()
-		e.explainSecrets()
-		e.explainScheduling()
-		e.explainDriver()
-		e.explainCreated()
-		e.explainClaimAttempts() // before the last event, because it knows the next attempt
-		e.explainLastError("ProvisioningFailed", "ProvisioningSucceeded")
+		explainClass(e)
+		explainDataSource(e)
+		explainSecrets(e)
+		explainScheduling(e)
+		explainDriver(e)
+		explainCreated(e)
+		explainClaimAttempts(e) // before the last event, because it knows the next attempt
+		explainLastError(e, "ProvisioningFailed", "ProvisioningSucceeded")
 	}
-	e.explainIndeterminate()
+	explainIndeterminate(e)
 	state := fmt.Sprintf("The claim is %s", cmp.Or(string(claim.Status.Phase), "new"))
 	return e.report(KindClaim, claim, state, f.nextOfClaim(), f.driver)
 }
 
 // explainClaimAttempts reports what a running process works on for the claim.
-func (e *explanation) explainClaimAttempts() {
+func explainClaimAttempts(e *explanation) {
 	claim := e.claim.value
-	e.explainProcess([]string{"provisioner"}, []string{"claims", "clone-protection", "nodecontroller-pvc"},
+	explainProcess(e, []string{"provisioner"}, []string{"claims", "clone-protection", "nodecontroller-pvc"},
 		claim.Namespace+"/"+claim.Name, provisioner.DefaultVolumeName(claim.UID), e.volumeHandle())
 }
 
@@ -61,7 +61,7 @@ func (f *facts) nextOfClaim() string {
 }
 
 // explainClaimDeletion reports the pods that hold a deleted claim.
-func (e *explanation) explainClaimDeletion() {
+func explainClaimDeletion(e *explanation) {
 	claim := e.claim.value
 	if claim.DeletionTimestamp == nil || !slices.Contains(claim.Finalizers, "kubernetes.io/pvc-protection") || !e.pods.found {
 		return
@@ -77,7 +77,7 @@ func (e *explanation) explainClaimDeletion() {
 }
 
 // explainBinding reports on the PersistentVolume that a claim names.
-func (e *explanation) explainBinding() {
+func explainBinding(e *explanation) {
 	claim, name, pv := e.claim.value, e.claim.value.Spec.VolumeName, e.volume.value
 	switch {
 	case e.volume.missing && claim.Status.Phase == corev1.ClaimLost:
@@ -111,7 +111,7 @@ func claimText(ref *corev1.ObjectReference) string {
 }
 
 // explainCreated reports a PersistentVolume that has the name of the claim's volume, while the claim is not bound.
-func (e *explanation) explainCreated() {
+func explainCreated(e *explanation) {
 	if !e.volume.found {
 		return
 	}
@@ -126,7 +126,7 @@ func (e *explanation) explainCreated() {
 }
 
 // explainIndeterminate reports a CreateVolume whose outcome is unknown.
-func (e *explanation) explainIndeterminate() {
+func explainIndeterminate(e *explanation) {
 	if !slices.Contains(e.claim.value.Finalizers, kube.ProvisioningFinalizer) {
 		return
 	}
@@ -138,7 +138,7 @@ func (e *explanation) explainIndeterminate() {
 }
 
 // explainAttachments reports the VolumeAttachments of a volume.
-func (e *explanation) explainAttachments() {
+func explainAttachments(e *explanation) {
 	if !e.attaches() {
 		e.add(Fine, "attachment", "Driver %s does not attach volumes (attachRequired=false in its CSIDriver).", e.driver)
 		return
@@ -166,7 +166,7 @@ func (e *explanation) explainAttachments() {
 }
 
 // explainResize reports the conditions of a resize.
-func (e *explanation) explainResize() {
+func explainResize(e *explanation) {
 	for _, c := range e.claim.value.Status.Conditions {
 		if c.Status != corev1.ConditionTrue {
 			continue

@@ -14,7 +14,7 @@ import (
 const annDefaultClass = "storageclass.kubernetes.io/is-default-class"
 
 // explainClass reports whether the class of a claim without a volume can provision one.
-func (e *explanation) explainClass() {
+func explainClass(e *explanation) {
 	claim, name, class := e.claim.value, storagehelpers.GetPersistentVolumeClaimClass(e.claim.value), e.class.value
 	switch {
 	case name == "" && claim.Spec.StorageClassName != nil:
@@ -22,7 +22,7 @@ func (e *explanation) explainClass() {
 			"storageClassName is empty: no volume is provisioned; the claim binds only to an existing PersistentVolume without a class.").
 			next("Create a PersistentVolume that matches the claim, or recreate the claim with a storageClassName.")
 	case name == "":
-		e.explainDefaultClass()
+		explainDefaultClass(e)
 	case e.class.missing:
 		e.add(Blocked, "class", "StorageClass %q not found.", name).
 			next("Create StorageClass %q, or recreate the claim with an existing StorageClass.", name)
@@ -31,11 +31,11 @@ func (e *explanation) explainClass() {
 		e.add(Waiting, "class", "StorageClass %q does not provision volumes (provisioner %s).", name, class.Provisioner).
 			next("Create a PersistentVolume of StorageClass %q that matches the claim.", name)
 	default:
-		e.explainProvisioner(class)
+		explainProvisioner(e, class)
 	}
 }
 
-func (e *explanation) explainDefaultClass() {
+func explainDefaultClass(e *explanation) {
 	for _, c := range e.classes.value {
 		if c.Annotations[annDefaultClass] == "true" {
 			e.add(Waiting, "class", "storageClassName is not set; StorageClass %q is the default.", c.Name).
@@ -49,7 +49,7 @@ func (e *explanation) explainDefaultClass() {
 	}
 }
 
-func (e *explanation) explainProvisioner(class *storagev1.StorageClass) {
+func explainProvisioner(e *explanation, class *storagev1.StorageClass) {
 	mode := "Immediate"
 	if isLate(class) {
 		mode = "WaitForFirstConsumer: the volume is provisioned after a pod that uses the claim is scheduled"
@@ -63,7 +63,7 @@ func (e *explanation) explainProvisioner(class *storagev1.StorageClass) {
 			owner, class.Name, class.Provisioner).next("Recreate the claim.")
 	}
 	if len(class.AllowedTopologies) > 0 {
-		e.explainAllowedTopologies(class)
+		explainAllowedTopologies(e, class)
 	}
 	if e.secretsErr != nil {
 		e.add(Blocked, "class", "StorageClass %q has invalid secret parameters: %s", class.Name, sentence(e.secretsErr.Error())).
@@ -72,7 +72,7 @@ func (e *explanation) explainProvisioner(class *storagev1.StorageClass) {
 }
 
 // explainAllowedTopologies reports whether the selected node, or any node, is in the allowedTopologies of class.
-func (e *explanation) explainAllowedTopologies(class *storagev1.StorageClass) {
+func explainAllowedTopologies(e *explanation, class *storagev1.StorageClass) {
 	selector, text := allowedTopologies(class.AllowedTopologies)
 	nodes := e.nodes
 	if e.node.found {
@@ -125,7 +125,7 @@ func selectorText(s *corev1.NodeSelector) string {
 }
 
 // explainSecrets reports whether the referenced Secrets exist.
-func (e *explanation) explainSecrets() {
+func explainSecrets(e *explanation) {
 	for _, s := range e.secrets {
 		name, purposes := s.Namespace+"/"+s.Name, strings.Join(s.purposes, ", ")
 		if s.object.found {

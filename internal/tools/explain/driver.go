@@ -15,7 +15,7 @@ import (
 )
 
 // explainDriver reports whether the driver is installed, on which nodes it is registered, and who holds its Leases.
-func (e *explanation) explainDriver() {
+func explainDriver(e *explanation) {
 	if e.driver == "" {
 		return
 	}
@@ -37,7 +37,7 @@ func (e *explanation) explainDriver() {
 		e.add(Fine, "driver", "Driver %s is registered on %d of %s: %s.", e.driver, len(registered),
 			count(len(e.csiNodes.value), "node"), shortList(registered))
 	}
-	e.explainLeases()
+	explainLeases(e)
 }
 
 func registeredNodes(nodes []*storagev1.CSINode, driver string) []string {
@@ -52,10 +52,10 @@ func registeredNodes(nodes []*storagev1.CSINode, driver string) []string {
 }
 
 // explainLeases reports the holders of the Leases of all roles that were read.
-func (e *explanation) explainLeases() {
+func explainLeases(e *explanation) {
 	for _, fact := range e.leases {
 		for _, lease := range fact.leases.value {
-			e.explainHolder(fact, lease)
+			explainHolder(e, fact, lease)
 		}
 		if !fact.leases.found || len(fact.leases.value) > 0 {
 			continue
@@ -70,7 +70,7 @@ func (e *explanation) explainLeases() {
 	}
 }
 
-func (e *explanation) explainHolder(fact leaseFact, lease *coordinationv1.Lease) {
+func explainHolder(e *explanation, fact leaseFact, lease *coordinationv1.Lease) {
 	holder, name := ptr.Deref(lease.Spec.HolderIdentity, ""), lease.Namespace+"/"+lease.Name
 	severity := Blocked
 	if fact.role == roleNodecontroller && !e.needsNodecontroller(fact.driver) {

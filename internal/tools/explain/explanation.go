@@ -9,8 +9,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// retries is the next step after a failure that a controller retries.
-const retries = "Retries automatically. Fix the error shown above; the log of the driver container (`kubectl logs`) has the details."
+// The next step after a failure that a controller retries.
+const (
+	retries  = "Retries automatically. " + fixError
+	fixError = "Fix the error shown above; the log of the driver container (`kubectl logs`) has the details."
+)
 
 // topicEvents marks a failed read of the events, which the report shows in their place.
 const topicEvents = "events"
@@ -107,7 +110,7 @@ func (f *facts) reportEvents() []Event {
 }
 
 // explainLastError reports the newest event with the reason failed, unless one with the reason succeeded is newer.
-func (e *explanation) explainLastError(failed, succeeded string) {
+func explainLastError(e *explanation, failed, succeeded string) {
 	for _, event := range e.newestFirst() {
 		switch event.Reason {
 		case failed:

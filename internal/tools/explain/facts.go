@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -70,10 +71,11 @@ type secretFact struct {
 // sourceFact is the data source of a claim.
 type sourceFact struct {
 	volumerules.Source
-	snapshot, content result[map[string]any]
-	claim             result[*corev1.PersistentVolumeClaim]
-	volume            result[*corev1.PersistentVolume]
-	grants            result[[]map[string]any] // only for a source in another namespace
+	snapshot result[*snapshotv1.VolumeSnapshot]
+	content  result[*snapshotv1.VolumeSnapshotContent]
+	claim    result[*corev1.PersistentVolumeClaim]
+	volume   result[*corev1.PersistentVolume]
+	grants   result[[]*volumerules.Grant] // only for a source in another namespace
 }
 
 // statusPage is the status page of a running process, or why it cannot be read.

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -29,10 +30,11 @@ func TestNextIsOfTheWorstFinding(t *testing.T) {
 		findings []Finding
 		want     string
 	}{
-		"none":                               {nil, "rest"},
-		"none with a next step":              {[]Finding{{Blocked, "a", "", ""}}, "rest"},
-		"one is unknown":                     {[]Finding{{Unknown, "a", "", ""}, {Fine, "b", "", ""}}, "As far as known: rest"},
-		"the worst":                          {[]Finding{{Waiting, "a", "", "one"}, {Blocked, "b", "", "two"}, {Failing, "c", "", "three"}}, "two"},
+		"none":                  {nil, "rest"},
+		"none with a next step": {[]Finding{{Blocked, "a", "", ""}}, "rest"},
+		"one is unknown":        {[]Finding{{Unknown, "a", "", ""}, {Fine, "b", "", ""}}, "As far as known: rest"},
+		"the worst": {[]Finding{{Waiting, "a", "", "one"}, {Blocked, "b", "", "two"}, {Failing, "c", "", "three"}},
+			"two"},
 		"the first of equals":                {[]Finding{{Failing, "a", "", "one"}, {Failing, "b", "", "two"}}, "one"},
 		"one without a next step is skipped": {[]Finding{{Waiting, "a", "", "one"}, {Blocked, "b", "", ""}}, "one"},
 	} {
@@ -49,7 +51,8 @@ func TestWhoHoldsALease(t *testing.T) {
 		l := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "l"}, Spec: coordinationv1.LeaseSpec{
 			HolderIdentity: &holder, LeaseDurationSeconds: ptr.To[int32](15), RenewTime: ptr.To(metav1.NewMicroTime(now.Add(-renewed)))}}
 		for i, m := range managers { // a later one has written later
-			l.ManagedFields = append(l.ManagedFields, metav1.ManagedFieldsEntry{Manager: m, Time: ptr.To(metav1.NewTime(now.Add(time.Duration(i) * time.Second)))})
+			l.ManagedFields = append(l.ManagedFields, metav1.ManagedFieldsEntry{Manager: m,
+				Time: ptr.To(metav1.NewTime(now.Add(time.Duration(i) * time.Second)))})
 		}
 		return l
 	}
@@ -58,18 +61,20 @@ func TestWhoHoldsALease(t *testing.T) {
 		severity Severity
 		want     string
 	}{
-		"ours":                {lease("pod", time.Second, "csi-provisioner", "storage-controller"), Fine, `is "pod" (storage-controller), which holds`},
-		"back to the sidecar": {lease("pod", time.Second, "storage-controller", "csi-provisioner"), Fine, "(sidecar csi-provisioner), which holds"},
-		"another program":     {lease("pod", time.Second, "kubectl-edit"), Fine, "(kubectl-edit), which holds"},
-		"no managed fields":   {lease("pod", time.Second), Fine, "(unknown program)"},
-		"released":            {lease("", time.Second), Blocked, "Lease ns/l has no holder"},
-		"expired":             {lease("pod", 15*time.Second), Blocked, "has expired (last renewed 15s ago)"},
-		"just in time":        {lease("pod", 14*time.Second), Fine, "which holds"},
+		"ours": {lease("pod", time.Second, "csi-provisioner", "storage-controller"), Fine,
+			`is "pod" (storage-controller), which holds`},
+		"back to the sidecar": {lease("pod", time.Second, "storage-controller", "csi-provisioner"), Fine,
+			"(sidecar csi-provisioner), which holds"},
+		"another program":   {lease("pod", time.Second, "kubectl-edit"), Fine, "(kubectl-edit), which holds"},
+		"no managed fields": {lease("pod", time.Second), Fine, "(unknown program)"},
+		"released":          {lease("", time.Second), Blocked, "Lease ns/l has no holder"},
+		"expired":           {lease("pod", 15*time.Second), Blocked, "has expired (last renewed 15s ago)"},
+		"just in time":      {lease("pod", 14*time.Second), Fine, "which holds"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			e := &explanation{facts: &facts{now: now}}
 			e.leases = []leaseFact{{role: roleProvisioner, driver: "d", name: "l", leases: found([]*coordinationv1.Lease{test.lease})}}
-			e.explainLeases()
+			explainLeases(e)
 			got := e.findings
 			if len(got) != 1 || got[0].Severity != test.severity || !strings.Contains(got[0].Sentence, test.want) {
 				t.Errorf("got %+v", got)
@@ -80,11 +85,12 @@ func TestWhoHoldsALease(t *testing.T) {
 
 // claimOf is a claim with a request, in a class, with facts about both.
 func claimOf(size string) *facts {
-	class := "fast"
+	class, requests := "fast", corev1.ResourceList{corev1.ResourceStorage: resource.MustParse(size)}
 	return &facts{now: now, driver: "d",
-		claim: found(&corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "c"}, Spec: corev1.PersistentVolumeClaimSpec{
-			StorageClassName: &class, Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse(size)}},
-		}}),
+		claim: found(&corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "c"},
+			Spec: corev1.PersistentVolumeClaimSpec{
+				StorageClassName: &class, Resources: corev1.VolumeResourceRequirements{Requests: requests},
+			}}),
 		class:     found(&storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: class}, Provisioner: "d"}),
 		csiDriver: found(&storagev1.CSIDriver{Spec: storagev1.CSIDriverSpec{StorageCapacity: ptr.To(true)}}),
 	}
@@ -108,12 +114,15 @@ func TestCapacity(t *testing.T) {
 		severity Severity
 		want     string
 	}{
-		"enough":                    {[]*storagev1.CSIStorageCapacity{capacity("a", "9Gi", "")}, "", Fine, "Sufficient capacity in the cluster"},
-		"enough elsewhere only":     {[]*storagev1.CSIStorageCapacity{capacity("b", "9Gi", ""), capacity("a", "1Gi", "")}, "n", Failing, `Insufficient capacity for node "n"`},
-		"no object for the node":    {[]*storagev1.CSIStorageCapacity{capacity("b", "9Gi", "")}, "n", Failing, "No CSIStorageCapacity"},
-		"no object":                 {nil, "", Failing, "No CSIStorageCapacity"},
-		"the largest volume counts": {[]*storagev1.CSIStorageCapacity{capacity("a", "9Gi", "2Gi")}, "n", Failing, "available capacity for one volume is 2Gi"},
-		"accessible from no node":   {[]*storagev1.CSIStorageCapacity{capacity("", "9Gi", "")}, "", Failing, "No CSIStorageCapacity"},
+		"enough": {[]*storagev1.CSIStorageCapacity{capacity("a", "9Gi", "")}, "", Fine,
+			"Sufficient capacity in the cluster"},
+		"enough elsewhere only": {[]*storagev1.CSIStorageCapacity{capacity("b", "9Gi", ""), capacity("a", "1Gi", "")}, "n", Failing,
+			`Insufficient capacity for node "n"`},
+		"no object for the node": {[]*storagev1.CSIStorageCapacity{capacity("b", "9Gi", "")}, "n", Failing, "No CSIStorageCapacity"},
+		"no object":              {nil, "", Failing, "No CSIStorageCapacity"},
+		"the largest volume counts": {[]*storagev1.CSIStorageCapacity{capacity("a", "9Gi", "2Gi")}, "n", Failing,
+			"available capacity for one volume is 2Gi"},
+		"accessible from no node": {[]*storagev1.CSIStorageCapacity{capacity("", "9Gi", "")}, "", Failing, "No CSIStorageCapacity"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := claimOf("5Gi")
@@ -121,7 +130,7 @@ func TestCapacity(t *testing.T) {
 				f.node = node
 			}
 			e := &explanation{facts: f}
-			e.explainCapacity()
+			explainCapacity(e)
 			got := e.findings
 			if len(got) != 1 || got[0].Severity != test.severity || !strings.Contains(got[0].Sentence, test.want) {
 				t.Errorf("got %+v", got)
@@ -129,45 +138,73 @@ func TestCapacity(t *testing.T) {
 		})
 	}
 	e := &explanation{facts: claimOf("5Gi")} // not read for a driver that does not publish it
-	e.explainScheduling()
+	explainScheduling(e)
 	if len(e.findings) != 0 {
 		t.Errorf("got %+v", e.findings)
 	}
 }
 
+// decoded returns object as a T.
+func decoded[T any](t *testing.T, object map[string]any) *T {
+	t.Helper()
+	typed, err := decode[T](object)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return typed
+}
+
 func TestSources(t *testing.T) {
-	grant := func(from, name string) map[string]any {
-		return map[string]any{"spec": map[string]any{"from": []any{map[string]any{"group": "", "kind": "PersistentVolumeClaim", "namespace": from}},
-			"to": []any{map[string]any{"group": "snapshot.storage.k8s.io", "kind": "VolumeSnapshot", "name": name}}}}
+	grants := func(from string) result[[]*volumerules.Grant] {
+		return found([]*volumerules.Grant{decoded[volumerules.Grant](t, map[string]any{"spec": map[string]any{
+			"from": []any{map[string]any{"group": "", "kind": "PersistentVolumeClaim", "namespace": from}},
+			"to":   []any{map[string]any{"group": "snapshot.storage.k8s.io", "kind": "VolumeSnapshot", "name": "s"}},
+		}})})
 	}
 	object := func(spec, status map[string]any) map[string]any {
 		return map[string]any{"metadata": map[string]any{"name": "s", "namespace": "other", "uid": "u"}, "spec": spec, "status": status}
 	}
-	bound := object(nil, map[string]any{"boundVolumeSnapshotContentName": "c", "readyToUse": true})
-	ref := map[string]any{"name": "s", "namespace": "other", "uid": "u"}
-	block := map[string]any{"driver": "d", "volumeSnapshotRef": ref, "sourceVolumeMode": "Block"}
-	handle := map[string]any{"snapshotHandle": "h"}
+	snapshot := func(ready bool) result[*snapshotv1.VolumeSnapshot] {
+		return found(decoded[snapshotv1.VolumeSnapshot](t,
+			object(nil, map[string]any{"boundVolumeSnapshotContentName": "c", "readyToUse": ready})))
+	}
+	content := func(driver, mode string) result[*snapshotv1.VolumeSnapshotContent] {
+		spec := map[string]any{"driver": driver, "volumeSnapshotRef": map[string]any{"name": "s", "namespace": "other", "uid": "u"}}
+		if mode != "" {
+			spec["sourceVolumeMode"] = mode
+		}
+		return found(decoded[snapshotv1.VolumeSnapshotContent](t, object(spec, map[string]any{"snapshotHandle": "h"})))
+	}
+	noContent := result[*snapshotv1.VolumeSnapshotContent]{missing: true}
 	from := volumerules.Source{Kind: "VolumeSnapshot", Namespace: "other", Name: "s"}
 	for name, test := range map[string]struct {
 		source   sourceFact
 		severity Severity
 		want     string
 	}{
-		"no grant":        {sourceFact{Source: from, grants: found([]map[string]any{grant("stranger", "s")})}, Blocked, "No ReferenceGrant in namespace \"other\" allows claims of namespace \"ns\" to use VolumeSnapshot other/s."},
-		"a grant":         {sourceFact{Source: from, grants: found([]map[string]any{grant("ns", "s")})}, Fine, "A ReferenceGrant in namespace \"other\" allows the claim"},
-		"no such kind":    {sourceFact{Source: from, snapshot: result[map[string]any]{missing: true, unserved: true}}, Blocked, "the cluster does not serve this kind"},
-		"no content":      {sourceFact{Source: from, snapshot: found(bound), content: result[map[string]any]{missing: true}}, Failing, "VolumeSnapshotContent of VolumeSnapshot other/s not found."},
-		"mode conversion": {sourceFact{Source: from, snapshot: found(bound), content: found(object(block, handle))}, Failing, "cannot be restored: volume mode Filesystem of the claim differs from Block of the snapshot"},
-		"foreign":         {sourceFact{Source: from, snapshot: found(bound), content: found(object(map[string]any{"driver": "e", "volumeSnapshotRef": ref}, handle))}, Failing, `it belongs to driver "e", not to "d".`},
-		"ready":           {sourceFact{Source: from, snapshot: found(bound), content: found(object(map[string]any{"driver": "d", "volumeSnapshotRef": ref}, handle))}, Fine, "VolumeSnapshot other/s is ready to be restored."},
-		"not ready":       {sourceFact{Source: from, snapshot: found(object(nil, map[string]any{"boundVolumeSnapshotContentName": "c"})), content: found(object(map[string]any{"driver": "d", "volumeSnapshotRef": ref}, handle))}, Failing, "it is not ready to use yet."},
+		"no grant": {sourceFact{Source: from, grants: grants("stranger")}, Blocked,
+			`No ReferenceGrant in namespace "other" allows claims of namespace "ns" to use VolumeSnapshot other/s.`},
+		"a grant": {sourceFact{Source: from, grants: grants("ns")}, Fine,
+			`A ReferenceGrant in namespace "other" allows the claim`},
+		"no such kind": {sourceFact{Source: from, snapshot: result[*snapshotv1.VolumeSnapshot]{missing: true, unserved: true}}, Blocked,
+			"the cluster does not serve this kind"},
+		"no content": {sourceFact{Source: from, snapshot: snapshot(true), content: noContent}, Failing,
+			"VolumeSnapshotContent of VolumeSnapshot other/s not found."},
+		"mode conversion": {sourceFact{Source: from, snapshot: snapshot(true), content: content("d", "Block")}, Failing,
+			"cannot be restored: volume mode Filesystem of the claim differs from Block of the snapshot"},
+		"foreign": {sourceFact{Source: from, snapshot: snapshot(true), content: content("e", "")}, Failing,
+			`it belongs to driver "e", not to "d".`},
+		"ready": {sourceFact{Source: from, snapshot: snapshot(true), content: content("d", "")}, Fine,
+			"VolumeSnapshot other/s is ready to be restored."},
+		"not ready": {sourceFact{Source: from, snapshot: snapshot(false), content: content("d", "")}, Failing,
+			"it is not ready to use yet."},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := claimOf("5Gi")
 			f.claim.value.Spec.VolumeMode = ptr.To(corev1.PersistentVolumeFilesystem)
 			f.source = &test.source
 			e := &explanation{facts: f}
-			e.explainDataSource()
+			explainDataSource(e)
 			for _, got := range e.findings {
 				if got.Severity == test.severity && strings.Contains(got.Sentence, test.want) {
 					return
@@ -185,7 +222,7 @@ func TestSources(t *testing.T) {
 	} {
 		e := &explanation{facts: claimOf("5Gi")}
 		test.change(e.facts)
-		e.explainDataSource()
+		explainDataSource(e)
 		var got []Severity
 		for _, f := range e.findings {
 			got = append(got, f.Severity)
@@ -200,17 +237,20 @@ func TestProcess(t *testing.T) {
 	page := statusz.Page{Program: "storage-controller", Now: now,
 		Roles: []statusz.Role{{Name: "provisioner", Lease: &election.Status{Lease: "ns/l", Holder: "other"}}},
 		Driver: &csiclient.Status{NotReady: "connection refused",
-			Running: []csiclient.Call{{Method: "CreateVolume", Volume: "pvc-1", Began: now.Add(-5 * time.Second)}, {Method: "CreateVolume", Volume: "pvc-2"}},
-			Failed:  []csiclient.Call{{Method: "CreateVolume", Volume: "pvc-1", Began: now.Add(-time.Minute), Took: time.Second, Code: "Internal", Error: "a\nb"}, {Method: "CreateVolume", Volume: "pvc-1", Error: "older"}}},
+			Running: []csiclient.Call{{Method: "CreateVolume", Volume: "pvc-1", Began: now.Add(-5 * time.Second)},
+				{Method: "CreateVolume", Volume: "pvc-2"}},
+			Failed: []csiclient.Call{{Method: "CreateVolume", Volume: "pvc-1", Began: now.Add(-time.Minute), Took: time.Second,
+				Code: "Internal", Error: "a\nb"}, {Method: "CreateVolume", Volume: "pvc-1", Error: "older"}}},
 		Loops: []workloop.Status{
-			{Name: "claims", Failing: []workloop.Failing{{Key: "ns/c", Stage: "indeterminate", Attempts: 4, Error: "no space", Next: now.Add(90 * time.Second)}, {Key: "ns/d", Error: "of another"}},
+			{Name: "claims", Failing: []workloop.Failing{{Key: "ns/c", Attempts: 4, Error: "no space", Next: now.Add(90 * time.Second)},
+				{Key: "ns/d", Error: "of another"}},
 				Running: []workloop.Running{{Key: "ns/c", Since: now.Add(-time.Second)}}},
 			{Name: "volumes", Failing: []workloop.Failing{{Key: "ns/c", Error: "of another loop"}}},
 		}}
 	text := func(f *facts) string {
 		var b strings.Builder
 		e := &explanation{facts: f}
-		e.explainProcess([]string{"provisioner"}, []string{"claims"}, "ns/c", "pvc-1", "")
+		explainProcess(e, []string{"provisioner"}, []string{"claims"}, "ns/c", "pvc-1", "")
 		for _, x := range e.findings {
 			fmt.Fprintln(&b, x.Severity, x.Sentence)
 		}
@@ -226,10 +266,12 @@ failing 4 failed attempts in a row (queue claims, stage indeterminate): no space
 	if got := text(&facts{now: now, process: &statusPage{url: "u", page: page}}); got != want {
 		t.Errorf("got:\n%s", got)
 	}
-	if got := text(&facts{process: &statusPage{url: "u", page: statusz.Page{Program: "x"}}}); !strings.Contains(got, "has no running or failed attempt for the object") {
+	idle := &statusPage{url: "u", page: statusz.Page{Program: "x"}}
+	if got := text(&facts{process: idle}); !strings.Contains(got, "has no running or failed attempt for the object") {
 		t.Errorf("an idle process: %s", got)
 	}
-	if got := text(&facts{process: &statusPage{url: "u", err: errors.New("refused")}}); got != "unknown Cannot read the status page at u: refused.\n" {
+	refused := &statusPage{url: "u", err: errors.New("refused")}
+	if got := text(&facts{process: refused}); got != "unknown Cannot read the status page at u: refused.\n" {
 		t.Errorf("a process that does not listen: %s", got)
 	}
 	if got := text(&facts{}); got != "" {
@@ -239,7 +281,8 @@ failing 4 failed attempts in a row (queue claims, stage indeterminate): no space
 
 // TestNothingKnown explains objects without any other fact.
 func TestNothingKnown(t *testing.T) {
-	f := &facts{now: now, claim: found(&corev1.PersistentVolumeClaim{}), volume: found(&corev1.PersistentVolume{}), attachment: found(&storagev1.VolumeAttachment{}), node: found(&corev1.Node{})}
+	f := &facts{now: now, claim: found(&corev1.PersistentVolumeClaim{}), volume: found(&corev1.PersistentVolume{}),
+		attachment: found(&storagev1.VolumeAttachment{}), node: found(&corev1.Node{})}
 	for _, r := range []Report{explainClaim(f), explainVolume(f), explainAttachment(f), explainNode(f, "n"), explainNode(&facts{}, "n")} {
 		if r.Next == "" || r.State == "" || r.Finalizers == nil || r.Events == nil {
 			t.Errorf("got %+v", r)
@@ -248,7 +291,8 @@ func TestNothingKnown(t *testing.T) {
 }
 
 func TestAges(t *testing.T) {
-	for d, want := range map[time.Duration]string{-time.Hour: "0s", 1500 * time.Millisecond: "1s", 61 * time.Second: "61s", 3*time.Hour + 5*time.Minute: "3h5m", 50 * time.Hour: "2d2h"} {
+	for d, want := range map[time.Duration]string{-time.Hour: "0s", 1500 * time.Millisecond: "1s", 61 * time.Second: "61s",
+		3*time.Hour + 5*time.Minute: "3h5m", 50 * time.Hour: "2d2h"} {
 		if got := (&facts{now: now}).age(now.Add(-d)); got != want {
 			t.Errorf("%v: %s", d, got)
 		}

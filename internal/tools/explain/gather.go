@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 
+	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -67,7 +68,8 @@ func (g *gatherer) gatherClaim(ctx context.Context) error {
 		g.driver(ctx, roleProvisioner, roleAttacher)
 	}
 	if claim.DeletionTimestamp != nil || f.waitsForPod() {
-		f.pods = list[*corev1.Pod](ctx, f, "pod", fmt.Sprintf("Pods in namespace %q", claim.Namespace), g.Kubernetes.CoreV1().Pods(claim.Namespace).List)
+		f.pods = list[*corev1.Pod](ctx, f, "pod", fmt.Sprintf("Pods in namespace %q", claim.Namespace),
+			g.Kubernetes.CoreV1().Pods(claim.Namespace).List)
 	}
 	if claim.Spec.VolumeName != "" {
 		g.attachmentsOf(ctx, claim.Spec.VolumeName)
@@ -235,7 +237,8 @@ func (g *gatherer) attachmentsOf(ctx context.Context, volume string) {
 }
 
 func (g *gatherer) attachments(ctx context.Context, keep func(*storagev1.VolumeAttachment) bool) {
-	all := list[*storagev1.VolumeAttachment](ctx, g.facts, "attachment", "VolumeAttachments", g.Kubernetes.StorageV1().VolumeAttachments().List)
+	all := list[*storagev1.VolumeAttachment](ctx, g.facts, "attachment", "VolumeAttachments",
+		g.Kubernetes.StorageV1().VolumeAttachments().List)
 	all.value = slices.DeleteFunc(all.value, func(va *storagev1.VolumeAttachment) bool { return !keep(va) })
 	g.facts.attachments = all
 }
@@ -293,9 +296,11 @@ func (g *gatherer) source(ctx context.Context, claim *corev1.PersistentVolumeCla
 	if named.Namespace != claim.Namespace {
 		grants := list[*unstructured.Unstructured](ctx, g.facts, "source", fmt.Sprintf("ReferenceGrants in namespace %q", named.Namespace),
 			g.Dynamic.Resource(referenceGrants).Namespace(named.Namespace).List)
-		s.grants = result[[]map[string]any]{found: grants.found, missing: grants.missing}
-		for _, grant := range grants.value {
-			s.grants.value = append(s.grants.value, grant.Object)
+		s.grants = result[[]*volumerules.Grant]{found: grants.found, missing: grants.missing}
+		for _, object := range grants.value {
+			if grant, err := decode[volumerules.Grant](object.Object); err == nil {
+				s.grants.value = append(s.grants.value, grant)
+			}
 		}
 	}
 	if named.Kind == kube.KindClaim {
@@ -306,13 +311,13 @@ func (g *gatherer) source(ctx context.Context, claim *corev1.PersistentVolumeCla
 		return
 	}
 	s.snapshot = get(ctx, g.facts, "source", Request{Kind: kube.KindSnapshot, Namespace: named.Namespace, Name: named.Name},
-		getUntyped(g.Dynamic.Resource(snapshots).Namespace(named.Namespace)))
+		typed[snapshotv1.VolumeSnapshot](g.Dynamic.Resource(snapshots).Namespace(named.Namespace)))
 	if !s.snapshot.found {
 		return
 	}
-	if content, err := boundContent(s.snapshot.value); err == nil {
+	if content, err := volumerules.BoundContent(s.snapshot.value); err == nil {
 		s.content = get(ctx, g.facts, "source", Request{Kind: "VolumeSnapshotContent", Name: content},
-			getUntyped(g.Dynamic.Resource(snapshotContents)))
+			typed[snapshotv1.VolumeSnapshotContent](g.Dynamic.Resource(snapshotContents)))
 	}
 }
 

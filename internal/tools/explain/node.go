@@ -21,9 +21,9 @@ func explainNode(f *facts, name string) Report {
 		node = &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
 		state = fmt.Sprintf("Node %q not found, but volumes, attachments or a CSINode reference it", name)
 	}
-	e.explainPresence(name)
+	explainPresence(e, name)
 	for _, d := range drivers {
-		e.explainDriverOnNode(name, d)
+		explainDriverOnNode(e, name, d)
 	}
 	finalizers := finalizersOf(KindNode, node.Finalizers, drivers...)
 	if node.DeletionTimestamp != nil {
@@ -36,14 +36,14 @@ func explainNode(f *facts, name string) Report {
 			}
 		}
 	}
-	e.explainNodeAttachments(name)
-	e.explainLeases()
-	e.explainProcess([]string{"nodecontroller"}, []string{"nodecontroller-node"}, name)
+	explainNodeAttachments(e, name)
+	explainLeases(e)
+	explainProcess(e, []string{"nodecontroller"}, []string{"nodecontroller-node"}, name)
 	return e.report(KindNode, node, state, "Nothing to do: volumes can be attached to the node.", drivers...)
 }
 
 // explainPresence reports whether the node exists and is ready, and its taints.
-func (e *explanation) explainPresence(name string) {
+func explainPresence(e *explanation, name string) {
 	if !e.node.found {
 		e.add(Failing, "node", "Node %q not found.", name).
 			next("Bring the node back under the same name, or clean up the volumes that were accessible only from it.")
@@ -76,9 +76,9 @@ func (e *explanation) explainPresence(name string) {
 }
 
 // explainDriverOnNode reports the registration of a driver, its volumes on the node and their clean-up.
-func (e *explanation) explainDriverOnNode(name, driver string) {
+func explainDriverOnNode(e *explanation, name, driver string) {
 	if e.node.found {
-		e.explainRegistration(driver)
+		explainRegistration(e, driver)
 		if entry := kube.DriverOnNode(e.csiNode.value, driver); entry != nil && entry.Allocatable != nil && entry.Allocatable.Count != nil {
 			e.add(Fine, "driver",
 				"Driver %s: at most %s can be attached to the node.", driver, count(int(*entry.Allocatable.Count), "volume"))
@@ -88,21 +88,21 @@ func (e *explanation) explainDriverOnNode(name, driver string) {
 	for _, pv := range e.volumesOfNode(name) {
 		if migration.DriverOfVolume(pv) == driver {
 			names = append(names, pv.Name)
-			e.explainCleanUp(pv)
+			explainCleanUp(e, pv)
 		}
 	}
 	if len(names) > 0 {
 		e.add(Fine, "volume", "%s of driver %s accessible only from this node: %s.", count(len(names), "volume"), driver, shortList(names))
 	}
 	if e.node.found {
-		e.explainNodeAnnotations(driver)
+		explainNodeAnnotations(e, driver)
 	} else if e.csiDriver.found && e.csiDriver.value.Name == driver {
-		e.explainApproval(name)
+		explainApproval(e, name)
 	}
 }
 
 // explainNodeAnnotations reports the annotations of the node that control the clean-up.
-func (e *explanation) explainNodeAnnotations(driver string) {
+func explainNodeAnnotations(e *explanation, driver string) {
 	notes := nodecontroller.NotesOf(driver, e.node.value.Annotations)
 	if notes.Cleanup == "disabled" {
 		e.add(Fine, "clean-up",
@@ -111,12 +111,12 @@ func (e *explanation) explainNodeAnnotations(driver string) {
 	if notes.LocalData == "lost" {
 		e.add(Failing, "clean-up", "The data of driver %s on the node is declared lost.", driver).
 			next(
-				"The nodecontroller cleans up a node with the out-of-service taint that is not Ready for the grace period, if its mode allows that.")
+				"The nodecontroller cleans up if the node has the out-of-service taint and is not Ready for the grace period.")
 	}
 }
 
 // explainApproval reports whether the loss of the node is approved.
-func (e *explanation) explainApproval(name string) {
+func explainApproval(e *explanation, name string) {
 	driver := e.csiDriver.value.Name
 	annotation := nodecontroller.ApproveAnnotation(driver)
 	approved, err := nodecontroller.Approved(driver, e.csiDriver.value.Annotations, name, e.now)
@@ -131,7 +131,7 @@ func (e *explanation) explainApproval(name string) {
 }
 
 // explainCleanUp reports the annotations of the nodecontroller on a volume.
-func (e *explanation) explainCleanUp(pv *corev1.PersistentVolume) {
+func explainCleanUp(e *explanation, pv *corev1.PersistentVolume) {
 	driver := migration.DriverOfVolume(pv)
 	if driver == "" {
 		return
@@ -161,14 +161,14 @@ func (e *explanation) explainCleanUp(pv *corev1.PersistentVolume) {
 }
 
 // explainNodeAttachments reports the VolumeAttachments of the node.
-func (e *explanation) explainNodeAttachments(name string) {
+func explainNodeAttachments(e *explanation, name string) {
 	attached := 0
 	for _, va := range e.attachments.value {
 		if va.Status.Attached {
 			attached++
 		}
 	}
-	failed := e.explainAttachmentErrors()
+	failed := explainAttachmentErrors(e)
 	n := len(e.attachments.value)
 	if n == 0 {
 		return
@@ -180,7 +180,7 @@ func (e *explanation) explainNodeAttachments(name string) {
 	}
 	e.add(Waiting, "attachment", message, count(n, "VolumeAttachment"), name, attached, failed).
 		next(
-			"kube-controller-manager deletes the VolumeAttachments after the pods of the node are deleted; the attacher then detaches the volumes.")
+			"kube-controller-manager deletes the VolumeAttachments after the pods of the node; the attacher then detaches the volumes.")
 }
 
 // maxErrors bounds how many different errors of the attachments of a node are reported.
@@ -188,7 +188,7 @@ const maxErrors = 10
 
 // explainAttachmentErrors reports the different errors of the attachments of a node. It returns the number of
 // attachments with an error.
-func (e *explanation) explainAttachmentErrors() int {
+func explainAttachmentErrors(e *explanation) int {
 	type failure struct{ operation, message string }
 	attachments, last, order := map[failure][]string{}, map[failure]time.Time{}, []failure{}
 	failed := 0

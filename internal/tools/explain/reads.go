@@ -70,15 +70,20 @@ func selecting[L any](request lister[L], fields string) lister[L] {
 	}
 }
 
-// getUntyped returns the Get method of a dynamic client.
-func getUntyped(client dynamic.ResourceInterface) getter[map[string]any] {
-	return func(ctx context.Context, name string, o metav1.GetOptions) (map[string]any, error) {
+// typed returns a getter that decodes what a dynamic client reads.
+func typed[T any](client dynamic.ResourceInterface) getter[*T] {
+	return func(ctx context.Context, name string, o metav1.GetOptions) (*T, error) {
 		u, err := client.Get(ctx, name, o)
 		if err != nil {
 			return nil, err
 		}
-		return u.Object, nil
+		return decode[T](u.Object)
 	}
+}
+
+func decode[T any](object map[string]any) (*T, error) {
+	t := new(T)
+	return t, runtime.DefaultUnstructuredConverter.FromUnstructured(object, t)
 }
 
 // objectName returns kind, namespace and name for a message.

@@ -135,9 +135,11 @@ func (s *scene) volume(phase corev1.PersistentVolumePhase, change func(*corev1.P
 	pv := &corev1.PersistentVolume{
 		ObjectMeta: metav1.ObjectMeta{Name: s.ns + "-pv", Annotations: map[string]string{"pv.kubernetes.io/provisioned-by": s.driver}},
 		Spec: corev1.PersistentVolumeSpec{
-			AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}, Capacity: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("5Gi")},
+			AccessModes:                   []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
+			Capacity:                      corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("5Gi")},
 			PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimDelete,
-			PersistentVolumeSource:        corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: s.driver, VolumeHandle: "vol-1"}},
+			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: s.driver,
+				VolumeHandle: "vol-1"}},
 		},
 	}
 	if change != nil {
@@ -152,14 +154,16 @@ func (s *scene) volume(phase corev1.PersistentVolumePhase, change func(*corev1.P
 // boundTo binds a volume to a claim.
 func boundTo(claim *corev1.PersistentVolumeClaim) func(*corev1.PersistentVolume) {
 	return func(pv *corev1.PersistentVolume) {
-		pv.Spec.ClaimRef = &corev1.ObjectReference{Kind: "PersistentVolumeClaim", Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID}
+		pv.Spec.ClaimRef = &corev1.ObjectReference{Kind: "PersistentVolumeClaim", Namespace: claim.Namespace, Name: claim.Name,
+			UID: claim.UID}
 	}
 }
 
 // onHost has a volume live on the nodes whose label host has a value.
 func (s *scene) onHost(pv *corev1.PersistentVolume, host string) {
 	pv.Spec.NodeAffinity = &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
-		MatchExpressions: []corev1.NodeSelectorRequirement{{Key: s.driver + "/host", Operator: corev1.NodeSelectorOpIn, Values: []string{host}}},
+		MatchExpressions: []corev1.NodeSelectorRequirement{{Key: s.driver + "/host", Operator: corev1.NodeSelectorOpIn,
+			Values: []string{host}}},
 	}}}}
 }
 
@@ -180,9 +184,10 @@ func (s *scene) node(change func(*kubetest.NodeSpec)) string {
 // attachment makes a VolumeAttachment with a status and returns its name.
 func (s *scene) attachment(volume, node string, status storagev1.VolumeAttachmentStatus, finalizers ...string) string {
 	s.t.Helper()
-	va := &storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: s.ns + "-va", Finalizers: finalizers}, Spec: storagev1.VolumeAttachmentSpec{
-		Attacher: s.driver, NodeName: node, Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &volume},
-	}}
+	va := &storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: s.ns + "-va", Finalizers: finalizers},
+		Spec: storagev1.VolumeAttachmentSpec{
+			Attacher: s.driver, NodeName: node, Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &volume},
+		}}
 	va, err := s.client.StorageV1().VolumeAttachments().Create(s.t.Context(), va, metav1.CreateOptions{})
 	must(s, va, err).Status = status
 	va, err = s.client.StorageV1().VolumeAttachments().UpdateStatus(s.t.Context(), va, metav1.UpdateOptions{})
@@ -207,7 +212,8 @@ func (s *scene) lease(name, holder, program string, before time.Duration) {
 // event is about obj, some time ago.
 func (s *scene) event(namespace string, about corev1.ObjectReference, kind, reason, message string, times int32, before time.Duration) {
 	s.t.Helper()
-	e := &corev1.Event{ObjectMeta: metav1.ObjectMeta{GenerateName: "e-"}, InvolvedObject: about, Type: kind, Reason: reason, Message: message, Count: times,
+	e := &corev1.Event{ObjectMeta: metav1.ObjectMeta{GenerateName: "e-"}, InvolvedObject: about, Type: kind, Reason: reason,
+		Message: message, Count: times,
 		LastTimestamp: metav1.NewTime(time.Now().Add(-before))}
 	e, err := s.client.CoreV1().Events(namespace).Create(s.t.Context(), e, metav1.CreateOptions{})
 	must(s, e, err)
@@ -225,7 +231,8 @@ func (s *scene) object(resource schema.GroupVersionResource, namespace string, o
 		s.t.Fatal(err)
 	}
 	status := object["status"]
-	made, err := c.Resource(resource).Namespace(namespace).Create(s.t.Context(), &unstructured.Unstructured{Object: object}, metav1.CreateOptions{})
+	made, err := c.Resource(resource).Namespace(namespace).Create(s.t.Context(), &unstructured.Unstructured{Object: object},
+		metav1.CreateOptions{})
 	if must(s, made, err); status != nil {
 		made.Object["status"] = status
 		made, err = c.Resource(resource).Namespace(namespace).UpdateStatus(s.t.Context(), made, metav1.UpdateOptions{})
@@ -238,7 +245,8 @@ func (s *scene) pod(node string) {
 	s.t.Helper()
 	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "app"}, Spec: corev1.PodSpec{
 		NodeName: node, Containers: []corev1.Container{{Name: "c", Image: "app:dev"}},
-		Volumes: []corev1.Volume{{Name: "v", VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "data"}}}},
+		Volumes: []corev1.Volume{{Name: "v",
+			VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "data"}}}},
 	}}
 	p, err := s.client.CoreV1().Pods(s.ns).Create(s.t.Context(), p, metav1.CreateOptions{})
 	must(s, p, err)

@@ -15,26 +15,26 @@ import (
 )
 
 // explainScheduling reports the node that the scheduler selected for a claim, and the capacity there.
-func (e *explanation) explainScheduling() {
+func explainScheduling(e *explanation) {
 	selected := e.claim.value.Annotations[storagehelpers.AnnSelectedNode]
 	switch {
 	case e.waitsForPod():
-		e.explainFirstConsumer()
+		explainFirstConsumer(e)
 	case selected == "":
 	case e.node.missing:
 		e.add(Failing, "node", "Selected node %q not found.", selected).
 			next("The provisioner removes the selected node from the claim on its next attempt; the scheduler selects another one.")
 	case e.node.found:
 		e.add(Fine, "node", "The scheduler selected node %q.", selected)
-		e.explainRegistration(e.driver)
+		explainRegistration(e, e.driver)
 	}
 	if e.capacities.found {
-		e.explainCapacity()
+		explainCapacity(e)
 	}
 }
 
 // explainFirstConsumer reports why no node is selected yet.
-func (e *explanation) explainFirstConsumer() {
+func explainFirstConsumer(e *explanation) {
 	using := e.podsUsing()
 	for _, p := range using {
 		if message := unschedulable(p); message != "" {
@@ -76,7 +76,7 @@ func unschedulable(p *corev1.Pod) string {
 }
 
 // explainRegistration reports whether driver is registered on the node, and whether the node has its topology labels.
-func (e *explanation) explainRegistration(driver string) {
+func explainRegistration(e *explanation, driver string) {
 	node := e.node.value
 	entry := kube.DriverOnNode(e.csiNode.value, driver)
 	switch {
@@ -97,7 +97,7 @@ func (e *explanation) explainRegistration(driver string) {
 }
 
 // explainCapacity compares the published capacity with the request of the claim.
-func (e *explanation) explainCapacity() {
+func explainCapacity(e *explanation) {
 	requested := e.claim.value.Spec.Resources.Requests[corev1.ResourceStorage]
 	where := "in the cluster"
 	if e.node.found {
@@ -111,7 +111,8 @@ func (e *explanation) explainCapacity() {
 			next("Verify that the capacity role runs for driver %s.", e.driver)
 	case available.Cmp(requested) < 0:
 		e.add(Failing, "capacity",
-			"Insufficient capacity %s: the claim requests %s, the available capacity for one volume is %s (CSIStorageCapacity objects: %d).",
+			"Insufficient capacity %s: the claim requests %s, the available capacity for one volume is %s (CSIStorageCapacity "+
+				"objects: %d).",
 			where, requested.String(), available.String(), n).
 			next("Add storage, delete unused volumes, or recreate the claim with a smaller request.")
 	default:

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
-	"net/url"
 	"strings"
 	"testing"
 	"time"
@@ -20,10 +19,11 @@ import (
 	storagehelpers "k8s.io/component-helpers/storage/volume"
 	"k8s.io/utils/ptr"
 
+	"github.com/storage-controller/storage-controller/attacher"
 	"github.com/storage-controller/storage-controller/internal/kubetest"
 )
 
-// situations are states that people meet, each built with real objects, and what is said.
+// situations are states of a cluster, each built with real objects, and the expected parts of the report.
 var situations = map[string]struct {
 	build func(s *scene) (kind, name string)
 	want  []string
@@ -33,7 +33,8 @@ var situations = map[string]struct {
 		[]string{
 			`blocked  class      StorageClass "SCENE-gone" not found.`,
 			`Next: Create StorageClass "SCENE-gone", or recreate the claim with an existing StorageClass.`,
-			"kubernetes.io/pvc-protection\n    removed by: kube-controller-manager when the claim is being deleted and no pod on a node uses it",
+			"kubernetes.io/pvc-protection\n    removed by: kube-controller-manager when the claim is being deleted and no pod on " +
+				"a node uses it",
 		},
 	},
 	"the class does not provision volumes": {
@@ -95,7 +96,9 @@ var situations = map[string]struct {
 	"no node is in the allowed topologies": {
 		func(s *scene) (string, string) {
 			s.claim(s.class(func(c *storagev1.StorageClass) {
-				c.AllowedTopologies = []corev1.TopologySelectorTerm{{MatchLabelExpressions: []corev1.TopologySelectorLabelRequirement{{Key: "zone", Values: []string{s.ns}}}}}
+				zone := corev1.TopologySelectorLabelRequirement{Key: "zone", Values: []string{s.ns}}
+				term := corev1.TopologySelectorTerm{MatchLabelExpressions: []corev1.TopologySelectorLabelRequirement{zone}}
+				c.AllowedTopologies = []corev1.TopologySelectorTerm{term}
 			}), nil)
 			return KindClaim, "data"
 		},
@@ -108,8 +111,9 @@ var situations = map[string]struct {
 			must(s, secret, err)
 			s.claim(s.class(func(c *storagev1.StorageClass) {
 				c.Parameters = map[string]string{
-					"csi.storage.k8s.io/provisioner-secret-name": "${pvc.name}-key", "csi.storage.k8s.io/provisioner-secret-namespace": "${pvc.namespace}",
-					"csi.storage.k8s.io/node-stage-secret-name": "there", "csi.storage.k8s.io/node-stage-secret-namespace": s.ns,
+					"csi.storage.k8s.io/provisioner-secret-name":      "${pvc.name}-key",
+					"csi.storage.k8s.io/provisioner-secret-namespace": "${pvc.namespace}",
+					"csi.storage.k8s.io/node-stage-secret-name":       "there", "csi.storage.k8s.io/node-stage-secret-namespace": s.ns,
 				}
 			}), nil)
 			return KindClaim, "data"
@@ -134,12 +138,14 @@ var situations = map[string]struct {
 	"the snapshot is not ready": {
 		func(s *scene) (string, string) {
 			kubetest.InstallCRDs(s.t, s.cp)
-			s.object(snapshots, s.ns, map[string]any{"apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshot", "metadata": map[string]any{"name": "snap"},
-				"spec": map[string]any{"source": map[string]any{"persistentVolumeClaimName": "other"}}})
+			s.object(snapshots, s.ns, map[string]any{"apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshot",
+				"metadata": map[string]any{"name": "snap"},
+				"spec":     map[string]any{"source": map[string]any{"persistentVolumeClaimName": "other"}}})
 			s.claim(s.class(nil), restoring("snap"))
 			return KindClaim, "data"
 		},
-		[]string{"VolumeSnapshot SCENE/snap cannot be restored: it is not bound to a VolumeSnapshotContent yet.", "Next: Retries automatically. Check the snapshot: `kubectl -n SCENE describe volumesnapshot snap`."},
+		[]string{"VolumeSnapshot SCENE/snap cannot be restored: it is not bound to a VolumeSnapshotContent yet.",
+			"Next: Retries automatically. Check the snapshot: `kubectl -n SCENE describe volumesnapshot snap`."},
 	},
 	"the clone source is not bound": {
 		func(s *scene) (string, string) {
@@ -208,17 +214,21 @@ var situations = map[string]struct {
 			return KindClaim, "data"
 		},
 		[]string{"CreateVolume is indeterminate: driver DRIVER has not returned a final response, so a volume may exist",
-			"storage-controller.io/provisioning\n    removed by: the provisioner of storage-controller after CreateVolume returned a final response",
-			"Next: The provisioner repeats CreateVolume with the same arguments. Verify that driver DRIVER and its provisioner are running."},
+			"storage-controller.io/provisioning\n    removed by: the provisioner of storage-controller after CreateVolume " +
+				"returned a final response",
+			"Next: The provisioner repeats CreateVolume with the same arguments. Verify that driver DRIVER and its provisioner " +
+				"are running."},
 	},
 	"insufficient capacity": {
 		func(s *scene) (string, string) {
 			n := s.node(nil)
 			class := s.class(late)
-			d := &storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: s.driver}, Spec: storagev1.CSIDriverSpec{StorageCapacity: ptr.To(true)}}
+			d := &storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: s.driver},
+				Spec: storagev1.CSIDriverSpec{StorageCapacity: ptr.To(true)}}
 			d, err := s.client.StorageV1().CSIDrivers().Create(ctxOf(s), d, metav1.CreateOptions{})
 			must(s, d, err)
-			c := &storagev1.CSIStorageCapacity{ObjectMeta: metav1.ObjectMeta{GenerateName: "csisc-"}, StorageClassName: class, Capacity: resource.NewQuantity(1<<30, resource.BinarySI),
+			c := &storagev1.CSIStorageCapacity{ObjectMeta: metav1.ObjectMeta{GenerateName: "csisc-"}, StorageClassName: class,
+				Capacity:     resource.NewQuantity(1<<30, resource.BinarySI),
 				NodeTopology: &metav1.LabelSelector{MatchLabels: map[string]string{s.driver + "/host": n}}}
 			c, err = s.client.StorageV1().CSIStorageCapacities(s.ns).Create(ctxOf(s), c, metav1.CreateOptions{})
 			must(s, c, err)
@@ -226,7 +236,8 @@ var situations = map[string]struct {
 			return KindClaim, "data"
 		},
 		[]string{
-			`failing  capacity   Insufficient capacity for node "SCENE-node": the claim requests 5Gi, the available capacity for one volume is 1Gi (CSIStorageCapacity objects: 1).`,
+			`failing  capacity   Insufficient capacity for node "SCENE-node": the claim requests 5Gi, ` +
+				`the available capacity for one volume is 1Gi (CSIStorageCapacity objects: 1).`,
 			`Driver DRIVER is registered on node "SCENE-node": node ID "id-1", topology segment {DRIVER/host=SCENE-node}.`,
 		},
 	},
@@ -261,7 +272,8 @@ var situations = map[string]struct {
 			s.attachment(pv, s.node(nil), storagev1.VolumeAttachmentStatus{AttachError: failed("too many volumes", time.Minute)})
 			return KindClaim, "data"
 		},
-		[]string{`The claim is bound to PersistentVolume "SCENE-pv".`, `failing  attachment Attaching to node "SCENE-node" (VolumeAttachment SCENE-va) failed 60s ago: too many volumes.`},
+		[]string{`The claim is bound to PersistentVolume "SCENE-pv".`,
+			`failing  attachment Attaching to node "SCENE-node" (VolumeAttachment SCENE-va) failed 60s ago: too many volumes.`},
 	},
 	"a released volume with policy Retain": {
 		func(s *scene) (string, string) {
@@ -269,20 +281,23 @@ var situations = map[string]struct {
 				pv.Spec.PersistentVolumeReclaimPolicy = corev1.PersistentVolumeReclaimRetain
 			})
 		},
-		[]string{"waiting  phase      The claim was deleted; reclaim policy Retain keeps the volume.", "To reuse the volume, remove spec.claimRef."},
+		[]string{"waiting  phase      The claim was deleted; reclaim policy Retain keeps the volume.",
+			"or remove spec.claimRef to reuse the volume."},
 	},
 	"a released volume that cannot be deleted": {
 		func(s *scene) (string, string) {
 			name := s.volume(corev1.VolumeReleased, func(pv *corev1.PersistentVolume) {
 				pv.Finalizers = []string{"external-provisioner.volume.kubernetes.io/finalizer", "example.org/backup"}
 			})
-			s.event("default", corev1.ObjectReference{Kind: KindVolume, Name: name}, "Warning", "VolumeFailedDelete", "volume is busy", 2, time.Minute)
+			s.event("default", corev1.ObjectReference{Kind: KindVolume, Name: name}, "Warning", "VolumeFailedDelete", "volume is busy", 2,
+				time.Minute)
 			return KindVolume, name
 		},
 		[]string{
 			"failing  error      Last error 60s ago (2 times): volume is busy.",
 			"example.org/backup\n    removed by: unknown (owner of example.org; not a finalizer of Kubernetes or this driver)\n",
-			"external-provisioner.volume.kubernetes.io/finalizer\n    removed by: the provisioner of the driver after DeleteVolume succeeded",
+			"external-provisioner.volume.kubernetes.io/finalizer\n    removed by: the provisioner of the driver after " +
+				"DeleteVolume succeeded",
 		},
 	},
 	"a released volume that is attached": {
@@ -293,14 +308,15 @@ var situations = map[string]struct {
 		},
 		[]string{
 			"reclaim policy Delete applies after detaching (1 VolumeAttachment).", `Attached to node "SCENE-node"`,
-			"Next: kube-controller-manager deletes the VolumeAttachments and the attacher detaches the volume; the provisioner then deletes it.",
+			"Next: kube-controller-manager deletes the VolumeAttachments; the attacher detaches the volume; the provisioner deletes it.",
 		},
 	},
 	"a released volume of another provisioner": {
 		func(s *scene) (string, string) {
 			return KindVolume, s.volume(corev1.VolumeReleased, func(pv *corev1.PersistentVolume) { pv.Annotations = nil })
 		},
-		[]string{`blocked  phase      The claim was deleted, but no provisioner deletes the volume: annotation pv.kubernetes.io/provisioned-by is "", not "DRIVER".`},
+		[]string{`blocked  phase      The claim was deleted, but no provisioner deletes the volume: ` +
+			`annotation pv.kubernetes.io/provisioned-by is "", not "DRIVER".`},
 	},
 	"a volume whose clean-up is held": {
 		func(s *scene) (string, string) {
@@ -316,20 +332,23 @@ var situations = map[string]struct {
 	"an attachment that fails": {
 		func(s *scene) (string, string) {
 			pv := s.volume(corev1.VolumeBound, nil)
-			return KindAttachment, s.attachment(pv, s.node(nil), storagev1.VolumeAttachmentStatus{AttachError: failed("no such LUN", 2*time.Minute)}, "external-attacher/"+strings.ReplaceAll(s.driver, ".", "-"))
+			return KindAttachment, s.attachment(pv, s.node(nil),
+				storagev1.VolumeAttachmentStatus{AttachError: failed("no such LUN", 2*time.Minute)}, attacher.Finalizer(s.driver))
 		},
 		[]string{
-			"failing  attachment ControllerPublishVolume failed 2m ago: no such LUN.", "Next: Retries automatically. Fix the error shown above;",
+			"failing  attachment ControllerPublishVolume failed 2m ago: no such LUN.",
+			"Next: Retries automatically. Fix the error shown above;",
 			"removed by: the attacher of driver DRIVER after ControllerUnpublishVolume succeeded",
 		},
 	},
 	"an attachment to a deleted node": {
 		func(s *scene) (string, string) {
-			return KindAttachment, s.attachment(s.volume(corev1.VolumeBound, nil), s.ns+"-gone", storagev1.VolumeAttachmentStatus{Attached: true})
+			return KindAttachment, s.attachment(s.volume(corev1.VolumeBound, nil), s.ns+"-gone",
+				storagev1.VolumeAttachmentStatus{Attached: true})
 		},
 		[]string{
 			`failing  node       Node "SCENE-gone" not found.`,
-			"Next: kube-controller-manager deletes the attachment within 6 minutes after the pods of the node",
+			"Next: kube-controller-manager deletes the attachment within 6 minutes",
 		},
 	},
 	"an attachment without its volume": {
@@ -340,13 +359,15 @@ var situations = map[string]struct {
 	},
 	"an attachment that cannot be detached": {
 		func(s *scene) (string, string) {
-			name := s.attachment(s.volume(corev1.VolumeBound, nil), s.node(nil), storagev1.VolumeAttachmentStatus{Attached: true, DetachError: failed("in use", time.Minute)}, "external-attacher/"+strings.ReplaceAll(s.driver, ".", "-"))
+			name := s.attachment(s.volume(corev1.VolumeBound, nil), s.node(nil),
+				storagev1.VolumeAttachmentStatus{Attached: true, DetachError: failed("in use", time.Minute)}, attacher.Finalizer(s.driver))
 			if err := s.client.StorageV1().VolumeAttachments().Delete(ctxOf(s), name, metav1.DeleteOptions{}); err != nil {
 				s.t.Fatal(err)
 			}
 			return KindAttachment, name
 		},
-		[]string{"failing  attachment ControllerUnpublishVolume failed 60s ago: in use.", "Next: Retries automatically. Fix the error shown above;"},
+		[]string{"failing  attachment ControllerUnpublishVolume failed 60s ago: in use.",
+			"Next: Retries automatically. Fix the error shown above;"},
 	},
 	"a node with a driver that lacks its label": {
 		func(s *scene) (string, string) {
@@ -391,7 +412,8 @@ var situations = map[string]struct {
 // restoring has a claim restore a snapshot.
 func restoring(snapshot string) func(*corev1.PersistentVolumeClaim) {
 	return func(c *corev1.PersistentVolumeClaim) {
-		c.Spec.DataSource = &corev1.TypedLocalObjectReference{APIGroup: ptr.To("snapshot.storage.k8s.io"), Kind: "VolumeSnapshot", Name: snapshot}
+		c.Spec.DataSource = &corev1.TypedLocalObjectReference{APIGroup: ptr.To("snapshot.storage.k8s.io"), Kind: "VolumeSnapshot",
+			Name: snapshot}
 	}
 }
 
@@ -409,16 +431,17 @@ func TestSituations(t *testing.T) {
 	}
 }
 
-// TestWithoutPermissions lets a user read nothing but claims: the report says what is not
-// known, and goes on.
+// TestWithoutPermissions explains a claim to a user who may only read claims.
 func TestWithoutPermissions(t *testing.T) {
 	t.Parallel()
 	s := newScene(t)
 	s.claim(s.class(nil), func(c *corev1.PersistentVolumeClaim) { selected(s.ns + "-node")(c); restoring("snap")(c) })
-	role := &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Name: "reader"}, Rules: []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"persistentvolumeclaims"}, Verbs: []string{"get"}}}}
+	role := &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Name: "reader"},
+		Rules: []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"persistentvolumeclaims"}, Verbs: []string{"get"}}}}
 	role, err := s.client.RbacV1().Roles(s.ns).Create(ctxOf(s), role, metav1.CreateOptions{})
 	must(s, role, err)
-	binding := &rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Name: "reader"}, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: "reader"},
+	binding := &rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Name: "reader"},
+		RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: "reader"},
 		Subjects: []rbacv1.Subject{{Kind: "User", APIGroup: rbacv1.GroupName, Name: s.ns}}}
 	binding, err = s.client.RbacV1().RoleBindings(s.ns).Create(ctxOf(s), binding, metav1.CreateOptions{})
 	must(s, binding, err)
@@ -438,30 +461,35 @@ func TestWithoutPermissions(t *testing.T) {
 		"Next: As far as known: The provisioner of driver DRIVER calls CreateVolume",
 	)
 	_, err = Explain(t.Context(), clientsOf(t, user), Request{Kind: KindVolume, Name: "x"})
-	if err == nil || !strings.Contains(err.Error(), `PersistentVolume "x": permission denied: `) || !strings.Contains(err.Error(), `Ask the cluster administrator`) {
+	if err == nil || !strings.Contains(err.Error(), `PersistentVolume "x": permission denied: `) ||
+		!strings.Contains(err.Error(), `Ask the cluster administrator`) {
 		t.Errorf("the object itself: %v", err)
 	}
 }
 
-func TestWhatIsNotThere(t *testing.T) {
+func TestReadErrors(t *testing.T) {
 	t.Parallel()
 	s := newScene(t)
-	for _, kind := range []string{KindClaim, KindVolume, KindAttachment, KindNode} {
-		if _, err := Explain(t.Context(), clientsOf(t, s.cp.Config()), Request{Kind: kind, Namespace: s.ns, Name: s.ns + "-none"}); !errors.Is(err, ErrNotFound) || !strings.Contains(err.Error(), "Check the name") {
-			t.Errorf("%s: %v", kind, err)
-		}
-	}
-	notOne := httptest.NewServer(http.NotFoundHandler())
-	defer notOne.Close()
-	for _, kind := range []string{KindClaim, KindNode} {
-		_, err := Explain(t.Context(), clientsOf(t, &rest.Config{Host: notOne.URL}), Request{Kind: kind, Namespace: s.ns, Name: "n"})
-		if err == nil || errors.Is(err, ErrNotFound) || !strings.Contains(err.Error(), "not a Kubernetes API server") || !strings.Contains(err.Error(), "Check --kubeconfig and --master") {
-			t.Errorf("a web server that is not an API server, %s: %v", kind, err)
-		}
-	}
+	web := httptest.NewServer(http.NotFoundHandler())
+	defer web.Close()
 	away := rest.CopyConfig(s.cp.Config())
-	away.Host = (&url.URL{Scheme: "https", Host: "127.0.0.1:1"}).String()
-	if _, err := Explain(t.Context(), clientsOf(t, away), Request{Kind: KindNode, Name: "n"}); err == nil || !strings.Contains(err.Error(), "Check --kubeconfig and --master") {
-		t.Errorf("an API server that is not there: %v", err)
+	away.Host = "https://127.0.0.1:1"
+	for name, test := range map[string]struct {
+		cfg      *rest.Config
+		kinds    []string
+		notFound bool
+		want     string
+	}{
+		"no object":     {s.cp.Config(), []string{KindClaim, KindVolume, KindAttachment, KindNode}, true, "Check the name"},
+		"a web server":  {&rest.Config{Host: web.URL}, []string{KindClaim, KindNode}, false, "not a Kubernetes API server"},
+		"not reachable": {away, []string{KindNode}, false, "reading from the API server failed"},
+	} {
+		for _, kind := range test.kinds {
+			_, err := Explain(t.Context(), clientsOf(t, test.cfg), Request{Kind: kind, Namespace: s.ns, Name: s.ns + "-none"})
+			if err == nil || errors.Is(err, ErrNotFound) != test.notFound || !strings.Contains(err.Error(), test.want) ||
+				!test.notFound && !strings.Contains(err.Error(), "Check --kubeconfig and --master") {
+				t.Errorf("%s, %s: %v", name, kind, err)
+			}
+		}
 	}
 }

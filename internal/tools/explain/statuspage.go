@@ -99,7 +99,7 @@ func fetch(ctx context.Context, client *http.Client, address string) (page statu
 
 // explainProcess reports what a running process works on: calls of the driver for one of volumes, and attempts of
 // queues for key.
-func (e *explanation) explainProcess(roles, queues []string, key string, volumes ...string) {
+func explainProcess(e *explanation, roles, queues []string, key string, volumes ...string) {
 	p := e.process
 	if p == nil {
 		return
@@ -115,14 +115,14 @@ func (e *explanation) explainProcess(roles, queues []string, key string, volumes
 		}
 	}
 	before := len(e.findings)
-	e.explainCalls(p.page, volumes)
-	e.explainAttempts(p.page, queues, key)
+	explainCalls(e, p.page, volumes)
+	explainAttempts(e, p.page, queues, key)
 	if len(e.findings) == before {
 		e.add(Fine, "process", "The process at %s has no running or failed attempt for the object.", p.url)
 	}
 }
 
-func (e *explanation) explainCalls(page statusz.Page, volumes []string) {
+func explainCalls(e *explanation, page statusz.Page, volumes []string) {
 	d := page.Driver
 	if d == nil {
 		return
@@ -146,15 +146,7 @@ func (e *explanation) explainCalls(page statusz.Page, volumes []string) {
 	}
 }
 
-// queueAndStage names a queue, and how far the object has come if the loop shows that.
-func queueAndStage(queue, stage string) string {
-	if stage == "" {
-		return "queue " + queue
-	}
-	return "queue " + queue + ", stage " + stage
-}
-
-func (e *explanation) explainAttempts(page statusz.Page, queues []string, key string) {
+func explainAttempts(e *explanation, page statusz.Page, queues []string, key string) {
 	for _, queue := range page.Loops {
 		if !slices.Contains(queues, queue.Name) {
 			continue
@@ -176,7 +168,7 @@ func (e *explanation) explainAttempts(page statusz.Page, queues []string, key st
 			e.add(Failing, "process",
 				"%s in a row (%s): %s Next attempt: %s.", count(k.Attempts, "failed attempt"), queueAndStage(queue.Name, k.Stage), sentence(k.Error), when).
 				next(
-					"Retries automatically %s. Fix the error shown above; the log of the driver container (`kubectl logs`) has the details.", when)
+					"Retries automatically %s. %s", when, fixError)
 		}
 	}
 }

@@ -46,13 +46,15 @@ func TestSecureStatusPage(t *testing.T) {
 		access StatusAccess
 		want   string // of the error; "" for none
 	}{
-		"token of the kubeconfig":    {"reader", secure.URL, StatusAccess{CAFile: ca}, ""},
-		"token of a file":            {"stranger", secure.URL, StatusAccess{CAFile: ca, TokenFile: write(t, []byte("reader"))}, ""},
-		"any certificate":            {"reader", secure.URL, StatusAccess{Insecure: true}, ""},
-		"unknown certificate":        {"reader", secure.URL, StatusAccess{}, "Set --status-ca-file"},
-		"invalid CA file":            {"reader", secure.URL, StatusAccess{CAFile: write(t, []byte("none"))}, "connecting to the status page"},
-		"no token":                   {"", secure.URL, StatusAccess{CAFile: ca}, "401 Unauthorized. Set --status-token-file"},
-		"token without permission":   {"stranger", secure.URL, StatusAccess{CAFile: ca}, "403 Forbidden. Grant the user get on the nonResourceURL /statusz"},
+		"token of the kubeconfig": {"reader", secure.URL, StatusAccess{CAFile: ca}, ""},
+		"token of a file":         {"stranger", secure.URL, StatusAccess{CAFile: ca, TokenFile: write(t, []byte("reader"))}, ""},
+		"any certificate":         {"reader", secure.URL, StatusAccess{Insecure: true}, ""},
+		"unknown certificate":     {"reader", secure.URL, StatusAccess{}, "Set --status-ca-file"},
+		"invalid CA file": {"reader", secure.URL, StatusAccess{CAFile: write(t, []byte("none"))},
+			"connecting to the status page"},
+		"no token": {"", secure.URL, StatusAccess{CAFile: ca}, "401 Unauthorized. Set --status-token-file"},
+		"token without permission": {"stranger", secure.URL, StatusAccess{CAFile: ca},
+			"403 Forbidden. Grant the user get on the nonResourceURL /statusz"},
 		"redirects are not followed": {"reader", secure.URL + "/away", StatusAccess{CAFile: ca}, "302 Found"},
 		"no token in plain text":     {"reader", plain.URL, StatusAccess{}, ""},
 		"an invalid URL":             {"reader", "localhost:8080", StatusAccess{}, "invalid URL"},

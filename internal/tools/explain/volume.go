@@ -10,18 +10,18 @@ import (
 func explainVolume(f *facts) Report {
 	pv := f.volume.value
 	e := &explanation{facts: f}
-	e.explainPhase()
-	e.explainCleanUp(pv)
-	e.explainAffinity()
+	explainPhase(e)
+	explainCleanUp(e, pv)
+	explainAffinity(e)
 	if f.driver == "" {
 		e.add(Fine, "driver", "Not a CSI volume: storage-controller does not handle it.")
-		e.explainVolumeAttempts()
+		explainVolumeAttempts(e)
 	} else {
-		e.explainAttachments()
-		e.explainSecrets()
-		e.explainDriver()
-		e.explainVolumeAttempts() // before the last event, because it knows the next attempt
-		e.explainLastError("VolumeFailedDelete", "")
+		explainAttachments(e)
+		explainSecrets(e)
+		explainDriver(e)
+		explainVolumeAttempts(e) // before the last event, because it knows the next attempt
+		explainLastError(e, "VolumeFailedDelete", "")
 	}
 	rest := "kube-controller-manager processes the volume."
 	switch {
@@ -35,26 +35,26 @@ func explainVolume(f *facts) Report {
 }
 
 // explainVolumeAttempts reports what a running process works on for the volume.
-func (e *explanation) explainVolumeAttempts() {
+func explainVolumeAttempts(e *explanation) {
 	name := e.volume.value.Name
-	e.explainProcess([]string{"provisioner", "attacher", "nodecontroller"}, []string{"volumes", "csi-attacher-pv", "nodecontroller-pv"},
+	explainProcess(e, []string{"provisioner", "attacher", "nodecontroller"}, []string{"volumes", "csi-attacher-pv", "nodecontroller-pv"},
 		name, name, e.volumeHandle())
 }
 
 // explainPhase reports the claim of a volume, and who deletes the volume after the claim.
-func (e *explanation) explainPhase() {
+func explainPhase(e *explanation) {
 	pv := e.volume.value
 	ref := pv.Spec.ClaimRef
 	switch {
 	case pv.Status.Phase == corev1.VolumeReleased:
-		e.explainReleased()
+		explainReleased(e)
 	case pv.Status.Phase == corev1.VolumeFailed:
 		e.add(Blocked, "phase", "Reclaiming the volume failed: %s", sentence(pv.Status.Message)).
 			next("Fix the error shown above, or delete the PersistentVolume manually.")
 	case pv.Status.Phase == corev1.VolumeBound && ref == nil:
 		e.add(Unknown, "phase", "The volume is Bound, but spec.claimRef is empty.")
 	case pv.Status.Phase == corev1.VolumeBound:
-		e.explainBoundVolume(ref.Namespace + "/" + ref.Name)
+		explainBoundVolume(e, ref.Namespace+"/"+ref.Name)
 	case pv.DeletionTimestamp != nil:
 		e.add(Waiting, "phase", "The volume is not bound and is being deleted.").next(finalizersRemoved)
 	case ref == nil:
@@ -70,7 +70,7 @@ func (e *explanation) explainPhase() {
 }
 
 // explainBoundVolume reports on the claim of a bound volume.
-func (e *explanation) explainBoundVolume(name string) {
+func explainBoundVolume(e *explanation, name string) {
 	pv, claim := e.volume.value, e.claim.value
 	after := fmt.Sprintf("reclaim policy %s keeps the volume after the claim is deleted", pv.Spec.PersistentVolumeReclaimPolicy)
 	if pv.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimDelete {
@@ -92,7 +92,7 @@ func (e *explanation) explainBoundVolume(name string) {
 }
 
 // explainReleased reports who deletes a volume whose claim was deleted, and what holds up the deletion.
-func (e *explanation) explainReleased() {
+func explainReleased(e *explanation) {
 	pv := e.volume.value
 	by, policy := pv.Annotations[storagehelpers.AnnDynamicallyProvisioned], pv.Spec.PersistentVolumeReclaimPolicy
 	migrated := by != "" && pv.Annotations[storagehelpers.AnnMigratedTo] == e.driver
@@ -100,7 +100,8 @@ func (e *explanation) explainReleased() {
 	case policy != corev1.PersistentVolumeReclaimDelete:
 		e.add(Waiting, "phase", "The claim was deleted; reclaim policy %s keeps the volume.", policy).
 			next(
-				"Save the data if needed, then delete the PersistentVolume and the volume at the driver. To reuse the volume, remove spec.claimRef.")
+				"Save the data, then delete the PersistentVolume and the volume at the driver; or remove spec.claimRef to reuse " +
+					"the volume.")
 	case e.driver == "":
 		e.add(Waiting, "phase", "The claim was deleted; reclaim policy Delete applies.").next("kube-controller-manager deletes the volume.")
 	case by != e.driver && !migrated:
@@ -108,10 +109,10 @@ func (e *explanation) explainReleased() {
 			storagehelpers.AnnDynamicallyProvisioned, by, e.driver).next(
 			"Delete the volume at the driver, then delete the PersistentVolume.")
 	case len(e.attachments.value) > 0:
-		e.add(Waiting, "phase",
-			"The claim was deleted; reclaim policy Delete applies after detaching (%s).", count(len(e.attachments.value), "VolumeAttachment")).
+		attached := count(len(e.attachments.value), "VolumeAttachment")
+		e.add(Waiting, "phase", "The claim was deleted; reclaim policy Delete applies after detaching (%s).", attached).
 			next(
-				"kube-controller-manager deletes the VolumeAttachments and the attacher detaches the volume; the provisioner then deletes it.")
+				"kube-controller-manager deletes the VolumeAttachments; the attacher detaches the volume; the provisioner deletes it.")
 	default:
 		e.add(Waiting, "phase", "The claim was deleted; reclaim policy Delete applies.").
 			next("The provisioner of driver %s calls DeleteVolume and deletes the PersistentVolume.", e.driver)
@@ -119,7 +120,7 @@ func (e *explanation) explainReleased() {
 }
 
 // explainAffinity reports the nodes from which a volume is accessible.
-func (e *explanation) explainAffinity() {
+func explainAffinity(e *explanation) {
 	affinity := requiredAffinity(e.volume.value)
 	if affinity == nil || !e.nodes.found {
 		return
