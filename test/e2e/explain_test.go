@@ -70,7 +70,8 @@ func TestExplainAFailingClaim(t *testing.T) {
 			t.Fatalf("exit code %d: %s", code, errs)
 		}
 		// The objects are read one after the other while the process still writes to them.
-		if !strings.Contains(out, "Warning ProvisioningFailed") || !strings.Contains(out, "1 failed attempt in a row (queue claims)") ||
+		if !strings.Contains(out, "Warning ProvisioningFailed") || !strings.Contains(out,
+			"1 failed attempt in a row (queue claims, stage indeterminate)") ||
 			!strings.Contains(out, "CreateVolume is indeterminate") {
 			return fmt.Errorf("output:\n%s", out)
 		}
@@ -168,7 +169,8 @@ func TestExplainReadsASecureStatusPage(t *testing.T) {
 	url := strings.Replace(p.address(), "http://127.0.0.1", "https://localhost", 1)
 	e.claim("data", e.class(true, nil))
 	e.eventually("the status page is read", func(context.Context) error {
-		out, errs, code := e.explain("pvc", "data", "-n", e.ns, "--status-url", url, "--status-insecure-skip-tls-verify", "--status-token-file", file)
+		out, errs, code := e.explain("pvc", "data", "-n", e.ns, "--status-url", url, "--status-insecure-skip-tls-verify",
+			"--status-token-file", file)
 		if code != 0 || !strings.Contains(out, "The process at "+url+" has no running or failed attempt for the object.") {
 			return fmt.Errorf("exit code %d, %s, output:\n%s", code, errs, out)
 		}
@@ -179,7 +181,8 @@ func TestExplainReadsASecureStatusPage(t *testing.T) {
 		"has no running or failed attempt for the object": {"--status-insecure-skip-tls-verify"}, // with the token of the kubeconfig
 		"Set --status-ca-file, or --status-insecure-skip": {},
 	} {
-		if out, _, _ := e.explain(append([]string{"pvc", "data", "-n", e.ns, "--status-url", url}, args...)...); !strings.Contains(out, want) {
+		if out, _, _ := e.explain(append([]string{"pvc", "data", "-n", e.ns, "--status-url", url}, args...)...); !strings.Contains(out,
+			want) {
 			t.Errorf("missing %q:\n%s", want, out)
 		}
 	}

@@ -242,7 +242,8 @@ func TestProcess(t *testing.T) {
 			Failed: []csiclient.Call{{Method: "CreateVolume", Volume: "pvc-1", Began: now.Add(-time.Minute), Took: time.Second,
 				Code: "Internal", Error: "a\nb"}, {Method: "CreateVolume", Volume: "pvc-1", Error: "older"}}},
 		Loops: []workloop.Status{
-			{Name: "claims", Failing: []workloop.Failing{{Key: "ns/c", Attempts: 4, Error: "no space", Next: now.Add(90 * time.Second)},
+			{Name: "claims", Failing: []workloop.Failing{{Key: "ns/c", Stage: "indeterminate", Attempts: 4, Error: "no space",
+				Next: now.Add(90 * time.Second)},
 				{Key: "ns/d", Error: "of another"}},
 				Running: []workloop.Running{{Key: "ns/c", Since: now.Add(-time.Second)}}},
 			{Name: "volumes", Failing: []workloop.Failing{{Key: "ns/c", Error: "of another loop"}}},

@@ -146,6 +146,14 @@ func explainCalls(e *explanation, page statusz.Page, volumes []string) {
 	}
 }
 
+// queueAndStage names a queue, and the stage of the object there if the controller has stages.
+func queueAndStage(queue, stage string) string {
+	if stage == "" {
+		return "queue " + queue
+	}
+	return "queue " + queue + ", stage " + stage
+}
+
 func explainAttempts(e *explanation, page statusz.Page, queues []string, key string) {
 	for _, queue := range page.Loops {
 		if !slices.Contains(queues, queue.Name) {
@@ -154,7 +162,8 @@ func explainAttempts(e *explanation, page statusz.Page, queues []string, key str
 		for _, r := range queue.Running {
 			if r.Key == key {
 				e.add(Waiting, "process",
-					"An attempt is in progress for %s (%s).", duration.HumanDuration(page.Now.Sub(r.Since)), queueAndStage(queue.Name, r.Stage))
+					"An attempt is in progress for %s (%s).", duration.HumanDuration(page.Now.Sub(r.Since)),
+					queueAndStage(queue.Name, r.Stage))
 			}
 		}
 		for _, k := range queue.Failing {
@@ -166,7 +175,8 @@ func explainAttempts(e *explanation, page statusz.Page, queues []string, key str
 				when = "in " + duration.HumanDuration(k.Next.Sub(page.Now))
 			}
 			e.add(Failing, "process",
-				"%s in a row (%s): %s Next attempt: %s.", count(k.Attempts, "failed attempt"), queueAndStage(queue.Name, k.Stage), sentence(k.Error), when).
+				"%s in a row (%s): %s Next attempt: %s.",
+				count(k.Attempts, "failed attempt"), queueAndStage(queue.Name, k.Stage), sentence(k.Error), when).
 				next(
 					"Retries automatically %s. %s", when, fixError)
 		}
