@@ -126,7 +126,7 @@ func TestDoctorOfAnInstallation(t *testing.T) {
 	d.has("roles", doctor.OK, "provisioner, capacity")
 	d.has("environment", doctor.OK, "")
 	d.has("flags", doctor.OK, "")
-	d.has("api-server", doctor.OK, "asked as system:serviceaccount:"+e.ns+":csi-provisioner")
+	d.has("api-server", doctor.OK, "authenticated as system:serviceaccount:"+e.ns+":csi-provisioner")
 	d.has("clock", doctor.OK, "")
 	d.has("api volumesnapshots", doctor.OK, "")
 	d.has("api volumeattributesclasses", doctor.OK, "")
@@ -147,7 +147,7 @@ func TestDoctorOfAnInstallation(t *testing.T) {
 
 	admin := e.diagnose(0, env, slices.Concat(args, []string{"--kubeconfig", e.cp.Kubeconfig(), "--as", e.ns + "/csi-provisioner"})...)
 	admin.has("rbac provisioner", doctor.OK, "granted")
-	admin.has("sidecars", doctor.OK, "none of the old ones")
+	admin.has("sidecars", doctor.OK, "none in namespace")
 	admin.has("csidriver attachRequired", doctor.OK, "true")
 	admin.has("csidriver storageCapacity", doctor.OK, "true")
 	stranger := e.diagnose(3, env, slices.Concat(args, []string{"--kubeconfig", e.cp.Kubeconfig(), "--as", e.ns + "/stranger"})...)
@@ -251,7 +251,7 @@ func TestDoctorWithoutTheDriver(t *testing.T) {
 		t.Fatal(err)
 	}
 	d := e.diagnose(3, nil, "--csi-address="+filepath.Join(dir, "none"))
-	d.has("socket", doctor.Failure, "is the driver running")
+	d.has("socket", doctor.Failure, "check that the driver is running")
 	d.has("storageclasses", doctor.Skipped, "name of the driver")
 	e.diagnose(3, nil, "--csi-address="+file).has("socket", doctor.Failure, "not a socket")
 
@@ -277,7 +277,7 @@ func TestDoctorWithoutTheDriver(t *testing.T) {
 		t.Fatal(err)
 	}
 	d.has("socket", doctor.Skipped, "--driver-name")
-	d.has("csidriver", doctor.Warning, "there is no CSIDriver")
+	d.has("csidriver", doctor.Warning, "no CSIDriver object")
 	d.has("storageclasses", doctor.Warning, e.plugin.Name())
 	d.has("rbac attacher", doctor.OK, "granted")
 

@@ -7,57 +7,71 @@ import (
 	"io"
 	"net/http"
 	"slices"
-	"strings"
 	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/duration"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 )
 
-// connect makes the clients; false when the API server does not answer.
+// connect checks the API server and creates the clients. It returns false if no further check is
+// possible.
 func (e *examination) connect(ctx context.Context) bool {
 	const name = "api-server"
-	if e.in.Config == nil {
-		e.add(name, Failure, "run this in the pod, or set --kubeconfig", "%v", e.in.ConfigError)
+	fail := func(hint, format string, args ...any) bool {
+		e.add(name, Failure, hint, format, args...)
 		return false
 	}
+	if e.in.Config == nil {
+		return fail("run this in the pod, or set --kubeconfig", "%v", e.in.ConfigError)
+	}
+	host := e.in.Config.Host
 	version, err := e.askVersion(ctx)
 	if err != nil {
-		e.add(name, Failure, "check the address, the network policy of the pod and the certificate of the API server", "%s does not answer: %v", e.in.Config.Host, err)
-		return false
+		return fail("check the address, the network policies of the pod and the certificate of the API server", "%s does not answer: %v",
+			host, err)
 	}
 	if e.client, err = kubernetes.NewForConfig(e.in.Config); err == nil {
 		e.meta, err = metadata.NewForConfig(e.in.Config)
 	}
 	if err != nil {
-		e.add(name, Failure, "check the kubeconfig", "making the client: %v", err)
-		return false
+		return fail("check the kubeconfig", "creating the client: %v", err)
 	}
-	review, err := e.client.AuthenticationV1().SelfSubjectReviews().Create(ctx, &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
-	if !e.isAPIServer(ctx, version, review, err) {
-		e.add(name, Failure, "check the address, and its path: what answers there is no API server of Kubernetes, or a proxy in front of one", "%s answers, and not as an API server does: %s", e.in.Config.Host, e.version(version))
-		return false
+	described := "version " + version
+	if version == "" {
+		described = fmt.Sprintf("version unknown (/version returns %s)", e.versionStatus)
 	}
-	e.report.Reached = true
+	reviews := e.client.AuthenticationV1().SelfSubjectReviews()
+	review, err := reviews.Create(ctx, &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
+	user := ""
+	if err == nil {
+		user = review.Status.UserInfo.Username
+	}
+	if version == "" && user == "" && !isRefusal(err) && !e.reviewsAccess(ctx) {
+		return fail("check the address and its path: another server or a proxy answers",
+			"%s does not answer as a Kubernetes API server: %s", host, described)
+	}
+	e.Reached = true
 	switch {
 	case apierrors.IsUnauthorized(err):
-		e.add(name, Failure, "the token is not valid: is the ServiceAccount there, and is its token mounted?", "%s answers, and does not know who asks: %v", e.in.Config.Host, err)
-		return false
-	case err != nil:
-		e.ok(name, "%s, %s", e.in.Config.Host, e.version(version))
+		return fail("the token is invalid: check that the ServiceAccount exists and its token is mounted", "%s rejects the credentials: %v",
+			host, err)
+	case err != nil: // older than 1.28
+		e.ok(name, "%s, %s", host, described)
 	default:
-		e.ok(name, "%s, %s, asked as %s", e.in.Config.Host, e.version(version), review.Status.UserInfo.Username)
+		e.ok(name, "%s, %s, authenticated as %s", host, described, user)
 	}
 	e.checkClock()
 	return true
 }
 
-// askVersion also takes the time of the API server from its answer.
+// askVersion returns the version of the API server, "" if it does not say. It also sets e.skew
+// from the Date of the response.
 func (e *examination) askVersion(ctx context.Context) (string, error) {
 	client, err := rest.HTTPClientFor(e.in.Config)
 	if err != nil {
@@ -83,43 +97,33 @@ func (e *examination) askVersion(ctx context.Context) (string, error) {
 		return "", err
 	}
 	var version struct{ GitVersion string }
-	e.said = response.Status
+	e.versionStatus = response.Status
 	if response.StatusCode != http.StatusOK || json.Unmarshal(body, &version) != nil {
 		return "", nil
 	}
 	return version.GitVersion, nil
 }
 
-// version is what the server said when it was asked for its version.
-func (e *examination) version(told string) string {
-	if told == "" {
-		return fmt.Sprintf("version unknown (/version says %s)", e.said)
-	}
-	return "version " + told
-}
-
-// isAPIServer tells whether one answer at least was what only an API server says: its version, which
-// may be hidden, who asks, which those before 1.28 do not tell, that this may not be
-// asked, or a review with the question in it.
-func (e *examination) isAPIServer(ctx context.Context, version string, who *authenticationv1.SelfSubjectReview, err error) bool {
-	if version != "" || err == nil && who.Status.UserInfo.Username != "" || says(err) {
-		return true
-	}
-	ask := &authorizationv1.SelfSubjectAccessReview{Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: &authorizationv1.ResourceAttributes{Verb: "get", Resource: "nodes"}}}
+// reviewsAccess reports whether the server answers a SelfSubjectAccessReview as an API server does.
+func (e *examination) reviewsAccess(ctx context.Context) bool {
+	ask := &authorizationv1.SelfSubjectAccessReview{Spec: authorizationv1.SelfSubjectAccessReviewSpec{
+		ResourceAttributes: &authorizationv1.ResourceAttributes{Verb: "get", Resource: "nodes"},
+	}}
 	review, err := e.client.AuthorizationV1().SelfSubjectAccessReviews().Create(ctx, ask, metav1.CreateOptions{})
-	return err == nil && review.Spec.ResourceAttributes != nil || says(err)
+	return err == nil && review.Spec.ResourceAttributes != nil || isRefusal(err)
 }
 
-// says tells whether err is a refusal in the words of an API server.
-func says(err error) bool {
-	return (apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err)) && !apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse)
+// isRefusal reports whether err is Forbidden or Unauthorized in the format of an API server.
+func isRefusal(err error) bool {
+	refused := apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err)
+	return refused && !apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse)
 }
 
-// unknownSkew is that of a server that does not tell its time.
+// unknownSkew is the skew of a server whose responses have no Date.
 const unknownSkew = time.Duration(-1 << 62)
 
-// skewOf is how far the own clock is ahead of date, which was written between before and
-// after and tells whole seconds; 0 while it may be the same time.
+// skewOf returns how far the local clock is ahead of date, which the server wrote between before
+// and after. A Date has whole seconds; skewOf returns 0 if the clocks may agree.
 func skewOf(date string, before, after time.Time) time.Duration {
 	server, err := http.ParseTime(date)
 	if err != nil {
@@ -127,65 +131,65 @@ func skewOf(date string, before, after time.Time) time.Duration {
 	}
 	switch {
 	case before.After(server.Add(time.Second)):
-		return before.Sub(server.Add(time.Second)) // Date cuts the fraction
+		return before.Sub(server.Add(time.Second))
 	case after.Before(server):
 		return after.Sub(server)
 	}
 	return 0
 }
 
-// The differences of clocks that are worth a word. Leases only compare times of one
-// clock; certificates and tokens do not, and ages in logs and hints mislead.
+// The clock differences that are reported. Leases compare times of one clock only, but tokens and
+// certificates do not, and ages in logs and hints would be wrong.
 const (
 	clockWarning = 5 * time.Second
 	clockFailure = time.Minute
 )
 
 func (e *examination) checkClock() {
-	e.report.Checks = append(e.report.Checks, clock(e.skew))
+	e.Checks = append(e.Checks, clock(e.skew))
 	if e.skew == unknownSkew {
 		e.skew = 0
 	}
 }
 
-// clock judges a difference of the clocks.
+// clock returns the check of a clock difference.
 func clock(skew time.Duration) Check {
-	c := Check{Name: "clock", Status: OK, Message: "the same as that of the API server, as far as its answers tell (to a second)"}
+	c := Check{Name: "clock", Status: OK, Message: "equal to that of the API server (to a second)"}
 	if skew == unknownSkew {
-		c.Status, c.Message = Skipped, "the API server does not tell its time"
+		c.Status, c.Message = Skipped, "the responses of the API server have no Date"
 		return c
 	}
 	word := "ahead of"
 	if skew < 0 {
 		word = "behind"
 	}
-	size := skew.Abs().Round(time.Second)
 	if skew.Abs() > clockWarning {
-		c.Status, c.Message, c.Hint = Warning, fmt.Sprintf("%v %s that of the API server", size, word), "synchronize the clocks of the nodes (NTP)"
+		c.Status, c.Hint = Warning, "synchronize the clocks of the nodes (NTP)"
+		c.Message = fmt.Sprintf("%s %s that of the API server", duration.HumanDuration(skew.Abs().Round(time.Second)), word)
 	}
 	if skew.Abs() > clockFailure {
-		c.Status, c.Hint = Failure, c.Hint+": tokens and certificates are taken for expired, or not valid yet"
+		c.Status, c.Hint = Failure, c.Hint+": tokens and certificates may be rejected as expired or not yet valid"
 	}
 	return c
 }
 
-// now is the time of the API server.
+// now returns the time of the API server.
 func (e *examination) now() time.Time { return time.Now().Add(-e.skew) }
 
-// checkAPIs looks whether the kinds are served that roles and features need.
+// checkAPIs checks that the API server serves the resources that roles and features use.
 func (e *examination) checkAPIs() {
 	for _, a := range e.plan.APIs {
 		name := "api " + a.Resource
 		served, err := e.serves(a.GroupVersion, a.Resource)
 		switch {
 		case err != nil:
-			e.skip(name, "asking what %s has: %v", a.GroupVersion, err)
+			e.skip(name, "reading the resources of %s: %v", a.GroupVersion, err)
 		case served:
 			e.ok(name, "%s is served, for %s", a.GroupVersion, a.For)
 		case a.Required:
-			e.add(name, Failure, a.Hint, "%s is not served; %s does not work without it", a.GroupVersion, a.For)
+			e.add(name, Failure, a.Hint, "%s is not served; it is required for %s", a.GroupVersion, a.For)
 		default:
-			e.add(name, Warning, a.Hint, "%s is not served: %s is left out", a.GroupVersion, a.For)
+			e.add(name, Warning, a.Hint, "%s is not served: %s is disabled", a.GroupVersion, a.For)
 		}
 	}
 	if e.plan.Capacity {
@@ -198,15 +202,16 @@ func (e *examination) checkCapacityVersion() {
 	for _, version := range []string{"storage.k8s.io/v1", "storage.k8s.io/v1beta1"} {
 		served, err := e.serves(version, resource)
 		if err != nil {
-			e.skip(name, "asking what %s has: %v", version, err)
+			e.skip(name, "reading the resources of %s: %v", version, err)
 			return
 		}
 		if served {
-			e.ok(name, "%s is what will be written, for capacity", version)
+			e.ok(name, "%s is served, for capacity", version)
 			return
 		}
 	}
-	e.add(name, Failure, "use Kubernetes 1.21 or later, or leave capacity out (--enable-capacity=false, --controllers)", "the API server has neither v1 nor v1beta1 of it")
+	e.add(name, Failure, "use Kubernetes 1.21 or later, or disable capacity (--enable-capacity=false, --controllers)",
+		"neither storage.k8s.io/v1 nor v1beta1 is served")
 }
 
 func (e *examination) serves(groupVersion, resource string) (bool, error) {
@@ -218,13 +223,4 @@ func (e *examination) serves(groupVersion, resource string) (bool, error) {
 		return false, err
 	}
 	return slices.ContainsFunc(list.APIResources, func(r metav1.APIResource) bool { return r.Name == resource }), nil
-}
-
-// names joins some of names, so that a line stays one.
-func names(all []string) string {
-	const most = 5
-	if len(all) > most {
-		return fmt.Sprintf("%s and %d more", strings.Join(all[:most], ", "), len(all)-most)
-	}
-	return strings.Join(all, ", ")
 }

@@ -8,8 +8,8 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// TestServerThatIsNoAPIServer: another web server answers too, as behind a proxy or with a
-// kubeconfig whose path is wrong.
+// TestServerThatIsNoAPIServer connects to other web servers, such as a proxy or a wrong path in the
+// kubeconfig.
 func TestServerThatIsNoAPIServer(t *testing.T) {
 	t.Parallel()
 	status := func(code int, body string) http.HandlerFunc {
@@ -23,10 +23,11 @@ func TestServerThatIsNoAPIServer(t *testing.T) {
 		handler http.HandlerFunc
 		want    bool
 	}{
-		"nothing is found":           {http.NotFound, false},
-		"a page for everything":      {func(w http.ResponseWriter, r *http.Request) { _, _ = w.Write([]byte("<html>")) }, false},
-		"JSON for everything":        {status(http.StatusOK, "{}"), false},
-		"an API server that refuses": {status(http.StatusForbidden, `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Forbidden","code":403}`), true},
+		"nothing is found":      {http.NotFound, false},
+		"a page for everything": {func(w http.ResponseWriter, r *http.Request) { _, _ = w.Write([]byte("<html>")) }, false},
+		"JSON for everything":   {status(http.StatusOK, "{}"), false},
+		"an API server that refuses": {status(http.StatusForbidden,
+			`{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Forbidden","code":403}`), true},
 		"an API server before v1.28": {func(w http.ResponseWriter, r *http.Request) {
 			if r.URL.Path == "/version" {
 				status(http.StatusOK, `{"gitVersion":"v1.27.1"}`)(w, r)
@@ -39,9 +40,9 @@ func TestServerThatIsNoAPIServer(t *testing.T) {
 			t.Parallel()
 			server := httptest.NewServer(test.handler)
 			defer server.Close()
-			e := &examination{in: Input{Config: &rest.Config{Host: server.URL}}, report: &Report{}}
-			if got := e.connect(t.Context()); got != test.want || (e.report.Count(Failure) == 0) != test.want || e.report.Reached != test.want {
-				t.Errorf("%t, %+v", got, e.report)
+			e := &examination{in: Input{Config: &rest.Config{Host: server.URL}}, Report: &Report{}}
+			if got := e.connect(t.Context()); got != test.want || (e.Count(Failure) == 0) != test.want || e.Reached != test.want {
+				t.Errorf("%t, %+v", got, e.Report)
 			}
 		})
 	}

@@ -3,6 +3,7 @@ package doctor
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -16,46 +17,42 @@ import (
 	"github.com/storage-controller/storage-controller/internal/volumerules"
 )
 
-// checkClasses looks at the StorageClasses of the driver and the secrets that they name.
+// checkClasses checks the StorageClasses of the driver and their secrets.
 func (e *examination) checkClasses(ctx context.Context) {
 	const name = "storageclasses"
-	if e.driver.Name == "" {
-		e.skip(name, "the name of the driver is not known")
-		return
-	}
 	all, err := kube.ListAll[*storagev1.StorageClass](ctx, e.client.StorageV1().StorageClasses().List)
 	if err != nil {
-		e.skip(name, "not read (%s)", reason(err))
+		e.skip(name, "StorageClasses could not be listed (%s)", reason(err))
 		return
 	}
-	var mine []*storagev1.StorageClass
 	var found []string
-	for _, c := range all {
-		if c.Provisioner == e.driver.Name || c.Provisioner == migration.PluginOf(e.driver.Name) {
-			mine = append(mine, c)
-			found = append(found, c.Name)
-		}
+	classes := slices.DeleteFunc(all, func(c *storagev1.StorageClass) bool {
+		return c.Provisioner != e.driver.Name && c.Provisioner != migration.PluginOf(e.driver.Name)
+	})
+	for _, c := range classes {
+		found = append(found, c.Name)
 	}
-	if mine == nil {
-		e.add(name, Warning, "create one with provisioner: "+e.driver.Name, "none of the %d StorageClasses is for %s: there will be no claims for it", len(all), e.driver.Name)
+	if found == nil {
+		e.add(name, Warning, "create one with provisioner: "+e.driver.Name, "no StorageClass has provisioner %s", e.driver.Name)
 		return
 	}
 	e.ok(name, "%s", names(found))
-	reviewer, err := e.reviewer()
+	client, err := e.reviewClient()
 	if err != nil {
-		e.skip("secrets", "making the client that asks for permissions: %v", err)
+		e.skip("secrets", "creating the client for access reviews: %v", err)
 		return
 	}
 	seen := map[volumerules.Secret]bool{}
-	for _, c := range mine {
-		e.checkSecrets(ctx, reviewer, c, seen)
+	for _, c := range classes {
+		e.checkSecrets(ctx, client, c, seen)
 	}
 }
 
-func (e *examination) checkSecrets(ctx context.Context, reviewer kubernetes.Interface, class *storagev1.StorageClass, seen map[volumerules.Secret]bool) {
+func (e *examination) checkSecrets(ctx context.Context, client kubernetes.Interface, class *storagev1.StorageClass,
+	seen map[volumerules.Secret]bool) {
 	secrets, err := volumerules.SecretTemplates(class.Parameters)
 	if err != nil {
-		e.add("storageclass "+class.Name, Failure, "correct the parameters; no volume of this class can be made", "%v", err)
+		e.add("storageclass "+class.Name, Failure, "correct the parameters; no volume of this class can be provisioned", "%v", err)
 		return
 	}
 	for _, s := range secrets {
@@ -63,22 +60,22 @@ func (e *examination) checkSecrets(ctx context.Context, reviewer kubernetes.Inte
 			continue
 		}
 		seen[s] = true
-		if s.Purpose == volumerules.Provisioner && e.plan.runs("provisioner") || s.Purpose == volumerules.ControllerPublish && e.plan.runs("attacher") {
-			e.mayRead(ctx, reviewer, s)
+		switch {
+		case s.Purpose == volumerules.Provisioner && e.plan.runs("provisioner"):
+			e.checkSecretAccess(ctx, client, s, "provisioner")
+		case s.Purpose == volumerules.ControllerPublish && e.plan.runs("attacher"):
+			e.checkSecretAccess(ctx, client, s, "attacher")
 		}
-		if !strings.Contains(s.Name+s.Namespace, "$") && !seen[volumerules.Secret{Namespace: s.Namespace, Name: s.Name}] {
-			seen[volumerules.Secret{Namespace: s.Namespace, Name: s.Name}] = true
-			e.secretExists(ctx, class.Name, s)
+		object := volumerules.Secret{Namespace: s.Namespace, Name: s.Name}
+		if !strings.Contains(s.Name+s.Namespace, "$") && !seen[object] {
+			seen[object] = true
+			e.checkSecretExists(ctx, class.Name, s)
 		}
 	}
 }
 
-// mayRead asks for the permission on a secret, or on all where its place is a template.
-func (e *examination) mayRead(ctx context.Context, client kubernetes.Interface, s volumerules.Secret) {
-	role, file := "provisioner", "provisioner-secrets"
-	if s.Purpose == volumerules.ControllerPublish {
-		role, file = "attacher", "attacher-secrets"
-	}
+// checkSecretAccess checks the permission to read a secret, or all secrets if it is a template.
+func (e *examination) checkSecretAccess(ctx context.Context, client kubernetes.Interface, s volumerules.Secret, role string) {
 	a := access{verb: "get", resource: "secrets", namespace: s.Namespace, name: s.Name}
 	if strings.Contains(s.Name, "$") {
 		a.name = ""
@@ -86,30 +83,35 @@ func (e *examination) mayRead(ctx context.Context, client kubernetes.Interface, 
 	if strings.Contains(s.Namespace, "$") {
 		a.namespace = ""
 	}
+	file := role + "-secrets"
 	name := fmt.Sprintf("rbac %s %s/%s", file, s.Namespace, s.Name)
 	ok, err := allowed(ctx, client, a)
 	switch {
 	case err != nil:
-		e.skip(name, "asking whether one may %s: %v", a, err)
+		e.skip(name, "checking permission to %s: %v", a, err)
 	case ok:
 		e.ok(name, "granted")
 	case a.namespace == "":
-		e.add(name, Warning, "apply deploy/rbac/"+file+"/rbac.yaml, or see that each such namespace has its Role", "not granted in all namespaces: the %s reads it where the parameters of the class lead", role)
+		e.add(name, Warning, "apply deploy/rbac/"+file+"/rbac.yaml, or create a Role in each of these namespaces",
+			"not granted in all namespaces: the %s reads secrets in the namespaces that the template gives", role)
 	default:
-		e.add(name, Failure, "apply deploy/rbac/"+file+"/rbac.yaml, or a Role in namespace "+s.Namespace, "not granted: %s; the %s needs it", a, role)
+		e.add(name, Failure, "apply deploy/rbac/"+file+"/rbac.yaml, or create a Role in namespace "+s.Namespace,
+			"not granted: %s; the %s needs it", a, role)
 	}
 }
 
-// secretExists asks for the metadata only: what a secret holds stays at the API server.
-func (e *examination) secretExists(ctx context.Context, class string, s volumerules.Secret) {
+// checkSecretExists reads only the metadata of a secret.
+func (e *examination) checkSecretExists(ctx context.Context, class string, s volumerules.Secret) {
 	name := fmt.Sprintf("secret %s/%s", s.Namespace, s.Name)
-	_, err := e.meta.Resource(corev1.SchemeGroupVersion.WithResource("secrets")).Namespace(s.Namespace).Get(ctx, s.Name, metav1.GetOptions{})
+	secrets := e.meta.Resource(corev1.SchemeGroupVersion.WithResource("secrets"))
+	_, err := secrets.Namespace(s.Namespace).Get(ctx, s.Name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
-		e.add(name, Warning, "create it, or correct the parameters of the class", "StorageClass %s names it for %s, and it does not exist", class, s.Purpose)
+		e.add(name, Warning, "create it, or correct the parameters of the class", "not found; it is the %s secret of StorageClass %s",
+			s.Purpose, class)
 	case err != nil:
-		e.skip(name, "StorageClass %s names it for %s; it was not looked at (%s)", class, s.Purpose, reason(err))
+		e.skip(name, "%s secret of StorageClass %s; it could not be read (%s)", s.Purpose, class, reason(err))
 	default:
-		e.ok(name, "there, for %s of StorageClass %s", s.Purpose, class)
+		e.ok(name, "exists, %s secret of StorageClass %s", s.Purpose, class)
 	}
 }

@@ -12,76 +12,81 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// checkCSIDriver compares the CSIDriver with what the driver says of itself.
+// checkCSIDriver compares the CSIDriver object with the capabilities of the driver.
 func (e *examination) checkCSIDriver(ctx context.Context) {
-	name := "csidriver"
-	if e.driver.Name == "" {
-		e.skip(name, "the name of the driver is not known")
-		return
-	}
+	const name = "csidriver"
 	obj, err := e.client.StorageV1().CSIDrivers().Get(ctx, e.driver.Name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
-		e.add(name, Warning, "create it: it belongs to the manifests of the driver", "there is no CSIDriver %s: Kubernetes takes every volume as one to attach, capacity as unknown, and pods are not told to the driver", e.driver.Name)
+		e.add(name, Warning, "create it; it belongs to the manifests of the driver",
+			"no CSIDriver object %s: defaults apply (attachRequired=true, storageCapacity=false, podInfoOnMount=false)", e.driver.Name)
 		obj = &storagev1.CSIDriver{}
 	case err != nil:
-		e.skip(name, "CSIDriver %s was not read (%s); the roles do not need that permission, this command does", e.driver.Name, reason(err))
+		e.skip(name, "CSIDriver %s could not be read (%s); only this command needs the permission", e.driver.Name, reason(err))
 		return
 	default:
-		e.ok(name, "%s is there, podInfoOnMount %t, fsGroupPolicy %s", obj.Name, ptr.Deref(obj.Spec.PodInfoOnMount, false), ptr.Deref(obj.Spec.FSGroupPolicy, storagev1.ReadWriteOnceWithFSTypeFSGroupPolicy))
+		policy := ptr.Deref(obj.Spec.FSGroupPolicy, storagev1.ReadWriteOnceWithFSTypeFSGroupPolicy)
+		e.ok(name, "%s, podInfoOnMount=%t, fsGroupPolicy=%s", obj.Name, ptr.Deref(obj.Spec.PodInfoOnMount, false), policy)
 	}
 	if !e.known {
-		e.skip("csidriver attachRequired", "what the driver can do is not known")
+		e.skip("csidriver attachRequired", "the capabilities of the driver are unknown")
 		return
 	}
-	e.report.Checks = append(e.report.Checks, e.attachRequired(obj), e.storageCapacity(obj), e.lifecycle(obj))
+	e.Checks = append(e.Checks, e.attachRequired(obj), e.storageCapacity(obj), e.lifecycleModes(obj))
 }
 
-// attachRequired compares that field, which is true where it is not set.
+// attachRequired compares CSIDriver.spec.attachRequired with PUBLISH_UNPUBLISH_VOLUME.
 func (e *examination) attachRequired(obj *storagev1.CSIDriver) Check {
 	required, publishes := ptr.Deref(obj.Spec.AttachRequired, true), e.driver.Controller.PublishUnpublishVolume
 	c := Check{Name: "csidriver attachRequired", Status: OK}
 	switch {
 	case required == publishes:
-		c.Message = fmt.Sprintf("%t, and so is PUBLISH_UNPUBLISH_VOLUME", required)
+		c.Message = fmt.Sprintf("%t, as PUBLISH_UNPUBLISH_VOLUME", required)
 	case publishes:
-		c.Status, c.Message = Failure, "false, but the driver reports PUBLISH_UNPUBLISH_VOLUME: volumes are mounted without ControllerPublishVolume"
-		c.Hint = "create the CSIDriver anew with attachRequired: true (the field cannot be changed where there are volumes in use)"
+		c.Status = Failure
+		c.Message = "false, but the driver reports PUBLISH_UNPUBLISH_VOLUME: volumes are mounted without ControllerPublishVolume"
+		c.Hint = "recreate the CSIDriver with attachRequired: true (the field is immutable)"
 	case e.plan.runs("attacher"):
-		c.Status, c.Message = Warning, "true, but the driver does not report PUBLISH_UNPUBLISH_VOLUME: each attachment is only marked as attached, which delays every pod"
-		c.Hint = "set attachRequired: false and leave the attacher out"
+		c.Status = Warning
+		c.Message = "true, but the driver does not report PUBLISH_UNPUBLISH_VOLUME: " +
+			"every pod waits until its VolumeAttachment is marked as attached"
+		c.Hint = "set attachRequired: false and do not run the attacher"
 	default:
-		c.Status, c.Message = Failure, "true, but the driver does not report PUBLISH_UNPUBLISH_VOLUME and the attacher is not run: pods wait for attachments for ever"
-		c.Hint = "set attachRequired: false, or have the attacher run (--controllers with attacher)"
+		c.Status = Failure
+		c.Message = "true, but the driver does not report PUBLISH_UNPUBLISH_VOLUME and the attacher does not run: " +
+			"pods wait for their VolumeAttachments indefinitely"
+		c.Hint = "set attachRequired: false, or run the attacher (--controllers with attacher)"
 		if e.plan.Selected {
-			c.Status, c.Message = Warning, strings.Replace(c.Message, "is not run", "is not among --controllers", 1)
+			c.Status, c.Message = Warning, strings.Replace(c.Message, "does not run", "is not in --controllers", 1)
 		}
 	}
 	return c
 }
 
-// storageCapacity compares that field with whether anybody publishes capacity.
+// storageCapacity compares CSIDriver.spec.storageCapacity with GET_CAPACITY and the role capacity.
 func (e *examination) storageCapacity(obj *storagev1.CSIDriver) Check {
-	used, can := ptr.Deref(obj.Spec.StorageCapacity, false), e.driver.Controller.GetCapacity
+	used := ptr.Deref(obj.Spec.StorageCapacity, false)
 	c := Check{Name: "csidriver storageCapacity", Status: OK, Message: fmt.Sprint(used)}
+	const consequence = "the scheduler finds no node for pods with WaitForFirstConsumer volumes"
 	switch {
-	case used && !can:
-		c.Status, c.Message = Failure, "true, but the driver does not report GET_CAPACITY: nobody can publish capacity, and the scheduler finds no node for pods with late binding"
+	case used && !e.driver.Controller.GetCapacity:
+		c.Status, c.Message = Failure, "true, but the driver does not report GET_CAPACITY: no capacity is published, and "+consequence
 		c.Hint = "set storageCapacity: false"
 	case used && !e.plan.Capacity:
-		c.Status, c.Message = Failure, "true, but the role capacity is not run: the scheduler finds no node for pods with late binding"
-		c.Hint = "run it, or set storageCapacity: false"
+		c.Status, c.Message = Failure, "true, but the role capacity does not run: "+consequence
+		c.Hint = "run the role, or set storageCapacity: false"
 		if e.plan.Selected {
 			c.Status = Warning
 		}
 	case !used && e.plan.Capacity:
-		c.Status, c.Message = Warning, "false, although capacity is published: the scheduler does not look at it"
-		c.Hint = "set storageCapacity: true once the first objects are there"
+		c.Status, c.Message = Warning, "false, but capacity is published: the scheduler ignores it"
+		c.Hint = "set storageCapacity: true after the first CSIStorageCapacity objects were created"
 	}
 	return c
 }
 
-func (e *examination) lifecycle(obj *storagev1.CSIDriver) Check {
+// lifecycleModes checks that CSIDriver.spec.volumeLifecycleModes allows provisioned volumes.
+func (e *examination) lifecycleModes(obj *storagev1.CSIDriver) Check {
 	modes := obj.Spec.VolumeLifecycleModes
 	if len(modes) == 0 {
 		modes = []storagev1.VolumeLifecycleMode{storagev1.VolumeLifecyclePersistent}
@@ -92,8 +97,9 @@ func (e *examination) lifecycle(obj *storagev1.CSIDriver) Check {
 	}
 	c := Check{Name: "csidriver volumeLifecycleModes", Status: OK, Message: strings.Join(have, ", ")}
 	if !slices.Contains(modes, storagev1.VolumeLifecyclePersistent) && e.driver.Controller.CreateDeleteVolume {
-		c.Status, c.Message = Failure, c.Message+" only, without Persistent, but the driver reports CREATE_DELETE_VOLUME: kubelets refuse its volumes"
-		c.Hint = "create the CSIDriver anew with Persistent among its volumeLifecycleModes"
+		c.Status = Failure
+		c.Message += " without Persistent, but the driver reports CREATE_DELETE_VOLUME: the kubelet refuses its PersistentVolumes"
+		c.Hint = "recreate the CSIDriver with Persistent in volumeLifecycleModes"
 	}
 	return c
 }

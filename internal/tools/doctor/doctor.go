@@ -1,6 +1,6 @@
-// Package doctor examines what a process would find: the driver at its socket, the API
-// server and its permissions there, and whether the objects about the driver agree with
-// what it says. It changes nothing.
+// Package doctor checks an installation: the driver at its socket, the API server, the permissions
+// of the process, and whether the API objects of the driver agree with its capabilities. It
+// changes nothing.
 package doctor
 
 import (
@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 
@@ -18,36 +19,35 @@ import (
 	"github.com/storage-controller/storage-controller/csiclient"
 )
 
-// Status is how a check came out.
+// Status is the result of a check.
 type Status string
 
-// The outcomes of a check.
+// The results of a check.
 const (
 	OK      Status = "ok"
-	Warning Status = "warning" // it works, and not as well as it could
+	Warning Status = "warning" // it works with a restriction
 	Failure Status = "failure" // it does not work
-	Skipped Status = "skipped" // it could not be told, or does not matter here
+	Skipped Status = "skipped" // it could not be checked, or is not relevant
 )
 
-// Check is one thing that was looked at.
+// Check is one check with its result.
 type Check struct {
 	Name    string `json:"name"`
 	Status  Status `json:"status"`
 	Message string `json:"message"`
-	Hint    string `json:"hint,omitempty"` // what to do; never empty for a warning and a failure
+	Hint    string `json:"hint,omitempty"` // what to do; never empty for a warning or a failure
 }
 
-// Report is everything that was looked at.
+// Report holds the results of all checks.
 type Report struct {
 	Driver  string    `json:"driver,omitempty"`
 	Version string    `json:"version"` // of this program
 	Time    time.Time `json:"time"`
 	Checks  []Check   `json:"checks"`
-	// Reached tells whether the driver or the API server could be asked at all.
-	Reached bool `json:"reached"`
+	Reached bool      `json:"reached"` // the driver or the API server answered
 }
 
-// Count is how many checks came out as s.
+// Count returns the number of checks with status s.
 func (r Report) Count(s Status) int {
 	n := 0
 	for _, c := range r.Checks {
@@ -58,135 +58,136 @@ func (r Report) Count(s Status) int {
 	return n
 }
 
-// Role is one of the controllers that would run.
+// Role is a role that the process would run.
 type Role struct {
 	Name  string
 	Lease string
-	// Others are names of Leases under which a controller for the same works besides.
+	// Others are names of Leases with which another controller may do the same work.
 	Others []string
-	// Sidecar is the base name of the image of what the role replaces.
+	// Sidecar is the image name of the sidecar that the role replaces.
 	Sidecar string
 }
 
-// Grant is the permissions of one directory of deploy/rbac that would be used.
+// Grant is a directory of deploy/rbac whose permissions the process would use.
 type Grant struct {
 	File string // the name of the directory
-	// Namespace is that of what the file grants by a Role.
+	// Namespace is the namespace of the Roles in the file.
 	Namespace string
-	// Names are those of objects that settings have changed, by the ones in the file.
+	// Names maps resource names in the file to those of the settings.
 	Names map[string]string
-	// Rules, where not nil, take the place of those of the file, which are an example.
+	// Rules replace the rules of the file, which are an example. nil: the rules of the file.
 	Rules []Rule
-	// Without is what does not work without it; empty means the role itself.
+	// Without describes the consequence of missing permissions; "" if the role does not work at all.
 	Without string
 }
 
-// API is a kind that has to be served.
+// API is an API resource that the process would use.
 type API struct {
 	GroupVersion, Resource string
-	// For is what needs it.
+	// For is the feature that uses the resource.
 	For string
-	// Required tells that For does not work without it, else that it is left out.
+	// Required reports whether the process does not work without the resource. Otherwise the
+	// feature is disabled.
 	Required bool
 	Hint     string
 }
 
-// Input is what is examined.
+// Input describes the installation to check.
 type Input struct {
 	Version string
-	// CSI is how to reach the driver; its Address is empty where that was not asked for.
+	// CSI configures the connection to the driver. With an empty Address it is not checked.
 	CSI csiclient.Config
-	// DriverName is what the settings say of it; empty means that it has to be asked.
+	// DriverName is the driver name in the settings; "" if it must be read from the driver.
 	DriverName string
-	// Config is the way to the API server; where it is nil, ConfigError says why.
+	// Config configures the connection to the API server. If it is nil, ConfigError has the reason.
 	Config      *rest.Config
 	ConfigError error
-	// Impersonate is the user whose permissions are checked; empty means that of Config.
+	// Impersonate is the user whose permissions are checked; "" is the user of Config.
 	Impersonate string
-	// Plan is what a process with these settings would do with driver. known tells
-	// whether the driver has said what it can do.
+	// Plan returns what a process with these settings would do with driver. known reports
+	// whether the capabilities of the driver are known.
 	Plan func(driver csiclient.Driver, known bool) Plan
 }
 
-// Plan is what a process would do.
+// Plan describes what a process would do.
 type Plan struct {
-	Checks []Check // of the settings themselves
+	Checks []Check // of the settings
 	Roles  []Role
 	Grants []Grant
 	APIs   []API
-	// Capacity tells that a CSIStorageCapacity would be written.
+	// Capacity reports whether CSIStorageCapacity objects would be published.
 	Capacity bool
-	// Topology tells that volumes belong to segments of nodes.
-	Topology bool
-	// LeaderElection tells whether the Leases are used.
+	// Topology reports whether volumes would have a topology.
+	Topology       bool
 	LeaderElection bool
 	LeaseNamespace string
-	// PodNamespace is where the old sidecars would be, Pod the name of the own pod if known.
+	// PodNamespace is the namespace to search for sidecars, Pod the name of the own pod if known.
 	PodNamespace, Pod string
-	// Selected tells that roles were left out by hand: other processes may have them.
+	// Selected reports whether --controllers is set: other processes may run the other roles.
 	Selected bool
 }
 
 func (p Plan) runs(role string) bool {
-	for _, r := range p.Roles {
-		if r.Name == role {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(p.Roles, func(r Role) bool { return r.Name == role })
 }
 
-// examination is one run.
+// examination is the state of one [Run].
 type examination struct {
-	in     Input
-	plan   Plan
-	driver csiclient.Driver
-	known  bool // what the driver can do
-	client kubernetes.Interface
-	meta   metadata.Interface
-	report *Report
-	skew   time.Duration // of the own clock; positive means that it is ahead
-	said   string        // the HTTP status of the answer of the API server to /version
+	*Report
+	in            Input
+	plan          Plan
+	driver        csiclient.Driver
+	known         bool // the capabilities of the driver are known
+	client        kubernetes.Interface
+	meta          metadata.Interface
+	skew          time.Duration // of the local clock; positive if it is ahead
+	versionStatus string        // HTTP status of the response to GET /version
 }
 
-// Run examines everything. What cannot be asked is said in the report.
+// Run runs all checks. What cannot be checked is skipped, with the reason.
 func Run(ctx context.Context, in Input) Report {
-	e := &examination{in: in, report: &Report{Version: in.Version, Time: time.Now().UTC().Truncate(time.Second)}}
+	e := &examination{in: in, Report: &Report{Version: in.Version, Time: time.Now().UTC().Truncate(time.Second)}}
 	e.askDriver(ctx)
-	e.report.Driver = e.driver.Name
+	e.Driver = e.driver.Name
 	e.plan = in.Plan(e.driver, e.known)
-	e.report.Checks = append(e.report.Checks, e.plan.Checks...)
+	e.Checks = append(e.Checks, e.plan.Checks...)
 	if !e.connect(ctx) {
-		return *e.report
+		return *e.Report
 	}
 	e.checkAPIs()
 	e.checkGrants(ctx)
-	e.checkLeases(ctx)
-	e.checkSidecars(ctx)
-	e.checkCSIDriver(ctx)
-	e.checkClasses(ctx)
-	e.checkTopology(ctx)
-	return *e.report
+	for _, check := range []struct {
+		name string
+		run  func(context.Context)
+	}{
+		{"leases", e.checkLeases}, {sidecarsCheck, e.checkSidecars}, {"csidriver", e.checkCSIDriver},
+		{"storageclasses", e.checkClasses}, {"nodes", e.checkNodes},
+	} {
+		if e.driver.Name == "" && check.name != sidecarsCheck {
+			e.skip(check.name, "the name of the driver is unknown")
+			continue
+		}
+		check.run(ctx)
+	}
+	return *e.Report
 }
 
-func (e *examination) add(name string, s Status, hint, format string, args ...any) {
-	e.report.Checks = append(e.report.Checks, Check{Name: name, Status: s, Hint: hint, Message: fmt.Sprintf(format, args...)})
+func (r *Report) add(name string, s Status, hint, format string, args ...any) {
+	r.Checks = append(r.Checks, Check{Name: name, Status: s, Hint: hint, Message: fmt.Sprintf(format, args...)})
 }
 
-func (e *examination) ok(name, format string, args ...any) { e.add(name, OK, "", format, args...) }
-func (e *examination) skip(name, format string, args ...any) {
-	e.add(name, Skipped, "", format, args...)
-}
+func (r *Report) ok(name, format string, args ...any)   { r.add(name, OK, "", format, args...) }
+func (r *Report) skip(name, format string, args ...any) { r.add(name, Skipped, "", format, args...) }
 
-// widest is the longest name that the messages are aligned after; that of a Lease may be longer.
-const widest = 34
+// maxNameWidth bounds the column of the names. Names of Leases may be longer.
+const maxNameWidth = 34
 
-// WriteText writes r for people: a line per check, and one for each hint.
+// WriteText writes r as text: a line for each check, and one for its hint.
 func (r Report) WriteText(w io.Writer) error {
 	var b strings.Builder
 	width := 0
 	for _, c := range r.Checks {
-		width = max(width, min(len(c.Name), widest))
+		width = max(width, min(len(c.Name), maxNameWidth))
 	}
 	for _, c := range r.Checks {
 		fmt.Fprintf(&b, "%-7s  %-*s  %s\n", c.Status, width, c.Name, c.Message)
@@ -194,12 +195,20 @@ func (r Report) WriteText(w io.Writer) error {
 			fmt.Fprintf(&b, "%-7s  %-*s  → %s\n", "", width, "", c.Hint)
 		}
 	}
-	fmt.Fprintf(&b, "\n%d ok, %d warnings, %d failures, %d skipped\n", r.Count(OK), r.Count(Warning), r.Count(Failure), r.Count(Skipped))
+	fmt.Fprintf(&b, "\n%d ok, %s, %s, %d skipped\n",
+		r.Count(OK), plural(r.Count(Warning), "warning"), plural(r.Count(Failure), "failure"), r.Count(Skipped))
 	_, err := io.WriteString(w, b.String())
 	return err
 }
 
-// WriteJSON writes r for programs.
+func plural(n int, noun string) string {
+	if n != 1 {
+		noun += "s"
+	}
+	return fmt.Sprintf("%d %s", n, noun)
+}
+
+// WriteJSON writes r as indented JSON.
 func (r Report) WriteJSON(w io.Writer) error {
 	encoder := json.NewEncoder(w)
 	encoder.SetIndent("", "  ")

@@ -10,26 +10,23 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/util/duration"
 	"k8s.io/utils/ptr"
 )
 
-// checkLeases looks at the Lease of each role, at those under other names, and for the
-// same ones in other namespaces: whoever holds one of these works at the same time.
+// checkLeases checks the Lease of each role.
 func (e *examination) checkLeases(ctx context.Context) {
-	if e.driver.Name == "" {
-		e.skip("leases", "the name of the driver, from which theirs follow, is not known")
-		return
-	}
 	done := map[string]bool{}
 	for _, r := range e.plan.Roles {
-		if done[r.Lease] {
-			continue
+		if !done[r.Lease] {
+			done[r.Lease] = true
+			e.checkLease(ctx, r)
 		}
-		done[r.Lease] = true
-		e.checkLease(ctx, r)
 	}
 }
 
+// checkLease checks that at most one process holds the Lease of a role, including its other names
+// and the same name in other namespaces. Their holders would be active at the same time.
 func (e *examination) checkLease(ctx context.Context, r Role) {
 	name, namespace := "lease "+r.Lease, e.plan.LeaseNamespace
 	lease, err := e.client.CoordinationV1().Leases(namespace).Get(ctx, r.Lease, metav1.GetOptions{})
@@ -38,52 +35,52 @@ func (e *examination) checkLease(ctx context.Context, r Role) {
 		return
 	}
 	var held []string
-	c := Check{Name: name, Status: OK, Message: fmt.Sprintf("not in namespace %s yet; the first that leads makes it", namespace)}
+	c := Check{Name: name, Status: OK, Message: fmt.Sprintf("does not exist in namespace %s yet; the first leader creates it", namespace)}
 	if err == nil {
-		c = e.judge(name, lease)
-		if alive(lease, e.now()) {
+		c = e.holder(name, lease)
+		if isHeld(lease, e.now()) {
 			held = append(held, describe(lease, e.now()))
 		}
 	}
 	for _, other := range r.Others {
 		l, err := e.client.CoordinationV1().Leases(namespace).Get(ctx, other, metav1.GetOptions{})
-		if err == nil && alive(l, e.now()) {
+		if err == nil && isHeld(l, e.now()) {
 			held = append(held, describe(l, e.now()))
 		}
 	}
-	elsewhere, unknown := e.elsewhere(ctx, r.Lease)
+	elsewhere, unknown := e.heldElsewhere(ctx, r.Lease)
 	held = append(held, elsewhere...)
 	switch {
 	case len(held) > 1:
-		c.Status, c.Message = Failure, "held more than once, so that several work for the driver: "+strings.Join(held, "; ")
-		c.Hint = "end all but one, or give them the same --leader-election-namespace (and --leader-election-id)"
+		c.Status, c.Message = Failure, "several holders, so that several controllers are active for the driver: "+strings.Join(held, "; ")
+		c.Hint = "stop all but one, or set the same --leader-election-namespace and --leader-election-id"
 	case len(held) == 1 && !e.plan.LeaderElection && c.Status == OK:
-		c.Status, c.Message = Warning, held[0]+", and a process with these settings takes no notice: --leader-election is off"
-		c.Hint = "set --leader-election, unless that holder is to be replaced at one stroke"
+		c.Status, c.Message = Warning, held[0]+", but a process with these settings ignores the Lease: --leader-election is off"
+		c.Hint = "set --leader-election, unless you are replacing that holder now"
 	case len(held) == 1 && len(elsewhere) == 1:
-		c.Status, c.Message = Warning, held[0]+", in another namespace: it would work beside"
-		c.Hint = "set the same --leader-election-namespace, or end the other one"
+		c.Status, c.Message = Warning, held[0]+", in another namespace: both would be active"
+		c.Hint = "set the same --leader-election-namespace, or stop the other one"
 	case unknown != nil && c.Status == OK:
-		c.Message += "; other namespaces were not looked at (" + reason(unknown) + ")"
+		c.Message += "; other namespaces were not checked (" + reason(unknown) + ")"
 	}
-	e.report.Checks = append(e.report.Checks, c)
+	e.Checks = append(e.Checks, c)
 }
 
-// judge says of a Lease who holds it.
-func (e *examination) judge(name string, lease *coordinationv1.Lease) Check {
+// holder returns a check of the holder of a Lease.
+func (e *examination) holder(name string, lease *coordinationv1.Lease) Check {
 	c := Check{Name: name, Status: OK, Message: describe(lease, e.now())}
 	if ptr.Deref(lease.Spec.HolderIdentity, "") == "" {
-		c.Message = "held by nobody: the last holder has released it"
+		c.Message = "no holder: the last one released it"
 		return c
 	}
-	if !alive(lease, e.now()) {
-		c.Status, c.Hint = Warning, "nobody works for this role, unless leader election is off: is a replica running, and what does it log?"
+	if !isHeld(lease, e.now()) {
+		c.Status, c.Hint = Warning, "the role is not active, unless leader election is off: check that a replica is running, and its log"
 	}
 	return c
 }
 
-// elsewhere is the holders of Leases called name in other namespaces.
-func (e *examination) elsewhere(ctx context.Context, name string) (held []string, err error) {
+// heldElsewhere returns the holders of Leases with the same name in other namespaces.
+func (e *examination) heldElsewhere(ctx context.Context, name string) (held []string, err error) {
 	list, err := e.client.CoordinationV1().Leases(metav1.NamespaceAll).List(ctx, metav1.ListOptions{
 		FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, name).String(),
 	})
@@ -91,34 +88,38 @@ func (e *examination) elsewhere(ctx context.Context, name string) (held []string
 		return nil, err
 	}
 	for _, l := range list.Items {
-		if l.Namespace != e.plan.LeaseNamespace && alive(&l, e.now()) {
+		if l.Namespace != e.plan.LeaseNamespace && isHeld(&l, e.now()) {
 			held = append(held, describe(&l, e.now()))
 		}
 	}
 	return held, nil
 }
 
-// alive tells whether somebody holds lease.
-func alive(lease *coordinationv1.Lease, now time.Time) bool {
+// isHeld reports whether lease has a holder and has not expired.
+func isHeld(lease *coordinationv1.Lease, now time.Time) bool {
 	s := lease.Spec
-	return ptr.Deref(s.HolderIdentity, "") != "" && s.RenewTime != nil &&
-		now.Before(s.RenewTime.Add(time.Duration(ptr.Deref(s.LeaseDurationSeconds, 0))*time.Second+2*time.Second)) // clocks are compared to a second
+	if ptr.Deref(s.HolderIdentity, "") == "" || s.RenewTime == nil {
+		return false
+	}
+	valid := time.Duration(ptr.Deref(s.LeaseDurationSeconds, 0))*time.Second + 2*time.Second // the clocks are compared to a second
+	return now.Before(s.RenewTime.Add(valid))
 }
 
+// describe returns the name of lease, its holder, and the age of its last renewal.
 func describe(lease *coordinationv1.Lease, now time.Time) string {
 	s := lease.Spec
 	text := fmt.Sprintf("%s/%s held by %s", lease.Namespace, lease.Name, ptr.Deref(s.HolderIdentity, ""))
 	if s.RenewTime == nil {
 		return text
 	}
-	age := max(0, now.Sub(s.RenewTime.Time)).Round(time.Second)
-	if alive(lease, now) {
-		return fmt.Sprintf("%s, renewed %v ago", text, age)
+	age := duration.HumanDuration(max(0, now.Sub(s.RenewTime.Time)))
+	if isHeld(lease, now) {
+		return fmt.Sprintf("%s, renewed %s ago", text, age)
 	}
-	return fmt.Sprintf("%s, and expired: renewed %v ago for %ds", text, age, ptr.Deref(s.LeaseDurationSeconds, 0))
+	return fmt.Sprintf("%s, expired: renewed %s ago for %ds", text, age, ptr.Deref(s.LeaseDurationSeconds, 0))
 }
 
-// reason is err in a few words.
+// reason returns a short form of err.
 func reason(err error) string {
 	if apierrors.IsForbidden(err) {
 		return "forbidden"

@@ -3,6 +3,7 @@ package doctor
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -13,7 +14,7 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// Rule is a rule of RBAC. Namespaced ones are of a Role, the others of a ClusterRole.
+// Rule is an RBAC rule of a Role (Namespaced) or a ClusterRole.
 type Rule struct {
 	Namespaced bool
 	Groups     []string
@@ -22,17 +23,13 @@ type Rule struct {
 	Verbs      []string
 }
 
-// Files is the directories of deploy/rbac whose rules are known here.
-func Files() []string {
-	var files []string
-	for name := range rules {
-		files = append(files, name)
-	}
-	slices.Sort(files)
-	return files
-}
+// Files returns the names of the directories of deploy/rbac, sorted.
+func Files() []string { return slices.Sorted(maps.Keys(rules)) }
 
-// access is one question to the API server.
+// Rules returns the rules of a directory of deploy/rbac.
+func Rules(file string) []Rule { return rules[file] }
+
+// access is a verb on a resource.
 type access struct {
 	verb, group, resource, subresource, namespace, name string
 }
@@ -54,14 +51,14 @@ func (a access) String() string {
 	return text
 }
 
-// accesses is what g grants, one verb on one resource each.
+// accesses returns every verb on every resource that g grants.
 func (g Grant) accesses() []access {
-	of := g.Rules
-	if of == nil {
-		of = rules[g.File]
+	granted := g.Rules
+	if granted == nil {
+		granted = rules[g.File]
 	}
 	var all []access
-	for _, r := range of {
+	for _, r := range granted {
 		objects := r.Names
 		if objects == nil {
 			objects = []string{""}
@@ -87,62 +84,61 @@ func (g Grant) accesses() []access {
 	return all
 }
 
-// mostReviews is how many questions for permissions are asked at the same time.
-const mostReviews = 8
+// maxReviews bounds the access reviews that run at the same time.
+const maxReviews = 8
 
-// checkGrants asks for each permission once, whatever number of files has it.
+// answer is the result of an access review.
+type answer struct {
+	allowed bool
+	err     error
+}
+
+// checkGrants checks the permissions of the plan, each of them once.
 func (e *examination) checkGrants(ctx context.Context) {
-	client, err := e.reviewer()
+	client, err := e.reviewClient()
 	if err != nil {
-		e.skip("rbac", "making the client that asks for permissions: %v", err)
+		e.skip("rbac", "creating the client for access reviews: %v", err)
 		return
 	}
-	var questions []access
-	seen := map[access]int{}
+	answers := map[access]*answer{}
+	var group errgroup.Group
+	group.SetLimit(maxReviews)
 	for _, g := range e.plan.Grants {
 		for _, a := range g.accesses() {
-			if _, ok := seen[a]; !ok {
-				seen[a] = len(questions)
-				questions = append(questions, a)
+			if answers[a] == nil {
+				result := &answer{}
+				answers[a] = result
+				group.Go(func() error {
+					result.allowed, result.err = allowed(ctx, client, a)
+					return nil
+				})
 			}
 		}
-	}
-	type answer struct {
-		allowed bool
-		err     error
-	}
-	answers := make([]answer, len(questions))
-	var group errgroup.Group
-	group.SetLimit(mostReviews)
-	for i, a := range questions {
-		group.Go(func() error {
-			answers[i].allowed, answers[i].err = allowed(ctx, client, a)
-			return nil
-		})
 	}
 	_ = group.Wait() // each answer has its own error
 	for _, g := range e.plan.Grants {
-		var lacking []access
+		var missing []access
 		var failed error
 		for _, a := range g.accesses() {
-			switch answer := answers[seen[a]]; {
-			case answer.err != nil:
-				failed = fmt.Errorf("asking whether one may %s: %w", a, answer.err)
-			case !answer.allowed:
-				lacking = append(lacking, a)
+			switch result := answers[a]; {
+			case result.err != nil:
+				failed = fmt.Errorf("checking permission to %s: %w", a, result.err)
+			case !result.allowed:
+				missing = append(missing, a)
 			}
 		}
-		e.report.Checks = append(e.report.Checks, g.check(lacking, failed))
+		e.Checks = append(e.Checks, g.check(missing, failed))
 	}
 }
 
-// check is how g came out.
-func (g Grant) check(lacking []access, failed error) Check {
+// check returns the check of g with its missing permissions.
+func (g Grant) check(missing []access, failed error) Check {
 	c := Check{Name: "rbac " + g.File, Status: OK, Message: "granted"}
 	switch {
-	case len(lacking) > 0:
-		c.Message = "not granted: " + listed(lacking)
-		c.Status, c.Hint = Failure, fmt.Sprintf("grant it the rules of deploy/rbac/%s/rbac.yaml; beside sidecars under other names, for applying the file replaces theirs (docs/migrate.md, Permissions)", g.File)
+	case len(missing) > 0:
+		c.Status, c.Message = Failure, "not granted: "+summary(missing)
+		c.Hint = fmt.Sprintf("grant the rules of deploy/rbac/%s/rbac.yaml to its ServiceAccount. Beside sidecars, "+
+			"do not apply the file under its own names, which may replace their roles (docs/migrate.md, Permissions)", g.File)
 		if g.Without != "" {
 			c.Status, c.Message = Warning, c.Message+"; without it "+g.Without
 		}
@@ -152,8 +148,8 @@ func (g Grant) check(lacking []access, failed error) Check {
 	return c
 }
 
-// listed is all, with the verbs on one object together.
-func listed(all []access) string {
+// summary lists all, with one entry for all verbs on a resource.
+func summary(all []access) string {
 	verbs := map[access][]string{}
 	var objects []access // in the order of all
 	for _, a := range all {
@@ -171,15 +167,16 @@ func listed(all []access) string {
 	return strings.Join(texts, "; ")
 }
 
-// reviewer asks as the user whose permissions matter.
-func (e *examination) reviewer() (kubernetes.Interface, error) {
-	if e.in.Impersonate == "" {
+// reviewClient returns a client of the user whose permissions are checked.
+func (e *examination) reviewClient() (kubernetes.Interface, error) {
+	user := e.in.Impersonate
+	if user == "" {
 		return e.client, nil
 	}
 	cfg := rest.CopyConfig(e.in.Config)
-	cfg.Impersonate = rest.ImpersonationConfig{UserName: e.in.Impersonate}
-	if rest, ok := strings.CutPrefix(e.in.Impersonate, "system:serviceaccount:"); ok { // the API server adds no groups to a user that is impersonated
-		namespace, _, _ := strings.Cut(rest, ":")
+	cfg.Impersonate = rest.ImpersonationConfig{UserName: user}
+	if account, ok := strings.CutPrefix(user, "system:serviceaccount:"); ok { // impersonation does not add the groups of a user
+		namespace, _, _ := strings.Cut(account, ":")
 		cfg.Impersonate.Groups = []string{"system:serviceaccounts", "system:serviceaccounts:" + namespace, "system:authenticated"}
 	}
 	return kubernetes.NewForConfig(cfg)
@@ -196,6 +193,3 @@ func allowed(ctx context.Context, client kubernetes.Interface, a access) (bool, 
 	}
 	return review.Status.Allowed && !review.Status.Denied, nil
 }
-
-// Rules is what a file of deploy/rbac grants.
-func Rules(file string) []Rule { return rules[file] }

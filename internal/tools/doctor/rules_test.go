@@ -93,7 +93,8 @@ func rulesOf(t *testing.T, manifest string) []Rule {
 			continue
 		}
 		for _, r := range role.Rules {
-			of = append(of, Rule{Namespaced: role.Kind == "Role", Groups: r.APIGroups, Resources: r.Resources, Names: r.ResourceNames, Verbs: r.Verbs})
+			of = append(of, Rule{Namespaced: role.Kind == "Role", Groups: r.APIGroups, Resources: r.Resources, Names: r.ResourceNames,
+				Verbs: r.Verbs})
 		}
 	}
 	return of

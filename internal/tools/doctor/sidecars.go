@@ -13,16 +13,17 @@ import (
 	"github.com/storage-controller/storage-controller/internal/tools/migrate"
 )
 
-// program is the base name of the image of this program, with which a pod that has one
-// of the old sidecars too shares its driver.
+// program is the image name of this program. A pod with it and a sidecar uses both for one driver.
 const program = "storage-controller"
 
-// checkSidecars looks for the programs that would be replaced.
+const sidecarsCheck = "sidecars"
+
+// checkSidecars searches the namespace for sidecars that the roles replace.
 func (e *examination) checkSidecars(ctx context.Context) {
-	const name = "sidecars"
 	pods, err := kube.ListAll[*corev1.Pod](ctx, e.client.CoreV1().Pods(e.plan.PodNamespace).List)
 	if err != nil {
-		e.skip(name, "the pods of namespace %s were not read (%s): the command needs list on them for this", e.plan.PodNamespace, reason(err))
+		e.skip(sidecarsCheck, "pods in namespace %s could not be listed (%s); only this command needs the permission",
+			e.plan.PodNamespace, reason(err))
 		return
 	}
 	var found []Check
@@ -30,43 +31,46 @@ func (e *examination) checkSidecars(ctx context.Context) {
 		found = append(found, e.plan.sidecarsOf(pod)...)
 	}
 	if found == nil {
-		e.ok(name, "none of the old ones in the %d pods of namespace %s", len(pods), e.plan.PodNamespace)
+		e.ok(sidecarsCheck, "none in namespace %s (pods: %d)", e.plan.PodNamespace, len(pods))
 		return
 	}
-	e.report.Checks = append(e.report.Checks, found...)
+	e.Checks = append(e.Checks, found...)
 }
 
-// sidecarsOf is what pod has that does the same as a role.
+// sidecarsOf returns a check for each container of pod that does the work of a role.
 func (p Plan) sidecarsOf(pod *corev1.Pod) []Check {
 	if pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
 		return nil
 	}
 	var found []Check
 	containers := slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers)
-	same := pod.Name == p.Pod || slices.ContainsFunc(containers, func(c corev1.Container) bool { return migrate.ImageName(c.Image) == program })
+	samePod := pod.Name == p.Pod ||
+		slices.ContainsFunc(containers, func(c corev1.Container) bool { return migrate.ImageName(c.Image) == program })
 	for _, c := range containers {
 		i := slices.IndexFunc(p.Roles, func(r Role) bool { return r.Sidecar != "" && slices.Contains(programs(c), r.Sidecar) })
 		if i < 0 {
 			continue
 		}
 		role := p.Roles[i]
-		check := Check{Name: "sidecars", Status: Warning, Message: fmt.Sprintf("container %s of pod %s runs %s, which does what the role %s does", c.Name, pod.Name, role.Sidecar, role.Name)}
-		turns := "the two take turns by the Lease"
-		elect := elects(c, role.Sidecar) && p.LeaderElection && (role.Sidecar != topolvm || role.Lease == topolvmLease)
-		if !elect {
-			turns = "the two work at the same time, since they do not share a Lease"
+		check := Check{Name: sidecarsCheck, Status: Warning}
+		check.Message = fmt.Sprintf("container %s of pod %s runs %s, which does the work of role %s", c.Name, pod.Name, role.Sidecar,
+			role.Name)
+		shared := elects(c, role.Sidecar) && p.LeaderElection && (role.Sidecar != topolvm || role.Lease == topolvmLease)
+		effect := "only one of them is active, because they share a Lease"
+		if !shared {
+			effect = "both are active, because they do not share a Lease"
 		}
 		switch {
-		case role.Sidecar == topolvm && elect:
-			check.Status, check.Message = OK, check.Message+"; the driver is in it, so it stays, and "+turns
+		case role.Sidecar == topolvm && shared:
+			check.Status, check.Message = OK, check.Message+". Keep it, because it contains the driver; "+effect
 		case role.Sidecar == topolvm:
-			check.Hint = turns + ": set --profile=topolvm and --leader-election"
-		case same:
-			check.Hint = "remove it: " + program + " in the same pod does its work; until then " + turns
+			check.Hint = "set --profile=topolvm and --leader-election: " + effect
+		case samePod:
+			check.Hint = "remove it, because " + program + " runs in the same pod. Until then " + effect
 		default:
-			check.Hint = "if it serves the same driver, remove it; until then " + turns
+			check.Hint = "if it serves the same driver, remove it. Until then " + effect
 		}
-		if same && !elect {
+		if samePod && !shared {
 			check.Status = Failure
 		}
 		found = append(found, check)
@@ -74,16 +78,18 @@ func (p Plan) sidecarsOf(pod *corev1.Pod) []Check {
 	return found
 }
 
-// TopoLVM's controller holds its Lease unless it is told not to, and has the driver in it.
+// The controller of TopoLVM contains the driver, and holds its Lease unless leader election is
+// disabled.
 const (
 	topolvm      = "topolvm-controller"
 	topolvmLease = "topolvm"
 )
 
-// programs is what c may run: images are called by their only program, or have several.
+// programs returns the programs that c may run. An image may have the name of its only program,
+// or contain several.
 func programs(c corev1.Container) []string {
 	image := migrate.ImageName(c.Image)
-	if image == program { // under whatever name it is called
+	if image == program { // also under the name of a sidecar
 		return nil
 	}
 	if len(c.Command) > 0 {
@@ -92,8 +98,7 @@ func programs(c corev1.Container) []string {
 	return []string{image, migrate.Sidecar(c.Name, c.Image, c.Args)}
 }
 
-// elects tells whether a sidecar takes notice of the Lease. TopoLVM's controller does so
-// unless it is told otherwise.
+// elects reports whether a sidecar uses leader election. It is the default of topolvm-controller.
 func elects(c corev1.Container, sidecar string) bool {
 	on := sidecar == topolvm
 	for _, arg := range slices.Concat(c.Command, c.Args) {

@@ -15,96 +15,92 @@ import (
 	"github.com/storage-controller/storage-controller/internal/topology"
 )
 
-// checkTopology compares what the driver has registered on the nodes.
-func (e *examination) checkTopology(ctx context.Context) {
+// checkNodes checks on which nodes the driver is registered, and its topology there.
+func (e *examination) checkNodes(ctx context.Context) {
 	const name = "nodes"
-	if e.driver.Name == "" {
-		e.skip(name, "the name of the driver is not known")
-		return
-	}
 	all, err := kube.ListAll[*storagev1.CSINode](ctx, e.client.StorageV1().CSINodes().List)
 	if err != nil {
-		e.skip(name, "the CSINodes were not read (%s)", reason(err))
+		e.skip(name, "CSINodes could not be listed (%s)", reason(err))
 		return
 	}
-	nodes := registrations(all, e.driver.Name)
-	if len(nodes) == 0 {
-		e.add(name, Warning, "is its node plugin running, with node-driver-registrar beside it?", "the driver is registered on none of %d nodes: no pod can use its volumes", len(all))
+	keys := map[string][]string{} // of the driver by node
+	for _, n := range all {
+		if d := kube.DriverOnNode(n, e.driver.Name); d != nil {
+			keys[n.Name] = slices.Sorted(slices.Values(d.TopologyKeys))
+		}
+	}
+	if len(keys) == 0 {
+		e.add(name, Warning, "check that the node plugin is running with node-driver-registrar",
+			"the driver is not registered on any node (nodes: %d): no pod can use its volumes", len(all))
 		return
 	}
-	e.ok(name, "the driver is registered on %d of %d", len(nodes), len(all))
+	e.ok(name, "the driver is registered on %d of %d", len(keys), len(all))
 	if !e.plan.Topology {
 		return
 	}
-	keys, check := topologyKeys(nodes)
-	e.report.Checks = append(e.report.Checks, check)
-	if len(keys) > 0 {
-		e.checkLabels(ctx, nodes)
+	check := topologyKeys(keys)
+	e.Checks = append(e.Checks, check)
+	if check.Status == OK {
+		e.checkLabels(ctx, keys)
 	}
 }
 
-// registrations is the topology keys of driver by node.
-func registrations(all []*storagev1.CSINode, driver string) map[string][]string {
-	nodes := map[string][]string{}
-	for _, n := range all {
-		if d := kube.DriverOnNode(n, driver); d != nil {
-			nodes[n.Name] = slices.Sorted(slices.Values(d.TopologyKeys))
-		}
-	}
-	return nodes
-}
-
-// topologyKeys is the keys of nodes, and whether they are the same on all.
-func topologyKeys(nodes map[string][]string) ([]string, Check) {
+// topologyKeys checks that all nodes have the same topology keys. keys holds them by node.
+func topologyKeys(keys map[string][]string) Check {
 	c := Check{Name: "topology keys", Status: OK}
-	by := map[string][]string{} // nodes by their keys
-	for _, node := range slices.Sorted(maps.Keys(nodes)) {
-		keys := strings.Join(nodes[node], ", ")
-		by[keys] = append(by[keys], node)
+	nodes := map[string][]string{} // by their keys
+	for _, node := range slices.Sorted(maps.Keys(keys)) {
+		text := strings.Join(keys[node], ", ")
+		nodes[text] = append(nodes[text], node)
 	}
-	if len(by) > 1 {
+	if len(nodes) > 1 {
 		var texts []string
-		for _, keys := range slices.Sorted(maps.Keys(by)) {
-			texts = append(texts, fmt.Sprintf("[%s] on %s", keys, names(by[keys])))
+		for _, text := range slices.Sorted(maps.Keys(nodes)) {
+			texts = append(texts, fmt.Sprintf("[%s] on %s", text, names(nodes[text])))
 		}
 		c.Status, c.Message = Warning, "they differ between nodes: "+strings.Join(texts, "; ")
-		c.Hint = "is an upgrade of the node plugin under way? A volume for a node with other keys may not be provisioned"
-		return nil, c
+		c.Hint = "complete the upgrade of the node plugin, if one is in progress: provisioning may fail for nodes with other keys"
+		return c
 	}
-	for keys := range by {
-		if keys == "" {
-			c.Status, c.Message = Failure, "the driver reports VOLUME_ACCESSIBILITY_CONSTRAINTS, but no keys on its nodes: provisioning fails for want of a topology"
-			c.Hint = "NodeGetInfo of the node plugin has to return accessible_topology; or set --feature-gates=Topology=false"
-			return nil, c
+	for text := range nodes {
+		c.Message = text
+		if text == "" {
+			c.Status = Failure
+			c.Message = "the driver reports VOLUME_ACCESSIBILITY_CONSTRAINTS, but no topology keys on its nodes: provisioning fails"
+			c.Hint = "return accessible_topology from NodeGetInfo of the node plugin, or set --feature-gates=Topology=false"
 		}
-		c.Message = keys
-		return strings.Split(keys, ", "), c
 	}
-	return nil, c
+	return c
 }
 
-// checkLabels looks whether nodes have the labels that kubelets set for the keys.
-func (e *examination) checkLabels(ctx context.Context, nodes map[string][]string) {
+// checkLabels checks that the nodes have a label for each topology key. The kubelet sets it.
+func (e *examination) checkLabels(ctx context.Context, keys map[string][]string) {
 	const name = "topology labels"
 	all, err := kube.ListAll[*metav1.PartialObjectMetadata](ctx, e.meta.Resource(corev1.SchemeGroupVersion.WithResource("nodes")).List)
 	if err != nil {
-		e.skip(name, "the nodes were not read (%s)", reason(err))
+		e.skip(name, "nodes could not be listed (%s)", reason(err))
 		return
 	}
-	labels := map[string]map[string]string{}
+	var incomplete []string
 	for _, n := range all {
-		labels[n.Name] = n.Labels
-	}
-	var without []string
-	for _, node := range slices.Sorted(maps.Keys(nodes)) {
-		of, exists := labels[node]
-		if _, missing := topology.OfNode(of, nodes[node]); exists && missing != nil {
-			without = append(without, node)
+		if _, missing := topology.OfNode(n.Labels, keys[n.Name]); len(missing) > 0 {
+			incomplete = append(incomplete, n.Name)
 		}
 	}
-	if without != nil {
-		e.add(name, Warning, "kubelets set them when the driver registers: restart its pod on these nodes, and see that nobody removes them", "nodes without a label for each key, where no volume can be made: %s", names(without))
+	if incomplete != nil {
+		slices.Sort(incomplete)
+		e.add(name, Warning, "restart the node plugin on these nodes, because the kubelet sets the labels when the driver registers, "+
+			"and find out what removes them", "missing on nodes where no volume can be provisioned: %s", names(incomplete))
 		return
 	}
 	e.ok(name, "on all nodes of the driver")
+}
+
+// names joins at most five names, and the number of the others.
+func names(all []string) string {
+	const limit = 5
+	if len(all) > limit {
+		return fmt.Sprintf("%s and %d more", strings.Join(all[:limit], ", "), len(all)-limit)
+	}
+	return strings.Join(all, ", ")
 }
