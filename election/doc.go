@@ -1,6 +1,6 @@
-// Package election lets one of several replicas work: the one that holds a Lease.
+// Package election runs work on one of several replicas: the one that holds a Lease.
 //
-// The Lease is given up only after the work has stopped, so that two replicas
-// never work at the same time, and losing it does not end the process: the replica
-// drains and goes back to waiting. The protocol is that of client-go.
+// The Lease is released only after the work has stopped, so that two replicas never work at the
+// same time. A replica that loses the Lease drains, becomes a standby, and keeps its process. The
+// protocol is the one of client-go.
 package election

@@ -14,63 +14,65 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// ErrLost is the cause of the end of a term whose Lease could not be renewed in
-// time, or was taken by somebody else.
+// ErrLost is the cancellation cause of a term whose Lease could not be renewed in time, or was
+// acquired by another replica.
 var ErrLost = errors.New("lost the Lease")
 
-// Config is what an operator may set.
+// Config configures the timing of leader election.
 type Config struct {
-	// LeaseDuration is how long others wait for a holder that does not renew.
+	// LeaseDuration is the time after which a standby may acquire a Lease that is not renewed.
 	LeaseDuration time.Duration
-	// RenewDeadline is how long a holder that cannot renew goes on.
+	// RenewDeadline is the time for which a leader retries to renew the Lease before it stops.
 	RenewDeadline time.Duration
-	// RetryPeriod is the time between two attempts to win or to renew.
+	// RetryPeriod is the time between two attempts to acquire or renew the Lease.
 	RetryPeriod time.Duration
 }
 
-// DefaultConfig is what is used where the operator sets nothing.
+// DefaultConfig returns the defaults of the flags.
 func DefaultConfig() Config {
 	return Config{LeaseDuration: 15 * time.Second, RenewDeadline: 10 * time.Second, RetryPeriod: 5 * time.Second}
 }
 
-// Validate reports everything that is wrong with c.
+// Validate returns all errors in c.
 func (c Config) Validate() error {
 	var errs []error
 	if c.RetryPeriod <= 0 {
 		errs = append(errs, fmt.Errorf("--leader-election-retry-period: must be positive, got %v", c.RetryPeriod))
 	}
 	if least := time.Duration(leaderelection.JitterFactor * float64(c.RetryPeriod)); c.RenewDeadline <= least {
-		errs = append(errs, fmt.Errorf("--leader-election-renew-deadline: must be more than %v, which is %v of --leader-election-retry-period, got %v", least, leaderelection.JitterFactor, c.RenewDeadline))
+		errs = append(errs, fmt.Errorf(
+			"--leader-election-renew-deadline: must be more than %v (%v × --leader-election-retry-period), got %v",
+			least, leaderelection.JitterFactor, c.RenewDeadline))
 	}
 	if c.LeaseDuration <= c.RenewDeadline {
-		errs = append(errs, fmt.Errorf("--leader-election-lease-duration: must be more than --leader-election-renew-deadline, which is %v, got %v", c.RenewDeadline, c.LeaseDuration))
+		errs = append(errs, fmt.Errorf("--leader-election-lease-duration: must be more than %v (--leader-election-renew-deadline), got %v",
+			c.RenewDeadline, c.LeaseDuration))
 	}
 	return errors.Join(errs...)
 }
 
-// Lead is the work of one term. It returns soon after ctx ends; the cause of the end
-// is [ErrLost], or that of the context given to [Candidate.Campaign].
+// Lead is the work of the leader during one term. It must return soon after the end of ctx, whose
+// cause is [ErrLost] or the cause of [Candidate.Campaign]'s context.
 type Lead func(ctx context.Context) error
 
-// Candidate stands for one Lease.
+// Candidate is this replica in the election of one Lease.
 type Candidate struct {
-	cfg    Config
-	lock   *observedLock
-	health *leaderelection.HealthzAdaptor
-	// elector is that of the running term; nil before the first.
-	elector atomic.Pointer[leaderelection.LeaderElector]
+	cfg     Config
+	lock    *observedLock
+	health  *leaderelection.HealthzAdaptor
+	elector atomic.Pointer[leaderelection.LeaderElector] // of the current term; nil before the first
 }
 
-// Status is where a candidate stands, for people who look at the process.
+// Status describes a candidate for /statusz.
 type Status struct {
 	Lease    string    `json:"lease"` // namespace/name
 	Identity string    `json:"identity"`
-	Holder   string    `json:"holder,omitempty"` // as far as this replica knows; "" for nobody
+	Holder   string    `json:"holder,omitempty"` // as last observed; empty without a holder
 	Leader   bool      `json:"leading"`
-	Since    time.Time `json:"since,omitzero"` // when this replica began to lead
+	Since    time.Time `json:"since,omitzero"` // when this replica became leader
 }
 
-// Status is where c stands now.
+// Status returns the current state of c.
 func (c *Candidate) Status() Status {
 	s := Status{Lease: c.lock.Describe(), Identity: c.lock.Identity(), Leader: c.lock.leading.Load()}
 	if s.Leader {
@@ -82,28 +84,26 @@ func (c *Candidate) Status() Status {
 	return s
 }
 
-// tolerance is how much later than the end of its Lease a holder that has not
-// noticed counts as stuck.
+// tolerance is the time after the expiry of its Lease after which a leader fails [Candidate.Check].
 const tolerance = 20 * time.Second
 
-// NewCandidate makes a candidate for the Lease of lock.
+// NewCandidate returns a candidate for the Lease of lock.
 func NewCandidate(cfg Config, lock resourcelock.Interface, metrics *Metrics) (*Candidate, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
 	observed := &observedLock{Interface: lock, metrics: metrics}
-	metrics.status.WithLabelValues(observed.name()).Set(0) // so that both are there before the first term
+	metrics.status.WithLabelValues(observed.name()).Set(0) // exported before the first term
 	metrics.slowpath.WithLabelValues(observed.name())
 	return &Candidate{cfg: cfg, lock: observed, health: leaderelection.NewLeaderHealthzAdaptor(tolerance)}, nil
 }
 
-// Check is an error while this replica believes to hold the Lease and has not
-// renewed it for longer than its duration and 20 s.
+// Check fails if this replica is leader and has not renewed the Lease for its duration plus 20 s.
 func (c *Candidate) Check(r *http.Request) error { return c.health.Check(r) }
 
-// Campaign stands for the Lease until ctx ends, and runs lead whenever it is won.
-// A term that was lost is followed by another try. The error is that of lead when
-// it returned by itself, else nil; the Lease is released in both cases.
+// Campaign tries to acquire the Lease until ctx ends, and calls lead in each term. If lead returns
+// before the end of its context, Campaign returns its error. The Lease is released before Campaign
+// returns.
 func (c *Candidate) Campaign(ctx context.Context, lead Lead) error {
 	for {
 		err := c.term(ctx, lead)
@@ -113,33 +113,32 @@ func (c *Candidate) Campaign(ctx context.Context, lead Lead) error {
 		case !errors.Is(err, ErrLost):
 			return err
 		}
-		klog.FromContext(ctx).Info("Lost the Lease, waiting for it again", "lease", c.lock.Describe())
+		klog.FromContext(ctx).Info("Lost the Lease, standing by", "lease", c.lock.Describe())
 	}
 }
 
-// term stands for the Lease once. It returns after lead has, with the Lease given
-// up or lost.
+// term waits for the Lease and calls lead. It returns after lead, with the Lease released or lost.
 func (c *Candidate) term(ctx context.Context, lead Lead) error {
-	// The Lease is renewed for as long as lead runs, also after ctx has ended.
-	holding, giveUp := context.WithCancel(context.WithoutCancel(ctx))
-	defer giveUp()
+	// The Lease is renewed until lead returns, even after the end of ctx.
+	renewing, stopRenewing := context.WithCancel(context.WithoutCancel(ctx))
+	defer stopRenewing()
 	term, endTerm := context.WithCancelCause(ctx)
 	defer endTerm(nil)
-	var began atomic.Bool
+	var acquired atomic.Bool
 	var result error
 	done := make(chan struct{}) // closed when lead has returned, if it was called
 	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
 		Lock: c.lock, Name: c.lock.Describe(), WatchDog: c.health,
 		LeaseDuration: c.cfg.LeaseDuration, RenewDeadline: c.cfg.RenewDeadline, RetryPeriod: c.cfg.RetryPeriod,
-		// client-go would release while lead is still running; see release.
+		// client-go would release the Lease while lead is running.
 		ReleaseOnCancel: false,
 		Callbacks: leaderelection.LeaderCallbacks{
 			OnStartedLeading: func(context.Context) {
-				began.Store(true)
+				acquired.Store(true)
 				defer close(done)
-				defer giveUp() // there is nothing left to hold the Lease for
+				defer stopRenewing()
 				defer c.lock.lead()()
-				if ctx.Err() == nil { // else it was won after the end
+				if ctx.Err() == nil { // else it was acquired after the end of ctx
 					result = lead(term)
 				}
 			},
@@ -147,36 +146,37 @@ func (c *Candidate) term(ctx context.Context, lead Lead) error {
 		},
 	})
 	if err != nil {
-		return fmt.Errorf("standing for Lease %s: %w", c.lock.Describe(), err)
+		return fmt.Errorf("creating the leader elector for Lease %s: %w", c.lock.Describe(), err)
 	}
 	c.health.SetLeaderElection(elector)
 	c.elector.Store(elector)
-	// While nothing is held, nobody but ctx ends the campaign.
+	// Without the Lease, there is no lead to call stopRenewing.
 	defer context.AfterFunc(ctx, func() {
 		if !elector.IsLeader() {
-			giveUp()
+			stopRenewing()
 		}
 	})()
-	elector.Run(holding)
-	lost := holding.Err() == nil // nobody gave it up: it could not be renewed
-	if lost {
-		endTerm(fmt.Errorf("%w %s", ErrLost, c.lock.Describe()))
+	elector.Run(renewing)
+	var lost error
+	if renewing.Err() == nil { // Run returned because the Lease could not be renewed
+		lost = fmt.Errorf("%w %s", ErrLost, c.lock.Describe())
+		endTerm(lost)
 	}
-	if lost || began.Load() || elector.IsLeader() {
+	if lost != nil || acquired.Load() || elector.IsLeader() {
 		<-done
 		c.release(ctx)
 	}
-	if lost {
-		return fmt.Errorf("%w %s", ErrLost, c.lock.Describe())
+	if lost != nil {
+		return lost
 	}
 	return result
 }
 
-// release gives up the Lease, if it is still ours, so that the next holder need
-// not wait for its end. It is called after the work has stopped.
+// release releases the Lease if this replica still holds it, so that a standby can acquire it
+// immediately.
 func (c *Candidate) release(ctx context.Context) {
 	log := klog.FromContext(ctx)
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.cfg.RenewDeadline) // ctx has ended as a rule
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.cfg.RenewDeadline)
 	defer cancel()
 	record, _, err := c.lock.Get(ctx)
 	if err == nil && record.HolderIdentity == c.lock.Identity() {
@@ -186,6 +186,6 @@ func (c *Candidate) release(ctx context.Context) {
 		})
 	}
 	if err != nil {
-		log.Info("The Lease is not released, another replica has to wait for its end", "lease", c.lock.Describe(), "err", err)
+		log.Info("Failed to release Lease; other replicas wait until it expires", "lease", c.lock.Describe(), "err", err)
 	}
 }

@@ -99,7 +99,8 @@ func TestReleasedOnlyAfterTheWorkHasStopped(t *testing.T) {
 	if n := testutil.ToFloat64(first.metrics.status.WithLabelValues("lease")); n != 1 {
 		t.Errorf("leader_election_master_status is %v", n)
 	}
-	if s := first.Status(); !s.Leader || s.Holder != "first" || s.Identity != "first" || s.Lease != ns+"/lease" || time.Since(s.Since) > time.Hour {
+	s := first.Status()
+	if !s.Leader || s.Holder != "first" || s.Identity != "first" || s.Lease != ns+"/lease" || time.Since(s.Since) > time.Hour {
 		t.Errorf("status: %+v", s)
 	}
 	stopSecond := second.run(t)
@@ -148,14 +149,14 @@ func TestReleasedOnlyAfterTheWorkHasStopped(t *testing.T) {
 	}
 }
 
-func TestLosingIsNoEnd(t *testing.T) {
+func TestLosingTheLeaseKeepsTheProcess(t *testing.T) {
 	c := kubetest.Get(t)
 	ns := kubetest.Namespace(t, c)
 	r := newReplica(t, c, ns, "first")
 	close(r.hold)
 	stop := r.run(t)
 	r.leads(t)
-	kubetest.Eventually(t, "somebody takes the Lease", func(ctx context.Context) error {
+	kubetest.Eventually(t, "another replica takes the Lease", func(ctx context.Context) error {
 		l := lease(t, c, ns)
 		l.Spec.HolderIdentity, l.Spec.RenewTime = ptr.To("thief"), &metav1.MicroTime{Time: time.Now()}
 		_, err := c.Client().CoordinationV1().Leases(ns).Update(ctx, l, metav1.UpdateOptions{})
@@ -226,7 +227,8 @@ func TestRenewalWithinTheSameSecondIsNoticed(t *testing.T) {
 	lock := newReplica(t, c, ns, "second").lock
 	leases, second := c.Client().CoordinationV1().Leases(ns), time.Now().Truncate(time.Second)
 	l, err := leases.Create(t.Context(), &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: "lease"}, Spec: coordinationv1.LeaseSpec{
-		HolderIdentity: ptr.To("first"), LeaseDurationSeconds: ptr.To[int32](3), RenewTime: &metav1.MicroTime{Time: second.Add(100 * time.Millisecond)},
+		HolderIdentity: ptr.To("first"), LeaseDurationSeconds: ptr.To[int32](3),
+		RenewTime: &metav1.MicroTime{Time: second.Add(100 * time.Millisecond)},
 	}}, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -290,8 +292,10 @@ func TestConfigValidate(t *testing.T) {
 		want string
 	}{
 		"lease not longer than the renewal": {Config{10 * time.Second, 10 * time.Second, time.Second}, "--leader-election-lease-duration"},
-		"renewal too short for the retry":   {Config{15 * time.Second, 6 * time.Second, 5 * time.Second}, "--leader-election-renew-deadline"},
-		"no retry":                          {Config{15 * time.Second, 10 * time.Second, 0}, "--leader-election-retry-period"},
+		"renewal too short for the retry": {
+			Config{15 * time.Second, 6 * time.Second, 5 * time.Second}, "--leader-election-renew-deadline",
+		},
+		"no retry": {Config{15 * time.Second, 10 * time.Second, 0}, "--leader-election-retry-period"},
 	} {
 		if err := tt.cfg.Validate(); err == nil || !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("%s: %v", name, err)

@@ -15,10 +15,11 @@ import (
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 )
 
-// NewLock is the lock of a Lease, which is created when it is won for the first
-// time. labels are put on it while this replica holds it. events receives who
-// became the holder; nil means nobody.
-func NewLock(client typedcoordinationv1.LeasesGetter, namespace, name string, labels map[string]string, events resourcelock.EventRecorder) (resourcelock.Interface, error) {
+// NewLock returns a lock for a Lease, which is created when it is first acquired. The holder sets
+// labels on it. events, if not nil, receives an event for each change of the holder.
+func NewLock(
+	client typedcoordinationv1.LeasesGetter, namespace, name string, labels map[string]string, events resourcelock.EventRecorder,
+) (resourcelock.Interface, error) {
 	identity, err := identity()
 	if err != nil {
 		return nil, err
@@ -31,27 +32,25 @@ func NewLock(client typedcoordinationv1.LeasesGetter, namespace, name string, la
 	}, nil
 }
 
-// identity tells this replica from others: the name of its pod, from the environment
-// variable POD_NAME, else the host name, which is the same as a rule. Pods in the
-// network of their host share its name; without POD_NAME two of them on one host
-// would take each other for themselves. A restarted container has the identity that
-// it had before, and need not wait for the end of its own Lease.
+// identity returns the holder identity of this replica: the environment variable POD_NAME, else the
+// host name, which is usually the name of the pod. Pods with hostNetwork share the host name; two of
+// them on one host would take each other's Lease without POD_NAME. A restarted container keeps its
+// identity, so that it need not wait until its Lease expires.
 func identity() (string, error) {
 	if pod := os.Getenv("POD_NAME"); pod != "" {
 		return Sanitize(pod), nil
 	}
 	host, err := os.Hostname()
 	if err != nil {
-		return "", fmt.Errorf("reading the host name, by which a replica is told from others: %w", err)
+		return "", fmt.Errorf("reading the host name, the identity of this replica: %w. Set POD_NAME", err)
 	}
 	return Sanitize(host), nil
 }
 
 var unsafeCharacters = regexp.MustCompile("[^a-zA-Z0-9-]")
 
-// Sanitize makes a name of a driver, or of a host, a part of the name of an
-// object as the CSI sidecars do: what is no letter, digit or dash becomes a dash,
-// and a name that ends in a dash gets an X.
+// Sanitize returns name as the CSI sidecars use it in object names: characters other than letters,
+// digits and dashes become dashes, and X is appended to a trailing dash.
 func Sanitize(name string) string {
 	name = unsafeCharacters.ReplaceAllString(name, "-")
 	if strings.HasSuffix(name, "-") {
@@ -60,11 +59,11 @@ func Sanitize(name string) string {
 	return name
 }
 
-// serviceAccountNamespace is where a pod finds its namespace.
+// serviceAccountNamespace is the file with the namespace of the pod.
 const serviceAccountNamespace = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 
-// Namespace is where Leases are: configured where that is not empty, else that of
-// the environment variable POD_NAMESPACE, else that of the pod, else "default".
+// Namespace returns the namespace of Leases: configured, else the environment variable
+// POD_NAMESPACE, else the namespace of the pod, else "default".
 func Namespace(configured string) string {
 	if configured != "" {
 		return configured
@@ -80,14 +79,13 @@ func Namespace(configured string) string {
 	return "default"
 }
 
-// Metrics are the collectors of all candidates of a process, under the names that
-// client-go has for them.
+// Metrics holds the collectors of all candidates of a process, with the names of client-go.
 type Metrics struct {
 	status   *prometheus.GaugeVec
 	slowpath *prometheus.CounterVec
 }
 
-// NewMetrics makes the collectors and registers them.
+// NewMetrics registers the collectors with reg.
 func NewMetrics(reg prometheus.Registerer) *Metrics {
 	m := &Metrics{
 		status: prometheus.NewGaugeVec(prometheus.GaugeOpts{
@@ -101,21 +99,21 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 	return m
 }
 
-// observedLock is a lock whose use is measured.
+// observedLock adds metrics to a lock.
 type observedLock struct {
 	resourcelock.Interface
 	metrics *Metrics
 	leading atomic.Bool
-	since   atomic.Int64 // in nanoseconds; when it began to lead
+	since   atomic.Int64 // start of the term, in Unix nanoseconds
 }
 
-// name is that of the Lease, without its namespace.
+// name returns the name of the Lease without its namespace.
 func (l *observedLock) name() string {
 	describe := l.Describe()
 	return describe[strings.LastIndexByte(describe, '/')+1:]
 }
 
-// lead marks the begin of a term; the function returned its end.
+// lead records the start of a term. Call end at its end.
 func (l *observedLock) lead() (end func()) {
 	l.since.Store(time.Now().UnixNano())
 	l.leading.Store(true)
@@ -126,10 +124,9 @@ func (l *observedLock) lead() (end func()) {
 	}
 }
 
-// Get is called by a holder only when renewing without it did not work. client-go tells
-// by the bytes whether the Lease was renewed since the last look. Those of its own lock
-// have times in seconds; a second renewal within one went unnoticed, and the Lease was
-// taken up to a second before its end.
+// Get returns the record and its raw bytes. client-go compares the bytes to detect a renewal. In its
+// lock they contain times in seconds, so that a standby missed a second renewal within a second and
+// acquired the Lease up to a second early. A leader calls Get only on the slow path of a renewal.
 func (l *observedLock) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
 	if l.leading.Load() {
 		l.metrics.slowpath.WithLabelValues(l.name()).Inc()
