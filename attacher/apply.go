@@ -92,7 +92,13 @@ func (t *term) publish(ctx context.Context, s attachmentState, step step) error 
 		return fmt.Errorf("updating status of VolumeAttachment %q after ControllerPublishVolume: %w", va.Name, err)
 	}
 	if _, exists := t.newest(va); !exists {
-		return t.undoPublish(ctx, s, step)
+		// Another client removed the finalizer during the publish. No later sync unpublishes,
+		// because the object does not exist.
+		if err = t.callUnpublish(ctx, s, step); err != nil {
+			klog.FromContext(ctx).Error(err, "VolumeAttachment was deleted during ControllerPublishVolume and unpublishing failed. "+
+				"Detach the volume at the storage system", "volumeHandle", step.source.handle, "node", klog.KRef("", va.Spec.NodeName), "nodeID", step.nodeID)
+		}
+		return err
 	}
 	t.outOfSync.remove(va.UID)
 	if !va.Status.Attached {
@@ -100,17 +106,6 @@ func (t *term) publish(ctx context.Context, s attachmentState, step step) error 
 	}
 	done(ctx, "Volume attached", va, step, va.CreationTimestamp)
 	return nil
-}
-
-// undoPublish unpublishes the volume of a VolumeAttachment whose finalizer another client
-// removed during the publish. No later sync does so, because the object does not exist.
-func (t *term) undoPublish(ctx context.Context, s attachmentState, step step) error {
-	err := t.callUnpublish(ctx, s, step)
-	if err != nil {
-		klog.FromContext(ctx).Error(err, "VolumeAttachment was deleted during ControllerPublishVolume and unpublishing failed. Detach the volume at the storage system",
-			"volumeHandle", step.source.handle, "node", klog.KRef("", s.attachment.Spec.NodeName), "nodeID", step.nodeID)
-	}
-	return err
 }
 
 func (t *term) unpublish(ctx context.Context, s attachmentState, step step) error {
@@ -179,7 +174,8 @@ func (t *term) writeStatus(ctx context.Context, va *storagev1.VolumeAttachment, 
 	if err != nil {
 		return err
 	}
-	written, err := t.c.deps.Client.StorageV1().VolumeAttachments().Patch(ctx, va.Name, types.MergePatchType, data, metav1.PatchOptions{}, "status")
+	attachments := t.c.deps.Client.StorageV1().VolumeAttachments()
+	written, err := attachments.Patch(ctx, va.Name, types.MergePatchType, data, metav1.PatchOptions{}, "status")
 	if err != nil {
 		written = va
 	}

@@ -28,8 +28,10 @@ import (
 
 // Publisher declares the RPCs of the driver that the attacher calls.
 type Publisher interface {
-	ControllerPublishVolume(context.Context, *csi.ControllerPublishVolumeRequest, ...grpc.CallOption) (*csi.ControllerPublishVolumeResponse, error)
-	ControllerUnpublishVolume(context.Context, *csi.ControllerUnpublishVolumeRequest, ...grpc.CallOption) (*csi.ControllerUnpublishVolumeResponse, error)
+	ControllerPublishVolume(context.Context, *csi.ControllerPublishVolumeRequest, ...grpc.CallOption) (
+		*csi.ControllerPublishVolumeResponse, error)
+	ControllerUnpublishVolume(context.Context, *csi.ControllerUnpublishVolumeRequest, ...grpc.CallOption) (
+		*csi.ControllerUnpublishVolumeResponse, error)
 	ListVolumes(context.Context, *csi.ListVolumesRequest, ...grpc.CallOption) (*csi.ListVolumesResponse, error)
 }
 
@@ -75,7 +77,8 @@ func New(cfg Config, deps Deps) (*Controller, error) {
 		cfg: cfg, deps: deps, metrics: newMetrics(deps.Registry),
 		driver: driver{
 			name: deps.Driver.Name, finalizer: Finalizer(deps.Driver.Name), defaultFSType: cfg.DefaultFSType,
-			publishes: caps.PublishUnpublishVolume, publishReadonly: caps.PublishReadonly, singleNodeMultiWriter: caps.SingleNodeMultiWriter,
+			publishes: caps.PublishUnpublishVolume, publishReadonly: caps.PublishReadonly,
+			singleNodeMultiWriter: caps.SingleNodeMultiWriter,
 		},
 		attachments: deps.Informers.Attachments(), volumes: deps.Informers.Volumes(),
 	}

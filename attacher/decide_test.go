@@ -110,7 +110,7 @@ func TestDecide(t *testing.T) {
 		"deleted, volume gone":                 {va: testAttachment(deleting, protected), node: testNode("id-1"), want: doUnpublish, reason: "Deleting", nodeID: "id-1"},
 		"deleted, volume gone, and no note":    {va: testAttachment(deleting, protected, func(va *storagev1.VolumeAttachment) { delete(va.Annotations, annVolumeHandle) }), node: testNode("id-1"), want: doReportDetachError, reason: "CannotDetach", err: `persistentvolume "pv1" not found`},
 		"deleted, volume gone, secret noted":   {va: testAttachment(deleting, protected, func(va *storagev1.VolumeAttachment) { va.Annotations[annSecret] = "ns/s" }), node: testNode("id-1"), want: doReadSecrets, reason: "SecretsNeeded"},
-		"deleted, odd access modes":            {va: testAttachment(deleting, protected), pv: testVolume(func(pv *corev1.PersistentVolume) { pv.Spec.AccessModes = nil }), node: testNode("id-1"), want: doUnpublish, reason: "Deleting", nodeID: "id-1"},
+		"deleted, unsupported access modes":    {va: testAttachment(deleting, protected), pv: testVolume(func(pv *corev1.PersistentVolume) { pv.Spec.AccessModes = nil }), node: testNode("id-1"), want: doUnpublish, reason: "Deleting", nodeID: "id-1"},
 		"deleted, another volume has its name": {va: testAttachment(deleting, protected), pv: testVolume(func(pv *corev1.PersistentVolume) { pv.Spec.CSI.Driver = "other" }), node: testNode("id-1"), want: doUnpublish, reason: "Deleting", nodeID: "id-1"},
 
 		"attached, but not at the driver":                     {va: testAttachment(protected, attached), pv: testVolume(), node: testNode("id-1"), forced: true, want: doPublish, reason: "Requested", nodeID: "id-1"},
@@ -145,7 +145,7 @@ func TestDecide(t *testing.T) {
 	}
 }
 
-// FuzzDecide makes snapshots out of bits. Nothing is ever published before both
+// FuzzDecide derives states from bits. Nothing is ever published before both
 // finalizers are written, no call lacks its IDs, and a driver is never asked to
 // detach what still is to be attached.
 func FuzzDecide(f *testing.F) {
@@ -190,7 +190,7 @@ func FuzzDecide(f *testing.F) {
 		case call && (step.nodeID == "" || step.source.handle == ""):
 			t.Errorf("%v without an ID: %+v", step.action, step)
 		case call && va.Status.Attached && va.DeletionTimestamp == nil && !s.outOfSync:
-			t.Errorf("publish of what is attached: %+v", s)
+			t.Errorf("publish of an attached volume: %+v", s)
 		case call && !d.publishes:
 			t.Errorf("%v of a driver that cannot", step.action)
 		case call && step.source.secrets != nil && !s.secretsRead:
@@ -198,7 +198,7 @@ func FuzzDecide(f *testing.F) {
 		case step.action == doPublish && (len(va.Finalizers) == 0 || len(s.volume.Finalizers) == 0 || va.DeletionTimestamp != nil):
 			t.Errorf("publish without protection: %+v", s)
 		case step.action == doUnpublish && va.DeletionTimestamp == nil:
-			t.Errorf("unpublish of what is to be attached: %+v", s)
+			t.Errorf("unpublish of a volume to attach: %+v", s)
 		case (step.action == doReportAttachError || step.action == doReportDetachError) != (step.err != nil):
 			t.Errorf("%v with error %v", step.action, step.err)
 		}
@@ -292,7 +292,7 @@ func TestDecideAsksBeforeTheFirstCall(t *testing.T) {
 			t.Errorf("%s: %v because %s", name, got.action, got.reason)
 		}
 	}
-	// What is about to be written needs no question.
+	// A state that leads to a write needs no live read.
 	s := attachmentState{attachment: testAttachment(), volume: testVolume(func(pv *corev1.PersistentVolume) { pv.Finalizers = []string{testDriver(nil).finalizer} }), csiNode: testNode("id-1"), unconfirmed: true}
 	if got := testDriver(nil).decide(s); got.action != doAddFinalizer {
 		t.Errorf("%v because %s", got.action, got.reason)

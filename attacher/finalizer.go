@@ -67,7 +67,8 @@ func (t *term) changeVolume(ctx context.Context, pv *corev1.PersistentVolume, ch
 // remove from pv in its own write, after it has deleted the volume at the driver. It
 // returns nil while a VolumeAttachment names pv or this process does not hold the Lease.
 func (c *Controller) RemovableFinalizers(pv *corev1.PersistentVolume) []string {
-	if c.term.Load() == nil || !slices.Contains(pv.Finalizers, c.driver.finalizer) || len(c.attachments.ByIndex(kube.ByVolume, pv.Name)) > 0 {
+	attached := len(c.attachments.ByIndex(kube.ByVolume, pv.Name)) > 0
+	if c.term.Load() == nil || attached || !slices.Contains(pv.Finalizers, c.driver.finalizer) {
 		return nil
 	}
 	return []string{c.driver.finalizer}

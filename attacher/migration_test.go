@@ -95,8 +95,8 @@ func TestReportedHandle(t *testing.T) {
 		"migrated, no region":           {gceDriver, source{handle: "projects/UNSPECIFIED/regions/UNSPECIFIED/disks/d", migrated: true}, node, "projects/p/regions/europe-west1/disks/d"},
 		"migrated, complete":            {gceDriver, source{handle: "projects/q/zones/z/disks/d", migrated: true}, node, "projects/q/zones/z/disks/d"},
 		"migrated, inline":              {gceDriver, source{handle: "projects/UNSPECIFIED/zones/z/disks/d", inline: true}, node, "projects/p/zones/z/disks/d"},
-		"migrated, odd handle":          {gceDriver, source{handle: "d", migrated: true}, node, ""},
-		"migrated, odd node ID":         {gceDriver, source{handle: "projects/UNSPECIFIED/zones/z/disks/d", migrated: true}, "id-1", ""},
+		"migrated, bad handle":          {gceDriver, source{handle: "d", migrated: true}, node, ""},
+		"migrated, bad node ID":         {gceDriver, source{handle: "projects/UNSPECIFIED/zones/z/disks/d", migrated: true}, "id-1", ""},
 		"migrated, nothing to complete": {func(d *driver) { d.name = "ebs.csi.aws.com" }, source{handle: "vol-1", migrated: true}, "i-1", "vol-1"},
 	} {
 		got, err := testDriver(tt.driver).reportedHandle(tt.source, tt.nodeID)
@@ -106,7 +106,8 @@ func TestReportedHandle(t *testing.T) {
 	}
 }
 
-// TestNotes is that what is noted at an attach leads to the same unpublish without the volume.
+// TestNotes checks that the annotations of an attach lead to the same unpublish without the
+// volume.
 func TestNotes(t *testing.T) {
 	for name, tt := range map[string]struct {
 		driver func(*driver)
@@ -131,7 +132,7 @@ func TestNotes(t *testing.T) {
 	}
 }
 
-// TestIsPublishedWithoutVolume is that an attachment whose volume is gone is not attached
+// TestIsPublishedWithoutVolume checks that an attachment whose volume was deleted is not attached
 // again, which could only fail, but is still detached.
 func TestIsPublishedWithoutVolume(t *testing.T) {
 	s := attachmentState{attachment: testAttachment(protected, attached), csiNode: testNode("id-1")}

@@ -178,7 +178,8 @@ func (r reconciler) enqueueDifferences(ctx context.Context, reported publishedVo
 		added, isNew := r.outOfSync.add(va.UID)
 		if added && published != attached {
 			r.c.metrics.mismatch(published)
-			log.Info("VolumeAttachment status differs from the driver", "volumeAttachment", va.Name, "attached", attached, "published", published)
+			log.Info("VolumeAttachment status differs from the driver",
+				"volumeAttachment", va.Name, "attached", attached, "published", published)
 		}
 		switch {
 		case isNew:

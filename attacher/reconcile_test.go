@@ -139,10 +139,10 @@ func TestIsPublished(t *testing.T) {
 		"volume of another driver":              {va: testAttachment(), pv: testVolume(func(pv *corev1.PersistentVolume) { pv.Spec.CSI.Driver = "other" }), node: testNode("id-1"), err: `PersistentVolume "pv1" belongs to CSI driver "other"`},
 		"inline":                                {va: inline("drv.example.com", "vol-1"), node: testNode("id-1"), reported: reportOf(entry("vol-1", "id-1")), published: true, known: true},
 		"built-in plugin":                       {driver: ofGCE, va: gceAttachment, pv: gceVolume, node: gceNode(gceID), reported: reportOf(entry(gceHandle, gceID)), published: true, known: true},
-		"built-in plugin, odd node ID":          {driver: ofGCE, va: gceAttachment, pv: gceVolume, node: gceNode("i"), reported: reportOf(entry(gceHandle, "i")), err: "volume handle"},
+		"built-in plugin, bad node ID":          {driver: ofGCE, va: gceAttachment, pv: gceVolume, node: gceNode("i"), reported: reportOf(entry(gceHandle, "i")), err: "volume handle"},
 		"inline of a built-in plugin":           {driver: ofGCE, va: inline(gce, "projects/UNSPECIFIED/zones/UNSPECIFIED/disks/d"), node: gceNode(gceID), reported: reportOf(entry(gceHandle, gceID)), published: true, known: true},
 		"CSI volume of a driver with a plugin":  {driver: ofGCE, va: gceAttachment, pv: testVolume(func(pv *corev1.PersistentVolume) { pv.Spec.CSI.Driver = gce }), node: gceNode("i"), reported: reportOf(entry("vol-1", "i")), published: true, known: true},
-		"inline volume of somebody else's kind": {va: inline("other", "vol-1"), node: testNode("id-1"), err: `inline volume belongs to CSI driver "other"`},
+		"inline volume of another driver":       {va: inline("other", "vol-1"), node: testNode("id-1"), err: `inline volume belongs to CSI driver "other"`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			published, known, err := testDriver(tt.driver).isPublished(attachmentState{attachment: tt.va, volume: tt.pv, csiNode: tt.node}, tt.reported)

@@ -189,7 +189,7 @@ func attacherScenarioCompare(t *testing.T) {
 			}
 		}))
 		f.attached()
-		f.wait(publish, 3) // nothing mends this: once per comparison, and no more
+		f.wait(publish, 3) // nothing fixes this: once per reconciliation, and no more
 		f.plugin.Always(list, nil)
 		f.compared()
 		f.agrees()
@@ -239,7 +239,7 @@ func attacherScenarioCompare(t *testing.T) {
 			}
 		}
 	})
-	// What is no report, or says nothing of a volume, has nothing worked on again.
+	// An unusable report, or one without the volume, enqueues nothing.
 	for name, tt := range map[string]struct {
 		step   csitest.Step
 		tokens string // of two comparisons
@@ -327,7 +327,7 @@ func attacherScenarioCompare(t *testing.T) {
 		f.behind(false)
 		f.until("is marked", attachError("code = Internal"))
 		f.detach("va1")
-		f.until("is gone", isGone)
+		f.until("is deleted", isDeleted)
 		f.attach("va1", nil)
 		f.until("is attached", isAttached)
 		f.agrees()
@@ -345,7 +345,7 @@ func attacherScenarioCompare(t *testing.T) {
 		f.plugin.Next(publish, csitest.Fail(codes.Internal, "x"), csitest.Hang())
 		f.behind(false)
 		f.wait(publish, 3)
-		if va := f.until("says so", attachError("code = Internal")); !va.Status.Attached {
+		if va := f.until("reports it", attachError("code = Internal")); !va.Status.Attached {
 			t.Error("it counts as not attached")
 		}
 		f.plugin.Release()
@@ -358,7 +358,7 @@ func attacherScenarioCompare(t *testing.T) {
 		f.attached()
 		f.plugin.Always(publish, csitest.Fail(codes.Internal, "x"))
 		f.behind(false)
-		f.until("says so", attachError("code = Internal"))
+		f.until("reports it", attachError("code = Internal"))
 		f.compared()
 		f.calls(publish, 2)
 		if f.mismatches() < 2 {
@@ -370,7 +370,7 @@ func attacherScenarioCompare(t *testing.T) {
 		f.attached()
 		f.plugin.Next(publish, csitest.DoAndFail(codes.Internal, "x"))
 		f.behind(false)
-		f.until("says so", attachError("code = Internal"))
+		f.until("reports it", attachError("code = Internal"))
 		f.until("is attached without an error", isAttached) // although the driver reports what it should
 		f.agrees()
 		f.calls(publish, 3)
@@ -402,7 +402,7 @@ func attacherScenarioCompare(t *testing.T) {
 			f := scenario(t, csitest.Config{Controller: tt.capabilities}, func(c *Config) { c.ReconcileSync = tt.every })
 			f.attached()
 			f.detach("va1")
-			f.until("is gone", isGone)
+			f.until("is deleted", isDeleted)
 			f.calls(list, 0)
 		})
 	}

@@ -53,9 +53,9 @@ func (f *fixture) in(t *testing.T) *fixture {
 func (f *fixture) settles() {
 	f.Helper()
 	f.attach("last", f.ofVolume("none"))
-	f.untilOf("last", "says so", attachError("not found"))
+	f.untilOf("last", "reports it", attachError("not found"))
 	f.detach("last")
-	f.untilOf("last", "is gone", isGone)
+	f.untilOf("last", "is deleted", isDeleted)
 }
 
 func oneWorker(c *Config) { c.WorkerThreads = 1 }
@@ -178,7 +178,7 @@ func attacherScenarioRequests(t *testing.T) {
 		f.node("id-1")
 		f.volume(withModes(rwo, rox))
 		f.attach("va1", nil)
-		va := f.until("says so", attachError(errMixedModes.Error()))
+		va := f.until("reports it", attachError(errMixedModes.Error()))
 		if len(va.Finalizers) > 0 || va.Status.AttachError.ErrorCode != nil {
 			t.Errorf("got %+v", va)
 		}
@@ -268,7 +268,7 @@ func attacherScenarioRequests(t *testing.T) {
 					f.attach("va2", nil)
 					va := f.untilOf("va2", "was looked at", func(va *storagev1.VolumeAttachment) bool { return isAttached(va) || attachError("")(va) })
 					f.detach("va2")
-					f.untilOf("va2", "is gone", isGone)
+					f.untilOf("va2", "is deleted", isDeleted)
 					if !attachError(tt.node)(va) {
 						return fmt.Errorf("status %+v", va.Status)
 					}
@@ -277,7 +277,7 @@ func attacherScenarioRequests(t *testing.T) {
 			}
 			before := f.plugin.Count(unpublish)
 			f.detach("va1")
-			f.until("is gone", isGone)
+			f.until("is deleted", isDeleted)
 			f.calls(unpublish, before+1)
 			if r := f.plugin.Calls(unpublish)[before].Request; !proto.Equal(r, &csi.ControllerUnpublishVolumeRequest{VolumeId: handle, NodeId: tt.want}) {
 				t.Errorf("got %v", r)
@@ -289,16 +289,16 @@ func attacherScenarioRequests(t *testing.T) {
 		f.volume(nil)
 		f.attach("va1", func(va *storagev1.VolumeAttachment) { va.Finalizers = []string{Finalizer(f.driver)} })
 		missing := fmt.Sprintf("csinode.storage.k8s.io %q not found", f.name("n1"))
-		f.until("says so", attachError(missing))
+		f.until("reports it", attachError(missing))
 		f.detach("va1")
-		va := f.until("says so", detachError(missing))
+		va := f.until("reports it", detachError(missing))
 		if va.Status.DetachError.ErrorCode != nil {
 			t.Errorf("error code %v", *va.Status.DetachError.ErrorCode)
 		}
 		f.settles()
 		f.calls(unpublish, 0)
 		f.node("id-1")
-		f.until("is gone", isGone)
+		f.until("is deleted", isDeleted)
 		f.calls(unpublish, 1)
 	})
 }

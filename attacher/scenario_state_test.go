@@ -156,7 +156,7 @@ func attacherScenarioState(t *testing.T) {
 			f.node("id-1")
 			f.volume(nil)
 			f.attach("va1", nil)
-			va := f.until("says so", attachError("rpc error: code = ResourceExhausted desc = full"))
+			va := f.until("reports it", attachError("rpc error: code = ResourceExhausted desc = full"))
 			if got := errorCode(va.Status.AttachError); got != tt.want {
 				t.Errorf("error code %s", got)
 			}
@@ -169,11 +169,11 @@ func attacherScenarioState(t *testing.T) {
 		f.node("id-1")
 		f.volume(f.withSecret)
 		f.attach("va1", nil)
-		if va := f.until("says so", attachError("code = Internal")); errorCode(va.Status.AttachError) != "13" {
+		if va := f.until("reports it", attachError("code = Internal")); errorCode(va.Status.AttachError) != "13" {
 			t.Errorf("error %v", va.Status.AttachError)
 		}
 		f.must(f.client.CoreV1().Secrets(f.ns).Delete(t.Context(), "s", metav1.DeleteOptions{}))
-		if va := f.until("says so", attachError("failed to load secret")); errorCode(va.Status.AttachError) != "none" {
+		if va := f.until("reports it", attachError("failed to load secret")); errorCode(va.Status.AttachError) != "none" {
 			t.Errorf("error %v", va.Status.AttachError)
 		}
 	})
@@ -258,7 +258,7 @@ func attacherScenarioState(t *testing.T) {
 		}
 		f.calls(publish, 0)
 		f.detach("va1")
-		f.until("is gone", isGone)
+		f.until("is deleted", isDeleted)
 		f.calls(unpublish, 0)
 	})
 	t.Run("035_finalizer_removed_meanwhile", func(t *testing.T) {
@@ -305,7 +305,7 @@ func attacherScenarioState(t *testing.T) {
 		attachment.Store(false)
 		f.deleteVolume("pv1")
 		f.detach("va1")
-		f.until("is gone", isGone)
+		f.until("is deleted", isDeleted)
 		f.released("pv1", protection)
 		if !volume.Load() || !attachment.Load() {
 			t.Error("no write came between")
@@ -356,13 +356,13 @@ func attacherScenarioState(t *testing.T) {
 		f.attach("va1", nil)
 		f.until("is attached", isAttached)
 		f.detach("va1")
-		va := f.until("says so", detachError("could not mark as detached: "))
+		va := f.until("reports it", detachError("could not mark as detached: "))
 		if errorCode(va.Status.DetachError) != "none" || !va.Status.Attached {
 			t.Errorf("status %+v", va.Status)
 		}
 		f.wait(unpublish, 2)
 		f.plugin.Release()
-		f.until("is gone", isGone)
+		f.until("is deleted", isDeleted)
 		f.calls(unpublish, 2)
 	})
 	t.Run("054_living_volume", func(t *testing.T) {
@@ -427,14 +427,14 @@ func attacherScenarioState(t *testing.T) {
 			t.Error(got)
 		}
 
-		// It is none of the driver any more, but attached; and it is gone in the end.
+		// It does not belong to the driver anymore, but is attached; and it is deleted in the end.
 		f.deleteVolume("pv2")
 		_, err := f.client.CoreV1().PersistentVolumes().Patch(t.Context(), f.name("pv2"), types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{})
 		f.must(err)
 		f.detach("va2")
-		f.untilOf("va2", "is gone", isGone)
+		f.untilOf("va2", "is deleted", isDeleted)
 		f.detach("va1")
-		f.until("is gone", isGone)
+		f.until("is deleted", isDeleted)
 		if r := f.plugin.Calls(unpublish)[0].Request.(*csi.ControllerUnpublishVolumeRequest); r.VolumeId != handle || r.NodeId != "id-1" {
 			t.Errorf("got %v", r)
 		}

@@ -148,7 +148,7 @@ func (f *fixture) detach(name string) {
 	f.must(f.client.StorageV1().VolumeAttachments().Delete(f.Context(), f.name(name), metav1.DeleteOptions{}))
 }
 
-// until waits until an attachment, nil when it is gone, is as it should be.
+// until waits until check accepts an attachment; nil is a deleted one.
 func (f *fixture) until(what string, check func(va *storagev1.VolumeAttachment) bool) *storagev1.VolumeAttachment {
 	f.Helper()
 	return f.untilOf("va1", what, check)
@@ -177,7 +177,7 @@ func isAttached(va *storagev1.VolumeAttachment) bool {
 	return va != nil && va.Status.Attached && va.Status.AttachError == nil
 }
 
-func isGone(va *storagev1.VolumeAttachment) bool { return va == nil }
+func isDeleted(va *storagev1.VolumeAttachment) bool { return va == nil }
 
 func attachError(part string) func(*storagev1.VolumeAttachment) bool {
 	return func(va *storagev1.VolumeAttachment) bool {
@@ -260,7 +260,7 @@ func TestAttacherScenario(t *testing.T) {
 		f.attach("va1", nil)
 		f.until("is attached", isAttached)
 		f.detach("va1")
-		f.until("is gone", isGone)
+		f.until("is deleted", isDeleted)
 		p := f.plugin.Calls(publish)[0].Request.(*csi.ControllerPublishVolumeRequest)
 		u := f.plugin.Calls(unpublish)[0].Request.(*csi.ControllerUnpublishVolumeRequest)
 		if p.Secrets["k"] != "v" || u.Secrets["k"] != "v" {
@@ -279,14 +279,14 @@ func TestAttacherScenario(t *testing.T) {
 		}
 		f.must(f.client.CoreV1().Secrets(f.ns).Delete(t.Context(), "s", metav1.DeleteOptions{}))
 		f.detach("va1")
-		va := f.until("says so", detachError(fmt.Sprintf(`failed to load secret "%s/s"`, f.ns)))
+		va := f.until("reports it", detachError(fmt.Sprintf(`failed to load secret "%s/s"`, f.ns)))
 		if !va.Status.Attached || len(va.Finalizers) != 1 {
 			t.Errorf("got %+v", va)
 		}
 		f.settles()
 		f.calls(unpublish, 0)
 		f.secret(nil)
-		f.until("is gone", isGone)
+		f.until("is deleted", isDeleted)
 		f.calls(unpublish, 1)
 	})
 	t.Run("014_secret_missing", func(t *testing.T) {
@@ -294,7 +294,7 @@ func TestAttacherScenario(t *testing.T) {
 		f.node("id-1")
 		f.volume(f.withSecret)
 		f.attach("va1", nil)
-		va := f.until("says so", attachError(fmt.Sprintf(`failed to load secret "%s/s"`, f.ns)))
+		va := f.until("reports it", attachError(fmt.Sprintf(`failed to load secret "%s/s"`, f.ns)))
 		if len(va.Finalizers) > 0 {
 			t.Errorf("finalizers %v", va.Finalizers)
 		}
@@ -320,7 +320,7 @@ func TestAttacherScenario(t *testing.T) {
 			t.Errorf("finalizers of the volume: %s", got)
 		}
 		f.detach("va1")
-		f.until("is gone", isGone)
+		f.until("is deleted", isDeleted)
 		if r := f.plugin.Calls(unpublish)[0].Request.(*csi.ControllerUnpublishVolumeRequest); r.VolumeId != handle || r.NodeId != "id-1" {
 			t.Errorf("got %v", r)
 		}
@@ -329,12 +329,12 @@ func TestAttacherScenario(t *testing.T) {
 		f := scenario(t, csitest.Config{}, func(c *Config) { c.RetryIntervalStart, c.RetryIntervalMax = time.Hour, time.Hour })
 		f.volume(nil)
 		f.attach("va1", nil)
-		va := f.until("says so", attachError(fmt.Sprintf("csinode.storage.k8s.io %q not found", f.name("n1"))))
+		va := f.until("reports it", attachError(fmt.Sprintf("csinode.storage.k8s.io %q not found", f.name("n1"))))
 		if len(va.Finalizers) > 0 {
 			t.Errorf("finalizers %v", va.Finalizers)
 		}
 		f.node("")
-		f.until("says so", attachError("does not contain driver "+f.driver))
+		f.until("reports it", attachError("does not contain driver "+f.driver))
 		_, err := f.client.StorageV1().CSINodes().Patch(t.Context(), f.name("n1"), types.MergePatchType, fmt.Appendf(nil, `{"spec":{"drivers":[{"name":%q,"nodeID":"id-1"}]}}`, f.driver), metav1.PatchOptions{})
 		f.must(err)
 		f.until("is attached without waiting for its back-off", isAttached)
@@ -343,7 +343,7 @@ func TestAttacherScenario(t *testing.T) {
 		f := scenario(t, csitest.Config{}, func(c *Config) { c.RetryIntervalStart, c.RetryIntervalMax = time.Hour, time.Hour })
 		f.node("id-1")
 		f.attach("va1", nil)
-		f.until("says so", attachError(fmt.Sprintf("persistentvolume %q not found", f.name("pv1"))))
+		f.until("reports it", attachError(fmt.Sprintf("persistentvolume %q not found", f.name("pv1"))))
 		f.volume(nil)
 		f.until("is attached without waiting for its back-off", isAttached)
 	})
@@ -353,7 +353,7 @@ func TestAttacherScenario(t *testing.T) {
 		f.volume(nil)
 		f.must(f.client.CoreV1().PersistentVolumes().Delete(t.Context(), f.name("pv1"), metav1.DeleteOptions{}))
 		f.attach("va1", nil)
-		f.until("says so", attachError("is marked for deletion"))
+		f.until("reports it", attachError("is marked for deletion"))
 		if got := f.finalizersOfVolume(); len(got) != 1 {
 			t.Errorf("finalizers %v", got)
 		}
@@ -367,7 +367,7 @@ func TestAttacherScenario(t *testing.T) {
 		f.restart()
 		f.attach("va1", nil)
 		f.wait(publish, 3)
-		va := f.until("says so", attachError("rpc error: code = Internal desc = x"))
+		va := f.until("reports it", attachError("rpc error: code = Internal desc = x"))
 		if errorCode(va.Status.AttachError) != "13" || va.Status.Attached {
 			t.Errorf("status %+v", va.Status)
 		}
@@ -387,7 +387,7 @@ func TestAttacherScenario(t *testing.T) {
 		f.attach("va1", nil)
 		f.until("is attached", isAttached)
 		f.detach("va1")
-		f.until("is gone", isGone)
+		f.until("is deleted", isDeleted)
 		f.calls(publish, 17)
 		f.calls(unpublish, 17)
 	})
@@ -397,7 +397,7 @@ func TestAttacherScenario(t *testing.T) {
 		f.node("id-1")
 		f.volume(nil)
 		f.attach("va1", nil)
-		va := f.until("says so", attachError("code = DeadlineExceeded"))
+		va := f.until("reports it", attachError("code = DeadlineExceeded"))
 		if errorCode(va.Status.AttachError) != "4" || len(va.Finalizers) != 1 || va.Status.Attached {
 			t.Errorf("got %+v", va)
 		}
@@ -414,7 +414,7 @@ func TestAttacherScenario(t *testing.T) {
 		f.node("id-1")
 		f.volume(nil)
 		f.attach("va1", nil)
-		va := f.until("says so", attachError("rpc error: code = Internal desc = ää"))
+		va := f.until("reports it", attachError("rpc error: code = Internal desc = ää"))
 		if n := len(va.Status.AttachError.Message); n > 1024 || *va.Status.AttachError.ErrorCode != 13 {
 			t.Errorf("%d bytes, code %d", n, *va.Status.AttachError.ErrorCode)
 		}
@@ -428,7 +428,7 @@ func TestAttacherScenario(t *testing.T) {
 		f.volume(nil)
 		f.restart()
 		f.attach("va1", nil)
-		f.until("says so", attachError("code = Internal"))
+		f.until("reports it", attachError("code = Internal"))
 		f.patchAttachment("va1", `{"status":{"attachError":{"message":"another"}}}`, "status")
 		f.settles()
 		f.calls(publish, 1)
@@ -475,7 +475,7 @@ func TestAttacherScenario(t *testing.T) {
 		f.attach("va1", nil)
 		f.until("is attached", isAttached)
 		f.detach("va1")
-		f.until("is gone", isGone)
+		f.until("is deleted", isDeleted)
 		if r := f.plugin.Calls(unpublish)[0].Request.(*csi.ControllerUnpublishVolumeRequest); r.VolumeId != handle || r.NodeId != "id-1" {
 			t.Errorf("got %v", r)
 		}
@@ -493,12 +493,12 @@ func TestAttacherScenario(t *testing.T) {
 		f.until("is attached", isAttached)
 		f.detach("va1")
 		f.wait(unpublish, 2)
-		va := f.until("says so", detachError("code = NotFound"))
+		va := f.until("reports it", detachError("code = NotFound"))
 		if va.Status.DetachError.ErrorCode != nil || !va.Status.Attached {
 			t.Errorf("status %+v", va.Status)
 		}
 		f.plugin.Release()
-		f.until("is gone", isGone)
+		f.until("is deleted", isDeleted)
 	})
 	t.Run("039_somebody_elses_finalizer", func(t *testing.T) {
 		f := scenario(t, csitest.Config{PublishContext: map[string]string{"a": "b"}}, func(c *Config) {
@@ -527,14 +527,14 @@ func TestAttacherScenario(t *testing.T) {
 		f.attach("va1", nil)
 		f.until("timed out", attachError("DeadlineExceeded"))
 		f.detach("va1")
-		f.until("is gone", isGone)
+		f.until("is deleted", isDeleted)
 		if f.plugin.Count(unpublish) != 1 {
 			t.Errorf("%d unpublish calls", f.plugin.Count(unpublish))
 		}
 		f.attach("va2", func(va *storagev1.VolumeAttachment) { va.Spec.NodeName = "none" })
-		f.untilOf("va2", "says so", attachError("not found"))
+		f.untilOf("va2", "reports it", attachError("not found"))
 		f.detach("va2")
-		f.untilOf("va2", "is gone", isGone)
+		f.untilOf("va2", "is deleted", isDeleted)
 		f.calls(unpublish, 1)
 	})
 	t.Run("047_deleted_during_publish", func(t *testing.T) {
@@ -546,7 +546,7 @@ func TestAttacherScenario(t *testing.T) {
 		f.wait(publish, 1)
 		f.detach("va1")
 		f.plugin.Release()
-		f.until("is gone", isGone)
+		f.until("is deleted", isDeleted)
 		f.calls(publish, 1)
 		f.calls(unpublish, 1)
 	})
@@ -560,10 +560,10 @@ func TestAttacherScenario(t *testing.T) {
 		f.attach("va1", nil)
 		f.until("is attached", isAttached)
 		f.attach("va2", func(va *storagev1.VolumeAttachment) { va.Spec.NodeName = "none" })
-		f.untilOf("va2", "says so", attachError("not found"))
+		f.untilOf("va2", "reports it", attachError("not found"))
 		f.must(f.client.CoreV1().PersistentVolumes().Delete(t.Context(), f.name("pv1"), metav1.DeleteOptions{}))
 		f.detach("va1")
-		f.until("is gone", isGone)
+		f.until("is deleted", isDeleted)
 		if got := fmt.Sprint(f.finalizersOfVolume()); !strings.Contains(got, Finalizer(f.driver)) {
 			t.Errorf("released although va2 names it: %s", got)
 		}
@@ -586,7 +586,7 @@ func TestAttacherScenario(t *testing.T) {
 		_, err := f.client.CoreV1().PersistentVolumes().Patch(t.Context(), f.name("pv1"), types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{})
 		f.must(err)
 		f.detach("va1")
-		f.until("is gone", isGone)
+		f.until("is deleted", isDeleted)
 		if r := f.plugin.Calls(unpublish)[0].Request.(*csi.ControllerUnpublishVolumeRequest); r.VolumeId == "" || r.NodeId != "id-1" || r.Secrets["k"] != "v" {
 			t.Errorf("got %v", r)
 		}
@@ -599,7 +599,7 @@ func TestAttacherScenario(t *testing.T) {
 			t.Errorf("got %+v", va.ObjectMeta)
 		}
 		f.detach("va1")
-		f.until("is gone", isGone)
+		f.until("is deleted", isDeleted)
 		f.calls(publish, 0)
 	})
 	t.Run("073_drain", func(t *testing.T) {
@@ -625,7 +625,7 @@ func TestAttacherScenario(t *testing.T) {
 		f.attach("va1", nil)
 		f.wait(publish, 6)
 		f.detach("va1")
-		f.until("is gone", isGone)
+		f.until("is deleted", isDeleted)
 		before := f.plugin.Count(publish)
 		f.attach("va1", nil)
 		f.wait(publish, before+4) // 10, 20 and 40 ms later; the old one would have waited for longer

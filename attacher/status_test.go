@@ -45,7 +45,7 @@ func TestErrorStatus(t *testing.T) {
 		"of a call, gate off":  {testAttachment(), failed, false, false, `{"attachError":{"errorCode":null,"message":"rpc error: code = ResourceExhausted desc = full","time":"` + at + `"}}`},
 		"of no call":           {testAttachment(had("x", ptr.To[int32](8), 0)), errors.New("y"), false, true, `{"attachError":{"errorCode":null,"message":"y","time":"` + at + `"}}`},
 		"of a detach":          {testAttachment(), failed, true, true, `{"detachError":{"errorCode":null,"message":"rpc error: code = ResourceExhausted desc = full","time":"` + at + `"}}`},
-		"the same, just now":   {testAttachment(had("y", nil, 59*time.Second)), errors.New("y"), false, true, ""},
+		"the same, recent":     {testAttachment(had("y", nil, 59*time.Second)), errors.New("y"), false, true, ""},
 		"the same, long ago":   {testAttachment(had("y", nil, time.Minute)), errors.New("y"), false, true, `{"attachError":{"errorCode":null,"message":"y","time":"` + at + `"}}`},
 		"the same, other code": {testAttachment(had("rpc error: code = ResourceExhausted desc = full", nil, 0)), failed, false, true, `{"attachError":{"errorCode":8,"message":"rpc error: code = ResourceExhausted desc = full","time":"` + at + `"}}`},
 	}

@@ -61,7 +61,7 @@ func TestDecide(t *testing.T) {
 		"no class":                        {s: pairState{hasNodes: true, objects: objects(made("x", 0)), schedule: fresh}, remove: []string{"x"}, reason: "NoClass"},
 		"neither class nor node":          {s: pairState{removeAt: later, objects: objects(made("x", 0))}, remove: []string{"x"}, next: later, reason: "NoClass"},
 		"no node for long":                {s: pairState{class: class, removeAt: testNow, objects: objects(made("x", 0))}, remove: []string{"x"}, reason: "NoNode"},
-		"no node, since nobody knows":     {s: pairState{class: class, objects: objects(made("x", 0))}, remove: []string{"x"}, reason: "NoNode"},
+		"no node, since an unknown time":  {s: pairState{class: class, objects: objects(made("x", 0))}, remove: []string{"x"}, reason: "NoNode"},
 		"last node has left":              {s: pairState{class: class, removeAt: later, objects: objects(made("x", 0))}, keep: "x", next: later, reason: "LastNodeDeleted"},
 		"last node has left, two objects": {s: pairState{class: class, removeAt: later, objects: objects(made("y", 0), made("x", 0))}, keep: "x", remove: []string{"y"}, next: later, reason: "LastNodeDeleted"},
 		"last node has left, refresh":     {s: pairState{class: class, removeAt: later, schedule: schedule{refresh: true}}, next: later, reason: "LastNodeDeleted"},
@@ -87,8 +87,8 @@ func TestDecide(t *testing.T) {
 	}
 }
 
-// FuzzDecide makes snapshots out of bits. Whatever they are, nothing is both kept and
-// removed or neither, what is wanted never loses its last object, and a plan that was
+// FuzzDecide derives states from bits. For all of them, nothing is both kept and
+// removed or neither, a desired pair never loses its last object, and a plan that was
 // carried out leaves nothing to remove.
 func FuzzDecide(f *testing.F) {
 	for bits := range uint16(1 << 9) {
@@ -133,9 +133,9 @@ func FuzzDecide(f *testing.F) {
 		case p.keep == nil && left != 0, p.keep != nil && left != 1:
 			t.Errorf("%d objects are left, and %v is kept", left, p.keep)
 		case wanted && len(s.objects) > 0 && p.keep == nil:
-			t.Error("what is wanted loses its object")
+			t.Error("a desired pair loses its object")
 		case !wanted && (p.keep != nil || p.getCapacity):
-			t.Error("something is kept of what is not wanted, or asked about it")
+			t.Error("a pair that is not desired keeps an object, or causes a call")
 		case p.getCapacity && !s.hasNodes:
 			t.Error("the driver is asked about a segment without nodes")
 		case p.getCapacity && !p.next.IsZero(), wanted && !p.getCapacity && !p.next.After(s.now):
@@ -214,7 +214,7 @@ func TestParse(t *testing.T) {
 		"no answer":        {nil, "0"},
 		"nothing":          {&csi.GetCapacityResponse{}, "0"},
 		"something":        {&csi.GetCapacityResponse{AvailableCapacity: 1 << 30}, "1Gi"},
-		"odd bytes":        {&csi.GetCapacityResponse{AvailableCapacity: 1<<30 + 1}, "1073741825"},
+		"uneven bytes":     {&csi.GetCapacityResponse{AvailableCapacity: 1<<30 + 1}, "1073741825"},
 		"most":             {&csi.GetCapacityResponse{AvailableCapacity: 1<<63 - 1}, "9223372036854775807"},
 		"with a maximum":   {&csi.GetCapacityResponse{AvailableCapacity: 1 << 30, MaximumVolumeSize: wrapperspb.Int64(1 << 20)}, "1Gi, each 1Mi"},
 		"a maximum of 0":   {&csi.GetCapacityResponse{MaximumVolumeSize: wrapperspb.Int64(0)}, "0, each 0"},
@@ -287,7 +287,7 @@ func TestChange(t *testing.T) {
 		"owned by another, as told": {capacity: gi, refs: []metav1.OwnerReference{other}, answer: values{capacity: *gi}},
 		"owned by another": {capacity: gi, refs: []metav1.OwnerReference{other, friend}, owner: &us, answer: values{capacity: *gi},
 			patch: `{"capacity":"1Gi","maximumVolumeSize":null,"metadata":{"ownerReferences":[{"apiVersion":"","kind":"ConfigMap","name":"c","uid":"uid-c"},{"apiVersion":"apps/v1","kind":"Deployment","name":"d","uid":"uid-d","controller":true}]}}`},
-		"owned by nobody": {capacity: gi, owner: &us, answer: values{capacity: *gi},
+		"without owner": {capacity: gi, owner: &us, answer: values{capacity: *gi},
 			patch: `{"capacity":"1Gi","maximumVolumeSize":null,"metadata":{"ownerReferences":[{"apiVersion":"apps/v1","kind":"Deployment","name":"d","uid":"uid-d","controller":true}]}}`},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -298,7 +298,7 @@ func TestChange(t *testing.T) {
 			before := have.DeepCopy()
 			want, differs := template{owner: tt.owner}.updated(have, tt.answer)
 			if diff := cmp.Diff(before, have); diff != "" {
-				t.Errorf("what is shared with everybody was changed: %s", diff)
+				t.Errorf("the shared value was changed: %s", diff)
 			}
 			if differs != (tt.patch != "") {
 				t.Fatalf("it differs: %v", differs)
@@ -361,7 +361,7 @@ func TestOwners(t *testing.T) {
 				t.Errorf("changed is %v: %s", changed, diff)
 			}
 			if diff := cmp.Diff(given, tt.have); diff != "" {
-				t.Errorf("what is shared with everybody was changed: %s", diff)
+				t.Errorf("the shared value was changed: %s", diff)
 			}
 			if again, changed := withOwner(got, tt.owner); changed {
 				t.Errorf("and then it is %v", again)

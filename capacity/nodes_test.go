@@ -60,7 +60,7 @@ func TestNodes(t *testing.T) {
 		"no keys, and unregisters": {[]step{label("n1", zone("a"), ""), register("n1", "+"), unregister("n1", "-")}, nil},
 		"other labels":             {[]step{label("n1", zone("a"), ""), register("n1", "+z=a", "z"), label("n1", map[string]string{"z": "a", "x": "y"}, "")}, map[segment]int{"z=a": 1}},
 		"back under its name":      {[]step{label("n1", zone("a"), ""), register("n1", "+z=a", "z"), deleted("n1", "-z=a"), label("n1", zone("a"), "+z=a")}, map[segment]int{"z=a": 1}},
-		"end of what is not known": {[]step{deleted("n1", ""), unregister("n1", "")}, nil},
+		"deletion of unknown node": {[]step{deleted("n1", ""), unregister("n1", "")}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := newNodes()

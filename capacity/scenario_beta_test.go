@@ -97,7 +97,7 @@ func rewritten(w http.ResponseWriter, r *http.Request, pass http.Handler, change
 	}
 }
 
-// lineWriter changes what is written, line by line.
+// lineWriter changes each line that is written.
 type lineWriter struct {
 	http.ResponseWriter
 	change func([]byte) []byte
@@ -184,7 +184,7 @@ func TestCapacityScenarioVersion(t *testing.T) {
 			}
 		}
 
-		// The watch works: what is deleted comes back, what is not wanted any more goes.
+		// The watch works: a deleted object is created again, an obsolete one is deleted.
 		f.must(f.client.StorageV1().CSIStorageCapacities(f.ns).Delete(t.Context(), kept.Name, metav1.DeleteOptions{}))
 		kubetest.Eventually(t, "another object is there", func(context.Context) error {
 			objects := f.objects()

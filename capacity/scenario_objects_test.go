@@ -36,7 +36,7 @@ type objectWrites struct {
 	methods []string
 }
 
-// noteWrites has the client for the objects go through a proxy that notes what is
+// noteWrites sends the requests for the objects through a proxy that records what it has
 // written. before, which may be nil, is called before each write.
 func (f *fixture) noteWrites(before func(*http.Request)) *objectWrites {
 	f.Helper()
@@ -172,7 +172,7 @@ func (f *fixture) in(zone string, objects []storagev1.CSIStorageCapacity) *stora
 	return nil
 }
 
-// edit has somebody change an object.
+// edit changes an object as another client.
 func (f *fixture) edit(name, patch string) *storagev1.CSIStorageCapacity {
 	f.Helper()
 	o, err := f.client.StorageV1().CSIStorageCapacities(f.ns).Patch(f.Context(), name, types.MergePatchType, []byte(patch), metav1.PatchOptions{})

@@ -73,7 +73,7 @@ func TestCapacityScenarioTopology(t *testing.T) {
 		f := scenario(t, never)
 		before := f.published(zoneA, zoneB)
 		f.node("n3", "a")
-		f.node("n4", "c") // what is seen of it is seen after n3
+		f.node("n4", "c") // its events follow those of n3
 		f.published(zoneA, zoneB, "fast t/zone=c 5Gi")
 		f.asked(3)
 		f.same(before, []storagev1.CSIStorageCapacity{*f.in("a", f.objects()), *f.in("b", f.objects())})
@@ -115,7 +115,7 @@ func TestCapacityScenarioTopology(t *testing.T) {
 		f.deleteNode("n2")
 		f.deleteCSINode("n2")
 		f.drivers("n3")
-		f.deleteNode("n5") // what is seen of it is seen after the Nodes before
+		f.deleteNode("n5") // its events follow those of the Nodes before
 		f.published(zoneA, zoneB)
 		f.sameUIDs([]storagev1.CSIStorageCapacity{*f.in("a", before), *f.in("b", before)}, f.objects())
 		f.deleteCSINode("n4")
@@ -169,7 +169,7 @@ func TestCapacityScenarioTopology(t *testing.T) {
 			f.patchNode("n1", map[string]map[string]any{"annotations": {"beat": fmt.Sprint(i)}, "labels": {"other": fmt.Sprint(i)}})
 			f.drivers("n1", f.registered("n1", "t/zone"), storagev1.CSINodeDriver{Name: fmt.Sprintf("other%d.example.com", i), NodeID: "x"})
 		}
-		f.node("n3", "c") // what is seen of it is seen after all that
+		f.node("n3", "c") // its events follow all others
 		f.published(zoneA, zoneB, "fast t/zone=c 5Gi")
 		f.asked(3)
 		f.same(before, []storagev1.CSIStorageCapacity{*f.in("a", f.objects()), *f.in("b", f.objects())})
@@ -245,7 +245,7 @@ func TestCapacityScenarioTopology(t *testing.T) {
 		f.deleteClass("fast")
 		f.goal(0)
 		close(deleted)
-		f.class("slow", nil) // what is done about it is done after that
+		f.class("slow", nil) // its objects follow all others
 		f.published("slow t/zone=a 1Gi")
 		writes.are(t, "POST")
 	})

@@ -30,11 +30,14 @@ func nextPoll(now time.Time, interval time.Duration, p pair, rounds int) time.Ti
 	return now.Add(interval)
 }
 
-func (s *state) scheduleOf(p pair) *schedule {
-	if s.schedules[p] == nil {
-		s.schedules[p] = &schedule{}
+type schedules map[pair]*schedule
+
+// of returns the schedule of p. It adds one if there is none.
+func (s schedules) of(p pair) *schedule {
+	if s[p] == nil {
+		s[p] = &schedule{}
 	}
-	return s.schedules[p]
+	return s[p]
 }
 
 // requestRefresh makes pairs due and returns those to enqueue now. Pairs in the removal
@@ -44,7 +47,7 @@ func (s *state) requestRefresh(pairs []pair) (now []pair) {
 	defer s.mu.Unlock()
 	for _, p := range pairs {
 		if s.desired(p) {
-			s.scheduleOf(p).refresh = true
+			s.schedules.of(p).refresh = true
 			now = append(now, p)
 		} else if sched := s.schedules[p]; sched != nil {
 			sched.refresh = true
@@ -57,14 +60,14 @@ func (s *state) requestRefresh(pairs []pair) (now []pair) {
 func (s *state) callStarted(p pair) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.scheduleOf(p).refresh = false
+	s.schedules.of(p).refresh = false
 }
 
 // callSucceeded records that the object of p agrees with the driver until next.
 func (s *state) callSucceeded(p pair, next time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	sched := s.scheduleOf(p)
+	sched := s.schedules.of(p)
 	sched.due, sched.answered, sched.failing = next, s.now(), false
 	sched.rounds++
 }

@@ -37,7 +37,7 @@ func TestCapacityScenarioTerms(t *testing.T) {
 			"in another order":      {[]corev1.NodeSelectorTerm{selects(in("t/zone", "a"), in("t/rack", "1"))}, []segment{"t/rack=1,t/zone=a"}},
 			"two terms":             {[]corev1.NodeSelectorTerm{selects(in("t/zone", "a"), in("t/rack", "2")), selects(in("t/zone", "a"), in("t/rack", "1"))}, []segment{"t/rack=2,t/zone=a", "t/rack=1,t/zone=a"}},
 			"one term twice":        {[]corev1.NodeSelectorTerm{selects(in("t/rack", "1"), in("t/zone", "a")), selects(in("t/zone", "a"), in("t/rack", "1"))}, []segment{"t/rack=1,t/zone=a"}},
-			"an odd one among them": {[]corev1.NodeSelectorTerm{fields, selects(in("t/rack", "1"), in("t/zone", "a"))}, []segment{"t/rack=1,t/zone=a"}},
+			"an unusable one, too":  {[]corev1.NodeSelectorTerm{fields, selects(in("t/rack", "1"), in("t/zone", "a"))}, []segment{"t/rack=1,t/zone=a"}},
 			"fields too":            {[]corev1.NodeSelectorTerm{fields}, nil},
 			"not in":                {[]corev1.NodeSelectorTerm{selects(in("t/rack", "1"), notIn)}, nil},
 			"exists":                {[]corev1.NodeSelectorTerm{selects(in("t/rack", "1"), exists)}, nil},

@@ -24,14 +24,14 @@ type state struct {
 	emptySince map[segment]time.Time              // segments whose last node was deleted
 	classes    map[string]*storagev1.StorageClass // the published ones
 	objects    map[pair]map[string]types.UID      // names and UIDs
-	schedules  map[pair]*schedule
+	schedules  schedules
 }
 
 func newState(driver string, cfg Config, now func() time.Time) *state {
 	return &state{
 		immediate: cfg.ImmediateBinding, driver: driver, grace: cfg.RemovalGrace, now: now,
 		nodes: newNodes(), emptySince: map[segment]time.Time{}, classes: map[string]*storagev1.StorageClass{},
-		objects: map[pair]map[string]types.UID{}, schedules: map[pair]*schedule{},
+		objects: map[pair]map[string]types.UID{}, schedules: schedules{},
 	}
 }
 
@@ -87,7 +87,7 @@ func (s *state) classChanged(class *storagev1.StorageClass) []pair {
 	s.classes[class.Name] = class
 	pairs := s.pairsOfClass(class.Name)
 	for _, p := range pairs {
-		s.scheduleOf(p).refresh = true
+		s.schedules.of(p).refresh = true
 	}
 	return pairs
 }
@@ -162,7 +162,7 @@ func (s *state) objectDeleted(p pair, name string, uid types.UID) []pair {
 	if !s.desired(p) {
 		return nil
 	}
-	s.scheduleOf(p).refresh = true
+	s.schedules.of(p).refresh = true
 	return []pair{p}
 }
 

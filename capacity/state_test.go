@@ -149,7 +149,7 @@ func TestStateObjects(t *testing.T) {
 	other := objectFor("x", "fast/a")
 	other.UID = "another"
 	wantPairs(t, "an earlier one of the name", w.deleted(other), "")
-	wantPairs(t, "what nobody wants is lost", w.deleted(objectFor("c", "gone/a")), "")
+	wantPairs(t, "an obsolete one is deleted", w.deleted(objectFor("c", "gone/a")), "")
 	w.deleted(odd)
 	if got := w.counts(); got.obsolete != 1 || got.current != 1 {
 		t.Errorf("the counts are %+v", got)
@@ -227,7 +227,7 @@ func TestStateSchedule(t *testing.T) {
 	w.prune(a)
 	w.prune(pairIn("fast", "b"))
 	if len(w.schedules) > 0 {
-		t.Errorf("%v is kept of what is gone", w.schedules)
+		t.Errorf("%v is kept", w.schedules)
 	}
 	if c := w.counts(); c != (counts{}) {
 		t.Errorf("the counts are %+v", c)
@@ -338,8 +338,8 @@ func (s *simulation) settle(t *testing.T) {
 	t.Fatal("it does not come to an end")
 }
 
-// Whatever happens in whatever order: once the grace is over and everything has been
-// looked at, there is one object for each pair and nothing is kept of what is gone.
+// After any events in any order: once the grace is over and everything has been
+// looked at, there is one object for each pair and nothing else is kept.
 func TestStateConverges(t *testing.T) {
 	for seed := range uint64(200) {
 		random := rand.New(rand.NewPCG(seed, 7))
@@ -403,7 +403,7 @@ func TestStateConverges(t *testing.T) {
 			t.Errorf("seed %d: the counts are %+v", seed, got)
 		}
 		if len(s.emptySince) > 0 && len(s.classes) > 0 || len(s.schedules) != len(want) || len(s.objects) != len(want) {
-			t.Errorf("seed %d: of what is gone there are left %v, %v, %v", seed, s.emptySince, s.schedules, s.objects)
+			t.Errorf("seed %d: %v, %v and %v are kept", seed, s.emptySince, s.schedules, s.objects)
 		}
 	}
 }
