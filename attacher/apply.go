@@ -96,7 +96,8 @@ func (t *term) publish(ctx context.Context, s attachmentState, step step) error 
 		// because the object does not exist.
 		if err = t.callUnpublish(ctx, s, step); err != nil {
 			klog.FromContext(ctx).Error(err, "VolumeAttachment was deleted during ControllerPublishVolume and unpublishing failed. "+
-				"Detach the volume at the storage system", "volumeHandle", step.source.handle, "node", klog.KRef("", va.Spec.NodeName), "nodeID", step.nodeID)
+				"Detach the volume at the storage system",
+				"volumeHandle", step.source.handle, "node", klog.KRef("", va.Spec.NodeName), "nodeID", step.nodeID)
 		}
 		return err
 	}

@@ -33,9 +33,13 @@ func testAttachment(changes ...func(*storagev1.VolumeAttachment)) *storagev1.Vol
 }
 
 func testVolume(changes ...func(*corev1.PersistentVolume)) *corev1.PersistentVolume {
-	pv := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "pv1", Finalizers: []string{"kubernetes.io/pv-protection", Finalizer("drv.example.com")}},
+	pv := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{
+		Name: "pv1", Finalizers: []string{"kubernetes.io/pv-protection", Finalizer("drv.example.com")},
+	},
 		Spec: corev1.PersistentVolumeSpec{AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
-			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: "drv.example.com", VolumeHandle: "vol-1"}}}}
+			PersistentVolumeSource: corev1.PersistentVolumeSource{
+				CSI: &corev1.CSIPersistentVolumeSource{Driver: "drv.example.com", VolumeHandle: "vol-1"},
+			}}}
 	for _, change := range changes {
 		change(pv)
 	}
@@ -43,7 +47,10 @@ func testVolume(changes ...func(*corev1.PersistentVolume)) *corev1.PersistentVol
 }
 
 func testNode(id string) *storagev1.CSINode {
-	return &storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: "n1"}, Spec: storagev1.CSINodeSpec{Drivers: []storagev1.CSINodeDriver{{Name: "drv.example.com", NodeID: id}}}}
+	return &storagev1.CSINode{
+		ObjectMeta: metav1.ObjectMeta{Name: "n1"},
+		Spec:       storagev1.CSINodeSpec{Drivers: []storagev1.CSINodeDriver{{Name: "drv.example.com", NodeID: id}}},
+	}
 }
 
 func deleting(va *storagev1.VolumeAttachment) { va.DeletionTimestamp = &metav1.Time{Time: now} }
@@ -69,22 +76,66 @@ func TestDecide(t *testing.T) {
 		err         string
 		nodeID      string
 	}{
-		"gone":                           {want: doNothing, reason: "Deleted"},
-		"of another driver":              {va: testAttachment(func(va *storagev1.VolumeAttachment) { va.Spec.Attacher = "other" }), want: doNothing, reason: "OtherDriver"},
-		"attached":                       {va: testAttachment(attached), want: doNothing, reason: "Attached"},
-		"volume without finalizer":       {va: testAttachment(), pv: testVolume(func(pv *corev1.PersistentVolume) { pv.Finalizers = nil }), node: testNode("id-1"), want: doAddVolumeFinalizer, reason: "VolumeWithoutFinalizer"},
-		"new":                            {va: testAttachment(), pv: testVolume(), node: testNode("id-1"), want: doAddFinalizer, reason: "WithoutFinalizer", nodeID: "id-1"},
-		"protected":                      {va: testAttachment(protected), pv: testVolume(), node: testNode("id-1"), want: doPublish, reason: "Requested", nodeID: "id-1"},
-		"protected with another node ID": {va: testAttachment(protected), pv: testVolume(), node: testNode("id-2"), want: doAddFinalizer, reason: "WithoutFinalizer", nodeID: "id-2"},
-		"a finalizer without notes":      {va: testAttachment(protected, func(va *storagev1.VolumeAttachment) { va.Annotations = nil }), pv: testVolume(), node: testNode("id-1"), want: doAddFinalizer, reason: "WithoutFinalizer", nodeID: "id-1"},
-		"secret to be read":              {va: testAttachment(), pv: testVolume(withSecret), node: testNode("id-1"), want: doReadSecrets, reason: "SecretsNeeded"},
-		"secret that was read":           {va: testAttachment(), pv: testVolume(withSecret), node: testNode("id-1"), secretsRead: true, want: doAddFinalizer, reason: "WithoutFinalizer", nodeID: "id-1"},
-		"no volume":                      {va: testAttachment(), node: testNode("id-1"), want: doReportAttachError, reason: "CannotAttach", err: `persistentvolume "pv1" not found`},
-		"volume being deleted":           {va: testAttachment(), pv: testVolume(func(pv *corev1.PersistentVolume) { pv.DeletionTimestamp = &metav1.Time{Time: now}; pv.Finalizers = nil }), node: testNode("id-1"), want: doReportAttachError, reason: "CannotAttach", err: `PersistentVolume "pv1" is marked for deletion`},
-		"volume without CSI source":      {va: testAttachment(), pv: testVolume(func(pv *corev1.PersistentVolume) { pv.Spec.CSI = nil }), node: testNode("id-1"), want: doReportAttachError, reason: "CannotAttach", err: "non-csi source"},
-		"volume of another driver":       {va: testAttachment(), pv: testVolume(func(pv *corev1.PersistentVolume) { pv.Spec.CSI.Driver = "other" }), node: testNode("id-1"), want: doReportAttachError, reason: "CannotAttach", err: `belongs to CSI driver "other"`},
-		"no source":                      {va: testAttachment(func(va *storagev1.VolumeAttachment) { va.Spec.Source.PersistentVolumeName = nil }), want: doReportAttachError, reason: "CannotAttach", err: "neither InlineCSIVolumeSource"},
-		"two sources":                    {va: testAttachment(func(va *storagev1.VolumeAttachment) { va.Spec.Source.InlineVolumeSpec = &corev1.PersistentVolumeSpec{} }), want: doReportAttachError, reason: "CannotAttach", err: "both InlineCSIVolumeSource"},
+		"gone": {want: doNothing, reason: "Deleted"},
+		"of another driver": {
+			va: testAttachment(func(va *storagev1.VolumeAttachment) { va.Spec.Attacher = "other" }), want: doNothing,
+			reason: "OtherDriver",
+		},
+		"attached": {va: testAttachment(attached), want: doNothing, reason: "Attached"},
+		"volume without finalizer": {
+			va: testAttachment(), pv: testVolume(func(pv *corev1.PersistentVolume) { pv.Finalizers = nil }),
+			node: testNode("id-1"), want: doAddVolumeFinalizer, reason: "VolumeWithoutFinalizer",
+		},
+		"new": {
+			va: testAttachment(), pv: testVolume(), node: testNode("id-1"), want: doAddFinalizer, reason: "WithoutFinalizer",
+			nodeID: "id-1",
+		},
+		"protected": {
+			va: testAttachment(protected), pv: testVolume(), node: testNode("id-1"), want: doPublish, reason: "Requested",
+			nodeID: "id-1",
+		},
+		"protected with another node ID": {
+			va: testAttachment(protected), pv: testVolume(), node: testNode("id-2"), want: doAddFinalizer,
+			reason: "WithoutFinalizer", nodeID: "id-2",
+		},
+		"a finalizer without notes": {
+			va: testAttachment(protected, func(va *storagev1.VolumeAttachment) { va.Annotations = nil }), pv: testVolume(),
+			node: testNode("id-1"), want: doAddFinalizer, reason: "WithoutFinalizer", nodeID: "id-1",
+		},
+		"secret to be read": {
+			va: testAttachment(), pv: testVolume(withSecret), node: testNode("id-1"), want: doReadSecrets,
+			reason: "SecretsNeeded",
+		},
+		"secret that was read": {
+			va: testAttachment(), pv: testVolume(withSecret), node: testNode("id-1"), secretsRead: true, want: doAddFinalizer,
+			reason: "WithoutFinalizer", nodeID: "id-1",
+		},
+		"no volume": {
+			va: testAttachment(), node: testNode("id-1"), want: doReportAttachError, reason: "CannotAttach",
+			err: `persistentvolume "pv1" not found`,
+		},
+		"volume being deleted": {
+			va:   testAttachment(),
+			pv:   testVolume(func(pv *corev1.PersistentVolume) { pv.DeletionTimestamp = &metav1.Time{Time: now}; pv.Finalizers = nil }),
+			node: testNode("id-1"), want: doReportAttachError, reason: "CannotAttach",
+			err: `PersistentVolume "pv1" is marked for deletion`,
+		},
+		"volume without CSI source": {
+			va: testAttachment(), pv: testVolume(func(pv *corev1.PersistentVolume) { pv.Spec.CSI = nil }),
+			node: testNode("id-1"), want: doReportAttachError, reason: "CannotAttach", err: "non-csi source",
+		},
+		"volume of another driver": {
+			va: testAttachment(), pv: testVolume(func(pv *corev1.PersistentVolume) { pv.Spec.CSI.Driver = "other" }),
+			node: testNode("id-1"), want: doReportAttachError, reason: "CannotAttach", err: `belongs to CSI driver "other"`,
+		},
+		"no source": {
+			va:   testAttachment(func(va *storagev1.VolumeAttachment) { va.Spec.Source.PersistentVolumeName = nil }),
+			want: doReportAttachError, reason: "CannotAttach", err: "neither InlineCSIVolumeSource",
+		},
+		"two sources": {
+			va:   testAttachment(func(va *storagev1.VolumeAttachment) { va.Spec.Source.InlineVolumeSpec = &corev1.PersistentVolumeSpec{} }),
+			want: doReportAttachError, reason: "CannotAttach", err: "both InlineCSIVolumeSource",
+		},
 		"inline without CSI": {va: testAttachment(func(va *storagev1.VolumeAttachment) {
 			va.Spec.Source = storagev1.VolumeAttachmentSource{InlineVolumeSpec: &corev1.PersistentVolumeSpec{}}
 		}), want: doReportAttachError, reason: "CannotAttach", err: "nil CSI source"},
@@ -94,49 +145,158 @@ func TestDecide(t *testing.T) {
 		"modes that exclude each other": {va: testAttachment(), pv: testVolume(func(pv *corev1.PersistentVolume) {
 			pv.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce, corev1.ReadOnlyMany}
 		}), node: testNode("id-1"), want: doReportAttachError, reason: "CannotAttach", err: "ReadOnlyMany and ReadWriteOnce"},
-		"no CSINode":                       {va: testAttachment(), pv: testVolume(), want: doReportAttachError, reason: "CannotAttach", err: `csinode.storage.k8s.io "n1" not found`},
-		"driver not on the node":           {va: testAttachment(), pv: testVolume(), node: &storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}, want: doReportAttachError, reason: "CannotAttach", err: "CSINode n1 does not contain driver drv.example.com"},
-		"an attach does not use the notes": {va: testAttachment(protected), pv: testVolume(), want: doReportAttachError, reason: "CannotAttach", err: "not found"},
+		"no CSINode": {
+			va: testAttachment(), pv: testVolume(), want: doReportAttachError, reason: "CannotAttach",
+			err: `csinode.storage.k8s.io "n1" not found`,
+		},
+		"driver not on the node": {
+			va: testAttachment(), pv: testVolume(), node: &storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: "n1"}},
+			want: doReportAttachError, reason: "CannotAttach", err: "CSINode n1 does not contain driver drv.example.com",
+		},
+		"an attach does not use the notes": {
+			va: testAttachment(protected), pv: testVolume(), want: doReportAttachError, reason: "CannotAttach", err: "not found",
+		},
 
-		"deleted before it was protected":      {va: testAttachment(deleting), pv: testVolume(), node: testNode("id-1"), want: doNothing, reason: "Detached"},
-		"deleted, without finalizer, attached": {va: testAttachment(deleting, attached), pv: testVolume(), node: testNode("id-1"), want: doMarkDetached, reason: "Detached"},
-		"deleted":                              {va: testAttachment(deleting, attached, protected), pv: testVolume(), node: testNode("id-1"), want: doUnpublish, reason: "Deleting", nodeID: "id-1"},
-		"deleted, never attached":              {va: testAttachment(deleting, protected), pv: testVolume(), node: testNode("id-1"), want: doUnpublish, reason: "Deleting", nodeID: "id-1"},
-		"deleted, the CSINode knows better":    {va: testAttachment(deleting, protected), pv: testVolume(), node: testNode("id-2"), want: doUnpublish, reason: "Deleting", nodeID: "id-2"},
-		"deleted, no CSINode":                  {va: testAttachment(deleting, protected), pv: testVolume(), want: doUnpublish, reason: "Deleting", nodeID: "id-1"},
-		"deleted, driver not on the node":      {va: testAttachment(deleting, protected), pv: testVolume(), node: &storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}, want: doUnpublish, reason: "Deleting", nodeID: "id-1"},
-		"deleted, neither CSINode nor note":    {va: testAttachment(deleting, protected, func(va *storagev1.VolumeAttachment) { va.Annotations = nil }), pv: testVolume(), want: doReportDetachError, reason: "CannotDetach", err: "not found"},
-		"deleted, volume being deleted":        {va: testAttachment(deleting, protected), pv: testVolume(func(pv *corev1.PersistentVolume) { pv.DeletionTimestamp = &metav1.Time{Time: now} }), node: testNode("id-1"), want: doUnpublish, reason: "Deleting", nodeID: "id-1"},
-		"deleted, volume gone":                 {va: testAttachment(deleting, protected), node: testNode("id-1"), want: doUnpublish, reason: "Deleting", nodeID: "id-1"},
-		"deleted, volume gone, and no note":    {va: testAttachment(deleting, protected, func(va *storagev1.VolumeAttachment) { delete(va.Annotations, annVolumeHandle) }), node: testNode("id-1"), want: doReportDetachError, reason: "CannotDetach", err: `persistentvolume "pv1" not found`},
-		"deleted, volume gone, secret noted":   {va: testAttachment(deleting, protected, func(va *storagev1.VolumeAttachment) { va.Annotations[annSecret] = "ns/s" }), node: testNode("id-1"), want: doReadSecrets, reason: "SecretsNeeded"},
-		"deleted, unsupported access modes":    {va: testAttachment(deleting, protected), pv: testVolume(func(pv *corev1.PersistentVolume) { pv.Spec.AccessModes = nil }), node: testNode("id-1"), want: doUnpublish, reason: "Deleting", nodeID: "id-1"},
-		"deleted, another volume has its name": {va: testAttachment(deleting, protected), pv: testVolume(func(pv *corev1.PersistentVolume) { pv.Spec.CSI.Driver = "other" }), node: testNode("id-1"), want: doUnpublish, reason: "Deleting", nodeID: "id-1"},
+		"deleted before it was protected": {
+			va: testAttachment(deleting), pv: testVolume(), node: testNode("id-1"), want: doNothing, reason: "Detached",
+		},
+		"deleted, without finalizer, attached": {
+			va: testAttachment(deleting, attached), pv: testVolume(), node: testNode("id-1"), want: doMarkDetached,
+			reason: "Detached",
+		},
+		"deleted": {
+			va: testAttachment(deleting, attached, protected), pv: testVolume(), node: testNode("id-1"), want: doUnpublish,
+			reason: "Deleting", nodeID: "id-1",
+		},
+		"deleted, never attached": {
+			va: testAttachment(deleting, protected), pv: testVolume(), node: testNode("id-1"), want: doUnpublish,
+			reason: "Deleting", nodeID: "id-1",
+		},
+		"deleted, the CSINode knows better": {
+			va: testAttachment(deleting, protected), pv: testVolume(), node: testNode("id-2"), want: doUnpublish,
+			reason: "Deleting", nodeID: "id-2",
+		},
+		"deleted, no CSINode": {
+			va: testAttachment(deleting, protected), pv: testVolume(), want: doUnpublish, reason: "Deleting", nodeID: "id-1",
+		},
+		"deleted, driver not on the node": {
+			va: testAttachment(deleting, protected), pv: testVolume(),
+			node: &storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}, want: doUnpublish, reason: "Deleting",
+			nodeID: "id-1",
+		},
+		"deleted, neither CSINode nor note": {
+			va: testAttachment(deleting, protected, func(va *storagev1.VolumeAttachment) { va.Annotations = nil }),
+			pv: testVolume(), want: doReportDetachError, reason: "CannotDetach", err: "not found",
+		},
+		"deleted, volume being deleted": {
+			va:   testAttachment(deleting, protected),
+			pv:   testVolume(func(pv *corev1.PersistentVolume) { pv.DeletionTimestamp = &metav1.Time{Time: now} }),
+			node: testNode("id-1"), want: doUnpublish, reason: "Deleting", nodeID: "id-1",
+		},
+		"deleted, volume gone": {
+			va: testAttachment(deleting, protected), node: testNode("id-1"), want: doUnpublish, reason: "Deleting",
+			nodeID: "id-1",
+		},
+		"deleted, volume gone, and no note": {
+			va:   testAttachment(deleting, protected, func(va *storagev1.VolumeAttachment) { delete(va.Annotations, annVolumeHandle) }),
+			node: testNode("id-1"), want: doReportDetachError, reason: "CannotDetach", err: `persistentvolume "pv1" not found`,
+		},
+		"deleted, volume gone, secret noted": {
+			va:   testAttachment(deleting, protected, func(va *storagev1.VolumeAttachment) { va.Annotations[annSecret] = "ns/s" }),
+			node: testNode("id-1"), want: doReadSecrets, reason: "SecretsNeeded",
+		},
+		"deleted, unsupported access modes": {
+			va: testAttachment(deleting, protected),
+			pv: testVolume(func(pv *corev1.PersistentVolume) { pv.Spec.AccessModes = nil }), node: testNode("id-1"),
+			want: doUnpublish, reason: "Deleting", nodeID: "id-1",
+		},
+		"deleted, another volume has its name": {
+			va: testAttachment(deleting, protected),
+			pv: testVolume(func(pv *corev1.PersistentVolume) { pv.Spec.CSI.Driver = "other" }), node: testNode("id-1"),
+			want: doUnpublish, reason: "Deleting", nodeID: "id-1",
+		},
 
-		"attached, but not at the driver":                     {va: testAttachment(protected, attached), pv: testVolume(), node: testNode("id-1"), forced: true, want: doPublish, reason: "Requested", nodeID: "id-1"},
-		"attached, not at the driver, without finalizer":      {va: testAttachment(attached), pv: testVolume(), node: testNode("id-1"), forced: true, want: doAddFinalizer, reason: "WithoutFinalizer", nodeID: "id-1"},
-		"attached, not at the driver, volume unprotected":     {va: testAttachment(protected, attached), pv: testVolume(func(pv *corev1.PersistentVolume) { pv.Finalizers = nil }), node: testNode("id-1"), forced: true, want: doAddVolumeFinalizer, reason: "VolumeWithoutFinalizer"},
-		"attached, not at the driver, no CSINode":             {va: testAttachment(protected, attached), pv: testVolume(), forced: true, want: doReportAttachError, reason: "CannotAttach", err: "not found"},
-		"attached, not at the driver, secret to be read":      {va: testAttachment(protected, attached), pv: testVolume(withSecret), node: testNode("id-1"), forced: true, want: doReadSecrets, reason: "SecretsNeeded"},
-		"at the driver, but not attached":                     {va: testAttachment(protected), pv: testVolume(), node: testNode("id-1"), forced: true, want: doPublish, reason: "Requested", nodeID: "id-1"},
-		"deleted, but at the driver":                          {va: testAttachment(deleting, protected), pv: testVolume(), node: testNode("id-1"), forced: true, want: doUnpublish, reason: "Deleting", nodeID: "id-1"},
-		"released, but at the driver":                         {va: testAttachment(deleting), pv: testVolume(), node: testNode("id-1"), forced: true, want: doUnpublish, reason: "Deleting", nodeID: "id-1"},
-		"released, attached, but not at the driver":           {va: testAttachment(deleting, attached), pv: testVolume(), node: testNode("id-1"), forced: true, want: doUnpublish, reason: "Deleting", nodeID: "id-1"},
-		"released, at the driver, by its notes":               {va: testAttachment(deleting, protected, func(va *storagev1.VolumeAttachment) { va.Finalizers = nil }), forced: true, want: doUnpublish, reason: "Deleting", nodeID: "id-1"},
-		"released, at the driver, neither CSINode nor note":   {va: testAttachment(deleting), pv: testVolume(), forced: true, want: doReportDetachError, reason: "CannotDetach", err: "not found"},
-		"of another driver, whatever the report":              {va: testAttachment(func(va *storagev1.VolumeAttachment) { va.Spec.Attacher = "other" }), forced: true, want: doNothing, reason: "OtherDriver"},
-		"a driver that does not publish, whatever the report": {driver: func(d *driver) { d.publishes = false }, va: testAttachment(attached), forced: true, want: doNothing, reason: "Attached"},
+		"attached, but not at the driver": {
+			va: testAttachment(protected, attached), pv: testVolume(), node: testNode("id-1"), forced: true, want: doPublish,
+			reason: "Requested", nodeID: "id-1",
+		},
+		"attached, not at the driver, without finalizer": {
+			va: testAttachment(attached), pv: testVolume(), node: testNode("id-1"), forced: true, want: doAddFinalizer,
+			reason: "WithoutFinalizer", nodeID: "id-1",
+		},
+		"attached, not at the driver, volume unprotected": {
+			va: testAttachment(protected, attached), pv: testVolume(func(pv *corev1.PersistentVolume) { pv.Finalizers = nil }),
+			node: testNode("id-1"), forced: true, want: doAddVolumeFinalizer, reason: "VolumeWithoutFinalizer",
+		},
+		"attached, not at the driver, no CSINode": {
+			va: testAttachment(protected, attached), pv: testVolume(), forced: true, want: doReportAttachError,
+			reason: "CannotAttach", err: "not found",
+		},
+		"attached, not at the driver, secret to be read": {
+			va: testAttachment(protected, attached), pv: testVolume(withSecret), node: testNode("id-1"), forced: true,
+			want: doReadSecrets, reason: "SecretsNeeded",
+		},
+		"at the driver, but not attached": {
+			va: testAttachment(protected), pv: testVolume(), node: testNode("id-1"), forced: true, want: doPublish,
+			reason: "Requested", nodeID: "id-1",
+		},
+		"deleted, but at the driver": {
+			va: testAttachment(deleting, protected), pv: testVolume(), node: testNode("id-1"), forced: true, want: doUnpublish,
+			reason: "Deleting", nodeID: "id-1",
+		},
+		"released, but at the driver": {
+			va: testAttachment(deleting), pv: testVolume(), node: testNode("id-1"), forced: true, want: doUnpublish,
+			reason: "Deleting", nodeID: "id-1",
+		},
+		"released, attached, but not at the driver": {
+			va: testAttachment(deleting, attached), pv: testVolume(), node: testNode("id-1"), forced: true, want: doUnpublish,
+			reason: "Deleting", nodeID: "id-1",
+		},
+		"released, at the driver, by its notes": {
+			va: testAttachment(deleting, protected, func(va *storagev1.VolumeAttachment) { va.Finalizers = nil }), forced: true,
+			want: doUnpublish, reason: "Deleting", nodeID: "id-1",
+		},
+		"released, at the driver, neither CSINode nor note": {
+			va: testAttachment(deleting), pv: testVolume(), forced: true, want: doReportDetachError, reason: "CannotDetach",
+			err: "not found",
+		},
+		"of another driver, whatever the report": {
+			va: testAttachment(func(va *storagev1.VolumeAttachment) { va.Spec.Attacher = "other" }), forced: true,
+			want: doNothing, reason: "OtherDriver",
+		},
+		"a driver that does not publish, whatever the report": {
+			driver: func(d *driver) { d.publishes = false }, va: testAttachment(attached), forced: true, want: doNothing,
+			reason: "Attached",
+		},
 
-		"a driver that does not publish":                   {driver: func(d *driver) { d.publishes = false }, va: testAttachment(), want: doMarkAttached, reason: "NothingToAttach"},
-		"a driver that does not publish, attached":         {driver: func(d *driver) { d.publishes = false }, va: testAttachment(attached), want: doNothing, reason: "Attached"},
-		"a driver that does not publish, deleted":          {driver: func(d *driver) { d.publishes = false }, va: testAttachment(deleting), want: doNothing, reason: "Detached"},
-		"a driver that does not publish any more, deleted": {driver: func(d *driver) { d.publishes = false }, va: testAttachment(deleting, protected), want: doRemoveFinalizer, reason: "NothingToDetach"},
+		"a driver that does not publish": {
+			driver: func(d *driver) { d.publishes = false }, va: testAttachment(), want: doMarkAttached,
+			reason: "NothingToAttach",
+		},
+		"a driver that does not publish, attached": {
+			driver: func(d *driver) { d.publishes = false }, va: testAttachment(attached), want: doNothing, reason: "Attached",
+		},
+		"a driver that does not publish, deleted": {
+			driver: func(d *driver) { d.publishes = false }, va: testAttachment(deleting), want: doNothing, reason: "Detached",
+		},
+		"a driver that does not publish any more, deleted": {
+			driver: func(d *driver) { d.publishes = false }, va: testAttachment(deleting, protected), want: doRemoveFinalizer,
+			reason: "NothingToDetach",
+		},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			got := testDriver(tt.driver).decide(attachmentState{attachment: tt.va, volume: tt.pv, csiNode: tt.node, liveReads: liveReads{secretsRead: tt.secretsRead}, outOfSync: tt.forced})
+			got := testDriver(tt.driver).decide(
+				attachmentState{
+					attachment: tt.va, volume: tt.pv, csiNode: tt.node, liveReads: liveReads{secretsRead: tt.secretsRead},
+					outOfSync: tt.forced,
+				},
+			)
 			if got.action != tt.want || got.reason != tt.reason || got.nodeID != tt.nodeID {
-				t.Errorf("got %v because %s, node %q (%v); want %v because %s, node %q", got.action, got.reason, got.nodeID, got.err, tt.want, tt.reason, tt.nodeID)
+				t.Errorf(
+					"got %v because %s, node %q (%v); want %v because %s, node %q", got.action, got.reason, got.nodeID, got.err,
+					tt.want, tt.reason, tt.nodeID,
+				)
 			}
 			if tt.err != "" && (got.err == nil || !strings.Contains(got.err.Error(), tt.err)) {
 				t.Errorf("error %v, want one with %q", got.err, tt.err)
@@ -261,12 +421,16 @@ func TestAccessMode(t *testing.T) {
 }
 
 func TestNames(t *testing.T) {
-	for driver, want := range map[string]string{"ebs.csi.aws.com": "ebs-csi-aws-com", `trailing\`: "trailing-X", "s!a@n#i$t(i%z^e&d*": "s-a-n-i-t-i-z-e-d-X"} {
+	for driver, want := range map[string]string{
+		"ebs.csi.aws.com": "ebs-csi-aws-com", `trailing\`: "trailing-X", "s!a@n#i$t(i%z^e&d*": "s-a-n-i-t-i-z-e-d-X",
+	} {
 		if got := Finalizer(driver); got != "external-attacher/"+want {
 			t.Errorf("%s: %s", driver, got)
 		}
 	}
-	for driver, want := range map[string]string{"ebs.csi.aws.com": "external-attacher-leader-ebs-csi-aws-com", "Foo.": "external-attacher-leader-foo-x"} {
+	for driver, want := range map[string]string{
+		"ebs.csi.aws.com": "external-attacher-leader-ebs-csi-aws-com", "Foo.": "external-attacher-leader-foo-x",
+	} {
 		if got := LeaseName(driver); got != want {
 			t.Errorf("%s: %s", driver, got)
 		}
@@ -286,14 +450,23 @@ func TestConfigValidate(t *testing.T) {
 }
 
 func TestDecideAsksBeforeTheFirstCall(t *testing.T) {
-	for name, va := range map[string]*storagev1.VolumeAttachment{"attach": testAttachment(protected), "detach": testAttachment(deleting, protected), "forced": testAttachment(protected, attached)} {
-		s := attachmentState{attachment: va, volume: testVolume(), csiNode: testNode("id-1"), outOfSync: name == "forced", unconfirmed: true}
+	for name, va := range map[string]*storagev1.VolumeAttachment{
+		"attach": testAttachment(protected), "detach": testAttachment(deleting, protected),
+		"forced": testAttachment(protected, attached),
+	} {
+		s := attachmentState{
+			attachment: va, volume: testVolume(), csiNode: testNode("id-1"), outOfSync: name == "forced", unconfirmed: true,
+		}
 		if got := testDriver(nil).decide(s); got.action != doReadAttachment {
 			t.Errorf("%s: %v because %s", name, got.action, got.reason)
 		}
 	}
 	// A state that leads to a write needs no live read.
-	s := attachmentState{attachment: testAttachment(), volume: testVolume(func(pv *corev1.PersistentVolume) { pv.Finalizers = []string{testDriver(nil).finalizer} }), csiNode: testNode("id-1"), unconfirmed: true}
+	s := attachmentState{
+		attachment: testAttachment(),
+		volume:     testVolume(func(pv *corev1.PersistentVolume) { pv.Finalizers = []string{testDriver(nil).finalizer} }),
+		csiNode:    testNode("id-1"), unconfirmed: true,
+	}
 	if got := testDriver(nil).decide(s); got.action != doAddFinalizer {
 		t.Errorf("%v because %s", got.action, got.reason)
 	}

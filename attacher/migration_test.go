@@ -87,17 +87,34 @@ func TestReportedHandle(t *testing.T) {
 		nodeID string
 		want   string // "" for an error
 	}{
-		"CSI":                           {nil, source{handle: "vol-1"}, "id-1", "vol-1"},
-		"CSI, inline":                   {nil, source{handle: "vol-1", inline: true}, "id-1", "vol-1"},
-		"CSI volume of such a driver":   {gceDriver, source{handle: "projects/UNSPECIFIED/zones/z/disks/d"}, node, "projects/UNSPECIFIED/zones/z/disks/d"},
-		"migrated":                      {gceDriver, source{handle: "projects/UNSPECIFIED/zones/z/disks/d", migrated: true}, node, "projects/p/zones/z/disks/d"},
-		"migrated, no zone":             {gceDriver, source{handle: "projects/UNSPECIFIED/zones/UNSPECIFIED/disks/d", migrated: true}, node, "projects/p/zones/europe-west1-b/disks/d"},
-		"migrated, no region":           {gceDriver, source{handle: "projects/UNSPECIFIED/regions/UNSPECIFIED/disks/d", migrated: true}, node, "projects/p/regions/europe-west1/disks/d"},
-		"migrated, complete":            {gceDriver, source{handle: "projects/q/zones/z/disks/d", migrated: true}, node, "projects/q/zones/z/disks/d"},
-		"migrated, inline":              {gceDriver, source{handle: "projects/UNSPECIFIED/zones/z/disks/d", inline: true}, node, "projects/p/zones/z/disks/d"},
-		"migrated, bad handle":          {gceDriver, source{handle: "d", migrated: true}, node, ""},
-		"migrated, bad node ID":         {gceDriver, source{handle: "projects/UNSPECIFIED/zones/z/disks/d", migrated: true}, "id-1", ""},
-		"migrated, nothing to complete": {func(d *driver) { d.name = "ebs.csi.aws.com" }, source{handle: "vol-1", migrated: true}, "i-1", "vol-1"},
+		"CSI":         {nil, source{handle: "vol-1"}, "id-1", "vol-1"},
+		"CSI, inline": {nil, source{handle: "vol-1", inline: true}, "id-1", "vol-1"},
+		"CSI volume of such a driver": {
+			gceDriver, source{handle: "projects/UNSPECIFIED/zones/z/disks/d"}, node, "projects/UNSPECIFIED/zones/z/disks/d",
+		},
+		"migrated": {
+			gceDriver, source{handle: "projects/UNSPECIFIED/zones/z/disks/d", migrated: true}, node,
+			"projects/p/zones/z/disks/d",
+		},
+		"migrated, no zone": {
+			gceDriver, source{handle: "projects/UNSPECIFIED/zones/UNSPECIFIED/disks/d", migrated: true}, node,
+			"projects/p/zones/europe-west1-b/disks/d",
+		},
+		"migrated, no region": {
+			gceDriver, source{handle: "projects/UNSPECIFIED/regions/UNSPECIFIED/disks/d", migrated: true}, node,
+			"projects/p/regions/europe-west1/disks/d",
+		},
+		"migrated, complete": {
+			gceDriver, source{handle: "projects/q/zones/z/disks/d", migrated: true}, node, "projects/q/zones/z/disks/d",
+		},
+		"migrated, inline": {
+			gceDriver, source{handle: "projects/UNSPECIFIED/zones/z/disks/d", inline: true}, node, "projects/p/zones/z/disks/d",
+		},
+		"migrated, bad handle":  {gceDriver, source{handle: "d", migrated: true}, node, ""},
+		"migrated, bad node ID": {gceDriver, source{handle: "projects/UNSPECIFIED/zones/z/disks/d", migrated: true}, "id-1", ""},
+		"migrated, nothing to complete": {
+			func(d *driver) { d.name = "ebs.csi.aws.com" }, source{handle: "vol-1", migrated: true}, "i-1", "vol-1",
+		},
 	} {
 		got, err := testDriver(tt.driver).reportedHandle(tt.source, tt.nodeID)
 		if got != tt.want || (err == nil) != (tt.want != "") {
@@ -140,7 +157,9 @@ func TestIsPublishedWithoutVolume(t *testing.T) {
 		t.Error("compared")
 	}
 	s.attachment = testAttachment(protected, attached, deleting)
-	if published, known, err := testDriver(nil).isPublished(s, publishedVolumes{"vol-1": {PublishedNodeIds: []string{"id-1"}}}); !published || !known || err != nil {
+	if published, known, err := testDriver(nil).isPublished(
+		s, publishedVolumes{"vol-1": {PublishedNodeIds: []string{"id-1"}}},
+	); !published || !known || err != nil {
 		t.Errorf("%t, %t, %v", published, known, err)
 	}
 }

@@ -76,7 +76,13 @@ func newSettled(tb testing.TB, volumes, pageSize int) *settled {
 	found, err := driver.Connect(tb.Context())
 	s.must(err)
 	informers := kube.NewInformers(client, meta, found.Name)
-	c, err := New(cfg, Deps{Driver: found, Client: client, Informers: informers, CSI: driver.Controller(), Ready: driver.WaitReady, Registry: reg, Queues: workloop.NewMetrics(reg)})
+	c, err := New(
+		cfg,
+		Deps{
+			Driver: found, Client: client, Informers: informers, CSI: driver.Controller(), Ready: driver.WaitReady,
+			Registry: reg, Queues: workloop.NewMetrics(reg),
+		},
+	)
 	s.must(err)
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(tb.Context()))
 	informers.Start(ctx)
@@ -115,7 +121,9 @@ func (s *settled) attachAll(client kubernetes.Interface, name string, volumes in
 	s.Helper()
 	driver := s.plugin.Name()
 	_, err := client.StorageV1().CSINodes().Create(s.Context(), &storagev1.CSINode{
-		ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: storagev1.CSINodeSpec{Drivers: []storagev1.CSINodeDriver{{Name: driver, NodeID: "id-1"}}},
+		ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: storagev1.CSINodeSpec{
+			Drivers: []storagev1.CSINodeDriver{{Name: driver, NodeID: "id-1"}},
+		},
 	}, metav1.CreateOptions{})
 	s.must(err)
 	group, ctx := errgroup.WithContext(s.Context())
@@ -134,15 +142,23 @@ func (s *settled) attachAll(client kubernetes.Interface, name string, volumes in
 				Spec: corev1.PersistentVolumeSpec{
 					AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}, Capacity: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")},
 					PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimRetain,
-					PersistentVolumeSource:        corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: driver, VolumeHandle: handle}},
+					PersistentVolumeSource: corev1.PersistentVolumeSource{
+						CSI: &corev1.CSIPersistentVolumeSource{Driver: driver, VolumeHandle: handle},
+					},
 				},
 			}, metav1.CreateOptions{})
 			if err != nil {
 				return err
 			}
 			va, err := client.StorageV1().VolumeAttachments().Create(ctx, &storagev1.VolumeAttachment{
-				ObjectMeta: metav1.ObjectMeta{Name: one, Finalizers: []string{Finalizer(driver)}, Annotations: map[string]string{annNodeID: "id-1", annVolumeHandle: handle}},
-				Spec:       storagev1.VolumeAttachmentSpec{Attacher: driver, NodeName: name, Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: ptr.To(one)}},
+				ObjectMeta: metav1.ObjectMeta{
+					Name: one, Finalizers: []string{Finalizer(driver)},
+					Annotations: map[string]string{annNodeID: "id-1", annVolumeHandle: handle},
+				},
+				Spec: storagev1.VolumeAttachmentSpec{
+					Attacher: driver, NodeName: name,
+					Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: ptr.To(one)},
+				},
 			}, metav1.CreateOptions{})
 			if err != nil {
 				return err

@@ -84,8 +84,10 @@ func TestPublishedVolumes(t *testing.T) {
 		"without volume":                   {[]*csi.ListVolumesResponse_Entry{{Status: entry("", "id-1").Status}, nil}, false, true, 0},
 		"twice, at last published":         {[]*csi.ListVolumesResponse_Entry{entry("vol-1"), entry("vol-1", "id-1")}, true, true, 1},
 		"twice, at last published nowhere": {[]*csi.ListVolumesResponse_Entry{entry("vol-1", "id-1"), entry("vol-1")}, false, true, 0},
-		"twice, at last without status":    {[]*csi.ListVolumesResponse_Entry{entry("vol-1", "id-1"), entry("vol-1", "?")}, false, false, 1},
-		"twice, at first without status":   {[]*csi.ListVolumesResponse_Entry{entry("vol-1", "?"), entry("vol-1", "id-1")}, true, true, 1},
+		"twice, at last without status": {
+			[]*csi.ListVolumesResponse_Entry{entry("vol-1", "id-1"), entry("vol-1", "?")}, false, false, 1,
+		},
+		"twice, at first without status": {[]*csi.ListVolumesResponse_Entry{entry("vol-1", "?"), entry("vol-1", "id-1")}, true, true, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := reportOf(tt.entries...)
@@ -128,24 +130,60 @@ func TestIsPublished(t *testing.T) {
 		published, known bool
 		err              string
 	}{
-		"published":                             {va: testAttachment(), pv: testVolume(), node: testNode("id-1"), reported: reportOf(entry("vol-1", "id-1")), published: true, known: true},
-		"not published":                         {va: testAttachment(), pv: testVolume(), node: testNode("id-1"), known: true},
-		"not known":                             {va: testAttachment(), pv: testVolume(), node: testNode("id-1"), reported: reportOf(entry("vol-1", "?"))},
-		"no CSINode, noted":                     {va: testAttachment(protected), pv: testVolume(), reported: reportOf(entry("vol-1", "id-1")), published: true, known: true},
-		"no CSINode, not noted":                 {va: testAttachment(), pv: testVolume(), err: "not found"},
-		"another node ID, published at the old": {va: testAttachment(protected), pv: testVolume(), node: testNode("id-2"), reported: reportOf(entry("vol-1", "id-1")), published: true, known: true},
-		"volume gone, noted, deleting":          {va: testAttachment(protected, deleting), node: testNode("id-1"), reported: reportOf(entry("vol-1", "id-1")), published: true, known: true},
-		"volume gone, not noted":                {va: testAttachment(), node: testNode("id-1"), err: `persistentvolume "pv1" not found`},
-		"volume of another driver":              {va: testAttachment(), pv: testVolume(func(pv *corev1.PersistentVolume) { pv.Spec.CSI.Driver = "other" }), node: testNode("id-1"), err: `PersistentVolume "pv1" belongs to CSI driver "other"`},
-		"inline":                                {va: inline("drv.example.com", "vol-1"), node: testNode("id-1"), reported: reportOf(entry("vol-1", "id-1")), published: true, known: true},
-		"built-in plugin":                       {driver: ofGCE, va: gceAttachment, pv: gceVolume, node: gceNode(gceID), reported: reportOf(entry(gceHandle, gceID)), published: true, known: true},
-		"built-in plugin, bad node ID":          {driver: ofGCE, va: gceAttachment, pv: gceVolume, node: gceNode("i"), reported: reportOf(entry(gceHandle, "i")), err: "volume handle"},
-		"inline of a built-in plugin":           {driver: ofGCE, va: inline(gce, "projects/UNSPECIFIED/zones/UNSPECIFIED/disks/d"), node: gceNode(gceID), reported: reportOf(entry(gceHandle, gceID)), published: true, known: true},
-		"CSI volume of a driver with a plugin":  {driver: ofGCE, va: gceAttachment, pv: testVolume(func(pv *corev1.PersistentVolume) { pv.Spec.CSI.Driver = gce }), node: gceNode("i"), reported: reportOf(entry("vol-1", "i")), published: true, known: true},
-		"inline volume of another driver":       {va: inline("other", "vol-1"), node: testNode("id-1"), err: `inline volume belongs to CSI driver "other"`},
+		"published": {
+			va: testAttachment(), pv: testVolume(), node: testNode("id-1"), reported: reportOf(entry("vol-1", "id-1")),
+			published: true, known: true,
+		},
+		"not published": {va: testAttachment(), pv: testVolume(), node: testNode("id-1"), known: true},
+		"not known": {
+			va: testAttachment(), pv: testVolume(), node: testNode("id-1"), reported: reportOf(entry("vol-1", "?")),
+		},
+		"no CSINode, noted": {
+			va: testAttachment(protected), pv: testVolume(), reported: reportOf(entry("vol-1", "id-1")), published: true,
+			known: true,
+		},
+		"no CSINode, not noted": {va: testAttachment(), pv: testVolume(), err: "not found"},
+		"another node ID, published at the old": {
+			va: testAttachment(protected), pv: testVolume(), node: testNode("id-2"), reported: reportOf(entry("vol-1", "id-1")),
+			published: true, known: true,
+		},
+		"volume gone, noted, deleting": {
+			va: testAttachment(protected, deleting), node: testNode("id-1"), reported: reportOf(entry("vol-1", "id-1")),
+			published: true, known: true,
+		},
+		"volume gone, not noted": {va: testAttachment(), node: testNode("id-1"), err: `persistentvolume "pv1" not found`},
+		"volume of another driver": {
+			va: testAttachment(), pv: testVolume(func(pv *corev1.PersistentVolume) { pv.Spec.CSI.Driver = "other" }),
+			node: testNode("id-1"), err: `PersistentVolume "pv1" belongs to CSI driver "other"`,
+		},
+		"inline": {
+			va: inline("drv.example.com", "vol-1"), node: testNode("id-1"), reported: reportOf(entry("vol-1", "id-1")),
+			published: true, known: true,
+		},
+		"built-in plugin": {
+			driver: ofGCE, va: gceAttachment, pv: gceVolume, node: gceNode(gceID), reported: reportOf(entry(gceHandle, gceID)),
+			published: true, known: true,
+		},
+		"built-in plugin, bad node ID": {
+			driver: ofGCE, va: gceAttachment, pv: gceVolume, node: gceNode("i"), reported: reportOf(entry(gceHandle, "i")),
+			err: "volume handle",
+		},
+		"inline of a built-in plugin": {
+			driver: ofGCE, va: inline(gce, "projects/UNSPECIFIED/zones/UNSPECIFIED/disks/d"), node: gceNode(gceID),
+			reported: reportOf(entry(gceHandle, gceID)), published: true, known: true,
+		},
+		"CSI volume of a driver with a plugin": {
+			driver: ofGCE, va: gceAttachment, pv: testVolume(func(pv *corev1.PersistentVolume) { pv.Spec.CSI.Driver = gce }),
+			node: gceNode("i"), reported: reportOf(entry("vol-1", "i")), published: true, known: true,
+		},
+		"inline volume of another driver": {
+			va: inline("other", "vol-1"), node: testNode("id-1"), err: `inline volume belongs to CSI driver "other"`,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			published, known, err := testDriver(tt.driver).isPublished(attachmentState{attachment: tt.va, volume: tt.pv, csiNode: tt.node}, tt.reported)
+			published, known, err := testDriver(tt.driver).isPublished(
+				attachmentState{attachment: tt.va, volume: tt.pv, csiNode: tt.node}, tt.reported,
+			)
 			if published != tt.published || known != tt.known || (err == nil) != (tt.err == "") || err != nil && !strings.Contains(err.Error(), tt.err) {
 				t.Errorf("published %t, known %t, %v; want %t, %t, %q", published, known, err, tt.published, tt.known, tt.err)
 			}
@@ -180,29 +218,72 @@ func TestDecideForced(t *testing.T) {
 		want        action
 		err         string
 	}{
-		"gone":                                 {want: doNothing},
-		"of another driver":                    {va: testAttachment(func(va *storagev1.VolumeAttachment) { va.Spec.Attacher = "other" }), want: doNothing},
-		"attached":                             {va: testAttachment(attached, protected), pv: testVolume(), node: testNode("id-1"), want: doPublish},
-		"attached, with another node ID":       {va: testAttachment(attached, protected), pv: testVolume(), node: testNode("id-2"), want: doAddFinalizer},
-		"attached, unprotected":                {va: testAttachment(attached), pv: testVolume(), node: testNode("id-1"), want: doAddFinalizer},
-		"attached, volume unprotected":         {va: testAttachment(attached, protected), pv: testVolume(func(pv *corev1.PersistentVolume) { pv.Finalizers = nil }), node: testNode("id-1"), want: doAddVolumeFinalizer},
-		"attached, no CSINode":                 {va: testAttachment(attached, protected), pv: testVolume(), want: doReportAttachError, err: "not found"},
-		"attached, no volume":                  {va: testAttachment(attached, protected), node: testNode("id-1"), want: doReportAttachError, err: "not found"},
-		"attached, volume being deleted":       {va: testAttachment(attached, protected), pv: testVolume(func(pv *corev1.PersistentVolume) { pv.DeletionTimestamp = &metav1.Time{Time: now} }), node: testNode("id-1"), want: doReportAttachError, err: "marked for deletion"},
-		"attached, secret":                     {va: testAttachment(attached, protected), pv: testVolume(withSecret), node: testNode("id-1"), want: doReadSecrets},
-		"not attached":                         {va: testAttachment(protected), pv: testVolume(), node: testNode("id-1"), want: doPublish},
-		"deleted":                              {va: testAttachment(deleting, attached, protected), pv: testVolume(), node: testNode("id-1"), want: doUnpublish},
-		"deleted and released":                 {va: testAttachment(deleting), pv: testVolume(), node: testNode("id-1"), want: doUnpublish},
-		"deleted and released, attached":       {va: testAttachment(deleting, attached), pv: testVolume(), node: testNode("id-1"), want: doUnpublish},
-		"deleted and released, secret":         {va: testAttachment(deleting), pv: testVolume(withSecret), node: testNode("id-1"), want: doReadSecrets},
-		"deleted and released, secret read":    {va: testAttachment(deleting), pv: testVolume(withSecret), node: testNode("id-1"), secretsRead: true, want: doUnpublish},
-		"deleted and released, no volume":      {va: testAttachment(deleting), node: testNode("id-1"), want: doReportDetachError, err: "not found"},
-		"deleted and released, no node":        {va: testAttachment(deleting), pv: testVolume(), want: doReportDetachError, err: "not found"},
-		"a driver that does not publish":       {driver: func(d *driver) { d.publishes = false }, va: testAttachment(attached), want: doNothing},
-		"a driver that does not publish, gone": {driver: func(d *driver) { d.publishes = false }, va: testAttachment(deleting), want: doNothing},
+		"gone": {want: doNothing},
+		"of another driver": {
+			va: testAttachment(func(va *storagev1.VolumeAttachment) { va.Spec.Attacher = "other" }), want: doNothing,
+		},
+		"attached": {
+			va: testAttachment(attached, protected), pv: testVolume(), node: testNode("id-1"), want: doPublish,
+		},
+		"attached, with another node ID": {
+			va: testAttachment(attached, protected), pv: testVolume(), node: testNode("id-2"), want: doAddFinalizer,
+		},
+		"attached, unprotected": {
+			va: testAttachment(attached), pv: testVolume(), node: testNode("id-1"), want: doAddFinalizer,
+		},
+		"attached, volume unprotected": {
+			va: testAttachment(attached, protected), pv: testVolume(func(pv *corev1.PersistentVolume) { pv.Finalizers = nil }),
+			node: testNode("id-1"), want: doAddVolumeFinalizer,
+		},
+		"attached, no CSINode": {
+			va: testAttachment(attached, protected), pv: testVolume(), want: doReportAttachError, err: "not found",
+		},
+		"attached, no volume": {
+			va: testAttachment(attached, protected), node: testNode("id-1"), want: doReportAttachError, err: "not found",
+		},
+		"attached, volume being deleted": {
+			va:   testAttachment(attached, protected),
+			pv:   testVolume(func(pv *corev1.PersistentVolume) { pv.DeletionTimestamp = &metav1.Time{Time: now} }),
+			node: testNode("id-1"), want: doReportAttachError, err: "marked for deletion",
+		},
+		"attached, secret": {
+			va: testAttachment(attached, protected), pv: testVolume(withSecret), node: testNode("id-1"), want: doReadSecrets,
+		},
+		"not attached": {va: testAttachment(protected), pv: testVolume(), node: testNode("id-1"), want: doPublish},
+		"deleted": {
+			va: testAttachment(deleting, attached, protected), pv: testVolume(), node: testNode("id-1"), want: doUnpublish,
+		},
+		"deleted and released": {va: testAttachment(deleting), pv: testVolume(), node: testNode("id-1"), want: doUnpublish},
+		"deleted and released, attached": {
+			va: testAttachment(deleting, attached), pv: testVolume(), node: testNode("id-1"), want: doUnpublish,
+		},
+		"deleted and released, secret": {
+			va: testAttachment(deleting), pv: testVolume(withSecret), node: testNode("id-1"), want: doReadSecrets,
+		},
+		"deleted and released, secret read": {
+			va: testAttachment(deleting), pv: testVolume(withSecret), node: testNode("id-1"), secretsRead: true,
+			want: doUnpublish,
+		},
+		"deleted and released, no volume": {
+			va: testAttachment(deleting), node: testNode("id-1"), want: doReportDetachError, err: "not found",
+		},
+		"deleted and released, no node": {
+			va: testAttachment(deleting), pv: testVolume(), want: doReportDetachError, err: "not found",
+		},
+		"a driver that does not publish": {
+			driver: func(d *driver) { d.publishes = false }, va: testAttachment(attached), want: doNothing,
+		},
+		"a driver that does not publish, gone": {
+			driver: func(d *driver) { d.publishes = false }, va: testAttachment(deleting), want: doNothing,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got := testDriver(tt.driver).decide(attachmentState{attachment: tt.va, volume: tt.pv, csiNode: tt.node, liveReads: liveReads{secretsRead: tt.secretsRead}, outOfSync: true})
+			got := testDriver(tt.driver).decide(
+				attachmentState{
+					attachment: tt.va, volume: tt.pv, csiNode: tt.node, liveReads: liveReads{secretsRead: tt.secretsRead},
+					outOfSync: true,
+				},
+			)
 			if got.action != tt.want || (got.err == nil) != (tt.err == "") || got.err != nil && !strings.Contains(got.err.Error(), tt.err) {
 				t.Errorf("got %v because %s: %v", got.action, got.reason, got.err)
 			}

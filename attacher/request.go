@@ -32,8 +32,9 @@ var (
 	errNoSource         = errors.New("neither InlineCSIVolumeSource nor PersistentVolumeName specified in VA source")
 	errInlineWithoutCSI = errors.New("inline volume spec contains nil CSI source")
 	errNotCSI           = errors.New("pv spec contained non-csi source that was not migrated")
-	errExclusiveMode    = errors.New("Kubernetes does not support use of ReadWriteOncePod with other access modes on the same PersistentVolume")
-	errMixedModes       = errors.New("CSI does not support ReadOnlyMany and ReadWriteOnce on the same PersistentVolume")
+	errExclusiveMode    = errors.New("Kubernetes does not support use of ReadWriteOncePod with other access modes " +
+		"on the same PersistentVolume")
+	errMixedModes = errors.New("CSI does not support ReadOnlyMany and ReadWriteOnce on the same PersistentVolume")
 )
 
 // resolve returns the volume of va. pv is the PersistentVolume that va names, nil if it
@@ -120,7 +121,8 @@ func (d driver) accessMode(modes []corev1.PersistentVolumeAccessMode) (csi.Volum
 	has := func(m corev1.PersistentVolumeAccessMode) bool { return slices.Contains(modes, m) }
 	writer, exclusive := csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER, csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER
 	if d.singleNodeMultiWriter {
-		writer, exclusive = csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER, csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER
+		writer = csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER
+		exclusive = csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER
 	}
 	switch {
 	case has(corev1.ReadWriteOncePod):

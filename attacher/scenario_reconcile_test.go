@@ -57,7 +57,9 @@ func (f *fixture) compared() {
 
 // mismatches is how often something was to be worked on again because of a comparison.
 func (f *fixture) mismatches() int {
-	return int(testutil.ToFloat64(f.c.metrics.mismatches.WithLabelValues("published")) + testutil.ToFloat64(f.c.metrics.mismatches.WithLabelValues("unpublished")))
+	return int(
+		testutil.ToFloat64(f.c.metrics.mismatches.WithLabelValues("published")) + testutil.ToFloat64(f.c.metrics.mismatches.WithLabelValues("unpublished")),
+	)
 }
 
 // agrees waits for three comparisons in which nothing differs.
@@ -87,7 +89,9 @@ func (f *fixture) behind(published bool) {
 	if published {
 		_, err = f.plugin.ControllerPublishVolume(f.Context(), r)
 	} else {
-		_, err = f.plugin.ControllerUnpublishVolume(f.Context(), &csi.ControllerUnpublishVolumeRequest{VolumeId: r.VolumeId, NodeId: r.NodeId})
+		_, err = f.plugin.ControllerUnpublishVolume(
+			f.Context(), &csi.ControllerUnpublishVolumeRequest{VolumeId: r.VolumeId, NodeId: r.NodeId},
+		)
 	}
 	f.must(err)
 }
@@ -95,7 +99,9 @@ func (f *fixture) behind(published bool) {
 // unchanged fails when va1 was written since before.
 func (f *fixture) unchanged(before *storagev1.VolumeAttachment) {
 	f.Helper()
-	if after := f.until("is there", func(va *storagev1.VolumeAttachment) bool { return va != nil }); after.ResourceVersion != before.ResourceVersion {
+	if after := f.until(
+		"is there", func(va *storagev1.VolumeAttachment) bool { return va != nil },
+	); after.ResourceVersion != before.ResourceVersion {
 		f.Errorf("it was written: %+v", after)
 	}
 }
@@ -175,7 +181,10 @@ func attacherScenarioCompare(t *testing.T) {
 	t.Run("059_with_other_metadata", func(t *testing.T) {
 		f := scenario(t, lists(), often)
 		f.attached()
-		f.plugin.Next(publish, csitest.Alter(func(r *csi.ControllerPublishVolumeResponse) { r.PublishContext = map[string]string{"lun": "2"} }))
+		f.plugin.Next(
+			publish,
+			csitest.Alter(func(r *csi.ControllerPublishVolumeResponse) { r.PublishContext = map[string]string{"lun": "2"} }),
+		)
 		f.behind(false)
 		f.until("has the metadata of the second publish", func(va *storagev1.VolumeAttachment) bool {
 			return isAttached(va) && va.Status.AttachmentMetadata["lun"] == "2"
@@ -378,7 +387,10 @@ func attacherScenarioCompare(t *testing.T) {
 	t.Run("065_error_of_an_earlier_process", func(t *testing.T) {
 		f := scenario(t, lists(), often)
 		f.attached()
-		_, err := f.client.StorageV1().VolumeAttachments().Patch(t.Context(), f.name("va1"), types.MergePatchType, []byte(`{"status":{"attachError":{"message":"x"}}}`), metav1.PatchOptions{}, "status")
+		_, err := f.client.StorageV1().VolumeAttachments().Patch(
+			t.Context(), f.name("va1"), types.MergePatchType, []byte(`{"status":{"attachError":{"message":"x"}}}`),
+			metav1.PatchOptions{}, "status",
+		)
 		f.must(err)
 		f.until("is attached without an error", isAttached)
 		f.agrees()
@@ -414,7 +426,10 @@ func attacherScenarioCompare(t *testing.T) {
 		})
 		f.attach("va1", nil)
 		f.until("is attached", isAttached)
-		other := &storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: f.name("n2")}, Spec: storagev1.CSINodeSpec{Drivers: []storagev1.CSINodeDriver{{Name: f.driver, NodeID: "id-2"}}}}
+		other := &storagev1.CSINode{
+			ObjectMeta: metav1.ObjectMeta{Name: f.name("n2")},
+			Spec:       storagev1.CSINodeSpec{Drivers: []storagev1.CSINodeDriver{{Name: f.driver, NodeID: "id-2"}}},
+		}
 		_, err := f.client.StorageV1().CSINodes().Create(t.Context(), other, metav1.CreateOptions{})
 		f.must(err)
 		f.attach("va2", func(va *storagev1.VolumeAttachment) { va.Spec.NodeName = other.Name })
@@ -444,8 +459,10 @@ func attacherScenarioCompare(t *testing.T) {
 		f.node("id-1")
 		f.attach("va1", func(va *storagev1.VolumeAttachment) {
 			va.Spec.Source = storagev1.VolumeAttachmentSource{InlineVolumeSpec: &corev1.PersistentVolumeSpec{
-				AccessModes:            []corev1.PersistentVolumeAccessMode{corev1.ReadWriteMany},
-				PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: f.driver, VolumeHandle: f.plugin.AddVolume("v", 1)}},
+				AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteMany},
+				PersistentVolumeSource: corev1.PersistentVolumeSource{
+					CSI: &corev1.CSIPersistentVolumeSource{Driver: f.driver, VolumeHandle: f.plugin.AddVolume("v", 1)},
+				},
 			}}
 		})
 		f.until("is attached", isAttached)

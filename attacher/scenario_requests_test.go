@@ -62,7 +62,9 @@ func oneWorker(c *Config) { c.WorkerThreads = 1 }
 
 func (f *fixture) patchAttachment(name, patch string, subresources ...string) {
 	f.Helper()
-	_, err := f.client.StorageV1().VolumeAttachments().Patch(f.Context(), f.name(name), types.MergePatchType, []byte(patch), metav1.PatchOptions{}, subresources...)
+	_, err := f.client.StorageV1().VolumeAttachments().Patch(
+		f.Context(), f.name(name), types.MergePatchType, []byte(patch), metav1.PatchOptions{}, subresources...,
+	)
 	f.must(err)
 }
 
@@ -213,7 +215,9 @@ func attacherScenarioRequests(t *testing.T) {
 		"017_unknown_mode": {inline(spec("Some")), "unsupported AccessMode combination: [Some]"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got := testDriver(nil).decide(attachmentState{attachment: testAttachment(tt.attachment), volume: testVolume(), csiNode: testNode("id-1")})
+			got := testDriver(nil).decide(
+				attachmentState{attachment: testAttachment(tt.attachment), volume: testVolume(), csiNode: testNode("id-1")},
+			)
 			if got.action != doReportAttachError || got.err == nil || got.err.Error() != tt.want {
 				t.Errorf("%v, %v", got.action, got.err)
 			}
@@ -248,7 +252,9 @@ func attacherScenarioRequests(t *testing.T) {
 		},
 		"041_driver_not_on_the_node": {
 			csiNode: func(f *fixture) {
-				_, err := f.client.StorageV1().CSINodes().Patch(f.Context(), f.name("n1"), types.MergePatchType, []byte(`{"spec":{"drivers":[]}}`), metav1.PatchOptions{})
+				_, err := f.client.StorageV1().CSINodes().Patch(
+					f.Context(), f.name("n1"), types.MergePatchType, []byte(`{"spec":{"drivers":[]}}`), metav1.PatchOptions{},
+				)
 				f.must(err)
 			},
 			node: "does not contain driver", want: "noted",
@@ -266,7 +272,10 @@ func attacherScenarioRequests(t *testing.T) {
 				tt.csiNode(f)
 				kubetest.Eventually(t, "the attacher knows about the CSINode", func(context.Context) error {
 					f.attach("va2", nil)
-					va := f.untilOf("va2", "was looked at", func(va *storagev1.VolumeAttachment) bool { return isAttached(va) || attachError("")(va) })
+					va := f.untilOf(
+						"va2", "was looked at",
+						func(va *storagev1.VolumeAttachment) bool { return isAttached(va) || attachError("")(va) },
+					)
 					f.detach("va2")
 					f.untilOf("va2", "is deleted", isDeleted)
 					if !attachError(tt.node)(va) {
@@ -279,7 +288,9 @@ func attacherScenarioRequests(t *testing.T) {
 			f.detach("va1")
 			f.until("is deleted", isDeleted)
 			f.calls(unpublish, before+1)
-			if r := f.plugin.Calls(unpublish)[before].Request; !proto.Equal(r, &csi.ControllerUnpublishVolumeRequest{VolumeId: handle, NodeId: tt.want}) {
+			if r := f.plugin.Calls(unpublish)[before].Request; !proto.Equal(
+				r, &csi.ControllerUnpublishVolumeRequest{VolumeId: handle, NodeId: tt.want},
+			) {
 				t.Errorf("got %v", r)
 			}
 		})

@@ -72,7 +72,9 @@ func (f *fixture) samples(metric string, labels ...string) (n int) {
 		}
 		for _, m := range family.GetMetric() {
 			has := func(name, value string) bool {
-				return slices.ContainsFunc(m.GetLabel(), func(l *dto.LabelPair) bool { return l.GetName() == name && l.GetValue() == value })
+				return slices.ContainsFunc(
+					m.GetLabel(), func(l *dto.LabelPair) bool { return l.GetName() == name && l.GetValue() == value },
+				)
 			}
 			match := true
 			for i := 0; i < len(labels); i += 2 {
@@ -135,7 +137,9 @@ func attacherScenarioState(t *testing.T) {
 		f.wait(publish, 1)
 		vas := f.client.StorageV1().VolumeAttachments()
 		f.must(vas.Delete(t.Context(), f.name("va"), metav1.DeleteOptions{}))
-		_, err := vas.Patch(t.Context(), f.name("va"), types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{})
+		_, err := vas.Patch(
+			t.Context(), f.name("va"), types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{},
+		)
 		f.must(err)
 		f.plugin.Release()
 		f.wait(unpublish, 1)
@@ -276,12 +280,16 @@ func attacherScenarioState(t *testing.T) {
 			switch {
 			case f.patches(r, "pv1"):
 				remove(&volume, func() error {
-					_, err := f.client.CoreV1().PersistentVolumes().Patch(r.Context(), f.name("pv1"), types.StrategicMergePatchType, rest, metav1.PatchOptions{})
+					_, err := f.client.CoreV1().PersistentVolumes().Patch(
+						r.Context(), f.name("pv1"), types.StrategicMergePatchType, rest, metav1.PatchOptions{},
+					)
 					return err
 				})
 			case f.patches(r, "va1"):
 				remove(&attachment, func() error {
-					_, err := f.client.StorageV1().VolumeAttachments().Patch(r.Context(), f.name("va1"), types.StrategicMergePatchType, rest, metav1.PatchOptions{})
+					_, err := f.client.StorageV1().VolumeAttachments().Patch(
+						r.Context(), f.name("va1"), types.StrategicMergePatchType, rest, metav1.PatchOptions{},
+					)
 					return err
 				})
 			}
@@ -297,9 +305,13 @@ func attacherScenarioState(t *testing.T) {
 
 		// Once more at the end of their lives.
 		add := fmt.Appendf(nil, `{"metadata":{"finalizers":[%q]}}`, theirs)
-		_, err := f.client.StorageV1().VolumeAttachments().Patch(t.Context(), f.name("va1"), types.StrategicMergePatchType, add, metav1.PatchOptions{})
+		_, err := f.client.StorageV1().VolumeAttachments().Patch(
+			t.Context(), f.name("va1"), types.StrategicMergePatchType, add, metav1.PatchOptions{},
+		)
 		f.must(err)
-		_, err = f.client.CoreV1().PersistentVolumes().Patch(t.Context(), f.name("pv1"), types.StrategicMergePatchType, add, metav1.PatchOptions{})
+		_, err = f.client.CoreV1().PersistentVolumes().Patch(
+			t.Context(), f.name("pv1"), types.StrategicMergePatchType, add, metav1.PatchOptions{},
+		)
 		f.must(err)
 		volume.Store(false)
 		attachment.Store(false)
@@ -419,7 +431,10 @@ func attacherScenarioState(t *testing.T) {
 		}
 		counts := func(method string) string {
 			count := func(migrated string) int {
-				return f.samples("csi_sidecar_operations_seconds", "method_name", "/csi.v1.Controller/"+method, "driver_name", gcePD, "migrated", migrated)
+				return f.samples(
+					"csi_sidecar_operations_seconds", "method_name", "/csi.v1.Controller/"+method, "driver_name", gcePD,
+					"migrated", migrated,
+				)
 			}
 			return fmt.Sprint(count("true"), " of it, ", count("false"), " of a CSI volume")
 		}
@@ -429,7 +444,9 @@ func attacherScenarioState(t *testing.T) {
 
 		// It does not belong to the driver anymore, but is attached; and it is deleted in the end.
 		f.deleteVolume("pv2")
-		_, err := f.client.CoreV1().PersistentVolumes().Patch(t.Context(), f.name("pv2"), types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{})
+		_, err := f.client.CoreV1().PersistentVolumes().Patch(
+			t.Context(), f.name("pv2"), types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{},
+		)
 		f.must(err)
 		f.detach("va2")
 		f.untilOf("va2", "is deleted", isDeleted)

@@ -81,7 +81,13 @@ func (f *fixture) start() {
 	meta, err := metadata.NewForConfig(f.cp.Config())
 	f.must(err)
 	informers := kube.NewInformers(f.client, meta, driver.Name)
-	c, err := New(f.cfg, Deps{Driver: driver, Client: api, Informers: informers, CSI: client.Controller(), Ready: client.WaitReady, Registry: reg, Queues: workloop.NewMetrics(reg)})
+	c, err := New(
+		f.cfg,
+		Deps{
+			Driver: driver, Client: api, Informers: informers, CSI: client.Controller(), Ready: client.WaitReady, Registry: reg,
+			Queues: workloop.NewMetrics(reg),
+		},
+	)
 	f.must(err)
 	f.c = c
 	f.stop = kubetest.RunTerm(f, informers, c.Run, func() { client.Close() })
@@ -121,7 +127,9 @@ func (f *fixture) volume(change func(*corev1.PersistentVolume)) *corev1.Persiste
 	pv := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: f.name("pv1")}, Spec: corev1.PersistentVolumeSpec{
 		AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}, Capacity: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")},
 		PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimRetain,
-		PersistentVolumeSource:        corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: f.driver, VolumeHandle: f.plugin.AddVolume("v", 1<<30)}},
+		PersistentVolumeSource: corev1.PersistentVolumeSource{
+			CSI: &corev1.CSIPersistentVolumeSource{Driver: f.driver, VolumeHandle: f.plugin.AddVolume("v", 1<<30)},
+		},
 	}}
 	if change != nil {
 		change(pv)
@@ -214,7 +222,9 @@ func (f *fixture) finalizersOfVolume() []string {
 
 func (f *fixture) secret(data map[string]string) {
 	f.Helper()
-	_, err := f.client.CoreV1().Secrets(f.ns).Create(f.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "s"}, StringData: data}, metav1.CreateOptions{})
+	_, err := f.client.CoreV1().Secrets(f.ns).Create(
+		f.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "s"}, StringData: data}, metav1.CreateOptions{},
+	)
 	f.must(err)
 }
 
@@ -235,7 +245,10 @@ func TestAttacherScenario(t *testing.T) {
 		handle := f.volume(nil).Spec.CSI.VolumeHandle
 		f.attach("va1", nil)
 		f.wait(publish, 1)
-		during := f.until("is protected during the call", func(va *storagev1.VolumeAttachment) bool { return va != nil && len(va.Finalizers) == 1 })
+		during := f.until(
+			"is protected during the call",
+			func(va *storagev1.VolumeAttachment) bool { return va != nil && len(va.Finalizers) == 1 },
+		)
 		if during.Status.Attached || during.Annotations[annNodeID] != "id-1" || during.Finalizers[0] != Finalizer(f.driver) {
 			t.Errorf("during the call: %+v", during)
 		}
@@ -308,8 +321,12 @@ func TestAttacherScenario(t *testing.T) {
 		handle := f.plugin.AddVolume("inline", 1)
 		f.attach("va1", func(va *storagev1.VolumeAttachment) {
 			va.Spec.Source = storagev1.VolumeAttachmentSource{InlineVolumeSpec: &corev1.PersistentVolumeSpec{
-				AccessModes:            []corev1.PersistentVolumeAccessMode{corev1.ReadWriteMany},
-				PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: f.driver, VolumeHandle: handle, VolumeAttributes: map[string]string{"a": "b"}}},
+				AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteMany},
+				PersistentVolumeSource: corev1.PersistentVolumeSource{
+					CSI: &corev1.CSIPersistentVolumeSource{
+						Driver: f.driver, VolumeHandle: handle, VolumeAttributes: map[string]string{"a": "b"},
+					},
+				},
 			}}
 		})
 		f.until("is attached", isAttached)
@@ -335,7 +352,10 @@ func TestAttacherScenario(t *testing.T) {
 		}
 		f.node("")
 		f.until("reports it", attachError("does not contain driver "+f.driver))
-		_, err := f.client.StorageV1().CSINodes().Patch(t.Context(), f.name("n1"), types.MergePatchType, fmt.Appendf(nil, `{"spec":{"drivers":[{"name":%q,"nodeID":"id-1"}]}}`, f.driver), metav1.PatchOptions{})
+		_, err := f.client.StorageV1().CSINodes().Patch(
+			t.Context(), f.name("n1"), types.MergePatchType,
+			fmt.Appendf(nil, `{"spec":{"drivers":[{"name":%q,"nodeID":"id-1"}]}}`, f.driver), metav1.PatchOptions{},
+		)
 		f.must(err)
 		f.until("is attached without waiting for its back-off", isAttached)
 	})
@@ -455,7 +475,10 @@ func TestAttacherScenario(t *testing.T) {
 			pv.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteMany}
 		})
 		for i := range 20 {
-			node := &storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: f.name(fmt.Sprint("m", i))}, Spec: storagev1.CSINodeSpec{Drivers: []storagev1.CSINodeDriver{{Name: f.driver, NodeID: fmt.Sprint(i)}}}}
+			node := &storagev1.CSINode{
+				ObjectMeta: metav1.ObjectMeta{Name: f.name(fmt.Sprint("m", i))},
+				Spec:       storagev1.CSINodeSpec{Drivers: []storagev1.CSINodeDriver{{Name: f.driver, NodeID: fmt.Sprint(i)}}},
+			}
 			_, err := f.client.StorageV1().CSINodes().Create(t.Context(), node, metav1.CreateOptions{})
 			f.must(err)
 			f.attach(fmt.Sprint("va", i), func(va *storagev1.VolumeAttachment) { va.Spec.NodeName = node.Name })
@@ -583,7 +606,9 @@ func TestAttacherScenario(t *testing.T) {
 		f.attach("va1", nil)
 		f.until("is attached", isAttached)
 		f.must(f.client.CoreV1().PersistentVolumes().Delete(t.Context(), f.name("pv1"), metav1.DeleteOptions{}))
-		_, err := f.client.CoreV1().PersistentVolumes().Patch(t.Context(), f.name("pv1"), types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{})
+		_, err := f.client.CoreV1().PersistentVolumes().Patch(
+			t.Context(), f.name("pv1"), types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{},
+		)
 		f.must(err)
 		f.detach("va1")
 		f.until("is deleted", isDeleted)
@@ -592,7 +617,13 @@ func TestAttacherScenario(t *testing.T) {
 		}
 	})
 	t.Run("067_driver_that_does_not_publish", func(t *testing.T) {
-		f := scenario(t, csitest.Config{Controller: []csi.ControllerServiceCapability_RPC_Type{csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME}}, nil)
+		f := scenario(
+			t,
+			csitest.Config{
+				Controller: []csi.ControllerServiceCapability_RPC_Type{csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME},
+			},
+			nil,
+		)
 		f.attach("va1", nil)
 		va := f.until("is attached", isAttached)
 		if va.Finalizers != nil || va.Annotations != nil {

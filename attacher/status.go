@@ -73,7 +73,8 @@ func errorStatus(va *storagev1.VolumeAttachment, err error, detach, withCode boo
 	} else if s, ok := status.FromError(err); ok && withCode {
 		e.ErrorCode = ptr.To(int32(s.Code()))
 	}
-	if before != nil && before.Message == e.Message && ptr.Equal(before.ErrorCode, e.ErrorCode) && now.Sub(before.Time.Time) < sameErrorInterval {
+	same := before != nil && before.Message == e.Message && ptr.Equal(before.ErrorCode, e.ErrorCode)
+	if same && now.Sub(before.Time.Time) < sameErrorInterval {
 		return nil
 	}
 	fields := map[string]any{"message": e.Message, "time": e.Time, "errorCode": nil}

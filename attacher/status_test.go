@@ -41,13 +41,31 @@ func TestErrorStatus(t *testing.T) {
 		withCode bool
 		want     string // "" for no patch
 	}{
-		"of a call":            {testAttachment(), failed, false, true, `{"attachError":{"errorCode":8,"message":"rpc error: code = ResourceExhausted desc = full","time":"` + at + `"}}`},
-		"of a call, gate off":  {testAttachment(), failed, false, false, `{"attachError":{"errorCode":null,"message":"rpc error: code = ResourceExhausted desc = full","time":"` + at + `"}}`},
-		"of no call":           {testAttachment(had("x", ptr.To[int32](8), 0)), errors.New("y"), false, true, `{"attachError":{"errorCode":null,"message":"y","time":"` + at + `"}}`},
-		"of a detach":          {testAttachment(), failed, true, true, `{"detachError":{"errorCode":null,"message":"rpc error: code = ResourceExhausted desc = full","time":"` + at + `"}}`},
-		"the same, recent":     {testAttachment(had("y", nil, 59*time.Second)), errors.New("y"), false, true, ""},
-		"the same, long ago":   {testAttachment(had("y", nil, time.Minute)), errors.New("y"), false, true, `{"attachError":{"errorCode":null,"message":"y","time":"` + at + `"}}`},
-		"the same, other code": {testAttachment(had("rpc error: code = ResourceExhausted desc = full", nil, 0)), failed, false, true, `{"attachError":{"errorCode":8,"message":"rpc error: code = ResourceExhausted desc = full","time":"` + at + `"}}`},
+		"of a call": {
+			testAttachment(), failed, false, true,
+			`{"attachError":{"errorCode":8,"message":"rpc error: code = ResourceExhausted desc = full","time":"` + at + `"}}`,
+		},
+		"of a call, gate off": {
+			testAttachment(), failed, false, false,
+			`{"attachError":{"errorCode":null,"message":"rpc error: code = ResourceExhausted desc = full","time":"` + at + `"}}`,
+		},
+		"of no call": {
+			testAttachment(had("x", ptr.To[int32](8), 0)), errors.New("y"), false, true,
+			`{"attachError":{"errorCode":null,"message":"y","time":"` + at + `"}}`,
+		},
+		"of a detach": {
+			testAttachment(), failed, true, true,
+			`{"detachError":{"errorCode":null,"message":"rpc error: code = ResourceExhausted desc = full","time":"` + at + `"}}`,
+		},
+		"the same, recent": {testAttachment(had("y", nil, 59*time.Second)), errors.New("y"), false, true, ""},
+		"the same, long ago": {
+			testAttachment(had("y", nil, time.Minute)), errors.New("y"), false, true,
+			`{"attachError":{"errorCode":null,"message":"y","time":"` + at + `"}}`,
+		},
+		"the same, other code": {
+			testAttachment(had("rpc error: code = ResourceExhausted desc = full", nil, 0)), failed, false, true,
+			`{"attachError":{"errorCode":8,"message":"rpc error: code = ResourceExhausted desc = full","time":"` + at + `"}}`,
+		},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -81,7 +99,9 @@ func TestAttachedStatus(t *testing.T) {
 	va := testAttachment(func(va *storagev1.VolumeAttachment) {
 		va.Status.AttachmentMetadata = map[string]string{"old": "1", "kept": "1"}
 	})
-	if got, want := body(t, attachedStatus(va, map[string]string{"kept": "2", "new": "3"})), `{"metadata":{"uid":"u"},"status":{"attachError":null,"attached":true,"attachmentMetadata":{"kept":"2","new":"3","old":null}}}`; got != want {
+	if got, want := body(
+		t, attachedStatus(va, map[string]string{"kept": "2", "new": "3"}),
+	), `{"metadata":{"uid":"u"},"status":{"attachError":null,"attached":true,"attachmentMetadata":{"kept":"2","new":"3","old":null}}}`; got != want {
 		t.Errorf("got %s", got)
 	}
 	if got, want := body(t, attachedStatus(va, nil)), `{"metadata":{"uid":"u"},"status":{"attachError":null,"attached":true,"attachmentMetadata":null}}`; got != want {

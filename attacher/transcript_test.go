@@ -46,9 +46,11 @@ func newStory(t *testing.T, plugin csitest.Config, text string) *story {
 	_, err = s.Client.CoreV1().PersistentVolumes().Create(t.Context(), &corev1.PersistentVolume{
 		ObjectMeta: metav1.ObjectMeta{Name: s.Unique("pv")},
 		Spec: corev1.PersistentVolumeSpec{
-			AccessModes:            []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
-			Capacity:               corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")},
-			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: s.Driver, VolumeHandle: s.handle}},
+			AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
+			Capacity:    corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")},
+			PersistentVolumeSource: corev1.PersistentVolumeSource{
+				CSI: &corev1.CSIPersistentVolumeSource{Driver: s.Driver, VolumeHandle: s.handle},
+			},
 		},
 	}, metav1.CreateOptions{})
 	s.Must(err)
@@ -167,7 +169,9 @@ func TestTranscripts(t *testing.T) {
 		s.attached()
 		_ = s.Stop(workloop.ErrDrain)
 		s.Step("An administrator detaches the volume at the storage system. The process restarts.")
-		_, err := s.Plugin.ControllerUnpublishVolume(t.Context(), &csi.ControllerUnpublishVolumeRequest{VolumeId: s.handle, NodeId: "id-n1"})
+		_, err := s.Plugin.ControllerUnpublishVolume(
+			t.Context(), &csi.ControllerUnpublishVolumeRequest{VolumeId: s.handle, NodeId: "id-n1"},
+		)
 		s.Must(err)
 		s.cfg.ReconcileSync = time.Hour // the first one begins immediately
 		s.start()
@@ -184,7 +188,9 @@ func TestTranscripts(t *testing.T) {
 		s.Step("Without a running process, CSINode and PersistentVolume are deleted, then the VolumeAttachment.")
 		s.Must(s.Client.StorageV1().CSINodes().Delete(t.Context(), s.Unique("n1"), metav1.DeleteOptions{}))
 		s.Must(s.Client.CoreV1().PersistentVolumes().Delete(t.Context(), s.Unique("pv"), metav1.DeleteOptions{}))
-		_, err := s.Client.CoreV1().PersistentVolumes().Patch(t.Context(), s.Unique("pv"), types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{})
+		_, err := s.Client.CoreV1().PersistentVolumes().Patch(
+			t.Context(), s.Unique("pv"), types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{},
+		)
 		s.Must(err)
 		s.detach()
 		s.start()

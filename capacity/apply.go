@@ -84,7 +84,8 @@ func (t *term) updateObject(ctx context.Context, obj *storagev1.CSIStorageCapaci
 
 // updateInstead updates obj where the ClusterRole does not grant patch. It starts from a
 // live read, because cached objects are trimmed.
-func (t *term) updateInstead(ctx context.Context, obj *storagev1.CSIStorageCapacity, v values, forbidden error) (*storagev1.CSIStorageCapacity, error) {
+func (t *term) updateInstead(ctx context.Context, obj *storagev1.CSIStorageCapacity, v values, forbidden error) (
+	*storagev1.CSIStorageCapacity, error) {
 	live, err := t.c.client.Get(ctx, obj.Name, metav1.GetOptions{})
 	if err != nil {
 		return obj, fmt.Errorf("%v; reading it to update it instead: %w", forbidden, err)
@@ -104,7 +105,8 @@ func (t *term) updateInstead(ctx context.Context, obj *storagev1.CSIStorageCapac
 // deleteObject deletes obj. The preconditions make a changed object fail: its next sync
 // decides again.
 func (t *term) deleteObject(ctx context.Context, obj *storagev1.CSIStorageCapacity) error {
-	err := t.c.client.Delete(ctx, obj.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &obj.UID, ResourceVersion: &obj.ResourceVersion}})
+	known := metav1.Preconditions{UID: &obj.UID, ResourceVersion: &obj.ResourceVersion}
+	err := t.c.client.Delete(ctx, obj.Name, metav1.DeleteOptions{Preconditions: &known})
 	if err != nil && !kube.IsNotFound(err) {
 		return fmt.Errorf("deleting CSIStorageCapacity %q: %w", obj.Name, err)
 	}

@@ -71,7 +71,8 @@ func (c Config) Validate() error {
 		errs = append(errs, fmt.Errorf("--kube-api-capacity-burst: must be at least 1, got %d", c.Burst))
 	}
 	if c.NodeDeployment && c.NodeName == "" {
-		errs = append(errs, errors.New("--node-deployment: the environment variable NODE_NAME must name the node; set it from spec.nodeName"))
+		errs = append(errs, errors.New("--node-deployment: "+
+			"the environment variable NODE_NAME must name the node. Set it from spec.nodeName"))
 	}
 	return errors.Join(errs...)
 }

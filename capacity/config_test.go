@@ -10,7 +10,9 @@ func TestValidateReportsInOrder(t *testing.T) {
 	var cfg Config
 	first := cfg.Validate().Error()
 	lines := strings.Split(first, "\n")
-	for i, flag := range []string{"--timeout:", "--retry-interval-start:", "--retry-interval-max:", "--capacity-poll-interval:", "--capacity-threads:"} {
+	for i, flag := range []string{
+		"--timeout:", "--retry-interval-start:", "--retry-interval-max:", "--capacity-poll-interval:", "--capacity-threads:",
+	} {
 		if !strings.HasPrefix(lines[i], flag) {
 			t.Errorf("line %d is %q, want %s", i, lines[i], flag)
 		}

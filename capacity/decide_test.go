@@ -48,26 +48,71 @@ func TestDecide(t *testing.T) {
 		next   time.Time
 		reason string
 	}{
-		"new":                             {s: pairState{class: class, hasNodes: true}, ask: true, reason: "Due"},
-		"new, with an object":             {s: pairState{class: class, hasNodes: true, objects: objects(made("x", 0))}, keep: "x", ask: true, reason: "Due"},
-		"due":                             {s: pairState{class: class, hasNodes: true, schedule: schedule{due: testNow, rounds: 3}}, ask: true, reason: "Due"},
-		"overdue":                         {s: pairState{class: class, hasNodes: true, schedule: schedule{due: earlier, rounds: 3}}, ask: true, reason: "Due"},
-		"not due":                         {s: pairState{class: class, hasNodes: true, schedule: fresh, objects: objects(made("x", 0))}, keep: "x", next: later, reason: "UpToDate"},
-		"not due, nothing available":      {s: pairState{class: class, hasNodes: true, schedule: fresh}, next: later, reason: "UpToDate"},
-		"not due, but something happened": {s: pairState{class: class, hasNodes: true, schedule: schedule{due: later, refresh: true}}, ask: true, reason: "Due"},
-		"two, the older stays":            {s: pairState{class: class, hasNodes: true, schedule: fresh, objects: objects(made("a", 1), made("b", 0))}, keep: "b", remove: []string{"a"}, next: later, reason: "UpToDate"},
-		"two of one time, by name":        {s: pairState{class: class, hasNodes: true, schedule: fresh, objects: objects(made("b", 0), made("a", 0))}, keep: "a", remove: []string{"b"}, next: later, reason: "UpToDate"},
-		"three, and due":                  {s: pairState{class: class, hasNodes: true, objects: objects(made("c", 2), made("a", 1), made("b", 0))}, keep: "b", remove: []string{"a", "c"}, ask: true, reason: "Due"},
-		"no class":                        {s: pairState{hasNodes: true, objects: objects(made("x", 0)), schedule: fresh}, remove: []string{"x"}, reason: "NoClass"},
-		"neither class nor node":          {s: pairState{removeAt: later, objects: objects(made("x", 0))}, remove: []string{"x"}, next: later, reason: "NoClass"},
-		"no node for long":                {s: pairState{class: class, removeAt: testNow, objects: objects(made("x", 0))}, remove: []string{"x"}, reason: "NoNode"},
-		"no node, since an unknown time":  {s: pairState{class: class, objects: objects(made("x", 0))}, remove: []string{"x"}, reason: "NoNode"},
-		"last node has left":              {s: pairState{class: class, removeAt: later, objects: objects(made("x", 0))}, keep: "x", next: later, reason: "LastNodeDeleted"},
-		"last node has left, two objects": {s: pairState{class: class, removeAt: later, objects: objects(made("y", 0), made("x", 0))}, keep: "x", remove: []string{"y"}, next: later, reason: "LastNodeDeleted"},
-		"last node has left, refresh":     {s: pairState{class: class, removeAt: later, schedule: schedule{refresh: true}}, next: later, reason: "LastNodeDeleted"},
-		"node is back within the grace":   {s: pairState{class: class, hasNodes: true, removeAt: later, schedule: fresh, objects: objects(made("x", 0))}, keep: "x", next: later, reason: "UpToDate"},
-		"no segment":                      {s: pairState{unmatched: true, class: class, hasNodes: true, objects: objects(made("x", 0))}, remove: []string{"x"}, reason: "NoSegment"},
-		"no segment, and gone":            {s: pairState{unmatched: true}, reason: "NoSegment"},
+		"new": {s: pairState{class: class, hasNodes: true}, ask: true, reason: "Due"},
+		"new, with an object": {
+			s: pairState{class: class, hasNodes: true, objects: objects(made("x", 0))}, keep: "x", ask: true, reason: "Due",
+		},
+		"due": {
+			s: pairState{class: class, hasNodes: true, schedule: schedule{due: testNow, rounds: 3}}, ask: true, reason: "Due",
+		},
+		"overdue": {
+			s: pairState{class: class, hasNodes: true, schedule: schedule{due: earlier, rounds: 3}}, ask: true, reason: "Due",
+		},
+		"not due": {
+			s: pairState{class: class, hasNodes: true, schedule: fresh, objects: objects(made("x", 0))}, keep: "x", next: later,
+			reason: "UpToDate",
+		},
+		"not due, nothing available": {s: pairState{class: class, hasNodes: true, schedule: fresh}, next: later, reason: "UpToDate"},
+		"not due, but something happened": {
+			s: pairState{class: class, hasNodes: true, schedule: schedule{due: later, refresh: true}}, ask: true, reason: "Due",
+		},
+		"two, the older stays": {
+			s: pairState{class: class, hasNodes: true, schedule: fresh, objects: objects(made("a", 1), made("b", 0))}, keep: "b",
+			remove: []string{"a"}, next: later, reason: "UpToDate",
+		},
+		"two of one time, by name": {
+			s: pairState{class: class, hasNodes: true, schedule: fresh, objects: objects(made("b", 0), made("a", 0))}, keep: "a",
+			remove: []string{"b"}, next: later, reason: "UpToDate",
+		},
+		"three, and due": {
+			s: pairState{class: class, hasNodes: true, objects: objects(made("c", 2), made("a", 1), made("b", 0))}, keep: "b",
+			remove: []string{"a", "c"}, ask: true, reason: "Due",
+		},
+		"no class": {
+			s: pairState{hasNodes: true, objects: objects(made("x", 0)), schedule: fresh}, remove: []string{"x"},
+			reason: "NoClass",
+		},
+		"neither class nor node": {
+			s: pairState{removeAt: later, objects: objects(made("x", 0))}, remove: []string{"x"}, next: later, reason: "NoClass",
+		},
+		"no node for long": {
+			s: pairState{class: class, removeAt: testNow, objects: objects(made("x", 0))}, remove: []string{"x"},
+			reason: "NoNode",
+		},
+		"no node, since an unknown time": {
+			s: pairState{class: class, objects: objects(made("x", 0))}, remove: []string{"x"}, reason: "NoNode",
+		},
+		"last node has left": {
+			s: pairState{class: class, removeAt: later, objects: objects(made("x", 0))}, keep: "x", next: later,
+			reason: "LastNodeDeleted",
+		},
+		"last node has left, two objects": {
+			s: pairState{class: class, removeAt: later, objects: objects(made("y", 0), made("x", 0))}, keep: "x",
+			remove: []string{"y"}, next: later, reason: "LastNodeDeleted",
+		},
+		"last node has left, refresh": {
+			s: pairState{class: class, removeAt: later, schedule: schedule{refresh: true}}, next: later,
+			reason: "LastNodeDeleted",
+		},
+		"node is back within the grace": {
+			s:    pairState{class: class, hasNodes: true, removeAt: later, schedule: fresh, objects: objects(made("x", 0))},
+			keep: "x", next: later, reason: "UpToDate",
+		},
+		"no segment": {
+			s: pairState{unmatched: true, class: class, hasNodes: true, objects: objects(made("x", 0))}, remove: []string{"x"},
+			reason: "NoSegment",
+		},
+		"no segment, and gone": {s: pairState{unmatched: true}, reason: "NoSegment"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			tt.s.now = testNow
@@ -211,12 +256,14 @@ func TestParse(t *testing.T) {
 		response *csi.GetCapacityResponse
 		want     string
 	}{
-		"no answer":        {nil, "0"},
-		"nothing":          {&csi.GetCapacityResponse{}, "0"},
-		"something":        {&csi.GetCapacityResponse{AvailableCapacity: 1 << 30}, "1Gi"},
-		"uneven bytes":     {&csi.GetCapacityResponse{AvailableCapacity: 1<<30 + 1}, "1073741825"},
-		"most":             {&csi.GetCapacityResponse{AvailableCapacity: 1<<63 - 1}, "9223372036854775807"},
-		"with a maximum":   {&csi.GetCapacityResponse{AvailableCapacity: 1 << 30, MaximumVolumeSize: wrapperspb.Int64(1 << 20)}, "1Gi, each 1Mi"},
+		"no answer":    {nil, "0"},
+		"nothing":      {&csi.GetCapacityResponse{}, "0"},
+		"something":    {&csi.GetCapacityResponse{AvailableCapacity: 1 << 30}, "1Gi"},
+		"uneven bytes": {&csi.GetCapacityResponse{AvailableCapacity: 1<<30 + 1}, "1073741825"},
+		"most":         {&csi.GetCapacityResponse{AvailableCapacity: 1<<63 - 1}, "9223372036854775807"},
+		"with a maximum": {
+			&csi.GetCapacityResponse{AvailableCapacity: 1 << 30, MaximumVolumeSize: wrapperspb.Int64(1 << 20)}, "1Gi, each 1Mi",
+		},
 		"a maximum of 0":   {&csi.GetCapacityResponse{MaximumVolumeSize: wrapperspb.Int64(0)}, "0, each 0"},
 		"with a minimum":   {&csi.GetCapacityResponse{AvailableCapacity: 1, MinimumVolumeSize: wrapperspb.Int64(5)}, "1"},
 		"negative":         {&csi.GetCapacityResponse{AvailableCapacity: -1}, "error"},
@@ -244,7 +291,9 @@ func TestObject(t *testing.T) {
 	i := pair{Class: "fast", Segment: "t/zone=a"}
 	p := template{labels: labels("drv", "")}
 	want := &storagev1.CSIStorageCapacity{
-		ObjectMeta:       metav1.ObjectMeta{GenerateName: "csisc-", Labels: map[string]string{labelDriver: "drv", labelManagedBy: "external-provisioner"}},
+		ObjectMeta: metav1.ObjectMeta{
+			GenerateName: "csisc-", Labels: map[string]string{labelDriver: "drv", labelManagedBy: "external-provisioner"},
+		},
 		StorageClassName: "fast", NodeTopology: &metav1.LabelSelector{MatchLabels: map[string]string{"t/zone": "a"}},
 		Capacity: ptr.To(resource.MustParse("1Gi")), MaximumVolumeSize: ptr.To(resource.MustParse("1Mi")),
 	}
@@ -275,14 +324,21 @@ func TestChange(t *testing.T) {
 		answer            values
 		patch             string // of what differs, without the identity of the object; "": nothing does
 	}{
-		"the same":                  {capacity: gi, answer: values{capacity: *gi}},
-		"the same in other words":   {capacity: sameValue, maximum: sameValue, answer: values{capacity: *gi, maximum: gi}},
-		"another capacity":          {capacity: gi, answer: values{capacity: *ti}, patch: `{"capacity":"1Ti","maximumVolumeSize":null}`},
-		"no capacity":               {answer: values{capacity: *gi}, patch: `{"capacity":"1Gi","maximumVolumeSize":null}`},
-		"nothing left":              {capacity: gi, answer: values{}, patch: `{"capacity":"0","maximumVolumeSize":null}`},
-		"another maximum":           {capacity: gi, maximum: gi, answer: values{capacity: *gi, maximum: ti}, patch: `{"capacity":"1Gi","maximumVolumeSize":"1Ti"}`},
-		"a maximum":                 {capacity: gi, answer: values{capacity: *gi, maximum: ti}, patch: `{"capacity":"1Gi","maximumVolumeSize":"1Ti"}`},
-		"no maximum any more":       {capacity: gi, maximum: ti, answer: values{capacity: *gi}, patch: `{"capacity":"1Gi","maximumVolumeSize":null}`},
+		"the same":                {capacity: gi, answer: values{capacity: *gi}},
+		"the same in other words": {capacity: sameValue, maximum: sameValue, answer: values{capacity: *gi, maximum: gi}},
+		"another capacity":        {capacity: gi, answer: values{capacity: *ti}, patch: `{"capacity":"1Ti","maximumVolumeSize":null}`},
+		"no capacity":             {answer: values{capacity: *gi}, patch: `{"capacity":"1Gi","maximumVolumeSize":null}`},
+		"nothing left":            {capacity: gi, answer: values{}, patch: `{"capacity":"0","maximumVolumeSize":null}`},
+		"another maximum": {
+			capacity: gi, maximum: gi, answer: values{capacity: *gi, maximum: ti},
+			patch: `{"capacity":"1Gi","maximumVolumeSize":"1Ti"}`,
+		},
+		"a maximum": {
+			capacity: gi, answer: values{capacity: *gi, maximum: ti}, patch: `{"capacity":"1Gi","maximumVolumeSize":"1Ti"}`,
+		},
+		"no maximum any more": {
+			capacity: gi, maximum: ti, answer: values{capacity: *gi}, patch: `{"capacity":"1Gi","maximumVolumeSize":null}`,
+		},
 		"owned":                     {capacity: gi, refs: []metav1.OwnerReference{friend, us}, owner: &us, answer: values{capacity: *gi}},
 		"owned by another, as told": {capacity: gi, refs: []metav1.OwnerReference{other}, answer: values{capacity: *gi}},
 		"owned by another": {capacity: gi, refs: []metav1.OwnerReference{other, friend}, owner: &us, answer: values{capacity: *gi},
@@ -292,7 +348,10 @@ func TestChange(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			have := &storagev1.CSIStorageCapacity{
-				ObjectMeta:       metav1.ObjectMeta{Name: "x", UID: "uid-x", ResourceVersion: "7", OwnerReferences: tt.refs, Annotations: map[string]string{"a": "b"}},
+				ObjectMeta: metav1.ObjectMeta{
+					Name: "x", UID: "uid-x", ResourceVersion: "7", OwnerReferences: tt.refs,
+					Annotations: map[string]string{"a": "b"},
+				},
 				StorageClassName: "fast", Capacity: tt.capacity, MaximumVolumeSize: tt.maximum,
 			}
 			before := have.DeepCopy()
@@ -343,14 +402,20 @@ func TestOwners(t *testing.T) {
 		want    []metav1.OwnerReference
 		changed bool
 	}{
-		"none, and none to be":      {},
-		"none to be":                {have: []metav1.OwnerReference{other, friend}, want: []metav1.OwnerReference{other, friend}},
-		"none yet":                  {owner: &us, want: []metav1.OwnerReference{us}, changed: true},
-		"there":                     {have: []metav1.OwnerReference{us}, owner: &us, want: []metav1.OwnerReference{us}},
-		"there, among others":       {have: []metav1.OwnerReference{friend, us}, owner: &us, want: []metav1.OwnerReference{friend, us}},
-		"another controller":        {have: []metav1.OwnerReference{other, friend}, owner: &us, want: []metav1.OwnerReference{friend, us}, changed: true},
-		"others that do not":        {have: []metav1.OwnerReference{friend}, owner: &us, want: []metav1.OwnerReference{friend, us}, changed: true},
-		"there, but not in control": {have: []metav1.OwnerReference{weak, friend}, owner: &us, want: []metav1.OwnerReference{friend, us}, changed: true},
+		"none, and none to be": {},
+		"none to be":           {have: []metav1.OwnerReference{other, friend}, want: []metav1.OwnerReference{other, friend}},
+		"none yet":             {owner: &us, want: []metav1.OwnerReference{us}, changed: true},
+		"there":                {have: []metav1.OwnerReference{us}, owner: &us, want: []metav1.OwnerReference{us}},
+		"there, among others":  {have: []metav1.OwnerReference{friend, us}, owner: &us, want: []metav1.OwnerReference{friend, us}},
+		"another controller": {
+			have: []metav1.OwnerReference{other, friend}, owner: &us, want: []metav1.OwnerReference{friend, us}, changed: true,
+		},
+		"others that do not": {
+			have: []metav1.OwnerReference{friend}, owner: &us, want: []metav1.OwnerReference{friend, us}, changed: true,
+		},
+		"there, but not in control": {
+			have: []metav1.OwnerReference{weak, friend}, owner: &us, want: []metav1.OwnerReference{friend, us}, changed: true,
+		},
 		"not in control of another's": {have: []metav1.OwnerReference{weak, other}, owner: &us,
 			want: []metav1.OwnerReference{us}, changed: true},
 	} {

@@ -16,12 +16,17 @@ type collector struct {
 func newMetrics(reg prometheus.Registerer, read func() counts) {
 	desc := func(name, help string) *prometheus.Desc { return prometheus.NewDesc(name, help, nil, nil) }
 	reg.MustRegister(&collector{
-		counts:   read,
-		goal:     desc("csistoragecapacities_desired_goal", "Pairs of a StorageClass and a topology segment whose capacity is published."),
-		current:  desc("csistoragecapacities_desired_current", "Pairs that have a CSIStorageCapacity object. A pair without available capacity needs none."),
-		obsolete: desc("csistoragecapacities_obsolete", "CSIStorageCapacity objects to delete, because their StorageClass or last node was deleted."),
-		failing:  desc("storage_controller_capacity_failing", "Pairs whose last GetCapacity call, or the write of its response, failed. Their published capacity is out of date."),
-		oldest:   desc("storage_controller_capacity_oldest_seconds", "Age of the oldest published GetCapacity response."),
+		counts: read,
+		goal: desc("csistoragecapacities_desired_goal",
+			"Pairs of a StorageClass and a topology segment whose capacity is published."),
+		current: desc("csistoragecapacities_desired_current",
+			"Pairs that have a CSIStorageCapacity object. A pair without available capacity needs none."),
+		obsolete: desc("csistoragecapacities_obsolete",
+			"CSIStorageCapacity objects to delete, because their StorageClass or last node was deleted."),
+		failing: desc("storage_controller_capacity_failing",
+			"Pairs whose last GetCapacity call, or the write of its response, failed. Their published capacity is out of date."),
+		oldest: desc("storage_controller_capacity_oldest_seconds",
+			"Age of the oldest published GetCapacity response."),
 	})
 }
 

@@ -45,21 +45,59 @@ func TestNodes(t *testing.T) {
 		steps []step
 		left  map[segment]int
 	}{
-		"node first":               {[]step{label("n1", zone("a"), ""), register("n1", "+z=a", "z")}, map[segment]int{"z=a": 1}},
-		"CSINode first":            {[]step{register("n1", "", "z"), label("n1", zone("a"), "+z=a")}, map[segment]int{"z=a": 1}},
-		"CSINode without Node":     {[]step{register("n1", "", "z")}, nil},
-		"Node without CSINode":     {[]step{label("n1", zone("a"), "")}, nil},
-		"two nodes, one segment":   {[]step{label("n1", zone("a"), ""), register("n1", "+z=a", "z"), label("n2", zone("a"), ""), register("n2", "", "z")}, map[segment]int{"z=a": 2}},
-		"the last one counts":      {[]step{label("n1", zone("a"), ""), register("n1", "+z=a", "z"), label("n2", zone("a"), ""), register("n2", "", "z"), deleted("n1", ""), unregister("n2", "-z=a")}, nil},
-		"label comes late":         {[]step{label("n1", map[string]string{"r": "1"}, ""), register("n1", "", "z"), label("n1", zone("a"), "+z=a"), label("n1", nil, "-z=a")}, nil},
-		"moves":                    {[]step{label("n1", zone("a"), ""), register("n1", "+z=a", "z"), label("n1", zone("b"), "+z=b-z=a")}, map[segment]int{"z=b": 1}},
-		"moves to a known one":     {[]step{label("n1", zone("a"), ""), register("n1", "+z=a", "z"), label("n2", zone("b"), ""), register("n2", "+z=b", "z"), label("n1", zone("b"), "-z=a")}, map[segment]int{"z=b": 2}},
-		"order of keys":            {[]step{label("n1", zone("a"), ""), register("n1", "+r=1,z=a", "z", "r"), register("n1", "", "r", "z")}, map[segment]int{"r=1,z=a": 1}},
-		"other keys":               {[]step{label("n1", zone("a"), ""), register("n1", "+z=a", "z"), register("n1", "+r=1,z=a-z=a", "z", "r")}, map[segment]int{"r=1,z=a": 1}},
-		"no keys":                  {[]step{label("n1", zone("a"), ""), register("n1", "+"), register("n1", "+z=a-", "z")}, map[segment]int{"z=a": 1}},
+		"node first":           {[]step{label("n1", zone("a"), ""), register("n1", "+z=a", "z")}, map[segment]int{"z=a": 1}},
+		"CSINode first":        {[]step{register("n1", "", "z"), label("n1", zone("a"), "+z=a")}, map[segment]int{"z=a": 1}},
+		"CSINode without Node": {[]step{register("n1", "", "z")}, nil},
+		"Node without CSINode": {[]step{label("n1", zone("a"), "")}, nil},
+		"two nodes, one segment": {
+			[]step{label("n1", zone("a"), ""), register("n1", "+z=a", "z"), label("n2", zone("a"), ""), register("n2", "", "z")},
+			map[segment]int{"z=a": 2},
+		},
+		"the last one counts": {
+			[]step{
+				label("n1", zone("a"), ""), register("n1", "+z=a", "z"), label("n2", zone("a"), ""), register("n2", "", "z"),
+				deleted("n1", ""), unregister("n2", "-z=a"),
+			},
+			nil,
+		},
+		"label comes late": {
+			[]step{
+				label("n1", map[string]string{"r": "1"}, ""), register("n1", "", "z"), label("n1", zone("a"), "+z=a"),
+				label("n1", nil, "-z=a"),
+			},
+			nil,
+		},
+		"moves": {
+			[]step{label("n1", zone("a"), ""), register("n1", "+z=a", "z"), label("n1", zone("b"), "+z=b-z=a")},
+			map[segment]int{"z=b": 1},
+		},
+		"moves to a known one": {
+			[]step{
+				label("n1", zone("a"), ""), register("n1", "+z=a", "z"), label("n2", zone("b"), ""), register("n2", "+z=b", "z"),
+				label("n1", zone("b"), "-z=a"),
+			},
+			map[segment]int{"z=b": 2},
+		},
+		"order of keys": {
+			[]step{label("n1", zone("a"), ""), register("n1", "+r=1,z=a", "z", "r"), register("n1", "", "r", "z")},
+			map[segment]int{"r=1,z=a": 1},
+		},
+		"other keys": {
+			[]step{label("n1", zone("a"), ""), register("n1", "+z=a", "z"), register("n1", "+r=1,z=a-z=a", "z", "r")},
+			map[segment]int{"r=1,z=a": 1},
+		},
+		"no keys": {
+			[]step{label("n1", zone("a"), ""), register("n1", "+"), register("n1", "+z=a-", "z")}, map[segment]int{"z=a": 1},
+		},
 		"no keys, and unregisters": {[]step{label("n1", zone("a"), ""), register("n1", "+"), unregister("n1", "-")}, nil},
-		"other labels":             {[]step{label("n1", zone("a"), ""), register("n1", "+z=a", "z"), label("n1", map[string]string{"z": "a", "x": "y"}, "")}, map[segment]int{"z=a": 1}},
-		"back under its name":      {[]step{label("n1", zone("a"), ""), register("n1", "+z=a", "z"), deleted("n1", "-z=a"), label("n1", zone("a"), "+z=a")}, map[segment]int{"z=a": 1}},
+		"other labels": {
+			[]step{label("n1", zone("a"), ""), register("n1", "+z=a", "z"), label("n1", map[string]string{"z": "a", "x": "y"}, "")},
+			map[segment]int{"z=a": 1},
+		},
+		"back under its name": {
+			[]step{label("n1", zone("a"), ""), register("n1", "+z=a", "z"), deleted("n1", "-z=a"), label("n1", zone("a"), "+z=a")},
+			map[segment]int{"z=a": 1},
+		},
 		"deletion of unknown node": {[]step{deleted("n1", ""), unregister("n1", "")}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {

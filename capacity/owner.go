@@ -17,7 +17,9 @@ import (
 // owner level steps up; nil for a negative level. The last owner itself is not read. The
 // garbage collector deletes the objects after their owner. FindOwner retries reads with a
 // transient error for half a minute.
-func FindOwner(ctx context.Context, client metadata.Interface, kinds discovery.ServerResourcesInterface, namespace, pod string, level int) (*metav1.OwnerReference, error) {
+func FindOwner(
+	ctx context.Context, client metadata.Interface, kinds discovery.ServerResourcesInterface, namespace, pod string, level int,
+) (*metav1.OwnerReference, error) {
 	owner := metav1.OwnerReference{APIVersion: "v1", Kind: "Pod", Name: pod, Controller: ptr.To(true)}
 	for i := 0; i <= level; i++ {
 		if i > 0 && i == level {
@@ -29,8 +31,9 @@ func FindOwner(ctx context.Context, client metadata.Interface, kinds discovery.S
 			return err
 		})
 		fail := func(cause error, instruction string) error {
-			return fmt.Errorf("finding the owner of CSIStorageCapacity objects (--capacity-ownerref-level=%d): %s %q in namespace %q: %w. %s",
-				level, owner.Kind, owner.Name, namespace, cause, instruction)
+			const format = "finding the owner of CSIStorageCapacity objects (--capacity-ownerref-level=%d): " +
+				"%s %q in namespace %q: %w. %s"
+			return fmt.Errorf(format, level, owner.Kind, owner.Name, namespace, cause, instruction)
 		}
 		switch {
 		case apierrors.IsForbidden(err):
@@ -45,13 +48,18 @@ func FindOwner(ctx context.Context, client metadata.Interface, kinds discovery.S
 		if controller == nil {
 			return nil, fail(errors.New("has no controller"), "Set a lower level, or -1 for no owner")
 		}
-		owner = metav1.OwnerReference{APIVersion: controller.APIVersion, Kind: controller.Kind, Name: controller.Name, UID: controller.UID, Controller: ptr.To(true)}
+		owner = metav1.OwnerReference{
+			APIVersion: controller.APIVersion, Kind: controller.Kind, Name: controller.Name, UID: controller.UID,
+			Controller: ptr.To(true),
+		}
 	}
 	return nil, nil
 }
 
 // readMetadata reads the object that ref names.
-func readMetadata(ctx context.Context, client metadata.Interface, kinds discovery.ServerResourcesInterface, namespace string, ref metav1.OwnerReference) (metav1.Object, error) {
+func readMetadata(
+	ctx context.Context, client metadata.Interface, kinds discovery.ServerResourcesInterface, namespace string, ref metav1.OwnerReference,
+) (metav1.Object, error) {
 	version, err := schema.ParseGroupVersion(ref.APIVersion)
 	if err != nil {
 		return nil, err

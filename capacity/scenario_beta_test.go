@@ -54,7 +54,9 @@ func (f *fixture) oldServer(patchForbidden bool) (cfg *rest.Config, written *ato
 				if json.Unmarshal(line, &list) != nil {
 					return line
 				}
-				list.APIResources = slices.DeleteFunc(list.APIResources, func(a metav1.APIResource) bool { return a.Name == capacitiesResource })
+				list.APIResources = slices.DeleteFunc(
+					list.APIResources, func(a metav1.APIResource) bool { return a.Name == capacitiesResource },
+				)
 				line, _ = json.Marshal(list)
 				return line
 			})
@@ -215,7 +217,9 @@ func TestCapacityScenarioVersion(t *testing.T) {
 			f.must(err)
 			return Beta(t.Context(), client.Discovery())
 		}
-		if _, err := ask(func(w http.ResponseWriter, r *http.Request, _ http.Handler) { http.NotFound(w, r) }); !errors.Is(err, errNotServed) {
+		if _, err := ask(
+			func(w http.ResponseWriter, r *http.Request, _ http.Handler) { http.NotFound(w, r) },
+		); !errors.Is(err, errNotServed) {
 			t.Errorf("of one that has neither: %v", err)
 		}
 		var asked atomic.Int32

@@ -175,7 +175,9 @@ func (f *fixture) in(zone string, objects []storagev1.CSIStorageCapacity) *stora
 // edit changes an object as another client.
 func (f *fixture) edit(name, patch string) *storagev1.CSIStorageCapacity {
 	f.Helper()
-	o, err := f.client.StorageV1().CSIStorageCapacities(f.ns).Patch(f.Context(), name, types.MergePatchType, []byte(patch), metav1.PatchOptions{})
+	o, err := f.client.StorageV1().CSIStorageCapacities(f.ns).Patch(
+		f.Context(), name, types.MergePatchType, []byte(patch), metav1.PatchOptions{},
+	)
 	f.must(err)
 	return o
 }
@@ -290,7 +292,12 @@ func TestCapacityScenarioCreation(t *testing.T) {
 	t.Run("005_maximum_volume_size", func(t *testing.T) {
 		f := prepare(t, csitest.Config{}, never)
 		f.makeFixture()
-		f.says("a", &csi.GetCapacityResponse{AvailableCapacity: 1 << 30, MaximumVolumeSize: wrapperspb.Int64(1 << 20), MinimumVolumeSize: wrapperspb.Int64(1)})
+		f.says(
+			"a",
+			&csi.GetCapacityResponse{
+				AvailableCapacity: 1 << 30, MaximumVolumeSize: wrapperspb.Int64(1 << 20), MinimumVolumeSize: wrapperspb.Int64(1),
+			},
+		)
 		f.start()
 		objects := f.published(zoneA, zoneB)
 		if m := f.in("a", objects).MaximumVolumeSize; m.String() != "1Mi" {

@@ -169,7 +169,11 @@ func (f *fixture) node(name, zone string) {
 
 func (f *fixture) nodeWith(name string, labels map[string]string, keys ...string) {
 	f.Helper()
-	f.must(kubetest.CreateNode(f.Context(), f.client, kubetest.NodeSpec{Name: f.name(name), Labels: labels, Driver: f.driver, TopologyKeys: keys}))
+	f.must(
+		kubetest.CreateNode(
+			f.Context(), f.client, kubetest.NodeSpec{Name: f.name(name), Labels: labels, Driver: f.driver, TopologyKeys: keys},
+		),
+	)
 }
 
 // class makes a class of the driver with late binding and the parameter pool: ssd.

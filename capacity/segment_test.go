@@ -33,22 +33,34 @@ func TestCapacityScenarioTerms(t *testing.T) {
 			terms []corev1.NodeSelectorTerm
 			want  []segment
 		}{
-			"the very pairs":        {[]corev1.NodeSelectorTerm{selects(in("t/rack", "1"), in("t/zone", "a"))}, []segment{"t/rack=1,t/zone=a"}},
-			"in another order":      {[]corev1.NodeSelectorTerm{selects(in("t/zone", "a"), in("t/rack", "1"))}, []segment{"t/rack=1,t/zone=a"}},
-			"two terms":             {[]corev1.NodeSelectorTerm{selects(in("t/zone", "a"), in("t/rack", "2")), selects(in("t/zone", "a"), in("t/rack", "1"))}, []segment{"t/rack=2,t/zone=a", "t/rack=1,t/zone=a"}},
-			"one term twice":        {[]corev1.NodeSelectorTerm{selects(in("t/rack", "1"), in("t/zone", "a")), selects(in("t/zone", "a"), in("t/rack", "1"))}, []segment{"t/rack=1,t/zone=a"}},
-			"an unusable one, too":  {[]corev1.NodeSelectorTerm{fields, selects(in("t/rack", "1"), in("t/zone", "a"))}, []segment{"t/rack=1,t/zone=a"}},
-			"fields too":            {[]corev1.NodeSelectorTerm{fields}, nil},
-			"not in":                {[]corev1.NodeSelectorTerm{selects(in("t/rack", "1"), notIn)}, nil},
-			"exists":                {[]corev1.NodeSelectorTerm{selects(in("t/rack", "1"), exists)}, nil},
-			"two values":            {[]corev1.NodeSelectorTerm{selects(in("t/rack", "1", "2"), in("t/zone", "a"))}, nil},
-			"no value":              {[]corev1.NodeSelectorTerm{selects(in("t/rack"), in("t/zone", "a"))}, nil},
-			"a key twice":           {[]corev1.NodeSelectorTerm{selects(in("t/rack", "1"), in("t/zone", "a"), in("t/zone", "b"))}, nil},
-			"truncated":             {[]corev1.NodeSelectorTerm{selects(in("t/zone", "a"))}, nil},
-			"deeper":                {[]corev1.NodeSelectorTerm{selects(in("t/rack", "1"), in("t/zone", "a"), in("t/node", "n1"))}, nil},
-			"unknown":               {[]corev1.NodeSelectorTerm{selects(in("t/rack", "3"), in("t/zone", "a"))}, nil},
-			"empty":                 {[]corev1.NodeSelectorTerm{{}}, nil},
-			"no terms":              {nil, nil},
+			"the very pairs": {
+				[]corev1.NodeSelectorTerm{selects(in("t/rack", "1"), in("t/zone", "a"))}, []segment{"t/rack=1,t/zone=a"},
+			},
+			"in another order": {
+				[]corev1.NodeSelectorTerm{selects(in("t/zone", "a"), in("t/rack", "1"))}, []segment{"t/rack=1,t/zone=a"},
+			},
+			"two terms": {
+				[]corev1.NodeSelectorTerm{selects(in("t/zone", "a"), in("t/rack", "2")), selects(in("t/zone", "a"), in("t/rack", "1"))},
+				[]segment{"t/rack=2,t/zone=a", "t/rack=1,t/zone=a"},
+			},
+			"one term twice": {
+				[]corev1.NodeSelectorTerm{selects(in("t/rack", "1"), in("t/zone", "a")), selects(in("t/zone", "a"), in("t/rack", "1"))},
+				[]segment{"t/rack=1,t/zone=a"},
+			},
+			"an unusable one, too": {
+				[]corev1.NodeSelectorTerm{fields, selects(in("t/rack", "1"), in("t/zone", "a"))}, []segment{"t/rack=1,t/zone=a"},
+			},
+			"fields too":  {[]corev1.NodeSelectorTerm{fields}, nil},
+			"not in":      {[]corev1.NodeSelectorTerm{selects(in("t/rack", "1"), notIn)}, nil},
+			"exists":      {[]corev1.NodeSelectorTerm{selects(in("t/rack", "1"), exists)}, nil},
+			"two values":  {[]corev1.NodeSelectorTerm{selects(in("t/rack", "1", "2"), in("t/zone", "a"))}, nil},
+			"no value":    {[]corev1.NodeSelectorTerm{selects(in("t/rack"), in("t/zone", "a"))}, nil},
+			"a key twice": {[]corev1.NodeSelectorTerm{selects(in("t/rack", "1"), in("t/zone", "a"), in("t/zone", "b"))}, nil},
+			"truncated":   {[]corev1.NodeSelectorTerm{selects(in("t/zone", "a"))}, nil},
+			"deeper":      {[]corev1.NodeSelectorTerm{selects(in("t/rack", "1"), in("t/zone", "a"), in("t/node", "n1"))}, nil},
+			"unknown":     {[]corev1.NodeSelectorTerm{selects(in("t/rack", "3"), in("t/zone", "a"))}, nil},
+			"empty":       {[]corev1.NodeSelectorTerm{{}}, nil},
+			"no terms":    {nil, nil},
 		} {
 			if diff := cmp.Diff(tt.want, w.knownSegments(tt.terms)); diff != "" {
 				t.Errorf("%s: %s", name, diff)
@@ -110,7 +122,9 @@ func TestPairOf(t *testing.T) {
 		selector *metav1.LabelSelector
 		want     pair
 	}{
-		"a segment":             {&metav1.LabelSelector{MatchLabels: map[string]string{"b": "2", "a": "1"}}, pair{Class: "fast", Segment: "a=1,b=2"}},
+		"a segment": {
+			&metav1.LabelSelector{MatchLabels: map[string]string{"b": "2", "a": "1"}}, pair{Class: "fast", Segment: "a=1,b=2"},
+		},
 		"every node, empty map": {&metav1.LabelSelector{MatchLabels: map[string]string{}}, pair{Class: "fast"}},
 		"every node, no map":    {&metav1.LabelSelector{}, pair{Class: "fast"}},
 		"no node":               {nil, pair{UnmatchedUID: "u"}},

@@ -50,7 +50,10 @@ func (w *testState) node(name, zone string) []pair {
 }
 
 func class(name string) *storagev1.StorageClass {
-	return &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: name}, Provisioner: "drv", VolumeBindingMode: ptr.To(storagev1.VolumeBindingWaitForFirstConsumer)}
+	return &storagev1.StorageClass{
+		ObjectMeta: metav1.ObjectMeta{Name: name}, Provisioner: "drv",
+		VolumeBindingMode: ptr.To(storagev1.VolumeBindingWaitForFirstConsumer),
+	}
 }
 
 // objectFor is an object of that name for class/zone.
@@ -93,7 +96,11 @@ func TestStateNodesAndClasses(t *testing.T) {
 	wantPairs(t, "it goes again", w.classDeleted("slow"), "")
 	wantPairs(t, "a heartbeat", w.nodeChanged("n2", map[string]string{"z": "b", "beat": "1"}, true), "")
 	wantPairs(t, "the zone is back", w.node("n4", "c"), "fast/c new/c")
-	wantPairs(t, "the driver is not there any more", w.csiNodeChanged("n4", &storagev1.CSINode{Spec: storagev1.CSINodeSpec{Drivers: []storagev1.CSINodeDriver{{Name: "other"}}}}), "fast/c new/c")
+	wantPairs(
+		t, "the driver is not there any more",
+		w.csiNodeChanged("n4", &storagev1.CSINode{Spec: storagev1.CSINodeSpec{Drivers: []storagev1.CSINodeDriver{{Name: "other"}}}}),
+		"fast/c new/c",
+	)
 }
 
 func TestStateChoosesClasses(t *testing.T) {
@@ -222,7 +229,10 @@ func TestStateSchedule(t *testing.T) {
 	if c := w.counts(); !c.oldest.Equal(testNow.Add(time.Second)) || c.failing != 0 {
 		t.Errorf("the counts are %+v", c)
 	}
-	wantPairs(t, "refresh of more than there is", w.requestRefresh([]pair{a, pairIn("gone", "a"), pairIn("fast", "q"), {UnmatchedUID: "o"}}), "fast/a")
+	wantPairs(
+		t, "refresh of more than there is",
+		w.requestRefresh([]pair{a, pairIn("gone", "a"), pairIn("fast", "q"), {UnmatchedUID: "o"}}), "fast/a",
+	)
 	w.classDeleted("fast")
 	w.prune(a)
 	w.prune(pairIn("fast", "b"))
@@ -343,7 +353,10 @@ func (s *simulation) settle(t *testing.T) {
 func TestStateConverges(t *testing.T) {
 	for seed := range uint64(200) {
 		random := rand.New(rand.NewPCG(seed, 7))
-		s := &simulation{testState: newTestState(nil), objects: map[string]*storagev1.CSIStorageCapacity{}, queue: map[pair]struct{}{}, later: map[pair]time.Time{}}
+		s := &simulation{
+			testState: newTestState(nil), objects: map[string]*storagev1.CSIStorageCapacity{}, queue: map[pair]struct{}{},
+			later: map[pair]time.Time{},
+		}
 		s.add([]pair{pairIn("fast", "a"), pairIn("fast", "b")})
 		zones, classes := []string{"a", "b", "c"}, []string{"fast", "slow", "gone"}
 		for step := range 60 {

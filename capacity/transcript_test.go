@@ -98,13 +98,18 @@ func (s *story) volume() *corev1.PersistentVolume {
 	return &corev1.PersistentVolume{Spec: corev1.PersistentVolumeSpec{
 		StorageClassName:       s.Unique("fast"),
 		PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: s.Driver}},
-		NodeAffinity:           &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{selects(in("t/zone", "a"))}}},
+		NodeAffinity: &corev1.VolumeNodeAffinity{
+			Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{selects(in("t/zone", "a"))}},
+		},
 	}}
 }
 
 func TestTranscripts(t *testing.T) {
 	t.Run("publish", func(t *testing.T) {
-		s := newStory(t, "The capacity of each StorageClass in each segment is published, and updated after a volume\nwas provisioned there.")
+		s := newStory(
+			t,
+			"The capacity of each StorageClass in each segment is published, and updated after a volume\nwas provisioned there.",
+		)
 		s.class()
 		s.published("1Gi")
 		s.Step("The provisioner creates a volume in zone a.")
@@ -136,7 +141,10 @@ func TestTranscripts(t *testing.T) {
 		s.Golden("class_deleted")
 	})
 	t.Run("zero_capacity", func(t *testing.T) {
-		s := newStory(t, "Without available capacity no object is created, because schedulers treat a missing object\nas zero capacity. An existing object is updated to 0.")
+		s := newStory(
+			t,
+			"Without available capacity no object is created, because schedulers treat a missing object\nas zero capacity. An existing object is updated to 0.",
+		)
 		s.available.Store(0)
 		s.class()
 		s.Wait(getCapacity, 1)

@@ -30,7 +30,9 @@ func Beta(ctx context.Context, client discovery.ServerResourcesInterface) (bool,
 			if err != nil && !apierrors.IsNotFound(err) {
 				return err
 			}
-			if list != nil && slices.ContainsFunc(list.APIResources, func(r metav1.APIResource) bool { return r.Name == "csistoragecapacities" }) {
+			if list != nil && slices.ContainsFunc(
+				list.APIResources, func(r metav1.APIResource) bool { return r.Name == "csistoragecapacities" },
+			) {
 				beta = version == storagev1beta1.SchemeGroupVersion
 				return nil
 			}
@@ -40,7 +42,9 @@ func Beta(ctx context.Context, client discovery.ServerResourcesInterface) (bool,
 	return beta, err
 }
 
-var errNotServed = errors.New("the API server serves CSIStorageCapacity neither in storage.k8s.io/v1 nor in v1beta1. Use Kubernetes 1.21 or later")
+var errNotServed = errors.New(
+	"the API server serves CSIStorageCapacity neither in storage.k8s.io/v1 nor in v1beta1. Use Kubernetes 1.21 or later",
+)
 
 // retry repeats f with back-off for up to half a minute while it returns a transient error.
 func retry(ctx context.Context, f func() error) error {
@@ -51,7 +55,8 @@ func retry(ctx context.Context, f func() error) error {
 		switch {
 		case last == nil:
 			return true, nil
-		case errors.Is(last, errNotServed), kube.IsNotFound(last), apierrors.IsForbidden(last), apierrors.IsUnauthorized(last), apierrors.IsBadRequest(last):
+		case errors.Is(last, errNotServed), kube.IsNotFound(last),
+			apierrors.IsForbidden(last), apierrors.IsUnauthorized(last), apierrors.IsBadRequest(last):
 			return false, last
 		}
 		return false, nil
@@ -67,7 +72,9 @@ type objectClient interface {
 	Get(ctx context.Context, name string, opts metav1.GetOptions) (*storagev1.CSIStorageCapacity, error)
 	Create(ctx context.Context, obj *storagev1.CSIStorageCapacity, opts metav1.CreateOptions) (*storagev1.CSIStorageCapacity, error)
 	Update(ctx context.Context, obj *storagev1.CSIStorageCapacity, opts metav1.UpdateOptions) (*storagev1.CSIStorageCapacity, error)
-	Patch(ctx context.Context, name string, pt types.PatchType, data []byte, opts metav1.PatchOptions, subresources ...string) (*storagev1.CSIStorageCapacity, error)
+	Patch(
+		ctx context.Context, name string, pt types.PatchType, data []byte, opts metav1.PatchOptions, subresources ...string,
+	) (*storagev1.CSIStorageCapacity, error)
 	Delete(ctx context.Context, name string, opts metav1.DeleteOptions) error
 }
 
@@ -87,15 +94,19 @@ func (b betaClient) Get(ctx context.Context, name string, opts metav1.GetOptions
 	return fromBeta(b.client.Get(ctx, name, opts))
 }
 
-func (b betaClient) Create(ctx context.Context, obj *storagev1.CSIStorageCapacity, opts metav1.CreateOptions) (*storagev1.CSIStorageCapacity, error) {
+func (b betaClient) Create(ctx context.Context, obj *storagev1.CSIStorageCapacity, opts metav1.CreateOptions) (
+	*storagev1.CSIStorageCapacity, error) {
 	return fromBeta(b.client.Create(ctx, toBeta(obj), opts))
 }
 
-func (b betaClient) Update(ctx context.Context, obj *storagev1.CSIStorageCapacity, opts metav1.UpdateOptions) (*storagev1.CSIStorageCapacity, error) {
+func (b betaClient) Update(ctx context.Context, obj *storagev1.CSIStorageCapacity, opts metav1.UpdateOptions) (
+	*storagev1.CSIStorageCapacity, error) {
 	return fromBeta(b.client.Update(ctx, toBeta(obj), opts))
 }
 
-func (b betaClient) Patch(ctx context.Context, name string, pt types.PatchType, data []byte, opts metav1.PatchOptions, subresources ...string) (*storagev1.CSIStorageCapacity, error) {
+func (b betaClient) Patch(
+	ctx context.Context, name string, pt types.PatchType, data []byte, opts metav1.PatchOptions, subresources ...string,
+) (*storagev1.CSIStorageCapacity, error) {
 	return fromBeta(b.client.Patch(ctx, name, pt, data, opts, subresources...))
 }
 
