@@ -11,8 +11,7 @@ import (
 	"time"
 )
 
-// AuditEvent is one line of the audit log: a request that was answered, or a watch
-// that was begun.
+// AuditEvent is one line of the audit log: a completed request, or a watch that was started.
 type AuditEvent struct {
 	Stage      string `json:"stage"` // ResponseStarted (watches) or ResponseComplete
 	Verb       string `json:"verb"`
@@ -31,7 +30,7 @@ type AuditEvent struct {
 	Answered time.Time `json:"stageTimestamp"`
 }
 
-// Resource is the plural of the kind, and the subresource after a slash.
+// Resource returns the resource, followed by a slash and the subresource if there is one.
 func (r AuditEvent) Resource() string {
 	if r.Object.Subresource != "" {
 		return r.Object.Resource + "/" + r.Object.Subresource
@@ -39,7 +38,7 @@ func (r AuditEvent) Resource() string {
 	return r.Object.Resource
 }
 
-// IsWrite tells whether the request was one that changes something.
+// IsWrite reports whether the request modifies objects.
 func (r AuditEvent) IsWrite() bool {
 	switch r.Verb {
 	case "create", "update", "patch", "delete", "deletecollection":
@@ -48,7 +47,7 @@ func (r AuditEvent) IsWrite() bool {
 	return false
 }
 
-// AuditOffset is the end of the audit log just now, for [ControlPlane.AuditSince].
+// AuditOffset returns the current end of the audit log, for [ControlPlane.AuditSince].
 func (c *ControlPlane) AuditOffset() (int64, error) {
 	info, err := os.Stat(c.auditLog())
 	if os.IsNotExist(err) {
@@ -62,8 +61,8 @@ func (c *ControlPlane) AuditOffset() (int64, error) {
 
 func (c *ControlPlane) auditLog() string { return filepath.Join(c.cfg.Dir, "audit.log") }
 
-// AuditSince is the records after mark whose user agent begins with agent, in the
-// order of the answers. A request is in the log before its answer is sent.
+// AuditSince returns the events after mark whose user agent begins with agent, in the order of the
+// responses. A request is logged before its response is sent.
 func (c *ControlPlane) AuditSince(mark int64, agent string) ([]AuditEvent, error) {
 	if !c.cfg.Audit {
 		return nil, fmt.Errorf("this control plane was started without an audit log")
@@ -83,7 +82,7 @@ func (c *ControlPlane) AuditSince(mark int64, agent string) ([]AuditEvent, error
 	var records []AuditEvent
 	for line := range bytes.Lines(data) {
 		if !bytes.HasSuffix(line, []byte("\n")) {
-			break // being written just now
+			break // an incomplete line
 		}
 		var r AuditEvent
 		if err := json.Unmarshal(line, &r); err != nil {

@@ -1,5 +1,5 @@
-// Package kubetest gives tests a real control plane: the program of
-// test/controlplane, built once per machine and started once per test binary.
+// Package kubetest starts a real control plane for tests: the program of test/controlplane, which is
+// built once per machine and started once per test binary.
 package kubetest
 
 import (
@@ -19,11 +19,11 @@ import (
 	"time"
 )
 
-// kubernetesVersion is what the control plane reports about itself; it is that of
-// the module k8s.io/kubernetes in its go.mod.
+// kubernetesVersion is the version that the control plane reports, the one of k8s.io/kubernetes in its
+// go.mod.
 const kubernetesVersion = "v1.36.3"
 
-// moduleDir is the source of the control plane, beside this file.
+// moduleDir returns the directory of the control plane's source.
 func moduleDir() (string, error) {
 	_, file, _, ok := runtime.Caller(0)
 	if !ok || !filepath.IsAbs(file) {
@@ -44,9 +44,8 @@ func moduleDir() (string, error) {
 	return filepath.Join(filepath.Dir(file), "..", "..", "test", "controlplane"), nil
 }
 
-// Build returns the path of the control plane's program, and builds it when
-// this machine has none of the same source yet. That takes some minutes, of
-// which progress is told; nil means nobody.
+// Build returns the path of the control plane's program. It builds the program, which takes some
+// minutes, unless the cache has it. progress, if not nil, receives messages.
 func Build(ctx context.Context, progress io.Writer) (string, error) {
 	if progress == nil {
 		progress = io.Discard
@@ -86,7 +85,7 @@ func Build(ctx context.Context, progress io.Writer) (string, error) {
 	return path, build(ctx, module, path, progress)
 }
 
-// lockFile waits until no other process holds lock, which it tells to progress.
+// lockFile waits until no other process holds lock.
 func lockFile(ctx context.Context, lock *os.File, progress io.Writer) error {
 	for attempt := 0; ; attempt++ {
 		err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
@@ -137,8 +136,7 @@ func build(ctx context.Context, module, path string, progress io.Writer) error {
 	return os.Rename(path+".new", path)
 }
 
-// contentHash changes with whatever the program is made of: the files of the
-// module and of its packages, apart from tests, and the compiler.
+// contentHash returns a hash of the Go version and of the files of the module, except tests.
 func contentHash(module string) (string, error) {
 	h := sha256.New()
 	fmt.Fprintln(h, runtime.Version(), runtime.GOOS, runtime.GOARCH, kubernetesVersion)

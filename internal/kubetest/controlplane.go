@@ -26,7 +26,7 @@ const (
 	Scheduler         = "scheduler"
 )
 
-// Config says what a control plane consists of besides etcd and the API server.
+// Config selects the components of a control plane besides etcd and the API server.
 type Config struct {
 	// Dir holds data, logs and kubeconfig; empty means a new temporary
 	// directory, which [ControlPlane.Stop] removes.
@@ -34,7 +34,7 @@ type Config struct {
 	ControllerManager bool
 	Scheduler         bool
 	Audit             bool
-	// Progress is told about the first build and the start; nil: nobody.
+	// Progress, if not nil, receives messages about the build and the start.
 	Progress io.Writer
 }
 
@@ -50,8 +50,8 @@ type ControlPlane struct {
 	client  kubernetes.Interface
 }
 
-// Start starts a control plane and returns when it serves. Whatever becomes of
-// this process, the control plane ends with it.
+// Start starts a control plane and returns when it serves. The control plane exits with this process,
+// even if that is killed.
 func Start(ctx context.Context, cfg Config) (*ControlPlane, error) {
 	if cfg.Progress == nil {
 		cfg.Progress = io.Discard
@@ -88,7 +88,7 @@ func Start(ctx context.Context, cfg Config) (*ControlPlane, error) {
 	return c, nil
 }
 
-// run starts the program and waits for its line that says that it is ready.
+// run starts the program and waits until it reports that it is ready.
 func (c *ControlPlane) run(ctx context.Context, args []string) error {
 	cmd := exec.Command(c.program, args...)
 	stdin, err := cmd.StdinPipe()
@@ -123,7 +123,7 @@ func (c *ControlPlane) run(ctx context.Context, args []string) error {
 	return err
 }
 
-// Stop ends the control plane and waits for its end.
+// Stop stops the control plane and waits until it has exited.
 func (c *ControlPlane) Stop() {
 	c.stop.Do(func() {
 		if c.stdin != nil {
@@ -136,26 +136,26 @@ func (c *ControlPlane) Stop() {
 	})
 }
 
-// Dir holds the logs of the components, the kubeconfig and the audit log.
+// Dir returns the directory of the component logs, the kubeconfig and the audit log.
 func (c *ControlPlane) Dir() string { return c.cfg.Dir }
 
-// Kubeconfig is the path of the administrator's kubeconfig.
+// Kubeconfig returns the path of the administrator's kubeconfig.
 func (c *ControlPlane) Kubeconfig() string { return filepath.Join(c.cfg.Dir, "kubeconfig") }
 
-// Config is a copy of the administrator's configuration, without a rate limit.
+// Config returns a copy of the administrator's client configuration, without a rate limit.
 func (c *ControlPlane) Config() *rest.Config { return rest.CopyConfig(c.rest) }
 
-// UserConfig is the configuration of another user, who can do what RBAC grants.
+// UserConfig returns the client configuration of a user with the permissions that RBAC grants.
 func (c *ControlPlane) UserConfig(name string, groups ...string) *rest.Config {
 	cfg := c.Config()
 	cfg.Impersonate = rest.ImpersonationConfig{UserName: name, Groups: append(groups, "system:authenticated")}
 	return cfg
 }
 
-// Client is one of the administrator.
+// Client returns a client of the administrator.
 func (c *ControlPlane) Client() kubernetes.Interface { return c.client }
 
-// Halt kills a component and leaves it ended.
+// Halt kills a component.
 func (c *ControlPlane) Halt(ctx context.Context, component string) error {
 	return c.control(ctx, "stop", component)
 }
@@ -178,7 +178,7 @@ func (c *ControlPlane) control(ctx context.Context, verb, component string) erro
 	return nil
 }
 
-// watchedOutput keeps what is written and notices a word in it.
+// watchedOutput stores and forwards what it receives, and closes found when it contains word.
 type watchedOutput struct {
 	word string
 	out  io.Writer
@@ -206,6 +206,5 @@ func (w *watchedOutput) String() string {
 	return w.buf.String()
 }
 
-// waitCap is how long tests wait for a state before they fail: long enough for a
-// machine that is busy with everything else.
+// waitCap is the time after which a wait fails, long enough for a busy machine.
 const waitCap = 90 * time.Second

@@ -20,7 +20,7 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// NodeSpec is a node to be made.
+// NodeSpec describes a node for [CreateNode].
 type NodeSpec struct {
 	Name   string
 	Labels map[string]string
@@ -30,7 +30,7 @@ type NodeSpec struct {
 	TopologyKeys []string
 }
 
-// CreateNode makes a Node that is ready to take pods, and its CSINode.
+// CreateNode creates a Node that is ready for pods, and its CSINode.
 func CreateNode(ctx context.Context, client kubernetes.Interface, spec NodeSpec) error {
 	node := &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: spec.Name, Labels: spec.Labels,
@@ -64,16 +64,15 @@ func CreateNode(ctx context.Context, client kubernetes.Interface, spec NodeSpec)
 	return nil
 }
 
-// Kubelets plays the kubelets of all nodes as far as volumes are concerned: a pod
-// runs once its volumes are attached, and is gone once it is to be deleted. Run
-// returns when ctx ends.
+// Kubelets simulates the kubelets of all nodes: pods run once their volumes are attached, and are
+// removed once they have a deletionTimestamp.
 type Kubelets struct {
 	Client kubernetes.Interface
-	// Stopped tells of nodes whose kubelet does nothing any more; nil means of none.
+	// Stopped reports whether the kubelet of a node is stopped. Nil means that all kubelets run.
 	Stopped func(node string) bool
 }
 
-// Run plays until ctx ends.
+// Run simulates the kubelets until ctx ends.
 func (k Kubelets) Run(ctx context.Context) {
 	factory := informers.NewSharedInformerFactory(k.Client, 0)
 	pods := factory.Core().V1().Pods()
@@ -97,7 +96,7 @@ func (k Kubelets) Run(ctx context.Context) {
 	factory.Start(ctx.Done())
 	defer factory.Shutdown()
 	factory.WaitForCacheSync(ctx.Done())
-	again := time.NewTicker(time.Second) // for what an API server that was away did not take
+	again := time.NewTicker(time.Second) // retries requests that failed while the API server was unavailable
 	defer again.Stop()
 	for {
 		select {
@@ -112,7 +111,7 @@ func (k Kubelets) Run(ctx context.Context) {
 	}
 }
 
-// play has each kubelet do once what there is to do.
+// play starts and removes pods once.
 func (k Kubelets) play(ctx context.Context, pods []*corev1.Pod, attached map[string]bool, claims corev1listers.PersistentVolumeClaimLister) {
 	var wg sync.WaitGroup
 	for _, pod := range pods {
@@ -127,7 +126,7 @@ func (k Kubelets) play(ctx context.Context, pods []*corev1.Pod, attached map[str
 	wg.Wait()
 }
 
-// attached is which volumes are attached where, as node/volume.
+// attached returns the set of attached volumes as node/volume.
 func attached(attachments []*storagev1.VolumeAttachment) map[string]bool {
 	found := map[string]bool{}
 	for _, va := range attachments {
@@ -138,7 +137,7 @@ func attached(attachments []*storagev1.VolumeAttachment) map[string]bool {
 	return found
 }
 
-// hasVolumes tells whether all volumes of pod are attached to its node.
+// hasVolumes reports whether all volumes of pod are attached to its node.
 func hasVolumes(pod *corev1.Pod, attached map[string]bool, claims corev1listers.PersistentVolumeClaimLister) bool {
 	for _, v := range pod.Spec.Volumes {
 		if v.PersistentVolumeClaim == nil {
@@ -152,14 +151,14 @@ func hasVolumes(pod *corev1.Pod, attached map[string]bool, claims corev1listers.
 	return true
 }
 
-// remove ends a pod. A failure is made good in the next round.
+// remove deletes a pod without grace period. A failure is retried in the next round.
 func (k Kubelets) remove(ctx context.Context, pod *corev1.Pod) {
 	_ = k.Client.CoreV1().Pods(pod.Namespace).Delete(ctx, pod.Name, metav1.DeleteOptions{
 		GracePeriodSeconds: ptr.To[int64](0), Preconditions: &metav1.Preconditions{UID: &pod.UID},
 	})
 }
 
-// start has a pod run. A failure is made good in the next round.
+// start sets the status of a pod to running. A failure is retried in the next round.
 func (k Kubelets) start(ctx context.Context, pod *corev1.Pod) {
 	patch := []byte(`{"status":{"phase":"Running","conditions":[{"type":"Ready","status":"True"},{"type":"ContainersReady","status":"True"}]}}`)
 	_, _ = k.Client.CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status")

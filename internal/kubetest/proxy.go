@@ -15,10 +15,9 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 )
 
-// Proxy stands between a client and the API server, for the time of t. hook is called for
-// every request, by many goroutines, with the handler that passes it on; it may answer by
-// itself, pass on another request, or have something happen before or after.
-// The proxy acts as the user of cfg and asks its own clients for nothing.
+// Proxy starts a proxy to the API server until the end of t. hook is called concurrently for every
+// request. It may answer the request, or forward it, also modified, with pass. The proxy acts as the
+// user of cfg and does not authenticate its clients.
 func Proxy(t testing.TB, cfg *rest.Config, hook func(w http.ResponseWriter, r *http.Request, pass http.Handler)) *rest.Config {
 	t.Helper()
 	transport, err := rest.TransportFor(cfg)

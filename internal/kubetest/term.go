@@ -12,9 +12,8 @@ type Informers interface {
 	Shutdown()
 }
 
-// RunTerm has run work with watches, as a process would, until stop is called with the
-// cause for its end, or the test is over. stop returns what run has returned; then the
-// watches have ended, and closed has been called.
+// RunTerm starts watches and calls run until stop is called with a cause, or until the end of the
+// test. stop returns the result of run after the watches have ended and closed was called.
 func RunTerm(t testing.TB, watches Informers, run func(context.Context) error, closed func()) (stop func(cause error) error) {
 	watching, endWatch := context.WithCancel(context.WithoutCancel(t.Context()))
 	watches.Start(watching)

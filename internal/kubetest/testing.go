@@ -13,7 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Option asks for more than etcd and the API server.
+// Option adds components to etcd and the API server.
 type Option func(*Config)
 
 // WithControllerManager runs the kube-controller-manager.
@@ -32,8 +32,8 @@ var shared struct {
 	config       Config
 }
 
-// Get is the control plane of this test binary, started by the first call, with
-// what its options ask for. A later call cannot ask for more.
+// Get returns the control plane of this test binary. The first call starts it with its options; a
+// later call must not add options.
 func Get(t testing.TB, opts ...Option) *ControlPlane {
 	t.Helper()
 	shared.Lock()
@@ -57,8 +57,7 @@ func Get(t testing.TB, opts ...Option) *ControlPlane {
 	return shared.controlPlane
 }
 
-// firstBuild passes on what is said about compiling, which takes long enough to
-// make one wonder, and not that each component is up.
+// firstBuild forwards the messages about the compilation, which takes minutes, and drops the others.
 type firstBuild struct{}
 
 func (firstBuild) Write(p []byte) (int, error) {
@@ -68,8 +67,7 @@ func (firstBuild) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Main runs the tests and ends the control plane after them. Without it the
-// control plane ends with the process.
+// Main runs the tests and stops the control plane after them.
 func Main(m *testing.M) {
 	m.Run() // and its result is the exit status of the process, when TestMain returns
 	shared.Lock()
@@ -79,7 +77,7 @@ func Main(m *testing.M) {
 	}
 }
 
-// Namespace makes a namespace of its own for t.
+// Namespace creates a namespace for t.
 func Namespace(t testing.TB, c *ControlPlane) string {
 	t.Helper()
 	ns, err := c.Client().CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{
@@ -91,8 +89,7 @@ func Namespace(t testing.TB, c *ControlPlane) string {
 	return ns.Name
 }
 
-// Eventually waits until check returns nil, and fails t with its last error when
-// that takes too long.
+// Eventually waits until check returns nil. After 90 s, it fails t with the last error.
 func Eventually(t testing.TB, what string, check func(ctx context.Context) error) {
 	t.Helper()
 	if err := Await(t.Context(), check); err != nil {
@@ -100,7 +97,7 @@ func Eventually(t testing.TB, what string, check func(ctx context.Context) error
 	}
 }
 
-// Await is [Eventually] without a test: it returns the last error of check.
+// Await waits until check returns nil. After 90 s, it returns the last error.
 func Await(ctx context.Context, check func(ctx context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, waitCap)
 	defer cancel()
