@@ -364,7 +364,7 @@ func TestCallThatLosesItsConnectionIsInDoubt(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	if n := p.VolumeCount(); n != 1 {
-		t.Errorf("%d volumes, want the one whose creation is in doubt", n)
+		t.Errorf("%d volumes, want the one whose creation is indeterminate", n)
 	}
 }
 

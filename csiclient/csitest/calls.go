@@ -9,18 +9,18 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// Call is one call of the plugin.
+// Call describes a call of the plugin.
 type Call struct {
 	Method   string // without the service, such as CreateVolume
 	Request  proto.Message
-	Response proto.Message // nil while it runs, and after an error
+	Response proto.Message // nil while running, and after an error
 	Err      error
 	Began    time.Time
-	Ended    time.Time // zero while it runs
-	Socket   string    // at which it came in; see [Plugin.ListenOn]
+	Ended    time.Time // zero while running
+	Socket   string    // that received the call; see [Plugin.ListenOn]
 }
 
-// record is what is known of calls, by method.
+// record holds the calls, and their numbers by method.
 type record struct {
 	calls      []*Call
 	counts     map[string]int // begun
@@ -29,11 +29,10 @@ type record struct {
 	changed    chan struct{}  // closed at each change
 }
 
-// short is the method without package and service.
+// short returns the method without package and service.
 func short(full string) string { return full[strings.LastIndexByte(full, '/')+1:] }
 
-// begin records a call. released is closed by the next Release: one that comes after
-// somebody has seen the call in the record.
+// begin records a call. released is closed by the next Release.
 func (p *Plugin) begin(method, socket string, request proto.Message) (call *Call, released <-chan struct{}) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -59,15 +58,14 @@ func (p *Plugin) end(call *Call, response any, err error) {
 	p.notify()
 }
 
-// notify wakes those who wait for a change; the caller holds mu.
+// notify wakes waiters. It must be called with mu held.
 func (p *Plugin) notify() {
 	close(p.record.changed)
 	p.record.changed = make(chan struct{})
 }
 
-// Calls is the calls so far in the order of their beginning; of the named methods
-// only, where some are named. Calls of the identity service and for
-// capabilities are among them only when named.
+// Calls returns the calls of these methods in the order of their start. Without methods, it returns
+// all calls except those for identity and capabilities.
 func (p *Plugin) Calls(methods ...string) []Call {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -84,26 +82,26 @@ func (p *Plugin) Calls(methods ...string) []Call {
 	return calls
 }
 
-// Count is how many calls of a method have begun.
+// Count returns the number of calls of a method, including running ones.
 func (p *Plugin) Count(method string) int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.record.counts[method]
 }
 
-// MaxConcurrent is how many calls of a method have run at the same time at most.
+// MaxConcurrent returns the largest number of concurrent calls of a method.
 func (p *Plugin) MaxConcurrent(method string) int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.record.maxRunning[method]
 }
 
-// Wait returns when n calls of a method have begun.
+// Wait waits until n calls of a method have started.
 func (p *Plugin) Wait(ctx context.Context, method string, n int) error {
 	return p.wait(ctx, fmt.Sprintf("%d calls of %s", n, method), func() bool { return p.record.counts[method] >= n })
 }
 
-// WaitIdle returns when no call is running.
+// WaitIdle waits until no call is running.
 func (p *Plugin) WaitIdle(ctx context.Context) error {
 	return p.wait(ctx, "no running call", func() bool {
 		for _, n := range p.record.running {

@@ -14,7 +14,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
-// defaultSize is the capacity of a volume for which none is asked.
+// defaultSize is the capacity of a volume without a required capacity.
 const defaultSize = 1 << 30
 
 // ControllerGetCapabilities implements the controller service.
@@ -52,7 +52,7 @@ func (p *Plugin) CreateVolume(_ context.Context, r *csi.CreateVolumeRequest) (*c
 	return &csi.CreateVolumeResponse{Volume: v.proto()}, nil
 }
 
-// newVolume is the volume that r asks for; the caller holds mu.
+// newVolume returns a volume for r. It must be called with mu held.
 func (p *Plugin) newVolume(r *csi.CreateVolumeRequest) (*Volume, error) {
 	v := &Volume{
 		Name: r.GetName(), Capacity: max(r.GetCapacityRange().GetRequiredBytes(), 0), Parameters: maps.Clone(r.GetParameters()),
@@ -75,7 +75,7 @@ func (p *Plugin) newVolume(r *csi.CreateVolumeRequest) (*Volume, error) {
 	}
 	v.Segment = segment
 	if c := p.cfg.Capacity; c > 0 && p.state.used[segmentKey(segment)]+v.Capacity > c {
-		return nil, status.Errorf(codes.ResourceExhausted, "no room for %d bytes in %v", v.Capacity, segment)
+		return nil, status.Errorf(codes.ResourceExhausted, "not enough capacity for %d bytes in %v", v.Capacity, segment)
 	}
 	return v, nil
 }
@@ -90,8 +90,8 @@ func (p *Plugin) checkSource(source *csi.VolumeContentSource) error {
 	return nil
 }
 
-// segment chooses where a volume is made: in the first preferred topology that
-// the driver has, else in the first requisite one.
+// segment returns the first preferred topology segment that the driver has, else the first requisite
+// one.
 func (p *Plugin) segment(r *csi.TopologyRequirement) (map[string]string, error) {
 	if p.cfg.Segments == nil {
 		return nil, nil
@@ -110,7 +110,7 @@ func (p *Plugin) segment(r *csi.TopologyRequirement) (map[string]string, error) 
 	return nil, status.Errorf(codes.ResourceExhausted, "nothing in %v", wanted)
 }
 
-// includes tells whether every pair of some is in all.
+// includes reports whether all contains every label of some.
 func includes(all, some map[string]string) bool {
 	for k, v := range some {
 		if all[k] != v {
@@ -275,8 +275,8 @@ func (p *Plugin) ListVolumes(_ context.Context, r *csi.ListVolumesRequest) (*csi
 	return response, nil
 }
 
-// page is the part of all, which is sorted by number, that a request asks for. A
-// token is the number of the last entry of the page before.
+// page returns the entries of all, which is sorted by number, after token. A token is the number of
+// the last entry of the previous page.
 func page[T any](all []T, token string, size int32, number func(T) int) (part []T, next string, err error) {
 	after := 0
 	if token != "" {

@@ -1,6 +1,6 @@
-// Package csitest is a CSI driver in the process of a test. It remembers volumes,
-// snapshots and publications as the CSI spec demands, records every call in order,
-// and answers otherwise where a script says so:
+// Package csitest provides a CSI driver that runs in the process of a test. It implements volumes,
+// snapshots and publications as the CSI spec demands, records every call in order, and can be
+// scripted:
 //
 //	plugin.Next("ControllerPublishVolume", csitest.Hang(), csitest.Fail(codes.Aborted, "pending"))
 //

@@ -49,7 +49,7 @@ func (p *Plugin) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRe
 	}}}, nil
 }
 
-// known is the error for a volume that is not there.
+// known returns NotFound for a volume that does not exist.
 func (p *Plugin) known(id string) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()

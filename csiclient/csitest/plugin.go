@@ -17,8 +17,8 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// Config is what a plugin is like. The zero value is a driver without topology
-// that can create, delete, publish and unpublish volumes.
+// Config configures a plugin. The zero value is a driver without topology that can create, delete,
+// publish and unpublish volumes.
 type Config struct {
 	Name    string // empty means "drv.example.com"
 	Version string // empty means "1.0"
@@ -45,7 +45,7 @@ type Config struct {
 	DiscardCalls bool
 }
 
-// Plugin is a CSI driver. Its methods may be used by many goroutines.
+// Plugin is a CSI driver. Its methods are safe for concurrent use.
 type Plugin struct {
 	csi.UnimplementedIdentityServer
 	csi.UnimplementedControllerServer
@@ -62,10 +62,10 @@ type Plugin struct {
 	state    state
 	record   record
 	script   script
-	release  chan struct{} // closed when hanging calls are to go on
+	release  chan struct{} // closed to continue hanging calls
 }
 
-// New makes a plugin that does not serve yet.
+// New returns a plugin. [Plugin.Start] serves it.
 func New(cfg Config) *Plugin {
 	if cfg.Name == "" {
 		cfg.Name = "drv.example.com"
@@ -95,7 +95,7 @@ func New(cfg Config) *Plugin {
 	}
 }
 
-// Run starts a plugin for the time of t.
+// Run starts a plugin and stops it at the end of t.
 func Run(t testing.TB, cfg Config) *Plugin {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "csi") // t.TempDir may be too long for a socket
@@ -113,7 +113,7 @@ func Run(t testing.TB, cfg Config) *Plugin {
 	return p
 }
 
-// Start serves on a unix socket.
+// Start serves the plugin on a Unix socket.
 func (p *Plugin) Start(socket string) error {
 	p.life.Lock()
 	defer p.life.Unlock()
@@ -137,8 +137,8 @@ func (p *Plugin) start(socket string) error {
 	return nil
 }
 
-// ListenOn serves on another socket too, until the plugin stops: by the sockets that clients
-// were given it can be told which of them made a call.
+// ListenOn serves on another socket, too, until the plugin stops. With a socket per client,
+// [Call.Socket] identifies the client.
 func (p *Plugin) ListenOn(socket string) error {
 	p.life.Lock()
 	defer p.life.Unlock()
@@ -156,8 +156,8 @@ func (p *Plugin) ListenOn(socket string) error {
 	return nil
 }
 
-// Stop closes the sockets and all connections; calls that are running fail at
-// the client. What the plugin remembers stays.
+// Stop closes the sockets and all connections; running calls fail at the client. The plugin keeps its
+// volumes.
 func (p *Plugin) Stop() {
 	p.life.Lock()
 	defer p.life.Unlock()
@@ -170,8 +170,8 @@ func (p *Plugin) Stop() {
 	}
 }
 
-// Restart is Stop and Start on the same socket. change, when not nil, may give the
-// plugin another name or other capabilities in between.
+// Restart stops the plugin and starts it on the same socket. change, if not nil, can change its name
+// or capabilities.
 func (p *Plugin) Restart(change func(*Config)) error {
 	p.Stop()
 	p.mu.Lock()
@@ -183,14 +183,14 @@ func (p *Plugin) Restart(change func(*Config)) error {
 	return p.Start(socket)
 }
 
-// Address is the socket.
+// Address returns the path of the socket.
 func (p *Plugin) Address() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.socket
 }
 
-// Name is the name of the driver.
+// Name returns the name of the driver.
 func (p *Plugin) Name() string { return p.config().Name }
 
 func (p *Plugin) config() Config {
@@ -199,7 +199,7 @@ func (p *Plugin) config() Config {
 	return p.cfg
 }
 
-// Connections is how many connections were accepted so far, and are open now.
+// Connections returns how many connections were accepted so far, and how many are open.
 func (p *Plugin) Connections() (accepted, open int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -225,10 +225,10 @@ func (c connections) HandleConn(_ context.Context, s stats.ConnStats) {
 	}
 }
 
-// errDropped ends the connection of a call instead of an answer.
+// errDropped closes the connection of a call instead of a response.
 var errDropped = errors.New("dropped")
 
-// intercept records a call and has the script decide about it.
+// intercept records a call and answers it as scripted.
 func (p *Plugin) intercept(ctx context.Context, request any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	method := short(info.FullMethod)
 	latency := p.config().Latency

@@ -9,14 +9,14 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// Step is how a call is answered. do makes the plugin do what it would do.
+// Step answers a call. do runs the handler of the plugin.
 type Step func(ctx context.Context, p *Plugin, request any, do func() (any, error)) (any, error)
 
-// releasedKey is that of the channel in the context of a call that Release closes.
+// releasedKey is the context key of the channel that Release closes.
 type releasedKey struct{}
 
-// Hang never answers, until the client gives up or [Plugin.Release]; then the
-// call is done, as one that took too long would be.
+// Hang does not answer until the client cancels the call. After [Plugin.Release], the handler runs, as
+// in a call that took too long.
 func Hang() Step {
 	return func(ctx context.Context, _ *Plugin, _ any, do func() (any, error)) (any, error) {
 		released, _ := ctx.Value(releasedKey{}).(<-chan struct{})
@@ -29,14 +29,14 @@ func Hang() Step {
 	}
 }
 
-// Fail answers with an error and does nothing.
+// Fail returns an error without running the handler.
 func Fail(code codes.Code, message string) Step {
 	return func(context.Context, *Plugin, any, func() (any, error)) (any, error) {
 		return nil, status.Error(code, message)
 	}
 }
 
-// DoAndFail does what was asked for and answers with an error all the same.
+// DoAndFail runs the handler and returns an error.
 func DoAndFail(code codes.Code, message string) Step {
 	return func(_ context.Context, _ *Plugin, _ any, do func() (any, error)) (any, error) {
 		if _, err := do(); err != nil {
@@ -46,7 +46,7 @@ func DoAndFail(code codes.Code, message string) Step {
 	}
 }
 
-// DoAndHang does what was asked for and never answers.
+// DoAndHang runs the handler and hangs like [Hang].
 func DoAndHang() Step {
 	return func(ctx context.Context, p *Plugin, request any, do func() (any, error)) (any, error) {
 		response, err := do()
@@ -57,7 +57,7 @@ func DoAndHang() Step {
 	}
 }
 
-// Delay waits before it does what was asked for.
+// Delay runs the handler after d.
 func Delay(d time.Duration) Step {
 	return func(ctx context.Context, _ *Plugin, _ any, do func() (any, error)) (any, error) {
 		select {
@@ -69,13 +69,12 @@ func Delay(d time.Duration) Step {
 	}
 }
 
-// Drop closes the connection instead of an answer, as a driver that is killed
-// does, and serves again.
+// Drop closes the connection instead of a response, like a driver that is killed and restarted.
 func Drop() Step {
 	return func(context.Context, *Plugin, any, func() (any, error)) (any, error) { return nil, errDropped }
 }
 
-// DoAndDrop does what was asked for and closes the connection instead of an answer.
+// DoAndDrop runs the handler and closes the connection instead of a response.
 func DoAndDrop() Step {
 	return func(_ context.Context, _ *Plugin, _ any, do func() (any, error)) (any, error) {
 		if _, err := do(); err != nil {
@@ -85,8 +84,7 @@ func DoAndDrop() Step {
 	}
 }
 
-// Alter does what was asked for and changes the answer. T is the type of the
-// response, such as *csi.CreateVolumeResponse.
+// Alter runs the handler and changes the response of type T, such as *csi.CreateVolumeResponse.
 func Alter[T any](change func(T)) Step {
 	return func(_ context.Context, _ *Plugin, _ any, do func() (any, error)) (any, error) {
 		response, err := do()
@@ -97,33 +95,32 @@ func Alter[T any](change func(T)) Step {
 	}
 }
 
-// Default does what was asked for: a place holder between other steps.
+// Default runs the handler.
 func Default() Step {
 	return func(_ context.Context, _ *Plugin, _ any, do func() (any, error)) (any, error) { return do() }
 }
 
-// script is what was said about calls to come, by method.
+// script holds the steps for the next calls and for all others, by method.
 type script struct {
 	next   map[string][]Step
 	always map[string]Step
 }
 
-// Next says how the next calls of a method are answered, one step each.
+// Next answers the next calls of a method with steps, one each.
 func (p *Plugin) Next(method string, steps ...Step) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.script.next[method] = append(p.script.next[method], steps...)
 }
 
-// Always says how all calls of a method are answered for which Next says
-// nothing; nil ends that.
+// Always answers all calls of a method with step that have no step of [Plugin.Next]. Nil removes it.
 func (p *Plugin) Always(method string, step Step) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.script.always[method] = step
 }
 
-// Release has all hanging calls go on.
+// Release continues all hanging calls.
 func (p *Plugin) Release() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -131,7 +128,7 @@ func (p *Plugin) Release() {
 	p.release = make(chan struct{})
 }
 
-// play answers a call by the script.
+// play answers a call as scripted.
 func (p *Plugin) play(ctx context.Context, method string, request any, latency time.Duration, handler grpc.UnaryHandler) (any, error) {
 	if latency > 0 {
 		select {

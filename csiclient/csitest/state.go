@@ -11,7 +11,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
-// Volume is a volume as the driver knows it.
+// Volume is a volume of the driver.
 type Volume struct {
 	ID, Name   string
 	Capacity   int64
@@ -26,13 +26,13 @@ type Volume struct {
 	attributes   map[string]string
 }
 
-// Publication is a volume at a node.
+// Publication describes a volume that is published to a node.
 type Publication struct {
 	Readonly   bool
 	Capability *csi.VolumeCapability
 }
 
-// Snapshot is a snapshot as the driver knows it.
+// Snapshot is a snapshot of the driver.
 type Snapshot struct {
 	ID, Name, VolumeID string
 	Size               int64
@@ -42,7 +42,7 @@ type Snapshot struct {
 }
 
 type state struct {
-	number    int // of the last thing made
+	number    int // of the latest volume or snapshot
 	volumes   map[string]*Volume
 	byName    map[string]*Volume
 	snapshots map[string]*Snapshot
@@ -57,7 +57,7 @@ func newState() state {
 	}
 }
 
-// next is a number that orders what is made.
+// next returns the number of a new volume or snapshot, which orders them.
 func (s *state) next() int {
 	s.number++
 	return s.number
@@ -78,7 +78,7 @@ func (s *state) remove(v *Volume) {
 
 func segmentKey(segment map[string]string) string { return fmt.Sprint(segment) } // maps print sorted
 
-// Volumes is the volumes in the order of their making.
+// Volumes returns the volumes in the order of their creation.
 func (p *Plugin) Volumes() []Volume {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -91,14 +91,14 @@ func (p *Plugin) Volumes() []Volume {
 	return volumes
 }
 
-// VolumeCount is how many volumes there are.
+// VolumeCount returns the number of volumes.
 func (p *Plugin) VolumeCount() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return len(p.state.volumes)
 }
 
-// Publications is how many publications there are, of all volumes.
+// Publications returns the number of publications of all volumes.
 func (p *Plugin) Publications() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -109,7 +109,7 @@ func (p *Plugin) Publications() int {
 	return n
 }
 
-// AddVolume puts a volume there that nobody asked for by a call, and returns its ID.
+// AddVolume adds a volume without a call, and returns its ID.
 func (p *Plugin) AddVolume(name string, capacity int64) string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -126,7 +126,7 @@ func (s *state) sortedSnapshots() []*Snapshot {
 	return slices.SortedFunc(maps.Values(s.snapshots), func(a, b *Snapshot) int { return cmp.Compare(a.number, b.number) })
 }
 
-// compatible tells whether a volume is what request asks for, so that it is the answer to it.
+// compatible reports whether v satisfies request.
 func (v *Volume) compatible(request *csi.CreateVolumeRequest) bool {
 	r := request.GetCapacityRange()
 	switch {
