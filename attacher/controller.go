@@ -3,7 +3,6 @@ package attacher
 import (
 	"context"
 	"fmt"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -13,7 +12,6 @@ import (
 	"google.golang.org/grpc"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
-	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/keymutex"
@@ -88,16 +86,8 @@ func New(cfg Config, deps Deps) (*Controller, error) {
 	return c, nil
 }
 
-// LeaseName returns the name of the Lease that csi-attacher uses for driver, so that only
-// one of the two is active. Where that is not a valid name, csi-attacher cannot use
-// leader election; the name is then converted to lower case.
-func LeaseName(driver string) string {
-	name := election.Sanitize("external-attacher-leader-" + driver)
-	if len(validation.IsDNS1123Subdomain(name)) > 0 {
-		name = strings.ToLower(name)
-	}
-	return name
-}
+// LeaseName returns the name of the Lease of csi-attacher for driver.
+func LeaseName(driver string) string { return election.LeaseName("external-attacher-leader-" + driver) }
 
 // term holds the state between acquiring and releasing the Lease. It is discarded
 // afterwards, because another replica may have changed the objects in between.

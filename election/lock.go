@@ -11,6 +11,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
 	typedcoordinationv1 "k8s.io/client-go/kubernetes/typed/coordination/v1"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 )
@@ -55,6 +56,17 @@ func Sanitize(name string) string {
 	name = unsafeCharacters.ReplaceAllString(name, "-")
 	if strings.HasSuffix(name, "-") {
 		name += "X"
+	}
+	return name
+}
+
+// LeaseName returns the name of the Lease that a CSI sidecar uses, given its unsanitized name, so that
+// only one of the two is active. It is lower-cased if the sidecar's name is invalid; the sidecar
+// cannot run with leader election then.
+func LeaseName(name string) string {
+	name = Sanitize(name)
+	if len(validation.IsDNS1123Subdomain(name)) > 0 {
+		name = strings.ToLower(name)
 	}
 	return name
 }

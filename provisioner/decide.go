@@ -8,10 +8,10 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
-	storagev1 "k8s.io/api/storage/v1"
 	storagehelpers "k8s.io/component-helpers/storage/volume"
 	"k8s.io/utils/ptr"
 
+	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/volumerules"
 )
 
@@ -173,7 +173,7 @@ func (d decision) decideAgain() step {
 }
 
 func (d decision) canRequest() bool {
-	return d.claim.DeletionTimestamp == nil && d.is(d.class.Provisioner) && (!isLate(d.class) || selectedNode(d.claim) != "")
+	return d.claim.DeletionTimestamp == nil && d.is(d.class.Provisioner) && (!kube.WaitsForFirstConsumer(d.class) || selectedNode(d.claim) != "")
 }
 
 // classRecreated reports whether the class of the claim is another object than the one the
@@ -278,7 +278,7 @@ func (d decision) decideNew() step {
 		return step{action: doRetry, reason: "NoClass", err: fmt.Errorf("StorageClass %q not found", storagehelpers.GetPersistentVolumeClaimClass(d.claim))}
 	case !d.is(class.Provisioner):
 		return step{action: doForget, reason: "ClassOfAnotherDriver"}
-	case isLate(class) && d.claim.Annotations[storagehelpers.AnnSelectedNode] == "":
+	case kube.WaitsForFirstConsumer(class) && d.claim.Annotations[storagehelpers.AnnSelectedNode] == "":
 		return step{action: doForget, reason: "WaitsForPod"}
 	}
 	if d.NodeDeployment && selectedNode(d.claim) != d.NodeName {
@@ -300,7 +300,7 @@ func (d decision) decideOwner() step {
 	switch r := d.race; {
 	case selectedNode(d.claim) != "":
 		return step{action: doForget, reason: "OfAnotherNode"}
-	case isLate(d.class) || !d.NodeDeploymentImmediateBinding:
+	case kube.WaitsForFirstConsumer(d.class) || !d.NodeDeploymentImmediateBinding:
 		return step{action: doForget, reason: "WaitsForNode"}
 	case !d.allowedHere(d.claim, d.class, d.known):
 		return step{action: doForget, reason: "NotAllowedHere"}
@@ -370,11 +370,6 @@ func (d driver) owns(claim *corev1.PersistentVolumeClaim) bool {
 		owner = claim.Annotations[storagehelpers.AnnBetaStorageProvisioner]
 	}
 	return owner == d.name || d.is(owner) && claim.Annotations[storagehelpers.AnnMigratedTo] == d.name
-}
-
-// isLate reports whether the binding mode of class is WaitForFirstConsumer.
-func isLate(class *storagev1.StorageClass) bool {
-	return class.VolumeBindingMode != nil && *class.VolumeBindingMode == storagev1.VolumeBindingWaitForFirstConsumer
 }
 
 func isVolumeOf(claim *corev1.PersistentVolumeClaim, pv *corev1.PersistentVolume) bool {

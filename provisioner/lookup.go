@@ -16,22 +16,22 @@ import (
 	"github.com/storage-controller/storage-controller/internal/volumerules"
 )
 
-// found is what was read, live, of the objects that a claim names besides its class.
+// found holds what was read from the API server of the objects that a claim references besides its class.
 type found struct {
 	source  *sourceKey               // nil: an empty volume
 	content *csi.VolumeContentSource // of the request
 	mutable map[string]string        // parameters of its VolumeAttributesClass
 	uid     types.UID                // of the source
-	err     error                    // what is not as it should be
+	err     error                    // why the claim cannot be provisioned from them
 }
 
-// needsLookUp tells whether the request for a claim depends on objects that are not cached.
+// needsLookUp reports whether the request for a claim depends on objects that are not cached.
 func (d driver) needsLookUp(claim *corev1.PersistentVolumeClaim) bool {
 	return claim.Spec.DataSource != nil || claim.Spec.DataSourceRef != nil || d.attributesClass(claim) != ""
 }
 
-// attributesClass is the name of the VolumeAttributesClass of a claim, if it is to be
-// honoured (KEP-3751).
+// attributesClass returns the name of the VolumeAttributesClass of a claim (KEP-3751), or "" if there
+// is none or the feature gate is off.
 func (d driver) attributesClass(claim *corev1.PersistentVolumeClaim) string {
 	if name := claim.Spec.VolumeAttributesClassName; name != nil && d.VolumeAttributesClass {
 		return *name
@@ -42,15 +42,15 @@ func (d driver) attributesClass(claim *corev1.PersistentVolumeClaim) string {
 // referenceReader reads objects that claims reference from the API server.
 type referenceReader struct{ c *Controller }
 
-// lookUp reads what a claim names. Each read is one of the API server: there are few
-// such claims, and what a volume is made of must not be told from an old cache.
+// lookUp reads the objects that a claim references from the API server. A stale cache must not
+// decide about the content of a volume, and such claims are few.
 func (t referenceReader) lookUp(ctx context.Context, claim *corev1.PersistentVolumeClaim, resuming bool) *found {
 	f := &found{}
 	if f.source, f.err = volumerules.SourceOf(claim, t.c.cfg.CrossNamespaceVolumeDataSource); f.err != nil {
 		return f
 	}
 	if f.source != nil {
-		if !resuming { // what was permitted when the driver was asked is asked for again
+		if !resuming { // the recorded request was permitted when it was sent
 			f.err = t.permitted(ctx, claim, *f.source)
 		}
 		if f.err == nil {
@@ -78,7 +78,7 @@ func (t referenceReader) mutableParameters(ctx context.Context, name string) (ma
 	return class.Parameters, nil
 }
 
-// contentOf is what a source means to the driver, and the UID of the source.
+// contentOf returns the content source of the request for a data source, and the UID of the data source.
 func (t referenceReader) contentOf(ctx context.Context, claim *corev1.PersistentVolumeClaim, key sourceKey, resuming bool) (*csi.VolumeContentSource, types.UID, error) {
 	if key.Kind == kube.KindSnapshot {
 		return t.snapshotContent(ctx, claim, key)
@@ -121,12 +121,12 @@ func (t referenceReader) snapshotContent(ctx context.Context, claim *corev1.Pers
 	return source, s.UID, err
 }
 
-// permitted asks for a ReferenceGrant where the source is in another namespace (KEP-3294).
+// permitted returns an error if a source in another namespace has no ReferenceGrant (KEP-3294).
 func (t referenceReader) permitted(ctx context.Context, claim *corev1.PersistentVolumeClaim, source sourceKey) error {
 	if source.Namespace == claim.Namespace {
 		return nil
 	}
-	// The four fields that count do not warrant the types of the Gateway API.
+	// Grant has the few fields that are used here, without a dependency on the Gateway API.
 	data, err := t.c.deps.Client.Discovery().RESTClient().Get().
 		AbsPath("/apis", referenceGrants.Group, referenceGrants.Version, "namespaces", source.Namespace, referenceGrants.Resource).
 		SetHeader("Accept", "application/json").Do(ctx).Raw()

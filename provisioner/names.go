@@ -6,7 +6,6 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/validation"
 	storagehelpers "k8s.io/component-helpers/storage/volume"
 
 	"github.com/storage-controller/storage-controller/election"
@@ -45,16 +44,8 @@ var (
 	attributesClasses = storagev1.SchemeGroupVersion.WithResource("volumeattributesclasses")
 )
 
-// LeaseName returns the name of the Lease of csi-provisioner for driver, so that only one of the two
-// is active. It is lower-cased if csi-provisioner's name is invalid; csi-provisioner cannot run
-// with leader election then.
-func LeaseName(driver string) string {
-	name := election.Sanitize(driver)
-	if len(validation.IsDNS1123Subdomain(name)) > 0 {
-		name = strings.ToLower(name)
-	}
-	return name
-}
+// LeaseName returns the name of the Lease of csi-provisioner for driver.
+func LeaseName(driver string) string { return election.LeaseName(driver) }
 
 // volumeName returns the name of the volume of a claim, for the driver and the PersistentVolume. It
 // depends only on the UID, so that every attempt requests the same volume.

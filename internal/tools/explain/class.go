@@ -7,6 +7,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	storagehelpers "k8s.io/component-helpers/storage/volume"
 
+	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/migration"
 )
 
@@ -51,7 +52,7 @@ func explainDefaultClass(e *explanation) {
 
 func explainProvisioner(e *explanation, class *storagev1.StorageClass) {
 	mode := "Immediate"
-	if isLate(class) {
+	if kube.WaitsForFirstConsumer(class) {
 		mode = "WaitForFirstConsumer: the volume is provisioned after a pod that uses the claim is scheduled"
 	}
 	e.add(Fine, "class", "StorageClass %q: provisioner %s, volumeBindingMode %s.", class.Name, class.Provisioner, mode)

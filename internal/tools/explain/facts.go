@@ -16,6 +16,7 @@ import (
 	storagehelpers "k8s.io/component-helpers/storage/volume"
 	"k8s.io/utils/ptr"
 
+	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/migration"
 	"github.com/storage-controller/storage-controller/internal/tools/statusz"
 	"github.com/storage-controller/storage-controller/internal/volumerules"
@@ -91,11 +92,7 @@ func (f *facts) age(t time.Time) string { return duration.HumanDuration(max(f.no
 // waitsForPod reports whether the volume of the claim is provisioned only after a pod that uses it is scheduled.
 func (f *facts) waitsForPod() bool {
 	claim := f.claim.value
-	return claim.Spec.VolumeName == "" && claim.Annotations[storagehelpers.AnnSelectedNode] == "" && f.class.found && isLate(f.class.value)
-}
-
-func isLate(class *storagev1.StorageClass) bool {
-	return ptr.Deref(class.VolumeBindingMode, "") == storagev1.VolumeBindingWaitForFirstConsumer
+	return claim.Spec.VolumeName == "" && claim.Annotations[storagehelpers.AnnSelectedNode] == "" && f.class.found && kube.WaitsForFirstConsumer(f.class.value)
 }
 
 // podsUsing returns the pods that use the claim and have not ended, sorted by name.
