@@ -156,7 +156,8 @@ func (c comparison) attachments() []Finding {
 		if va.Status.Attached && listed && nodes != nil && !published {
 			found = append(found, Finding{
 				Kind: AttachedNotPublished, Object: "VolumeAttachment " + va.Name, UID: string(va.UID), VolumeHandle: h, Node: ids[0],
-				Message: fmt.Sprintf("status.attached is true for node %s, but the driver lists the volume as published %s", va.Spec.NodeName, at(nodes)),
+				Message: fmt.Sprintf("status.attached is true for node %s, but the driver lists the volume as published %s",
+					va.Spec.NodeName, at(nodes)),
 			})
 		}
 	}

@@ -16,16 +16,18 @@ import (
 const driver = "drv.example.com"
 
 func volume(name, driver, handle string) *corev1.PersistentVolume {
-	return &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.PersistentVolumeSpec{
-		PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: driver, VolumeHandle: handle}},
-	}}
+	pv := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	pv.Spec.CSI = &corev1.CSIPersistentVolumeSource{Driver: driver, VolumeHandle: handle}
+	return pv
 }
 
 func attachment(name, volume, node string, attached bool) *storagev1.VolumeAttachment {
 	return &storagev1.VolumeAttachment{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
-		Spec:       storagev1.VolumeAttachmentSpec{Attacher: driver, NodeName: node, Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &volume}},
-		Status:     storagev1.VolumeAttachmentStatus{Attached: attached},
+		Spec: storagev1.VolumeAttachmentSpec{
+			Attacher: driver, NodeName: node, Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &volume},
+		},
+		Status: storagev1.VolumeAttachmentStatus{Attached: attached},
 	}
 }
 
@@ -46,43 +48,51 @@ func TestFindings(t *testing.T) {
 	inline.Spec.Source = storagev1.VolumeAttachmentSource{InlineVolumeSpec: &pv.Spec}
 	foreign := attachment("a", "pv", "n", true)
 	foreign.Spec.Attacher = "other.example.com"
+	volumes := func(all ...*corev1.PersistentVolume) ClusterState { return ClusterState{Volumes: all} }
+	attachedBy := func(va *storagev1.VolumeAttachment) ClusterState {
+		return ClusterState{Volumes: []*corev1.PersistentVolume{pv}, NodeIDs: nodes, Attachments: []*storagev1.VolumeAttachment{va}}
+	}
+	unknownNode := attachedBy(attachment("a", "pv", "n", true))
+	unknownNode.NodeIDs = nil
 	for name, c := range map[string]struct {
 		state  ClusterState
 		listed map[string][]string
-		silent bool // the driver does not say where volumes are published
+		silent bool // the driver does not list published nodes
 		want   []string
 	}{
-		"nothing at all":            {ClusterState{}, map[string][]string{}, false, nil},
-		"a volume and its PV":       {ClusterState{Volumes: []*corev1.PersistentVolume{pv}}, map[string][]string{"v": {}}, false, nil},
-		"a volume without a PV":     {ClusterState{}, map[string][]string{"v": {}}, false, []string{"volume_without_pv v"}},
-		"a handle of other drivers": {ClusterState{Volumes: []*corev1.PersistentVolume{volume("pv", "other.example.com", "v")}}, map[string][]string{"v": {}}, false, []string{"volume_without_pv v"}},
-		"a PV without a volume":     {ClusterState{Volumes: []*corev1.PersistentVolume{pv}}, map[string][]string{}, false, []string{"pv_without_volume PersistentVolume pv v"}},
-		"a driver that lists none":  {ClusterState{Volumes: []*corev1.PersistentVolume{pv}}, nil, false, nil},
-		"a stub of another driver":  {ClusterState{Volumes: []*corev1.PersistentVolume{volume("pv", "other.example.com", "")}}, map[string][]string{}, false, nil},
-		"attached and published": {ClusterState{Volumes: []*corev1.PersistentVolume{pv}, NodeIDs: nodes, Attachments: []*storagev1.VolumeAttachment{attachment("a", "pv", "n", true)}},
-			map[string][]string{"v": {"id"}}, false, nil},
-		"being attached": {ClusterState{Volumes: []*corev1.PersistentVolume{pv}, NodeIDs: nodes, Attachments: []*storagev1.VolumeAttachment{attachment("a", "pv", "n", false)}},
-			map[string][]string{"v": {}}, false, nil},
-		"attached and not published": {ClusterState{Volumes: []*corev1.PersistentVolume{pv}, NodeIDs: nodes, Attachments: []*storagev1.VolumeAttachment{attachment("a", "pv", "n", true)}},
-			map[string][]string{"v": {}}, false, []string{"attached_not_published VolumeAttachment a v id"}},
-		"published elsewhere": {ClusterState{Volumes: []*corev1.PersistentVolume{pv}, NodeIDs: nodes, Attachments: []*storagev1.VolumeAttachment{attachment("a", "pv", "n", true)}},
-			map[string][]string{"v": {"other"}}, false, []string{"attached_not_published VolumeAttachment a v id", "published_not_attached v other"}},
-		"a driver that does not say where": {ClusterState{Volumes: []*corev1.PersistentVolume{pv}, NodeIDs: nodes, Attachments: []*storagev1.VolumeAttachment{attachment("a", "pv", "n", true)}},
-			map[string][]string{"v": nil}, true, nil},
-		"a volume of which it does not say": {ClusterState{Volumes: []*corev1.PersistentVolume{pv}, NodeIDs: nodes, Attachments: []*storagev1.VolumeAttachment{attachment("a", "pv", "n", true)}},
-			map[string][]string{"v": nil}, false, nil},
-		"a node that was recreated": {ClusterState{Volumes: []*corev1.PersistentVolume{pv}, NodeIDs: nodes, Attachments: []*storagev1.VolumeAttachment{moved}},
-			map[string][]string{"v": {"before"}}, false, nil},
-		"a node that is not known": {ClusterState{Volumes: []*corev1.PersistentVolume{pv}, Attachments: []*storagev1.VolumeAttachment{attachment("a", "pv", "n", true)}},
-			map[string][]string{"v": {"id"}}, false, nil},
-		"an inline volume": {ClusterState{NodeIDs: nodes, Attachments: []*storagev1.VolumeAttachment{inline}, Volumes: []*corev1.PersistentVolume{pv}},
-			map[string][]string{"v": {}}, false, []string{"attached_not_published VolumeAttachment a v id"}},
-		"an attachment of another driver": {ClusterState{Volumes: []*corev1.PersistentVolume{pv}, NodeIDs: nodes, Attachments: []*storagev1.VolumeAttachment{foreign}},
-			map[string][]string{"v": {"id"}}, false, []string{"published_not_attached v id"}},
+		"nothing at all":        {ClusterState{}, map[string][]string{}, false, nil},
+		"a volume and its PV":   {volumes(pv), map[string][]string{"v": {}}, false, nil},
+		"a volume without a PV": {ClusterState{}, map[string][]string{"v": {}}, false, []string{"volume_without_pv v"}},
+		"a handle of other drivers": {
+			volumes(volume("pv", "other.example.com", "v")), map[string][]string{"v": {}}, false, []string{"volume_without_pv v"},
+		},
+		"a PV without a volume":    {volumes(pv), map[string][]string{}, false, []string{"pv_without_volume PersistentVolume pv v"}},
+		"a driver that lists none": {volumes(pv), nil, false, nil},
+		"a stub of another driver": {volumes(volume("pv", "other.example.com", "")), map[string][]string{}, false, nil},
+		"attached and published":   {attachedBy(attachment("a", "pv", "n", true)), map[string][]string{"v": {"id"}}, false, nil},
+		"being attached":           {attachedBy(attachment("a", "pv", "n", false)), map[string][]string{"v": {}}, false, nil},
+		"attached and not published": {
+			attachedBy(attachment("a", "pv", "n", true)), map[string][]string{"v": {}}, false,
+			[]string{"attached_not_published VolumeAttachment a v id"},
+		},
+		"published elsewhere": {
+			attachedBy(attachment("a", "pv", "n", true)), map[string][]string{"v": {"other"}}, false,
+			[]string{"attached_not_published VolumeAttachment a v id", "published_not_attached v other"},
+		},
+		"a driver that does not list nodes": {attachedBy(attachment("a", "pv", "n", true)), map[string][]string{"v": nil}, true, nil},
+		"a volume without a status":         {attachedBy(attachment("a", "pv", "n", true)), map[string][]string{"v": nil}, false, nil},
+		"a node that was recreated":         {attachedBy(moved), map[string][]string{"v": {"before"}}, false, nil},
+		"a node with an unknown ID":         {unknownNode, map[string][]string{"v": {"id"}}, false, nil},
+		"an inline volume": {
+			attachedBy(inline), map[string][]string{"v": {}}, false, []string{"attached_not_published VolumeAttachment a v id"},
+		},
+		"an attachment of another driver": {
+			attachedBy(foreign), map[string][]string{"v": {"id"}}, false, []string{"published_not_attached v id"},
+		},
 	} {
 		c.state.Attached = true
-		got := comparison{driver: driver, cluster: c.state, listed: Listed{c.listed, !c.silent}, stuckAfter: time.Minute, now: time.Now()}.findings()
-		if have := texts(got); !slices.Equal(have, c.want) {
+		scan := comparison{driver: driver, cluster: c.state, listed: Listed{c.listed, !c.silent}, stuckAfter: time.Minute, now: time.Now()}
+		if have := texts(scan.findings()); !slices.Equal(have, c.want) {
 			t.Errorf("%s: %q, want %q", name, have, c.want)
 		}
 	}
@@ -93,10 +103,11 @@ func TestFindings(t *testing.T) {
 func TestVolumesOfAnInTreePlugin(t *testing.T) {
 	t.Parallel()
 	const gce = "pd.csi.storage.gke.io"
-	pv := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "pv", Labels: map[string]string{corev1.LabelTopologyZone: "z"}}, Spec: corev1.PersistentVolumeSpec{
-		PersistentVolumeSource: corev1.PersistentVolumeSource{GCEPersistentDisk: &corev1.GCEPersistentDiskVolumeSource{PDName: "disk"}},
-	}}
-	c := comparison{driver: gce, cluster: ClusterState{Volumes: []*corev1.PersistentVolume{pv}}, listed: Listed{map[string][]string{"projects/p/zones/z/disks/disk": {}}, true}}
+	pv := volume("pv", "", "")
+	pv.Labels = map[string]string{corev1.LabelTopologyZone: "z"}
+	pv.Spec.PersistentVolumeSource = corev1.PersistentVolumeSource{GCEPersistentDisk: &corev1.GCEPersistentDiskVolumeSource{PDName: "disk"}}
+	listed := Listed{map[string][]string{"projects/p/zones/z/disks/disk": {}}, true}
+	c := comparison{driver: gce, cluster: ClusterState{Volumes: []*corev1.PersistentVolume{pv}}, listed: listed}
 	if got := c.findings(); len(got) > 0 {
 		t.Errorf("%+v", got)
 	}
@@ -113,12 +124,16 @@ func TestStuck(t *testing.T) {
 	pv, fresh, foreign := volume("pv", driver, "v"), volume("fresh", driver, "w"), volume("foreign", "other.example.com", "x")
 	pv.DeletionTimestamp, fresh.DeletionTimestamp, foreign.DeletionTimestamp = &old, &young, &old
 	pv.Finalizers = []string{"kubernetes.io/pv-protection", "external-attacher/drv-example-com", "example.com/x"}
-	mine := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "mine", DeletionTimestamp: &old, Annotations: map[string]string{storagehelpers.AnnStorageProvisioner: driver}}}
-	bound := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "static", DeletionTimestamp: &old}, Spec: corev1.PersistentVolumeClaimSpec{VolumeName: "fresh"}}
-	others := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "theirs", DeletionTimestamp: &old}}
+	claim := func(name string) *corev1.PersistentVolumeClaim {
+		return &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, DeletionTimestamp: &old}}
+	}
+	mine, bound, others := claim("mine"), claim("static"), claim("theirs")
+	mine.Annotations = map[string]string{storagehelpers.AnnStorageProvisioner: driver}
+	bound.Spec.VolumeName = "fresh"
 	c := comparison{driver: driver, stuckAfter: time.Minute, now: now, cluster: ClusterState{
-		Volumes: []*corev1.PersistentVolume{pv, fresh, foreign}, Claims: []*corev1.PersistentVolumeClaim{mine, bound, others},
-		Others: map[string]metav1.Object{"Node n": &metav1.ObjectMeta{DeletionTimestamp: &old, Finalizers: []string{driver + "/node"}}},
+		Volumes: []*corev1.PersistentVolume{pv, fresh, foreign},
+		Claims:  []*corev1.PersistentVolumeClaim{mine, bound, others},
+		Others:  map[string]metav1.Object{"Node n": &metav1.ObjectMeta{DeletionTimestamp: &old, Finalizers: []string{driver + "/node"}}},
 	}}
 	found := c.findings()
 	want := []string{"stuck Node n", "stuck PersistentVolume pv", "stuck PersistentVolumeClaim ns/mine", "stuck PersistentVolumeClaim ns/static"}

@@ -86,7 +86,8 @@ func (c *Controller) publish(ctx context.Context, found []Finding, known map[ide
 		now[f.identity()] = true
 		count[f.Kind]++
 		if !known[f.identity()] {
-			log.Info("Audit finding", "kind", f.Kind, "object", f.Object, "volumeHandle", f.VolumeHandle, "nodeID", f.Node, "message", f.Message)
+			log.Info("Audit finding", "kind", f.Kind, "object", f.Object,
+				"volumeHandle", f.VolumeHandle, "nodeID", f.Node, "message", f.Message)
 		}
 	}
 	for _, k := range Kinds() {

@@ -33,8 +33,8 @@ func (e *examination) connect(ctx context.Context) bool {
 	host := e.in.Config.Host
 	version, err := e.askVersion(ctx)
 	if err != nil {
-		return fail("check the address, the network policies of the pod and the certificate of the API server", "%s does not answer: %v",
-			host, err)
+		return fail("check the address, the network policies of the pod and the certificate of the API server",
+			"%s does not answer: %v", host, err)
 	}
 	if e.client, err = kubernetes.NewForConfig(e.in.Config); err == nil {
 		e.meta, err = metadata.NewForConfig(e.in.Config)
@@ -59,14 +59,17 @@ func (e *examination) connect(ctx context.Context) bool {
 	e.Reached = true
 	switch {
 	case apierrors.IsUnauthorized(err):
-		return fail("the token is invalid: check that the ServiceAccount exists and its token is mounted", "%s rejects the credentials: %v",
-			host, err)
+		return fail("the token is invalid: check that the ServiceAccount exists and its token is mounted",
+			"%s rejects the credentials: %v", host, err)
 	case err != nil: // older than 1.28
 		e.ok(name, "%s, %s", host, described)
 	default:
 		e.ok(name, "%s, %s, authenticated as %s", host, described, user)
 	}
-	e.checkClock()
+	e.Checks = append(e.Checks, clock(e.skew))
+	if e.skew == unknownSkew {
+		e.skew = 0
+	}
 	return true
 }
 
@@ -144,13 +147,6 @@ const (
 	clockWarning = 5 * time.Second
 	clockFailure = time.Minute
 )
-
-func (e *examination) checkClock() {
-	e.Checks = append(e.Checks, clock(e.skew))
-	if e.skew == unknownSkew {
-		e.skew = 0
-	}
-}
 
 // clock returns the check of a clock difference.
 func clock(skew time.Duration) Check {

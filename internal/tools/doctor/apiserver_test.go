@@ -26,8 +26,9 @@ func TestServerThatIsNoAPIServer(t *testing.T) {
 		"nothing is found":      {http.NotFound, false},
 		"a page for everything": {func(w http.ResponseWriter, r *http.Request) { _, _ = w.Write([]byte("<html>")) }, false},
 		"JSON for everything":   {status(http.StatusOK, "{}"), false},
-		"an API server that refuses": {status(http.StatusForbidden,
-			`{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Forbidden","code":403}`), true},
+		"an API server that refuses": {
+			status(http.StatusForbidden, `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Forbidden","code":403}`), true,
+		},
 		"an API server before v1.28": {func(w http.ResponseWriter, r *http.Request) {
 			if r.URL.Path == "/version" {
 				status(http.StatusOK, `{"gitVersion":"v1.27.1"}`)(w, r)

@@ -10,6 +10,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
+
+	"github.com/storage-controller/storage-controller/csiclient"
 )
 
 // checkCSIDriver compares the CSIDriver object with the capabilities of the driver.
@@ -32,12 +34,12 @@ func (e *examination) checkCSIDriver(ctx context.Context) {
 		e.skip("csidriver attachRequired", "the capabilities of the driver are unknown")
 		return
 	}
-	e.Checks = append(e.Checks, e.attachRequired(obj), e.storageCapacity(obj), e.lifecycleModes(obj))
+	e.Checks = append(e.Checks, attachRequired(obj, e.driver, e.plan), storageCapacity(obj, e.driver, e.plan), lifecycleModes(obj, e.driver))
 }
 
 // attachRequired compares CSIDriver.spec.attachRequired with PUBLISH_UNPUBLISH_VOLUME.
-func (e *examination) attachRequired(obj *storagev1.CSIDriver) Check {
-	required, publishes := ptr.Deref(obj.Spec.AttachRequired, true), e.driver.Controller.PublishUnpublishVolume
+func attachRequired(obj *storagev1.CSIDriver, driver csiclient.Driver, plan Plan) Check {
+	required, publishes := ptr.Deref(obj.Spec.AttachRequired, true), driver.Controller.PublishUnpublishVolume
 	c := Check{Name: "csidriver attachRequired", Status: OK}
 	switch {
 	case required == publishes:
@@ -46,7 +48,7 @@ func (e *examination) attachRequired(obj *storagev1.CSIDriver) Check {
 		c.Status = Failure
 		c.Message = "false, but the driver reports PUBLISH_UNPUBLISH_VOLUME: volumes are mounted without ControllerPublishVolume"
 		c.Hint = "recreate the CSIDriver with attachRequired: true (the field is immutable)"
-	case e.plan.runs("attacher"):
+	case plan.runs("attacher"):
 		c.Status = Warning
 		c.Message = "true, but the driver does not report PUBLISH_UNPUBLISH_VOLUME: " +
 			"every pod waits until its VolumeAttachment is marked as attached"
@@ -56,7 +58,7 @@ func (e *examination) attachRequired(obj *storagev1.CSIDriver) Check {
 		c.Message = "true, but the driver does not report PUBLISH_UNPUBLISH_VOLUME and the attacher does not run: " +
 			"pods wait for their VolumeAttachments indefinitely"
 		c.Hint = "set attachRequired: false, or run the attacher (--controllers with attacher)"
-		if e.plan.Selected {
+		if plan.Selected {
 			c.Status, c.Message = Warning, strings.Replace(c.Message, "does not run", "is not in --controllers", 1)
 		}
 	}
@@ -64,21 +66,21 @@ func (e *examination) attachRequired(obj *storagev1.CSIDriver) Check {
 }
 
 // storageCapacity compares CSIDriver.spec.storageCapacity with GET_CAPACITY and the role capacity.
-func (e *examination) storageCapacity(obj *storagev1.CSIDriver) Check {
+func storageCapacity(obj *storagev1.CSIDriver, driver csiclient.Driver, plan Plan) Check {
 	used := ptr.Deref(obj.Spec.StorageCapacity, false)
 	c := Check{Name: "csidriver storageCapacity", Status: OK, Message: fmt.Sprint(used)}
 	const consequence = "the scheduler finds no node for pods with WaitForFirstConsumer volumes"
 	switch {
-	case used && !e.driver.Controller.GetCapacity:
+	case used && !driver.Controller.GetCapacity:
 		c.Status, c.Message = Failure, "true, but the driver does not report GET_CAPACITY: no capacity is published, and "+consequence
 		c.Hint = "set storageCapacity: false"
-	case used && !e.plan.Capacity:
+	case used && !plan.Capacity:
 		c.Status, c.Message = Failure, "true, but the role capacity does not run: "+consequence
 		c.Hint = "run the role, or set storageCapacity: false"
-		if e.plan.Selected {
+		if plan.Selected {
 			c.Status = Warning
 		}
-	case !used && e.plan.Capacity:
+	case !used && plan.Capacity:
 		c.Status, c.Message = Warning, "false, but capacity is published: the scheduler ignores it"
 		c.Hint = "set storageCapacity: true after the first CSIStorageCapacity objects were created"
 	}
@@ -86,7 +88,7 @@ func (e *examination) storageCapacity(obj *storagev1.CSIDriver) Check {
 }
 
 // lifecycleModes checks that CSIDriver.spec.volumeLifecycleModes allows provisioned volumes.
-func (e *examination) lifecycleModes(obj *storagev1.CSIDriver) Check {
+func lifecycleModes(obj *storagev1.CSIDriver, driver csiclient.Driver) Check {
 	modes := obj.Spec.VolumeLifecycleModes
 	if len(modes) == 0 {
 		modes = []storagev1.VolumeLifecycleMode{storagev1.VolumeLifecyclePersistent}
@@ -96,7 +98,7 @@ func (e *examination) lifecycleModes(obj *storagev1.CSIDriver) Check {
 		have = append(have, string(m))
 	}
 	c := Check{Name: "csidriver volumeLifecycleModes", Status: OK, Message: strings.Join(have, ", ")}
-	if !slices.Contains(modes, storagev1.VolumeLifecyclePersistent) && e.driver.Controller.CreateDeleteVolume {
+	if !slices.Contains(modes, storagev1.VolumeLifecyclePersistent) && driver.Controller.CreateDeleteVolume {
 		c.Status = Failure
 		c.Message += " without Persistent, but the driver reports CREATE_DELETE_VOLUME: the kubelet refuses its PersistentVolumes"
 		c.Hint = "recreate the CSIDriver with Persistent in volumeLifecycleModes"

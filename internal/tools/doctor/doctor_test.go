@@ -12,6 +12,8 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
+
+	"github.com/storage-controller/storage-controller/csiclient"
 )
 
 func TestClock(t *testing.T) {
@@ -47,44 +49,40 @@ func TestSidecarsOfAPod(t *testing.T) {
 	t.Parallel()
 	roles := []Role{{Name: "provisioner", Sidecar: "csi-provisioner"}, {Name: "nodecontroller", Sidecar: topolvm, Lease: topolvmLease}}
 	elected := Plan{Roles: roles, LeaderElection: true, Pod: "mine"}
-	old := corev1.Container{Name: "old", Image: "csi-provisioner:v5", Args: []string{"--leader-election"}}
+	nodecontroller := Plan{Roles: []Role{{Name: "nodecontroller", Sidecar: topolvm, Lease: "x"}}, LeaderElection: true}
+	container := func(name, image string, args ...string) corev1.Container {
+		return corev1.Container{Name: name, Image: image, Args: args}
+	}
+	old := container("old", "csi-provisioner:v5", "--leader-election")
+	renamed := corev1.Container{Image: "storage-controller:v1", Command: []string{"/csi-provisioner"}}
+	topolvm := corev1.Container{Image: "topolvm-with-sidecar:0.40", Command: []string{"/topolvm-controller"}}
+	mirrored := container("csi-provisioner", "mirror.example/abc/provisioner:v5", "--csi-address=/csi/csi.sock")
+	prefixed := container("p", "mirror.example/abc-csi-provisioner:v5", "--csi-address", "/csi/csi.sock")
 	for name, c := range map[string]struct {
-		plan       Plan
-		pod        string
-		containers []corev1.Container
-		want       []Status
-		text       string
+		plan      Plan
+		pod       string
+		container corev1.Container
+		want      []Status
+		text      string
 	}{
-		"others are left alone": {elected, "other", []corev1.Container{{Image: "csi-resizer:v1"}, {Image: "csi-attacher:v4"}},
-			nil, ""},
-		"this program under an old name": {elected, "other",
-			[]corev1.Container{{Image: "storage-controller:v1", Command: []string{"/csi-provisioner"}}}, nil, ""},
-		"an old one that elects":              {elected, "other", []corev1.Container{old}, []Status{Warning}, "only one of them is active"},
-		"an old one that elects, in this pod": {elected, "mine", []corev1.Container{old}, []Status{Warning}, "remove it"},
-		"one without election in this pod": {elected, "mine",
-			[]corev1.Container{{Image: "csi-provisioner:v5", Args: []string{"--leader-election=false"}}}, []Status{Failure},
-			"both are active"},
-		"this process without election": {Plan{Roles: roles, Pod: "mine"}, "mine", []corev1.Container{old}, []Status{Failure},
-			"both are active"},
-		"one without election elsewhere": {elected, "other", []corev1.Container{{Image: "csi-provisioner:v5"}}, []Status{Warning},
-			"if it serves the same driver"},
-		"one behind a mirror, by its name": {elected, "other",
-			[]corev1.Container{{Name: "csi-provisioner", Image: "mirror.example/abc/provisioner:v5",
-				Args: []string{"--csi-address=/csi/csi.sock"}}}, []Status{Warning}, "container csi-provisioner"},
-		"one behind a mirror, by its image": {elected, "other",
-			[]corev1.Container{{Name: "p", Image: "mirror.example/abc-csi-provisioner:v5",
-				Args: []string{"--csi-address", "/csi/csi.sock"}}}, []Status{Warning}, "container p"},
-		"a driver with such a name": {elected, "other",
-			[]corev1.Container{{Name: "csi-provisioner", Image: "driver:v5", Args: []string{"--endpoint=/csi/csi.sock"}}}, nil, ""},
-		"an image that has its old name": {elected, "other", []corev1.Container{{Image: "external-provisioner:v5"}}, []Status{Warning},
-			"csi-provisioner"},
-		"TopoLVM's controller stays": {elected, "mine",
-			[]corev1.Container{{Image: "topolvm-with-sidecar:0.40", Command: []string{"/topolvm-controller"}}}, []Status{OK}, "Keep it"},
-		"TopoLVM's controller with another Lease": {Plan{Roles: []Role{{Name: "nodecontroller", Sidecar: topolvm, Lease: "x"}},
-			LeaderElection: true}, "other",
-			[]corev1.Container{{Image: "topolvm", Command: []string{"/topolvm-controller"}}}, []Status{Warning}, "--profile=topolvm"},
+		"another sidecar":                   {elected, "other", container("", "csi-resizer:v1"), nil, ""},
+		"a sidecar of no role":              {elected, "other", container("", "csi-attacher:v4"), nil, ""},
+		"this program under an old name":    {elected, "other", renamed, nil, ""},
+		"a sidecar with leader election":    {elected, "other", old, []Status{Warning}, "only one of them is active"},
+		"one with election in this pod":     {elected, "mine", old, []Status{Warning}, "remove it"},
+		"this process without election":     {Plan{Roles: roles, Pod: "mine"}, "mine", old, []Status{Failure}, "both are active"},
+		"one without election elsewhere":    {elected, "other", container("", "csi-provisioner:v5"), []Status{Warning}, "if it serves the same driver"},
+		"one behind a mirror, by its name":  {elected, "other", mirrored, []Status{Warning}, "container csi-provisioner"},
+		"one behind a mirror, by its image": {elected, "other", prefixed, []Status{Warning}, "container p"},
+		"a driver with such a name":         {elected, "other", container("csi-provisioner", "driver:v5", "--endpoint=/csi/csi.sock"), nil, ""},
+		"an image with its old name":        {elected, "other", container("", "external-provisioner:v5"), []Status{Warning}, "csi-provisioner"},
+		"TopoLVM's controller is kept":      {elected, "mine", topolvm, []Status{OK}, "Keep it"},
+		"TopoLVM's controller, other Lease": {nodecontroller, "other", topolvm, []Status{Warning}, "--profile=topolvm"},
+		"one without election in this pod": {
+			elected, "mine", container("", "csi-provisioner:v5", "--leader-election=false"), []Status{Failure}, "both are active",
+		},
 	} {
-		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: c.pod}, Spec: corev1.PodSpec{Containers: c.containers}}
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: c.pod}, Spec: corev1.PodSpec{Containers: []corev1.Container{c.container}}}
 		var have []Status
 		text := ""
 		for _, check := range c.plan.sidecarsOf(pod) {
@@ -123,17 +121,16 @@ func TestCSIDriverAgainstCapabilities(t *testing.T) {
 		"capacity that another process publishes": {nil, yes, true, true, []string{"attacher"}, true, OK, Warning},
 		"capacity that the scheduler ignores":     {nil, no, true, true, []string{"attacher", "capacity"}, false, OK, Warning},
 	} {
-		e := &examination{plan: Plan{Selected: c.selected}}
+		plan, driver := Plan{Selected: c.selected, Capacity: slices.Contains(c.roles, "capacity")}, csiclient.Driver{}
 		for _, r := range c.roles {
-			e.plan.Roles = append(e.plan.Roles, Role{Name: r})
+			plan.Roles = append(plan.Roles, Role{Name: r})
 		}
-		e.plan.Capacity = slices.Contains(c.roles, "capacity")
-		e.driver.Controller.PublishUnpublishVolume, e.driver.Controller.GetCapacity = c.publishes, c.tells
+		driver.Controller.PublishUnpublishVolume, driver.Controller.GetCapacity = c.publishes, c.tells
 		obj := &storagev1.CSIDriver{Spec: storagev1.CSIDriverSpec{AttachRequired: c.attach, StorageCapacity: c.capacity}}
-		if got := e.attachRequired(obj); got.Status != c.wantAttach || (got.Hint == "") != (got.Status == OK) {
+		if got := attachRequired(obj, driver, plan); got.Status != c.wantAttach || (got.Hint == "") != (got.Status == OK) {
 			t.Errorf("%s: %+v", name, got)
 		}
-		if got := e.storageCapacity(obj); got.Status != c.wantCapacity || (got.Hint == "") != (got.Status == OK) {
+		if got := storageCapacity(obj, driver, plan); got.Status != c.wantCapacity || (got.Hint == "") != (got.Status == OK) {
 			t.Errorf("%s: %+v", name, got)
 		}
 	}
@@ -143,14 +140,16 @@ func TestLeaseIsHeld(t *testing.T) {
 	t.Parallel()
 	now := time.Now()
 	lease := func(holder string, age time.Duration) *coordinationv1.Lease {
-		return &coordinationv1.Lease{Spec: coordinationv1.LeaseSpec{HolderIdentity: &holder, LeaseDurationSeconds: ptr.To[int32](15),
-			RenewTime: &metav1.MicroTime{Time: now.Add(-age)}}}
+		return &coordinationv1.Lease{Spec: coordinationv1.LeaseSpec{
+			HolderIdentity: &holder, LeaseDurationSeconds: ptr.To[int32](15), RenewTime: &metav1.MicroTime{Time: now.Add(-age)},
+		}}
 	}
 	for _, c := range []struct {
 		lease *coordinationv1.Lease
 		want  bool
-	}{{lease("a", time.Second), true}, {lease("", time.Second), false}, {lease("a", time.Minute), false},
-		{&coordinationv1.Lease{}, false}} {
+	}{
+		{lease("a", time.Second), true}, {lease("", time.Second), false}, {lease("a", time.Minute), false}, {&coordinationv1.Lease{}, false},
+	} {
 		if isHeld(c.lease, now) != c.want {
 			t.Errorf("%s: want %t", describe(c.lease, now), c.want)
 		}
@@ -176,21 +175,20 @@ func TestTopologyKeys(t *testing.T) {
 
 func TestGrantThatLacksSomething(t *testing.T) {
 	t.Parallel()
+	missing := []access{{verb: "get", resource: "x"}, {verb: "list", resource: "x"}, {verb: "get", resource: "y"}}
 	for _, c := range []struct {
 		grant   Grant
-		lacking []access
+		missing []access
 		failed  error
 		want    Status
 	}{
 		{Grant{File: "f"}, nil, nil, OK},
-		{Grant{File: "f"}, []access{{verb: "get", resource: "x"}, {verb: "list", resource: "x"}, {verb: "get", resource: "y"}},
-			fmt.Errorf("e"), Failure},
-		{Grant{File: "f", Without: "w"}, []access{{verb: "get", resource: "x"}, {verb: "list", resource: "x"},
-			{verb: "get", resource: "y"}}, nil, Warning},
+		{Grant{File: "f"}, missing, fmt.Errorf("e"), Failure},
+		{Grant{File: "f", Without: "w"}, missing, nil, Warning},
 		{Grant{File: "f"}, nil, fmt.Errorf("e"), Skipped},
 	} {
-		got := c.grant.check(c.lacking, c.failed)
-		if got.Status != c.want || c.lacking != nil && !strings.Contains(got.Message, "not granted: get,list x; get y") {
+		got := c.grant.check(c.missing, c.failed)
+		if got.Status != c.want || c.missing != nil && !strings.Contains(got.Message, "not granted: get,list x; get y") {
 			t.Errorf("%+v: %+v", c, got)
 		}
 	}

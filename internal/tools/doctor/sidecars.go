@@ -52,9 +52,8 @@ func (p Plan) sidecarsOf(pod *corev1.Pod) []Check {
 			continue
 		}
 		role := p.Roles[i]
-		check := Check{Name: sidecarsCheck, Status: Warning}
-		check.Message = fmt.Sprintf("container %s of pod %s runs %s, which does the work of role %s", c.Name, pod.Name, role.Sidecar,
-			role.Name)
+		check := Check{Name: sidecarsCheck, Status: Warning, Message: fmt.Sprintf(
+			"container %s of pod %s runs %s, which does the work of role %s", c.Name, pod.Name, role.Sidecar, role.Name)}
 		shared := elects(c, role.Sidecar) && p.LeaderElection && (role.Sidecar != topolvm || role.Lease == topolvmLease)
 		effect := "only one of them is active, because they share a Lease"
 		if !shared {

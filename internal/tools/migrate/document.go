@@ -134,7 +134,8 @@ func rewrite(doc string, lines []string, root *yaml.Node, edits []*edit) (string
 		e.apply()
 	}
 	if anchor := danglingAlias(root); anchor != "" {
-		return "", fmt.Errorf("the anchor &%s is in a replaced container, and *%s refers to it from outside. Replace the alias with its value", anchor, anchor)
+		return "", fmt.Errorf("the anchor &%s is in a replaced container, and *%s refers to it from outside. "+
+			"Replace the alias with its value", anchor, anchor)
 	}
 	if bySplice {
 		if again, err := parse(spliced); err == nil && again != nil && equal(root, again) {

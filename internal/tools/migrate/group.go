@@ -63,8 +63,8 @@ func (m *migration) sources(w workload, list *yaml.Node) []*source {
 		c := resolved(item)
 		name := text(get(c, "name"))
 		if program := sidecarOfShell(c); program != "" {
-			m.note(w.name, "", "container %s was kept: a shell script starts %s and may do more than that. Call %s without a shell and migrate again",
-				name, program, program)
+			m.note(w.name, "", "container %s was kept: a shell script starts %s and may do more than that. "+
+				"Call %s without a shell and migrate again", name, program, program)
 			continue
 		}
 		s := &source{kind: kindOf(c), index: i, name: name, node: c, env: environment(c)}

@@ -22,7 +22,8 @@ func (m *migration) notePermissions(g *group) {
 			missing = s.nodecontrollerPermissions()
 		}
 		if len(missing) > 0 {
-			m.note(g.object.name, "", "ServiceAccount %s needs more permissions than for %s: %s", account, s.kind, strings.Join(missing, "; "))
+			m.note(g.object.name, "", "ServiceAccount %s needs more permissions than for %s: %s",
+				account, s.kind, strings.Join(missing, "; "))
 		}
 	}
 }
@@ -59,7 +60,9 @@ func (s *source) nodecontrollerPermissions() []string {
 		claims = "pvc-enforce"
 	}
 	missing := []string{"deploy/rbac/nodecontroller"}
-	for _, feature := range []string{"leader-election", "node-finalizer", "cleanup", "cleanup-unbound", "custom-resources", claims, "resize-nudge"} {
+	for _, feature := range []string{
+		"leader-election", "node-finalizer", "cleanup", "cleanup-unbound", "custom-resources", claims, "resize-nudge",
+	} {
 		missing = append(missing, "deploy/rbac/nodecontroller-"+feature)
 	}
 	return missing
