@@ -72,7 +72,7 @@ func TestRestartKeepsData(t *testing.T) {
 
 func TestUsersHaveOnlyWhatRBACGrants(t *testing.T) {
 	c := Get(t, WithAudit())
-	client, err := kubernetes.NewForConfig(c.UserConfig("somebody"))
+	client, err := kubernetes.NewForConfig(c.UserConfig("another"))
 	if err != nil {
 		t.Fatal(err)
 	}
