@@ -52,8 +52,10 @@ provisioner audits periodically with --audit-interval.`,
 	shown := []string{"config", "csi-address", "csi-socket", "kubeconfig", "master", "timeout", "max-entries", "v", "logging-format"}
 	cmd.Flags().VisitAll(func(f *pflag.Flag) { f.Hidden = !slices.Contains(shown, f.Name) })
 	cmd.Flags().StringVarP(&output, "output", "o", outputText, "text or json")
-	cmd.Flags().DurationVar(&cfg.StuckAfter, "stuck-after", cfg.StuckAfter, "time since deletionTimestamp after which an object counts as stuck")
-	cmd.Flags().DurationVar(&cfg.Settle, "settle", cfg.Settle, "time between the two comparisons; differences that only one of them finds are not reported")
+	cmd.Flags().DurationVar(&cfg.StuckAfter, "stuck-after", cfg.StuckAfter,
+		"time since deletionTimestamp after which an object counts as stuck")
+	cmd.Flags().DurationVar(&cfg.Settle, "settle", cfg.Settle,
+		"time between the two comparisons; differences that only one of them finds are not reported")
 	return cmd
 }
 
@@ -103,7 +105,8 @@ func runAudit(ctx context.Context, c app.Config, cfg audit.Config) (audit.Report
 	}
 	switch volumes, nodes := a.Lists(); {
 	case !volumes:
-		report.Notes = append(report.Notes, "the driver does not report LIST_VOLUMES: volumes were not compared, only stuck objects were searched")
+		report.Notes = append(report.Notes,
+			"the driver does not report LIST_VOLUMES: volumes were not compared, only stuck objects were searched")
 	case !nodes:
 		report.Notes = append(report.Notes, "the driver does not report LIST_VOLUMES_PUBLISHED_NODES: VolumeAttachments were not compared")
 	}
@@ -118,7 +121,8 @@ func connectOnce(ctx context.Context, cfg csiclient.Config) (*csiclient.Client, 
 	if err != nil {
 		return nil, csiclient.Driver{}, err
 	}
-	limited, cancel := context.WithTimeoutCause(ctx, cfg.Timeout, fmt.Errorf("no answer within --timeout=%v. Run doctor for details", cfg.Timeout))
+	limited, cancel := context.WithTimeoutCause(ctx, cfg.Timeout, fmt.Errorf("no answer within --timeout=%v. Run doctor for details",
+		cfg.Timeout))
 	defer cancel()
 	driver, err := csi.Connect(limited)
 	if err != nil {

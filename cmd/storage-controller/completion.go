@@ -20,7 +20,8 @@ func completeWords(cmd *cobra.Command) {
 		"profile":        nodecontroller.ProfileNames(),
 	} {
 		if cmd.Flags().Lookup(name) != nil {
-			_ = cmd.RegisterFlagCompletionFunc(name, cobra.FixedCompletions(words, cobra.ShellCompDirectiveNoFileComp)) // it fails only for an unknown flag
+			// it fails only for an unknown flag
+			_ = cmd.RegisterFlagCompletionFunc(name, cobra.FixedCompletions(words, cobra.ShellCompDirectiveNoFileComp))
 		}
 	}
 	for _, sub := range cmd.Commands() {

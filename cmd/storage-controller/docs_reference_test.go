@@ -31,7 +31,7 @@ var readNames = []string{
 // driverNames are the functions that make names out of that of the driver.
 var driverNames = []string{"annotationsOf", "derived", "topolvm", "attacherFinalizer", "Finalizer"}
 
-// otherNames look like names of annotations and the like and are none, by what they are.
+// otherNames have the form of annotation names but are something else, by their meaning.
 var otherNames = map[string]string{
 	"storage-controller/": "user agent", "claims/": "key of a map", "records/": "key of a map",
 	"forbidden/": "key of a map", "namespace/": "key of a map", "node/": "key of a map", "sweep/": "key of a map",
@@ -85,7 +85,8 @@ func TestDocsReference(t *testing.T) {
 	}
 	same("event", code.events, page["Events"])
 	same("environment variable", code.variables, page["Environment variables"])
-	same("name", code.names, slices.Concat(page["Annotations"], page["Labels and taints"], page["Finalizers"], page["Parameters and attributes"], page["Resources of pods"]))
+	same("name", code.names, slices.Concat(page["Annotations"], page["Labels and taints"], page["Finalizers"],
+		page["Parameters and attributes"], page["Resources of pods"]))
 	leases := map[string]bool{}
 	for _, lease := range app.Leases("csi.example.com") {
 		leases[lease] = true
@@ -218,7 +219,8 @@ func isReason(e ast.Expr) bool {
 func (f namesFound) node(n ast.Node) string {
 	switch n := n.(type) {
 	case *ast.BasicLit:
-		if name := text(n); otherNames[name] == "" && !apiVersion.MatchString(name) && (qualified.MatchString(name) || prefixed.MatchString(name)) {
+		if name := text(n); otherNames[name] == "" && !apiVersion.MatchString(name) &&
+			(qualified.MatchString(name) || prefixed.MatchString(name)) {
 			f.names[name] = true
 		}
 	case *ast.SelectorExpr:

@@ -50,7 +50,8 @@ error; 1 neither the driver nor the API server answered.`,
 	}
 	registerUserFlags(cmd, app.All)
 	cmd.Flags().StringVarP(&output, "output", "o", outputText, "text or json")
-	cmd.Flags().StringVar(&as, "as", "", "ServiceAccount, as NAMESPACE/NAME, or user whose permissions are checked; empty means this process")
+	cmd.Flags().StringVar(&as, "as", "",
+		"ServiceAccount, as NAMESPACE/NAME, or user whose permissions are checked; empty means this process")
 	return cmd
 }
 

@@ -129,7 +129,8 @@ func flagTables(root *cobra.Command) migrate.Tables {
 			continue
 		}
 		cmd.Flags().VisitAll(func(f *pflag.Flag) {
-			t.Commands[cmd.Name()] = append(t.Commands[cmd.Name()], migrate.Flag{Name: f.Name, Default: f.DefValue, Bare: f.NoOptDefVal != ""})
+			t.Commands[cmd.Name()] = append(t.Commands[cmd.Name()], migrate.Flag{Name: f.Name, Default: f.DefValue,
+				Bare: f.NoOptDefVal != ""})
 		})
 	}
 	for _, section := range app.Sections() {

@@ -53,7 +53,8 @@ func TestMigrateCommand(t *testing.T) {
 		}
 		for mode, flag := range map[string]string{"all": "--all-in-one", "per-role": "--per-role"} {
 			t.Run(name+"/"+mode, func(t *testing.T) {
-				code, stdout, stderr := runWithInput(t, input, "storage-controller", "migrate", "-f", "-", "--image=storage-controller:dev", flag)
+				code, stdout, stderr := runWithInput(t, input, "storage-controller", "migrate", "-f", "-", "--image=storage-controller:dev",
+					flag)
 				if code != 0 {
 					t.Fatalf("exit code %d: %s", code, stderr)
 				}
@@ -110,7 +111,8 @@ func startsWith(t *testing.T, name string, args []string, nowhere string) {
 	args = slices.DeleteFunc(slices.Clone(args), func(arg string) bool {
 		return strings.HasPrefix(arg, "--http-endpoint") || strings.HasPrefix(arg, "--metrics-address")
 	})
-	if code, _, stderr := output(t, append([]string{"storage-controller"}, args...)...); code != exitFailure || !strings.Contains(stderr, nowhere) {
+	if code, _, stderr := output(t, append([]string{"storage-controller"}, args...)...); code != exitFailure || !strings.Contains(stderr,
+		nowhere) {
 		t.Errorf("%s: %q: exit code %d: %s", name, args, code, stderr)
 	}
 }
@@ -180,14 +182,17 @@ func TestMigrateUsage(t *testing.T) {
 // TestMigrateToSomethingThatDoesNotStart: the manifest is printed, and the exit code keeps a
 // script from rolling it out.
 func TestMigrateToSomethingThatDoesNotStart(t *testing.T) {
-	manifest := "kind: Deployment\nmetadata: {name: d}\nspec:\n  template:\n    spec:\n      containers:\n      - name: csi-attacher\n        image: csi-attacher:v4\n        args: [--csi-address=/csi/csi.sock, --timeout=soon]\n"
+	manifest := "kind: Deployment\nmetadata: {name: d}\nspec:\n  template:\n    spec:\n      containers:\n      - name: " +
+		"csi-attacher\n        image: csi-attacher:v4\n        args: [--csi-address=/csi/csi.sock, --timeout=soon]\n"
 	for name, flags := range map[string][]string{"manifest": nil, "diff": {"--diff"}} {
 		code, stdout, stderr := runWithInput(t, []byte(manifest), append([]string{"storage-controller", "migrate", "-f", "-"}, flags...)...)
-		if code != exitFindings || !strings.Contains(stdout, "--timeout=soon") || !strings.Contains(stderr, "does not accept these arguments") || !strings.Contains(stderr, "will not start") {
+		if code != exitFindings || !strings.Contains(stdout, "--timeout=soon") || !strings.Contains(stderr,
+			"does not accept these arguments") || !strings.Contains(stderr, "will not start") {
 			t.Errorf("%s: exit code %d\n%s\n%s", name, code, stdout, stderr)
 		}
 	}
-	if code, _, stderr := runWithInput(t, []byte(strings.Replace(manifest, "soon", "1m", 1)), "storage-controller", "migrate", "-f", "-"); code != 0 {
+	if code, _, stderr := runWithInput(t, []byte(strings.Replace(manifest, "soon", "1m", 1)), "storage-controller", "migrate", "-f",
+		"-"); code != 0 {
 		t.Errorf("a duration: exit code %d: %s", code, stderr)
 	}
 }

@@ -16,7 +16,8 @@ import (
 
 // newNodecontrollerCommand returns the command that runs the role, with the commands that do one of its tasks once.
 func newNodecontrollerCommand(name string) *cobra.Command {
-	cmd := newRoleCommand("nodecontroller", name, "Clean up PVCs and PVs of deleted nodes (replaces the Kubernetes controllers of topolvm-controller)", app.Nodecontroller)
+	cmd := newRoleCommand("nodecontroller", name,
+		"Clean up PVCs and PVs of deleted nodes (replaces the Kubernetes controllers of topolvm-controller)", app.Nodecontroller)
 	cmd.Example = `  # Report deleted nodes, without a connection to the driver; change nothing:
   storage-controller nodecontroller --driver-name=local.example.com
   # Delete the PVCs of such nodes whose StorageClass or PVC has the annotation local.example.com/node-cleanup: enabled
@@ -107,7 +108,8 @@ func newTask(ctx context.Context, c app.Config) (task, error) {
 	if err != nil {
 		return task{}, err
 	}
-	client, err := kubernetes.NewForConfig(kube.ForRole(config, c.Version, "nodecontroller", float32(c.Common.KubeAPIQPS), c.Common.KubeAPIBurst))
+	client, err := kubernetes.NewForConfig(kube.ForRole(config, c.Version, "nodecontroller", float32(c.Common.KubeAPIQPS),
+		c.Common.KubeAPIBurst))
 	if err != nil {
 		return task{}, fmt.Errorf("creating the client: %w", err)
 	}

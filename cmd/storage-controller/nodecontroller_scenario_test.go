@@ -50,7 +50,8 @@ func TestNodecontrollerScenarioStart(t *testing.T) {
 	})
 	t.Run("003_profile_of_the_first_name", func(t *testing.T) {
 		want := namesOf("topolvm.cybozu.com")
-		want["pvc-finalizer"], want["resize-annotation"] = [2]string{"topolvm.io/pvc", "profile"}, [2]string{"topolvm.io/last-resizefs-requested-at", "profile"}
+		want["pvc-finalizer"], want["resize-annotation"] = [2]string{"topolvm.io/pvc",
+			"profile"}, [2]string{"topolvm.io/last-resizefs-requested-at", "profile"}
 		compare(t, printed(t, "--profile=topolvm-legacy"), want)
 	})
 	t.Run("004_a_flag_wins_over_the_profile", func(t *testing.T) {
@@ -59,9 +60,13 @@ func TestNodecontrollerScenarioStart(t *testing.T) {
 		compare(t, printed(t, "--profile=topolvm", "--node-finalizer=x.y/z"), want)
 	})
 	t.Run("005_all_that_is_wrong_at_once", func(t *testing.T) {
-		for _, more := range [][]string{{"--driver-name=a.example.com"}, {"--driver-name=a.example.com", "--print-config"}, {"--profile=topolvm"}, nil} {
-			code, _, stderr := output(t, append([]string{"storage-controller", "nodecontroller", "--capacity-resource=cpu", "--default-device-class=a/b"}, more...)...)
-			if code != exitUsage || !strings.Contains(stderr, "--capacity-resource") || !strings.Contains(stderr, "--default-device-class") {
+		for _, more := range [][]string{{"--driver-name=a.example.com"}, {"--driver-name=a.example.com", "--print-config"},
+			{"--profile=topolvm"}, nil} {
+			code, _, stderr := output(t,
+				append([]string{"storage-controller", "nodecontroller", "--capacity-resource=cpu", "--default-device-class=a/b"},
+					more...)...)
+			if code != exitUsage || !strings.Contains(stderr, "--capacity-resource") || !strings.Contains(stderr,
+				"--default-device-class") {
 				t.Errorf("with %v: exit code %d: %s", more, code, stderr)
 			}
 		}
@@ -70,7 +75,8 @@ func TestNodecontrollerScenarioStart(t *testing.T) {
 		plugin := csitest.Run(t, csitest.Config{Name: "a.example.com"})
 		nobody := kubetest.WriteKubeconfig(t, &rest.Config{Host: "http://127.0.0.1:1"})
 		for _, socket := range []string{"--csi-address", "--csi-socket"} {
-			code, _, stderr := output(t, "storage-controller", "nodecontroller", socket+"="+plugin.Address(), "--driver-name=b.example.com", "--kubeconfig="+nobody)
+			code, _, stderr := output(t, "storage-controller", "nodecontroller", socket+"="+plugin.Address(), "--driver-name=b.example.com",
+				"--kubeconfig="+nobody)
 			if code != exitFailure || !strings.Contains(stderr, `"a.example.com"`) || !strings.Contains(stderr, `"b.example.com"`) {
 				t.Errorf("%s: exit code %d: %s", socket, code, stderr)
 			}
@@ -86,7 +92,8 @@ func namesOf(driver string) map[string][2]string {
 		"capacity-annotation-prefix": "capacity.D/", "default-device-class": "00default", "device-class-parameter": "D/device-class",
 		"resize-annotation": "D/last-resizefs-requested-at", "topology-node-key": "topology.D/node", "webhook-optout-label": "D/webhook",
 		"default-volume-size": "1Gi", "leader-election-id": "topolvm",
-		"node-cleanup-resource": "resource=logicalvolumes.v1.D,node-field=spec.nodeName,finalizer=D/logicalvolume,mark=D/pendingdeletion=true,when=node-terminating",
+		"node-cleanup-resource": "resource=logicalvolumes.v1.D,node-field=spec.nodeName,finalizer=D/logicalvolume," +
+			"mark=D/pendingdeletion=true,when=node-terminating",
 	} {
 		names[name] = [2]string{strings.ReplaceAll(value, "D", driver), "profile"}
 	}

@@ -29,8 +29,10 @@ func TestNodecontrollerScenarioCommands(t *testing.T) {
 	}
 	node := func(name string) {
 		t.Helper()
-		must(kubetest.CreateNode(t.Context(), cp.Client(), kubetest.NodeSpec{Name: ns + "-" + name, Labels: map[string]string{key: ns + "-" + name}, Driver: driver, TopologyKeys: []string{key}}))
-		_, err := cp.Client().CoreV1().Nodes().Patch(t.Context(), ns+"-"+name, "application/merge-patch+json", []byte(fmt.Sprintf(`{"metadata":{"finalizers":["%s/node","x.example.com/other"]}}`, driver)), metav1.PatchOptions{})
+		must(kubetest.CreateNode(t.Context(), cp.Client(), kubetest.NodeSpec{Name: ns + "-" + name,
+			Labels: map[string]string{key: ns + "-" + name}, Driver: driver, TopologyKeys: []string{key}}))
+		_, err := cp.Client().CoreV1().Nodes().Patch(t.Context(), ns+"-"+name, "application/merge-patch+json",
+			[]byte(fmt.Sprintf(`{"metadata":{"finalizers":["%s/node","x.example.com/other"]}}`, driver)), metav1.PatchOptions{})
 		must(err)
 	}
 	finalizers := func(name string) string {
@@ -40,14 +42,18 @@ func TestNodecontrollerScenarioCommands(t *testing.T) {
 	}
 	command := func(args ...string) (int, string, string) {
 		t.Helper()
-		return output(t, append([]string{"storage-controller", "nodecontroller"}, append(args, "--driver-name="+driver, "--kubeconfig="+cp.Kubeconfig())...)...)
+		return output(t, append([]string{"storage-controller", "nodecontroller"},
+			append(args, "--driver-name="+driver, "--kubeconfig="+cp.Kubeconfig())...)...)
 	}
 	node("keep")
 	node("n")
-	pv := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: ns + "-pv", Annotations: map[string]string{storagehelpers.AnnDynamicallyProvisioned: driver}}, Spec: corev1.PersistentVolumeSpec{
-		AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}, Capacity: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")},
+	pv := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: ns + "-pv",
+		Annotations: map[string]string{storagehelpers.AnnDynamicallyProvisioned: driver}}, Spec: corev1.PersistentVolumeSpec{
+		AccessModes:                   []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
+		Capacity:                      corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")},
 		PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimDelete,
-		PersistentVolumeSource:        corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: driver, VolumeHandle: "h"}},
+		PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: driver,
+			VolumeHandle: "h"}},
 		NodeAffinity: &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
 			MatchExpressions: []corev1.NodeSelectorRequirement{{Key: key, Operator: corev1.NodeSelectorOpIn, Values: []string{ns + "-n"}}},
 		}}}},
@@ -60,10 +66,12 @@ func TestNodecontrollerScenarioCommands(t *testing.T) {
 
 	t.Run("019_remove_finalizers", func(t *testing.T) {
 		all := driver + "/node,x.example.com/other"
-		if code, stdout, stderr := command("remove-finalizers", "--dry-run"); code != 0 || strings.Count(stdout, "would lose") != 2 || finalizers("n") != all {
+		if code, stdout, stderr := command("remove-finalizers", "--dry-run"); code != 0 || strings.Count(stdout,
+			"would lose") != 2 || finalizers("n") != all {
 			t.Errorf("only tried: %d %q %q, left are %s", code, stdout, stderr, finalizers("n"))
 		}
-		if code, stdout, stderr := command("remove-finalizers"); code != 0 || strings.Count(stdout, "lost finalizer") != 2 || finalizers("n") != "x.example.com/other" || finalizers("keep") != "x.example.com/other" {
+		if code, stdout, stderr := command("remove-finalizers"); code != 0 || strings.Count(stdout,
+			"lost finalizer") != 2 || finalizers("n") != "x.example.com/other" || finalizers("keep") != "x.example.com/other" {
 			t.Errorf("%d %q %q, left are %s", code, stdout, stderr, finalizers("n"))
 		}
 	})
@@ -71,14 +79,17 @@ func TestNodecontrollerScenarioCommands(t *testing.T) {
 		if code, _, stderr := command("cleanup", "--yes"); code != exitUsage || !strings.Contains(stderr, "--node") {
 			t.Errorf("without a node: %d %q", code, stderr)
 		}
-		if code, _, stderr := command("cleanup", "--node="+ns+"-n", "--volumes", "--yes"); code != exitFindings || !strings.Contains(stderr, "exists") {
+		if code, _, stderr := command("cleanup", "--node="+ns+"-n", "--volumes", "--yes"); code != exitFindings || !strings.Contains(stderr,
+			"exists") {
 			t.Errorf("of a node that exists: %d %q", code, stderr)
 		}
-		_, err := cp.Client().CoreV1().Nodes().Patch(t.Context(), ns+"-n", "application/merge-patch+json", []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{})
+		_, err := cp.Client().CoreV1().Nodes().Patch(t.Context(), ns+"-n", "application/merge-patch+json",
+			[]byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{})
 		must(err)
 		must(cp.Client().CoreV1().Nodes().Delete(t.Context(), ns+"-n", metav1.DeleteOptions{}))
 		must(cp.Client().StorageV1().CSINodes().Delete(t.Context(), ns+"-n", metav1.DeleteOptions{}))
-		if code, stdout, stderr := command("cleanup", "--node="+ns+"-n", "--volumes"); code != exitFindings || !strings.Contains(stdout, "delete volume") || !strings.Contains(stderr, "--yes") {
+		if code, stdout, stderr := command("cleanup", "--node="+ns+"-n", "--volumes"); code != exitFindings || !strings.Contains(stdout,
+			"delete volume") || !strings.Contains(stderr, "--yes") {
 			t.Errorf("the plan alone: %d %q %q", code, stdout, stderr)
 		}
 		if code, stdout, stderr := command("cleanup", "--node="+ns+"-n", "--volumes", "--yes"); code != 0 {
@@ -91,13 +102,14 @@ func TestNodecontrollerScenarioCommands(t *testing.T) {
 			}
 			return fmt.Errorf("%v, %v", got, err)
 		})
-		if code, stdout, _ := command("cleanup", "--node="+ns+"-nobody", "--yes"); code != 0 || !strings.Contains(stdout, "no volume") {
+		if code, stdout, _ := command("cleanup", "--node="+ns+"-unknown", "--yes"); code != 0 || !strings.Contains(stdout, "no volume") {
 			t.Errorf("a node without volumes: %d %q", code, stdout)
 		}
 	})
 	t.Run("055_no_API_server", func(t *testing.T) {
 		path := kubetest.WriteKubeconfig(t, &rest.Config{Host: "http://127.0.0.1:1"})
-		code, _, stderr := output(t, "storage-controller", "nodecontroller", "cleanup", "--node=n", "--yes", "--driver-name="+driver, "--kubeconfig="+path)
+		code, _, stderr := output(t, "storage-controller", "nodecontroller", "cleanup", "--node=n", "--yes", "--driver-name="+driver,
+			"--kubeconfig="+path)
 		if code != exitFailure || !strings.Contains(stderr, "kube-system") {
 			t.Errorf("%d %q", code, stderr)
 		}

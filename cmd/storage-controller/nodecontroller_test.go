@@ -27,23 +27,24 @@ nodecontroller:
 	}
 	t.Setenv(settings.EnvPrefix+"NODE_CLEANUP_SCOPE", "opt-in")
 	t.Setenv(settings.EnvPrefix+"NODECONTROLLER_NODE_CLEANUP_PATHS", "orphan,finalizer")
-	compare(t, printed(t, "--config="+file, "--node-cleanup-retain=skip", "--node-missing-grace", "20m", "--pvc-finalizer="), map[string][2]string{
-		"profile":                 {"topolvm", "file"},
-		"timeout":                 {"7s", "file"},
-		"node-cleanup":            {"report", "file"},
-		"pvc-pod-deletion-grace":  {"-1ns", "file"},
-		"pvc-obsolete-finalizers": {"a.b/c, d.e/f", "file"},
-		"node-cleanup-resource":   {"resource=a.v1.x.y,node-field=spec.node", "file"},
-		"node-cleanup-scope":      {"opt-in", "environment"},
-		"node-cleanup-paths":      {"orphan, finalizer", "environment"},
-		"node-cleanup-retain":     {"skip", "flag"},
-		"node-missing-grace":      {"20m0s", "flag"},
-		"node-cleanup-unbound":    {"delete", "profile"},
-		"pvc-finalizer":           {"topolvm.io/pvc", "profile"}, // a name that was set to nothing was not set
-		"webhook-cert-mode":       {"files", "default"},
-		"driver-name":             {"topolvm.io", "profile"},
-		"pv-removable-finalizers": {"external-provisioner.volume.kubernetes.io/finalizer, external-attacher/topolvm-io", "derived"},
-	})
+	compare(t, printed(t, "--config="+file, "--node-cleanup-retain=skip", "--node-missing-grace", "20m", "--pvc-finalizer="),
+		map[string][2]string{
+			"profile":                 {"topolvm", "file"},
+			"timeout":                 {"7s", "file"},
+			"node-cleanup":            {"report", "file"},
+			"pvc-pod-deletion-grace":  {"-1ns", "file"},
+			"pvc-obsolete-finalizers": {"a.b/c, d.e/f", "file"},
+			"node-cleanup-resource":   {"resource=a.v1.x.y,node-field=spec.node", "file"},
+			"node-cleanup-scope":      {"opt-in", "environment"},
+			"node-cleanup-paths":      {"orphan, finalizer", "environment"},
+			"node-cleanup-retain":     {"skip", "flag"},
+			"node-missing-grace":      {"20m0s", "flag"},
+			"node-cleanup-unbound":    {"delete", "profile"},
+			"pvc-finalizer":           {"topolvm.io/pvc", "profile"}, // a name that was set to nothing was not set
+			"webhook-cert-mode":       {"files", "default"},
+			"driver-name":             {"topolvm.io", "profile"},
+			"pv-removable-finalizers": {"external-provisioner.volume.kubernetes.io/finalizer, external-attacher/topolvm-io", "derived"},
+		})
 }
 
 func TestRefusals(t *testing.T) {
@@ -52,21 +53,33 @@ func TestRefusals(t *testing.T) {
 		code int
 		want []string
 	}{
-		"unknown profile":                    {[]string{"nodecontroller", "--profile=zfs"}, 2, []string{`"zfs"`, "none, topolvm, topolvm-classic, topolvm-legacy"}},
-		"unknown profile in all":             {[]string{"all", "--profile=zfs"}, 2, []string{`"zfs"`, "topolvm-classic"}},
-		"driver of another profile":          {[]string{"nodecontroller", "--profile=topolvm", "--driver-name=a.example.com"}, 2, []string{`"topolvm.io"`, `"a.example.com"`}},
-		"deleting without leader election":   {[]string{"nodecontroller", "--driver-name=a.b", "--leader-election=false", "--node-cleanup=claims"}, 2, []string{"--leader-election: must be set with --node-cleanup=claims"}},
-		"a profile that deletes":             {[]string{"all", "--profile=topolvm-classic"}, 2, []string{"--leader-election", "--node-cleanup=claims and --pvc-finalizer-mode=enforce with --pvc-pod-deletion=all"}},
-		"a flag of the driver":               {[]string{"nodecontroller", "--minimum-allocation-ext4=1Mi"}, 2, []string{"unknown flag", "a flag of the driver"}},
-		"a flag of the driver with one dash": {[]string{"nodecontroller", "-zap-log-level=5"}, 2, []string{"a flag of the driver", "--logging-format"}},
-		"a flag that nobody knows":           {[]string{"nodecontroller", "--minimum"}, 2, []string{"unknown flag: --minimum"}},
-		"two sockets":                        {[]string{"nodecontroller", "--csi-socket=/a", "--csi-address=/b"}, 1, []string{"--csi-address and --csi-socket"}},
-		"three addresses":                    {[]string{"all", "--http-endpoint=:1", "--metrics-bind-address=:2", "--metrics-address=:3"}, 1, []string{"--http-endpoint and --metrics-address and --metrics-bind-address: only one"}},
-		"metrics that are secure and off":    {[]string{"nodecontroller", "--secure-metrics-server", "--metrics-bind-address=0"}, 1, []string{"--secure-metrics-server: requires an address"}},
-		"socket of another network":          {[]string{"nodecontroller", "--csi-socket=tcp://x"}, 1, []string{"--csi-address", "tcp://x"}},
-		"grace that is none":                 {[]string{"nodecontroller", "--pvc-pod-deletion-grace=-2"}, 2, []string{"--pvc-pod-deletion-grace"}},
-		"nobody knows the driver":            {[]string{"nodecontroller", "--print-config", "--csi-socket=/does/not/exist", "--timeout=10ms"}, 1, []string{"--driver-name"}},
-		"secure metrics without a cluster":   {[]string{"nodecontroller", "--driver-name=a.b", "--secure-metrics-server", "--metrics-bind-address=127.0.0.1:0"}, 1, []string{"--secure-metrics-server", "--kubeconfig"}},
+		"unknown profile": {[]string{"nodecontroller", "--profile=zfs"}, 2,
+			[]string{`"zfs"`, "none, topolvm, topolvm-classic, topolvm-legacy"}},
+		"unknown profile in all": {[]string{"all", "--profile=zfs"}, 2, []string{`"zfs"`, "topolvm-classic"}},
+		"driver of another profile": {[]string{"nodecontroller", "--profile=topolvm", "--driver-name=a.example.com"}, 2,
+			[]string{`"topolvm.io"`, `"a.example.com"`}},
+		"deleting without leader election": {[]string{"nodecontroller", "--driver-name=a.b", "--leader-election=false",
+			"--node-cleanup=claims"}, 2, []string{"--leader-election: must be set with --node-cleanup=claims"}},
+		"a profile that deletes": {[]string{"all", "--profile=topolvm-classic"}, 2,
+			[]string{"--leader-election", "--node-cleanup=claims and --pvc-finalizer-mode=enforce with --pvc-pod-deletion=all"}},
+		"a flag of the driver": {[]string{"nodecontroller", "--minimum-allocation-ext4=1Mi"}, 2,
+			[]string{"unknown flag", "a flag of the driver"}},
+		"a flag of the driver with one dash": {[]string{"nodecontroller", "-zap-log-level=5"}, 2,
+			[]string{"a flag of the driver", "--logging-format"}},
+		"a flag that nobody knows": {[]string{"nodecontroller", "--minimum"}, 2, []string{"unknown flag: --minimum"}},
+		"two sockets": {[]string{"nodecontroller", "--csi-socket=/a", "--csi-address=/b"}, 1,
+			[]string{"--csi-address and --csi-socket"}},
+		"three addresses": {[]string{"all", "--http-endpoint=:1", "--metrics-bind-address=:2", "--metrics-address=:3"},
+			1, []string{"--http-endpoint and --metrics-address and --metrics-bind-address: only one"}},
+		"metrics that are secure and off": {[]string{"nodecontroller", "--secure-metrics-server", "--metrics-bind-address=0"}, 1,
+			[]string{"--secure-metrics-server: requires an address"}},
+		"socket of another network": {[]string{"nodecontroller", "--csi-socket=tcp://x"}, 1, []string{"--csi-address", "tcp://x"}},
+		"grace that is none": {[]string{"nodecontroller", "--pvc-pod-deletion-grace=-2"}, 2,
+			[]string{"--pvc-pod-deletion-grace"}},
+		"nobody knows the driver": {[]string{"nodecontroller", "--print-config", "--csi-socket=/does/not/exist",
+			"--timeout=10ms"}, 1, []string{"--driver-name"}},
+		"secure metrics without a cluster": {[]string{"nodecontroller", "--driver-name=a.b", "--secure-metrics-server",
+			"--metrics-bind-address=127.0.0.1:0"}, 1, []string{"--secure-metrics-server", "--kubeconfig"}},
 	}
 	t.Setenv("KUBECONFIG", "")
 	for name, tt := range tests {

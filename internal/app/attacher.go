@@ -30,7 +30,8 @@ var attacherRole = Role{
 	ineffective: func(_ settings.Settings, d *csiclient.Driver) []condition {
 		lists := d == nil || d.Controller.PublishUnpublishVolume && d.Controller.ListVolumes && d.Controller.ListVolumesPublishedNodes
 		return []condition{
-			{lists, "the driver does not report LIST_VOLUMES and LIST_VOLUMES_PUBLISHED_NODES", []string{"attacher.reconcile-sync", "attacher.max-entries"}},
+			{lists, "the driver does not report LIST_VOLUMES and LIST_VOLUMES_PUBLISHED_NODES",
+				[]string{"attacher.reconcile-sync", "attacher.max-entries"}},
 		}
 	},
 	grants: func(settings.Settings, csiclient.Driver) []doctor.Grant { return []doctor.Grant{{File: "attacher"}} },
@@ -43,9 +44,11 @@ func attacherOptions(bool) []settings.Option {
 		{Name: "worker-threads", Default: uint(d.WorkerThreads),
 			Usage: "number of VolumeAttachments, and separately of PersistentVolumes, that are reconciled at the same time"},
 		{Name: "default-fstype", Default: d.DefaultFSType, Usage: "file system of PersistentVolumes that do not set one"},
-		{Name: "resync", Default: d.Resync, Usage: "time between two resyncs of all VolumeAttachments that are not in their final state; 0 means never"},
-		{Name: "reconcile-sync", Default: d.ReconcileSync, Usage: "time between two reconciliations of VolumeAttachments with ListVolumes, " +
-			"for drivers with LIST_VOLUMES_PUBLISHED_NODES; 0 means never"},
+		{Name: "resync", Default: d.Resync,
+			Usage: "time between two resyncs of all VolumeAttachments that are not in their final state; 0 means never"},
+		{Name: "reconcile-sync", Default: d.ReconcileSync,
+			Usage: "time between two reconciliations of VolumeAttachments with ListVolumes, " +
+				"for drivers with LIST_VOLUMES_PUBLISHED_NODES; 0 means never"},
 		{Name: "max-entries", Default: d.MaxEntries, Usage: "maximum entries per ListVolumes page; 0 lets the driver decide"},
 	}...)
 }

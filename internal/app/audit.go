@@ -44,7 +44,8 @@ func (c Config) validateAudit() error {
 	case interval < 0:
 		return fmt.Errorf("--audit-interval: must not be negative, got %v", interval)
 	case interval > 0 && c.perNode(c.roles):
-		return errors.New("--audit-interval and --node-deployment: only one of them may be set, because the instance of a node knows only its own volumes")
+		return errors.New("--audit-interval and --node-deployment: only one of them may be set, because the instance of a node " +
+			"knows only its own volumes")
 	}
 	return nil
 }

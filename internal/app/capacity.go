@@ -63,16 +63,21 @@ func capacityOptions(all bool) []settings.Option {
 	return append(retryOptions(d.Timeout, d.RetryIntervalStart, d.RetryIntervalMax, "timeout of each CSI call"), []settings.Option{
 		{Name: "node-deployment", Default: d.NodeDeployment,
 			Usage: "run once per node, for the capacity of that node; requires the environment variable NODE_NAME"},
-		{Name: "enable-capacity", Default: d.Enabled, Usage: "publish the available capacity of the driver as CSIStorageCapacity objects, which the command capacity always does; " +
-			"requires the environment variable NAMESPACE, and POD_NAME unless the objects have no owner"},
-		{Name: "capacity-threads", Default: uint(d.Threads), Usage: "number of pairs of StorageClass and topology segment that are reconciled at the same time"},
+		{Name: "enable-capacity", Default: d.Enabled,
+			Usage: "publish the available capacity of the driver as CSIStorageCapacity objects, which the command capacity always does; " +
+				"requires the environment variable NAMESPACE, and POD_NAME unless the objects have no owner"},
+		{Name: "capacity-threads", Default: uint(d.Threads),
+			Usage: "number of pairs of StorageClass and topology segment that are reconciled at the same time"},
 		{Name: "capacity-poll-interval", Default: d.PollInterval, Usage: "time after which GetCapacity is called again for a pair"},
-		{Name: "capacity-ownerref-level", Default: d.OwnerRefLevel, Usage: "owner of the CSIStorageCapacity objects: 0 the pod of this process, " +
-			"1 its controller (StatefulSet, DaemonSet), 2 the controller of that (Deployment), and so on; negative means none"},
-		{Name: "capacity-for-immediate-binding", Default: d.ImmediateBinding, Usage: "publish capacity also for StorageClasses with Immediate binding"},
+		{Name: "capacity-ownerref-level", Default: d.OwnerRefLevel,
+			Usage: "owner of the CSIStorageCapacity objects: 0 the pod of this process, " +
+				"1 its controller (StatefulSet, DaemonSet), 2 the controller of that (Deployment), and so on; negative means none"},
+		{Name: "capacity-for-immediate-binding", Default: d.ImmediateBinding,
+			Usage: "publish capacity also for StorageClasses with Immediate binding"},
 		{Name: "capacity-removal-grace", Default: d.RemovalGrace,
 			Usage: "how long the CSIStorageCapacity objects of a topology segment are kept after its last node was removed"},
-		{Name: "kube-api-capacity-qps", Default: d.QPS, Usage: "maximum requests per second to the API server for CSIStorageCapacity objects; 0 means no limit"},
+		{Name: "kube-api-capacity-qps", Default: d.QPS,
+			Usage: "maximum requests per second to the API server for CSIStorageCapacity objects; 0 means no limit"},
 		{Name: "kube-api-capacity-burst", Default: d.Burst,
 			Usage: "number of requests for CSIStorageCapacity objects that may exceed --kube-api-capacity-qps at once"},
 	}...)

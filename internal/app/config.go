@@ -56,16 +56,19 @@ func (c Config) Validate() error {
 	}
 	if c.perNode(c.roles) {
 		if c.Common.LeaderElection {
-			errs = append(errs, errors.New("--node-deployment and --leader-election: only one of them may be set, because the instance of every node must work"))
+			errs = append(errs, errors.New("--node-deployment and --leader-election: only one of them may be set, because the "+
+				"instance of every node must work"))
 		}
 		for _, r := range c.roles {
 			if mayRun(c.Settings, r.Name) && r.nodeDeployment == nil {
-				errs = append(errs, fmt.Errorf("--node-deployment: the %s cannot run once per node. Set --controllers=provisioner,capacity or one of these", r.Name))
+				errs = append(errs, fmt.Errorf("--node-deployment: the %s cannot run once per node. Set "+
+					"--controllers=provisioner,capacity or one of these", r.Name))
 				break
 			}
 		}
 	}
-	errs = append(errs, c.DriverConfig().Validate(), c.leaseConfig().Validate(), c.serverConfig().Validate(), c.tracingConfig("").Validate(), c.validateAudit())
+	errs = append(errs, c.DriverConfig().Validate(), c.leaseConfig().Validate(), c.serverConfig().Validate(),
+		c.tracingConfig("").Validate(), c.validateAudit())
 	for _, r := range c.roles {
 		if err := r.validate(c.Settings); err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", r.Name, err))

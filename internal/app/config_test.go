@@ -38,7 +38,8 @@ func TestListsOfFlags(t *testing.T) {
 			t.Errorf("got %q, want %q", have, want)
 		}
 	}
-	s := configOf(t, alone, "--node-cleanup-resource="+one, "--node-cleanup-resource", two, "--node-cleanup-paths=orphan", "--pvc-obsolete-finalizers=a/b,c/d", "--pvc-pod-deletion-grace=-1")
+	s := configOf(t, alone, "--node-cleanup-resource="+one, "--node-cleanup-resource", two, "--node-cleanup-paths=orphan",
+		"--pvc-obsolete-finalizers=a/b,c/d", "--pvc-pod-deletion-grace=-1")
 	want(nodecontrollerConfig(s.Settings).NodeCleanupResource, one, two)
 	want(nodecontrollerConfig(s.Settings).NodeCleanupPaths, "orphan")
 	want(nodecontrollerConfig(s.Settings).PVCObsoleteFinalizers, "a/b", "c/d")
@@ -84,7 +85,8 @@ func TestWhatIsPrintedForAFile(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if have.NodeCleanup != "claims" || have.NodeCleanupScope != "opt-in" || have.LeaderElectionID != "topolvm" || after.Origin("csi-address") != "" {
+	if have.NodeCleanup != "claims" || have.NodeCleanupScope != "opt-in" || have.LeaderElectionID != "topolvm" ||
+		after.Origin("csi-address") != "" {
 		t.Errorf("%+v\n%s", have, text)
 	}
 }

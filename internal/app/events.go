@@ -33,7 +33,7 @@ func startEvents(ctx context.Context, config *rest.Config, version, driver strin
 	if err != nil {
 		return nil, nil, fmt.Errorf("reading the host name: %w", err)
 	}
-	// Events about what is done while the process shuts down are sent, too.
+	// Events of work that completes during shutdown are sent, too.
 	broadcaster := record.NewBroadcaster(record.WithContext(context.WithoutCancel(ctx)))
 	sink := drainingSink{&typedcorev1.EventSinkImpl{Interface: client.Events("")}, make(chan struct{})}
 	broadcaster.StartRecordingToSink(sink)

@@ -58,7 +58,8 @@ func TestEventsDoNotDelayTheShutdown(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	events.Event(&corev1.ObjectReference{Kind: "PersistentVolumeClaim", Namespace: "default", Name: "c"}, corev1.EventTypeNormal, "First", "hangs")
+	events.Event(&corev1.ObjectReference{Kind: "PersistentVolumeClaim", Namespace: "default", Name: "c"}, corev1.EventTypeNormal, "First",
+		"hangs")
 	<-sending
 	done := make(chan struct{})
 	go func() { stopEvents(); close(done) }()

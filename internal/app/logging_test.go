@@ -69,7 +69,8 @@ func TestLogging(t *testing.T) {
 		args           string
 		stdout, stderr []string // what must be in it; with an exclamation mark, what must not
 	}{
-		"text":                     {"", []string{"!zero"}, []string{"info", "zero", `"key": "value"`, "from klog", "client-go", "broken", "cause", "!one", "!two", "!goroutine"}},
+		"text": {"", []string{"!zero"}, []string{"info", "zero", `"key": "value"`, "from klog", "client-go", "broken",
+			"cause", "!one", "!two", "!goroutine"}},
 		"verbose":                  {"v=xx", nil, []string{"debug", "one", "two", "from klog at two"}},
 		"verbose for one file":     {"vmodule=logging_test=1", nil, []string{"one", "!two"}},
 		"verbose for another file": {"vmodule=other=5", nil, []string{"zero", "!one"}},
@@ -94,7 +95,8 @@ func TestLogging(t *testing.T) {
 		_, stderr := logged(t, "format=json v=x")
 		for line := range strings.Lines(stderr) {
 			var record map[string]any
-			if err := json.Unmarshal([]byte(line), &record); err != nil || record["msg"] == nil || record["level"] == nil || record["ts"] == nil {
+			if err := json.Unmarshal([]byte(line),
+				&record); err != nil || record["msg"] == nil || record["level"] == nil || record["ts"] == nil {
 				t.Errorf("%v: %s", err, line)
 			}
 		}

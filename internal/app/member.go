@@ -32,7 +32,8 @@ type member struct {
 }
 
 func newMember(name string, named bool, build func(context.Context) (controller, error)) *member {
-	m := &member{name: name, named: named, build: build, built: make(chan struct{}), synced: make(chan struct{}), settled: make(chan struct{})}
+	m := &member{name: name, named: named, build: build, built: make(chan struct{}), synced: make(chan struct{}),
+		settled: make(chan struct{})}
 	m.settle = sync.OnceFunc(func() { close(m.settled) })
 	return m
 }

@@ -49,7 +49,8 @@ var nodecontrollerRole = Role{
 		if d.Plugin.VolumeAccessibilityConstraints {
 			return nil
 		}
-		return fmt.Errorf("driver %q does not report the plugin capability VOLUME_ACCESSIBILITY_CONSTRAINTS: its volumes do not belong to nodes", d.Name)
+		return fmt.Errorf("driver %q does not report the plugin capability VOLUME_ACCESSIBILITY_CONSTRAINTS: its volumes do not "+
+			"belong to nodes", d.Name)
 	},
 	driverName:  func(s settings.Settings) string { return nodecontrollerConfig(s).Driver() },
 	ineffective: nodecontrollerConditions,
@@ -102,7 +103,8 @@ func validateNodecontroller(s settings.Settings) error {
 		errs = append(errs, resolve)
 	}
 	if deletes := cfg.Deletes(); len(deletes) > 0 && !s.Common.LeaderElection && mayRun(s, nodecontrollerName) {
-		errs = append(errs, fmt.Errorf("--leader-election: must be set with %s, or several replicas delete at the same time", strings.Join(deletes, " and ")))
+		errs = append(errs, fmt.Errorf("--leader-election: must be set with %s, or several replicas delete at the same time",
+			strings.Join(deletes, " and ")))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return &UsageError{err}
@@ -139,7 +141,8 @@ func nodecontrollerGrants(s settings.Settings, d csiclient.Driver) []doctor.Gran
 		name   string
 	}{
 		{c.NodeFinalizerMode != nodecontroller.NodeFinalizerOff, "nodecontroller-node-finalizer"},
-		{slices.Contains([]nodecontroller.CleanupMode{nodecontroller.CleanupDryRun, nodecontroller.CleanupClaims, nodecontroller.CleanupVolumes}, c.NodeCleanup),
+		{slices.Contains([]nodecontroller.CleanupMode{nodecontroller.CleanupDryRun, nodecontroller.CleanupClaims,
+			nodecontroller.CleanupVolumes}, c.NodeCleanup),
 			"nodecontroller-cleanup"},
 		{c.NodeCleanup == nodecontroller.CleanupVolumes, "nodecontroller-cleanup-volumes"},
 		{c.NodeCleanupUnbound == nodecontroller.UnboundReschedule, "nodecontroller-cleanup-unbound"},
@@ -158,7 +161,8 @@ func nodecontrollerGrants(s settings.Settings, d csiclient.Driver) []doctor.Gran
 	if c.PVCFinalizerMode == nodecontroller.ClaimEnforce {
 		enforce := doctor.Grant{File: "nodecontroller-pvc-enforce"}
 		if c.PVCPodDeletion == nodecontroller.PodsNone {
-			enforce.Rules = slices.DeleteFunc(slices.Clone(doctor.Rules(enforce.File)), func(r doctor.Rule) bool { return slices.Contains(r.Resources, "pods") })
+			enforce.Rules = slices.DeleteFunc(slices.Clone(doctor.Rules(enforce.File)),
+				func(r doctor.Rule) bool { return slices.Contains(r.Resources, "pods") })
 		}
 		grants = append(grants, enforce)
 	}
@@ -172,11 +176,13 @@ func nodecontrollerGrants(s settings.Settings, d csiclient.Driver) []doctor.Gran
 func certificateGrant(c nodecontroller.Config) doctor.Grant {
 	grant := doctor.Grant{
 		File: "nodecontroller-webhook-certificates", Namespace: election.Namespace(""),
-		Names: map[string]string{"storage-controller-webhook-certificates": c.WebhookCertSecret, "storage-controller-webhooks": c.WebhookConfigName},
+		Names: map[string]string{"storage-controller-webhook-certificates": c.WebhookCertSecret,
+			"storage-controller-webhooks": c.WebhookConfigName},
 	}
 	if c.WebhookCertMode == nodecontroller.CertSecret {
 		grant.Rules = []doctor.Rule{
-			{Namespaced: true, Groups: []string{""}, Resources: []string{"secrets"}, Names: []string{c.WebhookCertSecret}, Verbs: []string{"watch"}},
+			{Namespaced: true, Groups: []string{""}, Resources: []string{"secrets"}, Names: []string{c.WebhookCertSecret},
+				Verbs: []string{"watch"}},
 		}
 	}
 	return grant
@@ -215,8 +221,10 @@ func buildNodecontroller(ctx context.Context, s *shared, config *rest.Config) (c
 		return nil, err
 	}
 	if cfg.EnableWebhooks && s.running.capacity.Load() != nil {
-		klog.FromContext(ctx).Info("The scheduler gets capacity twice: from CSIStorageCapacity objects and from the pod webhook. Without a scheduler extender "+
-			"for the resource of the webhook, pods stay Pending. Set --enable-webhooks=false or --enable-capacity=false", "resource", cfg.CapacityResource)
+		klog.FromContext(ctx).Info("The scheduler gets capacity twice: from CSIStorageCapacity objects and from the pod webhook. "+
+			"Without a scheduler extender "+
+			"for the resource of the webhook, pods stay Pending. Set --enable-webhooks=false or --enable-capacity=false",
+			"resource", cfg.CapacityResource)
 	}
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {

@@ -13,19 +13,22 @@ var nodecontrollerCommonOptions = []settings.Option{
 	{Name: "csi-socket", Default: "",
 		Usage: "alias of --csi-address: the socket of the driver, which this program calls; only one of them may be set"},
 	{Name: "metrics-bind-address", Default: "", Usage: `alias of --http-endpoint; "0" or empty means none`},
-	{Name: "secure-metrics-server", Default: false, Usage: "serve metrics, debug endpoints and profiles of --http-endpoint over HTTPS with a self-signed certificate, " +
-		"to clients with a bearer token and the permission (checked by TokenReview and SubjectAccessReview)"},
+	{Name: "secure-metrics-server", Default: false,
+		Usage: "serve metrics, debug endpoints and profiles of --http-endpoint over HTTPS with a self-signed certificate, " +
+			"to clients with a bearer token and the permission (checked by TokenReview and SubjectAccessReview)"},
 	{Name: "health-probe-bind-address", Default: "",
 		Usage: `address that serves only /healthz, /livez and /readyz, in plain HTTP; "0" or empty means none`},
 	{Name: "profiling-bind-address", Default: "", Usage: "address that serves only profiles; empty means none"},
 	{Name: "print-config", Default: false,
-		Usage: "print value and origin (default, derived, profile, flag, environment or file) of every setting of the nodecontroller, and exit"},
+		Usage: "print value and origin (default, derived, profile, flag, environment or file) of every setting of the " +
+			"nodecontroller, and exit"},
 }
 
 // nodecontrollerOptions returns the options of the role.
 func nodecontrollerOptions(all bool) []settings.Option {
 	d := nodecontroller.DefaultConfig()
-	return slices.Concat(nodeOptions(d), nodeFinalizerOptions(d), nodeCleanupOptions(d), volumeCleanupOptions(d), claimOptions(d, all), webhookOptions(d))
+	return slices.Concat(nodeOptions(d), nodeFinalizerOptions(d), nodeCleanupOptions(d), volumeCleanupOptions(d), claimOptions(d, all),
+		webhookOptions(d))
 }
 
 // orDerived completes the help text of a name that depends on the profile and the driver.
@@ -37,8 +40,9 @@ func orDerived(usage string) string {
 func nodeOptions(d nodecontroller.Config) []settings.Option {
 	return slices.Concat([]settings.Option{
 		{Name: "profile", Default: d.Profile, Usage: "defaults for a known driver: " + strings.Join(nodecontroller.ProfileNames(), ", ")},
-		{Name: "driver-name", Default: "", Usage: "name of the CSI driver. With it, or with a profile that implies it, and without --csi-address and --csi-socket, " +
-			"the nodecontroller as the only role runs without a connection to the driver"},
+		{Name: "driver-name", Default: "",
+			Usage: "name of the CSI driver. With it, or with a profile that implies it, and without --csi-address and --csi-socket, " +
+				"the nodecontroller as the only role runs without a connection to the driver"},
 		{Name: "nodecontroller-workers", Default: d.Workers,
 			Usage: "number of Nodes, and separately of PersistentVolumes and PersistentVolumeClaims, that are reconciled at the same time"},
 	}, retryOptions(d.Timeout, d.RetryIntervalStart, d.RetryIntervalMax, "timeout of each step"), []settings.Option{
@@ -53,7 +57,8 @@ func nodeFinalizerOptions(d nodecontroller.Config) []settings.Option {
 	return []settings.Option{
 		{Name: "node-finalizer", Default: "", Usage: orDerived("finalizer that keeps a Node until its volumes are cleaned up")},
 		{Name: "node-finalizer-mode", Default: string(d.NodeFinalizerMode),
-			Usage: "off: ignore the finalizer; remove: remove it from a deleted Node after the cleanup, the driver adds it; manage: also add it"},
+			Usage: "off: ignore the finalizer; remove: remove it from a deleted Node after the cleanup, the driver adds it; manage: " +
+				"also add it"},
 		{Name: "node-finalizer-timeout", Default: d.NodeFinalizerTimeout,
 			Usage: "maximum time that the finalizer delays the deletion of a Node; the cleanup continues without it"},
 		{Name: "node-finalizer-wait-for-others", Default: d.NodeFinalizerWaitForOthers,
@@ -68,24 +73,30 @@ func nodeFinalizerOptions(d nodecontroller.Config) []settings.Option {
 // nodeCleanupOptions returns the options of the cleanup after lost nodes.
 func nodeCleanupOptions(d nodecontroller.Config) []settings.Option {
 	return []settings.Option{
-		{Name: "node-cleanup", Default: string(d.NodeCleanup), Usage: "cleanup of volumes whose node was deleted: off; report (events and metrics only); " +
-			"dry-run (also try every deletion with server-side dry run); claims (delete their PVCs); volumes (also remove PVs that no driver can delete any more). " +
-			"claims and volumes require --leader-election"},
+		{Name: "node-cleanup", Default: string(d.NodeCleanup),
+			Usage: "cleanup of volumes whose node was deleted: off; report (events and metrics only); " +
+				"dry-run (also try every deletion with server-side dry run); claims (delete their PVCs); volumes (also remove PVs that " +
+				"no driver can delete any more). " +
+				"claims and volumes require --leader-election"},
 		{Name: "node-cleanup-paths", Default: d.NodeCleanupPaths,
-			Usage: "which nodes are cleaned up: finalizer (Nodes that are being deleted and have the finalizer), orphan (Nodes that do not exist)"},
+			Usage: "which nodes are cleaned up: finalizer (Nodes that are being deleted and have the finalizer), orphan (Nodes that " +
+				"do not exist)"},
 		{Name: "node-cleanup-scope", Default: string(d.NodeCleanupScope),
 			Usage: "opt-in: volumes whose StorageClass or PVC opts in by an annotation; all: all volumes except those that opt out"},
 		{Name: "node-cleanup-unbound", Default: string(d.NodeCleanupUnbound),
-			Usage: "action for PVCs that wait for a volume on a deleted node: ignore, reschedule (let the scheduler select another node) or delete"},
+			Usage: "action for PVCs that wait for a volume on a deleted node: ignore, reschedule (let the scheduler select another " +
+				"node) or delete"},
 		{Name: "node-cleanup-retain", Default: string(d.NodeCleanupRetain),
 			Usage: "action for PVCs of volumes with reclaim policy Retain: skip, or claim (delete the PVC; the volume is always kept)"},
 		{Name: "node-cleanup-static", Default: d.NodeCleanupStatic,
 			Usage: "with --node-cleanup=volumes: also remove PVs that the driver did not provision"},
 		{Name: "node-cleanup-out-of-service", Default: d.NodeCleanupOutOfService,
 			Usage: "also clean up existing Nodes with the out-of-service taint and the annotation that their data is lost"},
-		{Name: "node-out-of-service-grace", Default: d.NodeOutOfServiceGrace, Usage: "minimum time that such a Node must have been out of service"},
+		{Name: "node-out-of-service-grace", Default: d.NodeOutOfServiceGrace,
+			Usage: "minimum time that such a Node must have been out of service"},
 		{Name: "node-missing-grace", Default: d.NodeMissingGrace, Usage: "minimum time that a Node must have been missing; at least 1m"},
-		{Name: "node-cleanup-window", Default: d.NodeCleanupWindow, Usage: "how long a node that was cleaned up counts as lost for the breaker"},
+		{Name: "node-cleanup-window", Default: d.NodeCleanupWindow,
+			Usage: "how long a node that was cleaned up counts as lost for the breaker"},
 		{Name: "node-cleanup-max-fraction", Default: d.NodeCleanupMaxFraction,
 			Usage: "fraction of the driver's nodes; the breaker stops the cleanup when more nodes are lost"},
 		{Name: "node-cleanup-min-nodes", Default: d.NodeCleanupMinNodes,
@@ -98,9 +109,10 @@ func nodeCleanupOptions(d nodecontroller.Config) []settings.Option {
 // volumeCleanupOptions returns the options of the cleanup of custom resources and PersistentVolumes.
 func volumeCleanupOptions(d nodecontroller.Config) []settings.Option {
 	return []settings.Option{
-		{Name: "node-cleanup-resource", Default: settings.Texts{}, Usage: "custom resource that is cleaned up with its node; may be repeated: " +
-			"resource=PLURAL.VERSION.GROUP,node-field=PATH,finalizer=NAME,mark=ANNOTATION=VALUE,when=node-terminating|node-gone " +
-			"(default node-gone, which is safer: a running driver can clean up after itself)"},
+		{Name: "node-cleanup-resource", Default: settings.Texts{},
+			Usage: "custom resource that is cleaned up with its node; may be repeated: " +
+				"resource=PLURAL.VERSION.GROUP,node-field=PATH,finalizer=NAME,mark=ANNOTATION=VALUE,when=node-terminating|node-gone " +
+				"(default node-gone, which is safer: a running driver can clean up after itself)"},
 		{Name: "node-cleanup-resource-sweep", Default: d.NodeCleanupResourceSweep,
 			Usage: "time between two searches for such resources of deleted nodes without volumes; 0 means never"},
 		{Name: "pv-release-grace", Default: d.PVReleaseGrace,
@@ -112,17 +124,20 @@ func volumeCleanupOptions(d nodecontroller.Config) []settings.Option {
 
 // claimOptions returns the options of PersistentVolumeClaims and their pods.
 func claimOptions(d nodecontroller.Config, all bool) []settings.Option {
-	nudge, nudgeUsage := d.ResizeNudge, "update the pods of a volume whose file system must grow, so that the kubelet expands it at once; watches all pods"
+	nudge, nudgeUsage := d.ResizeNudge, "update the pods of a volume whose file system must grow, so that the kubelet expands it at "+
+		"once; watches all pods"
 	if all {
 		nudge, nudgeUsage = false, nudgeUsage+", which costs memory, so it is off by default"
 	}
 	return []settings.Option{
 		{Name: "pvc-finalizer", Default: "", Usage: orDerived("finalizer of PVCs")},
-		{Name: "pvc-finalizer-mode", Default: string(d.PVCFinalizerMode), Usage: "off; strip: remove the obsolete finalizers from all PVCs; " +
-			"enforce: keep a deleted PVC by the finalizer until the pods that wait for it are deleted, which requires --leader-election"},
+		{Name: "pvc-finalizer-mode", Default: string(d.PVCFinalizerMode),
+			Usage: "off; strip: remove the obsolete finalizers from all PVCs; " +
+				"enforce: keep a deleted PVC by the finalizer until the pods that wait for it are deleted; requires --leader-election"},
 		{Name: "pvc-obsolete-finalizers", Default: []string{}, Usage: "finalizers, separated by commas, that are removed from PVCs"},
-		{Name: "pvc-pod-deletion", Default: string(d.PVCPodDeletion), Usage: "with --pvc-finalizer-mode=enforce: which pods of a deleted PVC are deleted: " +
-			"none, pending (without a node), orphaned (also those whose Node was or is being deleted) or all"},
+		{Name: "pvc-pod-deletion", Default: string(d.PVCPodDeletion),
+			Usage: "with --pvc-finalizer-mode=enforce: which pods of a deleted PVC are deleted: " +
+				"none, pending (without a node), orphaned (also those whose Node was or is being deleted) or all"},
 		{Name: "pvc-pod-deletion-grace", Default: settings.Grace(d.PVCPodDeletionGrace),
 			Usage: "termination grace period of these pods; -1 means terminationGracePeriodSeconds of the pod"},
 		{Name: "resize-nudge", Default: nudge, Usage: nudgeUsage},
@@ -135,17 +150,20 @@ func webhookOptions(d nodecontroller.Config) []settings.Option {
 	return []settings.Option{
 		{Name: "enable-webhooks", Default: d.EnableWebhooks, Usage: "serve admission webhooks; the profiles of TopoLVM enable it"},
 		{Name: "webhook-addr", Default: d.WebhookAddr, Usage: "address of the webhooks, host:port"},
-		{Name: "webhook-cert-mode", Default: string(d.WebhookCertMode), Usage: "source of the webhook certificate: files (in --cert-dir), secret (written by another program, " +
-			"such as cert-manager) or self-signed (the leader writes the Secret and the CA bundle of the webhook configuration)"},
+		{Name: "webhook-cert-mode", Default: string(d.WebhookCertMode),
+			Usage: "source of the webhook certificate: files (in --cert-dir), secret (written by another program, " +
+				"such as cert-manager) or self-signed (the leader writes the Secret and the CA bundle of the webhook configuration)"},
 		{Name: "cert-dir", Default: "",
 			Usage: "directory of tls.crt and tls.key; empty means k8s-webhook-server/serving-certs in the directory for temporary files"},
 		{Name: "webhook-cert-secret", Default: "", Usage: "name of the Secret, for secret and self-signed"},
 		{Name: "webhook-config-name", Default: "", Usage: "name of the MutatingWebhookConfiguration, for self-signed"},
 		{Name: "webhook-service", Default: "", Usage: "name of the Service of the webhooks, for self-signed"},
-		{Name: "webhook-cluster-domain", Default: d.WebhookClusterDomain, Usage: "cluster domain of the fully qualified name in the certificate, for self-signed"},
+		{Name: "webhook-cluster-domain", Default: d.WebhookClusterDomain,
+			Usage: "cluster domain of the fully qualified name in the certificate, for self-signed"},
 		{Name: "webhook-disable-http2", Default: d.WebhookDisableHTTP2, Usage: "serve the webhooks over HTTP/1.1 only"},
-		{Name: "webhook-optout-label", Default: "", Usage: orDerived("label with which a namespace opts out of the webhooks, with value ignore. " +
-			"The namespaceSelector of the MutatingWebhookConfiguration must contain it: only the API server evaluates it")},
+		{Name: "webhook-optout-label", Default: "",
+			Usage: orDerived("label with which a namespace opts out of the webhooks, with value ignore. " +
+				"The namespaceSelector of the MutatingWebhookConfiguration must contain it: only the API server evaluates it")},
 		{Name: "webhook-resolve-default-class", Default: d.WebhookResolveDefaultClass,
 			Usage: "treat a PVC without a StorageClass as one of the default StorageClass"},
 		{Name: "webhook-strip-foreign-capacity", Default: d.WebhookStripForeignCapacity,

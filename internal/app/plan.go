@@ -1,12 +1,15 @@
 package app
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"maps"
 	"os"
 	"slices"
 	"strings"
+
+	"k8s.io/client-go/rest"
 
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/election"
@@ -19,10 +22,12 @@ import (
 func (c Config) Plan(driver csiclient.Driver, known bool) doctor.Plan {
 	c = c.Enabled()
 	p := doctor.Plan{
-		Selected: len(c.Common.Controllers) > 0, LeaderElection: c.Common.LeaderElection, LeaseNamespace: election.Namespace(c.Common.LeaseNamespace),
-		PodNamespace: election.Namespace(""), Pod: os.Getenv("POD_NAME"),
+		Selected: len(c.Common.Controllers) > 0, LeaderElection: c.Common.LeaderElection,
+		LeaseNamespace: election.Namespace(c.Common.LeaseNamespace),
+		PodNamespace:   election.Namespace(""), Pod: os.Getenv("POD_NAME"),
 	}
-	p.Checks = append(p.Checks, newCheck("settings", "valid", c.Validate(), "correct the flag, the environment variable or the file; config print shows the effective settings"))
+	p.Checks = append(p.Checks, newCheck("settings", "valid", c.Validate(),
+		"correct the flag, the environment variable or the file; config print shows the effective settings"))
 	chosen := slices.DeleteFunc(slices.Clone(c.roles), func(r Role) bool { return !mayRun(c.Settings, r.Name) })
 	var others []skipped
 	if known {
@@ -47,7 +52,10 @@ func (c Config) Plan(driver csiclient.Driver, known bool) doctor.Plan {
 
 // planRole returns a role of the plan; driver is "" if its name is unknown.
 func (c Config) planRole(r Role, driver string) doctor.Role {
-	role := doctor.Role{Name: r.Name, Sidecar: r.sidecar}
+	role := doctor.Role{Name: r.Name, Sidecar: r.sidecar, Named: c.named(r)}
+	if r.probe != nil && (r.environment == nil || r.environment(c.Settings) == nil) {
+		role.Probe = func(ctx context.Context, config *rest.Config) error { return r.probe(ctx, c.Settings, config) }
+	}
 	if driver != "" {
 		role.Lease = r.lease(c.Settings, driver)
 	}
@@ -132,7 +140,8 @@ func (c Config) environmentChecks(chosen []Role, inPod bool) []doctor.Check {
 	if c.perNode(chosen) && os.Getenv("NODE_NAME") == "" {
 		errs = append(errs, errors.New("the environment variable NODE_NAME must name the node of this process. Set it from spec.nodeName"))
 	}
-	missing := newCheck("environment", "all variables that the roles require are set", errors.Join(errs...), "set it with valueFrom.fieldRef at the container")
+	missing := newCheck("environment", "all variables that the roles require are set", errors.Join(errs...),
+		"set it with valueFrom.fieldRef at the container")
 	if missing.Status == doctor.Failure && !inPod {
 		missing.Status = doctor.Warning
 		missing.Hint += "; this process uses a kubeconfig, so the environment of the pod may differ"
@@ -162,7 +171,8 @@ func ineffectiveChecks(reasons map[string]string) []doctor.Check {
 	var checks []doctor.Check
 	for _, name := range slices.Sorted(maps.Keys(reasons)) {
 		checks = append(checks, doctor.Check{
-			Name: "flags", Status: doctor.Warning, Message: name + " has no effect: " + reasons[name], Hint: "remove it, or set the option that it requires",
+			Name: "flags", Status: doctor.Warning, Message: name + " has no effect: " + reasons[name],
+			Hint: "remove it, or set the option that it requires",
 		})
 	}
 	return checks
@@ -181,7 +191,8 @@ func (c Config) ineffective(chosen []Role, driver csiclient.Driver, known bool) 
 	var d *csiclient.Driver
 	if known {
 		d = &driver
-		conditions = append(conditions, condition{contains(chosen, provisionerName), "the provisioner does not run", []string{"audit-interval"}})
+		conditions = append(conditions, condition{contains(chosen, provisionerName), "the provisioner does not run",
+			[]string{"audit-interval"}})
 	}
 	for _, r := range c.roles {
 		if r.ineffective != nil {

@@ -35,9 +35,13 @@ func TestEveryFileOfPermissionsIsAskedFor(t *testing.T) {
 	t.Setenv("POD_NAME", "pod")
 	asked := map[string]bool{}
 	for _, args := range [][]string{
-		{"--leader-election", "--feature-gates=CrossNamespaceVolumeDataSource=true", "--capacity-ownerref-level=2", "--node-finalizer-mode=manage", "--node-cleanup=volumes",
-			"--node-cleanup-unbound=reschedule", "--node-cleanup-resource=resource=things.v1.example.com,node-field=spec.node,finalizer=example.com/f", "--pvc-finalizer-mode=enforce",
-			"--resize-nudge", "--secure-metrics-server", "--enable-webhooks", "--webhook-cert-mode=self-signed", "--webhook-cert-secret=s", "--webhook-config-name=w"},
+		{"--leader-election", "--feature-gates=CrossNamespaceVolumeDataSource=true", "--capacity-ownerref-level=2",
+			"--node-finalizer-mode=manage", "--node-cleanup=volumes",
+			"--node-cleanup-unbound=reschedule",
+			"--node-cleanup-resource=resource=things.v1.example.com,node-field=spec.node,finalizer=example.com/f",
+			"--pvc-finalizer-mode=enforce",
+			"--resize-nudge", "--secure-metrics-server", "--enable-webhooks",
+			"--webhook-cert-mode=self-signed", "--webhook-cert-secret=s", "--webhook-config-name=w"},
 		{"--controllers=capacity,nodecontroller", "--leader-election", "--pvc-finalizer-mode=strip"},
 	} {
 		c := configOf(t, All, args...)
@@ -70,7 +74,8 @@ func TestPlanFollowsTheDriver(t *testing.T) {
 	d.Controller = csiclient.ControllerCapabilities{CreateDeleteVolume: true}
 	d.Plugin.VolumeAccessibilityConstraints = false
 	p := c.Plan(d, true)
-	if files := filesOf(p); !slices.Equal(files, []string{"provisioner"}) || len(p.Roles) != 1 || p.Roles[0].Lease != "drv-example-com" || len(p.APIs) > 0 {
+	if files := filesOf(p); !slices.Equal(files,
+		[]string{"provisioner"}) || len(p.Roles) != 1 || p.Roles[0].Lease != "drv-example-com" || len(p.APIs) > 0 {
 		t.Errorf("%v %+v", files, p)
 	}
 	if unknown := c.Plan(csiclient.Driver{}, false); len(unknown.Roles) != 4 || unknown.Roles[0].Lease != "" {
@@ -79,10 +84,12 @@ func TestPlanFollowsTheDriver(t *testing.T) {
 	c = configOf(t, All, "--profile=topolvm", "--controllers=nodecontroller", "--leader-election")
 	d.Name = "topolvm.io"
 	p = c.Plan(d, true)
-	if r := p.Roles[0]; r.Lease != "topolvm" || !slices.Equal(r.Others, []string{"nodecontroller-leader-topolvm-io"}) || !slices.Contains(filesOf(p), "nodecontroller-custom-resources") {
+	if r := p.Roles[0]; r.Lease != "topolvm" || !slices.Equal(r.Others,
+		[]string{"nodecontroller-leader-topolvm-io"}) || !slices.Contains(filesOf(p), "nodecontroller-custom-resources") {
 		t.Errorf("%+v", r)
 	}
-	if !slices.ContainsFunc(p.APIs, func(a doctor.API) bool { return a.Resource == "logicalvolumes" && a.GroupVersion == "topolvm.io/v1" }) {
+	if !slices.ContainsFunc(p.APIs,
+		func(a doctor.API) bool { return a.Resource == "logicalvolumes" && a.GroupVersion == "topolvm.io/v1" }) {
 		t.Errorf("%+v", p.APIs)
 	}
 }
@@ -93,13 +100,17 @@ func TestSettingsWithoutEffect(t *testing.T) {
 		args []string
 		want []string
 	}{
-		"nothing is set":           {nil, nil},
-		"everything has an effect": {[]string{"--timeout=1s", "--leader-election", "--leader-election-lease-duration=20s", "--kube-api-qps=5", "--kube-api-burst=9"}, nil},
-		"no leader election":       {[]string{"--leader-election-lease-duration=20s"}, []string{"leader-election-lease-duration (flag)"}},
-		"no limit, no endpoint":    {[]string{"--kube-api-burst=9", "--enable-pprof"}, []string{"enable-pprof (flag)", "kube-api-burst (flag)"}},
-		"a role that does not run": {[]string{"--controllers=provisioner", "--reconcile-sync=1m", "--audit-interval=1h"}, []string{"attacher.reconcile-sync (flag)"}},
-		"nobody to audit":          {[]string{"--controllers=attacher", "--audit-interval=1h"}, []string{"audit-interval (flag)"}},
-		"old flags":                {[]string{"--logtostderr", "--feature-gates=HonorPVReclaimPolicy=true", "--automaxprocs"}, []string{"--logtostderr", "automaxprocs (flag)", "the feature gate HonorPVReclaimPolicy"}},
+		"nothing is set": {nil, nil},
+		"everything has an effect": {[]string{"--timeout=1s", "--leader-election", "--leader-election-lease-duration=20s",
+			"--kube-api-qps=5", "--kube-api-burst=9"}, nil},
+		"no leader election": {[]string{"--leader-election-lease-duration=20s"}, []string{"leader-election-lease-duration (flag)"}},
+		"no limit, no endpoint": {[]string{"--kube-api-burst=9", "--enable-pprof"},
+			[]string{"enable-pprof (flag)", "kube-api-burst (flag)"}},
+		"a role that does not run": {[]string{"--controllers=provisioner", "--reconcile-sync=1m", "--audit-interval=1h"},
+			[]string{"attacher.reconcile-sync (flag)"}},
+		"no provisioner to audit": {[]string{"--controllers=attacher", "--audit-interval=1h"}, []string{"audit-interval (flag)"}},
+		"old flags": {[]string{"--logtostderr", "--feature-gates=HonorPVReclaimPolicy=true", "--automaxprocs"},
+			[]string{"--logtostderr", "automaxprocs (flag)", "the feature gate HonorPVReclaimPolicy"}},
 	} {
 		c := configOf(t, All, tt.args...)
 		chosen, _ := c.choose(able())
@@ -126,7 +137,9 @@ func TestEnvironmentOfThePodCounts(t *testing.T) {
 			t.Errorf("%t: %+v", inPod, checks)
 		}
 	}
-	unknown := All.Schema().UnknownVariables([]string{"STORAGE_CONTROLLER_TIMEOUT=1s", "STORAGE_CONTROLLER_ATTACHER_TIMEOUT=1s", "STORAGE_CONTROLLER_CONFIG=f", "STORAGE_CONTROLLER_PORT=tcp://10.0.0.1:80", "STORAGE_CONTROLLER_SERVICE_PORT=80", "STORAGE_CONTROLLER_TIMEOT=1s", "OTHER=1"})
+	unknown := All.Schema().UnknownVariables([]string{"STORAGE_CONTROLLER_TIMEOUT=1s", "STORAGE_CONTROLLER_ATTACHER_TIMEOUT=1s",
+		"STORAGE_CONTROLLER_CONFIG=f", "STORAGE_CONTROLLER_PORT=tcp://10.0.0.1:80", "STORAGE_CONTROLLER_SERVICE_PORT=80",
+		"STORAGE_CONTROLLER_TIMEOT=1s", "OTHER=1"})
 	if !slices.Equal(unknown, []string{"STORAGE_CONTROLLER_TIMEOT"}) {
 		t.Errorf("%q", unknown)
 	}

@@ -45,7 +45,8 @@ func TestTracingThatDoesNotStart(t *testing.T) {
 	cp := kubetest.Get(t)
 	ns := kubetest.Namespace(t, cp)
 	plugin := csitest.Run(t, csitest.Config{Name: ns + ".example.com"})
-	c := configOf(t, Attach, "--csi-address="+plugin.Address(), "--kubeconfig="+cp.Kubeconfig(), "--otlp-endpoint=http://[fe80::1%25en0]:4317")
+	c := configOf(t, Attach, "--csi-address="+plugin.Address(), "--kubeconfig="+cp.Kubeconfig(),
+		"--otlp-endpoint=http://[fe80::1%25en0]:4317")
 	if err := c.Validate(); err != nil {
 		t.Fatal(err)
 	}

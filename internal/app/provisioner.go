@@ -27,7 +27,7 @@ var provisionerRole = Role{
 	config:  func() any { return &provisioner.Config{} },
 	commonOptions: []settings.Option{{
 		Name: "audit-interval", Default: time.Duration(0),
-		Usage: "time between two comparisons of the driver's volume list with the PersistentVolumes, for metrics and the log; 0 means never",
+		Usage: "time between two comparisons of ListVolumes with the PersistentVolumes, for metrics and the log; 0 means never",
 	}},
 	validate:       func(s settings.Settings) error { return provisionerConfig(s).Validate() },
 	timeout:        func(s settings.Settings) time.Duration { return provisionerConfig(s).Timeout },
@@ -53,13 +53,16 @@ func provisionerOptions(bool) []settings.Option {
 			Usage: "number of characters of the claim's UID in the volume name; -1 means the whole UID with dashes"},
 		{Name: "strict-topology", Default: d.StrictTopology,
 			Usage: "with WaitForFirstConsumer: request only the topology segment of the selected node"},
-		{Name: "immediate-topology", Default: d.ImmediateTopology, Usage: "with Immediate binding: request the topology segments of the cluster; " +
-			"false means no topology requirement unless the StorageClass restricts it"},
+		{Name: "immediate-topology", Default: d.ImmediateTopology,
+			Usage: "with Immediate binding: request the topology segments of the cluster; " +
+				"false means no topology requirement unless the StorageClass restricts it"},
 		{Name: "extra-create-metadata", Default: d.ExtraCreateMetadata, Usage: "pass PVC and PV metadata to CreateVolume"},
 		{Name: "controller-publish-readonly", Default: d.ControllerPublishReadonly,
 			Usage: "mark volumes whose only access mode is ReadOnlyMany as read-only"},
-		{Name: "provisioning-protection", Default: string(d.ProvisioningProtection), Usage: "when to add a finalizer to a PVC so that its volume cannot leak: " +
-			"off, on-retry (after the first CreateVolume call with an unknown outcome) or always (before the first call; 2 more writes per volume)"},
+		{Name: "provisioning-protection", Default: string(d.ProvisioningProtection),
+			Usage: "when to add a finalizer to a PVC so that its volume cannot leak: " +
+				"off, on-retry (after the first CreateVolume call with an unknown outcome) or always (before the first call; 2 more " +
+				"writes per volume)"},
 		{Name: "prevent-volume-mode-conversion", Default: d.PreventVolumeModeConversion,
 			Usage: "refuse to restore a snapshot with another volume mode, unless an annotation of its VolumeSnapshotContent allows it"},
 		{Name: "cloning-protection-threads", Default: uint(d.CloningProtectionThreads),
@@ -69,11 +72,12 @@ func provisionerOptions(bool) []settings.Option {
 		{Name: "secret-namespaces", Default: []string{},
 			Usage: "namespaces, separated by commas, of the Secrets that StorageClasses may reference; empty means all"},
 		{Name: "node-deployment", Default: d.NodeDeployment,
-			Usage: "distributed provisioning: run once per node, for the volumes of that node; requires the environment variable NODE_NAME"},
+			Usage: "distributed provisioning: run once per node, for its volumes; requires the environment variable NODE_NAME"},
 		{Name: "node-deployment-immediate-binding", Default: d.NodeDeploymentImmediateBinding,
 			Usage: "with --node-deployment: also compete for PVCs with Immediate binding"},
-		{Name: "node-deployment-base-delay", Default: d.NodeDeploymentBaseDelay, Usage: "with --node-deployment: maximum random delay before an instance " +
-			"tries to select its node for a PVC; doubles with each unsuccessful attempt"},
+		{Name: "node-deployment-base-delay", Default: d.NodeDeploymentBaseDelay,
+			Usage: "with --node-deployment: maximum random delay before an instance " +
+				"tries to select its node for a PVC; doubles with each unsuccessful attempt"},
 		{Name: "node-deployment-max-delay", Default: d.NodeDeploymentMaxDelay, Usage: "with --node-deployment: upper limit of that delay"},
 	}...)
 }
@@ -91,7 +95,8 @@ func provisionerConfig(s settings.Settings) provisioner.Config {
 func provisionerConditions(s settings.Settings, d *csiclient.Driver) []condition {
 	return []condition{
 		{provisionerConfig(s).NodeDeployment, "--node-deployment is off", []string{
-			"provisioner.node-deployment-immediate-binding", "provisioner.node-deployment-base-delay", "provisioner.node-deployment-max-delay",
+			"provisioner.node-deployment-immediate-binding", "provisioner.node-deployment-base-delay",
+			"provisioner.node-deployment-max-delay",
 		}},
 		{d == nil || d.Plugin.VolumeAccessibilityConstraints, "the driver does not report VOLUME_ACCESSIBILITY_CONSTRAINTS", []string{
 			"provisioner.strict-topology", "provisioner.immediate-topology",
@@ -109,7 +114,8 @@ func provisionerGrants(s settings.Settings, d csiclient.Driver) []doctor.Grant {
 		grants = append(grants, doctor.Grant{File: "provisioner-topology"})
 	}
 	if caps.CreateDeleteSnapshot {
-		grants = append(grants, doctor.Grant{File: "provisioner-snapshots", Without: "volumes are not restored from snapshots, or only after a delay"})
+		grants = append(grants, doctor.Grant{File: "provisioner-snapshots",
+			Without: "volumes are not restored from snapshots, or only after a delay"})
 	}
 	if caps.ModifyVolume && cfg.VolumeAttributesClass {
 		without := "PVCs with a VolumeAttributesClass fail, or are provisioned only after a delay"

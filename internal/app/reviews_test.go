@@ -28,7 +28,8 @@ func TestNodecontrollerScenarioSecureMetrics(t *testing.T) {
 		// The program may review and nothing else, which is what its ClusterRole is to grant for it.
 		grant(t, client, ns+"-reviewer", rbacv1.Subject{Kind: rbacv1.UserKind, APIGroup: rbacv1.GroupName, Name: ns},
 			rbacv1.PolicyRule{APIGroups: []string{"authentication.k8s.io"}, Resources: []string{"tokenreviews"}, Verbs: []string{"create"}},
-			rbacv1.PolicyRule{APIGroups: []string{"authorization.k8s.io"}, Resources: []string{"subjectaccessreviews"}, Verbs: []string{"create"}})
+			rbacv1.PolicyRule{APIGroups: []string{"authorization.k8s.io"}, Resources: []string{"subjectaccessreviews"},
+				Verbs: []string{"create"}})
 		// Who may read the path and nothing else, in particular not by another verb.
 		grant(t, client, ns+"-reader", rbacv1.Subject{Kind: rbacv1.ServiceAccountKind, Name: "reader", Namespace: ns},
 			rbacv1.PolicyRule{NonResourceURLs: []string{"/metrics"}, Verbs: []string{"get"}})
@@ -64,8 +65,12 @@ func TestNodecontrollerScenarioSecureMetrics(t *testing.T) {
 // serveSecurely runs the server of a process that acts as user, and returns its address.
 func serveSecurely(t *testing.T, cp *kubetest.ControlPlane, user string) string {
 	t.Helper()
-	proxy := kubetest.Proxy(t, cp.UserConfig(user), func(w http.ResponseWriter, r *http.Request, pass http.Handler) { pass.ServeHTTP(w, r) })
-	c := configOf(t, Nodecontroller, "--driver-name=a.example.com", "--secure-metrics-server", "--metrics-bind-address=127.0.0.1:0", "--kubeconfig="+kubetest.WriteKubeconfig(t, proxy))
+	proxy := kubetest.Proxy(t, cp.UserConfig(user), func(w http.ResponseWriter, r *http.Request,
+		pass http.Handler) {
+		pass.ServeHTTP(w, r)
+	})
+	c := configOf(t, Nodecontroller, "--driver-name=a.example.com", "--secure-metrics-server", "--metrics-bind-address=127.0.0.1:0",
+		"--kubeconfig="+kubetest.WriteKubeconfig(t, proxy))
 	if err := c.Validate(); err != nil {
 		t.Fatal(err)
 	}
@@ -127,10 +132,12 @@ func token(t *testing.T, client kubernetes.Interface, ns, name string) string {
 func grant(t *testing.T, client kubernetes.Interface, name string, to rbacv1.Subject, rules ...rbacv1.PolicyRule) {
 	t.Helper()
 	meta := metav1.ObjectMeta{Name: name}
-	_, err := client.RbacV1().ClusterRoles().Create(t.Context(), &rbacv1.ClusterRole{ObjectMeta: meta, Rules: rules}, metav1.CreateOptions{})
+	_, err := client.RbacV1().ClusterRoles().Create(t.Context(), &rbacv1.ClusterRole{ObjectMeta: meta, Rules: rules},
+		metav1.CreateOptions{})
 	if err == nil {
-		_, err = client.RbacV1().ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{ObjectMeta: meta, Subjects: []rbacv1.Subject{to},
-			RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: name}}, metav1.CreateOptions{})
+		_, err = client.RbacV1().ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{ObjectMeta: meta,
+			Subjects: []rbacv1.Subject{to},
+			RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: name}}, metav1.CreateOptions{})
 	}
 	if err != nil {
 		t.Fatal(err)

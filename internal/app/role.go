@@ -196,7 +196,8 @@ func (c Selection) Schema() settings.Schema {
 		schema.Common = append(schema.Common, controllersOption)
 	}
 	for _, r := range All.roles {
-		section := settings.Section{Name: r.Name, Options: r.options(c.all), Config: r.config, Preset: r.preset, Unused: !contains(c.roles, r.Name)}
+		section := settings.Section{Name: r.Name, Options: r.options(c.all), Config: r.config, Preset: r.preset,
+			Unused: !contains(c.roles, r.Name)}
 		schema.Sections = append(schema.Sections, section)
 	}
 	return schema

@@ -42,7 +42,8 @@ func (s *status) working(t *terms, queues *workloop.Metrics) {
 // pages returns the debug endpoints. The root redirects to /statusz, which links to everything else.
 func (s *status) pages() map[string]http.Handler {
 	return map[string]http.Handler{
-		"/{$}": http.RedirectHandler("/statusz", http.StatusFound), "/statusz": statusz.Handler(s.page), "/flagz": http.HandlerFunc(s.flags),
+		"/{$}": http.RedirectHandler("/statusz",
+			http.StatusFound), "/statusz": statusz.Handler(s.page), "/flagz": http.HandlerFunc(s.flags),
 	}
 }
 

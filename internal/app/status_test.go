@@ -14,7 +14,8 @@ func TestPagesShowNoPassword(t *testing.T) {
 	}
 	page := httptest.NewRecorder()
 	(&status{cfg: c}).flags(page, nil)
-	if body := page.Body.String(); strings.Contains(body, "hidden") || !strings.Contains(body, "https://me:xxxxx@api.example.com:6443/path") {
+	if body := page.Body.String(); strings.Contains(body, "hidden") || !strings.Contains(body,
+		"https://me:xxxxx@api.example.com:6443/path") {
 		t.Error(body)
 	}
 }

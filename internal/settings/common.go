@@ -116,7 +116,8 @@ func leaseOptions(all bool) []Option {
 // endpointOptions returns the options of metrics, health and traces.
 func endpointOptions() []Option {
 	return []Option{
-		{Name: "http-endpoint", Default: "", Usage: "address of the server for metrics, health and debug endpoints, such as :8080; empty means none"},
+		{Name: "http-endpoint", Default: "",
+			Usage: "address of the server for metrics, health and debug endpoints, such as :8080; empty means none"},
 		{Name: "metrics-address", Default: "", Usage: "deprecated name of --http-endpoint; only one of them may be set"},
 		{Name: "metrics-path", Default: "/metrics", Usage: "path of the metrics"},
 		{Name: "enable-pprof", Default: false, Usage: "serve profiles under /debug/pprof/ at the HTTP endpoint"},
@@ -129,8 +130,9 @@ func endpointOptions() []Option {
 // loggingOptions returns the options of the logs.
 func loggingOptions() []Option {
 	return []Option{
-		{Name: "v", Default: 0, Usage: "verbosity of the logs: 1 one line per reconcile, 2 reasons, 5 CSI calls, 6 and 7 requests to the API server. " +
-			"Higher values mean 7, because request bodies contain secrets"},
+		{Name: "v", Default: 0,
+			Usage: "verbosity of the logs: 1 one line per reconcile, 2 reasons, 5 CSI calls, 6 and 7 requests to the API server. " +
+				"Higher values mean 7, because request bodies contain secrets"},
 		{Name: "vmodule", Default: "", Usage: "verbosity per source file, as pattern=N,..."},
 		{Name: "logging-format", Default: "text", Usage: "text or json"},
 		{Name: "log-flush-frequency", Default: 5 * time.Second, Usage: "time between two flushes of buffered logs"},

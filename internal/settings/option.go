@@ -192,7 +192,8 @@ func addNoOp(fs *pflag.FlagSet, name string) {
 	f := fs.VarPF(noOp{}, name, "", "has no effect; accepted for old manifests")
 	f.Hidden = true
 	switch name {
-	case "alsologtostderrthreshold", "log-dir", "log-file", "log-file-max-size", "stderrthreshold", "log-backtrace-at": // always had a value
+	// always had a value
+	case "alsologtostderrthreshold", "log-dir", "log-file", "log-file-max-size", "stderrthreshold", "log-backtrace-at":
 	default:
 		f.NoOptDefVal = "true"
 	}

@@ -71,7 +71,8 @@ func (s Settings) Origins(section string) map[string]Origin {
 // OfOthers returns the options of roles that were set, by their keys, for roles other than chosen. Options
 // that a chosen role has under the same name are left out.
 func (s Settings) OfOthers(chosen []string) map[string]Origin {
-	running := slices.DeleteFunc(slices.Clone(s.schema.Sections), func(section Section) bool { return !slices.Contains(chosen, section.Name) })
+	running := slices.DeleteFunc(slices.Clone(s.schema.Sections),
+		func(section Section) bool { return !slices.Contains(chosen, section.Name) })
 	others := map[string]Origin{}
 	for key, origin := range s.origins {
 		section, name, nested := strings.Cut(key, ".")

@@ -42,12 +42,13 @@ func TestSettings(t *testing.T) {
 		args []string
 		want got // timeouts
 	}{
-		"defaults":                             {"", nil, nil, got{"15s", "15s"}},
-		"file at the top sets all":             {"timeout: 1s", nil, nil, got{"1s", "1s"}},
-		"file in a section sets one":           {"timeout: 1s\nattacher:\n  timeout: 2s", nil, nil, got{"1s", "2s"}},
-		"environment beats the file":           {"timeout: 1s", map[string]string{"TIMEOUT": "3s"}, nil, got{"3s", "3s"}},
-		"environment of one role":              {"timeout: 1s", map[string]string{"PROVISIONER_TIMEOUT": "4s"}, nil, got{"4s", "1s"}},
-		"flag beats the environment":           {"timeout: 1s", map[string]string{"TIMEOUT": "3s"}, []string{"--timeout=5s"}, got{"5s", "5s"}},
+		"defaults":                   {"", nil, nil, got{"15s", "15s"}},
+		"file at the top sets all":   {"timeout: 1s", nil, nil, got{"1s", "1s"}},
+		"file in a section sets one": {"timeout: 1s\nattacher:\n  timeout: 2s", nil, nil, got{"1s", "2s"}},
+		"environment beats the file": {"timeout: 1s", map[string]string{"TIMEOUT": "3s"}, nil, got{"3s", "3s"}},
+		"environment of one role":    {"timeout: 1s", map[string]string{"PROVISIONER_TIMEOUT": "4s"}, nil, got{"4s", "1s"}},
+		"flag beats the environment": {"timeout: 1s", map[string]string{"TIMEOUT": "3s"}, []string{"--timeout=5s"},
+			got{"5s", "5s"}},
 		"flag of one role beats that of all":   {"", nil, []string{"--timeout=5s", "--attacher-timeout=6s"}, got{"5s", "6s"}},
 		"flag of all beats a section":          {"attacher:\n  timeout: 2s", nil, []string{"--timeout=5s"}, got{"5s", "5s"}},
 		"an empty environment is not set":      {"timeout: 1s", map[string]string{"TIMEOUT": ""}, nil, got{"1s", "1s"}},
@@ -70,7 +71,8 @@ func TestSettings(t *testing.T) {
 	}
 
 	t.Run("maps keep their case", func(t *testing.T) {
-		write("feature-gates:\n  Topology: false\nleader-election-labels: {Team: Storage}\nworker-threads: 7\nv: 3\ncontrollers: [provisioner]")
+		write("feature-gates:\n  Topology: false\nleader-election-labels: {Team: Storage}\nworker-threads: 7\nv: 3\ncontrollers: " +
+			"[provisioner]")
 		s, err := read("--config=" + file)
 		if err != nil {
 			t.Fatal(err)

@@ -66,6 +66,10 @@ type Role struct {
 	Others []string
 	// Sidecar is the image name of the sidecar that the role replaces.
 	Sidecar string
+	// Named reports whether --controllers names the role, so that the process exits if it cannot start.
+	Named bool
+	// Probe reads what the role reads from the API server when it starts. Nil means nothing.
+	Probe func(context.Context, *rest.Config) error
 }
 
 // Grant is a directory of deploy/rbac whose permissions the process would use.
@@ -155,6 +159,7 @@ func Run(ctx context.Context, in Input) Report {
 		return *e.Report
 	}
 	e.checkAPIs()
+	e.checkRoles(ctx)
 	e.checkGrants(ctx)
 	for _, check := range []struct {
 		name string

@@ -1,0 +1,28 @@
+package doctor
+
+import (
+	"context"
+	"strings"
+)
+
+// checkRoles checks whether the roles could start with the objects that the API server has. It uses the
+// permissions of this process, so that it is left out for another user.
+func (e *examination) checkRoles(ctx context.Context) {
+	for _, r := range e.plan.Roles {
+		if r.Probe == nil || e.in.Impersonate != "" {
+			continue
+		}
+		err := r.Probe(ctx, e.in.Config)
+		if err == nil {
+			e.ok("role "+r.Name, "can start")
+			continue
+		}
+		reason := strings.ReplaceAll(err.Error(), "\n", "; ")
+		if r.Named {
+			e.add("role "+r.Name, Failure, "fix the error; until then the process exits at its start", "%s", reason)
+			continue
+		}
+		e.add("role "+r.Name, Warning, "fix the error; until then the role is disabled, and started again with back-off", "disabled: %s",
+			reason)
+	}
+}
