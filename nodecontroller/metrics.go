@@ -28,7 +28,7 @@ func newMetrics(reg prometheus.Registerer, tally func() tally, notReady func() i
 		tally: tally, notReady: notReady,
 		actions: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: prefix + "cleanup_actions_total",
-			Help: "Deletions and removals of finalizers because a node is gone, by what was done, the mode of the clean-up, and the result: ok, gone, conflict, forbidden or error.",
+			Help: "Deletions and removals of finalizers because a node was deleted, by action, mode of the cleanup, and result: ok, gone, conflict, forbidden or error.",
 		}, []string{"action", "mode", "result"}),
 		hold: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name:    prefix + "node_finalizer_hold_seconds",
@@ -38,7 +38,7 @@ func newMetrics(reg prometheus.Registerer, tally func() tally, notReady func() i
 		missing:  desc("nodes_missing", "Nodes that do not exist and have volumes."),
 		unready:  desc("nodes_not_ready", "Nodes that have the driver and are not ready. Nothing is cleaned up because of that."),
 		orphaned: desc("volumes_orphaned", "Volumes whose nodes do not exist, by how far their clean-up is.", "state"),
-		blocked:  desc("cleanup_blocked", "Volumes that are not cleaned up just now, by what prevents it. A missing permission counts for nodes, for kinds that may not be watched, and for what has to be read for all of them, as well.", "gate"),
+		blocked:  desc("cleanup_blocked", "Volumes that are not cleaned up, by the failed check. A missing permission counts also for nodes, for kinds that are not watched, and for reads that all of them need.", "gate"),
 		open:     desc("breaker_open", "1 while the clean-up of any node waits for an approval because too many nodes are lost."),
 	}
 	reg.MustRegister(m.actions, m.hold, m)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"sync"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -20,8 +21,10 @@ type Call struct {
 	Socket   string    // that received the call; see [Plugin.ListenOn]
 }
 
-// record holds the calls, and their numbers by method.
-type record struct {
+// callRecord holds the calls of a plugin and counts them by method. It may be used by many goroutines.
+type callRecord struct {
+	mu         sync.Mutex
+	discard    bool // keep the counts only
 	calls      []*Call
 	counts     map[string]int // begun
 	running    map[string]int
@@ -32,45 +35,50 @@ type record struct {
 // short returns the method without package and service.
 func short(full string) string { return full[strings.LastIndexByte(full, '/')+1:] }
 
-// begin records a call. released is closed by the next Release.
-func (p *Plugin) begin(method, socket string, request proto.Message) (call *Call, released <-chan struct{}) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	call = &Call{Method: method, Request: request, Began: time.Now(), Socket: socket}
-	if !p.cfg.DiscardCalls {
-		p.record.calls = append(p.record.calls, call)
+func newCallRecord(discard bool) *callRecord {
+	return &callRecord{
+		discard: discard, counts: map[string]int{}, running: map[string]int{}, maxRunning: map[string]int{}, changed: make(chan struct{}),
 	}
-	p.record.counts[method]++
-	p.record.running[method]++
-	p.record.maxRunning[method] = max(p.record.maxRunning[method], p.record.running[method])
-	p.notify()
-	return call, p.release
 }
 
-func (p *Plugin) end(call *Call, response any, err error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+func (r *callRecord) begin(method, socket string, request proto.Message) *Call {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	call := &Call{Method: method, Request: request, Began: time.Now(), Socket: socket}
+	if !r.discard {
+		r.calls = append(r.calls, call)
+	}
+	r.counts[method]++
+	r.running[method]++
+	r.maxRunning[method] = max(r.maxRunning[method], r.running[method])
+	r.notify()
+	return call
+}
+
+func (r *callRecord) end(call *Call, response any, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	if m, ok := response.(proto.Message); ok && err == nil {
 		call.Response = m
 	}
 	call.Err, call.Ended = err, time.Now()
-	p.record.running[call.Method]--
-	p.notify()
+	r.running[call.Method]--
+	r.notify()
 }
 
 // notify wakes waiters. It must be called with mu held.
-func (p *Plugin) notify() {
-	close(p.record.changed)
-	p.record.changed = make(chan struct{})
+func (r *callRecord) notify() {
+	close(r.changed)
+	r.changed = make(chan struct{})
 }
 
 // Calls returns the calls of these methods in the order of their start. Without methods, it returns
 // all calls except those for identity and capabilities.
-func (p *Plugin) Calls(methods ...string) []Call {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+func (r *callRecord) Calls(methods ...string) []Call {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	var calls []Call
-	for _, c := range p.record.calls {
+	for _, c := range r.calls {
 		wanted := len(methods) == 0 && !identity[c.Method]
 		for _, m := range methods {
 			wanted = wanted || m == c.Method
@@ -83,28 +91,28 @@ func (p *Plugin) Calls(methods ...string) []Call {
 }
 
 // Count returns the number of calls of a method, including running ones.
-func (p *Plugin) Count(method string) int {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.record.counts[method]
+func (r *callRecord) Count(method string) int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.counts[method]
 }
 
 // MaxConcurrent returns the largest number of concurrent calls of a method.
-func (p *Plugin) MaxConcurrent(method string) int {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.record.maxRunning[method]
+func (r *callRecord) MaxConcurrent(method string) int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.maxRunning[method]
 }
 
 // Wait waits until n calls of a method have started.
-func (p *Plugin) Wait(ctx context.Context, method string, n int) error {
-	return p.wait(ctx, fmt.Sprintf("%d calls of %s", n, method), func() bool { return p.record.counts[method] >= n })
+func (r *callRecord) Wait(ctx context.Context, method string, n int) error {
+	return r.wait(ctx, fmt.Sprintf("%d calls of %s", n, method), func() bool { return r.counts[method] >= n })
 }
 
 // WaitIdle waits until no call is running.
-func (p *Plugin) WaitIdle(ctx context.Context) error {
-	return p.wait(ctx, "no running call", func() bool {
-		for _, n := range p.record.running {
+func (r *callRecord) WaitIdle(ctx context.Context) error {
+	return r.wait(ctx, "no running call", func() bool {
+		for _, n := range r.running {
 			if n > 0 {
 				return false
 			}
@@ -113,12 +121,12 @@ func (p *Plugin) WaitIdle(ctx context.Context) error {
 	})
 }
 
-func (p *Plugin) wait(ctx context.Context, what string, done func() bool) error {
+func (r *callRecord) wait(ctx context.Context, what string, done func() bool) error {
 	for {
-		p.mu.Lock()
-		ok, changed := done(), p.record.changed
-		counts := fmt.Sprint(p.record.counts)
-		p.mu.Unlock()
+		r.mu.Lock()
+		ok, changed := done(), r.changed
+		counts := fmt.Sprint(r.counts)
+		r.mu.Unlock()
 		if ok {
 			return nil
 		}

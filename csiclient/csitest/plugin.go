@@ -50,6 +50,7 @@ type Plugin struct {
 	csi.UnimplementedIdentityServer
 	csi.UnimplementedControllerServer
 	csi.UnimplementedNodeServer
+	*callRecord
 
 	life sync.Mutex // held while the server starts or stops; taken before mu
 
@@ -60,7 +61,6 @@ type Plugin struct {
 	open     int // connections
 	accepted int
 	state    state
-	record   record
 	script   script
 	release  chan struct{} // closed to continue hanging calls
 }
@@ -89,8 +89,7 @@ func New(cfg Config) *Plugin {
 		}
 	}
 	return &Plugin{
-		cfg: cfg, state: newState(), release: make(chan struct{}),
-		record: record{counts: map[string]int{}, running: map[string]int{}, maxRunning: map[string]int{}, changed: make(chan struct{})},
+		callRecord: newCallRecord(cfg.DiscardCalls), cfg: cfg, state: newState(), release: make(chan struct{}),
 		script: script{next: map[string][]Step{}, always: map[string]Step{}},
 	}
 }
@@ -239,7 +238,8 @@ func (p *Plugin) intercept(ctx context.Context, request any, info *grpc.UnarySer
 	if client, ok := peer.FromContext(ctx); ok && client.LocalAddr != nil {
 		socket = client.LocalAddr.String()
 	}
-	call, released := p.begin(method, socket, request.(proto.Message))
+	released := p.released() // before a test can see the call
+	call := p.begin(method, socket, request.(proto.Message))
 	ctx = context.WithValue(ctx, releasedKey{}, released)
 	response, err := p.play(ctx, method, request, latency, handler)
 	if errors.Is(err, errDropped) {

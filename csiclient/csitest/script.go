@@ -128,6 +128,13 @@ func (p *Plugin) Release() {
 	p.release = make(chan struct{})
 }
 
+// released returns a channel that the next Release closes.
+func (p *Plugin) released() <-chan struct{} {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.release
+}
+
 // play answers a call as scripted.
 func (p *Plugin) play(ctx context.Context, method string, request any, latency time.Duration, handler grpc.UnaryHandler) (any, error) {
 	if latency > 0 {

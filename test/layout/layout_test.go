@@ -133,7 +133,7 @@ var confined = map[string][]string{
 		"capacity", "test/hostdriver",
 	},
 	"k8s.io/client-go": {
-		"cmd/storage-controller", "election", "internal/app", "internal/tools/audit", "internal/tools/doctor",
+		"cmd/storage-controller", "election", "metrics", "internal/app", "internal/tools/audit", "internal/tools/doctor",
 		"internal/tools/explain", "internal/kube", "internal/kubetest", "internal/looptest", "internal/workloop",
 		"provisioner", "attacher", "capacity", "nodecontroller", "nodecontroller/webhook", "test/bench", "test/demo",
 	},

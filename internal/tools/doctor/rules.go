@@ -11,8 +11,7 @@ var rules = map[string][]Rule{
 		{Groups: []string{"storage.k8s.io"}, Resources: []string{"csinodes"}, Verbs: []string{"list", "watch"}},
 	},
 	"attacher-leader-election": {
-		{Namespaced: true, Groups: []string{"coordination.k8s.io"}, Resources: []string{"leases"},
-			Verbs: []string{"get", "create", "update"}},
+		{Namespaced: true, Groups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, Verbs: []string{"get", "create", "update"}},
 		{Namespaced: true, Groups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch"}},
 	},
 	"attacher-secrets": {
@@ -20,12 +19,10 @@ var rules = map[string][]Rule{
 	},
 	"capacity": {
 		{Groups: []string{"storage.k8s.io"}, Resources: []string{"storageclasses"}, Verbs: []string{"list", "watch"}},
-		{Namespaced: true, Groups: []string{"storage.k8s.io"}, Resources: []string{"csistoragecapacities"},
-			Verbs: []string{"list", "watch", "create", "patch", "delete"}},
+		{Namespaced: true, Groups: []string{"storage.k8s.io"}, Resources: []string{"csistoragecapacities"}, Verbs: []string{"list", "watch", "create", "patch", "delete"}},
 	},
 	"capacity-leader-election": {
-		{Namespaced: true, Groups: []string{"coordination.k8s.io"}, Resources: []string{"leases"},
-			Verbs: []string{"get", "create", "update"}},
+		{Namespaced: true, Groups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, Verbs: []string{"get", "create", "update"}},
 		{Namespaced: true, Groups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create"}},
 	},
 	"capacity-owner": {
@@ -39,8 +36,7 @@ var rules = map[string][]Rule{
 		{Groups: []string{"storage.k8s.io"}, Resources: []string{"csinodes"}, Verbs: []string{"list", "watch"}},
 	},
 	"nodecontroller": {
-		{Groups: []string{""}, Resources: []string{"nodes", "persistentvolumes", "persistentvolumeclaims"},
-			Verbs: []string{"get", "list", "watch"}},
+		{Groups: []string{""}, Resources: []string{"nodes", "persistentvolumes", "persistentvolumeclaims"}, Verbs: []string{"get", "list", "watch"}},
 		{Groups: []string{"storage.k8s.io"}, Resources: []string{"storageclasses", "csinodes"}, Verbs: []string{"get", "list", "watch"}},
 		{Groups: []string{""}, Resources: []string{"namespaces"}, Verbs: []string{"get"}},
 		{Groups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch"}},
@@ -63,8 +59,7 @@ var rules = map[string][]Rule{
 		{Groups: []string{"topolvm.cybozu.com"}, Resources: []string{"logicalvolumes"}, Verbs: []string{"list", "patch", "delete"}},
 	},
 	"nodecontroller-leader-election": {
-		{Namespaced: true, Groups: []string{"coordination.k8s.io"}, Resources: []string{"leases"},
-			Verbs: []string{"get", "create", "update"}},
+		{Namespaced: true, Groups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, Verbs: []string{"get", "create", "update"}},
 	},
 	"nodecontroller-node-finalizer": {
 		{Groups: []string{""}, Resources: []string{"nodes"}, Verbs: []string{"patch"}},
@@ -84,16 +79,13 @@ var rules = map[string][]Rule{
 		{Groups: []string{"authorization.k8s.io"}, Resources: []string{"subjectaccessreviews"}, Verbs: []string{"create"}},
 	},
 	"nodecontroller-webhook-certificates": {
-		{Namespaced: true, Groups: []string{""}, Resources: []string{"secrets"}, Names: []string{"storage-controller-webhook-certificates"},
-			Verbs: []string{"get", "watch", "update"}},
+		{Namespaced: true, Groups: []string{""}, Resources: []string{"secrets"}, Names: []string{"storage-controller-webhook-certificates"}, Verbs: []string{"get", "watch", "update"}},
 		{Namespaced: true, Groups: []string{""}, Resources: []string{"secrets"}, Verbs: []string{"create"}},
-		{Groups: []string{"admissionregistration.k8s.io"}, Resources: []string{"mutatingwebhookconfigurations"},
-			Names: []string{"storage-controller-webhooks"}, Verbs: []string{"get", "patch"}},
+		{Groups: []string{"admissionregistration.k8s.io"}, Resources: []string{"mutatingwebhookconfigurations"}, Names: []string{"storage-controller-webhooks"}, Verbs: []string{"get", "patch"}},
 	},
 	"provisioner": {
 		{Groups: []string{""}, Resources: []string{"persistentvolumeclaims"}, Verbs: []string{"get", "list", "watch", "patch"}},
-		{Groups: []string{""}, Resources: []string{"persistentvolumes"},
-			Verbs: []string{"get", "list", "watch", "create", "patch", "delete"}},
+		{Groups: []string{""}, Resources: []string{"persistentvolumes"}, Verbs: []string{"get", "list", "watch", "create", "patch", "delete"}},
 		{Groups: []string{"storage.k8s.io"}, Resources: []string{"storageclasses"}, Verbs: []string{"list", "watch"}},
 		{Groups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch"}},
 	},
@@ -104,15 +96,13 @@ var rules = map[string][]Rule{
 		{Groups: []string{"gateway.networking.k8s.io"}, Resources: []string{"referencegrants"}, Verbs: []string{"list", "watch"}},
 	},
 	"provisioner-leader-election": {
-		{Namespaced: true, Groups: []string{"coordination.k8s.io"}, Resources: []string{"leases"},
-			Verbs: []string{"get", "create", "update"}},
+		{Namespaced: true, Groups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, Verbs: []string{"get", "create", "update"}},
 	},
 	"provisioner-secrets": {
 		{Groups: []string{""}, Resources: []string{"secrets"}, Verbs: []string{"get"}},
 	},
 	"provisioner-snapshots": {
-		{Groups: []string{"snapshot.storage.k8s.io"}, Resources: []string{"volumesnapshots"},
-			Verbs: []string{"get", "list", "watch", "patch"}},
+		{Groups: []string{"snapshot.storage.k8s.io"}, Resources: []string{"volumesnapshots"}, Verbs: []string{"get", "list", "watch", "patch"}},
 		{Groups: []string{"snapshot.storage.k8s.io"}, Resources: []string{"volumesnapshotcontents"}, Verbs: []string{"get"}},
 	},
 	"provisioner-topology": {
