@@ -898,6 +898,18 @@ func provisionerScenarioDeletion(t *testing.T) {
 		f.gone(pv)
 		f.distances(f.plugin.Calls(remove), start, 2*start, 4*start)
 	})
+	t.Run("failure_without_secret", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, nil)
+		f.plugin.Next(remove, csitest.Fail(codes.Unauthenticated, "no key"))
+		pv := f.volume(f.ns+"-pv", corev1.VolumeReleased, func(pv *corev1.PersistentVolume) {
+			pv.Annotations = map[string]string{annDeletionSecretName: "deleted", annDeletionSecretNamespace: f.ns}
+		})
+		f.event("Warning VolumeFailedDelete rpc error: code = Unauthenticated desc = no key; DeleteVolume was called without its secret", "deleted")
+		f.gone(pv)
+		if events := f.otherEvents(); len(events) != 1 || count(events, "Normal DeletionWithoutSecret") != 1 {
+			t.Errorf("events %q", events)
+		}
+	})
 	t.Run("113_secrets", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, nil)
 		template := func(name string) func(*storagev1.StorageClass) {
@@ -949,7 +961,8 @@ func provisionerScenarioDeletion(t *testing.T) {
 				t.Errorf("%s: secrets %v, want %q", name, s, tt.want)
 			}
 			events := f.otherEvents()
-			if told := count(events, tt.event); tt.event == "" && len(events) > 0 || tt.event != "" && (told != 1 || len(events) != 1) {
+			sent := count(events, tt.event)
+			if tt.event == "" && len(events) > 0 || tt.event != "" && (sent != 1 || len(events) != 1 || count(events, "Normal DeletionWithoutSecret") != 1) {
 				t.Errorf("%s: events %q", name, events)
 			}
 		}

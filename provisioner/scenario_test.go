@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/go-logr/logr/funcr"
 	snapshotclient "github.com/kubernetes-csi/external-snapshotter/client/v8/clientset/versioned/typed/volumesnapshot/v1"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
@@ -23,6 +24,7 @@ import (
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/tools/record"
 	storagehelpers "k8s.io/component-helpers/storage/volume"
+	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
 
 	"github.com/storage-controller/storage-controller/csiclient"
@@ -51,10 +53,13 @@ type fixture struct {
 	driver    string
 	registry  *prometheus.Registry
 	// api is how the provisioner writes, and what it reads live; nil means as the test does.
-	api  kubernetes.Interface
-	cfg  Config
-	c    *Controller
-	stop func(cause error) error
+	api kubernetes.Interface
+	// unthrottled is the client for what must be written before the process exits; nil means api.
+	unthrottled kubernetes.Interface
+	logged      func(line string) // nil: nothing is captured
+	cfg         Config
+	c           *Controller
+	stop        func(cause error) error
 }
 
 // scenario starts a provisioner for a plugin of a name of its own, unless it has one.
@@ -96,8 +101,11 @@ func (f *fixture) start() {
 		api = f.client
 	}
 	deps := Deps{
-		Driver: driver, Client: api, UnthrottledClient: api, Snapshots: f.snapshots, Metadata: meta, Informers: informers, CSI: client.Controller(), Ready: client.WaitReady,
-		Events: f.events, Registry: reg, Queues: workloop.NewMetrics(reg),
+		Driver: driver, Client: api, UnthrottledClient: api, Snapshots: f.snapshots, Metadata: meta, Informers: informers,
+		CSI: client.Controller(), Ready: client.WaitReady, Events: f.events, Registry: reg, Queues: workloop.NewMetrics(reg),
+	}
+	if f.unthrottled != nil {
+		deps.UnthrottledClient = f.unthrottled
 	}
 	if f.cfg.NodeDeployment {
 		node, err := client.NodeInfo(f.Context())
@@ -107,7 +115,12 @@ func (f *fixture) start() {
 	c, err := New(f.cfg, deps)
 	f.must(err)
 	f.c = c
-	f.stop = kubetest.RunTerm(f, informers, c.Run, func() { client.Close() })
+	run := c.Run
+	if f.logged != nil {
+		log := funcr.New(func(_, line string) { f.logged(line) }, funcr.Options{Verbosity: 2})
+		run = func(ctx context.Context) error { return c.Run(klog.NewContext(ctx, log)) }
+	}
+	f.stop = kubetest.RunTerm(f, informers, run, func() { client.Close() })
 }
 
 // crash ends the provisioner without any grace.

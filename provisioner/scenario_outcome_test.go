@@ -1,0 +1,151 @@
+package provisioner
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/storage-controller/storage-controller/csiclient/csitest"
+	"github.com/storage-controller/storage-controller/internal/kubetest"
+	"github.com/storage-controller/storage-controller/internal/workloop"
+)
+
+// TestOutcome follows calls whose outcome is unknown.
+func TestOutcome(t *testing.T) {
+	t.Run("event_names_volume_and_finalizer", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, nil)
+		f.plugin.Next(create, csitest.Fail(codes.Unavailable, "busy"))
+		f.makeClass(nil)
+		claim := f.claim(nil)
+		f.event(`Warning ProvisioningFailed failed to provision volume with StorageClass "`+f.class+`": rpc error: code = Unavailable desc = busy`,
+			`Volume "pvc-`+string(claim.UID)+`" may exist`, "CreateVolume is repeated with the same request", "until then finalizer "+claimFinalizer+" keeps this PVC")
+		f.saved(claim)
+	})
+	t.Run("class_recreated", func(t *testing.T) {
+		for protection, second := range map[Protection]string{ProtectionOnRetry: "old", ProtectionOff: "new"} {
+			t.Run(string(protection), func(t *testing.T) { classRecreated(t, protection, second) })
+		}
+	})
+	t.Run("protected_although_the_lease_is_lost", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, nil)
+		f.plugin.Next(create, csitest.Hang())
+		f.makeClass(nil)
+		claim := f.claim(nil)
+		f.wait(create, 1)
+		_ = f.stop(errors.New("the Lease is lost"))
+		left, err := f.client.CoreV1().PersistentVolumeClaims(f.ns).Get(t.Context(), "data", metav1.GetOptions{})
+		f.must(err)
+		if !isProtected(left) {
+			t.Error("the next leader does not know of the call")
+		}
+		f.start()
+		f.saved(claim)
+	})
+	t.Run("secret_that_cannot_be_reread_is_logged", rereadFails)
+	t.Run("last_save_does_not_wait_for_the_rate_limit", lastSave)
+}
+
+// classRecreated has a class recreated with other parameters during the first call. second is
+// the parameter of the calls that follow.
+func classRecreated(t *testing.T, protection Protection, second string) {
+	f := scenario(t, csitest.Config{}, func(c *Config) { c.ProvisioningProtection = protection })
+	busy, gate := csitest.Fail(codes.Unavailable, "busy"), make(chan struct{})
+	f.plugin.Next(create, heldUntil(gate, busy), busy)
+	f.makeClass(parameters(map[string]string{"pool": "old"}))
+	claim := f.claim(nil)
+	f.wait(create, 1)
+	f.must(f.client.StorageV1().StorageClasses().Delete(t.Context(), f.class, metav1.DeleteOptions{}))
+	f.makeClass(parameters(map[string]string{"pool": "new"}))
+	kubetest.Eventually(t, "the provisioner sees the new class", func(context.Context) error {
+		if class, ok := f.c.classes.Get(f.class); !ok || class.Parameters["pool"] != "new" {
+			return fmt.Errorf("it sees %v", class)
+		}
+		return nil
+	})
+	close(gate)
+	f.saved(claim)
+	var pools []string
+	for _, c := range f.plugin.Calls(create) {
+		pools = append(pools, c.Request.(*csi.CreateVolumeRequest).GetParameters()["pool"])
+	}
+	if want := []string{"old", second, second}; !slices.Equal(pools, want) {
+		t.Errorf("calls with pools %q, want %q", pools, want)
+	}
+	repeated := fmt.Sprintf("The first request is repeated although StorageClass %q was recreated since", f.class)
+	if got, want := count(f.event("ProvisioningSucceeded"), repeated) == 1, second == "old"; got != want {
+		t.Errorf("the event says that the first request is repeated: %t, want %t", got, want)
+	}
+}
+
+// rereadFails deletes the secret of a request between two calls.
+func rereadFails(t *testing.T) {
+	f := scenario(t, csitest.Config{}, nil)
+	f.crash()
+	var mu sync.Mutex
+	var lines []string
+	f.logged = func(line string) {
+		mu.Lock()
+		defer mu.Unlock()
+		lines = append(lines, line)
+	}
+	f.start()
+	gate := make(chan struct{})
+	f.plugin.Next(create, heldUntil(gate, csitest.Fail(codes.DeadlineExceeded, "slow")))
+	f.makeClass(parameters(map[string]string{parameterPrefix + "provisioner-secret-name": "login", parameterPrefix + "provisioner-secret-namespace": f.ns}))
+	f.secret("login", "v")
+	claim := f.claim(nil)
+	f.wait(create, 1)
+	f.must(f.client.CoreV1().Secrets(f.ns).Delete(t.Context(), "login", metav1.DeleteOptions{}))
+	close(gate)
+	f.saved(claim)
+	mu.Lock()
+	defer mu.Unlock()
+	if !slices.ContainsFunc(lines, func(l string) bool {
+		return strings.Contains(l, "Rereading the secret failed") && strings.Contains(l, f.ns+"/login") && strings.Contains(l, "indeterminate")
+	}) {
+		t.Errorf("not among the lines %q", lines)
+	}
+}
+
+// lastSave has a PersistentVolume that exists when it is created for the last time, while the
+// client with a rate limit does not answer any more.
+func lastSave(t *testing.T) {
+	f := scenario(t, csitest.Config{}, func(c *Config) { c.RetryIntervalStart, c.RetryIntervalMax = time.Hour, time.Hour })
+	f.unthrottled = f.client
+	var posts atomic.Int32
+	f.through(f.cp.Config(), func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
+		if !strings.HasPrefix(r.URL.Path, "/api/v1/persistentvolumes") || r.URL.Query().Has("watch") {
+			pass.ServeHTTP(w, r)
+			return
+		}
+		if r.Method == http.MethodPost {
+			pass.ServeHTTP(httptest.NewRecorder(), r) // the response is lost
+			posts.Add(1)
+		}
+		http.Error(w, "no", http.StatusInternalServerError)
+	})
+	f.makeClass(nil)
+	f.saved(f.claim(nil))
+	kubetest.Eventually(t, "the volume is not saved", func(context.Context) error {
+		if l := f.c.claimLoop.Load(); posts.Load() != 1 || len(l.ops.in(created)) != 1 {
+			return errors.New("it may be")
+		}
+		return nil
+	})
+	_ = f.stop(workloop.ErrDrain)
+	if events := f.otherEvents(); count(events, "ProvisioningSucceeded") != 1 {
+		t.Errorf("events %q", events)
+	}
+}
