@@ -73,7 +73,7 @@ func (l *claimLoop) sync(ctx context.Context, key claimKey) (time.Time, error) {
 			return time.Time{}, err
 		}
 	}
-	return time.Time{}, fmt.Errorf("claim %s: not done after %d steps; this is a bug of storage-controller", key, maxSteps)
+	return time.Time{}, fmt.Errorf("claim %s: not done after %d steps: %w", key, maxSteps, errBug)
 }
 
 // take applies one step and records its transition. An error with a transition ends the
@@ -131,10 +131,10 @@ func (l *claimLoop) register(registrations *kube.Registrations) {
 		}))
 		add(l.c.csiNodes.Handle(kube.Handlers[*storagev1.CSINode]{
 			Add: func(n *storagev1.CSINode) {
-				l.nodeChanged(n.Name, l.topologies.SetKeys(n.Name, l.c.driver.topologyKeys(n), true))
+				l.nodeChanged(n.Name, l.topologies.SetKeys(n.Name, l.topologyKeys(n), true))
 			},
 			Update: func(_, n *storagev1.CSINode) {
-				l.nodeChanged(n.Name, l.topologies.SetKeys(n.Name, l.c.driver.topologyKeys(n), true))
+				l.nodeChanged(n.Name, l.topologies.SetKeys(n.Name, l.topologyKeys(n), true))
 			},
 			Delete: func(n *storagev1.CSINode) { l.nodeChanged(n.Name, l.topologies.SetKeys(n.Name, nil, false)) },
 		}))
@@ -146,8 +146,8 @@ func (l *claimLoop) register(registrations *kube.Registrations) {
 }
 
 // topologyKeys returns the topology keys of the driver on a node, or nil if it is not registered there.
-func (d driver) topologyKeys(node *storagev1.CSINode) []string {
-	if entry := kube.DriverOnNode(node, d.name); entry != nil {
+func (l *claimLoop) topologyKeys(node *storagev1.CSINode) []string {
+	if entry := kube.DriverOnNode(node, l.c.driver.name); entry != nil {
 		return entry.TopologyKeys
 	}
 	return nil

@@ -40,15 +40,17 @@ func (a *applier) createPV(ctx context.Context, client kubernetes.Interface, key
 	}
 	a.c.metrics.claimDone(o.claim, time.Since(o.began))
 	a.c.event(o.claim, succeededEvent(pv.Name))
-	claim := klog.KObj(o.claim).String()
-	tracing.EndOperation(ctx, o.claim.CreationTimestamp.Time, "persistentVolumeClaim", claim, "persistentVolume", pv.Name, "volumeHandle", o.volumeID)
+	tracing.EndOperation(ctx, o.claim.CreationTimestamp.Time,
+		"persistentVolumeClaim", klog.KObj(o.claim).String(), "persistentVolume", pv.Name, "volumeHandle", o.volumeID)
 	klog.FromContext(ctx).Info("Volume provisioned", "persistentVolume", klog.KObj(pv), "volumeHandle", o.volumeID)
 	return pvSaved(), nil
 }
 
 // existingPV returns the PersistentVolume that has the name of the one to create, if it is
 // for the same volume and claim. Otherwise it returns what follows for the operation.
-func (a *applier) existingPV(ctx context.Context, client kubernetes.Interface, key claimKey, o operation) (*corev1.PersistentVolume, transition, error) {
+func (a *applier) existingPV(
+	ctx context.Context, client kubernetes.Interface, key claimKey, o operation,
+) (*corev1.PersistentVolume, transition, error) {
 	name := o.pv.Name
 	pv, err := client.CoreV1().PersistentVolumes().Get(ctx, name, metav1.GetOptions{})
 	if err != nil { // also NotFound: the next attempt creates it
@@ -62,10 +64,11 @@ func (a *applier) existingPV(ctx context.Context, client kubernetes.Interface, k
 	case same && ours:
 		// Its volume is deleted with it. CreateVolume is repeated once it is.
 		a.volumes.Observe(pv)
-		return nil, outcomeUnknown(), fmt.Errorf("PersistentVolume %q of an earlier attempt is being deleted; waiting for its deletion", name)
+		err = fmt.Errorf("PersistentVolume %q of an earlier attempt is being deleted; waiting for its deletion", name)
+		return nil, outcomeUnknown(), err
 	case same:
 		// Two claims have one volume name: the volume is that of the other claim.
-		err = fmt.Errorf("volume %q belongs to PersistentVolume %q, which is not for this claim; see --volume-name-uuid-length if the names of volumes are too short", o.volumeID, name)
+		err = fmt.Errorf("volume %q belongs to PersistentVolume %q, which is not for this PVC. %s", o.volumeID, name, namesCollide)
 		a.c.claimFailed(o.claim, failedEvent(o.plan.ClassName, err))
 		return nil, noVolume(nil), err
 	}
@@ -76,7 +79,11 @@ func (a *applier) existingPV(ctx context.Context, client kubernetes.Interface, k
 // isVolume reports whether pv is for the volume with an ID that is accessible by affinity.
 // Drivers that work on one node may return the same ID on several nodes.
 func (d driver) isVolume(pv *corev1.PersistentVolume, id string, affinity *corev1.VolumeNodeAffinity) bool {
-	if csi := pv.Spec.CSI; csi == nil && !migration.SameVolume(d.name, pv, id) || csi != nil && (csi.Driver != d.name || csi.VolumeHandle != id) {
+	same := migration.SameVolume(d.name, pv, id)
+	if csi := pv.Spec.CSI; csi != nil {
+		same = csi.Driver == d.name && csi.VolumeHandle == id
+	}
+	if !same {
 		return false
 	}
 	return !d.NodeDeployment || equality.Semantic.DeepEqual(pv.Spec.NodeAffinity, affinity)

@@ -102,7 +102,8 @@ func (a *applier) deleteRejected(ctx context.Context, key claimKey, o operation)
 	defer a.c.deps.Locks.Share(o.volumeID)()
 	call, cancel := context.WithTimeout(csiclient.WithMigrated(ctx, o.plan.Migrated), a.c.cfg.Timeout)
 	defer cancel()
-	if _, err := a.c.deps.CSI.DeleteVolume(call, &csi.DeleteVolumeRequest{VolumeId: o.volumeID, Secrets: o.request.GetSecrets()}); err != nil {
+	_, err := a.c.deps.CSI.DeleteVolume(call, &csi.DeleteVolumeRequest{VolumeId: o.volumeID, Secrets: o.request.GetSecrets()})
+	if err != nil {
 		err = fmt.Errorf("%w; deleting volume %q failed and is retried: %w", o.rejectReason, o.volumeID, err)
 		a.c.claimFailed(o.claim, failedEvent(o.plan.ClassName, err))
 		return transition{}, err

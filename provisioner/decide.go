@@ -194,7 +194,8 @@ func (d decision) decideRejected() step {
 	case d.owner == nil:
 		return step{action: doFindOwner, reason: "Rejected"}
 	case *d.owner != "":
-		return step{action: doKeepRejected, reason: "OwnedByOther", err: fmt.Errorf("%w; it is not deleted, since it belongs to %s", d.op.rejectReason, *d.owner)}
+		return step{action: doKeepRejected, reason: "OwnedByOther", err: fmt.Errorf(
+			"%w; it is not deleted, because it belongs to %s", d.op.rejectReason, *d.owner)}
 	}
 	return step{action: doDeleteRejected, reason: "Rejected"}
 }
@@ -248,7 +249,8 @@ func (d decision) decideResume() step {
 	case d.NodeDeployment && nodeOf(d.claim) != d.NodeName:
 		return step{action: doForget, reason: "OfAnotherNode"}
 	case d.class == nil || !d.is(d.class.Provisioner): // the request of a class of another driver would differ
-		return cannot("ClassDeleted", fmt.Errorf("StorageClass %q was deleted or belongs to another driver", class), "Recreate the StorageClass")
+		err := fmt.Errorf("StorageClass %q was deleted or belongs to another driver", class)
+		return cannot("ClassDeleted", err, "Recreate the StorageClass")
 	case d.needsLookUp(d.claim) && d.named == nil:
 		return step{action: doReadReferences, reason: "RecordFound"}
 	case d.named != nil && d.named.err != nil:
@@ -275,7 +277,8 @@ func (d decision) decideNew() step {
 	case !d.owns(d.claim):
 		return step{action: doForget, reason: "OfAnotherDriver"}
 	case class == nil:
-		return step{action: doRetry, reason: "NoClass", err: fmt.Errorf("StorageClass %q not found", storagehelpers.GetPersistentVolumeClaimClass(d.claim))}
+		return step{action: doRetry, reason: "NoClass", err: fmt.Errorf(
+			"StorageClass %q not found", storagehelpers.GetPersistentVolumeClaimClass(d.claim))}
 	case !d.is(class.Provisioner):
 		return step{action: doForget, reason: "ClassOfAnotherDriver"}
 	case kube.WaitsForFirstConsumer(class) && d.claim.Annotations[storagehelpers.AnnSelectedNode] == "":
@@ -287,29 +290,11 @@ func (d decision) decideNew() step {
 	switch {
 	case d.volume != nil:
 		return step{action: doFail, reason: "NameTaken", err: fmt.Errorf(
-			"PersistentVolume %q exists and is not for this claim; see --volume-name-uuid-length if the names of volumes are too short", d.volume.Name)}
+			"PersistentVolume %q exists and is not for this PVC. %s", d.volume.Name, namesCollide)}
 	case d.op.infeasible.holds(d.claimState):
 		return step{action: doWait, reason: "Infeasible", until: d.op.infeasible.until}
 	}
 	return d.decideRequest("Wanted")
-}
-
-// decideOwner is for a claim for which this node is not selected, in distributed
-// provisioning.
-func (d decision) decideOwner() step {
-	switch r := d.race; {
-	case selectedNode(d.claim) != "":
-		return step{action: doForget, reason: "OfAnotherNode"}
-	case kube.WaitsForFirstConsumer(d.class) || !d.NodeDeploymentImmediateBinding:
-		return step{action: doForget, reason: "WaitsForNode"}
-	case !d.allowedHere(d.claim, d.class, d.known):
-		return step{action: doForget, reason: "NotAllowedHere"}
-	case r.due.IsZero():
-		return step{action: doScheduleClaiming, reason: "NoOwner"}
-	case d.now.Before(r.at):
-		return step{action: doWait, reason: "NoOwner", until: r.at}
-	}
-	return step{action: doSelectThisNode, reason: "NoOwner"}
 }
 
 // decideRequest prepares the request of a claim that is provisioned now.

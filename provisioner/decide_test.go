@@ -29,7 +29,9 @@ const uid = "01234567-89ab-cdef-0123-456789abcdef"
 var now = time.Unix(1_700_000_000, 0)
 
 func testDriver(change func(*driver)) driver {
-	d := driver{Config: DefaultConfig(), name: "drv.example.com", controllerService: true, createsVolumes: true, publishes: true, identity: "me"}
+	d := driver{
+		Config: DefaultConfig(), name: "drv.example.com", controllerService: true, createsVolumes: true, publishes: true, identity: "me",
+	}
 	if change != nil {
 		change(&d)
 	}
@@ -42,7 +44,9 @@ func testClaim(change func(*corev1.PersistentVolumeClaim)) *corev1.PersistentVol
 			Annotations: map[string]string{storagehelpers.AnnStorageProvisioner: "drv.example.com"}},
 		Spec: corev1.PersistentVolumeClaimSpec{
 			StorageClassName: ptr.To("fast"), AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
-			Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1500M")}},
+			Resources: corev1.VolumeResourceRequirements{
+				Requests: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1500M")},
+			},
 		},
 	}
 	if change != nil {
@@ -52,7 +56,9 @@ func testClaim(change func(*corev1.PersistentVolumeClaim)) *corev1.PersistentVol
 }
 
 func testClass(change func(*storagev1.StorageClass)) *storagev1.StorageClass {
-	c := &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: "fast", UID: "class-1", ResourceVersion: "1"}, Provisioner: "drv.example.com"}
+	c := &storagev1.StorageClass{
+		ObjectMeta: metav1.ObjectMeta{Name: "fast", UID: "class-1", ResourceVersion: "1"}, Provisioner: "drv.example.com",
+	}
 	if change != nil {
 		change(c)
 	}
@@ -82,7 +88,9 @@ func protected(pvc *corev1.PersistentVolumeClaim) { pvc.Finalizers = []string{cl
 func deleting(pvc *corev1.PersistentVolumeClaim) { pvc.DeletionTimestamp = &metav1.Time{Time: now} }
 
 func ourVolume() *corev1.PersistentVolume {
-	return &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "pvc-" + uid}, Spec: corev1.PersistentVolumeSpec{ClaimRef: &corev1.ObjectReference{UID: uid}}}
+	return &corev1.PersistentVolume{
+		ObjectMeta: metav1.ObjectMeta{Name: "pvc-" + uid}, Spec: corev1.PersistentVolumeSpec{ClaimRef: &corev1.ObjectReference{UID: uid}},
+	}
 }
 
 func releasedVolume() *corev1.PersistentVolume {
@@ -139,140 +147,405 @@ func TestDecide(t *testing.T) {
 		reason string
 		err    error
 	}{
-		"a claim that is gone": {want: doForget, reason: "ClaimDeleted"},
-		"a new claim":          {claim: testClaim(nil), class: testClass(nil), want: doBegin, reason: "Wanted"},
-		"bound already":        {claim: testClaim(func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeName = "x" }), class: testClass(nil), want: doForget, reason: "Bound"},
-		"its volume exists":    {claim: testClaim(nil), class: testClass(nil), volume: ourVolume(), want: doNothing, reason: "PVExists"},
-		"its volume was saved and is gone from the cache": {claim: testClaim(nil), class: testClass(nil), op: operation{stage: pvCreated}, want: doNothing, reason: "PVCreated"},
-		"the name of its volume is taken":                 {claim: testClaim(nil), class: testClass(nil), volume: foreign, want: doFail, reason: "NameTaken"},
-		"deleted before anything began":                   {claim: testClaim(deleting), class: testClass(nil), want: doForget, reason: "ClaimDeleted"},
-		"without an owner":                                {claim: testClaim(func(c *corev1.PersistentVolumeClaim) { c.Annotations = nil }), class: testClass(nil), want: doForget, reason: "OfAnotherDriver"},
+		"a deleted claim": {want: doForget, reason: "ClaimDeleted"},
+		"a new claim":     {claim: testClaim(nil), class: testClass(nil), want: doBegin, reason: "Wanted"},
+		"bound already": {
+			claim: testClaim(func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeName = "x" }), class: testClass(nil), want: doForget,
+			reason: "Bound",
+		},
+		"its volume exists": {claim: testClaim(nil), class: testClass(nil), volume: ourVolume(), want: doNothing, reason: "PVExists"},
+		"its volume was saved and is not in the cache": {
+			claim: testClaim(nil), class: testClass(nil), op: operation{stage: pvCreated}, want: doNothing, reason: "PVCreated",
+		},
+		"the name of its volume is taken": {
+			claim: testClaim(nil), class: testClass(nil), volume: foreign, want: doFail, reason: "NameTaken",
+		},
+		"deleted before anything began": {
+			claim: testClaim(deleting), class: testClass(nil), want: doForget, reason: "ClaimDeleted",
+		},
+		"without an owner": {
+			claim: testClaim(func(c *corev1.PersistentVolumeClaim) { c.Annotations = nil }), class: testClass(nil), want: doForget,
+			reason: "OfAnotherDriver",
+		},
 		"with the beta annotation alone": {claim: testClaim(func(c *corev1.PersistentVolumeClaim) {
 			c.Annotations = map[string]string{storagehelpers.AnnBetaStorageProvisioner: "drv.example.com"}
 		}), class: testClass(nil), want: doBegin, reason: "Wanted"},
 		"of another owner, though the beta annotation is ours": {claim: testClaim(func(c *corev1.PersistentVolumeClaim) {
-			c.Annotations = map[string]string{storagehelpers.AnnStorageProvisioner: "other", storagehelpers.AnnBetaStorageProvisioner: "drv.example.com"}
+			c.Annotations = map[string]string{
+				storagehelpers.AnnStorageProvisioner: "other", storagehelpers.AnnBetaStorageProvisioner: "drv.example.com",
+			}
 		}), class: testClass(nil), want: doForget, reason: "OfAnotherDriver"},
-		"without its class":         {claim: testClaim(nil), want: doRetry, reason: "NoClass"},
-		"class of another driver":   {claim: testClaim(nil), class: testClass(func(c *storagev1.StorageClass) { c.Provisioner = "other" }), want: doForget, reason: "ClassOfAnotherDriver"},
+		"without its class": {claim: testClaim(nil), want: doRetry, reason: "NoClass"},
+		"class of another driver": {
+			claim: testClaim(nil), class: testClass(func(c *storagev1.StorageClass) { c.Provisioner = "other" }), want: doForget,
+			reason: "ClassOfAnotherDriver",
+		},
 		"late binding, no node yet": {claim: testClaim(nil), class: testClass(late), want: doForget, reason: "WaitsForPod"},
-		"late binding, empty node":  {claim: testClaim(func(c *corev1.PersistentVolumeClaim) { c.Annotations[storagehelpers.AnnSelectedNode] = "" }), class: testClass(late), want: doForget, reason: "WaitsForPod"},
-		"late binding, node chosen": {claim: testClaim(func(c *corev1.PersistentVolumeClaim) { c.Annotations[storagehelpers.AnnSelectedNode] = "node-0" }), class: testClass(late), want: doBegin, reason: "Wanted"},
-		"the chosen node is gone":   {driver: func(d *driver) { d.topology = true }, claim: testClaim(func(c *corev1.PersistentVolumeClaim) { c.Annotations[storagehelpers.AnnSelectedNode] = "node-9" }), class: testClass(late), want: doReschedule, reason: "NodeDeleted", err: errNodeGone},
+		"late binding, empty node": {
+			claim: testClaim(func(c *corev1.PersistentVolumeClaim) { c.Annotations[storagehelpers.AnnSelectedNode] = "" }),
+			class: testClass(late), want: doForget, reason: "WaitsForPod",
+		},
+		"late binding, node chosen": {
+			claim: testClaim(func(c *corev1.PersistentVolumeClaim) { c.Annotations[storagehelpers.AnnSelectedNode] = "node-0" }),
+			class: testClass(late), want: doBegin, reason: "Wanted",
+		},
+		"the chosen node was deleted": {
+			driver: func(d *driver) { d.topology = true },
+			claim:  testClaim(func(c *corev1.PersistentVolumeClaim) { c.Annotations[storagehelpers.AnnSelectedNode] = "node-9" }),
+			class:  testClass(late), want: doReschedule, reason: "NodeDeleted", err: errNodeGone,
+		},
 		"no topology on the chosen node": {driver: func(d *driver) { d.topology = true }, claim: testClaim(func(c *corev1.PersistentVolumeClaim) { c.Annotations[storagehelpers.AnnSelectedNode] = "node-0" }),
 			class: testClass(func(c *storagev1.StorageClass) { late(c); c.AllowedTopologies = allow(in("zone", "b")) }), want: doFail, reason: "CannotRequest", err: errTopology},
 		"no topology on the chosen node, for the fifth time": {driver: func(d *driver) { d.topology = true }, claim: testClaim(func(c *corev1.PersistentVolumeClaim) { c.Annotations[storagehelpers.AnnSelectedNode] = "node-0" }),
 			class: testClass(func(c *storagev1.StorageClass) { late(c); c.AllowedTopologies = allow(in("zone", "b")) }), op: operation{topologyFailures: 4}, want: doReschedule, reason: "NoTopologyForLong", err: errTopology},
-		"a selector, even an empty one": {claim: testClaim(func(c *corev1.PersistentVolumeClaim) { c.Spec.Selector = &metav1.LabelSelector{} }), class: testClass(nil), want: doFail, reason: "CannotRequest"},
+		"a selector, even an empty one": {
+			claim: testClaim(func(c *corev1.PersistentVolumeClaim) { c.Spec.Selector = &metav1.LabelSelector{} }), class: testClass(nil),
+			want: doFail, reason: "CannotRequest",
+		},
 		"data from a populator": {claim: testClaim(func(c *corev1.PersistentVolumeClaim) {
 			c.Spec.DataSourceRef = &corev1.TypedObjectReference{Kind: "Hello", Name: "x"}
 		}), class: testClass(nil), want: doIgnore, reason: "Populator", err: volumerules.ErrPopulator},
-		"late binding, node chosen by the alpha annotation": {claim: testClaim(alpha), class: testClass(late), want: doForget, reason: "WaitsForPod"},
-		"the node of the alpha annotation is gone":          {driver: func(d *driver) { d.topology = true }, claim: testClaim(alpha), class: testClass(nil), want: doFail, reason: "CannotRequest", err: errNodeGone},
+		"late binding, node chosen by the alpha annotation": {
+			claim: testClaim(alpha), class: testClass(late), want: doForget, reason: "WaitsForPod",
+		},
+		"the node of the alpha annotation was deleted": {
+			driver: func(d *driver) { d.topology = true }, claim: testClaim(alpha), class: testClass(nil), want: doFail,
+			reason: "CannotRequest", err: errNodeGone,
+		},
 		"no topology for long, with the alpha annotation": {driver: func(d *driver) { d.topology = true },
 			claim: testClaim(func(c *corev1.PersistentVolumeClaim) { c.Annotations[annSelectedNodeAlpha] = "node-0" }),
 			class: testClass(func(c *storagev1.StorageClass) { c.AllowedTopologies = allow(in("zone", "b")) }), op: operation{topologyFailures: 4}, want: doFail, reason: "CannotRequest", err: errTopology},
 
-		"data from a snapshot":                             {driver: can, claim: from("VolumeSnapshot"), class: testClass(nil), want: doReadReferences, reason: "Wanted"},
-		"data from a snapshot, a driver that cannot":       {claim: from("VolumeSnapshot"), class: testClass(nil), want: doFail, reason: "CannotRequest"},
-		"data from a snapshot that cannot be used":         {driver: can, claim: from("VolumeSnapshot"), class: testClass(nil), named: snapshotX(func(f *found) { f.err = errGone }), want: doFail, reason: "CannotRequest", err: errGone},
-		"data from a snapshot that is not kept yet":        {driver: can, claim: from("VolumeSnapshot"), class: testClass(nil), named: snapshotX(nil), want: doProtectSource, reason: "Wanted"},
-		"a source is not kept for a request with a defect": {driver: can, claim: from("VolumeSnapshot"), class: testClass(parameters(map[string]string{volumerules.ParameterPrefix + "secret-name": "x"})), named: snapshotX(nil), want: doFail, reason: "CannotRequest"},
+		"data from a snapshot": {
+			driver: can, claim: from("VolumeSnapshot"), class: testClass(nil), want: doReadReferences, reason: "Wanted",
+		},
+		"data from a snapshot, a driver that cannot": {
+			claim: from("VolumeSnapshot"), class: testClass(nil), want: doFail, reason: "CannotRequest",
+		},
+		"data from a snapshot that cannot be used": {
+			driver: can, claim: from("VolumeSnapshot"), class: testClass(nil), named: snapshotX(func(f *found) { f.err = errGone }),
+			want: doFail, reason: "CannotRequest", err: errGone,
+		},
+		"data from a snapshot that is not kept yet": {
+			driver: can, claim: from("VolumeSnapshot"), class: testClass(nil), named: snapshotX(nil), want: doProtectSource,
+			reason: "Wanted",
+		},
+		"a source is not kept for a request with a defect": {
+			driver: can, claim: from("VolumeSnapshot"),
+			class: testClass(parameters(map[string]string{volumerules.ParameterPrefix + "secret-name": "x"})), named: snapshotX(nil), want: doFail,
+			reason: "CannotRequest",
+		},
 		"a source is not looked up for a driver that called it invalid": {driver: can, claim: from("VolumeSnapshot"), class: testClass(nil),
 			op: operation{infeasible: &infeasible{now.Add(time.Second), "class-1", "1", 1_500_000_000, ""}}, want: doWait, reason: "Infeasible"},
-		"data from a snapshot of another group":   {driver: can, claim: from("VolumeSnapshot", func(c *corev1.PersistentVolumeClaim) { c.Spec.DataSource.APIGroup = ptr.To("example.com") }), class: testClass(nil), want: doFail, reason: "CannotRequest"},
-		"data from a claim":                       {driver: can, claim: from("PersistentVolumeClaim"), class: testClass(nil), want: doReadReferences, reason: "Wanted"},
-		"data from a claim, a driver that cannot": {driver: func(d *driver) { can(d); d.clones = false }, claim: from("PersistentVolumeClaim"), class: testClass(nil), want: doFail, reason: "CannotRequest"},
-		"data from a claim of another group":      {driver: can, claim: from("PersistentVolumeClaim", func(c *corev1.PersistentVolumeClaim) { c.Spec.DataSource.APIGroup = ptr.To("example.com") }), class: testClass(nil), want: doIgnore, reason: "Populator", err: volumerules.ErrPopulator},
+		"data from a snapshot of another group": {
+			driver: can,
+			claim:  from("VolumeSnapshot", func(c *corev1.PersistentVolumeClaim) { c.Spec.DataSource.APIGroup = ptr.To("example.com") }),
+			class:  testClass(nil), want: doFail, reason: "CannotRequest",
+		},
+		"data from a claim": {
+			driver: can, claim: from("PersistentVolumeClaim"), class: testClass(nil), want: doReadReferences, reason: "Wanted",
+		},
+		"data from a claim, a driver that cannot": {
+			driver: func(d *driver) { can(d); d.clones = false }, claim: from("PersistentVolumeClaim"), class: testClass(nil), want: doFail,
+			reason: "CannotRequest",
+		},
+		"data from a claim of another group": {
+			driver: can,
+			claim: from(
+				"PersistentVolumeClaim", func(c *corev1.PersistentVolumeClaim) { c.Spec.DataSource.APIGroup = ptr.To("example.com") },
+			),
+			class: testClass(nil), want: doIgnore, reason: "Populator", err: volumerules.ErrPopulator,
+		},
 		"data from another namespace, the gate is off": {driver: can, claim: testClaim(func(c *corev1.PersistentVolumeClaim) {
 			c.Spec.DataSourceRef = &corev1.TypedObjectReference{Kind: "PersistentVolumeClaim", Name: "x", Namespace: ptr.To("b")}
 		}), class: testClass(nil), want: doFail, reason: "CannotRequest"},
-		"an attributes class":                      {driver: can, claim: attributes("gold"), class: testClass(nil), want: doReadReferences, reason: "Wanted"},
-		"an attributes class, read":                {driver: can, claim: attributes("gold"), class: testClass(nil), named: &found{mutable: map[string]string{"iops": "9"}}, want: doBegin, reason: "Wanted"},
-		"an attributes class that cannot be used":  {driver: can, claim: attributes("gold"), class: testClass(nil), named: &found{err: errGone}, want: doFail, reason: "CannotRequest", err: errGone},
-		"an attributes class, a driver without it": {claim: attributes("gold"), class: testClass(nil), want: doFail, reason: "CannotRequest"},
-		"an attributes class, the gate is off":     {driver: func(d *driver) { d.VolumeAttributesClass = false }, claim: attributes("gold"), class: testClass(nil), want: doBegin, reason: "Wanted"},
-		"an attributes class without a name":       {claim: attributes(""), class: testClass(nil), want: doBegin, reason: "Wanted"},
-		"a driver that cannot":                     {driver: func(d *driver) { d.createsVolumes = false }, claim: testClaim(nil), class: testClass(nil), want: doFail, reason: "CannotRequest"},
+		"an attributes class": {
+			driver: can, claim: attributes("gold"), class: testClass(nil), want: doReadReferences, reason: "Wanted",
+		},
+		"an attributes class, read": {
+			driver: can, claim: attributes("gold"), class: testClass(nil), named: &found{mutable: map[string]string{"iops": "9"}},
+			want: doBegin, reason: "Wanted",
+		},
+		"an attributes class that cannot be used": {
+			driver: can, claim: attributes("gold"), class: testClass(nil), named: &found{err: errGone}, want: doFail,
+			reason: "CannotRequest", err: errGone,
+		},
+		"an attributes class, a driver without it": {
+			claim: attributes("gold"), class: testClass(nil), want: doFail, reason: "CannotRequest",
+		},
+		"an attributes class, the gate is off": {
+			driver: func(d *driver) { d.VolumeAttributesClass = false }, claim: attributes("gold"), class: testClass(nil), want: doBegin,
+			reason: "Wanted",
+		},
+		"an attributes class without a name": {claim: attributes(""), class: testClass(nil), want: doBegin, reason: "Wanted"},
+		"a driver that cannot": {
+			driver: func(d *driver) { d.createsVolumes = false }, claim: testClaim(nil), class: testClass(nil), want: doFail,
+			reason: "CannotRequest",
+		},
 
-		"called invalid a moment ago":                     {claim: testClaim(nil), class: testClass(nil), op: operation{infeasible: &infeasible{now.Add(time.Second), "class-1", "1", 1_500_000_000, ""}}, want: doWait, reason: "Infeasible"},
-		"called invalid long ago":                         {claim: testClaim(nil), class: testClass(nil), op: operation{infeasible: &infeasible{now, "class-1", "1", 1_500_000_000, ""}}, want: doBegin, reason: "Wanted"},
-		"called invalid, and the class is another":        {claim: testClaim(nil), class: testClass(nil), op: operation{infeasible: &infeasible{now.Add(time.Second), "class-0", "1", 1_500_000_000, ""}}, want: doBegin, reason: "Wanted"},
-		"called invalid, and the class has changed":       {claim: testClaim(nil), class: testClass(nil), op: operation{infeasible: &infeasible{now.Add(time.Second), "class-1", "0", 1_500_000_000, ""}}, want: doBegin, reason: "Wanted"},
-		"called invalid, and the attributes have changed": {driver: can, claim: attributes("gold"), class: testClass(nil), op: operation{infeasible: &infeasible{now.Add(time.Second), "class-1", "1", 1_500_000_000, ""}}, want: doReadReferences, reason: "Wanted"},
-		"called invalid, and the size has changed":        {claim: testClaim(nil), class: testClass(nil), op: operation{infeasible: &infeasible{now.Add(time.Second), "class-1", "1", 1, ""}}, want: doBegin, reason: "Wanted"},
+		"called invalid a moment ago": {
+			claim: testClaim(nil), class: testClass(nil),
+			op: operation{infeasible: &infeasible{now.Add(time.Second), "class-1", "1", 1_500_000_000, ""}}, want: doWait,
+			reason: "Infeasible",
+		},
+		"called invalid long ago": {
+			claim: testClaim(nil), class: testClass(nil), op: operation{infeasible: &infeasible{now, "class-1", "1", 1_500_000_000, ""}},
+			want: doBegin, reason: "Wanted",
+		},
+		"called invalid, and the class is another": {
+			claim: testClaim(nil), class: testClass(nil),
+			op: operation{infeasible: &infeasible{now.Add(time.Second), "class-0", "1", 1_500_000_000, ""}}, want: doBegin,
+			reason: "Wanted",
+		},
+		"called invalid, and the class has changed": {
+			claim: testClaim(nil), class: testClass(nil),
+			op: operation{infeasible: &infeasible{now.Add(time.Second), "class-1", "0", 1_500_000_000, ""}}, want: doBegin,
+			reason: "Wanted",
+		},
+		"called invalid, and the attributes have changed": {
+			driver: can, claim: attributes("gold"), class: testClass(nil),
+			op: operation{infeasible: &infeasible{now.Add(time.Second), "class-1", "1", 1_500_000_000, ""}}, want: doReadReferences,
+			reason: "Wanted",
+		},
+		"called invalid, and the size has changed": {
+			claim: testClaim(nil), class: testClass(nil),
+			op: operation{infeasible: &infeasible{now.Add(time.Second), "class-1", "1", 1, ""}}, want: doBegin, reason: "Wanted",
+		},
 
-		"asked for":                                       {claim: testClaim(nil), class: testClass(nil), op: testOperation(requested, nil), want: doCreateVolume, reason: "Requested"},
-		"asked for, with protection always":               {driver: func(d *driver) { d.ProvisioningProtection = ProtectionAlways }, claim: testClaim(nil), op: testOperation(requested, nil), want: doProtect, reason: "BeforeFirstCall"},
-		"in doubt":                                        {claim: testClaim(nil), op: testOperation(indeterminate, nil), want: doProtect, reason: "Indeterminate"},
-		"in doubt, with protection off":                   {driver: func(d *driver) { d.ProvisioningProtection = ProtectionOff }, claim: testClaim(nil), op: testOperation(indeterminate, nil), want: doCreateVolume, reason: "Indeterminate"},
-		"in doubt and protected":                          {claim: testClaim(protected), op: testOperation(indeterminate, nil), want: doCreateVolume, reason: "Indeterminate"},
-		"in doubt, the claim is gone":                     {op: testOperation(indeterminate, nil), want: doCreateVolume, reason: "Indeterminate"},
-		"in doubt, the claim is being deleted":            {claim: testClaim(deleting), op: testOperation(indeterminate, nil), want: doCreateVolume, reason: "Indeterminate"},
-		"in doubt, the claim became another driver's":     {claim: testClaim(func(c *corev1.PersistentVolumeClaim) { c.Annotations = nil; protected(c) }), op: testOperation(indeterminate, nil), want: doCreateVolume, reason: "Indeterminate"},
-		"in doubt, the class is gone":                     {claim: testClaim(protected), op: testOperation(indeterminate, nil), want: doCreateVolume, reason: "Indeterminate"},
-		"in doubt, the claim was bound to something else": {claim: testClaim(func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeName = "x"; protected(c) }), op: testOperation(indeterminate, nil), want: doCreateVolume, reason: "Indeterminate"},
-		"a secret to be read":                             {claim: testClaim(nil), op: testOperation(requested, func(o *operation) { o.plan.Secrets.Provisioner = &corev1.SecretReference{Name: "s"} }), want: doReadSecrets, reason: "SecretsNeeded"},
+		"asked for": {
+			claim: testClaim(nil), class: testClass(nil), op: testOperation(requested, nil), want: doCreateVolume, reason: "Requested",
+		},
+		"asked for, with protection always": {
+			driver: func(d *driver) { d.ProvisioningProtection = ProtectionAlways }, claim: testClaim(nil),
+			op: testOperation(requested, nil), want: doProtect, reason: "BeforeFirstCall",
+		},
+		"indeterminate": {
+			claim: testClaim(nil), op: testOperation(indeterminate, nil), want: doProtect, reason: "Indeterminate",
+		},
+		"indeterminate, with protection off": {
+			driver: func(d *driver) { d.ProvisioningProtection = ProtectionOff }, claim: testClaim(nil),
+			op: testOperation(indeterminate, nil), want: doCreateVolume, reason: "Indeterminate",
+		},
+		"indeterminate and protected": {
+			claim: testClaim(protected), op: testOperation(indeterminate, nil), want: doCreateVolume, reason: "Indeterminate",
+		},
+		"indeterminate, the claim was deleted": {
+			op: testOperation(indeterminate, nil), want: doCreateVolume, reason: "Indeterminate",
+		},
+		"indeterminate, the claim is being deleted": {
+			claim: testClaim(deleting), op: testOperation(indeterminate, nil), want: doCreateVolume, reason: "Indeterminate",
+		},
+		"indeterminate, the claim became another driver's": {
+			claim: testClaim(func(c *corev1.PersistentVolumeClaim) { c.Annotations = nil; protected(c) }),
+			op:    testOperation(indeterminate, nil), want: doCreateVolume, reason: "Indeterminate",
+		},
+		"indeterminate, the class was deleted": {
+			claim: testClaim(protected), op: testOperation(indeterminate, nil), want: doCreateVolume, reason: "Indeterminate",
+		},
+		"indeterminate, the claim was bound to something else": {
+			claim: testClaim(func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeName = "x"; protected(c) }),
+			op:    testOperation(indeterminate, nil), want: doCreateVolume, reason: "Indeterminate",
+		},
+		"a secret to be read": {
+			claim: testClaim(nil),
+			op:    testOperation(requested, func(o *operation) { o.plan.Secrets.Provisioner = &corev1.SecretReference{Name: "s"} }),
+			want:  doReadSecrets, reason: "SecretsNeeded",
+		},
 		"an empty secret that was read": {claim: testClaim(nil), op: testOperation(requested, func(o *operation) {
 			o.plan.Secrets.Provisioner = &corev1.SecretReference{Name: "s"}
 			o.request.Secrets = map[string]string{}
 		}), want: doCreateVolume, reason: "Requested"},
-		"made and not saved":                                     {claim: testClaim(nil), op: testOperation(created, func(o *operation) { o.pv = ourVolume() }), want: doCreatePV, reason: "VolumeCreated"},
-		"made and not saved, the claim is gone":                  {op: testOperation(created, func(o *operation) { o.pv = ourVolume() }), want: doCreatePV, reason: "VolumeCreated"},
-		"made and of no use":                                     {claim: testClaim(protected), op: testOperation(rejected, func(o *operation) { o.volumeID = "vol-1" }), reads: reads{owner: ptr.To("")}, want: doDeleteRejected, reason: "Rejected"},
-		"rejected, the owner is unknown":                         {claim: testClaim(protected), op: testOperation(rejected, nil), want: doFindOwner, reason: "Rejected"},
-		"rejected, and the volume of another claim":              {claim: testClaim(protected), op: testOperation(rejected, func(o *operation) { o.rejectReason = errUnusable }), reads: reads{owner: ptr.To("claim ns/x")}, want: doKeepRejected, reason: "OwnedByOther", err: errUnusable},
-		"rejected, not protected yet":                            {claim: testClaim(nil), op: testOperation(rejected, nil), want: doProtect, reason: "Rejected"},
-		"rejected in this sync":                                  {claim: testClaim(protected), op: testOperation(rejected, nil), reads: reads{failure: &failure{err: errFull}}, want: doBackOff, reason: "CallFailed", err: errFull},
-		"indeterminate in this sync":                             {claim: testClaim(nil), op: testOperation(indeterminate, nil), reads: reads{failure: &failure{err: errFull}}, want: doProtect, reason: "Indeterminate"},
-		"indeterminate in this sync, and protected":              {claim: testClaim(protected), op: testOperation(indeterminate, nil), reads: reads{failure: &failure{err: errFull}}, want: doBackOff, reason: "CallFailed", err: errFull},
-		"called by a sync that panicked":                         {op: testOperation(requested, func(o *operation) { o.called = true }), want: doCreateVolume, reason: "Indeterminate"},
-		"called by a sync that panicked, not protected":          {claim: testClaim(nil), op: testOperation(requested, func(o *operation) { o.called = true }), want: doProtect, reason: "Indeterminate"},
-		"final error in this sync":                               {claim: testClaim(nil), class: testClass(nil), op: operation{finalResult: true}, reads: reads{failure: &failure{err: errFull, node: "node-0"}}, want: doBackOff, reason: "CallFailed", err: errFull},
-		"final error in this sync, still protected":              {claim: testClaim(protected), class: testClass(nil), op: operation{finalResult: true}, reads: reads{failure: &failure{err: errFull, node: "node-0"}}, want: doUnprotect, reason: "FinalResult"},
-		"final error in this sync, the claim was deleted":        {op: operation{finalResult: true}, reads: reads{failure: &failure{err: errFull}}, want: doForget, reason: "ClaimDeleted"},
-		"exhausted on the selected node":                         {driver: func(d *driver) { d.topology = true }, claim: testClaim(onNodeZero), class: testClass(late), op: operation{finalResult: true}, reads: reads{failure: &failure{err: errFull, node: "node-0"}}, want: doReschedule, reason: "ResourceExhausted"},
-		"exhausted on a node selected before":                    {driver: func(d *driver) { d.topology = true }, claim: testClaim(onNodeZero), class: testClass(late), op: operation{finalResult: true}, reads: reads{failure: &failure{err: errFull, node: "node-1"}}, want: doBackOff, reason: "CallFailed", err: errFull},
-		"exhausted and rescheduled":                              {driver: func(d *driver) { d.topology = true }, claim: testClaim(nil), class: testClass(late), op: operation{finalResult: true}, reads: reads{failure: &failure{err: errFull, node: "node-0"}}, want: doForget, reason: "WaitsForPod"},
-		"exhausted, a driver without topology":                   {claim: testClaim(onNodeZero), class: testClass(late), op: operation{finalResult: true}, reads: reads{failure: &failure{err: errFull, node: "node-0"}}, want: doBackOff, reason: "CallFailed", err: errFull},
-		"secrets are read again before a retry":                  {claim: testClaim(protected), op: testOperation(indeterminate, withSecret), want: doReadSecrets, reason: "SecretsNeeded"},
-		"secrets were read again before a retry":                 {claim: testClaim(protected), op: testOperation(indeterminate, withSecret), reads: reads{freshSecrets: true}, want: doCreateVolume, reason: "Indeterminate"},
-		"indeterminate, the class was recreated":                 {claim: testClaim(protected), class: testClass(recreated), op: testOperation(indeterminate, nil), want: doCreateVolume, reason: "Indeterminate"},
-		"indeterminate, the class was recreated, protection off": {driver: protectionOff, claim: testClaim(nil), class: testClass(recreated), op: testOperation(indeterminate, nil), want: doPrepareAgain, reason: "ClassRecreated"},
+		"made and not saved": {
+			claim: testClaim(nil), op: testOperation(created, func(o *operation) { o.pv = ourVolume() }), want: doCreatePV,
+			reason: "VolumeCreated",
+		},
+		"made and not saved, the claim was deleted": {
+			op: testOperation(created, func(o *operation) { o.pv = ourVolume() }), want: doCreatePV, reason: "VolumeCreated",
+		},
+		"made and of no use": {
+			claim: testClaim(protected), op: testOperation(rejected, func(o *operation) { o.volumeID = "vol-1" }),
+			reads: reads{owner: ptr.To("")}, want: doDeleteRejected, reason: "Rejected",
+		},
+		"rejected, the owner is unknown": {
+			claim: testClaim(protected), op: testOperation(rejected, nil), want: doFindOwner, reason: "Rejected",
+		},
+		"rejected, and the volume of another claim": {
+			claim: testClaim(protected), op: testOperation(rejected, func(o *operation) { o.rejectReason = errUnusable }),
+			reads: reads{owner: ptr.To("claim ns/x")}, want: doKeepRejected, reason: "OwnedByOther", err: errUnusable,
+		},
+		"rejected, not protected yet": {
+			claim: testClaim(nil), op: testOperation(rejected, nil), want: doProtect, reason: "Rejected",
+		},
+		"rejected in this sync": {
+			claim: testClaim(protected), op: testOperation(rejected, nil), reads: reads{failure: &failure{err: errFull}}, want: doBackOff,
+			reason: "CallFailed", err: errFull,
+		},
+		"indeterminate in this sync": {
+			claim: testClaim(nil), op: testOperation(indeterminate, nil), reads: reads{failure: &failure{err: errFull}}, want: doProtect,
+			reason: "Indeterminate",
+		},
+		"indeterminate in this sync, and protected": {
+			claim: testClaim(protected), op: testOperation(indeterminate, nil), reads: reads{failure: &failure{err: errFull}},
+			want: doBackOff, reason: "CallFailed", err: errFull,
+		},
+		"called by a sync that panicked": {
+			op: testOperation(requested, func(o *operation) { o.called = true }), want: doCreateVolume, reason: "Indeterminate",
+		},
+		"called by a sync that panicked, not protected": {
+			claim: testClaim(nil), op: testOperation(requested, func(o *operation) { o.called = true }), want: doProtect,
+			reason: "Indeterminate",
+		},
+		"final error in this sync": {
+			claim: testClaim(nil), class: testClass(nil), op: operation{finalResult: true},
+			reads: reads{failure: &failure{err: errFull, node: "node-0"}}, want: doBackOff, reason: "CallFailed", err: errFull,
+		},
+		"final error in this sync, still protected": {
+			claim: testClaim(protected), class: testClass(nil), op: operation{finalResult: true},
+			reads: reads{failure: &failure{err: errFull, node: "node-0"}}, want: doUnprotect, reason: "FinalResult",
+		},
+		"final error in this sync, the claim was deleted": {
+			op: operation{finalResult: true}, reads: reads{failure: &failure{err: errFull}}, want: doForget, reason: "ClaimDeleted",
+		},
+		"exhausted on the selected node": {
+			driver: func(d *driver) { d.topology = true }, claim: testClaim(onNodeZero), class: testClass(late),
+			op: operation{finalResult: true}, reads: reads{failure: &failure{err: errFull, node: "node-0"}}, want: doReschedule,
+			reason: "ResourceExhausted",
+		},
+		"exhausted on a node selected before": {
+			driver: func(d *driver) { d.topology = true }, claim: testClaim(onNodeZero), class: testClass(late),
+			op: operation{finalResult: true}, reads: reads{failure: &failure{err: errFull, node: "node-1"}}, want: doBackOff,
+			reason: "CallFailed", err: errFull,
+		},
+		"exhausted and rescheduled": {
+			driver: func(d *driver) { d.topology = true }, claim: testClaim(nil), class: testClass(late), op: operation{finalResult: true},
+			reads: reads{failure: &failure{err: errFull, node: "node-0"}}, want: doForget, reason: "WaitsForPod",
+		},
+		"exhausted, a driver without topology": {
+			claim: testClaim(onNodeZero), class: testClass(late), op: operation{finalResult: true},
+			reads: reads{failure: &failure{err: errFull, node: "node-0"}}, want: doBackOff, reason: "CallFailed", err: errFull,
+		},
+		"secrets are read again before a retry": {
+			claim: testClaim(protected), op: testOperation(indeterminate, withSecret), want: doReadSecrets, reason: "SecretsNeeded",
+		},
+		"secrets were read again before a retry": {
+			claim: testClaim(protected), op: testOperation(indeterminate, withSecret), reads: reads{freshSecrets: true},
+			want: doCreateVolume, reason: "Indeterminate",
+		},
+		"indeterminate, the class was recreated": {
+			claim: testClaim(protected), class: testClass(recreated), op: testOperation(indeterminate, nil), want: doCreateVolume,
+			reason: "Indeterminate",
+		},
+		"indeterminate, the class was recreated, protection off": {
+			driver: protectionOff, claim: testClaim(nil), class: testClass(recreated), op: testOperation(indeterminate, nil),
+			want: doPrepareAgain, reason: "ClassRecreated",
+		},
 		"recreated with a defect, protection off": {driver: protectionOff, claim: testClaim(nil), class: testClass(func(c *storagev1.StorageClass) {
 			recreated(c)
 			c.Parameters = map[string]string{volumerules.ParameterPrefix + "secret-name": "x"}
 		}), op: testOperation(indeterminate, nil), want: doFail, reason: "CannotRequest"},
-		"recreated for another driver, protection off":        {driver: protectionOff, claim: testClaim(nil), class: testClass(func(c *storagev1.StorageClass) { recreated(c); c.Provisioner = "other" }), op: testOperation(indeterminate, nil), want: doCreateVolume, reason: "Indeterminate"},
-		"recreated, no node is selected, protection off":      {driver: protectionOff, claim: testClaim(nil), class: testClass(func(c *storagev1.StorageClass) { recreated(c); late(c) }), op: testOperation(indeterminate, nil), want: doCreateVolume, reason: "Indeterminate"},
-		"recreated, the claim is deleted, protection off":     {driver: protectionOff, claim: testClaim(deleting), class: testClass(recreated), op: testOperation(indeterminate, nil), want: doCreateVolume, reason: "Indeterminate"},
-		"recreated and prepared again, protection off":        {driver: protectionOff, claim: testClaim(nil), class: testClass(recreated), op: testOperation(indeterminate, func(o *operation) { o.classUID = "class-2" }), want: doCreateVolume, reason: "Indeterminate"},
-		"saved and still protected":                           {claim: testClaim(protected), class: testClass(nil), op: operation{stage: pvCreated}, want: doUnprotect, reason: "PVCreated"},
-		"bound to its volume and still protected":             {claim: testClaim(func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeName = "pvc-" + uid; protected(c) }), want: doUnprotect, reason: "FinalResult"},
-		"bound to another volume, and in doubt about its own": {claim: testClaim(func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeName = "x"; protected(c) }), class: testClass(nil), want: doBegin, reason: "RecordFound"},
-		"not asked for yet, and the claim is gone":            {op: testOperation(requested, nil), want: doAbandon, reason: "ClaimDeletedOrBound"},
-		"not asked for yet, and the claim is being deleted":   {claim: testClaim(deleting), op: testOperation(requested, nil), want: doAbandon, reason: "ClaimDeletedOrBound"},
-		"not asked for yet, and the claim was bound":          {claim: testClaim(func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeName = "x" }), op: testOperation(requested, nil), want: doAbandon, reason: "ClaimDeletedOrBound"},
-		"asked for, and an earlier volume is being deleted":   {claim: testClaim(protected), volume: releasedVolume(), op: testOperation(indeterminate, nil), want: doWait, reason: "EarlierPVIsDeleted"},
-		"asked for, and the claim is gone":                    {op: testOperation(indeterminate, nil), want: doCreateVolume, reason: "Indeterminate"},
-		"in doubt, and it cannot be noted":                    {claim: testClaim(nil), op: testOperation(indeterminate, func(o *operation) { o.recordFailed = true }), want: doCreateVolume, reason: "Indeterminate"},
+		"recreated for another driver, protection off": {
+			driver: protectionOff, claim: testClaim(nil),
+			class: testClass(func(c *storagev1.StorageClass) { recreated(c); c.Provisioner = "other" }),
+			op:    testOperation(indeterminate, nil), want: doCreateVolume, reason: "Indeterminate",
+		},
+		"recreated, no node is selected, protection off": {
+			driver: protectionOff, claim: testClaim(nil), class: testClass(func(c *storagev1.StorageClass) { recreated(c); late(c) }),
+			op: testOperation(indeterminate, nil), want: doCreateVolume, reason: "Indeterminate",
+		},
+		"recreated, the claim is deleted, protection off": {
+			driver: protectionOff, claim: testClaim(deleting), class: testClass(recreated), op: testOperation(indeterminate, nil),
+			want: doCreateVolume, reason: "Indeterminate",
+		},
+		"recreated and prepared again, protection off": {
+			driver: protectionOff, claim: testClaim(nil), class: testClass(recreated),
+			op: testOperation(indeterminate, func(o *operation) { o.classUID = "class-2" }), want: doCreateVolume, reason: "Indeterminate",
+		},
+		"saved and still protected": {
+			claim: testClaim(protected), class: testClass(nil), op: operation{stage: pvCreated}, want: doUnprotect, reason: "PVCreated",
+		},
+		"bound to its volume and still protected": {
+			claim: testClaim(func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeName = "pvc-" + uid; protected(c) }), want: doUnprotect,
+			reason: "FinalResult",
+		},
+		"bound to another volume, and in doubt about its own": {
+			claim: testClaim(func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeName = "x"; protected(c) }), class: testClass(nil),
+			want: doBegin, reason: "RecordFound",
+		},
+		"not asked for yet, and the claim was deleted": {
+			op: testOperation(requested, nil), want: doAbandon, reason: "ClaimDeletedOrBound",
+		},
+		"not asked for yet, and the claim is being deleted": {
+			claim: testClaim(deleting), op: testOperation(requested, nil), want: doAbandon, reason: "ClaimDeletedOrBound",
+		},
+		"not asked for yet, and the claim was bound": {
+			claim: testClaim(func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeName = "x" }), op: testOperation(requested, nil),
+			want: doAbandon, reason: "ClaimDeletedOrBound",
+		},
+		"asked for, and an earlier volume is being deleted": {
+			claim: testClaim(protected), volume: releasedVolume(), op: testOperation(indeterminate, nil), want: doWait,
+			reason: "EarlierPVIsDeleted",
+		},
+		"asked for, and the claim was deleted": {
+			op: testOperation(indeterminate, nil), want: doCreateVolume, reason: "Indeterminate",
+		},
+		"indeterminate, and it cannot be recorded": {
+			claim: testClaim(nil), op: testOperation(indeterminate, func(o *operation) { o.recordFailed = true }), want: doCreateVolume,
+			reason: "Indeterminate",
+		},
 		"a secret is read before the claim is protected": {driver: func(d *driver) { d.ProvisioningProtection = ProtectionAlways }, claim: testClaim(nil),
 			op: testOperation(requested, func(o *operation) { o.plan.Secrets.Provisioner = &corev1.SecretReference{Name: "s"} }), want: doReadSecrets, reason: "SecretsNeeded"},
-		"saved, and the volume has gone":                       {claim: testClaim(nil), class: testClass(nil), op: operation{stage: pvCreated, pvDeleted: true}, want: doRefetchClaim, reason: "PVDeleted"},
-		"failed for good and still protected":                  {claim: testClaim(protected), class: testClass(nil), op: operation{finalResult: true}, want: doUnprotect, reason: "FinalResult"},
-		"left in doubt by an earlier process":                  {claim: testClaim(protected), class: testClass(nil), want: doBegin, reason: "RecordFound"},
-		"left in doubt by an earlier process, being deleted":   {claim: testClaim(func(c *corev1.PersistentVolumeClaim) { protected(c); deleting(c) }), class: testClass(nil), want: doBegin, reason: "RecordFound"},
-		"left in doubt, and the class is gone":                 {claim: testClaim(protected), want: doFail, reason: "ClassDeleted"},
-		"left in doubt, and the class is another driver's now": {claim: testClaim(protected), class: testClass(func(c *storagev1.StorageClass) { c.Provisioner = "other" }), want: doFail, reason: "ClassDeleted"},
-		"left in doubt, with a source":                         {driver: can, claim: from("VolumeSnapshot", protected), class: testClass(nil), want: doReadReferences, reason: "RecordFound"},
-		"left in doubt, and the source is gone":                {driver: can, claim: from("VolumeSnapshot", protected), class: testClass(nil), named: snapshotX(func(f *found) { f.err = errGone }), want: doFail, reason: "SourceDeleted", err: errGone},
-		"left in doubt, and the source is gone, being deleted": {driver: can, claim: from("VolumeSnapshot", protected, deleting), class: testClass(nil), named: snapshotX(func(f *found) { f.err = errGone }), want: doFail, reason: "SourceDeleted", err: errGone},
-		"left in doubt, and the source is there":               {driver: can, claim: from("VolumeSnapshot", protected), class: testClass(nil), named: snapshotX(nil), want: doProtectSource, reason: "RecordFound"},
-		"left in doubt, and the driver has lost a capability":  {claim: from("VolumeSnapshot", protected), class: testClass(nil), named: snapshotX(nil), want: doProtectSource, reason: "RecordFound"},
-		"left in doubt, and it became another driver's":        {claim: testClaim(func(c *corev1.PersistentVolumeClaim) { protected(c); c.Annotations = nil }), class: testClass(nil), want: doBegin, reason: "RecordFound"},
-		"in doubt, a populator took over":                      {claim: from("Hello", protected), op: testOperation(indeterminate, nil), want: doCreateVolume, reason: "Indeterminate"},
-		"failed for good, and the source is gone":              {driver: can, claim: from("VolumeSnapshot", protected), class: testClass(nil), op: operation{finalResult: true}, want: doUnprotect, reason: "FinalResult"},
-		"left in doubt, and its volume was saved after all":    {claim: testClaim(protected), class: testClass(nil), volume: ourVolume(), want: doUnprotect, reason: "FinalResult"},
+		"saved, and the PersistentVolume was deleted": {
+			claim: testClaim(nil), class: testClass(nil), op: operation{stage: pvCreated, pvDeleted: true}, want: doRefetchClaim,
+			reason: "PVDeleted",
+		},
+		"failed for good and still protected": {
+			claim: testClaim(protected), class: testClass(nil), op: operation{finalResult: true}, want: doUnprotect, reason: "FinalResult",
+		},
+		"recorded by an earlier process": {
+			claim: testClaim(protected), class: testClass(nil), want: doBegin, reason: "RecordFound",
+		},
+		"recorded by an earlier process, being deleted": {
+			claim: testClaim(func(c *corev1.PersistentVolumeClaim) { protected(c); deleting(c) }), class: testClass(nil), want: doBegin,
+			reason: "RecordFound",
+		},
+		"recorded, and the class was deleted": {claim: testClaim(protected), want: doFail, reason: "ClassDeleted"},
+		"recorded, and the class is another driver's now": {
+			claim: testClaim(protected), class: testClass(func(c *storagev1.StorageClass) { c.Provisioner = "other" }), want: doFail,
+			reason: "ClassDeleted",
+		},
+		"recorded, with a source": {
+			driver: can, claim: from("VolumeSnapshot", protected), class: testClass(nil), want: doReadReferences, reason: "RecordFound",
+		},
+		"recorded, and the source was deleted": {
+			driver: can, claim: from("VolumeSnapshot", protected), class: testClass(nil),
+			named: snapshotX(func(f *found) { f.err = errGone }), want: doFail, reason: "SourceDeleted", err: errGone,
+		},
+		"recorded, and the source was deleted, being deleted": {
+			driver: can, claim: from("VolumeSnapshot", protected, deleting), class: testClass(nil),
+			named: snapshotX(func(f *found) { f.err = errGone }), want: doFail, reason: "SourceDeleted", err: errGone,
+		},
+		"recorded, and the source is there": {
+			driver: can, claim: from("VolumeSnapshot", protected), class: testClass(nil), named: snapshotX(nil), want: doProtectSource,
+			reason: "RecordFound",
+		},
+		"recorded, and the driver has lost a capability": {
+			claim: from("VolumeSnapshot", protected), class: testClass(nil), named: snapshotX(nil), want: doProtectSource,
+			reason: "RecordFound",
+		},
+		"recorded, and it became another driver's": {
+			claim: testClaim(func(c *corev1.PersistentVolumeClaim) { protected(c); c.Annotations = nil }), class: testClass(nil),
+			want: doBegin, reason: "RecordFound",
+		},
+		"indeterminate, a populator took over": {
+			claim: from("Hello", protected), op: testOperation(indeterminate, nil), want: doCreateVolume, reason: "Indeterminate",
+		},
+		"failed for good, and the source was deleted": {
+			driver: can, claim: from("VolumeSnapshot", protected), class: testClass(nil), op: operation{finalResult: true},
+			want: doUnprotect, reason: "FinalResult",
+		},
+		"recorded, and its volume was saved after all": {
+			claim: testClaim(protected), class: testClass(nil), volume: ourVolume(), want: doUnprotect, reason: "FinalResult",
+		},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -333,7 +606,9 @@ func TestDecideVolume(t *testing.T) {
 			}
 		}
 	}
-	attached := []*storagev1.VolumeAttachment{{ObjectMeta: metav1.ObjectMeta{Name: "va"}, Spec: storagev1.VolumeAttachmentSpec{NodeName: "n"}}}
+	attached := []*storagev1.VolumeAttachment{
+		{ObjectMeta: metav1.ObjectMeta{Name: "va"}, Spec: storagev1.VolumeAttachmentSpec{NodeName: "n"}},
+	}
 	tests := map[string]struct {
 		driver     func(*driver)
 		volume     *corev1.PersistentVolume
@@ -344,41 +619,69 @@ func TestDecideVolume(t *testing.T) {
 		reason     string
 		remove     []string // finalizers
 	}{
-		"gone":                               {want: volumeNothing, reason: "Deleted"},
-		"released":                           {volume: pv(nil), want: volumeDelete, reason: "Released"},
-		"released without finalizer":         {volume: pv(bare), want: volumeDelete, reason: "Released"},
-		"released and deleted by somebody":   {volume: pv(gone), want: volumeDelete, reason: "Released"},
-		"deleted without our finalizer":      {volume: pv(all(gone, bare)), want: volumeNothing, reason: "NotOurs"},
-		"retained":                           {volume: pv(all(retain, bare)), want: volumeNothing, reason: "Retained"},
-		"retained with finalizer":            {volume: pv(retain), want: volumeChange, reason: "Retained", remove: []string{volumeFinalizer}},
-		"bound with finalizer":               {volume: pv(phase(corev1.VolumeBound)), want: volumeNothing, reason: "InUse"},
-		"bound without finalizer":            {volume: pv(all(phase(corev1.VolumeBound), bare)), want: volumeChange, reason: "Unprotected"},
-		"bound, deleted, without finalizer":  {volume: pv(all(phase(corev1.VolumeBound), bare, gone)), want: volumeNothing, reason: "NotOurs"},
-		"bound and deleted":                  {volume: pv(all(phase(corev1.VolumeBound), gone)), want: volumeNothing, reason: "InUse"},
-		"failed":                             {volume: pv(phase(corev1.VolumeFailed)), want: volumeNothing, reason: "InUse"},
-		"available":                          {volume: pv(phase(corev1.VolumeAvailable)), want: volumeNothing, reason: "InUse"},
-		"no policy counts as Delete":         {volume: pv(func(v *corev1.PersistentVolume) { v.Spec.PersistentVolumeReclaimPolicy = "" }), want: volumeDelete, reason: "Released"},
-		"attached":                           {volume: pv(nil), attached: attached, want: volumeWait, reason: "Attached"},
-		"attached, a driver without publish": {driver: func(d *driver) { d.publishes = false }, volume: pv(nil), attached: attached, want: volumeDelete, reason: "Released"},
-		"source of another driver":           {volume: pv(func(v *corev1.PersistentVolume) { v.Spec.CSI.Driver = "other" }), want: volumeFail, reason: "NotCSI"},
-		"no CSI source":                      {volume: pv(func(v *corev1.PersistentVolume) { v.Spec.CSI = nil }), want: volumeFail, reason: "NotCSI"},
-		"a driver that cannot delete":        {driver: func(d *driver) { d.createsVolumes = false }, volume: pv(nil), want: volumeFail, reason: "CannotDelete"},
-		"deleted at the driver":              {volume: pv(nil), removal: removal{volume: true}, want: volumeChange, reason: "VolumeDeleted", remove: []string{volumeFinalizer}},
-		"deleted at the driver, with another role's finalizer": {volume: pv(nil), releasable: []string{"other/fin"}, removal: removal{volume: true}, want: volumeChange, reason: "VolumeDeleted", remove: []string{volumeFinalizer, "other/fin"}},
-		"deleted at the driver, finalizer removed":             {volume: pv(bare), removal: removal{volume: true}, want: volumeRemove, reason: "VolumeDeleted"},
-		"deleted everywhere but for others' finalizers":        {volume: pv(all(bare, gone)), removal: removal{volume: true}, want: volumeNothing, reason: "OtherFinalizers"},
-		"object deleted, cache is late":                        {volume: pv(nil), removal: removal{volume: true, object: true}, want: volumeNothing, reason: "Deleted"},
+		"gone":                           {want: volumeNothing, reason: "Deleted"},
+		"released":                       {volume: pv(nil), want: volumeDelete, reason: "Released"},
+		"released without finalizer":     {volume: pv(bare), want: volumeDelete, reason: "Released"},
+		"released and deleted by a user": {volume: pv(gone), want: volumeDelete, reason: "Released"},
+		"deleted without our finalizer":  {volume: pv(all(gone, bare)), want: volumeNothing, reason: "NotOurs"},
+		"retained":                       {volume: pv(all(retain, bare)), want: volumeNothing, reason: "Retained"},
+		"retained with finalizer": {
+			volume: pv(retain), want: volumeChange, reason: "Retained", remove: []string{volumeFinalizer},
+		},
+		"bound with finalizer":    {volume: pv(phase(corev1.VolumeBound)), want: volumeNothing, reason: "InUse"},
+		"bound without finalizer": {volume: pv(all(phase(corev1.VolumeBound), bare)), want: volumeChange, reason: "Unprotected"},
+		"bound, deleted, without finalizer": {
+			volume: pv(all(phase(corev1.VolumeBound), bare, gone)), want: volumeNothing, reason: "NotOurs",
+		},
+		"bound and deleted": {volume: pv(all(phase(corev1.VolumeBound), gone)), want: volumeNothing, reason: "InUse"},
+		"failed":            {volume: pv(phase(corev1.VolumeFailed)), want: volumeNothing, reason: "InUse"},
+		"available":         {volume: pv(phase(corev1.VolumeAvailable)), want: volumeNothing, reason: "InUse"},
+		"no policy counts as Delete": {
+			volume: pv(func(v *corev1.PersistentVolume) { v.Spec.PersistentVolumeReclaimPolicy = "" }), want: volumeDelete,
+			reason: "Released",
+		},
+		"attached": {volume: pv(nil), attached: attached, want: volumeWait, reason: "Attached"},
+		"attached, a driver without publish": {
+			driver: func(d *driver) { d.publishes = false }, volume: pv(nil), attached: attached, want: volumeDelete, reason: "Released",
+		},
+		"source of another driver": {
+			volume: pv(func(v *corev1.PersistentVolume) { v.Spec.CSI.Driver = "other" }), want: volumeFail, reason: "NotCSI",
+		},
+		"no CSI source": {
+			volume: pv(func(v *corev1.PersistentVolume) { v.Spec.CSI = nil }), want: volumeFail, reason: "NotCSI",
+		},
+		"a driver that cannot delete": {
+			driver: func(d *driver) { d.createsVolumes = false }, volume: pv(nil), want: volumeFail, reason: "CannotDelete",
+		},
+		"deleted at the driver": {
+			volume: pv(nil), removal: removal{volume: true}, want: volumeChange, reason: "VolumeDeleted", remove: []string{volumeFinalizer},
+		},
+		"deleted at the driver, with another role's finalizer": {
+			volume: pv(nil), releasable: []string{"other/fin"}, removal: removal{volume: true}, want: volumeChange, reason: "VolumeDeleted",
+			remove: []string{volumeFinalizer, "other/fin"},
+		},
+		"deleted at the driver, finalizer removed": {
+			volume: pv(bare), removal: removal{volume: true}, want: volumeRemove, reason: "VolumeDeleted",
+		},
+		"deleted everywhere but for others' finalizers": {
+			volume: pv(all(bare, gone)), removal: removal{volume: true}, want: volumeNothing, reason: "OtherFinalizers",
+		},
+		"object deleted, cache is late": {
+			volume: pv(nil), removal: removal{volume: true, object: true}, want: volumeNothing, reason: "Deleted",
+		},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			got := testDriver(tt.driver).decideVolume(pvState{pv: tt.volume, attachments: tt.attached, removable: tt.releasable, removal: tt.removal, now: now})
+			got := testDriver(tt.driver).decideVolume(pvState{
+				pv: tt.volume, attachments: tt.attached, removable: tt.releasable, removal: tt.removal, now: now,
+			})
 			if got.action != tt.want || got.reason != tt.reason {
 				t.Errorf("got %v because %s (%v), want %v because %s", got.action, got.reason, got.err, tt.want, tt.reason)
 			}
 			if len(tt.remove) > 0 && len(got.change.RemoveFinalizers) != len(tt.remove) {
 				t.Errorf("removes %v, want %v", got.change.RemoveFinalizers, tt.remove)
 			}
-			// What is not even queued is what there is nothing to do for.
+			// A PersistentVolume that is not even enqueued needs no step.
 			if tt.volume != nil && tt.removal == (removal{}) && got.action != volumeNothing && !isCandidate(tt.volume) {
 				t.Error("it would not have been queued")
 			}
@@ -421,7 +724,9 @@ func TestResume(t *testing.T) {
 		t.Errorf("got %v, want %v", resumed.request, first.next.request)
 	}
 	other := testClass(func(c *storagev1.StorageClass) { late(c); c.Parameters = map[string]string{"pool": "stolen"} })
-	if st := d.decide(claimState{claim: left, class: other, known: nothing, now: now}); st.action != doFail || !strings.Contains(st.err.Error(), claimFinalizer) {
+	if st := d.decide(claimState{
+		claim: left, class: other, known: nothing, now: now,
+	}); st.action != doFail || !strings.Contains(st.err.Error(), claimFinalizer) {
 		t.Errorf("with another class: %v, %v", st.action, st.err)
 	}
 	for _, broken := range []string{"{", `{"topology":3}`, `{"topology":"AAAA"}`, `{"request":"x"}`, ""} {
@@ -441,7 +746,9 @@ func TestRecordOfManyNodes(t *testing.T) {
 	a := testOperation(requested, nil)
 	a.request.AccessibilityRequirements = &csi.TopologyRequirement{}
 	for i := range 5000 {
-		topology := &csi.Topology{Segments: map[string]string{"topology.example.com/node": fmt.Sprintf("worker-%04d.region.example.com", i)}}
+		topology := &csi.Topology{
+			Segments: map[string]string{"topology.example.com/node": fmt.Sprintf("worker-%04d.region.example.com", i)},
+		}
 		a.request.AccessibilityRequirements.Requisite = append(a.request.AccessibilityRequirements.Requisite, topology)
 	}
 	r := a.request.AccessibilityRequirements

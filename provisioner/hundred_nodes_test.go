@@ -47,7 +47,7 @@ func TestHundredNodes(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	// What is simulated is that all claims appear at once to all instances. If they were
+	// It is simulated that all claims appear at once to all instances. If they were
 	// made one after the other now, a hundred watches would be the most of the work.
 	instances, appear := make([]*lightInstance, nodes), make(chan struct{})
 	for i := range instances {

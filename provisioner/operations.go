@@ -1,6 +1,7 @@
 package provisioner
 
 import (
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -21,6 +22,9 @@ type operations struct {
 func newOperations() *operations {
 	return &operations{sourceReleased: func(*sourceKey) {}, byClaim: map[claimKey]*operation{}, copies: map[sourceKey]int{}}
 }
+
+// errBug follows a state that no input may lead to.
+var errBug = errors.New("this is a bug of storage-controller")
 
 // get returns a copy of the operation of a claim; the zero value if there is none.
 func (o *operations) get(key claimKey) operation {
@@ -47,7 +51,7 @@ func (o *operations) transition(key claimKey, t transition) (before, after stage
 	after, legal := transitions[t.name][before]
 	if !legal {
 		o.mu.Unlock()
-		return before, before, fmt.Errorf("illegal transition %q of claim %s in stage %s; this is a bug of storage-controller", t.name, key, before)
+		return before, before, fmt.Errorf("illegal transition %q of claim %s in stage %s: %w", t.name, key, before, errBug)
 	}
 	source := op.source
 	t.set(op)

@@ -10,7 +10,6 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	corev1 "k8s.io/api/core/v1"
-	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -18,7 +17,6 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
-	"github.com/storage-controller/storage-controller/internal/topology"
 )
 
 // nodeOwnership decides when this instance of a distributed provisioner tries to own a claim
@@ -52,6 +50,39 @@ type race struct {
 	tries int       // without lasting success
 	due   time.Time // of the next try, as drawn; zero: not drawn yet
 	at    time.Time // of the next try; later than due while other claims are tried
+}
+
+// decideOwner is for a claim for which this node is not selected, in distributed
+// provisioning.
+func (d decision) decideOwner() step {
+	switch r := d.race; {
+	case selectedNode(d.claim) != "":
+		return step{action: doForget, reason: "OfAnotherNode"}
+	case kube.WaitsForFirstConsumer(d.class) || !d.NodeDeploymentImmediateBinding:
+		return step{action: doForget, reason: "WaitsForNode"}
+	case !d.allowedHere():
+		return step{action: doForget, reason: "NotAllowedHere"}
+	case r.due.IsZero():
+		return step{action: doScheduleClaiming, reason: "NoOwner"}
+	case d.now.Before(r.at):
+		return step{action: doWait, reason: "NoOwner", until: r.at}
+	}
+	return step{action: doSelectThisNode, reason: "NoOwner"}
+}
+
+// allowedHere reports whether the class of the claim admits volumes on this node.
+func (d decision) allowedHere() bool {
+	if !d.topology || len(d.class.AllowedTopologies) == 0 {
+		return true
+	}
+	class, err := d.translated(d.class)
+	if err != nil {
+		return false
+	}
+	_, err = requirement(topologyRequest{
+		strict: d.StrictTopology, allowed: class.AllowedTopologies, node: d.NodeName, claim: d.claim.Name,
+	}, d.known)
+	return err == nil
 }
 
 func newNodeOwnership(c *Controller, claims *kube.MutationCache[*corev1.PersistentVolumeClaim]) *nodeOwnership {
@@ -228,7 +259,8 @@ func (o *nodeOwnership) selectThisNode(ctx context.Context, key claimKey, s clai
 	won := false
 	defer func() { o.endTry(won) }()
 	if enough, err := o.hasCapacity(ctx, s); err != nil {
-		klog.FromContext(ctx).Error(err, "Reading the capacity of this node failed, trying to own the claim so that its events show why it fails")
+		// The claim is tried, so that its events show why it fails.
+		klog.FromContext(ctx).Error(err, "Reading the capacity of this node failed")
 	} else if !enough {
 		o.failed(key)
 		return nil
@@ -266,8 +298,9 @@ func (o *nodeOwnership) selectThisNode(ctx context.Context, key claimKey, s clai
 // patchSelectedNode writes the annotation if the claim still has the resourceVersion of live.
 func (o *nodeOwnership) patchSelectedNode(ctx context.Context, live *corev1.PersistentVolumeClaim) (*corev1.PersistentVolumeClaim, error) {
 	claims := o.c.deps.Client.CoreV1().PersistentVolumeClaims(live.Namespace)
+	annotations := map[string]string{storagehelpers.AnnSelectedNode: o.c.cfg.NodeName}
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{
-		"uid": live.UID, "resourceVersion": live.ResourceVersion, "annotations": map[string]string{storagehelpers.AnnSelectedNode: o.c.cfg.NodeName},
+		"uid": live.UID, "resourceVersion": live.ResourceVersion, "annotations": annotations,
 	}})
 	if err != nil {
 		return nil, err
@@ -313,17 +346,4 @@ func (o *nodeOwnership) hasCapacity(ctx context.Context, s claimState) (bool, er
 		}
 	}
 	return false, nil
-}
-
-// allowedHere reports whether a class admits volumes on this node.
-func (d driver) allowedHere(claim *corev1.PersistentVolumeClaim, class *storagev1.StorageClass, known *topology.Aggregate) bool {
-	if !d.topology || len(class.AllowedTopologies) == 0 {
-		return true
-	}
-	translated, err := d.translated(class)
-	if err != nil {
-		return false
-	}
-	_, err = requirement(topologyRequest{strict: d.StrictTopology, allowed: translated.AllowedTopologies, node: d.NodeName, claim: claim.Name}, known)
-	return err == nil
 }

@@ -135,7 +135,9 @@ func nodeOf(claim *corev1.PersistentVolumeClaim) string {
 var errRequestChanged = errors.New("the request would differ")
 
 // resume prepares the request again that an earlier process recorded on a protected claim.
-func (d driver) resume(claim *corev1.PersistentVolumeClaim, class *storagev1.StorageClass, named *found, known *topology.Aggregate) (o operation, err error) {
+func (d driver) resume(
+	claim *corev1.PersistentVolumeClaim, class *storagev1.StorageClass, named *found, known *topology.Aggregate,
+) (o operation, err error) {
 	o = operation{claim: claim, classUID: class.UID, called: true}
 	if class, err = d.translated(class); err != nil {
 		return o, err
@@ -164,7 +166,8 @@ func (d driver) resume(claim *corev1.PersistentVolumeClaim, class *storagev1.Sto
 	}
 	hash, err := fingerprint(o.request)
 	if err == nil && hash != record.Request {
-		err = fmt.Errorf("%w: StorageClass %q, an object that this PVC references, or a flag of the provisioner has changed", errRequestChanged, class.Name)
+		err = fmt.Errorf("%w: StorageClass %q, an object that this PVC references, or a flag of the provisioner has changed",
+			errRequestChanged, class.Name)
 	}
 	return o, err
 }

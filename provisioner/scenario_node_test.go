@@ -251,7 +251,7 @@ func provisionerScenarioNode(t *testing.T) {
 		}
 		n1.makeClass(nil)
 		claim := n1.claim(nil)
-		for _, n := range []*fixture{n1, n2} { // whoever failed competes again
+		for _, n := range []*fixture{n1, n2} { // the instance that failed competes again
 			n.wait(create, 2)
 		}
 		n2.plugin.Always(create, nil)
@@ -271,7 +271,7 @@ func provisionerScenarioNode(t *testing.T) {
 		n2.deleteClaim()
 		n2.phase(pv, corev1.VolumeReleased)
 		n2.gone(pv)
-		kubetest.Eventually(t, "n1 knows that the volume is gone", func(context.Context) error {
+		kubetest.Eventually(t, "n1 has seen that the PersistentVolume was deleted", func(context.Context) error {
 			if _, ok := n1.c.volumes.Get(pv.Name); ok {
 				return errors.New("it does not")
 			}

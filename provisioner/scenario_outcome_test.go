@@ -19,6 +19,7 @@ import (
 
 	"github.com/storage-controller/storage-controller/csiclient/csitest"
 	"github.com/storage-controller/storage-controller/internal/kubetest"
+	"github.com/storage-controller/storage-controller/internal/volumerules"
 	"github.com/storage-controller/storage-controller/internal/workloop"
 )
 
@@ -103,7 +104,9 @@ func rereadFails(t *testing.T) {
 	f.start()
 	gate := make(chan struct{})
 	f.plugin.Next(create, heldUntil(gate, csitest.Fail(codes.DeadlineExceeded, "slow")))
-	f.makeClass(parameters(map[string]string{parameterPrefix + "provisioner-secret-name": "login", parameterPrefix + "provisioner-secret-namespace": f.ns}))
+	f.makeClass(parameters(map[string]string{
+		volumerules.ParameterPrefix + "provisioner-secret-name": "login", volumerules.ParameterPrefix + "provisioner-secret-namespace": f.ns,
+	}))
 	f.secret("login", "v")
 	claim := f.claim(nil)
 	f.wait(create, 1)

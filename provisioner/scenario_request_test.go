@@ -162,7 +162,7 @@ func (f *fixture) outcome(claim *corev1.PersistentVolumeClaim) outcome {
 		}
 	}
 	if o.request == nil {
-		f.Fatalf("nobody asked for volume %s", o.pv.Name)
+		f.Fatalf("CreateVolume was not called for volume %s", o.pv.Name)
 	}
 	return o
 }

@@ -46,7 +46,9 @@ func patient(c *Config) { c.RetryIntervalStart, c.RetryIntervalMax = time.Hour, 
 // snapshot makes a snapshot of 1Gi at the driver, and plays the snapshot controller.
 func (f *fixture) snapshot(namespace, name string, change func(*snapshotv1.VolumeSnapshot, *snapshotv1.VolumeSnapshotContent)) *snapshotv1.VolumeSnapshot {
 	f.Helper()
-	made, err := f.plugin.CreateSnapshot(f.Context(), &csi.CreateSnapshotRequest{Name: namespace + name, SourceVolumeId: f.plugin.AddVolume("of-"+namespace+name, 1<<30)})
+	made, err := f.plugin.CreateSnapshot(
+		f.Context(), &csi.CreateSnapshotRequest{Name: namespace + name, SourceVolumeId: f.plugin.AddVolume("of-"+namespace+name, 1<<30)},
+	)
 	f.must(err)
 	handle, contentName := made.Snapshot.SnapshotId, namespace+"-"+name
 	wanted := &snapshotv1.VolumeSnapshot{
@@ -80,7 +82,9 @@ func (f *fixture) snapshot(namespace, name string, change func(*snapshotv1.Volum
 	_, err = f.snapshots.VolumeSnapshotContents().UpdateStatus(f.Context(), c, metav1.UpdateOptions{})
 	f.must(err)
 	f.snapshotStatus(s, wanted.Status)
-	_, err = kube.PatchMetadata(f.Context(), f.snapshots.VolumeSnapshots(namespace), s, kube.MetadataPatch{AddFinalizers: finalizers}) // now that it is bound
+	_, err = kube.PatchMetadata(
+		f.Context(), f.snapshots.VolumeSnapshots(namespace), s, kube.MetadataPatch{AddFinalizers: finalizers},
+	) // now that it is bound
 	f.must(err)
 	return s
 }
@@ -89,7 +93,9 @@ func (f *fixture) snapshotStatus(s *snapshotv1.VolumeSnapshot, status *snapshotv
 	f.Helper()
 	data, err := json.Marshal(map[string]any{"status": status})
 	f.must(err)
-	_, err = f.snapshots.VolumeSnapshots(s.Namespace).Patch(f.Context(), s.Name, types.MergePatchType, data, metav1.PatchOptions{}, "status")
+	_, err = f.snapshots.VolumeSnapshots(s.Namespace).Patch(
+		f.Context(), s.Name, types.MergePatchType, data, metav1.PatchOptions{}, "status",
+	)
 	f.must(err)
 }
 
@@ -159,7 +165,7 @@ func cloning(name, source string) func(*corev1.PersistentVolumeClaim) {
 	}
 }
 
-// live is a source as it is now; nil when it is gone.
+// live returns a source from the API server; nil if it is deleted.
 func (f *fixture) live(ctx context.Context, source metav1.Object) (metav1.Object, error) {
 	var now metav1.Object
 	var err error
@@ -190,7 +196,7 @@ func (f *fixture) kept(source metav1.Object, want bool) {
 
 func (f *fixture) becomesFree(source metav1.Object) {
 	f.Helper()
-	kubetest.Eventually(f.T, "nobody keeps "+source.GetName(), func(ctx context.Context) error {
+	kubetest.Eventually(f.T, "no finalizer keeps "+source.GetName(), func(ctx context.Context) error {
 		now, err := f.live(ctx, source)
 		if err == nil && isKept(now) {
 			err = fmt.Errorf("finalizers %v", now.GetFinalizers())
@@ -224,12 +230,18 @@ func (f *fixture) looksAgain(queue string, n uint64, change func()) {
 	})
 }
 
-// grant lets the claims of a namespace use what is in another, by a JSON list of
+// grant lets the claims of a namespace use objects in another, by a JSON list of
 // entries of each kind.
 func (f *fixture) grant(namespace, name, from, to string) {
 	f.Helper()
-	body := fmt.Appendf(nil, `{"apiVersion":"gateway.networking.k8s.io/v1beta1","kind":"ReferenceGrant","metadata":{"name":%q},"spec":{"from":[%s],"to":[%s]}}`, name, from, to)
-	f.must(f.client.Discovery().RESTClient().Post().AbsPath("/apis/gateway.networking.k8s.io/v1beta1/namespaces", namespace, "referencegrants").
+	body := fmt.Appendf(
+		nil,
+		`{"apiVersion":"gateway.networking.k8s.io/v1beta1","kind":"ReferenceGrant","metadata":{"name":%q},"spec":{"from":[%s],"to":[%s]}}`,
+		name, from, to,
+	)
+	f.must(f.client.Discovery().RESTClient().Post().AbsPath(
+		"/apis/gateway.networking.k8s.io/v1beta1/namespaces", namespace, "referencegrants",
+	).
 		SetHeader("Content-Type", "application/json").Body(body).Do(f.Context()).Error())
 }
 
@@ -293,14 +305,32 @@ func provisionerScenarioSource(t *testing.T) {
 		}{
 			{name: "small", claim: size("500Mi"), event: []string{"500Mi", "1Gi"}},
 			{name: "unready", change: func(s *snapshot, _ *content) { s.Status.ReadyToUse = nil }, event: []string{"not ready"}},
-			{name: "unbound", change: func(s *snapshot, _ *content) { s.Status.BoundVolumeSnapshotContentName = nil }, event: []string{"not bound"}},
-			{name: "other-uid", change: func(_ *snapshot, c *content) { c.Spec.VolumeSnapshotRef.UID = "x" }, event: []string{"another snapshot"}},
+			{
+				name: "unbound", change: func(s *snapshot, _ *content) { s.Status.BoundVolumeSnapshotContentName = nil },
+				event: []string{"not bound"},
+			},
+			{
+				name: "other-uid", change: func(_ *snapshot, c *content) { c.Spec.VolumeSnapshotRef.UID = "x" },
+				event: []string{"another snapshot"},
+			},
 			{name: "other-driver", change: func(_ *snapshot, c *content) { c.Spec.Driver = "x" }, event: []string{`driver "x"`}},
-			{name: "no-handle", change: func(_ *snapshot, c *content) { c.Status.SnapshotHandle = nil }, event: []string{"no snapshot handle"}},
-			{name: "deleted", change: func(s *snapshot, _ *content) { s.Finalizers = []string{"example.com/keep"} }, delete: true, event: []string{"being deleted"}},
+			{
+				name: "no-handle", change: func(_ *snapshot, c *content) { c.Status.SnapshotHandle = nil },
+				event: []string{"no snapshot handle"},
+			},
+			{
+				name: "deleted", change: func(s *snapshot, _ *content) { s.Finalizers = []string{"example.com/keep"} }, delete: true,
+				event: []string{"being deleted"},
+			},
 			{name: "mode", change: ofFiles(nil), claim: block, event: []string{"is missing"}},
-			{name: "mode-maybe", change: ofFiles(map[string]string{volumerules.AnnAllowModeChange: "maybe"}), claim: block, event: []string{`"maybe"`}},
-			{name: "mode-false", change: ofFiles(map[string]string{volumerules.AnnAllowModeChange: "false"}), claim: block, event: []string{"forbids"}},
+			{
+				name: "mode-maybe", change: ofFiles(map[string]string{volumerules.AnnAllowModeChange: "maybe"}), claim: block,
+				event: []string{`"maybe"`},
+			},
+			{
+				name: "mode-false", change: ofFiles(map[string]string{volumerules.AnnAllowModeChange: "false"}), claim: block,
+				event: []string{"forbids"},
+			},
 			{name: "group", claim: func(c *corev1.PersistentVolumeClaim) {
 				c.Spec.DataSource = nil
 				fromRef(ptr.To("x"), nil, kube.KindSnapshot, "group")(c)
@@ -345,7 +375,7 @@ func provisionerScenarioSource(t *testing.T) {
 			f.saved(f.claim(func(c *corev1.PersistentVolumeClaim) { restoring(name, name)(c); change(c) }))
 		}
 		f.calls(create, 3)
-		kubetest.Eventually(t, "the deleted snapshot is gone", func(ctx context.Context) error {
+		kubetest.Eventually(t, "the snapshot is deleted", func(ctx context.Context) error {
 			if now, err := f.live(ctx, deleted); err != nil || now != nil {
 				return fmt.Errorf("finalizers %v, error %w", now, err)
 			}
@@ -386,7 +416,10 @@ func provisionerScenarioSource(t *testing.T) {
 			claim func(*corev1.PersistentVolumeClaim)
 			event []string
 		}{
-			{restoring("restore", "s"), []string{"Warning", "ProvisioningFailed", "does not support restoring snapshots", "VolumeSnapshot " + f.ns + "/s"}},
+			{
+				restoring("restore", "s"),
+				[]string{"Warning", "ProvisioningFailed", "does not support restoring snapshots", "VolumeSnapshot " + f.ns + "/s"},
+			},
 			{cloning("clone", "c"), []string{"Warning", "ProvisioningFailed", "does not support cloning volumes"}},
 			{func(c *corev1.PersistentVolumeClaim) {
 				c.Name = "elsewhere"
@@ -418,8 +451,13 @@ func provisionerScenarioSource(t *testing.T) {
 		f := scenario(t, csitest.Config{Controller: []csi.ControllerServiceCapability_RPC_Type{
 			csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME, csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT,
 		}}, nil)
-		f.makeClass(parameters(map[string]string{volumerules.ParameterPrefix + "provisioner-secret-name": "secret", volumerules.ParameterPrefix + "provisioner-secret-namespace": f.ns}))
-		_, err := f.client.CoreV1().Secrets(f.ns).Create(t.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "secret"}, StringData: map[string]string{"k": "v"}}, metav1.CreateOptions{})
+		f.makeClass(parameters(map[string]string{
+			volumerules.ParameterPrefix + "provisioner-secret-name": "secret", volumerules.ParameterPrefix + "provisioner-secret-namespace": f.ns,
+		}))
+		_, err := f.client.CoreV1().Secrets(f.ns).Create(
+			t.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "secret"}, StringData: map[string]string{"k": "v"}},
+			metav1.CreateOptions{},
+		)
 		f.must(err)
 		f.plugin.Next(create, csitest.Alter(func(r *csi.CreateVolumeResponse) { r.Volume.ContentSource = nil }))
 		s := f.snapshot(f.ns, "s", nil)
@@ -441,7 +479,10 @@ func provisionerScenarioSource(t *testing.T) {
 		f.crash()
 		user := f.ns + "-reader"
 		_, err := f.client.RbacV1().ClusterRoles().Create(t.Context(), &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: user}, Rules: []rbacv1.PolicyRule{
-			{APIGroups: []string{volumerules.SnapshotGroup}, Resources: []string{"volumesnapshots", "volumesnapshotcontents"}, Verbs: []string{"get"}},
+			{
+				APIGroups: []string{volumerules.SnapshotGroup}, Resources: []string{"volumesnapshots", "volumesnapshotcontents"},
+				Verbs: []string{"get"},
+			},
 		}}, metav1.CreateOptions{})
 		f.must(err)
 		_, err = f.client.RbacV1().ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: user},
@@ -492,7 +533,10 @@ func provisionerScenarioSource(t *testing.T) {
 			{name: "lost", change: func(c *claim, _ *volume) { c.Status.Phase = corev1.ClaimLost }, event: "Lost, not Bound"},
 			{name: "deleted", delete: true, event: "being deleted"},
 			{name: "large", change: func(c *claim, _ *volume) { size("2Gi")(c) }, event: "less than the 2Gi"},
-			{name: "mode", change: func(_ *claim, v *volume) { v.Spec.VolumeMode = ptr.To(corev1.PersistentVolumeBlock) }, event: "volume modes"},
+			{
+				name: "mode", change: func(_ *claim, v *volume) { v.Spec.VolumeMode = ptr.To(corev1.PersistentVolumeBlock) },
+				event: "volume modes",
+			},
 			{name: "driver", change: func(_ *claim, v *volume) { v.Spec.CSI.Driver = "x" }, event: `driver "x"`},
 			{name: "released", change: func(_ *claim, v *volume) { v.Status.Phase = corev1.VolumeReleased }, event: "Released, not Bound"},
 			{name: "other-uid", change: func(_ *claim, v *volume) { v.Spec.ClaimRef.UID = "x" }, event: "not bound to it"},
@@ -528,7 +572,7 @@ func provisionerScenarioSource(t *testing.T) {
 		f.kept(source, true)
 		f.plugin.Release()
 		f.saved(claim)
-		kubetest.Eventually(t, "the source is gone", func(ctx context.Context) error {
+		kubetest.Eventually(t, "the source is deleted", func(ctx context.Context) error {
 			if now, err := f.live(ctx, source); err != nil || now != nil {
 				return fmt.Errorf("finalizers %v, error %w", now, err)
 			}
@@ -556,8 +600,10 @@ func provisionerScenarioSource(t *testing.T) {
 	// A claim that waits for nothing any more does not keep its source, though it is still there.
 	t.Run("066_clone_deleted", func(t *testing.T) {
 		for name, steps := range map[string][]csitest.Step{
-			"066_never_begun":   {csitest.Fail(codes.Internal, "broken")},
-			"066_was_in_doubt":  {csitest.Fail(codes.Aborted, "pending"), csitest.Fail(codes.Aborted, "pending"), csitest.Fail(codes.Internal, "broken")},
+			"066_never_begun": {csitest.Fail(codes.Internal, "broken")},
+			"066_was_in_doubt": {
+				csitest.Fail(codes.Aborted, "pending"), csitest.Fail(codes.Aborted, "pending"), csitest.Fail(codes.Internal, "broken"),
+			},
 			"066_no_good_reply": {csitest.Alter(func(r *csi.CreateVolumeResponse) { r.Volume.ContentSource = nil })},
 		} {
 			t.Run(name, func(t *testing.T) {
@@ -599,7 +645,7 @@ func provisionerScenarioSource(t *testing.T) {
 			c.Spec.VolumeName, c.Status.Phase = f.ns+"-gone", corev1.ClaimLost
 		})
 		used := f.source(f.ns, "used", func(c *corev1.PersistentVolumeClaim, _ *corev1.PersistentVolume) { left(c) })
-		user := f.claim(func(c *corev1.PersistentVolumeClaim) { // of nobody yet
+		user := f.claim(func(c *corev1.PersistentVolumeClaim) { // without a provisioner yet
 			cloning("user", "used")(c)
 			c.Annotations = nil
 		})
@@ -616,12 +662,14 @@ func provisionerScenarioSource(t *testing.T) {
 	t.Run("063_091_infeasible_clone", func(t *testing.T) {
 		f := copying(t, patient)
 		source := f.source(f.ns, "c", nil)
-		f.plugin.Next(create, csitest.Fail(codes.InvalidArgument, "odd"))
+		f.plugin.Next(create, csitest.Fail(codes.InvalidArgument, "bad name"))
 		claim := f.claim(cloning("data", "c"))
 		f.event("ProvisioningFailed", "infeasible")
 		patch := func(patch string) {
 			t.Helper()
-			_, err := f.client.CoreV1().PersistentVolumeClaims(f.ns).Patch(t.Context(), source.Name, types.MergePatchType, []byte(patch), metav1.PatchOptions{})
+			_, err := f.client.CoreV1().PersistentVolumeClaims(f.ns).Patch(
+				t.Context(), source.Name, types.MergePatchType, []byte(patch), metav1.PatchOptions{},
+			)
 			f.must(err)
 		}
 		patch(`{"metadata":{"finalizers":null}}`)
@@ -660,7 +708,10 @@ func provisionerScenarioSource(t *testing.T) {
 			f.grant(ns, "wrong-namespace", fmt.Sprintf(`{"group":"","kind":"PersistentVolumeClaim","namespace":%q}`, ns), tt.to)
 			f.grant(ns, "wrong-kind", fmt.Sprintf(`{"group":"","kind":"Pod","namespace":%q}`, f.ns), tt.to)
 			f.grant(ns, "wrong-group", fmt.Sprintf(`{"group":"x","kind":"PersistentVolumeClaim","namespace":%q}`, f.ns), tt.to)
-			f.grant(ns, "to-others", from, `{"group":"x","kind":"PersistentVolumeClaim"},{"group":"snapshot.storage.k8s.io","kind":"Other"},`+snapshots+`,"name":"other"}`)
+			f.grant(
+				ns, "to-others", from,
+				`{"group":"x","kind":"PersistentVolumeClaim"},{"group":"snapshot.storage.k8s.io","kind":"Other"},`+snapshots+`,"name":"other"}`,
+			)
 			namespaces, sources = append(namespaces, ns), append(sources, tt.source(ns))
 			claim := f.claim(func(c *corev1.PersistentVolumeClaim) { tt.claim(ns)(c); c.Name = tt.name })
 			f.event("ProvisioningFailed", "no ReferenceGrant", f.ns+"/"+tt.name, ns+"/s")
@@ -686,7 +737,7 @@ func provisionerScenarioSource(t *testing.T) {
 		}
 		of := func(name string, change func(*corev1.PersistentVolumeClaim)) *corev1.PersistentVolumeClaim {
 			t.Helper()
-			return f.claim(func(c *corev1.PersistentVolumeClaim) { // of nobody yet: the sweep alone finds out that it is gone
+			return f.claim(func(c *corev1.PersistentVolumeClaim) { // without a provisioner yet: only the sweep detects its deletion
 				change(c)
 				c.Name, c.Annotations = name, nil
 			})
@@ -699,7 +750,9 @@ func provisionerScenarioSource(t *testing.T) {
 		}
 		of("group", fromRef(ptr.To("x"), nil, kube.KindSnapshot, "orphan")) // means another kind
 		f.settles()                                                         // the claims are known
-		kept := []*snapshotv1.VolumeSnapshot{f.snapshot(f.ns, "by-source", left), f.snapshot(f.ns, "by-ref", left), f.snapshot(there, "elsewhere", left)}
+		kept := []*snapshotv1.VolumeSnapshot{
+			f.snapshot(f.ns, "by-source", left), f.snapshot(f.ns, "by-ref", left), f.snapshot(there, "elsewhere", left),
+		}
 		others := f.snapshot(f.ns, "others", func(s *snapshotv1.VolumeSnapshot, c *snapshotv1.VolumeSnapshotContent) {
 			left(s, c)
 			c.Spec.Driver = "x"
@@ -730,7 +783,9 @@ func provisionerScenarioSource(t *testing.T) {
 			protection Protection
 			steps      []csitest.Step
 		}{
-			"070_in_doubt":             {ProtectionOnRetry, []csitest.Step{csitest.DoAndFail(codes.DeadlineExceeded, "slow"), csitest.Hang()}},
+			"070_in_doubt": {
+				ProtectionOnRetry, []csitest.Step{csitest.DoAndFail(codes.DeadlineExceeded, "slow"), csitest.Hang()},
+			},
 			"070_in_doubt_unprotected": {ProtectionOff, []csitest.Step{csitest.DoAndFail(codes.DeadlineExceeded, "slow"), csitest.Hang()}},
 			"070_first_call":           {ProtectionOnRetry, []csitest.Step{csitest.Hang()}},
 		} {
@@ -760,7 +815,7 @@ func provisionerScenarioSource(t *testing.T) {
 		fast := f.claim(restoring("fast", "s"))
 		f.saved(fast)
 		f.removeAtOnce(slow) // the call alone is what needs the snapshot now
-		kubetest.Eventually(t, "the claim is gone", func(ctx context.Context) error {
+		kubetest.Eventually(t, "the claim is deleted", func(ctx context.Context) error {
 			if now, err := f.live(ctx, slow); err != nil || now != nil {
 				return errors.New("it is not")
 			}

@@ -37,7 +37,7 @@ import (
 )
 
 // vanish deletes the claim and takes away the protection that the controllers of
-// Kubernetes would: nobody but the provisioner can keep it.
+// Kubernetes would: only the provisioner can keep it.
 func (f *fixture) vanish() {
 	f.Helper()
 	f.deleteClaim()
@@ -70,8 +70,10 @@ func (f *fixture) volume(name string, phase corev1.PersistentVolumePhase, change
 		Spec: corev1.PersistentVolumeSpec{
 			AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}, Capacity: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")},
 			PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimDelete, StorageClassName: f.class,
-			ClaimRef:               &corev1.ObjectReference{Kind: "PersistentVolumeClaim", Namespace: f.ns, Name: "data", UID: "another"},
-			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: f.driver, VolumeHandle: f.plugin.AddVolume(name, 1<<30)}},
+			ClaimRef: &corev1.ObjectReference{Kind: "PersistentVolumeClaim", Namespace: f.ns, Name: "data", UID: "another"},
+			PersistentVolumeSource: corev1.PersistentVolumeSource{
+				CSI: &corev1.CSIPersistentVolumeSource{Driver: f.driver, VolumeHandle: f.plugin.AddVolume(name, 1<<30)},
+			},
 		},
 	}
 	if change != nil {
@@ -152,7 +154,7 @@ func count(events []string, part string) (n int) {
 	return n
 }
 
-// otherEvents is the events that nobody has waited for.
+// otherEvents returns the events that the test has not waited for.
 func (f *fixture) otherEvents() (events []string) {
 	for len(f.events.Events) > 0 {
 		events = append(events, <-f.events.Events)
@@ -234,7 +236,10 @@ func provisionerScenarioEligibility(t *testing.T) {
 			t.Run(prefix, func(t *testing.T) {
 				f := scenario(t, csitest.Config{}, func(c *Config) { c.VolumeNamePrefix = prefix })
 				claim := f.claim(nil)
-				f.volume(prefix+"-"+string(claim.UID), corev1.VolumeAvailable, func(pv *corev1.PersistentVolume) { pv.Spec.ClaimRef.UID = claim.UID })
+				f.volume(
+					prefix+"-"+string(claim.UID), corev1.VolumeAvailable,
+					func(pv *corev1.PersistentVolume) { pv.Spec.ClaimRef.UID = claim.UID },
+				)
 				f.makeClass(nil)
 				f.settles()
 				f.calls(create, 0)
@@ -287,7 +292,7 @@ func provisionerScenarioErrors(t *testing.T) {
 				f.vanish()
 				close(gate)
 				f.event("ProvisioningFailed", "broken")
-				f.claimIs("is gone", isGone)
+				f.claimIs("is deleted", isGone)
 				f.forgotten(claim)
 				f.calls(create, 2)
 			})
@@ -299,7 +304,7 @@ func provisionerScenarioErrors(t *testing.T) {
 			claim := f.claim(nil)
 			f.event("ProvisioningFailed", "broken")
 			f.vanish() // an event that ends the wait
-			f.claimIs("is gone", isGone)
+			f.claimIs("is deleted", isGone)
 			f.forgotten(claim)
 			f.calls(create, 1)
 		})
@@ -351,10 +356,10 @@ func provisionerScenarioErrors(t *testing.T) {
 	t.Run("091_infeasible_for_the_longest_interval", func(t *testing.T) {
 		const longest = time.Second
 		f := scenario(t, csitest.Config{}, func(c *Config) { c.RetryIntervalStart, c.RetryIntervalMax = 10*time.Millisecond, longest })
-		f.plugin.Next(create, csitest.Fail(codes.InvalidArgument, "odd"), csitest.Fail(codes.InvalidArgument, "odd"))
+		f.plugin.Next(create, csitest.Fail(codes.InvalidArgument, "bad name"), csitest.Fail(codes.InvalidArgument, "bad name"))
 		f.makeClass(nil)
 		claim := f.claim(nil)
-		f.event("ProvisioningFailed", "infeasible", longest.String(), "code = InvalidArgument desc = odd")
+		f.event("ProvisioningFailed", "infeasible", longest.String(), "code = InvalidArgument desc = bad name")
 		f.saved(claim)
 		f.distances(f.plugin.Calls(create), longest, longest)
 	})
@@ -363,8 +368,13 @@ func provisionerScenarioErrors(t *testing.T) {
 			t.Run(string(protection), func(t *testing.T) {
 				f := scenario(t, csitest.Config{}, func(c *Config) { c.ProvisioningProtection = protection })
 				gate := make(chan struct{})
-				f.plugin.Next(create, csitest.DoAndFail(codes.DeadlineExceeded, "slow"), heldUntil(gate, csitest.Fail(codes.DeadlineExceeded, "slow")))
-				f.makeClass(parameters(map[string]string{volumerules.ParameterPrefix + "provisioner-secret-name": "login", volumerules.ParameterPrefix + "provisioner-secret-namespace": f.ns}))
+				f.plugin.Next(
+					create, csitest.DoAndFail(codes.DeadlineExceeded, "slow"),
+					heldUntil(gate, csitest.Fail(codes.DeadlineExceeded, "slow")),
+				)
+				f.makeClass(parameters(map[string]string{
+					volumerules.ParameterPrefix + "provisioner-secret-name": "login", volumerules.ParameterPrefix + "provisioner-secret-namespace": f.ns,
+				}))
 				f.secret("login", "v")
 				claim := f.claim(nil)
 				f.wait(create, 2)
@@ -372,7 +382,7 @@ func provisionerScenarioErrors(t *testing.T) {
 				f.vanish()
 				close(gate)
 				pv := f.saved(claim)
-				f.claimIs("is gone", isGone)
+				f.claimIs("is deleted", isGone)
 				calls := f.plugin.Calls(create)
 				if s := calls[len(calls)-1].Request.(*csi.CreateVolumeRequest).GetSecrets(); len(calls) != 3 || s["k"] != "v" {
 					t.Errorf("%d calls, secrets of the last one %v", len(calls), s)
@@ -395,7 +405,7 @@ func provisionerScenarioErrors(t *testing.T) {
 		f.event("ProvisioningFailed", "slow")
 		f.crash()
 		f.vanish()
-		f.claimIs("is gone", isGone)
+		f.claimIs("is deleted", isGone)
 		f.start()
 		f.settles()
 		f.calls(create, 1)
@@ -422,7 +432,7 @@ func claimDeletedInDoubt(t *testing.T, code codes.Code, protection Protection) {
 	if ref := pv.Spec.ClaimRef; ref.UID != claim.UID || ref.Name != claim.Name || ref.Namespace != claim.Namespace {
 		t.Errorf("claim %v", ref)
 	}
-	f.claimIs("is gone", isGone)
+	f.claimIs("is deleted", isGone)
 	f.phase(pv, corev1.VolumeReleased)
 	f.gone(pv)
 	f.calls(create, 3)
@@ -437,16 +447,23 @@ func nodeGivenBack(t *testing.T, method string, old bool, calls int) {
 	f.plugin.Always(create, csitest.Fail(codes.ResourceExhausted, "full"))
 	f.makeClass(late)
 	node := f.ns + "-node"
-	f.must(kubetest.CreateNode(t.Context(), f.client, kubetest.NodeSpec{Name: node, Labels: map[string]string{"zone": "a"}, Driver: f.driver, TopologyKeys: []string{"zone"}}))
+	f.must(kubetest.CreateNode(
+		t.Context(), f.client,
+		kubetest.NodeSpec{Name: node, Labels: map[string]string{"zone": "a"}, Driver: f.driver, TopologyKeys: []string{"zone"}},
+	))
 	cfg := f.cp.Config()
 	if old {
-		cfg = f.userWith(rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"persistentvolumeclaims"}, Verbs: []string{"get", "update"}})
+		cfg = f.userWith(rbacv1.PolicyRule{
+			APIGroups: []string{""}, Resources: []string{"persistentvolumeclaims"}, Verbs: []string{"get", "update"},
+		})
 	}
 	var once sync.Once
 	f.through(cfg, func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
 		if r.Method == method && strings.HasSuffix(r.URL.Path, "/persistentvolumeclaims/data") {
 			once.Do(func() {
-				_, err := f.client.CoreV1().PersistentVolumeClaims(f.ns).Patch(t.Context(), "data", types.MergePatchType, []byte(`{"metadata":{"labels":{"a":"b"}}}`), metav1.PatchOptions{})
+				_, err := f.client.CoreV1().PersistentVolumeClaims(f.ns).Patch(
+					t.Context(), "data", types.MergePatchType, []byte(`{"metadata":{"labels":{"a":"b"}}}`), metav1.PatchOptions{},
+				)
 				if err != nil {
 					t.Error(err)
 				}
@@ -479,7 +496,7 @@ func provisionerScenarioAnswers(t *testing.T) {
 		}, metav1.CreateOptions{})
 		f.must(err)
 		close(gate)
-		f.event("ProvisioningFailed", "not deleted, since it belongs to PersistentVolume")
+		f.event("ProvisioningFailed", "not deleted, because it belongs to PersistentVolume")
 		f.calls(remove, 0)
 	})
 	t.Run("doubt_that_cannot_be_noted_is_ended_all_the_same", func(t *testing.T) {
@@ -511,7 +528,7 @@ func provisionerScenarioAnswers(t *testing.T) {
 				f.vanish()
 				close(gate)
 				f.event("ProvisioningFailed", "smaller", "1073741823 bytes instead of 1073741824")
-				f.claimIs("is gone", isGone)
+				f.claimIs("is deleted", isGone)
 				f.forgotten(claim)
 				f.calls(create, 1)
 				for _, c := range f.plugin.Calls(remove) {
@@ -592,7 +609,9 @@ func provisionerScenarioAnswers(t *testing.T) {
 				})
 				close(gate)
 				events := f.event("ProvisioningFailed", tt.event)
-				events = append(events, f.event("ProvisioningFailed", "see --volume-name-uuid-length")...) // the next attempt finds it before the call
+				events = append(
+					events, f.event("ProvisioningFailed", "see --volume-name-uuid-length")...,
+				) // the next attempt finds it before the call
 				if n := count(events, "Succeeded"); n > 0 {
 					t.Errorf("events %q", events)
 				}
@@ -650,7 +669,7 @@ func savedLater(t *testing.T, s saving) {
 	})
 	if s.gone {
 		f.vanish()
-		f.claimIs("is gone", isGone)
+		f.claimIs("is deleted", isGone)
 	}
 	if s.retain {
 		f.phase(f.saved(claim), corev1.VolumeReleased)
@@ -698,7 +717,10 @@ func provisionerScenarioVolumes(t *testing.T) {
 		want := corev1.PersistentVolumeSpec{
 			AccessModes: claim.Spec.AccessModes, Capacity: claim.Spec.Resources.Requests, MountOptions: []string{"noatime"}, StorageClassName: f.class,
 			PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimDelete, VolumeMode: ptr.To(corev1.PersistentVolumeFilesystem),
-			ClaimRef: &corev1.ObjectReference{Kind: "PersistentVolumeClaim", APIVersion: "v1", Namespace: f.ns, Name: "data", UID: claim.UID, ResourceVersion: claim.ResourceVersion},
+			ClaimRef: &corev1.ObjectReference{
+				Kind: "PersistentVolumeClaim", APIVersion: "v1", Namespace: f.ns, Name: "data", UID: claim.UID,
+				ResourceVersion: claim.ResourceVersion,
+			},
 			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{
 				Driver: f.driver, VolumeHandle: f.plugin.Volumes()[0].ID, FSType: "xfs",
 				VolumeAttributes: map[string]string{identityAttribute: identity, "pool": "p1"},
@@ -743,7 +765,9 @@ func provisionerScenarioVolumes(t *testing.T) {
 	})
 	t.Run("105_migrated", func(t *testing.T) {
 		const inTree = "kubernetes.io/aws-ebs"
-		f := scenario(t, csitest.Config{Name: "ebs.csi.aws.com"}, func(c *Config) { c.RetryIntervalStart, c.RetryIntervalMax = time.Hour, time.Hour })
+		f := scenario(
+			t, csitest.Config{Name: "ebs.csi.aws.com"}, func(c *Config) { c.RetryIntervalStart, c.RetryIntervalMax = time.Hour, time.Hour },
+		)
 		claim := f.claim(func(c *corev1.PersistentVolumeClaim) {
 			c.Annotations = map[string]string{storagehelpers.AnnStorageProvisioner: inTree, storagehelpers.AnnMigratedTo: f.driver}
 		})
@@ -812,9 +836,13 @@ func provisionerScenarioDeletion(t *testing.T) {
 			f.volume(f.ns+"-other", corev1.VolumeReleased, func(pv *corev1.PersistentVolume) {
 				pv.Annotations = map[string]string{storagehelpers.AnnDynamicallyProvisioned: "other.example.com"}
 			}),
-			f.volume(f.ns+"-other-driver", corev1.VolumeReleased, func(pv *corev1.PersistentVolume) { pv.Spec.CSI.Driver = "other.example.com" }),
+			f.volume(
+				f.ns+"-other-driver", corev1.VolumeReleased, func(pv *corev1.PersistentVolume) { pv.Spec.CSI.Driver = "other.example.com" },
+			),
 		}
-		terminating := f.volume(f.ns+"-terminating", corev1.VolumeAvailable, func(pv *corev1.PersistentVolume) { pv.Finalizers = []string{"example.com/keep"} })
+		terminating := f.volume(
+			f.ns+"-terminating", corev1.VolumeAvailable, func(pv *corev1.PersistentVolume) { pv.Finalizers = []string{"example.com/keep"} },
+		)
 		f.must(f.client.CoreV1().PersistentVolumes().Delete(t.Context(), terminating.Name, metav1.DeleteOptions{}))
 		f.phase(terminating, corev1.VolumeReleased)
 		f.gone(f.volume(f.ns+"-static", corev1.VolumeReleased, nil))
@@ -854,7 +882,9 @@ func provisionerScenarioDeletion(t *testing.T) {
 		for state, pv := range volumes {
 			began := time.Now()
 			if state == "detaching" {
-				_, err := attachments.Patch(t.Context(), pv.Name, types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{})
+				_, err := attachments.Patch(
+					t.Context(), pv.Name, types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{},
+				)
 				f.must(err)
 			} else {
 				f.must(attachments.Delete(t.Context(), pv.Name, metav1.DeleteOptions{}))
@@ -867,7 +897,13 @@ func provisionerScenarioDeletion(t *testing.T) {
 		}
 	})
 	t.Run("111_attached_with_a_driver_that_does_not_attach", func(t *testing.T) {
-		f := scenario(t, csitest.Config{Controller: []csi.ControllerServiceCapability_RPC_Type{csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME}}, nil)
+		f := scenario(
+			t,
+			csitest.Config{
+				Controller: []csi.ControllerServiceCapability_RPC_Type{csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME},
+			},
+			nil,
+		)
 		f.makeClass(nil)
 		pv := f.attachedVolume("attached")
 		f.phase(pv, corev1.VolumeReleased)
@@ -904,7 +940,10 @@ func provisionerScenarioDeletion(t *testing.T) {
 		pv := f.volume(f.ns+"-pv", corev1.VolumeReleased, func(pv *corev1.PersistentVolume) {
 			pv.Annotations = map[string]string{annDeletionSecretName: "deleted", annDeletionSecretNamespace: f.ns}
 		})
-		f.event("Warning VolumeFailedDelete rpc error: code = Unauthenticated desc = no key; DeleteVolume was called without its secret", "deleted")
+		f.event(
+			"Warning VolumeFailedDelete rpc error: code = Unauthenticated desc = no key; DeleteVolume was called without its secret",
+			"deleted",
+		)
 		f.gone(pv)
 		if events := f.otherEvents(); len(events) != 1 || count(events, "Normal DeletionWithoutSecret") != 1 {
 			t.Errorf("events %q", events)
@@ -914,12 +953,14 @@ func provisionerScenarioDeletion(t *testing.T) {
 		f := scenario(t, csitest.Config{}, nil)
 		template := func(name string) func(*storagev1.StorageClass) {
 			return func(c *storagev1.StorageClass) {
-				c.Parameters = map[string]string{volumerules.ParameterPrefix + "provisioner-secret-name": name, volumerules.ParameterPrefix + "provisioner-secret-namespace": "${pvc.namespace}"}
+				c.Parameters = map[string]string{
+					volumerules.ParameterPrefix + "provisioner-secret-name": name, volumerules.ParameterPrefix + "provisioner-secret-namespace": "${pvc.namespace}",
+				}
 			}
 		}
 		f.makeClass(template("${pvc.name}"))
-		odd := f.ns + "-odd"
-		f.makeClass(func(c *storagev1.StorageClass) { template("${pvc.annotations['x']}")(c); c.Name = odd })
+		templated := f.ns + "-templated"
+		f.makeClass(func(c *storagev1.StorageClass) { template("${pvc.annotations['x']}")(c); c.Name = templated })
 		f.secret("data", "of the class")
 		f.secret("annotated", "of the annotations")
 		named := func(name, namespace string) map[string]string {
@@ -932,16 +973,18 @@ func provisionerScenarioDeletion(t *testing.T) {
 			want        string // the value of the secret; "": the call has none
 			event       string
 		}{
-			"annotated":           {annotations: named("annotated", f.ns), want: "of the annotations"},
-			"missing":             {annotations: named("missing", f.ns), event: "missing"},
-			"empty":               {annotations: named("", "")},
-			"half-empty":          {annotations: named("annotated", ""), event: "one of them is empty"},
-			"class":               {want: "of the class"},
-			"one-annotation":      {annotations: map[string]string{annDeletionSecretName: "annotated"}, want: "of the class"},
-			"class-gone":          {class: f.ns + "-none"},
-			"no-claim":            {noClaim: true},
-			"class-by-annotation": {annotations: map[string]string{corev1.BetaStorageClassAnnotation: f.class}, class: f.ns + "-none", want: "of the class"},
-			"template":            {class: odd, event: "pvc.annotations['x']"},
+			"annotated":      {annotations: named("annotated", f.ns), want: "of the annotations"},
+			"missing":        {annotations: named("missing", f.ns), event: "missing"},
+			"empty":          {annotations: named("", "")},
+			"half-empty":     {annotations: named("annotated", ""), event: "one of them is empty"},
+			"class":          {want: "of the class"},
+			"one-annotation": {annotations: map[string]string{annDeletionSecretName: "annotated"}, want: "of the class"},
+			"class-gone":     {class: f.ns + "-none"},
+			"no-claim":       {noClaim: true},
+			"class-by-annotation": {
+				annotations: map[string]string{corev1.BetaStorageClassAnnotation: f.class}, class: f.ns + "-none", want: "of the class",
+			},
+			"template": {class: templated, event: "pvc.annotations['x']"},
 		} {
 			pv := f.volume(f.ns+"-"+name, corev1.VolumeReleased, func(pv *corev1.PersistentVolume) {
 				pv.Annotations = tt.annotations
@@ -1003,16 +1046,21 @@ func (f *fixture) attachedVolume(state string) *corev1.PersistentVolume {
 
 func (f *fixture) secret(name, value string) {
 	f.Helper()
-	_, err := f.client.CoreV1().Secrets(f.ns).Create(f.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: name}, StringData: map[string]string{"k": value}}, metav1.CreateOptions{})
+	_, err := f.client.CoreV1().Secrets(f.ns).Create(
+		f.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: name}, StringData: map[string]string{"k": value}},
+		metav1.CreateOptions{},
+	)
 	f.must(err)
 }
 
-// userWith is somebody who may do what rule says, and nothing else.
+// userWith returns the configuration of a user with the permissions of rule only.
 func (f *fixture) userWith(rule rbacv1.PolicyRule) *rest.Config {
 	f.Helper()
 	name := f.ns + "-user"
 	rbac := f.client.RbacV1()
-	_, err := rbac.Roles(f.ns).Create(f.Context(), &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Name: name}, Rules: []rbacv1.PolicyRule{rule}}, metav1.CreateOptions{})
+	_, err := rbac.Roles(f.ns).Create(
+		f.Context(), &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Name: name}, Rules: []rbacv1.PolicyRule{rule}}, metav1.CreateOptions{},
+	)
 	f.must(err)
 	_, err = rbac.RoleBindings(f.ns).Create(f.Context(), &rbacv1.RoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: name}, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: name},
@@ -1021,7 +1069,9 @@ func (f *fixture) userWith(rule rbacv1.PolicyRule) *rest.Config {
 	f.must(err)
 	kubetest.Eventually(f.T, "the permissions are in force", func(ctx context.Context) error {
 		review, err := f.client.AuthorizationV1().SubjectAccessReviews().Create(ctx, &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
-			User: name, ResourceAttributes: &authorizationv1.ResourceAttributes{Namespace: f.ns, Verb: rule.Verbs[0], Group: rule.APIGroups[0], Resource: rule.Resources[0]},
+			User: name, ResourceAttributes: &authorizationv1.ResourceAttributes{
+				Namespace: f.ns, Verb: rule.Verbs[0], Group: rule.APIGroups[0], Resource: rule.Resources[0],
+			},
 		}}, metav1.CreateOptions{})
 		if err == nil && !review.Status.Allowed {
 			err = errors.New(review.Status.Reason)

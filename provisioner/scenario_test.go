@@ -172,7 +172,7 @@ func (f *fixture) patchClaim(patch string) {
 	f.must(err)
 }
 
-// claimIs waits until the claim, nil when it is gone, is as it should be.
+// claimIs waits until the claim, nil if it is deleted, satisfies check.
 func (f *fixture) claimIs(what string, check func(*corev1.PersistentVolumeClaim) bool) {
 	f.Helper()
 	kubetest.Eventually(f.T, "the claim "+what, func(ctx context.Context) error {
@@ -191,7 +191,7 @@ func (f *fixture) claimIs(what string, check func(*corev1.PersistentVolumeClaim)
 	})
 }
 
-// released tells whether nobody but Kubernetes, whose controllers do not run here,
+// released reports whether only Kubernetes, whose controllers do not run here,
 // keeps a claim that was deleted.
 func released(pvc *corev1.PersistentVolumeClaim) bool {
 	return pvc == nil || pvc.DeletionTimestamp != nil && fmt.Sprint(pvc.Finalizers) == "[kubernetes.io/pvc-protection]"
@@ -215,11 +215,11 @@ func (f *fixture) phase(pv *corev1.PersistentVolume, phase corev1.PersistentVolu
 	f.must(err)
 }
 
-// gone waits until a volume is gone, and takes away the protection that the
+// gone waits until a PersistentVolume is deleted, and removes the protection that the
 // controllers of Kubernetes would.
 func (f *fixture) gone(pv *corev1.PersistentVolume) {
 	f.Helper()
-	kubetest.Eventually(f.T, "the volume is being deleted and nobody but Kubernetes keeps it", func(ctx context.Context) error {
+	kubetest.Eventually(f.T, "the PersistentVolume is being deleted and only Kubernetes keeps it", func(ctx context.Context) error {
 		got, err := f.client.CoreV1().PersistentVolumes().Get(ctx, pv.Name, metav1.GetOptions{})
 		if err != nil {
 			return err
@@ -407,7 +407,7 @@ func provisionerScenarioLife(t *testing.T) {
 		})
 		f.plugin.Release()
 		pv := f.saved(claim)
-		f.claimIs("is gone", released)
+		f.claimIs("is deleted", released)
 		if pv.Spec.ClaimRef.UID != claim.UID {
 			t.Errorf("claim %v", pv.Spec.ClaimRef)
 		}
@@ -428,7 +428,7 @@ func provisionerScenarioLife(t *testing.T) {
 		f.crash() // with a call in doubt
 		f.start()
 		f.wait(create, 3)
-		f.claimIs("is gone", released)
+		f.claimIs("is deleted", released)
 		f.settles()
 		f.calls(create, 3)
 	})
@@ -478,10 +478,10 @@ func provisionerScenarioLife(t *testing.T) {
 	})
 	t.Run("091_invalid", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, func(c *Config) { c.RetryIntervalStart, c.RetryIntervalMax = 10*time.Millisecond, time.Hour })
-		f.plugin.Next(create, csitest.Fail(codes.InvalidArgument, "odd"))
+		f.plugin.Next(create, csitest.Fail(codes.InvalidArgument, "bad name"))
 		f.makeClass(nil)
 		claim := f.claim(nil)
-		f.event("ProvisioningFailed", "infeasible", "1h0m0s", "code = InvalidArgument desc = odd")
+		f.event("ProvisioningFailed", "infeasible", "1h0m0s", "code = InvalidArgument desc = bad name")
 		f.patchClaim(`{"metadata":{"labels":{"a":"b"}}}`) // an event that changes nothing
 		f.settles()
 		f.calls(create, 1)
@@ -504,7 +504,7 @@ func provisionerScenarioLife(t *testing.T) {
 				f.start()
 				f.saved(claim)
 				if deleted {
-					f.claimIs("is gone", released)
+					f.claimIs("is deleted", released)
 				}
 				if n := f.plugin.VolumeCount(); n != 1 {
 					t.Errorf("%d volumes", n)
@@ -523,7 +523,7 @@ func provisionerScenarioLife(t *testing.T) {
 		f.claimIs("is kept", func(c *corev1.PersistentVolumeClaim) bool { return c != nil && isProtected(c) })
 		f.start()
 		pv := f.saved(claim)
-		f.claimIs("is gone", released)
+		f.claimIs("is deleted", released)
 		f.phase(pv, corev1.VolumeReleased)
 		f.gone(pv)
 		if n := f.plugin.VolumeCount(); n != 0 {

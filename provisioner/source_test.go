@@ -44,15 +44,28 @@ func TestDecideCopy(t *testing.T) {
 		want   action
 		reason string
 	}{
-		"not read yet":               {copying, testClaim(ofClaim), nil, false, doReadReferences, "Wanted"},
-		"not to be had":              {copying, testClaim(ofClaim), &found{source: source, err: errors.New("no")}, false, doFail, "CannotRequest"},
-		"read":                       {copying, testClaim(ofClaim), &found{source: source}, false, doProtectSource, "Wanted"},
-		"left in doubt":              {copying, testClaim(func(c *corev1.PersistentVolumeClaim) { ofClaim(c); protected(c) }), nil, false, doReadReferences, "RecordFound"},
-		"left in doubt and read":     {copying, testClaim(func(c *corev1.PersistentVolumeClaim) { ofClaim(c); protected(c) }), &found{source: source}, false, doProtectSource, "RecordFound"},
-		"asked for":                  {copying, testClaim(ofClaim), nil, true, doCreateVolume, "Requested"},
-		"asked for on a node":        {onNode, testClaim(ofClaim), nil, true, doProtect, "BeforeFirstCall"},
-		"asked for, protection off":  {func(d *driver) { onNode(d); d.ProvisioningProtection = ProtectionOff }, testClaim(ofClaim), nil, true, doCreateVolume, "Requested"},
-		"asked for, being protected": {onNode, testClaim(func(c *corev1.PersistentVolumeClaim) { ofClaim(c); protected(c) }), nil, true, doCreateVolume, "Requested"},
+		"not read yet": {copying, testClaim(ofClaim), nil, false, doReadReferences, "Wanted"},
+		"not to be had": {
+			copying, testClaim(ofClaim), &found{source: source, err: errors.New("no")}, false, doFail, "CannotRequest",
+		},
+		"read": {copying, testClaim(ofClaim), &found{source: source}, false, doProtectSource, "Wanted"},
+		"recorded": {
+			copying, testClaim(func(c *corev1.PersistentVolumeClaim) { ofClaim(c); protected(c) }), nil, false, doReadReferences,
+			"RecordFound",
+		},
+		"recorded and read": {
+			copying, testClaim(func(c *corev1.PersistentVolumeClaim) { ofClaim(c); protected(c) }), &found{source: source}, false,
+			doProtectSource, "RecordFound",
+		},
+		"asked for":           {copying, testClaim(ofClaim), nil, true, doCreateVolume, "Requested"},
+		"asked for on a node": {onNode, testClaim(ofClaim), nil, true, doProtect, "BeforeFirstCall"},
+		"asked for, protection off": {
+			func(d *driver) { onNode(d); d.ProvisioningProtection = ProtectionOff }, testClaim(ofClaim), nil, true, doCreateVolume,
+			"Requested",
+		},
+		"asked for, being protected": {
+			onNode, testClaim(func(c *corev1.PersistentVolumeClaim) { ofClaim(c); protected(c) }), nil, true, doCreateVolume, "Requested",
+		},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {

@@ -33,7 +33,9 @@ type sourceProtector struct {
 	cloneQueue, snapshotQueue *workloop.Loop[sourceKey] // sources to release
 }
 
-func newSourceProtector(c *Controller, claims *kube.MutationCache[*corev1.PersistentVolumeClaim], volumes *kube.MutationCache[*corev1.PersistentVolume], ops *operations) *sourceProtector {
+func newSourceProtector(
+	c *Controller, claims *kube.MutationCache[*corev1.PersistentVolumeClaim], volumes *kube.MutationCache[*corev1.PersistentVolume], ops *operations,
+) *sourceProtector {
 	p := &sourceProtector{c: c, claims: claims, volumes: volumes, ops: ops, locks: keymutex.NewHashed(64)}
 	config := c.loopConfig("clone-protection")
 	config.WaitReady = nil // no call of the driver

@@ -75,18 +75,19 @@ func (d driver) decideVolume(s pvState) volumeStep {
 	case pv.Status.Phase != corev1.VolumeReleased:
 		return volumeStep{reason: "InUse"}
 	}
-	return d.decideReleased(s)
+	return s.decideReleased(d)
 }
 
 // decideReleased is for a PersistentVolume whose volume is to be deleted.
-func (d driver) decideReleased(s pvState) volumeStep {
+func (s pvState) decideReleased(d driver) volumeStep {
 	pv := s.pv
 	translated, err := d.asCSI(pv)
 	switch {
 	case err != nil:
 		return volumeStep{action: volumeFail, reason: "CannotTranslate", err: err}
 	case translated.Spec.CSI == nil || translated.Spec.CSI.Driver != d.name:
-		return volumeStep{action: volumeFail, reason: "NotCSI", err: fmt.Errorf("PersistentVolume %q has no source of CSI driver %q", pv.Name, d.name)}
+		return volumeStep{action: volumeFail, reason: "NotCSI", err: fmt.Errorf(
+			"PersistentVolume %q has no source of CSI driver %q", pv.Name, d.name)}
 	case !d.controllerService || !d.createsVolumes:
 		return volumeStep{action: volumeFail, reason: "CannotDelete", err: fmt.Errorf(
 			"driver %q does not support deleting volumes: it does not report CONTROLLER_SERVICE and CREATE_DELETE_VOLUME", d.name)}

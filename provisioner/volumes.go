@@ -30,7 +30,7 @@ type volumeLoop struct {
 	removals map[types.UID]*removal
 }
 
-// removal is what is kept of a PersistentVolume from the begin of its deletion to its end.
+// removal describes the deletion of a PersistentVolume, from its begin to its end.
 type removal struct {
 	began   time.Time
 	blocked time.Time // when an attachment was found first; zero: never
@@ -39,7 +39,9 @@ type removal struct {
 	object  bool      // the PersistentVolume is deleted, though other finalizers may keep it
 }
 
-func newVolumeLoop(c *Controller, volumes *kube.MutationCache[*corev1.PersistentVolume], deleted func(*corev1.PersistentVolume)) *volumeLoop {
+func newVolumeLoop(
+	c *Controller, volumes *kube.MutationCache[*corev1.PersistentVolume], deleted func(*corev1.PersistentVolume),
+) *volumeLoop {
 	l := &volumeLoop{c: c, volumes: volumes, deleted: deleted, removals: map[types.UID]*removal{}}
 	l.queue = workloop.New(c.loopConfig("volumes"), c.deps.Queues, l.sync)
 	return l
@@ -108,7 +110,7 @@ func (l *volumeLoop) sync(ctx context.Context, name string) (time.Time, error) {
 			return time.Time{}, err
 		}
 	}
-	return time.Time{}, fmt.Errorf("PersistentVolume %q: not done after %d steps; this is a bug of storage-controller", name, maxSteps)
+	return time.Time{}, fmt.Errorf("PersistentVolume %q: not done after %d steps: %w", name, maxSteps, errBug)
 }
 
 func (l *volumeLoop) gather(name string) pvState {
@@ -162,13 +164,14 @@ func (l *volumeLoop) waitDetached(s pvState, err error) time.Time {
 		}
 		if s.now.Sub(r.warned) >= blockedWarning {
 			r.warned = s.now
-			l.c.event(s.pv, failedDeleteEvent(fmt.Errorf("%w after %v; waiting for detach before deleting the volume", err, s.now.Sub(r.blocked).Round(time.Second))))
+			blocked := s.now.Sub(r.blocked).Round(time.Second)
+			l.c.event(s.pv, failedDeleteEvent(fmt.Errorf("%w after %v; waiting for detach before deleting the volume", err, blocked)))
 		}
 	})
 	return s.now.Add(blockedWarning)
 }
 
-// responsible reports whether pv belongs to the driver, whoever created it, and to this node.
+// responsible reports whether pv belongs to the driver, also if a user created it, and to this node.
 func (d driver) responsible(pv *corev1.PersistentVolume) bool {
 	by, provisioned := pv.Annotations[storagehelpers.AnnDynamicallyProvisioned]
 	to := pv.Annotations[storagehelpers.AnnMigratedTo]

@@ -25,10 +25,14 @@ func TestDelayOf(t *testing.T) {
 		atLeast   time.Duration // a nanosecond less than that is never drawn
 		atMost    time.Duration
 	}{
-		"the first try":              {base: 20 * time.Second, max: time.Minute, atMost: 20 * time.Second},
-		"the second doubles":         {base: 20 * time.Second, max: time.Minute, tries: 1, atLeast: 20 * time.Second, atMost: 40 * time.Second},
-		"the third is bounded":       {base: 20 * time.Second, max: time.Minute, tries: 2, atLeast: 40 * time.Second, atMost: time.Minute},
-		"after very many":            {base: 20 * time.Second, max: time.Minute, tries: 1 << 30, atLeast: 40 * time.Second, atMost: time.Minute},
+		"the first try": {base: 20 * time.Second, max: time.Minute, atMost: 20 * time.Second},
+		"the second doubles": {
+			base: 20 * time.Second, max: time.Minute, tries: 1, atLeast: 20 * time.Second, atMost: 40 * time.Second,
+		},
+		"the third is bounded": {base: 20 * time.Second, max: time.Minute, tries: 2, atLeast: 40 * time.Second, atMost: time.Minute},
+		"after very many": {
+			base: 20 * time.Second, max: time.Minute, tries: 1 << 30, atLeast: 40 * time.Second, atMost: time.Minute,
+		},
 		"maximum less than the base": {base: 20 * time.Second, max: time.Second, tries: 3, atMost: time.Second},
 		"both the same":              {base: time.Second, max: time.Second, tries: 3, atMost: time.Second},
 		"longest possible":           {base: 1 << 62, max: 1<<63 - 1, tries: 5, atLeast: 1<<62 - 1, atMost: 1<<63 - 1},
@@ -64,30 +68,50 @@ func TestDecideOnANode(t *testing.T) {
 		reason string
 		until  time.Time
 	}{
-		"of this node":                            {claim: on("node-0"), want: doBegin, reason: "Wanted"},
-		"of this node, late binding":              {claim: on("node-0"), class: testClass(late), want: doBegin, reason: "Wanted"},
-		"of this node, after it competed":         {claim: on("node-0"), race: due(now.Add(time.Hour)), want: doBegin, reason: "Wanted"},
-		"of another node":                         {claim: on("node-1"), want: doForget, reason: "OfAnotherNode"},
-		"of another node, after it competed":      {claim: on("node-1"), race: due(now), want: doForget, reason: "OfAnotherNode"},
-		"of another node, late binding":           {claim: on("node-1"), class: testClass(late), want: doForget, reason: "OfAnotherNode"},
-		"late binding, no node yet":               {claim: testClaim(nil), class: testClass(late), want: doForget, reason: "WaitsForPod"},
-		"not to be competed for":                  {driver: func(d *driver) { d.NodeDeploymentImmediateBinding = false }, claim: testClaim(nil), want: doForget, reason: "WaitsForNode"},
-		"not to be competed for, but of the node": {driver: func(d *driver) { d.NodeDeploymentImmediateBinding = false }, claim: on("node-0"), want: doBegin, reason: "Wanted"},
-		"of a class that is not for this node":    {claim: testClaim(nil), class: testClass(elsewhere), want: doForget, reason: "NotAllowedHere"},
-		"new":                                     {claim: testClaim(nil), want: doScheduleClaiming, reason: "NoOwner"},
-		"new, with an empty node":                 {claim: on(""), want: doScheduleClaiming, reason: "NoOwner"},
+		"of this node":                       {claim: on("node-0"), want: doBegin, reason: "Wanted"},
+		"of this node, late binding":         {claim: on("node-0"), class: testClass(late), want: doBegin, reason: "Wanted"},
+		"of this node, after it competed":    {claim: on("node-0"), race: due(now.Add(time.Hour)), want: doBegin, reason: "Wanted"},
+		"of another node":                    {claim: on("node-1"), want: doForget, reason: "OfAnotherNode"},
+		"of another node, after it competed": {claim: on("node-1"), race: due(now), want: doForget, reason: "OfAnotherNode"},
+		"of another node, late binding":      {claim: on("node-1"), class: testClass(late), want: doForget, reason: "OfAnotherNode"},
+		"late binding, no node yet":          {claim: testClaim(nil), class: testClass(late), want: doForget, reason: "WaitsForPod"},
+		"not to be competed for": {
+			driver: func(d *driver) { d.NodeDeploymentImmediateBinding = false }, claim: testClaim(nil), want: doForget,
+			reason: "WaitsForNode",
+		},
+		"not to be competed for, but of the node": {
+			driver: func(d *driver) { d.NodeDeploymentImmediateBinding = false }, claim: on("node-0"), want: doBegin, reason: "Wanted",
+		},
+		"of a class that is not for this node": {
+			claim: testClaim(nil), class: testClass(elsewhere), want: doForget, reason: "NotAllowedHere",
+		},
+		"new":                     {claim: testClaim(nil), want: doScheduleClaiming, reason: "NoOwner"},
+		"new, with an empty node": {claim: on(""), want: doScheduleClaiming, reason: "NoOwner"},
 		"new, class by annotation": {claim: testClaim(func(c *corev1.PersistentVolumeClaim) {
 			c.Spec.StorageClassName, c.Annotations[corev1.BetaStorageClassAnnotation] = nil, "fast"
 		}), want: doScheduleClaiming, reason: "NoOwner"},
-		"new, driver without topology":     {driver: func(d *driver) { d.topology, d.segments = false, nil }, claim: testClaim(nil), class: testClass(elsewhere), want: doScheduleClaiming, reason: "NoOwner"},
-		"not due yet":                      {claim: testClaim(nil), race: due(now.Add(1)), want: doWait, reason: "NoOwner", until: now.Add(1)},
-		"due":                              {claim: testClaim(nil), race: due(now), want: doSelectThisNode, reason: "NoOwner"},
-		"lost, to be drawn again":          {claim: testClaim(nil), race: race{tries: 3}, want: doScheduleClaiming, reason: "NoOwner"},
-		"being deleted":                    {claim: testClaim(deleting), race: due(now), want: doForget, reason: "ClaimDeleted"},
-		"asked for, and of another by now": {claim: on("node-1"), op: testOperation(requested, nil), want: doCreateVolume, reason: "Requested"},
-		"left in doubt by another node":    {claim: left(`{"request":"x","selectedNode":"node-1"}`), want: doForget, reason: "OfAnotherNode"},
-		"left in doubt by another node, and the node taken away": {claim: left(`{"request":"x","selectedNode":"node-1"}`), race: due(now), want: doForget, reason: "OfAnotherNode"},
-		"left in doubt here, and the request is another now":     {claim: left(`{"request":"x","selectedNode":"node-0"}`), want: doFail, reason: "RequestChanged"},
+		"new, driver without topology": {
+			driver: func(d *driver) { d.topology, d.segments = false, nil }, claim: testClaim(nil), class: testClass(elsewhere),
+			want: doScheduleClaiming, reason: "NoOwner",
+		},
+		"not due yet": {
+			claim: testClaim(nil), race: due(now.Add(1)), want: doWait, reason: "NoOwner", until: now.Add(1),
+		},
+		"due":                     {claim: testClaim(nil), race: due(now), want: doSelectThisNode, reason: "NoOwner"},
+		"lost, to be drawn again": {claim: testClaim(nil), race: race{tries: 3}, want: doScheduleClaiming, reason: "NoOwner"},
+		"being deleted":           {claim: testClaim(deleting), race: due(now), want: doForget, reason: "ClaimDeleted"},
+		"asked for, and of another by now": {
+			claim: on("node-1"), op: testOperation(requested, nil), want: doCreateVolume, reason: "Requested",
+		},
+		"recorded by another node": {
+			claim: left(`{"request":"x","selectedNode":"node-1"}`), want: doForget, reason: "OfAnotherNode",
+		},
+		"recorded by another node, and the node taken away": {
+			claim: left(`{"request":"x","selectedNode":"node-1"}`), race: due(now), want: doForget, reason: "OfAnotherNode",
+		},
+		"recorded here, and the request is another now": {
+			claim: left(`{"request":"x","selectedNode":"node-0"}`), want: doFail, reason: "RequestChanged",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := testDriver(onNode0)
@@ -97,9 +121,15 @@ func TestDecideOnANode(t *testing.T) {
 			if tc.class == nil {
 				tc.class = testClass(nil)
 			}
-			got := d.decide(claimState{claim: tc.claim, class: tc.class, race: tc.race, op: tc.op, known: world([]string{"zone"}, map[string]string{"zone": "a"}), now: now})
+			got := d.decide(claimState{
+				claim: tc.claim, class: tc.class, race: tc.race, op: tc.op, known: world([]string{"zone"}, map[string]string{"zone": "a"}),
+				now: now,
+			})
 			if got.action != tc.want || got.reason != tc.reason || !got.until.Equal(tc.until) {
-				t.Errorf("got %v, %s, until %v (%v); want %v, %s, until %v", got.action, got.reason, got.until, got.err, tc.want, tc.reason, tc.until)
+				t.Errorf(
+					"got %v, %s, until %v (%v); want %v, %s, until %v", got.action, got.reason, got.until, got.err, tc.want, tc.reason,
+					tc.until,
+				)
 			}
 		})
 	}
@@ -112,14 +142,16 @@ func TestAllowedHere(t *testing.T) {
 		allowed []corev1.TopologySelectorTerm
 		want    bool
 	}{
-		"anywhere":                       {want: true},
-		"this zone":                      {allowed: allow(in("zone", "b", "a")), want: true},
-		"this zone and rack":             {allowed: allow(in("zone", "a"), in("rack", "1")), want: true},
-		"this zone, another rack":        {allowed: allow(in("zone", "a"), in("rack", "2"))},
-		"another zone":                   {allowed: allow(in("zone", "b"))},
-		"one of two terms":               {allowed: append(allow(in("zone", "b")), allow(in("rack", "1"))...), want: true},
-		"a label that is no topology":    {allowed: allow(in("other", "x"))},
-		"this zone, strictly":            {driver: func(d *driver) { d.StrictTopology = true }, allowed: allow(in("zone", "a")), want: true},
+		"anywhere":                    {want: true},
+		"this zone":                   {allowed: allow(in("zone", "b", "a")), want: true},
+		"this zone and rack":          {allowed: allow(in("zone", "a"), in("rack", "1")), want: true},
+		"this zone, another rack":     {allowed: allow(in("zone", "a"), in("rack", "2"))},
+		"another zone":                {allowed: allow(in("zone", "b"))},
+		"one of two terms":            {allowed: append(allow(in("zone", "b")), allow(in("rack", "1"))...), want: true},
+		"a label that is no topology": {allowed: allow(in("other", "x"))},
+		"this zone, strictly": {
+			driver: func(d *driver) { d.StrictTopology = true }, allowed: allow(in("zone", "a")), want: true,
+		},
 		"another zone, strictly":         {driver: func(d *driver) { d.StrictTopology = true }, allowed: allow(in("zone", "b"))},
 		"another zone, without topology": {driver: func(d *driver) { d.topology = false }, allowed: allow(in("zone", "b")), want: true},
 	} {
@@ -128,7 +160,8 @@ func TestAllowedHere(t *testing.T) {
 			if tc.driver != nil {
 				tc.driver(&d)
 			}
-			if got := d.allowedHere(testClaim(nil), testClass(func(c *storagev1.StorageClass) { c.AllowedTopologies = tc.allowed }), known); got != tc.want {
+			class := testClass(func(c *storagev1.StorageClass) { c.AllowedTopologies = tc.allowed })
+			if got := (decision{d, claimState{claim: testClaim(nil), class: class, known: known}}).allowedHere(); got != tc.want {
 				t.Errorf("got %v", got)
 			}
 		})
@@ -140,7 +173,9 @@ func TestReaches(t *testing.T) {
 		return &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: terms}}
 	}
 	zone := func(values ...string) corev1.NodeSelectorTerm {
-		return corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "zone", Operator: corev1.NodeSelectorOpIn, Values: values}}}
+		return corev1.NodeSelectorTerm{
+			MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "zone", Operator: corev1.NodeSelectorOpIn, Values: values}},
+		}
 	}
 	for name, tc := range map[string]struct {
 		driver   func(*driver)
@@ -160,7 +195,10 @@ func TestReaches(t *testing.T) {
 			if tc.driver != nil {
 				tc.driver(&d)
 			}
-			pv := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{storagehelpers.AnnDynamicallyProvisioned: d.name}}, Spec: corev1.PersistentVolumeSpec{NodeAffinity: tc.affinity}}
+			pv := &corev1.PersistentVolume{
+				ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{storagehelpers.AnnDynamicallyProvisioned: d.name}},
+				Spec:       corev1.PersistentVolumeSpec{NodeAffinity: tc.affinity},
+			}
 			if got := d.reaches(pv); got != tc.want {
 				t.Errorf("got %v", got)
 			}
