@@ -610,7 +610,7 @@ func provisionerScenarioAnswers(t *testing.T) {
 				close(gate)
 				events := f.event("ProvisioningFailed", tt.event)
 				events = append(
-					events, f.event("ProvisioningFailed", "see --volume-name-uuid-length")...,
+					events, f.event("ProvisioningFailed", "increase --volume-name-uuid-length")...,
 				) // the next attempt finds it before the call
 				if n := count(events, "Succeeded"); n > 0 {
 					t.Errorf("events %q", events)
