@@ -572,8 +572,8 @@ func provisionerScenarioAnswers(t *testing.T) {
 			claim := f.claim(nil)
 			f.volume("pvc-"+string(claim.UID), corev1.VolumeBound, nil)
 			f.makeClass(nil)
-			f.event("ProvisioningFailed", "is not for this claim")
-			events := f.event("ProvisioningFailed", "is not for this claim") // again
+			f.event("ProvisioningFailed", "is not for this PVC")
+			events := f.event("ProvisioningFailed", "is not for this PVC") // again
 			f.calls(create, 0)
 			if n := count(events, "Succeeded"); n > 0 {
 				t.Errorf("events %q", events)
@@ -584,7 +584,7 @@ func provisionerScenarioAnswers(t *testing.T) {
 			event string
 		}{
 			"at_the_last_moment":    {false, "already exists, for another volume"},
-			"and_of_its_volume_too": {true, "is not for this claim"},
+			"and_of_its_volume_too": {true, "is not for this PVC"},
 		} {
 			t.Run(name, func(t *testing.T) {
 				f := scenario(t, csitest.Config{}, nil)
