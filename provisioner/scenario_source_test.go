@@ -322,7 +322,7 @@ func provisionerScenarioSource(t *testing.T) {
 				name: "deleted", change: func(s *snapshot, _ *content) { s.Finalizers = []string{"example.com/keep"} }, delete: true,
 				event: []string{"being deleted"},
 			},
-			{name: "mode", change: ofFiles(nil), claim: block, event: []string{"is missing"}},
+			{name: "mode", change: ofFiles(nil), claim: block, event: []string{"lacks annotation"}},
 			{
 				name: "mode-maybe", change: ofFiles(map[string]string{volumerules.AnnAllowModeChange: "maybe"}), claim: block,
 				event: []string{`"maybe"`},

@@ -527,7 +527,7 @@ func provisionerScenarioAnswers(t *testing.T) {
 				f.wait(remove, 1)
 				f.vanish()
 				close(gate)
-				f.event("ProvisioningFailed", "smaller", "1073741823 bytes instead of 1073741824")
+				f.event("ProvisioningFailed", "it has 1073741823 bytes, and the request requires 1073741824")
 				f.claimIs("is deleted", isGone)
 				f.forgotten(claim)
 				f.calls(create, 1)
