@@ -113,7 +113,8 @@ func TestConnectAsksOnceAndInOrder(t *testing.T) {
 		t.Error("ready before Connect")
 	}
 	d := connect(t, c)
-	want := Driver{Name: "d", VendorVersion: "1.0", Plugin: PluginCapabilities{ControllerService: true, VolumeAccessibilityConstraints: true},
+	want := Driver{Name: "d", VendorVersion: "1.0",
+		Plugin:     PluginCapabilities{ControllerService: true, VolumeAccessibilityConstraints: true},
 		Controller: ControllerCapabilities{CreateDeleteVolume: true, PublishUnpublishVolume: true}}
 	if d != want {
 		t.Errorf("got %+v, want %+v", d, want)
@@ -154,13 +155,14 @@ func TestConnectErrors(t *testing.T) {
 		step   csitest.Step
 		want   string
 	}{
-		"probe fails":                      {"Probe", csitest.Fail(codes.Internal, "broken"), "Probe"},
-		"probe is not available":           {"Probe", csitest.Fail(codes.Unavailable, "later"), "Probe"},
-		"probe is not implemented":         {"Probe", csitest.Fail(codes.Unimplemented, "what?"), "Probe"},
-		"name fails":                       {"GetPluginInfo", csitest.Fail(codes.Unavailable, "later"), "GetPluginInfo"},
-		"name is empty":                    {"GetPluginInfo", empty, "empty name"},
-		"plugin capabilities fail":         {"GetPluginCapabilities", csitest.Fail(codes.Internal, "broken"), "GetPluginCapabilities"},
-		"controller capabilities fail":     {"ControllerGetCapabilities", csitest.Fail(codes.Internal, "broken"), "ControllerGetCapabilities"},
+		"probe fails":              {"Probe", csitest.Fail(codes.Internal, "broken"), "Probe"},
+		"probe is not available":   {"Probe", csitest.Fail(codes.Unavailable, "later"), "Probe"},
+		"probe is not implemented": {"Probe", csitest.Fail(codes.Unimplemented, "what?"), "Probe"},
+		"name fails":               {"GetPluginInfo", csitest.Fail(codes.Unavailable, "later"), "GetPluginInfo"},
+		"name is empty":            {"GetPluginInfo", empty, "empty name"},
+		"plugin capabilities fail": {"GetPluginCapabilities", csitest.Fail(codes.Internal, "broken"), "GetPluginCapabilities"},
+		"controller capabilities fail": {"ControllerGetCapabilities", csitest.Fail(codes.Internal, "broken"),
+			"ControllerGetCapabilities"},
 		"controller capabilities time out": {"ControllerGetCapabilities", csitest.Hang(), "ControllerGetCapabilities"},
 	}
 	for name, tt := range tests {
@@ -445,11 +447,14 @@ func TestMetrics(t *testing.T) {
 				return ""
 			}
 			want := []string{
-				"driver_name=" + driver + " grpc_status_code=OK method_name=/csi.v1.Controller/ControllerGetCapabilities" + migrated("false") + " 1",
-				"driver_name=" + driver + " grpc_status_code=OK method_name=/csi.v1.Identity/GetPluginCapabilities" + migrated("false") + " 1",
+				"driver_name=" + driver + " grpc_status_code=OK method_name=/csi.v1.Controller/ControllerGetCapabilities" +
+					migrated("false") + " 1",
+				"driver_name=" + driver + " grpc_status_code=OK method_name=/csi.v1.Identity/GetPluginCapabilities" + migrated("false") +
+					" 1",
 				"driver_name=" + driver + " grpc_status_code=OK method_name=/csi.v1.Identity/GetPluginInfo" + migrated("false") + " 1",
 				"driver_name=" + driver + " grpc_status_code=OK method_name=/csi.v1.Identity/Probe" + migrated("false") + " 1",
-				"driver_name=" + driver + " grpc_status_code=ResourceExhausted method_name=/csi.v1.Controller/CreateVolume" + migrated("true") + " 1",
+				"driver_name=" + driver + " grpc_status_code=ResourceExhausted method_name=/csi.v1.Controller/CreateVolume" +
+					migrated("true") + " 1",
 			}
 			if strings.Join(got, "\n") != strings.Join(want, "\n") {
 				t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))

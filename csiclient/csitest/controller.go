@@ -18,7 +18,8 @@ import (
 const defaultSize = 1 << 30
 
 // ControllerGetCapabilities implements the controller service.
-func (p *Plugin) ControllerGetCapabilities(context.Context, *csi.ControllerGetCapabilitiesRequest) (*csi.ControllerGetCapabilitiesResponse, error) {
+func (p *Plugin) ControllerGetCapabilities(context.Context, *csi.ControllerGetCapabilitiesRequest) (*csi.ControllerGetCapabilitiesResponse,
+	error) {
 	response := &csi.ControllerGetCapabilitiesResponse{}
 	for _, t := range p.config().Controller {
 		response.Capabilities = append(response.Capabilities, &csi.ControllerServiceCapability{
@@ -157,7 +158,8 @@ func (p *Plugin) DeleteVolume(_ context.Context, r *csi.DeleteVolumeRequest) (*c
 }
 
 // ControllerPublishVolume implements the controller service.
-func (p *Plugin) ControllerPublishVolume(_ context.Context, r *csi.ControllerPublishVolumeRequest) (*csi.ControllerPublishVolumeResponse, error) {
+func (p *Plugin) ControllerPublishVolume(_ context.Context, r *csi.ControllerPublishVolumeRequest) (*csi.ControllerPublishVolumeResponse,
+	error) {
 	if r.GetVolumeId() == "" || r.GetNodeId() == "" {
 		return nil, status.Error(codes.InvalidArgument, "the volume ID or the node ID is missing")
 	}
@@ -201,7 +203,8 @@ func singleNode(c *csi.VolumeCapability) bool {
 }
 
 // ControllerUnpublishVolume implements the controller service.
-func (p *Plugin) ControllerUnpublishVolume(_ context.Context, r *csi.ControllerUnpublishVolumeRequest) (*csi.ControllerUnpublishVolumeResponse, error) {
+func (p *Plugin) ControllerUnpublishVolume(_ context.Context,
+	r *csi.ControllerUnpublishVolumeRequest) (*csi.ControllerUnpublishVolumeResponse, error) {
 	if r.GetVolumeId() == "" {
 		return nil, status.Error(codes.InvalidArgument, "the volume ID is missing")
 	}
@@ -219,7 +222,8 @@ func (p *Plugin) ControllerUnpublishVolume(_ context.Context, r *csi.ControllerU
 }
 
 // ValidateVolumeCapabilities implements the controller service.
-func (p *Plugin) ValidateVolumeCapabilities(_ context.Context, r *csi.ValidateVolumeCapabilitiesRequest) (*csi.ValidateVolumeCapabilitiesResponse, error) {
+func (p *Plugin) ValidateVolumeCapabilities(_ context.Context,
+	r *csi.ValidateVolumeCapabilitiesRequest) (*csi.ValidateVolumeCapabilitiesResponse, error) {
 	if r.GetVolumeId() == "" {
 		return nil, status.Error(codes.InvalidArgument, "the volume ID is missing")
 	}
@@ -310,7 +314,8 @@ func (p *Plugin) ControllerGetVolume(_ context.Context, r *csi.ControllerGetVolu
 }
 
 // ControllerModifyVolume implements the controller service.
-func (p *Plugin) ControllerModifyVolume(_ context.Context, r *csi.ControllerModifyVolumeRequest) (*csi.ControllerModifyVolumeResponse, error) {
+func (p *Plugin) ControllerModifyVolume(_ context.Context, r *csi.ControllerModifyVolumeRequest) (*csi.ControllerModifyVolumeResponse,
+	error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.state.volumes[r.GetVolumeId()] == nil {
@@ -320,7 +325,8 @@ func (p *Plugin) ControllerModifyVolume(_ context.Context, r *csi.ControllerModi
 }
 
 // ControllerExpandVolume implements the controller service.
-func (p *Plugin) ControllerExpandVolume(_ context.Context, r *csi.ControllerExpandVolumeRequest) (*csi.ControllerExpandVolumeResponse, error) {
+func (p *Plugin) ControllerExpandVolume(_ context.Context, r *csi.ControllerExpandVolumeRequest) (*csi.ControllerExpandVolumeResponse,
+	error) {
 	if r.GetVolumeId() == "" || r.GetCapacityRange() == nil {
 		return nil, status.Error(codes.InvalidArgument, "the volume ID or the capacity range is missing")
 	}

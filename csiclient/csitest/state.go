@@ -135,5 +135,6 @@ func (v *Volume) compatible(request *csi.CreateVolumeRequest) bool {
 	case !maps.Equal(v.Parameters, request.GetParameters()), !proto.Equal(v.Source, request.GetVolumeContentSource()):
 		return false
 	}
-	return slices.EqualFunc(v.capabilities, request.GetVolumeCapabilities(), func(a, b *csi.VolumeCapability) bool { return proto.Equal(a, b) })
+	return slices.EqualFunc(v.capabilities, request.GetVolumeCapabilities(),
+		func(a, b *csi.VolumeCapability) bool { return proto.Equal(a, b) })
 }

@@ -46,7 +46,8 @@ var removals = map[string]Removal{
 	},
 	storagehelpers.PVDeletionProtectionFinalizer: {provisioner, "after DeleteVolume succeeded"},
 	kube.ProvisioningFinalizer: {
-		"the provisioner of storage-controller", "after CreateVolume returned a final response, and the PersistentVolume, if any, is created",
+		"the provisioner of storage-controller", "after CreateVolume returned a final response, and the PersistentVolume, if any, is " +
+			"created",
 	},
 	kube.CloningProtection:  {provisioner, sourceUnused},
 	kube.SnapshotProtection: {provisioner, sourceUnused},

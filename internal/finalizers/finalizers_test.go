@@ -30,8 +30,9 @@ func TestRemovalOf(t *testing.T) {
 		"of nodes":                {node, "d.example.com/node", "the nodecontroller for driver d.example.com", "cleaned up"},
 		"of TopoLVM":              {node, "topolvm.io/node", "topolvm-controller", "cleaned up"},
 		"of claims of the driver": {claim, "d.example.com/pvc", "the nodecontroller for driver d.example.com", "pods"},
-		"of another program":      {claim, "example.org/backup", "unknown (owner of example.org; not a finalizer of Kubernetes or this driver)", ""},
-		"without a domain":        {claim, "backup", "unknown (not a finalizer of Kubernetes or this driver)", ""},
+		"of another program": {claim, "example.org/backup",
+			"unknown (owner of example.org; not a finalizer of Kubernetes or this driver)", ""},
+		"without a domain": {claim, "backup", "unknown (not a finalizer of Kubernetes or this driver)", ""},
 	} {
 		got := RemovalOf(tt.kind, tt.finalizer, "other", "d.example.com")
 		if !strings.Contains(got.By, tt.by) || !strings.Contains(got.When, tt.when) || (got.When == "") != (tt.when == "") {

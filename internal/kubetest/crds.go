@@ -55,7 +55,8 @@ func InstallCRDs(t testing.TB, c *ControlPlane) {
 }
 
 func (c *ControlPlane) installKinds(ctx context.Context) error {
-	out, err := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}", "github.com/kubernetes-csi/external-snapshotter/client/v8").Output()
+	out, err := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}",
+		"github.com/kubernetes-csi/external-snapshotter/client/v8").Output()
 	if err != nil {
 		return fmt.Errorf("looking for the module of the snapshot kinds: %w", err)
 	}

@@ -42,7 +42,8 @@ func CreateNode(ctx context.Context, client kubernetes.Interface, spec NodeSpec)
 	}
 	node.Status = corev1.NodeStatus{
 		Capacity: corev1.ResourceList{
-			corev1.ResourceCPU: resource.MustParse("64"), corev1.ResourceMemory: resource.MustParse("256Gi"), corev1.ResourcePods: resource.MustParse("500"),
+			corev1.ResourceCPU: resource.MustParse("64"), corev1.ResourceMemory: resource.MustParse("256Gi"),
+			corev1.ResourcePods: resource.MustParse("500"),
 		},
 		Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue, Reason: "Simulated"}},
 	}
@@ -112,7 +113,8 @@ func (k Kubelets) Run(ctx context.Context) {
 }
 
 // play starts and removes pods once.
-func (k Kubelets) play(ctx context.Context, pods []*corev1.Pod, attached map[string]bool, claims corev1listers.PersistentVolumeClaimLister) {
+func (k Kubelets) play(ctx context.Context, pods []*corev1.Pod, attached map[string]bool,
+	claims corev1listers.PersistentVolumeClaimLister) {
 	var wg sync.WaitGroup
 	for _, pod := range pods {
 		switch {
@@ -160,7 +162,8 @@ func (k Kubelets) remove(ctx context.Context, pod *corev1.Pod) {
 
 // start sets the status of a pod to running. A failure is retried in the next round.
 func (k Kubelets) start(ctx context.Context, pod *corev1.Pod) {
-	patch := []byte(`{"status":{"phase":"Running","conditions":[{"type":"Ready","status":"True"},{"type":"ContainersReady","status":"True"}]}}`)
+	patch := []byte(
+		`{"status":{"phase":"Running","conditions":[{"type":"Ready","status":"True"},{"type":"ContainersReady","status":"True"}]}}`)
 	_, _ = k.Client.CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status")
 }
 

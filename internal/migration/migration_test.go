@@ -45,7 +45,8 @@ func TestPluginOf(t *testing.T) {
 	for driver, want := range map[string]string{
 		ebs: ebsInTree, "pd.csi.storage.gke.io": "kubernetes.io/gce-pd", "cinder.csi.openstack.org": "kubernetes.io/cinder",
 		"disk.csi.azure.com": "kubernetes.io/azure-disk", "file.csi.azure.com": "kubernetes.io/azure-file",
-		"csi.vsphere.vmware.com": "kubernetes.io/vsphere-volume", "pxd.portworx.com": "kubernetes.io/portworx-volume", "drv.example.com": "",
+		"csi.vsphere.vmware.com": "kubernetes.io/vsphere-volume", "pxd.portworx.com": "kubernetes.io/portworx-volume",
+		"drv.example.com": "",
 	} {
 		if got := PluginOf(driver); got != want {
 			t.Errorf("%s: %q, want %q", driver, got, want)
@@ -140,11 +141,13 @@ func TestToInTree(t *testing.T) {
 	if got.Annotations[storagehelpers.AnnDynamicallyProvisioned] != ebsInTree || len(got.Finalizers) != 1 {
 		t.Errorf("annotations %v, finalizers %v", got.Annotations, got.Finalizers)
 	}
-	if e := got.Spec.NodeAffinity.Required.NodeSelectorTerms[0].MatchExpressions[0]; e.Key != corev1.LabelTopologyZone || e.Values[0] != "us-east-1a" {
+	if e := got.Spec.NodeAffinity.Required.NodeSelectorTerms[0].MatchExpressions[0]; e.Key != corev1.LabelTopologyZone ||
+		e.Values[0] != "us-east-1a" {
 		t.Errorf("affinity %+v", e)
 	}
 	back, _, err := ToCSI(got)
-	if err != nil || back.Spec.CSI.VolumeHandle != "vol-1" || back.Spec.NodeAffinity.Required.NodeSelectorTerms[0].MatchExpressions[0].Key != ebsZone {
+	if err != nil || back.Spec.CSI.VolumeHandle != "vol-1" ||
+		back.Spec.NodeAffinity.Required.NodeSelectorTerms[0].MatchExpressions[0].Key != ebsZone {
 		t.Errorf("back again: %+v, %v", back, err)
 	}
 

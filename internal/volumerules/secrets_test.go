@@ -51,10 +51,12 @@ func TestResolveSecrets(t *testing.T) {
 			err: "only one of them",
 		},
 		"templates": {parameters: map[string]string{
-			p + "provisioner-secret-name": "${pv.name}-${pvc.namespace}-${pvc.name}-${pvc.annotations['team/x']}", p + "provisioner-secret-namespace": "${pvc.namespace}-$pv.name",
+			p + "provisioner-secret-name": "${pv.name}-${pvc.namespace}-${pvc.name}-${pvc.annotations['team/x']}", p +
+				"provisioner-secret-namespace": "${pvc.namespace}-$pv.name",
 		}, err: "tokens"},
 		"templates that are known": {parameters: map[string]string{
-			p + "provisioner-secret-name": "${pv.name}-${pvc.namespace}-${pvc.name}-${pvc.annotations['team/x']}", p + "provisioner-secret-namespace": "${pvc.namespace}-${pv.name}",
+			p + "provisioner-secret-name": "${pv.name}-${pvc.namespace}-${pvc.name}-${pvc.annotations['team/x']}", p +
+				"provisioner-secret-namespace": "${pvc.namespace}-${pv.name}",
 		}, want: Secrets{Provisioner: ref("team-pv1", "pv1-team-data-gold")}},
 		"annotation that the claim lacks": {
 			parameters: map[string]string{

@@ -69,7 +69,8 @@ func TestSourceOf(t *testing.T) {
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			got, err := SourceOf(testClaim(tt.claim), tt.gate)
-			if (err != nil) != (tt.err != "" || tt.populator) || errors.Is(err, ErrPopulator) != tt.populator || err != nil && !strings.Contains(err.Error(), tt.err) {
+			if (err != nil) != (tt.err != "" || tt.populator) || errors.Is(err, ErrPopulator) != tt.populator || err != nil &&
+				!strings.Contains(err.Error(), tt.err) {
 				t.Errorf("error %v, want %q, populator %t", err, tt.err, tt.populator)
 			}
 			if (got == nil) != (tt.want == nil) || got != nil && *got != *tt.want {

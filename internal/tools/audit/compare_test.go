@@ -136,7 +136,8 @@ func TestStuck(t *testing.T) {
 		Others:  map[string]metav1.Object{"Node n": &metav1.ObjectMeta{DeletionTimestamp: &old, Finalizers: []string{driver + "/node"}}},
 	}}
 	found := c.findings()
-	want := []string{"stuck Node n", "stuck PersistentVolume pv", "stuck PersistentVolumeClaim ns/mine", "stuck PersistentVolumeClaim ns/static"}
+	want := []string{"stuck Node n", "stuck PersistentVolume pv", "stuck PersistentVolumeClaim ns/mine",
+		"stuck PersistentVolumeClaim ns/static"}
 	if have := texts(found); !slices.Equal(have, want) {
 		t.Fatalf("%q, want %q", have, want)
 	}

@@ -24,7 +24,8 @@ func TestHintAtAPermission(t *testing.T) {
 			t.Fatal(err)
 		}
 		_, err = NewAPIReader(client, nil, "d").Read(t.Context())
-		if err == nil || !strings.Contains(err.Error(), "listing PersistentVolumes") || strings.Contains(err.Error(), "Grant list") != hint {
+		if err == nil || !strings.Contains(err.Error(), "listing PersistentVolumes") ||
+			strings.Contains(err.Error(), "Grant list") != hint {
 			t.Errorf("%s: %v", host, err)
 		}
 	}

@@ -34,7 +34,8 @@ func (e *examination) checkCSIDriver(ctx context.Context) {
 		e.skip("csidriver attachRequired", "the capabilities of the driver are unknown")
 		return
 	}
-	e.Checks = append(e.Checks, attachRequired(obj, e.driver, e.plan), storageCapacity(obj, e.driver, e.plan), lifecycleModes(obj, e.driver))
+	e.Checks = append(e.Checks, attachRequired(obj, e.driver, e.plan), storageCapacity(obj, e.driver, e.plan),
+		lifecycleModes(obj, e.driver))
 }
 
 // attachRequired compares CSIDriver.spec.attachRequired with PUBLISH_UNPUBLISH_VOLUME.

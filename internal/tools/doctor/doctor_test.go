@@ -65,17 +65,20 @@ func TestSidecarsOfAPod(t *testing.T) {
 		want      []Status
 		text      string
 	}{
-		"another sidecar":                   {elected, "other", container("", "csi-resizer:v1"), nil, ""},
-		"a sidecar of no role":              {elected, "other", container("", "csi-attacher:v4"), nil, ""},
-		"this program under an old name":    {elected, "other", renamed, nil, ""},
-		"a sidecar with leader election":    {elected, "other", old, []Status{Warning}, "only one of them is active"},
-		"one with election in this pod":     {elected, "mine", old, []Status{Warning}, "remove it"},
-		"this process without election":     {Plan{Roles: roles, Pod: "mine"}, "mine", old, []Status{Failure}, "both are active"},
-		"one without election elsewhere":    {elected, "other", container("", "csi-provisioner:v5"), []Status{Warning}, "if it serves the same driver"},
+		"another sidecar":                {elected, "other", container("", "csi-resizer:v1"), nil, ""},
+		"a sidecar of no role":           {elected, "other", container("", "csi-attacher:v4"), nil, ""},
+		"this program under an old name": {elected, "other", renamed, nil, ""},
+		"a sidecar with leader election": {elected, "other", old, []Status{Warning}, "only one of them is active"},
+		"one with election in this pod":  {elected, "mine", old, []Status{Warning}, "remove it"},
+		"this process without election":  {Plan{Roles: roles, Pod: "mine"}, "mine", old, []Status{Failure}, "both are active"},
+		"one without election elsewhere": {elected, "other", container("", "csi-provisioner:v5"), []Status{Warning},
+			"if it serves the same driver"},
 		"one behind a mirror, by its name":  {elected, "other", mirrored, []Status{Warning}, "container csi-provisioner"},
 		"one behind a mirror, by its image": {elected, "other", prefixed, []Status{Warning}, "container p"},
-		"a driver with such a name":         {elected, "other", container("csi-provisioner", "driver:v5", "--endpoint=/csi/csi.sock"), nil, ""},
-		"an image with its old name":        {elected, "other", container("", "external-provisioner:v5"), []Status{Warning}, "csi-provisioner"},
+		"a driver with such a name": {elected, "other", container("csi-provisioner", "driver:v5", "--endpoint=/csi/csi.sock"), nil,
+			""},
+		"an image with its old name": {elected, "other", container("", "external-provisioner:v5"), []Status{Warning},
+			"csi-provisioner"},
 		"TopoLVM's controller is kept":      {elected, "mine", topolvm, []Status{OK}, "Keep it"},
 		"TopoLVM's controller, other Lease": {nodecontroller, "other", topolvm, []Status{Warning}, "--profile=topolvm"},
 		"one without election in this pod": {
@@ -148,7 +151,8 @@ func TestLeaseIsHeld(t *testing.T) {
 		lease *coordinationv1.Lease
 		want  bool
 	}{
-		{lease("a", time.Second), true}, {lease("", time.Second), false}, {lease("a", time.Minute), false}, {&coordinationv1.Lease{}, false},
+		{lease("a", time.Second), true}, {lease("", time.Second), false}, {lease("a", time.Minute), false},
+		{&coordinationv1.Lease{}, false},
 	} {
 		if isHeld(c.lease, now) != c.want {
 			t.Errorf("%s: want %t", describe(c.lease, now), c.want)

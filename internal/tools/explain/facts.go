@@ -92,7 +92,8 @@ func (f *facts) age(t time.Time) string { return duration.HumanDuration(max(f.no
 // waitsForPod reports whether the volume of the claim is provisioned only after a pod that uses it is scheduled.
 func (f *facts) waitsForPod() bool {
 	claim := f.claim.value
-	return claim.Spec.VolumeName == "" && claim.Annotations[storagehelpers.AnnSelectedNode] == "" && f.class.found && kube.WaitsForFirstConsumer(f.class.value)
+	return claim.Spec.VolumeName == "" && claim.Annotations[storagehelpers.AnnSelectedNode] == "" && f.class.found &&
+		kube.WaitsForFirstConsumer(f.class.value)
 }
 
 // podsUsing returns the pods that use the claim and have not ended, sorted by name.

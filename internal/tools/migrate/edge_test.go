@@ -44,18 +44,22 @@ func migrated(t *testing.T, manifest string, perRole bool) Result {
 func TestErrors(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct{ manifest, want string }{
-		"empty":                                    {"", "nothing to replace"},
-		"only comments":                            {"# nothing\n---\n# here\n", "nothing to replace"},
-		"another object":                           {"kind: ConfigMap\ndata: {image: csi-attacher}\n", "nothing to replace"},
-		"other containers":                         {deployment("      - {name: csi-resizer, image: csi-resizer}\n"), "nothing to replace"},
-		"a provisioner of another kind":            {deployment("      - {name: p, image: example/nfs-subdir-external-provisioner:v4}\n"), "nothing to replace"},
-		"a driver whose name ends alike":           {deployment("      - {name: p, image: example/my-csi-provisioner:v4}\n"), "nothing to replace"},
-		"containers that are no list":              {"kind: Deployment\nspec: {template: {spec: {containers: csi-attacher}}}\n", "nothing to replace"},
-		"a list of nothing":                        {"kind: List\nitems:\n", "nothing to replace"},
-		"not YAML":                                 {"a: b\n---\nkind: [\n", "document 2"},
-		"a template":                               {"kind: Deployment\nspec:\n  {{- if .Values.x }}\n", "helm template"},
-		"an anchor in itself":                      {"kind: &a [*a]\n", "contains itself"},
-		"an anchor in a container that is removed": {deployment(sidecar("csi-attacher")+"        volumeMounts: &m [{name: s, mountPath: /csi}]\n", "      - {name: x, image: y, volumeMounts: *m}\n"), "&m"},
+		"empty":            {"", "nothing to replace"},
+		"only comments":    {"# nothing\n---\n# here\n", "nothing to replace"},
+		"another object":   {"kind: ConfigMap\ndata: {image: csi-attacher}\n", "nothing to replace"},
+		"other containers": {deployment("      - {name: csi-resizer, image: csi-resizer}\n"), "nothing to replace"},
+		"a provisioner of another kind": {deployment("      - {name: p, image: example/nfs-subdir-external-provisioner:v4}\n"),
+			"nothing to replace"},
+		"a driver whose name ends alike": {deployment("      - {name: p, image: example/my-csi-provisioner:v4}\n"),
+			"nothing to replace"},
+		"containers that are no list": {"kind: Deployment\nspec: {template: {spec: {containers: csi-attacher}}}\n",
+			"nothing to replace"},
+		"a list of nothing":   {"kind: List\nitems:\n", "nothing to replace"},
+		"not YAML":            {"a: b\n---\nkind: [\n", "document 2"},
+		"a template":          {"kind: Deployment\nspec:\n  {{- if .Values.x }}\n", "helm template"},
+		"an anchor in itself": {"kind: &a [*a]\n", "contains itself"},
+		"an anchor in a container that is removed": {deployment(sidecar("csi-attacher")+
+			"        volumeMounts: &m [{name: s, mountPath: /csi}]\n", "      - {name: x, image: y, volumeMounts: *m}\n"), "&m"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -82,18 +86,23 @@ func TestArguments(t *testing.T) {
 		"nothing set": {nil, nil, both, ""},
 		"old spellings": {[]string{"-v5", "-worker_threads", "7", "--leader_election"}, []string{"--v", "5"},
 			both + " --v=5 --provisioner-worker-threads=7 --leader-election", "had no leader election"},
-		"equal for both":            {[]string{"--timeout=1m"}, []string{"-timeout=1m"}, both + " --timeout=1m", ""},
-		"for one":                   {nil, []string{"--timeout=1m"}, both + " --attacher-timeout=1m", ""},
-		"the last one counts":       {[]string{"--timeout=1m", "--timeout=2m"}, nil, both + " --provisioner-timeout=2m", ""},
-		"a switch that is off":      {[]string{"--immediate-topology=false"}, nil, both + " --immediate-topology=false", ""},
-		"of a role that is off":     {[]string{"--capacity-threads=3"}, nil, both, "its role did not run"},
-		"gates of both":             {[]string{"--feature-gates=Topology=true"}, []string{"--feature-gates=Topology=false,Nope=true"}, both + " --feature-gates=Topology=true", "Nope"},
-		"labels of both":            {[]string{"--leader-election-labels=a:b"}, []string{"--leader-election-labels=c:d"}, both + " --leader-election-labels=a:b,c:d", ""},
+		"equal for both":        {[]string{"--timeout=1m"}, []string{"-timeout=1m"}, both + " --timeout=1m", ""},
+		"for one":               {nil, []string{"--timeout=1m"}, both + " --attacher-timeout=1m", ""},
+		"the last one counts":   {[]string{"--timeout=1m", "--timeout=2m"}, nil, both + " --provisioner-timeout=2m", ""},
+		"a switch that is off":  {[]string{"--immediate-topology=false"}, nil, both + " --immediate-topology=false", ""},
+		"of a role that is off": {[]string{"--capacity-threads=3"}, nil, both, "its role did not run"},
+		"gates of both": {[]string{"--feature-gates=Topology=true"}, []string{"--feature-gates=Topology=false,Nope=true"},
+			both + " --feature-gates=Topology=true", "Nope"},
+		"labels of both": {[]string{"--leader-election-labels=a:b"}, []string{"--leader-election-labels=c:d"}, both +
+			" --leader-election-labels=a:b,c:d", ""},
 		"a limit without its burst": {[]string{"--kube-api-qps=9"}, nil, both + " --kube-api-qps=9 --kube-api-burst=10", ""},
-		"other logging":             {[]string{"--logging-format=json"}, []string{"--logging-format=text"}, both + " --logging-format=json", "applies to all roles"},
-		"one endpoint":              {[]string{"--http-endpoint=:1"}, []string{"--metrics-address=:2", "--metrics-path=/m"}, both + " --http-endpoint=:1", "--metrics-path=/m"},
-		"endpoint of the second":    {[]string{"--http-endpoint="}, []string{"--http-endpoint=:2"}, both + " --http-endpoint=:2", ""},
-		"longest Lease": {[]string{"--leader-election", "--leader-election-retry-period=1s"}, []string{"--leader-election", "--leader-election-lease-duration=1m"},
+		"other logging": {[]string{"--logging-format=json"}, []string{"--logging-format=text"}, both + " --logging-format=json",
+			"applies to all roles"},
+		"one endpoint": {[]string{"--http-endpoint=:1"}, []string{"--metrics-address=:2", "--metrics-path=/m"}, both +
+			" --http-endpoint=:1", "--metrics-path=/m"},
+		"endpoint of the second": {[]string{"--http-endpoint="}, []string{"--http-endpoint=:2"}, both + " --http-endpoint=:2", ""},
+		"longest Lease": {[]string{"--leader-election", "--leader-election-retry-period=1s"},
+			[]string{"--leader-election", "--leader-election-lease-duration=1m"},
 			both + " --leader-election --leader-election-lease-duration=1m", "timings of leader election differ"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -130,17 +139,19 @@ func TestGroups(t *testing.T) {
 		provisioner, attacher []string
 		reason                string
 	}{
-		"another socket":               {nil, []string{"--csi-address=/other.sock"}, "its socket"},
-		"another cluster":              {nil, []string{"--kubeconfig=/k"}, "--kubeconfig"},
-		"one per node":                 {[]string{"--node-deployment"}, nil, "is distributed"},
-		"Leases in two namespaces":     {[]string{"--leader-election"}, []string{"--leader-election", "--leader-election-namespace=x"}, "another namespace"},
+		"another socket":  {nil, []string{"--csi-address=/other.sock"}, "its socket"},
+		"another cluster": {nil, []string{"--kubeconfig=/k"}, "--kubeconfig"},
+		"one per node":    {[]string{"--node-deployment"}, nil, "is distributed"},
+		"Leases in two namespaces": {[]string{"--leader-election"}, []string{"--leader-election", "--leader-election-namespace=x"},
+			"another namespace"},
 		"a namespace that counts not":  {[]string{"--leader-election"}, []string{"--leader-election-namespace=x"}, ""},
 		"the same socket with unix://": {nil, []string{"--csi-address=unix:///csi/csi.sock"}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := migrated(t, deployment(sidecar("csi-provisioner", tt.provisioner...), sidecar("csi-attacher", tt.attacher...)), false)
-			if want := map[bool]int{true: 1, false: 2}[tt.reason == ""]; len(r.Commands) != want || !strings.Contains(fmt.Sprint(r.Notes), tt.reason) {
+			if want := map[bool]int{true: 1, false: 2}[tt.reason == ""]; len(r.Commands) != want ||
+				!strings.Contains(fmt.Sprint(r.Notes), tt.reason) {
 				t.Errorf("%q, want %d containers and the reason %q; notes: %q", r.Commands, want, tt.reason, r.Notes)
 			}
 		})
@@ -153,8 +164,9 @@ func TestTopolvm(t *testing.T) {
 		return deployment("      - name: c\n        image: " + image + "\n        command: [/topolvm-controller" + more + "]\n")
 	}
 	for name, tt := range map[string]struct{ manifest, want, note string }{
-		"current":         {controller("topolvm:0.40.1", ""), "--profile=topolvm ", "was kept with its flags"},
-		"before v0.40":    {controller("example/topolvm-with-sidecar:v0.39.0", ""), "--profile=topolvm-classic ", "was kept with its flags"},
+		"current": {controller("topolvm:0.40.1", ""), "--profile=topolvm ", "was kept with its flags"},
+		"before v0.40": {controller("example/topolvm-with-sidecar:v0.39.0", ""), "--profile=topolvm-classic ",
+			"was kept with its flags"},
 		"with a Lease":    {controller("topolvm:1.0.0", ", --leader-election-id=x"), "--leader-election-id=x ", "Lease x"},
 		"its own socket":  {controller("topolvm:1.0.0", ", --csi-socket=/a/b.sock"), "--csi-address=/a/b.sock ", "was kept with its flags"},
 		"without a Lease": {controller("topolvm:1.0.0", ", --leader-election=false"), "", "without leader election"},
@@ -165,7 +177,8 @@ func TestTopolvm(t *testing.T) {
 			if errors.Is(err, ErrNothing) != (tt.want == "") || err != nil && !errors.Is(err, ErrNothing) {
 				t.Fatal(err)
 			}
-			if !strings.Contains(strings.Join(slices.Concat(r.Commands...), " "), tt.want) || !strings.Contains(fmt.Sprint(r.Notes), tt.note) {
+			if !strings.Contains(strings.Join(slices.Concat(r.Commands...), " "), tt.want) ||
+				!strings.Contains(fmt.Sprint(r.Notes), tt.note) {
 				t.Errorf("%q, want %q; notes %q, want %q", r.Commands, tt.want, r.Notes, tt.note)
 			}
 		})

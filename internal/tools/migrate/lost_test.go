@@ -27,7 +27,8 @@ func TestVariableThatNoFlagNames(t *testing.T) {
 	}
 	// The socket has one address for all, even if its variables differ.
 	address := func(path string) string {
-		return "      - name: csi-attacher\n        image: csi-attacher:v1\n        args: [--csi-address=$(A)]\n        env: [{name: A, value: " + path + "}]\n        volumeMounts: [{name: s, mountPath: " + path + "}]\n"
+		return "      - name: csi-attacher\n        image: csi-attacher:v1\n        args: [--csi-address=$(A)]\n        env: [{name: A, " +
+			"value: " + path + "}]\n        volumeMounts: [{name: s, mountPath: " + path + "}]\n"
 	}
 	first := strings.NewReplacer("csi-attacher", "csi-provisioner").Replace(address("/csi"))
 	if r := migrated(t, deployment(first, address("/other")), false); strings.Contains(fmt.Sprint(r.Notes), "variable") {
@@ -40,9 +41,11 @@ func TestVariableThatNoFlagNames(t *testing.T) {
 func TestNameInAnAnnotation(t *testing.T) {
 	t.Parallel()
 	manifest := strings.Replace(deployment(sidecar("csi-provisioner"), sidecar("csi-attacher")), "  template:\n",
-		"  template:\n    metadata:\n      annotations: {container.apparmor.security.beta.kubernetes.io/csi-attacher: unconfined, example.com/other: csi-attacher}\n", 1)
+		"  template:\n    metadata:\n      annotations: {container.apparmor.security.beta.kubernetes.io/csi-attacher: unconfined, "+
+			"example.com/other: csi-attacher}\n", 1)
 	const note = "container.apparmor.security.beta.kubernetes.io/csi-attacher names csi-attacher, which was removed"
-	if r := migrated(t, manifest, false); !r.Rejected || !strings.Contains(fmt.Sprint(r.Notes), note) || strings.Contains(fmt.Sprint(r.Notes), "example.com/other") {
+	if r := migrated(t, manifest, false); !r.Rejected || !strings.Contains(fmt.Sprint(r.Notes), note) ||
+		strings.Contains(fmt.Sprint(r.Notes), "example.com/other") {
 		t.Errorf("rejected: %t, notes %q", r.Rejected, r.Notes)
 	}
 	if r := migrated(t, manifest, true); r.Rejected || strings.Contains(fmt.Sprint(r.Notes), "apparmor") {
@@ -68,8 +71,10 @@ func TestNamesOfBothLists(t *testing.T) {
 	t.Parallel()
 	stays := "      - name: storage-controller\n        image: other\n"
 	for name, inits := range map[string]string{"one that stays": stays, "a new one": sidecar("csi-attacher")} {
-		r := migrated(t, strings.Replace(deployment(sidecar("csi-provisioner")), "      containers:\n", "      initContainers:\n"+inits+"      containers:\n", 1), false)
-		if strings.Count(string(r.Manifest), "- name: storage-controller\n") != 1 || !strings.Contains(string(r.Manifest), "- name: storage-controller-provision\n") {
+		r := migrated(t, strings.Replace(deployment(sidecar("csi-provisioner")), "      containers:\n", "      initContainers:\n"+inits+
+			"      containers:\n", 1), false)
+		if strings.Count(string(r.Manifest), "- name: storage-controller\n") != 1 ||
+			!strings.Contains(string(r.Manifest), "- name: storage-controller-provision\n") {
 			t.Errorf("%s:\n%s", name, r.Manifest)
 		}
 	}
@@ -79,7 +84,9 @@ func TestNamesOfBothLists(t *testing.T) {
 func TestCommentsInsideContainers(t *testing.T) {
 	t.Parallel()
 	container := func(name, comment string) string {
-		return "      - name: " + name + "\n        image: " + name + ":v1\n        args:\n        - --csi-address=/csi/csi.sock\n        # " + comment + "\n        #- --timeout=1m\n        env: []\n"
+		return "      - name: " + name + "\n        image: " + name +
+			":v1\n        args:\n        - --csi-address=/csi/csi.sock\n        # " + comment +
+			"\n        #- --timeout=1m\n        env: []\n"
 	}
 	for _, perRole := range []bool{false, true} {
 		r := migrated(t, deployment(container("csi-attacher", "of the first"), container("csi-provisioner", "of the second")), perRole)

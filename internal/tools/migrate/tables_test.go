@@ -21,14 +21,16 @@ func tables() Tables {
 		{Name: "attacher", Options: append(words(`worker-threads default-fstype resync reconcile-sync max-entries`), shared...)},
 		{Name: "capacity", Options: append(words(`node-deployment=bool enable-capacity=bool capacity-threads capacity-poll-interval
 			capacity-ownerref-level capacity-for-immediate-binding=bool kube-api-capacity-qps kube-api-capacity-burst=5`), shared...)},
-		{Name: "nodecontroller", Options: append(words(`profile leader-election-id skip-node-finalize=bool enable-webhooks=bool`), shared...)},
+		{Name: "nodecontroller", Options: append(words(`profile leader-election-id skip-node-finalize=bool enable-webhooks=bool`),
+			shared...)},
 	}
 	t := Tables{
 		Commands: map[string][]Flag{
 			"provision":      flagsOf(common, roles[0].Options, roles[2].Options),
 			"attach":         flagsOf(common, roles[1].Options),
 			"nodecontroller": flagsOf(common, words("csi-socket"), roles[3].Options),
-			"all":            flagsOf(common, words("csi-socket controllers"), roles[0].Options, roles[1].Options, roles[2].Options, roles[3].Options),
+			"all": flagsOf(common, words("csi-socket controllers"), roles[0].Options, roles[1].Options, roles[2].Options,
+				roles[3].Options),
 		},
 		Gates: words(`Topology VolumeAttributesClass CrossNamespaceVolumeDataSource ReleaseLeaderElectionOnExit HonorPVReclaimPolicy`),
 	}

@@ -244,7 +244,8 @@ func (w *writer) roles(roles []Role) {
 		working := `<span class="good">working</span>`
 		l := r.Lease
 		if r.Disabled != "" {
-			return []cell{head(r.Name), {label: "state", raw: `<span class="bad">disabled</span>: ` + html.EscapeString(r.Disabled)}, {}, {}}
+			return []cell{head(r.Name), {label: "state", raw: `<span class="bad">disabled</span>: ` + html.EscapeString(r.Disabled)}, {},
+				{}}
 		}
 		if l == nil {
 			return []cell{head(r.Name), {label: "state", raw: working}, plain("Lease", "none"), {}}
@@ -252,7 +253,8 @@ func (w *writer) roles(roles []Role) {
 		lease := code("Lease", l.Lease)
 		switch {
 		case l.Leader:
-			return []cell{head(r.Name), {label: "state", raw: working + " for " + ago(w.now, l.Since)}, lease, plain("holder", "this process")}
+			return []cell{head(r.Name), {label: "state", raw: working + " for " + ago(w.now, l.Since)}, lease,
+				plain("holder", "this process")}
 		case l.Holder == "":
 			return []cell{head(r.Name), plain("state", "waiting for the Lease"), lease, plain("holder", "unknown")}
 		}

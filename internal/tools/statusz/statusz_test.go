@@ -21,7 +21,8 @@ func example() Page {
 	return Page{
 		Program: "storage-controller", Version: "v1", Go: "go1", Started: now.Add(-time.Hour), Now: now,
 		Checks: []Check{{"livez", "lease", ""}, {"readyz", "driver", "not connected"}},
-		Roles: []Role{{Name: "provisioner", Lease: &election.Status{Lease: "ns/drv", Identity: "me", Leader: true, Since: now.Add(-time.Minute)}},
+		Roles: []Role{{Name: "provisioner", Lease: &election.Status{Lease: "ns/drv", Identity: "me", Leader: true,
+			Since: now.Add(-time.Minute)}},
 			{Name: "attacher", Lease: &election.Status{Lease: "ns/att", Identity: "me", Holder: "pod-2"}}, {Name: "capacity"}},
 		Driver: &csiclient.Status{Address: "/s", Driver: csiclient.Driver{Name: "drv"}, NotReady: "away",
 			Running: []csiclient.Call{{Method: "CreateVolume", Volume: "pvc-1", Began: now.Add(-3 * time.Second)}},
@@ -51,7 +52,8 @@ func TestPageSaysWhatThereIs(t *testing.T) {
 	}
 	for _, want := range []string{
 		"checks fail", "not connected", "up 60m", "this process", "pod-2", "waiting for the Lease", "not ready: away", "pvc-1", "3s",
-		"7 waiting", "1 failing", "in 90s", "pool is full", "--worker-threads", `href="./a/numbers"`, `http-equiv="refresh"`, "&lt;script&gt;",
+		"7 waiting", "1 failing", "in 90s", "pool is full", "--worker-threads", `href="./a/numbers"`, `http-equiv="refresh"`,
+		"&lt;script&gt;",
 	} {
 		if !strings.Contains(body, want) {
 			t.Errorf("%q is missing", want)
