@@ -101,13 +101,13 @@ func New(cfg Config, deps Deps) (*Controller, error) {
 	}
 	c.metrics = newMetrics(deps.Registry, c.tally, c.notReady)
 	c.ownClaims = newClaims(cfg, deps)
-	c.departed = newDeparted(p.ann.cleanup)
-	if err := c.departed.watch(c.nodes); err != nil {
+	var err error
+	if c.webhooks, err = c.newWebhooks(); err != nil {
 		return nil, err
 	}
-	var err error
-	c.webhooks, err = c.newWebhooks()
-	return c, err
+	// The last step: a role that cannot be built is built again, and must not watch twice.
+	c.departed = newDeparted(p.ann.cleanup)
+	return c, c.departed.watch(c.nodes)
 }
 
 func (c *Controller) tally() (all tally) {

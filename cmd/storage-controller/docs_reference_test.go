@@ -65,7 +65,7 @@ var noEvents = map[string]string{"reasonWaiting": "reason of a step, in the log"
 func TestDocsReference(t *testing.T) {
 	code := namesInCode(t)
 	code.events["LeaderElection"] = true              // of client-go, on Leases
-	delete(code.variables, "KUBERNETES_SERVICE_HOST") // of every pod; nobody sets it
+	delete(code.variables, "KUBERNETES_SERVICE_HOST") // of every pod; users do not set it
 	page := tablesOf(t, referencePage)
 	same := func(what string, want map[string]bool, have []string) {
 		t.Helper()
@@ -94,8 +94,7 @@ func TestDocsReference(t *testing.T) {
 	same("Lease", leases, page["Leases"])
 }
 
-// namesFound is what is in the code. Of a name that is made of that of the driver it has
-// the fixed parts alone.
+// namesFound holds the names in the code. Of a name with the name of the driver in it, it holds only the fixed parts.
 type namesFound struct{ names, events, variables map[string]bool }
 
 var (
@@ -149,11 +148,11 @@ func namesInCode(t *testing.T) namesFound {
 	return found
 }
 
-// ownPrefix is that of the names that this program has made up.
+// ownPrefix is the prefix of names that this program defines.
 const ownPrefix = "storage-controller.io/"
 
-// elsewhere looks at all other packages of the program. They read names of others; a name of
-// our own is noted all the same, and events and variables of the environment have no place there.
+// elsewhere reads all other packages of the program. It adds names with our own prefix; events and environment
+// variables are errors there.
 func (f namesFound) elsewhere(t *testing.T) {
 	t.Helper()
 	seen := 0
@@ -215,7 +214,7 @@ func isReason(e ast.Expr) bool {
 	return false
 }
 
-// node notes what n says; it returns what is wrong with it.
+// node adds the names in n, and returns the error in it.
 func (f namesFound) node(n ast.Node) string {
 	switch n := n.(type) {
 	case *ast.BasicLit:

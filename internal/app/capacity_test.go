@@ -28,7 +28,7 @@ func TestCapacityIsAskedFor(t *testing.T) {
 		driver  csiclient.Driver
 		runs    []string
 		refused string   // why it does not start; "" when it does
-		skipped []string // what is in the reason for leaving out the role, nil when it is not left out
+		skipped []string // parts of the reason why the role is disabled; nil if it runs
 	}{
 		"provision does not publish": {command: "provision", driver: can, runs: []string{"provisioner"}},
 		"provision publishes when told to": {command: "provision", args: []string{"--enable-capacity"}, env: both,
@@ -65,7 +65,7 @@ func TestCapacityIsAskedFor(t *testing.T) {
 			runs: []string{"provisioner"}, skipped: []string{"NAMESPACE"}},
 		"all leaves it out without its pod": {command: "all", env: map[string]string{"NAMESPACE": "ns"}, driver: can,
 			runs: []string{"provisioner"}, skipped: []string{"POD_NAME"}},
-		"all says at once what is missing": {command: "all", driver: can, runs: []string{"provisioner"},
+		"all reports everything that is missing": {command: "all", driver: can, runs: []string{"provisioner"},
 			skipped: []string{"NAMESPACE", "POD_NAME"}},
 		"all without owner does without its pod": {command: "all", args: []string{"--capacity-ownerref-level=-1"},
 			env: map[string]string{"NAMESPACE": "ns"}, driver: can, runs: []string{"provisioner", "capacity"}},

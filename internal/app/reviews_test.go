@@ -38,7 +38,7 @@ func TestNodecontrollerScenarioSecureMetrics(t *testing.T) {
 		kubetest.Eventually(t, "the roles are in force", func(context.Context) error { return want(address, reader, http.StatusOK) })
 		for name, check := range map[string]error{
 			"no token":                     want(address, "", http.StatusUnauthorized),
-			"a token that nobody issued":   want(address, "x"+reader, http.StatusUnauthorized),
+			"a token that was not issued":  want(address, "x"+reader, http.StatusUnauthorized),
 			"a token without permission":   want(address, stranger, http.StatusForbidden),
 			"the permission of the reader": want(address, reader, http.StatusOK),
 			"another verb of the reader":   wantOf(http.MethodHead, address, reader, http.StatusForbidden),
@@ -55,7 +55,7 @@ func TestNodecontrollerScenarioSecureMetrics(t *testing.T) {
 		}
 
 		t.Run("without_the_permission_to_review", func(t *testing.T) {
-			if err := want(serveSecurely(t, cp, ns+"-nobody"), reader, http.StatusInternalServerError); err != nil {
+			if err := want(serveSecurely(t, cp, ns+"-unknown"), reader, http.StatusInternalServerError); err != nil {
 				t.Error(err)
 			}
 		})

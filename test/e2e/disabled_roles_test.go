@@ -19,7 +19,7 @@ import (
 )
 
 // TestRoleThatCannotStart: in "all", the owner of the CSIStorageCapacity objects cannot be read. The other
-// roles work, the process is ready and shows what is disabled, and capacity starts when the cause is fixed.
+// roles work, the process is ready and shows the disabled role, and capacity starts when the cause is fixed.
 func TestRoleThatCannotStart(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
@@ -73,7 +73,8 @@ func TestRoleThatCannotStart(t *testing.T) {
 			}
 			e.published(2)
 			p.says("Role enabled")
-			if status, body := p.get("/readyz?verbose"); status != http.StatusOK || strings.Contains(body, "disabled") || p.disabled("capacity") != "" {
+			status, body := p.get("/readyz?verbose")
+			if status != http.StatusOK || strings.Contains(body, "disabled") || p.disabled("capacity") != "" {
 				t.Errorf("%d: %s", status, body)
 			}
 			p.lives()
