@@ -89,7 +89,7 @@ func (d driver) isVolume(pv *corev1.PersistentVolume, id string, affinity *corev
 	return !d.NodeDeployment || equality.Semantic.DeepEqual(pv.Spec.NodeAffinity, affinity)
 }
 
-// drainLimit is how many PersistentVolumes are created at the same time before the process exits.
+// drainLimit bounds the PersistentVolumes that are created at the same time before the process exits.
 const drainLimit = 20
 
 // saveAll tries once more to create the PersistentVolumes that are not saved, before the

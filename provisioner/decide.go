@@ -15,7 +15,7 @@ import (
 	"github.com/storage-controller/storage-controller/internal/volumerules"
 )
 
-// action is the one next thing to do for a claim.
+// action names the next thing to do for a claim.
 type action int
 
 const (
@@ -63,7 +63,7 @@ type step struct {
 	next   operation // of doBegin, doProtectSource and doPrepareAgain
 }
 
-// decision is the state of one claim as a driver sees it.
+// decision combines a driver and the state of one claim.
 type decision struct {
 	driver
 	claimState
@@ -125,7 +125,7 @@ func (d decision) backOff() step {
 	return step{action: doBackOff, reason: "CallFailed", err: d.failure.err}
 }
 
-// decideRequested is for a request of which the driver does not know yet.
+// decideRequested calls CreateVolume for the first time, if the claim still waits for its volume.
 func (d decision) decideRequested() step {
 	wanted := d.claim != nil && d.claim.DeletionTimestamp == nil && d.claim.Spec.VolumeName == ""
 	switch {
@@ -172,8 +172,10 @@ func (d decision) decideAgain() step {
 	return st
 }
 
+// canRequest reports whether the claim would be provisioned if it were new.
 func (d decision) canRequest() bool {
-	return d.claim.DeletionTimestamp == nil && d.is(d.class.Provisioner) && (!kube.WaitsForFirstConsumer(d.class) || selectedNode(d.claim) != "")
+	waitsForNode := kube.WaitsForFirstConsumer(d.class) && selectedNode(d.claim) == ""
+	return d.claim.DeletionTimestamp == nil && d.is(d.class.Provisioner) && !waitsForNode
 }
 
 // classRecreated reports whether the class of the claim is another object than the one the
@@ -238,8 +240,8 @@ func (d decision) decidePVCreated() step {
 	return step{reason: "PVCreated"}
 }
 
-// decideResume is for a claim for which an earlier process called CreateVolume and exited
-// before it knew the outcome. It applies to a claim that is being deleted, too.
+// decideResume repeats the CreateVolume of an earlier process that exited before it knew the
+// outcome. It applies to a claim that is being deleted, too.
 func (d decision) decideResume() step {
 	class := storagehelpers.GetPersistentVolumeClaimClass(d.claim)
 	cannot := func(reason string, cause error, fix string) step {

@@ -194,10 +194,12 @@ func TestDecide(t *testing.T) {
 			claim:  testClaim(func(c *corev1.PersistentVolumeClaim) { c.Annotations[storagehelpers.AnnSelectedNode] = "node-9" }),
 			class:  testClass(late), want: doReschedule, reason: "NodeDeleted", err: errNodeGone,
 		},
-		"no topology on the chosen node": {driver: func(d *driver) { d.topology = true }, claim: testClaim(func(c *corev1.PersistentVolumeClaim) { c.Annotations[storagehelpers.AnnSelectedNode] = "node-0" }),
-			class: testClass(func(c *storagev1.StorageClass) { late(c); c.AllowedTopologies = allow(in("zone", "b")) }), want: doFail, reason: "CannotRequest", err: errTopology},
-		"no topology on the chosen node, for the fifth time": {driver: func(d *driver) { d.topology = true }, claim: testClaim(func(c *corev1.PersistentVolumeClaim) { c.Annotations[storagehelpers.AnnSelectedNode] = "node-0" }),
-			class: testClass(func(c *storagev1.StorageClass) { late(c); c.AllowedTopologies = allow(in("zone", "b")) }), op: operation{topologyFailures: 4}, want: doReschedule, reason: "NoTopologyForLong", err: errTopology},
+		"no topology on the chosen node": {driver: func(d *driver) { d.topology = true }, claim: testClaim(onNodeZero),
+			class: testClass(func(c *storagev1.StorageClass) { late(c); c.AllowedTopologies = allow(in("zone", "b")) }),
+			want:  doFail, reason: "CannotRequest", err: errTopology},
+		"no topology on the chosen node, for the fifth time": {driver: func(d *driver) { d.topology = true }, claim: testClaim(onNodeZero),
+			class: testClass(func(c *storagev1.StorageClass) { late(c); c.AllowedTopologies = allow(in("zone", "b")) }), op: operation{topologyFailures: 4},
+			want: doReschedule, reason: "NoTopologyForLong", err: errTopology},
 		"a selector, even an empty one": {
 			claim: testClaim(func(c *corev1.PersistentVolumeClaim) { c.Spec.Selector = &metav1.LabelSelector{} }), class: testClass(nil),
 			want: doFail, reason: "CannotRequest",
@@ -214,7 +216,8 @@ func TestDecide(t *testing.T) {
 		},
 		"no topology for long, with the alpha annotation": {driver: func(d *driver) { d.topology = true },
 			claim: testClaim(func(c *corev1.PersistentVolumeClaim) { c.Annotations[annSelectedNodeAlpha] = "node-0" }),
-			class: testClass(func(c *storagev1.StorageClass) { c.AllowedTopologies = allow(in("zone", "b")) }), op: operation{topologyFailures: 4}, want: doFail, reason: "CannotRequest", err: errTopology},
+			class: testClass(func(c *storagev1.StorageClass) { c.AllowedTopologies = allow(in("zone", "b")) }), op: operation{topologyFailures: 4},
+			want: doFail, reason: "CannotRequest", err: errTopology},
 
 		"data from a snapshot": {
 			driver: can, claim: from("VolumeSnapshot"), class: testClass(nil), want: doReadReferences, reason: "Wanted",

@@ -47,8 +47,8 @@ func infeasibleEvent(class string, delay fmt.Stringer, err error) event {
 // indeterminateEvent names the volume and the finalizer, which keeps the claim and a namespace
 // that is being deleted, and says what happens next.
 func indeterminateEvent(p plan, protection Protection, classRecreated bool, err error) event {
-	text := fmt.Sprintf("%v. Volume %q may exist: CreateVolume is repeated with the same request until the driver returns a definite result",
-		err, p.VolumeName)
+	text := fmt.Sprintf("%v. Volume %q may exist: "+
+		"CreateVolume is repeated with the same request until the driver returns a definite result", err, p.VolumeName)
 	if protection == ProtectionOff {
 		return failedEvent(p.ClassName, errors.New(text))
 	}
@@ -61,7 +61,7 @@ func indeterminateEvent(p plan, protection Protection, classRecreated bool, err 
 	return failedEvent(p.ClassName, errors.New(text))
 }
 
-// namesCollide is what to do about two claims with the same volume name.
+// namesCollide tells users how to avoid that two claims get the same volume name.
 const namesCollide = "If volume names are too short, increase --volume-name-uuid-length"
 
 // cannotRetry returns the error for a claim whose CreateVolume has no definite result and
@@ -77,5 +77,6 @@ func failedDeleteEvent(err error) event {
 }
 
 func deletionWithoutSecretEvent(volumeID string, missing error) event {
-	return event{corev1.EventTypeNormal, reasonDeletionWithoutSecret, fmt.Sprintf("Volume %q was deleted without its secret: %v", volumeID, missing)}
+	return event{corev1.EventTypeNormal, reasonDeletionWithoutSecret, fmt.Sprintf(
+		"Volume %q was deleted without its secret: %v", volumeID, missing)}
 }

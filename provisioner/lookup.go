@@ -79,7 +79,9 @@ func (t referenceReader) mutableParameters(ctx context.Context, name string) (ma
 }
 
 // contentOf returns the content source of the request for a data source, and the UID of the data source.
-func (t referenceReader) contentOf(ctx context.Context, claim *corev1.PersistentVolumeClaim, key sourceKey, resuming bool) (*csi.VolumeContentSource, types.UID, error) {
+func (t referenceReader) contentOf(
+	ctx context.Context, claim *corev1.PersistentVolumeClaim, key sourceKey, resuming bool,
+) (*csi.VolumeContentSource, types.UID, error) {
 	if key.Kind == kube.KindSnapshot {
 		return t.snapshotContent(ctx, claim, key)
 	}
@@ -101,7 +103,9 @@ func (t referenceReader) contentOf(ctx context.Context, claim *corev1.Persistent
 	return content, source.UID, err
 }
 
-func (t referenceReader) snapshotContent(ctx context.Context, claim *corev1.PersistentVolumeClaim, key sourceKey) (*csi.VolumeContentSource, types.UID, error) {
+func (t referenceReader) snapshotContent(
+	ctx context.Context, claim *corev1.PersistentVolumeClaim, key sourceKey,
+) (*csi.VolumeContentSource, types.UID, error) {
 	s, err := t.c.deps.Snapshots.VolumeSnapshots(key.Namespace).Get(ctx, key.Name, metav1.GetOptions{})
 	if err != nil {
 		return nil, "", err
@@ -116,7 +120,8 @@ func (t referenceReader) snapshotContent(ctx context.Context, claim *corev1.Pers
 	}
 	source, err := volumerules.SnapshotContent(t.c.driver.name, s, content, claim, t.c.cfg.PreventVolumeModeConversion)
 	if err == nil && s.Status.RestoreSize != nil && capacityRange(claim).RequiredBytes > s.Status.RestoreSize.Value() {
-		klog.FromContext(ctx).V(1).Info("The claim requests more than the restore size of its snapshot", "snapshot", klog.KObj(s), "restoreSize", s.Status.RestoreSize)
+		klog.FromContext(ctx).V(1).Info("The claim requests more than the restore size of its snapshot",
+			"volumeSnapshot", klog.KObj(s), "restoreSize", s.Status.RestoreSize)
 	}
 	return source, s.UID, err
 }
@@ -131,7 +136,8 @@ func (t referenceReader) permitted(ctx context.Context, claim *corev1.Persistent
 		AbsPath("/apis", referenceGrants.Group, referenceGrants.Version, "namespaces", source.Namespace, referenceGrants.Resource).
 		SetHeader("Accept", "application/json").Do(ctx).Raw()
 	if apierrors.IsNotFound(err) {
-		return fmt.Errorf("no ReferenceGrant in namespace %q allows claim %s/%s to use it: the kind is not installed in this cluster", source.Namespace, claim.Namespace, claim.Name)
+		return fmt.Errorf("no ReferenceGrant in namespace %q allows claim %s/%s to use it: the kind is not installed in this cluster",
+			source.Namespace, claim.Namespace, claim.Name)
 	}
 	if err != nil {
 		return fmt.Errorf("reading the ReferenceGrants of namespace %q: %w", source.Namespace, err)

@@ -26,7 +26,8 @@ func newMetrics(reg prometheus.Registerer, unresolved func() (indeterminateClaim
 		n, _ := unresolved()
 		return n
 	})
-	gauge("storage_controller_provisioner_volumes_unsaved", "Volumes that exist and whose PersistentVolume is not created yet.", func() float64 {
+	const unsaved = "Volumes that exist and whose PersistentVolume is not created yet."
+	gauge("storage_controller_provisioner_volumes_unsaved", unsaved, func() float64 {
 		_, n := unresolved()
 		return n
 	})
@@ -45,14 +46,16 @@ func newMetrics(reg prometheus.Registerer, unresolved func() (indeterminateClaim
 		reg.MustRegister(v)
 		return v
 	}
+	const claims, volumes = "controller_persistentvolumeclaim_", "controller_persistentvolume_"
 	return &metrics{
-		conflicts:        conflicts,
-		provisioned:      counter("controller_persistentvolumeclaim_provision_total", "Volumes provisioned.", "class", "source"),
-		provisionFailed:  counter("controller_persistentvolumeclaim_provision_failed_total", "Failed attempts to provision a volume.", "class", "source"),
-		provisionSeconds: histogram("controller_persistentvolumeclaim_provision_duration_seconds", "Time from the begin of the work for a claim until its volume was provisioned.", "class", "source"),
-		deleted:          counter("controller_persistentvolume_delete_total", "Volumes deleted.", "class"),
-		deleteFailed:     counter("controller_persistentvolume_delete_failed_total", "Failed attempts to delete a volume.", "class"),
-		deleteSeconds:    histogram("controller_persistentvolume_delete_duration_seconds", "Time that the deletion of a volume took.", "class"),
+		conflicts:       conflicts,
+		provisioned:     counter(claims+"provision_total", "Volumes provisioned.", "class", "source"),
+		provisionFailed: counter(claims+"provision_failed_total", "Failed attempts to provision a volume.", "class", "source"),
+		provisionSeconds: histogram(claims+"provision_duration_seconds",
+			"Time from the begin of the work for a claim until its volume was provisioned.", "class", "source"),
+		deleted:       counter(volumes+"delete_total", "Volumes deleted.", "class"),
+		deleteFailed:  counter(volumes+"delete_failed_total", "Failed attempts to delete a volume.", "class"),
+		deleteSeconds: histogram(volumes+"delete_duration_seconds", "Time that the deletion of a volume took.", "class"),
 	}
 }
 

@@ -128,7 +128,7 @@ func secretsRead(values map[string]string) transition {
 	}}
 }
 
-// createCalled is recorded before the call: after a panic in it the outcome is unknown.
+// createCalled records the call before it is made: after a panic in it the outcome is unknown.
 func createCalled() transition {
 	return transition{name: "called", set: func(o *operation) { o.called = true }}
 }

@@ -52,7 +52,7 @@ type race struct {
 	at    time.Time // of the next try; later than due while other claims are tried
 }
 
-// decideOwner is for a claim for which this node is not selected, in distributed
+// decideOwner returns the step for a claim for which this node is not selected, in distributed
 // provisioning.
 func (d decision) decideOwner() step {
 	switch r := d.race; {

@@ -34,7 +34,8 @@ type sourceProtector struct {
 }
 
 func newSourceProtector(
-	c *Controller, claims *kube.MutationCache[*corev1.PersistentVolumeClaim], volumes *kube.MutationCache[*corev1.PersistentVolume], ops *operations,
+	c *Controller, claims *kube.MutationCache[*corev1.PersistentVolumeClaim], volumes *kube.MutationCache[*corev1.PersistentVolume],
+	ops *operations,
 ) *sourceProtector {
 	p := &sourceProtector{c: c, claims: claims, volumes: volumes, ops: ops, locks: keymutex.NewHashed(64)}
 	config := c.loopConfig("clone-protection")

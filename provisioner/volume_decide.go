@@ -78,7 +78,7 @@ func (d driver) decideVolume(s pvState) volumeStep {
 	return s.decideReleased(d)
 }
 
-// decideReleased is for a PersistentVolume whose volume is to be deleted.
+// decideReleased returns the step for a PersistentVolume whose volume must be deleted.
 func (s pvState) decideReleased(d driver) volumeStep {
 	pv := s.pv
 	translated, err := d.asCSI(pv)
