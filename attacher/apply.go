@@ -158,11 +158,11 @@ func (t *term) newest(va *storagev1.VolumeAttachment) (*storagev1.VolumeAttachme
 
 func (t *term) changeAttachment(ctx context.Context, va *storagev1.VolumeAttachment, change kube.MetadataPatch) error {
 	t.outOfSync.recordChange(va.UID)
-	changed, err := kube.PatchMetadata(ctx, t.c.deps.Client.StorageV1().VolumeAttachments(), va, change)
+	changed, err := t.attachments.Patch(ctx, t.c.deps.Client.StorageV1().VolumeAttachments(), va, change)
 	if err == nil && changed != va {
 		t.confirmed.Store(va.UID, struct{}{})
 	}
-	return t.attachments.RecordWrite(va, changed, err)
+	return err
 }
 
 // writeStatus patches the status of va. Nil fields mean that it is up to date.

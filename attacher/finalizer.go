@@ -59,8 +59,8 @@ func (t *term) addVolumeFinalizer(ctx context.Context, pv *corev1.PersistentVolu
 }
 
 func (t *term) changeVolume(ctx context.Context, pv *corev1.PersistentVolume, change kube.MetadataPatch) error {
-	changed, err := kube.PatchMetadata(ctx, t.c.deps.Client.CoreV1().PersistentVolumes(), pv, change)
-	return t.volumes.RecordWrite(pv, changed, err)
+	_, err := t.volumes.Patch(ctx, t.c.deps.Client.CoreV1().PersistentVolumes(), pv, change)
+	return err
 }
 
 // RemovableFinalizers returns the finalizers of the attacher that another controller may

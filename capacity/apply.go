@@ -69,7 +69,11 @@ func (t *term) updateObject(ctx context.Context, obj *storagev1.CSIStorageCapaci
 	}
 	updated, err := t.c.client.Patch(ctx, obj.Name, types.MergePatchType, data, metav1.PatchOptions{})
 	if apierrors.IsForbidden(err) {
-		updated, err = t.updateInstead(ctx, obj, v, err)
+		// The cached object is trimmed, so that the update starts from a live read.
+		updated, err = t.published.UpdateInstead(ctx, t.c.client, obj, func(live *storagev1.CSIStorageCapacity) *storagev1.CSIStorageCapacity {
+			want, _ := t.c.template.updated(live, v)
+			return want
+		}, err)
 	}
 	if err != nil {
 		if kube.IsNotFound(err) {
@@ -80,26 +84,6 @@ func (t *term) updateObject(ctx context.Context, obj *storagev1.CSIStorageCapaci
 	t.published.Observe(updated)
 	klog.FromContext(ctx).V(1).Info("CSIStorageCapacity updated", "csiStorageCapacity", klog.KObj(obj), "capacity", want.Capacity)
 	return nil
-}
-
-// updateInstead updates obj where the ClusterRole does not grant patch. It starts from a
-// live read, because cached objects are trimmed.
-func (t *term) updateInstead(ctx context.Context, obj *storagev1.CSIStorageCapacity, v values, forbidden error) (
-	*storagev1.CSIStorageCapacity, error) {
-	live, err := t.c.client.Get(ctx, obj.Name, metav1.GetOptions{})
-	if err != nil {
-		return obj, fmt.Errorf("%v; reading it to update it instead: %w", forbidden, err)
-	}
-	if live.UID != obj.UID {
-		return obj, apierrors.NewNotFound(storagev1.Resource("csistoragecapacities"), obj.Name)
-	}
-	want, _ := t.c.template.updated(live, v)
-	updated, err := t.c.client.Update(ctx, want, metav1.UpdateOptions{})
-	if err != nil {
-		return obj, fmt.Errorf("%v; updating it instead: %w", forbidden, err)
-	}
-	kube.WarnPatchForbidden(ctx, forbidden)
-	return updated, nil
 }
 
 // deleteObject deletes obj. The preconditions make a changed object fail: its next sync

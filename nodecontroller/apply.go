@@ -299,8 +299,7 @@ func (t *term) change(ctx context.Context, s snapshot, st step) error {
 func (t *term) write(ctx context.Context, pv *corev1.PersistentVolume, change kube.MetadataPatch) error {
 	ctx, cancel := context.WithTimeout(ctx, t.c.cfg.Timeout)
 	defer cancel()
-	changed, err := kube.PatchMetadata(ctx, t.c.deps.Client.CoreV1().PersistentVolumes(), pv, change)
-	err = t.volumes.RecordWrite(pv, changed, err)
+	_, err := t.volumes.Patch(ctx, t.c.deps.Client.CoreV1().PersistentVolumes(), pv, change)
 	if refused := isRefusal(err); (refused || err == nil) && refused != t.memory.unwritable(pv.UID) {
 		t.memory.change(pv.UID, func(r *remembered) { r.unwritable = refused })
 		t.gather(pv.Name) // which counts it, or not any more

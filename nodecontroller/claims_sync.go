@@ -116,8 +116,8 @@ func eachPod(pods []*corev1.Pod, progress *claimProgress, work func(*corev1.Pod)
 func (t *claimsTerm) changeClaim(ctx context.Context, pvc *corev1.PersistentVolumeClaim, change kube.MetadataPatch) error {
 	ctx, cancel := context.WithTimeout(ctx, t.c.cfg.Timeout)
 	defer cancel()
-	changed, err := kube.PatchMetadata(ctx, t.c.deps.Client.CoreV1().PersistentVolumeClaims(pvc.Namespace), pvc, change)
-	return t.claims.RecordWrite(pvc, changed, err)
+	_, err := t.claims.Patch(ctx, t.c.deps.Client.CoreV1().PersistentVolumeClaims(pvc.Namespace), pvc, change)
+	return err
 }
 
 // tellBlocked says at the claim that a permission is missing; about other errors there is

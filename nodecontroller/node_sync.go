@@ -243,8 +243,7 @@ func (t *term) release(ctx context.Context, node *corev1.Node, st nodeStep) erro
 func (t *term) changeNode(ctx context.Context, node *corev1.Node, change kube.MetadataPatch) error {
 	ctx, cancel := context.WithTimeout(ctx, t.c.cfg.Timeout)
 	defer cancel()
-	changed, err := kube.PatchMetadata(ctx, t.c.deps.Client.CoreV1().Nodes(), node, change)
-	if err = t.nodes.RecordWrite(node, changed, err); err != nil {
+	if _, err := t.nodes.Patch(ctx, t.c.deps.Client.CoreV1().Nodes(), node, change); err != nil {
 		return fmt.Errorf("writing finalizer %s of Node %q: %w", t.c.nodePolicy.finalizer, node.Name, err)
 	}
 	return nil

@@ -190,8 +190,8 @@ func (a *applier) reschedule(ctx context.Context, key claimKey, claim *corev1.Pe
 
 // patchClaim changes metadata of a claim. A deleted claim is no error.
 func (a *applier) patchClaim(ctx context.Context, c kubernetes.Interface, claim *corev1.PersistentVolumeClaim, p kube.MetadataPatch) error {
-	changed, err := kube.PatchMetadata(ctx, c.CoreV1().PersistentVolumeClaims(claim.Namespace), claim, p)
-	return a.claims.RecordWrite(claim, changed, err)
+	_, err := a.claims.Patch(ctx, c.CoreV1().PersistentVolumeClaims(claim.Namespace), claim, p)
+	return err
 }
 
 // announce sends the event Provisioning, once per claim.

@@ -307,8 +307,11 @@ func (o *nodeOwnership) patchSelectedNode(ctx context.Context, live *corev1.Pers
 	}
 	owned, err := claims.Patch(ctx, live.Name, types.MergePatchType, patch, metav1.PatchOptions{})
 	if apierrors.IsForbidden(err) { // an old ClusterRole
-		metav1.SetMetaDataAnnotation(&live.ObjectMeta, storagehelpers.AnnSelectedNode, o.c.cfg.NodeName)
-		owned, err = claims.Update(ctx, live, metav1.UpdateOptions{})
+		owned, err = o.claims.UpdateInstead(ctx, claims, live, func(latest *corev1.PersistentVolumeClaim) *corev1.PersistentVolumeClaim {
+			latest.ResourceVersion = live.ResourceVersion // a conflict if it changed
+			metav1.SetMetaDataAnnotation(&latest.ObjectMeta, storagehelpers.AnnSelectedNode, o.c.cfg.NodeName)
+			return latest
+		}, err)
 	}
 	return owned, err
 }

@@ -138,8 +138,8 @@ func (p *sourceProtector) releaseClaim(ctx context.Context, key sourceKey) error
 	if others, err := p.ofAnotherDriver(ctx, source); err != nil || others {
 		return err
 	}
-	changed, err := kube.PatchMetadata(ctx, claims, source, kube.MetadataPatch{RemoveFinalizers: []string{cloneFinalizer}})
-	return p.claims.RecordWrite(source, changed, err)
+	_, err = p.claims.Patch(ctx, claims, source, kube.MetadataPatch{RemoveFinalizers: []string{cloneFinalizer}})
+	return err
 }
 
 // ofAnotherDriver reports whether the volume of a claim is one of another driver. A claim

@@ -25,8 +25,7 @@ func (l *volumeLoop) apply(ctx context.Context, s pvState, step volumeStep) erro
 	pv, volumes := s.pv, l.c.deps.Client.CoreV1().PersistentVolumes()
 	switch step.action {
 	case volumeChange:
-		changed, err := kube.PatchMetadata(ctx, volumes, pv, step.change)
-		if err := l.volumes.RecordWrite(pv, changed, err); err != nil {
+		if _, err := l.volumes.Patch(ctx, volumes, pv, step.change); err != nil {
 			return fmt.Errorf("changing the finalizers of PersistentVolume %q: %w", pv.Name, err)
 		}
 		return nil

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/go-logr/logr/funcr"
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -19,6 +20,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/metadata"
 	storagehelpers "k8s.io/component-helpers/storage/volume"
+	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
 
 	"github.com/storage-controller/storage-controller/internal/kubetest"
@@ -304,6 +306,43 @@ func TestChangeAtTheAPIServer(t *testing.T) {
 			t.Errorf("got %v", err)
 		}
 	})
+}
+
+// TestMissingPatchPermissionIsLoggedOncePerCache checks [MutationCache.Patch] and
+// [MutationCache.UpdateInstead] for a user without the verb patch.
+func TestMissingPatchPermissionIsLoggedOncePerCache(t *testing.T) {
+	c, pv := live(t, nil)
+	writer := restricted(t, c, []string{"get", "update"}).CoreV1().PersistentVolumes()
+	forbidden := apierrors.NewForbidden(corev1.Resource("persistentvolumes"), pv.Name, nil)
+	for cache := range 2 {
+		var logged strings.Builder
+		ctx := klog.NewContext(t.Context(), funcr.New(func(_, args string) { logged.WriteString(args + "\n") }, funcr.Options{}))
+		volumes, err := NewMutationCache(informersFor(t, c, c.Client()).Volumes())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range 2 {
+			change := MetadataPatch{SetAnnotations: map[string]string{"n": fmt.Sprint(cache, i)}}
+			written, err := volumes.Patch(ctx, writer, pv, change)
+			if err != nil || !change.AppliedTo(written) {
+				t.Errorf("patch: %v: %v", err, written.ObjectMeta)
+			}
+			if got, ok := volumes.Get(pv.Name); !ok || got.ResourceVersion != written.ResourceVersion {
+				t.Error("the write was not recorded")
+			}
+			pv = written
+		}
+		label := func(v *corev1.PersistentVolume) *corev1.PersistentVolume {
+			metav1.SetMetaDataLabel(&v.ObjectMeta, "l", fmt.Sprint(cache))
+			return v
+		}
+		if pv, err = volumes.UpdateInstead(ctx, writer, pv, label, forbidden); err != nil || pv.Labels["l"] != fmt.Sprint(cache) {
+			t.Errorf("update: %v: %v", err, pv.ObjectMeta)
+		}
+		if n := strings.Count(logged.String(), "No permission to patch"); n != 1 {
+			t.Errorf("cache %d logged %d times:\n%s", cache, n, logged.String())
+		}
+	}
 }
 
 // restricted returns a client of a user who may use only these verbs on PersistentVolumes.

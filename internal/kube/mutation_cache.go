@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"context"
 	"errors"
 	"sync"
 
@@ -18,6 +19,8 @@ import (
 type MutationCache[T metav1.Object] struct {
 	informer Informer[T]
 	reg      Registration
+
+	patchForbidden sync.Once // the missing permission to patch is logged
 
 	mu      sync.Mutex
 	written map[string]T           // newer than the informer, by key
@@ -97,8 +100,24 @@ func (o *MutationCache[T]) MarkDeleted(obj T) {
 	}
 }
 
-// RecordWrite records the result of [PatchMetadata], or of another write to before. NotFound marks
-// before as deleted and is not an error. Other errors are returned.
+// Patch applies c to obj like [PatchMetadata] and records the result like [MutationCache.RecordWrite].
+// It returns the object as stored, or obj itself if it wrote nothing.
+func (o *MutationCache[T]) Patch(ctx context.Context, w Writer[T], obj T, c MetadataPatch) (T, error) {
+	changed, err := patchMetadata(ctx, w, obj, c, &o.patchForbidden)
+	if IsNotFound(err) {
+		changed = obj
+	}
+	return changed, o.RecordWrite(obj, changed, err)
+}
+
+// UpdateInstead fetches obj, applies change and updates it, after a patch that was forbidden. It
+// records nothing.
+func (o *MutationCache[T]) UpdateInstead(ctx context.Context, w Writer[T], obj T, change func(live T) T, forbidden error) (T, error) {
+	return updateInstead(ctx, w, obj, change, forbidden, &o.patchForbidden)
+}
+
+// RecordWrite records the result of a write to before. NotFound marks before as deleted and is not
+// an error. Other errors are returned.
 func (o *MutationCache[T]) RecordWrite(before, after T, err error) error {
 	if IsNotFound(err) {
 		o.MarkDeleted(before)

@@ -124,8 +124,12 @@ type Writer[T metav1.Object] interface {
 // PatchMetadata applies c to obj, which may be from a cache, and returns the object as stored, or
 // obj itself if it is up to date. If obj is outdated, it is fetched and patched once more; an
 // object with the same name and another UID is NotFound. Without permission to patch, the object
-// is fetched and updated.
+// is fetched and updated. Prefer [MutationCache.Patch] where a cache exists.
 func PatchMetadata[T metav1.Object](ctx context.Context, w Writer[T], obj T, c MetadataPatch) (T, error) {
+	return patchMetadata(ctx, w, obj, c, new(sync.Once))
+}
+
+func patchMetadata[T metav1.Object](ctx context.Context, w Writer[T], obj T, c MetadataPatch, warn *sync.Once) (T, error) {
 	data, err := c.JSONPatch(obj)
 	if err != nil || data == nil {
 		return obj, err
@@ -135,7 +139,7 @@ func PatchMetadata[T metav1.Object](ctx context.Context, w Writer[T], obj T, c M
 	case err == nil:
 		return changed, nil
 	case apierrors.IsForbidden(err):
-		return updateMetadata(ctx, w, obj, c, err)
+		return updateInstead(ctx, w, obj, func(live T) T { c.Apply(live); return live }, err, warn)
 	case !apierrors.IsInvalid(err) && !apierrors.IsConflict(err):
 		return obj, err
 	}
@@ -153,31 +157,24 @@ func PatchMetadata[T metav1.Object](ctx context.Context, w Writer[T], obj T, c M
 	return changed, nil
 }
 
-// warnPatchForbidden limits the log line of [WarnPatchForbidden] to one per process, because it concerns
-// the permissions of the process.
-var warnPatchForbidden sync.Once
-
-// updateMetadata fetches obj and updates it, for a ClusterRole that grants update but not patch. The
-// resourceVersion prevents lost updates. The wrapped error is the one of the update.
-func updateMetadata[T metav1.Object](ctx context.Context, w Writer[T], obj T, c MetadataPatch, forbidden error) (T, error) {
+// updateInstead fetches obj and updates it, for a ClusterRole that grants update but not patch. The
+// resourceVersion prevents lost updates. The wrapped error is the one of the update. It logs
+// forbidden, the error of the patch, once per warn.
+func updateInstead[T metav1.Object](
+	ctx context.Context, w Writer[T], obj T, change func(live T) T, forbidden error, warn *sync.Once,
+) (T, error) {
 	live, err := refetch(ctx, w, obj)
 	if err != nil {
 		return obj, fmt.Errorf("%v; fetching the object for an update: %w", forbidden, err)
 	}
-	c.Apply(live)
-	updated, err := w.Update(ctx, live, metav1.UpdateOptions{})
+	updated, err := w.Update(ctx, change(live), metav1.UpdateOptions{})
 	if err != nil {
 		return obj, fmt.Errorf("%v; updating the object: %w", forbidden, err)
 	}
-	WarnPatchForbidden(ctx, forbidden)
-	return updated, nil
-}
-
-// WarnPatchForbidden logs, once per process, that the permission to patch is missing.
-func WarnPatchForbidden(ctx context.Context, forbidden error) {
-	warnPatchForbidden.Do(func() {
+	warn.Do(func() {
 		klog.FromContext(ctx).Info("No permission to patch, falling back to get and update. Grant the verb patch", "err", forbidden)
 	})
+	return updated, nil
 }
 
 // refetch gets obj from the API server, or NotFound if its UID has changed.
