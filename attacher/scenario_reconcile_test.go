@@ -84,16 +84,16 @@ func (f *fixture) attached() *storagev1.VolumeAttachment {
 // behind publishes or unpublishes the volume of va1 at the driver, without a call.
 func (f *fixture) behind(published bool) {
 	f.Helper()
-	r := f.plugin.Calls(publish)[0].Request.(*csi.ControllerPublishVolumeRequest)
+	r := f.Plugin.Calls(publish)[0].Request.(*csi.ControllerPublishVolumeRequest)
 	var err error
 	if published {
-		_, err = f.plugin.ControllerPublishVolume(f.Context(), r)
+		_, err = f.Plugin.ControllerPublishVolume(f.Context(), r)
 	} else {
-		_, err = f.plugin.ControllerUnpublishVolume(
+		_, err = f.Plugin.ControllerUnpublishVolume(
 			f.Context(), &csi.ControllerUnpublishVolumeRequest{VolumeId: r.VolumeId, NodeId: r.NodeId},
 		)
 	}
-	f.must(err)
+	f.Must(err)
 }
 
 // unchanged fails when va1 was written since before.
@@ -115,7 +115,7 @@ type slowCall struct {
 // slow makes the next call of method a slow one.
 func (f *fixture) slow(method string) slowCall {
 	c := slowCall{f, make(chan struct{}), make(chan struct{})}
-	f.plugin.Next(method, func(ctx context.Context, _ *csitest.Plugin, _ any, do func() (any, error)) (any, error) {
+	f.Plugin.Next(method, func(ctx context.Context, _ *csitest.Plugin, _ any, do func() (any, error)) (any, error) {
 		response, err := do()
 		close(c.did)
 		select {
@@ -141,7 +141,7 @@ func (c slowCall) answer() { close(c.release) }
 // tokens is the tokens with which pages were asked for, one word each, "-" for the first page.
 func (f *fixture) tokens() string {
 	var all []string
-	for _, c := range f.plugin.Calls(list) {
+	for _, c := range f.Plugin.Calls(list) {
 		token := c.Request.(*csi.ListVolumesRequest).StartingToken
 		if token == "" {
 			token = "-"
@@ -167,21 +167,21 @@ func attacherScenarioCompare(t *testing.T) {
 		f := scenario(t, lists(), often)
 		before := f.attached()
 		f.agrees()
-		f.calls(publish, 1)
+		f.Calls(publish, 1)
 		f.behind(false)
-		f.wait(publish, 2)
+		f.Wait(publish, 2)
 		f.agrees()
-		if f.plugin.Publications() != 1 {
+		if f.Plugin.Publications() != 1 {
 			t.Error("it is not published")
 		}
 		f.unchanged(before)
-		f.calls(publish, 2)
-		f.calls(unpublish, 0)
+		f.Calls(publish, 2)
+		f.Calls(unpublish, 0)
 	})
 	t.Run("059_with_other_metadata", func(t *testing.T) {
 		f := scenario(t, lists(), often)
 		f.attached()
-		f.plugin.Next(
+		f.Plugin.Next(
 			publish,
 			csitest.Alter(func(r *csi.ControllerPublishVolumeResponse) { r.PublishContext = map[string]string{"lun": "2"} }),
 		)
@@ -192,26 +192,26 @@ func attacherScenarioCompare(t *testing.T) {
 	})
 	t.Run("059_published_elsewhere_is_not_published_here", func(t *testing.T) {
 		f := scenario(t, lists(), seldomRetried)
-		f.plugin.Always(list, csitest.Alter(func(r *csi.ListVolumesResponse) {
+		f.Plugin.Always(list, csitest.Alter(func(r *csi.ListVolumesResponse) {
 			for _, e := range r.Entries {
 				e.Status.PublishedNodeIds = []string{"id-2"}
 			}
 		}))
 		f.attached()
-		f.wait(publish, 3) // nothing fixes this: once per reconciliation, and no more
-		f.plugin.Always(list, nil)
+		f.Wait(publish, 3) // nothing fixes this: once per reconciliation, and no more
+		f.Plugin.Always(list, nil)
 		f.compared()
 		f.agrees()
-		if f.plugin.MaxConcurrent(publish) != 1 {
+		if f.Plugin.MaxConcurrent(publish) != 1 {
 			t.Error("the driver was called twice at the same time")
 		}
 	})
 	t.Run("059_not_attached_but_published", func(t *testing.T) {
 		f := scenario(t, lists(), seldomRetried)
-		f.plugin.Next(publish, csitest.DoAndFail(codes.Internal, "x"))
+		f.Plugin.Next(publish, csitest.DoAndFail(codes.Internal, "x"))
 		f.attached() // without waiting for its back-off
 		f.agrees()
-		f.calls(publish, 2)
+		f.Calls(publish, 2)
 	})
 	t.Run("061_unpublished_again", func(t *testing.T) {
 		f := scenario(t, lists(), often)
@@ -222,27 +222,27 @@ func attacherScenarioCompare(t *testing.T) {
 		f.detach("va1")
 		before := f.until("is detached", func(va *storagev1.VolumeAttachment) bool { return va != nil && !va.Status.Attached })
 		f.agrees()
-		f.calls(unpublish, 1)
+		f.Calls(unpublish, 1)
 		f.behind(true)
-		f.wait(unpublish, 2)
+		f.Wait(unpublish, 2)
 		f.agrees()
-		if f.plugin.Publications() != 0 {
+		if f.Plugin.Publications() != 0 {
 			t.Error("it is still published")
 		}
 		f.unchanged(before)
-		f.calls(unpublish, 2)
-		f.calls(publish, 1)
+		f.Calls(unpublish, 2)
+		f.Calls(publish, 1)
 	})
 	t.Run("062_pages", func(t *testing.T) {
 		f := scenario(t, lists(), func(c *Config) { c.ReconcileSync, c.MaxEntries = 20*time.Millisecond, 2 })
 		for i := range 5 {
-			f.plugin.AddVolume(fmt.Sprint(i), 1)
+			f.Plugin.AddVolume(fmt.Sprint(i), 1)
 		}
 		f.compared()
 		if got := f.tokens(); !strings.Contains(got+" -", "- 2 4 - 2 4 - ") {
 			t.Errorf("tokens %s", got)
 		}
-		for _, c := range f.plugin.Calls(list) {
+		for _, c := range f.Plugin.Calls(list) {
 			if n := c.Request.(*csi.ListVolumesRequest).MaxEntries; n != 2 {
 				t.Errorf("asked for %d volumes", n)
 			}
@@ -265,19 +265,19 @@ func attacherScenarioCompare(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			f := scenario(t, lists(), often)
 			f.volume(nil)
-			f.plugin.Always(list, tt.step)
+			f.Plugin.Always(list, tt.step)
 			f.node("id-1")
 			f.attach("va1", nil)
 			f.until("is attached", isAttached)
 			f.agrees()
 			f.behind(false)
 			f.agrees()
-			f.calls(publish, 1)
+			f.Calls(publish, 1)
 			if got := f.tokens(); !strings.Contains(got, tt.tokens) {
 				t.Errorf("tokens %s, want %s among them", got, tt.tokens)
 			}
-			f.plugin.Always(list, nil)
-			f.wait(publish, 2) // after a report that can be used
+			f.Plugin.Always(list, nil)
+			f.Wait(publish, 2) // after a report that can be used
 		})
 	}
 	t.Run("064_attached_and_detached_meanwhile", func(t *testing.T) {
@@ -299,8 +299,8 @@ func attacherScenarioCompare(t *testing.T) {
 		if n := f.mismatches(); n != 0 {
 			t.Errorf("%d mismatches", n)
 		}
-		f.calls(publish, 1)
-		f.calls(unpublish, 1)
+		f.Calls(publish, 1)
+		f.Calls(unpublish, 1)
 	})
 	t.Run("064_published_again_meanwhile", func(t *testing.T) {
 		f := scenario(t, lists(), often)
@@ -327,12 +327,12 @@ func attacherScenarioCompare(t *testing.T) {
 			t.Errorf("%d mismatches, there were %d", n, mismatches)
 		}
 		f.unchanged(before)
-		f.calls(publish, 2)
+		f.Calls(publish, 2)
 	})
 	t.Run("064_another_of_the_name", func(t *testing.T) {
 		f := scenario(t, lists(), seldomRetried)
 		first := f.attached()
-		f.plugin.Next(publish, csitest.Fail(codes.Internal, "x"))
+		f.Plugin.Next(publish, csitest.Fail(codes.Internal, "x"))
 		f.behind(false)
 		f.until("is marked", attachError("code = Internal"))
 		f.detach("va1")
@@ -340,7 +340,7 @@ func attacherScenarioCompare(t *testing.T) {
 		f.attach("va1", nil)
 		f.until("is attached", isAttached)
 		f.agrees()
-		f.calls(publish, 3)
+		f.Calls(publish, 3)
 		kubetest.Eventually(t, "nothing is left of the first one", func(context.Context) error {
 			if f.c.term.Load().outOfSync.has(first.UID) {
 				return fmt.Errorf("it is marked")
@@ -351,25 +351,25 @@ func attacherScenarioCompare(t *testing.T) {
 	t.Run("065_failure_is_retried", func(t *testing.T) {
 		f := scenario(t, lists(), often)
 		f.attached()
-		f.plugin.Next(publish, csitest.Fail(codes.Internal, "x"), csitest.Hang())
+		f.Plugin.Next(publish, csitest.Fail(codes.Internal, "x"), csitest.Hang())
 		f.behind(false)
-		f.wait(publish, 3)
+		f.Wait(publish, 3)
 		if va := f.until("reports it", attachError("code = Internal")); !va.Status.Attached {
 			t.Error("it counts as not attached")
 		}
-		f.plugin.Release()
+		f.Plugin.Release()
 		f.until("is attached", isAttached)
 		f.agrees()
-		f.calls(publish, 3)
+		f.Calls(publish, 3)
 	})
 	t.Run("065_comparisons_do_not_cut_the_back_off", func(t *testing.T) {
 		f := scenario(t, lists(), seldomRetried)
 		f.attached()
-		f.plugin.Always(publish, csitest.Fail(codes.Internal, "x"))
+		f.Plugin.Always(publish, csitest.Fail(codes.Internal, "x"))
 		f.behind(false)
 		f.until("reports it", attachError("code = Internal"))
 		f.compared()
-		f.calls(publish, 2)
+		f.Calls(publish, 2)
 		if f.mismatches() < 2 {
 			t.Error("the later comparisons have found no difference")
 		}
@@ -377,24 +377,24 @@ func attacherScenarioCompare(t *testing.T) {
 	t.Run("065_failure_that_took_effect", func(t *testing.T) {
 		f := scenario(t, lists(), often)
 		f.attached()
-		f.plugin.Next(publish, csitest.DoAndFail(codes.Internal, "x"))
+		f.Plugin.Next(publish, csitest.DoAndFail(codes.Internal, "x"))
 		f.behind(false)
 		f.until("reports it", attachError("code = Internal"))
 		f.until("is attached without an error", isAttached) // although the driver reports what it should
 		f.agrees()
-		f.calls(publish, 3)
+		f.Calls(publish, 3)
 	})
 	t.Run("065_error_of_an_earlier_process", func(t *testing.T) {
 		f := scenario(t, lists(), often)
 		f.attached()
-		_, err := f.client.StorageV1().VolumeAttachments().Patch(
-			t.Context(), f.name("va1"), types.MergePatchType, []byte(`{"status":{"attachError":{"message":"x"}}}`),
+		_, err := f.Client.StorageV1().VolumeAttachments().Patch(
+			t.Context(), f.Unique("va1"), types.MergePatchType, []byte(`{"status":{"attachError":{"message":"x"}}}`),
 			metav1.PatchOptions{}, "status",
 		)
-		f.must(err)
+		f.Must(err)
 		f.until("is attached without an error", isAttached)
 		f.agrees()
-		f.calls(publish, 2)
+		f.Calls(publish, 2)
 	})
 	const (
 		publishes = csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME
@@ -415,7 +415,7 @@ func attacherScenarioCompare(t *testing.T) {
 			f.attached()
 			f.detach("va1")
 			f.until("is deleted", isDeleted)
-			f.calls(list, 0)
+			f.Calls(list, 0)
 		})
 	}
 	t.Run("many_nodes", func(t *testing.T) {
@@ -427,19 +427,19 @@ func attacherScenarioCompare(t *testing.T) {
 		f.attach("va1", nil)
 		f.until("is attached", isAttached)
 		other := &storagev1.CSINode{
-			ObjectMeta: metav1.ObjectMeta{Name: f.name("n2")},
-			Spec:       storagev1.CSINodeSpec{Drivers: []storagev1.CSINodeDriver{{Name: f.driver, NodeID: "id-2"}}},
+			ObjectMeta: metav1.ObjectMeta{Name: f.Unique("n2")},
+			Spec:       storagev1.CSINodeSpec{Drivers: []storagev1.CSINodeDriver{{Name: f.Driver, NodeID: "id-2"}}},
 		}
-		_, err := f.client.StorageV1().CSINodes().Create(t.Context(), other, metav1.CreateOptions{})
-		f.must(err)
+		_, err := f.Client.StorageV1().CSINodes().Create(t.Context(), other, metav1.CreateOptions{})
+		f.Must(err)
 		f.attach("va2", func(va *storagev1.VolumeAttachment) { va.Spec.NodeName = other.Name })
 		f.untilOf("va2", "is attached", isAttached)
 		f.agrees()
 		f.behind(false) // on the first node only
-		f.wait(publish, 3)
+		f.Wait(publish, 3)
 		f.agrees()
 		nodes := []string{}
-		for _, c := range f.plugin.Calls(publish) {
+		for _, c := range f.Plugin.Calls(publish) {
 			nodes = append(nodes, c.Request.(*csi.ControllerPublishVolumeRequest).NodeId)
 		}
 		if !slices.Equal(nodes, []string{"id-1", "id-2", "id-1"}) {
@@ -449,10 +449,10 @@ func attacherScenarioCompare(t *testing.T) {
 	t.Run("driver_goes_away", func(t *testing.T) {
 		f := scenario(t, lists(), often)
 		f.attached()
-		f.plugin.Next(list, csitest.Drop(), csitest.Drop())
+		f.Plugin.Next(list, csitest.Drop(), csitest.Drop())
 		f.agrees()
 		f.behind(false)
-		f.wait(publish, 2)
+		f.Wait(publish, 2)
 	})
 	t.Run("inline", func(t *testing.T) {
 		f := scenario(t, lists(), often)
@@ -461,13 +461,13 @@ func attacherScenarioCompare(t *testing.T) {
 			va.Spec.Source = storagev1.VolumeAttachmentSource{InlineVolumeSpec: &corev1.PersistentVolumeSpec{
 				AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteMany},
 				PersistentVolumeSource: corev1.PersistentVolumeSource{
-					CSI: &corev1.CSIPersistentVolumeSource{Driver: f.driver, VolumeHandle: f.plugin.AddVolume("v", 1)},
+					CSI: &corev1.CSIPersistentVolumeSource{Driver: f.Driver, VolumeHandle: f.Plugin.AddVolume("v", 1)},
 				},
 			}}
 		})
 		f.until("is attached", isAttached)
 		f.behind(false)
-		f.wait(publish, 2)
+		f.Wait(publish, 2)
 		f.agrees()
 	})
 }

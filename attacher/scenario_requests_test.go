@@ -38,14 +38,14 @@ func withModes(modes ...corev1.PersistentVolumeAccessMode) func(*corev1.Persiste
 
 // ofVolume makes an attachment one of the volume of that name.
 func (f *fixture) ofVolume(name string) func(*storagev1.VolumeAttachment) {
-	return func(va *storagev1.VolumeAttachment) { va.Spec.Source.PersistentVolumeName = ptr.To(f.name(name)) }
+	return func(va *storagev1.VolumeAttachment) { va.Spec.Source.PersistentVolumeName = ptr.To(f.Unique(name)) }
 }
 
 // in is f for a subtest.
 func (f *fixture) in(t *testing.T) *fixture {
-	g := *f
-	g.T = t
-	return &g
+	inner := *f.Fixture
+	inner.T = t
+	return &fixture{&inner, f.cfg, f.c}
 }
 
 // settles waits until an attachment made now has been looked at. With one worker,
@@ -62,15 +62,15 @@ func oneWorker(c *Config) { c.WorkerThreads = 1 }
 
 func (f *fixture) patchAttachment(name, patch string, subresources ...string) {
 	f.Helper()
-	_, err := f.client.StorageV1().VolumeAttachments().Patch(
-		f.Context(), f.name(name), types.MergePatchType, []byte(patch), metav1.PatchOptions{}, subresources...,
+	_, err := f.Client.StorageV1().VolumeAttachments().Patch(
+		f.Context(), f.Unique(name), types.MergePatchType, []byte(patch), metav1.PatchOptions{}, subresources...,
 	)
-	f.must(err)
+	f.Must(err)
 }
 
 // published is the requests to publish the volume of that handle.
 func (f *fixture) published(handle string) (requests []*csi.ControllerPublishVolumeRequest) {
-	for _, c := range f.plugin.Calls(publish) {
+	for _, c := range f.Plugin.Calls(publish) {
 		if r := c.Request.(*csi.ControllerPublishVolumeRequest); r.VolumeId == handle {
 			requests = append(requests, r)
 		}
@@ -93,7 +93,7 @@ func (f *fixture) variants(able bool, all map[string]variant) {
 	for name, v := range all {
 		short := strings.ReplaceAll(name, "_", "-")
 		handles[name] = f.volume(func(pv *corev1.PersistentVolume) {
-			pv.Name, pv.Spec.CSI.VolumeHandle = f.name(short), f.plugin.AddVolume(name, 1<<30)
+			pv.Name, pv.Spec.CSI.VolumeHandle = f.Unique(short), f.Plugin.AddVolume(name, 1<<30)
 			if v.volume != nil {
 				v.volume(pv)
 			}
@@ -184,10 +184,10 @@ func attacherScenarioRequests(t *testing.T) {
 		if len(va.Finalizers) > 0 || va.Status.AttachError.ErrorCode != nil {
 			t.Errorf("got %+v", va)
 		}
-		f.calls(publish, 0)
+		f.Calls(publish, 0)
 		pv := fmt.Appendf(nil, `{"spec":{"accessModes":[%q]}}`, rwo)
-		_, err := f.client.CoreV1().PersistentVolumes().Patch(t.Context(), f.name("pv1"), types.MergePatchType, pv, metav1.PatchOptions{})
-		f.must(err)
+		_, err := f.Client.CoreV1().PersistentVolumes().Patch(t.Context(), f.Unique("pv1"), types.MergePatchType, pv, metav1.PatchOptions{})
+		f.Must(err)
 		f.until("is attached without waiting for its back-off", isAttached)
 	})
 
@@ -246,16 +246,16 @@ func attacherScenarioRequests(t *testing.T) {
 	}{
 		"040_no_csinode": {
 			csiNode: func(f *fixture) {
-				f.must(f.client.StorageV1().CSINodes().Delete(f.Context(), f.name("n1"), metav1.DeleteOptions{}))
+				f.Must(f.Client.StorageV1().CSINodes().Delete(f.Context(), f.Unique("n1"), metav1.DeleteOptions{}))
 			},
 			node: "csinode.storage.k8s.io", want: "noted",
 		},
 		"041_driver_not_on_the_node": {
 			csiNode: func(f *fixture) {
-				_, err := f.client.StorageV1().CSINodes().Patch(
-					f.Context(), f.name("n1"), types.MergePatchType, []byte(`{"spec":{"drivers":[]}}`), metav1.PatchOptions{},
+				_, err := f.Client.StorageV1().CSINodes().Patch(
+					f.Context(), f.Unique("n1"), types.MergePatchType, []byte(`{"spec":{"drivers":[]}}`), metav1.PatchOptions{},
 				)
-				f.must(err)
+				f.Must(err)
 			},
 			node: "does not contain driver", want: "noted",
 		},
@@ -284,11 +284,11 @@ func attacherScenarioRequests(t *testing.T) {
 					return nil
 				})
 			}
-			before := f.plugin.Count(unpublish)
+			before := f.Plugin.Count(unpublish)
 			f.detach("va1")
 			f.until("is deleted", isDeleted)
-			f.calls(unpublish, before+1)
-			if r := f.plugin.Calls(unpublish)[before].Request; !proto.Equal(
+			f.Calls(unpublish, before+1)
+			if r := f.Plugin.Calls(unpublish)[before].Request; !proto.Equal(
 				r, &csi.ControllerUnpublishVolumeRequest{VolumeId: handle, NodeId: tt.want},
 			) {
 				t.Errorf("got %v", r)
@@ -298,8 +298,8 @@ func attacherScenarioRequests(t *testing.T) {
 	t.Run("043_no_node_id", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, oneWorker)
 		f.volume(nil)
-		f.attach("va1", func(va *storagev1.VolumeAttachment) { va.Finalizers = []string{Finalizer(f.driver)} })
-		missing := fmt.Sprintf("csinode.storage.k8s.io %q not found", f.name("n1"))
+		f.attach("va1", func(va *storagev1.VolumeAttachment) { va.Finalizers = []string{Finalizer(f.Driver)} })
+		missing := fmt.Sprintf("csinode.storage.k8s.io %q not found", f.Unique("n1"))
 		f.until("reports it", attachError(missing))
 		f.detach("va1")
 		va := f.until("reports it", detachError(missing))
@@ -307,9 +307,9 @@ func attacherScenarioRequests(t *testing.T) {
 			t.Errorf("error code %v", *va.Status.DetachError.ErrorCode)
 		}
 		f.settles()
-		f.calls(unpublish, 0)
+		f.Calls(unpublish, 0)
 		f.node("id-1")
 		f.until("is deleted", isDeleted)
-		f.calls(unpublish, 1)
+		f.Calls(unpublish, 1)
 	})
 }

@@ -31,16 +31,16 @@ import (
 // through starts the attacher again, with hook between it and the API server.
 func (f *fixture) through(hook func(w http.ResponseWriter, r *http.Request, pass http.Handler)) {
 	f.Helper()
-	_ = f.stop(errors.New("restart"))
-	api, err := kubernetes.NewForConfig(kubetest.Proxy(f.T, f.cp.Config(), hook))
-	f.must(err)
-	f.api = api
+	_ = f.Stop(errors.New("restart"))
+	api, err := kubernetes.NewForConfig(kubetest.Proxy(f.T, f.ControlPlane.Config(), hook))
+	f.Must(err)
+	f.API = api
 	f.start()
 }
 
 // patches tells whether r patches the object of that name, or its subresource: pv1/status.
 func (f *fixture) patches(r *http.Request, name string) bool {
-	return r.Method == http.MethodPatch && strings.HasSuffix(r.URL.Path, "/"+f.name(name))
+	return r.Method == http.MethodPatch && strings.HasSuffix(r.URL.Path, "/"+f.Unique(name))
 }
 
 func refuse(w http.ResponseWriter) {
@@ -64,8 +64,8 @@ func (f *fixture) distances(calls []csitest.Call, want ...time.Duration) {
 // these labels: name and value in turns.
 func (f *fixture) samples(metric string, labels ...string) (n int) {
 	f.Helper()
-	families, err := f.reg.Gather()
-	f.must(err)
+	families, err := f.Registry.Gather()
+	f.Must(err)
 	for _, family := range families {
 		if family.GetName() != metric {
 			continue
@@ -90,13 +90,13 @@ func (f *fixture) samples(metric string, labels ...string) (n int) {
 
 func (f *fixture) deleteVolume(name string) {
 	f.Helper()
-	f.must(f.client.CoreV1().PersistentVolumes().Delete(f.Context(), f.name(name), metav1.DeleteOptions{}))
+	f.Must(f.Client.CoreV1().PersistentVolumes().Delete(f.Context(), f.Unique(name), metav1.DeleteOptions{}))
 }
 
 func (f *fixture) finalizersOf(volume string) string {
 	f.Helper()
-	pv, err := f.client.CoreV1().PersistentVolumes().Get(f.Context(), f.name(volume), metav1.GetOptions{})
-	f.must(err)
+	pv, err := f.Client.CoreV1().PersistentVolumes().Get(f.Context(), f.Unique(volume), metav1.GetOptions{})
+	f.Must(err)
 	return fmt.Sprint(pv.Finalizers)
 }
 
@@ -130,21 +130,21 @@ const (
 func attacherScenarioState(t *testing.T) {
 	t.Run("attachment_removed_by_force_during_publish", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, nil)
-		f.plugin.Next(publish, csitest.Hang())
+		f.Plugin.Next(publish, csitest.Hang())
 		f.node("id")
 		f.volume(nil)
 		f.attach("va", nil)
-		f.wait(publish, 1)
-		vas := f.client.StorageV1().VolumeAttachments()
-		f.must(vas.Delete(t.Context(), f.name("va"), metav1.DeleteOptions{}))
+		f.Wait(publish, 1)
+		vas := f.Client.StorageV1().VolumeAttachments()
+		f.Must(vas.Delete(t.Context(), f.Unique("va"), metav1.DeleteOptions{}))
 		_, err := vas.Patch(
-			t.Context(), f.name("va"), types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{},
+			t.Context(), f.Unique("va"), types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{},
 		)
-		f.must(err)
-		f.plugin.Release()
-		f.wait(unpublish, 1)
+		f.Must(err)
+		f.Plugin.Release()
+		f.Wait(unpublish, 1)
 		kubetest.Eventually(t, "nothing is published", func(context.Context) error {
-			if n := f.plugin.Publications(); n > 0 {
+			if n := f.Plugin.Publications(); n > 0 {
 				return fmt.Errorf("%d publications", n)
 			}
 			return nil
@@ -156,7 +156,7 @@ func attacherScenarioState(t *testing.T) {
 	}{"024_exhausted": {true, "8"}, "024_exhausted_gate_off": {false, "none"}} {
 		t.Run(name, func(t *testing.T) {
 			f := scenario(t, csitest.Config{}, func(c *Config) { c.StoreErrorCode = tt.gate })
-			f.plugin.Always(publish, csitest.Fail(codes.ResourceExhausted, "full"))
+			f.Plugin.Always(publish, csitest.Fail(codes.ResourceExhausted, "full"))
 			f.node("id-1")
 			f.volume(nil)
 			f.attach("va1", nil)
@@ -168,7 +168,7 @@ func attacherScenarioState(t *testing.T) {
 	}
 	t.Run("025_error_without_code", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, nil)
-		f.plugin.Always(publish, csitest.Fail(codes.Internal, "x"))
+		f.Plugin.Always(publish, csitest.Fail(codes.Internal, "x"))
 		f.secret(nil)
 		f.node("id-1")
 		f.volume(f.withSecret)
@@ -176,7 +176,7 @@ func attacherScenarioState(t *testing.T) {
 		if va := f.until("reports it", attachError("code = Internal")); errorCode(va.Status.AttachError) != "13" {
 			t.Errorf("error %v", va.Status.AttachError)
 		}
-		f.must(f.client.CoreV1().Secrets(f.ns).Delete(t.Context(), "s", metav1.DeleteOptions{}))
+		f.Must(f.Client.CoreV1().Secrets(f.Namespace).Delete(t.Context(), "s", metav1.DeleteOptions{}))
 		if va := f.until("reports it", attachError("failed to load secret")); errorCode(va.Status.AttachError) != "none" {
 			t.Errorf("error %v", va.Status.AttachError)
 		}
@@ -185,13 +185,13 @@ func attacherScenarioState(t *testing.T) {
 		f := scenario(t, csitest.Config{}, func(c *Config) {
 			c.RetryIntervalStart, c.RetryIntervalMax = 100*time.Millisecond, 400*time.Millisecond
 		})
-		f.plugin.Always(publish, csitest.Fail(codes.Internal, "x"))
+		f.Plugin.Always(publish, csitest.Fail(codes.Internal, "x"))
 		f.node("id-1")
 		f.volume(nil)
 		f.restart()
 		f.attach("va1", nil)
-		f.wait(publish, 9)
-		calls, ms := f.plugin.Calls(publish), time.Millisecond
+		f.Wait(publish, 9)
+		calls, ms := f.Plugin.Calls(publish), time.Millisecond
 		f.distances(calls, 100*ms, 200*ms, 400*ms, 400*ms, 400*ms, 400*ms, 400*ms, 400*ms)
 		if d := calls[8].Began.Sub(calls[7].Ended); d >= 12800*ms {
 			t.Errorf("the maximum is not heeded: the last delay was %v", d)
@@ -221,7 +221,7 @@ func attacherScenarioState(t *testing.T) {
 		f.restart()
 		f.attach("va1", nil)
 		f.until("is attached", isAttached)
-		f.calls(publish, 2)
+		f.Calls(publish, 2)
 		statuses.Range(func(i, body any) bool {
 			if !strings.Contains(body.(string), `"attached":true`) || !strings.Contains(body.(string), `"attachError":null`) {
 				t.Errorf("status write %d was %s", i, body)
@@ -234,19 +234,19 @@ func attacherScenarioState(t *testing.T) {
 	})
 	t.Run("032_056_of_others", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, oneWorker)
-		other := func(va *storagev1.VolumeAttachment) { va.Spec.Attacher = "other." + f.driver }
+		other := func(va *storagev1.VolumeAttachment) { va.Spec.Attacher = "other." + f.Driver }
 		f.node("id-1")
 		f.volume(nil)
 		f.attach("va1", other)
 		f.volume(func(pv *corev1.PersistentVolume) {
-			pv.Name, pv.Spec.CSI.Driver = f.name("pv2"), "other."+f.driver
-			pv.Finalizers = []string{Finalizer("other." + f.driver)}
+			pv.Name, pv.Spec.CSI.Driver = f.Unique("pv2"), "other."+f.Driver
+			pv.Finalizers = []string{Finalizer("other." + f.Driver)}
 		})
 		f.deleteVolume("pv2")
 		// The same events for objects of ours are handled afterwards.
 		f.settles()
 		f.volume(func(pv *corev1.PersistentVolume) {
-			pv.Name, pv.Finalizers = f.name("pv3"), []string{theirs, Finalizer(f.driver)}
+			pv.Name, pv.Finalizers = f.Unique("pv3"), []string{theirs, Finalizer(f.Driver)}
 		})
 		f.deleteVolume("pv3")
 		f.released("pv3", theirs, protection)
@@ -257,13 +257,13 @@ func attacherScenarioState(t *testing.T) {
 		if got := f.finalizersOf("pv1"); got != fmt.Sprint([]string{protection}) {
 			t.Errorf("finalizers %s", got)
 		}
-		if got := f.finalizersOf("pv2"); got != fmt.Sprint([]string{Finalizer("other." + f.driver), protection}) {
+		if got := f.finalizersOf("pv2"); got != fmt.Sprint([]string{Finalizer("other." + f.Driver), protection}) {
 			t.Errorf("finalizers %s", got)
 		}
-		f.calls(publish, 0)
+		f.Calls(publish, 0)
 		f.detach("va1")
 		f.until("is deleted", isDeleted)
-		f.calls(unpublish, 0)
+		f.Calls(unpublish, 0)
 	})
 	t.Run("035_finalizer_removed_meanwhile", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, nil)
@@ -280,15 +280,15 @@ func attacherScenarioState(t *testing.T) {
 			switch {
 			case f.patches(r, "pv1"):
 				remove(&volume, func() error {
-					_, err := f.client.CoreV1().PersistentVolumes().Patch(
-						r.Context(), f.name("pv1"), types.StrategicMergePatchType, rest, metav1.PatchOptions{},
+					_, err := f.Client.CoreV1().PersistentVolumes().Patch(
+						r.Context(), f.Unique("pv1"), types.StrategicMergePatchType, rest, metav1.PatchOptions{},
 					)
 					return err
 				})
 			case f.patches(r, "va1"):
 				remove(&attachment, func() error {
-					_, err := f.client.StorageV1().VolumeAttachments().Patch(
-						r.Context(), f.name("va1"), types.StrategicMergePatchType, rest, metav1.PatchOptions{},
+					_, err := f.Client.StorageV1().VolumeAttachments().Patch(
+						r.Context(), f.Unique("va1"), types.StrategicMergePatchType, rest, metav1.PatchOptions{},
 					)
 					return err
 				})
@@ -298,21 +298,21 @@ func attacherScenarioState(t *testing.T) {
 		f.node("id-1")
 		f.volume(func(pv *corev1.PersistentVolume) { pv.Finalizers = []string{theirs} })
 		f.attach("va1", func(va *storagev1.VolumeAttachment) { va.Finalizers = []string{theirs} })
-		if va := f.until("is attached", isAttached); fmt.Sprint(va.Finalizers) != fmt.Sprint([]string{Finalizer(f.driver)}) {
+		if va := f.until("is attached", isAttached); fmt.Sprint(va.Finalizers) != fmt.Sprint([]string{Finalizer(f.Driver)}) {
 			t.Errorf("finalizers %v", va.Finalizers)
 		}
-		f.released("pv1", protection, Finalizer(f.driver))
+		f.released("pv1", protection, Finalizer(f.Driver))
 
 		// Once more at the end of their lives.
 		add := fmt.Appendf(nil, `{"metadata":{"finalizers":[%q]}}`, theirs)
-		_, err := f.client.StorageV1().VolumeAttachments().Patch(
-			t.Context(), f.name("va1"), types.StrategicMergePatchType, add, metav1.PatchOptions{},
+		_, err := f.Client.StorageV1().VolumeAttachments().Patch(
+			t.Context(), f.Unique("va1"), types.StrategicMergePatchType, add, metav1.PatchOptions{},
 		)
-		f.must(err)
-		_, err = f.client.CoreV1().PersistentVolumes().Patch(
-			t.Context(), f.name("pv1"), types.StrategicMergePatchType, add, metav1.PatchOptions{},
+		f.Must(err)
+		_, err = f.Client.CoreV1().PersistentVolumes().Patch(
+			t.Context(), f.Unique("pv1"), types.StrategicMergePatchType, add, metav1.PatchOptions{},
 		)
-		f.must(err)
+		f.Must(err)
 		volume.Store(false)
 		attachment.Store(false)
 		f.deleteVolume("pv1")
@@ -328,7 +328,7 @@ func attacherScenarioState(t *testing.T) {
 		var crashed atomic.Bool
 		crash := make(chan struct{})
 		f.through(func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
-			if f.patches(r, "va1/status") && f.plugin.Count(unpublish) > 0 && crashed.CompareAndSwap(false, true) {
+			if f.patches(r, "va1/status") && f.Plugin.Count(unpublish) > 0 && crashed.CompareAndSwap(false, true) {
 				_, _ = io.Copy(io.Discard, r.Body) // a server notices the end of a client only behind that
 				close(crash)
 				<-r.Context().Done()
@@ -342,11 +342,11 @@ func attacherScenarioState(t *testing.T) {
 		f.until("is attached", isAttached)
 		f.detach("va1")
 		<-crash
-		_ = f.stop(errors.New("killed"))
-		f.cfg.WorkerThreads, f.api = 1, nil
+		_ = f.Stop(errors.New("killed"))
+		f.cfg.WorkerThreads, f.API = 1, nil
 		f.start()
 		f.settles()
-		f.calls(unpublish, 1)
+		f.Calls(unpublish, 1)
 		va := f.until("is held by others", func(va *storagev1.VolumeAttachment) bool { return va != nil })
 		if fmt.Sprint(va.Finalizers) != fmt.Sprint([]string{theirs}) {
 			t.Errorf("finalizers %v", va.Finalizers)
@@ -356,13 +356,13 @@ func attacherScenarioState(t *testing.T) {
 		f := scenario(t, csitest.Config{}, nil)
 		var refused atomic.Bool
 		f.through(func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
-			if f.patches(r, "va1") && f.plugin.Count(unpublish) > 0 && refused.CompareAndSwap(false, true) {
+			if f.patches(r, "va1") && f.Plugin.Count(unpublish) > 0 && refused.CompareAndSwap(false, true) {
 				refuse(w)
 				return
 			}
 			pass.ServeHTTP(w, r)
 		})
-		f.plugin.Next(unpublish, csitest.Default(), csitest.Hang())
+		f.Plugin.Next(unpublish, csitest.Default(), csitest.Hang())
 		f.node("id-1")
 		f.volume(nil)
 		f.attach("va1", nil)
@@ -372,23 +372,23 @@ func attacherScenarioState(t *testing.T) {
 		if errorCode(va.Status.DetachError) != "none" || !va.Status.Attached {
 			t.Errorf("status %+v", va.Status)
 		}
-		f.wait(unpublish, 2)
-		f.plugin.Release()
+		f.Wait(unpublish, 2)
+		f.Plugin.Release()
 		f.until("is deleted", isDeleted)
-		f.calls(unpublish, 2)
+		f.Calls(unpublish, 2)
 	})
 	t.Run("054_living_volume", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, func(c *Config) { c.Resync = 20 * time.Millisecond })
 		protected := func(name string) {
 			f.volume(func(pv *corev1.PersistentVolume) {
-				pv.Name, pv.Finalizers = f.name(name), []string{theirs, Finalizer(f.driver)}
+				pv.Name, pv.Finalizers = f.Unique(name), []string{theirs, Finalizer(f.Driver)}
 			})
 		}
 		protected("pv1")
 		protected("pv2") // is on its way out, kept by an attachment of whatever driver
 		f.attach("va2", func(va *storagev1.VolumeAttachment) {
 			f.ofVolume("pv2")(va)
-			va.Spec.Attacher = "other." + f.driver
+			va.Spec.Attacher = "other." + f.Driver
 		})
 		f.settles()
 		f.deleteVolume("pv2")
@@ -399,7 +399,7 @@ func attacherScenarioState(t *testing.T) {
 			return nil
 		})
 		for _, name := range []string{"pv1", "pv2"} {
-			if got := f.finalizersOf(name); got != fmt.Sprint([]string{theirs, Finalizer(f.driver), protection}) {
+			if got := f.finalizersOf(name); got != fmt.Sprint([]string{theirs, Finalizer(f.Driver), protection}) {
 				t.Errorf("%s: finalizers %s", name, got)
 			}
 		}
@@ -409,7 +409,7 @@ func attacherScenarioState(t *testing.T) {
 	// One after the other: the name of the driver is that of all of these, and of no other test.
 	t.Run("055_058_volumes_of_a_built_in_plugin", func(t *testing.T) {
 		f := scenario(t, csitest.Config{Name: gcePD}, oneWorker)
-		f.plugin.Always(publish, func(context.Context, *csitest.Plugin, any, func() (any, error)) (any, error) {
+		f.Plugin.Always(publish, func(context.Context, *csitest.Plugin, any, func() (any, error)) (any, error) {
 			return &csi.ControllerPublishVolumeResponse{}, nil // of a disk that the plugin has not made
 		})
 		f.node("id-1")
@@ -417,7 +417,7 @@ func attacherScenarioState(t *testing.T) {
 		f.attach("va1", nil)
 		f.until("is attached", isAttached)
 		f.volume(func(pv *corev1.PersistentVolume) {
-			pv.Name = f.name("pv2")
+			pv.Name = f.Unique("pv2")
 			onGCE(pv)
 		})
 		f.attach("va2", f.ofVolume("pv2"))
@@ -427,7 +427,7 @@ func attacherScenarioState(t *testing.T) {
 			t.Errorf("got %v", got)
 		}
 		if len(f.published(plain)) != 1 {
-			t.Errorf("calls %v", f.plugin.Calls(publish))
+			t.Errorf("calls %v", f.Plugin.Calls(publish))
 		}
 		counts := func(method string) string {
 			count := func(migrated string) int {
@@ -444,15 +444,15 @@ func attacherScenarioState(t *testing.T) {
 
 		// It does not belong to the driver anymore, but is attached; and it is deleted in the end.
 		f.deleteVolume("pv2")
-		_, err := f.client.CoreV1().PersistentVolumes().Patch(
-			t.Context(), f.name("pv2"), types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{},
+		_, err := f.Client.CoreV1().PersistentVolumes().Patch(
+			t.Context(), f.Unique("pv2"), types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{},
 		)
-		f.must(err)
+		f.Must(err)
 		f.detach("va2")
 		f.untilOf("va2", "is deleted", isDeleted)
 		f.detach("va1")
 		f.until("is deleted", isDeleted)
-		if r := f.plugin.Calls(unpublish)[0].Request.(*csi.ControllerUnpublishVolumeRequest); r.VolumeId != handle || r.NodeId != "id-1" {
+		if r := f.Plugin.Calls(unpublish)[0].Request.(*csi.ControllerUnpublishVolumeRequest); r.VolumeId != handle || r.NodeId != "id-1" {
 			t.Errorf("got %v", r)
 		}
 		if got := counts(unpublish); got != "1 of it, 1 of a CSI volume" {
@@ -461,7 +461,7 @@ func attacherScenarioState(t *testing.T) {
 
 		for name, migratedTo := range map[string]string{"pv3": gcePD, "pv4": "", "pv5": "other"} {
 			f.volume(func(pv *corev1.PersistentVolume) {
-				pv.Name, pv.Finalizers = f.name(name), []string{theirs, Finalizer(gcePD)}
+				pv.Name, pv.Finalizers = f.Unique(name), []string{theirs, Finalizer(gcePD)}
 				pv.Annotations = map[string]string{storagehelpers.AnnMigratedTo: migratedTo}
 				if migratedTo == "" {
 					pv.Annotations = nil
@@ -472,7 +472,7 @@ func attacherScenarioState(t *testing.T) {
 		f.released("pv4", theirs, protection)
 		f.released("pv5", theirs, protection)
 		f.volume(func(pv *corev1.PersistentVolume) { // what came before it has been looked at when it is released
-			pv.Name, pv.Finalizers = f.name("pv6"), []string{theirs, Finalizer(gcePD)}
+			pv.Name, pv.Finalizers = f.Unique("pv6"), []string{theirs, Finalizer(gcePD)}
 			onGCE(pv)
 		})
 		f.released("pv6", theirs, protection)
@@ -495,7 +495,7 @@ func attacherScenarioState(t *testing.T) {
 			}
 			pass.ServeHTTP(w, r)
 		})
-		f.volume(func(pv *corev1.PersistentVolume) { pv.Finalizers = []string{theirs, Finalizer(f.driver)} })
+		f.volume(func(pv *corev1.PersistentVolume) { pv.Finalizers = []string{theirs, Finalizer(f.Driver)} })
 		f.deleteVolume("pv1")
 		f.released("pv1", theirs, protection)
 		mu.Lock()

@@ -37,7 +37,7 @@ const (
 func (f *fixture) oldServer(patchForbidden bool) (cfg *rest.Config, written *atomic.Int32) {
 	f.Helper()
 	written = &atomic.Int32{}
-	cfg = kubetest.Proxy(f, f.cp.Config(), func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
+	cfg = kubetest.Proxy(f, f.ControlPlane.Config(), func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
 		capacities := strings.Contains(r.URL.Path, "/"+capacitiesResource)
 		switch {
 		case r.URL.Path == betaPath:
@@ -134,13 +134,13 @@ func (f *fixture) old(patchForbidden bool) (written *atomic.Int32) {
 	f.Helper()
 	cfg, written := f.oldServer(patchForbidden)
 	client, err := kubernetes.NewForConfig(cfg)
-	f.must(err)
+	f.Must(err)
 	beta, err := Beta(f.Context(), client.Discovery())
-	f.must(err)
+	f.Must(err)
 	if !beta {
 		f.Fatal("the API server is taken for one that has v1")
 	}
-	f.watch = cfg
+	f.Watch = cfg
 	f.change = func(d *Deps) { d.Client, d.Beta = client, beta }
 	return written
 }
@@ -150,8 +150,8 @@ func TestCapacityScenarioVersion(t *testing.T) {
 		f := prepare(t, csitest.Config{}, func(c *Config) { c.PollInterval = 200 * time.Millisecond })
 		written := f.old(false)
 		set := f.statefulPod()
-		owner, err := f.ownerBy(f.cp.Config(), "driver-0", 1)
-		f.must(err)
+		owner, err := f.ownerBy(f.ControlPlane.Config(), "driver-0", 1)
+		f.Must(err)
 		beta := f.change
 		f.change = func(d *Deps) { beta(d); d.Owner = owner }
 
@@ -166,7 +166,7 @@ func TestCapacityScenarioVersion(t *testing.T) {
 			if zone := o.NodeTopology.MatchLabels["t/zone"]; (o.MaximumVolumeSize != nil) != (zone == "b") || (o.UID == kept.UID) != (zone == "a") {
 				t.Errorf("in zone %s: %+v", zone, o)
 			}
-			if o.Labels[labelDriver] != f.driver || o.Labels[labelManagedBy] != managedByBase {
+			if o.Labels[labelDriver] != f.Driver || o.Labels[labelManagedBy] != managedByBase {
 				t.Errorf("labels %v", o.Labels)
 			}
 		}
@@ -175,8 +175,8 @@ func TestCapacityScenarioVersion(t *testing.T) {
 		before := written.Load()
 		f.has("b", 4<<30)
 		b := f.published("fast t/zone=a 1Gi", "fast t/zone=b 4Gi")
-		polled := f.plugin.Count(getCapacity)
-		f.must(f.plugin.Wait(t.Context(), getCapacity, polled+6))
+		polled := f.Plugin.Count(getCapacity)
+		f.Must(f.Plugin.Wait(t.Context(), getCapacity, polled+6))
 		if n := written.Load() - before; n != 1 {
 			t.Errorf("%d writes for one change", n)
 		}
@@ -187,7 +187,7 @@ func TestCapacityScenarioVersion(t *testing.T) {
 		}
 
 		// The watch works: a deleted object is created again, an obsolete one is deleted.
-		f.must(f.client.StorageV1().CSIStorageCapacities(f.ns).Delete(t.Context(), kept.Name, metav1.DeleteOptions{}))
+		f.Must(f.Client.StorageV1().CSIStorageCapacities(f.Namespace).Delete(t.Context(), kept.Name, metav1.DeleteOptions{}))
 		kubetest.Eventually(t, "another object is there", func(context.Context) error {
 			objects := f.objects()
 			if len(objects) != 2 || slices.ContainsFunc(objects, func(o storagev1.CSIStorageCapacity) bool { return o.UID == kept.UID }) {
@@ -195,7 +195,7 @@ func TestCapacityScenarioVersion(t *testing.T) {
 			}
 			return nil
 		})
-		f.must(f.client.StorageV1().StorageClasses().Delete(t.Context(), f.name("fast"), metav1.DeleteOptions{}))
+		f.Must(f.Client.StorageV1().StorageClasses().Delete(t.Context(), f.Unique("fast"), metav1.DeleteOptions{}))
 		f.published()
 	})
 	t.Run("062_only_v1beta1_without_patch", func(t *testing.T) {
@@ -209,12 +209,12 @@ func TestCapacityScenarioVersion(t *testing.T) {
 	})
 	t.Run("062_which_version", func(t *testing.T) {
 		f := prepare(t, csitest.Config{}, nil)
-		if beta, err := Beta(t.Context(), f.client.Discovery()); err != nil || beta {
+		if beta, err := Beta(t.Context(), f.Client.Discovery()); err != nil || beta {
 			t.Errorf("of this API server: %v, %v", beta, err)
 		}
 		ask := func(answer func(w http.ResponseWriter, r *http.Request, pass http.Handler)) (bool, error) {
-			client, err := kubernetes.NewForConfig(kubetest.Proxy(t, f.cp.Config(), answer))
-			f.must(err)
+			client, err := kubernetes.NewForConfig(kubetest.Proxy(t, f.ControlPlane.Config(), answer))
+			f.Must(err)
 			return Beta(t.Context(), client.Discovery())
 		}
 		if _, err := ask(

@@ -41,7 +41,7 @@ type objectWrites struct {
 func (f *fixture) noteWrites(before func(*http.Request)) *objectWrites {
 	f.Helper()
 	w := &objectWrites{}
-	cfg := kubetest.Proxy(f, f.cp.Config(), func(out http.ResponseWriter, r *http.Request, pass http.Handler) {
+	cfg := kubetest.Proxy(f, f.ControlPlane.Config(), func(out http.ResponseWriter, r *http.Request, pass http.Handler) {
 		if r.Method != http.MethodGet {
 			w.mu.Lock()
 			w.methods = append(w.methods, r.Method)
@@ -53,7 +53,7 @@ func (f *fixture) noteWrites(before func(*http.Request)) *objectWrites {
 		pass.ServeHTTP(out, r)
 	})
 	client, err := kubernetes.NewForConfig(cfg)
-	f.must(err)
+	f.Must(err)
 	f.change = func(d *Deps) { d.Client = client }
 	return w
 }
@@ -109,7 +109,7 @@ func zoneOf(r *csi.GetCapacityRequest) string {
 
 // callsIn is the calls for one zone.
 func (f *fixture) callsIn(zone string) []csitest.Call {
-	return slices.DeleteFunc(f.plugin.Calls(getCapacity), func(c csitest.Call) bool {
+	return slices.DeleteFunc(f.Plugin.Calls(getCapacity), func(c csitest.Call) bool {
 		return zoneOf(c.Request.(*csi.GetCapacityRequest)) != zone
 	})
 }
@@ -175,10 +175,10 @@ func (f *fixture) in(zone string, objects []storagev1.CSIStorageCapacity) *stora
 // edit changes an object as another client.
 func (f *fixture) edit(name, patch string) *storagev1.CSIStorageCapacity {
 	f.Helper()
-	o, err := f.client.StorageV1().CSIStorageCapacities(f.ns).Patch(
+	o, err := f.Client.StorageV1().CSIStorageCapacities(f.Namespace).Patch(
 		f.Context(), name, types.MergePatchType, []byte(patch), metav1.PatchOptions{},
 	)
-	f.must(err)
+	f.Must(err)
 	return o
 }
 
@@ -195,7 +195,7 @@ func (f *fixture) cuttable(suffix string) *cable {
 	f.Helper()
 	c := &cable{open: make(chan struct{})}
 	close(c.open)
-	f.watch = kubetest.Proxy(f, f.cp.Config(), func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
+	f.Watch = kubetest.Proxy(f, f.ControlPlane.Config(), func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
 		if !strings.HasSuffix(r.URL.Path, suffix) {
 			pass.ServeHTTP(w, r)
 			return
@@ -268,7 +268,7 @@ func TestCapacityScenarioCreation(t *testing.T) {
 	t.Run("002_no_registered_node", func(t *testing.T) {
 		f := prepare(t, csitest.Config{}, never)
 		f.class("fast", nil)
-		f.must(kubetest.CreateNode(t.Context(), f.client, kubetest.NodeSpec{Name: f.name("n1"), Labels: map[string]string{"t/zone": "a"}}))
+		f.Must(kubetest.CreateNode(t.Context(), f.Client, kubetest.NodeSpec{Name: f.Unique("n1"), Labels: map[string]string{"t/zone": "a"}}))
 		f.start()
 		f.working()
 		f.node("n2", "b")
@@ -285,7 +285,7 @@ func TestCapacityScenarioCreation(t *testing.T) {
 		f.class("fast", func(c *storagev1.StorageClass) { c.Parameters = want })
 		f.start()
 		f.published(zoneA)
-		if got := f.plugin.Calls(getCapacity)[0].Request.(*csi.GetCapacityRequest).Parameters; fmt.Sprint(got) != fmt.Sprint(want) {
+		if got := f.Plugin.Calls(getCapacity)[0].Request.(*csi.GetCapacityRequest).Parameters; fmt.Sprint(got) != fmt.Sprint(want) {
 			t.Errorf("the driver got the parameters %v", got)
 		}
 	})
@@ -332,7 +332,7 @@ func TestCapacityScenarioCreation(t *testing.T) {
 	t.Run("008_class_of_another_provisioner", func(t *testing.T) {
 		f := prepare(t, csitest.Config{}, never)
 		f.makeFixture()
-		f.class("other", func(c *storagev1.StorageClass) { c.Provisioner = "other-" + f.driver })
+		f.class("other", func(c *storagev1.StorageClass) { c.Provisioner = "other-" + f.Driver })
 		f.class("plugin", func(c *storagev1.StorageClass) { c.Provisioner = "kubernetes.io/aws-ebs" })
 		f.start()
 		f.published(zoneA, zoneB)
@@ -363,14 +363,14 @@ func TestCapacityScenarioCreation(t *testing.T) {
 			c.RetryIntervalStart, c.RetryIntervalMax = 100*time.Millisecond, time.Minute
 		})
 		f.makeFixture()
-		f.plugin.Always(getCapacity, f.stepIn("a", csitest.Fail(codes.Internal, "pool offline")))
+		f.Plugin.Always(getCapacity, f.stepIn("a", csitest.Fail(codes.Internal, "pool offline")))
 		f.start()
 		f.published(zoneB)
 		f.askedIn("a", 4-len(f.callsIn("a")))
 		if have := f.describe(f.objects()); !slices.Equal(have, []string{zoneB}) {
 			t.Errorf("%q are published", have)
 		}
-		f.plugin.Always(getCapacity, f.answered())
+		f.Plugin.Always(getCapacity, f.answered())
 		f.published(zoneA, zoneB)
 		calls := f.callsIn("a")
 		for i := range 3 {
@@ -386,7 +386,7 @@ func TestCapacityScenarioCreation(t *testing.T) {
 		f := prepare(t, csitest.Config{}, polling)
 		f.makeFixture()
 		before := []storagev1.CSIStorageCapacity{*f.existing("fast", "a", "7Gi", nil)}
-		f.plugin.Always(getCapacity, csitest.Fail(codes.Unimplemented, "no"))
+		f.Plugin.Always(getCapacity, csitest.Fail(codes.Unimplemented, "no"))
 		f.start()
 		f.askedIn("a", 4)
 		f.same(before, f.objects())
@@ -399,13 +399,13 @@ func TestCapacityScenarioCreation(t *testing.T) {
 		f.node("n1", "a")
 		f.class("fast", nil)
 		writes := f.noteWrites(nil)
-		f.plugin.Always(getCapacity, csitest.Hang())
+		f.Plugin.Always(getCapacity, csitest.Hang())
 		f.start()
-		f.must(f.plugin.Wait(t.Context(), getCapacity, 3))
+		f.Must(f.Plugin.Wait(t.Context(), getCapacity, 3))
 		writes.are(t)
-		f.plugin.Always(getCapacity, f.answered())
+		f.Plugin.Always(getCapacity, f.answered())
 		f.published(zoneA)
-		for _, call := range f.plugin.Calls(getCapacity)[:2] {
+		for _, call := range f.Plugin.Calls(getCapacity)[:2] {
 			if took := call.Ended.Sub(call.Began); call.Err == nil || took < f.cfg.Timeout/2 {
 				t.Errorf("a call ended after %v with %v", took, call.Err)
 			}
@@ -420,7 +420,7 @@ func TestCapacityScenarioCreation(t *testing.T) {
 		f.makeFixture()
 		f.start()
 		f.published(zoneA, zoneB)
-		f.plugin.Always(getCapacity, csitest.Fail(codes.Unavailable, "away"))
+		f.Plugin.Always(getCapacity, csitest.Fail(codes.Unavailable, "away"))
 		failed := func(zone string) []csitest.Call {
 			return slices.DeleteFunc(f.callsIn(zone), func(c csitest.Call) bool { return c.Err == nil })
 		}
@@ -475,8 +475,8 @@ func TestCapacityScenarioCreation(t *testing.T) {
 // metric is the value of a gauge of a queue.
 func (f *fixture) metric(name, queue string) float64 {
 	f.Helper()
-	families, err := f.reg.Gather()
-	f.must(err)
+	families, err := f.Registry.Gather()
+	f.Must(err)
 	for _, family := range families {
 		for _, m := range family.GetMetric() {
 			if family.GetName() == name && len(m.GetLabel()) == 1 && m.GetLabel()[0].GetValue() == queue {
@@ -554,7 +554,7 @@ func TestCapacityScenarioUpdates(t *testing.T) {
 	t.Run("022_object_deleted", func(t *testing.T) {
 		f := scenario(t, never)
 		before := f.published(zoneA, zoneB)
-		f.must(f.client.StorageV1().CSIStorageCapacities(f.ns).Delete(t.Context(), f.in("a", before).Name, metav1.DeleteOptions{}))
+		f.Must(f.Client.StorageV1().CSIStorageCapacities(f.Namespace).Delete(t.Context(), f.in("a", before).Name, metav1.DeleteOptions{}))
 		f.another("a", before)
 		f.asked(3)
 	})
@@ -578,14 +578,14 @@ func TestCapacityScenarioUpdates(t *testing.T) {
 		f.start()
 		before := f.published(zoneA, zoneB)
 		seen := make(chan struct{})
-		f.plugin.Next(getCapacity, f.answeredAfter(seen))
+		f.Plugin.Next(getCapacity, f.answeredAfter(seen))
 		old := f.in("a", before)
-		f.must(f.client.StorageV1().CSIStorageCapacities(f.ns).Delete(t.Context(), old.Name, metav1.DeleteOptions{}))
-		f.must(f.plugin.Wait(t.Context(), getCapacity, 3))
+		f.Must(f.Client.StorageV1().CSIStorageCapacities(f.Namespace).Delete(t.Context(), old.Name, metav1.DeleteOptions{}))
+		f.Must(f.Plugin.Wait(t.Context(), getCapacity, 3))
 		made := f.existing("fast", "a", "9Gi", func(o *storagev1.CSIStorageCapacity) { o.Name = old.Name })
 		want := []string{http.MethodPatch, http.MethodPost, http.MethodPost} // no object but those of the start is made
 		kubetest.Eventually(f, "the controller sees the object", func(context.Context) error {
-			if o, ok := f.c.published.Get(f.ns + "/" + old.Name); !ok || o.UID != made.UID {
+			if o, ok := f.c.published.Get(f.Namespace + "/" + old.Name); !ok || o.UID != made.UID {
 				return errors.New("it does not")
 			}
 			return nil
@@ -603,7 +603,7 @@ func TestCapacityScenarioUpdates(t *testing.T) {
 		f.start()
 		old := f.in("a", f.published(zoneA, zoneB))
 		line.cut()
-		f.must(f.client.StorageV1().CSIStorageCapacities(f.ns).Delete(t.Context(), old.Name, metav1.DeleteOptions{}))
+		f.Must(f.Client.StorageV1().CSIStorageCapacities(f.Namespace).Delete(t.Context(), old.Name, metav1.DeleteOptions{}))
 		made := f.existing("fast", "a", "9Gi", func(o *storagev1.CSIStorageCapacity) { o.Name = old.Name })
 		line.restore()
 		if o := f.in("a", f.published(zoneA, zoneB)); o.UID != made.UID {
@@ -686,7 +686,7 @@ func TestCapacityScenarioAdoption(t *testing.T) {
 	t.Run("030_foreign_objects", func(t *testing.T) {
 		f := prepare(t, csitest.Config{}, nil)
 		f.makeFixture()
-		elsewhere := kubetest.Namespace(t, f.cp)
+		elsewhere := kubetest.Namespace(t, f.ControlPlane)
 		before := []storagev1.CSIStorageCapacity{
 			*f.existing("fast", "a", "11Gi", func(o *storagev1.CSIStorageCapacity) { o.Labels[labelManagedBy] = "me" }),
 			*f.existing("fast", "a", "12Gi", func(o *storagev1.CSIStorageCapacity) { o.Labels = nil }),
@@ -700,8 +700,8 @@ func TestCapacityScenarioAdoption(t *testing.T) {
 		f.same(before, slices.DeleteFunc(objects, func(o storagev1.CSIStorageCapacity) bool {
 			return !slices.Contains(uids(before), o.UID)
 		}))
-		now, err := f.client.StorageV1().CSIStorageCapacities(elsewhere).Get(t.Context(), other.Name, metav1.GetOptions{})
-		f.must(err)
+		now, err := f.Client.StorageV1().CSIStorageCapacities(elsewhere).Get(t.Context(), other.Name, metav1.GetOptions{})
+		f.Must(err)
 		f.same([]storagev1.CSIStorageCapacity{*other}, []storagev1.CSIStorageCapacity{*now})
 		writes.are(t, http.MethodPost, http.MethodPost)
 	})
@@ -716,7 +716,7 @@ func TestCapacityScenarioAdoption(t *testing.T) {
 			if younger.CreationTimestamp.After(older.CreationTimestamp.Time) {
 				return nil
 			}
-			f.must(f.client.StorageV1().CSIStorageCapacities(f.ns).Delete(ctx, younger.Name, metav1.DeleteOptions{}))
+			f.Must(f.Client.StorageV1().CSIStorageCapacities(f.Namespace).Delete(ctx, younger.Name, metav1.DeleteOptions{}))
 			return errors.New("they are of the same second")
 		})
 		f.start()
@@ -731,7 +731,7 @@ func TestCapacityScenarioAdoption(t *testing.T) {
 		f.makeFixture()
 		before := []storagev1.CSIStorageCapacity{*f.existing("fast", "a", "1Gi", nil), *f.existing("fast", "b", "2Gi", nil)}
 		gates := map[string]chan struct{}{"/nodes": make(chan struct{}), "/csinodes": make(chan struct{})}
-		f.watch = kubetest.Proxy(t, f.cp.Config(), func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
+		f.Watch = kubetest.Proxy(t, f.ControlPlane.Config(), func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
 			for suffix, gate := range gates {
 				if strings.HasSuffix(r.URL.Path, suffix) {
 					select {
@@ -747,8 +747,8 @@ func TestCapacityScenarioAdoption(t *testing.T) {
 		held := func(list string, nodes bool) {
 			t.Helper()
 			kubetest.Eventually(f, "the controller has the other lists", func(context.Context) error {
-				_, class := f.c.classes.Get(f.name("fast"))
-				_, node := f.c.nodes.Get(f.name("n2"))
+				_, class := f.c.classes.Get(f.Unique("fast"))
+				_, node := f.c.nodes.Get(f.Unique("n2"))
 				if !class || node != nodes || len(f.c.published.List()) != 2 {
 					return errors.New("it has not")
 				}
@@ -773,7 +773,7 @@ func TestCapacityScenarioAdoption(t *testing.T) {
 		f.makeFixture()
 		f.start()
 		before := f.published(zoneA, zoneB)
-		_ = f.stop(errors.New("the Lease is lost")) // which it returns
+		_ = f.Stop(errors.New("the Lease is lost")) // which it returns
 		f.has("a", 3<<30)
 		f.start()
 		f.sameUIDs(before, f.published("fast t/zone=a 3Gi", zoneB))
@@ -793,7 +793,7 @@ func TestCapacityScenarioAdoption(t *testing.T) {
 		f.start()
 		deps.Registry = prometheus.NewRegistry()
 		c, err := New(f.cfg, deps)
-		f.must(err)
+		f.Must(err)
 		lead := func() (lose func()) {
 			ctx, cancel := context.WithCancelCause(t.Context())
 			var run sync.WaitGroup
@@ -807,14 +807,14 @@ func TestCapacityScenarioAdoption(t *testing.T) {
 		before := f.published(zoneA, zoneB)
 		lose()
 		f.has("a", 3<<30)
-		f.must(f.client.CoreV1().Nodes().Delete(t.Context(), f.name("n2"), metav1.DeleteOptions{}))
+		f.Must(f.Client.CoreV1().Nodes().Delete(t.Context(), f.Unique("n2"), metav1.DeleteOptions{}))
 		defer lead()()
 		f.sameUIDs([]storagev1.CSIStorageCapacity{*f.in("a", before)}, f.published("fast t/zone=a 3Gi"))
 	})
 	t.Run("034_process_stops", func(t *testing.T) {
 		f := scenario(t, nil)
 		before := f.published(zoneA, zoneB)
-		if err := f.stop(workloop.ErrDrain); !errors.Is(err, workloop.ErrDrain) {
+		if err := f.Stop(workloop.ErrDrain); !errors.Is(err, workloop.ErrDrain) {
 			t.Errorf("the controller ended with %v", err)
 		}
 		f.same(before, f.objects())

@@ -43,21 +43,21 @@ func podTemplate() corev1.PodTemplateSpec {
 // pod makes the pod of the controller.
 func (f *fixture) pod(name string, owners []metav1.OwnerReference) *corev1.Pod {
 	f.Helper()
-	pod, err := f.client.CoreV1().Pods(f.ns).Create(f.Context(), &corev1.Pod{
+	pod, err := f.Client.CoreV1().Pods(f.Namespace).Create(f.Context(), &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: name, OwnerReferences: owners}, Spec: podTemplate().Spec,
 	}, metav1.CreateOptions{})
-	f.must(err)
+	f.Must(err)
 	return pod
 }
 
 // statefulPod makes a StatefulSet with the pod "driver-0".
 func (f *fixture) statefulPod() *appsv1.StatefulSet {
 	f.Helper()
-	set, err := f.client.AppsV1().StatefulSets(f.ns).Create(f.Context(), &appsv1.StatefulSet{
+	set, err := f.Client.AppsV1().StatefulSets(f.Namespace).Create(f.Context(), &appsv1.StatefulSet{
 		ObjectMeta: metav1.ObjectMeta{Name: "driver"},
 		Spec:       appsv1.StatefulSetSpec{Selector: &metav1.LabelSelector{MatchLabels: podTemplate().Labels}, Template: podTemplate()},
 	}, metav1.CreateOptions{})
-	f.must(err)
+	f.Must(err)
 	f.pod("driver-0", controlledBy("apps/v1", "StatefulSet", set))
 	return set
 }
@@ -66,15 +66,15 @@ func (f *fixture) statefulPod() *appsv1.StatefulSet {
 func (f *fixture) deployedPod() (*appsv1.Deployment, *appsv1.ReplicaSet, *corev1.Pod) {
 	f.Helper()
 	selector := &metav1.LabelSelector{MatchLabels: podTemplate().Labels}
-	deployment, err := f.client.AppsV1().Deployments(f.ns).Create(f.Context(), &appsv1.Deployment{
+	deployment, err := f.Client.AppsV1().Deployments(f.Namespace).Create(f.Context(), &appsv1.Deployment{
 		ObjectMeta: metav1.ObjectMeta{Name: "driver"}, Spec: appsv1.DeploymentSpec{Selector: selector, Template: podTemplate()},
 	}, metav1.CreateOptions{})
-	f.must(err)
-	set, err := f.client.AppsV1().ReplicaSets(f.ns).Create(f.Context(), &appsv1.ReplicaSet{
+	f.Must(err)
+	set, err := f.Client.AppsV1().ReplicaSets(f.Namespace).Create(f.Context(), &appsv1.ReplicaSet{
 		ObjectMeta: metav1.ObjectMeta{Name: "driver-1", OwnerReferences: controlledBy("apps/v1", "Deployment", deployment)},
 		Spec:       appsv1.ReplicaSetSpec{Selector: selector, Template: podTemplate()},
 	}, metav1.CreateOptions{})
-	f.must(err)
+	f.Must(err)
 	return deployment, set, f.pod("driver-x", controlledBy("apps/v1", "ReplicaSet", set))
 }
 
@@ -87,19 +87,19 @@ func (f *fixture) owner(pod string, level int, resources ...string) (ref *metav1
 		group, resource, _ := strings.Cut(r, "/")
 		role.Rules = append(role.Rules, rbacv1.PolicyRule{Verbs: []string{"get"}, APIGroups: []string{group}, Resources: []string{resource}})
 	}
-	role, err = f.client.RbacV1().Roles(f.ns).Create(f.Context(), role, metav1.CreateOptions{})
-	f.must(err)
-	user := f.name(role.Name)
-	_, err = f.client.RbacV1().RoleBindings(f.ns).Create(f.Context(), &rbacv1.RoleBinding{
+	role, err = f.Client.RbacV1().Roles(f.Namespace).Create(f.Context(), role, metav1.CreateOptions{})
+	f.Must(err)
+	user := f.Unique(role.Name)
+	_, err = f.Client.RbacV1().RoleBindings(f.Namespace).Create(f.Context(), &rbacv1.RoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: role.Name}, Subjects: []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: user}},
 		RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: role.Name},
 	}, metav1.CreateOptions{})
-	f.must(err)
+	f.Must(err)
 	if len(resources) > 0 { // the authorizer sees new rules a moment later
-		cfg := f.cp.UserConfig(user)
+		cfg := f.ControlPlane.UserConfig(user)
 		meta, err := metadata.NewForConfig(cfg)
-		f.must(err)
-		pods := meta.Resource(corev1.SchemeGroupVersion.WithResource("pods")).Namespace(f.ns)
+		f.Must(err)
+		pods := meta.Resource(corev1.SchemeGroupVersion.WithResource("pods")).Namespace(f.Namespace)
 		kubetest.Eventually(f, "the role is in force", func(ctx context.Context) error {
 			_, err := pods.Get(ctx, pod, metav1.GetOptions{})
 			if apierrors.IsNotFound(err) {
@@ -109,8 +109,8 @@ func (f *fixture) owner(pod string, level int, resources ...string) (ref *metav1
 		})
 	}
 	var mu sync.Mutex
-	proxy := kubetest.Proxy(f, f.cp.UserConfig(user), func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
-		if _, path, in := strings.Cut(r.URL.Path, "/namespaces/"+f.ns+"/"); in {
+	proxy := kubetest.Proxy(f, f.ControlPlane.UserConfig(user), func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
+		if _, path, in := strings.Cut(r.URL.Path, "/namespaces/"+f.Namespace+"/"); in {
 			mu.Lock()
 			read = append(read, r.Method+" "+path)
 			mu.Unlock()
@@ -126,17 +126,17 @@ func (f *fixture) owner(pod string, level int, resources ...string) (ref *metav1
 func (f *fixture) ownerBy(cfg *rest.Config, pod string, level int) (*metav1.OwnerReference, error) {
 	f.Helper()
 	meta, err := metadata.NewForConfig(cfg)
-	f.must(err)
+	f.Must(err)
 	client, err := kubernetes.NewForConfig(cfg)
-	f.must(err)
-	return FindOwner(f.Context(), meta, client.Discovery(), f.ns, pod, level)
+	f.Must(err)
+	return FindOwner(f.Context(), meta, client.Discovery(), f.Namespace, pod, level)
 }
 
 // ownedBy has the controller give its objects the owner of a pod.
 func (f *fixture) ownedBy(pod string, level int) {
 	f.Helper()
-	ref, err := f.ownerBy(f.cp.Config(), pod, level)
-	f.must(err)
+	ref, err := f.ownerBy(f.ControlPlane.Config(), pod, level)
+	f.Must(err)
 	f.change = func(d *Deps) { d.Owner = ref }
 }
 
@@ -157,7 +157,7 @@ func TestCapacityScenarioOwner(t *testing.T) {
 		f := prepare(t, csitest.Config{}, nil)
 		set := f.statefulPod()
 		ref, read, err := f.owner("driver-0", 1, "/pods")
-		f.must(err)
+		f.Must(err)
 		if !slices.Equal(read, []string{"GET pods/driver-0"}) {
 			t.Errorf("read %q", read)
 		}
@@ -172,20 +172,20 @@ func TestCapacityScenarioOwner(t *testing.T) {
 		f := prepare(t, csitest.Config{}, nil)
 		deployment, set, pod := f.deployedPod()
 		ref, read, err := f.owner(pod.Name, 2, "/pods", "apps/replicasets")
-		f.must(err)
+		f.Must(err)
 		if !slices.Equal(read, []string{"GET pods/driver-x", "GET replicasets/driver-1"}) {
 			t.Errorf("read %q", read)
 		}
 		f.refers([]metav1.OwnerReference{*ref}, "Deployment", deployment)
 		ref, _, err = f.owner(pod.Name, 1, "/pods")
-		f.must(err)
+		f.Must(err)
 		f.refers([]metav1.OwnerReference{*ref}, "ReplicaSet", set)
 		ref, read, err = f.owner(pod.Name, -3)
 		if ref != nil || len(read) > 0 || err != nil {
 			t.Errorf("level -3: %v, read %q, %v", ref, read, err)
 		}
 		ref, read, err = f.owner(pod.Name, 0, "/pods")
-		f.must(err)
+		f.Must(err)
 		if !slices.Equal(read, []string{"GET pods/driver-x"}) {
 			t.Errorf("level 0: read %q", read)
 		}
@@ -214,10 +214,10 @@ func TestCapacityScenarioOwner(t *testing.T) {
 			f.deployedPod()
 			f.pod("alone", nil)
 			f.pod("orphan", []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "gone", UID: "1", Controller: ptr.To(true)}})
-			set, err := f.client.AppsV1().ReplicaSets(f.ns).Create(t.Context(), &appsv1.ReplicaSet{
+			set, err := f.Client.AppsV1().ReplicaSets(f.Namespace).Create(t.Context(), &appsv1.ReplicaSet{
 				ObjectMeta: metav1.ObjectMeta{Name: "bare"}, Spec: appsv1.ReplicaSetSpec{Selector: &metav1.LabelSelector{MatchLabels: podTemplate().Labels}, Template: podTemplate()},
 			}, metav1.CreateOptions{})
-			f.must(err)
+			f.Must(err)
 			f.pod("half", controlledBy("apps/v1", "ReplicaSet", set))
 			ref, _, err := f.owner(tt.pod, tt.level, tt.can...)
 			if err == nil {
@@ -235,7 +235,7 @@ func TestCapacityScenarioOwner(t *testing.T) {
 		set := f.statefulPod()
 		var mu sync.Mutex
 		failures := 2
-		proxy := kubetest.Proxy(f, f.cp.Config(), func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
+		proxy := kubetest.Proxy(f, f.ControlPlane.Config(), func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
 			mu.Lock()
 			defer mu.Unlock()
 			if strings.HasSuffix(r.URL.Path, "/driver-0") && failures > 0 {
@@ -246,7 +246,7 @@ func TestCapacityScenarioOwner(t *testing.T) {
 			pass.ServeHTTP(w, r)
 		})
 		ref, err := f.ownerBy(proxy, "driver-0", 1)
-		f.must(err)
+		f.Must(err)
 		f.refers([]metav1.OwnerReference{*ref}, "StatefulSet", set)
 	})
 	t.Run("050_owner_is_added", func(t *testing.T) {
@@ -266,8 +266,8 @@ func TestCapacityScenarioOwner(t *testing.T) {
 		f.start()
 		o := f.published("fast t/zone=a 1Gi", "fast t/zone=b 2Gi")[0]
 		o.OwnerReferences = nil
-		_, err := f.client.StorageV1().CSIStorageCapacities(f.ns).Update(t.Context(), &o, metav1.UpdateOptions{})
-		f.must(err)
+		_, err := f.Client.StorageV1().CSIStorageCapacities(f.Namespace).Update(t.Context(), &o, metav1.UpdateOptions{})
+		f.Must(err)
 		f.eventuallyOwned(&o, "StatefulSet", set)
 	})
 	t.Run("051_owner_is_kept", func(t *testing.T) {
@@ -306,8 +306,8 @@ func TestCapacityScenarioOwner(t *testing.T) {
 // still is the object that before was, which the test fails without.
 func (f *fixture) still(before *storagev1.CSIStorageCapacity) *storagev1.CSIStorageCapacity {
 	f.Helper()
-	o, err := f.client.StorageV1().CSIStorageCapacities(f.ns).Get(f.Context(), before.Name, metav1.GetOptions{})
-	f.must(err)
+	o, err := f.Client.StorageV1().CSIStorageCapacities(f.Namespace).Get(f.Context(), before.Name, metav1.GetOptions{})
+	f.Must(err)
 	if o.UID != before.UID {
 		f.Fatalf("%q is another object", o.Name)
 	}

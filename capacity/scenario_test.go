@@ -9,48 +9,34 @@ import (
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"github.com/prometheus/client_golang/prometheus"
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/metadata"
-	"k8s.io/client-go/rest"
 	"k8s.io/utils/ptr"
 
-	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/csiclient/csitest"
-	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/kubetest"
-	"github.com/storage-controller/storage-controller/internal/workloop"
+	"github.com/storage-controller/storage-controller/internal/looptest"
 )
 
 func TestMain(m *testing.M) { kubetest.Main(m) }
 
 const getCapacity = "GetCapacity"
 
-// fixture is that of the contract: two nodes in the zones a and b, the class "fast", and a
-// driver with 1Gi in a and 2Gi in b. Names carry that of the namespace, so that
-// scenarios run side by side.
+// fixture runs the capacity controller of a driver with 1Gi in the zone a and 2Gi in b.
+// Scenarios run in parallel: the names of their objects begin with the namespace.
 type fixture struct {
-	*testing.T
-	cp     *kubetest.ControlPlane
-	client kubernetes.Interface
-	plugin *csitest.Plugin
-	ns     string
-	driver string
+	*looptest.Fixture
 	cfg    Config
-	change func(*Deps)  // of what the controller gets; nil: nothing
-	watch  *rest.Config // of the watches; nil: straight to the API server
-	reg    *prometheus.Registry
-	c      *Controller
-	stop   func(cause error) error
+	change func(*Deps) // before a start, or nil
+	c      *Controller // of the last start
 
 	mu     sync.Mutex
 	answer map[string]*csi.GetCapacityResponse // by the value of t/zone, or "class/zone"
 }
 
-// scenario makes the fixture and starts the controller.
+// scenario starts a controller for the nodes n1 and n2 in the zones a and b and the
+// StorageClass fast.
 func scenario(t *testing.T, change func(*Config)) *fixture {
 	t.Helper()
 	f := prepare(t, csitest.Config{}, change)
@@ -59,28 +45,21 @@ func scenario(t *testing.T, change func(*Config)) *fixture {
 	return f
 }
 
-// prepare makes nothing but a namespace and a driver.
+// prepare returns a fixture without objects, whose controller does not run yet.
 func prepare(t *testing.T, plugin csitest.Config, change func(*Config)) *fixture {
 	t.Helper()
-	t.Parallel()
-	f := &fixture{T: t, cp: kubetest.Get(t), cfg: DefaultConfig(), answer: map[string]*csi.GetCapacityResponse{}}
-	f.client, f.ns = f.cp.Client(), kubetest.Namespace(t, f.cp)
-	f.cfg.RetryIntervalStart, f.cfg.RetryIntervalMax = 50*time.Millisecond, 400*time.Millisecond
-	f.cfg.RemovalGrace, f.cfg.QPS = 0, 0
-	if change != nil {
-		change(&f.cfg)
-	}
-	if plugin.Name == "" {
-		plugin.Name = f.ns + ".example.com"
-	}
 	if plugin.Controller == nil {
 		plugin.Controller = []csi.ControllerServiceCapability_RPC_Type{
 			csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME, csi.ControllerServiceCapability_RPC_GET_CAPACITY,
 		}
 	}
-	f.driver = plugin.Name
-	f.plugin = csitest.Run(t, plugin)
-	f.plugin.Always(getCapacity, f.answered())
+	f := &fixture{Fixture: looptest.New(t, plugin), cfg: DefaultConfig(), answer: map[string]*csi.GetCapacityResponse{}}
+	f.cfg.RetryIntervalStart, f.cfg.RetryIntervalMax = 50*time.Millisecond, 400*time.Millisecond
+	f.cfg.RemovalGrace, f.cfg.QPS = 0, 0
+	if change != nil {
+		change(&f.cfg)
+	}
+	f.Plugin.Always(getCapacity, f.answered())
 	f.has("a", 1<<30)
 	f.has("b", 2<<30)
 	return f
@@ -120,46 +99,21 @@ func (f *fixture) says(zone string, r *csi.GetCapacityResponse) {
 	f.answer[zone] = r
 }
 
-// start runs the controller as a process would.
+// start runs the controller as a process does.
 func (f *fixture) start() {
 	f.Helper()
-	f.reg = prometheus.NewRegistry()
-	cfg := csiclient.DefaultConfig()
-	cfg.Address = f.plugin.Address()
-	client, err := csiclient.New(cfg, f.reg)
-	f.must(err)
-	driver, err := client.Connect(f.Context())
-	f.must(err)
-	watch, watchConfig := f.client, f.cp.Config()
-	if f.watch != nil {
-		watchConfig = f.watch
-		watch, err = kubernetes.NewForConfig(watchConfig)
-		f.must(err)
-	}
-	meta, err := metadata.NewForConfig(watchConfig)
-	f.must(err)
-	informers := kube.NewInformers(watch, meta, driver.Name)
-	deps := Deps{
-		Driver: driver, Client: f.client, Informers: informers, CSI: client.Controller(), Ready: client.WaitReady,
-		Registry: f.reg, Queues: workloop.NewMetrics(f.reg), Namespace: f.ns,
-	}
-	if f.change != nil {
-		f.change(&deps)
-	}
-	c, err := New(f.cfg, deps)
-	f.must(err)
-	f.c = c
-	f.stop = kubetest.RunTerm(f, informers, c.Run, func() { client.Close() })
+	f.Start(func(p looptest.Process) (_ looptest.Loop, err error) {
+		deps := Deps{
+			Driver: p.Driver, Client: p.Client, Informers: p.Informers, CSI: p.CSI.Controller(), Ready: p.CSI.WaitReady,
+			Registry: p.Registry, Queues: p.Queues, Namespace: f.Namespace,
+		}
+		if f.change != nil {
+			f.change(&deps)
+		}
+		f.c, err = New(f.cfg, deps)
+		return f.c, err
+	})
 }
-
-func (f *fixture) must(err error) {
-	f.Helper()
-	if err != nil {
-		f.Fatal(err)
-	}
-}
-
-func (f *fixture) name(s string) string { return f.ns + "-" + s }
 
 // node makes a node with the driver on it, whose topology key is t/zone.
 func (f *fixture) node(name, zone string) {
@@ -169,9 +123,9 @@ func (f *fixture) node(name, zone string) {
 
 func (f *fixture) nodeWith(name string, labels map[string]string, keys ...string) {
 	f.Helper()
-	f.must(
+	f.Must(
 		kubetest.CreateNode(
-			f.Context(), f.client, kubetest.NodeSpec{Name: f.name(name), Labels: labels, Driver: f.driver, TopologyKeys: keys},
+			f.Context(), f.Client, kubetest.NodeSpec{Name: f.Unique(name), Labels: labels, Driver: f.Driver, TopologyKeys: keys},
 		),
 	)
 }
@@ -180,21 +134,21 @@ func (f *fixture) nodeWith(name string, labels map[string]string, keys ...string
 func (f *fixture) class(name string, change func(*storagev1.StorageClass)) {
 	f.Helper()
 	class := &storagev1.StorageClass{
-		ObjectMeta: metav1.ObjectMeta{Name: f.name(name)}, Provisioner: f.driver, Parameters: map[string]string{"pool": "ssd"},
+		ObjectMeta: metav1.ObjectMeta{Name: f.Unique(name)}, Provisioner: f.Driver, Parameters: map[string]string{"pool": "ssd"},
 		VolumeBindingMode: ptr.To(storagev1.VolumeBindingWaitForFirstConsumer),
 	}
 	if change != nil {
 		change(class)
 	}
-	_, err := f.client.StorageV1().StorageClasses().Create(f.Context(), class, metav1.CreateOptions{})
-	f.must(err)
+	_, err := f.Client.StorageV1().StorageClasses().Create(f.Context(), class, metav1.CreateOptions{})
+	f.Must(err)
 }
 
 // objects are the CSIStorageCapacities of the namespace.
 func (f *fixture) objects() []storagev1.CSIStorageCapacity {
 	f.Helper()
-	list, err := f.client.StorageV1().CSIStorageCapacities(f.ns).List(f.Context(), metav1.ListOptions{})
-	f.must(err)
+	list, err := f.Client.StorageV1().CSIStorageCapacities(f.Namespace).List(f.Context(), metav1.ListOptions{})
+	f.Must(err)
 	return list.Items
 }
 
@@ -212,7 +166,7 @@ func (f *fixture) describe(objects []storagev1.CSIStorageCapacity) []string {
 		if o.Capacity != nil {
 			capacity = o.Capacity.String()
 		}
-		lines = append(lines, fmt.Sprintf("%s %s %s", o.StorageClassName[len(f.ns)+1:], zone, capacity))
+		lines = append(lines, fmt.Sprintf("%s %s %s", o.StorageClassName[len(f.Namespace)+1:], zone, capacity))
 	}
 	slices.Sort(lines)
 	return lines
@@ -236,24 +190,24 @@ func (f *fixture) published(want ...string) []storagev1.CSIStorageCapacity {
 func (f *fixture) existing(class, zone, capacity string, change func(*storagev1.CSIStorageCapacity)) *storagev1.CSIStorageCapacity {
 	f.Helper()
 	o := &storagev1.CSIStorageCapacity{
-		ObjectMeta:       metav1.ObjectMeta{GenerateName: generateName, Namespace: f.ns, Labels: labels(f.driver, "")},
-		StorageClassName: f.name(class), NodeTopology: &metav1.LabelSelector{MatchLabels: map[string]string{"t/zone": zone}},
+		ObjectMeta:       metav1.ObjectMeta{GenerateName: generateName, Namespace: f.Namespace, Labels: labels(f.Driver, "")},
+		StorageClassName: f.Unique(class), NodeTopology: &metav1.LabelSelector{MatchLabels: map[string]string{"t/zone": zone}},
 		Capacity: ptr.To(resource.MustParse(capacity)),
 	}
 	if change != nil {
 		change(o)
 	}
-	o, err := f.client.StorageV1().CSIStorageCapacities(o.Namespace).Create(f.Context(), o, metav1.CreateOptions{})
-	f.must(err)
+	o, err := f.Client.StorageV1().CSIStorageCapacities(o.Namespace).Create(f.Context(), o, metav1.CreateOptions{})
+	f.Must(err)
 	return o
 }
 
 // asked waits for n calls of GetCapacity altogether, and fails if there are more.
 func (f *fixture) asked(n int) {
 	f.Helper()
-	f.must(f.plugin.Wait(f.Context(), getCapacity, n))
-	f.must(f.plugin.WaitIdle(f.Context()))
-	if got := f.plugin.Count(getCapacity); got != n {
+	f.Must(f.Plugin.Wait(f.Context(), getCapacity, n))
+	f.Must(f.Plugin.WaitIdle(f.Context()))
+	if got := f.Plugin.Count(getCapacity); got != n {
 		f.Errorf("GetCapacity was called %d times instead of %d", got, n)
 	}
 }
@@ -262,7 +216,7 @@ func TestCapacityScenario(t *testing.T) {
 	t.Run("001_one_object_for_each_zone", func(t *testing.T) {
 		f := scenario(t, nil)
 		for _, o := range f.published("fast t/zone=a 1Gi", "fast t/zone=b 2Gi") {
-			if o.Labels[labelDriver] != f.driver || o.Labels[labelManagedBy] != "external-provisioner" || len(o.Labels) != 2 || o.OwnerReferences != nil || o.GenerateName != "csisc-" {
+			if o.Labels[labelDriver] != f.Driver || o.Labels[labelManagedBy] != "external-provisioner" || len(o.Labels) != 2 || o.OwnerReferences != nil || o.GenerateName != "csisc-" {
 				t.Errorf("got %+v", o.ObjectMeta)
 			}
 		}
@@ -270,7 +224,7 @@ func TestCapacityScenario(t *testing.T) {
 	t.Run("003_request", func(t *testing.T) {
 		f := scenario(t, nil)
 		f.published("fast t/zone=a 1Gi", "fast t/zone=b 2Gi")
-		for _, call := range f.plugin.Calls(getCapacity) {
+		for _, call := range f.Plugin.Calls(getCapacity) {
 			r := call.Request.(*csi.GetCapacityRequest)
 			if zone := r.GetAccessibleTopology().GetSegments()["t/zone"]; r.VolumeCapabilities != nil || r.Parameters["pool"] != "ssd" || len(r.Parameters) != 1 || zone != "a" && zone != "b" {
 				t.Errorf("got %v", r)
@@ -293,7 +247,7 @@ func TestCapacityScenario(t *testing.T) {
 		f.published("fast t/zone=a 1Gi", "fast t/zone=b 2Gi")
 		f.node("n3", "c")
 		f.published("fast t/zone=a 1Gi", "fast t/zone=b 2Gi", "fast t/zone=c 5Gi")
-		f.must(f.client.CoreV1().Nodes().Delete(t.Context(), f.name("n2"), metav1.DeleteOptions{}))
+		f.Must(f.Client.CoreV1().Nodes().Delete(t.Context(), f.Unique("n2"), metav1.DeleteOptions{}))
 		f.published("fast t/zone=a 1Gi", "fast t/zone=c 5Gi")
 	})
 }

@@ -23,38 +23,38 @@ import (
 func (f *fixture) patchNode(name string, metadata map[string]map[string]any) {
 	f.Helper()
 	patch, err := json.Marshal(map[string]any{"metadata": metadata})
-	f.must(err)
-	_, err = f.client.CoreV1().Nodes().Patch(f.Context(), f.name(name), types.MergePatchType, patch, metav1.PatchOptions{})
-	f.must(err)
+	f.Must(err)
+	_, err = f.Client.CoreV1().Nodes().Patch(f.Context(), f.Unique(name), types.MergePatchType, patch, metav1.PatchOptions{})
+	f.Must(err)
 }
 
 func (f *fixture) deleteNode(name string) {
 	f.Helper()
-	f.must(f.client.CoreV1().Nodes().Delete(f.Context(), f.name(name), metav1.DeleteOptions{}))
+	f.Must(f.Client.CoreV1().Nodes().Delete(f.Context(), f.Unique(name), metav1.DeleteOptions{}))
 }
 
 func (f *fixture) deleteCSINode(name string) {
 	f.Helper()
-	f.must(f.client.StorageV1().CSINodes().Delete(f.Context(), f.name(name), metav1.DeleteOptions{}))
+	f.Must(f.Client.StorageV1().CSINodes().Delete(f.Context(), f.Unique(name), metav1.DeleteOptions{}))
 }
 
 // drivers makes those the ones on a node, as the kubelet does.
 func (f *fixture) drivers(node string, drivers ...storagev1.CSINodeDriver) {
 	f.Helper()
 	patch, err := json.Marshal(map[string]any{"spec": map[string]any{"drivers": append([]storagev1.CSINodeDriver{}, drivers...)}})
-	f.must(err)
-	_, err = f.client.StorageV1().CSINodes().Patch(f.Context(), f.name(node), types.MergePatchType, patch, metav1.PatchOptions{})
-	f.must(err)
+	f.Must(err)
+	_, err = f.Client.StorageV1().CSINodes().Patch(f.Context(), f.Unique(node), types.MergePatchType, patch, metav1.PatchOptions{})
+	f.Must(err)
 }
 
 // registered is the entry of the driver on a node.
 func (f *fixture) registered(node string, keys ...string) storagev1.CSINodeDriver {
-	return storagev1.CSINodeDriver{Name: f.driver, NodeID: f.name(node), TopologyKeys: keys}
+	return storagev1.CSINodeDriver{Name: f.Driver, NodeID: f.Unique(node), TopologyKeys: keys}
 }
 
 func (f *fixture) deleteClass(name string) {
 	f.Helper()
-	f.must(f.client.StorageV1().StorageClasses().Delete(f.Context(), f.name(name), metav1.DeleteOptions{}))
+	f.Must(f.Client.StorageV1().StorageClasses().Delete(f.Context(), f.Unique(name), metav1.DeleteOptions{}))
 }
 
 // goal waits until that many objects are to be there.
@@ -101,7 +101,7 @@ func TestCapacityScenarioTopology(t *testing.T) {
 	t.Run("037_driver_unregistered", func(t *testing.T) {
 		f := scenario(t, nil)
 		f.published(zoneA, zoneB)
-		f.drivers("n2", storagev1.CSINodeDriver{Name: "other." + f.driver, NodeID: "x", TopologyKeys: []string{"t/zone"}})
+		f.drivers("n2", storagev1.CSINodeDriver{Name: "other." + f.Driver, NodeID: "x", TopologyKeys: []string{"t/zone"}})
 		f.published(zoneA)
 	})
 	t.Run("037_another_node_left", func(t *testing.T) {
@@ -158,14 +158,14 @@ func TestCapacityScenarioTopology(t *testing.T) {
 		f := scenario(t, never)
 		before := f.published(zoneA, zoneB)
 		for i := range 10 {
-			node, err := f.client.CoreV1().Nodes().Get(t.Context(), f.name("n1"), metav1.GetOptions{})
-			f.must(err)
+			node, err := f.Client.CoreV1().Nodes().Get(t.Context(), f.Unique("n1"), metav1.GetOptions{})
+			f.Must(err)
 			for c := range node.Status.Conditions {
 				node.Status.Conditions[c].LastHeartbeatTime = metav1.Now()
 				node.Status.Conditions[c].Message = fmt.Sprint(i)
 			}
-			_, err = f.client.CoreV1().Nodes().UpdateStatus(t.Context(), node, metav1.UpdateOptions{})
-			f.must(err)
+			_, err = f.Client.CoreV1().Nodes().UpdateStatus(t.Context(), node, metav1.UpdateOptions{})
+			f.Must(err)
 			f.patchNode("n1", map[string]map[string]any{"annotations": {"beat": fmt.Sprint(i)}, "labels": {"other": fmt.Sprint(i)}})
 			f.drivers("n1", f.registered("n1", "t/zone"), storagev1.CSINodeDriver{Name: fmt.Sprintf("other%d.example.com", i), NodeID: "x"})
 		}
@@ -205,7 +205,7 @@ func TestCapacityScenarioTopology(t *testing.T) {
 		f.askedIn("", 6)
 		f.same(before, f.objects())
 		writes.are(t, "POST")
-		if r := f.plugin.Calls(getCapacity)[0].Request.(*csi.GetCapacityRequest); r.AccessibleTopology == nil {
+		if r := f.Plugin.Calls(getCapacity)[0].Request.(*csi.GetCapacityRequest); r.AccessibleTopology == nil {
 			t.Error("the request has no topology")
 		}
 	})
@@ -239,9 +239,9 @@ func TestCapacityScenarioTopology(t *testing.T) {
 		f.class("fast", nil)
 		writes := f.noteWrites(nil)
 		deleted := make(chan struct{})
-		f.plugin.Next(getCapacity, f.answeredAfter(deleted))
+		f.Plugin.Next(getCapacity, f.answeredAfter(deleted))
 		f.start()
-		f.must(f.plugin.Wait(t.Context(), getCapacity, 1))
+		f.Must(f.Plugin.Wait(t.Context(), getCapacity, 1))
 		f.deleteClass("fast")
 		f.goal(0)
 		close(deleted)
@@ -262,7 +262,7 @@ func TestCapacityScenarioTopology(t *testing.T) {
 			c.VolumeBindingMode = ptr.To(storagev1.VolumeBindingImmediate)
 		})
 		f.deleteClass("slow")
-		f.class("slow", func(c *storagev1.StorageClass) { c.Provisioner = "other." + f.driver })
+		f.class("slow", func(c *storagev1.StorageClass) { c.Provisioner = "other." + f.Driver })
 		line.restore()
 		f.published()
 	})
@@ -275,8 +275,8 @@ func TestCapacityScenarioTopology(t *testing.T) {
 			making.Go(func() {
 				for i := range nodes / zones {
 					name := fmt.Sprintf("n%d-%d", zone, i)
-					if err := kubetest.CreateNode(t.Context(), f.client, kubetest.NodeSpec{
-						Name: f.name(name), Driver: f.driver, TopologyKeys: []string{"t/zone"},
+					if err := kubetest.CreateNode(t.Context(), f.Client, kubetest.NodeSpec{
+						Name: f.Unique(name), Driver: f.Driver, TopologyKeys: []string{"t/zone"},
 						Labels: map[string]string{"t/zone": string(rune('a' + zone))},
 					}); err != nil {
 						t.Error(err)
@@ -288,9 +288,9 @@ func TestCapacityScenarioTopology(t *testing.T) {
 		f.start()
 		f.published(zoneA, zoneB, "fast t/zone=c 5Gi")
 		f.asked(zones)
-		_, err := f.client.StorageV1().StorageClasses().Patch(t.Context(), f.name("fast"), types.MergePatchType,
+		_, err := f.Client.StorageV1().StorageClasses().Patch(t.Context(), f.Unique("fast"), types.MergePatchType,
 			[]byte(`{"metadata":{"annotations":{"note":"x"}}}`), metav1.PatchOptions{})
-		f.must(err)
+		f.Must(err)
 		f.asked(2 * zones)
 		f.node("last", "d") // whatever else the change led to was queued before this
 		f.published(zoneA, zoneB, "fast t/zone=c 5Gi", "fast t/zone=d 5Gi")

@@ -26,6 +26,7 @@ import (
 	"github.com/storage-controller/storage-controller/csiclient/csitest"
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/kubetest"
+	"github.com/storage-controller/storage-controller/internal/looptest"
 	"github.com/storage-controller/storage-controller/internal/workloop"
 )
 
@@ -34,9 +35,9 @@ import (
 // conflicts, about 40 volumes a second.
 func TestHundredNodes(t *testing.T) {
 	const nodes, claims, mostConflicts, fewest, most = 100, 300, 50, 2, 6
-	f := &fixture{T: t, cp: kubetest.Get(t)}
-	f.client, f.ns = f.cp.Client(), kubetest.Namespace(t, f.cp)
-	f.driver, f.class = f.ns+".example.com", f.ns+"-fast"
+	f := &fixture{Fixture: &looptest.Fixture{T: t, ControlPlane: kubetest.Get(t)}} // not parallel
+	f.Client, f.Namespace = f.ControlPlane.Client(), kubetest.Namespace(t, f.ControlPlane)
+	f.Driver, f.class = f.Namespace+".example.com", f.Unique("fast")
 	f.makeClass(nil)
 	var wg sync.WaitGroup
 	for part := range 10 {
@@ -116,8 +117,8 @@ func TestHundredNodes(t *testing.T) {
 	if tenth := nodes / 10; spread[0] == 0 || spread[tenth] < fewest || spread[nodes-1-tenth] > most {
 		t.Errorf("%d to %d volumes per node, want 1 at least, and %d to %d but for a tenth of the nodes at either end", spread[0], spread[nodes-1], fewest, most)
 	}
-	list, err := f.client.CoreV1().PersistentVolumeClaims(f.ns).List(t.Context(), metav1.ListOptions{})
-	f.must(err)
+	list, err := f.Client.CoreV1().PersistentVolumeClaims(f.Namespace).List(t.Context(), metav1.ListOptions{})
+	f.Must(err)
 	for _, c := range list.Items {
 		if node := owner["pvc-"+string(c.UID)]; node == "" || node != selectedNode(&c) {
 			t.Errorf("claim %s: the volume is on %q, and the selected node is %q", c.Name, node, selectedNode(&c))
@@ -139,14 +140,14 @@ type lightInstance struct {
 func startLight(f *fixture, node string, begin <-chan struct{}) *lightInstance {
 	segments := map[string]string{"node": node}
 	i := &lightInstance{node: node, plugin: csitest.Run(f.T, csitest.Config{
-		Name: f.driver, NodeID: node, Segments: []map[string]string{segments}, Capacity: 1 << 40, Latency: 5 * time.Millisecond, Controller: nodeCapabilities,
+		Name: f.Driver, NodeID: node, Segments: []map[string]string{segments}, Capacity: 1 << 40, Latency: 5 * time.Millisecond, Controller: nodeCapabilities,
 	})}
 	try := func(err error) {
 		if err != nil {
 			f.Errorf("node %s: %v", node, err)
 		}
 	}
-	own := f.cp.Config()
+	own := f.ControlPlane.Config()
 	own.Dial = (&net.Dialer{}).DialContext // a dialer of its own keeps the connection from being shared
 	own.ContentType, own.AcceptContentTypes = kuberuntime.ContentTypeProtobuf, kuberuntime.ContentTypeProtobuf+","+kuberuntime.ContentTypeJSON
 	transport, err := rest.HTTPClientFor(own)

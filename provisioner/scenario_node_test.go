@@ -51,9 +51,10 @@ func nodeScenario(t *testing.T, room1, room2 int64, change func(*Config)) (n1, n
 	})
 	other := *n1
 	n2 = &other
+	n2.Fixture = n1.In(t)
 	plugin := nodePlugin("n2", room2)
-	plugin.Name = n1.driver
-	n2.plugin, n2.events, n2.cfg.NodeName = csitest.Run(t, plugin), record.NewFakeRecorder(10000), "n2"
+	plugin.Name = n1.Driver
+	n2.Plugin, n2.events, n2.cfg.NodeName = csitest.Run(t, plugin), record.NewFakeRecorder(10000), "n2"
 	n2.start()
 	return n1, n2
 }
@@ -75,10 +76,10 @@ func (f *fixture) isOn(pv *corev1.PersistentVolume, node string) {
 // it from then on are those, one for each change and "" for none.
 func (f *fixture) nodesOf(claim *corev1.PersistentVolumeClaim) func(want ...string) {
 	f.Helper()
-	w, err := f.client.CoreV1().PersistentVolumeClaims(f.ns).Watch(f.Context(), metav1.ListOptions{
+	w, err := f.Client.CoreV1().PersistentVolumeClaims(f.Namespace).Watch(f.Context(), metav1.ListOptions{
 		FieldSelector: "metadata.name=" + claim.Name, ResourceVersion: claim.ResourceVersion,
 	})
-	f.must(err)
+	f.Must(err)
 	f.Cleanup(w.Stop)
 	last := selectedNode(claim)
 	var nodes []string
@@ -103,7 +104,7 @@ func (f *fixture) nodesOf(claim *corev1.PersistentVolumeClaim) func(want ...stri
 func (f *fixture) counts() map[string]string {
 	f.Helper()
 	families, err := f.c.deps.Registry.(prometheus.Gatherer).Gather()
-	f.must(err)
+	f.Must(err)
 	out := map[string]string{}
 	for _, family := range families {
 		for _, m := range family.GetMetric() {
@@ -147,10 +148,10 @@ func provisionerScenarioNode(t *testing.T) {
 		claim := n1.claim(selectNode("n2"))
 		n2.isOn(n2.saved(claim), "n2")
 		settle(n1)
-		n1.calls(create, 0)
+		n1.Calls(create, 0)
 		n1.noEvents()
-		n2.calls(create, 1)
-		n2.calls(getCapacity, 0) // the scheduler has chosen
+		n2.Calls(create, 1)
+		n2.Calls(getCapacity, 0) // the scheduler has chosen
 	})
 	t.Run("117_immediate_binding", func(t *testing.T) {
 		const base = 2 * time.Second
@@ -165,31 +166,31 @@ func provisionerScenarioNode(t *testing.T) {
 		}
 		settle(n1, n2)
 		owner, other := n1, n2
-		if n1.plugin.Count(create) == 0 {
+		if n1.Plugin.Count(create) == 0 {
 			owner, other = n2, n1
 		}
 		owner.isOn(pv, owner.cfg.NodeName)
 		owner.calls(create, 1)
-		other.calls(create, 0)
+		other.Calls(create, 0)
 		nodes(owner.cfg.NodeName)
 	})
 	t.Run("117_restart_after_owning", func(t *testing.T) {
 		n1, n2 := nodeScenario(t, 0, 0, nil)
 		n1.makeClass(nil)
-		n1.crash()
+		n1.Crash()
 		claim := n1.claim(selectNode("n1")) // all that a process that owned it and died has left
 		settle(n2)
-		n2.calls(create, 0)
+		n2.Calls(create, 0)
 		n1.start()
 		n1.isOn(n1.saved(claim), "n1")
-		n1.calls(create, 1)
+		n1.Calls(create, 1)
 	})
 	t.Run("117_owning_is_refused", func(t *testing.T) {
 		n1, n2 := nodeScenario(t, 0, 0, nil)
-		n2.crash()
+		n2.Crash()
 		refused := atomic.Bool{}
 		refused.Store(true)
-		n1.through(n1.cp.Config(), func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
+		n1.through(n1.ControlPlane.Config(), func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
 			if refused.Load() && r.Method == http.MethodPatch && strings.Contains(r.URL.Path, "/persistentvolumeclaims/") {
 				http.Error(w, "no selected nodes here", http.StatusUnprocessableEntity) // as a policy answers
 				return
@@ -198,50 +199,50 @@ func provisionerScenarioNode(t *testing.T) {
 		})
 		n1.makeClass(nil)
 		claim := n1.claim(nil)
-		n1.event("ProvisioningFailed", "owning claim "+n1.ns+"/data")
-		n1.calls(create, 0)
+		n1.event("ProvisioningFailed", "owning claim "+n1.Namespace+"/data")
+		n1.Calls(create, 0)
 		refused.Store(false)
 		n1.saved(claim)
 	})
 	t.Run("118_no_room", func(t *testing.T) {
 		n1, n2 := nodeScenario(t, 1<<20, 0, nil)
-		n2.plugin.Always(getCapacity, csitest.Alter(func(r *csi.GetCapacityResponse) { r.AvailableCapacity = 1<<30 - 1 }))
+		n2.Plugin.Always(getCapacity, csitest.Alter(func(r *csi.GetCapacityResponse) { r.AvailableCapacity = 1<<30 - 1 }))
 		n1.makeClass(parameters(map[string]string{"a": "b"}))
 		claim := n1.claim(nil)
 		nodes := n1.nodesOf(claim)
-		n1.wait(getCapacity, 3)
-		n2.wait(getCapacity, 3)
+		n1.Wait(getCapacity, 3)
+		n2.Wait(getCapacity, 3)
 		n1.noEvents()
 		n2.noEvents()
-		n2.calls(create, 0)
-		n2.plugin.Always(getCapacity, nil) // room enough, as the next look shows
+		n2.Calls(create, 0)
+		n2.Plugin.Always(getCapacity, nil) // room enough, as the next look shows
 		n2.isOn(n2.saved(claim), "n2")
-		n1.calls(create, 0)
+		n1.Calls(create, 0)
 		nodes("n2")
-		r := n1.plugin.Calls(getCapacity)[0].Request.(*csi.GetCapacityRequest)
+		r := n1.Plugin.Calls(getCapacity)[0].Request.(*csi.GetCapacityRequest)
 		if r.AccessibleTopology.GetSegments()["node"] != "n1" || !maps.Equal(r.Parameters, map[string]string{"a": "b"}) || len(r.VolumeCapabilities) != 1 {
 			t.Errorf("asked for %v", r)
 		}
 	})
 	t.Run("118_room_not_known", func(t *testing.T) {
 		n1, n2 := nodeScenario(t, 0, 1, nil)
-		n1.plugin.Always(getCapacity, csitest.Fail(codes.Internal, "broken"))
-		n1.plugin.Next(create, csitest.Fail(codes.Internal, "broken too"))
+		n1.Plugin.Always(getCapacity, csitest.Fail(codes.Internal, "broken"))
+		n1.Plugin.Next(create, csitest.Fail(codes.Internal, "broken too"))
 		n1.makeClass(nil)
 		claim := n1.claim(nil)
 		n1.event("ProvisioningFailed", "broken too") // so the user sees why
 		n1.isOn(n1.saved(claim), "n1")
-		n2.calls(create, 0)
+		n2.Calls(create, 0)
 	})
 	t.Run("119_full", func(t *testing.T) {
 		n1, n2 := nodeScenario(t, 0, 0, func(c *Config) { c.NodeDeploymentBaseDelay, c.NodeDeploymentMaxDelay = 2*time.Second, time.Hour })
-		n1.plugin.Always(create, csitest.Fail(codes.ResourceExhausted, "full")) // though GetCapacity says otherwise
+		n1.Plugin.Always(create, csitest.Fail(codes.ResourceExhausted, "full")) // though GetCapacity says otherwise
 		n1.makeClass(nil)
 		claim := n1.claim(selectNode("n1"))
 		nodes := n1.nodesOf(claim)
 		n1.event("ProvisioningFailed", "code = ResourceExhausted desc = full")
 		n2.isOn(n2.saved(claim), "n2")
-		n2.calls(create, 1)
+		n2.Calls(create, 1)
 		nodes("", "n2") // n1 lets the others go first
 	})
 	t.Run("119_full_everywhere", func(t *testing.T) {
@@ -254,7 +255,7 @@ func provisionerScenarioNode(t *testing.T) {
 		for _, n := range []*fixture{n1, n2} { // the instance that failed competes again
 			n.wait(create, 2)
 		}
-		n2.plugin.Always(create, nil)
+		n2.Plugin.Always(create, nil)
 		n2.isOn(n2.saved(claim), "n2")
 	})
 	t.Run("120_deletion", func(t *testing.T) {
@@ -277,8 +278,8 @@ func provisionerScenarioNode(t *testing.T) {
 			}
 			return nil
 		})
-		n1.calls(remove, 0)
-		n2.calls(remove, 1)
+		n1.Calls(remove, 0)
+		n2.Calls(remove, 1)
 		if diff := cmp.Diff(before, n1.counts()); diff != "" {
 			t.Error(diff)
 		}
@@ -298,7 +299,7 @@ func provisionerScenarioNode(t *testing.T) {
 		}
 		n1.patchClaim(`{"metadata":{"annotations":{"` + storagehelpers.AnnSelectedNode + `":"n1"}}}`)
 		n1.isOn(n1.saved(claim), "n1")
-		n2.calls(create, 0)
+		n2.Calls(create, 0)
 		nodes("n1")
 	})
 }

@@ -27,7 +27,7 @@ import (
 func TestOutcome(t *testing.T) {
 	t.Run("event_names_volume_and_finalizer", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, nil)
-		f.plugin.Next(create, csitest.Fail(codes.Unavailable, "busy"))
+		f.Plugin.Next(create, csitest.Fail(codes.Unavailable, "busy"))
 		f.makeClass(nil)
 		claim := f.claim(nil)
 		f.event(`Warning ProvisioningFailed failed to provision volume with StorageClass "`+f.class+`": rpc error: code = Unavailable desc = busy`,
@@ -41,13 +41,13 @@ func TestOutcome(t *testing.T) {
 	})
 	t.Run("protected_although_the_lease_is_lost", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, nil)
-		f.plugin.Next(create, csitest.Hang())
+		f.Plugin.Next(create, csitest.Hang())
 		f.makeClass(nil)
 		claim := f.claim(nil)
-		f.wait(create, 1)
-		_ = f.stop(errors.New("the Lease is lost"))
-		left, err := f.client.CoreV1().PersistentVolumeClaims(f.ns).Get(t.Context(), "data", metav1.GetOptions{})
-		f.must(err)
+		f.Wait(create, 1)
+		_ = f.Stop(errors.New("the Lease is lost"))
+		left, err := f.Client.CoreV1().PersistentVolumeClaims(f.Namespace).Get(t.Context(), "data", metav1.GetOptions{})
+		f.Must(err)
 		if !isProtected(left) {
 			t.Error("the next leader does not know of the call")
 		}
@@ -63,11 +63,11 @@ func TestOutcome(t *testing.T) {
 func classRecreated(t *testing.T, protection Protection, second string) {
 	f := scenario(t, csitest.Config{}, func(c *Config) { c.ProvisioningProtection = protection })
 	busy, gate := csitest.Fail(codes.Unavailable, "busy"), make(chan struct{})
-	f.plugin.Next(create, heldUntil(gate, busy), busy)
+	f.Plugin.Next(create, heldUntil(gate, busy), busy)
 	f.makeClass(parameters(map[string]string{"pool": "old"}))
 	claim := f.claim(nil)
-	f.wait(create, 1)
-	f.must(f.client.StorageV1().StorageClasses().Delete(t.Context(), f.class, metav1.DeleteOptions{}))
+	f.Wait(create, 1)
+	f.Must(f.Client.StorageV1().StorageClasses().Delete(t.Context(), f.class, metav1.DeleteOptions{}))
 	f.makeClass(parameters(map[string]string{"pool": "new"}))
 	kubetest.Eventually(t, "the provisioner sees the new class", func(context.Context) error {
 		if class, ok := f.c.classes.Get(f.class); !ok || class.Parameters["pool"] != "new" {
@@ -78,7 +78,7 @@ func classRecreated(t *testing.T, protection Protection, second string) {
 	close(gate)
 	f.saved(claim)
 	var pools []string
-	for _, c := range f.plugin.Calls(create) {
+	for _, c := range f.Plugin.Calls(create) {
 		pools = append(pools, c.Request.(*csi.CreateVolumeRequest).GetParameters()["pool"])
 	}
 	if want := []string{"old", second, second}; !slices.Equal(pools, want) {
@@ -93,7 +93,7 @@ func classRecreated(t *testing.T, protection Protection, second string) {
 // rereadFails deletes the secret of a request between two calls.
 func rereadFails(t *testing.T) {
 	f := scenario(t, csitest.Config{}, nil)
-	f.crash()
+	f.Crash()
 	var mu sync.Mutex
 	var lines []string
 	f.logged = func(line string) {
@@ -103,20 +103,20 @@ func rereadFails(t *testing.T) {
 	}
 	f.start()
 	gate := make(chan struct{})
-	f.plugin.Next(create, heldUntil(gate, csitest.Fail(codes.DeadlineExceeded, "slow")))
+	f.Plugin.Next(create, heldUntil(gate, csitest.Fail(codes.DeadlineExceeded, "slow")))
 	f.makeClass(parameters(map[string]string{
-		volumerules.ParameterPrefix + "provisioner-secret-name": "login", volumerules.ParameterPrefix + "provisioner-secret-namespace": f.ns,
+		volumerules.ParameterPrefix + "provisioner-secret-name": "login", volumerules.ParameterPrefix + "provisioner-secret-namespace": f.Namespace,
 	}))
 	f.secret("login", "v")
 	claim := f.claim(nil)
-	f.wait(create, 1)
-	f.must(f.client.CoreV1().Secrets(f.ns).Delete(t.Context(), "login", metav1.DeleteOptions{}))
+	f.Wait(create, 1)
+	f.Must(f.Client.CoreV1().Secrets(f.Namespace).Delete(t.Context(), "login", metav1.DeleteOptions{}))
 	close(gate)
 	f.saved(claim)
 	mu.Lock()
 	defer mu.Unlock()
 	if !slices.ContainsFunc(lines, func(l string) bool {
-		return strings.Contains(l, "Rereading the secret failed") && strings.Contains(l, f.ns+"/login") && strings.Contains(l, "indeterminate")
+		return strings.Contains(l, "Rereading the secret failed") && strings.Contains(l, f.Namespace+"/login") && strings.Contains(l, "indeterminate")
 	}) {
 		t.Errorf("not among the lines %q", lines)
 	}
@@ -126,9 +126,9 @@ func rereadFails(t *testing.T) {
 // client with a rate limit does not answer any more.
 func lastSave(t *testing.T) {
 	f := scenario(t, csitest.Config{}, func(c *Config) { c.RetryIntervalStart, c.RetryIntervalMax = time.Hour, time.Hour })
-	f.unthrottled = f.client
+	f.change = func(d *Deps) { d.UnthrottledClient = f.Client }
 	var posts atomic.Int32
-	f.through(f.cp.Config(), func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
+	f.through(f.ControlPlane.Config(), func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
 		if !strings.HasPrefix(r.URL.Path, "/api/v1/persistentvolumes") || r.URL.Query().Has("watch") {
 			pass.ServeHTTP(w, r)
 			return
@@ -147,7 +147,7 @@ func lastSave(t *testing.T) {
 		}
 		return nil
 	})
-	_ = f.stop(workloop.ErrDrain)
+	_ = f.Stop(workloop.ErrDrain)
 	if events := f.otherEvents(); count(events, "ProvisioningSucceeded") != 1 {
 		t.Errorf("events %q", events)
 	}

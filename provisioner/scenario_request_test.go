@@ -78,11 +78,11 @@ func (o outcome) secrets() map[string]string {
 func (f *fixture) variants(all map[string]variant) {
 	f.Helper()
 	var seen []string // events
-	want := f.plugin.Count(create)
+	want := f.Plugin.Count(create)
 	claims, classes := map[string]*corev1.PersistentVolumeClaim{}, map[string]string{}
 	for name, v := range all {
 		g := *f
-		g.class = f.ns + "-" + strings.ReplaceAll(name, "_", "-")
+		g.class = f.Namespace + "-" + strings.ReplaceAll(name, "_", "-")
 		classes[name] = g.class
 		g.makeClass(v.class)
 		claims[name] = g.claim(func(c *corev1.PersistentVolumeClaim) {
@@ -99,7 +99,7 @@ func (f *fixture) variants(all map[string]variant) {
 		v := all[name]
 		f.Run(name, func(t *testing.T) {
 			g := *f
-			g.T = t
+			g.Fixture = f.In(t)
 			if v.check == nil {
 				g.failsTwice(&seen, append([]string{fmt.Sprintf("Warning ProvisioningFailed failed to provision volume with StorageClass %q", classes[name])}, v.fails...))
 				return
@@ -109,7 +109,7 @@ func (f *fixture) variants(all map[string]variant) {
 			}
 		})
 	}
-	f.calls(create, want)
+	f.Calls(create, want)
 }
 
 // failsTwice waits until two events have all of parts: what fails is tried again.
@@ -141,7 +141,7 @@ func (f *fixture) outcome(claim *corev1.PersistentVolumeClaim) outcome {
 	f.Helper()
 	o := outcome{claim: claim}
 	kubetest.Eventually(f.T, "the volume of "+claim.Name+" is saved", func(ctx context.Context) error {
-		list, err := f.client.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{})
+		list, err := f.Client.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{})
 		if err != nil {
 			return err
 		}
@@ -153,7 +153,7 @@ func (f *fixture) outcome(claim *corev1.PersistentVolumeClaim) outcome {
 		}
 		return errors.New("there is none")
 	})
-	for _, call := range f.plugin.Calls(create) {
+	for _, call := range f.Plugin.Calls(create) {
 		if r := call.Request.(*csi.CreateVolumeRequest); r.Name == o.pv.Name {
 			if o.request != nil {
 				f.Errorf("volume %s was asked for twice", r.Name)
@@ -192,15 +192,15 @@ func attributes(class string) func(*corev1.PersistentVolumeClaim) {
 
 func (f *fixture) makeSecret(name string, data map[string]string) {
 	f.Helper()
-	_, err := f.client.CoreV1().Secrets(f.ns).Create(f.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: name}, StringData: data}, metav1.CreateOptions{})
-	f.must(err)
+	_, err := f.Client.CoreV1().Secrets(f.Namespace).Create(f.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: name}, StringData: data}, metav1.CreateOptions{})
+	f.Must(err)
 }
 
 func (f *fixture) makeAttributesClass(name, driver string, parameters map[string]string) {
 	f.Helper()
-	_, err := f.client.StorageV1().VolumeAttributesClasses().Create(f.Context(),
+	_, err := f.Client.StorageV1().VolumeAttributesClasses().Create(f.Context(),
 		&storagev1.VolumeAttributesClass{ObjectMeta: metav1.ObjectMeta{Name: name}, DriverName: driver, Parameters: parameters}, metav1.CreateOptions{})
-	f.must(err)
+	f.Must(err)
 }
 
 var looks atomic.Int64
@@ -223,13 +223,13 @@ func (f *fixture) looksAtAll() {
 // makeVolume makes a PersistentVolume for a claim, as an earlier process would have.
 func (f *fixture) makeVolume(name string, claim *corev1.PersistentVolumeClaim) {
 	f.Helper()
-	_, err := f.client.CoreV1().PersistentVolumes().Create(f.Context(), &corev1.PersistentVolume{
+	_, err := f.Client.CoreV1().PersistentVolumes().Create(f.Context(), &corev1.PersistentVolume{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec: corev1.PersistentVolumeSpec{AccessModes: claim.Spec.AccessModes, Capacity: claim.Spec.Resources.Requests, PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimRetain,
 			ClaimRef:               &corev1.ObjectReference{Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID},
-			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: f.driver, VolumeHandle: "x"}}},
+			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: f.Driver, VolumeHandle: "x"}}},
 	}, metav1.CreateOptions{})
-	f.must(err)
+	f.Must(err)
 }
 
 func capabilities(more ...csi.ControllerServiceCapability_RPC_Type) csitest.Config {
@@ -292,17 +292,17 @@ func provisionerScenarioRequest(t *testing.T) {
 			"035_read_only_many":      {claim: modes(corev1.ReadOnlyMany), check: func(o outcome) bool { return o.modes() == "MULTI_NODE_READER_ONLY" }},
 			"035_read_write_many":     {claim: modes(corev1.ReadWriteMany), check: func(o outcome) bool { return o.modes() == "MULTI_NODE_MULTI_WRITER" }},
 			"037_extra_metadata": {class: parameters(map[string]string{"a": "1"}), check: func(o outcome) bool {
-				return cmp.Equal(o.request.Parameters, map[string]string{"a": "1", p + "pvc/name": o.claim.Name, p + "pvc/namespace": f.ns, p + "pv/name": o.pv.Name})
+				return cmp.Equal(o.request.Parameters, map[string]string{"a": "1", p + "pvc/name": o.claim.Name, p + "pvc/namespace": f.Namespace, p + "pv/name": o.pv.Name})
 			}},
 			"secret_of_a_namespace_that_is_not_admitted": {class: parameters(secret("node-stage-", "${pvc.namespace}", "s")), fails: []string{"--secret-namespaces"}},
 		})
 		f.Run("025_volume_exists", func(t *testing.T) {
 			claim := f.claim(nil)
 			f.makeVolume("v-"+string(claim.UID)[:8], claim)
-			before := f.plugin.Count(create)
+			before := f.Plugin.Count(create)
 			f.makeClass(nil)
 			f.looksAtAll()
-			f.calls(create, before)
+			f.Calls(create, before)
 		})
 	})
 	t.Run("secrets", func(t *testing.T) {
@@ -311,7 +311,7 @@ func provisionerScenarioRequest(t *testing.T) {
 		f.makeSecret("empty", nil)
 		everywhere := map[string]string{}
 		for _, use := range []string{"publish", "node-stage", "node-publish", "expand", "node-expand", "delete", "modify"} {
-			everywhere[use] = f.ns + "/sec"
+			everywhere[use] = f.Namespace + "/sec"
 		}
 		are := func(want map[string]string) func(outcome) bool {
 			return func(o outcome) bool { return cmp.Equal(o.secrets(), want) }
@@ -321,27 +321,27 @@ func provisionerScenarioRequest(t *testing.T) {
 			"040_none": {check: func(o outcome) bool {
 				return cmp.Equal(o.secrets(), map[string]string{"delete": "/"}) && len(o.request.Secrets) == 0
 			}},
-			"039_without_data": {class: parameters(secret("provisioner-", f.ns, "empty")), check: are(map[string]string{"delete": f.ns + "/empty"})},
-			"041_default": {class: parameters(secret("", f.ns, "sec")), check: func(o outcome) bool {
+			"039_without_data": {class: parameters(secret("provisioner-", f.Namespace, "empty")), check: are(map[string]string{"delete": f.Namespace + "/empty"})},
+			"041_default": {class: parameters(secret("", f.Namespace, "sec")), check: func(o outcome) bool {
 				return cmp.Equal(o.secrets(), everywhere) && cmp.Equal(o.request.Secrets, map[string]string{"k": "v"}) && len(o.request.Parameters) == 0
 			}},
-			"042_default_and_one_kind": {class: parameters(with(secret("", f.ns, "sec"), secret("node-stage-", "infra", "stage"))), check: are(with(everywhere, map[string]string{"node-stage": "infra/stage"}))},
-			"043_empty_name":           {class: parameters(secret("node-publish-", f.ns, "")), fails: []string{p + "node-publish-secret-name", "empty"}},
+			"042_default_and_one_kind": {class: parameters(with(secret("", f.Namespace, "sec"), secret("node-stage-", "infra", "stage"))), check: are(with(everywhere, map[string]string{"node-stage": "infra/stage"}))},
+			"043_empty_name":           {class: parameters(secret("node-publish-", f.Namespace, "")), fails: []string{p + "node-publish-secret-name", "empty"}},
 			"043_empty_namespace":      {class: parameters(secret("node-publish-", "", "sec")), fails: []string{p + "node-publish-secret-namespace", "empty"}},
-			"043_two_names": {class: parameters(with(secret("provisioner-", f.ns, "sec"), map[string]string{"csiProvisionerSecretName": "sec"})),
+			"043_two_names": {class: parameters(with(secret("provisioner-", f.Namespace, "sec"), map[string]string{"csiProvisionerSecretName": "sec"})),
 				fails: []string{p + "provisioner-secret-name", "csiProvisionerSecretName"}},
-			"044_old_name": {class: parameters(map[string]string{"csiProvisionerSecretName": "sec", p + "provisioner-secret-namespace": f.ns}), check: func(o outcome) bool {
-				return cmp.Equal(o.secrets(), map[string]string{"delete": f.ns + "/sec"}) && o.request.Secrets["k"] == "v" && cmp.Equal(o.request.Parameters, map[string]string{"csiProvisionerSecretName": "sec"})
+			"044_old_name": {class: parameters(map[string]string{"csiProvisionerSecretName": "sec", p + "provisioner-secret-namespace": f.Namespace}), check: func(o outcome) bool {
+				return cmp.Equal(o.secrets(), map[string]string{"delete": f.Namespace + "/sec"}) && o.request.Secrets["k"] == "v" && cmp.Equal(o.request.Parameters, map[string]string{"csiProvisionerSecretName": "sec"})
 			}},
 			"045_template": {class: parameters(secret("node-publish-", "${pvc.namespace}", template)), claim: annotated(map[string]string{"team/x": "gold"}), check: func(o outcome) bool {
-				return cmp.Equal(o.secrets(), map[string]string{"delete": "/", "node-publish": fmt.Sprintf("%s/%s-%s-%s-gold", f.ns, o.pv.Name, f.ns, o.claim.Name)})
+				return cmp.Equal(o.secrets(), map[string]string{"delete": "/", "node-publish": fmt.Sprintf("%s/%s-%s-%s-gold", f.Namespace, o.pv.Name, f.Namespace, o.claim.Name)})
 			}},
 			"045_template_of_a_volume":  {class: parameters(secret("controller-expand-", "${pv.name}", "x")), check: func(o outcome) bool { return o.secrets()["expand"] == o.pv.Name+"/x" }},
-			"045_no_annotation":         {class: parameters(secret("node-publish-", f.ns, template)), fails: []string{"pvc.annotations['team/x']"}},
+			"045_no_annotation":         {class: parameters(secret("node-publish-", f.Namespace, template)), fails: []string{"pvc.annotations['team/x']"}},
 			"046_name_in_the_namespace": {class: parameters(secret("node-publish-", "${pvc.name}", "sec")), fails: []string{"pvc.name"}},
-			"047_bad_name": {class: parameters(secret("provisioner-", f.ns, "${pvc.annotations['team/x']}")), claim: annotated(map[string]string{"team/x": "Bad_Name"}),
+			"047_bad_name": {class: parameters(secret("provisioner-", f.Namespace, "${pvc.annotations['team/x']}")), claim: annotated(map[string]string{"team/x": "Bad_Name"}),
 				fails: []string{`"${pvc.annotations['team/x']}"`, `"Bad_Name"`}},
-			"047_bad_namespace": {class: parameters(secret("node-stage-", "${pvc.namespace}.x", "sec")), fails: []string{`"${pvc.namespace}.x"`, fmt.Sprintf("%q", f.ns+".x")}},
+			"047_bad_namespace": {class: parameters(secret("node-stage-", "${pvc.namespace}.x", "sec")), fails: []string{`"${pvc.namespace}.x"`, fmt.Sprintf("%q", f.Namespace+".x")}},
 		}
 		for _, kind := range []string{"", "provisioner-", "controller-publish-", "node-stage-", "node-publish-", "controller-expand-", "node-expand-", "controller-modify-"} {
 			half := p + kind + "secret-name"
@@ -351,8 +351,8 @@ func provisionerScenarioRequest(t *testing.T) {
 	})
 	t.Run("attributes_class", func(t *testing.T) {
 		f := scenario(t, capabilities(csi.ControllerServiceCapability_RPC_MODIFY_VOLUME), nil)
-		gold, others, missing := f.ns+"-gold", f.ns+"-others", f.ns+"-missing"
-		f.makeAttributesClass(gold, f.driver, map[string]string{"iops": "9"})
+		gold, others, missing := f.Namespace+"-gold", f.Namespace+"-others", f.Namespace+"-missing"
+		f.makeAttributesClass(gold, f.Driver, map[string]string{"iops": "9"})
 		f.makeAttributesClass(others, "other.example.com", map[string]string{"iops": "9"})
 		f.variants(map[string]variant{
 			"049_honoured": {claim: attributes(gold), check: func(o outcome) bool {
@@ -364,19 +364,19 @@ func provisionerScenarioRequest(t *testing.T) {
 		})
 		f.Run("050_comes_later", func(t *testing.T) {
 			f.makeClass(nil)
-			claim := f.claim(attributes(f.ns + "-later"))
-			f.event("ProvisioningFailed", f.ns+"-later")
-			f.makeAttributesClass(f.ns+"-later", f.driver, map[string]string{"iops": "9"})
+			claim := f.claim(attributes(f.Namespace + "-later"))
+			f.event("ProvisioningFailed", f.Namespace+"-later")
+			f.makeAttributesClass(f.Namespace+"-later", f.Driver, map[string]string{"iops": "9"})
 			f.saved(claim)
 		})
 	})
 	t.Run("attributes_class_gate_off", func(t *testing.T) {
 		f := scenario(t, capabilities(csi.ControllerServiceCapability_RPC_MODIFY_VOLUME), func(c *Config) { c.VolumeAttributesClass = false })
-		gold := f.ns + "-gold"
-		f.makeAttributesClass(gold, f.driver, map[string]string{"iops": "9"})
+		gold := f.Namespace + "-gold"
+		f.makeAttributesClass(gold, f.Driver, map[string]string{"iops": "9"})
 		f.variants(map[string]variant{
 			"051_ignored":         {claim: attributes(gold), check: hasNoAttributes},
-			"051_missing_ignored": {claim: attributes(f.ns + "-missing"), check: hasNoAttributes},
+			"051_missing_ignored": {claim: attributes(f.Namespace + "-missing"), check: hasNoAttributes},
 		})
 	})
 }

@@ -46,10 +46,10 @@ func patient(c *Config) { c.RetryIntervalStart, c.RetryIntervalMax = time.Hour, 
 // snapshot makes a snapshot of 1Gi at the driver, and plays the snapshot controller.
 func (f *fixture) snapshot(namespace, name string, change func(*snapshotv1.VolumeSnapshot, *snapshotv1.VolumeSnapshotContent)) *snapshotv1.VolumeSnapshot {
 	f.Helper()
-	made, err := f.plugin.CreateSnapshot(
-		f.Context(), &csi.CreateSnapshotRequest{Name: namespace + name, SourceVolumeId: f.plugin.AddVolume("of-"+namespace+name, 1<<30)},
+	made, err := f.Plugin.CreateSnapshot(
+		f.Context(), &csi.CreateSnapshotRequest{Name: namespace + name, SourceVolumeId: f.Plugin.AddVolume("of-"+namespace+name, 1<<30)},
 	)
-	f.must(err)
+	f.Must(err)
 	handle, contentName := made.Snapshot.SnapshotId, namespace+"-"+name
 	wanted := &snapshotv1.VolumeSnapshot{
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name},
@@ -61,7 +61,7 @@ func (f *fixture) snapshot(namespace, name string, change func(*snapshotv1.Volum
 	content := &snapshotv1.VolumeSnapshotContent{
 		ObjectMeta: metav1.ObjectMeta{Name: contentName},
 		Spec: snapshotv1.VolumeSnapshotContentSpec{
-			Driver: f.driver, DeletionPolicy: snapshotv1.VolumeSnapshotContentRetain, Source: snapshotv1.VolumeSnapshotContentSource{SnapshotHandle: &handle},
+			Driver: f.Driver, DeletionPolicy: snapshotv1.VolumeSnapshotContentRetain, Source: snapshotv1.VolumeSnapshotContentSource{SnapshotHandle: &handle},
 			VolumeSnapshotRef: corev1.ObjectReference{Namespace: namespace, Name: name},
 		},
 		Status: &snapshotv1.VolumeSnapshotContentStatus{SnapshotHandle: &handle},
@@ -72,31 +72,31 @@ func (f *fixture) snapshot(namespace, name string, change func(*snapshotv1.Volum
 	finalizers := wanted.Finalizers
 	wanted.Finalizers = nil
 	s, err := f.snapshots.VolumeSnapshots(namespace).Create(f.Context(), wanted, metav1.CreateOptions{})
-	f.must(err)
+	f.Must(err)
 	if content.Spec.VolumeSnapshotRef.UID == "" {
 		content.Spec.VolumeSnapshotRef.UID = s.UID
 	}
 	c, err := f.snapshots.VolumeSnapshotContents().Create(f.Context(), content, metav1.CreateOptions{})
-	f.must(err)
+	f.Must(err)
 	c.Status = content.Status
 	_, err = f.snapshots.VolumeSnapshotContents().UpdateStatus(f.Context(), c, metav1.UpdateOptions{})
-	f.must(err)
+	f.Must(err)
 	f.snapshotStatus(s, wanted.Status)
 	_, err = kube.PatchMetadata(
 		f.Context(), f.snapshots.VolumeSnapshots(namespace), s, kube.MetadataPatch{AddFinalizers: finalizers},
 	) // now that it is bound
-	f.must(err)
+	f.Must(err)
 	return s
 }
 
 func (f *fixture) snapshotStatus(s *snapshotv1.VolumeSnapshot, status *snapshotv1.VolumeSnapshotStatus) {
 	f.Helper()
 	data, err := json.Marshal(map[string]any{"status": status})
-	f.must(err)
+	f.Must(err)
 	_, err = f.snapshots.VolumeSnapshots(s.Namespace).Patch(
 		f.Context(), s.Name, types.MergePatchType, data, metav1.PatchOptions{}, "status",
 	)
-	f.must(err)
+	f.Must(err)
 }
 
 // source makes a claim that is bound to a volume of the driver.
@@ -118,7 +118,7 @@ func (f *fixture) source(namespace, name string, change func(*corev1.PersistentV
 			Capacity: size, AccessModes: wanted.Spec.AccessModes, PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimRetain,
 			ClaimRef: &corev1.ObjectReference{Namespace: namespace, Name: name},
 			PersistentVolumeSource: corev1.PersistentVolumeSource{
-				CSI: &corev1.CSIPersistentVolumeSource{Driver: f.driver, VolumeHandle: f.plugin.AddVolume(pvName, 1<<30)},
+				CSI: &corev1.CSIPersistentVolumeSource{Driver: f.Driver, VolumeHandle: f.Plugin.AddVolume(pvName, 1<<30)},
 			},
 		},
 		Status: corev1.PersistentVolumeStatus{Phase: corev1.VolumeBound},
@@ -126,27 +126,27 @@ func (f *fixture) source(namespace, name string, change func(*corev1.PersistentV
 	if change != nil {
 		change(wanted, pv)
 	}
-	claims, finalizers := f.client.CoreV1().PersistentVolumeClaims(namespace), wanted.Finalizers
+	claims, finalizers := f.Client.CoreV1().PersistentVolumeClaims(namespace), wanted.Finalizers
 	wanted.Finalizers = nil
 	claim, err := claims.Create(f.Context(), wanted, metav1.CreateOptions{})
-	f.must(err)
+	f.Must(err)
 	if pv.Spec.ClaimRef.UID == "" {
 		pv.Spec.ClaimRef.UID = claim.UID
 	}
-	_, err = f.client.CoreV1().PersistentVolumes().Create(f.Context(), pv, metav1.CreateOptions{})
-	f.must(err)
+	_, err = f.Client.CoreV1().PersistentVolumes().Create(f.Context(), pv, metav1.CreateOptions{})
+	f.Must(err)
 	f.phase(pv, pv.Status.Phase)
 	f.claimPhase(claim, wanted.Status.Phase)
 	_, err = kube.PatchMetadata(f.Context(), claims, claim, kube.MetadataPatch{AddFinalizers: finalizers}) // now that it is bound
-	f.must(err)
+	f.Must(err)
 	return claim
 }
 
 func (f *fixture) claimPhase(claim *corev1.PersistentVolumeClaim, phase corev1.PersistentVolumeClaimPhase) {
 	f.Helper()
-	_, err := f.client.CoreV1().PersistentVolumeClaims(claim.Namespace).Patch(f.Context(), claim.Name, types.MergePatchType,
+	_, err := f.Client.CoreV1().PersistentVolumeClaims(claim.Namespace).Patch(f.Context(), claim.Name, types.MergePatchType,
 		fmt.Appendf(nil, `{"status":{"phase":%q}}`, phase), metav1.PatchOptions{}, "status")
-	f.must(err)
+	f.Must(err)
 }
 
 // restoring is a claim of a name for a snapshot.
@@ -172,7 +172,7 @@ func (f *fixture) live(ctx context.Context, source metav1.Object) (metav1.Object
 	if _, ok := source.(*snapshotv1.VolumeSnapshot); ok {
 		now, err = f.snapshots.VolumeSnapshots(source.GetNamespace()).Get(ctx, source.GetName(), metav1.GetOptions{})
 	} else {
-		now, err = f.client.CoreV1().PersistentVolumeClaims(source.GetNamespace()).Get(ctx, source.GetName(), metav1.GetOptions{})
+		now, err = f.Client.CoreV1().PersistentVolumeClaims(source.GetNamespace()).Get(ctx, source.GetName(), metav1.GetOptions{})
 	}
 	if apierrors.IsNotFound(err) {
 		return nil, nil
@@ -188,7 +188,7 @@ func isKept(source metav1.Object) bool {
 func (f *fixture) kept(source metav1.Object, want bool) {
 	f.Helper()
 	now, err := f.live(f.Context(), source)
-	f.must(err)
+	f.Must(err)
 	if isKept(now) != want {
 		f.Errorf("source %s: kept %t, want %t", source.GetName(), !want, want)
 	}
@@ -210,7 +210,7 @@ func (f *fixture) looksAgain(queue string, n uint64, change func()) {
 	f.Helper()
 	looks := func() (looks uint64) {
 		families, err := f.c.deps.Registry.(prometheus.Gatherer).Gather()
-		f.must(err)
+		f.Must(err)
 		for _, family := range families {
 			for _, m := range family.Metric {
 				if family.GetName() == "workqueue_work_duration_seconds" && m.Label[0].GetValue() == queue {
@@ -239,7 +239,7 @@ func (f *fixture) grant(namespace, name, from, to string) {
 		`{"apiVersion":"gateway.networking.k8s.io/v1beta1","kind":"ReferenceGrant","metadata":{"name":%q},"spec":{"from":[%s],"to":[%s]}}`,
 		name, from, to,
 	)
-	f.must(f.client.Discovery().RESTClient().Post().AbsPath(
+	f.Must(f.Client.Discovery().RESTClient().Post().AbsPath(
 		"/apis/gateway.networking.k8s.io/v1beta1/namespaces", namespace, "referencegrants",
 	).
 		SetHeader("Content-Type", "application/json").Body(body).Do(f.Context()).Error())
@@ -247,17 +247,17 @@ func (f *fixture) grant(namespace, name, from, to string) {
 
 func (f *fixture) remove(claim *corev1.PersistentVolumeClaim) {
 	f.Helper()
-	claims := f.client.CoreV1().PersistentVolumeClaims(claim.Namespace)
-	f.must(claims.Delete(f.Context(), claim.Name, metav1.DeleteOptions{}))
+	claims := f.Client.CoreV1().PersistentVolumeClaims(claim.Namespace)
+	f.Must(claims.Delete(f.Context(), claim.Name, metav1.DeleteOptions{}))
 }
 
 // removeAtOnce does not leave it to the controllers of Kubernetes to remove their protection.
 func (f *fixture) removeAtOnce(claim *corev1.PersistentVolumeClaim) {
 	f.Helper()
 	f.remove(claim)
-	_, err := f.client.CoreV1().PersistentVolumeClaims(claim.Namespace).Patch(f.Context(), claim.Name, types.JSONPatchType,
+	_, err := f.Client.CoreV1().PersistentVolumeClaims(claim.Namespace).Patch(f.Context(), claim.Name, types.JSONPatchType,
 		[]byte(`[{"op":"test","path":"/metadata/finalizers/0","value":"kubernetes.io/pvc-protection"},{"op":"remove","path":"/metadata/finalizers/0"}]`), metav1.PatchOptions{})
-	f.must(err)
+	f.Must(err)
 }
 
 func sourceAsked(call csitest.Call) *csi.VolumeContentSource {
@@ -270,17 +270,17 @@ func provisionerScenarioSource(t *testing.T) {
 	t.Run("053_restore", func(t *testing.T) {
 		f := copying(t, nil)
 		var handle string
-		s := f.snapshot(f.ns, "s", func(_ *snapshotv1.VolumeSnapshot, c *snapshotv1.VolumeSnapshotContent) {
+		s := f.snapshot(f.Namespace, "s", func(_ *snapshotv1.VolumeSnapshot, c *snapshotv1.VolumeSnapshotContent) {
 			handle = *c.Status.SnapshotHandle
 		})
-		f.plugin.Next(create, csitest.Hang())
+		f.Plugin.Next(create, csitest.Hang())
 		claim := f.claim(restoring("data", "s"))
-		f.wait(create, 1)
+		f.Wait(create, 1)
 		f.kept(s, true)
-		if id := sourceAsked(f.plugin.Calls(create)[0]).GetSnapshot().GetSnapshotId(); id != handle {
+		if id := sourceAsked(f.Plugin.Calls(create)[0]).GetSnapshot().GetSnapshotId(); id != handle {
 			t.Errorf("snapshot %q, want %q", id, handle)
 		}
-		f.plugin.Release()
+		f.Plugin.Release()
 		f.saved(claim)
 		f.becomesFree(s)
 	})
@@ -338,10 +338,10 @@ func provisionerScenarioSource(t *testing.T) {
 		}
 		var sources []*snapshot
 		for _, tt := range tests {
-			s := f.snapshot(f.ns, tt.name, tt.change)
+			s := f.snapshot(f.Namespace, tt.name, tt.change)
 			sources = append(sources, s)
 			if tt.delete {
-				f.must(f.snapshots.VolumeSnapshots(f.ns).Delete(t.Context(), tt.name, metav1.DeleteOptions{}))
+				f.Must(f.snapshots.VolumeSnapshots(f.Namespace).Delete(t.Context(), tt.name, metav1.DeleteOptions{}))
 			}
 			f.claim(func(c *corev1.PersistentVolumeClaim) {
 				restoring(tt.name, tt.name)(c)
@@ -352,10 +352,10 @@ func provisionerScenarioSource(t *testing.T) {
 		}
 		f.claim(restoring("absent", "absent"))
 		for _, tt := range tests { // every claim is tried again and again
-			f.event(append(tt.event, "ProvisioningFailed", "VolumeSnapshot "+f.ns+"/"+tt.name+":")...)
+			f.event(append(tt.event, "ProvisioningFailed", "VolumeSnapshot "+f.Namespace+"/"+tt.name+":")...)
 		}
-		f.event("ProvisioningFailed", "VolumeSnapshot "+f.ns+"/absent:", "not found")
-		f.calls(create, 0)
+		f.event("ProvisioningFailed", "VolumeSnapshot "+f.Namespace+"/absent:", "not found")
+		f.Calls(create, 0)
 		for _, s := range sources {
 			f.kept(s, false)
 		}
@@ -363,18 +363,18 @@ func provisionerScenarioSource(t *testing.T) {
 
 	t.Run("054_056_058_restored_all_the_same", func(t *testing.T) {
 		f := copying(t, func(c *Config) { c.SnapshotOrphanSweepInterval = 0 })
-		f.snapshot(f.ns, "large", nil)
-		f.snapshot(f.ns, "mode", func(_ *snapshotv1.VolumeSnapshot, c *snapshotv1.VolumeSnapshotContent) {
+		f.snapshot(f.Namespace, "large", nil)
+		f.snapshot(f.Namespace, "mode", func(_ *snapshotv1.VolumeSnapshot, c *snapshotv1.VolumeSnapshotContent) {
 			c.Spec.SourceVolumeMode, c.Annotations = ptr.To(corev1.PersistentVolumeFilesystem), map[string]string{volumerules.AnnAllowModeChange: "true"}
 		})
-		deleted := f.snapshot(f.ns, "deleted", func(s *snapshotv1.VolumeSnapshot, _ *snapshotv1.VolumeSnapshotContent) {
+		deleted := f.snapshot(f.Namespace, "deleted", func(s *snapshotv1.VolumeSnapshot, _ *snapshotv1.VolumeSnapshotContent) {
 			s.Finalizers = []string{snapshotFinalizer}
 		})
-		f.must(f.snapshots.VolumeSnapshots(f.ns).Delete(t.Context(), "deleted", metav1.DeleteOptions{}))
+		f.Must(f.snapshots.VolumeSnapshots(f.Namespace).Delete(t.Context(), "deleted", metav1.DeleteOptions{}))
 		for name, change := range map[string]func(*corev1.PersistentVolumeClaim){"large": size("2Gi"), "mode": block, "deleted": size("1Gi")} {
 			f.saved(f.claim(func(c *corev1.PersistentVolumeClaim) { restoring(name, name)(c); change(c) }))
 		}
-		f.calls(create, 3)
+		f.Calls(create, 3)
 		kubetest.Eventually(t, "the snapshot is deleted", func(ctx context.Context) error {
 			if now, err := f.live(ctx, deleted); err != nil || now != nil {
 				return fmt.Errorf("finalizers %v, error %w", now, err)
@@ -385,7 +385,7 @@ func provisionerScenarioSource(t *testing.T) {
 
 	t.Run("058_modes_are_not_compared", func(t *testing.T) {
 		f := copying(t, func(c *Config) { c.PreventVolumeModeConversion = false })
-		f.snapshot(f.ns, "s", func(_ *snapshotv1.VolumeSnapshot, c *snapshotv1.VolumeSnapshotContent) {
+		f.snapshot(f.Namespace, "s", func(_ *snapshotv1.VolumeSnapshot, c *snapshotv1.VolumeSnapshotContent) {
 			c.Spec.SourceVolumeMode = ptr.To(corev1.PersistentVolumeFilesystem)
 		})
 		f.saved(f.claim(func(c *corev1.PersistentVolumeClaim) { restoring("data", "s")(c); block(c) }))
@@ -393,10 +393,10 @@ func provisionerScenarioSource(t *testing.T) {
 
 	t.Run("055_068_becomes_ready", func(t *testing.T) {
 		f := copying(t, patient)
-		s := f.snapshot(f.ns, "s", func(s *snapshotv1.VolumeSnapshot, _ *snapshotv1.VolumeSnapshotContent) {
+		s := f.snapshot(f.Namespace, "s", func(s *snapshotv1.VolumeSnapshot, _ *snapshotv1.VolumeSnapshotContent) {
 			s.Status.ReadyToUse = ptr.To(false)
 		})
-		source := f.source(f.ns, "c", func(c *corev1.PersistentVolumeClaim, _ *corev1.PersistentVolume) {
+		source := f.source(f.Namespace, "c", func(c *corev1.PersistentVolumeClaim, _ *corev1.PersistentVolume) {
 			c.Status.Phase = corev1.ClaimPending
 		})
 		restored := f.claim(restoring("restored", "s"))
@@ -418,7 +418,7 @@ func provisionerScenarioSource(t *testing.T) {
 		}{
 			{
 				restoring("restore", "s"),
-				[]string{"Warning", "ProvisioningFailed", "does not support restoring snapshots", "VolumeSnapshot " + f.ns + "/s"},
+				[]string{"Warning", "ProvisioningFailed", "does not support restoring snapshots", "VolumeSnapshot " + f.Namespace + "/s"},
 			},
 			{cloning("clone", "c"), []string{"Warning", "ProvisioningFailed", "does not support cloning volumes"}},
 			{func(c *corev1.PersistentVolumeClaim) {
@@ -430,7 +430,7 @@ func provisionerScenarioSource(t *testing.T) {
 			f.event(tt.event...)
 			f.remove(claim)
 		}
-		f.calls(create, 0)
+		f.Calls(create, 0)
 	})
 
 	t.Run("061_populator", func(t *testing.T) {
@@ -444,7 +444,7 @@ func provisionerScenarioSource(t *testing.T) {
 		if e := <-f.events.Events; !strings.Contains(e, "ProvisioningSucceeded") {
 			t.Error(e)
 		}
-		f.calls(create, 1)
+		f.Calls(create, 1)
 	})
 
 	t.Run("059_source_ignored_by_the_driver", func(t *testing.T) {
@@ -452,22 +452,22 @@ func provisionerScenarioSource(t *testing.T) {
 			csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME, csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT,
 		}}, nil)
 		f.makeClass(parameters(map[string]string{
-			volumerules.ParameterPrefix + "provisioner-secret-name": "secret", volumerules.ParameterPrefix + "provisioner-secret-namespace": f.ns,
+			volumerules.ParameterPrefix + "provisioner-secret-name": "secret", volumerules.ParameterPrefix + "provisioner-secret-namespace": f.Namespace,
 		}))
-		_, err := f.client.CoreV1().Secrets(f.ns).Create(
+		_, err := f.Client.CoreV1().Secrets(f.Namespace).Create(
 			t.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "secret"}, StringData: map[string]string{"k": "v"}},
 			metav1.CreateOptions{},
 		)
-		f.must(err)
-		f.plugin.Next(create, csitest.Alter(func(r *csi.CreateVolumeResponse) { r.Volume.ContentSource = nil }))
-		s := f.snapshot(f.ns, "s", nil)
+		f.Must(err)
+		f.Plugin.Next(create, csitest.Alter(func(r *csi.CreateVolumeResponse) { r.Volume.ContentSource = nil }))
+		s := f.snapshot(f.Namespace, "s", nil)
 		claim := f.claim(restoring("data", "s"))
 		f.event("ProvisioningFailed", "driver bug")
 		pv := f.saved(claim)
-		f.calls(create, 2)
-		f.calls(remove, 1)
-		made := f.plugin.Calls(create)[0].Response.(*csi.CreateVolumeResponse).Volume.VolumeId
-		if r := f.plugin.Calls(remove)[0].Request.(*csi.DeleteVolumeRequest); r.VolumeId != made || r.Secrets["k"] != "v" || made == pv.Spec.CSI.VolumeHandle {
+		f.Calls(create, 2)
+		f.Calls(remove, 1)
+		made := f.Plugin.Calls(create)[0].Response.(*csi.CreateVolumeResponse).Volume.VolumeId
+		if r := f.Plugin.Calls(remove)[0].Request.(*csi.DeleteVolumeRequest); r.VolumeId != made || r.Secrets["k"] != "v" || made == pv.Spec.CSI.VolumeHandle {
 			t.Errorf("made %q, deleted %q with %v, saved %q", made, r.VolumeId, r.Secrets, pv.Spec.CSI.VolumeHandle)
 		}
 		f.becomesFree(s)
@@ -475,44 +475,44 @@ func provisionerScenarioSource(t *testing.T) {
 
 	t.Run("060_no_permission_to_protect", func(t *testing.T) {
 		f := copying(t, nil)
-		s := f.snapshot(f.ns, "s", nil)
-		f.crash()
-		user := f.ns + "-reader"
-		_, err := f.client.RbacV1().ClusterRoles().Create(t.Context(), &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: user}, Rules: []rbacv1.PolicyRule{
+		s := f.snapshot(f.Namespace, "s", nil)
+		f.Crash()
+		user := f.Namespace + "-reader"
+		_, err := f.Client.RbacV1().ClusterRoles().Create(t.Context(), &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: user}, Rules: []rbacv1.PolicyRule{
 			{
 				APIGroups: []string{volumerules.SnapshotGroup}, Resources: []string{"volumesnapshots", "volumesnapshotcontents"},
 				Verbs: []string{"get"},
 			},
 		}}, metav1.CreateOptions{})
-		f.must(err)
-		_, err = f.client.RbacV1().ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: user},
+		f.Must(err)
+		_, err = f.Client.RbacV1().ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: user},
 			RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: user},
 			Subjects: []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: user}}}, metav1.CreateOptions{})
-		f.must(err)
+		f.Must(err)
 		admin := f.snapshots
-		f.snapshots, err = snapshotclient.NewForConfig(kube.ForCustomResources(f.cp.UserConfig(user)))
-		f.must(err)
+		f.snapshots, err = snapshotclient.NewForConfig(kube.ForCustomResources(f.ControlPlane.UserConfig(user)))
+		f.Must(err)
 		f.start()
 		f.snapshots = admin
-		f.plugin.Next(create, csitest.Hang())
+		f.Plugin.Next(create, csitest.Hang())
 		claim := f.claim(restoring("data", "s"))
-		f.wait(create, 1)
+		f.Wait(create, 1)
 		f.kept(s, false)
-		f.plugin.Release()
+		f.Plugin.Release()
 		f.saved(claim)
 	})
 
 	t.Run("063_065_clone", func(t *testing.T) {
 		f := copying(t, nil)
-		source := f.source(f.ns, "c", nil) // of another class
-		f.plugin.Next(create, csitest.Hang())
+		source := f.source(f.Namespace, "c", nil) // of another class
+		f.Plugin.Next(create, csitest.Hang())
 		claim := f.claim(cloning("data", "c"))
-		f.wait(create, 1)
+		f.Wait(create, 1)
 		f.kept(source, true)
-		if id := sourceAsked(f.plugin.Calls(create)[0]).GetVolume().GetVolumeId(); id != f.plugin.Volumes()[0].ID {
+		if id := sourceAsked(f.Plugin.Calls(create)[0]).GetVolume().GetVolumeId(); id != f.Plugin.Volumes()[0].ID {
 			t.Errorf("volume %q", id)
 		}
-		f.plugin.Release()
+		f.Plugin.Release()
 		f.saved(claim)
 		f.becomesFree(source)
 	})
@@ -544,7 +544,7 @@ func provisionerScenarioSource(t *testing.T) {
 		}
 		var sources []*claim
 		for _, tt := range tests {
-			source := f.source(f.ns, tt.name, tt.change)
+			source := f.source(f.Namespace, tt.name, tt.change)
 			sources = append(sources, source)
 			if tt.delete {
 				f.remove(source)
@@ -553,10 +553,10 @@ func provisionerScenarioSource(t *testing.T) {
 		}
 		f.claim(cloning("of-absent", "absent"))
 		for _, tt := range tests {
-			f.event("ProvisioningFailed", "PersistentVolumeClaim "+f.ns+"/"+tt.name+":", tt.event)
+			f.event("ProvisioningFailed", "PersistentVolumeClaim "+f.Namespace+"/"+tt.name+":", tt.event)
 		}
-		f.event("ProvisioningFailed", "PersistentVolumeClaim "+f.ns+"/absent:", "not found")
-		f.calls(create, 0)
+		f.event("ProvisioningFailed", "PersistentVolumeClaim "+f.Namespace+"/absent:", "not found")
+		f.Calls(create, 0)
 		for _, s := range sources {
 			f.kept(s, false)
 		}
@@ -564,13 +564,13 @@ func provisionerScenarioSource(t *testing.T) {
 
 	t.Run("066_source_deleted_during_a_clone", func(t *testing.T) {
 		f := copying(t, nil)
-		source := f.source(f.ns, "c", nil)
-		f.plugin.Next(create, csitest.Fail(codes.DeadlineExceeded, "slow"), csitest.Hang())
+		source := f.source(f.Namespace, "c", nil)
+		f.Plugin.Next(create, csitest.Fail(codes.DeadlineExceeded, "slow"), csitest.Hang())
 		claim := f.claim(cloning("data", "c"))
-		f.wait(create, 2)
+		f.Wait(create, 2)
 		f.looksAgain("clone-protection", 1, func() { f.removeAtOnce(source) })
 		f.kept(source, true)
-		f.plugin.Release()
+		f.Plugin.Release()
 		f.saved(claim)
 		kubetest.Eventually(t, "the source is deleted", func(ctx context.Context) error {
 			if now, err := f.live(ctx, source); err != nil || now != nil {
@@ -582,17 +582,17 @@ func provisionerScenarioSource(t *testing.T) {
 
 	t.Run("066_restart_in_doubt_with_the_source_deleted", func(t *testing.T) {
 		f := copying(t, nil)
-		source := f.source(f.ns, "c", nil)
-		f.plugin.Next(create, csitest.DoAndFail(codes.Unavailable, "away"), csitest.Hang(), csitest.Hang())
+		source := f.source(f.Namespace, "c", nil)
+		f.Plugin.Next(create, csitest.DoAndFail(codes.Unavailable, "away"), csitest.Hang(), csitest.Hang())
 		claim := f.claim(cloning("data", "c"))
-		f.wait(create, 2)
-		f.crash()
+		f.Wait(create, 2)
+		f.Crash()
 		f.removeAtOnce(source)
 		f.remove(claim)
 		f.start()
-		f.wait(create, 3)
+		f.Wait(create, 3)
 		f.kept(source, true)
-		f.plugin.Release()
+		f.Plugin.Release()
 		f.saved(claim)
 		f.becomesFree(source)
 	})
@@ -608,22 +608,22 @@ func provisionerScenarioSource(t *testing.T) {
 		} {
 			t.Run(name, func(t *testing.T) {
 				f := copying(t, nil)
-				source := f.source(f.ns, "c", nil)
-				f.plugin.Always(create, steps[len(steps)-1])
-				f.plugin.Next(create, steps...)
+				source := f.source(f.Namespace, "c", nil)
+				f.Plugin.Always(create, steps[len(steps)-1])
+				f.Plugin.Next(create, steps...)
 				claim := f.claim(cloning("data", "c"))
-				f.wait(create, 2)
+				f.Wait(create, 2)
 				f.kept(source, true)
 				f.remove(claim)
 				f.becomesFree(source)
 				kubetest.Eventually(t, "only Kubernetes keeps the claim", func(ctx context.Context) error {
-					if now, err := f.client.CoreV1().PersistentVolumeClaims(f.ns).Get(ctx, "data", metav1.GetOptions{}); err != nil || !released(now) {
+					if now, err := f.Client.CoreV1().PersistentVolumeClaims(f.Namespace).Get(ctx, "data", metav1.GetOptions{}); err != nil || !released(now) {
 						return fmt.Errorf("finalizers %v, error %w", now.Finalizers, err)
 					}
 					return nil
 				})
 				f.settles()
-				if n := f.plugin.VolumeCount(); n != 1 {
+				if n := f.Plugin.VolumeCount(); n != 1 {
 					t.Errorf("%d volumes", n)
 				}
 			})
@@ -633,18 +633,18 @@ func provisionerScenarioSource(t *testing.T) {
 	// Sources that a process which is no more has left behind.
 	t.Run("066_left_behind", func(t *testing.T) {
 		f := copying(t, nil)
-		f.crash()
+		f.Crash()
 		left := func(c *corev1.PersistentVolumeClaim) { c.Finalizers = []string{cloneFinalizer} }
-		others := f.source(f.ns, "others", func(c *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume) {
+		others := f.source(f.Namespace, "others", func(c *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume) {
 			left(c)
 			v.Spec.CSI.Driver = "x"
 		})
-		plain := f.source(f.ns, "plain", func(c *corev1.PersistentVolumeClaim, _ *corev1.PersistentVolume) { left(c) })
-		lost := f.source(f.ns, "lost", func(c *corev1.PersistentVolumeClaim, _ *corev1.PersistentVolume) {
+		plain := f.source(f.Namespace, "plain", func(c *corev1.PersistentVolumeClaim, _ *corev1.PersistentVolume) { left(c) })
+		lost := f.source(f.Namespace, "lost", func(c *corev1.PersistentVolumeClaim, _ *corev1.PersistentVolume) {
 			left(c)
-			c.Spec.VolumeName, c.Status.Phase = f.ns+"-gone", corev1.ClaimLost
+			c.Spec.VolumeName, c.Status.Phase = f.Namespace+"-gone", corev1.ClaimLost
 		})
-		used := f.source(f.ns, "used", func(c *corev1.PersistentVolumeClaim, _ *corev1.PersistentVolume) { left(c) })
+		used := f.source(f.Namespace, "used", func(c *corev1.PersistentVolumeClaim, _ *corev1.PersistentVolume) { left(c) })
 		user := f.claim(func(c *corev1.PersistentVolumeClaim) { // without a provisioner yet
 			cloning("user", "used")(c)
 			c.Annotations = nil
@@ -661,29 +661,29 @@ func provisionerScenarioSource(t *testing.T) {
 	// What this program does with a source is no reason to ask again.
 	t.Run("063_091_infeasible_clone", func(t *testing.T) {
 		f := copying(t, patient)
-		source := f.source(f.ns, "c", nil)
-		f.plugin.Next(create, csitest.Fail(codes.InvalidArgument, "bad name"))
+		source := f.source(f.Namespace, "c", nil)
+		f.Plugin.Next(create, csitest.Fail(codes.InvalidArgument, "bad name"))
 		claim := f.claim(cloning("data", "c"))
 		f.event("ProvisioningFailed", "infeasible")
 		patch := func(patch string) {
 			t.Helper()
-			_, err := f.client.CoreV1().PersistentVolumeClaims(f.ns).Patch(
+			_, err := f.Client.CoreV1().PersistentVolumeClaims(f.Namespace).Patch(
 				t.Context(), source.Name, types.MergePatchType, []byte(patch), metav1.PatchOptions{},
 			)
-			f.must(err)
+			f.Must(err)
 		}
 		patch(`{"metadata":{"finalizers":null}}`)
 		f.settles()
-		f.calls(create, 1)
+		f.Calls(create, 1)
 		patch(`{"metadata":{"annotations":{"a":"b"}}}`)
 		f.saved(claim)
 	})
 
 	t.Run("068_grants", func(t *testing.T) {
 		f := copying(t, func(c *Config) { patient(c); c.CrossNamespaceVolumeDataSource = true })
-		from := fmt.Sprintf(`{"group":"","kind":"PersistentVolumeClaim","namespace":%q}`, f.ns)
+		from := fmt.Sprintf(`{"group":"","kind":"PersistentVolumeClaim","namespace":%q}`, f.Namespace)
 		claims, snapshots := `{"group":"","kind":"PersistentVolumeClaim"}`, `{"group":"snapshot.storage.k8s.io","kind":"VolumeSnapshot"`
-		f.grant(f.ns, "in-the-namespace-of-the-claim", from, claims+","+snapshots+"}")
+		f.grant(f.Namespace, "in-the-namespace-of-the-claim", from, claims+","+snapshots+"}")
 		tests := []struct {
 			name   string
 			source func(namespace string) metav1.Object
@@ -704,26 +704,26 @@ func provisionerScenarioSource(t *testing.T) {
 		var namespaces []string
 		var sources []metav1.Object
 		for _, tt := range tests {
-			ns := kubetest.Namespace(t, f.cp)
+			ns := kubetest.Namespace(t, f.ControlPlane)
 			f.grant(ns, "wrong-namespace", fmt.Sprintf(`{"group":"","kind":"PersistentVolumeClaim","namespace":%q}`, ns), tt.to)
-			f.grant(ns, "wrong-kind", fmt.Sprintf(`{"group":"","kind":"Pod","namespace":%q}`, f.ns), tt.to)
-			f.grant(ns, "wrong-group", fmt.Sprintf(`{"group":"x","kind":"PersistentVolumeClaim","namespace":%q}`, f.ns), tt.to)
+			f.grant(ns, "wrong-kind", fmt.Sprintf(`{"group":"","kind":"Pod","namespace":%q}`, f.Namespace), tt.to)
+			f.grant(ns, "wrong-group", fmt.Sprintf(`{"group":"x","kind":"PersistentVolumeClaim","namespace":%q}`, f.Namespace), tt.to)
 			f.grant(
 				ns, "to-others", from,
 				`{"group":"x","kind":"PersistentVolumeClaim"},{"group":"snapshot.storage.k8s.io","kind":"Other"},`+snapshots+`,"name":"other"}`,
 			)
 			namespaces, sources = append(namespaces, ns), append(sources, tt.source(ns))
 			claim := f.claim(func(c *corev1.PersistentVolumeClaim) { tt.claim(ns)(c); c.Name = tt.name })
-			f.event("ProvisioningFailed", "no ReferenceGrant", f.ns+"/"+tt.name, ns+"/s")
+			f.event("ProvisioningFailed", "no ReferenceGrant", f.Namespace+"/"+tt.name, ns+"/s")
 			made = append(made, claim)
 		}
-		f.calls(create, 0)
+		f.Calls(create, 0)
 		for i, tt := range tests {
-			f.plugin.Next(create, csitest.Hang())
+			f.Plugin.Next(create, csitest.Hang())
 			f.grant(namespaces[i], "right", from, tt.to)
-			f.wait(create, i+1)
+			f.Wait(create, i+1)
 			f.kept(sources[i], true)
-			f.plugin.Release()
+			f.Plugin.Release()
 			f.saved(made[i])
 			f.becomesFree(sources[i])
 		}
@@ -742,7 +742,7 @@ func provisionerScenarioSource(t *testing.T) {
 				c.Name, c.Annotations = name, nil
 			})
 		}
-		there := kubetest.Namespace(t, f.cp)
+		there := kubetest.Namespace(t, f.ControlPlane)
 		users := []*corev1.PersistentVolumeClaim{
 			of("source", restoring("", "by-source")),
 			of("ref", fromRef(ptr.To(volumerules.SnapshotGroup), nil, kube.KindSnapshot, "by-ref")),
@@ -751,13 +751,13 @@ func provisionerScenarioSource(t *testing.T) {
 		of("group", fromRef(ptr.To("x"), nil, kube.KindSnapshot, "orphan")) // means another kind
 		f.settles()                                                         // the claims are known
 		kept := []*snapshotv1.VolumeSnapshot{
-			f.snapshot(f.ns, "by-source", left), f.snapshot(f.ns, "by-ref", left), f.snapshot(there, "elsewhere", left),
+			f.snapshot(f.Namespace, "by-source", left), f.snapshot(f.Namespace, "by-ref", left), f.snapshot(there, "elsewhere", left),
 		}
-		others := f.snapshot(f.ns, "others", func(s *snapshotv1.VolumeSnapshot, c *snapshotv1.VolumeSnapshotContent) {
+		others := f.snapshot(f.Namespace, "others", func(s *snapshotv1.VolumeSnapshot, c *snapshotv1.VolumeSnapshotContent) {
 			left(s, c)
 			c.Spec.Driver = "x"
 		})
-		f.becomesFree(f.snapshot(f.ns, "orphan", left))
+		f.becomesFree(f.snapshot(f.Namespace, "orphan", left))
 		f.looksAgain("snapshot-protection", 8, func() {})
 		for i, s := range kept {
 			f.kept(s, true)
@@ -769,10 +769,10 @@ func provisionerScenarioSource(t *testing.T) {
 
 	t.Run("069_no_sweep", func(t *testing.T) {
 		f := copying(t, func(c *Config) { c.SnapshotOrphanSweepInterval = 0 })
-		orphan := f.snapshot(f.ns, "orphan", func(s *snapshotv1.VolumeSnapshot, _ *snapshotv1.VolumeSnapshotContent) {
+		orphan := f.snapshot(f.Namespace, "orphan", func(s *snapshotv1.VolumeSnapshot, _ *snapshotv1.VolumeSnapshotContent) {
 			s.Finalizers = []string{snapshotFinalizer}
 		})
-		used := f.snapshot(f.ns, "used", nil)
+		used := f.snapshot(f.Namespace, "used", nil)
 		f.saved(f.claim(restoring("data", "used")))
 		f.becomesFree(used)
 		f.kept(orphan, true)
@@ -793,13 +793,13 @@ func provisionerScenarioSource(t *testing.T) {
 				f := copying(t, func(c *Config) {
 					c.SnapshotOrphanSweepInterval, c.ProvisioningProtection = 50*time.Millisecond, tt.protection
 				})
-				s := f.snapshot(f.ns, "s", nil)
-				f.plugin.Next(create, tt.steps...)
+				s := f.snapshot(f.Namespace, "s", nil)
+				f.Plugin.Next(create, tt.steps...)
 				claim := f.claim(restoring("data", "s"))
-				f.wait(create, len(tt.steps))
+				f.Wait(create, len(tt.steps))
 				f.looksAgain("snapshot-protection", 4, func() { f.removeAtOnce(claim) })
 				f.kept(s, true)
-				f.plugin.Release()
+				f.Plugin.Release()
 				f.saved(claim)
 				f.becomesFree(s)
 			})
@@ -808,10 +808,10 @@ func provisionerScenarioSource(t *testing.T) {
 
 	t.Run("071_two_claims_of_one_snapshot", func(t *testing.T) {
 		f := copying(t, func(c *Config) { c.SnapshotOrphanSweepInterval = 50 * time.Millisecond })
-		s := f.snapshot(f.ns, "s", nil)
-		f.plugin.Next(create, csitest.Hang())
+		s := f.snapshot(f.Namespace, "s", nil)
+		f.Plugin.Next(create, csitest.Hang())
 		slow := f.claim(restoring("slow", "s"))
-		f.wait(create, 1)
+		f.Wait(create, 1)
 		fast := f.claim(restoring("fast", "s"))
 		f.saved(fast)
 		f.removeAtOnce(slow) // the call alone is what needs the snapshot now
@@ -823,7 +823,7 @@ func provisionerScenarioSource(t *testing.T) {
 		})
 		f.looksAgain("snapshot-protection", 4, func() {})
 		f.kept(s, true)
-		f.plugin.Release()
+		f.Plugin.Release()
 		f.saved(slow)
 		f.becomesFree(s)
 	})

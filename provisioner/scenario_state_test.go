@@ -41,9 +41,9 @@ import (
 func (f *fixture) vanish() {
 	f.Helper()
 	f.deleteClaim()
-	_, err := f.client.CoreV1().PersistentVolumeClaims(f.ns).Patch(f.Context(), "data", types.StrategicMergePatchType,
+	_, err := f.Client.CoreV1().PersistentVolumeClaims(f.Namespace).Patch(f.Context(), "data", types.StrategicMergePatchType,
 		[]byte(`{"metadata":{"$deleteFromPrimitiveList/finalizers":["kubernetes.io/pvc-protection"]}}`), metav1.PatchOptions{})
-	f.must(err)
+	f.Must(err)
 }
 
 func isGone(c *corev1.PersistentVolumeClaim) bool { return c == nil }
@@ -70,30 +70,30 @@ func (f *fixture) volume(name string, phase corev1.PersistentVolumePhase, change
 		Spec: corev1.PersistentVolumeSpec{
 			AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}, Capacity: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")},
 			PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimDelete, StorageClassName: f.class,
-			ClaimRef: &corev1.ObjectReference{Kind: "PersistentVolumeClaim", Namespace: f.ns, Name: "data", UID: "another"},
+			ClaimRef: &corev1.ObjectReference{Kind: "PersistentVolumeClaim", Namespace: f.Namespace, Name: "data", UID: "another"},
 			PersistentVolumeSource: corev1.PersistentVolumeSource{
-				CSI: &corev1.CSIPersistentVolumeSource{Driver: f.driver, VolumeHandle: f.plugin.AddVolume(name, 1<<30)},
+				CSI: &corev1.CSIPersistentVolumeSource{Driver: f.Driver, VolumeHandle: f.Plugin.AddVolume(name, 1<<30)},
 			},
 		},
 	}
 	if change != nil {
 		change(pv)
 	}
-	pv, err := f.client.CoreV1().PersistentVolumes().Create(f.Context(), pv, metav1.CreateOptions{})
-	f.must(err)
+	pv, err := f.Client.CoreV1().PersistentVolumes().Create(f.Context(), pv, metav1.CreateOptions{})
+	f.Must(err)
 	f.phase(pv, phase)
 	return pv
 }
 
 func (f *fixture) patchVolume(pv *corev1.PersistentVolume, patch string) {
 	f.Helper()
-	_, err := f.client.CoreV1().PersistentVolumes().Patch(f.Context(), pv.Name, types.MergePatchType, []byte(patch), metav1.PatchOptions{})
-	f.must(err)
+	_, err := f.Client.CoreV1().PersistentVolumes().Patch(f.Context(), pv.Name, types.MergePatchType, []byte(patch), metav1.PatchOptions{})
+	f.Must(err)
 }
 
 // deletions is the calls of DeleteVolume for pv.
 func (f *fixture) deletions(pv *corev1.PersistentVolume) (calls []csitest.Call) {
-	for _, c := range f.plugin.Calls(remove) {
+	for _, c := range f.Plugin.Calls(remove) {
 		if c.Request.(*csi.DeleteVolumeRequest).GetVolumeId() == pv.Spec.CSI.VolumeHandle {
 			calls = append(calls, c)
 		}
@@ -107,16 +107,16 @@ func oneWorker(c *Config) { c.WorkerThreads = 1 }
 // everything that happened to volumes before it has been looked at then.
 func (f *fixture) volumesSettle() {
 	f.Helper()
-	f.gone(f.volume("", corev1.VolumeReleased, func(pv *corev1.PersistentVolume) { pv.GenerateName = f.ns + "-last-" }))
+	f.gone(f.volume("", corev1.VolumeReleased, func(pv *corev1.PersistentVolume) { pv.GenerateName = f.Namespace + "-last-" }))
 }
 
 // through starts the provisioner again, with hook between it and the API server.
 func (f *fixture) through(cfg *rest.Config, hook func(http.ResponseWriter, *http.Request, http.Handler)) {
 	f.Helper()
-	f.crash()
+	f.Crash()
 	api, err := kubernetes.NewForConfig(kubetest.Proxy(f.T, cfg, hook))
-	f.must(err)
-	f.api = api
+	f.Must(err)
+	f.API = api
 	f.start()
 }
 
@@ -175,7 +175,7 @@ func provisionerScenarioEligibility(t *testing.T) {
 		f := scenario(t, csitest.Config{}, nil)
 		f.makeClass(nil)
 		f.saved(f.claim(func(c *corev1.PersistentVolumeClaim) {
-			c.Annotations = map[string]string{storagehelpers.AnnBetaStorageProvisioner: f.driver}
+			c.Annotations = map[string]string{storagehelpers.AnnBetaStorageProvisioner: f.Driver}
 		}))
 	})
 	t.Run("018_without_class_retried_in_silence", func(t *testing.T) {
@@ -192,16 +192,16 @@ func provisionerScenarioEligibility(t *testing.T) {
 		if events := f.event("ProvisioningSucceeded"); count(events, "Failed") > 0 {
 			t.Errorf("events %q", events)
 		}
-		f.calls(create, 1)
+		f.Calls(create, 1)
 	})
 	t.Run("020_class_of_another_provisioner", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, oneWorker)
 		f.makeClass(func(c *storagev1.StorageClass) { c.Provisioner = "other.example.com" })
 		f.claim(nil)
-		good := f.ns + "-good"
+		good := f.Namespace + "-good"
 		f.makeClass(func(c *storagev1.StorageClass) { c.Name = good })
 		f.saved(f.claim(func(c *corev1.PersistentVolumeClaim) { c.Name, c.Spec.StorageClassName = "later", &good }))
-		f.calls(create, 1)
+		f.Calls(create, 1)
 		if n := f.metric("workqueue_retries_total", "name", "claims"); n != 0 {
 			t.Errorf("%v retries", n)
 		}
@@ -217,11 +217,11 @@ func provisionerScenarioEligibility(t *testing.T) {
 		f.makeClass(late)
 		claim := f.claim(nil)
 		f.settles()
-		f.calls(create, 0)
+		f.Calls(create, 0)
 		f.patchClaim(fmt.Sprintf(`{"metadata":{"annotations":{%q:"node"}}}`, storagehelpers.AnnSelectedNode))
 		f.saved(claim)
 		f.settles()
-		f.calls(create, 1)
+		f.Calls(create, 1)
 	})
 	t.Run("024_selector", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, nil)
@@ -229,7 +229,7 @@ func provisionerScenarioEligibility(t *testing.T) {
 		f.claim(func(c *corev1.PersistentVolumeClaim) { c.Spec.Selector = &metav1.LabelSelector{} })
 		f.event("ProvisioningFailed", "spec.selector")
 		f.event("ProvisioningFailed", "spec.selector") // and again
-		f.calls(create, 0)
+		f.Calls(create, 0)
 	})
 	t.Run("025_volume_exists", func(t *testing.T) {
 		for _, prefix := range []string{"pvc", "vol"} {
@@ -242,7 +242,7 @@ func provisionerScenarioEligibility(t *testing.T) {
 				)
 				f.makeClass(nil)
 				f.settles()
-				f.calls(create, 0)
+				f.Calls(create, 0)
 				if events := f.otherEvents(); len(events) > 0 {
 					t.Errorf("events %q", events)
 				}
@@ -255,21 +255,21 @@ func provisionerScenarioErrors(t *testing.T) {
 	t.Run("085_doubling_delays", func(t *testing.T) {
 		const start = 200 * time.Millisecond
 		f := scenario(t, csitest.Config{}, func(c *Config) { c.RetryIntervalStart, c.RetryIntervalMax = start, time.Hour })
-		f.plugin.Next(create, csitest.Fail(codes.DeadlineExceeded, "slow"), csitest.DoAndFail(codes.DeadlineExceeded, "slow"))
+		f.Plugin.Next(create, csitest.Fail(codes.DeadlineExceeded, "slow"), csitest.DoAndFail(codes.DeadlineExceeded, "slow"))
 		f.makeClass(nil)
 		claim := f.claim(nil)
 		if n := count(f.event("ProvisioningSucceeded"), "ProvisioningFailed"); n != 2 {
 			t.Errorf("%d failures told, want 2", n)
 		}
 		f.saved(claim)
-		calls := f.plugin.Calls(create)
+		calls := f.Plugin.Calls(create)
 		f.distances(calls, start, 2*start)
 		for _, c := range calls {
 			if name := c.Request.(*csi.CreateVolumeRequest).GetName(); name != "pvc-"+string(claim.UID) {
 				t.Errorf("name %q", name)
 			}
 		}
-		if n := f.plugin.VolumeCount(); n != 1 {
+		if n := f.Plugin.VolumeCount(); n != 1 {
 			t.Errorf("%d volumes", n)
 		}
 	})
@@ -285,28 +285,28 @@ func provisionerScenarioErrors(t *testing.T) {
 			t.Run("087_in_doubt_before_"+string(protection), func(t *testing.T) {
 				f := scenario(t, csitest.Config{}, func(c *Config) { c.ProvisioningProtection = protection })
 				gate := make(chan struct{})
-				f.plugin.Next(create, csitest.Fail(codes.DeadlineExceeded, "slow"), heldUntil(gate, csitest.Fail(codes.Internal, "broken")))
+				f.Plugin.Next(create, csitest.Fail(codes.DeadlineExceeded, "slow"), heldUntil(gate, csitest.Fail(codes.Internal, "broken")))
 				f.makeClass(nil)
 				claim := f.claim(nil)
-				f.wait(create, 2)
+				f.Wait(create, 2)
 				f.vanish()
 				close(gate)
 				f.event("ProvisioningFailed", "broken")
 				f.claimIs("is deleted", isGone)
 				f.forgotten(claim)
-				f.calls(create, 2)
+				f.Calls(create, 2)
 			})
 		}
 		t.Run("088", func(t *testing.T) {
 			f := scenario(t, csitest.Config{}, func(c *Config) { c.RetryIntervalStart, c.RetryIntervalMax = time.Hour, time.Hour })
-			f.plugin.Next(create, csitest.Fail(codes.Internal, "broken"))
+			f.Plugin.Next(create, csitest.Fail(codes.Internal, "broken"))
 			f.makeClass(nil)
 			claim := f.claim(nil)
 			f.event("ProvisioningFailed", "broken")
 			f.vanish() // an event that ends the wait
 			f.claimIs("is deleted", isGone)
 			f.forgotten(claim)
-			f.calls(create, 1)
+			f.Calls(create, 1)
 		})
 	})
 	t.Run("089_exhausted_and_nowhere_else_to_go", func(t *testing.T) {
@@ -319,7 +319,7 @@ func provisionerScenarioErrors(t *testing.T) {
 		} {
 			t.Run(name, func(t *testing.T) {
 				f := scenario(t, tt.plugin, func(c *Config) { c.ImmediateTopology = false })
-				f.plugin.Next(create, csitest.Fail(codes.ResourceExhausted, "full"), csitest.Fail(codes.ResourceExhausted, "full"))
+				f.Plugin.Next(create, csitest.Fail(codes.ResourceExhausted, "full"), csitest.Fail(codes.ResourceExhausted, "full"))
 				f.makeClass(func(c *storagev1.StorageClass) {
 					if tt.node != "" {
 						late(c)
@@ -334,7 +334,7 @@ func provisionerScenarioErrors(t *testing.T) {
 					t.Errorf("%d failures told, want 2", n)
 				}
 				f.saved(claim)
-				f.calls(create, 3)
+				f.Calls(create, 3)
 				f.claimIs("has its node", func(c *corev1.PersistentVolumeClaim) bool {
 					return c.Annotations[storagehelpers.AnnSelectedNode] == tt.node
 				})
@@ -356,40 +356,40 @@ func provisionerScenarioErrors(t *testing.T) {
 	t.Run("091_infeasible_for_the_longest_interval", func(t *testing.T) {
 		const longest = time.Second
 		f := scenario(t, csitest.Config{}, func(c *Config) { c.RetryIntervalStart, c.RetryIntervalMax = 10*time.Millisecond, longest })
-		f.plugin.Next(create, csitest.Fail(codes.InvalidArgument, "bad name"), csitest.Fail(codes.InvalidArgument, "bad name"))
+		f.Plugin.Next(create, csitest.Fail(codes.InvalidArgument, "bad name"), csitest.Fail(codes.InvalidArgument, "bad name"))
 		f.makeClass(nil)
 		claim := f.claim(nil)
 		f.event("ProvisioningFailed", "infeasible", longest.String(), "code = InvalidArgument desc = bad name")
 		f.saved(claim)
-		f.distances(f.plugin.Calls(create), longest, longest)
+		f.distances(f.Plugin.Calls(create), longest, longest)
 	})
 	t.Run("093_claim_and_secret_gone_in_doubt", func(t *testing.T) {
 		for _, protection := range []Protection{ProtectionOff, ProtectionOnRetry} {
 			t.Run(string(protection), func(t *testing.T) {
 				f := scenario(t, csitest.Config{}, func(c *Config) { c.ProvisioningProtection = protection })
 				gate := make(chan struct{})
-				f.plugin.Next(
+				f.Plugin.Next(
 					create, csitest.DoAndFail(codes.DeadlineExceeded, "slow"),
 					heldUntil(gate, csitest.Fail(codes.DeadlineExceeded, "slow")),
 				)
 				f.makeClass(parameters(map[string]string{
-					volumerules.ParameterPrefix + "provisioner-secret-name": "login", volumerules.ParameterPrefix + "provisioner-secret-namespace": f.ns,
+					volumerules.ParameterPrefix + "provisioner-secret-name": "login", volumerules.ParameterPrefix + "provisioner-secret-namespace": f.Namespace,
 				}))
 				f.secret("login", "v")
 				claim := f.claim(nil)
-				f.wait(create, 2)
-				f.must(f.client.CoreV1().Secrets(f.ns).Delete(t.Context(), "login", metav1.DeleteOptions{}))
+				f.Wait(create, 2)
+				f.Must(f.Client.CoreV1().Secrets(f.Namespace).Delete(t.Context(), "login", metav1.DeleteOptions{}))
 				f.vanish()
 				close(gate)
 				pv := f.saved(claim)
 				f.claimIs("is deleted", isGone)
-				calls := f.plugin.Calls(create)
+				calls := f.Plugin.Calls(create)
 				if s := calls[len(calls)-1].Request.(*csi.CreateVolumeRequest).GetSecrets(); len(calls) != 3 || s["k"] != "v" {
 					t.Errorf("%d calls, secrets of the last one %v", len(calls), s)
 				}
 				f.phase(pv, corev1.VolumeReleased)
 				f.gone(pv)
-				if n := f.plugin.VolumeCount(); n != 0 {
+				if n := f.Plugin.VolumeCount(); n != 0 {
 					t.Errorf("%d volumes are left", n)
 				}
 			})
@@ -399,17 +399,17 @@ func provisionerScenarioErrors(t *testing.T) {
 		f := scenario(t, csitest.Config{}, func(c *Config) {
 			c.ProvisioningProtection, c.RetryIntervalStart, c.RetryIntervalMax = ProtectionOff, time.Hour, time.Hour
 		})
-		f.plugin.Next(create, csitest.DoAndFail(codes.DeadlineExceeded, "slow"))
+		f.Plugin.Next(create, csitest.DoAndFail(codes.DeadlineExceeded, "slow"))
 		f.makeClass(nil)
 		f.claim(nil)
 		f.event("ProvisioningFailed", "slow")
-		f.crash()
+		f.Crash()
 		f.vanish()
 		f.claimIs("is deleted", isGone)
 		f.start()
 		f.settles()
-		f.calls(create, 1)
-		if n := f.plugin.VolumeCount(); n != 1 { // the leak that this setting allows
+		f.Calls(create, 1)
+		if n := f.Plugin.VolumeCount(); n != 1 { // the leak that this setting allows
 			t.Errorf("%d volumes", n)
 		}
 	})
@@ -420,10 +420,10 @@ func provisionerScenarioErrors(t *testing.T) {
 func claimDeletedInDoubt(t *testing.T, code codes.Code, protection Protection) {
 	f := scenario(t, csitest.Config{}, func(c *Config) { c.ProvisioningProtection = protection })
 	gate := make(chan struct{})
-	f.plugin.Next(create, csitest.DoAndFail(code, "slow"), heldUntil(gate, csitest.Fail(code, "slow")))
+	f.Plugin.Next(create, csitest.DoAndFail(code, "slow"), heldUntil(gate, csitest.Fail(code, "slow")))
 	f.makeClass(nil)
 	claim := f.claim(nil)
-	f.wait(create, 2)
+	f.Wait(create, 2)
 	f.vanish()
 	kept := protection != ProtectionOff
 	f.claimIs(fmt.Sprint("is kept: ", kept), func(c *corev1.PersistentVolumeClaim) bool { return kept == (c != nil && isProtected(c)) })
@@ -435,8 +435,8 @@ func claimDeletedInDoubt(t *testing.T, code codes.Code, protection Protection) {
 	f.claimIs("is deleted", isGone)
 	f.phase(pv, corev1.VolumeReleased)
 	f.gone(pv)
-	f.calls(create, 3)
-	if n := f.plugin.VolumeCount(); n != 0 {
+	f.Calls(create, 3)
+	if n := f.Plugin.VolumeCount(); n != 0 {
 		t.Errorf("%d volumes are left", n)
 	}
 }
@@ -444,14 +444,14 @@ func claimDeletedInDoubt(t *testing.T, code codes.Code, protection Protection) {
 // nodeGivenBack changes the claim right before the write that gives its node back.
 func nodeGivenBack(t *testing.T, method string, old bool, calls int) {
 	f := scenario(t, csitest.Config{Segments: []map[string]string{{"zone": "a"}}}, nil)
-	f.plugin.Always(create, csitest.Fail(codes.ResourceExhausted, "full"))
+	f.Plugin.Always(create, csitest.Fail(codes.ResourceExhausted, "full"))
 	f.makeClass(late)
-	node := f.ns + "-node"
-	f.must(kubetest.CreateNode(
-		t.Context(), f.client,
-		kubetest.NodeSpec{Name: node, Labels: map[string]string{"zone": "a"}, Driver: f.driver, TopologyKeys: []string{"zone"}},
+	node := f.Namespace + "-node"
+	f.Must(kubetest.CreateNode(
+		t.Context(), f.Client,
+		kubetest.NodeSpec{Name: node, Labels: map[string]string{"zone": "a"}, Driver: f.Driver, TopologyKeys: []string{"zone"}},
 	))
-	cfg := f.cp.Config()
+	cfg := f.ControlPlane.Config()
 	if old {
 		cfg = f.userWith(rbacv1.PolicyRule{
 			APIGroups: []string{""}, Resources: []string{"persistentvolumeclaims"}, Verbs: []string{"get", "update"},
@@ -461,7 +461,7 @@ func nodeGivenBack(t *testing.T, method string, old bool, calls int) {
 	f.through(cfg, func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
 		if r.Method == method && strings.HasSuffix(r.URL.Path, "/persistentvolumeclaims/data") {
 			once.Do(func() {
-				_, err := f.client.CoreV1().PersistentVolumeClaims(f.ns).Patch(
+				_, err := f.Client.CoreV1().PersistentVolumeClaims(f.Namespace).Patch(
 					t.Context(), "data", types.MergePatchType, []byte(`{"metadata":{"labels":{"a":"b"}}}`), metav1.PatchOptions{},
 				)
 				if err != nil {
@@ -477,32 +477,32 @@ func nodeGivenBack(t *testing.T, method string, old bool, calls int) {
 		return !has && c.Labels["a"] == "b"
 	})
 	f.forgotten(claim)
-	f.calls(create, calls)
+	f.Calls(create, calls)
 }
 
 func provisionerScenarioAnswers(t *testing.T) {
 	t.Run("volume_of_somebody_else_is_not_cleaned_up", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, nil)
 		gate := make(chan struct{})
-		f.plugin.Next(create, heldUntil(gate, csitest.Alter(func(r *csi.CreateVolumeResponse) { r.Volume.CapacityBytes = 1 })))
+		f.Plugin.Next(create, heldUntil(gate, csitest.Alter(func(r *csi.CreateVolumeResponse) { r.Volume.CapacityBytes = 1 })))
 		f.makeClass(nil)
 		claim := f.claim(nil)
-		f.wait(create, 1)
-		_, err := f.client.CoreV1().PersistentVolumes().Create(t.Context(), &corev1.PersistentVolume{
+		f.Wait(create, 1)
+		_, err := f.Client.CoreV1().PersistentVolumes().Create(t.Context(), &corev1.PersistentVolume{
 			ObjectMeta: metav1.ObjectMeta{Name: "pvc-" + string(claim.UID)},
 			Spec: corev1.PersistentVolumeSpec{AccessModes: claim.Spec.AccessModes, Capacity: claim.Spec.Resources.Requests, PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimRetain,
-				ClaimRef:               &corev1.ObjectReference{Namespace: f.ns, Name: "data", UID: "another"},
-				PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: f.driver, VolumeHandle: "vol-000001"}}},
+				ClaimRef:               &corev1.ObjectReference{Namespace: f.Namespace, Name: "data", UID: "another"},
+				PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: f.Driver, VolumeHandle: "vol-000001"}}},
 		}, metav1.CreateOptions{})
-		f.must(err)
+		f.Must(err)
 		close(gate)
 		f.event("ProvisioningFailed", "not deleted, because it belongs to PersistentVolume")
-		f.calls(remove, 0)
+		f.Calls(remove, 0)
 	})
 	t.Run("doubt_that_cannot_be_noted_is_ended_all_the_same", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, nil)
-		f.plugin.Next(create, csitest.DoAndFail(codes.DeadlineExceeded, "slow"))
-		f.through(f.cp.Config(), func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
+		f.Plugin.Next(create, csitest.DoAndFail(codes.DeadlineExceeded, "slow"))
+		f.through(f.ControlPlane.Config(), func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
 			if r.Method == http.MethodPatch && strings.Contains(r.URL.Path, "/persistentvolumeclaims/") {
 				http.Error(w, "no", http.StatusInternalServerError)
 				return
@@ -513,30 +513,30 @@ func provisionerScenarioAnswers(t *testing.T) {
 		claim := f.claim(nil)
 		f.event("ProvisioningFailed", "adding finalizer storage-controller.io/provisioning")
 		f.saved(claim)
-		f.calls(create, 2)
+		f.Calls(create, 2)
 	})
 	t.Run("096_too_small_and_the_claim_is_deleted", func(t *testing.T) {
 		for name, first := range map[string]csitest.Step{"cleaned_up_at_once": csitest.Default(), "cleaned_up_later": csitest.Fail(codes.Internal, "busy")} {
 			t.Run(name, func(t *testing.T) {
 				f := scenario(t, csitest.Config{}, nil)
 				gate := make(chan struct{})
-				f.plugin.Always(create, csitest.Alter(func(r *csi.CreateVolumeResponse) { r.Volume.CapacityBytes-- }))
-				f.plugin.Next(remove, heldUntil(gate, first))
+				f.Plugin.Always(create, csitest.Alter(func(r *csi.CreateVolumeResponse) { r.Volume.CapacityBytes-- }))
+				f.Plugin.Next(remove, heldUntil(gate, first))
 				f.makeClass(nil)
 				claim := f.claim(nil)
-				f.wait(remove, 1)
+				f.Wait(remove, 1)
 				f.vanish()
 				close(gate)
 				f.event("ProvisioningFailed", "it has 1073741823 bytes, and the request requires 1073741824")
 				f.claimIs("is deleted", isGone)
 				f.forgotten(claim)
-				f.calls(create, 1)
-				for _, c := range f.plugin.Calls(remove) {
+				f.Calls(create, 1)
+				for _, c := range f.Plugin.Calls(remove) {
 					if id := c.Request.(*csi.DeleteVolumeRequest).GetVolumeId(); id != "vol-000001" {
 						t.Errorf("volume %q was deleted", id)
 					}
 				}
-				if n := f.plugin.VolumeCount(); n != 0 {
+				if n := f.Plugin.VolumeCount(); n != 0 {
 					t.Errorf("%d volumes are left", n)
 				}
 			})
@@ -549,7 +549,7 @@ func provisionerScenarioAnswers(t *testing.T) {
 			bytes int64
 			want  string
 		}{{0, "1Gi"}, {1 << 30, "1Gi"}, {5905580032, "5632Mi"}, {5970004541, "5970004541"}} {
-			f.plugin.Next(create, csitest.Alter(func(r *csi.CreateVolumeResponse) { r.Volume.CapacityBytes = tt.bytes }))
+			f.Plugin.Next(create, csitest.Alter(func(r *csi.CreateVolumeResponse) { r.Volume.CapacityBytes = tt.bytes }))
 			pv := f.saved(f.claim(func(c *corev1.PersistentVolumeClaim) { c.Name = fmt.Sprint("data-", i) }))
 			if got := pv.Spec.Capacity.Storage().String(); got != tt.want {
 				t.Errorf("%d bytes: capacity %s, want %s", tt.bytes, got, tt.want)
@@ -574,7 +574,7 @@ func provisionerScenarioAnswers(t *testing.T) {
 			f.makeClass(nil)
 			f.event("ProvisioningFailed", "is not for this PVC")
 			events := f.event("ProvisioningFailed", "is not for this PVC") // again
-			f.calls(create, 0)
+			f.Calls(create, 0)
 			if n := count(events, "Succeeded"); n > 0 {
 				t.Errorf("events %q", events)
 			}
@@ -589,19 +589,19 @@ func provisionerScenarioAnswers(t *testing.T) {
 			t.Run(name, func(t *testing.T) {
 				f := scenario(t, csitest.Config{}, nil)
 				gate := make(chan struct{})
-				f.plugin.Next(create, func(ctx context.Context, p *csitest.Plugin, request any, do func() (any, error)) (any, error) {
+				f.Plugin.Next(create, func(ctx context.Context, p *csitest.Plugin, request any, do func() (any, error)) (any, error) {
 					response, err := do()
 					return heldUntil(gate, csitest.Default())(ctx, p, request, func() (any, error) { return response, err })
 				})
 				f.makeClass(nil)
 				claim := f.claim(nil)
 				kubetest.Eventually(t, "the volume is made", func(context.Context) error {
-					if n := f.plugin.VolumeCount(); n != 1 {
+					if n := f.Plugin.VolumeCount(); n != 1 {
 						return fmt.Errorf("%d volumes", n)
 					}
 					return nil
 				})
-				made := f.plugin.Volumes()[0].ID
+				made := f.Plugin.Volumes()[0].ID
 				f.volume("pvc-"+string(claim.UID), corev1.VolumeBound, func(pv *corev1.PersistentVolume) {
 					if tt.same {
 						pv.Spec.CSI.VolumeHandle = made
@@ -615,8 +615,8 @@ func provisionerScenarioAnswers(t *testing.T) {
 				if n := count(events, "Succeeded"); n > 0 {
 					t.Errorf("events %q", events)
 				}
-				f.calls(create, 1)
-				left := slices.ContainsFunc(f.plugin.Volumes(), func(v csitest.Volume) bool { return v.ID == made })
+				f.Calls(create, 1)
+				left := slices.ContainsFunc(f.Plugin.Volumes(), func(v csitest.Volume) bool { return v.ID == made })
 				if left != tt.same {
 					t.Errorf("the volume is left: %v", left)
 				}
@@ -636,7 +636,7 @@ func savedLater(t *testing.T, s saving) {
 	f := scenario(t, csitest.Config{}, nil)
 	var posts atomic.Int32
 	gate := make(chan struct{})
-	f.through(f.cp.Config(), func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
+	f.through(f.ControlPlane.Config(), func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
 		if r.Method == http.MethodPost && r.URL.Path == "/api/v1/persistentvolumes" {
 			n := posts.Add(1)
 			if n == 1 && s.lost {
@@ -688,9 +688,9 @@ func savedLater(t *testing.T, s saving) {
 	if n := posts.Load(); n != 4 {
 		t.Errorf("%d attempts, want 4", n)
 	}
-	f.calls(create, 1)
-	f.calls(remove, 0)
-	if n := f.plugin.VolumeCount(); n != 1 {
+	f.Calls(create, 1)
+	f.Calls(remove, 0)
+	if n := f.Plugin.VolumeCount(); n != 1 {
 		t.Errorf("%d volumes", n)
 	}
 }
@@ -705,10 +705,10 @@ func provisionerScenarioVolumes(t *testing.T) {
 		claim := f.claim(nil)
 		pv := f.saved(claim)
 		identity := pv.Spec.CSI.VolumeAttributes[identityAttribute]
-		if !regexp.MustCompile(`^\d+-\d+-` + regexp.QuoteMeta(f.driver) + `$`).MatchString(identity) {
+		if !regexp.MustCompile(`^\d+-\d+-` + regexp.QuoteMeta(f.Driver) + `$`).MatchString(identity) {
 			t.Errorf("identity %q", identity)
 		}
-		if want := map[string]string{storagehelpers.AnnDynamicallyProvisioned: f.driver, annDeletionSecretName: "", annDeletionSecretNamespace: ""}; fmt.Sprint(pv.Annotations) != fmt.Sprint(want) {
+		if want := map[string]string{storagehelpers.AnnDynamicallyProvisioned: f.Driver, annDeletionSecretName: "", annDeletionSecretNamespace: ""}; fmt.Sprint(pv.Annotations) != fmt.Sprint(want) {
 			t.Errorf("annotations %v, want %v", pv.Annotations, want)
 		}
 		if !slices.Equal(pv.Finalizers, []string{volumeFinalizer, "kubernetes.io/pv-protection"}) || len(pv.Labels) > 0 {
@@ -718,11 +718,11 @@ func provisionerScenarioVolumes(t *testing.T) {
 			AccessModes: claim.Spec.AccessModes, Capacity: claim.Spec.Resources.Requests, MountOptions: []string{"noatime"}, StorageClassName: f.class,
 			PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimDelete, VolumeMode: ptr.To(corev1.PersistentVolumeFilesystem),
 			ClaimRef: &corev1.ObjectReference{
-				Kind: "PersistentVolumeClaim", APIVersion: "v1", Namespace: f.ns, Name: "data", UID: claim.UID,
+				Kind: "PersistentVolumeClaim", APIVersion: "v1", Namespace: f.Namespace, Name: "data", UID: claim.UID,
 				ResourceVersion: claim.ResourceVersion,
 			},
 			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{
-				Driver: f.driver, VolumeHandle: f.plugin.Volumes()[0].ID, FSType: "xfs",
+				Driver: f.Driver, VolumeHandle: f.Plugin.Volumes()[0].ID, FSType: "xfs",
 				VolumeAttributes: map[string]string{identityAttribute: identity, "pool": "p1"},
 			}},
 		}
@@ -736,8 +736,8 @@ func provisionerScenarioVolumes(t *testing.T) {
 		pv := f.saved(f.claim(nil))
 		f.phase(pv, corev1.VolumeBound)
 		f.volumesSettle()
-		pv, err := f.client.CoreV1().PersistentVolumes().Get(t.Context(), pv.Name, metav1.GetOptions{})
-		f.must(err)
+		pv, err := f.Client.CoreV1().PersistentVolumes().Get(t.Context(), pv.Name, metav1.GetOptions{})
+		f.Must(err)
 		if pv.Spec.PersistentVolumeReclaimPolicy != corev1.PersistentVolumeReclaimRetain || slices.Contains(pv.Finalizers, volumeFinalizer) {
 			t.Errorf("policy %s, finalizers %v", pv.Spec.PersistentVolumeReclaimPolicy, pv.Finalizers)
 		}
@@ -769,25 +769,25 @@ func provisionerScenarioVolumes(t *testing.T) {
 			t, csitest.Config{Name: "ebs.csi.aws.com"}, func(c *Config) { c.RetryIntervalStart, c.RetryIntervalMax = time.Hour, time.Hour },
 		)
 		claim := f.claim(func(c *corev1.PersistentVolumeClaim) {
-			c.Annotations = map[string]string{storagehelpers.AnnStorageProvisioner: inTree, storagehelpers.AnnMigratedTo: f.driver}
+			c.Annotations = map[string]string{storagehelpers.AnnStorageProvisioner: inTree, storagehelpers.AnnMigratedTo: f.Driver}
 		})
 		f.settles()
 		f.makeClass(func(c *storagev1.StorageClass) { // wakes the claim
 			c.Provisioner, c.Parameters = inTree, map[string]string{"type": "gp2", "fsType": "ext4"}
 		})
 		pv := f.saved(claim)
-		request := f.plugin.Calls(create)[0].Request.(*csi.CreateVolumeRequest)
+		request := f.Plugin.Calls(create)[0].Request.(*csi.CreateVolumeRequest)
 		if fmt.Sprint(request.GetParameters()) != "map[type:gp2]" || request.GetVolumeCapabilities()[0].GetMount().GetFsType() != "ext4" {
 			t.Errorf("request %v", request)
 		}
 		ebs := pv.Spec.AWSElasticBlockStore
-		if ebs == nil || pv.Spec.CSI != nil || ebs.VolumeID != f.plugin.Volumes()[0].ID || ebs.FSType != "ext4" {
+		if ebs == nil || pv.Spec.CSI != nil || ebs.VolumeID != f.Plugin.Volumes()[0].ID || ebs.FSType != "ext4" {
 			t.Fatalf("source %+v", pv.Spec.PersistentVolumeSource)
 		}
 		if by := pv.Annotations[storagehelpers.AnnDynamicallyProvisioned]; by != inTree {
 			t.Errorf("provisioned by %q", by)
 		}
-		f.must(f.client.StorageV1().StorageClasses().Delete(t.Context(), f.class, metav1.DeleteOptions{}))
+		f.Must(f.Client.StorageV1().StorageClasses().Delete(t.Context(), f.class, metav1.DeleteOptions{}))
 		f.makeClass(func(c *storagev1.StorageClass) { // which cannot be translated, and does not count any more
 			c.Provisioner, c.Parameters = inTree, map[string]string{"zone": "us-east-1a"}
 			c.AllowedTopologies = allow(in(corev1.LabelTopologyZone, "us-east-1a"))
@@ -798,10 +798,10 @@ func provisionerScenarioVolumes(t *testing.T) {
 			}
 			return nil
 		})
-		f.patchVolume(pv, fmt.Sprintf(`{"metadata":{"annotations":{%q:%q}}}`, storagehelpers.AnnMigratedTo, f.driver))
+		f.patchVolume(pv, fmt.Sprintf(`{"metadata":{"annotations":{%q:%q}}}`, storagehelpers.AnnMigratedTo, f.Driver))
 		f.phase(pv, corev1.VolumeReleased)
 		f.gone(pv)
-		if r := f.plugin.Calls(remove)[0].Request.(*csi.DeleteVolumeRequest); r.GetVolumeId() != ebs.VolumeID {
+		if r := f.Plugin.Calls(remove)[0].Request.(*csi.DeleteVolumeRequest); r.GetVolumeId() != ebs.VolumeID {
 			t.Errorf("deleted %v", r)
 		}
 		for _, method := range []string{create, remove} {
@@ -818,7 +818,7 @@ func provisionerScenarioDeletion(t *testing.T) {
 		f.makeClass(func(c *storagev1.StorageClass) { c.ReclaimPolicy = ptr.To(corev1.PersistentVolumeReclaimRetain) })
 		claim := f.claim(nil)
 		pv := f.saved(claim)
-		f.must(f.client.CoreV1().PersistentVolumes().Delete(t.Context(), pv.Name, metav1.DeleteOptions{}))
+		f.Must(f.Client.CoreV1().PersistentVolumes().Delete(t.Context(), pv.Name, metav1.DeleteOptions{}))
 		f.gone(pv)
 		if again := f.saved(claim); again.UID == pv.UID || again.Spec.CSI.VolumeHandle != pv.Spec.CSI.VolumeHandle {
 			t.Errorf("volume %q of %q", again.Spec.CSI.VolumeHandle, again.UID)
@@ -827,25 +827,25 @@ func provisionerScenarioDeletion(t *testing.T) {
 	t.Run("107_110_114_115_to_be_deleted_or_not", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, oneWorker)
 		f.makeClass(nil)
-		retained := f.volume(f.ns+"-retained", corev1.VolumeReleased, func(pv *corev1.PersistentVolume) {
+		retained := f.volume(f.Namespace+"-retained", corev1.VolumeReleased, func(pv *corev1.PersistentVolume) {
 			pv.Spec.PersistentVolumeReclaimPolicy = corev1.PersistentVolumeReclaimRetain
 		})
 		kept := []*corev1.PersistentVolume{
 			retained,
-			f.volume(f.ns+"-bound", corev1.VolumeBound, nil), f.volume(f.ns+"-available", corev1.VolumeAvailable, nil), f.volume(f.ns+"-failed", corev1.VolumeFailed, nil),
-			f.volume(f.ns+"-other", corev1.VolumeReleased, func(pv *corev1.PersistentVolume) {
+			f.volume(f.Namespace+"-bound", corev1.VolumeBound, nil), f.volume(f.Namespace+"-available", corev1.VolumeAvailable, nil), f.volume(f.Namespace+"-failed", corev1.VolumeFailed, nil),
+			f.volume(f.Namespace+"-other", corev1.VolumeReleased, func(pv *corev1.PersistentVolume) {
 				pv.Annotations = map[string]string{storagehelpers.AnnDynamicallyProvisioned: "other.example.com"}
 			}),
 			f.volume(
-				f.ns+"-other-driver", corev1.VolumeReleased, func(pv *corev1.PersistentVolume) { pv.Spec.CSI.Driver = "other.example.com" },
+				f.Namespace+"-other-driver", corev1.VolumeReleased, func(pv *corev1.PersistentVolume) { pv.Spec.CSI.Driver = "other.example.com" },
 			),
 		}
 		terminating := f.volume(
-			f.ns+"-terminating", corev1.VolumeAvailable, func(pv *corev1.PersistentVolume) { pv.Finalizers = []string{"example.com/keep"} },
+			f.Namespace+"-terminating", corev1.VolumeAvailable, func(pv *corev1.PersistentVolume) { pv.Finalizers = []string{"example.com/keep"} },
 		)
-		f.must(f.client.CoreV1().PersistentVolumes().Delete(t.Context(), terminating.Name, metav1.DeleteOptions{}))
+		f.Must(f.Client.CoreV1().PersistentVolumes().Delete(t.Context(), terminating.Name, metav1.DeleteOptions{}))
 		f.phase(terminating, corev1.VolumeReleased)
-		f.gone(f.volume(f.ns+"-static", corev1.VolumeReleased, nil))
+		f.gone(f.volume(f.Namespace+"-static", corev1.VolumeReleased, nil))
 		f.volumesSettle()
 		for _, pv := range append(kept, terminating) {
 			if calls := f.deletions(pv); len(calls) > 0 {
@@ -862,7 +862,7 @@ func provisionerScenarioDeletion(t *testing.T) {
 	t.Run("111_attached", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, oneWorker)
 		f.makeClass(nil)
-		attachments := f.client.StorageV1().VolumeAttachments()
+		attachments := f.Client.StorageV1().VolumeAttachments()
 		volumes := map[string]*corev1.PersistentVolume{}
 		for _, state := range []string{"attached", "attaching", "detaching"} {
 			volumes[state] = f.attachedVolume(state)
@@ -885,9 +885,9 @@ func provisionerScenarioDeletion(t *testing.T) {
 				_, err := attachments.Patch(
 					t.Context(), pv.Name, types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{},
 				)
-				f.must(err)
+				f.Must(err)
 			} else {
-				f.must(attachments.Delete(t.Context(), pv.Name, metav1.DeleteOptions{}))
+				f.Must(attachments.Delete(t.Context(), pv.Name, metav1.DeleteOptions{}))
 			}
 			f.gone(pv)
 			calls := f.deletions(pv)
@@ -916,29 +916,29 @@ func provisionerScenarioDeletion(t *testing.T) {
 		const start = 100 * time.Millisecond
 		f := scenario(t, csitest.Config{}, func(c *Config) { c.RetryIntervalStart, c.RetryIntervalMax = start, time.Hour })
 		gate, broken := make(chan struct{}), csitest.Fail(codes.Internal, "broken")
-		f.plugin.Next(remove, broken, broken, broken, heldUntil(gate, csitest.Default()))
+		f.Plugin.Next(remove, broken, broken, broken, heldUntil(gate, csitest.Default()))
 		f.makeClass(nil)
 		pv := f.saved(f.claim(nil))
 		f.event("ProvisioningSucceeded")
 		f.phase(pv, corev1.VolumeReleased)
-		f.wait(remove, 4)
+		f.Wait(remove, 4)
 		if events := f.otherEvents(); count(events, "VolumeFailedDelete rpc error: code = Internal desc = broken") != 3 || len(events) != 3 {
 			t.Errorf("events %q", events)
 		}
-		live, err := f.client.CoreV1().PersistentVolumes().Get(t.Context(), pv.Name, metav1.GetOptions{})
-		f.must(err)
+		live, err := f.Client.CoreV1().PersistentVolumes().Get(t.Context(), pv.Name, metav1.GetOptions{})
+		f.Must(err)
 		if live.DeletionTimestamp != nil || !slices.Contains(live.Finalizers, volumeFinalizer) {
 			t.Errorf("deleted %v, finalizers %v", live.DeletionTimestamp, live.Finalizers)
 		}
 		close(gate)
 		f.gone(pv)
-		f.distances(f.plugin.Calls(remove), start, 2*start, 4*start)
+		f.distances(f.Plugin.Calls(remove), start, 2*start, 4*start)
 	})
 	t.Run("failure_without_secret", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, nil)
-		f.plugin.Next(remove, csitest.Fail(codes.Unauthenticated, "no key"))
-		pv := f.volume(f.ns+"-pv", corev1.VolumeReleased, func(pv *corev1.PersistentVolume) {
-			pv.Annotations = map[string]string{annDeletionSecretName: "deleted", annDeletionSecretNamespace: f.ns}
+		f.Plugin.Next(remove, csitest.Fail(codes.Unauthenticated, "no key"))
+		pv := f.volume(f.Namespace+"-pv", corev1.VolumeReleased, func(pv *corev1.PersistentVolume) {
+			pv.Annotations = map[string]string{annDeletionSecretName: "deleted", annDeletionSecretNamespace: f.Namespace}
 		})
 		f.event(
 			"Warning VolumeFailedDelete rpc error: code = Unauthenticated desc = no key; DeleteVolume was called without its secret",
@@ -959,7 +959,7 @@ func provisionerScenarioDeletion(t *testing.T) {
 			}
 		}
 		f.makeClass(template("${pvc.name}"))
-		templated := f.ns + "-templated"
+		templated := f.Namespace + "-templated"
 		f.makeClass(func(c *storagev1.StorageClass) { template("${pvc.annotations['x']}")(c); c.Name = templated })
 		f.secret("data", "of the class")
 		f.secret("annotated", "of the annotations")
@@ -973,20 +973,20 @@ func provisionerScenarioDeletion(t *testing.T) {
 			want        string // the value of the secret; "": the call has none
 			event       string
 		}{
-			"annotated":      {annotations: named("annotated", f.ns), want: "of the annotations"},
-			"missing":        {annotations: named("missing", f.ns), event: "missing"},
+			"annotated":      {annotations: named("annotated", f.Namespace), want: "of the annotations"},
+			"missing":        {annotations: named("missing", f.Namespace), event: "missing"},
 			"empty":          {annotations: named("", "")},
 			"half-empty":     {annotations: named("annotated", ""), event: "one of them is empty"},
 			"class":          {want: "of the class"},
 			"one-annotation": {annotations: map[string]string{annDeletionSecretName: "annotated"}, want: "of the class"},
-			"class-gone":     {class: f.ns + "-none"},
+			"class-gone":     {class: f.Namespace + "-none"},
 			"no-claim":       {noClaim: true},
 			"class-by-annotation": {
-				annotations: map[string]string{corev1.BetaStorageClassAnnotation: f.class}, class: f.ns + "-none", want: "of the class",
+				annotations: map[string]string{corev1.BetaStorageClassAnnotation: f.class}, class: f.Namespace + "-none", want: "of the class",
 			},
 			"template": {class: templated, event: "pvc.annotations['x']"},
 		} {
-			pv := f.volume(f.ns+"-"+name, corev1.VolumeReleased, func(pv *corev1.PersistentVolume) {
+			pv := f.volume(f.Namespace+"-"+name, corev1.VolumeReleased, func(pv *corev1.PersistentVolume) {
 				pv.Annotations = tt.annotations
 				if tt.class != "" {
 					pv.Spec.StorageClassName = tt.class
@@ -1016,15 +1016,15 @@ func provisionerScenarioDeletion(t *testing.T) {
 // waits until the provisioner has seen it.
 func (f *fixture) attachedVolume(state string) *corev1.PersistentVolume {
 	f.Helper()
-	pv := f.volume(f.ns+"-"+state, corev1.VolumeAvailable, nil)
-	attachments := f.client.StorageV1().VolumeAttachments()
+	pv := f.volume(f.Namespace+"-"+state, corev1.VolumeAvailable, nil)
+	attachments := f.Client.StorageV1().VolumeAttachments()
 	va := &storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: pv.Name}, Spec: storagev1.VolumeAttachmentSpec{
-		Attacher: f.driver, NodeName: "n", Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &pv.Name}}}
+		Attacher: f.Driver, NodeName: "n", Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &pv.Name}}}
 	if state == "detaching" {
 		va.Finalizers = []string{"example.com/keep"}
 	}
 	va, err := attachments.Create(f.Context(), va, metav1.CreateOptions{})
-	f.must(err)
+	f.Must(err)
 	switch state {
 	case "attached":
 		va.Status.Attached = true
@@ -1032,7 +1032,7 @@ func (f *fixture) attachedVolume(state string) *corev1.PersistentVolume {
 	case "detaching":
 		err = attachments.Delete(f.Context(), va.Name, metav1.DeleteOptions{})
 	}
-	f.must(err)
+	f.Must(err)
 	if f.c.driver.publishes {
 		kubetest.Eventually(f.T, "the attachment is in the cache", func(context.Context) error {
 			if len(f.c.attachments.ByIndex(kube.ByVolume, pv.Name)) != 1 {
@@ -1046,31 +1046,31 @@ func (f *fixture) attachedVolume(state string) *corev1.PersistentVolume {
 
 func (f *fixture) secret(name, value string) {
 	f.Helper()
-	_, err := f.client.CoreV1().Secrets(f.ns).Create(
+	_, err := f.Client.CoreV1().Secrets(f.Namespace).Create(
 		f.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: name}, StringData: map[string]string{"k": value}},
 		metav1.CreateOptions{},
 	)
-	f.must(err)
+	f.Must(err)
 }
 
 // userWith returns the configuration of a user with the permissions of rule only.
 func (f *fixture) userWith(rule rbacv1.PolicyRule) *rest.Config {
 	f.Helper()
-	name := f.ns + "-user"
-	rbac := f.client.RbacV1()
-	_, err := rbac.Roles(f.ns).Create(
+	name := f.Namespace + "-user"
+	rbac := f.Client.RbacV1()
+	_, err := rbac.Roles(f.Namespace).Create(
 		f.Context(), &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Name: name}, Rules: []rbacv1.PolicyRule{rule}}, metav1.CreateOptions{},
 	)
-	f.must(err)
-	_, err = rbac.RoleBindings(f.ns).Create(f.Context(), &rbacv1.RoleBinding{
+	f.Must(err)
+	_, err = rbac.RoleBindings(f.Namespace).Create(f.Context(), &rbacv1.RoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: name}, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: name},
 		Subjects: []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: name}},
 	}, metav1.CreateOptions{})
-	f.must(err)
+	f.Must(err)
 	kubetest.Eventually(f.T, "the permissions are in force", func(ctx context.Context) error {
-		review, err := f.client.AuthorizationV1().SubjectAccessReviews().Create(ctx, &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
+		review, err := f.Client.AuthorizationV1().SubjectAccessReviews().Create(ctx, &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
 			User: name, ResourceAttributes: &authorizationv1.ResourceAttributes{
-				Namespace: f.ns, Verb: rule.Verbs[0], Group: rule.APIGroups[0], Resource: rule.Resources[0],
+				Namespace: f.Namespace, Verb: rule.Verbs[0], Group: rule.APIGroups[0], Resource: rule.Resources[0],
 			},
 		}}, metav1.CreateOptions{})
 		if err == nil && !review.Status.Allowed {
@@ -1078,15 +1078,15 @@ func (f *fixture) userWith(rule rbacv1.PolicyRule) *rest.Config {
 		}
 		return err
 	})
-	return f.cp.UserConfig(name)
+	return f.ControlPlane.UserConfig(name)
 }
 
 // metric is the sum of the values, or of the numbers of observations, of the metrics of
 // a name that have these labels, given as name, value, name, value and so on.
 func (f *fixture) metric(name string, labels ...string) float64 {
 	f.Helper()
-	families, err := f.registry.Gather()
-	f.must(err)
+	families, err := f.Registry.Gather()
+	f.Must(err)
 	sum := 0.0
 	for _, family := range families {
 		if family.GetName() != name {

@@ -1,7 +1,6 @@
 package provisioner
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,7 +11,6 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/go-logr/logr/funcr"
 	snapshotclient "github.com/kubernetes-csi/external-snapshotter/client/v8/clientset/versioned/typed/volumesnapshot/v1"
-	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"google.golang.org/grpc/codes"
 	corev1 "k8s.io/api/core/v1"
@@ -20,134 +18,108 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/tools/record"
 	storagehelpers "k8s.io/component-helpers/storage/volume"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
 
-	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/csiclient/csitest"
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/kubetest"
+	"github.com/storage-controller/storage-controller/internal/looptest"
 	"github.com/storage-controller/storage-controller/internal/volumerules"
 	"github.com/storage-controller/storage-controller/internal/workloop"
 )
 
 func TestMain(m *testing.M) { kubetest.Main(m) }
 
-// fixture is a driver, its provisioner, a class and the real API server; the test
-// plays the controllers of Kubernetes. Names carry that of the namespace, so that
-// scenarios run side by side.
+// fixture runs a provisioner; the test acts as the controllers of Kubernetes. Scenarios run
+// in parallel: the names of their cluster-scoped objects begin with the namespace.
 type fixture struct {
-	*testing.T
-	cp     *kubetest.ControlPlane
-	client kubernetes.Interface
-	// snapshots needs InstallKinds.
-	snapshots snapshotclient.SnapshotV1Interface
-	plugin    *csitest.Plugin
+	*looptest.Fixture
+	snapshots snapshotclient.SnapshotV1Interface // needs InstallCRDs
 	events    *record.FakeRecorder
-	ns        string
+	change    func(*Deps)       // before a start, or nil
+	logged    func(line string) // receives the log, or nil
 	class     string
-	driver    string
-	registry  *prometheus.Registry
-	// api is how the provisioner writes, and what it reads live; nil means as the test does.
-	api kubernetes.Interface
-	// unthrottled is the client for what must be written before the process exits; nil means api.
-	unthrottled kubernetes.Interface
-	logged      func(line string) // nil: nothing is captured
-	cfg         Config
-	c           *Controller
-	stop        func(cause error) error
+	cfg       Config
+	c         *Controller // of the last start
 }
 
-// scenario starts a provisioner for a plugin of a name of its own, unless it has one.
-func scenario(t *testing.T, plugin csitest.Config, change func(*Config)) *fixture {
+// newFixture returns a fixture whose provisioner does not run yet.
+func newFixture(t *testing.T, plugin csitest.Config, change func(*Config)) *fixture {
 	t.Helper()
-	t.Parallel()
-	f := &fixture{T: t, cp: kubetest.Get(t), cfg: DefaultConfig(), events: record.NewFakeRecorder(10000)}
-	f.client, f.ns = f.cp.Client(), kubetest.Namespace(t, f.cp)
+	f := &fixture{Fixture: looptest.New(t, plugin), cfg: DefaultConfig(), events: record.NewFakeRecorder(10000)}
+	f.class = f.Unique("fast")
 	f.cfg.RetryIntervalStart, f.cfg.RetryIntervalMax = 50*time.Millisecond, 400*time.Millisecond
 	if change != nil {
 		change(&f.cfg)
 	}
 	var err error
-	f.snapshots, err = snapshotclient.NewForConfig(kube.ForCustomResources(f.cp.Config()))
-	f.must(err)
-	f.driver, f.class = cmp.Or(plugin.Name, f.ns+".example.com"), f.ns+"-fast"
-	plugin.Name = f.driver
-	f.plugin = csitest.Run(t, plugin)
+	f.snapshots, err = snapshotclient.NewForConfig(kube.ForCustomResources(f.ControlPlane.Config()))
+	f.Must(err)
+	return f
+}
+
+// scenario starts a provisioner.
+func scenario(t *testing.T, plugin csitest.Config, change func(*Config)) *fixture {
+	t.Helper()
+	f := newFixture(t, plugin, change)
 	f.start()
 	return f
 }
 
-// start runs the provisioner as a process would.
+// start runs the provisioner as a process does.
 func (f *fixture) start() {
 	f.Helper()
-	reg := prometheus.NewRegistry()
-	f.registry = reg
-	cfg := csiclient.DefaultConfig()
-	cfg.Address = f.plugin.Address()
-	client, err := csiclient.New(cfg, reg)
-	f.must(err)
-	driver, err := client.Connect(f.Context())
-	f.must(err)
-	meta, err := metadata.NewForConfig(f.cp.Config())
-	f.must(err)
-	informers := kube.NewInformers(f.client, meta, driver.Name)
-	api := f.api
-	if api == nil {
-		api = f.client
-	}
-	deps := Deps{
-		Driver: driver, Client: api, UnthrottledClient: api, Snapshots: f.snapshots, Metadata: meta, Informers: informers,
-		CSI: client.Controller(), Ready: client.WaitReady, Events: f.events, Registry: reg, Queues: workloop.NewMetrics(reg),
-	}
-	if f.unthrottled != nil {
-		deps.UnthrottledClient = f.unthrottled
-	}
-	if f.cfg.NodeDeployment {
-		node, err := client.NodeInfo(f.Context())
-		f.must(err)
-		deps.Segments = node.GetAccessibleTopology().GetSegments()
-	}
-	c, err := New(f.cfg, deps)
-	f.must(err)
-	f.c = c
-	run := c.Run
-	if f.logged != nil {
-		log := funcr.New(func(_, line string) { f.logged(line) }, funcr.Options{Verbosity: 2})
-		run = func(ctx context.Context) error { return c.Run(klog.NewContext(ctx, log)) }
-	}
-	f.stop = kubetest.RunTerm(f, informers, run, func() { client.Close() })
+	f.Start(func(p looptest.Process) (_ looptest.Loop, err error) {
+		deps := Deps{
+			Driver: p.Driver, Client: p.Client, UnthrottledClient: p.Client, Snapshots: f.snapshots, Metadata: p.Metadata, Informers: p.Informers,
+			CSI: p.CSI.Controller(), Ready: p.CSI.WaitReady, Events: f.events, Registry: p.Registry, Queues: p.Queues,
+		}
+		if f.change != nil {
+			f.change(&deps)
+		}
+		if f.cfg.NodeDeployment {
+			node, err := p.CSI.NodeInfo(f.Context())
+			f.Must(err)
+			deps.Segments = node.GetAccessibleTopology().GetSegments()
+		}
+		f.c, err = New(f.cfg, deps)
+		if f.logged == nil {
+			return f.c, err
+		}
+		return loggedLoop{f.c, f.logged}, err
+	})
 }
 
-// crash ends the provisioner without any grace.
-func (f *fixture) crash() { _ = f.stop(errors.New("crash")) }
+// loggedLoop runs the provisioner with a logger that calls logged for each line.
+type loggedLoop struct {
+	*Controller
+	logged func(line string)
+}
 
-func (f *fixture) must(err error) {
-	f.Helper()
-	if err != nil {
-		f.Fatal(err)
-	}
+// Run runs the provisioner until ctx is done.
+func (l loggedLoop) Run(ctx context.Context) error {
+	log := funcr.New(func(_, line string) { l.logged(line) }, funcr.Options{Verbosity: 2})
+	return l.Controller.Run(klog.NewContext(ctx, log))
 }
 
 func (f *fixture) makeClass(change func(*storagev1.StorageClass)) {
 	f.Helper()
-	c := &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: f.class}, Provisioner: f.driver}
+	c := &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: f.class}, Provisioner: f.Driver}
 	if change != nil {
 		change(c)
 	}
-	_, err := f.client.StorageV1().StorageClasses().Create(f.Context(), c, metav1.CreateOptions{})
-	f.must(err)
+	_, err := f.Client.StorageV1().StorageClasses().Create(f.Context(), c, metav1.CreateOptions{})
+	f.Must(err)
 }
 
 // claim makes a claim that names the driver as its provisioner.
 func (f *fixture) claim(change func(*corev1.PersistentVolumeClaim)) *corev1.PersistentVolumeClaim {
 	f.Helper()
 	pvc := &corev1.PersistentVolumeClaim{
-		ObjectMeta: metav1.ObjectMeta{Name: "data", Annotations: map[string]string{storagehelpers.AnnStorageProvisioner: f.driver}},
+		ObjectMeta: metav1.ObjectMeta{Name: "data", Annotations: map[string]string{storagehelpers.AnnStorageProvisioner: f.Driver}},
 		Spec: corev1.PersistentVolumeClaimSpec{
 			StorageClassName: &f.class, AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
 			Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}},
@@ -156,27 +128,27 @@ func (f *fixture) claim(change func(*corev1.PersistentVolumeClaim)) *corev1.Pers
 	if change != nil {
 		change(pvc)
 	}
-	pvc, err := f.client.CoreV1().PersistentVolumeClaims(f.ns).Create(f.Context(), pvc, metav1.CreateOptions{})
-	f.must(err)
+	pvc, err := f.Client.CoreV1().PersistentVolumeClaims(f.Namespace).Create(f.Context(), pvc, metav1.CreateOptions{})
+	f.Must(err)
 	return pvc
 }
 
 func (f *fixture) deleteClaim() {
 	f.Helper()
-	f.must(f.client.CoreV1().PersistentVolumeClaims(f.ns).Delete(f.Context(), "data", metav1.DeleteOptions{}))
+	f.Must(f.Client.CoreV1().PersistentVolumeClaims(f.Namespace).Delete(f.Context(), "data", metav1.DeleteOptions{}))
 }
 
 func (f *fixture) patchClaim(patch string) {
 	f.Helper()
-	_, err := f.client.CoreV1().PersistentVolumeClaims(f.ns).Patch(f.Context(), "data", types.MergePatchType, []byte(patch), metav1.PatchOptions{})
-	f.must(err)
+	_, err := f.Client.CoreV1().PersistentVolumeClaims(f.Namespace).Patch(f.Context(), "data", types.MergePatchType, []byte(patch), metav1.PatchOptions{})
+	f.Must(err)
 }
 
 // claimIs waits until the claim, nil if it is deleted, satisfies check.
 func (f *fixture) claimIs(what string, check func(*corev1.PersistentVolumeClaim) bool) {
 	f.Helper()
 	kubetest.Eventually(f.T, "the claim "+what, func(ctx context.Context) error {
-		list, err := f.client.CoreV1().PersistentVolumeClaims(f.ns).List(ctx, metav1.ListOptions{})
+		list, err := f.Client.CoreV1().PersistentVolumeClaims(f.Namespace).List(ctx, metav1.ListOptions{})
 		if err != nil {
 			return err
 		}
@@ -202,7 +174,7 @@ func (f *fixture) saved(claim *corev1.PersistentVolumeClaim) *corev1.PersistentV
 	f.Helper()
 	var pv *corev1.PersistentVolume
 	kubetest.Eventually(f.T, "the volume is saved", func(ctx context.Context) (err error) {
-		pv, err = f.client.CoreV1().PersistentVolumes().Get(ctx, "pvc-"+string(claim.UID), metav1.GetOptions{})
+		pv, err = f.Client.CoreV1().PersistentVolumes().Get(ctx, "pvc-"+string(claim.UID), metav1.GetOptions{})
 		return err
 	})
 	return pv
@@ -211,8 +183,8 @@ func (f *fixture) saved(claim *corev1.PersistentVolumeClaim) *corev1.PersistentV
 // phase plays the volume controller of Kubernetes.
 func (f *fixture) phase(pv *corev1.PersistentVolume, phase corev1.PersistentVolumePhase) {
 	f.Helper()
-	_, err := f.client.CoreV1().PersistentVolumes().Patch(f.Context(), pv.Name, types.MergePatchType, fmt.Appendf(nil, `{"status":{"phase":%q}}`, phase), metav1.PatchOptions{}, "status")
-	f.must(err)
+	_, err := f.Client.CoreV1().PersistentVolumes().Patch(f.Context(), pv.Name, types.MergePatchType, fmt.Appendf(nil, `{"status":{"phase":%q}}`, phase), metav1.PatchOptions{}, "status")
+	f.Must(err)
 }
 
 // gone waits until a PersistentVolume is deleted, and removes the protection that the
@@ -220,14 +192,14 @@ func (f *fixture) phase(pv *corev1.PersistentVolume, phase corev1.PersistentVolu
 func (f *fixture) gone(pv *corev1.PersistentVolume) {
 	f.Helper()
 	kubetest.Eventually(f.T, "the PersistentVolume is being deleted and only Kubernetes keeps it", func(ctx context.Context) error {
-		got, err := f.client.CoreV1().PersistentVolumes().Get(ctx, pv.Name, metav1.GetOptions{})
+		got, err := f.Client.CoreV1().PersistentVolumes().Get(ctx, pv.Name, metav1.GetOptions{})
 		if err != nil {
 			return err
 		}
 		if got.DeletionTimestamp == nil || fmt.Sprint(got.Finalizers) != "[kubernetes.io/pv-protection]" {
 			return fmt.Errorf("deletion %v, finalizers %v", got.DeletionTimestamp, got.Finalizers)
 		}
-		_, err = f.client.CoreV1().PersistentVolumes().Patch(ctx, pv.Name, types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{})
+		_, err = f.Client.CoreV1().PersistentVolumes().Patch(ctx, pv.Name, types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{})
 		return err
 	})
 }
@@ -254,27 +226,13 @@ func (f *fixture) event(parts ...string) (seen []string) {
 	}
 }
 
-func (f *fixture) calls(method string, n int) {
-	f.Helper()
-	if got := f.plugin.Count(method); got != n {
-		f.Errorf("%s was called %d times, want %d", method, got, n)
-	}
-}
-
-func (f *fixture) wait(method string, n int) {
-	f.Helper()
-	ctx, cancel := context.WithTimeout(f.Context(), time.Minute)
-	defer cancel()
-	f.must(f.plugin.Wait(ctx, method, n))
-}
-
 // lastClaim begins the names of the claims of settles, which sort last.
 const lastClaim = "zz-"
 
 // settles waits until a claim made now has been looked at, and so everything before it.
 func (f *fixture) settles() {
 	f.Helper()
-	none := f.ns + "-none"
+	none := f.Namespace + "-none"
 	failed := f.c.metrics.provisionFailed.WithLabelValues(none, "")
 	before := testutil.ToFloat64(failed)
 	pvc := f.claim(func(c *corev1.PersistentVolumeClaim) {
@@ -286,7 +244,7 @@ func (f *fixture) settles() {
 		}
 		return nil
 	})
-	f.must(f.client.CoreV1().PersistentVolumeClaims(f.ns).Delete(f.Context(), pvc.Name, metav1.DeleteOptions{}))
+	f.Must(f.Client.CoreV1().PersistentVolumeClaims(f.Namespace).Delete(f.Context(), pvc.Name, metav1.DeleteOptions{}))
 }
 
 const create, remove = "CreateVolume", "DeleteVolume"
@@ -308,7 +266,7 @@ func provisionerScenarioLife(t *testing.T) {
 		})
 		f.claim(func(c *corev1.PersistentVolumeClaim) { c.Name, c.Annotations = "no-owner", nil })
 		f.claim(func(c *corev1.PersistentVolumeClaim) {
-			c.Name, c.Annotations = "other-owner", map[string]string{storagehelpers.AnnStorageProvisioner: "other", storagehelpers.AnnBetaStorageProvisioner: f.driver}
+			c.Name, c.Annotations = "other-owner", map[string]string{storagehelpers.AnnStorageProvisioner: "other", storagehelpers.AnnBetaStorageProvisioner: f.Driver}
 		})
 		f.claim(func(c *corev1.PersistentVolumeClaim) { c.Name, c.Spec.VolumeName = "bound", "x" })
 		f.claim(func(c *corev1.PersistentVolumeClaim) { c.Name = "no-node" })
@@ -316,13 +274,13 @@ func provisionerScenarioLife(t *testing.T) {
 			c.Name, c.Annotations[storagehelpers.AnnSelectedNode] = "empty-node", ""
 		})
 		f.settles()
-		f.calls(create, 0)
+		f.Calls(create, 0)
 		if n := len(f.events.Events); n > 0 {
 			t.Errorf("%d events: %s", n, <-f.events.Events)
 		}
 		claim := f.claim(func(c *corev1.PersistentVolumeClaim) { c.Annotations[storagehelpers.AnnSelectedNode] = "node" })
 		f.saved(claim)
-		f.calls(create, 1)
+		f.Calls(create, 1)
 	})
 	t.Run("018_class_comes_later", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, func(c *Config) { c.RetryIntervalStart, c.RetryIntervalMax = time.Hour, time.Hour })
@@ -357,29 +315,29 @@ func provisionerScenarioLife(t *testing.T) {
 		f.makeClass(nil)
 		f.saved(f.claim(func(c *corev1.PersistentVolumeClaim) { c.Name = "other" }))
 		f.settles()
-		f.calls(create, 1) // for the other claim
+		f.Calls(create, 1) // for the other claim
 	})
 	t.Run("039_048_secret", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, nil)
 		f.makeClass(parameters(map[string]string{volumerules.ParameterPrefix + "provisioner-secret-name": "${pvc.name}", volumerules.ParameterPrefix + "provisioner-secret-namespace": "${pvc.namespace}"}))
 		claim := f.claim(nil)
-		f.event("ProvisioningFailed", fmt.Sprintf(`secret "%s/data"`, f.ns), "not found")
-		f.calls(create, 0)
-		_, err := f.client.CoreV1().Secrets(f.ns).Create(t.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "data"}, StringData: map[string]string{"k": "v"}}, metav1.CreateOptions{})
-		f.must(err)
+		f.event("ProvisioningFailed", fmt.Sprintf(`secret "%s/data"`, f.Namespace), "not found")
+		f.Calls(create, 0)
+		_, err := f.Client.CoreV1().Secrets(f.Namespace).Create(t.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "data"}, StringData: map[string]string{"k": "v"}}, metav1.CreateOptions{})
+		f.Must(err)
 		pv := f.saved(claim)
-		if r := f.plugin.Calls(create)[0].Request.(*csi.CreateVolumeRequest); r.Secrets["k"] != "v" {
+		if r := f.Plugin.Calls(create)[0].Request.(*csi.CreateVolumeRequest); r.Secrets["k"] != "v" {
 			t.Errorf("secrets %v", r.Secrets)
 		}
 		f.phase(pv, corev1.VolumeReleased)
 		f.gone(pv)
-		if r := f.plugin.Calls(remove)[0].Request.(*csi.DeleteVolumeRequest); r.Secrets["k"] != "v" {
+		if r := f.Plugin.Calls(remove)[0].Request.(*csi.DeleteVolumeRequest); r.Secrets["k"] != "v" {
 			t.Errorf("secrets at deletion %v", r.Secrets)
 		}
 	})
 	t.Run("083_repeated_with_equal_arguments", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, nil)
-		f.plugin.Next(create, csitest.Fail(codes.DeadlineExceeded, "slow"), csitest.Fail(codes.DeadlineExceeded, "slow"))
+		f.Plugin.Next(create, csitest.Fail(codes.DeadlineExceeded, "slow"), csitest.Fail(codes.DeadlineExceeded, "slow"))
 		f.makeClass(nil)
 		claim := f.claim(nil)
 		f.event("Normal Provisioning")
@@ -387,7 +345,7 @@ func provisionerScenarioLife(t *testing.T) {
 		f.event("ProvisioningFailed")
 		f.event("ProvisioningSucceeded", "pvc-"+string(claim.UID))
 		f.saved(claim)
-		calls := f.plugin.Calls(create)
+		calls := f.Plugin.Calls(create)
 		if len(calls) != 3 || fmt.Sprint(calls[0].Request) != fmt.Sprint(calls[2].Request) {
 			t.Errorf("calls %v", calls)
 		}
@@ -397,15 +355,15 @@ func provisionerScenarioLife(t *testing.T) {
 	})
 	t.Run("086_claim_deleted_in_doubt_then_success", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, nil)
-		f.plugin.Next(create, csitest.DoAndFail(codes.DeadlineExceeded, "slow"), csitest.Hang())
+		f.Plugin.Next(create, csitest.DoAndFail(codes.DeadlineExceeded, "slow"), csitest.Hang())
 		f.makeClass(nil)
 		claim := f.claim(nil)
-		f.wait(create, 2)
+		f.Wait(create, 2)
 		f.deleteClaim()
 		f.claimIs("is kept", func(c *corev1.PersistentVolumeClaim) bool {
 			return c != nil && c.DeletionTimestamp != nil && isProtected(c)
 		})
-		f.plugin.Release()
+		f.Plugin.Release()
 		pv := f.saved(claim)
 		f.claimIs("is deleted", released)
 		if pv.Spec.ClaimRef.UID != claim.UID {
@@ -413,33 +371,33 @@ func provisionerScenarioLife(t *testing.T) {
 		}
 		f.phase(pv, corev1.VolumeReleased)
 		f.gone(pv)
-		if n := f.plugin.VolumeCount(); n != 0 {
+		if n := f.Plugin.VolumeCount(); n != 0 {
 			t.Errorf("%d volumes are left", n)
 		}
 	})
 	t.Run("087_088_claim_deleted_then_final_error", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, nil)
-		f.plugin.Next(create, csitest.Fail(codes.Aborted, "pending"), csitest.Hang())
+		f.Plugin.Next(create, csitest.Fail(codes.Aborted, "pending"), csitest.Hang())
 		f.makeClass(nil)
 		f.claim(nil)
-		f.wait(create, 2)
-		f.plugin.Next(create, csitest.Fail(codes.Internal, "broken"))
+		f.Wait(create, 2)
+		f.Plugin.Next(create, csitest.Fail(codes.Internal, "broken"))
 		f.deleteClaim()
-		f.crash() // with a call in doubt
+		f.Crash() // with a call in doubt
 		f.start()
-		f.wait(create, 3)
+		f.Wait(create, 3)
 		f.claimIs("is deleted", released)
 		f.settles()
-		f.calls(create, 3)
+		f.Calls(create, 3)
 	})
 	t.Run("089_full_node", func(t *testing.T) {
 		f := scenario(t, csitest.Config{Segments: []map[string]string{{"zone": "a"}}}, nil)
-		f.plugin.Always(create, csitest.Fail(codes.ResourceExhausted, "full"))
+		f.Plugin.Always(create, csitest.Fail(codes.ResourceExhausted, "full"))
 		f.makeClass(func(c *storagev1.StorageClass) {
 			c.VolumeBindingMode = ptr.To(storagev1.VolumeBindingWaitForFirstConsumer)
 		})
-		node := f.ns + "-node"
-		f.must(kubetest.CreateNode(t.Context(), f.client, kubetest.NodeSpec{Name: node, Labels: map[string]string{"zone": "a"}, Driver: f.driver, TopologyKeys: []string{"zone"}}))
+		node := f.Namespace + "-node"
+		f.Must(kubetest.CreateNode(t.Context(), f.Client, kubetest.NodeSpec{Name: node, Labels: map[string]string{"zone": "a"}, Driver: f.Driver, TopologyKeys: []string{"zone"}}))
 		f.claim(func(c *corev1.PersistentVolumeClaim) { c.Annotations[storagehelpers.AnnSelectedNode] = node })
 		f.event("ProvisioningFailed", "code = ResourceExhausted desc = full")
 		f.claimIs("has no node any more", func(c *corev1.PersistentVolumeClaim) bool {
@@ -447,45 +405,45 @@ func provisionerScenarioLife(t *testing.T) {
 			return !has
 		})
 		f.settles()
-		f.calls(create, 1)
+		f.Calls(create, 1)
 	})
 	t.Run("079_080_082_node_comes_and_goes", func(t *testing.T) {
 		f := scenario(t, csitest.Config{Segments: []map[string]string{{"zone": "a"}}}, func(c *Config) { c.RetryIntervalStart, c.RetryIntervalMax = time.Hour, time.Hour })
 		f.makeClass(nil)
 		claim := f.claim(nil)
 		f.event("ProvisioningFailed", "no topology available")
-		node := f.ns + "-node"
-		f.must(kubetest.CreateNode(t.Context(), f.client, kubetest.NodeSpec{Name: node, Labels: map[string]string{"zone": "a"}, Driver: f.driver, TopologyKeys: []string{"zone"}}))
+		node := f.Namespace + "-node"
+		f.Must(kubetest.CreateNode(t.Context(), f.Client, kubetest.NodeSpec{Name: node, Labels: map[string]string{"zone": "a"}, Driver: f.Driver, TopologyKeys: []string{"zone"}}))
 		pv := f.saved(claim)
 		if pv.Spec.NodeAffinity == nil {
 			t.Error("no affinity")
 		}
-		node = f.ns + "-gone" // its CSINode has outlived it
-		_, err := f.client.StorageV1().CSINodes().Create(t.Context(), &storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: node},
-			Spec: storagev1.CSINodeSpec{Drivers: []storagev1.CSINodeDriver{{Name: f.driver, NodeID: "x", TopologyKeys: []string{"zone"}}}}}, metav1.CreateOptions{})
-		f.must(err)
+		node = f.Namespace + "-gone" // its CSINode has outlived it
+		_, err := f.Client.StorageV1().CSINodes().Create(t.Context(), &storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: node},
+			Spec: storagev1.CSINodeSpec{Drivers: []storagev1.CSINodeDriver{{Name: f.Driver, NodeID: "x", TopologyKeys: []string{"zone"}}}}}, metav1.CreateOptions{})
+		f.Must(err)
 		f.claim(func(c *corev1.PersistentVolumeClaim) {
 			c.Name, c.Annotations[storagehelpers.AnnSelectedNode] = "later", node
 		})
 		kubetest.Eventually(t, "another node is asked for", func(ctx context.Context) error {
-			c, err := f.client.CoreV1().PersistentVolumeClaims(f.ns).Get(ctx, "later", metav1.GetOptions{})
+			c, err := f.Client.CoreV1().PersistentVolumeClaims(f.Namespace).Get(ctx, "later", metav1.GetOptions{})
 			if err == nil && c.Annotations[storagehelpers.AnnSelectedNode] != "" {
 				err = errors.New("it is not")
 			}
 			return err
 		})
-		f.wait(create, 2) // binding is immediate: then anywhere
+		f.Wait(create, 2) // binding is immediate: then anywhere
 	})
 	t.Run("091_invalid", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, func(c *Config) { c.RetryIntervalStart, c.RetryIntervalMax = 10*time.Millisecond, time.Hour })
-		f.plugin.Next(create, csitest.Fail(codes.InvalidArgument, "bad name"))
+		f.Plugin.Next(create, csitest.Fail(codes.InvalidArgument, "bad name"))
 		f.makeClass(nil)
 		claim := f.claim(nil)
 		f.event("ProvisioningFailed", "infeasible", "1h0m0s", "code = InvalidArgument desc = bad name")
 		f.patchClaim(`{"metadata":{"labels":{"a":"b"}}}`) // an event that changes nothing
 		f.settles()
-		f.calls(create, 1)
-		f.must(f.client.StorageV1().StorageClasses().Delete(t.Context(), f.class, metav1.DeleteOptions{}))
+		f.Calls(create, 1)
+		f.Must(f.Client.StorageV1().StorageClasses().Delete(t.Context(), f.class, metav1.DeleteOptions{}))
 		f.makeClass(nil)
 		f.saved(claim)
 	})
@@ -493,11 +451,11 @@ func provisionerScenarioLife(t *testing.T) {
 		for name, deleted := range map[string]bool{"094_claim_kept": false, "095_claim_deleted": true} {
 			t.Run(name, func(t *testing.T) {
 				f := scenario(t, csitest.Config{}, nil)
-				f.plugin.Next(create, csitest.DoAndFail(codes.Unavailable, "away"), csitest.Hang())
+				f.Plugin.Next(create, csitest.DoAndFail(codes.Unavailable, "away"), csitest.Hang())
 				f.makeClass(nil)
 				claim := f.claim(nil)
-				f.wait(create, 2)
-				f.crash()
+				f.Wait(create, 2)
+				f.Crash()
 				if deleted {
 					f.deleteClaim()
 				}
@@ -506,7 +464,7 @@ func provisionerScenarioLife(t *testing.T) {
 				if deleted {
 					f.claimIs("is deleted", released)
 				}
-				if n := f.plugin.VolumeCount(); n != 1 {
+				if n := f.Plugin.VolumeCount(); n != 1 {
 					t.Errorf("%d volumes", n)
 				}
 			})
@@ -514,11 +472,11 @@ func provisionerScenarioLife(t *testing.T) {
 	})
 	t.Run("rule_1_lease_lost_during_the_first_call", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, nil)
-		f.plugin.Next(create, csitest.DoAndHang())
+		f.Plugin.Next(create, csitest.DoAndHang())
 		f.makeClass(nil)
 		claim := f.claim(nil)
-		f.wait(create, 1)
-		_ = f.stop(errors.New("lost the Lease"))
+		f.Wait(create, 1)
+		_ = f.Stop(errors.New("lost the Lease"))
 		f.deleteClaim()
 		f.claimIs("is kept", func(c *corev1.PersistentVolumeClaim) bool { return c != nil && isProtected(c) })
 		f.start()
@@ -526,31 +484,31 @@ func provisionerScenarioLife(t *testing.T) {
 		f.claimIs("is deleted", released)
 		f.phase(pv, corev1.VolumeReleased)
 		f.gone(pv)
-		if n := f.plugin.VolumeCount(); n != 0 {
+		if n := f.Plugin.VolumeCount(); n != 0 {
 			t.Errorf("%d volumes are left", n)
 		}
 	})
 	t.Run("096_too_small", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, nil)
 		small := csitest.Alter(func(r *csi.CreateVolumeResponse) { r.Volume.CapacityBytes = 1 })
-		f.plugin.Next(create, small, small)
-		f.plugin.Next(remove, csitest.Fail(codes.Internal, "busy"))
+		f.Plugin.Next(create, small, small)
+		f.Plugin.Next(remove, csitest.Fail(codes.Internal, "busy"))
 		f.makeClass(nil)
 		claim := f.claim(nil)
 		f.event("ProvisioningFailed", "requires 1073741824", "busy")
 		f.event("ProvisioningFailed", "requires 1073741824")
 		f.saved(claim)
-		f.calls(create, 3)
-		f.calls(remove, 3)
+		f.Calls(create, 3)
+		f.Calls(remove, 3)
 	})
 	t.Run("098_no_volume", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, nil)
-		f.plugin.Next(create, csitest.Alter(func(r *csi.CreateVolumeResponse) { r.Volume = nil }), csitest.Alter(func(r *csi.CreateVolumeResponse) { r.Volume.VolumeId = "" }))
+		f.Plugin.Next(create, csitest.Alter(func(r *csi.CreateVolumeResponse) { r.Volume = nil }), csitest.Alter(func(r *csi.CreateVolumeResponse) { r.Volume.VolumeId = "" }))
 		f.makeClass(nil)
 		claim := f.claim(nil)
 		f.event("ProvisioningFailed", "driver bug")
 		f.saved(claim)
-		f.calls(create, 3)
+		f.Calls(create, 3)
 	})
 	t.Run("101_events_right_after_success", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, nil)
@@ -561,7 +519,7 @@ func provisionerScenarioLife(t *testing.T) {
 			f.patchClaim(fmt.Sprintf(`{"metadata":{"labels":{"n":"%d"}}}`, i))
 		}
 		f.settles()
-		f.calls(create, 1)
+		f.Calls(create, 1)
 	})
 	t.Run("102_103_106_108_109_life", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, nil)
@@ -570,7 +528,7 @@ func provisionerScenarioLife(t *testing.T) {
 		if fmt.Sprint(pv.Finalizers) != fmt.Sprint([]string{volumeFinalizer, "kubernetes.io/pv-protection"}) && len(pv.Finalizers) != 2 {
 			t.Errorf("finalizers %v", pv.Finalizers)
 		}
-		volumes := f.client.CoreV1().PersistentVolumes()
+		volumes := f.Client.CoreV1().PersistentVolumes()
 		has := func(want bool) {
 			t.Helper()
 			kubetest.Eventually(t, fmt.Sprint("the finalizer is there: ", want), func(ctx context.Context) error {
@@ -584,22 +542,22 @@ func provisionerScenarioLife(t *testing.T) {
 		f.phase(pv, corev1.VolumeBound)
 		for policy, want := range map[string]bool{"Retain": false, "Delete": true} {
 			_, err := volumes.Patch(t.Context(), pv.Name, types.MergePatchType, fmt.Appendf(nil, `{"spec":{"persistentVolumeReclaimPolicy":%q}}`, policy), metav1.PatchOptions{})
-			f.must(err)
+			f.Must(err)
 			has(want)
 		}
 		_, err := volumes.Patch(t.Context(), pv.Name, types.MergePatchType, []byte(`{"spec":{"persistentVolumeReclaimPolicy":"Delete"}}`), metav1.PatchOptions{})
-		f.must(err)
+		f.Must(err)
 		has(true)
-		f.must(volumes.Delete(t.Context(), pv.Name, metav1.DeleteOptions{})) // before its claim
-		f.calls(remove, 0)
+		f.Must(volumes.Delete(t.Context(), pv.Name, metav1.DeleteOptions{})) // before its claim
+		f.Calls(remove, 0)
 		f.phase(pv, corev1.VolumeReleased)
 		f.gone(pv)
-		f.calls(remove, 1)
+		f.Calls(remove, 1)
 	})
 	t.Run("112_deletion_fails_with_every_code", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, func(c *Config) { c.RetryIntervalMax = 50 * time.Millisecond })
 		for code := codes.Canceled; code <= codes.Unauthenticated; code++ {
-			f.plugin.Next(remove, csitest.Fail(code, "x"))
+			f.Plugin.Next(remove, csitest.Fail(code, "x"))
 		}
 		f.makeClass(nil)
 		pv := f.saved(f.claim(nil))
@@ -608,28 +566,28 @@ func provisionerScenarioLife(t *testing.T) {
 			f.event("VolumeFailedDelete", "code = "+code.String())
 		}
 		f.gone(pv)
-		f.calls(remove, 17)
+		f.Calls(remove, 17)
 	})
 	t.Run("every_code_of_create", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, func(c *Config) { c.RetryIntervalMax = 50 * time.Millisecond })
 		for code := codes.Canceled; code <= codes.Unauthenticated; code++ {
-			f.plugin.Next(create, csitest.Fail(code, "x"))
+			f.Plugin.Next(create, csitest.Fail(code, "x"))
 		}
 		f.makeClass(nil)
 		claim := f.claim(nil)
 		f.saved(claim)
-		f.calls(create, 17)
+		f.Calls(create, 17)
 		f.claimIs("is not protected any more", func(c *corev1.PersistentVolumeClaim) bool { return c != nil && !isProtected(c) })
 	})
 	t.Run("123_drain", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, nil)
-		f.plugin.Next(create, csitest.Hang())
+		f.Plugin.Next(create, csitest.Hang())
 		f.makeClass(nil)
 		claim := f.claim(nil)
-		f.wait(create, 1)
+		f.Wait(create, 1)
 		done := make(chan error, 1)
-		go func() { done <- f.stop(fmt.Errorf("signal: %w", workloop.ErrDrain)) }()
-		f.plugin.Release()
+		go func() { done <- f.Stop(fmt.Errorf("signal: %w", workloop.ErrDrain)) }()
+		f.Plugin.Release()
 		if err := <-done; !errors.Is(err, workloop.ErrDrain) {
 			t.Errorf("got %v", err)
 		}

@@ -27,7 +27,7 @@ var anywhere = csitest.Config{Plugin: []csi.PluginCapability_Service_Type{
 }}
 
 // label is the key of a label that no nodes but those of the fixture have.
-func (f *fixture) label(key string) string { return f.ns + "/" + key }
+func (f *fixture) label(key string) string { return f.Namespace + "/" + key }
 
 // places is nodes with the driver: in zones only, or in zones and racks as "z1 A".
 func (f *fixture) places(where ...string) {
@@ -43,12 +43,12 @@ func (f *fixture) places(where ...string) {
 	}
 	for i, place := range where {
 		queue <- func() {
-			spec := kubetest.NodeSpec{Name: f.nodeName(i), Labels: map[string]string{}, Driver: f.driver}
+			spec := kubetest.NodeSpec{Name: f.nodeName(i), Labels: map[string]string{}, Driver: f.Driver}
 			for j, value := range strings.Fields(place) {
 				key := f.label([]string{"zone", "rack"}[j])
 				spec.Labels[key], spec.TopologyKeys = value, append(spec.TopologyKeys, key)
 			}
-			if err := kubetest.CreateNode(f.Context(), f.client, spec); err != nil {
+			if err := kubetest.CreateNode(f.Context(), f.Client, spec); err != nil {
 				f.Error(err)
 			}
 		}
@@ -69,8 +69,8 @@ func (f *fixture) seesNode(i int) {
 	if !f.c.driver.topology {
 		return
 	}
-	node, err := f.client.CoreV1().Nodes().Get(f.Context(), f.nodeName(i), metav1.GetOptions{})
-	f.must(err)
+	node, err := f.Client.CoreV1().Nodes().Get(f.Context(), f.nodeName(i), metav1.GetOptions{})
+	f.Must(err)
 	kubetest.Eventually(f.T, node.Name+" is seen", func(context.Context) error {
 		t := f.c.claimLoop.Load()
 		if t == nil {
@@ -84,7 +84,7 @@ func (f *fixture) seesNode(i int) {
 	})
 }
 
-func (f *fixture) nodeName(i int) string { return fmt.Sprintf("%s-node-%d", f.ns, i) }
+func (f *fixture) nodeName(i int) string { return fmt.Sprintf("%s-node-%d", f.Namespace, i) }
 
 // placement is a claim, and where its volume is asked for. Topologies are as text
 // gives them, without the prefix of the keys.
@@ -142,7 +142,7 @@ func provisionerScenarioTopology(t *testing.T) {
 			t.Run(name, func(t *testing.T) {
 				f := scenario(t, tt.plugin, func(c *Config) { c.Topology = tt.gate })
 				f.places("z1")
-				f.plugin.Always(create, accessible(map[string]string{"zone": "z1"}))
+				f.Plugin.Always(create, accessible(map[string]string{"zone": "z1"}))
 				none := func(o outcome) bool {
 					return o.request.AccessibilityRequirements == nil && o.pv.Spec.NodeAffinity == nil
 				}
@@ -234,7 +234,7 @@ func provisionerScenarioTopology(t *testing.T) {
 				f.setLabel(0, "zone", zone)
 			}
 			f.looksAtAll()
-			f.calls(create, i)
+			f.Calls(create, i)
 			if n := len(f.events.Events); n > 0 {
 				t.Errorf("%d events: %s", n, <-f.events.Events)
 			}
@@ -258,7 +258,7 @@ func provisionerScenarioTopology(t *testing.T) {
 			{[]map[string]string{{}, {}}, ""},
 			{nil, ""},
 		} {
-			f.plugin.Next(create, accessible(tt.answer...))
+			f.Plugin.Next(create, accessible(tt.answer...))
 			pv := f.saved(f.claim(func(c *corev1.PersistentVolumeClaim) { c.Name = fmt.Sprint("data-", i) }))
 			if got := affinityText(pv); got != tt.want || (pv.Spec.NodeAffinity == nil) != (tt.want == "") {
 				t.Errorf("%v gives %q, want %q", tt.answer, got, tt.want)
@@ -280,8 +280,8 @@ func accessible(segments ...map[string]string) csitest.Step {
 // setLabel changes a label of a node; "null" removes it.
 func (f *fixture) setLabel(node int, key, json string) {
 	f.Helper()
-	_, err := f.client.CoreV1().Nodes().Patch(f.Context(), f.nodeName(node), types.MergePatchType, fmt.Appendf(nil, `{"metadata":{"labels":{%q:%s}}}`, f.label(key), json), metav1.PatchOptions{})
-	f.must(err)
+	_, err := f.Client.CoreV1().Nodes().Patch(f.Context(), f.nodeName(node), types.MergePatchType, fmt.Appendf(nil, `{"metadata":{"labels":{%q:%s}}}`, f.label(key), json), metav1.PatchOptions{})
+	f.Must(err)
 	f.seesNode(node)
 }
 
