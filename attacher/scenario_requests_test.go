@@ -43,9 +43,7 @@ func (f *fixture) ofVolume(name string) func(*storagev1.VolumeAttachment) {
 
 // in is f for a subtest.
 func (f *fixture) in(t *testing.T) *fixture {
-	inner := *f.Fixture
-	inner.T = t
-	return &fixture{&inner, f.cfg, f.c}
+	return &fixture{f.In(t), f.cfg, f.c}
 }
 
 // settles waits until an attachment made now has been looked at. With one worker,

@@ -170,7 +170,7 @@ func provisionerScenarioNode(t *testing.T) {
 			owner, other = n2, n1
 		}
 		owner.isOn(pv, owner.cfg.NodeName)
-		owner.calls(create, 1)
+		owner.Calls(create, 1)
 		other.Calls(create, 0)
 		nodes(owner.cfg.NodeName)
 	})
@@ -248,12 +248,12 @@ func provisionerScenarioNode(t *testing.T) {
 	t.Run("119_full_everywhere", func(t *testing.T) {
 		n1, n2 := nodeScenario(t, 0, 0, nil)
 		for _, n := range []*fixture{n1, n2} {
-			n.plugin.Always(create, csitest.Fail(codes.ResourceExhausted, "full"))
+			n.Plugin.Always(create, csitest.Fail(codes.ResourceExhausted, "full"))
 		}
 		n1.makeClass(nil)
 		claim := n1.claim(nil)
 		for _, n := range []*fixture{n1, n2} { // the instance that failed competes again
-			n.wait(create, 2)
+			n.Wait(create, 2)
 		}
 		n2.Plugin.Always(create, nil)
 		n2.isOn(n2.saved(claim), "n2")
@@ -292,7 +292,7 @@ func provisionerScenarioNode(t *testing.T) {
 		nodes := n1.nodesOf(claim)
 		settle(n1, n2)
 		for _, n := range []*fixture{n1, n2} {
-			n.calls(create, 0)
+			n.Calls(create, 0)
 			if r := n.c.claimLoop.Load().ownership.raceOf(keyOf(claim)); !r.due.IsZero() {
 				t.Errorf("%s competes for the claim", n.cfg.NodeName)
 			}

@@ -108,6 +108,13 @@ func (f *Fixture) Start(build func(Process) (Loop, error)) {
 // Crash ends the loop without a grace period.
 func (f *Fixture) Crash() { _ = f.Stop(errors.New("crash")) }
 
+// In returns a copy of f for the subtest t.
+func (f *Fixture) In(t *testing.T) *Fixture {
+	inner := *f
+	inner.T = t
+	return &inner
+}
+
 // Must fails the test if err is not nil.
 func (f *Fixture) Must(err error) {
 	f.Helper()

@@ -20,6 +20,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
@@ -29,8 +30,8 @@ import (
 )
 
 // Transcript records one story of a loop: the steps of the test, the requests of the loop
-// to the API server, and its CSI calls, in the order in which they began. Events of the
-// loop come last in a step, because the recorder sends them asynchronously.
+// to the API server, its CSI calls and its events, in the order in which they began. It is
+// the EventRecorder of a loop that has one.
 type Transcript struct {
 	f     *Fixture
 	story string
@@ -42,9 +43,9 @@ type Transcript struct {
 // entry is a line of a transcript and the lines of its fields.
 type entry struct {
 	began  time.Time
-	event  bool // a Kubernetes event
 	line   string
 	fields []string
+	text   string // of a Kubernetes event
 	result string
 }
 
@@ -64,6 +65,25 @@ func (f *Fixture) Record(story string) *Transcript {
 
 // Step begins the next step of the story.
 func (t *Transcript) Step(text string) { t.add(entry{began: time.Now(), line: "\n> " + text}) }
+
+// Event records a Kubernetes event.
+func (t *Transcript) Event(object runtime.Object, eventtype, reason, message string) {
+	name := "(no metadata)"
+	if o, err := meta.Accessor(object); err == nil {
+		name = o.GetName()
+	}
+	t.add(entry{began: time.Now(), line: fmt.Sprintf("event %s %s on %s", eventtype, reason, name), text: message})
+}
+
+// Eventf records a Kubernetes event.
+func (t *Transcript) Eventf(object runtime.Object, eventtype, reason, format string, args ...any) {
+	t.Event(object, eventtype, reason, fmt.Sprintf(format, args...))
+}
+
+// AnnotatedEventf records a Kubernetes event.
+func (t *Transcript) AnnotatedEventf(object runtime.Object, _ map[string]string, eventtype, reason, format string, args ...any) {
+	t.Event(object, eventtype, reason, fmt.Sprintf(format, args...))
+}
 
 func (t *Transcript) add(e entry) {
 	t.mu.Lock()
@@ -107,23 +127,20 @@ func (t *Transcript) String() string {
 		entries = append(entries, entry{began: c.Began, line: "csi  " + c.Method, fields: flatten("", ofProto(c.Request)), result: result})
 	}
 	slices.SortStableFunc(entries, func(a, b entry) int { return a.began.Compare(b.began) })
-	var b, events strings.Builder
+	var b strings.Builder
 	for line := range strings.Lines(t.story) {
 		b.WriteString("# " + line)
 	}
 	b.WriteString("\n")
-	for _, e := range entries {
-		if strings.HasPrefix(e.line, "\n") {
-			b.WriteString(events.String())
-			events.Reset()
+	for n := newNames(t.f); len(entries) > 0; entries = entries[1:] {
+		e := entries[0]
+		e.line, e.text, e.result = n.replace(e.line), n.replace(e.text), n.replace(e.result)
+		for i := range e.fields {
+			e.fields[i] = n.replace(e.fields[i])
 		}
-		if e.event {
-			events.WriteString(e.String())
-		} else {
-			b.WriteString(e.String())
-		}
+		b.WriteString(e.String())
 	}
-	return newNames(t.f).replace(b.String() + events.String())
+	return b.String()
 }
 
 // maxWidth is the width of a line with fields. Longer entries have a line for each field.
@@ -131,6 +148,9 @@ const maxWidth = 100
 
 // String returns the entry as text.
 func (e entry) String() string {
+	if e.text != "" {
+		return e.line + wrapped(e.text)
+	}
 	result := ""
 	if e.result != "" {
 		result = " -> " + e.result
@@ -143,6 +163,20 @@ func (e entry) String() string {
 		text += "       " + field + "\n"
 	}
 	return text
+}
+
+// wrapped returns text in lines of at most maxWidth columns.
+func wrapped(text string) string {
+	var b strings.Builder
+	width := maxWidth
+	for _, word := range strings.Fields(text) {
+		if width += 1 + len(word); width > maxWidth {
+			b.WriteString("\n      ")
+			width = 7 + len(word)
+		}
+		b.WriteString(" " + word)
+	}
+	return b.String() + "\n"
 }
 
 // recorder records the requests of a client.
@@ -167,7 +201,6 @@ func (rec recorder) RoundTrip(r *http.Request) (*http.Response, error) {
 		http.MethodGet: "get", http.MethodPost: "create", http.MethodPut: "update", http.MethodPatch: "patch", http.MethodDelete: "delete",
 	}[r.Method]
 	object := objectOf(r.URL.Path)
-	e.event = strings.HasPrefix(object, "events")
 	e.line = "api  " + verb + " " + object
 	e.fields = fieldsOf(r, body)
 	switch {
@@ -177,7 +210,7 @@ func (rec recorder) RoundTrip(r *http.Request) (*http.Response, error) {
 		e.result = "no response"
 	case response.StatusCode >= http.StatusBadRequest:
 		e.result = http.StatusText(response.StatusCode)
-	case r.Method == http.MethodPost && !e.event:
+	case r.Method == http.MethodPost:
 		e.line += "/" + createdName(response)
 	}
 	rec.t.add(e)
@@ -317,7 +350,7 @@ func flatten(name string, value any) []string {
 	case nil:
 		return []string{name + "=null"}
 	}
-	if name == "preconditions.resourceVersion" {
+	if strings.HasSuffix(name, ".resourceVersion") {
 		value = "VERSION"
 	}
 	return []string{fmt.Sprintf("%s=%v", name, value)}
@@ -349,6 +382,7 @@ func newNames(f *Fixture) *names {
 			"stream terminated by RST_STREAM with error code: CANCEL", "context deadline exceeded", // the server may notice first
 		),
 		pattern: regexp.MustCompile(`(?P<uid>\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b)` +
+			`|(?P<hash>\b[0-9a-f]{64}\b)|(?P<identity>\b\d{13}-\d+-csi.example.com\b)` +
 			`|(?P<time>\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z)|(?P<handle>\bvol-\d{6}\b)|(?P<object>\bcsisc-\w{5}\b)`),
 		seen: map[string]string{}, count: map[string]int{},
 	}
@@ -365,7 +399,7 @@ func (n *names) replace(text string) string {
 				continue
 			}
 			kind = cmp.Or(map[string]string{"handle": "vol", "object": "csisc"}[kind], strings.ToUpper(kind))
-			if kind == "TIME" {
+			if kind == "TIME" || kind == "HASH" || kind == "IDENTITY" {
 				return kind
 			}
 			n.count[kind]++

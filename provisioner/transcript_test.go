@@ -1,0 +1,139 @@
+package provisioner
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/storage-controller/storage-controller/csiclient/csitest"
+	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/looptest"
+)
+
+// story is a transcript of the claim "data" of the StorageClass "fast".
+type story struct {
+	*fixture
+	*looptest.Transcript
+}
+
+// newStory starts a provisioner that retries after an hour unless the story changes that.
+func newStory(t *testing.T, plugin csitest.Config, text string) *story {
+	s := &story{fixture: newFixture(t, plugin, patient)}
+	s.cfg.Timeout = time.Second
+	s.Transcript = s.Record(text)
+	s.change = func(d *Deps) { d.Events = s.Transcript }
+	s.makeClass(nil)
+	return s
+}
+
+// unprotected waits until the provisioner has removed its finalizer from the claim.
+func (s *story) unprotected() {
+	s.Helper()
+	s.claimIs("is not protected", func(c *corev1.PersistentVolumeClaim) bool { return c == nil || !isProtected(c) })
+}
+
+// release deletes the claim, and releases its volume as Kubernetes does.
+func (s *story) release(pv *corev1.PersistentVolume) {
+	s.Helper()
+	s.vanish()
+	s.phase(pv, corev1.VolumeReleased)
+	s.gone(pv)
+}
+
+func TestTranscripts(t *testing.T) {
+	t.Run("provision_and_delete", func(t *testing.T) {
+		s := newStory(t, csitest.Config{}, "A claim is provisioned, and its volume deleted with the claim.")
+		s.start()
+		s.Step("Claim data of StorageClass fast is created.")
+		pv := s.saved(s.claim(nil))
+		s.unprotected()
+		s.Step("The claim is deleted. Kubernetes sets the phase of the PersistentVolume to Released.")
+		s.release(pv)
+		s.Golden("provision_and_delete")
+	})
+	t.Run("indeterminate_create", func(t *testing.T) {
+		s := newStory(t, csitest.Config{}, "A CreateVolume that exceeds --timeout is indeterminate: the volume may exist. The claim keeps\n"+
+			"its finalizer, and the same request is repeated until the driver returns a definite result.")
+		s.cfg.RetryIntervalStart = 50 * time.Millisecond
+		s.Plugin.Next(create, csitest.DoAndHang())
+		s.start()
+		s.Step("Claim data of StorageClass fast is created. The driver does not answer in time.")
+		claim := s.claim(nil)
+		s.Wait(create, 2)
+		s.saved(claim)
+		s.unprotected()
+		s.Golden("indeterminate_create")
+	})
+	t.Run("claim_deleted_while_indeterminate", func(t *testing.T) {
+		s := newStory(t, csitest.Config{}, "The process exits while CreateVolume runs, and the user deletes the claim. The finalizer keeps\n"+
+			"the claim until the next leader has found the volume, which is then deleted.")
+		s.Plugin.Next(create, csitest.DoAndHang())
+		s.start()
+		s.Step("Claim data of StorageClass fast is created. The process exits during the call.")
+		claim := s.claim(nil)
+		s.Wait(create, 1)
+		s.Crash()
+		s.Must(s.Plugin.WaitIdle(t.Context()))
+		s.deleteClaim()
+		s.Step("The claim is deleted. Another replica acquires the Lease.")
+		s.start()
+		pv := s.saved(claim)
+		s.claimIs("is released", released)
+		s.Step("Kubernetes sets the phase of the PersistentVolume to Released.")
+		s.release(pv)
+		s.Golden("claim_deleted_while_indeterminate")
+	})
+	t.Run("clone", func(t *testing.T) {
+		s := newStory(t, csitest.Config{Controller: []csi.ControllerServiceCapability_RPC_Type{
+			csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME, csi.ControllerServiceCapability_RPC_CLONE_VOLUME,
+		}}, "A finalizer keeps the source of a clone until no call copies it.")
+		source := s.source(s.Namespace, "source", nil)
+		s.start()
+		s.Step("Claim data of StorageClass fast is created, with claim source as its data source.")
+		s.saved(s.claim(cloning("data", "source")))
+		s.becomesFree(source)
+		s.unprotected()
+		s.Golden("clone")
+	})
+	t.Run("rejected_volume", func(t *testing.T) {
+		s := newStory(t, csitest.Config{}, "The driver returns a volume that is smaller than requested. It is deleted before the next\n"+
+			"attempt, which is delayed.")
+		s.cfg.RetryIntervalStart = 50 * time.Millisecond
+		s.Plugin.Next(create, csitest.Alter(func(r *csi.CreateVolumeResponse) { r.Volume.CapacityBytes = 1 << 20 }))
+		s.Plugin.Next(remove, csitest.Fail(codes.Internal, "busy"))
+		s.start()
+		s.Step("Claim data of StorageClass fast is created.")
+		s.saved(s.claim(nil))
+		s.unprotected()
+		s.Golden("rejected_volume")
+	})
+	t.Run("released_volume", func(t *testing.T) {
+		s := newStory(t, csitest.Config{Controller: []csi.ControllerServiceCapability_RPC_Type{
+			csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME, csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME,
+		}}, "The volume of a released PersistentVolume is deleted after it was detached. In a process that\n"+
+			"attaches too, one request removes the finalizers of the provisioner and the attacher.")
+		const attacher = "external-attacher/csi-example-com"
+		s.change = func(d *Deps) {
+			d.Events = s.Transcript
+			d.RemovableFinalizers = func(pv *corev1.PersistentVolume) []string {
+				return slices.DeleteFunc(slices.Clone(pv.Finalizers), func(f string) bool { return f != attacher })
+			}
+		}
+		s.start()
+		s.Step("A PersistentVolume that is attached to a node is released. DeleteVolume waits.")
+		pv := s.attachedVolume("pv")
+		_, err := kube.PatchMetadata(t.Context(), s.Client.CoreV1().PersistentVolumes(), pv,
+			kube.MetadataPatch{AddFinalizers: []string{volumeFinalizer, attacher}})
+		s.Must(err)
+		s.phase(pv, corev1.VolumeReleased)
+		s.Step("The VolumeAttachment is deleted.")
+		s.Must(s.Client.StorageV1().VolumeAttachments().Delete(t.Context(), pv.Name, metav1.DeleteOptions{}))
+		s.gone(pv)
+		s.Golden("released_volume")
+	})
+}
