@@ -2,7 +2,6 @@ package csitest
 
 import (
 	"context"
-	"fmt"
 	"maps"
 	"slices"
 	"strconv"
@@ -11,7 +10,6 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
 // defaultSize is the capacity of a volume without a required capacity.
@@ -341,62 +339,4 @@ func (p *Plugin) ControllerExpandVolume(_ context.Context, r *csi.ControllerExpa
 		p.state.used[segmentKey(v.Segment)] += more
 	}
 	return &csi.ControllerExpandVolumeResponse{CapacityBytes: v.Capacity, NodeExpansionRequired: true}, nil
-}
-
-// CreateSnapshot implements the controller service.
-func (p *Plugin) CreateSnapshot(_ context.Context, r *csi.CreateSnapshotRequest) (*csi.CreateSnapshotResponse, error) {
-	if r.GetName() == "" || r.GetSourceVolumeId() == "" {
-		return nil, status.Error(codes.InvalidArgument, "the name or the source is missing")
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, s := range p.state.snapshots {
-		if s.Name == r.GetName() {
-			if s.VolumeID != r.GetSourceVolumeId() {
-				return nil, status.Errorf(codes.AlreadyExists, "snapshot %q exists of another volume", s.Name)
-			}
-			return &csi.CreateSnapshotResponse{Snapshot: s.proto()}, nil
-		}
-	}
-	v := p.state.volumes[r.GetSourceVolumeId()]
-	if v == nil {
-		return nil, status.Errorf(codes.NotFound, "no volume %q", r.GetSourceVolumeId())
-	}
-	s := &Snapshot{Name: r.GetName(), VolumeID: v.ID, Size: v.Capacity, number: p.state.next(), created: timestamppb.Now()}
-	s.ID = fmt.Sprintf("snap-%06d", s.number)
-	p.state.snapshots[s.ID] = s
-	return &csi.CreateSnapshotResponse{Snapshot: s.proto()}, nil
-}
-
-func (s *Snapshot) proto() *csi.Snapshot {
-	return &csi.Snapshot{SnapshotId: s.ID, SourceVolumeId: s.VolumeID, SizeBytes: s.Size, CreationTime: s.created, ReadyToUse: true}
-}
-
-// DeleteSnapshot implements the controller service.
-func (p *Plugin) DeleteSnapshot(_ context.Context, r *csi.DeleteSnapshotRequest) (*csi.DeleteSnapshotResponse, error) {
-	if r.GetSnapshotId() == "" {
-		return nil, status.Error(codes.InvalidArgument, "the snapshot ID is missing")
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	delete(p.state.snapshots, r.GetSnapshotId())
-	return &csi.DeleteSnapshotResponse{}, nil
-}
-
-// ListSnapshots implements the controller service.
-func (p *Plugin) ListSnapshots(_ context.Context, r *csi.ListSnapshotsRequest) (*csi.ListSnapshotsResponse, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	all := slices.DeleteFunc(p.state.sortedSnapshots(), func(s *Snapshot) bool {
-		return r.GetSnapshotId() != "" && s.ID != r.GetSnapshotId() || r.GetSourceVolumeId() != "" && s.VolumeID != r.GetSourceVolumeId()
-	})
-	page, next, err := page(all, r.GetStartingToken(), r.GetMaxEntries(), func(s *Snapshot) int { return s.number })
-	if err != nil {
-		return nil, err
-	}
-	response := &csi.ListSnapshotsResponse{NextToken: next}
-	for _, s := range page {
-		response.Entries = append(response.Entries, &csi.ListSnapshotsResponse_Entry{Snapshot: s.proto()})
-	}
-	return response, nil
 }

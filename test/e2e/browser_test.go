@@ -130,8 +130,8 @@ func TestStatusPageInABrowserRefreshesItself(t *testing.T) {
 	}
 }
 
-// TestStatusPageInABrowserLoadsNothing has scripts that got into the page try to send what
-// is on it elsewhere: the browser refuses.
+// TestStatusPageInABrowserLoadsNothing injects scripts that try to send the content of the page
+// elsewhere: the browser refuses.
 func TestStatusPageInABrowserLoadsNothing(t *testing.T) {
 	e := newEnv(t, csitest.Config{}, 1)
 	_, base := e.busy()
