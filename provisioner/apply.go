@@ -45,7 +45,7 @@ func (a *applier) apply(ctx context.Context, key claimKey, s claimState, step st
 	case doReschedule:
 		return none, a.reschedule(ctx, key, s.claim, step.err)
 	case doReadReferences:
-		r.named = referenceReader{a.c}.lookUp(ctx, s.claim, isProtected(s.claim))
+		r.refs = referenceReader{a.c}.resolve(ctx, s.claim, isProtected(s.claim))
 		return none, nil
 	case doBegin:
 		return beginRequest(step.next), nil
@@ -95,7 +95,7 @@ func (a *applier) reportFailure(s claimState, err error) (t transition, _ error)
 // source is held until the operation is recorded, and counts as a use of the source.
 func (a *applier) protectSource(ctx context.Context, s claimState, next operation) (transition, error) {
 	unlock := a.sources.lock(*next.source)
-	if err := a.sources.protect(ctx, *next.source, s.named.uid); err != nil {
+	if err := a.sources.protect(ctx, *next.source, s.refs.uid); err != nil {
 		unlock()
 		return a.reportFailure(s, fmt.Errorf("data source %s: protecting it by a finalizer: %w", next.source, err))
 	}
@@ -144,7 +144,7 @@ func (a *applier) protect(ctx context.Context, s claimState) (transition, error)
 	if err == nil {
 		return transition{}, nil
 	}
-	err = fmt.Errorf("adding finalizer %s: %w", claimFinalizer, err)
+	err = fmt.Errorf("adding finalizer %s: %w", kube.ProvisioningFinalizer, err)
 	if !apierrors.IsInvalid(err) { // Invalid: deleted since the cache was updated, and can have no new finalizer
 		a.c.claimFailed(s.claim, failedEvent(s.op.plan.ClassName, err))
 	}
@@ -157,7 +157,8 @@ func (a *applier) protect(ctx context.Context, s claimState) (transition, error)
 
 func (a *applier) unprotect(ctx context.Context, claim *corev1.PersistentVolumeClaim) (transition, error) {
 	if err := a.patchClaim(ctx, a.c.deps.Client, claim, unprotection); err != nil {
-		return transition{}, fmt.Errorf("removing finalizer %s from claim %s/%s: %w", claimFinalizer, claim.Namespace, claim.Name, err)
+		return transition{}, fmt.Errorf("removing finalizer %s from claim %s/%s: %w",
+			kube.ProvisioningFinalizer, claim.Namespace, claim.Name, err)
 	}
 	return claimUnprotected(), nil
 }

@@ -253,12 +253,12 @@ func (d decision) decideResume() step {
 	case d.class == nil || !d.is(d.class.Provisioner): // the request of a class of another driver would differ
 		err := fmt.Errorf("StorageClass %q was deleted or belongs to another driver", class)
 		return cannot("ClassDeleted", err, "Recreate the StorageClass")
-	case d.needsLookUp(d.claim) && d.named == nil:
+	case d.needsRefs(d.claim) && d.refs == nil:
 		return step{action: doReadReferences, reason: "RecordFound"}
-	case d.named != nil && d.named.err != nil:
-		return cannot("SourceDeleted", d.named.err, "Fix this")
+	case d.refs != nil && d.refs.err != nil:
+		return cannot("SourceDeleted", d.refs.err, "Fix this")
 	}
-	next, err := d.resume(d.claim, d.class, d.named, d.known)
+	next, err := d.resume(d.claim, d.class, d.refs, d.known)
 	switch {
 	case errors.Is(err, errRequestChanged):
 		return cannot("RequestChanged", err, "Change them back")
@@ -310,14 +310,14 @@ func (d decision) decideRequest(reason string) step {
 		return step{action: doIgnore, reason: "Populator", err: err}
 	case err != nil:
 		return step{action: doFail, reason: "CannotRequest", err: err}
-	case d.needsLookUp(d.claim) && d.named == nil:
+	case d.needsRefs(d.claim) && d.refs == nil:
 		return step{action: doReadReferences, reason: reason}
-	case d.named != nil && d.named.err != nil:
-		return step{action: doFail, reason: "CannotRequest", err: d.named.err}
+	case d.refs != nil && d.refs.err != nil:
+		return step{action: doFail, reason: "CannotRequest", err: d.refs.err}
 	}
 	node := selectedNode(d.claim)
 	chosen := d.claim.Annotations[storagehelpers.AnnSelectedNode] != "" // no scheduler replaces the alpha annotation
-	request, p, err := d.prepare(d.claim, class, node, d.named, d.requirementFor(d.claim, class, node, d.known))
+	request, p, err := d.prepare(d.claim, class, node, d.refs, d.requirementFor(d.claim, class, node, d.known))
 	switch {
 	case errors.Is(err, errNodeGone) && chosen:
 		return step{action: doReschedule, reason: "NodeDeleted", err: err}
@@ -327,8 +327,8 @@ func (d decision) decideRequest(reason string) step {
 		return step{action: doFail, reason: "CannotRequest", err: err}
 	}
 	next := operation{claim: d.claim, classUID: d.class.UID, request: request, plan: p}
-	if d.named != nil {
-		next.source = d.named.source
+	if d.refs != nil {
+		next.source = d.refs.source
 	}
 	if d.op.stage != pending {
 		return step{action: doPrepareAgain, reason: reason, next: next}

@@ -83,7 +83,9 @@ func testOperation(s stage, change func(*operation)) operation {
 	return o
 }
 
-func protected(pvc *corev1.PersistentVolumeClaim) { pvc.Finalizers = []string{claimFinalizer} }
+func protected(pvc *corev1.PersistentVolumeClaim) {
+	pvc.Finalizers = []string{kube.ProvisioningFinalizer}
+}
 
 func deleting(pvc *corev1.PersistentVolumeClaim) { pvc.DeletionTimestamp = &metav1.Time{Time: now} }
 
@@ -128,8 +130,8 @@ func TestDecide(t *testing.T) {
 		o.plan.Secrets.Provisioner = &corev1.SecretReference{Name: "s"}
 		o.request.Secrets = map[string]string{}
 	}
-	snapshotX := func(change func(*found)) *found {
-		f := &found{source: &sourceKey{Kind: kube.KindSnapshot, Namespace: "ns", Name: "x"}, content: &csi.VolumeContentSource{}}
+	snapshotX := func(change func(*resolvedRefs)) *resolvedRefs {
+		f := &resolvedRefs{source: &volumerules.Source{Kind: kube.KindSnapshot, Namespace: "ns", Name: "x"}, content: &csi.VolumeContentSource{}}
 		if change != nil {
 			change(f)
 		}
@@ -141,7 +143,7 @@ func TestDecide(t *testing.T) {
 		class  *storagev1.StorageClass
 		volume *corev1.PersistentVolume
 		op     operation
-		named  *found
+		refs   *resolvedRefs
 		reads  reads
 		want   action
 		reason string
@@ -226,16 +228,16 @@ func TestDecide(t *testing.T) {
 			claim: from("VolumeSnapshot"), class: testClass(nil), want: doFail, reason: "CannotRequest",
 		},
 		"data from a snapshot that cannot be used": {
-			driver: can, claim: from("VolumeSnapshot"), class: testClass(nil), named: snapshotX(func(f *found) { f.err = errGone }),
+			driver: can, claim: from("VolumeSnapshot"), class: testClass(nil), refs: snapshotX(func(f *resolvedRefs) { f.err = errGone }),
 			want: doFail, reason: "CannotRequest", err: errGone,
 		},
 		"data from a snapshot that is not kept yet": {
-			driver: can, claim: from("VolumeSnapshot"), class: testClass(nil), named: snapshotX(nil), want: doProtectSource,
+			driver: can, claim: from("VolumeSnapshot"), class: testClass(nil), refs: snapshotX(nil), want: doProtectSource,
 			reason: "Wanted",
 		},
 		"a source is not kept for a request with a defect": {
 			driver: can, claim: from("VolumeSnapshot"),
-			class: testClass(parameters(map[string]string{volumerules.ParameterPrefix + "secret-name": "x"})), named: snapshotX(nil), want: doFail,
+			class: testClass(parameters(map[string]string{volumerules.ParameterPrefix + "secret-name": "x"})), refs: snapshotX(nil), want: doFail,
 			reason: "CannotRequest",
 		},
 		"a source is not looked up for a driver that called it invalid": {driver: can, claim: from("VolumeSnapshot"), class: testClass(nil),
@@ -266,11 +268,11 @@ func TestDecide(t *testing.T) {
 			driver: can, claim: attributes("gold"), class: testClass(nil), want: doReadReferences, reason: "Wanted",
 		},
 		"an attributes class, read": {
-			driver: can, claim: attributes("gold"), class: testClass(nil), named: &found{mutable: map[string]string{"iops": "9"}},
+			driver: can, claim: attributes("gold"), class: testClass(nil), refs: &resolvedRefs{mutable: map[string]string{"iops": "9"}},
 			want: doBegin, reason: "Wanted",
 		},
 		"an attributes class that cannot be used": {
-			driver: can, claim: attributes("gold"), class: testClass(nil), named: &found{err: errGone}, want: doFail,
+			driver: can, claim: attributes("gold"), class: testClass(nil), refs: &resolvedRefs{err: errGone}, want: doFail,
 			reason: "CannotRequest", err: errGone,
 		},
 		"an attributes class, a driver without it": {
@@ -521,18 +523,18 @@ func TestDecide(t *testing.T) {
 		},
 		"recorded, and the source was deleted": {
 			driver: can, claim: from("VolumeSnapshot", protected), class: testClass(nil),
-			named: snapshotX(func(f *found) { f.err = errGone }), want: doFail, reason: "SourceDeleted", err: errGone,
+			refs: snapshotX(func(f *resolvedRefs) { f.err = errGone }), want: doFail, reason: "SourceDeleted", err: errGone,
 		},
 		"recorded, and the source was deleted, being deleted": {
 			driver: can, claim: from("VolumeSnapshot", protected, deleting), class: testClass(nil),
-			named: snapshotX(func(f *found) { f.err = errGone }), want: doFail, reason: "SourceDeleted", err: errGone,
+			refs: snapshotX(func(f *resolvedRefs) { f.err = errGone }), want: doFail, reason: "SourceDeleted", err: errGone,
 		},
 		"recorded, and the source is there": {
-			driver: can, claim: from("VolumeSnapshot", protected), class: testClass(nil), named: snapshotX(nil), want: doProtectSource,
+			driver: can, claim: from("VolumeSnapshot", protected), class: testClass(nil), refs: snapshotX(nil), want: doProtectSource,
 			reason: "RecordFound",
 		},
 		"recorded, and the driver has lost a capability": {
-			claim: from("VolumeSnapshot", protected), class: testClass(nil), named: snapshotX(nil), want: doProtectSource,
+			claim: from("VolumeSnapshot", protected), class: testClass(nil), refs: snapshotX(nil), want: doProtectSource,
 			reason: "RecordFound",
 		},
 		"recorded, and it became another driver's": {
@@ -553,8 +555,8 @@ func TestDecide(t *testing.T) {
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			s := claimState{claim: tt.claim, class: tt.class, volume: tt.volume, op: tt.op, reads: tt.reads, known: zones, now: now}
-			if tt.named != nil {
-				s.named = tt.named
+			if tt.refs != nil {
+				s.refs = tt.refs
 			}
 			got := testDriver(tt.driver).decide(s)
 			if got.action != tt.want || got.reason != tt.reason {
@@ -569,7 +571,7 @@ func TestDecide(t *testing.T) {
 					t.Fatalf("operation %+v", got.next)
 				}
 				r := got.next.request
-				if n := tt.named; n != nil && (got.next.source != n.source || r.GetVolumeContentSource() != n.content || !maps.Equal(r.GetMutableParameters(), n.mutable)) {
+				if n := tt.refs; n != nil && (got.next.source != n.source || r.GetVolumeContentSource() != n.content || !maps.Equal(r.GetMutableParameters(), n.mutable)) {
 					t.Errorf("operation %+v lacks what was read, %+v", got.next, n)
 				}
 			case doIgnore, doBackOff, doRetry, doFail, doReschedule:
@@ -584,7 +586,7 @@ func TestDecide(t *testing.T) {
 func TestDecideVolume(t *testing.T) {
 	pv := func(change func(*corev1.PersistentVolume)) *corev1.PersistentVolume {
 		v := &corev1.PersistentVolume{
-			ObjectMeta: metav1.ObjectMeta{Name: "pv", UID: "1", Finalizers: []string{volumeFinalizer}},
+			ObjectMeta: metav1.ObjectMeta{Name: "pv", UID: "1", Finalizers: []string{storagehelpers.PVDeletionProtectionFinalizer}},
 			Spec: corev1.PersistentVolumeSpec{PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimDelete,
 				PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: "drv.example.com", VolumeHandle: "vol-1"}}},
 			Status: corev1.PersistentVolumeStatus{Phase: corev1.VolumeReleased},
@@ -629,7 +631,7 @@ func TestDecideVolume(t *testing.T) {
 		"deleted without our finalizer":  {volume: pv(all(gone, bare)), want: volumeNothing, reason: "NotOurs"},
 		"retained":                       {volume: pv(all(retain, bare)), want: volumeNothing, reason: "Retained"},
 		"retained with finalizer": {
-			volume: pv(retain), want: volumeChange, reason: "Retained", remove: []string{volumeFinalizer},
+			volume: pv(retain), want: volumeChange, reason: "Retained", remove: []string{storagehelpers.PVDeletionProtectionFinalizer},
 		},
 		"bound with finalizer":    {volume: pv(phase(corev1.VolumeBound)), want: volumeNothing, reason: "InUse"},
 		"bound without finalizer": {volume: pv(all(phase(corev1.VolumeBound), bare)), want: volumeChange, reason: "Unprotected"},
@@ -657,11 +659,11 @@ func TestDecideVolume(t *testing.T) {
 			driver: func(d *driver) { d.createsVolumes = false }, volume: pv(nil), want: volumeFail, reason: "CannotDelete",
 		},
 		"deleted at the driver": {
-			volume: pv(nil), removal: removal{volume: true}, want: volumeChange, reason: "VolumeDeleted", remove: []string{volumeFinalizer},
+			volume: pv(nil), removal: removal{volume: true}, want: volumeChange, reason: "VolumeDeleted", remove: []string{storagehelpers.PVDeletionProtectionFinalizer},
 		},
 		"deleted at the driver, with another role's finalizer": {
 			volume: pv(nil), releasable: []string{"other/fin"}, removal: removal{volume: true}, want: volumeChange, reason: "VolumeDeleted",
-			remove: []string{volumeFinalizer, "other/fin"},
+			remove: []string{storagehelpers.PVDeletionProtectionFinalizer, "other/fin"},
 		},
 		"deleted at the driver, finalizer removed": {
 			volume: pv(bare), removal: removal{volume: true}, want: volumeRemove, reason: "VolumeDeleted",
@@ -729,17 +731,17 @@ func TestResume(t *testing.T) {
 	other := testClass(func(c *storagev1.StorageClass) { late(c); c.Parameters = map[string]string{"pool": "stolen"} })
 	if st := d.decide(claimState{
 		claim: left, class: other, known: nothing, now: now,
-	}); st.action != doFail || !strings.Contains(st.err.Error(), claimFinalizer) {
+	}); st.action != doFail || !strings.Contains(st.err.Error(), kube.ProvisioningFinalizer) {
 		t.Errorf("with another class: %v, %v", st.action, st.err)
 	}
 	for _, broken := range []string{"{", `{"topology":3}`, `{"topology":"AAAA"}`, `{"request":"x"}`, ""} {
-		left.Annotations[annRequest] = broken
+		left.Annotations[kube.AnnProvisioningRequest] = broken
 		if _, err := d.resume(left, testClass(late), nil, nothing); err == nil {
 			t.Errorf("annotation %q is accepted", broken)
 		}
 	}
 	unprotection.Apply(left)
-	if isProtected(left) || left.Annotations[annRequest] != "" {
+	if isProtected(left) || left.Annotations[kube.AnnProvisioningRequest] != "" {
 		t.Errorf("left behind: %v %v", left.Finalizers, left.Annotations)
 	}
 }
@@ -760,7 +762,7 @@ func TestRecordOfManyNodes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Logf("%d bytes", len(change.SetAnnotations[annRequest]))
+	t.Logf("%d bytes", len(change.SetAnnotations[kube.AnnProvisioningRequest]))
 	left := testClaim(nil)
 	change.Apply(left)
 	record, err := recordOf(left)
@@ -781,7 +783,10 @@ func FuzzResume(f *testing.F) {
 	f.Add(`{"driver":"drv.example.com","request":"","topology":"eJziYuRKAgQAAP//AmUAvA==","selectedNode":"n"}`)
 	f.Fuzz(func(t *testing.T, annotation string) {
 		d := testDriver(func(d *driver) { d.topology = true })
-		claim := testClaim(func(c *corev1.PersistentVolumeClaim) { protected(c); c.Annotations[annRequest] = annotation })
+		claim := testClaim(func(c *corev1.PersistentVolumeClaim) {
+			protected(c)
+			c.Annotations[kube.AnnProvisioningRequest] = annotation
+		})
 		a, err := d.resume(claim, testClass(nil), nil, topology.NewAggregate())
 		if err == nil && (a.request.GetName() != "pvc-"+uid || len(a.request.GetParameters()) > 0) {
 			t.Errorf("%q gives %v", annotation, a.request)

@@ -5,6 +5,8 @@ import (
 	"fmt"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
 // Reasons of events. All but the last are those of csi-provisioner, as are the words with
@@ -52,7 +54,7 @@ func indeterminateEvent(p plan, protection Protection, classRecreated bool, err 
 	if protection == ProtectionOff {
 		return failedEvent(p.ClassName, errors.New(text))
 	}
-	text += fmt.Sprintf("; until then finalizer %s keeps this PVC", claimFinalizer)
+	text += fmt.Sprintf("; until then finalizer %s keeps this PVC", kube.ProvisioningFinalizer)
 	if classRecreated {
 		text += fmt.Sprintf(". The first request is repeated although StorageClass %q was recreated since. "+
 			"To use the new class, delete this PVC and create it again. If you have verified on the storage backend "+
@@ -69,7 +71,7 @@ const namesCollide = "If volume names are too short, increase --volume-name-uuid
 func cannotRetry(volume string, cause error, fix string) error {
 	return fmt.Errorf("the outcome of an earlier CreateVolume call is unknown and it cannot be retried: %w. %s. "+
 		"If you have verified on the storage backend that volume %q does not exist, remove finalizer %s from this PVC instead",
-		cause, fix, volume, claimFinalizer)
+		cause, fix, volume, kube.ProvisioningFinalizer)
 }
 
 func failedDeleteEvent(err error) event {

@@ -39,10 +39,10 @@ type claimState struct {
 // reads is what one sync has read from the API server, or learned from a failed call. It
 // is not kept until the next sync.
 type reads struct {
-	named        *found   // the objects that the claim references; nil: not read yet
-	freshSecrets bool     // the secrets of the request were read in this sync
-	owner        *string  // of a rejected volume, "" for none; nil: not read yet
-	failure      *failure // of a call in this sync
+	refs         *resolvedRefs // the objects that the claim references; nil: not read yet
+	freshSecrets bool          // the secrets of the request were read in this sync
+	owner        *string       // of a rejected volume, "" for none; nil: not read yet
+	failure      *failure      // of a call in this sync
 }
 
 // failure is a failed call, which the sync returns once the stage that follows from it is

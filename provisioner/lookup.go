@@ -16,17 +16,17 @@ import (
 	"github.com/storage-controller/storage-controller/internal/volumerules"
 )
 
-// found holds what was read from the API server of the objects that a claim references besides its class.
-type found struct {
-	source  *sourceKey               // nil: an empty volume
+// resolvedRefs holds what was read from the API server of the objects that a claim references besides its class.
+type resolvedRefs struct {
+	source  *volumerules.Source      // nil: an empty volume
 	content *csi.VolumeContentSource // of the request
 	mutable map[string]string        // parameters of its VolumeAttributesClass
 	uid     types.UID                // of the source
 	err     error                    // why the claim cannot be provisioned from them
 }
 
-// needsLookUp reports whether the request for a claim depends on objects that are not cached.
-func (d driver) needsLookUp(claim *corev1.PersistentVolumeClaim) bool {
+// needsRefs reports whether the request for a claim depends on objects that are not cached.
+func (d driver) needsRefs(claim *corev1.PersistentVolumeClaim) bool {
 	return claim.Spec.DataSource != nil || claim.Spec.DataSourceRef != nil || d.attributesClass(claim) != ""
 }
 
@@ -42,10 +42,10 @@ func (d driver) attributesClass(claim *corev1.PersistentVolumeClaim) string {
 // referenceReader reads objects that claims reference from the API server.
 type referenceReader struct{ c *Controller }
 
-// lookUp reads the objects that a claim references from the API server. A stale cache must not
+// resolve reads the objects that a claim references from the API server. A stale cache must not
 // decide about the content of a volume, and such claims are few.
-func (t referenceReader) lookUp(ctx context.Context, claim *corev1.PersistentVolumeClaim, resuming bool) *found {
-	f := &found{}
+func (t referenceReader) resolve(ctx context.Context, claim *corev1.PersistentVolumeClaim, resuming bool) *resolvedRefs {
+	f := &resolvedRefs{}
 	if f.source, f.err = volumerules.SourceOf(claim, t.c.cfg.CrossNamespaceVolumeDataSource); f.err != nil {
 		return f
 	}
@@ -80,7 +80,7 @@ func (t referenceReader) mutableParameters(ctx context.Context, name string) (ma
 
 // contentOf returns the content source of the request for a data source, and the UID of the data source.
 func (t referenceReader) contentOf(
-	ctx context.Context, claim *corev1.PersistentVolumeClaim, key sourceKey, resuming bool,
+	ctx context.Context, claim *corev1.PersistentVolumeClaim, key volumerules.Source, resuming bool,
 ) (*csi.VolumeContentSource, types.UID, error) {
 	if key.Kind == kube.KindSnapshot {
 		return t.snapshotContent(ctx, claim, key)
@@ -104,7 +104,7 @@ func (t referenceReader) contentOf(
 }
 
 func (t referenceReader) snapshotContent(
-	ctx context.Context, claim *corev1.PersistentVolumeClaim, key sourceKey,
+	ctx context.Context, claim *corev1.PersistentVolumeClaim, key volumerules.Source,
 ) (*csi.VolumeContentSource, types.UID, error) {
 	s, err := t.c.deps.Snapshots.VolumeSnapshots(key.Namespace).Get(ctx, key.Name, metav1.GetOptions{})
 	if err != nil {
@@ -127,7 +127,7 @@ func (t referenceReader) snapshotContent(
 }
 
 // permitted returns an error if a source in another namespace has no ReferenceGrant (KEP-3294).
-func (t referenceReader) permitted(ctx context.Context, claim *corev1.PersistentVolumeClaim, source sourceKey) error {
+func (t referenceReader) permitted(ctx context.Context, claim *corev1.PersistentVolumeClaim, source volumerules.Source) error {
 	if source.Namespace == claim.Namespace {
 		return nil
 	}

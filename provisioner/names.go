@@ -6,32 +6,16 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
-	storagehelpers "k8s.io/component-helpers/storage/volume"
 
 	"github.com/storage-controller/storage-controller/election"
-	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/volumerules"
 )
 
 const (
-	// volumeFinalizer keeps a PersistentVolume until DeleteVolume succeeded, also if the
-	// PersistentVolume is deleted before its claim.
-	volumeFinalizer = storagehelpers.PVDeletionProtectionFinalizer
-	// claimFinalizer keeps a claim while the outcome of its CreateVolume is unknown, and
-	// annRequest records the request.
-	claimFinalizer = kube.ProvisioningFinalizer
-	annRequest     = kube.AnnProvisioningRequest
-
-	// cloneFinalizer and snapshotFinalizer keep a data source while it is copied.
-	cloneFinalizer    = kube.CloningProtection
-	snapshotFinalizer = kube.SnapshotProtection
-
 	annSelectedNodeAlpha = "volume.alpha.kubernetes.io/selected-node"
 
-	annDeletionSecretName      = volumerules.AnnDeletionSecretName
-	annDeletionSecretNamespace = volumerules.AnnDeletionSecretNamespace
-	annModifySecretName        = "volume.kubernetes.io/controller-modify-secret-name"
-	annModifySecretNamespace   = "volume.kubernetes.io/controller-modify-secret-namespace"
+	annModifySecretName      = "volume.kubernetes.io/controller-modify-secret-name"
+	annModifySecretNamespace = "volume.kubernetes.io/controller-modify-secret-namespace"
 
 	// identityAttribute is a volume attribute with the process that created the volume.
 	identityAttribute = "storage.kubernetes.io/csiProvisionerIdentity"

@@ -7,6 +7,8 @@ import (
 	"google.golang.org/protobuf/proto"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/storage-controller/storage-controller/internal/volumerules"
 )
 
 // stage is how far the volume of a claim has come; doc.go draws the transitions.
@@ -68,9 +70,9 @@ type operation struct {
 	classUID     types.UID                     // of the StorageClass the request was prepared from
 	request      *csi.CreateVolumeRequest      // with the secrets once they are read
 	plan         plan
-	source       *sourceKey // of a clone or a restored snapshot; else nil
-	called       bool       // CreateVolume was, by this process or an earlier one
-	recordFailed bool       // the claim could not be protected since the last call
+	source       *volumerules.Source // of a clone or a restored snapshot; else nil
+	called       bool                // CreateVolume was, by this process or an earlier one
+	recordFailed bool                // the claim could not be protected since the last call
 
 	pv           *corev1.PersistentVolume   // in stage created
 	volumeID     string                     // in stages created and rejected

@@ -7,20 +7,22 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/storage-controller/storage-controller/internal/volumerules"
 )
 
 // operations holds the operation of each claim. It is safe for use by several goroutines.
 type operations struct {
 	// sourceReleased is called when an operation that copied a source has ended.
-	sourceReleased func(*sourceKey)
+	sourceReleased func(*volumerules.Source)
 
 	mu      sync.Mutex
 	byClaim map[claimKey]*operation
-	copies  map[sourceKey]int // operations in progress by the source they copy
+	copies  map[volumerules.Source]int // operations in progress by the source they copy
 }
 
 func newOperations() *operations {
-	return &operations{sourceReleased: func(*sourceKey) {}, byClaim: map[claimKey]*operation{}, copies: map[sourceKey]int{}}
+	return &operations{sourceReleased: func(*volumerules.Source) {}, byClaim: map[claimKey]*operation{}, copies: map[volumerules.Source]int{}}
 }
 
 // errBug follows a state that no input may lead to.
@@ -67,7 +69,7 @@ func (o *operations) transition(key claimKey, t transition) (before, after stage
 
 // countCopies updates the number of operations that copy a source, and returns the source
 // that an operation has stopped copying. The caller holds mu.
-func (o *operations) countCopies(source *sourceKey, before stage, op *operation) (released *sourceKey) {
+func (o *operations) countCopies(source *volumerules.Source, before stage, op *operation) (released *volumerules.Source) {
 	if op.source != nil && op.stage.inProgress() && !before.inProgress() {
 		o.copies[*op.source]++
 	}
@@ -128,7 +130,7 @@ func (o *operations) pvDeleted(key claimKey) bool {
 }
 
 // copying returns how many operations copy a source.
-func (o *operations) copying(source sourceKey) int {
+func (o *operations) copying(source volumerules.Source) int {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.copies[source]

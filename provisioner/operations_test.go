@@ -10,6 +10,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/volumerules"
 )
 
 // TestDrawing compares the drawing in doc.go with the table of transitions.
@@ -84,10 +85,10 @@ func TestTransitions(t *testing.T) {
 
 // TestSourceIsCounted follows an operation that copies a source.
 func TestSourceIsCounted(t *testing.T) {
-	source := sourceKey{Kind: kube.KindClaim, Namespace: "ns", Name: "source"}
-	var released []sourceKey
+	source := volumerules.Source{Kind: kube.KindClaim, Namespace: "ns", Name: "source"}
+	var released []volumerules.Source
 	o := newOperations()
-	o.sourceReleased = func(key *sourceKey) { released = append(released, *key) }
+	o.sourceReleased = func(key *volumerules.Source) { released = append(released, *key) }
 	do := func(key claimKey, tr transition) {
 		t.Helper()
 		if _, _, err := o.transition(key, tr); err != nil {

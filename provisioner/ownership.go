@@ -92,9 +92,9 @@ func newNodeOwnership(c *Controller, claims *kube.MutationCache[*corev1.Persiste
 const (
 	// turnsPerDelay is how many claims an instance tries to own within the base delay.
 	turnsPerDelay = 5
-	// looksPerTurn is how many of the waiting claims are reconciled per turn, so that one is
+	// claimsPerTurn of the waiting claims are reconciled per turn, so that one is
 	// found soon and a thousand claims do not all ask in each turn.
-	looksPerTurn = 8
+	claimsPerTurn = 8
 )
 
 func (o *nodeOwnership) pace() time.Duration { return o.c.cfg.NodeDeploymentBaseDelay / turnsPerDelay }
@@ -226,7 +226,7 @@ func (o *nodeOwnership) beginTry(key claimKey, now time.Time) bool {
 		o.trying = true
 		return true
 	}
-	next, again := o.next, o.pace()*time.Duration(o.competing)/looksPerTurn
+	next, again := o.next, o.pace()*time.Duration(o.competing)/claimsPerTurn
 	if next.Before(now) {
 		next = now
 	}

@@ -9,6 +9,8 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	storagehelpers "k8s.io/component-helpers/storage/volume"
+
+	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
 // onNode0 is a driver on the only node of world(…) with one node.
@@ -54,7 +56,10 @@ func TestDecideOnANode(t *testing.T) {
 		return testClaim(func(c *corev1.PersistentVolumeClaim) { c.Annotations[storagehelpers.AnnSelectedNode] = node })
 	}
 	left := func(record string) *corev1.PersistentVolumeClaim {
-		return testClaim(func(c *corev1.PersistentVolumeClaim) { protected(c); c.Annotations[annRequest] = record })
+		return testClaim(func(c *corev1.PersistentVolumeClaim) {
+			protected(c)
+			c.Annotations[kube.AnnProvisioningRequest] = record
+		})
 	}
 	due := func(at time.Time) race { return race{due: now.Add(-time.Hour), at: at} }
 	elsewhere := func(c *storagev1.StorageClass) { c.AllowedTopologies = allow(in("zone", "b")) }

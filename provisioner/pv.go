@@ -76,7 +76,7 @@ func (d driver) volumeOf(
 		pv.Spec.PersistentVolumeReclaimPolicy = *p.ReclaimPolicy
 	}
 	if reclaims(pv) {
-		pv.Finalizers = []string{volumeFinalizer}
+		pv.Finalizers = []string{storagehelpers.PVDeletionProtectionFinalizer}
 	}
 	if d.topology {
 		pv.Spec.NodeAffinity = affinity(v.GetAccessibleTopology())
@@ -98,10 +98,10 @@ func volumeAnnotations(provisioner string, secrets volumerules.Secrets) map[stri
 	annotations := map[string]string{
 		storagehelpers.AnnDynamicallyProvisioned: provisioner,
 		// Empty annotations mean that no secret is needed. If they are missing, the class decides.
-		annDeletionSecretName: "", annDeletionSecretNamespace: "",
+		volumerules.AnnDeletionSecretName: "", volumerules.AnnDeletionSecretNamespace: "",
 	}
 	if s := secrets.Provisioner; s != nil {
-		annotations[annDeletionSecretName], annotations[annDeletionSecretNamespace] = s.Name, s.Namespace
+		annotations[volumerules.AnnDeletionSecretName], annotations[volumerules.AnnDeletionSecretNamespace] = s.Name, s.Namespace
 	}
 	if s := secrets.ControllerModify; s != nil {
 		annotations[annModifySecretName], annotations[annModifySecretNamespace] = s.Name, s.Namespace

@@ -100,25 +100,30 @@ func (o operation) protection(driver string) (kube.MetadataPatch, error) {
 	if len(data) > maxRecord {
 		return kube.MetadataPatch{}, fmt.Errorf("the record of the request has %d bytes, too many for an annotation", len(data))
 	}
-	return kube.MetadataPatch{AddFinalizers: []string{claimFinalizer}, SetAnnotations: map[string]string{annRequest: string(data)}}, nil
+	return kube.MetadataPatch{
+		AddFinalizers:  []string{kube.ProvisioningFinalizer},
+		SetAnnotations: map[string]string{kube.AnnProvisioningRequest: string(data)},
+	}, nil
 }
 
 // unprotection undoes protection.
-var unprotection = kube.MetadataPatch{RemoveFinalizers: []string{claimFinalizer}, RemoveAnnotations: []string{annRequest}}
+var unprotection = kube.MetadataPatch{
+	RemoveFinalizers: []string{kube.ProvisioningFinalizer}, RemoveAnnotations: []string{kube.AnnProvisioningRequest},
+}
 
 func isProtected(claim *corev1.PersistentVolumeClaim) bool {
-	return slices.Contains(claim.Finalizers, claimFinalizer)
+	return slices.Contains(claim.Finalizers, kube.ProvisioningFinalizer)
 }
 
 // recordOf reads the record on a protected claim; nil if a user has removed it.
 func recordOf(claim *corev1.PersistentVolumeClaim) (*requestRecord, error) {
-	text, recorded := claim.Annotations[annRequest]
+	text, recorded := claim.Annotations[kube.AnnProvisioningRequest]
 	if !recorded {
 		return nil, nil
 	}
 	r := &requestRecord{}
 	if err := json.Unmarshal([]byte(text), r); err != nil {
-		return nil, fmt.Errorf("annotation %s: %w", annRequest, err)
+		return nil, fmt.Errorf("annotation %s: %w", kube.AnnProvisioningRequest, err)
 	}
 	return r, nil
 }
@@ -136,7 +141,7 @@ var errRequestChanged = errors.New("the request would differ")
 
 // resume prepares the request again that an earlier process recorded on a protected claim.
 func (d driver) resume(
-	claim *corev1.PersistentVolumeClaim, class *storagev1.StorageClass, named *found, known *topology.Aggregate,
+	claim *corev1.PersistentVolumeClaim, class *storagev1.StorageClass, refs *resolvedRefs, known *topology.Aggregate,
 ) (o operation, err error) {
 	o = operation{claim: claim, classUID: class.UID, called: true}
 	if class, err = d.translated(class); err != nil {
@@ -146,22 +151,22 @@ func (d driver) resume(
 	if err != nil {
 		return o, err
 	}
-	if named != nil {
-		o.source = named.source
+	if refs != nil {
+		o.source = refs.source
 	}
 	if record == nil { // the best that is known is what would be requested now
 		node := selectedNode(claim)
-		o.request, o.plan, err = d.prepare(claim, class, node, named, d.requirementFor(claim, class, node, known))
+		o.request, o.plan, err = d.prepare(claim, class, node, refs, d.requirementFor(claim, class, node, known))
 		return o, err
 	}
 	var topology *csi.TopologyRequirement
 	if record.Topology != nil {
 		if topology, err = unpackTopology(record.Topology); err != nil {
-			return o, fmt.Errorf("annotation %s: %w", annRequest, err)
+			return o, fmt.Errorf("annotation %s: %w", kube.AnnProvisioningRequest, err)
 		}
 	}
 	recorded := func() (*csi.TopologyRequirement, error) { return topology, nil }
-	if o.request, o.plan, err = d.prepare(claim, class, record.SelectedNode, named, recorded); err != nil {
+	if o.request, o.plan, err = d.prepare(claim, class, record.SelectedNode, refs, recorded); err != nil {
 		return o, err
 	}
 	hash, err := fingerprint(o.request)

@@ -83,11 +83,11 @@ func (d driver) basics(claim *corev1.PersistentVolumeClaim, class *storagev1.Sto
 }
 
 // prepare returns the request for the volume of a claim, without the values of its secrets, and
-// the plan. named holds the objects that the claim references, or is nil. require computes the
+// the plan. refs holds the objects that the claim references, or is nil. require computes the
 // topology requirement and is called only if the driver has topology. The request depends on
 // the arguments alone.
 func (d driver) prepare(
-	claim *corev1.PersistentVolumeClaim, class *storagev1.StorageClass, node string, named *found,
+	claim *corev1.PersistentVolumeClaim, class *storagev1.StorageClass, node string, refs *resolvedRefs,
 	require func() (*csi.TopologyRequirement, error),
 ) (*csi.CreateVolumeRequest, plan, error) {
 	parameters, p, err := d.basics(claim, class)
@@ -101,8 +101,8 @@ func (d driver) prepare(
 		parameters[volumerules.ParameterPrefix+"pv/name"] = p.VolumeName
 	}
 	request := &csi.CreateVolumeRequest{Name: p.VolumeName, Parameters: parameters, CapacityRange: capacityRange(claim)}
-	if named != nil {
-		request.VolumeContentSource, request.MutableParameters = named.content, named.mutable
+	if refs != nil {
+		request.VolumeContentSource, request.MutableParameters = refs.content, refs.mutable
 	}
 	if request.VolumeCapabilities, err = d.capabilities(p); err != nil {
 		return nil, p, err

@@ -214,8 +214,8 @@ func FuzzPrepare(f *testing.F) {
 			node = "node-0"
 		}
 		known := world([]string{"zone"}, map[string]string{"zone": zone}, map[string]string{"zone": "a"}, map[string]string{"zone": "b"})
-		named := &found{mutable: map[string]string{key: value}}
-		request, p, err := d.prepare(claim, class, node, named, d.requirementFor(claim, class, node, known))
+		refs := &resolvedRefs{mutable: map[string]string{key: value}}
+		request, p, err := d.prepare(claim, class, node, refs, d.requirementFor(claim, class, node, known))
 		if err != nil {
 			return
 		}
@@ -227,14 +227,14 @@ func FuzzPrepare(f *testing.F) {
 				t.Errorf("parameter %q is passed on", k)
 			}
 		}
-		if !maps.Equal(request.GetMutableParameters(), named.mutable) {
+		if !maps.Equal(request.GetMutableParameters(), refs.mutable) {
 			t.Errorf("mutable parameters %v", request.GetMutableParameters())
 		}
 		preferred := request.GetAccessibilityRequirements().GetPreferred()
 		if d.topology != (len(preferred) > 0) || selected && d.topology && preferred[0].GetSegments()["zone"] != zone {
 			t.Errorf("topology %t, node selected %t: %v", d.topology, selected, preferred)
 		}
-		again, _, err := d.prepare(claim, class, node, named, d.requirementFor(claim, class, node, known))
+		again, _, err := d.prepare(claim, class, node, refs, d.requirementFor(claim, class, node, known))
 		if err != nil || !proto.Equal(request, again) {
 			t.Errorf("%v, then %v, %v", request, again, err)
 		}
@@ -261,14 +261,14 @@ func TestVolumeOf(t *testing.T) {
 		t.Fatal(err)
 	}
 	wantAnnotations := map[string]string{
-		storagehelpers.AnnDynamicallyProvisioned: "drv.example.com", annDeletionSecretName: "s", annDeletionSecretNamespace: "n", annModifySecretName: "s", annModifySecretNamespace: "n",
+		storagehelpers.AnnDynamicallyProvisioned: "drv.example.com", volumerules.AnnDeletionSecretName: "s", volumerules.AnnDeletionSecretNamespace: "n", annModifySecretName: "s", annModifySecretNamespace: "n",
 	}
 	capacity := pv.Spec.Capacity[corev1.ResourceStorage]
 	source := pv.Spec.CSI
 	for name, ok := range map[string]bool{
 		"name":        pv.Name == "pvc-"+uid,
 		"annotations": cmp.Equal(pv.Annotations, wantAnnotations),
-		"finalizers":  cmp.Equal(pv.Finalizers, []string{volumeFinalizer}),
+		"finalizers":  cmp.Equal(pv.Finalizers, []string{storagehelpers.PVDeletionProtectionFinalizer}),
 		"labels":      pv.Labels == nil,
 		"capacity":    capacity.String() == "5632Mi",
 		"claim":       *pv.Spec.ClaimRef == corev1.ObjectReference{Kind: "PersistentVolumeClaim", APIVersion: "v1", Namespace: "ns", Name: "data", UID: uid, ResourceVersion: "7"},
@@ -292,7 +292,7 @@ func TestVolumeOf(t *testing.T) {
 		t.Fatal(err)
 	}
 	capacity = pv.Spec.Capacity[corev1.ResourceStorage]
-	empty, isThere := pv.Annotations[annDeletionSecretName]
+	empty, isThere := pv.Annotations[volumerules.AnnDeletionSecretName]
 	if pv.Finalizers != nil || capacity.Value() != 1_500_000_000 || empty != "" || !isThere || len(pv.Annotations) != 3 || pv.Spec.NodeAffinity != nil {
 		t.Errorf("retained, without secrets, topology and capacity: %+v", pv)
 	}
@@ -336,10 +336,10 @@ func TestDeletionSecret(t *testing.T) {
 		want        string
 		err         bool
 	}{
-		"annotations win over the class":    {map[string]string{annDeletionSecretName: "s", annDeletionSecretNamespace: "m"}, class, claim, "m/s", false},
-		"empty annotations mean none":       {map[string]string{annDeletionSecretName: "", annDeletionSecretNamespace: ""}, class, claim, "", false},
-		"one annotation is empty":           {map[string]string{annDeletionSecretName: "s", annDeletionSecretNamespace: ""}, class, claim, "", true},
-		"one annotation is missing":         {map[string]string{annDeletionSecretName: "s"}, class, claim, "n/data", false},
+		"annotations win over the class":    {map[string]string{volumerules.AnnDeletionSecretName: "s", volumerules.AnnDeletionSecretNamespace: "m"}, class, claim, "m/s", false},
+		"empty annotations mean none":       {map[string]string{volumerules.AnnDeletionSecretName: "", volumerules.AnnDeletionSecretNamespace: ""}, class, claim, "", false},
+		"one annotation is empty":           {map[string]string{volumerules.AnnDeletionSecretName: "s", volumerules.AnnDeletionSecretNamespace: ""}, class, claim, "", true},
+		"one annotation is missing":         {map[string]string{volumerules.AnnDeletionSecretName: "s"}, class, claim, "n/data", false},
 		"no annotations":                    {nil, class, claim, "n/data", false},
 		"no annotations, no class":          {nil, nil, claim, "", false},
 		"no annotations, no claim":          {nil, class, nil, "", false},

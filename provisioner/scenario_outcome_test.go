@@ -18,6 +18,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/storage-controller/storage-controller/csiclient/csitest"
+	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/kubetest"
 	"github.com/storage-controller/storage-controller/internal/volumerules"
 	"github.com/storage-controller/storage-controller/internal/workloop"
@@ -31,7 +32,7 @@ func TestOutcome(t *testing.T) {
 		f.makeClass(nil)
 		claim := f.claim(nil)
 		f.event(`Warning ProvisioningFailed failed to provision volume with StorageClass "`+f.class+`": rpc error: code = Unavailable desc = busy`,
-			`Volume "pvc-`+string(claim.UID)+`" may exist`, "CreateVolume is repeated with the same request", "until then finalizer "+claimFinalizer+" keeps this PVC")
+			`Volume "pvc-`+string(claim.UID)+`" may exist`, "CreateVolume is repeated with the same request", "until then finalizer "+kube.ProvisioningFinalizer+" keeps this PVC")
 		f.saved(claim)
 	})
 	t.Run("class_recreated", func(t *testing.T) {

@@ -181,7 +181,7 @@ func (f *fixture) live(ctx context.Context, source metav1.Object) (metav1.Object
 }
 
 func isKept(source metav1.Object) bool {
-	return source != nil && (slices.Contains(source.GetFinalizers(), cloneFinalizer) || slices.Contains(source.GetFinalizers(), snapshotFinalizer))
+	return source != nil && (slices.Contains(source.GetFinalizers(), kube.CloningProtection) || slices.Contains(source.GetFinalizers(), kube.SnapshotProtection))
 }
 
 // kept tells whether a source has the finalizer now.
@@ -368,7 +368,7 @@ func provisionerScenarioSource(t *testing.T) {
 			c.Spec.SourceVolumeMode, c.Annotations = ptr.To(corev1.PersistentVolumeFilesystem), map[string]string{volumerules.AnnAllowModeChange: "true"}
 		})
 		deleted := f.snapshot(f.Namespace, "deleted", func(s *snapshotv1.VolumeSnapshot, _ *snapshotv1.VolumeSnapshotContent) {
-			s.Finalizers = []string{snapshotFinalizer}
+			s.Finalizers = []string{kube.SnapshotProtection}
 		})
 		f.Must(f.snapshots.VolumeSnapshots(f.Namespace).Delete(t.Context(), "deleted", metav1.DeleteOptions{}))
 		for name, change := range map[string]func(*corev1.PersistentVolumeClaim){"large": size("2Gi"), "mode": block, "deleted": size("1Gi")} {
@@ -634,7 +634,7 @@ func provisionerScenarioSource(t *testing.T) {
 	t.Run("066_left_behind", func(t *testing.T) {
 		f := copying(t, nil)
 		f.Crash()
-		left := func(c *corev1.PersistentVolumeClaim) { c.Finalizers = []string{cloneFinalizer} }
+		left := func(c *corev1.PersistentVolumeClaim) { c.Finalizers = []string{kube.CloningProtection} }
 		others := f.source(f.Namespace, "others", func(c *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume) {
 			left(c)
 			v.Spec.CSI.Driver = "x"
@@ -733,7 +733,7 @@ func provisionerScenarioSource(t *testing.T) {
 		const interval = 100 * time.Millisecond
 		f := copying(t, func(c *Config) { c.SnapshotOrphanSweepInterval, c.CrossNamespaceVolumeDataSource = interval, true })
 		left := func(s *snapshotv1.VolumeSnapshot, _ *snapshotv1.VolumeSnapshotContent) {
-			s.Finalizers = []string{snapshotFinalizer}
+			s.Finalizers = []string{kube.SnapshotProtection}
 		}
 		of := func(name string, change func(*corev1.PersistentVolumeClaim)) *corev1.PersistentVolumeClaim {
 			t.Helper()
@@ -770,7 +770,7 @@ func provisionerScenarioSource(t *testing.T) {
 	t.Run("069_no_sweep", func(t *testing.T) {
 		f := copying(t, func(c *Config) { c.SnapshotOrphanSweepInterval = 0 })
 		orphan := f.snapshot(f.Namespace, "orphan", func(s *snapshotv1.VolumeSnapshot, _ *snapshotv1.VolumeSnapshotContent) {
-			s.Finalizers = []string{snapshotFinalizer}
+			s.Finalizers = []string{kube.SnapshotProtection}
 		})
 		used := f.snapshot(f.Namespace, "used", nil)
 		f.saved(f.claim(restoring("data", "used")))

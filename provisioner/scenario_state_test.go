@@ -708,10 +708,10 @@ func provisionerScenarioVolumes(t *testing.T) {
 		if !regexp.MustCompile(`^\d+-\d+-` + regexp.QuoteMeta(f.Driver) + `$`).MatchString(identity) {
 			t.Errorf("identity %q", identity)
 		}
-		if want := map[string]string{storagehelpers.AnnDynamicallyProvisioned: f.Driver, annDeletionSecretName: "", annDeletionSecretNamespace: ""}; fmt.Sprint(pv.Annotations) != fmt.Sprint(want) {
+		if want := map[string]string{storagehelpers.AnnDynamicallyProvisioned: f.Driver, volumerules.AnnDeletionSecretName: "", volumerules.AnnDeletionSecretNamespace: ""}; fmt.Sprint(pv.Annotations) != fmt.Sprint(want) {
 			t.Errorf("annotations %v, want %v", pv.Annotations, want)
 		}
-		if !slices.Equal(pv.Finalizers, []string{volumeFinalizer, "kubernetes.io/pv-protection"}) || len(pv.Labels) > 0 {
+		if !slices.Equal(pv.Finalizers, []string{storagehelpers.PVDeletionProtectionFinalizer, "kubernetes.io/pv-protection"}) || len(pv.Labels) > 0 {
 			t.Errorf("finalizers %v, labels %v", pv.Finalizers, pv.Labels)
 		}
 		want := corev1.PersistentVolumeSpec{
@@ -738,7 +738,7 @@ func provisionerScenarioVolumes(t *testing.T) {
 		f.volumesSettle()
 		pv, err := f.Client.CoreV1().PersistentVolumes().Get(t.Context(), pv.Name, metav1.GetOptions{})
 		f.Must(err)
-		if pv.Spec.PersistentVolumeReclaimPolicy != corev1.PersistentVolumeReclaimRetain || slices.Contains(pv.Finalizers, volumeFinalizer) {
+		if pv.Spec.PersistentVolumeReclaimPolicy != corev1.PersistentVolumeReclaimRetain || slices.Contains(pv.Finalizers, storagehelpers.PVDeletionProtectionFinalizer) {
 			t.Errorf("policy %s, finalizers %v", pv.Spec.PersistentVolumeReclaimPolicy, pv.Finalizers)
 		}
 	})
@@ -927,7 +927,7 @@ func provisionerScenarioDeletion(t *testing.T) {
 		}
 		live, err := f.Client.CoreV1().PersistentVolumes().Get(t.Context(), pv.Name, metav1.GetOptions{})
 		f.Must(err)
-		if live.DeletionTimestamp != nil || !slices.Contains(live.Finalizers, volumeFinalizer) {
+		if live.DeletionTimestamp != nil || !slices.Contains(live.Finalizers, storagehelpers.PVDeletionProtectionFinalizer) {
 			t.Errorf("deleted %v, finalizers %v", live.DeletionTimestamp, live.Finalizers)
 		}
 		close(gate)
@@ -938,7 +938,7 @@ func provisionerScenarioDeletion(t *testing.T) {
 		f := scenario(t, csitest.Config{}, nil)
 		f.Plugin.Next(remove, csitest.Fail(codes.Unauthenticated, "no key"))
 		pv := f.volume(f.Namespace+"-pv", corev1.VolumeReleased, func(pv *corev1.PersistentVolume) {
-			pv.Annotations = map[string]string{annDeletionSecretName: "deleted", annDeletionSecretNamespace: f.Namespace}
+			pv.Annotations = map[string]string{volumerules.AnnDeletionSecretName: "deleted", volumerules.AnnDeletionSecretNamespace: f.Namespace}
 		})
 		f.event(
 			"Warning VolumeFailedDelete rpc error: code = Unauthenticated desc = no key; DeleteVolume was called without its secret",
@@ -964,7 +964,7 @@ func provisionerScenarioDeletion(t *testing.T) {
 		f.secret("data", "of the class")
 		f.secret("annotated", "of the annotations")
 		named := func(name, namespace string) map[string]string {
-			return map[string]string{annDeletionSecretName: name, annDeletionSecretNamespace: namespace}
+			return map[string]string{volumerules.AnnDeletionSecretName: name, volumerules.AnnDeletionSecretNamespace: namespace}
 		}
 		for name, tt := range map[string]struct {
 			annotations map[string]string
@@ -978,7 +978,7 @@ func provisionerScenarioDeletion(t *testing.T) {
 			"empty":          {annotations: named("", "")},
 			"half-empty":     {annotations: named("annotated", ""), event: "one of them is empty"},
 			"class":          {want: "of the class"},
-			"one-annotation": {annotations: map[string]string{annDeletionSecretName: "annotated"}, want: "of the class"},
+			"one-annotation": {annotations: map[string]string{volumerules.AnnDeletionSecretName: "annotated"}, want: "of the class"},
 			"class-gone":     {class: f.Namespace + "-none"},
 			"no-claim":       {noClaim: true},
 			"class-by-annotation": {

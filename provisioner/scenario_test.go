@@ -350,7 +350,7 @@ func provisionerScenarioLife(t *testing.T) {
 			t.Errorf("calls %v", calls)
 		}
 		f.claimIs("is not protected any more", func(c *corev1.PersistentVolumeClaim) bool {
-			return c != nil && !isProtected(c) && c.Annotations[annRequest] == ""
+			return c != nil && !isProtected(c) && c.Annotations[kube.AnnProvisioningRequest] == ""
 		})
 	})
 	t.Run("086_claim_deleted_in_doubt_then_success", func(t *testing.T) {
@@ -525,7 +525,7 @@ func provisionerScenarioLife(t *testing.T) {
 		f := scenario(t, csitest.Config{}, nil)
 		f.makeClass(nil)
 		pv := f.saved(f.claim(nil))
-		if fmt.Sprint(pv.Finalizers) != fmt.Sprint([]string{volumeFinalizer, "kubernetes.io/pv-protection"}) && len(pv.Finalizers) != 2 {
+		if fmt.Sprint(pv.Finalizers) != fmt.Sprint([]string{storagehelpers.PVDeletionProtectionFinalizer, "kubernetes.io/pv-protection"}) && len(pv.Finalizers) != 2 {
 			t.Errorf("finalizers %v", pv.Finalizers)
 		}
 		volumes := f.Client.CoreV1().PersistentVolumes()
@@ -533,7 +533,7 @@ func provisionerScenarioLife(t *testing.T) {
 			t.Helper()
 			kubetest.Eventually(t, fmt.Sprint("the finalizer is there: ", want), func(ctx context.Context) error {
 				got, err := volumes.Get(ctx, pv.Name, metav1.GetOptions{})
-				if err == nil && strings.Contains(fmt.Sprint(got.Finalizers), volumeFinalizer) != want {
+				if err == nil && strings.Contains(fmt.Sprint(got.Finalizers), storagehelpers.PVDeletionProtectionFinalizer) != want {
 					err = fmt.Errorf("finalizers %v", got.Finalizers)
 				}
 				return err

@@ -8,6 +8,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/volumerules"
 )
 
 // from is a claim with one of the two fields for its source.
@@ -32,29 +33,29 @@ func size(s string) func(*corev1.PersistentVolumeClaim) {
 // TestDecideCopy: a source is kept before its first copy is asked for, also by a process
 // that takes over.
 func TestDecideCopy(t *testing.T) {
-	source := &sourceKey{Kind: kube.KindClaim, Namespace: "ns", Name: "c"}
+	source := &volumerules.Source{Kind: kube.KindClaim, Namespace: "ns", Name: "c"}
 	ofClaim := from(nil, "PersistentVolumeClaim", "c")
 	copying := func(d *driver) { d.clones = true }
 	onNode := func(d *driver) { d.clones, d.NodeDeployment, d.NodeName = true, true, "n" }
 	tests := map[string]struct {
 		driver func(*driver)
 		claim  *corev1.PersistentVolumeClaim
-		named  *found
+		refs   *resolvedRefs
 		begun  bool
 		want   action
 		reason string
 	}{
 		"not read yet": {copying, testClaim(ofClaim), nil, false, doReadReferences, "Wanted"},
 		"not to be had": {
-			copying, testClaim(ofClaim), &found{source: source, err: errors.New("no")}, false, doFail, "CannotRequest",
+			copying, testClaim(ofClaim), &resolvedRefs{source: source, err: errors.New("no")}, false, doFail, "CannotRequest",
 		},
-		"read": {copying, testClaim(ofClaim), &found{source: source}, false, doProtectSource, "Wanted"},
+		"read": {copying, testClaim(ofClaim), &resolvedRefs{source: source}, false, doProtectSource, "Wanted"},
 		"recorded": {
 			copying, testClaim(func(c *corev1.PersistentVolumeClaim) { ofClaim(c); protected(c) }), nil, false, doReadReferences,
 			"RecordFound",
 		},
 		"recorded and read": {
-			copying, testClaim(func(c *corev1.PersistentVolumeClaim) { ofClaim(c); protected(c) }), &found{source: source}, false,
+			copying, testClaim(func(c *corev1.PersistentVolumeClaim) { ofClaim(c); protected(c) }), &resolvedRefs{source: source}, false,
 			doProtectSource, "RecordFound",
 		},
 		"asked for":           {copying, testClaim(ofClaim), nil, true, doCreateVolume, "Requested"},
@@ -69,7 +70,7 @@ func TestDecideCopy(t *testing.T) {
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			s := claimState{claim: tt.claim, class: testClass(nil), reads: reads{named: tt.named}, now: now}
+			s := claimState{claim: tt.claim, class: testClass(nil), reads: reads{refs: tt.refs}, now: now}
 			if tt.begun {
 				s.op = testOperation(requested, func(o *operation) { o.source = source })
 			}

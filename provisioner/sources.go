@@ -30,7 +30,7 @@ type sourceProtector struct {
 	snapshots kube.OptionalInformer
 	locks     keymutex.KeyMutex
 
-	cloneQueue, snapshotQueue *workloop.Loop[sourceKey] // sources to release
+	cloneQueue, snapshotQueue *workloop.Loop[volumerules.Source] // sources to release
 }
 
 func newSourceProtector(
@@ -48,21 +48,21 @@ func newSourceProtector(
 }
 
 // lock serializes protecting and releasing a source. Two sources may share a lock.
-func (p *sourceProtector) lock(key sourceKey) (unlock func()) {
+func (p *sourceProtector) lock(key volumerules.Source) (unlock func()) {
 	p.locks.LockKey(key.DependencyKey())
 	return func() { _ = p.locks.UnlockKey(key.DependencyKey()) } // always nil
 }
 
 // protect adds the finalizer to a source. The caller holds its lock.
-func (p *sourceProtector) protect(ctx context.Context, key sourceKey, uid types.UID) error {
+func (p *sourceProtector) protect(ctx context.Context, key volumerules.Source, uid types.UID) error {
 	if key.Kind == kube.KindClaim {
-		source, err := addFinalizer(ctx, p.c.deps.Client.CoreV1().PersistentVolumeClaims(key.Namespace), key.Name, uid, cloneFinalizer)
+		source, err := addFinalizer(ctx, p.c.deps.Client.CoreV1().PersistentVolumeClaims(key.Namespace), key.Name, uid, kube.CloningProtection)
 		if err == nil {
 			p.claims.Observe(source) // for releaseClaim
 		}
 		return err
 	}
-	_, err := addFinalizer(ctx, p.c.deps.Snapshots.VolumeSnapshots(key.Namespace), key.Name, uid, snapshotFinalizer)
+	_, err := addFinalizer(ctx, p.c.deps.Snapshots.VolumeSnapshots(key.Namespace), key.Name, uid, kube.SnapshotProtection)
 	if apierrors.IsForbidden(err) {
 		klog.FromContext(ctx).Info("No permission to protect the VolumeSnapshot while it is restored; grant update on volumesnapshots",
 			"volumeSnapshot", klog.KRef(key.Namespace, key.Name), "err", err)
@@ -84,7 +84,7 @@ func addFinalizer[T metav1.Object](ctx context.Context, w kube.Writer[T], name s
 }
 
 // inUse reports whether a claim waits for a copy of a source, or an operation makes one.
-func (p *sourceProtector) inUse(key sourceKey) bool {
+func (p *sourceProtector) inUse(key volumerules.Source) bool {
 	if p.ops.copying(key) > 0 {
 		return true
 	}
@@ -101,7 +101,7 @@ func (p *sourceProtector) inUse(key sourceKey) bool {
 }
 
 // sync removes the finalizer from a source that is no longer in use.
-func (p *sourceProtector) sync(ctx context.Context, key sourceKey) (time.Time, error) {
+func (p *sourceProtector) sync(ctx context.Context, key volumerules.Source) (time.Time, error) {
 	defer p.lock(key)()
 	if p.inUse(key) {
 		return time.Time{}, nil // the end of the use enqueues the source
@@ -125,7 +125,7 @@ func (p *sourceProtector) sync(ctx context.Context, key sourceKey) (time.Time, e
 }
 
 // releaseClaim skips claims of other drivers, whose calls are not known here.
-func (p *sourceProtector) releaseClaim(ctx context.Context, key sourceKey) error {
+func (p *sourceProtector) releaseClaim(ctx context.Context, key volumerules.Source) error {
 	// A finalizer that is new to the cache comes with an event.
 	if known, ok := p.claims.Get(key.Namespace + "/" + key.Name); !ok || !isCloned(known) {
 		return nil
@@ -138,7 +138,7 @@ func (p *sourceProtector) releaseClaim(ctx context.Context, key sourceKey) error
 	if others, err := p.ofAnotherDriver(ctx, source); err != nil || others {
 		return err
 	}
-	_, err = p.claims.Patch(ctx, claims, source, kube.MetadataPatch{RemoveFinalizers: []string{cloneFinalizer}})
+	_, err = p.claims.Patch(ctx, claims, source, kube.MetadataPatch{RemoveFinalizers: []string{kube.CloningProtection}})
 	return err
 }
 
@@ -167,13 +167,15 @@ func (p *sourceProtector) ofAnotherDriver(ctx context.Context, claim *corev1.Per
 }
 
 func isCloned(claim *corev1.PersistentVolumeClaim) bool {
-	return slices.Contains(claim.Finalizers, cloneFinalizer)
+	return slices.Contains(claim.Finalizers, kube.CloningProtection)
 }
 
-func isRestored(s metav1.Object) bool { return slices.Contains(s.GetFinalizers(), snapshotFinalizer) }
+func isRestored(s metav1.Object) bool {
+	return slices.Contains(s.GetFinalizers(), kube.SnapshotProtection)
+}
 
 // releaseSnapshot skips snapshots of other drivers.
-func (p *sourceProtector) releaseSnapshot(ctx context.Context, key sourceKey) error {
+func (p *sourceProtector) releaseSnapshot(ctx context.Context, key volumerules.Source) error {
 	snapshots := p.c.deps.Snapshots.VolumeSnapshots(key.Namespace)
 	source, err := snapshots.Get(ctx, key.Name, metav1.GetOptions{})
 	if err != nil || !isRestored(source) {
@@ -188,7 +190,7 @@ func (p *sourceProtector) releaseSnapshot(ctx context.Context, key sourceKey) er
 			return err
 		}
 	}
-	_, err = kube.PatchMetadata(ctx, snapshots, source, kube.MetadataPatch{RemoveFinalizers: []string{snapshotFinalizer}})
+	_, err = kube.PatchMetadata(ctx, snapshots, source, kube.MetadataPatch{RemoveFinalizers: []string{kube.SnapshotProtection}})
 	return err
 }
 
@@ -230,13 +232,13 @@ func (p *sourceProtector) sweep(ctx context.Context) {
 
 func (p *sourceProtector) snapshotChanged(s metav1.Object) {
 	if isRestored(s) && p.sweeps() {
-		p.snapshotQueue.Add(sourceKey{Kind: kube.KindSnapshot, Namespace: s.GetNamespace(), Name: s.GetName()})
+		p.snapshotQueue.Add(volumerules.Source{Kind: kube.KindSnapshot, Namespace: s.GetNamespace(), Name: s.GetName()})
 	}
 }
 
 func (p *sourceProtector) claimChanged(claim *corev1.PersistentVolumeClaim) {
 	if isCloned(claim) {
-		p.cloneQueue.Add(sourceKey{Kind: kube.KindClaim, Namespace: claim.Namespace, Name: claim.Name})
+		p.cloneQueue.Add(volumerules.Source{Kind: kube.KindClaim, Namespace: claim.Namespace, Name: claim.Name})
 	}
 }
 
@@ -250,7 +252,7 @@ func (p *sourceProtector) enqueueSourceOf(claim *corev1.PersistentVolumeClaim) {
 }
 
 // dataSourceOf returns the source that the volume of a claim copies; nil for an empty volume.
-func dataSourceOf(claim *corev1.PersistentVolumeClaim) *sourceKey {
+func dataSourceOf(claim *corev1.PersistentVolumeClaim) *volumerules.Source {
 	source, err := volumerules.SourceOf(claim, true) // also across namespaces: that was permitted when the copy began
 	if err != nil {
 		return nil
@@ -259,7 +261,7 @@ func dataSourceOf(claim *corev1.PersistentVolumeClaim) *sourceKey {
 }
 
 // enqueue enqueues a source that one copy less is made of; nil is none.
-func (p *sourceProtector) enqueue(key *sourceKey) {
+func (p *sourceProtector) enqueue(key *volumerules.Source) {
 	switch {
 	case key == nil:
 	case key.Kind == kube.KindClaim:

@@ -9,6 +9,7 @@ import (
 	"google.golang.org/grpc/codes"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	storagehelpers "k8s.io/component-helpers/storage/volume"
 
 	"github.com/storage-controller/storage-controller/csiclient/csitest"
 	"github.com/storage-controller/storage-controller/internal/kube"
@@ -128,7 +129,7 @@ func TestTranscripts(t *testing.T) {
 		s.Step("A PersistentVolume that is attached to a node is released. DeleteVolume waits.")
 		pv := s.attachedVolume("pv")
 		_, err := kube.PatchMetadata(t.Context(), s.Client.CoreV1().PersistentVolumes(), pv,
-			kube.MetadataPatch{AddFinalizers: []string{volumeFinalizer, attacher}})
+			kube.MetadataPatch{AddFinalizers: []string{storagehelpers.PVDeletionProtectionFinalizer, attacher}})
 		s.Must(err)
 		s.phase(pv, corev1.VolumeReleased)
 		s.Step("The VolumeAttachment is deleted.")

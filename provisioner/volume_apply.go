@@ -125,8 +125,8 @@ func (l *volumeLoop) deletionSecrets(ctx context.Context, pv *corev1.PersistentV
 // deletionAnnotations returns the secret that the annotations of pv name, both empty for
 // none. Unless both annotations exist, the class of pv counts instead.
 func deletionAnnotations(pv *corev1.PersistentVolume) (name, namespace string, both bool) {
-	name, hasName := pv.Annotations[annDeletionSecretName]
-	namespace, hasNamespace := pv.Annotations[annDeletionSecretNamespace]
+	name, hasName := pv.Annotations[volumerules.AnnDeletionSecretName]
+	namespace, hasNamespace := pv.Annotations[volumerules.AnnDeletionSecretNamespace]
 	return name, namespace, hasName && hasNamespace
 }
 
@@ -138,7 +138,8 @@ func (d driver) deletionSecret(pv *corev1.PersistentVolume, class *storagev1.Sto
 		case name == "" && namespace == "":
 			return nil, nil
 		case name == "" || namespace == "":
-			return nil, fmt.Errorf("annotations %s and %s: one of them is empty", annDeletionSecretName, annDeletionSecretNamespace)
+			return nil, fmt.Errorf("annotations %s and %s: one of them is empty",
+				volumerules.AnnDeletionSecretName, volumerules.AnnDeletionSecretNamespace)
 		}
 		return &corev1.SecretReference{Namespace: namespace, Name: name}, nil
 	}

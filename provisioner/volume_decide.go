@@ -7,6 +7,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	storagehelpers "k8s.io/component-helpers/storage/volume"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
@@ -55,23 +56,24 @@ func (d driver) decideVolume(s pvState) volumeStep {
 	if pv == nil || s.removal.object {
 		return volumeStep{reason: "Deleted"}
 	}
-	has, deleting := slices.Contains(pv.Finalizers, volumeFinalizer), pv.DeletionTimestamp != nil
+	protection := []string{storagehelpers.PVDeletionProtectionFinalizer}
+	has, deleting := slices.Contains(pv.Finalizers, protection[0]), pv.DeletionTimestamp != nil
 	switch {
 	case s.removal.volume && (has || len(s.removable) > 0):
-		finalizers := append([]string{volumeFinalizer}, s.removable...)
+		finalizers := append(protection, s.removable...)
 		return volumeStep{action: volumeChange, reason: "VolumeDeleted", change: kube.MetadataPatch{RemoveFinalizers: finalizers}}
 	case s.removal.volume && !deleting:
 		return volumeStep{action: volumeRemove, reason: "VolumeDeleted"}
 	case s.removal.volume:
 		return volumeStep{reason: "OtherFinalizers"}
 	case !reclaims(pv) && has:
-		return volumeStep{action: volumeChange, reason: "Retained", change: kube.MetadataPatch{RemoveFinalizers: []string{volumeFinalizer}}}
+		return volumeStep{action: volumeChange, reason: "Retained", change: kube.MetadataPatch{RemoveFinalizers: protection}}
 	case !reclaims(pv):
 		return volumeStep{reason: "Retained"}
 	case deleting && !has:
 		return volumeStep{reason: "NotOurs"}
 	case pv.Status.Phase == corev1.VolumeBound && !has:
-		return volumeStep{action: volumeChange, reason: "Unprotected", change: kube.MetadataPatch{AddFinalizers: []string{volumeFinalizer}}}
+		return volumeStep{action: volumeChange, reason: "Unprotected", change: kube.MetadataPatch{AddFinalizers: protection}}
 	case pv.Status.Phase != corev1.VolumeReleased:
 		return volumeStep{reason: "InUse"}
 	}

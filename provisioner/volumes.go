@@ -199,7 +199,7 @@ func (d driver) reaches(pv *corev1.PersistentVolume) bool {
 // isCandidate reports whether there may be something to do for pv. The many that are simply
 // in use are not even enqueued.
 func isCandidate(pv *corev1.PersistentVolume) bool {
-	has := slices.Contains(pv.Finalizers, volumeFinalizer)
+	has := slices.Contains(pv.Finalizers, storagehelpers.PVDeletionProtectionFinalizer)
 	switch {
 	case !reclaims(pv):
 		return has
