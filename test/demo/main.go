@@ -207,7 +207,7 @@ func (d *demo) startDriver(ctx context.Context) error {
 	if err := d.start("hostdriver", args...); err != nil {
 		return err
 	}
-	return await(ctx, func(context.Context) error {
+	return kubetest.Await(ctx, func(context.Context) error {
 		conn, err := net.Dial("unix", d.socket())
 		if err == nil {
 			conn.Close()
@@ -228,5 +228,5 @@ func (d *demo) startController(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return await(ctx, d.ready)
+	return kubetest.Await(ctx, d.ready)
 }

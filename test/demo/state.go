@@ -112,7 +112,7 @@ func (s state) want(volumes, attachments, pods int) error {
 
 // watch prints changes until done is satisfied with the state.
 func (d *demo) watch(ctx context.Context, begin time.Time, done func(state) error) error {
-	return await(ctx, func(ctx context.Context) error {
+	return kubetest.Await(ctx, func(ctx context.Context) error {
 		now, err := d.state(ctx)
 		if err != nil {
 			return err

@@ -34,26 +34,6 @@ const (
 // nodes is the zone of each node.
 var nodes = map[string]string{"node-1": "east", "node-2": "east", "node-3": "west"}
 
-// limit is how long a step waits for what it expects.
-const limit = time.Minute
-
-// await waits until check is nil.
-func await(ctx context.Context, check func(context.Context) error) error {
-	ctx, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
-	for {
-		err := check(ctx)
-		if err == nil {
-			return nil
-		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("not after %v: %w", limit, err)
-		case <-time.After(20 * time.Millisecond):
-		}
-	}
-}
-
 // ready asks storage-controller whether it is.
 func (d *demo) ready(ctx context.Context) error {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+d.endpoint+"/readyz?verbose", nil)
