@@ -15,7 +15,7 @@ import (
 
 // Finalizer returns the finalizer that the attacher of driver adds to VolumeAttachments
 // and PersistentVolumes.
-func Finalizer(driver string) string { return "external-attacher/" + election.Sanitize(driver) }
+func Finalizer(driver string) string { return kube.AttacherFinalizerPrefix + election.Sanitize(driver) }
 
 // releasesUnused reports whether the finalizer of pv has to be removed once no
 // VolumeAttachment names pv: pv is being deleted, or its in-tree plugin attaches it again.

@@ -32,8 +32,6 @@ const (
 	sourceUnused  = "after all claims with this data source are provisioned"
 	nodeCleanedUp = "after the claims of the node are cleaned up, or the grace period passed"
 	podsDeleted   = "with --pvc-finalizer-mode=enforce after the pods that use the claim are deleted, with strip immediately"
-
-	attacherPrefix = "external-attacher/"
 )
 
 // removals holds the finalizers whose names do not depend on the driver.
@@ -78,7 +76,7 @@ func RemovalOf(kind, finalizer string, drivers ...string) Removal {
 	}
 	for _, d := range drivers {
 		switch finalizer {
-		case attacherPrefix + election.Sanitize(d):
+		case kube.AttacherFinalizerPrefix + election.Sanitize(d):
 			return byAttacher(kind, "the attacher of driver "+d)
 		case strings.ToLower(d) + "/node":
 			return Removal{"the nodecontroller for driver " + d, nodeCleanedUp}
@@ -86,7 +84,7 @@ func RemovalOf(kind, finalizer string, drivers ...string) Removal {
 			return Removal{"the nodecontroller for driver " + d, podsDeleted}
 		}
 	}
-	if driver, ok := strings.CutPrefix(finalizer, attacherPrefix); ok {
+	if driver, ok := strings.CutPrefix(finalizer, kube.AttacherFinalizerPrefix); ok {
 		return byAttacher(kind, "the attacher of the driver with the sanitized name "+driver)
 	}
 	owner, _, qualified := strings.Cut(finalizer, "/")

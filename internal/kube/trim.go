@@ -19,6 +19,8 @@ const (
 	SnapshotProtection = "provisioner.storage.kubernetes.io/volumesnapshot-as-source-protection"
 	// ProvisioningFinalizer keeps a PVC while the outcome of CreateVolume for it is unknown.
 	ProvisioningFinalizer = "storage-controller.io/provisioning"
+	// AttacherFinalizerPrefix begins the finalizer of an attacher, before the sanitized name of its driver.
+	AttacherFinalizerPrefix = "external-attacher/"
 	// AnnProvisioningRequest records which CreateVolume request was sent to which driver.
 	AnnProvisioningRequest = "storage-controller.io/provisioning-request"
 )
