@@ -152,14 +152,7 @@ func (c Config) DriverName() string { return nodecontrollerConfig(c.Settings).Dr
 // ResolveNodecontroller returns the valid configuration of the nodecontroller for a driver, and all of its
 // settings with their origins.
 func (c Config) ResolveNodecontroller(driver string) (nodecontroller.Config, []nodecontroller.Setting, error) {
-	cfg, values, err := nodecontrollerConfig(c.Settings).Resolve(driver)
-	if err != nil {
-		return cfg, values, err
-	}
-	if err := cfg.Validate(); err != nil {
-		return cfg, values, &UsageError{err}
-	}
-	return cfg, values, nil
+	return resolveNodecontroller(c.Settings, driver)
 }
 
 // DriverConfig returns the configuration of the connection to the driver.

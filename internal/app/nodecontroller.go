@@ -57,7 +57,7 @@ var nodecontrollerRole = Role{
 	grants:      nodecontrollerGrants,
 	apis:        nodecontrollerAPIs,
 	prepare: func(s *shared) error {
-		cfg, err := resolveNodecontroller(s.settings, s.driver.Name)
+		cfg, _, err := resolveNodecontroller(s.settings, s.driver.Name)
 		if err == nil {
 			s.informers.Retain(cfg.Details())
 		}
@@ -78,13 +78,26 @@ func nodecontrollerConfig(s settings.Settings) nodecontroller.Config {
 	return cfg
 }
 
-// resolveNodecontroller returns the valid configuration of the role for a driver.
-func resolveNodecontroller(s settings.Settings, driver string) (nodecontroller.Config, error) {
-	cfg, _, err := nodecontrollerConfig(s).Resolve(driver)
+// resolveNodecontroller returns the valid configuration of the role for a driver, and all of its settings with
+// their origins.
+func resolveNodecontroller(s settings.Settings, driver string) (nodecontroller.Config, []nodecontroller.Setting, error) {
+	cfg, values, err := nodecontrollerConfig(s).Resolve(driver)
 	if err != nil {
-		return cfg, err
+		return cfg, values, err
 	}
-	return cfg, cfg.Validate()
+	if err := cfg.Validate(); err != nil {
+		return cfg, values, &UsageError{err}
+	}
+	return cfg, values, nil
+}
+
+// nodecontrollerOf returns the configuration of the role for d, as far as its name is known.
+func nodecontrollerOf(s settings.Settings, d csiclient.Driver) nodecontroller.Config {
+	c := nodecontrollerConfig(s)
+	if resolved, _, err := c.Resolve(d.Name); d.Name != "" && err == nil {
+		return resolved
+	}
+	return c
 }
 
 // validateNodecontroller returns every error in the settings of the role that does not depend on the
@@ -131,10 +144,7 @@ func otherNodecontrollers(driver string) []string {
 }
 
 func nodecontrollerGrants(s settings.Settings, d csiclient.Driver) []doctor.Grant {
-	c := nodecontrollerConfig(s)
-	if resolved, _, err := c.Resolve(d.Name); d.Name != "" && err == nil {
-		c = resolved
-	}
+	c := nodecontrollerOf(s, d)
 	grants := []doctor.Grant{{File: nodecontrollerName}}
 	for _, file := range []struct {
 		needed bool
@@ -200,12 +210,8 @@ func customResources(c nodecontroller.Config) []nodecontroller.Resource {
 }
 
 func nodecontrollerAPIs(s settings.Settings, d csiclient.Driver) []doctor.API {
-	c := nodecontrollerConfig(s)
-	if resolved, _, err := c.Resolve(d.Name); d.Name != "" && err == nil {
-		c = resolved
-	}
 	var apis []doctor.API
-	for _, r := range customResources(c) {
+	for _, r := range customResources(nodecontrollerOf(s, d)) {
 		apis = append(apis, doctor.API{
 			GroupVersion: strings.TrimPrefix(r.Resource.GroupVersion().String(), "/"), Resource: r.Resource.Resource,
 			For:  "cleaning it up after nodes (--node-cleanup-resource)",
@@ -216,7 +222,7 @@ func nodecontrollerAPIs(s settings.Settings, d csiclient.Driver) []doctor.API {
 }
 
 func buildNodecontroller(ctx context.Context, s *shared, config *rest.Config) (controller, error) {
-	cfg, err := resolveNodecontroller(s.settings, s.driver.Name)
+	cfg, _, err := resolveNodecontroller(s.settings, s.driver.Name)
 	if err != nil {
 		return nil, err
 	}

@@ -152,21 +152,15 @@ func SectionsWith(sections []Section, option string) []string {
 
 // defaultsDiffer reports whether sections have different defaults for an option.
 func defaultsDiffer(sections []Section, name string) bool {
-	var first any
+	defaults := map[any]bool{}
 	for _, s := range sections {
 		for _, o := range s.Options {
-			if o.Name != name {
-				continue
-			}
-			if first == nil {
-				first = o.Default
-			}
-			if first != o.Default {
-				return true
+			if o.Name == name {
+				defaults[o.Default] = true
 			}
 		}
 	}
-	return false
+	return len(defaults) > 1
 }
 
 // NormalizeFlag accepts underscores in the name of a flag, as old manifests have them.

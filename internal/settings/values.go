@@ -52,10 +52,8 @@ func (p *Pairs) String() string {
 }
 
 func (p *Pairs) Set(value string) error {
-	merged := maps.Clone(*p)
-	if merged == nil {
-		merged = Pairs{}
-	}
+	merged := Pairs{}
+	maps.Copy(merged, *p)
 	for item := range strings.SplitSeq(value, ",") {
 		k, v, ok := strings.Cut(item, ":")
 		if !ok || strings.Contains(v, ":") || strings.TrimSpace(k) == "" {
@@ -88,10 +86,8 @@ func (g *Gates) String() string {
 }
 
 func (g *Gates) Set(value string) error {
-	merged := maps.Clone(*g)
-	if merged == nil {
-		merged = Gates{}
-	}
+	merged := Gates{}
+	maps.Copy(merged, *g)
 	for item := range strings.SplitSeq(value, ",") {
 		if strings.TrimSpace(item) == "" {
 			continue
