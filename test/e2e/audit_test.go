@@ -199,8 +199,8 @@ func TestAuditOfWhatIsStuck(t *testing.T) {
 	e.kinds(r, audit.Stuck)
 	f := r.Findings[0]
 	if f.Object != "VolumeAttachment "+e.ns+"-a" || len(f.Finalizers) != 2 ||
-		!strings.Contains(f.Finalizers[0].Remover, "the attacher of "+e.provisionerLease()) ||
-		!strings.Contains(f.Finalizers[1].Remover, "not known") {
+		!strings.Contains(f.Finalizers[0].Remover, "the attacher of driver "+e.plugin.Name()) ||
+		!strings.Contains(f.Finalizers[1].Remover, "unknown") {
 		t.Errorf("%+v", f)
 	}
 	for _, c := range []struct {

@@ -57,7 +57,7 @@ func TestKubeconfigOfAPerson(t *testing.T) {
 	driver := " --driver-name=" + e.plugin.Name()
 	commands := map[string]string{ // what it says when it has reached the API server
 		"explain pv none-" + e.ns: fmt.Sprintf("PersistentVolume %q: not found", "none-"+e.ns),
-		"doctor" + driver:         "there is no CSIDriver",
+		"doctor" + driver:         "no CSIDriver object",
 		"audit --settle=10ms --csi-address=" + e.plugin.Address():                                            "LIST_VOLUMES",
 		"nodecontroller cleanup --dry-run --topology-node-key=example.com/node --node=none-" + e.ns + driver: "none-" + e.ns,
 		"nodecontroller remove-finalizers --dry-run" + driver:                                                "", // no node has it

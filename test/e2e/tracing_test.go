@@ -118,7 +118,7 @@ func TestOneTraceForAVolume(t *testing.T) {
 		if want := fmt.Sprintf("00-%x-%x-01", call.GetTraceId(), call.GetSpanId()); len(parents) != 2 || parents[i] != want {
 			t.Errorf("the driver was told %q, not %q", parents, want)
 		}
-		steps := got.named("create")
+		steps := got.named("create volume")
 		if !slices.ContainsFunc(steps, func(s *tracev1.Span) bool {
 			return string(s.GetSpanId()) == string(call.GetParentSpanId()) && string(s.GetParentSpanId()) == string(root.GetSpanId())
 		}) {
