@@ -94,12 +94,16 @@ func (a *applier) reportFailure(s claimState, err error) (t transition, _ error)
 // protectSource begins an operation once its source has the finalizer. The lock of the
 // source is held until the operation is recorded, and counts as a use of the source.
 func (a *applier) protectSource(ctx context.Context, s claimState, next operation) (transition, error) {
+	t := beginRequest(next)
 	unlock := a.sources.lock(*next.source)
+	defer func() {
+		if t.release == nil { // an error or a panic
+			unlock()
+		}
+	}()
 	if err := a.sources.protect(ctx, *next.source, s.refs.uid); err != nil {
-		unlock()
 		return a.reportFailure(s, fmt.Errorf("data source %s: protecting it by a finalizer: %w", next.source, err))
 	}
-	t := beginRequest(next)
 	t.release = unlock
 	return t, nil
 }
@@ -121,7 +125,9 @@ func (a *applier) readSecrets(ctx context.Context, o operation, r *reads) (trans
 		klog.FromContext(ctx).Error(err, "Rereading the secret failed, repeating the request with its last values", "stage", o.stage)
 		return transition{}, nil
 	case o.called:
-		err = cannotRetry(o.plan.VolumeName, err, "Recreate the secret")
+		if kube.IsNotFound(err) {
+			err = cannotRetry(o.plan.VolumeName, err, "Recreate the secret")
+		}
 		a.c.claimFailed(o.claim, failedEvent(o.plan.ClassName, err))
 		return transition{}, err
 	}
@@ -145,7 +151,7 @@ func (a *applier) protect(ctx context.Context, s claimState) (transition, error)
 		return transition{}, nil
 	}
 	err = fmt.Errorf("adding finalizer %s: %w", kube.ProvisioningFinalizer, err)
-	if !apierrors.IsInvalid(err) { // Invalid: deleted since the cache was updated, and can have no new finalizer
+	if !apierrors.IsInvalid(err) || !a.isDeleted(ctx, s.claim) { // Invalid: from a policy, or because the claim is deleted
 		a.c.claimFailed(s.claim, failedEvent(s.op.plan.ClassName, err))
 	}
 	if !s.op.called {
@@ -153,6 +159,12 @@ func (a *applier) protect(ctx context.Context, s claimState) (transition, error)
 	}
 	klog.FromContext(ctx).Error(err, "Protecting the claim failed", "stage", s.op.stage)
 	return recordNotWritten(), nil
+}
+
+// isDeleted reads a claim and reports whether it is deleted, or being deleted.
+func (a *applier) isDeleted(ctx context.Context, claim *corev1.PersistentVolumeClaim) bool {
+	live, exists, err := a.claims.Refetch(ctx, a.c.deps.Client.CoreV1().PersistentVolumeClaims(claim.Namespace), claim)
+	return err == nil && (!exists || live.DeletionTimestamp != nil)
 }
 
 func (a *applier) unprotect(ctx context.Context, claim *corev1.PersistentVolumeClaim) (transition, error) {

@@ -1,13 +1,16 @@
 package provisioner
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"net/url"
 	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	storagehelpers "k8s.io/component-helpers/storage/volume"
 	"k8s.io/utils/ptr"
 
@@ -109,13 +112,13 @@ func (d decision) decidePending() step {
 	return d.decideNew()
 }
 
-// decideFailed follows a final result in this sync, the event of which was sent.
+// decideFailed returns the step after a final result in this sync, whose event was sent.
 func (d decision) decideFailed() step {
 	full := status.Code(d.failure.err) == codes.ResourceExhausted && d.topology && d.failure.node != ""
-	switch selected := d.claim.Annotations[storagehelpers.AnnSelectedNode]; {
-	case full && selected == d.failure.node:
+	switch chosen := d.claim.Annotations[storagehelpers.AnnSelectedNode]; {
+	case full && chosen == d.failure.node:
 		return step{action: doReschedule, reason: "ResourceExhausted"}
-	case full && selected == "": // rescheduled
+	case full && selectedNode(d.claim) == "": // rescheduled; no scheduler replaces the alpha annotation
 		return d.decideNew()
 	}
 	return d.backOff()
@@ -255,17 +258,27 @@ func (d decision) decideResume() step {
 		return cannot("ClassDeleted", err, "Recreate the StorageClass")
 	case d.needsRefs(d.claim) && d.refs == nil:
 		return step{action: doReadReferences, reason: "RecordFound"}
+	case d.refs != nil && isReadError(d.refs.err):
+		return step{action: doFail, reason: "CannotRead", err: d.refs.err}
 	case d.refs != nil && d.refs.err != nil:
-		return cannot("SourceDeleted", d.refs.err, "Fix this")
+		return cannot("SourceDeleted", d.refs.err, "Recreate the data source or the VolumeAttributesClass")
 	}
 	next, err := d.resume(d.claim, d.class, d.refs, d.known)
 	switch {
 	case errors.Is(err, errRequestChanged):
-		return cannot("RequestChanged", err, "Change them back")
+		return cannot("RequestChanged", err, "Restore the StorageClass parameters, the referenced object or the flag")
 	case err != nil:
 		return step{action: doFail, reason: "CannotResume", err: err}
 	}
 	return d.begin("RecordFound", next)
+}
+
+// isReadError reports whether err means that an object could not be read, rather than that it
+// does not exist or cannot be used.
+func isReadError(err error) bool {
+	var answer apierrors.APIStatus
+	var request *url.Error
+	return !kube.IsNotFound(err) && (errors.As(err, &answer) || errors.As(err, &request) || errors.Is(err, context.Canceled))
 }
 
 // maxTopologyFailures is how many failures in a row for lack of topology a selected node

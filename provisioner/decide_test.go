@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/url"
 	"strings"
 	"testing"
 	"time"
@@ -14,6 +15,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	storagehelpers "k8s.io/component-helpers/storage/volume"
@@ -122,6 +124,8 @@ func TestDecide(t *testing.T) {
 	}
 	alpha := func(c *corev1.PersistentVolumeClaim) { c.Annotations[annSelectedNodeAlpha] = "node-9" }
 	errGone := errors.New("not found")
+	errTimeout := apierrors.NewTimeoutError("slow", 1)
+	errUnreachable := &url.Error{Op: "Get", Err: errors.New("connection refused")}
 	errFull := status.Error(codes.ResourceExhausted, "full")
 	onNodeZero := func(c *corev1.PersistentVolumeClaim) { c.Annotations[storagehelpers.AnnSelectedNode] = "node-0" }
 	recreated := func(c *storagev1.StorageClass) { c.UID = "class-2" }
@@ -425,6 +429,10 @@ func TestDecide(t *testing.T) {
 			driver: func(d *driver) { d.topology = true }, claim: testClaim(nil), class: testClass(late), op: operation{finalResult: true},
 			reads: reads{failure: &failure{err: errFull, node: "node-0"}}, want: doForget, reason: "WaitsForPod",
 		},
+		"exhausted on the node of the alpha annotation": {
+			driver: func(d *driver) { d.topology = true }, claim: testClaim(alpha), class: testClass(nil), op: operation{finalResult: true},
+			reads: reads{failure: &failure{err: errFull, node: "node-9"}}, want: doBackOff, reason: "CallFailed", err: errFull,
+		},
 		"exhausted, a driver without topology": {
 			claim: testClaim(onNodeZero), class: testClass(late), op: operation{finalResult: true},
 			reads: reads{failure: &failure{err: errFull, node: "node-0"}}, want: doBackOff, reason: "CallFailed", err: errFull,
@@ -524,6 +532,14 @@ func TestDecide(t *testing.T) {
 		"recorded, and the source was deleted": {
 			driver: can, claim: from("VolumeSnapshot", protected), class: testClass(nil),
 			refs: snapshotX(func(f *resolvedRefs) { f.err = errGone }), want: doFail, reason: "SourceDeleted", err: errGone,
+		},
+		"recorded, and the source cannot be read": {
+			driver: can, claim: from("VolumeSnapshot", protected), class: testClass(nil),
+			refs: snapshotX(func(f *resolvedRefs) { f.err = fmt.Errorf("x: %w", errTimeout) }), want: doFail, reason: "CannotRead", err: errTimeout,
+		},
+		"recorded, and the API server cannot be reached": {
+			driver: can, claim: from("VolumeSnapshot", protected), class: testClass(nil),
+			refs: snapshotX(func(f *resolvedRefs) { f.err = errUnreachable }), want: doFail, reason: "CannotRead", err: errUnreachable,
 		},
 		"recorded, and the source was deleted, being deleted": {
 			driver: can, claim: from("VolumeSnapshot", protected, deleting), class: testClass(nil),

@@ -55,6 +55,21 @@ func TestOutcome(t *testing.T) {
 		f.start()
 		f.saved(claim)
 	})
+	t.Run("event_if_a_policy_denies_the_record", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, nil)
+		f.through(f.ControlPlane.Config(), func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
+			if r.Method == http.MethodPatch && strings.Contains(r.URL.Path, "/persistentvolumeclaims/") {
+				http.Error(w, "denied by a policy", http.StatusUnprocessableEntity) // Invalid, as for a claim that is being deleted
+				return
+			}
+			pass.ServeHTTP(w, r)
+		})
+		f.Plugin.Next(create, csitest.Fail(codes.Unavailable, "busy"))
+		f.makeClass(nil)
+		claim := f.claim(nil)
+		f.event("ProvisioningFailed", "adding finalizer "+kube.ProvisioningFinalizer)
+		f.saved(claim)
+	})
 	t.Run("secret_that_cannot_be_reread_is_logged", rereadFails)
 	t.Run("last_save_does_not_wait_for_the_rate_limit", lastSave)
 }

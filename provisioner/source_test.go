@@ -1,11 +1,24 @@
 package provisioner
 
 import (
+	"encoding/json"
 	"errors"
+	"net/http"
+	"net/http/httptest"
+	"strings"
 	"testing"
+	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/record"
+	"k8s.io/utils/keymutex"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/volumerules"
@@ -99,6 +112,61 @@ func TestWaits(t *testing.T) {
 	} {
 		if got := waits(tt.claim); got != tt.want {
 			t.Errorf("%s: got %t", name, got)
+		}
+	}
+}
+
+// TestSourceUnlockedAfterPanic: a panic while a source is protected does not lock out the other
+// claims of that source.
+func TestSourceUnlockedAfterPanic(t *testing.T) {
+	source := &volumerules.Source{Kind: kube.KindClaim, Namespace: "ns", Name: "c"}
+	c := &Controller{} // every use of its nil client panics
+	a := &applier{c: c, sources: &sourceProtector{c: c, locks: keymutex.NewHashed(1)}}
+	func() {
+		defer func() {
+			if recover() == nil {
+				t.Error("no panic")
+			}
+		}()
+		_, _ = a.protectSource(t.Context(), claimState{reads: reads{refs: &resolvedRefs{}}}, operation{source: source})
+	}()
+	locked := make(chan struct{})
+	go func() {
+		a.sources.lock(*source)
+		close(locked)
+	}()
+	select {
+	case <-locked:
+	case <-time.After(10 * time.Second):
+		t.Error("the source is still locked")
+	}
+}
+
+// TestSecretOfRepeatedCall: only for a secret that does not exist are users advised to recreate it.
+func TestSecretOfRepeatedCall(t *testing.T) {
+	secret := schema.GroupResource{Resource: "secrets"}
+	for _, answer := range []*apierrors.StatusError{apierrors.NewNotFound(secret, "s"), apierrors.NewInternalError(errUnusable)} {
+		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			answer.ErrStatus.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}
+			w.Header().Set("Content-Type", "application/json")
+			w.WriteHeader(int(answer.ErrStatus.Code))
+			_ = json.NewEncoder(w).Encode(answer.ErrStatus)
+		}))
+		defer server.Close()
+		client, err := kubernetes.NewForConfig(&rest.Config{Host: server.URL})
+		if err != nil {
+			t.Fatal(err)
+		}
+		noneUnresolved := func() (float64, float64) { return 0, 0 }
+		a := &applier{c: &Controller{
+			deps: Deps{Client: client, Events: record.NewFakeRecorder(1)}, metrics: newMetrics(prometheus.NewRegistry(), noneUnresolved),
+		}}
+		o := testOperation(indeterminate, func(o *operation) {
+			o.plan.Secrets.Provisioner = &corev1.SecretReference{Namespace: "ns", Name: "s"}
+		})
+		_, err = a.readSecrets(t.Context(), o, &reads{})
+		if got, want := strings.Contains(err.Error(), "Recreate the secret"), apierrors.IsNotFound(answer); got != want {
+			t.Errorf("the error %q says that the secret must be recreated: %t, want %t", err, got, want)
 		}
 	}
 }
