@@ -48,3 +48,13 @@ func (d driver) detachSource(s attachmentState) (source, error) {
 	}
 	return src, nil
 }
+
+// detachNodeID returns the driver's ID of the node, or the one recorded by the attach if
+// the driver is not registered on the node anymore.
+func (d driver) detachNodeID(s attachmentState) (string, error) {
+	id, err := d.nodeID(s)
+	if recorded := s.attachment.Annotations[annNodeID]; err != nil && recorded != "" {
+		return recorded, nil
+	}
+	return id, err
+}

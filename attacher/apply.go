@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/container-storage-interface/spec/lib/go/csi"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -107,41 +106,6 @@ func (t *term) publish(ctx context.Context, s attachmentState, step step) error 
 	}
 	done(ctx, "Volume attached", va, step, va.CreationTimestamp)
 	return nil
-}
-
-func (t *term) unpublish(ctx context.Context, s attachmentState, step step) error {
-	va := s.attachment
-	defer t.c.deps.Locks.Share(step.source.handle)()
-	err := t.callUnpublish(ctx, s, step)
-	t.outOfSync.recordChange(va.UID)
-	if !isDetached(err) {
-		return t.recordError(ctx, va, err)
-	}
-	// The finalizer first: without it, a VolumeAttachment that is being deleted counts as
-	// detached, so that a crash after this write causes no second unpublish.
-	if err := t.changeAttachment(ctx, va, kube.MetadataPatch{RemoveFinalizers: []string{t.c.driver.finalizer}}); err != nil {
-		return t.recordError(ctx, va, fmt.Errorf("could not mark as detached: %w", err))
-	}
-	t.outOfSync.remove(va.UID)
-	done(ctx, "Volume detached", va, step, *va.DeletionTimestamp)
-	rest, exists := t.newest(va)
-	if !exists {
-		return nil
-	}
-	// Another finalizer keeps the object.
-	if err := t.writeStatus(ctx, rest, detachedStatus(rest)); err != nil {
-		return t.recordError(ctx, rest, fmt.Errorf("could not mark as detached: %w", err))
-	}
-	return nil
-}
-
-func (t *term) callUnpublish(ctx context.Context, s attachmentState, step step) error {
-	call, cancel := context.WithTimeout(csiclient.WithMigrated(ctx, step.source.migrated), t.c.cfg.Timeout)
-	defer cancel()
-	_, err := t.c.deps.CSI.ControllerUnpublishVolume(call, &csi.ControllerUnpublishVolumeRequest{
-		VolumeId: step.source.handle, NodeId: step.nodeID, Secrets: s.secrets,
-	})
-	return err
 }
 
 // done ends the trace of an attach or detach that was requested at that time, and logs it.

@@ -47,9 +47,6 @@ type Deps struct {
 	Locks *volumelock.Locks
 }
 
-// apiGrace bounds the API writes after the last RPC during shutdown.
-const apiGrace = 10 * time.Second
-
 // Controller attaches and detaches the volumes of a driver.
 type Controller struct {
 	cfg     Config
@@ -120,7 +117,7 @@ func (c *Controller) Run(ctx context.Context) (err error) {
 	defer t.volumes.Close()
 	loop := workloop.Config{
 		RetryStart: c.cfg.RetryIntervalStart, RetryMax: c.cfg.RetryIntervalMax,
-		WaitReady: c.deps.Ready, GracePeriod: c.cfg.Timeout + apiGrace,
+		WaitReady: c.deps.Ready, GracePeriod: c.cfg.Timeout + workloop.APIGrace,
 	}
 	loop.Name = "csi-attacher-va"
 	t.vaQueue = workloop.New(loop, c.deps.Queues, t.sync)

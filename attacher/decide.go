@@ -152,11 +152,6 @@ func (d driver) decideWithoutPublish(s attachmentState) step {
 	return step{action: doMarkAttached, reason: "NothingToAttach"}
 }
 
-// isDetached reports whether ControllerUnpublishVolume, which returned err, has detached
-// the volume. NotFound is no success: the volume "is not assumed to be
-// ControllerUnpublished from node" (CSI spec, "ControllerUnpublishVolume Errors").
-func isDetached(err error) bool { return err == nil }
-
 // nodeID returns the driver's ID of the node, from the CSINode.
 func (d driver) nodeID(s attachmentState) (string, error) {
 	if entry := kube.DriverOnNode(s.csiNode, d.name); entry != nil {
@@ -166,14 +161,4 @@ func (d driver) nodeID(s attachmentState) (string, error) {
 		return "", fmt.Errorf("csinode.storage.k8s.io %q not found", s.attachment.Spec.NodeName)
 	}
 	return "", fmt.Errorf("CSINode %s does not contain driver %s", s.csiNode.Name, d.name)
-}
-
-// detachNodeID returns the driver's ID of the node, or the one recorded by the attach if
-// the driver is not registered on the node anymore.
-func (d driver) detachNodeID(s attachmentState) (string, error) {
-	id, err := d.nodeID(s)
-	if recorded := s.attachment.Annotations[annNodeID]; err != nil && recorded != "" {
-		return recorded, nil
-	}
-	return id, err
 }

@@ -14,7 +14,7 @@
 //     PersistentVolume was deleted;
 //   - status of a VolumeAttachment.
 //
-// It posts no events: the attach-detach controller posts those for Pods.
+// It sends no events: the attach-detach controller sends those for Pods.
 //
 // Each arrow is one write, or one RPC and the write that records its result. The process
 // may exit at any of them:

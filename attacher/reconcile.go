@@ -167,7 +167,7 @@ func (r reconciler) enqueueDifferences(ctx context.Context, reported publishedVo
 		published, known, err := r.c.driver.isPublished(s, reported)
 		switch {
 		case err != nil:
-			log.V(2).Info("VolumeAttachment skipped in the reconciliation with ListVolumes", "volumeAttachment", va.Name, "err", err)
+			log.V(2).Info("VolumeAttachment skipped: cannot resolve its volume", "volumeAttachment", va.Name, "err", err)
 			continue
 		case !known:
 			continue
@@ -178,8 +178,9 @@ func (r reconciler) enqueueDifferences(ctx context.Context, reported publishedVo
 		added, isNew := r.outOfSync.add(va.UID)
 		if added && published != attached {
 			r.c.metrics.mismatch(published)
-			log.Info("VolumeAttachment status differs from the driver",
-				"volumeAttachment", va.Name, "attached", attached, "published", published)
+			src, _ := r.c.driver.currentSource(s) // isPublished has succeeded with it
+			log.Info("VolumeAttachment status differs from the driver", "volumeAttachment", va.Name, "volumeHandle", src.handle,
+				"node", klog.KRef("", va.Spec.NodeName), "attached", attached, "published", published)
 		}
 		switch {
 		case isNew:
@@ -197,13 +198,18 @@ func needsRepublish(va *storagev1.VolumeAttachment) bool {
 	return va.DeletionTimestamp == nil && va.Status.Attached && va.Status.AttachError != nil
 }
 
+// currentSource returns the volume to publish or unpublish.
+func (d driver) currentSource(s attachmentState) (source, error) {
+	if s.attachment.DeletionTimestamp != nil { // a detach does not need the PersistentVolume
+		return d.detachSource(s)
+	}
+	return d.resolve(s.attachment, s.volume)
+}
+
 // isPublished reports whether the driver listed the volume of an attachment as published to
 // its node.
 func (d driver) isPublished(s attachmentState, reported publishedVolumes) (published, known bool, err error) {
-	src, err := d.resolve(s.attachment, s.volume)
-	if s.attachment.DeletionTimestamp != nil { // a detach does not need the PersistentVolume
-		src, err = d.detachSource(s)
-	}
+	src, err := d.currentSource(s)
 	if err != nil {
 		return false, false, err
 	}

@@ -47,9 +47,6 @@ type Deps struct {
 	Topology map[string]string
 }
 
-// apiGrace bounds the API write after the last RPC during shutdown.
-const apiGrace = 10 * time.Second
-
 // Controller publishes the capacity of a driver.
 type Controller struct {
 	cfg      Config
@@ -62,8 +59,7 @@ type Controller struct {
 	nodes     kube.Informer[metav1.Object]      // not in distributed provisioning
 	csiNodes  kube.Informer[*storagev1.CSINode] // likewise
 
-	// disabledReason says why the driver does not support capacity tracking; empty if it
-	// does.
+	// disabledReason is empty if the driver supports capacity tracking.
 	disabledReason string
 
 	term atomic.Pointer[term] // nil without the Lease
@@ -81,10 +77,10 @@ func New(cfg Config, deps Deps) (*Controller, error) {
 	case !deps.Driver.Controller.GetCapacity:
 		c.disabledReason = "the driver does not report the controller capability GET_CAPACITY"
 	case cfg.NodeDeployment && len(deps.Topology) == 0:
-		c.disabledReason = "NodeGetInfo has no accessible_topology, so that the capacity of one node would be published for all nodes"
+		c.disabledReason = "NodeGetInfo returned no accessible_topology"
 	case cfg.NodeDeployment:
 		if err := validSegment(deps.Topology); err != nil {
-			c.disabledReason = "NodeGetInfo has an accessible_topology that is not valid as node labels: " + err.Error()
+			c.disabledReason = "NodeGetInfo returned an accessible_topology that is not valid as node labels: " + err.Error()
 		}
 	}
 	if c.disabledReason != "" {
@@ -115,7 +111,7 @@ type term struct {
 // called again afterwards.
 func (c *Controller) Run(ctx context.Context) (err error) {
 	if c.disabledReason != "" {
-		klog.FromContext(ctx).Error(nil, "No capacity is published", "reason", c.disabledReason)
+		klog.FromContext(ctx).Info("Capacity publishing is disabled", "reason", c.disabledReason)
 		<-ctx.Done()
 		return context.Cause(ctx)
 	}
@@ -126,7 +122,7 @@ func (c *Controller) Run(ctx context.Context) (err error) {
 	defer t.published.Close()
 	t.queue = workloop.NewRanked(workloop.Config{
 		Name: "csistoragecapacity", RetryStart: c.cfg.RetryIntervalStart, RetryMax: c.cfg.RetryIntervalMax,
-		WaitReady: c.deps.Ready, GracePeriod: c.cfg.Timeout + apiGrace,
+		WaitReady: c.deps.Ready, GracePeriod: c.cfg.Timeout + workloop.APIGrace,
 	}, c.deps.Queues, t.sync, t.state.rank)
 	defer t.queue.Stop()
 	t.refreshes.wake = make(chan struct{}, 1)

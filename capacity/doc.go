@@ -10,5 +10,5 @@
 //
 // The objects have the labels csi.storage.k8s.io/drivername and csi.storage.k8s.io/managed-by,
 // with the values that csi-provisioner writes, and an owner reference (see [FindOwner]).
-// They have no finalizer. The package posts no events.
+// They have no finalizer. The package sends no events.
 package capacity

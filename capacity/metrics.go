@@ -20,7 +20,7 @@ func newMetrics(reg prometheus.Registerer, read func() counts) {
 		goal: desc("csistoragecapacities_desired_goal",
 			"Pairs of a StorageClass and a topology segment whose capacity is published."),
 		current: desc("csistoragecapacities_desired_current",
-			"Pairs that have a CSIStorageCapacity object. A pair without available capacity needs none."),
+			"Pairs that have a CSIStorageCapacity object. Not counted: pairs with zero capacity."),
 		obsolete: desc("csistoragecapacities_obsolete",
 			"CSIStorageCapacity objects to delete, because their StorageClass or last node was deleted."),
 		failing: desc("storage_controller_capacity_failing",

@@ -46,7 +46,7 @@ func FindOwner(
 		}
 		controller := metav1.GetControllerOfNoCopy(obj)
 		if controller == nil {
-			return nil, fail(errors.New("has no controller"), "Set a lower level, or -1 for no owner")
+			return nil, fail(errors.New("has no controlling owner reference"), "Set a lower level, or -1 for no owner")
 		}
 		owner = metav1.OwnerReference{
 			APIVersion: controller.APIVersion, Kind: controller.Kind, Name: controller.Name, UID: controller.UID,

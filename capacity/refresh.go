@@ -2,7 +2,6 @@ package capacity
 
 import (
 	"context"
-	"slices"
 	"sync"
 	"time"
 
@@ -105,44 +104,4 @@ func (t *term) refreshClasses(ctx context.Context) {
 		case <-time.After(classRefreshInterval):
 		}
 	}
-}
-
-// pairsOfPublishedClass returns nil if class is not published.
-func (s *state) pairsOfPublishedClass(class string) []pair {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.classes[class] == nil {
-		return nil
-	}
-	return s.pairsOfClass(class)
-}
-
-// pairsOfVolume returns the pairs of all classes in the segments from which pv is
-// accessible, or nil if none of the segments is known.
-func (s *state) pairsOfVolume(pv *corev1.PersistentVolume) []pair {
-	required := pv.Spec.NodeAffinity.Required
-	if required == nil {
-		return nil
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	var pairs []pair
-	for _, seg := range s.knownSegments(required.NodeSelectorTerms) {
-		pairs = append(pairs, s.pairsOfSegment(seg)...)
-	}
-	return pairs
-}
-
-// knownSegments returns the segments of terms that have nodes or are in the removal grace,
-// without duplicates.
-func (s *state) knownSegments(terms []corev1.NodeSelectorTerm) []segment {
-	var known []segment
-	for _, term := range terms {
-		seg, ok := segmentOfTerm(term)
-		_, empty := s.emptySince[seg]
-		if ok && (empty || s.nodes.segments[seg] > 0) && !slices.Contains(known, seg) {
-			known = append(known, seg)
-		}
-	}
-	return known
 }

@@ -202,8 +202,8 @@ func TestCapacityScenarioOwner(t *testing.T) {
 		can   []string
 		says  []string
 	}{
-		"049_no_controller":                    {"alone", 1, []string{"/pods"}, []string{`Pod "alone"`, "has no controller", "--capacity-ownerref-level=1", "Set a lower level"}},
-		"049_no_controller_of_the_replica_set": {"half", 2, []string{"/pods", "apps/replicasets"}, []string{`ReplicaSet "bare"`, "has no controller"}},
+		"049_no_controller":                    {"alone", 1, []string{"/pods"}, []string{`Pod "alone"`, "has no controlling owner reference", "--capacity-ownerref-level=1", "Set a lower level"}},
+		"049_no_controller_of_the_replica_set": {"half", 2, []string{"/pods", "apps/replicasets"}, []string{`ReplicaSet "bare"`, "has no controlling owner reference"}},
 		"049_no_pod":                           {"missing", 0, []string{"/pods"}, []string{`Pod "missing"`, "not found", "--capacity-ownerref-level=-1 for no owner"}},
 		"049_no_replica_set":                   {"orphan", 2, []string{"/pods", "apps/replicasets"}, []string{`ReplicaSet "gone"`, "not found"}},
 		"049_pod_is_forbidden":                 {"driver-x", 1, nil, []string{`Pod "driver-x"`, "forbidden", "Grant get on it"}},

@@ -2,9 +2,11 @@ package capacity
 
 import (
 	"maps"
+	"slices"
 	"sync"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -124,6 +126,46 @@ func (s *state) pairsOfClass(class string) []pair {
 		pairs = append(pairs, pair{Class: class, Segment: seg})
 	}
 	return pairs
+}
+
+// pairsOfPublishedClass returns nil if class is not published.
+func (s *state) pairsOfPublishedClass(class string) []pair {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.classes[class] == nil {
+		return nil
+	}
+	return s.pairsOfClass(class)
+}
+
+// pairsOfVolume returns the pairs of all classes in the segments from which pv is
+// accessible, or nil if none of the segments is known.
+func (s *state) pairsOfVolume(pv *corev1.PersistentVolume) []pair {
+	required := pv.Spec.NodeAffinity.Required
+	if required == nil {
+		return nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var pairs []pair
+	for _, seg := range s.knownSegments(required.NodeSelectorTerms) {
+		pairs = append(pairs, s.pairsOfSegment(seg)...)
+	}
+	return pairs
+}
+
+// knownSegments returns the segments of terms that have nodes or are in the removal grace,
+// without duplicates.
+func (s *state) knownSegments(terms []corev1.NodeSelectorTerm) []segment {
+	var known []segment
+	for _, term := range terms {
+		seg, ok := segmentOfTerm(term)
+		_, empty := s.emptySince[seg]
+		if ok && (empty || s.nodes.segments[seg] > 0) && !slices.Contains(known, seg) {
+			known = append(known, seg)
+		}
+	}
+	return known
 }
 
 // objectAdded records an object. It returns nothing if that is the only object of a pair

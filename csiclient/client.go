@@ -141,7 +141,7 @@ func (c *Client) Controller() csi.ControllerClient { return c.controller }
 func (c *Client) NodeInfo(ctx context.Context) (*csi.NodeGetInfoResponse, error) {
 	response, err := call(ctx, c, c.node.NodeGetInfo, &csi.NodeGetInfoRequest{})
 	if err != nil {
-		return nil, fmt.Errorf("getting the node of driver %q: NodeGetInfo: %w", c.Driver().Name, err)
+		return nil, fmt.Errorf("calling NodeGetInfo of driver %q: %w", c.Driver().Name, err)
 	}
 	return response, nil
 }

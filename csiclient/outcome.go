@@ -26,6 +26,9 @@ func (o Outcome) String() string {
 // OutcomeOf returns the outcome of a call that failed with err (CSI spec, "Error Scheme" and
 // "Timeouts"). Cancelled and timed out calls, connection errors, Aborted, and errors without a
 // gRPC status are indeterminate. err must not be nil.
+//
+// Final does not mean that the goal of the call is reached: after NotFound from
+// ControllerUnpublishVolume the volume may still be published (see package attacher).
 func OutcomeOf(err error) Outcome {
 	s, ok := status.FromError(err)
 	if !ok {

@@ -113,7 +113,7 @@ func (c *Candidate) Campaign(ctx context.Context, lead Lead) error {
 		case !errors.Is(err, ErrLost):
 			return err
 		}
-		klog.FromContext(ctx).Info("Lost the Lease, standing by", "lease", c.lock.Describe())
+		klog.FromContext(ctx).Info("Lost the Lease, now standby", "lease", c.lock.Describe())
 	}
 }
 

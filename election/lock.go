@@ -104,7 +104,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 			Name: "leader_election_master_status", Help: "1 if this replica holds the Lease, else 0.",
 		}, []string{"name"}),
 		slowpath: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "leader_election_slowpath_total", Help: "Renewals of the Lease that had to read it first.",
+			Name: "leader_election_slowpath_total", Help: "Lease renewals on the slow path (get before update).",
 		}, []string{"name"}),
 	}
 	reg.MustRegister(m.status, m.slowpath)

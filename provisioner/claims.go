@@ -82,7 +82,7 @@ func (l *claimLoop) take(ctx context.Context, key claimKey, s claimState, step s
 	if step.action == doProtect && s.op.called {
 		// Also while shutting down, or after the Lease was lost: the record is for the next leader.
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), apiGrace)
+		ctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), workloop.APIGrace)
 		defer cancel()
 	}
 	traced, end := tracing.StartSpan(ctx, step.action.String())

@@ -74,9 +74,6 @@ type VolumeObserver interface {
 	VolumeDeleted(pv *corev1.PersistentVolume)
 }
 
-// apiGrace bounds the writes after the last call before the process exits.
-const apiGrace = 10 * time.Second
-
 // Controller provisions and deletes the volumes of a driver.
 type Controller struct {
 	cfg     Config
@@ -157,7 +154,7 @@ func (c *Controller) claimFailed(claim *corev1.PersistentVolumeClaim, e event) {
 func (c *Controller) loopConfig(name string) workloop.Config {
 	return workloop.Config{
 		Name: name, RetryStart: c.cfg.RetryIntervalStart, RetryMax: c.cfg.RetryIntervalMax,
-		WaitReady: c.deps.Ready, GracePeriod: c.cfg.Timeout + apiGrace,
+		WaitReady: c.deps.Ready, GracePeriod: c.cfg.Timeout + workloop.APIGrace,
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 
 	"github.com/storage-controller/storage-controller/internal/migration"
 	"github.com/storage-controller/storage-controller/internal/tracing"
+	"github.com/storage-controller/storage-controller/internal/workloop"
 )
 
 // createPV creates the PersistentVolume of a volume that the driver has created. If that
@@ -95,7 +96,7 @@ const drainLimit = 20
 // saveAll tries once more to create the PersistentVolumes that are not saved, before the
 // process exits or another replica leads.
 func (a *applier) saveAll(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), apiGrace) // ctx has ended
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), workloop.APIGrace) // ctx has ended
 	defer cancel()
 	var all errgroup.Group
 	all.SetLimit(drainLimit)

@@ -1,5 +1,14 @@
 // Package finalizers knows which component removes a finalizer, and when. explain and audit
 // report it for objects that are stuck in deletion.
+//
+// It removes none. The removals of this program are in
+//
+//   - attacher/unpublish.go (VolumeAttachments) and attacher/finalizer.go (PersistentVolumes),
+//   - provisioner: decideVolume (PersistentVolumes), unprotection (the record of an indeterminate
+//     CreateVolume) and sourceProtector (clone sources and snapshots),
+//   - nodecontroller: nodes, their claims, and claims that pods use.
+//
+// An object that is not found has no finalizer left: see [kube.IsNotFound].
 package finalizers
 
 import (

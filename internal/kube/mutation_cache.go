@@ -131,12 +131,6 @@ func (o *MutationCache[T]) RecordWrite(before, after T, err error) error {
 	return err
 }
 
-// IsNotFound reports whether err means that an object does not exist. The NotFound of a proxy that
-// does not serve the path says nothing about the object.
-func IsNotFound(err error) bool {
-	return apierrors.IsNotFound(err) && !apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse)
-}
-
 // IsPatchTestFailed reports whether err means that a test operation of a JSON patch failed because
 // the object was modified. Errors of policies and validation are Invalid, too, but name the object.
 func IsPatchTestFailed(err error) bool {

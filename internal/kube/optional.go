@@ -42,7 +42,7 @@ func (o *OptionalInformer) Run(
 			warned = true
 			log.Info("No permission to list and watch resource; claims that wait for it are retried with back-off", "err", err)
 		default: // NotFound: the CRD is not installed
-			log.V(2).Info("Resource cannot be watched yet", "err", err)
+			log.V(2).Info("Resource not available, retrying", "err", err, "retryIn", optionalRetryInterval)
 		}
 		select {
 		case <-ctx.Done():

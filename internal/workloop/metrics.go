@@ -37,7 +37,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 	m := &Metrics{
 		queueMetrics: queueMetrics{
 			depth:      gauge("workqueue_depth", "Keys waiting in the queue."),
-			unfinished: gauge("workqueue_unfinished_work_seconds", "Seconds that the keys being processed have taken so far, added up."),
+			unfinished: gauge("workqueue_unfinished_work_seconds", "Total seconds of unfinished work."),
 			longest:    gauge("workqueue_longest_running_processor_seconds", "Seconds that the longest running attempt has taken so far."),
 			adds:       counter("workqueue_adds_total", "Keys added to the queue."),
 			retries:    counter("workqueue_retries_total", "Keys requeued after a failure."),

@@ -13,11 +13,6 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// ErrDrain is the cancellation cause that drains a loop: calls of sync that are running at the end
-// of [Loop.Run]'s context may finish within [Config.GracePeriod]. Any other cause, such as a lost
-// Lease, cancels their contexts immediately.
-var ErrDrain = errors.New("shutting down")
-
 // Sync reconciles the object of key. After an error, key is requeued with back-off. A non-zero
 // next requeues key at that time.
 type Sync[K comparable] func(ctx context.Context, key K) (next time.Time, err error)

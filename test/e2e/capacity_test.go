@@ -190,8 +190,8 @@ func capacityScenarioRefused(t *testing.T) {
 		says string
 	}{
 		"049_no_pod":           {nil, "not found"},
-		"049_no_controller":    {[]string{"--capacity-ownerref-level=1"}, "has no controller"},
-		"049_no_controller_in": {[]string{"--enable-capacity"}, "has no controller"},
+		"049_no_controller":    {[]string{"--capacity-ownerref-level=1"}, "has no controlling owner reference"},
+		"049_no_controller_in": {[]string{"--enable-capacity"}, "has no controlling owner reference"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			e := newCapacityEnv(t, getsCapacity)
@@ -414,8 +414,8 @@ func capacityScenarioNode(t *testing.T) {
 		cmd := e.publisher("capacity", append(slices.Clone(unowned), "--node-deployment")...)
 		cmd.Env = append(cmd.Env, "NODE_NAME="+e.nodes[0])
 		p := e.start(cmd)
-		p.says("No capacity is published")
-		p.says("NodeGetInfo has no accessible_topology")
+		p.says("Capacity publishing is disabled")
+		p.says("NodeGetInfo returned no accessible_topology")
 		p.signal(syscall.SIGTERM)
 		if code := p.code(); code != 0 {
 			t.Errorf("exit code %d", code)

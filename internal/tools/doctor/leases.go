@@ -52,7 +52,7 @@ func (e *examination) checkLease(ctx context.Context, r Role) {
 	held = append(held, elsewhere...)
 	switch {
 	case len(held) > 1:
-		c.Status, c.Message = Failure, "several holders, so that several controllers are active for the driver: "+strings.Join(held, "; ")
+		c.Status, c.Message = Failure, fmt.Sprintf("%d holders: more than one controller is active: ", len(held))+strings.Join(held, "; ")
 		c.Hint = "stop all but one, or set the same --leader-election-namespace and --leader-election-id"
 	case len(held) == 1 && !e.plan.LeaderElection && c.Status == OK:
 		c.Status, c.Message = Warning, held[0]+", but a process with these settings ignores the Lease: --leader-election is off"

@@ -59,7 +59,7 @@ func explainPhase(e *explanation) {
 		e.add(Waiting, "phase", "The volume is not bound and is being deleted.").next(finalizersRemoved)
 	case ref == nil:
 		e.add(Waiting, "phase",
-			"The volume is not reserved for a claim.").next("Create a claim that matches; kube-controller-manager binds it.")
+			"spec.claimRef is empty.").next("Create a claim that matches; kube-controller-manager binds it.")
 	case e.claim.missing:
 		e.add(Waiting, "phase", "The volume is reserved for claim %s/%s, which does not exist.", ref.Namespace, ref.Name).
 			next("Create claim %s/%s; kube-controller-manager binds it.", ref.Namespace, ref.Name)
@@ -100,14 +100,14 @@ func explainReleased(e *explanation) {
 	case policy != corev1.PersistentVolumeReclaimDelete:
 		e.add(Waiting, "phase", "The claim was deleted; reclaim policy %s keeps the volume.", policy).
 			next(
-				"Save the data, then delete the PersistentVolume and the volume at the driver; or remove spec.claimRef to reuse " +
+				"Save the data, then delete the PersistentVolume and the volume on the storage backend; or remove spec.claimRef to reuse " +
 					"the volume.")
 	case e.driver == "":
 		e.add(Waiting, "phase", "The claim was deleted; reclaim policy Delete applies.").next("kube-controller-manager deletes the volume.")
 	case by != e.driver && !migrated:
 		e.add(Blocked, "phase", "The claim was deleted, but no provisioner deletes the volume: annotation %s is %q, not %q.",
 			storagehelpers.AnnDynamicallyProvisioned, by, e.driver).next(
-			"Delete the volume at the driver, then delete the PersistentVolume.")
+			"Delete the volume on the storage backend, then delete the PersistentVolume.")
 	case len(e.attachments.value) > 0:
 		attached := count(len(e.attachments.value), "VolumeAttachment")
 		e.add(Waiting, "phase", "The claim was deleted; reclaim policy Delete applies after detaching (%s).", attached).

@@ -1,0 +1,53 @@
+package attacher
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/storage-controller/storage-controller/csiclient"
+	"github.com/storage-controller/storage-controller/internal/kube"
+)
+
+// isDetached reports whether ControllerUnpublishVolume, which returned err, has detached
+// the volume. NotFound is no success: the volume "is not assumed to be
+// ControllerUnpublished from node" (CSI spec, "ControllerUnpublishVolume Errors").
+func isDetached(err error) bool { return err == nil }
+
+// unpublish calls ControllerUnpublishVolume and, once the volume is detached, removes the finalizer
+// and updates the status of the VolumeAttachment.
+func (t *term) unpublish(ctx context.Context, s attachmentState, step step) error {
+	va := s.attachment
+	defer t.c.deps.Locks.Share(step.source.handle)()
+	err := t.callUnpublish(ctx, s, step)
+	t.outOfSync.recordChange(va.UID)
+	if !isDetached(err) {
+		return t.recordError(ctx, va, err)
+	}
+	// The finalizer first: without it, a VolumeAttachment that is being deleted counts as
+	// detached, so that a crash after this write causes no second unpublish.
+	if err := t.changeAttachment(ctx, va, kube.MetadataPatch{RemoveFinalizers: []string{t.c.driver.finalizer}}); err != nil {
+		return t.recordError(ctx, va, fmt.Errorf("could not mark as detached: %w", err))
+	}
+	t.outOfSync.remove(va.UID)
+	done(ctx, "Volume detached", va, step, *va.DeletionTimestamp)
+	rest, exists := t.newest(va)
+	if !exists {
+		return nil
+	}
+	// Another finalizer keeps the object.
+	if err := t.writeStatus(ctx, rest, detachedStatus(rest)); err != nil {
+		return t.recordError(ctx, rest, fmt.Errorf("could not mark as detached: %w", err))
+	}
+	return nil
+}
+
+func (t *term) callUnpublish(ctx context.Context, s attachmentState, step step) error {
+	call, cancel := context.WithTimeout(csiclient.WithMigrated(ctx, step.source.migrated), t.c.cfg.Timeout)
+	defer cancel()
+	_, err := t.c.deps.CSI.ControllerUnpublishVolume(call, &csi.ControllerUnpublishVolumeRequest{
+		VolumeId: step.source.handle, NodeId: step.nodeID, Secrets: s.secrets,
+	})
+	return err
+}

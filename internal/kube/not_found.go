@@ -1,0 +1,15 @@
+package kube
+
+import (
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// IsNotFound reports whether err means that an object does not exist. The NotFound of a proxy that
+// does not serve the path says nothing about the object.
+//
+// A write that removes a finalizer is done if it returns NotFound: without the object, there is no
+// finalizer to remove. [MutationCache.RecordWrite] implements this rule for all objects in a cache.
+func IsNotFound(err error) bool {
+	return apierrors.IsNotFound(err) && !apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse)
+}
