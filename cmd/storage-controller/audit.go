@@ -10,9 +10,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/metadata"
-	"k8s.io/client-go/rest"
 
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/internal/app"
@@ -94,10 +91,11 @@ func runAudit(ctx context.Context, c app.Config, cfg audit.Config) (audit.Report
 		return audit.Report{}, err
 	}
 	defer csi.Close()
-	reader, err := newAuditReader(kube.ForRole(config, c.Version, "audit", 0, 0), driver)
+	client, meta, err := kube.NewClients(kube.ForRole(config, c.Version, "audit", 0, 0))
 	if err != nil {
 		return audit.Report{}, err
 	}
+	reader := audit.NewAPIReader(client, meta, driver.Name)
 	a := audit.Auditor{Config: cfg, Driver: driver, CSI: csi.Controller(), Read: reader.Read}
 	report := audit.Report{Driver: driver.Name, Time: time.Now().UTC().Truncate(time.Second)}
 	if report.Findings, err = a.Audit(ctx); err != nil {
@@ -130,16 +128,4 @@ func connectOnce(ctx context.Context, cfg csiclient.Config) (*csiclient.Client, 
 		return nil, csiclient.Driver{}, err
 	}
 	return csi, driver, nil
-}
-
-func newAuditReader(config *rest.Config, driver csiclient.Driver) (*audit.APIReader, error) {
-	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		return nil, fmt.Errorf("creating the client: %w", err)
-	}
-	meta, err := metadata.NewForConfig(config)
-	if err != nil {
-		return nil, fmt.Errorf("creating the client: %w", err)
-	}
-	return audit.NewAPIReader(client, meta, driver.Name), nil
 }

@@ -7,8 +7,6 @@ import (
 	"strings"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
 
@@ -27,7 +25,7 @@ func (p *process) build(ctx, services context.Context, config *rest.Config) (_ *
 	if len(chosen) == 0 {
 		return nil, fmt.Errorf("driver %q supports none of the roles", p.driver.Name)
 	}
-	client, meta, err := watchClients(config, p.Version)
+	client, meta, err := kube.NewClients(kube.ForWatches(config, p.Version))
 	if err != nil {
 		return nil, err
 	}
@@ -60,20 +58,6 @@ func (p *process) build(ctx, services context.Context, config *rest.Config) (_ *
 	p.server.ready("informers", t.synced)
 	p.server.ready("roles", t.rolesReady)
 	return t, nil
-}
-
-// watchClients returns the clients of all watches.
-func watchClients(config *rest.Config, version string) (kubernetes.Interface, metadata.Interface, error) {
-	watch := kube.ForWatches(config, version)
-	client, err := kubernetes.NewForConfig(watch)
-	if err != nil {
-		return nil, nil, fmt.Errorf("creating the client for watches: %w", err)
-	}
-	meta, err := metadata.NewForConfig(watch)
-	if err != nil {
-		return nil, nil, fmt.Errorf("creating the client for watches: %w", err)
-	}
-	return client, meta, nil
 }
 
 // builder creates the controllers of a process.

@@ -9,12 +9,12 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 
 	"github.com/storage-controller/storage-controller/capacity"
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/election"
+	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/settings"
 	"github.com/storage-controller/storage-controller/internal/tools/doctor"
 	"github.com/storage-controller/storage-controller/provisioner"
@@ -124,11 +124,7 @@ func capacityGrants(s settings.Settings, _ csiclient.Driver) []doctor.Grant {
 
 // findOwner reads the owner of the CSIStorageCapacity objects.
 func findOwner(ctx context.Context, s settings.Settings, config *rest.Config) (*metav1.OwnerReference, error) {
-	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		return nil, err
-	}
-	meta, err := metadata.NewForConfig(config) // has a timeout, unlike the client of the watches
+	client, meta, err := kube.NewClients(config) // with a timeout, unlike those of the watches
 	if err != nil {
 		return nil, err
 	}

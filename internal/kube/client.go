@@ -13,6 +13,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
@@ -51,6 +53,19 @@ func UserRESTConfig(kubeconfig, master string) (cfg *rest.Config, namespace stri
 		files = []string{clientcmd.RecommendedHomeFile}
 	}
 	return fromFiles(files, master)
+}
+
+// NewClients returns a typed client and a metadata client.
+func NewClients(cfg *rest.Config) (kubernetes.Interface, metadata.Interface, error) {
+	client, err := kubernetes.NewForConfig(cfg)
+	if err != nil {
+		return nil, nil, fmt.Errorf("creating the client: %w", err)
+	}
+	meta, err := metadata.NewForConfig(cfg)
+	if err != nil {
+		return nil, nil, fmt.Errorf("creating the metadata client: %w", err)
+	}
+	return client, meta, nil
 }
 
 // kubeconfigFiles returns the kubeconfig files to read. KUBECONFIG takes precedence over the flag,
