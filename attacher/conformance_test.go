@@ -22,7 +22,8 @@ func TestConformance(t *testing.T) {
 			cfg := DefaultConfig()
 			cfg.Timeout, cfg.RetryIntervalStart, cfg.RetryIntervalMax = timeout, 50*time.Millisecond, 400*time.Millisecond
 			return New(cfg, Deps{
-				Driver: p.Driver, Client: p.Client, Informers: p.Informers, CSI: driver, Ready: p.CSI.WaitReady, Registry: p.Registry, Queues: p.Queues,
+				Driver: p.Driver, Client: p.Client, Informers: p.Informers, CSI: driver, Ready: p.CSI.WaitReady, Registry: p.Registry,
+				Queues: p.Queues,
 			})
 		},
 		Setup: func(f *looptest.Fixture) {
@@ -48,7 +49,8 @@ func TestConformance(t *testing.T) {
 			_, err = f.Client.StorageV1().VolumeAttachments().Create(f.Context(), &storagev1.VolumeAttachment{
 				ObjectMeta: metav1.ObjectMeta{Name: f.Unique(name)},
 				Spec: storagev1.VolumeAttachmentSpec{
-					Attacher: f.Driver, NodeName: f.Unique("n1"), Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: ptr.To(f.Unique(name))},
+					Attacher: f.Driver, NodeName: f.Unique("n1"),
+					Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: ptr.To(f.Unique(name))},
 				},
 			}, metav1.CreateOptions{})
 			f.Must(err)

@@ -26,10 +26,12 @@ func inZones(zones string) func(*corev1.PersistentVolume) {
 func TestResolveMigrated(t *testing.T) {
 	pv := testVolume(inZones("z"))
 	src, err := testDriver(gceDriver).resolve(testAttachment(), pv)
-	if err != nil || !src.migrated || src.handle != "projects/UNSPECIFIED/zones/z/disks/disk" || fmt.Sprint(src.spec.CSI.VolumeAttributes) != "map[partition:]" {
+	if err != nil || !src.migrated || src.handle != "projects/UNSPECIFIED/zones/z/disks/disk" ||
+		fmt.Sprint(src.spec.CSI.VolumeAttributes) != "map[partition:]" {
 		t.Errorf("%+v, %v", src, err)
 	}
-	if _, err := testDriver(nil).resolve(testAttachment(), pv); err == nil || !strings.Contains(err.Error(), `belongs to CSI driver "`+gcePD+`"`) {
+	if _, err := testDriver(nil).resolve(testAttachment(), pv); err == nil ||
+		!strings.Contains(err.Error(), `belongs to CSI driver "`+gcePD+`"`) {
 		t.Errorf("error %v", err)
 	}
 	if _, err := testDriver(gceDriver).resolve(testAttachment(), testVolume(inZones("europe-west1-b__europe-west2-c"))); err == nil ||
@@ -143,7 +145,8 @@ func TestNotes(t *testing.T) {
 		change := detachAnnotations(src, "id-1")
 		change.Apply(va)
 		got, err := d.detachSource(attachmentState{attachment: va})
-		if err != nil || !equality.Semantic.DeepEqual(got.secrets, src.secrets) || got.handle != src.handle || got.migrated != src.migrated {
+		if err != nil || !equality.Semantic.DeepEqual(got.secrets, src.secrets) || got.handle != src.handle ||
+			got.migrated != src.migrated {
 			t.Errorf("%s: %+v, %v; want %+v", name, got, err, src)
 		}
 	}

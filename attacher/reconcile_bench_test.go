@@ -131,16 +131,18 @@ func (s *settled) attachAll(client kubernetes.Interface, name string, volumes in
 	for i := range volumes {
 		one := fmt.Sprintf("%s-%d", name, i)
 		handle := s.plugin.AddVolume(one, 1<<30)
-		_, err := s.plugin.ControllerPublishVolume(ctx, &csi.ControllerPublishVolumeRequest{VolumeId: handle, NodeId: "id-1", VolumeCapability: &csi.VolumeCapability{
-			AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{}},
-			AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
-		}})
+		_, err := s.plugin.ControllerPublishVolume(ctx,
+			&csi.ControllerPublishVolumeRequest{VolumeId: handle, NodeId: "id-1", VolumeCapability: &csi.VolumeCapability{
+				AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{}},
+				AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
+			}})
 		s.must(err)
 		group.Go(func() error {
 			_, err := client.CoreV1().PersistentVolumes().Create(ctx, &corev1.PersistentVolume{
 				ObjectMeta: metav1.ObjectMeta{Name: one, Finalizers: []string{Finalizer(driver)}},
 				Spec: corev1.PersistentVolumeSpec{
-					AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}, Capacity: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")},
+					AccessModes:                   []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
+					Capacity:                      corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")},
 					PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimRetain,
 					PersistentVolumeSource: corev1.PersistentVolumeSource{
 						CSI: &corev1.CSIPersistentVolumeSource{Driver: driver, VolumeHandle: handle},

@@ -184,7 +184,8 @@ func TestIsPublished(t *testing.T) {
 			published, known, err := testDriver(tt.driver).isPublished(
 				attachmentState{attachment: tt.va, volume: tt.pv, csiNode: tt.node}, tt.reported,
 			)
-			if published != tt.published || known != tt.known || (err == nil) != (tt.err == "") || err != nil && !strings.Contains(err.Error(), tt.err) {
+			if published != tt.published || known != tt.known || (err == nil) != (tt.err == "") || err != nil &&
+				!strings.Contains(err.Error(), tt.err) {
 				t.Errorf("published %t, known %t, %v; want %t, %t, %q", published, known, err, tt.published, tt.known, tt.err)
 			}
 		})
@@ -200,7 +201,8 @@ func TestInDoubt(t *testing.T) {
 		want bool
 	}{
 		"attached": {testAttachment(attached), false}, "failed": {testAttachment(failed), false},
-		"attached and failed": {testAttachment(attached, failed), true}, "being deleted": {testAttachment(attached, failed, deleting), false},
+		"attached and failed": {testAttachment(attached, failed), true},
+		"being deleted":       {testAttachment(attached, failed, deleting), false},
 	} {
 		if got := needsRepublish(tt.va); got != tt.want {
 			t.Errorf("%s: %t", name, got)
@@ -287,7 +289,8 @@ func TestDecideForced(t *testing.T) {
 			if got.action != tt.want || (got.err == nil) != (tt.err == "") || got.err != nil && !strings.Contains(got.err.Error(), tt.err) {
 				t.Errorf("got %v because %s: %v", got.action, got.reason, got.err)
 			}
-			if call := got.action == doPublish || got.action == doUnpublish; call && fmt.Sprint(got.source.handle, " ", got.nodeID) != "vol-1 id-1" {
+			if call := got.action == doPublish || got.action == doUnpublish; call &&
+				fmt.Sprint(got.source.handle, " ", got.nodeID) != "vol-1 id-1" {
 				t.Errorf("of %q at %q", got.source.handle, got.nodeID)
 			}
 		})

@@ -44,7 +44,8 @@ func seldomRetried(c *Config) {
 func (f *fixture) compared() {
 	f.Helper()
 	ended := func() float64 {
-		return testutil.ToFloat64(f.c.metrics.reconciliations.WithLabelValues("ok")) + testutil.ToFloat64(f.c.metrics.reconciliations.WithLabelValues("error"))
+		return testutil.ToFloat64(f.c.metrics.reconciliations.WithLabelValues("ok")) +
+			testutil.ToFloat64(f.c.metrics.reconciliations.WithLabelValues("error"))
 	}
 	before := ended() + 1 // one may be under way
 	kubetest.Eventually(f.T, "three more comparisons", func(context.Context) error {
@@ -58,7 +59,8 @@ func (f *fixture) compared() {
 // mismatches is how often something was to be worked on again because of a comparison.
 func (f *fixture) mismatches() int {
 	return int(
-		testutil.ToFloat64(f.c.metrics.mismatches.WithLabelValues("published")) + testutil.ToFloat64(f.c.metrics.mismatches.WithLabelValues("unpublished")),
+		testutil.ToFloat64(f.c.metrics.mismatches.WithLabelValues("published")) +
+			testutil.ToFloat64(f.c.metrics.mismatches.WithLabelValues("unpublished")),
 	)
 }
 

@@ -88,7 +88,8 @@ func (f *fixture) node(id string) {
 func (f *fixture) volume(change func(*corev1.PersistentVolume)) *corev1.PersistentVolume {
 	f.Helper()
 	pv := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: f.Unique("pv1")}, Spec: corev1.PersistentVolumeSpec{
-		AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}, Capacity: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")},
+		AccessModes:                   []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
+		Capacity:                      corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")},
 		PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimRetain,
 		PersistentVolumeSource: corev1.PersistentVolumeSource{
 			CSI: &corev1.CSIPersistentVolumeSource{Driver: f.Driver, VolumeHandle: f.Plugin.AddVolume("v", 1<<30)},
@@ -105,7 +106,8 @@ func (f *fixture) volume(change func(*corev1.PersistentVolume)) *corev1.Persiste
 func (f *fixture) attach(name string, change func(*storagev1.VolumeAttachment)) {
 	f.Helper()
 	va := &storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: f.Unique(name)}, Spec: storagev1.VolumeAttachmentSpec{
-		Attacher: f.Driver, NodeName: f.Unique("n1"), Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: ptr.To(f.Unique("pv1"))},
+		Attacher: f.Driver, NodeName: f.Unique("n1"),
+		Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: ptr.To(f.Unique("pv1"))},
 	}}
 	if change != nil {
 		change(va)
@@ -128,7 +130,8 @@ func (f *fixture) until(what string, check func(va *storagev1.VolumeAttachment) 
 func (f *fixture) untilOf(name, what string, check func(va *storagev1.VolumeAttachment) bool) (found *storagev1.VolumeAttachment) {
 	f.Helper()
 	kubetest.Eventually(f.T, name+" "+what, func(ctx context.Context) error {
-		list, err := f.Client.StorageV1().VolumeAttachments().List(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + f.Unique(name)})
+		list, err := f.Client.StorageV1().VolumeAttachments().List(ctx,
+			metav1.ListOptions{FieldSelector: "metadata.name=" + f.Unique(name)})
 		if err != nil {
 			return err
 		}
@@ -203,7 +206,8 @@ func TestAttacherScenario(t *testing.T) {
 		}
 		f.Plugin.Release()
 		va := f.until("is attached", isAttached)
-		if fmt.Sprint(va.Status.AttachmentMetadata) != "map[foo:bar]" || va.Status.DetachError != nil || len(va.Finalizers) != 1 || va.Annotations[annNodeID] != "id-1" {
+		if fmt.Sprint(va.Status.AttachmentMetadata) != "map[foo:bar]" || va.Status.DetachError != nil || len(va.Finalizers) != 1 ||
+			va.Annotations[annNodeID] != "id-1" {
 			t.Errorf("got %+v", va)
 		}
 		if got := f.published(handle); len(got) != 1 || got[0].NodeId != "id-1" {
@@ -279,7 +283,8 @@ func TestAttacherScenario(t *testing.T) {
 			}}
 		})
 		f.until("is attached", isAttached)
-		if got := f.published(handle); len(got) != 1 || got[0].NodeId != "id-1" || got[0].VolumeContext["a"] != "b" || got[0].VolumeCapability.AccessMode.Mode != writers {
+		if got := f.published(handle); len(got) != 1 || got[0].NodeId != "id-1" || got[0].VolumeContext["a"] != "b" ||
+			got[0].VolumeCapability.AccessMode.Mode != writers {
 			t.Errorf("requests %v", got)
 		}
 		if got := f.finalizersOf("pv1"); got != fmt.Sprint([]string{protection}) {
@@ -561,7 +566,8 @@ func TestAttacherScenario(t *testing.T) {
 		f.Must(err)
 		f.detach("va1")
 		f.until("is deleted", isDeleted)
-		if r := f.Plugin.Calls(unpublish)[0].Request.(*csi.ControllerUnpublishVolumeRequest); r.VolumeId == "" || r.NodeId != "id-1" || r.Secrets["k"] != "v" {
+		if r := f.Plugin.Calls(unpublish)[0].Request.(*csi.ControllerUnpublishVolumeRequest); r.VolumeId == "" || r.NodeId != "id-1" ||
+			r.Secrets["k"] != "v" {
 			t.Errorf("got %v", r)
 		}
 	})

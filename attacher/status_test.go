@@ -99,12 +99,13 @@ func TestAttachedStatus(t *testing.T) {
 	va := testAttachment(func(va *storagev1.VolumeAttachment) {
 		va.Status.AttachmentMetadata = map[string]string{"old": "1", "kept": "1"}
 	})
-	if got, want := body(
-		t, attachedStatus(va, map[string]string{"kept": "2", "new": "3"}),
-	), `{"metadata":{"uid":"u"},"status":{"attachError":null,"attached":true,"attachmentMetadata":{"kept":"2","new":"3","old":null}}}`; got != want {
+	got := body(t, attachedStatus(va, map[string]string{"kept": "2", "new": "3"}))
+	want := `{"metadata":{"uid":"u"},"status":{"attachError":null,"attached":true,"attachmentMetadata":{"kept":"2","new":"3","old":null}}}`
+	if got != want {
 		t.Errorf("got %s", got)
 	}
-	if got, want := body(t, attachedStatus(va, nil)), `{"metadata":{"uid":"u"},"status":{"attachError":null,"attached":true,"attachmentMetadata":null}}`; got != want {
+	if got, want := body(t, attachedStatus(va, nil)),
+		`{"metadata":{"uid":"u"},"status":{"attachError":null,"attached":true,"attachmentMetadata":null}}`; got != want {
 		t.Errorf("got %s", got)
 	}
 	var decoded map[string]any

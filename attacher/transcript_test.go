@@ -48,7 +48,8 @@ func (s *story) attach() {
 func TestTranscripts(t *testing.T) {
 	t.Run("attach_and_detach", func(t *testing.T) {
 		s := newStory(t, csitest.Config{PublishContext: map[string]string{"devicePath": "/dev/vdb"}},
-			"The finalizers are written before the volume is published, and removed after it was\nunpublished. The PersistentVolume keeps its finalizer until it is deleted.")
+			"The finalizers are written before the volume is published, and removed after it was\nunpublished. The PersistentVolume "+
+				"keeps its finalizer until it is deleted.")
 		s.attach()
 		s.until("is attached", isAttached)
 		s.Step("The VolumeAttachment is deleted.")
@@ -67,7 +68,8 @@ func TestTranscripts(t *testing.T) {
 	})
 	t.Run("crash_between_publish_and_status", func(t *testing.T) {
 		s := newStory(t, csitest.Config{},
-			"The process exits after the driver has published the volume and before the status is\nwritten. The next leader does not trust its cache, and repeats the call with equal arguments.")
+			"The process exits after the driver has published the volume and before the status is\nwritten. The next leader does not "+
+				"trust its cache, and repeats the call with equal arguments.")
 		s.Plugin.Next(publish, csitest.DoAndHang())
 		s.attach()
 		s.Wait(publish, 1)
@@ -80,7 +82,8 @@ func TestTranscripts(t *testing.T) {
 	})
 	t.Run("indeterminate_publish", func(t *testing.T) {
 		s := newStory(t, csitest.Config{},
-			"A publish that exceeds --timeout is indeterminate. The error is in the status, and a\ndetach calls the driver although the VolumeAttachment was never attached.")
+			"A publish that exceeds --timeout is indeterminate. The error is in the status, and a\ndetach calls the driver although the "+
+				"VolumeAttachment was never attached.")
 		s.Plugin.Next(publish, csitest.DoAndHang())
 		s.attach()
 		s.until("reports it", attachError("DeadlineExceeded"))
@@ -96,7 +99,8 @@ func TestTranscripts(t *testing.T) {
 	})
 	t.Run("reconcile_with_list_volumes", func(t *testing.T) {
 		s := newStory(t, lists(),
-			"--reconcile-sync: ListVolumes reports that an attached volume is not published. The\nVolumeAttachment is read from the API server before the volume is published again.")
+			"--reconcile-sync: ListVolumes reports that an attached volume is not published. The\nVolumeAttachment is read from the API "+
+				"server before the volume is published again.")
 		s.attach()
 		s.until("is attached", isAttached)
 		_ = s.Stop(workloop.ErrDrain)
@@ -113,7 +117,8 @@ func TestTranscripts(t *testing.T) {
 	})
 	t.Run("volume_and_node_deleted", func(t *testing.T) {
 		s := newStory(t, csitest.Config{},
-			"The annotations of the VolumeAttachment are sufficient to detach after the CSINode and\nthe PersistentVolume were deleted by force.")
+			"The annotations of the VolumeAttachment are sufficient to detach after the CSINode and\nthe PersistentVolume were deleted "+
+				"by force.")
 		s.attach()
 		s.until("is attached", isAttached)
 		_ = s.Stop(workloop.ErrDrain)

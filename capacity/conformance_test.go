@@ -18,9 +18,10 @@ import (
 
 func TestConformance(t *testing.T) {
 	looptest.Conformance(t, looptest.Subject{
-		Plugin: csitest.Config{Capacity: 1 << 40, Segments: []map[string]string{{"t/zone": "a"}}, Controller: []csi.ControllerServiceCapability_RPC_Type{
-			csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME, csi.ControllerServiceCapability_RPC_GET_CAPACITY,
-		}},
+		Plugin: csitest.Config{Capacity: 1 << 40, Segments: []map[string]string{{"t/zone": "a"}},
+			Controller: []csi.ControllerServiceCapability_RPC_Type{
+				csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME, csi.ControllerServiceCapability_RPC_GET_CAPACITY,
+			}},
 		Build: func(f *looptest.Fixture, p looptest.Process, driver csi.ControllerClient, timeout time.Duration) (looptest.Loop, error) {
 			cfg := DefaultConfig()
 			cfg.Timeout, cfg.RetryIntervalStart, cfg.RetryIntervalMax, cfg.QPS = timeout, 50*time.Millisecond, 400*time.Millisecond, 0

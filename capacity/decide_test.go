@@ -122,7 +122,8 @@ func TestDecide(t *testing.T) {
 			if p.keep != nil {
 				keep = p.keep.Name
 			}
-			if keep != tt.keep || !slices.Equal(namesOf(p.remove...), tt.remove) || p.getCapacity != tt.ask || !p.next.Equal(tt.next) || p.reason != tt.reason {
+			if keep != tt.keep || !slices.Equal(namesOf(p.remove...), tt.remove) || p.getCapacity != tt.ask || !p.next.Equal(tt.next) ||
+				p.reason != tt.reason {
 				t.Errorf("got keep %q, remove %q, ask %v, next %v because %s", keep, namesOf(p.remove...), p.getCapacity, p.next, p.reason)
 			}
 			if !slices.Equal(namesOf(tt.s.objects...), given) {
@@ -189,7 +190,8 @@ func FuzzDecide(f *testing.F) {
 			t.Error("there is no reason")
 		}
 		for _, o := range s.objects {
-			if p.keep != nil && (o.CreationTimestamp.Before(&p.keep.CreationTimestamp) || o.CreationTimestamp.Equal(&p.keep.CreationTimestamp) && o.Name < p.keep.Name) {
+			if p.keep != nil && (o.CreationTimestamp.Before(&p.keep.CreationTimestamp) ||
+				o.CreationTimestamp.Equal(&p.keep.CreationTimestamp) && o.Name < p.keep.Name) {
 				t.Errorf("%q is kept, though %q is older", p.keep.Name, o.Name)
 			}
 		}
@@ -316,7 +318,8 @@ func TestObject(t *testing.T) {
 func TestChange(t *testing.T) {
 	gi, ti := ptr.To(resource.MustParse("1Gi")), ptr.To(resource.MustParse("1Ti"))
 	sameValue := ptr.To(resource.MustParse("1073741824"))
-	us, other, friend := controls("Deployment", "d"), controls("ReplicaSet", "r"), metav1.OwnerReference{Kind: "ConfigMap", Name: "c", UID: "uid-c"}
+	us, other, friend := controls("Deployment", "d"), controls("ReplicaSet", "r"),
+		metav1.OwnerReference{Kind: "ConfigMap", Name: "c", UID: "uid-c"}
 	for name, tt := range map[string]struct {
 		capacity, maximum *resource.Quantity
 		refs              []metav1.OwnerReference
@@ -342,9 +345,11 @@ func TestChange(t *testing.T) {
 		"owned":                     {capacity: gi, refs: []metav1.OwnerReference{friend, us}, owner: &us, answer: values{capacity: *gi}},
 		"owned by another, as told": {capacity: gi, refs: []metav1.OwnerReference{other}, answer: values{capacity: *gi}},
 		"owned by another": {capacity: gi, refs: []metav1.OwnerReference{other, friend}, owner: &us, answer: values{capacity: *gi},
-			patch: `{"capacity":"1Gi","maximumVolumeSize":null,"metadata":{"ownerReferences":[{"apiVersion":"","kind":"ConfigMap","name":"c","uid":"uid-c"},{"apiVersion":"apps/v1","kind":"Deployment","name":"d","uid":"uid-d","controller":true}]}}`},
+			patch: `{"capacity":"1Gi","maximumVolumeSize":null,"metadata":{` +
+				`"ownerReferences":[{"apiVersion":"","kind":"ConfigMap","name":"c","uid":"uid-c"},{"apiVersion":"apps/v1","kind":"Deployment","name":"d","uid":"uid-d","controller":true}]}}`},
 		"without owner": {capacity: gi, owner: &us, answer: values{capacity: *gi},
-			patch: `{"capacity":"1Gi","maximumVolumeSize":null,"metadata":{"ownerReferences":[{"apiVersion":"apps/v1","kind":"Deployment","name":"d","uid":"uid-d","controller":true}]}}`},
+			patch: `{"capacity":"1Gi","maximumVolumeSize":null,"metadata":{` +
+				`"ownerReferences":[{"apiVersion":"apps/v1","kind":"Deployment","name":"d","uid":"uid-d","controller":true}]}}`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			have := &storagev1.CSIStorageCapacity{

@@ -45,7 +45,8 @@ func TestManagedByIsALabelWhateverTheNode(t *testing.T) {
 
 func TestLabels(t *testing.T) {
 	got := labels("drv.example.com", "n1")
-	if len(got) != 2 || got["csi.storage.k8s.io/drivername"] != "drv.example.com" || got["csi.storage.k8s.io/managed-by"] != "external-provisioner-n1" {
+	if len(got) != 2 || got["csi.storage.k8s.io/drivername"] != "drv.example.com" ||
+		got["csi.storage.k8s.io/managed-by"] != "external-provisioner-n1" {
 		t.Errorf("got %v", got)
 	}
 }

@@ -66,7 +66,8 @@ func (f *fixture) oldServer(patchForbidden bool) (cfg *rest.Config, written *ato
 			w.Header().Set("Content-Type", runtime.ContentTypeJSON)
 			w.WriteHeader(http.StatusForbidden)
 			_ = json.NewEncoder(w).Encode(metav1.Status{
-				TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusFailure, Reason: metav1.StatusReasonForbidden, Code: http.StatusForbidden,
+				TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusFailure,
+				Reason: metav1.StatusReasonForbidden, Code: http.StatusForbidden,
 			})
 		case capacities:
 			if r.Method != http.MethodGet {
@@ -163,7 +164,8 @@ func TestCapacityScenarioVersion(t *testing.T) {
 		f.start()
 		for _, o := range f.published("fast t/zone=a 1Gi", "fast t/zone=b 2Gi") {
 			f.refers(o.OwnerReferences, "StatefulSet", set)
-			if zone := o.NodeTopology.MatchLabels["t/zone"]; (o.MaximumVolumeSize != nil) != (zone == "b") || (o.UID == kept.UID) != (zone == "a") {
+			if zone := o.NodeTopology.MatchLabels["t/zone"]; (o.MaximumVolumeSize != nil) != (zone == "b") ||
+				(o.UID == kept.UID) != (zone == "a") {
 				t.Errorf("in zone %s: %+v", zone, o)
 			}
 			if o.Labels[labelDriver] != f.Driver || o.Labels[labelManagedBy] != managedByBase {

@@ -268,7 +268,8 @@ func TestCapacityScenarioCreation(t *testing.T) {
 	t.Run("002_no_registered_node", func(t *testing.T) {
 		f := prepare(t, csitest.Config{}, never)
 		f.class("fast", nil)
-		f.Must(kubetest.CreateNode(t.Context(), f.Client, kubetest.NodeSpec{Name: f.Unique("n1"), Labels: map[string]string{"t/zone": "a"}}))
+		f.Must(kubetest.CreateNode(t.Context(), f.Client,
+			kubetest.NodeSpec{Name: f.Unique("n1"), Labels: map[string]string{"t/zone": "a"}}))
 		f.start()
 		f.working()
 		f.node("n2", "b")

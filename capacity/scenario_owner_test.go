@@ -85,14 +85,16 @@ func (f *fixture) owner(pod string, level int, resources ...string) (ref *metav1
 	role := &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{GenerateName: "owner-"}}
 	for _, r := range resources {
 		group, resource, _ := strings.Cut(r, "/")
-		role.Rules = append(role.Rules, rbacv1.PolicyRule{Verbs: []string{"get"}, APIGroups: []string{group}, Resources: []string{resource}})
+		role.Rules = append(role.Rules, rbacv1.PolicyRule{Verbs: []string{"get"}, APIGroups: []string{group},
+			Resources: []string{resource}})
 	}
 	role, err = f.Client.RbacV1().Roles(f.Namespace).Create(f.Context(), role, metav1.CreateOptions{})
 	f.Must(err)
 	user := f.Unique(role.Name)
 	_, err = f.Client.RbacV1().RoleBindings(f.Namespace).Create(f.Context(), &rbacv1.RoleBinding{
-		ObjectMeta: metav1.ObjectMeta{Name: role.Name}, Subjects: []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: user}},
-		RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: role.Name},
+		ObjectMeta: metav1.ObjectMeta{Name: role.Name},
+		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: user}},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: role.Name},
 	}, metav1.CreateOptions{})
 	f.Must(err)
 	if len(resources) > 0 { // the authorizer sees new rules a moment later
@@ -143,7 +145,8 @@ func (f *fixture) ownedBy(pod string, level int) {
 // refers fails the test unless refs is a controlling reference to o, after others.
 func (f *fixture) refers(refs []metav1.OwnerReference, kind string, o metav1.Object, others ...metav1.OwnerReference) {
 	f.Helper()
-	want := append(slices.Clone(others), metav1.OwnerReference{APIVersion: "apps/v1", Kind: kind, Name: o.GetName(), UID: o.GetUID(), Controller: ptr.To(true)})
+	want := append(slices.Clone(others), metav1.OwnerReference{APIVersion: "apps/v1", Kind: kind, Name: o.GetName(), UID: o.GetUID(),
+		Controller: ptr.To(true)})
 	if kind == "Pod" {
 		want[len(want)-1].APIVersion = "v1"
 	}
@@ -202,20 +205,27 @@ func TestCapacityScenarioOwner(t *testing.T) {
 		can   []string
 		says  []string
 	}{
-		"049_no_controller":                    {"alone", 1, []string{"/pods"}, []string{`Pod "alone"`, "has no controlling owner reference", "--capacity-ownerref-level=1", "Set a lower level"}},
-		"049_no_controller_of_the_replica_set": {"half", 2, []string{"/pods", "apps/replicasets"}, []string{`ReplicaSet "bare"`, "has no controlling owner reference"}},
-		"049_no_pod":                           {"missing", 0, []string{"/pods"}, []string{`Pod "missing"`, "not found", "--capacity-ownerref-level=-1 for no owner"}},
-		"049_no_replica_set":                   {"orphan", 2, []string{"/pods", "apps/replicasets"}, []string{`ReplicaSet "gone"`, "not found"}},
-		"049_pod_is_forbidden":                 {"driver-x", 1, nil, []string{`Pod "driver-x"`, "forbidden", "Grant get on it"}},
-		"049_replica_set_is_forbidden":         {"driver-x", 2, []string{"/pods"}, []string{`ReplicaSet "driver-1"`, "forbidden", "Grant get on it"}},
+		"049_no_controller": {"alone", 1, []string{"/pods"},
+			[]string{`Pod "alone"`, "has no controlling owner reference", "--capacity-ownerref-level=1", "Set a lower level"}},
+		"049_no_controller_of_the_replica_set": {"half", 2, []string{"/pods", "apps/replicasets"},
+			[]string{`ReplicaSet "bare"`, "has no controlling owner reference"}},
+		"049_no_pod": {"missing", 0, []string{"/pods"},
+			[]string{`Pod "missing"`, "not found", "--capacity-ownerref-level=-1 for no owner"}},
+		"049_no_replica_set":   {"orphan", 2, []string{"/pods", "apps/replicasets"}, []string{`ReplicaSet "gone"`, "not found"}},
+		"049_pod_is_forbidden": {"driver-x", 1, nil, []string{`Pod "driver-x"`, "forbidden", "Grant get on it"}},
+		"049_replica_set_is_forbidden": {"driver-x", 2, []string{"/pods"},
+			[]string{`ReplicaSet "driver-1"`, "forbidden", "Grant get on it"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := prepare(t, csitest.Config{}, nil)
 			f.deployedPod()
 			f.pod("alone", nil)
-			f.pod("orphan", []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "gone", UID: "1", Controller: ptr.To(true)}})
+			f.pod("orphan", []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "gone", UID: "1",
+				Controller: ptr.To(true)}})
 			set, err := f.Client.AppsV1().ReplicaSets(f.Namespace).Create(t.Context(), &appsv1.ReplicaSet{
-				ObjectMeta: metav1.ObjectMeta{Name: "bare"}, Spec: appsv1.ReplicaSetSpec{Selector: &metav1.LabelSelector{MatchLabels: podTemplate().Labels}, Template: podTemplate()},
+				ObjectMeta: metav1.ObjectMeta{Name: "bare"},
+				Spec: appsv1.ReplicaSetSpec{Selector: &metav1.LabelSelector{MatchLabels: podTemplate().Labels},
+					Template: podTemplate()},
 			}, metav1.CreateOptions{})
 			f.Must(err)
 			f.pod("half", controlledBy("apps/v1", "ReplicaSet", set))
@@ -282,7 +292,8 @@ func TestCapacityScenarioOwner(t *testing.T) {
 			switch {
 			case o.UID != before.UID && o.OwnerReferences != nil:
 				t.Errorf("the owners of the new object are %v", o.OwnerReferences)
-			case o.UID == before.UID && (len(o.OwnerReferences) != 1 || o.OwnerReferences[0].String() != before.OwnerReferences[0].String()):
+			case o.UID == before.UID && (len(o.OwnerReferences) != 1 ||
+				o.OwnerReferences[0].String() != before.OwnerReferences[0].String()):
 				t.Errorf("the owners are %v, were %v", o.OwnerReferences, before.OwnerReferences)
 			}
 		}

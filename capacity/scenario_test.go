@@ -216,7 +216,8 @@ func TestCapacityScenario(t *testing.T) {
 	t.Run("001_one_object_for_each_zone", func(t *testing.T) {
 		f := scenario(t, nil)
 		for _, o := range f.published("fast t/zone=a 1Gi", "fast t/zone=b 2Gi") {
-			if o.Labels[labelDriver] != f.Driver || o.Labels[labelManagedBy] != "external-provisioner" || len(o.Labels) != 2 || o.OwnerReferences != nil || o.GenerateName != "csisc-" {
+			if o.Labels[labelDriver] != f.Driver || o.Labels[labelManagedBy] != "external-provisioner" || len(o.Labels) != 2 ||
+				o.OwnerReferences != nil || o.GenerateName != "csisc-" {
 				t.Errorf("got %+v", o.ObjectMeta)
 			}
 		}
@@ -226,7 +227,8 @@ func TestCapacityScenario(t *testing.T) {
 		f.published("fast t/zone=a 1Gi", "fast t/zone=b 2Gi")
 		for _, call := range f.Plugin.Calls(getCapacity) {
 			r := call.Request.(*csi.GetCapacityRequest)
-			if zone := r.GetAccessibleTopology().GetSegments()["t/zone"]; r.VolumeCapabilities != nil || r.Parameters["pool"] != "ssd" || len(r.Parameters) != 1 || zone != "a" && zone != "b" {
+			if zone := r.GetAccessibleTopology().GetSegments()["t/zone"]; r.VolumeCapabilities != nil || r.Parameters["pool"] != "ssd" ||
+				len(r.Parameters) != 1 || zone != "a" && zone != "b" {
 				t.Errorf("got %v", r)
 			}
 		}

@@ -129,7 +129,8 @@ func TestPairOf(t *testing.T) {
 		"every node, no map":    {&metav1.LabelSelector{}, pair{Class: "fast"}},
 		"no node":               {nil, pair{UnmatchedUID: "u"}},
 		"an expression": {&metav1.LabelSelector{MatchLabels: map[string]string{"a": "1"},
-			MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "b", Operator: metav1.LabelSelectorOpExists}}}, pair{UnmatchedUID: "u"}},
+			MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "b", Operator: metav1.LabelSelectorOpExists}}},
+			pair{UnmatchedUID: "u"}},
 	} {
 		if got := pairOf(object(tt.selector)); got != tt.want {
 			t.Errorf("%s: got %+v instead of %+v", name, got, tt.want)

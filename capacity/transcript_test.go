@@ -90,7 +90,8 @@ func TestTranscripts(t *testing.T) {
 	t.Run("zero_capacity", func(t *testing.T) {
 		s := newStory(
 			t,
-			"Without available capacity no object is created, because schedulers treat a missing object\nas zero capacity. An existing object is updated to 0.",
+			"Without available capacity no object is created, because schedulers treat a missing object\nas zero capacity. An existing "+
+				"object is updated to 0.",
 		)
 		s.available(0)
 		s.class()

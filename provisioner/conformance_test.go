@@ -39,7 +39,8 @@ func TestConformance(t *testing.T) {
 				ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{storagehelpers.AnnStorageProvisioner: f.Driver}},
 				Spec: corev1.PersistentVolumeClaimSpec{
 					StorageClassName: ptr.To(f.Unique("fast")), AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
-					Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}},
+					Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{
+						corev1.ResourceStorage: resource.MustParse("1Gi")}},
 				},
 			}, metav1.CreateOptions{})
 			f.Must(err)

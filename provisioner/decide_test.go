@@ -135,7 +135,8 @@ func TestDecide(t *testing.T) {
 		o.request.Secrets = map[string]string{}
 	}
 	snapshotX := func(change func(*resolvedRefs)) *resolvedRefs {
-		f := &resolvedRefs{source: &volumerules.Source{Kind: kube.KindSnapshot, Namespace: "ns", Name: "x"}, content: &csi.VolumeContentSource{}}
+		f := &resolvedRefs{source: &volumerules.Source{Kind: kube.KindSnapshot, Namespace: "ns", Name: "x"},
+			content: &csi.VolumeContentSource{}}
 		if change != nil {
 			change(f)
 		}
@@ -204,8 +205,9 @@ func TestDecide(t *testing.T) {
 			class: testClass(func(c *storagev1.StorageClass) { late(c); c.AllowedTopologies = allow(in("zone", "b")) }),
 			want:  doFail, reason: "CannotRequest", err: errTopology},
 		"no topology on the chosen node, for the fifth time": {driver: func(d *driver) { d.topology = true }, claim: testClaim(onNodeZero),
-			class: testClass(func(c *storagev1.StorageClass) { late(c); c.AllowedTopologies = allow(in("zone", "b")) }), op: operation{topologyFailures: 4},
-			want: doReschedule, reason: "NoTopologyForLong", err: errTopology},
+			class: testClass(func(c *storagev1.StorageClass) { late(c); c.AllowedTopologies = allow(in("zone", "b")) }),
+			op:    operation{topologyFailures: 4},
+			want:  doReschedule, reason: "NoTopologyForLong", err: errTopology},
 		"a selector, even an empty one": {
 			claim: testClaim(func(c *corev1.PersistentVolumeClaim) { c.Spec.Selector = &metav1.LabelSelector{} }), class: testClass(nil),
 			want: doFail, reason: "CannotRequest",
@@ -222,8 +224,9 @@ func TestDecide(t *testing.T) {
 		},
 		"no topology for long, with the alpha annotation": {driver: func(d *driver) { d.topology = true },
 			claim: testClaim(func(c *corev1.PersistentVolumeClaim) { c.Annotations[annSelectedNodeAlpha] = "node-0" }),
-			class: testClass(func(c *storagev1.StorageClass) { c.AllowedTopologies = allow(in("zone", "b")) }), op: operation{topologyFailures: 4},
-			want: doFail, reason: "CannotRequest", err: errTopology},
+			class: testClass(func(c *storagev1.StorageClass) { c.AllowedTopologies = allow(in("zone", "b")) }),
+			op:    operation{topologyFailures: 4},
+			want:  doFail, reason: "CannotRequest", err: errTopology},
 
 		"data from a snapshot": {
 			driver: can, claim: from("VolumeSnapshot"), class: testClass(nil), want: doReadReferences, reason: "Wanted",
@@ -241,11 +244,13 @@ func TestDecide(t *testing.T) {
 		},
 		"a source is not kept for a request with a defect": {
 			driver: can, claim: from("VolumeSnapshot"),
-			class: testClass(parameters(map[string]string{volumerules.ParameterPrefix + "secret-name": "x"})), refs: snapshotX(nil), want: doFail,
+			class: testClass(parameters(map[string]string{volumerules.ParameterPrefix + "secret-name": "x"})), refs: snapshotX(nil),
+			want:   doFail,
 			reason: "CannotRequest",
 		},
 		"a source is not looked up for a driver that called it invalid": {driver: can, claim: from("VolumeSnapshot"), class: testClass(nil),
-			op: operation{infeasible: &infeasible{now.Add(time.Second), "class-1", "1", 1_500_000_000, ""}}, want: doWait, reason: "Infeasible"},
+			op: operation{infeasible: &infeasible{now.Add(time.Second), "class-1", "1", 1_500_000_000, ""}}, want: doWait,
+			reason: "Infeasible"},
 		"data from a snapshot of another group": {
 			driver: can,
 			claim:  from("VolumeSnapshot", func(c *corev1.PersistentVolumeClaim) { c.Spec.DataSource.APIGroup = ptr.To("example.com") }),
@@ -452,10 +457,11 @@ func TestDecide(t *testing.T) {
 			driver: protectionOff, claim: testClaim(nil), class: testClass(recreated), op: testOperation(indeterminate, nil),
 			want: doPrepareAgain, reason: "ClassRecreated",
 		},
-		"recreated with a defect, protection off": {driver: protectionOff, claim: testClaim(nil), class: testClass(func(c *storagev1.StorageClass) {
-			recreated(c)
-			c.Parameters = map[string]string{volumerules.ParameterPrefix + "secret-name": "x"}
-		}), op: testOperation(indeterminate, nil), want: doFail, reason: "CannotRequest"},
+		"recreated with a defect, protection off": {driver: protectionOff, claim: testClaim(nil),
+			class: testClass(func(c *storagev1.StorageClass) {
+				recreated(c)
+				c.Parameters = map[string]string{volumerules.ParameterPrefix + "secret-name": "x"}
+			}), op: testOperation(indeterminate, nil), want: doFail, reason: "CannotRequest"},
 		"recreated for another driver, protection off": {
 			driver: protectionOff, claim: testClaim(nil),
 			class: testClass(func(c *storagev1.StorageClass) { recreated(c); c.Provisioner = "other" }),
@@ -505,8 +511,10 @@ func TestDecide(t *testing.T) {
 			claim: testClaim(nil), op: testOperation(indeterminate, func(o *operation) { o.recordFailed = true }), want: doCreateVolume,
 			reason: "Indeterminate",
 		},
-		"a secret is read before the claim is protected": {driver: func(d *driver) { d.ProvisioningProtection = ProtectionAlways }, claim: testClaim(nil),
-			op: testOperation(requested, func(o *operation) { o.plan.Secrets.Provisioner = &corev1.SecretReference{Name: "s"} }), want: doReadSecrets, reason: "SecretsNeeded"},
+		"a secret is read before the claim is protected": {driver: func(d *driver) { d.ProvisioningProtection = ProtectionAlways },
+			claim: testClaim(nil),
+			op:    testOperation(requested, func(o *operation) { o.plan.Secrets.Provisioner = &corev1.SecretReference{Name: "s"} }),
+			want:  doReadSecrets, reason: "SecretsNeeded"},
 		"saved, and the PersistentVolume was deleted": {
 			claim: testClaim(nil), class: testClass(nil), op: operation{stage: pvCreated, pvDeleted: true}, want: doRefetchClaim,
 			reason: "PVDeleted",
@@ -587,7 +595,8 @@ func TestDecide(t *testing.T) {
 					t.Fatalf("operation %+v", got.next)
 				}
 				r := got.next.request
-				if n := tt.refs; n != nil && (got.next.source != n.source || r.GetVolumeContentSource() != n.content || !maps.Equal(r.GetMutableParameters(), n.mutable)) {
+				if n := tt.refs; n != nil && (got.next.source != n.source || r.GetVolumeContentSource() != n.content ||
+					!maps.Equal(r.GetMutableParameters(), n.mutable)) {
 					t.Errorf("operation %+v lacks what was read, %+v", got.next, n)
 				}
 			case doIgnore, doBackOff, doRetry, doFail, doReschedule:
@@ -604,7 +613,8 @@ func TestDecideVolume(t *testing.T) {
 		v := &corev1.PersistentVolume{
 			ObjectMeta: metav1.ObjectMeta{Name: "pv", UID: "1", Finalizers: []string{storagehelpers.PVDeletionProtectionFinalizer}},
 			Spec: corev1.PersistentVolumeSpec{PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimDelete,
-				PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: "drv.example.com", VolumeHandle: "vol-1"}}},
+				PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: "drv.example.com",
+					VolumeHandle: "vol-1"}}},
 			Status: corev1.PersistentVolumeStatus{Phase: corev1.VolumeReleased},
 		}
 		if change != nil {
@@ -675,7 +685,8 @@ func TestDecideVolume(t *testing.T) {
 			driver: func(d *driver) { d.createsVolumes = false }, volume: pv(nil), want: volumeFail, reason: "CannotDelete",
 		},
 		"deleted at the driver": {
-			volume: pv(nil), removal: removal{volume: true}, want: volumeChange, reason: "VolumeDeleted", remove: []string{storagehelpers.PVDeletionProtectionFinalizer},
+			volume: pv(nil), removal: removal{volume: true}, want: volumeChange, reason: "VolumeDeleted",
+			remove: []string{storagehelpers.PVDeletionProtectionFinalizer},
 		},
 		"deleted at the driver, with another role's finalizer": {
 			volume: pv(nil), releasable: []string{"other/fin"}, removal: removal{volume: true}, want: volumeChange, reason: "VolumeDeleted",

@@ -115,7 +115,8 @@ func TestHundredNodes(t *testing.T) {
 	// A tenth at either end may fall out: on a machine that other tests keep busy some
 	// instances come late again and again. None may get nothing.
 	if tenth := nodes / 10; spread[0] == 0 || spread[tenth] < fewest || spread[nodes-1-tenth] > most {
-		t.Errorf("%d to %d volumes per node, want 1 at least, and %d to %d but for a tenth of the nodes at either end", spread[0], spread[nodes-1], fewest, most)
+		t.Errorf("%d to %d volumes per node, want 1 at least, and %d to %d but for a tenth of the nodes at either end", spread[0],
+			spread[nodes-1], fewest, most)
 	}
 	list, err := f.Client.CoreV1().PersistentVolumeClaims(f.Namespace).List(t.Context(), metav1.ListOptions{})
 	f.Must(err)
@@ -140,7 +141,8 @@ type lightInstance struct {
 func startLight(f *fixture, node string, begin <-chan struct{}) *lightInstance {
 	segments := map[string]string{"node": node}
 	i := &lightInstance{node: node, plugin: csitest.Run(f.T, csitest.Config{
-		Name: f.Driver, NodeID: node, Segments: []map[string]string{segments}, Capacity: 1 << 40, Latency: 5 * time.Millisecond, Controller: nodeCapabilities,
+		Name: f.Driver, NodeID: node, Segments: []map[string]string{segments}, Capacity: 1 << 40, Latency: 5 * time.Millisecond,
+		Controller: nodeCapabilities,
 	})}
 	try := func(err error) {
 		if err != nil {
@@ -149,7 +151,8 @@ func startLight(f *fixture, node string, begin <-chan struct{}) *lightInstance {
 	}
 	own := f.ControlPlane.Config()
 	own.Dial = (&net.Dialer{}).DialContext // a dialer of its own keeps the connection from being shared
-	own.ContentType, own.AcceptContentTypes = kuberuntime.ContentTypeProtobuf, kuberuntime.ContentTypeProtobuf+","+kuberuntime.ContentTypeJSON
+	own.ContentType, own.AcceptContentTypes = kuberuntime.ContentTypeProtobuf, kuberuntime.ContentTypeProtobuf+","+
+		kuberuntime.ContentTypeJSON
 	transport, err := rest.HTTPClientFor(own)
 	try(err)
 	watch := kube.ForWatches(own, "test")
@@ -157,7 +160,8 @@ func startLight(f *fixture, node string, begin <-chan struct{}) *lightInstance {
 	try(err)
 	meta, err := metadata.NewForConfigAndClient(metadata.ConfigFor(watch), transport)
 	try(err)
-	workClient, err := kubernetes.NewForConfigAndClient(kube.ForRole(own, "test", "provisioner", 5, 10), transport) // as the flags are by default
+	// as the flags are by default
+	workClient, err := kubernetes.NewForConfigAndClient(kube.ForRole(own, "test", "provisioner", 5, 10), transport)
 	try(err)
 	reg := prometheus.NewRegistry()
 	csiConfig := csiclient.DefaultConfig()

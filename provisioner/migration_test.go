@@ -26,13 +26,15 @@ func ebsDriver(d *driver) { d.name, d.inTree = ebs, migration.PluginOf(ebs) }
 
 func ebsVolume(id string) *corev1.PersistentVolume {
 	return &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "pv"}, Spec: corev1.PersistentVolumeSpec{
-		PersistentVolumeSource: corev1.PersistentVolumeSource{AWSElasticBlockStore: &corev1.AWSElasticBlockStoreVolumeSource{VolumeID: id, FSType: "ext4"}},
+		PersistentVolumeSource: corev1.PersistentVolumeSource{AWSElasticBlockStore: &corev1.AWSElasticBlockStoreVolumeSource{VolumeID: id,
+			FSType: "ext4"}},
 	}}
 }
 
 func csiVolume(driver, handle string) *corev1.PersistentVolume {
 	return &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "pv"}, Spec: corev1.PersistentVolumeSpec{
-		PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: driver, VolumeHandle: handle, FSType: "ext4"}},
+		PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: driver, VolumeHandle: handle,
+			FSType: "ext4"}},
 	}}
 }
 
@@ -54,14 +56,16 @@ func TestTranslated(t *testing.T) {
 		err        bool
 	}{
 		"of the plugin": {driver: ebsDriver, class: inTree(nil), parameters: parameters},
-		"with a zone":   {driver: ebsDriver, class: inTree(func(c *storagev1.StorageClass) { c.Parameters["zone"] = "us-east-1a" }), parameters: parameters, topologies: "[" + ebsZone + "=us-east-1a]"},
+		"with a zone": {driver: ebsDriver, class: inTree(func(c *storagev1.StorageClass) { c.Parameters["zone"] = "us-east-1a" }),
+			parameters: parameters, topologies: "[" + ebsZone + "=us-east-1a]"},
 		"with allowed topologies": {driver: ebsDriver, class: inTree(func(c *storagev1.StorageClass) {
 			c.AllowedTopologies = allow(in(corev1.LabelTopologyZone, "us-east-1a"))
 		}), parameters: parameters, topologies: "[" + ebsZone + "=us-east-1a]"},
 		"with both": {driver: ebsDriver, err: true, class: inTree(func(c *storagev1.StorageClass) {
 			c.Parameters["zone"], c.AllowedTopologies = "us-east-1a", allow(in(corev1.LabelTopologyZone, "us-east-1a"))
 		})},
-		"of the driver":           {driver: ebsDriver, class: inTree(func(c *storagev1.StorageClass) { c.Provisioner = ebs }), parameters: "map[fsType:ext4 type:gp2]"},
+		"of the driver": {driver: ebsDriver, class: inTree(func(c *storagev1.StorageClass) { c.Provisioner = ebs }),
+			parameters: "map[fsType:ext4 type:gp2]"},
 		"a driver without plugin": {class: inTree(nil), parameters: "map[fsType:ext4 type:gp2]"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -80,7 +84,8 @@ func TestTranslated(t *testing.T) {
 			if terms := flatten(got.AllowedTopologies); terms != nil {
 				topologies = fmt.Sprint(terms)
 			}
-			if fmt.Sprint(got.Parameters) != tt.parameters || topologies != tt.topologies || got.Provisioner != before.Provisioner || got.Name != before.Name {
+			if fmt.Sprint(got.Parameters) != tt.parameters || topologies != tt.topologies || got.Provisioner != before.Provisioner ||
+				got.Name != before.Name {
 				t.Errorf("got %v and %q of %s", got.Parameters, topologies, got.Provisioner)
 			}
 		})
@@ -88,7 +93,8 @@ func TestTranslated(t *testing.T) {
 }
 
 func TestAsCSI(t *testing.T) {
-	nfs := &corev1.PersistentVolume{Spec: corev1.PersistentVolumeSpec{PersistentVolumeSource: corev1.PersistentVolumeSource{NFS: &corev1.NFSVolumeSource{}}}}
+	nfs := &corev1.PersistentVolume{}
+	nfs.Spec.NFS = &corev1.NFSVolumeSource{}
 	for name, tt := range map[string]struct {
 		driver func(*driver)
 		volume *corev1.PersistentVolume
@@ -171,7 +177,8 @@ func TestOwns(t *testing.T) {
 				for _, to := range []string{absent, "", d.name, ebsInTree, "other"} {
 					claim := testClaim(func(c *corev1.PersistentVolumeClaim) {
 						c.Annotations = map[string]string{}
-						for key, value := range map[string]string{storagehelpers.AnnStorageProvisioner: owner, storagehelpers.AnnBetaStorageProvisioner: beta, storagehelpers.AnnMigratedTo: to} {
+						for key, value := range map[string]string{storagehelpers.AnnStorageProvisioner: owner,
+							storagehelpers.AnnBetaStorageProvisioner: beta, storagehelpers.AnnMigratedTo: to} {
 							if value != absent {
 								c.Annotations[key] = value
 							}
@@ -198,18 +205,20 @@ func TestOwns(t *testing.T) {
 // TestResponsible tells by which annotations and sources a volume is ours.
 func TestResponsible(t *testing.T) {
 	nfs := corev1.PersistentVolumeSource{NFS: &corev1.NFSVolumeSource{}}
-	aws, ours, other := ebsVolume("vol-1").Spec.PersistentVolumeSource, csiVolume(ebs, "vol-1").Spec.PersistentVolumeSource, csiVolume("other", "x").Spec.PersistentVolumeSource
+	aws, ours, other := ebsVolume("vol-1").Spec.PersistentVolumeSource, csiVolume(ebs, "vol-1").Spec.PersistentVolumeSource,
+		csiVolume("other", "x").Spec.PersistentVolumeSource
 	for name, tt := range map[string]struct {
 		driver func(*driver)
 		by, to string // annotations; "": absent
 		source corev1.PersistentVolumeSource
 		want   bool
 	}{
-		"provisioned by the driver":                                  {driver: ebsDriver, by: ebs, source: ours, want: true},
-		"provisioned by the plugin":                                  {driver: ebsDriver, by: ebsInTree, source: aws, want: true},
-		"provisioned by the plugin, migrated":                        {driver: ebsDriver, by: ebsInTree, to: ebs, source: aws, want: true},
-		"provisioned by another, migrated to the driver":             {driver: ebsDriver, by: "other", to: ebs, source: aws, want: true},
-		"provisioned by another, migrated to the plugin":             {driver: ebsDriver, by: "other", to: ebsInTree, source: aws, want: true},
+		"provisioned by the driver":                      {driver: ebsDriver, by: ebs, source: ours, want: true},
+		"provisioned by the plugin":                      {driver: ebsDriver, by: ebsInTree, source: aws, want: true},
+		"provisioned by the plugin, migrated":            {driver: ebsDriver, by: ebsInTree, to: ebs, source: aws, want: true},
+		"provisioned by another, migrated to the driver": {driver: ebsDriver, by: "other", to: ebs, source: aws, want: true},
+		"provisioned by another, migrated to the plugin": {driver: ebsDriver, by: "other", to: ebsInTree, source: aws,
+			want: true},
 		"provisioned by another":                                     {driver: ebsDriver, by: "other", source: ours},
 		"provisioned by another, migrated to another":                {driver: ebsDriver, by: "other", to: "third", source: ours},
 		"made by hand, CSI":                                          {driver: ebsDriver, source: ours, want: true},
@@ -222,14 +231,17 @@ func TestResponsible(t *testing.T) {
 		"made by hand, of no plugin":                                 {driver: ebsDriver, source: nfs},
 		"provisioned by a plugin, for a driver that replaced none":   {by: ebsInTree, source: aws},
 		"made by hand, of a plugin, for a driver that replaced none": {source: aws},
-		"on a node in the zone of the volume":                        {driver: onNode("us-east-1a"), by: ebsInTree, source: aws, want: true},
-		"on a node in another zone":                                  {driver: onNode("us-east-1b"), by: ebsInTree, source: aws},
+		"on a node in the zone of the volume": {driver: onNode("us-east-1a"), by: ebsInTree, source: aws,
+			want: true},
+		"on a node in another zone": {driver: onNode("us-east-1b"), by: ebsInTree, source: aws},
 	} {
 		t.Run(name, func(t *testing.T) {
-			pv := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "pv", Annotations: map[string]string{}}, Spec: corev1.PersistentVolumeSpec{
-				PersistentVolumeSource: tt.source, NodeAffinity: zoneAffinity(corev1.LabelTopologyZone, "us-east-1a"),
-			}}
-			for key, value := range map[string]string{storagehelpers.AnnDynamicallyProvisioned: tt.by, storagehelpers.AnnMigratedTo: tt.to} {
+			pv := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "pv", Annotations: map[string]string{}},
+				Spec: corev1.PersistentVolumeSpec{
+					PersistentVolumeSource: tt.source, NodeAffinity: zoneAffinity(corev1.LabelTopologyZone, "us-east-1a"),
+				}}
+			for key, value := range map[string]string{storagehelpers.AnnDynamicallyProvisioned: tt.by,
+				storagehelpers.AnnMigratedTo: tt.to} {
 				if value != "" {
 					pv.Annotations[key] = value
 				}

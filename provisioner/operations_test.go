@@ -49,8 +49,10 @@ func TestDrawing(t *testing.T) {
 // allTransitions has one value of each constructor.
 func allTransitions() []transition {
 	return []transition{
-		noTopology(true), beginRequest(operation{}), beginRequest(operation{called: true}), prepareAgain(operation{}), secretsRead(nil), createCalled(),
-		outcomeUnknown(), recordNotWritten(), volumeCreated(ourVolume(), "vol"), volumeRejected("vol", nil, errUnusable), noVolume(nil), pvSaved(),
+		noTopology(true), beginRequest(operation{}), beginRequest(operation{called: true}), prepareAgain(operation{}), secretsRead(nil),
+		createCalled(),
+		outcomeUnknown(), recordNotWritten(), volumeCreated(ourVolume(), "vol"), volumeRejected("vol", nil, errUnusable), noVolume(nil),
+		pvSaved(),
 		claimUnprotected(), claimRefetched(true), claimRefetched(false),
 	}
 }

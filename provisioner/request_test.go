@@ -40,46 +40,63 @@ func TestPrepare(t *testing.T) {
 		err    string
 	}{
 		"name and size": {check: func(r *csi.CreateVolumeRequest, _ plan) bool {
-			return r.Name == "pvc-"+uid && r.CapacityRange.RequiredBytes == 1_500_000_000 && r.CapacityRange.LimitBytes == 0 && r.AccessibilityRequirements == nil
+			return r.Name == "pvc-"+uid && r.CapacityRange.RequiredBytes == 1_500_000_000 && r.CapacityRange.LimitBytes == 0 &&
+				r.AccessibilityRequirements == nil
 		}},
-		"name of eight characters": {driver: func(d *driver) { d.VolumeNamePrefix, d.VolumeNameUUIDLength = "v", 8 }, check: func(r *csi.CreateVolumeRequest, p plan) bool {
-			return r.Name == "v-01234567" && p.VolumeName == r.Name
-		}},
-		"no size": {claim: func(c *corev1.PersistentVolumeClaim) { c.Spec.Resources.Requests = nil }, check: func(r *csi.CreateVolumeRequest, _ plan) bool {
-			return r.CapacityRange.RequiredBytes == 0
-		}},
-		"reserved parameters are for us": {class: parameters(map[string]string{"a": "1", volumerules.ParameterPrefix + "fstype": "xfs"}), check: func(r *csi.CreateVolumeRequest, p plan) bool {
-			return cmp.Equal(r.Parameters, map[string]string{"a": "1"}) && r.VolumeCapabilities[0].GetMount().FsType == "xfs" && p.FSType == "xfs"
-		}},
-		"old fstype is for both": {class: parameters(map[string]string{"FSType": "ext3"}), check: func(r *csi.CreateVolumeRequest, p plan) bool {
-			return r.Parameters["FSType"] == "ext3" && p.FSType == "ext3"
-		}},
-		"two file systems":            {class: parameters(map[string]string{"fstype": "a", volumerules.ParameterPrefix + "fstype": "b"}), err: "set only one of them"},
-		"two spellings":               {class: parameters(map[string]string{"fstype": "a", "fsType": "a"}), err: "set only one of them"},
-		"unknown reserved parameter":  {class: parameters(map[string]string{volumerules.ParameterPrefix + "fsType": "xfs"}), err: volumerules.ParameterPrefix + "fsType"},
-		"extra metadata in the class": {class: parameters(map[string]string{volumerules.ParameterPrefix + "pvc/name": "x"}), err: volumerules.ParameterPrefix + "pvc/name"},
-		"default file system":         {driver: func(d *driver) { d.DefaultFSType = "ext4" }, check: func(_ *csi.CreateVolumeRequest, p plan) bool { return p.FSType == "ext4" }},
-		"default for an empty one":    {driver: func(d *driver) { d.DefaultFSType = "ext4" }, class: parameters(map[string]string{"fstype": ""}), check: func(_ *csi.CreateVolumeRequest, p plan) bool { return p.FSType == "ext4" }},
-		"a block device has none": {driver: func(d *driver) { d.DefaultFSType = "ext4" }, claim: block, check: func(r *csi.CreateVolumeRequest, p plan) bool {
-			return p.FSType == "" && r.VolumeCapabilities[0].GetBlock() != nil
-		}},
-		"mount options keep their order": {class: func(c *storagev1.StorageClass) { c.MountOptions = []string{"ro", "noatime"} }, check: func(r *csi.CreateVolumeRequest, _ plan) bool {
-			return cmp.Equal(r.VolumeCapabilities[0].GetMount().MountFlags, []string{"ro", "noatime"})
-		}},
+		"name of eight characters": {driver: func(d *driver) { d.VolumeNamePrefix, d.VolumeNameUUIDLength = "v", 8 },
+			check: func(r *csi.CreateVolumeRequest, p plan) bool {
+				return r.Name == "v-01234567" && p.VolumeName == r.Name
+			}},
+		"no size": {claim: func(c *corev1.PersistentVolumeClaim) { c.Spec.Resources.Requests = nil },
+			check: func(r *csi.CreateVolumeRequest, _ plan) bool {
+				return r.CapacityRange.RequiredBytes == 0
+			}},
+		"reserved parameters are for us": {class: parameters(map[string]string{"a": "1", volumerules.ParameterPrefix + "fstype": "xfs"}),
+			check: func(r *csi.CreateVolumeRequest, p plan) bool {
+				return cmp.Equal(r.Parameters, map[string]string{"a": "1"}) && r.VolumeCapabilities[0].GetMount().FsType == "xfs" &&
+					p.FSType == "xfs"
+			}},
+		"old fstype is for both": {class: parameters(map[string]string{"FSType": "ext3"}),
+			check: func(r *csi.CreateVolumeRequest, p plan) bool {
+				return r.Parameters["FSType"] == "ext3" && p.FSType == "ext3"
+			}},
+		"two file systems": {class: parameters(map[string]string{"fstype": "a", volumerules.ParameterPrefix + "fstype": "b"}),
+			err: "set only one of them"},
+		"two spellings": {class: parameters(map[string]string{"fstype": "a", "fsType": "a"}), err: "set only one of them"},
+		"unknown reserved parameter": {class: parameters(map[string]string{volumerules.ParameterPrefix + "fsType": "xfs"}),
+			err: volumerules.ParameterPrefix + "fsType"},
+		"extra metadata in the class": {class: parameters(map[string]string{volumerules.ParameterPrefix + "pvc/name": "x"}),
+			err: volumerules.ParameterPrefix + "pvc/name"},
+		"default file system": {driver: func(d *driver) { d.DefaultFSType = "ext4" },
+			check: func(_ *csi.CreateVolumeRequest, p plan) bool { return p.FSType == "ext4" }},
+		"default for an empty one": {driver: func(d *driver) { d.DefaultFSType = "ext4" },
+			class: parameters(map[string]string{"fstype": ""}),
+			check: func(_ *csi.CreateVolumeRequest, p plan) bool { return p.FSType == "ext4" }},
+		"a block device has none": {driver: func(d *driver) { d.DefaultFSType = "ext4" }, claim: block,
+			check: func(r *csi.CreateVolumeRequest, p plan) bool {
+				return p.FSType == "" && r.VolumeCapabilities[0].GetBlock() != nil
+			}},
+		"mount options keep their order": {class: func(c *storagev1.StorageClass) { c.MountOptions = []string{"ro", "noatime"} },
+			check: func(r *csi.CreateVolumeRequest, _ plan) bool {
+				return cmp.Equal(r.VolumeCapabilities[0].GetMount().MountFlags, []string{"ro", "noatime"})
+			}},
 		"extra metadata": {driver: func(d *driver) { d.ExtraCreateMetadata = true }, check: func(r *csi.CreateVolumeRequest, _ plan) bool {
-			return cmp.Equal(r.Parameters, map[string]string{volumerules.ParameterPrefix + "pvc/name": "data", volumerules.ParameterPrefix + "pvc/namespace": "ns", volumerules.ParameterPrefix + "pv/name": "pvc-" + uid})
+			return cmp.Equal(r.Parameters, map[string]string{volumerules.ParameterPrefix + "pvc/name": "data", volumerules.ParameterPrefix +
+				"pvc/namespace": "ns", volumerules.ParameterPrefix + "pv/name": "pvc-" + uid})
 		}},
 		"modes keep their order": {claim: func(c *corev1.PersistentVolumeClaim) {
 			c.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce, corev1.ReadOnlyMany}
 		}, check: func(r *csi.CreateVolumeRequest, _ plan) bool {
-			return len(r.VolumeCapabilities) == 2 && r.VolumeCapabilities[0].AccessMode.Mode == csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER &&
+			return len(r.VolumeCapabilities) == 2 &&
+				r.VolumeCapabilities[0].AccessMode.Mode == csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER &&
 				r.VolumeCapabilities[1].AccessMode.Mode == csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY
 		}},
-		"mode that nobody knows": {claim: func(c *corev1.PersistentVolumeClaim) {
+		"unknown mode": {claim: func(c *corev1.PersistentVolumeClaim) {
 			c.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{"Some"}
 		}, err: `"Some"`},
 		"snapshot": {claim: func(c *corev1.PersistentVolumeClaim) {
-			c.Spec.DataSource = &corev1.TypedLocalObjectReference{APIGroup: ptr.To(volumerules.SnapshotGroup), Kind: "VolumeSnapshot", Name: "s"}
+			c.Spec.DataSource = &corev1.TypedLocalObjectReference{APIGroup: ptr.To(volumerules.SnapshotGroup), Kind: "VolumeSnapshot",
+				Name: "s"}
 		}, err: "CREATE_DELETE_SNAPSHOT"},
 		"snapshot of another group": {claim: func(c *corev1.PersistentVolumeClaim) {
 			c.Spec.DataSource = &corev1.TypedLocalObjectReference{APIGroup: ptr.To("x"), Kind: "VolumeSnapshot", Name: "s"}
@@ -90,9 +107,13 @@ func TestPrepare(t *testing.T) {
 		"kind of the same name": {claim: func(c *corev1.PersistentVolumeClaim) {
 			c.Spec.DataSourceRef = &corev1.TypedObjectReference{APIGroup: ptr.To("x"), Kind: "PersistentVolumeClaim", Name: "s"}
 		}, err: "populator"},
-		"attributes class":            {claim: func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeAttributesClassName = ptr.To("gold") }, err: `"gold"`},
-		"empty attributes class":      {claim: func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeAttributesClassName = ptr.To("") }, check: func(*csi.CreateVolumeRequest, plan) bool { return true }},
-		"class by the old annotation": {claim: func(c *corev1.PersistentVolumeClaim) { c.Annotations[corev1.BetaStorageClassAnnotation] = "old" }, check: func(_ *csi.CreateVolumeRequest, p plan) bool { return p.ClassName == "old" }},
+		"attributes class": {claim: func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeAttributesClassName = ptr.To("gold") },
+			err: `"gold"`},
+		"empty attributes class": {claim: func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeAttributesClassName = ptr.To("") },
+			check: func(*csi.CreateVolumeRequest, plan) bool { return true }},
+		"class by the old annotation": {claim: func(c *corev1.PersistentVolumeClaim) {
+			c.Annotations[corev1.BetaStorageClassAnnotation] = "old"
+		}, check: func(_ *csi.CreateVolumeRequest, p plan) bool { return p.ClassName == "old" }},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -124,7 +145,8 @@ func TestAccessModes(t *testing.T) {
 		writers = csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER
 	)
 	for mode, want := range map[corev1.PersistentVolumeAccessMode][2]csi.VolumeCapability_AccessMode_Mode{
-		corev1.ReadWriteOnce: {writer, multi}, corev1.ReadWriteOncePod: {writer, single}, corev1.ReadOnlyMany: {reader, reader}, corev1.ReadWriteMany: {writers, writers},
+		corev1.ReadWriteOnce: {writer, multi}, corev1.ReadWriteOncePod: {writer, single}, corev1.ReadOnlyMany: {reader, reader},
+		corev1.ReadWriteMany: {writers, writers},
 	} {
 		for i, has := range []bool{false, true} {
 			if got, err := testDriver(func(d *driver) { d.singleNodeMultiWriter = has }).accessMode(mode); err != nil || got != want[i] {
@@ -144,11 +166,13 @@ func TestConfigValidate(t *testing.T) {
 		"--retry-interval-max":   {func(c *Config) { c.RetryIntervalMax = 0 }},
 		"--worker-threads":       {func(c *Config) { c.WorkerThreads = 0 }},
 		"--volume-name-prefix": {
-			func(c *Config) { c.VolumeNamePrefix = "" }, func(c *Config) { c.VolumeNamePrefix = "My_Volume" }, func(c *Config) { c.VolumeNamePrefix = "pvc." },
+			func(c *Config) { c.VolumeNamePrefix = "" }, func(c *Config) { c.VolumeNamePrefix = "My_Volume" },
+			func(c *Config) { c.VolumeNamePrefix = "pvc." },
 			func(c *Config) { c.VolumeNamePrefix = strings.Repeat("a", 217) },
 		},
 		"--volume-name-uuid-length": {
-			func(c *Config) { c.VolumeNameUUIDLength = 40 }, func(c *Config) { c.VolumeNameUUIDLength = 0 }, func(c *Config) { c.VolumeNameUUIDLength = -2 },
+			func(c *Config) { c.VolumeNameUUIDLength = 40 }, func(c *Config) { c.VolumeNameUUIDLength = 0 },
+			func(c *Config) { c.VolumeNameUUIDLength = -2 },
 		},
 		"--provisioning-protection":    {func(c *Config) { c.ProvisioningProtection = "some" }},
 		"--cloning-protection-threads": {func(c *Config) { c.CloningProtectionThreads = 0 }},
@@ -254,14 +278,17 @@ func TestVolumeOf(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p.Secrets = volumerules.Secrets{Provisioner: secret, ControllerPublish: secret, NodeStage: secret, NodePublish: secret, ControllerExpand: secret, NodeExpand: secret, ControllerModify: secret}
-	pv, err := d.volumeOf(claim, request, p, &csi.Volume{VolumeId: "vol-1", CapacityBytes: 5905580032, VolumeContext: map[string]string{"a": "b"},
+	p.Secrets = volumerules.Secrets{Provisioner: secret, ControllerPublish: secret, NodeStage: secret, NodePublish: secret,
+		ControllerExpand: secret, NodeExpand: secret, ControllerModify: secret}
+	pv, err := d.volumeOf(claim, request, p, &csi.Volume{VolumeId: "vol-1", CapacityBytes: 5905580032,
+		VolumeContext:      map[string]string{"a": "b"},
 		AccessibleTopology: []*csi.Topology{{Segments: map[string]string{"zone": "z1"}}}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	wantAnnotations := map[string]string{
-		storagehelpers.AnnDynamicallyProvisioned: "drv.example.com", volumerules.AnnDeletionSecretName: "s", volumerules.AnnDeletionSecretNamespace: "n", annModifySecretName: "s", annModifySecretNamespace: "n",
+		storagehelpers.AnnDynamicallyProvisioned: "drv.example.com", volumerules.AnnDeletionSecretName: "s",
+		volumerules.AnnDeletionSecretNamespace: "n", annModifySecretName: "s", annModifySecretNamespace: "n",
 	}
 	capacity := pv.Spec.Capacity[corev1.ResourceStorage]
 	source := pv.Spec.CSI
@@ -271,15 +298,17 @@ func TestVolumeOf(t *testing.T) {
 		"finalizers":  cmp.Equal(pv.Finalizers, []string{storagehelpers.PVDeletionProtectionFinalizer}),
 		"labels":      pv.Labels == nil,
 		"capacity":    capacity.String() == "5632Mi",
-		"claim":       *pv.Spec.ClaimRef == corev1.ObjectReference{Kind: "PersistentVolumeClaim", APIVersion: "v1", Namespace: "ns", Name: "data", UID: uid, ResourceVersion: "7"},
-		"class":       pv.Spec.StorageClassName == "fast",
-		"policy":      pv.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimDelete,
-		"options":     cmp.Equal(pv.Spec.MountOptions, []string{"noatime"}),
-		"modes":       cmp.Equal(pv.Spec.AccessModes, claim.Spec.AccessModes),
-		"affinity":    len(pv.Spec.NodeAffinity.Required.NodeSelectorTerms) == 1,
-		"source":      source.Driver == "drv.example.com" && source.VolumeHandle == "vol-1" && source.ReadOnly,
-		"attributes":  cmp.Equal(source.VolumeAttributes, map[string]string{identityAttribute: "me", "a": "b"}),
-		"secrets": source.ControllerPublishSecretRef == secret && source.NodeStageSecretRef == secret && source.NodePublishSecretRef == secret &&
+		"claim": *pv.Spec.ClaimRef == corev1.ObjectReference{Kind: "PersistentVolumeClaim", APIVersion: "v1", Namespace: "ns",
+			Name: "data", UID: uid, ResourceVersion: "7"},
+		"class":      pv.Spec.StorageClassName == "fast",
+		"policy":     pv.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimDelete,
+		"options":    cmp.Equal(pv.Spec.MountOptions, []string{"noatime"}),
+		"modes":      cmp.Equal(pv.Spec.AccessModes, claim.Spec.AccessModes),
+		"affinity":   len(pv.Spec.NodeAffinity.Required.NodeSelectorTerms) == 1,
+		"source":     source.Driver == "drv.example.com" && source.VolumeHandle == "vol-1" && source.ReadOnly,
+		"attributes": cmp.Equal(source.VolumeAttributes, map[string]string{identityAttribute: "me", "a": "b"}),
+		"secrets": source.ControllerPublishSecretRef == secret && source.NodeStageSecretRef == secret &&
+			source.NodePublishSecretRef == secret &&
 			source.ControllerExpandSecretRef == secret && source.NodeExpandSecretRef == secret,
 	} {
 		if !ok {
@@ -293,13 +322,16 @@ func TestVolumeOf(t *testing.T) {
 	}
 	capacity = pv.Spec.Capacity[corev1.ResourceStorage]
 	empty, isThere := pv.Annotations[volumerules.AnnDeletionSecretName]
-	if pv.Finalizers != nil || capacity.Value() != 1_500_000_000 || empty != "" || !isThere || len(pv.Annotations) != 3 || pv.Spec.NodeAffinity != nil {
+	if pv.Finalizers != nil || capacity.Value() != 1_500_000_000 || empty != "" || !isThere || len(pv.Annotations) != 3 ||
+		pv.Spec.NodeAffinity != nil {
 		t.Errorf("retained, without secrets, topology and capacity: %+v", pv)
 	}
 }
 
 func TestCheckVolume(t *testing.T) {
-	source := &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: "s"}}}
+	source := &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{Snapshot: &csi.VolumeContentSource_SnapshotSource{
+		SnapshotId: "s",
+	}}}
 	for name, tt := range map[string]struct {
 		source *csi.VolumeContentSource // of the request
 		volume *csi.Volume
@@ -326,8 +358,10 @@ func TestCheckVolume(t *testing.T) {
 }
 
 func TestDeletionSecret(t *testing.T) {
-	class := testClass(parameters(map[string]string{volumerules.ParameterPrefix + "provisioner-secret-name": "${pvc.name}", volumerules.ParameterPrefix + "provisioner-secret-namespace": "n"}))
-	broken := testClass(parameters(map[string]string{volumerules.ParameterPrefix + "provisioner-secret-name": "${pvc.annotations['x']}", volumerules.ParameterPrefix + "provisioner-secret-namespace": "n"}))
+	class := testClass(parameters(map[string]string{volumerules.ParameterPrefix + "provisioner-secret-name": "${pvc.name}",
+		volumerules.ParameterPrefix + "provisioner-secret-namespace": "n"}))
+	broken := testClass(parameters(map[string]string{volumerules.ParameterPrefix + "provisioner-secret-name": "${pvc.annotations['x']}",
+		volumerules.ParameterPrefix + "provisioner-secret-namespace": "n"}))
 	claim := &corev1.ObjectReference{Namespace: "ns", Name: "data"}
 	tests := map[string]struct {
 		annotations map[string]string
@@ -336,9 +370,12 @@ func TestDeletionSecret(t *testing.T) {
 		want        string
 		err         bool
 	}{
-		"annotations win over the class":    {map[string]string{volumerules.AnnDeletionSecretName: "s", volumerules.AnnDeletionSecretNamespace: "m"}, class, claim, "m/s", false},
-		"empty annotations mean none":       {map[string]string{volumerules.AnnDeletionSecretName: "", volumerules.AnnDeletionSecretNamespace: ""}, class, claim, "", false},
-		"one annotation is empty":           {map[string]string{volumerules.AnnDeletionSecretName: "s", volumerules.AnnDeletionSecretNamespace: ""}, class, claim, "", true},
+		"annotations win over the class": {map[string]string{volumerules.AnnDeletionSecretName: "s",
+			volumerules.AnnDeletionSecretNamespace: "m"}, class, claim, "m/s", false},
+		"empty annotations mean none": {map[string]string{volumerules.AnnDeletionSecretName: "",
+			volumerules.AnnDeletionSecretNamespace: ""}, class, claim, "", false},
+		"one annotation is empty": {map[string]string{volumerules.AnnDeletionSecretName: "s",
+			volumerules.AnnDeletionSecretNamespace: ""}, class, claim, "", true},
 		"one annotation is missing":         {map[string]string{volumerules.AnnDeletionSecretName: "s"}, class, claim, "n/data", false},
 		"no annotations":                    {nil, class, claim, "n/data", false},
 		"no annotations, no class":          {nil, nil, claim, "", false},

@@ -67,7 +67,8 @@ func selectNode(node string) func(*corev1.PersistentVolumeClaim) {
 func (f *fixture) isOn(pv *corev1.PersistentVolume, node string) {
 	f.Helper()
 	terms := pv.Spec.NodeAffinity.Required.NodeSelectorTerms
-	if len(terms) != 1 || len(terms[0].MatchExpressions) != 1 || fmt.Sprint(terms[0].MatchExpressions[0].Values) != fmt.Sprint([]string{node}) {
+	if len(terms) != 1 || len(terms[0].MatchExpressions) != 1 ||
+		fmt.Sprint(terms[0].MatchExpressions[0].Values) != fmt.Sprint([]string{node}) {
 		f.Errorf("the volume is accessible from %v, want %s", terms, node)
 	}
 }
@@ -109,7 +110,8 @@ func (f *fixture) counts() map[string]string {
 	for _, family := range families {
 		for _, m := range family.GetMetric() {
 			if labels := fmt.Sprint(m.GetLabel()); !strings.Contains(labels, `"claims"`) {
-				out[family.GetName()+labels] = fmt.Sprint(m.GetCounter().GetValue(), m.GetGauge().GetValue(), m.GetHistogram().GetSampleCount())
+				out[family.GetName()+labels] = fmt.Sprint(m.GetCounter().GetValue(), m.GetGauge().GetValue(),
+					m.GetHistogram().GetSampleCount())
 			}
 		}
 	}
@@ -220,7 +222,8 @@ func provisionerScenarioNode(t *testing.T) {
 		n1.Calls(create, 0)
 		nodes("n2")
 		r := n1.Plugin.Calls(getCapacity)[0].Request.(*csi.GetCapacityRequest)
-		if r.AccessibleTopology.GetSegments()["node"] != "n1" || !maps.Equal(r.Parameters, map[string]string{"a": "b"}) || len(r.VolumeCapabilities) != 1 {
+		if r.AccessibleTopology.GetSegments()["node"] != "n1" || !maps.Equal(r.Parameters, map[string]string{"a": "b"}) ||
+			len(r.VolumeCapabilities) != 1 {
 			t.Errorf("asked for %v", r)
 		}
 	})
@@ -286,7 +289,10 @@ func provisionerScenarioNode(t *testing.T) {
 		n1.noEvents()
 	})
 	t.Run("121_without_immediate_binding", func(t *testing.T) {
-		n1, n2 := nodeScenario(t, 0, 0, func(c *Config) { c.NodeDeploymentImmediateBinding, c.NodeDeploymentBaseDelay = false, time.Nanosecond })
+		n1, n2 := nodeScenario(t, 0, 0, func(c *Config) {
+			c.NodeDeploymentImmediateBinding, c.NodeDeploymentBaseDelay = false,
+				time.Nanosecond
+		})
 		n1.makeClass(nil)
 		claim := n1.claim(nil)
 		nodes := n1.nodesOf(claim)

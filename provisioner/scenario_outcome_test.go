@@ -31,8 +31,10 @@ func TestOutcome(t *testing.T) {
 		f.Plugin.Next(create, csitest.Fail(codes.Unavailable, "busy"))
 		f.makeClass(nil)
 		claim := f.claim(nil)
-		f.event(`Warning ProvisioningFailed failed to provision volume with StorageClass "`+f.class+`": rpc error: code = Unavailable desc = busy`,
-			`Volume "pvc-`+string(claim.UID)+`" may exist`, "CreateVolume is repeated with the same request", "until then finalizer "+kube.ProvisioningFinalizer+" keeps this PVC")
+		f.event(`Warning ProvisioningFailed failed to provision volume with StorageClass "`+f.class+
+			`": rpc error: code = Unavailable desc = busy`,
+			`Volume "pvc-`+string(claim.UID)+`" may exist`, "CreateVolume is repeated with the same request", "until then finalizer "+
+				kube.ProvisioningFinalizer+" keeps this PVC")
 		f.saved(claim)
 	})
 	t.Run("class_recreated", func(t *testing.T) {
@@ -121,7 +123,8 @@ func rereadFails(t *testing.T) {
 	gate := make(chan struct{})
 	f.Plugin.Next(create, heldUntil(gate, csitest.Fail(codes.DeadlineExceeded, "slow")))
 	f.makeClass(parameters(map[string]string{
-		volumerules.ParameterPrefix + "provisioner-secret-name": "login", volumerules.ParameterPrefix + "provisioner-secret-namespace": f.Namespace,
+		volumerules.ParameterPrefix + "provisioner-secret-name": "login", volumerules.ParameterPrefix +
+			"provisioner-secret-namespace": f.Namespace,
 	}))
 	f.secret("login", "v")
 	claim := f.claim(nil)
@@ -132,7 +135,8 @@ func rereadFails(t *testing.T) {
 	mu.Lock()
 	defer mu.Unlock()
 	if !slices.ContainsFunc(lines, func(l string) bool {
-		return strings.Contains(l, "Rereading the secret failed") && strings.Contains(l, f.Namespace+"/login") && strings.Contains(l, "indeterminate")
+		return strings.Contains(l, "Rereading the secret failed") && strings.Contains(l, f.Namespace+"/login") &&
+			strings.Contains(l, "indeterminate")
 	}) {
 		t.Errorf("not among the lines %q", lines)
 	}

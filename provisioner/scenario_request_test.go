@@ -54,8 +54,9 @@ func (o outcome) modes() string {
 func (o outcome) secrets() map[string]string {
 	all := map[string]string{}
 	for use, ref := range map[string]*corev1.SecretReference{
-		"publish": o.pv.Spec.CSI.ControllerPublishSecretRef, "node-stage": o.pv.Spec.CSI.NodeStageSecretRef, "node-publish": o.pv.Spec.CSI.NodePublishSecretRef,
-		"expand": o.pv.Spec.CSI.ControllerExpandSecretRef, "node-expand": o.pv.Spec.CSI.NodeExpandSecretRef,
+		"publish": o.pv.Spec.CSI.ControllerPublishSecretRef, "node-stage": o.pv.Spec.CSI.NodeStageSecretRef,
+		"node-publish": o.pv.Spec.CSI.NodePublishSecretRef,
+		"expand":       o.pv.Spec.CSI.ControllerExpandSecretRef, "node-expand": o.pv.Spec.CSI.NodeExpandSecretRef,
 	} {
 		if ref != nil {
 			all[use] = ref.Namespace + "/" + ref.Name
@@ -101,7 +102,9 @@ func (f *fixture) variants(all map[string]variant) {
 			g := *f
 			g.Fixture = f.In(t)
 			if v.check == nil {
-				g.failsTwice(&seen, append([]string{fmt.Sprintf("Warning ProvisioningFailed failed to provision volume with StorageClass %q", classes[name])}, v.fails...))
+				g.failsTwice(&seen,
+					append([]string{fmt.Sprintf("Warning ProvisioningFailed failed to provision volume with StorageClass %q",
+						classes[name])}, v.fails...))
 				return
 			}
 			if o := g.outcome(claims[name]); !v.check(o) {
@@ -169,7 +172,8 @@ func (f *fixture) outcome(claim *corev1.PersistentVolumeClaim) outcome {
 
 // secret names a secret in the parameters of a class; kind is "" for the default.
 func secret(kind, namespace, name string) map[string]string {
-	return map[string]string{volumerules.ParameterPrefix + kind + "secret-name": name, volumerules.ParameterPrefix + kind + "secret-namespace": namespace}
+	return map[string]string{volumerules.ParameterPrefix + kind + "secret-name": name, volumerules.ParameterPrefix + kind +
+		"secret-namespace": namespace}
 }
 
 func with(m map[string]string, more map[string]string) map[string]string {
@@ -192,14 +196,16 @@ func attributes(class string) func(*corev1.PersistentVolumeClaim) {
 
 func (f *fixture) makeSecret(name string, data map[string]string) {
 	f.Helper()
-	_, err := f.Client.CoreV1().Secrets(f.Namespace).Create(f.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: name}, StringData: data}, metav1.CreateOptions{})
+	_, err := f.Client.CoreV1().Secrets(f.Namespace).Create(f.Context(),
+		&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: name}, StringData: data}, metav1.CreateOptions{})
 	f.Must(err)
 }
 
 func (f *fixture) makeAttributesClass(name, driver string, parameters map[string]string) {
 	f.Helper()
 	_, err := f.Client.StorageV1().VolumeAttributesClasses().Create(f.Context(),
-		&storagev1.VolumeAttributesClass{ObjectMeta: metav1.ObjectMeta{Name: name}, DriverName: driver, Parameters: parameters}, metav1.CreateOptions{})
+		&storagev1.VolumeAttributesClass{ObjectMeta: metav1.ObjectMeta{Name: name}, DriverName: driver, Parameters: parameters},
+		metav1.CreateOptions{})
 	f.Must(err)
 }
 
@@ -225,9 +231,11 @@ func (f *fixture) makeVolume(name string, claim *corev1.PersistentVolumeClaim) {
 	f.Helper()
 	_, err := f.Client.CoreV1().PersistentVolumes().Create(f.Context(), &corev1.PersistentVolume{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
-		Spec: corev1.PersistentVolumeSpec{AccessModes: claim.Spec.AccessModes, Capacity: claim.Spec.Resources.Requests, PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimRetain,
-			ClaimRef:               &corev1.ObjectReference{Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID},
-			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: f.Driver, VolumeHandle: "x"}}},
+		Spec: corev1.PersistentVolumeSpec{AccessModes: claim.Spec.AccessModes, Capacity: claim.Spec.Resources.Requests,
+			PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimRetain,
+			ClaimRef:                      &corev1.ObjectReference{Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID},
+			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: f.Driver,
+				VolumeHandle: "x"}}},
 	}, metav1.CreateOptions{})
 	f.Must(err)
 }
@@ -240,7 +248,8 @@ func provisionerScenarioRequest(t *testing.T) {
 	const p = volumerules.ParameterPrefix
 	t.Run("request", func(t *testing.T) {
 		scenario(t, csitest.Config{}, nil).variants(map[string]variant{
-			"024_selector": {claim: func(c *corev1.PersistentVolumeClaim) { c.Spec.Selector = &metav1.LabelSelector{} }, fails: []string{"selector"}},
+			"024_selector": {claim: func(c *corev1.PersistentVolumeClaim) { c.Spec.Selector = &metav1.LabelSelector{} },
+				fails: []string{"selector"}},
 			"026_name": {check: func(o outcome) bool {
 				return o.request.Name == "pvc-"+string(o.claim.UID) && o.pv.Name == o.request.Name
 			}},
@@ -256,27 +265,37 @@ func provisionerScenarioRequest(t *testing.T) {
 			"029_old_fstype": {class: parameters(map[string]string{"FSType": "ext3"}), check: func(o outcome) bool {
 				return cmp.Equal(o.request.Parameters, map[string]string{"FSType": "ext3"}) && o.fsType() == "ext3"
 			}},
-			"030_both_fstypes":          {class: parameters(map[string]string{"fstype": "a", p + "fstype": "b"}), fails: []string{"fstype", p + "fstype"}},
-			"030_two_spellings":         {class: parameters(map[string]string{"fstype": "a", "fsType": "a"}), fails: []string{"fstype", "fsType"}},
+			"030_both_fstypes": {class: parameters(map[string]string{"fstype": "a", p + "fstype": "b"}),
+				fails: []string{"fstype", p + "fstype"}},
+			"030_two_spellings": {class: parameters(map[string]string{"fstype": "a", "fsType": "a"}),
+				fails: []string{"fstype", "fsType"}},
 			"031_reserved_parameter":    {class: parameters(map[string]string{p + "fsType": "xfs"}), fails: []string{p + "fsType"}},
 			"038_metadata_in_the_class": {class: parameters(map[string]string{p + "pvc/name": "x"}), fails: []string{p + "pvc/name"}},
 			"032_no_file_system": {check: func(o outcome) bool {
 				return o.fsType() == "" && o.pv.Spec.CSI.FSType == "" && len(o.request.Parameters) == 0
 			}},
-			"033_block":                  {class: parameters(map[string]string{p + "fstype": "xfs"}), claim: block, check: isBlockDevice},
-			"034_mount_options":          {class: func(c *storagev1.StorageClass) { c.MountOptions = []string{"ro", "noatime"} }, check: hasMountOptions},
-			"035_read_write_once":        {claim: modes(corev1.ReadWriteOnce), check: func(o outcome) bool { return o.modes() == "SINGLE_NODE_WRITER" }},
-			"035_read_write_once_pod":    {claim: modes(corev1.ReadWriteOncePod), check: func(o outcome) bool { return o.modes() == "SINGLE_NODE_WRITER" }},
-			"035_read_only_many":         {claim: modes(corev1.ReadOnlyMany), check: func(o outcome) bool { return o.modes() == "MULTI_NODE_READER_ONLY" }},
-			"035_read_write_many":        {claim: modes(corev1.ReadWriteMany), check: func(o outcome) bool { return o.modes() == "MULTI_NODE_MULTI_WRITER" }},
-			"036_two_modes":              {claim: modes(corev1.ReadWriteOnce, corev1.ReadOnlyMany), check: func(o outcome) bool { return o.modes() == "SINGLE_NODE_WRITER MULTI_NODE_READER_ONLY" }},
-			"036_two_modes_other_order":  {claim: modes(corev1.ReadOnlyMany, corev1.ReadWriteOnce), check: func(o outcome) bool { return o.modes() == "MULTI_NODE_READER_ONLY SINGLE_NODE_WRITER" }},
+			"033_block": {class: parameters(map[string]string{p + "fstype": "xfs"}), claim: block, check: isBlockDevice},
+			"034_mount_options": {class: func(c *storagev1.StorageClass) { c.MountOptions = []string{"ro", "noatime"} },
+				check: hasMountOptions},
+			"035_read_write_once": {claim: modes(corev1.ReadWriteOnce),
+				check: func(o outcome) bool { return o.modes() == "SINGLE_NODE_WRITER" }},
+			"035_read_write_once_pod": {claim: modes(corev1.ReadWriteOncePod),
+				check: func(o outcome) bool { return o.modes() == "SINGLE_NODE_WRITER" }},
+			"035_read_only_many": {claim: modes(corev1.ReadOnlyMany),
+				check: func(o outcome) bool { return o.modes() == "MULTI_NODE_READER_ONLY" }},
+			"035_read_write_many": {claim: modes(corev1.ReadWriteMany),
+				check: func(o outcome) bool { return o.modes() == "MULTI_NODE_MULTI_WRITER" }},
+			"036_two_modes": {claim: modes(corev1.ReadWriteOnce, corev1.ReadOnlyMany),
+				check: func(o outcome) bool { return o.modes() == "SINGLE_NODE_WRITER MULTI_NODE_READER_ONLY" }},
+			"036_two_modes_other_order": {claim: modes(corev1.ReadOnlyMany, corev1.ReadWriteOnce),
+				check: func(o outcome) bool { return o.modes() == "MULTI_NODE_READER_ONLY SINGLE_NODE_WRITER" }},
 			"050_driver_does_not_modify": {claim: attributes("any"), fails: []string{"any", "MODIFY_VOLUME"}},
 		})
 	})
 	t.Run("request_with_flags", func(t *testing.T) {
 		f := scenario(t, capabilities(csi.ControllerServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER), func(c *Config) {
-			c.VolumeNamePrefix, c.VolumeNameUUIDLength, c.DefaultFSType, c.ExtraCreateMetadata, c.SecretNamespaces = "v", 8, "ext4", true, []string{"infra"}
+			c.VolumeNamePrefix, c.VolumeNameUUIDLength, c.DefaultFSType, c.ExtraCreateMetadata, c.SecretNamespaces = "v", 8, "ext4", true,
+				[]string{"infra"}
 		})
 		f.variants(map[string]variant{
 			"026_short_name": {check: func(o outcome) bool {
@@ -286,15 +305,21 @@ func provisionerScenarioRequest(t *testing.T) {
 			"032_class_before_default": {class: parameters(map[string]string{p + "fstype": "xfs"}), check: func(o outcome) bool {
 				return o.fsType() == "xfs" && o.pv.Spec.CSI.FSType == "xfs"
 			}},
-			"033_block_and_default":   {claim: block, check: isBlockDevice},
-			"035_read_write_once":     {claim: modes(corev1.ReadWriteOnce), check: func(o outcome) bool { return o.modes() == "SINGLE_NODE_MULTI_WRITER" }},
-			"035_read_write_once_pod": {claim: modes(corev1.ReadWriteOncePod), check: func(o outcome) bool { return o.modes() == "SINGLE_NODE_SINGLE_WRITER" }},
-			"035_read_only_many":      {claim: modes(corev1.ReadOnlyMany), check: func(o outcome) bool { return o.modes() == "MULTI_NODE_READER_ONLY" }},
-			"035_read_write_many":     {claim: modes(corev1.ReadWriteMany), check: func(o outcome) bool { return o.modes() == "MULTI_NODE_MULTI_WRITER" }},
+			"033_block_and_default": {claim: block, check: isBlockDevice},
+			"035_read_write_once": {claim: modes(corev1.ReadWriteOnce),
+				check: func(o outcome) bool { return o.modes() == "SINGLE_NODE_MULTI_WRITER" }},
+			"035_read_write_once_pod": {claim: modes(corev1.ReadWriteOncePod),
+				check: func(o outcome) bool { return o.modes() == "SINGLE_NODE_SINGLE_WRITER" }},
+			"035_read_only_many": {claim: modes(corev1.ReadOnlyMany),
+				check: func(o outcome) bool { return o.modes() == "MULTI_NODE_READER_ONLY" }},
+			"035_read_write_many": {claim: modes(corev1.ReadWriteMany),
+				check: func(o outcome) bool { return o.modes() == "MULTI_NODE_MULTI_WRITER" }},
 			"037_extra_metadata": {class: parameters(map[string]string{"a": "1"}), check: func(o outcome) bool {
-				return cmp.Equal(o.request.Parameters, map[string]string{"a": "1", p + "pvc/name": o.claim.Name, p + "pvc/namespace": f.Namespace, p + "pv/name": o.pv.Name})
+				return cmp.Equal(o.request.Parameters,
+					map[string]string{"a": "1", p + "pvc/name": o.claim.Name, p + "pvc/namespace": f.Namespace, p + "pv/name": o.pv.Name})
 			}},
-			"secret_of_a_namespace_that_is_not_admitted": {class: parameters(secret("node-stage-", "${pvc.namespace}", "s")), fails: []string{"--secret-namespaces"}},
+			"secret_of_a_namespace_that_is_not_admitted": {class: parameters(secret("node-stage-", "${pvc.namespace}", "s")),
+				fails: []string{"--secret-namespaces"}},
 		})
 		f.Run("025_volume_exists", func(t *testing.T) {
 			claim := f.claim(nil)
@@ -321,29 +346,44 @@ func provisionerScenarioRequest(t *testing.T) {
 			"040_none": {check: func(o outcome) bool {
 				return cmp.Equal(o.secrets(), map[string]string{"delete": "/"}) && len(o.request.Secrets) == 0
 			}},
-			"039_without_data": {class: parameters(secret("provisioner-", f.Namespace, "empty")), check: are(map[string]string{"delete": f.Namespace + "/empty"})},
+			"039_without_data": {class: parameters(secret("provisioner-", f.Namespace, "empty")),
+				check: are(map[string]string{"delete": f.Namespace + "/empty"})},
 			"041_default": {class: parameters(secret("", f.Namespace, "sec")), check: func(o outcome) bool {
-				return cmp.Equal(o.secrets(), everywhere) && cmp.Equal(o.request.Secrets, map[string]string{"k": "v"}) && len(o.request.Parameters) == 0
+				return cmp.Equal(o.secrets(), everywhere) && cmp.Equal(o.request.Secrets, map[string]string{"k": "v"}) &&
+					len(o.request.Parameters) == 0
 			}},
-			"042_default_and_one_kind": {class: parameters(with(secret("", f.Namespace, "sec"), secret("node-stage-", "infra", "stage"))), check: are(with(everywhere, map[string]string{"node-stage": "infra/stage"}))},
-			"043_empty_name":           {class: parameters(secret("node-publish-", f.Namespace, "")), fails: []string{p + "node-publish-secret-name", "empty"}},
-			"043_empty_namespace":      {class: parameters(secret("node-publish-", "", "sec")), fails: []string{p + "node-publish-secret-namespace", "empty"}},
-			"043_two_names": {class: parameters(with(secret("provisioner-", f.Namespace, "sec"), map[string]string{"csiProvisionerSecretName": "sec"})),
+			"042_default_and_one_kind": {class: parameters(with(secret("", f.Namespace, "sec"), secret("node-stage-", "infra", "stage"))),
+				check: are(with(everywhere, map[string]string{"node-stage": "infra/stage"}))},
+			"043_empty_name": {class: parameters(secret("node-publish-", f.Namespace, "")),
+				fails: []string{p + "node-publish-secret-name", "empty"}},
+			"043_empty_namespace": {class: parameters(secret("node-publish-", "", "sec")),
+				fails: []string{p + "node-publish-secret-namespace", "empty"}},
+			"043_two_names": {class: parameters(with(secret("provisioner-", f.Namespace, "sec"),
+				map[string]string{"csiProvisionerSecretName": "sec"})),
 				fails: []string{p + "provisioner-secret-name", "csiProvisionerSecretName"}},
-			"044_old_name": {class: parameters(map[string]string{"csiProvisionerSecretName": "sec", p + "provisioner-secret-namespace": f.Namespace}), check: func(o outcome) bool {
-				return cmp.Equal(o.secrets(), map[string]string{"delete": f.Namespace + "/sec"}) && o.request.Secrets["k"] == "v" && cmp.Equal(o.request.Parameters, map[string]string{"csiProvisionerSecretName": "sec"})
+			"044_old_name": {class: parameters(map[string]string{"csiProvisionerSecretName": "sec", p +
+				"provisioner-secret-namespace": f.Namespace}), check: func(o outcome) bool {
+				return cmp.Equal(o.secrets(), map[string]string{"delete": f.Namespace + "/sec"}) && o.request.Secrets["k"] == "v" &&
+					cmp.Equal(o.request.Parameters, map[string]string{"csiProvisionerSecretName": "sec"})
 			}},
-			"045_template": {class: parameters(secret("node-publish-", "${pvc.namespace}", template)), claim: annotated(map[string]string{"team/x": "gold"}), check: func(o outcome) bool {
-				return cmp.Equal(o.secrets(), map[string]string{"delete": "/", "node-publish": fmt.Sprintf("%s/%s-%s-%s-gold", f.Namespace, o.pv.Name, f.Namespace, o.claim.Name)})
-			}},
-			"045_template_of_a_volume":  {class: parameters(secret("controller-expand-", "${pv.name}", "x")), check: func(o outcome) bool { return o.secrets()["expand"] == o.pv.Name+"/x" }},
-			"045_no_annotation":         {class: parameters(secret("node-publish-", f.Namespace, template)), fails: []string{"pvc.annotations['team/x']"}},
+			"045_template": {class: parameters(secret("node-publish-", "${pvc.namespace}", template)),
+				claim: annotated(map[string]string{"team/x": "gold"}), check: func(o outcome) bool {
+					return cmp.Equal(o.secrets(), map[string]string{"delete": "/",
+						"node-publish": fmt.Sprintf("%s/%s-%s-%s-gold", f.Namespace, o.pv.Name, f.Namespace, o.claim.Name)})
+				}},
+			"045_template_of_a_volume": {class: parameters(secret("controller-expand-", "${pv.name}", "x")),
+				check: func(o outcome) bool { return o.secrets()["expand"] == o.pv.Name+"/x" }},
+			"045_no_annotation": {class: parameters(secret("node-publish-", f.Namespace, template)),
+				fails: []string{"pvc.annotations['team/x']"}},
 			"046_name_in_the_namespace": {class: parameters(secret("node-publish-", "${pvc.name}", "sec")), fails: []string{"pvc.name"}},
-			"047_bad_name": {class: parameters(secret("provisioner-", f.Namespace, "${pvc.annotations['team/x']}")), claim: annotated(map[string]string{"team/x": "Bad_Name"}),
+			"047_bad_name": {class: parameters(secret("provisioner-", f.Namespace, "${pvc.annotations['team/x']}")),
+				claim: annotated(map[string]string{"team/x": "Bad_Name"}),
 				fails: []string{`"${pvc.annotations['team/x']}"`, `"Bad_Name"`}},
-			"047_bad_namespace": {class: parameters(secret("node-stage-", "${pvc.namespace}.x", "sec")), fails: []string{`"${pvc.namespace}.x"`, fmt.Sprintf("%q", f.Namespace+".x")}},
+			"047_bad_namespace": {class: parameters(secret("node-stage-", "${pvc.namespace}.x", "sec")),
+				fails: []string{`"${pvc.namespace}.x"`, fmt.Sprintf("%q", f.Namespace+".x")}},
 		}
-		for _, kind := range []string{"", "provisioner-", "controller-publish-", "node-stage-", "node-publish-", "controller-expand-", "node-expand-", "controller-modify-"} {
+		for _, kind := range []string{"", "provisioner-", "controller-publish-", "node-stage-", "node-publish-", "controller-expand-",
+			"node-expand-", "controller-modify-"} {
 			half := p + kind + "secret-name"
 			all["043_only_a_name_of_"+kind+"secret"] = variant{class: parameters(map[string]string{half: "sec"}), fails: []string{half}}
 		}
@@ -356,7 +396,8 @@ func provisionerScenarioRequest(t *testing.T) {
 		f.makeAttributesClass(others, "other.example.com", map[string]string{"iops": "9"})
 		f.variants(map[string]variant{
 			"049_honoured": {claim: attributes(gold), check: func(o outcome) bool {
-				return cmp.Equal(o.request.MutableParameters, map[string]string{"iops": "9"}) && len(o.request.Parameters) == 0 && ptr.Deref(o.pv.Spec.VolumeAttributesClassName, "") == gold
+				return cmp.Equal(o.request.MutableParameters, map[string]string{"iops": "9"}) && len(o.request.Parameters) == 0 &&
+					ptr.Deref(o.pv.Spec.VolumeAttributesClassName, "") == gold
 			}},
 			"049_no_name":         {claim: attributes(""), check: hasNoAttributes},
 			"050_of_other_driver": {claim: attributes(others), fails: []string{others, "other.example.com"}},
@@ -371,7 +412,8 @@ func provisionerScenarioRequest(t *testing.T) {
 		})
 	})
 	t.Run("attributes_class_gate_off", func(t *testing.T) {
-		f := scenario(t, capabilities(csi.ControllerServiceCapability_RPC_MODIFY_VOLUME), func(c *Config) { c.VolumeAttributesClass = false })
+		f := scenario(t, capabilities(csi.ControllerServiceCapability_RPC_MODIFY_VOLUME),
+			func(c *Config) { c.VolumeAttributesClass = false })
 		gold := f.Namespace + "-gold"
 		f.makeAttributesClass(gold, f.Driver, map[string]string{"iops": "9"})
 		f.variants(map[string]variant{
@@ -382,7 +424,8 @@ func provisionerScenarioRequest(t *testing.T) {
 }
 
 func isBlockDevice(o outcome) bool {
-	return o.request.VolumeCapabilities[0].GetBlock() != nil && o.request.VolumeCapabilities[0].GetMount() == nil && o.pv.Spec.CSI.FSType == "" && *o.pv.Spec.VolumeMode == corev1.PersistentVolumeBlock
+	return o.request.VolumeCapabilities[0].GetBlock() != nil && o.request.VolumeCapabilities[0].GetMount() == nil &&
+		o.pv.Spec.CSI.FSType == "" && *o.pv.Spec.VolumeMode == corev1.PersistentVolumeBlock
 }
 
 func hasMountOptions(o outcome) bool {

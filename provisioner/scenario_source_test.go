@@ -44,7 +44,8 @@ func copying(t *testing.T, change func(*Config)) *fixture {
 func patient(c *Config) { c.RetryIntervalStart, c.RetryIntervalMax = time.Hour, time.Hour }
 
 // snapshot makes a snapshot of 1Gi at the driver, and plays the snapshot controller.
-func (f *fixture) snapshot(namespace, name string, change func(*snapshotv1.VolumeSnapshot, *snapshotv1.VolumeSnapshotContent)) *snapshotv1.VolumeSnapshot {
+func (f *fixture) snapshot(namespace, name string,
+	change func(*snapshotv1.VolumeSnapshot, *snapshotv1.VolumeSnapshotContent)) *snapshotv1.VolumeSnapshot {
 	f.Helper()
 	made, err := f.Plugin.CreateSnapshot(
 		f.Context(), &csi.CreateSnapshotRequest{Name: namespace + name, SourceVolumeId: f.Plugin.AddVolume("of-"+namespace+name, 1<<30)},
@@ -61,7 +62,8 @@ func (f *fixture) snapshot(namespace, name string, change func(*snapshotv1.Volum
 	content := &snapshotv1.VolumeSnapshotContent{
 		ObjectMeta: metav1.ObjectMeta{Name: contentName},
 		Spec: snapshotv1.VolumeSnapshotContentSpec{
-			Driver: f.Driver, DeletionPolicy: snapshotv1.VolumeSnapshotContentRetain, Source: snapshotv1.VolumeSnapshotContentSource{SnapshotHandle: &handle},
+			Driver: f.Driver, DeletionPolicy: snapshotv1.VolumeSnapshotContentRetain,
+			Source:            snapshotv1.VolumeSnapshotContentSource{SnapshotHandle: &handle},
 			VolumeSnapshotRef: corev1.ObjectReference{Namespace: namespace, Name: name},
 		},
 		Status: &snapshotv1.VolumeSnapshotContentStatus{SnapshotHandle: &handle},
@@ -100,7 +102,8 @@ func (f *fixture) snapshotStatus(s *snapshotv1.VolumeSnapshot, status *snapshotv
 }
 
 // source makes a claim that is bound to a volume of the driver.
-func (f *fixture) source(namespace, name string, change func(*corev1.PersistentVolumeClaim, *corev1.PersistentVolume)) *corev1.PersistentVolumeClaim {
+func (f *fixture) source(namespace, name string, change func(*corev1.PersistentVolumeClaim,
+	*corev1.PersistentVolume)) *corev1.PersistentVolumeClaim {
 	f.Helper()
 	size := corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}
 	pvName := namespace + "-" + name
@@ -181,7 +184,8 @@ func (f *fixture) live(ctx context.Context, source metav1.Object) (metav1.Object
 }
 
 func isKept(source metav1.Object) bool {
-	return source != nil && (slices.Contains(source.GetFinalizers(), kube.CloningProtection) || slices.Contains(source.GetFinalizers(), kube.SnapshotProtection))
+	return source != nil && (slices.Contains(source.GetFinalizers(), kube.CloningProtection) ||
+		slices.Contains(source.GetFinalizers(), kube.SnapshotProtection))
 }
 
 // kept tells whether a source has the finalizer now.
@@ -256,7 +260,8 @@ func (f *fixture) removeAtOnce(claim *corev1.PersistentVolumeClaim) {
 	f.Helper()
 	f.remove(claim)
 	_, err := f.Client.CoreV1().PersistentVolumeClaims(claim.Namespace).Patch(f.Context(), claim.Name, types.JSONPatchType,
-		[]byte(`[{"op":"test","path":"/metadata/finalizers/0","value":"kubernetes.io/pvc-protection"},{"op":"remove","path":"/metadata/finalizers/0"}]`), metav1.PatchOptions{})
+		[]byte(`[{"op":"test","path":"/metadata/finalizers/0","value":"kubernetes.io/pvc-protection"},`+
+			`{"op":"remove","path":"/metadata/finalizers/0"}]`), metav1.PatchOptions{})
 	f.Must(err)
 }
 
@@ -365,13 +370,15 @@ func provisionerScenarioSource(t *testing.T) {
 		f := copying(t, func(c *Config) { c.SnapshotOrphanSweepInterval = 0 })
 		f.snapshot(f.Namespace, "large", nil)
 		f.snapshot(f.Namespace, "mode", func(_ *snapshotv1.VolumeSnapshot, c *snapshotv1.VolumeSnapshotContent) {
-			c.Spec.SourceVolumeMode, c.Annotations = ptr.To(corev1.PersistentVolumeFilesystem), map[string]string{volumerules.AnnAllowModeChange: "true"}
+			c.Spec.SourceVolumeMode, c.Annotations = ptr.To(corev1.PersistentVolumeFilesystem),
+				map[string]string{volumerules.AnnAllowModeChange: "true"}
 		})
 		deleted := f.snapshot(f.Namespace, "deleted", func(s *snapshotv1.VolumeSnapshot, _ *snapshotv1.VolumeSnapshotContent) {
 			s.Finalizers = []string{kube.SnapshotProtection}
 		})
 		f.Must(f.snapshots.VolumeSnapshots(f.Namespace).Delete(t.Context(), "deleted", metav1.DeleteOptions{}))
-		for name, change := range map[string]func(*corev1.PersistentVolumeClaim){"large": size("2Gi"), "mode": block, "deleted": size("1Gi")} {
+		for name, change := range map[string]func(*corev1.PersistentVolumeClaim){"large": size("2Gi"), "mode": block,
+			"deleted": size("1Gi")} {
 			f.saved(f.claim(func(c *corev1.PersistentVolumeClaim) { restoring(name, name)(c); change(c) }))
 		}
 		f.Calls(create, 3)
@@ -452,7 +459,8 @@ func provisionerScenarioSource(t *testing.T) {
 			csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME, csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT,
 		}}, nil)
 		f.makeClass(parameters(map[string]string{
-			volumerules.ParameterPrefix + "provisioner-secret-name": "secret", volumerules.ParameterPrefix + "provisioner-secret-namespace": f.Namespace,
+			volumerules.ParameterPrefix + "provisioner-secret-name": "secret", volumerules.ParameterPrefix +
+				"provisioner-secret-namespace": f.Namespace,
 		}))
 		_, err := f.Client.CoreV1().Secrets(f.Namespace).Create(
 			t.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "secret"}, StringData: map[string]string{"k": "v"}},
@@ -467,7 +475,8 @@ func provisionerScenarioSource(t *testing.T) {
 		f.Calls(create, 2)
 		f.Calls(remove, 1)
 		made := f.Plugin.Calls(create)[0].Response.(*csi.CreateVolumeResponse).Volume.VolumeId
-		if r := f.Plugin.Calls(remove)[0].Request.(*csi.DeleteVolumeRequest); r.VolumeId != made || r.Secrets["k"] != "v" || made == pv.Spec.CSI.VolumeHandle {
+		if r := f.Plugin.Calls(remove)[0].Request.(*csi.DeleteVolumeRequest); r.VolumeId != made || r.Secrets["k"] != "v" ||
+			made == pv.Spec.CSI.VolumeHandle {
 			t.Errorf("made %q, deleted %q with %v, saved %q", made, r.VolumeId, r.Secrets, pv.Spec.CSI.VolumeHandle)
 		}
 		f.becomesFree(s)
@@ -478,16 +487,18 @@ func provisionerScenarioSource(t *testing.T) {
 		s := f.snapshot(f.Namespace, "s", nil)
 		f.Crash()
 		user := f.Namespace + "-reader"
-		_, err := f.Client.RbacV1().ClusterRoles().Create(t.Context(), &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: user}, Rules: []rbacv1.PolicyRule{
-			{
-				APIGroups: []string{volumerules.SnapshotGroup}, Resources: []string{"volumesnapshots", "volumesnapshotcontents"},
-				Verbs: []string{"get"},
-			},
-		}}, metav1.CreateOptions{})
+		_, err := f.Client.RbacV1().ClusterRoles().Create(t.Context(),
+			&rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: user}, Rules: []rbacv1.PolicyRule{
+				{
+					APIGroups: []string{volumerules.SnapshotGroup}, Resources: []string{"volumesnapshots", "volumesnapshotcontents"},
+					Verbs: []string{"get"},
+				},
+			}}, metav1.CreateOptions{})
 		f.Must(err)
-		_, err = f.Client.RbacV1().ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: user},
-			RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: user},
-			Subjects: []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: user}}}, metav1.CreateOptions{})
+		_, err = f.Client.RbacV1().ClusterRoleBindings().Create(t.Context(),
+			&rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: user},
+				RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: user},
+				Subjects: []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: user}}}, metav1.CreateOptions{})
 		f.Must(err)
 		admin := f.snapshots
 		f.snapshots, err = snapshotclient.NewForConfig(kube.ForCustomResources(f.ControlPlane.UserConfig(user)))
@@ -617,7 +628,8 @@ func provisionerScenarioSource(t *testing.T) {
 				f.remove(claim)
 				f.becomesFree(source)
 				kubetest.Eventually(t, "only Kubernetes keeps the claim", func(ctx context.Context) error {
-					if now, err := f.Client.CoreV1().PersistentVolumeClaims(f.Namespace).Get(ctx, "data", metav1.GetOptions{}); err != nil || !released(now) {
+					if now, err := f.Client.CoreV1().PersistentVolumeClaims(f.Namespace).Get(ctx, "data",
+						metav1.GetOptions{}); err != nil || !released(now) {
 						return fmt.Errorf("finalizers %v, error %w", now.Finalizers, err)
 					}
 					return nil
@@ -690,15 +702,18 @@ func provisionerScenarioSource(t *testing.T) {
 			claim  func(namespace string) func(*corev1.PersistentVolumeClaim)
 			to     string
 		}{
-			{"any-claim", func(ns string) metav1.Object { return f.source(ns, "s", nil) }, func(ns string) func(*corev1.PersistentVolumeClaim) {
-				return fromRef(nil, &ns, kube.KindClaim, "s")
-			}, claims},
-			{"any-snapshot", func(ns string) metav1.Object { return f.snapshot(ns, "s", nil) }, func(ns string) func(*corev1.PersistentVolumeClaim) {
-				return fromRef(ptr.To(volumerules.SnapshotGroup), &ns, kube.KindSnapshot, "s")
-			}, snapshots + `,"name":""}`},
-			{"one-snapshot", func(ns string) metav1.Object { return f.snapshot(ns, "s", nil) }, func(ns string) func(*corev1.PersistentVolumeClaim) {
-				return fromRef(ptr.To(volumerules.SnapshotGroup), &ns, kube.KindSnapshot, "s")
-			}, snapshots + `,"name":"s"}`},
+			{"any-claim", func(ns string) metav1.Object { return f.source(ns, "s", nil) },
+				func(ns string) func(*corev1.PersistentVolumeClaim) {
+					return fromRef(nil, &ns, kube.KindClaim, "s")
+				}, claims},
+			{"any-snapshot", func(ns string) metav1.Object { return f.snapshot(ns, "s", nil) },
+				func(ns string) func(*corev1.PersistentVolumeClaim) {
+					return fromRef(ptr.To(volumerules.SnapshotGroup), &ns, kube.KindSnapshot, "s")
+				}, snapshots + `,"name":""}`},
+			{"one-snapshot", func(ns string) metav1.Object { return f.snapshot(ns, "s", nil) },
+				func(ns string) func(*corev1.PersistentVolumeClaim) {
+					return fromRef(ptr.To(volumerules.SnapshotGroup), &ns, kube.KindSnapshot, "s")
+				}, snapshots + `,"name":"s"}`},
 		}
 		var made []*corev1.PersistentVolumeClaim
 		var namespaces []string
@@ -710,7 +725,8 @@ func provisionerScenarioSource(t *testing.T) {
 			f.grant(ns, "wrong-group", fmt.Sprintf(`{"group":"x","kind":"PersistentVolumeClaim","namespace":%q}`, f.Namespace), tt.to)
 			f.grant(
 				ns, "to-others", from,
-				`{"group":"x","kind":"PersistentVolumeClaim"},{"group":"snapshot.storage.k8s.io","kind":"Other"},`+snapshots+`,"name":"other"}`,
+				`{"group":"x","kind":"PersistentVolumeClaim"},{"group":"snapshot.storage.k8s.io","kind":"Other"},`+snapshots+
+					`,"name":"other"}`,
 			)
 			namespaces, sources = append(namespaces, ns), append(sources, tt.source(ns))
 			claim := f.claim(func(c *corev1.PersistentVolumeClaim) { tt.claim(ns)(c); c.Name = tt.name })

@@ -68,7 +68,8 @@ func (f *fixture) volume(name string, phase corev1.PersistentVolumePhase, change
 	pv := &corev1.PersistentVolume{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec: corev1.PersistentVolumeSpec{
-			AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}, Capacity: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")},
+			AccessModes:                   []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
+			Capacity:                      corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")},
 			PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimDelete, StorageClassName: f.class,
 			ClaimRef: &corev1.ObjectReference{Kind: "PersistentVolumeClaim", Namespace: f.Namespace, Name: "data", UID: "another"},
 			PersistentVolumeSource: corev1.PersistentVolumeSource{
@@ -373,7 +374,8 @@ func provisionerScenarioErrors(t *testing.T) {
 					heldUntil(gate, csitest.Fail(codes.DeadlineExceeded, "slow")),
 				)
 				f.makeClass(parameters(map[string]string{
-					volumerules.ParameterPrefix + "provisioner-secret-name": "login", volumerules.ParameterPrefix + "provisioner-secret-namespace": f.Namespace,
+					volumerules.ParameterPrefix + "provisioner-secret-name": "login", volumerules.ParameterPrefix +
+						"provisioner-secret-namespace": f.Namespace,
 				}))
 				f.secret("login", "v")
 				claim := f.claim(nil)
@@ -490,9 +492,11 @@ func provisionerScenarioAnswers(t *testing.T) {
 		f.Wait(create, 1)
 		_, err := f.Client.CoreV1().PersistentVolumes().Create(t.Context(), &corev1.PersistentVolume{
 			ObjectMeta: metav1.ObjectMeta{Name: "pvc-" + string(claim.UID)},
-			Spec: corev1.PersistentVolumeSpec{AccessModes: claim.Spec.AccessModes, Capacity: claim.Spec.Resources.Requests, PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimRetain,
-				ClaimRef:               &corev1.ObjectReference{Namespace: f.Namespace, Name: "data", UID: "another"},
-				PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: f.Driver, VolumeHandle: "vol-000001"}}},
+			Spec: corev1.PersistentVolumeSpec{AccessModes: claim.Spec.AccessModes, Capacity: claim.Spec.Resources.Requests,
+				PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimRetain,
+				ClaimRef:                      &corev1.ObjectReference{Namespace: f.Namespace, Name: "data", UID: "another"},
+				PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: f.Driver,
+					VolumeHandle: "vol-000001"}}},
 		}, metav1.CreateOptions{})
 		f.Must(err)
 		close(gate)
@@ -516,7 +520,8 @@ func provisionerScenarioAnswers(t *testing.T) {
 		f.Calls(create, 2)
 	})
 	t.Run("096_too_small_and_the_claim_is_deleted", func(t *testing.T) {
-		for name, first := range map[string]csitest.Step{"cleaned_up_at_once": csitest.Default(), "cleaned_up_later": csitest.Fail(codes.Internal, "busy")} {
+		for name, first := range map[string]csitest.Step{"cleaned_up_at_once": csitest.Default(),
+			"cleaned_up_later": csitest.Fail(codes.Internal, "busy")} {
 			t.Run(name, func(t *testing.T) {
 				f := scenario(t, csitest.Config{}, nil)
 				gate := make(chan struct{})
@@ -708,14 +713,17 @@ func provisionerScenarioVolumes(t *testing.T) {
 		if !regexp.MustCompile(`^\d+-\d+-` + regexp.QuoteMeta(f.Driver) + `$`).MatchString(identity) {
 			t.Errorf("identity %q", identity)
 		}
-		if want := map[string]string{storagehelpers.AnnDynamicallyProvisioned: f.Driver, volumerules.AnnDeletionSecretName: "", volumerules.AnnDeletionSecretNamespace: ""}; fmt.Sprint(pv.Annotations) != fmt.Sprint(want) {
+		if want := map[string]string{storagehelpers.AnnDynamicallyProvisioned: f.Driver, volumerules.AnnDeletionSecretName: "",
+			volumerules.AnnDeletionSecretNamespace: ""}; fmt.Sprint(pv.Annotations) != fmt.Sprint(want) {
 			t.Errorf("annotations %v, want %v", pv.Annotations, want)
 		}
-		if !slices.Equal(pv.Finalizers, []string{storagehelpers.PVDeletionProtectionFinalizer, "kubernetes.io/pv-protection"}) || len(pv.Labels) > 0 {
+		if !slices.Equal(pv.Finalizers, []string{storagehelpers.PVDeletionProtectionFinalizer, "kubernetes.io/pv-protection"}) ||
+			len(pv.Labels) > 0 {
 			t.Errorf("finalizers %v, labels %v", pv.Finalizers, pv.Labels)
 		}
 		want := corev1.PersistentVolumeSpec{
-			AccessModes: claim.Spec.AccessModes, Capacity: claim.Spec.Resources.Requests, MountOptions: []string{"noatime"}, StorageClassName: f.class,
+			AccessModes: claim.Spec.AccessModes, Capacity: claim.Spec.Resources.Requests, MountOptions: []string{"noatime"},
+			StorageClassName:              f.class,
 			PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimDelete, VolumeMode: ptr.To(corev1.PersistentVolumeFilesystem),
 			ClaimRef: &corev1.ObjectReference{
 				Kind: "PersistentVolumeClaim", APIVersion: "v1", Namespace: f.Namespace, Name: "data", UID: claim.UID,
@@ -738,7 +746,8 @@ func provisionerScenarioVolumes(t *testing.T) {
 		f.volumesSettle()
 		pv, err := f.Client.CoreV1().PersistentVolumes().Get(t.Context(), pv.Name, metav1.GetOptions{})
 		f.Must(err)
-		if pv.Spec.PersistentVolumeReclaimPolicy != corev1.PersistentVolumeReclaimRetain || slices.Contains(pv.Finalizers, storagehelpers.PVDeletionProtectionFinalizer) {
+		if pv.Spec.PersistentVolumeReclaimPolicy != corev1.PersistentVolumeReclaimRetain ||
+			slices.Contains(pv.Finalizers, storagehelpers.PVDeletionProtectionFinalizer) {
 			t.Errorf("policy %s, finalizers %v", pv.Spec.PersistentVolumeReclaimPolicy, pv.Finalizers)
 		}
 	})
@@ -832,16 +841,19 @@ func provisionerScenarioDeletion(t *testing.T) {
 		})
 		kept := []*corev1.PersistentVolume{
 			retained,
-			f.volume(f.Namespace+"-bound", corev1.VolumeBound, nil), f.volume(f.Namespace+"-available", corev1.VolumeAvailable, nil), f.volume(f.Namespace+"-failed", corev1.VolumeFailed, nil),
+			f.volume(f.Namespace+"-bound", corev1.VolumeBound, nil), f.volume(f.Namespace+"-available", corev1.VolumeAvailable, nil),
+			f.volume(f.Namespace+"-failed", corev1.VolumeFailed, nil),
 			f.volume(f.Namespace+"-other", corev1.VolumeReleased, func(pv *corev1.PersistentVolume) {
 				pv.Annotations = map[string]string{storagehelpers.AnnDynamicallyProvisioned: "other.example.com"}
 			}),
 			f.volume(
-				f.Namespace+"-other-driver", corev1.VolumeReleased, func(pv *corev1.PersistentVolume) { pv.Spec.CSI.Driver = "other.example.com" },
+				f.Namespace+"-other-driver", corev1.VolumeReleased,
+				func(pv *corev1.PersistentVolume) { pv.Spec.CSI.Driver = "other.example.com" },
 			),
 		}
 		terminating := f.volume(
-			f.Namespace+"-terminating", corev1.VolumeAvailable, func(pv *corev1.PersistentVolume) { pv.Finalizers = []string{"example.com/keep"} },
+			f.Namespace+"-terminating", corev1.VolumeAvailable,
+			func(pv *corev1.PersistentVolume) { pv.Finalizers = []string{"example.com/keep"} },
 		)
 		f.Must(f.Client.CoreV1().PersistentVolumes().Delete(t.Context(), terminating.Name, metav1.DeleteOptions{}))
 		f.phase(terminating, corev1.VolumeReleased)
@@ -922,7 +934,8 @@ func provisionerScenarioDeletion(t *testing.T) {
 		f.event("ProvisioningSucceeded")
 		f.phase(pv, corev1.VolumeReleased)
 		f.Wait(remove, 4)
-		if events := f.otherEvents(); count(events, "VolumeFailedDelete rpc error: code = Internal desc = broken") != 3 || len(events) != 3 {
+		if events := f.otherEvents(); count(events, "VolumeFailedDelete rpc error: code = Internal desc = broken") != 3 ||
+			len(events) != 3 {
 			t.Errorf("events %q", events)
 		}
 		live, err := f.Client.CoreV1().PersistentVolumes().Get(t.Context(), pv.Name, metav1.GetOptions{})
@@ -938,7 +951,8 @@ func provisionerScenarioDeletion(t *testing.T) {
 		f := scenario(t, csitest.Config{}, nil)
 		f.Plugin.Next(remove, csitest.Fail(codes.Unauthenticated, "no key"))
 		pv := f.volume(f.Namespace+"-pv", corev1.VolumeReleased, func(pv *corev1.PersistentVolume) {
-			pv.Annotations = map[string]string{volumerules.AnnDeletionSecretName: "deleted", volumerules.AnnDeletionSecretNamespace: f.Namespace}
+			pv.Annotations = map[string]string{volumerules.AnnDeletionSecretName: "deleted",
+				volumerules.AnnDeletionSecretNamespace: f.Namespace}
 		})
 		f.event(
 			"Warning VolumeFailedDelete rpc error: code = Unauthenticated desc = no key; DeleteVolume was called without its secret",
@@ -954,7 +968,8 @@ func provisionerScenarioDeletion(t *testing.T) {
 		template := func(name string) func(*storagev1.StorageClass) {
 			return func(c *storagev1.StorageClass) {
 				c.Parameters = map[string]string{
-					volumerules.ParameterPrefix + "provisioner-secret-name": name, volumerules.ParameterPrefix + "provisioner-secret-namespace": "${pvc.namespace}",
+					volumerules.ParameterPrefix + "provisioner-secret-name": name, volumerules.ParameterPrefix +
+						"provisioner-secret-namespace": "${pvc.namespace}",
 				}
 			}
 		}
@@ -982,7 +997,8 @@ func provisionerScenarioDeletion(t *testing.T) {
 			"class-gone":     {class: f.Namespace + "-none"},
 			"no-claim":       {noClaim: true},
 			"class-by-annotation": {
-				annotations: map[string]string{corev1.BetaStorageClassAnnotation: f.class}, class: f.Namespace + "-none", want: "of the class",
+				annotations: map[string]string{corev1.BetaStorageClassAnnotation: f.class}, class: f.Namespace + "-none",
+				want: "of the class",
 			},
 			"template": {class: templated, event: "pvc.annotations['x']"},
 		} {
@@ -1005,7 +1021,8 @@ func provisionerScenarioDeletion(t *testing.T) {
 			}
 			events := f.otherEvents()
 			sent := count(events, tt.event)
-			if tt.event == "" && len(events) > 0 || tt.event != "" && (sent != 1 || len(events) != 1 || count(events, "Normal DeletionWithoutSecret") != 1) {
+			if tt.event == "" && len(events) > 0 || tt.event != "" &&
+				(sent != 1 || len(events) != 1 || count(events, "Normal DeletionWithoutSecret") != 1) {
 				t.Errorf("%s: events %q", name, events)
 			}
 		}
@@ -1068,11 +1085,12 @@ func (f *fixture) userWith(rule rbacv1.PolicyRule) *rest.Config {
 	}, metav1.CreateOptions{})
 	f.Must(err)
 	kubetest.Eventually(f.T, "the permissions are in force", func(ctx context.Context) error {
-		review, err := f.Client.AuthorizationV1().SubjectAccessReviews().Create(ctx, &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
-			User: name, ResourceAttributes: &authorizationv1.ResourceAttributes{
-				Namespace: f.Namespace, Verb: rule.Verbs[0], Group: rule.APIGroups[0], Resource: rule.Resources[0],
-			},
-		}}, metav1.CreateOptions{})
+		review, err := f.Client.AuthorizationV1().SubjectAccessReviews().Create(ctx,
+			&authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
+				User: name, ResourceAttributes: &authorizationv1.ResourceAttributes{
+					Namespace: f.Namespace, Verb: rule.Verbs[0], Group: rule.APIGroups[0], Resource: rule.Resources[0],
+				},
+			}}, metav1.CreateOptions{})
 		if err == nil && !review.Status.Allowed {
 			err = errors.New(review.Status.Reason)
 		}

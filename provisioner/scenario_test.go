@@ -74,8 +74,9 @@ func (f *fixture) start() {
 	f.Helper()
 	f.Start(func(p looptest.Process) (_ looptest.Loop, err error) {
 		deps := Deps{
-			Driver: p.Driver, Client: p.Client, UnthrottledClient: p.Client, Snapshots: f.snapshots, Metadata: p.Metadata, Informers: p.Informers,
-			CSI: p.CSI.Controller(), Ready: p.CSI.WaitReady, Events: f.events, Registry: p.Registry, Queues: p.Queues,
+			Driver: p.Driver, Client: p.Client, UnthrottledClient: p.Client, Snapshots: f.snapshots, Metadata: p.Metadata,
+			Informers: p.Informers,
+			CSI:       p.CSI.Controller(), Ready: p.CSI.WaitReady, Events: f.events, Registry: p.Registry, Queues: p.Queues,
 		}
 		if f.change != nil {
 			f.change(&deps)
@@ -140,7 +141,8 @@ func (f *fixture) deleteClaim() {
 
 func (f *fixture) patchClaim(patch string) {
 	f.Helper()
-	_, err := f.Client.CoreV1().PersistentVolumeClaims(f.Namespace).Patch(f.Context(), "data", types.MergePatchType, []byte(patch), metav1.PatchOptions{})
+	_, err := f.Client.CoreV1().PersistentVolumeClaims(f.Namespace).Patch(f.Context(), "data", types.MergePatchType, []byte(patch),
+		metav1.PatchOptions{})
 	f.Must(err)
 }
 
@@ -183,7 +185,8 @@ func (f *fixture) saved(claim *corev1.PersistentVolumeClaim) *corev1.PersistentV
 // phase plays the volume controller of Kubernetes.
 func (f *fixture) phase(pv *corev1.PersistentVolume, phase corev1.PersistentVolumePhase) {
 	f.Helper()
-	_, err := f.Client.CoreV1().PersistentVolumes().Patch(f.Context(), pv.Name, types.MergePatchType, fmt.Appendf(nil, `{"status":{"phase":%q}}`, phase), metav1.PatchOptions{}, "status")
+	_, err := f.Client.CoreV1().PersistentVolumes().Patch(f.Context(), pv.Name, types.MergePatchType,
+		fmt.Appendf(nil, `{"status":{"phase":%q}}`, phase), metav1.PatchOptions{}, "status")
 	f.Must(err)
 }
 
@@ -199,7 +202,8 @@ func (f *fixture) gone(pv *corev1.PersistentVolume) {
 		if got.DeletionTimestamp == nil || fmt.Sprint(got.Finalizers) != "[kubernetes.io/pv-protection]" {
 			return fmt.Errorf("deletion %v, finalizers %v", got.DeletionTimestamp, got.Finalizers)
 		}
-		_, err = f.Client.CoreV1().PersistentVolumes().Patch(ctx, pv.Name, types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{})
+		_, err = f.Client.CoreV1().PersistentVolumes().Patch(ctx, pv.Name, types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`),
+			metav1.PatchOptions{})
 		return err
 	})
 }
@@ -266,7 +270,8 @@ func provisionerScenarioLife(t *testing.T) {
 		})
 		f.claim(func(c *corev1.PersistentVolumeClaim) { c.Name, c.Annotations = "no-owner", nil })
 		f.claim(func(c *corev1.PersistentVolumeClaim) {
-			c.Name, c.Annotations = "other-owner", map[string]string{storagehelpers.AnnStorageProvisioner: "other", storagehelpers.AnnBetaStorageProvisioner: f.Driver}
+			c.Name, c.Annotations = "other-owner",
+				map[string]string{storagehelpers.AnnStorageProvisioner: "other", storagehelpers.AnnBetaStorageProvisioner: f.Driver}
 		})
 		f.claim(func(c *corev1.PersistentVolumeClaim) { c.Name, c.Spec.VolumeName = "bound", "x" })
 		f.claim(func(c *corev1.PersistentVolumeClaim) { c.Name = "no-node" })
@@ -319,11 +324,13 @@ func provisionerScenarioLife(t *testing.T) {
 	})
 	t.Run("039_048_secret", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, nil)
-		f.makeClass(parameters(map[string]string{volumerules.ParameterPrefix + "provisioner-secret-name": "${pvc.name}", volumerules.ParameterPrefix + "provisioner-secret-namespace": "${pvc.namespace}"}))
+		f.makeClass(parameters(map[string]string{volumerules.ParameterPrefix + "provisioner-secret-name": "${pvc.name}",
+			volumerules.ParameterPrefix + "provisioner-secret-namespace": "${pvc.namespace}"}))
 		claim := f.claim(nil)
 		f.event("ProvisioningFailed", fmt.Sprintf(`secret "%s/data"`, f.Namespace), "not found")
 		f.Calls(create, 0)
-		_, err := f.Client.CoreV1().Secrets(f.Namespace).Create(t.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "data"}, StringData: map[string]string{"k": "v"}}, metav1.CreateOptions{})
+		_, err := f.Client.CoreV1().Secrets(f.Namespace).Create(t.Context(),
+			&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "data"}, StringData: map[string]string{"k": "v"}}, metav1.CreateOptions{})
 		f.Must(err)
 		pv := f.saved(claim)
 		if r := f.Plugin.Calls(create)[0].Request.(*csi.CreateVolumeRequest); r.Secrets["k"] != "v" {
@@ -397,7 +404,8 @@ func provisionerScenarioLife(t *testing.T) {
 			c.VolumeBindingMode = ptr.To(storagev1.VolumeBindingWaitForFirstConsumer)
 		})
 		node := f.Namespace + "-node"
-		f.Must(kubetest.CreateNode(t.Context(), f.Client, kubetest.NodeSpec{Name: node, Labels: map[string]string{"zone": "a"}, Driver: f.Driver, TopologyKeys: []string{"zone"}}))
+		f.Must(kubetest.CreateNode(t.Context(), f.Client,
+			kubetest.NodeSpec{Name: node, Labels: map[string]string{"zone": "a"}, Driver: f.Driver, TopologyKeys: []string{"zone"}}))
 		f.claim(func(c *corev1.PersistentVolumeClaim) { c.Annotations[storagehelpers.AnnSelectedNode] = node })
 		f.event("ProvisioningFailed", "code = ResourceExhausted desc = full")
 		f.claimIs("has no node any more", func(c *corev1.PersistentVolumeClaim) bool {
@@ -408,19 +416,22 @@ func provisionerScenarioLife(t *testing.T) {
 		f.Calls(create, 1)
 	})
 	t.Run("079_080_082_node_comes_and_goes", func(t *testing.T) {
-		f := scenario(t, csitest.Config{Segments: []map[string]string{{"zone": "a"}}}, func(c *Config) { c.RetryIntervalStart, c.RetryIntervalMax = time.Hour, time.Hour })
+		f := scenario(t, csitest.Config{Segments: []map[string]string{{"zone": "a"}}},
+			func(c *Config) { c.RetryIntervalStart, c.RetryIntervalMax = time.Hour, time.Hour })
 		f.makeClass(nil)
 		claim := f.claim(nil)
 		f.event("ProvisioningFailed", "no topology available")
 		node := f.Namespace + "-node"
-		f.Must(kubetest.CreateNode(t.Context(), f.Client, kubetest.NodeSpec{Name: node, Labels: map[string]string{"zone": "a"}, Driver: f.Driver, TopologyKeys: []string{"zone"}}))
+		f.Must(kubetest.CreateNode(t.Context(), f.Client,
+			kubetest.NodeSpec{Name: node, Labels: map[string]string{"zone": "a"}, Driver: f.Driver, TopologyKeys: []string{"zone"}}))
 		pv := f.saved(claim)
 		if pv.Spec.NodeAffinity == nil {
 			t.Error("no affinity")
 		}
 		node = f.Namespace + "-gone" // its CSINode has outlived it
 		_, err := f.Client.StorageV1().CSINodes().Create(t.Context(), &storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: node},
-			Spec: storagev1.CSINodeSpec{Drivers: []storagev1.CSINodeDriver{{Name: f.Driver, NodeID: "x", TopologyKeys: []string{"zone"}}}}}, metav1.CreateOptions{})
+			Spec: storagev1.CSINodeSpec{Drivers: []storagev1.CSINodeDriver{{Name: f.Driver, NodeID: "x", TopologyKeys: []string{"zone"}}}}},
+			metav1.CreateOptions{})
 		f.Must(err)
 		f.claim(func(c *corev1.PersistentVolumeClaim) {
 			c.Name, c.Annotations[storagehelpers.AnnSelectedNode] = "later", node
@@ -503,7 +514,8 @@ func provisionerScenarioLife(t *testing.T) {
 	})
 	t.Run("098_no_volume", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, nil)
-		f.Plugin.Next(create, csitest.Alter(func(r *csi.CreateVolumeResponse) { r.Volume = nil }), csitest.Alter(func(r *csi.CreateVolumeResponse) { r.Volume.VolumeId = "" }))
+		f.Plugin.Next(create, csitest.Alter(func(r *csi.CreateVolumeResponse) { r.Volume = nil }),
+			csitest.Alter(func(r *csi.CreateVolumeResponse) { r.Volume.VolumeId = "" }))
 		f.makeClass(nil)
 		claim := f.claim(nil)
 		f.event("ProvisioningFailed", "driver bug")
@@ -525,7 +537,8 @@ func provisionerScenarioLife(t *testing.T) {
 		f := scenario(t, csitest.Config{}, nil)
 		f.makeClass(nil)
 		pv := f.saved(f.claim(nil))
-		if fmt.Sprint(pv.Finalizers) != fmt.Sprint([]string{storagehelpers.PVDeletionProtectionFinalizer, "kubernetes.io/pv-protection"}) && len(pv.Finalizers) != 2 {
+		if fmt.Sprint(pv.Finalizers) != fmt.Sprint([]string{storagehelpers.PVDeletionProtectionFinalizer, "kubernetes.io/pv-protection"}) &&
+			len(pv.Finalizers) != 2 {
 			t.Errorf("finalizers %v", pv.Finalizers)
 		}
 		volumes := f.Client.CoreV1().PersistentVolumes()
@@ -541,11 +554,13 @@ func provisionerScenarioLife(t *testing.T) {
 		}
 		f.phase(pv, corev1.VolumeBound)
 		for policy, want := range map[string]bool{"Retain": false, "Delete": true} {
-			_, err := volumes.Patch(t.Context(), pv.Name, types.MergePatchType, fmt.Appendf(nil, `{"spec":{"persistentVolumeReclaimPolicy":%q}}`, policy), metav1.PatchOptions{})
+			_, err := volumes.Patch(t.Context(), pv.Name, types.MergePatchType,
+				fmt.Appendf(nil, `{"spec":{"persistentVolumeReclaimPolicy":%q}}`, policy), metav1.PatchOptions{})
 			f.Must(err)
 			has(want)
 		}
-		_, err := volumes.Patch(t.Context(), pv.Name, types.MergePatchType, []byte(`{"spec":{"persistentVolumeReclaimPolicy":"Delete"}}`), metav1.PatchOptions{})
+		_, err := volumes.Patch(t.Context(), pv.Name, types.MergePatchType, []byte(`{"spec":{"persistentVolumeReclaimPolicy":"Delete"}}`),
+			metav1.PatchOptions{})
 		f.Must(err)
 		has(true)
 		f.Must(volumes.Delete(t.Context(), pv.Name, metav1.DeleteOptions{})) // before its claim

@@ -148,8 +148,9 @@ func provisionerScenarioTopology(t *testing.T) {
 				}
 				f.variants(map[string]variant{
 					"immediate": {check: none},
-					"allowed":   {class: func(c *storagev1.StorageClass) { c.AllowedTopologies = allow(in(f.label("zone"), "z1")) }, check: none},
-					"late":      {class: late, claim: annotated(map[string]string{storagehelpers.AnnSelectedNode: f.nodeName(0)}), check: none},
+					"allowed": {class: func(c *storagev1.StorageClass) { c.AllowedTopologies = allow(in(f.label("zone"), "z1")) },
+						check: none},
+					"late": {class: late, claim: annotated(map[string]string{storagehelpers.AnnSelectedNode: f.nodeName(0)}), check: none},
 				})
 			})
 		}
@@ -158,53 +159,63 @@ func provisionerScenarioTopology(t *testing.T) {
 		f := scenario(t, anywhere, nil)
 		f.places("z3", "z2", "z1")
 		f.place(map[string]placement{
-			"073_stateful_0":             {claim: "data-web-0", requisite: three, preferred: three},
-			"073_stateful_1":             {claim: "data-web-1", requisite: three, preferred: "zone=z2; zone=z3; zone=z1"},
-			"073_stateful_10":            {claim: "data-my-db-10", requisite: three, preferred: "zone=z3; zone=z1; zone=z2"},
-			"073_plain":                  {claim: "testpvc", requisite: three, preferred: "zone=z3; zone=z1; zone=z2"},
-			"073_number_too_large":       {claim: "claim-4294967296", requisite: three, preferred: "zone=z3; zone=z1; zone=z2"},
-			"073_allowed":                {claim: "testset-2", allowed: [][]string{{"zone", "z4", "z1"}}, requisite: "zone=z1; zone=z4", preferred: "zone=z4; zone=z1"},
-			"075_late":                   {node: 2, requisite: three, preferred: "zone=z2; zone=z3; zone=z1"},
-			"075_late_allowed":           {node: 1, allowed: [][]string{{"zone", "z2", "z3"}}, requisite: "zone=z2; zone=z3", preferred: "zone=z3; zone=z2"},
+			"073_stateful_0":       {claim: "data-web-0", requisite: three, preferred: three},
+			"073_stateful_1":       {claim: "data-web-1", requisite: three, preferred: "zone=z2; zone=z3; zone=z1"},
+			"073_stateful_10":      {claim: "data-my-db-10", requisite: three, preferred: "zone=z3; zone=z1; zone=z2"},
+			"073_plain":            {claim: "testpvc", requisite: three, preferred: "zone=z3; zone=z1; zone=z2"},
+			"073_number_too_large": {claim: "claim-4294967296", requisite: three, preferred: "zone=z3; zone=z1; zone=z2"},
+			"073_allowed": {claim: "testset-2", allowed: [][]string{{"zone", "z4", "z1"}}, requisite: "zone=z1; zone=z4",
+				preferred: "zone=z4; zone=z1"},
+			"075_late": {node: 2, requisite: three, preferred: "zone=z2; zone=z3; zone=z1"},
+			"075_late_allowed": {node: 1, allowed: [][]string{{"zone", "z2", "z3"}}, requisite: "zone=z2; zone=z3",
+				preferred: "zone=z3; zone=z2"},
 			"078_node_is_not_allowed":    {node: 3, allowed: [][]string{{"zone", "z2", "z3"}}, fails: []string{f.nodeName(2), "allowed"}},
 			"078_nowhere_in_the_cluster": {node: 3, allowed: [][]string{{"zone", "z9"}}, fails: []string{f.nodeName(2), "allowed"}},
-			"078_allowed_by_another_key": {node: 3, allowed: [][]string{{"zone", "z1"}, {"rack", "A"}}, fails: []string{f.nodeName(2), "allowed"}},
+			"078_allowed_by_another_key": {node: 3, allowed: [][]string{{"zone", "z1"}, {"rack", "A"}},
+				fails: []string{f.nodeName(2), "allowed"}},
 		})
 	})
 	t.Run("zones_strict", func(t *testing.T) {
 		f := scenario(t, anywhere, func(c *Config) { c.StrictTopology = true })
 		f.places("z1", "z2", "z3")
 		f.place(map[string]placement{
-			"075_strict":                     {node: 2, requisite: "zone=z2", preferred: "zone=z2"},
-			"075_strict_allowed":             {node: 2, allowed: [][]string{{"zone", "z1", "z2"}}, requisite: "zone=z2", preferred: "zone=z2"},
+			"075_strict": {node: 2, requisite: "zone=z2", preferred: "zone=z2"},
+			"075_strict_allowed": {node: 2, allowed: [][]string{{"zone", "z1", "z2"}}, requisite: "zone=z2",
+				preferred: "zone=z2"},
 			"073_strict_is_for_late_binding": {claim: "data-web-1", requisite: three, preferred: "zone=z2; zone=z3; zone=z1"},
-			"078_strict":                     {node: 3, allowed: [][]string{{"zone", "z1", "z2"}}, fails: []string{f.nodeName(2), "allowed"}},
+			"078_strict": {node: 3, allowed: [][]string{{"zone", "z1", "z2"}},
+				fails: []string{f.nodeName(2), "allowed"}},
 		})
 	})
 	t.Run("zones_not_immediate", func(t *testing.T) {
 		f := scenario(t, anywhere, func(c *Config) { c.ImmediateTopology = false })
 		f.places("z1", "z2", "z3")
 		f.place(map[string]placement{
-			"074_absent":  {},
-			"074_allowed": {claim: "data-web-1", allowed: [][]string{{"zone", "z3", "z1"}}, requisite: "zone=z1; zone=z3", preferred: "zone=z1; zone=z3"},
-			"074_late":    {node: 3, requisite: three, preferred: "zone=z3; zone=z1; zone=z2"},
+			"074_absent": {},
+			"074_allowed": {claim: "data-web-1", allowed: [][]string{{"zone", "z3", "z1"}}, requisite: "zone=z1; zone=z3",
+				preferred: "zone=z1; zone=z3"},
+			"074_late": {node: 3, requisite: three, preferred: "zone=z3; zone=z1; zone=z2"},
 		})
 	})
 	t.Run("racks", func(t *testing.T) {
 		f := scenario(t, anywhere, nil)
 		f.places("z2 A", "z1 A", "z1 B")
 		f.place(map[string]placement{
-			"076_no_allowed": {node: 1, requisite: "rack=A,zone=z1; rack=A,zone=z2; rack=B,zone=z1", preferred: "rack=A,zone=z2; rack=B,zone=z1; rack=A,zone=z1"},
+			"076_no_allowed": {node: 1, requisite: "rack=A,zone=z1; rack=A,zone=z2; rack=B,zone=z1",
+				preferred: "rack=A,zone=z2; rack=B,zone=z1; rack=A,zone=z1"},
 			"076_allowed": {node: 1, allowed: [][]string{{"zone", "z1", "z2"}, {"rack", "A", "B"}},
-				requisite: "rack=A,zone=z1; rack=A,zone=z2; rack=B,zone=z1; rack=B,zone=z2", preferred: "rack=A,zone=z2; rack=B,zone=z1; rack=B,zone=z2; rack=A,zone=z1"},
-			"076_allowed_with_fewer_keys": {node: 3, allowed: [][]string{{"zone", "z2", "z1"}}, requisite: "zone=z1; zone=z2", preferred: "zone=z1; zone=z2"},
+				requisite: "rack=A,zone=z1; rack=A,zone=z2; rack=B,zone=z1; rack=B,zone=z2",
+				preferred: "rack=A,zone=z2; rack=B,zone=z1; rack=B,zone=z2; rack=A,zone=z1"},
+			"076_allowed_with_fewer_keys": {node: 3, allowed: [][]string{{"zone", "z2", "z1"}}, requisite: "zone=z1; zone=z2",
+				preferred: "zone=z1; zone=z2"},
 		})
 	})
 	t.Run("racks_strict", func(t *testing.T) {
 		f := scenario(t, anywhere, func(c *Config) { c.StrictTopology = true })
 		f.places("z2 A", "z1 B")
 		f.place(map[string]placement{
-			"076_strict_allowed_with_fewer_keys": {node: 2, allowed: [][]string{{"zone", "z1"}}, requisite: "rack=B,zone=z1", preferred: "rack=B,zone=z1"},
+			"076_strict_allowed_with_fewer_keys": {node: 2, allowed: [][]string{{"zone", "z1"}}, requisite: "rack=B,zone=z1",
+				preferred: "rack=B,zone=z1"},
 		})
 	})
 	t.Run("077_duplicates", func(t *testing.T) {
@@ -280,7 +291,8 @@ func accessible(segments ...map[string]string) csitest.Step {
 // setLabel changes a label of a node; "null" removes it.
 func (f *fixture) setLabel(node int, key, json string) {
 	f.Helper()
-	_, err := f.Client.CoreV1().Nodes().Patch(f.Context(), f.nodeName(node), types.MergePatchType, fmt.Appendf(nil, `{"metadata":{"labels":{%q:%s}}}`, f.label(key), json), metav1.PatchOptions{})
+	_, err := f.Client.CoreV1().Nodes().Patch(f.Context(), f.nodeName(node), types.MergePatchType,
+		fmt.Appendf(nil, `{"metadata":{"labels":{%q:%s}}}`, f.label(key), json), metav1.PatchOptions{})
 	f.Must(err)
 	f.seesNode(node)
 }

@@ -78,7 +78,8 @@ func TestRequirement(t *testing.T) {
 		"selected node, strict, not in the allowed topologies": {
 			known: zones, request: topologyRequest{strict: true, node: "node-2", allowed: allow(in("zone", "z1"))}, err: errTopology,
 		},
-		"selected node": {known: zones, request: topologyRequest{node: "node-1"}, requisite: "zone=z1; zone=z2; zone=z3", preferred: "zone=z2; zone=z3; zone=z1"},
+		"selected node": {known: zones, request: topologyRequest{node: "node-1"}, requisite: "zone=z1; zone=z2; zone=z3",
+			preferred: "zone=z2; zone=z3; zone=z1"},
 		"selected node, with allowed topologies": {known: zones, request: topologyRequest{
 			node: "node-1", allowed: allow(in("zone", "z2", "z1")),
 		},
@@ -99,10 +100,12 @@ func TestRequirement(t *testing.T) {
 			known: zones, request: topologyRequest{claim: "testpvc", allowed: allow(in("zone", "z3"))}, requisite: "zone=z3",
 			preferred: "zone=z3",
 		},
-		"two keys are ordered by key": {known: racks, request: topologyRequest{node: "node-0"}, requisite: "rack=A,zone=z1; rack=A,zone=z2; rack=B,zone=z1", preferred: "rack=A,zone=z2; rack=B,zone=z1; rack=A,zone=z1"},
+		"two keys are ordered by key": {known: racks, request: topologyRequest{node: "node-0"},
+			requisite: "rack=A,zone=z1; rack=A,zone=z2; rack=B,zone=z1", preferred: "rack=A,zone=z2; rack=B,zone=z1; rack=A,zone=z1"},
 		"allowed topologies are multiplied out": {known: racks, request: topologyRequest{
 			node: "node-0", allowed: allow(in("zone", "z1", "z2"), in("rack", "A", "B")),
-		}, requisite: "rack=A,zone=z1; rack=A,zone=z2; rack=B,zone=z1; rack=B,zone=z2", preferred: "rack=A,zone=z2; rack=B,zone=z1; rack=B,zone=z2; rack=A,zone=z1"},
+		}, requisite: "rack=A,zone=z1; rack=A,zone=z2; rack=B,zone=z1; rack=B,zone=z2",
+			preferred: "rack=A,zone=z2; rack=B,zone=z1; rack=B,zone=z2; rack=A,zone=z1"},
 		"allowed topology with fewer keys than the node": {
 			known: disks, request: topologyRequest{node: "node-0", allowed: allow(in("disk", "ssd"), in("zone", "z1"))},
 			requisite: "disk=ssd,zone=z1", preferred: "disk=ssd,zone=z1",
@@ -191,8 +194,8 @@ func TestAffinity(t *testing.T) {
 }
 
 // FuzzRequirement builds a cluster, and the topologies that a class allows, from bytes.
-// Whatever they are like, the preferred topologies are the requisite ones in another order,
-// without duplicates, and the selected node can reach what is preferred most.
+// The preferred topologies are always the requisite ones in another order, without
+// duplicates, and the selected node can reach the first of them.
 func FuzzRequirement(f *testing.F) {
 	f.Add([]byte("abcabc"), "data-web-0", true, false, uint8(1), "")
 	f.Add([]byte(""), "", false, true, uint8(0), "ab")

@@ -58,8 +58,9 @@ func TestTranscripts(t *testing.T) {
 		s.Golden("provision_and_delete")
 	})
 	t.Run("indeterminate_create", func(t *testing.T) {
-		s := newStory(t, csitest.Config{}, "A CreateVolume that exceeds --timeout is indeterminate: the volume may exist. The claim keeps\n"+
-			"its finalizer, and the same request is repeated until the driver returns a definite result.")
+		s := newStory(t, csitest.Config{},
+			"A CreateVolume that exceeds --timeout is indeterminate: the volume may exist. The claim keeps\n"+
+				"its finalizer, and the same request is repeated until the driver returns a definite result.")
 		s.cfg.RetryIntervalStart = 50 * time.Millisecond
 		s.Plugin.Next(create, csitest.DoAndHang())
 		s.start()
@@ -71,7 +72,8 @@ func TestTranscripts(t *testing.T) {
 		s.Golden("indeterminate_create")
 	})
 	t.Run("claim_deleted_while_indeterminate", func(t *testing.T) {
-		s := newStory(t, csitest.Config{}, "The process exits while CreateVolume runs, and the user deletes the claim. The finalizer keeps\n"+
+		s := newStory(t, csitest.Config{}, "The process exits while CreateVolume runs, and the user deletes the claim. The finalizer "+
+			"keeps\n"+
 			"the claim until the next leader has found the volume, which is then deleted.")
 		s.Plugin.Next(create, csitest.DoAndHang())
 		s.start()
