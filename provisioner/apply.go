@@ -102,7 +102,7 @@ func (a *applier) protectSource(ctx context.Context, s claimState, next operatio
 		}
 	}()
 	if err := a.sources.protect(ctx, *next.source, s.refs.uid); err != nil {
-		return a.reportFailure(s, fmt.Errorf("data source %s: protecting it by a finalizer: %w", next.source, err))
+		return a.reportFailure(s, fmt.Errorf("data source %s: adding source finalizer: %w", next.source, err))
 	}
 	t.release = unlock
 	return t, nil
@@ -122,7 +122,8 @@ func (a *applier) readSecrets(ctx context.Context, o operation, r *reads) (trans
 		return secretsRead(values), nil
 	case o.request.Secrets != nil:
 		r.freshSecrets = true
-		klog.FromContext(ctx).Error(err, "Rereading the secret failed, repeating the request with its last values", "stage", o.stage)
+		klog.FromContext(ctx).Error(err, "Reading the secret again failed, retrying with the previous values",
+			"secret", klog.KRef(o.plan.Secrets.Provisioner.Namespace, o.plan.Secrets.Provisioner.Name), "stage", o.stage)
 		return transition{}, nil
 	case o.called:
 		if kube.IsNotFound(err) {
@@ -157,7 +158,7 @@ func (a *applier) protect(ctx context.Context, s claimState) (transition, error)
 	if !s.op.called {
 		return transition{}, err
 	}
-	klog.FromContext(ctx).Error(err, "Protecting the claim failed", "stage", s.op.stage)
+	klog.FromContext(ctx).Error(err, "Adding the finalizer to the PVC failed", "stage", s.op.stage)
 	return recordNotWritten(), nil
 }
 
@@ -214,5 +215,5 @@ func (a *applier) announce(key claimKey, o operation) {
 	}
 }
 
-// slowCall is how long a call takes before the event Provisioning is worth sending.
+// slowCall is the duration of a call after which the event Provisioning is sent.
 const slowCall = time.Second

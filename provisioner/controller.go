@@ -60,7 +60,7 @@ type Deps struct {
 	RemovableFinalizers func(*corev1.PersistentVolume) []string
 	// VolumeObserver is notified of the outcome of calls; nil: none.
 	VolumeObserver VolumeObserver
-	// Locks keeps other roles from unpublishing a volume while the driver deletes it.
+	// Locks keeps the node controller from a volume during a call; the other roles share the locks.
 	Locks *volumelock.Locks
 }
 
@@ -162,7 +162,7 @@ func (c *Controller) loopConfig(name string) workloop.Config {
 // again then. Nothing that the loops keep outlives it: another replica may lead meanwhile.
 func (c *Controller) Run(ctx context.Context) error {
 	if n := c.cfg.VolumeNameUUIDLength; n >= 0 && n < 16 {
-		klog.FromContext(ctx).Info("Volume names may collide", "volumeNameUUIDLength", n)
+		klog.FromContext(ctx).Info("Volume names may collide. Increase --volume-name-uuid-length", "volumeNameUUIDLength", n)
 	}
 	claims, err := kube.NewMutationCache(c.claims)
 	if err != nil {

@@ -73,7 +73,7 @@ func (a *applier) existingPV(
 		a.c.claimFailed(o.claim, failedEvent(o.plan.ClassName, err))
 		return nil, noVolume(nil), err
 	}
-	err = fmt.Errorf("PersistentVolume %q already exists, for another volume than %q", name, o.volumeID)
+	err = fmt.Errorf("PersistentVolume %q already exists with another volumeHandle than %q", name, o.volumeID)
 	return nil, volumeRejected(o.volumeID, o.pv.Spec.NodeAffinity, err), err
 }
 
@@ -107,7 +107,7 @@ func (a *applier) saveAll(ctx context.Context) {
 				_, _, _ = a.ops.transition(key, t) // legal from stage created, in which no worker runs any more
 			}
 			if err != nil {
-				klog.FromContext(ctx).Error(err, "Volume not saved; the next leader finds it by its name while the claim exists",
+				klog.FromContext(ctx).Error(err, "PersistentVolume not created. The next leader retries CreateVolume while the PVC exists",
 					"persistentVolumeClaim", klog.KRef(key.Namespace, key.Name), "volumeHandle", o.volumeID, "stage", o.stage)
 			}
 			return nil

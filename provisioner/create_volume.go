@@ -104,7 +104,7 @@ func (a *applier) deleteRejected(ctx context.Context, key claimKey, o operation)
 	defer cancel()
 	_, err := a.c.deps.CSI.DeleteVolume(call, &csi.DeleteVolumeRequest{VolumeId: o.volumeID, Secrets: o.request.GetSecrets()})
 	if err != nil {
-		err = fmt.Errorf("%w; deleting volume %q failed and is retried: %w", o.rejectReason, o.volumeID, err)
+		err = fmt.Errorf("deleting unusable volume %q: %w (unusable because: %w)", o.volumeID, err, o.rejectReason)
 		a.c.claimFailed(o.claim, failedEvent(o.plan.ClassName, err))
 		return transition{}, err
 	}

@@ -1,16 +1,13 @@
 package provisioner
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"net/url"
 	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	storagehelpers "k8s.io/component-helpers/storage/volume"
 	"k8s.io/utils/ptr"
 
@@ -57,7 +54,7 @@ func (a action) String() string {
 	}[a]
 }
 
-// step is what decide has chosen, and with what.
+// step holds the action that decide has chosen and its arguments.
 type step struct {
 	action action
 	reason string
@@ -128,7 +125,7 @@ func (d decision) backOff() step {
 	return step{action: doBackOff, reason: "CallFailed", err: d.failure.err}
 }
 
-// decideRequested calls CreateVolume for the first time, if the claim still waits for its volume.
+// decideRequested returns the step before or of the first CreateVolume, if the claim still waits for its volume.
 func (d decision) decideRequested() step {
 	wanted := d.claim != nil && d.claim.DeletionTimestamp == nil && d.claim.Spec.VolumeName == ""
 	switch {
@@ -148,42 +145,6 @@ func (d decision) decideRequested() step {
 	}
 	return step{action: doCreateVolume, reason: "Requested"}
 }
-
-// decideIndeterminate repeats the call. Neither the state of the claim nor its deletion
-// changes the request.
-func (d decision) decideIndeterminate() step {
-	switch {
-	case d.mustRecord():
-		return step{action: doProtect, reason: "Indeterminate"}
-	case d.failure != nil:
-		return d.backOff()
-	case d.ProvisioningProtection == ProtectionOff && d.classRecreated() && d.canRequest():
-		return d.decideAgain()
-	}
-	if st, blocked := d.beforeCall(); blocked {
-		return st
-	}
-	return step{action: doCreateVolume, reason: "Indeterminate"}
-}
-
-// decideAgain prepares the request from the recreated class, as csi-provisioner does.
-func (d decision) decideAgain() step {
-	st := d.decideRequest("ClassRecreated")
-	if st.action == doReschedule { // a volume may exist on the selected node
-		st.action = doFail
-	}
-	return st
-}
-
-// canRequest reports whether the claim would be provisioned if it were new.
-func (d decision) canRequest() bool {
-	waitsForNode := kube.WaitsForFirstConsumer(d.class) && selectedNode(d.claim) == ""
-	return d.claim.DeletionTimestamp == nil && d.is(d.class.Provisioner) && !waitsForNode
-}
-
-// classRecreated reports whether the class of the claim is another object than the one the
-// request was prepared from.
-func (s claimState) classRecreated() bool { return s.class != nil && s.class.UID != s.op.classUID }
 
 func (d decision) decideRejected() step {
 	switch {
@@ -218,17 +179,6 @@ func (d decision) beforeCall() (st step, blocked bool) {
 	return step{}, false
 }
 
-// canProtect reports whether the claim can be given the finalizer, and lacks it.
-func (d decision) canProtect() bool {
-	return d.claim != nil && d.claim.DeletionTimestamp == nil && !isProtected(d.claim)
-}
-
-// mustRecord reports whether the request must be recorded on the claim at once: a volume
-// may exist that the next leader does not know.
-func (d decision) mustRecord() bool {
-	return d.canProtect() && !d.op.recordFailed && d.ProvisioningProtection != ProtectionOff
-}
-
 func (d decision) decidePVCreated() step {
 	switch {
 	case d.claim == nil:
@@ -243,46 +193,8 @@ func (d decision) decidePVCreated() step {
 	return step{reason: "PVCreated"}
 }
 
-// decideResume repeats the CreateVolume of an earlier process that exited before it knew the
-// outcome. It applies to a claim that is being deleted, too.
-func (d decision) decideResume() step {
-	class := storagehelpers.GetPersistentVolumeClaimClass(d.claim)
-	cannot := func(reason string, cause error, fix string) step {
-		return step{action: doFail, reason: reason, err: cannotRetry(d.volumeName(d.claim.UID), cause, fix)}
-	}
-	switch {
-	case d.NodeDeployment && nodeOf(d.claim) != d.NodeName:
-		return step{action: doForget, reason: "OfAnotherNode"}
-	case d.class == nil || !d.is(d.class.Provisioner): // the request of a class of another driver would differ
-		err := fmt.Errorf("StorageClass %q was deleted or belongs to another driver", class)
-		return cannot("ClassDeleted", err, "Recreate the StorageClass")
-	case d.needsRefs(d.claim) && d.refs == nil:
-		return step{action: doReadReferences, reason: "RecordFound"}
-	case d.refs != nil && isReadError(d.refs.err):
-		return step{action: doFail, reason: "CannotRead", err: d.refs.err}
-	case d.refs != nil && d.refs.err != nil:
-		return cannot("SourceDeleted", d.refs.err, "Recreate the data source or the VolumeAttributesClass")
-	}
-	next, err := d.resume(d.claim, d.class, d.refs, d.known)
-	switch {
-	case errors.Is(err, errRequestChanged):
-		return cannot("RequestChanged", err, "Restore the StorageClass parameters, the referenced object or the flag")
-	case err != nil:
-		return step{action: doFail, reason: "CannotResume", err: err}
-	}
-	return d.begin("RecordFound", next)
-}
-
-// isReadError reports whether err means that an object could not be read, rather than that it
-// does not exist or cannot be used.
-func isReadError(err error) bool {
-	var answer apierrors.APIStatus
-	var request *url.Error
-	return !kube.IsNotFound(err) && (errors.As(err, &answer) || errors.As(err, &request) || errors.Is(err, context.Canceled))
-}
-
-// maxTopologyFailures is how many failures in a row for lack of topology a selected node
-// is given before the scheduler is asked for another.
+// maxTopologyFailures bounds the failures in a row for lack of topology before the scheduler
+// must select another node.
 const maxTopologyFailures = 5
 
 func (d decision) decideNew() step {
@@ -305,7 +217,7 @@ func (d decision) decideNew() step {
 	switch {
 	case d.volume != nil:
 		return step{action: doFail, reason: "NameTaken", err: fmt.Errorf(
-			"PersistentVolume %q exists and is not for this PVC. %s", d.volume.Name, namesCollide)}
+			"PersistentVolume %q already exists: spec.claimRef names another PVC. %s", d.volume.Name, namesCollide)}
 	case d.op.infeasible.holds(d.claimState):
 		return step{action: doWait, reason: "Infeasible", until: d.op.infeasible.until}
 	}

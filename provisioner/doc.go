@@ -8,6 +8,9 @@
 //     PersistentVolume whose reclaim policy is Delete (KEP-2644);
 //   - the finalizer storage-controller.io/provisioning and an annotation beside it on
 //     a claim while the outcome of CreateVolume is unknown, see --provisioning-protection;
+//   - the finalizers of [kube.CloningProtection] and [kube.SnapshotProtection] on the source
+//     of a clone or a restored snapshot while it is copied;
+//   - the annotation volume.kubernetes.io/selected-node on a claim, in distributed provisioning;
 //   - the removal of volume.kubernetes.io/selected-node from a claim that cannot be
 //     provisioned on that node.
 //
@@ -16,21 +19,21 @@
 // The volume of a claim passes through these stages. Each line is a transition of the
 // [operation] of the claim; the process may exit before and after each of them.
 //
-//	pending       ─ begin ─────────► requested      a CreateVolume request is prepared
-//	pending       ─ resume ────────► indeterminate  an earlier process recorded a request on the claim
-//	requested     ─ indeterminate ─► indeterminate  CreateVolume returned no definite result
-//	requested     ─ created ───────► created        CreateVolume returned a volume
-//	indeterminate ─ created ───────► created
-//	requested     ─ rejected ──────► rejected       CreateVolume returned a volume that cannot be used
-//	indeterminate ─ rejected ──────► rejected
-//	created       ─ saved ─────────► pvCreated      the PersistentVolume is created
-//	created       ─ indeterminate ─► indeterminate  an earlier PersistentVolume of the claim is being deleted
-//	created       ─ rejected ──────► rejected       a PersistentVolume of that name has another volume
-//	requested     ─ final ─────────► pending        no volume exists and none will: final error, or never called
-//	indeterminate ─ final ─────────► pending        final error
-//	created       ─ final ─────────► pending        the volume belongs to another claim
-//	rejected      ─ final ─────────► pending        the volume is deleted again
-//	pvCreated     ─ unbound ───────► pending        the PersistentVolume was deleted before the claim was bound
+//	pending       ─ begin ───────────► requested      a CreateVolume request is prepared
+//	pending       ─ resume ──────────► indeterminate  an earlier process recorded a request on the claim
+//	requested     ─ outcomeUnknown ──► indeterminate  CreateVolume returned no definite result
+//	requested     ─ volumeCreated ───► created        CreateVolume returned a volume
+//	indeterminate ─ volumeCreated ───► created
+//	requested     ─ volumeRejected ──► rejected       CreateVolume returned a volume that cannot be used
+//	indeterminate ─ volumeRejected ──► rejected
+//	created       ─ pvSaved ─────────► pvCreated      the PersistentVolume is created
+//	created       ─ outcomeUnknown ──► indeterminate  an earlier PersistentVolume of the claim is being deleted
+//	created       ─ volumeRejected ──► rejected       a PersistentVolume of that name has another volume
+//	requested     ─ noVolume ────────► pending        no volume exists and none will: final error, or never called
+//	indeterminate ─ noVolume ────────► pending        final error
+//	created       ─ noVolume ────────► pending        the volume belongs to another claim
+//	rejected      ─ noVolume ────────► pending        the volume is deleted again
+//	pvCreated     ─ unbound ─────────► pending        the PersistentVolume was deleted before the claim was bound
 //
 // An indeterminate request is repeated with equal arguments until the driver returns a
 // definite result. A claim that is bound or deleted is forgotten in the stages pending
@@ -43,7 +46,7 @@
 //
 // # Loops
 //
-// [Controller.Run] starts four small things: the claim loop (gather, decide, apply), the
-// volume loop, the protector of the sources of clones and restored snapshots, and the
-// ownership of claims in distributed provisioning.
+// [Controller.Run] starts the claim loop (gather, decide, apply), the volume loop, the queues
+// that release the sources of clones and restored snapshots, and the watches of optional kinds.
+// In distributed provisioning the claim loop consults nodeOwnership before it selects this node.
 package provisioner

@@ -69,7 +69,7 @@ const namesCollide = "If volume names are too short, increase --volume-name-uuid
 // cannotRetry returns the error for a claim whose CreateVolume has no definite result and
 // cannot be repeated for cause. fix is an imperative without a period.
 func cannotRetry(volume string, cause error, fix string) error {
-	return fmt.Errorf("the outcome of an earlier CreateVolume call is unknown and it cannot be retried: %w. %s. "+
+	return fmt.Errorf("CreateVolume is indeterminate and cannot be retried: %w. %s. "+
 		"If you have verified on the storage backend that volume %q does not exist, remove finalizer %s from this PVC instead",
 		cause, fix, volume, kube.ProvisioningFinalizer)
 }

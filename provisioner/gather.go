@@ -24,7 +24,7 @@ func keyOf(claim *corev1.PersistentVolumeClaim) claimKey {
 	return claimKey{claim.Namespace, claim.Name, claim.UID}
 }
 
-// claimState is everything that decide may look at.
+// claimState holds the state that decide reads.
 type claimState struct {
 	claim  *corev1.PersistentVolumeClaim // nil: deleted
 	class  *storagev1.StorageClass       // nil: deleted, or the claim is

@@ -31,27 +31,48 @@ func (s stage) String() string {
 // inProgress reports whether the driver may have, or get, a volume for the claim.
 func (s stage) inProgress() bool { return s != pending && s != pvCreated }
 
+// transitionName names a transition in logs, and in doc.go; each but four has a constructor of that name.
+type transitionName string
+
+const (
+	onNoTopology       transitionName = "noTopology"
+	onBegin            transitionName = "begin"
+	onResume           transitionName = "resume"
+	onSecretsRead      transitionName = "secretsRead"
+	onCreateCalled     transitionName = "createCalled"
+	onOutcomeUnknown   transitionName = "outcomeUnknown"
+	onRecordNotWritten transitionName = "recordNotWritten"
+	onPrepareAgain     transitionName = "prepareAgain"
+	onVolumeCreated    transitionName = "volumeCreated"
+	onVolumeRejected   transitionName = "volumeRejected"
+	onNoVolume         transitionName = "noVolume"
+	onPVSaved          transitionName = "pvSaved"
+	onClaimUnprotected transitionName = "claimUnprotected"
+	onBound            transitionName = "bound"
+	onUnbound          transitionName = "unbound"
+)
+
 // transitions lists everything that may happen to an operation: per transition the stages
 // in which it is legal, and the stage that follows.
-var transitions = map[string]map[stage]stage{
-	"noTopology":    {pending: pending},
-	"begin":         {pending: requested},
-	"resume":        {pending: indeterminate},
-	"secretsRead":   {requested: requested, indeterminate: indeterminate, rejected: rejected},
-	"called":        {requested: requested, indeterminate: indeterminate},
-	"indeterminate": {requested: indeterminate, indeterminate: indeterminate, created: indeterminate},
-	"recordFailed":  {requested: requested, indeterminate: indeterminate, rejected: rejected},
-	"prepareAgain":  {requested: requested, indeterminate: indeterminate},
-	"created":       {requested: created, indeterminate: created},
-	"rejected":      {requested: rejected, indeterminate: rejected, created: rejected},
-	"final":         {requested: pending, indeterminate: pending, created: pending, rejected: pending},
-	"saved":         {created: pvCreated},
-	"unprotected":   {pending: pending, pvCreated: pvCreated},
-	"bound":         {pvCreated: pvCreated},
-	"unbound":       {pvCreated: pending},
+var transitions = map[transitionName]map[stage]stage{
+	onNoTopology:       {pending: pending},
+	onBegin:            {pending: requested},
+	onResume:           {pending: indeterminate},
+	onSecretsRead:      {requested: requested, indeterminate: indeterminate, rejected: rejected},
+	onCreateCalled:     {requested: requested, indeterminate: indeterminate},
+	onOutcomeUnknown:   {requested: indeterminate, indeterminate: indeterminate, created: indeterminate},
+	onRecordNotWritten: {requested: requested, indeterminate: indeterminate, rejected: rejected},
+	onPrepareAgain:     {requested: requested, indeterminate: indeterminate},
+	onVolumeCreated:    {requested: created, indeterminate: created},
+	onVolumeRejected:   {requested: rejected, indeterminate: rejected, created: rejected},
+	onNoVolume:         {requested: pending, indeterminate: pending, created: pending, rejected: pending},
+	onPVSaved:          {created: pvCreated},
+	onClaimUnprotected: {pending: pending, pvCreated: pvCreated},
+	onBound:            {pvCreated: pvCreated},
+	onUnbound:          {pvCreated: pending},
 }
 
-// operation is what the claim loop keeps of a claim from its first request until the claim
+// operation holds the state of a claim from its first request until the claim
 // is bound or deleted. It is lost when the process exits or loses its Lease; the next
 // leader continues from the record on the claim.
 type operation struct {
@@ -94,7 +115,7 @@ type infeasible struct {
 
 // transition changes an operation. The zero value changes nothing.
 type transition struct {
-	name string // key of transitions
+	name transitionName
 	set  func(*operation)
 	// release, if not nil, is called once the transition is recorded.
 	release func()
@@ -102,9 +123,9 @@ type transition struct {
 
 // beginRequest takes up a prepared request, or that of an earlier process.
 func beginRequest(next operation) transition {
-	name := "begin"
+	name := onBegin
 	if next.called {
-		name = "resume"
+		name = onResume
 	}
 	return transition{name: name, set: func(o *operation) {
 		if next.began.IsZero() {
@@ -118,13 +139,13 @@ func beginRequest(next operation) transition {
 // prepareAgain replaces an indeterminate request by one of the recreated class, as
 // csi-provisioner does; see --provisioning-protection=off.
 func prepareAgain(next operation) transition {
-	return transition{name: "prepareAgain", set: func(o *operation) {
+	return transition{name: onPrepareAgain, set: func(o *operation) {
 		o.claim, o.classUID, o.request, o.plan = next.claim, next.classUID, next.request, next.plan
 	}}
 }
 
 func secretsRead(values map[string]string) transition {
-	return transition{name: "secretsRead", set: func(o *operation) {
+	return transition{name: onSecretsRead, set: func(o *operation) {
 		o.request = proto.CloneOf(o.request) // others hold the old one
 		o.request.Secrets = values
 	}}
@@ -132,23 +153,23 @@ func secretsRead(values map[string]string) transition {
 
 // createCalled records the call before it is made: after a panic in it the outcome is unknown.
 func createCalled() transition {
-	return transition{name: "called", set: func(o *operation) { o.called = true }}
+	return transition{name: onCreateCalled, set: func(o *operation) { o.called = true }}
 }
 
 func outcomeUnknown() transition {
-	return transition{name: "indeterminate", set: func(o *operation) { o.pv, o.recordFailed = nil, false }}
+	return transition{name: onOutcomeUnknown, set: func(o *operation) { o.pv, o.recordFailed = nil, false }}
 }
 
 func recordNotWritten() transition {
-	return transition{name: "recordFailed", set: func(o *operation) { o.recordFailed = true }}
+	return transition{name: onRecordNotWritten, set: func(o *operation) { o.recordFailed = true }}
 }
 
 func volumeCreated(pv *corev1.PersistentVolume, id string) transition {
-	return transition{name: "created", set: func(o *operation) { o.pv, o.volumeID = pv, id }}
+	return transition{name: onVolumeCreated, set: func(o *operation) { o.pv, o.volumeID = pv, id }}
 }
 
 func volumeRejected(id string, affinity *corev1.VolumeNodeAffinity, reason error) transition {
-	return transition{name: "rejected", set: func(o *operation) {
+	return transition{name: onVolumeRejected, set: func(o *operation) {
 		o.pv, o.volumeID, o.affinity, o.rejectReason = nil, id, affinity, reason
 	}}
 }
@@ -156,7 +177,7 @@ func volumeRejected(id string, affinity *corev1.VolumeNodeAffinity, reason error
 // noVolume ends an operation for which no volume exists and none will. The claim may
 // still be protected.
 func noVolume(i *infeasible) transition {
-	return transition{name: "final", set: func(o *operation) {
+	return transition{name: onNoVolume, set: func(o *operation) {
 		*o = operation{began: o.began, announced: o.announced, infeasible: o.infeasible, finalResult: true}
 		if i != nil {
 			o.infeasible = i
@@ -165,26 +186,26 @@ func noVolume(i *infeasible) transition {
 }
 
 func pvSaved() transition {
-	return transition{name: "saved", set: func(o *operation) {
+	return transition{name: onPVSaved, set: func(o *operation) {
 		*o = operation{began: o.began, announced: o.announced, infeasible: o.infeasible}
 	}}
 }
 
 func claimUnprotected() transition {
-	return transition{name: "unprotected", set: func(o *operation) { o.finalResult = false }}
+	return transition{name: onClaimUnprotected, set: func(o *operation) { o.finalResult = false }}
 }
 
 // claimRefetched follows the deletion of a saved PersistentVolume.
 func claimRefetched(bound bool) transition {
-	name := "unbound"
+	name := onUnbound
 	if bound {
-		name = "bound"
+		name = onBound
 	}
 	return transition{name: name, set: func(o *operation) { o.pvDeleted = false }}
 }
 
 func noTopology(anywhere bool) transition {
-	return transition{name: "noTopology", set: func(o *operation) {
+	return transition{name: onNoTopology, set: func(o *operation) {
 		o.topologyFailures++
 		o.awaitsTopology = o.awaitsTopology || anywhere
 	}}

@@ -27,7 +27,7 @@ func TestDrawing(t *testing.T) {
 	for name, stages := range transitions {
 		for from, to := range stages {
 			if from != to {
-				want = append(want, arrow{from.String(), name, to.String()})
+				want = append(want, arrow{from.String(), string(name), to.String()})
 			}
 		}
 	}
@@ -60,7 +60,7 @@ func allTransitions() []transition {
 // TestTransitions tries each transition in each stage: it leads where the table says, or is
 // an error that changes nothing.
 func TestTransitions(t *testing.T) {
-	names := map[string]bool{}
+	names := map[transitionName]bool{}
 	for _, tr := range allTransitions() {
 		names[tr.name] = true
 		for from := pending; from <= pvCreated; from++ {

@@ -259,7 +259,7 @@ func (o *nodeOwnership) selectThisNode(ctx context.Context, key claimKey, s clai
 	won := false
 	defer func() { o.endTry(won) }()
 	if enough, err := o.hasCapacity(ctx, s); err != nil {
-		// The claim is tried, so that its events show why it fails.
+		// Select this node anyway: the failing CreateVolume sends an event.
 		klog.FromContext(ctx).Error(err, "Reading the capacity of this node failed")
 	} else if !enough {
 		o.failed(key)
@@ -268,7 +268,7 @@ func (o *nodeOwnership) selectThisNode(ctx context.Context, key claimKey, s clai
 	live, exists, err := o.claims.Refetch(ctx, o.c.deps.Client.CoreV1().PersistentVolumeClaims(key.Namespace), s.claim)
 	switch {
 	case err != nil:
-		return fmt.Errorf("reading claim %s before owning it: %w", key, err)
+		return fmt.Errorf("reading claim %s before selecting this node: %w", key, err)
 	case !exists, live.ResourceVersion != s.claim.ResourceVersion:
 		return nil // decide has not seen this
 	}
@@ -283,7 +283,7 @@ func (o *nodeOwnership) selectThisNode(ctx context.Context, key claimKey, s clai
 		return nil
 	case err != nil:
 		o.failed(key)
-		err = fmt.Errorf("owning claim %s: %w", key, err)
+		err = fmt.Errorf("setting the selected node of claim %s: %w", key, err)
 		if apierrors.IsInvalid(err) || apierrors.IsForbidden(err) { // a policy or a permission: a retry alone does not help
 			o.c.claimFailed(live, failedEvent(storagehelpers.GetPersistentVolumeClaimClass(live), err))
 		}

@@ -201,7 +201,7 @@ func provisionerScenarioNode(t *testing.T) {
 		})
 		n1.makeClass(nil)
 		claim := n1.claim(nil)
-		n1.event("ProvisioningFailed", "owning claim "+n1.Namespace+"/data")
+		n1.event("ProvisioningFailed", "setting the selected node of claim "+n1.Namespace+"/data")
 		n1.Calls(create, 0)
 		refused.Store(false)
 		n1.saved(claim)

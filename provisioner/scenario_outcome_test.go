@@ -135,7 +135,7 @@ func rereadFails(t *testing.T) {
 	mu.Lock()
 	defer mu.Unlock()
 	if !slices.ContainsFunc(lines, func(l string) bool {
-		return strings.Contains(l, "Rereading the secret failed") && strings.Contains(l, f.Namespace+"/login") &&
+		return strings.Contains(l, "Reading the secret again failed") && strings.Contains(l, f.Namespace+"/login") &&
 			strings.Contains(l, "indeterminate")
 	}) {
 		t.Errorf("not among the lines %q", lines)

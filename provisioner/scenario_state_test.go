@@ -577,8 +577,8 @@ func provisionerScenarioAnswers(t *testing.T) {
 			claim := f.claim(nil)
 			f.volume("pvc-"+string(claim.UID), corev1.VolumeBound, nil)
 			f.makeClass(nil)
-			f.event("ProvisioningFailed", "is not for this PVC")
-			events := f.event("ProvisioningFailed", "is not for this PVC") // again
+			f.event("ProvisioningFailed", "already exists: spec.claimRef names another PVC")
+			events := f.event("ProvisioningFailed", "already exists: spec.claimRef names another PVC") // again
 			f.Calls(create, 0)
 			if n := count(events, "Succeeded"); n > 0 {
 				t.Errorf("events %q", events)
@@ -588,7 +588,7 @@ func provisionerScenarioAnswers(t *testing.T) {
 			same  bool // the driver has one volume for both
 			event string
 		}{
-			"at_the_last_moment":    {false, "already exists, for another volume"},
+			"at_the_last_moment":    {false, "already exists with another volumeHandle"},
 			"and_of_its_volume_too": {true, "is not for this PVC"},
 		} {
 			t.Run(name, func(t *testing.T) {
@@ -955,7 +955,7 @@ func provisionerScenarioDeletion(t *testing.T) {
 				volumerules.AnnDeletionSecretNamespace: f.Namespace}
 		})
 		f.event(
-			"Warning VolumeFailedDelete rpc error: code = Unauthenticated desc = no key; DeleteVolume was called without its secret",
+			"Warning VolumeFailedDelete rpc error: code = Unauthenticated desc = no key; DeleteVolume without secret",
 			"deleted",
 		)
 		f.gone(pv)

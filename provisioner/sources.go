@@ -64,7 +64,7 @@ func (p *sourceProtector) protect(ctx context.Context, key volumerules.Source, u
 	}
 	_, err := addFinalizer(ctx, p.c.deps.Snapshots.VolumeSnapshots(key.Namespace), key.Name, uid, kube.SnapshotProtection)
 	if apierrors.IsForbidden(err) {
-		klog.FromContext(ctx).Info("No permission to protect the VolumeSnapshot while it is restored; grant update on volumesnapshots",
+		klog.FromContext(ctx).Info("VolumeSnapshot is restored without finalizer: no permission. Grant patch on volumesnapshots",
 			"volumeSnapshot", klog.KRef(key.Namespace, key.Name), "err", err)
 		return nil
 	}
@@ -116,10 +116,10 @@ func (p *sourceProtector) sync(ctx context.Context, key volumerules.Source) (tim
 	case kube.IsNotFound(err):
 		return time.Time{}, nil
 	case apierrors.IsForbidden(err):
-		klog.FromContext(ctx).Info("No permission to remove the finalizer that protected a source", "source", key.String(), "err", err)
+		klog.FromContext(ctx).Info("No permission to remove the source finalizer. Grant patch on it", "source", key.String(), "err", err)
 		return time.Now().Add(p.c.cfg.RetryIntervalMax), nil
 	case err != nil:
-		return time.Time{}, fmt.Errorf("%s: removing the finalizer that protected it: %w", key, err)
+		return time.Time{}, fmt.Errorf("removing source finalizer from %s: %w", key, err)
 	}
 	return time.Time{}, nil
 }

@@ -76,7 +76,7 @@ func (l *volumeLoop) deleteVolume(ctx context.Context, pv *corev1.PersistentVolu
 	defer cancel()
 	if _, err := l.c.deps.CSI.DeleteVolume(call, &csi.DeleteVolumeRequest{VolumeId: handle, Secrets: secrets}); err != nil {
 		if missing != nil {
-			err = fmt.Errorf("%w; DeleteVolume was called without its secret: %w", err, missing)
+			err = fmt.Errorf("%w; DeleteVolume without secret: %w", err, missing)
 		}
 		return l.failed(live, err)
 	}

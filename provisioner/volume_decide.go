@@ -12,7 +12,7 @@ import (
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
-// pvState is everything that decideVolume may look at.
+// pvState holds the state that decideVolume reads.
 type pvState struct {
 	pv          *corev1.PersistentVolume // nil: deleted
 	attachments []*storagev1.VolumeAttachment

@@ -152,7 +152,7 @@ func (l *volumeLoop) forget(pv types.UID) {
 	delete(l.removals, pv)
 }
 
-// blockedWarning is how long an attachment may delay a deletion before an event is sent;
+// blockedWarning bounds the delay of a deletion by an attachment before an event is sent;
 // detaching usually takes a while.
 const blockedWarning = time.Minute
 

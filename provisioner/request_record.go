@@ -137,7 +137,7 @@ func nodeOf(claim *corev1.PersistentVolumeClaim) string {
 }
 
 // errRequestChanged says that the recorded request cannot be prepared again.
-var errRequestChanged = errors.New("the request would differ")
+var errRequestChanged = errors.New("CreateVolume request has changed")
 
 // resume prepares the request again that an earlier process recorded on a protected claim.
 func (d driver) resume(
