@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -214,6 +213,3 @@ func (a *applier) announce(key claimKey, o operation) {
 		a.c.event(o.claim, provisioningEvent(o.claim))
 	}
 }
-
-// slowCall is the duration of a call after which the event Provisioning is sent.
-const slowCall = time.Second

@@ -18,6 +18,9 @@ import (
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
+// slowCall is the duration of a call after which the event Provisioning is sent.
+const slowCall = time.Second
+
 // createVolume calls CreateVolume and returns what its outcome means.
 func (a *applier) createVolume(ctx context.Context, key claimKey, s claimState) (transition, error) {
 	o := s.op

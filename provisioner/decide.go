@@ -244,7 +244,7 @@ func (d decision) decideRequest(reason string) step {
 	chosen := d.claim.Annotations[storagehelpers.AnnSelectedNode] != "" // no scheduler replaces the alpha annotation
 	request, p, err := d.prepare(d.claim, class, node, d.refs, d.requirementFor(d.claim, class, node, d.known))
 	switch {
-	case errors.Is(err, errNodeGone) && chosen:
+	case errors.Is(err, errNodeNotFound) && chosen:
 		return step{action: doReschedule, reason: "NodeDeleted", err: err}
 	case errors.Is(err, errTopology) && chosen && d.op.topologyFailures+1 >= maxTopologyFailures:
 		return step{action: doReschedule, reason: "NoTopologyForLong", err: err}

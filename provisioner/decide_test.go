@@ -199,7 +199,7 @@ func TestDecide(t *testing.T) {
 		"the chosen node was deleted": {
 			driver: func(d *driver) { d.topology = true },
 			claim:  testClaim(func(c *corev1.PersistentVolumeClaim) { c.Annotations[storagehelpers.AnnSelectedNode] = "node-9" }),
-			class:  testClass(late), want: doReschedule, reason: "NodeDeleted", err: errNodeGone,
+			class:  testClass(late), want: doReschedule, reason: "NodeDeleted", err: errNodeNotFound,
 		},
 		"no topology on the chosen node": {driver: func(d *driver) { d.topology = true }, claim: testClaim(onNodeZero),
 			class: testClass(func(c *storagev1.StorageClass) { late(c); c.AllowedTopologies = allow(in("zone", "b")) }),
@@ -220,7 +220,7 @@ func TestDecide(t *testing.T) {
 		},
 		"the node of the alpha annotation was deleted": {
 			driver: func(d *driver) { d.topology = true }, claim: testClaim(alpha), class: testClass(nil), want: doFail,
-			reason: "CannotRequest", err: errNodeGone,
+			reason: "CannotRequest", err: errNodeNotFound,
 		},
 		"no topology for long, with the alpha annotation": {driver: func(d *driver) { d.topology = true },
 			claim: testClaim(func(c *corev1.PersistentVolumeClaim) { c.Annotations[annSelectedNodeAlpha] = "node-0" }),

@@ -41,8 +41,8 @@ func flatten(allowed []corev1.TopologySelectorTerm) []topology.Segment {
 }
 
 var (
-	// errNodeGone makes the scheduler select another node.
-	errNodeGone = errors.New("not found")
+	// errNodeNotFound makes the scheduler select another node.
+	errNodeNotFound = errors.New("not found")
 	// errTopology lasts until a Node, a CSINode or the class changes.
 	errTopology = errors.New("no topology")
 )
@@ -57,7 +57,7 @@ type topologyRequest struct {
 
 // requirement returns the requisite and preferred topologies of a volume (CSI spec,
 // "TopologyRequirement"; KEP-557). It is nil if every topology is acceptable. Errors wrap
-// errNodeGone or errTopology.
+// errNodeNotFound or errTopology.
 func requirement(r topologyRequest, known *topology.Aggregate) (*csi.TopologyRequirement, error) {
 	var keys []string
 	var selected topology.Segment
@@ -112,11 +112,11 @@ func requirement(r topologyRequest, known *topology.Aggregate) (*csi.TopologyReq
 func segmentOfNode(node string, known *topology.Aggregate) (keys []string, segment topology.Segment, err error) {
 	keys, ok := known.Keys(node)
 	if !ok {
-		return nil, nil, fmt.Errorf("CSINode %q %w", node, errNodeGone)
+		return nil, nil, fmt.Errorf("CSINode %q %w", node, errNodeNotFound)
 	}
 	labels, ok := known.Labels(node)
 	if !ok {
-		return nil, nil, fmt.Errorf("node %q %w", node, errNodeGone)
+		return nil, nil, fmt.Errorf("node %q %w", node, errNodeNotFound)
 	}
 	if len(keys) == 0 {
 		return nil, nil, fmt.Errorf("%w: the driver has no topology keys on the selected node %q", errTopology, node)

@@ -118,10 +118,10 @@ func TestRequirement(t *testing.T) {
 			known: zones, request: topologyRequest{immediate: true, allowed: []corev1.TopologySelectorTerm{{}}}, absent: true,
 		},
 		"node without CSINode": {
-			known: zones, request: topologyRequest{node: "other"}, err: errNodeGone,
+			known: zones, request: topologyRequest{node: "other"}, err: errNodeNotFound,
 		},
 		"CSINode without Node": {
-			known: halfGone, request: topologyRequest{node: "node-0"}, err: errNodeGone,
+			known: halfGone, request: topologyRequest{node: "node-0"}, err: errNodeNotFound,
 		},
 		"driver is not on the selected node": {
 			known: noKeys, request: topologyRequest{node: "node-0"}, err: errTopology,
