@@ -43,7 +43,7 @@ type Deps struct {
 	Ready    func(context.Context) error
 	Registry prometheus.Registerer
 	Queues   *workloop.Metrics
-	// Locks prevents the deletion of a volume while the driver attaches or detaches it.
+	// Locks keeps the node controller from deleting a PersistentVolume during a CSI call for its volume.
 	Locks *volumelock.Locks
 }
 

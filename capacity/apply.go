@@ -70,10 +70,11 @@ func (t *term) updateObject(ctx context.Context, obj *storagev1.CSIStorageCapaci
 	updated, err := t.c.client.Patch(ctx, obj.Name, types.MergePatchType, data, metav1.PatchOptions{})
 	if apierrors.IsForbidden(err) {
 		// The cached object is trimmed, so that the update starts from a live read.
-		updated, err = t.published.UpdateInstead(ctx, t.c.client, obj, func(live *storagev1.CSIStorageCapacity) *storagev1.CSIStorageCapacity {
-			want, _ := t.c.template.updated(live, v)
-			return want
-		}, err)
+		updated, err = t.published.UpdateInstead(ctx, t.c.client, obj,
+			func(live *storagev1.CSIStorageCapacity) *storagev1.CSIStorageCapacity {
+				want, _ := t.c.template.updated(live, v)
+				return want
+			}, err)
 	}
 	if err != nil {
 		if kube.IsNotFound(err) {

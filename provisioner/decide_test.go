@@ -543,7 +543,8 @@ func TestDecide(t *testing.T) {
 		},
 		"recorded, and the source cannot be read": {
 			driver: can, claim: from("VolumeSnapshot", protected), class: testClass(nil),
-			refs: snapshotX(func(f *resolvedRefs) { f.err = fmt.Errorf("x: %w", errTimeout) }), want: doFail, reason: "CannotRead", err: errTimeout,
+			refs: snapshotX(func(f *resolvedRefs) { f.err = fmt.Errorf("x: %w", errTimeout) }), want: doFail, reason: "CannotRead",
+			err: errTimeout,
 		},
 		"recorded, and the API server cannot be reached": {
 			driver: can, claim: from("VolumeSnapshot", protected), class: testClass(nil),

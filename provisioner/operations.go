@@ -22,7 +22,8 @@ type operations struct {
 }
 
 func newOperations() *operations {
-	return &operations{sourceReleased: func(*volumerules.Source) {}, byClaim: map[claimKey]*operation{}, copies: map[volumerules.Source]int{}}
+	return &operations{sourceReleased: func(*volumerules.Source) {}, byClaim: map[claimKey]*operation{},
+		copies: map[volumerules.Source]int{}}
 }
 
 // errBug follows a state that no input may lead to.

@@ -68,7 +68,8 @@ func (d driver) check(claim *corev1.PersistentVolumeClaim, class *storagev1.Stor
 }
 
 // basics returns the parameters of CreateVolume and the parts of the plan that depend only on claim and class.
-func (d driver) basics(claim *corev1.PersistentVolumeClaim, class *storagev1.StorageClass) (parameters map[string]string, p plan, err error) {
+func (d driver) basics(claim *corev1.PersistentVolumeClaim, class *storagev1.StorageClass) (parameters map[string]string, p plan,
+	err error) {
 	p = plan{
 		VolumeName: d.volumeName(claim.UID), Provisioner: class.Provisioner,
 		ClassName: storagehelpers.GetPersistentVolumeClaimClass(claim),

@@ -56,7 +56,8 @@ func (p *sourceProtector) lock(key volumerules.Source) (unlock func()) {
 // protect adds the finalizer to a source. The caller holds its lock.
 func (p *sourceProtector) protect(ctx context.Context, key volumerules.Source, uid types.UID) error {
 	if key.Kind == kube.KindClaim {
-		source, err := addFinalizer(ctx, p.c.deps.Client.CoreV1().PersistentVolumeClaims(key.Namespace), key.Name, uid, kube.CloningProtection)
+		source, err := addFinalizer(ctx, p.c.deps.Client.CoreV1().PersistentVolumeClaims(key.Namespace), key.Name, uid,
+			kube.CloningProtection)
 		if err == nil {
 			p.claims.Observe(source) // for releaseClaim
 		}

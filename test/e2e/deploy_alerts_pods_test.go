@@ -139,10 +139,11 @@ func (e *env) forbids(operation admissionv1.OperationType, group, resource, expr
 	name := metav1.ObjectMeta{Name: e.ns + "-" + resource}
 	_, err := policies.Create(e.t.Context(), &admissionv1.ValidatingAdmissionPolicy{ObjectMeta: name,
 		Spec: admissionv1.ValidatingAdmissionPolicySpec{
-			MatchConstraints: &admissionv1.MatchResources{ResourceRules: []admissionv1.NamedRuleWithOperations{{RuleWithOperations: admissionv1.RuleWithOperations{
-				Operations: []admissionv1.OperationType{operation},
-				Rule:       admissionv1.Rule{APIGroups: []string{group}, APIVersions: []string{"v1"}, Resources: []string{resource}},
-			}}}},
+			MatchConstraints: &admissionv1.MatchResources{ResourceRules: []admissionv1.NamedRuleWithOperations{{
+				RuleWithOperations: admissionv1.RuleWithOperations{
+					Operations: []admissionv1.OperationType{operation},
+					Rule:       admissionv1.Rule{APIGroups: []string{group}, APIVersions: []string{"v1"}, Resources: []string{resource}},
+				}}}},
 			MatchConditions: []admissionv1.MatchCondition{{Name: "ours", Expression: expression}},
 			Validations:     []admissionv1.Validation{{Expression: "false", Message: policySays}},
 		}}, metav1.CreateOptions{})

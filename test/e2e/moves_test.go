@@ -171,7 +171,9 @@ func TestSecondNodeIsRefused(t *testing.T) {
 		Spec: corev1.PodSpec{
 			NodeName: other, TerminationGracePeriodSeconds: ptr.To[int64](0), Containers: []corev1.Container{{Name: "c", Image: "none"}},
 			Volumes: []corev1.Volume{{Name: "v",
-				VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "data-web-0"}}}},
+				VolumeSource: corev1.VolumeSource{
+					PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "data-web-0"},
+				}}},
 		},
 	}, metav1.CreateOptions{})
 	m.must(err)

@@ -244,8 +244,9 @@ func TestNodecontrollerScenarioWebhookManifest(t *testing.T) {
 	direct := podWith(corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "c"}})
 	refused := map[string]any{
 		"a pod with a claim": direct,
-		"a pod with a volume of its own": podWith(corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{VolumeClaimTemplate: &corev1.PersistentVolumeClaimTemplate{Spec: newClaim(
-			"", "x").Spec}}}),
+		"a pod with a volume of its own": podWith(corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{
+			VolumeClaimTemplate: &corev1.PersistentVolumeClaimTemplate{Spec: newClaim(
+				"", "x").Spec}}}),
 		"a claim with a class":             newClaim("c", "x"),
 		"a claim with a class the old way": oldClaim("x"),
 	}

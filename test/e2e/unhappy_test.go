@@ -281,7 +281,8 @@ func TestSIGTERMLetsARunningCallFinish(t *testing.T) {
 		}
 		return nil
 	})
-	if status, body := p.get("/readyz"); status != http.StatusServiceUnavailable || !strings.Contains(body, "the process is shutting down") {
+	if status, body := p.get("/readyz"); status != http.StatusServiceUnavailable ||
+		!strings.Contains(body, "the process is shutting down") {
 		t.Errorf("while it drains it is ready: %d %s", status, body)
 	}
 	if status, _ := p.get("/readyz/driver"); status != http.StatusOK {

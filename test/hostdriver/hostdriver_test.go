@@ -147,9 +147,13 @@ func TestCopiesHaveTheContent(t *testing.T) {
 		t.Fatal(err)
 	}
 	clone := request("clone", 1<<20)
-	clone.VolumeContentSource = &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: id}}}
+	clone.VolumeContentSource = &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{
+		Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: id},
+	}}
 	restore := request("restore", 2<<20)
-	restore.VolumeContentSource = &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: snapshot.GetSnapshot().GetSnapshotId()}}}
+	restore.VolumeContentSource = &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{
+		Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: snapshot.GetSnapshot().GetSnapshotId()},
+	}}
 	for _, r := range []*csi.CreateVolumeRequest{clone, restore} {
 		copied := mustCreate(t, d, r)
 		if data, err := os.ReadFile(filepath.Join(dataPath(cfg.root, copied), "file")); err != nil || string(data) != "hello" {
