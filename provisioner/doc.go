@@ -36,8 +36,11 @@
 //	pvCreated     ─ unbound ─────────► pending        the PersistentVolume was deleted before the claim was bound
 //
 // An indeterminate request is repeated with equal arguments until the driver returns a
-// definite result. A claim that is bound or deleted is forgotten in the stages pending
-// and pvCreated, and in no other.
+// definite result; only the values of its secret are read again. With
+// --provisioning-protection=off it is prepared again if the StorageClass was recreated.
+//
+// A claim that is bound or deleted is forgotten in the stages pending and pvCreated, and
+// in no other.
 //
 // # PersistentVolumes
 //

@@ -116,7 +116,7 @@ func (g merger) perRole(name string, all []candidate) []setting {
 
 // endpoint selects the flags of the source whose address the new container has.
 func (g merger) endpoint(name string, all []candidate) []setting {
-	server := ports{g.group}.server()
+	server := ports(g).server()
 	var out []setting
 	for _, c := range all {
 		switch {

@@ -1,0 +1,76 @@
+package app
+
+import (
+	"slices"
+
+	"github.com/storage-controller/storage-controller/csiclient"
+	"github.com/storage-controller/storage-controller/internal/settings"
+)
+
+// mayRun reports whether --controllers allows the role called name.
+func mayRun(s settings.Settings, name string) bool {
+	return len(s.Common.Controllers) == 0 || slices.Contains(s.Common.Controllers, name)
+}
+
+// named reports whether the command or --controllers names r. Such a role must start, and its errors end
+// the process. The other roles of "all" are disabled while they cannot run.
+func (c Config) named(r Role) bool { return !c.all || slices.Contains(c.Common.Controllers, r.Name) }
+
+// Enabled returns c without the roles that the settings disable.
+func (c Config) Enabled() Config {
+	roles := c.roles
+	c.roles = slices.DeleteFunc(slices.Clone(roles), func(r Role) bool {
+		always := !c.all && r.Name == roles[0].Name || slices.Contains(c.Common.Controllers, r.Name)
+		return !always && r.enabled != nil && !r.enabled(c.Settings)
+	})
+	return c
+}
+
+// skipped is a role that does not run, and why.
+type skipped struct {
+	role   string
+	reason error
+}
+
+// choose returns the roles that run for a driver. Named roles run for every driver. The others run if
+// the driver and the environment support them.
+func (c Config) choose(d csiclient.Driver) (chosen []Role, others []skipped) {
+	for _, r := range c.roles {
+		switch {
+		case c.named(r):
+			chosen = append(chosen, r)
+			continue
+		case len(c.Common.Controllers) > 0:
+			continue
+		}
+		err := r.supported(d)
+		if err == nil && r.environment != nil {
+			err = r.environment(c.Settings)
+		}
+		if err != nil {
+			others = append(others, skipped{r.Name, err})
+			continue
+		}
+		chosen = append(chosen, r)
+	}
+	return chosen, others
+}
+
+// nameWithoutConnection returns the name of the driver if the roles need no connection to it and none was
+// requested, else "".
+func (c Config) nameWithoutConnection() string {
+	if c.Origin("csi-address") != "" || c.Origin("csi-socket") != "" || len(c.roles) > 1 && len(c.Common.Controllers) == 0 {
+		return ""
+	}
+	name := ""
+	for _, r := range c.roles {
+		if len(c.roles) > 1 && !mayRun(c.Settings, r.Name) {
+			continue
+		}
+		if r.driverName == nil {
+			return ""
+		}
+		name = r.driverName(c.Settings)
+	}
+	return name
+}
