@@ -118,7 +118,7 @@ func (a *applier) readSecrets(ctx context.Context, o operation, r *reads) (trans
 		return transition{}, nil
 	case err == nil:
 		r.freshSecrets = true
-		return secretsRead(values), nil
+		return secretsRead(o.request, values), nil
 	case o.request.Secrets != nil:
 		r.freshSecrets = true
 		klog.FromContext(ctx).Error(err, "Reading the secret again failed, retrying with the previous values",

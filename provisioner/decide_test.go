@@ -461,7 +461,11 @@ func TestDecide(t *testing.T) {
 			class: testClass(func(c *storagev1.StorageClass) {
 				recreated(c)
 				c.Parameters = map[string]string{volumerules.ParameterPrefix + "secret-name": "x"}
-			}), op: testOperation(indeterminate, nil), want: doFail, reason: "CannotRequest"},
+			}), op: testOperation(indeterminate, nil), want: doCreateVolume, reason: "Indeterminate"},
+		"recreated, the claim is protected since an earlier process, protection off": {
+			driver: protectionOff, claim: testClaim(protected), class: testClass(recreated), op: testOperation(indeterminate, nil),
+			want: doCreateVolume, reason: "Indeterminate",
+		},
 		"recreated for another driver, protection off": {
 			driver: protectionOff, claim: testClaim(nil),
 			class: testClass(func(c *storagev1.StorageClass) { recreated(c); c.Provisioner = "other" }),

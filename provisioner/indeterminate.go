@@ -21,7 +21,10 @@ func (d decision) decideIndeterminate() step {
 	case d.failure != nil:
 		return d.backOff()
 	case d.ProvisioningProtection == ProtectionOff && d.classRecreated() && d.canRequest():
-		return d.decideAgain()
+		// As csi-provisioner does. If the new class permits no request, the first one is repeated.
+		if st := d.decideRequest("ClassRecreated"); st.action == doPrepareAgain || st.action == doReadReferences {
+			return st
+		}
 	}
 	if st, blocked := d.beforeCall(); blocked {
 		return st
@@ -29,19 +32,12 @@ func (d decision) decideIndeterminate() step {
 	return step{action: doCreateVolume, reason: "Indeterminate"}
 }
 
-// decideAgain prepares the request from the recreated class, as csi-provisioner does.
-func (d decision) decideAgain() step {
-	st := d.decideRequest("ClassRecreated")
-	if st.action == doReschedule { // a volume may exist on the selected node
-		st.action = doFail
-	}
-	return st
-}
-
-// canRequest reports whether the claim would be provisioned if it were new.
+// canRequest reports whether the claim would be provisioned if it were new. The record on a
+// protected claim is that of the first request, which must not be replaced.
 func (d decision) canRequest() bool {
-	waitsForNode := kube.WaitsForFirstConsumer(d.class) && selectedNode(d.claim) == ""
-	return d.claim.DeletionTimestamp == nil && d.is(d.class.Provisioner) && !waitsForNode
+	node := selectedNode(d.claim)
+	waitsForNode := kube.WaitsForFirstConsumer(d.class) && node == "" || d.NodeDeployment && node != d.NodeName
+	return d.claim.DeletionTimestamp == nil && !isProtected(d.claim) && d.is(d.class.Provisioner) && !waitsForNode
 }
 
 // classRecreated reports whether the class of the claim is another object than the one the

@@ -68,8 +68,8 @@ var transitions = map[transitionName]map[stage]stage{
 	onNoVolume:         {requested: pending, indeterminate: pending, created: pending, rejected: pending},
 	onPVSaved:          {created: pvCreated},
 	onClaimUnprotected: {pending: pending, pvCreated: pvCreated},
-	onBound:            {pvCreated: pvCreated},
-	onUnbound:          {pvCreated: pending},
+	onBound:            {pvCreated: pvCreated, pending: pending}, // pending: forgotten during the read
+	onUnbound:          {pvCreated: pending, pending: pending},
 }
 
 // operation holds the state of a claim from its first request until the claim
@@ -144,11 +144,10 @@ func prepareAgain(next operation) transition {
 	}}
 }
 
-func secretsRead(values map[string]string) transition {
-	return transition{name: onSecretsRead, set: func(o *operation) {
-		o.request = proto.CloneOf(o.request) // others hold the old one
-		o.request.Secrets = values
-	}}
+func secretsRead(request *csi.CreateVolumeRequest, values map[string]string) transition {
+	request = proto.CloneOf(request) // others hold the old one
+	request.Secrets = values
+	return transition{name: onSecretsRead, set: func(o *operation) { o.request = request }}
 }
 
 // createCalled records the call before it is made: after a panic in it the outcome is unknown.

@@ -45,7 +45,17 @@ func (o *operations) transition(key claimKey, t transition) (before, after stage
 	if t.release != nil {
 		defer t.release()
 	}
+	before, after, released, err := o.record(key, t)
+	if released != nil {
+		o.sourceReleased(released)
+	}
+	return before, after, err
+}
+
+// record changes the operation, and returns the source that it has stopped copying.
+func (o *operations) record(key claimKey, t transition) (before, after stage, released *volumerules.Source, err error) {
 	o.mu.Lock()
+	defer o.mu.Unlock()
 	op := o.byClaim[key]
 	if op == nil {
 		op = &operation{began: time.Now()}
@@ -53,19 +63,13 @@ func (o *operations) transition(key claimKey, t transition) (before, after stage
 	before = op.stage
 	after, legal := transitions[t.name][before]
 	if !legal {
-		o.mu.Unlock()
-		return before, before, fmt.Errorf("illegal transition %q of claim %s in stage %s: %w", t.name, key, before, errBug)
+		return before, before, nil, fmt.Errorf("illegal transition %q of claim %s in stage %s: %w", t.name, key, before, errBug)
 	}
 	source := op.source
 	t.set(op)
 	op.stage = after
 	o.byClaim[key] = op
-	released := o.countCopies(source, before, op)
-	o.mu.Unlock()
-	if released != nil {
-		o.sourceReleased(released)
-	}
-	return before, after, nil
+	return before, after, o.countCopies(source, before, op), nil
 }
 
 // countCopies updates the number of operations that copy a source, and returns the source

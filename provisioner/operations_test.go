@@ -49,7 +49,8 @@ func TestDrawing(t *testing.T) {
 // allTransitions has one value of each constructor.
 func allTransitions() []transition {
 	return []transition{
-		noTopology(true), beginRequest(operation{}), beginRequest(operation{called: true}), prepareAgain(operation{}), secretsRead(nil),
+		noTopology(true), beginRequest(operation{}), beginRequest(operation{called: true}), prepareAgain(operation{}),
+		secretsRead(&csi.CreateVolumeRequest{}, nil),
 		createCalled(),
 		outcomeUnknown(), recordNotWritten(), volumeCreated(ourVolume(), "vol"), volumeRejected("vol", nil, errUnusable), noVolume(nil),
 		pvSaved(),

@@ -3,6 +3,8 @@ package app
 import (
 	"context"
 	"fmt"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -27,9 +29,17 @@ type member struct {
 	settled    chan struct{} // closed when its caches are synced, or when it is disabled for the first time
 	settle     func()
 
-	mu     sync.Mutex
-	reason string // why the role is disabled; "" when it is not
+	mu      sync.Mutex
+	reasons [2]string // why the role is disabled, by activity; "" when the activity does not fail
 }
+
+// activity is what a role does besides others: one may fail while the other works.
+type activity int
+
+const (
+	working activity = iota // starting, and running the controller while the Lease is held
+	serving                 // serving requests on every replica
+)
 
 func newMember(name string, named bool, build func(context.Context) (controller, error)) *member {
 	m := &member{name: name, named: named, build: build, built: make(chan struct{}), synced: make(chan struct{}),
@@ -50,28 +60,28 @@ func (m *member) buildController(ctx context.Context) (err error) {
 func (m *member) disabled() string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.reason
+	return strings.Join(slices.DeleteFunc(slices.Clone(m.reasons[:]), func(r string) bool { return r == "" }), "; ")
 }
 
-// setDisabled sets the reason for which m is disabled, or enables it with "", and returns the previous reason.
-func (m *member) setDisabled(reason string) string {
+// setDisabled sets the reason for which an activity of m fails, "" if it does not, and returns the previous reason.
+func (m *member) setDisabled(a activity, reason string) string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	before := m.reason
-	m.reason = reason
+	before := m.reasons[a]
+	m.reasons[a] = reason
 	return before
 }
 
 // retry calls try again, with back-off, until it succeeds after having failed with err, or ctx ends. For a named
 // role it returns err instead.
-func (m *member) retry(ctx context.Context, backoff wait.Backoff, err error, try func(context.Context) error) error {
+func (m *member) retry(ctx context.Context, a activity, backoff wait.Backoff, err error, try func(context.Context) error) error {
 	log := klog.FromContext(ctx)
 	for err != nil && ctx.Err() == nil {
 		if m.named {
 			return fmt.Errorf("%s: %w", m.name, err)
 		}
 		delay := backoff.Step()
-		if reason := oneLine(err); m.setDisabled(reason) != reason {
+		if reason := oneLine(err); m.setDisabled(a, reason) != reason {
 			log.Info("Role disabled", "role", m.name, "reason", reason, "retryAfter", delay.Round(time.Second).String())
 		}
 		m.settle()
@@ -85,9 +95,9 @@ func (m *member) retry(ctx context.Context, backoff wait.Backoff, err error, try
 	return nil
 }
 
-// enable ends the state disabled.
-func (m *member) enable(ctx context.Context) {
-	if m.setDisabled("") != "" {
+// enable records that an activity of m does not fail any more.
+func (m *member) enable(ctx context.Context, a activity) {
+	if m.setDisabled(a, "") != "" {
 		klog.FromContext(ctx).Info("Role enabled", "role", m.name)
 	}
 }
@@ -102,12 +112,12 @@ func (m *member) run(ctx context.Context, backoff wait.Backoff) error {
 	log := klog.FromContext(ctx).WithName(m.name)
 	ctx = klog.NewContext(ctx, log)
 	try := func(ctx context.Context) error {
-		m.enable(ctx)
+		m.enable(ctx, working)
 		log.Info("Starting controller")
 		defer func() { log.Info("Stopped controller", "cause", context.Cause(ctx)) }()
 		return m.controller.Run(ctx)
 	}
-	return m.retry(ctx, backoff, try(ctx), try)
+	return m.retry(ctx, working, backoff, try(ctx), try)
 }
 
 // serve serves requests until ctx ends, if the controller is a [server].
@@ -122,5 +132,9 @@ func (m *member) serve(ctx context.Context, backoff wait.Backoff) error {
 		return nil
 	}
 	ctx = klog.NewContext(ctx, klog.FromContext(ctx).WithName(m.name))
-	return m.retry(ctx, backoff, s.Serve(ctx), s.Serve)
+	try := func(ctx context.Context) error {
+		m.enable(ctx, serving)
+		return s.Serve(ctx)
+	}
+	return m.retry(ctx, serving, backoff, try(ctx), try)
 }

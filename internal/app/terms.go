@@ -149,15 +149,15 @@ func settled(ctx context.Context, members []*member) bool {
 
 // start builds the controller of m, unless it is built, and waits for its caches.
 func (t *terms) start(ctx context.Context, e *entry, m *member) error {
-	if err := m.retry(ctx, t.retry, m.failure,
+	if err := m.retry(ctx, working, t.retry, m.failure,
 		func(ctx context.Context) error { return t.buildLate(ctx, m) }); err != nil || ctx.Err() != nil {
 		return err
 	}
 	lists := func(ctx context.Context) error { return t.firstLists(ctx, m) }
-	if err := m.retry(ctx, t.retry, lists(ctx), lists); err != nil || ctx.Err() != nil {
+	if err := m.retry(ctx, working, t.retry, lists(ctx), lists); err != nil || ctx.Err() != nil {
 		return err
 	}
-	m.enable(ctx)
+	m.enable(ctx, working)
 	close(m.synced)
 	m.settle()
 	e.setReady()

@@ -172,3 +172,34 @@ func terms1(named bool, c controller) *terms {
 	t.add("", m)
 	return t
 }
+
+// TestServingFailsApartFromTheWork checks that a role stays disabled while only serving fails, and no longer.
+func TestServingFailsApartFromTheWork(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		attempts := 0
+		terms := terms1(false, replica{
+			serve: func(ctx context.Context) error {
+				if attempts++; attempts == 1 {
+					return errors.New("the port is taken")
+				}
+				<-ctx.Done()
+				return nil
+			},
+			run: func(ctx context.Context) error { <-ctx.Done(); return nil },
+		})
+		m := terms.members()[0]
+		go func() { _ = m.serve(ctx, startRetry) }()
+		synctest.Wait()
+		m.enable(ctx, working) // the Lease is acquired
+		if err := terms.rolesReady(); err == nil || !strings.Contains(err.Error(), "the port is taken") {
+			t.Errorf("got %v while serving fails", err)
+		}
+		time.Sleep(time.Minute) // of the clock of synctest
+		synctest.Wait()
+		if err := terms.rolesReady(); err != nil || attempts != 2 {
+			t.Errorf("got %v after %d attempts to serve", err, attempts)
+		}
+	})
+}

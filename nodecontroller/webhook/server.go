@@ -27,6 +27,7 @@ type Server struct {
 	metrics   *metrics
 	mutations map[string]mutation // by path
 	listener  net.Listener
+	served    atomic.Bool // the listener was used
 	keeper    *keeper
 	pace      pace
 	state     atomic.Int32 // of stateNew, stateServing and stateStopping
@@ -115,6 +116,13 @@ func (s *Server) synced() error {
 func (s *Server) Serve(ctx context.Context) error {
 	log := klog.FromContext(ctx).WithName("webhook")
 	ctx = klog.NewContext(ctx, log)
+	listener := s.listener
+	if s.served.Swap(true) { // the listener of New was closed when serving failed
+		var err error
+		if listener, err = net.Listen("tcp", s.Address()); err != nil {
+			return fmt.Errorf("listening at %s again: %w", s.Address(), err)
+		}
+	}
 	server := s.httpServer(ctx)
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -133,7 +141,7 @@ func (s *Server) Serve(ctx context.Context) error {
 	})
 	s.state.Store(stateServing)
 	log.Info("Serving admission webhooks", "address", s.Address(), "certificates", s.cfg.CertMode)
-	if err := server.ServeTLS(s.listener, "", ""); !errors.Is(err, http.ErrServerClosed) {
+	if err := server.ServeTLS(listener, "", ""); !errors.Is(err, http.ErrServerClosed) {
 		return fmt.Errorf("serving admission webhooks at %s: %w", s.Address(), err)
 	}
 	<-drained

@@ -19,6 +19,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/kubetest"
 )
 
 // alone is a server without an API server, and the end of it.
@@ -70,6 +71,23 @@ func TestServeLeavesNothingBehind(t *testing.T) {
 	goleak.VerifyNone(t, before)
 	if err := s.Ready(); err == nil || !strings.Contains(err.Error(), "stopping") {
 		t.Errorf("after its end: %v", err)
+	}
+}
+
+// TestServeAgain serves once more after serving has ended, as a role that is retried does.
+func TestServeAgain(t *testing.T) {
+	s, ca, stop := alone(t, nil)
+	stop()
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- s.Serve(ctx) }()
+	kubetest.Eventually(t, "the server answers", func(context.Context) error {
+		_, err := dial(s.Address(), "localhost", ca.cert)
+		return err
+	})
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
 	}
 }
 
