@@ -34,7 +34,8 @@ func TestSanity(t *testing.T) {
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	cfg := sanity.NewTestConfig()
-	cfg.Address = p.Address()
+	cfg.Address = SanityAddress
+	cfg.DialOptions = append(cfg.DialOptions, SanityDialer(p.Address()))
 	cfg.TargetPath = filepath.Join(dir, "target")
 	cfg.StagingPath = filepath.Join(dir, "staging")
 	sanity.Test(t, cfg)

@@ -16,6 +16,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
+
+	"github.com/storage-controller/storage-controller/csiclient/csitest"
 )
 
 func TestMain(m *testing.M) {
@@ -55,7 +57,8 @@ func TestSanity(t *testing.T) {
 	go func() { _ = server.Serve(listener) }()
 	t.Cleanup(server.Stop)
 	cfg := sanity.NewTestConfig()
-	cfg.Address = filepath.Join(dir, "s")
+	cfg.Address = csitest.SanityAddress
+	cfg.DialOptions = append(cfg.DialOptions, csitest.SanityDialer(filepath.Join(dir, "s")))
 	cfg.TargetPath, cfg.StagingPath = filepath.Join(dir, "target"), filepath.Join(dir, "staging")
 	sanity.Test(t, cfg)
 }
