@@ -490,7 +490,7 @@ func TestDecide(t *testing.T) {
 			claim: testClaim(func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeName = "pvc-" + uid; protected(c) }), want: doUnprotect,
 			reason: "FinalResult",
 		},
-		"bound to another volume, and in doubt about its own": {
+		"bound to another volume, and the outcome of its own is unknown": {
 			claim: testClaim(func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeName = "x"; protected(c) }), class: testClass(nil),
 			want: doBegin, reason: "RecordFound",
 		},

@@ -390,7 +390,7 @@ func provisionerScenarioLife(t *testing.T) {
 		f.Wait(create, 2)
 		f.Plugin.Next(create, csitest.Fail(codes.Internal, "broken"))
 		f.deleteClaim()
-		f.Crash() // with a call in doubt
+		f.Crash() // with an indeterminate call
 		f.start()
 		f.Wait(create, 3)
 		f.claimIs("is deleted", released)

@@ -137,7 +137,7 @@ var stories = map[string]story{
 	"provision, protected always": {args: []string{protectAlways}, claim: plainClaim},
 	"provision, protected late": {claim: plainClaim,
 		leaks: func(effect string, index int) bool { return index == 0 || effect == "POST persistentvolumes" }},
-	"provision, in doubt at first": {first: csitest.Fail(codes.Aborted, "pending"), claim: plainClaim,
+	"provision, indeterminate at first": {first: csitest.Fail(codes.Aborted, "pending"), claim: plainClaim,
 		leaks: func(_ string, index int) bool { return index == 0 }},
 	"provision, too small at first": {args: []string{protectAlways},
 		first: csitest.Alter(func(r *csi.CreateVolumeResponse) { r.Volume.CapacityBytes = 1 }), claim: plainClaim},

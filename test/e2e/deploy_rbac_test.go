@@ -171,7 +171,8 @@ func TestOverlayOfNodesNeedsWhatItGrants(t *testing.T) {
 	e.published(0)
 	e.leftovers("chosen", "here")
 	e.usesAll(granted, used, refused, func(p permission) bool {
-		// Of a server that cannot send it with the watch; of a second event of one text; before what cannot be undone, in doubt.
+		// Of a server that cannot send it with the watch; of a second event of one text; before an irreversible step,
+		// and indeterminate calls.
 		return p.verb == "list" || p == permission{"patch", "", "events"} || p == permission{"get", "", "persistentvolumes"}
 	})
 }

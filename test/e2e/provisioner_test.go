@@ -610,7 +610,7 @@ func provisionerScenarioPermissions(t *testing.T) {
 		e.claim("doubt", class)
 		e.wait("CreateVolume", 3)
 		if got := e.get("doubt"); !slices.Contains(got.Finalizers, "storage-controller.io/provisioning") {
-			t.Errorf("finalizers of a claim in doubt: %v", got.Finalizers)
+			t.Errorf("finalizers of an indeterminate claim: %v", got.Finalizers)
 		}
 		e.plugin.Release()
 		e.bound("doubt")

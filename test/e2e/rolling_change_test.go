@@ -208,7 +208,7 @@ func (c *change) stands(p *pod) {
 }
 
 // roll is the rolling update of a Deployment with maxSurge 1 and maxUnavailable 0. A claim
-// whose volume is in doubt goes through it, and so does one that is deleted meanwhile.
+// whose volume is indeterminate goes through it, and so does one that is deleted meanwhile.
 func (c *change) roll(name string, pods []*pod, start func() *pod) []*pod {
 	c.t.Helper()
 	doubts := c.doubts(name, pods)
@@ -243,7 +243,7 @@ func (c *change) replace(old *pod) {
 
 const deletedInDoubt = "-deleted"
 
-// doubts makes claims whose volumes are in doubt until they are taken from c.doubt.
+// doubts makes claims whose volumes are indeterminate until they are taken from c.doubt.
 func (c *change) doubts(name string, pods []*pod) []string {
 	c.t.Helper()
 	names := []string{name, name + deletedInDoubt}
@@ -271,7 +271,7 @@ func (c *change) doubts(name string, pods []*pod) []string {
 	return names
 }
 
-// asks waits until one of the pods has asked the driver for the volume of a claim in doubt
+// asks waits until one of the pods has asked the driver for the volume of an indeterminate claim
 // and was not told.
 func (c *change) asks(pods []*pod, doubt string) {
 	c.t.Helper()

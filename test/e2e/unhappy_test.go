@@ -58,7 +58,7 @@ func TestDriverAnswersWithErrorsFirst(t *testing.T) {
 	for _, method := range []string{"CreateVolume", "ControllerPublishVolume", "ControllerUnpublishVolume", "DeleteVolume"} {
 		e.calls(method, 4)
 	}
-	// A call whose outcome is in doubt is repeated with equal arguments.
+	// An indeterminate call is repeated with equal arguments.
 	calls := e.plugin.Calls("CreateVolume")
 	if a, b := fmt.Sprint(calls[1].Request), fmt.Sprint(calls[3].Request); a != b {
 		t.Errorf("CreateVolume was repeated with other arguments:\n%s\n%s", a, b)
@@ -71,7 +71,7 @@ func TestKilledWhileCreating(t *testing.T) {
 			t.Run(fmt.Sprintf("%s deleted=%t", name, deleted), func(t *testing.T) {
 				e := newEnv(t, csitest.Config{}, 0)
 				class := e.class(false, nil)
-				// A first answer that leaves it in doubt has the claim protected.
+				// A first indeterminate result protects the claim.
 				e.plugin.Next("CreateVolume", csitest.Fail(codes.Aborted, "pending"), step)
 				p := e.run("all", quick...)
 				e.claim("c", class)
@@ -238,10 +238,10 @@ func TestLeaseIsTakenWhileCallsRun(t *testing.T) {
 
 func TestClaimDeletedWhileItsVolumeIsBeingCreated(t *testing.T) {
 	tests := map[string][]csitest.Step{
-		"running call succeeds":            {csitest.Hang()},
-		"call times out, then succeeds":    {csitest.DoAndFail(codes.DeadlineExceeded, "slow")},
-		"call times out, then fails":       {csitest.Fail(codes.DeadlineExceeded, "slow"), csitest.Fail(codes.Internal, "broken")},
-		"in doubt for long, then succeeds": {csitest.Fail(codes.Aborted, "x"), csitest.Fail(codes.Unavailable, "x"), csitest.Hang()},
+		"running call succeeds":                 {csitest.Hang()},
+		"call times out, then succeeds":         {csitest.DoAndFail(codes.DeadlineExceeded, "slow")},
+		"call times out, then fails":            {csitest.Fail(codes.DeadlineExceeded, "slow"), csitest.Fail(codes.Internal, "broken")},
+		"indeterminate for long, then succeeds": {csitest.Fail(codes.Aborted, "x"), csitest.Fail(codes.Unavailable, "x"), csitest.Hang()},
 	}
 	for name, steps := range tests {
 		for _, protection := range []string{"off", "on-retry", "always"} {
