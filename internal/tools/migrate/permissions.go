@@ -11,6 +11,9 @@ import (
 func (m *migration) notePermissions(g *group) {
 	account := cmp.Or(text(get(g.object.pod, "serviceAccountName")), text(get(g.object.pod, "serviceAccount")), "default")
 	for _, s := range g.sources {
+		if s.kind == livenessprobe {
+			continue
+		}
 		m.workloads[s.kind] = append(m.workloads[s.kind], g.object.name)
 		var missing []string
 		switch s.kind {
