@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/nodecontroller/pvcfinalizer"
 )
 
 // Config is what an operator may set. What is empty after [Config.Resolve] has been
@@ -53,10 +54,10 @@ type Config struct {
 	PVReleaseGrace           time.Duration `mapstructure:"pv-release-grace"`
 	PVRemovableFinalizers    []string      `mapstructure:"pv-removable-finalizers"`
 
-	PVCFinalizer          string            `mapstructure:"pvc-finalizer"`
-	PVCFinalizerMode      ClaimMode         `mapstructure:"pvc-finalizer-mode"`
-	PVCObsoleteFinalizers []string          `mapstructure:"pvc-obsolete-finalizers"`
-	PVCPodDeletion        PodDeletionPolicy `mapstructure:"pvc-pod-deletion"`
+	PVCFinalizer          string                   `mapstructure:"pvc-finalizer"`
+	PVCFinalizerMode      pvcfinalizer.Mode        `mapstructure:"pvc-finalizer-mode"`
+	PVCObsoleteFinalizers []string                 `mapstructure:"pvc-obsolete-finalizers"`
+	PVCPodDeletion        pvcfinalizer.PodDeletion `mapstructure:"pvc-pod-deletion"`
 	// PVCPodDeletionGrace is what a pod is given to end; -1 means its own.
 	PVCPodDeletionGrace time.Duration `mapstructure:"pvc-pod-deletion-grace"`
 	ResizeNudge         bool          `mapstructure:"resize-nudge"`
@@ -149,27 +150,6 @@ const (
 	RetainClaim RetainPolicy = "claim" // the claim is deleted, the volume stays
 )
 
-// ClaimMode says what is done with the finalizer of claims.
-type ClaimMode string
-
-// The modes of the finalizer of claims.
-const (
-	ClaimOff     ClaimMode = "off"
-	ClaimStrip   ClaimMode = "strip"   // obsolete finalizers are removed wherever they are
-	ClaimEnforce ClaimMode = "enforce" // pods that keep a claim from being deleted are deleted
-)
-
-// PodDeletionPolicy says which pods of a claim that is being deleted are deleted.
-type PodDeletionPolicy string
-
-// The policies for the pods of a claim that is being deleted.
-const (
-	PodsNone     PodDeletionPolicy = "none"
-	PodsPending  PodDeletionPolicy = "pending"  // those without a node
-	PodsOrphaned PodDeletionPolicy = "orphaned" // and those whose node is gone or going
-	PodsAll      PodDeletionPolicy = "all"
-)
-
 // CertMode says where the certificate of the webhook server comes from.
 type CertMode string
 
@@ -203,7 +183,7 @@ func DefaultConfig() Config {
 		NodeCleanupQPS: 0.5, NodeCleanupBurst: 10, NodeCleanupResourceSweep: 30 * time.Minute,
 		PVReleaseGrace: 10 * time.Minute,
 
-		PVCFinalizerMode: ClaimOff, PVCPodDeletion: PodsOrphaned, PVCPodDeletionGrace: -1, ResizeNudge: true,
+		PVCFinalizerMode: pvcfinalizer.ModeOff, PVCPodDeletion: pvcfinalizer.PodsOrphaned, PVCPodDeletionGrace: -1, ResizeNudge: true,
 
 		WebhookAddr: ":9443", WebhookCertMode: CertFiles, WebhookClusterDomain: "cluster.local", WebhookResolveDefaultClass: true, WebhookStripForeignCapacity: true,
 		DefaultDeviceClass: "00default", DefaultVolumeSize: "1Gi", ShutdownDelay: 5 * time.Second,

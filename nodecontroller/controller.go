@@ -19,6 +19,8 @@ import (
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/volumelock"
 	"github.com/storage-controller/storage-controller/internal/workloop"
+	"github.com/storage-controller/storage-controller/nodecontroller/pvcfinalizer"
+	"github.com/storage-controller/storage-controller/nodecontroller/resizenudge"
 	"github.com/storage-controller/storage-controller/nodecontroller/webhook"
 )
 
@@ -58,8 +60,9 @@ type Controller struct {
 	drivers     *kube.Informer[*storagev1.CSIDriver]        // nil where nothing is written: there is nothing to approve
 	attachments *kube.Informer[*storagev1.VolumeAttachment] // nil where nothing is cleaned up
 
-	ownClaims *claims
-	webhooks  *webhook.Server // nil where they are off
+	pvcFinalizer *pvcfinalizer.Controller
+	resizeNudge  *resizenudge.Controller
+	webhooks     *webhook.Server // nil where they are off
 
 	tokens sync.Mutex // of bucket, which outlives a term: losing a Lease is no fresh start
 	bucket bucket
@@ -100,7 +103,7 @@ func New(cfg Config, deps Deps) (*Controller, error) {
 		c.drivers = &drivers
 	}
 	c.metrics = newMetrics(deps.Registry, c.tally, c.notReady)
-	c.ownClaims = newClaims(cfg, deps)
+	c.pvcFinalizer, c.resizeNudge = newPVCFinalizer(cfg, deps), newResizeNudge(cfg, deps)
 	var err error
 	if c.webhooks, err = c.newWebhooks(); err != nil {
 		return nil, err
@@ -108,6 +111,21 @@ func New(cfg Config, deps Deps) (*Controller, error) {
 	// The last step: a role that cannot be built is built again, and must not watch twice.
 	c.departed = newDeparted(p.ann.cleanup)
 	return c, c.departed.watch(c.nodes)
+}
+
+func newPVCFinalizer(cfg Config, deps Deps) *pvcfinalizer.Controller {
+	return pvcfinalizer.New(pvcfinalizer.Config{
+		Mode: cfg.PVCFinalizerMode, Finalizer: cfg.PVCFinalizer, Obsolete: cfg.PVCObsoleteFinalizers,
+		PodDeletion: cfg.PVCPodDeletion, PodDeletionGrace: cfg.PVCPodDeletionGrace,
+		Workers: cfg.Workers, Timeout: cfg.Timeout, RetryIntervalStart: cfg.RetryIntervalStart, RetryIntervalMax: cfg.RetryIntervalMax,
+	}, pvcfinalizer.Deps{Client: deps.Client, Informers: deps.Informers, Events: deps.Events, Registry: deps.Registry, Queues: deps.Queues})
+}
+
+func newResizeNudge(cfg Config, deps Deps) *resizenudge.Controller {
+	return resizenudge.New(resizenudge.Config{
+		Enabled: cfg.ResizeNudge, Driver: deps.Driver, Annotation: cfg.ResizeAnnotation,
+		Workers: cfg.Workers, Timeout: cfg.Timeout, RetryIntervalStart: cfg.RetryIntervalStart, RetryIntervalMax: cfg.RetryIntervalMax,
+	}, resizenudge.Deps{Client: deps.Client, Informers: deps.Informers, Events: deps.Events, Registry: deps.Registry, Queues: deps.Queues})
 }
 
 func (c *Controller) tally() (all tally) {
@@ -199,7 +217,8 @@ func (t *term) close() {
 func (c *Controller) Run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return c.clean(ctx) })
-	group.Go(func() error { return c.ownClaims.run(ctx) })
+	group.Go(func() error { return c.pvcFinalizer.Run(ctx) })
+	group.Go(func() error { return c.resizeNudge.Run(ctx) })
 	group.Go(func() error { return c.tellForbidden(ctx) })
 	if c.webhooks != nil {
 		group.Go(func() error { return c.webhooks.Lead(ctx) })

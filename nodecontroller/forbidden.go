@@ -41,10 +41,10 @@ func (c *Controller) dependents(kind string) (flags []string) {
 	if kind != "pods" {
 		return []string{"--node-cleanup=" + string(c.cfg.NodeCleanup)}
 	}
-	if c.ownClaims.rules.nudge {
+	if c.resizeNudge.NeedsPods() {
 		flags = append(flags, "--resize-nudge")
 	}
-	if c.ownClaims.rules.finalizer != "" {
+	if c.pvcFinalizer.NeedsPods() {
 		flags = append(flags, "--pvc-finalizer-mode="+string(c.cfg.PVCFinalizerMode))
 	}
 	return flags

@@ -70,7 +70,7 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 }
 
 func (m *metrics) action(action string, p policy, err error) {
-	mode, result := string(p.mode), resultOf(err)
+	mode, result := string(p.mode), kube.WriteResult(err)
 	if p.dryRun {
 		mode = string(CleanupDryRun)
 	}

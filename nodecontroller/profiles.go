@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/storage-controller/storage-controller/nodecontroller/pvcfinalizer"
 )
 
 // The profiles.
@@ -29,9 +31,9 @@ var profiles = map[string]profile{
 	ProfileNone:    {},
 	ProfileTopoLVM: topolvm("topolvm.io", nil),
 	ProfileTopoLVMClassic: topolvm("topolvm.io", map[string]any{
-		"pvc-finalizer-mode":      ClaimEnforce,
+		"pvc-finalizer-mode":      pvcfinalizer.ModeEnforce,
 		"pvc-obsolete-finalizers": []string{"topolvm.cybozu.com/pvc"},
-		"pvc-pod-deletion":        PodsAll,
+		"pvc-pod-deletion":        pvcfinalizer.PodsAll,
 		"pvc-pod-deletion-grace":  time.Second,
 	}),
 	ProfileTopoLVMLegacy: topolvm("topolvm.cybozu.com", nil),
@@ -46,9 +48,9 @@ func topolvm(d string, differences map[string]any) profile {
 		// These two names never changed with the name of the driver.
 		"pvc-finalizer":                  "topolvm.io/pvc",
 		"resize-annotation":              "topolvm.io/last-resizefs-requested-at",
-		"pvc-finalizer-mode":             ClaimStrip,
+		"pvc-finalizer-mode":             pvcfinalizer.ModeStrip,
 		"pvc-obsolete-finalizers":        []string{"topolvm.io/pvc", "topolvm.cybozu.com/pvc"},
-		"pvc-pod-deletion":               PodsNone,
+		"pvc-pod-deletion":               pvcfinalizer.PodsNone,
 		"capacity-resource":              d + "/capacity",
 		"capacity-annotation-prefix":     "capacity." + d + "/",
 		"device-class-parameter":         d + "/device-class",

@@ -6,6 +6,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/api/resource"
 
+	"github.com/storage-controller/storage-controller/nodecontroller/pvcfinalizer"
 	"github.com/storage-controller/storage-controller/nodecontroller/webhook"
 )
 
@@ -20,7 +21,7 @@ func (c *Controller) newWebhooks() (*webhook.Server, error) {
 		return nil, fmt.Errorf("--default-volume-size: %q is no quantity: %w", cfg.DefaultVolumeSize, err)
 	}
 	finalizer := ""
-	if cfg.PVCFinalizerMode == ClaimEnforce {
+	if cfg.PVCFinalizerMode == pvcfinalizer.ModeEnforce {
 		finalizer = cfg.PVCFinalizer
 	}
 	client := c.deps.UnthrottledClient

@@ -12,6 +12,8 @@ import (
 
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/storage-controller/storage-controller/nodecontroller/pvcfinalizer"
 )
 
 // Validate reports everything that is wrong with c. It is for a resolved c; of one that
@@ -76,15 +78,15 @@ func (c Config) validateModes() error {
 		oneOf("--node-cleanup-scope", c.NodeCleanupScope, ScopeOptIn, ScopeAll),
 		oneOf("--node-cleanup-unbound", c.NodeCleanupUnbound, UnboundIgnore, UnboundReschedule, UnboundDelete),
 		oneOf("--node-cleanup-retain", c.NodeCleanupRetain, RetainSkip, RetainClaim),
-		oneOf("--pvc-finalizer-mode", c.PVCFinalizerMode, ClaimOff, ClaimStrip, ClaimEnforce),
-		oneOf("--pvc-pod-deletion", c.PVCPodDeletion, PodsNone, PodsPending, PodsOrphaned, PodsAll),
+		oneOf("--pvc-finalizer-mode", c.PVCFinalizerMode, pvcfinalizer.ModeOff, pvcfinalizer.ModeStrip, pvcfinalizer.ModeEnforce),
+		oneOf("--pvc-pod-deletion", c.PVCPodDeletion, pvcfinalizer.PodsNone, pvcfinalizer.PodsPending, pvcfinalizer.PodsOrphaned, pvcfinalizer.PodsAll),
 		oneOf("--webhook-cert-mode", c.WebhookCertMode, CertFiles, CertSecret, CertSelfSigned),
 	}
 	for _, path := range c.NodeCleanupPaths {
 		errs = append(errs, oneOf("--node-cleanup-paths", path, PathFinalizer, PathOrphan))
 	}
-	if c.PVCFinalizerMode == ClaimEnforce && c.PVCFinalizer != "" && slices.Contains(c.PVCObsoleteFinalizers, c.PVCFinalizer) {
-		errs = append(errs, fmt.Errorf("--pvc-obsolete-finalizers: %s is --pvc-finalizer too, which --pvc-finalizer-mode=%s keeps; take it out of one of them", c.PVCFinalizer, ClaimEnforce))
+	if c.PVCFinalizerMode == pvcfinalizer.ModeEnforce && c.PVCFinalizer != "" && slices.Contains(c.PVCObsoleteFinalizers, c.PVCFinalizer) {
+		errs = append(errs, fmt.Errorf("--pvc-obsolete-finalizers: %s is --pvc-finalizer too, which --pvc-finalizer-mode=%s keeps; take it out of one of them", c.PVCFinalizer, pvcfinalizer.ModeEnforce))
 	}
 	return errors.Join(errs...)
 }
@@ -174,7 +176,7 @@ func (c Config) Deletes() []string {
 	if c.NodeCleanup == CleanupClaims || c.NodeCleanup == CleanupVolumes { // without which the policies and resources of the clean-up have no effect
 		flags = append(flags, fmt.Sprintf("--node-cleanup=%s", c.NodeCleanup))
 	}
-	if c.PVCFinalizerMode == ClaimEnforce && c.PVCPodDeletion != PodsNone {
+	if c.PVCFinalizerMode == pvcfinalizer.ModeEnforce && c.PVCPodDeletion != pvcfinalizer.PodsNone {
 		flags = append(flags, fmt.Sprintf("--pvc-finalizer-mode=%s with --pvc-pod-deletion=%s", c.PVCFinalizerMode, c.PVCPodDeletion))
 	}
 	return flags

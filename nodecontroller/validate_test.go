@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/storage-controller/storage-controller/nodecontroller/pvcfinalizer"
 )
 
 // TestValidate changes one setting of a valid configuration.
@@ -17,11 +19,13 @@ func TestValidate(t *testing.T) {
 		change func(*Config)
 		want   string // what the error says; empty for none
 	}{
-		"finalizer without a prefix":         {func(c *Config) { c.NodeFinalizer = "node" }, "--node-finalizer: must have a prefix"},
-		"finalizer with an illegal prefix":   {func(c *Config) { c.NodeFinalizer = "A_b/node" }, "--node-finalizer"},
-		"finalizer of claims":                {func(c *Config) { c.PVCFinalizer = "x.y/" }, "--pvc-finalizer"},
-		"obsolete finalizer":                 {func(c *Config) { c.PVCObsoleteFinalizers = []string{"x.y/z", "pvc"} }, "--pvc-obsolete-finalizers"},
-		"finalizer that is obsolete and not": {func(c *Config) { c.PVCFinalizerMode, c.PVCObsoleteFinalizers = ClaimEnforce, []string{c.PVCFinalizer} }, "--pvc-obsolete-finalizers"},
+		"finalizer without a prefix":       {func(c *Config) { c.NodeFinalizer = "node" }, "--node-finalizer: must have a prefix"},
+		"finalizer with an illegal prefix": {func(c *Config) { c.NodeFinalizer = "A_b/node" }, "--node-finalizer"},
+		"finalizer of claims":              {func(c *Config) { c.PVCFinalizer = "x.y/" }, "--pvc-finalizer"},
+		"obsolete finalizer":               {func(c *Config) { c.PVCObsoleteFinalizers = []string{"x.y/z", "pvc"} }, "--pvc-obsolete-finalizers"},
+		"finalizer that is obsolete and not": {func(c *Config) {
+			c.PVCFinalizerMode, c.PVCObsoleteFinalizers = pvcfinalizer.ModeEnforce, []string{c.PVCFinalizer}
+		}, "--pvc-obsolete-finalizers"},
 		"removable finalizer":                {func(c *Config) { c.PVRemovableFinalizers = []string{"*"} }, "--pv-removable-finalizers"},
 		"finalizer of Kubernetes":            {func(c *Config) { c.PVRemovableFinalizers = []string{"kubernetes.io/pv-protection"} }, "--pv-removable-finalizers"},
 		"resize annotation":                  {func(c *Config) { c.ResizeAnnotation = "x.y/a b" }, "--resize-annotation"},
@@ -122,14 +126,16 @@ func TestDeletes(t *testing.T) {
 		change func(*Config)
 		want   string
 	}{
-		"nothing by default":       {nil, ""},
-		"a trial deletes nothing":  {func(c *Config) { c.NodeCleanup = CleanupDryRun }, ""},
-		"a policy without a mode":  {func(c *Config) { c.NodeCleanupUnbound = UnboundDelete }, ""},
-		"claims":                   {func(c *Config) { c.NodeCleanup = CleanupClaims }, "--node-cleanup=claims"},
-		"volumes":                  {func(c *Config) { c.NodeCleanup = CleanupVolumes }, "--node-cleanup=volumes"},
-		"pods of claims":           {func(c *Config) { c.PVCFinalizerMode = ClaimEnforce }, "--pvc-finalizer-mode=enforce with --pvc-pod-deletion=orphaned"},
-		"a finalizer without pods": {func(c *Config) { c.PVCFinalizerMode, c.PVCPodDeletion = ClaimEnforce, PodsNone }, ""},
-		"stripping":                {func(c *Config) { c.PVCFinalizerMode = ClaimStrip }, ""},
+		"nothing by default":      {nil, ""},
+		"a trial deletes nothing": {func(c *Config) { c.NodeCleanup = CleanupDryRun }, ""},
+		"a policy without a mode": {func(c *Config) { c.NodeCleanupUnbound = UnboundDelete }, ""},
+		"claims":                  {func(c *Config) { c.NodeCleanup = CleanupClaims }, "--node-cleanup=claims"},
+		"volumes":                 {func(c *Config) { c.NodeCleanup = CleanupVolumes }, "--node-cleanup=volumes"},
+		"pods of claims":          {func(c *Config) { c.PVCFinalizerMode = pvcfinalizer.ModeEnforce }, "--pvc-finalizer-mode=enforce with --pvc-pod-deletion=orphaned"},
+		"a finalizer without pods": {func(c *Config) {
+			c.PVCFinalizerMode, c.PVCPodDeletion = pvcfinalizer.ModeEnforce, pvcfinalizer.PodsNone
+		}, ""},
+		"stripping": {func(c *Config) { c.PVCFinalizerMode = pvcfinalizer.ModeStrip }, ""},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {

@@ -19,6 +19,7 @@ import (
 	"github.com/storage-controller/storage-controller/internal/settings"
 	"github.com/storage-controller/storage-controller/internal/tools/doctor"
 	"github.com/storage-controller/storage-controller/nodecontroller"
+	"github.com/storage-controller/storage-controller/nodecontroller/pvcfinalizer"
 )
 
 const nodecontrollerName = "nodecontroller"
@@ -156,7 +157,7 @@ func nodecontrollerGrants(s settings.Settings, d csiclient.Driver) []doctor.Gran
 			"nodecontroller-cleanup"},
 		{c.NodeCleanup == nodecontroller.CleanupVolumes, "nodecontroller-cleanup-volumes"},
 		{c.NodeCleanupUnbound == nodecontroller.UnboundReschedule, "nodecontroller-cleanup-unbound"},
-		{c.PVCFinalizerMode == nodecontroller.ClaimStrip, "nodecontroller-pvc-strip"},
+		{c.PVCFinalizerMode == pvcfinalizer.ModeStrip, "nodecontroller-pvc-strip"},
 		{c.ResizeNudge, "nodecontroller-resize-nudge"},
 	} {
 		if file.needed {
@@ -168,9 +169,9 @@ func nodecontrollerGrants(s settings.Settings, d csiclient.Driver) []doctor.Gran
 			{Groups: []string{r.Resource.Group}, Resources: []string{r.Resource.Resource}, Verbs: []string{"list", "patch", "delete"}},
 		}})
 	}
-	if c.PVCFinalizerMode == nodecontroller.ClaimEnforce {
+	if c.PVCFinalizerMode == pvcfinalizer.ModeEnforce {
 		enforce := doctor.Grant{File: "nodecontroller-pvc-enforce"}
-		if c.PVCPodDeletion == nodecontroller.PodsNone {
+		if c.PVCPodDeletion == pvcfinalizer.PodsNone {
 			enforce.Rules = slices.DeleteFunc(slices.Clone(doctor.Rules(enforce.File)),
 				func(r doctor.Rule) bool { return slices.Contains(r.Resources, "pods") })
 		}
