@@ -41,8 +41,6 @@ type Config struct {
 	NodeCleanupUnbound       UnboundPolicy `mapstructure:"node-cleanup-unbound"`
 	NodeCleanupRetain        RetainPolicy  `mapstructure:"node-cleanup-retain"`
 	NodeCleanupStatic        bool          `mapstructure:"node-cleanup-static"`
-	NodeCleanupOutOfService  bool          `mapstructure:"node-cleanup-out-of-service"`
-	NodeOutOfServiceGrace    time.Duration `mapstructure:"node-out-of-service-grace"`
 	NodeMissingGrace         time.Duration `mapstructure:"node-missing-grace"`
 	NodeCleanupWindow        time.Duration `mapstructure:"node-cleanup-window"`
 	NodeCleanupMaxFraction   float64       `mapstructure:"node-cleanup-max-fraction"`
@@ -50,7 +48,7 @@ type Config struct {
 	NodeCleanupQPS           float64       `mapstructure:"node-cleanup-qps"`
 	NodeCleanupBurst         int           `mapstructure:"node-cleanup-burst"`
 	NodeCleanupResource      []string      `mapstructure:"node-cleanup-resource"`
-	NodeCleanupResourceSweep time.Duration `mapstructure:"node-cleanup-resource-sweep"`
+	NodeCleanupResourceSweep time.Duration `mapstructure:"-"`
 	PVReleaseGrace           time.Duration `mapstructure:"pv-release-grace"`
 	PVRemovableFinalizers    []string      `mapstructure:"pv-removable-finalizers"`
 
@@ -65,7 +63,6 @@ type Config struct {
 
 	EnableWebhooks              bool          `mapstructure:"enable-webhooks"`
 	WebhookAddr                 string        `mapstructure:"webhook-addr"`
-	WebhookOptoutLabel          string        `mapstructure:"webhook-optout-label"`
 	WebhookCertMode             CertMode      `mapstructure:"webhook-cert-mode"`
 	WebhookCertSecret           string        `mapstructure:"webhook-cert-secret"`
 	WebhookConfigName           string        `mapstructure:"webhook-config-name"`
@@ -79,7 +76,6 @@ type Config struct {
 	CapacityAnnotationPrefix    string        `mapstructure:"capacity-annotation-prefix"`
 	DeviceClassParameter        string        `mapstructure:"device-class-parameter"`
 	DefaultDeviceClass          string        `mapstructure:"default-device-class"`
-	DefaultVolumeSize           string        `mapstructure:"default-volume-size"` // a quantity
 	ShutdownDelay               time.Duration `mapstructure:"shutdown-delay"`
 
 	// LeaderElectionID is the name of the Lease.
@@ -136,9 +132,8 @@ type UnboundPolicy string
 
 // The policies for unbound claims.
 const (
-	UnboundIgnore     UnboundPolicy = "ignore"
-	UnboundReschedule UnboundPolicy = "reschedule" // the selected node is taken away
-	UnboundDelete     UnboundPolicy = "delete"
+	UnboundIgnore UnboundPolicy = "ignore" // the provisioner has the scheduler select another node
+	UnboundDelete UnboundPolicy = "delete"
 )
 
 // RetainPolicy says what becomes of claims whose volume is to be retained.
@@ -178,15 +173,15 @@ func DefaultConfig() Config {
 
 		NodeCleanup: CleanupReport, NodeCleanupPaths: []string{PathFinalizer, PathOrphan}, NodeCleanupScope: ScopeOptIn,
 		NodeCleanupUnbound: UnboundIgnore, NodeCleanupRetain: RetainSkip,
-		NodeOutOfServiceGrace: time.Hour, NodeMissingGrace: 15 * time.Minute,
-		NodeCleanupWindow: time.Hour, NodeCleanupMaxFraction: 0.1, NodeCleanupMinNodes: 1,
+		NodeMissingGrace:  15 * time.Minute,
+		NodeCleanupWindow: 10 * time.Minute, NodeCleanupMaxFraction: 0.1, NodeCleanupMinNodes: 1,
 		NodeCleanupQPS: 0.5, NodeCleanupBurst: 10, NodeCleanupResourceSweep: 30 * time.Minute,
 		PVReleaseGrace: 10 * time.Minute,
 
 		PVCFinalizerMode: pvcfinalizer.ModeOff, PVCPodDeletion: pvcfinalizer.PodsOrphaned, PVCPodDeletionGrace: -1, ResizeNudge: true,
 
 		WebhookAddr: ":9443", WebhookCertMode: CertFiles, WebhookClusterDomain: "cluster.local", WebhookResolveDefaultClass: true, WebhookStripForeignCapacity: true,
-		DefaultDeviceClass: "00default", DefaultVolumeSize: "1Gi", ShutdownDelay: 5 * time.Second,
+		DefaultDeviceClass: "00default", ShutdownDelay: 5 * time.Second,
 
 		MinMissingGrace: time.Minute, ClockGap: 2 * reviewInterval, UnregisteredGrace: 10 * time.Minute,
 	}

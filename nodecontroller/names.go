@@ -25,7 +25,6 @@ func derived(driver string) map[string]any {
 		"capacity-annotation-prefix": "capacity." + d + "/",
 		"device-class-parameter":     d + "/device-class",
 		"resize-annotation":          d + "/last-resizefs-requested-at",
-		"webhook-optout-label":       d + "/webhook",
 		"leader-election-id":         leaseName(d),
 		"pv-removable-finalizers":    []string{provisionerFinalizer, attacherFinalizer(driver)},
 		"cert-dir":                   filepath.Join(os.TempDir(), "k8s-webhook-server", "serving-certs"),

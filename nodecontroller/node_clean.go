@@ -2,7 +2,6 @@ package nodecontroller
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -12,7 +11,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	storagehelpers "k8s.io/component-helpers/storage/volume"
 	"k8s.io/klog/v2"
 
@@ -201,16 +199,13 @@ func (t *term) belongs(pv *corev1.PersistentVolume, node string) bool {
 	return false
 }
 
-// cleanClaim deletes a claim without a volume, or has its node chosen again.
-func (t *term) cleanClaim(ctx context.Context, name string, node *corev1.Node, cached *corev1.PersistentVolumeClaim) (next time.Time, err error) {
-	reschedule := t.c.cfg.NodeCleanupUnbound == UnboundReschedule
-	if !reschedule {
-		var ok bool
-		if next, ok = t.takeToken(time.Now()); !ok {
-			return next, nil
-		}
+// cleanClaim deletes a claim without a volume.
+func (t *term) cleanClaim(ctx context.Context, name string, node *corev1.Node, cached *corev1.PersistentVolumeClaim) (time.Time, error) {
+	next, ok := t.takeToken(time.Now())
+	if !ok {
+		return next, nil
 	}
-	used := reschedule
+	used := false
 	defer func() {
 		if !used {
 			t.giveTokenBack()
@@ -235,9 +230,6 @@ func (t *term) cleanClaim(ctx context.Context, name string, node *corev1.Node, c
 	if len(closed) > 0 {
 		t.c.notify.seldom(claim, closed[0].reason, warning(reasonSkipped, "Nothing is cleaned up: %s", closed[0]))
 		return time.Time{}, nil
-	}
-	if reschedule {
-		return time.Time{}, t.reschedule(ctx, claim)
 	}
 	used = true
 	t.ledger.act([]string{name}, time.Now())
@@ -288,29 +280,4 @@ func (t *term) gatesOfClaim(ctx context.Context, name string, node *corev1.Node,
 		return t.gatesOfNode(ctx, node)
 	}
 	return t.gatesOfAbsent(ctx, name)
-}
-
-// reschedule takes the selected node away, so that the scheduler chooses another one. The
-// patch applies only to the claim as it was read.
-func (t *term) reschedule(ctx context.Context, claim *corev1.PersistentVolumeClaim) error {
-	data, err := json.Marshal(map[string]any{"metadata": map[string]any{
-		"uid": claim.UID, "resourceVersion": claim.ResourceVersion, "annotations": map[string]any{storagehelpers.AnnSelectedNode: nil},
-	}})
-	if err != nil {
-		return err
-	}
-	opts := metav1.PatchOptions{}
-	if t.c.policy.dryRun {
-		opts.DryRun = []string{metav1.DryRunAll}
-	}
-	ctx, cancel := context.WithTimeout(ctx, t.c.cfg.Timeout)
-	defer cancel()
-	changed, err := t.c.deps.Client.CoreV1().PersistentVolumeClaims(claim.Namespace).Patch(ctx, claim.Name, types.MergePatchType, data, opts)
-	if err != nil || t.c.policy.dryRun {
-		changed = claim
-	}
-	if err = t.claims.RecordWrite(claim, changed, err); err != nil {
-		return fmt.Errorf("removing the selected node of PersistentVolumeClaim %q: %w", kube.Key(claim), err)
-	}
-	return nil
 }

@@ -37,8 +37,8 @@ type policy struct {
 func policyOf(cfg Config, driver string) policy {
 	p := policy{
 		driver: driver, ann: annotationsOf(driver), mode: cfg.NodeCleanup, orphanPath: slices.Contains(cfg.NodeCleanupPaths, PathOrphan),
-		scope: cfg.NodeCleanupScope, retain: cfg.NodeCleanupRetain, static: cfg.NodeCleanupStatic, outOfService: cfg.NodeCleanupOutOfService,
-		removable: cfg.PVRemovableFinalizers, missingGrace: cfg.NodeMissingGrace, fencedGrace: cfg.NodeOutOfServiceGrace, releaseGrace: cfg.PVReleaseGrace,
+		scope: cfg.NodeCleanupScope, retain: cfg.NodeCleanupRetain, static: cfg.NodeCleanupStatic,
+		removable: cfg.PVRemovableFinalizers, missingGrace: cfg.NodeMissingGrace, releaseGrace: cfg.PVReleaseGrace,
 		clockGap: cfg.ClockGap,
 	}
 	switch {

@@ -428,20 +428,6 @@ func TestNodeThatWasLetGo(t *testing.T) {
 	f.patchNode("n", `{"metadata":{"finalizers":null}}`)
 }
 
-// TestFencedNodeHasOptedOut has a node that is fenced and declared lost, and says no.
-func TestFencedNodeHasOptedOut(t *testing.T) {
-	f := scenario(t, func(f *fixture) { f.cfg.NodeCleanupOutOfService = true })
-	f.node("n")
-	f.patchNode("n", `{"status":{"conditions":[{"type":"Ready","status":"False","lastTransitionTime":"2020-01-01T00:00:00Z"}]}}`, "status")
-	f.patchNode("n", `{"spec":{"taints":[{"key":"node.kubernetes.io/out-of-service","value":"x","effect":"NoSchedule","timeAdded":"2020-01-01T00:00:00Z"}]}}`)
-	f.patchNode("n", string(annotationsPatch(map[string]any{f.ann.localData: dataLost, f.ann.cleanup: disabled})))
-	_, pvc := f.bound("a", "n")
-	f.start()
-	f.staysFor(2*shortGrace, "pv-a", placeFenced, pvc)
-	f.patchNode("n", string(annotationsPatch(map[string]any{f.ann.cleanup: nil})))
-	f.claimDeleted("a")
-}
-
 // TestNextLeaderKnowsWhoOptedOut has a node with volumes go while nobody leads, so that
 // nothing is written on them.
 func TestNextLeaderKnowsWhoOptedOut(t *testing.T) {

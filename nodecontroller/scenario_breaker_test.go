@@ -181,68 +181,15 @@ func TestNodecontrollerScenarioBreaker(t *testing.T) {
 		}
 	})
 	t.Run("029_out_of_service", func(t *testing.T) {
-		fenced := func(f *fixture, lost bool) (*corev1.PersistentVolume, *corev1.PersistentVolumeClaim) {
-			f.node("n")
-			f.patchNode("n", `{"status":{"conditions":[{"type":"Ready","status":"False","lastTransitionTime":"2020-01-01T00:00:00Z"}]}}`, "status")
-			f.patchNode("n", `{"spec":{"taints":[{"key":"node.kubernetes.io/out-of-service","value":"x","effect":"NoSchedule"}]}}`)
-			if lost {
-				f.patchNode("n", string(annotationsPatch(map[string]any{f.ann.localData: dataLost})))
-			}
-			return f.bound("a", "n")
-		}
-		t.Run("not_asked_for", func(t *testing.T) {
-			f := scenario(t, nil)
-			pv, pvc := fenced(f, true)
-			f.onlyWrites()
-			f.start()
-			f.staysFor(shortGrace, "pv-a", placeFenced, pv, pvc)
-			f.silent()
-		})
-		t.Run("data_not_lost", func(t *testing.T) {
-			f := scenario(t, func(f *fixture) { f.cfg.NodeCleanupOutOfService, f.cfg.NodeOutOfServiceGrace = true, 0 })
-			pv, pvc := fenced(f, false)
-			f.onlyWrites()
-			f.start()
-			f.staysFor(shortGrace, "pv-a", placeHealthy, pv, pvc)
-			f.silent()
-		})
-		t.Run("ready", func(t *testing.T) {
-			f := scenario(t, func(f *fixture) { f.cfg.NodeCleanupOutOfService, f.cfg.NodeOutOfServiceGrace = true, 0 })
-			pv, pvc := fenced(f, true)
-			f.patchNode("n", `{"status":{"conditions":[{"type":"Ready","status":"True","lastTransitionTime":"2020-01-01T00:00:00Z"}]}}`, "status")
-			f.onlyWrites()
-			f.start()
-			f.staysFor(shortGrace, "pv-a", placeHealthy, pv, pvc)
-			f.silent()
-		})
-		t.Run("fenced_just_now", func(t *testing.T) { // and not ready for years
-			f := scenario(t, func(f *fixture) { f.cfg.NodeCleanupOutOfService = true })
-			pv, pvc := fenced(f, true)
-			f.patchNode("n", fmt.Sprintf(`{"spec":{"taints":[{"key":"node.kubernetes.io/out-of-service","value":"x","effect":"NoSchedule","timeAdded":%q}]}}`, time.Now().UTC().Format(time.RFC3339)))
-			f.onlyWrites()
-			f.start()
-			f.staysFor(shortGrace, "pv-a", placeFenced, pv, pvc)
-			f.silent()
-		})
-		t.Run("grace_not_over", func(t *testing.T) {
-			f := scenario(t, func(f *fixture) {
-				f.cfg.NodeCleanupOutOfService, f.cfg.NodeOutOfServiceGrace = true, 50*365*24*time.Hour
-			})
-			pv, pvc := fenced(f, true)
-			f.onlyWrites()
-			f.start()
-			f.staysFor(shortGrace, "pv-a", placeFenced, pv, pvc)
-			f.silent()
-		})
-		t.Run("all", func(t *testing.T) {
-			f := scenario(t, func(f *fixture) { f.cfg.NodeCleanupOutOfService = true })
-			pv, _ := fenced(f, true)
-			pod := f.pod("p", "a", f.name("n"))
-			f.onlyWrites("DELETE persistentvolumeclaims/a")
-			f.start()
-			f.claimDeleted("a")
-			f.untouched(pv, pod)
-		})
+		f := scenario(t, nil)
+		f.node("n")
+		f.patchNode("n", `{"status":{"conditions":[{"type":"Ready","status":"False","lastTransitionTime":"2020-01-01T00:00:00Z"}]}}`, "status")
+		f.patchNode("n", `{"spec":{"taints":[{"key":"node.kubernetes.io/out-of-service","value":"x","effect":"NoSchedule"}]}}`)
+		pv, pvc := f.bound("a", "n")
+		f.onlyWrites()
+		f.start()
+		f.staysFor(shortGrace, "pv-a", placeHealthy, pv, pvc)
+		f.silent()
 	})
 	t.Run("035_claim_of_another_uid", func(t *testing.T) {
 		f := scenario(t, nil)

@@ -2,9 +2,7 @@ package nodecontroller
 
 import (
 	"fmt"
-	"net/http"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -291,32 +289,6 @@ func TestNodecontrollerScenarioOrphans(t *testing.T) {
 			_, err := f.term().syncNode(t.Context(), f.name("n"))
 			f.must(err)
 			f.untouched(pvc)
-		})
-		t.Run("reschedule", func(t *testing.T) {
-			f := scenario(t, func(f *fixture) { f.cfg.NodeCleanupUnbound = UnboundReschedule })
-			pvc := selecting(f)
-			read := fmt.Sprintf(`"resourceVersion":%q`, pvc.ResourceVersion)
-			var blind atomic.Bool
-			f.proxied(func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
-				if r.Method == http.MethodPatch {
-					var has bool
-					r, has = bodyHas(r, read)
-					blind.CompareAndSwap(false, !has)
-				}
-				pass.ServeHTTP(w, r)
-			})
-			begin := time.Now()
-			f.onlyWrites("PATCH persistentvolumeclaims/a")
-			f.start()
-			f.untilClaim("a", "has no selected node", func(now *corev1.PersistentVolumeClaim) bool {
-				return now != nil && now.UID == pvc.UID && now.DeletionTimestamp == nil && now.Annotations[storagehelpers.AnnSelectedNode] == ""
-			})
-			if d := f.asked("PATCH persistentvolumeclaims/a")[0].Sub(begin); d < shortGrace {
-				t.Errorf("rescheduled after %v", d)
-			}
-			if blind.Load() {
-				t.Error("the patch applies to more than the claim as it was read")
-			}
 		})
 		t.Run("delete", func(t *testing.T) {
 			f := scenario(t, func(f *fixture) { f.cfg.NodeCleanupUnbound = UnboundDelete })

@@ -2,9 +2,6 @@ package nodecontroller
 
 import (
 	"context"
-	"fmt"
-
-	"k8s.io/apimachinery/pkg/api/resource"
 
 	"github.com/storage-controller/storage-controller/nodecontroller/pvcfinalizer"
 	"github.com/storage-controller/storage-controller/nodecontroller/webhook"
@@ -15,10 +12,6 @@ func (c *Controller) newWebhooks() (*webhook.Server, error) {
 	cfg := c.cfg
 	if !cfg.EnableWebhooks {
 		return nil, nil
-	}
-	size, err := resource.ParseQuantity(cfg.DefaultVolumeSize)
-	if err != nil {
-		return nil, fmt.Errorf("--default-volume-size: %q is no quantity: %w", cfg.DefaultVolumeSize, err)
 	}
 	finalizer := ""
 	if cfg.PVCFinalizerMode == pvcfinalizer.ModeEnforce {
@@ -31,7 +24,7 @@ func (c *Controller) newWebhooks() (*webhook.Server, error) {
 	return webhook.New(webhook.Config{
 		Driver: c.deps.Driver, Address: cfg.WebhookAddr, DisableHTTP2: cfg.WebhookDisableHTTP2, ShutdownDelay: cfg.ShutdownDelay,
 		ClaimFinalizer: finalizer, CapacityResource: cfg.CapacityResource, CapacityAnnotationPrefix: cfg.CapacityAnnotationPrefix,
-		DeviceClassParameter: cfg.DeviceClassParameter, DefaultDeviceClass: cfg.DefaultDeviceClass, DefaultVolumeSize: size.Value(),
+		DeviceClassParameter: cfg.DeviceClassParameter, DefaultDeviceClass: cfg.DefaultDeviceClass, DefaultVolumeSize: 1 << 30,
 		ResolveDefaultClass: cfg.WebhookResolveDefaultClass, StripForeignCapacity: cfg.WebhookStripForeignCapacity,
 		CertMode: webhook.CertMode(cfg.WebhookCertMode), CertDir: cfg.CertDir, CertSecret: cfg.WebhookCertSecret,
 		Service: cfg.WebhookService, ConfigName: cfg.WebhookConfigName, OwnNamespace: c.deps.Namespace, ClusterDomain: cfg.WebhookClusterDomain,

@@ -10,7 +10,6 @@ import (
 	"strings"
 	"time"
 
-	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/storage-controller/storage-controller/nodecontroller/pvcfinalizer"
@@ -29,7 +28,6 @@ func (c Config) validateNames() error {
 	var errs []error
 	for flag, name := range map[string]string{
 		"node-finalizer": c.NodeFinalizer, "pvc-finalizer": c.PVCFinalizer, "resize-annotation": c.ResizeAnnotation,
-		"webhook-optout-label": c.WebhookOptoutLabel,
 	} {
 		if name != "" {
 			errs = append(errs, prefixed("--"+flag, name))
@@ -76,7 +74,7 @@ func (c Config) validateModes() error {
 		oneOf("--node-finalizer-mode", c.NodeFinalizerMode, NodeFinalizerOff, NodeFinalizerRemove, NodeFinalizerManage),
 		oneOf("--node-cleanup", c.NodeCleanup, CleanupOff, CleanupReport, CleanupDryRun, CleanupClaims, CleanupVolumes),
 		oneOf("--node-cleanup-scope", c.NodeCleanupScope, ScopeOptIn, ScopeAll),
-		oneOf("--node-cleanup-unbound", c.NodeCleanupUnbound, UnboundIgnore, UnboundReschedule, UnboundDelete),
+		c.validateUnbound(),
 		oneOf("--node-cleanup-retain", c.NodeCleanupRetain, RetainSkip, RetainClaim),
 		oneOf("--pvc-finalizer-mode", c.PVCFinalizerMode, pvcfinalizer.ModeOff, pvcfinalizer.ModeStrip, pvcfinalizer.ModeEnforce),
 		oneOf("--pvc-pod-deletion", c.PVCPodDeletion, pvcfinalizer.PodsNone, pvcfinalizer.PodsPending, pvcfinalizer.PodsOrphaned, pvcfinalizer.PodsAll),
@@ -91,6 +89,13 @@ func (c Config) validateModes() error {
 	return errors.Join(errs...)
 }
 
+func (c Config) validateUnbound() error {
+	if c.NodeCleanupUnbound == "reschedule" {
+		return fmt.Errorf("--node-cleanup-unbound: reschedule was removed: set %s, with which the provisioner lets the scheduler select another node", UnboundIgnore)
+	}
+	return oneOf("--node-cleanup-unbound", c.NodeCleanupUnbound, UnboundIgnore, UnboundDelete)
+}
+
 func (c Config) validateNumbers() error {
 	var errs []error
 	for flag, d := range map[string]time.Duration{
@@ -102,9 +107,9 @@ func (c Config) validateNumbers() error {
 	}
 	for flag, d := range map[string]time.Duration{
 		"node-finalizer-timeout": c.NodeFinalizerTimeout, "node-delete-grace": c.NodeDeleteGrace,
-		"node-out-of-service-grace": c.NodeOutOfServiceGrace, "node-cleanup-window": c.NodeCleanupWindow,
-		"node-cleanup-resource-sweep": c.NodeCleanupResourceSweep, "pv-release-grace": c.PVReleaseGrace,
-		"shutdown-delay": c.ShutdownDelay,
+		"node-cleanup-window": c.NodeCleanupWindow,
+		"pv-release-grace":    c.PVReleaseGrace,
+		"shutdown-delay":      c.ShutdownDelay,
 	} {
 		if d < 0 {
 			errs = append(errs, fmt.Errorf("--%s: must not be negative, got %v", flag, d))
@@ -146,9 +151,6 @@ func (c Config) validateCleanup() error {
 
 func (c Config) validateWebhooks() error {
 	var errs []error
-	if size, err := resource.ParseQuantity(c.DefaultVolumeSize); err != nil || size.Sign() <= 0 {
-		errs = append(errs, fmt.Errorf("--default-volume-size: must be a quantity above 0, such as 1Gi, got %q", c.DefaultVolumeSize))
-	}
 	if !c.EnableWebhooks {
 		return errors.Join(errs...)
 	}

@@ -29,7 +29,6 @@ func TestValidate(t *testing.T) {
 		"removable finalizer":                {func(c *Config) { c.PVRemovableFinalizers = []string{"*"} }, "--pv-removable-finalizers"},
 		"finalizer of Kubernetes":            {func(c *Config) { c.PVRemovableFinalizers = []string{"kubernetes.io/pv-protection"} }, "--pv-removable-finalizers"},
 		"resize annotation":                  {func(c *Config) { c.ResizeAnnotation = "x.y/a b" }, "--resize-annotation"},
-		"opt-out label":                      {func(c *Config) { c.WebhookOptoutLabel = "webhook" }, "--webhook-optout-label"},
 		"topology key":                       {func(c *Config) { c.TopologyNodeKey = "a/b/c" }, "--topology-node-key"},
 		"topology key of Kubernetes":         {func(c *Config) { c.TopologyNodeKey = "kubernetes.io/hostname" }, ""},
 		"resource without a prefix":          {func(c *Config) { c.CapacityResource = "cpu" }, "--capacity-resource"},
@@ -43,13 +42,12 @@ func TestValidate(t *testing.T) {
 		"device class with a slash":          {func(c *Config) { c.DefaultDeviceClass = "a/b" }, "--default-device-class"},
 		"no device class":                    {func(c *Config) { c.DefaultDeviceClass = "" }, "--default-device-class"},
 		"long device class":                  {func(c *Config) { c.DefaultDeviceClass = long }, "--default-device-class"},
-		"no size":                            {func(c *Config) { c.DefaultVolumeSize = "0" }, "--default-volume-size"},
-		"size that is none":                  {func(c *Config) { c.DefaultVolumeSize = "big" }, "--default-volume-size"},
 		"Lease":                              {func(c *Config) { c.LeaderElectionID = "A" }, "--leader-election-id"},
 		"mode of the finalizer":              {func(c *Config) { c.NodeFinalizerMode = "add" }, "--node-finalizer-mode: must be one of off, remove, manage"},
 		"mode of the clean-up":               {func(c *Config) { c.NodeCleanup = "all" }, "--node-cleanup: must be one of off, report, dry-run, claims, volumes"},
 		"scope":                              {func(c *Config) { c.NodeCleanupScope = "" }, "--node-cleanup-scope: must be one of opt-in, all"},
-		"policy for unbound claims":          {func(c *Config) { c.NodeCleanupUnbound = "x" }, "--node-cleanup-unbound: must be one of ignore, reschedule, delete"},
+		"removed policy for unbound claims":  {func(c *Config) { c.NodeCleanupUnbound = "reschedule" }, "reschedule was removed: set ignore"},
+		"policy for unbound claims":          {func(c *Config) { c.NodeCleanupUnbound = "x" }, "--node-cleanup-unbound: must be one of ignore, delete"},
 		"policy for retained volumes":        {func(c *Config) { c.NodeCleanupRetain = "x" }, "--node-cleanup-retain: must be one of skip, claim"},
 		"mode of claims":                     {func(c *Config) { c.PVCFinalizerMode = "x" }, "--pvc-finalizer-mode: must be one of off, strip, enforce"},
 		"policy for pods":                    {func(c *Config) { c.PVCPodDeletion = "x" }, "--pvc-pod-deletion: must be one of none, pending, orphaned, all"},
@@ -103,9 +101,9 @@ func TestValidate(t *testing.T) {
 
 func TestValidateReportsEverything(t *testing.T) {
 	c, _ := resolved(t, "local.example.com", nil)
-	c.CapacityResource, c.DefaultDeviceClass, c.NodeCleanup, c.Workers, c.NodeCleanupResource, c.DefaultVolumeSize = "cpu", "a/b", "x", 0, []string{"y"}, "z"
+	c.CapacityResource, c.DefaultDeviceClass, c.NodeCleanup, c.Workers, c.NodeCleanupResource = "cpu", "a/b", "x", 0, []string{"y"}
 	err := c.Validate()
-	for _, want := range []string{"--capacity-resource", "--default-device-class", "--node-cleanup:", "--nodecontroller-workers", "--node-cleanup-resource", "--default-volume-size"} {
+	for _, want := range []string{"--capacity-resource", "--default-device-class", "--node-cleanup:", "--nodecontroller-workers", "--node-cleanup-resource"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s is missing in %v", want, err)
 		}

@@ -156,7 +156,6 @@ func nodecontrollerGrants(s settings.Settings, d csiclient.Driver) []doctor.Gran
 			nodecontroller.CleanupVolumes}, c.NodeCleanup),
 			"nodecontroller-cleanup"},
 		{c.NodeCleanup == nodecontroller.CleanupVolumes, "nodecontroller-cleanup-volumes"},
-		{c.NodeCleanupUnbound == nodecontroller.UnboundReschedule, "nodecontroller-cleanup-unbound"},
 		{c.PVCFinalizerMode == pvcfinalizer.ModeStrip, "nodecontroller-pvc-strip"},
 		{c.ResizeNudge, "nodecontroller-resize-nudge"},
 	} {

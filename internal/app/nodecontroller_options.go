@@ -84,16 +84,12 @@ func nodeCleanupOptions(d nodecontroller.Config) []settings.Option {
 		{Name: "node-cleanup-scope", Default: string(d.NodeCleanupScope),
 			Usage: "opt-in: volumes whose StorageClass or PVC opts in by an annotation; all: all volumes except those that opt out"},
 		{Name: "node-cleanup-unbound", Default: string(d.NodeCleanupUnbound),
-			Usage: "action for PVCs that wait for a volume on a deleted node: ignore, reschedule (let the scheduler select another " +
-				"node) or delete"},
+			Usage: "action for PVCs that wait for a volume on a deleted node: ignore (the provisioner lets the scheduler select " +
+				"another node) or delete"},
 		{Name: "node-cleanup-retain", Default: string(d.NodeCleanupRetain),
 			Usage: "action for PVCs of volumes with reclaim policy Retain: skip, or claim (delete the PVC; the volume is always kept)"},
 		{Name: "node-cleanup-static", Default: d.NodeCleanupStatic,
 			Usage: "with --node-cleanup=volumes: also remove PVs that the driver did not provision"},
-		{Name: "node-cleanup-out-of-service", Default: d.NodeCleanupOutOfService,
-			Usage: "also clean up existing Nodes with the out-of-service taint and the annotation that their data is lost"},
-		{Name: "node-out-of-service-grace", Default: d.NodeOutOfServiceGrace,
-			Usage: "minimum time that such a Node must have been out of service"},
 		{Name: "node-missing-grace", Default: d.NodeMissingGrace, Usage: "minimum time that a Node must have been missing; at least 1m"},
 		{Name: "node-cleanup-window", Default: d.NodeCleanupWindow,
 			Usage: "how long a node that was cleaned up counts as lost for the breaker"},
@@ -113,8 +109,6 @@ func volumeCleanupOptions(d nodecontroller.Config) []settings.Option {
 			Usage: "custom resource that is cleaned up with its node; may be repeated: " +
 				"resource=PLURAL.VERSION.GROUP,node-field=PATH,finalizer=NAME,mark=ANNOTATION=VALUE,when=node-terminating|node-gone " +
 				"(default node-gone, which is safer: a running driver can clean up after itself)"},
-		{Name: "node-cleanup-resource-sweep", Default: d.NodeCleanupResourceSweep,
-			Usage: "time between two searches for such resources of deleted nodes without volumes; 0 means never"},
 		{Name: "pv-release-grace", Default: d.PVReleaseGrace,
 			Usage: "with --node-cleanup=volumes: how long the driver may take to delete a released volume before its PV is removed"},
 		{Name: "pv-removable-finalizers", Default: []string{},
@@ -161,9 +155,6 @@ func webhookOptions(d nodecontroller.Config) []settings.Option {
 		{Name: "webhook-cluster-domain", Default: d.WebhookClusterDomain,
 			Usage: "cluster domain of the fully qualified name in the certificate, for self-signed"},
 		{Name: "webhook-disable-http2", Default: d.WebhookDisableHTTP2, Usage: "serve the webhooks over HTTP/1.1 only"},
-		{Name: "webhook-optout-label", Default: "",
-			Usage: orDerived("label with which a namespace opts out of the webhooks, with value ignore. " +
-				"The namespaceSelector of the MutatingWebhookConfiguration must contain it: only the API server evaluates it")},
 		{Name: "webhook-resolve-default-class", Default: d.WebhookResolveDefaultClass,
 			Usage: "treat a PVC without a StorageClass as one of the default StorageClass"},
 		{Name: "webhook-strip-foreign-capacity", Default: d.WebhookStripForeignCapacity,
@@ -173,7 +164,6 @@ func webhookOptions(d nodecontroller.Config) []settings.Option {
 			Usage: orDerived("prefix, including the slash, of the pod annotations that hold the requested bytes")},
 		{Name: "device-class-parameter", Default: "", Usage: orDerived("StorageClass parameter that names the device class")},
 		{Name: "default-device-class", Default: d.DefaultDeviceClass, Usage: "device class of StorageClasses that do not name one"},
-		{Name: "default-volume-size", Default: d.DefaultVolumeSize, Usage: "size of PVCs that do not request one"},
 		{Name: "shutdown-delay", Default: d.ShutdownDelay,
 			Usage: "how long the webhooks keep serving after SIGTERM, so that the API server stops sending requests first"},
 	}

@@ -464,7 +464,7 @@ name: second
 image: {pullPolicy: Always}
 secrets: {cluster: true}
 provisioner: {crossNamespace: true}
-nodecontroller: {nodeFinalizerMode: manage, nodeCleanup: volumes, unbound: reschedule, pvcFinalizerMode: enforce, resizeNudge: false, customResources: true}
+nodecontroller: {nodeFinalizerMode: manage, nodeCleanup: volumes, unbound: delete, pvcFinalizerMode: enforce, resizeNudge: false, customResources: true}
 extraArgs: [-v=2]
 podAnnotations: {a: b}
 nodeSelector: {a: b}

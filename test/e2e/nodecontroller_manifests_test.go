@@ -101,7 +101,6 @@ func TestNodecontrollerManifestsGrantNoMore(t *testing.T) {
 		"nodecontroller-node-finalizer":  {"nodes": "patch"},
 		"nodecontroller-cleanup": {"persistentvolumes": "patch", "persistentvolumeclaims": "delete", "pods": read,
 			"volumeattachments.storage.k8s.io": "list,watch", "csidrivers.storage.k8s.io": read},
-		"nodecontroller-cleanup-unbound": {"persistentvolumeclaims": "patch"},
 		"nodecontroller-cleanup-volumes": {"persistentvolumes": "delete"},
 		"nodecontroller-custom-resources": {"logicalvolumes.topolvm.io": "delete,list,patch",
 			"logicalvolumes.topolvm.cybozu.com": "delete,list,patch"},

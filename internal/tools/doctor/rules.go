@@ -48,9 +48,6 @@ var rules = map[string][]Rule{
 		{Groups: []string{"storage.k8s.io"}, Resources: []string{"volumeattachments"}, Verbs: []string{"list", "watch"}},
 		{Groups: []string{"storage.k8s.io"}, Resources: []string{"csidrivers"}, Verbs: []string{"get", "list", "watch"}},
 	},
-	"nodecontroller-cleanup-unbound": {
-		{Groups: []string{""}, Resources: []string{"persistentvolumeclaims"}, Verbs: []string{"patch"}},
-	},
 	"nodecontroller-cleanup-volumes": {
 		{Groups: []string{""}, Resources: []string{"persistentvolumes"}, Verbs: []string{"delete"}},
 	},

@@ -64,7 +64,7 @@ func (s *source) nodecontrollerPermissions() []string {
 	}
 	missing := []string{"deploy/rbac/nodecontroller"}
 	for _, feature := range []string{
-		"leader-election", "node-finalizer", "cleanup", "cleanup-unbound", "custom-resources", claims, "resize-nudge",
+		"leader-election", "node-finalizer", "cleanup", "custom-resources", claims, "resize-nudge",
 	} {
 		missing = append(missing, "deploy/rbac/nodecontroller-"+feature)
 	}

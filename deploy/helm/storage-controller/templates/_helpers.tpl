@@ -66,9 +66,6 @@ app.kubernetes.io/name: {{ .Values.name }}
 {{- if eq $n.nodeCleanup "volumes" }}
 - nodecontroller-cleanup-volumes
 {{- end }}
-{{- if eq $n.unbound "reschedule" }}
-- nodecontroller-cleanup-unbound
-{{- end }}
 {{- if eq $n.pvcFinalizerMode "strip" }}
 - nodecontroller-pvc-strip
 {{- end }}
