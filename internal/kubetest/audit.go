@@ -47,16 +47,40 @@ func (r AuditEvent) IsWrite() bool {
 	return false
 }
 
-// AuditOffset returns the current end of the audit log, for [ControlPlane.AuditSince].
+// AuditOffset returns the current end of the audit log, for [ControlPlane.AuditSince]. All requests that
+// were answered before are in front of it.
 func (c *ControlPlane) AuditOffset() (int64, error) {
-	info, err := os.Stat(c.auditLog())
+	f, err := os.Open(c.auditLog())
 	if os.IsNotExist(err) {
 		return 0, nil
 	}
 	if err != nil {
 		return 0, err
 	}
-	return info.Size(), nil
+	defer f.Close()
+	end, err := f.Seek(0, io.SeekEnd)
+	if err != nil {
+		return 0, err
+	}
+	return lastLineEnd(f, end)
+}
+
+// lastLineEnd returns the position behind the last complete line of the first end bytes: the file system shows
+// a line in pieces while the API server writes it.
+func lastLineEnd(f io.ReaderAt, end int64) (int64, error) {
+	chunk := make([]byte, 64<<10)
+	for end > 0 {
+		begin := max(0, end-int64(len(chunk)))
+		part := chunk[:end-begin]
+		if _, err := f.ReadAt(part, begin); err != nil {
+			return 0, err
+		}
+		if i := bytes.LastIndexByte(part, '\n'); i >= 0 {
+			return begin + int64(i) + 1, nil
+		}
+		end = begin
+	}
+	return 0, nil
 }
 
 func (c *ControlPlane) auditLog() string { return filepath.Join(c.cfg.Dir, "audit.log") }
@@ -84,9 +108,12 @@ func (c *ControlPlane) AuditSince(mark int64, agent string) ([]AuditEvent, error
 		if !bytes.HasSuffix(line, []byte("\n")) {
 			break // an incomplete line
 		}
+		if i := bytes.LastIndex(line, eventBegin); i > 0 { // an API server was killed while it wrote the first part
+			line = line[i:]
+		}
 		var r AuditEvent
 		if err := json.Unmarshal(line, &r); err != nil {
-			return nil, fmt.Errorf("line of the audit log: %w", err)
+			return nil, fmt.Errorf("reading the audit log: %w in line %q", err, line)
 		}
 		if strings.HasPrefix(r.UserAgent, agent) {
 			records = append(records, r)
@@ -94,3 +121,6 @@ func (c *ControlPlane) AuditSince(mark int64, agent string) ([]AuditEvent, error
 	}
 	return records, nil
 }
+
+// eventBegin is how every line of the audit log begins. Inside of an event its quotes would be escaped.
+var eventBegin = []byte(`{"kind":"Event","apiVersion":"audit.k8s.io/`)

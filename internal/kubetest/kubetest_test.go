@@ -55,6 +55,56 @@ func TestAuditShowsWhatWasDone(t *testing.T) {
 	t.Errorf("creating namespace %s is not among %+v", ns, records)
 }
 
+// TestAuditLogWhileItIsWritten takes the mark while a line is incomplete, and has an API server killed within one.
+func TestAuditLogWhileItIsWritten(t *testing.T) {
+	c := &ControlPlane{cfg: Config{Dir: t.TempDir(), Audit: true}}
+	write := func(text string) {
+		t.Helper()
+		f, err := os.OpenFile(c.auditLog(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		if _, err := f.WriteString(text); err != nil {
+			t.Fatal(err)
+		}
+	}
+	line := func(verb string) string { // longer than what is read at once
+		return fmt.Sprintf(`{"kind":"Event","apiVersion":"audit.k8s.io/v1","verb":%q,"x":%q}`, verb, strings.Repeat("x", 100_000)) + "\n"
+	}
+	written := ""
+	for _, step := range []struct{ before, after, want string }{
+		{"", line("get"), "get"},
+		{line("list"), line("get"), "get"},
+		{line("list") + line("get")[:20], line("get")[20:], "get"},
+		{line("get")[:99_000], line("get")[99_000:] + line("list"), "get list"},
+		{line("list") + line("patch")[:70], line("get") + line("list"), "get list"},
+		{"", line("patch")[:99_000], ""},
+	} {
+		write(step.before)
+		mark, err := c.AuditOffset()
+		if err != nil {
+			t.Fatal(err)
+		}
+		write(step.after)
+		records, err := c.AuditSince(mark, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var verbs []string
+		for _, r := range records {
+			verbs = append(verbs, r.Verb)
+		}
+		if got := strings.Join(verbs, " "); got != step.want {
+			t.Errorf("after %d bytes: %q, want %q", len(written), got, step.want)
+		}
+		written += step.before + step.after
+	}
+	if all, err := c.AuditSince(0, ""); err != nil || len(all) != 10 {
+		t.Errorf("%d events in all, %v", len(all), err)
+	}
+}
+
 func TestRestartKeepsData(t *testing.T) {
 	c := Get(t, WithAudit())
 	ns := Namespace(t, c)
