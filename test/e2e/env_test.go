@@ -64,6 +64,8 @@ type env struct {
 	plugin *csitest.Plugin
 	ns     string
 	nodes  []string
+	// segments is those of the driver, nil where there is no topology.
+	segments []map[string]string
 	// restarted tells that the API server was, which refuses everything until it knows the roles again.
 	restarted bool
 }
@@ -77,18 +79,9 @@ func newEnv(t *testing.T, cfg csitest.Config, nodes int) *env {
 		cfg.Segments = []map[string]string{{cfg.Name + "/zone": "a"}, {cfg.Name + "/zone": "b"}}
 	}
 	makeAccount(t, e.client, e.ns)
-	e.plugin = csitest.Run(t, cfg)
-	for i := range nodes {
-		spec := kubetest.NodeSpec{Name: fmt.Sprintf("%s-%d", e.ns, i), NodeID: fmt.Sprintf("id-%d", i), Driver: cfg.Name,
-			Labels: map[string]string{"test": e.ns}}
-		if cfg.Segments != nil {
-			spec.TopologyKeys = []string{cfg.Name + "/zone"}
-			spec.Labels[cfg.Name+"/zone"] = cfg.Segments[i%2][cfg.Name+"/zone"]
-		}
-		if err := kubetest.CreateNode(t.Context(), e.client, spec); err != nil {
-			t.Fatal(err)
-		}
-		e.nodes = append(e.nodes, spec.Name)
+	e.plugin, e.segments = csitest.Run(t, cfg), cfg.Segments
+	for range nodes {
+		e.addNode()
 	}
 	t.Cleanup(func() {
 		for _, n := range e.nodes { // pods of later tests must not land there
@@ -96,6 +89,22 @@ func newEnv(t *testing.T, cfg csitest.Config, nodes int) *env {
 		}
 	})
 	return e
+}
+
+// addNode makes one more node, with the driver, in turn in one of two segments.
+func (e *env) addNode() {
+	e.t.Helper()
+	i := len(e.nodes)
+	spec := kubetest.NodeSpec{Name: fmt.Sprintf("%s-%d", e.ns, i), NodeID: fmt.Sprintf("id-%d", i), Driver: e.plugin.Name(),
+		Labels: map[string]string{"test": e.ns}}
+	if e.segments != nil {
+		key := e.plugin.Name() + "/zone"
+		spec.TopologyKeys, spec.Labels[key] = []string{key}, e.segments[i%2][key]
+	}
+	e.nodes = append(e.nodes, spec.Name)
+	if err := kubetest.CreateNode(e.t.Context(), e.client, spec); err != nil {
+		e.t.Fatal(err)
+	}
 }
 
 // class makes a StorageClass; late means that it waits for a pod.

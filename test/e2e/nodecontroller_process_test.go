@@ -65,6 +65,7 @@ func TestNodecontrollerWithoutConnection(t *testing.T) {
 	if accepted, _ := e.plugin.Connections(); accepted > 0 {
 		t.Errorf("%d connections to a driver that no flag names", accepted)
 	}
+	p.says("Starting controller") // it knows of its Lease
 	p.signal(syscall.SIGTERM)
 	if code := p.code(); code != 0 {
 		t.Errorf("exit code %d, want 0", code)

@@ -6,6 +6,7 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
@@ -28,7 +29,11 @@ func (e *env) statefulSet(name, class string, replicas int32) {
 				ObjectMeta: metav1.ObjectMeta{Labels: labels},
 				Spec: corev1.PodSpec{
 					NodeSelector: map[string]string{"test": e.ns}, TerminationGracePeriodSeconds: ptr.To[int64](0),
+					// By the requests, the scheduler prefers an empty node. Of nodes that it finds equally good it takes
+					// the one that it has looked at first, which may be the same one for minutes.
 					Containers: []corev1.Container{{Name: "c", Image: "none",
+						Resources: corev1.ResourceRequirements{
+							Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("4")}},
 						VolumeMounts: []corev1.VolumeMount{{Name: "data", MountPath: "/data"}}}},
 				},
 			},

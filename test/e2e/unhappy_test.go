@@ -13,6 +13,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -330,8 +331,9 @@ func TestSecondSignalEndsAtOnce(t *testing.T) {
 	}
 }
 
+// TestFullNodeIsLeft has four pods on a node whose segment has room for two volumes, before there is another node.
 func TestFullNodeIsLeft(t *testing.T) {
-	e := newEnv(t, csitest.Config{Segments: []map[string]string{{}}, Capacity: 2 << 30}, 2)
+	e := newEnv(t, csitest.Config{Segments: []map[string]string{{}}, Capacity: 2 << 30}, 1)
 	class := e.class(true, nil)
 	e.run("all", append([]string{"--strict-topology"}, quick...)...)
 	ctx, stop := context.WithCancel(t.Context())
@@ -339,12 +341,32 @@ func TestFullNodeIsLeft(t *testing.T) {
 	wg.Go(func() { kubetest.Kubelets{Client: e.client}.Run(ctx) })
 	defer wg.Wait()
 	defer stop()
-	e.statefulSet("web", class, 4) // two fit into each of the two segments
+	e.statefulSet("web", class, 4)
+	e.running("web", 2)
+	refused := func() map[string]bool {
+		names := map[string]bool{}
+		for _, c := range e.plugin.Calls("CreateVolume") {
+			if status.Code(c.Err) == codes.ResourceExhausted {
+				names[c.Request.(*csi.CreateVolumeRequest).Name] = true
+			}
+		}
+		return names
+	}
+	e.eventually("the volumes of two more pods are refused", func(context.Context) error {
+		if n := len(refused()); n != 2 {
+			return fmt.Errorf("those of %d", n)
+		}
+		return nil
+	})
+	e.addNode()
 	e.running("web", 4)
 	e.agrees(4)
 	used := map[string]int{}
 	for _, v := range e.plugin.Volumes() {
 		used[fmt.Sprint(v.Segment)]++
+		if first := v.Segment[e.plugin.Name()+"/zone"] == "a"; first == refused()[v.Name] {
+			t.Errorf("volume %s is in %v, refused at first: %t", v.Name, v.Segment, !first)
+		}
 	}
 	for segment, n := range used {
 		if n != 2 {
