@@ -69,7 +69,7 @@ func TestAuditLogWhileItIsWritten(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	line := func(verb string) string { // longer than what is read at once
+	line := func(verb string) string { // longer than one read
 		return fmt.Sprintf(`{"kind":"Event","apiVersion":"audit.k8s.io/v1","verb":%q,"x":%q}`, verb, strings.Repeat("x", 100_000)) + "\n"
 	}
 	written := ""
