@@ -379,9 +379,11 @@ func attacherScenarioCompare(t *testing.T) {
 	t.Run("065_failure_that_took_effect", func(t *testing.T) {
 		f := scenario(t, lists(), often)
 		f.attached()
-		f.Plugin.Next(publish, csitest.DoAndFail(codes.Internal, "x"))
+		f.Plugin.Next(publish, csitest.DoAndFail(codes.Internal, "x"), csitest.Hang()) // the next attempt would remove the error
 		f.behind(false)
+		f.Wait(publish, 3)
 		f.until("reports it", attachError("code = Internal"))
+		f.Plugin.Release()
 		f.until("is attached without an error", isAttached) // although the driver reports what it should
 		f.agrees()
 		f.Calls(publish, 3)

@@ -50,6 +50,7 @@ type ControlPlane struct {
 	stdin   io.Closer // the control plane ends when this is closed, or this process
 	exited  chan struct{}
 	stop    sync.Once
+	output  *watchedOutput
 	rest    *rest.Config
 	client  kubernetes.Interface
 
@@ -107,7 +108,7 @@ func (c *ControlPlane) run(ctx context.Context, args []string) error {
 	}
 	c.stdin = stdin
 	output := &watchedOutput{word: "ready after", found: make(chan struct{}), out: c.cfg.Progress}
-	cmd.Stdout, cmd.Stderr = output, output
+	c.output, cmd.Stdout, cmd.Stderr = output, output, output
 	// The Ctrl-C of a terminal is for this process, which may still need the API to clean up.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := cmd.Start(); err != nil {

@@ -54,12 +54,28 @@ func Get(t testing.TB, opts ...Option) *ControlPlane {
 	if shared.err != nil {
 		t.Fatalf("starting the control plane: %v", shared.err)
 	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Log(shared.controlPlane.crashes())
+		}
+	})
 	had := shared.config
 	if cfg.ControllerManager && !had.ControllerManager || cfg.Scheduler && !had.Scheduler || cfg.Audit && !had.Audit ||
 		cfg.SnapshotController && !had.SnapshotController {
 		t.Fatal("kubetest: an earlier test of this binary started the control plane with less than this one asks for")
 	}
 	return shared.controlPlane
+}
+
+// crashes returns what the control plane has printed about components that crashed.
+func (c *ControlPlane) crashes() string {
+	var lines []string
+	for line := range strings.Lines(c.output.String()) {
+		if strings.Contains(line, "exited unexpectedly") {
+			lines = append(lines, line)
+		}
+	}
+	return fmt.Sprintf("crashes of the control plane: %d\n%s", len(lines), strings.Join(lines, ""))
 }
 
 // firstBuild forwards the messages about the compilation, which takes minutes, and drops the others.

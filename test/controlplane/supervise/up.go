@@ -125,6 +125,7 @@ func (s *supervision) start(ctx context.Context, components ...string) error {
 		}
 		c, err := launch(name, s.options.arguments(name, s.ports), s.options.file(name+".log"), func(crash string) {
 			fmt.Fprintln(s.out, crash)
+			go s.revive(ctx, name)
 		})
 		if err != nil {
 			return err
@@ -138,6 +139,26 @@ func (s *supervision) start(ctx context.Context, components ...string) error {
 		fmt.Fprintf(s.out, "%-18s up after %.1fs\n", name, time.Since(begin).Seconds())
 	}
 	return nil
+}
+
+// restartPause is the time between a crash and the start of the next process.
+const restartPause = time.Second
+
+// revive starts a component again that has crashed, as the kubelet does with the control plane of a cluster.
+func (s *supervision) revive(ctx context.Context, component string) {
+	select {
+	case <-ctx.Done():
+		return
+	case <-time.After(restartPause):
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if c := s.running[component]; !s.ready || c == nil || !c.hasExited() {
+		return // stopped or started on command meanwhile
+	}
+	if err := s.start(ctx, component); err != nil && ctx.Err() == nil {
+		fmt.Fprintln(s.out, err) // and if it has exited, it is tried again
+	}
 }
 
 // await returns once a component serves.

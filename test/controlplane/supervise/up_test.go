@@ -316,13 +316,16 @@ func TestFailureNamesTheComponentAndShowsItsLog(t *testing.T) {
 	}
 }
 
-func TestCrashIsReported(t *testing.T) {
+func TestCrashIsReportedAndEndsInARestart(t *testing.T) {
 	p := startPlane(t, nil)
 	p.awaitReady()
-	if err := syscall.Kill(p.pid(Scheduler), syscall.SIGKILL); err != nil {
+	crashed := p.pid(Scheduler)
+	if err := syscall.Kill(crashed, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
 	p.await("report", func() bool { return strings.Contains(p.printed(), "scheduler exited unexpectedly") })
+	p.await("the next process", func() bool { return p.pid(Scheduler) != crashed && runs(p.pid(Scheduler)) })
+	p.await("its readiness", func() bool { return strings.Count(p.printed(), Scheduler+" ") > 1 })
 	if err := Control(p.Dir, "restart", Scheduler); err != nil {
 		t.Fatal(err)
 	}
