@@ -61,22 +61,20 @@ type Config struct {
 	ResizeNudge         bool          `mapstructure:"resize-nudge"`
 	ResizeAnnotation    string        `mapstructure:"resize-annotation"`
 
-	EnableWebhooks              bool          `mapstructure:"enable-webhooks"`
-	WebhookAddr                 string        `mapstructure:"webhook-addr"`
-	WebhookCertMode             CertMode      `mapstructure:"webhook-cert-mode"`
-	WebhookCertSecret           string        `mapstructure:"webhook-cert-secret"`
-	WebhookConfigName           string        `mapstructure:"webhook-config-name"`
-	WebhookService              string        `mapstructure:"webhook-service"`
-	WebhookClusterDomain        string        `mapstructure:"webhook-cluster-domain"`
-	WebhookResolveDefaultClass  bool          `mapstructure:"webhook-resolve-default-class"`
-	WebhookStripForeignCapacity bool          `mapstructure:"webhook-strip-foreign-capacity"`
-	WebhookDisableHTTP2         bool          `mapstructure:"webhook-disable-http2"`
-	CertDir                     string        `mapstructure:"cert-dir"`
-	CapacityResource            string        `mapstructure:"capacity-resource"`
-	CapacityAnnotationPrefix    string        `mapstructure:"capacity-annotation-prefix"`
-	DeviceClassParameter        string        `mapstructure:"device-class-parameter"`
-	DefaultDeviceClass          string        `mapstructure:"default-device-class"`
-	ShutdownDelay               time.Duration `mapstructure:"shutdown-delay"`
+	EnableWebhooks             bool          `mapstructure:"enable-webhooks"`
+	WebhookAddr                string        `mapstructure:"webhook-addr"`
+	WebhookCertMode            CertMode      `mapstructure:"webhook-cert-mode"`
+	WebhookCertSecret          string        `mapstructure:"webhook-cert-secret"`
+	WebhookConfigName          string        `mapstructure:"webhook-config-name"`
+	WebhookService             string        `mapstructure:"webhook-service"`
+	WebhookClusterDomain       string        `mapstructure:"webhook-cluster-domain"`
+	WebhookResolveDefaultClass bool          `mapstructure:"webhook-resolve-default-class"`
+	CertDir                    string        `mapstructure:"cert-dir"`
+	CapacityResource           string        `mapstructure:"capacity-resource"`
+	CapacityAnnotationPrefix   string        `mapstructure:"capacity-annotation-prefix"`
+	DeviceClassParameter       string        `mapstructure:"device-class-parameter"`
+	DefaultDeviceClass         string        `mapstructure:"default-device-class"`
+	ShutdownDelay              time.Duration `mapstructure:"shutdown-delay"`
 
 	// LeaderElectionID is the name of the Lease.
 	LeaderElectionID string `mapstructure:"leader-election-id"`
@@ -180,7 +178,7 @@ func DefaultConfig() Config {
 
 		PVCFinalizerMode: pvcfinalizer.ModeOff, PVCPodDeletion: pvcfinalizer.PodsOrphaned, PVCPodDeletionGrace: -1, ResizeNudge: true,
 
-		WebhookAddr: ":9443", WebhookCertMode: CertFiles, WebhookClusterDomain: "cluster.local", WebhookResolveDefaultClass: true, WebhookStripForeignCapacity: true,
+		WebhookAddr: ":9443", WebhookCertMode: CertFiles, WebhookClusterDomain: "cluster.local", WebhookResolveDefaultClass: true,
 		DefaultDeviceClass: "00default", ShutdownDelay: 5 * time.Second,
 
 		MinMissingGrace: time.Minute, ClockGap: 2 * reviewInterval, UnregisteredGrace: 10 * time.Minute,

@@ -21,7 +21,6 @@ import (
 	"github.com/storage-controller/storage-controller/internal/workloop"
 	"github.com/storage-controller/storage-controller/nodecontroller/pvcfinalizer"
 	"github.com/storage-controller/storage-controller/nodecontroller/resizenudge"
-	"github.com/storage-controller/storage-controller/nodecontroller/webhook"
 )
 
 // Deps is what the program hands to the controller. Where nothing else is said, all fields
@@ -62,7 +61,7 @@ type Controller struct {
 
 	pvcFinalizer *pvcfinalizer.Controller
 	resizeNudge  *resizenudge.Controller
-	webhooks     *webhook.Server // nil where they are off
+	webhooks     *webhooks // nil if they are off
 
 	tokens sync.Mutex // of bucket, which outlives a term: losing a Lease is no fresh start
 	bucket bucket
@@ -221,7 +220,7 @@ func (c *Controller) Run(ctx context.Context) error {
 	group.Go(func() error { return c.resizeNudge.Run(ctx) })
 	group.Go(func() error { return c.tellForbidden(ctx) })
 	if c.webhooks != nil {
-		group.Go(func() error { return c.webhooks.Lead(ctx) })
+		group.Go(func() error { return c.webhooks.certificate.Lead(ctx) })
 	}
 	return group.Wait()
 }

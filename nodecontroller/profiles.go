@@ -57,7 +57,6 @@ func topolvm(d string, differences map[string]any) profile {
 		"default-device-class":           "00default",
 		"topology-node-key":              "topology." + d + "/node",
 		"enable-webhooks":                true,
-		"webhook-strip-foreign-capacity": false,
 		"node-cleanup":                   CleanupClaims,
 		"node-cleanup-scope":             ScopeAll,
 		"node-cleanup-unbound":           UnboundDelete,

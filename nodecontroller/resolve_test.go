@@ -52,7 +52,7 @@ func TestNamesFollowFromTheDriver(t *testing.T) {
 		"node-cleanup": "report", "node-cleanup-scope": "opt-in", "node-cleanup-unbound": "ignore", "node-cleanup-retain": "skip",
 		"node-delete-grace": "5m0s", "node-finalizer-wait-for-others": "true", "node-finalizer-mode": "off", "pvc-finalizer-mode": "off",
 		"pvc-obsolete-finalizers": "", "pvc-pod-deletion": "orphaned", "default-device-class": "00default", "default-volume-size": "1Gi",
-		"topology-node-key": "", "node-cleanup-resource": "", "enable-webhooks": "false", "webhook-strip-foreign-capacity": "true",
+		"topology-node-key": "", "node-cleanup-resource": "", "enable-webhooks": "false",
 		"node-missing-grace": "15m0s", "node-finalizer-timeout": "15m0s", "resize-nudge": "true", "node-cleanup-paths": "finalizer, orphan",
 	} {
 		if got := have[name]; got.Value != want || got.Origin != OriginDefault {
@@ -94,7 +94,6 @@ func TestProfiles(t *testing.T) {
 		"node-cleanup-resource":          {"": record},
 		"leader-election-id":             {"": "topolvm"},
 		"enable-webhooks":                {"": "true"},
-		"webhook-strip-foreign-capacity": {"": "false"},
 	} {
 		for profile, driver := range drivers {
 			_, have := resolved(t, driver, func(c *Config) { c.Profile = profile })

@@ -2,14 +2,24 @@ package nodecontroller
 
 import (
 	"context"
+	"errors"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/storage-controller/storage-controller/nodecontroller/pvcfinalizer"
+	"github.com/storage-controller/storage-controller/nodecontroller/servingcert"
 	"github.com/storage-controller/storage-controller/nodecontroller/webhook"
 )
 
-// newWebhooks makes the server of the webhooks; nil when they are off.
-func (c *Controller) newWebhooks() (*webhook.Server, error) {
-	cfg := c.cfg
+// webhooks serves the admission webhooks with their certificate.
+type webhooks struct {
+	server      *webhook.Server
+	certificate *servingcert.Manager
+}
+
+// newWebhooks returns nil if the webhooks are off.
+func (c *Controller) newWebhooks() (*webhooks, error) {
+	cfg, deps := c.cfg, c.deps
 	if !cfg.EnableWebhooks {
 		return nil, nil
 	}
@@ -17,34 +27,45 @@ func (c *Controller) newWebhooks() (*webhook.Server, error) {
 	if cfg.PVCFinalizerMode == pvcfinalizer.ModeEnforce {
 		finalizer = cfg.PVCFinalizer
 	}
-	client := c.deps.UnthrottledClient
+	client := deps.UnthrottledClient
 	if client == nil {
-		client = c.deps.Client
+		client = deps.Client
 	}
-	return webhook.New(webhook.Config{
-		Driver: c.deps.Driver, Address: cfg.WebhookAddr, DisableHTTP2: cfg.WebhookDisableHTTP2, ShutdownDelay: cfg.ShutdownDelay,
-		ClaimFinalizer: finalizer, CapacityResource: cfg.CapacityResource, CapacityAnnotationPrefix: cfg.CapacityAnnotationPrefix,
+	certificate, err := servingcert.New(servingcert.Config{
+		Mode: servingcert.Mode(cfg.WebhookCertMode), Dir: cfg.CertDir, Secret: cfg.WebhookCertSecret, Service: cfg.WebhookService,
+		Namespace: deps.Namespace, WebhookConfig: cfg.WebhookConfigName, ClusterDomain: cfg.WebhookClusterDomain,
+	}, client, deps.Registry)
+	if err != nil {
+		return nil, err
+	}
+	server, err := webhook.New(webhook.Config{
+		Driver: deps.Driver, Address: cfg.WebhookAddr, ShutdownDelay: cfg.ShutdownDelay, ClaimFinalizer: finalizer,
+		CapacityResource: cfg.CapacityResource, CapacityAnnotationPrefix: cfg.CapacityAnnotationPrefix,
 		DeviceClassParameter: cfg.DeviceClassParameter, DefaultDeviceClass: cfg.DefaultDeviceClass, DefaultVolumeSize: 1 << 30,
-		ResolveDefaultClass: cfg.WebhookResolveDefaultClass, StripForeignCapacity: cfg.WebhookStripForeignCapacity,
-		CertMode: webhook.CertMode(cfg.WebhookCertMode), CertDir: cfg.CertDir, CertSecret: cfg.WebhookCertSecret,
-		Service: cfg.WebhookService, ConfigName: cfg.WebhookConfigName, OwnNamespace: c.deps.Namespace, ClusterDomain: cfg.WebhookClusterDomain,
-	}, webhook.Deps{Client: client, Claims: c.claims, Classes: c.classes, Registry: c.deps.Registry})
+		ResolveDefaultClass: cfg.WebhookResolveDefaultClass,
+	}, webhook.Deps{
+		Client: client, Claims: c.claims, Classes: c.classes, Registry: deps.Registry,
+		GetCertificate: certificate.GetCertificate,
+	})
+	return &webhooks{server, certificate}, err
 }
 
-// Serve does what every replica does, whoever leads: it answers the webhooks until ctx
-// ends, and returns when the last answer was given.
+// Serve serves the webhooks until ctx ends, on every replica. It returns after the last response.
 func (c *Controller) Serve(ctx context.Context) error {
 	if c.webhooks == nil {
 		<-ctx.Done()
 		return context.Cause(ctx)
 	}
-	return c.webhooks.Serve(ctx)
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { c.webhooks.certificate.Run(ctx); return nil })
+	group.Go(func() error { return c.webhooks.server.Serve(ctx) })
+	return group.Wait()
 }
 
-// Ready is why the process cannot do what every replica has to do; nil when it can.
+// Ready returns an error while this replica cannot serve the webhooks.
 func (c *Controller) Ready() error {
 	if c.webhooks == nil {
 		return nil
 	}
-	return c.webhooks.Ready()
+	return errors.Join(c.webhooks.server.Ready(), c.webhooks.certificate.Ready())
 }

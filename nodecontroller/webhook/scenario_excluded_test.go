@@ -28,7 +28,7 @@ func scenarioExcluded(t *testing.T) {
 	for i := range config.Webhooks {
 		w := &config.Webhooks[i]
 		w.ClientConfig = admissionregistrationv1.WebhookClientConfig{
-			URL: ptr.To("https://" + f.s.Address() + *w.ClientConfig.Service.Path), CABundle: encodeCerts(f.ca.cert),
+			URL: ptr.To("https://" + f.s.Address() + *w.ClientConfig.Service.Path), CABundle: f.ca,
 		}
 		w.NamespaceSelector.MatchExpressions = append(w.NamespaceSelector.MatchExpressions, metav1.LabelSelectorRequirement{
 			Key: corev1.LabelMetadataName, Operator: metav1.LabelSelectorOpIn, Values: []string{f.ns, own, out, metav1.NamespaceSystem},
