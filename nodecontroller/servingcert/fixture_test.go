@@ -51,7 +51,8 @@ func setup(t testing.TB, change func(*fixture)) *fixture {
 	f := &fixture{TB: t, cp: kubetest.Get(t)}
 	f.client, f.ns = f.cp.Client(), kubetest.Namespace(t, f.cp)
 	f.cfg = Config{
-		Mode: SelfSigned, Secret: "certs", Service: "hook", WebhookConfig: f.ns, Namespace: f.ns, ClusterDomain: "cluster.local", Dir: t.TempDir(),
+		Mode: SelfSigned, Secret: "certs", Service: "hook", WebhookConfig: f.ns, Namespace: f.ns, ClusterDomain: "cluster.local",
+		Dir: t.TempDir(),
 	}
 	if change != nil {
 		change(f)
@@ -259,7 +260,8 @@ func (f *fixture) configure(clients ...admissionregistrationv1.WebhookClientConf
 	configs := f.client.AdmissionregistrationV1().MutatingWebhookConfigurations()
 	_, err := configs.Create(f.Context(), config, metav1.CreateOptions{})
 	f.must(err)
-	f.Cleanup(func() { _ = configs.Delete(context.WithoutCancel(f.Context()), f.ns, metav1.DeleteOptions{}) }) // the control plane ends soon
+	// the control plane ends soon
+	f.Cleanup(func() { _ = configs.Delete(context.WithoutCancel(f.Context()), f.ns, metav1.DeleteOptions{}) })
 }
 
 // bundles returns the CA bundle of each webhook.
@@ -320,7 +322,8 @@ func (f *fixture) admitted(ctx context.Context) error {
 func (f *fixture) reachable() *admissionregistrationv1.ServiceReference {
 	f.Helper()
 	_, err := f.client.CoreV1().Services(f.ns).Create(f.Context(), &corev1.Service{
-		ObjectMeta: metav1.ObjectMeta{Name: "hook"}, Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeExternalName, ExternalName: "localhost"},
+		ObjectMeta: metav1.ObjectMeta{Name: "hook"},
+		Spec:       corev1.ServiceSpec{Type: corev1.ServiceTypeExternalName, ExternalName: "localhost"},
 	}, metav1.CreateOptions{})
 	f.must(err)
 	tcp, err := net.ResolveTCPAddr("tcp", f.address)

@@ -11,15 +11,17 @@ type metrics struct{ reloads, renewals *prometheus.CounterVec }
 // newMetrics registers the collectors; remaining returns for how long the certificate is valid.
 func newMetrics(registry prometheus.Registerer, remaining func() time.Duration) metrics {
 	byResult := func(name, help string) *prometheus.CounterVec {
-		c := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "storage_controller_webhook_cert_" + name, Help: help}, []string{"result"})
+		c := prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help},
+			[]string{"result"})
 		for _, r := range []string{"ok", "error"} { // so that an alert sees the first increase
 			c.WithLabelValues(r)
 		}
 		return c
 	}
 	m := metrics{
-		reloads: byResult("reload_total", "Serving certificates that were found, by result: ok, or error for one that was rejected."),
-		renewals: byResult("upkeep_total",
+		reloads: byResult("storage_controller_webhook_cert_reload_total",
+			"Serving certificates that were found, by result: ok, or error for one that was rejected."),
+		renewals: byResult("storage_controller_webhook_cert_upkeep_total",
 			"Writes of the leader to renew and publish a self-signed certificate (ok), and attempts that failed (error), by result."),
 	}
 	expiry := prometheus.NewGaugeFunc(prometheus.GaugeOpts{

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"os"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -146,9 +147,11 @@ func TestPublish(t *testing.T) {
 	expired := f.pair(time.Minute)
 	theirs := encodeCerts(first.authority)
 	f.configure(
-		admissionregistrationv1.WebhookClientConfig{Service: &admissionregistrationv1.ServiceReference{Namespace: "x", Name: "hook"}, CABundle: theirs},
+		admissionregistrationv1.WebhookClientConfig{Service: &admissionregistrationv1.ServiceReference{Namespace: "x", Name: "hook"},
+			CABundle: theirs},
 		admissionregistrationv1.WebhookClientConfig{Service: f.service()},
-		admissionregistrationv1.WebhookClientConfig{Service: &admissionregistrationv1.ServiceReference{Namespace: f.ns, Name: "x"}, CABundle: theirs},
+		admissionregistrationv1.WebhookClientConfig{Service: &admissionregistrationv1.ServiceReference{Namespace: f.ns, Name: "x"},
+			CABundle: theirs},
 		admissionregistrationv1.WebhookClientConfig{URL: ptr.To("https://localhost/pod/mutate"), CABundle: theirs},
 	)
 	for _, c := range []struct {
@@ -308,7 +311,7 @@ func TestShippedPermissions(t *testing.T) {
 	})
 	f.configure()
 	stop := f.lead()
-	first := f.published("what is in the Secret is served and published", nil)
+	first := f.published("the stored pair is served and published", nil)
 	f.must(f.client.CoreV1().Secrets(f.ns).Delete(t.Context(), "certs", metav1.DeleteOptions{}))
 	f.published("it is recreated", first)
 	stop()
@@ -322,7 +325,8 @@ func (f *fixture) grant(path string) {
 	f.Helper()
 	text, err := os.ReadFile(path)
 	f.must(err)
-	names := strings.NewReplacer(`["storage-controller-webhook-certificates"]`, `["certs"]`, `["storage-controller-webhooks"]`, `["`+f.ns+`"]`,
+	names := strings.NewReplacer(`["storage-controller-webhook-certificates"]`, `["certs"]`, `["storage-controller-webhooks"]`, `["`+f.ns+
+		`"]`,
 		"namespace: default", "namespace: "+f.ns, "storage-controller:", f.ns+":")
 	rbac := f.client.RbacV1()
 	for _, doc := range strings.Split(names.Replace(string(text)), "\n---\n") {
@@ -367,7 +371,8 @@ func TestClock(t *testing.T) {
 	for _, c := range []struct {
 		at      time.Duration
 		problem string
-	}{{-time.Minute, "not valid before"}, {-time.Second, "not valid before"}, {time.Minute, ""}, {time.Hour, ""}, {4 * time.Hour, "expired"}} {
+	}{{-time.Minute, "not valid before"}, {-time.Second, "not valid before"}, {time.Minute, ""}, {time.Hour, ""},
+		{4 * time.Hour, "expired"}} {
 		m.now = func() time.Time { return begin.Add(c.at) }
 		m.load(t.Context(), "test", p.cert, p.key)
 		if err := m.Ready(); c.problem == "" && err != nil || c.problem != "" && (err == nil || !strings.Contains(err.Error(), c.problem)) {
@@ -400,8 +405,35 @@ func TestNew(t *testing.T) {
 			t.Errorf("%s: %v, %v", name, m, err)
 		}
 		families, err := reg.Gather()
-		if problems, lint := promlint.NewWithMetricFamilies(families).Lint(); err != nil || lint != nil || len(problems) > 0 || m != nil && len(families) != 3 {
+		if problems, lint := promlint.NewWithMetricFamilies(families).Lint(); err != nil || lint != nil || len(problems) > 0 || m != nil &&
+			len(families) != 3 {
 			t.Errorf("%v %v %v", err, lint, problems)
 		}
+	}
+}
+
+// TestConcurrentPublish lets another leader publish between the read and the patch of one: neither authority
+// may be lost.
+func TestConcurrentPublish(t *testing.T) {
+	t.Parallel()
+	f := setup(t, nil)
+	old, mine, theirs := f.pair(0), f.pair(0), f.pair(0)
+	f.configure(admissionregistrationv1.WebhookClientConfig{Service: f.service(), CABundle: encodeCerts(old.authority)})
+	var once sync.Once
+	m := f.manager(kubetest.Proxy(t, f.cp.Config(), func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
+		if r.Method == http.MethodPatch {
+			once.Do(func() {
+				if _, err := f.m.publish(r.Context(), []*x509.Certificate{theirs.authority}, false); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		pass.ServeHTTP(w, r)
+	}))
+	if needsTime, err := m.publish(t.Context(), []*x509.Certificate{mine.authority}, false); err != nil || !needsTime {
+		t.Errorf("%t, %v", needsTime, err)
+	}
+	for _, p := range []*pair{old, mine, theirs} {
+		f.must(f.trusts(p))
 	}
 }

@@ -45,7 +45,8 @@ func TestNodecontrollerScenarioCertificates(t *testing.T) {
 		first, second := f.pair(0), f.pair(0)
 		f.createSecret(first)
 		f.ready()
-		f.configure(admissionregistrationv1.WebhookClientConfig{Service: f.reachable(), CABundle: encodeCerts(first.authority, second.authority)})
+		f.configure(admissionregistrationv1.WebhookClientConfig{Service: f.reachable(),
+			CABundle: encodeCerts(first.authority, second.authority)})
 		f.eventually("the API server calls it", f.admitted)
 		secret := f.secret()
 		secret.Data[certName], secret.Data[keyName] = second.cert, second.key

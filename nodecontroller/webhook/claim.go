@@ -2,7 +2,7 @@ package webhook
 
 import "context"
 
-// rawClaim holds what is read of a claim. Nil is absent or null.
+// rawClaim holds the fields of a claim that are read. Nil is absent or null.
 type rawClaim struct {
 	Metadata *rawMeta `json:"metadata"`
 	Spec     struct {

@@ -41,7 +41,8 @@ func (f *facts) deviceClass(class *string) (string, error) {
 // pvc returns an unbound claim.
 func pvc(class *string, size string, change ...func(*corev1.PersistentVolumeClaim)) *corev1.PersistentVolumeClaim {
 	claim := &corev1.PersistentVolumeClaim{
-		Spec: corev1.PersistentVolumeClaimSpec{StorageClassName: class}, Status: corev1.PersistentVolumeClaimStatus{Phase: corev1.ClaimPending},
+		Spec:   corev1.PersistentVolumeClaimSpec{StorageClassName: class},
+		Status: corev1.PersistentVolumeClaimStatus{Phase: corev1.ClaimPending},
 	}
 	if size != "" {
 		claim.Spec.Resources.Requests = corev1.ResourceList{corev1.ResourceStorage: resource.MustParse(size)}
@@ -84,43 +85,65 @@ func TestPods(t *testing.T) {
 		pod       string // instead of one with all claims
 		want      string // the sums, or the reason
 	}{
-		"a confirmed claim counts":                        {claims: claims{"a": pvc(ours, "1Gi")}, want: "dc1=1073741824"},
-		"a claim that is not there does not count":        {claims: claims{"a": nil, "b": pvc(ours, "1")}, want: "dc1=1"},
-		"a lost claim is bound":                           {claims: claims{"a": pvc(ours, "1", inPhase(corev1.ClaimLost)), "b": pvc(ours, "1")}, want: "Bound"},
-		"a bound claim of another driver does not matter": {claims: claims{"a": pvc(theirs, "1", inPhase(corev1.ClaimBound)), "b": pvc(ours, "1")}, want: "dc1=1"},
-		"no class, no default":                            {claims: claims{"a": pvc(nil, "1")}, want: "NoVolumes"},
-		"no class, the default is ours":                   {claims: claims{"a": pvc(nil, "5")}, standard: ours, want: "dc1=5"},
-		"the empty class is none, whatever the default":   {claims: claims{"a": pvc(ptr.To(""), "1")}, standard: ours, want: "NoVolumes"},
-		"the annotation wins over the field":              {claims: claims{"a": pvc(theirs, "5", byAnnotation("ours"))}, want: "dc1=5"},
-		"an empty annotation is no class":                 {claims: claims{"a": pvc(ours, "5", byAnnotation(""))}, want: "NoVolumes"},
-		"bound claims only":                               {claims: claims{"a": pvc(ours, "1", inPhase(corev1.ClaimBound))}, want: "NoVolumes"},
-		"a bound and an unbound claim":                    {claims: claims{"a": pvc(ours, "1", inPhase(corev1.ClaimBound)), "b": pvc(ours, "1")}, want: "Bound"},
-		"a claim that is reserved for a volume":           {claims: claims{"a": pvc(ours, "1", func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeName = "v" }), "b": pvc(ours, "1")}, want: "Bound"},
-		"no size":                                         {claims: claims{"a": pvc(ours, "")}, want: "dc1=1073741824"},
-		"no whole byte":                                   {claims: claims{"a": pvc(ours, "1500m")}, want: "dc1=2"},
-		"too large":                                       {claims: claims{"a": pvc(ours, "100E")}, want: fmt.Sprint("dc1=", math.MaxInt64)},
-		"too large in two powers":                         {claims: claims{"a": pvc(ours, "9999Ei"), "b": pvc(ours, "1")}, want: fmt.Sprint("dc1=", math.MaxInt64)},
-		"sums that are too large":                         {claims: claims{"a": pvc(ours, "9223372036854775807"), "b": pvc(ours, "9223372036854775807")}, want: fmt.Sprint("dc1=", math.MaxInt64)},
-		"a device class that is no name":                  {claims: claims{"a": pvc(bad, "1"), "b": pvc(ours, "1")}, want: "InvalidDeviceClass"},
-		"a template":                                      {templates: []string{`{"storageClassName":"second","resources":{"requests":{"storage":"3"}}}`}, want: "dc2=3"},
-		"a template without class":                        {templates: []string{`{}`}, want: "NoVolumes"},
-		"a template without class, the default is ours":   {templates: []string{`{}`}, standard: ours, want: "dc1=1073741824"},
-		"a template with the empty class":                 {templates: []string{`{"storageClassName":""}`}, standard: ours, want: "NoVolumes"},
-		"a template beside a claim that is not found":     {claims: claims{"a": nil}, templates: []string{`{"storageClassName":"ours"}`}, want: "dc1=1073741824"},
-		"a negative size":                                 {templates: []string{`{"storageClassName":"ours","resources":{"requests":{"storage":"-5"}}}`}, want: "dc1=1073741824"},
-		"a size of another driver is not read":            {templates: []string{`{"storageClassName":"theirs","resources":{"requests":{"storage":"x"}}}`}, want: "NoVolumes"},
-		"no size at all":                                  {templates: []string{`{"storageClassName":"ours","resources":{"requests":{"storage":"x"}}}`}, want: "error"},
-		"a size with a large exponent":                    {templates: []string{`{"storageClassName":"ours","resources":{"requests":{"storage":"1e999999999"}}}`}, want: "error"},
-		"a size with a small exponent":                    {templates: []string{`{"storageClassName":"ours","resources":{"requests":{"storage":1e-99999999}}}`}, want: "error"},
-		"a size with a thousand digits":                   {templates: []string{`{"storageClassName":"ours","resources":{"requests":{"storage":"` + strings.Repeat("9", 1000) + `"}}}`}, want: "error"},
-		"a size with an exponent":                         {templates: []string{`{"storageClassName":"ours","resources":{"requests":{"storage":"1e3"}}}`}, want: "dc1=1000"},
-		"an exponent beyond all that fits":                {templates: []string{`{"storageClassName":"ours","resources":{"requests":{"storage":"1e99"}}}`}, want: fmt.Sprint("dc1=", math.MaxInt64)},
-		"no containers":                                   {claims: claims{"a": pvc(ours, "1")}, pod: `{"spec":{"volumes":[{"persistentVolumeClaim":{"claimName":"a"}}]}}`, want: "NoContainers"},
-		"a container that is null":                        {claims: claims{"a": pvc(ours, "1")}, pod: `{"spec":{"containers":[null],"volumes":[{"persistentVolumeClaim":{"claimName":"a"}}]}}`, want: "NoContainers"},
-		"what cannot be a name is not asked for":          {pod: rawPodWith([]string{"../x", "", "a/b", "A"}), want: "NoVolumes"},
-		"empty volumes":                                   {pod: `{"spec":{"containers":[{}],"volumes":[null,{},{"ephemeral":null},{"ephemeral":{}},{"ephemeral":{"volumeClaimTemplate":null}},{"persistentVolumeClaim":null}]}}`, want: "NoVolumes"},
-		"one claim in two volumes":                        {claims: claims{"a": pvc(ours, "2")}, pod: rawPodWith([]string{"a", "a"}), want: "dc1=2"},
-		"a wrong sum is corrected":                        {claims: claims{"a": pvc(ours, "3")}, pod: `{"metadata":{"annotations":{"capacity.topolvm.io/dc1":"2"}},"spec":{"containers":[{"resources":{"limits":{"topolvm.io/capacity":"1"},"requests":{"topolvm.io/capacity":"1"}}}],"volumes":[{"persistentVolumeClaim":{"claimName":"a"}}]}}`, want: "dc1=3"},
+		"a confirmed claim counts":                 {claims: claims{"a": pvc(ours, "1Gi")}, want: "dc1=1073741824"},
+		"a claim that is not there does not count": {claims: claims{"a": nil, "b": pvc(ours, "1")}, want: "dc1=1"},
+		"a lost claim is bound": {claims: claims{"a": pvc(ours, "1", inPhase(corev1.ClaimLost)),
+			"b": pvc(ours, "1")}, want: "Bound"},
+		"a bound claim of another driver does not matter": {claims: claims{"a": pvc(theirs, "1", inPhase(corev1.ClaimBound)),
+			"b": pvc(ours, "1")}, want: "dc1=1"},
+		"no class, no default":                          {claims: claims{"a": pvc(nil, "1")}, want: "NoVolumes"},
+		"no class, the default is ours":                 {claims: claims{"a": pvc(nil, "5")}, standard: ours, want: "dc1=5"},
+		"the empty class is none, whatever the default": {claims: claims{"a": pvc(ptr.To(""), "1")}, standard: ours, want: "NoVolumes"},
+		"the annotation wins over the field":            {claims: claims{"a": pvc(theirs, "5", byAnnotation("ours"))}, want: "dc1=5"},
+		"an empty annotation is no class":               {claims: claims{"a": pvc(ours, "5", byAnnotation(""))}, want: "NoVolumes"},
+		"bound claims only": {claims: claims{"a": pvc(ours, "1", inPhase(corev1.ClaimBound))},
+			want: "NoVolumes"},
+		"a bound and an unbound claim": {claims: claims{"a": pvc(ours, "1", inPhase(corev1.ClaimBound)),
+			"b": pvc(ours, "1")}, want: "Bound"},
+		"a claim that is reserved for a volume": {claims: claims{"a": pvc(ours, "1",
+			func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeName = "v" }), "b": pvc(ours, "1")}, want: "Bound"},
+		"no size":       {claims: claims{"a": pvc(ours, "")}, want: "dc1=1073741824"},
+		"no whole byte": {claims: claims{"a": pvc(ours, "1500m")}, want: "dc1=2"},
+		"too large":     {claims: claims{"a": pvc(ours, "100E")}, want: fmt.Sprint("dc1=", math.MaxInt64)},
+		"too large in two powers": {claims: claims{"a": pvc(ours, "9999Ei"), "b": pvc(ours, "1")},
+			want: fmt.Sprint("dc1=", math.MaxInt64)},
+		"sums that are too large": {claims: claims{"a": pvc(ours, "9223372036854775807"),
+			"b": pvc(ours, "9223372036854775807")}, want: fmt.Sprint("dc1=", math.MaxInt64)},
+		"a device class that is no name": {claims: claims{"a": pvc(bad, "1"), "b": pvc(ours, "1")},
+			want: "InvalidDeviceClass"},
+		"a template": {templates: []string{`{"storageClassName":"second","resources":{"requests":{"storage":"3"}}}`},
+			want: "dc2=3"},
+		"a template without class":                      {templates: []string{`{}`}, want: "NoVolumes"},
+		"a template without class, the default is ours": {templates: []string{`{}`}, standard: ours, want: "dc1=1073741824"},
+		"a template with the empty class": {templates: []string{`{"storageClassName":""}`}, standard: ours,
+			want: "NoVolumes"},
+		"a template beside a claim that is not found": {claims: claims{"a": nil}, templates: []string{`{"storageClassName":"ours"}`},
+			want: "dc1=1073741824"},
+		"a negative size": {templates: []string{
+			`{"storageClassName":"ours","resources":{"requests":{"storage":"-5"}}}`}, want: "dc1=1073741824"},
+		"a size of another driver is not read": {templates: []string{
+			`{"storageClassName":"theirs","resources":{"requests":{"storage":"x"}}}`}, want: "NoVolumes"},
+		"no size at all": {templates: []string{
+			`{"storageClassName":"ours","resources":{"requests":{"storage":"x"}}}`}, want: "error"},
+		"a size with a large exponent": {templates: []string{
+			`{"storageClassName":"ours","resources":{"requests":{"storage":"1e999999999"}}}`}, want: "error"},
+		"a size with a small exponent": {templates: []string{
+			`{"storageClassName":"ours","resources":{"requests":{"storage":1e-99999999}}}`}, want: "error"},
+		"a size with a thousand digits": {templates: []string{`{"storageClassName":"ours","resources":{"requests":{"storage":"` +
+			strings.Repeat("9", 1000) + `"}}}`}, want: "error"},
+		"a size with an exponent": {templates: []string{
+			`{"storageClassName":"ours","resources":{"requests":{"storage":"1e3"}}}`}, want: "dc1=1000"},
+		"an exponent beyond all that fits": {templates: []string{
+			`{"storageClassName":"ours","resources":{"requests":{"storage":"1e99"}}}`}, want: fmt.Sprint("dc1=", math.MaxInt64)},
+		"no containers": {claims: claims{"a": pvc(ours, "1")},
+			pod: `{"spec":{"volumes":[{"persistentVolumeClaim":{"claimName":"a"}}]}}`, want: "NoContainers"},
+		"a container that is null": {claims: claims{"a": pvc(ours, "1")},
+			pod: `{"spec":{"containers":[null],"volumes":[{"persistentVolumeClaim":{"claimName":"a"}}]}}`, want: "NoContainers"},
+		"what cannot be a name is not asked for": {pod: rawPodWith([]string{"../x", "", "a/b", "A"}), want: "NoVolumes"},
+		"empty volumes":                          {pod: `{"spec":{"containers":[{}],"volumes":[null,{},{"ephemeral":null},{"ephemeral":{}},{"ephemeral":{"volumeClaimTemplate":null}},{"persistentVolumeClaim":null}]}}`, want: "NoVolumes"},
+		"one claim in two volumes":               {claims: claims{"a": pvc(ours, "2")}, pod: rawPodWith([]string{"a", "a"}), want: "dc1=2"},
+		"a wrong sum is corrected": {claims: claims{"a": pvc(ours, "3")},
+			pod: `{"metadata":{"annotations":{"capacity.topolvm.io/dc1":"2"}},"spec":{"containers":[{"resources":{"limits":{"topolvm.io/capacity":"1"},"requests":{"topolvm.io/capacity":"1"}}}],"volumes":[{"persistentVolumeClaim":{"claimName":"a"}}]}}`, want: "dc1=3"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			raw := c.pod
@@ -141,7 +164,8 @@ func TestBoundClassesAreReadLast(t *testing.T) {
 	from := &facts{claims: map[string]*corev1.PersistentVolumeClaim{
 		"a": pvc(ptr.To("manual"), "1", inPhase(corev1.ClaimBound)), "b": pvc(ptr.To("theirs"), "1"),
 	}}
-	if got := decision(t, testConfig("d"), rawPodWith([]string{"a", "b"}), from); got != "NoVolumes" || fmt.Sprint(from.asked) != "[theirs]" {
+	if got := decision(t, testConfig("d"), rawPodWith([]string{"a", "b"}), from); got != "NoVolumes" ||
+		fmt.Sprint(from.asked) != "[theirs]" {
 		t.Errorf("%s, looked up %q", got, from.asked)
 	}
 }
@@ -179,7 +203,8 @@ func decision(t *testing.T, cfg Config, raw string, from source) string {
 	if err := json.Unmarshal(apply(t, []byte(raw), patch), &out); err != nil {
 		t.Fatal(err)
 	}
-	return strings.TrimSuffix(strings.TrimPrefix(fmt.Sprint(strings.ReplaceAll(strings.ReplaceAll(fmt.Sprint(out.Metadata.Annotations), "capacity.topolvm.io/", ""), ":", "=")), "map["), "]")
+	return strings.TrimSuffix(strings.TrimPrefix(fmt.Sprint(strings.ReplaceAll(strings.ReplaceAll(fmt.Sprint(out.Metadata.Annotations),
+		"capacity.topolvm.io/", ""), ":", "=")), "map["), "]")
 }
 
 func TestDefaultClass(t *testing.T) {

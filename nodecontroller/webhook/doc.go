@@ -2,7 +2,7 @@
 // webhook adds the storage capacity that a pod needs, for a scheduler extender. The PVC webhook
 // adds the finalizer that protects a claim until its pods are deleted.
 //
-//	server.go  the HTTP server      review.go  AdmissionReview: what is rejected, the response
+//	server.go  the HTTP server      review.go  AdmissionReview: checks, the response
 //	pod.go     the pod webhook      claim.go   the PVC webhook
 //	lookup.go  reads of claims and StorageClasses
 //	patch.go   JSON patches with the fewest operations

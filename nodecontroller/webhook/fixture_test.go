@@ -117,7 +117,8 @@ func (f *fixture) start() {
 	informers := kube.NewInformers(watcher, meta, f.cfg.Driver)
 	informers.Retain(kube.RetainedFields{Claims: true})
 	f.reg = prometheus.NewRegistry()
-	f.s, err = New(f.cfg, Deps{Client: client, Claims: informers.Claims(), Classes: informers.Classes(), Registry: f.reg, GetCertificate: f.certificate})
+	f.s, err = New(f.cfg, Deps{Client: client, Claims: informers.Claims(), Classes: informers.Classes(), Registry: f.reg,
+		GetCertificate: f.certificate})
 	f.must(err)
 	if f.hook != nil {
 		f.hook(f.s)
@@ -155,16 +156,21 @@ func (f *fixture) configure(change func(*admissionregistrationv1.MutatingWebhook
 		return admissionregistrationv1.MutatingWebhook{
 			Name:         name + "." + f.cfg.Driver,
 			ClientConfig: admissionregistrationv1.WebhookClientConfig{URL: ptr.To("https://" + f.s.Address() + path), CABundle: f.ca},
-			Rules: []admissionregistrationv1.RuleWithOperations{{Operations: []admissionregistrationv1.OperationType{admissionregistrationv1.Create}, Rule: admissionregistrationv1.Rule{
-				APIGroups: []string{""}, APIVersions: []string{"v1"}, Resources: []string{resource}}}},
+			Rules: []admissionregistrationv1.RuleWithOperations{{
+				Operations: []admissionregistrationv1.OperationType{admissionregistrationv1.Create},
+				Rule: admissionregistrationv1.Rule{
+					APIGroups: []string{""}, APIVersions: []string{"v1"}, Resources: []string{resource},
+				},
+			}},
 			FailurePolicy: ptr.To(admissionregistrationv1.Fail), SideEffects: ptr.To(admissionregistrationv1.SideEffectClassNone),
 			TimeoutSeconds: ptr.To[int32](10), AdmissionReviewVersions: []string{"v1"},
 			NamespaceSelector: &metav1.LabelSelector{MatchLabels: map[string]string{corev1.LabelMetadataName: f.ns}},
 		}
 	}
-	config := &admissionregistrationv1.MutatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: f.ns}, Webhooks: []admissionregistrationv1.MutatingWebhook{
-		hook("pod-hook", "/pod/mutate", "pods"), hook("pvc-hook", "/pvc/mutate", "persistentvolumeclaims"),
-	}}
+	config := &admissionregistrationv1.MutatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: f.ns},
+		Webhooks: []admissionregistrationv1.MutatingWebhook{
+			hook("pod-hook", "/pod/mutate", "pods"), hook("pvc-hook", "/pvc/mutate", "persistentvolumeclaims"),
+		}}
 	if change != nil {
 		change(config)
 	}
@@ -233,7 +239,8 @@ func (f *fixture) class(name, device string, change ...func(*storagev1.StorageCl
 	f.Helper()
 	class := &storagev1.StorageClass{
 		ObjectMeta: metav1.ObjectMeta{Name: f.ns + "-" + name}, Provisioner: f.cfg.Driver,
-		Parameters: map[string]string{f.cfg.DeviceClassParameter: device}, VolumeBindingMode: ptr.To(storagev1.VolumeBindingWaitForFirstConsumer),
+		Parameters:        map[string]string{f.cfg.DeviceClassParameter: device},
+		VolumeBindingMode: ptr.To(storagev1.VolumeBindingWaitForFirstConsumer),
 	}
 	for _, c := range change {
 		c(class)
@@ -262,7 +269,8 @@ func (f *fixture) claim(name, class, size string, change ...func(*corev1.Persist
 	return pvc.Name
 }
 
-func (f *fixture) newClaim(name string, class *string, size string, change ...func(*corev1.PersistentVolumeClaim)) *corev1.PersistentVolumeClaim {
+func (f *fixture) newClaim(name string, class *string, size string,
+	change ...func(*corev1.PersistentVolumeClaim)) *corev1.PersistentVolumeClaim {
 	f.Helper()
 	pvc := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.PersistentVolumeClaimSpec{
 		StorageClassName: class, AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
@@ -303,14 +311,18 @@ func emptyDir(name string) corev1.Volume {
 }
 
 func claimVolume(name, claim string) corev1.Volume {
-	return corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: claim}}}
+	return corev1.Volume{Name: name,
+		VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: claim}}}
 }
 
 func ephemeralVolume(name string, class *string, size string) corev1.Volume {
-	return corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{VolumeClaimTemplate: &corev1.PersistentVolumeClaimTemplate{
-		Spec: corev1.PersistentVolumeClaimSpec{StorageClassName: class, AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
-			Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse(size)}}},
-	}}}}
+	template := &corev1.PersistentVolumeClaimTemplate{Spec: corev1.PersistentVolumeClaimSpec{
+		StorageClassName: class, AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
+		Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse(size)}},
+	}}
+	return corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{
+		Ephemeral: &corev1.EphemeralVolumeSource{VolumeClaimTemplate: template},
+	}}
 }
 
 func podOf(name string, volumes ...corev1.Volume) *corev1.Pod {
@@ -430,7 +442,8 @@ func reviewOf(t testing.TB, namespace, resource string, object any) []byte {
 		t.Fatal(err)
 	}
 	data, err := json.Marshal(map[string]any{"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": map[string]any{
-		"uid": "u1", "operation": "CREATE", "namespace": namespace, "resource": map[string]string{"group": "", "version": "v1", "resource": resource}, "object": json.RawMessage(raw),
+		"uid": "u1", "operation": "CREATE", "namespace": namespace,
+		"resource": map[string]string{"group": "", "version": "v1", "resource": resource}, "object": json.RawMessage(raw),
 	}})
 	if err != nil {
 		t.Fatal(err)
@@ -443,7 +456,8 @@ func (f *fixture) ask(path, resource string, object any) *admissionv1.AdmissionR
 	f.Helper()
 	code, body := f.post(path, "application/json", reviewOf(f, f.ns, resource, object))
 	answer := admissionv1.AdmissionReview{}
-	if err := json.Unmarshal(body, &answer); err != nil || code != 200 || answer.Response == nil || answer.Response.UID != "u1" || !answer.Response.Allowed {
+	if err := json.Unmarshal(body, &answer); err != nil || code != 200 || answer.Response == nil || answer.Response.UID != "u1" ||
+		!answer.Response.Allowed {
 		f.Fatalf("%d %s", code, body)
 	}
 	return answer.Response

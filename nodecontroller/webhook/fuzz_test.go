@@ -36,7 +36,8 @@ func assumed(pod *rawPod) *facts {
 }
 
 var seeds = []string{
-	`{}`, `null`, `[]`, `1`, `{"metadata":null,"spec":{"containers":[{"resources":null}],"volumes":[{"persistentVolumeClaim":{"claimName":"a"}}]}}`,
+	`{}`, `null`, `[]`, `1`,
+	`{"metadata":null,"spec":{"containers":[{"resources":null}],"volumes":[{"persistentVolumeClaim":{"claimName":"a"}}]}}`,
 	rawPodWith([]string{"a", "b", "c", "a"}, `{}`, `{"storageClassName":"second","resources":{"requests":{"storage":"3Ki"}}}`),
 	`{"metadata":{"annotations":{"capacity.topolvm.io/dc1":"1","capacity.topolvm.io/x~y/z":"2","q":""},"n":[1]},"spec":{"containers":[{"resources":{"limits":{"topolvm.io/capacity":"2","x":1},"requests":{}}},{}],"volumes":[{"persistentVolumeClaim":{"claimName":"a"}}],"x":{"y":1e400}},"status":null}`,
 	`{"spec":{"containers":[{"resources":{"requests":{"topolvm.io/capacity":"1"}}}],"volumes":[{"ephemeral":{"volumeClaimTemplate":{"spec":{"storageClassName":"ours","resources":{"requests":{"storage":1e3}}}}}}]}}`,

@@ -35,7 +35,7 @@ func decode(data []byte, v any) error {
 	return err
 }
 
-// rawMeta holds what is read of metadata. Nil is absent or null.
+// rawMeta holds the fields of metadata that are read. Nil is absent or null.
 type rawMeta struct {
 	Annotations map[string]string `json:"annotations"`
 	Finalizers  []string          `json:"finalizers"`
@@ -79,8 +79,8 @@ func annotationOps(meta *rawMeta, annotations map[string]string) []operation {
 	return append(parents, changes...)
 }
 
-// rawResources holds what is read of the resources of a container. Nil is absent or null;
-// quantities stay as they are written.
+// rawResources holds the resources of a container. Nil is absent or null; quantities stay as they are
+// written.
 type rawResources struct {
 	Limits   map[string]json.RawMessage `json:"limits"`
 	Requests map[string]json.RawMessage `json:"requests"`

@@ -15,7 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
-// rawPod holds what is read of a pod. Nil is absent or null.
+// rawPod holds the fields of a pod that are read. Nil is absent or null.
 type rawPod struct {
 	Metadata *rawMeta `json:"metadata"`
 	Spec     struct {
@@ -35,7 +35,7 @@ type rawVolume struct {
 	} `json:"ephemeral"`
 }
 
-// rawTemplate holds what is read of the claim template of an ephemeral volume.
+// rawTemplate holds the fields that are read of the claim template of an ephemeral volume.
 type rawTemplate struct {
 	Metadata rawMeta `json:"metadata"`
 	Spec     struct {

@@ -108,7 +108,8 @@ func TestClassNewerThanTheCache(t *testing.T) {
 		})
 	})
 	held.shut()
-	class := &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: f.ns + "-late"}, Provisioner: f.cfg.Driver, Parameters: map[string]string{f.cfg.DeviceClassParameter: "dc1"}}
+	class := &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: f.ns + "-late"}, Provisioner: f.cfg.Driver,
+		Parameters: map[string]string{f.cfg.DeviceClassParameter: "dc1"}}
 	classes := f.client.StorageV1().StorageClasses()
 	_, err := classes.Create(t.Context(), class, metav1.CreateOptions{})
 	f.must(err)
@@ -131,7 +132,7 @@ func TestClassNewerThanTheCache(t *testing.T) {
 // TestForbiddenReadIsAnError expects HTTP 500 and not a response if a read is forbidden.
 func TestForbiddenReadIsAnError(t *testing.T) {
 	t.Parallel()
-	f := setup(t, func(f *fixture) { f.api = f.cp.UserConfig("nobody") })
+	f := setup(t, func(f *fixture) { f.api = f.cp.UserConfig("unprivileged") })
 	class := f.class("dc1", "dc1")
 	f.claim("c", class, "1Gi")
 	code, body := f.post("/pod/mutate", "application/json", reviewOf(t, f.ns, "pods", podOf("p", claimVolume("v", "c"))))

@@ -25,7 +25,7 @@ const (
 	responseTime = 500 * time.Millisecond
 )
 
-// review holds what is read of an AdmissionReview. The response depends on nothing else.
+// review holds the fields of an AdmissionReview that are read. The response depends on nothing else.
 type review struct {
 	APIVersion string   `json:"apiVersion"`
 	Kind       string   `json:"kind"`

@@ -90,7 +90,7 @@ func TestNodecontrollerScenarioWebhookOperations(t *testing.T) {
 			}
 			return nil
 		})
-		// Who has not heard of it yet is answered all the same.
+		// API servers that have not noticed are still served.
 		if code, body := f.post("/pod/mutate", "application/json", reviewOf(t, f.ns, "pods", podOf("p"))); code != 200 {
 			t.Errorf("%d %s", code, body)
 		}

@@ -5,7 +5,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
-	"log"
+	"log/slog"
 	"net"
 	"net/http"
 	"strings"
@@ -145,15 +145,7 @@ func (s *Server) httpServer(ctx context.Context) *http.Server {
 		IdleTimeout:       90 * time.Second,
 		MaxHeaderBytes:    1 << 20,
 		BaseContext:       func(net.Listener) context.Context { return base },
-		ErrorLog:          log.New(logWriter{klog.FromContext(ctx).V(1)}, "", 0),
+		// Mostly about clients that closed the connection or do not trust the certificate.
+		ErrorLog: slog.NewLogLogger(logr.ToSlogHandler(klog.FromContext(ctx)), slog.Level(-1)),
 	}
-}
-
-// logWriter logs the messages of the HTTP server, mostly about clients that closed their connection
-// or do not trust the certificate.
-type logWriter struct{ logr.Logger }
-
-func (l logWriter) Write(p []byte) (int, error) {
-	l.Info("HTTP server", "message", strings.TrimSpace(string(p)))
-	return len(p), nil
 }

@@ -35,7 +35,8 @@ func alone(t *testing.T) (f *fixture, stop func()) {
 	f = &fixture{TB: t, cfg: testConfig("d"), ns: "n"}
 	f.cert, f.ca = servingPair()
 	f.s, err = New(f.cfg, Deps{
-		Client: client, Claims: informers.Claims(), Classes: informers.Classes(), Registry: prometheus.NewRegistry(), GetCertificate: f.certificate,
+		Client: client, Claims: informers.Claims(), Classes: informers.Classes(), Registry: prometheus.NewRegistry(),
+		GetCertificate: f.certificate,
 	})
 	f.must(err)
 	if err := f.s.Ready(); err == nil || !strings.Contains(err.Error(), "not started") {

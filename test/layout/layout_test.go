@@ -85,10 +85,11 @@ var allowed = map[string][]string{
 	"capacity":               {"csiclient", "internal/kube", "internal/topology", "internal/workloop"},
 	"nodecontroller": {
 		"election", "internal/kube", "internal/volumelock", "internal/workloop", "nodecontroller/pvcfinalizer",
-		"nodecontroller/resizenudge", "nodecontroller/webhook",
+		"nodecontroller/resizenudge", "nodecontroller/servingcert", "nodecontroller/webhook",
 	},
 	"nodecontroller/pvcfinalizer": {"internal/kube", "internal/workloop"},
 	"nodecontroller/resizenudge":  {"internal/kube", "internal/workloop"},
+	"nodecontroller/servingcert":  {"internal/kube"},
 	"nodecontroller/webhook":      {"internal/kube"},
 	"provisioner": {
 		"csiclient", "election", "metrics", "internal/kube", "internal/migration", "internal/topology",
@@ -140,7 +141,7 @@ var confined = map[string][]string{
 		"cmd/storage-controller", "election", "metrics", "internal/app", "internal/tools/audit", "internal/tools/doctor",
 		"internal/tools/explain", "internal/kube", "internal/kubetest", "internal/looptest", "internal/workloop",
 		"provisioner", "attacher", "capacity", "nodecontroller", "nodecontroller/pvcfinalizer",
-		"nodecontroller/resizenudge", "nodecontroller/webhook", "internal/claimtest", "test/bench", "test/demo",
+		"nodecontroller/resizenudge", "nodecontroller/servingcert", "nodecontroller/webhook", "internal/claimtest", "test/bench", "test/demo",
 	},
 	"k8s.io/csi-translation-lib":    {"internal/migration"},
 	"go.opentelemetry.io/":          {"csiclient", "internal/tracing"},
