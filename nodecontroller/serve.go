@@ -2,7 +2,6 @@ package nodecontroller
 
 import (
 	"context"
-	"errors"
 
 	"golang.org/x/sync/errgroup"
 
@@ -67,5 +66,8 @@ func (c *Controller) Ready() error {
 	if c.webhooks == nil {
 		return nil
 	}
-	return errors.Join(c.webhooks.server.Ready(), c.webhooks.certificate.Ready())
+	if err := c.webhooks.server.Ready(); err != nil {
+		return err
+	}
+	return c.webhooks.certificate.Ready()
 }
