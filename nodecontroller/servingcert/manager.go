@@ -115,9 +115,6 @@ func nameIn(namespace, text string) (types.NamespacedName, error) {
 // Run keeps the newest usable pair loaded until ctx ends. Every replica runs it.
 func (m *Manager) Run(ctx context.Context) {
 	ctx = klog.NewContext(ctx, klog.FromContext(ctx).WithName("serving-certificate"))
-	var wg sync.WaitGroup
-	defer wg.Wait()
-	wg.Go(func() { m.warnBeforeExpiry(ctx) })
 	if m.cfg.Mode == Files {
 		m.followFiles(ctx)
 	} else {
@@ -189,19 +186,6 @@ func (m *Manager) remaining() time.Duration {
 		return pair.Leaf.NotAfter.Sub(m.now())
 	}
 	return 0
-}
-
-// warnBeforeExpiry logs a warning while the loaded certificate expires within a week.
-func (m *Manager) warnBeforeExpiry(ctx context.Context) {
-	const week, interval = 7 * 24 * time.Hour, 6 * time.Hour
-	for pause := time.Minute; ; pause = interval { // the first pair has to be loaded before
-		if wait(ctx, pause); ctx.Err() != nil {
-			return
-		}
-		if remaining := m.remaining(); m.current.Load() != nil && remaining < week {
-			klog.FromContext(ctx).Info("Serving certificate expires soon and was not renewed", "remaining", remaining.Round(time.Minute))
-		}
-	}
 }
 
 // wait returns after d, or when ctx ends.

@@ -26,32 +26,30 @@ const (
 // updates a mounted Secret by replacing a symbolic link, which a watch of the files misses.
 func (m *Manager) followFiles(ctx context.Context) {
 	for ctx.Err() == nil {
-		pause, dir := m.pace.files, m.cfg.Dir
-		if cert, key, err := readPair(dir); err == nil {
-			m.load(ctx, dir, cert, key)
-		} else if m.unavailable(ctx, err); m.current.Load() == nil {
-			pause = m.pace.missing
+		cert, key, err := readPair(m.cfg.Dir)
+		if err != nil {
+			m.unavailable(ctx, err)
+			wait(ctx, m.pace.missing)
+			continue
 		}
-		wait(ctx, pause)
+		m.load(ctx, m.cfg.Dir, cert, key)
+		wait(ctx, m.pace.files)
 	}
 }
 
-// readPair reads both files. It reads them again if they were replaced meanwhile: an old
-// certificate and a new key do not match.
+// readPair reads both files. It fails if they are replaced meanwhile: an old certificate and a new key
+// do not match.
 func readPair(dir string) (cert, key []byte, err error) {
-	for range 3 {
-		if cert, err = os.ReadFile(filepath.Join(dir, certName)); err != nil {
+	var content [3][]byte
+	for i, name := range []string{certName, keyName, certName} {
+		if content[i], err = os.ReadFile(filepath.Join(dir, name)); err != nil {
 			return nil, nil, err
-		}
-		if key, err = os.ReadFile(filepath.Join(dir, keyName)); err != nil {
-			return nil, nil, err
-		}
-		again, err := os.ReadFile(filepath.Join(dir, certName))
-		if err == nil && bytes.Equal(cert, again) {
-			break
 		}
 	}
-	return cert, key, nil
+	if !bytes.Equal(content[0], content[2]) {
+		return nil, nil, fmt.Errorf("%s was replaced while it was read", filepath.Join(dir, certName))
+	}
+	return content[0], content[1], nil
 }
 
 // followSecret loads the pair in the Secret whenever it changes.

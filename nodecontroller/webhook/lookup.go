@@ -83,9 +83,6 @@ func (l *lookup) confirm(names []string) error {
 }
 
 func (l *lookup) readClaim(ctx context.Context, name string) (*corev1.PersistentVolumeClaim, error) {
-	if ctx.Err() != nil {
-		return nil, context.Cause(ctx) // another read has failed
-	}
 	l.metrics.liveReads.Inc()
 	claim, err := l.deps.Client.CoreV1().PersistentVolumeClaims(l.namespace).Get(ctx, name, metav1.GetOptions{})
 	switch {
