@@ -39,7 +39,6 @@ func TestNamesFollowFromTheDriver(t *testing.T) {
 		"capacity-annotation-prefix": "capacity.local.example.com/",
 		"device-class-parameter":     "local.example.com/device-class",
 		"resize-annotation":          "local.example.com/last-resizefs-requested-at",
-		"webhook-optout-label":       "local.example.com/webhook",
 		"leader-election-id":         "nodecontroller-leader-local-example-com",
 		"pv-removable-finalizers":    "external-provisioner.volume.kubernetes.io/finalizer, external-attacher/Local-Example-COM",
 		"driver-name":                "Local.Example.COM",
@@ -51,7 +50,7 @@ func TestNamesFollowFromTheDriver(t *testing.T) {
 	for name, want := range map[string]string{
 		"node-cleanup": "report", "node-cleanup-scope": "opt-in", "node-cleanup-unbound": "ignore", "node-cleanup-retain": "skip",
 		"node-delete-grace": "5m0s", "node-finalizer-wait-for-others": "true", "node-finalizer-mode": "off", "pvc-finalizer-mode": "off",
-		"pvc-obsolete-finalizers": "", "pvc-pod-deletion": "orphaned", "default-device-class": "00default", "default-volume-size": "1Gi",
+		"pvc-obsolete-finalizers": "", "pvc-pod-deletion": "orphaned", "default-device-class": "00default",
 		"topology-node-key": "", "node-cleanup-resource": "", "enable-webhooks": "false",
 		"node-missing-grace": "15m0s", "node-finalizer-timeout": "15m0s", "resize-nudge": "true", "node-cleanup-paths": "finalizer, orphan",
 	} {
@@ -81,10 +80,8 @@ func TestProfiles(t *testing.T) {
 		"capacity-annotation-prefix":     {"": "capacity.D/"},
 		"device-class-parameter":         {"": "D/device-class"},
 		"default-device-class":           {"": "00default"},
-		"default-volume-size":            {"": "1Gi"},
 		"resize-annotation":              {"": "topolvm.io/last-resizefs-requested-at"},
 		"topology-node-key":              {"": "topology.D/node"},
-		"webhook-optout-label":           {"": "D/webhook"},
 		"node-cleanup":                   {"": "claims"},
 		"node-cleanup-scope":             {"": "all"},
 		"node-cleanup-unbound":           {"": "delete"},
