@@ -59,7 +59,7 @@ var allowed = map[string][]string{
 	"election":          {},
 	"metrics":           {},
 	"internal/tools/explain": {
-		"attacher", "nodecontroller", "provisioner", "internal/finalizers", "internal/kube", "internal/migration",
+		"attacher", "election", "nodecontroller", "provisioner", "internal/finalizers", "internal/kube", "internal/migration",
 		"internal/topology", "internal/volumerules", "internal/tools/statusz",
 	},
 	"internal/tools/audit": {"csiclient", "internal/finalizers", "internal/kube", "internal/migration", "internal/workloop"},

@@ -137,7 +137,7 @@ func programOf(lease *coordinationv1.Lease) string {
 	switch manager {
 	case "":
 		return "unknown program"
-	case "csi-provisioner", "csi-attacher", "topolvm-controller":
+	case "csi-provisioner", "csi-attacher", "csi-resizer", "csi-snapshotter", "topolvm-controller":
 		return "sidecar " + manager
 	}
 	return manager

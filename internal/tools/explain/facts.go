@@ -34,10 +34,11 @@ type facts struct {
 	node       result[*corev1.Node]
 	csiNode    result[*storagev1.CSINode] // of node
 
-	class     result[*storagev1.StorageClass]
-	classes   result[[]*storagev1.StorageClass] // only if the claim names no class
-	csiDriver result[*storagev1.CSIDriver]
-	leases    []leaseFact
+	class      result[*storagev1.StorageClass]
+	classes    result[[]*storagev1.StorageClass] // only if the claim names no class
+	csiDriver  result[*storagev1.CSIDriver]
+	attributes result[*storagev1.VolumeAttributesClass] // that the claim requests, if it is not the current one
+	leases     []leaseFact
 
 	nodes       result[[]*corev1.Node]
 	csiNodes    result[[]*storagev1.CSINode]
@@ -50,6 +51,7 @@ type facts struct {
 	secretsErr error // the secret parameters of the class are invalid
 	source     *sourceFact
 	sourceErr  error
+	snapshot   *snapshotFact // that is explained
 
 	events  result[[]*corev1.Event]
 	process *statusPage // nil: not requested
