@@ -75,7 +75,8 @@ and 2 for a usage error.`,
 		RunE:              func(cmd *cobra.Command, args []string) error { return o.run(cmd, args) },
 	}
 	fs := cmd.Flags()
-	fs.StringVarP(&o.namespace, "namespace", "n", "", "namespace of the claim or snapshot; empty means that of the current context, or of the pod")
+	fs.StringVarP(&o.namespace, "namespace", "n", "",
+		"namespace of the claim or snapshot; empty means that of the current context, or of the pod")
 	fs.StringVarP(&o.output, "output", "o", "text", "text or json")
 	fs.StringVar(&o.kubeconfig, "kubeconfig", "", settings.UserKubeconfigUsage)
 	fs.StringVar(&o.master, "master", "", "URL of the API server")

@@ -28,8 +28,11 @@ func sizesOf(claim *corev1.PersistentVolumeClaim) sizes {
 	}
 }
 
-// pending reports whether the volume is smaller than requested, or its expansion has not ended.
-func (s sizes) pending() bool { return s.requested.Cmp(s.capacity) > 0 || s.stage != "" }
+// pending reports whether the volume is smaller than requested, or its expansion has not ended. The capacity is
+// missing until the claim is bound completely.
+func (s sizes) pending() bool {
+	return !s.capacity.IsZero() && s.requested.Cmp(s.capacity) > 0 || s.stage != ""
+}
 
 // conditionOf returns the condition of a claim if it is True, else nil.
 func conditionOf(claim *corev1.PersistentVolumeClaim,
