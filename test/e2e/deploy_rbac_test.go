@@ -300,7 +300,7 @@ func TestNodecontrollerNeedsWhatItsManifestsGrant(t *testing.T) {
 	})
 	e.must(e.client.CoreV1().Nodes().Delete(ctx, e.nodes[1], metav1.DeleteOptions{}))
 	e.must(e.client.StorageV1().CSINodes().Delete(ctx, e.nodes[1], metav1.DeleteOptions{}))
-	e.approved(e.ns+"-lost", e.nodes[1])
+	e.approved(e.nodes[1])
 	for what, get := range map[string]func(context.Context) error{
 		"the node": func(ctx context.Context) error {
 			_, err := e.client.CoreV1().Nodes().Get(ctx, e.nodes[1], metav1.GetOptions{})
@@ -336,21 +336,12 @@ func forNobody(name, namespace string) *admissionv1.MutatingWebhookConfiguration
 	}}}
 }
 
-// approved has the clean-up of a node approved once the controller has noted that the node
-// of a volume is missing, so that there is no grace to wait for.
-func (e *env) approved(volume, node string) {
+// approved approves the clean-up of a lost node, by its value of the topology key, after the controller has recorded
+// it, so that there is no grace to wait for.
+func (e *env) approved(host string) {
 	e.t.Helper()
-	note := e.plugin.Name() + "/node-missing-since"
-	e.eventually("the volume has the note about its node", func(ctx context.Context) error {
-		pv, err := e.client.CoreV1().PersistentVolumes().Get(ctx, volume, metav1.GetOptions{})
-		if err == nil && pv.Annotations[note] == "" {
-			err = errors.New("it has none")
-		}
-		return err
-	})
-	approval := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%q}}}`, e.plugin.Name()+"/node-cleanup-approve", node)
-	_, err := e.client.StorageV1().CSIDrivers().Patch(e.t.Context(), e.plugin.Name(), types.MergePatchType, approval, metav1.PatchOptions{})
-	e.must(err)
+	e.missing(host)
+	e.must(e.approve(e.t.Context(), host))
 }
 
 // gone waits until get finds nothing.
