@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/storage-controller/storage-controller/nodecontroller/nodecleanup"
 )
 
 // resolved is the configuration that change makes of the defaults, for driver.
@@ -67,7 +69,8 @@ func TestNamesFollowFromTheDriver(t *testing.T) {
 func TestProfiles(t *testing.T) {
 	const current, classic, legacy = ProfileTopoLVM, ProfileTopoLVMClassic, ProfileTopoLVMLegacy
 	drivers := map[string]string{current: "topolvm.io", classic: "topolvm.io", legacy: "topolvm.cybozu.com"}
-	const record = "resource=logicalvolumes.v1.D,node-field=spec.nodeName,finalizer=D/logicalvolume,mark=D/pendingdeletion=true,when=node-terminating"
+	const record = "resource=logicalvolumes.v1.D,node-field=spec.nodeName,finalizer=D/logicalvolume," +
+		"mark=D/pendingdeletion=true,when=node-terminating"
 	for name, want := range map[string]map[string]string{ // one value for all stands under ""; D is the driver
 		"driver-name":                    {"": "D"},
 		"node-finalizer":                 {"": "D/node"},
@@ -110,26 +113,22 @@ func TestProfiles(t *testing.T) {
 	}
 }
 
-func TestPresetsFitTheirFields(t *testing.T) {
-	check := func(profile, name string, value any) {
-		i, known := fields()[name]
-		if !known {
-			t.Errorf("%s presets %s, which is no setting", profile, name)
-		} else if want := reflect.TypeFor[Config]().Field(i).Type; reflect.TypeOf(value) != want {
-			t.Errorf("%s presets %s with a %T, want %v", profile, name, value, want)
-		}
-		if !MayBePreset(name) {
-			t.Errorf("%s may not be preset", name)
-		}
-	}
-	for profile, p := range profiles {
-		for name, value := range p.presets {
-			check(profile, name, value)
+func TestPresetsFitTheirSettings(t *testing.T) {
+	check := func(source string, presets map[string]any) {
+		for name, value := range presets {
+			c := DefaultConfig().with(map[string]any{name: value}) // panics if the setting does not exist
+			if got := c.values()[name]; !reflect.DeepEqual(got, value) {
+				t.Errorf("%s presets %s with %T %v, it becomes %T %v", source, name, value, value, got, got)
+			}
+			if !MayBePreset(name) {
+				t.Errorf("%s may not be preset", name)
+			}
 		}
 	}
-	for name, value := range derived("d") {
-		check("the driver", name, value)
+	for name, p := range profiles {
+		check(name, p.presets)
 	}
+	check("the driver", derived("d"))
 	if MayBePreset("node-missing-grace") {
 		t.Error("a setting that nothing presets")
 	}
@@ -143,9 +142,10 @@ func TestExplicitSettingsWin(t *testing.T) {
 	}
 	c, have = resolved(t, "topolvm.io", func(c *Config) {
 		c.Profile, c.PVCFinalizer = ProfileTopoLVM, ""
-		c.Explicit = map[string]Origin{"node-cleanup": OriginFile, "pvc-obsolete-finalizers": OriginEnvironment, "pvc-finalizer": OriginFlag}
+		c.Explicit = map[string]Origin{"node-cleanup": OriginFile, "pvc-obsolete-finalizers": OriginEnvironment,
+			"pvc-finalizer": OriginFlag}
 	})
-	if c.NodeCleanup != CleanupReport || have["node-cleanup"].Origin != OriginFile {
+	if c.NodeCleanup != nodecleanup.ModeReport || have["node-cleanup"].Origin != OriginFile {
 		t.Errorf("the default, set explicitly, has become %s (%s)", c.NodeCleanup, have["node-cleanup"].Origin)
 	}
 	if len(c.PVCObsoleteFinalizers) != 0 {
@@ -162,8 +162,8 @@ func TestExplicitSettingsWin(t *testing.T) {
 func TestSkippingTheFinalizerTurnsTheCleanupOff(t *testing.T) {
 	for _, profile := range []string{ProfileNone, ProfileTopoLVM} {
 		c, have := resolved(t, "topolvm.io", func(c *Config) { c.Profile, c.SkipNodeFinalize = profile, true })
-		if c.NodeCleanup != CleanupOff || have["node-cleanup"].Origin != OriginDerived || len(c.Deletes()) > 0 {
-			t.Errorf("%s: %s (%s), deletes by %v", profile, c.NodeCleanup, have["node-cleanup"].Origin, c.Deletes())
+		if c.NodeCleanup != nodecleanup.ModeOff || have["node-cleanup"].Origin != OriginDerived || len(c.DeletingFlags()) > 0 {
+			t.Errorf("%s: %s (%s), deletes by %v", profile, c.NodeCleanup, have["node-cleanup"].Origin, c.DeletingFlags())
 		}
 	}
 }
@@ -173,11 +173,12 @@ func TestWhatResolveRefuses(t *testing.T) {
 		profile, name, driver string
 		want                  []string
 	}{
-		"unknown profile":             {"zfs", "", "d", append([]string{"--profile", `"zfs"`}, ProfileNames()...)},
-		"driver of another profile":   {ProfileTopoLVMLegacy, "", "topolvm.io", []string{`"topolvm.cybozu.com"`, `"topolvm.io"`}},
-		"driver of another spelling":  {ProfileTopoLVM, "", "TopoLVM.io", []string{`"topolvm.io"`, `"TopoLVM.io"`}},
-		"another driver than was set": {"", "b.example.com", "a.example.com", []string{"--driver-name", `"b.example.com"`, `"a.example.com"`}},
-		"nobody knows the driver":     {"", "", "", []string{"--driver-name"}},
+		"unknown profile":            {"zfs", "", "d", append([]string{"--profile", `"zfs"`}, ProfileNames()...)},
+		"driver of another profile":  {ProfileTopoLVMLegacy, "", "topolvm.io", []string{`"topolvm.cybozu.com"`, `"topolvm.io"`}},
+		"driver of another spelling": {ProfileTopoLVM, "", "TopoLVM.io", []string{`"topolvm.io"`, `"TopoLVM.io"`}},
+		"another driver than was set": {"", "b.example.com", "a.example.com",
+			[]string{"--driver-name", `"b.example.com"`, `"a.example.com"`}},
+		"unknown driver": {"", "", "", []string{"--driver-name"}},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {

@@ -101,7 +101,9 @@ func TestWrongInput(t *testing.T) {
 		t.Run(words, func(t *testing.T) {
 			argv := append([]string{"storage-controller"}, strings.Fields(words)...)
 			refused(t, "--no-such-flag", append(argv, "--no-such-flag")...)
-			refused(t, "no-such-argument", append(argv, "no-such-argument", "no-such-argument")...) // as many as any command takes
+			if !strings.HasSuffix(cmd.Use, "...]") { // else any number of arguments
+				refused(t, "no-such-argument", append(argv, "no-such-argument", "no-such-argument")...)
+			}
 			cmd.Flags().VisitAll(func(f *pflag.Flag) {
 				if slices.Contains([]string{"bool", "int", "uint", "float64", "duration"}, f.Value.Type()) {
 					refused(t, "--"+f.Name, append(argv, "--"+f.Name+"=no-such-value")...)

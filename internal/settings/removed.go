@@ -2,6 +2,7 @@ package settings
 
 // removed names what to use instead of options that no longer exist.
 var removed = map[string]string{
+	"dry-run":                        "the commands of the nodecontroller print a plan, and change nothing without --yes",
 	"node-cleanup-out-of-service":    "delete the Node instead: it counts as lost from then on",
 	"node-out-of-service-grace":      "delete the Node instead, and set --node-missing-grace",
 	"node-cleanup-resource-sweep":    "remove it: the search runs every 30 minutes",

@@ -350,8 +350,8 @@ func RemoveFinalizers(ctx context.Context, cfg Config, client kubernetes.Interfa
 	case <-time.After(finalizerReturns):
 	}
 	if nodes, err = with(); err == nil && len(nodes) > 0 {
-		err = fmt.Errorf("finalizer %s was added again to Node %q and %d more. Stop the nodecontroller and the node agents first",
-			cfg.NodeFinalizer, nodes[0].Name, len(nodes)-1)
+		err = fmt.Errorf("finalizer %s was added again to Node %q and %d more. Stop the nodecontroller or set --node-finalizer-mode=remove, "+
+			"and remove the driver from its nodes if it adds the finalizer", cfg.NodeFinalizer, nodes[0].Name, len(nodes)-1)
 	}
 	return err
 }

@@ -116,24 +116,13 @@ func (c *Controller) LostNodes() []LostNode {
 // term holds the state between acquiring and releasing the Lease. It is discarded afterwards,
 // because another replica may have worked in between.
 type term struct {
-	c          *Controller
-	policy     Policy
-	live       live
+	*observer
 	volumes    *kube.MutationCache[*corev1.PersistentVolume]
 	claims     *kube.MutationCache[*corev1.PersistentVolumeClaim]
 	nodes      *kube.MutationCache[*corev1.Node]
-	queue      *workloop.Loop[string] // of hosts; recordsKey stands for the ConfigMap
-	records    *records
 	cached     gatherer
 	cleaner    *cleaner
 	namespaces *expiring.Expiring // Namespaces that were read lately
-	tripped    atomic.Bool        // the open breaker was reported
-
-	mu        sync.Mutex
-	memories  map[string]*memory // of lost hosts
-	listed    *index             // of all Nodes and CSINodes, at listedAt
-	listedAt  time.Time
-	forbidden map[string]bool // permissions that are missing
 }
 
 // recordsKey is the key of the queue for the ConfigMap.
@@ -147,22 +136,22 @@ const retryJitter = 0.2
 
 func (c *Controller) newTerm() (t *term, err error) {
 	hostname, _ := os.Hostname()
-	t = &term{c: c, policy: c.policy, live: live{c.deps.Client, c.cfg.Timeout}, memories: map[string]*memory{},
-		forbidden: map[string]bool{},
-		listed:    newIndex("", ""), namespaces: expiring.NewExpiring(),
-	}
-	t.records = newRecords(c.deps, hostname+"_"+string(uuid.NewUUID()), c.cfg.Timeout)
-	key := func() string { key, _ := c.index.topologyKey(); return key }
-	t.cached = gatherer{t.policy, key, caches{t, t.live}, t.records.get, c.index.nodesNamed}
-	t.cleaner = &cleaner{
-		policy: t.policy, live: t.live, locks: c.deps.Locks, notify: c.notify, metrics: c.metrics,
-		gather:  gatherer{t.policy, key, t.live, t.records.get, t.aliases},
-		confirm: t.records.confirm, cluster: t.cluster, acts: t.acts, allow: c.limiter.Allow,
+	t = &term{namespaces: expiring.NewExpiring()}
+	t.observer = &observer{
+		memories: &memories{policy: c.policy, hosts: map[string]*memory{}}, c: c, live: live{c.deps.Client, c.cfg.Timeout},
+		records: newRecords(c.deps, hostname+"_"+string(uuid.NewUUID()), c.cfg.Timeout), gather: t.gatherHost,
+		listed: newIndex("", ""), forbidden: map[string]bool{},
 	}
 	t.queue = workloop.New(workloop.Config{
 		Name: "nodecontroller-node", RetryStart: c.cfg.RetryIntervalStart, RetryMax: c.cfg.RetryIntervalMax, Jitter: retryJitter,
 		GracePeriod: drainTime,
 	}, c.deps.Queues, t.sync)
+	t.cached = gatherer{t.policy, t.key, caches{t, t.live}, t.records.get, c.index.nodesNamed}
+	t.cleaner = &cleaner{
+		policy: t.policy, live: t.live, locks: c.deps.Locks, notify: c.notify, metrics: c.metrics,
+		gather:  gatherer{t.policy, t.key, t.live, t.records.get, t.aliases},
+		confirm: t.records.confirm, cluster: t.cluster, acts: t.acts, allow: c.limiter.Allow,
+	}
 	var errs [3]error
 	t.volumes, errs[0] = kube.NewMutationCache(c.volumes)
 	t.claims, errs[1] = kube.NewMutationCache(c.claims)
@@ -195,14 +184,6 @@ func (c *Controller) Run(ctx context.Context) error {
 	return context.Cause(ctx)
 }
 
-// aliases returns the names of Nodes and CSINodes that a value may mean, from the caches and from
-// the last list of all of them.
-func (t *term) aliases(value string) []string {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return sorted(t.c.index.nodesNamed(value), t.listed.nodesNamed(value))
-}
-
 // tokens returns zero if a deletion is permitted by the rate limit, or the time of the next attempt.
 func (c *Controller) tokens(now time.Time) time.Time {
 	missing := 1 - c.limiter.TokensAt(now)
@@ -230,13 +211,9 @@ func (c *Controller) counts() counts {
 			n.held++
 		}
 	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if k := len(c.deps.Informers.Forbidden()) + len(t.forbidden); k > 0 {
+	if k := len(c.deps.Informers.Forbidden()) + t.missingPermissions(); k > 0 {
 		n.blocked[checkForbidden] = k
 	}
-	for _, m := range t.memories {
-		m.count(&n)
-	}
+	t.count(&n)
 	return n
 }

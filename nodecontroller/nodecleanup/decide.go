@@ -49,7 +49,10 @@ func (p Policy) recordOf(h host, c cluster) (LostNode, bool) {
 func (p Policy) lastSeenIn(r LostNode, h host) LostNode {
 	l := h.last
 	switch {
-	case l.name == "" || r.UID == l.uid:
+	case l.name == "":
+		return r
+	case h.recorded && r.UID == l.uid: // it may have opted out last
+		r.OptedOut = r.OptedOut || l.optedOut
 		return r
 	case !h.recorded || r.UID != "" && (r.Since.IsZero() || l.at.After(r.Since)):
 		r = LostNode{Value: h.value, Acted: r.Acted, Cordoned: l.cordoned, Planned: l.cordoned && h.drained,

@@ -78,7 +78,7 @@ func (p Policy) decideDeleting(h host, c cluster, cleaned bool) hostStep {
 		return wait(grace)
 	case h.record.Held != "":
 		return hostStep{action: hostRelease, reason: reasonSkipped,
-			message: "Too many nodes are lost. The node is released; its claims are kept until an administrator approves their clean-up"}
+			message: "Too many nodes are lost. The node is released; its claims are held until an administrator approves their clean-up"}
 	case !cleaned:
 		return hostStep{action: hostClean}
 	}

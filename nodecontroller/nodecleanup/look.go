@@ -5,18 +5,60 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/klog/v2"
+
+	"github.com/storage-controller/storage-controller/internal/workloop"
 )
+
+// observer observes the cluster and the records for a term.
+type observer struct {
+	*memories
+	c       *Controller
+	live    live
+	records *records
+	queue   *workloop.Loop[string] // of hosts; recordsKey stands for the ConfigMap
+	gather  func(ctx context.Context, host string) (host, error)
+	tripped atomic.Bool // the open breaker was reported
+
+	seen      sync.Mutex // guards the fields below
+	listed    *index     // of all Nodes and CSINodes, at listedAt
+	listedAt  time.Time
+	forbidden map[string]bool // permissions that are missing
+}
+
+// key returns the topology key.
+func (t *observer) key() string {
+	key, _ := t.c.index.topologyKey()
+	return key
+}
+
+// missingPermissions returns the number of permissions that are missing.
+func (t *observer) missingPermissions() int {
+	t.seen.Lock()
+	defer t.seen.Unlock()
+	return len(t.forbidden)
+}
+
+// aliases returns the names of Nodes and CSINodes that a value may mean, from the caches and from
+// the last list of all of them.
+func (t *observer) aliases(value string) []string {
+	t.seen.Lock()
+	listed := t.listed
+	t.seen.Unlock()
+	return sorted(t.c.index.nodesNamed(value), listed.nodesNamed(value))
+}
 
 // look reads the records, consumes approvals, records that the lost nodes were looked at, and
 // enqueues all of them. It runs at the start of a term, after a change of the ConfigMap, and
 // every [Settings.LookInterval].
-func (t *term) look(ctx context.Context) (time.Time, error) {
+func (t *observer) look(ctx context.Context) (time.Time, error) {
 	first := t.policy.NodeCleanup == ModeOff || !t.records.ready()
 	if t.policy.NodeCleanup != ModeOff {
 		err := t.records.load(ctx, t.policy.Deletes())
@@ -29,7 +71,7 @@ func (t *term) look(ctx context.Context) (time.Time, error) {
 		}
 	}
 	for _, host := range t.lost() { // all are counted before the first is cleaned up
-		if _, err := t.gatherHost(ctx, host); err != nil {
+		if _, err := t.gather(ctx, host); err != nil {
 			return time.Time{}, err
 		}
 	}
@@ -37,18 +79,16 @@ func (t *term) look(ctx context.Context) (time.Time, error) {
 	for _, host := range t.lost() {
 		t.queue.Resync(host)
 	}
-	if first {
-		t.enqueueFirst()
-	}
+	t.enqueueOthers(first)
 	t.reportProblems(ctx)
 	return time.Now().Add(t.policy.LookInterval), nil
 }
 
-// enqueueFirst enqueues what no record names at the start of a term.
-func (t *term) enqueueFirst() {
-	if t.policy.NodeFinalizerMode == FinalizerManage {
+// enqueueOthers enqueues hosts without a record and without volumes.
+func (t *observer) enqueueOthers(first bool) {
+	if first && t.policy.NodeFinalizerMode == FinalizerManage {
 		for _, node := range t.c.nodes.List() {
-			t.queue.Add(hostOf(node, t.cached.key()))
+			t.queue.Add(hostOf(node, t.key()))
 		}
 	}
 	for _, claim := range t.c.claims.List() {
@@ -60,7 +100,7 @@ func (t *term) enqueueFirst() {
 
 // keep updates the records. It lists all Nodes when the last look is old: a Node that exists ends the
 // grace even if the caches miss it, and after a gap nobody knows whether it existed meanwhile.
-func (t *term) keep(ctx context.Context, first bool) error {
+func (t *observer) keep(ctx context.Context, first bool) error {
 	records, annotations := t.records.all()
 	if first {
 		held := slices.ContainsFunc(records, func(r LostNode) bool { return r.Held != "" })
@@ -91,7 +131,7 @@ func (t *term) keep(ctx context.Context, first bool) error {
 }
 
 // annotate remembers the topology key.
-func (t *term) annotate(s recordSet) {
+func (t *observer) annotate(s recordSet) {
 	if key, problem := t.c.index.topologyKey(); problem == "" && (t.policy.Deletes() || len(s.lost) > 0) {
 		s.annotations[AnnotationTopologyKey] = key
 	}
@@ -99,7 +139,7 @@ func (t *term) annotate(s recordSet) {
 
 // lookedAt records a look at all lost nodes, and starts the grace of those again that were not
 // looked at for too long, or that exist.
-func (t *term) lookedAt(s recordSet, last, now time.Time) {
+func (t *observer) lookedAt(s recordSet, last, now time.Time) {
 	s.annotations[AnnotationLastLook] = now.UTC().Format(time.RFC3339)
 	for value, r := range s.lost {
 		seen := r.Since
@@ -166,7 +206,7 @@ func (s recordSet) approveNamed(name string, now time.Time) (found bool) {
 }
 
 // lost returns the hosts with a record, and those that the caches miss.
-func (t *term) lost() []string {
+func (t *observer) lost() []string {
 	records, _ := t.records.all()
 	hosts := t.c.index.lost()
 	for _, r := range records {
@@ -176,7 +216,7 @@ func (t *term) lost() []string {
 }
 
 // hostNamed returns the host of the Node with this name.
-func (t *term) hostNamed(name string) string {
+func (t *observer) hostNamed(name string) string {
 	if host, ok := t.c.index.hostNamed(name); ok {
 		return host
 	}
@@ -190,26 +230,26 @@ func (t *term) hostNamed(name string) string {
 }
 
 // list lists all Nodes and CSINodes, unless the last list is younger than age.
-func (t *term) list(ctx context.Context, age time.Duration) error {
-	t.mu.Lock()
+func (t *observer) list(ctx context.Context, age time.Duration) error {
+	t.seen.Lock()
 	fresh := time.Since(t.listedAt) < age
-	t.mu.Unlock()
+	t.seen.Unlock()
 	if fresh {
 		return nil
 	}
 	began := time.Now()
-	all, err := t.live.index(ctx, t.policy.driver, t.cached.key())
+	all, err := t.live.index(ctx, t.policy.driver, t.key())
 	if err != nil {
 		return err
 	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
+	t.seen.Lock()
+	defer t.seen.Unlock()
 	t.listed, t.listedAt = all, began
 	return nil
 }
 
 // identify reads the UID by which this process recognizes the cluster, once.
-func (t *term) identify(ctx context.Context) {
+func (t *observer) identify(ctx context.Context) {
 	if t.c.system.Load() != nil {
 		return
 	}
@@ -221,7 +261,7 @@ func (t *term) identify(ctx context.Context) {
 }
 
 // cachedCluster returns the state of the cluster as the caches know it.
-func (t *term) cachedCluster(ctx context.Context) cluster {
+func (t *observer) cachedCluster(ctx context.Context) cluster {
 	_, problem := t.c.index.topologyKey()
 	return cluster{
 		now: time.Now(), keyProblem: problem, bare: t.c.index.bareNodes(), readyNode: len(t.c.index.readyNodes()) > 0, sameCluster: true,
@@ -230,14 +270,14 @@ func (t *term) cachedCluster(ctx context.Context) cluster {
 }
 
 // cluster reads the state of the cluster from the API server, if sanity is set.
-func (t *term) cluster(ctx context.Context, sanity bool) (cluster, error) {
+func (t *observer) cluster(ctx context.Context, sanity bool) (cluster, error) {
 	c := t.cachedCluster(ctx)
 	if c.readyNode, c.sameCluster = false, false; !sanity {
 		return c, nil
 	}
-	t.mu.Lock()
+	t.seen.Lock()
 	listed := t.listed
-	t.mu.Unlock()
+	t.seen.Unlock()
 	c.bare = sorted(c.bare, listed.bareNodes())
 	if zone := listed.foreignNode(); zone != "" && !t.c.index.fixed {
 		c.keyProblem = "the value of Node " + zone + " is not that of a single node"
@@ -253,23 +293,20 @@ func (t *term) cluster(ctx context.Context, sanity bool) (cluster, error) {
 }
 
 // verdict evaluates the breaker.
-func (t *term) verdict(ctx context.Context) verdict {
+func (t *observer) verdict(ctx context.Context) verdict {
 	now, held := time.Now(), false
 	var lost []string
 	for _, host := range t.lost() {
 		r, _ := t.records.get(host)
 		held = held || r.Held != ""
-		if r.Planned {
-			continue
-		}
 		m, gathered := t.recall(host)
 		if !gathered { // its events have not been processed yet
-			_, err := t.gatherHost(ctx, host)
+			_, err := t.gather(ctx, host)
 			if m, _ = t.recall(host); err != nil {
 				m.pending = true
 			}
 		}
-		if m.pending || now.Before(r.Acted.Add(t.policy.NodeCleanupWindow)) {
+		if !r.Planned && !m.planned && (m.pending || now.Before(r.Acted.Add(t.policy.NodeCleanupWindow))) {
 			lost = append(lost, host)
 		}
 	}
@@ -280,7 +317,7 @@ func (t *term) verdict(ctx context.Context) verdict {
 }
 
 // announce reports once that the breaker has opened, and once that it has closed.
-func (t *term) announce(ctx context.Context, open bool) {
+func (t *observer) announce(ctx context.Context, open bool) {
 	if t.policy.NodeCleanup == ModeOff || t.tripped.Load() == open || !t.tripped.CompareAndSwap(!open, open) {
 		return
 	}
@@ -297,7 +334,7 @@ func (t *term) announce(ctx context.Context, open bool) {
 }
 
 // acts records a deletion for the window of the breaker, at most once a minute.
-func (t *term) acts(ctx context.Context, hosts []string) (wrote bool, err error) {
+func (t *observer) acts(ctx context.Context, hosts []string) (wrote bool, err error) {
 	now := time.Now()
 	old := slices.DeleteFunc(slices.Clone(hosts), func(h string) bool {
 		r, _ := t.records.get(h)
@@ -317,20 +354,20 @@ func (t *term) acts(ctx context.Context, hosts []string) (wrote bool, err error)
 }
 
 // report remembers whether a permission is missing, and reports it in an event.
-func (t *term) report(ctx context.Context, what string, err error) {
+func (t *observer) report(ctx context.Context, what string, err error) {
 	missing := apierrors.IsForbidden(err)
-	t.mu.Lock()
+	t.seen.Lock()
 	if delete(t.forbidden, what); missing {
 		t.forbidden[what] = true
 	}
-	t.mu.Unlock()
+	t.seen.Unlock()
 	if missing {
 		t.c.notify.seldom(t.live.csiDriver(ctx, t.policy.driver), reasonBlocked, "forbidden/"+what, "A permission is missing: "+err.Error())
 	}
 }
 
 // reportProblems reports what keeps all lost nodes from being cleaned up.
-func (t *term) reportProblems(ctx context.Context) {
+func (t *observer) reportProblems(ctx context.Context) {
 	var driver object = t.live.csiDriver(ctx, t.policy.driver)
 	for resource, err := range t.c.deps.Informers.Forbidden() {
 		klog.FromContext(ctx).Error(err, "No permission to list and watch resource", "resource", resource)
@@ -345,10 +382,10 @@ func (t *term) reportProblems(ctx context.Context) {
 			"TopologyKeyUnknown: "+problem+", so nothing is cleaned up. Set --topology-node-key")
 	}
 	for _, name := range t.c.index.bareNodes() {
-		message := "Node " + name + " has the driver, but lacks the label of topology key " + t.cached.key() +
+		message := "Node " + name + " has the driver, but lacks the label of topology key " + t.key() +
 			". It may be any missing node, so nothing is cleaned up. Restore the label, or delete the Node"
-		t.c.notify.seldom(driver, reasonBlocked, "bare/"+name, message)
-		if node, ok := t.nodes.Get(name); ok {
+		t.c.notify.seldom(driver, reasonBlocked, "bare "+name, message)
+		if node, ok := t.c.nodes.Get(name); ok {
 			t.c.notify.seldom((*corev1.Node)(node), reasonBlocked, "bare", message)
 		}
 	}

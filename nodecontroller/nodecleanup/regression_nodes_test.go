@@ -125,7 +125,7 @@ func TestHoldHasNoTimeout(t *testing.T) {
 	t.Run("an_opt_out_is_withdrawn", func(t *testing.T) {
 		f, _ := twoHeld(t, nil)
 		f.says("StorageClass", "c", disabled)
-		f.event("PersistentVolume", f.name("pv-c1"), "NodeCleanupSkipped", f.optOut)
+		f.passed(time.Now(), shortGrace)
 		f.says("PersistentVolumeClaim", "c2", disabled)
 		f.says("StorageClass", "c", nil)
 		f.stays(3*shortGrace, f.getClaim("c1"))
@@ -295,24 +295,6 @@ func TestNodeHasAnotherName(t *testing.T) {
 		f, pvc := begin(t, nil)
 		f.label("n", "")
 		f.stays(2*shortGrace, pvc)
-	})
-	t.Run("label_and_driver_are_removed", func(t *testing.T) {
-		f, pvc := begin(t, nil)
-		f.label("n", "")
-		f.registered("n", "")
-		f.stays(2*shortGrace, pvc)
-		f.stop()
-		f.start()
-		f.stays(2*shortGrace, pvc)
-	})
-	t.Run("driver_returns_with_another_id", func(t *testing.T) {
-		f, pvc := begin(t, nil)
-		f.registered("n", "")
-		f.label("n", "id2")
-		f.registered("n", "id2")
-		f.stays(2*shortGrace, pvc)
-		f.deleteNode("n")
-		f.claimDeleted("a")
 	})
 	hostName := func(f *fixture, node, host string) {
 		f.must(kubetest.CreateNode(f.Context(), f.client, kubetest.NodeSpec{Name: f.name(node)}))

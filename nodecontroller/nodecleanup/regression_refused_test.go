@@ -281,7 +281,7 @@ func TestMissingPermission(t *testing.T) {
 		pvc := f.selecting("a", "n")
 		allow := f.without("delete", "", "persistentvolumeclaims")
 		f.start()
-		f.event("PersistentVolumeClaim", "a", "NodeCleanupBlocked", "forbidden")
+		f.eventAbout("forbidden")
 		forbidden(f, true)
 		f.untouched(pvc)
 		allow()

@@ -1,7 +1,6 @@
 package nodecleanup
 
 import (
-	"context"
 	"testing"
 	"time"
 
@@ -122,36 +121,28 @@ func fourLost(t *testing.T, change func(f *fixture), create func(f *fixture, nod
 
 // TestBreakerAndCustomResources: nodes of which only custom resources are left count and are held too.
 func TestBreakerAndCustomResources(t *testing.T) {
-	var resources customResources
-	begin := func(t *testing.T) *fixture {
-		f := fourLost(t, func(f *fixture) {
+	begin := func(t *testing.T) (f *fixture, resources customResources) {
+		f = fourLost(t, func(f *fixture) {
 			parity(f)
 			f.cfg.NodeCleanupResourceSweep = shortGrace
 			resources = f.installLogicalVolumes()
 		}, func(_ *fixture, node string) { resources.create("lv"+node, node) })
 		f.passed(time.Now(), 3*shortGrace)
-		return f
-	}
-	left := func(ctx context.Context) (int, error) {
-		list, err := resources.List(ctx, metav1.ListOptions{})
-		if err != nil {
-			return 0, err
-		}
-		return len(list.Items), nil
+		return f, resources
 	}
 	t.Run("approved", func(t *testing.T) {
-		f := begin(t)
-		n, err := left(t.Context())
+		f, resources := begin(t)
+		list, err := resources.List(t.Context(), metav1.ListOptions{})
 		f.must(err)
-		if n < 3 {
-			t.Errorf("%d of 4 are left without an approval", n)
+		if len(list.Items) < 3 {
+			t.Errorf("%d of 4 are left without an approval", len(list.Items))
 		}
 		f.approve("", "n1", "n2", "n3", "n4")
 		resources.deleted("lvn1", "lvn2", "lvn3", "lvn4")
 		f.metric(0, breakerOpen)
 	})
 	t.Run("removed_by_the_driver", func(t *testing.T) {
-		f := begin(t)
+		f, resources := begin(t)
 		for _, n := range []string{"n1", "n2", "n3", "n4"} {
 			patch := noFinalizers
 			if n == "n1" { // being deleted, kept by another controller

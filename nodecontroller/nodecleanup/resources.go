@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -39,44 +40,6 @@ func (r Resource) ofNodes(ctx context.Context, client dynamic.Interface, l live)
 		}
 	}
 	return nodes, err
-}
-
-// cleanResources deletes the custom resources of a host: those with when, or all if when is empty.
-func (t *term) cleanResources(ctx context.Context, h host, when ResourceWhen) (next time.Time, err error) {
-	var errs []error
-	found := false
-	for _, r := range t.c.resources {
-		if when != "" && r.When != when {
-			continue
-		}
-		nodes, err := r.ofNodes(ctx, t.c.deps.Dynamic, t.live)
-		if err != nil {
-			errs = append(errs, err)
-			continue
-		}
-		for _, name := range h.names() {
-			for _, obj := range shuffled(nodes[name]) {
-				m, _ := t.recall(h.value)
-				if found = true; t.policy.dryRun && m.sent[obj.GetUID()] {
-					continue
-				}
-				t.remember(h.value, func(m *memory) { m.resources = true })
-				res, err := t.cleaner.removeResource(ctx, t.c.deps.Dynamic, r, obj, h)
-				t.remember(h.value, func(m *memory) { m.sent[obj.GetUID()] = res.done })
-				if errs = append(errs, err); err != nil && !isAnswer(err) {
-					return time.Time{}, errors.Join(errs...)
-				}
-				if len(res.reasons) > 0 {
-					return t.retryAt(res.reasons), errors.Join(errs...)
-				}
-			}
-		}
-	}
-	if err := errors.Join(errs...); err != nil {
-		return time.Time{}, err
-	}
-	t.remember(h.value, func(m *memory) { m.resources = when == "" && found && t.policy.dryRun })
-	return time.Time{}, nil
 }
 
 // removeResource deletes a custom resource. Its mark is set together with the removal of its
@@ -131,31 +94,6 @@ func (r Resource) releasePatch(obj *unstructured.Unstructured) ([]byte, error) {
 	return json.Marshal(map[string]any{"metadata": metadata})
 }
 
-// keepsResources returns why the custom resources of a host are kept, or "": a resource may belong
-// to a volume that is kept. It reads the volumes from the API server.
-func (t *term) keepsResources(ctx context.Context, h host) (string, error) {
-	if other := t.ofUnknownNode(h); other != "" {
-		return "the node of host " + other + " is not known", nil
-	}
-	local := t.c.index.volumesOf(h.value)
-	for _, pv := range t.c.volumes.List() {
-		if mentions(pv, t.policy.driver, h.names()) && !slices.Contains(local, pv.Name) {
-			return "volume " + pv.Name + " names the node by another key", nil
-		}
-	}
-	g := t.cleaner.gather
-	for _, name := range local {
-		v, _, err := g.owned(ctx, name)
-		if err != nil {
-			return "", err
-		}
-		if why := t.policy.keeps(v); why != "" {
-			return why, nil
-		}
-	}
-	return "", nil
-}
-
 // keeps returns why a volume keeps its custom resource, or "".
 func (p Policy) keeps(v volume) string {
 	switch {
@@ -170,19 +108,6 @@ func (p Policy) keeps(v volume) string {
 	return ""
 }
 
-// ofUnknownNode returns a lost host with volumes whose Node name is not known, if in this cluster
-// hosts are not named like their Nodes. The resources of any Node may belong to it.
-func (t *term) ofUnknownNode(h host) string {
-	if !t.c.index.named() {
-		for _, value := range t.c.index.lost() {
-			if r, ok := t.records.get(value); value != h.value && (!ok || r.Node == "") && len(t.c.index.volumesOf(value)) > 0 {
-				return value
-			}
-		}
-	}
-	return ""
-}
-
 // sweep looks for custom resources of Nodes that do not exist, from time to time.
 func (t *term) sweep(ctx context.Context) {
 	if len(t.c.resources) == 0 || t.policy.NodeCleanupResourceSweep <= 0 || !t.policy.Deletes() || !t.policy.path(PathOrphan) {
@@ -191,17 +116,23 @@ func (t *term) sweep(ctx context.Context) {
 	tick := time.NewTicker(t.policy.NodeCleanupResourceSweep)
 	defer tick.Stop()
 	for {
+		found, complete := map[string]bool{}, true
 		for _, r := range t.c.resources {
 			nodes, err := r.ofNodes(ctx, t.c.deps.Dynamic, t.live)
 			t.report(ctx, "list "+r.Resource.GroupResource().String(), err)
 			for name := range nodes {
 				if host := t.hostNamed(name); !t.c.index.stays(host) && isRecordable(host) {
-					t.remember(host, func(m *memory) { m.resources = true })
-					t.queue.Resync(host)
+					found[host] = true
 				}
 			}
-			if err != nil && ctx.Err() == nil {
+			if complete = complete && err == nil; err != nil && ctx.Err() == nil {
 				klog.FromContext(ctx).Error(err, "Listing custom resources failed", "retryIn", t.policy.NodeCleanupResourceSweep)
+			}
+		}
+		for _, host := range sorted(t.lost(), slices.Collect(maps.Keys(found))) {
+			if found[host] || complete { // the driver may have deleted them
+				t.remember(host, func(m *memory) { m.resources = found[host] })
+				t.queue.Resync(host)
 			}
 		}
 		select {
@@ -210,4 +141,80 @@ func (t *term) sweep(ctx context.Context) {
 		case <-tick.C:
 		}
 	}
+}
+
+// cleanResources deletes the custom resources of a host: those with when, or all if when is empty.
+func (p pass) cleanResources(ctx context.Context, when ResourceWhen) (next time.Time, err error) {
+	var errs []error
+	found := false
+	for _, r := range p.c.resources {
+		if when != "" && r.When != when {
+			continue
+		}
+		nodes, err := r.ofNodes(ctx, p.c.deps.Dynamic, p.live)
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		for _, name := range p.h.names() {
+			for _, obj := range shuffled(nodes[name]) {
+				m, _ := p.recall(p.h.value)
+				if found = true; p.policy.dryRun && m.sent[obj.GetUID()] {
+					continue
+				}
+				p.remember(p.h.value, func(m *memory) { m.resources = true })
+				res, err := p.cleaner.removeResource(ctx, p.c.deps.Dynamic, r, obj, p.h)
+				p.remember(p.h.value, func(m *memory) { m.sent[obj.GetUID()] = res.done })
+				if errs = append(errs, err); err != nil && !isAnswer(err) {
+					return time.Time{}, errors.Join(errs...)
+				}
+				if len(res.reasons) > 0 {
+					return p.retryAt(res.reasons), errors.Join(errs...)
+				}
+			}
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return time.Time{}, err
+	}
+	p.remember(p.h.value, func(m *memory) { m.resources = when == "" && found && p.policy.dryRun })
+	return time.Time{}, nil
+}
+
+// keepsResources returns why the custom resources of a host are kept, or "": a resource may belong
+// to a volume that is kept. It reads the volumes from the API server.
+func (p pass) keepsResources(ctx context.Context) (string, error) {
+	if other := p.ofUnknownNode(); other != "" {
+		return "the node of host " + other + " is not known", nil
+	}
+	local := p.c.index.volumesOf(p.h.value)
+	for _, pv := range p.c.volumes.List() {
+		if mentions(pv, p.policy.driver, p.h.names()) && !slices.Contains(local, pv.Name) {
+			return "volume " + pv.Name + " names the node by another key", nil
+		}
+	}
+	g := p.cleaner.gather
+	for _, name := range local {
+		v, _, err := g.owned(ctx, name)
+		if err != nil {
+			return "", err
+		}
+		if why := p.policy.keeps(v); why != "" {
+			return why, nil
+		}
+	}
+	return "", nil
+}
+
+// ofUnknownNode returns a lost host with volumes whose Node name is not known, if in this cluster
+// hosts are not named like their Nodes. The resources of any Node may belong to it.
+func (p pass) ofUnknownNode() string {
+	if !p.c.index.named() {
+		for _, value := range p.c.index.lost() {
+			if r, ok := p.records.get(value); value != p.h.value && (!ok || r.Node == "") && len(p.c.index.volumesOf(value)) > 0 {
+				return value
+			}
+		}
+	}
+	return ""
 }

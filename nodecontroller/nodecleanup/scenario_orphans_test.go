@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -423,14 +424,15 @@ func TestNodecontrollerScenarioOrphans(t *testing.T) {
 // permissions is what the role needs in mode claims, by resource; see contract 2.16.
 func (f *fixture) permissions() []rbacv1.PolicyRule {
 	read := []string{"get", "list", "watch"}
+	with := func(verbs ...string) []string { return slices.Concat(read, verbs) }
 	rule := func(group string, verbs []string, resources ...string) rbacv1.PolicyRule {
 		return rbacv1.PolicyRule{APIGroups: []string{group}, Resources: resources, Verbs: verbs}
 	}
 	return []rbacv1.PolicyRule{
-		rule("", append(read, "patch"), "nodes"), rule("", append(read, "delete"), "persistentvolumeclaims"),
-		rule("", read, "persistentvolumes"), rule("", read, "pods"), rule("", []string{"get"}, "namespaces"),
-		rule("", append(read, "create", "update"), "configmaps"),
-		rule("storage.k8s.io", read, "csinodes", "csidrivers", "storageclasses", "volumeattachments"),
+		rule("", with("patch"), "nodes"), rule("", with("delete"), "persistentvolumeclaims"),
+		rule("", with(), "persistentvolumes"), rule("", with(), "pods"), rule("", []string{"get"}, "namespaces"),
+		rule("", with("create", "update"), "configmaps"),
+		rule("storage.k8s.io", with(), "csinodes", "csidrivers", "storageclasses", "volumeattachments"),
 		rule(f.logicalVolumes().Group, []string{"list", "patch", "delete"}, "logicalvolumes"),
 	}
 }
@@ -440,16 +442,13 @@ func (f *fixture) permissions() []rbacv1.PolicyRule {
 func (f *fixture) without(verb, group, resource string) (allow func()) {
 	f.Helper()
 	user := f.name("without-" + verb + "-" + resource)
-	rules := f.permissions()
-	for i, r := range rules {
+	var rules []rbacv1.PolicyRule
+	for _, r := range f.permissions() {
 		if r.APIGroups[0] == group && r.Resources[0] == resource {
-			var verbs []string
-			for _, v := range r.Verbs {
-				if v != verb {
-					verbs = append(verbs, v)
-				}
-			}
-			rules[i].Verbs = verbs
+			r.Verbs = slices.DeleteFunc(r.Verbs, func(v string) bool { return v == verb })
+		}
+		if len(r.Verbs) > 0 {
+			rules = append(rules, r)
 		}
 	}
 	f.grant(user, user, rules)

@@ -160,14 +160,11 @@ func list[T runtime.Object, L runtime.Object](
 }
 
 // caches is the source that reads the caches of a term. Namespaces are not watched: they are read
-// live, at most once in namespaceAge.
+// live, once in [Settings.LookInterval] at most.
 type caches struct {
 	t *term
 	live
 }
-
-// namespaceAge is the age at which a namespace is read again for a decision from the caches.
-const namespaceAge = 5 * time.Minute
 
 func found[T any](obj *T, ok bool) (*T, error) {
 	if !ok {
@@ -224,7 +221,7 @@ func (s caches) namespace(ctx context.Context, name string) (*corev1.Namespace, 
 	}
 	ns, err := s.live.namespace(ctx, name)
 	if err == nil {
-		s.t.namespaces.Set(name, ns, namespaceAge)
+		s.t.namespaces.Set(name, ns, s.t.policy.LookInterval)
 	}
 	return ns, err
 }

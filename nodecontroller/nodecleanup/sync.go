@@ -52,6 +52,11 @@ func (t *term) sync(ctx context.Context, value string) (next time.Time, err erro
 		switch st.action {
 		case hostNothing:
 			t.remember(value, func(m *memory) { m.state = st.state })
+			if st.state == stateHeld { // the owners learn why an approval would not delete their volumes
+				for _, v := range h.volumes {
+					t.c.notify.step(v, t.policy.nextStep(v, c.now))
+				}
+			}
 			next, err = t.protect(ctx, h)
 			if !h.recorded && (h.state == present || !h.leaves()) {
 				t.forget(value)
@@ -66,7 +71,7 @@ func (t *term) sync(ctx context.Context, value string) (next time.Time, err erro
 		case hostRelease:
 			err = t.release(ctx, h, st)
 		case hostClean:
-			next, err = t.clean(ctx, h)
+			next, err = pass{t, h}.clean(ctx)
 			cleaned, again = true, err == nil && next.IsZero()
 		}
 		if err != nil || !again {
@@ -175,9 +180,7 @@ func (t *term) writeRecord(ctx context.Context, h host) (again bool, next time.T
 	if seen.state != h.state {
 		return false, time.Now().Add(stale), nil
 	}
-	if h.nodes = seen.nodes; h.state == missing && h.record.Since.IsZero() {
-		t.logMissing(ctx, h)
-	}
+	h.nodes = seen.nodes
 	c, before := t.cachedCluster(ctx), h.record
 	record, wanted := t.policy.recordOf(h, c)
 	if !wanted {
@@ -196,15 +199,12 @@ func (t *term) writeRecord(ctx context.Context, h host) (again bool, next time.T
 	}
 	if !record.Since.IsZero() && !before.Since.Equal(record.Since) {
 		h.record, _ = t.records.get(h.value)
+		klog.FromContext(ctx).Info("Node is missing", "node", h.name(), "volumes", len(h.volumes), "mode", string(t.policy.mode()))
 		for _, v := range h.volumes {
 			t.c.notify.missing(t.policy, h, v, t.policy.due(h))
 		}
 	}
 	return true, time.Time{}, nil
-}
-
-func (t *term) logMissing(ctx context.Context, h host) {
-	klog.FromContext(ctx).Info("Node is missing", "node", h.name(), "volumes", len(h.volumes), "mode", string(t.policy.mode()))
 }
 
 // hold holds every pending host while the breaker is open, in the write that finds it open.
@@ -266,170 +266,6 @@ func (t *term) endSettled(ctx context.Context, h host) (again bool, err error) {
 	t.forget(h.value)
 	t.queue.Add(recordsKey)
 	return false, nil
-}
-
-// clean deletes what is due of a host. next is the time to continue, zero if everything was handled.
-func (t *term) clean(ctx context.Context, h host) (next time.Time, err error) {
-	var errs []error
-	for _, v := range shuffled(h.volumes) {
-		at, full, err := t.cleanVolume(ctx, h, v)
-		next = earliest(next, at)
-		if errs = append(errs, t.failedVolume(h, v, err)); full || err != nil && !isAnswer(err) {
-			return next, errors.Join(errs...)
-		}
-	}
-	if h.state == deleting {
-		t.mismatched(h)
-	}
-	for _, claim := range shuffled(h.unbound) {
-		if at := t.c.tokens(time.Now()); !at.IsZero() {
-			return at, errors.Join(errs...)
-		}
-		if m, _ := t.recall(h.value); t.policy.dryRun && m.sent[claim.UID] {
-			continue
-		}
-		r, err := t.cleaner.removeUnbound(ctx, h, claim)
-		if t.remember(h.value, func(m *memory) { m.sent[claim.UID] = r.done }); r.done && !t.policy.dryRun {
-			t.claims.MarkDeleted(claim)
-		}
-		if len(r.reasons) > 0 {
-			t.c.notify.seldom(claim, reasonSkipped, r.reasons[0].name, "Nothing is cleaned up: "+r.reasons[0].String())
-			next = earliest(next, t.retryAt(r.reasons))
-		}
-		if errs = append(errs, err); err != nil && !isAnswer(err) {
-			return next, errors.Join(errs...)
-		}
-	}
-	if len(t.c.resources) > 0 {
-		next, err = t.cleanHostResources(ctx, h, next)
-	}
-	return next, errors.Join(append(errs, err)...)
-}
-
-// cleanHostResources deletes the custom resources of a host once its volumes permit it.
-func (t *term) cleanHostResources(ctx context.Context, h host, next time.Time) (time.Time, error) {
-	when := ResourceWhen("")
-	if h.state == deleting {
-		when = WhenNodeTerminating
-	}
-	why, err := t.keepsResources(ctx, h)
-	switch {
-	case err != nil:
-		return next, err
-	case why != "":
-		klog.FromContext(ctx).V(2).Info("Custom resources are kept", "reason", why)
-		if t.remember(h.value, func(m *memory) { m.resources = false }); h.state == missing {
-			next = earliest(next, time.Now().Add(later))
-		}
-		return next, nil
-	}
-	at, err := t.cleanResources(ctx, h, when)
-	return earliest(next, at), err
-}
-
-// cleanVolume takes the next steps for a volume. full means that the rate limit is used up.
-func (t *term) cleanVolume(ctx context.Context, h host, v volume) (next time.Time, full bool, err error) {
-	for range maxRounds {
-		st := t.policy.nextStep(v, time.Now())
-		t.rememberStep(h, v, st)
-		t.c.notify.step(v, st)
-		switch {
-		case v.unread != nil:
-			return time.Time{}, false, v.unread
-		case !st.action.deletes(), t.policy.dryRun && v.sent, h.state == deleting && st.action != doDeleteClaim:
-			return st.next, false, nil
-		case h.state == deleting && t.leftToOthers(ctx, h, v):
-			return time.Time{}, false, nil
-		}
-		if at := t.c.tokens(time.Now()); !at.IsZero() {
-			t.rememberStep(h, v, step{state: st.state, check: checkRate, pending: true})
-			return at, true, nil
-		}
-		r, err := t.remove(ctx, h, v, st.action)
-		switch {
-		case err != nil:
-			return time.Time{}, false, err
-		case len(r.reasons) > 0:
-			t.rememberStep(h, v, step{state: st.state, check: r.reasons[0].check, pending: true})
-			if r.reasons[0].check != checkRate && r.reasons[0].check != checkLock {
-				t.c.notify.skipped(v, r.reasons[0].name, r.reasons[0].String())
-			}
-			return t.retryAt(r.reasons), false, nil
-		case !r.done: // the API server knows something else than the caches
-			t.c.notify.step(v, r.step)
-			return time.Now().Add(stale), false, nil
-		case t.policy.dryRun || st.action == doDeleteClaim:
-			return time.Time{}, false, nil
-		}
-		if v, err = t.reread(ctx, v); err != nil || v.pv == nil {
-			return time.Time{}, false, err
-		}
-	}
-	return time.Time{}, false, nil
-}
-
-// remove takes one step for a volume, unless the caches already know a reason against it.
-func (t *term) remove(ctx context.Context, h host, v volume, want action) (result, error) {
-	goal := target{hosts: v.hosts, consent: v.consent, users: v.users}
-	if reasons := t.policy.mayClean(goal, t.cachedCluster(ctx)); len(reasons) > 0 {
-		return result{reasons: reasons}, nil
-	}
-	if h.state == missing {
-		if err := t.list(ctx, later); err != nil {
-			return result{}, err
-		}
-	}
-	r, err := t.cleaner.remove(ctx, v, want)
-	if r.done && (t.policy.dryRun || want != doDeleteClaim) {
-		t.remember(h.value, func(m *memory) { m.sent[v.pv.UID] = true })
-	} else if r.done {
-		t.claims.MarkDeleted(v.claim) // the custom resources may follow in the same pass
-	}
-	return r, err
-}
-
-// reread returns a volume after a write to it.
-func (t *term) reread(ctx context.Context, v volume) (volume, error) {
-	pv, err := t.live.volume(ctx, v.pv.Name)
-	switch {
-	case err != nil:
-		return v, err
-	case pv == nil || pv.UID != v.pv.UID:
-		t.volumes.MarkDeleted(v.pv)
-	default:
-		t.volumes.Observe(pv)
-	}
-	again, err := t.cached.volume(ctx, v.pv.Name)
-	again.sent = true
-	return again, err
-}
-
-// leftToOthers reports whether a volume of h has other hosts that may not be cleaned up. The orphan
-// path cleans it up after them, so the Node of h need not wait.
-func (t *term) leftToOthers(ctx context.Context, h host, v volume) bool {
-	others := slices.DeleteFunc(slices.Clone(v.hosts), func(o host) bool { return o.value == h.value })
-	return len(others) > 0 && len(t.policy.mayClean(target{hosts: others, always: true}, t.cachedCluster(ctx))) > 0
-}
-
-// failedVolume reports a missing permission for a volume, and returns err.
-func (t *term) failedVolume(h host, v volume, err error) error {
-	if apierrors.IsForbidden(err) {
-		t.rememberStep(h, v, step{state: stateClaim, check: checkForbidden, pending: true})
-		t.c.notify.seldom(v.pv, reasonBlocked, "forbidden", "A permission is missing: "+err.Error())
-	}
-	return err
-}
-
-// retryAt returns the time of the next attempt after a failed check.
-func (t *term) retryAt(reasons []reason) time.Time {
-	now := time.Now()
-	switch reasons[0].check {
-	case checkRate:
-		return earliest(t.c.tokens(now), now.Add(later))
-	case checkLock:
-		return now.Add(soon)
-	}
-	return now.Add(later)
 }
 
 // shuffled returns items in random order, so that items that always fail do not precede the others.

@@ -92,17 +92,17 @@ func (c *cleaner) removeUnbound(ctx context.Context, h host, seen *corev1.Persis
 
 // mismatched reports claims that select a Node of h, but have a volume elsewhere. The annotation is
 // only a hint, and restored claims may carry that of another claim.
-func (t *term) mismatched(h host) {
-	for _, claim := range t.selecting(h) {
+func (p pass) mismatched() {
+	for _, claim := range p.selecting(p.h) {
 		name := claim.Spec.VolumeName
-		if name == "" || slices.Contains(t.c.index.valuesOf(name), h.value) {
+		if name == "" || slices.Contains(p.c.index.valuesOf(name), p.h.value) {
 			continue
 		}
-		message := "AffinityMismatch: the claim selects node " + h.name() + " in " + storagehelpers.AnnSelectedNode +
+		message := "AffinityMismatch: the claim selects node " + p.h.name() + " in " + storagehelpers.AnnSelectedNode +
 			", but its volume " + name + " is not local to that node"
-		t.c.notify.seldom(claim, reasonSkipped, "AffinityMismatch", message)
-		if pv, ok := t.volumes.Get(name); ok {
-			t.c.notify.seldom(pv, reasonSkipped, "AffinityMismatch", message)
+		p.c.notify.seldom(claim, reasonSkipped, "AffinityMismatch", message)
+		if pv, ok := p.volumes.Get(name); ok {
+			p.c.notify.seldom(pv, reasonSkipped, "AffinityMismatch", message)
 		}
 	}
 }

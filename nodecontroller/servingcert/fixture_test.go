@@ -51,7 +51,7 @@ func setup(t testing.TB, change func(*fixture)) *fixture {
 	f := &fixture{TB: t, cp: kubetest.Get(t)}
 	f.client, f.ns = f.cp.Client(), kubetest.Namespace(t, f.cp)
 	f.cfg = Config{
-		Mode: SelfSigned, Secret: "certs", Service: "hook", WebhookConfig: f.ns, Namespace: f.ns, ClusterDomain: "cluster.local",
+		Mode: SelfSigned, Secret: "certs", Service: "hook", WebhookConfig: f.ns, Namespace: f.ns,
 		Dir: t.TempDir(),
 	}
 	if change != nil {

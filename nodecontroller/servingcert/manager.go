@@ -40,7 +40,6 @@ type Config struct {
 	Namespace string // of this process; may be unknown
 	// WebhookConfig names the MutatingWebhookConfiguration in which [SelfSigned] publishes.
 	WebhookConfig string
-	ClusterDomain string
 }
 
 // Manager loads, renews and provides the serving certificate.
@@ -90,7 +89,7 @@ func New(cfg Config, client kubernetes.Interface, registry prometheus.Registerer
 			return nil, fmt.Errorf("--webhook-service: %w", err)
 		}
 		base := m.service.Name + "." + m.service.Namespace
-		m.hosts = []string{m.service.Name, base, base + ".svc", base + ".svc." + cfg.ClusterDomain}
+		m.hosts = []string{m.service.Name, base, base + ".svc"}
 	}
 	m.metrics = newMetrics(registry, m.remaining)
 	return m, nil

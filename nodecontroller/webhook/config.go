@@ -27,7 +27,6 @@ type Config struct {
 	DeviceClassParameter     string // of a StorageClass
 	DefaultDeviceClass       string // of a StorageClass without one
 	DefaultVolumeSize        int64  // in bytes, of a claim without a request
-	ResolveDefaultClass      bool   // a claim without a class has the default StorageClass
 }
 
 // Deps holds the dependencies of a [Server]. All fields are required.

@@ -43,7 +43,6 @@ func testConfig(driver string) Config {
 		Driver: driver, Address: "127.0.0.1:0",
 		ClaimFinalizer: "topolvm.io/pvc", CapacityResource: "topolvm.io/capacity", CapacityAnnotationPrefix: "capacity.topolvm.io/",
 		DeviceClassParameter: "topolvm.io/device-class", DefaultDeviceClass: "00default", DefaultVolumeSize: 1 << 30,
-		ResolveDefaultClass: true,
 	}
 }
 

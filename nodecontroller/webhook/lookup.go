@@ -121,7 +121,7 @@ func (l *lookup) class(name string) (*storagev1.StorageClass, error) {
 // deviceClass returns the device class of a claim with the StorageClass name, which is nil for a
 // claim without one. It returns "" if the StorageClass is none of the driver.
 func (l *lookup) deviceClass(name *string) (string, error) {
-	if name == nil && l.cfg.ResolveDefaultClass {
+	if name == nil {
 		if class := defaultOf(l.deps.Classes.List()); class != nil {
 			name = &class.Name
 		}

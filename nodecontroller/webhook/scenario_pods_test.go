@@ -179,15 +179,6 @@ func TestNodecontrollerScenarioWebhookPods(t *testing.T) {
 		})
 		standard := f.class("standard", "dc1", isDefaultClass)
 		f.patched(f.createPod(podOf("pod-", ephemeralVolume("v", nil, "100Gi"))), map[string]string{"dc1": "107374182400"})
-		off := setup(t, func(g *fixture) { g.cfg.Driver, g.cfg.ResolveDefaultClass = f.cfg.Driver, false })
-		off.eventually("the class is cached", func(context.Context) error {
-			if _, ok := off.s.deps.Classes.Get(standard); !ok {
-				return fmt.Errorf("it is not")
-			}
-			return nil
-		})
-		off.configure(nil)
-		off.unpatched(off.createPod(podOf("pod-", ephemeralVolume("v", nil, "100Gi"))))
 		for _, name := range []string{older, standard} {
 			f.must(f.client.StorageV1().StorageClasses().Delete(t.Context(), name, metav1.DeleteOptions{}))
 		}

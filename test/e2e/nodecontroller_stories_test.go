@@ -130,7 +130,8 @@ func (e *env) age(node string) {
 // approve lets the administrator approve the clean-up of nodes, which needs no grace then.
 func (e *env) approve(ctx context.Context, nodes ...string) error {
 	_, err := e.client.CoreV1().ConfigMaps(e.ns).Patch(ctx, nodecleanup.ConfigMapName(e.plugin.Name()), types.MergePatchType,
-		fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%q}}}`, nodecleanup.AnnotationApprove, strings.Join(nodes, ",")), metav1.PatchOptions{})
+		fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%q}}}`, nodecleanup.AnnotationApprove, strings.Join(nodes, ",")),
+		metav1.PatchOptions{})
 	return err
 }
 
@@ -455,7 +456,8 @@ func TestNodeComesBack(t *testing.T) {
 	for range 2 { // the second time, the grace period begins again
 		began := time.Now()
 		l.lose(l.nodes[0])
-		if n := l.recorded(l.nodes[0], "has a clock", func(n *nodecleanup.LostNode) bool { return n != nil && !n.Since.IsZero() }); n.Since.Before(began) {
+		if n := l.recorded(l.nodes[0], "has a clock",
+			func(n *nodecleanup.LostNode) bool { return n != nil && !n.Since.IsZero() }); n.Since.Before(began) {
 			t.Errorf("missing since %v, deleted at %v", n.Since, began)
 		}
 		l.judged(p, l.nodes[0], volumes[0])

@@ -165,6 +165,7 @@ func (g *gatherer) gatherVolume(ctx context.Context) error {
 	}
 	if requiredAffinity(pv) != nil {
 		g.listNodes(ctx)
+		g.lostNodes(ctx)
 	}
 	g.events(ctx, metav1.NamespaceDefault, string(pv.UID))
 	return nil
@@ -207,6 +208,9 @@ func (g *gatherer) gatherNode(ctx context.Context) error {
 	g.listNodes(ctx)
 	f.volumes = list[*corev1.PersistentVolume](ctx, f, "volume", "PersistentVolumes", g.Kubernetes.CoreV1().PersistentVolumes().List)
 	g.attachments(ctx, func(va *storagev1.VolumeAttachment) bool { return va.Spec.NodeName == name })
+	if f.node.missing || f.node.value.DeletionTimestamp != nil {
+		g.lostNodes(ctx)
+	}
 	// A deleted node is explained as long as another object references it.
 	if f.node.missing && !f.csiNode.found && len(f.attachments.value) == 0 && len(f.volumesOfNode(name)) == 0 {
 		return g.request.wrap(err)
@@ -214,9 +218,6 @@ func (g *gatherer) gatherNode(ctx context.Context) error {
 	drivers := f.driversOfNode(name)
 	if len(drivers) == 1 {
 		f.driver = drivers[0]
-		if f.node.missing { // its loss may be approved there
-			g.csiDriver(ctx)
-		}
 	}
 	for _, d := range drivers {
 		g.lease(ctx, roleNodecontroller, d)
