@@ -48,7 +48,7 @@ func (c *cleaner) permit(
 	ctx context.Context, hosts []host, read func() (target, bool, error),
 ) (reasons []reason, ok bool, err error) {
 	sanity := slices.ContainsFunc(hosts, func(h host) bool { return h.state == missing })
-	for {
+	for recorded := false; ; recorded = true {
 		if err := c.confirm(ctx); err != nil {
 			return nil, false, err
 		}
@@ -68,10 +68,12 @@ func (c *cleaner) permit(
 		for _, h := range t.hosts {
 			values = append(values, h.value)
 		}
-		if wrote, err := c.acts(ctx, values); err != nil {
-			return nil, false, err
-		} else if wrote {
-			continue // time has passed since the reads
+		if !recorded {
+			if wrote, err := c.acts(ctx, values); err != nil {
+				return nil, false, err
+			} else if wrote {
+				continue // time has passed since the reads
+			}
 		}
 		if !c.allow() {
 			return []reason{{checkRate, "RateLimited", "--node-cleanup-qps is used up"}}, false, nil
@@ -96,7 +98,8 @@ func (c *cleaner) remove(ctx context.Context, seen volume, want action) (r resul
 		}
 		v.sent = seen.sent
 		r.step = c.policy.nextStep(v, time.Now())
-		return target{hosts: v.hosts, consent: v.consent, users: v.users}, r.step.action == want || want == "" && r.step.action.deletes(), nil
+		agreed := r.step.action == want || want == "" && r.step.action.deletes()
+		return target{hosts: v.hosts, consent: v.consent, users: v.users}, agreed, nil
 	})
 	if r.reasons = reasons; err != nil || !ok {
 		return r, err

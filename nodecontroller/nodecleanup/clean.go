@@ -10,13 +10,13 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// pass deletes what is due of one host.
+// pass deletes the due claims, volumes and custom resources of one host.
 type pass struct {
 	*term
 	h host
 }
 
-// clean deletes what is due of a host. next is the time to continue, zero if everything was handled.
+// clean deletes everything due of the host. next is the time to continue, zero if everything was handled.
 func (p pass) clean(ctx context.Context) (next time.Time, err error) {
 	var errs []error
 	for _, v := range shuffled(p.h.volumes) {

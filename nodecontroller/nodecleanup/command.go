@@ -56,7 +56,8 @@ func Cleanup(ctx context.Context, cfg Config, client kubernetes.Interface, reque
 	}
 	p := newPolicy(cfg.Settings, request.Driver)
 	p.command, p.dryRun = true, request.DryRun
-	c := &command{request: request, records: map[string]LostNode{request.Node: {Value: request.Node, Node: request.Node}}, refused: map[string]bool{}}
+	c := &command{request: request, records: map[string]LostNode{}, refused: map[string]bool{}}
+	c.records[request.Node] = LostNode{Value: request.Node, Node: request.Node}
 	l := live{client, cfg.Timeout}
 	c.cleaner = &cleaner{
 		policy: p, live: l, cluster: c.cluster,
@@ -289,7 +290,7 @@ func Approve(ctx context.Context, client kubernetes.Interface, request ApproveRe
 	if len(request.Nodes) == 0 {
 		return errors.New("no node is named. Name the nodes to approve")
 	}
-	names := slices.DeleteFunc(strings.Split(cm.Annotations[AnnotationApprove], ","), func(n string) bool { return strings.TrimSpace(n) == "" })
+	names := strings.FieldsFunc(cm.Annotations[AnnotationApprove], func(r rune) bool { return r == ',' || r == ' ' })
 	metav1.SetMetaDataAnnotation(&cm.ObjectMeta, AnnotationApprove, strings.Join(sorted(names, request.Nodes), ","))
 	if _, err = maps.Update(ctx, cm, metav1.UpdateOptions{}); err != nil {
 		return fmt.Errorf("approving the clean-up in ConfigMap \"%s/%s\": %w. Try again", request.Namespace, name, err)
@@ -350,8 +351,8 @@ func RemoveFinalizers(ctx context.Context, cfg Config, client kubernetes.Interfa
 	case <-time.After(finalizerReturns):
 	}
 	if nodes, err = with(); err == nil && len(nodes) > 0 {
-		err = fmt.Errorf("finalizer %s was added again to Node %q and %d more. Stop the nodecontroller or set --node-finalizer-mode=remove, "+
-			"and remove the driver from its nodes if it adds the finalizer", cfg.NodeFinalizer, nodes[0].Name, len(nodes)-1)
+		err = fmt.Errorf("finalizer %s was added again to Node %q and %d more. Stop the nodecontroller or set "+
+			"--node-finalizer-mode=remove, and remove the driver from its nodes if it adds the finalizer", cfg.NodeFinalizer, nodes[0].Name, len(nodes)-1)
 	}
 	return err
 }

@@ -60,6 +60,23 @@ func ParseLostNodes(cm *corev1.ConfigMap) []LostNode {
 	return all
 }
 
+// ready reports whether the records were read in this term.
+func (r *records) ready() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.taken
+}
+
+// version returns the resourceVersion of the ConfigMap that this term last read or wrote.
+func (r *records) version() string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.cm == nil {
+		return ""
+	}
+	return r.cm.ResourceVersion
+}
+
 // read adopts the stored records, unless the ConfigMap does not exist.
 func (r *records) read(ctx context.Context) error {
 	if r.namespace == "" {

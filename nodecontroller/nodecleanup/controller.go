@@ -74,7 +74,8 @@ func New(cfg Config, deps Deps) (*Controller, error) {
 			"Set the environment variable POD_NAMESPACE", p.mode())
 	}
 	c := &Controller{
-		cfg: cfg, deps: deps, policy: p, notify: newNotifier(deps.Events.Event, p.dryRun), index: newIndex(deps.Driver, cfg.TopologyNodeKey),
+		cfg: cfg, deps: deps, policy: p, notify: newNotifier(deps.Events.Event, p.dryRun),
+		index:   newIndex(deps.Driver, cfg.TopologyNodeKey),
 		limiter: rate.NewLimiter(rate.Limit(cfg.NodeCleanupQPS), cfg.NodeCleanupBurst),
 		volumes: deps.Informers.Volumes(), claims: deps.Informers.Claims(), classes: deps.Informers.Classes(),
 		nodes: deps.Informers.FullNodes(), csiNodes: deps.Informers.CSINodes(),

@@ -131,7 +131,7 @@ func (p Policy) decideHost(h host, c cluster, cleaned bool) hostStep {
 func (p Policy) decideMissing(h host, c cluster, cleaned bool) hostStep {
 	end := h.record.Acted.Add(p.NodeCleanupWindow)
 	switch due := p.due(h); {
-	case !h.recorded || p.NodeCleanup == ModeOff:
+	case !h.recorded || p.NodeCleanup == ModeOff || !h.leaves() && c.keyProblem != "":
 		return hostStep{action: hostNothing}
 	case !h.leaves() && c.now.Before(end):
 		return hostStep{action: hostNothing, next: end}

@@ -3,11 +3,14 @@
 // A volume of a node-local driver names its node by a value of the topology key in its node
 // affinity. Such a value is a host. A host is in one of these states:
 //
-//	present ──Node deleted, has our finalizer──► deleting ──claims and resources deleted──► finalizer removed
-//	   ▲                                            │ timeout, or held by the breaker          │
-//	   │                                            ▼                                          ▼
-//	   └─── a live read finds the Node: record ends ─── missing ──grace──► due ──► nothing left: record ends
-//	                                                       └── held ──approved──► due
+//	present ──Node deleted, has our finalizer──► deleting ──deletions──► finalizer removed
+//	   ▲                                            │ timeout, or held by the breaker │
+//	   │                                            ▼                                 ▼
+//	   └─── a live read finds the Node: record ends ─── missing ──grace──► deletions ──nothing left──► record ends
+//	                                                       └── held ──approved──► deletions
+//
+// While only a CSINode exists, or another node that may be meant is being deleted, a host is unclear:
+// nothing is deleted, and the grace starts later.
 //
 // Everything that must outlive the process is in one record per lost host. The records of a driver
 // are in one ConfigMap, see [LostNode]:
@@ -26,7 +29,7 @@
 //
 //  1. A record is written before the node finalizer is removed, and before anything is deleted.
 //  2. A record ends when a live read finds the Node, or when nothing of the host is left and the
-//     window of the breaker has passed.
+//     window of the breaker has passed. Its hold, approval and last deletion end with it.
 //  3. Every write carries the resourceVersion. The annotation holder names the term of the leader,
 //     so that an earlier leader can neither write nor delete.
 //  4. If nothing looked at the lost nodes for longer than [Settings.ClockGap], their grace starts again.

@@ -92,11 +92,23 @@ func (p Policy) timedOut() hostStep {
 		p.NodeFinalizerTimeout)}
 }
 
-// release removes our finalizer from the Nodes of a host that are being deleted.
-func (t *term) release(ctx context.Context, h host, st hostStep) error {
+// release removes our finalizer from the Nodes of a host that are being deleted. again means that a
+// Node has just opted out, which the record must contain before.
+func (t *term) release(ctx context.Context, h host, st hostStep) (again bool, err error) {
 	for _, node := range t.policy.waiting(h) {
+		live, exists, err := t.nodes.Refetch(ctx, t.c.deps.Client.CoreV1().Nodes(), node)
+		switch {
+		case err != nil:
+			return false, fmt.Errorf("reading Node %q before its finalizer is removed: %w", node.Name, err)
+		case !exists:
+			continue
+		case live.Annotations[t.policy.annotation] == disabled && !h.record.OptedOut && t.policy.NodeCleanup != ModeOff &&
+			st.reason != reasonTimeout:
+			return true, nil
+		}
+		node = live
 		if err := t.patchNode(ctx, node, kube.MetadataPatch{RemoveFinalizers: []string{t.policy.NodeFinalizer}}); err != nil {
-			return err
+			return false, err
 		}
 		if st.reason != "" {
 			t.c.notify.warn(node, st.reason, "%s", st.message)
@@ -104,7 +116,7 @@ func (t *term) release(ctx context.Context, h host, st hostStep) error {
 		t.c.metrics.held(node.DeletionTimestamp.Time)
 		klog.FromContext(ctx).Info("Node released", "node", node.Name, "message", st.message)
 	}
-	return nil
+	return false, nil
 }
 
 // protect adds or removes our finalizer on the Nodes of a host that are not being deleted, in mode manage.

@@ -15,7 +15,7 @@ import (
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
-// host is what is known about one value of the topology key.
+// host describes one value of the topology key.
 type host struct {
 	value    string
 	state    presence
@@ -30,7 +30,7 @@ type host struct {
 	drained   bool // no pod uses a volume of the host on its Node
 }
 
-// volume is what is known about one node-local volume.
+// volume describes one node-local volume.
 type volume struct {
 	pv          *corev1.PersistentVolume // nil: not found
 	claim       *corev1.PersistentVolumeClaim
@@ -235,7 +235,7 @@ func namesClaim(ref *corev1.ObjectReference) bool {
 	return ref != nil && len(validation.IsDNS1123Label(ref.Namespace)) == 0 && len(validation.IsDNS1123Subdomain(ref.Name)) == 0
 }
 
-// cluster is what is known about the cluster and the driver.
+// cluster describes the cluster and the driver.
 type cluster struct {
 	now         time.Time
 	keyProblem  string   // why the topology key cannot be used

@@ -99,7 +99,7 @@ func (t *observer) enqueueOthers(first bool) {
 }
 
 // keep updates the records. It lists all Nodes when the last look is old: a Node that exists ends the
-// grace even if the caches miss it, and after a gap nobody knows whether it existed meanwhile.
+// grace even if the caches miss it, and it may have existed during a gap.
 func (t *observer) keep(ctx context.Context, first bool) error {
 	records, annotations := t.records.all()
 	if first {

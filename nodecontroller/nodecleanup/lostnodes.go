@@ -63,13 +63,6 @@ func newRecords(deps Deps, holder string, timeout time.Duration) *records {
 	return r
 }
 
-// ready reports whether the records were read in this term.
-func (r *records) ready() bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.taken
-}
-
 // get returns the record of a host.
 func (r *records) get(value string) (LostNode, bool) {
 	r.mu.Lock()
@@ -85,16 +78,6 @@ func (r *records) all() ([]LostNode, map[string]string) {
 	nodes := slices.Collect(maps.Values(r.set.lost))
 	slices.SortFunc(nodes, func(a, b LostNode) int { return strings.Compare(a.Value, b.Value) })
 	return nodes, maps.Clone(r.set.annotations)
-}
-
-// version returns the resourceVersion of the ConfigMap that this term last read or wrote.
-func (r *records) version() string {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.cm == nil {
-		return ""
-	}
-	return r.cm.ResourceVersion
 }
 
 // load reads the ConfigMap, so that changes by people take effect. The first call of a term takes

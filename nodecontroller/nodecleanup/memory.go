@@ -67,6 +67,7 @@ func (r *memories) rememberHost(h host) {
 	r.remember(h.value, func(m *memory) {
 		m.steps, m.missing = make(map[string]step, len(h.volumes)), h.state == missing
 		record, _ := r.policy.recordOf(h, cluster{now: now})
+		m.forbidden = false
 		m.pending, m.planned = h.state != present && r.policy.pending(h, now), record.Planned
 		for _, v := range h.volumes {
 			if v.hosts[0].value == h.value { // a volume of several hosts counts once

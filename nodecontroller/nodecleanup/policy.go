@@ -70,7 +70,7 @@ type Config struct {
 	RetryIntervalStart, RetryIntervalMax time.Duration
 }
 
-// FinalizerMode selects what is done with the finalizer of nodes.
+// FinalizerMode selects how the finalizer of nodes is handled.
 type FinalizerMode string
 
 // The modes of the finalizer of nodes.
@@ -101,7 +101,7 @@ const (
 	ScopeAll   Scope = "all"    // all that do not opt out
 )
 
-// UnboundPolicy selects what is done with claims that wait for a volume on a lost node.
+// UnboundPolicy selects how claims that wait for a volume on a lost node are handled.
 type UnboundPolicy string
 
 // The policies for unbound claims.
@@ -110,7 +110,7 @@ const (
 	UnboundDelete UnboundPolicy = "delete"
 )
 
-// RetainPolicy selects what is done with the claims of volumes with reclaim policy Retain.
+// RetainPolicy selects how the claims of volumes with reclaim policy Retain are handled.
 type RetainPolicy string
 
 // The policies for volumes with reclaim policy Retain.

@@ -163,6 +163,9 @@ func (p pass) cleanResources(ctx context.Context, when ResourceWhen) (next time.
 					continue
 				}
 				p.remember(p.h.value, func(m *memory) { m.resources = true })
+				if !p.h.recorded { // nothing else of the host is left: its record comes first
+					return time.Now(), nil
+				}
 				res, err := p.cleaner.removeResource(ctx, p.c.deps.Dynamic, r, obj, p.h)
 				p.remember(p.h.value, func(m *memory) { m.sent[obj.GetUID()] = res.done })
 				if errs = append(errs, err); err != nil && !isAnswer(err) {

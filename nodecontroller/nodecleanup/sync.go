@@ -69,7 +69,7 @@ func (t *term) sync(ctx context.Context, value string) (next time.Time, err erro
 		case hostEnd:
 			again, err = t.endSettled(ctx, h)
 		case hostRelease:
-			err = t.release(ctx, h, st)
+			again, err = t.release(ctx, h, st)
 		case hostClean:
 			next, err = pass{t, h}.clean(ctx)
 			cleaned, again = true, err == nil && next.IsZero()
@@ -90,7 +90,8 @@ func (t *term) withoutRecords(ctx context.Context, h host) (time.Time, error) {
 	case time.Now().Before(end):
 		return earliest(end, time.Now().Add(othersInterval)), nil
 	}
-	return time.Time{}, t.release(ctx, h, t.policy.timedOut())
+	_, err := t.release(ctx, h, t.policy.timedOut())
+	return time.Time{}, err
 }
 
 // bounded returns the result of a sync. While a Node waits for our finalizer, neither a failure nor
@@ -101,7 +102,8 @@ func (t *term) bounded(ctx context.Context, h host, next time.Time, err error) (
 	if now := time.Now(); ours && (err != nil || !next.IsZero()) {
 		switch retry := earliest(next, now.Add(othersInterval)); {
 		case !now.Before(end) && err != nil:
-			return time.Time{}, errors.Join(err, t.release(ctx, h, t.policy.timedOut()))
+			_, failed := t.release(ctx, h, t.policy.timedOut())
+			return time.Time{}, errors.Join(err, failed)
 		case err != nil && now.Add(t.c.cfg.RetryIntervalMax).Before(end):
 			return time.Time{}, err
 		case err != nil:
@@ -116,10 +118,10 @@ func (t *term) bounded(ctx context.Context, h host, next time.Time, err error) (
 
 // failed reports a missing permission in an event and the metric, and returns err.
 func (t *term) failed(ctx context.Context, h host, err error) error {
-	t.remember(h.value, func(m *memory) { m.forbidden = apierrors.IsForbidden(err) })
 	if !apierrors.IsForbidden(err) {
 		return err
 	}
+	t.remember(h.value, func(m *memory) { m.forbidden = true })
 	obj := object(t.live.csiDriver(ctx, t.policy.driver))
 	if len(h.nodes) > 0 {
 		obj = h.nodes[0]

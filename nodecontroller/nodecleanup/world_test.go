@@ -53,29 +53,28 @@ type nodeEvent struct {
 // world is the API server.
 type world struct {
 	*view
-	now        time.Time
 	version    int
 	log        []nodeEvent
 	class      *storagev1.StorageClass
 	namespace  *corev1.Namespace
-	keepReady  bool
-	otherUID   bool // the namespace kube-system has another UID
-	stored     *storedRecords
-	forgotten  bool // the ConfigMap was deleted, and no process has written it again
-	between    func()
-	liveVolume string
+	system     types.UID         // of the namespace kube-system
+	stored     *corev1.ConfigMap // nil: does not exist
+	interleave func(request string)
+	watcher    watcher
 }
 
-// storedRecords is the ConfigMap.
-type storedRecords struct {
-	set     recordSet
-	version int
+// watcher observes what the process that acts writes, before it takes effect.
+type watcher interface {
+	deletesClaim(claim *corev1.PersistentVolumeClaim)
+	deletesVolume(pv *corev1.PersistentVolume)
+	releases(node *corev1.Node)
+	stores(after *corev1.ConfigMap)
 }
 
 func (w *world) meta(name string) metav1.ObjectMeta {
 	w.version++
 	return metav1.ObjectMeta{
-		Name: name, UID: types.UID(fmt.Sprint(name, "-", w.version)), ResourceVersion: fmt.Sprint(w.version), CreationTimestamp: metav1.NewTime(w.now),
+		Name: name, UID: types.UID(fmt.Sprint(name, "-", w.version)), ResourceVersion: fmt.Sprint(w.version), CreationTimestamp: metav1.Now(),
 	}
 }
 
@@ -91,14 +90,14 @@ func (w *world) changed(m metav1.ObjectMeta) metav1.ObjectMeta {
 
 func (w *world) setNode(n *corev1.Node) {
 	w.nodes[n.Name] = n
-	w.log = append(w.log, nodeEvent{at: w.now, name: n.Name, node: n})
+	w.log = append(w.log, nodeEvent{at: time.Now(), name: n.Name, node: n})
 }
 
 // removeNode removes a Node from the API.
 func (w *world) removeNode(name string) {
 	n := w.nodes[name]
 	delete(w.nodes, name)
-	w.log = append(w.log, nodeEvent{at: w.now, name: name, deleted: n})
+	w.log = append(w.log, nodeEvent{at: time.Now(), name: name, deleted: n})
 }
 
 // editNode replaces a Node by a changed copy, if it exists.
@@ -138,7 +137,7 @@ func (w *world) setCSINode(name string) {
 		{Name: worldDriver, NodeID: name, TopologyKeys: []string{worldKey}},
 	}}}
 	w.csiNodes[name] = c
-	w.log = append(w.log, nodeEvent{at: w.now, name: name, csi: true, csiNode: c})
+	w.log = append(w.log, nodeEvent{at: time.Now(), name: name, csi: true, csiNode: c})
 }
 
 func (w *world) removeCSINode(name string) {
@@ -146,14 +145,14 @@ func (w *world) removeCSINode(name string) {
 		return
 	}
 	delete(w.csiNodes, name)
-	w.log = append(w.log, nodeEvent{at: w.now, name: name, csi: true})
+	w.log = append(w.log, nodeEvent{at: time.Now(), name: name, csi: true})
 }
 
 // deleteNode requests the deletion of a Node.
 func (w *world) deleteNode(name string) {
 	w.editNode(name, func(n *corev1.Node) {
 		if n.DeletionTimestamp == nil {
-			n.DeletionTimestamp = &metav1.Time{Time: w.now}
+			n.DeletionTimestamp = &metav1.Time{Time: time.Now()}
 		}
 	})
 }
@@ -202,7 +201,7 @@ func (w *world) editClaim(name string, edit func(c *corev1.PersistentVolumeClaim
 		delete(w.claims, name)
 		w.editVolume(next.Spec.VolumeName, func(pv *corev1.PersistentVolume) {
 			if pv.Spec.ClaimRef != nil && pv.Spec.ClaimRef.UID == next.UID {
-				pv.Status.Phase, pv.Status.LastPhaseTransitionTime = corev1.VolumeReleased, &metav1.Time{Time: w.now}
+				pv.Status.Phase, pv.Status.LastPhaseTransitionTime = corev1.VolumeReleased, &metav1.Time{Time: time.Now()}
 			}
 		})
 	}
@@ -223,63 +222,45 @@ func (w *world) nodesOf(host string) (nodes []*corev1.Node) {
 	return nodes
 }
 
-// fakeSource reads a view. Before a live read of an object other than a node, other actors may write.
-type fakeSource struct {
+// cacheSource reads the caches of a process.
+type cacheSource struct {
 	w    *world
 	view *view
-	live bool
 }
 
-func (s fakeSource) interleave() {
-	if s.live && s.w.between != nil {
-		between := s.w.between
-		s.w.between = nil
-		between()
-	}
-}
-
-func (s fakeSource) volume(_ context.Context, name string) (*corev1.PersistentVolume, error) {
-	s.interleave()
+func (s cacheSource) volume(_ context.Context, name string) (*corev1.PersistentVolume, error) {
 	return s.view.volumes[name], nil
 }
 
-func (s fakeSource) claim(_ context.Context, _, name string) (*corev1.PersistentVolumeClaim, error) {
-	s.interleave()
+func (s cacheSource) claim(_ context.Context, _, name string) (*corev1.PersistentVolumeClaim, error) {
 	return s.view.claims[name], nil
 }
 
-func (s fakeSource) class(context.Context, string) (*storagev1.StorageClass, error) {
+func (s cacheSource) class(context.Context, string) (*storagev1.StorageClass, error) {
 	return s.w.class, nil
 }
 
-func (s fakeSource) namespace(context.Context, string) (*corev1.Namespace, error) {
+func (s cacheSource) namespace(context.Context, string) (*corev1.Namespace, error) {
 	return s.w.namespace, nil
 }
 
-func (s fakeSource) node(_ context.Context, name string) (*corev1.Node, error) {
+func (s cacheSource) node(_ context.Context, name string) (*corev1.Node, error) {
 	return s.view.nodes[name], nil
 }
 
-func (s fakeSource) csiNode(_ context.Context, name string) (*storagev1.CSINode, error) {
+func (s cacheSource) csiNode(_ context.Context, name string) (*storagev1.CSINode, error) {
 	return s.view.csiNodes[name], nil
 }
 
-func (s fakeSource) labelled(_ context.Context, key, value string) (nodes []*corev1.Node, err error) {
-	if s.live { // the caches of the product find these by the index
-		for _, n := range s.view.nodes {
-			if n.Labels[key] == value {
-				nodes = append(nodes, n)
-			}
-		}
-	}
-	return nodes, nil
+func (s cacheSource) labelled(context.Context, string, string) ([]*corev1.Node, error) {
+	return nil, nil
 }
 
-func (s fakeSource) pods(_ context.Context, claim *corev1.PersistentVolumeClaim) ([]*corev1.Pod, error) {
+func (s cacheSource) pods(_ context.Context, claim *corev1.PersistentVolumeClaim) ([]*corev1.Pod, error) {
 	if pod := s.view.pods[claim.Name]; pod != nil {
 		return []*corev1.Pod{pod}, nil
 	}
 	return nil, nil
 }
 
-func (s fakeSource) attachments(context.Context, string) ([]string, error) { return nil, nil }
+func (s cacheSource) attachments(context.Context, string) ([]string, error) { return nil, nil }

@@ -300,7 +300,7 @@ func TestNodecontrollerNeedsWhatItsManifestsGrant(t *testing.T) {
 	})
 	e.must(e.client.CoreV1().Nodes().Delete(ctx, e.nodes[1], metav1.DeleteOptions{}))
 	e.must(e.client.StorageV1().CSINodes().Delete(ctx, e.nodes[1], metav1.DeleteOptions{}))
-	e.approved(e.nodes[1])
+	e.approved("b") // its value of the topology key
 	for what, get := range map[string]func(context.Context) error{
 		"the node": func(ctx context.Context) error {
 			_, err := e.client.CoreV1().Nodes().Get(ctx, e.nodes[1], metav1.GetOptions{})
