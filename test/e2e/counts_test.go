@@ -131,7 +131,8 @@ func TestOneWatchPerKindAndOneConnection(t *testing.T) {
 		}
 	}
 	// The ConfigMap has the records of lost nodes.
-	want := []string{"configmaps", "csinodes", "nodes", "persistentvolumeclaims", "persistentvolumes", "storageclasses", "volumeattachments"}
+	want := []string{"configmaps", "csinodes", "nodes", "persistentvolumeclaims", "persistentvolumes", "storageclasses",
+		"volumeattachments"}
 	if got := slices.Sorted(maps.Keys(watches)); !slices.Equal(got, want) {
 		t.Errorf("watches on %v, want %v", got, want)
 	}

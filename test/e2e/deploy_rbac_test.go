@@ -265,6 +265,9 @@ func TestNodecontrollerNeedsWhatItsManifestsGrant(t *testing.T) {
 	class := e.class(false, nil)
 	e.onNode("growing", class, key, "a")
 	e.onNode("lost", class, key, "b")
+	_, err = e.client.CoreV1().PersistentVolumes().Patch(ctx, e.ns+"-lost", types.MergePatchType,
+		[]byte(`{"metadata":{"finalizers":["external-provisioner.volume.kubernetes.io/finalizer"]}}`), metav1.PatchOptions{})
+	e.must(err)
 	e.onNode("unwanted", class, key, "a", finalizer)
 	e.uses("waiting", "unwanted", "")
 
