@@ -37,6 +37,9 @@ func (p Policy) end(h host) (time.Time, bool) {
 	return first.DeletionTimestamp.Add(p.NodeFinalizerTimeout), true
 }
 
+// isOther reports whether f is the finalizer of another component.
+func (p Policy) isOther(f string) bool { return f != p.NodeFinalizer }
+
 // idle returns why nothing is deleted while a Node waits for our finalizer, or "".
 func (p Policy) idle(h host, c cluster) string {
 	switch {
@@ -66,7 +69,7 @@ func (p Policy) decideDeleting(h host, c cluster, cleaned bool) hostStep {
 	}
 	node := p.waiting(h)[0]
 	grace := node.DeletionTimestamp.Add(p.NodeDeleteGrace)
-	others := slices.ContainsFunc(node.Finalizers, func(f string) bool { return f != p.NodeFinalizer })
+	others := slices.ContainsFunc(node.Finalizers, p.isOther)
 	switch why := p.idle(h, c); {
 	case why != "":
 		return hostStep{action: hostRelease, reason: reasonSkipped, message: "The claims of the node are kept: " + why}

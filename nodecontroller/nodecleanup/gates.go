@@ -68,7 +68,7 @@ func (p Policy) mayClean(t target, c cluster) (reasons []reason) {
 		case missing:
 			reasons = append(reasons, p.mayCleanMissing(h, c)...)
 		case deleting:
-			reasons = append(reasons, p.mayCleanDeleting(h)...)
+			reasons = append(reasons, p.mayCleanDeleting(h, c)...)
 		default:
 			no(checkAbsence, "NodeExists", "a Node or CSINode that may be %s exists", h.value)
 		}
@@ -114,8 +114,8 @@ func (p Policy) mayCleanMissing(h host, c cluster) (reasons []reason) {
 }
 
 // mayCleanDeleting holds the conditions for a host whose Nodes are being deleted. They wait for our
-// finalizer, so the grace and the state of the cluster do not matter.
-func (p Policy) mayCleanDeleting(h host) (reasons []reason) {
+// finalizer, so --node-missing-grace and the state of the cluster do not matter.
+func (p Policy) mayCleanDeleting(h host, c cluster) (reasons []reason) {
 	if p.command {
 		return []reason{{checkAbsence, "NodeExists", "Node " + h.name() + " exists"}}
 	}
@@ -130,6 +130,9 @@ func (p Policy) mayCleanDeleting(h host) (reasons []reason) {
 		case !slices.Contains(n.Finalizers, p.NodeFinalizer):
 			reasons = append(reasons, reason{checkAbsence, "NodeReleased", "Node " + n.Name + " does not wait for finalizer " +
 				p.NodeFinalizer})
+		case c.now.Before(n.DeletionTimestamp.Add(p.NodeDeleteGrace)),
+			p.NodeFinalizerWaitForOthers && slices.ContainsFunc(n.Finalizers, p.isOther) && isReady(n):
+			reasons = append(reasons, reason{checkGrace, "DeleteGrace", "Node " + n.Name + " may still be drained"})
 		case n.Annotations[p.annotation] == disabled:
 			reasons = append(reasons, reason{checkScope, "Scope", "Node " + n.Name + " has the annotation " + p.annotation + ": " +
 				disabled})
