@@ -88,6 +88,8 @@ func (r *records) read(ctx context.Context) error {
 	cm, err := r.client.CoreV1().ConfigMaps(r.namespace).Get(ctx, ConfigMapName(r.driver), metav1.GetOptions{})
 	switch {
 	case kube.IsNotFound(err):
+		delete(r.set.annotations, AnnotationApprove) // approvals end with the ConfigMap, records do not
+		delete(r.set.annotations, AnnotationApproveUntil)
 		r.cm, r.fresh = nil, true
 		return nil
 	case err != nil:
