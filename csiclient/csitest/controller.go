@@ -316,11 +316,9 @@ func (p *Plugin) ControllerModifyVolume(_ context.Context, r *csi.ControllerModi
 	error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	v := p.state.volumes[r.GetVolumeId()]
-	if v == nil {
+	if p.state.volumes[r.GetVolumeId()] == nil {
 		return nil, status.Errorf(codes.NotFound, "no volume %q", r.GetVolumeId())
 	}
-	v.Mutable = maps.Clone(r.GetMutableParameters())
 	return &csi.ControllerModifyVolumeResponse{}, nil
 }
 
@@ -340,5 +338,5 @@ func (p *Plugin) ControllerExpandVolume(_ context.Context, r *csi.ControllerExpa
 		v.Capacity += more
 		p.state.used[segmentKey(v.Segment)] += more
 	}
-	return &csi.ControllerExpandVolumeResponse{CapacityBytes: v.Capacity, NodeExpansionRequired: !p.cfg.NoNodeExpansion}, nil
+	return &csi.ControllerExpandVolumeResponse{CapacityBytes: v.Capacity, NodeExpansionRequired: true}, nil
 }

@@ -107,11 +107,7 @@ func Read(fs *pflag.FlagSet, schema Schema) (Settings, error) {
 				r.bind(key, o, nil)
 				continue
 			}
-			names := []string{section.Name + "-" + o.Name, o.Name}
-			if o.Alias != "" {
-				names = append(names, o.Alias)
-			}
-			r.bind(key, o, flagsOf(fs, names...))
+			r.bind(key, o, flagsOf(fs, section.Name+"-"+o.Name, o.Name))
 			r.show(key)
 		}
 	}
@@ -164,9 +160,6 @@ func (r reader) bind(key string, o Option, flags []*pflag.Flag) {
 	names := []string{envName(section)}
 	if nested {
 		names = []string{envName(section + "-" + name), envName(name)}
-		if o.Alias != "" {
-			names = append(names, envName(o.Alias))
-		}
 	}
 	for _, env := range names {
 		if value, ok := os.LookupEnv(env); ok && value != "" {
