@@ -208,7 +208,7 @@ func (m *Manager) readSecret(ctx context.Context) (*corev1.Secret, error) {
 	case err != nil:
 		return nil, fmt.Errorf("reading Secret %q: %w", m.secret, err)
 	case len(secret.Data) > 0 && secret.Annotations[annService] == "":
-		return nil, fmt.Errorf("Secret %q has data but no annotation %s: another program may need it. "+
+		return nil, fmt.Errorf("writing the certificate: Secret %q has data but no annotation %s: another program may need it. "+
 			"Delete it, or set --webhook-cert-secret to another name", m.secret, annService)
 	}
 	return secret, nil

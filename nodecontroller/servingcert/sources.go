@@ -54,7 +54,7 @@ func readPair(dir string) (cert, key []byte, err error) {
 
 // followSecret loads the pair in the Secret whenever it changes.
 func (m *Manager) followSecret(ctx context.Context) {
-	m.unavailable(ctx, fmt.Errorf("Secret %q is not found", m.secret))
+	m.unavailable(ctx, fmt.Errorf("reading the certificate: Secret %q is not found", m.secret))
 	for ctx.Err() == nil {
 		if err := m.watchSecret(ctx); err != nil && ctx.Err() == nil {
 			m.unavailable(ctx, fmt.Errorf("watching Secret %q: %w", m.secret, err))
@@ -92,9 +92,9 @@ func (m *Manager) watchSecret(ctx context.Context) error {
 func (m *Manager) secretChanged(ctx context.Context, secret *corev1.Secret, deleted bool) {
 	switch cert, key := secret.Data[certName], secret.Data[keyName]; {
 	case deleted:
-		m.unavailable(ctx, fmt.Errorf("Secret %q was deleted", m.secret))
+		m.unavailable(ctx, fmt.Errorf("reading the certificate: Secret %q was deleted", m.secret))
 	case len(cert) == 0 && len(key) == 0: // created, and not filled yet
-		m.unavailable(ctx, fmt.Errorf("Secret %q has no %s and %s", m.secret, certName, keyName))
+		m.unavailable(ctx, fmt.Errorf("reading the certificate: Secret %q has no %s and %s", m.secret, certName, keyName))
 	default:
 		m.load(ctx, "Secret "+m.secret.String(), cert, key)
 	}
