@@ -21,12 +21,18 @@ func (p Policy) recordOf(h host, c cluster) (LostNode, bool) {
 	case present:
 		return LostNode{}, false
 	case unclear: // the host may exist: a later absence has its full grace
-		r.Since = time.Time{}
+		if !r.Since.IsZero() {
+			r = r.interrupted()
+		}
 		return r, h.recorded
 	case deleting:
 		node := h.nodes[0]
 		if r.UID != node.UID { // not the Node of this record
-			r = LostNode{Value: h.value, Acted: r.Acted, Cordoned: node.Spec.Unschedulable}
+			next := LostNode{Value: h.value, Acted: r.Acted, Cordoned: node.Spec.Unschedulable}
+			if r.UID == "" { // it may be the held one
+				next.Held = r.Held
+			}
+			r = next
 		}
 		r.Node, r.UID, r.Since = node.Name, node.UID, time.Time{}
 		r.OptedOut = slices.ContainsFunc(h.nodes, func(n *corev1.Node) bool { return n.Annotations[p.annotation] == disabled })
@@ -44,6 +50,13 @@ func (p Policy) recordOf(h host, c cluster) (LostNode, bool) {
 	return r, h.recorded || h.leaves() || r.OptedOut && h.state == deleting
 }
 
+// interrupted returns the record of a loss that may have ended. A later absence has its full grace, and neither
+// an approval nor a planned removal applies to it.
+func (r LostNode) interrupted() LostNode {
+	r.Since, r.Approved, r.Planned, r.Cordoned = time.Time{}, time.Time{}, false, false
+	return r
+}
+
 // lastSeenIn returns the record of a missing host with the last state of its Node. A Node that was
 // deleted after the recorded loss is another loss: nothing of the earlier one applies to it.
 func (p Policy) lastSeenIn(r LostNode, h host) LostNode {
@@ -54,7 +67,7 @@ func (p Policy) lastSeenIn(r LostNode, h host) LostNode {
 	case h.recorded && r.UID == l.uid: // it may have opted out last
 		r.OptedOut = r.OptedOut || l.optedOut
 		return r
-	case !h.recorded || r.UID != "" && (r.Since.IsZero() || l.at.After(r.Since)):
+	case !h.recorded || r.UID != "" && r.Since.IsZero() || !r.Since.IsZero() && l.at.After(r.Since):
 		r = LostNode{Value: h.value, Acted: r.Acted, Cordoned: l.cordoned, Planned: l.cordoned && h.drained,
 			OptedOut: r.OptedOut && r.Since.IsZero()}
 	case r.UID != "": // the record is newer than what this process saw

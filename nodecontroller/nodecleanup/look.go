@@ -146,12 +146,19 @@ func (t *observer) lookedAt(s recordSet, last, now time.Time) {
 		if last.After(seen) && !last.After(now) {
 			seen = last
 		}
-		switch {
-		case r.Since.IsZero():
-		case t.listed.stays(value), t.listed.stays(r.Node):
-			r.Since = time.Time{}
-		case now.Sub(seen) > t.policy.ClockGap:
-			r.Since = now.UTC().Truncate(time.Millisecond)
+		node, approved := t.listed.node(r.Node), r.Approved
+		switch gap := now.Sub(seen) > t.policy.ClockGap; {
+		case r.Since.IsZero() && (!gap || node != nil && node.UID == r.UID):
+		case !r.Since.IsZero() && (t.listed.stays(value) || t.listed.stays(r.Node)):
+			r = r.interrupted()
+		case gap:
+			since := r.Since
+			if r = r.interrupted(); approved.Equal(now.Truncate(time.Second)) { // it was given after the gap
+				r.Approved = approved
+			}
+			if !since.IsZero() {
+				r.Since = now.UTC().Truncate(time.Millisecond)
+			}
 		}
 		s.lost[value] = r
 	}
