@@ -60,13 +60,6 @@ func ParseLostNodes(cm *corev1.ConfigMap) []LostNode {
 	return all
 }
 
-// ready reports whether the records were read in this term.
-func (r *records) ready() bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.taken
-}
-
 // version returns the resourceVersion of the ConfigMap that this term last read or wrote.
 func (r *records) version() string {
 	r.mu.Lock()

@@ -26,6 +26,7 @@ type observer struct {
 	queue   *workloop.Loop[string] // of hosts; recordsKey stands for the ConfigMap
 	gather  func(ctx context.Context, host string) (host, error)
 	tripped atomic.Bool // the open breaker was reported
+	kept    atomic.Bool // keep has succeeded in this term; the records are not used before
 
 	seen      sync.Mutex // guards the fields below
 	listed    *index     // of all Nodes and CSINodes, at listedAt
@@ -59,7 +60,7 @@ func (t *observer) aliases(value string) []string {
 // enqueues all of them. It runs at the start of a term, after a change of the ConfigMap, and
 // every [Settings.LookInterval].
 func (t *observer) look(ctx context.Context) (time.Time, error) {
-	first := t.policy.NodeCleanup == ModeOff || !t.records.ready()
+	first := t.policy.NodeCleanup == ModeOff || !t.kept.Load()
 	if t.policy.NodeCleanup != ModeOff {
 		err := t.records.load(ctx, t.policy.Deletes())
 		if t.report(ctx, "the records of lost nodes", err); err != nil {
@@ -69,6 +70,7 @@ func (t *observer) look(ctx context.Context) (time.Time, error) {
 		if err := t.keep(ctx, first); err != nil {
 			return time.Time{}, err
 		}
+		t.kept.Store(true)
 	}
 	for _, host := range t.lost() { // all are counted before the first is cleaned up
 		if _, err := t.gather(ctx, host); err != nil {

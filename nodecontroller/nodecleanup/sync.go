@@ -41,7 +41,7 @@ func (t *term) sync(ctx context.Context, value string) (next time.Time, err erro
 		if err != nil {
 			return time.Time{}, t.failed(ctx, h, err)
 		}
-		if t.policy.NodeCleanup != ModeOff && !t.records.ready() {
+		if t.policy.NodeCleanup != ModeOff && !t.kept.Load() {
 			return t.withoutRecords(ctx, h)
 		}
 		c := t.cachedCluster(ctx)
@@ -81,7 +81,7 @@ func (t *term) sync(ctx context.Context, value string) (next time.Time, err erro
 	return time.Time{}, fmt.Errorf("reconciling host %q: not finished after %d steps", value, maxRounds)
 }
 
-// withoutRecords is for a host while the records cannot be read. Nothing is deleted.
+// withoutRecords is for a host until the first look of a term has updated the records. Nothing is deleted.
 func (t *term) withoutRecords(ctx context.Context, h host) (time.Time, error) {
 	end, ours := t.policy.end(h)
 	switch {
