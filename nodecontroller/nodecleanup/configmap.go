@@ -46,18 +46,37 @@ func ReadLostNodes(ctx context.Context, client kubernetes.Interface, namespace, 
 }
 
 // ParseLostNodes returns the records of a ConfigMap, sorted by value. A record that cannot be parsed
-// has no fields, so that its grace starts again.
+// counts as held and opted out. One without a valid since starts its grace again.
 func ParseLostNodes(cm *corev1.ConfigMap) []LostNode {
 	var all []LostNode
 	for _, value := range slices.Sorted(maps.Keys(cm.Data)) {
-		n := LostNode{}
-		if json.Unmarshal([]byte(cm.Data[value]), &n) != nil {
-			n = LostNode{}
+		n, err := parseLostNode([]byte(cm.Data[value]))
+		if err != nil {
+			n = LostNode{Held: HeldByBreaker, OptedOut: true}
 		}
 		n.Value = value
 		all = append(all, n)
 	}
 	return all
+}
+
+// parseLostNode parses one record. It ignores a since that is not a time.
+func parseLostNode(text []byte) (LostNode, error) {
+	var n LostNode
+	if json.Unmarshal(text, &n) == nil {
+		return n, nil
+	}
+	var fields map[string]json.RawMessage
+	if err := json.Unmarshal(text, &fields); err != nil {
+		return LostNode{}, err
+	}
+	delete(fields, "since")
+	rest, err := json.Marshal(fields)
+	if err != nil {
+		return LostNode{}, err
+	}
+	n = LostNode{}
+	return n, json.Unmarshal(rest, &n)
 }
 
 // version returns the resourceVersion of the ConfigMap that this term last read or wrote.

@@ -102,3 +102,25 @@ func TestLookAfterAGap(t *testing.T) {
 		})
 	}
 }
+
+// TestUnparsableRecords: a mistake in a record ends neither a hold nor an opt-out.
+func TestUnparsableRecords(t *testing.T) {
+	safe := LostNode{Value: "n", Held: HeldByBreaker, OptedOut: true}
+	for text, want := range map[string]LostNode{
+		``:                               safe,
+		`garbage`:                        safe,
+		`[]`:                             safe,
+		`{"node":"n","approved":"soon"}`: safe,
+		`{"node":"n","optedOut":"yes"}`:  safe,
+		`{"node":"n","held":"breaker"`:   safe,
+		`{}`:                             {Value: "n"},
+		`{"node":"n","uid":"u","since":"yesterday","held":"breaker","optedOut":true}`: {Value: "n", Node: "n", UID: "u",
+			Held: HeldByBreaker, OptedOut: true},
+		`{"node":"n","since":"yesterday"}`: {Value: "n", Node: "n"},
+		`{"node":"n","since":5,"held":7}`:  safe,
+	} {
+		if got := ParseLostNodes(&corev1.ConfigMap{Data: map[string]string{"n": text}}); len(got) != 1 || got[0] != want {
+			t.Errorf("%q is parsed as %+v, want %+v", text, got, want)
+		}
+	}
+}
