@@ -59,7 +59,12 @@ func (t *observer) aliases(value string) []string {
 // look reads the records, consumes approvals, records that the lost nodes were looked at, and
 // enqueues all of them. It runs at the start of a term, after a change of the ConfigMap, and
 // every [Settings.LookInterval].
-func (t *observer) look(ctx context.Context) (time.Time, error) {
+func (t *observer) look(ctx context.Context) (next time.Time, err error) {
+	defer func() { // a Node that waits for our finalizer has its timeout even if the records cannot be read
+		for _, host := range t.lost() {
+			t.queue.Resync(host)
+		}
+	}()
 	first := t.policy.NodeCleanup == ModeOff || !t.kept.Load()
 	if t.policy.NodeCleanup != ModeOff {
 		err := t.records.load(ctx, t.policy.Deletes())
@@ -73,14 +78,11 @@ func (t *observer) look(ctx context.Context) (time.Time, error) {
 		t.kept.Store(true)
 	}
 	for _, host := range t.lost() { // all are counted before the first is cleaned up
-		if _, err := t.gather(ctx, host); err != nil {
-			return time.Time{}, err
+		if _, err := t.gather(ctx, host); err != nil { // verdict counts it; its own sync retries
+			klog.FromContext(ctx).Error(err, "Reading a lost node failed", "host", host)
 		}
 	}
 	t.announce(ctx, t.verdict(ctx).open)
-	for _, host := range t.lost() {
-		t.queue.Resync(host)
-	}
 	t.enqueueOthers(first)
 	t.reportProblems(ctx)
 	return time.Now().Add(t.policy.LookInterval), nil
