@@ -39,7 +39,7 @@ func (t *term) sync(ctx context.Context, value string) (next time.Time, err erro
 	for range maxRounds {
 		h, err := t.gatherHost(ctx, value)
 		if err != nil {
-			return time.Time{}, t.failed(ctx, h, err)
+			return t.bounded(ctx, h, time.Time{}, err)
 		}
 		if t.policy.NodeCleanup != ModeOff && !t.kept.Load() {
 			return t.withoutRecords(ctx, h)

@@ -31,10 +31,13 @@ func (t *term) unbound(ctx context.Context, h host) ([]*corev1.PersistentVolumeC
 		}
 		owners := map[string]metav1.Object{"PersistentVolumeClaim": claim, "StorageClass": class}
 		ns, err := t.cached.src.namespace(ctx, claim.Namespace)
-		if err != nil {
+		switch {
+		case err != nil && !isAnswer(err):
 			return nil, err
-		}
-		if ns != nil {
+		case err != nil: // removeUnbound reads the Namespace again, and fails for this claim only
+			claims = append(claims, claim)
+			continue
+		case ns != nil:
 			owners["Namespace"] = ns
 		}
 		if why := t.policy.refusal(t.policy.consentOf(owners)); why != "" {
