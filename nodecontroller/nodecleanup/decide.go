@@ -137,7 +137,7 @@ func (p Policy) decideHost(h host, c cluster, cleaned bool) hostStep {
 	case missing:
 		return p.decideMissing(h, c, cleaned)
 	}
-	return hostStep{action: hostNothing}
+	return p.decideShared(h, c)
 }
 
 // decideMissing is for a host without any Node.

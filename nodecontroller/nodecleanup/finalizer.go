@@ -88,6 +88,24 @@ func (p Policy) decideDeleting(h host, c cluster, cleaned bool) hostStep {
 	return hostStep{action: hostRelease}
 }
 
+// decideShared is for a host that may have another Node than those that are being deleted. Nothing of it is
+// cleaned up, but our finalizer holds none of its Nodes for longer than the timeout.
+func (p Policy) decideShared(h host, c cluster) hostStep {
+	end, ours := p.end(h)
+	if !ours {
+		return hostStep{action: hostNothing}
+	}
+	optedOut := slices.ContainsFunc(p.waiting(h), func(n *corev1.Node) bool { return n.Annotations[p.annotation] == disabled })
+	h.record.OptedOut = false // it is for another Node
+	switch why := p.idle(h, c); {
+	case !c.now.Before(end):
+		return p.timedOut()
+	case why != "" && !optedOut: // the host of an opted-out Node records that first
+		return hostStep{action: hostRelease, reason: reasonSkipped, message: "The claims of the node are kept: " + why}
+	}
+	return hostStep{action: hostNothing, next: end}
+}
+
 // timedOut releases Nodes that have waited long enough.
 func (p Policy) timedOut() hostStep {
 	return hostStep{action: hostRelease, reason: reasonTimeout, message: fmt.Sprintf(

@@ -124,3 +124,40 @@ func TestUnparsableRecords(t *testing.T) {
 		}
 	}
 }
+
+// TestSharedNodeIsReleased: a Node that waits for our finalizer is released at the timeout although another Node may
+// have its volumes, and at once if nothing can be cleaned up.
+func TestSharedNodeIsReleased(t *testing.T) {
+	now := time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)
+	s := settingsOf(0)
+	optedOut := deletingNode("n", "u", now, s.NodeFinalizer)
+	optedOut.Annotations = map[string]string{CleanupAnnotation(worldDriver): disabled}
+	off := s
+	off.NodeCleanup = ModeOff
+	for name, tc := range map[string]struct {
+		settings   Settings
+		node       *corev1.Node
+		keyProblem string
+		want       hostAction
+		next       time.Time
+	}{
+		"within_the_timeout": {settings: s, node: deletingNode("n", "u", now, s.NodeFinalizer), want: hostNothing,
+			next: now.Add(s.NodeFinalizerTimeout)},
+		"at_the_timeout":               {settings: s, node: deletingNode("n", "u", now.Add(-s.NodeFinalizerTimeout), s.NodeFinalizer), want: hostRelease},
+		"the_topology_key_is_unknown":  {settings: s, node: deletingNode("n", "u", now, s.NodeFinalizer), keyProblem: "zones", want: hostRelease},
+		"the_mode_is_off":              {settings: off, node: deletingNode("n", "u", now, s.NodeFinalizer), want: hostRelease},
+		"an_opt_out_is_recorded_first": {settings: s, node: optedOut, keyProblem: "zones", want: hostNothing, next: now.Add(s.NodeFinalizerTimeout)},
+		"without_our_finalizer":        {settings: s, node: deletingNode("n", "u", now.Add(-time.Hour), "other"), want: hostNothing},
+	} {
+		for _, state := range []presence{present, unclear} {
+			t.Run(name+"/"+string(state), func(t *testing.T) {
+				other := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "o", Finalizers: []string{s.NodeFinalizer}}}
+				h := host{value: "n", state: state, nodes: []*corev1.Node{other, tc.node}}
+				st := newPolicy(tc.settings, worldDriver).decideHost(h, cluster{now: now, keyProblem: tc.keyProblem}, false)
+				if st.action != tc.want || !st.next.Equal(tc.next) {
+					t.Errorf("decided to %s, next %v, want %s, next %v", st.action, st.next, tc.want, tc.next)
+				}
+			})
+		}
+	}
+}
