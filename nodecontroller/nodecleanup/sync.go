@@ -188,7 +188,11 @@ func (t *term) writeRecord(ctx context.Context, h host) (again bool, next time.T
 	if !wanted {
 		return true, time.Time{}, nil
 	}
+	current := false
 	err = t.records.change(ctx, func(s recordSet) {
+		if current = s.lost[h.value] == before; !current {
+			return // an approval, a hold or a look has changed it in between
+		}
 		if s.lost[h.value] = record; s.annotations[AnnotationLastLook] == "" {
 			s.annotations[AnnotationLastLook] = c.now.UTC().Format(time.RFC3339)
 		}
@@ -196,8 +200,8 @@ func (t *term) writeRecord(ctx context.Context, h host) (again bool, next time.T
 		t.hold(s, c)
 		s.approve(c.now)
 	})
-	if err != nil {
-		return false, time.Time{}, err
+	if err != nil || !current {
+		return err == nil, time.Time{}, err
 	}
 	if !record.Since.IsZero() && !before.Since.Equal(record.Since) {
 		h.record, _ = t.records.get(h.value)
