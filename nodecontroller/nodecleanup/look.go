@@ -311,7 +311,8 @@ func (t *observer) verdict(ctx context.Context) verdict {
 		r, _ := t.records.get(host)
 		held = held || r.Held != ""
 		m, gathered := t.recall(host)
-		if !gathered { // its events have not been processed yet
+		last, _ := t.c.index.lastSeen(host)
+		if !gathered || m.pending && !m.planned && last.cordoned && last.uid != m.last { // its events have not been processed yet
 			_, err := t.gather(ctx, host)
 			if m, _ = t.recall(host); err != nil {
 				m.pending = true

@@ -16,9 +16,10 @@ type memory struct {
 	notBefore map[types.UID]time.Time
 	missing   bool
 	pending   bool
-	planned   bool // its removal was planned, see [LostNode.Planned]
-	resources bool // custom resources of its Node were found
-	forbidden bool // a permission is missing
+	planned   bool      // its removal was planned, see [LostNode.Planned]
+	last      types.UID // of the deleted Node that planned is for; empty: its deletion had not been observed
+	resources bool      // custom resources of its Node were found
+	forbidden bool      // a permission is missing
 	state     state
 }
 
@@ -68,7 +69,8 @@ func (r *memories) rememberHost(h host) {
 		m.steps, m.missing = make(map[string]step, len(h.volumes)), h.state == missing
 		record, _ := r.policy.recordOf(h, cluster{now: now})
 		m.forbidden = false
-		m.pending, m.planned = h.state != present && r.policy.pending(h, now), record.Planned
+		m.pending, m.last = h.state != present && r.policy.pending(h, now), h.last.uid
+		m.planned = record.Planned || h.state == unclear && !h.recorded && h.last.cordoned && h.drained // its CSINode is left
 		for _, v := range h.volumes {
 			if v.hosts[0].value == h.value { // a volume of several hosts counts once
 				m.steps[v.pv.Name] = r.policy.nextStep(v, now)

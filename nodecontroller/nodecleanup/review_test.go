@@ -161,3 +161,23 @@ func TestSharedNodeIsReleased(t *testing.T) {
 		}
 	}
 }
+
+// TestPlannedWithACSINodeLeft: a drained Node counts as planned before its CSINode is deleted as well.
+func TestPlannedWithACSINodeLeft(t *testing.T) {
+	for name, tc := range map[string]struct {
+		h    host
+		want bool
+	}{
+		"drained":           {host{state: unclear, drained: true, last: lastSeen{name: "n", uid: "u", cordoned: true}}, true},
+		"in_use":            {host{state: unclear, last: lastSeen{name: "n", uid: "u", cordoned: true}}, false},
+		"not_cordoned":      {host{state: unclear, drained: true, last: lastSeen{name: "n", uid: "u"}}, false},
+		"a_loss_that_ended": {host{state: unclear, recorded: true, drained: true, last: lastSeen{name: "n", uid: "u", cordoned: true}}, false},
+		"missing":           {host{state: missing, drained: true, last: lastSeen{name: "n", uid: "u", cordoned: true}}, true},
+	} {
+		r := &memories{policy: newPolicy(settingsOf(0), worldDriver), hosts: map[string]*memory{}}
+		r.rememberHost(tc.h)
+		if m, _ := r.recall(tc.h.value); m.planned != tc.want {
+			t.Errorf("%s: planned is %v, want %v", name, m.planned, tc.want)
+		}
+	}
+}

@@ -175,6 +175,9 @@ func (t *term) drained(h host) bool {
 
 // writeRecord writes the record of a host whose state the API server confirms.
 func (t *term) writeRecord(ctx context.Context, h host) (again bool, next time.Time, err error) {
+	if h.state == missing && t.c.index.stays(h.value) { // the record needs the last state of the Node
+		return false, time.Now().Add(stale), nil
+	}
 	seen, err := t.cleaner.gather.host(ctx, h.value)
 	if err != nil {
 		return false, time.Time{}, err
