@@ -303,31 +303,6 @@ func (t *observer) cluster(ctx context.Context, sanity bool) (cluster, error) {
 	return c, err
 }
 
-// verdict evaluates the breaker.
-func (t *observer) verdict(ctx context.Context) verdict {
-	now, held := time.Now(), false
-	var lost []string
-	for _, host := range t.lost() {
-		r, _ := t.records.get(host)
-		held = held || r.Held != ""
-		m, gathered := t.recall(host)
-		last, _ := t.c.index.lastSeen(host)
-		if !gathered || m.pending && !m.planned && last.cordoned && last.uid != m.last { // its events have not been processed yet
-			_, err := t.gather(ctx, host)
-			if m, _ = t.recall(host); err != nil {
-				m.pending = true
-			}
-		}
-		if !r.Planned && !m.planned && (m.pending || now.Before(r.Acted.Add(t.policy.NodeCleanupWindow))) {
-			lost = append(lost, host)
-		}
-	}
-	drivers, _ := t.c.index.driverHosts()
-	v := breaker{t.policy.NodeCleanupMinNodes, t.policy.NodeCleanupMaxFraction}.evaluate(lost, drivers, held)
-	v.open = v.open && t.policy.Deletes()
-	return v
-}
-
 // announce reports once that the breaker has opened, and once that it has closed.
 func (t *observer) announce(ctx context.Context, open bool) {
 	if t.policy.NodeCleanup == ModeOff || t.tripped.Load() == open || !t.tripped.CompareAndSwap(!open, open) {
