@@ -84,7 +84,8 @@ func scenario(t *testing.T, change func(f *fixture)) *fixture {
 	s.NodeCleanup, s.NodeCleanupScope, s.NodeMissingGrace, s.PVReleaseGrace = ModeClaims, ScopeAll, shortGrace, shortGrace
 	s.PVRemovableFinalizers = []string{provisionerFinalizer, kube.AttacherFinalizerPrefix + strings.ReplaceAll(f.driver, ".", "-")}
 	s.UnregisteredGrace, s.LookInterval = shortGrace, lookInterval
-	f.cfg = Config{Settings: s, Workers: 4, Timeout: 15 * time.Second, RetryIntervalStart: 100 * time.Millisecond, RetryIntervalMax: time.Second}
+	f.cfg = Config{Settings: s, Workers: 4, Timeout: 15 * time.Second, RetryIntervalStart: 100 * time.Millisecond,
+		RetryIntervalMax: time.Second}
 	if change != nil {
 		change(f)
 	}
@@ -269,7 +270,8 @@ func (f *fixture) observedNodes() {
 	f.must(err)
 	for _, n := range nodes.Items {
 		if strings.HasPrefix(n.Name, f.ns+"-") {
-			cached(f, f.informers.FullNodes(), n.Name, func(is *corev1.Node, ok bool) bool { return ok && is.ResourceVersion == n.ResourceVersion })
+			cached(f, f.informers.FullNodes(), n.Name,
+				func(is *corev1.Node, ok bool) bool { return ok && is.ResourceVersion == n.ResourceVersion })
 			cached(f, f.informers.CSINodes(), n.Name, func(_ *storagev1.CSINode, _ bool) bool { return true })
 		}
 	}

@@ -100,7 +100,8 @@ func (f *fixture) label(node, value string) {
 // unready sets the Ready condition of a node to Unknown.
 func (f *fixture) unready(name string) {
 	f.Helper()
-	f.patchNode(name, `{"status":{"conditions":[{"type":"Ready","status":"Unknown","lastTransitionTime":"2020-01-01T00:00:00Z"}]}}`, "status")
+	f.patchNode(name, `{"status":{"conditions":[{"type":"Ready","status":"Unknown","lastTransitionTime":"2020-01-01T00:00:00Z"}]}}`,
+		"status")
 }
 
 // registered has the kubelet report the driver with an ID on a node; "" removes the driver.
@@ -110,7 +111,8 @@ func (f *fixture) registered(node, id string) {
 	if id != "" {
 		drivers = fmt.Sprintf(`[{"name":%q,"nodeID":%q,"topologyKeys":[%q]}]`, f.driver, f.name(id), f.key)
 	}
-	_, err := f.client.StorageV1().CSINodes().Patch(f.Context(), f.name(node), types.MergePatchType, []byte(`{"spec":{"drivers":`+drivers+`}}`),
+	_, err := f.client.StorageV1().CSINodes().Patch(f.Context(), f.name(node), types.MergePatchType,
+		[]byte(`{"spec":{"drivers":`+drivers+`}}`),
 		metav1.PatchOptions{})
 	f.must(err)
 }
@@ -292,7 +294,8 @@ func (f *fixture) pod(name, claim, node string) *corev1.Pod {
 func (f *fixture) podWith(name, node string, source corev1.VolumeSource) *corev1.Pod {
 	f.Helper()
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.PodSpec{
-		NodeName: node, Containers: []corev1.Container{{Name: "c", Image: "i"}}, Volumes: []corev1.Volume{{Name: "v", VolumeSource: source}},
+		NodeName: node, Containers: []corev1.Container{{Name: "c", Image: "i"}},
+		Volumes: []corev1.Volume{{Name: "v", VolumeSource: source}},
 	}}
 	pod, err := f.client.CoreV1().Pods(f.ns).Create(f.Context(), pod, metav1.CreateOptions{})
 	f.must(err)
@@ -304,7 +307,8 @@ func (f *fixture) podWith(name, node string, source corev1.VolumeSource) *corev1
 
 func (f *fixture) podPhase(name string, phase corev1.PodPhase) *corev1.Pod {
 	f.Helper()
-	pod, err := f.client.CoreV1().Pods(f.ns).Patch(f.Context(), name, types.MergePatchType, fmt.Appendf(nil, `{"status":{"phase":%q}}`, phase),
+	pod, err := f.client.CoreV1().Pods(f.ns).Patch(f.Context(), name, types.MergePatchType,
+		fmt.Appendf(nil, `{"status":{"phase":%q}}`, phase),
 		metav1.PatchOptions{}, "status")
 	f.must(err)
 	return pod

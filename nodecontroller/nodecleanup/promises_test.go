@@ -12,6 +12,13 @@ import (
 // tolerance is for times that the API rounds to seconds.
 const tolerance = time.Second
 
+// situations are what the histories must reach, so that the promises are tested.
+var situations = []string{
+	"claim deleted", "volume deleted", "deleted by the finalizer path", "deleted after an approval", "deleted after the grace",
+	"held", "hold ended by an approval", "hold ended by a return", "opted out", "changed before the deletion", "deposed",
+	"records deleted",
+}
+
 func (r *run) truth(host string) *truth {
 	h := r.hosts[host]
 	if h == nil {
@@ -30,6 +37,7 @@ func (r *run) deletesClaim(claim *corev1.PersistentVolumeClaim) {
 	case pv.Spec.PersistentVolumeReclaimPolicy != corev1.PersistentVolumeReclaimDelete:
 		r.fail("claim %s of a volume that is to be retained was deleted", claim.Name)
 	default:
+		r.seen["claim deleted"]++
 		r.checkDeletion("claim "+claim.Name, pv, claim)
 	}
 }
@@ -47,6 +55,7 @@ func (r *run) deletesVolume(pv *corev1.PersistentVolume) {
 	case time.Since(pv.Status.LastPhaseTransitionTime.Time) < r.settings.PVReleaseGrace-tolerance:
 		r.fail("volume %s was deleted %v after its release", pv.Name, time.Since(pv.Status.LastPhaseTransitionTime.Time))
 	default:
+		r.seen["volume deleted"]++
 		r.checkDeletion("volume "+pv.Name, pv, nil)
 	}
 }
@@ -96,10 +105,11 @@ func (r *run) checkHost(what, host string) {
 	if n := r.w.nodes[stored.Node]; n != nil && n.DeletionTimestamp == nil {
 		r.fail("%s was deleted although Node %s of the record exists", what, n.Name)
 	}
-	approved := !stored.Approved.IsZero() && !h.approved.IsZero() && !r.acting.known[host].After(h.approved)
+	approved := !stored.Approved.IsZero() && !h.approved.IsZero() && !r.acting.alive[host].After(h.approved)
 	nodes := r.w.nodesOf(host)
 	switch {
 	case len(nodes) > 0:
+		r.seen["deleted by the finalizer path"]++
 		for _, n := range nodes {
 			if n.DeletionTimestamp == nil || !slices.Contains(n.Finalizers, r.settings.NodeFinalizer) {
 				r.fail("%s was deleted although Node %s exists", what, n.Name)
@@ -112,6 +122,7 @@ func (r *run) checkHost(what, host string) {
 	case r.w.csiNodes[host] != nil:
 		r.fail("%s was deleted although CSINode %s exists", what, host)
 	case !approved:
+		r.seen["deleted after the grace"]++
 		for reason, since := range map[string]time.Time{
 			"its Node was known to exist": r.acting.known[host], "the record": stored.Since, "a time without a look": r.blind,
 		} {
@@ -128,7 +139,12 @@ func (r *run) checkHost(what, host string) {
 			r.fail("%s was deleted in another cluster", what)
 		}
 	}
-	if stored.Approved.IsZero() && !stored.Planned {
+	switch {
+	case approved:
+		r.seen["deleted after an approval"]++
+	case stored.Planned:
+		r.seen["planned"]++
+	default:
 		h.acted = now
 	}
 }
@@ -170,7 +186,7 @@ func (r *run) releases(node *corev1.Node) {
 	}
 	stored, recorded := r.stored[host]
 	timeout := time.Since(node.DeletionTimestamp.Time) >= r.settings.NodeFinalizerTimeout
-	if (!recorded || stored.UID != node.UID) && !timeout {
+	if (!recorded || stored.UID != "" && stored.UID != node.UID) && !timeout {
 		r.fail("Node %s (%s) was released without a record: %+v", node.Name, node.UID, stored)
 	}
 }
@@ -197,23 +213,32 @@ func (r *run) stores(cm *corev1.ConfigMap) {
 // checkRecord checks the change of one record.
 func (r *run) checkRecord(host string, before, after LostNode) {
 	h, now := r.truth(host), time.Now()
-	if after.UID != before.UID && r.removedAfter(after.UID, before.Since) { // another loss
+	if before.UID != "" && after.UID != before.UID && r.removedAfter(after.UID, before.Since) { // another loss
 		*h = truth{approvals: h.approvals, acted: h.acted}
 	}
-	if !after.Approved.IsZero() && !after.Approved.Equal(before.Approved) {
+	if !after.Approved.IsZero() && !after.Approved.Equal(before.Approved) && !after.Approved.Equal(h.stored) {
 		if h.approvals == 0 {
 			r.fail("the clean-up of %s was approved without an administrator", host)
 		}
-		h.approvals, h.approved, h.held = 0, now, false
+		if h.held {
+			r.seen["hold ended by an approval"]++
+		}
+		h.approvals, h.approved, h.stored, h.held = 0, now, after.Approved, false
+	}
+	if after.OptedOut {
+		r.seen["opted out"]++
 	}
 	if after.Held != "" {
+		r.seen["held"]++
 		h.held = true
 	} else if h.held && !after.Planned {
 		r.fail("the hold of %s was released: %+v, before %+v", host, after, before)
 	}
-	if !after.Since.IsZero() && !after.Since.Equal(before.Since) && (now.Sub(after.Since) > tolerance || after.Since.After(now)) {
+	if set := !after.Since.IsZero() && !after.Since.Equal(before.Since) && !after.Since.Equal(h.since); set &&
+		(now.Sub(after.Since) > tolerance || after.Since.After(now)) {
 		r.fail("the clock of %s was set to %v, at %v", host, after.Since, now)
 	}
+	h.since = after.Since
 }
 
 // removedAfter reports whether a Node was removed from the API after a time.
@@ -235,6 +260,9 @@ func (r *run) checkEnd(host string) {
 	if h := r.truth(host); h.held && !exists && len(r.acting.c.index.volumesOf(host)) > 0 {
 		r.fail("the record of %s ended, which was held and does not exist: %+v", host, r.stored[host])
 	} else {
+		if h.held {
+			r.seen["hold ended by a return"]++
+		}
 		*h = truth{approvals: h.approvals, acted: h.acted}
 	}
 }

@@ -325,7 +325,8 @@ func TestNodecontrollerScenarioOrphans(t *testing.T) {
 			used, ephemeral, f.pod("contradiction", "a", f.name("m")), f.pod("left", "b", f.name("n")),
 			f.podWith("ephemeral", f.name("m"), corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{
 				VolumeClaimTemplate: &corev1.PersistentVolumeClaimTemplate{Spec: corev1.PersistentVolumeClaimSpec{
-					AccessModes: ephemeral.Spec.AccessModes, StorageClassName: ephemeral.Spec.StorageClassName, Resources: ephemeral.Spec.Resources,
+					AccessModes: ephemeral.Spec.AccessModes, StorageClassName: ephemeral.Spec.StorageClassName,
+					Resources: ephemeral.Spec.Resources,
 				}},
 			}}),
 		}
@@ -467,8 +468,9 @@ func (f *fixture) grant(name, user string, rules []rbacv1.PolicyRule) {
 		metav1.CreateOptions{})
 	f.must(err)
 	_, err = rbac.ClusterRoleBindings().Create(f.Context(), &rbacv1.ClusterRoleBinding{
-		ObjectMeta: metav1.ObjectMeta{Name: name}, RoleRef: rbacv1.RoleRef{APIGroup: "rbac.authorization.k8s.io", Kind: "ClusterRole", Name: name},
-		Subjects: []rbacv1.Subject{{Kind: "User", APIGroup: "rbac.authorization.k8s.io", Name: user}},
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		RoleRef:    rbacv1.RoleRef{APIGroup: "rbac.authorization.k8s.io", Kind: "ClusterRole", Name: name},
+		Subjects:   []rbacv1.Subject{{Kind: "User", APIGroup: "rbac.authorization.k8s.io", Name: user}},
 	}, metav1.CreateOptions{})
 	f.must(err)
 }

@@ -74,7 +74,8 @@ type watcher interface {
 func (w *world) meta(name string) metav1.ObjectMeta {
 	w.version++
 	return metav1.ObjectMeta{
-		Name: name, UID: types.UID(fmt.Sprint(name, "-", w.version)), ResourceVersion: fmt.Sprint(w.version), CreationTimestamp: metav1.Now(),
+		Name: name, UID: types.UID(fmt.Sprint(name, "-", w.version)), ResourceVersion: fmt.Sprint(w.version),
+		CreationTimestamp: metav1.Now(),
 	}
 }
 

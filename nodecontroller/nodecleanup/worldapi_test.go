@@ -121,7 +121,8 @@ func (a nodesAPI) List(_ context.Context, o metav1.ListOptions) (*corev1.NodeLis
 	return list, nil
 }
 
-func (a nodesAPI) Patch(_ context.Context, name string, _ types.PatchType, data []byte, _ metav1.PatchOptions, _ ...string) (*corev1.Node, error) {
+func (a nodesAPI) Patch(_ context.Context, name string, _ types.PatchType, data []byte, _ metav1.PatchOptions, _ ...string) (*corev1.Node,
+	error) {
 	n, err := get(a.w.nodes, name)
 	if err != nil {
 		return nil, err
@@ -180,7 +181,8 @@ func (a volumesAPI) Delete(_ context.Context, name string, o metav1.DeleteOption
 	return nil
 }
 
-func (a volumesAPI) Patch(_ context.Context, name string, _ types.PatchType, data []byte, _ metav1.PatchOptions, _ ...string) (*corev1.PersistentVolume, error) {
+func (a volumesAPI) Patch(_ context.Context, name string, _ types.PatchType, data []byte, _ metav1.PatchOptions,
+	_ ...string) (*corev1.PersistentVolume, error) {
 	a.w.request("patch volume")
 	pv, err := get(a.w.volumes, name)
 	if err != nil {
