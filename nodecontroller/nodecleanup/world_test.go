@@ -208,11 +208,6 @@ func (w *world) editClaim(name string, edit func(c *corev1.PersistentVolumeClaim
 	}
 }
 
-// mayExist reports whether the API has any object that a host may be.
-func (w *world) mayExist(host string) bool {
-	return w.nodes[host] != nil || w.csiNodes[host] != nil || len(w.nodesOf(host)) > 0
-}
-
 // nodesOf returns the Nodes with the label value of a host, or its name.
 func (w *world) nodesOf(host string) (nodes []*corev1.Node) {
 	for _, n := range w.nodes {
