@@ -76,8 +76,8 @@ func (h history) String() string {
 }
 
 func describe(s Settings) string {
-	return fmt.Sprintf("mode %s, scope %s, min %d, fraction %v, finalizer %s", s.NodeCleanup, s.NodeCleanupScope, s.NodeCleanupMinNodes,
-		s.NodeCleanupMaxFraction, s.NodeFinalizerMode)
+	return fmt.Sprintf("mode %s, scope %s, min %d, fraction %v, grace %v", s.NodeCleanup, s.NodeCleanupScope, s.NodeCleanupMinNodes,
+		s.NodeCleanupMaxFraction, s.NodeMissingGrace)
 }
 
 // settingsOf returns the settings of a setup.
@@ -98,8 +98,11 @@ func settingsOf(setup uint8) Settings {
 	if setup&8 != 0 && setup&16 != 0 {
 		s.NodeCleanupScope = ScopeOptIn
 	}
-	if setup&32 != 0 && setup&64 != 0 {
+	switch {
+	case setup&32 != 0 && setup&64 != 0 && setup&16 != 0:
 		s.NodeCleanup = ModeReport
+	case setup&32 != 0: // shorter than the window of the breaker
+		s.NodeMissingGrace, s.NodeDeleteGrace = 3*time.Minute, 0
 	}
 	return s
 }
@@ -177,6 +180,7 @@ type run struct {
 	holder   string              // of the records
 	looked   time.Time           // last look of a leader
 	blind    time.Time           // first look after a time in which no leader looked
+	edited   string              // record that an administrator changed during the operation
 	failure  error
 }
 
@@ -229,7 +233,12 @@ func (a *actors) execute(h history) error {
 	for _, o := range h.ops {
 		time.Sleep(1100 * time.Millisecond) // virtual; records have whole seconds
 		r.apply(o)
-		if r.failure != nil {
+		if r.edited != "" && r.w.stored != nil { // a deletion that follows from an earlier read ignores it
+			for _, n := range ParseLostNodes(r.w.stored) {
+				r.stored[n.Value] = n
+			}
+		}
+		if r.edited = ""; r.failure != nil {
 			return r.failure
 		}
 	}
@@ -452,7 +461,12 @@ func (r *run) apply(o operation) {
 	case opDeposed:
 		if r.deposed != nil {
 			r.seen["deposed"]++
-			r.sync(r.deposed, host)
+			r.replicaOf(r.deposed).catchUp(w)
+			for i := range worldHosts {
+				if i == int(o.host) || v&64 != 0 {
+					r.sync(r.deposed, hostName(i))
+				}
+			}
 		}
 	case opRecords:
 		r.changeRecords(host, v)
@@ -617,10 +631,7 @@ func (r *run) changeRecords(host string, v int) {
 	case 3:
 		return
 	}
-	r.w.stored = cm
-	for _, n := range ParseLostNodes(cm) {
-		r.stored[n.Value] = n
-	}
+	r.w.stored, r.edited = cm, host
 	r.hosts[host].held = false
 }
 
