@@ -89,19 +89,17 @@ func (p Policy) decideDeleting(h host, c cluster, cleaned bool) hostStep {
 }
 
 // decideShared is for a host that may have another Node than those that are being deleted. Nothing of it is
-// cleaned up, but our finalizer holds none of its Nodes for longer than the timeout.
+// cleaned up and it has no record, so our finalizer holds its Nodes until the timeout, and no longer.
 func (p Policy) decideShared(h host, c cluster) hostStep {
 	end, ours := p.end(h)
 	if !ours {
 		return hostStep{action: hostNothing}
 	}
-	optedOut := slices.ContainsFunc(p.waiting(h), func(n *corev1.Node) bool { return n.Annotations[p.annotation] == disabled })
-	h.record.OptedOut = false // it is for another Node
-	switch why := p.idle(h, c); {
+	switch {
+	case p.SkipNodeFinalize || p.NodeCleanup == ModeOff:
+		return hostStep{action: hostRelease, reason: reasonSkipped, message: "The claims of the node are kept: " + p.idle(h, c)}
 	case !c.now.Before(end):
 		return p.timedOut()
-	case why != "" && !optedOut: // the host of an opted-out Node records that first
-		return hostStep{action: hostRelease, reason: reasonSkipped, message: "The claims of the node are kept: " + why}
 	}
 	return hostStep{action: hostNothing, next: end}
 }

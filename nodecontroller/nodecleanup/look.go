@@ -123,10 +123,10 @@ func (t *observer) keep(ctx context.Context, first bool) error {
 	var problems []string
 	err := t.records.change(ctx, func(s recordSet) {
 		now := time.Now()
-		problems = s.approve(now)
 		if t.annotate(s); due {
 			t.lookedAt(s, last, now)
 		}
+		problems = s.approve(now) // after lookedAt, which ends earlier approvals
 	})
 	for _, p := range problems {
 		t.c.notify.seldom(t.live.csiDriver(ctx, t.policy.driver), reasonSkipped, p, p)
@@ -150,17 +150,14 @@ func (t *observer) lookedAt(s recordSet, last, now time.Time) {
 		if last.After(seen) && !last.After(now) {
 			seen = last
 		}
-		node, approved := t.listed.node(r.Node), r.Approved
+		node := t.listed.node(r.Node)
 		switch gap := now.Sub(seen) > t.policy.ClockGap; {
 		case r.Since.IsZero() && (!gap || node != nil && node.UID == r.UID):
 		case !r.Since.IsZero() && (t.listed.stays(value) || t.listed.stays(r.Node)):
 			r = r.interrupted()
 		case gap:
 			since := r.Since
-			if r = r.interrupted(); approved.Equal(now.Truncate(time.Second)) { // it was given after the gap
-				r.Approved = approved
-			}
-			if !since.IsZero() {
+			if r = r.interrupted(); !since.IsZero() {
 				r.Since = now.UTC().Truncate(time.Millisecond)
 			}
 		}

@@ -81,8 +81,6 @@ func TestLookAfterAGap(t *testing.T) {
 	}{
 		"looked_at":   {approved, now.Add(-time.Minute), nil, approved},
 		"after_a_gap": {approved, hours, nil, LostNode{Node: "n", UID: "u", Since: now, Held: HeldByBreaker}},
-		"approved_after_a_gap": {with(approved, func(r *LostNode) { r.Approved = now }), hours, nil,
-			LostNode{Node: "n", UID: "u", Since: now, Held: HeldByBreaker, Approved: now}},
 		"the_Node_exists": {approved, now.Add(-time.Minute), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", UID: "v"}},
 			LostNode{Node: "n", UID: "u", Held: HeldByBreaker}},
 		"still_being_deleted":           {leaving, hours, deletingNode("n", "u", hours, "f"), leaving},
@@ -143,11 +141,12 @@ func TestSharedNodeIsReleased(t *testing.T) {
 	}{
 		"within_the_timeout": {settings: s, node: deletingNode("n", "u", now, s.NodeFinalizer), want: hostNothing,
 			next: now.Add(s.NodeFinalizerTimeout)},
-		"at_the_timeout":               {settings: s, node: deletingNode("n", "u", now.Add(-s.NodeFinalizerTimeout), s.NodeFinalizer), want: hostRelease},
-		"the_topology_key_is_unknown":  {settings: s, node: deletingNode("n", "u", now, s.NodeFinalizer), keyProblem: "zones", want: hostRelease},
-		"the_mode_is_off":              {settings: off, node: deletingNode("n", "u", now, s.NodeFinalizer), want: hostRelease},
-		"an_opt_out_is_recorded_first": {settings: s, node: optedOut, keyProblem: "zones", want: hostNothing, next: now.Add(s.NodeFinalizerTimeout)},
-		"without_our_finalizer":        {settings: s, node: deletingNode("n", "u", now.Add(-time.Hour), "other"), want: hostNothing},
+		"at_the_timeout": {settings: s, node: deletingNode("n", "u", now.Add(-s.NodeFinalizerTimeout), s.NodeFinalizer), want: hostRelease},
+		"the_topology_key_is_unknown": {settings: s, node: deletingNode("n", "u", now, s.NodeFinalizer), keyProblem: "zones", want: hostNothing,
+			next: now.Add(s.NodeFinalizerTimeout)},
+		"the_mode_is_off":       {settings: off, node: deletingNode("n", "u", now, s.NodeFinalizer), want: hostRelease},
+		"an_opt_out":            {settings: s, node: optedOut, keyProblem: "zones", want: hostNothing, next: now.Add(s.NodeFinalizerTimeout)},
+		"without_our_finalizer": {settings: s, node: deletingNode("n", "u", now.Add(-time.Hour), "other"), want: hostNothing},
 	} {
 		for _, state := range []presence{present, unclear} {
 			t.Run(name+"/"+string(state), func(t *testing.T) {
