@@ -31,12 +31,14 @@ func TestCostOfWaiting(t *testing.T) {
 	const volumes, readLimit, writeLimit = 200, 50, 5
 	for name, hold := range map[string]bool{"in_the_grace": false, "held": true} {
 		t.Run(name, func(t *testing.T) {
+			writeLimit := writeLimit
 			f := scenario(t, func(f *fixture) { f.cfg.NodeMissingGrace, f.cfg.LookInterval = time.Hour, 2*time.Second })
 			for i := range volumes {
 				f.bound(fmt.Sprintf("c%d", i), "n")
 			}
 			if hold {
 				f.bound("other", "m")
+				writeLimit += 2 // for the record of another lost node
 			}
 			f.onlyWrites()
 			f.start()

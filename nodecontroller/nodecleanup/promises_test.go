@@ -163,6 +163,11 @@ func (r *run) anyReady() bool {
 	return false
 }
 
+// alive reports whether the API has a Node of a host that is not being deleted.
+func (r *run) alive(host string) bool {
+	return slices.ContainsFunc(r.w.nodesOf(host), func(n *corev1.Node) bool { return n.DeletionTimestamp == nil })
+}
+
 // checkBreaker checks the number of hosts that were cleaned up within the window, whichever leader did.
 func (r *run) checkBreaker(what string) {
 	var acted []string
@@ -187,6 +192,9 @@ func (r *run) releases(node *corev1.Node) {
 	host := hostOf(node, worldKey)
 	if node.DeletionTimestamp == nil || len(r.acting.c.index.volumesOf(host)) == 0 {
 		return
+	}
+	if r.alive(host) {
+		return // another Node has the volumes
 	}
 	stored, recorded := r.stored[host]
 	timeout := time.Since(node.DeletionTimestamp.Time) >= r.settings.NodeFinalizerTimeout
@@ -242,6 +250,8 @@ func (r *run) checkRecord(host string, before, after LostNode) {
 	if after.Held != "" {
 		r.seen["held"]++
 		h.held = true
+	} else if h.held && r.alive(host) { // it has returned
+		h.held = false
 	} else if h.held && !after.Planned {
 		r.fail("the hold of %s was released: %+v, before %+v", host, after, before)
 	}
@@ -264,7 +274,7 @@ func (r *run) removedAfter(uid types.UID, at time.Time) bool {
 
 // checkEnd checks the end of a record.
 func (r *run) checkEnd(host string) {
-	exists := slices.ContainsFunc(r.w.nodesOf(host), func(n *corev1.Node) bool { return n.DeletionTimestamp == nil })
+	exists := r.alive(host)
 	if n := r.w.nodes[r.stored[host].Node]; n != nil && n.DeletionTimestamp == nil {
 		exists = true
 	}

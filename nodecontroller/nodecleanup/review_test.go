@@ -69,10 +69,6 @@ func TestLookAfterAGap(t *testing.T) {
 	hours := now.Add(-3 * time.Hour)
 	approved := LostNode{Node: "n", UID: "u", Since: hours, Approved: hours, Planned: true, Cordoned: true, Held: HeldByBreaker}
 	leaving := LostNode{Node: "n", UID: "u", Approved: hours, Planned: true, Cordoned: true}
-	with := func(r LostNode, edit func(*LostNode)) LostNode {
-		edit(&r)
-		return r
-	}
 	for name, tc := range map[string]struct {
 		record LostNode
 		last   time.Time
