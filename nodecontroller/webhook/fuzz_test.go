@@ -12,16 +12,12 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
 	admissionv1 "k8s.io/api/admission/v1"
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/utils/ptr"
 )
 
-// assumed returns a source in which all claims of pod count, but for some names.
-func assumed(pod *rawPod) *facts {
-	from := &facts{
-		claims:  map[string]*corev1.PersistentVolumeClaim{},
-		devices: map[string]string{"ours": "dc1", "second": "dc2", "bad": "a/b"}, standard: ptr.To("ours"),
-	}
+// assumed is facts under which all claims of pod count, but for some names.
+func assumed(pod *rawPod) podFacts {
+	facts := podFacts{claims: map[string]claimFact{}, classes: classes{device: map[string]string{"ours": "dc1", "second": "dc2", "bad": "a/b"}, others: map[string]bool{"theirs": true}, standard: ptr.To("ours")}}
 	for _, name := range pod.claimNames() {
 		class := "ours"
 		switch name[0] {
@@ -30,14 +26,13 @@ func assumed(pod *rawPod) *facts {
 		case 'c':
 			class = "theirs"
 		}
-		from.claims[name] = pvc(&class, "1Gi")
+		facts.claims[name] = fact(&class, "1Gi", live)
 	}
-	return from
+	return facts
 }
 
 var seeds = []string{
-	`{}`, `null`, `[]`, `1`,
-	`{"metadata":null,"spec":{"containers":[{"resources":null}],"volumes":[{"persistentVolumeClaim":{"claimName":"a"}}]}}`,
+	`{}`, `null`, `[]`, `1`, `{"metadata":null,"spec":{"containers":[{"resources":null}],"volumes":[{"persistentVolumeClaim":{"claimName":"a"}}]}}`,
 	rawPodWith([]string{"a", "b", "c", "a"}, `{}`, `{"storageClassName":"second","resources":{"requests":{"storage":"3Ki"}}}`),
 	`{"metadata":{"annotations":{"capacity.topolvm.io/dc1":"1","capacity.topolvm.io/x~y/z":"2","q":""},"n":[1]},"spec":{"containers":[{"resources":{"limits":{"topolvm.io/capacity":"2","x":1},"requests":{}}},{}],"volumes":[{"persistentVolumeClaim":{"claimName":"a"}}],"x":{"y":1e400}},"status":null}`,
 	`{"spec":{"containers":[{"resources":{"requests":{"topolvm.io/capacity":"1"}}}],"volumes":[{"ephemeral":{"volumeClaimTemplate":{"spec":{"storageClassName":"ours","resources":{"requests":{"storage":1e3}}}}}}]}}`,
@@ -48,15 +43,17 @@ var seeds = []string{
 // what it is for, and leaves nothing to change.
 func FuzzPatch(f *testing.F) {
 	for _, s := range seeds {
-		f.Add([]byte(s))
+		f.Add([]byte(s), true)
+		f.Add([]byte(s), false)
 	}
-	f.Fuzz(func(t *testing.T, raw []byte) {
+	f.Fuzz(func(t *testing.T, raw []byte, strip bool) {
 		cfg := testConfig("d")
+		cfg.StripForeignCapacity = strip
 		pod := &rawPod{}
 		if decode(raw, pod) != nil {
 			return
 		}
-		v, err := decide(cfg, pod, assumed(pod))
+		v, err := cfg.decidePod(pod, assumed(pod))
 		if err != nil || len(v.patch) == 0 {
 			return
 		}
@@ -72,14 +69,14 @@ func FuzzPatch(f *testing.F) {
 		if err := unmarshal(out, &after); err != nil {
 			t.Fatal(err)
 		}
-		if diff := cmp.Diff(others(before), others(after)); diff != "" {
+		if diff := cmp.Diff(others(before, strip), others(after, strip)); diff != "" {
 			t.Errorf("%s\nchanges %s\nby %s", patch, raw, diff)
 		}
 		again := &rawPod{}
 		if err := decode(out, again); err != nil {
 			t.Fatal(err)
 		}
-		if v, err := decide(cfg, again, assumed(again)); err != nil || len(v.patch) > 0 {
+		if v, err := cfg.decidePod(again, assumed(again)); err != nil || len(v.patch) > 0 {
 			t.Errorf("%s\nis changed again: %v %v", out, v, err)
 		}
 	})
@@ -91,8 +88,8 @@ func unmarshal(data []byte, v any) error {
 	return d.Decode(v)
 }
 
-// others returns object without what the patch is for.
-func others(object any) any {
+// others is object without what the patch is for.
+func others(object any, strip bool) any {
 	at := func(parent any, key string) map[string]any {
 		m, _ := parent.(map[string]any)
 		child, _ := m[key].(map[string]any)
@@ -105,7 +102,7 @@ func others(object any) any {
 	}
 	annotations := at(at(object, "metadata"), "annotations")
 	for k := range annotations {
-		if k == "capacity.topolvm.io/dc1" || k == "capacity.topolvm.io/dc2" {
+		if k == "capacity.topolvm.io/dc1" || k == "capacity.topolvm.io/dc2" || strip && strings.HasPrefix(k, "capacity.topolvm.io/") {
 			delete(annotations, k)
 		}
 	}
@@ -125,14 +122,15 @@ func others(object any) any {
 
 // FuzzReview: whatever is sent, the answer is a refusal or an AdmissionReview that allows.
 func FuzzReview(f *testing.F) {
-	s := &Server{cfg: testConfig("d"), metrics: newMetrics(prometheus.NewRegistry())}
+	s := &Server{cfg: testConfig("d"), keeper: &keeper{}}
+	s.metrics = newMetrics(prometheus.NewRegistry(), s.keeper.left)
 	s.mutations = map[string]mutation{
 		"/pod/mutate": {"pods", func(_ context.Context, r *request) (verdict, error) {
 			pod := &rawPod{}
 			if err := decode(r.Object, pod); err != nil {
 				return verdict{}, badRequest("%w", err)
 			}
-			v, err := decide(s.cfg, pod, assumed(pod))
+			v, err := s.cfg.decidePod(pod, assumed(pod))
 			if err != nil {
 				err = badRequest("%w", err)
 			}
@@ -143,7 +141,7 @@ func FuzzReview(f *testing.F) {
 			if err := decode(r.Object, claim); err != nil {
 				return verdict{}, badRequest("%w", err)
 			}
-			return verdict{patch: finalizerPatch(claim.Metadata, "x/y")}, nil
+			return s.cfg.decideClaim(claim, "d"), nil
 		}},
 	}
 	for _, seed := range seeds {

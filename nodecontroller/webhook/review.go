@@ -19,13 +19,14 @@ import (
 
 const (
 	maxBody = 8 << 20 // bytes; the API server takes objects of 3 MiB at most
-	// maxTime bounds a response. If the timeout of the API server is shorter, the response is sent
-	// responseTime before it.
-	maxTime      = 10 * time.Second
-	responseTime = 500 * time.Millisecond
+	// maxTime bounds an answer; where the API server gives up earlier, the answer is
+	// answerTime earlier than that.
+	maxTime    = 10 * time.Second
+	answerTime = 500 * time.Millisecond
 )
 
-// review holds the fields of an AdmissionReview that are read. The response depends on nothing else.
+// review is what is read of an AdmissionReview. Everything else, such as who asks, is
+// nothing that an answer depends on.
 type review struct {
 	APIVersion string   `json:"apiVersion"`
 	Kind       string   `json:"kind"`
@@ -41,21 +42,21 @@ type request struct {
 	Object      json.RawMessage             `json:"object"`
 }
 
-// mutation handles the creation of objects of a resource.
+// mutation is what is served under a path: what becomes of new objects of a resource.
 type mutation struct {
 	resource string
 	decide   func(context.Context, *request) (verdict, error)
 }
 
-// applies reports whether r creates an object of m. Other requests are allowed: a configuration that
-// sends too much must block nothing.
+// applies tells whether r is what m is for. A configuration that sends more than it
+// should must not stand in the way of it.
 func (m mutation) applies(r *request) bool {
 	return r.Operation == string(admissionv1.Create) && r.SubResource == "" &&
 		r.Resource.Group == "" && r.Resource.Version == "v1" && r.Resource.Resource == m.resource
 }
 
-// refusal is an error with its HTTP status; other errors have status 500. The failurePolicy decides
-// whether the object is created.
+// refusal is an error with the HTTP status that it is answered with; others are 500.
+// The failure policy of the administrator decides what that means for the object.
 type refusal struct {
 	code int
 	error
@@ -71,15 +72,13 @@ func badRequest(format string, args ...any) error {
 	return refuse(http.StatusBadRequest, format, args...)
 }
 
-// recoverAs recovers from a panic and stores it in err. It is deferred.
-func recoverAs(ctx context.Context, err *error) {
-	if p := recover(); p != nil {
-		klog.FromContext(ctx).Error(nil, "Recovered from a panic", "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
-		*err = fmt.Errorf("panic: %v", p)
-	}
+// panicked makes an error of a recovered panic.
+func panicked(ctx context.Context, p any) error {
+	klog.FromContext(ctx).Error(nil, "Recovered from a panic", "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
+	return fmt.Errorf("panic: %v", p)
 }
 
-// ServeHTTP serves one request.
+// ServeHTTP answers one request.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	begin := time.Now()
 	s.metrics.inFlight.Inc()
@@ -87,13 +86,13 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	path := r.URL.Path
 	m, known := s.mutations[path]
 	if !known {
-		path = "other" // clients must not create label values
+		path = "other" // a label must not grow with what people try
 	}
-	body, patched, err := s.respond(r, m, known)
+	body, patched, err := s.answer(r, m, known)
 	code := http.StatusOK
 	if err == nil {
 		w.Header().Set("Content-Type", "application/json")
-		_, _ = w.Write(body) // fails if the client closed the connection
+		_, _ = w.Write(body) // who does not listen any more has given up
 	} else {
 		code = http.StatusInternalServerError
 		if refused := (refusal{}); errors.As(err, &refused) {
@@ -104,22 +103,22 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 		http.Error(w, err.Error(), code)
 		log := klog.FromContext(r.Context())
-		if code < http.StatusInternalServerError { // any client can cause these
+		if code < http.StatusInternalServerError { // anybody may send nonsense, and often
 			log = log.V(1)
 		}
-		log.Info("Admission request rejected", "path", path, "code", code, "cause", err.Error())
+		log.Info("Refused an admission request", "path", path, "code", code, "cause", err.Error())
 	}
-	s.metrics.served(path, code, patched, time.Since(begin))
+	s.metrics.answered(path, code, patched, time.Since(begin))
 }
 
-// respond returns the body of the response to r, and whether it has a patch.
-func (s *Server) respond(r *http.Request, m mutation, known bool) (body []byte, patched bool, err error) {
+// answer is the body of the answer to r, and whether it has a patch.
+func (s *Server) answer(r *http.Request, m mutation, known bool) (body []byte, patched bool, err error) {
 	media, _, mediaErr := mime.ParseMediaType(r.Header.Get("Content-Type"))
 	switch {
 	case !known:
-		return nil, false, refuse(http.StatusNotFound, "this path is not served")
+		return nil, false, refuse(http.StatusNotFound, "nothing is served under this path")
 	case r.Method != http.MethodPost:
-		return nil, false, refuse(http.StatusMethodNotAllowed, "the method must be POST")
+		return nil, false, refuse(http.StatusMethodNotAllowed, "only POST is answered here")
 	case mediaErr != nil || media != "application/json":
 		return nil, false, refuse(http.StatusUnsupportedMediaType, "the content type must be application/json")
 	}
@@ -127,27 +126,32 @@ func (s *Server) respond(r *http.Request, m mutation, known bool) (body []byte, 
 	if err != nil {
 		return nil, false, err
 	}
-	review, err := parseReview(data)
+	asked, err := parseReview(data)
 	if err != nil {
 		return nil, false, err
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), deadline(r.URL.Query().Get("timeout")))
 	defer cancel()
-	log := klog.FromContext(ctx).WithValues("path", r.URL.Path, "uid", review.Request.UID, "namespace", review.Request.Namespace)
-	v, err := m.handle(klog.NewContext(ctx, log), review.Request)
+	log := klog.FromContext(ctx).WithValues("path", r.URL.Path, "uid", asked.Request.UID, "namespace", asked.Request.Namespace)
+	v, err := decided(klog.NewContext(ctx, log), m, asked.Request)
 	if err != nil {
 		return nil, false, err
 	}
 	log.V(2).Info("Decided", "reason", v.reason, "operations", len(v.patch))
-	body, err = review.reply(v)
+	body, err = asked.reply(v)
 	return body, len(v.patch) > 0, err
 }
 
-// handle returns the verdict about r. A panic is an error of this request only.
-func (m mutation) handle(ctx context.Context, r *request) (v verdict, err error) {
-	defer recoverAs(ctx, &err)
+// decided is what m says about r. A panic on the way is an error: the next request may
+// have nothing to do with it.
+func decided(ctx context.Context, m mutation, r *request) (v verdict, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			v, err = verdict{}, panicked(ctx, p)
+		}
+	}()
 	if !m.applies(r) {
-		return verdict{reason: "NotApplicable"}, nil
+		return verdict{reason: "NotConcerned"}, nil
 	}
 	if r.Namespace == "" {
 		return verdict{}, badRequest("the request for a %s names no namespace", m.resource)
@@ -155,8 +159,8 @@ func (m mutation) handle(ctx context.Context, r *request) (v verdict, err error)
 	return m.decide(ctx, r)
 }
 
-// readBody reads the body. Up to a limit it also reads one that is too large, because many clients
-// read the response only after they have sent everything.
+// readBody is the whole body. One that is too large is read on for a while all the
+// same, as many clients look for an answer only after they have sent everything.
 func readBody(r *http.Request) ([]byte, error) {
 	data, err := io.ReadAll(io.LimitReader(r.Body, maxBody+1))
 	if err != nil {
@@ -169,7 +173,6 @@ func readBody(r *http.Request) ([]byte, error) {
 	return data, nil
 }
 
-// parseReview decodes an AdmissionReview with a request.
 func parseReview(data []byte) (*review, error) {
 	asked := &review{}
 	if err := decode(data, asked); err != nil {
@@ -187,15 +190,16 @@ func parseReview(data []byte) (*review, error) {
 	return asked, nil
 }
 
-// deadline returns how long a response may take if the API server waits for timeout, a duration or "".
+// deadline is how long an answer may take when the API server waits for timeout, which
+// is a duration or nothing.
 func deadline(timeout string) time.Duration {
-	if limit, err := time.ParseDuration(timeout); err == nil {
-		return min(limit-responseTime, maxTime)
+	if waits, err := time.ParseDuration(timeout); err == nil {
+		return min(waits-answerTime, maxTime)
 	}
 	return maxTime
 }
 
-// reply encodes the response with v, in the version of the request.
+// reply is the answer to asked, in its own version.
 func (asked *review) reply(v verdict) ([]byte, error) {
 	patch, err := encode(v.patch)
 	if err != nil {
@@ -211,7 +215,7 @@ func (asked *review) reply(v verdict) ([]byte, error) {
 	}
 	data, err := json.Marshal(answer)
 	if err != nil {
-		return nil, fmt.Errorf("encoding the response: %w", err)
+		return nil, fmt.Errorf("encoding the answer: %w", err)
 	}
 	return data, nil
 }

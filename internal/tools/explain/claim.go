@@ -23,8 +23,7 @@ func explainClaim(f *facts) Report {
 		explainBinding(e)
 		explainDriver(e)
 		explainAttachments(e)
-		explainExpansion(e)
-		explainModification(e)
+		explainResize(e)
 		explainClaimAttempts(e)
 	} else {
 		explainClass(e)
@@ -44,7 +43,7 @@ func explainClaim(f *facts) Report {
 // explainClaimAttempts reports what a running process works on for the claim.
 func explainClaimAttempts(e *explanation) {
 	claim := e.claim.value
-	explainProcess(e, []string{"provisioner", "resizer"}, []string{"claims", "clone-protection", "nodecontroller-pvc", e.driver + "-pvc"},
+	explainProcess(e, []string{"provisioner"}, []string{"claims", "clone-protection", "nodecontroller-pvc"},
 		claim.Namespace+"/"+claim.Name, provisioner.DefaultVolumeName(claim.UID), e.volumeHandle())
 }
 
@@ -53,7 +52,7 @@ func (f *facts) nextOfClaim() string {
 	switch claim := f.claim.value; {
 	case claim.DeletionTimestamp != nil:
 		return finalizersRemoved
-	case claim.Status.Phase == corev1.ClaimBound && !resizing(claim):
+	case claim.Status.Phase == corev1.ClaimBound:
 		return "Nothing to do: pods can use the claim."
 	case claim.Spec.VolumeName != "":
 		return "kube-controller-manager binds the claim."
@@ -163,5 +162,20 @@ func explainAttachments(e *explanation) {
 			e.add(Waiting, "attachment",
 				"Attaching to node %q (VolumeAttachment %s).", node, va.Name).next("The attacher calls ControllerPublishVolume.")
 		}
+	}
+}
+
+// explainResize reports the conditions of a resize.
+func explainResize(e *explanation) {
+	for _, c := range e.claim.value.Status.Conditions {
+		if c.Status != corev1.ConditionTrue {
+			continue
+		}
+		next := "The resizer of the driver completes the resize."
+		if c.Type == corev1.PersistentVolumeClaimFileSystemResizePending {
+			next = "The kubelet resizes the file system when a pod with the claim runs."
+		}
+		e.add(Waiting, "size",
+			"Condition %s is True for %s: %s", c.Type, e.age(c.LastTransitionTime.Time), sentence(c.Message)).next("%s", next)
 	}
 }

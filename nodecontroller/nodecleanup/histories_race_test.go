@@ -1,6 +1,0 @@
-//go:build race
-
-package nodecleanup
-
-// histories is the number of histories of [TestPromises] with the race detector.
-const histories = 10_000
