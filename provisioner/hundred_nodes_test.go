@@ -34,7 +34,7 @@ import (
 // claims that are made at once. Published for csi-provisioner: 3000 claims, about 500
 // conflicts, about 40 volumes a second.
 func TestHundredNodes(t *testing.T) {
-	const nodes, claims, mostConflicts, fewest, most = 100, 300, 100, 2, 6
+	const nodes, claims, mostConflicts, fewest, most = 100, 300, 50, 2, 6
 	f := &fixture{Fixture: &looptest.Fixture{T: t, ControlPlane: kubetest.Get(t)}} // not parallel
 	f.Client, f.Namespace = f.ControlPlane.Client(), kubetest.Namespace(t, f.ControlPlane)
 	f.Driver, f.class = f.Namespace+".example.com", f.Unique("fast")

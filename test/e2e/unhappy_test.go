@@ -331,7 +331,7 @@ func TestSecondSignalEndsAtOnce(t *testing.T) {
 	}
 }
 
-// TestFullNodeIsLeft has four pods on a node whose segment has room for two volumes, before there is another node.
+// TestFullNodeIsLeft has four pods on a node whose segment has capacity for two volumes, and adds another node later.
 func TestFullNodeIsLeft(t *testing.T) {
 	e := newEnv(t, csitest.Config{Segments: []map[string]string{{}}, Capacity: 2 << 30}, 1)
 	class := e.class(true, nil)
