@@ -90,10 +90,6 @@ func New(cfg Config, reg prometheus.Registerer) (*Client, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	path, err := cfg.path()
-	if err != nil {
-		return nil, err
-	}
 	c := &Client{
 		cfg: cfg, recorder: &recorder{reg: reg}, calls: newCalls(),
 		ready: make(chan struct{}), reason: errors.New("not connected to the driver yet"),
@@ -111,7 +107,23 @@ func New(cfg Config, reg prometheus.Registerer) (*Client, error) {
 		}
 		return 1
 	}))
-	c.conn, err = grpc.NewClient("unix://"+path,
+	var err error
+	if c.conn, err = cfg.dial(traced, c.calls.intercept, c.recorder.intercept, logger{cfg.MaxLogLength}.intercept); err != nil {
+		return nil, err
+	}
+	c.identity = csi.NewIdentityClient(c.conn)
+	c.controller = csi.NewControllerClient(c.conn)
+	c.node = csi.NewNodeClient(c.conn)
+	return c, nil
+}
+
+// dial returns a connection, which is established by the first call.
+func (c Config) dial(interceptors ...grpc.UnaryClientInterceptor) (*grpc.ClientConn, error) {
+	path, err := c.path()
+	if err != nil {
+		return nil, err
+	}
+	conn, err := grpc.NewClient("unix://"+path,
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithIdleTimeout(0), // closing an idle connection would look like a loss
 		grpc.WithConnectParams(grpc.ConnectParams{
@@ -120,15 +132,12 @@ func New(cfg Config, reg prometheus.Registerer) (*Client, error) {
 		}),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxRecvMsgSize)),
 		grpc.WithAuthority("localhost"), // some servers reject the path of the socket
-		grpc.WithChainUnaryInterceptor(traced, c.calls.intercept, c.recorder.intercept, logger{cfg.MaxLogLength}.intercept),
+		grpc.WithChainUnaryInterceptor(interceptors...),
 	)
 	if err != nil {
-		return nil, fmt.Errorf("--csi-address %q: %w", cfg.Address, err)
+		return nil, fmt.Errorf("--csi-address %q: %w", c.Address, err)
 	}
-	c.identity = csi.NewIdentityClient(c.conn)
-	c.controller = csi.NewControllerClient(c.conn)
-	c.node = csi.NewNodeClient(c.conn)
-	return c, nil
+	return conn, nil
 }
 
 // Close closes the connection.
@@ -220,7 +229,7 @@ func (c *Client) probe(ctx context.Context) (disconnected bool, err error) {
 		switch {
 		case ctx.Err() != nil:
 			return false, fmt.Errorf("waiting for the driver at %s to be ready: %w", c.cfg.Address, context.Cause(ctx))
-		case err == nil && (response.GetReady() == nil || response.GetReady().GetValue()):
+		case err == nil && isReady(response):
 			return false, nil
 		case err == nil:
 			log.Info("Driver is not ready yet", "address", c.cfg.Address)

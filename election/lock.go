@@ -80,15 +80,23 @@ func Namespace(configured string) string {
 	if configured != "" {
 		return configured
 	}
+	if own := OwnNamespace(); own != "" {
+		return own
+	}
+	return "default"
+}
+
+// OwnNamespace returns the namespace of the process: POD_NAMESPACE, or the namespace of its
+// ServiceAccount, or an empty text if it does not run in a pod.
+func OwnNamespace() string {
 	if env := os.Getenv("POD_NAMESPACE"); env != "" {
 		return env
 	}
-	if data, err := os.ReadFile(serviceAccountNamespace); err == nil {
-		if ns := strings.TrimSpace(string(data)); ns != "" {
-			return ns
-		}
+	data, err := os.ReadFile(serviceAccountNamespace)
+	if err != nil {
+		return ""
 	}
-	return "default"
+	return strings.TrimSpace(string(data))
 }
 
 // Metrics holds the collectors of all candidates of a process, with the names of client-go.

@@ -25,6 +25,10 @@ type Config struct {
 	HealthAddress string
 	// ProfilingAddress serves profiles only, always in plain HTTP.
 	ProfilingAddress string
+	// DriverHealthAddress serves /healthz with the result of DriverHealth only, always in plain HTTP.
+	DriverHealthAddress string
+	// DriverHealth checks the CSI driver.
+	DriverHealth Check
 	// Guard, if set, makes Address serve TLS, and authorizes requests for everything but health.
 	Guard *Guard
 	// MetricsPath is the path of the metrics.
@@ -94,6 +98,7 @@ func NewServer(cfg Config, reg *prometheus.Registry) (*Server, error) {
 		{"metrics and health", cfg.Address, s.main(cfg, reg), cfg.Guard},
 		{"health", cfg.HealthAddress, s.health(), nil},
 		{"profiles", cfg.ProfilingAddress, profiles(http.NewServeMux(), nil), nil},
+		{"the health of the driver", cfg.DriverHealthAddress, driverHealth(cfg.DriverHealth), nil},
 	} {
 		if e.address == "" {
 			continue
@@ -145,6 +150,23 @@ func (s *Server) health() *http.ServeMux {
 	mux.HandleFunc("GET /healthz", s.serveChecks(&s.live, http.StatusInternalServerError))
 	mux.HandleFunc("GET /readyz", s.serveChecks(&s.ready, http.StatusServiceUnavailable))
 	mux.HandleFunc("GET /readyz/{check}", s.serveChecks(&s.ready, http.StatusServiceUnavailable))
+	return mux
+}
+
+// driverHealth returns a handler that answers as livenessprobe does: ok, or status 500 with the error.
+func driverHealth(check Check) *http.ServeMux {
+	mux := http.NewServeMux()
+	mux.HandleFunc("/healthz", func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+		w.Header().Set("X-Content-Type-Options", "nosniff")
+		if err := check(r); err != nil {
+			klog.FromContext(r.Context()).Info("Health check of the driver failed", "err", err)
+			w.WriteHeader(http.StatusInternalServerError)
+			fmt.Fprint(w, err)
+			return
+		}
+		fmt.Fprint(w, "ok")
+	})
 	return mux
 }
 

@@ -9,36 +9,37 @@ import (
 	"github.com/storage-controller/storage-controller/election"
 )
 
-// provisionerFinalizer is what the provisioner keeps a volume with until the driver has
-// deleted it.
+// provisionerFinalizer keeps a PersistentVolume until the driver has deleted the volume.
 const provisionerFinalizer = "external-provisioner.volume.kubernetes.io/finalizer"
 
-// derived is the settings that follow from the driver where nobody sets them, by the
-// names of their flags. What they name has to be a DNS subdomain in lower case, which
-// the name of a driver need not be.
+// derived returns the settings that follow from the name of the driver, by the names of their flags. They
+// are lower-case DNS subdomains, which the name of a driver need not be.
 func derived(driver string) map[string]any {
 	d := strings.ToLower(driver)
+	node, claim := Finalizers(driver)
 	return map[string]any{
-		"node-finalizer":             d + "/node",
-		"pvc-finalizer":              d + "/pvc",
+		"node-finalizer":             node,
+		"pvc-finalizer":              claim,
 		"capacity-resource":          d + "/capacity",
 		"capacity-annotation-prefix": "capacity." + d + "/",
 		"device-class-parameter":     d + "/device-class",
 		"resize-annotation":          d + "/last-resizefs-requested-at",
-		"webhook-optout-label":       d + "/webhook",
-		"leader-election-id":         leaseName(d),
-		"pv-removable-finalizers":    []string{provisionerFinalizer, attacherFinalizer(driver)},
-		"cert-dir":                   filepath.Join(os.TempDir(), "k8s-webhook-server", "serving-certs"),
+		"leader-election-id":         LeaseName(driver),
+		// the attacher writes the name of the driver as the driver spells it
+		"pv-removable-finalizers": []string{provisionerFinalizer, "external-attacher/" + election.Sanitize(driver)},
+		"cert-dir":                filepath.Join(os.TempDir(), "k8s-webhook-server", "serving-certs"),
 	}
 }
 
 var notInLease = regexp.MustCompile("[^a-z0-9-]")
 
-// leaseName is the name of the Lease of a driver whose name is d in lower case.
-func leaseName(d string) string {
-	return "nodecontroller-leader-" + notInLease.ReplaceAllString(d, "-")
+// LeaseName returns the default name of the Lease for driver.
+func LeaseName(driver string) string {
+	return "nodecontroller-leader-" + notInLease.ReplaceAllString(strings.ToLower(driver), "-")
 }
 
-// attacherFinalizer is what the attacher keeps a volume of driver with while it is
-// attached. It has the spelling of the driver, not that in lower case.
-func attacherFinalizer(driver string) string { return "external-attacher/" + election.Sanitize(driver) }
+// Finalizers returns the default finalizers of nodes and of claims for driver.
+func Finalizers(driver string) (node, claim string) {
+	d := strings.ToLower(driver)
+	return d + "/node", d + "/pvc"
+}

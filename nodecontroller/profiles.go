@@ -6,22 +6,24 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/storage-controller/storage-controller/nodecontroller/nodecleanup"
+	"github.com/storage-controller/storage-controller/nodecontroller/pvcfinalizer"
 )
 
 // The profiles.
 const (
 	ProfileNone           = "none"
-	ProfileTopoLVM        = "topolvm"         // TopoLVM from v0.40 on
+	ProfileTopoLVM        = "topolvm"         // TopoLVM v0.40 and later
 	ProfileTopoLVMClassic = "topolvm-classic" // TopoLVM up to v0.39
 	ProfileTopoLVMLegacy  = "topolvm-legacy"  // TopoLVM under its first name
 )
 
-// profile is the settings that fit a driver as its own controller would have them.
+// profile presets the settings with which a driver's own node controller works.
 type profile struct {
-	// driver is the name that the driver has to have; empty means any.
-	driver string
-	// presets are settings by the names of their flags. What makes the clean-up safe
-	// (breaker, live reads, preconditions, veto) is no setting, so no profile turns it off.
+	driver string // required name of the driver; empty: any
+	// presets are settings by the names of their flags. The safety rules are not settings, so that no
+	// profile can turn them off.
 	presets map[string]any
 }
 
@@ -29,54 +31,51 @@ var profiles = map[string]profile{
 	ProfileNone:    {},
 	ProfileTopoLVM: topolvm("topolvm.io", nil),
 	ProfileTopoLVMClassic: topolvm("topolvm.io", map[string]any{
-		"pvc-finalizer-mode":      ClaimEnforce,
+		"pvc-finalizer-mode":      pvcfinalizer.ModeEnforce,
 		"pvc-obsolete-finalizers": []string{"topolvm.cybozu.com/pvc"},
-		"pvc-pod-deletion":        PodsAll,
+		"pvc-pod-deletion":        pvcfinalizer.PodsAll,
 		"pvc-pod-deletion-grace":  time.Second,
 	}),
 	ProfileTopoLVMLegacy: topolvm("topolvm.cybozu.com", nil),
 }
 
-// topolvm is the profile of the driver called d, which is also the prefix of its names,
-// with what differs from the current generation.
+// topolvm returns the profile of driver d, with differences from the profile of current releases.
 func topolvm(d string, differences map[string]any) profile {
 	presets := map[string]any{
 		"node-finalizer":      d + "/node",
-		"node-finalizer-mode": NodeFinalizerRemove,
-		// These two names never changed with the name of the driver.
+		"node-finalizer-mode": nodecleanup.FinalizerRemove,
+		// these two names did not change with the name of the driver
 		"pvc-finalizer":                  "topolvm.io/pvc",
 		"resize-annotation":              "topolvm.io/last-resizefs-requested-at",
-		"pvc-finalizer-mode":             ClaimStrip,
+		"pvc-finalizer-mode":             pvcfinalizer.ModeStrip,
 		"pvc-obsolete-finalizers":        []string{"topolvm.io/pvc", "topolvm.cybozu.com/pvc"},
-		"pvc-pod-deletion":               PodsNone,
+		"pvc-pod-deletion":               pvcfinalizer.PodsNone,
 		"capacity-resource":              d + "/capacity",
 		"capacity-annotation-prefix":     "capacity." + d + "/",
 		"device-class-parameter":         d + "/device-class",
 		"default-device-class":           "00default",
-		"default-volume-size":            "1Gi",
 		"topology-node-key":              "topology." + d + "/node",
-		"webhook-optout-label":           d + "/webhook",
 		"enable-webhooks":                true,
-		"webhook-strip-foreign-capacity": false,
-		"node-cleanup":                   CleanupClaims,
-		"node-cleanup-scope":             ScopeAll,
-		"node-cleanup-unbound":           UnboundDelete,
-		"node-cleanup-retain":            RetainClaim,
+		"node-cleanup":                   nodecleanup.ModeClaims,
+		"node-cleanup-scope":             nodecleanup.ScopeAll,
+		"node-cleanup-unbound":           nodecleanup.UnboundDelete,
+		"node-cleanup-retain":            nodecleanup.RetainClaim,
 		"node-delete-grace":              time.Duration(0),
 		"node-finalizer-wait-for-others": false,
-		"node-cleanup-resource": []string{fmt.Sprintf("resource=logicalvolumes.v1.%s,node-field=spec.nodeName,finalizer=%s/logicalvolume,mark=%s/pendingdeletion=true,when=%s",
-			d, d, d, WhenNodeTerminating)},
-		// That of TopoLVM's own controller, so that the two never work at the same time.
+		"node-cleanup-resource": []string{fmt.Sprintf(
+			"resource=logicalvolumes.v1.%s,%s,finalizer=%s/logicalvolume,mark=%s/pendingdeletion=true,when=%s",
+			d, "node-field=spec.nodeName", d, d, nodecleanup.WhenNodeTerminating)},
+		// the Lease of topolvm-controller, so that the two never work at the same time
 		"leader-election-id": "topolvm",
 	}
 	maps.Copy(presets, differences)
 	return profile{driver: d, presets: presets}
 }
 
-// ProfileNames are the profiles that there are.
+// ProfileNames returns the names of the profiles, sorted.
 func ProfileNames() []string { return slices.Sorted(maps.Keys(profiles)) }
 
-// profile is the one that c names; none where it names none.
+// profile returns the profile of c.
 func (c Config) profile() (profile, error) {
 	if c.Profile == "" {
 		return profiles[ProfileNone], nil

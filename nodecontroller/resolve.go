@@ -5,14 +5,18 @@ import (
 	"fmt"
 	"maps"
 	"reflect"
+	"slices"
 	"strings"
-	"sync"
+
+	"github.com/go-viper/mapstructure/v2"
+
+	"github.com/storage-controller/storage-controller/nodecontroller/nodecleanup"
 )
 
-// Origin is where the value of a setting comes from.
+// Origin is the source of a setting.
 type Origin string
 
-// The origins. The last three are explicit: no profile changes such a setting.
+// The sources. A profile changes no setting with one of the last three.
 const (
 	OriginDefault     Origin = "default"
 	OriginDerived     Origin = "derived" // from the name of the driver
@@ -22,135 +26,117 @@ const (
 	OriginFile        Origin = "file"
 )
 
-// Setting is the value in effect of one setting.
+// Setting is a setting in effect.
 type Setting struct {
-	Name   string // that of its flag
+	Name   string // of the flag
 	Value  string
 	Origin Origin
 }
 
-// Driver is the name of the driver as far as it is known without asking it: as it was
-// set, else as the profile expects it, else empty.
+// Driver returns the name of the driver as far as it is known without a connection to it: the
+// one that was set, or the one that the profile requires, or an empty text.
 func (c Config) Driver() string {
 	if c.DriverName != "" {
 		return c.DriverName
 	}
-	p, _ := c.profile() // an unknown profile is an error of Resolve and Validate
+	p, _ := c.profile() // Resolve and Validate report an unknown profile
 	return p.driver
 }
 
-// Resolve is c for driver, with the presets of its profile and the names that follow
-// from the driver filled in wherever nothing was set. A text that was set to nothing
-// counts as not set. The settings are in the order of the fields of [Config].
+// Resolve completes c for driver: settings that were not set get the presets of the profile, then the names
+// derived from the driver. An empty text counts as not set. It also returns all settings by name.
 func (c Config) Resolve(driver string) (Config, []Setting, error) {
 	p, err := c.profile()
 	switch {
 	case err != nil:
 		return c, nil, err
 	case driver == "":
-		return c, nil, errors.New("--driver-name: must be set where neither a connection to the driver nor a profile tells its name")
+		return c, nil, errors.New("--driver-name: must be set if neither a connection to the driver nor a profile provides it")
 	case c.DriverName != "" && c.DriverName != driver:
-		return c, nil, fmt.Errorf("--driver-name: is %q, but the driver calls itself %q; leave the flag out, or connect to the other driver", c.DriverName, driver)
+		return c, nil, fmt.Errorf("--driver-name: is %q, but the driver reports %q; remove the flag, or connect to the other driver",
+			c.DriverName, driver)
 	case p.driver != "" && p.driver != driver:
-		return c, nil, fmt.Errorf("--profile: %s is for the driver %q, but the driver is %q; choose another profile, or %s", c.Profile, p.driver, driver, ProfileNone)
+		return c, nil, fmt.Errorf("--profile: %s requires the driver %q, but the driver is %q; choose another profile, or %s",
+			c.Profile, p.driver, driver, ProfileNone)
 	}
-	origins := c.origins()
-	values := reflect.ValueOf(&c).Elem()
+	values, origins := c.values(), c.origins()
 	fill := func(origin Origin, presets map[string]any) {
 		for name, preset := range presets {
-			field := values.Field(fields()[name])
-			empty := field.Kind() == reflect.String && field.Len() == 0
-			if _, set := origins[name]; !set || empty {
-				field.Set(reflect.ValueOf(preset))
-				origins[name] = origin
+			if _, set := origins[name]; !set || values[name] == "" {
+				values[name], origins[name] = preset, origin
 			}
 		}
 	}
 	fill(OriginProfile, p.presets)
 	fill(OriginDerived, derived(driver))
 	if c.DriverName == "" {
-		c.DriverName, origins["driver-name"] = driver, OriginDerived
+		values["driver-name"], origins["driver-name"] = driver, OriginDerived
 		if p.driver != "" {
 			origins["driver-name"] = OriginProfile
 		}
 	}
-	if c.SkipNodeFinalize && c.NodeCleanup != CleanupOff {
-		c.NodeCleanup, origins["node-cleanup"] = CleanupOff, OriginDerived
+	if c.SkipNodeFinalize && values["node-cleanup"] != nodecleanup.ModeOff {
+		values["node-cleanup"], origins["node-cleanup"] = nodecleanup.ModeOff, OriginDerived
 	}
-	return c, c.settings(origins), nil
+	return c.with(values), settings(values, origins), nil
 }
 
-// MayBePreset tells whether a setting that nobody sets may get its value from a profile
-// or from the name of the driver, instead of its default.
+// MayBePreset reports whether a profile or the name of the driver may replace the default of a setting.
 func MayBePreset(name string) bool {
-	if _, ok := derived("")[name]; ok {
-		return true
-	}
+	presets := []map[string]any{derived("")}
 	for _, p := range profiles {
-		if _, ok := p.presets[name]; ok {
-			return true
-		}
+		presets = append(presets, p.presets)
 	}
-	return name == "driver-name"
+	return name == "driver-name" || slices.ContainsFunc(presets, func(m map[string]any) bool { return m[name] != nil })
 }
 
-// origins is the explicit settings of c, in a map of the caller's own.
+// values returns the settings of c by the names of their flags.
+func (c Config) values() map[string]any {
+	values := map[string]any{}
+	if err := mapstructure.Decode(c, &values); err != nil {
+		panic(fmt.Sprintf("nodecontroller: %v", err)) // the types are those of Config
+	}
+	return values
+}
+
+// with returns a copy of c with these values.
+func (c Config) with(values map[string]any) Config {
+	decoder, err := mapstructure.NewDecoder(&mapstructure.DecoderConfig{Result: &c, ZeroFields: true, ErrorUnused: true})
+	if err == nil {
+		err = decoder.Decode(values)
+	}
+	if err != nil {
+		panic(fmt.Sprintf("nodecontroller: %v", err)) // a preset has the wrong name or type; a test decodes all of them
+	}
+	return c
+}
+
+// origins returns the sources of the explicit settings of c.
 func (c Config) origins() map[string]Origin {
 	if c.Explicit != nil {
 		return maps.Clone(c.Explicit)
 	}
-	origins := map[string]Origin{}
-	have, def := reflect.ValueOf(c), reflect.ValueOf(DefaultConfig())
-	for name, i := range fields() {
-		if !reflect.DeepEqual(have.Field(i).Interface(), def.Field(i).Interface()) {
+	origins, defaults := map[string]Origin{}, DefaultConfig().values()
+	for name, value := range c.values() {
+		if !reflect.DeepEqual(value, defaults[name]) {
 			origins[name] = OriginFlag
 		}
 	}
 	return origins
 }
 
-// settings are all settings of c, which must be resolved.
-func (c Config) settings(origins map[string]Origin) []Setting {
-	values := reflect.ValueOf(c)
-	settings := make([]Setting, 0, values.NumField())
-	for i := range values.NumField() {
-		name := flagName(values.Type().Field(i))
-		if name == "" {
-			continue
+// settings returns values as they are shown to users, by name.
+func settings(values map[string]any, origins map[string]Origin) []Setting {
+	var all []Setting
+	for _, name := range slices.Sorted(maps.Keys(values)) {
+		s := Setting{Name: name, Value: fmt.Sprint(values[name]), Origin: OriginDefault}
+		if list, ok := values[name].([]string); ok {
+			s.Value = strings.Join(list, ", ")
 		}
-		origin, ok := origins[name]
-		if !ok {
-			origin = OriginDefault
+		if origin, ok := origins[name]; ok {
+			s.Origin = origin
 		}
-		settings = append(settings, Setting{Name: name, Value: text(values.Field(i).Interface()), Origin: origin})
+		all = append(all, s)
 	}
-	return settings
-}
-
-func text(value any) string {
-	if list, ok := value.([]string); ok {
-		return strings.Join(list, ", ")
-	}
-	return fmt.Sprint(value)
-}
-
-// fields are the indexes of the fields of [Config] by the names of their flags.
-var fields = sync.OnceValue(func() map[string]int {
-	byName := map[string]int{}
-	t := reflect.TypeFor[Config]()
-	for i := range t.NumField() {
-		if name := flagName(t.Field(i)); name != "" {
-			byName[name] = i
-		}
-	}
-	return byName
-})
-
-// flagName is empty for fields that no operator sets.
-func flagName(f reflect.StructField) string {
-	name := f.Tag.Get("mapstructure")
-	if name == "-" {
-		return ""
-	}
-	return name
+	return all
 }

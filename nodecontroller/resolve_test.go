@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/storage-controller/storage-controller/nodecontroller/nodecleanup"
 )
 
 // resolved is the configuration that change makes of the defaults, for driver.
@@ -39,7 +41,6 @@ func TestNamesFollowFromTheDriver(t *testing.T) {
 		"capacity-annotation-prefix": "capacity.local.example.com/",
 		"device-class-parameter":     "local.example.com/device-class",
 		"resize-annotation":          "local.example.com/last-resizefs-requested-at",
-		"webhook-optout-label":       "local.example.com/webhook",
 		"leader-election-id":         "nodecontroller-leader-local-example-com",
 		"pv-removable-finalizers":    "external-provisioner.volume.kubernetes.io/finalizer, external-attacher/Local-Example-COM",
 		"driver-name":                "Local.Example.COM",
@@ -51,8 +52,8 @@ func TestNamesFollowFromTheDriver(t *testing.T) {
 	for name, want := range map[string]string{
 		"node-cleanup": "report", "node-cleanup-scope": "opt-in", "node-cleanup-unbound": "ignore", "node-cleanup-retain": "skip",
 		"node-delete-grace": "5m0s", "node-finalizer-wait-for-others": "true", "node-finalizer-mode": "off", "pvc-finalizer-mode": "off",
-		"pvc-obsolete-finalizers": "", "pvc-pod-deletion": "orphaned", "default-device-class": "00default", "default-volume-size": "1Gi",
-		"topology-node-key": "", "node-cleanup-resource": "", "enable-webhooks": "false", "webhook-strip-foreign-capacity": "true",
+		"pvc-obsolete-finalizers": "", "pvc-pod-deletion": "orphaned", "default-device-class": "00default",
+		"topology-node-key": "", "node-cleanup-resource": "", "enable-webhooks": "false",
 		"node-missing-grace": "15m0s", "node-finalizer-timeout": "15m0s", "resize-nudge": "true", "node-cleanup-paths": "finalizer, orphan",
 	} {
 		if got := have[name]; got.Value != want || got.Origin != OriginDefault {
@@ -68,7 +69,8 @@ func TestNamesFollowFromTheDriver(t *testing.T) {
 func TestProfiles(t *testing.T) {
 	const current, classic, legacy = ProfileTopoLVM, ProfileTopoLVMClassic, ProfileTopoLVMLegacy
 	drivers := map[string]string{current: "topolvm.io", classic: "topolvm.io", legacy: "topolvm.cybozu.com"}
-	const record = "resource=logicalvolumes.v1.D,node-field=spec.nodeName,finalizer=D/logicalvolume,mark=D/pendingdeletion=true,when=node-terminating"
+	const record = "resource=logicalvolumes.v1.D,node-field=spec.nodeName,finalizer=D/logicalvolume," +
+		"mark=D/pendingdeletion=true,when=node-terminating"
 	for name, want := range map[string]map[string]string{ // one value for all stands under ""; D is the driver
 		"driver-name":                    {"": "D"},
 		"node-finalizer":                 {"": "D/node"},
@@ -81,10 +83,8 @@ func TestProfiles(t *testing.T) {
 		"capacity-annotation-prefix":     {"": "capacity.D/"},
 		"device-class-parameter":         {"": "D/device-class"},
 		"default-device-class":           {"": "00default"},
-		"default-volume-size":            {"": "1Gi"},
 		"resize-annotation":              {"": "topolvm.io/last-resizefs-requested-at"},
 		"topology-node-key":              {"": "topology.D/node"},
-		"webhook-optout-label":           {"": "D/webhook"},
 		"node-cleanup":                   {"": "claims"},
 		"node-cleanup-scope":             {"": "all"},
 		"node-cleanup-unbound":           {"": "delete"},
@@ -94,7 +94,6 @@ func TestProfiles(t *testing.T) {
 		"node-cleanup-resource":          {"": record},
 		"leader-election-id":             {"": "topolvm"},
 		"enable-webhooks":                {"": "true"},
-		"webhook-strip-foreign-capacity": {"": "false"},
 	} {
 		for profile, driver := range drivers {
 			_, have := resolved(t, driver, func(c *Config) { c.Profile = profile })
@@ -114,26 +113,22 @@ func TestProfiles(t *testing.T) {
 	}
 }
 
-func TestPresetsFitTheirFields(t *testing.T) {
-	check := func(profile, name string, value any) {
-		i, known := fields()[name]
-		if !known {
-			t.Errorf("%s presets %s, which is no setting", profile, name)
-		} else if want := reflect.TypeFor[Config]().Field(i).Type; reflect.TypeOf(value) != want {
-			t.Errorf("%s presets %s with a %T, want %v", profile, name, value, want)
-		}
-		if !MayBePreset(name) {
-			t.Errorf("%s may not be preset", name)
-		}
-	}
-	for profile, p := range profiles {
-		for name, value := range p.presets {
-			check(profile, name, value)
+func TestPresetsFitTheirSettings(t *testing.T) {
+	check := func(source string, presets map[string]any) {
+		for name, value := range presets {
+			c := DefaultConfig().with(map[string]any{name: value}) // panics if the setting does not exist
+			if got := c.values()[name]; !reflect.DeepEqual(got, value) {
+				t.Errorf("%s presets %s with %T %v, it becomes %T %v", source, name, value, value, got, got)
+			}
+			if !MayBePreset(name) {
+				t.Errorf("%s may not be preset", name)
+			}
 		}
 	}
-	for name, value := range derived("d") {
-		check("the driver", name, value)
+	for name, p := range profiles {
+		check(name, p.presets)
 	}
+	check("the driver", derived("d"))
 	if MayBePreset("node-missing-grace") {
 		t.Error("a setting that nothing presets")
 	}
@@ -147,9 +142,10 @@ func TestExplicitSettingsWin(t *testing.T) {
 	}
 	c, have = resolved(t, "topolvm.io", func(c *Config) {
 		c.Profile, c.PVCFinalizer = ProfileTopoLVM, ""
-		c.Explicit = map[string]Origin{"node-cleanup": OriginFile, "pvc-obsolete-finalizers": OriginEnvironment, "pvc-finalizer": OriginFlag}
+		c.Explicit = map[string]Origin{"node-cleanup": OriginFile, "pvc-obsolete-finalizers": OriginEnvironment,
+			"pvc-finalizer": OriginFlag}
 	})
-	if c.NodeCleanup != CleanupReport || have["node-cleanup"].Origin != OriginFile {
+	if c.NodeCleanup != nodecleanup.ModeReport || have["node-cleanup"].Origin != OriginFile {
 		t.Errorf("the default, set explicitly, has become %s (%s)", c.NodeCleanup, have["node-cleanup"].Origin)
 	}
 	if len(c.PVCObsoleteFinalizers) != 0 {
@@ -166,8 +162,8 @@ func TestExplicitSettingsWin(t *testing.T) {
 func TestSkippingTheFinalizerTurnsTheCleanupOff(t *testing.T) {
 	for _, profile := range []string{ProfileNone, ProfileTopoLVM} {
 		c, have := resolved(t, "topolvm.io", func(c *Config) { c.Profile, c.SkipNodeFinalize = profile, true })
-		if c.NodeCleanup != CleanupOff || have["node-cleanup"].Origin != OriginDerived || len(c.Deletes()) > 0 {
-			t.Errorf("%s: %s (%s), deletes by %v", profile, c.NodeCleanup, have["node-cleanup"].Origin, c.Deletes())
+		if c.NodeCleanup != nodecleanup.ModeOff || have["node-cleanup"].Origin != OriginDerived || len(c.DeletingFlags()) > 0 {
+			t.Errorf("%s: %s (%s), deletes by %v", profile, c.NodeCleanup, have["node-cleanup"].Origin, c.DeletingFlags())
 		}
 	}
 }
@@ -177,11 +173,12 @@ func TestWhatResolveRefuses(t *testing.T) {
 		profile, name, driver string
 		want                  []string
 	}{
-		"unknown profile":             {"zfs", "", "d", append([]string{"--profile", `"zfs"`}, ProfileNames()...)},
-		"driver of another profile":   {ProfileTopoLVMLegacy, "", "topolvm.io", []string{`"topolvm.cybozu.com"`, `"topolvm.io"`}},
-		"driver of another spelling":  {ProfileTopoLVM, "", "TopoLVM.io", []string{`"topolvm.io"`, `"TopoLVM.io"`}},
-		"another driver than was set": {"", "b.example.com", "a.example.com", []string{"--driver-name", `"b.example.com"`, `"a.example.com"`}},
-		"nobody knows the driver":     {"", "", "", []string{"--driver-name"}},
+		"unknown profile":            {"zfs", "", "d", append([]string{"--profile", `"zfs"`}, ProfileNames()...)},
+		"driver of another profile":  {ProfileTopoLVMLegacy, "", "topolvm.io", []string{`"topolvm.cybozu.com"`, `"topolvm.io"`}},
+		"driver of another spelling": {ProfileTopoLVM, "", "TopoLVM.io", []string{`"topolvm.io"`, `"TopoLVM.io"`}},
+		"another driver than was set": {"", "b.example.com", "a.example.com",
+			[]string{"--driver-name", `"b.example.com"`, `"a.example.com"`}},
+		"unknown driver": {"", "", "", []string{"--driver-name"}},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {

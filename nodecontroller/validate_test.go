@@ -2,12 +2,13 @@ package nodecontroller
 
 import (
 	"math"
-	"reflect"
 	"strings"
 	"testing"
 	"time"
 
-	"k8s.io/apimachinery/pkg/runtime/schema"
+	"github.com/storage-controller/storage-controller/nodecontroller/nodecleanup"
+	"github.com/storage-controller/storage-controller/nodecontroller/pvcfinalizer"
+	"github.com/storage-controller/storage-controller/nodecontroller/servingcert"
 )
 
 // TestValidate changes one setting of a valid configuration.
@@ -17,70 +18,87 @@ func TestValidate(t *testing.T) {
 		change func(*Config)
 		want   string // what the error says; empty for none
 	}{
-		"finalizer without a prefix":         {func(c *Config) { c.NodeFinalizer = "node" }, "--node-finalizer: must have a prefix"},
-		"finalizer with an illegal prefix":   {func(c *Config) { c.NodeFinalizer = "A_b/node" }, "--node-finalizer"},
-		"finalizer of claims":                {func(c *Config) { c.PVCFinalizer = "x.y/" }, "--pvc-finalizer"},
-		"obsolete finalizer":                 {func(c *Config) { c.PVCObsoleteFinalizers = []string{"x.y/z", "pvc"} }, "--pvc-obsolete-finalizers"},
-		"finalizer that is obsolete and not": {func(c *Config) { c.PVCFinalizerMode, c.PVCObsoleteFinalizers = ClaimEnforce, []string{c.PVCFinalizer} }, "--pvc-obsolete-finalizers"},
-		"removable finalizer":                {func(c *Config) { c.PVRemovableFinalizers = []string{"*"} }, "--pv-removable-finalizers"},
-		"finalizer of Kubernetes":            {func(c *Config) { c.PVRemovableFinalizers = []string{"kubernetes.io/pv-protection"} }, "--pv-removable-finalizers"},
-		"resize annotation":                  {func(c *Config) { c.ResizeAnnotation = "x.y/a b" }, "--resize-annotation"},
-		"opt-out label":                      {func(c *Config) { c.WebhookOptoutLabel = "webhook" }, "--webhook-optout-label"},
-		"topology key":                       {func(c *Config) { c.TopologyNodeKey = "a/b/c" }, "--topology-node-key"},
-		"topology key of Kubernetes":         {func(c *Config) { c.TopologyNodeKey = "kubernetes.io/hostname" }, ""},
-		"resource without a prefix":          {func(c *Config) { c.CapacityResource = "cpu" }, "--capacity-resource"},
-		"resource of Kubernetes":             {func(c *Config) { c.CapacityResource = "x.kubernetes.io/cpu" }, "--capacity-resource"},
-		"resource of a quota":                {func(c *Config) { c.CapacityResource = "requests.x/cpu" }, "--capacity-resource"},
-		"resource with a long name":          {func(c *Config) { c.CapacityResource = "x.y/" + long }, "--capacity-resource"},
-		"resource with a long prefix":        {func(c *Config) { c.CapacityResource = strings.Repeat("x.", 123) + "y/c" }, "--capacity-resource"},
-		"prefix without a slash":             {func(c *Config) { c.CapacityAnnotationPrefix = "capacity.x.y" }, "--capacity-annotation-prefix: must end with a slash"},
-		"prefix that is too long":            {func(c *Config) { c.CapacityAnnotationPrefix = strings.Repeat("x.", 127) + "y/" }, "--capacity-annotation-prefix"},
-		"prefix of nothing":                  {func(c *Config) { c.CapacityAnnotationPrefix = "/" }, "--capacity-annotation-prefix"},
-		"device class with a slash":          {func(c *Config) { c.DefaultDeviceClass = "a/b" }, "--default-device-class"},
-		"no device class":                    {func(c *Config) { c.DefaultDeviceClass = "" }, "--default-device-class"},
-		"long device class":                  {func(c *Config) { c.DefaultDeviceClass = long }, "--default-device-class"},
-		"no size":                            {func(c *Config) { c.DefaultVolumeSize = "0" }, "--default-volume-size"},
-		"size that is none":                  {func(c *Config) { c.DefaultVolumeSize = "big" }, "--default-volume-size"},
-		"Lease":                              {func(c *Config) { c.LeaderElectionID = "A" }, "--leader-election-id"},
-		"mode of the finalizer":              {func(c *Config) { c.NodeFinalizerMode = "add" }, "--node-finalizer-mode: must be one of off, remove, manage"},
-		"mode of the clean-up":               {func(c *Config) { c.NodeCleanup = "all" }, "--node-cleanup: must be one of off, report, dry-run, claims, volumes"},
-		"scope":                              {func(c *Config) { c.NodeCleanupScope = "" }, "--node-cleanup-scope: must be one of opt-in, all"},
-		"policy for unbound claims":          {func(c *Config) { c.NodeCleanupUnbound = "x" }, "--node-cleanup-unbound: must be one of ignore, reschedule, delete"},
-		"policy for retained volumes":        {func(c *Config) { c.NodeCleanupRetain = "x" }, "--node-cleanup-retain: must be one of skip, claim"},
-		"mode of claims":                     {func(c *Config) { c.PVCFinalizerMode = "x" }, "--pvc-finalizer-mode: must be one of off, strip, enforce"},
-		"policy for pods":                    {func(c *Config) { c.PVCPodDeletion = "x" }, "--pvc-pod-deletion: must be one of none, pending, orphaned, all"},
-		"source of certificates":             {func(c *Config) { c.WebhookCertMode = "x" }, "--webhook-cert-mode: must be one of files, secret, self-signed"},
-		"path":                               {func(c *Config) { c.NodeCleanupPaths = []string{"orphan", "x"} }, "--node-cleanup-paths: must be one of finalizer, orphan"},
-		"no path":                            {func(c *Config) { c.NodeCleanupPaths = nil }, ""},
-		"profile":                            {func(c *Config) { c.Profile = "x" }, "--profile: unknown profile"},
-		"no deadline":                        {func(c *Config) { c.Timeout = 0 }, "--timeout"},
-		"no delay":                           {func(c *Config) { c.RetryIntervalStart = 0 }, "--retry-interval-start"},
-		"negative grace":                     {func(c *Config) { c.NodeDeleteGrace = -1 }, "--node-delete-grace: must not be negative"},
-		"negative release grace":             {func(c *Config) { c.PVReleaseGrace = -1 }, "--pv-release-grace: must not be negative"},
-		"pods have their own grace":          {func(c *Config) { c.PVCPodDeletionGrace = -1 }, ""},
-		"pods have a grace that is negative": {func(c *Config) { c.PVCPodDeletionGrace = -5 * time.Second }, "--pvc-pod-deletion-grace: must not be negative, but for -1, which means the pod's own, got -5s"},
-		"short grace of missing nodes":       {func(c *Config) { c.NodeMissingGrace = c.MinMissingGrace - 1 }, "--node-missing-grace: must be at least 1m0s"},
-		"shortest grace of missing nodes":    {func(c *Config) { c.NodeMissingGrace = c.MinMissingGrace }, ""},
-		"no workers":                         {func(c *Config) { c.Workers = 0 }, "--nodecontroller-workers"},
-		"fraction above one":                 {func(c *Config) { c.NodeCleanupMaxFraction = 1.1 }, "--node-cleanup-max-fraction"},
-		"fraction that is no number":         {func(c *Config) { c.NodeCleanupMaxFraction = math.NaN() }, "--node-cleanup-max-fraction"},
-		"negative nodes":                     {func(c *Config) { c.NodeCleanupMinNodes = -1 }, "--node-cleanup-min-nodes"},
-		"no rate":                            {func(c *Config) { c.NodeCleanupQPS = 0 }, "--node-cleanup-qps"},
-		"rate that is no number":             {func(c *Config) { c.NodeCleanupQPS = math.NaN() }, "--node-cleanup-qps"},
-		"infinite rate":                      {func(c *Config) { c.NodeCleanupQPS = math.Inf(1) }, "--node-cleanup-qps"},
-		"no burst":                           {func(c *Config) { c.NodeCleanupBurst = 0 }, "--node-cleanup-burst"},
-		"custom resource":                    {func(c *Config) { c.NodeCleanupResource = []string{"x"} }, `--node-cleanup-resource "x"`},
-		"address of webhooks":                {func(c *Config) { c.EnableWebhooks, c.WebhookAddr = true, "9443" }, "--webhook-addr"},
-		"port of webhooks":                   {func(c *Config) { c.EnableWebhooks, c.WebhookAddr = true, ":nope" }, "--webhook-addr"},
-		"port of webhooks by name":           {func(c *Config) { c.EnableWebhooks, c.WebhookAddr = true, ":https" }, ""},
-		"domain of the cluster":              {func(c *Config) { c.WebhookClusterDomain = "-" }, "--webhook-cluster-domain"},
-		"address without webhooks":           {func(c *Config) { c.WebhookAddr = "" }, ""},
-		"no Secret":                          {func(c *Config) { c.EnableWebhooks, c.WebhookCertMode = true, CertSecret }, "--webhook-cert-secret"},
+		"finalizer without a prefix":       {func(c *Config) { c.NodeFinalizer = "node" }, "--node-finalizer: must have a prefix"},
+		"finalizer with an illegal prefix": {func(c *Config) { c.NodeFinalizer = "A_b/node" }, "--node-finalizer"},
+		"finalizer of claims":              {func(c *Config) { c.PVCFinalizer = "x.y/" }, "--pvc-finalizer"},
+		"obsolete finalizer": {func(c *Config) { c.PVCObsoleteFinalizers = []string{"x.y/z", "pvc"} },
+			"--pvc-obsolete-finalizers"},
+		"finalizer that is obsolete and not": {func(c *Config) {
+			c.PVCFinalizerMode, c.PVCObsoleteFinalizers = pvcfinalizer.ModeEnforce, []string{c.PVCFinalizer}
+		}, "--pvc-obsolete-finalizers"},
+		"removable finalizer": {func(c *Config) { c.PVRemovableFinalizers = []string{"*"} }, "--pv-removable-finalizers"},
+		"finalizer of Kubernetes": {func(c *Config) { c.PVRemovableFinalizers = []string{"kubernetes.io/pv-protection"} },
+			"--pv-removable-finalizers"},
+		"resize annotation":          {func(c *Config) { c.ResizeAnnotation = "x.y/a b" }, "--resize-annotation"},
+		"topology key":               {func(c *Config) { c.TopologyNodeKey = "a/b/c" }, "--topology-node-key"},
+		"topology key of Kubernetes": {func(c *Config) { c.TopologyNodeKey = "kubernetes.io/hostname" }, ""},
+		"resource without a prefix":  {func(c *Config) { c.CapacityResource = "cpu" }, "--capacity-resource"},
+		"resource of Kubernetes":     {func(c *Config) { c.CapacityResource = "x.kubernetes.io/cpu" }, "--capacity-resource"},
+		"resource of a quota":        {func(c *Config) { c.CapacityResource = "requests.x/cpu" }, "--capacity-resource"},
+		"resource with a long name":  {func(c *Config) { c.CapacityResource = "x.y/" + long }, "--capacity-resource"},
+		"resource with a long prefix": {func(c *Config) { c.CapacityResource = strings.Repeat("x.", 123) + "y/c" },
+			"--capacity-resource"},
+		"prefix without a slash": {func(c *Config) { c.CapacityAnnotationPrefix = "capacity.x.y" },
+			"--capacity-annotation-prefix: must end with a slash"},
+		"prefix that is too long": {func(c *Config) { c.CapacityAnnotationPrefix = strings.Repeat("x.", 127) + "y/" },
+			"--capacity-annotation-prefix"},
+		"prefix of nothing":         {func(c *Config) { c.CapacityAnnotationPrefix = "/" }, "--capacity-annotation-prefix"},
+		"device class with a slash": {func(c *Config) { c.DefaultDeviceClass = "a/b" }, "--default-device-class"},
+		"no device class":           {func(c *Config) { c.DefaultDeviceClass = "" }, "--default-device-class"},
+		"long device class":         {func(c *Config) { c.DefaultDeviceClass = long }, "--default-device-class"},
+		"Lease":                     {func(c *Config) { c.LeaderElectionID = "A" }, "--leader-election-id"},
+		"mode of the finalizer": {func(c *Config) { c.NodeFinalizerMode = "add" },
+			"--node-finalizer-mode: must be one of off, remove, manage"},
+		"mode of the clean-up": {func(c *Config) { c.NodeCleanup = "all" },
+			"--node-cleanup: must be one of off, report, dry-run, claims, volumes"},
+		"scope": {func(c *Config) { c.NodeCleanupScope = "" },
+			"--node-cleanup-scope: must be one of opt-in, all"},
+		"removed policy for unbound claims": {func(c *Config) { c.NodeCleanupUnbound = "reschedule" },
+			"reschedule was removed: set ignore"},
+		"policy for unbound claims": {func(c *Config) { c.NodeCleanupUnbound = "x" },
+			"--node-cleanup-unbound: must be one of ignore, delete"},
+		"policy for retained volumes": {func(c *Config) { c.NodeCleanupRetain = "x" },
+			"--node-cleanup-retain: must be one of skip, claim"},
+		"mode of claims": {func(c *Config) { c.PVCFinalizerMode = "x" },
+			"--pvc-finalizer-mode: must be one of off, strip, enforce"},
+		"policy for pods": {func(c *Config) { c.PVCPodDeletion = "x" },
+			"--pvc-pod-deletion: must be one of none, pending, orphaned, all"},
+		"source of certificates": {func(c *Config) { c.WebhookCertMode = "x" },
+			"--webhook-cert-mode: must be one of files, secret, self-signed"},
+		"path": {func(c *Config) { c.NodeCleanupPaths = []string{"orphan", "x"} },
+			"--node-cleanup-paths: must be one of finalizer, orphan"},
+		"no path":                   {func(c *Config) { c.NodeCleanupPaths = nil }, ""},
+		"profile":                   {func(c *Config) { c.Profile = "x" }, "--profile: unknown profile"},
+		"no deadline":               {func(c *Config) { c.Timeout = 0 }, "--timeout"},
+		"no delay":                  {func(c *Config) { c.RetryIntervalStart = 0 }, "--retry-interval-start"},
+		"negative grace":            {func(c *Config) { c.NodeDeleteGrace = -1 }, "--node-delete-grace: must not be negative"},
+		"negative release grace":    {func(c *Config) { c.PVReleaseGrace = -1 }, "--pv-release-grace: must not be negative"},
+		"pods have their own grace": {func(c *Config) { c.PVCPodDeletionGrace = -1 }, ""},
+		"pods have a grace that is negative": {func(c *Config) { c.PVCPodDeletionGrace = -5 * time.Second },
+			"--pvc-pod-deletion-grace: must not be negative, except -1 for the grace period of the pod, got -5s"},
+		"short grace of missing nodes": {func(c *Config) { c.NodeMissingGrace = c.MinMissingGrace - 1 },
+			"--node-missing-grace: must be at least 1m0s"},
+		"shortest grace of missing nodes": {func(c *Config) { c.NodeMissingGrace = c.MinMissingGrace }, ""},
+		"no workers":                      {func(c *Config) { c.Workers = 0 }, "--nodecontroller-workers"},
+		"fraction above one":              {func(c *Config) { c.NodeCleanupMaxFraction = 1.1 }, "--node-cleanup-max-fraction"},
+		"fraction that is no number":      {func(c *Config) { c.NodeCleanupMaxFraction = math.NaN() }, "--node-cleanup-max-fraction"},
+		"negative nodes":                  {func(c *Config) { c.NodeCleanupMinNodes = -1 }, "--node-cleanup-min-nodes"},
+		"no rate":                         {func(c *Config) { c.NodeCleanupQPS = 0 }, "--node-cleanup-qps"},
+		"rate that is no number":          {func(c *Config) { c.NodeCleanupQPS = math.NaN() }, "--node-cleanup-qps"},
+		"infinite rate":                   {func(c *Config) { c.NodeCleanupQPS = math.Inf(1) }, "--node-cleanup-qps"},
+		"no burst":                        {func(c *Config) { c.NodeCleanupBurst = 0 }, "--node-cleanup-burst"},
+		"custom resource":                 {func(c *Config) { c.NodeCleanupResource = []string{"x"} }, `--node-cleanup-resource "x"`},
+		"address of webhooks":             {func(c *Config) { c.EnableWebhooks, c.WebhookAddr = true, "9443" }, "--webhook-addr"},
+		"port of webhooks":                {func(c *Config) { c.EnableWebhooks, c.WebhookAddr = true, ":nope" }, "--webhook-addr"},
+		"port of webhooks by name":        {func(c *Config) { c.EnableWebhooks, c.WebhookAddr = true, ":https" }, ""},
+		"address without webhooks":        {func(c *Config) { c.WebhookAddr = "" }, ""},
+		"no Secret": {func(c *Config) { c.EnableWebhooks, c.WebhookCertMode = true, servingcert.Secret },
+			"--webhook-cert-secret"},
 		"no configuration for the authority": {func(c *Config) {
-			c.EnableWebhooks, c.WebhookCertMode, c.WebhookCertSecret, c.WebhookService = true, CertSelfSigned, "s", "s"
+			c.EnableWebhooks, c.WebhookCertMode, c.WebhookCertSecret, c.WebhookService = true, servingcert.SelfSigned, "s", "s"
 		}, "--webhook-config-name"},
 		"no service for the authority": {func(c *Config) {
-			c.EnableWebhooks, c.WebhookCertMode, c.WebhookCertSecret, c.WebhookConfigName = true, CertSelfSigned, "s", "c"
+			c.EnableWebhooks, c.WebhookCertMode, c.WebhookCertSecret, c.WebhookConfigName = true, servingcert.SelfSigned, "s", "c"
 		}, "--webhook-service"},
 	}
 	for name, tt := range tests {
@@ -99,9 +117,10 @@ func TestValidate(t *testing.T) {
 
 func TestValidateReportsEverything(t *testing.T) {
 	c, _ := resolved(t, "local.example.com", nil)
-	c.CapacityResource, c.DefaultDeviceClass, c.NodeCleanup, c.Workers, c.NodeCleanupResource, c.DefaultVolumeSize = "cpu", "a/b", "x", 0, []string{"y"}, "z"
+	c.CapacityResource, c.DefaultDeviceClass, c.NodeCleanup, c.Workers, c.NodeCleanupResource = "cpu", "a/b", "x", 0, []string{"y"}
 	err := c.Validate()
-	for _, want := range []string{"--capacity-resource", "--default-device-class", "--node-cleanup:", "--nodecontroller-workers", "--node-cleanup-resource", "--default-volume-size"} {
+	for _, want := range []string{"--capacity-resource", "--default-device-class", "--node-cleanup:", "--nodecontroller-workers",
+		"--node-cleanup-resource"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s is missing in %v", want, err)
 		}
@@ -122,66 +141,24 @@ func TestDeletes(t *testing.T) {
 		change func(*Config)
 		want   string
 	}{
-		"nothing by default":       {nil, ""},
-		"a trial deletes nothing":  {func(c *Config) { c.NodeCleanup = CleanupDryRun }, ""},
-		"a policy without a mode":  {func(c *Config) { c.NodeCleanupUnbound = UnboundDelete }, ""},
-		"claims":                   {func(c *Config) { c.NodeCleanup = CleanupClaims }, "--node-cleanup=claims"},
-		"volumes":                  {func(c *Config) { c.NodeCleanup = CleanupVolumes }, "--node-cleanup=volumes"},
-		"pods of claims":           {func(c *Config) { c.PVCFinalizerMode = ClaimEnforce }, "--pvc-finalizer-mode=enforce with --pvc-pod-deletion=orphaned"},
-		"a finalizer without pods": {func(c *Config) { c.PVCFinalizerMode, c.PVCPodDeletion = ClaimEnforce, PodsNone }, ""},
-		"stripping":                {func(c *Config) { c.PVCFinalizerMode = ClaimStrip }, ""},
+		"nothing by default":      {nil, ""},
+		"a trial deletes nothing": {func(c *Config) { c.NodeCleanup = nodecleanup.ModeDryRun }, ""},
+		"a policy without a mode": {func(c *Config) { c.NodeCleanupUnbound = nodecleanup.UnboundDelete }, ""},
+		"claims":                  {func(c *Config) { c.NodeCleanup = nodecleanup.ModeClaims }, "--node-cleanup=claims"},
+		"volumes":                 {func(c *Config) { c.NodeCleanup = nodecleanup.ModeVolumes }, "--node-cleanup=volumes"},
+		"pods of claims": {func(c *Config) { c.PVCFinalizerMode = pvcfinalizer.ModeEnforce },
+			"--pvc-finalizer-mode=enforce with --pvc-pod-deletion=orphaned"},
+		"a finalizer without pods": {func(c *Config) {
+			c.PVCFinalizerMode, c.PVCPodDeletion = pvcfinalizer.ModeEnforce, pvcfinalizer.PodsNone
+		}, ""},
+		"stripping": {func(c *Config) { c.PVCFinalizerMode = pvcfinalizer.ModeStrip }, ""},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			c, _ := resolved(t, "local.example.com", tt.change)
-			if got := strings.Join(c.Deletes(), " "); got != tt.want {
+			if got := strings.Join(c.DeletingFlags(), " "); got != tt.want {
 				t.Errorf("got %q, want %q", got, tt.want)
 			}
 		})
-	}
-}
-
-func TestParseResource(t *testing.T) {
-	logicalVolumes := Resource{
-		Resource:  schema.GroupVersionResource{Group: "topolvm.io", Version: "v1", Resource: "logicalvolumes"},
-		NodeField: []string{"spec", "nodeName"}, Finalizer: "topolvm.io/logicalvolume",
-		MarkKey: "topolvm.io/pendingdeletion", MarkValue: "true", When: WhenNodeTerminating,
-	}
-	least := Resource{Resource: logicalVolumes.Resource, NodeField: []string{"nodeName"}, When: WhenNodeGone}
-	spaced := least
-	spaced.Finalizer, spaced.MarkKey, spaced.MarkValue = "x.y/z", "x.y/a", "b=c"
-	for text, want := range map[string]Resource{
-		"resource=logicalvolumes.v1.topolvm.io,node-field=spec.nodeName,finalizer=topolvm.io/logicalvolume,mark=topolvm.io/pendingdeletion=true,when=node-terminating": logicalVolumes,
-		"node-field=nodeName,resource=logicalvolumes.v1.topolvm.io":                                   least,
-		"node-field=nodeName, resource=logicalvolumes.v1.topolvm.io, finalizer=x.y/z, mark=x.y/a=b=c": spaced,
-	} {
-		if got, err := ParseResource(text); err != nil || !reflect.DeepEqual(got, want) {
-			t.Errorf("%s: got %+v, %v", text, got, err)
-		}
-	}
-	const valid = "resource=a.v1.x.y,node-field=spec.node"
-	for text, want := range map[string][]string{
-		"":                                  {`item ""`, "resource: is missing", "node-field: is missing"},
-		"resource=pods,node-field=a":        {"resource: must be plural.version.group"},
-		"resource=pods.v1.,node-field=a":    {"resource: must be plural.version.group"},
-		"resource=jobs.v1.batch":            {"resource: must be plural.version.group", "node-field: is missing"},
-		"resource=A.v1.x.y,node-field=a":    {"resource: must be plural.version.group"},
-		"resource=a.v1.x.y,node-field=a..b": {"node-field"},
-		"resource=a.v1.x.y,node-field=.a":   {"node-field"},
-		valid + ",finalizer=x":              {"finalizer: must have a prefix"},
-		valid + ",mark=x.y/z=1":             {"mark: is only set with"},
-		valid + ",finalizer=x.y/f,mark=x.y": {"mark: must be annotation=value"},
-		valid + ",when=now":                 {`when: must be one of node-terminating, node-gone, got "now"`},
-		valid + ",node-field=b":             {"node-field: is there twice"},
-		valid + ",nodefield=b,when=x":       {"nodefield: unknown key", "when: must be"},
-		valid + ",finalizer":                {`item "finalizer": must be key=value`},
-		valid + ",finalizer=":               {`item "finalizer=": must be key=value`},
-	} {
-		_, err := ParseResource(text)
-		for _, w := range want {
-			if err == nil || !strings.Contains(err.Error(), w) {
-				t.Errorf("%q: got %v, want an error with %q", text, err, w)
-			}
-		}
 	}
 }

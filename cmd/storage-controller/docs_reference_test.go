@@ -24,12 +24,14 @@ const referencePage = "../../docs/reference.md"
 
 // readNames are the packages whose constants and literals are what the page is about.
 var readNames = []string{
-	"provisioner", "attacher", "capacity", "nodecontroller", "nodecontroller/webhook", "internal/kube", "internal/volumerules", "election",
+	"provisioner", "attacher", "capacity", "nodecontroller", "nodecontroller/nodecleanup", "nodecontroller/pvcfinalizer",
+	"nodecontroller/resizenudge", "nodecontroller/servingcert", "nodecontroller/webhook", "internal/kube", "internal/volumerules",
+	"election",
 	"cmd/storage-controller", "internal/app", "internal/settings",
 }
 
 // driverNames are the functions that make names out of that of the driver.
-var driverNames = []string{"annotationsOf", "derived", "topolvm", "attacherFinalizer", "Finalizer"}
+var driverNames = []string{"CleanupAnnotation", "derived", "topolvm", "Finalizers", "Finalizer"}
 
 // otherNames have the form of annotation names but are something else, by their meaning.
 var otherNames = map[string]string{

@@ -25,6 +25,7 @@ var explainKinds = map[string]string{
 	"pvc": explain.KindClaim, "persistentvolumeclaim": explain.KindClaim, "persistentvolumeclaims": explain.KindClaim,
 	"pv": explain.KindVolume, "persistentvolume": explain.KindVolume, "persistentvolumes": explain.KindVolume,
 	"va": explain.KindAttachment, "volumeattachment": explain.KindAttachment, "volumeattachments": explain.KindAttachment,
+	"vs": explain.KindSnapshot, "volumesnapshot": explain.KindSnapshot, "volumesnapshots": explain.KindSnapshot,
 	"no": explain.KindNode, "node": explain.KindNode, "nodes": explain.KindNode,
 }
 
@@ -38,11 +39,11 @@ type explainOptions struct {
 func newExplainCommand() *cobra.Command {
 	var o explainOptions
 	cmd := &cobra.Command{
-		Use:   "explain pvc|pv|va|node NAME",
-		Short: "Explain why a claim, volume, attachment or node is in its state, and the next step",
-		Long: `Read a PersistentVolumeClaim (pvc), PersistentVolume (pv), VolumeAttachment (va) or
-Node and everything related to it, and report why it is in its state, which component
-removes each of its finalizers, and the next step.
+		Use:   "explain pvc|pv|va|volumesnapshot|node NAME",
+		Short: "Explain why a claim, volume, attachment, snapshot or node is in its state, and the next step",
+		Long: `Read a PersistentVolumeClaim (pvc), PersistentVolume (pv), VolumeAttachment (va),
+VolumeSnapshot (vs) or Node and everything related to it, and report why it is in its
+state, which component removes each of its finalizers, and the next step.
 
 --status-url adds what a running process knows: failed attempts with the last error and
 the time of the next one, and calls of the driver that are in flight. If the process runs
@@ -61,6 +62,7 @@ and 2 for a usage error.`,
 		Example: `  storage-controller explain pvc data -n shop
   storage-controller explain pvc shop/data
   storage-controller explain va csi-0123 --status-url http://localhost:8080
+  storage-controller explain volumesnapshot backup -n shop
   storage-controller explain node worker-7 -o json`,
 		Args: func(_ *cobra.Command, args []string) error {
 			_, err := o.request(args)
@@ -73,7 +75,8 @@ and 2 for a usage error.`,
 		RunE:              func(cmd *cobra.Command, args []string) error { return o.run(cmd, args) },
 	}
 	fs := cmd.Flags()
-	fs.StringVarP(&o.namespace, "namespace", "n", "", "namespace of the claim; empty means that of the current context, or of the pod")
+	fs.StringVarP(&o.namespace, "namespace", "n", "",
+		"namespace of the claim or snapshot; empty means that of the current context, or of the pod")
 	fs.StringVarP(&o.output, "output", "o", "text", "text or json")
 	fs.StringVar(&o.kubeconfig, "kubeconfig", "", settings.UserKubeconfigUsage)
 	fs.StringVar(&o.master, "master", "", "URL of the API server")
@@ -88,7 +91,7 @@ and 2 for a usage error.`,
 	return cmd
 }
 
-// request returns the object that args name: KIND NAME or KIND/NAME; the name of a claim may be NAMESPACE/NAME.
+// request returns the object that args name: KIND NAME or KIND/NAME; the name of a claim or a snapshot may be NAMESPACE/NAME.
 func (o explainOptions) request(args []string) (explain.Request, error) {
 	if len(args) == 1 {
 		if kind, name, ok := strings.Cut(args[0], "/"); ok {
@@ -102,10 +105,10 @@ func (o explainOptions) request(args []string) (explain.Request, error) {
 	name, namespace, err := o.objectName(kind, args[1])
 	switch {
 	case !ok:
-		return explain.Request{}, fmt.Errorf("kind %q cannot be explained: pvc, pv, va and node can", args[0])
+		return explain.Request{}, fmt.Errorf("kind %q cannot be explained: pvc, pv, va, volumesnapshot and node can", args[0])
 	case err != nil:
 		return explain.Request{}, err
-	case kind != explain.KindClaim && o.namespace != "":
+	case !explain.Namespaced(kind) && o.namespace != "":
 		return explain.Request{}, fmt.Errorf("--namespace: a %s has no namespace; leave it out", kind)
 	case o.status != explain.StatusAccess{} && !strings.HasPrefix(o.statusURL, "https://"):
 		return explain.Request{}, errors.New(
@@ -124,12 +127,12 @@ func (o explainOptions) objectName(kind, arg string) (name, namespace string, er
 		return "", "", errors.New("the name must not be empty, such as: explain pvc data")
 	case !qualified:
 		return arg, o.namespace, nil
-	case kind != explain.KindClaim:
+	case !explain.Namespaced(kind):
 		return "", "", fmt.Errorf("name %q: a %s has no namespace; leave out what stands before the slash", arg, kind)
 	case before == "" || name == "" || strings.Contains(name, "/"):
 		return "", "", fmt.Errorf("name %q: must be NAME, or NAMESPACE/NAME", arg)
 	case o.namespace != "" && o.namespace != before:
-		return "", "", fmt.Errorf("--namespace: is %s, and the claim %s names another; leave one of them out", o.namespace, arg)
+		return "", "", fmt.Errorf("--namespace: is %s, and %s names another; leave one of them out", o.namespace, arg)
 	}
 	return name, before, nil
 }
@@ -146,7 +149,7 @@ func (o explainOptions) run(cmd *cobra.Command, args []string) error {
 	if err != nil {
 		return err
 	}
-	if request.Kind == explain.KindClaim && request.Namespace == "" {
+	if explain.Namespaced(request.Kind) && request.Namespace == "" {
 		request.Namespace = namespace
 	}
 	clients, err := explainClients(cfg)

@@ -22,7 +22,7 @@ func newMigrateCommand(name string) *cobra.Command {
 		Use:   "migrate -f FILE",
 		Short: "Rewrite the manifest of a driver to run storage-controller instead of the sidecars",
 		Long: `Rewrite the manifest of a CSI driver to run storage-controller instead of csi-provisioner
-and csi-attacher, and next to topolvm-controller.
+and csi-attacher, of livenessprobe beside them, and next to topolvm-controller.
 
 It reads Deployments, StatefulSets and DaemonSets in YAML, and prints the same manifest
 with one container in place of these sidecars, with their flags, environment, mounts,

@@ -90,8 +90,8 @@ func namesOf(driver string) map[string][2]string {
 	for name, value := range map[string]string{
 		"driver-name": "D", "node-finalizer": "D/node", "pvc-finalizer": "D/pvc", "capacity-resource": "D/capacity",
 		"capacity-annotation-prefix": "capacity.D/", "default-device-class": "00default", "device-class-parameter": "D/device-class",
-		"resize-annotation": "D/last-resizefs-requested-at", "topology-node-key": "topology.D/node", "webhook-optout-label": "D/webhook",
-		"default-volume-size": "1Gi", "leader-election-id": "topolvm",
+		"resize-annotation": "D/last-resizefs-requested-at", "topology-node-key": "topology.D/node",
+		"leader-election-id": "topolvm",
 		"node-cleanup-resource": "resource=logicalvolumes.v1.D,node-field=spec.nodeName,finalizer=D/logicalvolume," +
 			"mark=D/pendingdeletion=true,when=node-terminating",
 	} {

@@ -66,12 +66,15 @@ func TestNodecontrollerScenarioCommands(t *testing.T) {
 
 	t.Run("019_remove_finalizers", func(t *testing.T) {
 		all := driver + "/node,x.example.com/other"
-		if code, stdout, stderr := command("remove-finalizers", "--dry-run"); code != 0 || strings.Count(stdout,
-			"would lose") != 2 || finalizers("n") != all {
-			t.Errorf("only tried: %d %q %q, left are %s", code, stdout, stderr, finalizers("n"))
-		}
 		if code, stdout, stderr := command("remove-finalizers"); code != 0 || strings.Count(stdout,
-			"lost finalizer") != 2 || finalizers("n") != "x.example.com/other" || finalizers("keep") != "x.example.com/other" {
+			"would be removed") != 2 || finalizers("n") != all {
+			t.Errorf("the plan: %d %q %q, left are %s", code, stdout, stderr, finalizers("n"))
+		}
+		if code, _, stderr := command("remove-finalizers", "--dry-run"); code != exitUsage || !strings.Contains(stderr, "--yes") {
+			t.Errorf("a removed flag: %d %q", code, stderr)
+		}
+		if code, stdout, stderr := command("remove-finalizers", "--yes"); code != 0 || strings.Count(stdout,
+			" removed\n") != 2 || finalizers("n") != "x.example.com/other" || finalizers("keep") != "x.example.com/other" {
 			t.Errorf("%d %q %q, left are %s", code, stdout, stderr, finalizers("n"))
 		}
 	})
@@ -88,9 +91,8 @@ func TestNodecontrollerScenarioCommands(t *testing.T) {
 		must(err)
 		must(cp.Client().CoreV1().Nodes().Delete(t.Context(), ns+"-n", metav1.DeleteOptions{}))
 		must(cp.Client().StorageV1().CSINodes().Delete(t.Context(), ns+"-n", metav1.DeleteOptions{}))
-		if code, stdout, stderr := command("cleanup", "--node="+ns+"-n", "--volumes"); code != exitFindings || !strings.Contains(stdout,
-			"delete volume") || !strings.Contains(stderr, "--yes") {
-			t.Errorf("the plan alone: %d %q %q", code, stdout, stderr)
+		if code, stdout, stderr := command("cleanup", "--node="+ns+"-n", "--volumes"); code != 0 || !strings.Contains(stdout, ns+"-pv") {
+			t.Errorf("the plan: %d %q %q", code, stdout, stderr)
 		}
 		if code, stdout, stderr := command("cleanup", "--node="+ns+"-n", "--volumes", "--yes"); code != 0 {
 			t.Errorf("%d %q %q", code, stdout, stderr)
@@ -106,11 +108,34 @@ func TestNodecontrollerScenarioCommands(t *testing.T) {
 			t.Errorf("a node without volumes: %d %q", code, stdout)
 		}
 	})
+	t.Run("042_approve", func(t *testing.T) {
+		if code, _, stderr := command("approve", "n1"); code != exitFailure || !strings.Contains(stderr, "lost-nodes."+driver) {
+			t.Errorf("without records: %d %q", code, stderr)
+		}
+		maps := cp.Client().CoreV1().ConfigMaps(ns)
+		_, err := maps.Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "lost-nodes." + driver},
+			Data: map[string]string{"n1": `{"node":"n1","since":"2026-11-22T09:51:03Z","held":"breaker"}`}}, metav1.CreateOptions{})
+		must(err)
+		approved := func() string {
+			cm, err := maps.Get(t.Context(), "lost-nodes."+driver, metav1.GetOptions{})
+			must(err)
+			return cm.Annotations["storage-controller.io/approve"]
+		}
+		if code, stdout, stderr := command("approve", "n1"); code != 0 || !strings.Contains(stdout, "held") || approved() != "" {
+			t.Errorf("the plan: %d %q %q", code, stdout, stderr)
+		}
+		if code, _, stderr := command("approve", "--yes"); code != exitFailure || !strings.Contains(stderr, "Name the nodes") {
+			t.Errorf("without a node: %d %q", code, stderr)
+		}
+		if code, stdout, stderr := command("approve", "n1", "--yes", "--namespace="+ns); code != 0 || approved() != "n1" {
+			t.Errorf("%d %q %q, approved %q", code, stdout, stderr, approved())
+		}
+	})
 	t.Run("055_no_API_server", func(t *testing.T) {
 		path := kubetest.WriteKubeconfig(t, &rest.Config{Host: "http://127.0.0.1:1"})
 		code, _, stderr := output(t, "storage-controller", "nodecontroller", "cleanup", "--node=n", "--yes", "--driver-name="+driver,
 			"--kubeconfig="+path)
-		if code != exitFailure || !strings.Contains(stderr, "kube-system") {
+		if code != exitFailure || !strings.Contains(stderr, "connection refused") {
 			t.Errorf("%d %q", code, stderr)
 		}
 	})

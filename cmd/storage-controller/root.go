@@ -66,7 +66,7 @@ file over the default.`,
 	return root
 }
 
-// withHint adds a hint to the error about a flag of topolvm-controller that does not exist here.
+// withHint adds a hint to the error about a flag that was removed, or is one of topolvm-controller.
 func withHint(err error) error {
 	var unknown *pflag.NotExistError
 	if !errors.As(err, &unknown) {
@@ -76,7 +76,11 @@ func withHint(err error) error {
 	if letters := unknown.GetSpecifiedShortnames(); letters != "" { // a long flag with one dash
 		name, _, _ = strings.Cut(letters, "=")
 	}
-	switch name = string(settings.NormalizeFlag(nil, name)); {
+	name = string(settings.NormalizeFlag(nil, name))
+	if instead := settings.Replacement(name); instead != "" {
+		return fmt.Errorf("flag --%s was removed: %s", name, instead)
+	}
+	switch {
 	case strings.HasPrefix(name, "minimum-allocation-"):
 		return fmt.Errorf("%w: it is a flag of the driver. Set it there", err)
 	case strings.HasPrefix(name, "zap-"):

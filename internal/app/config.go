@@ -48,6 +48,9 @@ func (c Config) Validate() error {
 			}
 		}
 	}
+	if c.Common.DriverHealthEndpoint != "" && c.nameWithoutConnection() != "" {
+		errs = append(errs, errors.New("--driver-health-endpoint: requires a connection to the driver. Set --csi-address"))
+	}
 	errs = append(errs, c.DriverConfig().Validate(), c.leaseConfig().Validate(), c.serverConfig().Validate(),
 		c.tracingConfig("").Validate(), c.validateAudit())
 	for _, r := range c.roles {
@@ -123,7 +126,8 @@ func (c Config) tracingConfig(driver string) tracing.Config {
 func (c Config) serverConfig() metrics.Config {
 	cfg := metrics.Config{
 		HealthAddress: settings.Address(c.Common.HealthBindAddress), ProfilingAddress: settings.Address(c.Common.ProfilingBindAddress),
-		MetricsPath: c.Common.MetricsPath, Pprof: c.Common.EnablePprof, LeaderElection: c.Common.LeaderElection,
+		DriverHealthAddress: c.Common.DriverHealthEndpoint, MetricsPath: c.Common.MetricsPath, Pprof: c.Common.EnablePprof,
+		LeaderElection: c.Common.LeaderElection,
 	}
 	for _, a := range c.Common.Endpoints() { // at most one
 		cfg.Address = a

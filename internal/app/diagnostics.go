@@ -6,14 +6,30 @@ import (
 	"fmt"
 	"net/http"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/klog/v2"
 
+	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/tools/statusz"
 	"github.com/storage-controller/storage-controller/metrics"
 )
+
+// driverHealth checks the driver for --driver-health-endpoint, from before the first connection on.
+type driverHealth struct {
+	client atomic.Pointer[csiclient.Client]
+}
+
+func (h *driverHealth) check(ctx context.Context, timeout time.Duration) error {
+	client := h.client.Load()
+	if client == nil {
+		return errors.New("not connected to the driver yet")
+	}
+	return client.CheckHealth(ctx, timeout)
+}
 
 // diagnostics is the HTTP server, if there is one.
 type diagnostics struct {
@@ -25,7 +41,8 @@ type diagnostics struct {
 func (p *process) serve(ctx context.Context, registry *prometheus.Registry) (*diagnostics, error) {
 	cfg, d := p.serverConfig(), &diagnostics{}
 	cfg.Handlers, p.page.checks = p.page.pages(), d.checks
-	if cfg.Address == "" && cfg.HealthAddress == "" && cfg.ProfilingAddress == "" {
+	cfg.DriverHealth = func(r *http.Request) error { return p.health.check(r.Context(), p.Common.ProbeTimeout) }
+	if cfg.Address == "" && cfg.HealthAddress == "" && cfg.ProfilingAddress == "" && cfg.DriverHealthAddress == "" {
 		return d, nil
 	}
 	var err error

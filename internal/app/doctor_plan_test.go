@@ -37,7 +37,6 @@ func TestEveryFileOfPermissionsIsAskedFor(t *testing.T) {
 	for _, args := range [][]string{
 		{"--leader-election", "--feature-gates=CrossNamespaceVolumeDataSource=true", "--capacity-ownerref-level=2",
 			"--node-finalizer-mode=manage", "--node-cleanup=volumes",
-			"--node-cleanup-unbound=reschedule",
 			"--node-cleanup-resource=resource=things.v1.example.com,node-field=spec.node,finalizer=example.com/f",
 			"--pvc-finalizer-mode=enforce",
 			"--resize-nudge", "--secure-metrics-server", "--enable-webhooks",

@@ -19,6 +19,9 @@ import (
 	"github.com/storage-controller/storage-controller/internal/settings"
 	"github.com/storage-controller/storage-controller/internal/tools/doctor"
 	"github.com/storage-controller/storage-controller/nodecontroller"
+	"github.com/storage-controller/storage-controller/nodecontroller/nodecleanup"
+	"github.com/storage-controller/storage-controller/nodecontroller/pvcfinalizer"
+	"github.com/storage-controller/storage-controller/nodecontroller/servingcert"
 )
 
 const nodecontrollerName = "nodecontroller"
@@ -30,10 +33,7 @@ var nodecontrollerRole = Role{
 	commonOptions: nodecontrollerCommonOptions,
 	// As in topolvm-controller, and unlike the sidecars: two replicas must not delete at the same time.
 	defaults: map[string]any{"leader-election": true, "leader-election-retry-period": 2 * time.Second},
-	config: func() any {
-		d := nodecontroller.DefaultConfig()
-		return &nodecontroller.Config{MinMissingGrace: d.MinMissingGrace, UnregisteredGrace: d.UnregisteredGrace, ClockGap: d.ClockGap}
-	},
+	config:   func() any { return nodecontroller.Empty() },
 	preset:   nodecontroller.MayBePreset,
 	validate: validateNodecontroller,
 	timeout:  func(s settings.Settings) time.Duration { return nodecontrollerConfig(s).Timeout },
@@ -58,10 +58,15 @@ var nodecontrollerRole = Role{
 	apis:        nodecontrollerAPIs,
 	prepare: func(s *shared) error {
 		cfg, _, err := resolveNodecontroller(s.settings, s.driver.Name)
-		if err == nil {
-			s.informers.Retain(cfg.Details())
+		if err != nil {
+			return err
 		}
-		return err
+		if cfg.Deletes() && election.OwnNamespace() == "" {
+			return &UsageError{fmt.Errorf("--node-cleanup=%s: requires the namespace of the process, which stores the records of lost "+
+				"nodes. Set the environment variable POD_NAMESPACE from metadata.namespace", cfg.NodeCleanup)}
+		}
+		s.informers.Retain(cfg.RetainedFields())
+		return nil
 	},
 	check: "webhook",
 	build: buildNodecontroller,
@@ -115,7 +120,7 @@ func validateNodecontroller(s settings.Settings) error {
 	if resolve != nil && cfg.Validate() == nil { // both report an unknown profile
 		errs = append(errs, resolve)
 	}
-	if deletes := cfg.Deletes(); len(deletes) > 0 && !s.Common.LeaderElection && mayRun(s, nodecontrollerName) {
+	if deletes := cfg.DeletingFlags(); len(deletes) > 0 && !s.Common.LeaderElection && mayRun(s, nodecontrollerName) {
 		errs = append(errs, fmt.Errorf("--leader-election: must be set with %s, or several replicas delete at the same time",
 			strings.Join(deletes, " and ")))
 	}
@@ -145,18 +150,15 @@ func otherNodecontrollers(driver string) []string {
 
 func nodecontrollerGrants(s settings.Settings, d csiclient.Driver) []doctor.Grant {
 	c := nodecontrollerOf(s, d)
-	grants := []doctor.Grant{{File: nodecontrollerName}}
+	grants := []doctor.Grant{{File: nodecontrollerName, Namespace: election.Namespace("")}}
 	for _, file := range []struct {
 		needed bool
 		name   string
 	}{
-		{c.NodeFinalizerMode != nodecontroller.NodeFinalizerOff, "nodecontroller-node-finalizer"},
-		{slices.Contains([]nodecontroller.CleanupMode{nodecontroller.CleanupDryRun, nodecontroller.CleanupClaims,
-			nodecontroller.CleanupVolumes}, c.NodeCleanup),
-			"nodecontroller-cleanup"},
-		{c.NodeCleanup == nodecontroller.CleanupVolumes, "nodecontroller-cleanup-volumes"},
-		{c.NodeCleanupUnbound == nodecontroller.UnboundReschedule, "nodecontroller-cleanup-unbound"},
-		{c.PVCFinalizerMode == nodecontroller.ClaimStrip, "nodecontroller-pvc-strip"},
+		{c.NodeFinalizerMode != nodecleanup.FinalizerOff, "nodecontroller-node-finalizer"},
+		{c.Deletes(), "nodecontroller-cleanup"},
+		{c.NodeCleanup == nodecleanup.ModeVolumes, "nodecontroller-cleanup-volumes"},
+		{c.PVCFinalizerMode == pvcfinalizer.ModeStrip, "nodecontroller-pvc-strip"},
 		{c.ResizeNudge, "nodecontroller-resize-nudge"},
 	} {
 		if file.needed {
@@ -168,15 +170,15 @@ func nodecontrollerGrants(s settings.Settings, d csiclient.Driver) []doctor.Gran
 			{Groups: []string{r.Resource.Group}, Resources: []string{r.Resource.Resource}, Verbs: []string{"list", "patch", "delete"}},
 		}})
 	}
-	if c.PVCFinalizerMode == nodecontroller.ClaimEnforce {
+	if c.PVCFinalizerMode == pvcfinalizer.ModeEnforce {
 		enforce := doctor.Grant{File: "nodecontroller-pvc-enforce"}
-		if c.PVCPodDeletion == nodecontroller.PodsNone {
+		if c.PVCPodDeletion == pvcfinalizer.PodsNone {
 			enforce.Rules = slices.DeleteFunc(slices.Clone(doctor.Rules(enforce.File)),
 				func(r doctor.Rule) bool { return slices.Contains(r.Resources, "pods") })
 		}
 		grants = append(grants, enforce)
 	}
-	if c.EnableWebhooks && c.WebhookCertMode != nodecontroller.CertFiles {
+	if c.EnableWebhooks && c.WebhookCertMode != servingcert.Files {
 		grants = append(grants, certificateGrant(c))
 	}
 	return grants
@@ -189,7 +191,7 @@ func certificateGrant(c nodecontroller.Config) doctor.Grant {
 		Names: map[string]string{"storage-controller-webhook-certificates": c.WebhookCertSecret,
 			"storage-controller-webhooks": c.WebhookConfigName},
 	}
-	if c.WebhookCertMode == nodecontroller.CertSecret {
+	if c.WebhookCertMode == servingcert.Secret {
 		grant.Rules = []doctor.Rule{
 			{Namespaced: true, Groups: []string{""}, Resources: []string{"secrets"}, Names: []string{c.WebhookCertSecret},
 				Verbs: []string{"watch"}},
@@ -199,10 +201,10 @@ func certificateGrant(c nodecontroller.Config) doctor.Grant {
 }
 
 // customResources returns the valid items of --node-cleanup-resource; validate reports the others.
-func customResources(c nodecontroller.Config) []nodecontroller.Resource {
-	var resources []nodecontroller.Resource
+func customResources(c nodecontroller.Config) []nodecleanup.Resource {
+	var resources []nodecleanup.Resource
 	for _, text := range c.NodeCleanupResource {
-		if r, err := nodecontroller.ParseResource(text); err == nil {
+		if r, err := nodecleanup.ParseResource(text); err == nil {
 			resources = append(resources, r)
 		}
 	}
@@ -255,6 +257,6 @@ func buildNodecontroller(ctx context.Context, s *shared, config *rest.Config) (c
 		Registry:          s.registry,
 		Queues:            s.queues,
 		UnthrottledClient: unthrottled,
-		Namespace:         election.Namespace(""), // independent of --leader-election-namespace
+		Namespace:         election.OwnNamespace(), // independent of --leader-election-namespace
 	})
 }

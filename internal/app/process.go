@@ -31,6 +31,7 @@ type process struct {
 	server         *diagnostics
 	page           *status
 	csi            *csiclient.Client // nil if no role calls the driver
+	health         driverHealth
 	driver         csiclient.Driver
 	terminationLog string
 }
@@ -145,6 +146,7 @@ func (p *process) connect(ctx context.Context) error {
 	}
 	p.csi = csi
 	p.page.connecting(csi)
+	p.health.client.Store(csi)
 	p.server.ready("driver", csi.CheckReady)
 	if p.driver, err = csi.Connect(ctx); err != nil {
 		return err

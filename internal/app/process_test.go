@@ -1,17 +1,25 @@
 package app
 
 import (
+	"context"
 	"errors"
+	"fmt"
+	"io"
+	"net/http"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/csiclient/csitest"
 	"github.com/storage-controller/storage-controller/internal/kubetest"
+	"github.com/storage-controller/storage-controller/metrics"
 )
 
 // TestTerminationMessage is what Kubernetes shows of a container that ends with its driver.
@@ -73,5 +81,65 @@ func TestBuildThatFails(t *testing.T) {
 	}
 	if err := registry.Register(gauge()); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestDriverHealthEndpoint: the address answers as livenessprobe does, from before the connection on.
+func TestDriverHealthEndpoint(t *testing.T) {
+	plugin := csitest.Run(t, csitest.Config{})
+	c := configOf(t, Attach, "--csi-address="+plugin.Address(), "--driver-health-endpoint=127.0.0.1:0", "--probe-timeout=2s")
+	if err := c.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	registry := metrics.NewRegistry("test")
+	p := &process{Config: c, registry: registry, page: &status{}}
+	ctx, stop := context.WithCancel(t.Context())
+	server, err := p.serve(ctx, registry)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.wait()
+	defer stop()
+	p.server = server
+	want := func(path string, code int, text string) {
+		t.Helper()
+		response, err := http.Get("http://" + server.server.Address() + path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer response.Body.Close()
+		body, err := io.ReadAll(response.Body)
+		if err != nil || response.StatusCode != code || !strings.Contains(string(body), text) {
+			t.Errorf("%s: %d %q, %v; want %d with %q", path, response.StatusCode, body, err, code, text)
+		}
+	}
+	want("/healthz", http.StatusInternalServerError, "not connected to the driver yet")
+	if err := p.connect(ctx); err != nil {
+		t.Fatal(err)
+	}
+	defer p.csi.Close()
+	want("/healthz", http.StatusOK, "ok")
+	want("/metrics", http.StatusNotFound, "")
+	plugin.Next("Probe", csitest.Alter(func(r *csi.ProbeResponse) { r.Ready = wrapperspb.Bool(false) }))
+	want("/healthz", http.StatusInternalServerError, "driver responded but is not ready")
+	plugin.Stop()
+	want("/healthz", http.StatusInternalServerError, "DeadlineExceeded")
+	if err := plugin.Restart(nil); err != nil {
+		t.Fatal(err)
+	}
+	want("/healthz", http.StatusOK, "ok")
+}
+
+func TestDriverHealthNeedsAConnection(t *testing.T) {
+	for args, want := range map[string]string{
+		"--driver-health-endpoint=:9808":                                             "",
+		"--driver-health-endpoint=:9808 --driver-name=a.b":                           "requires a connection",
+		"--driver-health-endpoint=:9808 --driver-name=a.b --csi-address=/csi.socket": "",
+		"--probe-timeout=0": "--probe-timeout: must be positive",
+	} {
+		err := configOf(t, Nodecontroller, strings.Fields(args)...).Validate()
+		if got := fmt.Sprint(err); want == "" && strings.Contains(got, "driver-health") || want != "" && !strings.Contains(got, want) {
+			t.Errorf("%s: got %v, want %q", args, err, want)
+		}
 	}
 }

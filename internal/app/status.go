@@ -70,6 +70,11 @@ func (s *status) page() statusz.Page {
 	}
 	if s.terms != nil {
 		p.Roles = s.terms.status()
+		if p.Driver != nil {
+			p.LostNodes = s.terms.lostNodes(p.Driver.Driver.Name)
+		} else {
+			p.LostNodes = s.terms.lostNodes(s.cfg.DriverName())
+		}
 	}
 	return p
 }

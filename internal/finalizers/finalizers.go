@@ -66,7 +66,10 @@ var removals = map[string]Removal{
 		snapshotController, "after the VolumeSnapshotContent is deleted",
 	},
 	"snapshot.storage.kubernetes.io/volumesnapshotcontent-bound-protection": {
-		"the snapshot controller and csi-snapshotter", "after DeleteSnapshot succeeded",
+		"the snapshotter of the driver", "after DeleteSnapshot succeeded, or if the deletionPolicy is Retain",
+	},
+	"groupsnapshot.storage.kubernetes.io/volumegroupsnapshotcontent-bound-protection": {
+		"the snapshotter of the driver", "after DeleteVolumeGroupSnapshot succeeded, or if the deletionPolicy is Retain",
 	},
 	"storage.kubernetes.io/backup-protection": {"the backup software that added it", "after the backup"},
 	"topolvm.io/node":                         {ourOrTopoLVM, nodeCleanedUp},

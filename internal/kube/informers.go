@@ -12,6 +12,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/metadata"
@@ -215,6 +216,19 @@ func (i *Informers) Capacities(namespace string, labels map[string]string, beta 
 		get = factory.Storage().V1beta1().CSIStorageCapacities().Informer
 	}
 	return informerFor[*storagev1.CSIStorageCapacity](i, "csistoragecapacities", get, nil)
+}
+
+// ConfigMapIfAllowed returns the informer for one ConfigMap. A missing permission does not fail
+// [Informers.Synced]. Call it for one ConfigMap only.
+func (i *Informers) ConfigMapIfAllowed(namespace, name string) Informer[*corev1.ConfigMap] {
+	factory := informers.NewSharedInformerFactoryWithOptions(i.client, 0, informers.WithNamespace(namespace),
+		informers.WithTweakListOptions(func(o *metav1.ListOptions) {
+			o.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, name).String()
+		}))
+	return ifAllowed(i, "configmaps", func() Informer[*corev1.ConfigMap] {
+		i.filtered = append(i.filtered, factory)
+		return informerFor[*corev1.ConfigMap](i, "configmaps", factory.Core().V1().ConfigMaps().Informer, nil)
+	})
 }
 
 // Pods returns the informer for Pods.

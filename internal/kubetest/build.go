@@ -1,5 +1,6 @@
-// Package kubetest starts a real control plane for tests: the program of test/controlplane, which is
-// built once per machine and started once per test binary.
+// Package kubetest starts a real control plane for tests: the program of test/controlplane, and with
+// [WithSnapshotController] that of test/snapshotcontroller. Both are built once per machine and started once
+// per test binary.
 package kubetest
 
 import (
@@ -23,8 +24,20 @@ import (
 // go.mod.
 const kubernetesVersion = "v1.36.3"
 
-// moduleDir returns the directory of the control plane's source.
-func moduleDir() (string, error) {
+// program is a program that is compiled for tests.
+type program struct {
+	name    string // of the module in test/ and of the file in the cache
+	title   string // in messages
+	pkg     string // package to compile
+	ldflags string
+	takes   string // how long the first compilation takes
+}
+
+var controlPlaneProgram = program{name: "controlplane", title: "Kubernetes control plane", pkg: ".",
+	ldflags: "-X k8s.io/component-base/version.gitVersion=" + kubernetesVersion, takes: "five minutes"}
+
+// moduleDir returns the directory of the program's module.
+func (p program) moduleDir() (string, error) {
 	_, file, _, ok := runtime.Caller(0)
 	if !ok || !filepath.IsAbs(file) {
 		// A build with -trimpath does not know where its source is: the
@@ -34,25 +47,30 @@ func moduleDir() (string, error) {
 			return "", err
 		}
 		for dir := wd; dir != filepath.Dir(dir); dir = filepath.Dir(dir) {
-			module := filepath.Join(dir, "test", "controlplane")
+			module := filepath.Join(dir, "test", p.name)
 			if _, err := os.Stat(filepath.Join(module, "go.mod")); err == nil {
 				return module, nil
 			}
 		}
-		return "", fmt.Errorf("no test/controlplane in %s or above", wd)
+		return "", fmt.Errorf("no test/%s in %s or above", p.name, wd)
 	}
-	return filepath.Join(filepath.Dir(file), "..", "..", "test", "controlplane"), nil
+	return filepath.Join(filepath.Dir(file), "..", "..", "test", p.name), nil
 }
 
 // Build returns the path of the control plane's program. It builds the program, which takes some
 // minutes, unless the cache has it. progress, if not nil, receives messages.
 func Build(ctx context.Context, progress io.Writer) (string, error) {
+	return controlPlaneProgram.build(ctx, progress)
+}
+
+// build returns the path of the program, which it compiles unless the cache has it.
+func (p program) build(ctx context.Context, progress io.Writer) (string, error) {
 	if progress == nil {
 		progress = io.Discard
 	}
-	module, err := moduleDir()
+	module, err := p.moduleDir()
 	if err != nil {
-		return "", fmt.Errorf("looking for the control plane's source: %w", err)
+		return "", fmt.Errorf("looking for the source of the %s: %w", p.title, err)
 	}
 	cache, err := os.UserCacheDir()
 	if err != nil {
@@ -60,13 +78,13 @@ func Build(ctx context.Context, progress io.Writer) (string, error) {
 	}
 	sum, err := contentHash(module)
 	if err != nil {
-		return "", fmt.Errorf("reading the control plane's source: %w", err)
+		return "", fmt.Errorf("reading the source of the %s: %w", p.title, err)
 	}
 	dir := filepath.Join(cache, "storage-controller")
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return "", err
 	}
-	path := filepath.Join(dir, "controlplane-"+sum)
+	path := filepath.Join(dir, p.name+"-"+sum)
 	if _, err := os.Stat(path); err == nil {
 		return path, nil
 	}
@@ -76,24 +94,24 @@ func Build(ctx context.Context, progress io.Writer) (string, error) {
 		return "", err
 	}
 	defer lock.Close()
-	if err := lockFile(ctx, lock, progress); err != nil {
-		return "", fmt.Errorf("waiting for another build of the control plane: %w", err)
+	if err := p.lockFile(ctx, lock, progress); err != nil {
+		return "", fmt.Errorf("waiting for another build of the %s: %w", p.title, err)
 	}
 	if _, err := os.Stat(path); err == nil {
 		return path, nil
 	}
-	return path, build(ctx, module, path, progress)
+	return path, p.compile(ctx, module, path, progress)
 }
 
 // lockFile waits until no other process holds lock.
-func lockFile(ctx context.Context, lock *os.File, progress io.Writer) error {
+func (p program) lockFile(ctx context.Context, lock *os.File, progress io.Writer) error {
 	for attempt := 0; ; attempt++ {
 		err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
 		if !errors.Is(err, syscall.EWOULDBLOCK) && !errors.Is(err, syscall.EINTR) {
 			return err
 		}
 		if attempt == 0 {
-			fmt.Fprintln(progress, "Waiting for another process, which is compiling the Kubernetes control plane.")
+			fmt.Fprintf(progress, "Waiting for another process, which is compiling the %s.\n", p.title)
 		}
 		select {
 		case <-ctx.Done():
@@ -103,12 +121,11 @@ func lockFile(ctx context.Context, lock *os.File, progress io.Writer) error {
 	}
 }
 
-// build compiles module into path, which appears only when it is complete.
-func build(ctx context.Context, module, path string, progress io.Writer) error {
-	fmt.Fprintln(progress, "Compiling the Kubernetes control plane: about five minutes the first time, and once per machine.")
+// compile compiles module into path, which appears only when it is complete.
+func (p program) compile(ctx context.Context, module, path string, progress io.Writer) error {
+	fmt.Fprintf(progress, "Compiling the %s: about %s the first time, and once per machine.\n", p.title, p.takes)
 	begin := time.Now()
-	version := "-X k8s.io/component-base/version.gitVersion=" + kubernetesVersion
-	cmd := exec.CommandContext(ctx, "go", "build", "-ldflags", "-s -w "+version, "-o", path+".new", ".")
+	cmd := exec.CommandContext(ctx, "go", "build", "-ldflags", strings.TrimSpace("-s -w "+p.ldflags), "-o", path+".new", p.pkg)
 	cmd.Dir = module
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=", "GOWORK=off")
 	done := make(chan struct{})
@@ -130,7 +147,7 @@ func build(ctx context.Context, module, path string, progress io.Writer) error {
 		break
 	}
 	if err != nil {
-		return fmt.Errorf("building the control plane: %w\n%s", err, output)
+		return fmt.Errorf("building the %s: %w\n%s", p.title, err, output)
 	}
 	fmt.Fprintf(progress, "Compiled after %v.\n", time.Since(begin).Round(time.Second))
 	return os.Rename(path+".new", path)

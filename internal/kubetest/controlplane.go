@@ -24,6 +24,8 @@ const (
 	APIServer         = "apiserver"
 	ControllerManager = "controller-manager"
 	Scheduler         = "scheduler"
+	// SnapshotController is the snapshot-controller of external-snapshotter.
+	SnapshotController = "snapshot-controller"
 )
 
 // Config selects the components of a control plane besides etcd and the API server.
@@ -34,6 +36,8 @@ type Config struct {
 	ControllerManager bool
 	Scheduler         bool
 	Audit             bool
+	// SnapshotController also installs the CRDs of snapshots.
+	SnapshotController bool
 	// Progress, if not nil, receives messages about the build and the start.
 	Progress io.Writer
 }
@@ -49,6 +53,8 @@ type ControlPlane struct {
 	output  *watchedOutput
 	rest    *rest.Config
 	client  kubernetes.Interface
+
+	snapshots snapshotController
 }
 
 // Start starts a control plane and returns when it serves. The control plane exits with this process,
@@ -82,7 +88,11 @@ func Start(ctx context.Context, cfg Config) (*ControlPlane, error) {
 	if cfg.Audit {
 		args = append(args, "--audit")
 	}
-	if err := c.run(ctx, args); err != nil {
+	err = c.run(ctx, args)
+	if err == nil && cfg.SnapshotController {
+		err = c.startSnapshotController(ctx)
+	}
+	if err != nil {
 		c.Stop()
 		return nil, err
 	}
@@ -127,6 +137,7 @@ func (c *ControlPlane) run(ctx context.Context, args []string) error {
 // Stop stops the control plane and waits until it has exited.
 func (c *ControlPlane) Stop() {
 	c.stop.Do(func() {
+		c.snapshots.kill()
 		if c.stdin != nil {
 			c.stdin.Close()
 			<-c.exited
@@ -158,11 +169,18 @@ func (c *ControlPlane) Client() kubernetes.Interface { return c.client }
 
 // Halt kills a component.
 func (c *ControlPlane) Halt(ctx context.Context, component string) error {
+	if component == SnapshotController {
+		c.snapshots.kill()
+		return nil
+	}
 	return c.control(ctx, "stop", component)
 }
 
 // Resume starts a component again and returns when it serves.
 func (c *ControlPlane) Resume(ctx context.Context, component string) error {
+	if component == SnapshotController {
+		return c.snapshots.start()
+	}
 	return c.control(ctx, "start", component)
 }
 

@@ -34,7 +34,14 @@ spec:
 
 var kindsOnce sync.Once
 
-// InstallCRDs adds VolumeSnapshot with its content and class, and ReferenceGrant, to a
+// SnapshotCRDs lists the groups and plural names of the kinds of snapshots and group snapshots.
+var SnapshotCRDs = []string{
+	"snapshot.storage.k8s.io_volumesnapshots", "snapshot.storage.k8s.io_volumesnapshotcontents",
+	"snapshot.storage.k8s.io_volumesnapshotclasses", "groupsnapshot.storage.k8s.io_volumegroupsnapshots",
+	"groupsnapshot.storage.k8s.io_volumegroupsnapshotcontents", "groupsnapshot.storage.k8s.io_volumegroupsnapshotclasses",
+}
+
+// InstallCRDs adds VolumeSnapshot and VolumeGroupSnapshot, both with content and class, and ReferenceGrant, to a
 // control plane that [Get] has returned, and waits until they are served.
 func InstallCRDs(t testing.TB, c *ControlPlane) {
 	t.Helper()
@@ -43,17 +50,27 @@ func InstallCRDs(t testing.TB, c *ControlPlane) {
 	if err != nil {
 		t.Fatalf("installing kinds: %v", err)
 	}
-	for _, path := range []string{
-		"/apis/snapshot.storage.k8s.io/v1/volumesnapshots", "/apis/snapshot.storage.k8s.io/v1/volumesnapshotcontents",
-		"/apis/snapshot.storage.k8s.io/v1/volumesnapshotclasses",
-		"/apis/gateway.networking.k8s.io/v1beta1/referencegrants",
-	} {
-		Eventually(t, path+" is served", func(ctx context.Context) error {
-			return c.client.Discovery().RESTClient().Get().AbsPath(path).Do(ctx).Error()
-		})
+	if err := Await(t.Context(), c.kindsServed); err != nil {
+		t.Fatalf("waiting until the kinds are served: %v", err)
 	}
 }
 
+// kindsServed returns an error until the kinds of [ControlPlane.installKinds] are served.
+func (c *ControlPlane) kindsServed(ctx context.Context) error {
+	paths := []string{"/apis/gateway.networking.k8s.io/v1beta1/referencegrants"}
+	for _, kind := range SnapshotCRDs {
+		group, plural, _ := strings.Cut(kind, "_")
+		paths = append(paths, "/apis/"+group+"/v1/"+plural)
+	}
+	for _, path := range paths {
+		if err := c.client.Discovery().RESTClient().Get().AbsPath(path).Do(ctx).Error(); err != nil {
+			return fmt.Errorf("%s: %w", path, err)
+		}
+	}
+	return nil
+}
+
+// installKinds creates the CRDs. It succeeds if they exist.
 func (c *ControlPlane) installKinds(ctx context.Context) error {
 	out, err := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}",
 		"github.com/kubernetes-csi/external-snapshotter/client/v8").Output()
@@ -61,8 +78,8 @@ func (c *ControlPlane) installKinds(ctx context.Context) error {
 		return fmt.Errorf("looking for the module of the snapshot kinds: %w", err)
 	}
 	manifests := []string{referenceGrant}
-	for _, kind := range []string{"volumesnapshots", "volumesnapshotcontents", "volumesnapshotclasses"} {
-		text, err := os.ReadFile(filepath.Join(strings.TrimSpace(string(out)), "config", "crd", "snapshot.storage.k8s.io_"+kind+".yaml"))
+	for _, kind := range SnapshotCRDs {
+		text, err := os.ReadFile(filepath.Join(strings.TrimSpace(string(out)), "config", "crd", kind+".yaml"))
 		if err != nil {
 			return err
 		}

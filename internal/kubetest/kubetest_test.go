@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 
+	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
+	snapshotclient "github.com/kubernetes-csi/external-snapshotter/client/v8/clientset/versioned/typed/volumesnapshot/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -26,7 +28,7 @@ func TestMain(m *testing.M) {
 
 // child starts a control plane and waits to be killed.
 func child() {
-	if _, err := Start(context.Background(), Config{}); err != nil {
+	if _, err := Start(context.Background(), Config{SnapshotController: true}); err != nil {
 		fmt.Println("failed:", err)
 		os.Exit(1)
 	}
@@ -148,6 +150,54 @@ func TestTwoSideBySide(t *testing.T) {
 	}
 }
 
+func TestSnapshotController(t *testing.T) {
+	c, err := Start(t.Context(), Config{SnapshotController: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Stop()
+	client, err := snapshotclient.NewForConfig(c.Config())
+	if err != nil {
+		t.Fatal(err)
+	}
+	ns := Namespace(t, c)
+	bind := func(name string) {
+		t.Helper()
+		content := &snapshotv1.VolumeSnapshotContent{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: snapshotv1.VolumeSnapshotContentSpec{
+			Driver: "drv.example.com", DeletionPolicy: snapshotv1.VolumeSnapshotContentRetain,
+			Source:            snapshotv1.VolumeSnapshotContentSource{SnapshotHandle: &name},
+			VolumeSnapshotRef: corev1.ObjectReference{Namespace: ns, Name: name},
+		}}
+		if _, err := client.VolumeSnapshotContents().Create(t.Context(), content, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		snapshot := &snapshotv1.VolumeSnapshot{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: snapshotv1.VolumeSnapshotSpec{
+			Source: snapshotv1.VolumeSnapshotSource{VolumeSnapshotContentName: &name},
+		}}
+		if _, err := client.VolumeSnapshots(ns).Create(t.Context(), snapshot, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		Eventually(t, "the snapshot-controller binds "+name, func(ctx context.Context) error {
+			content, err := client.VolumeSnapshotContents().Get(ctx, name, metav1.GetOptions{})
+			if err == nil && content.Spec.VolumeSnapshotRef.UID == "" {
+				err = errors.New("not bound")
+			}
+			return err
+		})
+	}
+	bind("first")
+	if err := c.Halt(t.Context(), SnapshotController); err != nil {
+		t.Fatal(err)
+	}
+	if p := processesOf(t, "--kubeconfig="+c.Kubeconfig()); len(p) > 0 {
+		t.Errorf("the halted snapshot-controller runs: %v", p)
+	}
+	if err := c.Resume(t.Context(), SnapshotController); err != nil {
+		t.Fatal(err)
+	}
+	bind("second")
+}
+
 func TestKilledTestLeavesNothing(t *testing.T) {
 	dir := t.TempDir()
 	cmd := exec.Command(os.Args[0])
@@ -163,8 +213,8 @@ func TestKilledTestLeavesNothing(t *testing.T) {
 	if _, err := io.ReadFull(out, line); err != nil || string(line) != "started" {
 		t.Fatalf("the child said %q: %v", line, err)
 	}
-	if n := len(processesOf(t, dir)); n < 3 {
-		t.Fatalf("%d processes run, want the supervisor, etcd and the API server", n)
+	if n := len(processesOf(t, dir)); n < 4 {
+		t.Fatalf("%d processes run, want the supervisor, etcd, the API server and the snapshot-controller", n)
 	}
 	if err := cmd.Process.Kill(); err != nil {
 		t.Fatal(err)

@@ -25,6 +25,10 @@ func WithScheduler() Option { return func(c *Config) { c.Scheduler = true } }
 // WithAudit writes an audit log.
 func WithAudit() Option { return func(c *Config) { c.Audit = true } }
 
+// WithSnapshotController installs the CRDs of snapshots and runs the snapshot-controller. Its log is
+// snapshot-controller.log in [ControlPlane.Dir].
+func WithSnapshotController() Option { return func(c *Config) { c.SnapshotController = true } }
+
 var shared struct {
 	sync.Mutex
 	controlPlane *ControlPlane
@@ -56,7 +60,8 @@ func Get(t testing.TB, opts ...Option) *ControlPlane {
 		}
 	})
 	had := shared.config
-	if cfg.ControllerManager && !had.ControllerManager || cfg.Scheduler && !had.Scheduler || cfg.Audit && !had.Audit {
+	if cfg.ControllerManager && !had.ControllerManager || cfg.Scheduler && !had.Scheduler || cfg.Audit && !had.Audit ||
+		cfg.SnapshotController && !had.SnapshotController {
 		t.Fatal("kubetest: an earlier test of this binary started the control plane with less than this one asks for")
 	}
 	return shared.controlPlane

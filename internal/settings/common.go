@@ -35,6 +35,8 @@ type Common struct {
 	SecureMetrics        bool          `mapstructure:"secure-metrics-server"`
 	HealthBindAddress    string        `mapstructure:"health-probe-bind-address"`
 	ProfilingBindAddress string        `mapstructure:"profiling-bind-address"`
+	DriverHealthEndpoint string        `mapstructure:"driver-health-endpoint"`
+	ProbeTimeout         time.Duration `mapstructure:"probe-timeout"`
 	EnablePprof          bool          `mapstructure:"enable-pprof"`
 	AutoMaxProcs         bool          `mapstructure:"automaxprocs"`
 	OTLPEndpoint         string        `mapstructure:"otlp-endpoint"`
@@ -120,6 +122,10 @@ func endpointOptions() []Option {
 			Usage: "address of the server for metrics, health and debug endpoints, such as :8080; empty means none"},
 		{Name: "metrics-address", Default: "", Usage: "deprecated name of --http-endpoint; only one of them may be set"},
 		{Name: "metrics-path", Default: "/metrics", Usage: "path of the metrics"},
+		{Name: "driver-health-endpoint", Default: "",
+			Usage: "address that serves the health of the CSI driver at /healthz, such as :9808, for the livenessProbe of the " +
+				"driver's container; replaces livenessprobe; empty means none"},
+		{Name: "probe-timeout", Default: time.Second, Usage: "timeout of Probe for --driver-health-endpoint, including the connection"},
 		{Name: "enable-pprof", Default: false, Usage: "serve profiles under /debug/pprof/ at the HTTP endpoint"},
 		{Name: "otlp-endpoint", Default: "", Usage: "URL of an OpenTelemetry collector for traces (OTLP over gRPC), " +
 			"such as http://collector:4317, or https:// for TLS; empty means no tracing"},
@@ -155,6 +161,9 @@ func (s Settings) Validate() error {
 	}
 	if c.SecureMetrics && len(c.Endpoints()) == 0 {
 		errs = append(errs, errors.New("--secure-metrics-server: requires an address. Set --metrics-bind-address or --http-endpoint"))
+	}
+	if c.ProbeTimeout <= 0 {
+		errs = append(errs, fmt.Errorf("--probe-timeout: must be positive, got %v", c.ProbeTimeout))
 	}
 	if c.KubeAPIQPS < 0 {
 		errs = append(errs, fmt.Errorf("--kube-api-qps: must not be negative, got %v", c.KubeAPIQPS))

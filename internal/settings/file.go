@@ -73,7 +73,7 @@ func checkConfig(file map[string]any, schema Schema) error {
 	known := schema.Keys()
 	for _, key := range slices.Sorted(maps.Keys(file)) {
 		if !slices.Contains(known, key) || strings.Contains(key, ".") {
-			errs = append(errs, fmt.Errorf("unknown key %q", key))
+			errs = append(errs, errors.New(unknownKey(key, key)))
 		}
 	}
 	for _, section := range schema.Sections {
@@ -84,7 +84,7 @@ func checkConfig(file map[string]any, schema Schema) error {
 		}
 		for _, key := range slices.Sorted(maps.Keys(values)) {
 			if name := section.Name + "." + key; !slices.Contains(known, name) {
-				errs = append(errs, fmt.Errorf("unknown key %q", name))
+				errs = append(errs, errors.New(unknownKey(name, key)))
 			}
 		}
 	}

@@ -1,6 +1,8 @@
 package webhook
 
-// rawClaim is what is read of a claim. What is nil is absent or null.
+import "context"
+
+// rawClaim holds the fields of a claim that are read. Nil is absent or null.
 type rawClaim struct {
 	Metadata *rawMeta `json:"metadata"`
 	Spec     struct {
@@ -8,28 +10,34 @@ type rawClaim struct {
 	} `json:"spec"`
 }
 
-// class is the name of the class of the claim; "" for none. The default is not looked
-// for: admission has filled it in before, where there is one.
-func (p *rawClaim) class() string {
+// mutateClaim adds the finalizer to a claim of the driver. The default StorageClass is not resolved
+// here: admission has set it before.
+func (s *Server) mutateClaim(ctx context.Context, r *request) (verdict, error) {
+	if s.cfg.ClaimFinalizer == "" {
+		return verdict{reason: "Off"}, nil
+	}
+	claim := &rawClaim{}
+	if err := decode(r.Object, claim); err != nil {
+		return verdict{}, badRequest("decoding the claim: %w", err)
+	}
 	var annotations map[string]string
-	if p.Metadata != nil {
-		annotations = p.Metadata.Annotations
+	if claim.Metadata != nil {
+		annotations = claim.Metadata.Annotations
 	}
-	if name := className(annotations, p.Spec.StorageClassName); name != nil {
-		return *name
+	name := className(annotations, claim.Spec.StorageClassName)
+	if name == nil {
+		return verdict{reason: "Foreign"}, nil
 	}
-	return ""
-}
-
-// decideClaim says what becomes of a claim whose class has provisioner, "" where there
-// is no such class: then the name is that of classless volumes made by hand.
-func (c Config) decideClaim(claim *rawClaim, provisioner string) verdict {
-	if provisioner == "" || provisioner != c.Driver {
-		return verdict{reason: "Foreign"}
+	class, err := s.newLookup(ctx, r.Namespace).class(*name)
+	if err != nil {
+		return verdict{}, err
 	}
-	ops := finalizerPatch(claim.Metadata, c.ClaimFinalizer)
+	if class == nil || class.Provisioner != s.cfg.Driver {
+		return verdict{reason: "Foreign"}, nil
+	}
+	ops := finalizerPatch(claim.Metadata, s.cfg.ClaimFinalizer)
 	if len(ops) == 0 {
-		return verdict{reason: "Protected"}
+		return verdict{reason: "Protected"}, nil
 	}
-	return verdict{patch: ops, reason: "Unprotected"}
+	return verdict{patch: ops, reason: "Unprotected"}, nil
 }

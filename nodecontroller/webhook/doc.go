@@ -1,17 +1,12 @@
-// Package webhook answers the admission requests of the node controller (contract,
-// section 3): pods get the capacity that their claims will need written on them, for a
-// scheduler that asks for it, and claims get the finalizer that lets pods be deleted
-// before them. It runs on every replica, whoever leads.
+// Package webhook serves the admission webhooks of the node controller, on every replica. The pod
+// webhook adds the storage capacity that a pod needs, for a scheduler extender. The PVC webhook
+// adds the finalizer that protects a claim until its pods are deleted.
 //
-//	review.go   HTTP: what is refused, and what an answer looks like
-//	gather.go   what is known of claims and classes: the caches, and reads.go for live reads
-//	pod.go      what becomes of a pod         claim.go  what becomes of a claim
-//	patch.go    the fewest operations that make it so
-//	certs.go    the pair that is served       files.go, secret.go  where it comes from
-//	selfsigned.go, upkeep.go, pki.go  the pair that the leader makes by itself
+//	server.go  the HTTP server      review.go  AdmissionReview: checks, the response
+//	pod.go     the pod webhook      claim.go   the PVC webhook
+//	lookup.go  reads of claims and StorageClasses
+//	patch.go   JSON patches with the fewest operations
 //
-// Two rules have a history. An object is never encoded again from a Go type, because
-// that takes away the fields which the type does not know; and what could not be found
-// out is an HTTP error and no denial, so that the failure policy of the administrator
-// decides.
+// An object is never encoded again from a Go type, which would remove the fields that the type does
+// not know. A failed read is an HTTP error and not a denial, so that the failurePolicy applies.
 package webhook

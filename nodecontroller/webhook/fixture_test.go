@@ -3,18 +3,14 @@ package webhook
 import (
 	"bytes"
 	"context"
-	"crypto/ecdsa"
 	"crypto/tls"
 	"crypto/x509"
-	"crypto/x509/pkix"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
-	"os"
-	"path/filepath"
 	"sync"
 	"testing"
 	"time"
@@ -31,6 +27,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/util/cert"
 	"k8s.io/utils/ptr"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
@@ -46,11 +43,10 @@ func testConfig(driver string) Config {
 		Driver: driver, Address: "127.0.0.1:0",
 		ClaimFinalizer: "topolvm.io/pvc", CapacityResource: "topolvm.io/capacity", CapacityAnnotationPrefix: "capacity.topolvm.io/",
 		DeviceClassParameter: "topolvm.io/device-class", DefaultDeviceClass: "00default", DefaultVolumeSize: 1 << 30,
-		ResolveDefaultClass: true, CertMode: CertFiles,
 	}
 }
 
-const capacity = corev1.ResourceName("topolvm.io/capacity")
+const capacityResource = corev1.ResourceName("topolvm.io/capacity")
 
 // fixture is a webhook server of its own and the real API server, which calls it for the
 // objects of one namespace.
@@ -60,15 +56,14 @@ type fixture struct {
 	client kubernetes.Interface // of the test
 	ns     string
 	cfg    Config
-	ca     testCA
+	cert   tls.Certificate
+	ca     []byte       // signed cert
 	api    *rest.Config // of the server; nil means that of the test
 	watch  *rest.Config // of its informers, the same
 	hook   func(*Server)
-	// unhurried has the server look at files and Secrets as seldom as in production.
-	unhurried bool
-	reg       *prometheus.Registry
-	s         *Server
-	stop      func()
+	reg    *prometheus.Registry
+	s      *Server
+	stop   func()
 }
 
 func setup(t testing.TB, change func(*fixture)) *fixture {
@@ -76,9 +71,7 @@ func setup(t testing.TB, change func(*fixture)) *fixture {
 	f := &fixture{TB: t, cp: kubetest.Get(t)}
 	f.client, f.ns = f.cp.Client(), kubetest.Namespace(t, f.cp)
 	f.cfg = testConfig(f.ns + ".example.com")
-	f.cfg.CertDir = t.TempDir()
-	f.ca = makeCA(t)
-	f.writePair(f.ca.pair(t))
+	f.cert, f.ca = servingPair()
 	if change != nil {
 		change(f)
 	}
@@ -123,11 +116,9 @@ func (f *fixture) start() {
 	informers := kube.NewInformers(watcher, meta, f.cfg.Driver)
 	informers.Retain(kube.RetainedFields{Claims: true})
 	f.reg = prometheus.NewRegistry()
-	f.s, err = New(f.cfg, Deps{Client: client, Claims: informers.Claims(), Classes: informers.Classes(), Registry: f.reg})
+	f.s, err = New(f.cfg, Deps{Client: client, Claims: informers.Claims(), Classes: informers.Classes(), Registry: f.reg,
+		GetCertificate: f.certificate})
 	f.must(err)
-	if !f.unhurried {
-		f.s.pace = pace{files: 20 * time.Millisecond, missing: 20 * time.Millisecond, upkeep: 50 * time.Millisecond, settle: time.Second}
-	}
 	if f.hook != nil {
 		f.hook(f.s)
 	}
@@ -147,30 +138,14 @@ func (f *fixture) start() {
 	})
 	f.Cleanup(f.stop)
 	f.eventually("the caches are filled", func(context.Context) error { return s.synced() })
-	// The server listens before it has read its pair: who calls at once is refused.
-	if _, err := os.Stat(filepath.Join(f.cfg.CertDir, certName)); err == nil && f.cfg.CertMode == CertFiles {
-		f.eventually("the pair is served", func(context.Context) error { return s.keeper.ready() })
-	}
 }
+
+func (f *fixture) certificate(*tls.ClientHelloInfo) (*tls.Certificate, error) { return &f.cert, nil }
 
 // eventually waits for a state.
 func (f *fixture) eventually(what string, check func(context.Context) error) {
 	f.Helper()
 	kubetest.Eventually(f, what, check)
-}
-
-// lead has the server do the work of the leader until the end of the test.
-func (f *fixture) lead() (stop func()) {
-	ctx, cancel := context.WithCancel(context.WithoutCancel(f.Context()))
-	done := make(chan struct{})
-	s := f.s
-	go func() {
-		defer close(done)
-		_ = s.Lead(ctx) // the end of ctx
-	}()
-	stop = func() { cancel(); <-done }
-	f.Cleanup(stop)
-	return stop
 }
 
 // configure has the API server call the server, and waits until it does.
@@ -179,17 +154,22 @@ func (f *fixture) configure(change func(*admissionregistrationv1.MutatingWebhook
 	hook := func(name, path, resource string) admissionregistrationv1.MutatingWebhook {
 		return admissionregistrationv1.MutatingWebhook{
 			Name:         name + "." + f.cfg.Driver,
-			ClientConfig: admissionregistrationv1.WebhookClientConfig{URL: ptr.To("https://" + f.s.Address() + path), CABundle: encodeCerts(f.ca.cert)},
-			Rules: []admissionregistrationv1.RuleWithOperations{{Operations: []admissionregistrationv1.OperationType{admissionregistrationv1.Create}, Rule: admissionregistrationv1.Rule{
-				APIGroups: []string{""}, APIVersions: []string{"v1"}, Resources: []string{resource}}}},
+			ClientConfig: admissionregistrationv1.WebhookClientConfig{URL: ptr.To("https://" + f.s.Address() + path), CABundle: f.ca},
+			Rules: []admissionregistrationv1.RuleWithOperations{{
+				Operations: []admissionregistrationv1.OperationType{admissionregistrationv1.Create},
+				Rule: admissionregistrationv1.Rule{
+					APIGroups: []string{""}, APIVersions: []string{"v1"}, Resources: []string{resource},
+				},
+			}},
 			FailurePolicy: ptr.To(admissionregistrationv1.Fail), SideEffects: ptr.To(admissionregistrationv1.SideEffectClassNone),
 			TimeoutSeconds: ptr.To[int32](10), AdmissionReviewVersions: []string{"v1"},
 			NamespaceSelector: &metav1.LabelSelector{MatchLabels: map[string]string{corev1.LabelMetadataName: f.ns}},
 		}
 	}
-	config := &admissionregistrationv1.MutatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: f.ns}, Webhooks: []admissionregistrationv1.MutatingWebhook{
-		hook("pod-hook", "/pod/mutate", "pods"), hook("pvc-hook", "/pvc/mutate", "persistentvolumeclaims"),
-	}}
+	config := &admissionregistrationv1.MutatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: f.ns},
+		Webhooks: []admissionregistrationv1.MutatingWebhook{
+			hook("pod-hook", "/pod/mutate", "pods"), hook("pvc-hook", "/pvc/mutate", "persistentvolumeclaims"),
+		}}
 	if change != nil {
 		change(config)
 	}
@@ -258,7 +238,8 @@ func (f *fixture) class(name, device string, change ...func(*storagev1.StorageCl
 	f.Helper()
 	class := &storagev1.StorageClass{
 		ObjectMeta: metav1.ObjectMeta{Name: f.ns + "-" + name}, Provisioner: f.cfg.Driver,
-		Parameters: map[string]string{f.cfg.DeviceClassParameter: device}, VolumeBindingMode: ptr.To(storagev1.VolumeBindingWaitForFirstConsumer),
+		Parameters:        map[string]string{f.cfg.DeviceClassParameter: device},
+		VolumeBindingMode: ptr.To(storagev1.VolumeBindingWaitForFirstConsumer),
 	}
 	for _, c := range change {
 		c(class)
@@ -287,7 +268,8 @@ func (f *fixture) claim(name, class, size string, change ...func(*corev1.Persist
 	return pvc.Name
 }
 
-func (f *fixture) newClaim(name string, class *string, size string, change ...func(*corev1.PersistentVolumeClaim)) *corev1.PersistentVolumeClaim {
+func (f *fixture) newClaim(name string, class *string, size string,
+	change ...func(*corev1.PersistentVolumeClaim)) *corev1.PersistentVolumeClaim {
 	f.Helper()
 	pvc := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.PersistentVolumeClaimSpec{
 		StorageClassName: class, AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
@@ -328,14 +310,18 @@ func emptyDir(name string) corev1.Volume {
 }
 
 func claimVolume(name, claim string) corev1.Volume {
-	return corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: claim}}}
+	return corev1.Volume{Name: name,
+		VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: claim}}}
 }
 
 func ephemeralVolume(name string, class *string, size string) corev1.Volume {
-	return corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{VolumeClaimTemplate: &corev1.PersistentVolumeClaimTemplate{
-		Spec: corev1.PersistentVolumeClaimSpec{StorageClassName: class, AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
-			Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse(size)}}},
-	}}}}
+	template := &corev1.PersistentVolumeClaimTemplate{Spec: corev1.PersistentVolumeClaimSpec{
+		StorageClassName: class, AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
+		Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse(size)}},
+	}}
+	return corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{
+		Ephemeral: &corev1.EphemeralVolumeSource{VolumeClaimTemplate: template},
+	}}
 }
 
 func podOf(name string, volumes ...corev1.Volume) *corev1.Pod {
@@ -380,7 +366,7 @@ func (f *fixture) patched(pod *corev1.Pod, sums map[string]string) {
 	f.Helper()
 	one := resource.MustParse("1")
 	first := pod.Spec.Containers[0].Resources
-	if !first.Requests[capacity].Equal(one) || !first.Limits[capacity].Equal(one) {
+	if !first.Requests[capacityResource].Equal(one) || !first.Limits[capacityResource].Equal(one) {
 		f.Errorf("the first container has resources %v", first)
 	}
 	for _, c := range pod.Spec.Containers[1:] {
@@ -397,72 +383,41 @@ func (f *fixture) patched(pod *corev1.Pod, sums map[string]string) {
 	}
 }
 
-// testCA signs serving certificates for 127.0.0.1.
-type testCA struct {
-	cert *x509.Certificate
-	key  *ecdsa.PrivateKey
-}
-
-func makeCA(t testing.TB) testCA {
-	t.Helper()
-	cert, key, err := newCA(time.Now(), "test")
+// servingPair returns a certificate for 127.0.0.1 that all tests serve, and its authority in PEM.
+var servingPair = sync.OnceValues(func() (tls.Certificate, []byte) {
+	chain, key, err := cert.GenerateSelfSignedCertKeyWithOptions(cert.SelfSignedCertKeyOptions{
+		Host: "localhost", AlternateIPs: []net.IP{net.IPv4(127, 0, 0, 1)},
+	})
 	if err != nil {
-		t.Fatal(err)
+		panic(err)
 	}
-	return testCA{cert, key}
-}
-
-type pemPair struct {
-	cert, key []byte
-	leaf      *x509.Certificate
-}
-
-func (ca testCA) pair(t testing.TB, change ...func(*x509.Certificate)) pemPair {
-	t.Helper()
-	template := &x509.Certificate{
-		Subject: pkix.Name{CommonName: "test"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, DNSNames: []string{"localhost"},
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
-		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
-	}
-	for _, c := range change {
-		c(template)
-	}
-	leaf, key, err := issue(template, ca.cert, ca.key)
+	pair, err := tls.X509KeyPair(chain, key)
 	if err != nil {
-		t.Fatal(err)
+		panic(err)
 	}
-	text, err := encodeKey(key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return pemPair{encodeCerts(leaf), text, leaf}
-}
+	_, ca, _ := bytes.Cut(chain[1:], []byte("-----BEGIN"))
+	return pair, append([]byte("-----BEGIN"), ca...)
+})
 
-func (f *fixture) writePair(p pemPair) {
-	f.Helper()
-	f.must(os.WriteFile(filepath.Join(f.cfg.CertDir, keyName), p.key, 0o600))
-	f.must(os.WriteFile(filepath.Join(f.cfg.CertDir, certName), p.cert, 0o600))
-}
-
-// dial is the serving certificate, checked against roots as the API server does.
-func dial(address, name string, roots ...*x509.Certificate) (*x509.Certificate, error) {
+// roots returns the pool with the authority of the test.
+func (f *fixture) roots() *x509.CertPool {
 	pool := x509.NewCertPool()
-	for _, r := range roots {
-		pool.AddCert(r)
-	}
-	conn, err := tls.Dial("tcp", address, &tls.Config{RootCAs: pool, ServerName: name})
+	pool.AppendCertsFromPEM(f.ca)
+	return pool
+}
+
+// dial connects to the server as the API server does.
+func (f *fixture) dial() error {
+	conn, err := tls.Dial("tcp", f.s.Address(), &tls.Config{RootCAs: f.roots(), ServerName: "localhost"})
 	if err != nil {
-		return nil, err
+		return err
 	}
-	defer conn.Close()
-	return conn.ConnectionState().PeerCertificates[0], nil
+	return conn.Close()
 }
 
 // web is a client that trusts the authority of the test.
 func (f *fixture) web() *http.Client {
-	pool := x509.NewCertPool()
-	pool.AddCert(f.ca.cert)
-	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool}, ForceAttemptHTTP2: true}
+	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: f.roots()}, ForceAttemptHTTP2: true}
 	f.Cleanup(transport.CloseIdleConnections)
 	return &http.Client{Transport: transport, Timeout: time.Minute}
 }
@@ -486,7 +441,8 @@ func reviewOf(t testing.TB, namespace, resource string, object any) []byte {
 		t.Fatal(err)
 	}
 	data, err := json.Marshal(map[string]any{"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": map[string]any{
-		"uid": "u1", "operation": "CREATE", "namespace": namespace, "resource": map[string]string{"group": "", "version": "v1", "resource": resource}, "object": json.RawMessage(raw),
+		"uid": "u1", "operation": "CREATE", "namespace": namespace,
+		"resource": map[string]string{"group": "", "version": "v1", "resource": resource}, "object": json.RawMessage(raw),
 	}})
 	if err != nil {
 		t.Fatal(err)
@@ -499,7 +455,8 @@ func (f *fixture) ask(path, resource string, object any) *admissionv1.AdmissionR
 	f.Helper()
 	code, body := f.post(path, "application/json", reviewOf(f, f.ns, resource, object))
 	answer := admissionv1.AdmissionReview{}
-	if err := json.Unmarshal(body, &answer); err != nil || code != 200 || answer.Response == nil || answer.Response.UID != "u1" || !answer.Response.Allowed {
+	if err := json.Unmarshal(body, &answer); err != nil || code != 200 || answer.Response == nil || answer.Response.UID != "u1" ||
+		!answer.Response.Allowed {
 		f.Fatalf("%d %s", code, body)
 	}
 	return answer.Response

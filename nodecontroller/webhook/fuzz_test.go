@@ -12,12 +12,16 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
 	admissionv1 "k8s.io/api/admission/v1"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/utils/ptr"
 )
 
-// assumed is facts under which all claims of pod count, but for some names.
-func assumed(pod *rawPod) podFacts {
-	facts := podFacts{claims: map[string]claimFact{}, classes: classes{device: map[string]string{"ours": "dc1", "second": "dc2", "bad": "a/b"}, others: map[string]bool{"theirs": true}, standard: ptr.To("ours")}}
+// assumed returns a source in which all claims of pod count, but for some names.
+func assumed(pod *rawPod) *facts {
+	from := &facts{
+		claims:  map[string]*corev1.PersistentVolumeClaim{},
+		devices: map[string]string{"ours": "dc1", "second": "dc2", "bad": "a/b"}, standard: ptr.To("ours"),
+	}
 	for _, name := range pod.claimNames() {
 		class := "ours"
 		switch name[0] {
@@ -26,13 +30,14 @@ func assumed(pod *rawPod) podFacts {
 		case 'c':
 			class = "theirs"
 		}
-		facts.claims[name] = fact(&class, "1Gi", live)
+		from.claims[name] = pvc(&class, "1Gi")
 	}
-	return facts
+	return from
 }
 
 var seeds = []string{
-	`{}`, `null`, `[]`, `1`, `{"metadata":null,"spec":{"containers":[{"resources":null}],"volumes":[{"persistentVolumeClaim":{"claimName":"a"}}]}}`,
+	`{}`, `null`, `[]`, `1`,
+	`{"metadata":null,"spec":{"containers":[{"resources":null}],"volumes":[{"persistentVolumeClaim":{"claimName":"a"}}]}}`,
 	rawPodWith([]string{"a", "b", "c", "a"}, `{}`, `{"storageClassName":"second","resources":{"requests":{"storage":"3Ki"}}}`),
 	`{"metadata":{"annotations":{"capacity.topolvm.io/dc1":"1","capacity.topolvm.io/x~y/z":"2","q":""},"n":[1]},"spec":{"containers":[{"resources":{"limits":{"topolvm.io/capacity":"2","x":1},"requests":{}}},{}],"volumes":[{"persistentVolumeClaim":{"claimName":"a"}}],"x":{"y":1e400}},"status":null}`,
 	`{"spec":{"containers":[{"resources":{"requests":{"topolvm.io/capacity":"1"}}}],"volumes":[{"ephemeral":{"volumeClaimTemplate":{"spec":{"storageClassName":"ours","resources":{"requests":{"storage":1e3}}}}}}]}}`,
@@ -43,17 +48,15 @@ var seeds = []string{
 // what it is for, and leaves nothing to change.
 func FuzzPatch(f *testing.F) {
 	for _, s := range seeds {
-		f.Add([]byte(s), true)
-		f.Add([]byte(s), false)
+		f.Add([]byte(s))
 	}
-	f.Fuzz(func(t *testing.T, raw []byte, strip bool) {
+	f.Fuzz(func(t *testing.T, raw []byte) {
 		cfg := testConfig("d")
-		cfg.StripForeignCapacity = strip
 		pod := &rawPod{}
 		if decode(raw, pod) != nil {
 			return
 		}
-		v, err := cfg.decidePod(pod, assumed(pod))
+		v, err := decide(cfg, pod, assumed(pod))
 		if err != nil || len(v.patch) == 0 {
 			return
 		}
@@ -69,14 +72,14 @@ func FuzzPatch(f *testing.F) {
 		if err := unmarshal(out, &after); err != nil {
 			t.Fatal(err)
 		}
-		if diff := cmp.Diff(others(before, strip), others(after, strip)); diff != "" {
+		if diff := cmp.Diff(others(before), others(after)); diff != "" {
 			t.Errorf("%s\nchanges %s\nby %s", patch, raw, diff)
 		}
 		again := &rawPod{}
 		if err := decode(out, again); err != nil {
 			t.Fatal(err)
 		}
-		if v, err := cfg.decidePod(again, assumed(again)); err != nil || len(v.patch) > 0 {
+		if v, err := decide(cfg, again, assumed(again)); err != nil || len(v.patch) > 0 {
 			t.Errorf("%s\nis changed again: %v %v", out, v, err)
 		}
 	})
@@ -88,8 +91,8 @@ func unmarshal(data []byte, v any) error {
 	return d.Decode(v)
 }
 
-// others is object without what the patch is for.
-func others(object any, strip bool) any {
+// others returns object without what the patch is for.
+func others(object any) any {
 	at := func(parent any, key string) map[string]any {
 		m, _ := parent.(map[string]any)
 		child, _ := m[key].(map[string]any)
@@ -102,7 +105,7 @@ func others(object any, strip bool) any {
 	}
 	annotations := at(at(object, "metadata"), "annotations")
 	for k := range annotations {
-		if k == "capacity.topolvm.io/dc1" || k == "capacity.topolvm.io/dc2" || strip && strings.HasPrefix(k, "capacity.topolvm.io/") {
+		if k == "capacity.topolvm.io/dc1" || k == "capacity.topolvm.io/dc2" {
 			delete(annotations, k)
 		}
 	}
@@ -122,15 +125,14 @@ func others(object any, strip bool) any {
 
 // FuzzReview: whatever is sent, the answer is a refusal or an AdmissionReview that allows.
 func FuzzReview(f *testing.F) {
-	s := &Server{cfg: testConfig("d"), keeper: &keeper{}}
-	s.metrics = newMetrics(prometheus.NewRegistry(), s.keeper.left)
+	s := &Server{cfg: testConfig("d"), metrics: newMetrics(prometheus.NewRegistry())}
 	s.mutations = map[string]mutation{
 		"/pod/mutate": {"pods", func(_ context.Context, r *request) (verdict, error) {
 			pod := &rawPod{}
 			if err := decode(r.Object, pod); err != nil {
 				return verdict{}, badRequest("%w", err)
 			}
-			v, err := s.cfg.decidePod(pod, assumed(pod))
+			v, err := decide(s.cfg, pod, assumed(pod))
 			if err != nil {
 				err = badRequest("%w", err)
 			}
@@ -141,7 +143,7 @@ func FuzzReview(f *testing.F) {
 			if err := decode(r.Object, claim); err != nil {
 				return verdict{}, badRequest("%w", err)
 			}
-			return s.cfg.decideClaim(claim, "d"), nil
+			return verdict{patch: finalizerPatch(claim.Metadata, "x/y")}, nil
 		}},
 	}
 	for _, seed := range seeds {

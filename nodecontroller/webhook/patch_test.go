@@ -26,13 +26,15 @@ func apply(t testing.TB, raw, patch []byte) []byte {
 
 func TestFinalizerPatch(t *testing.T) {
 	for name, c := range map[string]struct{ claim, want string }{
-		"no metadata":          {`{}`, `[{"op":"add","path":"/metadata","value":{}},{"op":"add","path":"/metadata/finalizers","value":["x/y"]}]`},
-		"no finalizers":        {`{"metadata":{"name":"a"}}`, `[{"op":"add","path":"/metadata/finalizers","value":["x/y"]}]`},
-		"null":                 {`{"metadata":{"finalizers":null}}`, `[{"op":"add","path":"/metadata/finalizers","value":["x/y"]}]`},
-		"empty list":           {`{"metadata":{"finalizers":[]}}`, `[{"op":"add","path":"/metadata/finalizers/-","value":"x/y"}]`},
-		"another one":          {`{"metadata":{"finalizers":["a/b"]}}`, `[{"op":"add","path":"/metadata/finalizers/-","value":"x/y"}]`},
-		"there":                {`{"metadata":{"finalizers":["x/y","a/b"]}}`, ``},
-		"key in another case":  {`{"Metadata":{"finalizers":["x/y"]},"metadata":{}}`, `[{"op":"add","path":"/metadata/finalizers","value":["x/y"]}]`},
+		"no metadata": {`{}`,
+			`[{"op":"add","path":"/metadata","value":{}},{"op":"add","path":"/metadata/finalizers","value":["x/y"]}]`},
+		"no finalizers": {`{"metadata":{"name":"a"}}`, `[{"op":"add","path":"/metadata/finalizers","value":["x/y"]}]`},
+		"null":          {`{"metadata":{"finalizers":null}}`, `[{"op":"add","path":"/metadata/finalizers","value":["x/y"]}]`},
+		"empty list":    {`{"metadata":{"finalizers":[]}}`, `[{"op":"add","path":"/metadata/finalizers/-","value":"x/y"}]`},
+		"another one":   {`{"metadata":{"finalizers":["a/b"]}}`, `[{"op":"add","path":"/metadata/finalizers/-","value":"x/y"}]`},
+		"there":         {`{"metadata":{"finalizers":["x/y","a/b"]}}`, ``},
+		"key in another case": {`{"Metadata":{"finalizers":["x/y"]},"metadata":{}}`,
+			`[{"op":"add","path":"/metadata/finalizers","value":["x/y"]}]`},
 		"unknown fields there": {`{"metadata":{"new":1}}`, `[{"op":"add","path":"/metadata/finalizers","value":["x/y"]}]`},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -59,9 +61,11 @@ func TestAnnotationAndResourceOperations(t *testing.T) {
 			`[{"op":"add","path":"/metadata/annotations","value":{}},{"op":"add","path":"/metadata/annotations/c~1a","value":"1"},{"op":"add","path":"/metadata/annotations/c~1~0b","value":"2"},` +
 				`{"op":"add","path":"/spec/containers/0/resources/limits","value":{}},{"op":"add","path":"/spec/containers/0/resources/limits/x~1c","value":"1"},` +
 				`{"op":"add","path":"/spec/containers/0/resources/requests","value":{}},{"op":"add","path":"/spec/containers/0/resources/requests/x~1c","value":"1"}]`},
-		"all there": {`{"metadata":{"annotations":{"c/a":"1","c/~b":"2","k":"v"}},"spec":{"containers":[{"resources":{"limits":{"x/c":"1"},"requests":{"x/c":"1","cpu":"2"}}}]}}`, ``},
-		"others there": {`{"metadata":{"annotations":{"c/a":"9","gone":"1","c/~b":"2"}},"spec":{"containers":[{"resources":{"limits":{"x/c":"3"},"requests":{"x/c":1}}}]}}`,
-			`[{"op":"add","path":"/metadata/annotations/c~1a","value":"1"},{"op":"remove","path":"/metadata/annotations/gone"},` +
+		"all there": {
+			`{"metadata":{"annotations":{"c/a":"1","c/~b":"2","k":"v"}},"spec":{"containers":[{"resources":{"limits":{"x/c":"1"},"requests":{"x/c":"1","cpu":"2"}}}]}}`, ``},
+		"others there": {
+			`{"metadata":{"annotations":{"c/a":"9","other":"1","c/~b":"2"}},"spec":{"containers":[{"resources":{"limits":{"x/c":"3"},"requests":{"x/c":1}}}]}}`,
+			`[{"op":"add","path":"/metadata/annotations/c~1a","value":"1"},` +
 				`{"op":"add","path":"/spec/containers/0/resources/limits/x~1c","value":"1"},{"op":"add","path":"/spec/containers/0/resources/requests/x~1c","value":"1"}]`},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -69,8 +73,8 @@ func TestAnnotationAndResourceOperations(t *testing.T) {
 			if err := decode([]byte(c.pod), pod); err != nil {
 				t.Fatal(err)
 			}
-			ops := annotationOps(pod.Metadata, map[string]string{"c/a": "1", "c/~b": "2"}, []string{"gone"})
-			got, err := encode(append(ops, markOps("/spec/containers/0", pod.Spec.Containers[0].Resources, "x/c")...))
+			ops := annotationOps(pod.Metadata, map[string]string{"c/a": "1", "c/~b": "2"})
+			got, err := encode(append(ops, resourceOps("/spec/containers/0", pod.Spec.Containers[0].Resources, "x/c")...))
 			if err != nil || string(got) != c.want {
 				t.Fatalf("got  %s\nwant %s\n%v", got, c.want, err)
 			}

@@ -1,39 +1,31 @@
 package webhook
 
 import (
+	"context"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/storage-controller/storage-controller/internal/kubetest"
 )
 
-// liveReads counts the live reads of claims, and may have them answered by somebody else.
-type liveReads struct {
-	lists, gets atomic.Int64
-	list        http.Handler // nil: the API server
-}
-
-// reading is a server and its live reads. What its cache is told is held back when the
-// gate is shut.
-func reading(t *testing.T, list http.Handler) (*fixture, *liveReads, *gate) {
+// reading returns a server and the count of its live reads of claims. The gate holds back what its cache
+// observes once it is shut.
+func reading(t *testing.T) (*fixture, *atomic.Int64, *gate) {
 	t.Parallel()
-	reads, held := &liveReads{list: list}, &gate{}
+	reads, held := &atomic.Int64{}, &gate{}
 	f := setup(t, func(f *fixture) {
 		f.watch = held.before(t, f.cp.Config(), "/persistentvolumeclaims")
 		f.api = kubetest.Proxy(t, f.cp.Config(), func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
-			switch {
-			case strings.HasSuffix(r.URL.Path, "/persistentvolumeclaims"):
-				reads.lists.Add(1)
-				if reads.list != nil {
-					pass = reads.list
-				}
-			case strings.Contains(r.URL.Path, "/persistentvolumeclaims/"):
-				reads.gets.Add(1)
+			if strings.Contains(r.URL.Path, "/persistentvolumeclaims") {
+				reads.Add(1)
 			}
 			pass.ServeHTTP(w, r)
 		})
@@ -41,15 +33,7 @@ func reading(t *testing.T, list http.Handler) (*fixture, *liveReads, *gate) {
 	return f, reads, held
 }
 
-// were fails the test unless there were so many live reads since the last call.
-func (r *liveReads) were(t *testing.T, what string, lists, gets int64) {
-	t.Helper()
-	if l, g := r.lists.Swap(0), r.gets.Swap(0); l != lists || g != gets {
-		t.Errorf("%s: %d lists and %d single reads, want %d and %d", what, l, g, lists, gets)
-	}
-}
-
-// names is n names that begin with prefix.
+// names returns n names with prefix.
 func names(prefix string, n int) []string {
 	var all []string
 	for i := range n {
@@ -58,8 +42,7 @@ func names(prefix string, n int) []string {
 	return all
 }
 
-// sized fails the test unless a pod with claims is told to need so many GiB of dc1; 0 is
-// for a pod that stays as it is.
+// sized fails the test unless the patch of a pod with claims says gib GiB of dc1; 0 means no patch.
 func (f *fixture) sized(what string, gib int, claims ...string) {
 	f.Helper()
 	pod := podOf("p")
@@ -73,72 +56,92 @@ func (f *fixture) sized(what string, gib int, claims ...string) {
 	}
 }
 
-func TestManyClaimsAreListed(t *testing.T) {
-	f, reads, held := reading(t, nil)
+// TestReads counts the live reads for claims that are cached, missing, newer than the cache and bound by now.
+func TestReads(t *testing.T) {
+	f, reads, held := reading(t)
 	class := f.class("dc1", "dc1")
-	cached := names("cached", maxReads+1)
+	cached := names("cached", 3*maxReads+1)
 	for _, name := range cached {
 		f.claim(name, class, "1Gi")
 	}
-	f.sized("claims that the cache has", 11, cached...)
-	reads.were(t, "claims that the cache has", 1, 0)
-	f.sized("few claims", 10, cached[:maxReads]...)
-	reads.were(t, "few claims", 0, 10)
-	f.sized("missing claims", 0, names("missing", 11)...)
-	reads.were(t, "missing claims", 1, 0)
-	f.sized("thousands of missing claims", 0, names("missing", 5000)...)
-	reads.were(t, "thousands of missing claims", 1, 0)
-
 	held.shut()
 	created := names("created", 5)
 	for _, name := range created {
 		f.newClaim(name, &class, "2Gi")
 	}
-	everything := append(append(names("missing", 6), cached...), created...)
-	f.sized("claims of all sorts, some newer than the cache", 21, everything...)
-	reads.were(t, "claims of all sorts", 1, 0)
+	everything := slices.Concat(names("missing", 6), cached, created)
+	for _, c := range []struct {
+		what   string
+		gib    int
+		reads  int64
+		claims []string
+	}{
+		{"cached claims are confirmed", 31, 31, cached},
+		{"missing claims", 0, 11, names("missing", 11)},
+		{"claims of all kinds are read once each", 41, 42, everything},
+	} {
+		f.sized(c.what, c.gib, c.claims...)
+		if n := reads.Swap(0); n != c.reads {
+			t.Errorf("%s: %d live reads, want %d", c.what, n, c.reads)
+		}
+	}
 	f.bind(cached[4])
 	f.sized("a claim that is bound but not in the cache", 0, everything...)
-	reads.were(t, "a claim that is bound but not in the cache", 1, 0)
 	_, ok := f.s.deps.Claims.Get(f.ns + "/" + created[0])
-	if pvc, _ := f.s.deps.Claims.Get(f.ns + "/" + cached[4]); ok || isBound(pvc) {
+	if claim, _ := f.s.deps.Claims.Get(f.ns + "/" + cached[4]); ok || isBound(claim) {
 		t.Error("the watch was not held back: nothing was tested")
 	}
 }
 
-// A namespace of many claims is listed for a pod that names many of them only.
-func TestListOfAFullNamespace(t *testing.T) {
-	f, reads, _ := reading(t, nil)
-	class := f.class("dc1", "dc1")
-	many := names("c", 10*(maxReads+1)+5)
-	for _, name := range many {
-		f.newClaim(name, &class, "1Gi")
+// TestClassNewerThanTheCache creates a class, claims and a pod together: the claims count although the
+// cache does not have the class yet, and each class is read once.
+func TestClassNewerThanTheCache(t *testing.T) {
+	t.Parallel()
+	held, gets := &gate{}, &atomic.Int64{}
+	f := setup(t, func(f *fixture) {
+		f.watch = held.before(t, f.cp.Config(), "/storageclasses")
+		f.api = kubetest.Proxy(t, f.cp.Config(), func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
+			if strings.Contains(r.URL.Path, "/storageclasses/") {
+				gets.Add(1)
+			}
+			pass.ServeHTTP(w, r)
+		})
+	})
+	held.shut()
+	class := &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: f.ns + "-late"}, Provisioner: f.cfg.Driver,
+		Parameters: map[string]string{f.cfg.DeviceClassParameter: "dc1"}}
+	classes := f.client.StorageV1().StorageClasses()
+	_, err := classes.Create(t.Context(), class, metav1.CreateOptions{})
+	f.must(err)
+	f.Cleanup(func() {
+		_ = classes.Delete(context.WithoutCancel(t.Context()), class.Name, metav1.DeleteOptions{}) // the control plane ends soon anyway
+	})
+	f.newClaim("a", &class.Name, "1Gi")
+	f.newClaim("b", &class.Name, "1Gi")
+	none := f.ns + "-none"
+	f.newClaim("c", &none, "1Gi")
+	f.sized("claims of a new class, and of none", 2, "a", "b", "c")
+	if n := gets.Load(); n != 2 {
+		t.Errorf("%d reads of classes, want one of each of two", n)
 	}
-	f.cached(many[len(many)-1], corev1.ClaimPending)
-	f.sized("some of many", 11, many[:11]...)
-	reads.were(t, "some of many", 0, 11)
-	f.sized("more than a page", len(many), many...)
-	reads.were(t, "more than a page", 2, 0)
+	if _, ok := f.s.deps.Classes.Get(class.Name); ok {
+		t.Error("the watch was not held back: nothing was tested")
+	}
 }
 
-func TestListThatFails(t *testing.T) {
-	f, reads, _ := reading(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		http.Error(w, "no lists today", http.StatusInternalServerError)
-	}))
+// TestForbiddenReadIsAnError expects HTTP 500 and not a response if a read is forbidden.
+func TestForbiddenReadIsAnError(t *testing.T) {
+	t.Parallel()
+	f := setup(t, func(f *fixture) { f.api = f.cp.UserConfig("unprivileged") })
 	class := f.class("dc1", "dc1")
-	some := names("c", 5)
-	for _, name := range some {
-		f.claim(name, class, "1Gi")
+	f.claim("c", class, "1Gi")
+	code, body := f.post("/pod/mutate", "application/json", reviewOf(t, f.ns, "pods", podOf("p", claimVolume("v", "c"))))
+	if code != 500 || !strings.Contains(string(body), "forbidden") || !strings.Contains(string(body), f.ns+"/c") {
+		t.Errorf("%d %s", code, body)
 	}
-	f.sized("claims that are read one by one", 5, some...)
-	reads.were(t, "claims that are read one by one", 0, 5)
-	pod := podOf("p")
-	for i, name := range names("missing", maxReads+1) {
-		pod.Spec.Volumes = append(pod.Spec.Volumes, claimVolume(fmt.Sprint("v", i), name))
+	code, body = f.post("/pvc/mutate", "application/json", reviewOf(t, f.ns, "persistentvolumeclaims", &corev1.PersistentVolumeClaim{
+		Spec: corev1.PersistentVolumeClaimSpec{StorageClassName: &f.ns}}))
+	if code != 500 || !strings.Contains(string(body), "forbidden") || !strings.Contains(string(body), "StorageClass") {
+		t.Errorf("%d %s", code, body)
 	}
-	code, body := f.post("/pod/mutate", "application/json", reviewOf(t, f.ns, "pods", pod))
-	if text := string(body); code != 500 || !strings.Contains(text, "no lists today") || !strings.Contains(text, fmt.Sprintf("%q", f.ns)) {
-		t.Errorf("%d %s", code, text)
-	}
-	reads.were(t, "too many claims to be read", 1, 0)
 }

@@ -19,14 +19,13 @@ import (
 
 const (
 	maxBody = 8 << 20 // bytes; the API server takes objects of 3 MiB at most
-	// maxTime bounds an answer; where the API server gives up earlier, the answer is
-	// answerTime earlier than that.
-	maxTime    = 10 * time.Second
-	answerTime = 500 * time.Millisecond
+	// maxTime bounds a response. If the timeout of the API server is shorter, the response is sent
+	// responseTime before it.
+	maxTime      = 10 * time.Second
+	responseTime = 500 * time.Millisecond
 )
 
-// review is what is read of an AdmissionReview. Everything else, such as who asks, is
-// nothing that an answer depends on.
+// review holds the fields of an AdmissionReview that are read. The response depends on nothing else.
 type review struct {
 	APIVersion string   `json:"apiVersion"`
 	Kind       string   `json:"kind"`
@@ -42,21 +41,21 @@ type request struct {
 	Object      json.RawMessage             `json:"object"`
 }
 
-// mutation is what is served under a path: what becomes of new objects of a resource.
+// mutation handles the creation of objects of a resource.
 type mutation struct {
 	resource string
 	decide   func(context.Context, *request) (verdict, error)
 }
 
-// applies tells whether r is what m is for. A configuration that sends more than it
-// should must not stand in the way of it.
+// applies reports whether r creates an object of m. Other requests are allowed: a configuration that
+// sends too much must block nothing.
 func (m mutation) applies(r *request) bool {
 	return r.Operation == string(admissionv1.Create) && r.SubResource == "" &&
 		r.Resource.Group == "" && r.Resource.Version == "v1" && r.Resource.Resource == m.resource
 }
 
-// refusal is an error with the HTTP status that it is answered with; others are 500.
-// The failure policy of the administrator decides what that means for the object.
+// refusal is an error with its HTTP status; other errors have status 500. The failurePolicy decides
+// whether the object is created.
 type refusal struct {
 	code int
 	error
@@ -72,13 +71,15 @@ func badRequest(format string, args ...any) error {
 	return refuse(http.StatusBadRequest, format, args...)
 }
 
-// panicked makes an error of a recovered panic.
-func panicked(ctx context.Context, p any) error {
-	klog.FromContext(ctx).Error(nil, "Recovered from a panic", "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
-	return fmt.Errorf("panic: %v", p)
+// recoverAs recovers from a panic and stores it in err. It is deferred.
+func recoverAs(ctx context.Context, err *error) {
+	if p := recover(); p != nil {
+		klog.FromContext(ctx).Error(nil, "Recovered from a panic", "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
+		*err = fmt.Errorf("panic: %v", p)
+	}
 }
 
-// ServeHTTP answers one request.
+// ServeHTTP serves one request.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	begin := time.Now()
 	s.metrics.inFlight.Inc()
@@ -86,13 +87,13 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	path := r.URL.Path
 	m, known := s.mutations[path]
 	if !known {
-		path = "other" // a label must not grow with what people try
+		path = "other" // clients must not create label values
 	}
-	body, patched, err := s.answer(r, m, known)
+	body, patched, err := s.respond(r, m, known)
 	code := http.StatusOK
 	if err == nil {
 		w.Header().Set("Content-Type", "application/json")
-		_, _ = w.Write(body) // who does not listen any more has given up
+		_, _ = w.Write(body) // fails if the client closed the connection
 	} else {
 		code = http.StatusInternalServerError
 		if refused := (refusal{}); errors.As(err, &refused) {
@@ -103,22 +104,22 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 		http.Error(w, err.Error(), code)
 		log := klog.FromContext(r.Context())
-		if code < http.StatusInternalServerError { // anybody may send nonsense, and often
+		if code < http.StatusInternalServerError { // any client can cause these
 			log = log.V(1)
 		}
-		log.Info("Refused an admission request", "path", path, "code", code, "cause", err.Error())
+		log.Info("Admission request rejected", "path", path, "code", code, "cause", err.Error())
 	}
-	s.metrics.answered(path, code, patched, time.Since(begin))
+	s.metrics.served(path, code, patched, time.Since(begin))
 }
 
-// answer is the body of the answer to r, and whether it has a patch.
-func (s *Server) answer(r *http.Request, m mutation, known bool) (body []byte, patched bool, err error) {
+// respond returns the body of the response to r, and whether it has a patch.
+func (s *Server) respond(r *http.Request, m mutation, known bool) (body []byte, patched bool, err error) {
 	media, _, mediaErr := mime.ParseMediaType(r.Header.Get("Content-Type"))
 	switch {
 	case !known:
-		return nil, false, refuse(http.StatusNotFound, "nothing is served under this path")
+		return nil, false, refuse(http.StatusNotFound, "this path is not served")
 	case r.Method != http.MethodPost:
-		return nil, false, refuse(http.StatusMethodNotAllowed, "only POST is answered here")
+		return nil, false, refuse(http.StatusMethodNotAllowed, "the method must be POST")
 	case mediaErr != nil || media != "application/json":
 		return nil, false, refuse(http.StatusUnsupportedMediaType, "the content type must be application/json")
 	}
@@ -126,32 +127,27 @@ func (s *Server) answer(r *http.Request, m mutation, known bool) (body []byte, p
 	if err != nil {
 		return nil, false, err
 	}
-	asked, err := parseReview(data)
+	review, err := parseReview(data)
 	if err != nil {
 		return nil, false, err
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), deadline(r.URL.Query().Get("timeout")))
 	defer cancel()
-	log := klog.FromContext(ctx).WithValues("path", r.URL.Path, "uid", asked.Request.UID, "namespace", asked.Request.Namespace)
-	v, err := decided(klog.NewContext(ctx, log), m, asked.Request)
+	log := klog.FromContext(ctx).WithValues("path", r.URL.Path, "uid", review.Request.UID, "namespace", review.Request.Namespace)
+	v, err := m.handle(klog.NewContext(ctx, log), review.Request)
 	if err != nil {
 		return nil, false, err
 	}
 	log.V(2).Info("Decided", "reason", v.reason, "operations", len(v.patch))
-	body, err = asked.reply(v)
+	body, err = review.reply(v)
 	return body, len(v.patch) > 0, err
 }
 
-// decided is what m says about r. A panic on the way is an error: the next request may
-// have nothing to do with it.
-func decided(ctx context.Context, m mutation, r *request) (v verdict, err error) {
-	defer func() {
-		if p := recover(); p != nil {
-			v, err = verdict{}, panicked(ctx, p)
-		}
-	}()
+// handle returns the verdict about r. A panic is an error of this request only.
+func (m mutation) handle(ctx context.Context, r *request) (v verdict, err error) {
+	defer recoverAs(ctx, &err)
 	if !m.applies(r) {
-		return verdict{reason: "NotConcerned"}, nil
+		return verdict{reason: "NotApplicable"}, nil
 	}
 	if r.Namespace == "" {
 		return verdict{}, badRequest("the request for a %s names no namespace", m.resource)
@@ -159,8 +155,8 @@ func decided(ctx context.Context, m mutation, r *request) (v verdict, err error)
 	return m.decide(ctx, r)
 }
 
-// readBody is the whole body. One that is too large is read on for a while all the
-// same, as many clients look for an answer only after they have sent everything.
+// readBody reads the body. Up to a limit it also reads one that is too large, because many clients
+// read the response only after they have sent everything.
 func readBody(r *http.Request) ([]byte, error) {
 	data, err := io.ReadAll(io.LimitReader(r.Body, maxBody+1))
 	if err != nil {
@@ -173,6 +169,7 @@ func readBody(r *http.Request) ([]byte, error) {
 	return data, nil
 }
 
+// parseReview decodes an AdmissionReview with a request.
 func parseReview(data []byte) (*review, error) {
 	asked := &review{}
 	if err := decode(data, asked); err != nil {
@@ -190,16 +187,15 @@ func parseReview(data []byte) (*review, error) {
 	return asked, nil
 }
 
-// deadline is how long an answer may take when the API server waits for timeout, which
-// is a duration or nothing.
+// deadline returns how long a response may take if the API server waits for timeout, a duration or "".
 func deadline(timeout string) time.Duration {
-	if waits, err := time.ParseDuration(timeout); err == nil {
-		return min(waits-answerTime, maxTime)
+	if limit, err := time.ParseDuration(timeout); err == nil {
+		return min(limit-responseTime, maxTime)
 	}
 	return maxTime
 }
 
-// reply is the answer to asked, in its own version.
+// reply encodes the response with v, in the version of the request.
 func (asked *review) reply(v verdict) ([]byte, error) {
 	patch, err := encode(v.patch)
 	if err != nil {
@@ -215,7 +211,7 @@ func (asked *review) reply(v verdict) ([]byte, error) {
 	}
 	data, err := json.Marshal(answer)
 	if err != nil {
-		return nil, fmt.Errorf("encoding the answer: %w", err)
+		return nil, fmt.Errorf("encoding the response: %w", err)
 	}
 	return data, nil
 }

@@ -28,7 +28,7 @@ func scenarioExcluded(t *testing.T) {
 	for i := range config.Webhooks {
 		w := &config.Webhooks[i]
 		w.ClientConfig = admissionregistrationv1.WebhookClientConfig{
-			URL: ptr.To("https://" + f.s.Address() + *w.ClientConfig.Service.Path), CABundle: encodeCerts(f.ca.cert),
+			URL: ptr.To("https://" + f.s.Address() + *w.ClientConfig.Service.Path), CABundle: f.ca,
 		}
 		w.NamespaceSelector.MatchExpressions = append(w.NamespaceSelector.MatchExpressions, metav1.LabelSelectorRequirement{
 			Key: corev1.LabelMetadataName, Operator: metav1.LabelSelectorOpIn, Values: []string{f.ns, own, out, metav1.NamespaceSystem},
@@ -46,11 +46,14 @@ func scenarioExcluded(t *testing.T) {
 	pod := podOf("pod-", ephemeralVolume("v", &class, "1Gi"))
 	for _, ns := range []string{own, out, metav1.NamespaceSystem} {
 		before := calls()
-		created, err := f.client.CoreV1().Pods(ns).Create(t.Context(), pod.DeepCopy(), metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+		created, err := f.client.CoreV1().Pods(ns).Create(t.Context(), pod.DeepCopy(),
+			metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 		f.must(err)
 		f.unpatched(created)
-		pvc := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Name: f.ns}, Spec: pod.Spec.Volumes[0].Ephemeral.VolumeClaimTemplate.Spec}
-		_, err = f.client.CoreV1().PersistentVolumeClaims(ns).Create(t.Context(), pvc, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+		pvc := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Name: f.ns},
+			Spec: pod.Spec.Volumes[0].Ephemeral.VolumeClaimTemplate.Spec}
+		_, err = f.client.CoreV1().PersistentVolumeClaims(ns).Create(t.Context(), pvc,
+			metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 		f.must(err)
 		if n := calls() - before; n != 0 {
 			t.Errorf("namespace %s: %v calls", ns, n)

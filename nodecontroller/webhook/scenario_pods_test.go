@@ -25,8 +25,7 @@ import (
 	"github.com/storage-controller/storage-controller/internal/kubetest"
 )
 
-// withDefault is held by those who make a default class or rely on there being none: the
-// cluster has one for all tests.
+// withDefault is held by tests that create a default class or need none: the cluster is shared.
 var withDefault sync.Mutex
 
 func isDefaultClass(class *storagev1.StorageClass) {
@@ -41,7 +40,8 @@ func TestNodecontrollerScenarioWebhookPods(t *testing.T) {
 		f.cached("foreign", corev1.ClaimBound)
 		reads := f.metric("storage_controller_webhook_live_reads_total")
 		f.unpatched(f.create())
-		f.unpatched(f.createPod(podOf("pod-", emptyDir("e"), claimVolume("c", "foreign"), ephemeralVolume("t", ptr.To(f.ns+"-foreign"), "1Gi"))))
+		f.unpatched(f.createPod(podOf("pod-", emptyDir("e"), claimVolume("c", "foreign"),
+			ephemeralVolume("t", ptr.To(f.ns+"-foreign"), "1Gi"))))
 		if now := f.metric("storage_controller_webhook_live_reads_total"); now != reads {
 			t.Errorf("%v reads for pods that are none of the driver's", now-reads)
 		}
@@ -49,7 +49,8 @@ func TestNodecontrollerScenarioWebhookPods(t *testing.T) {
 			t.Errorf("%v patches", n)
 		}
 		web := f.web()
-		for path, want := range map[string]int{"/pod/mutate": 405, "/pvc/mutate": 405, "/": 404, "/pod": 404, "/pod/mutate/": 404, "/pod//mutate": 404} {
+		for path, want := range map[string]int{"/pod/mutate": 405, "/pvc/mutate": 405, "/": 404, "/pod": 404, "/pod/mutate/": 404,
+			"/pod//mutate": 404} {
 			response, err := web.Get("https://" + f.s.Address() + path)
 			f.must(err)
 			response.Body.Close()
@@ -88,9 +89,10 @@ func TestNodecontrollerScenarioWebhookPods(t *testing.T) {
 		class := f.class("dc1", "dc1")
 		f.claim("half", class, "500Mi")
 		f.patched(f.create("half"), map[string]string{"dc1": "524288000"})
-		// The API server takes neither for a claim, and checks templates after the webhook.
+		// The API server accepts neither for a claim, and checks templates after the webhook.
 		for _, storage := range []string{`{}`, `{"storage":"0"}`, `{"storage":0}`, `null`} {
-			raw := fmt.Sprintf(`{"metadata":{},"spec":{"containers":[{}],"volumes":[{"ephemeral":{"volumeClaimTemplate":{"spec":{"storageClassName":%q,"resources":{"requests":%s}}}}}]}}`, class, storage)
+			raw := fmt.Sprintf(
+				`{"metadata":{},"spec":{"containers":[{}],"volumes":[{"ephemeral":{"volumeClaimTemplate":{"spec":{"storageClassName":%q,"resources":{"requests":%s}}}}}]}}`, class, storage)
 			answer := f.ask("/pod/mutate", "pods", json.RawMessage(raw))
 			if !strings.Contains(string(answer.Patch), `"value":"1073741824"`) {
 				t.Errorf("%s: %s", storage, answer.Patch)
@@ -109,7 +111,8 @@ func TestNodecontrollerScenarioWebhookPods(t *testing.T) {
 		cfg.WarningHandler = heard
 		client, err := kubernetes.NewForConfig(cfg)
 		f.must(err)
-		pod, err := client.CoreV1().Pods(f.ns).Create(t.Context(), podOf("pod-", claimVolume("a", "bad"), claimVolume("b", "empty")), metav1.CreateOptions{})
+		pod, err := client.CoreV1().Pods(f.ns).Create(t.Context(), podOf("pod-", claimVolume("a", "bad"), claimVolume("b", "empty")),
+			metav1.CreateOptions{})
 		f.must(err)
 		f.unpatched(pod)
 		if len(*heard) != 1 || !strings.Contains((*heard)[0], `"bad/name"`) {
@@ -147,13 +150,14 @@ func TestNodecontrollerScenarioWebhookPods(t *testing.T) {
 		f.unpatched(f.create("missing"))
 		f.unpatched(f.create("lost"))
 		f.unpatched(f.create("classless"))
-		f.unpatched(f.createPod(podOf("pod-", ephemeralVolume("v", ptr.To(""), "1Gi"), ephemeralVolume("w", ptr.To(f.ns+"-nothing"), "1Gi"))))
+		f.unpatched(f.createPod(podOf("pod-", ephemeralVolume("v", ptr.To(""), "1Gi"),
+			ephemeralVolume("w", ptr.To(f.ns+"-nothing"), "1Gi"))))
 		withDefault.Lock()
 		defer withDefault.Unlock()
 		f.newClaim("none", nil, "1Gi")
 		f.cached("none", corev1.ClaimPending)
 		f.unpatched(f.create("none"))
-		// What is missing takes nothing away from the rest.
+		// Missing objects do not affect the others.
 		f.claim("good", class, "1Gi")
 		f.patched(f.create("missing", "lost", "classless", "none", "good"), map[string]string{"dc1": "1073741824"})
 	})
@@ -175,15 +179,6 @@ func TestNodecontrollerScenarioWebhookPods(t *testing.T) {
 		})
 		standard := f.class("standard", "dc1", isDefaultClass)
 		f.patched(f.createPod(podOf("pod-", ephemeralVolume("v", nil, "100Gi"))), map[string]string{"dc1": "107374182400"})
-		off := setup(t, func(g *fixture) { g.cfg.Driver, g.cfg.ResolveDefaultClass = f.cfg.Driver, false })
-		off.eventually("the class is cached", func(context.Context) error {
-			if _, ok := off.s.deps.Classes.Get(standard); !ok {
-				return fmt.Errorf("it is not")
-			}
-			return nil
-		})
-		off.configure(nil)
-		off.unpatched(off.createPod(podOf("pod-", ephemeralVolume("v", nil, "100Gi"))))
 		for _, name := range []string{older, standard} {
 			f.must(f.client.StorageV1().StorageClasses().Delete(t.Context(), name, metav1.DeleteOptions{}))
 		}
@@ -192,7 +187,8 @@ func TestNodecontrollerScenarioWebhookPods(t *testing.T) {
 		f := scenario(t, nil)
 		c := f.claim("c", f.class("dc1", "dc1"), "1Gi")
 		f.patched(f.create(c, c), map[string]string{"dc1": "1073741824"})
-		f.patched(f.createPod(podOf("pod-", claimVolume("a", c), ephemeralVolume("b", ptr.To(f.ns+"-dc1"), "1Gi"), ephemeralVolume("c", ptr.To(f.ns+"-dc1"), "1Gi"))),
+		f.patched(f.createPod(podOf("pod-", claimVolume("a", c), ephemeralVolume("b", ptr.To(f.ns+"-dc1"), "1Gi"),
+			ephemeralVolume("c", ptr.To(f.ns+"-dc1"), "1Gi"))),
 			map[string]string{"dc1": "3221225472"})
 	})
 	t.Run("074_claim_newer_than_the_cache", func(t *testing.T) {
@@ -251,7 +247,8 @@ func TestNodecontrollerScenarioWebhookPods(t *testing.T) {
 				kubetest.Eventually(t, "the failure policy decides", func(ctx context.Context) error {
 					pod, err := f.client.CoreV1().Pods(f.ns).Create(ctx, podOf("pod-", claimVolume("v", c)), metav1.CreateOptions{})
 					switch {
-					case policy == admissionregistrationv1.Fail && apierrors.IsInternalError(err) && strings.Contains(err.Error(), "reading PersistentVolumeClaim"):
+					case policy == admissionregistrationv1.Fail && apierrors.IsInternalError(err) &&
+						strings.Contains(err.Error(), "reading PersistentVolumeClaim"):
 						return nil
 					case policy == admissionregistrationv1.Ignore && err == nil:
 						f.unpatched(pod)
@@ -268,11 +265,10 @@ func TestNodecontrollerScenarioWebhookPods(t *testing.T) {
 	t.Run("078_malformed", scenarioMalformed)
 	t.Run("079_again", func(t *testing.T) {
 		f := scenario(t, nil)
-		class := f.class("dc1", "dc1")
-		pod := podOf("pod-", claimVolume("v", f.claim("c", class, "1Gi")))
+		pod := podOf("pod-", claimVolume("v", f.claim("c", f.class("dc1", "dc1"), "1Gi")))
 		pod.Annotations = map[string]string{"capacity.topolvm.io/dc1": "7", "other": "x"}
-		pod.Spec.Containers[0].Resources.Limits = corev1.ResourceList{capacity: resource.MustParse("5")}
-		pod.Spec.Containers[0].Resources.Requests = corev1.ResourceList{capacity: resource.MustParse("5")}
+		pod.Spec.Containers[0].Resources.Limits = corev1.ResourceList{capacityResource: resource.MustParse("5")}
+		pod.Spec.Containers[0].Resources.Requests = corev1.ResourceList{capacityResource: resource.MustParse("5")}
 		pod = f.createPod(pod)
 		if pod.Annotations["capacity.topolvm.io/dc1"] != "1073741824" {
 			t.Errorf("annotations %v", pod.Annotations)
@@ -284,21 +280,9 @@ func TestNodecontrollerScenarioWebhookPods(t *testing.T) {
 		if now := f.metric("storage_controller_webhook_live_reads_total"); now != reads {
 			t.Errorf("%v reads for a pod that is as it should be", now-reads)
 		}
-		// Annotations of a copied manifest go only where that is wanted, and only then.
+		// Annotations of a copied manifest stay.
 		pod.Annotations["capacity.topolvm.io/copied"] = "1"
 		if answer := f.ask("/pod/mutate", "pods", pod); answer.Patch != nil {
-			t.Errorf("%s", answer.Patch)
-		}
-		strip := setup(t, func(g *fixture) { g.cfg.Driver, g.cfg.StripForeignCapacity, g.ns = f.cfg.Driver, true, f.ns })
-		strip.cached("c", corev1.ClaimPending)
-		strip.eventually("the class is cached", func(context.Context) error {
-			if _, ok := strip.s.deps.Classes.Get(class); !ok {
-				return fmt.Errorf("it is not")
-			}
-			return nil
-		})
-		const want = `[{"op":"remove","path":"/metadata/annotations/capacity.topolvm.io~1copied"}]`
-		if answer := strip.ask("/pod/mutate", "pods", pod); string(answer.Patch) != want {
 			t.Errorf("%s", answer.Patch)
 		}
 	})
@@ -317,7 +301,7 @@ func (f *fixture) setPolicy(policy admissionregistrationv1.FailurePolicyType) {
 }
 
 // onlyAdds applies patch to raw, and fails the test unless it adds just the mark and an
-// annotation of 1 GiB of dc1 to what is there.
+// annotation of 1 GiB of dc1.
 func (f *fixture) onlyAdds(raw string, patch []byte) {
 	f.Helper()
 	var want map[string]any
@@ -332,8 +316,8 @@ func (f *fixture) onlyAdds(raw string, patch []byte) {
 	}
 	at(at(want, "metadata"), "annotations")["capacity.topolvm.io/dc1"] = "1073741824"
 	first := want["spec"].(map[string]any)["containers"].([]any)[0].(map[string]any)
-	at(at(first, "resources"), "limits")[string(capacity)] = "1"
-	at(at(first, "resources"), "requests")[string(capacity)] = "1"
+	at(at(first, "resources"), "limits")[string(capacityResource)] = "1"
+	at(at(first, "resources"), "requests")[string(capacityResource)] = "1"
 	var got map[string]any
 	f.must(json.Unmarshal(apply(f, []byte(raw), patch), &got))
 	if diff := cmp.Diff(want, got); diff != "" {
@@ -341,18 +325,18 @@ func (f *fixture) onlyAdds(raw string, patch []byte) {
 	}
 }
 
-// warnings is what a client was warned of.
+// warnings collects the warnings that a client received.
 type warnings []string
 
 func (w *warnings) HandleWarningHeader(_ int, _ string, text string) { *w = append(*w, text) }
 
-// gate holds back what the API server tells of a resource from when it is shut.
+// gate delays the watch events of a resource once it is shut.
 type gate struct {
 	mu     sync.Mutex
 	closed chan struct{}
 }
 
-// before is cfg behind the gate, for requests with part in their path.
+// before returns cfg behind the gate, for requests with part in their path.
 func (g *gate) before(t *testing.T, cfg *rest.Config, part string) *rest.Config {
 	proxied := kubetest.Proxy(t, cfg, func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
 		if strings.Contains(r.URL.Path, part) {
@@ -391,7 +375,7 @@ func (w gated) Write(p []byte) (int, error) {
 
 func (w gated) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
-// scenarioMalformed is about requests that no API server sends.
+// scenarioMalformed sends requests that no API server sends.
 func scenarioMalformed(t *testing.T) {
 	t.Parallel()
 	f := setup(t, func(f *fixture) {
@@ -440,17 +424,19 @@ func scenarioMalformed(t *testing.T) {
 		"another kind":          {"application/json", without("AdmissionReview", "TokenReview"), 400},
 		"no namespace":          {"application/json", without(f.ns, ""), 400},
 		"deep":                  {"application/json", without(`"containers":[`, `"containers":[`+strings.Repeat("[", 1<<20)), 400},
-		"deep and closed":       {"application/json", without(`"uid"`, `"x":`+strings.Repeat(`{"a":`, 1<<18)+"1"+strings.Repeat("}", 1<<18)+`,"uid"`), 400},
-		"no pod":                {"application/json", string(reviewOf(t, f.ns, "pods", []int{1})), 400},
-		"bad annotations":       {"application/json", string(reviewOf(t, f.ns, "pods", json.RawMessage(`{"metadata":{"annotations":[]}}`))), 400},
-		"panic":                 {"application/json", without("u1", "panic"), 500},
-		"good after that":       {"application/json", good, 200},
+		"deep and closed": {"application/json",
+			without(`"uid"`, `"x":`+strings.Repeat(`{"a":`, 1<<18)+"1"+strings.Repeat("}", 1<<18)+`,"uid"`), 400},
+		"no pod":          {"application/json", string(reviewOf(t, f.ns, "pods", []int{1})), 400},
+		"bad annotations": {"application/json", string(reviewOf(t, f.ns, "pods", json.RawMessage(`{"metadata":{"annotations":[]}}`))), 400},
+		"panic":           {"application/json", without("u1", "panic"), 500},
+		"good after that": {"application/json", good, 200},
 	} {
 		code, body := f.post("/pod/mutate", c.media, []byte(c.body))
 		if code != c.code {
 			t.Errorf("%s: %d %.300s, want %d", name, code, body, c.code)
 		}
-		if version := `"apiVersion":"admission.k8s.io/v1beta1"`; strings.Contains(c.body, version) && !strings.Contains(string(body), version) {
+		if version := `"apiVersion":"admission.k8s.io/v1beta1"`; strings.Contains(c.body, version) &&
+			!strings.Contains(string(body), version) {
 			t.Errorf("%s: another version in the answer %s", name, body)
 		}
 	}
@@ -460,7 +446,7 @@ func scenarioMalformed(t *testing.T) {
 	if n := f.metric("storage_controller_webhook_requests_in_flight"); n != 0 {
 		t.Errorf("%v requests in flight", n)
 	}
-	// What cannot be found out in time is an error.
+	// A read that takes too long is an error.
 	if code, _ := f.post("/pod/mutate?timeout=500ms", "application/json", []byte(good)); code != 500 {
 		t.Errorf("a read that had no time: %d", code)
 	}

@@ -130,8 +130,9 @@ func TestOneWatchPerKindAndOneConnection(t *testing.T) {
 			lists[r.Object.Resource]++
 		}
 	}
-	// CSIDrivers are for the nodecontroller: an administrator approves there of what its breaker holds.
-	want := []string{"csinodes", "nodes", "persistentvolumeclaims", "persistentvolumes", "storageclasses", "volumeattachments"}
+	// The ConfigMap has the records of lost nodes.
+	want := []string{"configmaps", "csinodes", "nodes", "persistentvolumeclaims", "persistentvolumes", "storageclasses",
+		"volumeattachments"}
 	if got := slices.Sorted(maps.Keys(watches)); !slices.Equal(got, want) {
 		t.Errorf("watches on %v, want %v", got, want)
 	}

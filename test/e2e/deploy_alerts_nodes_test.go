@@ -49,7 +49,7 @@ func TestAlertsWhereHalfOfTheNodesAreLost(t *testing.T) {
 		return refused(l.client.CoreV1().PersistentVolumeClaims(l.ns).Delete(ctx, "c2",
 			metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}}))
 	})
-	l.approved(l.ns+"-c2", l.nodes[2])
+	l.approved(l.nodes[2])
 	failed := func() (n float64) {
 		for _, m := range p.metrics()["storage_controller_cleanup_actions_total"].GetMetric() {
 			if !strings.Contains(labelsOf(m), "result=ok") {

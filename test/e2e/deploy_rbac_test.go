@@ -265,13 +265,16 @@ func TestNodecontrollerNeedsWhatItsManifestsGrant(t *testing.T) {
 	class := e.class(false, nil)
 	e.onNode("growing", class, key, "a")
 	e.onNode("lost", class, key, "b")
+	_, err = e.client.CoreV1().PersistentVolumes().Patch(ctx, e.ns+"-lost", types.MergePatchType,
+		[]byte(`{"metadata":{"finalizers":["external-provisioner.volume.kubernetes.io/finalizer"]}}`), metav1.PatchOptions{})
+	e.must(err)
 	e.onNode("unwanted", class, key, "a", finalizer)
 	e.uses("waiting", "unwanted", "")
 
 	p := e.run("nodecontroller", append(slices.Clone(quick), "--kubeconfig", kubeconfig, "--leader-election", "--http-endpoint=127.0.0.1:0",
 		"--secure-metrics-server",
 		"--topology-node-key", key, "--node-finalizer-mode=manage", "--node-finalizer-wait-for-others=false", "--node-delete-grace=0s",
-		"--node-cleanup=volumes", "--node-cleanup-scope=all", "--node-cleanup-unbound=reschedule", "--node-cleanup-max-fraction=1",
+		"--node-cleanup=volumes", "--node-cleanup-scope=all", "--node-cleanup-unbound=delete", "--node-cleanup-max-fraction=1",
 		"--pv-release-grace=0s",
 		"--node-cleanup-resource=resource=logicalvolumes.v1.topolvm.io,"+
 			"node-field=spec.nodeName,finalizer=topolvm.io/logicalvolume,when=node-terminating",
@@ -300,7 +303,7 @@ func TestNodecontrollerNeedsWhatItsManifestsGrant(t *testing.T) {
 	})
 	e.must(e.client.CoreV1().Nodes().Delete(ctx, e.nodes[1], metav1.DeleteOptions{}))
 	e.must(e.client.StorageV1().CSINodes().Delete(ctx, e.nodes[1], metav1.DeleteOptions{}))
-	e.approved(e.ns+"-lost", e.nodes[1])
+	e.approved("b") // its value of the topology key
 	for what, get := range map[string]func(context.Context) error{
 		"the node": func(ctx context.Context) error {
 			_, err := e.client.CoreV1().Nodes().Get(ctx, e.nodes[1], metav1.GetOptions{})
@@ -336,21 +339,12 @@ func forNobody(name, namespace string) *admissionv1.MutatingWebhookConfiguration
 	}}}
 }
 
-// approved has the clean-up of a node approved once the controller has noted that the node
-// of a volume is missing, so that there is no grace to wait for.
-func (e *env) approved(volume, node string) {
+// approved approves the clean-up of a lost node, by its value of the topology key, after the controller has recorded
+// it, so that there is no grace to wait for.
+func (e *env) approved(host string) {
 	e.t.Helper()
-	note := e.plugin.Name() + "/node-missing-since"
-	e.eventually("the volume has the note about its node", func(ctx context.Context) error {
-		pv, err := e.client.CoreV1().PersistentVolumes().Get(ctx, volume, metav1.GetOptions{})
-		if err == nil && pv.Annotations[note] == "" {
-			err = errors.New("it has none")
-		}
-		return err
-	})
-	approval := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%q}}}`, e.plugin.Name()+"/node-cleanup-approve", node)
-	_, err := e.client.StorageV1().CSIDrivers().Patch(e.t.Context(), e.plugin.Name(), types.MergePatchType, approval, metav1.PatchOptions{})
-	e.must(err)
+	e.missing(host)
+	e.must(e.approve(e.t.Context(), host))
 }
 
 // gone waits until get finds nothing.

@@ -313,6 +313,7 @@ func TestChartRefusesWrongValues(t *testing.T) {
 		"extraArgs: [--leader-election=false]":                        "extraArgs: --leader-election=false: several pods",
 		"extraArgs: [-leader_election=f]":                             "several pods",
 		"extraArgs: ['--http-endpoint=:9090']":                        "the probes and ports of the chart have 8080",
+		"mode: per-role\nextraArgs: ['--driver-health-endpoint=:1']":  "all containers of the pod would serve this address",
 		"mode: per-role\nextraArgs: ['--http-endpoint=:8080']":        "8080 to 8082",
 		"extraArgs: ['--metrics-address=:9090']":                      "--http-endpoint is set",
 		"extraArgs: [--csi-address=/csi/csi.sock]":                    "the socket must be in /run/csi",
@@ -406,11 +407,12 @@ func TestChartTakesMoreThanTheDriver(t *testing.T) {
 	if c := containers["driver"]; len(c.Ports) != 1 || c.LivenessProbe == nil || c.LivenessProbe.HTTPGet.Port.StrVal != c.Ports[0].Name {
 		t.Errorf("the driver has %v, %v", c.Ports, c.LivenessProbe)
 	}
-	for _, name := range []string{"csi-resizer", "liveness-probe"} {
-		if c := containers[name]; !slices.ContainsFunc(c.VolumeMounts,
-			func(m corev1.VolumeMount) bool { return m.Name == "socket" && m.MountPath == "/run/csi" }) {
-			t.Errorf("%s has %v", name, c.VolumeMounts)
-		}
+	if args := containers["storage-controller"].Args; !slices.Contains(args, "--driver-health-endpoint=:9808") {
+		t.Errorf("storage-controller has %v", args)
+	}
+	if c := containers["csi-resizer"]; !slices.ContainsFunc(c.VolumeMounts,
+		func(m corev1.VolumeMount) bool { return m.Name == "socket" && m.MountPath == "/run/csi" }) {
+		t.Errorf("csi-resizer has %v", c.VolumeMounts)
 	}
 	for _, o := range objects {
 		switch o.GetKind() {
@@ -462,7 +464,7 @@ name: second
 image: {pullPolicy: Always}
 secrets: {cluster: true}
 provisioner: {crossNamespace: true}
-nodecontroller: {nodeFinalizerMode: manage, nodeCleanup: volumes, unbound: reschedule, pvcFinalizerMode: enforce, resizeNudge: false, customResources: true}
+nodecontroller: {nodeFinalizerMode: manage, nodeCleanup: volumes, unbound: delete, pvcFinalizerMode: enforce, resizeNudge: false, customResources: true}
 extraArgs: [-v=2]
 podAnnotations: {a: b}
 nodeSelector: {a: b}

@@ -147,13 +147,14 @@ func (s *cleanup) playNode(ctx context.Context) (gone bool, err error) {
 // pass approves the cleanup, before which nothing may be deleted: the grace
 // would have every run take a minute.
 func (s *cleanup) pass(ctx context.Context, pv *corev1.PersistentVolume, claim *corev1.PersistentVolumeClaim, there bool) error {
-	if s.approved || pv.Annotations[s.name("node-missing-since")] == "" {
-		return nil
+	all, err := s.records(ctx)
+	if lost := all[s.nodes[0]]; err != nil || s.approved || lost.Since.IsZero() {
+		return err
 	}
 	if !s.kind.drained && (!there || claim.DeletionTimestamp != nil || pv.DeletionTimestamp != nil) {
 		s.t.Error("something was deleted within the grace")
 	}
-	err := s.approve(ctx, s.nodes[0])
+	err = s.approve(ctx, s.nodes[0])
 	s.approved = err == nil
 	return err
 }
@@ -193,7 +194,7 @@ func TestNodecontrollerKilledAnywhere(t *testing.T) {
 				s.eventually("the clean-up has ended", s.play)
 				p.says("Starting controller")
 				if !kind.removed {
-					s.judged(p, s.volume)
+					s.judged(p, s.nodes[0], s.volume)
 				}
 				s.expect(s.changed(), want)
 			})

@@ -44,13 +44,13 @@ func TestNodecontrollerWithoutPermissions(t *testing.T) {
 			return nil
 		}
 	}
-	e.eventually("it is ready, and counts all three kinds", func(ctx context.Context) error {
+	e.eventually("it is ready, and counts both kinds", func(ctx context.Context) error {
 		if status, body := p.get("/readyz"); status != http.StatusOK {
 			return fmt.Errorf("/readyz: %d %s", status, body)
 		}
-		return blocked(3)(ctx)
+		return blocked(2)(ctx)
 	})
-	e.eventually("the events name the missing permission and its feature", func(ctx context.Context) error {
+	e.eventually("the events name the missing permissions", func(ctx context.Context) error {
 		events, err := e.client.CoreV1().Events("default").List(ctx,
 			metav1.ListOptions{FieldSelector: "reason=NodeCleanupBlocked,involvedObject.kind=CSIDriver,involvedObject.name=" +
 				e.plugin.Name()})
@@ -61,8 +61,7 @@ func TestNodecontrollerWithoutPermissions(t *testing.T) {
 		for _, event := range events.Items {
 			said.WriteString(event.Message)
 		}
-		for _, want := range []string{"watch of pods", "--resize-nudge", "watch of volumeattachments", "watch of csidrivers",
-			"--node-cleanup=claims"} {
+		for _, want := range []string{"watch of pods", "watch of volumeattachments", "--node-cleanup=claims"} {
 			if !strings.Contains(said.String(), want) {
 				return fmt.Errorf("%q is not in %q", want, said.String())
 			}

@@ -20,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/storage-controller/storage-controller/csiclient/csitest"
+	"github.com/storage-controller/storage-controller/nodecontroller/nodecleanup"
 )
 
 // newCluster is a cluster whose volumes are each on one node, and may be cleaned up after it.
@@ -72,42 +73,65 @@ func (l *local) pvc(ctx context.Context, name string) (*corev1.PersistentVolumeC
 	return l.client.CoreV1().PersistentVolumeClaims(l.ns).Get(ctx, name, metav1.GetOptions{})
 }
 
-// noted waits until a volume has, or has not, an annotation of the driver.
-func (l *local) noted(volume, suffix string, want bool) {
-	l.t.Helper()
-	l.eventually(fmt.Sprintf("%s of volume %s is there: %t", suffix, volume, want), func(ctx context.Context) error {
-		pv, err := l.pv(ctx, volume)
-		if err == nil && (pv.Annotations[l.name(suffix)] != "") != want {
-			err = fmt.Errorf("it has %v", pv.Annotations)
+// records returns the records of lost nodes, by the values of the topology key, which are node names here.
+func (e *env) records(ctx context.Context) (map[string]nodecleanup.LostNode, error) {
+	list, err := nodecleanup.ReadLostNodes(ctx, e.client, e.ns, e.plugin.Name())
+	all := map[string]nodecleanup.LostNode{}
+	for _, n := range list {
+		all[n.Value] = n
+	}
+	return all, err
+}
+
+// recorded waits until check accepts the record of a node; nil means that there is none.
+func (e *env) recorded(node, what string, check func(n *nodecleanup.LostNode) bool) (found nodecleanup.LostNode) {
+	e.t.Helper()
+	e.eventually("the record of node "+node+" "+what, func(ctx context.Context) error {
+		all, err := e.records(ctx)
+		if err != nil {
+			return err
 		}
-		return err
+		n, ok := all[node]
+		if found = n; !ok && !check(nil) || ok && !check(&n) {
+			return fmt.Errorf("the records are %+v", all)
+		}
+		return nil
 	})
+	return found
+}
+
+// missing waits until the API server has confirmed that nodes do not exist.
+func (e *env) missing(nodes ...string) {
+	e.t.Helper()
+	for _, node := range nodes {
+		e.recorded(node, "has a clock", func(n *nodecleanup.LostNode) bool { return n != nil && !n.Since.IsZero() })
+	}
+}
+
+// held waits until the breaker holds nodes, or does not.
+func (e *env) held(want bool, nodes ...string) {
+	e.t.Helper()
+	for _, node := range nodes {
+		e.recorded(node, fmt.Sprintf("is held: %t", want), func(n *nodecleanup.LostNode) bool { return (n != nil && n.Held != "") == want })
+	}
 }
 
 // shortest is the shortest grace that may be set.
 const shortest = "--node-missing-grace=1m"
 
-// age waits until the shortest grace of a volume is over. No client can set an earlier begin:
-// a time before the creation of the volume does not count.
-func (l *local) age(volume string) {
-	l.t.Helper()
-	l.eventually("the grace of "+volume+" is over", func(ctx context.Context) error {
-		pv, err := l.pv(ctx, volume)
-		if err != nil {
-			return err
-		}
-		since, err := time.Parse(time.RFC3339, pv.Annotations[l.name("node-missing-since")])
-		if err == nil && time.Since(since) < time.Minute {
-			err = fmt.Errorf("missing since %v", since)
-		}
-		return err
+// age waits until the shortest grace of a node has ended.
+func (e *env) age(node string) {
+	e.t.Helper()
+	e.recorded(node, "is older than the grace", func(n *nodecleanup.LostNode) bool {
+		return n != nil && !n.Since.IsZero() && time.Since(n.Since) > time.Minute
 	})
 }
 
-// approve has the administrator approve the clean-up of nodes, which needs no grace then.
-func (l *local) approve(ctx context.Context, nodes ...string) error {
-	_, err := l.client.StorageV1().CSIDrivers().Patch(ctx, l.plugin.Name(), types.MergePatchType,
-		l.annotation("node-cleanup-approve", strings.Join(nodes, ",")), metav1.PatchOptions{})
+// approve lets the administrator approve the clean-up of nodes, which needs no grace then.
+func (e *env) approve(ctx context.Context, nodes ...string) error {
+	_, err := e.client.CoreV1().ConfigMaps(e.ns).Patch(ctx, nodecleanup.ConfigMapName(e.plugin.Name()), types.MergePatchType,
+		fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%q}}}`, nodecleanup.AnnotationApprove, strings.Join(nodes, ",")),
+		metav1.PatchOptions{})
 	return err
 }
 
@@ -129,12 +153,12 @@ func (l *local) told(object, reason, text string) {
 	})
 }
 
-// judged waits until p has looked at a volume once more, as it does after a change of it.
-func (l *local) judged(p *process, volume string) {
+// judged waits until p has looked at a lost node again, as it does after a change of a volume there.
+func (l *local) judged(p *process, node, volume string) {
 	l.t.Helper()
 	looks := func() (n int) {
 		for line := range strings.SplitSeq(p.logged(), "\n") {
-			if strings.Contains(line, "Decided") && strings.Contains(line, volume) {
+			if strings.Contains(line, "Decided") && strings.Contains(line, node) {
 				n++
 			}
 		}
@@ -144,7 +168,7 @@ func (l *local) judged(p *process, volume string) {
 	_, err := l.client.CoreV1().PersistentVolumes().Patch(l.t.Context(), volume, types.MergePatchType,
 		fmt.Appendf(nil, `{"metadata":{"labels":{"look":"%d"}}}`, before), metav1.PatchOptions{})
 	l.must(err)
-	l.eventually("volume "+volume+" is looked at again", func(context.Context) error {
+	l.eventually("node "+node+" is looked at again", func(context.Context) error {
 		if looks() == before {
 			return errors.New("it is not")
 		}
@@ -280,12 +304,12 @@ func TestNodeIsLost(t *testing.T) {
 				}
 			}
 			for _, r := range lost {
-				l.noted(r.volume, "node-missing-since", true)
+				l.missing(node)
 				l.told(r.volume, "NodeMissing", node)
 				l.expect(l.deletions(mark, names), nil)
 			}
 			for _, r := range lost {
-				l.age(r.volume)
+				l.age(node)
 				l.told(r.volume, "NodeVolumeClaimDeleted", node)
 				want = append(want, "delete persistentvolumeclaims "+r.claim)
 			}
@@ -381,14 +405,16 @@ func TestHalfOfTheNodesAreLost(t *testing.T) {
 	volumes, names := l.spread()
 	mark := l.mark()
 	l.lose(l.nodes[2], l.nodes[3])
-	for _, v := range volumes[2:] {
-		l.noted(v, "node-cleanup-hold", true)
-		l.age(v)
-	}
+	l.held(true, l.nodes[2], l.nodes[3])
+	l.age(l.nodes[2])
+	l.age(l.nodes[3])
 	l.told(l.plugin.Name(), "NodeCleanupBreakerOpen", "2 of 4 nodes are lost")
-	for _, v := range volumes[2:] {
-		l.judged(p, v)
+	look := func() {
+		for i := 2; i < 4; i++ {
+			l.judged(p, l.nodes[i], volumes[i])
+		}
 	}
+	look()
 	if open := p.value("storage_controller_breaker_open", ""); open != 1 {
 		t.Errorf("breaker_open is %v", open)
 	}
@@ -397,28 +423,22 @@ func TestHalfOfTheNodesAreLost(t *testing.T) {
 	}
 	l.expect(l.deletions(mark, names), nil)
 
-	// While the driver is registered nowhere, its topology key is unknown.
+	// The driver is registered on no node. Its topology key is remembered.
 	l.unregistered(0, 1)
-	for _, v := range volumes[2:] {
-		for range 3 { // it may not have noticed the first time
-			l.judged(p, v)
-		}
-		l.noted(v, "node-cleanup-hold", true)
-		l.noted(v, "node-missing-since", true)
-	}
-	l.told(l.plugin.Name(), "NodeCleanupSkipped", "TopologyKeyUnknown")
+	look()
+	l.held(true, l.nodes[2], l.nodes[3])
+	l.missing(l.nodes[2], l.nodes[3])
 	l.registered(0, 1)
 
 	l.must(l.approve(t.Context(), l.nodes[2]))
 	l.terminating("p2")
-	l.noted(volumes[2], "node-cleanup-hold", false)
-	l.judged(p, volumes[3])
-	l.noted(volumes[3], "node-cleanup-hold", true)
+	l.held(false, l.nodes[2])
+	l.judged(p, l.nodes[3], volumes[3])
+	l.held(true, l.nodes[3])
 	l.expect(l.deletions(mark, names), []string{"delete persistentvolumeclaims p2"})
 
 	l.register(3)
-	l.noted(volumes[3], "node-cleanup-hold", false)
-	l.noted(volumes[3], "node-missing-since", false)
+	l.recorded(l.nodes[3], "does not exist", func(n *nodecleanup.LostNode) bool { return n == nil })
 	l.told(l.plugin.Name(), "NodeCleanupBreakerClosed", "")
 	if open := p.value("storage_controller_breaker_open", ""); open != 0 {
 		t.Errorf("breaker_open is %v", open)
@@ -434,19 +454,15 @@ func TestNodeComesBack(t *testing.T) {
 	volumes, names := l.spread()
 	mark := l.mark()
 	for range 2 { // the second time, the grace period begins again
-		began := time.Now().Truncate(time.Second)
+		began := time.Now()
 		l.lose(l.nodes[0])
-		l.noted(volumes[0], "node-missing-since", true)
-		pv, err := l.pv(t.Context(), volumes[0])
-		l.must(err)
-		if since, err := time.Parse(time.RFC3339, pv.Annotations[l.name("node-missing-since")]); err != nil || since.Before(began) {
-			t.Errorf("missing since %v, lost at %v: %v", since, began, err)
+		if n := l.recorded(l.nodes[0], "has a clock",
+			func(n *nodecleanup.LostNode) bool { return n != nil && !n.Since.IsZero() }); n.Since.Before(began) {
+			t.Errorf("missing since %v, deleted at %v", n.Since, began)
 		}
-		l.judged(p, volumes[0])
+		l.judged(p, l.nodes[0], volumes[0])
 		l.register(0)
-		for _, suffix := range []string{"node-missing-since", "lost-node", "lost-node-uid"} {
-			l.noted(volumes[0], suffix, false)
-		}
+		l.recorded(l.nodes[0], "does not exist", func(n *nodecleanup.LostNode) bool { return n == nil })
 	}
 	l.told(volumes[0], "NodeReturned", l.nodes[0])
 	l.expect(l.deletions(mark, names), nil)
@@ -506,8 +522,7 @@ func TestNodeIsDrained(t *testing.T) {
 		t.Errorf("it was %+v, is %+v", was, is)
 	}
 	l.agrees(1)
-	l.expect(l.done(mark, names), []string{"patch persistentvolumes volume", "delete persistentvolumeclaims data-web-0",
-		"patch nodes node"})
+	l.expect(l.done(mark, names), []string{"delete persistentvolumeclaims data-web-0", "patch nodes node"})
 }
 
 // TestOptOutOfANode outlives the node, until it is removed.
@@ -521,9 +536,10 @@ func TestOptOutOfANode(t *testing.T) {
 		metav1.PatchOptions{})
 	l.must(err)
 	l.lose(l.nodes[0])
-	l.noted(volumes[0], "node-cleanup", true)
+	l.recorded(l.nodes[0], "has the opt-out", func(n *nodecleanup.LostNode) bool { return n != nil && n.OptedOut })
 	l.must(l.approve(t.Context(), l.nodes[0]))
-	l.judged(p, volumes[0])
+	l.recorded(l.nodes[0], "has the approval", func(n *nodecleanup.LostNode) bool { return n != nil && !n.Approved.IsZero() })
+	l.judged(p, l.nodes[0], volumes[0])
 
 	path, err := binary()
 	l.must(err)
@@ -534,9 +550,17 @@ func TestOptOutOfANode(t *testing.T) {
 	}
 	l.expect(l.deletions(mark, names), nil)
 
-	_, err = l.client.CoreV1().PersistentVolumes().Patch(t.Context(), volumes[0], types.JSONPatchType,
-		fmt.Appendf(nil, `[{"op":"remove","path":"/metadata/annotations/%s~1node-cleanup"}]`, l.plugin.Name()), metav1.PatchOptions{})
-	l.must(err)
+	// An administrator edits the record.
+	l.eventually("the opt-out is removed from the record", func(ctx context.Context) error {
+		cms := l.client.CoreV1().ConfigMaps(l.ns)
+		cm, err := cms.Get(ctx, nodecleanup.ConfigMapName(l.plugin.Name()), metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		cm.Data[l.nodes[0]] = strings.Replace(cm.Data[l.nodes[0]], `"optedOut":true`, `"optedOut":false`, 1)
+		_, err = cms.Update(ctx, cm, metav1.UpdateOptions{})
+		return err
+	})
 	l.terminating("p0")
 	l.expect(l.deletions(mark, names), []string{"delete persistentvolumeclaims p0"})
 }

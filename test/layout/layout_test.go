@@ -59,7 +59,8 @@ var allowed = map[string][]string{
 	"election":          {},
 	"metrics":           {},
 	"internal/tools/explain": {
-		"attacher", "nodecontroller", "provisioner", "internal/finalizers", "internal/kube", "internal/migration",
+		"attacher", "election", "nodecontroller", "nodecontroller/nodecleanup", "provisioner", "internal/finalizers",
+		"internal/kube", "internal/migration",
 		"internal/topology", "internal/volumerules", "internal/tools/statusz",
 	},
 	"internal/tools/audit": {"csiclient", "internal/finalizers", "internal/kube", "internal/migration", "internal/workloop"},
@@ -70,6 +71,7 @@ var allowed = map[string][]string{
 	"internal/finalizers": {"election", "internal/kube"},
 	"internal/kube":       {},
 	"internal/kubetest":   {},
+	"internal/claimtest":  {"internal/kube", "internal/kubetest", "internal/workloop"},
 	"internal/looptest": {
 		"csiclient", "csiclient/csitest", "election", "internal/kube", "internal/kubetest", "internal/workloop",
 	},
@@ -83,9 +85,14 @@ var allowed = map[string][]string{
 	"internal/volumelock":    {},
 	"capacity":               {"csiclient", "internal/kube", "internal/topology", "internal/workloop"},
 	"nodecontroller": {
-		"election", "internal/kube", "internal/volumelock", "internal/workloop", "nodecontroller/webhook",
+		"election", "internal/kube", "internal/volumelock", "internal/workloop", "nodecontroller/nodecleanup",
+		"nodecontroller/pvcfinalizer", "nodecontroller/resizenudge", "nodecontroller/servingcert", "nodecontroller/webhook",
 	},
-	"nodecontroller/webhook": {"internal/kube"},
+	"nodecontroller/nodecleanup":  {"internal/kube", "internal/volumelock", "internal/workloop"},
+	"nodecontroller/pvcfinalizer": {"internal/kube", "internal/workloop"},
+	"nodecontroller/resizenudge":  {"internal/kube", "internal/workloop"},
+	"nodecontroller/servingcert":  {"internal/kube"},
+	"nodecontroller/webhook":      {"internal/kube"},
 	"provisioner": {
 		"csiclient", "election", "metrics", "internal/kube", "internal/migration", "internal/topology",
 		"internal/tracing", "internal/volumelock", "internal/volumerules", "internal/workloop",
@@ -96,12 +103,14 @@ var allowed = map[string][]string{
 	},
 	"internal/settings": {"csiclient", "election"},
 	"internal/app": {
-		"attacher", "capacity", "csiclient", "election", "metrics", "nodecontroller", "provisioner", "internal/kube",
-		"internal/settings", "internal/tools/audit", "internal/tools/doctor", "internal/tools/statusz",
+		"attacher", "capacity", "csiclient", "election", "metrics", "nodecontroller", "nodecontroller/nodecleanup",
+		"nodecontroller/pvcfinalizer", "nodecontroller/servingcert",
+		"provisioner", "internal/kube", "internal/settings", "internal/tools/audit", "internal/tools/doctor", "internal/tools/statusz",
 		"internal/tracing", "internal/volumelock", "internal/workloop",
 	},
 	"cmd/storage-controller": {
-		"csiclient", "election", "nodecontroller", "provisioner", "internal/app", "internal/kube", "internal/settings",
+		"csiclient", "election", "nodecontroller", "nodecontroller/nodecleanup", "provisioner", "internal/app", "internal/kube",
+		"internal/settings",
 		"internal/tools/audit", "internal/tools/doctor", "internal/tools/explain", "internal/tools/migrate",
 		"internal/workloop",
 	},
@@ -135,7 +144,9 @@ var confined = map[string][]string{
 	"k8s.io/client-go": {
 		"cmd/storage-controller", "election", "metrics", "internal/app", "internal/tools/audit", "internal/tools/doctor",
 		"internal/tools/explain", "internal/kube", "internal/kubetest", "internal/looptest", "internal/workloop",
-		"provisioner", "attacher", "capacity", "nodecontroller", "nodecontroller/webhook", "test/bench", "test/demo",
+		"provisioner", "attacher", "capacity", "nodecontroller", "nodecontroller/nodecleanup",
+		"nodecontroller/pvcfinalizer", "nodecontroller/resizenudge", "nodecontroller/servingcert", "nodecontroller/webhook",
+		"internal/claimtest", "test/bench", "test/demo",
 	},
 	"k8s.io/csi-translation-lib":    {"internal/migration"},
 	"go.opentelemetry.io/":          {"csiclient", "internal/tracing"},

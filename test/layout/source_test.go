@@ -46,13 +46,13 @@ func tracked(t *testing.T, patterns ...string) []string {
 	return paths
 }
 
-// goFiles returns the parsed Go files of the repository. The package nodecontroller is being
-// redesigned and is not held to these rules yet.
+// goFiles returns the parsed Go files of the repository. The package nodecleanup is still being split
+// and is not held to these rules yet.
 func goFiles(t *testing.T) []file {
 	t.Helper()
 	var files []file
 	for _, path := range tracked(t, "*.go") {
-		if strings.HasPrefix(path, "nodecontroller/") {
+		if filepath.Dir(path) == "nodecontroller/nodecleanup" {
 			continue
 		}
 		text, err := os.ReadFile(filepath.Join("../..", path))

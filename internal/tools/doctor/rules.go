@@ -39,20 +39,17 @@ var rules = map[string][]Rule{
 		{Groups: []string{""}, Resources: []string{"nodes", "persistentvolumes", "persistentvolumeclaims"}, Verbs: []string{"get", "list", "watch"}},
 		{Groups: []string{"storage.k8s.io"}, Resources: []string{"storageclasses", "csinodes"}, Verbs: []string{"get", "list", "watch"}},
 		{Groups: []string{""}, Resources: []string{"namespaces"}, Verbs: []string{"get"}},
+		{Groups: []string{"storage.k8s.io"}, Resources: []string{"csidrivers"}, Verbs: []string{"get"}},
 		{Groups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch"}},
+		{Namespaced: true, Groups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"get", "list", "watch", "create", "update"}},
 	},
 	"nodecontroller-cleanup": {
-		{Groups: []string{""}, Resources: []string{"persistentvolumes"}, Verbs: []string{"patch"}},
 		{Groups: []string{""}, Resources: []string{"persistentvolumeclaims"}, Verbs: []string{"delete"}},
-		{Groups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"get", "list", "watch"}},
+		{Groups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"list", "watch"}},
 		{Groups: []string{"storage.k8s.io"}, Resources: []string{"volumeattachments"}, Verbs: []string{"list", "watch"}},
-		{Groups: []string{"storage.k8s.io"}, Resources: []string{"csidrivers"}, Verbs: []string{"get", "list", "watch"}},
-	},
-	"nodecontroller-cleanup-unbound": {
-		{Groups: []string{""}, Resources: []string{"persistentvolumeclaims"}, Verbs: []string{"patch"}},
 	},
 	"nodecontroller-cleanup-volumes": {
-		{Groups: []string{""}, Resources: []string{"persistentvolumes"}, Verbs: []string{"delete"}},
+		{Groups: []string{""}, Resources: []string{"persistentvolumes"}, Verbs: []string{"patch", "delete"}},
 	},
 	"nodecontroller-custom-resources": {
 		{Groups: []string{"topolvm.io"}, Resources: []string{"logicalvolumes"}, Verbs: []string{"list", "patch", "delete"}},

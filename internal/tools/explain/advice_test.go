@@ -123,20 +123,18 @@ func TestAttachmentOfAnotherDriver(t *testing.T) {
 // TestLeaseOfAnOption: a nodecontroller without a holder is only reported if it has work.
 func TestLeaseOfAnOption(t *testing.T) {
 	released := coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "l"}}
-	orphan := func(notes map[string]string) *corev1.PersistentVolume {
-		return &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Annotations: notes}, Spec: corev1.PersistentVolumeSpec{
-			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: "d"}}}}
-	}
+	volume := found(&corev1.PersistentVolume{Spec: corev1.PersistentVolumeSpec{
+		PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: "d"}}}})
 	deleted := &corev1.Node{ObjectMeta: metav1.ObjectMeta{DeletionTimestamp: ptr.To(metav1.NewTime(now)), Finalizers: []string{"d/node"}}}
 	for name, test := range map[string]struct {
 		facts facts
 		role  string
 		want  Severity
 	}{
-		"of a required role":    {facts{volume: found(orphan(nil))}, roleProvisioner, Blocked},
-		"of the nodecontroller": {facts{volume: found(orphan(nil))}, roleNodecontroller, Unknown},
-		"a volume waits for it": {facts{volume: found(orphan(map[string]string{"d/lost-node": "n"}))}, roleNodecontroller, Blocked},
-		"a node waits for it":   {facts{node: found(deleted)}, roleNodecontroller, Blocked},
+		"of a required role":       {facts{volume: volume}, roleProvisioner, Blocked},
+		"of the nodecontroller":    {facts{volume: volume}, roleNodecontroller, Unknown},
+		"a lost node waits for it": {facts{volume: volume, lost: []lostNode{{driver: "d"}}}, roleNodecontroller, Blocked},
+		"a node waits for it":      {facts{node: found(deleted)}, roleNodecontroller, Blocked},
 		"a node that is not deleted": {facts{node: found(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Finalizers: []string{"d/node"}}})},
 			roleNodecontroller, Unknown},
 	} {

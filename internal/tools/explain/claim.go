@@ -23,7 +23,8 @@ func explainClaim(f *facts) Report {
 		explainBinding(e)
 		explainDriver(e)
 		explainAttachments(e)
-		explainResize(e)
+		explainExpansion(e)
+		explainModification(e)
 		explainClaimAttempts(e)
 	} else {
 		explainClass(e)
@@ -43,7 +44,7 @@ func explainClaim(f *facts) Report {
 // explainClaimAttempts reports what a running process works on for the claim.
 func explainClaimAttempts(e *explanation) {
 	claim := e.claim.value
-	explainProcess(e, []string{"provisioner"}, []string{"claims", "clone-protection", "nodecontroller-pvc"},
+	explainProcess(e, []string{"provisioner", "resizer"}, []string{"claims", "clone-protection", "nodecontroller-pvc", e.driver + "-pvc"},
 		claim.Namespace+"/"+claim.Name, provisioner.DefaultVolumeName(claim.UID), e.volumeHandle())
 }
 
@@ -52,7 +53,7 @@ func (f *facts) nextOfClaim() string {
 	switch claim := f.claim.value; {
 	case claim.DeletionTimestamp != nil:
 		return finalizersRemoved
-	case claim.Status.Phase == corev1.ClaimBound:
+	case claim.Status.Phase == corev1.ClaimBound && !resizing(claim):
 		return "Nothing to do: pods can use the claim."
 	case claim.Spec.VolumeName != "":
 		return "kube-controller-manager binds the claim."
@@ -162,20 +163,5 @@ func explainAttachments(e *explanation) {
 			e.add(Waiting, "attachment",
 				"Attaching to node %q (VolumeAttachment %s).", node, va.Name).next("The attacher calls ControllerPublishVolume.")
 		}
-	}
-}
-
-// explainResize reports the conditions of a resize.
-func explainResize(e *explanation) {
-	for _, c := range e.claim.value.Status.Conditions {
-		if c.Status != corev1.ConditionTrue {
-			continue
-		}
-		next := "The resizer of the driver completes the resize."
-		if c.Type == corev1.PersistentVolumeClaimFileSystemResizePending {
-			next = "The kubelet resizes the file system when a pod with the claim runs."
-		}
-		e.add(Waiting, "size",
-			"Condition %s is True for %s: %s", c.Type, e.age(c.LastTransitionTime.Time), sentence(c.Message)).next("%s", next)
 	}
 }

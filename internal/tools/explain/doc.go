@@ -1,5 +1,5 @@
-// Package explain reports why a PersistentVolumeClaim, PersistentVolume, VolumeAttachment or Node is in its state,
-// and the next step.
+// Package explain reports why a PersistentVolumeClaim, PersistentVolume, VolumeAttachment, VolumeSnapshot or
+// Node is in its state, and the next step.
 //
 // Like the controllers it gathers, decides and prints: gather.go and reads.go read each object once, functions
 // without side effects derive findings from these facts, and report.go writes them. A read that fails becomes a

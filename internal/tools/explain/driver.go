@@ -5,12 +5,10 @@ import (
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
-	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/utils/ptr"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
-	"github.com/storage-controller/storage-controller/internal/migration"
 	"github.com/storage-controller/storage-controller/nodecontroller"
 )
 
@@ -109,20 +107,14 @@ func (f *facts) isExpired(lease *coordinationv1.Lease) bool {
 	return lease.Spec.RenewTime == nil || !lease.Spec.RenewTime.Add(ttl).After(f.now)
 }
 
-// needsNodecontroller reports whether the nodecontroller of driver has work: a deleted node with its finalizer, or a
-// volume with the annotation of a lost node.
+// needsNodecontroller reports whether the nodecontroller of driver has work: a deleted node with its finalizer, or the
+// record of a lost node.
 func (f *facts) needsNodecontroller(driver string) bool {
 	finalizer, _ := nodecontroller.Finalizers(driver)
 	if f.node.found && f.node.value.DeletionTimestamp != nil && slices.Contains(f.node.value.Finalizers, finalizer) {
 		return true
 	}
-	volumes := f.volumes.value
-	if f.volume.found {
-		volumes = append(slices.Clone(volumes), f.volume.value)
-	}
-	return slices.ContainsFunc(volumes, func(pv *corev1.PersistentVolume) bool {
-		return migration.DriverOfVolume(pv) == driver && nodecontroller.NotesOf(driver, pv.Annotations).LostNode != ""
-	})
+	return slices.ContainsFunc(f.lost, func(n lostNode) bool { return n.driver == driver && !n.OptedOut })
 }
 
 // programOf returns the program that wrote lease last, by its field manager.
@@ -137,7 +129,7 @@ func programOf(lease *coordinationv1.Lease) string {
 	switch manager {
 	case "":
 		return "unknown program"
-	case "csi-provisioner", "csi-attacher", "topolvm-controller":
+	case "csi-provisioner", "csi-attacher", "csi-resizer", "csi-snapshotter", "topolvm-controller":
 		return "sidecar " + manager
 	}
 	return manager

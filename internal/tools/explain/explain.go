@@ -29,15 +29,19 @@ const (
 	KindVolume     = "PersistentVolume"
 	KindAttachment = "VolumeAttachment"
 	KindNode       = "Node"
+	KindSnapshot   = "VolumeSnapshot"
 )
 
 // Request names the object to explain.
 type Request struct {
 	Kind      string // one of the constants
-	Namespace string // of a claim
+	Namespace string // of a claim or a snapshot
 	Name      string
 	StatusURL string // of a running process; "" reads no status page
 }
+
+// Namespaced reports whether objects of a kind have a namespace.
+func Namespaced(kind string) bool { return kind == KindClaim || kind == KindSnapshot }
 
 func (r Request) String() string { return objectName(r.Kind, r.Namespace, r.Name) }
 
@@ -55,6 +59,7 @@ func Explain(ctx context.Context, clients Clients, request Request) (Report, err
 		KindClaim:      {g.gatherClaim, explainClaim},
 		KindVolume:     {g.gatherVolume, explainVolume},
 		KindAttachment: {g.gatherAttachment, explainAttachment},
+		KindSnapshot:   {g.gatherSnapshot, explainVolumeSnapshot},
 		KindNode:       {g.gatherNode, func(f *facts) Report { return explainNode(f, request.Name) }},
 	}
 	kind, ok := kinds[request.Kind]
@@ -73,9 +78,11 @@ func Explain(ctx context.Context, clients Clients, request Request) (Report, err
 // wrap returns the error of reading the object itself with its cause and a hint.
 func (r Request) wrap(err error) error {
 	switch {
+	case isUnserved(err) && r.Kind == KindSnapshot:
+		return fmt.Errorf("%v: the cluster does not serve this kind. Install the snapshot CRDs and the snapshot-controller", r)
 	case isUnserved(err): // every API server serves the kinds that can be explained
 		return fmt.Errorf("%v: the server is not a Kubernetes API server: %w. Check --kubeconfig and --master", r, err)
-	case apierrors.IsNotFound(err) && r.Kind == KindClaim:
+	case apierrors.IsNotFound(err) && Namespaced(r.Kind):
 		return fmt.Errorf("%v: %w. Check the name and the namespace (-n)", r, ErrNotFound)
 	case apierrors.IsNotFound(err):
 		return fmt.Errorf("%v: %w. Check the name", r, ErrNotFound)

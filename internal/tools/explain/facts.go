@@ -20,7 +20,6 @@ import (
 	"github.com/storage-controller/storage-controller/internal/migration"
 	"github.com/storage-controller/storage-controller/internal/tools/statusz"
 	"github.com/storage-controller/storage-controller/internal/volumerules"
-	"github.com/storage-controller/storage-controller/nodecontroller"
 )
 
 // facts holds everything that findings are derived from.
@@ -34,10 +33,12 @@ type facts struct {
 	node       result[*corev1.Node]
 	csiNode    result[*storagev1.CSINode] // of node
 
-	class     result[*storagev1.StorageClass]
-	classes   result[[]*storagev1.StorageClass] // only if the claim names no class
-	csiDriver result[*storagev1.CSIDriver]
-	leases    []leaseFact
+	class      result[*storagev1.StorageClass]
+	classes    result[[]*storagev1.StorageClass] // only if the claim names no class
+	csiDriver  result[*storagev1.CSIDriver]
+	attributes result[*storagev1.VolumeAttributesClass] // that the claim requests, if it is not the current one
+	leases     []leaseFact
+	lost       []lostNode // only if a node does not exist or is being deleted
 
 	nodes       result[[]*corev1.Node]
 	csiNodes    result[[]*storagev1.CSINode]
@@ -50,6 +51,7 @@ type facts struct {
 	secretsErr error // the secret parameters of the class are invalid
 	source     *sourceFact
 	sourceErr  error
+	snapshot   *snapshotFact // that is explained
 
 	events  result[[]*corev1.Event]
 	process *statusPage // nil: not requested
@@ -145,7 +147,7 @@ func (f *facts) driversOfNode(name string) []string {
 }
 
 // volumesOfNode returns the CSI volumes that are accessible only from a node. For a deleted node these are the
-// volumes without a matching node whose affinity or annotations name it.
+// volumes without a matching node whose affinity names it or the value of its record.
 func (f *facts) volumesOfNode(name string) []*corev1.PersistentVolume {
 	var local []*corev1.PersistentVolume
 	for _, pv := range f.volumes.value {
@@ -153,8 +155,8 @@ func (f *facts) volumesOfNode(name string) []*corev1.PersistentVolume {
 			continue
 		}
 		hosts := f.nodesMatching(requiredAffinity(pv))
-		lost := strings.Split(nodecontroller.NotesOf(pv.Spec.CSI.Driver, pv.Annotations).LostNode, ",")
-		if len(hosts) == 1 && hosts[0] == name || len(hosts) == 0 && (slices.Contains(lost, name) || affinityNames(pv, name)) {
+		lost := slices.ContainsFunc(f.lostNodesOf(pv), func(n lostNode) bool { return n.Node == name })
+		if len(hosts) == 1 && hosts[0] == name || len(hosts) == 0 && (lost || affinityNames(pv, name)) {
 			local = append(local, pv)
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 
 	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -15,8 +16,10 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	storagehelpers "k8s.io/component-helpers/storage/volume"
+	"k8s.io/utils/ptr"
 
 	"github.com/storage-controller/storage-controller/attacher"
+	"github.com/storage-controller/storage-controller/election"
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/migration"
 	"github.com/storage-controller/storage-controller/internal/volumerules"
@@ -29,12 +32,15 @@ const (
 	roleProvisioner    = "provisioner"
 	roleAttacher       = "attacher"
 	roleNodecontroller = "nodecontroller"
+	roleResizer        = "resizer"
+	roleSnapshotter    = "snapshotter"
 )
 
 // Resources that are read without typed clients.
 var (
 	snapshots        = schema.GroupVersionResource{Group: "snapshot.storage.k8s.io", Version: "v1", Resource: "volumesnapshots"}
 	snapshotContents = schema.GroupVersionResource{Group: "snapshot.storage.k8s.io", Version: "v1", Resource: "volumesnapshotcontents"}
+	snapshotClasses  = schema.GroupVersionResource{Group: "snapshot.storage.k8s.io", Version: "v1", Resource: "volumesnapshotclasses"}
 	referenceGrants  = schema.GroupVersionResource{Group: "gateway.networking.k8s.io", Version: "v1beta1", Resource: "referencegrants"}
 	secrets          = schema.GroupVersionResource{Version: "v1", Resource: "secrets"}
 )
@@ -62,11 +68,15 @@ func (g *gatherer) gatherClaim(ctx context.Context) error {
 	if f.driver = driverOfClaim(claim, f.class.value); f.driver == "" && f.volume.found {
 		f.driver = migration.DriverOfVolume(f.volume.value)
 	}
-	if claim.Spec.VolumeName == "" {
-		g.driver(ctx, roleProvisioner)
-	} else {
-		g.driver(ctx, roleProvisioner, roleAttacher)
+	roles := []string{roleProvisioner}
+	if claim.Spec.VolumeName != "" {
+		roles = append(roles, roleAttacher)
 	}
+	if claim.Status.Phase == corev1.ClaimBound && resizing(claim) {
+		roles = append(roles, roleResizer)
+		g.attributes(ctx, claim)
+	}
+	g.driver(ctx, roles...)
 	if claim.DeletionTimestamp != nil || f.waitsForPod() {
 		f.pods = list[*corev1.Pod](ctx, f, "pod", fmt.Sprintf("Pods in namespace %q", claim.Namespace),
 			g.Kubernetes.CoreV1().Pods(claim.Namespace).List)
@@ -78,6 +88,15 @@ func (g *gatherer) gatherClaim(ctx context.Context) error {
 	}
 	g.events(ctx, claim.Namespace, string(claim.UID))
 	return nil
+}
+
+// attributes reads the VolumeAttributesClass that a claim requests, unless the volume has it.
+func (g *gatherer) attributes(ctx context.Context, claim *corev1.PersistentVolumeClaim) {
+	name := ptr.Deref(claim.Spec.VolumeAttributesClassName, "")
+	if name != "" && name != ptr.Deref(claim.Status.CurrentVolumeAttributesClassName, "") {
+		g.facts.attributes = get(ctx, g.facts, "attributes", Request{Kind: kube.KindVolumeAttributesClass, Name: name},
+			g.Kubernetes.StorageV1().VolumeAttributesClasses().Get)
+	}
 }
 
 // class reads the StorageClass of a claim without a volume, or all classes if the claim gets the default one.
@@ -146,6 +165,7 @@ func (g *gatherer) gatherVolume(ctx context.Context) error {
 	}
 	if requiredAffinity(pv) != nil {
 		g.listNodes(ctx)
+		g.lostNodes(ctx)
 	}
 	g.events(ctx, metav1.NamespaceDefault, string(pv.UID))
 	return nil
@@ -188,6 +208,9 @@ func (g *gatherer) gatherNode(ctx context.Context) error {
 	g.listNodes(ctx)
 	f.volumes = list[*corev1.PersistentVolume](ctx, f, "volume", "PersistentVolumes", g.Kubernetes.CoreV1().PersistentVolumes().List)
 	g.attachments(ctx, func(va *storagev1.VolumeAttachment) bool { return va.Spec.NodeName == name })
+	if f.node.missing || f.node.value.DeletionTimestamp != nil {
+		g.lostNodes(ctx)
+	}
 	// A deleted node is explained as long as another object references it.
 	if f.node.missing && !f.csiNode.found && len(f.attachments.value) == 0 && len(f.volumesOfNode(name)) == 0 {
 		return g.request.wrap(err)
@@ -195,9 +218,6 @@ func (g *gatherer) gatherNode(ctx context.Context) error {
 	drivers := f.driversOfNode(name)
 	if len(drivers) == 1 {
 		f.driver = drivers[0]
-		if f.node.missing { // its loss may be approved there
-			g.csiDriver(ctx)
-		}
 	}
 	for _, d := range drivers {
 		g.lease(ctx, roleNodecontroller, d)
@@ -264,6 +284,10 @@ func (g *gatherer) csiDriver(ctx context.Context) {
 func (g *gatherer) lease(ctx context.Context, role, driver string) {
 	names := map[string]func(string) string{
 		roleProvisioner: provisioner.LeaseName, roleAttacher: attacher.LeaseName, roleNodecontroller: nodecontroller.LeaseName,
+		roleResizer: func(driver string) string { return "external-resizer-" + election.Sanitize(driver) },
+		roleSnapshotter: func(driver string) string {
+			return election.Sanitize("external-snapshotter-leader-" + strings.ReplaceAll(driver, "/", "-"))
+		},
 	}
 	l := leaseFact{role: role, driver: driver, name: names[role](driver)}
 	named := fields.OneTermEqualSelector("metadata.name", l.name).String()

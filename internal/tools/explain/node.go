@@ -9,7 +9,7 @@ import (
 
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/migration"
-	"github.com/storage-controller/storage-controller/nodecontroller"
+	"github.com/storage-controller/storage-controller/nodecontroller/nodecleanup"
 )
 
 // explainNode explains the Node name, which may be deleted as long as other objects reference it.
@@ -88,75 +88,36 @@ func explainDriverOnNode(e *explanation, name, driver string) {
 	for _, pv := range e.volumesOfNode(name) {
 		if migration.DriverOfVolume(pv) == driver {
 			names = append(names, pv.Name)
-			explainCleanUp(e, pv)
+			if pv.Annotations[nodecleanup.CleanupAnnotation(driver)] == "disabled" {
+				e.add(Fine, "clean-up", "Clean-up of PersistentVolume %q is disabled.", pv.Name)
+			}
 		}
 	}
 	if len(names) > 0 {
 		e.add(Fine, "volume", "%s of driver %s accessible only from this node: %s.", count(len(names), "volume"), driver, shortList(names))
 	}
-	if e.node.found {
-		explainNodeAnnotations(e, driver)
-	} else if e.csiDriver.found && e.csiDriver.value.Name == driver {
-		explainApproval(e, name)
-	}
-}
-
-// explainNodeAnnotations reports the annotations of the node that control the clean-up.
-func explainNodeAnnotations(e *explanation, driver string) {
-	notes := nodecontroller.NotesOf(driver, e.node.value.Annotations)
-	if notes.Cleanup == "disabled" {
+	if e.node.found && e.node.value.Annotations[nodecleanup.CleanupAnnotation(driver)] == "disabled" {
 		e.add(Fine, "clean-up",
-			"Clean-up for driver %s is disabled on the node (annotation %s).", driver, nodecontroller.CleanupAnnotation(driver))
+			"Clean-up for driver %s is disabled on the node (annotation %s).", driver, nodecleanup.CleanupAnnotation(driver))
 	}
-	if notes.LocalData == "lost" {
-		e.add(Failing, "clean-up", "The data of driver %s on the node is declared lost.", driver).
-			next(
-				"The nodecontroller cleans up if the node has the out-of-service taint and is not Ready for the grace period.")
-	}
-}
-
-// explainApproval reports whether the loss of the node is approved.
-func explainApproval(e *explanation, name string) {
-	driver := e.csiDriver.value.Name
-	annotation := nodecontroller.ApproveAnnotation(driver)
-	approved, err := nodecontroller.Approved(driver, e.csiDriver.value.Annotations, name, e.now)
-	if err != nil {
-		e.add(Failing, "clean-up", "Invalid annotation %s of CSIDriver %q: %s", annotation, driver, sentence(err.Error())).
-			next("Fix the annotation of CSIDriver %q.", driver)
-	}
-	if approved {
-		e.add(Fine, "clean-up", "The loss of the node is approved (annotation %s of CSIDriver %q). "+
-			"If the node returns and is lost again, remove its name from the annotation and add it again.", annotation, driver)
+	for _, n := range e.lost {
+		if n.driver == driver && (n.Node == name || n.Value == name) {
+			explainLostNode(e, n)
+		}
 	}
 }
 
-// explainCleanUp reports the annotations of the nodecontroller on a volume.
+// explainCleanUp reports the opt-out of a volume and the records of its lost nodes.
 func explainCleanUp(e *explanation, pv *corev1.PersistentVolume) {
 	driver := migration.DriverOfVolume(pv)
 	if driver == "" {
 		return
 	}
-	notes := nodecontroller.NotesOf(driver, pv.Annotations)
-	if notes.Cleanup == "disabled" {
+	if pv.Annotations[nodecleanup.CleanupAnnotation(driver)] == "disabled" {
 		e.add(Fine, "clean-up", "Clean-up of PersistentVolume %q is disabled.", pv.Name)
 	}
-	switch {
-	case notes.Hold != "":
-		e.add(Blocked, "clean-up",
-			"Clean-up of PersistentVolume %q on lost node %s is held (%s): too many nodes are lost at the same time.",
-			pv.Name, notes.LostNode, notes.Hold).
-			next("Verify that the nodes are lost, then approve: `kubectl annotate csidriver %s %s=%s`.",
-				driver, nodecontroller.ApproveAnnotation(driver), notes.LostNode)
-	case notes.MissingSince != "":
-		since := "since " + notes.MissingSince
-		if t, err := time.Parse(time.RFC3339, notes.MissingSince); err == nil {
-			since = "for " + e.age(t)
-		}
-		e.add(Waiting, "clean-up", "Node %s of PersistentVolume %q is missing %s.", notes.LostNode, pv.Name, since).
-			next("The nodecontroller cleans up after --node-missing-grace, if its mode and the opt-in allow that, unless the node returns.")
-	case notes.LostNode != "":
-		e.add(Waiting, "clean-up", "Node %s of PersistentVolume %q was deleted.", notes.LostNode, pv.Name).
-			next("The nodecontroller cleans up after the Node and its CSINode are deleted and the grace period has passed.")
+	for _, n := range e.lostNodesOf(pv) {
+		explainLostNode(e, n)
 	}
 }
 

@@ -21,6 +21,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/storage-controller/storage-controller/internal/kubetest"
+	"github.com/storage-controller/storage-controller/nodecontroller/nodecleanup"
 )
 
 func TestMain(m *testing.M) { kubetest.Main(m) }
@@ -165,6 +166,16 @@ func (s *scene) onHost(pv *corev1.PersistentVolume, host string) {
 		MatchExpressions: []corev1.NodeSelectorRequirement{{Key: s.driver + "/host", Operator: corev1.NodeSelectorOpIn,
 			Values: []string{host}}},
 	}}}}
+}
+
+// lost creates the record of a lost node.
+func (s *scene) lost(value, record string) {
+	s.t.Helper()
+	cm := &corev1.ConfigMap{Data: map[string]string{value: record}, ObjectMeta: metav1.ObjectMeta{
+		Name: nodecleanup.ConfigMapName(s.driver), Labels: map[string]string{nodecleanup.LabelDriver: s.driver}}}
+	if _, err := s.client.CoreV1().ConfigMaps(s.ns).Create(s.t.Context(), cm, metav1.CreateOptions{}); err != nil {
+		s.t.Fatal(err)
+	}
 }
 
 // node makes a node and its CSINode and returns its name.

@@ -320,13 +320,11 @@ var situations = map[string]struct {
 	},
 	"a volume whose clean-up is held": {
 		func(s *scene) (string, string) {
-			return KindVolume, s.volume(corev1.VolumeBound, func(pv *corev1.PersistentVolume) {
-				s.onHost(pv, s.ns+"-gone")
-				pv.Annotations[s.driver+"/lost-node"], pv.Annotations[s.driver+"/node-cleanup-hold"] = s.ns+"-gone", "breaker"
-			})
+			s.lost(s.ns+"-gone", `{"node":"n7","since":"2026-01-02T03:04:05Z","held":"breaker"}`)
+			return KindVolume, s.volume(corev1.VolumeBound, func(pv *corev1.PersistentVolume) { s.onHost(pv, s.ns+"-gone") })
 		},
-		[]string{`Clean-up of PersistentVolume "SCENE-pv" on lost node SCENE-gone is held (breaker)`,
-			"kubectl annotate csidriver DRIVER DRIVER/node-cleanup-approve=SCENE-gone",
+		[]string{"Its clean-up is held by the breaker: too many nodes are lost.",
+			"`storage-controller nodecontroller approve --driver-name=DRIVER --namespace=SCENE n7 --yes`",
 			"No node matches the node affinity of the volume: DRIVER/host in (SCENE-gone)."},
 	},
 	"an attachment that fails": {
@@ -377,16 +375,13 @@ var situations = map[string]struct {
 	},
 	"a deleted node with a volume": {
 		func(s *scene) (string, string) {
-			s.volume(corev1.VolumeBound, func(pv *corev1.PersistentVolume) {
-				s.onHost(pv, s.ns+"-gone")
-				pv.Annotations[s.driver+"/lost-node"] = s.ns + "-gone"
-				pv.Annotations[s.driver+"/node-missing-since"] = time.Now().Add(-5 * time.Minute).UTC().Format(time.RFC3339)
-			})
+			s.lost(s.ns+"-value", `{"node":"`+s.ns+`-gone","since":"`+time.Now().Add(-5*time.Minute).UTC().Format(time.RFC3339)+`"}`)
+			s.volume(corev1.VolumeBound, func(pv *corev1.PersistentVolume) { s.onHost(pv, s.ns+"-value") })
 			return KindNode, s.ns + "-gone"
 		},
 		[]string{
 			`Node "SCENE-gone" not found, but volumes, attachments or a CSINode reference it.`,
-			`Node SCENE-gone of PersistentVolume "SCENE-pv" is missing for 5m`,
+			"Node SCENE-gone of driver DRIVER is lost for 5m",
 			"1 volume of driver DRIVER accessible only from this node: SCENE-pv.",
 		},
 	},

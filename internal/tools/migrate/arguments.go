@@ -11,7 +11,7 @@ import (
 // arguments returns the arguments of the new container, and the same with expanded variables.
 func (g *group) arguments() (args []*yaml.Node, known []string) {
 	args, known = []*yaml.Node{scalar(g.command)}, []string{g.command}
-	flags := g.sources[0].flags
+	flags := slices.Concat(g.sources[0].flags, g.healthFlags())
 	if g.command == "all" {
 		flags = append([]setting{newSetting("controllers", strings.Join(g.roles(), ","))}, merger{g}.flags()...)
 	}
@@ -50,6 +50,9 @@ func (s *source) prepare(g *group) {
 		if s.on(g.m.Tables, "enable-capacity") {
 			s.roles = append(s.roles, "capacity")
 		}
+	case livenessprobe:
+		s.roles = []string{string(livenessprobe)} // the prefix of its variables
+		s.prepareLivenessprobe(g)
 	}
 	s.dropConflicting(g)
 }

@@ -184,7 +184,7 @@ func (g *group) environment() []*yaml.Node {
 		}
 		for _, e := range items(get(s.node, "env")) {
 			name := text(get(e, "name"))
-			if s.kind == topolvm && !s.references(name, true) {
+			if (s.kind == topolvm || s.kind == livenessprobe) && !s.references(name, s.kind == topolvm) {
 				continue
 			}
 			same := slices.IndexFunc(all, func(have *yaml.Node) bool { return text(get(have, "name")) == name })

@@ -1,5 +1,5 @@
 // Package migrate rewrites the manifest of a CSI driver: storage-controller replaces the
-// sidecars csi-provisioner and csi-attacher, and the Kubernetes controllers of
+// sidecars csi-provisioner and csi-attacher, livenessprobe beside them, and the Kubernetes controllers of
 // topolvm-controller. It reads and writes text and does nothing else.
 //
 // Lines outside of a replaced container are kept byte for byte: the parsed tree locates the

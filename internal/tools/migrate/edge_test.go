@@ -240,3 +240,35 @@ func FuzzRun(f *testing.F) {
 		}
 	})
 }
+
+func TestHealthCheck(t *testing.T) {
+	t.Parallel()
+	const other = "      - name: liveness-probe\n        image: livenessprobe:v2\n        args: [--csi-address=/other/csi.sock]\n"
+	for name, tt := range map[string]struct {
+		containers []string
+		want, not  string
+	}{
+		"default port": {[]string{sidecar("livenessprobe"), sidecar("csi-attacher")}, "--driver-health-endpoint=:9808",
+			"livenessprobe:v1"},
+		"its own values": {[]string{sidecar("csi-attacher"), sidecar("livenessprobe", "--health-port", "1234", "--probe-timeout=3s")},
+			"--driver-health-endpoint=:1234", "livenessprobe"},
+		"variables": {[]string{sidecar("csi-attacher"), sidecar("livenessprobe", "--health-port=$(PORT)") +
+			"        env: [{name: PORT, value: \"1\"}]\n"}, "PORT", "livenessprobe"},
+		"metrics": {[]string{sidecar("csi-attacher"), sidecar("livenessprobe", "--http-endpoint=:1", "--metrics-path=/m")},
+			"--driver-health-endpoint=:1", "/m"},
+		"another driver": {[]string{sidecar("csi-attacher"), other}, "image: livenessprobe:v2", "--driver-health-endpoint"},
+		"two of them": {[]string{sidecar("csi-attacher"), sidecar("livenessprobe"), sidecar("livenessprobe", "--health-port=1")},
+			"image: example/livenessprobe:v1", "--driver-health-endpoint=:1"},
+	} {
+		for _, perRole := range []bool{false, true} {
+			r := migrated(t, deployment(tt.containers...), perRole)
+			got := string(r.Manifest)
+			if !strings.Contains(got, tt.want) || strings.Contains(got, tt.not) {
+				t.Errorf("%s: want %q and not %q:\n%s", name, tt.want, tt.not, got)
+			}
+		}
+	}
+	if _, err := Run([]byte(deployment(sidecar("livenessprobe"))), Options{Image: image, Tables: tables()}); !errors.Is(err, ErrNothing) {
+		t.Errorf("livenessprobe without a sidecar that is replaced: %v", err)
+	}
+}

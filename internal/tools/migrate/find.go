@@ -17,6 +17,7 @@ const (
 	csiProvisioner kind = "csi-provisioner"
 	csiAttacher    kind = "csi-attacher"
 	topolvm        kind = "topolvm-controller"
+	livenessprobe  kind = "livenessprobe"
 )
 
 var kinds = []kind{csiProvisioner, csiAttacher, topolvm}
@@ -52,7 +53,7 @@ func kindOf(c *yaml.Node) kind {
 }
 
 // Sidecar returns the program of a container without a command, from its name, image and
-// arguments: csi-provisioner, csi-attacher, topolvm-controller, or "" for any other.
+// arguments: csi-provisioner, csi-attacher, topolvm-controller, livenessprobe, or "" for any other.
 func Sidecar(name, image string, args []string) string {
 	image = ImageName(image)
 	if k := kindOfProgram(image); k != "" {
@@ -82,6 +83,8 @@ func kindOfProgram(name string) kind {
 		return csiAttacher
 	case "topolvm-controller":
 		return topolvm
+	case "livenessprobe", "csi-livenessprobe", "ose-csi-livenessprobe":
+		return livenessprobe
 	}
 	return ""
 }

@@ -26,8 +26,7 @@ func (g *group) note(format string, args ...any) {
 
 // replaceContainers adds the replacements in one list of containers to e.
 func (m *migration) replaceContainers(w workload, e *edit, lines []string) {
-	sources := m.sources(w, e.list)
-	for _, g := range m.groups(w, e.list, sources) {
+	for _, g := range m.groups(w, e.list, m.sources(w, e.list)) {
 		node, comments := g.container(), []string{}
 		at := g.sources[0].index
 		for i, s := range g.sources {
@@ -89,7 +88,7 @@ func (m *migration) sources(w workload, list *yaml.Node) []*source {
 // whyKept returns the reason why a container cannot be replaced, "" if it can.
 func (m *migration) whyKept(s *source, list *yaml.Node) string {
 	switch {
-	case m.Tables.Commands[commands[s.kind]] == nil:
+	case s.kind != livenessprobe && m.Tables.Commands[commands[s.kind]] == nil:
 		return "this version of storage-controller does not replace " + string(s.kind)
 	case s.kind == topolvm && !s.on(m.Tables, "leader-election") && !runsNodecontroller(items(list)):
 		return "without leader election it is always active, so that the role nodecontroller must not run beside it"
@@ -100,6 +99,9 @@ func (m *migration) whyKept(s *source, list *yaml.Node) string {
 // groups assigns each source to the first group without a conflict.
 func (m *migration) groups(w workload, list *yaml.Node, sources []*source) []*group {
 	var groups []*group
+	isProbe := func(s *source) bool { return s.kind == livenessprobe }
+	probes := slices.DeleteFunc(slices.Clone(sources), func(s *source) bool { return !isProbe(s) })
+	sources = slices.DeleteFunc(slices.Clone(sources), isProbe)
 	kept := keptContainers(list, sources)
 	taken := slices.Clone(m.named[w.pod])
 	for _, key := range []string{"initContainers", "containers"} {
@@ -124,7 +126,7 @@ func (m *migration) groups(w workload, list *yaml.Node, sources []*source) []*gr
 			groups[i].sources = append(groups[i].sources, s)
 			continue
 		}
-		g := &group{sources: []*source{s}, command: "all", object: w, others: kept, m: m}
+		g := &group{sources: []*source{s}, command: "all", object: w, m: m}
 		g.name = m.containerName(s, taken)
 		taken = append(taken, g.name)
 		m.named[w.pod] = append(m.named[w.pod], g.name)
@@ -140,6 +142,14 @@ func (m *migration) groups(w workload, list *yaml.Node, sources []*source) []*gr
 		if i >= 0 {
 			g.sources = append(slices.Delete(slices.Clone(g.sources), i, i+1), g.sources[i])
 		}
+	}
+	for _, s := range probes {
+		if addHealthCheck(groups, s) {
+			sources = append(sources, s)
+		}
+	}
+	for _, g := range groups {
+		g.others = keptContainers(list, sources)
 	}
 	return groups
 }
@@ -208,10 +218,18 @@ func (g *group) conflictOf(a, b *source) string {
 	if b.kind == topolvm || a.kind == topolvm {
 		return ""
 	}
+	if at := mountConflict(a, b); at != "" {
+		return fmt.Sprintf("it mounts another volume at %s than %s", at, a.name)
+	}
+	return ""
+}
+
+// mountConflict returns a path at which a and b mount different volumes, or "".
+func mountConflict(a, b *source) string {
 	for _, m := range items(get(b.node, "volumeMounts")) {
 		for _, n := range items(get(a.node, "volumeMounts")) {
 			if text(get(m, "mountPath")) == text(get(n, "mountPath")) && !sameSource(m, n) {
-				return fmt.Sprintf("it mounts another volume at %s than %s", text(get(m, "mountPath")), a.name)
+				return text(get(m, "mountPath"))
 			}
 		}
 	}

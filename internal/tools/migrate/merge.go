@@ -161,7 +161,7 @@ func (g merger) election(all []candidate) []setting {
 		return []setting{all[0].setting}
 	}
 	for _, s := range g.sources {
-		if !s.on(g.m.Tables, "leader-election") {
+		if s.kind != livenessprobe && !s.on(g.m.Tables, "leader-election") {
 			g.note("%s had no leader election; now it has, because %s had it. An old replica of %s ignores the Lease: "+
 				"scale the old workload to 0 before the first rollout", s.name, all[i].source.name, s.name)
 		}

@@ -11,6 +11,9 @@ import (
 func (m *migration) notePermissions(g *group) {
 	account := cmp.Or(text(get(g.object.pod, "serviceAccountName")), text(get(g.object.pod, "serviceAccount")), "default")
 	for _, s := range g.sources {
+		if s.kind == livenessprobe {
+			continue
+		}
 		m.workloads[s.kind] = append(m.workloads[s.kind], g.object.name)
 		var missing []string
 		switch s.kind {
@@ -61,7 +64,7 @@ func (s *source) nodecontrollerPermissions() []string {
 	}
 	missing := []string{"deploy/rbac/nodecontroller"}
 	for _, feature := range []string{
-		"leader-election", "node-finalizer", "cleanup", "cleanup-unbound", "custom-resources", claims, "resize-nudge",
+		"leader-election", "node-finalizer", "cleanup", "custom-resources", claims, "resize-nudge",
 	} {
 		missing = append(missing, "deploy/rbac/nodecontroller-"+feature)
 	}

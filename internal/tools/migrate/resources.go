@@ -7,10 +7,15 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
+// counted returns the sources whose resources the new container needs. A health check needs next to none.
+func (g *group) counted() []*source {
+	return slices.DeleteFunc(g.replaced(), func(s *source) bool { return s.kind == livenessprobe })
+}
+
 // resources returns the sums of the requests and limits of the sources. A limit that one source
 // does not have is dropped.
 func (g *group) resources() *yaml.Node {
-	replaced := g.replaced()
+	replaced := g.counted()
 	if len(replaced) == 1 {
 		return get(replaced[0].node, "resources")
 	}
@@ -36,7 +41,7 @@ func (g *group) resources() *yaml.Node {
 // sumAll returns the sums of the limits or the requests, in the order of the first source.
 func (g *group) sumAll(key string) *yaml.Node {
 	out := mapping()
-	for _, s := range g.replaced() {
+	for _, s := range g.counted() {
 		quantities := get(s.node, "resources", key)
 		for i := 0; quantities != nil && i+1 < len(quantities.Content); i += 2 {
 			name := quantities.Content[i].Value
@@ -52,7 +57,7 @@ func (g *group) sumAll(key string) *yaml.Node {
 
 func (g *group) sum(key, name string) *yaml.Node {
 	var sum resource.Quantity
-	for _, s := range g.replaced() {
+	for _, s := range g.counted() {
 		v := get(s.node, "resources", key, name)
 		if v == nil && key == "limits" {
 			g.note("the limit of %s was dropped: %s had none", name, s.name)

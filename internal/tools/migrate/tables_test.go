@@ -11,7 +11,7 @@ func tables() Tables {
 	words := strings.Fields
 	common := words(`config csi-address exit-on-connection-loss max-grpc-log-length kubeconfig master kube-api-qps kube-api-burst=10
 		leader-election=bool leader-election-namespace leader-election-lease-duration=15s leader-election-renew-deadline=10s
-		leader-election-retry-period=5s leader-election-labels http-endpoint metrics-address metrics-path enable-pprof=bool
+		leader-election-retry-period=5s leader-election-labels http-endpoint metrics-address metrics-path enable-pprof=bool driver-health-endpoint probe-timeout
 		automaxprocs=bool feature-gates version=bool v vmodule logging-format log-flush-frequency logtostderr=bool alsologtostderr=bool stderrthreshold`)
 	shared := words(`timeout retry-interval-start retry-interval-max`)
 	roles := []Role{

@@ -97,6 +97,7 @@ func render(p Page, refresh bool) string {
 		w.driver(*p.Driver)
 	}
 	w.roles(p.Roles)
+	w.lostNodes(p.LostNodes)
 	w.settings(p.Flags)
 	w.raw("</body>\n</html>\n")
 	return w.String()
@@ -236,6 +237,21 @@ func (w *writer) driver(d csiclient.Status) {
 		w.raw("<h3>Slowest calls</h3>\n")
 		w.table(titles, rows(d.Slowest, completed))
 	}
+}
+
+// lostNodes writes the records of lost nodes, if there are any.
+func (w *writer) lostNodes(nodes []LostNode) {
+	if len(nodes) == 0 {
+		return
+	}
+	w.raw("<h2>Lost nodes</h2>\n")
+	w.table([]string{"node", "state", "lost for", "next"}, rows(nodes, func(n LostNode) []cell {
+		since := ""
+		if !n.Since.IsZero() {
+			since = ago(w.now, n.Since)
+		}
+		return []cell{headCode(n.Node), plain("state", n.State), plain("lost for", since), wide("next", n.Next)}
+	}))
 }
 
 func (w *writer) roles(roles []Role) {

@@ -27,8 +27,10 @@ type Page struct {
 	Roles   []Role            `json:"roles"`
 	Driver  *csiclient.Status `json:"driver,omitempty"` // nil: no role needs the driver
 	Loops   []workloop.Status `json:"loops"`
-	Flags   []Flag            `json:"flags"` // those that differ from the default
-	Metrics string            `json:"-"`     // path of the metrics, without the leading slash
+	// LostNodes are the nodes whose volumes are, or will be, cleaned up.
+	LostNodes []LostNode `json:"lostNodes,omitempty"`
+	Flags     []Flag     `json:"flags"` // those that differ from the default
+	Metrics   string     `json:"-"`     // path of the metrics, without the leading slash
 }
 
 // Check is the result of a health check.
@@ -44,6 +46,14 @@ type Role struct {
 	Lease *election.Status `json:"lease,omitempty"` // nil: the role does not use leader election
 	// Disabled is the reason why the role does not run. It is started again with back-off. "" while it runs.
 	Disabled string `json:"disabled,omitempty"`
+}
+
+// LostNode is the record of a node that was deleted, or is being deleted.
+type LostNode struct {
+	Node  string    `json:"node"`
+	State string    `json:"state"`
+	Since time.Time `json:"since,omitzero"` // no Node exists; zero: one may exist
+	Next  string    `json:"next"`           // what happens next, or the command to run
 }
 
 // Flag is a setting and the source of its value.

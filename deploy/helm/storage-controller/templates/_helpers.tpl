@@ -66,9 +66,6 @@ app.kubernetes.io/name: {{ .Values.name }}
 {{- if eq $n.nodeCleanup "volumes" }}
 - nodecontroller-cleanup-volumes
 {{- end }}
-{{- if eq $n.unbound "reschedule" }}
-- nodecontroller-cleanup-unbound
-{{- end }}
 {{- if eq $n.pvcFinalizerMode "strip" }}
 - nodecontroller-pvc-strip
 {{- end }}
@@ -222,6 +219,7 @@ true
 {{- if eq .name "config" }}{{ fail (printf "%s: the contents of the file belong into configuration" .place) }}{{ end }}
 {{- if eq .name "controllers" }}{{ fail (printf "%s: the permissions would not match; set enabled of provisioner, attacher, capacity and nodecontroller" .place) }}{{ end }}
 {{- if and (eq .name "http-endpoint") (or (eq $v.mode "per-role") (not (hasSuffix ":8080" .value))) }}{{ fail (printf "%s: the probes and ports of the chart have %s" .place (eq $v.mode "per-role" | ternary "8080 to 8082, one per container" "8080")) }}{{ end }}
+{{- if and (eq .name "driver-health-endpoint") (eq $v.mode "per-role") }}{{ fail (printf "%s: all containers of the pod would serve this address; use mode all-in-one, or livenessprobe in extraContainers" .place) }}{{ end }}
 {{- if and (has .name (list "csi-address" "csi-socket")) (not (hasPrefix "/run/csi/" (trimPrefix "unix://" .value))) }}{{ fail (printf "%s: the socket must be in /run/csi, which the containers share" .place) }}{{ end }}
 {{- if and (eq .name "leader-election") (not $node) (has (lower .value) (list "false" "f" "0")) }}{{ fail (printf "%s: several pods would work at the same time, during a rollout even with one replica" .place) }}{{ end }}
 {{- if regexMatch "^((provisioner|attacher|capacity|nodecontroller)-)?timeout$" .name }}

@@ -1,0 +1,39 @@
+package csiclient
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+)
+
+// errNotReady is the result of a health check. livenessprobe returns the same text.
+var errNotReady = errors.New("driver responded but is not ready")
+
+// CheckHealth returns an error unless the driver accepts a new connection, answers Probe and is ready, all within
+// timeout. The call appears in the metrics, but not in [Client.Status].
+func (c *Client) CheckHealth(ctx context.Context, timeout time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	conn, err := c.cfg.dial(c.recorder.intercept, logger{c.cfg.MaxLogLength}.intercept)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	response, err := csi.NewIdentityClient(conn).Probe(ctx, &csi.ProbeRequest{}, grpc.WaitForReady(true))
+	if err != nil {
+		return fmt.Errorf("probing the driver at %s: Probe: %w", c.cfg.Address, err)
+	}
+	if !isReady(response) {
+		return errNotReady
+	}
+	return nil
+}
+
+// isReady reports whether the driver is ready. A response without a value means ready.
+func isReady(response *csi.ProbeResponse) bool {
+	return response.GetReady() == nil || response.GetReady().GetValue()
+}

@@ -1,0 +1,8 @@
+//go:build !linux
+
+package kubetest
+
+import "syscall"
+
+// dieWithParent keeps a process from receiving the Ctrl-C of a terminal.
+func dieWithParent() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setpgid: true} }

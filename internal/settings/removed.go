@@ -1,0 +1,27 @@
+package settings
+
+// removed names what to use instead of options that no longer exist.
+var removed = map[string]string{
+	"dry-run":                        "the commands of the nodecontroller print a plan, and change nothing without --yes",
+	"node-cleanup-out-of-service":    "delete the Node instead: it counts as lost from then on",
+	"node-out-of-service-grace":      "delete the Node instead, and set --node-missing-grace",
+	"node-cleanup-resource-sweep":    "remove it: the search runs every 30 minutes",
+	"webhook-strip-foreign-capacity": "remove the capacity annotations from the pod templates",
+	"webhook-disable-http2":          "set the environment variable GODEBUG=http2server=0",
+	"webhook-optout-label":           "set the label in the namespaceSelector of the MutatingWebhookConfiguration",
+	"webhook-cluster-domain":         "remove it: the API server calls the Service by its name without a cluster domain",
+	"webhook-resolve-default-class":  "remove it: the default StorageClass is always resolved",
+	"default-volume-size":            "set resources.requests.storage in the PersistentVolumeClaims: the API server requires it",
+}
+
+// Replacement returns what to use instead of the option of this name, or an empty text if the option
+// never existed.
+func Replacement(name string) string { return removed[name] }
+
+// unknownKey returns the text of the error about a key of a configuration file.
+func unknownKey(key, option string) string {
+	if instead := Replacement(option); instead != "" {
+		return "key \"" + key + "\" was removed: " + instead
+	}
+	return "unknown key \"" + key + "\""
+}

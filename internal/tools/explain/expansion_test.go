@@ -1,0 +1,143 @@
+package explain
+
+import (
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// bound changes a claim of 5Gi whose volume has 1Gi.
+func bound(change func(*corev1.PersistentVolumeClaim)) *facts {
+	f := claimOf("5Gi")
+	claim := f.claim.value
+	claim.Spec.VolumeName = "pv"
+	claim.Status.Phase = corev1.ClaimBound
+	claim.Status.Capacity = corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}
+	change(claim)
+	return f
+}
+
+// stage sets the stage of an expansion to size.
+func stage(size string, s corev1.ClaimResourceStatus) func(*corev1.PersistentVolumeClaim) {
+	return func(c *corev1.PersistentVolumeClaim) {
+		c.Status.AllocatedResources = corev1.ResourceList{corev1.ResourceStorage: resource.MustParse(size)}
+		c.Status.AllocatedResourceStatuses = map[corev1.ResourceName]corev1.ClaimResourceStatus{corev1.ResourceStorage: s}
+	}
+}
+
+func withCondition(
+	change func(*corev1.PersistentVolumeClaim), kind corev1.PersistentVolumeClaimConditionType, message string,
+) func(*corev1.PersistentVolumeClaim) {
+	return func(c *corev1.PersistentVolumeClaim) {
+		change(c)
+		c.Status.Conditions = append(c.Status.Conditions, corev1.PersistentVolumeClaimCondition{
+			Type: kind, Status: corev1.ConditionTrue, Message: message, LastTransitionTime: metav1.NewTime(now)})
+	}
+}
+
+func TestExpansion(t *testing.T) {
+	full := func(c *corev1.PersistentVolumeClaim) { c.Status.Capacity = c.Spec.Resources.Requests }
+	none := func(*corev1.PersistentVolumeClaim) {}
+	const lower = "Or lower spec.resources.requests.storage of the claim, to more than 1Gi."
+	for name, tt := range map[string]struct {
+		change     func(*corev1.PersistentVolumeClaim)
+		severity   Severity
+		want, next string
+	}{
+		"nothing to do": {full, Fine, "", ""},
+		"requested":     {none, Waiting, "The claim requests 5Gi, the volume has 1Gi.", "calls ControllerExpandVolume"},
+		"in progress": {stage("4Gi", corev1.PersistentVolumeClaimControllerResizeInProgress), Waiting, "expands the volume from 1Gi to 4Gi",
+			"repeats ControllerExpandVolume"},
+		"final error": {withCondition(stage("4Gi", corev1.PersistentVolumeClaimControllerResizeInProgress),
+			corev1.PersistentVolumeClaimControllerResizeError, "no license"), Failing, "failed 0s ago: no license.", lower},
+		"infeasible": {withCondition(stage("4Gi", corev1.PersistentVolumeClaimControllerResizeInfeasible),
+			corev1.PersistentVolumeClaimControllerResizeError, "too big"), Failing,
+			"Driver d cannot expand the volume to 4Gi 0s ago: too big.", lower},
+		"for the node": {withCondition(stage("5Gi", corev1.PersistentVolumeClaimNodeResizePending),
+			corev1.PersistentVolumeClaimFileSystemResizePending, ""), Waiting,
+			"has 5Gi at the driver; the file system of the claim has 1Gi.",
+			"while a pod with the claim runs"},
+		"old API server": {withCondition(none, corev1.PersistentVolumeClaimFileSystemResizePending, ""), Waiting, "has 5Gi at the driver",
+			"while a pod with the claim runs"},
+		"on the node": {stage("5Gi", corev1.PersistentVolumeClaimNodeResizeInProgress), Waiting, "The kubelet expands the volume to 5Gi",
+			"NodeExpandVolume"},
+		"failed on the node": {withCondition(stage("5Gi", corev1.PersistentVolumeClaimNodeResizeInProgress),
+			corev1.PersistentVolumeClaimNodeResizeError, "xfs"), Failing, "on the node failed 0s ago: xfs.", lower},
+		"infeasible on the node": {stage("5Gi", corev1.PersistentVolumeClaimNodeResizeInfeasible), Failing,
+			"The node cannot expand the volume to 5Gi.",
+			lower},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := bound(tt.change)
+			e := &explanation{facts: f}
+			explainExpansion(e)
+			wantFinding(t, e, tt.severity, tt.want, tt.next)
+			if rest := f.nextOfClaim(); strings.HasPrefix(rest, "Nothing to do") != (tt.want == "") {
+				t.Errorf("next step: %s", rest)
+			}
+		})
+	}
+}
+
+// wantFinding fails the test unless e has exactly this finding, or none for an empty sentence.
+func wantFinding(t *testing.T, e *explanation, severity Severity, want, next string) {
+	t.Helper()
+	switch got := e.findings; {
+	case want == "" && len(got) == 0:
+	case len(got) != 1 || got[0].Severity != severity || !strings.Contains(got[0].Sentence, want) || !strings.Contains(got[0].Next, next):
+		t.Errorf("got %+v", got)
+	}
+}
+
+func TestModification(t *testing.T) {
+	wants := func(class string, status *corev1.ModifyVolumeStatus) func(*corev1.PersistentVolumeClaim) {
+		return func(c *corev1.PersistentVolumeClaim) {
+			current := "silver"
+			c.Spec.VolumeAttributesClassName, c.Status.CurrentVolumeAttributesClassName, c.Status.ModifyVolumeStatus = &class, &current,
+				status
+		}
+	}
+	status := func(s corev1.PersistentVolumeClaimModifyVolumeStatus) *corev1.ModifyVolumeStatus {
+		return &corev1.ModifyVolumeStatus{TargetVolumeAttributesClassName: "gold", Status: s}
+	}
+	class := func(driver string) result[*storagev1.VolumeAttributesClass] {
+		return found(&storagev1.VolumeAttributesClass{DriverName: driver})
+	}
+	refused := func(s corev1.PersistentVolumeClaimModifyVolumeStatus) func(*corev1.PersistentVolumeClaim) {
+		return withCondition(wants("gold", status(s)), corev1.PersistentVolumeClaimVolumeModifyVolumeError, "iops")
+	}
+	for name, tt := range map[string]struct {
+		change     func(*corev1.PersistentVolumeClaim)
+		class      result[*storagev1.VolumeAttributesClass]
+		severity   Severity
+		want, next string
+	}{
+		"nothing to do": {wants("silver", nil), class("d"), Fine, "", ""},
+		"requested": {wants("gold", nil), class("d"), Waiting, `requests VolumeAttributesClass "gold", the volume has "silver"`,
+			"ControllerModifyVolume"},
+		"no class": {wants("gold", status("Pending")), result[*storagev1.VolumeAttributesClass]{missing: true}, Blocked,
+			`"gold" not found`, "Create"},
+		"another driver": {wants("gold", status("Pending")), class("e"), Blocked, `belongs to driver "e", the volume to "d"`,
+			"such as the current one, silver"},
+		"in progress": {wants("gold", status("InProgress")), class("d"), Waiting, `applies VolumeAttributesClass "gold"`,
+			"repeats ControllerModifyVolume"},
+		"final error": {refused("InProgress"), class("d"), Failing, `Applying VolumeAttributesClass "gold" failed 0s ago: iops.`,
+			"Retries"},
+		"infeasible": {refused("Infeasible"), class("d"), Failing, `Driver d cannot apply VolumeAttributesClass "gold" 0s ago: iops.`,
+			"such as the current one, silver"},
+		"class is unread": {wants("gold", nil), result[*storagev1.VolumeAttributesClass]{}, Waiting, `"gold"`,
+			"calls ControllerModifyVolume"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := bound(tt.change)
+			f.attributes = tt.class
+			e := &explanation{facts: f}
+			explainModification(e)
+			wantFinding(t, e, tt.severity, tt.want, tt.next)
+		})
+	}
+}

@@ -1,0 +1,255 @@
+package explain
+
+import (
+	"cmp"
+	"context"
+	"slices"
+
+	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/migration"
+)
+
+const (
+	kindContent       = "VolumeSnapshotContent"
+	kindSnapshotClass = "VolumeSnapshotClass"
+
+	snapshotController = "Verify that the snapshot-controller of the cluster runs: `kubectl get pods -A`."
+	annBeingDeleted    = "snapshot.storage.kubernetes.io/volumesnapshot-being-deleted"
+)
+
+// snapshotFact is a VolumeSnapshot and the objects around it.
+type snapshotFact struct {
+	snapshot result[*snapshotv1.VolumeSnapshot]
+	content  result[*snapshotv1.VolumeSnapshotContent]
+	class    result[*snapshotv1.VolumeSnapshotClass]
+	errors   []*corev1.Event // warnings about the content, newest first
+}
+
+func (g *gatherer) gatherSnapshot(ctx context.Context) error {
+	f, s := g.facts, &snapshotFact{}
+	f.snapshot = s
+	client := g.Dynamic.Resource(snapshots).Namespace(g.request.Namespace)
+	snapshot, err := typed[snapshotv1.VolumeSnapshot](client)(ctx, g.request.Name, metav1.GetOptions{})
+	if err != nil {
+		return g.request.wrap(err)
+	}
+	s.snapshot = found(snapshot)
+	if name := contentOf(snapshot); name != "" {
+		s.content = get(ctx, f, "content", Request{Kind: kindContent, Name: name},
+			typed[snapshotv1.VolumeSnapshotContent](g.Dynamic.Resource(snapshotContents)))
+	}
+	if name := ptr.Deref(snapshot.Spec.VolumeSnapshotClassName, ""); name != "" {
+		s.class = get(ctx, f, "class", Request{Kind: kindSnapshotClass, Name: name},
+			typed[snapshotv1.VolumeSnapshotClass](g.Dynamic.Resource(snapshotClasses)))
+	}
+	if name := ptr.Deref(snapshot.Spec.Source.PersistentVolumeClaimName, ""); name != "" {
+		f.claim = g.claim(ctx, snapshot.Namespace, name)
+		if f.claim.found && f.claim.value.Spec.VolumeName != "" {
+			f.volume = g.volume(ctx, f.claim.value.Spec.VolumeName)
+		}
+	}
+	switch {
+	case s.content.found:
+		f.driver = s.content.value.Spec.Driver
+	case s.class.found:
+		f.driver = s.class.value.Driver
+	case f.volume.found:
+		f.driver = migration.DriverOfVolume(f.volume.value)
+	}
+	g.driver(ctx, roleSnapshotter)
+	g.events(ctx, snapshot.Namespace, string(snapshot.UID))
+	g.contentEvents(ctx)
+	return nil
+}
+
+// contentOf returns the name of the VolumeSnapshotContent of a snapshot; "" if it has none yet.
+func contentOf(s *snapshotv1.VolumeSnapshot) string {
+	name := ptr.Deref(s.Spec.Source.VolumeSnapshotContentName, "")
+	if s.Status != nil {
+		name = cmp.Or(ptr.Deref(s.Status.BoundVolumeSnapshotContentName, ""), name)
+	}
+	return name
+}
+
+// contentEvents reads the warnings of the snapshotter, which are about the content.
+func (g *gatherer) contentEvents(ctx context.Context) {
+	s := g.facts.snapshot
+	if !s.content.found {
+		return
+	}
+	content := s.content.value
+	about := gatherer{Clients: g.Clients, request: Request{Kind: kindContent, Name: content.Name}, facts: &facts{now: g.facts.now}}
+	about.events(ctx, metav1.NamespaceDefault, string(content.UID))
+	s.errors = slices.DeleteFunc(about.facts.newestFirst(), func(e *corev1.Event) bool { return e.Type != corev1.EventTypeWarning })
+}
+
+func explainVolumeSnapshot(f *facts) Report {
+	e, s := &explanation{facts: f}, f.snapshot
+	snapshot := s.snapshot.value
+	state := "The snapshot is not ready"
+	if snapshot.Status != nil && ptr.Deref(snapshot.Status.ReadyToUse, false) {
+		state = "The snapshot is ready to use"
+	}
+	if snapshot.DeletionTimestamp == nil {
+		explainSnapshotSource(e)
+		explainSnapshotClass(e)
+	}
+	explainContent(e)
+	explainDriver(e)
+	if e.driver != "" && s.content.found {
+		explainProcess(e, []string{"snapshotter"}, []string{"csi-snapshotter-content"}, s.content.value.Name,
+			"snapshot-"+string(snapshot.UID))
+	}
+	rest := "The snapshotter of driver " + f.driver + " calls CreateSnapshot and sets the status of the content."
+	switch {
+	case snapshot.DeletionTimestamp != nil:
+		rest = finalizersRemoved
+	case state == "The snapshot is ready to use":
+		rest = "Nothing to do: claims can restore the snapshot."
+	}
+	return e.report(kube.KindSnapshot, snapshot, state, rest, f.driver)
+}
+
+// explainSnapshotSource reports on the claim of a dynamic snapshot.
+func explainSnapshotSource(e *explanation) {
+	snapshot := e.snapshot.snapshot.value
+	name := ptr.Deref(snapshot.Spec.Source.PersistentVolumeClaimName, "")
+	if name == "" || contentOf(snapshot) != "" {
+		return // the snapshot no longer needs the claim
+	}
+	switch {
+	case e.claim.missing:
+		e.add(Blocked, "source", "PersistentVolumeClaim %s/%s not found.", snapshot.Namespace, name).
+			next("Recreate the snapshot with an existing claim.")
+	case e.claim.found && e.claim.value.Status.Phase != corev1.ClaimBound:
+		e.add(Waiting, "source", "PersistentVolumeClaim %s/%s is %s, not Bound.", snapshot.Namespace, name,
+			cmp.Or(string(e.claim.value.Status.Phase), "new")).
+			next("The snapshot is created after the claim is bound. Run `storage-controller explain pvc -n %s %s`.", snapshot.Namespace,
+				name)
+	case e.claim.found:
+		e.add(Fine, "source", "PersistentVolumeClaim %s/%s is Bound.", snapshot.Namespace, name)
+	}
+}
+
+func explainSnapshotClass(e *explanation) {
+	s := e.snapshot
+	snapshot := s.snapshot.value
+	name := ptr.Deref(snapshot.Spec.VolumeSnapshotClassName, "")
+	switch {
+	case snapshot.Spec.Source.VolumeSnapshotContentName != nil:
+	case name == "" && contentOf(snapshot) == "":
+		e.add(Waiting, "class", "volumeSnapshotClassName is not set.").
+			next("The snapshot-controller assigns the default VolumeSnapshotClass of the driver, if there is exactly one.")
+	case s.class.missing && s.content.found && s.content.value.Status != nil && s.content.value.Status.SnapshotHandle != nil:
+		e.add(Fine, "class", "VolumeSnapshotClass %q not found; the snapshot no longer needs it.", name)
+	case s.class.missing:
+		e.add(Blocked, "class", "VolumeSnapshotClass %q not found.", name).
+			next("Create VolumeSnapshotClass %q, or recreate the snapshot with an existing class.", name)
+	case s.class.found:
+		e.add(Fine, "class", "VolumeSnapshotClass %q: driver %s, deletionPolicy %s.", name, s.class.value.Driver,
+			s.class.value.DeletionPolicy)
+		if !e.volume.found {
+			return
+		}
+		if driver := migration.DriverOfVolume(e.volume.value); driver != s.class.value.Driver {
+			e.add(Blocked, "class", "The volume of the claim belongs to driver %q, VolumeSnapshotClass %q to %q.", driver, name,
+				s.class.value.Driver).next("Recreate the snapshot with a VolumeSnapshotClass of driver %q.", driver)
+		}
+	}
+}
+
+// explainContent reports on the VolumeSnapshotContent, which the snapshotter works on.
+func explainContent(e *explanation) {
+	s := e.snapshot
+	snapshot, content := s.snapshot.value, s.content.value
+	name := contentOf(snapshot)
+	switch {
+	case name == "":
+		if err := snapshotError(snapshot.Status); err != nil {
+			e.add(Failing, "content", "The snapshot-controller reports: %s", sentence(*err)).next(retries)
+			return
+		}
+		e.add(Waiting, "content", "The snapshot has no VolumeSnapshotContent yet.").next(snapshotController)
+	case s.content.missing && snapshot.DeletionTimestamp != nil:
+		e.add(Waiting, "content", "VolumeSnapshotContent %q was deleted.", name).next(snapshotController)
+	case s.content.missing:
+		e.add(Blocked, "content", "VolumeSnapshotContent %q not found.",
+			name).next("Recreate the snapshot, or restore its VolumeSnapshotContent.")
+	case !s.content.found:
+	case content.Spec.VolumeSnapshotRef.UID != "" && content.Spec.VolumeSnapshotRef.UID != snapshot.UID:
+		e.add(Blocked, "content", "VolumeSnapshotContent %q is bound to another snapshot, %s/%s with UID %s.", name,
+			content.Spec.VolumeSnapshotRef.Namespace, content.Spec.VolumeSnapshotRef.Name, content.Spec.VolumeSnapshotRef.UID).
+			next("Recreate the snapshot.")
+	case content.DeletionTimestamp != nil || snapshot.DeletionTimestamp != nil:
+		explainContentDeletion(e)
+	default:
+		explainContentStatus(e)
+	}
+}
+
+// snapshotError returns the message of the error in a status; nil for none.
+func snapshotError(status *snapshotv1.VolumeSnapshotStatus) *string {
+	if status == nil || status.Error == nil {
+		return nil
+	}
+	return status.Error.Message
+}
+
+func explainContentStatus(e *explanation) {
+	content := e.snapshot.content.value
+	status := content.Status
+	if status == nil {
+		status = &snapshotv1.VolumeSnapshotContentStatus{}
+	}
+	handle := ptr.Deref(status.SnapshotHandle, "")
+	switch {
+	case status.Error != nil:
+		at := ""
+		if status.Error.Time != nil {
+			at = " " + e.age(status.Error.Time.Time) + " ago"
+		}
+		e.add(Failing, "content", "Last error of VolumeSnapshotContent %q%s: %s", content.Name, at,
+			sentence(ptr.Deref(status.Error.Message, "unknown error"))).next(retries)
+	case ptr.Deref(status.ReadyToUse, false):
+		e.add(Fine, "content", "VolumeSnapshotContent %q is ready, with snapshot handle %q.", content.Name, handle)
+		if s := e.snapshot.snapshot.value; s.Status == nil || !ptr.Deref(s.Status.ReadyToUse, false) {
+			e.add(Waiting, "content", "The status of the snapshot does not show this yet.").next(snapshotController)
+		}
+	case handle != "":
+		e.add(Waiting, "content", "Driver %s has created snapshot %q and is still processing it.", e.driver, handle).
+			next("The snapshotter asks driver %s again until the snapshot is ready to use.", e.driver)
+	default:
+		e.add(Waiting, "content", "VolumeSnapshotContent %q has no snapshot handle yet.", content.Name).
+			next("The snapshotter of driver %s calls CreateSnapshot.", e.driver)
+	}
+}
+
+// explainContentDeletion reports what holds a deleted snapshot.
+func explainContentDeletion(e *explanation) {
+	s := e.snapshot
+	content := s.content.value
+	_, released := content.Annotations[annBeingDeleted]
+	switch {
+	case s.snapshot.value.DeletionTimestamp == nil:
+		e.add(Blocked, "content", "VolumeSnapshotContent %q is Terminating for %s, but the snapshot exists: its data is kept until the "+
+			"snapshot is deleted.", content.Name, e.age(content.DeletionTimestamp.Time)).
+			next("Delete the snapshot, if its data is no longer needed.")
+	case !released:
+		e.add(Waiting, "content", "The snapshot-controller has not released VolumeSnapshotContent %q for deletion.", content.Name).
+			next("Wait until claims that restore the snapshot are provisioned. %s", snapshotController)
+	case content.DeletionTimestamp == nil:
+		e.add(Waiting, "content", "VolumeSnapshotContent %q (deletionPolicy %s) is not being deleted yet.", content.Name,
+			content.Spec.DeletionPolicy).next(snapshotController)
+	case len(s.errors) > 0:
+		e.add(Failing, "content", "Deleting VolumeSnapshotContent %q failed %s ago: %s", content.Name, e.age(lastSeen(s.errors[0]).Time),
+			sentence(s.errors[0].Message)).next(retries)
+	default:
+		e.add(Waiting, "content", "VolumeSnapshotContent %q is Terminating for %s.", content.Name, e.age(content.DeletionTimestamp.Time)).
+			next("The snapshotter of driver %s calls DeleteSnapshot and removes its finalizer.", e.driver)
+	}
+}

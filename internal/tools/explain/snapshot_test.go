@@ -1,0 +1,120 @@
+package explain
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	"github.com/storage-controller/storage-controller/internal/kubetest"
+)
+
+// snapshotOf returns facts about a snapshot of a bound claim, with a class and a content without status.
+func snapshotOf(change func(*facts, *snapshotFact)) *facts {
+	f := claimOf("5Gi")
+	f.claim.value.Status.Phase = corev1.ClaimBound
+	s := &snapshotFact{
+		snapshot: found(&snapshotv1.VolumeSnapshot{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "s", UID: "u"},
+			Spec: snapshotv1.VolumeSnapshotSpec{Source: snapshotv1.VolumeSnapshotSource{PersistentVolumeClaimName: ptr.To("c")},
+				VolumeSnapshotClassName: ptr.To("snap")},
+			Status: &snapshotv1.VolumeSnapshotStatus{BoundVolumeSnapshotContentName: ptr.To("content")},
+		}),
+		content: found(&snapshotv1.VolumeSnapshotContent{ObjectMeta: metav1.ObjectMeta{Name: "content"},
+			Spec: snapshotv1.VolumeSnapshotContentSpec{Driver: "d", DeletionPolicy: "Delete",
+				VolumeSnapshotRef: corev1.ObjectReference{UID: "u"}}}),
+		class: found(&snapshotv1.VolumeSnapshotClass{Driver: "d", DeletionPolicy: "Delete"}),
+	}
+	f.snapshot = s
+	change(f, s)
+	return f
+}
+
+func TestVolumeSnapshots(t *testing.T) {
+	deleted := ptr.To(metav1.NewTime(now.Add(-time.Minute)))
+	unbound := func(_ *facts, s *snapshotFact) {
+		s.snapshot.value.Status, s.content = nil, result[*snapshotv1.VolumeSnapshotContent]{}
+	}
+	status := func(status snapshotv1.VolumeSnapshotContentStatus) func(*facts, *snapshotFact) {
+		return func(_ *facts, s *snapshotFact) { s.content.value.Status = &status }
+	}
+	terminating := func(annotations map[string]string, events ...*corev1.Event) func(*facts, *snapshotFact) {
+		return func(_ *facts, s *snapshotFact) {
+			s.snapshot.value.DeletionTimestamp, s.content.value.DeletionTimestamp = deleted, deleted
+			s.content.value.Annotations, s.errors = annotations, events
+		}
+	}
+	released := map[string]string{annBeingDeleted: "yes"}
+	for name, tt := range map[string]struct {
+		change     func(*facts, *snapshotFact)
+		severity   Severity
+		want, next string
+	}{
+		"new": {unbound, Waiting, "has no VolumeSnapshotContent yet", "snapshot-controller of the cluster runs"},
+		"no claim": {func(f *facts, s *snapshotFact) {
+			unbound(f, s)
+			f.claim = result[*corev1.PersistentVolumeClaim]{missing: true}
+		}, Blocked, "ns/c not found", "Recreate the snapshot"},
+		"claim is pending": {func(f *facts, s *snapshotFact) { unbound(f, s); f.claim.value.Status.Phase = "Pending" }, Waiting,
+			"ns/c is Pending, not Bound", "explain pvc -n ns c"},
+		"no class": {func(_ *facts, s *snapshotFact) { s.class = result[*snapshotv1.VolumeSnapshotClass]{missing: true} }, Blocked,
+			`VolumeSnapshotClass "snap" not found`, "Create"},
+		"class of another driver": {func(f *facts, s *snapshotFact) {
+			f.volume = found(&corev1.PersistentVolume{Spec: corev1.PersistentVolumeSpec{
+				PersistentVolumeSource: corev1.PersistentVolumeSource{
+					CSI: &corev1.CSIPersistentVolumeSource{Driver: "other"}}}})
+		}, Blocked, `belongs to driver "other"`, "Recreate"},
+		"no content": {func(_ *facts, s *snapshotFact) { s.content = result[*snapshotv1.VolumeSnapshotContent]{missing: true} }, Blocked,
+			`VolumeSnapshotContent "content" not found`, ""},
+		"other bound": {func(_ *facts, s *snapshotFact) { s.content.value.Spec.VolumeSnapshotRef.UID = "v" }, Blocked,
+			"bound to another snapshot", "Recreate"},
+		"not started": {func(*facts, *snapshotFact) {}, Waiting, "has no snapshot handle yet", "calls CreateSnapshot"},
+		"failed": {status(snapshotv1.VolumeSnapshotContentStatus{Error: &snapshotv1.VolumeSnapshotError{Message: ptr.To("full"),
+			Time: deleted}}), Failing, "60s ago: full.", "Retries"},
+		"not ready": {status(snapshotv1.VolumeSnapshotContentStatus{SnapshotHandle: ptr.To("h")}), Waiting, `has created snapshot "h"`,
+			"asks driver d again"},
+		"content only": {status(snapshotv1.VolumeSnapshotContentStatus{SnapshotHandle: ptr.To("h"), ReadyToUse: ptr.To(true)}), Waiting,
+			"does not show this yet", "snapshot-controller"},
+		"deleted content": {func(_ *facts, s *snapshotFact) { s.content.value.DeletionTimestamp = deleted }, Blocked,
+			"but the snapshot exists",
+			"Delete the snapshot"},
+		"not released": {terminating(nil), Waiting, "has not released", "restore the snapshot"},
+		"deleting":     {terminating(released), Waiting, "is Terminating for 60s", "calls DeleteSnapshot"},
+		"deletion fails": {terminating(released, &corev1.Event{Message: "in use", LastTimestamp: *deleted}), Failing,
+			`Deleting VolumeSnapshotContent "content" failed 60s ago: in use.`, "Retries"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := snapshotOf(tt.change)
+			r := explainVolumeSnapshot(f)
+			if !slices.ContainsFunc(r.Findings, func(f Finding) bool {
+				return f.Severity == tt.severity && strings.Contains(f.Sentence, tt.want) && strings.Contains(f.Next, tt.next)
+			}) {
+				t.Errorf("got %+v", r.Findings)
+			}
+		})
+	}
+	ready := snapshotOf(func(f *facts, s *snapshotFact) {
+		s.snapshot.value.Status.ReadyToUse = ptr.To(true)
+		status(snapshotv1.VolumeSnapshotContentStatus{SnapshotHandle: ptr.To("h"), ReadyToUse: ptr.To(true)})(f, s)
+	})
+	if r := explainVolumeSnapshot(ready); !strings.HasSuffix(r.Next, "claims can restore the snapshot.") {
+		t.Errorf("got %+v", r)
+	}
+}
+
+func TestSnapshotOfTheCluster(t *testing.T) {
+	s := newScene(t)
+	kubetest.InstallCRDs(t, s.cp)
+	s.object(snapshots, s.ns, map[string]any{"apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshot",
+		"metadata": map[string]any{"name": "backup"},
+		"spec":     map[string]any{"source": map[string]any{"persistentVolumeClaimName": "data"}, "volumeSnapshotClassName": "none"}})
+	s.says(s.explain(KindSnapshot, "backup"),
+		"blocked  source     PersistentVolumeClaim SCENE/data not found.",
+		`blocked  class      VolumeSnapshotClass "none" not found.`,
+		"waiting  content    The snapshot has no VolumeSnapshotContent yet.")
+}

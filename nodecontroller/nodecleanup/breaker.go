@@ -1,0 +1,57 @@
+package nodecleanup
+
+import (
+	"context"
+	"math"
+	"time"
+)
+
+// breaker limits how many nodes may be lost at the same time without an approval. Many nodes that
+// disappear together are an accident of the control plane more often than of the machines.
+type breaker struct {
+	minNodes    int
+	maxFraction float64
+}
+
+// verdict is the decision of a breaker.
+type verdict struct {
+	open               bool // no host may be cleaned up unless it is approved or its removal was planned
+	lost, total, limit int
+	names              []string // of the lost hosts, sorted
+}
+
+// evaluate decides by the hosts with something to delete or a recent deletion, and the hosts of
+// all driver nodes. It stays open while any host is held, however many are lost then.
+func (b breaker) evaluate(lost, drivers []string, held bool) verdict {
+	lost = sorted(lost)
+	v := verdict{lost: len(lost), total: len(sorted(drivers, lost)), names: lost}
+	// The small addend is for fractions such as 0.29 of 100, which is 28.999 in binary.
+	v.limit = max(b.minNodes, int(math.Floor(float64(v.total)*b.maxFraction+1e-9)))
+	v.open = held || v.lost > v.limit
+	return v
+}
+
+// verdict evaluates the breaker.
+func (t *observer) verdict(ctx context.Context) verdict {
+	now, held := time.Now(), false
+	var lost []string
+	for _, host := range t.lost() {
+		r, _ := t.records.get(host)
+		held = held || r.Held != ""
+		m, gathered := t.recall(host)
+		last, _ := t.c.index.lastSeen(host)
+		if !gathered || m.pending && !m.planned && last.cordoned && last.uid != m.last { // its events have not been processed yet
+			_, err := t.gather(ctx, host)
+			if m, _ = t.recall(host); err != nil {
+				m.pending = true
+			}
+		}
+		if !r.Planned && !m.planned && (m.pending || now.Before(r.Acted.Add(t.policy.NodeCleanupWindow))) {
+			lost = append(lost, host)
+		}
+	}
+	drivers, _ := t.c.index.driverHosts()
+	v := breaker{t.policy.NodeCleanupMinNodes, t.policy.NodeCleanupMaxFraction}.evaluate(lost, drivers, held)
+	v.open = v.open && t.policy.Deletes()
+	return v
+}

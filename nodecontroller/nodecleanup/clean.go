@@ -1,0 +1,186 @@
+package nodecleanup
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/klog/v2"
+)
+
+// pass deletes the due claims, volumes and custom resources of one host.
+type pass struct {
+	*term
+	h host
+}
+
+// clean deletes everything due of the host. next is the time to continue, zero if everything was handled.
+func (p pass) clean(ctx context.Context) (next time.Time, err error) {
+	var errs []error
+	for _, v := range shuffled(p.h.volumes) {
+		at, full, err := p.cleanVolume(ctx, v)
+		next = earliest(next, at)
+		if errs = append(errs, p.failedVolume(v, err)); full || err != nil && !isAnswer(err) {
+			return next, errors.Join(errs...)
+		}
+	}
+	if p.h.state == deleting {
+		p.mismatched()
+	}
+	for _, claim := range shuffled(p.h.unbound) {
+		if at := p.c.tokens(time.Now()); !at.IsZero() {
+			return at, errors.Join(errs...)
+		}
+		if m, _ := p.recall(p.h.value); p.policy.dryRun && m.sent[claim.UID] {
+			continue
+		}
+		r, err := p.cleaner.removeUnbound(ctx, p.h, claim)
+		if p.remember(p.h.value, func(m *memory) { m.sent[claim.UID] = r.done }); r.done && !p.policy.dryRun {
+			p.claims.MarkDeleted(claim)
+		}
+		if len(r.reasons) > 0 {
+			p.c.notify.seldom(claim, reasonSkipped, r.reasons[0].name, "Nothing is cleaned up: "+r.reasons[0].String())
+			next = earliest(next, p.retryAt(r.reasons))
+		}
+		if errs = append(errs, err); err != nil && !isAnswer(err) {
+			return next, errors.Join(errs...)
+		}
+	}
+	if len(p.c.resources) > 0 {
+		next, err = p.cleanHostResources(ctx, next)
+	}
+	return next, errors.Join(append(errs, err)...)
+}
+
+// cleanHostResources deletes the custom resources of a host once its volumes permit it.
+func (p pass) cleanHostResources(ctx context.Context, next time.Time) (time.Time, error) {
+	when := ResourceWhen("")
+	if p.h.state == deleting {
+		when = WhenNodeTerminating
+	}
+	why, err := p.keepsResources(ctx)
+	switch {
+	case err != nil:
+		return next, err
+	case why != "":
+		klog.FromContext(ctx).V(2).Info("Custom resources are kept", "reason", why)
+		if p.remember(p.h.value, func(m *memory) { m.resources = false }); p.h.state == missing {
+			next = earliest(next, time.Now().Add(later))
+		}
+		return next, nil
+	}
+	at, err := p.cleanResources(ctx, when)
+	return earliest(next, at), err
+}
+
+// cleanVolume takes the next steps for a volume. full means that the rate limit is used up.
+func (p pass) cleanVolume(ctx context.Context, v volume) (next time.Time, full bool, err error) {
+	for range maxRounds {
+		st := p.policy.nextStep(v, time.Now())
+		p.rememberStep(p.h, v, st)
+		p.c.notify.step(v, st)
+		switch {
+		case v.unread != nil:
+			return time.Time{}, false, v.unread
+		case !st.action.deletes(), p.policy.dryRun && v.sent, p.h.state == deleting && st.action != doDeleteClaim:
+			return st.next, false, nil
+		case p.h.state == deleting && p.leftToOthers(ctx, v):
+			return time.Time{}, false, nil
+		}
+		if at := p.c.tokens(time.Now()); !at.IsZero() {
+			p.rememberStep(p.h, v, step{state: st.state, check: checkRate, pending: true})
+			return at, true, nil
+		}
+		if m, _ := p.recall(p.h.value); time.Now().Before(m.notBefore[v.pv.UID]) {
+			return m.notBefore[v.pv.UID], false, nil
+		}
+		r, err := p.remove(ctx, v, st.action)
+		switch {
+		case err != nil:
+			return time.Time{}, false, err
+		case len(r.reasons) > 0:
+			p.rememberStep(p.h, v, step{state: st.state, check: r.reasons[0].check, pending: true})
+			if r.reasons[0].check != checkRate && r.reasons[0].check != checkLock {
+				p.c.notify.skipped(v, r.reasons[0].name, r.reasons[0].String())
+			}
+			return p.retryAt(r.reasons), false, nil
+		case !r.done: // the API server knows something else than the caches
+			p.c.notify.step(v, r.step)
+			next = time.Now().Add(stale)
+			p.remember(p.h.value, func(m *memory) { m.notBefore[v.pv.UID] = next })
+			return next, false, nil
+		case p.policy.dryRun || st.action == doDeleteClaim:
+			return time.Time{}, false, nil
+		}
+		if v, err = p.reread(ctx, v); err != nil || v.pv == nil {
+			return time.Time{}, false, err
+		}
+	}
+	return time.Time{}, false, nil
+}
+
+// remove takes one step for a volume, unless the caches already know a reason against it.
+func (p pass) remove(ctx context.Context, v volume, want action) (result, error) {
+	goal := target{hosts: v.hosts, consent: v.consent, users: v.users}
+	if reasons := p.policy.mayClean(goal, p.cachedCluster(ctx)); len(reasons) > 0 {
+		return result{reasons: reasons}, nil
+	}
+	if p.h.state == missing {
+		if err := p.list(ctx, later); err != nil {
+			return result{}, err
+		}
+	}
+	r, err := p.cleaner.remove(ctx, v, want)
+	if r.done && (p.policy.dryRun || want != doDeleteClaim) {
+		p.remember(p.h.value, func(m *memory) { m.sent[v.pv.UID] = true })
+	} else if r.done {
+		p.claims.MarkDeleted(v.claim) // the custom resources may follow in the same pass
+	}
+	return r, err
+}
+
+// reread returns a volume after a write to it.
+func (p pass) reread(ctx context.Context, v volume) (volume, error) {
+	pv, err := p.live.volume(ctx, v.pv.Name)
+	switch {
+	case err != nil:
+		return v, err
+	case pv == nil || pv.UID != v.pv.UID:
+		p.volumes.MarkDeleted(v.pv)
+	default:
+		p.volumes.Observe(pv)
+	}
+	again, err := p.cached.volume(ctx, v.pv.Name)
+	again.sent = true
+	return again, err
+}
+
+// leftToOthers reports whether a volume of h has other hosts that may not be cleaned up. The orphan
+// path cleans it up after them, so the Node of h need not wait.
+func (p pass) leftToOthers(ctx context.Context, v volume) bool {
+	others := slices.DeleteFunc(slices.Clone(v.hosts), func(o host) bool { return o.value == p.h.value })
+	return len(others) > 0 && len(p.policy.mayClean(target{hosts: others, always: true}, p.cachedCluster(ctx))) > 0
+}
+
+// failedVolume reports a missing permission for a volume, and returns err.
+func (p pass) failedVolume(v volume, err error) error {
+	if apierrors.IsForbidden(err) {
+		p.rememberStep(p.h, v, step{state: stateClaim, check: checkForbidden, pending: true})
+		p.c.notify.seldom(v.pv, reasonBlocked, "forbidden", "A permission is missing: "+err.Error())
+	}
+	return err
+}
+
+// retryAt returns the time of the next attempt after a failed check.
+func (p pass) retryAt(reasons []reason) time.Time {
+	now := time.Now()
+	switch reasons[0].check {
+	case checkRate:
+		return earliest(p.c.tokens(now), now.Add(later))
+	case checkLock:
+		return now.Add(soon)
+	}
+	return now.Add(later)
+}

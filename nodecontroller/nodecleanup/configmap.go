@@ -1,0 +1,163 @@
+package nodecleanup
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/storage-controller/storage-controller/internal/kube"
+)
+
+// The label and the annotations of the ConfigMap.
+const (
+	LabelDriver           = "storage-controller.io/driver"
+	AnnotationTopologyKey = "storage-controller.io/topology-key"
+	AnnotationLastLook    = "storage-controller.io/last-look"
+	// AnnotationHolder identifies the term of the leader.
+	AnnotationHolder = "storage-controller.io/holder"
+	// AnnotationApprove lists hosts or Nodes whose clean-up is approved. The value * also needs
+	// AnnotationApproveUntil. The controller moves approvals into the records.
+	AnnotationApprove      = "storage-controller.io/approve"
+	AnnotationApproveUntil = "storage-controller.io/approve-until"
+)
+
+// ConfigMapName returns the name of the ConfigMap with the records of driver.
+func ConfigMapName(driver string) string { return "lost-nodes." + strings.ToLower(driver) }
+
+// ReadLostNodes reads the records of driver from the ConfigMap in namespace, sorted by value. It
+// returns none if there is no ConfigMap.
+func ReadLostNodes(ctx context.Context, client kubernetes.Interface, namespace, driver string) ([]LostNode, error) {
+	cm, err := client.CoreV1().ConfigMaps(namespace).Get(ctx, ConfigMapName(driver), metav1.GetOptions{})
+	if kube.IsNotFound(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("reading ConfigMap \"%s/%s\": %w", namespace, ConfigMapName(driver), err)
+	}
+	return ParseLostNodes(cm), nil
+}
+
+// ParseLostNodes returns the records of a ConfigMap, sorted by value. A record that cannot be parsed
+// counts as held and opted out. One without a valid since starts its grace again.
+func ParseLostNodes(cm *corev1.ConfigMap) []LostNode {
+	var all []LostNode
+	for _, value := range slices.Sorted(maps.Keys(cm.Data)) {
+		n, err := parseLostNode([]byte(cm.Data[value]))
+		if err != nil {
+			n = LostNode{Held: HeldByBreaker, OptedOut: true}
+		}
+		n.Value = value
+		all = append(all, n)
+	}
+	return all
+}
+
+// parseLostNode parses one record. It ignores a since that is not a time.
+func parseLostNode(text []byte) (LostNode, error) {
+	var n LostNode
+	if json.Unmarshal(text, &n) == nil {
+		return n, nil
+	}
+	var fields map[string]json.RawMessage
+	if err := json.Unmarshal(text, &fields); err != nil {
+		return LostNode{}, err
+	}
+	delete(fields, "since")
+	rest, err := json.Marshal(fields)
+	if err != nil {
+		return LostNode{}, err
+	}
+	n = LostNode{}
+	return n, json.Unmarshal(rest, &n)
+}
+
+// version returns the resourceVersion of the ConfigMap that this term last read or wrote.
+func (r *records) version() string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.cm == nil {
+		return ""
+	}
+	return r.cm.ResourceVersion
+}
+
+// read adopts the stored records, unless the ConfigMap does not exist.
+func (r *records) read(ctx context.Context) error {
+	if r.namespace == "" {
+		r.fresh = true
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, r.timeout)
+	defer cancel()
+	cm, err := r.client.CoreV1().ConfigMaps(r.namespace).Get(ctx, ConfigMapName(r.driver), metav1.GetOptions{})
+	switch {
+	case kube.IsNotFound(err):
+		delete(r.set.annotations, AnnotationApprove) // approvals end with the ConfigMap, records do not
+		delete(r.set.annotations, AnnotationApproveUntil)
+		r.cm, r.fresh = nil, true
+		return nil
+	case err != nil:
+		return fmt.Errorf("reading ConfigMap \"%s/%s\": %w", r.namespace, ConfigMapName(r.driver), err)
+	case r.taken && cm.Annotations[AnnotationHolder] != r.holder:
+		return errNotHolder
+	}
+	r.adopt(cm)
+	return nil
+}
+
+func (r *records) adopt(cm *corev1.ConfigMap) {
+	r.cm, r.fresh = cm, true
+	r.set = recordSet{map[string]LostNode{}, maps.Clone(cm.Annotations)}
+	if r.set.annotations == nil {
+		r.set.annotations = map[string]string{}
+	}
+	for _, n := range ParseLostNodes(cm) {
+		r.set.lost[n.Value] = n
+	}
+}
+
+// write stores next. If the response is lost, the next call reads the ConfigMap first.
+func (r *records) write(ctx context.Context, next recordSet) (err error) {
+	if r.namespace == "" {
+		r.set, r.taken = next, true
+		return nil
+	}
+	cm := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: r.namespace, Name: ConfigMapName(r.driver)}}
+	if len(validation.IsValidLabelValue(r.driver)) == 0 {
+		cm.Labels = map[string]string{LabelDriver: r.driver}
+	}
+	if r.cm != nil {
+		cm = r.cm.DeepCopy()
+	}
+	cm.Annotations, cm.Data = next.annotations, map[string]string{}
+	cm.Annotations[AnnotationHolder] = r.holder
+	for value, n := range next.lost {
+		text, err := json.Marshal(n)
+		if err != nil {
+			return fmt.Errorf("encoding the record of host %q: %w", value, err)
+		}
+		cm.Data[value] = string(text)
+	}
+	ctx, cancel := context.WithTimeout(ctx, r.timeout)
+	defer cancel()
+	r.fresh = false
+	if client := r.client.CoreV1().ConfigMaps(r.namespace); r.cm == nil {
+		cm, err = client.Create(ctx, cm, metav1.CreateOptions{})
+	} else {
+		cm, err = client.Update(ctx, cm, metav1.UpdateOptions{})
+	}
+	if err != nil {
+		return fmt.Errorf("writing the records of lost nodes to ConfigMap \"%s/%s\": %w", r.namespace, ConfigMapName(r.driver), err)
+	}
+	r.adopt(cm)
+	r.taken = true
+	return nil
+}

@@ -1,0 +1,220 @@
+package nodecleanup
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/time/rate"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/types"
+	expiring "k8s.io/apimachinery/pkg/util/cache"
+	"k8s.io/apimachinery/pkg/util/uuid"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/record"
+
+	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/volumelock"
+	"github.com/storage-controller/storage-controller/internal/workloop"
+)
+
+// Deps holds the dependencies of a [Controller]. All fields are required unless noted.
+type Deps struct {
+	Driver    string
+	Client    kubernetes.Interface
+	Dynamic   dynamic.Interface // for custom resources
+	Informers *kube.Informers   // retain nodes, claims and the annotation [CleanupAnnotation] of claims
+	Locks     *volumelock.Locks // shared with the loops that call the driver; may be nil
+	Events    record.EventRecorder
+	Registry  prometheus.Registerer
+	Queues    *workloop.Metrics
+	// Namespace is the namespace of the process, which holds the records. Without it, only the
+	// modes off and report are possible, and report keeps its records in memory.
+	Namespace string
+}
+
+// Controller cleans up after nodes that were deleted.
+type Controller struct {
+	cfg       Config
+	deps      Deps
+	policy    Policy
+	resources []Resource
+	notify    *notifier
+	metrics   *metrics
+	limiter   *rate.Limiter // outlives a term
+	index     *index
+	indexed   kube.Registrations
+	system    atomic.Pointer[types.UID] // of the namespace kube-system, as first read by this process
+	term      atomic.Pointer[term]      // nil without the Lease
+
+	volumes     kube.Informer[*corev1.PersistentVolume]
+	claims      kube.Informer[*corev1.PersistentVolumeClaim]
+	classes     kube.Informer[*storagev1.StorageClass]
+	nodes       kube.Informer[*corev1.Node]
+	csiNodes    kube.Informer[*storagev1.CSINode]
+	attachments *kube.Informer[*storagev1.VolumeAttachment] // nil unless the mode deletes
+	pods        *kube.Informer[*corev1.Pod]                 // nil unless the mode deletes
+	configMap   *kube.Informer[*corev1.ConfigMap]           // nil without a namespace
+}
+
+// New requests the informers that the controller needs. It starts nothing; see [Controller.Run].
+func New(cfg Config, deps Deps) (*Controller, error) {
+	p := newPolicy(cfg.Settings, deps.Driver)
+	if p.Deletes() && deps.Namespace == "" {
+		return nil, fmt.Errorf("--node-cleanup=%s: the namespace of the process is unknown, and the records of lost nodes are stored "+
+			"there. "+
+			"Set the environment variable POD_NAMESPACE", p.mode())
+	}
+	c := &Controller{
+		cfg: cfg, deps: deps, policy: p, notify: newNotifier(deps.Events.Event, p.dryRun),
+		index:   newIndex(deps.Driver, cfg.TopologyNodeKey),
+		limiter: rate.NewLimiter(rate.Limit(cfg.NodeCleanupQPS), cfg.NodeCleanupBurst),
+		volumes: deps.Informers.Volumes(), claims: deps.Informers.Claims(), classes: deps.Informers.Classes(),
+		nodes: deps.Informers.FullNodes(), csiNodes: deps.Informers.CSINodes(),
+	}
+	for _, text := range cfg.NodeCleanupResource {
+		r, err := ParseResource(text)
+		if err != nil {
+			return nil, fmt.Errorf("--node-cleanup-resource: %q: %w", text, err)
+		}
+		c.resources = append(c.resources, r)
+	}
+	if p.Deletes() {
+		attachments, pods := deps.Informers.AttachmentsIfAllowed(), deps.Informers.PodsIfAllowed()
+		c.attachments, c.pods = &attachments, &pods
+	}
+	if p.NodeCleanup != ModeOff && deps.Namespace != "" {
+		configMap := deps.Informers.ConfigMapIfAllowed(deps.Namespace, ConfigMapName(deps.Driver))
+		c.configMap = &configMap
+	}
+	c.metrics = newMetrics(deps.Registry, c.counts)
+	c.watch()
+	return c, nil
+}
+
+// LostNodes returns the records as this replica knows them, sorted by value.
+func (c *Controller) LostNodes() []LostNode {
+	if t := c.term.Load(); t != nil {
+		nodes, _ := t.records.all()
+		return nodes
+	}
+	if c.configMap != nil {
+		if cm, ok := c.configMap.Get(c.deps.Namespace + "/" + ConfigMapName(c.deps.Driver)); ok {
+			return ParseLostNodes(cm)
+		}
+	}
+	return nil
+}
+
+// term holds the state between acquiring and releasing the Lease. It is discarded afterwards,
+// because another replica may have worked in between.
+type term struct {
+	*observer
+	volumes    *kube.MutationCache[*corev1.PersistentVolume]
+	claims     *kube.MutationCache[*corev1.PersistentVolumeClaim]
+	nodes      *kube.MutationCache[*corev1.Node]
+	cached     gatherer
+	cleaner    *cleaner
+	namespaces *expiring.Expiring // Namespaces that were read lately
+}
+
+// recordsKey is the key of the queue for the ConfigMap.
+const recordsKey = ""
+
+// drainTime is the time in which a running sync may finish at the end of the process.
+const drainTime = 10 * time.Second
+
+// retryJitter spreads the retries of hosts that failed at the same time.
+const retryJitter = 0.2
+
+func (c *Controller) newTerm() (t *term, err error) {
+	hostname, _ := os.Hostname()
+	t = &term{namespaces: expiring.NewExpiring()}
+	t.observer = &observer{
+		memories: &memories{policy: c.policy, hosts: map[string]*memory{}}, c: c, live: live{c.deps.Client, c.cfg.Timeout},
+		records: newRecords(c.deps, hostname+"_"+string(uuid.NewUUID()), c.cfg.Timeout), gather: t.gatherHost,
+		listed: newIndex("", ""), forbidden: map[string]bool{},
+	}
+	t.queue = workloop.New(workloop.Config{
+		Name: "nodecontroller-node", RetryStart: c.cfg.RetryIntervalStart, RetryMax: c.cfg.RetryIntervalMax, Jitter: retryJitter,
+		GracePeriod: drainTime,
+	}, c.deps.Queues, t.sync)
+	t.cached = gatherer{t.policy, t.key, caches{t, t.live}, t.records.get, c.index.nodesNamed}
+	t.cleaner = &cleaner{
+		policy: t.policy, live: t.live, locks: c.deps.Locks, notify: c.notify, metrics: c.metrics,
+		gather:  gatherer{t.policy, t.key, t.live, t.records.get, t.aliases},
+		confirm: t.records.confirm, cluster: t.cluster, acts: t.acts, allow: c.limiter.Allow,
+	}
+	var errs [3]error
+	t.volumes, errs[0] = kube.NewMutationCache(c.volumes)
+	t.claims, errs[1] = kube.NewMutationCache(c.claims)
+	t.nodes, errs[2] = kube.NewMutationCache(c.nodes)
+	return t, errors.Join(errs[:]...)
+}
+
+// Run reconciles until ctx ends and returns after the last worker has stopped. It may be called
+// again afterwards.
+func (c *Controller) Run(ctx context.Context) error {
+	t, err := c.newTerm()
+	if err != nil {
+		return err
+	}
+	defer t.volumes.Close()
+	defer t.claims.Close()
+	defer t.nodes.Close()
+	defer t.queue.Stop()
+	// A node that is missing only in an incomplete cache would count as lost.
+	if err := c.indexed.Wait(ctx, "nodecontroller caches"); err != nil {
+		return err
+	}
+	c.term.Store(t)
+	defer c.term.Store(nil)
+	t.queue.Add(recordsKey) // enqueues the hosts
+	var wg sync.WaitGroup
+	wg.Go(func() { t.queue.Run(ctx, max(1, c.cfg.Workers)) })
+	wg.Go(func() { t.sweep(ctx) })
+	wg.Wait()
+	return context.Cause(ctx)
+}
+
+// tokens returns zero if a deletion is permitted by the rate limit, or the time of the next attempt.
+func (c *Controller) tokens(now time.Time) time.Time {
+	missing := 1 - c.limiter.TokensAt(now)
+	switch {
+	case missing <= 0:
+		return time.Time{}
+	case c.cfg.NodeCleanupQPS <= 0:
+		return now.Add(later)
+	}
+	return now.Add(time.Duration(math.Ceil(missing / c.cfg.NodeCleanupQPS * float64(time.Second))))
+}
+
+// counts returns the values of the gauges.
+func (c *Controller) counts() counts {
+	n := counts{states: map[state]int{}, blocked: map[check]int{}}
+	t := c.term.Load()
+	if t == nil {
+		return n
+	}
+	_, notReady := c.index.driverHosts()
+	n.notReady = len(notReady)
+	records, _ := t.records.all()
+	for _, r := range records {
+		if r.Held != "" {
+			n.held++
+		}
+	}
+	if k := len(c.deps.Informers.Forbidden()) + t.missingPermissions(); k > 0 {
+		n.blocked[checkForbidden] = k
+	}
+	t.count(&n)
+	return n
+}

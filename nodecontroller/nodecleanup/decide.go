@@ -1,0 +1,314 @@
+package nodecleanup
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	storagehelpers "k8s.io/component-helpers/storage/volume"
+
+	"github.com/storage-controller/storage-controller/internal/kube"
+)
+
+// recordOf returns the record that a host must have now, and false if it must have none. A record
+// that differs from the stored one is written only after a live read confirmed the state.
+func (p Policy) recordOf(h host, c cluster) (LostNode, bool) {
+	r := h.record
+	r.Value = h.value
+	switch h.state {
+	case present:
+		return LostNode{}, false
+	case unclear: // the host may exist: a later absence has its full grace
+		if !r.Since.IsZero() {
+			r = r.interrupted()
+		}
+		return r, h.recorded
+	case deleting:
+		node := h.nodes[0]
+		if r.UID != node.UID { // not the Node of this record
+			next := LostNode{Value: h.value, Acted: r.Acted, Cordoned: node.Spec.Unschedulable}
+			if r.UID == "" { // it may be the held one
+				next.Held = r.Held
+			}
+			r = next
+		}
+		r.Node, r.UID, r.Since = node.Name, node.UID, time.Time{}
+		r.OptedOut = slices.ContainsFunc(h.nodes, func(n *corev1.Node) bool { return n.Annotations[p.annotation] == disabled })
+		r.Planned = r.Planned || r.Cordoned && h.drained
+	case missing:
+		r = p.lastSeenIn(r, h)
+		if r.Since.IsZero() || r.Since.After(c.now) {
+			r.Since = c.now.UTC().Truncate(time.Millisecond)
+		}
+	}
+	h.record = r
+	if p.stopped(h, c) {
+		r.Held = HeldByBreaker
+	}
+	return r, h.recorded || h.leaves() || r.OptedOut && h.state == deleting
+}
+
+// interrupted returns the record of a loss that may have ended. A later absence has its full grace, and neither
+// an approval nor a planned removal applies to it.
+func (r LostNode) interrupted() LostNode {
+	r.Since, r.Approved, r.Planned, r.Cordoned = time.Time{}, time.Time{}, false, false
+	return r
+}
+
+// lastSeenIn returns the record of a missing host with the last state of its Node. A Node that was
+// deleted after the recorded loss is another loss: nothing of the earlier one applies to it.
+func (p Policy) lastSeenIn(r LostNode, h host) LostNode {
+	l := h.last
+	switch {
+	case l.name == "":
+		return r
+	case h.recorded && r.UID == l.uid: // it may have opted out last
+		r.OptedOut = r.OptedOut || l.optedOut
+		return r
+	case !h.recorded || r.UID != "" && r.Since.IsZero() || !r.Since.IsZero() && l.at.After(r.Since):
+		r = LostNode{Value: h.value, Acted: r.Acted, Cordoned: l.cordoned, Planned: l.cordoned && h.drained,
+			OptedOut: r.OptedOut && r.Since.IsZero()}
+	case r.UID != "": // the record is newer than what this process saw
+		return r
+	}
+	r.Node, r.UID, r.OptedOut = l.name, l.uid, r.OptedOut || l.optedOut
+	return r
+}
+
+// stopped reports whether the open breaker must hold a host.
+func (p Policy) stopped(h host, c cluster) bool {
+	return c.open && p.pending(h, c.now) && h.record.Approved.IsZero() && !h.record.Planned
+}
+
+// leaves reports whether anything of a host is left to clean up or to wait for.
+func (h host) leaves() bool { return len(h.volumes) > 0 || len(h.unbound) > 0 || h.resources }
+
+// pending reports whether the clean-up of a host has something to delete, now or later. Only such
+// hosts count for the breaker.
+func (p Policy) pending(h host, now time.Time) bool {
+	if !p.Deletes() || h.record.OptedOut || h.state == missing && !p.path(PathOrphan) {
+		return false
+	}
+	if len(h.unbound) > 0 || h.resources {
+		return true
+	}
+	return slices.ContainsFunc(h.volumes, func(v volume) bool { return p.nextStep(v, now).pending })
+}
+
+// hostAction is the next thing to do for a host.
+type hostAction string
+
+const (
+	hostNothing hostAction = "nothing"
+	hostRecord  hostAction = "write the record"
+	hostReturn  hostAction = "end the record, the node exists"
+	hostEnd     hostAction = "end the record, nothing is left"
+	hostClean   hostAction = "delete"
+	hostRelease hostAction = "remove the finalizer"
+)
+
+// hostStep is the result of [Policy.decideHost].
+type hostStep struct {
+	action hostAction
+	state  state
+	record LostNode  // for hostRecord
+	next   time.Time // when time alone may change the decision; zero: never
+	// reason and message are for an event on the Node whose finalizer is removed.
+	reason, message string
+}
+
+// decideHost returns the next step for a host. cleaned means that this sync has deleted what it
+// could. It has no side effects.
+func (p Policy) decideHost(h host, c cluster, cleaned bool) hostStep {
+	if p.NodeCleanup != ModeOff && !(c.keyProblem != "" && h.state == missing) {
+		record, wanted := p.recordOf(h, c)
+		switch {
+		case h.recorded && !wanted:
+			return hostStep{action: hostReturn}
+		case wanted && (!h.recorded || record != h.record):
+			return hostStep{action: hostRecord, record: record}
+		}
+	}
+	switch h.state {
+	case deleting:
+		return p.decideDeleting(h, c, cleaned)
+	case missing:
+		return p.decideMissing(h, c, cleaned)
+	}
+	return p.decideShared(h, c)
+}
+
+// decideMissing is for a host without any Node.
+func (p Policy) decideMissing(h host, c cluster, cleaned bool) hostStep {
+	end := h.record.Acted.Add(p.NodeCleanupWindow)
+	switch due := p.due(h); {
+	case !h.recorded || p.NodeCleanup == ModeOff || !h.leaves() && c.keyProblem != "":
+		return hostStep{action: hostNothing}
+	case !h.leaves() && c.now.Before(end):
+		return hostStep{action: hostNothing, next: end}
+	case !h.leaves():
+		return hostStep{action: hostEnd}
+	case h.record.Held != "":
+		return hostStep{action: hostNothing, state: stateHeld}
+	case c.now.Before(due):
+		return hostStep{action: hostNothing, state: stateSuspect, next: due}
+	case cleaned || !p.Deletes() || !p.path(PathOrphan):
+		return hostStep{action: hostNothing}
+	}
+	return hostStep{action: hostClean}
+}
+
+// due returns the end of the grace of a missing host.
+func (p Policy) due(h host) time.Time {
+	if !h.record.Approved.IsZero() {
+		return h.record.Approved
+	}
+	return h.record.Since.Add(p.NodeMissingGrace)
+}
+
+// step is the next step for a volume.
+type step struct {
+	action  action
+	state   state
+	check   check  // that prevents a deletion, or empty
+	reason  string // constant
+	message string
+	pending bool      // something of the volume is to be deleted, now or later
+	next    time.Time // when time alone may change the step; zero: never
+}
+
+// action is what a step does.
+type action string
+
+const (
+	doNothing          action = "nothing"
+	doSkip             action = "skip"    // the policy keeps the volume
+	doReport           action = "blocked" // something else keeps the volume
+	doDeleteClaim      action = "delete claim"
+	doDeleteVolume     action = "delete volume"
+	doRemoveFinalizers action = "remove finalizers"
+)
+
+// deletes reports whether a cannot be undone.
+func (a action) deletes() bool {
+	return a == doDeleteClaim || a == doDeleteVolume || a == doRemoveFinalizers
+}
+
+// state is how far the clean-up of a volume is, for the metric.
+type state string
+
+const (
+	stateSuspect     state = "suspect"     // in the grace
+	stateHeld        state = "held"        // by the breaker
+	stateTerminating state = "terminating" // its Node is being deleted
+	stateClaim       state = "claim"       // its claim exists
+	stateDraining    state = "draining"    // its claim is being deleted
+	stateReleased    state = "released"    // it has no claim
+	stateForce       state = "force"       // it is being removed without the driver
+	stateVerify      state = "verify"      // it is being deleted
+)
+
+// nextStep returns the next step for a volume of a host that may be cleaned up: the claim is deleted
+// first, then the volume, then its finalizers are removed. Whether the step may be done now is decided
+// by [Policy.mayClean]. nextStep has no side effects.
+func (p Policy) nextStep(v volume, now time.Time) step {
+	pv, ref := v.pv, v.pv.Spec.ClaimRef
+	skip := func(st state, ck check, reason, format string, args ...any) step {
+		return step{action: doSkip, state: st, check: ck, reason: reason, message: fmt.Sprintf(format, args...)}
+	}
+	switch {
+	case v.unread != nil:
+		return step{action: doNothing, state: stateSuspect, reason: "NotRead", pending: true}
+	case p.refusal(v.consent) != "":
+		return skip(stateSuspect, checkScope, "Scope", "%s", p.refusal(v.consent))
+	case ref != nil && !namesClaim(ref):
+		return skip(stateClaim, checkPolicy, "NotBound", "claimRef %s/%s is no valid name. Correct it, or delete the volume", ref.Namespace,
+			ref.Name)
+	case ref != nil && v.claim != nil && (ref.UID == v.claim.UID || ref.UID == ""):
+		return p.nextStepOfClaim(v)
+	case p.NodeCleanup != ModeVolumes:
+		return step{action: doNothing, state: stateReleased, reason: "VolumeIsKept"}
+	case pv.Spec.PersistentVolumeReclaimPolicy != corev1.PersistentVolumeReclaimDelete:
+		return skip(stateReleased, checkPolicy, "Retain", "its reclaim policy is %s", pv.Spec.PersistentVolumeReclaimPolicy)
+	case !p.provisioned(pv) && (!p.NodeCleanupStatic || pv.Status.Phase == corev1.VolumeAvailable):
+		return skip(stateReleased, checkPolicy, "Static", "the driver has not provisioned it. --node-cleanup-static includes such volumes")
+	case pv.Status.Phase == corev1.VolumeFailed:
+		return step{action: doReport, state: stateReleased, check: checkPolicy, reason: "Failed",
+			message: "the volume is in phase Failed. Delete it if its data is not needed"}
+	case pv.Status.Phase != corev1.VolumeReleased && pv.Status.Phase != corev1.VolumeAvailable:
+		return step{action: doNothing, state: stateDraining, reason: "NotReleased", pending: true} // kube-controller-manager releases it
+	}
+	return p.nextStepOfReleased(v, now)
+}
+
+// nextStepOfClaim is for a volume whose claim exists.
+func (p Policy) nextStepOfClaim(v volume) step {
+	pv, claim, key := v.pv, v.claim, kube.Key(v.claim)
+	st := step{action: doSkip, state: stateClaim, check: checkPolicy}
+	reclaim := pv.Spec.PersistentVolumeReclaimPolicy
+	switch {
+	case pv.Spec.ClaimRef.UID == "" || claim.Spec.VolumeName != pv.Name:
+		st.reason, st.message = "NotBound", "claim "+key+" and the volume are not bound to each other"
+	case claim.Status.Phase == corev1.ClaimLost:
+		st.reason, st.message = "ClaimLost", "claim "+key+" is in phase Lost. Delete it if its data is not needed"
+	case claim.DeletionTimestamp != nil:
+		return step{action: doNothing, state: stateDraining, reason: "ClaimIsBeingDeleted", pending: p.NodeCleanup == ModeVolumes &&
+			p.removes(pv)}
+	case reclaim == corev1.PersistentVolumeReclaimDelete,
+		reclaim == corev1.PersistentVolumeReclaimRetain && p.NodeCleanupRetain == RetainClaim:
+		return step{action: doDeleteClaim, state: stateClaim, reason: "NodeDeleted", pending: true}
+	default:
+		st.reason, st.message = "Retain", "its reclaim policy is "+string(reclaim)
+	}
+	return st
+}
+
+// provisioned reports whether the driver has provisioned pv.
+func (p Policy) provisioned(pv *corev1.PersistentVolume) bool {
+	return pv.Annotations[storagehelpers.AnnDynamicallyProvisioned] == p.driver
+}
+
+// removes reports whether pv itself is deleted after its claim.
+func (p Policy) removes(pv *corev1.PersistentVolume) bool {
+	return pv.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimDelete && (p.provisioned(pv) || p.NodeCleanupStatic)
+}
+
+// nextStepOfReleased is for a volume without a claim, which the driver can no longer delete.
+func (p Policy) nextStepOfReleased(v volume, now time.Time) step {
+	pv := v.pv
+	since := pv.CreationTimestamp.Time
+	for _, h := range v.hosts { // for API servers that do not record the phase transition
+		if h.record.Since.After(since) {
+			since = h.record.Since
+		}
+	}
+	if t := pv.Status.LastPhaseTransitionTime; t != nil {
+		since = t.Time
+	}
+	if pv.DeletionTimestamp != nil {
+		since = pv.DeletionTimestamp.Time
+	}
+	due := since.Add(p.PVReleaseGrace)
+	keeps := func(f string) bool {
+		return f != "kubernetes.io/pv-protection" && !slices.Contains(p.PVRemovableFinalizers, f)
+	}
+	removable := func(f string) bool { return slices.Contains(p.PVRemovableFinalizers, f) }
+	switch {
+	case len(v.attachments) > 0:
+		return step{action: doReport, state: stateReleased, check: checkAttached, reason: "Attached", pending: true,
+			message: "VolumeAttachment " + strings.Join(v.attachments, ", ") + " names the volume. It must be detached first"}
+	case now.Before(due) && !v.sent && !p.command: // DeleteVolume may succeed
+		return step{action: doNothing, state: stateReleased, reason: "ReleaseGrace", pending: true, next: due}
+	case pv.DeletionTimestamp == nil:
+		return step{action: doDeleteVolume, state: stateForce, reason: "NotReclaimed", pending: true}
+	case slices.ContainsFunc(pv.Finalizers, removable):
+		return step{action: doRemoveFinalizers, state: stateForce, reason: "NotReclaimed", pending: true}
+	case slices.ContainsFunc(pv.Finalizers, keeps):
+		foreign := slices.DeleteFunc(slices.Clone(pv.Finalizers), func(f string) bool { return !keeps(f) })
+		return step{action: doReport, state: stateVerify, check: checkFinalizer, reason: "ForeignFinalizer",
+			message: "finalizer " + strings.Join(foreign, ", ") + " keeps the volume. The component that added it must remove it"}
+	}
+	return step{action: doNothing, state: stateVerify, reason: "Deleted"}
+}

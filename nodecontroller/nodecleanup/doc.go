@@ -1,0 +1,44 @@
+// Package nodecleanup deletes the claims and volumes of nodes that were deleted.
+//
+// A volume of a node-local driver names its node by a value of the topology key in its node
+// affinity. Such a value is a host. A host is in one of these states:
+//
+//	present ──Node deleted, has our finalizer──► deleting ──deletions──► finalizer removed
+//	   ▲                                            │ timeout, or held by the breaker │
+//	   │                                            ▼                                 ▼
+//	   └─── a live read finds the Node: record ends ─── missing ──grace──► deletions ──nothing left──► record ends
+//	                                                       └── held ──approved──► deletions
+//
+// While only a CSINode exists, or another node that may be meant is being deleted, a host is unclear:
+// nothing is deleted, and the grace starts later.
+//
+// Everything that must outlive the process is in one record per lost host. The records of a driver
+// are in one ConfigMap, see [LostNode]:
+//
+//	metadata:
+//	  name: lost-nodes.local.example.com
+//	  annotations:
+//	    storage-controller.io/topology-key: topology.local.example.com/node
+//	    storage-controller.io/last-look: "2026-11-22T10:05:00Z"
+//	    storage-controller.io/approve: worker-9        # set by people, consumed by the controller
+//	data:
+//	  worker-7: '{"node":"worker-7","since":"2026-11-22T09:51:03Z","held":"breaker"}'
+//	  worker-8: '{"node":"worker-8","since":"2026-11-22T09:50:00Z","acted":"2026-11-22T10:05:02Z"}'
+//
+// These rules keep the records true:
+//
+//  1. A record is written before the node finalizer is removed, and before anything is deleted.
+//  2. A record ends when a live read finds the Node, or when nothing of the host is left and the
+//     window of the breaker has passed. Its hold, approval and last deletion end with it.
+//  3. Every write carries the resourceVersion. The annotation holder names the term of the leader,
+//     so that an earlier leader can neither write nor delete.
+//  4. If nothing looked at the lost nodes for longer than [Settings.ClockGap], their grace starts again.
+//  5. The leader writes the ConfigMap again if it is deleted.
+//
+// The queue has one key per host. A sync reads the caches about the host ([gatherer]), decides what
+// the record must contain ([Policy.recordOf]) and what comes next ([Policy.decideHost]). For each
+// volume [Policy.nextStep] names the next step: first the claim, then the volume, then its
+// finalizers. Before each deletion the volume, the node and the cluster are read from the API
+// server, the step is decided again, and [Policy.mayClean] must return no reason against it. The
+// deletion carries the UID and the resourceVersion of that read.
+package nodecleanup

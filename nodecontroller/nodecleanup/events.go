@@ -1,0 +1,154 @@
+package nodecleanup
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	expiring "k8s.io/apimachinery/pkg/util/cache"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/tools/reference"
+	"k8s.io/klog/v2"
+)
+
+// The reasons of events.
+const (
+	reasonMissing       = "NodeMissing"
+	reasonReturned      = "NodeReturned"
+	reasonSkipped       = "NodeCleanupSkipped"
+	reasonClaimDeleted  = "NodeVolumeClaimDeleted"
+	reasonForceRemoved  = "NodeVolumeForceRemoved"
+	reasonBlocked       = "NodeCleanupBlocked"
+	reasonBreakerOpen   = "NodeCleanupBreakerOpen"
+	reasonBreakerClosed = "NodeCleanupBreakerClosed"
+	reasonTimeout       = "NodeFinalizerTimeout"
+)
+
+// object is an object that an event can be about.
+type object interface {
+	runtime.Object
+	metav1.Object
+}
+
+// repeatAfter is the time in which an event that reports no change is not repeated.
+const repeatAfter = 10 * time.Minute
+
+// notifier sends events.
+type notifier struct {
+	send   func(obj runtime.Object, kind, reason, message string)
+	prefix string
+	sent   *expiring.Expiring // by object, reason and cause
+}
+
+func newNotifier(send func(obj runtime.Object, kind, reason, message string), dryRun bool) *notifier {
+	n := &notifier{send: send, sent: expiring.NewExpiring()}
+	if dryRun {
+		n.prefix = "(dry-run) "
+	}
+	return n
+}
+
+func (n *notifier) warn(obj object, reason, format string, args ...any) {
+	n.send(obj, corev1.EventTypeWarning, reason, n.prefix+fmt.Sprintf(format, args...))
+}
+
+// volume sends an event about a volume and its claim.
+func (n *notifier) volume(v volume, kind, reason, format string, args ...any) {
+	message := n.prefix + fmt.Sprintf(format, args...)
+	if n.send(v.pv, kind, reason, message); v.claim != nil {
+		n.send(v.claim, kind, reason, message)
+	}
+}
+
+// seldom sends a warning unless one about obj with this reason and cause was sent lately.
+func (n *notifier) seldom(obj object, reason, cause, message string) {
+	key := strings.Join([]string{string(obj.GetUID()), obj.GetName(), reason, cause}, "/")
+	if _, repeated := n.sent.Get(key); !repeated {
+		n.sent.Set(key, nil, repeatAfter)
+		n.warn(obj, reason, "%s", message)
+	}
+}
+
+// step reports a step that keeps a volume.
+func (n *notifier) step(v volume, st step) {
+	switch st.action {
+	case doSkip:
+		n.skipped(v, st.reason, st.reason+": "+st.message)
+	case doReport:
+		n.seldom(v.pv, reasonBlocked, st.reason, st.message)
+	}
+}
+
+// skipped reports why nothing of a volume is deleted.
+func (n *notifier) skipped(v volume, cause, message string) {
+	n.seldom(v.pv, reasonSkipped, cause, "Nothing is cleaned up: "+message)
+	if v.claim != nil {
+		n.seldom(v.claim, reasonSkipped, cause, "Nothing is cleaned up: "+message)
+	}
+}
+
+// missing reports that the node of a volume is missing, and what follows.
+func (n *notifier) missing(p Policy, h host, v volume, due time.Time) {
+	st, deadline := p.nextStep(v, time.Now()), due.UTC().Format(time.RFC3339)
+	follows := fmt.Sprintf("nothing is done about it when its grace ends at %s", deadline)
+	switch {
+	case !p.Deletes():
+	case !p.path(PathOrphan):
+		follows += "; --node-cleanup-paths does not include " + PathOrphan
+	case h.record.OptedOut:
+		follows += "; the Node had opted out"
+	case st.pending && st.action == doDeleteClaim && p.NodeCleanup == ModeVolumes && p.removes(v.pv):
+		follows = "the claim will be deleted, and the volume removed, not before " + deadline
+	case st.action == doDeleteClaim:
+		follows = "the claim will be deleted, not before " + deadline
+	case st.pending:
+		follows = "the volume will be removed, not before " + deadline
+	default:
+		follows += "; " + st.reason + ": " + st.message
+	}
+	n.volume(v, corev1.EventTypeWarning, reasonMissing, "Node %s, which has this volume, is missing; in mode %s %s", h.name(), p.mode(),
+		follows)
+}
+
+// shortList returns at most ten of names, and the number of the others.
+func shortList(names []string) string {
+	const most = 10
+	if len(names) <= most {
+		return strings.Join(names, ", ")
+	}
+	return fmt.Sprintf("%s and %d more", strings.Join(names[:most], ", "), len(names)-most)
+}
+
+// csiDriver returns the CSIDriver, the object of events about no single volume or node.
+func (l live) csiDriver(ctx context.Context, name string) *storagev1.CSIDriver {
+	d, err := read(ctx, l, "CSIDriver", name, l.client.StorageV1().CSIDrivers().Get)
+	if err != nil || d == nil { // it need not exist
+		d = &storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	}
+	return d
+}
+
+// sendEvent returns a function that sends each event before it returns, for commands.
+func sendEvent(ctx context.Context, client kubernetes.Interface, component string) func(runtime.Object, string, string, string) {
+	return func(obj runtime.Object, kind, reason, message string) {
+		ref, err := reference.GetReference(scheme.Scheme, obj)
+		if err == nil {
+			namespace, now := cmp.Or(ref.Namespace, metav1.NamespaceDefault), metav1.Now()
+			_, err = client.CoreV1().Events(namespace).Create(ctx, &corev1.Event{
+				ObjectMeta:     metav1.ObjectMeta{Namespace: namespace, GenerateName: ref.Name + "."},
+				InvolvedObject: *ref, Type: kind, Reason: reason, Message: message, Count: 1,
+				Source: corev1.EventSource{Component: component}, FirstTimestamp: now, LastTimestamp: now,
+			}, metav1.CreateOptions{})
+		}
+		if err != nil {
+			klog.FromContext(ctx).Error(err, "Event not sent", "reason", reason)
+		}
+	}
+}

@@ -1,0 +1,196 @@
+package nodecleanup
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/klog/v2"
+
+	"github.com/storage-controller/storage-controller/internal/kube"
+)
+
+// othersInterval is the time between two looks at what a Node that is being deleted waits for.
+const othersInterval = 10 * time.Second
+
+// waiting returns the Nodes of a host that are being deleted and have our finalizer.
+func (p Policy) waiting(h host) []*corev1.Node {
+	if p.NodeFinalizerMode == FinalizerOff {
+		return nil
+	}
+	return slices.DeleteFunc(slices.Clone(h.nodes), func(n *corev1.Node) bool {
+		return n.DeletionTimestamp == nil || !slices.Contains(n.Finalizers, p.NodeFinalizer)
+	})
+}
+
+// end returns the time at which our finalizer is removed from the Nodes of a host in any case, and
+// false if they do not have it.
+func (p Policy) end(h host) (time.Time, bool) {
+	nodes := p.waiting(h)
+	if len(nodes) == 0 {
+		return time.Time{}, false
+	}
+	first := slices.MinFunc(nodes, func(a, b *corev1.Node) int { return a.DeletionTimestamp.Compare(b.DeletionTimestamp.Time) })
+	return first.DeletionTimestamp.Add(p.NodeFinalizerTimeout), true
+}
+
+// isOther reports whether f is the finalizer of another component.
+func (p Policy) isOther(f string) bool { return f != p.NodeFinalizer }
+
+// idle returns why nothing is deleted while a Node waits for our finalizer, or "".
+func (p Policy) idle(h host, c cluster) string {
+	switch {
+	case p.SkipNodeFinalize:
+		return "--skip-node-finalize is set"
+	case !p.Deletes() || p.dryRun:
+		return "the mode of the clean-up is " + string(p.mode())
+	case !p.path(PathFinalizer):
+		return "--node-cleanup-paths does not include " + PathFinalizer
+	case h.record.OptedOut:
+		return "the Node has the annotation " + p.annotation + ": " + disabled
+	case c.keyProblem != "":
+		return "TopologyKeyUnknown: " + c.keyProblem + ". Set --topology-node-key"
+	}
+	return ""
+}
+
+// decideDeleting is for a host whose Nodes are being deleted. Our finalizer holds them for no longer
+// than the timeout.
+func (p Policy) decideDeleting(h host, c cluster, cleaned bool) hostStep {
+	end, ours := p.end(h)
+	if !ours {
+		return hostStep{action: hostNothing, state: stateTerminating}
+	}
+	wait := func(until time.Time) hostStep {
+		return hostStep{action: hostNothing, state: stateTerminating, next: earliest(until, end)}
+	}
+	node := p.waiting(h)[0]
+	grace := node.DeletionTimestamp.Add(p.NodeDeleteGrace)
+	others := slices.ContainsFunc(node.Finalizers, p.isOther)
+	switch why := p.idle(h, c); {
+	case why != "":
+		return hostStep{action: hostRelease, reason: reasonSkipped, message: "The claims of the node are kept: " + why}
+	case !c.now.Before(end):
+		return p.timedOut()
+	case p.NodeFinalizerWaitForOthers && others && isReady(node):
+		return wait(c.now.Add(othersInterval))
+	case c.now.Before(grace):
+		return wait(grace)
+	case h.record.Held != "":
+		return hostStep{action: hostRelease, reason: reasonSkipped,
+			message: "Too many nodes are lost. The node is released; its claims are held until an administrator approves their clean-up"}
+	case !cleaned:
+		return hostStep{action: hostClean}
+	}
+	return hostStep{action: hostRelease}
+}
+
+// decideShared is for a host that may have another Node than those that are being deleted. Nothing of it is
+// cleaned up and it has no record, so our finalizer holds its Nodes until the timeout, and no longer.
+func (p Policy) decideShared(h host, c cluster) hostStep {
+	end, ours := p.end(h)
+	if !ours {
+		return hostStep{action: hostNothing}
+	}
+	switch {
+	case p.SkipNodeFinalize || p.NodeCleanup == ModeOff:
+		return hostStep{action: hostRelease, reason: reasonSkipped, message: "The claims of the node are kept: " + p.idle(h, c)}
+	case !c.now.Before(end):
+		return p.timedOut()
+	}
+	return hostStep{action: hostNothing, next: end}
+}
+
+// timedOut releases Nodes that have waited long enough.
+func (p Policy) timedOut() hostStep {
+	return hostStep{action: hostRelease, reason: reasonTimeout, message: fmt.Sprintf(
+		"The node is released after %v, before its clean-up was complete. The rest follows after --node-missing-grace",
+		p.NodeFinalizerTimeout)}
+}
+
+// release removes our finalizer from the Nodes of a host that are being deleted. again means that a
+// Node has just opted out, which the record must contain before.
+func (t *term) release(ctx context.Context, h host, st hostStep) (again bool, err error) {
+	for _, node := range t.policy.waiting(h) {
+		live, exists, err := t.nodes.Refetch(ctx, t.c.deps.Client.CoreV1().Nodes(), node)
+		switch {
+		case err != nil:
+			return false, fmt.Errorf("reading Node %q before its finalizer is removed: %w", node.Name, err)
+		case !exists:
+			continue
+		case live.Annotations[t.policy.annotation] == disabled && !h.record.OptedOut && t.policy.NodeCleanup != ModeOff &&
+			st.reason != reasonTimeout:
+			return true, nil
+		}
+		node = live
+		if err := t.patchNode(ctx, node, kube.MetadataPatch{RemoveFinalizers: []string{t.policy.NodeFinalizer}}); err != nil {
+			return false, err
+		}
+		if st.reason != "" {
+			t.c.notify.warn(node, st.reason, "%s", st.message)
+		}
+		t.c.metrics.held(node.DeletionTimestamp.Time)
+		klog.FromContext(ctx).Info("Node released", "node", node.Name, "message", st.message)
+	}
+	return false, nil
+}
+
+// protect adds or removes our finalizer on the Nodes of a host that are not being deleted, in mode manage.
+func (t *term) protect(ctx context.Context, h host) (next time.Time, err error) {
+	if t.policy.NodeFinalizerMode != FinalizerManage {
+		return time.Time{}, nil
+	}
+	key, problem := t.c.index.topologyKey()
+	for _, node := range h.nodes {
+		if node.DeletionTimestamp != nil {
+			continue
+		}
+		has := slices.Contains(node.Finalizers, t.policy.NodeFinalizer)
+		registered, since := t.c.index.registered(node.Name)
+		free := since.Add(t.policy.UnregisteredGrace)
+		switch {
+		case registered && !has:
+			err = t.patchNode(ctx, node, kube.MetadataPatch{AddFinalizers: []string{t.policy.NodeFinalizer}})
+		case registered || !has || len(t.c.index.volumesOf(hostOf(node, key))) > 0:
+		case problem != "" && slices.ContainsFunc(t.c.volumes.List(), func(pv *corev1.PersistentVolume) bool {
+			return mentions(pv, t.policy.driver, namesOf(node, nil, key))
+		}):
+			next = earliest(next, time.Now().Add(later))
+		case time.Now().Before(free):
+			next = earliest(next, free)
+		default:
+			err = t.patchNode(ctx, node, kube.MetadataPatch{RemoveFinalizers: []string{t.policy.NodeFinalizer}})
+		}
+		if err != nil {
+			return next, err
+		}
+	}
+	return next, nil
+}
+
+// patchNode writes our finalizer. A Node that was deleted in between needs none.
+func (t *term) patchNode(ctx context.Context, node *corev1.Node, change kube.MetadataPatch) error {
+	ctx, cancel := context.WithTimeout(ctx, t.c.cfg.Timeout)
+	defer cancel()
+	_, err := t.nodes.Patch(ctx, t.c.deps.Client.CoreV1().Nodes(), node, change)
+	if len(change.AddFinalizers) > 0 && (apierrors.IsForbidden(err) || apierrors.IsInvalid(err)) {
+		if live, e := t.live.node(ctx, node.Name); e == nil && (live == nil || live.DeletionTimestamp != nil) {
+			return nil
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("patching finalizer %s of Node %q: %w", t.policy.NodeFinalizer, node.Name, err)
+	}
+	return nil
+}
+
+// earliest returns the earlier of two times. Zero means never.
+func earliest(a, b time.Time) time.Time {
+	if a.IsZero() || !b.IsZero() && b.Before(a) {
+		return b
+	}
+	return a
+}

@@ -1,0 +1,129 @@
+package nodecleanup
+
+import (
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	storagehelpers "k8s.io/component-helpers/storage/volume"
+
+	"github.com/storage-controller/storage-controller/internal/kube"
+)
+
+// watch registers the handlers, which update the index on every replica and enqueue hosts during a term.
+func (c *Controller) watch() {
+	add := c.indexed.Add
+	add(c.csiNodes.Handle(kube.Handlers[*storagev1.CSINode]{
+		Add:    func(n *storagev1.CSINode) { c.csiNodeChanged(n, true) },
+		Update: func(_, n *storagev1.CSINode) { c.csiNodeChanged(n, true) },
+		Delete: func(n *storagev1.CSINode) { c.csiNodeChanged(n, false) },
+	}))
+	add(c.nodes.Handle(kube.Handlers[*corev1.Node]{
+		Add: c.nodeChanged, Update: c.nodeUpdated,
+		Delete: func(n *corev1.Node) { c.enqueue(c.index.dropNode(n, c.policy.annotation, time.Now())...) },
+	}))
+	volume := func(pv *corev1.PersistentVolume) { c.enqueueLost(c.index.setVolume(pv.Name, pv)) }
+	add(c.volumes.Handle(kube.Handlers[*corev1.PersistentVolume]{
+		Add: volume, Update: func(_, pv *corev1.PersistentVolume) { volume(pv) },
+		Delete: func(pv *corev1.PersistentVolume) { c.enqueue(c.index.setVolume(pv.Name, nil)...) },
+	}))
+	add(c.claims.Handle(kube.Handlers[*corev1.PersistentVolumeClaim]{
+		Add: c.claimChanged, Update: func(_, claim *corev1.PersistentVolumeClaim) { c.claimChanged(claim) }, Delete: c.claimChanged,
+	}))
+	class := func(class *storagev1.StorageClass) {
+		if class.Provisioner == c.deps.Driver {
+			c.enqueue(recordsKey)
+		}
+	}
+	add(c.classes.Handle(kube.Handlers[*storagev1.StorageClass]{Add: class, Update: func(_, n *storagev1.StorageClass) { class(n) }}))
+	if c.attachments != nil {
+		c.indexed.AddUnawaited(c.attachments.Handle(kube.Handlers[*storagev1.VolumeAttachment]{Delete: func(
+			va *storagev1.VolumeAttachment) {
+			if pv := va.Spec.Source.PersistentVolumeName; pv != nil {
+				c.enqueueLost(c.index.valuesOf(*pv))
+			}
+		}}))
+	}
+	if c.configMap != nil {
+		changed := func(cm *corev1.ConfigMap) {
+			if t := c.term.Load(); t != nil && t.records.version() != cm.ResourceVersion {
+				c.enqueue(recordsKey)
+			}
+		}
+		c.indexed.AddUnawaited(c.configMap.Handle(kube.Handlers[*corev1.ConfigMap]{
+			Add: changed, Update: func(_, cm *corev1.ConfigMap) { changed(cm) }, Delete: func(*corev1.ConfigMap) { c.enqueue(recordsKey) },
+		}))
+	}
+}
+
+// enqueue enqueues hosts during a term.
+func (c *Controller) enqueue(hosts ...string) {
+	if t := c.term.Load(); t != nil {
+		for _, host := range hosts {
+			t.queue.Add(host)
+		}
+	}
+}
+
+// enqueueLost enqueues those of hosts that have no node that stays.
+func (c *Controller) enqueueLost(hosts []string) {
+	c.enqueue(slices.DeleteFunc(slices.Clone(hosts), c.index.stays)...)
+}
+
+func (c *Controller) csiNodeChanged(n *storagev1.CSINode, exists bool) {
+	var entry *storagev1.CSINodeDriver
+	if exists {
+		entry = kube.DriverOnNode(n, c.deps.Driver)
+	}
+	touched, rekeyed := c.index.setCSINode(n.Name, entry, exists)
+	if rekeyed {
+		c.reindex()
+	}
+	c.enqueue(touched...)
+}
+
+// reindex sets all nodes and volumes again, for another topology key.
+func (c *Controller) reindex() {
+	for _, node := range c.nodes.List() {
+		c.index.setNode(node)
+	}
+	for _, pv := range c.volumes.List() {
+		c.index.setVolume(pv.Name, pv)
+	}
+	c.enqueue(recordsKey)
+}
+
+func (c *Controller) nodeChanged(node *corev1.Node) {
+	before := c.index.bareNodes()
+	c.enqueue(c.index.setNode(node)...)
+	if !slices.Equal(before, c.index.bareNodes()) {
+		c.enqueue(recordsKey)
+	}
+}
+
+// nodeUpdated ignores what kubelets write periodically.
+func (c *Controller) nodeUpdated(old, node *corev1.Node) {
+	if old.UID == node.UID && old.DeletionTimestamp.Equal(node.DeletionTimestamp) && slices.Equal(old.Finalizers, node.Finalizers) &&
+		equality.Semantic.DeepEqual(old.Labels, node.Labels) && slices.Equal(ownNames(old), ownNames(node)) &&
+		isReady(old) == isReady(node) && old.Spec.Unschedulable == node.Spec.Unschedulable &&
+		old.Annotations[c.policy.annotation] == node.Annotations[c.policy.annotation] {
+		return
+	}
+	if old.UID != node.UID { // the deletion was not observed
+		c.index.dropNode(old, c.policy.annotation, time.Now())
+	}
+	c.nodeChanged(node)
+}
+
+func (c *Controller) claimChanged(claim *corev1.PersistentVolumeClaim) {
+	if name := claim.Spec.VolumeName; name != "" {
+		c.enqueueLost(c.index.valuesOf(name))
+		return
+	}
+	name := claim.Annotations[storagehelpers.AnnSelectedNode]
+	if t := c.term.Load(); name != "" && t != nil && c.policy.NodeCleanupUnbound == UnboundDelete {
+		c.enqueueLost([]string{t.hostNamed(name)})
+	}
+}

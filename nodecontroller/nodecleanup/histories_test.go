@@ -1,0 +1,6 @@
+//go:build !race
+
+package nodecleanup
+
+// histories is the number of histories of [TestPromises].
+const histories = 100_000

@@ -1,0 +1,379 @@
+package nodecleanup
+
+import (
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// index finds the nodes and volumes of a host, so that an event costs no more than its object.
+// The handlers of a [Controller] keep it up to date on every replica.
+type index struct {
+	driver string
+	fixed  bool // the operator has set the key
+
+	mu      sync.RWMutex
+	key     string                              // the last known one
+	several bool                                // the CSINodes report several keys
+	csi     map[string]struct{}                 // names of all CSINodes
+	drivers map[string]*storagev1.CSINodeDriver // by name of the CSINode
+	nodes   map[string]*corev1.Node
+	names   relation             // nodes and CSINodes by the values that may mean them
+	volumes relation             // node-local volumes by their values
+	bare    map[string]struct{}  // see unlabelled
+	foreign map[string]struct{}  // see foreign
+	deleted map[string]lastSeen  // by host; for at most lastSeenAge
+	without map[string]time.Time // nodes without the driver, since
+}
+
+// lastSeen is the last state of a deleted Node.
+type lastSeen struct {
+	name               string
+	uid                types.UID
+	cordoned, optedOut bool
+	at                 time.Time
+}
+
+// lastSeenAge bounds the memory for deleted nodes. The records outlive it.
+const lastSeenAge = time.Hour
+
+// relation maps objects to their values, and back.
+type relation struct {
+	values  map[string][]string
+	objects map[string]map[string]struct{}
+}
+
+func newRelation() relation {
+	return relation{map[string][]string{}, map[string]map[string]struct{}{}}
+}
+
+// set replaces the values of an object, and returns the old and the new ones.
+func (r relation) set(object string, values []string) []string {
+	old := r.values[object]
+	for _, v := range old {
+		if delete(r.objects[v], object); len(r.objects[v]) == 0 {
+			delete(r.objects, v)
+		}
+	}
+	if delete(r.values, object); len(values) > 0 {
+		r.values[object] = values
+	}
+	for _, v := range values {
+		if r.objects[v] == nil {
+			r.objects[v] = map[string]struct{}{}
+		}
+		r.objects[v][object] = struct{}{}
+	}
+	return sorted(old, values)
+}
+
+func (r relation) find(value string) []string { return slices.Sorted(maps.Keys(r.objects[value])) }
+
+func newIndex(driver, key string) *index {
+	return &index{
+		driver: driver, fixed: key != "", key: key, csi: map[string]struct{}{},
+		drivers: map[string]*storagev1.CSINodeDriver{}, nodes: map[string]*corev1.Node{},
+		names: newRelation(), volumes: newRelation(), bare: map[string]struct{}{}, foreign: map[string]struct{}{},
+		deleted: map[string]lastSeen{}, without: map[string]time.Time{},
+	}
+}
+
+// topologyKey returns the last known key, and why it cannot be used, if so.
+func (i *index) topologyKey() (key, problem string) {
+	i.mu.RLock()
+	defer i.mu.RUnlock()
+	switch {
+	case i.fixed:
+	case i.several:
+		return i.key, "the CSINodes report more than one topology key for the driver"
+	case i.key == "":
+		return "", "no CSINode reports a topology key for the driver"
+	case len(i.foreign) > 0:
+		return i.key, "the values of topology key " + i.key + " are not those of single nodes"
+	}
+	return i.key, ""
+}
+
+// remember sets the key that an earlier process knew, unless a CSINode reports one. It reports
+// whether the volumes and nodes must be set again.
+func (i *index) remember(key string) bool {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.key != "" || key == "" {
+		return false
+	}
+	i.key = key
+	return true
+}
+
+// setCSINode sets the entry of the driver in a CSINode, nil if there is none. It returns the values
+// that may mean the node, and whether the key changed.
+func (i *index) setCSINode(name string, d *storagev1.CSINodeDriver, exists bool) (touched []string, rekeyed bool) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	delete(i.drivers, name)
+	if delete(i.csi, name); exists {
+		i.csi[name] = struct{}{}
+	}
+	if d != nil {
+		i.drivers[name] = d
+	}
+	touched = i.rename(name)
+	if i.fixed {
+		return touched, false
+	}
+	var keys []string
+	for _, d := range i.drivers {
+		keys = append(keys, d.TopologyKeys...)
+	}
+	keys = sorted(keys)
+	if i.several = len(keys) > 1; len(keys) != 1 || keys[0] == i.key {
+		return touched, false
+	}
+	i.key = keys[0]
+	return touched, true
+}
+
+// setNode sets a Node, and returns the values that may mean it, or did.
+func (i *index) setNode(node *corev1.Node) []string {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.nodes[node.Name] = node
+	if node.DeletionTimestamp == nil {
+		delete(i.deleted, hostOf(node, i.key))
+	}
+	return i.rename(node.Name)
+}
+
+// dropNode records the last state of a deleted Node, and returns the values that may have meant it.
+func (i *index) dropNode(node *corev1.Node, annotation string, now time.Time) []string {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	delete(i.nodes, node.Name)
+	touched := i.rename(node.Name)
+	maps.DeleteFunc(i.deleted, func(_ string, l lastSeen) bool { return now.Sub(l.at) > lastSeenAge })
+	i.deleted[hostOf(node, i.key)] = lastSeen{node.Name, node.UID, node.Spec.Unschedulable, node.Annotations[annotation] == disabled, now}
+	return touched
+}
+
+// rename updates what follows from a Node and its CSINode.
+func (i *index) rename(name string) []string {
+	node, d := i.nodes[name], i.drivers[name]
+	_, csiNode := i.csi[name]
+	delete(i.bare, name)
+	delete(i.foreign, name)
+	var names []string
+	switch {
+	case node != nil:
+		names = namesOf(node, d, i.key)
+		if unlabelled(node, d, i.key) && node.DeletionTimestamp == nil {
+			i.bare[name] = struct{}{}
+		}
+		if foreign(node, d, i.key) {
+			i.foreign[name] = struct{}{}
+		}
+	case d != nil:
+		names = sorted([]string{name, d.NodeID})
+	case csiNode:
+		names = []string{name}
+	}
+	if node == nil || d != nil {
+		delete(i.without, name)
+	} else if _, ok := i.without[name]; !ok {
+		i.without[name] = time.Now()
+	}
+	return i.names.set(name, names)
+}
+
+// setVolume sets a volume, nil if it was deleted, and returns its values, old and new.
+func (i *index) setVolume(name string, pv *corev1.PersistentVolume) []string {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	var values []string
+	if pv != nil {
+		values, _ = localValues(pv, i.driver, i.key)
+	}
+	return i.volumes.set(name, values)
+}
+
+// locate returns the presence of a host and its Nodes. name is the recorded name of its Node, or empty.
+func (i *index) locate(host, name string) (state presence, nodes []*corev1.Node) {
+	i.mu.RLock()
+	defer i.mu.RUnlock()
+	state, csi := missing, false
+	for _, n := range sorted(i.names.find(host), []string{name}) {
+		node := i.nodes[n]
+		_, exists := i.csi[n]
+		switch csi = csi || exists; {
+		case node == nil:
+			continue
+		case node.DeletionTimestamp == nil:
+			state = present
+		case state != present && hostOf(node, i.key) != host:
+			state = unclear
+		case state == missing:
+			state = deleting
+		}
+		nodes = append(nodes, node)
+	}
+	if csi && state == missing {
+		state = unclear
+	}
+	return state, nodes
+}
+
+// nodesNamed returns the names of the Nodes and CSINodes that value may mean.
+func (i *index) nodesNamed(value string) []string {
+	i.mu.RLock()
+	defer i.mu.RUnlock()
+	return i.names.find(value)
+}
+
+// volumesOf returns the volumes that name value.
+func (i *index) volumesOf(value string) []string {
+	i.mu.RLock()
+	defer i.mu.RUnlock()
+	return i.volumes.find(value)
+}
+
+// valuesOf returns the values of a volume.
+func (i *index) valuesOf(volume string) []string {
+	i.mu.RLock()
+	defer i.mu.RUnlock()
+	return i.volumes.values[volume]
+}
+
+// node returns the Node with this name, or nil.
+func (i *index) node(name string) *corev1.Node {
+	i.mu.RLock()
+	defer i.mu.RUnlock()
+	return i.nodes[name]
+}
+
+// stays reports whether a Node that value may mean exists and is not being deleted.
+func (i *index) stays(value string) bool {
+	i.mu.RLock()
+	defer i.mu.RUnlock()
+	for name := range i.names.objects[value] {
+		if n := i.nodes[name]; n != nil && n.DeletionTimestamp == nil {
+			return true
+		}
+	}
+	return false
+}
+
+// lost returns the hosts that have volumes and no node that stays, and those of nodes that are
+// being deleted.
+func (i *index) lost() []string {
+	var hosts []string
+	i.mu.RLock()
+	values := slices.Collect(maps.Keys(i.volumes.objects))
+	for _, n := range i.nodes {
+		if n.DeletionTimestamp != nil {
+			hosts = append(hosts, hostOf(n, i.key))
+		}
+	}
+	i.mu.RUnlock()
+	for _, v := range values {
+		if !i.stays(v) {
+			hosts = append(hosts, v)
+		}
+	}
+	return sorted(hosts)
+}
+
+// hostNamed returns the host of the Node with this name, which may have been deleted lately.
+func (i *index) hostNamed(name string) (host string, ok bool) {
+	i.mu.RLock()
+	defer i.mu.RUnlock()
+	if n := i.nodes[name]; n != nil {
+		return hostOf(n, i.key), true
+	}
+	for host, l := range i.deleted {
+		if l.name == name {
+			return host, true
+		}
+	}
+	return "", false
+}
+
+// lastSeen returns the last state of the deleted Node of a host.
+func (i *index) lastSeen(host string) (lastSeen, bool) {
+	i.mu.RLock()
+	defer i.mu.RUnlock()
+	l, ok := i.deleted[host]
+	return l, ok
+}
+
+// driverHosts returns the hosts of all driver nodes, and the names of those that are not ready.
+func (i *index) driverHosts() (hosts, notReady []string) {
+	i.mu.RLock()
+	defer i.mu.RUnlock()
+	for name := range i.drivers {
+		host := name
+		if n := i.nodes[name]; n != nil {
+			if host = hostOf(n, i.key); !isReady(n) {
+				notReady = append(notReady, name)
+			}
+		}
+		hosts = append(hosts, host)
+	}
+	return hosts, notReady
+}
+
+// readyNodes returns the names of at most three driver nodes that are ready.
+func (i *index) readyNodes() []string {
+	i.mu.RLock()
+	defer i.mu.RUnlock()
+	var names []string
+	for name := range i.drivers {
+		if n := i.nodes[name]; n != nil && isReady(n) && n.DeletionTimestamp == nil {
+			if names = append(names, name); len(names) == 3 {
+				break
+			}
+		}
+	}
+	return names
+}
+
+// bareNodes returns the driver nodes that lack the label of the topology key.
+func (i *index) bareNodes() []string {
+	i.mu.RLock()
+	defer i.mu.RUnlock()
+	return slices.Sorted(maps.Keys(i.bare))
+}
+
+// foreignNode returns a node for which [foreign] holds, or "".
+func (i *index) foreignNode() string {
+	i.mu.RLock()
+	defer i.mu.RUnlock()
+	for name := range i.foreign {
+		return name
+	}
+	return ""
+}
+
+// registered reports whether the driver is on a node, and if not, since when.
+func (i *index) registered(node string) (bool, time.Time) {
+	i.mu.RLock()
+	defer i.mu.RUnlock()
+	since, without := i.without[node]
+	return !without, since
+}
+
+// named reports whether the host of every driver node is called like the Node.
+func (i *index) named() bool {
+	i.mu.RLock()
+	defer i.mu.RUnlock()
+	for name := range i.drivers {
+		if n := i.nodes[name]; n != nil && hostOf(n, i.key) != name {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,376 @@
+package nodecleanup
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/klog/v2"
+
+	"github.com/storage-controller/storage-controller/internal/workloop"
+)
+
+// observer observes the cluster and the records for a term.
+type observer struct {
+	*memories
+	c       *Controller
+	live    live
+	records *records
+	queue   *workloop.Loop[string] // of hosts; recordsKey stands for the ConfigMap
+	gather  func(ctx context.Context, host string) (host, error)
+	tripped atomic.Bool // the open breaker was reported
+	kept    atomic.Bool // keep has succeeded in this term; the records are not used before
+
+	seen      sync.Mutex // guards the fields below
+	listed    *index     // of all Nodes and CSINodes, at listedAt
+	listedAt  time.Time
+	forbidden map[string]bool // permissions that are missing
+}
+
+// key returns the topology key.
+func (t *observer) key() string {
+	key, _ := t.c.index.topologyKey()
+	return key
+}
+
+// missingPermissions returns the number of permissions that are missing.
+func (t *observer) missingPermissions() int {
+	t.seen.Lock()
+	defer t.seen.Unlock()
+	return len(t.forbidden)
+}
+
+// aliases returns the names of Nodes and CSINodes that a value may mean, from the caches and from
+// the last list of all of them.
+func (t *observer) aliases(value string) []string {
+	t.seen.Lock()
+	listed := t.listed
+	t.seen.Unlock()
+	return sorted(t.c.index.nodesNamed(value), listed.nodesNamed(value))
+}
+
+// look reads the records, consumes approvals, records that the lost nodes were looked at, and
+// enqueues all of them. It runs at the start of a term, after a change of the ConfigMap, and
+// every [Settings.LookInterval].
+func (t *observer) look(ctx context.Context) (next time.Time, err error) {
+	defer func() { // a Node that waits for our finalizer has its timeout even if the records cannot be read
+		for _, host := range t.lost() {
+			t.queue.Resync(host)
+		}
+	}()
+	first := t.policy.NodeCleanup == ModeOff || !t.kept.Load()
+	if t.policy.NodeCleanup != ModeOff {
+		err := t.records.load(ctx, t.policy.Deletes())
+		if t.report(ctx, "the records of lost nodes", err); err != nil {
+			return time.Time{}, err
+		}
+		t.identify(ctx)
+		if err := t.keep(ctx, first); err != nil {
+			return time.Time{}, err
+		}
+		t.kept.Store(true)
+	}
+	for _, host := range t.lost() { // all are counted before the first is cleaned up
+		if _, err := t.gather(ctx, host); err != nil { // verdict counts it; its own sync retries
+			klog.FromContext(ctx).Error(err, "Reading a lost node failed", "host", host)
+		}
+	}
+	t.announce(ctx, t.verdict(ctx).open)
+	t.enqueueOthers(first)
+	t.reportProblems(ctx)
+	return time.Now().Add(t.policy.LookInterval), nil
+}
+
+// enqueueOthers enqueues hosts without a record and without volumes.
+func (t *observer) enqueueOthers(first bool) {
+	if first && t.policy.NodeFinalizerMode == FinalizerManage {
+		for _, node := range t.c.nodes.List() {
+			t.queue.Add(hostOf(node, t.key()))
+		}
+	}
+	for _, claim := range t.c.claims.List() {
+		if claim.Spec.VolumeName == "" {
+			t.c.claimChanged(claim)
+		}
+	}
+}
+
+// keep updates the records. It lists all Nodes when the last look is old: a Node that exists ends the
+// grace even if the caches miss it, and it may have existed during a gap.
+func (t *observer) keep(ctx context.Context, first bool) error {
+	records, annotations := t.records.all()
+	if first {
+		held := slices.ContainsFunc(records, func(r LostNode) bool { return r.Held != "" })
+		t.tripped.Store(held)
+		if t.c.index.remember(annotations[AnnotationTopologyKey]) {
+			t.c.reindex()
+		}
+	}
+	last, _ := time.Parse(time.RFC3339, annotations[AnnotationLastLook])
+	due := first || time.Since(last) > t.policy.LookInterval-time.Second
+	if due = due && len(records) > 0; due {
+		if err := t.list(ctx, 0); err != nil {
+			return err
+		}
+	}
+	var problems []string
+	err := t.records.change(ctx, func(s recordSet) {
+		now := time.Now()
+		if t.annotate(s); due {
+			t.lookedAt(s, last, now)
+		}
+		problems = s.approve(now) // after lookedAt, which ends earlier approvals
+	})
+	for _, p := range problems {
+		t.c.notify.seldom(t.live.csiDriver(ctx, t.policy.driver), reasonSkipped, p, p)
+	}
+	return err
+}
+
+// annotate remembers the topology key.
+func (t *observer) annotate(s recordSet) {
+	if key, problem := t.c.index.topologyKey(); problem == "" && (t.policy.Deletes() || len(s.lost) > 0) {
+		s.annotations[AnnotationTopologyKey] = key
+	}
+}
+
+// lookedAt records a look at all lost nodes, and starts the grace of those again that were not
+// looked at for too long, or that exist.
+func (t *observer) lookedAt(s recordSet, last, now time.Time) {
+	s.annotations[AnnotationLastLook] = now.UTC().Format(time.RFC3339)
+	for value, r := range s.lost {
+		seen := r.Since
+		if last.After(seen) && !last.After(now) {
+			seen = last
+		}
+		node := t.listed.node(r.Node)
+		switch gap := now.Sub(seen) > t.policy.ClockGap; {
+		case r.Since.IsZero() && (!gap || node != nil && node.UID == r.UID):
+		case !r.Since.IsZero() && (t.listed.stays(value) || t.listed.stays(r.Node)):
+			r = r.interrupted()
+		case gap:
+			since := r.Since
+			if r = r.interrupted(); !since.IsZero() {
+				r.Since = now.UTC().Truncate(time.Millisecond)
+			}
+		}
+		s.lost[value] = r
+	}
+}
+
+// approve moves approvals into the records, and returns those that have no effect. An approval by
+// name is used up by one loss.
+func (s recordSet) approve(now time.Time) (problems []string) {
+	text, until := s.annotations[AnnotationApprove], s.annotations[AnnotationApproveUntil]
+	end, err := time.Parse(time.RFC3339, until)
+	var rest []string
+	for name := range strings.SplitSeq(text, ",") {
+		switch name = strings.TrimSpace(name); {
+		case name == "":
+			continue
+		case until != "" && err != nil:
+			problems = append(problems, fmt.Sprintf("%s: %s has no effect: %s is not an RFC 3339 time", AnnotationApprove, name,
+				AnnotationApproveUntil))
+		case until != "" && !end.After(now):
+			problems = append(problems, fmt.Sprintf("%s: %s has no effect: %s has passed", AnnotationApprove, name, AnnotationApproveUntil))
+		case name == "*" && until == "":
+			problems = append(problems, fmt.Sprintf("%s: * has no effect without %s", AnnotationApprove, AnnotationApproveUntil))
+		default:
+			if s.approveNamed(name, now) && name != "*" {
+				continue
+			}
+		}
+		rest = append(rest, name)
+	}
+	if text == "" || len(rest) > 0 && strings.Join(rest, ",") == text {
+		return problems
+	}
+	if s.annotations[AnnotationApprove] = strings.Join(rest, ","); len(rest) == 0 {
+		delete(s.annotations, AnnotationApprove)
+		delete(s.annotations, AnnotationApproveUntil)
+	}
+	return problems
+}
+
+// approveNamed approves the records of a host or Node, or all for *. It reports whether there are any.
+func (s recordSet) approveNamed(name string, now time.Time) (found bool) {
+	for value, r := range s.lost {
+		if name != "*" && name != value && name != r.Node {
+			continue
+		}
+		if found = true; r.Approved.IsZero() || r.Held != "" {
+			r.Approved, r.Held = now.UTC().Truncate(time.Second), ""
+			s.lost[value] = r
+		}
+	}
+	return found
+}
+
+// lost returns the hosts with a record, and those that the caches miss.
+func (t *observer) lost() []string {
+	records, _ := t.records.all()
+	hosts := t.c.index.lost()
+	for _, r := range records {
+		hosts = append(hosts, r.Value)
+	}
+	return slices.DeleteFunc(sorted(hosts), func(h string) bool { return !isRecordable(h) })
+}
+
+// hostNamed returns the host of the Node with this name.
+func (t *observer) hostNamed(name string) string {
+	if host, ok := t.c.index.hostNamed(name); ok {
+		return host
+	}
+	records, _ := t.records.all()
+	for _, r := range records {
+		if r.Node == name {
+			return r.Value
+		}
+	}
+	return name
+}
+
+// list lists all Nodes and CSINodes, unless the last list is younger than age.
+func (t *observer) list(ctx context.Context, age time.Duration) error {
+	t.seen.Lock()
+	fresh := time.Since(t.listedAt) < age
+	t.seen.Unlock()
+	if fresh {
+		return nil
+	}
+	began := time.Now()
+	all, err := t.live.index(ctx, t.policy.driver, t.key())
+	if err != nil {
+		return err
+	}
+	t.seen.Lock()
+	defer t.seen.Unlock()
+	t.listed, t.listedAt = all, began
+	return nil
+}
+
+// identify reads the UID by which this process recognizes the cluster, once.
+func (t *observer) identify(ctx context.Context) {
+	if t.c.system.Load() != nil {
+		return
+	}
+	ns, err := t.live.namespace(ctx, metav1.NamespaceSystem)
+	t.report(ctx, "namespace "+metav1.NamespaceSystem, err)
+	if err == nil && ns != nil {
+		t.c.system.CompareAndSwap(nil, &ns.UID)
+	}
+}
+
+// cachedCluster returns the state of the cluster as the caches know it.
+func (t *observer) cachedCluster(ctx context.Context) cluster {
+	_, problem := t.c.index.topologyKey()
+	return cluster{
+		now: time.Now(), keyProblem: problem, bare: t.c.index.bareNodes(), readyNode: len(t.c.index.readyNodes()) > 0, sameCluster: true,
+		open: t.verdict(ctx).open,
+	}
+}
+
+// cluster reads the state of the cluster from the API server, if sanity is set.
+func (t *observer) cluster(ctx context.Context, sanity bool) (cluster, error) {
+	c := t.cachedCluster(ctx)
+	if c.readyNode, c.sameCluster = false, false; !sanity {
+		return c, nil
+	}
+	t.seen.Lock()
+	listed := t.listed
+	t.seen.Unlock()
+	c.bare = sorted(c.bare, listed.bareNodes())
+	if zone := listed.foreignNode(); zone != "" && !t.c.index.fixed {
+		c.keyProblem = "the value of Node " + zone + " is not that of a single node"
+	}
+	var err error
+	if c.readyNode, err = t.live.ready(ctx, t.c.index.readyNodes(), t.policy.driver); err != nil {
+		return c, err
+	}
+	ns, err := t.live.namespace(ctx, metav1.NamespaceSystem)
+	first := t.c.system.Load()
+	c.sameCluster = first != nil && ns != nil && ns.UID == *first
+	return c, err
+}
+
+// announce reports once that the breaker has opened, and once that it has closed.
+func (t *observer) announce(ctx context.Context, open bool) {
+	if t.policy.NodeCleanup == ModeOff || t.tripped.Load() == open || !t.tripped.CompareAndSwap(!open, open) {
+		return
+	}
+	driver := t.live.csiDriver(ctx, t.policy.driver)
+	if v := t.verdict(ctx); open {
+		t.c.notify.warn(driver, reasonBreakerOpen, "%d of %d nodes are lost, and at most %d may be. Nothing more is cleaned up until an "+
+			"administrator approves it. Lost: %s", v.lost, v.total, v.limit, shortList(v.names))
+	} else {
+		t.c.notify.send(driver, corev1.EventTypeNormal, reasonBreakerClosed, t.c.notify.prefix+"No clean-up waits for an approval any more")
+	}
+	for _, host := range t.lost() {
+		t.queue.Add(host)
+	}
+}
+
+// acts records a deletion for the window of the breaker, at most once a minute.
+func (t *observer) acts(ctx context.Context, hosts []string) (wrote bool, err error) {
+	now := time.Now()
+	old := slices.DeleteFunc(slices.Clone(hosts), func(h string) bool {
+		r, _ := t.records.get(h)
+		return now.Sub(r.Acted) < min(later, t.policy.NodeCleanupWindow/2)
+	})
+	if len(old) == 0 || t.policy.dryRun {
+		return false, nil
+	}
+	return true, t.records.change(ctx, func(s recordSet) {
+		for _, h := range old {
+			if r, ok := s.lost[h]; ok {
+				r.Acted = now.UTC().Truncate(time.Millisecond)
+				s.lost[h] = r
+			}
+		}
+	})
+}
+
+// report remembers whether a permission is missing, and reports it in an event.
+func (t *observer) report(ctx context.Context, what string, err error) {
+	missing := apierrors.IsForbidden(err)
+	t.seen.Lock()
+	if delete(t.forbidden, what); missing {
+		t.forbidden[what] = true
+	}
+	t.seen.Unlock()
+	if missing {
+		t.c.notify.seldom(t.live.csiDriver(ctx, t.policy.driver), reasonBlocked, "forbidden/"+what, "A permission is missing: "+err.Error())
+	}
+}
+
+// reportProblems reports what keeps all lost nodes from being cleaned up.
+func (t *observer) reportProblems(ctx context.Context) {
+	var driver object = t.live.csiDriver(ctx, t.policy.driver)
+	for resource, err := range t.c.deps.Informers.Forbidden() {
+		klog.FromContext(ctx).Error(err, "No permission to list and watch resource", "resource", resource)
+		t.c.notify.seldom(driver, reasonBlocked, "forbidden/"+resource,
+			fmt.Sprintf("A permission is missing: get, list and watch of %s for --node-cleanup=%s: %v", resource, t.policy.mode(), err))
+	}
+	if !t.policy.Deletes() {
+		return
+	}
+	if _, problem := t.c.index.topologyKey(); problem != "" {
+		t.c.notify.seldom(driver, reasonSkipped, "TopologyKeyUnknown",
+			"TopologyKeyUnknown: "+problem+", so nothing is cleaned up. Set --topology-node-key")
+	}
+	for _, name := range t.c.index.bareNodes() {
+		message := "Node " + name + " has the driver, but lacks the label of topology key " + t.key() +
+			". It may be any missing node, so nothing is cleaned up. Restore the label, or delete the Node"
+		t.c.notify.seldom(driver, reasonBlocked, "bare "+name, message)
+		if node, ok := t.c.nodes.Get(name); ok {
+			t.c.notify.seldom((*corev1.Node)(node), reasonBlocked, "bare", message)
+		}
+	}
+}

@@ -1,0 +1,124 @@
+package nodecleanup
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/storage-controller/storage-controller/internal/kube"
+)
+
+// LostNode is the record of a host whose Node was deleted, or is being deleted.
+type LostNode struct {
+	Value    string    `json:"-"`                  // of the topology key; the key of the record
+	Node     string    `json:"node,omitempty"`     // name of the Node; empty if no process has seen it
+	UID      types.UID `json:"uid,omitempty"`      // of the Node
+	Since    time.Time `json:"since,omitzero"`     // the API server confirmed that no Node exists; zero: one may exist
+	Cordoned bool      `json:"cordoned,omitempty"` // the Node was unschedulable when its deletion was requested
+	Planned  bool      `json:"planned,omitempty"`  // and no pod used a volume of the driver on it any more
+	Held     string    `json:"held,omitempty"`     // [HeldByBreaker]: until an approval or the return of the Node
+	Approved time.Time `json:"approved,omitzero"`  // an administrator approved the clean-up after this loss
+	OptedOut bool      `json:"optedOut,omitempty"` // the Node had opted out
+	Acted    time.Time `json:"acted,omitzero"`     // last deletion, for the window of the breaker
+}
+
+// HeldByBreaker is the value of [LostNode.Held].
+const HeldByBreaker = "breaker"
+
+// errNotHolder means that another term has taken over the records.
+var errNotHolder = errors.New("another process has taken over the records of lost nodes. It must lose the Lease first")
+
+// recordSet is the content of the ConfigMap.
+type recordSet struct {
+	lost        map[string]LostNode
+	annotations map[string]string
+}
+
+// records holds the records of a term, as the API server last stored them.
+type records struct {
+	client            kubernetes.Interface
+	namespace, driver string // an empty namespace keeps the records in memory
+	holder            string // of this term
+	timeout           time.Duration
+
+	mu    sync.Mutex
+	taken bool              // this term is the holder
+	fresh bool              // set is what the API server stores
+	cm    *corev1.ConfigMap // nil: does not exist
+	set   recordSet
+}
+
+func newRecords(deps Deps, holder string, timeout time.Duration) *records {
+	r := &records{client: deps.Client, namespace: deps.Namespace, driver: deps.Driver, holder: holder, timeout: timeout}
+	r.set = recordSet{map[string]LostNode{}, map[string]string{}}
+	return r
+}
+
+// get returns the record of a host.
+func (r *records) get(value string) (LostNode, bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	n, ok := r.set.lost[value]
+	return n, ok
+}
+
+// all returns the records, sorted by value, and the annotations of the ConfigMap.
+func (r *records) all() ([]LostNode, map[string]string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	nodes := slices.Collect(maps.Values(r.set.lost))
+	slices.SortFunc(nodes, func(a, b LostNode) int { return strings.Compare(a.Value, b.Value) })
+	return nodes, maps.Clone(r.set.annotations)
+}
+
+// load reads the ConfigMap, so that changes by people take effect. The first call of a term takes
+// over the records; it creates the ConfigMap if create is set.
+func (r *records) load(ctx context.Context, create bool) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err := r.read(ctx); err != nil {
+		return err
+	}
+	lost := r.cm == nil && r.taken && len(r.set.lost) > 0 // the ConfigMap was deleted: rule 5
+	if lost || !r.taken && r.namespace != "" && (create || r.cm != nil) {
+		return r.write(ctx, recordSet{maps.Clone(r.set.lost), maps.Clone(r.set.annotations)})
+	}
+	r.taken = true
+	return nil
+}
+
+// confirm returns an error unless this term still holds the records. Call it before each deletion.
+func (r *records) confirm(ctx context.Context) error { return r.load(ctx, true) }
+
+// change applies edit to the records and writes them. edit may be called again after a conflict with
+// a change by people.
+func (r *records) change(ctx context.Context, edit func(recordSet)) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	const attempts = 3
+	for i := 1; ; i++ {
+		if !r.fresh {
+			if err := r.read(ctx); err != nil {
+				return err
+			}
+		}
+		next := recordSet{maps.Clone(r.set.lost), maps.Clone(r.set.annotations)}
+		edit(next)
+		if maps.Equal(next.lost, r.set.lost) && maps.Equal(next.annotations, r.set.annotations) {
+			return nil
+		}
+		err := r.write(ctx, next)
+		if i == attempts || !apierrors.IsConflict(err) && !apierrors.IsAlreadyExists(err) && !kube.IsNotFound(err) {
+			return err
+		}
+	}
+}

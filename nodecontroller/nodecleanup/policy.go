@@ -1,0 +1,206 @@
+package nodecleanup
+
+import (
+	"slices"
+	"strings"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/storage-controller/storage-controller/internal/kube"
+)
+
+// Settings holds the flags of the clean-up. They are validated by the caller.
+type Settings struct {
+	// TopologyNodeKey is the node label whose value volumes name in their node affinity. Empty
+	// means the only topology key that the CSINodes report for the driver.
+	TopologyNodeKey string `mapstructure:"topology-node-key"`
+
+	NodeFinalizer              string        `mapstructure:"node-finalizer"`
+	NodeFinalizerMode          FinalizerMode `mapstructure:"node-finalizer-mode"`
+	NodeFinalizerTimeout       time.Duration `mapstructure:"node-finalizer-timeout"`
+	NodeFinalizerWaitForOthers bool          `mapstructure:"node-finalizer-wait-for-others"`
+	NodeDeleteGrace            time.Duration `mapstructure:"node-delete-grace"`
+	SkipNodeFinalize           bool          `mapstructure:"skip-node-finalize"`
+
+	NodeCleanup              Mode          `mapstructure:"node-cleanup"`
+	NodeCleanupPaths         []string      `mapstructure:"node-cleanup-paths"`
+	NodeCleanupScope         Scope         `mapstructure:"node-cleanup-scope"`
+	NodeCleanupUnbound       UnboundPolicy `mapstructure:"node-cleanup-unbound"`
+	NodeCleanupRetain        RetainPolicy  `mapstructure:"node-cleanup-retain"`
+	NodeCleanupStatic        bool          `mapstructure:"node-cleanup-static"`
+	NodeMissingGrace         time.Duration `mapstructure:"node-missing-grace"`
+	NodeCleanupWindow        time.Duration `mapstructure:"node-cleanup-window"`
+	NodeCleanupMaxFraction   float64       `mapstructure:"node-cleanup-max-fraction"`
+	NodeCleanupMinNodes      int           `mapstructure:"node-cleanup-min-nodes"`
+	NodeCleanupQPS           float64       `mapstructure:"node-cleanup-qps"`
+	NodeCleanupBurst         int           `mapstructure:"node-cleanup-burst"`
+	NodeCleanupResource      []string      `mapstructure:"node-cleanup-resource"`
+	NodeCleanupResourceSweep time.Duration `mapstructure:"-"`
+	PVReleaseGrace           time.Duration `mapstructure:"pv-release-grace"`
+	PVRemovableFinalizers    []string      `mapstructure:"pv-removable-finalizers"`
+
+	// UnregisteredGrace is the time after which mode manage removes the finalizer from a node
+	// without the driver.
+	UnregisteredGrace time.Duration `mapstructure:"-"`
+	// ClockGap is the time without a look at the lost nodes after which their grace starts again.
+	ClockGap time.Duration `mapstructure:"-"`
+	// LookInterval is the time between two looks at all lost nodes.
+	LookInterval time.Duration `mapstructure:"-"`
+}
+
+// DefaultSettings returns the defaults. NodeFinalizer and PVRemovableFinalizers depend on the driver.
+func DefaultSettings() Settings {
+	return Settings{
+		NodeFinalizerMode: FinalizerOff, NodeFinalizerTimeout: 15 * time.Minute, NodeFinalizerWaitForOthers: true,
+		NodeDeleteGrace: 5 * time.Minute,
+		NodeCleanup:     ModeReport, NodeCleanupPaths: []string{PathFinalizer, PathOrphan}, NodeCleanupScope: ScopeOptIn,
+		NodeCleanupUnbound: UnboundIgnore, NodeCleanupRetain: RetainSkip, NodeMissingGrace: 15 * time.Minute,
+		NodeCleanupWindow: 10 * time.Minute, NodeCleanupMaxFraction: 0.1, NodeCleanupMinNodes: 1,
+		NodeCleanupQPS: 0.5, NodeCleanupBurst: 10, NodeCleanupResourceSweep: 30 * time.Minute, PVReleaseGrace: 10 * time.Minute,
+		UnregisteredGrace: 10 * time.Minute, ClockGap: 10 * time.Minute, LookInterval: 5 * time.Minute,
+	}
+}
+
+// Config is the configuration of a [Controller].
+type Config struct {
+	Settings
+	Workers                              int           // lost nodes that are processed concurrently
+	Timeout                              time.Duration // of each request
+	RetryIntervalStart, RetryIntervalMax time.Duration
+}
+
+// FinalizerMode selects how the finalizer of nodes is handled.
+type FinalizerMode string
+
+// The modes of the finalizer of nodes.
+const (
+	FinalizerOff    FinalizerMode = "off"    // neither added nor removed
+	FinalizerRemove FinalizerMode = "remove" // the driver adds it
+	FinalizerManage FinalizerMode = "manage" // added to the nodes of the driver, and removed
+)
+
+// Mode selects how far the clean-up goes.
+type Mode string
+
+// The modes of the clean-up.
+const (
+	ModeOff     Mode = "off"
+	ModeReport  Mode = "report"  // events, metrics and records only
+	ModeDryRun  Mode = "dry-run" // as claims; deletions are sent with server-side dry run
+	ModeClaims  Mode = "claims"  // claims are deleted
+	ModeVolumes Mode = "volumes" // and volumes that the driver can no longer delete
+)
+
+// Scope selects the volumes that are cleaned up.
+type Scope string
+
+// The scopes of the clean-up.
+const (
+	ScopeOptIn Scope = "opt-in" // those whose class or claim opts in
+	ScopeAll   Scope = "all"    // all that do not opt out
+)
+
+// UnboundPolicy selects how claims that wait for a volume on a lost node are handled.
+type UnboundPolicy string
+
+// The policies for unbound claims.
+const (
+	UnboundIgnore UnboundPolicy = "ignore" // the provisioner reschedules them
+	UnboundDelete UnboundPolicy = "delete"
+)
+
+// RetainPolicy selects how the claims of volumes with reclaim policy Retain are handled.
+type RetainPolicy string
+
+// The policies for volumes with reclaim policy Retain.
+const (
+	RetainSkip  RetainPolicy = "skip"
+	RetainClaim RetainPolicy = "claim" // the claim is deleted, the volume is kept
+)
+
+// The ways in which the clean-up learns that a node is lost.
+const (
+	PathFinalizer = "finalizer" // it is being deleted and waits for our finalizer
+	PathOrphan    = "orphan"    // volumes name it, and it does not exist
+)
+
+// Values of the annotation that [CleanupAnnotation] returns.
+const (
+	enabled  = "enabled"
+	disabled = "disabled"
+)
+
+// CleanupAnnotation returns the annotation by which objects opt in or out.
+func CleanupAnnotation(driver string) string { return strings.ToLower(driver) + "/node-cleanup" }
+
+// Policy is what the operator has set, as far as it decides about deletions.
+type Policy struct {
+	Settings
+	driver     string
+	annotation string // see [CleanupAnnotation]
+	dryRun     bool
+	// command means that an administrator named the node: the grace, the opt-in and the breaker
+	// are not required.
+	command bool
+}
+
+func newPolicy(s Settings, driver string) Policy {
+	p := Policy{Settings: s, driver: driver, annotation: CleanupAnnotation(driver)}
+	switch {
+	case s.SkipNodeFinalize:
+		p.NodeCleanup = ModeOff
+	case s.NodeCleanup == ModeDryRun:
+		p.NodeCleanup, p.dryRun = ModeClaims, true
+	}
+	return p
+}
+
+// Deletes reports whether the mode may delete anything, as a dry run or for real.
+func (s Settings) Deletes() bool {
+	return slices.Contains([]Mode{ModeDryRun, ModeClaims, ModeVolumes}, s.NodeCleanup) && !s.SkipNodeFinalize
+}
+
+// path reports whether a path may delete.
+func (s Settings) path(name string) bool { return slices.Contains(s.NodeCleanupPaths, name) }
+
+// mode returns the mode as the operator has set it.
+func (p Policy) mode() Mode {
+	if p.dryRun {
+		return ModeDryRun
+	}
+	return p.NodeCleanup
+}
+
+// consent is what the owners of a volume or claim say about its clean-up. The fields name the
+// object with the annotation, and are empty if there is none.
+type consent struct{ optIn, optOut string }
+
+// consentOf reads the annotations of objects by kind. Only claims and classes can opt in.
+func (p Policy) consentOf(objects map[string]metav1.Object) consent {
+	var c consent
+	for _, kind := range []string{"PersistentVolume", "PersistentVolumeClaim", "StorageClass", "Namespace"} {
+		obj, ok := objects[kind]
+		if !ok {
+			continue
+		}
+		switch value := obj.GetAnnotations()[p.annotation]; {
+		case value == disabled && c.optOut == "":
+			c.optOut = kind + " " + kube.Key(obj)
+		case value == enabled && c.optIn == "" && (kind == "PersistentVolumeClaim" || kind == "StorageClass"):
+			c.optIn = kind + " " + kube.Key(obj)
+		}
+	}
+	return c
+}
+
+// refusal returns why the owners do not agree to a clean-up, or "".
+func (p Policy) refusal(c consent) string {
+	switch {
+	case c.optOut != "":
+		return c.optOut + " has the annotation " + p.annotation + ": " + disabled
+	case p.NodeCleanupScope == ScopeOptIn && c.optIn == "" && !p.command:
+		return "neither its StorageClass nor its claim has the annotation " + p.annotation + ": " + enabled
+	}
+	return ""
+}

@@ -1,0 +1,526 @@
+package nodecleanup
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/storage-controller/storage-controller/internal/kubetest"
+)
+
+// TestApprovalIsForOneLoss is B2: a node returns, the process restarts, and the node is lost again.
+func TestApprovalIsForOneLoss(t *testing.T) {
+	f := scenario(t, func(f *fixture) { f.cfg.NodeMissingGrace = time.Hour })
+	f.node("n")
+	f.bound("a", "n")
+	f.start()
+	f.observed("a")
+	f.deleteNode("n")
+	f.missing("n")
+	f.approve("", "n")
+	f.claimDeleted("a")
+	f.node("n")
+	f.event("PersistentVolume", f.name("pv-a"), "NodeReturned", "")
+	f.noRecord("n")
+	f.stop()
+	f.start()
+	_, pvc := f.bound("b", "n")
+	f.observed("b")
+	f.deleteNode("n")
+	f.missing("n")
+	f.stays(2*shortGrace, pvc)
+	f.approve("", "n")
+	f.claimDeleted("b")
+}
+
+// TestApprovalBeforeTheLoss waits in the annotation until the node is lost, and is used for that loss only.
+func TestApprovalBeforeTheLoss(t *testing.T) {
+	f := scenario(t, func(f *fixture) { f.cfg.NodeMissingGrace = time.Hour })
+	f.node("n")
+	f.bound("a", "n")
+	f.start()
+	f.approve("", "n")
+	f.observed("a")
+	f.deleteNode("n")
+	f.claimDeleted("a")
+	f.node("n")
+	f.noRecord("n")
+	_, pvc := f.bound("b", "n")
+	f.observed("b")
+	f.deleteNode("n")
+	f.missing("n")
+	f.stays(2*shortGrace, pvc)
+}
+
+// TestStaleCacheReleasesNoHold is B3: a new leader still has the lost Node in its cache.
+func TestStaleCacheReleasesNoHold(t *testing.T) {
+	f := scenario(t, nil)
+	claims := ten(f)
+	f.start()
+	f.observed("c2")
+	f.deleteNode("n1")
+	f.claimDeleted("c1")
+	use, release := f.stale("nodes") // as before the loss of n2
+	f.deleteNode("n2")
+	f.held("n2")
+	f.stop()
+	use()
+	f.start()
+	f.passed(time.Now(), shortGrace)
+	f.held("n2")
+	release()
+	f.stays(2*shortGrace, claims[1])
+	f.held("n2")
+	if returned := f.messages("PersistentVolume", f.name("pv-c2"), "NodeReturned"); len(returned) > 0 {
+		t.Errorf("events of a return: %q", returned)
+	}
+}
+
+// TestLimitOutlivesTheLeader is B4: nodes that one leader cleaned up count for the next one.
+func TestLimitOutlivesTheLeader(t *testing.T) {
+	f := scenario(t, nil)
+	claims := ten(f)
+	f.start()
+	f.observed("c1")
+	f.deleteNode("n1")
+	f.claimDeleted("c1")
+	f.stop()
+	f.start()
+	f.observed("c2")
+	f.deleteNode("n2")
+	f.held("n2")
+	f.stays(2*shortGrace, claims[1])
+}
+
+// TestNodeWithoutLabelIsReported is B10: a node of the driver that lacks its label may be any lost node.
+func TestNodeWithoutLabelIsReported(t *testing.T) {
+	f := scenario(t, nil)
+	_, pvc := f.bound("a", "n")
+	f.node("bare")
+	f.label("bare", "")
+	f.start()
+	f.eventAbout(f.name("bare"))
+	f.stays(2*shortGrace, pvc)
+	f.label("bare", "bare")
+	f.claimDeleted("a")
+}
+
+// TestHoldHasNoTimeout: neither the end of the window, nor a shorter list of lost nodes, nor an opt-out that is
+// withdrawn releases a hold.
+func TestHoldHasNoTimeout(t *testing.T) {
+	t.Run("the_other_volume_is_removed", func(t *testing.T) {
+		f, claims := twoHeld(t, nil)
+		f.removeVolume("pv-c2")
+		f.stays(3*shortGrace, claims[0])
+		f.held("n1")
+		f.metric(1, breakerOpen)
+	})
+	t.Run("an_opt_out_is_withdrawn", func(t *testing.T) {
+		f, _ := twoHeld(t, nil)
+		f.says("StorageClass", "c", disabled)
+		f.passed(time.Now(), shortGrace)
+		f.says("PersistentVolumeClaim", "c2", disabled)
+		f.says("StorageClass", "c", nil)
+		f.stays(3*shortGrace, f.getClaim("c1"))
+		f.held("n1")
+		f.approve("", "n1")
+		f.claimDeleted("c1")
+	})
+	t.Run("the_topology_key_is_unknown", func(t *testing.T) {
+		f, claims := twoHeld(t, nil)
+		f.rivalKey()
+		f.stays(2*shortGrace, claims[0], claims[1])
+		f.held("n1")
+		f.metric(1, breakerOpen)
+		f.deleteNode("rival")
+		f.stays(2*shortGrace, claims[0], claims[1])
+		if returned := f.messages("PersistentVolume", f.name("pv-c1"), "NodeReturned"); len(returned) > 0 {
+			t.Errorf("events of a return: %q", returned)
+		}
+	})
+	t.Run("the_records_are_deleted", func(t *testing.T) {
+		f, claims := twoHeld(t, nil)
+		f.must(f.client.CoreV1().ConfigMaps(f.ns).Delete(t.Context(), ConfigMapName(f.driver), metav1.DeleteOptions{}))
+		f.held("n1")
+		f.held("n2")
+		f.stop()
+		f.must(f.client.CoreV1().ConfigMaps(f.ns).Delete(t.Context(), ConfigMapName(f.driver), metav1.DeleteOptions{}))
+		f.start() // all lost nodes are counted again
+		f.held("n1")
+		f.held("n2")
+		f.stays(2*shortGrace, claims[0], claims[1])
+	})
+}
+
+// rivalKey creates a node on which the driver reports another topology key.
+func (f *fixture) rivalKey() {
+	f.Helper()
+	f.must(kubetest.CreateNode(f.Context(), f.client, kubetest.NodeSpec{
+		Name: f.name("rival"), Driver: f.driver, TopologyKeys: []string{"rival-" + f.key},
+	}))
+	f.event("CSIDriver", f.driver, "NodeCleanupSkipped", "TopologyKeyUnknown")
+}
+
+// TestTopologyKeyIsUnknown: without a key nothing is deleted, and what is known of volumes is kept.
+func TestTopologyKeyIsUnknown(t *testing.T) {
+	t.Run("from_the_start", func(t *testing.T) {
+		f := scenario(t, nil)
+		pv, pvc := f.bound("a", "n")
+		f.must(kubetest.CreateNode(t.Context(), f.client, kubetest.NodeSpec{
+			Name: f.name("m"), Driver: f.driver, TopologyKeys: []string{f.key, "zone"},
+		}))
+		f.onlyWrites()
+		f.start()
+		f.event("CSIDriver", f.driver, "NodeCleanupSkipped", "TopologyKeyUnknown")
+		f.stays(2*shortGrace, pv, pvc)
+	})
+	t.Run("labels_are_zones", func(t *testing.T) {
+		f := scenario(t, nil)
+		f.label("keep", "other-zone")
+		f.nodeAs("z1", "z", "")
+		f.nodeAs("z2", "z", "")
+		pv, pvc := f.bound("a", "z")
+		f.onlyWrites()
+		f.start()
+		f.event("CSIDriver", f.driver, "NodeCleanupSkipped", "TopologyKeyUnknown")
+		f.deleteNode("z1")
+		f.deleteNode("z2")
+		f.observedDeletion("z2")
+		f.stays(2*shortGrace, pv, pvc)
+		f.stop()
+		f.start()
+		f.stays(2*shortGrace, pv, pvc)
+	})
+	for name, finalizer := range map[string]bool{"opt_out_with_our_finalizer": true, "opt_out_without": false} {
+		t.Run(name, func(t *testing.T) {
+			f := scenario(t, nil)
+			f.node("n")
+			if finalizer {
+				f.patchNode("n", `{"metadata":{"finalizers":["`+f.cfg.NodeFinalizer+`"]}}`)
+			}
+			f.says("Node", "n", disabled)
+			_, pvc := f.bound("a", "n")
+			f.start()
+			f.observed("a")
+			f.rivalKey()
+			f.deleteNode("n")
+			f.nodeDeleted("n")
+			f.observedDeletion("n")
+			f.deleteNode("rival")
+			f.optedOut("n")
+			f.stays(2*shortGrace, pvc)
+			f.stop()
+			f.start()
+			f.stays(2*shortGrace, pvc)
+		})
+	}
+	t.Run("finalizers_stay_where_volumes_are", func(t *testing.T) {
+		f := scenario(t, manage)
+		f.nodeAs("n", "id", "id")
+		f.bound("a", "id")
+		f.start()
+		f.finalizers("n", f.cfg.NodeFinalizer)
+		f.finalizers("keep", f.cfg.NodeFinalizer)
+		f.registered("n", "")
+		f.registered("keep", "")
+		f.finalizers("keep") // without volumes
+		f.passed(time.Now(), 2*shortGrace)
+		f.finalizers("n", f.cfg.NodeFinalizer)
+		f.removeVolume("pv-a")
+		f.finalizers("n")
+	})
+}
+
+// TestReturnByItsName: a node that returns with another label is still the lost one, until it is deleted again.
+func TestReturnByItsName(t *testing.T) {
+	const grace = 2 * shortGrace
+	f := scenario(t, func(f *fixture) { f.cfg.NodeMissingGrace = grace })
+	f.nodeAs("n", "id-1", "id-1")
+	_, pvc := f.bound("a", "id-1")
+	f.start()
+	f.observed("a")
+	f.deleteNode("n")
+	f.missing("id-1")
+	f.nodeAs("n", "id-2", "id-2")
+	f.event("PersistentVolume", f.name("pv-a"), "NodeReturned", "")
+	f.stays(2*grace, pvc)
+	again := time.Now()
+	f.deleteNode("n")
+	f.missing("id-1")
+	f.claimDeleted("a")
+	if d := f.asked("DELETE " + claimA)[0].Sub(again); d < grace {
+		t.Errorf("deleted %v after the second loss", d)
+	}
+}
+
+// TestNodesDeletedOneByOne: a volume of two nodes is lost with the second one, by which time the first one has a
+// record.
+func TestNodesDeletedOneByOne(t *testing.T) {
+	f := scenario(t, func(f *fixture) { f.cfg.NodeCleanupMinNodes = 5 })
+	f.node("n", f.cfg.NodeFinalizer)
+	f.node("m", "example.com/other")
+	f.says("Node", "m", disabled)
+	_, pvc := f.boundTo("a", []string{"n", "m"}, nil, nil)
+	f.start()
+	f.observed("a")
+	f.deleteNode("m")
+	f.deleteNode("n")
+	f.nodeDeleted("n")
+	f.untouched(pvc)
+	f.patchNode("m", noFinalizers)
+	f.nodeDeleted("m")
+	f.optedOut("m")
+	f.stays(3*shortGrace, pvc) // one of its nodes has opted out
+}
+
+// TestNodeHasAnotherName: a Node exists whose volumes name it by something other than its name.
+func TestNodeHasAnotherName(t *testing.T) {
+	begin := func(t *testing.T, change func(f *fixture)) (*fixture, *corev1.PersistentVolumeClaim) {
+		f := scenario(t, change)
+		f.nodeAs("n", "id", "id")
+		_, pvc := f.bound("a", "id")
+		f.onlyWrites("DELETE " + claimA)
+		f.start()
+		f.observed("a")
+		return f, pvc
+	}
+	t.Run("label_is_removed", func(t *testing.T) {
+		f, pvc := begin(t, nil)
+		f.label("n", "")
+		f.stays(2*shortGrace, pvc)
+	})
+	hostName := func(f *fixture, node, host string) {
+		f.must(kubetest.CreateNode(f.Context(), f.client, kubetest.NodeSpec{Name: f.name(node)}))
+		f.patchNode(node, `{"status":{"addresses":[{"type":"Hostname","address":"`+f.name(host)+`"}]}}`, "status")
+	}
+	t.Run("host_name", func(t *testing.T) {
+		f := scenario(t, nil)
+		hostName(f, "nb", "n")
+		pv, pvc := f.bound("a", "n")
+		f.onlyWrites()
+		f.start()
+		f.stays(2*shortGrace, pv, pvc)
+	})
+	t.Run("host_name_that_is_not_cached", func(t *testing.T) {
+		f := scenario(t, func(f *fixture) { f.cfg.NodeMissingGrace = 2 * shortGrace })
+		f.frozen("nodes")
+		_, pvc := f.bound("a", "n")
+		f.onlyWrites()
+		f.start()
+		f.missing("n")
+		hostName(f, "nb", "n")
+		f.stays(4*shortGrace, pvc)
+	})
+	t.Run("empty_value", func(t *testing.T) {
+		f := scenario(t, nil)
+		pv, pvc := f.boundTo("a", []string{"n"}, func(pv *corev1.PersistentVolume) {
+			pv.Spec.NodeAffinity.Required.NodeSelectorTerms[0].MatchExpressions[0].Values = []string{""}
+		}, nil)
+		f.onlyWrites()
+		f.start()
+		f.stays(2*shortGrace, pv, pvc)
+	})
+}
+
+// TestNodesUnheardOf: a node exists that the cache does not have. The API server is asked less and less often.
+func TestNodesUnheardOf(t *testing.T) {
+	f := scenario(t, nil)
+	f.frozen("nodes")
+	_, pvc := f.bound("a", "n")
+	f.onlyWrites()
+	f.start()
+	f.node("n")
+	f.stays(2*shortGrace, pvc)
+	before := len(f.allRequests())
+	const looks = 20
+	f.passed(time.Now(), looks*lookInterval)
+	if n := len(f.allRequests()) - before; n > 6*looks {
+		t.Errorf("%d requests during %d looks", n, looks)
+	}
+}
+
+// TestNoLookForLong: a node returned and was lost again while no process looked. The grace starts again.
+func TestNoLookForLong(t *testing.T) {
+	const grace = 4 * shortGrace
+	f := scenario(t, func(f *fixture) { f.cfg.NodeMissingGrace, f.cfg.ClockGap = grace, shortGrace })
+	f.bound("a", "n")
+	f.start()
+	f.missing("n")
+	f.stop()
+	f.passed(time.Now(), grace)
+	again := time.Now()
+	f.start()
+	f.claimDeleted("a")
+	if d := f.asked("DELETE " + claimA)[0].Sub(again); d < grace {
+		t.Errorf("deleted %v after the start", d)
+	}
+}
+
+// TestOtherCluster: another API server answers later, as after a change of its address.
+func TestOtherCluster(t *testing.T) {
+	f := scenario(t, nil)
+	var other atomic.Bool
+	f.proxied(func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
+		if other.Load() && r.URL.Path == "/api/v1/namespaces/"+metav1.NamespaceSystem {
+			readAs(w, corev1.Namespace{
+				TypeMeta:   metav1.TypeMeta{Kind: "Namespace", APIVersion: "v1"},
+				ObjectMeta: metav1.ObjectMeta{Name: metav1.NamespaceSystem, UID: "other"},
+			})
+			return
+		}
+		pass.ServeHTTP(w, r)
+	})
+	pv, pvc := f.bound("a", "n")
+	f.onlyWrites()
+	f.start()
+	f.missing("n")
+	other.Store(true)
+	f.event("PersistentVolume", pv.Name, "NodeCleanupSkipped", "kube-system")
+	f.stays(shortGrace, pv, pvc)
+}
+
+// TestOptInLater: a class opts in after the loss.
+func TestOptInLater(t *testing.T) {
+	f := scenario(t, func(f *fixture) { f.cfg.NodeCleanupUnbound, f.cfg.NodeCleanupScope = UnboundDelete, ScopeOptIn })
+	f.selecting("a", "n")
+	f.start()
+	f.event("PersistentVolumeClaim", "a", "NodeCleanupSkipped", f.optOut)
+	f.says("StorageClass", "c", enabled)
+	f.claimDeleted("a")
+}
+
+// TestOptOutOfANode: a Node that opted out was deleted.
+func TestOptOutOfANode(t *testing.T) {
+	t.Run("returns_without_it", func(t *testing.T) {
+		f := scenario(t, parity)
+		resources := f.installLogicalVolumes()
+		f.node("n", f.cfg.NodeFinalizer)
+		f.says("Node", "n", disabled)
+		pvc := f.selecting("a", "n")
+		resources.create("lv", "n")
+		f.start()
+		f.observedNodes()
+		f.deleteNode("n")
+		f.nodeDeleted("n")
+		f.optedOut("n")
+		f.stays(3*shortGrace, pvc)
+		resources.kept("lv")
+		f.event("PersistentVolumeClaim", "a", "NodeCleanupSkipped", f.optOut)
+		f.metric(0, breakerOpen)
+		f.node("n") // without the annotation
+		f.noRecord("n")
+		f.deleteNode("n")
+		f.claimDeleted("a")
+		resources.deleted("lv")
+	})
+	t.Run("while_no_replica_leads", func(t *testing.T) {
+		f := scenario(t, nil)
+		f.nodeAs("n", "id", "id")
+		f.says("Node", "n", disabled)
+		_, pvc := f.bound("a", "id")
+		f.process = f.prepare(f.user) // a standby
+		f.observed("a")
+		f.deleteNode("n")
+		f.observedDeletion("n")
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- f.c.Run(ctx) }()
+		f.optedOut("id")
+		f.stays(2*shortGrace, pvc)
+		cancel()
+		if err := <-done; !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
+	})
+	t.Run("volume_is_created_later", func(t *testing.T) {
+		f := scenario(t, nil)
+		f.node("n")
+		f.says("Node", "n", disabled)
+		f.start()
+		f.observedNodes()
+		f.deleteNode("n")
+		f.observedDeletion("n")
+		_, pvc := f.bound("a", "n")
+		f.stays(3*shortGrace, pvc)
+	})
+}
+
+// TestFinalizerPathOnly: lost nodes without our finalizer are neither cleaned up nor counted.
+func TestFinalizerPathOnly(t *testing.T) {
+	f := scenario(t, func(f *fixture) { f.cfg.NodeCleanupPaths = []string{PathFinalizer} })
+	f.node("g")
+	pv, kept := f.bound("g", "g")
+	f.node("n", f.cfg.NodeFinalizer)
+	f.bound("a", "n")
+	f.onlyWrites("DELETE "+claimA, "PATCH nodes/n")
+	f.start()
+	f.observed("g")
+	f.observed("a")
+	f.deleteNode("g")
+	f.stays(2*shortGrace, pv, kept)
+	f.deleteNode("n")
+	f.claimDeleted("a")
+	f.nodeDeleted("n")
+	f.untouched(pv, kept)
+}
+
+// TestFinalizerWasRemoved: an administrator removed our finalizer from a Node that is being deleted.
+func TestFinalizerWasRemoved(t *testing.T) {
+	f := scenario(t, func(f *fixture) { f.cfg.NodeDeleteGrace = 2 * shortGrace })
+	f.node("n", f.cfg.NodeFinalizer, "example.com/other")
+	pv, pvc := f.bound("a", "n")
+	f.onlyWrites()
+	f.start()
+	f.deleteNode("n")
+	f.untilRecord("n", "exists", func(n *LostNode) bool { return n != nil })
+	f.patchNode("n", `{"metadata":{"finalizers":["example.com/other"]}}`)
+	f.stays(3*shortGrace, pv, pvc)
+}
+
+// TestNamespacesBeforeAHold: claims of namespaces that have opted out do not count for the breaker.
+func TestNamespacesBeforeAHold(t *testing.T) {
+	f := scenario(t, func(f *fixture) { f.cfg.NodeCleanupUnbound, f.cfg.NodeCleanupWindow = UnboundDelete, shortGrace })
+	ten(f)
+	ns := f.refusing()
+	for i := range 4 {
+		f.boundIn(ns, fmt.Sprintf("a%d", i), []string{"n3"}, nil, nil)
+	}
+	f.claimIn(ns, "unbound", func(pvc *corev1.PersistentVolumeClaim) {
+		pvc.Annotations["volume.kubernetes.io/selected-node"] = f.name("n3")
+	})
+	f.start()
+	f.observed("c1")
+	for _, n := range []string{"n1", "n3"} {
+		f.deleteNode(n)
+	}
+	f.claimDeleted("c1")
+	if open := f.messages("CSIDriver", f.driver, "NodeCleanupBreakerOpen"); len(open) > 0 {
+		t.Errorf("the breaker opened: %q", open)
+	}
+	f.stop()
+	f.start() // nor in the next term
+	f.passed(time.Now(), 2*shortGrace)
+	f.metric(0, breakerOpen)
+	f.stop()
+	f.says("Namespace", ns, nil)
+	f.start() // namespaces are read again after some minutes, and by the next term
+	f.claimDeletedIn(ns, "a0")
+}
+
+// TestDeposedLeader: a process whose Lease was taken over while it was suspended deletes nothing.
+func TestDeposedLeader(t *testing.T) {
+	f := scenario(t, func(f *fixture) { f.cfg.NodeMissingGrace = 3 * shortGrace })
+	_, pvc := f.bound("a", "n")
+	f.onlyWrites()
+	f.start()
+	f.missing("n")
+	f.changeRecords(func(cm *corev1.ConfigMap) { cm.Annotations[AnnotationHolder] = "the next leader" })
+	f.stays(5*shortGrace, pvc)
+}

@@ -1,0 +1,412 @@
+package nodecleanup
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/kubetest"
+)
+
+func patient(f *fixture) { f.cfg.NodeFinalizerTimeout = 5 * time.Minute }
+
+func swept(f *fixture) { parity(f); f.cfg.NodeCleanupResourceSweep = time.Second }
+
+// impossible creates a released volume whose claimRef cannot be the name of a claim.
+func (f *fixture) impossible(name, node, namespace string) {
+	f.Helper()
+	f.released(name, node, func(pv *corev1.PersistentVolume) { pv.Spec.ClaimRef.Namespace = namespace })
+}
+
+// TestOneRefusalOfATerminatingNode: a failure for one claim of a terminating node does not block the others.
+func TestOneRefusalOfATerminatingNode(t *testing.T) {
+	begin := func(t *testing.T, change func(f *fixture)) *fixture {
+		f := scenario(t, func(f *fixture) { patient(f); change(f) })
+		f.node("n", f.cfg.NodeFinalizer)
+		for _, c := range []string{"a", "b", "c"} {
+			f.bound(c, "n")
+		}
+		f.start()
+		f.observed("c")
+		return f
+	}
+	t.Run("deletion_is_denied", func(t *testing.T) {
+		var refused *atomic.Int32
+		f := begin(t, func(f *fixture) { refused = f.denied(http.MethodDelete, "/"+claimA) })
+		f.deleteNode("n")
+		f.claimDeleted("b")
+		f.claimDeleted("c")
+		f.event("PersistentVolume", f.name("pv-a"), "NodeCleanupBlocked", denial)
+		f.atLeast(refused, 2)
+		f.finalizers("n", f.cfg.NodeFinalizer)
+	})
+	t.Run("the_driver_is_called_for_it", func(t *testing.T) {
+		f := begin(t, func(f *fixture) {})
+		done, ok := f.locks.TryExclusive(f.name("pv-a"))
+		if !ok {
+			t.Fatal("the volume is locked")
+		}
+		kept := f.getClaim("a")
+		f.deleteNode("n")
+		f.claimDeleted("b")
+		f.claimDeleted("c")
+		f.untouched(kept)
+		done()
+		f.claimDeleted("a")
+		f.nodeDeleted("n")
+	})
+	t.Run("its_claim_cannot_exist", func(t *testing.T) {
+		f := scenario(t, func(f *fixture) { parity(f); patient(f) })
+		resources := f.installLogicalVolumes()
+		f.node("n", f.cfg.NodeFinalizer)
+		f.impossible("a", "n", "")
+		resources.create("lv", "n")
+		f.start()
+		f.deleteNode("n")
+		f.nodeDeleted("n")
+		resources.deleted("lv")
+	})
+}
+
+// TestOneRefusalOfALostNode: likewise for a node that does not exist.
+func TestOneRefusalOfALostNode(t *testing.T) {
+	t.Run("unbound_claim", func(t *testing.T) {
+		f := scenario(t, swept)
+		resources := f.installLogicalVolumes()
+		refused := f.denied(http.MethodDelete, "/"+claimA)
+		for _, claim := range []string{"a", "b", "c"} {
+			f.selecting(claim, "n")
+		}
+		resources.create("lv", "n")
+		f.start()
+		f.claimDeleted("b")
+		f.claimDeleted("c")
+		resources.deleted("lv")
+		f.atLeast(refused, 2)
+	})
+	t.Run("custom_resource", func(t *testing.T) {
+		f := scenario(t, swept)
+		resources := f.installLogicalVolumes()
+		refused := f.denied(http.MethodPatch, "/logicalvolumes/la")
+		for _, name := range []string{"la", "lb", "lc"} {
+			resources.create(name, "n")
+		}
+		f.start()
+		resources.deleted("lb", "lc")
+		f.atLeast(refused, 2)
+		resources.kept("la")
+	})
+	t.Run("claims_that_cannot_exist", func(t *testing.T) {
+		f := scenario(t, nil)
+		for i, ns := range []string{"", "x/y", ".."} {
+			f.impossible(fmt.Sprint("bad-", i), "n", ns)
+		}
+		f.bound("a", "n")
+		f.start()
+		f.claimDeleted("a")
+		for i := range 3 {
+			f.event("PersistentVolume", f.name(fmt.Sprint("pv-bad-", i)), "NodeCleanupSkipped", "NotBound")
+		}
+	})
+	t.Run("namespace_that_cannot_be_read", func(t *testing.T) {
+		f := scenario(t, nil)
+		ns := kubetest.Namespace(t, f.cp)
+		refused := f.denied(http.MethodGet, "/namespaces/"+ns)
+		pv, pvc := f.boundIn(ns, "a", []string{"n"}, nil, nil)
+		f.bound("b", "n")
+		f.start()
+		f.claimDeleted("b")
+		f.atLeast(refused, 1)
+		f.stays(shortGrace, pv, pvc)
+	})
+}
+
+// TestDeletionOfAVolumeIsRefused: the event before the removal is sent once, whatever is retried.
+func TestDeletionOfAVolumeIsRefused(t *testing.T) {
+	f := scenario(t, volumes)
+	refused := f.denied(http.MethodDelete, "/persistentvolumes/"+f.name("pv-a"))
+	pv := f.released("a", "n", nil)
+	f.start()
+	f.atLeast(refused, 3)
+	f.event("PersistentVolume", pv.Name, "NodeVolumeForceRemoved", "")
+	f.event("PersistentVolume", pv.Name, "NodeCleanupBlocked", denial)
+	if n := f.times("PersistentVolume", pv.Name, "NodeVolumeForceRemoved"); n != 1 {
+		t.Errorf("%d events", n)
+	}
+	f.metric(1, blockedGauge, "forbidden")
+}
+
+// TestFailedVolume: a volume in phase Failed needs an administrator, and does not count for the breaker.
+func TestFailedVolume(t *testing.T) {
+	f := scenario(t, func(f *fixture) { volumes(f); f.cfg.NodeCleanupWindow = shortGrace })
+	ten(f)
+	pv := f.released("f", "never", nil)
+	f.phase(pv, corev1.VolumeFailed)
+	f.start()
+	f.event("PersistentVolume", pv.Name, "NodeCleanupBlocked", "Failed")
+	f.observed("c1")
+	f.deleteNode("n1")
+	f.claimDeleted("c1")
+}
+
+// TestSkippedNamesTheReason: the reason is constant and precedes the case.
+func TestSkippedNamesTheReason(t *testing.T) {
+	f := scenario(t, nil)
+	f.node("n", f.cfg.NodeFinalizer)
+	f.boundTo("a", []string{"n"}, retained, nil)
+	f.boundTo("b", []string{"lost"}, retained, nil)
+	f.start()
+	f.observed("a")
+	f.deleteNode("n")
+	for _, pv := range []string{"pv-a", "pv-b"} {
+		f.event("PersistentVolume", f.name(pv), "NodeCleanupSkipped", "Retain: ")
+	}
+}
+
+// TestNothingWhileTheDriverIsCalled: a CSI call for the volume is in flight.
+func TestNothingWhileTheDriverIsCalled(t *testing.T) {
+	f := scenario(t, nil)
+	done := f.locks.Share(f.name("pv-a"))
+	_, pvc := f.bound("a", "n")
+	f.start()
+	f.stays(2*shortGrace, pvc)
+	done()
+	f.claimDeleted("a")
+}
+
+// TestOnlyTheAPIServerKnows: a cache lacks the reason why nothing may be deleted.
+func TestOnlyTheAPIServerKnows(t *testing.T) {
+	t.Run("class_has_opted_out", func(t *testing.T) {
+		f := scenario(t, parity)
+		f.frozen("storageclasses")
+		resources := f.installLogicalVolumes()
+		f.node("n")
+		_, pvc := f.bound("a", "n")
+		resources.create("lv", "n")
+		f.onlyWrites()
+		f.start()
+		f.observed("a")
+		f.says("StorageClass", "c", disabled)
+		f.deleteNode("n")
+		f.event("PersistentVolume", f.name("pv-a"), "NodeCleanupSkipped", "StorageClass")
+		f.stays(2*shortGrace, pvc)
+		resources.kept("lv")
+	})
+	t.Run("volume_is_attached", func(t *testing.T) {
+		f := scenario(t, volumes)
+		f.frozen("volumeattachments")
+		f.node("n")
+		pv := f.released("a", "n", nil)
+		f.onlyWrites()
+		f.start()
+		f.observedNodes()
+		va := f.attach()
+		f.deleteNode("n")
+		f.event("PersistentVolume", pv.Name, "NodeCleanupBlocked", va.Name)
+		f.stays(2*shortGrace, pv)
+	})
+	t.Run("volume_is_of_another_node", func(t *testing.T) {
+		f := scenario(t, nil)
+		f.node("m")
+		pv, pvc := f.bound("a", "n")
+		f.onlyWrites()
+		f.proxied(func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
+			if r.Method == http.MethodGet && r.URL.Path == "/api/v1/"+"persistentvolumes/"+pv.Name {
+				moved := pv.DeepCopy()
+				moved.TypeMeta = metav1.TypeMeta{Kind: "PersistentVolume", APIVersion: "v1"}
+				moved.Spec.NodeAffinity.Required.NodeSelectorTerms[0].MatchExpressions[0].Values = []string{f.name("m")}
+				readAs(w, moved)
+				return
+			}
+			pass.ServeHTTP(w, r)
+		})
+		f.start()
+		f.stays(3*shortGrace, pv, pvc)
+	})
+}
+
+// TestMissingPermission: what is forbidden is reported, and done after it was granted.
+func TestMissingPermission(t *testing.T) {
+	forbidden := func(f *fixture, want bool) {
+		f.Helper()
+		f.eventually(fmt.Sprintf("something is forbidden: %t", want), func(ctx context.Context) error {
+			if n, err := f.value(blockedGauge, "forbidden"); err != nil || (n > 0) != want {
+				return errors.Join(err, fmt.Errorf("%v", n))
+			}
+			return nil
+		})
+	}
+	t.Run("for_the_cluster", func(t *testing.T) {
+		f := scenario(t, nil)
+		allow := f.without("get", "", "namespaces")
+		f.bound("a", "n")
+		f.start()
+		f.event("CSIDriver", f.driver, "NodeCleanupBlocked", "namespaces")
+		forbidden(f, true)
+		allow()
+		f.claimDeleted("a")
+		forbidden(f, false)
+	})
+	t.Run("for_the_sweep", func(t *testing.T) {
+		f := scenario(t, swept)
+		f.installLogicalVolumes()
+		allow := f.without("list", f.logicalVolumes().Group, "logicalvolumes")
+		f.start()
+		f.event("CSIDriver", f.driver, "NodeCleanupBlocked", "logicalvolumes")
+		forbidden(f, true)
+		allow()
+		forbidden(f, false)
+	})
+	t.Run("for_a_node", func(t *testing.T) {
+		f := scenario(t, manage)
+		allow := f.without("patch", "", "nodes")
+		f.start()
+		f.event("Node", f.name("keep"), "NodeCleanupBlocked", "forbidden")
+		forbidden(f, true)
+		allow()
+		f.finalizers("keep", f.cfg.NodeFinalizer)
+		forbidden(f, false)
+	})
+	t.Run("for_unbound_claims", func(t *testing.T) {
+		f := scenario(t, func(f *fixture) { f.cfg.NodeCleanupUnbound = UnboundDelete })
+		pvc := f.selecting("a", "n")
+		allow := f.without("delete", "", "persistentvolumeclaims")
+		f.start()
+		f.eventAbout("forbidden")
+		forbidden(f, true)
+		f.untouched(pvc)
+		allow()
+		f.claimDeleted("a")
+		forbidden(f, false)
+	})
+	t.Run("for_the_records", func(t *testing.T) {
+		f := scenario(t, nil)
+		allow := f.without("create", "", "configmaps")
+		_, pvc := f.bound("a", "n")
+		f.process = f.run(f.user) // start waits for the records
+		f.event("CSIDriver", f.driver, "NodeCleanupBlocked", "configmaps")
+		f.stays(2*shortGrace, pvc)
+		allow()
+		f.claimDeleted("a")
+	})
+}
+
+// TestCommandAndRefusals: what is refused for one volume does not keep the command from cleaning up the others.
+func TestCommandAndRefusals(t *testing.T) {
+	for name, test := range map[string]struct{ method, suffix, want string }{
+		"claim_may_not_be_deleted": {http.MethodDelete, "/persistentvolumeclaims/b", denial},
+		"claim_cannot_be_read":     {http.MethodGet, "/persistentvolumeclaims/b", denial},
+		"volume_cannot_be_read":    {http.MethodGet, "/persistentvolumes/NS-pv-b", denial},
+		"nothing_is_wrong":         {"NONE", "", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := scenario(t, nil)
+			for _, c := range []string{"a", "b", "c"} {
+				f.bound(c, "n")
+			}
+			f.denied(test.method, strings.ReplaceAll(test.suffix, "NS", f.ns))
+			var out strings.Builder
+			err := Cleanup(t.Context(), f.cfg, f.recorded(), CleanupRequest{Driver: f.driver, Node: f.name("n"), Yes: true}, &out)
+			if (err == nil) != (test.want == "") || err != nil && (!strings.Contains(err.Error(), test.want) || errors.Is(err, ErrRefused)) {
+				t.Errorf("got %v\n%s", err, &out)
+			}
+			for _, c := range []string{"a", "b", "c"} {
+				pvc, err := f.client.CoreV1().PersistentVolumeClaims(f.ns).Get(t.Context(), c, metav1.GetOptions{})
+				deleted := kube.IsNotFound(err) || err == nil && pvc.DeletionTimestamp != nil
+				if want := test.want == "" || c != "b"; deleted != want {
+					t.Errorf("claim %s is deleted: %t\n%s", c, deleted, &out)
+				}
+			}
+		})
+	}
+	t.Run("opted_out", func(t *testing.T) {
+		f := scenario(t, nil)
+		_, pvc := f.boundTo("a", []string{"n"}, nil, func(pvc *corev1.PersistentVolumeClaim) { pvc.Annotations[f.optOut] = disabled })
+		var out strings.Builder
+		err := Cleanup(t.Context(), f.cfg, f.recorded(), CleanupRequest{Driver: f.driver, Node: f.name("n"), Yes: true}, &out)
+		if !errors.Is(err, ErrRefused) || !strings.Contains(out.String(), f.optOut) {
+			t.Errorf("got %v, %s", err, &out)
+		}
+		f.untouched(pvc)
+	})
+	t.Run("topology_key_is_not_one_of_nodes", func(t *testing.T) {
+		f := scenario(t, nil)
+		f.label("keep", "other-zone")
+		f.nodeAs("z1", "z", "")
+		f.nodeAs("z2", "z", "")
+		_, pvc := f.bound("a", "n")
+		err := Cleanup(t.Context(), f.cfg, f.recorded(), CleanupRequest{Driver: f.driver, Node: f.name("n"), Yes: true}, &strings.Builder{})
+		if err == nil || !strings.Contains(err.Error(), "--topology-node-key") {
+			t.Errorf("got %v", err)
+		}
+		f.untouched(pvc)
+	})
+	t.Run("id_of_a_node_without_label", func(t *testing.T) {
+		f := scenario(t, nil)
+		f.nodeAs("n", "id", "id")
+		_, pvc := f.bound("a", "id")
+		f.label("n", "")
+		err := Cleanup(t.Context(), f.cfg, f.recorded(), CleanupRequest{Driver: f.driver, Node: f.name("id"), Yes: true}, &strings.Builder{})
+		if !errors.Is(err, ErrRefused) {
+			t.Errorf("got %v", err)
+		}
+		f.untouched(pvc)
+	})
+}
+
+// TestCommandWaits: the node returns, under its name or as a host name, while the command waits for a claim.
+func TestCommandWaits(t *testing.T) {
+	for _, what := range []string{"node", "host_name"} {
+		t.Run(what, func(t *testing.T) {
+			f := scenario(t, nil)
+			f.bound("a", "n")
+			request := CleanupRequest{Driver: f.driver, Node: f.name("n"), Volumes: true, Yes: true, Wait: time.Minute}
+			var out strings.Builder
+			done := make(chan error, 1)
+			go func() { done <- Cleanup(t.Context(), f.cfg, f.recorded(), request, &out) }()
+			f.claimDeleted("a")
+			if what == "node" {
+				f.node("n")
+			} else {
+				f.must(kubetest.CreateNode(t.Context(), f.client, kubetest.NodeSpec{Name: f.name("nb")}))
+				f.patchNode("nb", `{"status":{"addresses":[{"type":"Hostname","address":"`+f.name("n")+`"}]}}`, "status")
+			}
+			f.release("a")
+			if err := <-done; !errors.Is(err, ErrRefused) {
+				t.Errorf("got %v, %s", err, &out)
+			}
+			if pv := f.getVolume("pv-a"); pv.DeletionTimestamp != nil {
+				t.Errorf("the volume is deleted: %s", &out)
+			}
+		})
+	}
+}
+
+// TestApproveCommand prints what it would approve, and writes with Yes.
+func TestApproveCommand(t *testing.T) {
+	f, claims := twoHeld(t, nil)
+	request := ApproveRequest{Driver: f.driver, Namespace: f.ns, Nodes: []string{f.name("n1")}}
+	var plan strings.Builder
+	f.must(Approve(t.Context(), f.client, request, &plan))
+	if !strings.Contains(plan.String(), f.name("n1")) {
+		t.Errorf("the plan is %q", &plan)
+	}
+	f.stays(shortGrace, claims[0], claims[1])
+	request.Yes = true
+	f.must(Approve(t.Context(), f.client, request, &strings.Builder{}))
+	f.claimDeleted("c1")
+	f.stays(shortGrace, claims[1])
+	request.Nodes = nil
+	if err := Approve(t.Context(), f.client, request, &strings.Builder{}); err == nil {
+		t.Error("all nodes were approved by a request without nodes")
+	}
+}

@@ -1,0 +1,115 @@
+package nodecleanup
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/validation"
+)
+
+// Resource is a custom resource whose objects belong to one node each, and are deleted with it.
+type Resource struct {
+	Resource schema.GroupVersionResource
+	// NodeField is the path of the field with the name of the node, such as spec, nodeName.
+	NodeField []string
+	// Finalizer is removed before the deletion, unless it is empty.
+	Finalizer string
+	// MarkKey and MarkValue are an annotation that is set when Finalizer is removed, so that the
+	// driver does not add the finalizer again. MarkKey may be empty.
+	MarkKey, MarkValue string
+	When               ResourceWhen
+}
+
+// ResourceWhen selects when the custom resources of a node are deleted.
+type ResourceWhen string
+
+// When the custom resources of a node are deleted.
+const (
+	// WhenNodeTerminating deletes them with the claims, while the Node waits for our finalizer.
+	WhenNodeTerminating ResourceWhen = "node-terminating"
+	// WhenNodeGone deletes them after the Node, so that a running driver can delete them first.
+	WhenNodeGone ResourceWhen = "node-gone"
+)
+
+// ParseResource parses a value of --node-cleanup-resource: key=value items, separated by commas.
+// The keys resource and node-field are required; finalizer, mark and when are optional.
+func ParseResource(text string) (Resource, error) {
+	r := Resource{When: WhenNodeGone}
+	var errs []error
+	seen := map[string]bool{}
+	for item := range strings.SplitSeq(text, ",") {
+		key, value, ok := strings.Cut(strings.TrimSpace(item), "=")
+		switch {
+		case !ok || value == "":
+			errs = append(errs, fmt.Errorf("item %q: must be key=value", item))
+			continue
+		case seen[key]:
+			errs = append(errs, fmt.Errorf("%s: must not be repeated", key))
+			continue
+		}
+		seen[key] = true
+		errs = append(errs, r.set(key, value))
+	}
+	for _, key := range []string{"resource", "node-field"} {
+		if !seen[key] {
+			errs = append(errs, fmt.Errorf("%s: is missing", key))
+		}
+	}
+	if seen["mark"] && !seen["finalizer"] {
+		errs = append(errs, errors.New("mark: is set only when a finalizer is removed, and finalizer is missing"))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return Resource{}, err
+	}
+	return r, nil
+}
+
+// set parses one item.
+func (r *Resource) set(key, value string) error {
+	switch key {
+	case "resource":
+		gvr, _ := schema.ParseResourceArg(value)
+		// The groups of custom resources contain a dot. Those of Kubernetes itself are refused.
+		if gvr == nil || !strings.Contains(gvr.Group, ".") || len(validation.IsDNS1123Subdomain(gvr.Group)) > 0 ||
+			len(validation.IsDNS1035Label(gvr.Version)) > 0 || len(validation.IsDNS1035Label(gvr.Resource)) > 0 {
+			return fmt.Errorf("resource: must be plural.version.group of a custom resource, such as "+
+				"logicalvolumes.v1.topolvm.io, got %q", value)
+		}
+		r.Resource = *gvr
+	case "node-field":
+		r.NodeField = strings.Split(value, ".")
+		if slices.Contains(r.NodeField, "") {
+			return fmt.Errorf("node-field: must be names separated by dots, such as spec.nodeName, got %q", value)
+		}
+	case "finalizer":
+		r.Finalizer = value
+		return qualified("finalizer", value)
+	case "mark":
+		k, v, ok := strings.Cut(value, "=")
+		if r.MarkKey, r.MarkValue = k, v; !ok {
+			return fmt.Errorf("mark: must be annotation=value, got %q", value)
+		}
+		return qualified("mark", k)
+	case "when":
+		if r.When = ResourceWhen(value); r.When != WhenNodeTerminating && r.When != WhenNodeGone {
+			return fmt.Errorf("when: must be %s or %s, got %q", WhenNodeTerminating, WhenNodeGone, value)
+		}
+	default:
+		return fmt.Errorf("%s: unknown key; the keys are resource, node-field, finalizer, mark and when", key)
+	}
+	return nil
+}
+
+// qualified returns an error unless name has a prefix and is valid.
+func qualified(what, name string) error {
+	if !strings.Contains(name, "/") {
+		return fmt.Errorf("%s: must have a prefix that ends with a slash, got %q", what, name)
+	}
+	if problems := validation.IsQualifiedName(name); len(problems) > 0 {
+		return fmt.Errorf("%s: %q is invalid: %s", what, name, strings.Join(problems, "; "))
+	}
+	return nil
+}

@@ -1,0 +1,223 @@
+package nodecleanup
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/klog/v2"
+
+	"github.com/storage-controller/storage-controller/internal/kube"
+)
+
+// ofNodes lists the objects of r with the names of their Nodes. A resource that is not installed has
+// no objects.
+func (r Resource) ofNodes(ctx context.Context, client dynamic.Interface, l live) (map[string][]*unstructured.Unstructured, error) {
+	all, err := list[*unstructured.Unstructured](ctx, l, r.Resource.GroupResource().String(),
+		func(ctx context.Context, o metav1.ListOptions) (*unstructured.UnstructuredList, error) {
+			found, err := client.Resource(r.Resource).List(ctx, o)
+			if apierrors.IsNotFound(err) || meta.IsNoMatchError(err) {
+				return &unstructured.UnstructuredList{}, nil
+			}
+			return found, err
+		})
+	nodes := map[string][]*unstructured.Unstructured{}
+	for _, obj := range all {
+		foreign := obj.GetDeletionTimestamp() != nil && !slices.Contains(obj.GetFinalizers(), r.Finalizer)
+		if node, ok, e := unstructured.NestedString(obj.Object, r.NodeField...); ok && e == nil && node != "" && !foreign {
+			nodes[node] = append(nodes[node], obj)
+		}
+	}
+	return nodes, err
+}
+
+// removeResource deletes a custom resource. Its mark is set together with the removal of its
+// finalizer, so that a running driver does not add it again.
+func (c *cleaner) removeResource(
+	ctx context.Context, dyn dynamic.Interface, r Resource, obj *unstructured.Unstructured, h host,
+) (result, error) {
+	reasons, ok, err := c.permit(ctx, []host{h}, func() (target, bool, error) {
+		hosts, err := c.gather.hosts(ctx, []string{h.value})
+		return target{hosts: hosts, always: true}, true, err
+	})
+	if err != nil || !ok {
+		return result{reasons: reasons}, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, c.live.timeout)
+	defer cancel()
+	client := dyn.Resource(r.Resource).Namespace(obj.GetNamespace())
+	version := obj.GetResourceVersion()
+	if r.Finalizer != "" && slices.Contains(obj.GetFinalizers(), r.Finalizer) {
+		data, err := r.releasePatch(obj)
+		if err != nil {
+			return result{}, err
+		}
+		released, err := client.Patch(ctx, obj.GetName(), types.MergePatchType, data, metav1.PatchOptions{DryRun: c.dryRun()})
+		if err != nil && !kube.IsNotFound(err) {
+			c.metrics.action("cr_delete", c.policy, err)
+			return result{}, fmt.Errorf("removing the finalizer of %s %q: %w", r.Resource.GroupResource(), kube.Key(obj), err)
+		}
+		if err == nil && !c.policy.dryRun {
+			version = released.GetResourceVersion()
+		}
+	}
+	read := obj.DeepCopy()
+	read.SetResourceVersion(version)
+	err = client.Delete(ctx, obj.GetName(), c.preconditions(read))
+	c.metrics.action("cr_delete", c.policy, err)
+	if err != nil && !kube.IsNotFound(err) {
+		return result{}, fmt.Errorf("deleting %s %q: %w", r.Resource.GroupResource(), kube.Key(obj), err)
+	}
+	klog.FromContext(ctx).Info("Custom resource deleted", "resource", r.Resource.GroupResource().String(), "name", kube.Key(obj),
+		"dryRun", c.policy.dryRun)
+	return result{done: true}, nil
+}
+
+// releasePatch returns the merge patch that marks obj and removes its finalizer, if obj is unchanged.
+func (r Resource) releasePatch(obj *unstructured.Unstructured) ([]byte, error) {
+	rest := slices.DeleteFunc(slices.Clone(obj.GetFinalizers()), func(f string) bool { return f == r.Finalizer })
+	metadata := map[string]any{"finalizers": rest, "resourceVersion": obj.GetResourceVersion(), "uid": obj.GetUID()}
+	if r.MarkKey != "" {
+		metadata["annotations"] = map[string]string{r.MarkKey: r.MarkValue}
+	}
+	return json.Marshal(map[string]any{"metadata": metadata})
+}
+
+// keeps returns why a volume keeps its custom resource, or "".
+func (p Policy) keeps(v volume) string {
+	switch {
+	case v.pv == nil:
+	case v.pv.Spec.PersistentVolumeReclaimPolicy != corev1.PersistentVolumeReclaimDelete:
+		return "the reclaim policy of volume " + v.pv.Name + " is " + string(v.pv.Spec.PersistentVolumeReclaimPolicy)
+	case p.refusal(v.consent) != "":
+		return p.refusal(v.consent)
+	case v.claim != nil && v.claim.UID == v.pv.Spec.ClaimRef.UID && v.claim.DeletionTimestamp == nil:
+		return "volume " + v.pv.Name + " has a claim"
+	}
+	return ""
+}
+
+// sweep looks for custom resources of Nodes that do not exist, from time to time.
+func (t *term) sweep(ctx context.Context) {
+	if len(t.c.resources) == 0 || t.policy.NodeCleanupResourceSweep <= 0 || !t.policy.Deletes() || !t.policy.path(PathOrphan) {
+		return
+	}
+	tick := time.NewTicker(t.policy.NodeCleanupResourceSweep)
+	defer tick.Stop()
+	for {
+		found, complete := map[string]bool{}, true
+		for _, r := range t.c.resources {
+			nodes, err := r.ofNodes(ctx, t.c.deps.Dynamic, t.live)
+			t.report(ctx, "list "+r.Resource.GroupResource().String(), err)
+			for name := range nodes {
+				if host := t.hostNamed(name); !t.c.index.stays(host) && isRecordable(host) {
+					found[host] = true
+				}
+			}
+			if complete = complete && err == nil; err != nil && ctx.Err() == nil {
+				klog.FromContext(ctx).Error(err, "Listing custom resources failed", "retryIn", t.policy.NodeCleanupResourceSweep)
+			}
+		}
+		for _, host := range sorted(t.lost(), slices.Collect(maps.Keys(found))) {
+			if found[host] || complete { // the driver may have deleted them
+				t.remember(host, func(m *memory) { m.resources = found[host] })
+				t.queue.Resync(host)
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+// cleanResources deletes the custom resources of a host: those with when, or all if when is empty.
+func (p pass) cleanResources(ctx context.Context, when ResourceWhen) (next time.Time, err error) {
+	var errs []error
+	found := false
+	for _, r := range p.c.resources {
+		if when != "" && r.When != when {
+			continue
+		}
+		nodes, err := r.ofNodes(ctx, p.c.deps.Dynamic, p.live)
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		for _, name := range p.h.names() {
+			for _, obj := range shuffled(nodes[name]) {
+				m, _ := p.recall(p.h.value)
+				if found = true; p.policy.dryRun && m.sent[obj.GetUID()] {
+					continue
+				}
+				p.remember(p.h.value, func(m *memory) { m.resources = true })
+				if !p.h.recorded { // nothing else of the host is left: its record comes first
+					return time.Now(), nil
+				}
+				res, err := p.cleaner.removeResource(ctx, p.c.deps.Dynamic, r, obj, p.h)
+				p.remember(p.h.value, func(m *memory) { m.sent[obj.GetUID()] = res.done })
+				if errs = append(errs, err); err != nil && !isAnswer(err) {
+					return time.Time{}, errors.Join(errs...)
+				}
+				if len(res.reasons) > 0 {
+					return p.retryAt(res.reasons), errors.Join(errs...)
+				}
+			}
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return time.Time{}, err
+	}
+	p.remember(p.h.value, func(m *memory) { m.resources = when == "" && found && p.policy.dryRun })
+	return time.Time{}, nil
+}
+
+// keepsResources returns why the custom resources of a host are kept, or "": a resource may belong
+// to a volume that is kept. It reads the volumes from the API server.
+func (p pass) keepsResources(ctx context.Context) (string, error) {
+	if other := p.ofUnknownNode(); other != "" {
+		return "the node of host " + other + " is not known", nil
+	}
+	local := p.c.index.volumesOf(p.h.value)
+	for _, pv := range p.c.volumes.List() {
+		if mentions(pv, p.policy.driver, p.h.names()) && !slices.Contains(local, pv.Name) {
+			return "volume " + pv.Name + " names the node by another key", nil
+		}
+	}
+	g := p.cleaner.gather
+	for _, name := range local {
+		v, _, err := g.owned(ctx, name)
+		if err != nil {
+			return "", err
+		}
+		if why := p.policy.keeps(v); why != "" {
+			return why, nil
+		}
+	}
+	return "", nil
+}
+
+// ofUnknownNode returns a lost host with volumes whose Node name is not known, if in this cluster
+// hosts are not named like their Nodes. The resources of any Node may belong to it.
+func (p pass) ofUnknownNode() string {
+	if !p.c.index.named() {
+		for _, value := range p.c.index.lost() {
+			if r, ok := p.records.get(value); value != p.h.value && (!ok || r.Node == "") && len(p.c.index.volumesOf(value)) > 0 {
+				return value
+			}
+		}
+	}
+	return ""
+}

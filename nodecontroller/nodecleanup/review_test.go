@@ -1,0 +1,178 @@
+package nodecleanup
+
+import (
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// deletingNode returns a Node that is being deleted since at and waits for a finalizer.
+func deletingNode(name string, uid types.UID, at time.Time, finalizer string) *corev1.Node {
+	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{
+		Name: name, UID: uid, DeletionTimestamp: &metav1.Time{Time: at}, Finalizers: []string{finalizer},
+	}}
+}
+
+// TestRecordOfAnotherLoss: an approval, a planned removal and a grace are for one loss. A hold without a known
+// Node outlives what the process saw of its Node.
+func TestRecordOfAnotherLoss(t *testing.T) {
+	now := time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)
+	hour, minute := now.Add(-time.Hour), now.Add(-time.Minute)
+	p := newPolicy(settingsOf(0), worldDriver)
+	for name, tc := range map[string]struct {
+		state  presence
+		record LostNode
+		last   lastSeen
+		nodes  []*corev1.Node
+		want   LostNode
+	}{
+		"a_CSINode_appears": {
+			state: unclear, record: LostNode{Since: hour, Approved: hour, Planned: true, Cordoned: true, Held: HeldByBreaker, OptedOut: true},
+			want: LostNode{Held: HeldByBreaker, OptedOut: true},
+		},
+		"a_CSINode_is_left_of_a_Node_that_was_being_deleted": {
+			state: unclear, record: LostNode{UID: "u", Approved: hour, Planned: true}, want: LostNode{UID: "u", Approved: hour, Planned: true},
+		},
+		"an_unknown_Node_is_lost_again": {
+			state: missing, record: LostNode{Since: hour, Approved: hour, Planned: true}, last: lastSeen{name: "n", uid: "u", at: minute},
+			want: LostNode{Node: "n", UID: "u", Since: now},
+		},
+		"an_unknown_Node_was_seen_before_its_loss": {
+			state: missing, record: LostNode{Since: minute, Approved: minute}, last: lastSeen{name: "n", uid: "u", at: hour},
+			want: LostNode{Node: "n", UID: "u", Since: minute, Approved: minute},
+		},
+		"a_hold_of_an_unknown_Node": {
+			state: missing, record: LostNode{Held: HeldByBreaker, OptedOut: true}, last: lastSeen{name: "n", uid: "u", at: minute},
+			want: LostNode{Node: "n", UID: "u", Held: HeldByBreaker, OptedOut: true, Since: now},
+		},
+		"a_hold_of_an_unknown_Node_that_is_being_deleted": {
+			state: deleting, record: LostNode{Held: HeldByBreaker}, nodes: []*corev1.Node{deletingNode("n", "u", minute, p.NodeFinalizer)},
+			want: LostNode{Node: "n", UID: "u", Held: HeldByBreaker},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			tc.record.Value, tc.want.Value = "n", "n"
+			h := host{value: "n", state: tc.state, record: tc.record, recorded: true, last: tc.last, nodes: tc.nodes}
+			if got, wanted := p.recordOf(h, cluster{now: now}); !wanted || got != tc.want {
+				t.Errorf("the record is %+v (%v), want %+v", got, wanted, tc.want)
+			}
+		})
+	}
+}
+
+// TestLookAfterAGap: a look restarts the grace of a loss that may have ended, and ends its approval.
+func TestLookAfterAGap(t *testing.T) {
+	now := time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)
+	hours := now.Add(-3 * time.Hour)
+	approved := LostNode{Node: "n", UID: "u", Since: hours, Approved: hours, Planned: true, Cordoned: true, Held: HeldByBreaker}
+	leaving := LostNode{Node: "n", UID: "u", Approved: hours, Planned: true, Cordoned: true}
+	for name, tc := range map[string]struct {
+		record LostNode
+		last   time.Time
+		listed *corev1.Node
+		want   LostNode
+	}{
+		"looked_at":   {approved, now.Add(-time.Minute), nil, approved},
+		"after_a_gap": {approved, hours, nil, LostNode{Node: "n", UID: "u", Since: now, Held: HeldByBreaker}},
+		"the_Node_exists": {approved, now.Add(-time.Minute), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", UID: "v"}},
+			LostNode{Node: "n", UID: "u", Held: HeldByBreaker}},
+		"still_being_deleted":           {leaving, hours, deletingNode("n", "u", hours, "f"), leaving},
+		"another_Node_is_being_deleted": {leaving, hours, deletingNode("n", "v", hours, "f"), LostNode{Node: "n", UID: "u"}},
+		"was_being_deleted":             {leaving, hours, nil, LostNode{Node: "n", UID: "u"}},
+		"was_being_deleted_lately":      {leaving, now.Add(-time.Minute), nil, leaving},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := &observer{memories: &memories{policy: newPolicy(settingsOf(0), worldDriver)}, listed: newIndex(worldDriver, worldKey)}
+			if tc.listed != nil {
+				o.listed.setNode(tc.listed)
+			}
+			s := recordSet{map[string]LostNode{"n": tc.record}, map[string]string{}}
+			if o.lookedAt(s, tc.last, now); s.lost["n"] != tc.want {
+				t.Errorf("the record is %+v, want %+v", s.lost["n"], tc.want)
+			}
+		})
+	}
+}
+
+// TestUnparsableRecords: a mistake in a record ends neither a hold nor an opt-out.
+func TestUnparsableRecords(t *testing.T) {
+	safe := LostNode{Value: "n", Held: HeldByBreaker, OptedOut: true}
+	for text, want := range map[string]LostNode{
+		``:                               safe,
+		`garbage`:                        safe,
+		`[]`:                             safe,
+		`{"node":"n","approved":"soon"}`: safe,
+		`{"node":"n","optedOut":"yes"}`:  safe,
+		`{"node":"n","held":"breaker"`:   safe,
+		`{}`:                             {Value: "n"},
+		`{"node":"n","uid":"u","since":"yesterday","held":"breaker","optedOut":true}`: {Value: "n", Node: "n", UID: "u",
+			Held: HeldByBreaker, OptedOut: true},
+		`{"node":"n","since":"yesterday"}`: {Value: "n", Node: "n"},
+		`{"node":"n","since":5,"held":7}`:  safe,
+	} {
+		if got := ParseLostNodes(&corev1.ConfigMap{Data: map[string]string{"n": text}}); len(got) != 1 || got[0] != want {
+			t.Errorf("%q is parsed as %+v, want %+v", text, got, want)
+		}
+	}
+}
+
+// TestSharedNodeIsReleased: a Node that waits for our finalizer is released at the timeout although another Node may
+// have its volumes, and at once if nothing can be cleaned up.
+func TestSharedNodeIsReleased(t *testing.T) {
+	now := time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)
+	s := settingsOf(0)
+	optedOut := deletingNode("n", "u", now, s.NodeFinalizer)
+	optedOut.Annotations = map[string]string{CleanupAnnotation(worldDriver): disabled}
+	off := s
+	off.NodeCleanup = ModeOff
+	for name, tc := range map[string]struct {
+		settings   Settings
+		node       *corev1.Node
+		keyProblem string
+		want       hostAction
+		next       time.Time
+	}{
+		"within_the_timeout": {settings: s, node: deletingNode("n", "u", now, s.NodeFinalizer), want: hostNothing,
+			next: now.Add(s.NodeFinalizerTimeout)},
+		"at_the_timeout": {settings: s, node: deletingNode("n", "u", now.Add(-s.NodeFinalizerTimeout), s.NodeFinalizer), want: hostRelease},
+		"the_topology_key_is_unknown": {settings: s, node: deletingNode("n", "u", now, s.NodeFinalizer), keyProblem: "zones", want: hostNothing,
+			next: now.Add(s.NodeFinalizerTimeout)},
+		"the_mode_is_off":       {settings: off, node: deletingNode("n", "u", now, s.NodeFinalizer), want: hostRelease},
+		"an_opt_out":            {settings: s, node: optedOut, keyProblem: "zones", want: hostNothing, next: now.Add(s.NodeFinalizerTimeout)},
+		"without_our_finalizer": {settings: s, node: deletingNode("n", "u", now.Add(-time.Hour), "other"), want: hostNothing},
+	} {
+		for _, state := range []presence{present, unclear} {
+			t.Run(name+"/"+string(state), func(t *testing.T) {
+				other := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "o", Finalizers: []string{s.NodeFinalizer}}}
+				h := host{value: "n", state: state, nodes: []*corev1.Node{other, tc.node}}
+				st := newPolicy(tc.settings, worldDriver).decideHost(h, cluster{now: now, keyProblem: tc.keyProblem}, false)
+				if st.action != tc.want || !st.next.Equal(tc.next) {
+					t.Errorf("decided to %s, next %v, want %s, next %v", st.action, st.next, tc.want, tc.next)
+				}
+			})
+		}
+	}
+}
+
+// TestPlannedWithACSINodeLeft: a drained Node counts as planned before its CSINode is deleted as well.
+func TestPlannedWithACSINodeLeft(t *testing.T) {
+	for name, tc := range map[string]struct {
+		h    host
+		want bool
+	}{
+		"drained":           {host{state: unclear, drained: true, last: lastSeen{name: "n", uid: "u", cordoned: true}}, true},
+		"in_use":            {host{state: unclear, last: lastSeen{name: "n", uid: "u", cordoned: true}}, false},
+		"not_cordoned":      {host{state: unclear, drained: true, last: lastSeen{name: "n", uid: "u"}}, false},
+		"a_loss_that_ended": {host{state: unclear, recorded: true, drained: true, last: lastSeen{name: "n", uid: "u", cordoned: true}}, false},
+		"missing":           {host{state: missing, drained: true, last: lastSeen{name: "n", uid: "u", cordoned: true}}, true},
+	} {
+		r := &memories{policy: newPolicy(settingsOf(0), worldDriver), hosts: map[string]*memory{}}
+		r.rememberHost(tc.h)
+		if m, _ := r.recall(tc.h.value); m.planned != tc.want {
+			t.Errorf("%s: planned is %v, want %v", name, m.planned, tc.want)
+		}
+	}
+}

@@ -1,0 +1,204 @@
+package nodecleanup
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/leaderelection/resourcelock"
+
+	"github.com/storage-controller/storage-controller/election"
+)
+
+// ten creates nine nodes beside keep; n1 and n2 have a bound pair each.
+func ten(f *fixture) (claims []*corev1.PersistentVolumeClaim) {
+	f.Helper()
+	for i := 1; i < 10; i++ {
+		f.node(fmt.Sprintf("n%d", i))
+	}
+	for i := 1; i <= 2; i++ {
+		_, pvc := f.bound(fmt.Sprintf("c%d", i), fmt.Sprintf("n%d", i))
+		claims = append(claims, pvc)
+	}
+	return claims
+}
+
+// twoHeld returns a running controller that holds the claims c1 and c2 of two lost nodes of ten.
+func twoHeld(t *testing.T, change func(f *fixture)) (f *fixture, claims []*corev1.PersistentVolumeClaim) {
+	t.Helper()
+	f = scenario(t, func(f *fixture) {
+		f.cfg.NodeCleanupWindow = shortGrace
+		if change != nil {
+			change(f)
+		}
+	})
+	claims = ten(f)
+	f.start()
+	f.observed("c1")
+	f.observed("c2")
+	f.deleteNode("n1")
+	f.deleteNode("n2")
+	f.held("n1")
+	f.held("n2")
+	return f, claims
+}
+
+func TestNodecontrollerScenarioBreaker(t *testing.T) {
+	t.Run("042_044_two_nodes_of_ten", func(t *testing.T) {
+		f, claims := twoHeld(t, nil)
+		f.onlyWrites("DELETE persistentvolumeclaims/c1")
+		f.metric(1, breakerOpen)
+		f.event("CSIDriver", f.driver, "NodeCleanupBreakerOpen", "2 of 10")
+		f.stays(3*shortGrace, claims[0], claims[1])
+		if n := f.times("CSIDriver", f.driver, "NodeCleanupBreakerOpen"); n != 1 {
+			t.Errorf("%d events for one trip", n)
+		}
+		f.stop() // 044
+		f.start()
+		f.metric(1, breakerOpen)
+		f.stays(2*shortGrace, claims[0], claims[1])
+		f.approve("", "n1")
+		f.claimDeleted("c1")
+		f.notHeld("n1")
+		f.stays(shortGrace, claims[1])
+		f.held("n2")
+		f.node("n2")
+		f.noRecord("n2")
+		f.metric(0, breakerOpen)
+		f.event("CSIDriver", f.driver, "NodeCleanupBreakerClosed", "")
+		f.untouched(claims[1])
+	})
+	t.Run("043_approve_all", func(t *testing.T) {
+		f, claims := twoHeld(t, nil)
+		f.onlyWrites("DELETE persistentvolumeclaims/c1", "DELETE persistentvolumeclaims/c2")
+		f.approve("", "*")
+		f.eventAbout("approve-until")
+		f.approve(in(-time.Minute), "*")
+		f.stays(shortGrace, claims[0], claims[1])
+		f.approve(in(time.Hour), "*")
+		f.claimDeleted("c1")
+		f.claimDeleted("c2")
+	})
+	t.Run("045_no_node_is_left", func(t *testing.T) {
+		f := scenario(t, func(f *fixture) { f.cfg.NodeCleanupMaxFraction, f.cfg.TopologyNodeKey = 1, f.key })
+		f.node("n")
+		_, pvc := f.bound("a", "n")
+		f.onlyWrites()
+		f.start()
+		f.observed("a")
+		f.deleteNode("keep")
+		f.deleteNode("n")
+		f.event("PersistentVolume", f.name("pv-a"), "NodeCleanupSkipped", "NoReadyNode")
+		f.stays(shortGrace, pvc)
+	})
+	t.Run("045_no_node_is_ready", func(t *testing.T) {
+		f := scenario(t, func(f *fixture) { f.cfg.NodeCleanupMaxFraction, f.cfg.TopologyNodeKey = 1, f.key })
+		_, pvc := f.bound("a", "n")
+		f.unready("keep")
+		f.onlyWrites()
+		f.start()
+		f.event("PersistentVolume", f.name("pv-a"), "NodeCleanupSkipped", "NoReadyNode")
+		f.stays(shortGrace, pvc)
+	})
+	t.Run("046_rate", func(t *testing.T) {
+		const all = 30
+		f := scenario(t, nil)
+		var may []string
+		for i := range all {
+			f.bound(fmt.Sprintf("c%d", i), "n")
+			may = append(may, fmt.Sprintf("DELETE persistentvolumeclaims/c%d", i))
+		}
+		f.onlyWrites(may...)
+		f.start()
+		due := f.missing("n").Since.Add(shortGrace)
+		f.passed(due, 20*time.Second)
+		f.stop()
+		var deletions []time.Time
+		for _, line := range may {
+			deletions = append(deletions, f.asked(line)...)
+		}
+		slices.SortFunc(deletions, time.Time.Compare)
+		if n := len(deletions); n < 15 || n > all {
+			t.Errorf("%d deletions after 20s", n)
+		}
+		for i, at := range deletions {
+			if d := at.Sub(due); float64(i+1) > 10.5+0.5*d.Seconds() {
+				t.Errorf("deletion %d was sent %v after the grace, want 10 at most and one per 2s", i+1, d)
+			}
+		}
+	})
+	t.Run("047_two_replicas", func(t *testing.T) {
+		f := scenario(t, nil)
+		f.onlyWrites("DELETE persistentvolumeclaims/a", "DELETE persistentvolumeclaims/b")
+		first, second := f.prepare(f.user), f.prepare(f.user)
+		f.bound("a", "n")
+		endFirst := f.campaign(first.c, "first")
+		f.leaseOf("first")
+		endSecond := f.campaign(second.c, "second")
+		f.claimDeleted("a")
+		deleted := func(p process) float64 {
+			n, err := p.value(actionsTotal, "claim_delete", "ok")
+			f.must(err)
+			return n
+		}
+		if deleted(first) != 1 || deleted(second) != 0 {
+			t.Errorf("the leader sent %v deletions, the standby %v", deleted(first), deleted(second))
+		}
+		endFirst()
+		f.bound("b", "n")
+		f.claimDeleted("b")
+		endSecond()
+		if deleted(first) != 1 || deleted(second) != 1 {
+			t.Errorf("the first leader sent %v deletions, the second %v", deleted(first), deleted(second))
+		}
+	})
+}
+
+// eventAbout waits for an event of the driver, about any object, whose message contains part.
+func (f *fixture) eventAbout(part string) {
+	f.Helper()
+	f.eventually("an event with "+part, func(context.Context) error {
+		if found := f.messages("", "", ""); !slices.ContainsFunc(found, func(m string) bool { return strings.Contains(m, part) }) {
+			return fmt.Errorf("there are %q", found)
+		}
+		return nil
+	})
+}
+
+// campaign runs a controller while it holds the Lease of the scenario. end ends that.
+func (f *fixture) campaign(c *Controller, identity string) (end func()) {
+	f.Helper()
+	lock, err := resourcelock.New(resourcelock.LeasesResourceLock, f.ns, "lease", f.client.CoreV1(), f.client.CoordinationV1(),
+		resourcelock.ResourceLockConfig{Identity: identity})
+	f.must(err)
+	cfg := election.Config{LeaseDuration: 5 * time.Second, RenewDeadline: 3 * time.Second, RetryPeriod: 500 * time.Millisecond}
+	candidate, err := election.NewCandidate(cfg, lock, election.NewMetrics(prometheus.NewRegistry()))
+	f.must(err)
+	ctx, cancel := context.WithCancel(context.WithoutCancel(f.Context()))
+	done := make(chan error, 1)
+	go func() { done <- candidate.Campaign(ctx, c.Run) }()
+	f.Cleanup(cancel)
+	return func() {
+		cancel()
+		<-done
+	}
+}
+
+// leaseOf waits until a replica holds the Lease.
+func (f *fixture) leaseOf(identity string) {
+	f.Helper()
+	f.eventually(identity+" leads", func(ctx context.Context) error {
+		lease, err := f.client.CoordinationV1().Leases(f.ns).Get(ctx, "lease", metav1.GetOptions{})
+		if err == nil && (lease.Spec.HolderIdentity == nil || *lease.Spec.HolderIdentity != identity) {
+			err = errors.New("another replica does")
+		}
+		return err
+	})
+}

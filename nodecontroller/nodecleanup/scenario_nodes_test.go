@@ -1,0 +1,522 @@
+package nodecleanup
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/dynamic"
+	storagehelpers "k8s.io/component-helpers/storage/volume"
+)
+
+// parity sets what the profile topolvm sets, for a driver of another name.
+func parity(f *fixture) {
+	f.cfg.NodeCleanupUnbound, f.cfg.NodeCleanupRetain = UnboundDelete, RetainClaim
+	f.cfg.NodeCleanupResource = []string{"resource=" + f.logicalVolumes().Resource + ".v1." + f.logicalVolumes().Group +
+		",node-field=spec.nodeName,finalizer=" + f.driver + "/logicalvolume,mark=" + f.driver + "/pendingdeletion=true,when=node-terminating"}
+}
+
+func manage(f *fixture) { f.cfg.NodeFinalizerMode = FinalizerManage }
+
+// logicalVolumes returns a kind of this scenario: the sweep of one must not see the objects of another.
+func (f *fixture) logicalVolumes() schema.GroupVersionResource {
+	return schema.GroupVersionResource{Group: f.driver, Version: "v1", Resource: "logicalvolumes"}
+}
+
+// customResources is the kind LogicalVolume of a scenario.
+type customResources struct {
+	*fixture
+	dynamic.NamespaceableResourceInterface
+}
+
+// installLogicalVolumes creates that kind.
+func (f *fixture) installLogicalVolumes() customResources {
+	f.Helper()
+	r := f.logicalVolumes()
+	body, err := json.Marshal(map[string]any{
+		"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+		"metadata": map[string]any{"name": r.Resource + "." + r.Group},
+		"spec": map[string]any{
+			"group": r.Group, "scope": "Cluster", "names": map[string]any{"kind": "LogicalVolume", "plural": r.Resource},
+			"versions": []any{map[string]any{"name": r.Version, "served": true, "storage": true, "schema": map[string]any{
+				"openAPIV3Schema": map[string]any{"type": "object", "x-kubernetes-preserve-unknown-fields": true}}}},
+		},
+	})
+	f.must(err)
+	f.must(f.client.Discovery().RESTClient().Post().AbsPath("/apis/apiextensions.k8s.io/v1/customresourcedefinitions").
+		SetHeader("Content-Type", "application/json").Body(body).Do(f.Context()).Error())
+	client, err := dynamic.NewForConfig(f.cp.Config())
+	f.must(err)
+	f.eventually("LogicalVolumes are served", func(ctx context.Context) error {
+		_, err := client.Resource(r).List(ctx, metav1.ListOptions{})
+		return err
+	})
+	return customResources{f, client.Resource(r)}
+}
+
+func (c customResources) create(name, node string) *unstructured.Unstructured {
+	c.Helper()
+	r := c.logicalVolumes()
+	obj, err := c.Create(c.Context(), &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": r.GroupVersion().String(), "kind": "LogicalVolume",
+		"metadata": map[string]any{"name": name, "finalizers": []any{c.driver + "/logicalvolume"}},
+		"spec":     map[string]any{"nodeName": c.name(node)},
+	}}, metav1.CreateOptions{})
+	c.must(err)
+	return obj
+}
+
+func (c customResources) exists(ctx context.Context, name string) (bool, error) {
+	_, err := c.Get(ctx, name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// deleted waits until custom resources do not exist.
+func (c customResources) deleted(names ...string) {
+	c.Helper()
+	for _, name := range names {
+		c.eventually("custom resource "+name+" is deleted", func(ctx context.Context) error {
+			there, err := c.exists(ctx, name)
+			if there {
+				err = errors.New("it exists")
+			}
+			return err
+		})
+	}
+}
+
+// kept checks that custom resources exist and that their deletion was not requested.
+func (c customResources) kept(names ...string) {
+	c.Helper()
+	for _, name := range names {
+		obj, err := c.Get(c.Context(), name, metav1.GetOptions{})
+		if err != nil || obj.GetDeletionTimestamp() != nil || len(obj.GetFinalizers()) == 0 {
+			c.Errorf("custom resource %s: %v, %v", name, obj, err)
+		}
+	}
+}
+
+// same checks that a custom resource was not written.
+func (c customResources) same(was *unstructured.Unstructured) {
+	c.Helper()
+	is, err := c.Get(c.Context(), was.GetName(), metav1.GetOptions{})
+	c.must(err)
+	if is.GetResourceVersion() != was.GetResourceVersion() {
+		c.Errorf("custom resource %s was changed: %v", was.GetName(), is)
+	}
+}
+
+// marked checks that a custom resource was marked, and had no finalizer, when it was deleted.
+func (c customResources) marked(was *unstructured.Unstructured) {
+	c.Helper()
+	w, err := c.Watch(c.Context(), metav1.ListOptions{ResourceVersion: was.GetResourceVersion()})
+	c.must(err)
+	defer w.Stop()
+	last := was
+	for e := range w.ResultChan() {
+		if obj, ok := e.Object.(*unstructured.Unstructured); ok && obj.GetName() == was.GetName() {
+			if last = obj; e.Type == watch.Deleted {
+				break
+			}
+		}
+	}
+	if last.GetAnnotations()[c.driver+"/pendingdeletion"] != "true" || len(last.GetFinalizers()) > 0 {
+		c.Errorf("it was deleted as %v", last)
+	}
+}
+
+func TestNodecontrollerScenarioNodes(t *testing.T) {
+	t.Run("007_claims_and_resources", func(t *testing.T) {
+		for what, create := range map[string]func(f *fixture){
+			"unbound": func(f *fixture) { f.selecting("a", "n") },
+			// The cache learns late that the last claim is being deleted: B1.
+			"bound": func(f *fixture) { f.bound("a", "n"); f.late("persistentvolumeclaims", 300*time.Millisecond) },
+		} {
+			t.Run(what, func(t *testing.T) {
+				f := scenario(t, func(f *fixture) { parity(f); f.cfg.NodeMissingGrace = time.Hour })
+				resources := f.installLogicalVolumes()
+				f.node("n", f.cfg.NodeFinalizer)
+				create(f)
+				lv, other := resources.create("lv", "n"), resources.create("other", "keep")
+				f.onlyWrites("DELETE persistentvolumeclaims/a", "PATCH logicalvolumes/lv", "DELETE logicalvolumes/lv", "PATCH nodes/n")
+				f.start()
+				f.observedNodes()
+				begin := time.Now()
+				f.deleteNode("n")
+				f.nodeDeleted("n")
+				if there, err := resources.exists(t.Context(), "lv"); there || err != nil {
+					t.Errorf("the Node was released before its custom resource was deleted: %t, %v", there, err)
+				}
+				f.claimDeleted("a")
+				f.soon("everything is deleted", begin, 10*time.Second)
+				resources.marked(lv)
+				resources.same(other)
+			})
+		}
+	})
+	t.Run("008_skip", func(t *testing.T) {
+		f := scenario(t, func(f *fixture) { parity(f); f.cfg.SkipNodeFinalize = true })
+		resources := f.installLogicalVolumes()
+		f.node("n", f.cfg.NodeFinalizer)
+		pvc, lv := f.selecting("a", "n"), resources.create("lv", "n")
+		f.onlyWrites("PATCH nodes/n")
+		f.start()
+		f.deleteNode("n")
+		f.nodeDeleted("n")
+		f.stays(shortGrace, pvc)
+		resources.same(lv)
+	})
+	t.Run("009_other_class", func(t *testing.T) {
+		f := scenario(t, parity)
+		f.node("n", f.cfg.NodeFinalizer)
+		other := f.claim("other", func(pvc *corev1.PersistentVolumeClaim) {
+			pvc.Annotations[storagehelpers.AnnSelectedNode] = f.name("n")
+			*pvc.Spec.StorageClassName = "of-another-driver"
+		})
+		none := f.claim("none", func(pvc *corev1.PersistentVolumeClaim) {
+			pvc.Annotations[storagehelpers.AnnSelectedNode] = f.name("n")
+			pvc.Spec.StorageClassName = nil
+		})
+		f.onlyWrites("PATCH nodes/n")
+		f.start()
+		f.deleteNode("n")
+		f.nodeDeleted("n")
+		f.stays(shortGrace, other, none)
+	})
+	t.Run("010_affinity_mismatch", func(t *testing.T) {
+		f := scenario(t, parity)
+		f.node("n", f.cfg.NodeFinalizer)
+		f.node("m")
+		pv, pvc := f.boundTo("a", []string{"m"}, nil, func(pvc *corev1.PersistentVolumeClaim) {
+			pvc.Annotations[storagehelpers.AnnSelectedNode] = f.name("n")
+		})
+		f.onlyWrites("PATCH nodes/n")
+		f.start()
+		f.deleteNode("n")
+		f.nodeDeleted("n")
+		f.event("PersistentVolumeClaim", "a", "NodeCleanupSkipped", "AffinityMismatch")
+		f.untouched(pv, pvc)
+	})
+	t.Run("011_086_bound_pair_and_its_pod", func(t *testing.T) {
+		f := scenario(t, parity)
+		// The finalizer path does not need a healthy control plane: B9.
+		f.denied(http.MethodGet, "/namespaces/"+metav1.NamespaceSystem)
+		f.node("n", f.cfg.NodeFinalizer)
+		pv, _ := f.bound("a", "n")
+		pod := f.pod("p", "a", f.name("n"))
+		f.onlyWrites("DELETE persistentvolumeclaims/a", "PATCH nodes/n")
+		f.start()
+		f.observed("a")
+		f.deleteNode("n")
+		f.nodeDeleted("n")
+		f.claimDeleted("a")
+		f.untouched(pod, pv)
+		if len(f.getClaim("a").Finalizers) != 1 {
+			t.Error("the controller removed the protection of the claim")
+		}
+	})
+	t.Run("012_finalizer_twice", func(t *testing.T) {
+		f := scenario(t, parity)
+		f.node("n", f.cfg.NodeFinalizer, "x.example.com/other", f.cfg.NodeFinalizer)
+		f.onlyWrites("PATCH nodes/n")
+		f.start()
+		f.deleteNode("n")
+		f.finalizers("n", "x.example.com/other")
+	})
+	t.Run("013_manage", func(t *testing.T) {
+		f := scenario(t, manage)
+		f.node("n")
+		f.node("m") // without a volume
+		f.volume("v", []string{"n"}, nil)
+		f.onlyWrites("PATCH nodes/keep", "PATCH nodes/n", "PATCH nodes/m")
+		f.start()
+		f.finalizers("n", f.cfg.NodeFinalizer)
+		f.finalizers("m", f.cfg.NodeFinalizer)
+		begin := time.Now()
+		f.registered("n", "")
+		f.registered("m", "")
+		f.finalizers("m")
+		if writes := f.asked("PATCH nodes/m"); writes[len(writes)-1].Sub(begin) < shortGrace {
+			t.Errorf("removed %v after the driver, want %v at least", writes[len(writes)-1].Sub(begin), shortGrace)
+		}
+		f.passed(time.Now(), shortGrace)
+		f.finalizers("n", f.cfg.NodeFinalizer) // its volume exists
+		f.removeVolume("v")
+		f.finalizers("n")
+	})
+	t.Run("014_manage_terminating", func(t *testing.T) {
+		f := scenario(t, manage)
+		f.node("n", "x.example.com/other")
+		f.must(f.client.CoreV1().Nodes().Delete(t.Context(), f.name("n"), metav1.DeleteOptions{}))
+		node, err := f.client.CoreV1().Nodes().Get(t.Context(), f.name("n"), metav1.GetOptions{})
+		f.must(err)
+		f.onlyWrites("PATCH nodes/keep")
+		f.start()
+		f.finalizers("keep", f.cfg.NodeFinalizer)
+		f.stays(shortGrace, node)
+		// The API server refuses such a patch, so that the Node does not show whether one was sent.
+		if n := len(f.asked("PATCH nodes/n")); n > 0 {
+			t.Errorf("%d patches were sent", n)
+		}
+		if n := f.failures(); n > 0 {
+			t.Errorf("%v errors were counted", n)
+		}
+	})
+	t.Run("015_wait_for_others", func(t *testing.T) {
+		const drain = "x.example.com/drain"
+		waits := func(f *fixture) { f.cfg.NodeFinalizerWaitForOthers = true }
+		t.Run("of_a_ready_node", func(t *testing.T) {
+			f := scenario(t, waits)
+			f.node("n", f.cfg.NodeFinalizer, drain)
+			_, pvc := f.bound("a", "n")
+			f.onlyWrites("DELETE persistentvolumeclaims/a", "PATCH nodes/n")
+			f.start()
+			f.deleteNode("n")
+			f.stays(shortGrace, pvc)
+			f.finalizers("n", f.cfg.NodeFinalizer, drain)
+			f.patchNode("n", fmt.Sprintf(`{"metadata":{"finalizers":["%s"]}}`, f.cfg.NodeFinalizer))
+			f.nodeDeleted("n")
+			f.claimDeleted("a")
+		})
+		t.Run("of_no_other_node", func(t *testing.T) {
+			f := scenario(t, waits)
+			f.node("n", f.cfg.NodeFinalizer, drain)
+			f.unready("n")
+			f.bound("a", "n")
+			f.onlyWrites("DELETE persistentvolumeclaims/a", "PATCH nodes/n")
+			f.start()
+			f.deleteNode("n")
+			f.claimDeleted("a")
+			f.finalizers("n", drain)
+		})
+	})
+	t.Run("016_timeout", func(t *testing.T) {
+		f := scenario(t, func(f *fixture) {
+			f.cfg.NodeDeleteGrace, f.cfg.NodeFinalizerTimeout, f.cfg.NodeMissingGrace = time.Hour, 5*time.Second, time.Hour
+		})
+		f.node("n", f.cfg.NodeFinalizer)
+		_, pvc := f.bound("a", "n")
+		f.onlyWrites("PATCH nodes/n")
+		f.start()
+		f.deleteNode("n")
+		begin := time.Now()
+		f.nodeDeleted("n")
+		if d := time.Since(begin); d < 4*time.Second || d > 8*time.Second {
+			t.Errorf("deleted after %v", d)
+		}
+		f.event("Node", f.name("n"), "NodeFinalizerTimeout", "5s")
+		f.missing("n")
+		f.stays(shortGrace, pvc)
+	})
+	t.Run("017_opt_out_outlives_the_node", func(t *testing.T) {
+		f := scenario(t, func(f *fixture) { f.cfg.NodeDeleteGrace = time.Hour })
+		f.node("n", f.cfg.NodeFinalizer)
+		pv, pvc := f.bound("a", "n")
+		f.onlyWrites("PATCH nodes/n")
+		// A process that exits between the two writes must not have released the Node first.
+		var early atomic.Bool
+		f.proxied(func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
+			if r.Method == http.MethodPatch && strings.HasSuffix(r.URL.Path, "/nodes/"+f.name("n")) {
+				all, err := f.records(r.Context())
+				early.CompareAndSwap(false, err != nil || !all[f.name("n")].OptedOut)
+			}
+			pass.ServeHTTP(w, r)
+		})
+		f.start()
+		f.deleteNode("n")
+		f.untilRecord("n", "exists", func(n *LostNode) bool { return n != nil })
+		f.says("Node", "n", disabled)
+		f.nodeDeleted("n")
+		if early.Load() {
+			t.Error("the Node was released before the record had its opt-out")
+		}
+		f.optedOut("n")
+		f.stays(2*shortGrace, pv, pvc)
+		f.stop()
+		f.start()
+		f.stays(2*shortGrace, pv, pvc)
+	})
+	t.Run("018_controller_starts_later", func(t *testing.T) {
+		f := scenario(t, parity)
+		resources := f.installLogicalVolumes()
+		f.node("n", f.cfg.NodeFinalizer)
+		f.selecting("a", "n")
+		f.bound("b", "n")
+		lv := resources.create("lv", "n")
+		f.deleteNode("n")
+		begin := time.Now()
+		f.onlyWrites("DELETE persistentvolumeclaims/a", "PATCH logicalvolumes/lv", "DELETE logicalvolumes/lv",
+			"DELETE persistentvolumeclaims/b", "PATCH nodes/n")
+		f.start()
+		f.nodeDeleted("n")
+		f.claimDeleted("a")
+		f.claimDeleted("b")
+		resources.deleted("lv")
+		f.soon("everything is deleted", begin, 10*time.Second)
+		resources.marked(lv)
+	})
+	t.Run("019_remove_finalizers", func(t *testing.T) {
+		f := scenario(t, nil)
+		nodes := []string{"a", "b", "c"}
+		for _, n := range nodes {
+			f.node(n, f.cfg.NodeFinalizer, "x.example.com/other")
+		}
+		f.onlyWrites("PATCH nodes/a", "PATCH nodes/b", "PATCH nodes/c")
+		api := f.recorded()
+		var plan, done strings.Builder
+		f.must(RemoveFinalizers(t.Context(), f.cfg, api, false, &plan))
+		for _, n := range nodes {
+			f.finalizers(n, f.cfg.NodeFinalizer, "x.example.com/other")
+			if !strings.Contains(plan.String(), f.name(n)) {
+				t.Errorf("the plan lacks %s: %s", n, &plan)
+			}
+		}
+		f.must(RemoveFinalizers(t.Context(), f.cfg, api, true, &done))
+		for _, n := range nodes {
+			f.finalizers(n, "x.example.com/other")
+		}
+	})
+	t.Run("019_remove_finalizers_while_managed", func(t *testing.T) {
+		f := scenario(t, manage)
+		f.node("n")
+		f.start()
+		f.finalizers("n", f.cfg.NodeFinalizer)
+		f.finalizers("keep", f.cfg.NodeFinalizer)
+		err := RemoveFinalizers(t.Context(), f.cfg, f.client, true, &strings.Builder{})
+		if err == nil || !strings.Contains(err.Error(), f.cfg.NodeFinalizer) || !strings.Contains(err.Error(), "--node-finalizer-mode") {
+			t.Errorf("got %v", err)
+		}
+	})
+	t.Run("020_kind_not_installed", func(t *testing.T) {
+		f := scenario(t, parity)
+		f.node("n", f.cfg.NodeFinalizer)
+		f.selecting("a", "n")
+		f.onlyWrites("DELETE persistentvolumeclaims/a", "PATCH nodes/n")
+		f.start()
+		f.observedNodes()
+		begin := time.Now()
+		f.deleteNode("n")
+		f.nodeDeleted("n")
+		f.claimDeleted("a")
+		f.soon("everything is deleted", begin, 10*time.Second)
+	})
+	t.Run("087_breaker_is_open", func(t *testing.T) {
+		f := scenario(t, func(f *fixture) { f.cfg.NodeMissingGrace = time.Hour })
+		f.node("n", f.cfg.NodeFinalizer)
+		f.bound("x", "lost-x")
+		f.bound("y", "lost-y")
+		pv, pvc := f.bound("a", "n")
+		f.onlyWrites("PATCH nodes/n")
+		f.start()
+		f.metric(1, breakerOpen)
+		begin := time.Now()
+		f.deleteNode("n")
+		f.nodeDeleted("n")
+		f.soon("the Node is deleted", begin, 10*time.Second)
+		if all, err := f.records(t.Context()); err != nil || all[f.name("n")].Held != HeldByBreaker || all[f.name("n")].Node != f.name("n") {
+			t.Errorf("the records are %+v, %v", all, err)
+		}
+		f.event("Node", f.name("n"), "NodeCleanupSkipped", "held")
+		f.stays(shortGrace, pv, pvc)
+	})
+	t.Run("088_leaked_resources", func(t *testing.T) {
+		f := scenario(t, func(f *fixture) { parity(f); f.cfg.NodeCleanupResourceSweep = time.Second })
+		resources := f.installLogicalVolumes()
+		kept := resources.create("kept", "keep")
+		resources.create("leaked", "never")
+		f.onlyWrites("PATCH logicalvolumes/leaked", "DELETE logicalvolumes/leaked")
+		f.start()
+		begin := time.Now()
+		resources.deleted("leaked")
+		if d := f.asked("DELETE logicalvolumes/leaked")[0].Sub(begin); d < shortGrace-time.Second {
+			t.Errorf("deleted after %v, want %v at least", d, shortGrace)
+		}
+		resources.same(kept)
+	})
+}
+
+// TestPlannedRemoval: nodes that were drained before their deletion do not count for the breaker.
+func TestPlannedRemoval(t *testing.T) {
+	cordon := func(f *fixture, n string) { f.patchNode(n, `{"spec":{"unschedulable":true}}`) }
+	for name, finalizer := range map[string]bool{"with_our_finalizer": true, "without": false} {
+		t.Run(name, func(t *testing.T) {
+			f := scenario(t, nil)
+			nodes := []string{"n1", "n2", "n3"}
+			for _, n := range nodes {
+				f.node(n)
+				if finalizer {
+					f.patchNode(n, `{"metadata":{"finalizers":["`+f.cfg.NodeFinalizer+`"]}}`)
+				}
+				f.bound("c"+n, n)
+				cordon(f, n)
+			}
+			f.start()
+			f.observed("cn3")
+			for _, n := range nodes {
+				f.deleteNode(n)
+			}
+			for _, n := range nodes {
+				f.claimDeleted("c" + n)
+				f.nodeDeleted(n)
+			}
+			if open := f.messages("CSIDriver", f.driver, "NodeCleanupBreakerOpen"); len(open) > 0 {
+				t.Errorf("the breaker opened: %q", open)
+			}
+			// A planned removal does not make room for an unplanned loss either, nor does it use it up.
+			f.node("m")
+			f.bound("m", "m")
+			f.observed("m")
+			f.deleteNode("m")
+			f.claimDeleted("m")
+		})
+	}
+	t.Run("a_pod_uses_a_volume", func(t *testing.T) {
+		f := scenario(t, nil)
+		var claims []*corev1.PersistentVolumeClaim
+		for _, n := range []string{"n1", "n2", "n3"} {
+			f.node(n)
+			_, pvc := f.bound("c"+n, n)
+			claims = append(claims, pvc)
+			f.pod("p"+n, "c"+n, f.name(n))
+			cordon(f, n)
+		}
+		f.start()
+		f.observed("cn3")
+		for _, n := range []string{"n1", "n2", "n3"} {
+			f.deleteNode(n)
+		}
+		f.metric(1, breakerOpen)
+		f.held("n3")
+		f.stays(2*shortGrace, claims[2])
+	})
+	t.Run("cordoned_after_its_deletion", func(t *testing.T) {
+		f := scenario(t, func(f *fixture) { f.cfg.NodeDeleteGrace = time.Hour })
+		for _, n := range []string{"n1", "n2", "n3"} {
+			f.node(n, f.cfg.NodeFinalizer)
+			f.bound("c"+n, n)
+		}
+		f.start()
+		f.observed("cn3")
+		for _, n := range []string{"n1", "n2", "n3"} {
+			f.deleteNode(n)
+			f.untilRecord(n, "exists", func(r *LostNode) bool { return r != nil })
+			cordon(f, n)
+		}
+		f.metric(1, breakerOpen)
+	})
+}

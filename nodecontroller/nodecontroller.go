@@ -1,0 +1,158 @@
+package nodecontroller
+
+import (
+	"context"
+	"errors"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/errgroup"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/record"
+
+	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/volumelock"
+	"github.com/storage-controller/storage-controller/internal/workloop"
+	"github.com/storage-controller/storage-controller/nodecontroller/nodecleanup"
+	"github.com/storage-controller/storage-controller/nodecontroller/pvcfinalizer"
+	"github.com/storage-controller/storage-controller/nodecontroller/resizenudge"
+	"github.com/storage-controller/storage-controller/nodecontroller/servingcert"
+	"github.com/storage-controller/storage-controller/nodecontroller/webhook"
+)
+
+// Deps holds the dependencies of the role. All fields are required unless noted.
+type Deps struct {
+	Driver    string // its name, as the driver reports it
+	Client    kubernetes.Interface
+	Dynamic   dynamic.Interface // for custom resources
+	Informers *kube.Informers   // retain [Config.RetainedFields]
+	Locks     *volumelock.Locks // shared with the loops that call the driver
+	Events    record.EventRecorder
+	Registry  prometheus.Registerer
+	Queues    *workloop.Metrics
+	// UnthrottledClient has no rate limit, for requests that pods wait for; nil means Client.
+	UnthrottledClient kubernetes.Interface
+	// Namespace is the namespace of the process. Without it, modes that delete are refused.
+	Namespace string
+}
+
+// Controller runs the parts of the role.
+type Controller struct {
+	cleanup      *nodecleanup.Controller
+	pvcFinalizer *pvcfinalizer.Controller
+	resizeNudge  *resizenudge.Controller
+	webhooks     *webhooks // nil: off
+}
+
+// webhooks serves the admission webhooks with their certificate.
+type webhooks struct {
+	server      *webhook.Server
+	certificate *servingcert.Manager
+}
+
+// New checks cfg, which is resolved, and requests the informers. It starts nothing; see
+// [Controller.Run] and [Controller.Serve].
+func New(cfg Config, deps Deps) (*Controller, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	if deps.UnthrottledClient == nil {
+		deps.UnthrottledClient = deps.Client
+	}
+	c := &Controller{pvcFinalizer: newPVCFinalizer(cfg, deps), resizeNudge: newResizeNudge(cfg, deps)}
+	var err error
+	if c.webhooks, err = newWebhooks(cfg, deps); err != nil {
+		return nil, err
+	}
+	// the last step: a role whose New fails is built again, and this one registers event handlers
+	c.cleanup, err = nodecleanup.New(nodecleanup.Config{
+		Settings: cfg.Settings, Workers: cfg.Workers, Timeout: cfg.Timeout,
+		RetryIntervalStart: cfg.RetryIntervalStart, RetryIntervalMax: cfg.RetryIntervalMax,
+	}, nodecleanup.Deps{
+		Driver: deps.Driver, Client: deps.Client, Dynamic: deps.Dynamic, Informers: deps.Informers, Locks: deps.Locks, Events: deps.Events,
+		Registry: deps.Registry, Queues: deps.Queues, Namespace: deps.Namespace,
+	})
+	return c, err
+}
+
+func newPVCFinalizer(cfg Config, deps Deps) *pvcfinalizer.Controller {
+	return pvcfinalizer.New(pvcfinalizer.Config{
+		Mode: cfg.PVCFinalizerMode, Finalizer: cfg.PVCFinalizer, Obsolete: cfg.PVCObsoleteFinalizers,
+		PodDeletion: cfg.PVCPodDeletion, PodDeletionGrace: cfg.PVCPodDeletionGrace,
+		Workers: cfg.Workers, Timeout: cfg.Timeout, RetryIntervalStart: cfg.RetryIntervalStart, RetryIntervalMax: cfg.RetryIntervalMax,
+	}, pvcfinalizer.Deps{Client: deps.Client, Informers: deps.Informers, Events: deps.Events, Registry: deps.Registry, Queues: deps.Queues})
+}
+
+func newResizeNudge(cfg Config, deps Deps) *resizenudge.Controller {
+	return resizenudge.New(resizenudge.Config{
+		Enabled: cfg.ResizeNudge, Driver: deps.Driver, Annotation: cfg.ResizeAnnotation,
+		Workers: cfg.Workers, Timeout: cfg.Timeout, RetryIntervalStart: cfg.RetryIntervalStart, RetryIntervalMax: cfg.RetryIntervalMax,
+	}, resizenudge.Deps{Client: deps.Client, Informers: deps.Informers, Events: deps.Events, Registry: deps.Registry, Queues: deps.Queues})
+}
+
+// defaultVolumeSize is the size of claims without a request. The API server accepts no such claims, but
+// a claim template of a pod reaches the webhook before it is validated.
+const defaultVolumeSize = 1 << 30
+
+// newWebhooks returns nil if the webhooks are off.
+func newWebhooks(cfg Config, deps Deps) (*webhooks, error) {
+	if !cfg.EnableWebhooks {
+		return nil, nil
+	}
+	finalizer := ""
+	if cfg.PVCFinalizerMode == pvcfinalizer.ModeEnforce {
+		finalizer = cfg.PVCFinalizer
+	}
+	certificate, err := servingcert.New(servingcert.Config{
+		Mode: cfg.WebhookCertMode, Dir: cfg.CertDir, Secret: cfg.WebhookCertSecret, Service: cfg.WebhookService,
+		Namespace: deps.Namespace, WebhookConfig: cfg.WebhookConfigName,
+	}, deps.UnthrottledClient, deps.Registry)
+	if err != nil {
+		return nil, err
+	}
+	server, err := webhook.New(webhook.Config{
+		Driver: deps.Driver, Address: cfg.WebhookAddr, ShutdownDelay: cfg.ShutdownDelay, ClaimFinalizer: finalizer,
+		CapacityResource: cfg.CapacityResource, CapacityAnnotationPrefix: cfg.CapacityAnnotationPrefix,
+		DeviceClassParameter: cfg.DeviceClassParameter, DefaultDeviceClass: cfg.DefaultDeviceClass, DefaultVolumeSize: defaultVolumeSize,
+	}, webhook.Deps{
+		Client: deps.UnthrottledClient, Claims: deps.Informers.Claims(), Classes: deps.Informers.Classes(), Registry: deps.Registry,
+		GetCertificate: certificate.GetCertificate,
+	})
+	return &webhooks{server, certificate}, err
+}
+
+// Run does the work of the leader until ctx ends, and returns after the last worker has stopped. It
+// may be called again.
+func (c *Controller) Run(ctx context.Context) error {
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return c.cleanup.Run(ctx) })
+	group.Go(func() error { return c.pvcFinalizer.Run(ctx) })
+	group.Go(func() error { return c.resizeNudge.Run(ctx) })
+	if c.webhooks != nil {
+		group.Go(func() error { return c.webhooks.certificate.Lead(ctx) })
+	}
+	return group.Wait()
+}
+
+// LostNodes returns the records of lost nodes, as this replica knows them.
+func (c *Controller) LostNodes() []nodecleanup.LostNode { return c.cleanup.LostNodes() }
+
+// Serve serves the webhooks until ctx ends, on every replica. It returns after the last response.
+func (c *Controller) Serve(ctx context.Context) error {
+	if c.webhooks == nil {
+		<-ctx.Done()
+		return context.Cause(ctx)
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { c.webhooks.certificate.Run(ctx); return nil })
+	group.Go(func() error { return c.webhooks.server.Serve(ctx) })
+	return group.Wait()
+}
+
+// Ready returns an error while this replica cannot serve the webhooks.
+func (c *Controller) Ready() error {
+	if c.webhooks == nil {
+		return nil
+	}
+	return errors.Join(c.webhooks.server.Ready(), c.webhooks.certificate.Ready())
+}

@@ -1,0 +1,167 @@
+package webhook
+
+import (
+	"context"
+	"fmt"
+
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+)
+
+// maxReads bounds the live reads that one request makes at the same time.
+const maxReads = 10
+
+// Annotations of the default StorageClass.
+const (
+	annDefaultClass     = "storageclass.kubernetes.io/is-default-class"
+	annBetaDefaultClass = "storageclass.beta.kubernetes.io/is-default-class"
+)
+
+// lookup reads claims and StorageClasses for one request: from the caches, and live what they do
+// not have. Nothing is read live twice.
+type lookup struct {
+	*Server
+	ctx         context.Context
+	namespace   string
+	liveClaims  map[string]*corev1.PersistentVolumeClaim // nil: not found
+	liveClasses map[string]*storagev1.StorageClass
+}
+
+func (s *Server) newLookup(ctx context.Context, namespace string) *lookup {
+	return &lookup{
+		s, ctx, namespace, map[string]*corev1.PersistentVolumeClaim{}, map[string]*storagev1.StorageClass{},
+	}
+}
+
+// claim returns the claim of that name, nil if it is not found. It may be stale unless it was confirmed.
+func (l *lookup) claim(name string) *corev1.PersistentVolumeClaim {
+	if live, read := l.liveClaims[name]; read {
+		return live
+	}
+	cached, _ := l.deps.Claims.Get(l.namespace + "/" + name)
+	return cached
+}
+
+// find reads the claims of names that the cache does not have.
+func (l *lookup) find(names []string) error {
+	var missing []string
+	for _, name := range names {
+		if l.claim(name) == nil {
+			missing = append(missing, name)
+		}
+	}
+	return l.confirm(missing)
+}
+
+// confirm reads the claims of names live, up to [maxReads] at the same time.
+func (l *lookup) confirm(names []string) error {
+	claims := make([]*corev1.PersistentVolumeClaim, len(names))
+	group, ctx := errgroup.WithContext(l.ctx)
+	group.SetLimit(maxReads)
+	for i, name := range names {
+		if _, read := l.liveClaims[name]; read {
+			claims[i] = l.liveClaims[name]
+			continue
+		}
+		group.Go(func() (err error) {
+			defer recoverAs(ctx, &err) // in this goroutine a panic would end the process
+			claims[i], err = l.readClaim(ctx, name)
+			return err
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return err
+	}
+	for i, name := range names {
+		l.liveClaims[name] = claims[i]
+	}
+	return nil
+}
+
+func (l *lookup) readClaim(ctx context.Context, name string) (*corev1.PersistentVolumeClaim, error) {
+	l.metrics.liveReads.Inc()
+	claim, err := l.deps.Client.CoreV1().PersistentVolumeClaims(l.namespace).Get(ctx, name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		return nil, nil
+	case err != nil:
+		return nil, fmt.Errorf("reading PersistentVolumeClaim %q: %w", l.namespace+"/"+name, err)
+	}
+	return claim, nil
+}
+
+// class returns the StorageClass of that name, nil if it is not found. A class that the cache does
+// not have is read live: it is often created together with its claims.
+func (l *lookup) class(name string) (*storagev1.StorageClass, error) {
+	if len(validation.IsDNS1123Subdomain(name)) > 0 {
+		return nil, nil // no class, or no name of an object
+	}
+	if cached, ok := l.deps.Classes.Get(name); ok {
+		return cached, nil
+	}
+	if live, read := l.liveClasses[name]; read {
+		return live, nil
+	}
+	l.metrics.liveReads.Inc()
+	class, err := l.deps.Client.StorageV1().StorageClasses().Get(l.ctx, name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		class, err = nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("reading StorageClass %q: %w", name, err)
+	}
+	l.liveClasses[name] = class
+	return class, nil
+}
+
+// deviceClass returns the device class of a claim with the StorageClass name, which is nil for a
+// claim without one. It returns "" if the StorageClass is none of the driver.
+func (l *lookup) deviceClass(name *string) (string, error) {
+	if name == nil {
+		if class := defaultOf(l.deps.Classes.List()); class != nil {
+			name = &class.Name
+		}
+	}
+	if name == nil {
+		return "", nil
+	}
+	class, err := l.class(*name)
+	if class == nil || err != nil || class.Provisioner != l.cfg.Driver {
+		return "", err
+	}
+	if device := class.Parameters[l.cfg.DeviceClassParameter]; device != "" {
+		return device, nil
+	}
+	return l.cfg.DefaultDeviceClass, nil // the driver treats an empty parameter alike
+}
+
+// defaultOf returns the default among classes, nil if there is none.
+func defaultOf(classes []*storagev1.StorageClass) (found *storagev1.StorageClass) {
+	for _, class := range classes {
+		isDefault := class.Annotations[annDefaultClass] == "true" || class.Annotations[annBetaDefaultClass] == "true"
+		if isDefault && (found == nil || precedes(class, found)) {
+			found = class
+		}
+	}
+	return found
+}
+
+// precedes reports whether Kubernetes prefers a to b as the default: the newest, then by name.
+func precedes(a, b *storagev1.StorageClass) bool {
+	if a.CreationTimestamp.Equal(&b.CreationTimestamp) {
+		return a.Name < b.Name
+	}
+	return b.CreationTimestamp.Before(&a.CreationTimestamp)
+}
+
+// className returns the StorageClass that a claim or its template names, nil for none.
+func className(annotations map[string]string, field *string) *string {
+	if name, ok := annotations[corev1.BetaStorageClassAnnotation]; ok {
+		return &name
+	}
+	return field
+}
