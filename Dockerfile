@@ -1,6 +1,6 @@
 # syntax=docker/dockerfile:1
-# The image has the program, the links csi-provisioner and csi-attacher to it, and CA
-# certificates, but no shell and no libraries. Build it from the root of the repository:
+# The image has the program, the links csi-provisioner, csi-attacher and csi-resizer to it, and
+# CA certificates, but no shell and no libraries. Build it from the root of the repository:
 #
 #   docker build --build-arg VERSION="$(git describe --tags --always)" \
 #     --build-arg SOURCE_DATE_EPOCH="$(git log -1 --format=%ct)" -t storage-controller:dev .
@@ -21,6 +21,7 @@ RUN mkdir -p /out/etc/ssl/certs \
  && cp /etc/ssl/certs/ca-certificates.crt /out/etc/ssl/certs/ca-certificates.crt \
  && ln -s storage-controller /out/csi-provisioner \
  && ln -s storage-controller /out/csi-attacher \
+ && ln -s storage-controller /out/csi-resizer \
  && find /out -exec touch --no-dereference --date=@$SOURCE_DATE_EPOCH {} +
 
 FROM scratch

@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/volumerules"
 )
 
 // driver holds the name of the driver, its capabilities and the settings that decisions
@@ -89,7 +90,7 @@ func (d driver) decideAttach(s attachmentState) step {
 	}
 	// The checks that follow come before the finalizer of the VolumeAttachment, so that one
 	// that cannot be attached can be deleted without a detach.
-	if _, err := d.accessMode(src.spec.AccessModes); err != nil {
+	if _, err := volumerules.AccessMode(src.spec.AccessModes, d.singleNodeMultiWriter); err != nil {
 		return fail(err)
 	}
 	if src.secrets != nil && !s.secretsRead {

@@ -5,7 +5,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/container-storage-interface/spec/lib/go/csi"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -392,31 +391,6 @@ func TestPublishRequest(t *testing.T) {
 	pv.Spec.VolumeMode = ptr.To(corev1.PersistentVolumeBlock)
 	if r, err = d.publishRequest(src, "id-1", nil); err != nil || r.GetVolumeCapability().GetBlock() == nil {
 		t.Errorf("%v: %v", err, r)
-	}
-}
-
-func TestAccessMode(t *testing.T) {
-	type modes = []corev1.PersistentVolumeAccessMode
-	for _, tt := range []struct {
-		modes      modes
-		want, with csi.VolumeCapability_AccessMode_Mode
-		err        error
-	}{
-		{modes{rwop}, writer, single, nil}, {modes{rwop, rwo}, 0, 0, errExclusiveMode}, {modes{rwo, rwop}, 0, 0, errExclusiveMode},
-		{modes{rwx}, writers, writers, nil}, {modes{rwx, rox, rwo}, writers, writers, nil}, {modes{rox, rwo}, 0, 0, errMixedModes},
-		{modes{rox}, reader, reader, nil}, {modes{rwo, rwo}, writer, multi, nil},
-	} {
-		for has, want := range map[bool]csi.VolumeCapability_AccessMode_Mode{false: tt.want, true: tt.with} {
-			got, err := testDriver(func(d *driver) { d.singleNodeMultiWriter = has }).accessMode(tt.modes)
-			if err != tt.err || got != want {
-				t.Errorf("%v, SINGLE_NODE_MULTI_WRITER %t: %v, %v", tt.modes, has, got, err)
-			}
-		}
-	}
-	for _, m := range []modes{nil, {"Some"}} {
-		if _, err := testDriver(nil).accessMode(m); err == nil || !strings.Contains(err.Error(), "unsupported AccessMode combination") {
-			t.Errorf("%v: %v", m, err)
-		}
 	}
 }
 

@@ -3,13 +3,13 @@ package attacher
 import (
 	"errors"
 	"fmt"
-	"slices"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 
 	"github.com/storage-controller/storage-controller/internal/migration"
+	"github.com/storage-controller/storage-controller/internal/volumerules"
 )
 
 // source identifies the volume of a VolumeAttachment.
@@ -32,9 +32,6 @@ var (
 	errNoSource         = errors.New("neither InlineCSIVolumeSource nor PersistentVolumeName specified in VA source")
 	errInlineWithoutCSI = errors.New("inline volume spec contains nil CSI source")
 	errNotCSI           = errors.New("pv spec contained non-csi source that was not migrated")
-	errExclusiveMode    = errors.New("Kubernetes does not support use of ReadWriteOncePod with other access modes " +
-		"on the same PersistentVolume")
-	errMixedModes = errors.New("CSI does not support ReadOnlyMany and ReadWriteOnce on the same PersistentVolume")
 )
 
 // resolve returns the volume of va. pv is the PersistentVolume that va names, nil if it
@@ -84,7 +81,7 @@ func volumeNotFound(name string) error { return fmt.Errorf("persistentvolume %q 
 
 // publishRequest returns the request that attaches src to the node with that node ID.
 func (d driver) publishRequest(src source, nodeID string, secrets map[string]string) (*csi.ControllerPublishVolumeRequest, error) {
-	capability, err := d.capability(src.spec)
+	capability, err := volumerules.Capability(src.spec, d.defaultFSType, d.singleNodeMultiWriter)
 	if err != nil {
 		return nil, err
 	}
@@ -96,48 +93,4 @@ func (d driver) publishRequest(src source, nodeID string, secrets map[string]str
 		VolumeContext:    src.spec.CSI.VolumeAttributes,
 		Secrets:          secrets,
 	}, nil
-}
-
-func (d driver) capability(spec *corev1.PersistentVolumeSpec) (*csi.VolumeCapability, error) {
-	mode, err := d.accessMode(spec.AccessModes)
-	if err != nil {
-		return nil, err
-	}
-	c := &csi.VolumeCapability{AccessMode: &csi.VolumeCapability_AccessMode{Mode: mode}}
-	if spec.VolumeMode != nil && *spec.VolumeMode == corev1.PersistentVolumeBlock {
-		c.AccessType = &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}
-		return c, nil
-	}
-	fsType := spec.CSI.FSType
-	if fsType == "" {
-		fsType = d.defaultFSType
-	}
-	c.AccessType = &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: fsType, MountFlags: spec.MountOptions}}
-	return c, nil
-}
-
-// accessMode returns the access mode of the request: the most permissive of modes.
-func (d driver) accessMode(modes []corev1.PersistentVolumeAccessMode) (csi.VolumeCapability_AccessMode_Mode, error) {
-	has := func(m corev1.PersistentVolumeAccessMode) bool { return slices.Contains(modes, m) }
-	writer, exclusive := csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER, csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER
-	if d.singleNodeMultiWriter {
-		writer = csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER
-		exclusive = csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER
-	}
-	switch {
-	case has(corev1.ReadWriteOncePod):
-		if slices.ContainsFunc(modes, func(m corev1.PersistentVolumeAccessMode) bool { return m != corev1.ReadWriteOncePod }) {
-			return 0, errExclusiveMode
-		}
-		return exclusive, nil
-	case has(corev1.ReadWriteMany):
-		return csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER, nil
-	case has(corev1.ReadOnlyMany) && has(corev1.ReadWriteOnce):
-		return 0, errMixedModes
-	case has(corev1.ReadOnlyMany):
-		return csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY, nil
-	case has(corev1.ReadWriteOnce):
-		return writer, nil
-	}
-	return 0, fmt.Errorf("unsupported AccessMode combination: %v", modes)
 }

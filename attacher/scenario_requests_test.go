@@ -178,7 +178,7 @@ func attacherScenarioRequests(t *testing.T) {
 		f.node("id-1")
 		f.volume(withModes(rwo, rox))
 		f.attach("va1", nil)
-		va := f.until("reports it", attachError(errMixedModes.Error()))
+		va := f.until("reports it", attachError("CSI does not support ReadOnlyMany and ReadWriteOnce on the same PersistentVolume"))
 		if len(va.Finalizers) > 0 || va.Status.AttachError.ErrorCode != nil {
 			t.Errorf("got %+v", va)
 		}

@@ -4,9 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
-	"strings"
 	"time"
-	"unicode/utf8"
 
 	"google.golang.org/grpc/status"
 	storagev1 "k8s.io/api/storage/v1"
@@ -19,8 +17,7 @@ import (
 )
 
 const (
-	// maxMessage and maxMetadata are limits of the API server, in bytes.
-	maxMessage  = 1024
+	// maxMetadata is a limit of the API server, in bytes.
 	maxMetadata = 256 * 1024
 	// sameErrorInterval limits how often the time of an unchanged error is updated.
 	sameErrorInterval = time.Minute
@@ -66,7 +63,7 @@ func detachedStatus(va *storagev1.VolumeAttachment) statusPatch {
 // errorStatus returns the fields that record err, or nil if va has the same, recent error.
 // withCode adds the gRPC code of a failed publish.
 func errorStatus(va *storagev1.VolumeAttachment, err error, detach, withCode bool, now time.Time) statusPatch {
-	e := storagev1.VolumeError{Time: metav1.NewTime(now), Message: truncate(strings.ToValidUTF8(err.Error(), "?"), maxMessage)}
+	e := storagev1.VolumeError{Time: metav1.NewTime(now), Message: kube.Message(err.Error())}
 	field, before := "attachError", va.Status.AttachError
 	if detach {
 		field, before = "detachError", va.Status.DetachError
@@ -82,17 +79,6 @@ func errorStatus(va *storagev1.VolumeAttachment, err error, detach, withCode boo
 		fields["errorCode"] = *e.ErrorCode
 	}
 	return statusPatch{field: fields}
-}
-
-// truncate cuts s to limit bytes at a character boundary.
-func truncate(s string, limit int) string {
-	if len(s) <= limit {
-		return s
-	}
-	for limit > 0 && !utf8.RuneStart(s[limit]) {
-		limit--
-	}
-	return s[:limit]
 }
 
 // checkMetadata returns an error for metadata that the API server would reject.

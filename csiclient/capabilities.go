@@ -6,6 +6,8 @@ import (
 	"fmt"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 )
 
 // Driver holds the identity and the capabilities of a driver. It is comparable.
@@ -14,12 +16,15 @@ type Driver struct {
 	VendorVersion string
 	Plugin        PluginCapabilities
 	Controller    ControllerCapabilities
+	Node          NodeCapabilities
 }
 
 // PluginCapabilities holds the capabilities in use of GetPluginCapabilities.
 type PluginCapabilities struct {
 	ControllerService              bool
 	VolumeAccessibilityConstraints bool
+	ExpandOnline                   bool // VolumeExpansion ONLINE
+	ExpandOffline                  bool // VolumeExpansion OFFLINE
 }
 
 // ControllerCapabilities holds the capabilities in use of ControllerGetCapabilities. All are false
@@ -35,6 +40,13 @@ type ControllerCapabilities struct {
 	CloneVolume               bool
 	ModifyVolume              bool
 	SingleNodeMultiWriter     bool
+	ExpandVolume              bool
+}
+
+// NodeCapabilities holds the capabilities in use of NodeGetCapabilities. All are false unless
+// [Config.NodeExpansion] is set and the controller service does not expand volumes.
+type NodeCapabilities struct {
+	ExpandVolume bool
 }
 
 // identify reads the identity and the capabilities of the driver.
@@ -51,13 +63,32 @@ func (c *Client) identify(ctx context.Context) (Driver, error) {
 	if d.Plugin, err = c.pluginCapabilities(ctx); err != nil {
 		return d, fmt.Errorf("getting the capabilities of driver %q: GetPluginCapabilities: %w", d.Name, err)
 	}
-	if !d.Plugin.ControllerService {
-		return d, nil
+	if d.Plugin.ControllerService {
+		if d.Controller, err = c.controllerCapabilities(ctx); err != nil {
+			return d, fmt.Errorf("getting the capabilities of driver %q: ControllerGetCapabilities: %w", d.Name, err)
+		}
 	}
-	if d.Controller, err = c.controllerCapabilities(ctx); err != nil {
-		return d, fmt.Errorf("getting the capabilities of driver %q: ControllerGetCapabilities: %w", d.Name, err)
+	if c.cfg.NodeExpansion && !d.Controller.ExpandVolume {
+		if d.Node, err = c.nodeCapabilities(ctx); err != nil {
+			return d, fmt.Errorf("getting the capabilities of driver %q: NodeGetCapabilities: %w", d.Name, err)
+		}
 	}
 	return d, nil
+}
+
+// nodeCapabilities calls NodeGetCapabilities. A driver without a node service has no capabilities.
+func (c *Client) nodeCapabilities(ctx context.Context) (NodeCapabilities, error) {
+	var caps NodeCapabilities
+	response, err := call(ctx, c, c.node.NodeGetCapabilities, &csi.NodeGetCapabilitiesRequest{})
+	if status.Code(err) == codes.Unimplemented {
+		return caps, nil
+	}
+	for _, item := range response.GetCapabilities() {
+		if item.GetRpc().GetType() == csi.NodeServiceCapability_RPC_EXPAND_VOLUME {
+			caps.ExpandVolume = true
+		}
+	}
+	return caps, err
 }
 
 func (c *Client) pluginCapabilities(ctx context.Context) (PluginCapabilities, error) {
@@ -69,6 +100,12 @@ func (c *Client) pluginCapabilities(ctx context.Context) (PluginCapabilities, er
 			caps.ControllerService = true
 		case csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS:
 			caps.VolumeAccessibilityConstraints = true
+		}
+		switch item.GetVolumeExpansion().GetType() {
+		case csi.PluginCapability_VolumeExpansion_ONLINE:
+			caps.ExpandOnline = true
+		case csi.PluginCapability_VolumeExpansion_OFFLINE:
+			caps.ExpandOffline = true
 		}
 	}
 	return caps, err
@@ -88,6 +125,7 @@ func (c *Client) controllerCapabilities(ctx context.Context) (ControllerCapabili
 		csi.ControllerServiceCapability_RPC_CLONE_VOLUME:                 &caps.CloneVolume,
 		csi.ControllerServiceCapability_RPC_MODIFY_VOLUME:                &caps.ModifyVolume,
 		csi.ControllerServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER:     &caps.SingleNodeMultiWriter,
+		csi.ControllerServiceCapability_RPC_EXPAND_VOLUME:                &caps.ExpandVolume,
 	}
 	for _, item := range response.GetCapabilities() {
 		if has, known := field[item.GetRpc().GetType()]; known {
@@ -107,6 +145,8 @@ func difference(before, now Driver) error {
 		return fmt.Errorf("the plugin capabilities changed from %+v to %+v", before.Plugin, now.Plugin)
 	case before.Controller != now.Controller:
 		return fmt.Errorf("the controller capabilities changed from %+v to %+v", before.Controller, now.Controller)
+	case before.Node != now.Node:
+		return fmt.Errorf("the node capabilities changed from %+v to %+v", before.Node, now.Node)
 	}
 	return nil
 }
@@ -135,9 +175,13 @@ func (d Driver) CapabilityNames() []string {
 		{d.Controller.CreateDeleteSnapshot, "CREATE_DELETE_SNAPSHOT"},
 		{d.Controller.CloneVolume, "CLONE_VOLUME"},
 		{d.Controller.PublishReadonly, "PUBLISH_READONLY"},
+		{d.Controller.ExpandVolume, "EXPAND_VOLUME"},
+		{d.Node.ExpandVolume, "EXPAND_VOLUME (node)"},
 		{d.Controller.ListVolumesPublishedNodes, "LIST_VOLUMES_PUBLISHED_NODES"},
 		{d.Controller.SingleNodeMultiWriter, "SINGLE_NODE_MULTI_WRITER"},
 		{d.Controller.ModifyVolume, "MODIFY_VOLUME"},
+		{d.Plugin.ExpandOnline, "VolumeExpansion ONLINE"},
+		{d.Plugin.ExpandOffline, "VolumeExpansion OFFLINE"},
 	} {
 		if c.has {
 			names = append(names, c.name)

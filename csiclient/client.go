@@ -27,6 +27,9 @@ type Config struct {
 	Timeout time.Duration
 	// ExitOnConnectionLoss makes [Client.Run] return when the connection is lost.
 	ExitOnConnectionLoss bool
+	// NodeExpansion has [Client.Connect] read whether the node service expands volumes, unless the
+	// controller service does.
+	NodeExpansion bool
 	// MaxLogLength truncates logged responses to that many bytes, if positive.
 	MaxLogLength int
 }

@@ -17,8 +17,8 @@ var manuals = map[string]manual{
   storage-controller attach --help
   storage-controller help config validate`},
 	"all": {`Run every role that the driver supports in one process: the provisioner, the attacher,
-the capacity role and the nodecontroller share one connection to the driver, one set of
-watches and one address for metrics and health.
+the resizer, the capacity role and the nodecontroller share one connection to the driver,
+one set of watches and one address for metrics and health.
 
 The capabilities of the driver decide which roles run, unless --controllers does. A role
 works while it holds its own Lease, which is the Lease of the sidecar that it replaces.
@@ -43,6 +43,13 @@ node) requires NODE_NAME.`,
 		`  storage-controller provision --csi-address=/csi/csi.sock --leader-election --http-endpoint=:8080
   storage-controller provision --enable-capacity --capacity-ownerref-level=2
   storage-controller provision --provisioning-protection=always --secret-namespaces=storage`},
+	"resize": {`Expand volumes whose PersistentVolumeClaims request more storage, and modify volumes whose
+claims request another VolumeAttributesClass. Replaces csi-resizer with the same flags
+and the same Lease, so that both never work at the same time.
+
+The driver needs EXPAND_VOLUME of the controller or the node, or MODIFY_VOLUME.`,
+		`  storage-controller resize --csi-address=/csi/csi.sock --leader-election --http-endpoint=:8080
+  storage-controller resize --workers=50 --timeout=1m --handle-volume-inuse-error=false`},
 	"attach": {`Publish volumes to nodes and unpublish them, as VolumeAttachments request. Replaces
 csi-attacher with the same flags and the same Lease, so that both never work at the same
 time.`,

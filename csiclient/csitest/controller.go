@@ -316,9 +316,11 @@ func (p *Plugin) ControllerModifyVolume(_ context.Context, r *csi.ControllerModi
 	error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.state.volumes[r.GetVolumeId()] == nil {
+	v := p.state.volumes[r.GetVolumeId()]
+	if v == nil {
 		return nil, status.Errorf(codes.NotFound, "no volume %q", r.GetVolumeId())
 	}
+	v.Mutable = maps.Clone(r.GetMutableParameters())
 	return &csi.ControllerModifyVolumeResponse{}, nil
 }
 
@@ -338,5 +340,5 @@ func (p *Plugin) ControllerExpandVolume(_ context.Context, r *csi.ControllerExpa
 		v.Capacity += more
 		p.state.used[segmentKey(v.Segment)] += more
 	}
-	return &csi.ControllerExpandVolumeResponse{CapacityBytes: v.Capacity, NodeExpansionRequired: true}, nil
+	return &csi.ControllerExpandVolumeResponse{CapacityBytes: v.Capacity, NodeExpansionRequired: !p.cfg.NoNodeExpansion}, nil
 }

@@ -26,6 +26,12 @@ type Config struct {
 	// the controller, CREATE_DELETE_VOLUME and PUBLISH_UNPUBLISH_VOLUME.
 	Plugin     []csi.PluginCapability_Service_Type
 	Controller []csi.ControllerServiceCapability_RPC_Type
+	// Expansion are the VolumeExpansion capabilities of the plugin.
+	Expansion []csi.PluginCapability_VolumeExpansion_Type
+	// Node are the capabilities of the node service; nil means STAGE_UNSTAGE_VOLUME.
+	Node []csi.NodeServiceCapability_RPC_Type
+	// NoNodeExpansion makes the expansion of a volume complete without the node.
+	NoNodeExpansion bool
 	// Latency is how long every call takes, identity calls excepted.
 	Latency time.Duration
 	// Segments makes the driver aware of topology: a volume becomes accessible in the

@@ -16,6 +16,7 @@ type Volume struct {
 	ID, Name   string
 	Capacity   int64
 	Parameters map[string]string
+	Mutable    map[string]string // of the latest ControllerModifyVolume
 	Segment    map[string]string // where it is accessible; nil without topology
 	Source     *csi.VolumeContentSource
 	// Published is by node ID.

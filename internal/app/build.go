@@ -29,22 +29,22 @@ func (p *process) build(ctx, services context.Context, config *rest.Config) (_ *
 	if err != nil {
 		return nil, err
 	}
-	events, stopEvents, err := startEvents(ctx, config, p.Version, p.driver.Name)
+	events, err := startEvents(ctx, config, p.Version, p.driver.Name)
 	if err != nil {
 		return nil, err
 	}
 	defer func() {
 		if err != nil {
-			stopEvents()
+			events.stop()
 		}
 	}()
 	b := &builder{process: p, config: config, shared: shared{
-		settings: p.Settings, driver: p.driver, csi: p.csi, events: events, metadata: meta,
+		settings: p.Settings, driver: p.driver, csi: p.csi, events: events, recorder: events.recorder, metadata: meta,
 		informers: kube.NewInformers(client, meta, p.driver.Name), queues: workloop.NewMetrics(p.registry),
 		locks: &volumelock.Locks{}, running: &running{},
 	}}
 	t := &terms{
-		cfg: p.Config, informers: b.shared.informers, server: p.server, stopEvents: stopEvents, limit: firstListLimit, retry: startRetry,
+		cfg: p.Config, informers: b.shared.informers, server: p.server, stopEvents: events.stop, limit: firstListLimit, retry: startRetry,
 		startInformers: func() { b.shared.informers.Start(services) },
 	}
 	if err := b.addRoles(ctx, t, chosen); err != nil {

@@ -99,6 +99,7 @@ func (c Config) DriverConfig() csiclient.Config {
 	}
 	cfg.ExitOnConnectionLoss = c.Common.ExitOnConnectionLoss
 	cfg.MaxLogLength = c.Common.MaxGRPCLogLength
+	cfg.NodeExpansion = contains(c.roles, resizerName) && mayRun(c.Settings, resizerName)
 	cfg.Timeout = 0
 	for i, r := range c.roles { // the longest timeout, but validation reports a negative one
 		if timeout := r.timeout(c.Settings); i == 0 || timeout > cfg.Timeout {

@@ -15,7 +15,7 @@ func able() csiclient.Driver {
 		Name: "drv.example.com", Plugin: csiclient.PluginCapabilities{ControllerService: true, VolumeAccessibilityConstraints: true},
 		Controller: csiclient.ControllerCapabilities{
 			CreateDeleteVolume: true, PublishUnpublishVolume: true, ListVolumes: true, ListVolumesPublishedNodes: true, GetCapacity: true,
-			CreateDeleteSnapshot: true, CloneVolume: true, ModifyVolume: true,
+			CreateDeleteSnapshot: true, CloneVolume: true, ModifyVolume: true, ExpandVolume: true,
 		},
 	}
 }
@@ -42,9 +42,11 @@ func TestEveryFileOfPermissionsIsAskedFor(t *testing.T) {
 			"--resize-nudge", "--secure-metrics-server", "--enable-webhooks",
 			"--webhook-cert-mode=self-signed", "--webhook-cert-secret=s", "--webhook-config-name=w"},
 		{"--controllers=capacity,nodecontroller", "--leader-election", "--pvc-finalizer-mode=strip"},
+		{"--controllers=resizer"},
 	} {
-		c := configOf(t, All, args...)
-		for _, g := range c.Plan(able(), true).Grants {
+		c, d := configOf(t, All, args...), able()
+		d.Controller.PublishUnpublishVolume = d.Controller.PublishUnpublishVolume && len(args) > 1
+		for _, g := range c.Plan(d, true).Grants {
 			asked[g.File] = true
 			for _, r := range doctor.Rules(g.File) {
 				if r.Namespaced && g.Namespace == "" {
@@ -77,7 +79,7 @@ func TestPlanFollowsTheDriver(t *testing.T) {
 		[]string{"provisioner"}) || len(p.Roles) != 1 || p.Roles[0].Lease != "drv-example-com" || len(p.APIs) > 0 {
 		t.Errorf("%v %+v", files, p)
 	}
-	if unknown := c.Plan(csiclient.Driver{}, false); len(unknown.Roles) != 4 || unknown.Roles[0].Lease != "" {
+	if unknown := c.Plan(csiclient.Driver{}, false); len(unknown.Roles) != 5 || unknown.Roles[0].Lease != "" {
 		t.Errorf("%+v", unknown.Roles)
 	}
 	c = configOf(t, All, "--profile=topolvm", "--controllers=nodecontroller", "--leader-election")

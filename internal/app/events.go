@@ -22,16 +22,28 @@ const eventsGrace = 2 * time.Second
 // reasonLast is the reason of an event that is never sent: it marks the end of the queue.
 const reasonLast = "Last"
 
-// startEvents returns a recorder of events about objects, and a function that sends the queued events and stops it.
-// Its client has no rate limit, and takes nothing from the rate limits of the roles.
-func startEvents(ctx context.Context, config *rest.Config, version, driver string) (record.EventRecorder, func(), error) {
+// eventSender sends events about objects. Its client has no rate limit, and takes nothing from the rate limits of the
+// roles.
+type eventSender struct {
+	record.EventRecorder // with the source that csi-provisioner has
+	broadcaster          record.EventBroadcaster
+	stop                 func() // sends the queued events and stops
+}
+
+// recorder returns a recorder for events from component.
+func (s eventSender) recorder(component string) record.EventRecorder {
+	return s.broadcaster.NewRecorder(scheme.Scheme, corev1.EventSource{Component: component})
+}
+
+// startEvents starts sending events.
+func startEvents(ctx context.Context, config *rest.Config, version, driver string) (eventSender, error) {
 	client, err := typedcorev1.NewForConfig(kube.ForRole(config, version, "events", 0, 0))
 	if err != nil {
-		return nil, nil, fmt.Errorf("creating the client for events: %w", err)
+		return eventSender{}, fmt.Errorf("creating the client for events: %w", err)
 	}
 	host, err := os.Hostname()
 	if err != nil {
-		return nil, nil, fmt.Errorf("reading the host name: %w", err)
+		return eventSender{}, fmt.Errorf("reading the host name: %w", err)
 	}
 	// Events of work that completes during shutdown are sent, too.
 	broadcaster := record.NewBroadcaster(record.WithContext(context.WithoutCancel(ctx)))
@@ -47,7 +59,7 @@ func startEvents(ctx context.Context, config *rest.Config, version, driver strin
 		}
 		broadcaster.Shutdown()
 	}
-	return recorder, stop, nil
+	return eventSender{recorder, broadcaster, stop}, nil
 }
 
 // drainingSink closes drained when the event with [reasonLast] is reached: events are sent one after the other.

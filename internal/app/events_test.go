@@ -26,7 +26,7 @@ func TestEventsAreSentAtShutdown(t *testing.T) {
 		pass.ServeHTTP(w, r)
 	})
 	services, stopServices := context.WithCancel(t.Context())
-	events, stopEvents, err := startEvents(services, config, "test", "drv")
+	events, err := startEvents(services, config, "test", "drv")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -36,7 +36,7 @@ func TestEventsAreSentAtShutdown(t *testing.T) {
 	<-sending
 	stopServices()
 	close(stopped)
-	stopEvents()
+	events.stop()
 	list, err := cp.Client().CoreV1().Events(ns).List(t.Context(), metav1.ListOptions{})
 	if err != nil || len(list.Items) != 2 {
 		t.Errorf("%d events are there, want 2 (%v)", len(list.Items), err)
@@ -54,7 +54,7 @@ func TestEventsDoNotDelayTheShutdown(t *testing.T) {
 	defer close(release) // before the proxy waits for its requests
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	events, stopEvents, err := startEvents(ctx, config, "test", "drv")
+	events, err := startEvents(ctx, config, "test", "drv")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -62,7 +62,7 @@ func TestEventsDoNotDelayTheShutdown(t *testing.T) {
 		"hangs")
 	<-sending
 	done := make(chan struct{})
-	go func() { stopEvents(); close(done) }()
+	go func() { events.stop(); close(done) }()
 	kubetest.Eventually(t, "it stops", func(context.Context) error {
 		select {
 		case <-done:

@@ -121,6 +121,7 @@ type shared struct {
 	informers *kube.Informers
 	metadata  metadata.Interface // for watches of optional kinds
 	events    record.EventRecorder
+	recorder  func(component string) record.EventRecorder // for a role whose sidecar has an event source of its own
 	registry  prometheus.Registerer
 	queues    *workloop.Metrics
 	locks     *volumelock.Locks

@@ -4,10 +4,11 @@ import "github.com/storage-controller/storage-controller/internal/settings"
 
 // The roles of each command. All lists every role; roles are built in the order of their names.
 var (
-	All            = Selection{all: true, roles: []Role{provisionerRole, attacherRole, capacityRole, nodecontrollerRole}}
+	All            = Selection{all: true, roles: []Role{provisionerRole, attacherRole, capacityRole, nodecontrollerRole, resizerRole}}
 	Provision      = Selection{roles: []Role{provisionerRole, capacityRole}}
 	Attach         = Selection{roles: []Role{attacherRole}}
 	Capacity       = Selection{roles: []Role{capacityAlone}}
+	Resize         = Selection{roles: []Role{resizerRole}}
 	Nodecontroller = Selection{roles: []Role{nodecontrollerRole}}
 )
 

@@ -66,6 +66,7 @@ type factories struct {
 	informers   map[string]cache.SharedIndexInformer // by resource
 	required    map[string]map[string]bool           // by resource and controller: the controller cannot run without it
 	watchErrors map[string]error                     // last error by resource
+	started     context.Context                      // of Start; nil before
 }
 
 // NewInformers returns informers for driver. They start in [Informers.Start].
@@ -88,15 +89,29 @@ func NewInformers(client kubernetes.Interface, meta metadata.Interface, driver s
 // [Informers.Synced].
 func (i *Informers) For(user string) *Informers { return &Informers{i.factories, user} }
 
-// Retain sets the fields that the informers retain. Call it before any other method.
-func (i *Informers) Retain(fields RetainedFields) { *i.retained = fields }
+// Retain adds to the fields that the informers retain. Call it before any other method.
+func (i *Informers) Retain(fields RetainedFields) { i.retained.add(fields) }
 
 // Start watches the requested resources until ctx ends.
 func (i *Informers) Start(ctx context.Context) {
+	i.mu.Lock()
+	i.started = ctx
+	filtered := slices.Clone(i.filtered)
+	i.mu.Unlock()
 	i.typed.StartWithContext(ctx)
 	i.meta.Start(ctx.Done())
-	for _, factory := range i.filtered {
+	for _, factory := range filtered {
 		factory.StartWithContext(ctx)
+	}
+}
+
+// StartLate watches resources that were requested after [Informers.Start].
+func (i *Informers) StartLate() {
+	i.mu.Lock()
+	ctx := i.started
+	i.mu.Unlock()
+	if ctx != nil && ctx.Err() == nil {
+		i.Start(ctx)
 	}
 }
 
@@ -210,7 +225,9 @@ func (i *Informers) Capacities(namespace string, labels map[string]string, beta 
 		informers.WithTweakListOptions(func(o *metav1.ListOptions) {
 			o.LabelSelector = metav1.FormatLabelSelector(&metav1.LabelSelector{MatchLabels: labels})
 		}))
+	i.mu.Lock()
 	i.filtered = append(i.filtered, factory)
+	i.mu.Unlock()
 	get := factory.Storage().V1().CSIStorageCapacities().Informer
 	if beta {
 		get = factory.Storage().V1beta1().CSIStorageCapacities().Informer

@@ -10,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
 	storagehelpers "k8s.io/component-helpers/storage/volume"
+	"k8s.io/utils/ptr"
 )
 
 const (
@@ -23,6 +24,8 @@ const (
 	AttacherFinalizerPrefix = "external-attacher/"
 	// AnnProvisioningRequest records which CreateVolume request was sent to which driver.
 	AnnProvisioningRequest = "storage-controller.io/provisioning-request"
+	// AnnStorageResizer names the driver that expands an in-tree volume (CSI migration).
+	AnnStorageResizer = "volume.kubernetes.io/storage-resizer"
 )
 
 // Trim returns the transform of the informers. It removes fields that no controller reads, and
@@ -31,7 +34,7 @@ const (
 // read.
 func Trim(driver string) cache.TransformFunc { return trim(driver, &RetainedFields{}) }
 
-// RetainedFields selects fields that only the node controller reads.
+// RetainedFields selects fields that only one role reads.
 type RetainedFields struct {
 	// Nodes retains annotations, taints, unschedulable, host names, machine IDs and the Ready condition.
 	Nodes bool
@@ -42,6 +45,16 @@ type RetainedFields struct {
 	ClaimAnnotations []string
 	// PodAnnotations lists the annotations of pods.
 	PodAnnotations []string
+	// Resize retains the sizes and VolumeAttributesClasses of claims of other drivers which differ from
+	// those that their volumes have: a statically provisioned claim does not name its driver.
+	Resize bool
+}
+
+// add adds the fields of other to f.
+func (f *RetainedFields) add(other RetainedFields) {
+	f.Nodes, f.Claims, f.Resize = f.Nodes || other.Nodes, f.Claims || other.Claims, f.Resize || other.Resize
+	f.ClaimAnnotations = append(f.ClaimAnnotations, other.ClaimAnnotations...)
+	f.PodAnnotations = append(f.PodAnnotations, other.PodAnnotations...)
 }
 
 // trim returns the transform. It reads retained on every call, because [Informers.Retain] may change
@@ -145,7 +158,25 @@ func trimClaim(driver string, pvc *corev1.PersistentVolumeClaim, retained *Retai
 		}
 		s.Status.Conditions, s.Status.AllocatedResourceStatuses = pvc.Status.Conditions, pvc.Status.AllocatedResourceStatuses
 	}
+	if retained.Resize && mayResize(pvc) {
+		for k, v := range only(pvc.Annotations, AnnStorageResizer) {
+			metav1.SetMetaDataAnnotation(&s.ObjectMeta, k, v)
+		}
+		s.Spec.Resources.Requests, s.Spec.VolumeAttributesClassName = pvc.Spec.Resources.Requests, pvc.Spec.VolumeAttributesClassName
+		conditions := s.Status.Conditions
+		s.Status = pvc.Status
+		s.Status.Conditions = conditions
+	}
 	return s
+}
+
+// mayResize reports whether the size or the VolumeAttributesClass that pvc requests differs from that of
+// its volume, or was changed before.
+func mayResize(pvc *corev1.PersistentVolumeClaim) bool {
+	requested, actual := pvc.Spec.Resources.Requests[corev1.ResourceStorage], pvc.Status.Capacity[corev1.ResourceStorage]
+	return pvc.Spec.VolumeName != "" && (requested.Cmp(actual) > 0 ||
+		pvc.Status.AllocatedResources != nil || pvc.Status.AllocatedResourceStatuses != nil || pvc.Status.ModifyVolumeStatus != nil ||
+		ptr.Deref(pvc.Spec.VolumeAttributesClassName, "") != ptr.Deref(pvc.Status.CurrentVolumeAttributesClassName, ""))
 }
 
 // only returns the annotations with these keys, or nil if there are none.

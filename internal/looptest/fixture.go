@@ -34,6 +34,8 @@ type Fixture struct {
 	API kubernetes.Interface
 	// Watch is the connection of the loop's informers; nil means that of the control plane.
 	Watch *rest.Config
+	// NodeExpansion is [csiclient.Config.NodeExpansion].
+	NodeExpansion bool
 	// Registry has the metrics of the loop that was started last.
 	Registry *prometheus.Registry
 	// Stop ends the loop with cause and returns the error of its Run. It may be called again.
@@ -85,7 +87,7 @@ func (f *Fixture) Start(build func(Process) (Loop, error)) {
 		p.Client = f.Client
 	}
 	cfg := csiclient.DefaultConfig()
-	cfg.Address = f.Plugin.Address()
+	cfg.Address, cfg.NodeExpansion = f.Plugin.Address(), f.NodeExpansion
 	var err error
 	p.CSI, err = csiclient.New(cfg, p.Registry)
 	f.Must(err)

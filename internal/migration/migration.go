@@ -46,11 +46,16 @@ func DriverOfVolume(pv *corev1.PersistentVolume) string {
 	if name := pv.Annotations[storagehelpers.AnnMigratedTo]; name != "" {
 		return name
 	}
+	return DriverOf(PluginOfVolume(pv))
+}
+
+// PluginOfVolume returns the in-tree volume plugin of the source of pv, or "" if no driver replaced one.
+func PluginOfVolume(pv *corev1.PersistentVolume) string {
 	plugin, err := translator.GetInTreePluginNameFromSpec(pv, nil)
 	if err != nil {
 		return ""
 	}
-	return DriverOf(plugin)
+	return plugin
 }
 
 // IsInTree reports whether pv has the source of an in-tree plugin that a driver replaced.

@@ -24,6 +24,8 @@ var knownGates = map[string]gate{
 	"CrossNamespaceVolumeDataSource": {stage: "ALPHA"},
 	"MutableCSINodeAllocatableCount": {stage: "GA", def: true},
 	"ReleaseLeaderElectionOnExit":    {stage: "GA", def: true, graduated: true},
+	"AnnotateFsResize":               {stage: "BETA", def: true},
+	"RecoverVolumeExpansionFailure":  {stage: "GA", def: true, graduated: true},
 	"HonorPVReclaimPolicy":           {stage: "GA", def: true, graduated: true},
 	"AllAlpha":                       {stage: "ALPHA"},
 	"AllBeta":                        {stage: "BETA"},

@@ -18,6 +18,8 @@ type Option struct {
 	// Texts, time.Duration, Grace, Pairs or Gates.
 	Default any
 	Usage   string
+	// Alias is another name of the flag and its environment variable, or "".
+	Alias string
 }
 
 // Section declares the options of one role. Its name is the key in the configuration file and the
@@ -83,8 +85,11 @@ func (s Schema) registerRoleOption(fs *pflag.FlagSet, sections []Section, role s
 			f.DefValue = "0" // hidden in the help: the prefixed flags show the default of each role
 		}
 	}
-	if len(sharing) > 1 && s.Prefixed {
+	if s.Prefixed && (len(sharing) > 1 || o.Alias != "") {
 		o.register(fs, role+"-"+o.Name, fmt.Sprintf("--%s for the %s only", o.Name, role))
+	}
+	if o.Alias != "" && len(SectionsWith(sections, o.Alias)) == 1 { // else the option of another role has that name
+		o.register(fs, o.Alias, "another name of --"+o.Name)
 	}
 }
 
@@ -139,11 +144,11 @@ func (o Option) initial() any {
 	}
 }
 
-// SectionsWith returns the names of the sections that have an option.
+// SectionsWith returns the names of the sections that have an option of that name or alias.
 func SectionsWith(sections []Section, option string) []string {
 	var names []string
 	for _, s := range sections {
-		if slices.ContainsFunc(s.Options, func(o Option) bool { return o.Name == option }) {
+		if slices.ContainsFunc(s.Options, func(o Option) bool { return o.Name == option || o.Alias == option }) {
 			names = append(names, s.Name)
 		}
 	}

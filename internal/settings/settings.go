@@ -107,7 +107,11 @@ func Read(fs *pflag.FlagSet, schema Schema) (Settings, error) {
 				r.bind(key, o, nil)
 				continue
 			}
-			r.bind(key, o, flagsOf(fs, section.Name+"-"+o.Name, o.Name))
+			names := []string{section.Name + "-" + o.Name, o.Name}
+			if o.Alias != "" {
+				names = append(names, o.Alias)
+			}
+			r.bind(key, o, flagsOf(fs, names...))
 			r.show(key)
 		}
 	}
@@ -160,6 +164,9 @@ func (r reader) bind(key string, o Option, flags []*pflag.Flag) {
 	names := []string{envName(section)}
 	if nested {
 		names = []string{envName(section + "-" + name), envName(name)}
+		if o.Alias != "" {
+			names = append(names, envName(o.Alias))
+		}
 	}
 	for _, env := range names {
 		if value, ok := os.LookupEnv(env); ok && value != "" {

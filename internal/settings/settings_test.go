@@ -111,7 +111,7 @@ func TestSettings(t *testing.T) {
 		}
 	})
 	for name, tt := range map[string]struct{ content, want string }{
-		"unknown key":                       {"workers: 3", `unknown key "workers"`},
+		"unknown key":                       {"threads: 3", `unknown key "threads"`},
 		"removed key":                       {"default-volume-size: 1Gi", `key "default-volume-size" was removed: set resources.requests.storage`},
 		"unknown key in a section":          {"attacher: {strict-topology: true}", `unknown key "attacher.strict-topology"`},
 		"section that is none":              {"attacher: 3", `key "attacher"`},

@@ -117,6 +117,7 @@ func TestImage(t *testing.T) {
 	}
 	for name, text := range map[string]string{
 		"storage-controller": "Available Commands:", "csi-provisioner": "--volume-name-prefix", "csi-attacher": "--reconcile-sync",
+		"csi-resizer": "--handle-volume-inuse-error",
 	} {
 		help, err := exec.Command(filepath.Join(out, name), "--help").CombinedOutput()
 		if err != nil || !strings.Contains(string(help), text) {

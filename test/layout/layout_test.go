@@ -99,13 +99,17 @@ var allowed = map[string][]string{
 	},
 	"attacher": {
 		"csiclient", "election", "metrics", "internal/kube", "internal/migration", "internal/tracing",
-		"internal/volumelock", "internal/workloop",
+		"internal/volumelock", "internal/volumerules", "internal/workloop",
+	},
+	"resizer": {
+		"csiclient", "election", "metrics", "internal/kube", "internal/migration", "internal/tracing",
+		"internal/volumelock", "internal/volumerules", "internal/workloop",
 	},
 	"internal/settings": {"csiclient", "election"},
 	"internal/app": {
 		"attacher", "capacity", "csiclient", "election", "metrics", "nodecontroller", "nodecontroller/nodecleanup",
 		"nodecontroller/pvcfinalizer", "nodecontroller/servingcert",
-		"provisioner", "internal/kube", "internal/settings", "internal/tools/audit", "internal/tools/doctor", "internal/tools/statusz",
+		"provisioner", "resizer", "internal/kube", "internal/settings", "internal/tools/audit", "internal/tools/doctor", "internal/tools/statusz",
 		"internal/tracing", "internal/volumelock", "internal/workloop",
 	},
 	"cmd/storage-controller": {
@@ -139,13 +143,13 @@ var confined = map[string][]string{
 	"github.com/rogpeppe/":    {"internal/tools/migrate"},
 	"google.golang.org/grpc": {
 		"internal/tools/audit", "csiclient", "csiclient/csitest", "internal/looptest", "provisioner", "attacher",
-		"capacity", "test/hostdriver",
+		"capacity", "resizer", "test/hostdriver",
 	},
 	"k8s.io/client-go": {
 		"cmd/storage-controller", "election", "metrics", "internal/app", "internal/tools/audit", "internal/tools/doctor",
 		"internal/tools/explain", "internal/kube", "internal/kubetest", "internal/looptest", "internal/workloop",
 		"provisioner", "attacher", "capacity", "nodecontroller", "nodecontroller/nodecleanup",
-		"nodecontroller/pvcfinalizer", "nodecontroller/resizenudge", "nodecontroller/servingcert", "nodecontroller/webhook",
+		"nodecontroller/pvcfinalizer", "nodecontroller/resizenudge", "nodecontroller/servingcert", "nodecontroller/webhook", "resizer",
 		"internal/claimtest", "test/bench", "test/demo",
 	},
 	"k8s.io/csi-translation-lib":    {"internal/migration"},

@@ -1,4 +1,4 @@
-// Command scenarios prints which acceptance scenarios of the four contracts a test
+// Command scenarios prints which acceptance scenarios of the contracts a test
 // claims to cover, so that a gap is seen without reading the tests. Run it from the
 // root of the repository; arguments choose contracts by name.
 //
@@ -38,6 +38,7 @@ var contracts = []contract{
 	{"attacher", "attacherscenario"},
 	{"capacity", "capacityscenario"},
 	{"nodecontroller", "nodecontrollerscenario"},
+	{"resizer", "resizerscenario"},
 }
 
 // contractOf is the contract of a function by its name.

@@ -109,4 +109,26 @@ var rules = map[string][]Rule{
 	"provisioner-volumeattributesclasses": {
 		{Groups: []string{"storage.k8s.io"}, Resources: []string{"volumeattributesclasses"}, Verbs: []string{"get", "list", "watch"}},
 	},
+	"resizer": {
+		{Groups: []string{""}, Resources: []string{"persistentvolumes"}, Verbs: []string{"get", "list", "watch", "patch"}},
+		{Groups: []string{""}, Resources: []string{"persistentvolumeclaims"}, Verbs: []string{"get", "list", "watch"}},
+		{Groups: []string{""}, Resources: []string{"persistentvolumeclaims/status"}, Verbs: []string{"patch"}},
+		{Groups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch"}},
+	},
+	"resizer-attachments": {
+		{Groups: []string{"storage.k8s.io"}, Resources: []string{"volumeattachments"}, Verbs: []string{"list", "watch"}},
+	},
+	"resizer-leader-election": {
+		{Namespaced: true, Groups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, Verbs: []string{"get", "create", "update"}},
+		{Namespaced: true, Groups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch"}},
+	},
+	"resizer-pods": {
+		{Groups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"list", "watch"}},
+	},
+	"resizer-secrets": {
+		{Groups: []string{""}, Resources: []string{"secrets"}, Verbs: []string{"get"}},
+	},
+	"resizer-volumeattributesclasses": {
+		{Groups: []string{"storage.k8s.io"}, Resources: []string{"volumeattributesclasses"}, Verbs: []string{"get", "list", "watch"}},
+	},
 }

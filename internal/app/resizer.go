@@ -1,0 +1,120 @@
+package app
+
+import (
+	"context"
+	"time"
+
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/klog/v2"
+
+	"github.com/storage-controller/storage-controller/csiclient"
+	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/settings"
+	"github.com/storage-controller/storage-controller/internal/tools/doctor"
+	"github.com/storage-controller/storage-controller/resizer"
+)
+
+const resizerName = "resizer"
+
+var resizerRole = Role{
+	Name:        resizerName,
+	sidecar:     "csi-resizer",
+	options:     resizerOptions,
+	config:      func() any { return &resizer.Config{} },
+	validate:    func(s settings.Settings) error { return resizerConfig(s).Validate() },
+	timeout:     func(s settings.Settings) time.Duration { return resizerConfig(s).Timeout },
+	lease:       func(_ settings.Settings, driver string) string { return resizer.LeaseName(driver) },
+	supported:   resizer.Supported,
+	ineffective: resizerConditions,
+	grants:      resizerGrants,
+	apis:        resizerAPIs,
+	prepare: func(s *shared) error {
+		s.informers.Retain(kube.RetainedFields{Resize: true})
+		return nil
+	},
+	check: "modification",
+	build: buildResizer,
+}
+
+func resizerOptions(bool) []settings.Option {
+	d := resizer.DefaultConfig()
+	return append(retryOptions(d.Timeout, d.RetryIntervalStart, d.RetryIntervalMax, "timeout of each CSI call"), []settings.Option{
+		{Name: "workers", Alias: "worker-threads", Default: d.Workers,
+			Usage: "number of volumes that are expanded or modified at the same time"},
+		{Name: "resync-period", Alias: "resync", Default: d.ResyncPeriod,
+			Usage: "time between two resyncs of all PersistentVolumeClaims that wait for an expansion or modification; 0 means never"},
+		{Name: "handle-volume-inuse-error", Default: d.HandleVolumeInUseError,
+			Usage: "delay the expansion of a volume that is in use if the driver cannot expand it online"},
+		{Name: "extra-modify-metadata", Default: d.ExtraModifyMetadata, Usage: "pass PVC and PV metadata to ControllerModifyVolume"},
+	}...)
+}
+
+// resizerConfig returns the configuration of the resizer with feature gates.
+func resizerConfig(s settings.Settings) resizer.Config {
+	cfg, on := settings.Of[resizer.Config](s, resizerName), s.Common.FeatureGates.Enabled
+	cfg.VolumeAttributesClass, cfg.AnnotateFsResize = on("VolumeAttributesClass"), on("AnnotateFsResize")
+	return cfg
+}
+
+func resizerConditions(_ settings.Settings, d *csiclient.Driver) []condition {
+	return []condition{
+		{d == nil || d.Controller.ExpandVolume && !d.Plugin.ExpandOnline,
+			"the driver does not expand volumes with the controller, or expands " +
+				"volumes in use", []string{"resizer.handle-volume-inuse-error"}},
+		{d == nil || d.Controller.ModifyVolume, "the driver does not report MODIFY_VOLUME", []string{"resizer.extra-modify-metadata"}},
+	}
+}
+
+func resizerGrants(s settings.Settings, d csiclient.Driver) []doctor.Grant {
+	cfg := resizerConfig(s)
+	grants := []doctor.Grant{{File: resizerName}}
+	if d.Controller.ModifyVolume && cfg.VolumeAttributesClass {
+		grants = append(grants, doctor.Grant{File: "resizer-volumeattributesclasses", Without: "volumes are not modified"})
+	}
+	if !cfg.HandleVolumeInUseError || d.Plugin.ExpandOnline || !d.Controller.ExpandVolume {
+		return grants
+	}
+	if d.Controller.PublishUnpublishVolume {
+		return append(grants, doctor.Grant{File: "resizer-attachments", Without: "the expansion of an attached volume is tried, too"})
+	}
+	return append(grants, doctor.Grant{File: "resizer-pods", Without: "the expansion of a volume in use is tried, too"})
+}
+
+func resizerAPIs(s settings.Settings, d csiclient.Driver) []doctor.API {
+	if !d.Controller.ModifyVolume || !resizerConfig(s).VolumeAttributesClass {
+		return nil
+	}
+	return []doctor.API{{
+		GroupVersion: "storage.k8s.io/v1", Resource: "volumeattributesclasses", For: "modifying volumes",
+		Required: s.Common.FeatureGates["VolumeAttributesClass"],
+		Hint:     "upgrade to Kubernetes 1.34 or later, if you use VolumeAttributesClasses",
+	}}
+}
+
+func buildResizer(ctx context.Context, s *shared, config *rest.Config) (controller, error) {
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return nil, err
+	}
+	cfg := resizerConfig(s.settings)
+	_, explicit := s.settings.Common.FeatureGates["VolumeAttributesClass"]
+	if cfg.VolumeAttributesClass && s.driver.Controller.ModifyVolume && !explicit &&
+		!kube.ServesKind(client.Discovery(), storagev1.SchemeGroupVersion, "VolumeAttributesClass") {
+		klog.FromContext(ctx).Info("Volumes are not modified: the API server does not serve VolumeAttributesClasses")
+		cfg.VolumeAttributesClass = false
+	}
+	return resizer.New(cfg, resizer.Deps{
+		Driver:    s.driver,
+		Client:    client,
+		Metadata:  s.metadata,
+		Informers: s.informers,
+		CSI:       s.csi.Controller(),
+		Ready:     s.csi.WaitReady,
+		Events:    s.recorder(resizer.EventSource(s.driver.Name)),
+		Registry:  s.registry,
+		Queues:    s.queues,
+		Locks:     s.locks,
+	})
+}

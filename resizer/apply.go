@@ -1,0 +1,270 @@
+package resizer
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/klog/v2"
+
+	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/tracing"
+)
+
+// attempt is one sync of an operation. Its methods are called with the lock of the memory.
+type attempt struct {
+	t         *term
+	key       key
+	m         *claimMemory
+	reads     reads
+	conflicts int
+}
+
+// memory returns the memory of the operation.
+func (a *attempt) memory() *operationMemory { return &a.m.ops[a.key.Operation] }
+
+// apply executes step. It returns done if the operation waits for an event, or until a time. After an
+// error the operation is retried with back-off.
+func (a *attempt) apply(ctx context.Context, s claimState, step step) (done bool, until time.Time, err error) {
+	m := a.memory()
+	switch step.action {
+	case doFail:
+		return false, until, a.failed(ctx, s, step, final, step.err)
+	case doReadClaim:
+		return false, until, a.readClaim(ctx, s.claim)
+	case doReadSecret, doReadClass:
+		if err := a.read(ctx, step); err != nil {
+			return false, until, a.failed(ctx, s, step, final, err)
+		}
+	case doWatchUsers:
+		return false, until, a.t.watchUsers(ctx)
+	case doWaitUnused:
+		if !m.waiting {
+			m.waiting = true
+			a.t.event(s.claim, inUseEvent(s.claim, a.t.c.driver.name))
+		}
+		return true, step.until, nil
+	case doScheduleRetry:
+		a.scheduleRetry(s)
+	case doIntend:
+		return false, until, a.intend(ctx, s, step)
+	case doExpand:
+		return false, until, a.expand(ctx, s, step)
+	case doModify:
+		return false, until, a.modify(ctx, s, step)
+	case doSaveVolume, doRemoveRecord:
+		return false, until, a.saveVolume(ctx, s, step)
+	case doSaveClaim, doCancel:
+		return false, until, a.saveClaim(ctx, s, step)
+	case doSaveError, doDiscard:
+		return a.saveError(ctx, s, step)
+	case doPend:
+		return a.pend(ctx, s, step)
+	case doAbandon:
+		m.settled = step.target.class
+		a.t.event(s.claim, step.events...)
+	default:
+		err = fmt.Errorf("action %v has no implementation", step.action)
+	}
+	return false, until, err
+}
+
+// scheduleRetry chooses when an operation is retried that was infeasible for an earlier process.
+func (a *attempt) scheduleRetry(s claimState) {
+	slow := slowRetry{until: randomWait(s.now, a.t.c.driver.retryMax, random())}
+	if a.key.Operation == modify {
+		slow.target = modificationOf(s.claim).target
+	} else if size, ok := allocatedSize(s.claim); ok {
+		slow.target = bytesOf(size)
+	}
+	a.memory().slow = slow
+}
+
+// readClaim reads claim from the API server: the cache may be stale, or have some of its fields only.
+func (a *attempt) readClaim(ctx context.Context, claim *corev1.PersistentVolumeClaim) error {
+	live, exists, err := a.t.claims.Refetch(ctx, a.t.c.deps.Client.CoreV1().PersistentVolumeClaims(claim.Namespace), claim)
+	if err != nil {
+		return fmt.Errorf("reading PVC \"%s/%s\": %w", claim.Namespace, claim.Name, err)
+	}
+	if exists {
+		a.reads.live = live
+		a.t.confirmed.Store(claim.UID, struct{}{})
+	}
+	return nil
+}
+
+// read reads the secret or the class that step names.
+func (a *attempt) read(ctx context.Context, step step) (err error) {
+	if step.action == doReadSecret {
+		if a.reads.secrets, err = kube.ReadSecret(ctx, a.t.c.deps.Client, step.secret); err != nil {
+			return secretError(step.secret, err)
+		}
+		a.reads.secretRead = true
+		return nil
+	}
+	name := step.target.class
+	class, err := a.t.c.deps.Client.StorageV1().VolumeAttributesClasses().Get(ctx, name, metav1.GetOptions{})
+	switch {
+	case kube.IsNotFound(err):
+		class = nil
+	case err != nil:
+		return fmt.Errorf("reading VAC %q: %w", name, err)
+	}
+	if a.reads.classes == nil {
+		a.reads.classes = classes{}
+	}
+	a.reads.classes[name] = class
+	return nil
+}
+
+// failed counts a failure, sends its event and returns err. A call that the end of the term has canceled
+// is no failure.
+func (a *attempt) failed(ctx context.Context, s claimState, step step, kind outcome, err error) error {
+	if ctx.Err() != nil {
+		return err
+	}
+	a.t.c.metrics.failed(a.key.Operation, err)
+	if s.claim != nil {
+		a.t.event(s.claim, a.t.c.driver.failedEvent(a.key.Operation, step.target, s.volume.Name, kind, err))
+	}
+	return err
+}
+
+// intend records what the driver will be called for. If the other operation of the claim begins as well,
+// one write records both, so that both calls are made at the same time: some drivers combine them.
+func (a *attempt) intend(ctx context.Context, s claimState, step step) error {
+	other, otherStep := a.companion(ctx)
+	change := step.claim
+	if otherStep != nil {
+		change = func(c *corev1.PersistentVolumeClaim) { step.claim(c); otherStep.claim(c) }
+	}
+	written, err := a.writeClaim(ctx, s, step, change)
+	if err != nil || !written {
+		return err
+	}
+	a.intended(s, step)
+	if otherStep != nil {
+		other.intended(s, *otherStep)
+	}
+	return nil
+}
+
+// companion returns the step with which the other operation of the claim begins, or nil. Errors are left
+// to the sync of that operation.
+func (a *attempt) companion(ctx context.Context) (*attempt, *step) {
+	k := a.key
+	k.Operation = k.Operation.other()
+	other := &attempt{t: a.t, key: k, m: a.m, reads: reads{live: a.reads.live}}
+	for range maxSteps {
+		s := a.t.gather(k, a.m, other.reads)
+		switch step := a.t.c.driver.decide(k.Operation, s); step.action {
+		case doIntend:
+			return other, &step
+		case doReadSecret, doReadClass:
+			if other.read(ctx, step) != nil {
+				return other, nil
+			}
+		default:
+			return other, nil
+		}
+	}
+	return other, nil
+}
+
+// intended remembers an intent that was written.
+func (a *attempt) intended(s claimState, step step) {
+	m := a.memory()
+	m.missingClass = ""
+	if a.key.Operation == modify {
+		m.settled = step.target.key
+	}
+	if m.began.IsZero() {
+		m.began = s.now
+	}
+	if a.key.Operation == expand && a.reads.live != nil {
+		_, stored := allocatedSize(a.reads.live)
+		m.legacy = !stored
+	}
+	if step.resets {
+		m.nodeReset = nodeReset{bytesOf(requestedSize(s.claim)), s.now}
+	}
+	a.t.event(s.claim, step.events...)
+}
+
+// saveVolume writes step to the PersistentVolume.
+func (a *attempt) saveVolume(ctx context.Context, s claimState, step step) error {
+	written, err := a.writeVolume(ctx, s, step)
+	if err != nil || !written {
+		return err
+	}
+	if answer := a.memory().answer; answer != nil {
+		answer.volumeSaved = true
+	}
+	if s.claim != nil {
+		a.t.event(s.claim, step.events...)
+	}
+	return nil
+}
+
+// saveClaim writes step to the claim. It ends the operation if step has its result.
+func (a *attempt) saveClaim(ctx context.Context, s claimState, step step) error {
+	written, err := a.writeClaim(ctx, s, step, step.claim)
+	if err != nil || !written {
+		return err
+	}
+	a.t.event(s.claim, step.events...)
+	m := a.memory()
+	answer := m.answer
+	if answer == nil {
+		return nil
+	}
+	log := klog.FromContext(ctx)
+	if a.key.Operation == expand {
+		log.Info("Volume expanded", "persistentVolume", s.claim.Spec.VolumeName, "size", answer.size.String(), "nodeExpansion",
+			answer.nodeExpansion)
+	} else {
+		log.Info("Volume modified", "persistentVolume", s.claim.Spec.VolumeName, "volumeAttributesClass", answer.target)
+	}
+	began := answer.at
+	if !m.began.IsZero() {
+		began = m.began
+		a.t.c.metrics.finished(a.key.Operation, answer.at.Sub(began))
+	}
+	tracing.EndOperation(ctx, began, "pvc", a.key.claim(), "persistentVolume", s.claim.Spec.VolumeName)
+	*m = operationMemory{nodeReset: m.nodeReset, legacy: m.legacy}
+	return nil
+}
+
+// saveError writes the error of a call to the claim, unless step discards it, and forgets the response.
+func (a *attempt) saveError(ctx context.Context, s claimState, step step) (done bool, until time.Time, err error) {
+	m := a.memory()
+	answer := m.answer
+	if step.action == doSaveError {
+		written, err := a.writeClaim(ctx, s, step, step.claim)
+		if err != nil || !written {
+			return false, until, err
+		}
+		m.recorded = failureOf(*answer)
+	}
+	m.answer = nil
+	if answer.kind == infeasible {
+		m.slow = slowRetry{answer.target, s.now.Add(a.t.c.driver.retryMax)}
+		return false, until, nil // the claim may request something else now
+	}
+	return false, until, answer.err
+}
+
+// pend marks a modification that waits for its class.
+func (a *attempt) pend(ctx context.Context, s claimState, step step) (done bool, until time.Time, err error) {
+	if step.claim != nil {
+		if written, err := a.writeClaim(ctx, s, step, step.claim); err != nil || !written {
+			return false, until, err
+		}
+	}
+	a.memory().missingClass = step.target.class
+	a.t.event(s.claim, step.events...)
+	a.t.watchClasses()
+	return true, s.now.Add(a.t.c.driver.retryMax), nil
+}

@@ -1,0 +1,89 @@
+package resizer
+
+import (
+	"context"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"k8s.io/klog/v2"
+
+	"github.com/storage-controller/storage-controller/csiclient"
+)
+
+// expand calls ControllerExpandVolume and remembers its response, unless the outcome is unknown.
+func (a *attempt) expand(ctx context.Context, s claimState, step step) error {
+	driver := a.t.c.driver
+	src, err := driver.source(s.volume)
+	if err != nil {
+		return err
+	}
+	request, err := driver.expandRequest(src, step.target.size, s.secrets)
+	if err != nil {
+		return err
+	}
+	var response *csi.ControllerExpandVolumeResponse
+	a.call(ctx, src, func(call context.Context) { response, err = a.t.c.deps.CSI.ControllerExpandVolume(call, request) })
+	m := a.memory()
+	m.inUseError = status.Code(err) == codes.FailedPrecondition
+	result := answer{before: capacityOf(s.claim), nodeExpansion: response.GetNodeExpansionRequired()}
+	if err != nil {
+		result.kind, result.err = outcomeOf(expand, err), err
+	} else if result.size, err = expandedSize(response.GetCapacityBytes(), step.target.size); err != nil {
+		result.err = err // final: the driver has completed the call
+	} else if response.GetCapacityBytes() == 0 {
+		klog.FromContext(ctx).Info("Driver returned no capacity of an expanded volume, assuming the requested one",
+			"volumeHandle", request.VolumeId, "size", step.target.size.String())
+	}
+	return a.answered(ctx, s, step, result)
+}
+
+// modify calls ControllerModifyVolume and remembers its response.
+func (a *attempt) modify(ctx context.Context, s claimState, step step) error {
+	driver := a.t.c.driver
+	src, err := driver.source(s.volume)
+	if err != nil {
+		return err
+	}
+	request := driver.modifyRequest(src, s.claim, s.classes[step.target.class], s.secrets)
+	a.call(ctx, src, func(call context.Context) { _, err = a.t.c.deps.CSI.ControllerModifyVolume(call, request) })
+	result := answer{}
+	if err != nil {
+		result.kind, result.err = outcomeOf(modify, err), err
+	}
+	return a.answered(ctx, s, step, result)
+}
+
+// call calls f with the deadline of a CSI call and without the lock of the memory. The outcome is
+// unknown until f returns.
+func (a *attempt) call(ctx context.Context, src source, f func(context.Context)) {
+	m := a.memory()
+	m.settled, m.waiting = "", false
+	// An attempt that follows reads the secret again.
+	a.reads.secretRead, a.reads.secrets, a.reads.classes = false, nil, nil
+	a.m.unlocked(func() {
+		defer a.t.c.deps.Locks.Share(src.spec.CSI.VolumeHandle)()
+		call, cancel := context.WithTimeout(csiclient.WithMigrated(ctx, src.migrated), a.t.c.cfg.Timeout)
+		defer cancel()
+		f(call)
+	})
+}
+
+// answered remembers a response for the API. An indeterminate response of an expansion changes nothing
+// there.
+func (a *attempt) answered(ctx context.Context, s claimState, step step, result answer) error {
+	result.target, result.at = step.target.key, time.Now()
+	result.volume = volumeRef{s.volume.Name, s.volume.UID}
+	m := a.memory()
+	if result.err != nil {
+		_ = a.failed(ctx, s, step, result.kind, result.err)
+	}
+	if result.kind != indeterminate {
+		m.settled = result.target
+	} else if a.key.Operation == expand || ctx.Err() != nil {
+		return result.err
+	}
+	m.answer = &result
+	return nil
+}

@@ -1,0 +1,78 @@
+package resizer
+
+import (
+	"context"
+	"time"
+
+	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/klog/v2"
+
+	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/metrics"
+)
+
+var attributesClasses = schema.GroupVersionResource{
+	Group: storagev1.GroupName, Version: "v1", Resource: "volumeattributesclasses",
+}
+
+// classesRetryInterval is the time between two attempts to list VolumeAttributesClasses.
+const classesRetryInterval = 30 * time.Second
+
+// listClasses reports whether VolumeAttributesClasses can be listed. Without, volumes are not modified.
+func (t *term) listClasses(ctx context.Context) bool {
+	_, err := t.c.deps.Client.StorageV1().VolumeAttributesClasses().List(ctx, metav1.ListOptions{Limit: 1})
+	unavailable := apierrors.IsForbidden(err) || apierrors.IsNotFound(err)
+	before := t.c.noClasses.Swap(nil)
+	if unavailable {
+		t.c.noClasses.Store(&err)
+		if before == nil {
+			klog.FromContext(ctx).Info("Volumes are not modified: VolumeAttributesClasses cannot be listed. Grant get, list and watch "+
+				"on them, "+
+				"or set --feature-gates=VolumeAttributesClass=false", "err", err)
+		}
+	}
+	t.classesServed.Store(err == nil)
+	return err == nil
+}
+
+// awaitClasses enqueues the modifications when VolumeAttributesClasses can be listed.
+func (t *term) awaitClasses(ctx context.Context) {
+	for !t.classesServed.Load() {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(classesRetryInterval):
+		}
+		if t.listClasses(ctx) {
+			klog.FromContext(ctx).Info("Volumes are modified: VolumeAttributesClasses can be listed")
+			t.enqueueAll(t.queue.Add)
+		}
+	}
+}
+
+// Ready returns a warning while volumes cannot be modified although the driver supports it.
+func (c *Controller) Ready() error {
+	if err := c.noClasses.Load(); err != nil {
+		return metrics.Warning("volumes are not modified: " + (*err).Error())
+	}
+	return nil
+}
+
+// watchClasses starts the watch that ends the wait for a missing class, once per term. Without missing
+// classes there is no watch: a class is read for each attempt.
+func (t *term) watchClasses() {
+	t.classesWatched.Do(func() {
+		t.background.Go(func() {
+			(&kube.OptionalInformer{}).Run(t.ctx, t.c.deps.Metadata, attributesClasses, kube.Handlers[*metav1.PartialObjectMetadata]{
+				Add: func(*metav1.PartialObjectMetadata) {
+					for _, k := range t.memories.inStage(stageClassMissing) {
+						t.queue.Add(k)
+					}
+				},
+			})
+		})
+	})
+}

@@ -1,0 +1,59 @@
+package resizer
+
+import (
+	"errors"
+	"fmt"
+	"time"
+)
+
+// Config holds the settings of the resizer.
+type Config struct {
+	// Timeout bounds one ControllerExpandVolume or ControllerModifyVolume call. A call that exceeds it
+	// is indeterminate and is repeated with the same arguments (CSI spec, "Timeouts").
+	Timeout time.Duration `mapstructure:"timeout"`
+	// Workers is the number of expansions and modifications that are in work concurrently.
+	Workers int `mapstructure:"workers"`
+	// RetryIntervalStart is the delay after the first failure of an operation. It doubles with each
+	// further failure up to RetryIntervalMax, which is also the delay after an infeasible response.
+	RetryIntervalStart time.Duration `mapstructure:"retry-interval-start"`
+	RetryIntervalMax   time.Duration `mapstructure:"retry-interval-max"`
+	// ResyncPeriod is the interval at which all claims with unfinished operations are enqueued. Zero
+	// disables it: only events and failures enqueue.
+	ResyncPeriod time.Duration `mapstructure:"resync-period"`
+	// HandleVolumeInUseError delays the expansion of volumes in use that the driver cannot expand online.
+	HandleVolumeInUseError bool `mapstructure:"handle-volume-inuse-error"`
+	// ExtraModifyMetadata passes the names of claim and volume to ControllerModifyVolume.
+	ExtraModifyMetadata bool `mapstructure:"extra-modify-metadata"`
+	// Feature gates of the same names. Without VolumeAttributesClass, volumes are not modified.
+	// AnnotateFsResize records the size before an expansion on the PersistentVolume.
+	VolumeAttributesClass bool `mapstructure:"-"`
+	AnnotateFsResize      bool `mapstructure:"-"`
+}
+
+// DefaultConfig returns the default settings.
+func DefaultConfig() Config {
+	return Config{
+		Timeout: 15 * time.Second, Workers: 10, RetryIntervalStart: time.Second, RetryIntervalMax: 5 * time.Minute,
+		ResyncPeriod: 10 * time.Minute, HandleVolumeInUseError: true, VolumeAttributesClass: true, AnnotateFsResize: true,
+	}
+}
+
+// Validate returns all errors in c, joined.
+func (c Config) Validate() error {
+	var errs []error
+	positive := func(flag string, d time.Duration) {
+		if d <= 0 {
+			errs = append(errs, fmt.Errorf("--%s: must be positive, got %v", flag, d))
+		}
+	}
+	positive("timeout", c.Timeout)
+	positive("retry-interval-start", c.RetryIntervalStart)
+	positive("retry-interval-max", c.RetryIntervalMax)
+	if c.Workers <= 0 {
+		errs = append(errs, fmt.Errorf("--workers: must be positive, got %d", c.Workers))
+	}
+	if c.ResyncPeriod < 0 {
+		errs = append(errs, fmt.Errorf("--resync-period: must not be negative, got %v", c.ResyncPeriod))
+	}
+	return errors.Join(errs...)
+}

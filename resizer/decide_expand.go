@@ -1,0 +1,310 @@
+package resizer
+
+import (
+	"fmt"
+	"strconv"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+)
+
+// Values of status.allocatedResourceStatuses. The API had the last two before 1.31.
+const (
+	controllerInProgress = corev1.PersistentVolumeClaimControllerResizeInProgress
+	controllerInfeasible = corev1.PersistentVolumeClaimControllerResizeInfeasible
+	nodePending          = corev1.PersistentVolumeClaimNodeResizePending
+	nodeInProgress       = corev1.PersistentVolumeClaimNodeResizeInProgress
+	nodeInfeasible       = corev1.PersistentVolumeClaimNodeResizeInfeasible
+
+	controllerFailed corev1.ClaimResourceStatus = "ControllerResizeFailed"
+	nodeFailed       corev1.ClaimResourceStatus = "NodeResizeFailed"
+)
+
+// resizeStatus returns the status of the expansion of claim, "" for none.
+func resizeStatus(claim *corev1.PersistentVolumeClaim) corev1.ClaimResourceStatus {
+	switch s := claim.Status.AllocatedResourceStatuses[corev1.ResourceStorage]; s {
+	case controllerFailed:
+		return controllerInfeasible
+	case nodeFailed:
+		return nodeInfeasible
+	default:
+		return s
+	}
+}
+
+func requestedSize(claim *corev1.PersistentVolumeClaim) resource.Quantity {
+	return claim.Spec.Resources.Requests[corev1.ResourceStorage]
+}
+
+func allocatedSize(claim *corev1.PersistentVolumeClaim) (resource.Quantity, bool) {
+	size, ok := claim.Status.AllocatedResources[corev1.ResourceStorage]
+	return size, ok
+}
+
+func capacityOf(claim *corev1.PersistentVolumeClaim) resource.Quantity {
+	return claim.Status.Capacity[corev1.ResourceStorage]
+}
+
+func volumeSize(pv *corev1.PersistentVolume) resource.Quantity {
+	return pv.Spec.Capacity[corev1.ResourceStorage]
+}
+
+// wantsMore reports whether claim requests more than its capacity.
+func wantsMore(claim *corev1.PersistentVolumeClaim) bool {
+	requested := requestedSize(claim)
+	return requested.Cmp(capacityOf(claim)) > 0
+}
+
+// bytesOf returns size as a target.
+func bytesOf(size resource.Quantity) string { return strconv.FormatInt(size.Value(), 10) }
+
+// isRecordObsolete reports whether pv has the size before an expansion, and the node has completed that
+// expansion. The capacity of the claim is then that of the PersistentVolume or, if the driver rounds
+// sizes up, the allocated size.
+func isRecordObsolete(claim *corev1.PersistentVolumeClaim, pv *corev1.PersistentVolume) bool {
+	if _, has := pv.Annotations[annPreResize]; !has || resizeStatus(claim) != "" {
+		return false
+	}
+	capacity := capacityOf(claim)
+	allocated, ok := allocatedSize(claim)
+	return capacity.Cmp(volumeSize(pv)) >= 0 || ok && capacity.Cmp(allocated) >= 0
+}
+
+// decideExpand returns the next step of the expansion of a claim of the driver.
+func (d driver) decideExpand(s claimState) step {
+	switch {
+	case d.expansion == expandsNone:
+		return step{reason: "NotSupported"}
+	case isRecordObsolete(s.claim, s.volume) && !s.confirmed:
+		return step{action: doReadClaim, reason: "Unconfirmed"}
+	case isRecordObsolete(s.claim, s.volume):
+		return step{action: doRemoveRecord, reason: "Expanded", volume: removeRecord}
+	case !wantsMore(s.claim):
+		return step{reason: "UpToDate"}
+	}
+	size, reason := d.expansionTarget(s)
+	if reason != "" {
+		return step{reason: reason}
+	}
+	t := target{size: size, key: bytesOf(size)}
+	if wait, ok := d.decideExpandWait(s, t); ok {
+		return wait
+	}
+	if s.stub {
+		return step{action: doReadClaim, reason: "Stub"}
+	}
+	if d.expansion == expandsNode {
+		return d.decideExpandOnNode(s, t)
+	}
+	return d.decideExpandCall(s, t)
+}
+
+// expansionTarget returns the size to request, or the reason why the claim waits.
+func (d driver) expansionTarget(s claimState) (size resource.Quantity, reason string) {
+	claim := s.claim
+	requested, capacity, volume := requestedSize(claim), capacityOf(claim), volumeSize(s.volume)
+	allocated, isAllocated := allocatedSize(claim)
+	if !isAllocated {
+		allocated = requested
+	}
+	volumeSuffices := volume.Cmp(requested) >= 0
+	switch status := resizeStatus(claim); status {
+	case "":
+		switch {
+		case !volumeSuffices:
+			return requested, ""
+		case isAllocated && allocated.Cmp(capacity) > 0:
+			return allocated, ""
+		case !isAllocated && isTrue(claim, corev1.PersistentVolumeClaimFileSystemResizePending):
+			return size, "NodeExpansion"
+		}
+		return requested, ""
+	case controllerInProgress:
+		// While the outcome of the recorded size is unknown, no other size is requested.
+		if s.memory.settled == bytesOf(allocated) {
+			return requested, ""
+		}
+		return allocated, ""
+	case controllerInfeasible:
+		return requested, ""
+	case nodePending, nodeInProgress:
+		if volumeSuffices || isAllocated && volume.Cmp(allocated) >= 0 {
+			return size, "NodeExpansion" // the node finishes first
+		}
+		return allocated, ""
+	case nodeInfeasible:
+		// A volume that the controller has expanded is not requested smaller.
+		if volumeSuffices && d.expansion == expandsNode {
+			return requested, ""
+		}
+		return allocated, ""
+	}
+	return size, stageUnknown
+}
+
+// decideExpandWait returns the step that delays the expansion to t, or false.
+func (d driver) decideExpandWait(s claimState, t target) (step, bool) {
+	m := s.memory
+	if resizeStatus(s.claim) == nodeInfeasible && m.nodeReset.requested == bytesOf(requestedSize(s.claim)) {
+		if until := m.nodeReset.at.Add(d.retryMax); s.now.Before(until) {
+			return step{action: doWait, reason: stageInfeasible, until: until}, true
+		}
+	}
+	if d.inUse == inUseAlways || d.inUse == inUseAfterError && m.inUseError {
+		switch s.usage {
+		case usageUnknown:
+			return step{action: doWatchUsers, reason: stageInUse}, true
+		case usageInUse:
+			return step{action: doWaitUnused, reason: stageInUse, until: s.now.Add(d.retryMax)}, true
+		}
+	}
+	infeasible := ""
+	if allocated, ok := allocatedSize(s.claim); ok && resizeStatus(s.claim) == controllerInfeasible {
+		infeasible = bytesOf(allocated)
+	}
+	return d.decideSlowRetry(s, t.key, infeasible)
+}
+
+// decideExpandCall returns the next step of an expansion with ControllerExpandVolume.
+func (d driver) decideExpandCall(s claimState, t target) step {
+	src, err := d.source(s.volume)
+	if err == nil {
+		_, err = d.expandRequest(src, t.size, nil)
+	}
+	switch {
+	case err != nil:
+		return step{action: doFail, reason: "CannotExpand", err: err, target: t}
+	case src.expandSecret != nil && !s.secretRead:
+		return step{action: doReadSecret, reason: "SecretNeeded", secret: src.expandSecret, target: t}
+	case !s.intends(t):
+		// Before the call: a crash after it must not lose the size that was requested.
+		return d.intendExpansion(s, t, controllerInProgress)
+	case !s.confirmed:
+		return step{action: doReadClaim, reason: "Unconfirmed"}
+	}
+	return step{action: doExpand, reason: "Requested", target: t}
+}
+
+// intends reports whether the claim records that its volume is being expanded to t.
+func (s claimState) intends(t target) bool {
+	if s.memory.legacy {
+		return isTrue(s.claim, corev1.PersistentVolumeClaimResizing)
+	}
+	allocated, ok := allocatedSize(s.claim)
+	return ok && allocated.Cmp(t.size) == 0 && s.claim.Status.AllocatedResourceStatuses[corev1.ResourceStorage] == controllerInProgress
+}
+
+// intendExpansion returns the write that records the expansion to t with status.
+func (d driver) intendExpansion(s claimState, t target, status corev1.ClaimResourceStatus) step {
+	step := step{action: doIntend, reason: "Requested", target: t, resets: resizeStatus(s.claim) == nodeInfeasible}
+	step.claim = func(c *corev1.PersistentVolumeClaim) { startExpansion(c, t.size, status, s.now) }
+	if allocated, ok := allocatedSize(s.claim); !ok || allocated.Cmp(t.size) != 0 {
+		step.events = []event{resizingEvent(s.volume.Name)}
+	}
+	return step
+}
+
+// decideExpandOnNode returns the next step of an expansion on the node only. The claim is written first:
+// the kubelet expands to its allocated size, and a larger PersistentVolume alone would exceed the quota.
+// A smaller size after a failure on the node is written to the PersistentVolume first, which must
+// never be larger than the volume.
+func (d driver) decideExpandOnNode(s claimState, t target) step {
+	allocated, ok := allocatedSize(s.claim)
+	volume := volumeSize(s.volume)
+	recorded := ok && allocated.Cmp(t.size) == 0 && resizeStatus(s.claim) == nodePending ||
+		s.memory.legacy && isTrue(s.claim, corev1.PersistentVolumeClaimFileSystemResizePending)
+	save := step{action: doSaveVolume, reason: "NodeExpansion", target: t}
+	switch {
+	case !recorded && (volume.Cmp(t.size) <= 0 || resizeStatus(s.claim) != nodeInfeasible):
+		return d.intendExpansion(s, t, nodePending)
+	case !s.confirmed:
+		return step{action: doReadClaim, reason: "Unconfirmed"}
+	case !recorded:
+		save.volume = func(pv *corev1.PersistentVolume) { setVolumeSize(pv, t.size) }
+		return save
+	}
+	save.volume = d.expandedVolume(answer{size: t.size, nodeExpansion: true, before: capacityOf(s.claim)})
+	save.events = []event{nodeRequiredEvent()}
+	return save
+}
+
+// decideExpandAnswer returns the step that writes the response a.
+func (d driver) decideExpandAnswer(s claimState, a answer) step {
+	discard := step{action: doDiscard, reason: "Superseded"}
+	if a.err == nil && !a.volumeSaved {
+		if s.volume == nil || s.volume.UID != a.volume.uid {
+			return discard
+		}
+		return step{action: doSaveVolume, reason: "Expanded", volume: d.expandedVolume(a)}
+	}
+	expected := s.claim != nil && resizeStatus(s.claim) == controllerInProgress
+	if expected {
+		allocated, ok := allocatedSize(s.claim)
+		expected = ok && bytesOf(allocated) == a.target
+	}
+	switch {
+	case !expected && (s.claim == nil || !s.memory.legacy):
+		return discard
+	case a.err != nil && s.memory.isRecorded(a) && a.kind != infeasible:
+		return step{action: doDiscard, reason: "SameError"}
+	case s.stub:
+		return step{action: doReadClaim, reason: "Stub"}
+	case a.err != nil:
+		return step{action: doSaveError, reason: a.kind.String(),
+			claim: func(c *corev1.PersistentVolumeClaim) { failExpansion(c, a, s.now) }}
+	}
+	save := step{action: doSaveClaim, reason: "Expanded"}
+	save.claim = func(c *corev1.PersistentVolumeClaim) { finishExpansion(c, a, s.now) }
+	save.events = []event{successEvent()}
+	if a.nodeExpansion {
+		save.events = []event{nodeRequiredEvent()}
+	}
+	return save
+}
+
+// expandedVolume returns the change of a PersistentVolume after its expansion. Its size never decreases.
+func (d driver) expandedVolume(a answer) func(*corev1.PersistentVolume) {
+	return func(pv *corev1.PersistentVolume) {
+		if size := volumeSize(pv); size.Cmp(a.size) < 0 {
+			setVolumeSize(pv, a.size)
+		}
+		if _, has := pv.Annotations[annPreResize]; a.nodeExpansion && d.annotates && !has {
+			if pv.Annotations == nil {
+				pv.Annotations = map[string]string{}
+			}
+			pv.Annotations[annPreResize] = a.before.String()
+		}
+	}
+}
+
+func setVolumeSize(pv *corev1.PersistentVolume, size resource.Quantity) {
+	pv.Spec.Capacity = corev1.ResourceList{corev1.ResourceStorage: size}
+}
+
+func removeRecord(pv *corev1.PersistentVolume) { delete(pv.Annotations, annPreResize) }
+
+// expandedSize returns the size of a volume after a successful expansion to requested.
+func expandedSize(reported int64, requested resource.Quantity) (resource.Quantity, error) {
+	size := resource.NewQuantity(reported, resource.BinarySI)
+	switch {
+	case reported == 0: // unknown, says the CSI spec
+		return requested, nil
+	case size.Cmp(requested) < 0:
+		return *size, fmt.Errorf("driver returned capacity %s, less than requested %s", size, &requested)
+	}
+	return *size, nil
+}
+
+// target is what an operation requests.
+type target struct {
+	size  resource.Quantity // of expansions
+	class string            // of modifications
+	key   string            // size in bytes, or the class
+}
+
+// randomWait returns a time within the next interval, so that operations which were infeasible before a
+// restart are not all retried at once. fraction is in [0,1).
+func randomWait(now time.Time, interval time.Duration, fraction float64) time.Time {
+	return now.Add(time.Duration(fraction * float64(interval)))
+}

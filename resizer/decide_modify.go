@@ -1,0 +1,164 @@
+package resizer
+
+import (
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/utils/ptr"
+)
+
+// requestedClass returns the VolumeAttributesClass that claim requests, or "".
+func requestedClass(claim *corev1.PersistentVolumeClaim) string {
+	return ptr.Deref(claim.Spec.VolumeAttributesClassName, "")
+}
+
+// currentClass returns the VolumeAttributesClass of the volume of claim, or "".
+func currentClass(claim *corev1.PersistentVolumeClaim) string {
+	return ptr.Deref(claim.Status.CurrentVolumeAttributesClassName, "")
+}
+
+// modification is status.modifyVolumeStatus of a claim. The zero value means that there is none.
+type modification struct {
+	status corev1.PersistentVolumeClaimModifyVolumeStatus
+	target string
+}
+
+func modificationOf(claim *corev1.PersistentVolumeClaim) modification {
+	if m := claim.Status.ModifyVolumeStatus; m != nil {
+		return modification{m.Status, m.TargetVolumeAttributesClassName}
+	}
+	return modification{}
+}
+
+// decideModify returns the next step of the modification of a claim of the driver.
+func (d driver) decideModify(s claimState) step {
+	current, requested := modificationOf(s.claim), requestedClass(s.claim)
+	inProgress := current.status == corev1.PersistentVolumeClaimModifyVolumeInProgress
+	switch {
+	case !d.modifies || s.volume.Spec.CSI == nil:
+		return step{reason: "NotSupported"}
+	case s.claim.Status.ModifyVolumeStatus == nil && requested == currentClass(s.claim):
+		return step{reason: "UpToDate"}
+	case s.stub:
+		return step{action: doReadClaim, reason: "Stub"}
+	case requested == "" && !inProgress && isTrue(s.claim, corev1.PersistentVolumeClaimVolumeModifyingVolume):
+		return step{action: doCancel, reason: "NotRequested", claim: cancelModification, events: []event{modifyCanceledEvent()}}
+	case requested == "" && !inProgress:
+		return step{reason: "NotRequested"}
+	case !s.classesServed:
+		return step{reason: "ClassesNotAvailable"} // it enqueues the claim when they are
+	}
+	// While the outcome of the recorded class is unknown, the volume gets no other class.
+	indeterminate := inProgress && s.memory.settled != current.target
+	if indeterminate || inProgress && requested == "" {
+		return d.decideRepeatedModify(s, current.target, requested)
+	}
+	infeasible := ""
+	if current.status == corev1.PersistentVolumeClaimModifyVolumeInfeasible {
+		infeasible = current.target
+	}
+	if wait, ok := d.decideSlowRetry(s, requested, infeasible); ok {
+		return wait
+	}
+	switch err, known := d.checkClass(s, requested); {
+	case !known:
+		return step{action: doReadClass, reason: "ClassNeeded", target: target{class: requested}}
+	case err != nil && s.memory.missingClass == requested:
+		return step{action: doWait, reason: stageClassMissing, until: s.now.Add(d.retryMax)}
+	case err != nil:
+		return step{action: doPend, reason: stageClassMissing, target: target{class: requested}, claim: pendModification,
+			events: []event{modifyFailedEvent(err.Error())}}
+	}
+	return d.decideModifyCall(s, target{class: requested, key: requested})
+}
+
+// decideRepeatedModify returns the next step of a modification that must be repeated with equal
+// arguments. If its class was deleted, the class that the claim requests replaces it.
+func (d driver) decideRepeatedModify(s claimState, recorded, requested string) step {
+	err, known := d.checkClass(s, recorded)
+	switch {
+	case !known:
+		return step{action: doReadClass, reason: "ClassNeeded", target: target{class: recorded}}
+	case err == nil:
+		return d.decideModifyCall(s, target{class: recorded, key: recorded})
+	}
+	if requested != "" && requested != recorded {
+		replacement, known := d.checkClass(s, requested)
+		switch {
+		case !known:
+			return step{action: doReadClass, reason: "ClassNeeded", target: target{class: requested}}
+		case replacement == nil:
+			return step{action: doAbandon, reason: "ClassDeleted", target: target{class: recorded},
+				events: []event{modifyFailedEvent(err.Error())}}
+		}
+	}
+	if s.memory.missingClass == recorded {
+		return step{action: doWait, reason: stageClassMissing, until: s.now.Add(d.retryMax)}
+	}
+	return step{action: doPend, reason: stageClassMissing, target: target{class: recorded},
+		events: []event{modifyFailedEvent(err.Error())}}
+}
+
+// checkClass returns why the volume cannot be modified to a class, or nil. It returns false if the class
+// was not read yet.
+func (d driver) checkClass(s claimState, name string) (err error, known bool) {
+	class, read := s.classes[name]
+	switch {
+	case !read:
+		return nil, false
+	case class == nil:
+		return fmt.Errorf("VAC %q does not exist.", name), true //nolint:staticcheck // a sentence of csi-resizer
+	case class.DriverName != d.name:
+		return fmt.Errorf("VAC %q is for driver %q, not for %q.", name, class.DriverName, d.name), true //nolint:staticcheck
+	}
+	return nil, true
+}
+
+// decideModifyCall returns the next step of ControllerModifyVolume with a class that exists.
+func (d driver) decideModifyCall(s claimState, t target) step {
+	src, err := d.source(s.volume)
+	current := modificationOf(s.claim)
+	switch {
+	case err != nil:
+		return step{action: doFail, reason: "CannotModify", err: err, target: t}
+	case src.modifySecret != nil && !s.secretRead:
+		return step{action: doReadSecret, reason: "SecretNeeded", secret: src.modifySecret, target: t}
+	case current != modification{corev1.PersistentVolumeClaimModifyVolumeInProgress, t.class}:
+		return step{action: doIntend, reason: "Requested", target: t,
+			claim:  func(c *corev1.PersistentVolumeClaim) { startModification(c, t.class, s.now) },
+			events: []event{modifyEvent(s.claim.Name, t.class)}}
+	case !s.confirmed:
+		return step{action: doReadClaim, reason: "Unconfirmed"}
+	}
+	return step{action: doModify, reason: "Requested", target: t}
+}
+
+// decideModifyAnswer returns the step that writes the response a.
+func (d driver) decideModifyAnswer(s claimState, a answer) step {
+	if a.err == nil && !a.volumeSaved {
+		if s.volume == nil || s.volume.UID != a.volume.uid {
+			return step{action: doDiscard, reason: "Superseded"}
+		}
+		return step{action: doSaveVolume, reason: "Modified", volume: func(pv *corev1.PersistentVolume) {
+			pv.Spec.VolumeAttributesClassName = &a.target
+		}}
+	}
+	switch {
+	case s.claim == nil || modificationOf(s.claim) != modification{corev1.PersistentVolumeClaimModifyVolumeInProgress, a.target}:
+		return step{action: doDiscard, reason: "Superseded"}
+	case a.err != nil && a.kind != infeasible && s.memory.isRecorded(a):
+		return step{action: doDiscard, reason: "SameError"}
+	case s.stub:
+		return step{action: doReadClaim, reason: "Stub"}
+	case a.err != nil:
+		return step{action: doSaveError, reason: a.kind.String(),
+			claim: func(c *corev1.PersistentVolumeClaim) { failModification(c, a, s.now) }}
+	}
+	return step{action: doSaveClaim, reason: "Modified",
+		claim:  func(c *corev1.PersistentVolumeClaim) { finishModification(c, a.target) },
+		events: []event{modifySuccessEvent(s.claim.Name, a.target)}}
+}
+
+// classes holds VolumeAttributesClasses by name; nil means that there is none.
+type classes map[string]*storagev1.VolumeAttributesClass

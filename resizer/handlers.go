@@ -1,0 +1,135 @@
+package resizer
+
+import (
+	"context"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/storage-controller/storage-controller/internal/kube"
+)
+
+// register adds the event handlers that fill the queue.
+func (t *term) register() {
+	t.registrations.Add(t.c.claims.Handle(kube.Handlers[*corev1.PersistentVolumeClaim]{
+		Add: t.claimAdded, Update: t.claimUpdated, Delete: t.claimDeleted,
+	}))
+	t.registrations.Add(t.c.volumes.Handle(kube.Handlers[*corev1.PersistentVolume]{
+		Add: t.volumeChanged, Update: t.volumeUpdated,
+	}))
+	t.c.users.mu.Lock()
+	watched := t.c.users.watched // in an earlier term
+	t.c.users.mu.Unlock()
+	if watched {
+		t.handleUsers()
+	}
+}
+
+func (t *term) claimAdded(claim *corev1.PersistentVolumeClaim) { t.enqueue(claim, t.queue.Add) }
+
+// enqueue passes the keys of the operations that claim may need to add.
+func (t *term) enqueue(claim *corev1.PersistentVolumeClaim, add func(key)) {
+	pv, ok := t.c.volumes.Get(claim.Spec.VolumeName)
+	if !ok {
+		return // its Add event enqueues claim
+	}
+	for o := range operations {
+		if t.c.driver.mayNeed(o, claim, pv) {
+			add(keyOf(claim, o))
+		}
+	}
+}
+
+// enqueueAll passes the keys of all unfinished operations to add.
+func (t *term) enqueueAll(add func(key)) {
+	for _, claim := range t.c.claims.List() {
+		t.enqueue(claim, add)
+	}
+}
+
+// claimUpdated ignores what the resizer writes, which must not end a back-off. A new request begins
+// without the failures of the previous one.
+func (t *term) claimUpdated(old, claim *corev1.PersistentVolumeClaim) {
+	if old.UID != claim.UID { // deleted and recreated while the watch was interrupted
+		t.claimDeleted(old)
+	}
+	bound := old.UID != claim.UID || !isBound(old) || old.Spec.VolumeName != claim.Spec.VolumeName ||
+		old.Annotations[annStorageResizer] != claim.Annotations[annStorageResizer]
+	pv, ok := t.c.volumes.Get(claim.Spec.VolumeName)
+	if !ok {
+		return
+	}
+	renew := func(o operation, requested, status bool) {
+		if (bound || requested || status) && t.c.driver.mayNeed(o, claim, pv) {
+			if requested {
+				t.queue.Forget(keyOf(claim, o))
+			}
+			t.queue.Add(keyOf(claim, o))
+		}
+	}
+	size, capacity := requestedSize(claim), capacityOf(claim)
+	renew(expand, size.Cmp(requestedSize(old)) != 0, capacity.Cmp(capacityOf(old)) != 0 || isNewsOfNode(old, claim))
+	renew(modify, requestedClass(old) != requestedClass(claim), currentClass(old) != currentClass(claim))
+}
+
+// isNewsOfNode reports whether another component than the resizer has changed the status of the
+// expansion. The resizer writes the statuses of the controller, and NodeResizePending.
+func isNewsOfNode(old, claim *corev1.PersistentVolumeClaim) bool {
+	status := resizeStatus(claim)
+	switch status {
+	case controllerInProgress, controllerInfeasible, nodePending:
+		return false
+	}
+	return status != resizeStatus(old)
+}
+
+func (t *term) claimDeleted(claim *corev1.PersistentVolumeClaim) {
+	t.confirmed.Delete(claim.UID)
+	for o := range operations {
+		k := keyOf(claim, o)
+		if t.memories.stageOf(k) != "" { // the sync forgets it, after its last write
+			t.queue.Add(k)
+		} else {
+			t.queue.Forget(k)
+		}
+	}
+}
+
+// volumeChanged enqueues the claim of a PersistentVolume that was created or bound.
+func (t *term) volumeChanged(pv *corev1.PersistentVolume) {
+	if ref := pv.Spec.ClaimRef; ref != nil {
+		if claim, ok := t.c.claims.Get(ref.Namespace + "/" + ref.Name); ok {
+			t.enqueue(claim, t.queue.Add)
+		}
+	}
+}
+
+func (t *term) volumeUpdated(old, pv *corev1.PersistentVolume) {
+	if old.UID != pv.UID || claimUID(old) != claimUID(pv) {
+		t.volumeChanged(pv)
+	}
+}
+
+func claimUID(pv *corev1.PersistentVolume) string {
+	if pv.Spec.ClaimRef == nil {
+		return ""
+	}
+	return string(pv.Spec.ClaimRef.UID)
+}
+
+// resync enqueues everything unfinished at the interval --resync-period.
+func (t *term) resync(ctx context.Context) {
+	if t.c.cfg.ResyncPeriod == 0 {
+		return
+	}
+	tick := time.NewTicker(t.c.cfg.ResyncPeriod)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			t.enqueueAll(t.queue.Resync)
+		}
+	}
+}

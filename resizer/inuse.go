@@ -1,0 +1,144 @@
+package resizer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+
+	"github.com/storage-controller/storage-controller/internal/kube"
+)
+
+// users watches what uses volumes, from the first time that an expansion depends on it: the
+// VolumeAttachments of a driver that publishes volumes, else the Pods. A missing permission means that no
+// volume is in use. The watch lasts until the process exits.
+type users struct {
+	mu          sync.Mutex
+	watched     bool
+	attachments kube.Informer[*storagev1.VolumeAttachment]
+	pods        kube.Informer[*corev1.Pod]
+}
+
+// usersLimit bounds the wait for the first list.
+const usersLimit = 30 * time.Second
+
+// watchUsers starts the watch, and returns when its first list is complete or forbidden.
+func (t *term) watchUsers(ctx context.Context) error {
+	t.c.users.mu.Lock()
+	if !t.c.users.watched {
+		if t.c.driver.publishes {
+			t.c.users.attachments = t.c.deps.Informers.AttachmentsIfAllowed()
+		} else {
+			t.c.users.pods = t.c.deps.Informers.PodsIfAllowed()
+		}
+		t.c.users.watched = true
+		t.c.deps.Informers.StartLate()
+	}
+	t.c.users.mu.Unlock()
+	t.handleUsers()
+	limit := time.NewTimer(usersLimit)
+	defer limit.Stop()
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		if t.usersListed() {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-limit.C:
+			return fmt.Errorf("listing what uses volumes: %w", errors.New("the API server did not respond"))
+		case <-tick.C:
+		}
+	}
+}
+
+// usersListed reports whether the first list is complete or forbidden.
+func (t *term) usersListed() bool {
+	synced, resource := false, "pods"
+	if t.c.driver.publishes {
+		synced, resource = t.c.users.attachments.Synced(), "volumeattachments"
+	} else {
+		synced = t.c.users.pods.Synced()
+	}
+	return synced || t.c.deps.Informers.Forbidden()[resource] != nil
+}
+
+// handleUsers registers the handlers that end the wait of claims, once per term.
+func (t *term) handleUsers() {
+	t.usersHandled.Do(func() {
+		if t.c.driver.publishes {
+			t.registrations.AddUnawaited(t.c.users.attachments.Handle(kube.Handlers[*storagev1.VolumeAttachment]{
+				Delete: t.attachmentDeleted,
+			}))
+			return
+		}
+		t.registrations.AddUnawaited(t.c.users.pods.Handle(kube.Handlers[*corev1.Pod]{
+			Update: func(_, pod *corev1.Pod) {
+				if isTerminated(pod) {
+					t.podEnded(pod)
+				}
+			},
+			Delete: t.podEnded,
+		}))
+	})
+}
+
+// usageOf reports whether the volume of the claim of k is in use.
+func (t *term) usageOf(k key, volume string) usage {
+	if t.c.driver.inUse == inUseNeverWaits {
+		return usageUnused
+	}
+	t.c.users.mu.Lock()
+	watched := t.c.users.watched
+	t.c.users.mu.Unlock()
+	switch {
+	case !watched || !t.usersListed():
+		return usageUnknown
+	case t.c.driver.publishes && len(t.c.users.attachments.ByIndex(kube.ByVolume, volume)) > 0:
+		return usageInUse
+	case t.c.driver.publishes:
+		return usageUnused
+	}
+	for _, pod := range t.c.users.pods.ByIndex(kube.ByClaim, k.claim()) {
+		if !isTerminated(pod) {
+			return usageInUse
+		}
+	}
+	return usageUnused
+}
+
+func isTerminated(pod *corev1.Pod) bool {
+	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
+}
+
+// attachmentDeleted enqueues the claim that waited for the end of the attachment.
+func (t *term) attachmentDeleted(va *storagev1.VolumeAttachment) {
+	name := va.Spec.Source.PersistentVolumeName
+	if name == nil {
+		return
+	}
+	if pv, ok := t.c.volumes.Get(*name); ok && pv.Spec.ClaimRef != nil {
+		t.wakeUnused(pv.Spec.ClaimRef.Namespace + "/" + pv.Spec.ClaimRef.Name)
+	}
+}
+
+// podEnded enqueues the claims that waited for pod.
+func (t *term) podEnded(pod *corev1.Pod) {
+	for _, claim := range kube.ClaimsOfPod(pod) {
+		t.wakeUnused(claim)
+	}
+}
+
+func (t *term) wakeUnused(claim string) {
+	for _, k := range t.memories.inStage(stageInUse) {
+		if k.claim() == claim {
+			t.queue.Add(k)
+		}
+	}
+}

@@ -1,0 +1,66 @@
+package resizer
+
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc/status"
+)
+
+type metricSet struct {
+	seconds  *prometheus.HistogramVec
+	failures *prometheus.CounterVec
+}
+
+// newMetrics registers the metrics. waiting returns the number of operations whose last decision had a
+// reason.
+func newMetrics(reg prometheus.Registerer, waiting func(reason string) float64) *metricSet {
+	m := &metricSet{
+		seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "storage_controller_resize_duration_seconds",
+			Help: "Time from recording the request of a PVC until its volume was expanded or modified at the driver, by operation: " +
+				"expand or modify.",
+			Buckets: []float64{.1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300, 1800},
+		}, []string{"operation"}),
+		failures: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "storage_controller_resize_failures_total",
+			Help: "Failed attempts to expand or modify a volume, by the gRPC code that the driver returned, or \"none\" if it was not " +
+				"called.",
+		}, []string{"operation", "grpc_status_code"}),
+	}
+	reg.MustRegister(m.seconds, m.failures)
+	reg.MustRegister(waitingOperations(waiting))
+	for o := range operations { // an alert needs the zero before the first increase
+		m.failures.WithLabelValues(o.String(), "none")
+	}
+	return m
+}
+
+// waitingOperations collects the number of waiting operations.
+type waitingOperations func(reason string) float64
+
+var waitingDesc = prometheus.NewDesc("storage_controller_resizer_waiting",
+	"Expansions and modifications that wait, by reason: infeasible (retried after --retry-interval-max), "+
+		"in_use (until the volume is not in use), class_missing (until the VolumeAttributesClass exists).", []string{"reason"}, nil)
+
+// Describe implements [prometheus.Collector].
+func (w waitingOperations) Describe(descs chan<- *prometheus.Desc) { descs <- waitingDesc }
+
+// Collect implements [prometheus.Collector].
+func (w waitingOperations) Collect(values chan<- prometheus.Metric) {
+	for label, reason := range map[string]string{"infeasible": stageInfeasible, "in_use": stageInUse, "class_missing": stageClassMissing} {
+		values <- prometheus.MustNewConstMetric(waitingDesc, prometheus.GaugeValue, w(reason), label)
+	}
+}
+
+func (m *metricSet) failed(o operation, err error) {
+	code := "none"
+	if s, ok := status.FromError(err); ok {
+		code = s.Code().String()
+	}
+	m.failures.WithLabelValues(o.String(), code).Inc()
+}
+
+func (m *metricSet) finished(o operation, took time.Duration) {
+	m.seconds.WithLabelValues(o.String()).Observe(took.Seconds())
+}

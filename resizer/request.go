@@ -1,0 +1,121 @@
+package resizer
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	"github.com/storage-controller/storage-controller/csiclient"
+	"github.com/storage-controller/storage-controller/internal/migration"
+	"github.com/storage-controller/storage-controller/internal/volumerules"
+)
+
+// Annotations of a PersistentVolume that name the secret with which its volume is modified. The
+// provisioner writes them.
+const (
+	annModifySecretName      = "volume.kubernetes.io/controller-modify-secret-name"
+	annModifySecretNamespace = "volume.kubernetes.io/controller-modify-secret-namespace"
+)
+
+// Parameters of --extra-modify-metadata.
+const (
+	parameterClaim     = volumerules.ParameterPrefix + "pvc/name"
+	parameterNamespace = volumerules.ParameterPrefix + "pvc/namespace"
+	parameterVolume    = volumerules.ParameterPrefix + "pv/name"
+)
+
+// source is the volume of a PersistentVolume for the driver.
+type source struct {
+	spec                       *corev1.PersistentVolumeSpec
+	migrated                   bool // the PersistentVolume has an in-tree source (CSI migration)
+	expandSecret, modifySecret *corev1.SecretReference
+}
+
+// source returns the volume of pv.
+func (d driver) source(pv *corev1.PersistentVolume) (source, error) {
+	translated, migrated, err := migration.ToCSI(pv)
+	if err != nil {
+		return source{}, err
+	}
+	src := source{spec: &translated.Spec, migrated: migrated}
+	if src.spec.CSI == nil || src.spec.CSI.VolumeHandle == "" {
+		return source{}, errors.New("empty volume handle")
+	}
+	src.expandSecret = src.spec.CSI.ControllerExpandSecretRef
+	src.modifySecret = src.expandSecret
+	if name, namespace := pv.Annotations[annModifySecretName], pv.Annotations[annModifySecretNamespace]; name != "" && namespace != "" {
+		src.modifySecret = &corev1.SecretReference{Namespace: namespace, Name: name}
+	}
+	return src, nil
+}
+
+// expandRequest returns the request that expands src to size.
+func (d driver) expandRequest(src source, size resource.Quantity, secrets map[string]string) (*csi.ControllerExpandVolumeRequest, error) {
+	capability, err := volumerules.Capability(src.spec, "", d.singleNodeMultiWriter)
+	if err != nil {
+		return nil, err
+	}
+	return &csi.ControllerExpandVolumeRequest{
+		VolumeId: src.spec.CSI.VolumeHandle, CapacityRange: &csi.CapacityRange{RequiredBytes: size.Value()},
+		Secrets: secrets, VolumeCapability: capability,
+	}, nil
+}
+
+// modifyRequest returns the request that modifies the volume of pv, which src describes, to class.
+func (d driver) modifyRequest(
+	src source, claim *corev1.PersistentVolumeClaim, class *storagev1.VolumeAttributesClass, secrets map[string]string,
+) *csi.ControllerModifyVolumeRequest {
+	parameters := maps.Clone(class.Parameters)
+	if d.extraMetadata {
+		if parameters == nil {
+			parameters = map[string]string{}
+		}
+		parameters[parameterClaim], parameters[parameterNamespace] = claim.Name, claim.Namespace
+		parameters[parameterVolume] = claim.Spec.VolumeName
+	}
+	return &csi.ControllerModifyVolumeRequest{VolumeId: src.spec.CSI.VolumeHandle, MutableParameters: parameters, Secrets: secrets}
+}
+
+// outcome is what an error of the driver says about its call.
+type outcome int
+
+const (
+	final         outcome = iota // the call has no effect, also for success
+	infeasible                   // the driver cannot do this, now or in the near future
+	indeterminate                // the call may have taken effect
+)
+
+// String returns the name of k in logs.
+func (k outcome) String() string { return [...]string{"Failed", "Infeasible", "Indeterminate"}[k] }
+
+// outcomeOf returns the outcome of a call of o that failed with err. ResourceExhausted is final: if the
+// storage backend is full, a smaller request must be possible (KEP-1790).
+func outcomeOf(o operation, err error) outcome {
+	if csiclient.OutcomeOf(err) == csiclient.Indeterminate {
+		return indeterminate
+	}
+	switch status.Code(err) {
+	case codes.InvalidArgument:
+		return infeasible
+	case codes.OutOfRange, codes.NotFound:
+		if o == expand {
+			return infeasible
+		}
+	}
+	return final
+}
+
+// secretError returns the error for a secret that cannot be read.
+func secretError(ref *corev1.SecretReference, err error) error {
+	if cause := errors.Unwrap(err); cause != nil { // without the name of the secret
+		err = cause
+	}
+	return fmt.Errorf("error getting secret %s in namespace %s: %w", ref.Name, ref.Namespace, err)
+}

@@ -1,0 +1,89 @@
+package resizer
+
+import (
+	"context"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/storage-controller/storage-controller/internal/kube"
+)
+
+// writeClaim applies change to the status of the claim of s. It returns false if the claim must be decided
+// about again, because it was deleted or changed by another client.
+func (a *attempt) writeClaim(
+	ctx context.Context, s claimState, step step, change func(*corev1.PersistentVolumeClaim),
+) (written bool, err error) {
+	changed := s.claim.DeepCopy()
+	change(changed)
+	patch, err := patchOf(&s.claim.ObjectMeta, &changed.ObjectMeta, s.claim, changed)
+	if err != nil || patch == nil {
+		return err == nil, err
+	}
+	claims := a.t.c.deps.Client.CoreV1().PersistentVolumeClaims(s.claim.Namespace)
+	stored, err := claims.Patch(ctx, s.claim.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status")
+	if err == nil {
+		a.t.claims.Observe(stored)
+		a.t.confirmed.Store(stored.UID, struct{}{})
+		a.reads.live = stored
+		return true, nil
+	}
+	if retry, err := a.retry(s, step, err); !retry {
+		return false, err
+	}
+	return false, a.readClaim(ctx, s.claim)
+}
+
+// writeVolume applies step to the PersistentVolume of s. It returns false if the PersistentVolume must be
+// decided about again.
+func (a *attempt) writeVolume(ctx context.Context, s claimState, step step) (written bool, err error) {
+	changed := s.volume.DeepCopy()
+	step.volume(changed)
+	patch, err := patchOf(&s.volume.ObjectMeta, &changed.ObjectMeta, s.volume, changed)
+	if err != nil || patch == nil {
+		return err == nil, err
+	}
+	volumes := a.t.c.deps.Client.CoreV1().PersistentVolumes()
+	stored, err := volumes.Patch(ctx, s.volume.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{})
+	if err == nil {
+		a.t.volumes.Observe(stored)
+		return true, nil
+	}
+	if retry, err := a.retry(s, step, err); !retry {
+		return false, err
+	}
+	if _, _, err := a.t.volumes.Refetch(ctx, volumes, s.volume); err != nil {
+		return false, fmt.Errorf("reading PersistentVolume %q: %w", s.volume.Name, err)
+	}
+	return false, nil
+}
+
+// retry reports whether a write that failed with err must be decided about again with the current object:
+// it was deleted, recreated, or changed by another client. Otherwise it sends an event, once per text, and
+// returns err.
+func (a *attempt) retry(s claimState, step step, err error) (bool, error) {
+	switch {
+	case kube.IsNotFound(err):
+		return true, nil
+	case apierrors.IsConflict(err):
+		if a.conflicts++; a.conflicts > maxConflicts {
+			return false, fmt.Errorf("%w: %w", errConflicts, err)
+		}
+		return true, nil
+	}
+	m := a.memory()
+	if s.claim != nil && isRefusal(err) && !m.reported[err.Error()] {
+		if m.reported == nil {
+			m.reported = map[string]bool{}
+		}
+		m.reported[err.Error()] = true
+		a.t.event(s.claim, refusedEvent(a.key.Operation, s, step, err))
+	}
+	return false, err
+}
+
+// isRefusal reports whether err is a response of the API server, and not a lost connection.
+func isRefusal(err error) bool { return apierrors.ReasonForError(err) != metav1.StatusReasonUnknown }
