@@ -260,25 +260,6 @@ func (i *Informers) Pods() Informer[*corev1.Pod] {
 	})
 }
 
-// ClaimsOfPod returns the keys of the claims that pod uses, without duplicates. It does not check
-// the owner of the claim of a generic ephemeral volume.
-func ClaimsOfPod(pod *corev1.Pod) []string {
-	var keys []string
-	for _, v := range pod.Spec.Volumes {
-		var key string
-		switch {
-		case v.PersistentVolumeClaim != nil:
-			key = pod.Namespace + "/" + v.PersistentVolumeClaim.ClaimName
-		case v.Ephemeral != nil:
-			key = pod.Namespace + "/" + pod.Name + "-" + v.Name
-		}
-		if key != "" && !slices.Contains(keys, key) {
-			keys = append(keys, key)
-		}
-	}
-	return keys
-}
-
 // PodsIfAllowed returns [Informers.Pods] without making the resource required: a missing permission
 // does not fail [Informers.Synced].
 func (i *Informers) PodsIfAllowed() Informer[*corev1.Pod] { return ifAllowed(i, "pods", i.Pods) }

@@ -109,7 +109,8 @@ var allowed = map[string][]string{
 	"internal/app": {
 		"attacher", "capacity", "csiclient", "election", "metrics", "nodecontroller", "nodecontroller/nodecleanup",
 		"nodecontroller/pvcfinalizer", "nodecontroller/servingcert",
-		"provisioner", "resizer", "internal/kube", "internal/settings", "internal/tools/audit", "internal/tools/doctor", "internal/tools/statusz",
+		"provisioner", "resizer", "internal/kube", "internal/settings", "internal/tools/audit", "internal/tools/doctor",
+		"internal/tools/statusz",
 		"internal/tracing", "internal/volumelock", "internal/workloop",
 	},
 	"cmd/storage-controller": {

@@ -1,0 +1,26 @@
+package kube
+
+import (
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// ClaimsOfPod returns the keys of the claims that pod uses, without duplicates. It does not check
+// the owner of the claim of a generic ephemeral volume.
+func ClaimsOfPod(pod *corev1.Pod) []string {
+	var keys []string
+	for _, v := range pod.Spec.Volumes {
+		var key string
+		switch {
+		case v.PersistentVolumeClaim != nil:
+			key = pod.Namespace + "/" + v.PersistentVolumeClaim.ClaimName
+		case v.Ephemeral != nil:
+			key = pod.Namespace + "/" + pod.Name + "-" + v.Name
+		}
+		if key != "" && !slices.Contains(keys, key) {
+			keys = append(keys, key)
+		}
+	}
+	return keys
+}
