@@ -22,6 +22,7 @@ RUN mkdir -p /out/etc/ssl/certs \
  && ln -s storage-controller /out/csi-provisioner \
  && ln -s storage-controller /out/csi-attacher \
  && ln -s storage-controller /out/csi-resizer \
+ && ln -s storage-controller /out/csi-snapshotter \
  && find /out -exec touch --no-dereference --date=@$SOURCE_DATE_EPOCH {} +
 
 FROM scratch

@@ -8,6 +8,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"k8s.io/klog/v2"
 )
 
 // Driver holds the identity and the capabilities of a driver. It is comparable.
@@ -17,6 +18,7 @@ type Driver struct {
 	Plugin        PluginCapabilities
 	Controller    ControllerCapabilities
 	Node          NodeCapabilities
+	Group         GroupCapabilities
 }
 
 // PluginCapabilities holds the capabilities in use of GetPluginCapabilities.
@@ -25,6 +27,13 @@ type PluginCapabilities struct {
 	VolumeAccessibilityConstraints bool
 	ExpandOnline                   bool // VolumeExpansion ONLINE
 	ExpandOffline                  bool // VolumeExpansion OFFLINE
+	GroupControllerService         bool
+}
+
+// GroupCapabilities holds the capabilities in use of GroupControllerGetCapabilities. All are false
+// for a driver without a group controller service.
+type GroupCapabilities struct {
+	CreateDeleteGetVolumeGroupSnapshot bool
 }
 
 // ControllerCapabilities holds the capabilities in use of ControllerGetCapabilities. All are false
@@ -37,6 +46,8 @@ type ControllerCapabilities struct {
 	ListVolumesPublishedNodes bool
 	GetCapacity               bool
 	CreateDeleteSnapshot      bool
+	ListSnapshots             bool
+	GetSnapshot               bool
 	CloneVolume               bool
 	ModifyVolume              bool
 	SingleNodeMultiWriter     bool
@@ -62,6 +73,11 @@ func (c *Client) identify(ctx context.Context) (Driver, error) {
 	c.recorder.setDriver(d.Name)
 	if d.Plugin, err = c.pluginCapabilities(ctx); err != nil {
 		return d, fmt.Errorf("getting the capabilities of driver %q: GetPluginCapabilities: %w", d.Name, err)
+	}
+	if d.Plugin.GroupControllerService {
+		if d.Group, err = c.groupCapabilities(ctx); err != nil {
+			return d, fmt.Errorf("getting the capabilities of driver %q: GroupControllerGetCapabilities: %w", d.Name, err)
+		}
 	}
 	if d.Plugin.ControllerService {
 		if d.Controller, err = c.controllerCapabilities(ctx); err != nil {
@@ -100,6 +116,8 @@ func (c *Client) pluginCapabilities(ctx context.Context) (PluginCapabilities, er
 			caps.ControllerService = true
 		case csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS:
 			caps.VolumeAccessibilityConstraints = true
+		case csi.PluginCapability_Service_GROUP_CONTROLLER_SERVICE:
+			caps.GroupControllerService = true
 		}
 		switch item.GetVolumeExpansion().GetType() {
 		case csi.PluginCapability_VolumeExpansion_ONLINE:
@@ -122,6 +140,8 @@ func (c *Client) controllerCapabilities(ctx context.Context) (ControllerCapabili
 		csi.ControllerServiceCapability_RPC_LIST_VOLUMES_PUBLISHED_NODES: &caps.ListVolumesPublishedNodes,
 		csi.ControllerServiceCapability_RPC_GET_CAPACITY:                 &caps.GetCapacity,
 		csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT:       &caps.CreateDeleteSnapshot,
+		csi.ControllerServiceCapability_RPC_LIST_SNAPSHOTS:               &caps.ListSnapshots,
+		csi.ControllerServiceCapability_RPC_GET_SNAPSHOT:                 &caps.GetSnapshot,
 		csi.ControllerServiceCapability_RPC_CLONE_VOLUME:                 &caps.CloneVolume,
 		csi.ControllerServiceCapability_RPC_MODIFY_VOLUME:                &caps.ModifyVolume,
 		csi.ControllerServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER:     &caps.SingleNodeMultiWriter,
@@ -130,6 +150,23 @@ func (c *Client) controllerCapabilities(ctx context.Context) (ControllerCapabili
 	for _, item := range response.GetCapabilities() {
 		if has, known := field[item.GetRpc().GetType()]; known {
 			*has = true
+		}
+	}
+	return caps, err
+}
+
+// groupCapabilities returns no capabilities for a driver that does not implement the call, as
+// csi-snapshotter does: snapshots of single volumes do not need it.
+func (c *Client) groupCapabilities(ctx context.Context) (GroupCapabilities, error) {
+	var caps GroupCapabilities
+	response, err := call(ctx, c, c.group.GroupControllerGetCapabilities, &csi.GroupControllerGetCapabilitiesRequest{})
+	if err != nil && OutcomeOf(err) == Final {
+		klog.FromContext(ctx).Info("The driver returned no group controller capabilities", "driver", c.Driver().Name, "err", err)
+		return caps, nil
+	}
+	for _, item := range response.GetCapabilities() {
+		if item.GetRpc().GetType() == csi.GroupControllerServiceCapability_RPC_CREATE_DELETE_GET_VOLUME_GROUP_SNAPSHOT {
+			caps.CreateDeleteGetVolumeGroupSnapshot = true
 		}
 	}
 	return caps, err
@@ -147,6 +184,8 @@ func difference(before, now Driver) error {
 		return fmt.Errorf("the controller capabilities changed from %+v to %+v", before.Controller, now.Controller)
 	case before.Node != now.Node:
 		return fmt.Errorf("the node capabilities changed from %+v to %+v", before.Node, now.Node)
+	case before.Group != now.Group:
+		return fmt.Errorf("the group controller capabilities changed from %+v to %+v", before.Group, now.Group)
 	}
 	return nil
 }
@@ -168,11 +207,13 @@ func (d Driver) CapabilityNames() []string {
 	}{
 		{d.Plugin.ControllerService, "CONTROLLER_SERVICE"},
 		{d.Plugin.VolumeAccessibilityConstraints, "VOLUME_ACCESSIBILITY_CONSTRAINTS"},
+		{d.Plugin.GroupControllerService, "GROUP_CONTROLLER_SERVICE"},
 		{d.Controller.CreateDeleteVolume, "CREATE_DELETE_VOLUME"},
 		{d.Controller.PublishUnpublishVolume, "PUBLISH_UNPUBLISH_VOLUME"},
 		{d.Controller.ListVolumes, "LIST_VOLUMES"},
 		{d.Controller.GetCapacity, "GET_CAPACITY"},
 		{d.Controller.CreateDeleteSnapshot, "CREATE_DELETE_SNAPSHOT"},
+		{d.Controller.ListSnapshots, "LIST_SNAPSHOTS"},
 		{d.Controller.CloneVolume, "CLONE_VOLUME"},
 		{d.Controller.PublishReadonly, "PUBLISH_READONLY"},
 		{d.Controller.ExpandVolume, "EXPAND_VOLUME"},
@@ -182,6 +223,8 @@ func (d Driver) CapabilityNames() []string {
 		{d.Controller.ModifyVolume, "MODIFY_VOLUME"},
 		{d.Plugin.ExpandOnline, "VolumeExpansion ONLINE"},
 		{d.Plugin.ExpandOffline, "VolumeExpansion OFFLINE"},
+		{d.Controller.GetSnapshot, "GET_SNAPSHOT"},
+		{d.Group.CreateDeleteGetVolumeGroupSnapshot, "CREATE_DELETE_GET_VOLUME_GROUP_SNAPSHOT"},
 	} {
 		if c.has {
 			names = append(names, c.name)

@@ -78,6 +78,7 @@ type Client struct {
 	identity   csi.IdentityClient
 	controller csi.ControllerClient
 	node       csi.NodeClient
+	group      csi.GroupControllerClient
 	recorder   *recorder
 	calls      *calls
 	losses     prometheus.Counter
@@ -117,6 +118,7 @@ func New(cfg Config, reg prometheus.Registerer) (*Client, error) {
 	c.identity = csi.NewIdentityClient(c.conn)
 	c.controller = csi.NewControllerClient(c.conn)
 	c.node = csi.NewNodeClient(c.conn)
+	c.group = csi.NewGroupControllerClient(c.conn)
 	return c, nil
 }
 
@@ -148,6 +150,10 @@ func (c *Client) Close() error { return c.conn.Close() }
 
 // Controller returns the client of the controller service. Callers set the deadline of each call.
 func (c *Client) Controller() csi.ControllerClient { return c.controller }
+
+// GroupController returns the client of the group controller service. Callers set the deadline of
+// each call.
+func (c *Client) GroupController() csi.GroupControllerClient { return c.group }
 
 // NodeInfo calls NodeGetInfo.
 func (c *Client) NodeInfo(ctx context.Context) (*csi.NodeGetInfoResponse, error) {

@@ -78,11 +78,16 @@ func (c *calls) intercept(
 	return err
 }
 
-// volumeOf returns the volume ID in request, or the name in CreateVolume.
+// volumeOf returns the ID of the volume, snapshot or group in request, or the name in a request that
+// creates one.
 func volumeOf(request any) string {
 	switch r := request.(type) {
 	case interface{ GetVolumeId() string }:
 		return r.GetVolumeId()
+	case interface{ GetSnapshotId() string }:
+		return r.GetSnapshotId()
+	case interface{ GetGroupSnapshotId() string }:
+		return r.GetGroupSnapshotId()
 	case interface{ GetName() string }:
 		return r.GetName()
 	}

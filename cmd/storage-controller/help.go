@@ -55,6 +55,14 @@ csi-attacher with the same flags and the same Lease, so that both never work at 
 time.`,
 		`  storage-controller attach --csi-address=/csi/csi.sock --leader-election --http-endpoint=:8080
   storage-controller attach --worker-threads=50 --timeout=1m --reconcile-sync=5m`},
+	"snapshot": {`Create and delete the snapshots that VolumeSnapshotContents and
+VolumeGroupSnapshotContents describe. Replaces csi-snapshotter with the same flags and the
+same Lease, so that both never work at the same time. The snapshot-controller of the
+cluster is still needed.
+
+While the CRDs of external-snapshotter are not installed, it waits for them.`,
+		`  storage-controller snapshot --csi-address=/csi/csi.sock --leader-election --http-endpoint=:8080
+  storage-controller snapshot --snapshot-name-prefix=backup --extra-create-metadata --timeout=5m`},
 	"capacity": {`Publish a CSIStorageCapacity for each StorageClass and topology segment, so that the
 scheduler selects nodes with enough available capacity. Replaces csi-provisioner
 --enable-capacity. The environment variable NAMESPACE sets the namespace of the objects,

@@ -81,7 +81,7 @@ func TestExitCodes(t *testing.T) {
 		"protection that does not exist": {[]string{"storage-controller", "all", "--provisioning-protection=some"}, 1, "",
 			"--provisioning-protection"},
 		"unknown role": {[]string{"storage-controller", "all", "--controllers=provisioner,flyer"}, 1, "",
-			`unknown role "flyer"; the roles are provisioner, attacher, capacity, nodecontroller, resizer`},
+			`unknown role "flyer"; the roles are provisioner, attacher, capacity, nodecontroller, resizer, snapshotter`},
 		"negative timeout": {[]string{"storage-controller", "provision", "--timeout=-2s"}, 1, "",
 			"storage-controller: --timeout: must be positive, got -2s"},
 		"log format": {[]string{"storage-controller", "all", "--logging-format=xml"}, 1, "", "--logging-format"},

@@ -18,6 +18,7 @@ var aliases = map[string]string{
 	"csi-provisioner": "provision",
 	"csi-attacher":    "attach",
 	"csi-resizer":     "resize",
+	"csi-snapshotter": "snapshot",
 }
 
 func newRoot(name string) *cobra.Command {
@@ -25,12 +26,13 @@ func newRoot(name string) *cobra.Command {
 		Use:   "storage-controller",
 		Short: "Run the controller-side sidecars of a CSI driver in one process",
 		Long: `Runs the controller-side sidecars of a CSI driver in one process: provisions and
-deletes volumes, attaches and detaches them, expands and modifies them, publishes storage
-capacity, and cleans up after deleted nodes.
+deletes volumes, attaches and detaches them, expands and modifies them, creates snapshots,
+publishes storage capacity, and cleans up after deleted nodes.
 
 Run "all" for every role that the driver supports in one process, or one subcommand
-per container. Under the name csi-provisioner, csi-attacher or csi-resizer (a link to
-this program) it runs "provision", "attach" or "resize".
+per container. Under the name csi-provisioner, csi-attacher, csi-resizer or
+csi-snapshotter (a link to this program) it runs "provision", "attach", "resize" or
+"snapshot".
 
 A flag takes precedence over the environment (STORAGE_CONTROLLER_ and the name of the
 flag in capitals, with underscores), the environment over the file of --config, and the
@@ -55,6 +57,7 @@ file over the default.`,
 		newRoleCommand("attach", name, "Attach and detach volumes (replaces csi-attacher)", app.Attach),
 		newRoleCommand("resize", name, "Expand and modify volumes (replaces csi-resizer)", app.Resize),
 		newRoleCommand("capacity", name, "Publish CSIStorageCapacity objects (replaces csi-provisioner --enable-capacity)", app.Capacity),
+		newRoleCommand("snapshot", name, "Create and delete snapshots (replaces csi-snapshotter)", app.Snapshot),
 		newNodecontrollerCommand(name),
 		newRoleCommand("all", name, "Run every role that the driver supports in one process", app.All),
 		newConfigCommand(),

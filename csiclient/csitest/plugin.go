@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -32,6 +33,8 @@ type Config struct {
 	Node []csi.NodeServiceCapability_RPC_Type
 	// NoNodeExpansion makes the expansion of a volume complete without the node.
 	NoNodeExpansion bool
+	// Groups adds the group controller service with snapshots of groups.
+	Groups bool
 	// Latency is how long every call takes, identity calls excepted.
 	Latency time.Duration
 	// Segments makes the driver aware of topology: a volume becomes accessible in the
@@ -56,6 +59,7 @@ type Plugin struct {
 	csi.UnimplementedIdentityServer
 	csi.UnimplementedControllerServer
 	csi.UnimplementedNodeServer
+	*groupController
 	*callRecord
 
 	life sync.Mutex // held while the server starts or stops; taken before mu
@@ -88,16 +92,21 @@ func New(cfg Config) *Plugin {
 			cfg.Plugin = append(cfg.Plugin, csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS)
 		}
 	}
+	if cfg.Groups {
+		cfg.Plugin = append(slices.Clone(cfg.Plugin), csi.PluginCapability_Service_GROUP_CONTROLLER_SERVICE)
+	}
 	if cfg.Controller == nil {
 		cfg.Controller = []csi.ControllerServiceCapability_RPC_Type{
 			csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME,
 			csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME,
 		}
 	}
-	return &Plugin{
+	p := &Plugin{
 		callRecord: newCallRecord(cfg.DiscardCalls), cfg: cfg, state: newState(), release: make(chan struct{}),
 		script: script{next: map[string][]Step{}, always: map[string]Step{}},
 	}
+	p.groupController = &groupController{p: p}
+	return p
 }
 
 // Run starts a plugin and stops it at the end of t.
@@ -135,6 +144,7 @@ func (p *Plugin) start(socket string) error {
 	csi.RegisterIdentityServer(server, p)
 	csi.RegisterControllerServer(server, p)
 	csi.RegisterNodeServer(server, p)
+	csi.RegisterGroupControllerServer(server, p)
 	p.mu.Lock()
 	p.server, p.socket = server, socket
 	p.mu.Unlock()
@@ -272,5 +282,6 @@ func (p *Plugin) drop() {
 
 var identity = map[string]bool{
 	"Probe": true, "GetPluginInfo": true, "GetPluginCapabilities": true, "ControllerGetCapabilities": true,
-	"NodeGetInfo": true, "NodeGetCapabilities": true,
+	"GroupControllerGetCapabilities": true,
+	"NodeGetInfo":                    true, "NodeGetCapabilities": true,
 }

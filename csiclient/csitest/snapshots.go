@@ -30,14 +30,32 @@ func (p *Plugin) CreateSnapshot(_ context.Context, r *csi.CreateSnapshotRequest)
 	if v == nil {
 		return nil, status.Errorf(codes.NotFound, "no volume %q", r.GetSourceVolumeId())
 	}
-	s := &Snapshot{Name: r.GetName(), VolumeID: v.ID, Size: v.Capacity, number: p.state.next(), created: timestamppb.Now()}
-	s.ID = fmt.Sprintf("snap-%06d", s.number)
-	p.state.snapshots[s.ID] = s
-	return &csi.CreateSnapshotResponse{Snapshot: s.proto()}, nil
+	return &csi.CreateSnapshotResponse{Snapshot: p.state.addSnapshot(r.GetName(), v).proto()}, nil
+}
+
+func (s *state) addSnapshot(name string, v *Volume) *Snapshot {
+	snapshot := &Snapshot{Name: name, VolumeID: v.ID, Size: v.Capacity, number: s.next(), created: timestamppb.Now()}
+	snapshot.ID = fmt.Sprintf("snap-%06d", snapshot.number)
+	s.snapshots[snapshot.ID] = snapshot
+	return snapshot
+}
+
+// Snapshots returns the snapshots in the order of their creation.
+func (p *Plugin) Snapshots() []Snapshot {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var snapshots []Snapshot
+	for _, s := range p.state.sortedSnapshots() {
+		snapshots = append(snapshots, *s)
+	}
+	return snapshots
 }
 
 func (s *Snapshot) proto() *csi.Snapshot {
-	return &csi.Snapshot{SnapshotId: s.ID, SourceVolumeId: s.VolumeID, SizeBytes: s.Size, CreationTime: s.created, ReadyToUse: true}
+	return &csi.Snapshot{
+		SnapshotId: s.ID, SourceVolumeId: s.VolumeID, SizeBytes: s.Size, CreationTime: s.created, ReadyToUse: true,
+		GroupSnapshotId: s.GroupID,
+	}
 }
 
 // DeleteSnapshot implements the controller service.
@@ -49,6 +67,17 @@ func (p *Plugin) DeleteSnapshot(_ context.Context, r *csi.DeleteSnapshotRequest)
 	defer p.mu.Unlock()
 	delete(p.state.snapshots, r.GetSnapshotId())
 	return &csi.DeleteSnapshotResponse{}, nil
+}
+
+// GetSnapshot implements the controller service.
+func (p *Plugin) GetSnapshot(_ context.Context, r *csi.GetSnapshotRequest) (*csi.GetSnapshotResponse, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	s := p.state.snapshots[r.GetSnapshotId()]
+	if s == nil {
+		return nil, status.Errorf(codes.NotFound, "no snapshot %q", r.GetSnapshotId())
+	}
+	return &csi.GetSnapshotResponse{Snapshot: s.proto()}, nil
 }
 
 // ListSnapshots implements the controller service.

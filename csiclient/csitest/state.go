@@ -37,6 +37,7 @@ type Publication struct {
 type Snapshot struct {
 	ID, Name, VolumeID string
 	Size               int64
+	GroupID            string // empty: in no group
 
 	number  int
 	created *timestamppb.Timestamp
@@ -47,6 +48,7 @@ type state struct {
 	volumes   map[string]*Volume
 	byName    map[string]*Volume
 	snapshots map[string]*Snapshot
+	groups    map[string]*snapshotGroup
 	used      map[string]int64 // bytes by segment
 	onNode    map[string]int   // publications
 }
@@ -54,7 +56,8 @@ type state struct {
 func newState() state {
 	return state{
 		volumes: map[string]*Volume{}, byName: map[string]*Volume{}, snapshots: map[string]*Snapshot{},
-		used: map[string]int64{}, onNode: map[string]int{},
+		groups: map[string]*snapshotGroup{},
+		used:   map[string]int64{}, onNode: map[string]int{},
 	}
 }
 

@@ -40,6 +40,7 @@ func (p *process) build(ctx, services context.Context, config *rest.Config) (_ *
 	}()
 	b := &builder{process: p, config: config, shared: shared{
 		settings: p.Settings, driver: p.driver, csi: p.csi, events: events, recorder: events.recorder, metadata: meta,
+		watches:   kube.ForWatches(config, p.Version),
 		informers: kube.NewInformers(client, meta, p.driver.Name), queues: workloop.NewMetrics(p.registry),
 		locks: &volumelock.Locks{}, running: &running{},
 	}}

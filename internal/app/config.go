@@ -43,7 +43,7 @@ func (c Config) Validate() error {
 		for _, r := range c.roles {
 			if mayRun(c.Settings, r.Name) && r.nodeDeployment == nil {
 				errs = append(errs, fmt.Errorf("--node-deployment: the %s cannot run once per node. Set "+
-					"--controllers=provisioner,capacity or one of these", r.Name))
+					"--controllers=provisioner,capacity,snapshotter or some of these", r.Name))
 				break
 			}
 		}
@@ -102,6 +102,9 @@ func (c Config) DriverConfig() csiclient.Config {
 	cfg.NodeExpansion = contains(c.roles, resizerName) && mayRun(c.Settings, resizerName)
 	cfg.Timeout = 0
 	for i, r := range c.roles { // the longest timeout, but validation reports a negative one
+		if r.slow && len(c.roles) > 1 {
+			continue
+		}
 		if timeout := r.timeout(c.Settings); i == 0 || timeout > cfg.Timeout {
 			cfg.Timeout = timeout
 		}

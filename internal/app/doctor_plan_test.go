@@ -17,6 +17,7 @@ func able() csiclient.Driver {
 			CreateDeleteVolume: true, PublishUnpublishVolume: true, ListVolumes: true, ListVolumesPublishedNodes: true, GetCapacity: true,
 			CreateDeleteSnapshot: true, CloneVolume: true, ModifyVolume: true, ExpandVolume: true,
 		},
+		Group: csiclient.GroupCapabilities{CreateDeleteGetVolumeGroupSnapshot: true},
 	}
 }
 

@@ -57,6 +57,9 @@ type Role struct {
 
 	// timeout returns the deadline of a CSI call of the role.
 	timeout func(settings.Settings) time.Duration
+	// slow reports that a CSI call of the role may last long: its deadline is not one for identity calls,
+	// unless the role runs alone.
+	slow bool
 	// limit returns the rate limit of API requests of the role. Optional: the common one.
 	limit func(settings.Settings) (qps float64, burst int)
 	// nodeDeployment reports whether the settings request an instance per node. Optional: the role
@@ -103,6 +106,12 @@ type controller interface {
 	Run(ctx context.Context) error
 }
 
+// waiter is a controller that cannot work at times, for example while a CRD is not installed. It does not
+// compete for its Lease then. Its Run returns nil when it cannot work any more.
+type waiter interface {
+	WaitAvailable(ctx context.Context) error
+}
+
 // server is a controller that also serves requests on every replica, from the start to the end of the process.
 type server interface {
 	Serve(ctx context.Context) error
@@ -120,6 +129,7 @@ type shared struct {
 	csi       *csiclient.Client // nil if no role calls the driver
 	informers *kube.Informers
 	metadata  metadata.Interface // for watches of optional kinds
+	watches   *rest.Config       // for watches of custom resources
 	events    record.EventRecorder
 	recorder  func(component string) record.EventRecorder // for a role whose sidecar has an event source of its own
 	registry  prometheus.Registerer

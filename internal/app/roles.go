@@ -4,11 +4,13 @@ import "github.com/storage-controller/storage-controller/internal/settings"
 
 // The roles of each command. All lists every role; roles are built in the order of their names.
 var (
-	All            = Selection{all: true, roles: []Role{provisionerRole, attacherRole, capacityRole, nodecontrollerRole, resizerRole}}
+	All = Selection{all: true, roles: []Role{provisionerRole, attacherRole, capacityRole, nodecontrollerRole, resizerRole,
+		snapshotterRole}}
 	Provision      = Selection{roles: []Role{provisionerRole, capacityRole}}
 	Attach         = Selection{roles: []Role{attacherRole}}
 	Capacity       = Selection{roles: []Role{capacityAlone}}
 	Resize         = Selection{roles: []Role{resizerRole}}
+	Snapshot       = Selection{roles: []Role{snapshotterRole}}
 	Nodecontroller = Selection{roles: []Role{nodecontrollerRole}}
 )
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -241,10 +242,35 @@ func (e *entry) work(ctx context.Context) error {
 		return nil
 	case <-e.ready:
 	}
-	if e.candidate == nil {
-		return ignoreDrain(ctx, e.lead(ctx))
+	for {
+		if err := e.waitAvailable(ctx); err != nil {
+			return ignoreDrain(ctx, err)
+		}
+		lead := e.lead
+		if e.candidate != nil {
+			lead = func(ctx context.Context) error { return e.candidate.Campaign(ctx, e.lead) }
+		}
+		if err := lead(ctx); err != nil || ctx.Err() != nil || !e.waits() {
+			return ignoreDrain(ctx, err)
+		}
 	}
-	return ignoreDrain(ctx, e.candidate.Campaign(ctx, e.lead))
+}
+
+// waitAvailable waits until the controllers of e can work, and returns the cause of ctx if that ends first.
+func (e *entry) waitAvailable(ctx context.Context) error {
+	for _, m := range e.members {
+		if w, ok := m.controller.(waiter); ok {
+			if err := w.WaitAvailable(ctx); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// waits reports whether a controller of e is a [waiter].
+func (e *entry) waits() bool {
+	return slices.ContainsFunc(e.members, func(m *member) bool { _, ok := m.controller.(waiter); return ok })
 }
 
 // lead runs the controllers of e until ctx ends, or until a named one fails.

@@ -55,6 +55,7 @@ func typed[T any](objs []any) []T {
 }
 
 // Handlers are called one at a time for each event of a resource. A nil handler ignores its events.
+// An object that is replaced by a stub of another type counts as deleted, and as added afterwards.
 // Handlers must not block: they enqueue a key and return.
 type Handlers[T metav1.Object] struct {
 	// Add is called for new objects, and for existing ones after the registration.
@@ -87,8 +88,13 @@ func (i Informer[T]) Handle(h Handlers[T]) (Registration, error) {
 		UpdateFunc: func(before, after any) {
 			b, okBefore := before.(T)
 			a, okAfter := after.(T)
-			if okBefore && okAfter && h.Update != nil {
+			switch { // a transform may replace objects by stubs of another type
+			case okBefore && okAfter && h.Update != nil:
 				h.Update(b, a)
+			case okAfter && !okBefore && h.Add != nil:
+				h.Add(a)
+			case okBefore && !okAfter && h.Delete != nil:
+				h.Delete(b)
 			}
 		},
 		DeleteFunc: func(obj any) {

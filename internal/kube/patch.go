@@ -23,6 +23,10 @@ type MetadataPatch struct {
 	RemoveFinalizers  []string // every occurrence
 	SetAnnotations    map[string]string
 	RemoveAnnotations []string
+	// InitAnnotations are set unless the object has an annotation with the key.
+	InitAnnotations map[string]string
+	// Tests are values that the object must have, by JSON pointer. Otherwise the patch fails.
+	Tests map[string]any
 }
 
 // jsonPatchOp is one operation of a JSON patch (RFC 6902).
@@ -47,8 +51,11 @@ func (c MetadataPatch) JSONPatch(obj metav1.Object) ([]byte, error) {
 	if len(changes) == 0 {
 		return nil, nil
 	}
-	ops := append([]any{jsonPatchOp{"test", "/metadata/uid", obj.GetUID()}}, changes...)
-	return json.Marshal(ops)
+	ops := []any{jsonPatchOp{"test", "/metadata/uid", obj.GetUID()}}
+	for _, path := range slices.Sorted(maps.Keys(c.Tests)) {
+		ops = append(ops, jsonPatchOp{"test", path, c.Tests[path]})
+	}
+	return json.Marshal(append(ops, changes...))
 }
 
 func (c MetadataPatch) finalizerOps(have []string) []any {
@@ -80,8 +87,16 @@ func (c MetadataPatch) annotationOps(have map[string]string) []any {
 	var ops []any
 	set := maps.Clone(c.SetAnnotations)
 	maps.DeleteFunc(set, func(k, v string) bool { old, ok := have[k]; return ok && old == v })
-	if len(have) == 0 && len(set) > 0 {
-		return []any{testAbsent{"test", path, nil}, jsonPatchOp{"add", path, set}}
+	init := maps.Clone(c.InitAnnotations)
+	maps.DeleteFunc(init, func(k, _ string) bool { _, ok := have[k]; return ok })
+	if len(have) == 0 && len(set)+len(init) > 0 {
+		all := map[string]string{}
+		maps.Copy(all, init)
+		maps.Copy(all, set)
+		return []any{testAbsent{"test", path, nil}, jsonPatchOp{"add", path, all}}
+	}
+	for _, k := range slices.Sorted(maps.Keys(init)) { // the cache may be outdated: another writer may have set it
+		ops = append(ops, testAbsent{"test", path + "/" + escape(k), nil}, jsonPatchOp{"add", path + "/" + escape(k), init[k]})
 	}
 	for _, k := range slices.Sorted(maps.Keys(set)) {
 		ops = append(ops, jsonPatchOp{"add", path + "/" + escape(k), set[k]})
@@ -105,6 +120,11 @@ func (c MetadataPatch) Apply(obj metav1.Object) {
 	annotations := maps.Clone(obj.GetAnnotations())
 	if annotations == nil {
 		annotations = map[string]string{}
+	}
+	for k, v := range c.InitAnnotations {
+		if _, ok := annotations[k]; !ok {
+			annotations[k] = v
+		}
 	}
 	maps.Copy(annotations, c.SetAnnotations)
 	for _, k := range c.RemoveAnnotations {

@@ -51,6 +51,7 @@ type ControlPlane struct {
 	exited  chan struct{}
 	stop    sync.Once
 	output  *watchedOutput
+	kinds   sync.Once // see [InstallCRDs]
 	rest    *rest.Config
 	client  kubernetes.Interface
 

@@ -7,7 +7,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -32,8 +31,6 @@ spec:
     schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}
 `
 
-var kindsOnce sync.Once
-
 // SnapshotCRDs lists the groups and plural names of the kinds of snapshots and group snapshots.
 var SnapshotCRDs = []string{
 	"snapshot.storage.k8s.io_volumesnapshots", "snapshot.storage.k8s.io_volumesnapshotcontents",
@@ -46,13 +43,21 @@ var SnapshotCRDs = []string{
 func InstallCRDs(t testing.TB, c *ControlPlane) {
 	t.Helper()
 	var err error
-	kindsOnce.Do(func() { err = c.installKinds(t.Context()) })
+	c.kinds.Do(func() { err = c.InstallCRDs(t.Context()) })
 	if err != nil {
 		t.Fatalf("installing kinds: %v", err)
 	}
-	if err := Await(t.Context(), c.kindsServed); err != nil {
-		t.Fatalf("waiting until the kinds are served: %v", err)
+}
+
+// InstallCRDs adds the kinds that do not exist and waits until all are served.
+func (c *ControlPlane) InstallCRDs(ctx context.Context) error {
+	if err := c.installKinds(ctx); err != nil {
+		return err
 	}
+	if err := Await(ctx, c.kindsServed); err != nil {
+		return fmt.Errorf("waiting until the kinds are served: %w", err)
+	}
+	return nil
 }
 
 // kindsServed returns an error until the kinds of [ControlPlane.installKinds] are served.

@@ -36,6 +36,8 @@ type Fixture struct {
 	Watch *rest.Config
 	// NodeExpansion is [csiclient.Config.NodeExpansion].
 	NodeExpansion bool
+	// Requests is the connection of the loop's requests; nil means that of the control plane.
+	Requests *rest.Config
 	// Registry has the metrics of the loop that was started last.
 	Registry *prometheus.Registry
 	// Stop ends the loop with cause and returns the error of its Run. It may be called again.
@@ -48,9 +50,11 @@ type Process struct {
 	Client    kubernetes.Interface
 	Metadata  metadata.Interface
 	Informers *kube.Informers
-	CSI       *csiclient.Client
-	Registry  *prometheus.Registry
-	Queues    *workloop.Metrics
+	// Requests and Watches are the connections of the clients, for clients of custom resources.
+	Requests, Watches *rest.Config
+	CSI               *csiclient.Client
+	Registry          *prometheus.Registry
+	Queues            *workloop.Metrics
 }
 
 // Loop is a controller of this program.
@@ -81,7 +85,7 @@ func newSerial(t *testing.T, plugin csitest.Config) *Fixture {
 // Start runs the loop that build returns until [Fixture.Stop] or the end of the test.
 func (f *Fixture) Start(build func(Process) (Loop, error)) {
 	f.Helper()
-	p := Process{Client: f.API, Registry: prometheus.NewRegistry()}
+	p := Process{Client: f.API, Registry: prometheus.NewRegistry(), Requests: f.Requests}
 	f.Registry, p.Queues = p.Registry, workloop.NewMetrics(p.Registry)
 	if p.Client == nil {
 		p.Client = f.Client
@@ -98,6 +102,10 @@ func (f *Fixture) Start(build func(Process) (Loop, error)) {
 		config = f.Watch
 		watch, err = kubernetes.NewForConfig(config)
 		f.Must(err)
+	}
+	p.Watches = config
+	if p.Requests == nil {
+		p.Requests = f.ControlPlane.Config()
 	}
 	p.Metadata, err = metadata.NewForConfig(config)
 	f.Must(err)

@@ -226,7 +226,8 @@ func newNames(f *Fixture) *names {
 		),
 		pattern: regexp.MustCompile(`(?P<uid>\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b)` +
 			`|(?P<hash>\b[0-9a-f]{64}\b)|(?P<identity>\b\d{13}-\d+-csi.example.com\b)` +
-			`|(?P<time>\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z)|(?P<handle>\bvol-\d{6}\b)|(?P<object>\bcsisc-\w{5}\b)`),
+			`|(?P<time>\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z)|(?P<nanoseconds>\b1\.\d+e\+18\b)` +
+			`|(?P<handle>\bvol-\d{6}\b)|(?P<object>\bcsisc-\w{5}\b)`),
 		seen: map[string]string{}, count: map[string]int{},
 	}
 }
@@ -242,7 +243,7 @@ func (n *names) replace(text string) string {
 				continue
 			}
 			kind = cmp.Or(map[string]string{"handle": "vol", "object": "csisc"}[kind], strings.ToUpper(kind))
-			if kind == "TIME" || kind == "HASH" || kind == "IDENTITY" {
+			if kind == "TIME" || kind == "NANOSECONDS" || kind == "HASH" || kind == "IDENTITY" {
 				return kind
 			}
 			n.count[kind]++

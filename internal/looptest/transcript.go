@@ -12,6 +12,7 @@ import (
 	gocmp "github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
@@ -49,6 +50,7 @@ func (f *Fixture) Record(story string) *Transcript {
 	config.ContentType, config.AcceptContentTypes = runtime.ContentTypeJSON, runtime.ContentTypeJSON
 	config.Wrap(func(rt http.RoundTripper) http.RoundTripper { return recorder{t, rt} })
 	var err error
+	f.Requests = config
 	f.API, err = kubernetes.NewForConfig(config)
 	f.Must(err)
 	return t
@@ -62,6 +64,8 @@ func (t *Transcript) Event(object runtime.Object, eventtype, reason, message str
 	name := "(no metadata)"
 	if o, err := meta.Accessor(object); err == nil {
 		name = o.GetName()
+	} else if ref, ok := object.(*corev1.ObjectReference); ok {
+		name = ref.Name
 	}
 	t.add(entry{began: time.Now(), line: fmt.Sprintf("event %s %s on %s", eventtype, reason, name), text: message})
 }

@@ -21,6 +21,7 @@ type gate struct {
 var knownGates = map[string]gate{
 	"Topology":                       {stage: "GA", def: true},
 	"VolumeAttributesClass":          {stage: "GA", def: true},
+	"CSIVolumeGroupSnapshot":         {stage: "GA", def: true},
 	"CrossNamespaceVolumeDataSource": {stage: "ALPHA"},
 	"MutableCSINodeAllocatableCount": {stage: "GA", def: true},
 	"ReleaseLeaderElectionOnExit":    {stage: "GA", def: true, graduated: true},

@@ -157,11 +157,11 @@ func SectionsWith(sections []Section, option string) []string {
 
 // defaultsDiffer reports whether sections have different defaults for an option.
 func defaultsDiffer(sections []Section, name string) bool {
-	defaults := map[any]bool{}
+	defaults := map[string]bool{}
 	for _, s := range sections {
 		for _, o := range s.Options {
 			if o.Name == name {
-				defaults[o.Default] = true
+				defaults[fmt.Sprint(o.Default)] = true
 			}
 		}
 	}

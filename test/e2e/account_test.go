@@ -29,7 +29,7 @@ import (
 const shippedAccount = "shipped"
 
 // roleCommands run as that account. The others are for administrators.
-var roleCommands = []string{"all", "provision", "attach", "resize", "capacity", "nodecontroller"}
+var roleCommands = []string{"all", "provision", "attach", "resize", "snapshot", "capacity", "nodecontroller"}
 
 // grants is what deploy/rbac grants in the cluster and in the namespace of the pod. Names of
 // objects are left out: the tests, which share a cluster, have their own.

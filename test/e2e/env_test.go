@@ -72,7 +72,12 @@ type env struct {
 
 func newEnv(t *testing.T, cfg csitest.Config, nodes int) *env {
 	t.Helper()
-	cp := kubetest.Get(t, kubetest.WithControllerManager(), kubetest.WithScheduler(), kubetest.WithAudit())
+	return newEnvOn(t, kubetest.Get(t, kubetest.WithControllerManager(), kubetest.WithScheduler(), kubetest.WithAudit()), cfg, nodes)
+}
+
+// newEnvOn is newEnv on a control plane of the test.
+func newEnvOn(t *testing.T, cp *kubetest.ControlPlane, cfg csitest.Config, nodes int) *env {
+	t.Helper()
 	e := &env{t: t, cp: cp, client: cp.Client(), ns: kubetest.Namespace(t, cp)}
 	cfg.Name = e.ns + ".example.com"
 	if cfg.Segments != nil {

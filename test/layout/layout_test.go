@@ -105,13 +105,17 @@ var allowed = map[string][]string{
 		"csiclient", "election", "metrics", "internal/kube", "internal/migration", "internal/tracing",
 		"internal/volumelock", "internal/volumerules", "internal/workloop",
 	},
+	"snapshotter": {
+		"csiclient", "election", "metrics", "internal/kube", "internal/tracing", "internal/volumelock", "internal/volumerules",
+		"internal/workloop",
+	},
 	"internal/settings": {"csiclient", "election"},
 	"internal/app": {
 		"attacher", "capacity", "csiclient", "election", "metrics", "nodecontroller", "nodecontroller/nodecleanup",
 		"nodecontroller/pvcfinalizer", "nodecontroller/servingcert",
 		"provisioner", "resizer", "internal/kube", "internal/settings", "internal/tools/audit", "internal/tools/doctor",
 		"internal/tools/statusz",
-		"internal/tracing", "internal/volumelock", "internal/workloop",
+		"internal/tracing", "internal/volumelock", "internal/workloop", "snapshotter",
 	},
 	"cmd/storage-controller": {
 		"csiclient", "election", "nodecontroller", "nodecontroller/nodecleanup", "provisioner", "internal/app", "internal/kube",
@@ -144,19 +148,19 @@ var confined = map[string][]string{
 	"github.com/rogpeppe/":    {"internal/tools/migrate"},
 	"google.golang.org/grpc": {
 		"internal/tools/audit", "csiclient", "csiclient/csitest", "internal/looptest", "provisioner", "attacher",
-		"capacity", "resizer", "test/hostdriver",
+		"capacity", "resizer", "snapshotter", "test/hostdriver",
 	},
 	"k8s.io/client-go": {
 		"cmd/storage-controller", "election", "metrics", "internal/app", "internal/tools/audit", "internal/tools/doctor",
 		"internal/tools/explain", "internal/kube", "internal/kubetest", "internal/looptest", "internal/workloop",
 		"provisioner", "attacher", "capacity", "nodecontroller", "nodecontroller/nodecleanup",
-		"nodecontroller/pvcfinalizer", "nodecontroller/resizenudge", "nodecontroller/servingcert", "nodecontroller/webhook", "resizer",
-		"internal/claimtest", "test/bench", "test/demo",
+		"nodecontroller/pvcfinalizer", "nodecontroller/resizenudge", "nodecontroller/servingcert", "nodecontroller/webhook",
+		"resizer", "snapshotter", "internal/claimtest", "test/bench", "test/demo",
 	},
 	"k8s.io/csi-translation-lib":    {"internal/migration"},
 	"go.opentelemetry.io/":          {"csiclient", "internal/tracing"},
 	"github.com/kubernetes-csi/csi": {"csiclient"},
-	"github.com/kubernetes-csi/ext": {"internal/app", "internal/tools/explain", "internal/volumerules", "provisioner"},
+	"github.com/kubernetes-csi/ext": {"internal/app", "internal/tools/explain", "internal/volumerules", "provisioner", "snapshotter"},
 }
 
 func TestImportsKeepToThePicture(t *testing.T) {

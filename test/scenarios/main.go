@@ -39,6 +39,7 @@ var contracts = []contract{
 	{"capacity", "capacityscenario"},
 	{"nodecontroller", "nodecontrollerscenario"},
 	{"resizer", "resizerscenario"},
+	{"snapshotter", "snapshotterscenario"},
 }
 
 // contractOf is the contract of a function by its name.

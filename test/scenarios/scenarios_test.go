@@ -10,7 +10,7 @@ import (
 
 // TestLists relies on parseTitles, which refuses gaps and duplicates.
 func TestLists(t *testing.T) {
-	want := map[string]int{"provisioner": 130, "attacher": 75, "capacity": 67, "nodecontroller": 87, "resizer": 80}
+	want := map[string]int{"provisioner": 130, "attacher": 75, "capacity": 67, "nodecontroller": 87, "resizer": 80, "snapshotter": 80}
 	for _, c := range contracts {
 		titles, err := c.titles()
 		if err != nil {

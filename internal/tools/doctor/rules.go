@@ -131,4 +131,21 @@ var rules = map[string][]Rule{
 	"resizer-volumeattributesclasses": {
 		{Groups: []string{"storage.k8s.io"}, Resources: []string{"volumeattributesclasses"}, Verbs: []string{"get", "list", "watch"}},
 	},
+	"snapshotter": {
+		{Groups: []string{"snapshot.storage.k8s.io"}, Resources: []string{"volumesnapshotcontents"}, Verbs: []string{"get", "list", "watch", "patch"}},
+		{Groups: []string{"snapshot.storage.k8s.io"}, Resources: []string{"volumesnapshotcontents/status"}, Verbs: []string{"patch"}},
+		{Groups: []string{"snapshot.storage.k8s.io"}, Resources: []string{"volumesnapshotclasses"}, Verbs: []string{"list", "watch"}},
+		{Groups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch"}},
+	},
+	"snapshotter-groups": {
+		{Groups: []string{"groupsnapshot.storage.k8s.io"}, Resources: []string{"volumegroupsnapshotcontents"}, Verbs: []string{"get", "list", "watch", "patch"}},
+		{Groups: []string{"groupsnapshot.storage.k8s.io"}, Resources: []string{"volumegroupsnapshotcontents/status"}, Verbs: []string{"patch"}},
+		{Groups: []string{"groupsnapshot.storage.k8s.io"}, Resources: []string{"volumegroupsnapshotclasses"}, Verbs: []string{"list", "watch"}},
+	},
+	"snapshotter-leader-election": {
+		{Namespaced: true, Groups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, Verbs: []string{"get", "create", "update"}},
+	},
+	"snapshotter-secrets": {
+		{Groups: []string{""}, Resources: []string{"secrets"}, Verbs: []string{"get"}},
+	},
 }

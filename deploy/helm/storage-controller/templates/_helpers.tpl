@@ -37,6 +37,11 @@ app.kubernetes.io/name: {{ .Values.name }}
 - attacher-secrets
 {{- end }}
 {{- end }}
+{{- /* The roles that have no value of their own run if no role is disabled. */}}
+{{- if and $central (ne $v.mode "per-role") $v.provisioner.snapshots (not (include "sc.roles" .)) }}
+- snapshotter
+- snapshotter-leader-election
+{{- end }}
 {{- if $v.capacity.enabled }}
 - capacity
 - capacity-owner

@@ -1,0 +1,275 @@
+package snapshotter
+
+//lint:file-ignore ST1005 the texts of csi-snapshotter are capitalized
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	"github.com/storage-controller/storage-controller/csiclient"
+	"github.com/storage-controller/storage-controller/internal/kube"
+)
+
+// apply executes step and stores in r what it has read. After an error the content is retried with
+// back-off.
+func (l *loop[T, C]) apply(ctx context.Context, obj T, s state, step step, r *reads) error {
+	c := s.content
+	switch step.action {
+	case doReportCreation, doReportCheck, doReportDeletion:
+		return l.report(ctx, obj, step.action, step.err, step.cause)
+	case doAnnounce:
+		l.announce(c, step.cause, step.err)
+		return nil
+	case doReadSecret:
+		return l.readSecret(ctx, obj, step, r)
+	case doReadContent:
+		r.live = true
+		if _, _, err := l.objects.Refetch(ctx, l.writer, obj); err != nil {
+			return l.report(ctx, obj, doReportDeletion, fmt.Errorf("Failed to delete %s: reading the content: %w", c.noun, err), cause{})
+		}
+		return nil
+	case doRecordRequest:
+		return l.record(ctx, obj, step)
+	case doCreate:
+		return l.create(ctx, obj, s, step)
+	case doCheck:
+		return l.check(ctx, obj, s)
+	case doWriteAnswer:
+		return l.writeAnswer(ctx, obj, s, step)
+	case doEndCreation:
+		return l.patch(ctx, obj, kube.MetadataPatch{RemoveAnnotations: []string{c.creating}})
+	case doDelete:
+		return l.delete(ctx, obj, s, step)
+	case doClearStatus:
+		if err := l.patchStatus(ctx, obj, step.status); err != nil {
+			return l.report(ctx, obj, doReportDeletion, fmt.Errorf("Failed to clear content status: %w", err), cause{})
+		}
+		return nil
+	case doRemoveFinalizer:
+		return l.removeFinalizer(ctx, obj, step)
+	}
+	return fmt.Errorf("action %v has no implementation", step.action)
+}
+
+func (l *loop[T, C]) readSecret(ctx context.Context, obj T, step step, r *reads) error {
+	c := l.content(obj)
+	values, err := kube.ReadSecret(ctx, l.c.deps.Client, step.secret)
+	if err == nil {
+		r.secret, r.secrets = true, values
+		return nil
+	}
+	if step.report == doReportDeletion {
+		// A driver without credentials may return OK for a snapshot that it cannot see.
+		waitsFor := cause{}
+		if kube.IsNotFound(err) {
+			waitsFor = cause{blockedSecret, fmt.Sprintf("Secret %s/%s", step.secret.Namespace, step.secret.Name)}
+			err = fmt.Errorf("%w. Create the Secret, or remove the annotations %s and %s to delete without credentials",
+				err, c.secretName, c.secretNamespace)
+		}
+		return l.report(ctx, obj, step.report, credentials(c, err), waitsFor)
+	}
+	err = fmt.Errorf("cannot get credentials for %s content %q: %w", c.noun, c.meta.Name, err)
+	if step.report == doReportCheck {
+		return l.report(ctx, obj, step.report, checkError(c, err), cause{})
+	}
+	return l.report(ctx, obj, step.report,
+		fmt.Errorf("failed to get input parameters to create %s for content %s: %q", c.noun, c.meta.Name, err.Error()), cause{})
+}
+
+// record writes the finalizer and the request before the first call.
+func (l *loop[T, C]) record(ctx context.Context, obj T, step step) error {
+	err := l.patch(ctx, obj, step.change)
+	if err == nil {
+		return nil
+	}
+	if newest, ok := l.objects.Get(obj.GetName()); ok && apierrors.IsInvalid(err) && l.content(newest).terminating() &&
+		!l.content(obj).terminating() {
+		return nil // it is being deleted: decide again
+	}
+	report := doReportCreation
+	if c := l.content(obj); c.terminating() && c.released() {
+		report = doReportDeletion
+	}
+	return l.report(ctx, obj, report,
+		fmt.Errorf("failed to add VolumeSnapshotBeingCreated annotation on the content %s: %w", obj.GetName(), err), cause{})
+}
+
+// create calls CreateSnapshot, for a new snapshot, to check one that is not ready, or to learn the
+// outcome of an earlier call.
+func (l *loop[T, C]) create(ctx context.Context, obj T, s state, step step) error {
+	c := s.content
+	forced := c.terminating() && c.forced(s.memory)
+	isNew := c.known().handle == ""
+	l.memories.update(c.uid(), func(m *memory) {
+		m.request = step.request
+		if isNew {
+			m.outcome = indeterminate // also if the call panics
+		}
+	})
+	for _, volume := range c.volumes {
+		defer l.c.deps.Locks.Share(volume)()
+	}
+	call, cancel := context.WithTimeout(ctx, l.c.cfg.Timeout)
+	defer cancel()
+	a, err := l.calls.create(call, c, step.request, s.secrets)
+	if err == nil {
+		l.memories.update(c.uid(), func(m *memory) { m.outcome, m.answer = definite, a })
+		return nil
+	}
+	final := csiclient.OutcomeOf(err) == csiclient.Final
+	if isNew && (final || forced) {
+		l.memories.update(c.uid(), func(m *memory) { m.outcome = definite })
+	}
+	switch {
+	case c.terminating() && c.released() && isNew:
+		return l.replayFailed(ctx, c, err, final, forced)
+	case isNew:
+		return l.report(ctx, obj, doReportCreation, failure{creationError(c, err), err}, cause{})
+	}
+	return l.report(ctx, obj, doReportCheck, failure{creationError(c, err), err}, cause{})
+}
+
+// replayFailed handles the error of a repeated CreateSnapshot for a content that is being deleted.
+func (l *loop[T, C]) replayFailed(ctx context.Context, c *content, err error, final, forced bool) error {
+	switch {
+	case final:
+		klog.FromContext(ctx).Info("CreateSnapshot has failed, no snapshot exists", "err", err)
+		return nil
+	case forced:
+		l.event(c, warning, c.deleted, fmt.Sprintf("CreateSnapshot is indeterminate (%v), and annotation %s was removed. "+
+			"Check the storage system for the %s %q, which is not deleted", err, c.creating, c.noun, l.memories.get(c.uid()).request.Name))
+		return nil
+	}
+	waitsFor := cause{blockedOutcome, fmt.Sprintf("the outcome of CreateSnapshot: %v", err)}
+	l.announce(c, waitsFor, nil)
+	return err
+}
+
+// check asks the driver for the state of a pre-provisioned snapshot or of a member.
+func (l *loop[T, C]) check(ctx context.Context, obj T, s state) error {
+	call, cancel := context.WithTimeout(ctx, l.c.cfg.Timeout)
+	defer cancel()
+	a, err := l.calls.check(call, s.content, s.secrets)
+	if err != nil {
+		return l.report(ctx, obj, doReportCheck, failure{checkError(s.content, err), err}, cause{})
+	}
+	l.memories.update(s.content.uid(), func(m *memory) { m.answer = a })
+	return nil
+}
+
+// writeAnswer writes the status. A failed write is repeated without another call.
+func (l *loop[T, C]) writeAnswer(ctx context.Context, obj T, s state, step step) error {
+	c, a := s.content, step.answer
+	if len(step.status) > 0 {
+		if err := l.patchStatus(ctx, obj, step.status); err != nil {
+			return fmt.Errorf("error updating status for volume snapshot content %s: snapshot controller failed to update %s on API "+
+				"server: %w",
+				c.meta.Name, c.meta.Name, err)
+		}
+	}
+	l.memories.update(c.uid(), func(m *memory) { m.written(a, s.now, l.c.cfg) })
+	if c.known().handle == "" {
+		klog.FromContext(ctx).Info("Snapshot created", "snapshotHandle", a.handle, "readyToUse", a.ready)
+	} else if a.ready {
+		klog.FromContext(ctx).Info("Snapshot is ready to use", "snapshotHandle", a.handle)
+	}
+	if a.problem != nil {
+		return l.report(ctx, obj, doReportCheck, a.problem, cause{})
+	}
+	return nil
+}
+
+// delete calls DeleteSnapshot.
+func (l *loop[T, C]) delete(ctx context.Context, obj T, s state, step step) error {
+	c := s.content
+	call, cancel := context.WithTimeout(ctx, l.c.cfg.Timeout)
+	defer cancel()
+	if err := l.calls.delete(call, c, step.handle, s.secrets); err != nil {
+		return l.report(ctx, obj, doReportDeletion, fmt.Errorf("Failed to delete %s: %w", c.noun, err), cause{})
+	}
+	l.memories.update(c.uid(), func(m *memory) { m.deleted, m.blocked = true, "" })
+	klog.FromContext(ctx).Info("Snapshot deleted", "snapshotHandle", step.handle)
+	return nil
+}
+
+// removeFinalizer ends a deletion.
+func (l *loop[T, C]) removeFinalizer(ctx context.Context, obj T, step step) error {
+	c := l.content(obj)
+	change := step.change
+	change.RemoveFinalizers, change.RemoveAnnotations = []string{c.finalizer}, []string{c.creating}
+	if step.warning != "" {
+		l.announceWarning(c, step.warning)
+	}
+	err := l.patch(ctx, obj, change)
+	switch newest, ok := l.objects.Get(obj.GetName()); {
+	case err == nil:
+		return nil
+	case ok && apierrors.IsInvalid(err) && newest.GetUID() == obj.GetUID() && l.content(newest).policy != c.policy:
+		return nil // the policy was changed: decide again
+	}
+	return l.report(ctx, obj, doReportDeletion, fmt.Errorf("Failed to delete %s: removing finalizer %s: %w", c.noun, c.finalizer, err),
+		cause{})
+}
+
+func (l *loop[T, C]) patch(ctx context.Context, obj T, change kube.MetadataPatch) error {
+	_, err := l.objects.Patch(ctx, l.writer, obj, change)
+	return err
+}
+
+// patchStatus applies change to the status of obj. If obj is outdated, it is read, and the next
+// attempt decides again.
+func (l *loop[T, C]) patchStatus(ctx context.Context, obj T, change statusChange) error {
+	c := l.content(obj)
+	data, err := change.patch(c.uid(), c.status != nil)
+	if err != nil {
+		return err
+	}
+	written, err := l.status.Patch(ctx, obj.GetName(), types.JSONPatchType, data, metav1.PatchOptions{})
+	switch {
+	case apierrors.IsForbidden(err):
+		written, err = l.objects.UpdateInstead(ctx, l.status, obj, func(live T) T { return applied(live, change) }, err)
+	case apierrors.IsInvalid(err), apierrors.IsConflict(err):
+		if _, _, readErr := l.objects.Refetch(ctx, l.writer, obj); readErr != nil {
+			return readErr
+		}
+		return err
+	}
+	if err != nil {
+		written = obj
+	}
+	return l.objects.RecordWrite(obj, written, err)
+}
+
+// applied returns live with change applied to its status.
+func applied[T object](live T, change statusChange) T {
+	var fields map[string]any
+	data, err := json.Marshal(live)
+	if err == nil {
+		err = json.Unmarshal(data, &fields)
+	}
+	if err == nil {
+		members, _ := fields["status"].(map[string]any)
+		if members == nil {
+			members = map[string]any{}
+		}
+		for name, value := range change {
+			if members[name] = value; value == nil {
+				delete(members, name)
+			}
+		}
+		fields["status"] = members
+		if data, err = json.Marshal(fields); err == nil {
+			err = json.Unmarshal(data, live)
+		}
+	}
+	if err != nil {
+		panic(err) // an API object has an encoding
+	}
+	return live
+}

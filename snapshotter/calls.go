@@ -1,0 +1,134 @@
+package snapshotter
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"k8s.io/klog/v2"
+)
+
+// calls calls the driver for snapshots or for groups. Contexts have a deadline.
+type calls interface {
+	create(ctx context.Context, c *content, r *createRequest, secrets map[string]string) (*answer, error)
+	check(ctx context.Context, c *content, secrets map[string]string) (*answer, error)
+	delete(ctx context.Context, c *content, handle string, secrets map[string]string) error
+}
+
+// snapshotCalls calls the driver for a VolumeSnapshotContent.
+type snapshotCalls struct{ c *Controller }
+
+func (s snapshotCalls) create(ctx context.Context, c *content, r *createRequest, secrets map[string]string) (*answer, error) {
+	response, err := s.c.deps.CSI.CreateSnapshot(ctx, &csi.CreateSnapshotRequest{
+		SourceVolumeId: c.volumes[0], Name: r.Name, Parameters: r.Parameters, Secrets: secrets,
+	})
+	if err != nil {
+		return nil, err
+	}
+	return snapshotAnswer(response.GetSnapshot())
+}
+
+// check reads the state of a snapshot with GetSnapshot, else with ListSnapshots.
+func (s snapshotCalls) check(ctx context.Context, c *content, secrets map[string]string) (*answer, error) {
+	id := c.checkedHandle()
+	var snapshot *csi.Snapshot
+	if s.c.driver.getSnapshot {
+		response, err := s.c.deps.CSI.GetSnapshot(ctx, &csi.GetSnapshotRequest{SnapshotId: id, Secrets: secrets})
+		if err != nil {
+			return nil, err
+		}
+		snapshot = response.GetSnapshot()
+	} else {
+		response, err := s.c.deps.CSI.ListSnapshots(ctx, &csi.ListSnapshotsRequest{SnapshotId: id, Secrets: secrets})
+		if err != nil {
+			return nil, err
+		}
+		if snapshot = find(ctx, response.GetEntries(), id); snapshot == nil {
+			return nil, fmt.Errorf("can not find snapshot for snapshotID %s", id)
+		}
+	}
+	return snapshotAnswer(snapshot)
+}
+
+// find returns the snapshot with that ID. Some drivers report a single snapshot under another ID.
+func find(ctx context.Context, entries []*csi.ListSnapshotsResponse_Entry, id string) *csi.Snapshot {
+	for _, e := range entries {
+		if e.GetSnapshot().GetSnapshotId() == id {
+			return e.GetSnapshot()
+		}
+	}
+	if len(entries) == 1 && entries[0].GetSnapshot().GetSnapshotId() != "" {
+		snapshot := entries[0].GetSnapshot()
+		klog.FromContext(ctx).Info("ListSnapshots returned one snapshot with another ID", "requested", id, "returned",
+			snapshot.GetSnapshotId())
+		snapshot.SnapshotId = id
+		return snapshot
+	}
+	return nil
+}
+
+func (s snapshotCalls) delete(ctx context.Context, _ *content, handle string, secrets map[string]string) error {
+	_, err := s.c.deps.CSI.DeleteSnapshot(ctx, &csi.DeleteSnapshotRequest{SnapshotId: handle, Secrets: secrets})
+	return err
+}
+
+// groupCalls calls the driver for a VolumeGroupSnapshotContent.
+type groupCalls struct{ c *Controller }
+
+func (g groupCalls) create(ctx context.Context, c *content, r *createRequest, secrets map[string]string) (*answer, error) {
+	response, err := g.c.deps.GroupCSI.CreateVolumeGroupSnapshot(ctx, &csi.CreateVolumeGroupSnapshotRequest{
+		SourceVolumeIds: c.volumes, Name: r.Name, Parameters: r.Parameters, Secrets: secrets,
+	})
+	if err != nil {
+		return nil, err
+	}
+	return groupAnswer(response.GetGroupSnapshot(), true)
+}
+
+func (g groupCalls) check(ctx context.Context, c *content, secrets map[string]string) (*answer, error) {
+	response, err := g.c.deps.GroupCSI.GetVolumeGroupSnapshot(ctx, &csi.GetVolumeGroupSnapshotRequest{
+		GroupSnapshotId: c.checkedHandle(), SnapshotIds: c.members, Secrets: secrets,
+	})
+	if err != nil {
+		return nil, err
+	}
+	return groupAnswer(response.GetGroupSnapshot(), false)
+}
+
+// delete asks the driver for the snapshots of a group whose content does not list them.
+func (g groupCalls) delete(ctx context.Context, c *content, handle string, secrets map[string]string) error {
+	ids := c.snapshotHandles()
+	if len(ids) == 0 {
+		response, err := g.c.deps.GroupCSI.GetVolumeGroupSnapshot(ctx,
+			&csi.GetVolumeGroupSnapshotRequest{GroupSnapshotId: handle, Secrets: secrets})
+		if err != nil && status.Code(err) != codes.NotFound {
+			return err
+		}
+		for _, s := range response.GetGroupSnapshot().GetSnapshots() {
+			ids = append(ids, s.GetSnapshotId())
+		}
+	}
+	_, err := g.c.deps.GroupCSI.DeleteVolumeGroupSnapshot(ctx, &csi.DeleteVolumeGroupSnapshotRequest{
+		GroupSnapshotId: handle, SnapshotIds: ids, Secrets: secrets,
+	})
+	return err
+}
+
+// creationError returns the error of a failed create call for c, in the words of csi-snapshotter.
+func creationError(c *content, err error) error {
+	if c.group {
+		return fmt.Errorf("failed to take group snapshot of the volumes [%s]: %q", strings.Join(c.volumes, " "), err.Error())
+	}
+	return fmt.Errorf("failed to take snapshot of the volume %s: %q", strings.Join(c.volumes, " "), err.Error())
+}
+
+// checkError returns the error of a failed check of c, in the words of csi-snapshotter.
+func checkError(c *content, err error) error {
+	if c.group {
+		return fmt.Errorf("failed to list group snapshot for group snapshot content %s: %q", c.meta.Name, err.Error())
+	}
+	return fmt.Errorf("failed to list snapshot for content %s: %q", c.meta.Name, err.Error())
+}

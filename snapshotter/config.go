@@ -1,0 +1,100 @@
+package snapshotter
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/validation"
+)
+
+// Config holds the settings of the snapshotter.
+type Config struct {
+	// Timeout bounds one CSI call. CreateSnapshot blocks until the snapshot is cut. A call that
+	// exceeds it is indeterminate and is repeated with the same arguments (CSI spec, "Timeouts").
+	Timeout time.Duration `mapstructure:"timeout"`
+	// WorkerThreads is the number of VolumeSnapshotContents, and separately of
+	// VolumeGroupSnapshotContents, that are reconciled concurrently.
+	WorkerThreads int `mapstructure:"worker-threads"`
+	// RetryIntervalStart is the delay after the first failure of an object, and after the first
+	// check of a snapshot that is not ready. Both double up to RetryIntervalMax, separately.
+	RetryIntervalStart time.Duration `mapstructure:"retry-interval-start"`
+	RetryIntervalMax   time.Duration `mapstructure:"retry-interval-max"`
+	// ResyncPeriod is the interval at which all unfinished objects are enqueued. Zero disables it.
+	ResyncPeriod time.Duration `mapstructure:"resync-period"`
+	// SnapshotNamePrefix begins the name of every snapshot, before a dash and the UID of its
+	// VolumeSnapshot, of which SnapshotNameUUIDLength characters are used. -1 means the whole UID
+	// with dashes.
+	SnapshotNamePrefix          string `mapstructure:"snapshot-name-prefix"`
+	SnapshotNameUUIDLength      int    `mapstructure:"snapshot-name-uuid-length"`
+	GroupSnapshotNamePrefix     string `mapstructure:"groupsnapshot-name-prefix"`
+	GroupSnapshotNameUUIDLength int    `mapstructure:"groupsnapshot-name-uuid-length"`
+	// ExtraCreateMetadata passes the names of VolumeSnapshot and VolumeSnapshotContent to the driver.
+	ExtraCreateMetadata bool `mapstructure:"extra-create-metadata"`
+	// SecretNamespaces are the namespaces in which secrets may be; empty means all.
+	SecretNamespaces []string `mapstructure:"secret-namespaces"`
+	// NodeDeployment enables distributed snapshotting: one instance per node, for the contents with
+	// LabelManagedBy=NodeName.
+	NodeDeployment bool   `mapstructure:"node-deployment"`
+	NodeName       string `mapstructure:"-"`
+	// Groups is the feature gate CSIVolumeGroupSnapshot.
+	Groups bool `mapstructure:"-"`
+	// RecheckInterval is the time between two searches for CRDs that are not installed.
+	RecheckInterval time.Duration `mapstructure:"-"`
+}
+
+// DefaultConfig returns the default settings.
+func DefaultConfig() Config {
+	return Config{
+		Timeout: time.Minute, WorkerThreads: 10, RetryIntervalStart: time.Second, RetryIntervalMax: 5 * time.Minute,
+		ResyncPeriod: 15 * time.Minute, SnapshotNamePrefix: "snapshot", SnapshotNameUUIDLength: -1,
+		GroupSnapshotNamePrefix: "groupsnapshot", GroupSnapshotNameUUIDLength: -1, Groups: true,
+		RecheckInterval: 30 * time.Second,
+	}
+}
+
+// uuidCharacters is the length of a UID without its dashes.
+const uuidCharacters = 32
+
+// Validate returns all errors in c, joined.
+func (c Config) Validate() error {
+	var errs []error
+	fail := func(flag, format string, args ...any) {
+		errs = append(errs, fmt.Errorf("--"+flag+": "+format, args...))
+	}
+	positive := func(flag string, d time.Duration) {
+		if d <= 0 {
+			fail(flag, "must be positive, got %v", d)
+		}
+	}
+	positive("timeout", c.Timeout)
+	positive("retry-interval-start", c.RetryIntervalStart)
+	positive("retry-interval-max", c.RetryIntervalMax)
+	if c.ResyncPeriod < 0 {
+		fail("resync-period", "must not be negative, got %v", c.ResyncPeriod)
+	}
+	if c.WorkerThreads <= 0 {
+		fail("worker-threads", "must be positive, got %d", c.WorkerThreads)
+	}
+	for prefix, length := range map[[2]string]int{
+		{"snapshot", c.SnapshotNamePrefix}:           c.SnapshotNameUUIDLength,
+		{"groupsnapshot", c.GroupSnapshotNamePrefix}: c.GroupSnapshotNameUUIDLength,
+	} {
+		if prefix[1] == "" {
+			fail(prefix[0]+"-name-prefix", "must not be empty")
+		}
+		if length != -1 && (length < 1 || length > uuidCharacters) { // 0 gives all snapshots the same name
+			fail(prefix[0]+"-name-uuid-length", "must be -1, or between 1 and %d, got %d", uuidCharacters, length)
+		}
+	}
+	for _, namespace := range c.SecretNamespaces {
+		if problems := validation.IsDNS1123Label(namespace); len(problems) > 0 {
+			fail("secret-namespaces", "%q is not a namespace name: %s", namespace, strings.Join(problems, ", "))
+		}
+	}
+	if c.NodeDeployment && c.NodeName == "" {
+		fail("node-deployment", "the environment variable NODE_NAME must name the node")
+	}
+	return errors.Join(errs...)
+}

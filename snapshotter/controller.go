@@ -1,0 +1,203 @@
+package snapshotter
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	groupv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumegroupsnapshot/v1"
+	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/record"
+
+	"github.com/storage-controller/storage-controller/csiclient"
+	"github.com/storage-controller/storage-controller/internal/volumelock"
+	"github.com/storage-controller/storage-controller/internal/workloop"
+)
+
+// Snapshots declares the RPCs of the controller service that the snapshotter calls.
+type Snapshots interface {
+	CreateSnapshot(context.Context, *csi.CreateSnapshotRequest, ...grpc.CallOption) (*csi.CreateSnapshotResponse, error)
+	DeleteSnapshot(context.Context, *csi.DeleteSnapshotRequest, ...grpc.CallOption) (*csi.DeleteSnapshotResponse, error)
+	ListSnapshots(context.Context, *csi.ListSnapshotsRequest, ...grpc.CallOption) (*csi.ListSnapshotsResponse, error)
+	GetSnapshot(context.Context, *csi.GetSnapshotRequest, ...grpc.CallOption) (*csi.GetSnapshotResponse, error)
+}
+
+// GroupSnapshots declares the RPCs of the group controller service that the snapshotter calls.
+type GroupSnapshots interface {
+	CreateVolumeGroupSnapshot(context.Context, *csi.CreateVolumeGroupSnapshotRequest, ...grpc.CallOption) (
+		*csi.CreateVolumeGroupSnapshotResponse, error)
+	DeleteVolumeGroupSnapshot(context.Context, *csi.DeleteVolumeGroupSnapshotRequest, ...grpc.CallOption) (
+		*csi.DeleteVolumeGroupSnapshotResponse, error)
+	GetVolumeGroupSnapshot(context.Context, *csi.GetVolumeGroupSnapshotRequest, ...grpc.CallOption) (
+		*csi.GetVolumeGroupSnapshotResponse, error)
+}
+
+// Deps holds the dependencies of a [Controller]. All fields but Locks are required.
+type Deps struct {
+	Driver csiclient.Driver
+	Client kubernetes.Interface // of this role: see kube.ForRole
+	// API and Watches are the connections of this role for requests and for watches.
+	API, Watches *rest.Config
+	CSI          Snapshots
+	GroupCSI     GroupSnapshots
+	// Ready blocks until the driver can be called.
+	Ready    func(context.Context) error
+	Events   record.EventRecorder
+	Registry prometheus.Registerer
+	Queues   *workloop.Metrics
+	// Locks keeps the node controller from deleting a PersistentVolume during a CSI call for its volume.
+	Locks *volumelock.Locks
+}
+
+// Controller creates and deletes the snapshots of a driver.
+type Controller struct {
+	cfg    Config
+	deps   Deps
+	driver driver
+
+	clients, watchClients clients
+	snapshots             *slot[snapshotWatches]
+	groups                *slot[groupWatches]
+
+	// The loops of the current term, for metrics; nil without the Lease.
+	contentLoop, groupLoop atomic.Pointer[gauges]
+	// wakeMembers enqueues the members of a group; nil without the Lease.
+	wakeMembers atomic.Pointer[func(handle string)]
+}
+
+// clients holds a client for each resource.
+type clients struct {
+	contents contentClient
+	classes  classClient
+	groups   map[string]groupClients // by version
+}
+
+type groupClients struct {
+	contents groupClient
+	classes  groupClassClient
+}
+
+func newClients(config *rest.Config) (c clients, err error) {
+	if c.contents, err = newContentClient(config); err != nil {
+		return c, fmt.Errorf("creating the client of VolumeSnapshotContents: %w", err)
+	}
+	if c.classes, err = newClassClient(config); err != nil {
+		return c, fmt.Errorf("creating the client of VolumeSnapshotClasses: %w", err)
+	}
+	c.groups = map[string]groupClients{}
+	for _, version := range groupVersions {
+		var g groupClients
+		if g.contents, err = newGroupClient(config, version); err != nil {
+			return c, fmt.Errorf("creating the client of VolumeGroupSnapshotContents: %w", err)
+		}
+		if g.classes, err = newGroupClassClient(config, version); err != nil {
+			return c, fmt.Errorf("creating the client of VolumeGroupSnapshotClasses: %w", err)
+		}
+		c.groups[version] = g
+	}
+	return c, nil
+}
+
+// New validates cfg and creates the clients. It starts nothing; see [Controller.Serve] and
+// [Controller.Run].
+func New(cfg Config, deps Deps) (*Controller, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	caps := deps.Driver.Controller
+	if !caps.CreateDeleteSnapshot {
+		return nil, fmt.Errorf("driver %q does not report the controller capability CREATE_DELETE_SNAPSHOT", deps.Driver.Name)
+	}
+	c := &Controller{
+		cfg: cfg, deps: deps,
+		driver:    driver{Config: cfg, name: deps.Driver.Name, listSnapshots: caps.ListSnapshots, getSnapshot: caps.GetSnapshot},
+		snapshots: newSlot[snapshotWatches](), groups: newSlot[groupWatches](),
+	}
+	var err error
+	if c.clients, err = newClients(deps.API); err != nil {
+		return nil, err
+	}
+	if c.watchClients, err = newClients(deps.Watches); err != nil {
+		return nil, err
+	}
+	c.registerMetrics(deps.Registry)
+	return c, nil
+}
+
+// Run reconciles until ctx ends, or until the snapshot resources are not served any more. Then it
+// returns nil. It may be called again afterwards.
+func (c *Controller) Run(ctx context.Context) error {
+	w, _, _ := c.snapshots.get()
+	if w == nil {
+		return nil
+	}
+	work, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	defer closeOn(w.lost, cancel)()
+	var wg sync.WaitGroup
+	wg.Go(func() { c.runGroups(work) })
+	err := runLoop(work, c, loopDeps[*snapshotv1.VolumeSnapshotContent, *snapshotv1.VolumeSnapshotClass]{
+		name: queueContents, watches: w, writer: c.clients.contents, status: c.clients.contents.status(),
+		content: snapshotContent, class: snapshotClass, calls: snapshotCalls{c}, gauges: &c.contentLoop,
+	})
+	cancel(err)
+	wg.Wait()
+	if ctx.Err() == nil && isClosed(w.lost) {
+		return nil
+	}
+	return err
+}
+
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
+// errLost is the cause with which a loop ends whose resources are not served any more.
+var errLost = errors.New("the snapshot resources are not served any more")
+
+// closeOn cancels with errLost when lost is closed. stop ends the wait.
+func closeOn(lost <-chan struct{}, cancel context.CancelCauseFunc) (stop func()) {
+	stopped := make(chan struct{})
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		select {
+		case <-lost:
+			cancel(errLost)
+		case <-stopped:
+		}
+	}()
+	return func() { close(stopped); <-done }
+}
+
+// runGroups reconciles VolumeGroupSnapshotContents while they are served, until ctx ends.
+func (c *Controller) runGroups(ctx context.Context) {
+	for ctx.Err() == nil {
+		w := c.groups.wait(ctx)
+		if w == nil {
+			return
+		}
+		work, cancel := context.WithCancelCause(ctx)
+		stop := closeOn(w.lost, cancel)
+		client := c.clients.groups[w.version].contents
+		_ = runLoop(work, c, loopDeps[*groupv1.VolumeGroupSnapshotContent, *groupv1.VolumeGroupSnapshotClass]{
+			name: queueGroups, watches: w, writer: client, status: client.status(),
+			content: groupContent, class: groupClass, calls: groupCalls{c}, gauges: &c.groupLoop,
+		}) // ends with work
+		stop()
+		cancel(nil)
+		c.groups.waitOther(ctx, w)
+	}
+}

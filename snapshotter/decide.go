@@ -1,0 +1,241 @@
+package snapshotter
+
+import (
+	"fmt"
+	"time"
+
+	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/storage-controller/storage-controller/internal/kube"
+)
+
+// driver holds the name of the driver, its capabilities and the settings that decisions depend on.
+type driver struct {
+	Config
+	name          string
+	listSnapshots bool // LIST_SNAPSHOTS
+	getSnapshot   bool // GET_SNAPSHOT
+}
+
+// state is the input of [driver.decide].
+type state struct {
+	content *content // nil: deleted
+	class   *class   // of the content; nil: none is named, or it does not exist
+	memory  memory
+	// groupReady is the readiness of the group of a member.
+	groupReady groupReadiness
+	now        time.Time
+	reads
+}
+
+// reads holds what earlier steps of the same sync read from the API server.
+type reads struct {
+	live    bool // the content
+	secret  bool
+	secrets map[string]string
+}
+
+// groupReadiness is what the cache says about the group of a member.
+type groupReadiness int
+
+const (
+	groupUnknown  groupReadiness = iota // group snapshots are off
+	groupNotReady                       // or not found
+	groupIsReady
+)
+
+// action names the next step for a content.
+type action int
+
+const (
+	doNothing         action = iota
+	doReportCreation         // write status.error about the creation
+	doReportCheck            // write status.error about a check
+	doReportDeletion         // send an event
+	doAnnounce               // send an event about what the deletion waits for, once
+	doReadSecret             // read the secret of the RPC
+	doReadContent            // read the content from the API server
+	doRecordRequest          // patch finalizer and annotations of the content
+	doCreate                 // CreateSnapshot
+	doCheck                  // GetSnapshot, ListSnapshots or GetVolumeGroupSnapshot
+	doWriteAnswer            // patch the status
+	doEndCreation            // remove the annotation that marks the creation
+	doDelete                 // DeleteSnapshot
+	doClearStatus            // patch the status after the deletion
+	doRemoveFinalizer        // patch the content
+)
+
+// String returns the value of "action" in logs and the name of the step in traces.
+func (a action) String() string {
+	return [...]string{
+		"nothing", "report creation error", "report check error", "report deletion error", "announce", "read secret", "read content",
+		"record request", "create", "check", "write answer", "end creation", "delete", "clear status", "remove finalizer",
+	}[a]
+}
+
+// step is an action and its arguments.
+type step struct {
+	action  action
+	reason  string
+	next    time.Time // of doNothing: when to decide again; zero: after an event
+	err     error     // of doReport…
+	cause   cause     // of doAnnounce, and of doReportDeletion if the deletion waits for it
+	secret  *corev1.SecretReference
+	report  action // of doReadSecret: how an error is reported
+	request *createRequest
+	answer  *answer
+	handle  string // of doDelete
+	change  kube.MetadataPatch
+	status  statusChange
+	warning string // of doRemoveFinalizer: text of an event
+}
+
+// cause is what a deletion waits for.
+type cause struct{ reason, text string }
+
+// row is a row of the decision table; the first that matches applies.
+type row int
+
+const (
+	notResponsible row = iota
+	deletionDone       // being deleted, without the finalizer
+	createToDelete     // being deleted while the outcome of CreateSnapshot is unknown
+	deleteSnapshot     // being deleted with policy Delete and a known snapshot
+	release            // being deleted, nothing to delete at the driver
+	create             // no snapshot yet
+	waitForGroup       // a member without status
+	complete           // ready
+	check              // not ready
+)
+
+// indeterminate reports whether a CreateSnapshot for c may have created a snapshot that is not in
+// its status.
+func (c *content) indeterminate(m memory) bool {
+	switch {
+	case c.known().handle != "" || c.member() || !c.dynamic() || !c.bound() || m.deleted:
+		return false
+	case m.outcome == unknown:
+		return c.has(c.creating)
+	}
+	return m.outcome == indeterminate
+}
+
+// released reports whether the snapshot-controller has released the deletion of c.
+func (c *content) released() bool {
+	return c.has(c.deleting) || c.preProvisioned() && !c.bound()
+}
+
+// rowOf returns the row that applies to c.
+func (d driver) rowOf(c *content, m memory) row {
+	switch {
+	case c.driver != d.name || !c.dynamic() && !c.preProvisioned():
+		return notResponsible
+	case c.terminating() && !c.protected():
+		return deletionDone
+	case c.terminating() && c.released():
+		switch {
+		case c.indeterminate(m):
+			return createToDelete
+		case c.policy == snapshotv1.VolumeSnapshotContentDelete && !c.member() && (c.driverHandle() != "" || m.answer != nil):
+			return deleteSnapshot
+		}
+		return release
+	case c.dynamic() && !c.member() && c.known().handle == "":
+		return create
+	case c.member() && c.known().handle == "":
+		return waitForGroup
+	case c.known().ready:
+		return complete
+	}
+	return check
+}
+
+// decide returns the next step for a content. It has no side effects and handles every state, also
+// states that no correct component produces.
+func (d driver) decide(s state) step {
+	c := s.content
+	if c == nil {
+		return step{reason: "Deleted"}
+	}
+	row := d.rowOf(c, s.memory)
+	if c.terminating() && !c.released() && row > release {
+		pending := cause{"release", fmt.Sprintf("the snapshot-controller to mark %s %s/%s as deleted", c.ref.Kind, c.ref.Namespace,
+			c.ref.Name)}
+		switch {
+		case !s.memory.announced[pending.reason]:
+			return step{action: doAnnounce, reason: "NotReleased", cause: pending}
+		case row == create && !c.indeterminate(s.memory) && s.memory.answer == nil:
+			return step{reason: "NotReleased"} // a creation that was never sent is not started
+		}
+	}
+	switch row {
+	case notResponsible:
+		return step{reason: "OtherDriver"}
+	case deletionDone:
+		return step{reason: "Released"}
+	case createToDelete:
+		return d.decideReplay(s)
+	case deleteSnapshot:
+		return d.decideDelete(s)
+	case release:
+		return c.decideRelease(s.memory)
+	case create:
+		return d.decideCreate(s)
+	case waitForGroup:
+		return step{reason: "MemberWithoutStatus"}
+	case complete:
+		if c.has(c.creating) {
+			return step{action: doEndCreation, reason: "Ready"}
+		}
+		return step{reason: "Ready"}
+	}
+	return d.decideCheck(s)
+}
+
+// decideCreate handles a content without a snapshot.
+func (d driver) decideCreate(s state) step {
+	c := s.content
+	fail := func(err error) step { return step{action: doReportCreation, reason: "CannotCreate", err: err} }
+	recorded, malformed := c.recordedRequest()
+	switch {
+	case s.memory.answer != nil:
+		return d.decideWrite(s, fail)
+	case malformed != nil && !s.memory.announced["malformed"]:
+		return step{action: doAnnounce, reason: "MalformedRequest", cause: cause{"malformed", ""}, err: malformed}
+	case !c.bound():
+		return fail(fmt.Errorf("cannot create snapshot. Snapshot content %s not bound to a snapshot", c.meta.Name))
+	case recorded == nil && s.class != nil && s.class.driver != d.name:
+		return step{reason: "ClassOfOtherDriver"}
+	}
+	request, err := d.createRequest(c, s.class, s.memory)
+	if err != nil {
+		return fail(err)
+	}
+	secret, err := d.annotatedSecret(c)
+	if err != nil {
+		return fail(fmt.Errorf("failed to get input parameters to create %s for content %s: %q", c.noun, c.meta.Name, err.Error()))
+	}
+	if secret != nil && !s.reads.secret {
+		return step{action: doReadSecret, reason: "SecretNeeded", secret: secret, report: doReportCreation}
+	}
+	change := kube.MetadataPatch{InitAnnotations: map[string]string{c.creating: "yes"}}
+	if !c.terminating() {
+		change.AddFinalizers = []string{c.finalizer}
+	}
+	recordRequest(c, &change, request)
+	if !change.AppliedTo(c.meta) {
+		// Before the RPC: after a crash, the next process repeats the call with equal arguments.
+		return step{action: doRecordRequest, reason: "NotRecorded", change: change, request: request}
+	}
+	return step{action: doCreate, reason: "Requested", request: request}
+}
+
+// recordRequest adds the record of r to change, which replaces a malformed record.
+func recordRequest(c *content, change *kube.MetadataPatch, r *createRequest) {
+	if _, malformed := c.recordedRequest(); malformed != nil {
+		change.SetAnnotations = map[string]string{AnnRequest: r.encode()}
+		return
+	}
+	change.InitAnnotations[AnnRequest] = r.encode()
+}

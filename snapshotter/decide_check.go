@@ -1,0 +1,87 @@
+package snapshotter
+
+import (
+	"errors"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// decideCheck handles a content whose snapshot is not ready.
+func (d driver) decideCheck(s state) step {
+	c := s.content
+	fail := func(err error) step { return step{action: doReportCheck, reason: "CannotCheck", err: err} }
+	switch {
+	case s.memory.answer != nil:
+		return d.decideWrite(s, fail)
+	case c.has(c.creating):
+		return step{action: doEndCreation, reason: "Created"}
+	case s.now.Before(s.memory.nextCheck):
+		return step{reason: "NotReady", next: s.memory.nextCheck}
+	}
+	replays := c.dynamic() && !c.member()
+	if !replays && !c.group && !d.listSnapshots && !d.getSnapshot {
+		return d.decideUnchecked(s)
+	}
+	secret, err := d.checkSecret(c, s.class)
+	if err != nil {
+		return fail(err)
+	}
+	if secret != nil && !s.reads.secret {
+		return step{action: doReadSecret, reason: "SecretNeeded", secret: secret, report: doReportCheck}
+	}
+	if !replays {
+		return step{action: doCheck, reason: "NotReady", handle: c.checkedHandle()}
+	}
+	request, err := d.createRequest(c, s.class, s.memory)
+	if err != nil {
+		return fail(err)
+	}
+	return step{action: doCreate, reason: "NotReady", request: request}
+}
+
+// checkedHandle returns the handle that a check asks the driver about.
+func (c *content) checkedHandle() string {
+	if c.preProvisioned() {
+		return c.handle
+	}
+	return c.known().handle
+}
+
+// checkSecret returns the secret for a check of c.
+func (d driver) checkSecret(c *content, class *class) (*corev1.SecretReference, error) {
+	if c.dynamic() {
+		return d.annotatedSecret(c)
+	}
+	return d.readSecret(c, class)
+}
+
+// decideUnchecked handles a content whose driver can report no state of existing snapshots. A
+// pre-provisioned snapshot counts as ready, and a member when its group is ready.
+func (d driver) decideUnchecked(s state) step {
+	c := s.content
+	if c.member() && s.groupReady == groupNotReady {
+		return step{reason: "GroupNotReady"}
+	}
+	s.memory.answer = &answer{handle: c.checkedHandle(), ready: true}
+	return d.decideWrite(s, func(err error) step { return step{action: doReportCheck, reason: "CannotCheck", err: err} })
+}
+
+// decideWrite returns the step that writes the answer of the driver, or fail if it contradicts c.
+func (d driver) decideWrite(s state, fail func(error) step) step {
+	change, err := s.content.change(*s.memory.answer, s.now)
+	if err != nil {
+		return fail(contradiction{err})
+	}
+	return step{action: doWriteAnswer, reason: "Answered", answer: s.memory.answer, status: change}
+}
+
+// contradiction is the error for a response that contradicts the status. It is not written to the
+// status, which stays valid.
+type contradiction struct{ error }
+
+func (e contradiction) Unwrap() error { return e.error }
+
+func isContradiction(err error) bool {
+	var c contradiction
+	return errors.As(err, &c)
+}

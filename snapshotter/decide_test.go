@@ -1,0 +1,395 @@
+package snapshotter
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	groupv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumegroupsnapshot/v1"
+	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+)
+
+const driverName = "drv.example.com"
+
+func testDriver() driver {
+	return driver{Config: DefaultConfig(), name: driverName, listSnapshots: true}
+}
+
+// recorded is the value of [AnnRequest] for the content of [testState].
+var recorded = createRequest{"snapshot-" + uid, map[string]string{"a": "b"}}.encode()
+
+// testState returns the state of a dynamic content of the class c1 that was never processed.
+func testState(changes ...func(*state)) state {
+	s := state{
+		content: &content{
+			kind: snapshotKind, meta: &metav1.ObjectMeta{Name: "v1", UID: "v1-uid", Finalizers: []string{Finalizer}}, driver: driverName,
+			policy: snapshotv1.VolumeSnapshotContentDelete, class: "c1", volumes: []string{"vol-1"},
+			ref: corev1.ObjectReference{Kind: "VolumeSnapshot", Namespace: "ns", Name: "s1", UID: uid},
+		},
+		class: &class{"c1", driverName, map[string]string{"a": "b"}}, now: time.Unix(1000, 0),
+	}
+	for _, change := range changes {
+		change(&s)
+	}
+	return s
+}
+
+func set(annotations ...string) func(*state) {
+	return func(s *state) {
+		if s.content.meta.Annotations == nil {
+			s.content.meta.Annotations = map[string]string{}
+		}
+		for _, a := range annotations {
+			s.content.meta.Annotations[a] = map[bool]string{true: recorded, false: "yes"}[a == AnnRequest]
+		}
+	}
+}
+
+func terminating(s *state) { s.content.meta.DeletionTimestamp = ptr.To(metav1.Now()) }
+
+func released(s *state) {
+	terminating(s)
+	set(AnnBeingDeleted)(s)
+}
+
+func withStatus(st contentStatus) func(*state) { return func(s *state) { s.content.status = &st } }
+
+func isPreProvisioned(s *state) { s.content.volumes, s.content.handle = nil, "h" }
+
+func unbound(s *state) { s.content.ref.UID = "" }
+
+func noFinalizer(s *state) { s.content.meta.Finalizers = nil }
+
+func otherFinalizer(s *state) {
+	s.content.meta.Finalizers = append(s.content.meta.Finalizers, "example.com/other")
+}
+
+func retained(s *state) { s.content.policy = snapshotv1.VolumeSnapshotContentRetain }
+
+func live(s *state) { s.live = true }
+
+func remember(change func(*memory)) func(*state) { return func(s *state) { change(&s.memory) } }
+
+func withOutcome(o outcome) func(*state) { return remember(func(m *memory) { m.outcome = o }) }
+
+func announced(causes ...string) func(*state) {
+	return remember(func(m *memory) {
+		m.announced = map[string]bool{}
+		for _, c := range causes {
+			m.announced[c] = true
+		}
+	})
+}
+
+func answered(a answer) func(*state) { return remember(func(m *memory) { m.answer = &a }) }
+
+func secret(s *state) {
+	set()(s)
+	maps.Copy(s.content.meta.Annotations, map[string]string{AnnSecretName: "s", AnnSecretNamespace: "ns"})
+}
+
+func secretRead(s *state) { s.reads.secret, s.secrets = true, map[string]string{"k": "v"} }
+
+func noClass(s *state) { s.class = nil }
+
+func TestDecide(t *testing.T) {
+	type changes = []func(*state)
+	ready, created := contentStatus{handle: "h", hasReady: true, ready: true, created: true},
+		contentStatus{handle: "h", hasReady: true, created: true}
+	for name, test := range map[string]struct {
+		changes changes
+		want    action
+		reason  string
+	}{
+		"deleted":                {changes{func(s *state) { s.content = nil }}, doNothing, "Deleted"},
+		"other driver":           {changes{func(s *state) { s.content.driver = "x" }}, doNothing, "OtherDriver"},
+		"no source":              {changes{func(s *state) { s.content.volumes = nil }}, doNothing, "OtherDriver"},
+		"new":                    {changes{}, doRecordRequest, "NotRecorded"},
+		"new, without finalizer": {changes{noFinalizer, set(AnnBeingCreated, AnnRequest)}, doRecordRequest, "NotRecorded"},
+		"recorded":               {changes{set(AnnBeingCreated, AnnRequest)}, doCreate, "Requested"},
+		"recorded, no class":     {changes{set(AnnBeingCreated, AnnRequest), noClass}, doCreate, "Requested"},
+		"recorded, class of another driver": {changes{set(AnnBeingCreated, AnnRequest), func(s *state) { s.class.driver = "x" }},
+			doCreate, "Requested"},
+		"class of another driver": {changes{func(s *state) { s.class.driver = "x" }}, doNothing, "ClassOfOtherDriver"},
+		"class missing":           {changes{noClass}, doReportCreation, "CannotCreate"},
+		"no class":                {changes{noClass, func(s *state) { s.content.class = "" }}, doReportCreation, "CannotCreate"},
+		"unbound":                 {changes{unbound}, doReportCreation, "CannotCreate"},
+		"reserved parameter": {changes{func(s *state) { s.class.parameters["csi.storage.k8s.io/x"] = "" }},
+			doReportCreation, "CannotCreate"},
+		"secret to read": {changes{secret}, doReadSecret, "SecretNeeded"},
+		"secret read":    {changes{secret, secretRead}, doRecordRequest, "NotRecorded"},
+		"malformed": {changes{set(AnnRequest), func(s *state) { s.content.meta.Annotations[AnnRequest] = "{" }}, doAnnounce,
+			"MalformedRequest"},
+		"malformed, said so": {changes{set(AnnRequest), func(s *state) { s.content.meta.Annotations[AnnRequest] = "{}" },
+			announced("malformed")}, doRecordRequest, "NotRecorded"},
+		"answered":  {changes{set(AnnBeingCreated, AnnRequest), answered(answer{handle: "h"})}, doWriteAnswer, "Answered"},
+		"created":   {changes{set(AnnBeingCreated), withStatus(created)}, doEndCreation, "Created"},
+		"not ready": {changes{set(AnnRequest), withStatus(created)}, doCreate, "NotReady"},
+		"not ready, not yet to be checked": {changes{withStatus(created), remember(func(m *memory) { m.nextCheck = time.Unix(1001, 0) })},
+			doNothing, "NotReady"},
+		"another handle":        {changes{withStatus(created), answered(answer{handle: "x"})}, doReportCheck, "CannotCheck"},
+		"ready":                 {changes{withStatus(ready)}, doNothing, "Ready"},
+		"ready and marked":      {changes{withStatus(ready), set(AnnBeingCreated)}, doEndCreation, "Ready"},
+		"pre-provisioned":       {changes{isPreProvisioned, unbound}, doCheck, "NotReady"},
+		"class of its secret":   {changes{isPreProvisioned, noClass}, doReportCheck, "CannotCheck"},
+		"member without status": {changes{set(AnnGroup)}, doNothing, "MemberWithoutStatus"},
+		"member":                {changes{set(AnnGroup), withStatus(created)}, doCheck, "NotReady"},
+
+		"not released":          {changes{terminating}, doAnnounce, "NotReleased"},
+		"not released, said so": {changes{terminating, announced("release")}, doNothing, "NotReleased"},
+		"not released, indeterminate": {changes{terminating, announced("release"), set(AnnBeingCreated, AnnRequest)}, doCreate,
+			"Requested"},
+		"not released, answered": {changes{terminating, announced("release"), set(AnnBeingCreated, AnnRequest),
+			answered(answer{handle: "h"})},
+			doWriteAnswer, "Answered"},
+		"not released, ready":     {changes{terminating, announced("release"), withStatus(ready)}, doNothing, "Ready"},
+		"not released, not ready": {changes{terminating, announced("release"), withStatus(created), set(AnnRequest)}, doCreate, "NotReady"},
+		"done":                    {changes{released, noFinalizer, withStatus(ready)}, doNothing, "Released"},
+		"indeterminate":           {changes{released, set(AnnBeingCreated, AnnRequest)}, doCreate, "Indeterminate"},
+		"indeterminate, recorded by csi-snapshotter": {changes{released, set(AnnBeingCreated)}, doRecordRequest, "NotRecorded"},
+		"indeterminate, no class": {changes{released, set(AnnBeingCreated, AnnRequest), noClass}, doCreate,
+			"Indeterminate"},
+		"indeterminate, nothing recorded, no class": {changes{released, set(AnnBeingCreated), noClass}, doReportDeletion, "CannotRepeat"},
+		"indeterminate, annotations lost":           {changes{released, withOutcome(indeterminate)}, doRecordRequest, "NotRecorded"},
+		"indeterminate, mark removed": {changes{released, withOutcome(indeterminate), set(AnnRequest)}, doCreate,
+			"Indeterminate"},
+		"indeterminate, secret":       {changes{released, set(AnnBeingCreated, AnnRequest), secret}, doReadSecret, "SecretNeeded"},
+		"indeterminate, but retained": {changes{released, retained, set(AnnBeingCreated, AnnRequest)}, doCreate, "Indeterminate"},
+		"indeterminate, but unbound":  {changes{released, unbound, set(AnnBeingCreated)}, doRemoveFinalizer, "NothingToDelete"},
+		"definite": {changes{released, withOutcome(definite), set(AnnBeingCreated, AnnRequest)}, doRemoveFinalizer,
+			"NothingToDelete"},
+		"has a handle and the mark": {changes{released, set(AnnBeingCreated), withStatus(ready)}, doReadContent, "Unconfirmed"},
+		"answered in a deletion":    {changes{released, withOutcome(definite), answered(answer{handle: "h"}), live}, doDelete, "Deleting"},
+		"answered and retained": {changes{released, retained, withOutcome(definite), answered(answer{handle: "h"})}, doRemoveFinalizer,
+			"NothingToDelete"},
+		"to delete":               {changes{released, withStatus(ready)}, doReadContent, "Unconfirmed"},
+		"to delete, read":         {changes{released, withStatus(ready), live}, doDelete, "Deleting"},
+		"to delete with a secret": {changes{released, withStatus(ready), secret}, doReadSecret, "SecretNeeded"},
+		"half a secret": {changes{released, withStatus(ready), secret, live,
+			func(s *state) { s.content.meta.Annotations[AnnSecretName] = "" }},
+			doReportDeletion, "CannotDelete"},
+		"retained": {changes{released, retained, withStatus(ready)}, doRemoveFinalizer, "NothingToDelete"},
+		"at the driver deleted": {changes{released, withStatus(ready), remember(func(m *memory) { m.deleted = true })},
+			doRemoveFinalizer, "SnapshotDeleted"},
+		"at the driver deleted, another finalizer": {changes{released, otherFinalizer, withStatus(ready),
+			remember(func(m *memory) { m.deleted = true })}, doClearStatus, "SnapshotDeleted"},
+		"cleared": {changes{released, otherFinalizer, withStatus(contentStatus{}), set(AnnBeingCreated),
+			remember(func(m *memory) { m.deleted = true })}, doRemoveFinalizer, "NothingToDelete"},
+		"member to delete": {changes{released, set(AnnGroup), withStatus(ready)}, doRemoveFinalizer, "NothingToDelete"},
+		"unbound, pre-provisioned": {changes{terminating, isPreProvisioned, unbound, withStatus(ready)}, doRemoveFinalizer,
+			"NothingToDelete"},
+		"bound, never checked": {changes{released, isPreProvisioned, live}, doDelete, "Deleting"},
+		"bound, not released":  {changes{terminating, isPreProvisioned, withStatus(ready)}, doAnnounce, "NotReleased"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			step := testDriver().decide(testState(test.changes...))
+			if step.action != test.want || step.reason != test.reason {
+				t.Errorf("%v (%s) %v, want %v (%s)", step.action, step.reason, step.err, test.want, test.reason)
+			}
+		})
+	}
+}
+
+// TestDecideWithoutList: the driver can report no state of existing snapshots.
+func TestDecideWithoutList(t *testing.T) {
+	created := withStatus(contentStatus{handle: "h", hasReady: true, created: true})
+	group := func(r groupReadiness) func(*state) { return func(s *state) { s.groupReady = r } }
+	for name, test := range map[string]struct {
+		changes []func(*state)
+		want    action
+	}{
+		"pre-provisioned":      {[]func(*state){isPreProvisioned}, doWriteAnswer},
+		"dynamic":              {[]func(*state){created, set(AnnRequest)}, doCreate},
+		"group is not ready":   {[]func(*state){created, set(AnnGroup), group(groupNotReady)}, doNothing},
+		"group is ready":       {[]func(*state){created, set(AnnGroup), group(groupIsReady)}, doWriteAnswer},
+		"no groups are served": {[]func(*state){created, set(AnnGroup), group(groupUnknown)}, doWriteAnswer},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := testDriver()
+			d.listSnapshots = false
+			if step := d.decide(testState(test.changes...)); step.action != test.want {
+				t.Errorf("%v (%s)", step.action, step.reason)
+			}
+		})
+	}
+}
+
+func TestIndeterminate(t *testing.T) {
+	for name, test := range map[string]struct {
+		changes []func(*state)
+		want    bool
+	}{
+		"new":                       {nil, false},
+		"marked by another process": {[]func(*state){set(AnnBeingCreated)}, true},
+		"final error":               {[]func(*state){set(AnnBeingCreated), withOutcome(definite)}, false},
+		"in this process":           {[]func(*state){withOutcome(indeterminate)}, true},
+		"with a handle":             {[]func(*state){withOutcome(indeterminate), withStatus(contentStatus{handle: "h"})}, false},
+		"member":                    {[]func(*state){set(AnnBeingCreated, AnnGroup)}, false},
+		"pre-provisioned":           {[]func(*state){set(AnnBeingCreated), isPreProvisioned}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if s := testState(test.changes...); s.content.indeterminate(s.memory) != test.want {
+				t.Errorf("got %v", !test.want)
+			}
+		})
+	}
+}
+
+// TestSlowSnapshot: a snapshot that is ready after an hour costs one write and few calls.
+func TestSlowSnapshot(t *testing.T) {
+	d, s := testDriver(), testState(withStatus(contentStatus{handle: "h", hasReady: true, created: true}), set(AnnRequest))
+	created, writes, calls := s.now, 0, 0
+	for steps := 0; !s.content.status.ready; steps++ {
+		if steps > 1000 {
+			t.Fatal("it does not end")
+		}
+		switch step := d.decide(s); step.action {
+		case doCreate:
+			calls++
+			s.memory.answer = &answer{handle: "h", ready: s.now.Sub(created) >= time.Hour}
+		case doWriteAnswer:
+			if len(step.status) > 0 {
+				writes++
+				s.content.status.ready = step.answer.ready
+			}
+			s.memory.written(step.answer, s.now, d.Config)
+		case doNothing:
+			s.now = step.next
+		default:
+			t.Fatalf("%v", step.action)
+		}
+	}
+	if took := s.now.Sub(created); writes != 1 || calls > 25 || took > time.Hour+d.RetryIntervalMax {
+		t.Errorf("%d writes and %d calls in %v", writes, calls, took)
+	}
+}
+
+func TestChange(t *testing.T) {
+	now := time.Unix(1000, 0)
+	at := time.Unix(500, 0)
+	info := groupv1.VolumeSnapshotInfo{VolumeHandle: "vol-1", SnapshotHandle: "s", ReadyToUse: ptr.To(false),
+		CreationTime: ptr.To(at.UnixNano())}
+	inGroup := func(s *state) { s.content.kind = groupKind }
+	for name, test := range map[string]struct {
+		changes []func(*state)
+		answer  answer
+		want    string // members of the change
+	}{
+		"first": {nil, answer{handle: "h", ready: true, created: at, size: 5},
+			"creationTime readyToUse restoreSize snapshotHandle"},
+		"no size": {nil, answer{handle: "h"}, "creationTime readyToUse snapshotHandle"},
+		"same":    {[]func(*state){withStatus(contentStatus{handle: "h", created: true})}, answer{handle: "h"}, ""},
+		"ready": {[]func(*state){withStatus(contentStatus{handle: "h", created: true})},
+			answer{handle: "h", ready: true}, "readyToUse"},
+		"ready stays": {[]func(*state){withStatus(contentStatus{handle: "h", created: true, ready: true})},
+			answer{handle: "h"}, ""},
+		"size later": {[]func(*state){withStatus(contentStatus{handle: "h", created: true})}, answer{handle: "h", size: 5},
+			"restoreSize"},
+		"size once": {[]func(*state){withStatus(contentStatus{handle: "h", created: true, size: ptr.To(int64(4))})},
+			answer{handle: "h", size: 5}, ""},
+		"error removed": {[]func(*state){withStatus(contentStatus{handle: "h", created: true, hasErr: true})},
+			answer{handle: "h"}, "error"},
+		"group of a dynamic content": {[]func(*state){withStatus(contentStatus{handle: "h", created: true})},
+			answer{handle: "h", group: "g"}, ""},
+		"group of a pre-provisioned content": {[]func(*state){isPreProvisioned, withStatus(contentStatus{handle: "h", created: true})},
+			answer{handle: "h", group: "g"}, "volumeGroupSnapshotHandle"},
+		"group": {[]func(*state){inGroup}, answer{handle: "g", snapshots: []groupv1.VolumeSnapshotInfo{info}},
+			"creationTime readyToUse volumeGroupSnapshotHandle volumeSnapshotInfoList"},
+		"group, same": {[]func(*state){inGroup, withStatus(contentStatus{handle: "g", created: true,
+			snapshots: []groupv1.VolumeSnapshotInfo{info}})},
+			answer{handle: "g", snapshots: []groupv1.VolumeSnapshotInfo{{VolumeHandle: "vol-1", SnapshotHandle: "s",
+				ReadyToUse: ptr.To(false)}}}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			change, err := testState(test.changes...).content.change(test.answer, now)
+			if got := strings.Join(slices.Sorted(maps.Keys(change)), " "); err != nil || got != test.want {
+				t.Errorf("got %q, %v", got, err)
+			}
+		})
+	}
+	if _, err := testState(withStatus(contentStatus{handle: "h"})).content.change(answer{handle: "x"}, now); err == nil {
+		t.Error("another handle is no error")
+	}
+}
+
+func TestReadSecret(t *testing.T) {
+	key := func(s string) string { return "csi.storage.k8s.io/snapshotter-list-secret-" + s }
+	for name, test := range map[string]struct {
+		parameters map[string]string
+		allowed    []string
+		want       string // namespace/name, or a part of the error after "error: "
+	}{
+		"none": {nil, nil, ""},
+		"templates": {map[string]string{key("name"): "${volumesnapshot.name}-${volumesnapshotcontent.name}",
+			key("namespace"): "${volumesnapshot.namespace}"}, nil, "ns/s1-v1"},
+		"half":          {map[string]string{key("name"): "s"}, nil, "error: set both or none"},
+		"empty":         {map[string]string{key("name"): "s", key("namespace"): ""}, nil, "error: set both or none"},
+		"unknown token": {map[string]string{key("name"): "${pvc.name}", key("namespace"): "ns"}, nil, "error: unknown tokens"},
+		"name in the namespace": {map[string]string{key("name"): "s", key("namespace"): "${volumesnapshot.name}"}, nil,
+			"error: unknown tokens"},
+		"invalid name":  {map[string]string{key("name"): "S_", key("namespace"): "ns"}, nil, "error: invalid name"},
+		"not permitted": {map[string]string{key("name"): "s", key("namespace"): "ns"}, []string{"other"}, "error: --secret-namespaces"},
+		"permitted":     {map[string]string{key("name"): "s", key("namespace"): "ns"}, []string{"ns"}, "ns/s"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := testDriver()
+			d.SecretNamespaces = test.allowed
+			ref, err := d.readSecret(testState(isPreProvisioned).content, &class{"c1", driverName, test.parameters})
+			got := ""
+			switch {
+			case err != nil:
+				got = "error: " + err.Error()
+			case ref != nil:
+				got = ref.Namespace + "/" + ref.Name
+			}
+			want := strings.TrimPrefix(test.want, "error: ")
+			if (err != nil) != (want != test.want) || !strings.Contains(got, want) || want == "" && got != "" {
+				t.Errorf("got %q, want %q", got, test.want)
+			}
+		})
+	}
+}
+
+func TestErrorMessage(t *testing.T) {
+	if m := errorMessage("p: ", errors.New(strings.Repeat("ä", 1000)+"\xff")); len(m) > maxMessage || !strings.HasPrefix(m, "p: ä") {
+		t.Errorf("%d bytes", len(m))
+	}
+	call := func(code string) error { return failure{errors.New("text"), fmt.Errorf("code %s", code)} }
+	if a, b := doReportCreation.id(call("1")), doReportCreation.id(call("2")); a != b {
+		t.Errorf("%v, %v", a, b)
+	}
+	if a, b := doReportCreation.id(errors.New("1")), doReportCreation.id(errors.New("2")); a == b {
+		t.Errorf("%v", a)
+	}
+}
+
+func TestCheckDelay(t *testing.T) {
+	cfg := DefaultConfig()
+	for checks, want := range map[int]time.Duration{0: time.Second, 1: 2 * time.Second, 8: 256 * time.Second, 9: 5 * time.Minute,
+		10000: 5 * time.Minute} {
+		if got := cfg.checkDelay(checks); got != want {
+			t.Errorf("after %d checks: %v, want %v", checks, got, want)
+		}
+	}
+}
+
+func TestStatusPatch(t *testing.T) {
+	change := statusChange{"readyToUse": true, "error": nil}
+	for exists, want := range map[bool]string{
+		true: `[{"op":"test","path":"/metadata/uid","value":"u"},{"op":"remove","path":"/status/error","value":null},` +
+			`{"op":"add","path":"/status/readyToUse","value":true}]`,
+		false: `[{"op":"test","path":"/metadata/uid","value":"u"},{"op":"test","path":"/status","value":null},` +
+			`{"op":"add","path":"/status","value":{"readyToUse":true}}]`,
+	} {
+		if got, err := change.patch("u", exists); err != nil || string(got) != want {
+			t.Errorf("%v: %s, %v", exists, got, err)
+		}
+	}
+}

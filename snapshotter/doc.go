@@ -1,0 +1,31 @@
+// Package snapshotter creates and deletes the snapshots of one CSI driver: it turns
+// VolumeSnapshotContents into CreateSnapshot and DeleteSnapshot calls, and
+// VolumeGroupSnapshotContents into the calls for groups (CSI spec, "CreateSnapshot" and
+// "CreateVolumeGroupSnapshot"). The snapshot-controller of the cluster creates and deletes
+// these objects.
+//
+// Fields that it writes:
+//
+//   - status of a content, except the first status of a member of a group;
+//   - annotation volumesnapshot-being-created, from before the first call until the status has
+//     the snapshot;
+//   - annotation storage-controller.io/create-snapshot with the request of that call;
+//   - finalizer volumesnapshotcontent-bound-protection, added before the first call if the
+//     snapshot-controller has not added it, and removed after a successful deletion.
+//
+// Each arrow is one write, or one RPC and the write that records its result. The process may
+// exit at any of them:
+//
+//	bound ─► finalizer, annotations ─► created, status ─► annotation removed ─► ready
+//	deletionTimestamp, released ─► deleted, finalizer removed
+//
+// A deletion is released by the annotation volumesnapshot-being-deleted. If the outcome of
+// CreateSnapshot is unknown then, the call is repeated with the recorded request until it is
+// known, because only then the snapshot can be deleted.
+//
+// # Loops
+//
+// [Controller.Serve] watches the resources on every replica while the API server serves them.
+// [Controller.Run] starts one loop (gather, decide, apply) for each of the two kinds of
+// contents. [driver.rowOf] is the decision table that both share.
+package snapshotter

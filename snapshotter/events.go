@@ -1,0 +1,121 @@
+package snapshotter
+
+//lint:file-ignore ST1005 the texts of csi-snapshotter are capitalized
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"google.golang.org/grpc/status"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/klog/v2"
+)
+
+// reasonPending is the reason of events about a deletion that waits. The other reasons are those of
+// csi-snapshotter, see [kind].
+const reasonPending = "SnapshotDeletePending"
+
+const (
+	warning = corev1.EventTypeWarning
+	normal  = corev1.EventTypeNormal
+)
+
+// event sends an event about c. A cluster-scoped object has its events in the namespace default.
+func (l *loop[T, C]) event(c *content, eventType, reason, message string) {
+	l.c.deps.Events.Event(c.reference(), eventType, reason, message)
+}
+
+// failure is the error of a CSI call: its text and its cause, which has the gRPC code.
+type failure struct{ text, cause error }
+
+func (f failure) Error() string { return f.text.Error() }
+func (f failure) Unwrap() error { return f.cause }
+
+// id identifies an error except for volatile text, such as request IDs. Only errors of the driver
+// have such text.
+func (a action) id(err error) failureID {
+	var call failure
+	if errors.As(err, &call) {
+		return failureID{a.String(), status.Code(call.cause).String()}
+	}
+	return failureID{a.String(), err.Error()}
+}
+
+// report records err, as kind of report, on obj and returns it.
+func (l *loop[T, C]) report(ctx context.Context, obj T, kind action, err error, waitsFor cause) error {
+	c := l.content(obj)
+	if kind == doReportDeletion {
+		l.event(c, warning, c.deleted, err.Error())
+		blocked := blockedError
+		if waitsFor.reason != "" {
+			l.announce(c, waitsFor, nil)
+			blocked = waitsFor.reason
+		}
+		l.memories.update(c.uid(), func(m *memory) { m.blocked = blocked })
+		return err
+	}
+	if newest, ok := l.objects.Get(c.meta.Name); ok && newest.GetUID() == c.uid() { // it may have changed during the RPC
+		obj, c = newest, l.content(newest)
+	}
+	prefix, reason := "Failed to create "+c.noun+": ", c.created
+	if kind == doReportCheck {
+		prefix, reason = "Failed to check and update "+c.noun+" content: ", c.checked
+	}
+	message := errorMessage(prefix, err)
+	if isContradiction(err) {
+		l.memories.update(c.uid(), func(m *memory) { m.answer = nil })
+		l.event(c, warning, reason, message)
+		return err
+	}
+	now, id, m := time.Now(), kind.id(err), l.memories.get(c.uid())
+	isKnown := c.known().err == message || c.known().err != "" && m.reported == id && now.Sub(m.reportedAt) < sameErrorInterval
+	if isKnown {
+		return err
+	}
+	if writeErr := l.patchStatus(ctx, obj, errorChange(message, now)); writeErr != nil {
+		klog.FromContext(ctx).Info("Updating the status failed", "err", writeErr)
+		return err
+	}
+	l.memories.update(c.uid(), func(m *memory) { m.reported, m.reportedAt = id, now })
+	l.event(c, warning, reason, message)
+	return err
+}
+
+// announce sends an event about what a deletion waits for, or about err, once per cause.
+func (l *loop[T, C]) announce(c *content, waitsFor cause, err error) {
+	isNew := false
+	l.memories.update(c.uid(), func(m *memory) {
+		isNew = !m.announced[waitsFor.reason]
+		if m.announced == nil {
+			m.announced = map[string]bool{}
+		}
+		m.announced[waitsFor.reason] = true
+		if err == nil {
+			m.blocked = waitsFor.reason
+		}
+	})
+	switch {
+	case !isNew:
+	case err != nil:
+		l.event(c, warning, c.created, err.Error())
+	default:
+		l.event(c, normal, reasonPending, fmt.Sprintf("Waiting for %s", waitsFor.text))
+	}
+}
+
+// announceWarning sends a warning about the deletion of c once.
+func (l *loop[T, C]) announceWarning(c *content, text string) {
+	isNew := false
+	l.memories.update(c.uid(), func(m *memory) {
+		isNew = !m.announced[text]
+		if m.announced == nil {
+			m.announced = map[string]bool{}
+		}
+		m.announced[text] = true
+	})
+	if isNew {
+		l.event(c, warning, c.deleted, text)
+	}
+}

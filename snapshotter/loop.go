@@ -1,0 +1,151 @@
+package snapshotter
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/tracing"
+	"github.com/storage-controller/storage-controller/internal/workloop"
+)
+
+// contentKey identifies a content. The UID gives a recreated object of the same name a back-off of
+// its own.
+type contentKey struct {
+	Name string
+	UID  types.UID
+}
+
+// String returns the name, for logs and /statusz.
+func (k contentKey) String() string { return k.Name }
+
+// loopDeps holds what differs between the loops of snapshots and of groups.
+type loopDeps[T, C object] struct {
+	name    string
+	watches *watches[T, C]
+	writer  kube.Writer[T] // of objects
+	status  kube.Writer[T] // of their status
+	content func(T) *content
+	class   func(C) *class
+	calls   calls
+	gauges  *atomic.Pointer[gauges]
+}
+
+// loop reconciles the contents of one resource between acquiring and releasing the Lease.
+type loop[T, C object] struct {
+	loopDeps[T, C]
+	c        *Controller
+	objects  *kube.MutationCache[T]
+	queue    *workloop.Loop[contentKey]
+	memories memories
+}
+
+// runLoop reconciles until ctx ends and returns after the last worker has stopped.
+func runLoop[T, C object](ctx context.Context, c *Controller, deps loopDeps[T, C]) error {
+	objects, err := kube.NewMutationCache(deps.watches.contents)
+	if err != nil {
+		return err
+	}
+	defer objects.Close()
+	l := &loop[T, C]{loopDeps: deps, c: c, objects: objects}
+	l.queue = workloop.New(workloop.Config{
+		Name: deps.name, RetryStart: c.cfg.RetryIntervalStart, RetryMax: c.cfg.RetryIntervalMax,
+		WaitReady: c.deps.Ready, GracePeriod: c.cfg.Timeout + workloop.APIGrace,
+	}, c.deps.Queues, l.sync)
+	defer l.queue.Stop()
+	registrations := l.register()
+	defer registrations.Remove()
+	if err := registrations.Wait(ctx, "snapshotter caches"); err != nil {
+		return err
+	}
+	deps.gauges.Store(&gauges{l.count})
+	defer deps.gauges.Store(nil)
+	if deps.name == queueContents {
+		wake := l.wake
+		c.wakeMembers.Store(&wake)
+		defer c.wakeMembers.Store(nil)
+	}
+	var wg sync.WaitGroup
+	wg.Go(func() { l.queue.Run(ctx, c.cfg.WorkerThreads) })
+	wg.Go(func() { l.resync(ctx) })
+	wg.Wait()
+	return context.Cause(ctx)
+}
+
+// maxSteps bounds the steps of one sync. A creation takes up to five, a deletion during a creation
+// up to eight.
+const maxSteps = 20
+
+// sync runs the steps that [driver.decide] returns until nothing is left to do.
+func (l *loop[T, C]) sync(ctx context.Context, key contentKey) (time.Time, error) {
+	var r reads
+	for range maxSteps {
+		obj, s := l.gather(key, r)
+		if s.content == nil {
+			l.memories.forget(key.UID)
+			return time.Time{}, nil
+		}
+		log := klog.FromContext(ctx).WithValues(logKey(s.content), key.Name)
+		step := l.c.driver.decide(s)
+		log.V(2).Info("Decided", "action", step.action, "reason", step.reason)
+		if step.action == doNothing {
+			return step.next, nil
+		}
+		operation := "CreateSnapshot"
+		if s.content.terminating() {
+			operation = "DeleteSnapshot"
+		}
+		traced, end := tracing.StartSpan(tracing.WithOperation(klog.NewContext(ctx, log), operation, key.UID), step.action.String())
+		err := l.apply(traced, obj, s, step, &r)
+		end(err)
+		if err != nil {
+			return time.Time{}, err
+		}
+	}
+	return time.Time{}, fmt.Errorf("reconciling %q: not finished after %d steps", key.Name, maxSteps)
+}
+
+// logKey returns the key of c in log lines.
+func logKey(c *content) string {
+	if c.group {
+		return "volumeGroupSnapshotContent"
+	}
+	return "volumeSnapshotContent"
+}
+
+// gather reads the caches, including own writes that the watch has not delivered yet.
+func (l *loop[T, C]) gather(key contentKey, r reads) (T, state) {
+	s := state{reads: r, now: time.Now(), memory: l.memories.get(key.UID)}
+	obj, ok := l.objects.Get(key.Name)
+	if !ok || obj.GetUID() != key.UID {
+		return obj, s
+	}
+	s.content = l.content(obj)
+	if class, ok := l.watches.classes.Get(s.content.class); ok && s.content.class != "" {
+		s.class = l.class(class)
+	}
+	if s.content.member() {
+		s.groupReady = l.c.groupReadiness(s.content.groupHandle())
+	}
+	return obj, s
+}
+
+// groupReadiness returns the readiness of the group with that handle.
+func (c *Controller) groupReadiness(handle string) groupReadiness {
+	w, _, _ := c.groups.get()
+	if w == nil {
+		return groupUnknown
+	}
+	for _, o := range w.contents.ByIndex(byGroup, handle) {
+		if groupContent(o).known().ready {
+			return groupIsReady
+		}
+	}
+	return groupNotReady
+}

@@ -1,0 +1,108 @@
+package snapshotter
+
+import (
+	"maps"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// outcome is what this process knows about the last CreateSnapshot of a content.
+type outcome int
+
+const (
+	unknown       outcome = iota // not called by this process: the annotations tell
+	indeterminate                // it may have created the snapshot
+	definite                     // it has returned a snapshot or a final error
+)
+
+// memory holds what this process knows about a content besides the object. It is lost with the
+// Lease: everything that a later process needs is recorded on the object.
+type memory struct {
+	outcome outcome
+	// request is the last request, in case another writer has removed its record.
+	request *createRequest
+	// answer is a response that is not written to the status yet.
+	answer *answer
+	// deleted: the driver has deleted the snapshot. The finalizer is not removed yet.
+	deleted bool
+	// checks counts the responses in a row with a snapshot that is not ready. The next check is due
+	// at nextCheck.
+	checks    int
+	nextCheck time.Time
+	// reported is the last error that was written to the status.
+	reported   failureID
+	reportedAt time.Time
+	// announced holds the causes of waiting for which an event was sent.
+	announced map[string]bool
+	// blocked is why a deletion does not proceed, for metrics; empty if it proceeds.
+	blocked string
+}
+
+// written records that the status has answer a, and when to check a snapshot that is not ready.
+func (m *memory) written(a *answer, now time.Time, cfg Config) {
+	m.answer = nil
+	if a.ready {
+		m.checks, m.nextCheck = 0, time.Time{}
+		return
+	}
+	m.nextCheck = now.Add(cfg.checkDelay(m.checks))
+	m.checks++
+}
+
+// checkDelay returns the time until the next check after a number of unsuccessful ones.
+func (c Config) checkDelay(checks int) time.Duration {
+	delay := c.RetryIntervalStart
+	for range checks {
+		if delay >= c.RetryIntervalMax/2 {
+			return c.RetryIntervalMax
+		}
+		delay *= 2
+	}
+	return min(delay, c.RetryIntervalMax)
+}
+
+// failureID identifies errors that differ only in volatile text, such as request IDs.
+type failureID struct{ step, code string }
+
+// memories holds the memory of each content by UID.
+type memories struct {
+	mu sync.Mutex
+	of map[types.UID]memory
+}
+
+// get returns a copy of the memory of a content.
+func (m *memories) get(uid types.UID) memory {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.of[uid]
+}
+
+// update changes the memory of a content.
+func (m *memories) update(uid types.UID, change func(*memory)) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	now := m.of[uid]
+	now.announced = maps.Clone(now.announced) // copies are in use
+	change(&now)
+	if m.of == nil {
+		m.of = map[types.UID]memory{}
+	}
+	m.of[uid] = now
+}
+
+func (m *memories) forget(uid types.UID) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.of, uid)
+}
+
+// each calls f for every content.
+func (m *memories) each(f func(memory)) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, one := range m.of {
+		f(one)
+	}
+}

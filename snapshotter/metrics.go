@@ -1,0 +1,72 @@
+package snapshotter
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// gauges counts the contents of a running loop.
+type gauges struct{ count func(*counts) }
+
+// counts are the values of the gauges.
+type counts struct {
+	indeterminate, notReady float64
+	blocked                 map[string]float64 // by reason
+}
+
+// The values of the label reason.
+const (
+	blockedRelease = "release" // the snapshot-controller has not released the deletion
+	blockedOutcome = "outcome" // CreateSnapshot is indeterminate
+	blockedSecret  = "secret"  // the Secret does not exist
+	blockedError   = "error"   // DeleteSnapshot fails
+)
+
+var blockedReasons = []string{blockedRelease, blockedOutcome, blockedSecret, blockedError}
+
+// count adds the contents of l to n.
+func (l *loop[T, C]) count(n *counts) {
+	for _, obj := range l.watches.contents.List() {
+		c := l.content(obj)
+		m := l.memories.get(c.uid())
+		row := l.c.driver.rowOf(c, m)
+		if c.indeterminate(m) && row != notResponsible {
+			n.indeterminate++
+		}
+		if row == check {
+			n.notReady++
+		}
+		if c.terminating() && m.blocked != "" {
+			n.blocked[m.blocked]++
+		}
+	}
+}
+
+// counts returns the values of the gauges, zero without the Lease.
+func (c *Controller) counts() counts {
+	n := counts{blocked: map[string]float64{}}
+	for _, g := range []*gauges{c.contentLoop.Load(), c.groupLoop.Load()} {
+		if g != nil {
+			g.count(&n)
+		}
+	}
+	return n
+}
+
+func (c *Controller) registerMetrics(reg prometheus.Registerer) {
+	gauge := func(name, help string, labels prometheus.Labels, value func() float64) {
+		reg.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: name, Help: help, ConstLabels: labels,
+		}, value))
+	}
+	gauge("storage_controller_snapshotter_snapshots_indeterminate", "Snapshots and groups with a create call whose outcome is unknown.",
+		nil,
+		func() float64 { return c.counts().indeterminate })
+	gauge("storage_controller_snapshotter_snapshots_not_ready", "Snapshots and groups that exist at the driver and are not ready to use.",
+		nil,
+		func() float64 { return c.counts().notReady })
+	for _, reason := range blockedReasons {
+		gauge("storage_controller_snapshotter_deletions_blocked",
+			"Contents that are being deleted and cannot be, by reason: release, outcome, secret or error.",
+			prometheus.Labels{"reason": reason}, func() float64 { return c.counts().blocked[reason] })
+	}
+}

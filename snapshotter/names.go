@@ -1,0 +1,98 @@
+package snapshotter
+
+import (
+	"strings"
+
+	groupv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumegroupsnapshot/v1"
+	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/storage-controller/storage-controller/election"
+)
+
+const (
+	// Finalizer keeps a VolumeSnapshotContent until its snapshot is deleted or released.
+	Finalizer = "snapshot.storage.kubernetes.io/volumesnapshotcontent-bound-protection"
+	// AnnBeingCreated marks a content whose CreateSnapshot was sent and has no result yet.
+	AnnBeingCreated = "snapshot.storage.kubernetes.io/volumesnapshot-being-created"
+	// AnnBeingDeleted is set by the snapshot-controller, which thereby releases the deletion.
+	AnnBeingDeleted = "snapshot.storage.kubernetes.io/volumesnapshot-being-deleted"
+	// AnnSecretName and AnnSecretNamespace name the secret of CreateSnapshot and DeleteSnapshot.
+	AnnSecretName      = "snapshot.storage.kubernetes.io/deletion-secret-name"
+	AnnSecretNamespace = "snapshot.storage.kubernetes.io/deletion-secret-namespace"
+	// AnnGroup marks a member of a group with the handle of the group.
+	AnnGroup = "groupsnapshot.storage.k8s.io/volumeGroupSnapshotHandle"
+	// AnnRequest records the name and the parameters of the CreateSnapshot of a content.
+	AnnRequest = "storage-controller.io/create-snapshot"
+	// LabelManagedBy is the node of a content in distributed snapshotting.
+	LabelManagedBy = "snapshot.storage.kubernetes.io/managed-by"
+
+	// GroupFinalizer and the annotations that follow are those of a VolumeGroupSnapshotContent.
+	GroupFinalizer          = "groupsnapshot.storage.kubernetes.io/volumegroupsnapshotcontent-bound-protection"
+	AnnGroupBeingCreated    = "groupsnapshot.storage.kubernetes.io/volumegroupsnapshot-being-created"
+	AnnGroupBeingDeleted    = "groupsnapshot.storage.kubernetes.io/volumegroupsnapshot-being-deleted"
+	AnnGroupSecretName      = "groupsnapshot.storage.kubernetes.io/deletion-secret-name"
+	AnnGroupSecretNamespace = "groupsnapshot.storage.kubernetes.io/deletion-secret-namespace"
+)
+
+// Names of the queues, as csi-snapshotter has them.
+const (
+	queueContents = "csi-snapshotter-content"
+	queueGroups   = "csi-snapshotter-groupsnapshotcontent"
+)
+
+// Reasons of events about failures. They are those of csi-snapshotter.
+const (
+	reasonCreationFailed      = "SnapshotCreationFailed"
+	reasonCheckFailed         = "SnapshotContentCheckandUpdateFailed"
+	reasonDeleteError         = "SnapshotDeleteError"
+	reasonGroupCreationFailed = "GroupSnapshotCreationFailed"
+	reasonGroupCheckFailed    = "GroupSnapshotContentCheckandUpdateFailed"
+	reasonGroupDeleteError    = "GroupSnapshotDeleteError"
+)
+
+// kind holds what differs between VolumeSnapshotContents and VolumeGroupSnapshotContents.
+type kind struct {
+	group                       bool
+	name, apiVersion            string
+	finalizer                   string
+	creating, deleting          string // annotations
+	secretName, secretNamespace string // annotations
+	readSecret                  string // class parameters of the secret of the call that reads the state
+	handleField                 string // of the status
+	class                       string // resource in messages
+	noun                        string // in messages
+	created, checked, deleted   string // reasons of events about failures
+}
+
+var snapshotKind = &kind{
+	name: "VolumeSnapshotContent", apiVersion: snapshotv1.SchemeGroupVersion.String(), finalizer: Finalizer,
+	creating: AnnBeingCreated, deleting: AnnBeingDeleted, secretName: AnnSecretName, secretNamespace: AnnSecretNamespace,
+	readSecret: "snapshotter-list-secret-", handleField: "snapshotHandle", class: "volumesnapshotclass.snapshot.storage.k8s.io",
+	noun: "snapshot", created: reasonCreationFailed, checked: reasonCheckFailed, deleted: reasonDeleteError,
+}
+
+var groupKind = &kind{
+	group: true, name: "VolumeGroupSnapshotContent", apiVersion: groupv1.SchemeGroupVersion.String(), finalizer: GroupFinalizer,
+	creating: AnnGroupBeingCreated, deleting: AnnGroupBeingDeleted,
+	secretName: AnnGroupSecretName, secretNamespace: AnnGroupSecretNamespace,
+	readSecret: "group-snapshotter-get-secret-", handleField: "volumeGroupSnapshotHandle",
+	class: "volumegroupsnapshotclass.groupsnapshot.storage.k8s.io", noun: "group snapshot", created: reasonGroupCreationFailed,
+	checked: reasonGroupCheckFailed, deleted: reasonGroupDeleteError,
+}
+
+// LeaseName returns the name of the Lease of csi-snapshotter for driver.
+func LeaseName(driver string) string {
+	return election.LeaseName("external-snapshotter-leader-" + strings.ReplaceAll(driver, "/", "-"))
+}
+
+// snapshotName returns the name of a snapshot for the driver. It depends only on the UID of the
+// VolumeSnapshot or VolumeGroupSnapshot, so that every attempt requests the same snapshot.
+func snapshotName(prefix string, length int, uid types.UID) string {
+	id := string(uid)
+	if length >= 0 {
+		id = strings.ReplaceAll(id, "-", "")
+		id = id[:min(len(id), length)]
+	}
+	return prefix + "-" + id
+}

@@ -1,0 +1,117 @@
+package snapshotter
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/storage-controller/storage-controller/internal/volumerules"
+)
+
+// createRequest is the part of a CreateSnapshot or CreateVolumeGroupSnapshot request that depends on
+// the class and the settings. It is recorded in [AnnRequest] before the first call. Every repetition
+// uses the record, so that a changed class or prefix never causes a second snapshot.
+type createRequest struct {
+	Name       string            `json:"name"`
+	Parameters map[string]string `json:"parameters,omitempty"`
+}
+
+// encode returns the value of [AnnRequest].
+func (r createRequest) encode() string {
+	text, err := json.Marshal(r)
+	if err != nil {
+		panic(err) // strings have an encoding
+	}
+	return string(text)
+}
+
+// recordedRequest returns the request that is recorded on c, or nil if there is none.
+func (c *content) recordedRequest() (*createRequest, error) {
+	text, ok := c.meta.Annotations[AnnRequest]
+	if !ok {
+		return nil, nil
+	}
+	var r createRequest
+	err := json.Unmarshal([]byte(text), &r)
+	if err == nil && r.Name == "" {
+		err = errors.New("it has no name")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("annotation %s of %s %q is ignored: %w. The request is computed from the class and the settings",
+			AnnRequest, c.kind.name, c.meta.Name, err)
+	}
+	return &r, nil
+}
+
+// createRequest returns the request for c: the recorded one, the one of an earlier call of this
+// process, or else the one for class, which is nil if it does not exist.
+func (d driver) createRequest(c *content, class *class, m memory) (*createRequest, error) {
+	if recorded, err := c.recordedRequest(); err == nil && recorded != nil {
+		return recorded, nil
+	}
+	if m.request != nil {
+		return m.request, nil
+	}
+	inputs := func(cause string) error {
+		return fmt.Errorf("failed to get input parameters to create %s for content %s: %q", c.noun, c.meta.Name, cause)
+	}
+	switch {
+	case c.class == "":
+		return nil, inputs(fmt.Sprintf("failed to take %s %s without a snapshot class", c.noun, c.meta.Name))
+	case class == nil:
+		return nil, inputs(fmt.Sprintf("%s %q not found", c.kind.class, c.class))
+	}
+	parameters, err := driverParameters(class.parameters)
+	if err != nil {
+		return nil, err
+	}
+	prefix, length := d.SnapshotNamePrefix, d.SnapshotNameUUIDLength
+	if c.group {
+		prefix, length = d.GroupSnapshotNamePrefix, d.GroupSnapshotNameUUIDLength
+	}
+	if d.ExtraCreateMetadata {
+		maps.Copy(parameters, extraMetadata(c))
+	}
+	return &createRequest{snapshotName(prefix, length, c.ref.UID), parameters}, nil
+}
+
+// sidecarParameters are the class parameters that are not for the driver, without
+// [volumerules.ParameterPrefix].
+var sidecarParameters = []string{
+	"snapshotter-secret-name", "snapshotter-secret-namespace", "snapshotter-list-secret-name", "snapshotter-list-secret-namespace",
+	"group-snapshotter-secret-name", "group-snapshotter-secret-namespace",
+	"group-snapshotter-get-secret-name", "group-snapshotter-get-secret-namespace",
+}
+
+// driverParameters returns the parameters of a class without those for sidecars. It returns an error
+// for an unknown key with their prefix.
+func driverParameters(parameters map[string]string) (map[string]string, error) {
+	kept := map[string]string{}
+	for _, key := range slices.Sorted(maps.Keys(parameters)) {
+		name, reserved := strings.CutPrefix(key, volumerules.ParameterPrefix)
+		switch {
+		case !reserved:
+			kept[key] = parameters[key]
+		case !slices.Contains(sidecarParameters, name):
+			return nil, fmt.Errorf("failed to remove CSI Parameters of prefixed keys: "+
+				"found unknown parameter key %q with reserved namespace %s", key, volumerules.ParameterPrefix)
+		}
+	}
+	return kept, nil
+}
+
+// extraMetadata returns the parameters of --extra-create-metadata.
+func extraMetadata(c *content) map[string]string {
+	object, content := "volumesnapshot", "volumesnapshotcontent"
+	if c.group {
+		object, content = "volumegroupsnapshot", "volumegroupsnapshotcontent"
+	}
+	return map[string]string{
+		volumerules.ParameterPrefix + object + "/name":      c.ref.Name,
+		volumerules.ParameterPrefix + object + "/namespace": c.ref.Namespace,
+		volumerules.ParameterPrefix + content + "/name":     c.meta.Name,
+	}
+}

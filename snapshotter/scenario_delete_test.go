@@ -1,0 +1,524 @@
+package snapshotter
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
+	"google.golang.org/grpc/codes"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
+
+	"github.com/storage-controller/storage-controller/csiclient/csitest"
+	"github.com/storage-controller/storage-controller/internal/workloop"
+)
+
+// ready creates a content and waits until its snapshot is ready.
+func (f *fixture) ready(change func(*snapshotv1.VolumeSnapshotContent)) *snapshotv1.VolumeSnapshotContent {
+	f.Helper()
+	f.content("v1", change)
+	return f.until("is complete", isComplete)
+}
+
+// inDoubt creates a content whose CreateSnapshot has created a snapshot and returned code.
+func (f *fixture) inDoubt(code codes.Code) {
+	f.Helper()
+	f.Plugin.Always(createSnapshot, csitest.DoAndFail(code, "doubt"))
+	f.content("v1", nil)
+	f.until("reports it", hasError(code.String()))
+}
+
+func TestSnapshotterScenarioDelete(t *testing.T) {
+	t.Run("021_041_indeterminate", func(t *testing.T) {
+		for _, code := range []codes.Code{codes.Canceled, codes.DeadlineExceeded, codes.Unavailable, codes.Aborted} {
+			t.Run(code.String(), func(t *testing.T) {
+				f := scenario(t, csitest.Config{}, nil)
+				f.inDoubt(code)
+				f.delete("v1")
+				f.waitEvent("Normal SnapshotDeletePending Waiting for the outcome of CreateSnapshot: ", code.String())
+				f.Calls(removeSnapshot, 0)
+				f.Plugin.Always(createSnapshot, nil)
+				f.until("is deleted", isDeleted)
+				f.Calls(removeSnapshot, 1)
+				f.noSnapshots()
+				for _, r := range f.created() {
+					if r.Name != "snapshot-"+uid {
+						t.Errorf("request %v", r)
+					}
+				}
+				if got := f.events.with("SnapshotDeletePending"); len(got) != 1 {
+					t.Errorf("events %q", got)
+				}
+			})
+		}
+	})
+	t.Run("021_042_060_final", func(t *testing.T) {
+		for code := codes.Code(2); code <= codes.Unauthenticated; code++ {
+			switch code {
+			case codes.DeadlineExceeded, codes.Unavailable, codes.Aborted:
+				continue
+			}
+			t.Run(code.String(), func(t *testing.T) {
+				f := scenario(t, csitest.Config{}, nil)
+				f.Plugin.Always(createSnapshot, csitest.Fail(code, "no"))
+				f.content("v1", nil)
+				f.until("reports it", hasError("rpc error"))
+				f.delete("v1")
+				f.until("is deleted", isDeleted)
+				f.Calls(removeSnapshot, 0)
+			})
+		}
+	})
+	t.Run("043_deleted", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, nil)
+		f.secret("s", map[string]string{"k": "v"})
+		f.ready(f.withSecret)
+		f.delete("v1")
+		f.until("is deleted", isDeleted)
+		if r := f.gone(); len(r) != 1 || r[0].Secrets["k"] != "v" {
+			t.Errorf("requests %v", r)
+		}
+		f.noSnapshots()
+		f.writes(3+1, 1)
+	})
+	t.Run("044_retained", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, nil)
+		f.ready(retain)
+		f.delete("v1")
+		f.until("is deleted", isDeleted)
+		f.Calls(removeSnapshot, 0)
+		f.writes(3+1, 0)
+	})
+	t.Run("045_policy_changed_recently", func(t *testing.T) {
+		for from, to := range map[snapshotv1.DeletionPolicy]snapshotv1.DeletionPolicy{"Delete": "Retain", "Retain": "Delete"} {
+			t.Run(string(from), func(t *testing.T) {
+				f := newFixture(t, csitest.Config{},
+					func(c *Config) { c.RetryIntervalStart, c.RetryIntervalMax = time.Second, time.Second })
+				f.class("c1", nil)
+				gate := f.delayWatches()
+				f.start()
+				f.ready(func(o *snapshotv1.VolumeSnapshotContent) { o.Spec.DeletionPolicy = from })
+				f.refuseDeletion()
+				f.annotate("v1", AnnBeingDeleted, "yes")
+				f.terminate("v1")
+				f.waitEvent("SnapshotDeleteError", "refused")
+				gate.close()
+				f.patch("v1", fmt.Sprintf(`{"spec":{"deletionPolicy":%q}}`, to))
+				f.requests.refusing(nil)
+				f.until("is deleted", isDeleted)
+				if n := f.Plugin.Count(removeSnapshot); n != map[snapshotv1.DeletionPolicy]int{"Delete": 1, "Retain": 0}[to] {
+					t.Errorf("%d calls of DeleteSnapshot", n)
+				}
+			})
+		}
+	})
+	t.Run("046_047_not_released", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, nil)
+		f.ready(nil)
+		f.terminate("v1")
+		f.waitEvent("Normal SnapshotDeletePending Waiting for the snapshot-controller to mark VolumeSnapshot " + f.Namespace +
+			"/s1 as deleted")
+		f.content("v2", func(o *snapshotv1.VolumeSnapshotContent) {
+			o.Spec.VolumeSnapshotClassName = ptr.To("missing")
+			o.Spec.VolumeSnapshotRef.UID = "two"
+		})
+		f.untilOf("v2", "reports it", hasError("not found"))
+		f.terminate("v2")
+		f.patch("v2", fmt.Sprintf(`{"spec":{"volumeSnapshotClassName":%q}}`, f.Unique("c1")))
+		f.quiet()
+		f.Calls(createSnapshot, 1)
+		f.Calls(removeSnapshot, 0)
+		if got := f.events.with("SnapshotDeletePending"); len(got) != 2 {
+			t.Errorf("events %q", got)
+		}
+		f.annotate("v1", AnnBeingDeleted, "yes")
+		f.until("is deleted", isDeleted)
+		f.annotate("v2", AnnBeingDeleted, "yes")
+		f.untilOf("v2", "is deleted", isDeleted)
+		f.Calls(createSnapshot, 1)
+		f.noSnapshots()
+	})
+	t.Run("048_deleted_during_the_call", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, nil)
+		f.Plugin.Next(createSnapshot, csitest.Hang())
+		f.content("v1", nil)
+		f.Wait(createSnapshot, 1)
+		f.delete("v1")
+		f.Plugin.Release()
+		f.until("is deleted", isDeleted)
+		f.Calls(createSnapshot, 1)
+		f.Calls(removeSnapshot, 1)
+	})
+	t.Run("049_mark_restored", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, nil)
+		f.ready(nil)
+		f.patch("v1", fmt.Sprintf(`{"metadata":{"annotations":{%q:"yes",%q:"yes"}}}`, AnnBeingCreated, AnnBeingDeleted))
+		f.terminate("v1")
+		f.until("is deleted", isDeleted)
+		f.Calls(createSnapshot, 1)
+		f.Calls(removeSnapshot, 1)
+	})
+	t.Run("050_mark_removed_by_a_tool", func(t *testing.T) {
+		for name, success := range map[string]bool{"success": true, "failure": false} {
+			t.Run(name, func(t *testing.T) {
+				f := scenario(t, csitest.Config{}, func(c *Config) { c.RetryIntervalStart, c.RetryIntervalMax = time.Hour, time.Hour })
+				f.inDoubt(codes.Unavailable)
+				f.delete("v1")
+				f.waitEvent("Waiting for the outcome of CreateSnapshot")
+				if success {
+					f.Plugin.Always(createSnapshot, nil)
+				}
+				n := f.Plugin.Count(createSnapshot)
+				f.annotate("v1", AnnBeingCreated, nil)
+				f.until("is deleted", isDeleted)
+				f.Calls(createSnapshot, n+1)
+				if success {
+					f.Calls(removeSnapshot, 1)
+					f.noSnapshots()
+				} else if got := f.events.with("Warning SnapshotDeleteError CreateSnapshot is indeterminate",
+					AnnBeingCreated); len(got) != 1 {
+					t.Errorf("events %q", f.events.all())
+				}
+			})
+		}
+	})
+	t.Run("051_class_deleted_and_restart", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, nil)
+		f.inDoubt(codes.Unavailable)
+		f.Crash()
+		f.deleteClass("c1")
+		f.cfg.SnapshotNamePrefix = "other"
+		f.delete("v1")
+		f.Plugin.Always(createSnapshot, nil)
+		f.start()
+		f.until("is deleted", isDeleted)
+		f.Calls(removeSnapshot, 1)
+		f.noSnapshots()
+	})
+	t.Run("annotations_lost", func(t *testing.T) { // the snapshot-controller replaces all of them from its cache
+		f := scenario(t, csitest.Config{}, nil)
+		f.inDoubt(codes.Unavailable)
+		f.patch("v1", fmt.Sprintf(`{"metadata":{"annotations":{%q:null,%q:null,%q:"yes"}}}`, AnnBeingCreated, AnnRequest, AnnBeingDeleted))
+		f.terminate("v1")
+		f.until("has the record again", func(o *snapshotv1.VolumeSnapshotContent) bool {
+			return o != nil && has(o, AnnRequest) && has(o, AnnBeingCreated)
+		})
+		f.Plugin.Always(createSnapshot, nil)
+		f.until("is deleted", isDeleted)
+		f.noSnapshots()
+	})
+	t.Run("052_delete_fails", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, nil)
+		f.ready(nil)
+		f.Plugin.Next(removeSnapshot, csitest.Fail(codes.NotFound, "not here"), csitest.Fail(codes.FailedPrecondition, "in use"))
+		f.delete("v1")
+		f.until("is deleted", isDeleted)
+		f.Calls(removeSnapshot, 3)
+		for _, text := range []string{"not here", "in use"} {
+			if got := f.events.with("Warning SnapshotDeleteError Failed to delete snapshot: ", text); len(got) != 1 {
+				t.Errorf("events %q", f.events.all())
+			}
+		}
+		f.noSnapshots()
+	})
+	t.Run("053_secret_is_missing", func(t *testing.T) {
+		for name, fix := range map[string]func(*fixture){
+			"created": func(f *fixture) { f.secret("s", map[string]string{"k": "v"}) },
+			"annotations_removed": func(f *fixture) {
+				f.patch("v1", fmt.Sprintf(`{"metadata":{"annotations":{%q:null,%q:null}}}`, AnnSecretName, AnnSecretNamespace))
+			},
+		} {
+			t.Run(name, func(t *testing.T) {
+				f := scenario(t, csitest.Config{}, nil)
+				f.ready(nil)
+				f.patch("v1", fmt.Sprintf(`{"metadata":{"annotations":{%q:"s",%q:%q}}}`, AnnSecretName, AnnSecretNamespace, f.Namespace))
+				f.delete("v1")
+				f.waitEvent("Warning SnapshotDeleteError Failed to get snapshot credentials: ", f.Namespace+"/s", "not found",
+					AnnSecretName)
+				f.waitEvent("Normal SnapshotDeletePending Waiting for Secret " + f.Namespace + "/s")
+				f.Calls(removeSnapshot, 0)
+				fix(f)
+				f.until("is deleted", isDeleted)
+				if r := f.gone(); len(r) != 1 || (r[0].Secrets["k"] == "v") != (name == "created") {
+					t.Errorf("requests %v", r)
+				}
+			})
+		}
+	})
+	t.Run("054_foreign_finalizer", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, func(c *Config) { c.ResyncPeriod = 20 * time.Millisecond })
+		f.ready(foreign)
+		f.delete("v1")
+		o := f.until("has no finalizer", func(o *snapshotv1.VolumeSnapshotContent) bool { return o != nil && len(o.Finalizers) == 1 })
+		if s := o.Status; s.SnapshotHandle != nil || s.CreationTime != nil || s.ReadyToUse != nil || s.RestoreSize != nil {
+			t.Errorf("status %+v", s)
+		}
+		f.quiet()
+		f.Calls(createSnapshot, 1)
+		f.Calls(removeSnapshot, 1)
+		f.patch("v1", `{"metadata":{"finalizers":null}}`)
+		f.until("is deleted", isDeleted)
+	})
+	t.Run("055_bound_and_never_checked", func(t *testing.T) {
+		f := scenario(t, csitest.Config{Controller: capabilities(csi.ControllerServiceCapability_RPC_LIST_SNAPSHOTS)}, nil)
+		f.Plugin.Always(listSnapshots, csitest.Fail(codes.Internal, "no"))
+		o := f.content("v1", func(o *snapshotv1.VolumeSnapshotContent) {
+			f.preProvisioned(o)
+			o.Spec.VolumeSnapshotRef.UID, o.Finalizers = uid, []string{Finalizer}
+		})
+		f.until("reports it", hasError("Internal"))
+		f.delete("v1")
+		f.until("is deleted", isDeleted)
+		if r := f.gone(); len(r) != 1 || r[0].SnapshotId != *o.Spec.Source.SnapshotHandle {
+			t.Errorf("requests %v", r)
+		}
+	})
+	t.Run("056_unbound", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, nil)
+		f.content("v1", func(o *snapshotv1.VolumeSnapshotContent) {
+			f.preProvisioned(o)
+			foreign(o)
+			o.Finalizers = append(o.Finalizers, Finalizer)
+		})
+		f.until("is complete", isComplete)
+		f.terminate("v1")
+		f.until("has no finalizer", func(o *snapshotv1.VolumeSnapshotContent) bool { return o != nil && len(o.Finalizers) == 1 })
+		f.patch("v1", `{"metadata":{"finalizers":null}}`)
+		f.until("is deleted", isDeleted)
+		f.Calls(removeSnapshot, 0)
+	})
+	t.Run("057_class_deleted_or_of_another_driver", func(t *testing.T) {
+		for _, recreated := range []bool{false, true} {
+			t.Run(fmt.Sprint(recreated), func(t *testing.T) {
+				f := scenario(t, csitest.Config{}, nil)
+				f.ready(nil)
+				f.deleteClass("c1")
+				if recreated {
+					f.classOf("c1", "other.example.com", nil)
+				}
+				f.delete("v1")
+				f.until("is deleted", isDeleted)
+				f.Calls(removeSnapshot, 1)
+			})
+		}
+	})
+	t.Run("058_other_writers", func(t *testing.T) {
+		f := newFixture(t, csitest.Config{}, nil)
+		f.class("c1", nil)
+		gate := f.delayWatches()
+		f.start()
+		f.Plugin.Next(createSnapshot, csitest.Hang())
+		f.content("v1", nil)
+		f.Wait(createSnapshot, 1)
+		gate.close()
+		f.patch("v1", fmt.Sprintf(`{"metadata":{"annotations":{"example.com/a":"1"},"finalizers":["example.com/other",%q]}}`, Finalizer))
+		f.Plugin.Release()
+		o := f.until("is complete", isComplete)
+		if !has(o, "example.com/a") || len(o.Finalizers) != 2 {
+			t.Errorf("got %+v", o.ObjectMeta)
+		}
+		gate.open()
+		f.delete("v1")
+		o = f.until("has no finalizer", func(o *snapshotv1.VolumeSnapshotContent) bool { return o != nil && len(o.Finalizers) == 1 })
+		if o.Finalizers[0] != "example.com/other" || !has(o, "example.com/a") {
+			t.Errorf("got %+v", o.ObjectMeta)
+		}
+		f.patch("v1", `{"metadata":{"finalizers":null}}`)
+	})
+	t.Run("059_cost", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, nil)
+		const n = 200
+		for i := range n {
+			f.content(fmt.Sprint("n", i), func(o *snapshotv1.VolumeSnapshotContent) {
+				o.Spec.VolumeSnapshotRef.UID = types.UID(fmt.Sprint("uid", i))
+			})
+		}
+		for i := range n {
+			f.untilOf(fmt.Sprint("n", i), "is complete", isComplete)
+			f.delete(fmt.Sprint("n", i))
+		}
+		for i := range n {
+			f.untilOf(fmt.Sprint("n", i), "is deleted", isDeleted)
+		}
+		f.Calls(createSnapshot, n)
+		f.Calls(removeSnapshot, n)
+		f.writes(4*n, n)
+		f.noSnapshots()
+	})
+	t.Run("060_resource_exhausted", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, nil)
+		f.inDoubt(codes.Unavailable)
+		f.Plugin.Always(createSnapshot, csitest.Fail(codes.ResourceExhausted, "full"))
+		f.delete("v1")
+		f.until("is deleted", isDeleted)
+	})
+}
+
+// refuseDeletion refuses the reads before DeleteSnapshot and the removal of the finalizer.
+func (f *fixture) refuseDeletion() {
+	f.requests.refusing(func(r request) int {
+		if r.isMetadata() || r.method == "GET" {
+			return internalError
+		}
+		return 0
+	})
+}
+
+func TestSnapshotterScenarioRestart(t *testing.T) {
+	t.Run("061_before_the_call", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, nil)
+		f.Plugin.Next(createSnapshot, csitest.Hang()) // the driver does nothing
+		f.content("v1", nil)
+		f.Wait(createSnapshot, 1)
+		f.Crash()
+		f.start()
+		f.until("is complete", isComplete)
+		f.Calls(createSnapshot, 2)
+		if n := len(f.Plugin.Snapshots()); n != 1 {
+			t.Errorf("%d snapshots", n)
+		}
+	})
+	t.Run("062_before_the_status", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, nil)
+		f.requests.refusing(func(r request) int {
+			if r.isStatus() {
+				return internalError
+			}
+			return 0
+		})
+		f.content("v1", nil)
+		f.Wait(createSnapshot, 1)
+		f.Must(f.Plugin.WaitIdle(t.Context()))
+		f.Crash()
+		f.requests.refusing(nil)
+		f.start()
+		f.until("is complete", isComplete)
+		if r := f.created(); len(r) != 2 || r[0].Name != r[1].Name || len(f.Plugin.Snapshots()) != 1 {
+			t.Errorf("requests %v", r)
+		}
+	})
+	t.Run("063_before_the_end", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, nil)
+		f.requests.refusing(func(r request) int {
+			if r.isMetadata() && strings.Contains(r.body, `"remove"`) {
+				return internalError
+			}
+			return 0
+		})
+		f.content("v1", nil)
+		f.until("is ready", isReady)
+		f.Crash()
+		f.requests.refusing(nil)
+		f.start()
+		f.until("is complete", isComplete)
+		f.Calls(createSnapshot, 1)
+	})
+	t.Run("064_before_the_finalizer", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, nil)
+		f.ready(nil)
+		f.Plugin.Next(removeSnapshot, csitest.DoAndHang())
+		f.delete("v1")
+		f.Wait(removeSnapshot, 1)
+		f.Crash()
+		f.start()
+		f.until("is deleted", isDeleted)
+		f.Calls(removeSnapshot, 2)
+	})
+	t.Run("065_before_the_finalizer_with_a_foreign_one", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, nil)
+		f.ready(foreign)
+		f.requests.refusing(func(r request) int {
+			if r.isMetadata() {
+				return internalError
+			}
+			return 0
+		})
+		f.delete("v1")
+		f.until("has no status", func(o *snapshotv1.VolumeSnapshotContent) bool { return o.Status.SnapshotHandle == nil })
+		f.Crash()
+		f.requests.refusing(nil)
+		f.start()
+		f.until("has no finalizer", func(o *snapshotv1.VolumeSnapshotContent) bool { return len(o.Finalizers) == 1 })
+		f.Calls(removeSnapshot, 1)
+		f.Calls(createSnapshot, 1)
+		f.patch("v1", `{"metadata":{"finalizers":null}}`)
+		f.until("is deleted", isDeleted)
+	})
+	t.Run("066_killed_during_the_call", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, nil)
+		f.Plugin.Next(createSnapshot, csitest.DoAndHang())
+		f.content("v1", nil)
+		f.Wait(createSnapshot, 1)
+		f.Crash()
+		f.delete("v1")
+		f.start()
+		f.until("is deleted", isDeleted)
+		f.Calls(createSnapshot, 2)
+		f.Calls(removeSnapshot, 1)
+		f.noSnapshots()
+	})
+	t.Run("067_delayed_watch", func(t *testing.T) {
+		f := newFixture(t, csitest.Config{}, nil)
+		f.class("c1", nil)
+		gate := f.delayWatches()
+		f.start()
+		f.quiet()
+		f.Plugin.Next(createSnapshot, csitest.Hang())
+		f.content("v1", nil)
+		f.Wait(createSnapshot, 1)
+		gate.close()
+		f.Plugin.Release()
+		f.until("is complete", isComplete)
+		gate.open()
+		gate.close()
+		f.delete("v1")
+		gate.open()
+		f.until("is deleted", isDeleted)
+		f.Calls(createSnapshot, 1)
+		f.Calls(removeSnapshot, 1)
+		f.noSnapshots()
+	})
+	t.Run("068_recreated", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, func(c *Config) { c.RetryIntervalStart, c.RetryIntervalMax = time.Hour, time.Hour })
+		f.Plugin.Next(createSnapshot, csitest.Fail(codes.Internal, "no"))
+		f.content("v1", nil)
+		f.until("reports it", hasError("Internal"))
+		f.Plugin.Next(createSnapshot, csitest.Hang())
+		f.content("v2", nil)
+		f.Wait(createSnapshot, 2)
+		for _, name := range []string{"v1", "v2"} {
+			f.patch(name, `{"metadata":{"finalizers":null}}`)
+			f.terminate(name)
+			f.content(name, func(o *snapshotv1.VolumeSnapshotContent) { o.Spec.VolumeSnapshotRef.UID = types.UID(name) })
+		}
+		f.Plugin.Release() // the sync of the old v2
+		f.until("is complete", isComplete)
+		o := f.untilOf("v2", "is complete", isComplete)
+		if !strings.Contains(o.Annotations[AnnRequest], "snapshot-v2") {
+			t.Errorf("got %v", o.Annotations)
+		}
+		for _, s := range f.Plugin.Snapshots() {
+			if s.Name == "snapshot-v2" && s.ID != *o.Status.SnapshotHandle {
+				t.Errorf("handle %s of %+v", *o.Status.SnapshotHandle, s)
+			}
+		}
+	})
+	t.Run("drained", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, nil)
+		f.Plugin.Next(createSnapshot, csitest.Hang())
+		f.content("v1", nil)
+		f.Wait(createSnapshot, 1)
+		done := make(chan struct{})
+		go func() { _ = f.Stop(workloop.ErrDrain); close(done) }()
+		f.Plugin.Release()
+		<-done
+		o, err := f.contents.Get(t.Context(), f.Unique("v1"), metav1.GetOptions{})
+		if err != nil || !isComplete(o) {
+			t.Errorf("%v, %+v", err, o)
+		}
+	})
+}

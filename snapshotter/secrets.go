@@ -1,0 +1,91 @@
+package snapshotter
+
+import (
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/storage-controller/storage-controller/internal/volumerules"
+)
+
+// annotatedSecret returns the secret that the snapshot-controller has named in the annotations of c,
+// for the calls that create and delete. Nil means none.
+func (d driver) annotatedSecret(c *content) (*corev1.SecretReference, error) {
+	name, hasName := c.meta.Annotations[c.secretName]
+	namespace, hasNamespace := c.meta.Annotations[c.secretNamespace]
+	switch {
+	case !hasName || !hasNamespace:
+		return nil, nil
+	case name == "" || namespace == "":
+		return nil, fmt.Errorf("cannot retrieve secrets for snapshot content %q, err: secret name or namespace not specified", c.meta.Name)
+	}
+	return d.permitted(&corev1.SecretReference{Namespace: namespace, Name: name})
+}
+
+// readSecret returns the secret for the call that reads the state of a pre-provisioned snapshot or
+// group, from the parameters of its class. Nil means none.
+func (d driver) readSecret(c *content, class *class) (*corev1.SecretReference, error) {
+	switch {
+	case c.class == "":
+		return nil, nil
+	case class == nil:
+		return nil, fmt.Errorf("failed to get %s class %s for %s content %s: %s %q not found",
+			c.noun, c.class, c.noun, c.meta.Name, c.kind.class, c.class)
+	}
+	keyName, keyNamespace := volumerules.ParameterPrefix+c.readSecretParameter("name"), volumerules.ParameterPrefix+
+		c.readSecretParameter("namespace")
+	name, hasName := class.parameters[keyName]
+	namespace, hasNamespace := class.parameters[keyNamespace]
+	switch {
+	case !hasName && !hasNamespace:
+		return nil, nil
+	case name == "" || namespace == "":
+		return nil, fmt.Errorf("class parameters %s and %s: set both or none", keyName, keyNamespace)
+	}
+	object, content := "volumesnapshot", "volumesnapshotcontent"
+	if c.group {
+		object, content = "volumegroupsnapshot", "volumegroupsnapshotcontent"
+	}
+	tokens := map[string]string{content + ".name": c.meta.Name, object + ".namespace": c.ref.Namespace}
+	ref := &corev1.SecretReference{}
+	var err error
+	if ref.Namespace, err = expand(keyNamespace, namespace, tokens, validation.IsDNS1123Label); err != nil {
+		return nil, err
+	}
+	tokens[object+".name"] = c.ref.Name
+	if ref.Name, err = expand(keyName, name, tokens, validation.IsDNS1123Subdomain); err != nil {
+		return nil, err
+	}
+	return d.permitted(ref)
+}
+
+func (c *content) readSecretParameter(suffix string) string { return c.kind.readSecret + suffix }
+
+// permitted returns ref, or an error if --secret-namespaces excludes it.
+func (d driver) permitted(ref *corev1.SecretReference) (*corev1.SecretReference, error) {
+	return ref, volumerules.Secrets{Provisioner: ref}.Permitted(d.SecretNamespaces)
+}
+
+// expand replaces the tokens of a template and validates the result.
+func expand(parameter, template string, tokens map[string]string, validate func(string) []string) (string, error) {
+	unknown := map[string]bool{}
+	result := os.Expand(template, func(token string) string {
+		value, ok := tokens[token]
+		if !ok {
+			unknown[token] = true
+		}
+		return value
+	})
+	if len(unknown) > 0 {
+		return "", fmt.Errorf("class parameter %s: template %q has unknown tokens %q", parameter, template,
+			slices.Sorted(maps.Keys(unknown)))
+	}
+	if problems := validate(result); len(problems) > 0 {
+		return "", fmt.Errorf("class parameter %s: template %q resolves to the invalid name %q: %v", parameter, template, result, problems)
+	}
+	return result, nil
+}

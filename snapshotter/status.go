@@ -1,0 +1,89 @@
+package snapshotter
+
+import (
+	"encoding/json"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+const (
+	// maxMessage bounds the message of an error in the status, in bytes.
+	maxMessage = 1024
+	// sameErrorInterval limits how often an error is written that differs only in volatile text.
+	sameErrorInterval = time.Minute
+)
+
+// statusChange holds members of a status by name; nil removes a member.
+type statusChange map[string]any
+
+// patchOp is one operation of a JSON patch (RFC 6902). A test for null passes if the value is absent.
+type patchOp struct {
+	Op    string `json:"op"`
+	Path  string `json:"path"`
+	Value any    `json:"value"`
+}
+
+// patch returns the JSON patch that applies s to the content with that UID. exists reports whether
+// the content has a status. The API server ignores the UID of a merge patch of a custom resource's
+// status, so that it has to be tested.
+func (s statusChange) patch(uid types.UID, exists bool) ([]byte, error) {
+	ops := []patchOp{{"test", "/metadata/uid", uid}}
+	if !exists {
+		whole := maps.Clone(s)
+		maps.DeleteFunc(whole, func(_ string, v any) bool { return v == nil })
+		return json.Marshal(append(ops, patchOp{"test", "/status", nil}, patchOp{"add", "/status", whole}))
+	}
+	for _, name := range slices.Sorted(maps.Keys(s)) {
+		op := patchOp{"add", "/status/" + name, s[name]}
+		if s[name] == nil {
+			op.Op = "remove"
+		}
+		ops = append(ops, op)
+	}
+	return json.Marshal(ops)
+}
+
+// errorChange returns the change that records message, cut to the allowed length.
+func errorChange(message string, now time.Time) statusChange {
+	return statusChange{"readyToUse": false, "error": map[string]any{"message": message, "time": metav1.NewTime(now)}}
+}
+
+// errorMessage returns the text of err as the status has it.
+func errorMessage(prefix string, err error) string {
+	return truncate(strings.ToValidUTF8(prefix+err.Error(), "?"), maxMessage)
+}
+
+// clearedStatus returns the change that removes the result of a deleted snapshot from c.
+func (c *content) clearedStatus() statusChange {
+	s, change := c.known(), statusChange{}
+	if s.handle != "" {
+		change[c.handleField] = nil
+	}
+	if s.created {
+		change["creationTime"] = nil
+	}
+	if s.size != nil {
+		change["restoreSize"] = nil
+	}
+	if s.hasReady {
+		change["readyToUse"] = nil
+	}
+	return change
+}
+
+// truncate cuts s to limit bytes at a character boundary.
+func truncate(s string, limit int) string {
+	if len(s) <= limit {
+		return s
+	}
+	for limit > 0 && !utf8.RuneStart(s[limit]) {
+		limit--
+	}
+	return s[:limit]
+}
