@@ -21,8 +21,9 @@ func newMigrateCommand(name string) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "migrate -f FILE",
 		Short: "Rewrite the manifest of a driver to run storage-controller instead of the sidecars",
-		Long: `Rewrite the manifest of a CSI driver to run storage-controller instead of csi-provisioner
-and csi-attacher, of livenessprobe beside them, and next to topolvm-controller.
+		Long: `Rewrite the manifest of a CSI driver to run storage-controller instead of csi-provisioner,
+csi-attacher, csi-resizer and csi-snapshotter, of livenessprobe beside them, and next to
+topolvm-controller.
 
 It reads Deployments, StatefulSets and DaemonSets in YAML, and prints the same manifest
 with one container in place of these sidecars, with their flags, environment, mounts,
@@ -125,7 +126,7 @@ func flagTables(root *cobra.Command) migrate.Tables {
 		Accept:   func(args []string) error { return acceptable(args) },
 	}
 	for _, cmd := range root.Commands() {
-		if !slices.Contains([]string{"all", "provision", "attach", "nodecontroller"}, cmd.Name()) {
+		if !slices.Contains([]string{"all", "provision", "attach", "resize", "snapshot", "nodecontroller"}, cmd.Name()) {
 			continue
 		}
 		cmd.Flags().VisitAll(func(f *pflag.Flag) {

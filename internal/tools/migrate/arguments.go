@@ -37,24 +37,32 @@ func (g *group) roles() []string {
 
 // prepare sets the roles of s and reduces its flags to those that the new container gets.
 func (s *source) prepare(g *group) {
+	s.roles = []string{roles[s.kind]}
 	switch s.kind {
 	case topolvm:
-		s.roles = []string{"nodecontroller"}
 		s.prepareTopolvm(g)
-	case csiAttacher:
-		s.roles = []string{"attacher"}
+	case livenessprobe:
+		s.prepareLivenessprobe(g)
+	case csiSnapshotter:
+		s.groupSnapshotGate()
 		s.carryOver(g.m.Tables, g.note)
-	case csiProvisioner:
-		s.roles = []string{"provisioner"}
+	default:
 		s.carryOver(g.m.Tables, g.note)
-		if s.on(g.m.Tables, "enable-capacity") {
+		if s.kind == csiProvisioner && s.on(g.m.Tables, "enable-capacity") {
 			s.roles = append(s.roles, "capacity")
 		}
-	case livenessprobe:
-		s.roles = []string{string(livenessprobe)} // the prefix of its variables
-		s.prepareLivenessprobe(g)
 	}
 	s.dropConflicting(g)
+}
+
+// groupSnapshotGate replaces the flag of csi-snapshotter before v8.2 with the feature gate.
+func (s *source) groupSnapshotGate() {
+	if f, given := s.lookup("enable-volume-group-snapshots"); given {
+		s.drop(f.name)
+		gate := newSetting("feature-gates", "CSIVolumeGroupSnapshot="+f.value)
+		gate.expanded = "CSIVolumeGroupSnapshot=" + f.expanded
+		s.add(gate)
+	}
 }
 
 func (s *source) drop(name string) {

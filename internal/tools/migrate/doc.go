@@ -1,6 +1,6 @@
 // Package migrate rewrites the manifest of a CSI driver: storage-controller replaces the
-// sidecars csi-provisioner and csi-attacher, livenessprobe beside them, and the Kubernetes controllers of
-// topolvm-controller. It reads and writes text and does nothing else.
+// sidecars csi-provisioner, csi-attacher, csi-resizer and csi-snapshotter, livenessprobe beside them, and the
+// Kubernetes controllers of topolvm-controller. It reads and writes text and does nothing else.
 //
 // Lines outside of a replaced container are kept byte for byte: the parsed tree locates the
 // containers, and only their lines are replaced. A document in which that is not possible,

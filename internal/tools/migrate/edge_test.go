@@ -47,7 +47,7 @@ func TestErrors(t *testing.T) {
 		"empty":            {"", "nothing to replace"},
 		"only comments":    {"# nothing\n---\n# here\n", "nothing to replace"},
 		"another object":   {"kind: ConfigMap\ndata: {image: csi-attacher}\n", "nothing to replace"},
-		"other containers": {deployment("      - {name: csi-resizer, image: csi-resizer}\n"), "nothing to replace"},
+		"other containers": {deployment("      - {name: node-driver-registrar, image: csi-node-driver-registrar}\n"), "nothing to replace"},
 		"a provisioner of another kind": {deployment("      - {name: p, image: example/nfs-subdir-external-provisioner:v4}\n"),
 			"nothing to replace"},
 		"a driver whose name ends alike": {deployment("      - {name: p, image: example/my-csi-provisioner:v4}\n"),

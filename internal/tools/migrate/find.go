@@ -16,14 +16,21 @@ type kind string
 const (
 	csiProvisioner kind = "csi-provisioner"
 	csiAttacher    kind = "csi-attacher"
+	csiResizer     kind = "csi-resizer"
+	csiSnapshotter kind = "csi-snapshotter"
 	topolvm        kind = "topolvm-controller"
 	livenessprobe  kind = "livenessprobe"
 )
 
-var kinds = []kind{csiProvisioner, csiAttacher, topolvm}
+var kinds = []kind{csiProvisioner, csiAttacher, csiResizer, csiSnapshotter, topolvm}
 
 // commands are the subcommands with the flags of each kind.
-var commands = map[kind]string{csiProvisioner: "provision", csiAttacher: "attach", topolvm: "nodecontroller"}
+var commands = map[kind]string{csiProvisioner: "provision", csiAttacher: "attach", csiResizer: "resize", csiSnapshotter: "snapshot",
+	topolvm: "nodecontroller"}
+
+// roles are the roles of "all" that do the work of each kind.
+var roles = map[kind]string{csiProvisioner: "provisioner", csiAttacher: "attacher", csiResizer: "resizer", csiSnapshotter: "snapshotter",
+	topolvm: "nodecontroller", livenessprobe: string(livenessprobe)} // the last one only as the prefix of its variables
 
 // source is a container to be replaced.
 type source struct {
@@ -53,7 +60,7 @@ func kindOf(c *yaml.Node) kind {
 }
 
 // Sidecar returns the program of a container without a command, from its name, image and
-// arguments: csi-provisioner, csi-attacher, topolvm-controller, livenessprobe, or "" for any other.
+// arguments: the program of a sidecar, topolvm-controller, livenessprobe, or "" for any other.
 func Sidecar(name, image string, args []string) string {
 	image = ImageName(image)
 	if k := kindOfProgram(image); k != "" {
@@ -65,7 +72,7 @@ func Sidecar(name, image string, args []string) string {
 		return ""
 	}
 	for _, hint := range []string{image, name} {
-		for _, k := range []kind{csiProvisioner, csiAttacher} {
+		for _, k := range []kind{csiProvisioner, csiAttacher, csiResizer, csiSnapshotter} {
 			external := strings.Replace(string(k), "csi-", "csi-external-", 1)
 			if hint == string(k) || strings.HasSuffix(hint, "-"+string(k)) || strings.HasSuffix(hint, external) {
 				return string(k)
@@ -81,6 +88,10 @@ func kindOfProgram(name string) kind {
 		return csiProvisioner
 	case "csi-attacher", "external-attacher":
 		return csiAttacher
+	case "csi-resizer", "external-resizer":
+		return csiResizer
+	case "csi-snapshotter", "external-snapshotter":
+		return csiSnapshotter
 	case "topolvm-controller":
 		return topolvm
 	case "livenessprobe", "csi-livenessprobe", "ose-csi-livenessprobe":
@@ -110,7 +121,7 @@ func argumentsOf(c *yaml.Node) []*yaml.Node {
 	return slices.Concat(argv, items(get(c, "args")))
 }
 
-var subcommands = []string{"all", "provision", "attach", "capacity", "nodecontroller"}
+var subcommands = []string{"all", "provision", "attach", "capacity", "resize", "snapshot", "nodecontroller"}
 
 // runsStorageController reports whether a container runs this program already.
 func runsStorageController(c *yaml.Node, argv []*yaml.Node) bool {

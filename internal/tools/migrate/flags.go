@@ -145,23 +145,31 @@ func isTrue(value string) bool {
 
 // renamed returns the current name of a flag of an older release.
 func (s *source) renamed(name string) string {
-	if s.kind != topolvm && name == "enable-leader-election" {
+	switch {
+	case s.kind != topolvm && name == "enable-leader-election":
 		return "leader-election"
+	case s.kind == csiResizer && name == "csiTimeout":
+		return "timeout"
 	}
 	return name
 }
 
 // removedFlags explains the flags of older releases that have no successor.
 var removedFlags = map[string]string{
-	"provisioner": "the driver name is read from the driver (GetPluginInfo)",
+	"provisioner": nameOfDriver,
+	"snapshotter": nameOfDriver,
 	"leader-election-type": "leader election always uses Leases. " +
 		"Make sure that no older replica runs at the same time, because it may use another lock",
-	"leader-election-identity": "the holder identity of a Lease is POD_NAME, or the host name",
-	"connection-timeout":       "the connection to the driver has no timeout; --timeout bounds each call",
-	"provisioning-retry-count": unlimitedRetries,
-	"deletion-retry-count":     unlimitedRetries,
-	"dummy":                    "a driver without PUBLISH_UNPUBLISH_VOLUME needs no flag",
+	"leader-election-identity":          "the holder identity of a Lease is POD_NAME, or the host name",
+	"connection-timeout":                "the connection to the driver has no timeout; --timeout bounds each call",
+	"provisioning-retry-count":          unlimitedRetries,
+	"deletion-retry-count":              unlimitedRetries,
+	"create-snapshotcontent-retrycount": unlimitedRetries,
+	"create-snapshotcontent-interval":   unlimitedRetries,
+	"dummy":                             "a driver without PUBLISH_UNPUBLISH_VOLUME needs no flag",
 }
+
+const nameOfDriver = "the driver name is read from the driver (GetPluginInfo)"
 
 const unlimitedRetries = "the number of retries is not limited; the back-off is --retry-interval-start to --retry-interval-max"
 

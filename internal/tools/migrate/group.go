@@ -209,7 +209,7 @@ func (g *group) conflictOf(a, b *source) string {
 			return fmt.Sprintf("its --%s differs from that of %s", name, a.name)
 		}
 	}
-	if a.on(t, "node-deployment") || b.on(t, "node-deployment") {
+	if a.on(t, "node-deployment") != b.on(t, "node-deployment") {
 		return "only one of them is distributed (--node-deployment)"
 	}
 	if x, y := g.leaseNamespace(a), g.leaseNamespace(b); x != y && x != "" && y != "" {

@@ -12,7 +12,7 @@ import (
 
 // ErrNothing means that no container of the manifest can be replaced.
 var ErrNothing = errors.New("nothing to replace: no Deployment, StatefulSet or DaemonSet has a container " +
-	"that runs csi-provisioner, csi-attacher or topolvm-controller")
+	"that runs csi-provisioner, csi-attacher, csi-resizer, csi-snapshotter or topolvm-controller")
 
 // Options are the settings of a migration.
 type Options struct {

@@ -21,6 +21,10 @@ func (m *migration) notePermissions(g *group) {
 			missing = s.provisionerPermissions(m.Tables, g.elects())
 		case csiAttacher:
 			missing = s.attacherPermissions(m.Tables, g.elects())
+		case csiResizer:
+			missing = s.resizerPermissions(m.Tables, g.elects())
+		case csiSnapshotter:
+			missing = s.leasePermissions(m.Tables, g.elects())
 		case topolvm:
 			missing = s.nodecontrollerPermissions()
 		}
@@ -37,11 +41,26 @@ func (s *source) provisionerPermissions(t Tables, elects bool) []string {
 		"if the driver supports snapshots, watch and patch on volumesnapshots (deploy/rbac/provisioner-snapshots)",
 		"if the driver supports MODIFY_VOLUME, volumeattributesclasses (deploy/rbac/provisioner-volumeattributesclasses)",
 	}
-	if elects && !s.on(t, "leader-election") {
-		missing = append(missing, "its Lease, because leader election was off (deploy/rbac/provisioner-leader-election)")
-	}
+	missing = append(missing, s.leasePermissions(t, elects)...)
 	if f, ok := s.lookup("feature-gates"); ok && slices.Contains(strings.Split(f.expanded, ","), "CrossNamespaceVolumeDataSource=true") {
 		missing = append(missing, "referencegrants (deploy/rbac/provisioner-cross-namespace)")
+	}
+	return missing
+}
+
+// leasePermissions returns the permission for a Lease that s did not use.
+func (s *source) leasePermissions(t Tables, elects bool) []string {
+	if elects && !s.on(t, "leader-election") {
+		return []string{"its Lease, because leader election was off (deploy/rbac/" + roles[s.kind] + "-leader-election)"}
+	}
+	return nil
+}
+
+func (s *source) resizerPermissions(t Tables, elects bool) []string {
+	missing := s.leasePermissions(t, elects)
+	if f, given := s.lookup("handle-volume-inuse-error"); !given || isTrue(f.expanded) {
+		missing = append(missing, "if the driver reports PUBLISH_UNPUBLISH_VOLUME, list and watch on volumeattachments, "+
+			"which show whether a volume is in use (deploy/rbac/resizer-attachments)")
 	}
 	return missing
 }
