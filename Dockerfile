@@ -1,6 +1,6 @@
 # syntax=docker/dockerfile:1
-# The image has the program, the links csi-provisioner, csi-attacher and csi-resizer to it, and
-# CA certificates, but no shell and no libraries. Build it from the root of the repository:
+# The image has the program, links with the names of the sidecars to it, and CA
+# certificates, but no shell and no libraries. Build it from the root of the repository:
 #
 #   docker build --build-arg VERSION="$(git describe --tags --always)" \
 #     --build-arg SOURCE_DATE_EPOCH="$(git log -1 --format=%ct)" -t storage-controller:dev .

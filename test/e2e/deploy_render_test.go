@@ -309,19 +309,20 @@ func TestChartRefusesWrongValues(t *testing.T) {
 		"configuration: {controllers: [attacher]}":                    "set enabled of",
 		"configuration: {leader-election: false}":                     "configuration.leader-election: several pods",
 		"configuration: {http-endpoint: ':9090'}":                     "the probes and ports of the chart have 8080",
-		"configuration: {attacher: {timeout: 5m}}":                    "configuration.attacher.timeout: terminationGracePeriodSeconds, 40",
+		"configuration: {attacher: {timeout: 5m}}":                    "configuration.attacher.timeout: terminationGracePeriodSeconds, 80",
 		"extraArgs: [--leader-election=false]":                        "extraArgs: --leader-election=false: several pods",
 		"extraArgs: [-leader_election=f]":                             "several pods",
 		"extraArgs: ['--http-endpoint=:9090']":                        "the probes and ports of the chart have 8080",
 		"mode: per-role\nextraArgs: ['--driver-health-endpoint=:1']":  "all containers of the pod would serve this address",
-		"mode: per-role\nextraArgs: ['--http-endpoint=:8080']":        "8080 to 8082",
+		"mode: per-role\nextraArgs: ['--http-endpoint=:8080']":        "8080 to 8084",
 		"extraArgs: ['--metrics-address=:9090']":                      "--http-endpoint is set",
 		"extraArgs: [--csi-address=/csi/csi.sock]":                    "the socket must be in /run/csi",
 		"extraArgs: [--config=/x]":                                    "belong into configuration",
-		"extraArgs: [--timeout=300s]":                                 "terminationGracePeriodSeconds, 40",
-		"extraArgs: [--attacher-timeout=1m]":                          "terminationGracePeriodSeconds, 40",
-		"extraArgs: [-timeout=30s]":                                   "terminationGracePeriodSeconds, 40",
+		"extraArgs: [--timeout=300s]":                                 "terminationGracePeriodSeconds, 80",
+		"extraArgs: [--attacher-timeout=70s]":                         "terminationGracePeriodSeconds, 80",
+		"extraArgs: [-timeout=70s]":                                   "terminationGracePeriodSeconds, 80",
 		"terminationGracePeriodSeconds: 25":                           "terminationGracePeriodSeconds: 25",
+		"terminationGracePeriodSeconds: 70":                           "must exceed the timeout of the snapshotter",
 		"nodecontroller: {webhooks: {certificate: files}}":            "'/nodecontroller/webhooks/certificate'",
 		"mode: node\nnodecontroller: {webhooks: {enabled: true}}":     "mode node has no node controller",
 		"nodecontroller: {enabled: false, webhooks: {enabled: true}}": "nodecontroller.enabled is false",
@@ -410,9 +411,9 @@ func TestChartTakesMoreThanTheDriver(t *testing.T) {
 	if args := containers["storage-controller"].Args; !slices.Contains(args, "--driver-health-endpoint=:9808") {
 		t.Errorf("storage-controller has %v", args)
 	}
-	if c := containers["csi-resizer"]; !slices.ContainsFunc(c.VolumeMounts,
+	if c := containers["more"]; !slices.ContainsFunc(c.VolumeMounts,
 		func(m corev1.VolumeMount) bool { return m.Name == "socket" && m.MountPath == "/run/csi" }) {
-		t.Errorf("csi-resizer has %v", c.VolumeMounts)
+		t.Errorf("the sidecar has %v", c.VolumeMounts)
 	}
 	for _, o := range objects {
 		switch o.GetKind() {

@@ -37,10 +37,31 @@ app.kubernetes.io/name: {{ .Values.name }}
 - attacher-secrets
 {{- end }}
 {{- end }}
-{{- /* The roles that have no value of their own run if no role is disabled. */}}
-{{- if and $central (ne $v.mode "per-role") $v.provisioner.snapshots (not (include "sc.roles" .)) }}
+{{- if and $central $v.resizer.enabled }}
+- resizer
+- resizer-leader-election
+{{- if $v.resizer.volumeAttributesClasses }}
+- resizer-volumeattributesclasses
+{{- end }}
+{{- if $v.resizer.attachments }}
+- resizer-attachments
+{{- end }}
+{{- if $v.resizer.pods }}
+- resizer-pods
+{{- end }}
+{{- if $v.secrets.enabled }}
+- resizer-secrets
+{{- end }}
+{{- end }}
+{{- if and $central $v.snapshotter.enabled }}
 - snapshotter
 - snapshotter-leader-election
+{{- if $v.snapshotter.groups }}
+- snapshotter-groups
+{{- end }}
+{{- if $v.secrets.enabled }}
+- snapshotter-secrets
+{{- end }}
 {{- end }}
 {{- if $v.capacity.enabled }}
 - capacity
@@ -132,11 +153,11 @@ true
 {{/* Returns the enabled roles, or an empty text if all are enabled. */}}
 {{- define "sc.roles" -}}
 {{- $on := list }}
-{{- range $r := list "provisioner" "attacher" "capacity" "nodecontroller" }}
+{{- range $r := list "provisioner" "attacher" "resizer" "snapshotter" "capacity" "nodecontroller" }}
 {{- if (index $.Values $r).enabled }}{{ $on = append $on $r }}{{ end }}
 {{- end }}
-{{- if not $on }}{{ fail "no role is enabled: enable one of provisioner, attacher, capacity, nodecontroller" }}{{ end }}
-{{- if lt (len $on) 4 }}{{ join "," $on }}{{ end }}
+{{- if not $on }}{{ fail "no role is enabled: enable one of provisioner, attacher, resizer, snapshotter, capacity, nodecontroller" }}{{ end }}
+{{- if lt (len $on) 6 }}{{ join "," $on }}{{ end }}
 {{- end }}
 
 {{- define "sc.gates" -}}
@@ -211,7 +232,7 @@ true
 {{- $known := .Files.Lines "files/configuration-keys.txt" }}
 {{- range $key, $value := $v.configuration }}
 {{- if not (has $key $known) }}{{ fail (printf "configuration.%s: unknown key; docs/flags.md lists the known keys" $key) }}{{ end }}
-{{- if and (kindIs "map" $value) (has $key (list "provisioner" "attacher" "capacity" "nodecontroller")) }}
+{{- if and (kindIs "map" $value) (has $key (list "provisioner" "attacher" "resizer" "snapshotter" "capacity" "nodecontroller")) }}
 {{- range $inner, $_ := $value }}
 {{- if not (has (printf "%s.%s" $key $inner) $known) }}{{ fail (printf "configuration.%s.%s: unknown key; docs/flags.md lists the known keys" $key $inner) }}{{ end }}
 {{- end }}
@@ -219,15 +240,19 @@ true
 {{- end }}
 {{- $grace := int $v.terminationGracePeriodSeconds }}
 {{- if le $grace 25 }}{{ fail (printf "terminationGracePeriodSeconds: %d must exceed --timeout (15 s) plus ten seconds" $grace) }}{{ end }}
+{{- $settings := include "sc.settings" . | fromYamlArray }}
+{{- $timeouts := list }}
+{{- range $settings }}{{ if has .name (list "timeout" "snapshotter-timeout") }}{{ $timeouts = append $timeouts .name }}{{ end }}{{ end }}
+{{- if and (not $node) $v.snapshotter.enabled (not $timeouts) (le $grace 70) }}{{ fail (printf "terminationGracePeriodSeconds: %d must exceed the timeout of the snapshotter (one minute) plus ten seconds" $grace) }}{{ end }}
 {{- range include "sc.settings" . | fromYamlArray }}
 {{- if has .name (list "metrics-address" "metrics-bind-address") }}{{ fail (printf "%s: --http-endpoint is set, and they exclude each other" .place) }}{{ end }}
 {{- if eq .name "config" }}{{ fail (printf "%s: the contents of the file belong into configuration" .place) }}{{ end }}
-{{- if eq .name "controllers" }}{{ fail (printf "%s: the permissions would not match; set enabled of provisioner, attacher, capacity and nodecontroller" .place) }}{{ end }}
-{{- if and (eq .name "http-endpoint") (or (eq $v.mode "per-role") (not (hasSuffix ":8080" .value))) }}{{ fail (printf "%s: the probes and ports of the chart have %s" .place (eq $v.mode "per-role" | ternary "8080 to 8082, one per container" "8080")) }}{{ end }}
+{{- if eq .name "controllers" }}{{ fail (printf "%s: the permissions would not match; set enabled of provisioner, attacher, resizer, snapshotter, capacity and nodecontroller" .place) }}{{ end }}
+{{- if and (eq .name "http-endpoint") (or (eq $v.mode "per-role") (not (hasSuffix ":8080" .value))) }}{{ fail (printf "%s: the probes and ports of the chart have %s" .place (eq $v.mode "per-role" | ternary "8080 to 8084, one per container" "8080")) }}{{ end }}
 {{- if and (eq .name "driver-health-endpoint") (eq $v.mode "per-role") }}{{ fail (printf "%s: all containers of the pod would serve this address; use mode all-in-one, or livenessprobe in extraContainers" .place) }}{{ end }}
 {{- if and (has .name (list "csi-address" "csi-socket")) (not (hasPrefix "/run/csi/" (trimPrefix "unix://" .value))) }}{{ fail (printf "%s: the socket must be in /run/csi, which the containers share" .place) }}{{ end }}
 {{- if and (eq .name "leader-election") (not $node) (has (lower .value) (list "false" "f" "0")) }}{{ fail (printf "%s: several pods would work at the same time, during a rollout even with one replica" .place) }}{{ end }}
-{{- if regexMatch "^((provisioner|attacher|capacity|nodecontroller)-)?timeout$" .name }}
+{{- if regexMatch "^((provisioner|attacher|resizer|snapshotter|capacity|nodecontroller)-)?timeout$" .name }}
 {{- if le $grace (add 10 (include "sc.seconds" .value | int) | int) }}{{ fail (printf "%s: terminationGracePeriodSeconds, %d, must exceed it by more than ten seconds" .place $grace) }}{{ end }}
 {{- end }}
 {{- end }}
@@ -235,7 +260,7 @@ true
 {{- if has (get $volume "name") (list "socket" "kube-api-access" "configuration") }}{{ fail (printf "volumes[%d]: the chart has a volume %s already" $i $volume.name) }}{{ end }}
 {{- end }}
 {{- range $i, $container := $v.extraContainers }}
-{{- if has (get $container "name") (list "driver" "storage-controller" "provisioner" "attacher" "nodecontroller") }}{{ fail (printf "extraContainers[%d]: the chart has a container %s already" $i $container.name) }}{{ end }}
+{{- if has (get $container "name") (list "driver" "storage-controller" "provisioner" "attacher" "resizer" "snapshotter" "nodecontroller") }}{{ fail (printf "extraContainers[%d]: the chart has a container %s already" $i $container.name) }}{{ end }}
 {{- end }}
 {{- end }}
 
