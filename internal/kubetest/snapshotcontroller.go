@@ -28,11 +28,8 @@ func (c *ControlPlane) startSnapshotController(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := c.installKinds(ctx); err != nil {
+	if err := c.InstallCRDs(ctx); err != nil { // without them it exits
 		return fmt.Errorf("installing the CRDs of snapshots: %w", err)
-	}
-	if err := Await(ctx, c.kindsServed); err != nil { // without them it exits
-		return fmt.Errorf("waiting for the CRDs of snapshots: %w", err)
 	}
 	s := &c.snapshots
 	s.program, s.kubeconfig, s.log = program, c.Kubeconfig(), filepath.Join(c.cfg.Dir, SnapshotController+".log")

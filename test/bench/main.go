@@ -24,9 +24,12 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
 
 	"github.com/storage-controller/storage-controller/csiclient/csitest"
 	"github.com/storage-controller/storage-controller/internal/kubetest"
@@ -41,6 +44,7 @@ type options struct {
 	driverName              string
 	jsonFile                string
 	limit                   time.Duration
+	phases                  []string
 	capacity                capacityOptions
 }
 
@@ -61,6 +65,12 @@ func main() {
 	flag.StringVar(&o.driverName, "driver-name", "", "name of the driver of --driver-socket")
 	flag.StringVar(&o.jsonFile, "json", "", "file for the results as JSON; - means standard output, instead of the table")
 	flag.DurationVar(&o.limit, "limit", 15*time.Minute, "give up after this time")
+	o.phases = []string{"provision", "attach", "detach", "delete"}
+	flag.Func("phases", "what is measured, in this order; also expand, modify, snapshot and unsnapshot between provision and delete "+
+		"(default provision,attach,detach,delete)", func(value string) error {
+		o.phases = strings.Split(value, ",")
+		return o.validatePhases()
+	})
 	publishing := flag.Bool("capacity", false, "measure the publishing of capacity; the defaults are 5000 nodes and 10ms then, and a "+
 		"--sidecar also knows {http}, where its metrics are to be")
 	flag.IntVar(&o.capacity.classes, "classes", 2, "with --capacity: StorageClasses")
@@ -150,13 +160,23 @@ func measure(ctx context.Context, o options) (*results, error) {
 		return nil, err
 	}
 	defer cp.Stop()
+	if slices.Contains(o.phases, "snapshot") { // without the snapshot-controller, whose part the bench plays
+		if err := cp.InstallCRDs(ctx); err != nil {
+			return nil, err
+		}
+	}
 	b := &bench{o: o, cp: cp, driver: o.driverName, socket: o.driverSocket}
 	if b.client, err = newClient(cp); err != nil {
 		return nil, err
 	}
 	if b.driver == "" {
 		b.driver, b.socket = "bench.example.com", filepath.Join(dir, "csi.sock")
-		b.plugin = csitest.New(csitest.Config{Name: b.driver, Latency: o.latency, DiscardCalls: true})
+		b.plugin = csitest.New(csitest.Config{Name: b.driver, Latency: o.latency, DiscardCalls: true, NoNodeExpansion: true,
+			Controller: []csi.ControllerServiceCapability_RPC_Type{
+				csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME, csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME,
+				csi.ControllerServiceCapability_RPC_EXPAND_VOLUME, csi.ControllerServiceCapability_RPC_MODIFY_VOLUME,
+				csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT,
+			}})
 		if err := b.plugin.Start(b.socket); err != nil {
 			return nil, err
 		}

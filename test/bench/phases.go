@@ -15,6 +15,7 @@ import (
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/utils/ptr"
 
 	"github.com/storage-controller/storage-controller/csiclient/csitest"
 	"github.com/storage-controller/storage-controller/internal/kubetest"
@@ -79,7 +80,11 @@ func (b *bench) prepare(ctx context.Context) error {
 		return err
 	}
 	if _, err := b.client.StorageV1().StorageClasses().Create(ctx,
-		&storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: "bench"}, Provisioner: b.driver}, metav1.CreateOptions{}); err != nil {
+		&storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: "bench"}, Provisioner: b.driver, AllowVolumeExpansion: ptr.To(true)},
+		metav1.CreateOptions{}); err != nil {
+		return err
+	}
+	if err := b.prepareChanges(ctx); err != nil {
 		return err
 	}
 	if err := each(ctx, b.o.nodes, func(ctx context.Context, i int) error {
@@ -152,6 +157,7 @@ func (b *bench) run(ctx context.Context, say func(string, ...any)) (*results, er
 	b.watch(factory, done)
 	factory.Start(watching.Done())
 	factory.WaitForCacheSync(watching.Done())
+	b.watchSnapshots(watching, done)
 
 	// One volume warms everything up, and shows that the sidecars work at all.
 	say("waiting for the sidecars")
@@ -176,16 +182,17 @@ func (b *bench) run(ctx context.Context, say func(string, ...any)) (*results, er
 	return r, err
 }
 
-// life runs the phases of the volumes, and reports each of them to report unless that is nil.
-func (b *bench) life(ctx context.Context, done *times, prefix string, first, n int,
-	tell func(string, sample, time.Duration, []time.Duration)) error {
-	name := func(i int) string { return fmt.Sprintf("%s-%d", prefix, first+i) }
+// action is what the bench does to each volume in a phase.
+type action struct {
+	name string
+	do   func(ctx context.Context, i int) error
+}
+
+// phases returns the actions of the phases that were asked for.
+func (b *bench) phases(done *times, name func(int) string) []action {
 	claims := b.client.CoreV1().PersistentVolumeClaims(namespace)
 	attachments := b.client.StorageV1().VolumeAttachments()
-	phases := []struct {
-		name string
-		do   func(ctx context.Context, i int) error
-	}{
+	all := append([]action{
 		{"provision", func(ctx context.Context, i int) error {
 			_, err := claims.Create(ctx, claim(name(i)), metav1.CreateOptions{})
 			return err
@@ -203,8 +210,23 @@ func (b *bench) life(ctx context.Context, done *times, prefix string, first, n i
 			return attachments.Delete(ctx, name(i), metav1.DeleteOptions{})
 		}},
 		{"delete", func(ctx context.Context, i int) error { return claims.Delete(ctx, name(i), metav1.DeleteOptions{}) }},
+	}, b.changes(done, name)...)
+	var chosen []action
+	for _, phase := range b.o.phases {
+		for _, a := range all {
+			if a.name == phase {
+				chosen = append(chosen, a)
+			}
+		}
 	}
-	for _, p := range phases {
+	return chosen
+}
+
+// life runs the phases of the volumes, and reports each of them to report unless that is nil.
+func (b *bench) life(ctx context.Context, done *times, prefix string, first, n int,
+	tell func(string, sample, time.Duration, []time.Duration)) error {
+	name := func(i int) string { return fmt.Sprintf("%s-%d", prefix, first+i) }
+	for _, p := range b.phases(done, name) {
 		begin := b.begin()
 		began := make([]time.Time, n)
 		if err := each(ctx, n, func(ctx context.Context, i int) error {
@@ -261,6 +283,7 @@ func (b *bench) watch(factory informers.SharedInformerFactory, done *times) {
 		if pvc := obj.(*corev1.PersistentVolumeClaim); pvc.Status.Phase == corev1.ClaimBound {
 			done.note("bound " + pvc.Name)
 		}
+		noteChanges(done, obj.(*corev1.PersistentVolumeClaim))
 	}, func(any) {})
 	add(factory.Storage().V1().VolumeAttachments().Informer(), func(obj any) {
 		if va := obj.(*storagev1.VolumeAttachment); va.Status.Attached {

@@ -47,7 +47,8 @@ type sample struct {
 	calls map[string]int
 }
 
-var csiMethods = []string{"CreateVolume", "ControllerPublishVolume", "ControllerUnpublishVolume", "DeleteVolume", "GetCapacity"}
+var csiMethods = []string{"CreateVolume", "ControllerPublishVolume", "ControllerUnpublishVolume", "DeleteVolume", "GetCapacity",
+	"ControllerExpandVolume", "ControllerModifyVolume", "CreateSnapshot", "DeleteSnapshot"}
 
 func (b *bench) begin() sample {
 	s := sample{at: time.Now(), calls: map[string]int{}}

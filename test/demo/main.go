@@ -72,6 +72,8 @@ func (d *demo) run(ctx context.Context, stay bool) error {
 		{"Starting storage-controller all", "storage-controller.log", d.startController},
 		{"Making three nodes in two zones, and two StorageClasses", "", d.makeCluster},
 		{"A claim of a class with immediate binding", "storage-controller.log", d.immediate},
+		{"The claim grows from 1 to 2 GiB", "storage-controller.log", d.expand},
+		{"A snapshot of the claim, and another claim restored from it", "storage-controller.log", d.snapshot},
 		{fmt.Sprintf("A StatefulSet with %d replicas, whose claims wait for their pods", d.replicas), "storage-controller.log",
 			d.statefulSet},
 		{"Scaling down to one replica: volumes are detached and kept", "storage-controller.log", d.scaleDown},
@@ -159,7 +161,7 @@ func (d *demo) build(ctx context.Context) error {
 
 func (d *demo) startControlPlane(ctx context.Context) (err error) {
 	d.cp, err = kubetest.Start(ctx, kubetest.Config{Dir: filepath.Join(d.dir, "controlplane"), ControllerManager: true, Scheduler: true,
-		Audit: true, Progress: indented{}})
+		Audit: true, SnapshotController: true, Progress: indented{}})
 	if err == nil {
 		d.client = d.cp.Client()
 	}

@@ -18,14 +18,14 @@ import (
 
 // state is what there is: of each thing, by its name, how it is.
 type state struct {
-	claims, volumes, pods, attachments, directories map[string]string
-	running                                         int
+	claims, volumes, pods, attachments, directories, snapshots map[string]string
+	running                                                    int
 }
 
 // state looks at everything.
 func (d *demo) state(ctx context.Context) (state, error) {
 	s := state{claims: map[string]string{}, volumes: map[string]string{}, pods: map[string]string{}, attachments: map[string]string{},
-		directories: map[string]string{}}
+		directories: map[string]string{}, snapshots: map[string]string{}}
 	claims, err := d.client.CoreV1().PersistentVolumeClaims(namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return s, err
@@ -79,7 +79,10 @@ func (d *demo) state(ctx context.Context) (state, error) {
 		return s, err
 	}
 	for _, f := range files {
-		if f.IsDir() {
+		switch {
+		case f.IsDir() && strings.HasPrefix(f.Name(), "snap-"):
+			s.snapshots[f.Name()] = "exists"
+		case f.IsDir():
 			s.directories[f.Name()] = "exists"
 		}
 	}
@@ -99,6 +102,9 @@ func (s state) want(volumes, attachments, pods int) error {
 		if a == "attached" {
 			attached++
 		}
+	}
+	if volumes == 0 && len(s.snapshots) > 0 {
+		return fmt.Errorf("there are snapshots %v", s.snapshots)
 	}
 	if bound != volumes || len(s.claims) != volumes || len(s.volumes) != volumes || len(s.directories) != volumes ||
 		attached != attachments || len(s.attachments) != attachments || s.running != pods || len(s.pods) != pods {
@@ -122,6 +128,7 @@ func (d *demo) watch(ctx context.Context, begin time.Time, done func(state) erro
 			before, after map[string]string
 		}{
 			{"claim", d.last.claims, now.claims}, {"pod", d.last.pods, now.pods}, {"directory", d.last.directories, now.directories},
+			{"snapshot", d.last.snapshots, now.snapshots},
 			{"volume", d.last.volumes, now.volumes}, {"attachment of", d.last.attachments, now.attachments},
 		} {
 			for _, line := range changes(kind.name, kind.before, kind.after) {

@@ -66,7 +66,8 @@ func (d *demo) makeCluster(ctx context.Context) error {
 	}
 	for name, mode := range map[string]storagev1.VolumeBindingMode{immediate: storagev1.VolumeBindingImmediate,
 		late: storagev1.VolumeBindingWaitForFirstConsumer} {
-		class := &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: name}, Provisioner: driverName, VolumeBindingMode: &mode}
+		class := &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: name}, Provisioner: driverName, VolumeBindingMode: &mode,
+			AllowVolumeExpansion: ptr.To(true)}
 		if _, err := d.client.StorageV1().StorageClasses().Create(ctx, class, metav1.CreateOptions{}); err != nil {
 			return err
 		}
@@ -118,7 +119,7 @@ func (d *demo) statefulSet(ctx context.Context) error {
 	if _, err := d.client.AppsV1().StatefulSets(namespace).Create(ctx, set, metav1.CreateOptions{}); err != nil {
 		return err
 	}
-	err := d.watch(ctx, begin, func(s state) error { return s.want(1+d.replicas, d.replicas, d.replicas) })
+	err := d.watch(ctx, begin, func(s state) error { return s.want(alone+d.replicas, d.replicas, d.replicas) })
 	if err == nil {
 		d.numbers = append(d.numbers, fmt.Sprintf("%4.0f ms from a StatefulSet of %d to its last running pod",
 			time.Since(begin).Seconds()*1000, d.replicas))
@@ -132,7 +133,7 @@ func (d *demo) scaleDown(ctx context.Context) error {
 		metav1.PatchOptions{}); err != nil {
 		return err
 	}
-	return d.watch(ctx, begin, func(s state) error { return s.want(1+d.replicas, 1, 1) })
+	return d.watch(ctx, begin, func(s state) error { return s.want(alone+d.replicas, 1, 1) })
 }
 
 // look shows how to look around, and stays where that was asked for.
@@ -158,6 +159,9 @@ func (d *demo) deleteAll(ctx context.Context) error {
 	if err := d.client.AppsV1().StatefulSets(namespace).Delete(ctx, "web", metav1.DeleteOptions{}); err != nil {
 		return err
 	}
+	if err := d.snapshotsOf(volumeSnapshots).Delete(ctx, snapshotName, metav1.DeleteOptions{}); err != nil {
+		return err
+	}
 	if err := d.client.CoreV1().PersistentVolumeClaims(namespace).DeleteCollection(ctx, metav1.DeleteOptions{},
 		metav1.ListOptions{}); err != nil {
 		return err
@@ -173,7 +177,7 @@ func (d *demo) nothingLeft(ctx context.Context) error {
 	if err := s.want(0, 0, 0); err != nil {
 		return err
 	}
-	fmt.Println("  no claim, no PersistentVolume, no VolumeAttachment, no directory")
+	fmt.Println("  no claim, no PersistentVolume, no VolumeAttachment, no snapshot, no directory")
 	return d.count()
 }
 
@@ -192,7 +196,7 @@ func (d *demo) count() error {
 			writes++
 		}
 	}
-	d.numbers = append(d.numbers, fmt.Sprintf("%4d watches, and %d writes for the whole life of %d volumes", watches, writes, 1+d.replicas))
+	d.numbers = append(d.numbers, fmt.Sprintf("%4d watches, and %d writes for the whole life of %d volumes", watches, writes, alone+d.replicas))
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", d.processes[1].Process.Pid))
 	if err != nil {
 		return err
