@@ -20,22 +20,48 @@ type VolumeLister interface {
 func EachVolume(
 	ctx context.Context, driver VolumeLister, timeout time.Duration, maxEntries int, add func(*csi.ListVolumesResponse_Entry),
 ) error {
-	token, seen := "", map[string]struct{}{}
-	for {
+	return eachPage("volumes", "ListVolumes", func(token string) (string, error) {
 		call, cancel := context.WithTimeout(ctx, timeout)
+		defer cancel()
 		page, err := driver.ListVolumes(call, &csi.ListVolumesRequest{MaxEntries: int32(maxEntries), StartingToken: token})
-		cancel()
-		if err != nil {
-			return fmt.Errorf("listing the volumes of the driver from token %q: %w", token, err)
-		}
 		for _, entry := range page.GetEntries() {
 			add(entry)
 		}
-		if token = page.GetNextToken(); token == "" {
+		return page.GetNextToken(), err
+	})
+}
+
+// SnapshotLister is the part of csi.ControllerClient that [EachSnapshot] needs.
+type SnapshotLister interface {
+	ListSnapshots(context.Context, *csi.ListSnapshotsRequest, ...grpc.CallOption) (*csi.ListSnapshotsResponse, error)
+}
+
+// EachSnapshot calls ListSnapshots as [EachVolume] calls ListVolumes.
+func EachSnapshot(ctx context.Context, driver SnapshotLister, timeout time.Duration, maxEntries int, add func(*csi.Snapshot)) error {
+	return eachPage("snapshots", "ListSnapshots", func(token string) (string, error) {
+		call, cancel := context.WithTimeout(ctx, timeout)
+		defer cancel()
+		page, err := driver.ListSnapshots(call, &csi.ListSnapshotsRequest{MaxEntries: int32(maxEntries), StartingToken: token})
+		for _, entry := range page.GetEntries() {
+			add(entry.GetSnapshot())
+		}
+		return page.GetNextToken(), err
+	})
+}
+
+// eachPage calls list with the token of each page until the last one.
+func eachPage(what, method string, list func(token string) (next string, err error)) error {
+	token, seen := "", map[string]struct{}{}
+	for {
+		next, err := list(token)
+		if err != nil {
+			return fmt.Errorf("listing the %s of the driver from token %q: %w", what, token, err)
+		}
+		if token = next; token == "" {
 			return nil
 		}
 		if _, ok := seen[token]; ok {
-			return fmt.Errorf("listing the volumes of the driver: ListVolumes returned token %q twice. This is a bug of the driver", token)
+			return fmt.Errorf("listing the %s of the driver: %s returned token %q twice. This is a bug of the driver", what, method, token)
 		}
 		seen[token] = struct{}{}
 	}

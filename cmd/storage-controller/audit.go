@@ -10,6 +10,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	"k8s.io/client-go/dynamic"
 
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/internal/app"
@@ -22,11 +23,12 @@ func newAuditCommand() *cobra.Command {
 	cfg := audit.DefaultConfig()
 	cmd := &cobra.Command{
 		Use:   "audit",
-		Short: "Compare the volumes of the driver with PersistentVolumes and VolumeAttachments, and list stuck objects",
+		Short: "Compare volumes and snapshots of the driver with their objects, and list stuck objects",
 		Long: `Compare the volumes that the driver lists with the objects of the API server: volumes
-without a PersistentVolume, PersistentVolumes without a volume, VolumeAttachments that
-differ from the nodes where the driver has the volume published, and objects of the
-driver that have been terminating for long, with their finalizers and who removes each.
+without a PersistentVolume, PersistentVolumes without a volume or larger than it,
+VolumeAttachments that differ from the nodes where the driver has the volume published,
+snapshots without a VolumeSnapshotContent and the reverse, and objects of the driver that
+have been terminating for long, with their finalizers and who removes each.
 It changes nothing.
 
 It compares twice, --settle apart, and reports only differences that both comparisons
@@ -95,8 +97,12 @@ func runAudit(ctx context.Context, c app.Config, cfg audit.Config) (audit.Report
 	if err != nil {
 		return audit.Report{}, err
 	}
-	reader := audit.NewAPIReader(client, meta, driver.Name)
-	a := audit.Auditor{Config: cfg, Driver: driver, CSI: csi.Controller(), Read: reader.Read}
+	objects, err := dynamic.NewForConfig(kube.ForCustomResources(kube.ForRole(config, c.Version, "audit", 0, 0)))
+	if err != nil {
+		return audit.Report{}, err
+	}
+	reader := audit.NewAPIReader(client, meta, objects, driver.Name)
+	a := audit.Auditor{Config: cfg, Driver: driver, CSI: csi.Controller(), Snapshots: true, Read: reader.Read}
 	report := audit.Report{Driver: driver.Name, Time: time.Now().UTC().Truncate(time.Second)}
 	if report.Findings, err = a.Audit(ctx); err != nil {
 		return audit.Report{}, err

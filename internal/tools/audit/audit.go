@@ -47,11 +47,19 @@ func (c Config) Validate() error {
 	return errors.Join(errs...)
 }
 
+// Lister is the part of csi.ControllerClient that an audit needs.
+type Lister interface {
+	csiclient.VolumeLister
+	csiclient.SnapshotLister
+}
+
 // Auditor compares the volumes of one driver with the objects of the API server.
 type Auditor struct {
 	Config Config
 	Driver csiclient.Driver
-	CSI    csiclient.VolumeLister
+	CSI    Lister
+	// Snapshots also compares the snapshots of the driver, if Read returns VolumeSnapshotContents.
+	Snapshots bool
 	// Read returns the objects to compare with.
 	Read func(context.Context) (ClusterState, error)
 }
@@ -94,10 +102,17 @@ func (a Auditor) scan(ctx context.Context) ([]Finding, error) {
 	c := comparison{driver: a.Driver.Name, stuckAfter: a.Config.StuckAfter}
 	var err error
 	if volumes, nodes := a.Lists(); volumes {
-		if c.listed.Volumes, err = a.list(ctx); err != nil {
+		if c.listed.Volumes, c.listed.Sizes, err = a.list(ctx); err != nil {
 			return nil, err
 		}
 		c.listed.Nodes = nodes
+	}
+	if a.Snapshots && a.Driver.Controller.ListSnapshots {
+		c.listed.Snapshots = map[string]bool{}
+		add := func(s *csi.Snapshot) { c.listed.Snapshots[s.GetSnapshotId()] = true }
+		if err = csiclient.EachSnapshot(ctx, a.CSI, a.Config.Timeout, a.Config.MaxEntries, add); err != nil {
+			return nil, err
+		}
 	}
 	if c.cluster, err = a.Read(ctx); err != nil {
 		return nil, err
@@ -106,17 +121,17 @@ func (a Auditor) scan(ctx context.Context) ([]Finding, error) {
 	return c.findings(), nil
 }
 
-// list returns the published nodes of every volume by its handle. They are nil for a volume
-// whose entry has no status.
-func (a Auditor) list(ctx context.Context) (map[string][]string, error) {
-	listed := map[string][]string{}
+// list returns the published nodes and the size of every volume by its handle. The nodes are nil for a
+// volume whose entry has no status.
+func (a Auditor) list(ctx context.Context) (map[string][]string, map[string]int64, error) {
+	listed, sizes := map[string][]string{}, map[string]int64{}
 	err := csiclient.EachVolume(ctx, a.CSI, a.Config.Timeout, a.Config.MaxEntries, func(entry *csi.ListVolumesResponse_Entry) {
 		if id := entry.GetVolume().GetVolumeId(); id != "" {
-			listed[id] = nil
+			listed[id], sizes[id] = nil, entry.GetVolume().GetCapacityBytes()
 			if status := entry.GetStatus(); status != nil {
 				listed[id] = append([]string{}, status.GetPublishedNodeIds()...)
 			}
 		}
 	})
-	return listed, err
+	return listed, sizes, err
 }

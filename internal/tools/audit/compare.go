@@ -31,13 +31,22 @@ type ClusterState struct {
 	NodeIDs map[string]string
 	// Attached reports whether Attachments is complete.
 	Attached bool
+	// Contents are the VolumeSnapshotContents of the driver; nil if they are not compared.
+	Contents []Content
 }
+
+// Content is a VolumeSnapshotContent with a snapshot handle.
+type Content struct{ Name, UID, Handle string }
 
 // Listed is the result of ListVolumes.
 type Listed struct {
 	// Volumes holds the IDs of the nodes where a volume is published, by volume handle. It
 	// is nil if the driver does not list its volumes.
 	Volumes map[string][]string
+	// Sizes holds the sizes of the volumes in bytes, by volume handle; 0 is unknown.
+	Sizes map[string]int64
+	// Snapshots holds the snapshot handles. It is nil if the driver does not list its snapshots.
+	Snapshots map[string]bool
 	// Nodes reports whether the driver lists the nodes where its volumes are published.
 	Nodes bool
 }
@@ -63,6 +72,9 @@ func (c comparison) findings() []Finding {
 			found = append(found, c.attachments()...)
 		}
 	}
+	if c.listed.Snapshots != nil && c.cluster.Contents != nil {
+		found = append(found, c.snapshots()...)
+	}
 	return sorted(append(found, c.stuck()...))
 }
 
@@ -84,6 +96,13 @@ func (c comparison) volumes() []Finding {
 			knownNames[path.Base(h)] = true
 			listed = listed || listedNames[path.Base(h)]
 		}
+		capacity := pv.Spec.Capacity[corev1.ResourceStorage]
+		if size := c.listed.Sizes[h]; size > 0 && capacity.Value() > size {
+			found = append(found, Finding{
+				Kind: VolumeTooSmall, Object: "PersistentVolume " + pv.Name, UID: string(pv.UID), VolumeHandle: h,
+				Message: fmt.Sprintf("ListVolumes returns %d bytes, the PersistentVolume has %s", size, capacity.String()),
+			})
+		}
 		if !listed {
 			found = append(found, Finding{
 				Kind: PVWithoutVolume, Object: "PersistentVolume " + pv.Name, UID: string(pv.UID), VolumeHandle: h,
@@ -96,6 +115,30 @@ func (c comparison) volumes() []Finding {
 			found = append(found, Finding{
 				Kind: VolumeWithoutPV, VolumeHandle: h,
 				Message: "no PersistentVolume has this volume handle" + c.unresolvedClaims(),
+			})
+		}
+	}
+	return found
+}
+
+// snapshots compares the listed snapshots with the VolumeSnapshotContents.
+func (c comparison) snapshots() []Finding {
+	var found []Finding
+	known := map[string]bool{}
+	for _, content := range c.cluster.Contents {
+		known[content.Handle] = true
+		if !c.listed.Snapshots[content.Handle] {
+			found = append(found, Finding{
+				Kind: ContentWithoutSnapshot, Object: "VolumeSnapshotContent " + content.Name, UID: content.UID,
+				SnapshotHandle: content.Handle,
+				Message:        "ListSnapshots does not return its snapshot",
+			})
+		}
+	}
+	for h := range c.listed.Snapshots {
+		if !known[h] {
+			found = append(found, Finding{
+				Kind: SnapshotWithoutContent, SnapshotHandle: h, Message: "no VolumeSnapshotContent has this snapshot handle",
 			})
 		}
 	}

@@ -9,6 +9,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	storagehelpers "k8s.io/component-helpers/storage/volume"
 )
@@ -91,9 +92,47 @@ func TestFindings(t *testing.T) {
 		},
 	} {
 		c.state.Attached = true
-		scan := comparison{driver: driver, cluster: c.state, listed: Listed{c.listed, !c.silent}, stuckAfter: time.Minute, now: time.Now()}
+		scan := comparison{driver: driver, cluster: c.state, listed: Listed{Volumes: c.listed, Nodes: !c.silent}, stuckAfter: time.Minute,
+			now: time.Now()}
 		if have := texts(scan.findings()); !slices.Equal(have, c.want) {
 			t.Errorf("%s: %q, want %q", name, have, c.want)
+		}
+	}
+}
+
+func TestSizes(t *testing.T) {
+	t.Parallel()
+	pv := volume("pv", driver, "v")
+	pv.Spec.Capacity = corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("2Gi")}
+	for size, want := range map[int64]int{0: 0, 1 << 30: 1, 2 << 30: 0, 3 << 30: 0} {
+		c := comparison{driver: driver, cluster: ClusterState{Volumes: []*corev1.PersistentVolume{pv}},
+			listed: Listed{Volumes: map[string][]string{"v": nil}, Sizes: map[string]int64{"v": size}}}
+		if got := c.findings(); len(got) != want || want == 1 && got[0].Kind != VolumeTooSmall {
+			t.Errorf("%d bytes: %+v", size, got)
+		}
+	}
+}
+
+func TestSnapshots(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		contents []Content
+		listed   map[string]bool
+		want     []Kind
+	}{
+		"both":            {[]Content{{Handle: "s"}}, map[string]bool{"s": true}, nil},
+		"no content":      {[]Content{}, map[string]bool{"s": true}, []Kind{SnapshotWithoutContent}},
+		"no snapshot":     {[]Content{{Handle: "s"}}, map[string]bool{}, []Kind{ContentWithoutSnapshot}},
+		"not listed":      {[]Content{{Handle: "s"}}, nil, nil},
+		"contents unread": {nil, map[string]bool{"s": true}, nil},
+	} {
+		var got []Kind
+		c := comparison{driver: driver, cluster: ClusterState{Contents: test.contents}, listed: Listed{Snapshots: test.listed}}
+		for _, f := range c.findings() {
+			got = append(got, f.Kind)
+		}
+		if !slices.Equal(got, test.want) {
+			t.Errorf("%s: got %v", name, got)
 		}
 	}
 }
@@ -106,7 +145,7 @@ func TestVolumesOfAnInTreePlugin(t *testing.T) {
 	pv := volume("pv", "", "")
 	pv.Labels = map[string]string{corev1.LabelTopologyZone: "z"}
 	pv.Spec.PersistentVolumeSource = corev1.PersistentVolumeSource{GCEPersistentDisk: &corev1.GCEPersistentDiskVolumeSource{PDName: "disk"}}
-	listed := Listed{map[string][]string{"projects/p/zones/z/disks/disk": {}}, true}
+	listed := Listed{Volumes: map[string][]string{"projects/p/zones/z/disks/disk": {}}, Nodes: true}
 	c := comparison{driver: gce, cluster: ClusterState{Volumes: []*corev1.PersistentVolume{pv}}, listed: listed}
 	if got := c.findings(); len(got) > 0 {
 		t.Errorf("%+v", got)

@@ -87,7 +87,7 @@ func (c *Controller) publish(ctx context.Context, found []Finding, known map[ide
 		count[f.Kind]++
 		if !known[f.identity()] {
 			log.Info("Audit finding", "kind", f.Kind, "object", f.Object,
-				"volumeHandle", f.VolumeHandle, "nodeID", f.Node, "message", f.Message)
+				"volumeHandle", f.VolumeHandle, "snapshotHandle", f.SnapshotHandle, "nodeID", f.Node, "message", f.Message)
 		}
 	}
 	for _, k := range Kinds() {

@@ -10,27 +10,32 @@ type Kind string
 
 // The kinds of findings.
 const (
-	VolumeWithoutPV      Kind = "volume_without_pv"      // listed by the driver, without a PersistentVolume
-	PVWithoutVolume      Kind = "pv_without_volume"      // a PersistentVolume whose volume the driver does not list
-	AttachedNotPublished Kind = "attached_not_published" // status.attached is true, but the driver has not published the volume
-	PublishedNotAttached Kind = "published_not_attached" // published by the driver, without a VolumeAttachment
-	Stuck                Kind = "stuck"                  // deleted longer than Config.StuckAfter ago
+	VolumeWithoutPV        Kind = "volume_without_pv"        // listed by the driver, without a PersistentVolume
+	PVWithoutVolume        Kind = "pv_without_volume"        // a PersistentVolume whose volume the driver does not list
+	VolumeTooSmall         Kind = "volume_too_small"         // listed by the driver with less than the size of its PersistentVolume
+	AttachedNotPublished   Kind = "attached_not_published"   // status.attached is true, but the driver has not published the volume
+	PublishedNotAttached   Kind = "published_not_attached"   // published by the driver, without a VolumeAttachment
+	SnapshotWithoutContent Kind = "snapshot_without_content" // listed by the driver, without a VolumeSnapshotContent
+	ContentWithoutSnapshot Kind = "content_without_snapshot" // a VolumeSnapshotContent whose snapshot the driver does not list
+	Stuck                  Kind = "stuck"                    // deleted longer than Config.StuckAfter ago
 )
 
 // Kinds returns all kinds in the order of reports.
 func Kinds() []Kind {
-	return []Kind{VolumeWithoutPV, PVWithoutVolume, AttachedNotPublished, PublishedNotAttached, Stuck}
+	return []Kind{VolumeWithoutPV, PVWithoutVolume, VolumeTooSmall, AttachedNotPublished, PublishedNotAttached,
+		SnapshotWithoutContent, ContentWithoutSnapshot, Stuck}
 }
 
 // Finding is one difference or one stuck object.
 type Finding struct {
-	Kind         Kind        `json:"kind"`
-	Object       string      `json:"object,omitempty"` // kind and name; "" if there is no object
-	UID          string      `json:"uid,omitempty"`
-	VolumeHandle string      `json:"volumeHandle,omitempty"`
-	Node         string      `json:"node,omitempty"` // the driver's ID of the node
-	Message      string      `json:"message"`
-	Finalizers   []Finalizer `json:"finalizers,omitempty"` // of a [Stuck] object
+	Kind           Kind        `json:"kind"`
+	Object         string      `json:"object,omitempty"` // kind and name; "" if there is no object
+	UID            string      `json:"uid,omitempty"`
+	VolumeHandle   string      `json:"volumeHandle,omitempty"`
+	SnapshotHandle string      `json:"snapshotHandle,omitempty"`
+	Node           string      `json:"node,omitempty"` // the driver's ID of the node
+	Message        string      `json:"message"`
+	Finalizers     []Finalizer `json:"finalizers,omitempty"` // of a [Stuck] object
 }
 
 // Finalizer is a finalizer of a stuck object and the component that removes it.
@@ -41,12 +46,12 @@ type Finalizer struct {
 
 // identity identifies a finding in several scans.
 type identity struct {
-	kind                      Kind
-	object, uid, handle, node string
+	kind                                Kind
+	object, uid, handle, snapshot, node string
 }
 
 func (f Finding) identity() identity {
-	return identity{f.Kind, f.Object, f.UID, f.VolumeHandle, f.Node}
+	return identity{f.Kind, f.Object, f.UID, f.VolumeHandle, f.SnapshotHandle, f.Node}
 }
 
 // persistent returns the findings of now that were also found before. An operation in
@@ -65,7 +70,7 @@ func sorted(findings []Finding) []Finding {
 	slices.SortFunc(findings, func(a, b Finding) int {
 		return cmp.Or(
 			cmp.Compare(slices.Index(Kinds(), a.Kind), slices.Index(Kinds(), b.Kind)), cmp.Compare(a.Object, b.Object),
-			cmp.Compare(a.VolumeHandle, b.VolumeHandle), cmp.Compare(a.Node, b.Node),
+			cmp.Compare(a.VolumeHandle, b.VolumeHandle), cmp.Compare(a.SnapshotHandle, b.SnapshotHandle), cmp.Compare(a.Node, b.Node),
 		)
 	})
 	return findings

@@ -23,6 +23,12 @@ var titles = map[Kind]string{
 	VolumeWithoutPV: "Volumes without a PersistentVolume. Find out whether the data is still needed, then delete the volume " +
 		"in the storage system or create a PersistentVolume for it",
 	PVWithoutVolume: "PersistentVolumes without a volume. The volume was deleted, or the driver does not list every volume",
+	VolumeTooSmall: "Volumes smaller than their PersistentVolume. An expansion did not take effect at the driver, or the volume was " +
+		"shrunk outside of Kubernetes",
+	SnapshotWithoutContent: "Snapshots without a VolumeSnapshotContent. Find out whether the data is still needed, then delete the " +
+		"snapshot in the storage system or create a VolumeSnapshotContent for it",
+	ContentWithoutSnapshot: "VolumeSnapshotContents without a snapshot. The snapshot was deleted, or the driver does not list every " +
+		"snapshot. It cannot be restored",
 	AttachedNotPublished: "Attached, but not published. An attacher with --reconcile-sync publishes the volume again; " +
 		"otherwise delete the VolumeAttachment",
 	PublishedNotAttached: "Published, but not attached. The volume may still be in use on that node. Unpublish it in the storage system",
@@ -62,6 +68,9 @@ func (f Finding) writeText(b *strings.Builder) {
 	}
 	if f.VolumeHandle != "" {
 		parts = append(parts, "volume "+f.VolumeHandle)
+	}
+	if f.SnapshotHandle != "" {
+		parts = append(parts, "snapshot "+f.SnapshotHandle)
 	}
 	if f.Node != "" {
 		parts = append(parts, "node "+f.Node)

@@ -10,7 +10,9 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/metadata"
 
@@ -55,6 +57,7 @@ func nodeIDs(driver string, nodes []*storagev1.CSINode) map[string]string {
 type APIReader struct {
 	client      kubernetes.Interface
 	meta        metadata.Interface
+	dynamic     dynamic.Interface
 	driver      string
 	notes       []string
 	volumes     int
@@ -62,8 +65,8 @@ type APIReader struct {
 }
 
 // NewAPIReader returns a reader of the objects of driver.
-func NewAPIReader(client kubernetes.Interface, meta metadata.Interface, driver string) *APIReader {
-	return &APIReader{client: client, meta: meta, driver: driver}
+func NewAPIReader(client kubernetes.Interface, meta metadata.Interface, dynamic dynamic.Interface, driver string) *APIReader {
+	return &APIReader{client: client, meta: meta, dynamic: dynamic, driver: driver}
 }
 
 // Notes returns the resources that the last Read may not list, and the consequences.
@@ -96,7 +99,31 @@ func (r *APIReader) Read(ctx context.Context) (ClusterState, error) {
 	if err := r.readClaims(ctx, &state); err != nil {
 		return state, err
 	}
+	if err := r.readContents(ctx, &state); err != nil {
+		return state, err
+	}
 	return state, r.readOthers(ctx, &state)
+}
+
+// readContents reads the VolumeSnapshotContents of the driver that have a snapshot.
+func (r *APIReader) readContents(ctx context.Context, state *ClusterState) error {
+	resource := schema.GroupVersionResource{Group: "snapshot.storage.k8s.io", Version: "v1", Resource: "volumesnapshotcontents"}
+	contents, err := kube.ListAll[*unstructured.Unstructured](ctx, r.dynamic.Resource(resource).List)
+	if apierrors.IsNotFound(err) { // the CRD is not installed: every snapshot is without a content
+		err = nil
+	}
+	if ok, err := r.permitted("VolumeSnapshotContents", "snapshots were not compared", err); err != nil || !ok {
+		return err
+	}
+	state.Contents = []Content{}
+	for _, c := range contents {
+		driver, _, _ := unstructured.NestedString(c.Object, "spec", "driver")
+		handle, _, _ := unstructured.NestedString(c.Object, "status", "snapshotHandle")
+		if driver == r.driver && handle != "" {
+			state.Contents = append(state.Contents, Content{c.GetName(), string(c.GetUID()), handle})
+		}
+	}
+	return nil
 }
 
 func (r *APIReader) readAttachments(ctx context.Context, state *ClusterState) error {

@@ -23,7 +23,7 @@ func TestHintAtAPermission(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		_, err = NewAPIReader(client, nil, "d").Read(t.Context())
+		_, err = NewAPIReader(client, nil, nil, "d").Read(t.Context())
 		if err == nil || !strings.Contains(err.Error(), "listing PersistentVolumes") ||
 			strings.Contains(err.Error(), "Grant list") != hint {
 			t.Errorf("%s: %v", host, err)
