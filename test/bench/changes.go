@@ -82,7 +82,8 @@ func (b *bench) changes(done *times, name func(int) string) []action {
 		}},
 		{"unsnapshot", func(ctx context.Context, i int) error {
 			_, err := snapshots.Patch(ctx, name(i), types.MergePatchType,
-				[]byte(`{"metadata":{"annotations":{"snapshot.storage.kubernetes.io/volumesnapshot-being-deleted":"yes"}}}`), metav1.PatchOptions{})
+				[]byte(`{"metadata":{"annotations":{"snapshot.storage.kubernetes.io/volumesnapshot-being-deleted":"yes"}}}`),
+				metav1.PatchOptions{})
 			if err != nil {
 				return err
 			}

@@ -66,7 +66,7 @@ func main() {
 	flag.StringVar(&o.jsonFile, "json", "", "file for the results as JSON; - means standard output, instead of the table")
 	flag.DurationVar(&o.limit, "limit", 15*time.Minute, "give up after this time")
 	o.phases = []string{"provision", "attach", "detach", "delete"}
-	flag.Func("phases", "what is measured, in this order; also expand, modify, snapshot and unsnapshot between provision and delete "+
+	flag.Func("phases", "measured phases, in this order; also expand, modify, snapshot and unsnapshot between provision and delete "+
 		"(default provision,attach,detach,delete)", func(value string) error {
 		o.phases = strings.Split(value, ",")
 		return o.validatePhases()

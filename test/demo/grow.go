@@ -44,7 +44,8 @@ func (d *demo) expand(ctx context.Context) error {
 		return nil
 	})
 	if err == nil {
-		d.numbers = append(d.numbers, fmt.Sprintf("%4.0f ms to expand a volume, 50 ms of them the driver's", time.Since(begin).Seconds()*1000))
+		d.numbers = append(d.numbers, fmt.Sprintf("%4.0f ms to expand a volume, 50 ms of them the driver's",
+			time.Since(begin).Seconds()*1000))
 	}
 	return err
 }
@@ -80,7 +81,8 @@ func (d *demo) snapshot(ctx context.Context) error {
 	}
 	restored := claim("restored", immediate)
 	restored.Spec.Resources.Requests[corev1.ResourceStorage] = resource.MustParse("2Gi")
-	restored.Spec.DataSource = &corev1.TypedLocalObjectReference{APIGroup: ptr.To(snapshotGroup), Kind: "VolumeSnapshot", Name: snapshotName}
+	restored.Spec.DataSource = &corev1.TypedLocalObjectReference{APIGroup: ptr.To(snapshotGroup), Kind: "VolumeSnapshot",
+		Name: snapshotName}
 	if _, err := d.client.CoreV1().PersistentVolumeClaims(namespace).Create(ctx, &restored, metav1.CreateOptions{}); err != nil {
 		return err
 	}

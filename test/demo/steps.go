@@ -196,7 +196,8 @@ func (d *demo) count() error {
 			writes++
 		}
 	}
-	d.numbers = append(d.numbers, fmt.Sprintf("%4d watches, and %d writes for the whole life of %d volumes", watches, writes, alone+d.replicas))
+	d.numbers = append(d.numbers, fmt.Sprintf("%4d watches, and %d writes for the whole life of %d volumes", watches, writes, alone+
+		d.replicas))
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", d.processes[1].Process.Pid))
 	if err != nil {
 		return err

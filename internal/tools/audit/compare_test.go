@@ -216,7 +216,7 @@ func FuzzFindings(f *testing.F) {
 	f.Add("a b c", "b c d", "b:id c:id", "c")
 	f.Fuzz(func(t *testing.T, volumes, listed, published, attached string) {
 		var w ClusterState
-		l := Listed{map[string][]string{}, true}
+		l := Listed{Volumes: map[string][]string{}, Nodes: true}
 		known := map[string]bool{}
 		for i, h := range strings.Fields(volumes) {
 			w.Volumes = append(w.Volumes, volume(fmt.Sprint("pv", i), driver, h))

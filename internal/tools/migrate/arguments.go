@@ -44,7 +44,7 @@ func (s *source) prepare(g *group) {
 	case livenessprobe:
 		s.prepareLivenessprobe(g)
 	case csiSnapshotter:
-		s.groupSnapshotGate()
+		groupSnapshotGate(s)
 		s.carryOver(g.m.Tables, g.note)
 	default:
 		s.carryOver(g.m.Tables, g.note)
@@ -56,7 +56,7 @@ func (s *source) prepare(g *group) {
 }
 
 // groupSnapshotGate replaces the flag of csi-snapshotter before v8.2 with the feature gate.
-func (s *source) groupSnapshotGate() {
+func groupSnapshotGate(s *source) {
 	if f, given := s.lookup("enable-volume-group-snapshots"); given {
 		s.drop(f.name)
 		gate := newSetting("feature-gates", "CSIVolumeGroupSnapshot="+f.value)

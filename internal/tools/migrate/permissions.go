@@ -22,9 +22,9 @@ func (m *migration) notePermissions(g *group) {
 		case csiAttacher:
 			missing = s.attacherPermissions(m.Tables, g.elects())
 		case csiResizer:
-			missing = s.resizerPermissions(m.Tables, g.elects())
+			missing = resizerPermissions(s, m.Tables, g.elects())
 		case csiSnapshotter:
-			missing = s.leasePermissions(m.Tables, g.elects())
+			missing = leasePermissions(s, m.Tables, g.elects())
 		case topolvm:
 			missing = s.nodecontrollerPermissions()
 		}
@@ -41,7 +41,7 @@ func (s *source) provisionerPermissions(t Tables, elects bool) []string {
 		"if the driver supports snapshots, watch and patch on volumesnapshots (deploy/rbac/provisioner-snapshots)",
 		"if the driver supports MODIFY_VOLUME, volumeattributesclasses (deploy/rbac/provisioner-volumeattributesclasses)",
 	}
-	missing = append(missing, s.leasePermissions(t, elects)...)
+	missing = append(missing, leasePermissions(s, t, elects)...)
 	if f, ok := s.lookup("feature-gates"); ok && slices.Contains(strings.Split(f.expanded, ","), "CrossNamespaceVolumeDataSource=true") {
 		missing = append(missing, "referencegrants (deploy/rbac/provisioner-cross-namespace)")
 	}
@@ -49,15 +49,15 @@ func (s *source) provisionerPermissions(t Tables, elects bool) []string {
 }
 
 // leasePermissions returns the permission for a Lease that s did not use.
-func (s *source) leasePermissions(t Tables, elects bool) []string {
+func leasePermissions(s *source, t Tables, elects bool) []string {
 	if elects && !s.on(t, "leader-election") {
 		return []string{"its Lease, because leader election was off (deploy/rbac/" + roles[s.kind] + "-leader-election)"}
 	}
 	return nil
 }
 
-func (s *source) resizerPermissions(t Tables, elects bool) []string {
-	missing := s.leasePermissions(t, elects)
+func resizerPermissions(s *source, t Tables, elects bool) []string {
+	missing := leasePermissions(s, t, elects)
 	if f, given := s.lookup("handle-volume-inuse-error"); !given || isTrue(f.expanded) {
 		missing = append(missing, "if the driver reports PUBLISH_UNPUBLISH_VOLUME, list and watch on volumeattachments, "+
 			"which show whether a volume is in use (deploy/rbac/resizer-attachments)")

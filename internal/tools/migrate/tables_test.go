@@ -21,19 +21,19 @@ func tables() Tables {
 		{Name: "attacher", Options: append(words(`worker-threads default-fstype resync reconcile-sync max-entries`), shared...)},
 		{Name: "capacity", Options: append(words(`node-deployment=bool enable-capacity=bool capacity-threads capacity-poll-interval
 			capacity-ownerref-level capacity-for-immediate-binding=bool kube-api-capacity-qps kube-api-capacity-burst=5`), shared...)},
+		{Name: "nodecontroller", Options: append(words(`profile leader-election-id skip-node-finalize=bool enable-webhooks=bool`),
+			shared...)},
 		{Name: "resizer", Options: append(words(`workers resync-period handle-volume-inuse-error=bool extra-modify-metadata=bool`), shared...)},
 		{Name: "snapshotter", Options: append(words(`worker-threads resync-period snapshot-name-prefix snapshot-name-uuid-length
 			groupsnapshot-name-prefix groupsnapshot-name-uuid-length extra-create-metadata=bool node-deployment=bool`), shared...)},
-		{Name: "nodecontroller", Options: append(words(`profile leader-election-id skip-node-finalize=bool enable-webhooks=bool`),
-			shared...)},
 	}
 	t := Tables{
 		Commands: map[string][]Flag{
 			"provision":      flagsOf(common, roles[0].Options, roles[2].Options),
 			"attach":         flagsOf(common, roles[1].Options),
-			"resize":         flagsOf(common, roles[3].Options),
-			"snapshot":       flagsOf(common, roles[4].Options),
-			"nodecontroller": flagsOf(common, words("csi-socket"), roles[5].Options),
+			"resize":         flagsOf(common, roles[4].Options),
+			"snapshot":       flagsOf(common, roles[5].Options),
+			"nodecontroller": flagsOf(common, words("csi-socket"), roles[3].Options),
 			"all": flagsOf(common, words("csi-socket controllers"), roles[0].Options, roles[1].Options, roles[2].Options,
 				roles[3].Options, roles[4].Options, roles[5].Options),
 		},
