@@ -17,8 +17,8 @@ var manuals = map[string]manual{
   storage-controller attach --help
   storage-controller help config validate`},
 	"all": {`Run every role that the driver supports in one process: the provisioner, the attacher,
-the resizer, the capacity role and the nodecontroller share one connection to the driver,
-one set of watches and one address for metrics and health.
+the resizer, the snapshotter, the capacity role and the nodecontroller share one
+connection to the driver, one set of watches and one address for metrics and health.
 
 The capabilities of the driver decide which roles run, unless --controllers does. A role
 works while it holds its own Lease, which is the Lease of the sidecar that it replaces.

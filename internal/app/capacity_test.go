@@ -122,7 +122,7 @@ func TestCapacitySharesTheLease(t *testing.T) {
 		lease := r.lease(settings.Settings{}, "drv.example.com/x")
 		roles[lease] = append(roles[lease], r.Name)
 	}
-	if got := roles["drv-example-com-x"]; len(roles) != 4 || !slices.Equal(got, []string{"provisioner", "capacity"}) {
+	if got := roles["drv-example-com-x"]; len(roles) != 5 || !slices.Equal(got, []string{"provisioner", "capacity"}) {
 		t.Errorf("the Leases are those of %q", roles)
 	}
 	if alone := capacityAlone.lease(settings.Settings{}, "drv.example.com"); alone != "drv-example-com-capacity" {

@@ -80,7 +80,7 @@ func TestPlanFollowsTheDriver(t *testing.T) {
 		[]string{"provisioner"}) || len(p.Roles) != 1 || p.Roles[0].Lease != "drv-example-com" || len(p.APIs) > 0 {
 		t.Errorf("%v %+v", files, p)
 	}
-	if unknown := c.Plan(csiclient.Driver{}, false); len(unknown.Roles) != 5 || unknown.Roles[0].Lease != "" {
+	if unknown := c.Plan(csiclient.Driver{}, false); len(unknown.Roles) != 6 || unknown.Roles[0].Lease != "" {
 		t.Errorf("%+v", unknown.Roles)
 	}
 	c = configOf(t, All, "--profile=topolvm", "--controllers=nodecontroller", "--leader-election")
