@@ -34,6 +34,7 @@ var everyCapability = []csi.ControllerServiceCapability_RPC_Type{
 	csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME, csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT,
 	csi.ControllerServiceCapability_RPC_CLONE_VOLUME, csi.ControllerServiceCapability_RPC_MODIFY_VOLUME,
 	csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME, csi.ControllerServiceCapability_RPC_GET_CAPACITY,
+	csi.ControllerServiceCapability_RPC_EXPAND_VOLUME,
 }
 
 // applyRendered is applyRBAC for what was rendered: the permissions among the objects.
@@ -68,7 +69,7 @@ func TestOverlaysNeedWhatTheyGrant(t *testing.T) {
 }
 
 func overlayNeedsWhatItGrants(t *testing.T, overlay string) {
-	e := newEnv(t, csitest.Config{Controller: everyCapability, Segments: []map[string]string{{}}}, 2)
+	e := newEnv(t, csitest.Config{Controller: everyCapability, Groups: true, NoNodeExpansion: true, Segments: []map[string]string{{}}}, 2)
 	kubetest.InstallCRDs(t, e.cp)
 	objects := kustomized(t, overlays+overlay)
 	granted := e.applyRendered(objects)
@@ -83,7 +84,7 @@ func overlayNeedsWhatItGrants(t *testing.T, overlay string) {
 		}
 	}
 	class := e.class(false, func(c *storagev1.StorageClass) {
-		c.Parameters = map[string]string{}
+		c.Parameters, c.AllowVolumeExpansion = map[string]string{}, ptr.To(true)
 		for _, purpose := range []string{"provisioner", "controller-publish"} {
 			c.Parameters["csi.storage.k8s.io/"+purpose+"-secret-name"] = "s"
 			c.Parameters["csi.storage.k8s.io/"+purpose+"-secret-namespace"] = e.ns
@@ -110,6 +111,9 @@ func overlayNeedsWhatItGrants(t *testing.T, overlay string) {
 		e.make(c)
 		e.bound(name)
 	}
+	e.request("clone", "2Gi", e.ns+"-fast")
+	e.modified("clone", e.ns+"-fast")
+	e.contentsCreated(e.bound("source"))
 	e.attach("a", e.bound("source"), e.nodes[0])
 	e.attached(1)
 	e.grows("source", e.nodes[0])

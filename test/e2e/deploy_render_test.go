@@ -326,7 +326,8 @@ func TestChartRefusesWrongValues(t *testing.T) {
 		"nodecontroller: {webhooks: {certificate: files}}":            "'/nodecontroller/webhooks/certificate'",
 		"mode: node\nnodecontroller: {webhooks: {enabled: true}}":     "mode node has no node controller",
 		"nodecontroller: {enabled: false, webhooks: {enabled: true}}": "nodecontroller.enabled is false",
-		"{provisioner: {enabled: false}, attacher: {enabled: false}, capacity: {enabled: false}, " +
+		"{provisioner: {enabled: false}, attacher: {enabled: false}, resizer: {enabled: false}, snapshotter: {enabled: false}, " +
+			"capacity: {enabled: false}, " +
 			"nodecontroller: {enabled: false}}": "no role is enabled",
 	} {
 		_, err := tool(t, "", "helm", chart, "x", exampleNamespace, valuesFile(t, values))
