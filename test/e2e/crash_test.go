@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 
 	"github.com/storage-controller/storage-controller/csiclient/csitest"
@@ -226,8 +227,9 @@ func (e *env) snapshot(volume string) {
 		},
 	}, metav1.CreateOptions{})
 	must(err)
-	content.Status = &snapshotv1.VolumeSnapshotContentStatus{SnapshotHandle: &made.Snapshot.SnapshotId, ReadyToUse: ptr.To(true)}
-	_, err = e.snapshots().VolumeSnapshotContents().UpdateStatus(ctx, content, metav1.UpdateOptions{})
+	patch := fmt.Appendf(nil, `{"status":{"snapshotHandle":%q,"readyToUse":true}}`, made.Snapshot.SnapshotId)
+	_, err = e.snapshots().VolumeSnapshotContents().Patch(ctx, content.Name, types.MergePatchType, patch, metav1.PatchOptions{},
+		"status") // a snapshotter may write it, too
 	must(err)
 	s.Status = &snapshotv1.VolumeSnapshotStatus{BoundVolumeSnapshotContentName: &content.Name, ReadyToUse: ptr.To(true)}
 	_, err = e.snapshots().VolumeSnapshots(e.ns).UpdateStatus(ctx, s, metav1.UpdateOptions{})
