@@ -212,7 +212,8 @@ func everythingOn(t *testing.T) *process {
 	e := newEnv(t, csitest.Config{Segments: []map[string]string{{}}, Controller: []csi.ControllerServiceCapability_RPC_Type{
 		csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME, csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME,
 		csi.ControllerServiceCapability_RPC_GET_CAPACITY, csi.ControllerServiceCapability_RPC_LIST_VOLUMES,
-		csi.ControllerServiceCapability_RPC_LIST_VOLUMES_PUBLISHED_NODES,
+		csi.ControllerServiceCapability_RPC_LIST_VOLUMES_PUBLISHED_NODES, csi.ControllerServiceCapability_RPC_EXPAND_VOLUME,
+		csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT,
 	}}, 2)
 	must := func(err error) {
 		t.Helper()
@@ -238,12 +239,15 @@ func everythingOn(t *testing.T) *process {
 	cmd.Env = append(cmd.Env, "NAMESPACE="+e.ns)
 	p := e.start(cmd)
 
-	class := e.class(false, nil)
+	class := e.expandableClass()
+	e.plugin.Next("ControllerExpandVolume", csitest.Fail(codes.Unavailable, "not yet"))
 	e.plugin.Next("CreateVolume", csitest.Fail(codes.Unavailable, "not yet"))
 	e.plugin.Next("ControllerPublishVolume", csitest.Fail(codes.Unavailable, "not yet"))
 	e.claim("c", class)
 	e.attach("a", e.bound("c"), e.nodes[0])
 	e.attached(1)
+	e.request("c", "2Gi", "")
+	e.expanded("c", "2Gi")
 
 	e.eventually("a node has the finalizer", func(ctx context.Context) error {
 		n, err := e.client.CoreV1().Nodes().Get(ctx, e.nodes[1], metav1.GetOptions{})
