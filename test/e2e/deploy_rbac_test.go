@@ -124,9 +124,6 @@ func overlayNeedsWhatItGrants(t *testing.T, overlay string) {
 	e.capacityIs("3Gi", late)
 	e.deleteClass(late)
 	e.leftovers("source", "clone", "restored", "attributes")
-	if overlay == "all-in-one" {
-		e.snapshotted()
-	}
 	e.usesAll(granted, used, refused, func(p permission) bool {
 		switch {
 		case p.verb == "list": // of a server that cannot send it with the watch

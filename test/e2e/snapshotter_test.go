@@ -71,24 +71,6 @@ func (e *env) snapshotReady(name string) {
 	})
 }
 
-// snapshotted has a snapshot created and deleted.
-func (e *env) snapshotted() {
-	e.t.Helper()
-	e.snapshotClass()
-	e.snapshotContent("v1")
-	e.snapshotReady("v1")
-	contents, name := e.snapshots().VolumeSnapshotContents(), e.ns+"-v1"
-	_, err := contents.Patch(e.t.Context(), name, types.MergePatchType,
-		[]byte(`{"metadata":{"annotations":{"snapshot.storage.kubernetes.io/volumesnapshot-being-deleted":"yes"}}}`), metav1.PatchOptions{})
-	e.must(err)
-	e.must(contents.Delete(e.t.Context(), name, metav1.DeleteOptions{}))
-	e.gone("the VolumeSnapshotContent", func(ctx context.Context) error {
-		_, err := contents.Get(ctx, name, metav1.GetOptions{})
-		return err
-	})
-	e.calls("DeleteSnapshot", 1)
-}
-
 // removeSnapshotCRDs deletes the CRDs of snapshots, as an administrator does who also removes the
 // finalizers of the objects.
 func (e *env) removeSnapshotCRDs() {
