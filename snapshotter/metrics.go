@@ -53,20 +53,29 @@ func (c *Controller) counts() counts {
 }
 
 func (c *Controller) registerMetrics(reg prometheus.Registerer) {
-	gauge := func(name, help string, labels prometheus.Labels, value func() float64) {
-		reg.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-			Name: name, Help: help, ConstLabels: labels,
-		}, value))
+	gauge := func(name, help string, value func() float64) {
+		reg.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, value))
 	}
 	gauge("storage_controller_snapshotter_snapshots_indeterminate", "Snapshots and groups with a create call whose outcome is unknown.",
-		nil,
 		func() float64 { return c.counts().indeterminate })
 	gauge("storage_controller_snapshotter_snapshots_not_ready", "Snapshots and groups that exist at the driver and are not ready to use.",
-		nil,
 		func() float64 { return c.counts().notReady })
+	reg.MustRegister(blockedDeletions(c.counts))
+}
+
+// blockedDeletions collects the number of contents whose deletion is blocked.
+type blockedDeletions func() counts
+
+var blockedDesc = prometheus.NewDesc("storage_controller_snapshotter_deletions_blocked",
+	"Contents that are being deleted and cannot be, by reason: release, outcome, secret or error.", []string{"reason"}, nil)
+
+// Describe implements [prometheus.Collector].
+func (b blockedDeletions) Describe(descs chan<- *prometheus.Desc) { descs <- blockedDesc }
+
+// Collect implements [prometheus.Collector].
+func (b blockedDeletions) Collect(values chan<- prometheus.Metric) {
+	n := b()
 	for _, reason := range blockedReasons {
-		gauge("storage_controller_snapshotter_deletions_blocked",
-			"Contents that are being deleted and cannot be, by reason: release, outcome, secret or error.",
-			prometheus.Labels{"reason": reason}, func() float64 { return c.counts().blocked[reason] })
+		values <- prometheus.MustNewConstMetric(blockedDesc, prometheus.GaugeValue, n.blocked[reason], reason)
 	}
 }
