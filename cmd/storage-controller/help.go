@@ -79,11 +79,12 @@ Replaces the Kubernetes controllers of topolvm-controller, for any driver.
 By default it only reports: --node-cleanup=claims or volumes deletes, and requires
 --leader-election. --profile sets the defaults for a known driver, and --print-config
 prints the origin of each setting.`, ""},
-	"nodecontroller remove-finalizers": {`Remove the finalizer of the nodecontroller from all nodes. Do this before you uninstall
-it: a Node with the finalizer cannot be deleted any more. First stop the nodecontroller,
-or set --node-finalizer-mode to another value than manage; otherwise it adds the
-finalizer again. The command checks the nodes again after some seconds. If the finalizer
-is back, it prints the holder of the Lease, and the exit code is 1.`, ""},
+	"nodecontroller remove-finalizers": {`Print the nodes with the finalizer of the nodecontroller; with --yes, remove it. Do this
+when you uninstall the nodecontroller: afterwards nothing else removes the finalizer, and
+a Node with it cannot be deleted. First stop the nodecontroller, or set
+--node-finalizer-mode to another value than manage; otherwise it adds the finalizer
+again. The command checks the nodes again after some seconds. If the finalizer is back,
+the exit code is 1.`, ""},
 	"config": {`Print or validate the configuration that "all" uses. Nothing is started, and neither the
 driver nor the API server is called.`,
 		`  storage-controller config print --config=config.yaml
