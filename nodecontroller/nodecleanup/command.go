@@ -293,7 +293,7 @@ func Approve(ctx context.Context, client kubernetes.Interface, request ApproveRe
 	names := strings.FieldsFunc(cm.Annotations[AnnotationApprove], func(r rune) bool { return r == ',' || r == ' ' })
 	metav1.SetMetaDataAnnotation(&cm.ObjectMeta, AnnotationApprove, strings.Join(sorted(names, request.Nodes), ","))
 	if _, err = maps.Update(ctx, cm, metav1.UpdateOptions{}); err != nil {
-		return fmt.Errorf("approving the clean-up in ConfigMap \"%s/%s\": %w. Try again", request.Namespace, name, err)
+		return fmt.Errorf("approving the cleanup in ConfigMap \"%s/%s\": %w. Try again", request.Namespace, name, err)
 	}
 	_, err = fmt.Fprintf(out, "approved: %s\n", strings.Join(request.Nodes, ", "))
 	return err

@@ -46,7 +46,7 @@ func (p Policy) idle(h host, c cluster) string {
 	case p.SkipNodeFinalize:
 		return "--skip-node-finalize is set"
 	case !p.Deletes() || p.dryRun:
-		return "the mode of the clean-up is " + string(p.mode())
+		return "the mode of the cleanup is " + string(p.mode())
 	case !p.path(PathFinalizer):
 		return "--node-cleanup-paths does not include " + PathFinalizer
 	case h.record.OptedOut:
@@ -81,7 +81,7 @@ func (p Policy) decideDeleting(h host, c cluster, cleaned bool) hostStep {
 		return wait(grace)
 	case h.record.Held != "":
 		return hostStep{action: hostRelease, reason: reasonSkipped,
-			message: "Too many nodes are lost. The node is released; its claims are held until an administrator approves their clean-up"}
+			message: "Too many nodes are lost. The node is released; its claims are held until an administrator approves their cleanup"}
 	case !cleaned:
 		return hostStep{action: hostClean}
 	}
@@ -107,7 +107,7 @@ func (p Policy) decideShared(h host, c cluster) hostStep {
 // timedOut releases Nodes that have waited long enough.
 func (p Policy) timedOut() hostStep {
 	return hostStep{action: hostRelease, reason: reasonTimeout, message: fmt.Sprintf(
-		"The node is released after %v, before its clean-up was complete. The rest follows after --node-missing-grace",
+		"The node is released after %v, before its cleanup was complete. The rest follows after --node-missing-grace",
 		p.NodeFinalizerTimeout)}
 }
 

@@ -52,7 +52,7 @@ func (p Policy) mayClean(t target, c cluster) (reasons []reason) {
 		reasons = append(reasons, reason{ck, name, fmt.Sprintf(format, args...)})
 	}
 	if !p.Deletes() {
-		no(checkMode, "ReportOnly", "the mode of the clean-up is %s", p.mode())
+		no(checkMode, "ReportOnly", "the mode of the cleanup is %s", p.mode())
 	}
 	if why := p.refusal(t.consent); why != "" && !t.always {
 		no(checkScope, "Scope", "%s", why)
@@ -76,7 +76,7 @@ func (p Policy) mayClean(t target, c cluster) (reasons []reason) {
 			no(checkScope, "Scope", "Node %s had the annotation %s: %s when it was deleted", h.name(), p.annotation, disabled)
 		}
 		if (h.record.Held != "" || c.open) && h.record.Approved.IsZero() && !h.record.Planned && !p.command {
-			no(checkBreaker, "TooManyNodesLost", "too many nodes are lost. The clean-up of %s waits for an approval", h.name())
+			no(checkBreaker, "TooManyNodesLost", "too many nodes are lost. The cleanup of %s waits for an approval", h.name())
 		}
 	}
 	if len(t.users) > 0 {

@@ -310,7 +310,7 @@ func (t *observer) announce(ctx context.Context, open bool) {
 		t.c.notify.warn(driver, reasonBreakerOpen, "%d of %d nodes are lost, and at most %d may be. Nothing more is cleaned up until an "+
 			"administrator approves it. Lost: %s", v.lost, v.total, v.limit, shortList(v.names))
 	} else {
-		t.c.notify.send(driver, corev1.EventTypeNormal, reasonBreakerClosed, t.c.notify.prefix+"No clean-up waits for an approval any more")
+		t.c.notify.send(driver, corev1.EventTypeNormal, reasonBreakerClosed, t.c.notify.prefix+"No cleanup waits for an approval any more")
 	}
 	for _, host := range t.lost() {
 		t.queue.Add(host)

@@ -107,7 +107,7 @@ func (t *term) bounded(ctx context.Context, h host, next time.Time, err error) (
 		case err != nil && now.Add(t.c.cfg.RetryIntervalMax).Before(end):
 			return time.Time{}, err
 		case err != nil:
-			klog.FromContext(ctx).Error(err, "Clean-up of a node that is being deleted failed", "node", h.name())
+			klog.FromContext(ctx).Error(err, "Cleanup of a node that is being deleted failed", "node", h.name())
 			return earliest(retry, end), nil
 		default:
 			return earliest(retry, end), nil

@@ -31,7 +31,7 @@ func (g *gatherer) lostNodes(ctx context.Context) {
 		o.LabelSelector = nodecleanup.LabelDriver
 		return g.Kubernetes.CoreV1().ConfigMaps(metav1.NamespaceAll).List(ctx, o)
 	}
-	for _, cm := range list[*corev1.ConfigMap](ctx, g.facts, "clean-up", "ConfigMaps in all namespaces", request).value {
+	for _, cm := range list[*corev1.ConfigMap](ctx, g.facts, "cleanup", "ConfigMaps in all namespaces", request).value {
 		driver := cm.Labels[nodecleanup.LabelDriver]
 		if cm.Name != nodecleanup.ConfigMapName(driver) {
 			continue
@@ -57,22 +57,22 @@ func explainLostNode(e *explanation, n lostNode) {
 	}
 	switch {
 	case n.OptedOut:
-		e.add(Fine, "clean-up", "Node %s of driver %s opted out of the clean-up before it was deleted: nothing is deleted.",
+		e.add(Fine, "cleanup", "Node %s of driver %s opted out of the cleanup before it was deleted: nothing is deleted.",
 			n.name(), n.driver)
 	case n.Since.IsZero():
-		e.add(Waiting, "clean-up", "Node %s of driver %s is being deleted, or its deletion is not confirmed yet.%s",
+		e.add(Waiting, "cleanup", "Node %s of driver %s is being deleted, or its deletion is not confirmed yet.%s",
 			n.name(), n.driver, planned).next("The nodecontroller cleans up when the Node and its CSINode are deleted.")
 	case n.Held != "":
-		e.add(Blocked, "clean-up", "Node %s of driver %s is lost for %s. Its clean-up is held by the %s: too many nodes are lost.",
+		e.add(Blocked, "cleanup", "Node %s of driver %s is lost for %s. Its cleanup is held by the %s: too many nodes are lost.",
 			n.name(), n.driver, e.age(n.Since), n.Held).
 			next("Verify that the node does not return, then run `storage-controller nodecontroller approve --driver-name=%s "+
 				"--namespace=%s "+
 				"%s --yes`.", n.driver, n.namespace, n.name())
 	case !n.Approved.IsZero():
-		e.add(Waiting, "clean-up", "Node %s of driver %s is lost for %s; its clean-up was approved %s ago.",
+		e.add(Waiting, "cleanup", "Node %s of driver %s is lost for %s; its cleanup was approved %s ago.",
 			n.name(), n.driver, e.age(n.Since), e.age(n.Approved)).next("The nodecontroller deletes what its mode and the opt-in allow.")
 	default:
-		e.add(Waiting, "clean-up", "Node %s of driver %s is lost for %s.%s", n.name(), n.driver, e.age(n.Since), planned).
+		e.add(Waiting, "cleanup", "Node %s of driver %s is lost for %s.%s", n.name(), n.driver, e.age(n.Since), planned).
 			next("The nodecontroller cleans up after --node-missing-grace, if its mode and the opt-in allow that, unless the node returns.")
 	}
 }

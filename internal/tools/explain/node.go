@@ -89,7 +89,7 @@ func explainDriverOnNode(e *explanation, name, driver string) {
 		if migration.DriverOfVolume(pv) == driver {
 			names = append(names, pv.Name)
 			if pv.Annotations[nodecleanup.CleanupAnnotation(driver)] == "disabled" {
-				e.add(Fine, "clean-up", "Clean-up of PersistentVolume %q is disabled.", pv.Name)
+				e.add(Fine, "cleanup", "Cleanup of PersistentVolume %q is disabled.", pv.Name)
 			}
 		}
 	}
@@ -97,8 +97,8 @@ func explainDriverOnNode(e *explanation, name, driver string) {
 		e.add(Fine, "volume", "%s of driver %s accessible only from this node: %s.", count(len(names), "volume"), driver, shortList(names))
 	}
 	if e.node.found && e.node.value.Annotations[nodecleanup.CleanupAnnotation(driver)] == "disabled" {
-		e.add(Fine, "clean-up",
-			"Clean-up for driver %s is disabled on the node (annotation %s).", driver, nodecleanup.CleanupAnnotation(driver))
+		e.add(Fine, "cleanup",
+			"Cleanup for driver %s is disabled on the node (annotation %s).", driver, nodecleanup.CleanupAnnotation(driver))
 	}
 	for _, n := range e.lost {
 		if n.driver == driver && (n.Node == name || n.Value == name) {
@@ -114,7 +114,7 @@ func explainCleanUp(e *explanation, pv *corev1.PersistentVolume) {
 		return
 	}
 	if pv.Annotations[nodecleanup.CleanupAnnotation(driver)] == "disabled" {
-		e.add(Fine, "clean-up", "Clean-up of PersistentVolume %q is disabled.", pv.Name)
+		e.add(Fine, "cleanup", "Cleanup of PersistentVolume %q is disabled.", pv.Name)
 	}
 	for _, n := range e.lostNodesOf(pv) {
 		explainLostNode(e, n)

@@ -318,12 +318,12 @@ var situations = map[string]struct {
 		[]string{`blocked  phase      The claim was deleted, but no provisioner deletes the volume: ` +
 			`annotation pv.kubernetes.io/provisioned-by is "", not "DRIVER".`},
 	},
-	"a volume whose clean-up is held": {
+	"a volume whose cleanup is held": {
 		func(s *scene) (string, string) {
 			s.lost(s.ns+"-gone", `{"node":"n7","since":"2026-01-02T03:04:05Z","held":"breaker"}`)
 			return KindVolume, s.volume(corev1.VolumeBound, func(pv *corev1.PersistentVolume) { s.onHost(pv, s.ns+"-gone") })
 		},
-		[]string{"Its clean-up is held by the breaker: too many nodes are lost.",
+		[]string{"Its cleanup is held by the breaker: too many nodes are lost.",
 			"`storage-controller nodecontroller approve --driver-name=DRIVER --namespace=SCENE n7 --yes`",
 			"No node matches the node affinity of the volume: DRIVER/host in (SCENE-gone)."},
 	},

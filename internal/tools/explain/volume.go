@@ -128,7 +128,7 @@ func explainAffinity(e *explanation) {
 	names := e.nodesMatching(affinity)
 	if len(names) == 0 {
 		e.add(Blocked, "node", "No node matches the node affinity of the volume: %s.", selectorText(affinity)).
-			next("Bring the node back, or delete the claim if its data is lost. See docs/nodecontroller.md for the automatic clean-up.")
+			next("Bring the node back, or delete the claim if its data is lost. See docs/nodecontroller.md for the automatic cleanup.")
 		return
 	}
 	e.add(Fine, "node", "The volume is accessible from %s: %s.", count(len(names), "node"), shortList(names))
