@@ -229,37 +229,6 @@ func TestNodecontrollerWarnsOfCapacityTwice(t *testing.T) {
 	}
 }
 
-// TestNodecontrollerClusterDomain: a certificate that the process makes itself is for the
-// names of its Service in a cluster whose domain is another one.
-func TestNodecontrollerClusterDomain(t *testing.T) {
-	e := newEnv(t, csitest.Config{}, 0)
-	path, err := binary()
-	if err != nil {
-		t.Fatal(err)
-	}
-	e.start(exec.Command(path, "nodecontroller", "--kubeconfig", e.cp.Kubeconfig(), "--driver-name", e.plugin.Name(),
-		"--leader-election-id=domain",
-		"--enable-webhooks", "--webhook-addr=127.0.0.1:0", "--webhook-cert-mode=self-signed", "--webhook-cert-secret=certs",
-		"--webhook-service=hook",
-		"--webhook-config-name="+e.ns, "--webhook-cluster-domain=corp.example"))
-	want := "hook." + e.ns + ".svc.corp.example"
-	e.eventually("the certificate is for "+want, func(ctx context.Context) error {
-		secret, err := e.client.CoreV1().Secrets(e.ns).Get(ctx, "certs", metav1.GetOptions{})
-		if err != nil {
-			return err
-		}
-		block, _ := pem.Decode(secret.Data["tls.crt"])
-		if block == nil {
-			return errors.New("there is none")
-		}
-		leaf, err := x509.ParseCertificate(block.Bytes)
-		if err != nil {
-			return err
-		}
-		return leaf.VerifyHostname(want)
-	})
-}
-
 // writePair puts a certificate and its key into dir, as a mounted Secret has them.
 func writePair(t *testing.T, dir string) {
 	t.Helper()
