@@ -158,6 +158,16 @@ func TestFailedVolume(t *testing.T) {
 	f.claimDeleted("c1")
 }
 
+// TestCheckIsCountedAfterTheGrace: the gauge names the check that keeps a volume once the grace is over.
+func TestCheckIsCountedAfterTheGrace(t *testing.T) {
+	f := scenario(t, nil)
+	f.bound("a", "n")
+	f.pod("p", "a", f.name("keep"))
+	f.start()
+	f.metric(1, blockedGauge, "grace")
+	f.metric(1, blockedGauge, "use")
+}
+
 // TestSkippedNamesTheReason: the reason is constant and precedes the case.
 func TestSkippedNamesTheReason(t *testing.T) {
 	f := scenario(t, nil)

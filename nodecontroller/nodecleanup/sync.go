@@ -71,6 +71,7 @@ func (t *term) sync(ctx context.Context, value string) (next time.Time, err erro
 		case hostRelease:
 			again, err = t.release(ctx, h, st)
 		case hostClean:
+			t.remember(value, func(m *memory) { m.state = st.state }) // the grace is over
 			next, err = pass{t, h}.clean(ctx)
 			cleaned, again = true, err == nil && next.IsZero()
 		}
