@@ -65,7 +65,7 @@ func (p Policy) lastSeenIn(r LostNode, h host) LostNode {
 	case l.name == "":
 		return r
 	case h.recorded && r.UID == l.uid: // it may have opted out last
-		r.OptedOut = r.OptedOut || l.optedOut
+		r.OptedOut = r.OptedOut || l.optedOut && !l.recorded
 		return r
 	case !h.recorded || r.UID != "" && r.Since.IsZero() || !r.Since.IsZero() && l.at.After(r.Since):
 		r = LostNode{Value: h.value, Acted: r.Acted, Cordoned: l.cordoned, Planned: l.cordoned && h.drained,

@@ -48,6 +48,9 @@ func (c *Controller) watch() {
 	}
 	if c.configMap != nil {
 		changed := func(cm *corev1.ConfigMap) {
+			for _, r := range ParseLostNodes(cm) {
+				c.index.recorded(r)
+			}
 			if t := c.term.Load(); t != nil && t.records.version() != cm.ResourceVersion {
 				c.enqueue(recordsKey)
 			}

@@ -37,6 +37,7 @@ type lastSeen struct {
 	uid                types.UID
 	cordoned, optedOut bool
 	at                 time.Time
+	recorded           bool // a record has the opt-out, see recorded
 }
 
 // lastSeenAge bounds the memory for deleted nodes. The records outlive it.
@@ -157,8 +158,20 @@ func (i *index) dropNode(node *corev1.Node, annotation string, now time.Time) []
 	delete(i.nodes, node.Name)
 	touched := i.rename(node.Name)
 	maps.DeleteFunc(i.deleted, func(_ string, l lastSeen) bool { return now.Sub(l.at) > lastSeenAge })
-	i.deleted[hostOf(node, i.key)] = lastSeen{node.Name, node.UID, node.Spec.Unschedulable, node.Annotations[annotation] == disabled, now}
+	i.deleted[hostOf(node, i.key)] = lastSeen{name: node.Name, uid: node.UID, cordoned: node.Spec.Unschedulable,
+		optedOut: node.Annotations[annotation] == disabled, at: now}
 	return touched
+}
+
+// recorded remembers that r has the opt-out of its deleted Node. From then on the record decides,
+// because an administrator may remove the opt-out there.
+func (i *index) recorded(r LostNode) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if l := i.deleted[r.Value]; r.OptedOut && l.uid == r.UID && l.name != "" {
+		l.recorded = true
+		i.deleted[r.Value] = l
+	}
 }
 
 // rename updates what follows from a Node and its CSINode.

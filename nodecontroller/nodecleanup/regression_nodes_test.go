@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -438,6 +439,21 @@ func TestOptOutOfANode(t *testing.T) {
 		if err := <-done; !errors.Is(err, context.Canceled) {
 			t.Error(err)
 		}
+	})
+	t.Run("is_removed_from_the_record", func(t *testing.T) {
+		f := scenario(t, nil)
+		f.node("n")
+		f.says("Node", "n", disabled)
+		_, pvc := f.bound("a", "n")
+		f.start()
+		f.observedNodes()
+		f.deleteNode("n")
+		f.optedOut("n")
+		f.stays(2*shortGrace, pvc)
+		f.changeRecords(func(cm *corev1.ConfigMap) {
+			cm.Data[f.name("n")] = strings.Replace(cm.Data[f.name("n")], `"optedOut":true`, `"optedOut":false`, 1)
+		})
+		f.claimDeleted("a")
 	})
 	t.Run("volume_is_created_later", func(t *testing.T) {
 		f := scenario(t, nil)
