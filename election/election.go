@@ -15,7 +15,7 @@ import (
 )
 
 // ErrLost is the cancellation cause of a term whose Lease could not be renewed in time, or was
-// acquired by another replica.
+// acquired by another replica. A [Lead] that returns it gives the Lease back, and the election begins again.
 var ErrLost = errors.New("lost the Lease")
 
 // Config configures the timing of leader election.
@@ -102,7 +102,7 @@ func NewCandidate(cfg Config, lock resourcelock.Interface, metrics *Metrics) (*C
 func (c *Candidate) Check(r *http.Request) error { return c.health.Check(r) }
 
 // Campaign tries to acquire the Lease until ctx ends, and calls lead in each term. If lead returns
-// before the end of its context, Campaign returns its error. The Lease is released before Campaign
+// before the end of its context with another error than [ErrLost], Campaign returns its error. The Lease is released before Campaign
 // returns.
 func (c *Candidate) Campaign(ctx context.Context, lead Lead) error {
 	for {
@@ -113,7 +113,7 @@ func (c *Candidate) Campaign(ctx context.Context, lead Lead) error {
 		case !errors.Is(err, ErrLost):
 			return err
 		}
-		klog.FromContext(ctx).Info("Lost the Lease, now standby", "lease", c.lock.Describe())
+		klog.FromContext(ctx).Info("Lost the Lease, now standby", "lease", c.lock.Describe(), "cause", err.Error())
 	}
 }
 

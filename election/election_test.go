@@ -267,6 +267,27 @@ func TestWorkThatEndsByItselfReleases(t *testing.T) {
 	}
 }
 
+// TestWorkGivesTheLeaseBack: a leader that may not work as leader campaigns again with the Lease released.
+func TestWorkGivesTheLeaseBack(t *testing.T) {
+	c := kubetest.Get(t)
+	ns := kubetest.Namespace(t, c)
+	r := newReplica(t, c, ns, "first")
+	ctx, cancel := context.WithCancel(t.Context())
+	var transitions []int32
+	if err := r.Campaign(ctx, func(context.Context) error {
+		if transitions = append(transitions, *lease(t, c, ns).Spec.LeaseTransitions); len(transitions) == 2 {
+			cancel()
+			return nil
+		}
+		return fmt.Errorf("%w to another component", ErrLost)
+	}); err != nil {
+		t.Error(err)
+	}
+	if len(transitions) != 2 || transitions[0] == transitions[1] {
+		t.Errorf("the transitions of the Lease are %v in the terms", transitions)
+	}
+}
+
 func TestStandbyEndsAtOnce(t *testing.T) {
 	c := kubetest.Get(t)
 	ns := kubetest.Namespace(t, c)

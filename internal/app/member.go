@@ -2,6 +2,7 @@ package app
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -10,6 +11,8 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/klog/v2"
+
+	"github.com/storage-controller/storage-controller/election"
 )
 
 // startRetry is the back-off after which a disabled role is started again.
@@ -73,11 +76,11 @@ func (m *member) setDisabled(a activity, reason string) string {
 }
 
 // retry calls try again, with back-off, until it succeeds after having failed with err, or ctx ends. For a named
-// role it returns err instead.
+// role, and for [election.ErrLost], it returns err instead.
 func (m *member) retry(ctx context.Context, a activity, backoff wait.Backoff, err error, try func(context.Context) error) error {
 	log := klog.FromContext(ctx)
 	for err != nil && ctx.Err() == nil {
-		if m.named {
+		if m.named || errors.Is(err, election.ErrLost) {
 			return fmt.Errorf("%s: %w", m.name, err)
 		}
 		delay := backoff.Step()

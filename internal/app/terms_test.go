@@ -3,12 +3,14 @@ package app
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/storage-controller/storage-controller/election"
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/workloop"
 	"github.com/storage-controller/storage-controller/metrics"
@@ -136,6 +138,20 @@ func TestRoleThatIsNotNamed(t *testing.T) {
 		drain(workloop.ErrDrain)
 		if err := <-done; err != nil {
 			t.Error(err)
+		}
+	})
+}
+
+// TestRoleGivesTheLeaseBack: a role that may not lead ends the term, and is not disabled.
+func TestRoleGivesTheLeaseBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMember("x", false, nil)
+		m.controller = replica{run: func(context.Context) error { return fmt.Errorf("%w to another component", election.ErrLost) }}
+		close(m.synced)
+		e := &entry{members: []*member{m}, retry: startRetry}
+		begin := time.Now()
+		if err := e.lead(t.Context()); !errors.Is(err, election.ErrLost) || m.disabled() != "" || time.Since(begin) > 0 {
+			t.Errorf("got %v after %v, disabled %q", err, time.Since(begin), m.disabled())
 		}
 	})
 }

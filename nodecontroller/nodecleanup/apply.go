@@ -41,45 +41,64 @@ type result struct {
 	step    step     // of a volume, by the live read
 }
 
-// permit reports whether a target of hosts may be deleted now. read reads the target from the API
-// server, and is called again if a record had to be written in between. Nothing is deleted without
-// permit.
-func (c *cleaner) permit(
-	ctx context.Context, hosts []host, read func() (target, bool, error),
-) (reasons []reason, ok bool, err error) {
+// attempt deletes a target of hosts with act, if it may be deleted now. read reads the target from the API server,
+// and is called again if a record had to be written in between. Nothing is deleted without attempt.
+func (c *cleaner) attempt(
+	ctx context.Context, hosts []host, read func() (t target, exists bool, err error), act func() error,
+) (result, error) {
 	sanity := slices.ContainsFunc(hosts, func(h host) bool { return h.state == missing })
 	for recorded := false; ; recorded = true {
 		if err := c.confirm(ctx); err != nil {
-			return nil, false, err
+			return result{}, err
 		}
 		state, err := c.cluster(ctx, sanity)
 		if err != nil {
-			return nil, false, err
+			return result{}, err
 		}
 		t, exists, err := read()
 		if err != nil || !exists {
-			return nil, false, err
+			return result{}, err
 		}
 		state.now = time.Now()
 		if reasons := c.policy.mayClean(t, state); len(reasons) > 0 {
-			return reasons, false, nil
+			return result{reasons: reasons}, nil
 		}
-		var values []string
-		for _, h := range t.hosts {
-			values = append(values, h.value)
+		if c.policy.plan {
+			return result{}, nil
 		}
 		if !recorded {
+			var values []string
+			for _, h := range t.hosts {
+				values = append(values, h.value)
+			}
 			if wrote, err := c.acts(ctx, values); err != nil {
-				return nil, false, err
+				return result{}, err
 			} else if wrote {
 				continue // time has passed since the reads
 			}
 		}
 		if !c.allow() {
-			return []reason{{checkRate, "RateLimited", "--node-cleanup-qps is used up"}}, false, nil
+			return result{reasons: []reason{{checkRate, "RateLimited", "--node-cleanup-qps is used up"}}}, nil
 		}
-		return nil, true, nil
+		err = act()
+		return result{done: err == nil}, err
 	}
+}
+
+// send sends a request that deletes obj or removes finalizers, counts it, and logs it with details.
+func (c *cleaner) send(
+	ctx context.Context, action, kind string, obj metav1.Object, request func(ctx context.Context) error, details ...any,
+) error {
+	ctx, cancel := context.WithTimeout(ctx, c.live.timeout)
+	defer cancel()
+	err := request(ctx)
+	c.metrics.action(action, c.policy, err)
+	if err != nil && !kube.IsNotFound(err) {
+		return fmt.Errorf("cleaning up after a deleted node: %s of %s %q: %w", action, kind, kube.Key(obj), err)
+	}
+	klog.FromContext(ctx).Info("Cleaned up after a deleted node", append([]any{"action", action, "kind", kind, "object", kube.Key(obj),
+		"dryRun", c.policy.dryRun}, details...)...)
+	return nil
 }
 
 // remove takes the step want for a volume, if the API server agrees that it is the next one, and
@@ -92,30 +111,26 @@ func (c *cleaner) remove(ctx context.Context, seen volume, want action) (r resul
 	}
 	defer release()
 	var v volume
-	reasons, ok, err := c.permit(ctx, seen.hosts, func() (t target, exists bool, err error) {
+	var st step
+	r, err = c.attempt(ctx, seen.hosts, func() (t target, exists bool, err error) {
 		if v, err = c.gather.volume(ctx, seen.pv.Name); err != nil || v.pv == nil || v.pv.UID != seen.pv.UID {
 			return t, false, err
 		}
 		v.sent = seen.sent
-		r.step = c.policy.nextStep(v, time.Now())
-		agreed := r.step.action == want || want == "" && r.step.action.deletes()
-		return target{hosts: v.hosts, consent: v.consent, users: v.users}, agreed, nil
+		st = c.policy.nextStep(v, time.Now())
+		return v.target(), st.action == want || want == "" && st.action.deletes(), nil
+	}, func() error {
+		switch st.action {
+		case doDeleteClaim:
+			return c.deleteClaim(ctx, v.claim, v.pv, fmt.Sprintf("Claim %s was deleted: node %s, which had its volume, was deleted",
+				kube.Key(v.claim), v.hosts[0].name()))
+		case doDeleteVolume:
+			return c.deleteVolume(ctx, v)
+		default:
+			return c.removeFinalizers(ctx, v.pv)
+		}
 	})
-	if r.reasons = reasons; err != nil || !ok {
-		return r, err
-	}
-	ctx, cancel := context.WithTimeout(ctx, c.live.timeout)
-	defer cancel()
-	switch r.step.action {
-	case doDeleteClaim:
-		err = c.deleteClaim(ctx, v.claim, v.pv, fmt.Sprintf("Claim %s was deleted: node %s, which had its volume, was deleted",
-			kube.Key(v.claim), v.hosts[0].name()))
-	case doDeleteVolume:
-		err = c.deleteVolume(ctx, v)
-	case doRemoveFinalizers:
-		err = c.removeFinalizers(ctx, v.pv)
-	}
-	r.done = err == nil
+	r.step = st
 	return r, err
 }
 
@@ -135,32 +150,27 @@ func (c *cleaner) dryRun() []string {
 
 // deleteClaim deletes a claim, and sends message as an event about obj.
 func (c *cleaner) deleteClaim(ctx context.Context, claim *corev1.PersistentVolumeClaim, obj object, message string) error {
-	err := c.live.client.CoreV1().PersistentVolumeClaims(claim.Namespace).Delete(ctx, claim.Name, c.preconditions(claim))
-	c.metrics.action("claim_delete", c.policy, err)
-	if err != nil && !kube.IsNotFound(err) {
-		return fmt.Errorf("deleting PersistentVolumeClaim %q of a deleted node: %w", kube.Key(claim), err)
+	err := c.send(ctx, "claim_delete", "PersistentVolumeClaim", claim, func(ctx context.Context) error {
+		return c.live.client.CoreV1().PersistentVolumeClaims(claim.Namespace).Delete(ctx, claim.Name, c.preconditions(claim))
+	})
+	if err == nil {
+		c.notify.warn(obj, reasonClaimDeleted, "%s", message)
 	}
-	klog.FromContext(ctx).Info("Claim deleted", "persistentVolumeClaim", kube.Key(claim), "dryRun", c.policy.dryRun)
-	c.notify.warn(obj, reasonClaimDeleted, "%s", message)
-	return nil
+	return err
 }
 
 func (c *cleaner) deleteVolume(ctx context.Context, v volume) error {
 	const text = "PersistentVolume %s %s without its driver, which ran on node %s. Erase the disks of that node before you use them again"
 	// The event precedes the deletion, after which the object may not exist.
 	c.notify.seldom(v.pv, reasonForceRemoved, "", fmt.Sprintf(text, v.pv.Name, "is being removed", v.hosts[0].name()))
-	err := c.live.client.CoreV1().PersistentVolumes().Delete(ctx, v.pv.Name, c.preconditions(v.pv))
-	c.metrics.action("pv_delete", c.policy, err)
-	if err != nil && !kube.IsNotFound(err) {
-		return fmt.Errorf("deleting PersistentVolume %q of a deleted node: %w", v.pv.Name, err)
-	}
-	klog.FromContext(ctx).Info("Volume deleted without its driver", "persistentVolume", v.pv.Name,
-		"volumeHandle", v.pv.Spec.CSI.VolumeHandle, "dryRun", c.policy.dryRun)
-	if ref := v.pv.Spec.ClaimRef; ref != nil {
+	err := c.send(ctx, "pv_delete", "PersistentVolume", v.pv, func(ctx context.Context) error {
+		return c.live.client.CoreV1().PersistentVolumes().Delete(ctx, v.pv.Name, c.preconditions(v.pv))
+	}, "volumeHandle", v.pv.Spec.CSI.VolumeHandle)
+	if ref := v.pv.Spec.ClaimRef; err == nil && ref != nil {
 		ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: ref.Namespace, UID: v.namespace}}
 		c.notify.warn(ns, reasonForceRemoved, text, v.pv.Name, "was removed", v.hosts[0].name())
 	}
-	return nil
+	return err
 }
 
 // removeFinalizers removes the removable finalizers of the version of pv that was read.
@@ -170,12 +180,9 @@ func (c *cleaner) removeFinalizers(ctx context.Context, pv *corev1.PersistentVol
 		return err
 	}
 	data = append([]byte(fmt.Sprintf(`[{"op":"test","path":"/metadata/resourceVersion","value":%q},`, pv.ResourceVersion)), data[1:]...)
-	_, err = c.live.client.CoreV1().PersistentVolumes().Patch(ctx, pv.Name, types.JSONPatchType, data,
-		metav1.PatchOptions{DryRun: c.dryRun()})
-	c.metrics.action("finalizer_remove", c.policy, err)
-	if err != nil && !kube.IsNotFound(err) {
-		return fmt.Errorf("removing finalizers of PersistentVolume %q of a deleted node: %w", pv.Name, err)
-	}
-	klog.FromContext(ctx).Info("Finalizers of volume removed", "persistentVolume", pv.Name, "dryRun", c.policy.dryRun)
-	return nil
+	return c.send(ctx, "finalizer_remove", "PersistentVolume", pv, func(ctx context.Context) error {
+		_, err := c.live.client.CoreV1().PersistentVolumes().Patch(ctx, pv.Name, types.JSONPatchType, data,
+			metav1.PatchOptions{DryRun: c.dryRun()})
+		return err
+	})
 }

@@ -123,8 +123,7 @@ func (p pass) cleanVolume(ctx context.Context, v volume) (next time.Time, full b
 
 // remove takes one step for a volume, unless the caches already know a reason against it.
 func (p pass) remove(ctx context.Context, v volume, want action) (result, error) {
-	goal := target{hosts: v.hosts, consent: v.consent, users: v.users}
-	if reasons := p.policy.mayClean(goal, p.cachedCluster(ctx)); len(reasons) > 0 {
+	if reasons := p.policy.mayClean(v.target(), p.cachedCluster(ctx)); len(reasons) > 0 {
 		return result{reasons: reasons}, nil
 	}
 	if p.h.state == missing {
@@ -161,7 +160,7 @@ func (p pass) reread(ctx context.Context, v volume) (volume, error) {
 // path cleans it up after them, so the Node of h need not wait.
 func (p pass) leftToOthers(ctx context.Context, v volume) bool {
 	others := slices.DeleteFunc(slices.Clone(v.hosts), func(o host) bool { return o.value == p.h.value })
-	return len(others) > 0 && len(p.policy.mayClean(target{hosts: others, always: true}, p.cachedCluster(ctx))) > 0
+	return len(others) > 0 && len(p.policy.mayClean(target{hosts: others}, p.cachedCluster(ctx))) > 0
 }
 
 // failedVolume reports a missing permission for a volume, and returns err.

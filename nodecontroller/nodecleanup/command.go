@@ -1,6 +1,7 @@
 package nodecleanup
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -37,11 +38,12 @@ type CleanupRequest struct {
 type command struct {
 	request CleanupRequest
 	cleaner *cleaner
-	listed  *index // of all Nodes and CSINodes
-	key     string
+	listed  *index              // of all Nodes and CSINodes
 	records map[string]LostNode // of the Node, by value of the topology key
 	system  types.UID           // of the namespace kube-system
-	refused map[string]bool
+	table   *tabwriter.Writer
+	printed map[string]string // last row of each volume
+	kept    int               // volumes
 }
 
 // Cleanup prints what it would delete of a deleted node, and with Yes or DryRun deletes it. All checks
@@ -55,13 +57,13 @@ func Cleanup(ctx context.Context, cfg Config, client kubernetes.Interface, reque
 		cfg.NodeCleanup = ModeVolumes
 	}
 	p := newPolicy(cfg.Settings, request.Driver)
-	p.command, p.dryRun = true, request.DryRun
-	c := &command{request: request, records: map[string]LostNode{}, refused: map[string]bool{}}
+	p.command, p.dryRun, p.plan = true, request.DryRun, !request.Yes && !request.DryRun
+	c := &command{request: request, records: map[string]LostNode{}, printed: map[string]string{}}
 	c.records[request.Node] = LostNode{Value: request.Node, Node: request.Node}
 	l := live{client, cfg.Timeout}
 	c.cleaner = &cleaner{
 		policy: p, live: l, cluster: c.cluster,
-		gather:  gatherer{p, func() string { return c.key }, l, c.record, func(v string) []string { return c.listed.nodesNamed(v) }},
+		gather:  gatherer{p, c.key, l, c.record, func(v string) []string { return c.listed.nodesNamed(v) }},
 		notify:  newNotifier(sendEvent(ctx, client, request.Driver), request.DryRun),
 		metrics: newMetrics(prometheus.NewRegistry(), func() counts { return counts{} }),
 		confirm: func(context.Context) error { return nil }, allow: func() bool { return true },
@@ -71,16 +73,15 @@ func Cleanup(ctx context.Context, cfg Config, client kubernetes.Interface, reque
 	if err != nil {
 		return err
 	}
-	if err := c.plan(ctx, volumes, out); err != nil || !request.Yes && !request.DryRun {
+	c.table = tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
+	fmt.Fprintln(c.table, "VOLUME\tCLAIM\tSTEP\tREASON")
+	if len(volumes) == 0 {
+		fmt.Fprintf(c.table, "-\t-\tnothing\tno volume of the driver belongs to node %s\n", request.Node)
+	}
+	if err := c.run(ctx, volumes); err != nil || p.plan || c.kept == 0 {
 		return err
 	}
-	if err := c.carryOut(ctx, volumes, out); err != nil {
-		return err
-	}
-	if n := len(c.refused); n > 0 {
-		return fmt.Errorf("%w: %d volumes were kept", ErrRefused, n)
-	}
-	return nil
+	return fmt.Errorf("%w: %d volumes were kept", ErrRefused, c.kept)
 }
 
 func (c *command) record(value string) (LostNode, bool) {
@@ -88,9 +89,14 @@ func (c *command) record(value string) (LostNode, bool) {
 	return r, ok
 }
 
+func (c *command) key() string {
+	key, _ := c.listed.topologyKey()
+	return key
+}
+
 // prepare returns the volumes of the Node. It refuses if anything exists that may be the Node.
 func (c *command) prepare(ctx context.Context) (found []volume, err error) {
-	l, p := c.cleaner.live, c.cleaner.policy
+	l := c.cleaner.live
 	if c.request.Namespace != "" {
 		records, err := ReadLostNodes(ctx, l.client, c.request.Namespace, c.request.Driver)
 		if err != nil {
@@ -112,7 +118,7 @@ func (c *command) prepare(ctx context.Context) (found []volume, err error) {
 	}
 	volumes, err := list[*corev1.PersistentVolume](ctx, l, "PersistentVolumes", l.client.CoreV1().PersistentVolumes().List)
 	for _, pv := range volumes {
-		values, _ := localValues(pv, p.driver, c.key)
+		values, _ := localValues(pv, c.request.Driver, c.key())
 		if slices.ContainsFunc(values, func(v string) bool { _, ok := c.records[v]; return ok }) {
 			found = append(found, volume{pv: pv, hosts: []host{{value: values[0], state: missing}}})
 		}
@@ -125,8 +131,7 @@ func (c *command) list(ctx context.Context) (err error) {
 	if c.listed, err = c.cleaner.live.index(ctx, c.request.Driver, c.cleaner.policy.TopologyNodeKey); err != nil {
 		return err
 	}
-	key, problem := c.listed.topologyKey()
-	if c.key = key; problem != "" {
+	if _, problem := c.listed.topologyKey(); problem != "" {
 		return fmt.Errorf("finding the volumes of node %q: %s. Set --topology-node-key", c.request.Node, problem)
 	}
 	for value := range c.records {
@@ -138,111 +143,80 @@ func (c *command) list(ctx context.Context) (err error) {
 }
 
 // cluster reads the state of the cluster.
-func (c *command) cluster(ctx context.Context, _ bool) (cluster, error) {
-	s := cluster{now: time.Now(), bare: c.listed.bareNodes()}
-	var err error
-	if s.readyNode, err = c.cleaner.live.ready(ctx, c.listed.readyNodes(), c.request.Driver); err != nil {
-		return s, err
-	}
-	ns, err := c.cleaner.live.namespace(ctx, metav1.NamespaceSystem)
-	s.sameCluster = ns != nil && ns.UID == c.system
+func (c *command) cluster(ctx context.Context, _ bool) (s cluster, err error) {
+	s = cluster{now: time.Now(), bare: c.listed.bareNodes()}
+	s.readyNode, s.sameCluster, err = c.cleaner.live.sanity(ctx, c.listed.readyNodes(), c.request.Driver, c.system)
 	return s, err
 }
 
-// plan prints the next step for each volume.
-func (c *command) plan(ctx context.Context, volumes []volume, out io.Writer) error {
-	table := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
-	fmt.Fprintln(table, "VOLUME\tCLAIM\tNEXT STEP\tREASON")
-	state, err := c.cluster(ctx, true)
-	if err != nil {
-		return err
-	}
-	var errs []error
-	for _, seen := range volumes {
-		v, err := c.cleaner.gather.volume(ctx, seen.pv.Name)
-		if err != nil {
-			fmt.Fprintf(table, "%s\t-\tunknown\t%v\n", seen.pv.Name, err)
-			errs = append(errs, fmt.Errorf("PersistentVolume %q: %w", seen.pv.Name, err))
-		}
-		if err != nil || v.pv == nil {
-			continue
-		}
-		st, claim := c.cleaner.policy.nextStep(v, state.now), "-"
-		if v.claim != nil {
-			claim = kube.Key(v.claim)
-		}
-		what, why := string(st.action), strings.Trim(st.reason+": "+st.message, ": ")
-		reasons := c.cleaner.policy.mayClean(target{hosts: v.hosts, consent: v.consent, users: v.users}, state)
-		if st.action.deletes() && len(reasons) > 0 {
-			what, why = "refused", reasons[0].String()
-		}
-		fmt.Fprintf(table, "%s\t%s\t%s\t%s\n", v.pv.Name, claim, what, why)
-	}
-	if len(volumes) == 0 {
-		fmt.Fprintf(table, "-\t-\tnothing\tno volume of the driver belongs to node %s\n", c.request.Node)
-	}
-	err = table.Flush()
-	if c.request.Yes || c.request.DryRun { // every volume is tried
-		return err
-	}
-	return errors.Join(append(errs, err)...)
-}
-
-// carryOut takes steps until nothing is left to do, or the time to wait is over.
-func (c *command) carryOut(ctx context.Context, volumes []volume, out io.Writer) error {
+// run takes steps until nothing is left to do, or the time to wait is over. For a plan it takes none.
+func (c *command) run(ctx context.Context, volumes []volume) (err error) {
 	end := time.Now().Add(c.request.Wait)
-	var errs []error
 	for {
 		volumes = slices.DeleteFunc(volumes, func(v volume) bool {
-			again, err := c.settle(ctx, v, out)
-			if err != nil {
-				errs = append(errs, fmt.Errorf("PersistentVolume %q: %w", v.pv.Name, err))
-			}
-			return err != nil || !again || ctx.Err() != nil
+			again, e := c.settle(ctx, v)
+			err = errors.Join(err, e)
+			return e != nil || !again || ctx.Err() != nil
 		})
+		err = errors.Join(err, c.table.Flush())
 		switch {
-		case len(volumes) == 0 || ctx.Err() != nil:
-			return errors.Join(append(errs, context.Cause(ctx))...)
+		case len(volumes) == 0 || c.cleaner.policy.plan || ctx.Err() != nil:
+			return errors.Join(err, context.Cause(ctx))
 		case !time.Now().Before(end):
-			return errors.Join(append(errs, fmt.Errorf("%d volumes still wait for their claims, such as %s. Run the command again later",
-				len(volumes), volumes[0].pv.Name))...)
+			return errors.Join(err, fmt.Errorf("%d volumes still wait for their claims, such as %s. Run the command again later",
+				len(volumes), volumes[0].pv.Name))
 		}
 		select {
 		case <-ctx.Done():
 		case <-time.After(time.Second):
 		}
-		if err := c.list(ctx); err != nil {
-			return errors.Join(append(errs, err)...)
+		if e := c.list(ctx); e != nil {
+			return errors.Join(err, e)
 		}
 	}
 }
 
 // settle takes the steps for a volume that can be taken now. again means that more follow later.
-func (c *command) settle(ctx context.Context, v volume, out io.Writer) (again bool, err error) {
+func (c *command) settle(ctx context.Context, v volume) (again bool, err error) {
 	for range maxRounds {
 		r, err := c.cleaner.remove(ctx, v, "")
-		if err != nil {
-			return false, err
-		}
-		delete(c.refused, v.pv.Name)
 		switch st := r.step; {
+		case err != nil:
+			c.print(v, "failed", err.Error())
+			return false, fmt.Errorf("PersistentVolume %q: %w", v.pv.Name, err)
 		case len(r.reasons) > 0:
-			fmt.Fprintf(out, "%s: refused: %s\n", v.pv.Name, r.reasons[0])
-			c.refused[v.pv.Name] = true
+			c.print(v, "refused", r.reasons[0].String())
+			c.kept++
+			return false, nil
+		case st.action == "": // the volume does not exist
+			return false, nil
+		default:
+			c.print(v, string(st.action), strings.Trim(st.reason+": "+st.message, ": "))
+		}
+		switch st := r.step; {
+		case !r.done && (st.action == doReport || st.action == doSkip && (st.check == checkScope || st.state == stateClaim)):
+			c.kept++
 			return false, nil
 		case !r.done:
-			if st.action == doReport || st.action == doSkip && (st.check == checkScope || st.state == stateClaim) {
-				fmt.Fprintf(out, "%s: kept: %s: %s\n", v.pv.Name, st.reason, st.message)
-				c.refused[v.pv.Name] = true
-			}
 			return st.pending && st.action == doNothing, nil
-		}
-		fmt.Fprintf(out, "%s: %s\n", v.pv.Name, r.step.action)
-		if v.sent = true; c.request.DryRun || r.step.action == doDeleteClaim && !c.request.Volumes {
+		case c.request.DryRun || st.action == doDeleteClaim && !c.request.Volumes:
 			return false, nil
 		}
+		v.sent = true
 	}
 	return true, nil
+}
+
+// print prints a row about a volume, unless it is the last one that was printed.
+func (c *command) print(v volume, step, reason string) {
+	claim := "-"
+	if ref := v.pv.Spec.ClaimRef; ref != nil {
+		claim = ref.Namespace + "/" + ref.Name
+	}
+	if row := v.pv.Name + "\t" + claim + "\t" + step + "\t" + reason; c.printed[v.pv.Name] != row {
+		c.printed[v.pv.Name] = row
+		fmt.Fprintln(c.table, row)
+	}
 }
 
 // ApproveRequest names the lost nodes whose clean-up an administrator approves.
@@ -257,42 +231,50 @@ type ApproveRequest struct {
 // controller consumes it.
 func Approve(ctx context.Context, client kubernetes.Interface, request ApproveRequest, out io.Writer) error {
 	name := ConfigMapName(request.Driver)
-	maps := client.CoreV1().ConfigMaps(request.Namespace)
-	cm, err := maps.Get(ctx, name, metav1.GetOptions{})
+	configMaps := client.CoreV1().ConfigMaps(request.Namespace)
+	cm, err := configMaps.Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
 		return fmt.Errorf("reading the records of lost nodes in ConfigMap \"%s/%s\": %w. Set the namespace of the controller",
 			request.Namespace, name, err)
 	}
+	names := strings.FieldsFunc(cm.Annotations[AnnotationApprove], func(r rune) bool { return r == ',' || r == ' ' })
+	metav1.SetMetaDataAnnotation(&cm.ObjectMeta, AnnotationApprove, strings.Join(sorted(names, request.Nodes), ","))
+	after := recordSetOf(cm)
+	problems := after.approve(time.Now())
 	table := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
 	fmt.Fprintln(table, "NODE\tSINCE\tSTATE\tAPPROVAL")
-	rest := slices.Clone(request.Nodes)
 	for _, r := range ParseLostNodes(cm) {
-		since, what, node := "-", r.summary(), r.Value
+		since, approval := "-", "-"
 		if !r.Since.IsZero() {
 			since = r.Since.Format(time.RFC3339)
 		}
-		if r.Node != "" {
-			node = r.Node
-		}
-		approval := "-"
-		if slices.Contains(request.Nodes, r.Value) || slices.Contains(request.Nodes, r.Node) {
+		if after.lost[r.Value] != r {
 			approval = "will be approved"
-			rest = slices.DeleteFunc(rest, func(n string) bool { return n == r.Value || n == r.Node })
 		}
-		fmt.Fprintf(table, "%s\t%s\t%s\t%s\n", node, since, what, approval)
+		fmt.Fprintf(table, "%s\t%s\t%s\t%s\n", cmp.Or(r.Node, r.Value), since, r.summary(), approval)
 	}
-	for _, node := range rest {
-		fmt.Fprintf(table, "%s\t-\tnot lost\twill be approved when it is lost\n", node)
+	for node := range strings.SplitSeq(after.annotations[AnnotationApprove], ",") {
+		if node != "" && len(problems) == 0 {
+			fmt.Fprintf(table, "%s\t-\tnot lost\twill be approved when it is lost\n", node)
+		}
 	}
-	if err := table.Flush(); err != nil || !request.Yes {
+	if err := table.Flush(); err != nil {
 		return err
 	}
-	if len(request.Nodes) == 0 {
+	if len(problems) > 0 {
+		err = fmt.Errorf("approving the cleanup in ConfigMap \"%s/%s\": %s. Correct or remove the annotation, then try again",
+			request.Namespace, name, strings.Join(problems, "; "))
+	}
+	switch {
+	case !request.Yes && err != nil:
+		_, err = fmt.Fprintln(out, err)
+		return err
+	case err != nil || !request.Yes:
+		return err
+	case len(request.Nodes) == 0:
 		return errors.New("no node is named. Name the nodes to approve")
 	}
-	names := strings.FieldsFunc(cm.Annotations[AnnotationApprove], func(r rune) bool { return r == ',' || r == ' ' })
-	metav1.SetMetaDataAnnotation(&cm.ObjectMeta, AnnotationApprove, strings.Join(sorted(names, request.Nodes), ","))
-	if _, err = maps.Update(ctx, cm, metav1.UpdateOptions{}); err != nil {
+	if _, err = configMaps.Update(ctx, cm, metav1.UpdateOptions{}); err != nil {
 		return fmt.Errorf("approving the cleanup in ConfigMap \"%s/%s\": %w. Try again", request.Namespace, name, err)
 	}
 	_, err = fmt.Fprintf(out, "approved: %s\n", strings.Join(request.Nodes, ", "))
@@ -317,32 +299,26 @@ func (r LostNode) summary() string {
 // RemoveFinalizers prints the Nodes with our finalizer, and with yes removes it, so that nothing holds
 // their deletion after the controller was uninstalled. It fails if a finalizer is added again.
 func RemoveFinalizers(ctx context.Context, cfg Config, client kubernetes.Interface, yes bool, out io.Writer) error {
-	l := live{client, cfg.Timeout}
 	change := kube.MetadataPatch{RemoveFinalizers: []string{cfg.NodeFinalizer}}
 	with := func() ([]*corev1.Node, error) {
-		nodes, err := list[*corev1.Node](ctx, l, "Nodes", client.CoreV1().Nodes().List)
+		nodes, err := list[*corev1.Node](ctx, live{client, cfg.Timeout}, "Nodes", client.CoreV1().Nodes().List)
 		return slices.DeleteFunc(nodes, func(n *corev1.Node) bool { return change.AppliedTo(n) }), err
 	}
 	nodes, err := with()
-	if err != nil {
-		return err
-	}
-	var errs []error
 	for _, n := range nodes {
-		if !yes {
-			fmt.Fprintf(out, "%s: finalizer %s would be removed\n", n.Name, cfg.NodeFinalizer)
-			continue
+		result := "would be removed"
+		if yes {
+			result = "removed"
+			patch, cancel := context.WithTimeout(ctx, cfg.Timeout)
+			if _, e := kube.PatchMetadata(patch, client.CoreV1().Nodes(), n, change); e != nil && !kube.IsNotFound(e) {
+				result = "not removed"
+				err = errors.Join(err, fmt.Errorf("removing finalizer %s of Node %q: %w", cfg.NodeFinalizer, n.Name, e))
+			}
+			cancel()
 		}
-		patch, cancel := context.WithTimeout(ctx, cfg.Timeout)
-		_, err := kube.PatchMetadata(patch, client.CoreV1().Nodes(), n, change)
-		cancel()
-		if err != nil && !kube.IsNotFound(err) {
-			errs = append(errs, fmt.Errorf("removing finalizer %s of Node %q: %w", cfg.NodeFinalizer, n.Name, err))
-			continue
-		}
-		fmt.Fprintf(out, "%s: finalizer %s removed\n", n.Name, cfg.NodeFinalizer)
+		fmt.Fprintf(out, "%s: finalizer %s %s\n", n.Name, cfg.NodeFinalizer, result)
 	}
-	if err := errors.Join(errs...); err != nil || !yes || len(nodes) == 0 {
+	if err != nil || !yes || len(nodes) == 0 {
 		return err
 	}
 	select { // a component that adds it again does so when it sees the change

@@ -50,33 +50,21 @@ func ReadLostNodes(ctx context.Context, client kubernetes.Interface, namespace, 
 func ParseLostNodes(cm *corev1.ConfigMap) []LostNode {
 	var all []LostNode
 	for _, value := range slices.Sorted(maps.Keys(cm.Data)) {
-		n, err := parseLostNode([]byte(cm.Data[value]))
-		if err != nil {
-			n = LostNode{Held: HeldByBreaker, OptedOut: true}
+		type fields LostNode
+		var r struct {
+			fields
+			Since any `json:"since"`
+		}
+		n := LostNode{Held: HeldByBreaker, OptedOut: true, Unparsable: true}
+		if json.Unmarshal([]byte(cm.Data[value]), &r) == nil {
+			since, _ := r.Since.(string)
+			n = LostNode(r.fields)
+			_ = n.Since.UnmarshalText([]byte(since)) // zero unless it is a time
 		}
 		n.Value = value
 		all = append(all, n)
 	}
 	return all
-}
-
-// parseLostNode parses one record. It ignores a since that is not a time.
-func parseLostNode(text []byte) (LostNode, error) {
-	var n LostNode
-	if json.Unmarshal(text, &n) == nil {
-		return n, nil
-	}
-	var fields map[string]json.RawMessage
-	if err := json.Unmarshal(text, &fields); err != nil {
-		return LostNode{}, err
-	}
-	delete(fields, "since")
-	rest, err := json.Marshal(fields)
-	if err != nil {
-		return LostNode{}, err
-	}
-	n = LostNode{}
-	return n, json.Unmarshal(rest, &n)
 }
 
 // version returns the resourceVersion of the ConfigMap that this term last read or wrote.
@@ -107,22 +95,14 @@ func (r *records) read(ctx context.Context) error {
 	case err != nil:
 		return fmt.Errorf("reading ConfigMap \"%s/%s\": %w", r.namespace, ConfigMapName(r.driver), err)
 	case r.taken && cm.Annotations[AnnotationHolder] != r.holder:
+		r.endTerm(errNotHolder)
 		return errNotHolder
 	}
 	r.adopt(cm)
 	return nil
 }
 
-func (r *records) adopt(cm *corev1.ConfigMap) {
-	r.cm, r.fresh = cm, true
-	r.set = recordSet{map[string]LostNode{}, maps.Clone(cm.Annotations)}
-	if r.set.annotations == nil {
-		r.set.annotations = map[string]string{}
-	}
-	for _, n := range ParseLostNodes(cm) {
-		r.set.lost[n.Value] = n
-	}
-}
+func (r *records) adopt(cm *corev1.ConfigMap) { r.cm, r.fresh, r.set = cm, true, recordSetOf(cm) }
 
 // write stores next. If the response is lost, the next call reads the ConfigMap first.
 func (r *records) write(ctx context.Context, next recordSet) (err error) {

@@ -135,12 +135,13 @@ const drainTime = 10 * time.Second
 // retryJitter spreads the retries of hosts that failed at the same time.
 const retryJitter = 0.2
 
-func (c *Controller) newTerm() (t *term, err error) {
+// newTerm returns a term that calls end once it is not the holder of the records any more.
+func (c *Controller) newTerm(end func(cause error)) (t *term, err error) {
 	hostname, _ := os.Hostname()
 	t = &term{namespaces: expiring.NewExpiring()}
 	t.observer = &observer{
 		memories: &memories{policy: c.policy, hosts: map[string]*memory{}}, c: c, live: live{c.deps.Client, c.cfg.Timeout},
-		records: newRecords(c.deps, hostname+"_"+string(uuid.NewUUID()), c.cfg.Timeout), gather: t.gatherHost,
+		records: newRecords(c.deps, hostname+"_"+string(uuid.NewUUID()), c.cfg.Timeout, end), gather: t.gatherHost,
 		listed: newIndex("", ""), forbidden: map[string]bool{},
 	}
 	t.queue = workloop.New(workloop.Config{
@@ -160,10 +161,12 @@ func (c *Controller) newTerm() (t *term, err error) {
 	return t, errors.Join(errs[:]...)
 }
 
-// Run reconciles until ctx ends and returns after the last worker has stopped. It may be called
-// again afterwards.
+// Run reconciles until ctx ends, or until the records have another holder, and returns after the last
+// worker has stopped. It may be called again while this process holds the Lease.
 func (c *Controller) Run(ctx context.Context) error {
-	t, err := c.newTerm()
+	ctx, end := context.WithCancelCause(ctx)
+	defer end(nil)
+	t, err := c.newTerm(end)
 	if err != nil {
 		return err
 	}

@@ -221,8 +221,8 @@ func (p Policy) nextStep(v volume, now time.Time) step {
 	switch {
 	case v.unread != nil:
 		return step{action: doNothing, state: stateSuspect, reason: "NotRead", pending: true}
-	case p.refusal(v.consent) != "":
-		return skip(stateSuspect, checkScope, "Scope", "%s", p.refusal(v.consent))
+	case v.refusal != "":
+		return skip(stateSuspect, checkScope, "Scope", "%s", v.refusal)
 	case ref != nil && !namesClaim(ref):
 		return skip(stateClaim, checkPolicy, "NotBound", "claimRef %s/%s is no valid name. Correct it, or delete the volume", ref.Namespace,
 			ref.Name)

@@ -38,10 +38,8 @@ func (r reason) String() string { return r.name + ": " + r.message }
 // target is one object that is to be deleted because of its hosts.
 type target struct {
 	hosts   []host
-	consent consent
+	refusal string   // of its owners, see [Policy.refusal]
 	users   []string // pods that use the claim on other nodes that exist
-	// always means that the object has no owner who could opt in, as a custom resource.
-	always bool
 }
 
 // mayClean returns every reason why target must not be deleted now; none means that it may be. It
@@ -54,8 +52,8 @@ func (p Policy) mayClean(t target, c cluster) (reasons []reason) {
 	if !p.Deletes() {
 		no(checkMode, "ReportOnly", "the mode of the cleanup is %s", p.mode())
 	}
-	if why := p.refusal(t.consent); why != "" && !t.always {
-		no(checkScope, "Scope", "%s", why)
+	if t.refusal != "" {
+		no(checkScope, "Scope", "%s", t.refusal)
 	}
 	if c.keyProblem != "" {
 		no(checkAbsence, "TopologyKeyUnknown", "%s. Set --topology-node-key", c.keyProblem)

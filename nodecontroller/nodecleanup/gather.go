@@ -6,7 +6,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
@@ -34,14 +33,17 @@ type host struct {
 type volume struct {
 	pv          *corev1.PersistentVolume // nil: not found
 	claim       *corev1.PersistentVolumeClaim
-	hosts       []host // of all values in its affinity, without their volumes
-	consent     consent
+	hosts       []host    // of all values in its affinity, without their volumes
+	refusal     string    // of its owners, see [Policy.refusal]
 	namespace   types.UID // of its claim
 	attachments []string
 	users       []string // pods that use the claim on other nodes that exist
 	sent        bool     // this process has sent its deletion
 	unread      error    // of a read without which nothing may be decided
 }
+
+// target returns v as the target of a deletion.
+func (v volume) target() target { return target{v.hosts, v.refusal, v.users} }
 
 // name returns the best known name of the Node of a host.
 func (h host) name() string {
@@ -157,7 +159,7 @@ func (g gatherer) owned(ctx context.Context, name string) (v volume, values []st
 	if v.namespace, err = g.owners(ctx, owners, namespace, class); err != nil {
 		return v, nil, err
 	}
-	v.consent = g.policy.consentOf(owners)
+	v.refusal = g.policy.refusal(owners)
 	return v, values, nil
 }
 
@@ -243,12 +245,4 @@ type cluster struct {
 	readyNode   bool     // some driver node is ready
 	sameCluster bool     // the namespace kube-system is the one that this process first saw
 	open        bool     // the verdict of the breaker
-}
-
-// provisioner returns the provisioner of the StorageClass among owners, or "".
-func (g gatherer) provisioner(owners map[string]metav1.Object) string {
-	if class, ok := owners["StorageClass"].(*storagev1.StorageClass); ok {
-		return class.Provisioner
-	}
-	return ""
 }

@@ -1,6 +1,7 @@
 package nodecleanup
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -12,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
 	"github.com/storage-controller/storage-controller/internal/workloop"
@@ -291,12 +293,8 @@ func (t *observer) cluster(ctx context.Context, sanity bool) (cluster, error) {
 		c.keyProblem = "the value of Node " + zone + " is not that of a single node"
 	}
 	var err error
-	if c.readyNode, err = t.live.ready(ctx, t.c.index.readyNodes(), t.policy.driver); err != nil {
-		return c, err
-	}
-	ns, err := t.live.namespace(ctx, metav1.NamespaceSystem)
-	first := t.c.system.Load()
-	c.sameCluster = first != nil && ns != nil && ns.UID == *first
+	first := cmp.Or(t.c.system.Load(), new(types.UID))
+	c.readyNode, c.sameCluster, err = t.live.sanity(ctx, t.c.index.readyNodes(), t.policy.driver, *first)
 	return c, err
 }
 

@@ -2,7 +2,7 @@ package nodecleanup
 
 import (
 	"context"
-	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/storage-controller/storage-controller/election"
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
@@ -29,18 +30,30 @@ type LostNode struct {
 	Approved time.Time `json:"approved,omitzero"`  // an administrator approved the clean-up after this loss
 	OptedOut bool      `json:"optedOut,omitempty"` // the Node had opted out
 	Acted    time.Time `json:"acted,omitzero"`     // last deletion, for the window of the breaker
+	// Unparsable means that the stored record cannot be parsed.
+	Unparsable bool `json:"-"`
 }
 
 // HeldByBreaker is the value of [LostNode.Held].
 const HeldByBreaker = "breaker"
 
-// errNotHolder means that another term has taken over the records.
-var errNotHolder = errors.New("another process has taken over the records of lost nodes. It must lose the Lease first")
+// errNotHolder ends a term whose records have another holder: another process leads, or an administrator has
+// changed [AnnotationHolder]. The next term, which begins with the Lease, takes the records over.
+var errNotHolder = fmt.Errorf("%w: annotation %s of the records of lost nodes has changed", election.ErrLost, AnnotationHolder)
 
 // recordSet is the content of the ConfigMap.
 type recordSet struct {
 	lost        map[string]LostNode
 	annotations map[string]string
+}
+
+func recordSetOf(cm *corev1.ConfigMap) recordSet {
+	s := recordSet{map[string]LostNode{}, map[string]string{}}
+	maps.Copy(s.annotations, cm.Annotations)
+	for _, n := range ParseLostNodes(cm) {
+		s.lost[n.Value] = n
+	}
+	return s
 }
 
 // records holds the records of a term, as the API server last stored them.
@@ -49,6 +62,7 @@ type records struct {
 	namespace, driver string // an empty namespace keeps the records in memory
 	holder            string // of this term
 	timeout           time.Duration
+	endTerm           func(cause error)
 
 	mu    sync.Mutex
 	taken bool              // this term is the holder
@@ -57,10 +71,9 @@ type records struct {
 	set   recordSet
 }
 
-func newRecords(deps Deps, holder string, timeout time.Duration) *records {
-	r := &records{client: deps.Client, namespace: deps.Namespace, driver: deps.Driver, holder: holder, timeout: timeout}
-	r.set = recordSet{map[string]LostNode{}, map[string]string{}}
-	return r
+func newRecords(deps Deps, holder string, timeout time.Duration, endTerm func(cause error)) *records {
+	return &records{client: deps.Client, namespace: deps.Namespace, driver: deps.Driver, holder: holder, timeout: timeout, endTerm: endTerm,
+		set: recordSetOf(&corev1.ConfigMap{})}
 }
 
 // get returns the record of a host.

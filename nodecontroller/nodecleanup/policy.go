@@ -143,6 +143,7 @@ type Policy struct {
 	// command means that an administrator named the node: the grace, the opt-in and the breaker
 	// are not required.
 	command bool
+	plan    bool // nothing is sent
 }
 
 func newPolicy(s Settings, driver string) Policy {
@@ -172,34 +173,23 @@ func (p Policy) mode() Mode {
 	return p.NodeCleanup
 }
 
-// consent is what the owners of a volume or claim say about its clean-up. The fields name the
-// object with the annotation, and are empty if there is none.
-type consent struct{ optIn, optOut string }
-
-// consentOf reads the annotations of objects by kind. Only claims and classes can opt in.
-func (p Policy) consentOf(objects map[string]metav1.Object) consent {
-	var c consent
+// refusal returns why the owners of a volume or claim, by kind, do not consent to its clean-up, or "".
+// Only claims and classes can opt in.
+func (p Policy) refusal(owners map[string]metav1.Object) string {
+	consent := p.NodeCleanupScope != ScopeOptIn || p.command
 	for _, kind := range []string{"PersistentVolume", "PersistentVolumeClaim", "StorageClass", "Namespace"} {
-		obj, ok := objects[kind]
+		obj, ok := owners[kind]
 		if !ok {
 			continue
 		}
 		switch value := obj.GetAnnotations()[p.annotation]; {
-		case value == disabled && c.optOut == "":
-			c.optOut = kind + " " + kube.Key(obj)
-		case value == enabled && c.optIn == "" && (kind == "PersistentVolumeClaim" || kind == "StorageClass"):
-			c.optIn = kind + " " + kube.Key(obj)
+		case value == disabled:
+			return kind + " " + kube.Key(obj) + " has the annotation " + p.annotation + ": " + disabled
+		case value == enabled && (kind == "PersistentVolumeClaim" || kind == "StorageClass"):
+			consent = true
 		}
 	}
-	return c
-}
-
-// refusal returns why the owners do not agree to a clean-up, or "".
-func (p Policy) refusal(c consent) string {
-	switch {
-	case c.optOut != "":
-		return c.optOut + " has the annotation " + p.annotation + ": " + disabled
-	case p.NodeCleanupScope == ScopeOptIn && c.optIn == "" && !p.command:
+	if !consent {
 		return "neither its StorageClass nor its claim has the annotation " + p.annotation + ": " + enabled
 	}
 	return ""

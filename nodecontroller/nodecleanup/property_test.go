@@ -347,7 +347,7 @@ func (r *run) lead(p *replica) {
 		_, _, _ = r.deposed.volumes.Close(), r.deposed.claims.Close(), r.deposed.nodes.Close()
 	}
 	r.deposed, r.leader = r.term, p
-	t, err := p.c.newTerm()
+	t, err := p.c.newTerm(func(error) {})
 	if err != nil {
 		r.fail("starting a term: %v", err)
 	}

@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/storage-controller/storage-controller/election"
 	"github.com/storage-controller/storage-controller/internal/kubetest"
 )
 
@@ -530,13 +531,51 @@ func TestNamespacesBeforeAHold(t *testing.T) {
 	f.claimDeletedIn(ns, "a0")
 }
 
-// TestDeposedLeader: a process whose Lease was taken over while it was suspended deletes nothing.
+// TestDeposedLeader: a process whose Lease was taken over while it was suspended deletes nothing, and ends its term.
 func TestDeposedLeader(t *testing.T) {
 	f := scenario(t, func(f *fixture) { f.cfg.NodeMissingGrace = 3 * shortGrace })
 	_, pvc := f.bound("a", "n")
 	f.onlyWrites()
-	f.start()
+	p, done := f.prepare(f.user), make(chan error, 1)
+	go func() { done <- p.c.Run(f.Context()) }()
 	f.missing("n")
 	f.changeRecords(func(cm *corev1.ConfigMap) { cm.Annotations[AnnotationHolder] = "the next leader" })
-	f.stays(5*shortGrace, pvc)
+	f.eventually("the term has ended", func(context.Context) error {
+		select {
+		case err := <-done:
+			if !errors.Is(err, election.ErrLost) {
+				f.Errorf("the controller returned %v", err)
+			}
+			return nil
+		default:
+			return errors.New("it runs")
+		}
+	})
+	f.stays(3*shortGrace, pvc)
+}
+
+// TestHolderIsChanged: an administrator who removes or changes the holder of the records stops no clean-up. The
+// leader gives its Lease back, and the next term takes the records over.
+func TestHolderIsChanged(t *testing.T) {
+	f := scenario(t, func(f *fixture) { f.cfg.NodeMissingGrace = 3 * shortGrace })
+	f.bound("a", "n")
+	f.onlyWrites("DELETE persistentvolumeclaims/a")
+	p := f.prepare(f.user)
+	f.campaign(p.c, "first")
+	f.missing("n")
+	for _, holder := range []string{"", "somewhere else"} {
+		before := f.holder(t.Context())
+		f.changeRecords(func(cm *corev1.ConfigMap) {
+			if delete(cm.Annotations, AnnotationHolder); holder != "" {
+				cm.Annotations[AnnotationHolder] = holder
+			}
+		})
+		f.eventually("the next term holds the records", func(ctx context.Context) error {
+			if h := f.holder(ctx); h == "" || h == holder || h == before {
+				return fmt.Errorf("they are held by %q", h)
+			}
+			return nil
+		})
+	}
+	f.claimDeleted("a")
 }

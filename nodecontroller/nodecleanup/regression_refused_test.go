@@ -412,6 +412,18 @@ func TestApproveCommand(t *testing.T) {
 	}
 	f.stays(shortGrace, claims[0], claims[1])
 	request.Yes = true
+	f.changeRecords(func(cm *corev1.ConfigMap) { cm.Annotations[AnnotationApproveUntil] = in(-time.Hour) })
+	if err := Approve(t.Context(), f.client, request, &strings.Builder{}); err == nil || !strings.Contains(err.Error(),
+		AnnotationApproveUntil+" has passed") {
+		t.Errorf("after the end of an approval: %v", err)
+	}
+	request.Yes = false
+	plan.Reset()
+	if err := Approve(t.Context(), f.client, request, &plan); err != nil || !strings.Contains(plan.String(), AnnotationApproveUntil+" has passed") {
+		t.Errorf("the plan after the end of an approval: %v, %q", err, &plan)
+	}
+	f.changeRecords(func(cm *corev1.ConfigMap) { delete(cm.Annotations, AnnotationApproveUntil) })
+	request.Yes = true
 	f.must(Approve(t.Context(), f.client, request, &strings.Builder{}))
 	f.claimDeleted("c1")
 	f.stays(shortGrace, claims[1])

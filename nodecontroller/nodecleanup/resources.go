@@ -17,8 +17,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/klog/v2"
-
-	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
 // ofNodes lists the objects of r with the names of their Nodes. A resource that is not installed has
@@ -47,41 +45,28 @@ func (r Resource) ofNodes(ctx context.Context, client dynamic.Interface, l live)
 func (c *cleaner) removeResource(
 	ctx context.Context, dyn dynamic.Interface, r Resource, obj *unstructured.Unstructured, h host,
 ) (result, error) {
-	reasons, ok, err := c.permit(ctx, []host{h}, func() (target, bool, error) {
+	return c.attempt(ctx, []host{h}, func() (target, bool, error) {
 		hosts, err := c.gather.hosts(ctx, []string{h.value})
-		return target{hosts: hosts, always: true}, true, err
+		return target{hosts: hosts}, true, err
+	}, func() error {
+		return c.send(ctx, "cr_delete", r.Resource.GroupResource().String(), obj, func(ctx context.Context) error {
+			client := dyn.Resource(r.Resource).Namespace(obj.GetNamespace())
+			if r.Finalizer != "" && slices.Contains(obj.GetFinalizers(), r.Finalizer) {
+				data, err := r.releasePatch(obj)
+				if err != nil {
+					return err
+				}
+				released, err := client.Patch(ctx, obj.GetName(), types.MergePatchType, data, metav1.PatchOptions{DryRun: c.dryRun()})
+				if err != nil {
+					return fmt.Errorf("removing finalizer %s: %w", r.Finalizer, err)
+				}
+				if !c.policy.dryRun {
+					obj = released
+				}
+			}
+			return client.Delete(ctx, obj.GetName(), c.preconditions(obj))
+		})
 	})
-	if err != nil || !ok {
-		return result{reasons: reasons}, err
-	}
-	ctx, cancel := context.WithTimeout(ctx, c.live.timeout)
-	defer cancel()
-	client := dyn.Resource(r.Resource).Namespace(obj.GetNamespace())
-	version := obj.GetResourceVersion()
-	if r.Finalizer != "" && slices.Contains(obj.GetFinalizers(), r.Finalizer) {
-		data, err := r.releasePatch(obj)
-		if err != nil {
-			return result{}, err
-		}
-		released, err := client.Patch(ctx, obj.GetName(), types.MergePatchType, data, metav1.PatchOptions{DryRun: c.dryRun()})
-		if err != nil && !kube.IsNotFound(err) {
-			c.metrics.action("cr_delete", c.policy, err)
-			return result{}, fmt.Errorf("removing the finalizer of %s %q: %w", r.Resource.GroupResource(), kube.Key(obj), err)
-		}
-		if err == nil && !c.policy.dryRun {
-			version = released.GetResourceVersion()
-		}
-	}
-	read := obj.DeepCopy()
-	read.SetResourceVersion(version)
-	err = client.Delete(ctx, obj.GetName(), c.preconditions(read))
-	c.metrics.action("cr_delete", c.policy, err)
-	if err != nil && !kube.IsNotFound(err) {
-		return result{}, fmt.Errorf("deleting %s %q: %w", r.Resource.GroupResource(), kube.Key(obj), err)
-	}
-	klog.FromContext(ctx).Info("Custom resource deleted", "resource", r.Resource.GroupResource().String(), "name", kube.Key(obj),
-		"dryRun", c.policy.dryRun)
-	return result{done: true}, nil
 }
 
 // releasePatch returns the merge patch that marks obj and removes its finalizer, if obj is unchanged.
@@ -94,14 +79,14 @@ func (r Resource) releasePatch(obj *unstructured.Unstructured) ([]byte, error) {
 	return json.Marshal(map[string]any{"metadata": metadata})
 }
 
-// keeps returns why a volume keeps its custom resource, or "".
-func (p Policy) keeps(v volume) string {
+// keepsResource returns why a volume keeps its custom resource, or "".
+func (v volume) keepsResource() string {
 	switch {
 	case v.pv == nil:
 	case v.pv.Spec.PersistentVolumeReclaimPolicy != corev1.PersistentVolumeReclaimDelete:
 		return "the reclaim policy of volume " + v.pv.Name + " is " + string(v.pv.Spec.PersistentVolumeReclaimPolicy)
-	case p.refusal(v.consent) != "":
-		return p.refusal(v.consent)
+	case v.refusal != "":
+		return v.refusal
 	case v.claim != nil && v.claim.UID == v.pv.Spec.ClaimRef.UID && v.claim.DeletionTimestamp == nil:
 		return "volume " + v.pv.Name + " has a claim"
 	}
@@ -202,7 +187,7 @@ func (p pass) keepsResources(ctx context.Context) (string, error) {
 		if err != nil {
 			return "", err
 		}
-		if why := p.policy.keeps(v); why != "" {
+		if why := v.keepsResource(); why != "" {
 			return why, nil
 		}
 	}

@@ -99,7 +99,7 @@ func TestLookAfterAGap(t *testing.T) {
 
 // TestUnparsableRecords: a mistake in a record ends neither a hold nor an opt-out.
 func TestUnparsableRecords(t *testing.T) {
-	safe := LostNode{Value: "n", Held: HeldByBreaker, OptedOut: true}
+	safe := LostNode{Value: "n", Held: HeldByBreaker, OptedOut: true, Unparsable: true}
 	for text, want := range map[string]LostNode{
 		``:                               safe,
 		`garbage`:                        safe,

@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/kubernetes"
 
@@ -142,6 +143,15 @@ func (l live) ready(ctx context.Context, nodes []string, driver string) (bool, e
 		}
 	}
 	return false, nil
+}
+
+// sanity reports whether [live.ready], and whether the cluster is the one whose namespace kube-system has the UID system.
+func (l live) sanity(ctx context.Context, nodes []string, driver string, system types.UID) (ready, same bool, err error) {
+	if ready, err = l.ready(ctx, nodes, driver); err != nil {
+		return false, false, err
+	}
+	ns, err := l.namespace(ctx, metav1.NamespaceSystem)
+	return ready, ns != nil && ns.UID == system, err
 }
 
 // list returns all objects, in pages that each have the timeout of l.

@@ -11,40 +11,45 @@ import (
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
-// waitsFor reports whether a claim waits for a volume on one of the named Nodes.
-func waitsFor(claim *corev1.PersistentVolumeClaim, nodes []string) bool {
-	return claim.Spec.VolumeName == "" && claim.DeletionTimestamp == nil &&
-		slices.Contains(nodes, claim.Annotations[storagehelpers.AnnSelectedNode])
+// unbound reads a claim that waits for a volume of the driver on a Node of h, and why its owners do not
+// consent to its deletion. It returns nil if the claim does not wait for such a volume.
+func (g gatherer) unbound(
+	ctx context.Context, h host, seen *corev1.PersistentVolumeClaim,
+) (claim *corev1.PersistentVolumeClaim, refusal string, err error) {
+	claim, err = g.src.claim(ctx, seen.Namespace, seen.Name)
+	if err != nil || claim == nil || claim.UID != seen.UID || claim.Spec.VolumeName != "" || claim.DeletionTimestamp != nil ||
+		!slices.Contains(h.names(), claim.Annotations[storagehelpers.AnnSelectedNode]) {
+		return nil, "", err
+	}
+	name := storagehelpers.GetPersistentVolumeClaimClass(claim)
+	if name == "" {
+		return nil, "", nil
+	}
+	class, err := g.src.class(ctx, name)
+	if err != nil || class == nil || class.Provisioner != g.policy.driver {
+		return nil, "", err
+	}
+	owners := map[string]metav1.Object{"PersistentVolumeClaim": claim, "StorageClass": class}
+	_, err = g.owners(ctx, owners, claim.Namespace, "")
+	return claim, g.policy.refusal(owners), err
 }
 
 // unbound returns the claims that wait for a volume of the driver on a Node of h, as the caches know
 // them, if they are to be deleted.
-func (t *term) unbound(ctx context.Context, h host) ([]*corev1.PersistentVolumeClaim, error) {
+func (t *term) unbound(ctx context.Context, h host) (claims []*corev1.PersistentVolumeClaim, err error) {
 	if t.policy.NodeCleanupUnbound != UnboundDelete {
 		return nil, nil
 	}
-	var claims []*corev1.PersistentVolumeClaim
-	for _, claim := range t.selecting(h) {
-		class, ok := t.c.classes.Get(storagehelpers.GetPersistentVolumeClaimClass(claim))
-		if !ok || class.Provisioner != t.policy.driver || !waitsFor(claim, h.names()) {
-			continue
-		}
-		owners := map[string]metav1.Object{"PersistentVolumeClaim": claim, "StorageClass": class}
-		ns, err := t.cached.src.namespace(ctx, claim.Namespace)
+	for _, seen := range t.selecting(h) {
+		claim, refusal, err := t.cached.unbound(ctx, h, seen)
 		switch {
 		case err != nil && !isAnswer(err):
 			return nil, err
-		case err != nil: // removeUnbound reads the Namespace again, and fails for this claim only
+		case claim != nil && err == nil && refusal != "":
+			t.c.notify.seldom(claim, reasonSkipped, "Scope", "Nothing is cleaned up: Scope: "+refusal)
+		case claim != nil: // after an error, removeUnbound reads the Namespace again, and fails for this claim only
 			claims = append(claims, claim)
-			continue
-		case ns != nil:
-			owners["Namespace"] = ns
 		}
-		if why := t.policy.refusal(t.policy.consentOf(owners)); why != "" {
-			t.c.notify.seldom(claim, reasonSkipped, "Scope", "Nothing is cleaned up: Scope: "+why)
-			continue
-		}
-		claims = append(claims, claim)
 	}
 	return claims, nil
 }
@@ -62,35 +67,20 @@ func (t *term) selecting(h host) (claims []*corev1.PersistentVolumeClaim) {
 }
 
 // removeUnbound deletes a claim that waits for a volume on a Node of h.
-func (c *cleaner) removeUnbound(ctx context.Context, h host, seen *corev1.PersistentVolumeClaim) (r result, err error) {
+func (c *cleaner) removeUnbound(ctx context.Context, h host, seen *corev1.PersistentVolumeClaim) (result, error) {
 	var claim *corev1.PersistentVolumeClaim
-	reasons, ok, err := c.permit(ctx, []host{h}, func() (t target, exists bool, err error) {
-		claim, err = c.gather.src.claim(ctx, seen.Namespace, seen.Name)
-		if err != nil || claim == nil || claim.UID != seen.UID || !waitsFor(claim, h.names()) {
+	return c.attempt(ctx, []host{h}, func() (t target, exists bool, err error) {
+		if claim, t.refusal, err = c.gather.unbound(ctx, h, seen); err != nil || claim == nil {
 			return t, false, err
 		}
-		owners := map[string]metav1.Object{"PersistentVolumeClaim": claim}
-		if _, err = c.gather.owners(ctx, owners, claim.Namespace, storagehelpers.GetPersistentVolumeClaimClass(claim)); err != nil {
-			return t, false, err
-		}
-		if c.gather.provisioner(owners) != c.policy.driver {
-			return t, false, nil
-		}
-		t.consent = c.policy.consentOf(owners)
 		if t.users, err = c.gather.users(ctx, claim, h.names()); err != nil {
 			return t, false, err
 		}
 		t.hosts, err = c.gather.hosts(ctx, []string{h.value})
 		return t, true, err
+	}, func() error {
+		return c.deleteClaim(ctx, claim, claim, "The claim was deleted: it waited for a volume on node "+h.name()+", which was deleted")
 	})
-	if r.reasons = reasons; err != nil || !ok {
-		return r, err
-	}
-	ctx, cancel := context.WithTimeout(ctx, c.live.timeout)
-	defer cancel()
-	err = c.deleteClaim(ctx, claim, claim, "The claim was deleted: it waited for a volume on node "+h.name()+", which was deleted")
-	r.done = err == nil
-	return r, err
 }
 
 // mismatched reports claims that select a Node of h, but have a volume elsewhere. The annotation is

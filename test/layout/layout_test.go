@@ -66,7 +66,7 @@ var allowed = map[string][]string{
 	"internal/tools/audit": {"csiclient", "internal/finalizers", "internal/kube", "internal/migration", "internal/workloop"},
 	"internal/tools/doctor": {
 		"csiclient", "internal/kube", "internal/migration", "internal/topology", "internal/volumerules",
-		"internal/tools/migrate",
+		"internal/tools/migrate", "nodecontroller/nodecleanup",
 	},
 	"internal/finalizers": {"election", "internal/kube"},
 	"internal/kube":       {},
@@ -88,7 +88,7 @@ var allowed = map[string][]string{
 		"election", "internal/kube", "internal/volumelock", "internal/workloop", "nodecontroller/nodecleanup",
 		"nodecontroller/pvcfinalizer", "nodecontroller/resizenudge", "nodecontroller/servingcert", "nodecontroller/webhook",
 	},
-	"nodecontroller/nodecleanup":  {"internal/kube", "internal/volumelock", "internal/workloop"},
+	"nodecontroller/nodecleanup":  {"election", "internal/kube", "internal/volumelock", "internal/workloop"},
 	"nodecontroller/pvcfinalizer": {"internal/kube", "internal/workloop"},
 	"nodecontroller/resizenudge":  {"internal/kube", "internal/workloop"},
 	"nodecontroller/servingcert":  {"internal/kube"},

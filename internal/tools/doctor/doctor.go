@@ -166,7 +166,7 @@ func Run(ctx context.Context, in Input) Report {
 		run  func(context.Context)
 	}{
 		{"leases", e.checkLeases}, {sidecarsCheck, e.checkSidecars}, {"csidriver", e.checkCSIDriver},
-		{"storageclasses", e.checkClasses}, {"nodes", e.checkNodes},
+		{"storageclasses", e.checkClasses}, {"nodes", e.checkNodes}, {"lost nodes", e.checkLostNodes},
 	} {
 		if e.driver.Name == "" && check.name != sidecarsCheck {
 			e.skip(check.name, "the name of the driver is unknown")

@@ -1,0 +1,75 @@
+package doctor
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/duration"
+
+	"github.com/storage-controller/storage-controller/nodecontroller/nodecleanup"
+)
+
+// maxLookAge is the age of the last look at the lost nodes above which no nodecontroller seems to work. A leader
+// looks every five minutes.
+const maxLookAge = 10 * time.Minute
+
+// checkLostNodes checks the records of lost nodes, if the nodecontroller would run.
+func (e *examination) checkLostNodes(ctx context.Context) {
+	if !e.plan.runs("nodecontroller") {
+		return
+	}
+	name := nodecleanup.ConfigMapName(e.driver.Name)
+	cm, err := e.client.CoreV1().ConfigMaps(e.plan.PodNamespace).Get(ctx, name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		e.ok("lost nodes", "no ConfigMap %s in namespace %s", name, e.plan.PodNamespace)
+	case err != nil:
+		e.skip("lost nodes", "ConfigMap %s in namespace %s could not be read (%s)", name, e.plan.PodNamespace, reason(err))
+	default:
+		e.Checks = append(e.Checks, lostNodes(cm, e.driver.Name, e.now())...)
+	}
+}
+
+// lostNodes checks the records in a ConfigMap.
+func lostNodes(cm *corev1.ConfigMap, driver string, now time.Time) []Check {
+	records := nodecleanup.ParseLostNodes(cm)
+	checks := []Check{{Name: "lost nodes", Status: OK, Message: fmt.Sprintf("%s in ConfigMap %s", plural(len(records), "record"), cm.Name)}}
+	warn := func(message, hint string) {
+		checks = append(checks, Check{Name: "lost nodes", Status: Warning, Message: message, Hint: hint})
+	}
+	var held, unparsable []string
+	for _, r := range records {
+		switch {
+		case r.Unparsable:
+			unparsable = append(unparsable, r.Value)
+		case r.Held != "" && r.Node != "":
+			held = append(held, r.Node)
+		case r.Held != "":
+			held = append(held, r.Value)
+		}
+	}
+	if len(held) > 0 {
+		warn("held until an approval, because too many nodes are lost: "+names(held), fmt.Sprintf("verify that they do not return, "+
+			"then run storage-controller nodecontroller approve --driver-name=%s --namespace=%s %s --yes", driver, cm.Namespace,
+			strings.Join(held, " ")))
+	}
+	if len(unparsable) > 0 {
+		warn("cannot be parsed, and count as held and opted out: "+names(unparsable), "correct or remove these records in the ConfigMap")
+	}
+	look := cm.Annotations[nodecleanup.AnnotationLastLook]
+	switch last, err := time.Parse(time.RFC3339, look); {
+	case len(records) == 0:
+	case err != nil:
+		warn(fmt.Sprintf("the annotation %s is not an RFC 3339 time: %q", nodecleanup.AnnotationLastLook, look),
+			"check that the nodecontroller is running, and its log")
+	case now.Sub(last) > maxLookAge:
+		warn("no nodecontroller has looked at the lost nodes for "+duration.HumanDuration(now.Sub(last))+
+			". Their grace periods start again with the next look", "check that the nodecontroller is running, and its log")
+	}
+	return checks
+}
