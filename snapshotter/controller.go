@@ -131,12 +131,12 @@ func New(cfg Config, deps Deps) (*Controller, error) {
 	return c, nil
 }
 
-// Run reconciles until ctx ends, or until the snapshot resources are not served any more. Then it
-// returns nil. It may be called again afterwards.
+// Run reconciles until ctx ends, and returns its cause, or until the snapshot resources are not served
+// any more. Then it returns nil, and [Controller.WaitAvailable] waits. It may be called again afterwards.
 func (c *Controller) Run(ctx context.Context) error {
 	w, _, _ := c.snapshots.get()
-	if w == nil {
-		return nil
+	if w == nil || ctx.Err() != nil {
+		return context.Cause(ctx)
 	}
 	work, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -149,8 +149,9 @@ func (c *Controller) Run(ctx context.Context) error {
 	})
 	cancel(err)
 	wg.Wait()
-	if ctx.Err() == nil && isClosed(w.lost) {
-		return nil
+	if isClosed(w.lost) {
+		c.snapshots.waitOther(ctx, w) // a caller that asks again must not get the lost watches
+		return context.Cause(ctx)
 	}
 	return err
 }

@@ -246,16 +246,22 @@ func openPair[T, C object, L, M runtime.Object](
 		defer s.set(nil, errClosed) // before the informers stop
 		wg.Go(func() { runContents(ctx) })
 		wg.Go(func() { runClasses(ctx) })
+		synced := make(chan struct{})
 		wg.Go(func() {
 			if cache.WaitForCacheSync(ctx.Done(), w.contents.Synced, w.classes.Synced) {
-				s.set(w, nil)
+				close(synced)
 			}
 		})
-		select {
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		case <-lost.lost:
-			return lost.err
+		for {
+			select {
+			case <-ctx.Done():
+				return context.Cause(ctx)
+			case <-lost.lost:
+				return lost.err
+			case <-synced:
+				s.set(w, nil) // here: watches that are lost are not set after they were removed
+				synced = nil
+			}
 		}
 	}}
 }
@@ -286,13 +292,11 @@ func indexers[T object](view func(T) *content) cache.Indexers {
 	}
 }
 
-// WaitAvailable waits until the snapshot resources are watched. Without them, the controller does not
-// compete for its Lease.
+// WaitAvailable waits until the snapshot resources are watched, and returns the cause of ctx if that ends
+// first. Without them, the controller does not compete for its Lease.
 func (c *Controller) WaitAvailable(ctx context.Context) error {
-	if c.snapshots.wait(ctx) == nil {
-		return context.Cause(ctx)
-	}
-	return nil
+	c.snapshots.wait(ctx)
+	return context.Cause(ctx)
 }
 
 // Ready returns a warning while the controller is idle.
