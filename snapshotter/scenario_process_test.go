@@ -221,16 +221,9 @@ func TestRunWaitsForTheRemovalOfLostWatches(t *testing.T) {
 	go func() { ended <- o.run(t.Context()) }()
 	c.snapshots.set(opened.wait(t.Context()), nil)
 
-	type end struct {
-		err     error
-		watches *snapshotWatches
-	}
-	ran := make(chan end, 1)
-	go func() {
-		err := c.Run(t.Context())
-		w, _, _ := c.snapshots.get()
-		ran <- end{err, w}
-	}()
+	ctx, stop := context.WithCancelCause(t.Context())
+	ran := make(chan error, 1)
+	go func() { ran <- c.Run(ctx) }()
 	loop := func(runs bool) {
 		kubetest.Eventually(t, fmt.Sprintf("the loop runs: %v", runs), func(context.Context) error {
 			if is := c.contentLoop.Load() != nil; is != runs {
@@ -245,9 +238,9 @@ func TestRunWaitsForTheRemovalOfLostWatches(t *testing.T) {
 		t.Errorf("the watches ended with %v", err)
 	}
 	loop(false)
-	c.snapshots.set(nil, errors.New("not served"))
-	if got := <-ran; got.err != nil || got.watches != nil {
-		t.Errorf("Run returned %v while the lost watches were available: %v", got.err, got.watches != nil)
+	stop(workloop.ErrDrain)
+	if err := <-ran; !errors.Is(err, workloop.ErrDrain) {
+		t.Errorf("Run returned %v before the lost watches were removed", err)
 	}
 }
 
