@@ -59,6 +59,17 @@ func (m *member) buildController(ctx context.Context) (err error) {
 	return err
 }
 
+// waiter returns the controller as a [waiter]. A controller that is not built yet is none: its role is disabled.
+func (m *member) waiter() (waiter, bool) {
+	select {
+	case <-m.built:
+		w, ok := m.controller.(waiter)
+		return w, ok
+	default:
+		return nil, false
+	}
+}
+
 // disabled returns why m is disabled, or "".
 func (m *member) disabled() string {
 	m.mu.Lock()

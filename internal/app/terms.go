@@ -259,7 +259,7 @@ func (e *entry) work(ctx context.Context) error {
 // waitAvailable waits until the controllers of e can work, and returns the cause of ctx if that ends first.
 func (e *entry) waitAvailable(ctx context.Context) error {
 	for _, m := range e.members {
-		if w, ok := m.controller.(waiter); ok {
+		if w, ok := m.waiter(); ok {
 			if err := w.WaitAvailable(ctx); err != nil {
 				return err
 			}
@@ -270,7 +270,7 @@ func (e *entry) waitAvailable(ctx context.Context) error {
 
 // waits reports whether a controller of e is a [waiter].
 func (e *entry) waits() bool {
-	return slices.ContainsFunc(e.members, func(m *member) bool { _, ok := m.controller.(waiter); return ok })
+	return slices.ContainsFunc(e.members, func(m *member) bool { _, ok := m.waiter(); return ok })
 }
 
 // lead runs the controllers of e until ctx ends, or until a named one fails.

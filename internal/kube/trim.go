@@ -7,6 +7,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	storagev1beta1 "k8s.io/api/storage/v1beta1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
 	storagehelpers "k8s.io/component-helpers/storage/volume"
@@ -46,7 +47,8 @@ type RetainedFields struct {
 	// PodAnnotations lists the annotations of pods.
 	PodAnnotations []string
 	// Resize retains the sizes and VolumeAttributesClasses of claims of other drivers which differ from
-	// those that their volumes have: a statically provisioned claim does not name its driver.
+	// those that their volumes have: a statically provisioned claim does not name its driver. Other such
+	// claims retain whether they were expanded.
 	Resize bool
 }
 
@@ -158,7 +160,8 @@ func trimClaim(driver string, pvc *corev1.PersistentVolumeClaim, retained *Retai
 		}
 		s.Status.Conditions, s.Status.AllocatedResourceStatuses = pvc.Status.Conditions, pvc.Status.AllocatedResourceStatuses
 	}
-	if retained.Resize && mayResize(pvc) {
+	switch {
+	case retained.Resize && mayResize(pvc):
 		for k, v := range only(pvc.Annotations, AnnStorageResizer) {
 			metav1.SetMetaDataAnnotation(&s.ObjectMeta, k, v)
 		}
@@ -166,16 +169,24 @@ func trimClaim(driver string, pvc *corev1.PersistentVolumeClaim, retained *Retai
 		conditions := s.Status.Conditions
 		s.Status = pvc.Status
 		s.Status.Conditions = conditions
+	case retained.Resize && pvc.Status.AllocatedResources != nil:
+		s.Status.AllocatedResources = expanded
 	}
 	return s
 }
 
-// mayResize reports whether the size or the VolumeAttributesClass that pvc requests differs from that of
-// its volume, or was changed before.
+// expanded is the status.allocatedResources of the stub of a claim whose expansion has ended. Claims keep it after
+// that, and the PersistentVolume may still record the size before the expansion. All stubs share one map, because
+// the maps of each claim would take 2 KiB. Its value is not larger than the capacity of a stub, which is zero.
+var expanded = corev1.ResourceList{corev1.ResourceStorage: resource.Quantity{}}
+
+// mayResize reports whether the size or the VolumeAttributesClass that pvc requests differs from that of its volume,
+// or a change has not ended.
 func mayResize(pvc *corev1.PersistentVolumeClaim) bool {
 	requested, actual := pvc.Spec.Resources.Requests[corev1.ResourceStorage], pvc.Status.Capacity[corev1.ResourceStorage]
-	return pvc.Spec.VolumeName != "" && (requested.Cmp(actual) > 0 ||
-		pvc.Status.AllocatedResources != nil || pvc.Status.AllocatedResourceStatuses != nil || pvc.Status.ModifyVolumeStatus != nil ||
+	allocated := pvc.Status.AllocatedResources[corev1.ResourceStorage]
+	return pvc.Spec.VolumeName != "" && (requested.Cmp(actual) > 0 || allocated.Cmp(actual) > 0 ||
+		pvc.Status.AllocatedResourceStatuses != nil || pvc.Status.ModifyVolumeStatus != nil ||
 		ptr.Deref(pvc.Spec.VolumeAttributesClassName, "") != ptr.Deref(pvc.Status.CurrentVolumeAttributesClassName, ""))
 }
 

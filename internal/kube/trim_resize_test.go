@@ -22,7 +22,8 @@ func TestStubsOfClaimsThatMayBeResized(t *testing.T) {
 		"finished":  {func(*corev1.PersistentVolumeClaim) {}, false},
 		"larger":    {func(c *corev1.PersistentVolumeClaim) { c.Spec.Resources.Requests = size("2Gi") }, true},
 		"pending":   {func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeName, c.Status.Capacity = "", nil }, false},
-		"allocated": {func(c *corev1.PersistentVolumeClaim) { c.Status.AllocatedResources = size("1Gi") }, true},
+		"allocated": {func(c *corev1.PersistentVolumeClaim) { c.Status.AllocatedResources = size("2Gi") }, true},
+		"expanded":  {func(c *corev1.PersistentVolumeClaim) { c.Status.AllocatedResources = size("1Gi") }, false},
 		"class":     {func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeAttributesClassName = ptr.To("gold") }, true},
 		"modifying": {func(c *corev1.PersistentVolumeClaim) { c.Status.ModifyVolumeStatus = &corev1.ModifyVolumeStatus{} }, true},
 	} {
@@ -46,5 +47,28 @@ func TestStubsOfClaimsThatMayBeResized(t *testing.T) {
 			(stub.Annotations[AnnStorageResizer] != "") != tt.want || stub.Status.Phase != claim.Status.Phase {
 			t.Errorf("%s: got %+v", name, stub)
 		}
+		if has := stub.Status.AllocatedResources != nil; has != (claim.Status.AllocatedResources != nil) {
+			t.Errorf("%s: status.allocatedResources is retained: %v", name, has)
+		}
+	}
+}
+
+// TestStubsOfExpandedClaimsShareTheirSizes: a cluster keeps status.allocatedResources of every claim that was
+// expanded.
+func TestStubsOfExpandedClaimsShareTheirSizes(t *testing.T) {
+	size := corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("2Gi")}
+	claim := &corev1.PersistentVolumeClaim{Spec: corev1.PersistentVolumeClaimSpec{VolumeName: "pv"},
+		Status: corev1.PersistentVolumeClaimStatus{Capacity: size, AllocatedResources: size}}
+	claim.Spec.Resources.Requests = size
+	allocations := func(f RetainedFields) float64 {
+		retained := &RetainedFields{}
+		retained.add(f)
+		return testing.AllocsPerRun(100, func() { trimClaim("drv", claim, retained) })
+	}
+	if without, with := allocations(RetainedFields{}), allocations(RetainedFields{Resize: true}); with != without {
+		t.Errorf("a stub takes %v allocations, %v without the resizer", with, without)
+	}
+	if stub := trimClaim("drv", claim, &RetainedFields{Resize: true}); stub.Status.Capacity != nil || stub.Spec.Resources.Requests != nil {
+		t.Errorf("the stub has sizes of its own: %+v", stub)
 	}
 }
