@@ -10,15 +10,17 @@ import (
 
 // TestBench measures a few volumes, to see that every number comes about.
 func TestBench(t *testing.T) {
-	r, err := measure(t.Context(), options{volumes: 20, nodes: 3, foreign: 5, latency: time.Millisecond})
+	want := map[string]map[string]int{
+		"provision": {"CreateVolume": 20}, "attach": {"ControllerPublishVolume": 20}, "expand": {"ControllerExpandVolume": 20},
+		"modify": {"ControllerModifyVolume": 20}, "snapshot": {"CreateSnapshot": 20}, "unsnapshot": {"DeleteSnapshot": 20},
+		"detach": {"ControllerUnpublishVolume": 20}, "delete": {"DeleteVolume": 20},
+	}
+	phases := []string{"provision", "attach", "expand", "modify", "snapshot", "unsnapshot", "detach", "delete"}
+	r, err := measure(t.Context(), options{volumes: 20, nodes: 3, foreign: 5, latency: time.Millisecond, phases: phases})
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := map[string]map[string]int{
-		"provision": {"CreateVolume": 20}, "attach": {"ControllerPublishVolume": 20}, "detach": {"ControllerUnpublishVolume": 20},
-		"delete": {"DeleteVolume": 20},
-	}
-	if len(r.Phases) != 4 || r.Idle.ResidentBytes == 0 || r.Start.BytesRead == 0 {
+	if len(r.Phases) != len(phases) || r.Idle.ResidentBytes == 0 || r.Start.BytesRead == 0 {
 		t.Fatalf("got %+v", r)
 	}
 	for _, p := range r.Phases {
