@@ -146,6 +146,7 @@ func (a *attempt) intend(ctx context.Context, s claimState, step step) error {
 	}
 	a.intended(s, step)
 	if otherStep != nil {
+		other.reads.live = a.reads.live
 		other.intended(s, *otherStep)
 	}
 	return nil

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -339,6 +340,33 @@ func resizerScenarioBoth(t *testing.T) {
 		f.reaches("c1", "C=1Gi A=2Gi "+pending+" K=gold P=2Gi PRE=1Gi PV=gold "+waitNode)
 		f.Calls(modifyMethod, 1)
 		f.Calls(expandMethod, 2)
+	})
+	t.Run("077_the_modification_begins", func(t *testing.T) {
+		plugin := both
+		plugin.Controller, plugin.Expansion = append(plugin.Controller[:2:2], canPublish), offline
+		f := scenario(t, plugin, func(c *Config) { slowly(c); oneWorker(c) })
+		f.classes()
+		f.create("c1", static)
+		f.attach("c1")
+		f.request("c1", "11Gi")
+		f.sent("c1", "VolumeResizeFailed") // it is in use
+		var once sync.Once
+		f.api.refuse(func(r *http.Request) *http.Response {
+			if r.Method == http.MethodGet && strings.HasSuffix(r.URL.Path, "/persistentvolumeclaims/c1") {
+				once.Do(func() { f.detach("c1"); f.unused("c1") }) // the worker has begun the modification
+			}
+			return nil
+		})
+		f.Plugin.Next(expandMethod, csitest.Fail(codes.Internal, "x"))
+		f.requestClass("c1", "gold")
+		f.reaches("c1", "C=1Gi A=11Gi "+progress+" K=gold P=1Gi PV=gold ControllerResizeError Resizing")
+		f.request("c1", "4Gi")
+		f.reaches("c1", "C=1Gi A=4Gi "+pending+" K=gold P=4Gi PRE=1Gi PV=gold "+waitNode)
+		f.called("11Gi 4Gi")
+		f.drain()
+		if got := f.charged("c1"); got != "4Gi" {
+			t.Errorf("the quota charges %s", got)
+		}
 	})
 	t.Run("078_no_permission_for_classes", func(t *testing.T) {
 		f := newFixture(t, both, nil)

@@ -15,6 +15,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/storage-controller/storage-controller/csiclient/csitest"
+	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/kubetest"
 )
 
@@ -37,6 +38,17 @@ func (f *fixture) attach(claim string) {
 func (f *fixture) detach(claim string) {
 	f.Helper()
 	f.Must(f.Client.StorageV1().VolumeAttachments().Delete(f.Context(), f.Unique("va-"+claim), metav1.DeleteOptions{}))
+}
+
+// unused waits until the watch of the resizer has no VolumeAttachment for the volume of a claim.
+func (f *fixture) unused(claim string) {
+	f.Helper()
+	kubetest.Eventually(f.T, "the detachment is watched", func(context.Context) error {
+		if n := len(f.c.users.attachments.ByIndex(kube.ByVolume, f.pvName(claim))); n > 0 {
+			return fmt.Errorf("%d VolumeAttachments", n)
+		}
+		return nil
+	})
 }
 
 // wake enqueues the expansion of a claim, which ends its back-off.
@@ -266,6 +278,21 @@ func resizerScenarioRestart(t *testing.T) {
 			f.called(want)
 		})
 	}
+	t.Run("050_killed_between_volume_and_claim_lowered", func(t *testing.T) {
+		f := scenario(t, expands, nil)
+		begun := f.hold("/status", 2)
+		f.create("c1", nil)
+		f.request("c1", "9Gi")
+		<-begun
+		f.request("c1", "5Gi")
+		f.Plugin.Next(expandMethod, csitest.Fail(codes.Internal, "x"))
+		f.restart()
+		f.reaches("c1", "C=1Gi A=9Gi "+pending+" P=9Gi PRE=1Gi "+waitNode) // the volume has 9Gi
+		f.called("9Gi 9Gi 9Gi")
+		if got := f.charged("c1"); got != "9Gi" {
+			t.Errorf("the quota charges %s", got)
+		}
+	})
 	t.Run("051_killed_before_the_record_is_removed", func(t *testing.T) {
 		f := scenario(t, expands, nil)
 		begun := f.hold("/persistentvolumes/", 2)
