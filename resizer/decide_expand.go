@@ -120,13 +120,13 @@ func (d driver) expansionTarget(s claimState) (size resource.Quantity, reason st
 			return size, "NodeExpansion"
 		}
 		return requested, ""
-	case controllerInProgress:
-		// While the outcome of the recorded size is unknown, no other size is requested.
-		if s.memory.settled == bytesOf(allocated) {
-			return requested, ""
+	case controllerInProgress, controllerInfeasible:
+		// While the outcome of the recorded size is unknown, no other size is requested. A volume that was
+		// expanded to it is not requested smaller, whatever later calls returned.
+		known := status == controllerInfeasible || s.memory.settled == bytesOf(allocated)
+		if !known || volumeSuffices && volume.Cmp(allocated) >= 0 {
+			return allocated, ""
 		}
-		return allocated, ""
-	case controllerInfeasible:
 		return requested, ""
 	case nodePending, nodeInProgress:
 		if volumeSuffices || isAllocated && volume.Cmp(allocated) >= 0 {

@@ -97,6 +97,14 @@ func TestExpansionTarget(t *testing.T) {
 			want: "11Gi"},
 		"infeasible": {state: []func(*claimState){sizes("4Gi", "1Gi", "11Gi", controllerInfeasible, "1Gi")},
 			want: "4Gi"},
+		"in progress, volume written, final error": {
+			state: []func(*claimState){sizes("4Gi", "1Gi", "11Gi", controllerInProgress, "11Gi"), settled("11Gi")}, want: "11Gi"},
+		"in progress, volume written, final error, raised": {
+			state: []func(*claimState){sizes("20Gi", "1Gi", "11Gi", controllerInProgress, "11Gi"), settled("11Gi")}, want: "20Gi"},
+		"infeasible, volume written": {state: []func(*claimState){sizes("5Gi", "1Gi", "9Gi", controllerInfeasible, "9Gi")},
+			want: "9Gi"},
+		"infeasible, volume written, raised": {state: []func(*claimState){sizes("20Gi", "1Gi", "9Gi", controllerInfeasible, "9Gi")},
+			want: "20Gi"},
 		"infeasible, volume was rounded up": {state: []func(*claimState){sizes("2600Mi", "2560Mi", "11Gi", controllerInfeasible, "3Gi")},
 			want: "2600Mi"},
 		"alpha API: infeasible": {state: []func(*claimState){sizes("4Gi", "1Gi", "11Gi", controllerFailed, "1Gi")},
