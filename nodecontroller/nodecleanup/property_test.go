@@ -200,13 +200,19 @@ func (r *run) fail(format string, args ...any) {
 	}
 }
 
-// execute replays a history and returns the promise that it breaks.
-func (a *actors) execute(h history) error {
+// begin returns a run in a world without nodes.
+func (a *actors) begin(setup uint8) *run {
 	*a.w = world{view: newView(), class: &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: "c"}, Provisioner: worldDriver},
 		namespace: &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "ns", UID: "ns"}}, system: "cluster"}
-	r := &run{actors: a, setup: h.setup, settings: settingsOf(h.setup), hosts: map[string]*truth{},
+	r := &run{actors: a, setup: setup, settings: settingsOf(setup), hosts: map[string]*truth{},
 		stored: map[string]LostNode{}, looked: time.Now()}
 	a.w.watcher = r
+	return r
+}
+
+// execute replays a history and returns the promise that it breaks.
+func (a *actors) execute(h history) error {
+	r := a.begin(h.setup)
 	for i := range worldHosts {
 		name := hostName(i)
 		r.hosts[name] = &truth{}

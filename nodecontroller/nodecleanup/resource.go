@@ -41,30 +41,26 @@ func ParseResource(text string) (Resource, error) {
 	var errs []error
 	seen := map[string]bool{}
 	for item := range strings.SplitSeq(text, ",") {
-		key, value, ok := strings.Cut(strings.TrimSpace(item), "=")
-		switch {
-		case !ok || value == "":
+		switch key, value, _ := strings.Cut(strings.TrimSpace(item), "="); {
+		case value == "":
 			errs = append(errs, fmt.Errorf("item %q: must be key=value", item))
-			continue
 		case seen[key]:
 			errs = append(errs, fmt.Errorf("%s: must not be repeated", key))
-			continue
+		default:
+			seen[key] = true
+			errs = append(errs, r.set(key, value))
 		}
-		seen[key] = true
-		errs = append(errs, r.set(key, value))
 	}
-	for _, key := range []string{"resource", "node-field"} {
-		if !seen[key] {
-			errs = append(errs, fmt.Errorf("%s: is missing", key))
-		}
+	if !seen["resource"] {
+		errs = append(errs, errors.New("resource: is missing"))
+	}
+	if !seen["node-field"] {
+		errs = append(errs, errors.New("node-field: is missing"))
 	}
 	if seen["mark"] && !seen["finalizer"] {
 		errs = append(errs, errors.New("mark: is set only when a finalizer is removed, and finalizer is missing"))
 	}
-	if err := errors.Join(errs...); err != nil {
-		return Resource{}, err
-	}
-	return r, nil
+	return r, errors.Join(errs...)
 }
 
 // set parses one item.

@@ -19,22 +19,36 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// ofNodes lists the objects of r with the names of their Nodes. A resource that is not installed has
-// no objects.
-func (r Resource) ofNodes(ctx context.Context, client dynamic.Interface, l live) (map[string][]*unstructured.Unstructured, error) {
-	all, err := list[*unstructured.Unstructured](ctx, l, r.Resource.GroupResource().String(),
-		func(ctx context.Context, o metav1.ListOptions) (*unstructured.UnstructuredList, error) {
-			found, err := client.Resource(r.Resource).List(ctx, o)
-			if apierrors.IsNotFound(err) || meta.IsNoMatchError(err) {
-				return &unstructured.UnstructuredList{}, nil
+// customResource is an object that belongs to a Node.
+type customResource struct {
+	kind Resource
+	obj  *unstructured.Unstructured
+}
+
+// customResources lists the objects of the custom resources with when, or of all if when is empty, by the names of
+// their Nodes. A resource that is not installed has no objects. An error for one resource keeps the others.
+func (t *observer) customResources(ctx context.Context, when ResourceWhen) (nodes map[string][]customResource, err error) {
+	nodes = map[string][]customResource{}
+	for _, r := range t.c.resources {
+		if when != "" && r.When != when {
+			continue
+		}
+		what := r.Resource.GroupResource().String()
+		all, e := list[*unstructured.Unstructured](ctx, t.live, what,
+			func(ctx context.Context, o metav1.ListOptions) (*unstructured.UnstructuredList, error) {
+				found, err := t.c.deps.Dynamic.Resource(r.Resource).List(ctx, o)
+				if apierrors.IsNotFound(err) || meta.IsNoMatchError(err) {
+					return &unstructured.UnstructuredList{}, nil
+				}
+				return found, err
+			})
+		t.report(ctx, "list "+what, e)
+		err = errors.Join(err, e)
+		for _, obj := range shuffled(all) {
+			foreign := obj.GetDeletionTimestamp() != nil && !slices.Contains(obj.GetFinalizers(), r.Finalizer)
+			if node, ok, e := unstructured.NestedString(obj.Object, r.NodeField...); ok && e == nil && node != "" && !foreign {
+				nodes[node] = append(nodes[node], customResource{r, obj})
 			}
-			return found, err
-		})
-	nodes := map[string][]*unstructured.Unstructured{}
-	for _, obj := range all {
-		foreign := obj.GetDeletionTimestamp() != nil && !slices.Contains(obj.GetFinalizers(), r.Finalizer)
-		if node, ok, e := unstructured.NestedString(obj.Object, r.NodeField...); ok && e == nil && node != "" && !foreign {
-			nodes[node] = append(nodes[node], obj)
 		}
 	}
 	return nodes, err
@@ -101,21 +115,18 @@ func (t *term) sweep(ctx context.Context) {
 	tick := time.NewTicker(t.policy.NodeCleanupResourceSweep)
 	defer tick.Stop()
 	for {
-		found, complete := map[string]bool{}, true
-		for _, r := range t.c.resources {
-			nodes, err := r.ofNodes(ctx, t.c.deps.Dynamic, t.live)
-			t.report(ctx, "list "+r.Resource.GroupResource().String(), err)
-			for name := range nodes {
-				if host := t.hostNamed(name); !t.c.index.stays(host) && isRecordable(host) {
-					found[host] = true
-				}
-			}
-			if complete = complete && err == nil; err != nil && ctx.Err() == nil {
-				klog.FromContext(ctx).Error(err, "Listing custom resources failed", "retryIn", t.policy.NodeCleanupResourceSweep)
+		nodes, err := t.customResources(ctx, "")
+		if err != nil && ctx.Err() == nil {
+			klog.FromContext(ctx).Error(err, "Listing custom resources failed", "retryIn", t.policy.NodeCleanupResourceSweep)
+		}
+		found := map[string]bool{}
+		for name := range nodes {
+			if host := t.hostNamed(name); !t.c.index.stays(host) && isRecordable(host) {
+				found[host] = true
 			}
 		}
 		for _, host := range sorted(t.lost(), slices.Collect(maps.Keys(found))) {
-			if found[host] || complete { // the driver may have deleted them
+			if found[host] || err == nil { // the driver may have deleted them
 				t.remember(host, func(m *memory) { m.resources = found[host] })
 				t.queue.Resync(host)
 			}
@@ -130,43 +141,33 @@ func (t *term) sweep(ctx context.Context) {
 
 // cleanResources deletes the custom resources of a host: those with when, or all if when is empty.
 func (p pass) cleanResources(ctx context.Context, when ResourceWhen) (next time.Time, err error) {
-	var errs []error
+	nodes, err := p.customResources(ctx, when)
 	found := false
-	for _, r := range p.c.resources {
-		if when != "" && r.When != when {
-			continue
-		}
-		nodes, err := r.ofNodes(ctx, p.c.deps.Dynamic, p.live)
-		if err != nil {
-			errs = append(errs, err)
-			continue
-		}
-		for _, name := range p.h.names() {
-			for _, obj := range shuffled(nodes[name]) {
-				m, _ := p.recall(p.h.value)
-				if found = true; p.policy.dryRun && m.sent[obj.GetUID()] {
-					continue
-				}
-				p.remember(p.h.value, func(m *memory) { m.resources = true })
-				if !p.h.recorded { // nothing else of the host is left: its record comes first
-					return time.Now(), nil
-				}
-				res, err := p.cleaner.removeResource(ctx, p.c.deps.Dynamic, r, obj, p.h)
-				p.remember(p.h.value, func(m *memory) { m.sent[obj.GetUID()] = res.done })
-				if errs = append(errs, err); err != nil && !isAnswer(err) {
-					return time.Time{}, errors.Join(errs...)
-				}
-				if len(res.reasons) > 0 {
-					return p.retryAt(res.reasons), errors.Join(errs...)
-				}
+	for _, name := range p.h.names() {
+		for _, r := range nodes[name] {
+			m, _ := p.recall(p.h.value)
+			if found = true; p.policy.dryRun && m.sent[r.obj.GetUID()] {
+				continue
+			}
+			p.remember(p.h.value, func(m *memory) { m.resources = true })
+			if !p.h.recorded { // nothing else of the host is left: its record comes first
+				return time.Now(), nil
+			}
+			res, e := p.cleaner.removeResource(ctx, p.c.deps.Dynamic, r.kind, r.obj, p.h)
+			p.remember(p.h.value, func(m *memory) { m.sent[r.obj.GetUID()] = res.done })
+			err = errors.Join(err, e)
+			switch {
+			case e != nil && !isAnswer(e):
+				return time.Time{}, err
+			case len(res.reasons) > 0:
+				return p.retryAt(res.reasons), err
 			}
 		}
 	}
-	if err := errors.Join(errs...); err != nil {
-		return time.Time{}, err
+	if err == nil {
+		p.remember(p.h.value, func(m *memory) { m.resources = when == "" && found && p.policy.dryRun })
 	}
-	p.remember(p.h.value, func(m *memory) { m.resources = when == "" && found && p.policy.dryRun })
-	return time.Time{}, nil
+	return time.Time{}, err
 }
 
 // keepsResources returns why the custom resources of a host are kept, or "": a resource may belong

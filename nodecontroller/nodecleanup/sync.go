@@ -257,16 +257,14 @@ func (t *term) endReturned(ctx context.Context, h host) (again bool, next time.T
 // endSettled ends the record of a host of which nothing is left.
 func (t *term) endSettled(ctx context.Context, h host) (again bool, err error) {
 	if t.policy.Deletes() {
-		for _, r := range t.c.resources {
-			nodes, err := r.ofNodes(ctx, t.c.deps.Dynamic, t.live)
-			if err != nil {
-				return false, err
-			}
-			for _, name := range h.names() {
-				if len(nodes[name]) > 0 {
-					t.remember(h.value, func(m *memory) { m.resources = true })
-					return true, nil
-				}
+		nodes, err := t.customResources(ctx, "")
+		if err != nil {
+			return false, err
+		}
+		for _, name := range h.names() {
+			if len(nodes[name]) > 0 {
+				t.remember(h.value, func(m *memory) { m.resources = true })
+				return true, nil
 			}
 		}
 	}

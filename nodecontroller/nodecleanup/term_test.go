@@ -1,0 +1,175 @@
+package nodecleanup
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+	"weak"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/storage-controller/storage-controller/internal/workloop"
+)
+
+// TestOptedOutNodesAreForgotten is B8: of 1,000 Nodes that had opted out when they were deleted, the records keep
+// those that have a volume of the driver, and the process no more than these after an hour.
+func TestOptedOutNodesAreForgotten(t *testing.T) {
+	const all, kept = 1000, 10
+	synctest.Test(t, func(t *testing.T) {
+		r := newActors().begin(0)
+		p := r.replicas[0]
+		r.w.createNode("keep", "keep", false)
+		p.restart(r.w, r.settings)
+		r.lead(p)
+		defer r.close()
+		r.look(r.term)
+		deleted := func(host string) {
+			r.w.createNode(host, host, true)
+			r.w.editNode(host, func(n *corev1.Node) { n.Annotations = map[string]string{p.c.policy.annotation: disabled} })
+			r.w.deleteNode(host)
+			p.catchUp(r.w)
+			r.sync(r.term, host) // writes the record, and releases the Node
+			if r.w.nodes[host] != nil {
+				t.Fatalf("Node %s is not released", host)
+			}
+			r.w.removeCSINode(host)
+			p.catchUp(r.w)
+			r.sync(r.term, host)
+		}
+		for i := range all {
+			host := fmt.Sprint("n", i)
+			if i < kept {
+				r.w.bind(fmt.Sprint("c", i), host)
+			}
+			deleted(host)
+		}
+		time.Sleep(lastSeenAge + time.Second) // of the clock of synctest
+		r.look(r.term)
+		deleted("last")
+		records, _ := r.term.records.all()
+		if len(records) != kept || len(r.term.hosts) != kept || len(p.c.index.deleted) > kept+1 {
+			t.Errorf("%d records, %d hosts in the memory of the term, %d in that of the process", len(records), len(r.term.hosts),
+				len(p.c.index.deleted))
+		}
+		for _, n := range records {
+			if !n.OptedOut || len(r.w.volumes) != kept {
+				t.Errorf("the record is %+v, %d volumes are left", n, len(r.w.volumes))
+			}
+		}
+		if r.failure != nil {
+			t.Error(r.failure)
+		}
+	})
+}
+
+// TestNothingOfATermIsLeft is B12: neither a timer nor a handler keeps a term alive after Run has returned, although
+// a Node waits for its timeout then.
+func TestNothingOfATermIsLeft(t *testing.T) {
+	f := scenario(t, func(f *fixture) { f.cfg.NodeDeleteGrace, f.cfg.NodeFinalizerTimeout = time.Hour, 2*time.Hour })
+	f.node("n", f.cfg.NodeFinalizer)
+	f.bound("a", "n")
+	f.onlyWrites()
+	p := f.prepare(f.user)
+	f.process = p
+	ctx, end := context.WithCancelCause(f.Context())
+	done := make(chan error, 1)
+	go func() { done <- p.c.Run(ctx) }()
+	f.deleteNode("n")
+	f.untilRecord("n", "exists", func(n *LostNode) bool { return n != nil })
+	term, queue := weak.Make(p.c.term.Load()), weak.Make(p.c.term.Load().queue)
+	over := errors.New("the Lease is lost")
+	end(over)
+	if err := <-done; !errors.Is(err, over) {
+		t.Errorf("Run returned %v", err)
+	}
+	f.patchNode("n", `{"metadata":{"labels":{"changed":"true"}}}`) // whose handler runs
+	f.observedNodes()
+	f.eventually("the term is not referenced", func(context.Context) error {
+		runtime.GC()
+		if term.Value() != nil || queue.Value() != nil {
+			return errors.New("the term or its queue can be reached")
+		}
+		return nil
+	})
+}
+
+// joining is a cluster with lost volumes, in which nodes join.
+func joining(volumes int) (c *Controller, w *world, requests *[]string) {
+	a := newActors()
+	r := a.begin(0)
+	requests = &[]string{}
+	for i := range volumes {
+		r.w.bind(fmt.Sprint("c", i), fmt.Sprint("lost", i%10))
+	}
+	r.w.createNode("keep", "keep", false)
+	a.replicas[0].restart(r.w, r.settings)
+	r.w.interleave = func(request string) { *requests = append(*requests, request) }
+	return a.replicas[0].c, r.w, requests
+}
+
+// join calls the handlers for a node that gets its label after it has joined, and for a lost volume and its claim.
+func join(c *Controller, w *world, i int) {
+	name := fmt.Sprint("new", i)
+	w.createNode(name, "", true)
+	bare := w.nodes[name]
+	c.nodeChanged(bare)
+	c.csiNodeChanged(w.csiNodes[name], true)
+	w.editNode(name, func(n *corev1.Node) { n.Labels = map[string]string{worldKey: name} })
+	c.nodeUpdated(bare, w.nodes[name])
+	c.claimChanged(w.claims["c0"])
+	c.enqueueLost(c.index.setVolume("pv-c0", w.volumes["pv-c0"]))
+}
+
+// TestHandlersOnlyEnqueue is B13: a handler updates the index and enqueues hosts. It sends no request, reads no
+// volume of a lost node, and does not evaluate the breaker.
+func TestHandlersOnlyEnqueue(t *testing.T) {
+	c, w, requests := joining(1000)
+	term, err := c.newTerm(func(error) {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var gathered []string
+	term.observer.gather = func(_ context.Context, value string) (host, error) {
+		gathered = append(gathered, value)
+		return host{value: value}, nil
+	}
+	c.term.Store(term)
+	var keys []string
+	term.queue = workloop.New(workloop.Config{Name: "test"}, c.deps.Queues, func(_ context.Context, key string) (time.Time, error) {
+		keys = append(keys, key)
+		return time.Time{}, nil
+	})
+	for i := range 100 {
+		join(c, w, i)
+	}
+	c.index.dropNode(w.nodes["new0"], "", time.Now())
+	if len(*requests) > 0 || len(gathered) > 0 || len(term.hosts) > 0 || term.tripped.Load() {
+		t.Errorf("the handlers sent %q, gathered %q and remember %d hosts", *requests, gathered, len(term.hosts))
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	waiting := term.queue.Len()
+	go func() {
+		for term.queue.Len() > 0 {
+			runtime.Gosched()
+		}
+		cancel()
+	}()
+	term.queue.Run(ctx, 1)
+	// those of 100 nodes that joined, that of the volume, and that of the ConfigMap
+	if joined := strings.Count(strings.Join(keys, " "), "new"); waiting != 102 || joined < 99 {
+		t.Errorf("%d hosts were enqueued, %d of nodes: %q", waiting, joined, keys)
+	}
+}
+
+// BenchmarkHandlers is the time of a node that joins, in a cluster with 1,000 lost volumes.
+func BenchmarkHandlers(b *testing.B) {
+	c, w, _ := joining(1000)
+	for i := range b.N {
+		join(c, w, i)
+	}
+}
