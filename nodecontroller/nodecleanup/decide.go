@@ -131,13 +131,10 @@ func (p Policy) decideHost(h host, c cluster, cleaned bool) hostStep {
 			return hostStep{action: hostRecord, record: record}
 		}
 	}
-	switch h.state {
-	case deleting:
-		return p.decideDeleting(h, c, cleaned)
-	case missing:
+	if h.state == missing {
 		return p.decideMissing(h, c, cleaned)
 	}
-	return p.decideShared(h, c)
+	return p.decideDeleting(h, c, cleaned)
 }
 
 // decideMissing is for a host without any Node.

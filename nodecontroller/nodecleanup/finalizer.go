@@ -57,24 +57,31 @@ func (p Policy) idle(h host, c cluster) string {
 	return ""
 }
 
-// decideDeleting is for a host whose Nodes are being deleted. Our finalizer holds them for no longer
-// than the timeout.
+// decideDeleting is for a host whose Nodes are being deleted, all or some of them. Our finalizer holds these for no
+// longer than the timeout. While another Node may have the volumes, nothing is cleaned up, and there is no record.
 func (p Policy) decideDeleting(h host, c cluster, cleaned bool) hostStep {
+	st := hostStep{action: hostNothing}
+	if h.state == deleting {
+		st.state = stateTerminating
+	}
 	end, ours := p.end(h)
 	if !ours {
-		return hostStep{action: hostNothing, state: stateTerminating}
+		return st
 	}
 	wait := func(until time.Time) hostStep {
-		return hostStep{action: hostNothing, state: stateTerminating, next: earliest(until, end)}
+		st.next = earliest(until, end)
+		return st
 	}
 	node := p.waiting(h)[0]
 	grace := node.DeletionTimestamp.Add(p.NodeDeleteGrace)
 	others := slices.ContainsFunc(node.Finalizers, p.isOther)
 	switch why := p.idle(h, c); {
-	case why != "":
+	case why != "" && (h.state == deleting || p.SkipNodeFinalize || p.NodeCleanup == ModeOff):
 		return hostStep{action: hostRelease, reason: reasonSkipped, message: "The claims of the node are kept: " + why}
 	case !c.now.Before(end):
 		return p.timedOut()
+	case h.state != deleting:
+		return wait(end)
 	case p.NodeFinalizerWaitForOthers && others && isReady(node):
 		return wait(c.now.Add(othersInterval))
 	case c.now.Before(grace):
@@ -86,22 +93,6 @@ func (p Policy) decideDeleting(h host, c cluster, cleaned bool) hostStep {
 		return hostStep{action: hostClean}
 	}
 	return hostStep{action: hostRelease}
-}
-
-// decideShared is for a host that may have another Node than those that are being deleted. Nothing of it is
-// cleaned up and it has no record, so our finalizer holds its Nodes until the timeout, and no longer.
-func (p Policy) decideShared(h host, c cluster) hostStep {
-	end, ours := p.end(h)
-	if !ours {
-		return hostStep{action: hostNothing}
-	}
-	switch {
-	case p.SkipNodeFinalize || p.NodeCleanup == ModeOff:
-		return hostStep{action: hostRelease, reason: reasonSkipped, message: "The claims of the node are kept: " + p.idle(h, c)}
-	case !c.now.Before(end):
-		return p.timedOut()
-	}
-	return hostStep{action: hostNothing, next: end}
 }
 
 // timedOut releases Nodes that have waited long enough.
