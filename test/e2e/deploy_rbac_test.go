@@ -27,6 +27,7 @@ import (
 	"github.com/storage-controller/storage-controller/csiclient/csitest"
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/kubetest"
+	"github.com/storage-controller/storage-controller/nodecontroller/nodecleanup"
 )
 
 // everyCapability is what a driver can have that has the program do something.
@@ -79,8 +80,12 @@ func overlayNeedsWhatItGrants(t *testing.T, overlay string) {
 	e.attributes("fast", map[string]string{"iops": "9"})
 	e.deploymentWithPod("csi-controller")
 	for _, c := range podOf(t, objects).Containers {
+		var args []string
+		if c.Name == "storage-controller" || c.Name == "nodecontroller" {
+			args = []string{"--topology-node-key=" + e.plugin.Name() + "/zone"}
+		}
 		if c.Name != "driver" {
-			e.contained(c, kubeconfig, "csi-controller-1-x")
+			e.contained(c, kubeconfig, "csi-controller-1-x", args...)
 		}
 	}
 	class := e.class(false, func(c *storagev1.StorageClass) {
@@ -123,7 +128,11 @@ func overlayNeedsWhatItGrants(t *testing.T, overlay string) {
 	e.attached(0)
 	e.capacityIs("3Gi", late)
 	e.deleteClass(late)
-	e.leftovers("source", "clone", "restored", "attributes")
+	e.onNode("lost", class, e.plugin.Name()+"/zone", "b")
+	e.lose(e.nodes[1])
+	e.missing("b") // mode report records it too
+	e.leftovers("source", "clone", "restored", "attributes", "lost")
+	e.recorded("b", "ends", func(n *nodecleanup.LostNode) bool { return n == nil })
 	e.usesAll(granted, used, refused, func(p permission) bool {
 		switch {
 		case p.verb == "list": // of a server that cannot send it with the watch

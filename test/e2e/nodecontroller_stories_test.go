@@ -55,13 +55,13 @@ func (l *local) keep(mode string, args ...string) *process {
 
 // lose removes nodes for good. Their CSINodes belong to them and are collected as garbage
 // elsewhere.
-func (l *local) lose(nodes ...string) {
-	l.t.Helper()
+func (e *env) lose(nodes ...string) {
+	e.t.Helper()
 	for _, n := range nodes {
-		l.must(l.client.CoreV1().Nodes().Delete(l.t.Context(), n, metav1.DeleteOptions{}))
+		e.must(e.client.CoreV1().Nodes().Delete(e.t.Context(), n, metav1.DeleteOptions{}))
 	}
 	for _, n := range nodes {
-		l.must(l.client.StorageV1().CSINodes().Delete(l.t.Context(), n, metav1.DeleteOptions{}))
+		e.must(e.client.StorageV1().CSINodes().Delete(e.t.Context(), n, metav1.DeleteOptions{}))
 	}
 }
 
