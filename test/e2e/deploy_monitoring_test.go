@@ -23,6 +23,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/storage-controller/storage-controller/csiclient/csitest"
+	"github.com/storage-controller/storage-controller/internal/kubetest"
 )
 
 // alert is one of the rules that are shipped.
@@ -237,7 +238,9 @@ func everythingOn(t *testing.T) *process {
 		"--enable-webhooks", "--webhook-addr=127.0.0.1:0", "--webhook-cert-mode=self-signed", "--webhook-cert-secret=certs",
 		"--webhook-config-name=" + e.ns, "--webhook-service=none"})...)
 	cmd.Env = append(cmd.Env, "NAMESPACE="+e.ns)
+	kubetest.InstallCRDs(t, e.cp) // or another test does meanwhile, and the snapshotter has no Lease yet
 	p := e.start(cmd)
+	p.leadsInAll(5)
 
 	class := e.expandableClass()
 	e.plugin.Next("ControllerExpandVolume", csitest.Fail(codes.Unavailable, "not yet"))
