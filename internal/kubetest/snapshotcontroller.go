@@ -49,7 +49,7 @@ func (s *snapshotController) start() error {
 	}
 	defer log.Close()
 	cmd := exec.Command(s.program, "--kubeconfig="+s.kubeconfig, "--kube-api-qps=2000", "--kube-api-burst=4000",
-		"--retry-interval-max=10s", "-v=4")
+		"--retry-interval-max=10s", "--feature-gates=CSIVolumeGroupSnapshot=true", "-v=4")
 	cmd.Stdout, cmd.Stderr, cmd.SysProcAttr = log, log, dieWithParent()
 	started, exited := make(chan error), make(chan struct{})
 	go func() {

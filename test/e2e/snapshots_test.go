@@ -88,7 +88,7 @@ func TestSnapshots(t *testing.T) {
 	t.Cleanup(cp.Stop)
 	for name, test := range map[string]func(*testing.T, *kubetest.ControlPlane){
 		"counts": testSnapshotCounts, "restore": testSnapshotRestored, "order": testSnapshotDeletedInEveryOrder,
-		"killed": testSnapshotterKilled,
+		"killed": singleSnapshot.testSnapshotterKilled, "group_killed": groupSnapshot.testSnapshotterKilled,
 	} {
 		t.Run(name, func(t *testing.T) { test(t, cp) })
 	}
@@ -192,42 +192,32 @@ func (e *env) deleteOfSnapshot(what string) {
 	}
 }
 
+// snapshotKind is a kind of snapshots whose creation and deletion can be interrupted.
+type snapshotKind struct {
+	config                     csitest.Config
+	create, remove             string                                                         // methods of the driver
+	class, take, ready, delete func(e *env)                                                   // of the snapshot s of claim c
+	contents                   func(e *env, ctx context.Context) (map[string][]string, error) // finalizers by name
+}
+
+var singleSnapshot = snapshotKind{
+	config: snapshotting(), create: "CreateSnapshot", remove: "DeleteSnapshot", class: (*env).snapshotClass,
+	take: func(e *env) { e.takeSnapshot("s", "c") }, ready: func(e *env) { e.volumeSnapshotReady("s") },
+	delete: func(e *env) { e.deleteSnapshot("s") }, contents: (*env).contents,
+}
+
 // testSnapshotterKilled has no snapshot at the driver without a content, no content that never ends, and no second
 // snapshot for one content, whenever the process dies.
-func testSnapshotterKilled(t *testing.T, cp *kubetest.ControlPlane) {
+func (k snapshotKind) testSnapshotterKilled(t *testing.T, cp *kubetest.ControlPlane) {
 	for name, remove := range map[string]bool{"create": false, "delete": true} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			begin := func(t *testing.T, c *crash) *env {
-				e := newEnvOn(t, cp, snapshotting(), 0)
-				p := e.run("provision", quick...)
-				e.claim("c", e.class(false, nil))
-				e.bound("c")
-				p.kill()
-				e.snapshotClass()
-				if remove {
-					p := e.run("snapshot", quick...)
-					e.takeSnapshot("s", "c")
-					e.volumeSnapshotReady("s")
-					p.kill()
-				}
-				for _, method := range []string{"CreateSnapshot", "DeleteSnapshot"} {
-					e.plugin.Always(method, c.step(method, csitest.Default()))
-				}
-				c.start(e, "snapshot", "--kubeconfig", kubetest.WriteKubeconfig(t, kubetest.Proxy(t, e.account(), c.hook)))
-				if remove {
-					e.deleteSnapshot("s")
-				} else {
-					e.takeSnapshot("s", "c")
-				}
-				return e
-			}
 			c := newCrash(-1, false)
-			e := begin(t, c)
+			e := k.begin(t, cp, c, remove)
 			if remove {
-				e.noSnapshots()
+				k.none(e)
 			} else {
-				e.volumeSnapshotReady("s")
+				k.ready(e)
 			}
 			c.process.kill()
 			c.interrupted(t, func(t *testing.T, interrupted *crash, _ string) {
@@ -238,21 +228,21 @@ func testSnapshotterKilled(t *testing.T, cp *kubetest.ControlPlane) {
 					t.Run(fmt.Sprintf("deleted=%t", deleted), func(t *testing.T) {
 						t.Parallel()
 						c := newCrash(interrupted.at, interrupted.after)
-						e := begin(t, c)
+						e := k.begin(t, cp, c, remove)
 						c.awaitDeath(t)
-						e.snapshotsKept()
+						k.kept(e)
 						if deleted && !remove {
-							e.deleteSnapshot("s")
+							k.delete(e)
 						}
 						e.run("snapshot", quick...)
 						if !deleted {
-							e.volumeSnapshotReady("s")
+							k.ready(e)
 							if n := len(e.plugin.Snapshots()); n != 1 {
 								t.Errorf("%d snapshots", n)
 							}
-							e.deleteSnapshot("s")
+							k.delete(e)
 						}
-						e.noSnapshots()
+						k.none(e)
 					})
 				}
 			})
@@ -260,10 +250,51 @@ func testSnapshotterKilled(t *testing.T, cp *kubetest.ControlPlane) {
 	}
 }
 
-// snapshotsKept fails the test if the driver has a snapshot and no content has a finalizer.
-func (e *env) snapshotsKept() {
+// begin takes a snapshot, or deletes it, with a process that c kills.
+func (k snapshotKind) begin(t *testing.T, cp *kubetest.ControlPlane, c *crash, remove bool) *env {
+	e := newEnvOn(t, cp, k.config, 0)
+	p := e.run("provision", quick...)
+	claim := newClaim("c", e.class(false, nil))
+	claim.Labels = map[string]string{"group": "s"}
+	e.make(claim)
+	e.bound("c")
+	p.kill()
+	k.class(e)
+	if remove {
+		p := e.run("snapshot", quick...)
+		k.take(e)
+		k.ready(e)
+		p.kill()
+	}
+	for _, method := range []string{k.create, k.remove} {
+		e.plugin.Always(method, c.step(method, csitest.Default()))
+	}
+	c.start(e, "snapshot", "--kubeconfig", kubetest.WriteKubeconfig(t, kubetest.Proxy(t, e.account(), c.hook)))
+	if remove {
+		k.delete(e)
+	} else {
+		k.take(e)
+	}
+	return e
+}
+
+// none waits until neither the driver nor the API server has a snapshot or a content.
+func (k snapshotKind) none(e *env) {
 	e.t.Helper()
-	contents, err := e.contents(e.t.Context())
+	e.noSnapshots()
+	e.eventually("there is no content", func(ctx context.Context) error {
+		contents, err := k.contents(e, ctx)
+		if err == nil && len(contents) > 0 {
+			err = fmt.Errorf("contents %v", contents)
+		}
+		return err
+	})
+}
+
+// kept fails the test if the driver has a snapshot and no content has a finalizer.
+func (k snapshotKind) kept(e *env) {
+	e.t.Helper()
+	contents, err := k.contents(e, e.t.Context())
 	if err != nil && !apierrors.IsNotFound(err) {
 		e.t.Fatal(err)
 	}
