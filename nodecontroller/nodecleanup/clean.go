@@ -84,7 +84,9 @@ func (p pass) cleanVolume(ctx context.Context, v volume) (next time.Time, full b
 		switch {
 		case v.unread != nil:
 			return time.Time{}, false, v.unread
-		case !st.action.deletes(), p.policy.dryRun && v.sent, p.h.state == deleting && st.action != doDeleteClaim:
+		case p.h.state == deleting && st.action != doDeleteClaim: // the rest follows without the Node, which need not wait for it
+			return time.Time{}, false, nil
+		case !st.action.deletes(), p.policy.dryRun && v.sent:
 			return st.next, false, nil
 		case p.h.state == deleting && p.leftToOthers(ctx, v):
 			return time.Time{}, false, nil

@@ -214,7 +214,8 @@ func (i *index) setVolume(name string, pv *corev1.PersistentVolume) []string {
 	return i.volumes.set(name, values)
 }
 
-// locate returns the presence of a host and its Nodes. name is the recorded name of its Node, or empty.
+// locate returns the presence of a host and its Nodes. name is the recorded name of its Node, or empty. A Node
+// that has only this name may be the one that was lost, with another value: then the host is unclear.
 func (i *index) locate(host, name string) (state presence, nodes []*corev1.Node) {
 	i.mu.RLock()
 	defer i.mu.RUnlock()
@@ -225,7 +226,7 @@ func (i *index) locate(host, name string) (state presence, nodes []*corev1.Node)
 		switch csi = csi || exists; {
 		case node == nil:
 			continue
-		case node.DeletionTimestamp == nil:
+		case node.DeletionTimestamp == nil && slices.Contains(i.names.values[n], host):
 			state = present
 		case state != present && hostOf(node, i.key) != host:
 			state = unclear

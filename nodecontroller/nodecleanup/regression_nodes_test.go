@@ -170,7 +170,7 @@ func (f *fixture) rivalKey() {
 	f.event("CSIDriver", f.driver, "NodeCleanupSkipped", "TopologyKeyUnknown")
 }
 
-// TestTopologyKeyIsUnknown: without a key nothing is deleted, and what is known of volumes is kept.
+// TestTopologyKeyIsUnknown: without a key nothing is deleted, and the records are kept.
 func TestTopologyKeyIsUnknown(t *testing.T) {
 	t.Run("from_the_start", func(t *testing.T) {
 		f := scenario(t, nil)

@@ -244,7 +244,7 @@ func TestOnlyTheAPIServerKnows(t *testing.T) {
 	})
 }
 
-// TestMissingPermission: what is forbidden is reported, and done after it was granted.
+// TestMissingPermission: a forbidden request is reported, and sent again after it was granted.
 func TestMissingPermission(t *testing.T) {
 	forbidden := func(f *fixture, want bool) {
 		f.Helper()
@@ -310,7 +310,7 @@ func TestMissingPermission(t *testing.T) {
 	})
 }
 
-// TestCommandAndRefusals: what is refused for one volume does not keep the command from cleaning up the others.
+// TestCommandAndRefusals: a refusal for one volume does not keep the command from cleaning up the others.
 func TestCommandAndRefusals(t *testing.T) {
 	for name, test := range map[string]struct{ method, suffix, want string }{
 		"claim_may_not_be_deleted": {http.MethodDelete, "/persistentvolumeclaims/b", denial},
@@ -326,7 +326,8 @@ func TestCommandAndRefusals(t *testing.T) {
 			f.denied(test.method, strings.ReplaceAll(test.suffix, "NS", f.ns))
 			var out strings.Builder
 			err := Cleanup(t.Context(), f.cfg, f.recorded(), CleanupRequest{Driver: f.driver, Node: f.name("n"), Yes: true}, &out)
-			if (err == nil) != (test.want == "") || err != nil && (!strings.Contains(err.Error(), test.want) || errors.Is(err, ErrRefused)) {
+			failed := err != nil && strings.Contains(err.Error(), test.want) && !errors.Is(err, ErrRefused)
+			if failed != (test.want != "") || err != nil && !failed {
 				t.Errorf("got %v\n%s", err, &out)
 			}
 			for _, c := range []string{"a", "b", "c"} {
@@ -365,7 +366,8 @@ func TestCommandAndRefusals(t *testing.T) {
 		f.nodeAs("n", "id", "id")
 		_, pvc := f.bound("a", "id")
 		f.label("n", "")
-		err := Cleanup(t.Context(), f.cfg, f.recorded(), CleanupRequest{Driver: f.driver, Node: f.name("id"), Yes: true}, &strings.Builder{})
+		request := CleanupRequest{Driver: f.driver, Node: f.name("id"), Yes: true}
+		err := Cleanup(t.Context(), f.cfg, f.recorded(), request, &strings.Builder{})
 		if !errors.Is(err, ErrRefused) {
 			t.Errorf("got %v", err)
 		}

@@ -177,7 +177,8 @@ func (f *fixture) frozen(resource string) {
 // stale returns a connection whose informers have a resource as it is now, until release is called.
 func (f *fixture) stale(resource string) (use, release func()) {
 	f.Helper()
-	body, err := f.client.CoreV1().RESTClient().Get().AbsPath("/api/v1/"+resource).SetHeader("Accept", "application/json").DoRaw(f.Context())
+	request := f.client.CoreV1().RESTClient().Get().AbsPath("/api/v1/"+resource).SetHeader("Accept", "application/json")
+	body, err := request.DoRaw(f.Context())
 	f.must(err)
 	list := httptest.NewRecorder()
 	_, _ = list.Write(body)

@@ -18,7 +18,8 @@ func TestParseResource(t *testing.T) {
 	spaced := least
 	spaced.Finalizer, spaced.MarkKey, spaced.MarkValue = "x.y/z", "x.y/a", "b=c"
 	for text, want := range map[string]Resource{
-		"resource=logicalvolumes.v1.topolvm.io,node-field=spec.nodeName,finalizer=topolvm.io/logicalvolume,mark=topolvm.io/pendingdeletion=true,when=node-terminating": logicalVolumes,
+		"resource=logicalvolumes.v1.topolvm.io,node-field=spec.nodeName,finalizer=topolvm.io/logicalvolume," +
+			"mark=topolvm.io/pendingdeletion=true,when=node-terminating": logicalVolumes,
 		"node-field=nodeName,resource=logicalvolumes.v1.topolvm.io":                                   least,
 		"node-field=nodeName, resource=logicalvolumes.v1.topolvm.io, finalizer=x.y/z, mark=x.y/a=b=c": spaced,
 	} {

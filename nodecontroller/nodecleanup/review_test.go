@@ -30,11 +30,13 @@ func TestRecordOfAnotherLoss(t *testing.T) {
 		want   LostNode
 	}{
 		"a_CSINode_appears": {
-			state: unclear, record: LostNode{Since: hour, Approved: hour, Planned: true, Cordoned: true, Held: HeldByBreaker, OptedOut: true},
-			want: LostNode{Held: HeldByBreaker, OptedOut: true},
+			state:  unclear,
+			record: LostNode{Since: hour, Approved: hour, Planned: true, Cordoned: true, Held: HeldByBreaker, OptedOut: true},
+			want:   LostNode{Held: HeldByBreaker, OptedOut: true},
 		},
 		"a_CSINode_is_left_of_a_Node_that_was_being_deleted": {
-			state: unclear, record: LostNode{UID: "u", Approved: hour, Planned: true}, want: LostNode{UID: "u", Approved: hour, Planned: true},
+			state: unclear, record: LostNode{UID: "u", Approved: hour, Planned: true},
+			want: LostNode{UID: "u", Approved: hour, Planned: true},
 		},
 		"an_unknown_Node_is_lost_again": {
 			state: missing, record: LostNode{Since: hour, Approved: hour, Planned: true}, last: lastSeen{name: "n", uid: "u", at: minute},
@@ -124,6 +126,8 @@ func TestUnparsableRecords(t *testing.T) {
 func TestSharedNodeIsReleased(t *testing.T) {
 	now := time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)
 	s := settingsOf(0)
+	node, end := deletingNode("n", "u", now, s.NodeFinalizer), now.Add(s.NodeFinalizerTimeout)
+	long := deletingNode("n", "u", now.Add(-s.NodeFinalizerTimeout), s.NodeFinalizer)
 	optedOut := deletingNode("n", "u", now, s.NodeFinalizer)
 	optedOut.Annotations = map[string]string{CleanupAnnotation(worldDriver): disabled}
 	off := s
@@ -135,14 +139,12 @@ func TestSharedNodeIsReleased(t *testing.T) {
 		want       hostAction
 		next       time.Time
 	}{
-		"within_the_timeout": {settings: s, node: deletingNode("n", "u", now, s.NodeFinalizer), want: hostNothing,
-			next: now.Add(s.NodeFinalizerTimeout)},
-		"at_the_timeout": {settings: s, node: deletingNode("n", "u", now.Add(-s.NodeFinalizerTimeout), s.NodeFinalizer), want: hostRelease},
-		"the_topology_key_is_unknown": {settings: s, node: deletingNode("n", "u", now, s.NodeFinalizer), keyProblem: "zones", want: hostNothing,
-			next: now.Add(s.NodeFinalizerTimeout)},
-		"the_mode_is_off":       {settings: off, node: deletingNode("n", "u", now, s.NodeFinalizer), want: hostRelease},
-		"an_opt_out":            {settings: s, node: optedOut, keyProblem: "zones", want: hostNothing, next: now.Add(s.NodeFinalizerTimeout)},
-		"without_our_finalizer": {settings: s, node: deletingNode("n", "u", now.Add(-time.Hour), "other"), want: hostNothing},
+		"within_the_timeout":          {settings: s, node: node, want: hostNothing, next: end},
+		"at_the_timeout":              {settings: s, node: long, want: hostRelease},
+		"the_topology_key_is_unknown": {settings: s, node: node, keyProblem: "zones", want: hostNothing, next: end},
+		"the_mode_is_off":             {settings: off, node: node, want: hostRelease},
+		"an_opt_out":                  {settings: s, node: optedOut, keyProblem: "zones", want: hostNothing, next: end},
+		"without_our_finalizer":       {settings: s, node: deletingNode("n", "u", now.Add(-time.Hour), "other"), want: hostNothing},
 	} {
 		for _, state := range []presence{present, unclear} {
 			t.Run(name+"/"+string(state), func(t *testing.T) {
@@ -159,15 +161,16 @@ func TestSharedNodeIsReleased(t *testing.T) {
 
 // TestPlannedWithACSINodeLeft: a drained Node counts as planned before its CSINode is deleted as well.
 func TestPlannedWithACSINodeLeft(t *testing.T) {
+	cordoned := lastSeen{name: "n", uid: "u", cordoned: true}
 	for name, tc := range map[string]struct {
 		h    host
 		want bool
 	}{
-		"drained":           {host{state: unclear, drained: true, last: lastSeen{name: "n", uid: "u", cordoned: true}}, true},
-		"in_use":            {host{state: unclear, last: lastSeen{name: "n", uid: "u", cordoned: true}}, false},
+		"drained":           {host{state: unclear, drained: true, last: cordoned}, true},
+		"in_use":            {host{state: unclear, last: cordoned}, false},
 		"not_cordoned":      {host{state: unclear, drained: true, last: lastSeen{name: "n", uid: "u"}}, false},
-		"a_loss_that_ended": {host{state: unclear, recorded: true, drained: true, last: lastSeen{name: "n", uid: "u", cordoned: true}}, false},
-		"missing":           {host{state: missing, drained: true, last: lastSeen{name: "n", uid: "u", cordoned: true}}, true},
+		"a_loss_that_ended": {host{state: unclear, recorded: true, drained: true, last: cordoned}, false},
+		"missing":           {host{state: missing, drained: true, last: cordoned}, true},
 	} {
 		r := &memories{policy: newPolicy(settingsOf(0), worldDriver), hosts: map[string]*memory{}}
 		r.rememberHost(tc.h)

@@ -25,7 +25,8 @@ import (
 func parity(f *fixture) {
 	f.cfg.NodeCleanupUnbound, f.cfg.NodeCleanupRetain = UnboundDelete, RetainClaim
 	f.cfg.NodeCleanupResource = []string{"resource=" + f.logicalVolumes().Resource + ".v1." + f.logicalVolumes().Group +
-		",node-field=spec.nodeName,finalizer=" + f.driver + "/logicalvolume,mark=" + f.driver + "/pendingdeletion=true,when=node-terminating"}
+		",node-field=spec.nodeName,finalizer=" + f.driver + "/logicalvolume,mark=" + f.driver + "/pendingdeletion=true," +
+		"when=node-terminating"}
 }
 
 func manage(f *fixture) { f.cfg.NodeFinalizerMode = FinalizerManage }
@@ -428,7 +429,8 @@ func TestNodecontrollerScenarioNodes(t *testing.T) {
 		f.deleteNode("n")
 		f.nodeDeleted("n")
 		f.soon("the Node is deleted", begin, 10*time.Second)
-		if all, err := f.records(t.Context()); err != nil || all[f.name("n")].Held != HeldByBreaker || all[f.name("n")].Node != f.name("n") {
+		all, err := f.records(t.Context())
+		if n := all[f.name("n")]; err != nil || n.Held != HeldByBreaker || n.Node != f.name("n") {
 			t.Errorf("the records are %+v, %v", all, err)
 		}
 		f.event("Node", f.name("n"), "NodeCleanupSkipped", "held")

@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	storagehelpers "k8s.io/component-helpers/storage/volume"
 	"k8s.io/utils/ptr"
 )
@@ -53,7 +54,8 @@ func (f *fixture) attach() *storagev1.VolumeAttachment {
 	va, err := f.client.StorageV1().VolumeAttachments().Create(f.Context(), &storagev1.VolumeAttachment{
 		ObjectMeta: metav1.ObjectMeta{Name: f.name("va")},
 		Spec: storagev1.VolumeAttachmentSpec{
-			Attacher: f.driver, NodeName: f.name("n"), Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: ptr.To(f.name("pv-a"))},
+			Attacher: f.driver, NodeName: f.name("n"),
+			Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: ptr.To(f.name("pv-a"))},
 		},
 	}, metav1.CreateOptions{})
 	f.must(err)
@@ -71,8 +73,8 @@ func TestNodecontrollerScenarioVolumes(t *testing.T) {
 		f.afterRelease(begin)
 		f.event("PersistentVolume", f.name("pv-a"), "NodeVolumeForceRemoved", f.name("n"))
 		f.event("Namespace", f.ns, "NodeVolumeForceRemoved", f.name("pv-a"))
-		_, err := f.client.CoreV1().PersistentVolumes().Patch(t.Context(), f.name("pv-a"), "application/merge-patch+json", []byte(noFinalizers),
-			metav1.PatchOptions{})
+		_, err := f.client.CoreV1().PersistentVolumes().Patch(t.Context(), f.name("pv-a"), types.MergePatchType,
+			[]byte(noFinalizers), metav1.PatchOptions{})
 		f.must(err)
 		f.untilVolume("pv-a", "is deleted", func(pv *corev1.PersistentVolume) bool { return pv == nil })
 	})
@@ -177,7 +179,8 @@ func TestNodecontrollerScenarioVolumes(t *testing.T) {
 		}
 		f.untouched(pv, pvc)
 		f.must(f.client.CoreV1().Nodes().Delete(t.Context(), f.name("n"), metav1.DeleteOptions{}))
-		if err := Cleanup(t.Context(), f.cfg, api, request, &out); !errors.Is(err, ErrRefused) || !strings.Contains(err.Error(), "CSINode") {
+		err := Cleanup(t.Context(), f.cfg, api, request, &out)
+		if !errors.Is(err, ErrRefused) || !strings.Contains(err.Error(), "CSINode") {
 			t.Errorf("with the CSINode: %v", err)
 		}
 		f.untouched(pv, pvc)

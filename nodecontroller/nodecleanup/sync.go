@@ -254,8 +254,14 @@ func (t *term) endReturned(ctx context.Context, h host) (again bool, next time.T
 	return true, time.Time{}, nil
 }
 
-// endSettled ends the record of a host of which nothing is left.
+// endSettled ends the record of a host of which nothing is left. A volume that names the host by another key, such
+// as the former one, is found again with that key.
 func (t *term) endSettled(ctx context.Context, h host) (again bool, err error) {
+	if slices.ContainsFunc(t.c.volumes.List(), func(pv *corev1.PersistentVolume) bool {
+		return mentions(pv, t.policy.driver, h.names())
+	}) {
+		return false, nil
+	}
 	if t.policy.Deletes() {
 		nodes, err := t.customResources(ctx, "")
 		if err != nil {

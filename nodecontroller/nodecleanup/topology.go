@@ -13,7 +13,7 @@ type presence string
 const (
 	present  presence = "present"  // a Node exists and is not being deleted
 	deleting presence = "deleting" // every such Node is being deleted
-	unclear  presence = "unclear"  // only a CSINode exists, or another node that may be meant is being deleted
+	unclear  presence = "unclear"  // only a CSINode, a Node of another host, or one that is being deleted for another host
 	missing  presence = "missing"  // nothing exists
 )
 

@@ -46,15 +46,11 @@ func tracked(t *testing.T, patterns ...string) []string {
 	return paths
 }
 
-// goFiles returns the parsed Go files of the repository. The package nodecleanup is still being split
-// and is not held to these rules yet.
+// goFiles returns the parsed Go files of the repository.
 func goFiles(t *testing.T) []file {
 	t.Helper()
 	var files []file
 	for _, path := range tracked(t, "*.go") {
-		if filepath.Dir(path) == "nodecontroller/nodecleanup" {
-			continue
-		}
 		text, err := os.ReadFile(filepath.Join("../..", path))
 		if err != nil {
 			t.Fatal(err)
