@@ -60,10 +60,10 @@ func Cleanup(ctx context.Context, cfg Config, client kubernetes.Interface, reque
 	p.command, p.dryRun, p.plan = true, request.DryRun, !request.Yes && !request.DryRun
 	c := &command{request: request, records: map[string]LostNode{}, printed: map[string]string{}}
 	c.records[request.Node] = LostNode{Value: request.Node, Node: request.Node}
-	l := live{client, cfg.Timeout}
+	l := newLive(client, cfg.Timeout)
 	c.cleaner = &cleaner{
 		policy: p, live: l, cluster: c.cluster,
-		gather:  gatherer{p, c.key, l, c.record, func(v string) []string { return c.listed.nodesNamed(v) }},
+		gather:  gatherer{p, c.key, l.source, c.record, func(v string) []string { return c.listed.nodesNamed(v) }},
 		notify:  newNotifier(sendEvent(ctx, client, request.Driver), request.DryRun),
 		metrics: newMetrics(prometheus.NewRegistry(), func() counts { return counts{} }),
 		confirm: func(context.Context) error { return nil }, allow: func() bool { return true },
@@ -301,7 +301,7 @@ func (r LostNode) summary() string {
 func RemoveFinalizers(ctx context.Context, cfg Config, client kubernetes.Interface, yes bool, out io.Writer) error {
 	change := kube.MetadataPatch{RemoveFinalizers: []string{cfg.NodeFinalizer}}
 	with := func() ([]*corev1.Node, error) {
-		nodes, err := list[*corev1.Node](ctx, live{client, cfg.Timeout}, "Nodes", client.CoreV1().Nodes().List)
+		nodes, err := list[*corev1.Node](ctx, newLive(client, cfg.Timeout), "Nodes", client.CoreV1().Nodes().List)
 		return slices.DeleteFunc(nodes, func(n *corev1.Node) bool { return change.AppliedTo(n) }), err
 	}
 	nodes, err := with()
@@ -328,7 +328,8 @@ func RemoveFinalizers(ctx context.Context, cfg Config, client kubernetes.Interfa
 	}
 	if nodes, err = with(); err == nil && len(nodes) > 0 {
 		err = fmt.Errorf("finalizer %s was added again to Node %q and %d more. Stop the nodecontroller or set "+
-			"--node-finalizer-mode=remove, and remove the driver from its nodes if it adds the finalizer", cfg.NodeFinalizer, nodes[0].Name, len(nodes)-1)
+			"--node-finalizer-mode=remove, and remove the driver from its nodes if it adds the finalizer", cfg.NodeFinalizer,
+			nodes[0].Name, len(nodes)-1)
 	}
 	return err
 }

@@ -140,7 +140,7 @@ func (c *Controller) newTerm(end func(cause error)) (t *term, err error) {
 	hostname, _ := os.Hostname()
 	t = &term{namespaces: expiring.NewExpiring()}
 	t.observer = &observer{
-		memories: &memories{policy: c.policy, hosts: map[string]*memory{}}, c: c, live: live{c.deps.Client, c.cfg.Timeout},
+		memories: &memories{policy: c.policy, hosts: map[string]*memory{}}, c: c, live: newLive(c.deps.Client, c.cfg.Timeout),
 		records: newRecords(c.deps, hostname+"_"+string(uuid.NewUUID()), c.cfg.Timeout, end), gather: t.gatherHost,
 		listed: newIndex("", ""), forbidden: map[string]bool{},
 	}
@@ -148,16 +148,16 @@ func (c *Controller) newTerm(end func(cause error)) (t *term, err error) {
 		Name: "nodecontroller-node", RetryStart: c.cfg.RetryIntervalStart, RetryMax: c.cfg.RetryIntervalMax, Jitter: retryJitter,
 		GracePeriod: drainTime,
 	}, c.deps.Queues, t.sync)
-	t.cached = gatherer{t.policy, t.key, caches{t, t.live}, t.records.get, c.index.nodesNamed}
 	t.cleaner = &cleaner{
 		policy: t.policy, live: t.live, locks: c.deps.Locks, notify: c.notify, metrics: c.metrics,
-		gather:  gatherer{t.policy, t.key, t.live, t.records.get, t.aliases},
+		gather:  gatherer{t.policy, t.key, t.live.source, t.records.get, t.aliases},
 		confirm: t.records.confirm, cluster: t.cluster, acts: t.acts, allow: c.limiter.Allow,
 	}
 	var errs [3]error
 	t.volumes, errs[0] = kube.NewMutationCache(c.volumes)
 	t.claims, errs[1] = kube.NewMutationCache(c.claims)
 	t.nodes, errs[2] = kube.NewMutationCache(c.nodes)
+	t.cached = gatherer{t.policy, t.key, t.caches(), t.records.get, c.index.nodesNamed}
 	return t, errors.Join(errs[:]...)
 }
 

@@ -15,39 +15,28 @@ import (
 // recordOf returns the record that a host must have now, and false if it must have none. A record
 // that differs from the stored one is written only after a live read confirmed the state.
 func (p Policy) recordOf(h host, c cluster) (LostNode, bool) {
-	r := h.record
-	r.Value = h.value
+	h.record.Value = h.value
 	switch h.state {
 	case present:
 		return LostNode{}, false
-	case unclear: // the host may exist: a later absence has its full grace
-		if !r.Since.IsZero() {
-			r = r.interrupted()
+	case unclear: // the host may exist
+		if !h.record.Since.IsZero() {
+			h.record = h.record.interrupted()
 		}
-		return r, h.recorded
+		return h.record, h.recorded
 	case deleting:
-		node := h.nodes[0]
-		if r.UID != node.UID { // not the Node of this record
-			next := LostNode{Value: h.value, Acted: r.Acted, Cordoned: node.Spec.Unschedulable}
-			if r.UID == "" { // it may be the held one
-				next.Held = r.Held
-			}
-			r = next
-		}
-		r.Node, r.UID, r.Since = node.Name, node.UID, time.Time{}
-		r.OptedOut = slices.ContainsFunc(h.nodes, func(n *corev1.Node) bool { return n.Annotations[p.annotation] == disabled })
-		r.Planned = r.Planned || r.Cordoned && h.drained
+		h.record = h.recordOfDeleting()
+		h.record.OptedOut = slices.ContainsFunc(h.nodes, func(n *corev1.Node) bool { return n.Annotations[p.annotation] == disabled })
 	case missing:
-		r = p.lastSeenIn(r, h)
-		if r.Since.IsZero() || r.Since.After(c.now) {
-			r.Since = c.now.UTC().Truncate(time.Millisecond)
+		h.record = h.recordOfMissing()
+		if h.record.Since.IsZero() || h.record.Since.After(c.now) {
+			h.record.Since = c.now.UTC().Truncate(time.Millisecond)
 		}
 	}
-	h.record = r
-	if p.stopped(h, c) {
-		r.Held = HeldByBreaker
+	if c.open && !h.record.exempt() && p.pending(h, c.now) {
+		h.record.Held = HeldByBreaker
 	}
-	return r, h.recorded || h.leaves() || r.OptedOut && h.state == deleting
+	return h.record, h.recorded || h.leaves() || h.record.OptedOut && h.state == deleting
 }
 
 // interrupted returns the record of a loss that may have ended. A later absence has its full grace, and neither
@@ -57,29 +46,44 @@ func (r LostNode) interrupted() LostNode {
 	return r
 }
 
-// lastSeenIn returns the record of a missing host with the last state of its Node. A Node that was
-// deleted after the recorded loss is another loss: nothing of the earlier one applies to it.
-func (p Policy) lastSeenIn(r LostNode, h host) LostNode {
-	l := h.last
+// exempt reports whether a loss may be cleaned up however many nodes are lost.
+func (r LostNode) exempt() bool { return r.Planned || !r.Approved.IsZero() }
+
+// recordOfDeleting returns the record with the Node that is being deleted. If the record is of another Node, only its
+// last deletion remains; a hold also remains if the Node of the record is not known.
+func (h host) recordOfDeleting() LostNode {
+	r, node := h.record, h.nodes[0]
+	if r.UID != node.UID {
+		next := LostNode{Value: r.Value, Acted: r.Acted, Cordoned: node.Spec.Unschedulable}
+		if r.UID == "" {
+			next.Held = r.Held
+		}
+		r = next
+	}
+	r.Node, r.UID, r.Since = node.Name, node.UID, time.Time{}
+	r.Planned = r.Planned || r.Cordoned && h.drained
+	return r
+}
+
+// recordOfMissing returns the record with the deleted Node that this process last saw. If that Node was deleted after
+// the recorded loss, this is another loss: only the last deletion remains of the record.
+func (h host) recordOfMissing() LostNode {
+	r, node := h.record, h.last
+	another := !h.recorded || r.UID != "" && r.Since.IsZero() || !r.Since.IsZero() && node.at.After(r.Since)
 	switch {
-	case l.name == "":
+	case node.name == "":
 		return r
-	case h.recorded && r.UID == l.uid: // it may have opted out last
-		r.OptedOut = r.OptedOut || l.optedOut && !l.recorded
+	case h.recorded && r.UID == node.uid: // it may have opted out last
+		r.OptedOut = r.OptedOut || node.optedOut && !node.recorded
 		return r
-	case !h.recorded || r.UID != "" && r.Since.IsZero() || !r.Since.IsZero() && l.at.After(r.Since):
-		r = LostNode{Value: h.value, Acted: r.Acted, Cordoned: l.cordoned, Planned: l.cordoned && h.drained,
+	case another:
+		r = LostNode{Value: r.Value, Acted: r.Acted, Cordoned: node.cordoned, Planned: node.cordoned && h.drained,
 			OptedOut: r.OptedOut && r.Since.IsZero()}
 	case r.UID != "": // the record is newer than what this process saw
 		return r
 	}
-	r.Node, r.UID, r.OptedOut = l.name, l.uid, r.OptedOut || l.optedOut
+	r.Node, r.UID, r.OptedOut = node.name, node.uid, r.OptedOut || node.optedOut
 	return r
-}
-
-// stopped reports whether the open breaker must hold a host.
-func (p Policy) stopped(h host, c cluster) bool {
-	return c.open && p.pending(h, c.now) && h.record.Approved.IsZero() && !h.record.Planned
 }
 
 // leaves reports whether anything of a host is left to clean up or to wait for.
@@ -103,8 +107,7 @@ type hostAction string
 const (
 	hostNothing hostAction = "nothing"
 	hostRecord  hostAction = "write the record"
-	hostReturn  hostAction = "end the record, the node exists"
-	hostEnd     hostAction = "end the record, nothing is left"
+	hostEnd     hostAction = "end the record" // the Node exists, or nothing of the host is left
 	hostClean   hostAction = "delete"
 	hostRelease hostAction = "remove the finalizer"
 )
@@ -113,7 +116,6 @@ const (
 type hostStep struct {
 	action hostAction
 	state  state
-	record LostNode  // for hostRecord
 	next   time.Time // when time alone may change the decision; zero: never
 	// reason and message are for an event on the Node whose finalizer is removed.
 	reason, message string
@@ -126,13 +128,16 @@ func (p Policy) decideHost(h host, c cluster, cleaned bool) hostStep {
 		record, wanted := p.recordOf(h, c)
 		switch {
 		case h.recorded && !wanted:
-			return hostStep{action: hostReturn}
+			return hostStep{action: hostEnd}
 		case wanted && (!h.recorded || record != h.record):
-			return hostStep{action: hostRecord, record: record}
+			return hostStep{action: hostRecord}
 		}
 	}
-	if h.state == missing {
+	switch {
+	case h.state == missing:
 		return p.decideMissing(h, c, cleaned)
+	case h.recorded && h.hasOtherValue() && !h.leaves() && c.keyProblem == "" && c.now.After(h.record.Acted.Add(p.NodeCleanupWindow)):
+		return hostStep{action: hostEnd}
 	}
 	return p.decideDeleting(h, c, cleaned)
 }
@@ -193,73 +198,58 @@ func (a action) deletes() bool {
 	return a == doDeleteClaim || a == doDeleteVolume || a == doRemoveFinalizers
 }
 
-// state is how far the clean-up of a volume is, for the metric.
-type state string
-
-const (
-	stateSuspect     state = "suspect"     // in the grace
-	stateHeld        state = "held"        // by the breaker
-	stateTerminating state = "terminating" // its Node is being deleted
-	stateClaim       state = "claim"       // its claim exists
-	stateDraining    state = "draining"    // its claim is being deleted
-	stateReleased    state = "released"    // it has no claim
-	stateForce       state = "force"       // it is being removed without the driver
-	stateVerify      state = "verify"      // it is being deleted
-)
+// keep returns the step for a volume that the policy keeps.
+func keep(at state, ck check, reason, format string, args ...any) step {
+	return step{action: doSkip, state: at, check: ck, reason: reason, message: fmt.Sprintf(format, args...)}
+}
 
 // nextStep returns the next step for a volume of a host that may be cleaned up: the claim is deleted
 // first, then the volume, then its finalizers are removed. Whether the step may be done now is decided
 // by [Policy.mayClean]. nextStep has no side effects.
 func (p Policy) nextStep(v volume, now time.Time) step {
 	pv, ref := v.pv, v.pv.Spec.ClaimRef
-	skip := func(st state, ck check, reason, format string, args ...any) step {
-		return step{action: doSkip, state: st, check: ck, reason: reason, message: fmt.Sprintf(format, args...)}
-	}
 	switch {
 	case v.unread != nil:
 		return step{action: doNothing, state: stateSuspect, reason: "NotRead", pending: true}
 	case v.refusal != "":
-		return skip(stateSuspect, checkScope, "Scope", "%s", v.refusal)
+		return keep(stateSuspect, checkScope, "Scope", "%s", v.refusal)
 	case ref != nil && !namesClaim(ref):
-		return skip(stateClaim, checkPolicy, "NotBound", "claimRef %s/%s is no valid name. Correct it, or delete the volume", ref.Namespace,
+		return keep(stateClaim, checkPolicy, "NotBound", "claimRef %s/%s is no valid name. Correct it, or delete the volume", ref.Namespace,
 			ref.Name)
 	case ref != nil && v.claim != nil && (ref.UID == v.claim.UID || ref.UID == ""):
 		return p.nextStepOfClaim(v)
 	case p.NodeCleanup != ModeVolumes:
 		return step{action: doNothing, state: stateReleased, reason: "VolumeIsKept"}
 	case pv.Spec.PersistentVolumeReclaimPolicy != corev1.PersistentVolumeReclaimDelete:
-		return skip(stateReleased, checkPolicy, "Retain", "its reclaim policy is %s", pv.Spec.PersistentVolumeReclaimPolicy)
+		return keep(stateReleased, checkPolicy, "Retain", "its reclaim policy is %s", pv.Spec.PersistentVolumeReclaimPolicy)
 	case !p.provisioned(pv) && (!p.NodeCleanupStatic || pv.Status.Phase == corev1.VolumeAvailable):
-		return skip(stateReleased, checkPolicy, "Static", "the driver has not provisioned it. --node-cleanup-static includes such volumes")
+		return keep(stateReleased, checkPolicy, "Static", "the driver has not provisioned it. --node-cleanup-static includes such volumes")
 	case pv.Status.Phase == corev1.VolumeFailed:
 		return step{action: doReport, state: stateReleased, check: checkPolicy, reason: "Failed",
 			message: "the volume is in phase Failed. Delete it if its data is not needed"}
 	case pv.Status.Phase != corev1.VolumeReleased && pv.Status.Phase != corev1.VolumeAvailable:
 		return step{action: doNothing, state: stateDraining, reason: "NotReleased", pending: true} // kube-controller-manager releases it
 	}
-	return p.nextStepOfReleased(v, now)
+	return p.nextStepWithoutClaim(v, now)
 }
 
 // nextStepOfClaim is for a volume whose claim exists.
 func (p Policy) nextStepOfClaim(v volume) step {
-	pv, claim, key := v.pv, v.claim, kube.Key(v.claim)
-	st := step{action: doSkip, state: stateClaim, check: checkPolicy}
-	reclaim := pv.Spec.PersistentVolumeReclaimPolicy
+	pv, claim, key, reclaim := v.pv, v.claim, kube.Key(v.claim), v.pv.Spec.PersistentVolumeReclaimPolicy
+	deletable := reclaim == corev1.PersistentVolumeReclaimDelete ||
+		reclaim == corev1.PersistentVolumeReclaimRetain && p.NodeCleanupRetain == RetainClaim
 	switch {
 	case pv.Spec.ClaimRef.UID == "" || claim.Spec.VolumeName != pv.Name:
-		st.reason, st.message = "NotBound", "claim "+key+" and the volume are not bound to each other"
+		return keep(stateClaim, checkPolicy, "NotBound", "claim %s and the volume are not bound to each other", key)
 	case claim.Status.Phase == corev1.ClaimLost:
-		st.reason, st.message = "ClaimLost", "claim "+key+" is in phase Lost. Delete it if its data is not needed"
+		return keep(stateClaim, checkPolicy, "ClaimLost", "claim %s is in phase Lost. Delete it if its data is not needed", key)
 	case claim.DeletionTimestamp != nil:
-		return step{action: doNothing, state: stateDraining, reason: "ClaimIsBeingDeleted", pending: p.NodeCleanup == ModeVolumes &&
-			p.removes(pv)}
-	case reclaim == corev1.PersistentVolumeReclaimDelete,
-		reclaim == corev1.PersistentVolumeReclaimRetain && p.NodeCleanupRetain == RetainClaim:
-		return step{action: doDeleteClaim, state: stateClaim, reason: "NodeDeleted", pending: true}
-	default:
-		st.reason, st.message = "Retain", "its reclaim policy is "+string(reclaim)
+		return step{action: doNothing, state: stateDraining, reason: "ClaimIsBeingDeleted",
+			pending: p.NodeCleanup == ModeVolumes && p.removes(pv)}
+	case !deletable:
+		return keep(stateClaim, checkPolicy, "Retain", "its reclaim policy is %s", reclaim)
 	}
-	return st
+	return step{action: doDeleteClaim, state: stateClaim, reason: "NodeDeleted", pending: true}
 }
 
 // provisioned reports whether the driver has provisioned pv.
@@ -272,26 +262,18 @@ func (p Policy) removes(pv *corev1.PersistentVolume) bool {
 	return pv.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimDelete && (p.provisioned(pv) || p.NodeCleanupStatic)
 }
 
-// nextStepOfReleased is for a volume without a claim, which the driver can no longer delete.
-func (p Policy) nextStepOfReleased(v volume, now time.Time) step {
-	pv := v.pv
-	since := pv.CreationTimestamp.Time
-	for _, h := range v.hosts { // for API servers that do not record the phase transition
-		if h.record.Since.After(since) {
-			since = h.record.Since
+// nextStepWithoutClaim is for a volume without a claim. The driver has --pv-release-grace to delete it; then it is
+// deleted without the driver.
+func (p Policy) nextStepWithoutClaim(v volume, now time.Time) step {
+	pv, due := v.pv, v.releasedAt().Add(p.PVReleaseGrace)
+	var removable, foreign []string
+	for _, f := range pv.Finalizers {
+		if slices.Contains(p.PVRemovableFinalizers, f) {
+			removable = append(removable, f)
+		} else if f != "kubernetes.io/pv-protection" {
+			foreign = append(foreign, f)
 		}
 	}
-	if t := pv.Status.LastPhaseTransitionTime; t != nil {
-		since = t.Time
-	}
-	if pv.DeletionTimestamp != nil {
-		since = pv.DeletionTimestamp.Time
-	}
-	due := since.Add(p.PVReleaseGrace)
-	keeps := func(f string) bool {
-		return f != "kubernetes.io/pv-protection" && !slices.Contains(p.PVRemovableFinalizers, f)
-	}
-	removable := func(f string) bool { return slices.Contains(p.PVRemovableFinalizers, f) }
 	switch {
 	case len(v.attachments) > 0:
 		return step{action: doReport, state: stateReleased, check: checkAttached, reason: "Attached", pending: true,
@@ -300,10 +282,9 @@ func (p Policy) nextStepOfReleased(v volume, now time.Time) step {
 		return step{action: doNothing, state: stateReleased, reason: "ReleaseGrace", pending: true, next: due}
 	case pv.DeletionTimestamp == nil:
 		return step{action: doDeleteVolume, state: stateForce, reason: "NotReclaimed", pending: true}
-	case slices.ContainsFunc(pv.Finalizers, removable):
+	case len(removable) > 0:
 		return step{action: doRemoveFinalizers, state: stateForce, reason: "NotReclaimed", pending: true}
-	case slices.ContainsFunc(pv.Finalizers, keeps):
-		foreign := slices.DeleteFunc(slices.Clone(pv.Finalizers), func(f string) bool { return !keeps(f) })
+	case len(foreign) > 0:
 		return step{action: doReport, state: stateVerify, check: checkFinalizer, reason: "ForeignFinalizer",
 			message: "finalizer " + strings.Join(foreign, ", ") + " keeps the volume. The component that added it must remove it"}
 	}

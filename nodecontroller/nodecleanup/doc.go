@@ -3,14 +3,26 @@
 // A volume of a node-local driver names its node by a value of the topology key in its node
 // affinity. Such a value is a host. A host is in one of these states:
 //
-//	present ──Node deleted, has our finalizer──► deleting ──deletions──► finalizer removed
-//	   ▲                                            │ timeout, or held by the breaker │
-//	   │                                            ▼                                 ▼
-//	   └─── a live read finds the Node: record ends ─── missing ──grace──► deletions ──nothing left──► record ends
-//	                                                       └── held ──approved──► deletions
+//	present ──► deleting ──► missing ──► its record ends, when nothing of it is left
+//	   ▲            │           │
+//	   └────────────┴───────────┘ a live read finds a Node: its record ends
 //
-// While only a CSINode exists, or another node that may be meant is being deleted, a host is unclear:
-// nothing is deleted, and the grace starts later.
+// The states are:
+//   - present: a Node exists. Nothing is deleted.
+//   - deleting: its Node is being deleted and waits for our finalizer. After --node-delete-grace its
+//     claims are deleted, then the finalizer is removed. The finalizer is also removed, and the claims
+//     are left, if the host is held or at --node-finalizer-timeout.
+//   - missing: no Node exists. After --node-missing-grace, or an approval, its claims are deleted,
+//     and in mode volumes also the volumes that the driver can no longer delete.
+//   - unclear: a CSINode or a Node exists that may be its node. Nothing is deleted, and a later
+//     absence has its full grace.
+//
+// The breaker holds the hosts with something to delete if too many are lost at the same time. Time
+// never ends a hold: it needs an approval by an administrator, or the return of the Node. A removal
+// is planned, and not counted, if the Node was cordoned and no pod used a volume on it any more.
+//
+// The command cleanup ([Cleanup]) does the same for one missing Node that an administrator names. Of
+// the checks, only the graces, the opt-in, --node-cleanup-paths and the breaker do not apply to it.
 //
 // Everything that must outlive the process is in one record per lost host. The records of a driver
 // are in one ConfigMap, see [LostNode]:

@@ -128,7 +128,7 @@ func shortList(names []string) string {
 
 // csiDriver returns the CSIDriver, the object of events about no single volume or node.
 func (l live) csiDriver(ctx context.Context, name string) *storagev1.CSIDriver {
-	d, err := read(ctx, l, "CSIDriver", name, l.client.StorageV1().CSIDrivers().Get)
+	d, err := l.driver(ctx, name)
 	if err != nil || d == nil { // it need not exist
 		d = &storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: name}}
 	}

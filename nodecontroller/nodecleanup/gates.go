@@ -35,6 +35,9 @@ type reason struct {
 
 func (r reason) String() string { return r.name + ": " + r.message }
 
+// findings are failed checks.
+type findings []reason
+
 // target is one object that is to be deleted because of its hosts.
 type target struct {
 	hosts   []host
@@ -42,99 +45,72 @@ type target struct {
 	users   []string // pods that use the claim on other nodes that exist
 }
 
+// add adds a failed check.
+func (f *findings) add(failed bool, ck check, name, format string, args ...any) {
+	if failed {
+		*f = append(*f, reason{ck, name, fmt.Sprintf(format, args...)})
+	}
+}
+
 // mayClean returns every reason why target must not be deleted now; none means that it may be. It
 // is the only function that permits a deletion, it has no side effects, and before each deletion it
 // is called with a target and a cluster that were read from the API server.
-func (p Policy) mayClean(t target, c cluster) (reasons []reason) {
-	no := func(ck check, name, format string, args ...any) {
-		reasons = append(reasons, reason{ck, name, fmt.Sprintf(format, args...)})
-	}
-	if !p.Deletes() {
-		no(checkMode, "ReportOnly", "the mode of the cleanup is %s", p.mode())
-	}
-	if t.refusal != "" {
-		no(checkScope, "Scope", "%s", t.refusal)
-	}
-	if c.keyProblem != "" {
-		no(checkAbsence, "TopologyKeyUnknown", "%s. Set --topology-node-key", c.keyProblem)
-	}
-	if len(t.hosts) == 0 {
-		no(checkAbsence, "NotLocal", "it belongs to no node")
-	}
+func (p Policy) mayClean(t target, c cluster) (found findings) {
+	found.add(!p.Deletes(), checkMode, "ReportOnly", "the mode of the cleanup is %s", p.mode())
+	found.add(t.refusal != "", checkScope, "Scope", "%s", t.refusal)
+	found.add(c.keyProblem != "", checkAbsence, "TopologyKeyUnknown", "%s. Set --topology-node-key", c.keyProblem)
+	found.add(len(t.hosts) == 0, checkAbsence, "NotLocal", "it belongs to no node")
 	for _, h := range t.hosts {
 		switch h.state {
 		case missing:
-			reasons = append(reasons, p.mayCleanMissing(h, c)...)
+			p.checkMissing(&found, h, c)
 		case deleting:
-			reasons = append(reasons, p.mayCleanDeleting(h, c)...)
+			p.checkDeleting(&found, h, c)
 		default:
-			no(checkAbsence, "NodeExists", "a Node or CSINode that may be %s exists", h.value)
+			found.add(true, checkAbsence, "NodeExists", "a Node or CSINode that may be %s exists", h.value)
 		}
-		if h.record.OptedOut {
-			no(checkScope, "Scope", "Node %s had the annotation %s: %s when it was deleted", h.name(), p.annotation, disabled)
-		}
-		if (h.record.Held != "" || c.open) && h.record.Approved.IsZero() && !h.record.Planned && !p.command {
-			no(checkBreaker, "TooManyNodesLost", "too many nodes are lost. The cleanup of %s waits for an approval", h.name())
-		}
+		found.add(h.record.OptedOut, checkScope, "Scope", "Node %s had the annotation %s: %s when it was deleted", h.name(), p.annotation,
+			disabled)
+		found.add((h.record.Held != "" || c.open) && !h.record.exempt() && !p.command, checkBreaker, "TooManyNodesLost",
+			"too many nodes are lost. The cleanup of %s waits for an approval", h.name())
 	}
-	if len(t.users) > 0 {
-		no(checkUse, "ClaimInUse", "pod %s uses the claim on a node that exists", strings.Join(t.users, ", "))
-	}
-	return reasons
+	found.add(len(t.users) > 0, checkUse, "ClaimInUse", "pod %s uses the claim on a node that exists", strings.Join(t.users, ", "))
+	return found
 }
 
-// mayCleanMissing holds the conditions for a host without any Node.
-func (p Policy) mayCleanMissing(h host, c cluster) (reasons []reason) {
-	no := func(ck check, name, format string, args ...any) {
-		reasons = append(reasons, reason{ck, name, fmt.Sprintf(format, args...)})
-	}
+// checkMissing adds the failed checks of a host without any Node. An administrator who runs the command knows that the
+// node never returns.
+func (p Policy) checkMissing(found *findings, h host, c cluster) {
 	if !p.command {
-		switch {
-		case !p.path(PathOrphan):
-			no(checkMode, "PathOff", "--node-cleanup-paths does not include %s", PathOrphan)
-		case !h.recorded || h.record.Since.IsZero():
-			no(checkGrace, "NotRecorded", "there is no record that %s is missing", h.name())
-		case c.now.Before(p.due(h)):
-			no(checkGrace, "Grace", "node %s has not been missing for %v", h.name(), p.NodeMissingGrace)
-		}
+		since := h.recorded && !h.record.Since.IsZero()
+		found.add(!p.path(PathOrphan), checkMode, "PathOff", "--node-cleanup-paths does not include %s", PathOrphan)
+		found.add(!since, checkGrace, "NotRecorded", "there is no record that %s is missing", h.name())
+		found.add(since && c.now.Before(p.due(h)), checkGrace, "Grace", "node %s has not been missing for %v", h.name(), p.NodeMissingGrace)
 	}
-	if len(c.bare) > 0 {
-		no(checkAbsence, "NodeWithoutLabel", "Node %s lacks the label of the topology key and may be %s",
-			strings.Join(c.bare, ", "), h.value)
-	}
-	if !c.readyNode {
-		no(checkSanity, "NoReadyNode", "no node with the driver is ready, so the cluster itself may be broken")
-	}
-	if !c.sameCluster {
-		no(checkSanity, "OtherCluster", "the namespace kube-system has changed since the start, so this may be another cluster")
-	}
-	return reasons
+	found.add(len(c.bare) > 0, checkAbsence, "NodeWithoutLabel", "Node %s lacks the label of the topology key and may be %s",
+		strings.Join(c.bare, ", "), h.value)
+	found.add(!c.readyNode, checkSanity, "NoReadyNode", "no node with the driver is ready, so the cluster itself may be broken")
+	found.add(!c.sameCluster, checkSanity, "OtherCluster",
+		"the namespace kube-system has changed since the start, so this may be another cluster")
 }
 
-// mayCleanDeleting holds the conditions for a host whose Nodes are being deleted. They wait for our
-// finalizer, so --node-missing-grace and the state of the cluster do not matter.
-func (p Policy) mayCleanDeleting(h host, c cluster) (reasons []reason) {
-	if p.command {
-		return []reason{{checkAbsence, "NodeExists", "Node " + h.name() + " exists"}}
-	}
-	if !p.path(PathFinalizer) {
-		return []reason{{checkMode, "PathOff", "--node-cleanup-paths does not include " + PathFinalizer}}
-	}
+// checkDeleting adds the failed checks of a host whose Nodes are being deleted. Their deletion was requested, so
+// --node-delete-grace replaces --node-missing-grace, and the state of the cluster does not matter.
+func (p Policy) checkDeleting(found *findings, h host, c cluster) {
+	found.add(p.command, checkAbsence, "NodeExists", "Node %s exists", h.name())
+	found.add(!p.path(PathFinalizer), checkMode, "PathOff", "--node-cleanup-paths does not include %s", PathFinalizer)
+	known := h.recorded && slices.ContainsFunc(h.nodes, func(n *corev1.Node) bool { return n.UID == h.record.UID })
 	for _, n := range h.nodes {
-		switch {
-		case n.DeletionTimestamp == nil || !h.recorded ||
-			!slices.ContainsFunc(h.nodes, func(n *corev1.Node) bool { return n.UID == h.record.UID }):
-			reasons = append(reasons, reason{checkAbsence, "NodeChanged", "Node " + n.Name + " is not the one that was being deleted"})
-		case !slices.Contains(n.Finalizers, p.NodeFinalizer):
-			reasons = append(reasons, reason{checkAbsence, "NodeReleased", "Node " + n.Name + " does not wait for finalizer " +
-				p.NodeFinalizer})
-		case c.now.Before(n.DeletionTimestamp.Add(p.NodeDeleteGrace)),
-			p.NodeFinalizerWaitForOthers && slices.ContainsFunc(n.Finalizers, p.isOther) && isReady(n):
-			reasons = append(reasons, reason{checkGrace, "DeleteGrace", "Node " + n.Name + " may still be drained"})
-		case n.Annotations[p.annotation] == disabled:
-			reasons = append(reasons, reason{checkScope, "Scope", "Node " + n.Name + " has the annotation " + p.annotation + ": " +
-				disabled})
+		if n.DeletionTimestamp == nil || !known {
+			found.add(true, checkAbsence, "NodeChanged", "Node %s is not the one that was being deleted", n.Name)
+			continue
 		}
+		found.add(!slices.Contains(n.Finalizers, p.NodeFinalizer), checkAbsence, "NodeReleased",
+			"Node %s does not wait for finalizer %s", n.Name, p.NodeFinalizer)
+		drains := c.now.Before(n.DeletionTimestamp.Add(p.NodeDeleteGrace)) ||
+			p.NodeFinalizerWaitForOthers && slices.ContainsFunc(n.Finalizers, p.isOther) && isReady(n)
+		found.add(drains, checkGrace, "DeleteGrace", "Node %s may still be drained", n.Name)
+		found.add(n.Annotations[p.annotation] == disabled, checkScope, "Scope", "Node %s has the annotation %s: %s", n.Name, p.annotation,
+			disabled)
 	}
-	return reasons
 }

@@ -1,6 +1,7 @@
 package nodecleanup
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"time"
@@ -53,6 +54,11 @@ func (h host) name() string {
 	return h.value
 }
 
+// hasOtherValue reports whether the Node of the record exists and is the node of another host now.
+func (h host) hasOtherValue() bool {
+	return h.state == unclear && slices.ContainsFunc(h.nodes, func(n *corev1.Node) bool { return n.DeletionTimestamp == nil })
+}
+
 // names returns the value of a host and the names of its Nodes.
 func (h host) names() []string {
 	names := []string{h.value}
@@ -65,6 +71,24 @@ func (h host) names() []string {
 		names = append(names, n.Name)
 	}
 	return sorted(names)
+}
+
+// releasedAt returns when a volume without a claim was released, or its deletion was requested. API servers that do not
+// record the release are taken to have released it at the loss of its node.
+func (v volume) releasedAt() time.Time {
+	switch pv := v.pv; {
+	case pv.DeletionTimestamp != nil:
+		return pv.DeletionTimestamp.Time
+	case pv.Status.LastPhaseTransitionTime != nil:
+		return pv.Status.LastPhaseTransitionTime.Time
+	}
+	at := v.pv.CreationTimestamp.Time
+	for _, h := range v.hosts {
+		if h.record.Since.After(at) {
+			at = h.record.Since
+		}
+	}
+	return at
 }
 
 // gatherer reads hosts and volumes from a source.
@@ -149,11 +173,9 @@ func (g gatherer) owned(ctx context.Context, name string) (v volume, values []st
 		if v.claim, err = g.src.claim(ctx, ref.Namespace, ref.Name); err != nil {
 			return v, nil, err
 		}
-		if v.claim != nil && v.claim.UID == ref.UID {
+		if v.claim != nil && v.claim.UID == ref.UID { // another claim of this name decides nothing
 			owners["PersistentVolumeClaim"] = v.claim
-		}
-		if class == "" && v.claim != nil {
-			class = storagehelpers.GetPersistentVolumeClaimClass(v.claim)
+			class = cmp.Or(class, storagehelpers.GetPersistentVolumeClaimClass(v.claim))
 		}
 	}
 	if v.namespace, err = g.owners(ctx, owners, namespace, class); err != nil {

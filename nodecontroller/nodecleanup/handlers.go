@@ -7,57 +7,52 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	storagehelpers "k8s.io/component-helpers/storage/volume"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
+// onChange returns handlers that call changed with every version of an object, and deleted with its last one.
+func onChange[T metav1.Object](changed, deleted func(T)) kube.Handlers[T] {
+	return kube.Handlers[T]{Add: changed, Update: func(_, obj T) { changed(obj) }, Delete: deleted}
+}
+
 // watch registers the handlers, which update the index on every replica and enqueue hosts during a term.
 func (c *Controller) watch() {
 	add := c.indexed.Add
-	add(c.csiNodes.Handle(kube.Handlers[*storagev1.CSINode]{
-		Add:    func(n *storagev1.CSINode) { c.csiNodeChanged(n, true) },
-		Update: func(_, n *storagev1.CSINode) { c.csiNodeChanged(n, true) },
-		Delete: func(n *storagev1.CSINode) { c.csiNodeChanged(n, false) },
-	}))
+	add(c.csiNodes.Handle(onChange(
+		func(n *storagev1.CSINode) { c.csiNodeChanged(n, true) }, func(n *storagev1.CSINode) { c.csiNodeChanged(n, false) })))
 	add(c.nodes.Handle(kube.Handlers[*corev1.Node]{
 		Add: c.nodeChanged, Update: c.nodeUpdated,
 		Delete: func(n *corev1.Node) { c.enqueue(c.index.dropNode(n, c.policy.annotation, time.Now())...) },
 	}))
-	volume := func(pv *corev1.PersistentVolume) { c.enqueueLost(c.index.setVolume(pv.Name, pv)) }
-	add(c.volumes.Handle(kube.Handlers[*corev1.PersistentVolume]{
-		Add: volume, Update: func(_, pv *corev1.PersistentVolume) { volume(pv) },
-		Delete: func(pv *corev1.PersistentVolume) { c.enqueue(c.index.setVolume(pv.Name, nil)...) },
-	}))
-	add(c.claims.Handle(kube.Handlers[*corev1.PersistentVolumeClaim]{
-		Add: c.claimChanged, Update: func(_, claim *corev1.PersistentVolumeClaim) { c.claimChanged(claim) }, Delete: c.claimChanged,
-	}))
-	class := func(class *storagev1.StorageClass) {
+	add(c.volumes.Handle(onChange(
+		func(pv *corev1.PersistentVolume) { c.enqueueLost(c.index.setVolume(pv.Name, pv)) },
+		func(pv *corev1.PersistentVolume) { c.enqueue(c.index.setVolume(pv.Name, nil)...) })))
+	add(c.claims.Handle(onChange(c.claimChanged, c.claimChanged)))
+	add(c.classes.Handle(onChange(func(class *storagev1.StorageClass) {
 		if class.Provisioner == c.deps.Driver {
 			c.enqueue(recordsKey)
 		}
-	}
-	add(c.classes.Handle(kube.Handlers[*storagev1.StorageClass]{Add: class, Update: func(_, n *storagev1.StorageClass) { class(n) }}))
+	}, nil)))
 	if c.attachments != nil {
-		c.indexed.AddUnawaited(c.attachments.Handle(kube.Handlers[*storagev1.VolumeAttachment]{Delete: func(
-			va *storagev1.VolumeAttachment) {
+		detached := func(va *storagev1.VolumeAttachment) {
 			if pv := va.Spec.Source.PersistentVolumeName; pv != nil {
 				c.enqueueLost(c.index.valuesOf(*pv))
 			}
-		}}))
+		}
+		c.indexed.AddUnawaited(c.attachments.Handle(kube.Handlers[*storagev1.VolumeAttachment]{Delete: detached}))
 	}
 	if c.configMap != nil {
-		changed := func(cm *corev1.ConfigMap) {
+		c.indexed.AddUnawaited(c.configMap.Handle(onChange(func(cm *corev1.ConfigMap) {
 			for _, r := range ParseLostNodes(cm) {
 				c.index.recorded(r)
 			}
 			if t := c.term.Load(); t != nil && t.records.version() != cm.ResourceVersion {
 				c.enqueue(recordsKey)
 			}
-		}
-		c.indexed.AddUnawaited(c.configMap.Handle(kube.Handlers[*corev1.ConfigMap]{
-			Add: changed, Update: func(_, cm *corev1.ConfigMap) { changed(cm) }, Delete: func(*corev1.ConfigMap) { c.enqueue(recordsKey) },
-		}))
+		}, func(*corev1.ConfigMap) { c.enqueue(recordsKey) })))
 	}
 }
 

@@ -68,20 +68,23 @@ func (t *observer) look(ctx context.Context) (next time.Time, err error) {
 		}
 	}()
 	first := t.policy.NodeCleanup == ModeOff || !t.kept.Load()
+	var returned []string
 	if t.policy.NodeCleanup != ModeOff {
-		err := t.records.load(ctx, t.policy.Deletes())
+		err = t.records.load(ctx, t.policy.Deletes())
 		if t.report(ctx, "the records of lost nodes", err); err != nil {
 			return time.Time{}, err
 		}
 		t.identify(ctx)
-		if err := t.keep(ctx, first); err != nil {
+		if returned, err = t.keep(ctx, first); err != nil {
 			return time.Time{}, err
 		}
 		t.kept.Store(true)
 	}
 	for _, host := range t.lost() { // all are counted before the first is cleaned up
-		if _, err := t.gather(ctx, host); err != nil { // verdict counts it; its own sync retries
+		if h, err := t.gather(ctx, host); err != nil { // verdict counts it; its own sync retries
 			klog.FromContext(ctx).Error(err, "Reading a lost node failed", "host", host)
+		} else if slices.Contains(returned, host) {
+			t.returned(ctx, h)
 		}
 	}
 	t.announce(ctx, t.verdict(ctx).open)
@@ -104,9 +107,9 @@ func (t *observer) enqueueOthers(first bool) {
 	}
 }
 
-// keep updates the records. It lists all Nodes when the last look is old: a Node that exists ends the
-// grace even if the caches miss it, and it may have existed during a gap.
-func (t *observer) keep(ctx context.Context, first bool) error {
+// keep updates the records, and returns the hosts whose Nodes exist again. It lists all Nodes when the last look is
+// old: a Node that exists ends the grace even if the caches miss it, and it may have existed during a gap.
+func (t *observer) keep(ctx context.Context, first bool) (returned []string, err error) {
 	records, annotations := t.records.all()
 	if first {
 		held := slices.ContainsFunc(records, func(r LostNode) bool { return r.Held != "" })
@@ -119,21 +122,30 @@ func (t *observer) keep(ctx context.Context, first bool) error {
 	due := first || time.Since(last) > t.policy.LookInterval-time.Second
 	if due = due && len(records) > 0; due {
 		if err := t.list(ctx, 0); err != nil {
-			return err
+			return nil, err
 		}
 	}
 	var problems []string
-	err := t.records.change(ctx, func(s recordSet) {
+	err = t.records.change(ctx, func(s recordSet) {
 		now := time.Now()
 		if t.annotate(s); due {
-			t.lookedAt(s, last, now)
+			returned = t.lookedAt(s, last, now)
 		}
 		problems = s.approve(now) // after lookedAt, which ends earlier approvals
 	})
 	for _, p := range problems {
 		t.c.notify.seldom(t.live.csiDriver(ctx, t.policy.driver), reasonSkipped, p, p)
 	}
-	return err
+	return returned, err
+}
+
+// returned reports that the Node of a host, which was missing, exists again.
+func (t *observer) returned(ctx context.Context, h host) {
+	klog.FromContext(ctx).Info("Node exists again", "node", h.name())
+	for _, v := range h.volumes {
+		t.c.notify.volume(v, corev1.EventTypeNormal, reasonReturned, "Node %s, which has this volume, exists again: nothing is cleaned up",
+			h.name())
+	}
 }
 
 // annotate remembers the topology key.
@@ -144,8 +156,8 @@ func (t *observer) annotate(s recordSet) {
 }
 
 // lookedAt records a look at all lost nodes, and starts the grace of those again that were not
-// looked at for too long, or that exist.
-func (t *observer) lookedAt(s recordSet, last, now time.Time) {
+// looked at for too long, or that exist. It returns those that were missing and exist.
+func (t *observer) lookedAt(s recordSet, last, now time.Time) (returned []string) {
 	s.annotations[AnnotationLastLook] = now.UTC().Format(time.RFC3339)
 	for value, r := range s.lost {
 		seen := r.Since
@@ -156,7 +168,7 @@ func (t *observer) lookedAt(s recordSet, last, now time.Time) {
 		switch gap := now.Sub(seen) > t.policy.ClockGap; {
 		case r.Since.IsZero() && (!gap || node != nil && node.UID == r.UID):
 		case !r.Since.IsZero() && (t.listed.stays(value) || t.listed.stays(r.Node)):
-			r = r.interrupted()
+			r, returned = r.interrupted(), append(returned, value)
 		case gap:
 			since := r.Since
 			if r = r.interrupted(); !since.IsZero() {
@@ -165,6 +177,7 @@ func (t *observer) lookedAt(s recordSet, last, now time.Time) {
 		}
 		s.lost[value] = r
 	}
+	return returned
 }
 
 // approve moves approvals into the records, and returns those that have no effect. An approval by
@@ -335,17 +348,23 @@ func (t *observer) acts(ctx context.Context, hosts []string) (wrote bool, err er
 	})
 }
 
-// report remembers whether a permission is missing, and reports it in an event.
-func (t *observer) report(ctx context.Context, what string, err error) {
+// report remembers whether a permission is missing, and reports it in an event about the first of nodes, or else the
+// CSIDriver.
+func (t *observer) report(ctx context.Context, what string, err error, nodes ...*corev1.Node) {
 	missing := apierrors.IsForbidden(err)
 	t.seen.Lock()
 	if delete(t.forbidden, what); missing {
 		t.forbidden[what] = true
 	}
 	t.seen.Unlock()
-	if missing {
-		t.c.notify.seldom(t.live.csiDriver(ctx, t.policy.driver), reasonBlocked, "forbidden/"+what, "A permission is missing: "+err.Error())
+	if !missing {
+		return
 	}
+	about := object(t.live.csiDriver(ctx, t.policy.driver))
+	if len(nodes) > 0 {
+		about = nodes[0]
+	}
+	t.c.notify.seldom(about, reasonBlocked, "forbidden/"+what, "A permission is missing: "+err.Error())
 }
 
 // reportProblems reports what keeps all lost nodes from being cleaned up.

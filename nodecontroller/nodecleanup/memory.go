@@ -8,6 +8,20 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
+// state is how far the clean-up of a volume is, for the metric.
+type state string
+
+const (
+	stateSuspect     state = "suspect"     // in the grace
+	stateHeld        state = "held"        // by the breaker
+	stateTerminating state = "terminating" // its Node is being deleted
+	stateClaim       state = "claim"       // its claim exists
+	stateDraining    state = "draining"    // its claim is being deleted
+	stateReleased    state = "released"    // it has no claim
+	stateForce       state = "force"       // it is being removed without the driver
+	stateVerify      state = "verify"      // it is being deleted
+)
+
 // memory is what a term remembers about a lost host. Nothing in it must outlive the term.
 type memory struct {
 	steps map[string]step    // of its volumes, by name; nil: not gathered yet
@@ -19,7 +33,6 @@ type memory struct {
 	planned   bool      // its removal was planned, see [LostNode.Planned]
 	last      types.UID // of the deleted Node that planned is for; empty: its deletion had not been observed
 	resources bool      // custom resources of its Node were found
-	forbidden bool      // a permission is missing
 	state     state
 }
 
@@ -68,7 +81,6 @@ func (r *memories) rememberHost(h host) {
 	r.remember(h.value, func(m *memory) {
 		m.steps, m.missing = make(map[string]step, len(h.volumes)), h.state == missing
 		record, _ := r.policy.recordOf(h, cluster{now: now})
-		m.forbidden = false
 		m.pending, m.last = h.state != present && r.policy.pending(h, now), h.last.uid
 		m.planned = record.Planned || h.state == unclear && !h.recorded && h.last.cordoned && h.drained // its CSINode is left
 		for _, v := range h.volumes {
@@ -101,9 +113,6 @@ func (r *memories) count(n *counts) {
 func (m *memory) count(n *counts) {
 	if m.missing && len(m.steps) > 0 {
 		n.missing++
-	}
-	if m.forbidden {
-		n.blocked[checkForbidden]++
 	}
 	for _, st := range m.steps {
 		switch {

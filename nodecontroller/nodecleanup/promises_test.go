@@ -205,7 +205,7 @@ func (r *run) releases(node *corev1.Node) {
 
 // stores checks a change of the records by a process.
 func (r *run) stores(cm *corev1.ConfigMap) {
-	if r.actor == r.deposed && r.holder == r.term.records.holder {
+	if before := r.w.stored; before != nil && r.actor == r.deposed && before.Annotations[AnnotationHolder] == r.term.records.holder {
 		r.fail("a process wrote the records that its successor has taken over")
 	}
 	r.holder = cm.Annotations[AnnotationHolder]

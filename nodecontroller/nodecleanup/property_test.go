@@ -374,7 +374,7 @@ func (r *run) lead(p *replica) {
 func (r *run) as(t *term, do func(ctx context.Context) (time.Time, error)) {
 	r.actor, r.acting = t, r.replicaOf(t)
 	defer func() { r.actor, r.acting = nil, nil }()
-	t.cached.src = cacheSource{r.w, r.acting.view}
+	t.cached.src = cacheSource(r.w, r.acting.view)
 	_, _ = do(klog.NewContext(context.Background(), klog.Logger{}))
 }
 

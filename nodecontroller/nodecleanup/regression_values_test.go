@@ -59,7 +59,7 @@ func TestKeyChangesWhileANodeIsMissing(t *testing.T) {
 // TestNodeReturnsWithAnotherValue: volumes of the former value are kept while a Node has the recorded name. The record
 // is written a few times, not in a loop.
 func TestNodeReturnsWithAnotherValue(t *testing.T) {
-	f := scenario(t, func(f *fixture) { f.cfg.NodeMissingGrace = 2 * shortGrace })
+	f := scenario(t, func(f *fixture) { f.cfg.NodeMissingGrace, f.cfg.NodeCleanupWindow = 2*shortGrace, shortGrace })
 	f.nodeAs("n", "v1", "v1")
 	_, pvc := f.bound("a", "v1")
 	f.start()
@@ -86,6 +86,10 @@ func TestNodeReturnsWithAnotherValue(t *testing.T) {
 	f.stays(4*shortGrace, pvc)
 	f.deleteNode("n")
 	f.claimDeleted("a")
+	f.nodeAs("n", "v2", "v2")
+	f.removeClaim("a")
+	f.removeVolume("pv-a")
+	f.noRecord("v1") // nothing of it is left
 }
 
 // TestNodeDoesNotWaitForTheDriver: the finalizer path deletes only claims. A volume in its --pv-release-grace does not

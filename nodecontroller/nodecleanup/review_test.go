@@ -5,6 +5,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 )
@@ -96,6 +97,26 @@ func TestLookAfterAGap(t *testing.T) {
 				t.Errorf("the record is %+v, want %+v", s.lost["n"], tc.want)
 			}
 		})
+	}
+}
+
+// TestClassOfAnotherClaim: a claim that has only the name of the claim of a volume gives no consent, nor does its class.
+func TestClassOfAnotherClaim(t *testing.T) {
+	w := &world{view: newView(), class: &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: "c"}}}
+	s := settingsOf(0)
+	s.NodeCleanupScope = ScopeOptIn
+	p := newPolicy(s, worldDriver)
+	w.class.Annotations = map[string]string{p.annotation: enabled}
+	w.bind("a", "h")
+	w.volumes["pv-a"].Spec.StorageClassName = ""
+	g := gatherer{policy: p, key: func() string { return worldKey }, src: cacheSource(w, w.view)}
+	for _, another := range []bool{false, true} {
+		if another {
+			w.claims["a"].UID = "another"
+		}
+		if v, _, err := g.owned(t.Context(), "pv-a"); err != nil || (v.refusal != "") != another {
+			t.Errorf("another claim: %v, refusal %q, %v", another, v.refusal, err)
+		}
 	}
 }
 

@@ -19,71 +19,66 @@ import (
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
-// source reads objects from caches or from the API server, with the same meaning. Objects that do
-// not exist are nil.
-type source interface {
-	volume(ctx context.Context, name string) (*corev1.PersistentVolume, error)
-	claim(ctx context.Context, namespace, name string) (*corev1.PersistentVolumeClaim, error)
-	class(ctx context.Context, name string) (*storagev1.StorageClass, error)
-	namespace(ctx context.Context, name string) (*corev1.Namespace, error)
-	node(ctx context.Context, name string) (*corev1.Node, error)
-	csiNode(ctx context.Context, name string) (*storagev1.CSINode, error)
+// getter returns the object with a name, or nil if it does not exist.
+type getter[T any] func(ctx context.Context, name string) (*T, error)
+
+// source reads objects from caches or from the API server, with the same meaning.
+type source struct {
+	volume    getter[corev1.PersistentVolume]
+	class     getter[storagev1.StorageClass]
+	namespace getter[corev1.Namespace]
+	node      getter[corev1.Node]
+	csiNode   getter[storagev1.CSINode]
+	claim     func(ctx context.Context, namespace, name string) (*corev1.PersistentVolumeClaim, error)
 	// labelled returns the Nodes with this label.
-	labelled(ctx context.Context, key, value string) ([]*corev1.Node, error)
+	labelled func(ctx context.Context, key, value string) ([]*corev1.Node, error)
 	// pods returns the pods that use a claim, on any node and in any phase.
-	pods(ctx context.Context, claim *corev1.PersistentVolumeClaim) ([]*corev1.Pod, error)
+	pods func(ctx context.Context, claim *corev1.PersistentVolumeClaim) ([]*corev1.Pod, error)
 	// attachments returns the names of the VolumeAttachments of a volume.
-	attachments(ctx context.Context, volume string) ([]string, error)
+	attachments func(ctx context.Context, volume string) ([]string, error)
 }
 
 // live is the source that reads from the API server. Only NotFound means that an object does not
 // exist; any other error ends the attempt.
 type live struct {
+	source
+	driver  getter[storagev1.CSIDriver]
 	client  kubernetes.Interface
 	timeout time.Duration // of one request
 }
 
-// read gets an object. It returns nil for NotFound.
-func read[T any](
-	ctx context.Context, l live, what, name string, get func(context.Context, string, metav1.GetOptions) (*T, error),
-) (*T, error) {
-	ctx, cancel := context.WithTimeout(ctx, l.timeout)
-	defer cancel()
-	obj, err := get(ctx, name, metav1.GetOptions{})
-	if kube.IsNotFound(err) {
-		return nil, nil
+func newLive(client kubernetes.Interface, timeout time.Duration) live {
+	l := live{client: client, timeout: timeout}
+	core, storage := client.CoreV1(), client.StorageV1()
+	l.driver = reader(l, "CSIDriver", storage.CSIDrivers().Get)
+	l.source = source{
+		volume: reader(l, "PersistentVolume", core.PersistentVolumes().Get), class: reader(l, "StorageClass", storage.StorageClasses().Get),
+		namespace: reader(l, "Namespace", core.Namespaces().Get), node: reader(l, "Node", core.Nodes().Get),
+		csiNode: reader(l, "CSINode", storage.CSINodes().Get), labelled: l.listLabelled, pods: l.listPods, attachments: l.listAttachments,
 	}
-	if err != nil {
-		return nil, fmt.Errorf("reading %s %q: %w", what, name, err)
+	l.claim = func(ctx context.Context, namespace, name string) (*corev1.PersistentVolumeClaim, error) {
+		return reader(l, "PersistentVolumeClaim", core.PersistentVolumeClaims(namespace).Get)(ctx, name)
 	}
-	return obj, nil
+	return l
 }
 
-func (l live) volume(ctx context.Context, name string) (*corev1.PersistentVolume, error) {
-	return read(ctx, l, "PersistentVolume", name, l.client.CoreV1().PersistentVolumes().Get)
+// reader returns a function that gets an object from the API server.
+func reader[T any](l live, what string, get func(context.Context, string, metav1.GetOptions) (*T, error)) getter[T] {
+	return func(ctx context.Context, name string) (*T, error) {
+		ctx, cancel := context.WithTimeout(ctx, l.timeout)
+		defer cancel()
+		obj, err := get(ctx, name, metav1.GetOptions{})
+		if kube.IsNotFound(err) {
+			return nil, nil
+		}
+		if err != nil {
+			return nil, fmt.Errorf("reading %s %q: %w", what, name, err)
+		}
+		return obj, nil
+	}
 }
 
-func (l live) claim(ctx context.Context, namespace, name string) (*corev1.PersistentVolumeClaim, error) {
-	return read(ctx, l, "PersistentVolumeClaim", name, l.client.CoreV1().PersistentVolumeClaims(namespace).Get)
-}
-
-func (l live) class(ctx context.Context, name string) (*storagev1.StorageClass, error) {
-	return read(ctx, l, "StorageClass", name, l.client.StorageV1().StorageClasses().Get)
-}
-
-func (l live) namespace(ctx context.Context, name string) (*corev1.Namespace, error) {
-	return read(ctx, l, "Namespace", name, l.client.CoreV1().Namespaces().Get)
-}
-
-func (l live) node(ctx context.Context, name string) (*corev1.Node, error) {
-	return read(ctx, l, "Node", name, l.client.CoreV1().Nodes().Get)
-}
-
-func (l live) csiNode(ctx context.Context, name string) (*storagev1.CSINode, error) {
-	return read(ctx, l, "CSINode", name, l.client.StorageV1().CSINodes().Get)
-}
-
-func (l live) labelled(ctx context.Context, key, value string) ([]*corev1.Node, error) {
+func (l live) listLabelled(ctx context.Context, key, value string) ([]*corev1.Node, error) {
 	if key == "" || len(validation.IsValidLabelValue(value)) > 0 {
 		return nil, nil // no node can have it
 	}
@@ -94,12 +89,12 @@ func (l live) labelled(ctx context.Context, key, value string) ([]*corev1.Node, 
 	})
 }
 
-func (l live) pods(ctx context.Context, claim *corev1.PersistentVolumeClaim) ([]*corev1.Pod, error) {
+func (l live) listPods(ctx context.Context, claim *corev1.PersistentVolumeClaim) ([]*corev1.Pod, error) {
 	pods, err := list[*corev1.Pod](ctx, l, "Pods", l.client.CoreV1().Pods(claim.Namespace).List)
 	return slices.DeleteFunc(pods, func(p *corev1.Pod) bool { return !slices.Contains(kube.ClaimsOfPod(p), kube.Key(claim)) }), err
 }
 
-func (l live) attachments(ctx context.Context, volume string) ([]string, error) {
+func (l live) listAttachments(ctx context.Context, volume string) ([]string, error) {
 	all, err := list[*storagev1.VolumeAttachment](ctx, l, "VolumeAttachments", l.client.StorageV1().VolumeAttachments().List)
 	var names []string
 	for _, va := range all {
@@ -169,69 +164,55 @@ func list[T runtime.Object, L runtime.Object](
 	return all, nil
 }
 
-// caches is the source that reads the caches of a term. Namespaces are not watched: they are read
-// live, once in [Settings.LookInterval] at most.
-type caches struct {
-	t *term
-	live
-}
-
-func found[T any](obj *T, ok bool) (*T, error) {
-	if !ok {
-		return nil, nil
+// cachedGetter returns a getter of objects in a cache.
+func cachedGetter[T any](get func(string) (*T, bool)) getter[T] {
+	return func(_ context.Context, name string) (*T, error) {
+		obj, ok := get(name)
+		if !ok {
+			return nil, nil
+		}
+		return obj, nil
 	}
-	return obj, nil
 }
 
-func (s caches) volume(_ context.Context, name string) (*corev1.PersistentVolume, error) {
-	return found(s.t.volumes.Get(name))
-}
-
-func (s caches) claim(_ context.Context, namespace, name string) (*corev1.PersistentVolumeClaim, error) {
-	return found(s.t.claims.Get(namespace + "/" + name))
-}
-
-func (s caches) class(_ context.Context, name string) (*storagev1.StorageClass, error) {
-	return found(s.t.c.classes.Get(name))
-}
-
-func (s caches) node(_ context.Context, name string) (*corev1.Node, error) {
-	return found(s.t.nodes.Get(name))
-}
-
-func (s caches) csiNode(_ context.Context, name string) (*storagev1.CSINode, error) {
-	return found(s.t.c.csiNodes.Get(name))
-}
-
-// labelled returns nothing: the index has found the names of these Nodes.
-func (s caches) labelled(context.Context, string, string) ([]*corev1.Node, error) { return nil, nil }
-
-func (s caches) pods(_ context.Context, claim *corev1.PersistentVolumeClaim) ([]*corev1.Pod, error) {
-	if s.t.c.pods == nil {
-		return nil, nil
+// caches returns the source that reads the caches of the term.
+func (t *term) caches() source {
+	claims := cachedGetter(t.claims.Get)
+	return source{
+		volume: cachedGetter(t.volumes.Get), class: cachedGetter(t.c.classes.Get), namespace: t.namespace,
+		node: cachedGetter(t.nodes.Get), csiNode: cachedGetter(t.c.csiNodes.Get),
+		claim: func(ctx context.Context, namespace, name string) (*corev1.PersistentVolumeClaim, error) {
+			return claims(ctx, namespace+"/"+name)
+		},
+		// The index has found the names of these Nodes.
+		labelled: func(context.Context, string, string) ([]*corev1.Node, error) { return nil, nil },
+		pods: func(_ context.Context, claim *corev1.PersistentVolumeClaim) ([]*corev1.Pod, error) {
+			if t.c.pods == nil {
+				return nil, nil
+			}
+			return t.c.pods.ByIndex(kube.ByClaim, kube.Key(claim)), nil
+		},
+		attachments: func(_ context.Context, volume string) (names []string, err error) {
+			if t.c.attachments == nil {
+				return nil, nil
+			}
+			for _, va := range t.c.attachments.ByIndex(kube.ByVolume, volume) {
+				names = append(names, va.Name)
+			}
+			return names, nil
+		},
 	}
-	return s.t.c.pods.ByIndex(kube.ByClaim, kube.Key(claim)), nil
 }
 
-func (s caches) attachments(_ context.Context, volume string) ([]string, error) {
-	if s.t.c.attachments == nil {
-		return nil, nil
-	}
-	var names []string
-	for _, va := range s.t.c.attachments.ByIndex(kube.ByVolume, volume) {
-		names = append(names, va.Name)
-	}
-	return names, nil
-}
-
-func (s caches) namespace(ctx context.Context, name string) (*corev1.Namespace, error) {
-	if ns, ok := s.t.namespaces.Get(name); ok {
+// namespace reads a Namespace from the API server, once in [Settings.LookInterval] at most: they are not watched.
+func (t *term) namespace(ctx context.Context, name string) (*corev1.Namespace, error) {
+	if ns, ok := t.namespaces.Get(name); ok {
 		ns, _ := ns.(*corev1.Namespace)
 		return ns, nil
 	}
-	ns, err := s.live.namespace(ctx, name)
+	ns, err := t.live.namespace(ctx, name)
 	if err == nil {
-		s.t.namespaces.Set(name, ns, s.t.policy.LookInterval)
+		t.namespaces.Set(name, ns, t.policy.LookInterval)
 	}
 	return ns, err
 }

@@ -41,8 +41,9 @@ func (t *term) sync(ctx context.Context, value string) (next time.Time, err erro
 		if err != nil {
 			return t.bounded(ctx, h, time.Time{}, err)
 		}
-		if t.policy.NodeCleanup != ModeOff && !t.kept.Load() {
-			return t.withoutRecords(ctx, h)
+		if t.policy.NodeCleanup != ModeOff && !t.kept.Load() { // look enqueues it; the timeout applies before
+			end, _ := t.policy.end(h)
+			return t.bounded(ctx, h, end, nil)
 		}
 		c := t.cachedCluster(ctx)
 		t.announce(ctx, c.open)
@@ -62,12 +63,8 @@ func (t *term) sync(ctx context.Context, value string) (next time.Time, err erro
 				t.forget(value)
 			}
 			next = earliest(next, st.next)
-		case hostRecord:
-			again, next, err = t.writeRecord(ctx, h)
-		case hostReturn:
-			again, next, err = t.endReturned(ctx, h)
-		case hostEnd:
-			again, err = t.endSettled(ctx, h)
+		case hostRecord, hostEnd:
+			again, next, err = t.changeRecord(ctx, h, st)
 		case hostRelease:
 			again, err = t.release(ctx, h, st)
 		case hostClean:
@@ -82,53 +79,24 @@ func (t *term) sync(ctx context.Context, value string) (next time.Time, err erro
 	return time.Time{}, fmt.Errorf("reconciling host %q: not finished after %d steps", value, maxRounds)
 }
 
-// withoutRecords is for a host until the first look of a term has updated the records. Nothing is deleted.
-func (t *term) withoutRecords(ctx context.Context, h host) (time.Time, error) {
-	end, ours := t.policy.end(h)
-	switch {
-	case !ours:
-		return time.Time{}, nil // look enqueues it
-	case time.Now().Before(end):
-		return earliest(end, time.Now().Add(othersInterval)), nil
-	}
-	_, err := t.release(ctx, h, t.policy.timedOut())
-	return time.Time{}, err
-}
-
-// bounded returns the result of a sync. While a Node waits for our finalizer, neither a failure nor
-// its back-off exceeds the timeout.
+// bounded returns the result of a sync. Neither a failure nor a wait keeps a Node that is being deleted for longer than
+// the timeout of our finalizer.
 func (t *term) bounded(ctx context.Context, h host, next time.Time, err error) (time.Time, error) {
-	err = t.failed(ctx, h, err)
+	t.report(ctx, "host "+h.value, err, h.nodes...)
 	end, ours := t.policy.end(h)
-	if now := time.Now(); ours && (err != nil || !next.IsZero()) {
-		switch retry := earliest(next, now.Add(othersInterval)); {
-		case !now.Before(end) && err != nil:
-			_, failed := t.release(ctx, h, t.policy.timedOut())
-			return time.Time{}, errors.Join(err, failed)
-		case err != nil && now.Add(t.c.cfg.RetryIntervalMax).Before(end):
-			return time.Time{}, err
-		case err != nil:
-			klog.FromContext(ctx).Error(err, "Cleanup of a node that is being deleted failed", "node", h.name())
-			return earliest(retry, end), nil
-		default:
-			return earliest(retry, end), nil
-		}
+	now := time.Now()
+	switch {
+	case !ours || err == nil && next.IsZero():
+		return next, err
+	case !now.Before(end):
+		_, failed := t.release(ctx, h, t.policy.timedOut())
+		return time.Time{}, errors.Join(err, failed)
+	case err != nil && now.Add(t.c.cfg.RetryIntervalMax).Before(end):
+		return time.Time{}, err
+	case err != nil:
+		klog.FromContext(ctx).Error(err, "Cleanup of a node that is being deleted failed", "node", h.name())
 	}
-	return next, err
-}
-
-// failed reports a missing permission in an event and the metric, and returns err.
-func (t *term) failed(ctx context.Context, h host, err error) error {
-	if !apierrors.IsForbidden(err) {
-		return err
-	}
-	t.remember(h.value, func(m *memory) { m.forbidden = true })
-	obj := object(t.live.csiDriver(ctx, t.policy.driver))
-	if len(h.nodes) > 0 {
-		obj = h.nodes[0]
-	}
-	t.c.notify.seldom(obj, reasonBlocked, "forbidden", "A permission is missing: "+err.Error())
-	return err
+	return earliest(earliest(next, now.Add(othersInterval)), end), nil
 }
 
 // gatherHost reads a host from the caches, with its volumes unless its Node stays.
@@ -153,8 +121,10 @@ func (t *term) gatherHost(ctx context.Context, value string) (host, error) {
 			h.volumes = append(h.volumes, v)
 		}
 	}
-	if h.unbound, err = t.unbound(ctx, h); err != nil {
-		return h, err
+	if !h.hasOtherValue() { // else they wait for the other host
+		if h.unbound, err = t.unbound(ctx, h); err != nil {
+			return h, err
+		}
 	}
 	h.drained = t.drained(h)
 	t.rememberHost(h)
@@ -174,28 +144,37 @@ func (t *term) drained(h host) bool {
 	})
 }
 
-// writeRecord writes the record of a host whose state the API server confirms.
-func (t *term) writeRecord(ctx context.Context, h host) (again bool, next time.Time, err error) {
+// changeRecord writes or ends the record of a host, if the API server confirms its state.
+func (t *term) changeRecord(ctx context.Context, h host, st hostStep) (again bool, next time.Time, err error) {
 	if h.state == missing && t.c.index.stays(h.value) { // the record needs the last state of the Node
 		return false, time.Now().Add(stale), nil
 	}
 	seen, err := t.cleaner.gather.host(ctx, h.value)
-	if err != nil {
+	switch {
+	case err != nil:
 		return false, time.Time{}, err
-	}
-	if seen.state != h.state {
+	case seen.state != h.state:
 		return false, time.Now().Add(stale), nil
+	case st.action == hostEnd:
+		again, err = t.endRecord(ctx, h)
+	default:
+		h.nodes = seen.nodes
+		err = t.writeRecord(ctx, h)
+		again = err == nil
 	}
-	h.nodes = seen.nodes
-	c, before := t.cachedCluster(ctx), h.record
+	return again, time.Time{}, err
+}
+
+// writeRecord writes the record of a host, unless the record was changed since h was read.
+func (t *term) writeRecord(ctx context.Context, h host) error {
+	c, before, current := t.cachedCluster(ctx), h.record, false
 	record, wanted := t.policy.recordOf(h, c)
 	if !wanted {
-		return true, time.Time{}, nil
+		return nil
 	}
-	current := false
-	err = t.records.change(ctx, func(s recordSet) {
+	err := t.records.change(ctx, func(s recordSet) {
 		if current = s.lost[h.value] == before; !current {
-			return // an approval, a hold or a look has changed it in between
+			return // an approval, a hold or a look has changed it
 		}
 		if s.lost[h.value] = record; s.annotations[AnnotationLastLook] == "" {
 			s.annotations[AnnotationLastLook] = c.now.UTC().Format(time.RFC3339)
@@ -204,17 +183,18 @@ func (t *term) writeRecord(ctx context.Context, h host) (again bool, next time.T
 		t.hold(s, c)
 		s.approve(c.now)
 	})
-	if err != nil || !current {
-		return err == nil, time.Time{}, err
-	}
-	if !record.Since.IsZero() && !before.Since.Equal(record.Since) {
+	switch {
+	case err != nil || !current:
+	case !record.Since.IsZero() && !before.Since.Equal(record.Since):
 		h.record, _ = t.records.get(h.value)
 		klog.FromContext(ctx).Info("Node is missing", "node", h.name(), "volumes", len(h.volumes), "mode", string(t.policy.mode()))
 		for _, v := range h.volumes {
 			t.c.notify.missing(t.policy, h, v, t.policy.due(h))
 		}
+	case !before.Since.IsZero() && h.hasOtherValue():
+		t.returned(ctx, h)
 	}
-	return true, time.Time{}, nil
+	return err
 }
 
 // hold holds every pending host while the breaker is open, in the write that finds it open.
@@ -223,63 +203,47 @@ func (t *term) hold(s recordSet, c cluster) {
 		return
 	}
 	for value, r := range s.lost {
-		if m, _ := t.recall(value); m.pending && r.Approved.IsZero() && !r.Planned {
+		if m, _ := t.recall(value); m.pending && !r.exempt() {
 			r.Held = HeldByBreaker
 			s.lost[value] = r
 		}
 	}
 }
 
-// endReturned ends the record of a host whose Node exists, if the API server confirms it.
-func (t *term) endReturned(ctx context.Context, h host) (again bool, next time.Time, err error) {
-	seen, err := t.cleaner.gather.host(ctx, h.value)
-	if err != nil {
-		return false, time.Time{}, err
-	}
-	if seen.state != present {
-		return false, time.Now().Add(stale), nil
-	}
-	if err := t.records.change(ctx, func(s recordSet) { delete(s.lost, h.value) }); err != nil {
-		return false, time.Time{}, err
-	}
-	klog.FromContext(ctx).Info("Node exists again", "node", h.name())
-	if !h.record.Since.IsZero() {
-		for _, v := range h.volumes {
-			t.c.notify.volume(v, corev1.EventTypeNormal, reasonReturned,
-				"Node %s, which has this volume, exists again: nothing is cleaned up", h.name())
-		}
-	}
-	t.forget(h.value)
-	t.queue.Add(recordsKey) // the breaker may have closed
-	return true, time.Time{}, nil
-}
-
-// endSettled ends the record of a host of which nothing is left. A volume that names the host by another key, such
-// as the former one, is found again with that key.
-func (t *term) endSettled(ctx context.Context, h host) (again bool, err error) {
-	if slices.ContainsFunc(t.c.volumes.List(), func(pv *corev1.PersistentVolume) bool {
-		return mentions(pv, t.policy.driver, h.names())
-	}) {
-		return false, nil
-	}
-	if t.policy.Deletes() {
-		nodes, err := t.customResources(ctx, "")
-		if err != nil {
-			return false, err
-		}
-		for _, name := range h.names() {
-			if len(nodes[name]) > 0 {
-				t.remember(h.value, func(m *memory) { m.resources = true })
-				return true, nil
-			}
+// endRecord ends the record of a host whose Node exists, or of which nothing is left.
+func (t *term) endRecord(ctx context.Context, h host) (again bool, err error) {
+	if h.state != present {
+		if left, again, err := t.leaves(ctx, h); left || err != nil {
+			return again, err
 		}
 	}
 	if err := t.records.change(ctx, func(s recordSet) { delete(s.lost, h.value) }); err != nil {
 		return false, err
 	}
+	if h.state == present && !h.record.Since.IsZero() {
+		t.returned(ctx, h)
+	}
 	t.forget(h.value)
-	t.queue.Add(recordsKey)
-	return false, nil
+	t.queue.Add(recordsKey) // the breaker may have closed
+	return h.state == present, nil
+}
+
+// leaves reports whether anything of a host is left that the last listing has missed: volumes that name it by another
+// key, such as the former one, or custom resources, which are to be cleaned up.
+func (t *term) leaves(ctx context.Context, h host) (left, again bool, err error) {
+	if slices.ContainsFunc(t.c.volumes.List(), func(pv *corev1.PersistentVolume) bool {
+		return mentions(pv, t.policy.driver, h.names())
+	}) {
+		return true, false, nil
+	}
+	if !t.policy.Deletes() || h.hasOtherValue() {
+		return false, false, nil
+	}
+	nodes, err := t.customResources(ctx, "")
+	if left = slices.ContainsFunc(h.names(), func(name string) bool { return len(nodes[name]) > 0 }); left {
+		t.remember(h.value, func(m *memory) { m.resources = true })
+	}
+	return left, left, err
 }
 
 // shuffled returns items in random order, so that items that always fail do not precede the others.

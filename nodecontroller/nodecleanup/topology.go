@@ -17,15 +17,19 @@ const (
 	missing  presence = "missing"  // nothing exists
 )
 
-// localValues returns the sorted values of key that the node affinity of pv names, if pv is a volume
-// of driver that no other node can use. The terms of an affinity are alternatives, so each must name key.
-func localValues(pv *corev1.PersistentVolume, driver, key string) ([]string, bool) {
-	if key == "" || pv.Spec.CSI == nil || pv.Spec.CSI.Driver != driver || pv.Spec.NodeAffinity == nil ||
-		pv.Spec.NodeAffinity.Required == nil {
-		return nil, false
+// affinityOf returns the terms of the node affinity of pv, which are alternatives, if pv is a volume of driver.
+func affinityOf(pv *corev1.PersistentVolume, driver string) []corev1.NodeSelectorTerm {
+	if pv.Spec.CSI == nil || pv.Spec.CSI.Driver != driver || pv.Spec.NodeAffinity == nil || pv.Spec.NodeAffinity.Required == nil {
+		return nil
 	}
+	return pv.Spec.NodeAffinity.Required.NodeSelectorTerms
+}
+
+// localValues returns the sorted values of key that the node affinity of pv names, if pv is a volume
+// of driver that no other node can use: each term must name key.
+func localValues(pv *corev1.PersistentVolume, driver, key string) ([]string, bool) {
 	var values []string
-	for _, term := range pv.Spec.NodeAffinity.Required.NodeSelectorTerms {
+	for _, term := range affinityOf(pv, driver) {
 		bound := false
 		for _, e := range term.MatchExpressions {
 			if e.Key == key && e.Operator == corev1.NodeSelectorOpIn && len(e.Values) > 0 {
@@ -37,15 +41,12 @@ func localValues(pv *corev1.PersistentVolume, driver, key string) ([]string, boo
 		}
 	}
 	values = sorted(values)
-	return values, len(values) > 0 && values[0] != "" // no node can be found by the empty value
+	return values, key != "" && len(values) > 0 && values[0] != "" // no node can be found by the empty value
 }
 
 // mentions reports whether the affinity of pv, a volume of driver, names one of values by any key.
 func mentions(pv *corev1.PersistentVolume, driver string, values []string) bool {
-	if pv.Spec.CSI == nil || pv.Spec.CSI.Driver != driver || pv.Spec.NodeAffinity == nil || pv.Spec.NodeAffinity.Required == nil {
-		return false
-	}
-	for _, term := range pv.Spec.NodeAffinity.Required.NodeSelectorTerms {
+	for _, term := range affinityOf(pv, driver) {
 		for _, e := range slices.Concat(term.MatchExpressions, term.MatchFields) {
 			if slices.ContainsFunc(e.Values, func(v string) bool { return slices.Contains(values, v) }) {
 				return true

@@ -218,45 +218,30 @@ func (w *world) nodesOf(host string) (nodes []*corev1.Node) {
 	return nodes
 }
 
+// cacheGetter returns a getter of objects in a cache, whose maps histories replace.
+func cacheGetter[T any](objects func() map[string]*T) getter[T] {
+	return func(_ context.Context, name string) (*T, error) { return objects()[name], nil }
+}
+
 // cacheSource reads the caches of a process.
-type cacheSource struct {
-	w    *world
-	view *view
-}
-
-func (s cacheSource) volume(_ context.Context, name string) (*corev1.PersistentVolume, error) {
-	return s.view.volumes[name], nil
-}
-
-func (s cacheSource) claim(_ context.Context, _, name string) (*corev1.PersistentVolumeClaim, error) {
-	return s.view.claims[name], nil
-}
-
-func (s cacheSource) class(context.Context, string) (*storagev1.StorageClass, error) {
-	return s.w.class, nil
-}
-
-func (s cacheSource) namespace(context.Context, string) (*corev1.Namespace, error) {
-	return s.w.namespace, nil
-}
-
-func (s cacheSource) node(_ context.Context, name string) (*corev1.Node, error) {
-	return s.view.nodes[name], nil
-}
-
-func (s cacheSource) csiNode(_ context.Context, name string) (*storagev1.CSINode, error) {
-	return s.view.csiNodes[name], nil
-}
-
-func (s cacheSource) labelled(context.Context, string, string) ([]*corev1.Node, error) {
-	return nil, nil
-}
-
-func (s cacheSource) pods(_ context.Context, claim *corev1.PersistentVolumeClaim) ([]*corev1.Pod, error) {
-	if pod := s.view.pods[claim.Name]; pod != nil {
-		return []*corev1.Pod{pod}, nil
+func cacheSource(w *world, v *view) source {
+	claims := cacheGetter(func() map[string]*corev1.PersistentVolumeClaim { return v.claims })
+	return source{
+		volume:    cacheGetter(func() map[string]*corev1.PersistentVolume { return v.volumes }),
+		node:      cacheGetter(func() map[string]*corev1.Node { return v.nodes }),
+		csiNode:   cacheGetter(func() map[string]*storagev1.CSINode { return v.csiNodes }),
+		class:     func(context.Context, string) (*storagev1.StorageClass, error) { return w.class, nil },
+		namespace: func(context.Context, string) (*corev1.Namespace, error) { return w.namespace, nil },
+		claim: func(ctx context.Context, _, name string) (*corev1.PersistentVolumeClaim, error) {
+			return claims(ctx, name)
+		},
+		labelled: func(context.Context, string, string) ([]*corev1.Node, error) { return nil, nil },
+		pods: func(_ context.Context, claim *corev1.PersistentVolumeClaim) ([]*corev1.Pod, error) {
+			if pod := v.pods[claim.Name]; pod != nil {
+				return []*corev1.Pod{pod}, nil
+			}
+			return nil, nil
+		},
+		attachments: func(context.Context, string) ([]string, error) { return nil, nil },
 	}
-	return nil, nil
 }
-
-func (s cacheSource) attachments(context.Context, string) ([]string, error) { return nil, nil }
