@@ -421,7 +421,8 @@ func TestApproveCommand(t *testing.T) {
 	}
 	request.Yes = false
 	plan.Reset()
-	if err := Approve(t.Context(), f.client, request, &plan); err != nil || !strings.Contains(plan.String(), AnnotationApproveUntil+" has passed") {
+	err := Approve(t.Context(), f.client, request, &plan)
+	if err != nil || !strings.Contains(plan.String(), AnnotationApproveUntil+" has passed") {
 		t.Errorf("the plan after the end of an approval: %v, %q", err, &plan)
 	}
 	f.changeRecords(func(cm *corev1.ConfigMap) { delete(cm.Annotations, AnnotationApproveUntil) })
