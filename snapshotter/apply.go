@@ -29,14 +29,11 @@ func (l *loop[T, C]) apply(ctx context.Context, obj T, s state, step step, r *re
 	case doReadSecret:
 		return l.readSecret(ctx, obj, step, r)
 	case doReadContent:
-		r.live = true
-		if _, _, err := l.objects.Refetch(ctx, l.writer, obj); err != nil {
-			return l.report(ctx, obj, doReportDeletion, fmt.Errorf("Failed to delete %s: reading the content: %w", c.noun, err), cause{})
-		}
-		return nil
+		return l.readContent(ctx, obj, step, r)
 	case doRecordRequest:
 		return l.record(ctx, obj, step)
 	case doCreate:
+		r.live = false // the content may change during the call
 		return l.create(ctx, obj, s, step)
 	case doCheck:
 		return l.check(ctx, obj, s)
@@ -55,6 +52,26 @@ func (l *loop[T, C]) apply(ctx context.Context, obj T, s state, step step, r *re
 		return l.removeFinalizer(ctx, obj, step)
 	}
 	return fmt.Errorf("action %v has no implementation", step.action)
+}
+
+// readContent reads obj from the API server.
+func (l *loop[T, C]) readContent(ctx context.Context, obj T, step step, r *reads) error {
+	c := l.content(obj)
+	_, _, err := l.objects.Refetch(ctx, l.writer, obj)
+	switch {
+	case err == nil:
+		r.live = true
+		l.confirm(c)
+		return nil
+	case step.report == doReportDeletion:
+		return l.report(ctx, obj, step.report, fmt.Errorf("Failed to delete %s: reading the content: %w", c.noun, err), cause{})
+	}
+	return fmt.Errorf("reading %s %q from the API server: %w", c.kind.name, c.meta.Name, err)
+}
+
+// confirm records that the newest known version of c is from the API server.
+func (l *loop[T, C]) confirm(c *content) {
+	l.memories.update(c.uid(), func(m *memory) { m.confirmed = true })
 }
 
 func (l *loop[T, C]) readSecret(ctx context.Context, obj T, step step, r *reads) error {
@@ -219,6 +236,9 @@ func (l *loop[T, C]) removeFinalizer(ctx context.Context, obj T, step step) erro
 
 func (l *loop[T, C]) patch(ctx context.Context, obj T, change kube.MetadataPatch) error {
 	_, err := l.objects.Patch(ctx, l.writer, obj, change)
+	if err == nil {
+		l.confirm(l.content(obj))
+	}
 	return err
 }
 
@@ -243,7 +263,10 @@ func (l *loop[T, C]) patchStatus(ctx context.Context, obj T, change statusChange
 	if err != nil {
 		written = obj
 	}
-	return l.objects.RecordWrite(obj, written, err)
+	if err = l.objects.RecordWrite(obj, written, err); err == nil {
+		l.confirm(c)
+	}
+	return err
 }
 
 // applied returns live with change applied to its status.

@@ -82,7 +82,7 @@ type step struct {
 	err     error     // of doReport…
 	cause   cause     // of doAnnounce, and of doReportDeletion if the deletion waits for it
 	secret  *corev1.SecretReference
-	report  action // of doReadSecret: how an error is reported
+	report  action // of doReadSecret and doReadContent: how an error is reported; doNothing: it is only returned
 	request *createRequest
 	answer  *answer
 	handle  string // of doDelete
@@ -228,7 +228,16 @@ func (d driver) decideCreate(s state) step {
 		// Before the RPC: after a crash, the next process repeats the call with equal arguments.
 		return step{action: doRecordRequest, reason: "NotRecorded", change: change, request: request}
 	}
-	return step{action: doCreate, reason: "Requested", request: request}
+	return s.confirmed(step{action: doCreate, reason: "Requested", request: request})
+}
+
+// confirmed returns the step create, or doReadContent if it is decided from the cache of a new leader:
+// the snapshot may have been created and deleted, together with the content, by its predecessor.
+func (s state) confirmed(create step) step {
+	if !s.memory.confirmed {
+		return step{action: doReadContent, reason: "Unconfirmed"}
+	}
+	return create
 }
 
 // recordRequest adds the record of r to change, which replaces a malformed record.

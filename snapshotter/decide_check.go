@@ -36,7 +36,7 @@ func (d driver) decideCheck(s state) step {
 	if err != nil {
 		return fail(err)
 	}
-	return step{action: doCreate, reason: "NotReady", request: request}
+	return s.confirmed(step{action: doCreate, reason: "NotReady", request: request})
 }
 
 // checkedHandle returns the handle that a check asks the driver about.

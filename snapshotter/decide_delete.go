@@ -34,7 +34,7 @@ func (d driver) decideReplay(s state) step {
 		recordRequest(c, &change, request)
 		return step{action: doRecordRequest, reason: "NotRecorded", change: change, request: request}
 	}
-	return step{action: doCreate, reason: "Indeterminate", request: request}
+	return s.confirmed(step{action: doCreate, reason: "Indeterminate", request: request})
 }
 
 // forced reports whether another writer has removed the annotation of an indeterminate CreateSnapshot,
@@ -60,7 +60,7 @@ func (d driver) decideDelete(s state) step {
 	case secret != nil && !s.reads.secret:
 		return step{action: doReadSecret, reason: "SecretNeeded", secret: secret, report: doReportDeletion}
 	case !s.live: // a policy that was changed recently may not be in the cache
-		return step{action: doReadContent, reason: "Unconfirmed"}
+		return step{action: doReadContent, reason: "Unconfirmed", report: doReportDeletion}
 	}
 	handle := c.driverHandle()
 	if handle == "" {

@@ -33,7 +33,7 @@ func testState(changes ...func(*state)) state {
 			policy: snapshotv1.VolumeSnapshotContentDelete, class: "c1", volumes: []string{"vol-1"},
 			ref: corev1.ObjectReference{Kind: "VolumeSnapshot", Namespace: "ns", Name: "s1", UID: uid},
 		},
-		class: &class{"c1", driverName, map[string]string{"a": "b"}}, now: time.Unix(1000, 0),
+		class: &class{"c1", driverName, map[string]string{"a": "b"}}, now: time.Unix(1000, 0), memory: memory{confirmed: true},
 	}
 	for _, change := range changes {
 		change(&s)
@@ -77,6 +77,9 @@ func live(s *state) { s.live = true }
 
 func remember(change func(*memory)) func(*state) { return func(s *state) { change(&s.memory) } }
 
+// cached: the state is from the cache of a new leader.
+func cached(s *state) { s.memory.confirmed = false }
+
 func withOutcome(o outcome) func(*state) { return remember(func(m *memory) { m.outcome = o }) }
 
 func announced(causes ...string) func(*state) {
@@ -108,13 +111,14 @@ func TestDecide(t *testing.T) {
 		want    action
 		reason  string
 	}{
-		"deleted":                {changes{func(s *state) { s.content = nil }}, doNothing, "Deleted"},
-		"other driver":           {changes{func(s *state) { s.content.driver = "x" }}, doNothing, "OtherDriver"},
-		"no source":              {changes{func(s *state) { s.content.volumes = nil }}, doNothing, "OtherDriver"},
-		"new":                    {changes{}, doRecordRequest, "NotRecorded"},
-		"new, without finalizer": {changes{noFinalizer, set(AnnBeingCreated, AnnRequest)}, doRecordRequest, "NotRecorded"},
-		"recorded":               {changes{set(AnnBeingCreated, AnnRequest)}, doCreate, "Requested"},
-		"recorded, no class":     {changes{set(AnnBeingCreated, AnnRequest), noClass}, doCreate, "Requested"},
+		"deleted":                     {changes{func(s *state) { s.content = nil }}, doNothing, "Deleted"},
+		"other driver":                {changes{func(s *state) { s.content.driver = "x" }}, doNothing, "OtherDriver"},
+		"no source":                   {changes{func(s *state) { s.content.volumes = nil }}, doNothing, "OtherDriver"},
+		"new":                         {changes{}, doRecordRequest, "NotRecorded"},
+		"new, without finalizer":      {changes{noFinalizer, set(AnnBeingCreated, AnnRequest)}, doRecordRequest, "NotRecorded"},
+		"recorded":                    {changes{set(AnnBeingCreated, AnnRequest)}, doCreate, "Requested"},
+		"recorded by another process": {changes{set(AnnBeingCreated, AnnRequest), cached}, doReadContent, "Unconfirmed"},
+		"recorded, no class":          {changes{set(AnnBeingCreated, AnnRequest), noClass}, doCreate, "Requested"},
 		"recorded, class of another driver": {changes{set(AnnBeingCreated, AnnRequest), func(s *state) { s.class.driver = "x" }},
 			doCreate, "Requested"},
 		"class of another driver": {changes{func(s *state) { s.class.driver = "x" }}, doNothing, "ClassOfOtherDriver"},
@@ -129,9 +133,10 @@ func TestDecide(t *testing.T) {
 			"MalformedRequest"},
 		"malformed, said so": {changes{set(AnnRequest), func(s *state) { s.content.meta.Annotations[AnnRequest] = "{}" },
 			announced("malformed")}, doRecordRequest, "NotRecorded"},
-		"answered":  {changes{set(AnnBeingCreated, AnnRequest), answered(answer{handle: "h"})}, doWriteAnswer, "Answered"},
-		"created":   {changes{set(AnnBeingCreated), withStatus(created)}, doEndCreation, "Created"},
-		"not ready": {changes{set(AnnRequest), withStatus(created)}, doCreate, "NotReady"},
+		"answered":                      {changes{set(AnnBeingCreated, AnnRequest), answered(answer{handle: "h"})}, doWriteAnswer, "Answered"},
+		"created":                       {changes{set(AnnBeingCreated), withStatus(created)}, doEndCreation, "Created"},
+		"not ready":                     {changes{set(AnnRequest), withStatus(created)}, doCreate, "NotReady"},
+		"not ready, of another process": {changes{set(AnnRequest), withStatus(created), cached}, doReadContent, "Unconfirmed"},
 		"not ready, not yet to be checked": {changes{withStatus(created), remember(func(m *memory) { m.nextCheck = time.Unix(1001, 0) })},
 			doNothing, "NotReady"},
 		"another handle":        {changes{withStatus(created), answered(answer{handle: "x"})}, doReportCheck, "CannotCheck"},
@@ -153,6 +158,8 @@ func TestDecide(t *testing.T) {
 		"not released, not ready": {changes{terminating, announced("release"), withStatus(created), set(AnnRequest)}, doCreate, "NotReady"},
 		"done":                    {changes{released, noFinalizer, withStatus(ready)}, doNothing, "Released"},
 		"indeterminate":           {changes{released, set(AnnBeingCreated, AnnRequest)}, doCreate, "Indeterminate"},
+		"indeterminate, of another process": {changes{released, set(AnnBeingCreated, AnnRequest), cached}, doReadContent,
+			"Unconfirmed"},
 		"indeterminate, recorded by csi-snapshotter": {changes{released, set(AnnBeingCreated)}, doRecordRequest, "NotRecorded"},
 		"indeterminate, no class": {changes{released, set(AnnBeingCreated, AnnRequest), noClass}, doCreate,
 			"Indeterminate"},

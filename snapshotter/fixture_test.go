@@ -481,19 +481,41 @@ func (r recording) RoundTrip(hr *http.Request) (*http.Response, error) {
 type gate struct {
 	mu   sync.Mutex
 	held chan struct{} // closed when events pass again; nil while they pass
+	list []byte        // the response to lists of VolumeSnapshotContents; nil: that of the API server
 }
 
 // delayWatches makes the snapshotter watch through a gate.
 func (f *fixture) delayWatches() *gate {
 	g := &gate{}
 	f.Watch = kubetest.Proxy(f, f.ControlPlane.Config(), func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
-		if r.URL.Query().Get("watch") != "" {
+		g.mu.Lock()
+		list := g.list
+		g.mu.Unlock()
+		switch {
+		case list != nil && r.URL.Query().Get("sendInitialEvents") != "":
+			http.Error(w, "not supported", http.StatusBadRequest) // so that the snapshotter sends a list request
+			return
+		case r.URL.Query().Get("watch") != "":
 			w = gatedWriter{w, g}
+		case list != nil && strings.HasSuffix(r.URL.Path, "/volumesnapshotcontents"):
+			w.Header().Set("Content-Type", "application/json")
+			_, _ = w.Write(list)
+			return
 		}
 		pass.ServeHTTP(w, r)
 	})
 	f.Cleanup(g.open)
 	return g
+}
+
+// freeze makes the snapshotter see the contents as they are now, however they change.
+func (g *gate) freeze(f *fixture) {
+	g.close()
+	list, err := f.contents.GetClient().Get().Resource("volumesnapshotcontents").DoRaw(f.Context())
+	f.Must(err)
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.list = list
 }
 
 func (g *gate) close() {

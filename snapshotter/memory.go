@@ -21,6 +21,9 @@ const (
 // Lease: everything that a later process needs is recorded on the object.
 type memory struct {
 	outcome outcome
+	// confirmed: this process has read or written the content at the API server in this term. The cache
+	// of a new leader may lag behind the last writes of its predecessor.
+	confirmed bool
 	// request is the last request, in case another writer has removed its record.
 	request *createRequest
 	// answer is a response that is not written to the status yet.

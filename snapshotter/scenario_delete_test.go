@@ -1,6 +1,8 @@
 package snapshotter
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -14,6 +16,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/storage-controller/storage-controller/csiclient/csitest"
+	"github.com/storage-controller/storage-controller/internal/kubetest"
 	"github.com/storage-controller/storage-controller/internal/workloop"
 )
 
@@ -506,6 +509,33 @@ func TestSnapshotterScenarioRestart(t *testing.T) {
 				t.Errorf("handle %s of %+v", *o.Status.SnapshotHandle, s)
 			}
 		}
+	})
+	t.Run("outdated_cache_of_a_new_leader", func(t *testing.T) {
+		f := newFixture(t, csitest.Config{}, nil)
+		f.class("c1", nil)
+		lists := f.delayWatches()
+		f.start()
+		f.inDoubt(codes.Unavailable)
+		f.Crash()
+		f.delete("v1")
+		f.Plugin.Always(createSnapshot, nil)
+		lists.freeze(f)
+		for _, s := range f.Plugin.Snapshots() { // the previous leader completes the deletion
+			_, err := f.Plugin.DeleteSnapshot(t.Context(), &csi.DeleteSnapshotRequest{SnapshotId: s.ID})
+			f.Must(err)
+		}
+		f.patch("v1", `{"metadata":{"finalizers":null}}`)
+		f.until("is deleted", isDeleted)
+		n := f.Plugin.Count(createSnapshot)
+		f.start()
+		kubetest.Eventually(t, "the content is read", func(context.Context) error {
+			if len(f.requests.all("GET")) == 0 {
+				return errors.New("it is not")
+			}
+			return nil
+		})
+		f.Calls(createSnapshot, n)
+		f.noSnapshots()
 	})
 	t.Run("drained", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, nil)
