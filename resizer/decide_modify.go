@@ -108,9 +108,11 @@ func (d driver) checkClass(s claimState, name string) (err error, known bool) {
 	case !read:
 		return nil, false
 	case class == nil:
-		return fmt.Errorf("VAC %q does not exist.", name), true //nolint:staticcheck // a sentence of csi-resizer
+		//lint:ignore ST1005 a sentence of csi-resizer
+		return fmt.Errorf("VAC %q does not exist.", name), true
 	case class.DriverName != d.name:
-		return fmt.Errorf("VAC %q is for driver %q, not for %q.", name, class.DriverName, d.name), true //nolint:staticcheck
+		//lint:ignore ST1005 as above
+		return fmt.Errorf("VAC %q is for driver %q, not for %q.", name, class.DriverName, d.name), true
 	}
 	return nil, true
 }

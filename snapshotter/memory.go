@@ -100,12 +100,3 @@ func (m *memories) forget(uid types.UID) {
 	defer m.mu.Unlock()
 	delete(m.of, uid)
 }
-
-// each calls f for every content.
-func (m *memories) each(f func(memory)) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for _, one := range m.of {
-		f(one)
-	}
-}

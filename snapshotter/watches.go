@@ -54,10 +54,10 @@ func newSlot[W any]() *slot[W] {
 
 // get returns the watches, which are nil if there are none, and a channel that is closed at the next
 // change.
-func (s *slot[W]) get() (watches *W, idle error, changed <-chan struct{}) {
+func (s *slot[W]) get() (watches *W, changed <-chan struct{}, idle error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.watches, s.idle, s.changed
+	return s.watches, s.changed, s.idle
 }
 
 // set sets the watches, or why there are none. It reports whether the reason is a new one.
@@ -77,7 +77,7 @@ func (s *slot[W]) wait(ctx context.Context) *W { return s.waitOther(ctx, nil) }
 // waitOther waits until the watches are not those of before, and returns them, or nil when ctx ends.
 func (s *slot[W]) waitOther(ctx context.Context, before *W) *W {
 	for {
-		watches, _, changed := s.get()
+		watches, changed, _ := s.get()
 		if watches != before {
 			return watches
 		}
@@ -301,7 +301,7 @@ func (c *Controller) WaitAvailable(ctx context.Context) error {
 
 // Ready returns a warning while the controller is idle.
 func (c *Controller) Ready() error {
-	if _, idle, _ := c.snapshots.get(); idle != nil {
+	if _, _, idle := c.snapshots.get(); idle != nil {
 		return metrics.Warning("snapshotter idle: " + idle.Error())
 	}
 	return nil
