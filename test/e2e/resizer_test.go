@@ -236,8 +236,7 @@ func resizerScenarioStart(t *testing.T) {
 
 // resizerScenarioAll: the role beside the others.
 func resizerScenarioAll(t *testing.T) {
-	t.Run("080_all", func(t *testing.T) {
-		t.Parallel()
+	t.Run("080_all", func(t *testing.T) { // not in parallel: it counts the watches of all processes
 		e := newEnv(t, resizable, 0)
 		class, gold := e.expandableClass(), e.attributesClass("gold")
 		mark := e.mark()
