@@ -110,7 +110,7 @@ func TestMoreContainersOfThePage(t *testing.T) {
 		names = append(names, c.Name)
 	}
 	slices.Sort(names)
-	if !slices.Equal(names, []string{"csi-resizer", "driver", "storage-controller"}) {
+	if !slices.Equal(names, []string{"driver", "more", "storage-controller"}) {
 		t.Errorf("the containers are %q", names)
 	}
 }
