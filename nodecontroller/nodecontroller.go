@@ -10,6 +10,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/record"
 
+	"github.com/storage-controller/storage-controller/internal/claimloop"
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/volumelock"
 	"github.com/storage-controller/storage-controller/internal/workloop"
@@ -59,7 +60,21 @@ func New(cfg Config, deps Deps) (*Controller, error) {
 	if deps.UnthrottledClient == nil {
 		deps.UnthrottledClient = deps.Client
 	}
-	c := &Controller{pvcFinalizer: newPVCFinalizer(cfg, deps), resizeNudge: newResizeNudge(cfg, deps)}
+	claims := claimloop.Deps{
+		Client: deps.Client, Informers: deps.Informers, Events: deps.Events, Registry: deps.Registry, Queues: deps.Queues,
+	}
+	settings := claimloop.Settings{
+		Workers: cfg.Workers, Timeout: cfg.Timeout, RetryIntervalStart: cfg.RetryIntervalStart, RetryIntervalMax: cfg.RetryIntervalMax,
+	}
+	c := &Controller{
+		pvcFinalizer: pvcfinalizer.New(pvcfinalizer.Config{
+			Settings: settings, Mode: cfg.PVCFinalizerMode, Finalizer: cfg.PVCFinalizer, Obsolete: cfg.PVCObsoleteFinalizers,
+			PodDeletion: cfg.PVCPodDeletion, PodDeletionGrace: cfg.PVCPodDeletionGrace,
+		}, claims),
+		resizeNudge: resizenudge.New(resizenudge.Config{
+			Settings: settings, Enabled: cfg.ResizeNudge, Driver: deps.Driver, Annotation: cfg.ResizeAnnotation,
+		}, claims),
+	}
 	var err error
 	if c.webhooks, err = newWebhooks(cfg, deps); err != nil {
 		return nil, err
@@ -73,21 +88,6 @@ func New(cfg Config, deps Deps) (*Controller, error) {
 		Registry: deps.Registry, Queues: deps.Queues, Namespace: deps.Namespace,
 	})
 	return c, err
-}
-
-func newPVCFinalizer(cfg Config, deps Deps) *pvcfinalizer.Controller {
-	return pvcfinalizer.New(pvcfinalizer.Config{
-		Mode: cfg.PVCFinalizerMode, Finalizer: cfg.PVCFinalizer, Obsolete: cfg.PVCObsoleteFinalizers,
-		PodDeletion: cfg.PVCPodDeletion, PodDeletionGrace: cfg.PVCPodDeletionGrace,
-		Workers: cfg.Workers, Timeout: cfg.Timeout, RetryIntervalStart: cfg.RetryIntervalStart, RetryIntervalMax: cfg.RetryIntervalMax,
-	}, pvcfinalizer.Deps{Client: deps.Client, Informers: deps.Informers, Events: deps.Events, Registry: deps.Registry, Queues: deps.Queues})
-}
-
-func newResizeNudge(cfg Config, deps Deps) *resizenudge.Controller {
-	return resizenudge.New(resizenudge.Config{
-		Enabled: cfg.ResizeNudge, Driver: deps.Driver, Annotation: cfg.ResizeAnnotation,
-		Workers: cfg.Workers, Timeout: cfg.Timeout, RetryIntervalStart: cfg.RetryIntervalStart, RetryIntervalMax: cfg.RetryIntervalMax,
-	}, resizenudge.Deps{Client: deps.Client, Informers: deps.Informers, Events: deps.Events, Registry: deps.Registry, Queues: deps.Queues})
 }
 
 // defaultVolumeSize is the size of claims without a request. The API server accepts no such claims, but

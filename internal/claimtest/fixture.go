@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
@@ -25,6 +26,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/record"
 
+	"github.com/storage-controller/storage-controller/internal/claimloop"
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/kubetest"
 	"github.com/storage-controller/storage-controller/internal/workloop"
@@ -48,7 +50,7 @@ type Fixture struct {
 	Stop  func()       // stops the process
 	Lose  func()       // makes the process lose the Lease
 
-	build   func(Process) Controller
+	build   func(claimloop.Deps) Controller
 	current Controller
 	settled int
 
@@ -56,15 +58,6 @@ type Fixture struct {
 	// hook may answer a request instead of the API server, or do something before it.
 	hook     func(w http.ResponseWriter, r *http.Request) (answered bool)
 	requests []Request
-}
-
-// Process is what the program hands to the controller at a start.
-type Process struct {
-	Client    kubernetes.Interface
-	Informers *kube.Informers
-	Events    record.EventRecorder
-	Registry  *prometheus.Registry
-	Queues    *workloop.Metrics
 }
 
 // Controller is the controller under test.
@@ -86,14 +79,21 @@ func New(t *testing.T) *Fixture {
 	return f
 }
 
+// Settings returns the settings of a controller with one worker.
+func (f *Fixture) Settings() claimloop.Settings {
+	return claimloop.Settings{
+		Workers: 1, Timeout: 15 * time.Second, RetryIntervalStart: 50 * time.Millisecond, RetryIntervalMax: time.Second,
+	}
+}
+
 // Start runs the controller that build returns; nil means that of the last start.
-func (f *Fixture) Start(retained kube.RetainedFields, build func(Process) Controller) {
+func (f *Fixture) Start(retained kube.RetainedFields, build func(claimloop.Deps) Controller) {
 	f.Helper()
 	if build != nil {
 		f.build = build
 	}
-	p := Process{Registry: prometheus.NewRegistry()}
-	p.Queues = workloop.NewMetrics(p.Registry)
+	registry := prometheus.NewRegistry()
+	p := claimloop.Deps{Registry: registry, Queues: workloop.NewMetrics(registry)}
 	var err error
 	p.Client, err = kubernetes.NewForConfig(kubetest.Proxy(f.T, f.User, f.record))
 	f.Must(err)

@@ -71,8 +71,8 @@ func (r rules) deletes(pod *corev1.Pod, lost bool) bool {
 
 // claimState is everything that decide looks at.
 type claimState struct {
-	claim *corev1.PersistentVolumeClaim // nil: not found
-	pods  []*corev1.Pod                 // that use claim
+	claim *corev1.PersistentVolumeClaim
+	pods  []*corev1.Pod // that use claim
 	// podsUnknown means that other pods may use claim: the watch has not listed them yet.
 	podsUnknown bool
 	lost        map[string]bool // nodes of pods that do not exist or are being deleted
@@ -100,8 +100,6 @@ const (
 // The finalizer is removed only as the last one: until then, new pods may use the claim.
 func (r rules) decide(s claimState) step {
 	switch {
-	case s.claim == nil:
-		return step{reason: "NotFound"}
 	case r.strippable(s.claim):
 		return step{reason: "ObsoleteFinalizer", strip: true}
 	case !r.enforced(s.claim):

@@ -63,12 +63,11 @@ func TestDecide(t *testing.T) {
 		want  step
 		pods  string
 	}{
-		"no claim":                 {},
-		"no finalizer":             {s: claimState{claim: claimWith()}},
-		"obsolete finalizer first": {s: claimState{claim: deletingWith(testFinalizer, testObsolete)}, want: step{strip: true}},
-		"obsolete finalizer of a claim that stays": {s: claimState{claim: claimWith(testObsolete)}, want: step{strip: true}},
-		"off":                    {rules: mode(ModeOff), s: claimState{claim: deletingWith(testObsolete, testFinalizer)}},
-		"strip does not enforce": {rules: mode(ModeStrip), s: claimState{claim: enforced, pods: pods, lost: lost}},
+		"no finalizer":                       {s: claimState{claim: claimWith()}},
+		"obsolete finalizer first":           {s: claimState{claim: deletingWith(testFinalizer, testObsolete)}, want: step{strip: true}},
+		"obsolete finalizer of a live claim": {s: claimState{claim: claimWith(testObsolete)}, want: step{strip: true}},
+		"off":                                {rules: mode(ModeOff), s: claimState{claim: deletingWith(testObsolete, testFinalizer)}},
+		"strip does not enforce":             {rules: mode(ModeStrip), s: claimState{claim: enforced, pods: pods, lost: lost}},
 		"the enforced finalizer is never obsolete": {rules: func(c *Config) { c.Obsolete = []string{testFinalizer} },
 			s: claimState{claim: claimWith(testFinalizer)}},
 		"deleted claim without our finalizer": {s: claimState{claim: deletingWith("x/y"), pods: pods, lost: lost}},
@@ -103,7 +102,7 @@ func TestDecide(t *testing.T) {
 				t.Errorf("got %+v, pods %s; want %+v, pods %s", got, podNames(got.pods), tt.want, tt.pods)
 			}
 			// A claim with a step must be enqueued by its events.
-			if tt.s.claim != nil && (got.strip || got.release || got.pods != nil || !got.again.IsZero()) && !r.concerns(tt.s.claim) {
+			if (got.strip || got.release || got.pods != nil || !got.again.IsZero()) && !r.concerns(tt.s.claim) {
 				t.Error("the claim is never enqueued")
 			}
 		})

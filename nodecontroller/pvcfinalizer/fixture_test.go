@@ -2,10 +2,10 @@ package pvcfinalizer
 
 import (
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/storage-controller/storage-controller/internal/claimloop"
 	"github.com/storage-controller/storage-controller/internal/claimtest"
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/kubetest"
@@ -23,8 +23,8 @@ func newFixture(t *testing.T, change func(f *fixture)) *fixture {
 	t.Helper()
 	f := &fixture{Fixture: claimtest.New(t)}
 	f.cfg = Config{
-		Workers: 2, Timeout: 15 * time.Second, RetryIntervalStart: 50 * time.Millisecond, RetryIntervalMax: time.Second,
-		Mode: ModeOff, Finalizer: f.Driver + "/pvc", PodDeletion: PodsOrphaned, PodDeletionGrace: -1,
+		Settings: f.Settings(),
+		Mode:     ModeOff, Finalizer: f.Driver + "/pvc", PodDeletion: PodsOrphaned, PodDeletionGrace: -1,
 	}
 	change(f)
 	f.start()
@@ -33,8 +33,8 @@ func newFixture(t *testing.T, change func(f *fixture)) *fixture {
 
 func (f *fixture) start() {
 	f.Helper()
-	f.Fixture.Start(kube.RetainedFields{Nodes: true, Claims: true}, func(p claimtest.Process) claimtest.Controller {
-		f.c = New(f.cfg, Deps{Client: p.Client, Informers: p.Informers, Events: p.Events, Registry: p.Registry, Queues: p.Queues})
+	f.Fixture.Start(kube.RetainedFields{Nodes: true, Claims: true}, func(p claimloop.Deps) claimtest.Controller {
+		f.c = New(f.cfg, p)
 		return f.c
 	})
 }

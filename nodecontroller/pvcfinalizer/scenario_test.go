@@ -21,7 +21,7 @@ import (
 
 // strip selects the mode strip with two obsolete finalizers, named like those of TopoLVM.
 func strip(f *fixture) {
-	f.cfg.Workers, f.cfg.Mode = 1, ModeStrip
+	f.cfg.Mode = ModeStrip
 	f.cfg.Obsolete = []string{f.Namespace + ".topolvm.io/pvc", f.Namespace + ".topolvm.cybozu.com/pvc"}
 }
 
@@ -30,7 +30,7 @@ func (f *fixture) obsolete(i int) string { return f.cfg.Obsolete[i] }
 // enforce selects the mode enforce.
 func enforce(policy PodDeletion, grace time.Duration) func(*fixture) {
 	return func(f *fixture) {
-		f.cfg.Workers, f.cfg.Mode, f.cfg.PodDeletion, f.cfg.PodDeletionGrace = 1, ModeEnforce, policy, grace
+		f.cfg.Mode, f.cfg.PodDeletion, f.cfg.PodDeletionGrace = ModeEnforce, policy, grace
 		f.cfg.Obsolete = []string{f.Namespace + ".topolvm.cybozu.com/pvc"}
 	}
 }

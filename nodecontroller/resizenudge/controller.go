@@ -2,168 +2,151 @@ package resizenudge
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/record"
+	storagehelpers "k8s.io/component-helpers/storage/volume"
+	"k8s.io/klog/v2"
 
+	"github.com/storage-controller/storage-controller/internal/claimloop"
 	"github.com/storage-controller/storage-controller/internal/kube"
-	"github.com/storage-controller/storage-controller/internal/workloop"
 )
 
 // Config holds the settings.
 type Config struct {
+	claimloop.Settings
 	Enabled    bool
 	Driver     string
 	Annotation string // of pods
-
-	Workers                              int
-	Timeout                              time.Duration // of each request
-	RetryIntervalStart, RetryIntervalMax time.Duration
-}
-
-// Deps are the dependencies of the controller. All fields are required.
-type Deps struct {
-	Client    kubernetes.Interface
-	Informers *kube.Informers
-	Events    record.EventRecorder
-	Registry  prometheus.Registerer
-	Queues    *workloop.Metrics
 }
 
 // Controller updates pods whose file systems must grow.
 type Controller struct {
-	cfg    Config
-	deps   Deps
-	nudges *prometheus.CounterVec
-
-	claims  kube.Informer[*corev1.PersistentVolumeClaim]
-	volumes kube.Informer[*corev1.PersistentVolume]
-	classes kube.Informer[*storagev1.StorageClass]
-	pods    kube.Informer[*corev1.Pod]
+	*claimloop.Loop // nil: disabled
+	cfg             Config
+	deps            claimloop.Deps
+	nudges          *prometheus.CounterVec
+	volumes         kube.Informer[*corev1.PersistentVolume]
+	classes         kube.Informer[*storagev1.StorageClass]
+	// firstSeen is when a claim, by UID, was first seen waiting, if its conditions do not say since when.
+	firstSeen sync.Map
 }
 
 // New requests the watches, if the controller is enabled.
-func New(cfg Config, deps Deps) *Controller {
+func New(cfg Config, deps claimloop.Deps) *Controller {
 	c := &Controller{cfg: cfg, deps: deps, nudges: prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "storage_controller_resize_nudges_total",
 		Help: "Pods annotated so that the kubelet grows a file system, by result: ok, gone, conflict, forbidden or error.",
 	}, []string{"result"})}
 	deps.Registry.MustRegister(c.nudges)
-	if cfg.Enabled {
-		c.claims, c.volumes = deps.Informers.Claims(), deps.Informers.Volumes()
-		c.classes, c.pods = deps.Informers.Classes(), deps.Informers.PodsIfAllowed()
+	if !cfg.Enabled {
+		return c
 	}
+	c.volumes, c.classes = deps.Informers.Volumes(), deps.Informers.Classes()
+	c.Loop = claimloop.New(claimloop.Config{
+		Name: "nodecontroller-resize-nudge", Settings: cfg.Settings, Pods: true,
+		Concerns: concerns, Sync: c.sync, Handle: c.handle, Forget: func(uid types.UID) { c.firstSeen.Delete(uid) },
+	}, deps)
 	return c
 }
 
-// NeedsPods reports whether the controller watches pods.
-func (c *Controller) NeedsPods() bool { return c.cfg.Enabled }
-
-// term holds what lasts from becoming leader until losing the Lease.
-type term struct {
-	*Controller
-	pods  *kube.ClaimUsers
-	queue *workloop.Loop[string]
-
-	mu sync.Mutex
-	// firstSeen is when a claim, by UID, was first seen waiting, if its conditions do not say since when.
-	firstSeen map[types.UID]time.Time
-}
-
-// jitter spreads retries after a failure of the API server.
-const jitter = 0.2
-
 // Run updates pods until ctx ends, and returns after the last worker has stopped. It may be called again.
-func (c *Controller) Run(ctx context.Context) (err error) {
-	if !c.cfg.Enabled {
-		<-ctx.Done()
-		return context.Cause(ctx)
+func (c *Controller) Run(ctx context.Context) error {
+	c.firstSeen.Clear() // another leader may have updated the pods meanwhile
+	return c.Loop.Run(ctx)
+}
+
+// handle enqueues the claim of a volume that the watch observed after its claim.
+func (c *Controller) handle(r *kube.Registrations, enqueue func(claim string)) {
+	r.Add(c.volumes.Handle(kube.Handlers[*corev1.PersistentVolume]{Add: func(pv *corev1.PersistentVolume) {
+		if ref := pv.Spec.ClaimRef; ref != nil {
+			enqueue(ref.Namespace + "/" + ref.Name)
+		}
+	}}))
+	r.Add(c.classes.Handle(kube.Handlers[*storagev1.StorageClass]{})) // to wait for the first list
+}
+
+// sync reconciles one claim.
+func (c *Controller) sync(ctx context.Context, t *claimloop.Term, pvc *corev1.PersistentVolumeClaim) (time.Time, error) {
+	s := c.gather(t, pvc)
+	next := decide(s, c.cfg.Annotation)
+	klog.FromContext(ctx).V(2).Info("Decided", "reason", next.reason, "pods", len(next.pods))
+	var errs []error
+	for _, pod := range next.pods {
+		if err := c.update(ctx, t, pod, annotationValue(s.now, s.since)); err != nil {
+			errs = append(errs, t.Failed(pvc, "patch pods",
+				fmt.Errorf("annotating pod for the file system expansion of claim %s: pod %s: %w", pvc.Name, kube.Key(pod), err)))
+		}
 	}
-	t := &term{Controller: c, firstSeen: map[types.UID]time.Time{}}
-	if t.pods, err = kube.NewClaimUsers(c.pods); err != nil {
+	return next.again, errors.Join(errs...)
+}
+
+// gather reads the caches.
+func (c *Controller) gather(t *claimloop.Term, pvc *corev1.PersistentVolumeClaim) claimState {
+	s := claimState{claim: pvc, ours: c.isOurs(pvc), since: lastTransition(pvc), now: time.Now()}
+	var known bool
+	s.pods, known = t.Pods.Of(pvc)
+	s.podsUnknown = !known
+	if s.since.IsZero() && concerns(pvc) {
+		seen, _ := c.firstSeen.LoadOrStore(pvc.UID, s.now)
+		s.since, _ = seen.(time.Time)
+	}
+	return s
+}
+
+// isOurs reports whether the volume of pvc belongs to the driver. The StorageClass decides only if the
+// volume is not known: the class may have been deleted.
+func (c *Controller) isOurs(pvc *corev1.PersistentVolumeClaim) bool {
+	if pv, known := c.volumes.Get(pvc.Spec.VolumeName); known {
+		return pv.Spec.CSI != nil && pv.Spec.CSI.Driver == c.cfg.Driver
+	}
+	class, known := c.classes.Get(storagehelpers.GetPersistentVolumeClaimClass(pvc))
+	return known && class.Provisioner == c.cfg.Driver
+}
+
+// update sets the annotation of pod. The UID in the patch makes it fail for another pod of the name.
+func (c *Controller) update(ctx context.Context, t *claimloop.Term, pod *corev1.Pod, value string) error {
+	data, err := json.Marshal(map[string]any{"metadata": map[string]any{
+		"uid": pod.UID, "annotations": map[string]string{c.cfg.Annotation: value},
+	}})
+	if err != nil {
 		return err
 	}
-	defer t.pods.Close()
-	t.queue = workloop.New(workloop.Config{
-		Name: "nodecontroller-resize-nudge", RetryStart: c.cfg.RetryIntervalStart, RetryMax: c.cfg.RetryIntervalMax, Jitter: jitter,
-		GracePeriod: c.cfg.Timeout,
-	}, c.deps.Queues, t.sync)
-	defer t.queue.Stop()
-	registrations := t.register()
-	defer registrations.Remove()
-	if err := registrations.Wait(ctx, "caches of resize-nudge"); err != nil {
+	ctx, cancel := context.WithTimeout(ctx, c.cfg.Timeout)
+	defer cancel()
+	patched, err := c.deps.Client.CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, types.MergePatchType, data, metav1.PatchOptions{})
+	if isOtherObject(err) {
+		err = apierrors.NewConflict(corev1.Resource("pods"), pod.Name, err)
+	}
+	c.nudges.WithLabelValues(kube.WriteResult(err)).Inc()
+	switch {
+	case kube.IsNotFound(err):
+		t.Pods.MarkDeleted(pod)
+	case err == nil:
+		t.Pods.Observe(patched)
+		klog.FromContext(ctx).Info("Pod annotated for file system expansion", "pod", klog.KObj(pod))
+	case !apierrors.IsConflict(err): // after a conflict, the creation of the new pod is an event of its own
 		return err
 	}
-	t.queue.Run(ctx, c.cfg.Workers)
-	return context.Cause(ctx)
+	return nil
 }
 
-// register registers the event handlers.
-func (t *term) register() *kube.Registrations {
-	registrations := &kube.Registrations{}
-	registrations.Add(t.claims.Handle(kube.Handlers[*corev1.PersistentVolumeClaim]{
-		Add: t.enqueue, Update: t.claimUpdated, Delete: t.claimDeleted,
-	}))
-	registrations.Add(t.volumes.Handle(kube.Handlers[*corev1.PersistentVolume]{Add: t.volumeAdded}))
-	registrations.Add(t.classes.Handle(kube.Handlers[*storagev1.StorageClass]{})) // to wait for the first list
-	registrations.AddUnawaited(t.pods.Handle(t.enqueueKey))
-	return registrations
-}
-
-func (t *term) enqueue(pvc *corev1.PersistentVolumeClaim) {
-	if concerns(pvc) {
-		t.queue.Add(kube.Key(pvc))
+// isOtherObject reports whether err means that the UID in a patch was that of another object. The
+// API server treats it as an invalid change of the UID.
+func isOtherObject(err error) bool {
+	var status apierrors.APIStatus
+	if !apierrors.IsInvalid(err) || !errors.As(err, &status) || status.Status().Details == nil {
+		return false
 	}
-}
-
-func (t *term) enqueueKey(key string) {
-	if pvc, ok := t.claims.Get(key); ok {
-		t.enqueue(pvc)
-	}
-}
-
-func (t *term) claimUpdated(old, pvc *corev1.PersistentVolumeClaim) {
-	if old.UID != pvc.UID { // recreated while the watch was interrupted
-		t.claimDeleted(old)
-	}
-	if !resizePending(pvc) {
-		t.forget(pvc.UID)
-	}
-	if old.ResourceVersion != pvc.ResourceVersion {
-		t.enqueue(pvc)
-	}
-}
-
-func (t *term) claimDeleted(pvc *corev1.PersistentVolumeClaim) {
-	t.forget(pvc.UID)
-	t.queue.Forget(kube.Key(pvc))
-}
-
-// volumeAdded enqueues the claim of a volume that the watch observed after its claim.
-func (t *term) volumeAdded(pv *corev1.PersistentVolume) {
-	if ref := pv.Spec.ClaimRef; ref != nil {
-		t.enqueueKey(ref.Namespace + "/" + ref.Name)
-	}
-}
-
-// seenSince returns when a claim was first seen waiting: now, if this is the first time.
-func (t *term) seenSince(uid types.UID, now time.Time) time.Time {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if _, seen := t.firstSeen[uid]; !seen {
-		t.firstSeen[uid] = now
-	}
-	return t.firstSeen[uid]
-}
-
-func (t *term) forget(uid types.UID) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	delete(t.firstSeen, uid)
+	return slices.ContainsFunc(status.Status().Details.Causes, func(c metav1.StatusCause) bool { return c.Field == "metadata.uid" })
 }

@@ -1,6 +1,7 @@
 package resizenudge
 
 import (
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -15,12 +16,7 @@ func resizePending(pvc *corev1.PersistentVolumeClaim) bool {
 	case corev1.PersistentVolumeClaimNodeResizeInProgress, corev1.PersistentVolumeClaimNodeResizeInfeasible:
 		return false
 	}
-	for _, c := range pvc.Status.Conditions {
-		if isResizeCondition(c) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(pvc.Status.Conditions, isResizeCondition)
 }
 
 func isResizeCondition(c corev1.PersistentVolumeClaimCondition) bool {
@@ -39,9 +35,9 @@ func lastTransition(pvc *corev1.PersistentVolumeClaim) (latest time.Time) {
 
 // claimState is everything that decide looks at.
 type claimState struct {
-	claim *corev1.PersistentVolumeClaim // nil: not found
-	ours  bool                          // the volume belongs to the driver
-	pods  []*corev1.Pod                 // that use claim
+	claim *corev1.PersistentVolumeClaim
+	ours  bool          // the volume belongs to the driver
+	pods  []*corev1.Pod // that use claim
 	// podsUnknown means that other pods may use claim: the watch has not listed them yet.
 	podsUnknown bool
 	since       time.Time // claim waits
@@ -61,8 +57,6 @@ const podsRecheck = time.Second
 // decide returns the pods of a claim that need an update. It has no side effects.
 func decide(s claimState, annotation string) step {
 	switch {
-	case s.claim == nil:
-		return step{reason: "NotFound"}
 	case !concerns(s.claim):
 		return step{reason: "NothingToDo"}
 	case s.podsUnknown:

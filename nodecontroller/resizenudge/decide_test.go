@@ -54,7 +54,6 @@ func TestDecide(t *testing.T) {
 		s    claimState
 		want string
 	}{
-		"no claim":                    {claimState{}, "NotFound [] false"},
 		"nothing to expand":           {claimState{claim: claimWith(), ours: true, pods: pods}, "NothingToDo [] false"},
 		"claim that is being deleted": {claimState{claim: deleted, ours: true, pods: pods}, "NothingToDo [] false"},
 		"pods are not known yet":      {claimState{claim: waiting, ours: true, podsUnknown: true}, "PodsUnknown [] true"},

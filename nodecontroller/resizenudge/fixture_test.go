@@ -12,6 +12,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/storage-controller/storage-controller/internal/claimloop"
 	"github.com/storage-controller/storage-controller/internal/claimtest"
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/kubetest"
@@ -30,7 +31,7 @@ func newFixture(t *testing.T, change func(f *fixture)) *fixture {
 	f := &fixture{Fixture: claimtest.New(t)}
 	f.cfg = Config{
 		Enabled: true, Driver: f.Driver, Annotation: f.Driver + "/last-resizefs-requested-at",
-		Workers: 1, Timeout: 15 * time.Second, RetryIntervalStart: 50 * time.Millisecond, RetryIntervalMax: time.Second,
+		Settings: f.Settings(),
 	}
 	if change != nil {
 		change(f)
@@ -42,8 +43,8 @@ func newFixture(t *testing.T, change func(f *fixture)) *fixture {
 func (f *fixture) start() {
 	f.Helper()
 	retained := kube.RetainedFields{Nodes: true, Claims: true, PodAnnotations: []string{f.cfg.Annotation}}
-	f.Fixture.Start(retained, func(p claimtest.Process) claimtest.Controller {
-		f.c = New(f.cfg, Deps{Client: p.Client, Informers: p.Informers, Events: p.Events, Registry: p.Registry, Queues: p.Queues})
+	f.Fixture.Start(retained, func(p claimloop.Deps) claimtest.Controller {
+		f.c = New(f.cfg, p)
 		return f.c
 	})
 }
