@@ -1,5 +1,5 @@
-// Package servingcert provides the certificate with which the webhooks serve. Every replica
-// loads it from its source and reloads it when it changes; a bad pair never replaces a good one:
+// Package servingcert provides the certificate with which the webhooks serve. Every replica polls
+// its source and loads the certificate when it changes; a bad pair never replaces a good one:
 //
 //   - files: tls.crt and tls.key in a directory, such as a mounted Secret of cert-manager;
 //   - secret: the same keys in a Secret, which another program writes;
@@ -8,15 +8,16 @@
 // # Self-signed
 //
 // The leader renews the pair if less than a third of its lifetime is left, or if the Secret has no
-// usable one. [Manager.renew] takes three steps, and the process may exit between any two of them:
+// usable one. [Manager.renew] takes one step at a time, and the process may exit between any two of them:
 //
-//  1. It generates an authority and a pair. The key of the authority is discarded.
+//  1. It generates an authority and a pair, and stores the pair in the Secret as next.crt and next.key,
+//     which no replica loads. The key of the authority is discarded.
 //  2. It adds the authority to the CA bundles in the MutatingWebhookConfiguration, beside those
-//     that are there, and waits until API servers trust it. After an exit here the bundle has
-//     one authority that signs nothing, and the pair before is still trusted.
-//  3. It stores the pair in the Secret, at the resourceVersion that it read. If another leader
-//     was faster, the next round adopts the pair of that leader.
+//     that are there, and gives API servers until the next round to trust it.
+//  3. It makes the pair the one that replicas load.
 //
-// Authorities that no replica needs are removed an hour after the pair was generated. The CA
-// bundles are also written again whenever another program removes the authority.
+// Each write carries the resourceVersion that was read. If another leader was faster, the next round
+// continues with the pair of that leader. The CA bundles are also written again whenever another program
+// removes an authority that a replica needs. Earlier authorities stay until they expire: to revoke a pair,
+// delete the Secret and empty the CA bundles.
 package servingcert

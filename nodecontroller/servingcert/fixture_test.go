@@ -79,7 +79,7 @@ func (f *fixture) manager(api *rest.Config) *Manager {
 	f.reg = prometheus.NewRegistry()
 	m, err := New(f.cfg, client, f.reg)
 	f.must(err)
-	m.pace = pace{files: 20 * time.Millisecond, missing: 20 * time.Millisecond, renew: 50 * time.Millisecond, settle: time.Second}
+	m.poll, m.renewal = 20*time.Millisecond, time.Second
 	return m
 }
 
@@ -180,21 +180,49 @@ func (f *fixture) dial(host string, bundle []byte) (*x509.Certificate, error) {
 func (f *fixture) serves(what string, p *pair) {
 	f.Helper()
 	f.eventually(what, func(context.Context) error {
-		got, err := f.dial("hook", encodeCerts(p.authority))
-		if err == nil && !got.Equal(p.served.Leaf) {
+		got, err := f.dial("hook", p.ca)
+		if err == nil && !got.Equal(p.Leaf) {
 			err = errors.New("another certificate is served")
 		}
 		return err
 	})
 }
 
+// pair is a serving certificate with its source.
+type pair struct {
+	*tls.Certificate
+	cert, key []byte
+	ca        []byte // bundle with its authority
+}
+
+// parsed returns the pair of cert and key, nil if it is unusable.
+func parsed(certs, key []byte) *pair {
+	p := parsePair(certs, key)
+	if p == nil {
+		return nil
+	}
+	bundle, _, err := bundleWith(nil, time.Now(), p)
+	if err != nil {
+		panic(err) // the authority was parsed
+	}
+	return &pair{p, certs, key, bundle}
+}
+
+// newPair generates a pair for hosts that is valid for so long from an hour ago.
+func newPair(t testing.TB, lifetime time.Duration, hosts ...string) *pair {
+	t.Helper()
+	certs, key, err := generate(hosts, lifetime)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return parsed(certs, key)
+}
+
 // pair generates a pair of the Service that is valid for so long from an hour ago.
 func (f *fixture) pair(lifetime time.Duration) *pair {
 	f.Helper()
 	base := "hook." + f.ns
-	p, err := generate([]string{"hook", base, base + ".svc", base + ".svc.cluster.local"}, lifetime)
-	f.must(err)
-	return p
+	return newPair(f, lifetime, "hook", base, base+".svc", base+".svc.cluster.local")
 }
 
 // publishFiles replaces the files as the kubelet does: a directory per version, behind a link that is replaced.
@@ -216,7 +244,7 @@ func (f *fixture) createSecret(p *pair) {
 	f.Helper()
 	_, err := f.client.CoreV1().Secrets(f.ns).Create(f.Context(), &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Name: "certs", Annotations: map[string]string{annService: f.ns + "/hook"}},
-		Data:       map[string][]byte{certName: p.cert, keyName: p.key, authorityName: encodeCerts(p.authority)},
+		Data:       map[string][]byte{certName: p.cert, keyName: p.key},
 	}, metav1.CreateOptions{})
 	f.must(err)
 }
@@ -232,7 +260,7 @@ func (f *fixture) secret() *corev1.Secret {
 func (f *fixture) stored() *pair {
 	f.Helper()
 	data := f.secret().Data
-	return parsePair(data[certName], data[keyName], data[authorityName])
+	return parsed(data[certName], data[keyName])
 }
 
 func (f *fixture) service() *admissionregistrationv1.ServiceReference {
@@ -283,7 +311,7 @@ func (f *fixture) trusts(p *pair) error {
 	}
 	pool := x509.NewCertPool()
 	pool.AppendCertsFromPEM(f.bundles()[0])
-	_, err := p.served.Leaf.Verify(x509.VerifyOptions{Roots: pool, DNSName: "hook." + f.ns + ".svc"})
+	_, err := p.Leaf.Verify(x509.VerifyOptions{Roots: pool, DNSName: "hook." + f.ns + ".svc"})
 	return err
 }
 
@@ -295,12 +323,12 @@ func (f *fixture) published(what string, not *pair) (p *pair) {
 		if err != nil {
 			return err
 		}
-		p = parsePair(secret.Data[certName], secret.Data[keyName], secret.Data[authorityName])
-		if p == nil || not != nil && p.served.Leaf.Equal(not.served.Leaf) {
+		p = parsed(secret.Data[certName], secret.Data[keyName])
+		if p == nil || not != nil && p.Leaf.Equal(not.Leaf) {
 			return errors.New("there is no new pair")
 		}
 		for _, host := range f.m.hosts {
-			if got, err := f.dial(host, f.bundles()[0]); err != nil || !got.Equal(p.served.Leaf) {
+			if got, err := f.dial(host, f.bundles()[0]); err != nil || !got.Equal(p.Leaf) {
 				return fmt.Errorf("another certificate is served, or it is not trusted: %w", err)
 			}
 		}

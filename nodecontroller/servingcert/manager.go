@@ -1,6 +1,7 @@
 package servingcert
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"crypto/tls"
@@ -14,7 +15,10 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
 )
@@ -29,10 +33,16 @@ const (
 	SelfSigned Mode = "self-signed" // the same, written by the leader
 )
 
+// The keys of the pair that replicas load, in a Secret or as files.
+const (
+	certName = corev1.TLSCertKey
+	keyName  = corev1.TLSPrivateKeyKey
+)
+
 // Config configures a [Manager]. Fields that the mode does not use may be empty.
 type Config struct {
 	Mode Mode
-	Dir  string // for [Files]; empty means the directory that controller-runtime uses
+	Dir  string // for [Files]
 	// Secret names the Secret of [Secret] and [SelfSigned], and Service the Service that the API
 	// server calls. Both are namespace/name, or a name in Namespace.
 	Secret    string
@@ -44,39 +54,30 @@ type Config struct {
 
 // Manager loads, renews and provides the serving certificate.
 type Manager struct {
-	cfg      Config
-	client   kubernetes.Interface
-	secret   types.NamespacedName
-	service  types.NamespacedName
-	hosts    []string // names of the Service
-	metrics  metrics
-	pace     pace
-	now      func() time.Time
-	lifetime time.Duration // of generated pairs; 0 means a year
-	current  atomic.Pointer[tls.Certificate]
-	changed  chan struct{} // wakes the leader when the Secret changed
+	cfg               Config
+	client            kubernetes.Interface
+	secret, service   types.NamespacedName
+	hosts             []string // names of the Service
+	reloads, renewals *prometheus.CounterVec
+	poll, renewal     time.Duration // between two reads of a replica, and of the leader
+	now               func() time.Time
+	lifetime          time.Duration // of generated pairs; 0 means a year
+	current           atomic.Pointer[tls.Certificate]
 
 	mu      sync.Mutex
-	content [sha256.Size]byte // of the pair that was found last
-	problem error             // why that pair is not served
+	outcome string           // of the last read
+	problem error            // why the pair that was read last is not served
+	warned  *tls.Certificate // whose expiry was logged
 }
 
-// pace holds the intervals between two looks at what no event reports.
-type pace struct {
-	files   time.Duration
-	missing time.Duration // while there is no pair
-	renew   time.Duration
-	settle  time.Duration // until API servers trust a published authority
-}
+// expirySoon is the remaining lifetime below which a warning is logged.
+const expirySoon = 7 * 24 * time.Hour
 
 // New returns a Manager. [Manager.Run] loads the certificate.
 func New(cfg Config, client kubernetes.Interface, registry prometheus.Registerer) (*Manager, error) {
 	m := &Manager{
-		cfg: cfg, client: client, changed: make(chan struct{}, 1), now: time.Now,
-		pace: pace{files: 10 * time.Second, missing: time.Second, renew: 10 * time.Second, settle: 5 * time.Second},
-	}
-	if m.cfg.Dir == "" {
-		m.cfg.Dir = filepath.Join(os.TempDir(), "k8s-webhook-server", "serving-certs")
+		cfg: cfg, client: client, poll: 5 * time.Second, renewal: 5 * time.Second, now: time.Now,
+		problem: errors.New("it was not read yet"),
 	}
 	var err error
 	if cfg.Mode != Files {
@@ -91,7 +92,21 @@ func New(cfg Config, client kubernetes.Interface, registry prometheus.Registerer
 		base := m.service.Name + "." + m.service.Namespace
 		m.hosts = []string{m.service.Name, base, base + ".svc"}
 	}
-	m.metrics = newMetrics(registry, m.remaining)
+	byResult := func(name, help string) *prometheus.CounterVec {
+		c := prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, []string{"result"})
+		for _, r := range []string{"ok", "error"} { // so that an alert sees the first increase
+			c.WithLabelValues(r)
+		}
+		return c
+	}
+	m.reloads = byResult("storage_controller_webhook_cert_reload_total",
+		"Serving certificates that were found, by result: ok, or error for one that was rejected.")
+	m.renewals = byResult("storage_controller_webhook_cert_upkeep_total",
+		"Writes of the leader to renew and publish a self-signed certificate (ok), and attempts that failed (error), by result.")
+	registry.MustRegister(m.reloads, m.renewals, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "storage_controller_webhook_cert_expiry_seconds",
+		Help: "Seconds until the serving certificate expires; negative after that, 0 without one.",
+	}, func() float64 { return m.remaining().Seconds() }))
 	return m, nil
 }
 
@@ -101,24 +116,11 @@ func nameIn(namespace, text string) (types.NamespacedName, error) {
 	if before, after, both := strings.Cut(text, "/"); both {
 		namespace, name = before, after
 	}
-	switch {
-	case name == "" || strings.Contains(name, "/"):
-		return types.NamespacedName{}, fmt.Errorf("must be namespace/name or a name, got %q", text)
-	case namespace == "":
+	if namespace == "" || name == "" || strings.Contains(name, "/") {
 		return types.NamespacedName{}, fmt.Errorf(
-			"%q has no namespace, and the namespace of this process is unknown. Write namespace/name, or set POD_NAMESPACE", text)
+			"must be namespace/name, or a name if POD_NAMESPACE is set to the namespace of this process, got %q", text)
 	}
 	return types.NamespacedName{Namespace: namespace, Name: name}, nil
-}
-
-// Run keeps the newest usable pair loaded until ctx ends. Every replica runs it.
-func (m *Manager) Run(ctx context.Context) {
-	ctx = klog.NewContext(ctx, klog.FromContext(ctx).WithName("serving-certificate"))
-	if m.cfg.Mode == Files {
-		m.followFiles(ctx)
-	} else {
-		m.followSecret(ctx)
-	}
 }
 
 // GetCertificate implements the callback of [tls.Config]. It also returns an expired
@@ -137,46 +139,81 @@ func (m *Manager) Ready() error {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.problem != nil {
-		return fmt.Errorf("no serving certificate is loaded: %w", m.problem)
-	}
-	return errors.New("no serving certificate is loaded yet")
+	return fmt.Errorf("no serving certificate is loaded: %w", m.problem)
 }
 
-// load serves the pair of cert and key if it is usable; otherwise the pair before stays. A
-// result is logged and counted once, however often the same pair is found.
-func (m *Manager) load(ctx context.Context, source string, cert, key []byte) {
-	pair, err := tls.X509KeyPair(cert, key)
-	if err == nil {
-		err = validAt(&pair, m.now())
+// Run keeps the newest usable pair loaded until ctx ends. Every replica runs it. It polls, because the kubelet
+// updates a mounted Secret by replacing a symbolic link, which a watch of the files misses.
+func (m *Manager) Run(ctx context.Context) {
+	ctx = klog.NewContext(ctx, klog.FromContext(ctx).WithName("serving-certificate"))
+	wait.UntilWithContext(ctx, func(ctx context.Context) {
+		if cert, key, err := m.read(ctx); ctx.Err() == nil {
+			m.load(ctx, cert, key, err)
+		}
+	}, m.poll)
+}
+
+// read returns the pair from its source.
+func (m *Manager) read(ctx context.Context) (cert, key []byte, err error) {
+	if m.cfg.Mode == Files {
+		return readFiles(m.cfg.Dir)
 	}
-	if err == nil {
-		m.current.Store(&pair)
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	content := sha256.Sum256(append(append([]byte{}, cert...), key...))
-	if content == m.content && (err == nil) == (m.problem == nil) {
-		return
-	}
-	m.content, m.problem = content, err
-	m.metrics.reloads.WithLabelValues(result(err)).Inc()
+	secret, err := m.client.CoreV1().Secrets(m.secret.Namespace).Get(ctx, m.secret.Name, metav1.GetOptions{})
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "Serving certificate rejected, the previous one stays", "source", source)
-		return
+		return nil, nil, fmt.Errorf("reading Secret %q: %w", m.secret, err)
 	}
-	klog.FromContext(ctx).Info("Serving certificate loaded", "source", source, "notAfter", pair.Leaf.NotAfter)
+	if cert, key = secret.Data[certName], secret.Data[keyName]; len(cert) == 0 && len(key) == 0 {
+		err = fmt.Errorf("reading Secret %q: it has no %s and %s", m.secret, certName, keyName)
+	}
+	return cert, key, err
 }
 
-// unavailable records why there is no pair to load. The pair before stays.
-func (m *Manager) unavailable(ctx context.Context, why error) {
+// readFiles reads both files. It fails if they are replaced meanwhile: an old certificate and a new key
+// do not match.
+func readFiles(dir string) (cert, key []byte, err error) {
+	var content [3][]byte
+	for i, name := range []string{certName, keyName, certName} {
+		if content[i], err = os.ReadFile(filepath.Join(dir, name)); err != nil {
+			return nil, nil, err
+		}
+	}
+	if !bytes.Equal(content[0], content[2]) {
+		return nil, nil, fmt.Errorf("%s was replaced while it was read", filepath.Join(dir, certName))
+	}
+	return content[0], content[1], nil
+}
+
+// load serves the pair of cert and key if it is usable; otherwise the pair before stays. missing is why there
+// is none. A result is logged and counted once, however often it is the same.
+func (m *Manager) load(ctx context.Context, cert, key []byte, missing error) {
+	log := klog.FromContext(ctx).WithValues("mode", m.cfg.Mode)
+	var pair tls.Certificate
+	err := missing
+	if missing == nil {
+		if pair, err = tls.X509KeyPair(cert, key); err == nil {
+			err = validAt(&pair, m.now())
+		}
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.problem != nil && m.problem.Error() == why.Error() {
-		return
+	if outcome := fmt.Sprintf("%x %x %v", sha256.Sum256(cert), sha256.Sum256(key), err); outcome != m.outcome {
+		m.outcome, m.problem = outcome, err
+		switch {
+		case missing != nil:
+			log.Info("Waiting for a serving certificate", "cause", err.Error())
+		case err != nil:
+			m.reloads.WithLabelValues("error").Inc()
+			log.Error(err, "Serving certificate rejected, the previous one stays")
+		default:
+			m.current.Store(&pair)
+			m.reloads.WithLabelValues("ok").Inc()
+			log.Info("Serving certificate loaded", "notAfter", pair.Leaf.NotAfter)
+		}
 	}
-	m.content, m.problem = [sha256.Size]byte{}, why
-	klog.FromContext(ctx).Info("Waiting for a serving certificate", "cause", why.Error())
+	if served := m.current.Load(); served != m.warned && m.remaining() < expirySoon {
+		m.warned = served
+		log.Info("Serving certificate expires in less than 7 days. Renew it", "notAfter", served.Leaf.NotAfter)
+	}
 }
 
 // remaining returns for how long the loaded certificate is valid.
@@ -185,14 +222,4 @@ func (m *Manager) remaining() time.Duration {
 		return pair.Leaf.NotAfter.Sub(m.now())
 	}
 	return 0
-}
-
-// wait returns after d, or when ctx ends.
-func wait(ctx context.Context, d time.Duration) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-	case <-timer.C:
-	}
 }

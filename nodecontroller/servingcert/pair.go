@@ -3,8 +3,6 @@ package servingcert
 import (
 	"crypto/tls"
 	"crypto/x509"
-	"encoding/pem"
-	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -12,59 +10,30 @@ import (
 	"k8s.io/client-go/util/cert"
 )
 
-// pair is a self-signed serving certificate, its key and the authority that signed it.
-type pair struct {
-	cert, key []byte // in PEM
-	served    tls.Certificate
-	authority *x509.Certificate
-}
-
-// backdate is how long before its generation a pair becomes valid, for late clocks.
-const backdate = time.Hour
-
-// generate returns a pair for hosts. The key of its authority is discarded, so that nothing that
-// signs is stored.
-func generate(hosts []string, lifetime time.Duration) (*pair, error) {
-	certs, key, err := cert.GenerateSelfSignedCertKeyWithOptions(cert.SelfSignedCertKeyOptions{
+// generate returns a serving certificate for hosts followed by its authority, and its key, in PEM. It is valid
+// from an hour ago, for late clocks. The key of the authority is discarded, so that nothing that signs is stored.
+func generate(hosts []string, lifetime time.Duration) (certs, key []byte, err error) {
+	return cert.GenerateSelfSignedCertKeyWithOptions(cert.SelfSignedCertKeyOptions{
 		Host: hosts[0], AlternateDNS: hosts[1:], MaxAge: lifetime,
 	})
-	if err != nil {
-		return nil, err
-	}
-	chain := parseCerts(certs) // the certificate, then its authority
-	if p := parsePair(certs, key, encodeCerts(chain[1:]...)); p != nil {
-		return p, nil
-	}
-	return nil, errors.New("the generated pair is unusable")
 }
 
-// parsePair returns nil if the pair is unusable, or not signed by the authority.
-func parsePair(certs, key, authority []byte) *pair {
-	served, err := tls.X509KeyPair(certs, key)
-	authorities := parseCerts(authority)
-	if err != nil || len(authorities) == 0 || served.Leaf.CheckSignatureFrom(authorities[0]) != nil {
+// parsePair returns a self-signed pair, nil if it is unusable or not followed by its authority.
+func parsePair(certs, key []byte) *tls.Certificate {
+	pair, err := tls.X509KeyPair(certs, key)
+	if ca := authority(&pair); err != nil || ca == nil || pair.Leaf.CheckSignatureFrom(ca) != nil {
 		return nil
 	}
-	return &pair{certs, key, served, authorities[0]}
+	return &pair
 }
 
-// valid reports whether clients accept p now.
-func (p *pair) valid(now time.Time) bool { return p != nil && validAt(&p.served, now) == nil }
-
-// fresh reports whether p is valid for hosts and at least a third of its lifetime is left.
-func (p *pair) fresh(hosts []string, now time.Time) bool {
-	if !p.valid(now) {
-		return false
+// authority returns the certificate that follows a serving certificate, nil if there is none.
+func authority(pair *tls.Certificate) *x509.Certificate {
+	if pair == nil || len(pair.Certificate) < 2 {
+		return nil
 	}
-	leaf := p.served.Leaf
-	third := leaf.NotAfter.Sub(leaf.NotBefore) / 3
-	return leaf.NotAfter.Sub(now) >= third &&
-		!slices.ContainsFunc(hosts, func(host string) bool { return leaf.VerifyHostname(host) != nil })
-}
-
-// age returns how long ago p was generated.
-func (p *pair) age(now time.Time) time.Duration {
-	return now.Sub(p.served.Leaf.NotBefore.Add(backdate))
+	ca, _ := x509.ParseCertificate(pair.Certificate[1]) // nil after an error
+	return ca
 }
 
 // validAt returns an error unless clients accept pair at now.
@@ -78,39 +47,37 @@ func validAt(pair *tls.Certificate, now time.Time) error {
 	return nil
 }
 
-// parseCerts returns the certificates of a PEM bundle and skips everything else.
-func parseCerts(bundle []byte) (certs []*x509.Certificate) {
-	for {
-		var block *pem.Block
-		if block, bundle = pem.Decode(bundle); block == nil {
-			return certs
-		}
-		if c, err := x509.ParseCertificate(block.Bytes); err == nil && block.Type == cert.CertificateBlockType {
-			certs = append(certs, c)
-		}
+// fresh reports whether pair is valid for hosts and at least a third of its lifetime is left.
+func fresh(pair *tls.Certificate, hosts []string, now time.Time) bool {
+	if pair == nil || validAt(pair, now) != nil {
+		return false
 	}
+	leaf := pair.Leaf
+	return leaf.NotAfter.Sub(now) >= leaf.NotAfter.Sub(leaf.NotBefore)/3 &&
+		!slices.ContainsFunc(hosts, func(host string) bool { return leaf.VerifyHostname(host) != nil })
 }
 
-// encodeCerts returns certs as PEM.
-func encodeCerts(certs ...*x509.Certificate) (bundle []byte) {
-	for _, c := range certs {
-		bundle = append(bundle, pem.EncodeToMemory(&pem.Block{Type: cert.CertificateBlockType, Bytes: c.Raw})...)
-	}
-	return bundle
-}
-
-// maxBundle bounds the authorities that stay in a bundle: exits during a renewal must not let it grow.
+// maxBundle bounds the authorities of a bundle: two programs that renew the same Secret must not let it grow.
 const maxBundle = 8
 
-// bundleWith returns the required authorities and, without prune, the other valid ones of have.
-// It reports false if have is up to date, in any order: two leaders must not sort it in turn.
-func bundleWith(have, required []*x509.Certificate, prune bool, now time.Time) ([]*x509.Certificate, bool) {
-	want := slices.Clone(required)
-	for _, c := range have {
-		if !prune && now.Before(c.NotAfter) && len(want) < maxBundle && !slices.ContainsFunc(want, c.Equal) {
-			want = append(want, c)
+// bundleWith returns the bundle with the authorities of pairs, before the other valid ones of bundle. It returns
+// nil if bundle has them, and reports whether bundle has any authority.
+func bundleWith(bundle []byte, now time.Time, pairs ...*tls.Certificate) (next []byte, trusts bool, err error) {
+	have, _ := cert.ParseCertsPEM(bundle) // none after an error
+	var want []*x509.Certificate
+	for _, pair := range pairs {
+		if ca := authority(pair); ca != nil && !slices.ContainsFunc(want, ca.Equal) {
+			want = append(want, ca)
 		}
 	}
-	missing := func(c *x509.Certificate) bool { return !slices.ContainsFunc(have, c.Equal) }
-	return want, len(have) != len(want) || slices.ContainsFunc(want, missing)
+	if !slices.ContainsFunc(want, func(ca *x509.Certificate) bool { return !slices.ContainsFunc(have, ca.Equal) }) {
+		return nil, len(have) > 0, nil
+	}
+	for _, ca := range have {
+		if now.Before(ca.NotAfter) && len(want) < maxBundle && !slices.ContainsFunc(want, ca.Equal) {
+			want = append(want, ca)
+		}
+	}
+	next, err = cert.EncodeCertificates(want...)
+	return next, len(have) > 0, err
 }

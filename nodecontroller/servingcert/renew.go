@@ -2,11 +2,10 @@ package servingcert
 
 import (
 	"context"
-	"crypto/x509"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
@@ -14,6 +13,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/klog/v2"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
@@ -22,12 +22,11 @@ import (
 const (
 	// annService marks a Secret that this program may overwrite. Its value is the Service.
 	annService = "storage-controller.io/webhook-certificate"
-	// retain is for how long earlier authorities stay published after a renewal, for replicas that
-	// have not loaded the new pair.
-	retain       = time.Hour
+	// The keys of a pair whose authority API servers may not trust yet.
+	nextCertName = "next.crt"
+	nextKeyName  = "next.key"
+
 	renewTimeout = time.Minute
-	// attempts bounds the repetitions after conflicts with another writer.
-	attempts = 5
 )
 
 // Lead renews a self-signed certificate until ctx ends; in the other modes it only waits. Only the
@@ -37,32 +36,21 @@ func (m *Manager) Lead(ctx context.Context) error {
 		<-ctx.Done()
 		return context.Cause(ctx)
 	}
-	ctx = klog.NewContext(ctx, klog.FromContext(ctx).WithName("serving-certificate"))
 	logged := ""
-	for ctx.Err() == nil {
-		switch err := m.renew(ctx); {
-		case err == nil:
-			logged = ""
-		case ctx.Err() == nil:
-			m.metrics.renewals.WithLabelValues(result(err)).Inc()
-			if err.Error() != logged { // not in every round
+	wait.UntilWithContext(klog.NewContext(ctx, klog.FromContext(ctx).WithName("serving-certificate")), func(ctx context.Context) {
+		problem := ""
+		if err := m.renew(ctx); err != nil && ctx.Err() == nil {
+			m.renewals.WithLabelValues("error").Inc()
+			if problem = err.Error(); problem != logged { // not in every round
 				klog.FromContext(ctx).Error(err, "Renewing the serving certificate failed, retrying")
 			}
-			logged = err.Error()
 		}
-		timer := time.NewTimer(m.pace.renew)
-		select {
-		case <-ctx.Done():
-		case <-m.changed:
-		case <-timer.C:
-		}
-		timer.Stop()
-	}
+		logged = problem
+	}, m.renewal)
 	return context.Cause(ctx)
 }
 
-// renew stores a new pair unless the Secret has one with a third of its lifetime left. API servers
-// trust the new authority before the pair is stored. See the package comment.
+// renew takes the next step of a renewal. See the package comment.
 func (m *Manager) renew(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, renewTimeout)
 	defer cancel()
@@ -70,95 +58,78 @@ func (m *Manager) renew(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	now := m.now()
-	have := parsePair(secret.Data[certName], secret.Data[keyName], secret.Data[authorityName])
-	if have.fresh(m.hosts, now) {
-		_, err := m.publish(ctx, m.inUse(have), have.age(now) > retain)
+	have, next := parsePair(secret.Data[certName], secret.Data[keyName]), parsePair(secret.Data[nextCertName], secret.Data[nextKeyName])
+	switch now := m.now(); {
+	case fresh(have, m.hosts, now):
+		_, err := m.publish(ctx, have, m.current.Load())
 		return err
+	case !fresh(next, m.hosts, now):
+		certs, key, err := generate(m.hosts, m.lifetime)
+		if err != nil {
+			return fmt.Errorf("generating a serving certificate: %w", err)
+		}
+		secret.Data = map[string][]byte{
+			certName: secret.Data[certName], keyName: secret.Data[keyName], nextCertName: certs, nextKeyName: key,
+		}
+		return m.write(ctx, secret, "Serving certificate generated")
 	}
-	next, err := generate(m.hosts, m.lifetime)
-	if err != nil {
-		return fmt.Errorf("generating a serving certificate: %w", err)
-	}
-	served := have.valid(now) || m.Ready() == nil
-	if err := m.announce(ctx, next, have); err != nil && served {
+	trusted, err := m.publish(ctx, next, have, m.current.Load())
+	served := have != nil && validAt(have, m.now()) == nil || m.Ready() == nil
+	if served && !trusted {
 		return err
 	} // without a valid pair the calls of API servers fail anyway
-	return m.store(ctx, secret, next)
+	secret.Data = map[string][]byte{certName: secret.Data[nextCertName], keyName: secret.Data[nextKeyName]}
+	return errors.Join(err, m.write(ctx, secret, "Serving certificate renewed"))
 }
 
-// announce publishes the authority of next and returns when API servers trust it.
-func (m *Manager) announce(ctx context.Context, next, have *pair) error {
-	for range attempts {
-		needsTime, err := m.publish(ctx, m.inUse(next, have), false)
-		if errors.Is(err, errNoWebhook) {
-			return nil // the next round reports it
-		}
-		if err != nil || !needsTime {
-			return err
-		}
-		if wait(ctx, m.pace.settle); ctx.Err() != nil {
-			return context.Cause(ctx)
-		}
-	}
-	return fmt.Errorf("MutatingWebhookConfiguration %q: another program removes the authority. Stop it from writing caBundle",
-		m.cfg.WebhookConfig)
-}
-
-// inUse returns the authorities of pairs, and of the pair that this replica serves.
-func (m *Manager) inUse(pairs ...*pair) (authorities []*x509.Certificate) {
-	add := func(c *x509.Certificate) {
-		if c != nil && !slices.ContainsFunc(authorities, c.Equal) {
-			authorities = append(authorities, c)
-		}
-	}
-	for _, p := range pairs {
-		if p != nil {
-			add(p.authority)
-		}
-	}
-	if served := m.current.Load(); served != nil && len(served.Certificate) > 1 {
-		c, _ := x509.ParseCertificate(served.Certificate[1]) // nil after an error
-		add(c)
-	}
-	return authorities
-}
-
-// errNoWebhook means that no webhook of the configuration calls the Service.
-var errNoWebhook = errors.New("no webhook with the Service in clientConfig. " +
-	"Set --webhook-config-name and --webhook-service to the names of your own")
-
-// publish adds the required authorities to the CA bundles of the own webhooks. With prune it removes
-// all others. It reports whether API servers trusted something else before the write, so that the
-// replacement of a pair has to wait.
-func (m *Manager) publish(ctx context.Context, required []*x509.Certificate, prune bool) (needsTime bool, err error) {
+// publish adds the authorities of pairs to the CA bundles of the own webhooks. It reports whether the pairs may be
+// served now: API servers had the authorities before, or trusted none.
+func (m *Manager) publish(ctx context.Context, pairs ...*tls.Certificate) (trusted bool, err error) {
 	configs := m.client.AdmissionregistrationV1().MutatingWebhookConfigurations()
-	for range attempts {
-		config, err := configs.Get(ctx, m.cfg.WebhookConfig, metav1.GetOptions{})
-		switch {
-		case apierrors.IsNotFound(err):
-			return false, nil // it may be created later
-		case err != nil:
-			return false, fmt.Errorf("reading MutatingWebhookConfiguration %q: %w", m.cfg.WebhookConfig, err)
-		case !slices.ContainsFunc(config.Webhooks, m.isOwn):
-			return false, fmt.Errorf("MutatingWebhookConfiguration %q, Service %q: %w", config.Name, m.service, errNoWebhook)
+	config, err := configs.Get(ctx, m.cfg.WebhookConfig, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		return true, nil // it may be created later
+	case err != nil:
+		return false, fmt.Errorf("reading MutatingWebhookConfiguration %q: %w", m.cfg.WebhookConfig, err)
+	}
+	// An authority that another leader has added since the read would be lost.
+	ops := []map[string]any{{"op": "test", "path": "/metadata/resourceVersion", "value": config.ResourceVersion}}
+	trusted, found := true, false
+	for i, w := range config.Webhooks {
+		if !m.isOwn(w) {
+			continue
 		}
-		patch, needsTime, err := m.bundlePatch(config, required, prune)
-		if err != nil || patch == nil {
-			return false, err
+		found = true
+		bundle, trusts, err := bundleWith(w.ClientConfig.CABundle, m.now(), pairs...)
+		if err != nil {
+			return false, fmt.Errorf("encoding the CA bundle: %w", err)
 		}
-		_, err = configs.Patch(ctx, config.Name, types.JSONPatchType, patch, metav1.PatchOptions{})
-		switch {
-		case err == nil:
-			m.metrics.renewals.WithLabelValues(result(nil)).Inc()
-			klog.FromContext(ctx).Info("Authority of the serving certificate published", "mutatingWebhookConfiguration", config.Name)
-			return needsTime, nil
-		case !kube.IsPatchTestFailed(err) && !apierrors.IsConflict(err) && !apierrors.IsNotFound(err):
-			return false, fmt.Errorf("patching caBundle of MutatingWebhookConfiguration %q: %w", config.Name, err)
+		if bundle != nil {
+			trusted = trusted && !trusts
+			ops = append(ops, map[string]any{"op": "add", "path": fmt.Sprintf("/webhooks/%d/clientConfig/caBundle", i), "value": bundle})
 		}
 	}
-	return false, fmt.Errorf("patching caBundle of MutatingWebhookConfiguration %q: it was modified %d times meanwhile",
-		m.cfg.WebhookConfig, attempts)
+	switch {
+	case !found:
+		return true, fmt.Errorf("MutatingWebhookConfiguration %q, Service %q: no webhook with the Service in clientConfig. "+
+			"Set --webhook-config-name and --webhook-service to the names of your own", config.Name, m.service)
+	case len(ops) == 1:
+		return true, nil
+	}
+	patch, err := json.Marshal(ops)
+	if err == nil {
+		_, err = configs.Patch(ctx, config.Name, types.JSONPatchType, patch, metav1.PatchOptions{})
+	}
+	switch {
+	case kube.IsPatchTestFailed(err), apierrors.IsConflict(err):
+		return false, nil // the next round reads it again
+	case err != nil:
+		return false, fmt.Errorf("patching caBundle of MutatingWebhookConfiguration %q: %w", config.Name, err)
+	}
+	m.renewals.WithLabelValues("ok").Inc()
+	klog.FromContext(ctx).Info("Authority of the serving certificate published", "mutatingWebhookConfiguration", config.Name)
+	return trusted, nil
 }
 
 // isOwn reports whether w calls the Service. The others belong to other programs, which the
@@ -166,37 +137,6 @@ func (m *Manager) publish(ctx context.Context, required []*x509.Certificate, pru
 func (m *Manager) isOwn(w admissionregistrationv1.MutatingWebhook) bool {
 	s := w.ClientConfig.Service
 	return s != nil && s.Namespace == m.service.Namespace && s.Name == m.service.Name
-}
-
-// patchOp is one operation of a JSON patch.
-type patchOp struct {
-	Op    string `json:"op"`
-	Path  string `json:"path"`
-	Value any    `json:"value"`
-}
-
-// bundlePatch returns the patch that brings the bundles of the own webhooks up to date, nil if
-// they are. It fails if config has changed since it was read: an authority of another leader
-// would be lost.
-func (m *Manager) bundlePatch(
-	config *admissionregistrationv1.MutatingWebhookConfiguration, required []*x509.Certificate, prune bool,
-) (patch []byte, trusted bool, err error) {
-	ops := []patchOp{{"test", "/metadata/resourceVersion", config.ResourceVersion}}
-	for i, w := range config.Webhooks {
-		if !m.isOwn(w) {
-			continue
-		}
-		have := parseCerts(w.ClientConfig.CABundle)
-		trusted = trusted || len(have) > 0
-		if want, changed := bundleWith(have, required, prune, m.now()); changed {
-			ops = append(ops, patchOp{"add", fmt.Sprintf("/webhooks/%d/clientConfig/caBundle", i), encodeCerts(want...)})
-		}
-	}
-	if len(ops) == 1 {
-		return nil, trusted, nil
-	}
-	patch, err = json.Marshal(ops)
-	return patch, trusted, err
 }
 
 // readSecret returns the Secret, or an empty one without resourceVersion if it does not exist.
@@ -214,26 +154,23 @@ func (m *Manager) readSecret(ctx context.Context) (*corev1.Secret, error) {
 	return secret, nil
 }
 
-// store writes next into the Secret as it was read. If another leader was faster, its pair stays.
-func (m *Manager) store(ctx context.Context, read *corev1.Secret, next *pair) error {
-	secret := read.DeepCopy()
+// write stores secret and logs message. If another leader was faster, its pair stays.
+func (m *Manager) write(ctx context.Context, secret *corev1.Secret, message string) error {
 	metav1.SetMetaDataAnnotation(&secret.ObjectMeta, annService, m.service.String())
-	secret.Data = map[string][]byte{certName: next.cert, keyName: next.key, authorityName: encodeCerts(next.authority)}
 	secrets := m.client.CoreV1().Secrets(m.secret.Namespace)
 	var err error
-	if read.ResourceVersion == "" {
-		secret.Type = corev1.SecretTypeOpaque
+	if secret.ResourceVersion == "" {
 		_, err = secrets.Create(ctx, secret, metav1.CreateOptions{})
 	} else {
 		_, err = secrets.Update(ctx, secret, metav1.UpdateOptions{})
 	}
 	switch {
-	case apierrors.IsAlreadyExists(err), apierrors.IsConflict(err), read.ResourceVersion != "" && apierrors.IsNotFound(err):
+	case apierrors.IsAlreadyExists(err), apierrors.IsConflict(err):
 		return nil // the next round reads it again
 	case err != nil:
 		return fmt.Errorf("writing Secret %q: %w", m.secret, err)
 	}
-	m.metrics.renewals.WithLabelValues(result(nil)).Inc()
-	klog.FromContext(ctx).Info("Serving certificate renewed", "secret", m.secret.String(), "notAfter", next.served.Leaf.NotAfter)
+	m.renewals.WithLabelValues("ok").Inc()
+	klog.FromContext(ctx).Info(message, "secret", m.secret.String())
 	return nil
 }

@@ -1,9 +1,7 @@
 package servingcert
 
 import (
-	"context"
-	"crypto/x509"
-	"errors"
+	"crypto/tls"
 	"net/http"
 	"os"
 	"strings"
@@ -12,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-logr/logr/funcr"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
@@ -19,6 +18,8 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/util/cert"
+	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/yaml"
 
@@ -28,18 +29,16 @@ import (
 // aged is the lifetime of a pair of which less than a third is left.
 const aged = 80 * time.Minute
 
-// exits returns a configuration under which the first write of the Secret never arrives, and neither does
-// anything after it: the process has exited.
-func exits(t *testing.T, cfg *rest.Config, stored bool) *rest.Config {
-	var exited atomic.Bool
+// exits returns a configuration under which the nth write of the Secret gets no response, and nothing after it
+// arrives: the process has exited. Whether the write arrives is stored.
+func exits(t *testing.T, cfg *rest.Config, nth int32, stored bool) *rest.Config {
+	var writes atomic.Int32
 	return kubetest.Proxy(t, cfg, func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
-		if isSecretWrite(r) && !exited.Load() {
-			if stored {
-				pass.ServeHTTP(discard{w}, r)
-			}
-			exited.Store(true)
+		exiting := isSecretWrite(r) && writes.Add(1) == nth
+		if exiting && stored {
+			pass.ServeHTTP(discard{w}, r)
 		}
-		if exited.Load() {
+		if exiting || writes.Load() >= nth {
 			http.Error(w, "the process has exited", http.StatusServiceUnavailable)
 			return
 		}
@@ -54,47 +53,67 @@ func (discard) Header() http.Header         { return http.Header{} }
 func (discard) Write(p []byte) (int, error) { return len(p), nil }
 func (discard) WriteHeader(int)             {}
 
-// TestExit renews an aged pair by leaders that exit before or after they store the new one. At no time
+// TestExit renews an aged pair by leaders that exit before or after each write of the Secret. At no time
 // may a replica serve, or load, a pair that API servers do not trust.
 func TestExit(t *testing.T) {
-	for name, stored := range map[string]bool{"after publish": false, "after store": true} {
+	for name, c := range map[string]struct {
+		nth    int32
+		stored bool
+	}{
+		"before the new pair is stored":  {1, false},
+		"after the new pair was stored":  {1, true},
+		"before the new pair is loaded":  {2, false},
+		"after the new pair is loadable": {2, true},
+	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			f := setup(t, nil)
 			old := f.pair(aged)
 			f.createSecret(old)
-			f.configure(admissionregistrationv1.WebhookClientConfig{Service: f.service(), CABundle: encodeCerts(old.authority)})
+			f.configure(admissionregistrationv1.WebhookClientConfig{Service: f.service(), CABundle: old.ca})
 			f.serves("the aged pair is served", old)
 			for range 3 {
-				leader := f.manager(exits(t, f.cp.Config(), stored))
-				leader.pace.settle = 10 * time.Millisecond
-				if err := leader.renew(t.Context()); err == nil && !stored {
-					t.Fatal("it stored a pair")
+				leader := f.manager(exits(t, f.cp.Config(), c.nth, c.stored))
+				for range 3 { // rounds
+					_ = leader.renew(t.Context()) // fails when it exits
+					f.must(f.trusts(old))
+					f.must(f.trusts(f.stored()))
 				}
-				f.must(f.trusts(old))
-				f.must(f.trusts(f.stored()))
-			}
-			if n := len(parseCerts(f.bundles()[0])); !stored && n != 4 || stored && n != 2 {
-				t.Errorf("%d authorities are published", n)
 			}
 			f.lead()
 			renewed := f.published("the next leader renews it", old)
 			f.must(f.trusts(old)) // for replicas that still serve it
-			if again := f.stored(); !again.served.Leaf.Equal(renewed.served.Leaf) {
+			if again := f.stored(); !again.Leaf.Equal(renewed.Leaf) {
 				t.Error("it was renewed twice")
+			}
+			if certs, err := cert.ParseCertsPEM(f.bundles()[0]); err != nil || len(certs) != 2 {
+				t.Errorf("%d authorities are published, %v", len(certs), err)
 			}
 		})
 	}
 }
 
-// TestTwoLeaders lets two leaders renew at the same time: both publish before either stores. The loser adopts
-// the pair of the winner.
+// succeeded counts successful responses.
+type succeeded struct {
+	http.ResponseWriter
+	count *atomic.Int32
+}
+
+func (w succeeded) WriteHeader(code int) {
+	if code < 300 {
+		w.count.Add(1)
+	}
+	w.ResponseWriter.WriteHeader(code)
+}
+
+// TestTwoLeaders lets two leaders renew at the same time: both generate a pair before either is stored. The loser
+// adopts the pair of the winner.
 func TestTwoLeaders(t *testing.T) {
 	t.Parallel()
 	for name, lifetime := range map[string]time.Duration{"no Secret": 0, "an aged pair": aged} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			var arrived atomic.Int32
+			var arrived, written atomic.Int32
 			both := make(chan struct{})
 			meet := func(f *fixture) {
 				f.api = kubetest.Proxy(t, f.cp.Config(), func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
@@ -106,17 +125,19 @@ func TestTwoLeaders(t *testing.T) {
 						case <-both:
 						case <-r.Context().Done():
 						}
+						w = succeeded{w, &written}
 					}
 					pass.ServeHTTP(w, r)
 				})
 			}
 			f := setup(t, meet)
 			second := setup(t, func(g *fixture) { g.cfg, g.ns = f.cfg, f.ns; meet(g) })
-			bundle := []byte(nil)
+			var bundle []byte
+			var old *pair
 			if lifetime > 0 {
-				old := f.pair(lifetime)
+				old = f.pair(lifetime)
 				f.createSecret(old)
-				bundle = encodeCerts(old.authority)
+				bundle = old.ca
 				f.serves("the aged pair is served", old)
 				second.serves("by both", old)
 				defer func() { f.must(f.trusts(old)) }()
@@ -124,28 +145,22 @@ func TestTwoLeaders(t *testing.T) {
 			f.configure(admissionregistrationv1.WebhookClientConfig{Service: f.service(), CABundle: bundle})
 			f.lead()
 			second.lead()
-			f.eventually("one pair is stored", func(context.Context) error {
-				if arrived.Load() < 2 {
-					return errors.New("not yet")
-				}
-				return nil
-			})
-			p := f.published("it is served and trusted", nil)
+			p := f.published("the new pair is served and trusted", old)
 			second.serves("the loser serves it, too", p)
-			if n := arrived.Load(); n != 2 {
-				t.Errorf("%d writes of the Secret, want 2", n)
+			if n := written.Load(); n != 2 || arrived.Load() < 3 {
+				t.Errorf("%d of %d writes of the Secret succeeded, want one to store the pair and one to load it", n, arrived.Load())
 			}
 		})
 	}
 }
 
-// TestPublish adds and removes authorities. Webhooks of other programs in the configuration stay as they are.
+// TestPublish adds authorities. Webhooks of other programs in the configuration stay as they are.
 func TestPublish(t *testing.T) {
 	t.Parallel()
 	f := setup(t, nil)
 	first, second, third := f.pair(0), f.pair(0), f.pair(0)
 	expired := f.pair(time.Minute)
-	theirs := encodeCerts(first.authority)
+	theirs := first.ca
 	f.configure(
 		admissionregistrationv1.WebhookClientConfig{Service: &admissionregistrationv1.ServiceReference{Namespace: "x", Name: "hook"},
 			CABundle: theirs},
@@ -155,78 +170,70 @@ func TestPublish(t *testing.T) {
 		admissionregistrationv1.WebhookClientConfig{URL: ptr.To("https://localhost/pod/mutate"), CABundle: theirs},
 	)
 	for _, c := range []struct {
-		what      string
-		required  []*pair
-		prune     bool
-		needsTime bool
-		want      []*pair
+		what     string
+		required []*pair
+		trusted  bool
+		want     []*pair
 	}{
-		{"the first one", []*pair{expired}, false, false, []*pair{expired}},
-		{"another one; the expired one is removed", []*pair{first}, false, true, []*pair{first}},
-		{"beside it", []*pair{second, first}, false, true, []*pair{second, first}},
-		{"nothing to do, in another order", []*pair{first, second}, false, false, []*pair{second, first}},
-		{"those of another leader stay", []*pair{third}, false, true, []*pair{third, second, first}},
-		{"and are removed later", []*pair{third}, true, true, []*pair{third}},
+		{"the first one", []*pair{expired}, true, []*pair{expired}},
+		{"another one; the expired one is removed", []*pair{first}, false, []*pair{first}},
+		{"beside it", []*pair{second, first}, false, []*pair{second, first}},
+		{"nothing to do, in another order", []*pair{first, second}, true, []*pair{second, first}},
+		{"those of another leader stay", []*pair{third}, false, []*pair{third, second, first}},
 	} {
-		needsTime, err := f.m.publish(t.Context(), f.m.inUse(c.required...), c.prune)
-		var want []*x509.Certificate
-		for _, p := range c.want {
-			want = append(want, p.authority)
+		var required []*tls.Certificate
+		for _, p := range c.required {
+			required = append(required, p.Certificate)
 		}
-		if b := f.bundles(); err != nil || needsTime != c.needsTime || string(b[1]) != string(encodeCerts(want...)) {
-			t.Errorf("%s: %t, %v, %d authorities", c.what, needsTime, err, len(parseCerts(b[1])))
+		trusted, err := f.m.publish(t.Context(), required...)
+		var want []byte
+		for _, p := range c.want {
+			want = append(want, p.ca...)
+		}
+		if b := f.bundles(); err != nil || trusted != c.trusted || string(b[1]) != string(want) {
+			t.Errorf("%s: %t, %v, bundle %s", c.what, trusted, err, b[1])
 		}
 	}
 	if b := f.bundles(); string(b[0]) != string(theirs) || string(b[2]) != string(theirs) || string(b[3]) != string(theirs) {
 		t.Errorf("the webhooks of other programs were written: %q", b)
 	}
-	var many []*x509.Certificate
+	var many []byte
 	for range maxBundle + 2 {
-		many = append(many, f.pair(0).authority)
+		many = append(many, f.pair(0).ca...)
 	}
-	want, changed := bundleWith(many, []*x509.Certificate{first.authority}, false, time.Now())
-	if len(want) != maxBundle || !changed || !want[0].Equal(first.authority) {
-		t.Errorf("%d authorities", len(want))
+	bundle, _, err := bundleWith(many, time.Now(), first.Certificate)
+	if n := strings.Count(string(bundle), "BEGIN"); err != nil || n != maxBundle || !strings.HasPrefix(string(bundle), string(first.ca)) {
+		t.Errorf("%d authorities, %v", n, err)
 	}
 }
 
 // TestFresh checks when a pair is renewed.
 func TestFresh(t *testing.T) {
-	hosts := []string{"hook", "hook.ns"}
-	p, err := generate(hosts, 3*time.Hour)
-	if err != nil {
-		t.Fatal(err)
-	}
-	other, err := generate(hosts, 3*time.Hour)
-	if err != nil {
-		t.Fatal(err)
-	}
-	authority, begin := encodeCerts(p.authority), p.served.Leaf.NotBefore
+	p, other := newPair(t, 3*time.Hour, "hook", "hook.ns"), newPair(t, 3*time.Hour, "hook", "hook.ns")
+	leaf := strings.TrimSuffix(string(p.cert), string(p.ca))
 	for name, c := range map[string]struct {
-		p    *pair
+		p    *tls.Certificate
 		at   time.Duration // since the pair became valid
 		host string
 		want bool
 	}{
-		"new":                          {p, time.Hour, "hook", true},
-		"two thirds":                   {p, 2 * time.Hour, "hook", true},
-		"less than a third left":       {p, 2*time.Hour + time.Second, "hook", false},
-		"expired":                      {p, 4 * time.Hour, "hook", false},
-		"not valid yet":                {p, -time.Second, "hook", false},
-		"another host":                 {p, time.Hour, "hook.other", false},
-		"no Secret":                    {parsePair(nil, nil, nil), time.Hour, "hook", false},
-		"the key of another pair":      {parsePair(p.cert, other.key, authority), time.Hour, "hook", false},
-		"the authority of another":     {parsePair(p.cert, p.key, encodeCerts(other.authority)), time.Hour, "hook", false},
-		"no authority":                 {parsePair(p.cert, p.key, nil), time.Hour, "hook", false},
-		"read back":                    {parsePair(p.cert, p.key, authority), time.Hour, "hook", true},
-		"the authority as a pair":      {parsePair(authority, p.key, authority), time.Hour, "hook", false},
-		"garbage before the authority": {parsePair(p.cert, p.key, append([]byte("garbage\n"), authority...)), time.Hour, "hook", true},
+		"new":                      {p.Certificate, time.Hour, "hook", true},
+		"two thirds":               {p.Certificate, 2 * time.Hour, "hook", true},
+		"less than a third left":   {p.Certificate, 2*time.Hour + time.Second, "hook", false},
+		"expired":                  {p.Certificate, 4 * time.Hour, "hook", false},
+		"not valid yet":            {p.Certificate, -time.Second, "hook", false},
+		"another host":             {p.Certificate, time.Hour, "hook.other", false},
+		"no Secret":                {parsePair(nil, nil), time.Hour, "hook", false},
+		"the key of another pair":  {parsePair(p.cert, other.key), time.Hour, "hook", false},
+		"the authority of another": {parsePair([]byte(leaf+string(other.ca)), p.key), time.Hour, "hook", false},
+		"no authority":             {parsePair([]byte(leaf), p.key), time.Hour, "hook", false},
+		"the authority as a pair":  {parsePair(p.ca, p.key), time.Hour, "hook", false},
 	} {
-		if got := c.p.fresh([]string{c.host}, begin.Add(c.at)); got != c.want {
+		if got := fresh(c.p, []string{c.host}, p.Leaf.NotBefore.Add(c.at)); got != c.want {
 			t.Errorf("%s: %t", name, got)
 		}
 	}
-	if strings.Contains(string(p.cert)+string(authority), "KEY") || strings.Count(string(p.key), "PRIVATE KEY") != 2 {
+	if strings.Contains(string(p.cert), "KEY") || strings.Count(string(p.key), "PRIVATE KEY") != 2 {
 		t.Error("there is more than one key")
 	}
 }
@@ -235,7 +242,7 @@ func TestFresh(t *testing.T) {
 func TestForeign(t *testing.T) {
 	t.Parallel()
 	f := setup(t, nil)
-	theirs := encodeCerts(f.pair(0).authority)
+	theirs := f.pair(0).ca
 	f.configure(admissionregistrationv1.WebhookClientConfig{
 		Service: &admissionregistrationv1.ServiceReference{Namespace: "x", Name: "hook"}, CABundle: theirs,
 	})
@@ -291,10 +298,11 @@ func TestForbiddenConfiguration(t *testing.T) {
 	stop()
 	old := f.pair(aged)
 	secret := f.secret()
-	secret.Data = map[string][]byte{certName: old.cert, keyName: old.key, authorityName: encodeCerts(old.authority)}
-	secret, err := f.client.CoreV1().Secrets(f.ns).Update(t.Context(), secret, metav1.UpdateOptions{})
+	secret.Data = map[string][]byte{certName: old.cert, keyName: old.key}
+	_, err := f.client.CoreV1().Secrets(f.ns).Update(t.Context(), secret, metav1.UpdateOptions{})
 	f.must(err)
-	if err := f.m.renew(t.Context()); err == nil || f.secret().ResourceVersion != secret.ResourceVersion {
+	f.must(f.m.renew(t.Context()))
+	if err := f.m.renew(t.Context()); err == nil || !f.stored().Leaf.Equal(old.Leaf) {
 		t.Errorf("it replaced a pair without publishing the authority: %v", err)
 	}
 	forbidden.Store(false)
@@ -359,24 +367,31 @@ func (f *fixture) grant(path string) {
 
 // TestClock loads pairs under a clock that moves.
 func TestClock(t *testing.T) {
+	const day = 24 * time.Hour
 	m, err := New(Config{Mode: Files}, nil, prometheus.NewRegistry())
 	if err != nil {
 		t.Fatal(err)
 	}
-	p, err := generate([]string{"hook"}, 3*time.Hour)
-	if err != nil {
-		t.Fatal(err)
-	}
-	begin := p.served.Leaf.NotBefore
+	p, warnings := newPair(t, 10*day, "hook"), 0
+	ctx := klog.NewContext(t.Context(), funcr.New(func(_, args string) {
+		warnings += strings.Count(args, "expires in less than 7 days")
+	}, funcr.Options{}))
 	for _, c := range []struct {
-		at      time.Duration
-		problem string
-	}{{-time.Minute, "not valid before"}, {-time.Second, "not valid before"}, {time.Minute, ""}, {time.Hour, ""},
-		{4 * time.Hour, "expired"}} {
-		m.now = func() time.Time { return begin.Add(c.at) }
-		m.load(t.Context(), "test", p.cert, p.key)
-		if err := m.Ready(); c.problem == "" && err != nil || c.problem != "" && (err == nil || !strings.Contains(err.Error(), c.problem)) {
+		at       time.Duration
+		problem  string
+		warnings int
+	}{
+		{-time.Minute, "not valid before", 0}, {-time.Second, "not valid before", 0}, {time.Minute, "", 0}, {3 * day, "", 0},
+		{3*day + time.Minute, "", 1}, {4 * day, "", 1}, {11 * day, "expired", 1},
+	} {
+		m.now = func() time.Time { return p.Leaf.NotBefore.Add(c.at) }
+		m.load(ctx, p.cert, p.key, nil)
+		err := m.Ready()
+		if c.problem == "" && err != nil || c.problem != "" && (err == nil || !strings.Contains(err.Error(), c.problem)) {
 			t.Errorf("at %v: %v", c.at, err)
+		}
+		if warnings != c.warnings {
+			t.Errorf("at %v: %d warnings, want %d", c.at, warnings, c.warnings)
 		}
 	}
 	if m.remaining() >= 0 {
@@ -418,20 +433,22 @@ func TestConcurrentPublish(t *testing.T) {
 	t.Parallel()
 	f := setup(t, nil)
 	old, mine, theirs := f.pair(0), f.pair(0), f.pair(0)
-	f.configure(admissionregistrationv1.WebhookClientConfig{Service: f.service(), CABundle: encodeCerts(old.authority)})
+	f.configure(admissionregistrationv1.WebhookClientConfig{Service: f.service(), CABundle: old.ca})
 	var once sync.Once
 	m := f.manager(kubetest.Proxy(t, f.cp.Config(), func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
 		if r.Method == http.MethodPatch {
 			once.Do(func() {
-				if _, err := f.m.publish(r.Context(), []*x509.Certificate{theirs.authority}, false); err != nil {
+				if _, err := f.m.publish(r.Context(), theirs.Certificate); err != nil {
 					t.Error(err)
 				}
 			})
 		}
 		pass.ServeHTTP(w, r)
 	}))
-	if needsTime, err := m.publish(t.Context(), []*x509.Certificate{mine.authority}, false); err != nil || !needsTime {
-		t.Errorf("%t, %v", needsTime, err)
+	for round, want := range []bool{false, false, true} {
+		if trusted, err := m.publish(t.Context(), mine.Certificate); err != nil || trusted != want {
+			t.Errorf("round %d: %t, %v", round, trusted, err)
+		}
 	}
 	for _, p := range []*pair{old, mine, theirs} {
 		f.must(f.trusts(p))

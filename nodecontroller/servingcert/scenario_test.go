@@ -18,7 +18,7 @@ func TestNodecontrollerScenarioCertificates(t *testing.T) {
 		t.Parallel()
 		f := setup(t, func(f *fixture) {
 			f.cfg.Mode = Files
-			f.hook = func(m *Manager) { m.pace = pace{files: 10 * time.Second, missing: time.Second} }
+			f.hook = func(m *Manager) { m.poll = 5 * time.Second }
 		})
 		const limit = 15 * time.Second
 		first, second := f.pair(0), f.pair(0)
@@ -46,7 +46,7 @@ func TestNodecontrollerScenarioCertificates(t *testing.T) {
 		f.createSecret(first)
 		f.ready()
 		f.configure(admissionregistrationv1.WebhookClientConfig{Service: f.reachable(),
-			CABundle: encodeCerts(first.authority, second.authority)})
+			CABundle: append(first.ca, second.ca...)})
 		f.eventually("the API server calls it", f.admitted)
 		secret := f.secret()
 		secret.Data[certName], secret.Data[keyName] = second.cert, second.key
@@ -54,7 +54,7 @@ func TestNodecontrollerScenarioCertificates(t *testing.T) {
 		f.must(err)
 		f.serves("the new pair is served", second)
 		f.must(f.client.CoreV1().Secrets(f.ns).Delete(t.Context(), "certs", metav1.DeleteOptions{}))
-		f.eventually("the deletion was observed", func(context.Context) error { return f.problem("was deleted") })
+		f.eventually("the deletion was observed", func(context.Context) error { return f.problem("not found") })
 		f.must(f.m.Ready())
 	})
 }
@@ -76,7 +76,7 @@ func scenarioFiles(t *testing.T) {
 		t.Error("ready without a certificate")
 	}
 	first, second := f.pair(0), f.pair(0)
-	if _, err := f.dial("hook", encodeCerts(first.authority)); err == nil {
+	if _, err := f.dial("hook", first.ca); err == nil {
 		t.Error("it serves without a certificate")
 	}
 	f.publishFiles("..1", first.cert, first.key)
@@ -101,7 +101,7 @@ func scenarioFiles(t *testing.T) {
 		f.eventually("the bad pair was read", func(context.Context) error { return f.problem(bad.problem) })
 		read := time.Now()
 		f.eventually("it was read some more times", func(context.Context) error {
-			if time.Since(read) < 10*f.m.pace.files {
+			if time.Since(read) < 10*f.m.poll {
 				return errors.New("not yet")
 			}
 			return nil

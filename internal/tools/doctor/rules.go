@@ -76,7 +76,7 @@ var rules = map[string][]Rule{
 		{Groups: []string{"authorization.k8s.io"}, Resources: []string{"subjectaccessreviews"}, Verbs: []string{"create"}},
 	},
 	"nodecontroller-webhook-certificates": {
-		{Namespaced: true, Groups: []string{""}, Resources: []string{"secrets"}, Names: []string{"storage-controller-webhook-certificates"}, Verbs: []string{"get", "watch", "update"}},
+		{Namespaced: true, Groups: []string{""}, Resources: []string{"secrets"}, Names: []string{"storage-controller-webhook-certificates"}, Verbs: []string{"get", "update"}},
 		{Namespaced: true, Groups: []string{""}, Resources: []string{"secrets"}, Verbs: []string{"create"}},
 		{Groups: []string{"admissionregistration.k8s.io"}, Resources: []string{"mutatingwebhookconfigurations"}, Names: []string{"storage-controller-webhooks"}, Verbs: []string{"get", "patch"}},
 	},
