@@ -90,10 +90,6 @@ func New(cfg Config, deps Deps) (*Controller, error) {
 	return c, err
 }
 
-// defaultVolumeSize is the size of claims without a request. The API server accepts no such claims, but
-// a claim template of a pod reaches the webhook before it is validated.
-const defaultVolumeSize = 1 << 30
-
 // newWebhooks returns nil if the webhooks are off.
 func newWebhooks(cfg Config, deps Deps) (*webhooks, error) {
 	if !cfg.EnableWebhooks {
@@ -113,7 +109,7 @@ func newWebhooks(cfg Config, deps Deps) (*webhooks, error) {
 	server, err := webhook.New(webhook.Config{
 		Driver: deps.Driver, Address: cfg.WebhookAddr, ShutdownDelay: cfg.ShutdownDelay, ClaimFinalizer: finalizer,
 		CapacityResource: cfg.CapacityResource, CapacityAnnotationPrefix: cfg.CapacityAnnotationPrefix,
-		DeviceClassParameter: cfg.DeviceClassParameter, DefaultDeviceClass: cfg.DefaultDeviceClass, DefaultVolumeSize: defaultVolumeSize,
+		DeviceClassParameter: cfg.DeviceClassParameter, DefaultDeviceClass: cfg.DefaultDeviceClass,
 	}, webhook.Deps{
 		Client: deps.UnthrottledClient, Claims: deps.Informers.Claims(), Classes: deps.Informers.Classes(), Registry: deps.Registry,
 		GetCertificate: certificate.GetCertificate,

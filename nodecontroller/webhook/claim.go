@@ -17,23 +17,17 @@ func (s *Server) mutateClaim(ctx context.Context, r *request) (verdict, error) {
 		return verdict{reason: "Off"}, nil
 	}
 	claim := &rawClaim{}
-	if err := decode(r.Object, claim); err != nil {
+	if err := decode(r.Object.Raw, claim); err != nil {
 		return verdict{}, badRequest("decoding the claim: %w", err)
 	}
-	var annotations map[string]string
-	if claim.Metadata != nil {
-		annotations = claim.Metadata.Annotations
-	}
-	name := className(annotations, claim.Spec.StorageClassName)
+	_, meta := metaOps(claim.Metadata)
+	name := className(meta.Annotations, claim.Spec.StorageClassName)
 	if name == nil {
 		return verdict{reason: "Foreign"}, nil
 	}
 	class, err := s.newLookup(ctx, r.Namespace).class(*name)
-	if err != nil {
-		return verdict{}, err
-	}
-	if class == nil || class.Provisioner != s.cfg.Driver {
-		return verdict{reason: "Foreign"}, nil
+	if err != nil || class == nil || class.Provisioner != s.cfg.Driver {
+		return verdict{reason: "Foreign"}, err
 	}
 	ops := finalizerPatch(claim.Metadata, s.cfg.ClaimFinalizer)
 	if len(ops) == 0 {

@@ -26,7 +26,6 @@ type Config struct {
 	CapacityAnnotationPrefix string // with the slash; the device class follows
 	DeviceClassParameter     string // of a StorageClass
 	DefaultDeviceClass       string // of a StorageClass without one
-	DefaultVolumeSize        int64  // in bytes, of a claim without a request
 }
 
 // Deps holds the dependencies of a [Server]. All fields are required.

@@ -170,12 +170,6 @@ func TestBoundClassesAreReadLast(t *testing.T) {
 	}
 }
 
-// decide runs what the pod webhook does without the reads.
-func decide(cfg Config, pod *rawPod, from source) (verdict, error) {
-	need, err := capacityOf(pod, from, cfg.DefaultVolumeSize)
-	return cfg.describe(pod, need), err
-}
-
 // decision returns the verdict about a pod as one line.
 func decision(t *testing.T, cfg Config, raw string, from source) string {
 	t.Helper()
@@ -183,7 +177,7 @@ func decision(t *testing.T, cfg Config, raw string, from source) string {
 	if err := decode([]byte(raw), pod); err != nil {
 		t.Fatal(err)
 	}
-	v, err := decide(cfg, pod, from)
+	_, v, err := cfg.decide(pod, from)
 	switch {
 	case err != nil:
 		return "error"
@@ -193,7 +187,7 @@ func decision(t *testing.T, cfg Config, raw string, from source) string {
 		}
 		return v.reason
 	}
-	patch, err := encode(v.patch)
+	patch, err := json.Marshal(v.patch)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -228,8 +222,8 @@ func TestDefaultClass(t *testing.T) {
 		"the first by name":   {[]*storagev1.StorageClass{class("b", 1, ga), class("a", 1, ga), class("c", 1, ga)}, "a"},
 	} {
 		got := ""
-		if class := defaultOf(c.list); class != nil {
-			got = class.Name
+		if name := defaultOf(c.list); name != nil {
+			got = *name
 		}
 		if got != c.want {
 			t.Errorf("%s: the default is %q, want %q", name, got, c.want)

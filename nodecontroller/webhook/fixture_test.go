@@ -42,7 +42,7 @@ func testConfig(driver string) Config {
 	return Config{
 		Driver: driver, Address: "127.0.0.1:0",
 		ClaimFinalizer: "topolvm.io/pvc", CapacityResource: "topolvm.io/capacity", CapacityAnnotationPrefix: "capacity.topolvm.io/",
-		DeviceClassParameter: "topolvm.io/device-class", DefaultDeviceClass: "00default", DefaultVolumeSize: 1 << 30,
+		DeviceClassParameter: "topolvm.io/device-class", DefaultDeviceClass: "00default",
 	}
 }
 

@@ -56,11 +56,11 @@ func FuzzPatch(f *testing.F) {
 		if decode(raw, pod) != nil {
 			return
 		}
-		v, err := decide(cfg, pod, assumed(pod))
+		_, v, err := cfg.decide(pod, assumed(pod))
 		if err != nil || len(v.patch) == 0 {
 			return
 		}
-		patch, err := encode(v.patch)
+		patch, err := json.Marshal(v.patch)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -79,7 +79,7 @@ func FuzzPatch(f *testing.F) {
 		if err := decode(out, again); err != nil {
 			t.Fatal(err)
 		}
-		if v, err := decide(cfg, again, assumed(again)); err != nil || len(v.patch) > 0 {
+		if _, v, err := cfg.decide(again, assumed(again)); err != nil || len(v.patch) > 0 {
 			t.Errorf("%s\nis changed again: %v %v", out, v, err)
 		}
 	})
@@ -129,10 +129,10 @@ func FuzzReview(f *testing.F) {
 	s.mutations = map[string]mutation{
 		"/pod/mutate": {"pods", func(_ context.Context, r *request) (verdict, error) {
 			pod := &rawPod{}
-			if err := decode(r.Object, pod); err != nil {
+			if err := decode(r.Object.Raw, pod); err != nil {
 				return verdict{}, badRequest("%w", err)
 			}
-			v, err := decide(s.cfg, pod, assumed(pod))
+			_, v, err := s.cfg.decide(pod, assumed(pod))
 			if err != nil {
 				err = badRequest("%w", err)
 			}
@@ -140,7 +140,7 @@ func FuzzReview(f *testing.F) {
 		}},
 		"/pvc/mutate": {"persistentvolumeclaims", func(_ context.Context, r *request) (verdict, error) {
 			claim := &rawClaim{}
-			if err := decode(r.Object, claim); err != nil {
+			if err := decode(r.Object.Raw, claim); err != nil {
 				return verdict{}, badRequest("%w", err)
 			}
 			return verdict{patch: finalizerPatch(claim.Metadata, "x/y")}, nil

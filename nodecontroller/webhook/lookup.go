@@ -1,8 +1,11 @@
 package webhook
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"slices"
+	"strings"
 
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
@@ -37,7 +40,7 @@ func (s *Server) newLookup(ctx context.Context, namespace string) *lookup {
 	}
 }
 
-// claim returns the claim of that name, nil if it is not found. It may be stale unless it was confirmed.
+// claim returns the claim of that name, nil if it is not found. It may be stale unless it was read live.
 func (l *lookup) claim(name string) *corev1.PersistentVolumeClaim {
 	if live, read := l.liveClaims[name]; read {
 		return live
@@ -46,25 +49,14 @@ func (l *lookup) claim(name string) *corev1.PersistentVolumeClaim {
 	return cached
 }
 
-// find reads the claims of names that the cache does not have.
-func (l *lookup) find(names []string) error {
-	var missing []string
-	for _, name := range names {
-		if l.claim(name) == nil {
-			missing = append(missing, name)
-		}
-	}
-	return l.confirm(missing)
-}
-
-// confirm reads the claims of names live, up to [maxReads] at the same time.
-func (l *lookup) confirm(names []string) error {
+// read reads the claims of names live, up to [maxReads] at the same time.
+func (l *lookup) read(names []string) error {
 	claims := make([]*corev1.PersistentVolumeClaim, len(names))
 	group, ctx := errgroup.WithContext(l.ctx)
 	group.SetLimit(maxReads)
 	for i, name := range names {
-		if _, read := l.liveClaims[name]; read {
-			claims[i] = l.liveClaims[name]
+		if live, read := l.liveClaims[name]; read {
+			claims[i] = live
 			continue
 		}
 		group.Go(func() (err error) {
@@ -122,9 +114,7 @@ func (l *lookup) class(name string) (*storagev1.StorageClass, error) {
 // claim without one. It returns "" if the StorageClass is none of the driver.
 func (l *lookup) deviceClass(name *string) (string, error) {
 	if name == nil {
-		if class := defaultOf(l.deps.Classes.List()); class != nil {
-			name = &class.Name
-		}
+		name = defaultOf(l.deps.Classes.List())
 	}
 	if name == nil {
 		return "", nil
@@ -133,29 +123,22 @@ func (l *lookup) deviceClass(name *string) (string, error) {
 	if class == nil || err != nil || class.Provisioner != l.cfg.Driver {
 		return "", err
 	}
-	if device := class.Parameters[l.cfg.DeviceClassParameter]; device != "" {
-		return device, nil
-	}
-	return l.cfg.DefaultDeviceClass, nil // the driver treats an empty parameter alike
+	// the driver treats an empty parameter like a missing one
+	return cmp.Or(class.Parameters[l.cfg.DeviceClassParameter], l.cfg.DefaultDeviceClass), nil
 }
 
-// defaultOf returns the default among classes, nil if there is none.
-func defaultOf(classes []*storagev1.StorageClass) (found *storagev1.StorageClass) {
-	for _, class := range classes {
-		isDefault := class.Annotations[annDefaultClass] == "true" || class.Annotations[annBetaDefaultClass] == "true"
-		if isDefault && (found == nil || precedes(class, found)) {
-			found = class
-		}
+// defaultOf returns the name of the default among classes, nil if there is none: like Kubernetes the newest, or
+// the first by name.
+func defaultOf(classes []*storagev1.StorageClass) *string {
+	defaults := slices.DeleteFunc(classes, func(c *storagev1.StorageClass) bool {
+		return c.Annotations[annDefaultClass] != "true" && c.Annotations[annBetaDefaultClass] != "true"
+	})
+	if len(defaults) == 0 {
+		return nil
 	}
-	return found
-}
-
-// precedes reports whether Kubernetes prefers a to b as the default: the newest, then by name.
-func precedes(a, b *storagev1.StorageClass) bool {
-	if a.CreationTimestamp.Equal(&b.CreationTimestamp) {
-		return a.Name < b.Name
-	}
-	return b.CreationTimestamp.Before(&a.CreationTimestamp)
+	return &slices.MinFunc(defaults, func(a, b *storagev1.StorageClass) int {
+		return cmp.Or(b.CreationTimestamp.Compare(a.CreationTimestamp.Time), strings.Compare(a.Name, b.Name))
+	}).Name
 }
 
 // className returns the StorageClass that a claim or its template names, nil for none.

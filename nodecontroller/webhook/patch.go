@@ -2,7 +2,6 @@ package webhook
 
 import (
 	"encoding/json"
-	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -106,16 +105,4 @@ func resourceOps(path string, have *rawResources, resource string) []operation {
 	set(path+"/limits", have.Limits)
 	set(path+"/requests", have.Requests)
 	return ops
-}
-
-// encode returns ops in JSON; nil for none.
-func encode(ops []operation) ([]byte, error) {
-	if len(ops) == 0 {
-		return nil, nil
-	}
-	data, err := json.Marshal(ops)
-	if err != nil {
-		return nil, fmt.Errorf("encoding the patch: %w", err)
-	}
-	return data, nil
 }

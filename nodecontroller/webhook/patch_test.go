@@ -24,6 +24,19 @@ func apply(t testing.TB, raw, patch []byte) []byte {
 	return out
 }
 
+// encoded returns ops in JSON, nil for none.
+func encoded(t *testing.T, ops []operation) []byte {
+	t.Helper()
+	if len(ops) == 0 {
+		return nil
+	}
+	data, err := json.Marshal(ops)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return data
+}
+
 func TestFinalizerPatch(t *testing.T) {
 	for name, c := range map[string]struct{ claim, want string }{
 		"no metadata": {`{}`,
@@ -42,9 +55,9 @@ func TestFinalizerPatch(t *testing.T) {
 			if err := decode([]byte(c.claim), claim); err != nil {
 				t.Fatal(err)
 			}
-			got, err := encode(finalizerPatch(claim.Metadata, "x/y"))
-			if err != nil || string(got) != c.want {
-				t.Fatalf("%s %v", got, err)
+			got := encoded(t, finalizerPatch(claim.Metadata, "x/y"))
+			if string(got) != c.want {
+				t.Fatalf("%s", got)
 			}
 			apply(t, []byte(c.claim), got)
 		})
@@ -74,9 +87,9 @@ func TestAnnotationAndResourceOperations(t *testing.T) {
 				t.Fatal(err)
 			}
 			ops := annotationOps(pod.Metadata, map[string]string{"c/a": "1", "c/~b": "2"})
-			got, err := encode(append(ops, resourceOps("/spec/containers/0", pod.Spec.Containers[0].Resources, "x/c")...))
-			if err != nil || string(got) != c.want {
-				t.Fatalf("got  %s\nwant %s\n%v", got, c.want, err)
+			got := encoded(t, append(ops, resourceOps("/spec/containers/0", pod.Spec.Containers[0].Resources, "x/c")...))
+			if string(got) != c.want {
+				t.Fatalf("got  %s\nwant %s", got, c.want)
 			}
 			if out := apply(t, []byte(c.pod), got); !json.Valid(out) {
 				t.Errorf("%s", out)

@@ -74,7 +74,7 @@ type verdict struct {
 // mutatePod adds the capacity of its unbound claims to a pod.
 func (s *Server) mutatePod(ctx context.Context, r *request) (verdict, error) {
 	pod := &rawPod{}
-	if err := decode(r.Object, pod); err != nil {
+	if err := decode(r.Object.Raw, pod); err != nil {
 		return verdict{}, badRequest("decoding the pod: %w", err)
 	}
 	if len(pod.Spec.Volumes) == 0 {
@@ -84,25 +84,32 @@ func (s *Server) mutatePod(ctx context.Context, r *request) (verdict, error) {
 		return verdict{}, err // a class that is not cached yet would look like one of another driver
 	}
 	l := s.newLookup(ctx, r.Namespace)
-	if err := l.find(pod.claimNames()); err != nil {
+	missing := slices.DeleteFunc(pod.claimNames(), func(name string) bool { return l.claim(name) != nil })
+	if err := l.read(missing); err != nil {
 		return verdict{}, err
 	}
-	need, err := capacityOf(pod, l, s.cfg.DefaultVolumeSize)
-	if err != nil {
-		return verdict{}, err
-	}
-	v := s.cfg.describe(pod, need)
-	if len(v.patch) == 0 {
-		return v, nil
+	need, v, err := s.cfg.decide(pod, l)
+	if err != nil || len(v.patch) == 0 {
+		return v, err
 	}
 	// The cache may be stale: a claim that is bound by now has its capacity already.
-	if err := l.confirm(need.claims); err != nil {
+	if err := l.read(need.claims); err != nil {
 		return verdict{}, err
 	}
-	if need, err = capacityOf(pod, l, s.cfg.DefaultVolumeSize); err != nil {
-		return verdict{}, err
-	}
-	return s.cfg.describe(pod, need), nil
+	_, v, err = s.cfg.decide(pod, l)
+	return v, err
+}
+
+// source provides the claims and StorageClasses of a pod.
+type source interface {
+	claim(name string) *corev1.PersistentVolumeClaim
+	deviceClass(class *string) (string, error)
+}
+
+// decide returns what pod needs, and the patch that adds it.
+func (c Config) decide(pod *rawPod, from source) (capacity, verdict, error) {
+	need, err := capacityOf(pod, from)
+	return need, c.describe(pod, need), err
 }
 
 // capacity is what the volumes of a pod need that do not exist yet.
@@ -112,15 +119,9 @@ type capacity struct {
 	bound  bool             // one claim is bound to a volume of the driver
 }
 
-// source provides the claims and StorageClasses of a pod.
-type source interface {
-	claim(name string) *corev1.PersistentVolumeClaim
-	deviceClass(class *string) (string, error)
-}
-
 // capacityOf adds up the unbound claims of pod and the claims of its ephemeral volumes. The classes
 // of bound claims are looked up only if there is something to patch.
-func capacityOf(pod *rawPod, from source, defaultSize int64) (capacity, error) {
+func capacityOf(pod *rawPod, from source) (capacity, error) {
 	need := capacity{bytes: map[string]int64{}}
 	var bound []*corev1.PersistentVolumeClaim
 	for _, name := range pod.claimNames() {
@@ -138,52 +139,60 @@ func capacityOf(pod *rawPod, from source, defaultSize int64) (capacity, error) {
 		}
 		if device != "" {
 			need.claims = append(need.claims, name)
-			need.add(device, bytesOf(claim.Spec.Resources.Requests[corev1.ResourceStorage], defaultSize))
+			need.add(device, claim.Spec.Resources.Requests[corev1.ResourceStorage])
 		}
 	}
-	if err := need.addTemplates(pod, from, defaultSize); err != nil || len(need.bytes) == 0 {
-		return need, err
+	for _, v := range pod.Spec.Volumes {
+		if err := need.addTemplate(v, from); err != nil {
+			return need, err
+		}
 	}
 	for _, claim := range bound {
+		if len(need.bytes) == 0 || need.bound {
+			break
+		}
 		device, err := from.deviceClass(className(claim.Annotations, claim.Spec.StorageClassName))
 		if err != nil {
 			return need, err
 		}
-		need.bound = need.bound || device != ""
+		need.bound = device != ""
 	}
 	return need, nil
 }
 
-// addTemplates adds the claims that the ephemeral volumes of pod are going to have.
-func (c *capacity) addTemplates(pod *rawPod, from source, defaultSize int64) error {
-	for _, v := range pod.Spec.Volumes {
-		if v.Ephemeral == nil || v.Ephemeral.VolumeClaimTemplate == nil {
-			continue
-		}
-		t := v.Ephemeral.VolumeClaimTemplate
-		device, err := from.deviceClass(className(t.Metadata.Annotations, t.Spec.StorageClassName))
-		if err != nil {
-			return err
-		}
-		if device == "" {
-			continue
-		}
-		size, err := parseSize(t.Spec.Resources.Requests.Storage)
-		if err != nil {
-			return badRequest("decoding the pod: %w", err)
-		}
-		c.add(device, bytesOf(size, defaultSize))
+// addTemplate adds the claim that v is going to have, if it is an ephemeral volume.
+func (c *capacity) addTemplate(v rawVolume, from source) error {
+	if v.Ephemeral == nil || v.Ephemeral.VolumeClaimTemplate == nil {
+		return nil
 	}
+	t := v.Ephemeral.VolumeClaimTemplate
+	device, err := from.deviceClass(className(t.Metadata.Annotations, t.Spec.StorageClassName))
+	if device == "" || err != nil {
+		return err
+	}
+	size, err := parseSize(t.Spec.Resources.Requests.Storage)
+	if err != nil {
+		return badRequest("decoding the pod: %w", err)
+	}
+	c.add(device, size)
 	return nil
 }
 
-// add adds size, up to what fits.
-func (c *capacity) add(device string, size int64) {
-	if have := c.bytes[device]; have > math.MaxInt64-size {
-		size = math.MaxInt64 - have
+// add adds size in bytes, rounded up, to device. The sum is at most what fits.
+func (c *capacity) add(device string, size resource.Quantity) {
+	bytes := int64(math.MaxInt64)
+	switch {
+	case size.Sign() <= 0:
+		bytes = defaultVolumeSize
+	case size.AsApproximateFloat64() < math.MaxInt64: // beyond, the result of Value is undefined
+		bytes = size.Value()
 	}
-	c.bytes[device] += size
+	c.bytes[device] += min(bytes, math.MaxInt64-c.bytes[device])
 }
+
+// defaultVolumeSize is the size of claims without a request. The API server accepts no such claims, but a claim
+// template of a pod reaches the webhook before it is validated.
+const defaultVolumeSize = 1 << 30
 
 // isBound reports whether claim has a volume, or is reserved for one.
 func isBound(claim *corev1.PersistentVolumeClaim) bool {
@@ -218,17 +227,6 @@ func (c Config) describe(pod *rawPod, need capacity) verdict {
 		return verdict{reason: "UpToDate"}
 	}
 	return verdict{patch: ops, reason: "Counted"}
-}
-
-// bytesOf returns size in bytes, rounded up, at most what fits; without a size, fallback.
-func bytesOf(size resource.Quantity, fallback int64) int64 {
-	switch {
-	case size.Sign() <= 0:
-		return fallback
-	case size.AsApproximateFloat64() >= math.MaxInt64: // where the result of Value is undefined
-		return math.MaxInt64
-	}
-	return size.Value()
 }
 
 // parseSize parses a quantity as it is written in a template; zero if there is none.

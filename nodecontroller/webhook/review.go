@@ -12,8 +12,6 @@ import (
 	"time"
 
 	admissionv1 "k8s.io/api/admission/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 )
 
@@ -25,21 +23,8 @@ const (
 	responseTime = 500 * time.Millisecond
 )
 
-// review holds the fields of an AdmissionReview that are read. The response depends on nothing else.
-type review struct {
-	APIVersion string   `json:"apiVersion"`
-	Kind       string   `json:"kind"`
-	Request    *request `json:"request"`
-}
-
-type request struct {
-	UID         types.UID                   `json:"uid"`
-	Resource    metav1.GroupVersionResource `json:"resource"`
-	SubResource string                      `json:"subResource"`
-	Operation   string                      `json:"operation"`
-	Namespace   string                      `json:"namespace"`
-	Object      json.RawMessage             `json:"object"`
-}
+// request is a decoded admission request; its object is still encoded.
+type request = admissionv1.AdmissionRequest
 
 // mutation handles the creation of objects of a resource.
 type mutation struct {
@@ -50,7 +35,7 @@ type mutation struct {
 // applies reports whether r creates an object of m. Other requests are allowed: a configuration that
 // sends too much must block nothing.
 func (m mutation) applies(r *request) bool {
-	return r.Operation == string(admissionv1.Create) && r.SubResource == "" &&
+	return r.Operation == admissionv1.Create && r.SubResource == "" &&
 		r.Resource.Group == "" && r.Resource.Version == "v1" && r.Resource.Resource == m.resource
 }
 
@@ -60,8 +45,6 @@ type refusal struct {
 	code int
 	error
 }
-
-func (r refusal) Unwrap() error { return r.error }
 
 func refuse(code int, format string, args ...any) error {
 	return refusal{code, fmt.Errorf(format, args...)}
@@ -85,35 +68,32 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.metrics.inFlight.Inc()
 	defer s.metrics.inFlight.Dec()
 	path := r.URL.Path
-	m, known := s.mutations[path]
-	if !known {
+	if _, known := s.mutations[path]; !known {
 		path = "other" // clients must not create label values
 	}
-	body, patched, err := s.respond(r, m, known)
+	body, patched, err := s.respond(r)
 	code := http.StatusOK
 	if err == nil {
 		w.Header().Set("Content-Type", "application/json")
 		_, _ = w.Write(body) // fails if the client closed the connection
 	} else {
 		code = http.StatusInternalServerError
+		log := klog.FromContext(r.Context())
 		if refused := (refusal{}); errors.As(err, &refused) {
-			code = refused.code
+			code, log = refused.code, log.V(1) // any client can cause these
 		}
 		if code == http.StatusMethodNotAllowed {
 			w.Header().Set("Allow", http.MethodPost)
 		}
 		http.Error(w, err.Error(), code)
-		log := klog.FromContext(r.Context())
-		if code < http.StatusInternalServerError { // any client can cause these
-			log = log.V(1)
-		}
 		log.Info("Admission request rejected", "path", path, "code", code, "cause", err.Error())
 	}
 	s.metrics.served(path, code, patched, time.Since(begin))
 }
 
 // respond returns the body of the response to r, and whether it has a patch.
-func (s *Server) respond(r *http.Request, m mutation, known bool) (body []byte, patched bool, err error) {
+func (s *Server) respond(r *http.Request) (body []byte, patched bool, err error) {
+	m, known := s.mutations[r.URL.Path]
 	media, _, mediaErr := mime.ParseMediaType(r.Header.Get("Content-Type"))
 	switch {
 	case !known:
@@ -123,11 +103,7 @@ func (s *Server) respond(r *http.Request, m mutation, known bool) (body []byte, 
 	case mediaErr != nil || media != "application/json":
 		return nil, false, refuse(http.StatusUnsupportedMediaType, "the content type must be application/json")
 	}
-	data, err := readBody(r)
-	if err != nil {
-		return nil, false, err
-	}
-	review, err := parseReview(data)
+	review, err := readReview(r.Body)
 	if err != nil {
 		return nil, false, err
 	}
@@ -139,8 +115,20 @@ func (s *Server) respond(r *http.Request, m mutation, known bool) (body []byte, 
 		return nil, false, err
 	}
 	log.V(2).Info("Decided", "reason", v.reason, "operations", len(v.patch))
-	body, err = review.reply(v)
-	return body, len(v.patch) > 0, err
+	answer := admissionv1.AdmissionReview{
+		TypeMeta: review.TypeMeta, // in the version of the request
+		Response: &admissionv1.AdmissionResponse{UID: review.Request.UID, Allowed: true, Warnings: v.warnings},
+	}
+	if len(v.patch) > 0 {
+		answer.Response.PatchType = new(admissionv1.PatchTypeJSONPatch)
+		if answer.Response.Patch, err = json.Marshal(v.patch); err != nil {
+			return nil, false, fmt.Errorf("encoding the patch: %w", err)
+		}
+	}
+	if body, err = json.Marshal(answer); err != nil {
+		return nil, false, fmt.Errorf("encoding the response: %w", err)
+	}
+	return body, len(v.patch) > 0, nil
 }
 
 // handle returns the verdict about r. A panic is an error of this request only.
@@ -155,36 +143,29 @@ func (m mutation) handle(ctx context.Context, r *request) (v verdict, err error)
 	return m.decide(ctx, r)
 }
 
-// readBody reads the body. Up to a limit it also reads one that is too large, because many clients
-// read the response only after they have sent everything.
-func readBody(r *http.Request) ([]byte, error) {
-	data, err := io.ReadAll(io.LimitReader(r.Body, maxBody+1))
+// readReview decodes an AdmissionReview with a request. Up to a limit it also reads a body that is too large,
+// because many clients read the response only after they have sent everything.
+func readReview(body io.Reader) (*admissionv1.AdmissionReview, error) {
+	data, err := io.ReadAll(io.LimitReader(body, maxBody+1))
 	if err != nil {
 		return nil, badRequest("reading the request: %w", err)
 	}
 	if len(data) > maxBody {
-		_, _ = io.CopyN(io.Discard, r.Body, maxBody)
+		_, _ = io.CopyN(io.Discard, body, maxBody)
 		return nil, refuse(http.StatusRequestEntityTooLarge, "the request has more than %d bytes", maxBody)
 	}
-	return data, nil
-}
-
-// parseReview decodes an AdmissionReview with a request.
-func parseReview(data []byte) (*review, error) {
-	asked := &review{}
-	if err := decode(data, asked); err != nil {
+	review := &admissionv1.AdmissionReview{}
+	if err := decode(data, review); err != nil {
 		return nil, badRequest("decoding the AdmissionReview: %w", err)
 	}
-	version := asked.APIVersion
+	version := review.APIVersion
 	switch {
-	case asked.Kind != "AdmissionReview" || version != "admission.k8s.io/v1" && version != "admission.k8s.io/v1beta1":
-		return nil, badRequest("want an AdmissionReview of admission.k8s.io/v1 or v1beta1, got %.70q of %.70q", asked.Kind, version)
-	case asked.Request == nil:
-		return nil, badRequest("the AdmissionReview has no request")
-	case asked.Request.UID == "":
-		return nil, badRequest("the request of the AdmissionReview has no uid")
+	case review.Kind != "AdmissionReview" || version != "admission.k8s.io/v1" && version != "admission.k8s.io/v1beta1":
+		return nil, badRequest("want an AdmissionReview of admission.k8s.io/v1 or v1beta1, got %.70q of %.70q", review.Kind, version)
+	case review.Request == nil || review.Request.UID == "":
+		return nil, badRequest("the AdmissionReview has no request with a uid")
 	}
-	return asked, nil
+	return review, nil
 }
 
 // deadline returns how long a response may take if the API server waits for timeout, a duration or "".
@@ -193,25 +174,4 @@ func deadline(timeout string) time.Duration {
 		return min(limit-responseTime, maxTime)
 	}
 	return maxTime
-}
-
-// reply encodes the response with v, in the version of the request.
-func (asked *review) reply(v verdict) ([]byte, error) {
-	patch, err := encode(v.patch)
-	if err != nil {
-		return nil, err
-	}
-	answer := admissionv1.AdmissionReview{
-		TypeMeta: metav1.TypeMeta{APIVersion: asked.APIVersion, Kind: asked.Kind},
-		Response: &admissionv1.AdmissionResponse{UID: asked.Request.UID, Allowed: true, Warnings: v.warnings},
-	}
-	if patch != nil {
-		kind := admissionv1.PatchTypeJSONPatch
-		answer.Response.Patch, answer.Response.PatchType = patch, &kind
-	}
-	data, err := json.Marshal(answer)
-	if err != nil {
-		return nil, fmt.Errorf("encoding the response: %w", err)
-	}
-	return data, nil
 }

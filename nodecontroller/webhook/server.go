@@ -26,16 +26,9 @@ type Server struct {
 	metrics   *metrics
 	mutations map[string]mutation // by path
 	listener  net.Listener
-	served    atomic.Bool // the listener was used
-	state     atomic.Int32
+	used      atomic.Bool // the listener was used
+	serving   atomic.Bool
 }
-
-// States of a server.
-const (
-	stateNew int32 = iota
-	stateServing
-	stateStopping
-)
 
 // New returns a Server that listens, so that an address in use is reported at the start. Requests
 // are served by [Server.Serve], which also closes the listener.
@@ -59,11 +52,8 @@ func (s *Server) Address() string { return s.listener.Addr().String() }
 
 // Ready returns an error unless the server serves and its caches are synced.
 func (s *Server) Ready() error {
-	switch state := s.state.Load(); {
-	case state == stateNew:
-		return errors.New("the webhook server has not started yet")
-	case state == stateStopping:
-		return errors.New("the webhook server is stopping")
+	if !s.serving.Load() {
+		return errors.New("the webhook server is starting or stopping")
 	}
 	return s.synced()
 }
@@ -85,47 +75,35 @@ func (s *Server) synced() error {
 
 // Serve serves requests. When ctx ends, the server is not ready, serves for the configured delay,
 // finishes running requests and returns. It may be called again.
-func (s *Server) Serve(ctx context.Context) error {
+func (s *Server) Serve(ctx context.Context) (err error) {
 	log := klog.FromContext(ctx).WithName("webhook")
 	ctx = klog.NewContext(ctx, log)
 	listener := s.listener
-	if s.served.Swap(true) { // the listener of New was closed when serving ended
-		var err error
+	if s.used.Swap(true) { // the listener of New was closed when serving ended
 		if listener, err = net.Listen("tcp", s.Address()); err != nil {
 			return fmt.Errorf("listening at %s again: %w", s.Address(), err)
 		}
 	}
-	server := s.httpServer(ctx)
-	work, stop := context.WithCancel(ctx)
-	drained := make(chan struct{})
-	go func() {
+	server, drained := s.httpServer(ctx), make(chan struct{})
+	s.serving.Store(true)
+	failed := context.AfterFunc(ctx, func() {
 		defer close(drained)
-		<-work.Done()
-		s.state.Store(stateStopping)
-		if ctx.Err() != nil { // and serving has not failed
-			s.drain(ctx, server)
-		}
-	}()
-	s.state.Store(stateServing)
+		s.serving.Store(false)
+		s.drain(ctx, server)
+	})
 	log.Info("Serving admission webhooks", "address", s.Address())
-	err := server.ServeTLS(listener, "", "")
-	if errors.Is(err, http.ErrServerClosed) {
-		err = nil
-	}
-	stop()
-	<-drained
-	if err != nil {
+	if err := server.ServeTLS(listener, "", ""); failed() {
+		s.serving.Store(false)
 		return fmt.Errorf("serving admission webhooks at %s: %w", s.Address(), err)
 	}
+	<-drained
 	return nil
 }
 
 // drain shuts server down after the delay in which API servers may still send requests.
 func (s *Server) drain(ctx context.Context, server *http.Server) {
 	ctx = context.WithoutCancel(ctx) // which has ended
-	delay := time.NewTimer(s.cfg.ShutdownDelay)
-	defer delay.Stop()
-	<-delay.C
+	time.Sleep(s.cfg.ShutdownDelay)
 	ctx, cancel := context.WithTimeout(ctx, drainLimit)
 	defer cancel()
 	if err := server.Shutdown(ctx); err != nil {

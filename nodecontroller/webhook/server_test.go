@@ -39,7 +39,7 @@ func alone(t *testing.T) (f *fixture, stop func()) {
 		GetCertificate: f.certificate,
 	})
 	f.must(err)
-	if err := f.s.Ready(); err == nil || !strings.Contains(err.Error(), "not started") {
+	if err := f.s.Ready(); err == nil || !strings.Contains(err.Error(), "starting or stopping") {
 		t.Errorf("before it serves: %v", err)
 	}
 	return f, f.serve()
@@ -65,7 +65,7 @@ func TestServe(t *testing.T) {
 	f, stop := alone(t)
 	stop()
 	goleak.VerifyNone(t, before)
-	if err := f.s.Ready(); err == nil || !strings.Contains(err.Error(), "stopping") {
+	if err := f.s.Ready(); err == nil || !strings.Contains(err.Error(), "starting or stopping") {
 		t.Errorf("after its end: %v", err)
 	}
 	f.serve()()
