@@ -6,7 +6,6 @@ import (
 	"math"
 	"net"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -23,50 +22,36 @@ func (c Config) Validate() error {
 	return errors.Join(profile, c.validateNames(), c.validateModes(), c.validateNumbers(), c.validateWebhooks())
 }
 
-// named is the value of a flag.
-type named[T any] struct {
-	flag  string
-	value T
-}
-
 // validateNames checks names that become part of objects, before the API server refuses a write.
 func (c Config) validateNames() error {
 	var errs []error
-	for _, n := range []named[[]string]{
-		{"--node-finalizer", []string{c.NodeFinalizer}}, {"--pvc-finalizer", []string{c.PVCFinalizer}},
-		{"--pvc-obsolete-finalizers", c.PVCObsoleteFinalizers}, {"--pv-removable-finalizers", c.PVRemovableFinalizers},
-		{"--resize-annotation", []string{c.ResizeAnnotation}},
-	} {
-		for _, name := range n.value {
-			if name != "" {
-				errs = append(errs, prefixed(n.flag, name))
+	check := func(flag string, illegal func(string) []string, names ...string) {
+		for _, name := range names {
+			if problems := illegal(name); name != "" && len(problems) > 0 {
+				errs = append(errs, fmt.Errorf("%s: %s, got %q", flag, strings.Join(problems, "; "), name))
 			}
 		}
+	}
+	check("--node-finalizer", prefixed, c.NodeFinalizer)
+	check("--pvc-finalizer", prefixed, c.PVCFinalizer)
+	check("--pvc-obsolete-finalizers", prefixed, c.PVCObsoleteFinalizers...)
+	check("--pv-removable-finalizers", prefixed, c.PVRemovableFinalizers...)
+	check("--resize-annotation", prefixed, c.ResizeAnnotation)
+	check("--topology-node-key", validation.IsQualifiedName, c.TopologyNodeKey)
+	check("--capacity-resource", extendedResource, c.CapacityResource)
+	check("--leader-election-id", validation.IsDNS1123Subdomain, c.LeaderElectionID)
+	check("--capacity-annotation-prefix", func(prefix string) []string {
+		if domain, slash := strings.CutSuffix(prefix, "/"); slash {
+			return validation.IsDNS1123Subdomain(domain)
+		}
+		return []string{"must end with a slash"}
+	}, c.CapacityAnnotationPrefix)
+	if name := c.DefaultDeviceClass; strings.Contains(name, "/") || len(validation.IsQualifiedName(name)) > 0 {
+		errs = append(errs, fmt.Errorf("--default-device-class: must be the name of an annotation without a slash, got %q", name))
 	}
 	if slices.Contains(c.PVRemovableFinalizers, "kubernetes.io/pv-protection") {
 		errs = append(errs,
 			errors.New("--pv-removable-finalizers: Kubernetes removes kubernetes.io/pv-protection when the volume is unused"))
-	}
-	if key := c.TopologyNodeKey; key != "" {
-		errs = append(errs, legal("--topology-node-key", key, validation.IsQualifiedName(key)))
-	}
-	if name := c.CapacityResource; name != "" {
-		errs = append(errs, extendedResource("--capacity-resource", name))
-	}
-	if prefix := c.CapacityAnnotationPrefix; prefix != "" {
-		domain, slash := strings.CutSuffix(prefix, "/")
-		if !slash {
-			errs = append(errs, fmt.Errorf("--capacity-annotation-prefix: must end with a slash, got %q", prefix))
-		}
-		errs = append(errs, legal("--capacity-annotation-prefix", prefix, validation.IsDNS1123Subdomain(domain)))
-	}
-	if name := c.DefaultDeviceClass; strings.Contains(name, "/") {
-		errs = append(errs, fmt.Errorf("--default-device-class: must not contain a slash, got %q", name))
-	} else {
-		errs = append(errs, legal("--default-device-class", name, validation.IsQualifiedName(name)))
-	}
-	if id := c.LeaderElectionID; id != "" {
-		errs = append(errs, legal("--leader-election-id", id, validation.IsDNS1123Subdomain(id)))
 	}
 	return errors.Join(errs...)
 }
@@ -94,8 +79,7 @@ func (c Config) validateModes() error {
 		errs = append(errs, oneOf("--node-cleanup-paths", path, nodecleanup.PathFinalizer, nodecleanup.PathOrphan))
 	}
 	if c.PVCFinalizerMode == pvcfinalizer.ModeEnforce && c.PVCFinalizer != "" && slices.Contains(c.PVCObsoleteFinalizers, c.PVCFinalizer) {
-		errs = append(errs, fmt.Errorf("--pvc-obsolete-finalizers: contains %s, which --pvc-finalizer-mode=%s keeps; remove it from the "+
-			"list",
+		errs = append(errs, fmt.Errorf("--pvc-obsolete-finalizers: must not contain %s, which --pvc-finalizer-mode=%s keeps",
 			c.PVCFinalizer, pvcfinalizer.ModeEnforce))
 	}
 	for _, text := range c.NodeCleanupResource {
@@ -113,16 +97,16 @@ func (c Config) validateNumbers() error {
 			errs = append(errs, fmt.Errorf(format, args...))
 		}
 	}
-	for _, d := range []named[time.Duration]{
-		{"timeout", c.Timeout}, {"retry-interval-start", c.RetryIntervalStart}, {"retry-interval-max", c.RetryIntervalMax},
+	for flag, d := range map[string]time.Duration{
+		"timeout": c.Timeout, "retry-interval-start": c.RetryIntervalStart, "retry-interval-max": c.RetryIntervalMax,
 	} {
-		check(d.value > 0, "--%s: must be positive, got %v", d.flag, d.value)
+		check(d > 0, "--%s: must be positive, got %v", flag, d)
 	}
-	for _, d := range []named[time.Duration]{
-		{"node-finalizer-timeout", c.NodeFinalizerTimeout}, {"node-delete-grace", c.NodeDeleteGrace},
-		{"node-cleanup-window", c.NodeCleanupWindow}, {"pv-release-grace", c.PVReleaseGrace}, {"shutdown-delay", c.ShutdownDelay},
+	for flag, d := range map[string]time.Duration{
+		"node-finalizer-timeout": c.NodeFinalizerTimeout, "node-delete-grace": c.NodeDeleteGrace, "shutdown-delay": c.ShutdownDelay,
+		"node-cleanup-window": c.NodeCleanupWindow, "pv-release-grace": c.PVReleaseGrace,
 	} {
-		check(d.value >= 0, "--%s: must not be negative, got %v", d.flag, d.value)
+		check(d >= 0, "--%s: must not be negative, got %v", flag, d)
 	}
 	check(c.PVCPodDeletionGrace >= 0 || c.PVCPodDeletionGrace == -1,
 		"--pvc-pod-deletion-grace: must not be negative, except -1 for the grace period of the pod, got %v", c.PVCPodDeletionGrace)
@@ -135,6 +119,7 @@ func (c Config) validateNumbers() error {
 	check(c.NodeCleanupMinNodes >= 0, "--node-cleanup-min-nodes: must not be negative, got %d", c.NodeCleanupMinNodes)
 	check(c.NodeCleanupQPS > 0 && !math.IsInf(c.NodeCleanupQPS, 0), "--node-cleanup-qps: must be positive, got %v", c.NodeCleanupQPS)
 	check(c.NodeCleanupBurst >= 1, "--node-cleanup-burst: must be at least 1, got %d", c.NodeCleanupBurst)
+	slices.SortFunc(errs, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })
 	return errors.Join(errs...)
 }
 
@@ -148,18 +133,14 @@ func (c Config) validateWebhooks() error {
 	} else if _, err := net.LookupPort("tcp", port); err != nil {
 		errs = append(errs, fmt.Errorf("--webhook-addr: %q is not a port", port))
 	}
-	secret := named[string]{"--webhook-cert-secret", c.WebhookCertSecret}
-	required := map[servingcert.Mode][]named[string]{
-		servingcert.Secret: {secret},
-		servingcert.SelfSigned: {
-			secret, {"--webhook-config-name", c.WebhookConfigName}, {"--webhook-service", c.WebhookService},
-		},
-	}
-	for _, n := range required[c.WebhookCertMode] {
-		if n.value == "" {
-			errs = append(errs, fmt.Errorf("%s: must be set with --webhook-cert-mode=%s", n.flag, c.WebhookCertMode))
+	required := func(flag, value string, modes ...servingcert.Mode) {
+		if value == "" && slices.Contains(modes, c.WebhookCertMode) {
+			errs = append(errs, fmt.Errorf("%s: must be set with --webhook-cert-mode=%s", flag, c.WebhookCertMode))
 		}
 	}
+	required("--webhook-cert-secret", c.WebhookCertSecret, servingcert.Secret, servingcert.SelfSigned)
+	required("--webhook-config-name", c.WebhookConfigName, servingcert.SelfSigned)
+	required("--webhook-service", c.WebhookService, servingcert.SelfSigned)
 	return errors.Join(errs...)
 }
 
@@ -175,37 +156,28 @@ func (c Config) DeletingFlags() []string {
 	return flags
 }
 
-// prefixed returns an error unless name is a qualified name with a prefix, such as example.com/node.
-func prefixed(flag, name string) error {
+// prefixed returns what is wrong with name as a qualified name with a prefix, such as example.com/node.
+func prefixed(name string) []string {
 	if !strings.Contains(name, "/") {
-		return fmt.Errorf("%s: must have a prefix, as in example.com/name, got %q", flag, name)
+		return []string{"must have a prefix, as in example.com/name"}
 	}
-	return legal(flag, name, validation.IsQualifiedName(name))
+	return validation.IsQualifiedName(name)
 }
 
-// extendedResource returns an error unless containers can request name as an extended resource.
-func extendedResource(flag, name string) error {
+// extendedResource returns why containers cannot request name as an extended resource.
+func extendedResource(name string) []string {
 	prefix, short, ok := strings.Cut(name, "/")
 	switch {
 	case !ok:
-		return fmt.Errorf("%s: must be an extended resource with a prefix, as in example.com/capacity, got %q", flag, name)
+		return []string{"must be an extended resource with a prefix, as in example.com/capacity"}
 	case strings.HasSuffix(prefix, "kubernetes.io"):
-		return fmt.Errorf("%s: the prefix %s belongs to Kubernetes, got %q", flag, prefix, name)
+		return []string{"the prefix belongs to Kubernetes"}
 	case strings.HasPrefix(name, "requests."):
-		return fmt.Errorf("%s: must not begin with requests., got %q", flag, name)
+		return []string{"must not begin with requests."}
 	case len(short) > 63:
-		return fmt.Errorf("%s: the part after the slash must have at most 63 characters, got %q", flag, name)
+		return []string{"the part after the slash must have at most 63 characters"}
 	}
-	// a quota adds this prefix, and the result must be legal, too
-	return legal(flag, name, validation.IsQualifiedName("requests."+name))
-}
-
-// legal returns the problems of a name as one error.
-func legal(flag, name string, problems []string) error {
-	if len(problems) == 0 {
-		return nil
-	}
-	return fmt.Errorf("%s: %q is not a legal name: %s", flag, name, strings.Join(problems, "; "))
+	return validation.IsQualifiedName("requests." + name) // a quota adds this prefix
 }
 
 // oneOf returns an error unless value is one of known.
@@ -213,9 +185,6 @@ func oneOf[T ~string](flag string, value T, known ...T) error {
 	if slices.Contains(known, value) {
 		return nil
 	}
-	names := make([]string, len(known))
-	for i, k := range known {
-		names[i] = string(k)
-	}
-	return fmt.Errorf("%s: must be one of %s, got %s", flag, strings.Join(names, ", "), strconv.Quote(string(value)))
+	names := strings.Trim(strings.ReplaceAll(fmt.Sprint(known), " ", ", "), "[]")
+	return fmt.Errorf("%s: must be one of %s, got %q", flag, names, value)
 }
