@@ -298,6 +298,34 @@ func TestChangeAtTheAPIServer(t *testing.T) {
 			t.Errorf("%v: %v", err, got.ObjectMeta)
 		}
 	})
+	t.Run("tests before an update", func(t *testing.T) {
+		c, pv := live(t, nil)
+		client := restricted(t, c, []string{"get", "update"}).CoreV1().PersistentVolumes()
+		other := MetadataPatch{SetAnnotations: map[string]string{"example.com/b": "1"}}
+		pv, err := PatchMetadata(t.Context(), c.Client().CoreV1().PersistentVolumes(), pv, other)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, tt := range []struct {
+			path  string
+			value any
+			want  bool
+		}{
+			{"/spec/persistentVolumeReclaimPolicy", "Other", false},
+			{"/metadata/annotations/example.com~1b", nil, false},
+			{"/metadata/annotations/example.com~1b", "1", true},
+			{"/metadata/deletionTimestamp", nil, true},
+		} {
+			change := MetadataPatch{SetAnnotations: map[string]string{"example.com/a": fmt.Sprint(tt)}, Tests: map[string]any{tt.path: tt.value}}
+			for verb, w := range map[string]Writer[*corev1.PersistentVolume]{"patch": c.Client().CoreV1().PersistentVolumes(), "update": client} {
+				change.SetAnnotations["example.com/a"] += verb
+				got, err := PatchMetadata(t.Context(), w, pv, change)
+				if (err == nil) != tt.want || !tt.want && !IsPatchTestFailed(err) || change.AppliedTo(got) != tt.want {
+					t.Errorf("%s with %v: %v: %v", verb, tt, err, got.ObjectMeta)
+				}
+			}
+		}
+	})
 	t.Run("returns both errors without permissions", func(t *testing.T) {
 		c, pv := live(t, nil)
 		_, err := PatchMetadata(t.Context(), restricted(t, c, []string{"get"}).CoreV1().PersistentVolumes(), pv, add)

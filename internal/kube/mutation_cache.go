@@ -113,7 +113,7 @@ func (o *MutationCache[T]) Patch(ctx context.Context, w Writer[T], obj T, c Meta
 // UpdateInstead fetches obj, applies change and updates it, after a patch that was forbidden. It
 // records nothing.
 func (o *MutationCache[T]) UpdateInstead(ctx context.Context, w Writer[T], obj T, change func(live T) T, forbidden error) (T, error) {
-	return updateInstead(ctx, w, obj, change, forbidden, &o.patchForbidden)
+	return updateInstead(ctx, w, obj, func(live T) (T, error) { return change(live), nil }, forbidden, &o.patchForbidden)
 }
 
 // RecordWrite records the result of a write to before. NotFound marks before as deleted and is not

@@ -25,7 +25,8 @@ type MetadataPatch struct {
 	RemoveAnnotations []string
 	// InitAnnotations are set unless the object has an annotation with the key.
 	InitAnnotations map[string]string
-	// Tests are values that the object must have, by JSON pointer. Otherwise the patch fails.
+	// Tests are values that the object must have, by JSON pointer; nil means absent. Otherwise the patch
+	// fails, see [IsPatchTestFailed].
 	Tests map[string]any
 }
 
@@ -36,8 +37,9 @@ type jsonPatchOp struct {
 	Value any    `json:"value,omitempty"`
 }
 
-// testAbsent is a test operation for an absent value. It encodes "value":null, unlike [jsonPatchOp].
-type testAbsent struct {
+// testOp is a test operation. A test for nil passes if the value is absent. It encodes "value":null,
+// unlike [jsonPatchOp].
+type testOp struct {
 	Op    string `json:"op"`
 	Path  string `json:"path"`
 	Value any    `json:"value"`
@@ -53,7 +55,7 @@ func (c MetadataPatch) JSONPatch(obj metav1.Object) ([]byte, error) {
 	}
 	ops := []any{jsonPatchOp{"test", "/metadata/uid", obj.GetUID()}}
 	for _, path := range slices.Sorted(maps.Keys(c.Tests)) {
-		ops = append(ops, jsonPatchOp{"test", path, c.Tests[path]})
+		ops = append(ops, testOp{"test", path, c.Tests[path]})
 	}
 	return json.Marshal(append(ops, changes...))
 }
@@ -65,7 +67,7 @@ func (c MetadataPatch) finalizerOps(have []string) []any {
 	case slices.Equal(have, want):
 		return nil
 	case len(have) == 0:
-		return []any{testAbsent{"test", path, nil}, jsonPatchOp{"add", path, want}}
+		return []any{testOp{"test", path, nil}, jsonPatchOp{"add", path, want}}
 	case len(want) == 0:
 		return []any{jsonPatchOp{"test", path, have}, jsonPatchOp{Op: "remove", Path: path}}
 	}
@@ -93,10 +95,10 @@ func (c MetadataPatch) annotationOps(have map[string]string) []any {
 		all := map[string]string{}
 		maps.Copy(all, init)
 		maps.Copy(all, set)
-		return []any{testAbsent{"test", path, nil}, jsonPatchOp{"add", path, all}}
+		return []any{testOp{"test", path, nil}, jsonPatchOp{"add", path, all}}
 	}
 	for _, k := range slices.Sorted(maps.Keys(init)) { // the cache may be outdated: another writer may have set it
-		ops = append(ops, testAbsent{"test", path + "/" + escape(k), nil}, jsonPatchOp{"add", path + "/" + escape(k), init[k]})
+		ops = append(ops, testOp{"test", path + "/" + escape(k), nil}, jsonPatchOp{"add", path + "/" + escape(k), init[k]})
 	}
 	for _, k := range slices.Sorted(maps.Keys(set)) {
 		ops = append(ops, jsonPatchOp{"add", path + "/" + escape(k), set[k]})
@@ -108,6 +110,9 @@ func (c MetadataPatch) annotationOps(have map[string]string) []any {
 	}
 	return ops
 }
+
+// AnnotationPath returns the JSON pointer of an annotation, for [MetadataPatch.Tests].
+func AnnotationPath(name string) string { return "/metadata/annotations/" + escape(name) }
 
 // escape returns key as a reference token of a JSON pointer (RFC 6901).
 func escape(key string) string {
@@ -159,7 +164,13 @@ func patchMetadata[T metav1.Object](ctx context.Context, w Writer[T], obj T, c M
 	case err == nil:
 		return changed, nil
 	case apierrors.IsForbidden(err):
-		return updateInstead(ctx, w, obj, func(live T) T { c.Apply(live); return live }, err, warn)
+		return updateInstead(ctx, w, obj, func(live T) (T, error) {
+			if err := c.test(live); err != nil {
+				return live, err
+			}
+			c.Apply(live)
+			return live, nil
+		}, err, warn)
 	case !apierrors.IsInvalid(err) && !apierrors.IsConflict(err):
 		return obj, err
 	}
@@ -179,15 +190,19 @@ func patchMetadata[T metav1.Object](ctx context.Context, w Writer[T], obj T, c M
 
 // updateInstead fetches obj and updates it, for a ClusterRole that grants update but not patch. The
 // resourceVersion prevents lost updates. The wrapped error is the one of the update. It logs
-// forbidden, the error of the patch, once per warn.
+// forbidden, the error of the patch, once per warn. After an error of change, it returns the live object.
 func updateInstead[T metav1.Object](
-	ctx context.Context, w Writer[T], obj T, change func(live T) T, forbidden error, warn *sync.Once,
+	ctx context.Context, w Writer[T], obj T, change func(live T) (T, error), forbidden error, warn *sync.Once,
 ) (T, error) {
 	live, err := refetch(ctx, w, obj)
 	if err != nil {
 		return obj, fmt.Errorf("%v; fetching the object for an update: %w", forbidden, err)
 	}
-	updated, err := w.Update(ctx, change(live), metav1.UpdateOptions{})
+	changed, err := change(live)
+	if err != nil {
+		return live, err
+	}
+	updated, err := w.Update(ctx, changed, metav1.UpdateOptions{})
 	if err != nil {
 		return obj, fmt.Errorf("%v; updating the object: %w", forbidden, err)
 	}
