@@ -34,6 +34,8 @@ type PluginCapabilities struct {
 // for a driver without a group controller service.
 type GroupCapabilities struct {
 	CreateDeleteGetVolumeGroupSnapshot bool
+	// Unknown: the call has failed. Then the others are false.
+	Unknown bool
 }
 
 // ControllerCapabilities holds the capabilities in use of ControllerGetCapabilities. All are false
@@ -155,14 +157,14 @@ func (c *Client) controllerCapabilities(ctx context.Context) (ControllerCapabili
 	return caps, err
 }
 
-// groupCapabilities returns no capabilities for a driver that does not implement the call, as
-// csi-snapshotter does: snapshots of single volumes do not need it.
+// groupCapabilities returns no capabilities for a driver that does not implement the call. They are
+// unknown after another final error, which csi-snapshotter tolerates: nothing but groups needs them.
 func (c *Client) groupCapabilities(ctx context.Context) (GroupCapabilities, error) {
 	var caps GroupCapabilities
 	response, err := call(ctx, c, c.group.GroupControllerGetCapabilities, &csi.GroupControllerGetCapabilitiesRequest{})
 	if err != nil && OutcomeOf(err) == Final {
-		klog.FromContext(ctx).Info("The driver returned no group controller capabilities", "driver", c.Driver().Name, "err", err)
-		return caps, nil
+		klog.FromContext(ctx).Info("The driver returned no group controller capabilities", "address", c.cfg.Address, "err", err)
+		return GroupCapabilities{Unknown: status.Code(err) != codes.Unimplemented}, nil
 	}
 	for _, item := range response.GetCapabilities() {
 		if item.GetRpc().GetType() == csi.GroupControllerServiceCapability_RPC_CREATE_DELETE_GET_VOLUME_GROUP_SNAPSHOT {
@@ -173,7 +175,7 @@ func (c *Client) groupCapabilities(ctx context.Context) (GroupCapabilities, erro
 }
 
 // difference returns an error that describes a change of the name or the capabilities. It ignores
-// the version.
+// the version, and group capabilities that are unknown.
 func difference(before, now Driver) error {
 	switch {
 	case before.Name != now.Name:
@@ -184,7 +186,7 @@ func difference(before, now Driver) error {
 		return fmt.Errorf("the controller capabilities changed from %+v to %+v", before.Controller, now.Controller)
 	case before.Node != now.Node:
 		return fmt.Errorf("the node capabilities changed from %+v to %+v", before.Node, now.Node)
-	case before.Group != now.Group:
+	case before.Group != now.Group && !before.Group.Unknown && !now.Group.Unknown:
 		return fmt.Errorf("the group controller capabilities changed from %+v to %+v", before.Group, now.Group)
 	}
 	return nil

@@ -324,6 +324,39 @@ func TestAnotherDriverEndsRun(t *testing.T) {
 	}
 }
 
+// TestUnknownGroupCapabilitiesAreNoOtherDriver: a driver may return any error during its start.
+func TestUnknownGroupCapabilitiesAreNoOtherDriver(t *testing.T) {
+	for name, failsAt := range map[string]int{"at the first connection": 1, "at the second": 2} {
+		t.Run(name, func(t *testing.T) {
+			p := csitest.Run(t, csitest.Config{Groups: true})
+			fails := func(connection int) {
+				if connection == failsAt {
+					p.Next("GroupControllerGetCapabilities", csitest.Fail(codes.Internal, "booting"))
+				}
+			}
+			fails(1)
+			c, _ := newClient(t, p, nil)
+			if d := connect(t, c); d.Group.CreateDeleteGetVolumeGroupSnapshot != (failsAt == 2) {
+				t.Errorf("capabilities %+v", d.Group)
+			}
+			stop := running(t, c)
+			fails(2)
+			if err := p.Restart(nil); err != nil {
+				t.Fatal(err)
+			}
+			if err := p.Wait(within(t), "ControllerGetCapabilities", 2); err != nil {
+				t.Fatal(err)
+			}
+			if err := c.WaitReady(within(t)); err != nil {
+				t.Error(err)
+			}
+			if err := stop(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
 func TestAnotherVersionIsNoOtherDriver(t *testing.T) {
 	p := csitest.Run(t, csitest.Config{})
 	c, _ := newClient(t, p, nil)
