@@ -1,6 +1,7 @@
 package snapshotter
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -96,8 +97,12 @@ func timeOf(t *timestamppb.Timestamp) time.Time {
 // once. readyToUse follows the driver until it is true. An answer with another handle is an error.
 func (c *content) change(a answer, now time.Time) (statusChange, error) {
 	s, change := c.known(), statusChange{}
-	if s.handle != "" && s.handle != a.handle {
-		return nil, fmt.Errorf("the driver returned %s %q for the one with handle %q", c.noun, a.handle, s.handle)
+	known := s.handle
+	if c.preProvisioned() {
+		known = c.handle
+	}
+	if known != "" && known != a.handle {
+		return nil, fmt.Errorf("the driver returned %s %q for the one with handle %q", c.noun, a.handle, known)
 	}
 	if s.handle == "" {
 		change[c.handleField] = a.handle
@@ -111,7 +116,7 @@ func (c *content) change(a answer, now time.Time) (statusChange, error) {
 		}
 		change["creationTime"] = c.encodeTime(a.created)
 	}
-	if s.hasErr {
+	if s.hasErr && a.problem == nil {
 		change["error"] = nil
 	}
 	if c.group {
@@ -138,28 +143,44 @@ func (c *content) encodeTime(t time.Time) any {
 	return t.UnixNano()
 }
 
-// infos returns the list of a group after an answer. Creation times and sizes are kept.
+// infos returns the list of a group after an answer. Entries, creation times and sizes are kept,
+// because the snapshots of a group are deleted by this list.
 func (c *content) infos(answered []groupv1.VolumeSnapshotInfo, now time.Time) []groupv1.VolumeSnapshotInfo {
-	infos := slices.Clone(answered)
-	for i := range infos {
-		for _, before := range c.known().snapshots {
-			if before.SnapshotHandle == infos[i].SnapshotHandle {
-				if before.CreationTime != nil {
-					infos[i].CreationTime = before.CreationTime
-				}
-				if before.RestoreSize != nil {
-					infos[i].RestoreSize = before.RestoreSize
-				}
-				if ptr.Deref(before.ReadyToUse, false) {
-					infos[i].ReadyToUse = before.ReadyToUse
-				}
-			}
+	infos := slices.Clone(c.known().snapshots)
+	for _, one := range answered {
+		i := indexOf(infos, one.SnapshotHandle)
+		if i < 0 {
+			i, infos = len(infos), append(infos, one)
 		}
-		if infos[i].CreationTime == nil {
-			infos[i].CreationTime = ptr.To(now.UnixNano())
+		info := &infos[i]
+		info.VolumeHandle = one.VolumeHandle
+		info.CreationTime = cmp.Or(info.CreationTime, one.CreationTime, ptr.To(now.UnixNano()))
+		info.RestoreSize = cmp.Or(info.RestoreSize, one.RestoreSize)
+		if !ptr.Deref(info.ReadyToUse, false) {
+			info.ReadyToUse = one.ReadyToUse
 		}
 	}
 	return infos
+}
+
+// indexOf returns the index of the snapshot with that handle, or -1.
+func indexOf(infos []groupv1.VolumeSnapshotInfo, handle string) int {
+	return slices.IndexFunc(infos, func(i groupv1.VolumeSnapshotInfo) bool { return i.SnapshotHandle == handle })
+}
+
+// withProblem returns a with a problem if it lacks snapshots in the list of the group. The group is not
+// ready then.
+func (c *content) withProblem(a answer) answer {
+	var missing []string
+	for _, s := range c.known().snapshots {
+		if indexOf(a.snapshots, s.SnapshotHandle) < 0 {
+			missing = append(missing, s.SnapshotHandle)
+		}
+	}
+	if c.dynamic() && missing != nil {
+		a.ready, a.problem = false, fmt.Errorf("the driver returned the group without its snapshots %q", missing)
+	}
+	return a
 }
 
 func sameInfo(a, b groupv1.VolumeSnapshotInfo) bool {

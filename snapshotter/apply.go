@@ -5,6 +5,7 @@ package snapshotter
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -40,7 +41,8 @@ func (l *loop[T, C]) apply(ctx context.Context, obj T, s state, step step, r *re
 	case doWriteAnswer:
 		return l.writeAnswer(ctx, obj, s, step)
 	case doEndCreation:
-		return l.patch(ctx, obj, kube.MetadataPatch{RemoveAnnotations: []string{c.creating}})
+		_, err := l.patch(ctx, obj, kube.MetadataPatch{RemoveAnnotations: []string{c.creating}})
+		return err
 	case doDelete:
 		return l.delete(ctx, obj, s, step)
 	case doClearStatus:
@@ -101,12 +103,15 @@ func (l *loop[T, C]) readSecret(ctx context.Context, obj T, step step, r *reads)
 
 // record writes the finalizer and the request before the first call.
 func (l *loop[T, C]) record(ctx context.Context, obj T, step step) error {
-	err := l.patch(ctx, obj, step.change)
-	if err == nil {
+	stored, err := l.patch(ctx, obj, step.change)
+	newest, exists := l.objects.Get(obj.GetName())
+	exists = exists && newest.GetUID() == obj.GetUID()
+	switch {
+	case err == nil && (!exists || step.change.AppliedTo(stored)):
 		return nil
-	}
-	if newest, ok := l.objects.Get(obj.GetName()); ok && apierrors.IsInvalid(err) && l.content(newest).terminating() &&
-		!l.content(obj).terminating() {
+	case err == nil:
+		err = errors.New("the API server has not stored it. Check the admission policies and webhooks for this resource")
+	case exists && apierrors.IsInvalid(err) && l.content(newest).terminating() && !l.content(obj).terminating():
 		return nil // it is being deleted: decide again
 	}
 	report := doReportCreation
@@ -140,7 +145,7 @@ func (l *loop[T, C]) create(ctx context.Context, obj T, s state, step step) erro
 		return nil
 	}
 	final := csiclient.OutcomeOf(err) == csiclient.Final
-	if isNew && (final || forced) {
+	if isNew && (final || forced) && ctx.Err() == nil {
 		l.memories.update(c.uid(), func(m *memory) { m.outcome = definite })
 	}
 	switch {
@@ -155,6 +160,8 @@ func (l *loop[T, C]) create(ctx context.Context, obj T, s state, step step) erro
 // replayFailed handles the error of a repeated CreateSnapshot for a content that is being deleted.
 func (l *loop[T, C]) replayFailed(ctx context.Context, c *content, err error, final, forced bool) error {
 	switch {
+	case ctx.Err() != nil: // the term has ended
+		return err
 	case final:
 		klog.FromContext(ctx).Info("CreateSnapshot has failed, no snapshot exists", "err", err)
 		return nil
@@ -190,8 +197,11 @@ func (l *loop[T, C]) writeAnswer(ctx context.Context, obj T, s state, step step)
 				c.meta.Name, c.meta.Name, err)
 		}
 	}
+	if newest, ok := l.objects.Get(c.meta.Name); !ok || newest.GetUID() != c.uid() {
+		return nil // deleted: the answer was not written
+	}
 	l.memories.update(c.uid(), func(m *memory) { m.written(a, s.now, l.c.cfg) })
-	if c.known().handle == "" {
+	if c.known().handle == "" && c.dynamic() {
 		klog.FromContext(ctx).Info("Snapshot created", "snapshotHandle", a.handle, "readyToUse", a.ready)
 	} else if a.ready {
 		klog.FromContext(ctx).Info("Snapshot is ready to use", "snapshotHandle", a.handle)
@@ -223,23 +233,25 @@ func (l *loop[T, C]) removeFinalizer(ctx context.Context, obj T, step step) erro
 	if step.warning != "" {
 		l.announceWarning(c, step.warning)
 	}
-	err := l.patch(ctx, obj, change)
+	_, err := l.patch(ctx, obj, change)
 	switch newest, ok := l.objects.Get(obj.GetName()); {
 	case err == nil:
+		l.memories.update(c.uid(), func(m *memory) { m.blocked = "" })
 		return nil
-	case ok && apierrors.IsInvalid(err) && newest.GetUID() == obj.GetUID() && l.content(newest).policy != c.policy:
-		return nil // the policy was changed: decide again
+	case ok && kube.IsPatchTestFailed(err) && newest.GetUID() == obj.GetUID() && newest.GetResourceVersion() != obj.GetResourceVersion():
+		return nil // another writer has changed it: decide again
 	}
 	return l.report(ctx, obj, doReportDeletion, fmt.Errorf("Failed to delete %s: removing finalizer %s: %w", c.noun, c.finalizer, err),
 		cause{})
 }
 
-func (l *loop[T, C]) patch(ctx context.Context, obj T, change kube.MetadataPatch) error {
-	_, err := l.objects.Patch(ctx, l.writer, obj, change)
+// patch returns the object as stored, or obj if it does not exist.
+func (l *loop[T, C]) patch(ctx context.Context, obj T, change kube.MetadataPatch) (T, error) {
+	stored, err := l.objects.Patch(ctx, l.writer, obj, change)
 	if err == nil {
 		l.confirm(l.content(obj))
 	}
-	return err
+	return stored, err
 }
 
 // patchStatus applies change to the status of obj. If obj is outdated, it is read, and the next

@@ -64,7 +64,7 @@ func find(ctx context.Context, entries []*csi.ListSnapshotsResponse_Entry, id st
 		snapshot := entries[0].GetSnapshot()
 		klog.FromContext(ctx).Info("ListSnapshots returned one snapshot with another ID", "requested", id, "returned",
 			snapshot.GetSnapshotId())
-		snapshot.SnapshotId = id
+		snapshot.SnapshotId, snapshot.GroupSnapshotId = id, "" // a member is never deleted at the driver
 		return snapshot
 	}
 	return nil

@@ -114,10 +114,13 @@ func (c *content) groupHandle() string { return cmp.Or(c.known().group, c.meta.A
 // driverHandle returns the handle of the snapshot at the driver, or "" if it is not known. The
 // handle of an unbound pre-provisioned content does not count: its snapshot is never deleted.
 func (c *content) driverHandle() string {
-	if c.preProvisioned() && !c.bound() {
+	switch {
+	case !c.preProvisioned():
+		return c.known().handle
+	case !c.bound():
 		return ""
 	}
-	return cmp.Or(c.known().handle, c.handle)
+	return c.handle
 }
 
 // snapshotHandles returns the handles of the snapshots of a group.

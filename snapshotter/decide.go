@@ -40,8 +40,8 @@ type reads struct {
 type groupReadiness int
 
 const (
-	groupUnknown  groupReadiness = iota // group snapshots are off
-	groupNotReady                       // or not found
+	groupUnknown  groupReadiness = iota // group snapshots are off for the whole run
+	groupNotReady                       // or not found, or not watched yet
 	groupIsReady
 )
 
@@ -137,7 +137,7 @@ func (d driver) rowOf(c *content, m memory) row {
 		switch {
 		case c.indeterminate(m):
 			return createToDelete
-		case c.policy == snapshotv1.VolumeSnapshotContentDelete && !c.member() && (c.driverHandle() != "" || m.answer != nil):
+		case c.policy == snapshotv1.VolumeSnapshotContentDelete && !c.member() && c.deletedHandle(m) != "":
 			return deleteSnapshot
 		}
 		return release
@@ -222,6 +222,7 @@ func (d driver) decideCreate(s state) step {
 	change := kube.MetadataPatch{InitAnnotations: map[string]string{c.creating: "yes"}}
 	if !c.terminating() {
 		change.AddFinalizers = []string{c.finalizer}
+		change.Tests = map[string]any{"/metadata/deletionTimestamp": nil} // the cache may be outdated
 	}
 	recordRequest(c, &change, request)
 	if !change.AppliedTo(c.meta) {

@@ -68,11 +68,12 @@ func (d driver) decideUnchecked(s state) step {
 
 // decideWrite returns the step that writes the answer of the driver, or fail if it contradicts c.
 func (d driver) decideWrite(s state, fail func(error) step) step {
-	change, err := s.content.change(*s.memory.answer, s.now)
+	a := s.content.withProblem(*s.memory.answer)
+	change, err := s.content.change(a, s.now)
 	if err != nil {
 		return fail(contradiction{err})
 	}
-	return step{action: doWriteAnswer, reason: "Answered", answer: s.memory.answer, status: change}
+	return step{action: doWriteAnswer, reason: "Answered", answer: &a, status: change}
 }
 
 // contradiction is the error for a response that contradicts the status. It is not written to the

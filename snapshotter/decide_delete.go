@@ -47,10 +47,7 @@ func (c *content) forced(m memory) bool {
 func (d driver) decideDelete(s state) step {
 	c := s.content
 	if s.memory.deleted {
-		if change := c.clearedStatus(); c.foreignFinalizer() && len(change) > 0 {
-			return step{action: doClearStatus, reason: "SnapshotDeleted", status: change}
-		}
-		return step{action: doRemoveFinalizer, reason: "SnapshotDeleted"}
+		return c.decideDeleted()
 	}
 	secret, err := d.annotatedSecret(c)
 	if err != nil {
@@ -62,21 +59,39 @@ func (d driver) decideDelete(s state) step {
 	case !s.live: // a policy that was changed recently may not be in the cache
 		return step{action: doReadContent, reason: "Unconfirmed", report: doReportDeletion}
 	}
-	handle := c.driverHandle()
-	if handle == "" {
-		handle = s.memory.answer.handle
+	return step{action: doDelete, reason: "Deleting", handle: c.deletedHandle(s.memory)}
+}
+
+// decideDeleted handles a content whose snapshot the driver has deleted.
+func (c *content) decideDeleted() step {
+	change := c.clearedStatus()
+	switch {
+	case !c.foreignFinalizer() || len(change) == 0:
+		return step{action: doRemoveFinalizer, reason: "SnapshotDeleted"}
+	case c.has(c.creating): // without a handle in the status, the next process would repeat CreateSnapshot
+		return step{action: doEndCreation, reason: "SnapshotDeleted"}
 	}
-	return step{action: doDelete, reason: "Deleting", handle: handle}
+	return step{action: doClearStatus, reason: "SnapshotDeleted", status: change}
+}
+
+// deletedHandle returns the handle of the snapshot that is deleted with c, also if it is not in the
+// status yet, or "" if there is none.
+func (c *content) deletedHandle(m memory) string {
+	if handle := c.driverHandle(); handle != "" || !c.dynamic() || m.answer == nil {
+		return handle
+	}
+	return m.answer.handle
 }
 
 // decideRelease handles a content that is being deleted and has no snapshot to delete.
 func (c *content) decideRelease(m memory) step {
-	if change := c.clearedStatus(); m.deleted && c.foreignFinalizer() && len(change) > 0 {
-		return step{action: doClearStatus, reason: "SnapshotDeleted", status: change}
+	if m.deleted {
+		return c.decideDeleted()
 	}
 	s := step{action: doRemoveFinalizer, reason: "NothingToDelete"}
-	if !m.deleted {
-		s.change.Tests = map[string]any{"/spec/deletionPolicy": c.policy} // the cache may be outdated
+	s.change.Tests = map[string]any{"/spec/deletionPolicy": c.policy} // the cache may be outdated
+	if !c.has(c.creating) && len(c.meta.Annotations) > 0 {            // another leader may call CreateSnapshot meanwhile
+		s.change.Tests[kube.AnnotationPath(c.creating)] = nil
 	}
 	if m.answer != nil && c.policy == snapshotv1.VolumeSnapshotContentRetain {
 		s.warning = fmt.Sprintf("The %s %q of the driver is retained and has no %s. Delete it at the storage system if it is not needed",

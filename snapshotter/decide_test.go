@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
 	groupv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumegroupsnapshot/v1"
 	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -139,13 +140,14 @@ func TestDecide(t *testing.T) {
 		"not ready, of another process": {changes{set(AnnRequest), withStatus(created), cached}, doReadContent, "Unconfirmed"},
 		"not ready, not yet to be checked": {changes{withStatus(created), remember(func(m *memory) { m.nextCheck = time.Unix(1001, 0) })},
 			doNothing, "NotReady"},
-		"another handle":        {changes{withStatus(created), answered(answer{handle: "x"})}, doReportCheck, "CannotCheck"},
-		"ready":                 {changes{withStatus(ready)}, doNothing, "Ready"},
-		"ready and marked":      {changes{withStatus(ready), set(AnnBeingCreated)}, doEndCreation, "Ready"},
-		"pre-provisioned":       {changes{isPreProvisioned, unbound}, doCheck, "NotReady"},
-		"class of its secret":   {changes{isPreProvisioned, noClass}, doReportCheck, "CannotCheck"},
-		"member without status": {changes{set(AnnGroup)}, doNothing, "MemberWithoutStatus"},
-		"member":                {changes{set(AnnGroup), withStatus(created)}, doCheck, "NotReady"},
+		"another handle than the source's": {changes{isPreProvisioned, answered(answer{handle: "x"})}, doReportCheck, "CannotCheck"},
+		"another handle":                   {changes{withStatus(created), answered(answer{handle: "x"})}, doReportCheck, "CannotCheck"},
+		"ready":                            {changes{withStatus(ready)}, doNothing, "Ready"},
+		"ready and marked":                 {changes{withStatus(ready), set(AnnBeingCreated)}, doEndCreation, "Ready"},
+		"pre-provisioned":                  {changes{isPreProvisioned, unbound}, doCheck, "NotReady"},
+		"class of its secret":              {changes{isPreProvisioned, noClass}, doReportCheck, "CannotCheck"},
+		"member without status":            {changes{set(AnnGroup)}, doNothing, "MemberWithoutStatus"},
+		"member":                           {changes{set(AnnGroup), withStatus(created)}, doCheck, "NotReady"},
 
 		"not released":          {changes{terminating}, doAnnounce, "NotReleased"},
 		"not released, said so": {changes{terminating, announced("release")}, doNothing, "NotReleased"},
@@ -188,10 +190,14 @@ func TestDecide(t *testing.T) {
 		"at the driver deleted, another finalizer": {changes{released, otherFinalizer, withStatus(ready),
 			remember(func(m *memory) { m.deleted = true })}, doClearStatus, "SnapshotDeleted"},
 		"cleared": {changes{released, otherFinalizer, withStatus(contentStatus{}), set(AnnBeingCreated),
-			remember(func(m *memory) { m.deleted = true })}, doRemoveFinalizer, "NothingToDelete"},
+			remember(func(m *memory) { m.deleted = true })}, doRemoveFinalizer, "SnapshotDeleted"},
+		"at the driver deleted, another finalizer, being created": {changes{released, otherFinalizer, withStatus(ready),
+			set(AnnBeingCreated), remember(func(m *memory) { m.deleted = true })}, doEndCreation, "SnapshotDeleted"},
 		"member to delete": {changes{released, set(AnnGroup), withStatus(ready)}, doRemoveFinalizer, "NothingToDelete"},
 		"unbound, pre-provisioned": {changes{terminating, isPreProvisioned, unbound, withStatus(ready)}, doRemoveFinalizer,
 			"NothingToDelete"},
+		"unbound, pre-provisioned, answered": {changes{terminating, isPreProvisioned, unbound, answered(answer{handle: "h"})},
+			doRemoveFinalizer, "NothingToDelete"},
 		"bound, never checked": {changes{released, isPreProvisioned, live}, doDelete, "Deleting"},
 		"bound, not released":  {changes{terminating, isPreProvisioned, withStatus(ready)}, doAnnounce, "NotReleased"},
 	} {
@@ -246,6 +252,32 @@ func TestIndeterminate(t *testing.T) {
 				t.Errorf("got %v", !test.want)
 			}
 		})
+	}
+}
+
+func TestDeletedHandle(t *testing.T) {
+	for name, test := range map[string]struct {
+		changes []func(*state)
+		want    string
+	}{
+		"created":                          {[]func(*state){withStatus(contentStatus{handle: "s"})}, "s"},
+		"answered":                         {[]func(*state){answered(answer{handle: "a"})}, "a"},
+		"pre-provisioned":                  {[]func(*state){isPreProvisioned, answered(answer{handle: "a"})}, "h"},
+		"pre-provisioned, other in status": {[]func(*state){isPreProvisioned, withStatus(contentStatus{handle: "s"})}, "h"},
+		"unbound":                          {[]func(*state){isPreProvisioned, unbound, answered(answer{handle: "a"})}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if s := testState(test.changes...); s.content.deletedHandle(s.memory) != test.want {
+				t.Errorf("got %q", s.content.deletedHandle(s.memory))
+			}
+		})
+	}
+}
+
+func TestFind(t *testing.T) {
+	other := &csi.ListSnapshotsResponse_Entry{Snapshot: &csi.Snapshot{SnapshotId: "other", GroupSnapshotId: "g"}}
+	if s := find(t.Context(), []*csi.ListSnapshotsResponse_Entry{other}, "h"); s.GetSnapshotId() != "h" || s.GetGroupSnapshotId() != "" {
+		t.Errorf("the snapshot with another ID is %v", s)
 	}
 }
 
@@ -309,6 +341,8 @@ func TestChange(t *testing.T) {
 			answer{handle: "h", group: "g"}, "volumeGroupSnapshotHandle"},
 		"group": {[]func(*state){inGroup}, answer{handle: "g", snapshots: []groupv1.VolumeSnapshotInfo{info}},
 			"creationTime readyToUse volumeGroupSnapshotHandle volumeSnapshotInfoList"},
+		"group, fewer snapshots": {[]func(*state){inGroup, withStatus(contentStatus{handle: "g", created: true, hasErr: true,
+			snapshots: []groupv1.VolumeSnapshotInfo{info}})}, answer{handle: "g", problem: errors.New("fewer")}, ""},
 		"group, same": {[]func(*state){inGroup, withStatus(contentStatus{handle: "g", created: true,
 			snapshots: []groupv1.VolumeSnapshotInfo{info}})},
 			answer{handle: "g", snapshots: []groupv1.VolumeSnapshotInfo{{VolumeHandle: "vol-1", SnapshotHandle: "s",
@@ -321,8 +355,13 @@ func TestChange(t *testing.T) {
 			}
 		})
 	}
-	if _, err := testState(withStatus(contentStatus{handle: "h"})).content.change(answer{handle: "x"}, now); err == nil {
-		t.Error("another handle is no error")
+	for name, s := range map[string]state{
+		"status": testState(withStatus(contentStatus{handle: "h"})), "source": testState(isPreProvisioned),
+		"source of a group": testState(isPreProvisioned, inGroup),
+	} {
+		if _, err := s.content.change(answer{handle: "x"}, now); err == nil {
+			t.Errorf("another handle than that of the %s is no error", name)
+		}
 	}
 }
 
@@ -365,7 +404,7 @@ func TestReadSecret(t *testing.T) {
 }
 
 func TestErrorMessage(t *testing.T) {
-	if m := errorMessage("p: ", errors.New(strings.Repeat("ä", 1000)+"\xff")); len(m) > maxMessage || !strings.HasPrefix(m, "p: ä") {
+	if m := errorMessage("p: ", errors.New(strings.Repeat("ä", 1000)+"\xff")); len(m) > 1024 || !strings.HasPrefix(m, "p: ä") {
 		t.Errorf("%d bytes", len(m))
 	}
 	call := func(code string) error { return failure{errors.New("text"), fmt.Errorf("code %s", code)} }

@@ -11,6 +11,8 @@ import (
 	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/klog/v2"
+
+	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
 // reasonPending is the reason of events about a deletion that waits. The other reasons are those of
@@ -24,7 +26,7 @@ const (
 
 // event sends an event about c. A cluster-scoped object has its events in the namespace default.
 func (l *loop[T, C]) event(c *content, eventType, reason, message string) {
-	l.c.deps.Events.Event(c.reference(), eventType, reason, message)
+	l.c.deps.Events.Event(c.reference(), eventType, reason, kube.Message(message))
 }
 
 // failure is the error of a CSI call: its text and its cause, which has the gRPC code.
@@ -43,8 +45,12 @@ func (a action) id(err error) failureID {
 	return failureID{a.String(), err.Error()}
 }
 
-// report records err, as kind of report, on obj and returns it.
+// report records err, as kind of report, on obj and returns it. It only returns the error of a call that
+// the end of the term has canceled.
 func (l *loop[T, C]) report(ctx context.Context, obj T, kind action, err error, waitsFor cause) error {
+	if ctx.Err() != nil {
+		return err
+	}
 	c := l.content(obj)
 	if kind == doReportDeletion {
 		l.event(c, warning, c.deleted, err.Error())

@@ -397,13 +397,17 @@ func (f *fixture) waitEvent(parts ...string) {
 }
 
 // request is a request of the snapshotter for a snapshot resource.
-type request struct{ method, path, body string }
+type request struct {
+	method, path, body string
+	probe              bool // a list of one object
+}
 
 // requests records the requests of the snapshotter for snapshot resources.
 type requests struct {
 	mu     sync.Mutex
 	list   []request
 	refuse func(request) int // HTTP status; 0: pass
+	alter  func(*request)    // changes the body
 }
 
 // refusing answers requests with the status that f returns, unless it is 0.
@@ -411,6 +415,13 @@ func (r *requests) refusing(f func(request) int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.refuse = f
+}
+
+// altering changes the bodies of requests, unless f is nil.
+func (r *requests) altering(f func(*request)) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.alter = f
 }
 
 func (r *requests) all(method string) (list []request) {
@@ -457,8 +468,13 @@ func (r recording) RoundTrip(hr *http.Request) (*http.Response, error) {
 		one.body, hr.Body = string(body), io.NopCloser(bytes.NewReader(body))
 	}
 	r.mu.Lock()
-	refuse := r.refuse
+	refuse, alter := r.refuse, r.alter
 	r.mu.Unlock()
+	if alter != nil {
+		if alter(&one); hr.Body != nil {
+			hr.Body, hr.ContentLength = io.NopCloser(strings.NewReader(one.body)), int64(len(one.body))
+		}
+	}
 	code := 0
 	if refuse != nil {
 		code = refuse(one)

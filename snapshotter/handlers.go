@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/klog/v2"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
@@ -101,7 +102,15 @@ func (l *loop[T, C]) matters(before, after *content) bool {
 func (l *loop[T, C]) deleted(obj T) {
 	c := l.content(obj)
 	l.queue.Forget(keyOf(c))
-	l.memories.forget(c.uid())
+	l.forget(context.Background(), keyOf(c))
+}
+
+// forget drops the memory of a deleted content.
+func (l *loop[T, C]) forget(ctx context.Context, key contentKey) {
+	if m := l.memories.forget(key.UID); m.answer != nil && m.request != nil && !m.deleted {
+		klog.FromContext(ctx).Info("Content deleted, its snapshot may remain at the storage system", "content", key.Name,
+			"snapshotHandle", m.answer.handle, "snapshotName", m.request.Name)
+	}
 }
 
 // classChanged enqueues the contents that may wait for the class.

@@ -88,7 +88,7 @@ func (l *loop[T, C]) sync(ctx context.Context, key contentKey) (time.Time, error
 	for range maxSteps {
 		obj, s := l.gather(key, r)
 		if s.content == nil {
-			l.memories.forget(key.UID)
+			l.forget(ctx, key)
 			return time.Time{}, nil
 		}
 		log := klog.FromContext(ctx).WithValues(logKey(s.content), key.Name)
@@ -139,8 +139,11 @@ func (l *loop[T, C]) gather(key contentKey, r reads) (T, state) {
 // groupReadiness returns the readiness of the group with that handle.
 func (c *Controller) groupReadiness(handle string) groupReadiness {
 	w, _, _ := c.groups.get()
-	if w == nil {
+	switch {
+	case c.groupsOff() != nil:
 		return groupUnknown
+	case w == nil: // they are opened, or the API server does not list them at the moment
+		return groupNotReady
 	}
 	for _, o := range w.contents.ByIndex(byGroup, handle) {
 		if groupContent(o).known().ready {

@@ -95,8 +95,11 @@ func (m *memories) update(uid types.UID, change func(*memory)) {
 	m.of[uid] = now
 }
 
-func (m *memories) forget(uid types.UID) {
+// forget drops the memory of a content and returns it.
+func (m *memories) forget(uid types.UID) memory {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	last := m.of[uid]
 	delete(m.of, uid)
+	return last
 }

@@ -35,7 +35,7 @@ func (l *loop[T, C]) count(n *counts) {
 		if row == check {
 			n.notReady++
 		}
-		if c.terminating() && m.blocked != "" {
+		if c.terminating() && m.blocked != "" && row != deletionDone {
 			n.blocked[m.blocked]++
 		}
 	}

@@ -16,6 +16,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/storage-controller/storage-controller/csiclient/csitest"
+	"github.com/storage-controller/storage-controller/election"
 	"github.com/storage-controller/storage-controller/internal/kubetest"
 	"github.com/storage-controller/storage-controller/internal/workloop"
 )
@@ -97,8 +98,16 @@ func TestSnapshotterScenarioDelete(t *testing.T) {
 		f.writes(3+1, 0)
 	})
 	t.Run("045_policy_changed_recently", func(t *testing.T) {
-		for from, to := range map[snapshotv1.DeletionPolicy]snapshotv1.DeletionPolicy{"Delete": "Retain", "Retain": "Delete"} {
-			t.Run(string(from), func(t *testing.T) {
+		type policy = snapshotv1.DeletionPolicy
+		for name, test := range map[string]struct {
+			from, to policy
+			refuse   func(request) int
+		}{
+			"Delete": {"Delete", "Retain", nil}, "Retain": {"Retain", "Delete", nil},
+			"Delete_patch_is_forbidden": {"Delete", "Retain", forbidPatch}, "Retain_patch_is_forbidden": {"Retain", "Delete", forbidPatch},
+		} {
+			t.Run(name, func(t *testing.T) {
+				from, to := test.from, test.to
 				f := newFixture(t, csitest.Config{},
 					func(c *Config) { c.RetryIntervalStart, c.RetryIntervalMax = time.Second, time.Second })
 				f.class("c1", nil)
@@ -111,7 +120,7 @@ func TestSnapshotterScenarioDelete(t *testing.T) {
 				f.waitEvent("SnapshotDeleteError", "refused")
 				gate.close()
 				f.patch("v1", fmt.Sprintf(`{"spec":{"deletionPolicy":%q}}`, to))
-				f.requests.refusing(nil)
+				f.requests.refusing(test.refuse)
 				f.until("is deleted", isDeleted)
 				if n := f.Plugin.Count(removeSnapshot); n != map[snapshotv1.DeletionPolicy]int{"Delete": 1, "Retain": 0}[to] {
 					t.Errorf("%d calls of DeleteSnapshot", n)
@@ -144,6 +153,42 @@ func TestSnapshotterScenarioDelete(t *testing.T) {
 		f.untilOf("v2", "is deleted", isDeleted)
 		f.Calls(createSnapshot, 1)
 		f.noSnapshots()
+	})
+	t.Run("047_deleted_before_the_record", func(t *testing.T) {
+		f := newFixture(t, csitest.Config{}, nil)
+		f.class("c1", nil)
+		deleted := false
+		f.requests.refusing(func(r request) int {
+			if r.isMetadata() && strings.Contains(r.body, AnnRequest) && !deleted { // the cache does not know it
+				deleted = true
+				f.terminate("v1")
+			}
+			return 0
+		})
+		f.start()
+		f.content("v1", nil)
+		f.waitEvent("Normal SnapshotDeletePending")
+		f.quiet()
+		f.annotate("v1", AnnBeingDeleted, "yes")
+		f.until("is deleted", isDeleted)
+		f.Calls(createSnapshot, 0)
+	})
+	t.Run("creation_recorded_before_the_release", func(t *testing.T) {
+		f := newFixture(t, csitest.Config{}, nil)
+		f.start()
+		f.content("v1", nil)
+		f.until("reports it", hasError("not found"))
+		recorded := false
+		f.requests.refusing(func(r request) int {
+			if r.isMetadata() && !recorded { // another leader sends CreateSnapshot, the cache does not know it
+				recorded = true
+				f.annotate("v1", AnnBeingCreated, "yes")
+			}
+			return 0
+		})
+		f.delete("v1")
+		f.waitEvent("SnapshotDeleteError", "CreateSnapshot is indeterminate and cannot be repeated")
+		f.patch("v1", `{"metadata":{"finalizers":null}}`)
 	})
 	t.Run("048_deleted_during_the_call", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, nil)
@@ -217,12 +262,13 @@ func TestSnapshotterScenarioDelete(t *testing.T) {
 	t.Run("052_delete_fails", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, nil)
 		f.ready(nil)
-		f.Plugin.Next(removeSnapshot, csitest.Fail(codes.NotFound, "not here"), csitest.Fail(codes.FailedPrecondition, "in use"))
+		f.Plugin.Next(removeSnapshot, csitest.Fail(codes.NotFound, "not here"+strings.Repeat("ä", 1000)),
+			csitest.Fail(codes.FailedPrecondition, "in use"))
 		f.delete("v1")
 		f.until("is deleted", isDeleted)
 		f.Calls(removeSnapshot, 3)
 		for _, text := range []string{"not here", "in use"} {
-			if got := f.events.with("Warning SnapshotDeleteError Failed to delete snapshot: ", text); len(got) != 1 {
+			if got := f.events.with("Warning SnapshotDeleteError Failed to delete snapshot: ", text); len(got) != 1 || len(got[0]) > 1060 {
 				t.Errorf("events %q", f.events.all())
 			}
 		}
@@ -294,6 +340,22 @@ func TestSnapshotterScenarioDelete(t *testing.T) {
 		f.until("is deleted", isDeleted)
 		f.Calls(removeSnapshot, 0)
 	})
+	t.Run("no_longer_blocked", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, nil)
+		f.ready(func(o *snapshotv1.VolumeSnapshotContent) { retain(o); foreign(o) })
+		f.terminate("v1")
+		f.waitEvent("SnapshotDeletePending")
+		if n := f.c.counts().blocked[blockedRelease]; n != 1 {
+			t.Errorf("%v deletions are blocked, want 1", n)
+		}
+		f.annotate("v1", AnnBeingDeleted, "yes")
+		f.until("has no finalizer", func(o *snapshotv1.VolumeSnapshotContent) bool { return o != nil && len(o.Finalizers) == 1 })
+		f.quiet()
+		if n := f.c.counts().blocked; len(n) > 0 {
+			t.Errorf("blocked deletions: %v", n)
+		}
+		f.patch("v1", `{"metadata":{"finalizers":null}}`)
+	})
 	t.Run("057_class_deleted_or_of_another_driver", func(t *testing.T) {
 		for _, recreated := range []bool{false, true} {
 			t.Run(fmt.Sprint(recreated), func(t *testing.T) {
@@ -359,6 +421,14 @@ func TestSnapshotterScenarioDelete(t *testing.T) {
 		f.delete("v1")
 		f.until("is deleted", isDeleted)
 	})
+}
+
+// forbidPatch refuses patches, as an old ClusterRole does.
+func forbidPatch(r request) int {
+	if r.method == "PATCH" {
+		return 403
+	}
+	return 0
 }
 
 // refuseDeletion refuses the reads before DeleteSnapshot and the removal of the finalizer.
@@ -536,6 +606,27 @@ func TestSnapshotterScenarioRestart(t *testing.T) {
 		})
 		f.Calls(createSnapshot, n)
 		f.noSnapshots()
+	})
+	t.Run("canceled_by_the_end_of_the_term", func(t *testing.T) {
+		for method, test := range map[string]func(*fixture){
+			removeSnapshot: func(f *fixture) { f.ready(nil) },
+			createSnapshot: func(f *fixture) { f.inDoubt(codes.Unavailable) },
+		} {
+			t.Run(method, func(t *testing.T) {
+				f := scenario(t, csitest.Config{}, func(c *Config) { c.RetryIntervalStart, c.RetryIntervalMax = time.Hour, time.Hour })
+				test(f)
+				f.Plugin.Always(createSnapshot, nil)
+				n := f.Plugin.Count(method)
+				f.Plugin.Next(method, csitest.Hang())
+				f.delete("v1")
+				f.Wait(method, n+1)
+				before := f.events.all()
+				_ = f.Stop(election.ErrLost)
+				if got := f.events.all(); len(got) != len(before) {
+					t.Errorf("events %q", got)
+				}
+			})
+		}
 	})
 	t.Run("drained", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, nil)

@@ -150,6 +150,24 @@ func TestSnapshotterScenarioErrors(t *testing.T) {
 			t.Errorf("writes %v", first)
 		}
 	})
+	t.Run("annotations_are_not_stored", func(t *testing.T) {
+		f := newFixture(t, csitest.Config{}, func(c *Config) { c.RetryIntervalStart, c.RetryIntervalMax = time.Hour, time.Hour })
+		f.class("c1", nil)
+		f.requests.altering(func(r *request) { // as an admission webhook does
+			if r.isMetadata() {
+				r.body = `[{"op":"add","path":"/metadata/labels","value":{"l":"1"}}]`
+			}
+		})
+		f.start()
+		f.content("v1", nil)
+		f.until("reports it", hasError("failed to add VolumeSnapshotBeingCreated annotation on the content "+f.Unique("v1"),
+			"the API server has not stored it"))
+		f.writes(2, 0)
+		f.Calls(createSnapshot, 0)
+		f.requests.altering(nil)
+		f.patch("v1", `{"spec":{"deletionPolicy":"Retain"}}`) // ends the back-off
+		f.until("is complete", isComplete)
+	})
 	t.Run("026_027_result_refused", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, nil)
 		statuses, removals := 0, 0
@@ -343,6 +361,24 @@ func TestSnapshotterScenarioPreProvisioned(t *testing.T) {
 		f.content("v1", f.preProvisioned)
 		if o := f.until("is complete", isComplete); *o.Status.RestoreSize != 1<<30 {
 			t.Errorf("got %+v", o.Status)
+		}
+	})
+	t.Run("another_snapshot", func(t *testing.T) {
+		f := scenario(t, csitest.Config{Controller: capabilities(csi.ControllerServiceCapability_RPC_GET_SNAPSHOT)}, nil)
+		other := f.snapshot("other", f.volume)
+		f.Plugin.Next(getSnapshot, csitest.Alter(func(r *csi.GetSnapshotResponse) { r.Snapshot.SnapshotId = other }))
+		o := f.content("v1", func(o *snapshotv1.VolumeSnapshotContent) {
+			f.preProvisioned(o)
+			o.Spec.VolumeSnapshotRef.UID, o.Finalizers = uid, []string{Finalizer}
+		})
+		f.until("is complete", isComplete)
+		if got := f.events.with("SnapshotContentCheckandUpdateFailed", fmt.Sprintf("%q", other)); len(got) != 1 {
+			t.Errorf("events %q", f.events.all())
+		}
+		f.delete("v1")
+		f.until("is deleted", isDeleted)
+		if r := f.gone(); len(r) != 1 || r[0].SnapshotId != *o.Spec.Source.SnapshotHandle {
+			t.Errorf("requests %v", r)
 		}
 	})
 	t.Run("040_no_list_and_secrets", func(t *testing.T) {

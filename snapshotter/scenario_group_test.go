@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -172,6 +174,30 @@ func TestSnapshotterScenarioGroup(t *testing.T) {
 		}
 		f.until("is ready", isReady)
 	})
+	t.Run("071_groups_are_listed_late", func(t *testing.T) {
+		f := newFixture(t, csitest.Config{Groups: true}, nil)
+		f.class("c1", nil)
+		f.groupClass(nil)
+		var served atomic.Bool
+		f.refuseWatches(func(r request) int {
+			if strings.Contains(r.path, "groupsnapshot.storage.k8s.io") && !served.Load() {
+				return 403
+			}
+			return 0
+		})
+		f.start()
+		f.member("v1", "group-1", "snapshot-1")
+		f.quiet()
+		if v1, err := f.get(t.Context(), "v1"); err != nil || *v1.Status.ReadyToUse {
+			t.Errorf("the member is ready, and its group is not known: %+v, %v", v1, err)
+		}
+		o := f.group(func(o *groupv1.VolumeGroupSnapshotContent) { o.Spec.Driver = f.Driver })
+		o.Status = &groupv1.VolumeGroupSnapshotContentStatus{VolumeGroupSnapshotHandle: ptr.To("group-1"), ReadyToUse: ptr.To(true)}
+		_, err := f.groups.contents.UpdateStatus(t.Context(), o, metav1.UpdateOptions{})
+		f.Must(err)
+		served.Store(true)
+		f.until("is ready", isReady)
+	})
 	t.Run("072_pre_provisioned", func(t *testing.T) {
 		f := newFixture(t, csitest.Config{Groups: true}, nil)
 		f.groupClass(map[string]string{
@@ -299,6 +325,29 @@ func TestSnapshotterScenarioGroup(t *testing.T) {
 		if o := f.untilGroup("is complete", isGroupComplete); len(o.Status.VolumeSnapshotInfoList) != 2 {
 			t.Errorf("status %+v", o.Status)
 		}
+	})
+	t.Run("fewer_snapshots_in_a_later_answer", func(t *testing.T) {
+		f := groupScenario(t, nil)
+		f.Plugin.Always(createGroup, groupNotReadyYet())
+		f.group(nil)
+		list := f.untilGroup("is created", func(o *groupv1.VolumeGroupSnapshotContent) bool {
+			return o.Status != nil && len(o.Status.VolumeSnapshotInfoList) == 2 && !has(o, AnnGroupBeingCreated)
+		}).Status.VolumeSnapshotInfoList
+		f.Plugin.Always(createGroup, csitest.Alter(func(r *csi.CreateVolumeGroupSnapshotResponse) {
+			r.GroupSnapshot.Snapshots = r.GroupSnapshot.Snapshots[:1]
+		}))
+		f.waitEvent("GroupSnapshotContentCheckandUpdateFailed", list[1].SnapshotHandle)
+		f.Wait(createGroup, f.Plugin.Count(createGroup)+3)
+		f.writes(4, 0) // record, result, end, error
+		if got := f.events.all(); len(got) != 1 {
+			t.Errorf("events %q", got)
+		}
+		f.Plugin.Always(createGroup, nil)
+		o := f.untilGroup("is complete", isGroupComplete)
+		if len(o.Status.VolumeSnapshotInfoList) != 2 || o.Status.Error != nil {
+			t.Errorf("status %+v", o.Status)
+		}
+		f.writes(5, 0)
 	})
 	t.Run("v1beta2", func(t *testing.T) {
 		f := newFixture(t, csitest.Config{Groups: true}, nil)

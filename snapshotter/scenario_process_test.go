@@ -8,6 +8,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -27,7 +28,7 @@ import (
 // it is 0.
 func (f *fixture) refuseWatches(refuse func(request) int) {
 	f.Watch = kubetest.Proxy(f, f.ControlPlane.Config(), func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
-		code := refuse(request{method: r.Method, path: r.URL.Path})
+		code := refuse(request{method: r.Method, path: r.URL.Path, probe: r.URL.Query().Get("limit") == "1"})
 		if code == 0 {
 			ctx, end := context.WithCancel(r.Context())
 			defer end()
@@ -40,7 +41,7 @@ func (f *fixture) refuseWatches(refuse func(request) int) {
 		w.Header().Set("Content-Type", "application/json")
 		w.WriteHeader(code)
 		fmt.Fprintf(w, `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":%q,"code":%d,"message":"refused"}`,
-			map[int]string{403: "Forbidden", 404: "NotFound"}[code], code)
+			map[int]string{403: "Forbidden", 404: "NotFound", 500: "InternalError"}[code], code)
 	})
 }
 
@@ -178,6 +179,28 @@ func TestSnapshotterScenarioIdle(t *testing.T) {
 				f.Calls(removeSnapshot, 1)
 			})
 		}
+	})
+	t.Run("list_fails", func(t *testing.T) {
+		f := newFixture(t, csitest.Config{}, nil)
+		f.class("c1", nil)
+		var served atomic.Bool
+		f.refuseWatches(func(r request) int {
+			if strings.Contains(r.path, "volumesnapshotclasses") && !r.probe && !served.Load() {
+				return internalError
+			}
+			return 0
+		})
+		f.start()
+		kubetest.Eventually(t, "readiness names the error", func(context.Context) error {
+			if err := f.c.Ready(); err == nil || !containsAll(err.Error(), "snapshotter idle: listing and watching", "refused") {
+				return fmt.Errorf("it reports %v", err)
+			}
+			return nil
+		})
+		served.Store(true)
+		f.content("v1", nil)
+		f.until("is complete", isComplete)
+		f.Must(f.c.Ready())
 	})
 	t.Run("079_node", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, func(c *Config) { c.NodeDeployment, c.NodeName = true, "n1" })

@@ -4,20 +4,16 @@ import (
 	"encoding/json"
 	"maps"
 	"slices"
-	"strings"
 	"time"
-	"unicode/utf8"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
-const (
-	// maxMessage bounds the message of an error in the status, in bytes.
-	maxMessage = 1024
-	// sameErrorInterval limits how often an error is written that differs only in volatile text.
-	sameErrorInterval = time.Minute
-)
+// sameErrorInterval limits how often an error is written that differs only in volatile text.
+const sameErrorInterval = time.Minute
 
 // statusChange holds members of a status by name; nil removes a member.
 type statusChange map[string]any
@@ -56,7 +52,7 @@ func errorChange(message string, now time.Time) statusChange {
 
 // errorMessage returns the text of err as the status has it.
 func errorMessage(prefix string, err error) string {
-	return truncate(strings.ToValidUTF8(prefix+err.Error(), "?"), maxMessage)
+	return kube.Message(prefix + err.Error())
 }
 
 // clearedStatus returns the change that removes the result of a deleted snapshot from c.
@@ -75,15 +71,4 @@ func (c *content) clearedStatus() statusChange {
 		change["readyToUse"] = nil
 	}
 	return change
-}
-
-// truncate cuts s to limit bytes at a character boundary.
-func truncate(s string, limit int) string {
-	if len(s) <= limit {
-		return s
-	}
-	for limit > 0 && !utf8.RuneStart(s[limit]) {
-		limit--
-	}
-	return s[:limit]
 }

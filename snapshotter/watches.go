@@ -71,6 +71,19 @@ func (s *slot[W]) set(watches *W, idle error) bool {
 	return isNew
 }
 
+// waiting sets why there are no watches yet. It reports whether there are none, and the reason is a new
+// one.
+func (s *slot[W]) waiting(reason error) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.watches != nil {
+		return false
+	}
+	isNew := s.idle == nil || s.idle.Error() != reason.Error()
+	s.idle = reason
+	return isNew
+}
+
 // wait waits until there are watches, and returns nil when ctx ends.
 func (s *slot[W]) wait(ctx context.Context) *W { return s.waitOther(ctx, nil) }
 
@@ -212,6 +225,8 @@ type loss struct {
 	lost chan struct{}
 	once sync.Once
 	err  error // why, set before lost is closed
+	// waiting is called for other errors, and reports whether to log one. Set it before the informers run.
+	waiting func(error) bool
 }
 
 func newLoss() *loss { return &loss{lost: make(chan struct{})} }
@@ -224,8 +239,10 @@ func (l *loss) failed(err error) {
 			l.err = fmt.Errorf("a watched resource is not available any more: %w", err)
 			close(l.lost)
 		})
+	case l.waiting(fmt.Errorf("listing and watching the snapshot resources: %w", err)):
+		klog.Background().Info("List or watch failed, retrying", "err", err)
 	default:
-		klog.Background().V(2).Info("Watch failed, retrying", "err", err)
+		klog.Background().V(2).Info("List or watch failed, retrying", "err", err)
 	}
 }
 
@@ -235,6 +252,7 @@ func openPair[T, C object, L, M runtime.Object](
 	s *slot[watches[T, C]], contents kube.Source[L], classes kube.Source[M], lost *loss, version string,
 ) opened[watches[T, C]] {
 	w := &watches[T, C]{version: version, lost: lost.lost}
+	lost.waiting = s.waiting
 	var runContents, runClasses func(context.Context)
 	w.contents, runContents = kube.NewInformer[T](contents)
 	w.classes, runClasses = kube.NewInformer[C](classes)
