@@ -156,7 +156,7 @@ func (c Config) DeletingFlags() []string {
 	return flags
 }
 
-// prefixed returns what is wrong with name as a qualified name with a prefix, such as example.com/node.
+// prefixed returns the problems of name as a qualified name with a prefix, such as example.com/node.
 func prefixed(name string) []string {
 	if !strings.Contains(name, "/") {
 		return []string{"must have a prefix, as in example.com/name"}

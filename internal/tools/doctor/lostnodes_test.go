@@ -30,7 +30,8 @@ func TestLostNodes(t *testing.T) {
 		"an unused look":  {"2026-05-01T01:00:00Z", nil, nil},
 		"a held node":     {lately, map[string]string{"v1": `{"node":"n1","held":"breaker"}`}, []string{"d.example.com --namespace=ns n1 --yes"}},
 		"a held host":     {lately, map[string]string{"v1": `{"held":"breaker"}`}, []string{"--namespace=ns v1 --yes"}},
-		"a broken record": {lately, map[string]string{"n1": missing, "n2": "{"}, []string{"cannot be parsed, and count as held and opted out: n2"}},
+		"a broken record": {lately, map[string]string{"n1": missing, "n2": "{"},
+			[]string{"cannot be parsed, and count as held and opted out: n2"}},
 		"all of them": {"yesterday", map[string]string{"n1": `{"held":"breaker"}`, "n2": "{"},
 			[]string{"too many nodes are lost: n1", "opted out: n2", "yesterday"}},
 	} {
@@ -61,7 +62,8 @@ func TestLostNodesOfAPlan(t *testing.T) {
 		return e.Checks
 	}
 	nodecontroller := Role{Name: "nodecontroller"}
-	if got := check(nodecontroller); len(got) != 1 || got[0].Status != OK || !strings.Contains(got[0].Message, "no ConfigMap lost-nodes."+ns) {
+	if got := check(nodecontroller); len(got) != 1 || got[0].Status != OK ||
+		!strings.Contains(got[0].Message, "no ConfigMap lost-nodes."+ns) {
 		t.Errorf("without a ConfigMap: %+v", got)
 	}
 	if _, err := c.Client().CoreV1().ConfigMaps(ns).Create(t.Context(), &corev1.ConfigMap{
