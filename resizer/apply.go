@@ -41,6 +41,10 @@ func (a *attempt) apply(ctx context.Context, s claimState, step step) (done bool
 	case doWatchUsers:
 		return false, until, a.t.watchUsers(ctx)
 	case doWaitUnused:
+		// The end of the use looks for the stage, which was stored after the use was gathered.
+		if a.t.usageOf(a.key, s.volume.Name) != usageInUse {
+			return false, until, nil
+		}
 		if !m.waiting {
 			m.waiting = true
 			a.t.event(s.claim, inUseEvent(s.claim, a.t.c.driver.name))

@@ -68,8 +68,11 @@ func (t *term) watchClasses() {
 		t.background.Go(func() {
 			(&kube.OptionalInformer{}).Run(t.ctx, t.c.deps.Metadata, attributesClasses, kube.Handlers[*metav1.PartialObjectMetadata]{
 				Add: func(*metav1.PartialObjectMetadata) {
-					for _, k := range t.memories.inStage(stageClassMissing) {
-						t.queue.Add(k)
+					// The class may have been read before it was created, and its reader not wait yet.
+					for _, stage := range []string{stageClassNeeded, stageClassMissing} {
+						for _, k := range t.memories.inStage(stage) {
+							t.queue.Add(k)
+						}
 					}
 				},
 			})

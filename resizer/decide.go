@@ -79,6 +79,7 @@ func (a action) String() string {
 const (
 	stageInfeasible   = "Infeasible"
 	stageInUse        = "VolumeInUse"
+	stageClassNeeded  = "ClassNeeded" // its class is being read
 	stageClassMissing = "ClassMissing"
 	stageUnknown      = "UnknownStatus"
 )

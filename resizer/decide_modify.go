@@ -63,7 +63,7 @@ func (d driver) decideModify(s claimState) step {
 	}
 	switch err, known := d.checkClass(s, requested); {
 	case !known:
-		return step{action: doReadClass, reason: "ClassNeeded", target: target{class: requested}}
+		return step{action: doReadClass, reason: stageClassNeeded, target: target{class: requested}}
 	case err != nil && s.memory.missingClass == requested:
 		return step{action: doWait, reason: stageClassMissing, until: s.now.Add(d.retryMax)}
 	case err != nil:
@@ -79,7 +79,7 @@ func (d driver) decideRepeatedModify(s claimState, recorded, requested string) s
 	err, known := d.checkClass(s, recorded)
 	switch {
 	case !known:
-		return step{action: doReadClass, reason: "ClassNeeded", target: target{class: recorded}}
+		return step{action: doReadClass, reason: stageClassNeeded, target: target{class: recorded}}
 	case err == nil:
 		return d.decideModifyCall(s, target{class: recorded, key: recorded})
 	}
@@ -87,7 +87,7 @@ func (d driver) decideRepeatedModify(s claimState, recorded, requested string) s
 		replacement, known := d.checkClass(s, requested)
 		switch {
 		case !known:
-			return step{action: doReadClass, reason: "ClassNeeded", target: target{class: requested}}
+			return step{action: doReadClass, reason: stageClassNeeded, target: target{class: requested}}
 		case replacement == nil:
 			return step{action: doAbandon, reason: "ClassDeleted", target: target{class: recorded},
 				events: []event{modifyFailedEvent(err.Error())}}

@@ -588,11 +588,16 @@ func (l logged) RoundTrip(r *http.Request) (*http.Response, error) {
 
 // forbidden returns the response of the API server to a request without permission.
 func forbidden(r *http.Request) *http.Response {
+	return refusal(r, http.StatusForbidden, metav1.StatusReasonForbidden, "refused by the test")
+}
+
+// refusal returns a response of the API server to a request that it does not serve.
+func refusal(r *http.Request, code int32, reason metav1.StatusReason, message string) *http.Response {
 	body, _ := json.Marshal(metav1.Status{
-		TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusFailure, Reason: metav1.StatusReasonForbidden,
-		Code: http.StatusForbidden, Message: "refused by the test",
+		TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusFailure, Reason: reason,
+		Code: code, Message: message,
 	})
-	return &http.Response{StatusCode: http.StatusForbidden, Request: r, Body: io.NopCloser(bytes.NewReader(body)),
+	return &http.Response{StatusCode: int(code), Request: r, Body: io.NopCloser(bytes.NewReader(body)),
 		Header: http.Header{"Content-Type": {runtime.ContentTypeJSON}}}
 }
 

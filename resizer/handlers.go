@@ -97,16 +97,30 @@ func (t *term) claimDeleted(claim *corev1.PersistentVolumeClaim) {
 
 // volumeChanged enqueues the claim of a PersistentVolume that was created or bound.
 func (t *term) volumeChanged(pv *corev1.PersistentVolume) {
-	if ref := pv.Spec.ClaimRef; ref != nil {
-		if claim, ok := t.c.claims.Get(ref.Namespace + "/" + ref.Name); ok {
-			t.enqueue(claim, t.queue.Add)
-		}
+	if claim, ok := t.claimOf(pv); ok {
+		t.enqueue(claim, t.queue.Add)
 	}
+}
+
+func (t *term) claimOf(pv *corev1.PersistentVolume) (*corev1.PersistentVolumeClaim, bool) {
+	ref := pv.Spec.ClaimRef
+	if ref == nil {
+		return nil, false
+	}
+	return t.c.claims.Get(ref.Namespace + "/" + ref.Name)
 }
 
 func (t *term) volumeUpdated(old, pv *corev1.PersistentVolume) {
 	if old.UID != pv.UID || claimUID(old) != claimUID(pv) {
 		t.volumeChanged(pv)
+		return
+	}
+	// The node may have completed the expansion before the watch delivered the record to remove.
+	if _, had := old.Annotations[annPreResize]; had {
+		return
+	}
+	if claim, ok := t.claimOf(pv); ok && t.c.driver.owns(claim, pv) && isRecordObsolete(claim, pv) {
+		t.queue.Add(keyOf(claim, expand))
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -280,6 +281,39 @@ func resizerScenarioWrites(t *testing.T) {
 		f.reaches("c1", "C=1Gi A=2Gi "+pending+" P=2Gi PRE=1Gi "+waitNode+" example.com/Theirs")
 		check()
 	})
+	t.Run("005_node_is_faster_than_the_watch", func(t *testing.T) {
+		f := newFixture(t, expands, nil)
+		var gate sync.Mutex // of the watch of PersistentVolumes
+		f.Watch = kubetest.Proxy(t, f.ControlPlane.Config(), func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
+			if r.URL.Query().Get("watch") != "" && strings.HasSuffix(r.URL.Path, "/persistentvolumes") {
+				w = gatedWriter{w, &gate}
+			}
+			pass.ServeHTTP(w, r)
+		})
+		f.start()
+		f.create("c1", nil)
+		f.create("fence", nil)
+		kubetest.Eventually(t, "the PersistentVolumes are watched", func(context.Context) error {
+			for _, claim := range []string{"c1", "fence"} {
+				if _, ok := f.c.volumes.Get(f.pvName(claim)); !ok {
+					return errors.New(claim)
+				}
+			}
+			return nil
+		})
+		gate.Lock()
+		open := sync.OnceFunc(gate.Unlock)
+		defer open()
+		f.request("c1", "2Gi")
+		f.reaches("c1", "C=1Gi A=2Gi "+pending+" P=2Gi PRE=1Gi "+waitNode)
+		f.nodeExpands("c1")
+		f.request("fence", "2Gi")
+		f.reaches("fence", "C=1Gi A=2Gi "+pending+" P=2Gi PRE=1Gi "+waitNode)
+		open()
+		f.reaches("c1", "C=2Gi A=2Gi P=2Gi")
+		f.called("2Gi 2Gi")
+		f.wrote("c1 pv-c1 c1 fence pv-fence fence pv-c1")
+	})
 	t.Run("053_watch_is_late", func(t *testing.T) {
 		f := newFixture(t, expands, nil)
 		f.watch.refuse(func(r *http.Request) *http.Response {
@@ -319,6 +353,22 @@ func (w lateWriter) Write(p []byte) (int, error) {
 
 // Unwrap lets http.ResponseController flush the writer below.
 func (w lateWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+
+// gatedWriter blocks the writes of a watch while another goroutine has the lock.
+type gatedWriter struct {
+	http.ResponseWriter
+	gate *sync.Mutex
+}
+
+// Write writes p when the gate is open.
+func (w gatedWriter) Write(p []byte) (int, error) {
+	w.gate.Lock()
+	defer w.gate.Unlock()
+	return w.ResponseWriter.Write(p)
+}
+
+// Unwrap lets http.ResponseController flush the writer below.
+func (w gatedWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
 // dropAllocated removes the fields that an API server before 1.32 does not store.
 func dropAllocated(t *testing.T, r *http.Request) {
@@ -363,6 +413,28 @@ func resizerScenarioInUse(t *testing.T) {
 		f.detach("c1")
 		f.reaches("c1", "C=1Gi A=2Gi "+pending+" P=2Gi PRE=1Gi "+waitNode)
 		f.called("2Gi 2Gi")
+	})
+	t.Run("056_detached_during_the_decision", func(t *testing.T) {
+		plugin := expands
+		plugin.Controller, plugin.Expansion = append(plugin.Controller[:1:1], canPublish), offline
+		f := scenario(t, plugin, slowly)
+		f.create("c1", nil)
+		f.attach("c1")
+		f.request("c1", "2Gi")
+		f.sent("c1", "VolumeResizeFailed")
+		k, term := keyOf(f.claim("c1"), expand), f.c.term.Load()
+		m := term.memories.acquire(k)
+		m.mu.Lock()
+		s := term.gather(k, m, reads{})
+		f.detach("c1")
+		f.unused("c1")
+		a := &attempt{t: term, key: k, m: m}
+		waits, _, err := a.apply(t.Context(), s, step{action: doWaitUnused, reason: stageInUse})
+		m.mu.Unlock()
+		term.memories.release(k, m, false)
+		if s.usage != usageInUse || waits || err != nil {
+			t.Errorf("usage %v, waits %v, %v", s.usage, waits, err)
+		}
 	})
 	for name, ephemeral := range map[string]bool{"057_used_by_a_pod": false, "057_generic_ephemeral_volume": true} {
 		t.Run(name, func(t *testing.T) {

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -79,6 +80,25 @@ func resizerScenarioModify(t *testing.T) {
 		f.classes()
 		f.reaches("c1", "C=1Gi K=gold P=1Gi PV=gold")
 		f.modified("9")
+	})
+	t.Run("066_class_created_while_it_is_read", func(t *testing.T) {
+		f := scenario(t, modifies, slowly)
+		f.create("c1", nil)
+		f.create("c2", nil)
+		f.requestClass("c2", "bronze")
+		f.reaches("c2", "C=1Gi M=Pending/ P=1Gi") // the classes are watched
+		var read atomic.Bool
+		f.api.refuse(func(r *http.Request) *http.Response {
+			if !strings.HasSuffix(r.URL.Path, "/volumeattributesclasses/"+f.Unique("gold")) || !read.CompareAndSwap(false, true) {
+				return nil
+			}
+			f.classes()
+			f.reaches("c2", "C=1Gi K=bronze P=1Gi PV=bronze") // the event of gold was handled before
+			return refusal(r, http.StatusNotFound, metav1.StatusReasonNotFound, "not created yet")
+		})
+		f.requestClass("c1", "gold")
+		f.reaches("c1", "C=1Gi K=gold P=1Gi PV=gold")
+		f.modified("1 9")
 	})
 	t.Run("067_class_of_another_driver", func(t *testing.T) {
 		f := scenario(t, modifies, nil)
