@@ -261,7 +261,7 @@ func (a *attempt) saveError(ctx context.Context, s claimState, step step) (done 
 	return false, until, answer.err
 }
 
-// pend marks a modification that waits for its class.
+// pend records that a modification waits for its class.
 func (a *attempt) pend(ctx context.Context, s claimState, step step) (done bool, until time.Time, err error) {
 	if step.claim != nil {
 		if written, err := a.writeClaim(ctx, s, step, step.claim); err != nil || !written {

@@ -24,18 +24,28 @@ const classesRetryInterval = 30 * time.Second
 // listClasses reports whether VolumeAttributesClasses can be listed. Without, volumes are not modified.
 func (t *term) listClasses(ctx context.Context) bool {
 	_, err := t.c.deps.Client.StorageV1().VolumeAttributesClasses().List(ctx, metav1.ListOptions{Limit: 1})
-	unavailable := apierrors.IsForbidden(err) || apierrors.IsNotFound(err)
-	before := t.c.noClasses.Swap(nil)
-	if unavailable {
-		t.c.noClasses.Store(&err)
-		if before == nil {
-			klog.FromContext(ctx).Info("Volumes are not modified: VolumeAttributesClasses cannot be listed. Grant get, list and watch "+
-				"on them, "+
-				"or set --feature-gates=VolumeAttributesClass=false", "err", err)
-		}
-	}
 	t.classesServed.Store(err == nil)
+	switch {
+	case err == nil:
+		t.c.noClasses.Store(nil)
+	case ctx.Err() == nil && t.c.noClasses.Swap(&err) == nil:
+		logNoClasses(klog.FromContext(ctx), err)
+	}
 	return err == nil
+}
+
+func logNoClasses(log klog.Logger, err error) {
+	switch {
+	case apierrors.IsForbidden(err):
+		log.Info("Volumes are not modified: VolumeAttributesClasses cannot be listed. Grant get, list and watch on them, "+
+			"or set --feature-gates=VolumeAttributesClass=false", "err", err)
+	case apierrors.IsNotFound(err):
+		log.Info("Volumes are not modified: the API server does not serve VolumeAttributesClasses. Upgrade to Kubernetes 1.34 or later, "+
+			"or set --feature-gates=VolumeAttributesClass=false", "err", err)
+	default:
+		log.Info("Volumes are not modified: VolumeAttributesClasses cannot be listed. Retrying", "err", err,
+			"interval", classesRetryInterval)
+	}
 }
 
 // awaitClasses enqueues the modifications when VolumeAttributesClasses can be listed.

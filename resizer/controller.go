@@ -112,8 +112,12 @@ func Supported(d csiclient.Driver) error {
 }
 
 func unsupported(d csiclient.Driver) error {
+	if d.Controller.ModifyVolume {
+		return fmt.Errorf("driver %q does not support expansion of volumes, and they are not modified: the feature gate "+
+			"VolumeAttributesClass is off, or the API server does not serve VolumeAttributesClasses", d.Name)
+	}
 	return fmt.Errorf("driver %q supports neither expansion nor modification of volumes: it reports EXPAND_VOLUME neither for the "+
-		"controller nor for the node, and not MODIFY_VOLUME, or the feature gate VolumeAttributesClass is off", d.Name)
+		"controller nor for the node, and not MODIFY_VOLUME", d.Name)
 }
 
 // LeaseName returns the name of the Lease of csi-resizer for driver.
@@ -178,6 +182,7 @@ func (c *Controller) Run(ctx context.Context) (err error) {
 	if c.driver.modifies && !t.listClasses(ctx) {
 		t.background.Go(func() { t.awaitClasses(background) })
 	}
+	defer c.noClasses.Store(nil)
 	c.term.Store(t)
 	defer c.term.Store(nil)
 	t.background.Go(func() { t.resync(background) })

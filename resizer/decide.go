@@ -31,7 +31,7 @@ type driver struct {
 	retryMax              time.Duration
 }
 
-// inUsePolicy says when the expansion of a volume in use waits.
+// inUsePolicy is when the expansion of a volume in use waits.
 type inUsePolicy int
 
 const (
@@ -61,7 +61,7 @@ const (
 	doSaveError            // write an error to the claim
 	doDiscard              // forget a response that does not have to be written
 	doRemoveRecord         // remove the size before the expansion from the PersistentVolume
-	doPend                 // mark a modification that waits for its class
+	doPend                 // record that a modification waits for its class
 	doAbandon              // give up an indeterminate modification whose class does not exist any more
 	doCancel               // remove the condition of a modification that is not requested any more
 )
@@ -71,7 +71,7 @@ func (a action) String() string {
 	return [...]string{
 		"nothing", "wait", "wait until unused", "fail", "read claim", "read secret", "read class", "watch users", "schedule retry",
 		"write intent", "expand", "modify", "save volume", "save claim", "save error", "discard response", "remove record",
-		"mark pending", "abandon", "cancel",
+		"write pending", "abandon", "cancel",
 	}[a]
 }
 
@@ -170,7 +170,10 @@ const sameErrorInterval = time.Minute
 
 // isRecorded reports whether the error of a is in the conditions already, or too recent to be updated.
 func (m operationMemory) isRecorded(a answer) bool {
-	f := failureOf(a)
-	return m.recorded.target == f.target && m.recorded.code == f.code &&
-		(m.recorded.text == f.text || f.at.Sub(m.recorded.at) < sameErrorInterval)
+	return m.recorded.covers(failureOf(a))
+}
+
+// covers reports whether next repeats f, or differs in its text only and follows too soon to be reported.
+func (f failure) covers(next failure) bool {
+	return f.target == next.target && f.code == next.code && (f.text == next.text || next.at.Sub(f.at) < sameErrorInterval)
 }

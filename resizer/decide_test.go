@@ -477,6 +477,17 @@ func TestModesOfDrivers(t *testing.T) {
 	}
 }
 
+// TestModificationIsOff: the error of a driver that modifies volumes only names why they are not modified.
+func TestModificationIsOff(t *testing.T) {
+	cfg := DefaultConfig()
+	cfg.VolumeAttributesClass = false // also if the API server does not serve the classes
+	_, err := New(cfg, Deps{Driver: csiclient.Driver{Name: testDriver, Controller: csiclient.ControllerCapabilities{ModifyVolume: true}}})
+	if err == nil || !strings.Contains(err.Error(), "the API server does not serve VolumeAttributesClasses") ||
+		strings.Contains(err.Error(), "MODIFY_VOLUME") {
+		t.Errorf("got %v", err)
+	}
+}
+
 func TestConfigValidate(t *testing.T) {
 	for flag, change := range map[string]func(*Config){
 		"--timeout": func(c *Config) { c.Timeout = 0 }, "--workers": func(c *Config) { c.Workers = 0 },

@@ -28,7 +28,7 @@ func keyOf(claim *corev1.PersistentVolumeClaim, o operation) key {
 	return key{claim.Namespace, claim.Name, claim.UID, o}
 }
 
-// usage says whether a volume is in use.
+// usage is whether a volume is in use.
 type usage int
 
 const (

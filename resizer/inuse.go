@@ -2,7 +2,6 @@ package resizer
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -52,7 +51,7 @@ func (t *term) watchUsers(ctx context.Context) error {
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		case <-limit.C:
-			return fmt.Errorf("listing what uses volumes: %w", errors.New("the API server did not respond"))
+			return fmt.Errorf("listing %s: the API server did not respond within %v", t.usersResource(), usersLimit)
 		case <-tick.C:
 		}
 	}
@@ -60,13 +59,19 @@ func (t *term) watchUsers(ctx context.Context) error {
 
 // usersListed reports whether the first list is complete or forbidden.
 func (t *term) usersListed() bool {
-	synced, resource := false, "pods"
+	synced := t.c.users.pods.Synced
 	if t.c.driver.publishes {
-		synced, resource = t.c.users.attachments.Synced(), "volumeattachments"
-	} else {
-		synced = t.c.users.pods.Synced()
+		synced = t.c.users.attachments.Synced
 	}
-	return synced || t.c.deps.Informers.Forbidden()[resource] != nil
+	return synced() || t.c.deps.Informers.Forbidden()[t.usersResource()] != nil
+}
+
+// usersResource returns the resource that uses volumes.
+func (t *term) usersResource() string {
+	if t.c.driver.publishes {
+		return "volumeattachments"
+	}
+	return "pods"
 }
 
 // handleUsers registers the handlers that end the wait of claims, once per term.

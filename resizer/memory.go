@@ -64,8 +64,8 @@ type operationMemory struct {
 	recorded failure
 	// slow delays the retry of an infeasible target.
 	slow slowRetry
-	// reported are texts of refused writes for which an event was sent.
-	reported map[string]bool
+	// refused is the refused write for which an event was last sent.
+	refused failure
 	// began is when this process wrote the intent.
 	began time.Time
 
@@ -104,7 +104,7 @@ type volumeRef struct {
 	uid  types.UID
 }
 
-// failure is an error in the conditions of a claim.
+// failure is an error in the conditions of a claim, or the refusal of a write.
 type failure struct {
 	target, code, text string
 	at                 time.Time

@@ -25,7 +25,7 @@ func newMetrics(reg prometheus.Registerer, waiting func(reason string) float64) 
 		failures: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "storage_controller_resize_failures_total",
 			Help: "Failed attempts to expand or modify a volume, by the gRPC code that the driver returned, or \"none\" if it was not " +
-				"called.",
+				"called or returned an invalid response.",
 		}, []string{"operation", "grpc_status_code"}),
 	}
 	reg.MustRegister(m.seconds, m.failures)

@@ -83,7 +83,7 @@ func (d driver) modifyRequest(
 	return &csi.ControllerModifyVolumeRequest{VolumeId: src.spec.CSI.VolumeHandle, MutableParameters: parameters, Secrets: secrets}
 }
 
-// outcome is what an error of the driver says about its call.
+// outcome classifies the response to a call.
 type outcome int
 
 const (
@@ -92,8 +92,8 @@ const (
 	indeterminate                // the call may have taken effect
 )
 
-// String returns the name of k in logs.
-func (k outcome) String() string { return [...]string{"Failed", "Infeasible", "Indeterminate"}[k] }
+// String returns the name of o in logs.
+func (o outcome) String() string { return [...]string{"Failed", "Infeasible", "Indeterminate"}[o] }
 
 // outcomeOf returns the outcome of a call of o that failed with err. ResourceExhausted is final: if the
 // storage backend is full, a smaller request must be possible (KEP-1790).

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 	"unicode/utf8"
@@ -255,6 +256,21 @@ func resizerScenarioWrites(t *testing.T) {
 			}
 		})
 	}
+	t.Run("034_refused_with_different_texts", func(t *testing.T) {
+		f := scenario(t, expands, nil)
+		var n atomic.Int32
+		f.api.refuse(func(r *http.Request) *http.Response {
+			if !isWrite(r, "/status") || n.Add(1) > 4 {
+				return nil
+			}
+			return refusal(r, http.StatusForbidden, metav1.StatusReasonForbidden, fmt.Sprintf("exceeded quota: used %d", n.Load()))
+		})
+		f.create("c1", nil)
+		f.request("c1", "2Gi")
+		f.reaches("c1", "C=1Gi A=2Gi "+pending+" P=2Gi PRE=1Gi "+waitNode)
+		f.wrote("c1!403 c1!403 c1!403 c1!403 c1 pv-c1 c1")
+		f.sent("c1", "VolumeResizeFailed Resizing FileSystemResizeRequired")
+	})
 	t.Run("036_what_others_write_survives", func(t *testing.T) {
 		f := scenario(t, expands, nil)
 		f.Plugin.Next(expandMethod, csitest.Hang())

@@ -411,6 +411,19 @@ func resizerScenarioBoth(t *testing.T) {
 			t.Error(err)
 		}
 	})
+	t.Run("078_classes_cannot_be_listed", func(t *testing.T) {
+		f := newFixture(t, both, nil)
+		f.api.refuse(func(r *http.Request) *http.Response {
+			if strings.HasSuffix(r.URL.Path, "/volumeattributesclasses") {
+				return refusal(r, http.StatusInternalServerError, metav1.StatusReasonInternalError, "the test fails")
+			}
+			return nil
+		})
+		f.start()
+		if err := f.c.Ready(); err == nil || !strings.Contains(err.Error(), "the test fails") {
+			t.Errorf("readiness %v", err)
+		}
+	})
 	t.Run("078_gate_is_off", func(t *testing.T) {
 		f := scenario(t, both, func(c *Config) { c.VolumeAttributesClass, c.Workers = false, 1 })
 		f.classes()

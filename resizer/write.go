@@ -62,8 +62,8 @@ func (a *attempt) writeVolume(ctx context.Context, s claimState, step step) (wri
 }
 
 // retry reports whether a write that failed with err must be decided about again with the current object:
-// it was deleted, recreated, or changed by another client. Otherwise it sends an event, once per text, and
-// returns err.
+// it was deleted, recreated, or changed by another client. Otherwise it returns err, and sends an event unless
+// the same write was refused for the same reason before. Texts may contain numbers that differ every time.
 func (a *attempt) retry(s claimState, step step, err error) (bool, error) {
 	switch {
 	case kube.IsNotFound(err):
@@ -74,12 +74,9 @@ func (a *attempt) retry(s claimState, step step, err error) (bool, error) {
 		}
 		return true, nil
 	}
-	m := a.memory()
-	if s.claim != nil && isRefusal(err) && !m.reported[err.Error()] {
-		if m.reported == nil {
-			m.reported = map[string]bool{}
-		}
-		m.reported[err.Error()] = true
+	m, refused := a.memory(), failure{step.action.String(), string(apierrors.ReasonForError(err)), err.Error(), s.now}
+	if s.claim != nil && isRefusal(err) && !m.refused.covers(refused) {
+		m.refused = refused
 		a.t.event(s.claim, refusedEvent(a.key.Operation, s, step, err))
 	}
 	return false, err
