@@ -114,7 +114,7 @@ func (c *content) change(a answer, now time.Time) (statusChange, error) {
 		if a.created.IsZero() {
 			a.created = now
 		}
-		change["creationTime"] = c.encodeTime(a.created)
+		change["creationTime"] = encodeTime(c.group, a.created)
 	}
 	if s.hasErr && a.problem == nil {
 		change["error"] = nil
@@ -136,8 +136,8 @@ func (c *content) change(a answer, now time.Time) (statusChange, error) {
 }
 
 // encodeTime returns t as the status has it: nanoseconds, or a timestamp for groups.
-func (c *content) encodeTime(t time.Time) any {
-	if c.group {
+func encodeTime(group bool, t time.Time) any {
+	if group {
 		return metav1.NewTime(t)
 	}
 	return t.UnixNano()

@@ -64,7 +64,7 @@ func (d driver) decideDelete(s state) step {
 
 // decideDeleted handles a content whose snapshot the driver has deleted.
 func (c *content) decideDeleted() step {
-	change := c.clearedStatus()
+	change := clearedStatus(c)
 	switch {
 	case !c.foreignFinalizer() || len(change) == 0:
 		return step{action: doRemoveFinalizer, reason: "SnapshotDeleted"}

@@ -36,8 +36,8 @@ func (d driver) readSecret(c *content, class *class) (*corev1.SecretReference, e
 		return nil, fmt.Errorf("failed to get %s class %s for %s content %s: %s %q not found",
 			c.noun, c.class, c.noun, c.meta.Name, c.kind.class, c.class)
 	}
-	keyName, keyNamespace := volumerules.ParameterPrefix+c.readSecretParameter("name"), volumerules.ParameterPrefix+
-		c.readSecretParameter("namespace")
+	prefix := volumerules.ParameterPrefix + c.kind.readSecret
+	keyName, keyNamespace := prefix+"name", prefix+"namespace"
 	name, hasName := class.parameters[keyName]
 	namespace, hasNamespace := class.parameters[keyNamespace]
 	switch {
@@ -62,8 +62,6 @@ func (d driver) readSecret(c *content, class *class) (*corev1.SecretReference, e
 	}
 	return d.permitted(ref)
 }
-
-func (c *content) readSecretParameter(suffix string) string { return c.kind.readSecret + suffix }
 
 // permitted returns ref, or an error if --secret-namespaces excludes it.
 func (d driver) permitted(ref *corev1.SecretReference) (*corev1.SecretReference, error) {

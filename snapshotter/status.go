@@ -56,7 +56,7 @@ func errorMessage(prefix string, err error) string {
 }
 
 // clearedStatus returns the change that removes the result of a deleted snapshot from c.
-func (c *content) clearedStatus() statusChange {
+func clearedStatus(c *content) statusChange {
 	s, change := c.known(), statusChange{}
 	if s.handle != "" {
 		change[c.handleField] = nil

@@ -316,8 +316,11 @@ func TestChangeAtTheAPIServer(t *testing.T) {
 			{"/metadata/annotations/example.com~1b", "1", true},
 			{"/metadata/deletionTimestamp", nil, true},
 		} {
-			change := MetadataPatch{SetAnnotations: map[string]string{"example.com/a": fmt.Sprint(tt)}, Tests: map[string]any{tt.path: tt.value}}
-			for verb, w := range map[string]Writer[*corev1.PersistentVolume]{"patch": c.Client().CoreV1().PersistentVolumes(), "update": client} {
+			change := MetadataPatch{SetAnnotations: map[string]string{"example.com/a": fmt.Sprint(tt)},
+				Tests: map[string]any{tt.path: tt.value}}
+			for verb, w := range map[string]Writer[*corev1.PersistentVolume]{
+				"patch": c.Client().CoreV1().PersistentVolumes(), "update": client,
+			} {
 				change.SetAnnotations["example.com/a"] += verb
 				got, err := PatchMetadata(t.Context(), w, pv, change)
 				if (err == nil) != tt.want || !tt.want && !IsPatchTestFailed(err) || change.AppliedTo(got) != tt.want {

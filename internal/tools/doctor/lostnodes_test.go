@@ -23,13 +23,13 @@ func TestLostNodes(t *testing.T) {
 		records map[string]string
 		want    []string // parts of the warnings and their hints
 	}{
-		"no record":       {"", nil, nil},
-		"a missing node":  {lately, map[string]string{"n1": missing}, nil},
-		"an old look":     {"2026-05-01T11:49:00Z", map[string]string{"n1": missing}, []string{"for 11m. Their grace"}},
-		"no look":         {"", map[string]string{"n1": missing}, []string{"not an RFC 3339 time"}},
-		"an unused look":  {"2026-05-01T01:00:00Z", nil, nil},
-		"a held node":     {lately, map[string]string{"v1": `{"node":"n1","held":"breaker"}`}, []string{"d.example.com --namespace=ns n1 --yes"}},
-		"a held host":     {lately, map[string]string{"v1": `{"held":"breaker"}`}, []string{"--namespace=ns v1 --yes"}},
+		"no record":      {"", nil, nil},
+		"a missing node": {lately, map[string]string{"n1": missing}, nil},
+		"an old look":    {"2026-05-01T11:49:00Z", map[string]string{"n1": missing}, []string{"for 11m. Their grace"}},
+		"no look":        {"", map[string]string{"n1": missing}, []string{"not an RFC 3339 time"}},
+		"an unused look": {"2026-05-01T01:00:00Z", nil, nil},
+		"a held node":    {lately, map[string]string{"v1": `{"node":"n1","held":"breaker"}`}, []string{"d.example.com --namespace=ns n1 --yes"}},
+		"a held host":    {lately, map[string]string{"v1": `{"held":"breaker"}`}, []string{"--namespace=ns v1 --yes"}},
 		"a broken record": {lately, map[string]string{"n1": missing, "n2": "{"},
 			[]string{"cannot be parsed, and count as held and opted out: n2"}},
 		"all of them": {"yesterday", map[string]string{"n1": `{"held":"breaker"}`, "n2": "{"},
