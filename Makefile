@@ -18,7 +18,7 @@ demo: ## Run the demo on a real control plane; ARGS=--stay keeps it running
 
 .PHONY: test
 test: lint ## Run the linters and all tests, with the race detector
-	go test -race -timeout 30m ./test/e2e ./nodecontroller/nodecleanup ./... # the two longest first
+	go test -race -timeout 60m ./...
 	go test -run TestPromises ./nodecontroller/nodecleanup/
 	cd test/controlplane && go test -race ./supervise/
 
