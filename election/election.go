@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/leaderelection"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
+	"k8s.io/client-go/util/retry"
 	"k8s.io/klog/v2"
 )
 
@@ -102,8 +103,8 @@ func NewCandidate(cfg Config, lock resourcelock.Interface, metrics *Metrics) (*C
 func (c *Candidate) Check(r *http.Request) error { return c.health.Check(r) }
 
 // Campaign tries to acquire the Lease until ctx ends, and calls lead in each term. If lead returns
-// before the end of its context with another error than [ErrLost], Campaign returns its error. The Lease is released before Campaign
-// returns.
+// before the end of its context with another error than [ErrLost], Campaign returns its error. The
+// Lease is released before Campaign returns.
 func (c *Candidate) Campaign(ctx context.Context, lead Lead) error {
 	for {
 		err := c.term(ctx, lead)
@@ -178,13 +179,17 @@ func (c *Candidate) release(ctx context.Context) {
 	log := klog.FromContext(ctx)
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.cfg.RenewDeadline)
 	defer cancel()
-	record, _, err := c.lock.Get(ctx)
-	if err == nil && record.HolderIdentity == c.lock.Identity() {
+	// The API server may still process a renewal that was canceled.
+	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
+		record, _, err := c.lock.Get(ctx)
+		if err != nil || record.HolderIdentity != c.lock.Identity() {
+			return err
+		}
 		now := metav1.Now()
-		err = c.lock.Update(ctx, resourcelock.LeaderElectionRecord{
+		return c.lock.Update(ctx, resourcelock.LeaderElectionRecord{
 			LeaderTransitions: record.LeaderTransitions, LeaseDurationSeconds: 1, AcquireTime: now, RenewTime: now,
 		})
-	}
+	})
 	if err != nil {
 		log.Info("Failed to release Lease; other replicas wait until it expires", "lease", c.lock.Describe(), "err", err)
 	}

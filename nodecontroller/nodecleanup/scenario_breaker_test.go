@@ -148,8 +148,15 @@ func TestNodecontrollerScenarioBreaker(t *testing.T) {
 			f.must(err)
 			return n
 		}
-		if deleted(first) != 1 || deleted(second) != 0 {
-			t.Errorf("the leader sent %v deletions, the standby %v", deleted(first), deleted(second))
+		// The counter follows the response, which may come after the event of the deletion.
+		f.eventually("a counted deletion", func(context.Context) error {
+			if deleted(first) != 1 {
+				return errors.New("the leader has not counted it")
+			}
+			return nil
+		})
+		if deleted(second) != 0 {
+			t.Errorf("the standby sent %v deletions", deleted(second))
 		}
 		endFirst()
 		f.bound("b", "n")

@@ -109,7 +109,7 @@ func TestNodecontrollerManifestsGrantNoMore(t *testing.T) {
 		"nodecontroller-pvc-strip":    {"persistentvolumeclaims": "patch"},
 		"nodecontroller-pvc-enforce":  {"persistentvolumeclaims": "patch", "pods": "delete,get,list,watch"},
 		"nodecontroller-webhook-certificates": {
-			"secrets storage-controller-webhook-certificates in default": "get,update,watch", "secrets in default": "create",
+			"secrets storage-controller-webhook-certificates in default": "get,update", "secrets in default": "create",
 			"mutatingwebhookconfigurations.admissionregistration.k8s.io storage-controller-webhooks": "get,patch",
 		},
 		"nodecontroller-secure-metrics": {"tokenreviews.authentication.k8s.io": "create",

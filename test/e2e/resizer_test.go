@@ -179,6 +179,7 @@ func resizerScenarioStart(t *testing.T) {
 		step   csitest.Step // of NodeGetCapabilities
 		asked  int          // calls of NodeGetCapabilities
 		works  bool
+		says   []string // instead of the missing capabilities
 		args   []string
 	}{
 		"079_controller_expands": {plugin: resizable, works: true},
@@ -190,7 +191,8 @@ func resizerScenarioStart(t *testing.T) {
 			asked: 1},
 		"079_modifies_only": {plugin: csitest.Config{Controller: resizable.Controller[3:]}, asked: 1, works: true},
 		"079_modifies_only_gate_off": {plugin: csitest.Config{Controller: resizable.Controller[3:]}, asked: 1,
-			args: []string{"-feature-gates=VolumeAttributesClass=false"}},
+			args: []string{"-feature-gates=VolumeAttributesClass=false"},
+			says: []string{"does not support expansion", "feature gate VolumeAttributesClass is off"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -199,9 +201,12 @@ func resizerScenarioStart(t *testing.T) {
 				e.plugin.Always("NodeGetCapabilities", tt.step)
 			}
 			p := e.start(e.linked("csi-resizer", tt.args...))
-			if tt.works {
+			switch {
+			case tt.works:
 				p.says("Starting controller")
-			} else {
+			case tt.says != nil:
+				p.fails(tt.says...)
+			default:
 				p.fails("neither expansion nor modification", "EXPAND_VOLUME", "MODIFY_VOLUME")
 			}
 			e.calls("NodeGetCapabilities", tt.asked)
