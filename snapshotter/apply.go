@@ -258,14 +258,19 @@ func (l *loop[T, C]) patch(ctx context.Context, obj T, change kube.MetadataPatch
 // attempt decides again.
 func (l *loop[T, C]) patchStatus(ctx context.Context, obj T, change statusChange) error {
 	c := l.content(obj)
-	data, err := change.patch(c.uid(), c.status != nil)
+	data, err := change.patch(c)
 	if err != nil {
 		return err
 	}
 	written, err := l.status.Patch(ctx, obj.GetName(), types.JSONPatchType, data, metav1.PatchOptions{})
 	switch {
 	case apierrors.IsForbidden(err):
-		written, err = l.objects.UpdateInstead(ctx, l.status, obj, func(live T) T { return applied(live, change) }, err)
+		written, err = l.objects.UpdateInstead(ctx, l.status, obj, func(live T) T {
+			if change["readyToUse"] == false && l.content(live).known().ready {
+				return live
+			}
+			return applied(live, change)
+		}, err)
 	case apierrors.IsInvalid(err), apierrors.IsConflict(err):
 		if _, _, readErr := l.objects.Refetch(ctx, l.writer, obj); readErr != nil {
 			return readErr

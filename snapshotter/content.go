@@ -97,6 +97,7 @@ func (c *content) protected() bool      { return slices.Contains(c.meta.Finalize
 func (c *content) has(name string) bool { _, ok := c.meta.Annotations[name]; return ok }
 func (c *content) dynamic() bool        { return len(c.volumes) > 0 }
 func (c *content) preProvisioned() bool { return !c.dynamic() && c.handle != "" }
+func (c *content) hasSource() bool      { return c.dynamic() || c.preProvisioned() }
 func (c *content) bound() bool          { return c.ref.UID != "" }
 func (c *content) uid() types.UID       { return c.meta.UID }
 func (c *content) foreignFinalizer() bool {

@@ -103,6 +103,7 @@ const (
 	createToDelete     // being deleted while the outcome of CreateSnapshot is unknown
 	deleteSnapshot     // being deleted with policy Delete and a known snapshot
 	release            // being deleted, nothing to delete at the driver
+	noSource           // the handles in spec.source are empty
 	create             // no snapshot yet
 	waitForGroup       // a member without status
 	complete           // ready
@@ -116,9 +117,17 @@ func (c *content) indeterminate(m memory) bool {
 	case c.known().handle != "" || c.member() || !c.dynamic() || !c.bound() || m.deleted:
 		return false
 	case m.outcome == unknown:
-		return c.has(c.creating)
+		return c.has(c.creating) || c.terminating() && c.released() && c.unfinished()
 	}
 	return m.outcome == indeterminate
+}
+
+// unfinished reports whether the request of an earlier process is recorded on c, and neither its result
+// nor a deletion of the snapshot is in the status. Another writer has removed the annotation of the call.
+func (c *content) unfinished() bool {
+	recorded, err := c.recordedRequest()
+	cleared := c.status != nil && !c.status.hasReady
+	return err == nil && recorded != nil && !cleared
 }
 
 // released reports whether the snapshot-controller has released the deletion of c.
@@ -129,18 +138,22 @@ func (c *content) released() bool {
 // rowOf returns the row that applies to c.
 func (d driver) rowOf(c *content, m memory) row {
 	switch {
-	case c.driver != d.name || !c.dynamic() && !c.preProvisioned():
+	case c.driver != d.name:
 		return notResponsible
 	case c.terminating() && !c.protected():
 		return deletionDone
 	case c.terminating() && c.released():
 		switch {
+		case !c.hasSource():
+			return release
 		case c.indeterminate(m):
 			return createToDelete
 		case c.policy == snapshotv1.VolumeSnapshotContentDelete && !c.member() && c.deletedHandle(m) != "":
 			return deleteSnapshot
 		}
 		return release
+	case !c.hasSource():
+		return noSource
 	case c.dynamic() && !c.member() && c.known().handle == "":
 		return create
 	case c.member() && c.known().handle == "":
@@ -180,6 +193,9 @@ func (d driver) decide(s state) step {
 		return d.decideDelete(s)
 	case release:
 		return c.decideRelease(s.memory)
+	case noSource:
+		return step{action: doReportCreation, reason: "NoSource",
+			err: fmt.Errorf("the handles in spec.source of %s are empty. Create it again with handles", c.meta.Name)}
 	case create:
 		return d.decideCreate(s)
 	case waitForGroup:

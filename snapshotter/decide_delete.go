@@ -40,7 +40,7 @@ func (d driver) decideReplay(s state) step {
 // forced reports whether another writer has removed the annotation of an indeterminate CreateSnapshot,
 // to end the wait for its outcome.
 func (c *content) forced(m memory) bool {
-	return m.outcome == indeterminate && !c.has(c.creating) && c.has(AnnRequest)
+	return m.outcome != definite && !c.has(c.creating) && c.has(AnnRequest)
 }
 
 // decideDelete handles a content whose snapshot is deleted at the driver.

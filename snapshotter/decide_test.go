@@ -24,7 +24,7 @@ func testDriver() driver {
 }
 
 // recorded is the value of [AnnRequest] for the content of [testState].
-var recorded = createRequest{"snapshot-" + uid, map[string]string{"a": "b"}}.encode()
+var recorded = createRequest{"snapshot-" + uid, map[string]string{"a": "b"}, "v1-uid"}.encode()
 
 // testState returns the state of a dynamic content of the class c1 that was never processed.
 func testState(changes ...func(*state)) state {
@@ -112,9 +112,11 @@ func TestDecide(t *testing.T) {
 		want    action
 		reason  string
 	}{
-		"deleted":                     {changes{func(s *state) { s.content = nil }}, doNothing, "Deleted"},
-		"other driver":                {changes{func(s *state) { s.content.driver = "x" }}, doNothing, "OtherDriver"},
-		"no source":                   {changes{func(s *state) { s.content.volumes = nil }}, doNothing, "OtherDriver"},
+		"deleted":      {changes{func(s *state) { s.content = nil }}, doNothing, "Deleted"},
+		"other driver": {changes{func(s *state) { s.content.driver = "x" }}, doNothing, "OtherDriver"},
+		"no source":    {changes{func(s *state) { s.content.volumes = nil }}, doReportCreation, "NoSource"},
+		"no source, being deleted": {changes{func(s *state) { s.content.volumes = nil }, withStatus(ready), released}, doRemoveFinalizer,
+			"NothingToDelete"},
 		"new":                         {changes{}, doRecordRequest, "NotRecorded"},
 		"new, without finalizer":      {changes{noFinalizer, set(AnnBeingCreated, AnnRequest)}, doRecordRequest, "NotRecorded"},
 		"recorded":                    {changes{set(AnnBeingCreated, AnnRequest)}, doCreate, "Requested"},
@@ -167,9 +169,22 @@ func TestDecide(t *testing.T) {
 		"indeterminate, no class": {changes{released, set(AnnBeingCreated, AnnRequest), noClass}, doCreate,
 			"Indeterminate"},
 		"indeterminate, nothing recorded, no class": {changes{released, set(AnnBeingCreated), noClass}, doReportDeletion, "CannotRepeat"},
-		"indeterminate, annotations lost":           {changes{released, withOutcome(indeterminate)}, doRecordRequest, "NotRecorded"},
+		"indeterminate, nothing recorded, class of another driver": {changes{released, set(AnnBeingCreated),
+			func(s *state) { s.class.driver = "x" }}, doReportDeletion, "CannotRepeat"},
+		"not ready, class of another driver": {changes{withStatus(created), func(s *state) { s.class.driver = "x" }}, doReportCheck,
+			"CannotCheck"},
+		"indeterminate, annotations lost": {changes{released, withOutcome(indeterminate)}, doRecordRequest, "NotRecorded"},
 		"indeterminate, mark removed": {changes{released, withOutcome(indeterminate), set(AnnRequest)}, doCreate,
 			"Indeterminate"},
+		"indeterminate, mark removed before a restart": {changes{released, set(AnnRequest)}, doCreate, "Indeterminate"},
+		"recorded, then deleted at the driver": {changes{released, set(AnnRequest), withStatus(contentStatus{})}, doRemoveFinalizer,
+			"NothingToDelete"},
+		"recorded for another content": {changes{released, set(AnnRequest), func(s *state) {
+			s.content.meta.Annotations[AnnRequest] = `{"name":"n","uid":"other"}`
+		}}, doRemoveFinalizer, "NothingToDelete"},
+		"copied from another content": {changes{set(AnnRequest), func(s *state) {
+			s.content.meta.Annotations[AnnRequest] = `{"name":"n","uid":"other"}`
+		}}, doAnnounce, "MalformedRequest"},
 		"indeterminate, secret":       {changes{released, set(AnnBeingCreated, AnnRequest), secret}, doReadSecret, "SecretNeeded"},
 		"indeterminate, but retained": {changes{released, retained, set(AnnBeingCreated, AnnRequest)}, doCreate, "Indeterminate"},
 		"indeterminate, but unbound":  {changes{released, unbound, set(AnnBeingCreated)}, doRemoveFinalizer, "NothingToDelete"},
@@ -428,15 +443,25 @@ func TestCheckDelay(t *testing.T) {
 }
 
 func TestStatusPatch(t *testing.T) {
-	change := statusChange{"readyToUse": true, "error": nil}
-	for exists, want := range map[bool]string{
-		true: `[{"op":"test","path":"/metadata/uid","value":"u"},{"op":"remove","path":"/status/error","value":null},` +
-			`{"op":"add","path":"/status/readyToUse","value":true}]`,
-		false: `[{"op":"test","path":"/metadata/uid","value":"u"},{"op":"test","path":"/status","value":null},` +
-			`{"op":"add","path":"/status","value":{"readyToUse":true}}]`,
+	const uid = `[{"op":"test","path":"/metadata/uid","value":"v1-uid"},`
+	for name, test := range map[string]struct {
+		status *contentStatus
+		change statusChange
+		want   string
+	}{
+		"ready": {&contentStatus{}, statusChange{"readyToUse": true, "error": nil},
+			`{"op":"remove","path":"/status/error","value":null},{"op":"add","path":"/status/readyToUse","value":true}]`},
+		"no status": {nil, statusChange{"readyToUse": true, "error": nil},
+			`{"op":"test","path":"/status","value":null},{"op":"add","path":"/status","value":{"readyToUse":true}}]`},
+		"error": {&contentStatus{}, statusChange{"readyToUse": false},
+			`{"op":"test","path":"/status/readyToUse","value":null},{"op":"add","path":"/status/readyToUse","value":false}]`},
+		"another error": {&contentStatus{hasReady: true}, statusChange{"readyToUse": false},
+			`{"op":"test","path":"/status/readyToUse","value":false},{"op":"add","path":"/status/readyToUse","value":false}]`},
 	} {
-		if got, err := change.patch("u", exists); err != nil || string(got) != want {
-			t.Errorf("%v: %s, %v", exists, got, err)
+		c := testState().content
+		c.status = test.status
+		if got, err := test.change.patch(c); err != nil || string(got) != uid+test.want {
+			t.Errorf("%s: %s, %v", name, got, err)
 		}
 	}
 }

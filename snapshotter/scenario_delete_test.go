@@ -247,6 +247,27 @@ func TestSnapshotterScenarioDelete(t *testing.T) {
 		f.Calls(removeSnapshot, 1)
 		f.noSnapshots()
 	})
+	t.Run("annotation_removed_and_restart", func(t *testing.T) {
+		for name, step := range map[string]csitest.Step{"success": nil, "failure": csitest.Fail(codes.Unavailable, "doubt")} {
+			t.Run(name, func(t *testing.T) {
+				f := scenario(t, csitest.Config{}, nil)
+				f.inDoubt(codes.Unavailable)
+				f.Crash()
+				f.annotate("v1", AnnBeingCreated, nil)
+				f.delete("v1")
+				f.Plugin.Always(createSnapshot, step)
+				n := f.Plugin.Count(createSnapshot)
+				f.start()
+				f.until("is deleted", isDeleted)
+				f.Calls(createSnapshot, n+1)
+				if step == nil {
+					f.noSnapshots()
+				} else {
+					f.waitEvent("Warning SnapshotDeleteError CreateSnapshot is indeterminate")
+				}
+			})
+		}
+	})
 	t.Run("annotations_lost", func(t *testing.T) { // the snapshot-controller replaces all of them from its cache
 		f := scenario(t, csitest.Config{}, nil)
 		f.inDoubt(codes.Unavailable)

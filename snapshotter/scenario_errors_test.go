@@ -314,7 +314,7 @@ func TestSnapshotterScenarioReady(t *testing.T) {
 		f := scenario(t, csitest.Config{}, nil)
 		f.content("v1", func(o *snapshotv1.VolumeSnapshotContent) { o.Annotations = map[string]string{AnnRequest: "{"} })
 		o := f.until("is complete", isComplete)
-		if want := (createRequest{"snapshot-" + uid, map[string]string{"a": "b"}}).encode(); o.Annotations[AnnRequest] != want {
+		if want := (createRequest{"snapshot-" + uid, map[string]string{"a": "b"}, o.UID}).encode(); o.Annotations[AnnRequest] != want {
 			t.Errorf("record %q", o.Annotations[AnnRequest])
 		}
 		if got := f.events.with(AnnRequest, "is ignored"); len(got) != 1 {
@@ -362,6 +362,14 @@ func TestSnapshotterScenarioPreProvisioned(t *testing.T) {
 		if o := f.until("is complete", isComplete); *o.Status.RestoreSize != 1<<30 {
 			t.Errorf("got %+v", o.Status)
 		}
+	})
+	t.Run("get_is_not_implemented", func(t *testing.T) {
+		f := scenario(t, csitest.Config{Controller: capabilities(csi.ControllerServiceCapability_RPC_GET_SNAPSHOT,
+			csi.ControllerServiceCapability_RPC_LIST_SNAPSHOTS)}, nil)
+		f.Plugin.Always(getSnapshot, csitest.Fail(codes.Unimplemented, "no"))
+		f.content("v1", f.preProvisioned)
+		f.until("is complete", isComplete)
+		f.Calls(listSnapshots, 1)
 	})
 	t.Run("another_snapshot", func(t *testing.T) {
 		f := scenario(t, csitest.Config{Controller: capabilities(csi.ControllerServiceCapability_RPC_GET_SNAPSHOT)}, nil)

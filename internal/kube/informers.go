@@ -225,14 +225,20 @@ func (i *Informers) Capacities(namespace string, labels map[string]string, beta 
 		informers.WithTweakListOptions(func(o *metav1.ListOptions) {
 			o.LabelSelector = metav1.FormatLabelSelector(&metav1.LabelSelector{MatchLabels: labels})
 		}))
-	i.mu.Lock()
-	i.filtered = append(i.filtered, factory)
-	i.mu.Unlock()
 	get := factory.Storage().V1().CSIStorageCapacities().Informer
 	if beta {
 		get = factory.Storage().V1beta1().CSIStorageCapacities().Informer
 	}
-	return informerFor[*storagev1.CSIStorageCapacity](i, "csistoragecapacities", get, nil)
+	informer := informerFor[*storagev1.CSIStorageCapacity](i, "csistoragecapacities", get, nil)
+	i.add(factory)
+	return informer
+}
+
+// add adds the factory of an informer that is set up: [Informers.Start] may run at the same time.
+func (i *Informers) add(factory informers.SharedInformerFactory) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.filtered = append(i.filtered, factory)
 }
 
 // ConfigMapIfAllowed returns the informer for one ConfigMap. A missing permission does not fail
@@ -243,8 +249,9 @@ func (i *Informers) ConfigMapIfAllowed(namespace, name string) Informer[*corev1.
 			o.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, name).String()
 		}))
 	return ifAllowed(i, "configmaps", func() Informer[*corev1.ConfigMap] {
-		i.filtered = append(i.filtered, factory)
-		return informerFor[*corev1.ConfigMap](i, "configmaps", factory.Core().V1().ConfigMaps().Informer, nil)
+		informer := informerFor[*corev1.ConfigMap](i, "configmaps", factory.Core().V1().ConfigMaps().Informer, nil)
+		i.add(factory)
+		return informer
 	})
 }
 

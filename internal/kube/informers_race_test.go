@@ -1,12 +1,36 @@
 package kube
 
 import (
+	"context"
 	"testing"
 
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 )
+
+// TestRequestedDuringStart requests an informer while another controller starts its own late.
+func TestRequestedDuringStart(t *testing.T) {
+	t.Parallel()
+	cfg := &rest.Config{Host: "127.0.0.1:1"}
+	i := NewInformers(kubernetes.NewForConfigOrDie(cfg), metadata.NewForConfigOrDie(cfg), "drv.example.com")
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	begun, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		for n := range 100 {
+			i.Start(ctx)
+			if n == 0 {
+				close(begun)
+			}
+		}
+	}()
+	<-begun
+	i.ConfigMapIfAllowed("ns", "name")
+	<-done
+	i.Shutdown()
+}
 
 // TestScrapedDuringConstruction scrapes metrics while controllers request their informers. The
 // race detector reports concurrent access.
