@@ -20,6 +20,7 @@ demo: ## Run the demo on a real control plane; ARGS=--stay keeps it running
 test: lint ## Run the linters and all tests, with the race detector
 	go test -race -timeout 60m ./...
 	go test -run TestPromises ./nodecontroller/nodecleanup/
+	go test -run TestHundredNodes ./provisioner/
 	cd test/controlplane && go test -race ./supervise/
 
 CHROMIUM ?= chromium

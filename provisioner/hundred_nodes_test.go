@@ -30,11 +30,11 @@ import (
 	"github.com/storage-controller/storage-controller/internal/workloop"
 )
 
-// TestHundredNodes has the instances of a hundred nodes compete for three hundred
-// claims that are made at once. Published for csi-provisioner: 3000 claims, about 500
-// conflicts, about 40 volumes a second.
+// TestHundredNodes has the instances of competitors nodes compete for three times as many
+// claims that are made at once. Published for 100 instances of csi-provisioner: 3000
+// claims, about 500 conflicts, about 40 volumes a second.
 func TestHundredNodes(t *testing.T) {
-	const nodes, claims, mostConflicts, fewest, most = 100, 300, 50, 2, 6
+	const nodes, claims, mostConflicts, fewest, most = competitors, 3 * competitors, competitors / 2, 2, 6
 	f := &fixture{Fixture: &looptest.Fixture{T: t, ControlPlane: kubetest.Get(t)}} // not parallel
 	f.Client, f.Namespace = f.ControlPlane.Client(), kubetest.Namespace(t, f.ControlPlane)
 	f.Driver, f.class = f.Namespace+".example.com", f.Unique("fast")
@@ -49,7 +49,7 @@ func TestHundredNodes(t *testing.T) {
 	}
 	wg.Wait()
 	// It is simulated that all claims appear at once to all instances. If they were
-	// made one after the other now, a hundred watches would be the most of the work.
+	// made one after the other now, the watches would be the most of the work.
 	instances, appear := make([]*lightInstance, nodes), make(chan struct{})
 	for i := range instances {
 		wg.Go(func() { instances[i] = startLight(f, fmt.Sprintf("node-%02d", i), appear) })

@@ -1,0 +1,8 @@
+//go:build race
+
+package provisioner
+
+// competitors is how many nodes compete for claims in TestHundredNodes. With the race
+// detector a hundred need all of a small machine, and what one wins depends on the
+// scheduler.
+const competitors = 25
