@@ -510,7 +510,7 @@ type requestLog struct {
 	prefix string // of names, left out
 
 	mu      sync.Mutex
-	running sync.WaitGroup // writes that were sent to the API server
+	running sync.RWMutex // read-locked by each write that was sent to the API server
 	writes  []string
 	reads   []string // paths
 	hook    func(*http.Request) *http.Response
@@ -531,7 +531,8 @@ func (l *requestLog) written() string {
 
 // take returns and forgets the writes, also one whose response is on its way.
 func (l *requestLog) take() string {
-	l.running.Wait()
+	l.running.Lock()
+	defer l.running.Unlock()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	writes := l.writes
@@ -566,8 +567,8 @@ func (l logged) RoundTrip(r *http.Request) (*http.Response, error) {
 		response = hook(r)
 	}
 	if r.Method != http.MethodGet {
-		l.log.running.Add(1)
-		defer l.log.running.Done()
+		l.log.running.RLock()
+		defer l.log.running.RUnlock()
 	}
 	if response == nil {
 		response, err = l.next.RoundTrip(r)
