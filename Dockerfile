@@ -8,8 +8,9 @@
 # Builds are reproducible: the program contains no paths, times or commits (-trimpath,
 # -buildvcs=false). SOURCE_DATE_EPOCH sets the times of the files and the image.
 FROM --platform=$BUILDPLATFORM golang:1.26.8 AS build
-ARG TARGETOS=linux
-ARG TARGETARCH=amd64
+# BuildKit sets these. A default would hide its value; if empty, Go builds for the platform of the builder.
+ARG TARGETOS
+ARG TARGETARCH
 ARG VERSION=dev
 ARG SOURCE_DATE_EPOCH=0
 WORKDIR /src

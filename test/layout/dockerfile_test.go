@@ -61,6 +61,8 @@ func TestImage(t *testing.T) {
 			goVersion += i.rest
 		case i.name == "RUN" && stage == 1 && !strings.HasPrefix(i.rest, "go mod"):
 			steps = append(steps, i.rest)
+		case i.name == "ARG" && strings.HasPrefix(i.rest, "TARGET") && strings.Contains(i.rest, "="):
+			t.Errorf("ARG %s: a default hides the platform that BuildKit sets", i.rest)
 		case stage == 2:
 			last[i.name] = i.rest
 		}
