@@ -3,4 +3,4 @@
 package nodecleanup
 
 // histories is the number of histories of [TestPromises] with the race detector.
-const histories = 10_000
+const histories = 1_000
