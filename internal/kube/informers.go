@@ -46,8 +46,8 @@ const (
 )
 
 // Informers holds one informer per resource, which all controllers of the process share with its
-// indexes. A resource is watched if its method was called before [Informers.Start]. The methods
-// must not be called concurrently.
+// indexes. A resource is watched if its method was called before [Informers.Start] or
+// [Informers.StartLate]. The methods of resources must not be called concurrently with each other.
 type Informers struct {
 	*factories
 	user string // the controller that requests informers
@@ -94,13 +94,12 @@ func (i *Informers) Retain(fields RetainedFields) { i.retained.add(fields) }
 
 // Start watches the requested resources until ctx ends.
 func (i *Informers) Start(ctx context.Context) {
-	i.mu.Lock()
+	i.mu.Lock() // an informer that is requested meanwhile must be set up before it is started
+	defer i.mu.Unlock()
 	i.started = ctx
-	filtered := slices.Clone(i.filtered)
-	i.mu.Unlock()
 	i.typed.StartWithContext(ctx)
 	i.meta.Start(ctx.Done())
-	for _, factory := range filtered {
+	for _, factory := range i.filtered {
 		factory.StartWithContext(ctx)
 	}
 }
@@ -225,14 +224,20 @@ func (i *Informers) Capacities(namespace string, labels map[string]string, beta 
 		informers.WithTweakListOptions(func(o *metav1.ListOptions) {
 			o.LabelSelector = metav1.FormatLabelSelector(&metav1.LabelSelector{MatchLabels: labels})
 		}))
-	i.mu.Lock()
-	i.filtered = append(i.filtered, factory)
-	i.mu.Unlock()
 	get := factory.Storage().V1().CSIStorageCapacities().Informer
 	if beta {
 		get = factory.Storage().V1beta1().CSIStorageCapacities().Informer
 	}
-	return informerFor[*storagev1.CSIStorageCapacity](i, "csistoragecapacities", get, nil)
+	return informerFor[*storagev1.CSIStorageCapacity](i, "csistoragecapacities", i.from(factory, get), nil)
+}
+
+// from returns get, which also adds its factory to those that [Informers.Start] starts. [informerFor] calls it
+// with the lock held.
+func (f *factories) from(factory informers.SharedInformerFactory, get func() cache.SharedIndexInformer) func() cache.SharedIndexInformer {
+	return func() cache.SharedIndexInformer {
+		f.filtered = append(f.filtered, factory)
+		return get()
+	}
 }
 
 // ConfigMapIfAllowed returns the informer for one ConfigMap. A missing permission does not fail
@@ -243,8 +248,7 @@ func (i *Informers) ConfigMapIfAllowed(namespace, name string) Informer[*corev1.
 			o.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, name).String()
 		}))
 	return ifAllowed(i, "configmaps", func() Informer[*corev1.ConfigMap] {
-		i.filtered = append(i.filtered, factory)
-		return informerFor[*corev1.ConfigMap](i, "configmaps", factory.Core().V1().ConfigMaps().Informer, nil)
+		return informerFor[*corev1.ConfigMap](i, "configmaps", i.from(factory, factory.Core().V1().ConfigMaps().Informer), nil)
 	})
 }
 

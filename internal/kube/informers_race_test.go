@@ -1,12 +1,41 @@
 package kube
 
 import (
+	"context"
 	"testing"
 
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 )
+
+// TestRequestedDuringStart requests an informer while another controller starts its own late. The race
+// detector reports concurrent access.
+func TestRequestedDuringStart(t *testing.T) {
+	t.Parallel()
+	cfg := &rest.Config{Host: "127.0.0.1:1"}
+	i := NewInformers(kubernetes.NewForConfigOrDie(cfg), metadata.NewForConfigOrDie(cfg), "drv.example.com")
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	requested, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			select {
+			case <-requested:
+				return
+			default:
+				i.Start(ctx)
+			}
+		}
+	}()
+	for range 10000 {
+		i.ConfigMapIfAllowed("ns", "name")
+	}
+	close(requested)
+	<-done
+	i.Shutdown()
+}
 
 // TestScrapedDuringConstruction scrapes metrics while controllers request their informers. The
 // race detector reports concurrent access.

@@ -23,8 +23,11 @@ type Source[L runtime.Object] struct {
 	Failed func(error)
 }
 
-// Probe returns the error of a list request for one object.
+// Probe returns the error of a list request for one object. Unlike a watch, it has the timeout of other
+// requests, see [ForRole].
 func (s Source[L]) Probe(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
 	_, err := s.List(ctx, metav1.ListOptions{Limit: 1, LabelSelector: s.Selector})
 	return err
 }
