@@ -192,9 +192,8 @@ func (l *loop[T, C]) writeAnswer(ctx context.Context, obj T, s state, step step)
 	c, a := s.content, step.answer
 	if len(step.status) > 0 {
 		if err := l.patchStatus(ctx, obj, step.status); err != nil {
-			return fmt.Errorf("error updating status for volume snapshot content %s: snapshot controller failed to update %s on API "+
-				"server: %w",
-				c.meta.Name, c.meta.Name, err)
+			return fmt.Errorf("error updating status for volume %s content %s: snapshot controller failed to update %s on API server: %w",
+				c.noun, c.meta.Name, c.meta.Name, err)
 		}
 	}
 	if newest, ok := l.objects.Get(c.meta.Name); !ok || newest.GetUID() != c.uid() {
@@ -258,14 +257,19 @@ func (l *loop[T, C]) patch(ctx context.Context, obj T, change kube.MetadataPatch
 // attempt decides again.
 func (l *loop[T, C]) patchStatus(ctx context.Context, obj T, change statusChange) error {
 	c := l.content(obj)
-	data, err := change.patch(c.uid(), c.status != nil)
+	data, err := change.patch(c)
 	if err != nil {
 		return err
 	}
 	written, err := l.status.Patch(ctx, obj.GetName(), types.JSONPatchType, data, metav1.PatchOptions{})
 	switch {
 	case apierrors.IsForbidden(err):
-		written, err = l.objects.UpdateInstead(ctx, l.status, obj, func(live T) T { return applied(live, change) }, err)
+		written, err = l.objects.UpdateInstead(ctx, l.status, obj, func(live T) T {
+			if change["readyToUse"] == false && l.content(live).known().ready {
+				return live
+			}
+			return applied(live, change)
+		}, err)
 	case apierrors.IsInvalid(err), apierrors.IsConflict(err):
 		if _, _, readErr := l.objects.Refetch(ctx, l.writer, obj); readErr != nil {
 			return readErr

@@ -34,21 +34,22 @@ func (s snapshotCalls) create(ctx context.Context, c *content, r *createRequest,
 // check reads the state of a snapshot with GetSnapshot, else with ListSnapshots.
 func (s snapshotCalls) check(ctx context.Context, c *content, secrets map[string]string) (*answer, error) {
 	id := c.checkedHandle()
-	var snapshot *csi.Snapshot
 	if s.c.driver.getSnapshot {
 		response, err := s.c.deps.CSI.GetSnapshot(ctx, &csi.GetSnapshotRequest{SnapshotId: id, Secrets: secrets})
-		if err != nil {
+		switch {
+		case err == nil:
+			return snapshotAnswer(response.GetSnapshot())
+		case status.Code(err) != codes.Unimplemented || !s.c.driver.listSnapshots:
 			return nil, err
 		}
-		snapshot = response.GetSnapshot()
-	} else {
-		response, err := s.c.deps.CSI.ListSnapshots(ctx, &csi.ListSnapshotsRequest{SnapshotId: id, Secrets: secrets})
-		if err != nil {
-			return nil, err
-		}
-		if snapshot = find(ctx, response.GetEntries(), id); snapshot == nil {
-			return nil, fmt.Errorf("can not find snapshot for snapshotID %s", id)
-		}
+	}
+	response, err := s.c.deps.CSI.ListSnapshots(ctx, &csi.ListSnapshotsRequest{SnapshotId: id, Secrets: secrets})
+	if err != nil {
+		return nil, err
+	}
+	snapshot := find(ctx, response.GetEntries(), id)
+	if snapshot == nil {
+		return nil, fmt.Errorf("can not find snapshot for snapshotID %s", id)
 	}
 	return snapshotAnswer(snapshot)
 }

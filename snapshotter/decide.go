@@ -36,7 +36,7 @@ type reads struct {
 	secrets map[string]string
 }
 
-// groupReadiness is what the cache says about the group of a member.
+// groupReadiness is the readiness of the group of a member in the cache.
 type groupReadiness int
 
 const (
@@ -60,7 +60,7 @@ const (
 	doCreate                 // CreateSnapshot
 	doCheck                  // GetSnapshot, ListSnapshots or GetVolumeGroupSnapshot
 	doWriteAnswer            // patch the status
-	doEndCreation            // remove the annotation that marks the creation
+	doEndCreation            // remove the annotation volumesnapshot-being-created
 	doDelete                 // DeleteSnapshot
 	doClearStatus            // patch the status after the deletion
 	doRemoveFinalizer        // patch the content
@@ -103,6 +103,7 @@ const (
 	createToDelete     // being deleted while the outcome of CreateSnapshot is unknown
 	deleteSnapshot     // being deleted with policy Delete and a known snapshot
 	release            // being deleted, nothing to delete at the driver
+	noSource           // the handles in spec.source are empty
 	create             // no snapshot yet
 	waitForGroup       // a member without status
 	complete           // ready
@@ -115,32 +116,43 @@ func (c *content) indeterminate(m memory) bool {
 	switch {
 	case c.known().handle != "" || c.member() || !c.dynamic() || !c.bound() || m.deleted:
 		return false
+	case m.outcome == unknown && !c.has(c.creating):
+		// An earlier process may have called, and another writer removed the annotation. Every status has
+		// readyToUse until it is cleared after a deletion of the snapshot.
+		recorded, err := c.recordedRequest()
+		cleared := c.status != nil && !c.status.hasReady
+		return c.terminating() && c.released() && err == nil && recorded != nil && !cleared
 	case m.outcome == unknown:
-		return c.has(c.creating)
+		return true
 	}
 	return m.outcome == indeterminate
 }
 
 // released reports whether the snapshot-controller has released the deletion of c.
 func (c *content) released() bool {
-	return c.has(c.deleting) || c.preProvisioned() && !c.bound()
+	return c.has(c.deleting) || !c.dynamic() && !c.bound()
 }
 
 // rowOf returns the row that applies to c.
 func (d driver) rowOf(c *content, m memory) row {
+	hasSource := c.dynamic() || c.preProvisioned()
 	switch {
-	case c.driver != d.name || !c.dynamic() && !c.preProvisioned():
+	case c.driver != d.name:
 		return notResponsible
 	case c.terminating() && !c.protected():
 		return deletionDone
 	case c.terminating() && c.released():
 		switch {
+		case !hasSource:
+			return release
 		case c.indeterminate(m):
 			return createToDelete
 		case c.policy == snapshotv1.VolumeSnapshotContentDelete && !c.member() && c.deletedHandle(m) != "":
 			return deleteSnapshot
 		}
 		return release
+	case !hasSource:
+		return noSource
 	case c.dynamic() && !c.member() && c.known().handle == "":
 		return create
 	case c.member() && c.known().handle == "":
@@ -160,8 +172,8 @@ func (d driver) decide(s state) step {
 	}
 	row := d.rowOf(c, s.memory)
 	if c.terminating() && !c.released() && row > release {
-		pending := cause{"release", fmt.Sprintf("the snapshot-controller to mark %s %s/%s as deleted", c.ref.Kind, c.ref.Namespace,
-			c.ref.Name)}
+		pending := cause{blockedRelease, fmt.Sprintf("the snapshot-controller to set annotation %s after the deletion of %s %s/%s",
+			c.deleting, c.ref.Kind, c.ref.Namespace, c.ref.Name)}
 		switch {
 		case !s.memory.announced[pending.reason]:
 			return step{action: doAnnounce, reason: "NotReleased", cause: pending}
@@ -180,6 +192,9 @@ func (d driver) decide(s state) step {
 		return d.decideDelete(s)
 	case release:
 		return c.decideRelease(s.memory)
+	case noSource:
+		return step{action: doReportCreation, reason: "NoSource",
+			err: fmt.Errorf("spec.source of %s %s has empty handles. Recreate it with handles", c.kind.name, c.meta.Name)}
 	case create:
 		return d.decideCreate(s)
 	case waitForGroup:

@@ -20,7 +20,7 @@ func (d driver) decideReplay(s state) step {
 	request, err := d.createRequest(c, s.class, s.memory)
 	if err != nil {
 		return fail(fmt.Errorf("Failed to delete %s: CreateSnapshot is indeterminate and cannot be repeated: %w", c.noun, err),
-			cause{"outcome", fmt.Sprintf("the request of the indeterminate CreateSnapshot: %v", err)})
+			cause{blockedOutcome, fmt.Sprintf("a %s from which the indeterminate CreateSnapshot can be repeated: %v", c.kind.class, err)})
 	}
 	secret, err := d.annotatedSecret(c)
 	if err != nil {
@@ -40,7 +40,7 @@ func (d driver) decideReplay(s state) step {
 // forced reports whether another writer has removed the annotation of an indeterminate CreateSnapshot,
 // to end the wait for its outcome.
 func (c *content) forced(m memory) bool {
-	return m.outcome == indeterminate && !c.has(c.creating) && c.has(AnnRequest)
+	return m.outcome != definite && !c.has(c.creating) && c.has(AnnRequest)
 }
 
 // decideDelete handles a content whose snapshot is deleted at the driver.

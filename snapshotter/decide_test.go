@@ -24,7 +24,7 @@ func testDriver() driver {
 }
 
 // recorded is the value of [AnnRequest] for the content of [testState].
-var recorded = createRequest{"snapshot-" + uid, map[string]string{"a": "b"}}.encode()
+var recorded = createRequest{"snapshot-" + uid, map[string]string{"a": "b"}, "v1-uid"}.encode()
 
 // testState returns the state of a dynamic content of the class c1 that was never processed.
 func testState(changes ...func(*state)) state {
@@ -112,9 +112,13 @@ func TestDecide(t *testing.T) {
 		want    action
 		reason  string
 	}{
-		"deleted":                     {changes{func(s *state) { s.content = nil }}, doNothing, "Deleted"},
-		"other driver":                {changes{func(s *state) { s.content.driver = "x" }}, doNothing, "OtherDriver"},
-		"no source":                   {changes{func(s *state) { s.content.volumes = nil }}, doNothing, "OtherDriver"},
+		"deleted":      {changes{func(s *state) { s.content = nil }}, doNothing, "Deleted"},
+		"other driver": {changes{func(s *state) { s.content.driver = "x" }}, doNothing, "OtherDriver"},
+		"no source":    {changes{func(s *state) { s.content.volumes = nil }}, doReportCreation, "NoSource"},
+		"no source, being deleted": {changes{func(s *state) { s.content.volumes = nil }, withStatus(ready), released}, doRemoveFinalizer,
+			"NothingToDelete"},
+		"no source, unbound, being deleted": {changes{func(s *state) { s.content.volumes = nil }, unbound, terminating}, doRemoveFinalizer,
+			"NothingToDelete"},
 		"new":                         {changes{}, doRecordRequest, "NotRecorded"},
 		"new, without finalizer":      {changes{noFinalizer, set(AnnBeingCreated, AnnRequest)}, doRecordRequest, "NotRecorded"},
 		"recorded":                    {changes{set(AnnBeingCreated, AnnRequest)}, doCreate, "Requested"},
@@ -144,39 +148,56 @@ func TestDecide(t *testing.T) {
 		"another handle than the source's": {changes{isPreProvisioned, answered(answer{handle: "x"})}, doReportCheck, "CannotCheck"},
 		"another handle":                   {changes{withStatus(created), answered(answer{handle: "x"})}, doReportCheck, "CannotCheck"},
 		"ready":                            {changes{withStatus(ready)}, doNothing, "Ready"},
-		"ready and marked":                 {changes{withStatus(ready), set(AnnBeingCreated)}, doEndCreation, "Ready"},
+		"ready, being created":             {changes{withStatus(ready), set(AnnBeingCreated)}, doEndCreation, "Ready"},
 		"pre-provisioned":                  {changes{isPreProvisioned, unbound}, doCheck, "NotReady"},
 		"class of its secret":              {changes{isPreProvisioned, noClass}, doReportCheck, "CannotCheck"},
 		"member without status":            {changes{set(AnnGroup)}, doNothing, "MemberWithoutStatus"},
 		"member":                           {changes{set(AnnGroup), withStatus(created)}, doCheck, "NotReady"},
 
 		"not released":          {changes{terminating}, doAnnounce, "NotReleased"},
-		"not released, said so": {changes{terminating, announced("release")}, doNothing, "NotReleased"},
-		"not released, indeterminate": {changes{terminating, announced("release"), set(AnnBeingCreated, AnnRequest)}, doCreate,
+		"not released, said so": {changes{terminating, announced(blockedRelease)}, doNothing, "NotReleased"},
+		"not released, indeterminate": {changes{terminating, announced(blockedRelease), set(AnnBeingCreated, AnnRequest)}, doCreate,
 			"Requested"},
-		"not released, answered": {changes{terminating, announced("release"), set(AnnBeingCreated, AnnRequest),
+		"not released, answered": {changes{terminating, announced(blockedRelease), set(AnnBeingCreated, AnnRequest),
 			answered(answer{handle: "h"})},
 			doWriteAnswer, "Answered"},
-		"not released, ready":     {changes{terminating, announced("release"), withStatus(ready)}, doNothing, "Ready"},
-		"not released, not ready": {changes{terminating, announced("release"), withStatus(created), set(AnnRequest)}, doCreate, "NotReady"},
-		"done":                    {changes{released, noFinalizer, withStatus(ready)}, doNothing, "Released"},
-		"indeterminate":           {changes{released, set(AnnBeingCreated, AnnRequest)}, doCreate, "Indeterminate"},
+		"not released, ready": {changes{terminating, announced(blockedRelease), withStatus(ready)}, doNothing, "Ready"},
+		"not released, not ready": {changes{terminating, announced(blockedRelease), withStatus(created), set(AnnRequest)}, doCreate,
+			"NotReady"},
+		"done":          {changes{released, noFinalizer, withStatus(ready)}, doNothing, "Released"},
+		"indeterminate": {changes{released, set(AnnBeingCreated, AnnRequest)}, doCreate, "Indeterminate"},
 		"indeterminate, of another process": {changes{released, set(AnnBeingCreated, AnnRequest), cached}, doReadContent,
 			"Unconfirmed"},
 		"indeterminate, recorded by csi-snapshotter": {changes{released, set(AnnBeingCreated)}, doRecordRequest, "NotRecorded"},
 		"indeterminate, no class": {changes{released, set(AnnBeingCreated, AnnRequest), noClass}, doCreate,
 			"Indeterminate"},
 		"indeterminate, nothing recorded, no class": {changes{released, set(AnnBeingCreated), noClass}, doReportDeletion, "CannotRepeat"},
-		"indeterminate, annotations lost":           {changes{released, withOutcome(indeterminate)}, doRecordRequest, "NotRecorded"},
-		"indeterminate, mark removed": {changes{released, withOutcome(indeterminate), set(AnnRequest)}, doCreate,
+		"indeterminate, nothing recorded, class of another driver": {changes{released, set(AnnBeingCreated),
+			func(s *state) { s.class.driver = "x" }}, doReportDeletion, "CannotRepeat"},
+		"not ready, class of another driver": {changes{withStatus(created), func(s *state) { s.class.driver = "x" }}, doReportCheck,
+			"CannotCheck"},
+		"indeterminate, annotations replaced": {changes{released, withOutcome(indeterminate)}, doRecordRequest, "NotRecorded"},
+		"indeterminate, annotation removed": {changes{released, withOutcome(indeterminate), set(AnnRequest)}, doCreate,
 			"Indeterminate"},
+		"indeterminate, annotation removed before a restart": {changes{released, set(AnnRequest)}, doCreate, "Indeterminate"},
+		"annotation removed before a restart, not released": {changes{terminating, announced(blockedRelease), set(AnnRequest)},
+			doNothing, "NotReleased"},
+		"recorded, then deleted at the driver": {changes{released, set(AnnRequest), withStatus(contentStatus{})}, doRemoveFinalizer,
+			"NothingToDelete"},
+		"recorded for another content": {changes{released, set(AnnRequest), func(s *state) {
+			s.content.meta.Annotations[AnnRequest] = `{"name":"n","uid":"other"}`
+		}}, doRemoveFinalizer, "NothingToDelete"},
+		"copied from another content": {changes{set(AnnRequest), func(s *state) {
+			s.content.meta.Annotations[AnnRequest] = `{"name":"n","uid":"other"}`
+		}}, doAnnounce, "MalformedRequest"},
 		"indeterminate, secret":       {changes{released, set(AnnBeingCreated, AnnRequest), secret}, doReadSecret, "SecretNeeded"},
 		"indeterminate, but retained": {changes{released, retained, set(AnnBeingCreated, AnnRequest)}, doCreate, "Indeterminate"},
 		"indeterminate, but unbound":  {changes{released, unbound, set(AnnBeingCreated)}, doRemoveFinalizer, "NothingToDelete"},
 		"definite": {changes{released, withOutcome(definite), set(AnnBeingCreated, AnnRequest)}, doRemoveFinalizer,
 			"NothingToDelete"},
-		"has a handle and the mark": {changes{released, set(AnnBeingCreated), withStatus(ready)}, doReadContent, "Unconfirmed"},
-		"answered in a deletion":    {changes{released, withOutcome(definite), answered(answer{handle: "h"}), live}, doDelete, "Deleting"},
+		"has a handle, being created": {changes{released, set(AnnBeingCreated), withStatus(ready)}, doReadContent, "Unconfirmed"},
+		"answered in a deletion": {changes{released, withOutcome(definite), answered(answer{handle: "h"}), live}, doDelete,
+			"Deleting"},
 		"answered and retained": {changes{released, retained, withOutcome(definite), answered(answer{handle: "h"})}, doRemoveFinalizer,
 			"NothingToDelete"},
 		"to delete":               {changes{released, withStatus(ready)}, doReadContent, "Unconfirmed"},
@@ -240,13 +261,13 @@ func TestIndeterminate(t *testing.T) {
 		changes []func(*state)
 		want    bool
 	}{
-		"new":                       {nil, false},
-		"marked by another process": {[]func(*state){set(AnnBeingCreated)}, true},
-		"final error":               {[]func(*state){set(AnnBeingCreated), withOutcome(definite)}, false},
-		"in this process":           {[]func(*state){withOutcome(indeterminate)}, true},
-		"with a handle":             {[]func(*state){withOutcome(indeterminate), withStatus(contentStatus{handle: "h"})}, false},
-		"member":                    {[]func(*state){set(AnnBeingCreated, AnnGroup)}, false},
-		"pre-provisioned":           {[]func(*state){set(AnnBeingCreated), isPreProvisioned}, false},
+		"new":                         {nil, false},
+		"recorded by another process": {[]func(*state){set(AnnBeingCreated)}, true},
+		"final error":                 {[]func(*state){set(AnnBeingCreated), withOutcome(definite)}, false},
+		"in this process":             {[]func(*state){withOutcome(indeterminate)}, true},
+		"with a handle":               {[]func(*state){withOutcome(indeterminate), withStatus(contentStatus{handle: "h"})}, false},
+		"member":                      {[]func(*state){set(AnnBeingCreated, AnnGroup)}, false},
+		"pre-provisioned":             {[]func(*state){set(AnnBeingCreated), isPreProvisioned}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if s := testState(test.changes...); s.content.indeterminate(s.memory) != test.want {
@@ -428,15 +449,27 @@ func TestCheckDelay(t *testing.T) {
 }
 
 func TestStatusPatch(t *testing.T) {
-	change := statusChange{"readyToUse": true, "error": nil}
-	for exists, want := range map[bool]string{
-		true: `[{"op":"test","path":"/metadata/uid","value":"u"},{"op":"remove","path":"/status/error","value":null},` +
-			`{"op":"add","path":"/status/readyToUse","value":true}]`,
-		false: `[{"op":"test","path":"/metadata/uid","value":"u"},{"op":"test","path":"/status","value":null},` +
-			`{"op":"add","path":"/status","value":{"readyToUse":true}}]`,
+	const uid = `[{"op":"test","path":"/metadata/uid","value":"v1-uid"},`
+	for name, test := range map[string]struct {
+		status *contentStatus
+		change statusChange
+		want   string
+	}{
+		"ready": {&contentStatus{}, statusChange{"readyToUse": true, "error": nil},
+			`{"op":"remove","path":"/status/error","value":null},{"op":"add","path":"/status/readyToUse","value":true}]`},
+		"no status": {nil, statusChange{"readyToUse": true, "error": nil},
+			`{"op":"test","path":"/status","value":null},{"op":"add","path":"/status","value":{"readyToUse":true}}]`},
+		"error": {&contentStatus{}, statusChange{"readyToUse": false},
+			`{"op":"test","path":"/status/readyToUse","value":null},{"op":"add","path":"/status/readyToUse","value":false}]`},
+		"another error": {&contentStatus{hasReady: true}, statusChange{"readyToUse": false},
+			`{"op":"test","path":"/status/readyToUse","value":false},{"op":"add","path":"/status/readyToUse","value":false}]`},
+		"error of a snapshot that is ready": {&contentStatus{hasReady: true, ready: true}, statusChange{"readyToUse": false},
+			`{"op":"test","path":"/status/readyToUse","value":false},{"op":"add","path":"/status/readyToUse","value":false}]`},
 	} {
-		if got, err := change.patch("u", exists); err != nil || string(got) != want {
-			t.Errorf("%v: %s, %v", exists, got, err)
+		c := testState().content
+		c.status = test.status
+		if got, err := test.change.patch(c); err != nil || string(got) != uid+test.want {
+			t.Errorf("%s: %s, %v", name, got, err)
 		}
 	}
 }

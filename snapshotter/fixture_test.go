@@ -324,8 +324,8 @@ func (f *fixture) created() (requests []*csi.CreateSnapshotRequest) {
 	return requests
 }
 
-// gone returns the DeleteSnapshot requests so far.
-func (f *fixture) gone() (requests []*csi.DeleteSnapshotRequest) {
+// deletions returns the DeleteSnapshot requests so far.
+func (f *fixture) deletions() (requests []*csi.DeleteSnapshotRequest) {
 	for _, c := range f.Plugin.Calls(removeSnapshot) {
 		requests = append(requests, c.Request.(*csi.DeleteSnapshotRequest))
 	}

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 
+	"k8s.io/apimachinery/pkg/types"
+
 	"github.com/storage-controller/storage-controller/internal/volumerules"
 )
 
@@ -17,6 +19,9 @@ import (
 type createRequest struct {
 	Name       string            `json:"name"`
 	Parameters map[string]string `json:"parameters,omitempty"`
+	// UID is the UID of the content. A copy of a content, for example from a backup, has the record of another
+	// one, and must not share its snapshot.
+	UID types.UID `json:"uid,omitempty"`
 }
 
 // encode returns the value of [AnnRequest].
@@ -36,8 +41,12 @@ func (c *content) recordedRequest() (*createRequest, error) {
 	}
 	var r createRequest
 	err := json.Unmarshal([]byte(text), &r)
-	if err == nil && r.Name == "" {
+	switch {
+	case err != nil:
+	case r.Name == "":
 		err = errors.New("it has no name")
+	case r.UID != "" && r.UID != c.uid():
+		err = fmt.Errorf("it is a copy from an object with UID %s", r.UID)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("annotation %s of %s %q is ignored: %w. The request is computed from the class and the settings",
@@ -63,6 +72,8 @@ func (d driver) createRequest(c *content, class *class, m memory) (*createReques
 		return nil, inputs(fmt.Sprintf("failed to take %s %s without a snapshot class", c.noun, c.meta.Name))
 	case class == nil:
 		return nil, inputs(fmt.Sprintf("%s %q not found", c.kind.class, c.class))
+	case class.driver != d.name:
+		return nil, inputs(fmt.Sprintf("%s %q is for driver %q", c.kind.class, c.class, class.driver))
 	}
 	parameters, err := driverParameters(class.parameters)
 	if err != nil {
@@ -75,7 +86,7 @@ func (d driver) createRequest(c *content, class *class, m memory) (*createReques
 	if d.ExtraCreateMetadata {
 		maps.Copy(parameters, extraMetadata(c))
 	}
-	return &createRequest{snapshotName(prefix, length, c.ref.UID), parameters}, nil
+	return &createRequest{snapshotName(prefix, length, c.ref.UID), parameters, c.uid()}, nil
 }
 
 // sidecarParameters are the class parameters that are not for the driver, without

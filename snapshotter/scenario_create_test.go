@@ -35,7 +35,7 @@ func TestSnapshotterScenarioCreate(t *testing.T) {
 			t.Errorf("got %+v", o)
 		}
 	})
-	t.Run("002_marked_during_the_call", func(t *testing.T) {
+	t.Run("002_annotated_during_the_call", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, nil)
 		f.Plugin.Next(createSnapshot, csitest.Hang())
 		f.content("v1", nil)
@@ -145,7 +145,7 @@ func TestSnapshotterScenarioCreate(t *testing.T) {
 		o := f.untilOf("v2", "reports it", hasError("Failed to create snapshot: failed to remove CSI Parameters of prefixed keys: "+
 			`found unknown parameter key "csi.storage.k8s.io/foo" with reserved namespace csi.storage.k8s.io/`))
 		if has(o, AnnBeingCreated) {
-			t.Error("the content is marked as being created")
+			t.Error("the annotation is set")
 		}
 		f.delete("v2")
 		f.untilOf("v2", "is deleted", isDeleted)
@@ -202,11 +202,23 @@ func TestSnapshotterScenarioCreate(t *testing.T) {
 		f.content("v1", func(o *snapshotv1.VolumeSnapshotContent) { o.Spec.VolumeSnapshotRef.UID = "" })
 		o := f.until("reports it", hasError("cannot create snapshot. Snapshot content "+f.Unique("v1")+" not bound to a snapshot"))
 		if has(o, AnnBeingCreated) {
-			t.Error("the content is marked as being created")
+			t.Error("the annotation is set")
 		}
 		f.delete("v1")
 		f.until("is deleted", isDeleted)
 		f.Calls(createSnapshot, 0)
+	})
+	t.Run("no_source", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, nil)
+		f.content("v1", func(o *snapshotv1.VolumeSnapshotContent) {
+			o.Spec.Source = snapshotv1.VolumeSnapshotContentSource{SnapshotHandle: ptr.To("")}
+		})
+		f.until("reports it", hasError("Failed to create snapshot: spec.source of VolumeSnapshotContent "+f.Unique("v1"),
+			"has empty handles"))
+		f.delete("v1")
+		f.until("is deleted", isDeleted)
+		f.Calls(createSnapshot, 0)
+		f.Calls(removeSnapshot, 0)
 	})
 	t.Run("015_other_driver", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, nil)

@@ -28,10 +28,10 @@ func (f *fixture) ready(change func(*snapshotv1.VolumeSnapshotContent)) *snapsho
 	return f.until("is complete", isComplete)
 }
 
-// inDoubt creates a content whose CreateSnapshot has created a snapshot and returned code.
-func (f *fixture) inDoubt(code codes.Code) {
+// indeterminate creates a content whose CreateSnapshot has created a snapshot and returned code.
+func (f *fixture) indeterminate(code codes.Code) {
 	f.Helper()
-	f.Plugin.Always(createSnapshot, csitest.DoAndFail(code, "doubt"))
+	f.Plugin.Always(createSnapshot, csitest.DoAndFail(code, "unknown"))
 	f.content("v1", nil)
 	f.until("reports it", hasError(code.String()))
 }
@@ -41,7 +41,7 @@ func TestSnapshotterScenarioDelete(t *testing.T) {
 		for _, code := range []codes.Code{codes.Canceled, codes.DeadlineExceeded, codes.Unavailable, codes.Aborted} {
 			t.Run(code.String(), func(t *testing.T) {
 				f := scenario(t, csitest.Config{}, nil)
-				f.inDoubt(code)
+				f.indeterminate(code)
 				f.delete("v1")
 				f.waitEvent("Normal SnapshotDeletePending Waiting for the outcome of CreateSnapshot: ", code.String())
 				f.Calls(removeSnapshot, 0)
@@ -83,7 +83,7 @@ func TestSnapshotterScenarioDelete(t *testing.T) {
 		f.ready(f.withSecret)
 		f.delete("v1")
 		f.until("is deleted", isDeleted)
-		if r := f.gone(); len(r) != 1 || r[0].Secrets["k"] != "v" {
+		if r := f.deletions(); len(r) != 1 || r[0].Secrets["k"] != "v" {
 			t.Errorf("requests %v", r)
 		}
 		f.noSnapshots()
@@ -132,8 +132,8 @@ func TestSnapshotterScenarioDelete(t *testing.T) {
 		f := scenario(t, csitest.Config{}, nil)
 		f.ready(nil)
 		f.terminate("v1")
-		f.waitEvent("Normal SnapshotDeletePending Waiting for the snapshot-controller to mark VolumeSnapshot " + f.Namespace +
-			"/s1 as deleted")
+		f.waitEvent("Normal SnapshotDeletePending Waiting for the snapshot-controller to set annotation " + AnnBeingDeleted +
+			" after the deletion of VolumeSnapshot " + f.Namespace + "/s1")
 		f.content("v2", func(o *snapshotv1.VolumeSnapshotContent) {
 			o.Spec.VolumeSnapshotClassName = ptr.To("missing")
 			o.Spec.VolumeSnapshotRef.UID = "two"
@@ -201,7 +201,7 @@ func TestSnapshotterScenarioDelete(t *testing.T) {
 		f.Calls(createSnapshot, 1)
 		f.Calls(removeSnapshot, 1)
 	})
-	t.Run("049_mark_restored", func(t *testing.T) {
+	t.Run("049_annotation_restored", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, nil)
 		f.ready(nil)
 		f.patch("v1", fmt.Sprintf(`{"metadata":{"annotations":{%q:"yes",%q:"yes"}}}`, AnnBeingCreated, AnnBeingDeleted))
@@ -210,11 +210,11 @@ func TestSnapshotterScenarioDelete(t *testing.T) {
 		f.Calls(createSnapshot, 1)
 		f.Calls(removeSnapshot, 1)
 	})
-	t.Run("050_mark_removed_by_a_tool", func(t *testing.T) {
+	t.Run("050_annotation_removed_by_a_tool", func(t *testing.T) {
 		for name, success := range map[string]bool{"success": true, "failure": false} {
 			t.Run(name, func(t *testing.T) {
 				f := scenario(t, csitest.Config{}, func(c *Config) { c.RetryIntervalStart, c.RetryIntervalMax = time.Hour, time.Hour })
-				f.inDoubt(codes.Unavailable)
+				f.indeterminate(codes.Unavailable)
 				f.delete("v1")
 				f.waitEvent("Waiting for the outcome of CreateSnapshot")
 				if success {
@@ -236,7 +236,7 @@ func TestSnapshotterScenarioDelete(t *testing.T) {
 	})
 	t.Run("051_class_deleted_and_restart", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, nil)
-		f.inDoubt(codes.Unavailable)
+		f.indeterminate(codes.Unavailable)
 		f.Crash()
 		f.deleteClass("c1")
 		f.cfg.SnapshotNamePrefix = "other"
@@ -247,9 +247,30 @@ func TestSnapshotterScenarioDelete(t *testing.T) {
 		f.Calls(removeSnapshot, 1)
 		f.noSnapshots()
 	})
-	t.Run("annotations_lost", func(t *testing.T) { // the snapshot-controller replaces all of them from its cache
+	t.Run("annotation_removed_and_restart", func(t *testing.T) {
+		for name, step := range map[string]csitest.Step{"success": nil, "failure": csitest.Fail(codes.Unavailable, "unknown")} {
+			t.Run(name, func(t *testing.T) {
+				f := scenario(t, csitest.Config{}, nil)
+				f.indeterminate(codes.Unavailable)
+				f.Crash()
+				f.annotate("v1", AnnBeingCreated, nil)
+				f.delete("v1")
+				f.Plugin.Always(createSnapshot, step)
+				n := f.Plugin.Count(createSnapshot)
+				f.start()
+				f.until("is deleted", isDeleted)
+				f.Calls(createSnapshot, n+1)
+				if step == nil {
+					f.noSnapshots()
+				} else {
+					f.waitEvent("Warning SnapshotDeleteError CreateSnapshot is indeterminate")
+				}
+			})
+		}
+	})
+	t.Run("annotations_replaced", func(t *testing.T) { // the snapshot-controller replaces all of them from its cache
 		f := scenario(t, csitest.Config{}, nil)
-		f.inDoubt(codes.Unavailable)
+		f.indeterminate(codes.Unavailable)
 		f.patch("v1", fmt.Sprintf(`{"metadata":{"annotations":{%q:null,%q:null,%q:"yes"}}}`, AnnBeingCreated, AnnRequest, AnnBeingDeleted))
 		f.terminate("v1")
 		f.until("has the record again", func(o *snapshotv1.VolumeSnapshotContent) bool {
@@ -292,7 +313,7 @@ func TestSnapshotterScenarioDelete(t *testing.T) {
 				f.Calls(removeSnapshot, 0)
 				fix(f)
 				f.until("is deleted", isDeleted)
-				if r := f.gone(); len(r) != 1 || (r[0].Secrets["k"] == "v") != (name == "created") {
+				if r := f.deletions(); len(r) != 1 || (r[0].Secrets["k"] == "v") != (name == "created") {
 					t.Errorf("requests %v", r)
 				}
 			})
@@ -322,7 +343,7 @@ func TestSnapshotterScenarioDelete(t *testing.T) {
 		f.until("reports it", hasError("Internal"))
 		f.delete("v1")
 		f.until("is deleted", isDeleted)
-		if r := f.gone(); len(r) != 1 || r[0].SnapshotId != *o.Spec.Source.SnapshotHandle {
+		if r := f.deletions(); len(r) != 1 || r[0].SnapshotId != *o.Spec.Source.SnapshotHandle {
 			t.Errorf("requests %v", r)
 		}
 	})
@@ -416,7 +437,7 @@ func TestSnapshotterScenarioDelete(t *testing.T) {
 	})
 	t.Run("060_resource_exhausted", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, nil)
-		f.inDoubt(codes.Unavailable)
+		f.indeterminate(codes.Unavailable)
 		f.Plugin.Always(createSnapshot, csitest.Fail(codes.ResourceExhausted, "full"))
 		f.delete("v1")
 		f.until("is deleted", isDeleted)
@@ -585,7 +606,7 @@ func TestSnapshotterScenarioRestart(t *testing.T) {
 		f.class("c1", nil)
 		lists := f.delayWatches()
 		f.start()
-		f.inDoubt(codes.Unavailable)
+		f.indeterminate(codes.Unavailable)
 		f.Crash()
 		f.delete("v1")
 		f.Plugin.Always(createSnapshot, nil)
@@ -610,7 +631,7 @@ func TestSnapshotterScenarioRestart(t *testing.T) {
 	t.Run("canceled_by_the_end_of_the_term", func(t *testing.T) {
 		for method, test := range map[string]func(*fixture){
 			removeSnapshot: func(f *fixture) { f.ready(nil) },
-			createSnapshot: func(f *fixture) { f.inDoubt(codes.Unavailable) },
+			createSnapshot: func(f *fixture) { f.indeterminate(codes.Unavailable) },
 		} {
 			t.Run(method, func(t *testing.T) {
 				f := scenario(t, csitest.Config{}, func(c *Config) { c.RetryIntervalStart, c.RetryIntervalMax = time.Hour, time.Hour })

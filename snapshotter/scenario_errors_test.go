@@ -1,7 +1,10 @@
 package snapshotter
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"net/http"
 	"slices"
 	"strings"
 	"testing"
@@ -11,10 +14,13 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 
 	"github.com/storage-controller/storage-controller/csiclient/csitest"
+	"github.com/storage-controller/storage-controller/internal/kubetest"
 	"github.com/storage-controller/storage-controller/internal/workloop"
 )
 
@@ -39,12 +45,9 @@ func (f *fixture) backsOff(method string, want ...time.Duration) {
 	}
 }
 
-// again creates a content that causes a sync of every worker after what was enqueued before.
-const second = time.Second
-
 func TestSnapshotterScenarioErrors(t *testing.T) {
 	t.Run("017_internal_twice", func(t *testing.T) {
-		f := scenario(t, csitest.Config{}, func(c *Config) { c.RetryIntervalStart, c.RetryIntervalMax = second, time.Minute })
+		f := scenario(t, csitest.Config{}, func(c *Config) { c.RetryIntervalStart, c.RetryIntervalMax = time.Second, time.Minute })
 		f.Plugin.Next(createSnapshot, csitest.Fail(codes.Internal, "no space"), csitest.Fail(codes.Internal, "no space"))
 		f.content("v1", nil)
 		o := f.until("reports it", hasError("Failed to create snapshot: failed to take snapshot of the volume "+f.volume+
@@ -53,7 +56,7 @@ func TestSnapshotterScenarioErrors(t *testing.T) {
 			t.Errorf("status %+v", o.Status)
 		}
 		f.until("is complete", isComplete)
-		f.backsOff(createSnapshot, second, 2*second)
+		f.backsOff(createSnapshot, time.Second, 2*time.Second)
 	})
 	t.Run("018_same_error", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, nil)
@@ -78,12 +81,12 @@ func TestSnapshotterScenarioErrors(t *testing.T) {
 		}
 	})
 	t.Run("020_021_timeout", func(t *testing.T) {
-		f := scenario(t, csitest.Config{}, func(c *Config) { c.Timeout = second })
+		f := scenario(t, csitest.Config{}, func(c *Config) { c.Timeout = time.Second })
 		f.Plugin.Next(createSnapshot, csitest.DoAndHang())
 		f.content("v1", nil)
 		o := f.until("reports it", hasError("DeadlineExceeded"))
 		if !has(o, AnnBeingCreated) {
-			t.Error("the content is not marked as being created")
+			t.Error("the annotation is not set")
 		}
 		f.until("is complete", isComplete)
 		r := f.created()
@@ -277,6 +280,37 @@ func TestSnapshotterScenarioReady(t *testing.T) {
 		f.Calls(createSnapshot, 1)
 		f.writes(3+1, 0) // that of quiet
 	})
+	t.Run("034_ready_in_the_meantime", func(t *testing.T) { // another process has written the result of its check
+		for name, refused := range map[string]string{"patch": "", "update": http.MethodPatch} {
+			t.Run(name, func(t *testing.T) {
+				f := newFixture(t, csitest.Config{}, nil)
+				f.class("c1", nil)
+				gate := f.delayWatches()
+				f.start()
+				f.Plugin.Next(createSnapshot, notReady())
+				f.Plugin.Always(createSnapshot, func(ctx context.Context, _ *csitest.Plugin, _ any, _ func() (any, error)) (any, error) {
+					gate.close()
+					f.requests.refusing(func(r request) int { return map[bool]int{true: http.StatusForbidden}[r.method == refused] })
+					_, err := f.contents.Patch(ctx, f.Unique("v1"), types.MergePatchType, []byte(`{"status":{"readyToUse":true}}`),
+						metav1.PatchOptions{}, "status")
+					return nil, status.Error(codes.Internal, fmt.Sprint("no ", err))
+				})
+				f.content("v1", nil)
+				kubetest.Eventually(t, "the content is read", func(context.Context) error {
+					if len(f.requests.all(http.MethodGet)) == 0 {
+						return errors.New("it is not")
+					}
+					return nil
+				})
+				gate.open()
+				_ = f.Stop(workloop.ErrDrain)
+				if o, err := f.get(t.Context(), "v1"); err != nil || !isReady(o) {
+					t.Errorf("%+v, %v", o.Status, err)
+				}
+				f.Calls(createSnapshot, 2)
+			})
+		}
+	})
 	t.Run("035_another_handle", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, nil)
 		f.Plugin.Next(createSnapshot, notReady(), csitest.Alter(func(r *csi.CreateSnapshotResponse) { r.Snapshot.SnapshotId = "other" }))
@@ -310,15 +344,20 @@ func TestSnapshotterScenarioReady(t *testing.T) {
 			t.Errorf("requests %v", r)
 		}
 	})
-	t.Run("malformed_record", func(t *testing.T) {
-		f := scenario(t, csitest.Config{}, nil)
-		f.content("v1", func(o *snapshotv1.VolumeSnapshotContent) { o.Annotations = map[string]string{AnnRequest: "{"} })
-		o := f.until("is complete", isComplete)
-		if want := (createRequest{"snapshot-" + uid, map[string]string{"a": "b"}}).encode(); o.Annotations[AnnRequest] != want {
-			t.Errorf("record %q", o.Annotations[AnnRequest])
-		}
-		if got := f.events.with(AnnRequest, "is ignored"); len(got) != 1 {
-			t.Errorf("events %q", f.events.all())
+	t.Run("ignored_record", func(t *testing.T) {
+		for name, record := range map[string]string{"malformed": "{", "of_another_content": createRequest{"other", nil, "other"}.encode()} {
+			t.Run(name, func(t *testing.T) {
+				f := scenario(t, csitest.Config{}, nil)
+				f.content("v1", func(o *snapshotv1.VolumeSnapshotContent) { o.Annotations = map[string]string{AnnRequest: record} })
+				o := f.until("is complete", isComplete)
+				want := createRequest{"snapshot-" + uid, map[string]string{"a": "b"}, o.UID}.encode()
+				if o.Annotations[AnnRequest] != want {
+					t.Errorf("record %q", o.Annotations[AnnRequest])
+				}
+				if got := f.events.with(AnnRequest, "is ignored"); len(got) != 1 {
+					t.Errorf("events %q", f.events.all())
+				}
+			})
 		}
 	})
 }
@@ -363,6 +402,15 @@ func TestSnapshotterScenarioPreProvisioned(t *testing.T) {
 			t.Errorf("got %+v", o.Status)
 		}
 	})
+	t.Run("get_is_not_implemented", func(t *testing.T) {
+		f := scenario(t, csitest.Config{Controller: capabilities(csi.ControllerServiceCapability_RPC_GET_SNAPSHOT,
+			csi.ControllerServiceCapability_RPC_LIST_SNAPSHOTS)}, nil)
+		f.Plugin.Always(getSnapshot, csitest.Fail(codes.Unimplemented, "no"))
+		f.content("v1", f.preProvisioned)
+		f.until("is complete", isComplete)
+		f.Calls(getSnapshot, 1)
+		f.Calls(listSnapshots, 1)
+	})
 	t.Run("another_snapshot", func(t *testing.T) {
 		f := scenario(t, csitest.Config{Controller: capabilities(csi.ControllerServiceCapability_RPC_GET_SNAPSHOT)}, nil)
 		other := f.snapshot("other", f.volume)
@@ -377,7 +425,7 @@ func TestSnapshotterScenarioPreProvisioned(t *testing.T) {
 		}
 		f.delete("v1")
 		f.until("is deleted", isDeleted)
-		if r := f.gone(); len(r) != 1 || r[0].SnapshotId != *o.Spec.Source.SnapshotHandle {
+		if r := f.deletions(); len(r) != 1 || r[0].SnapshotId != *o.Spec.Source.SnapshotHandle {
 			t.Errorf("requests %v", r)
 		}
 	})

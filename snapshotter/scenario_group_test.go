@@ -281,6 +281,20 @@ func TestSnapshotterScenarioGroup(t *testing.T) {
 			})
 		}
 	})
+	t.Run("no_source", func(t *testing.T) {
+		f := groupScenario(t, nil)
+		f.group(func(o *groupv1.VolumeGroupSnapshotContent) {
+			o.Spec.Source = groupv1.VolumeGroupSnapshotContentSource{GroupSnapshotHandles: &groupv1.GroupSnapshotHandles{
+				VolumeSnapshotHandles: []string{"s"},
+			}}
+		})
+		f.untilGroup("reports it", func(o *groupv1.VolumeGroupSnapshotContent) bool {
+			return o != nil && o.Status != nil && o.Status.Error != nil && strings.Contains(*o.Status.Error.Message, "has empty handles")
+		})
+		f.deleteGroup()
+		f.untilGroup("is deleted", isGroupDeleted)
+		f.Calls(removeGroup, 0)
+	})
 	t.Run("074_member_without_status", func(t *testing.T) {
 		f := groupScenario(t, nil)
 		f.member("v1", "group-1", "")

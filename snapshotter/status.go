@@ -7,7 +7,6 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
@@ -25,15 +24,22 @@ type patchOp struct {
 	Value any    `json:"value"`
 }
 
-// patch returns the JSON patch that applies s to the content with that UID. exists reports whether
-// the content has a status. The API server ignores the UID of a merge patch of a custom resource's
-// status, so that it has to be tested.
-func (s statusChange) patch(uid types.UID, exists bool) ([]byte, error) {
-	ops := []patchOp{{"test", "/metadata/uid", uid}}
-	if !exists {
+// patch returns the JSON patch that applies s to c. The API server ignores the UID of a merge patch of a
+// custom resource's status, so that it has to be tested. The patch fails if it would revert a status that
+// is ready: c may be outdated.
+func (s statusChange) patch(c *content) ([]byte, error) {
+	ops := []patchOp{{"test", "/metadata/uid", c.uid()}}
+	if c.status == nil {
 		whole := maps.Clone(s)
 		maps.DeleteFunc(whole, func(_ string, v any) bool { return v == nil })
 		return json.Marshal(append(ops, patchOp{"test", "/status", nil}, patchOp{"add", "/status", whole}))
+	}
+	if s["readyToUse"] == false {
+		var ready any
+		if c.status.hasReady {
+			ready = false
+		}
+		ops = append(ops, patchOp{"test", "/status/readyToUse", ready})
 	}
 	for _, name := range slices.Sorted(maps.Keys(s)) {
 		op := patchOp{"add", "/status/" + name, s[name]}
