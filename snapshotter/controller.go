@@ -131,8 +131,8 @@ func New(cfg Config, deps Deps) (*Controller, error) {
 	return c, nil
 }
 
-// Run reconciles until ctx ends, and returns its cause, or until the snapshot resources are not served
-// any more. Then it returns nil, and [Controller.WaitAvailable] waits. It may be called again afterwards.
+// Run reconciles until ctx ends, and returns its cause, or until the snapshot resources cannot be
+// listed any more. Then it returns nil, and [Controller.WaitAvailable] waits. It may be called again afterwards.
 func (c *Controller) Run(ctx context.Context) error {
 	w, _, _ := c.snapshots.get()
 	if w == nil || ctx.Err() != nil {
@@ -140,7 +140,7 @@ func (c *Controller) Run(ctx context.Context) error {
 	}
 	work, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	defer closeOn(w.lost, cancel)()
+	defer closeOn(w.unavailable, cancel)()
 	var wg sync.WaitGroup
 	wg.Go(func() { c.runGroups(work) })
 	err := runLoop(work, c, loopDeps[*snapshotv1.VolumeSnapshotContent, *snapshotv1.VolumeSnapshotClass]{
@@ -149,8 +149,8 @@ func (c *Controller) Run(ctx context.Context) error {
 	})
 	cancel(err)
 	wg.Wait()
-	if isClosed(w.lost) {
-		c.snapshots.waitOther(ctx, w) // a caller that asks again must not get the lost watches
+	if isClosed(w.unavailable) {
+		c.snapshots.waitOther(ctx, w) // a caller that runs it again must not get the same watches
 		return context.Cause(ctx)
 	}
 	return err
@@ -165,18 +165,18 @@ func isClosed(c <-chan struct{}) bool {
 	}
 }
 
-// errLost is the cause with which a loop ends whose resources are not served any more.
-var errLost = errors.New("the snapshot resources are not served any more")
+// errUnavailable is the cause with which a loop ends whose resources cannot be listed any more.
+var errUnavailable = errors.New("the snapshot resources cannot be listed any more")
 
-// closeOn cancels with errLost when lost is closed. stop ends the wait.
-func closeOn(lost <-chan struct{}, cancel context.CancelCauseFunc) (stop func()) {
+// closeOn cancels with errUnavailable when unavailable is closed. stop ends the wait.
+func closeOn(unavailable <-chan struct{}, cancel context.CancelCauseFunc) (stop func()) {
 	stopped := make(chan struct{})
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		select {
-		case <-lost:
-			cancel(errLost)
+		case <-unavailable:
+			cancel(errUnavailable)
 		case <-stopped:
 		}
 	}()
@@ -191,7 +191,7 @@ func (c *Controller) runGroups(ctx context.Context) {
 			return
 		}
 		work, cancel := context.WithCancelCause(ctx)
-		stop := closeOn(w.lost, cancel)
+		stop := closeOn(w.unavailable, cancel)
 		client := c.clients.groups[w.version].contents
 		_ = runLoop(work, c, loopDeps[*groupv1.VolumeGroupSnapshotContent, *groupv1.VolumeGroupSnapshotClass]{
 			name: queueGroups, watches: w, writer: client, status: client.status(),

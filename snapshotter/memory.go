@@ -12,12 +12,12 @@ import (
 type outcome int
 
 const (
-	unknown       outcome = iota // not called by this process: the annotations tell
+	unknown       outcome = iota // not called by this process: the annotations decide
 	indeterminate                // it may have created the snapshot
 	definite                     // it has returned a snapshot or a final error
 )
 
-// memory holds what this process knows about a content besides the object. It is lost with the
+// memory holds what this process knows about a content besides the object. It is dropped with the
 // Lease: everything that a later process needs is recorded on the object.
 type memory struct {
 	outcome outcome

@@ -13,16 +13,16 @@ import (
 const (
 	// Finalizer keeps a VolumeSnapshotContent until its snapshot is deleted or released.
 	Finalizer = "snapshot.storage.kubernetes.io/volumesnapshotcontent-bound-protection"
-	// AnnBeingCreated marks a content whose CreateSnapshot was sent and has no result yet.
+	// AnnBeingCreated is set before the first CreateSnapshot of a content, until the status has its result.
 	AnnBeingCreated = "snapshot.storage.kubernetes.io/volumesnapshot-being-created"
 	// AnnBeingDeleted is set by the snapshot-controller, which thereby releases the deletion.
 	AnnBeingDeleted = "snapshot.storage.kubernetes.io/volumesnapshot-being-deleted"
 	// AnnSecretName and AnnSecretNamespace name the secret of CreateSnapshot and DeleteSnapshot.
 	AnnSecretName      = "snapshot.storage.kubernetes.io/deletion-secret-name"
 	AnnSecretNamespace = "snapshot.storage.kubernetes.io/deletion-secret-namespace"
-	// AnnGroup marks a member of a group with the handle of the group.
+	// AnnGroup is the handle of the group of a member.
 	AnnGroup = "groupsnapshot.storage.k8s.io/volumeGroupSnapshotHandle"
-	// AnnRequest records the name and the parameters of the CreateSnapshot of a content.
+	// AnnRequest records the CreateSnapshot of a content: its name, its parameters, and the UID of the content.
 	AnnRequest = "storage-controller.io/create-snapshot"
 	// LabelManagedBy is the node of a content in distributed snapshotting.
 	LabelManagedBy = "snapshot.storage.kubernetes.io/managed-by"

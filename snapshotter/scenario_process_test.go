@@ -226,8 +226,8 @@ func TestSnapshotterScenarioIdle(t *testing.T) {
 	})
 }
 
-// TestRunWaitsForTheRemovalOfLostWatches: callers run the controller again while the resources are watched.
-func TestRunWaitsForTheRemovalOfLostWatches(t *testing.T) {
+// TestRunWaitsForTheRemovalOfWatches: callers run the controller again while the resources are watched.
+func TestRunWaitsForTheRemovalOfWatches(t *testing.T) {
 	f := newFixture(t, csitest.Config{}, nil)
 	registry, config := prometheus.NewRegistry(), f.ControlPlane.Config()
 	c, err := New(f.cfg, Deps{
@@ -236,10 +236,10 @@ func TestRunWaitsForTheRemovalOfLostWatches(t *testing.T) {
 	})
 	f.Must(err)
 	keepAll := func(*snapshotv1.VolumeSnapshotContent) bool { return false }
-	lost, opened := newLoss(), newSlot[snapshotWatches]()
+	errs, opened := newWatchErrors(), newSlot[snapshotWatches]()
 	o := openPair[*snapshotv1.VolumeSnapshotContent, *snapshotv1.VolumeSnapshotClass](opened,
-		c.watchClients.contents.source(keepAll, indexers(snapshotContent), lost.failed),
-		c.watchClients.classes.source(func(*snapshotv1.VolumeSnapshotClass) bool { return false }, nil, lost.failed), lost, "v1")
+		c.watchClients.contents.source(keepAll, indexers(snapshotContent), errs.failed),
+		c.watchClients.classes.source(func(*snapshotv1.VolumeSnapshotClass) bool { return false }, nil, errs.failed), errs, "v1")
 	ended := make(chan error, 1)
 	go func() { ended <- o.run(t.Context()) }()
 	c.snapshots.set(opened.wait(t.Context()), nil)
@@ -256,14 +256,14 @@ func TestRunWaitsForTheRemovalOfLostWatches(t *testing.T) {
 		})
 	}
 	loop(true)
-	lost.failed(apierrors.NewNotFound(schema.GroupResource{Resource: "volumesnapshotcontents"}, ""))
+	errs.failed(apierrors.NewNotFound(schema.GroupResource{Resource: "volumesnapshotcontents"}, ""))
 	if err := <-ended; !apierrors.IsNotFound(err) {
 		t.Errorf("the watches ended with %v", err)
 	}
 	loop(false)
 	stop(workloop.ErrDrain)
 	if err := <-ran; !errors.Is(err, workloop.ErrDrain) {
-		t.Errorf("Run returned %v before the lost watches were removed", err)
+		t.Errorf("Run returned %v before the watches were removed", err)
 	}
 }
 
@@ -271,7 +271,7 @@ func TestRunWaitsForTheRemovalOfLostWatches(t *testing.T) {
 func TestEndedContext(t *testing.T) {
 	ctx, stop := context.WithCancelCause(t.Context())
 	stop(workloop.ErrDrain)
-	for name, w := range map[string]*snapshotWatches{"no watches": nil, "watches": {lost: make(chan struct{})}} {
+	for name, w := range map[string]*snapshotWatches{"no watches": nil, "watches": {unavailable: make(chan struct{})}} {
 		c := &Controller{snapshots: newSlot[snapshotWatches](), groups: newSlot[groupWatches]()}
 		c.snapshots.set(w, nil)
 		if err := c.WaitAvailable(ctx); !errors.Is(err, workloop.ErrDrain) {

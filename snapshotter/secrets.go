@@ -21,7 +21,8 @@ func (d driver) annotatedSecret(c *content) (*corev1.SecretReference, error) {
 	case !hasName || !hasNamespace:
 		return nil, nil
 	case name == "" || namespace == "":
-		return nil, fmt.Errorf("cannot retrieve secrets for snapshot content %q, err: secret name or namespace not specified", c.meta.Name)
+		return nil, fmt.Errorf("cannot retrieve secrets for %s content %q, err: secret name or namespace not specified",
+			c.noun, c.meta.Name)
 	}
 	return d.permitted(&corev1.SecretReference{Namespace: namespace, Name: name})
 }

@@ -29,10 +29,10 @@ const (
 // watches holds the informers of one pair of resources, contents and classes, while the API server
 // serves both.
 type watches[T, C object] struct {
-	contents kube.Informer[T]
-	classes  kube.Informer[C]
-	version  string          // of the API
-	lost     <-chan struct{} // closed when one of the resources is not served any more
+	contents    kube.Informer[T]
+	classes     kube.Informer[C]
+	version     string          // of the API
+	unavailable <-chan struct{} // closed when one of the resources cannot be listed any more
 }
 
 type (
@@ -49,7 +49,7 @@ type slot[W any] struct {
 }
 
 func newSlot[W any]() *slot[W] {
-	return &slot[W]{changed: make(chan struct{}), idle: errors.New("the API server has not been asked yet")}
+	return &slot[W]{changed: make(chan struct{}), idle: errors.New("the snapshot resources have not been listed yet")}
 }
 
 // get returns the watches, which are nil if there are none, and a channel that is closed at the next
@@ -133,7 +133,7 @@ func (c *Controller) groupsOff() error {
 
 // opened is the result of an attempt to watch.
 type opened[W any] struct {
-	// run returns when ctx ends, or when a resource is lost, with the cause.
+	// run returns when ctx ends, or when a resource cannot be listed any more, with the cause.
 	run func(ctx context.Context) error
 }
 
@@ -161,9 +161,9 @@ func keep[W any](ctx context.Context, interval time.Duration, s *slot[W], open f
 
 // openSnapshots watches VolumeSnapshotContents and VolumeSnapshotClasses if they can be listed.
 func (c *Controller) openSnapshots(ctx context.Context) (opened[snapshotWatches], error) {
-	lost := newLoss()
+	errs := newWatchErrors()
 	contents := c.watchClients.contents.source(func(o *snapshotv1.VolumeSnapshotContent) bool { return o.Spec.Driver != c.driver.name },
-		indexers(snapshotContent), lost.failed)
+		indexers(snapshotContent), errs.failed)
 	if c.cfg.NodeDeployment {
 		contents.Selector = metav1.FormatLabelSelector(&metav1.LabelSelector{MatchLabels: map[string]string{
 			LabelManagedBy: c.cfg.NodeName}})
@@ -173,12 +173,12 @@ func (c *Controller) openSnapshots(ctx context.Context) (opened[snapshotWatches]
 			*o = snapshotv1.VolumeSnapshotClass{ObjectMeta: stub(o.ObjectMeta), Driver: o.Driver}
 		}
 		return false
-	}, nil, lost.failed)
+	}, nil, errs.failed)
 	if err := errors.Join(probe(ctx, contents, c.watchClients.contents.resource),
 		probe(ctx, classes, c.watchClients.classes.resource)); err != nil {
 		return opened[snapshotWatches]{}, err
 	}
-	return openPair[*snapshotv1.VolumeSnapshotContent, *snapshotv1.VolumeSnapshotClass](c.snapshots, contents, classes, lost, "v1"), nil
+	return openPair[*snapshotv1.VolumeSnapshotContent, *snapshotv1.VolumeSnapshotClass](c.snapshots, contents, classes, errs, "v1"), nil
 }
 
 // openGroups watches VolumeGroupSnapshotContents and VolumeGroupSnapshotClasses in the first version
@@ -186,19 +186,19 @@ func (c *Controller) openSnapshots(ctx context.Context) (opened[snapshotWatches]
 func (c *Controller) openGroups(ctx context.Context) (opened[groupWatches], error) {
 	var failures []error
 	for _, version := range groupVersions {
-		clients, lost := c.watchClients.groups[version], newLoss()
+		clients, errs := c.watchClients.groups[version], newWatchErrors()
 		contents := clients.contents.source(func(o *groupv1.VolumeGroupSnapshotContent) bool { return o.Spec.Driver != c.driver.name },
-			indexers(groupContent), lost.failed)
+			indexers(groupContent), errs.failed)
 		classes := clients.classes.source(func(o *groupv1.VolumeGroupSnapshotClass) bool {
 			if o.Driver != c.driver.name {
 				*o = groupv1.VolumeGroupSnapshotClass{ObjectMeta: stub(o.ObjectMeta), Driver: o.Driver}
 			}
 			return false
-		}, nil, lost.failed)
+		}, nil, errs.failed)
 		err := errors.Join(probe(ctx, contents, clients.contents.resource), probe(ctx, classes, clients.classes.resource))
 		if err == nil {
 			return openPair[*groupv1.VolumeGroupSnapshotContent, *groupv1.VolumeGroupSnapshotClass](
-				c.groups, contents, classes, lost, version), nil
+				c.groups, contents, classes, errs, version), nil
 		}
 		failures = append(failures, err)
 	}
@@ -220,26 +220,26 @@ func probe[L runtime.Object](ctx context.Context, s kube.Source[L], resource sch
 	return nil
 }
 
-// loss is closed when a watched resource is not served any more.
-type loss struct {
-	lost chan struct{}
-	once sync.Once
-	err  error // why, set before lost is closed
+// watchErrors handles the errors of the lists and watches of a pair of resources.
+type watchErrors struct {
+	unavailable chan struct{} // closed when one of the resources cannot be listed any more
+	once        sync.Once
+	err         error // why, set before unavailable is closed
 	// waiting is called for other errors, and reports whether to log one. Set it before the informers run.
 	waiting func(error) bool
 }
 
-func newLoss() *loss { return &loss{lost: make(chan struct{})} }
+func newWatchErrors() *watchErrors { return &watchErrors{unavailable: make(chan struct{})} }
 
 // failed is called for each error of a list or watch. The informer retries all of them.
-func (l *loss) failed(err error) {
+func (e *watchErrors) failed(err error) {
 	switch {
 	case apierrors.IsNotFound(err), apierrors.IsForbidden(err):
-		l.once.Do(func() {
-			l.err = fmt.Errorf("a watched resource is not available any more: %w", err)
-			close(l.lost)
+		e.once.Do(func() {
+			e.err = fmt.Errorf("a watched resource is not available any more: %w", err)
+			close(e.unavailable)
 		})
-	case l.waiting(fmt.Errorf("listing and watching the snapshot resources: %w", err)):
+	case e.waiting(fmt.Errorf("listing and watching the snapshot resources: %w", err)):
 		klog.Background().Info("List or watch failed, retrying", "err", err)
 	default:
 		klog.Background().V(2).Info("List or watch failed, retrying", "err", err)
@@ -249,10 +249,10 @@ func (l *loss) failed(err error) {
 // openPair creates the informers and the function that runs them, and that publishes them in s once
 // they are synced.
 func openPair[T, C object, L, M runtime.Object](
-	s *slot[watches[T, C]], contents kube.Source[L], classes kube.Source[M], lost *loss, version string,
+	s *slot[watches[T, C]], contents kube.Source[L], classes kube.Source[M], errs *watchErrors, version string,
 ) opened[watches[T, C]] {
-	w := &watches[T, C]{version: version, lost: lost.lost}
-	lost.waiting = s.waiting
+	w := &watches[T, C]{version: version, unavailable: errs.unavailable}
+	errs.waiting = s.waiting
 	var runContents, runClasses func(context.Context)
 	w.contents, runContents = kube.NewInformer[T](contents)
 	w.classes, runClasses = kube.NewInformer[C](classes)
@@ -274,10 +274,10 @@ func openPair[T, C object, L, M runtime.Object](
 			select {
 			case <-ctx.Done():
 				return context.Cause(ctx)
-			case <-lost.lost:
-				return lost.err
+			case <-errs.unavailable:
+				return errs.err
 			case <-synced:
-				s.set(w, nil) // here: watches that are lost are not set after they were removed
+				s.set(w, nil) // here: they are not set after they were removed
 				synced = nil
 			}
 		}
