@@ -537,7 +537,9 @@ func (g *gate) freeze(f *fixture) {
 func (g *gate) close() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.held = make(chan struct{})
+	if g.held == nil {
+		g.held = make(chan struct{})
+	}
 }
 
 func (g *gate) open() {
