@@ -1,6 +1,6 @@
 // Package kubetest starts a real control plane for tests: the program of test/controlplane, and with
 // [WithSnapshotController] that of test/snapshotcontroller. Both are built once per machine and started once
-// per test binary.
+// per test binary. It also builds csi-provisioner and csi-attacher, from test/reference.
 package kubetest
 
 import (
@@ -20,21 +20,22 @@ import (
 	"time"
 )
 
-// kubernetesVersion is the version that the control plane reports, the one of k8s.io/kubernetes in its
+// KubernetesVersion is the version that the control plane reports, the one of k8s.io/kubernetes in its
 // go.mod.
-const kubernetesVersion = "v1.36.3"
+const KubernetesVersion = "v1.36.3"
 
 // program is a program that is compiled for tests.
 type program struct {
-	name    string // of the module in test/ and of the file in the cache
+	name    string // of the file in the cache
+	module  string // directory in test/
 	title   string // in messages
 	pkg     string // package to compile
 	ldflags string
 	takes   string // how long the first compilation takes
 }
 
-var controlPlaneProgram = program{name: "controlplane", title: "Kubernetes control plane", pkg: ".",
-	ldflags: "-X k8s.io/component-base/version.gitVersion=" + kubernetesVersion, takes: "five minutes"}
+var controlPlaneProgram = program{name: "controlplane", module: "controlplane", title: "Kubernetes control plane", pkg: ".",
+	ldflags: "-X k8s.io/component-base/version.gitVersion=" + KubernetesVersion, takes: "five minutes"}
 
 // moduleDir returns the directory of the program's module.
 func (p program) moduleDir() (string, error) {
@@ -47,14 +48,14 @@ func (p program) moduleDir() (string, error) {
 			return "", err
 		}
 		for dir := wd; dir != filepath.Dir(dir); dir = filepath.Dir(dir) {
-			module := filepath.Join(dir, "test", p.name)
+			module := filepath.Join(dir, "test", p.module)
 			if _, err := os.Stat(filepath.Join(module, "go.mod")); err == nil {
 				return module, nil
 			}
 		}
-		return "", fmt.Errorf("no test/%s in %s or above", p.name, wd)
+		return "", fmt.Errorf("no test/%s in %s or above", p.module, wd)
 	}
-	return filepath.Join(filepath.Dir(file), "..", "..", "test", p.name), nil
+	return filepath.Join(filepath.Dir(file), "..", "..", "test", p.module), nil
 }
 
 // Build returns the path of the control plane's program. It builds the program, which takes some
@@ -156,7 +157,7 @@ func (p program) compile(ctx context.Context, module, path string, progress io.W
 // contentHash returns a hash of the Go version and of the files of the module, except tests.
 func contentHash(module string) (string, error) {
 	h := sha256.New()
-	fmt.Fprintln(h, runtime.Version(), runtime.GOOS, runtime.GOARCH, kubernetesVersion)
+	fmt.Fprintln(h, runtime.Version(), runtime.GOOS, runtime.GOARCH, KubernetesVersion)
 	err := filepath.WalkDir(module, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil {
 			return err

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -157,6 +158,23 @@ func (c *ControlPlane) Kubeconfig() string { return filepath.Join(c.cfg.Dir, "ku
 
 // Config returns a copy of the administrator's client configuration, without a rate limit.
 func (c *ControlPlane) Config() *rest.Config { return rest.CopyConfig(c.rest) }
+
+// PID returns the process ID of etcd, the API server or another component that runs now. It is 0 on
+// systems other than Linux.
+func (c *ControlPlane) PID(component string) int {
+	commands, _ := filepath.Glob("/proc/[0-9]*/cmdline") // the only error is that of a bad pattern
+	for _, file := range commands {
+		data, err := os.ReadFile(file)
+		args := strings.Split(string(data), "\x00")
+		if err != nil || len(args) < 2 || args[1] != component || !strings.Contains(string(data), c.cfg.Dir) {
+			continue // also a process that has exited
+		}
+		if pid, err := strconv.Atoi(filepath.Base(filepath.Dir(file))); err == nil {
+			return pid
+		}
+	}
+	return 0
+}
 
 // UserConfig returns the client configuration of a user with the permissions that RBAC grants.
 func (c *ControlPlane) UserConfig(name string, groups ...string) *rest.Config {

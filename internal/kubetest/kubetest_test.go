@@ -108,8 +108,12 @@ func TestAuditLogWhileItIsWritten(t *testing.T) {
 func TestRestartKeepsData(t *testing.T) {
 	c := Get(t, WithAudit())
 	ns := Namespace(t, c)
+	before, etcd := c.PID(APIServer), c.PID(Etcd)
 	if err := c.Halt(t.Context(), APIServer); err != nil {
 		t.Fatal(err)
+	}
+	if pid := c.PID(APIServer); before == 0 || etcd == 0 || pid != 0 {
+		t.Errorf("process IDs of API server, etcd, and the halted API server: %d, %d, %d", before, etcd, pid)
 	}
 	if _, err := c.Client().CoreV1().Namespaces().Get(t.Context(), ns, metav1.GetOptions{}); err == nil {
 		t.Fatal("the API server answered although it was halted")
@@ -140,6 +144,9 @@ func TestTwoSideBySide(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer second.Stop()
+	if a, b := first.PID(APIServer), second.PID(APIServer); a == b || a == 0 || b == 0 {
+		t.Errorf("process IDs of the API servers: %d and %d", a, b)
+	}
 	ns := Namespace(t, second)
 	if _, err := first.Client().CoreV1().Namespaces().Get(t.Context(), ns, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 		t.Errorf("the first has the namespace of the second: %v", err)

@@ -10,7 +10,7 @@ import (
 	"sync"
 )
 
-var snapshotControllerProgram = program{name: "snapshotcontroller", title: "snapshot-controller",
+var snapshotControllerProgram = program{name: "snapshotcontroller", module: "snapshotcontroller", title: "snapshot-controller",
 	pkg: "github.com/kubernetes-csi/external-snapshotter/v8/cmd/snapshot-controller", takes: "two minutes"}
 
 // snapshotController runs the snapshot-controller. It has no Lease: one process works at a time.
