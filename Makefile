@@ -54,8 +54,8 @@ fuzz: ## Fuzz each target for FUZZTIME (default 30s)
 		echo "$$dir $$target"; go test -run '^$$' -fuzz "^$$target$$" -fuzztime $${FUZZTIME:-30s} $$dir; done
 
 .PHONY: bench
-bench: ## Run the benchmark of volumes, or with ARGS=--capacity of capacity; see go run ./test/bench --help
-	go run ./test/bench $(ARGS)
+bench: ## Run the benchmark of volumes, with COMPARE=1 against the sidecars, with ARGS=--capacity of capacity; see go run ./test/bench --help
+	go run ./test/bench $(if $(COMPARE),--compare) $(ARGS)
 
 .PHONY: controlplane
 controlplane: ## Build the control plane for tests and demo into bin/

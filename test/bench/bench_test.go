@@ -16,7 +16,8 @@ func TestBench(t *testing.T) {
 		"detach": {"ControllerUnpublishVolume": 20}, "delete": {"DeleteVolume": 20},
 	}
 	phases := []string{"provision", "attach", "expand", "modify", "snapshot", "unsnapshot", "detach", "delete"}
-	r, err := measure(t.Context(), options{volumes: 20, nodes: 3, foreign: 5, latency: time.Millisecond, phases: phases})
+	r, err := measure(t.Context(), options{volumes: 20, nodes: 3, foreign: 5, latency: time.Millisecond, limit: 15 * time.Minute,
+		phases: phases})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -25,9 +26,12 @@ func TestBench(t *testing.T) {
 	}
 	for _, p := range r.Phases {
 		if !maps.Equal(p.Calls, want[p.Name]) || p.Seconds <= 0 || p.P99 < p.P50 || p.P50 <= 0 || len(p.Requests) == 0 ||
-			p.ResidentBytes == 0 {
+			p.ResidentBytes == 0 || p.APIServerSeconds <= 0 {
 			t.Errorf("got %+v", p)
 		}
+	}
+	if life := r.life(); life.EtcdSeconds <= 0 || life.APIServerSeconds <= life.EtcdSeconds {
+		t.Errorf("CPU of etcd and the API server: got %+v", life)
 	}
 	var out bytes.Buffer
 	r.table(&out)
@@ -38,7 +42,7 @@ func TestBench(t *testing.T) {
 
 // TestBenchCapacity measures the capacity of a few nodes, to see that every number comes about.
 func TestBenchCapacity(t *testing.T) {
-	r, err := measureCapacity(t.Context(), options{nodes: 30, latency: time.Millisecond, capacity: capacityOptions{
+	r, err := measureCapacity(t.Context(), options{nodes: 30, latency: time.Millisecond, limit: 15 * time.Minute, capacity: capacityOptions{
 		classes: 2, threads: 4, poll: 2 * time.Second, grace: time.Second, churn: 300, churnTime: 2 * time.Second,
 	}})
 	if err != nil {

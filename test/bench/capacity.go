@@ -8,8 +8,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -28,7 +26,6 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/ptr"
 
-	"github.com/storage-controller/storage-controller/csiclient/csitest"
 	"github.com/storage-controller/storage-controller/internal/kubetest"
 )
 
@@ -99,29 +96,15 @@ type capacityBench struct {
 
 // measureCapacity sets everything up and runs the phases.
 func measureCapacity(ctx context.Context, o options) (*capacityResults, error) {
-	say := func(format string, args ...any) { fmt.Fprintf(os.Stderr, format+"\n", args...) }
-	dir, err := os.MkdirTemp("", "bench-")
+	ctx, cancel := context.WithTimeout(ctx, o.limit)
+	defer cancel()
+	set, err := setUp(ctx, o, kubetest.Config{Audit: true}, csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME,
+		csi.ControllerServiceCapability_RPC_GET_CAPACITY)
 	if err != nil {
 		return nil, err
 	}
-	defer os.RemoveAll(dir)
-	cp, err := kubetest.Start(ctx, kubetest.Config{Audit: true, Progress: os.Stderr})
-	if err != nil {
-		return nil, err
-	}
-	defer cp.Stop()
-	b := &capacityBench{bench: &bench{o: o, cp: cp, driver: "bench.example.com", socket: filepath.Join(dir, "csi.sock")}, done: newTimes()}
-	if b.client, err = newClient(cp); err != nil {
-		return nil, err
-	}
-	b.plugin = csitest.New(csitest.Config{Name: b.driver, Latency: o.latency, DiscardCalls: true,
-		Controller: []csi.ControllerServiceCapability_RPC_Type{
-			csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME, csi.ControllerServiceCapability_RPC_GET_CAPACITY,
-		}})
-	if err := b.plugin.Start(b.socket); err != nil {
-		return nil, err
-	}
-	defer b.plugin.Stop()
+	defer set.tearDown()
+	b := &capacityBench{bench: set, done: newTimes()}
 	say("making %d nodes", o.nodes)
 	if err := b.prepare(ctx); err != nil {
 		return nil, err
@@ -131,8 +114,7 @@ func measureCapacity(ctx context.Context, o options) (*capacityResults, error) {
 	}
 	commands := o.sidecars
 	if commands == nil {
-		say("building storage-controller")
-		program, err := build(ctx, dir)
+		program, err := build(ctx, b.dir)
 		if err != nil {
 			return nil, err
 		}
@@ -144,7 +126,7 @@ func measureCapacity(ctx context.Context, o options) (*capacityResults, error) {
 	for i := range commands {
 		commands[i] = strings.ReplaceAll(commands[i], "{http}", b.http)
 	}
-	return b.run(ctx, say, dir, commands)
+	return b.run(ctx, commands)
 }
 
 // prepare makes classes and nodes.
@@ -180,7 +162,7 @@ func (b *capacityBench) leave(ctx context.Context, i int) error {
 }
 
 // run runs the phases, one after the other.
-func (b *capacityBench) run(ctx context.Context, say func(string, ...any), dir string, commands sidecars) (*capacityResults, error) {
+func (b *capacityBench) run(ctx context.Context, commands sidecars) (*capacityResults, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
 	defer func() { cancel(); wg.Wait() }()
@@ -193,7 +175,7 @@ func (b *capacityBench) run(ctx context.Context, say func(string, ...any), dir s
 	r := &capacityResults{Nodes: b.o.nodes, Classes: b.o.capacity.classes, Latency: b.o.latency.String(), Poll: b.o.capacity.poll.String()}
 	say("waiting for %d objects", b.o.nodes*b.o.capacity.classes)
 	begin := b.begin()
-	stop, err := b.start(ctx, dir, commands, "NAMESPACE="+namespace)
+	stop, err := b.start(ctx, commands, "NAMESPACE="+namespace)
 	if err != nil {
 		return nil, err
 	}
@@ -355,10 +337,8 @@ func (b *capacityBench) lags(ctx context.Context, what string, first int, began 
 }
 
 func (b *capacityBench) phase(begin sample, name string, took time.Duration) capacityPhase {
-	p := capacityPhase{phase: b.end(begin, name, 0, took, nil), QueueDepth: b.depth.Swap(0)}
-	for _, pid := range b.pids {
-		p.PeakBytes += field(fmt.Sprintf("/proc/%d/status", pid), "VmHWM:") * 1024
-	}
+	p := capacityPhase{phase: b.end(begin, name, 0, took, nil), QueueDepth: b.depth.Swap(0),
+		PeakBytes: b.memory("VmHWM:")}
 	for request, n := range p.Requests {
 		verb, _, _ := strings.Cut(request, " ")
 		if (kubetest.AuditEvent{Verb: verb}).IsWrite() {

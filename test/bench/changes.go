@@ -45,6 +45,10 @@ func (b *bench) prepareChanges(ctx context.Context) error {
 	if !b.has("snapshot") {
 		return nil
 	}
+	// The bench plays the part of the snapshot-controller.
+	if err := b.cp.InstallCRDs(ctx); err != nil {
+		return err
+	}
 	_, err := b.dynamic().Resource(schema.GroupVersionResource{Group: contents.Group, Version: "v1", Resource: "volumesnapshotclasses"}).
 		Create(ctx, &unstructured.Unstructured{Object: map[string]any{"apiVersion": "snapshot.storage.k8s.io/v1",
 			"kind": "VolumeSnapshotClass", "metadata": map[string]any{"name": "bench"}, "driver": b.driver, "deletionPolicy": "Delete",

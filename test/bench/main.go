@@ -12,11 +12,17 @@
 // storage of its own, that then come and go.
 //
 //	go run ./test/bench --capacity --nodes=5000 --classes=2
+//
+// With --compare it measures csi-provisioner and csi-attacher alternately with storage-controller, and
+// writes the tables of docs/benchmark.md.
+//
+//	go run ./test/bench --compare --pairs=3 --memory=5000,20000,50000
 package main
 
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -24,7 +30,6 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
-	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -45,7 +50,10 @@ type options struct {
 	jsonFile                string
 	limit                   time.Duration
 	phases                  []string
+	publishing              bool
 	capacity                capacityOptions
+	comparing               bool
+	compare                 compareOptions
 }
 
 // sidecars is a flag that can be given more than once.
@@ -56,6 +64,23 @@ func (s *sidecars) Set(value string) error { *s = append(*s, value); return nil 
 
 func main() {
 	var o options
+	o.volumeFlags()
+	o.capacityFlags()
+	o.compareFlags()
+	flag.Parse()
+	if err := o.validate(); err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(2)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	if err := run(ctx, o); err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(1)
+	}
+}
+
+func (o *options) volumeFlags() {
 	flag.IntVar(&o.volumes, "volumes", 1000, "volumes that live their life")
 	flag.IntVar(&o.nodes, "nodes", 50, "nodes they are attached to")
 	flag.IntVar(&o.foreign, "foreign", 0, "volumes, claims and attachments of other drivers that exist before")
@@ -64,14 +89,17 @@ func main() {
 	flag.StringVar(&o.driverSocket, "driver-socket", "", "socket of a driver to use instead of the scripted one")
 	flag.StringVar(&o.driverName, "driver-name", "", "name of the driver of --driver-socket")
 	flag.StringVar(&o.jsonFile, "json", "", "file for the results as JSON; - means standard output, instead of the table")
-	flag.DurationVar(&o.limit, "limit", 15*time.Minute, "give up after this time")
+	flag.DurationVar(&o.limit, "limit", 15*time.Minute, "give up a run after this time")
 	o.phases = []string{"provision", "attach", "detach", "delete"}
 	flag.Func("phases", "measured phases, in this order; also expand, modify, snapshot and unsnapshot between provision and delete "+
 		"(default provision,attach,detach,delete)", func(value string) error {
 		o.phases = strings.Split(value, ",")
 		return o.validatePhases()
 	})
-	publishing := flag.Bool("capacity", false, "measure the publishing of capacity; the defaults are 5000 nodes and 10ms then, and a "+
+}
+
+func (o *options) capacityFlags() {
+	flag.BoolVar(&o.publishing, "capacity", false, "measure the publishing of capacity; the defaults are 5000 nodes and 10ms then, and a "+
 		"--sidecar also knows {http}, where its metrics are to be")
 	flag.IntVar(&o.capacity.classes, "classes", 2, "with --capacity: StorageClasses")
 	flag.IntVar(&o.capacity.threads, "threads", 20, "with --capacity: --capacity-threads of storage-controller")
@@ -80,8 +108,24 @@ func main() {
 	flag.DurationVar(&o.capacity.grace, "grace", 30*time.Second, "with --capacity: --capacity-removal-grace of storage-controller")
 	flag.IntVar(&o.capacity.churn, "churn", 100, "with --capacity: nodes that join, and that leave, per minute")
 	flag.DurationVar(&o.capacity.churnTime, "churn-time", 2*time.Minute, "with --capacity: how long they do")
-	flag.Parse()
-	if *publishing {
+}
+
+func (o *options) compareFlags() {
+	flag.BoolVar(&o.comparing, "compare", false, "measure csi-provisioner and csi-attacher alternately with storage-controller all")
+	flag.IntVar(&o.compare.pairs, "pairs", 3, "with --compare: runs of each side; 0 measures memory only")
+	o.compare.memory = []int{5000, 20000, 50000}
+	flag.Func("memory", "with --compare: numbers of the driver's own volumes for which memory is measured; empty for none "+
+		"(default 5000,20000,50000)", func(value string) (err error) {
+		o.compare.memory, err = numbers(value)
+		return err
+	})
+	flag.IntVar(&o.compare.foreign, "memory-foreign", 10000, "with --compare: volumes of other drivers for which memory is measured")
+	flag.StringVar(&o.compare.page, "page", "docs/benchmark.md", "with --compare: page whose tables are written; empty for none")
+}
+
+// validate also applies the defaults of --capacity.
+func (o *options) validate() error {
+	if o.publishing {
 		set := map[string]bool{}
 		flag.Visit(func(f *flag.Flag) { set[f.Name] = true })
 		if !set["nodes"] {
@@ -91,34 +135,30 @@ func main() {
 			o.latency = 10 * time.Millisecond
 		}
 		if o.capacity.classes < 1 || o.capacity.churn < 1 || o.capacity.poll <= 0 || o.driverSocket != "" {
-			fmt.Fprintln(os.Stderr, "bench: --classes, --churn and --poll must be positive, and --capacity has a driver of its own")
-			os.Exit(2)
+			return errors.New("--classes, --churn and --poll must be positive, and --capacity has a driver of its own")
 		}
+	}
+	if o.comparing && (o.publishing || o.sidecars != nil || o.driverSocket != "" || o.compare.pairs < 0 || o.compare.foreign < 1) {
+		return errors.New("--compare has its own sidecars and driver, and --pairs and --memory-foreign must not be negative")
 	}
 	if flag.NArg() > 0 || o.volumes < 1 || o.nodes < 1 || o.foreign < 0 || (o.driverSocket == "") != (o.driverName == "") {
-		fmt.Fprintln(os.Stderr, "bench: --volumes and --nodes must be positive, --driver-socket and --driver-name go together, and "+
+		return errors.New("--volumes and --nodes must be positive, --driver-socket and --driver-name go together, and " +
 			"there are no arguments")
-		os.Exit(2)
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
-	defer stop()
-	ctx, cancel := context.WithTimeout(ctx, o.limit)
-	defer cancel()
-	if err := run(ctx, o, *publishing); err != nil {
-		fmt.Fprintln(os.Stderr, "bench:", err)
-		os.Exit(1)
-	}
+	return nil
 }
 
-func run(ctx context.Context, o options, publishing bool) error {
-	if publishing {
-		r, err := measureCapacity(ctx, o)
-		if err != nil {
-			return err
-		}
-		return report(o, r)
+func run(ctx context.Context, o options) error {
+	var r interface{ table(io.Writer) }
+	var err error
+	switch {
+	case o.comparing:
+		r, err = compare(ctx, o)
+	case o.publishing:
+		r, err = measureCapacity(ctx, o)
+	default:
+		r, err = measure(ctx, o)
 	}
-	r, err := measure(ctx, o)
 	if err != nil {
 		return err
 	}
@@ -147,64 +187,85 @@ func report(o options, r interface{ table(io.Writer) }) error {
 	return encoder.Encode(r)
 }
 
+func say(format string, args ...any) { fmt.Fprintf(os.Stderr, format+"\n", args...) }
+
+// lifeOfVolumes is what the scripted driver can do where the life of volumes is measured.
+var lifeOfVolumes = []csi.ControllerServiceCapability_RPC_Type{
+	csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME, csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME,
+	csi.ControllerServiceCapability_RPC_EXPAND_VOLUME, csi.ControllerServiceCapability_RPC_MODIFY_VOLUME,
+	csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT,
+}
+
 // measure sets everything up and runs the phases.
 func measure(ctx context.Context, o options) (*results, error) {
-	say := func(format string, args ...any) { fmt.Fprintf(os.Stderr, format+"\n", args...) }
-	dir, err := os.MkdirTemp("", "bench-")
+	ctx, cancel := context.WithTimeout(ctx, o.limit)
+	defer cancel()
+	b, err := setUp(ctx, o, kubetest.Config{ControllerManager: true, Audit: true}, lifeOfVolumes...)
 	if err != nil {
 		return nil, err
 	}
-	defer os.RemoveAll(dir)
-	cp, err := kubetest.Start(ctx, kubetest.Config{ControllerManager: true, Audit: true, Progress: os.Stderr})
-	if err != nil {
-		return nil, err
-	}
-	defer cp.Stop()
-	if slices.Contains(o.phases, "snapshot") { // without the snapshot-controller, whose part the bench plays
-		if err := cp.InstallCRDs(ctx); err != nil {
-			return nil, err
-		}
-	}
-	b := &bench{o: o, cp: cp, driver: o.driverName, socket: o.driverSocket}
-	if b.client, err = newClient(cp); err != nil {
-		return nil, err
-	}
-	if b.driver == "" {
-		b.driver, b.socket = "bench.example.com", filepath.Join(dir, "csi.sock")
-		b.plugin = csitest.New(csitest.Config{Name: b.driver, Latency: o.latency, DiscardCalls: true, NoNodeExpansion: true,
-			Controller: []csi.ControllerServiceCapability_RPC_Type{
-				csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME, csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME,
-				csi.ControllerServiceCapability_RPC_EXPAND_VOLUME, csi.ControllerServiceCapability_RPC_MODIFY_VOLUME,
-				csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT,
-			}})
-		if err := b.plugin.Start(b.socket); err != nil {
-			return nil, err
-		}
-		defer b.plugin.Stop()
-	}
+	defer b.tearDown()
 	say("making %d nodes and %d volumes, claims and attachments of other drivers", o.nodes, o.foreign)
 	if err := b.prepare(ctx); err != nil {
 		return nil, err
 	}
 	commands := o.sidecars
 	if commands == nil {
-		say("building storage-controller")
-		program, err := build(ctx, dir)
+		program, err := build(ctx, b.dir)
 		if err != nil {
 			return nil, err
 		}
-		commands = sidecars{program + " all --kubeconfig {kubeconfig} --csi-address {socket} --worker-threads=100"}
+		commands = sidecars{commandOf(program, allFlags)}
 	}
-	stop, err := b.start(ctx, dir, commands)
+	stop, err := b.start(ctx, commands)
 	if err != nil {
 		return nil, err
 	}
 	defer stop()
-	return b.run(ctx, say)
+	return b.run(ctx)
+}
+
+// setUp starts a control plane, and the scripted driver unless the user has one.
+func setUp(ctx context.Context, o options, cfg kubetest.Config, capabilities ...csi.ControllerServiceCapability_RPC_Type) (
+	b *bench, err error) {
+	b = &bench{o: o, driver: o.driverName, socket: o.driverSocket}
+	defer func() {
+		if err != nil {
+			b.tearDown()
+		}
+	}()
+	if b.dir, err = os.MkdirTemp("", "bench-"); err != nil {
+		return nil, err
+	}
+	cfg.Progress = os.Stderr
+	if b.cp, err = kubetest.Start(ctx, cfg); err != nil {
+		return nil, err
+	}
+	if b.client, err = newClient(b.cp); err != nil {
+		return nil, err
+	}
+	if b.driver != "" {
+		return b, nil
+	}
+	b.driver, b.socket = "bench.example.com", filepath.Join(b.dir, "csi.sock")
+	b.plugin = csitest.New(csitest.Config{Name: b.driver, Latency: o.latency, DiscardCalls: true, NoNodeExpansion: true,
+		Controller: capabilities})
+	return b, b.plugin.Start(b.socket)
+}
+
+func (b *bench) tearDown() {
+	if b.plugin != nil {
+		b.plugin.Stop()
+	}
+	if b.cp != nil {
+		b.cp.Stop()
+	}
+	os.RemoveAll(b.dir)
 }
 
 // build builds the program as it is released.
 func build(ctx context.Context, dir string) (string, error) {
+	say("building storage-controller")
 	path := filepath.Join(dir, "storage-controller")
 	cmd := exec.CommandContext(ctx, "go", "build", "-tags", "grpcnotrace", "-ldflags", "-s -w", "-o", path,
 		"github.com/storage-controller/storage-controller/cmd/storage-controller")
@@ -216,13 +277,14 @@ func build(ctx context.Context, dir string) (string, error) {
 }
 
 // start runs the sidecars, with more environment. The function returned ends them.
-func (b *bench) start(ctx context.Context, dir string, commands []string, env ...string) (stop func(), err error) {
+func (b *bench) start(ctx context.Context, commands []string, env ...string) (stop func(), err error) {
 	var running []*exec.Cmd
 	stop = func() {
 		for _, c := range running {
 			_ = c.Process.Signal(syscall.SIGTERM)
 			_ = c.Wait() // measured already
 		}
+		b.pids, b.logs, b.commands = nil, nil, nil
 	}
 	for i, line := range commands {
 		line = strings.NewReplacer("{kubeconfig}", b.cp.Kubeconfig(), "{socket}", b.socket).Replace(line)
@@ -232,7 +294,7 @@ func (b *bench) start(ctx context.Context, dir string, commands []string, env ..
 			return nil, fmt.Errorf("--sidecar: an empty command line")
 		}
 		cmd := exec.CommandContext(ctx, words[0], words[1:]...)
-		log, err := os.Create(filepath.Join(dir, fmt.Sprintf("sidecar-%d.log", i)))
+		log, err := os.Create(filepath.Join(b.dir, fmt.Sprintf("sidecar-%d.log", i)))
 		if err != nil {
 			stop()
 			return nil, err

@@ -26,6 +26,10 @@ const (
 	userAgent = "storage-bench"
 	// parallel is how many requests the bench itself has under way.
 	parallel = 50
+	// settle is the time for what follows a phase and belongs to it: events, and requests that a watch caused.
+	settle = time.Second
+	// idle is the time without changes after which memory is measured.
+	idle = 5 * time.Second
 )
 
 type bench struct {
@@ -35,6 +39,7 @@ type bench struct {
 	plugin *csitest.Plugin // nil: a driver of the user
 	driver string
 	socket string
+	dir    string // temporary
 
 	pids     []int
 	logs     []string
@@ -43,7 +48,7 @@ type bench struct {
 
 func newClient(cp *kubetest.ControlPlane) (kubernetes.Interface, error) {
 	cfg := cp.Config()
-	cfg.UserAgent = userAgent
+	cfg.UserAgent, cfg.ContentType = userAgent, "application/vnd.kubernetes.protobuf"
 	return kubernetes.NewForConfig(cfg)
 }
 
@@ -97,42 +102,53 @@ func (b *bench) prepare(ctx context.Context) error {
 
 func node(i int) string { return fmt.Sprintf("node-%d", i) }
 
-// foreign makes a claim, its volume and its attachment of another driver, of a
-// realistic size.
+// foreign creates a volume of another driver.
 func (b *bench) foreign(ctx context.Context, i int) error {
-	name := fmt.Sprintf("foreign-%d", i)
+	return b.create(ctx, "foreign.example.com", fmt.Sprintf("foreign-%d", i), node(i%b.o.nodes))
+}
+
+// create creates a PVC, its PersistentVolume and its VolumeAttachment of a realistic size, as they are after
+// the sidecars of a driver have provisioned and attached the volume.
+func (b *bench) create(ctx context.Context, driver, name, node string) error {
+	class := strings.TrimSuffix(driver, ".example.com")
+	finalizer := "external-attacher/" + strings.ReplaceAll(driver, ".", "-")
 	pvc := claim(name)
-	class := "foreign"
 	pvc.Spec.StorageClassName, pvc.Spec.VolumeName = &class, name
-	pvc.Annotations = map[string]string{"volume.kubernetes.io/storage-provisioner": "foreign.example.com",
-		"pv.kubernetes.io/bind-completed": "yes"}
+	pvc.Annotations = map[string]string{"volume.kubernetes.io/storage-provisioner": driver, "pv.kubernetes.io/bind-completed": "yes"}
 	pvc.Labels = map[string]string{"app.kubernetes.io/name": "database", "app.kubernetes.io/instance": name}
 	made, err := b.client.CoreV1().PersistentVolumeClaims(namespace).Create(ctx, pvc, metav1.CreateOptions{})
 	if err != nil {
 		return err
 	}
 	pv := &corev1.PersistentVolume{
-		ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{"pv.kubernetes.io/provisioned-by": "foreign.example.com"}},
+		ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{"pv.kubernetes.io/provisioned-by": driver},
+			Finalizers: []string{"external-provisioner.volume.kubernetes.io/finalizer", finalizer}},
 		Spec: corev1.PersistentVolumeSpec{
 			AccessModes: pvc.Spec.AccessModes, Capacity: pvc.Spec.Resources.Requests, StorageClassName: class,
 			PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimDelete,
 			ClaimRef: &corev1.ObjectReference{Kind: "PersistentVolumeClaim", APIVersion: "v1", Namespace: namespace,
 				Name: name, UID: made.UID},
 			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{
-				Driver: "foreign.example.com", VolumeHandle: "vol-" + string(made.UID), FSType: "ext4",
+				Driver: driver, VolumeHandle: "vol-" + string(made.UID), FSType: "ext4",
 				VolumeAttributes: map[string]string{"pool": "replicated", "cluster": "0123456789abcdef",
-					"storage.kubernetes.io/csiProvisionerIdentity": "1700000000000-1234-foreign.example.com"},
+					"storage.kubernetes.io/csiProvisionerIdentity": "1700000000000-1234-" + driver},
 			}},
 		},
 	}
 	if _, err := b.client.CoreV1().PersistentVolumes().Create(ctx, pv, metav1.CreateOptions{}); err != nil {
 		return err
 	}
-	_, err = b.client.StorageV1().VolumeAttachments().Create(ctx, &storagev1.VolumeAttachment{
-		ObjectMeta: metav1.ObjectMeta{Name: name},
-		Spec: storagev1.VolumeAttachmentSpec{Attacher: "foreign.example.com", NodeName: node(i % b.o.nodes),
+	va, err := b.client.StorageV1().VolumeAttachments().Create(ctx, &storagev1.VolumeAttachment{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Finalizers: []string{finalizer},
+			Annotations: map[string]string{"csi.alpha.kubernetes.io/node-id": node}},
+		Spec: storagev1.VolumeAttachmentSpec{Attacher: driver, NodeName: node,
 			Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &name}},
 	}, metav1.CreateOptions{})
+	if err != nil {
+		return err
+	}
+	va.Status.Attached = true
+	_, err = b.client.StorageV1().VolumeAttachments().UpdateStatus(ctx, va, metav1.UpdateOptions{})
 	return err
 }
 
@@ -148,7 +164,7 @@ func claim(name string) *corev1.PersistentVolumeClaim {
 }
 
 // run runs the phases, one after the other.
-func (b *bench) run(ctx context.Context, say func(string, ...any)) (*results, error) {
+func (b *bench) run(ctx context.Context) (*results, error) {
 	r := &results{Commands: b.commands, Volumes: b.o.volumes, Nodes: b.o.nodes, Foreign: b.o.foreign, Latency: b.o.latency.String()}
 	done := newTimes()
 	watching, stop := context.WithCancel(ctx)
@@ -168,12 +184,10 @@ func (b *bench) run(ctx context.Context, say func(string, ...any)) (*results, er
 	r.Start = b.end(begin, "start and first volume", 1, time.Since(begin.at), nil)
 	say("idle for five seconds")
 	begin = b.begin()
-	select {
-	case <-time.After(5 * time.Second):
-	case <-ctx.Done():
-		return nil, context.Cause(ctx)
+	if err := pause(ctx, idle); err != nil {
+		return nil, err
 	}
-	r.Idle = b.end(begin, "idle", 0, 5*time.Second, nil)
+	r.Idle = b.end(begin, "idle", 0, idle, nil)
 	err := b.life(ctx, done, "bench", 0, b.o.volumes, func(name string, begin sample, took time.Duration, latencies []time.Duration) {
 		p := b.end(begin, name, b.o.volumes, took, latencies)
 		r.Phases = append(r.Phases, p)
@@ -243,17 +257,21 @@ func (b *bench) life(ctx context.Context, done *times, prefix string, first, n i
 			}
 			latencies[i] = at.Sub(began[i])
 		}
-		if tell != nil {
-			tell(p.name, begin, time.Since(begin.at), latencies)
-		}
-		// Binding continues after the volume exists; the next phase must not pay for it.
+		took := time.Since(begin.at)
 		for i := range n {
-			if p.name == "provision" {
+			if p.name == "provision" { // binding continues after the volume exists, and the phase pays for it
 				if _, err := done.wait(ctx, "bound "+name(i)); err != nil {
 					return fmt.Errorf("waiting for %s to be bound: %w", name(i), err)
 				}
 			}
 		}
+		if tell == nil {
+			continue
+		}
+		if err := pause(ctx, settle); err != nil {
+			return err
+		}
+		tell(p.name, begin, took, latencies)
 	}
 	return nil
 }

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"text/tabwriter"
 	"time"
+
+	"github.com/storage-controller/storage-controller/internal/kubetest"
 )
 
 // results is what a run has measured.
@@ -24,7 +26,7 @@ type results struct {
 	Phases   []phase  `json:"phases"`
 }
 
-// phase is one part of a run; everything but the times is of the sidecars alone.
+// phase is one part of a run; everything but the times is of the sidecars alone, unless it names another process.
 type phase struct {
 	Name             string         `json:"name"`
 	Seconds          float64        `json:"seconds"`
@@ -32,6 +34,8 @@ type phase struct {
 	P50              float64        `json:"p50Seconds"`
 	P99              float64        `json:"p99Seconds"`
 	CPUSeconds       float64        `json:"cpuSeconds"`
+	APIServerSeconds float64        `json:"kubeAPIServerCPUSeconds"` // for all clients
+	EtcdSeconds      float64        `json:"etcdCPUSeconds"`
 	ResidentBytes    int64          `json:"residentBytes"`
 	BytesRead        int64          `json:"bytesRead"`
 	Requests         map[string]int `json:"requests"` // by verb and resource
@@ -42,6 +46,8 @@ type phase struct {
 type sample struct {
 	at    time.Time
 	cpu   float64
+	api   float64 // CPU of kube-apiserver
+	etcd  float64
 	read  int64
 	audit int64
 	calls map[string]int
@@ -51,7 +57,8 @@ var csiMethods = []string{"CreateVolume", "ControllerPublishVolume", "Controller
 	"ControllerExpandVolume", "ControllerModifyVolume", "CreateSnapshot", "DeleteSnapshot"}
 
 func (b *bench) begin() sample {
-	s := sample{at: time.Now(), calls: map[string]int{}}
+	s := sample{at: time.Now(), calls: map[string]int{},
+		api: cpuSeconds(b.cp.PID(kubetest.APIServer)), etcd: cpuSeconds(b.cp.PID(kubetest.Etcd))}
 	for _, pid := range b.pids {
 		s.cpu += cpuSeconds(pid)
 		s.read += field(fmt.Sprintf("/proc/%d/io", pid), "rchar:")
@@ -69,16 +76,15 @@ func (b *bench) end(begin sample, name string, n int, took time.Duration, latenc
 	now := b.begin()
 	p := phase{
 		Name: name, Seconds: took.Seconds(), VolumesPerSecond: float64(n) / took.Seconds(),
-		CPUSeconds: now.cpu - begin.cpu, BytesRead: now.read - begin.read,
-		Requests: map[string]int{}, Calls: map[string]int{},
+		CPUSeconds: now.cpu - begin.cpu, APIServerSeconds: now.api - begin.api, EtcdSeconds: now.etcd - begin.etcd,
+		BytesRead: now.read - begin.read,
+		Requests:  map[string]int{}, Calls: map[string]int{},
 	}
 	if len(latencies) > 0 {
 		slices.Sort(latencies)
 		p.P50, p.P99 = latencies[len(latencies)/2].Seconds(), latencies[len(latencies)*99/100].Seconds()
 	}
-	for _, pid := range b.pids {
-		p.ResidentBytes += field(fmt.Sprintf("/proc/%d/status", pid), "VmRSS:") * 1024
-	}
+	p.ResidentBytes = b.memory("VmRSS:")
 	records, err := b.cp.AuditSince(begin.audit, "")
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "bench: reading the audit log:", err)
@@ -94,6 +100,14 @@ func (b *bench) end(begin sample, name string, n int, took time.Duration, latenc
 		}
 	}
 	return p
+}
+
+// memory returns a value of /proc/PID/status in bytes, summed over the sidecars.
+func (b *bench) memory(word string) (bytes int64) {
+	for _, pid := range b.pids {
+		bytes += field(fmt.Sprintf("/proc/%d/status", pid), word) * 1024
+	}
+	return bytes
 }
 
 // ofControlPlane tells whether a request is one of the control plane, or of the bench.
@@ -138,6 +152,24 @@ func field(file, word string) int64 {
 	return 0
 }
 
+// life returns the sum of the phases.
+func (r *results) life() phase {
+	whole := phase{Name: "whole life", Requests: map[string]int{}}
+	for _, p := range r.Phases {
+		whole.Seconds += p.Seconds
+		whole.CPUSeconds += p.CPUSeconds
+		whole.APIServerSeconds += p.APIServerSeconds
+		whole.EtcdSeconds += p.EtcdSeconds
+		whole.BytesRead += p.BytesRead
+		whole.ResidentBytes = p.ResidentBytes
+		for request, n := range p.Requests {
+			whole.Requests[request] += n
+		}
+	}
+	whole.VolumesPerSecond = float64(r.Volumes) / whole.Seconds
+	return whole
+}
+
 // table prints r for people.
 func (r *results) table(out io.Writer) {
 	fmt.Fprintf(out, "\n%d volumes, %d nodes, driver latency %s, %d volumes of other drivers\n", r.Volumes, r.Nodes, r.Latency, r.Foreign)
@@ -145,18 +177,15 @@ func (r *results) table(out io.Writer) {
 		fmt.Fprintf(out, "measured: %s\n", c)
 	}
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(w, "\nphase\tseconds\tvolumes/s\tp50 s\tp99 s\tCPU s\tRSS MiB\tread MiB\t")
-	var cpu float64
-	for _, p := range append([]phase{r.Start, r.Idle}, r.Phases...) {
-		fmt.Fprintf(w, "%s\t%.2f\t%.0f\t%.3f\t%.3f\t%.2f\t%.1f\t%.1f\t\n", p.Name, p.Seconds, p.VolumesPerSecond, p.P50, p.P99,
-			p.CPUSeconds,
+	fmt.Fprintln(w, "\nphase\tseconds\tvolumes/s\tp50 s\tp99 s\tCPU s\tkube-apiserver\tetcd\tRSS MiB\tread MiB\t")
+	life := r.life()
+	for _, p := range slices.Concat([]phase{r.Start, r.Idle}, r.Phases, []phase{life}) {
+		fmt.Fprintf(w, "%s\t%.2f\t%.0f\t%.3f\t%.3f\t%.2f\t%.2f\t%.2f\t%.1f\t%.1f\t\n", p.Name, p.Seconds, p.VolumesPerSecond,
+			p.P50, p.P99, p.CPUSeconds, p.APIServerSeconds, p.EtcdSeconds,
 			float64(p.ResidentBytes)/(1<<20), float64(p.BytesRead)/(1<<20))
 	}
-	for _, p := range r.Phases {
-		cpu += p.CPUSeconds
-	}
 	w.Flush()
-	fmt.Fprintf(out, "\nCPU per volume, whole life: %.2f ms\n", cpu*1000/float64(r.Volumes))
+	fmt.Fprintf(out, "\nCPU per volume, whole life: %.2f ms\n", life.CPUSeconds*1000/float64(r.Volumes))
 	for _, p := range r.Phases {
 		fmt.Fprintf(out, "%-10s calls per volume: %s; requests per volume: %s\n", p.Name, per(p.Calls, r.Volumes),
 			per(p.Requests, r.Volumes))

@@ -1,0 +1,180 @@
+package main
+
+import (
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// runOf returns results of 100 volumes in two phases that take seconds each.
+func runOf(seconds float64, resident int64) *results {
+	of := func(name, request string) phase {
+		return phase{Name: name, Seconds: seconds, VolumesPerSecond: 100 / seconds, CPUSeconds: seconds / 10, APIServerSeconds: seconds,
+			EtcdSeconds: seconds / 2, ResidentBytes: resident, Requests: map[string]int{request: 150, "update leases": 1}}
+	}
+	return &results{Volumes: 100, Nodes: 5, Latency: "5ms", Idle: phase{ResidentBytes: resident / 2},
+		Phases: []phase{of("provision", "create persistentvolumes"), of("delete", "delete persistentvolumes")}}
+}
+
+// compared is a comparison whose first run was disturbed: 8 s instead of 2.
+func compared() *comparison {
+	return &comparison{
+		Date: "2026-01-02", Machine: "2 CPUs", Kubernetes: "v1.36.3",
+		Sides: [2]side{{Name: "sidecars", Versions: "csi-provisioner v6.3.0"},
+			{Name: "storage-controller", Versions: "storage-controller v1"}},
+		Pairs: [][2]*results{
+			{runOf(8, 100<<20), runOf(4, 50<<20)}, {runOf(2, 100<<20), runOf(1, 50<<20)}, {runOf(2, 100<<20), runOf(2, 50<<20)},
+		},
+		Footprints: []footprint{
+			{Resident: [2]int64{100 << 20, 30 << 20}, Peak: [2]int64{120 << 20, 40 << 20}},
+			{Own: 1024, Resident: [2]int64{120 << 20, 40 << 20}, Peak: [2]int64{140 << 20, 48 << 20}},
+			{Own: 2048, Resident: [2]int64{120 << 20, 40 << 20}, Peak: [2]int64{140 << 20, 56 << 20}},
+			{Foreign: 1024, Resident: [2]int64{130 << 20, 35 << 20}, Peak: [2]int64{150 << 20, 44 << 20}},
+		},
+	}
+}
+
+func TestMedian(t *testing.T) {
+	for _, c := range []struct {
+		values []float64
+		want   float64
+	}{{[]float64{3}, 3}, {[]float64{9, 1, 4}, 4}, {[]float64{9, 1, 4, 2}, 3}} {
+		before := slices.Clone(c.values)
+		if got := median(c.values); got != c.want || !slices.Equal(before, c.values) {
+			t.Errorf("median of %v: got %v, want %v; afterwards %v", before, got, c.want, c.values)
+		}
+	}
+}
+
+// TestMediansOfPairs checks that a ratio compares the two runs of a pair, which ran on the same machine at the
+// same time.
+func TestMediansOfPairs(t *testing.T) {
+	theirs, own, ratio := compared().medians(func(r *results) float64 { return r.Phases[0].Seconds })
+	if theirs != 2 || own != 2 || ratio != 0.5 {
+		t.Errorf("got %v, %v and %v, want 2, 2 and 0.5", theirs, own, ratio)
+	}
+}
+
+func TestRates(t *testing.T) {
+	text := compared().rates()
+	for _, want := range []string{
+		"100 volumes, 5 nodes, 5ms per CSI call", "Pairs of runs: 3.", "csi-provisioner v6.3.0", "2026-01-02, Kubernetes v1.36.3, 2 CPUs",
+		"| phase | | volumes/s | CPU ms: controllers | kube-apiserver | etcd | API requests |\n",
+		"| provision | sidecars | 50.0 | 2.00 | 20.0 | 10.0 | 1.51 |\n",
+		"| provision | storage-controller | 50.0 | 2.00 | 20.0 | 10.0 | 1.51 |\n",
+		"| provision | ratio | 2.00 | 0.50 | 0.50 | 0.50 | 1.00 |\n",
+		"| whole life | sidecars | 25.0 | 4.00 | 40.0 | 20.0 | 3.02 |\n",
+		"| idle | 50.0 | 25.0 | 0.50 |\n", "| after 100 volumes | 100 | 50.0 | 0.50 |\n",
+		"- storage-controller, delete: delete persistentvolumes 1.50\n",
+	} {
+		if !strings.Contains(text, want) {
+			t.Errorf("no %q in\n%s", want, text)
+		}
+	}
+}
+
+func TestMemoryLimit(t *testing.T) {
+	base, own, foreign := limit(compared().Footprints)
+	for _, c := range []struct{ got, want float64 }{
+		{base, headroom * (40 << 20)}, {own, headroom * (8 << 10)}, {foreign, headroom * (4 << 10)},
+	} {
+		if math.Abs(c.got-c.want) > 1 {
+			t.Errorf("got %v bytes, want %v", c.got, c.want)
+		}
+	}
+	text := compared().memory()
+	for _, want := range []string{"| 1024 | 0 | 120 | 40.0 | 0.33 | 140 | 48.0 | 0.34 |\n",
+		"1.25 times the peak: 50 MiB + 10.0 KiB for each own volume + 5.0 KiB for each volume of another driver"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("no %q in\n%s", want, text)
+		}
+	}
+}
+
+// TestWritePage checks that only what stands between the markers changes, and that a part that was not measured
+// stays.
+func TestWritePage(t *testing.T) {
+	page := filepath.Join(t.TempDir(), "page.md")
+	text := "before\n<!-- comparison: begin -->\nold\n<!-- comparison: end -->\nbetween\n" +
+		"<!-- memory: begin -->\nkept\n<!-- memory: end -->\nafter\n"
+	if err := os.WriteFile(page, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	c := compared()
+	c.Footprints = nil
+	for range 2 {
+		if err := c.writePage(page); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err := os.ReadFile(page)
+	if want := strings.Replace(text, "old\n", c.rates(), 1); err != nil || string(got) != want {
+		t.Errorf("%v, got\n%s\nwant\n%s", err, got, want)
+	}
+	if err := os.WriteFile(page, []byte("no markers"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.writePage(page); err == nil || !strings.Contains(err.Error(), "<!-- comparison: begin -->") {
+		t.Errorf("a page without markers: got %v", err)
+	}
+	if got, err := os.ReadFile(page); string(got) != "no markers" {
+		t.Errorf("%v: the page is now %q", err, got)
+	}
+}
+
+// TestPageHasMarkers checks that the tables of docs/benchmark.md can be written.
+func TestPageHasMarkers(t *testing.T) {
+	data, err := os.ReadFile("../../docs/benchmark.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, part := range []string{"comparison", "memory"} {
+		if _, err := replacePart(string(data), part, ""); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func TestNumbers(t *testing.T) {
+	if got, err := numbers("300,20"); err != nil || !slices.Equal(got, []int{20, 300}) {
+		t.Errorf("got %v, %v", got, err)
+	}
+	if got, err := numbers(""); err != nil || got != nil {
+		t.Errorf("an empty list: got %v, %v", got, err)
+	}
+	for _, list := range []string{"0", "5,", "x"} {
+		if got, err := numbers(list); err == nil {
+			t.Errorf("%q: got %v, want an error", list, got)
+		}
+	}
+}
+
+// TestFootprints measures the program on both sides with a few volumes.
+func TestFootprints(t *testing.T) {
+	program, err := build(t.Context(), t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	all, err := sideOf("storage-controller", allFlags, program)
+	if name, version, _ := strings.Cut(all.Versions, " "); err != nil || name != "storage-controller" || version == "" {
+		t.Fatalf("version %q, %v", all.Versions, err)
+	}
+	got, err := measureFootprints(t.Context(), options{limit: 15 * time.Minute}, [2]side{all, all}, 5, 0, 20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(got) != 2 || got[0].Own != 0 || got[1].Own != 20 || got[1].Foreign != 5 {
+		t.Fatalf("got %+v", got)
+	}
+	for _, f := range got {
+		for s := range f.Resident {
+			if f.Resident[s] < 10<<20 || f.Peak[s] < f.Resident[s] {
+				t.Errorf("got %+v", f)
+			}
+		}
+	}
+}
