@@ -4,11 +4,11 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"slices"
 	"time"
 
 	"google.golang.org/grpc/status"
 	storagev1 "k8s.io/api/storage/v1"
-	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
@@ -95,19 +95,29 @@ func checkMetadata(metadata map[string]string) error {
 
 // onlyOwnChanges reports whether va differs from old only in fields that the attacher
 // writes while it attaches or detaches. Such an update must not reset the back-off:
-// recording an error would otherwise retry immediately.
+// recording an error would otherwise retry immediately. The spec is immutable.
 func (d driver) onlyOwnChanges(old, va *storagev1.VolumeAttachment) bool {
-	return equality.Semantic.DeepEqual(d.withoutOwnFields(old), d.withoutOwnFields(va))
+	return old.UID == va.UID && old.DeletionTimestamp.Equal(va.DeletionTimestamp) && old.Status.Attached == va.Status.Attached &&
+		maps.Equal(old.Status.AttachmentMetadata, va.Status.AttachmentMetadata) && maps.Equal(old.Labels, va.Labels) &&
+		d.hasMetadataOfOthers(old, va) && d.hasMetadataOfOthers(va, old)
 }
 
-func (d driver) withoutOwnFields(va *storagev1.VolumeAttachment) *storagev1.VolumeAttachment {
-	c := va.DeepCopy()
-	own := kube.MetadataPatch{
-		RemoveFinalizers:  []string{d.finalizer},
-		RemoveAnnotations: []string{annNodeID, annVolumeHandle, annSecret, annMigrated},
+// hasMetadataOfOthers reports whether va has the finalizers and annotations of from that other
+// components wrote.
+func (d driver) hasMetadataOfOthers(va, from *storagev1.VolumeAttachment) bool {
+	for _, f := range from.Finalizers {
+		if f != d.finalizer && !slices.Contains(va.Finalizers, f) {
+			return false
+		}
 	}
-	own.Apply(c)
-	c.ResourceVersion, c.ManagedFields, c.Generation = "", nil, 0
-	c.Status.AttachError, c.Status.DetachError = nil, nil
-	return c
+	for k, v := range from.Annotations {
+		switch k {
+		case annNodeID, annVolumeHandle, annSecret, annMigrated:
+			continue
+		}
+		if w, ok := va.Annotations[k]; !ok || w != v {
+			return false
+		}
+	}
+	return true
 }

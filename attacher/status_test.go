@@ -124,11 +124,33 @@ func TestOnlyOwnChanges(t *testing.T) {
 		"their annotation": {func(va *storagev1.VolumeAttachment) { va.Annotations = map[string]string{"a": "b"} }, false},
 		"being deleted":    {deleting, false},
 		"attached":         {attached, false},
+		"another UID":      {func(va *storagev1.VolumeAttachment) { va.UID = "2" }, false},
+		"an empty list":    {func(va *storagev1.VolumeAttachment) { va.Finalizers = []string{} }, true},
+		"metadata of the attachment": {
+			func(va *storagev1.VolumeAttachment) { va.Status.AttachmentMetadata = map[string]string{"a": "b"} }, false,
+		},
+		"their annotation beside ours": {
+			func(va *storagev1.VolumeAttachment) { va.Annotations = map[string]string{annNodeID: "n", "a": ""} }, false,
+		},
+		"all of ours": {
+			func(va *storagev1.VolumeAttachment) {
+				va.Annotations = map[string]string{annNodeID: "n", annVolumeHandle: "v", annSecret: "n/s", annMigrated: "true"}
+			}, true,
+		},
 	} {
 		va := testAttachment()
 		tt.change(va)
 		if got := testDriver(nil).onlyOwnChanges(testAttachment(), va); got != tt.own {
 			t.Errorf("%s: %t", name, got)
 		}
+		if got := testDriver(nil).onlyOwnChanges(va, testAttachment()); got != tt.own {
+			t.Errorf("%s, undone: %t", name, got)
+		}
+	}
+	theirs := func(value string) *storagev1.VolumeAttachment {
+		return testAttachment(func(va *storagev1.VolumeAttachment) { va.Annotations = map[string]string{"a": value} })
+	}
+	if testDriver(nil).onlyOwnChanges(theirs("1"), theirs("2")) {
+		t.Error("another value of their annotation is ours")
 	}
 }
