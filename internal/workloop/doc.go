@@ -1,4 +1,5 @@
 // Package workloop runs workers over a queue of keys. It provides what every controller needs
-// around its sync function: one worker per key, back-off per key, recovery from panics, a pause
-// while the driver is unavailable, draining at shutdown, log lines and metrics.
+// around its sync function: one worker per key, back-off per key, a limit of workers per group of
+// keys, recovery from panics, a pause while the driver is unavailable, draining at shutdown, log
+// lines and metrics.
 package workloop

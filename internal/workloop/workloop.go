@@ -41,6 +41,7 @@ type Loop[K comparable] struct {
 	metrics *Metrics
 	sync    Sync[K]
 	queue   workqueue.TypedDelayingInterface[K]
+	fair    *fairQueue[K] // nil unless the loop is that of [NewFair]
 	stage   func(K) string
 
 	mu      sync.Mutex
@@ -120,12 +121,20 @@ func (l *Loop[K]) Processing(key K) bool {
 func (l *Loop[K]) Stop() { l.queue.ShutDown() }
 
 // Len returns the number of keys that wait for a worker, excluding those in back-off.
-func (l *Loop[K]) Len() int { return l.queue.Len() }
+func (l *Loop[K]) Len() int {
+	if l.fair != nil {
+		return l.fair.total()
+	}
+	return l.queue.Len()
+}
 
 // Run processes keys until ctx ends and returns after the last worker has stopped. See [ErrDrain]
 // for running calls of sync. Run must be called once.
 func (l *Loop[K]) Run(ctx context.Context, workers int) {
 	defer l.metrics.loops.register(l.cfg.Name, l.Status)()
+	if l.fair != nil {
+		l.fair.setWorkers(workers)
+	}
 	work, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer cancel(nil)
 	defer context.AfterFunc(ctx, func() {
@@ -159,6 +168,9 @@ func (l *Loop[K]) processNext(ctx, work context.Context) bool {
 		return false
 	}
 	defer l.queue.Done(key)
+	if l.fair != nil {
+		defer l.fair.release(key)
+	}
 	if ctx.Err() != nil {
 		return false // the next leader processes the keys that are still queued
 	}

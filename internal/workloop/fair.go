@@ -1,0 +1,170 @@
+package workloop
+
+import "sync"
+
+// NewFair returns a loop like [New] in which the keys of one group hold at most four fifths of the
+// workers, and at least one. So a group whose attempts hang leaves workers to the keys of other
+// groups, also to those that arrive later. The keys of a group are first in, first out.
+//
+// group returns the group of a key. It is called when a worker could take the key and must not call
+// the loop. The keys of group "" have no limit.
+func NewFair[K comparable](cfg Config, metrics *Metrics, sync Sync[K], group func(K) string) *Loop[K] {
+	q := newFairQueue(group)
+	l := newLoop(cfg, metrics, sync, q)
+	l.fair = q
+	return l
+}
+
+// fairQueue implements [workqueue.Queue], whose methods are called under a lock. It holds the keys of
+// groups at their limit back. The cost of a key does not depend on the number of keys: a key is
+// looked at when it has arrived, and when it is the first that its group holds back.
+type fairQueue[K comparable] struct {
+	group func(K) string
+
+	mu      sync.Mutex // release is called without the lock of the workqueue
+	limit   int        // of running keys per group
+	waiting int        // number of keys that wait
+	arrived fifo[K]
+	groups  map[string]*fairGroup[K]
+	resumed fifo[*fairGroup[K]] // groups that hold keys back and have fallen below the limit
+	running map[K]*fairGroup[K]
+	next    *K // the key that the next Pop returns; nil: not chosen
+}
+
+// fairGroup exists while keys of a group are running or held back.
+type fairGroup[K comparable] struct {
+	name     string
+	running  int
+	heldBack fifo[K]
+	resumed  bool // in fairQueue.resumed
+}
+
+func newFairQueue[K comparable](group func(K) string) *fairQueue[K] {
+	return &fairQueue[K]{group: group, limit: 1, groups: map[string]*fairGroup[K]{}, running: map[K]*fairGroup[K]{}}
+}
+
+// setWorkers sets the limit of each group.
+func (q *fairQueue[K]) setWorkers(workers int) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.limit = max(workers*4/5, 1)
+}
+
+// Touch is called when a waiting key is added again.
+func (q *fairQueue[K]) Touch(K) {}
+
+// Push adds a key that is not waiting.
+func (q *fairQueue[K]) Push(key K) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.waiting++
+	q.arrived.push(key)
+}
+
+// Len returns the number of waiting keys, or 0 if all of them are held back.
+func (q *fairQueue[K]) Len() int {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.next == nil && !q.choose() {
+		return 0
+	}
+	return q.waiting
+}
+
+// Pop removes the oldest key that is not held back. Len must have returned a positive number.
+func (q *fairQueue[K]) Pop() (key K) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	key, q.next = *q.next, nil
+	q.waiting--
+	return key
+}
+
+// total returns the number of waiting keys.
+func (q *fairQueue[K]) total() int {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.waiting
+}
+
+// release ends the processing of a popped key. The worker must pop the next key: it may be one that
+// was held back.
+func (q *fairQueue[K]) release(key K) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	g := q.running[key]
+	if g == nil {
+		return
+	}
+	delete(q.running, key)
+	g.running--
+	if len(g.heldBack) > 0 && !g.resumed {
+		g.resumed = true
+		q.resumed.push(g)
+	}
+	q.prune(g)
+}
+
+// choose sets next. It returns false if no key can be taken. Keys that were held back are older than
+// those that it has not looked at yet.
+func (q *fairQueue[K]) choose() bool {
+	for len(q.resumed) > 0 {
+		g := q.resumed[0]
+		if len(g.heldBack) == 0 || g.running >= q.limit {
+			g.resumed = false
+			q.resumed.pop()
+			continue
+		}
+		taken := q.take(g.heldBack.pop())
+		q.prune(g)
+		if taken {
+			return true
+		}
+	}
+	for len(q.arrived) > 0 {
+		if q.take(q.arrived.pop()) {
+			return true
+		}
+	}
+	return false
+}
+
+// take makes key the next one, or has its group hold it back and returns false.
+func (q *fairQueue[K]) take(key K) bool {
+	name := q.group(key)
+	if name == "" {
+		q.next = &key
+		return true
+	}
+	g := q.groups[name]
+	if g == nil {
+		g = &fairGroup[K]{name: name}
+		q.groups[name] = g
+	}
+	if g.running >= q.limit {
+		g.heldBack.push(key)
+		return false
+	}
+	g.running++
+	q.running[key], q.next = g, &key
+	return true
+}
+
+// prune drops g if it has no keys.
+func (q *fairQueue[K]) prune(g *fairGroup[K]) {
+	if g.running == 0 && len(g.heldBack) == 0 {
+		delete(q.groups, g.name)
+	}
+}
+
+// fifo is a queue.
+type fifo[T any] []T
+
+func (f *fifo[T]) push(v T) { *f = append(*f, v) }
+
+func (f *fifo[T]) pop() T {
+	first := (*f)[0]
+	clear((*f)[:1]) // the array outlives the element
+	*f = (*f)[1:]
+	return first
+}
