@@ -18,6 +18,15 @@ func (k attachmentKey) String() string { return k.Name }
 
 func keyOf(va *storagev1.VolumeAttachment) attachmentKey { return attachmentKey{va.Name, va.UID} }
 
+// nodeOf returns the node of an attachment, or "" if it was deleted, for [workloop.NewFair].
+func (c *Controller) nodeOf(key attachmentKey) string {
+	va, ok := c.attachments.Get(key.Name)
+	if !ok || va.UID != key.UID {
+		return ""
+	}
+	return va.Spec.NodeName
+}
+
 // attachmentState is the input of [driver.decide].
 type attachmentState struct {
 	attachment *storagev1.VolumeAttachment // nil: deleted

@@ -1,0 +1,76 @@
+package attacher
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	"github.com/storage-controller/storage-controller/csiclient/csitest"
+)
+
+// hangsFor returns a step that hangs for the requests with this node ID.
+func hangsFor(node string) csitest.Step {
+	return func(ctx context.Context, p *csitest.Plugin, request any, do func() (any, error)) (any, error) {
+		if r, ok := request.(interface{ GetNodeId() string }); ok && r.GetNodeId() == node {
+			return csitest.Hang()(ctx, p, request, do)
+		}
+		return do()
+	}
+}
+
+// A node whose calls hang leaves a worker to the attachments of other nodes.
+func TestNodeThatHangs(t *testing.T) {
+	const workers, limit, attachments = 5, 4, 7
+	f := scenario(t, csitest.Config{}, func(c *Config) { c.WorkerThreads, c.Timeout = workers, time.Hour })
+	for _, node := range []string{"hangs", "answers"} {
+		_, err := f.Client.StorageV1().CSINodes().Create(f.Context(), &storagev1.CSINode{
+			ObjectMeta: metav1.ObjectMeta{Name: f.Unique(node)},
+			Spec:       storagev1.CSINodeSpec{Drivers: []storagev1.CSINodeDriver{{Name: f.Driver, NodeID: node}}},
+		}, metav1.CreateOptions{})
+		f.Must(err)
+	}
+	attach := func(name, node string) {
+		f.volume(func(pv *corev1.PersistentVolume) {
+			pv.Name, pv.Spec.CSI.VolumeHandle = f.Unique(name), f.Plugin.AddVolume(name, 1<<30)
+		})
+		f.attach(name, func(va *storagev1.VolumeAttachment) {
+			va.Spec.NodeName, va.Spec.Source.PersistentVolumeName = f.Unique(node), ptr.To(f.Unique(name))
+		})
+	}
+	of := func(i int) string { return fmt.Sprint("hangs", i) }
+	f.Plugin.Always(publish, hangsFor("hangs"))
+	for i := range attachments {
+		attach(of(i), "hangs")
+	}
+	f.Wait(publish, limit)
+	attach("answers", "answers")
+	f.untilOf("answers", "is attached", isAttached)
+	f.Calls(publish, limit+1)
+
+	f.Plugin.Always(publish, nil)
+	f.Plugin.Release()
+	for i := range attachments {
+		f.untilOf(of(i), "is attached", isAttached)
+	}
+	f.Plugin.Always(unpublish, hangsFor("hangs"))
+	for i := range attachments {
+		f.detach(of(i))
+	}
+	f.Wait(unpublish, limit)
+	f.detach("answers")
+	f.untilOf("answers", "is deleted", isDeleted)
+	f.Calls(unpublish, limit+1)
+	f.Plugin.Always(unpublish, nil)
+	f.Plugin.Release()
+	for i := range attachments {
+		f.untilOf(of(i), "is deleted", isDeleted)
+	}
+	f.Calls(publish, attachments+1)
+	f.Calls(unpublish, attachments+1)
+}
