@@ -31,7 +31,7 @@ type claimLoop struct {
 
 func newClaimLoop(a applier) *claimLoop {
 	l := &claimLoop{applier: a, topologies: topology.NewAggregate()}
-	l.queue = workloop.New(a.c.loopConfig("claims"), a.c.deps.Queues, l.sync)
+	l.queue = workloop.NewFair(a.c.loopConfig("claims"), a.c.deps.Queues, l.sync, l.groupOf)
 	l.queue.ShowStage(func(key claimKey) string { return l.ops.get(key).stage.String() })
 	if cfg := a.c.cfg; cfg.NodeDeployment {
 		segments := a.c.driver.segments
@@ -141,6 +141,7 @@ func (l *claimLoop) register(registrations *kube.Registrations) {
 	}
 	add(l.c.classes.Handle(kube.Handlers[*storagev1.StorageClass]{
 		Add: l.classChanged, Update: func(_, class *storagev1.StorageClass) { l.classChanged(class) },
+		Delete: func(*storagev1.StorageClass) { l.c.countClasses() },
 	}))
 	add(l.c.claims.Handle(kube.Handlers[*corev1.PersistentVolumeClaim]{Add: l.claimAdded, Update: l.claimUpdated, Delete: l.claimDeleted}))
 }
@@ -204,6 +205,7 @@ func (l *claimLoop) claimDeleted(claim *corev1.PersistentVolumeClaim) {
 
 // classChanged wakes the claims that wait for the class, or for another one of its name.
 func (l *claimLoop) classChanged(class *storagev1.StorageClass) {
+	l.c.countClasses()
 	if !l.c.driver.is(class.Provisioner) {
 		return
 	}

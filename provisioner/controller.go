@@ -88,6 +88,8 @@ type Controller struct {
 	csiNodes    kube.Informer[*storagev1.CSINode]          // only with topology
 	attachments kube.Informer[*storagev1.VolumeAttachment] // only if the driver publishes
 
+	severalClasses atomic.Bool // the driver has more than one StorageClass
+
 	claimLoop atomic.Pointer[claimLoop] // nil while this replica does not lead
 }
 

@@ -43,7 +43,7 @@ func newVolumeLoop(
 	c *Controller, volumes *kube.MutationCache[*corev1.PersistentVolume], deleted func(*corev1.PersistentVolume),
 ) *volumeLoop {
 	l := &volumeLoop{c: c, volumes: volumes, deleted: deleted, removals: map[types.UID]*removal{}}
-	l.queue = workloop.New(c.loopConfig("volumes"), c.deps.Queues, l.sync)
+	l.queue = workloop.NewFair(c.loopConfig("volumes"), c.deps.Queues, l.sync, l.groupOf)
 	return l
 }
 

@@ -1,0 +1,90 @@
+package provisioner
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+
+	"github.com/storage-controller/storage-controller/csiclient/csitest"
+)
+
+// hangsFor returns a step that hangs for the requests for which concerns returns true.
+func hangsFor(concerns func(request any) bool) csitest.Step {
+	return func(ctx context.Context, p *csitest.Plugin, request any, do func() (any, error)) (any, error) {
+		if concerns(request) {
+			return csitest.Hang()(ctx, p, request, do)
+		}
+		return do()
+	}
+}
+
+// A StorageClass whose calls hang leaves a worker to the claims, and to the deletions, of another class.
+func TestClassThatHangs(t *testing.T) {
+	const workers, limit, claims = 5, 4, 7
+	f := newFixture(t, csitest.Config{}, func(c *Config) { c.WorkerThreads, c.Timeout = workers, time.Hour })
+	class := map[string]string{}
+	for _, name := range []string{"hangs", "answers"} {
+		class[name] = f.Unique(name)
+		f.makeClass(func(c *storagev1.StorageClass) { c.Name, c.Parameters = class[name], map[string]string{"which": name} })
+	}
+	f.Plugin.Always(create, hangsFor(func(request any) bool {
+		r, ok := request.(*csi.CreateVolumeRequest)
+		return ok && r.Parameters["which"] == "hangs"
+	}))
+	f.start()
+	claim := func(name, of string) *corev1.PersistentVolumeClaim {
+		return f.claim(func(c *corev1.PersistentVolumeClaim) { c.Name, c.Spec.StorageClassName = name, new(class[of]) })
+	}
+	var hanging []*corev1.PersistentVolumeClaim
+	for i := range claims {
+		hanging = append(hanging, claim(fmt.Sprint("hangs", i), "hangs"))
+	}
+	f.Wait(create, limit)
+	answered := f.saved(claim("answers", "answers"))
+	f.Calls(create, limit+1)
+
+	f.Plugin.Always(create, nil)
+	f.Plugin.Release()
+	handles := map[string]bool{} // of the class that hangs
+	var volumes []*corev1.PersistentVolume
+	for _, c := range hanging {
+		pv := f.saved(c)
+		volumes, handles[pv.Spec.CSI.VolumeHandle] = append(volumes, pv), true
+	}
+	f.Calls(create, claims+1)
+	f.Plugin.Always(remove, hangsFor(func(request any) bool {
+		r, ok := request.(*csi.DeleteVolumeRequest)
+		return ok && handles[r.VolumeId]
+	}))
+	for _, pv := range volumes {
+		f.phase(pv, corev1.VolumeReleased)
+	}
+	f.Wait(remove, limit)
+	f.phase(answered, corev1.VolumeReleased)
+	f.gone(answered)
+	f.Calls(remove, limit+1)
+	f.Plugin.Always(remove, nil)
+	f.Plugin.Release()
+	for _, pv := range volumes {
+		f.gone(pv)
+	}
+	f.Calls(remove, claims+1)
+}
+
+// The only class of a driver uses all workers.
+func TestOnlyClassUsesAllWorkers(t *testing.T) {
+	const workers = 5
+	f := newFixture(t, csitest.Config{}, func(c *Config) { c.WorkerThreads, c.Timeout = workers, time.Hour })
+	f.makeClass(nil)
+	f.Plugin.Always(create, csitest.Hang())
+	f.start()
+	for i := range workers {
+		f.claim(func(c *corev1.PersistentVolumeClaim) { c.Name = fmt.Sprint("data", i) })
+	}
+	f.Wait(create, workers)
+}
