@@ -23,8 +23,8 @@ type Config struct {
 	// Resync is the interval at which all unfinished objects are enqueued. Zero disables
 	// it: only events and failures enqueue.
 	Resync time.Duration `mapstructure:"resync"`
-	// ReconcileSync is the interval of the reconciliation with ListVolumes. Zero disables
-	// it.
+	// ReconcileSync is the interval of the reconciliation with ListVolumes. It is longer if
+	// ListVolumes takes long. Zero disables the reconciliation.
 	ReconcileSync time.Duration `mapstructure:"reconcile-sync"`
 	// MaxEntries is the page size of ListVolumes. Zero lets the driver choose.
 	MaxEntries int `mapstructure:"max-entries"`
@@ -38,7 +38,7 @@ type Config struct {
 // DefaultConfig returns the default settings.
 func DefaultConfig() Config {
 	return Config{
-		Timeout: 15 * time.Second, WorkerThreads: 10, RetryIntervalStart: time.Second, RetryIntervalMax: 5 * time.Minute,
+		Timeout: 15 * time.Second, WorkerThreads: 100, RetryIntervalStart: time.Second, RetryIntervalMax: 5 * time.Minute,
 		Resync: 10 * time.Minute, ReconcileSync: time.Minute, StoreErrorCode: true,
 	}
 }

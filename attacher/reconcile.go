@@ -117,24 +117,36 @@ func (p publishedVolumes) isPublished(handle, nodeID string) (published, known b
 // differs from ListVolumes. It writes nothing itself.
 type reconciler struct{ *term }
 
-// run reconciles immediately and then at the configured interval plus a random tenth, so
-// that the controllers of many drivers do not call them at the same time.
+// maxReconcilePause bounds how long a difference remains because passes take long.
+const maxReconcilePause = 10 * time.Minute
+
+// reconcilePause returns the time between two passes. It is the configured interval, or longer
+// after a pass that took long, so that the driver spends at most a tenth of its time on passes.
+func reconcilePause(configured, took time.Duration) time.Duration {
+	return max(configured, min(9*took, maxReconcilePause))
+}
+
+// run reconciles immediately and then after each pause plus a random tenth, so that the
+// controllers of many drivers do not call them at the same time.
 func (r reconciler) run(ctx context.Context) {
 	for {
 		if r.c.deps.Ready(ctx) != nil {
 			return
 		}
-		switch err := r.reconcile(ctx); {
+		start := time.Now()
+		err := r.reconcile(ctx)
+		pause := reconcilePause(r.c.cfg.ReconcileSync, time.Since(start))
+		switch {
 		case err == nil:
 			r.c.metrics.reconciliations.WithLabelValues("ok").Inc()
 		case ctx.Err() == nil:
 			r.c.metrics.reconciliations.WithLabelValues("error").Inc()
-			klog.FromContext(ctx).Error(err, "Reconciling with ListVolumes failed", "retryIn", r.c.cfg.ReconcileSync)
+			klog.FromContext(ctx).Error(err, "Reconciling with ListVolumes failed", "retryIn", pause)
 		}
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(r.c.cfg.ReconcileSync + rand.N(r.c.cfg.ReconcileSync/10+1)):
+		case <-time.After(pause + rand.N(pause/10+1)):
 		}
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	corev1 "k8s.io/api/core/v1"
@@ -48,6 +49,21 @@ func TestOutOfSync(t *testing.T) {
 	stop()
 	if !o.has("1") {
 		t.Error("an entry ended with its listing")
+	}
+}
+
+func TestReconcilePause(t *testing.T) {
+	for name, tt := range map[string]struct{ configured, took, want time.Duration }{
+		"fast":                           {time.Minute, 100 * time.Millisecond, time.Minute},
+		"a tenth of the time":            {time.Minute, time.Minute / 9, time.Minute},
+		"more than a tenth":              {time.Minute, 20 * time.Second, 3 * time.Minute},
+		"bounded":                        {time.Minute, 5 * time.Minute, 10 * time.Minute},
+		"longer interval than the bound": {time.Hour, 5 * time.Minute, time.Hour},
+		"short interval":                 {time.Second, time.Second, 9 * time.Second},
+	} {
+		if got := reconcilePause(tt.configured, tt.took); got != tt.want {
+			t.Errorf("%s: %v, want %v", name, got, tt.want)
+		}
 	}
 }
 

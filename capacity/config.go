@@ -33,7 +33,7 @@ type Config struct {
 	// RemovalGrace delays the deletion of a segment's objects after its last node was
 	// deleted. A restart of the node plugin unregisters the driver for some seconds.
 	RemovalGrace time.Duration `mapstructure:"capacity-removal-grace"`
-	// QPS and Burst limit the requests for the objects. A QPS of 0 means no limit.
+	// QPS and Burst limit the requests for the objects. A QPS of 0 or less means no limit.
 	QPS   float64 `mapstructure:"kube-api-capacity-qps"`
 	Burst int     `mapstructure:"kube-api-capacity-burst"`
 }
@@ -42,7 +42,7 @@ type Config struct {
 func DefaultConfig() Config {
 	return Config{
 		Timeout: 15 * time.Second, RetryIntervalStart: time.Second, RetryIntervalMax: 5 * time.Minute,
-		Threads: 1, PollInterval: time.Minute, OwnerRefLevel: 1, RemovalGrace: 30 * time.Second, QPS: 1, Burst: 5,
+		Threads: 1, PollInterval: time.Minute, OwnerRefLevel: 1, RemovalGrace: 30 * time.Second, Burst: 5,
 	}
 }
 
@@ -64,11 +64,8 @@ func (c Config) Validate() error {
 	if c.RemovalGrace < 0 {
 		errs = append(errs, fmt.Errorf("--capacity-removal-grace: must not be negative, got %v", c.RemovalGrace))
 	}
-	if c.QPS < 0 {
-		errs = append(errs, fmt.Errorf("--kube-api-capacity-qps: must not be negative, got %v", c.QPS))
-	}
-	if c.QPS > 0 && c.Burst < 1 {
-		errs = append(errs, fmt.Errorf("--kube-api-capacity-burst: must be at least 1, got %d", c.Burst))
+	if c.QPS > 0 && c.Burst < 0 {
+		errs = append(errs, fmt.Errorf("--kube-api-capacity-burst: must not be negative, got %d", c.Burst))
 	}
 	if c.NodeDeployment && c.NodeName == "" {
 		errs = append(errs, errors.New("--node-deployment: "+

@@ -133,14 +133,15 @@ func TestExitCodes(t *testing.T) {
 	}
 }
 
-// TestFlagsOfTheSidecar: an old manifest of csi-attacher means the same here.
+// TestFlagsOfTheSidecar: an old manifest of csi-attacher means the same here, but for the limits: without flags,
+// nothing limits the requests, and a hundred workers attach.
 func TestFlagsOfTheSidecar(t *testing.T) {
 	flags := newRoleCommand("attach", "csi-attacher", "", app.Attach).Flags()
 	_, help, _ := output(t, "csi-attacher", "--help")
 	for name, def := range map[string]string{
-		"worker-threads": "10", "max-entries": "0", "timeout": "15s", "retry-interval-start": "1s", "retry-interval-max": "5m0s",
+		"worker-threads": "100", "max-entries": "0", "timeout": "15s", "retry-interval-start": "1s", "retry-interval-max": "5m0s",
 		"reconcile-sync": "1m0s", "resync": "10m0s", "default-fstype": "", "max-grpc-log-length": "-1", "feature-gates": "",
-		"csi-address": "/run/csi/socket", "kubeconfig": "", "kube-api-qps": "5", "kube-api-burst": "10", "leader-election": "false",
+		"csi-address": "/run/csi/socket", "kubeconfig": "", "kube-api-qps": "0", "kube-api-burst": "10", "leader-election": "false",
 		"leader-election-namespace": "", "leader-election-lease-duration": "15s", "leader-election-renew-deadline": "10s",
 		"leader-election-retry-period": "5s", "leader-election-labels": "", "http-endpoint": "", "metrics-address": "",
 		"metrics-path": "/metrics", "automaxprocs": "false", "version": "false",

@@ -48,7 +48,7 @@ func attacherOptions(bool) []settings.Option {
 			Usage: "time between two resyncs of all VolumeAttachments that are not in their final state; 0 means never"},
 		{Name: "reconcile-sync", Default: d.ReconcileSync,
 			Usage: "time between two reconciliations of VolumeAttachments with ListVolumes, " +
-				"for drivers with LIST_VOLUMES_PUBLISHED_NODES; 0 means never"},
+				"for drivers with LIST_VOLUMES_PUBLISHED_NODES; longer if listing takes long; 0 means never"},
 		{Name: "max-entries", Default: d.MaxEntries, Usage: "maximum entries per ListVolumes page; 0 lets the driver decide"},
 	}...)
 }

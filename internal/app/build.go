@@ -94,17 +94,21 @@ func (b *builder) addRoles(ctx context.Context, t *terms, chosen []Role) error {
 	return nil
 }
 
+// clientConfig returns the configuration of the clients of r in a process that runs with c.
+func clientConfig(config *rest.Config, c Config, r Role) *rest.Config {
+	qps, burst := c.Common.KubeAPIQPS, c.Common.KubeAPIBurst
+	if r.limit != nil {
+		qps, burst = r.limit(c.Settings)
+	}
+	return kube.ForRole(config, c.Version, r.Name, float32(qps), burst)
+}
+
 // build creates the controller of r.
 func (b *builder) build(ctx context.Context, r Role) (controller, error) {
-	common := b.process.Common
-	qps, burst := common.KubeAPIQPS, common.KubeAPIBurst
-	if r.limit != nil {
-		qps, burst = r.limit(b.process.Settings)
-	}
 	registry := &attempt{Registerer: b.process.registry}
 	own := b.shared
 	own.informers, own.registry = own.informers.For(r.Name), registry
-	c, err := r.build(ctx, &own, kube.ForRole(b.config, b.process.Version, r.Name, float32(qps), burst))
+	c, err := r.build(ctx, &own, clientConfig(b.config, b.process.Config, r))
 	if err != nil {
 		registry.undo()
 		return nil, err

@@ -54,12 +54,10 @@ var capacityAlone = func() Role {
 	return r
 }()
 
-// capacityOptions returns the options of the role. "all" publishes capacity by default, without a rate limit.
+// capacityOptions returns the options of the role. "all" publishes capacity by default.
 func capacityOptions(all bool) []settings.Option {
 	d := capacity.DefaultConfig()
-	if all {
-		d.Enabled, d.QPS, d.Burst = true, 0, 0
-	}
+	d.Enabled = all
 	return append(retryOptions(d.Timeout, d.RetryIntervalStart, d.RetryIntervalMax, "timeout of each CSI call"), []settings.Option{
 		{Name: "node-deployment", Default: d.NodeDeployment,
 			Usage: "run once per node, for the capacity of that node; requires the environment variable NODE_NAME"},
@@ -77,9 +75,9 @@ func capacityOptions(all bool) []settings.Option {
 		{Name: "capacity-removal-grace", Default: d.RemovalGrace,
 			Usage: "how long the CSIStorageCapacity objects of a topology segment are kept after its last node was removed"},
 		{Name: "kube-api-capacity-qps", Default: d.QPS,
-			Usage: "maximum requests per second to the API server for CSIStorageCapacity objects; 0 means no limit"},
+			Usage: "maximum requests per second to the API server for CSIStorageCapacity objects; 0 and negative values mean no limit"},
 		{Name: "kube-api-capacity-burst", Default: d.Burst,
-			Usage: "number of requests for CSIStorageCapacity objects that may exceed --kube-api-capacity-qps at once"},
+			Usage: "number of requests for CSIStorageCapacity objects that may exceed --kube-api-capacity-qps at once; 0 means 10"},
 	}...)
 }
 

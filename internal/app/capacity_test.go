@@ -130,20 +130,20 @@ func TestCapacitySharesTheLease(t *testing.T) {
 	}
 }
 
-// TestFlagsOfTheCapacity: the defaults are those of csi-provisioner, and in "all" nothing limits the requests.
+// TestFlagsOfTheCapacity: the defaults are those of csi-provisioner, but nothing limits the requests.
 func TestFlagsOfTheCapacity(t *testing.T) {
 	for command, want := range map[string]map[string]string{
-		"provision": {"enable-capacity": "false", "kube-api-capacity-qps": "1", "kube-api-capacity-burst": "5", "timeout": "15s"},
-		"capacity":  {"enable-capacity": "false", "kube-api-capacity-qps": "1", "kube-api-capacity-burst": "5", "timeout": "15s"},
+		"provision": {"enable-capacity": "false", "timeout": "15s"},
+		"capacity":  {"enable-capacity": "false", "timeout": "15s"},
 		"all": {"timeout": "0", // --help shows the default of each role
-			"enable-capacity": "true", "kube-api-capacity-qps": "0", "kube-api-capacity-burst": "0"},
+			"enable-capacity": "true"},
 	} {
 		fs := pflag.NewFlagSet(command, pflag.ContinueOnError)
 		map[string]Selection{"provision": Provision, "capacity": Capacity, "all": All}[command].Schema().Register(fs)
 		for name, def := range map[string]string{
 			"capacity-threads": "1", "capacity-poll-interval": "1m0s", "capacity-ownerref-level": "1",
-			"capacity-for-immediate-binding": "false",
-			"node-deployment":                "false", "retry-interval-start": "1s", "retry-interval-max": "5m0s",
+			"capacity-for-immediate-binding": "false", "kube-api-capacity-qps": "0", "kube-api-capacity-burst": "5",
+			"node-deployment": "false", "retry-interval-start": "1s", "retry-interval-max": "5m0s",
 		} {
 			want[name] = def
 		}

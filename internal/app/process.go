@@ -44,6 +44,7 @@ func (c Config) Run(ctx context.Context) error {
 	for _, gate := range c.Common.FeatureGates.Graduated() {
 		log.Info("Feature gate has no effect: it has graduated", "featureGate", gate)
 	}
+	limitMemory(ctx)
 	registry := metrics.NewRegistry(c.Version)
 	p := &process{Config: c, registry: registry, page: &status{cfg: c, started: time.Now()}, terminationLog: terminationLog}
 	// Services outlive the workers that use them.

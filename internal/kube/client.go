@@ -120,14 +120,18 @@ const requestTimeout = 30 * time.Second
 
 // ForRole returns a copy of cfg for the requests of one role, except watches. It has a user agent
 // that identifies the role in audit logs and flow schemas, a timeout, and a rate limit of its own
-// unless qps is 0 or less. The network connection is shared.
+// unless qps is 0 or less. Otherwise a burst of 0 means 10, as in client-go. The network connection
+// is shared.
 func ForRole(cfg *rest.Config, version, role string, qps float32, burst int) *rest.Config {
 	c := rest.CopyConfig(cfg)
 	c.UserAgent = fmt.Sprintf("storage-controller/%s (%s)", version, role)
 	c.Timeout = requestTimeout
 	c.QPS, c.Burst = qps, burst
-	if qps <= 0 {
+	switch {
+	case qps <= 0:
 		c.QPS, c.Burst = -1, 0
+	case burst == 0: // a clientset refuses it
+		c.Burst = rest.DefaultBurst
 	}
 	return c
 }

@@ -68,13 +68,9 @@ const UserKubeconfigUsage = "kubeconfig file; empty means the ServiceAccount of 
 	"The environment variable KUBECONFIG, which may list several files, takes precedence"
 
 // CommonOptions returns the options that every command with a role has. all reports whether the command
-// is "all", whose clients have no rate limit by default.
+// is "all".
 func CommonOptions(all bool) []Option {
 	driver := csiclient.DefaultConfig()
-	qps, burst := 5.0, 10
-	if all {
-		qps, burst = 0, 0
-	}
 	return slices.Concat([]Option{
 		{Name: "config", Default: "", Usage: "configuration file in YAML; its keys are the names of the flags"},
 		{Name: "csi-address", Default: driver.Address, Usage: "socket of the CSI driver: an absolute path or unix://PATH"},
@@ -85,8 +81,10 @@ func CommonOptions(all bool) []Option {
 		{Name: "kubeconfig", Default: "", Usage: "kubeconfig file; empty means the ServiceAccount of the pod. " +
 			"The environment variable KUBECONFIG, which may list several files, takes precedence"},
 		{Name: "master", Default: "", Usage: "URL of the API server"},
-		{Name: "kube-api-qps", Default: qps, Usage: "maximum requests per second of each role to the API server; 0 means no limit"},
-		{Name: "kube-api-burst", Default: burst, Usage: "number of requests to the API server that may exceed --kube-api-qps at once"},
+		{Name: "kube-api-qps", Default: 0.0,
+			Usage: "maximum requests per second of each role to the API server; 0 and negative values mean no limit"},
+		{Name: "kube-api-burst", Default: 10,
+			Usage: "number of requests to the API server that may exceed --kube-api-qps at once; 0 means 10"},
 	}, leaseOptions(all), endpointOptions(), []Option{
 		{Name: "automaxprocs", Default: false,
 			Usage: "accepted for compatibility: the number of threads always follows the CPU limit of the container"},
@@ -165,11 +163,8 @@ func (s Settings) Validate() error {
 	if c.ProbeTimeout <= 0 {
 		errs = append(errs, fmt.Errorf("--probe-timeout: must be positive, got %v", c.ProbeTimeout))
 	}
-	if c.KubeAPIQPS < 0 {
-		errs = append(errs, fmt.Errorf("--kube-api-qps: must not be negative, got %v", c.KubeAPIQPS))
-	}
-	if c.KubeAPIQPS > 0 && c.KubeAPIBurst < 1 {
-		errs = append(errs, fmt.Errorf("--kube-api-burst: must be at least 1, got %d", c.KubeAPIBurst))
+	if c.KubeAPIQPS > 0 && c.KubeAPIBurst < 0 {
+		errs = append(errs, fmt.Errorf("--kube-api-burst: must not be negative, got %d", c.KubeAPIBurst))
 	}
 	return errors.Join(append(errs, c.FeatureGates.validate())...)
 }

@@ -84,7 +84,7 @@ func TestSettings(t *testing.T) {
 	})
 	t.Run("roles keep their own defaults", func(t *testing.T) {
 		s, err := read()
-		if err != nil || provisioning(s).WorkerThreads != 100 || attaching(s).WorkerThreads != 10 || s.Common.KubeAPIQPS != 0 {
+		if err != nil || provisioning(s).WorkerThreads != 100 || attaching(s).WorkerThreads != 100 || s.Common.KubeAPIQPS != 0 {
 			t.Errorf("%v: %+v", err, s)
 		}
 	})

@@ -214,8 +214,8 @@ func TestDoctorFindsWhatIsWrong(t *testing.T) {
 	}
 	d := e.diagnose(3, []string{"STORAGE_CONTROLLER_WORKER_THREAD=3", "STORAGE_CONTROLLER_SERVICE_HOST=10.0.0.1"},
 		"--leader-election", "--feature-gates=HonorPVReclaimPolicy=true", "--logtostderr", "--otlp-sampling-ratio=0.5",
-		"--capacity-poll-interval=1m", "--kube-api-qps=-1", "--leader-election-id=custom")
-	d.has("settings", doctor.Failure, "--kube-api-qps")
+		"--capacity-poll-interval=1m", "--kube-api-qps=1", "--kube-api-burst=-1", "--leader-election-id=custom")
+	d.has("settings", doctor.Failure, "--kube-api-burst")
 	d.has("roles", doctor.Skipped, "GET_CAPACITY")
 	d.has("environment", doctor.Warning, "STORAGE_CONTROLLER_WORKER_THREAD")
 	d.has("flags", doctor.Warning, "HonorPVReclaimPolicy")

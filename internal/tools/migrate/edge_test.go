@@ -95,7 +95,9 @@ func TestArguments(t *testing.T) {
 			both + " --feature-gates=Topology=true", "Nope"},
 		"labels of both": {[]string{"--leader-election-labels=a:b"}, []string{"--leader-election-labels=c:d"}, both +
 			" --leader-election-labels=a:b,c:d", ""},
-		"a limit without its burst": {[]string{"--kube-api-qps=9"}, nil, both + " --kube-api-qps=9 --kube-api-burst=10", ""},
+		"a limit without its burst": {[]string{"--kube-api-qps=9"}, nil, both + " --kube-api-qps=9", ""},
+		"a limit and none": {[]string{"--kube-api-qps=9"}, []string{"--kube-api-qps=-1"}, both + " --kube-api-qps=-1",
+			"--kube-api-qps=-1 is the largest value"},
 		"other logging": {[]string{"--logging-format=json"}, []string{"--logging-format=text"}, both + " --logging-format=json",
 			"applies to all roles"},
 		"one endpoint": {[]string{"--http-endpoint=:1"}, []string{"--metrics-address=:2", "--metrics-path=/m"}, both +

@@ -2,6 +2,7 @@ package migrate
 
 import (
 	"cmp"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -31,7 +32,7 @@ func (g merger) flags() []setting {
 			}
 		}
 	}
-	return g.completeLimits(out)
+	return g.dropBursts(out)
 }
 
 // merge returns what "all" has for one flag of the sources.
@@ -133,6 +134,9 @@ func (g merger) endpoint(name string, all []candidate) []setting {
 func (g merger) largest(name string, all []candidate) setting {
 	number := func(c candidate) float64 {
 		n, _ := strconv.ParseFloat(c.expanded, 64)
+		if name == "kube-api-qps" && n < 0 { // no limit
+			return math.Inf(1)
+		}
 		return n
 	}
 	chosen := slices.MaxFunc(all, func(a, b candidate) int { return cmp.Compare(number(a), number(b)) })
@@ -218,19 +222,14 @@ func (g merger) union(name string, all []candidate) setting {
 	return out
 }
 
-// completeLimits completes the limits of API requests. The commands of the roles have default
-// limits, but "all" has no limit unless both flags are set.
-func (g merger) completeLimits(flags []setting) []setting {
+// dropBursts drops the bursts of limits that are not set.
+func (g merger) dropBursts(flags []setting) []setting {
 	for _, kind := range []string{"kube-api", "kube-api-capacity"} {
-		i := slices.IndexFunc(flags, func(f setting) bool { return f.name == kind+"-qps" })
-		j := slices.IndexFunc(flags, func(f setting) bool { return f.name == kind+"-burst" })
-		switch {
-		case i >= 0 && j < 0 && flags[i].expanded != "0":
-			f, _ := g.m.Tables.flag("provision", kind+"-burst")
-			flags = slices.Insert(flags, i+1, newSetting(f.Name, f.Default))
-		case i < 0 && j >= 0:
-			g.note("--%s-burst=%s was dropped: --%s-qps is not set, and \"all\" has no limit by default", kind, flags[j].value, kind)
-			flags = slices.Delete(flags, j, j+1)
+		limited := slices.ContainsFunc(flags, func(f setting) bool { return f.name == kind+"-qps" })
+		i := slices.IndexFunc(flags, func(f setting) bool { return f.name == kind+"-burst" })
+		if !limited && i >= 0 {
+			g.note("--%s-burst=%s was dropped: --%s-qps is not set, and \"all\" has no limit by default", kind, flags[i].value, kind)
+			flags = slices.Delete(flags, i, i+1)
 		}
 	}
 	return flags

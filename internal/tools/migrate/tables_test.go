@@ -9,7 +9,7 @@ import (
 // it. A test of the program compares its results with the same files in testdata.
 func tables() Tables {
 	words := strings.Fields
-	common := words(`config csi-address exit-on-connection-loss max-grpc-log-length kubeconfig master kube-api-qps kube-api-burst=10
+	common := words(`config csi-address exit-on-connection-loss max-grpc-log-length kubeconfig master kube-api-qps kube-api-burst
 		leader-election=bool leader-election-namespace leader-election-lease-duration=15s leader-election-renew-deadline=10s
 		leader-election-retry-period=5s leader-election-labels http-endpoint metrics-address metrics-path enable-pprof=bool driver-health-endpoint probe-timeout
 		automaxprocs=bool feature-gates version=bool v vmodule logging-format log-flush-frequency logtostderr=bool alsologtostderr=bool stderrthreshold`)
@@ -20,7 +20,7 @@ func tables() Tables {
 			cloning-protection-threads node-deployment=bool node-deployment-immediate-binding=bool`), shared...)},
 		{Name: "attacher", Options: append(words(`worker-threads default-fstype resync reconcile-sync max-entries`), shared...)},
 		{Name: "capacity", Options: append(words(`node-deployment=bool enable-capacity=bool capacity-threads capacity-poll-interval
-			capacity-ownerref-level capacity-for-immediate-binding=bool kube-api-capacity-qps kube-api-capacity-burst=5`), shared...)},
+			capacity-ownerref-level capacity-for-immediate-binding=bool kube-api-capacity-qps kube-api-capacity-burst`), shared...)},
 		{Name: "nodecontroller", Options: append(words(`profile leader-election-id skip-node-finalize=bool enable-webhooks=bool`),
 			shared...)},
 		{Name: "resizer", Options: append(words(`workers resync-period handle-volume-inuse-error=bool extra-modify-metadata=bool`), shared...)},

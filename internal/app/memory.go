@@ -1,0 +1,33 @@
+package app
+
+import (
+	"context"
+	"math"
+	"os"
+	"time"
+
+	"github.com/KimMachineGun/automemlimit/memlimit"
+	"k8s.io/klog/v2"
+)
+
+// memoryLimitRefresh is the interval at which the memory limit of the container is read again, because
+// a resize of the pod changes it without a restart.
+const memoryLimitRefresh = time.Minute
+
+// limitMemory sets the memory limit of the Go runtime to 90% of the container's until ctx ends, unless
+// the environment variable GOMEMLIMIT is set. The rest is for memory that Go does not manage.
+func limitMemory(ctx context.Context, options ...memlimit.Option) {
+	log := klog.FromContext(ctx)
+	limit, err := memlimit.Set(append(options, memlimit.WithRefreshInterval(ctx, memoryLimitRefresh))...)
+	env := os.Getenv("GOMEMLIMIT")
+	switch {
+	case err != nil:
+		log.Info("Go memory limit unchanged: cannot read the memory limit of the container", "bytes", limit, "err", err)
+	case env != "":
+		log.Info("Go memory limit set by the environment", "GOMEMLIMIT", env, "bytes", limit)
+	case limit == math.MaxInt64:
+		log.Info("Go memory limit not set: the container has none")
+	default:
+		log.Info("Go memory limit follows that of the container", "bytes", limit)
+	}
+}
