@@ -6,9 +6,10 @@
 //
 //   - finalizer external-attacher/DRIVER of a VolumeAttachment, added before the first
 //     publish and removed after a successful unpublish;
-//   - the same finalizer of a PersistentVolume, added before the first publish and removed
-//     when the PersistentVolume is being deleted and no VolumeAttachment names it, because
-//     unpublish needs its volume handle and secret;
+//   - the same finalizer of a PersistentVolume, added before the first publish unless the
+//     provisioner of the same process created the object with it, and removed when the
+//     PersistentVolume is being deleted and no VolumeAttachment names it, because unpublish
+//     needs its volume handle and secret;
 //   - annotation csi.alpha.kubernetes.io/node-id and three annotations with the prefix
 //     storage-controller.io/ of a VolumeAttachment, for a detach after the CSINode or the
 //     PersistentVolume was deleted;
@@ -19,7 +20,7 @@
 // Each arrow is one write, or one RPC and the write that records its result. The process
 // may exit at any of them:
 //
-//	created ─► volume finalizer ─► finalizer, annotations ─► published, attached=true
+//	created ─► [volume finalizer ─►] finalizer, annotations ─► published, attached=true
 //	deletionTimestamp ─► unpublished, finalizer removed ─► deleted
 //
 // A driver without PUBLISH_UNPUBLISH_VOLUME is never called. Its VolumeAttachments are

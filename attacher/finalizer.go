@@ -63,6 +63,17 @@ func (t *term) changeVolume(ctx context.Context, pv *corev1.PersistentVolume, ch
 	return err
 }
 
+// VolumeFinalizers returns the finalizers that the provisioner of this process creates
+// PersistentVolumes with, so that an attach need not add them. The attacher that holds the
+// Lease may be in another process; every attacher removes the finalizer from a PersistentVolume
+// that is being deleted.
+func (c *Controller) VolumeFinalizers() []string {
+	if !c.driver.publishes {
+		return nil
+	}
+	return []string{c.driver.finalizer}
+}
+
 // RemovableFinalizers returns the finalizers of the attacher that another controller may
 // remove from pv in its own write, after it has deleted the volume at the driver. It
 // returns nil while a VolumeAttachment names pv or this process does not hold the Lease.

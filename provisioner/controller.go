@@ -37,7 +37,7 @@ type Volumes interface {
 }
 
 // Deps is what the program hands to the controller. All fields but Segments,
-// RemovableFinalizers, VolumeObserver and Locks are required.
+// VolumeFinalizers, RemovableFinalizers, VolumeObserver and Locks are required.
 type Deps struct {
 	Driver csiclient.Driver
 	Client kubernetes.Interface // of this role: see kube.ForRole
@@ -55,6 +55,9 @@ type Deps struct {
 	// Segments is the topology of this node in distributed provisioning (CSI spec,
 	// "NodeGetInfo"); nil without topology.
 	Segments map[string]string
+	// VolumeFinalizers returns the finalizers of other controllers of this process that a
+	// PersistentVolume is created with, which saves each of them a write. Nil: none.
+	VolumeFinalizers func() []string
 	// RemovableFinalizers returns the finalizers of other controllers of this process that may
 	// be removed once the volume is deleted, which saves each of them a write. Nil: none.
 	RemovableFinalizers func(*corev1.PersistentVolume) []string

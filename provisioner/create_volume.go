@@ -52,6 +52,9 @@ func (a *applier) createVolume(ctx context.Context, key claimKey, s claimState) 
 			err = fmt.Errorf("%w: %w", errUnusable, err)
 		}
 	}
+	if err == nil {
+		pv.Finalizers = append(pv.Finalizers, a.volumeFinalizers(o.plan)...)
+	}
 	switch {
 	case errors.Is(err, errUnusable):
 		return volumeRejected(volume.GetVolumeId(), affinity(volume.GetAccessibleTopology()), err), nil
@@ -59,6 +62,16 @@ func (a *applier) createVolume(ctx context.Context, key claimKey, s claimState) 
 		return a.indeterminate(key, s, err)
 	}
 	return volumeCreated(pv, volume.GetVolumeId()), nil
+}
+
+// volumeFinalizers returns the finalizers of other controllers for a new PersistentVolume. An
+// in-tree volume gets none: until kube-controller-manager annotates it, attachers remove their
+// finalizer, because its in-tree plugin may be the one that attaches it.
+func (a *applier) volumeFinalizers(p plan) []string {
+	if p.Migrated || a.c.deps.VolumeFinalizers == nil {
+		return nil
+	}
+	return a.c.deps.VolumeFinalizers()
 }
 
 // indeterminate reports a call after which a volume may exist, now or later.

@@ -6,6 +6,8 @@
 //
 //   - the finalizer external-provisioner.volume.kubernetes.io/finalizer on a
 //     PersistentVolume whose reclaim policy is Delete (KEP-2644);
+//   - the finalizer of the attacher on a PersistentVolume that it creates, if both run in one
+//     process, see Deps.VolumeFinalizers; the attacher owns it from then on;
 //   - the finalizer storage-controller.io/provisioning and an annotation beside it on
 //     a claim while the outcome of CreateVolume is unknown, see --provisioning-protection;
 //   - the finalizers of [kube.CloningProtection] and [kube.SnapshotProtection] on the source

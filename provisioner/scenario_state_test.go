@@ -774,9 +774,12 @@ func provisionerScenarioVolumes(t *testing.T) {
 	})
 	t.Run("105_migrated", func(t *testing.T) {
 		const inTree = "kubernetes.io/aws-ebs"
-		f := scenario(
+		const attacher = "external-attacher/ebs-csi-aws-com"
+		f := newFixture(
 			t, csitest.Config{Name: "ebs.csi.aws.com"}, func(c *Config) { c.RetryIntervalStart, c.RetryIntervalMax = time.Hour, time.Hour },
 		)
+		f.change = func(d *Deps) { d.VolumeFinalizers = func() []string { return []string{attacher} } }
+		f.start()
 		claim := f.claim(func(c *corev1.PersistentVolumeClaim) {
 			c.Annotations = map[string]string{storagehelpers.AnnStorageProvisioner: inTree, storagehelpers.AnnMigratedTo: f.Driver}
 		})
@@ -792,6 +795,9 @@ func provisionerScenarioVolumes(t *testing.T) {
 		ebs := pv.Spec.AWSElasticBlockStore
 		if ebs == nil || pv.Spec.CSI != nil || ebs.VolumeID != f.Plugin.Volumes()[0].ID || ebs.FSType != "ext4" {
 			t.Fatalf("source %+v", pv.Spec.PersistentVolumeSource)
+		}
+		if slices.Contains(pv.Finalizers, attacher) {
+			t.Errorf("finalizers %q: attachers remove theirs from in-tree volumes without %s", pv.Finalizers, storagehelpers.AnnMigratedTo)
 		}
 		if by := pv.Annotations[storagehelpers.AnnDynamicallyProvisioned]; by != inTree {
 			t.Errorf("provisioned by %q", by)

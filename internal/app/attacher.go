@@ -82,6 +82,15 @@ func buildAttacher(_ context.Context, s *shared, config *rest.Config) (controlle
 	return c, nil
 }
 
+// volumeFinalizers returns the finalizers of the attacher that the provisioner creates PersistentVolumes
+// with. It returns none while the attacher does not run here.
+func (r *running) volumeFinalizers() []string {
+	if c := r.attacher.Load(); c != nil {
+		return c.VolumeFinalizers()
+	}
+	return nil
+}
+
 // removableFinalizers returns the finalizers of the attacher that the provisioner may remove together
 // with its own. It returns none while the attacher does not run here.
 func (r *running) removableFinalizers(pv *corev1.PersistentVolume) []string {

@@ -188,6 +188,7 @@ func buildProvisioner(ctx context.Context, s *shared, config *rest.Config) (cont
 		Queues:              s.queues,
 		Locks:               s.locks,
 		VolumeObserver:      volumeObserver{s.running},
+		VolumeFinalizers:    s.running.volumeFinalizers,
 		RemovableFinalizers: s.running.removableFinalizers,
 	}
 	if cfg.NodeDeployment {

@@ -31,8 +31,6 @@ func TestOneCallAndFewWritesPerVolume(t *testing.T) {
 		volumes[i] = e.bound(fmt.Sprintf("c%d", i))
 	}
 	e.calls("CreateVolume", n)
-	mark = e.writes(mark, map[string]int{"create persistentvolumes": n})
-
 	e.eventually("there is an event for every volume", func(ctx context.Context) error {
 		events, err := e.client.CoreV1().Events(e.ns).List(ctx, metav1.ListOptions{FieldSelector: "reason=ProvisioningSucceeded"})
 		if err == nil && len(events.Items) != n {
@@ -40,21 +38,22 @@ func TestOneCallAndFewWritesPerVolume(t *testing.T) {
 		}
 		return err
 	})
+	mark = e.requests(mark, map[string]int{"create persistentvolumes": n, "create events": n})
 
 	e.parallel(n, func(i int) { e.attach(fmt.Sprintf("a%d", i), volumes[i], e.nodes[i%len(e.nodes)]) })
 	e.attached(n)
 	e.calls("ControllerPublishVolume", n)
-	mark = e.writes(mark, map[string]int{"patch persistentvolumes": n, "patch volumeattachments": n, "patch volumeattachments/status": n})
+	mark = e.requests(mark, map[string]int{"patch volumeattachments": n, "patch volumeattachments/status": n})
 
 	e.parallel(n, func(i int) { e.detach(fmt.Sprintf("a%d", i)) })
 	e.attached(0)
 	e.calls("ControllerUnpublishVolume", n)
-	mark = e.writes(mark, map[string]int{"patch volumeattachments": n})
+	mark = e.requests(mark, map[string]int{"patch volumeattachments": n})
 
 	e.parallel(n, func(i int) { e.deleteClaim(fmt.Sprintf("c%d", i)) })
 	e.agrees(0)
 	e.calls("DeleteVolume", n)
-	e.writes(mark, map[string]int{"patch persistentvolumes": n, "delete persistentvolumes": n})
+	e.requests(mark, map[string]int{"get persistentvolumes": n, "patch persistentvolumes": n, "delete persistentvolumes": n})
 
 	for method, want := range map[string]int{"CreateVolume": n, "ControllerPublishVolume": n, "ControllerUnpublishVolume": n,
 		"DeleteVolume": n} {
@@ -81,9 +80,27 @@ func (e *env) mark() int64 {
 	return mark
 }
 
+// requests fails the test unless the program has made exactly these requests for volumes since mark, reads and
+// events included, and all of them well. It does not count those of the process, such as watches and Leases.
+func (e *env) requests(mark int64, want map[string]int) (next int64) {
+	e.t.Helper()
+	return e.counted(mark, want, func(r kubetest.AuditEvent) bool {
+		return r.Verb != "watch" && slices.Contains([]string{"persistentvolumeclaims", "persistentvolumes", "volumeattachments", "events"},
+			r.Object.Resource)
+	})
+}
+
 // writes fails the test unless the program has made exactly these requests since
 // mark, events aside, and all of them well except those of refused, such as "patch pods 409".
 func (e *env) writes(mark int64, want map[string]int, refused ...string) (next int64) {
+	e.t.Helper()
+	return e.counted(mark, want, func(r kubetest.AuditEvent) bool {
+		return r.IsWrite() && r.Object.Resource != "events" && r.Object.Resource != "leases"
+	}, refused...)
+}
+
+// counted fails the test unless the program has made exactly these of the requests that counts selects.
+func (e *env) counted(mark int64, want map[string]int, counts func(kubetest.AuditEvent) bool, refused ...string) (next int64) {
 	e.t.Helper()
 	next = e.mark()
 	records, err := e.cp.AuditSince(mark, "storage-controller/")
@@ -92,7 +109,7 @@ func (e *env) writes(mark int64, want map[string]int, refused ...string) (next i
 	}
 	got := map[string]int{}
 	for _, r := range records {
-		if !r.IsWrite() || r.Object.Resource == "events" || r.Object.Resource == "leases" {
+		if !counts(r) {
 			continue
 		}
 		key := r.Verb + " " + r.Resource()
@@ -105,7 +122,7 @@ func (e *env) writes(mark int64, want map[string]int, refused ...string) (next i
 		delete(got, key)
 	}
 	if !maps.Equal(got, want) {
-		e.t.Errorf("writes: got %v, want %v", got, want)
+		e.t.Errorf("requests: got %v, want %v", got, want)
 	}
 	return next
 }
