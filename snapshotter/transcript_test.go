@@ -93,7 +93,7 @@ func TestTranscripts(t *testing.T) {
 		s.Plugin.Always(createSnapshot, csitest.Fail(codes.DeadlineExceeded, "too slow"))
 		s.Step("The snapshot-controller creates the VolumeSnapshotContent v1.")
 		s.content("v1", nil)
-		s.until("reports it", hasError("DeadlineExceeded"))
+		s.says("SnapshotCreationFailed") // follows the status
 		s.Step("The VolumeSnapshot is deleted.")
 		s.delete("v1")
 		s.Wait(createSnapshot, 2)
