@@ -53,6 +53,7 @@ func TestTranscripts(t *testing.T) {
 		s.Step("Claim data of StorageClass fast is created.")
 		pv := s.saved(s.claim(nil))
 		s.unprotected()
+		s.Says("ProvisioningSucceeded")
 		s.Step("The claim is deleted. Kubernetes sets the phase of the PersistentVolume to Released.")
 		s.release(pv)
 		s.Golden("provision_and_delete")

@@ -1,10 +1,7 @@
 package snapshotter
 
 import (
-	"context"
-	"errors"
 	"fmt"
-	"strings"
 	"testing"
 	"time"
 
@@ -13,7 +10,6 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/storage-controller/storage-controller/csiclient/csitest"
-	"github.com/storage-controller/storage-controller/internal/kubetest"
 	"github.com/storage-controller/storage-controller/internal/looptest"
 	"github.com/storage-controller/storage-controller/internal/workloop"
 )
@@ -42,17 +38,6 @@ func newStory(t *testing.T, plugin csitest.Config, text string) *story {
 func (s *story) run() {
 	s.recorder = s.Transcript
 	s.start()
-}
-
-// says waits until the transcript has text.
-func (s *story) says(text string) {
-	s.Helper()
-	kubetest.Eventually(s, "the transcript has "+text, func(context.Context) error {
-		if !strings.Contains(s.String(), text) {
-			return errors.New(s.String())
-		}
-		return nil
-	})
 }
 
 func TestTranscripts(t *testing.T) {
@@ -93,11 +78,11 @@ func TestTranscripts(t *testing.T) {
 		s.Plugin.Always(createSnapshot, csitest.Fail(codes.DeadlineExceeded, "too slow"))
 		s.Step("The snapshot-controller creates the VolumeSnapshotContent v1.")
 		s.content("v1", nil)
-		s.says("SnapshotCreationFailed") // follows the status
+		s.Says("SnapshotCreationFailed") // follows the status
 		s.Step("The VolumeSnapshot is deleted.")
 		s.delete("v1")
 		s.Wait(createSnapshot, 2)
-		s.says("Waiting for the outcome")
+		s.Says("Waiting for the outcome")
 		s.Step("An administrator removes the annotation volumesnapshot-being-created.")
 		s.annotate("v1", AnnBeingCreated, nil)
 		s.until("is deleted", isDeleted)
@@ -114,7 +99,7 @@ func TestTranscripts(t *testing.T) {
 		s.deleteSecret("s")
 		s.patch("v1", fmt.Sprintf(`{"metadata":{"finalizers":[%q,"example.com/other"]}}`, o.Finalizers[0]))
 		s.delete("v1")
-		s.says("Waiting for Secret")
+		s.Says("Waiting for Secret")
 		s.Step("The Secret is created again, and the process restarts.")
 		_ = s.Stop(workloop.ErrDrain)
 		s.secret("s", map[string]string{"password": "p"})

@@ -1,6 +1,8 @@
 package looptest
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"os"
@@ -18,6 +20,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
+	"github.com/storage-controller/storage-controller/internal/kubetest"
 	"github.com/storage-controller/storage-controller/internal/workloop"
 )
 
@@ -102,6 +105,17 @@ func (t *Transcript) Golden(name string) {
 	if diff := gocmp.Diff(strings.Split(string(want), "\n"), strings.Split(got, "\n")); diff != "" {
 		t.f.Errorf("%s differs (run with UPDATE=1 to write it):\n%s", path, diff)
 	}
+}
+
+// Says waits until the transcript has text, such as the reason of an event that follows the last write.
+func (t *Transcript) Says(text string) {
+	t.f.Helper()
+	kubetest.Eventually(t.f, "the transcript has "+text, func(context.Context) error {
+		if got := t.String(); !strings.Contains(got, text) {
+			return errors.New(got)
+		}
+		return nil
+	})
 }
 
 // String returns the text of the transcript. Generated values have stable names.
