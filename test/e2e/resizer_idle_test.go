@@ -27,9 +27,8 @@ func (p *process) heap() (bytes int64) {
 
 // TestIdleResizer: while no claim requests a change, the role adds no watch and no write to the other roles, and at
 // most 3 MiB.
-func TestIdleResizer(t *testing.T) {
+func TestIdleResizer(t *testing.T) { // not in parallel: it counts the watches of all processes
 	const claims, limit = 100, 3 << 20
-	t.Parallel()
 	e := newEnv(t, resizable, 0)
 	class := e.expandableClass()
 	e.attributesClass("gold")
