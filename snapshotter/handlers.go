@@ -9,18 +9,27 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/workloop"
 )
 
-// register adds the event handlers that fill the queue.
-func (l *loop[T, C]) register() *kube.Registrations {
+// handlers fill the queue of a [loop] with the contents that need a sync.
+type handlers[T, C object] struct {
+	loopDeps[T, C]
+	c        *Controller
+	queue    *workloop.Loop[contentKey]
+	memories memories
+}
+
+// register adds the event handlers.
+func (h *handlers[T, C]) register() *kube.Registrations {
 	registrations := &kube.Registrations{}
-	registrations.Add(l.watches.contents.Handle(kube.Handlers[T]{Add: l.added, Update: l.updated, Delete: l.deleted}))
-	registrations.Add(l.watches.classes.Handle(kube.Handlers[C]{
-		Add: l.classChanged,
+	registrations.Add(h.watches.contents.Handle(kube.Handlers[T]{Add: h.added, Update: h.updated, Delete: h.deleted}))
+	registrations.Add(h.watches.classes.Handle(kube.Handlers[C]{
+		Add: h.classChanged,
 		Update: func(old, class C) {
-			a, b := l.class(old), l.class(class)
+			a, b := h.class(old), h.class(class)
 			if a.driver != b.driver || !maps.Equal(a.parameters, b.parameters) {
-				l.classChanged(class)
+				h.classChanged(class)
 			}
 		},
 	}))
@@ -30,8 +39,8 @@ func (l *loop[T, C]) register() *kube.Registrations {
 func keyOf(c *content) contentKey { return contentKey{c.meta.Name, c.meta.UID} }
 
 // unfinished reports whether c needs a sync.
-func (l *loop[T, C]) unfinished(c *content) bool {
-	switch l.c.driver.rowOf(c, l.memories.get(c.uid())) {
+func (h *handlers[T, C]) unfinished(c *content) bool {
+	switch h.c.driver.rowOf(c, h.memories.get(c.uid())) {
 	case notResponsible, deletionDone:
 		return false
 	case waitForGroup:
@@ -42,46 +51,46 @@ func (l *loop[T, C]) unfinished(c *content) bool {
 	return true
 }
 
-func (l *loop[T, C]) added(obj T) {
-	c := l.content(obj)
-	if l.unfinished(c) {
-		l.queue.Add(keyOf(c))
+func (h *handlers[T, C]) added(obj T) {
+	c := h.content(obj)
+	if h.unfinished(c) {
+		h.queue.Add(keyOf(c))
 	}
-	l.wakeMembers(c)
+	h.wakeMembers(c)
 }
 
 // wakeMembers enqueues the members of a group that is ready.
-func (l *loop[T, C]) wakeMembers(c *content) {
-	if wake := l.c.wakeMembers.Load(); wake != nil && c.group && c.known().ready {
+func (h *handlers[T, C]) wakeMembers(c *content) {
+	if wake := h.c.wakeMembers.Load(); wake != nil && c.group && c.known().ready {
 		(*wake)(c.known().handle)
 	}
 }
 
 // wake enqueues the members of the group with that handle.
-func (l *loop[T, C]) wake(handle string) {
-	for _, obj := range l.watches.contents.ByIndex(byGroup, handle) {
-		l.added(obj)
+func (h *handlers[T, C]) wake(handle string) {
+	for _, obj := range h.watches.contents.ByIndex(byGroup, handle) {
+		h.added(obj)
 	}
 }
 
 // updated enqueues a content that has changed in a way that may change the outcome of a failed
 // attempt. Other changes, above all the own ones, leave the back-off alone.
-func (l *loop[T, C]) updated(old, obj T) {
-	before, after := l.content(old), l.content(obj)
+func (h *handlers[T, C]) updated(old, obj T) {
+	before, after := h.content(old), h.content(obj)
 	if before.uid() != after.uid() { // deleted and recreated while the watch was interrupted
-		l.deleted(old)
+		h.deleted(old)
 	}
-	if l.unfinished(after) && (before.uid() != after.uid() || l.matters(before, after)) {
-		l.queue.Add(keyOf(after))
+	if h.unfinished(after) && (before.uid() != after.uid() || h.matters(before, after)) {
+		h.queue.Add(keyOf(after))
 	}
 	if !before.known().ready {
-		l.wakeMembers(after)
+		h.wakeMembers(after)
 	}
 }
 
 // matters reports whether a change ends a back-off.
-func (l *loop[T, C]) matters(before, after *content) bool {
-	m := l.memories.get(after.uid())
+func (h *handlers[T, C]) matters(before, after *content) bool {
+	m := h.memories.get(after.uid())
 	same := before.driver == after.driver && before.policy == after.policy && before.class == after.class &&
 		before.handle == after.handle && equality.Semantic.DeepEqual(before.ref, after.ref)
 	switch {
@@ -96,36 +105,36 @@ func (l *loop[T, C]) matters(before, after *content) bool {
 	case after.has(after.creating) && after.known().handle != "":
 		return true // restored by another writer
 	}
-	return before.terminating() != after.terminating() || l.c.driver.rowOf(before, m) != l.c.driver.rowOf(after, m)
+	return before.terminating() != after.terminating() || h.c.driver.rowOf(before, m) != h.c.driver.rowOf(after, m)
 }
 
-func (l *loop[T, C]) deleted(obj T) {
-	c := l.content(obj)
-	l.queue.Forget(keyOf(c))
-	l.forget(context.Background(), keyOf(c))
+func (h *handlers[T, C]) deleted(obj T) {
+	c := h.content(obj)
+	h.queue.Forget(keyOf(c))
+	h.forget(context.Background(), keyOf(c))
 }
 
 // forget drops the memory of a deleted content.
-func (l *loop[T, C]) forget(ctx context.Context, key contentKey) {
-	if m := l.memories.forget(key.UID); m.answer != nil && m.request != nil && !m.deleted {
+func (h *handlers[T, C]) forget(ctx context.Context, key contentKey) {
+	if m := h.memories.forget(key.UID); m.answer != nil && m.request != nil && !m.deleted {
 		klog.FromContext(ctx).Info("Content deleted, its snapshot may remain at the storage system", "content", key.Name,
 			"snapshotHandle", m.answer.handle, "snapshotName", m.request.Name)
 	}
 }
 
 // classChanged enqueues the contents that may wait for the class.
-func (l *loop[T, C]) classChanged(class C) {
-	for _, obj := range l.watches.contents.ByIndex(byClass, class.GetName()) {
-		l.added(obj)
+func (h *handlers[T, C]) classChanged(class C) {
+	for _, obj := range h.watches.contents.ByIndex(byClass, class.GetName()) {
+		h.added(obj)
 	}
 }
 
 // resync enqueues everything unfinished at the interval --resync-period.
-func (l *loop[T, C]) resync(ctx context.Context) {
-	if l.c.cfg.ResyncPeriod == 0 {
+func (h *handlers[T, C]) resync(ctx context.Context) {
+	if h.c.cfg.ResyncPeriod == 0 {
 		return
 	}
-	tick := time.NewTicker(l.c.cfg.ResyncPeriod)
+	tick := time.NewTicker(h.c.cfg.ResyncPeriod)
 	defer tick.Stop()
 	for {
 		select {
@@ -133,9 +142,9 @@ func (l *loop[T, C]) resync(ctx context.Context) {
 			return
 		case <-tick.C:
 		}
-		for _, obj := range l.watches.contents.List() {
-			if c := l.content(obj); l.unfinished(c) {
-				l.queue.Resync(keyOf(c))
+		for _, obj := range h.watches.contents.List() {
+			if c := h.content(obj); h.unfinished(c) {
+				h.queue.Resync(keyOf(c))
 			}
 		}
 	}

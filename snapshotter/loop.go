@@ -39,11 +39,8 @@ type loopDeps[T, C object] struct {
 
 // loop reconciles the contents of one resource between acquiring and releasing the Lease.
 type loop[T, C object] struct {
-	loopDeps[T, C]
-	c        *Controller
-	objects  *kube.MutationCache[T]
-	queue    *workloop.Loop[contentKey]
-	memories memories
+	handlers[T, C]
+	objects *kube.MutationCache[T]
 }
 
 // runLoop reconciles until ctx ends and returns after the last worker has stopped.
@@ -53,7 +50,8 @@ func runLoop[T, C object](ctx context.Context, c *Controller, deps loopDeps[T, C
 		return err
 	}
 	defer objects.Close()
-	l := &loop[T, C]{loopDeps: deps, c: c, objects: objects}
+	l := &loop[T, C]{objects: objects}
+	l.loopDeps, l.c = deps, c
 	l.queue = workloop.New(workloop.Config{
 		Name: deps.name, RetryStart: c.cfg.RetryIntervalStart, RetryMax: c.cfg.RetryIntervalMax,
 		WaitReady: c.deps.Ready, GracePeriod: c.cfg.Timeout + workloop.APIGrace,

@@ -96,7 +96,9 @@ func receiver(fn *ast.FuncDecl) string {
 		switch e := expr.(type) {
 		case *ast.StarExpr:
 			expr = e.X
-		case *ast.IndexExpr:
+		case *ast.IndexExpr: // one type parameter
+			expr = e.X
+		case *ast.IndexListExpr: // several
 			expr = e.X
 		case *ast.Ident:
 			return e.Name
