@@ -374,7 +374,7 @@ func attacherScenarioRestart(t *testing.T) {
 		e.plugin.Always(publish, csitest.Hang())
 		first := e.start(e.linked("csi-attacher", args...))
 		e.parallel(n, func(i int) { e.attach(fmt.Sprint("a", i), e.volume(fmt.Sprint("v", i)), e.nodes[0]) })
-		e.wait(publish, 10)
+		e.wait(publish, 80) // of the 100 workers, as many as a node may hold: no other call is on its way
 		first.kill()
 		e.plugin.Always(publish, nil)
 		before := e.plugin.Count(publish)
