@@ -122,8 +122,7 @@ func Eventually(t testing.TB, what string, check func(ctx context.Context) error
 func Await(ctx context.Context, check func(ctx context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, waitCap)
 	defer cancel()
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
+	begin := time.Now()
 	var err error
 	for {
 		last := check(ctx)
@@ -136,7 +135,13 @@ func Await(ctx context.Context, check func(ctx context.Context) error) error {
 		select {
 		case <-ctx.Done():
 			return fmt.Errorf("gave up: %w", err)
-		case <-tick.C:
+		case <-time.After(pollInterval(time.Since(begin))):
 		}
 	}
+}
+
+// pollInterval returns the time until the next check of a wait that has lasted for waited. It grows with
+// the wait: with a fixed interval, the checks of a long wait took more of the CPU than what they wait for.
+func pollInterval(waited time.Duration) time.Duration {
+	return min(max(waited/8, 20*time.Millisecond), 250*time.Millisecond)
 }

@@ -33,6 +33,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/utils/ptr"
 
@@ -49,7 +50,7 @@ var binary = sync.OnceValues(func() (string, error) {
 		return "", err
 	}
 	path := filepath.Join(dir, "storage-controller")
-	out, err := exec.Command("go", "build", "-race", "-o", path, "../../cmd/storage-controller").CombinedOutput()
+	out, err := exec.Command("go", "build", "-race", "-ldflags=-w", "-o", path, "../../cmd/storage-controller").CombinedOutput()
 	if err != nil {
 		return "", fmt.Errorf("building the program: %w\n%s", err, out)
 	}
@@ -526,6 +527,18 @@ func (e *env) leads(p *process, name string) *coordinationv1.Lease {
 
 func (e *env) lease(ctx context.Context, name string) (*coordinationv1.Lease, error) {
 	return e.client.CoordinationV1().Leases(e.ns).Get(ctx, name, metav1.GetOptions{})
+}
+
+// expireLease removes the holder of a Lease that a killed process holds, so that a story need not wait until
+// the Lease expires. Scenario 047 of the
+// nodecontroller waits.
+func (e *env) expireLease(name string) {
+	e.t.Helper()
+	_, err := e.client.CoordinationV1().Leases(e.ns).Patch(e.t.Context(), name, types.MergePatchType,
+		[]byte(`{"spec":{"holderIdentity":""}}`), metav1.PatchOptions{})
+	if err != nil {
+		e.t.Fatal(err)
+	}
 }
 
 // somebodyLeads waits until the Lease called name is held.

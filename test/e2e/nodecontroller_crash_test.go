@@ -190,6 +190,7 @@ func TestNodecontrollerKilledAnywhere(t *testing.T) {
 					}
 					return errors.Join(s.play(ctx), errors.New("it lives"))
 				})
+				s.expireLease("nodecontroller-leader-" + s.provisionerLease())
 				p := s.run("nodecontroller", slices.Concat(quick, election, kind.args)...)
 				s.eventually("the clean-up has ended", s.play)
 				p.says("Starting controller")
