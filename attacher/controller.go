@@ -105,16 +105,11 @@ type term struct {
 
 // Run reconciles until ctx ends and returns after the last worker has stopped. It may be
 // called again afterwards.
-func (c *Controller) Run(ctx context.Context) (err error) {
-	t := &term{pvLocks: keymutex.NewHashed(64), c: c}
-	if t.attachments, err = kube.NewMutationCache(c.attachments); err != nil {
-		return err
+func (c *Controller) Run(ctx context.Context) error {
+	t := &term{
+		pvLocks: keymutex.NewHashed(64), c: c,
+		attachments: kube.NewMutationCache(c.attachments), volumes: kube.NewMutationCache(c.volumes),
 	}
-	defer t.attachments.Close()
-	if t.volumes, err = kube.NewMutationCache(c.volumes); err != nil {
-		return err
-	}
-	defer t.volumes.Close()
 	loop := workloop.Config{
 		RetryStart: c.cfg.RetryIntervalStart, RetryMax: c.cfg.RetryIntervalMax,
 		WaitReady: c.deps.Ready, GracePeriod: c.cfg.Timeout + workloop.APIGrace,

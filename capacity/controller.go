@@ -109,17 +109,13 @@ type term struct {
 
 // Run reconciles until ctx ends and returns after the last worker has stopped. It may be
 // called again afterwards.
-func (c *Controller) Run(ctx context.Context) (err error) {
+func (c *Controller) Run(ctx context.Context) error {
 	if c.disabledReason != "" {
 		klog.FromContext(ctx).Info("Capacity publishing is disabled", "reason", c.disabledReason)
 		<-ctx.Done()
 		return context.Cause(ctx)
 	}
-	t := &term{c: c, state: newState(c.deps.Driver.Name, c.cfg, time.Now)}
-	if t.published, err = kube.NewMutationCache(c.published); err != nil {
-		return err
-	}
-	defer t.published.Close()
+	t := &term{c: c, state: newState(c.deps.Driver.Name, c.cfg, time.Now), published: kube.NewMutationCache(c.published)}
 	t.queue = workloop.NewRanked(workloop.Config{
 		Name: "csistoragecapacity", RetryStart: c.cfg.RetryIntervalStart, RetryMax: c.cfg.RetryIntervalMax,
 		WaitReady: c.deps.Ready, GracePeriod: c.cfg.Timeout + workloop.APIGrace,

@@ -169,16 +169,7 @@ func (c *Controller) Run(ctx context.Context) error {
 	if n := c.cfg.VolumeNameUUIDLength; n >= 0 && n < 16 {
 		klog.FromContext(ctx).Info("Volume names may collide. Increase --volume-name-uuid-length", "volumeNameUUIDLength", n)
 	}
-	claims, err := kube.NewMutationCache(c.claims)
-	if err != nil {
-		return err
-	}
-	defer claims.Close()
-	volumes, err := kube.NewMutationCache(c.volumes)
-	if err != nil {
-		return err
-	}
-	defer volumes.Close()
+	claims, volumes := kube.NewMutationCache(c.claims), kube.NewMutationCache(c.volumes)
 	ops := newOperations()
 	sources := newSourceProtector(c, claims, volumes, ops)
 	claimLoop := newClaimLoop(applier{c, claims, volumes, ops, sources, newNodeOwnership(c, claims)})

@@ -154,19 +154,14 @@ type term struct {
 
 // Run reconciles until ctx ends and returns after the last worker has stopped. It may be called again
 // afterwards.
-func (c *Controller) Run(ctx context.Context) (err error) {
+func (c *Controller) Run(ctx context.Context) error {
 	background, cancel := context.WithCancel(ctx)
-	t := &term{c: c, ctx: background, memories: newMemories()}
+	t := &term{
+		c: c, ctx: background, memories: newMemories(),
+		claims: kube.NewMutationCache(c.claims), volumes: kube.NewMutationCache(c.volumes),
+	}
 	defer t.background.Wait()
 	defer cancel()
-	if t.claims, err = kube.NewMutationCache(c.claims); err != nil {
-		return err
-	}
-	defer t.claims.Close()
-	if t.volumes, err = kube.NewMutationCache(c.volumes); err != nil {
-		return err
-	}
-	defer t.volumes.Close()
 	t.queue = workloop.New(workloop.Config{
 		Name: c.driver.name + "-pvc", RetryStart: c.cfg.RetryIntervalStart, RetryMax: c.cfg.RetryIntervalMax,
 		WaitReady: c.deps.Ready, GracePeriod: c.cfg.Timeout + workloop.APIGrace,

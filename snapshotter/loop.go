@@ -45,12 +45,7 @@ type loop[T, C object] struct {
 
 // runLoop reconciles until ctx ends and returns after the last worker has stopped.
 func runLoop[T, C object](ctx context.Context, c *Controller, deps loopDeps[T, C]) error {
-	objects, err := kube.NewMutationCache(deps.watches.contents)
-	if err != nil {
-		return err
-	}
-	defer objects.Close()
-	l := &loop[T, C]{objects: objects}
+	l := &loop[T, C]{objects: kube.NewMutationCache(deps.watches.contents)}
 	l.loopDeps, l.c = deps, c
 	l.queue = workloop.New(workloop.Config{
 		Name: deps.name, RetryStart: c.cfg.RetryIntervalStart, RetryMax: c.cfg.RetryIntervalMax,

@@ -82,16 +82,12 @@ type Term struct {
 const jitter = 0.2
 
 // Run reconciles claims until ctx ends, and returns after the last worker has stopped. It may be called again.
-func (l *Loop) Run(ctx context.Context) (err error) {
+func (l *Loop) Run(ctx context.Context) error {
 	if l == nil {
 		<-ctx.Done()
 		return context.Cause(ctx)
 	}
-	t := &Term{Loop: l}
-	if t.Claims, err = kube.NewMutationCache(l.claims); err != nil {
-		return err
-	}
-	defer t.Claims.Close()
+	t := &Term{Loop: l, Claims: kube.NewMutationCache(l.claims)}
 	t.queue = workloop.New(workloop.Config{
 		Name: l.cfg.Name, RetryStart: l.cfg.RetryIntervalStart, RetryMax: l.cfg.RetryIntervalMax, Jitter: jitter,
 		GracePeriod: l.cfg.Timeout,
@@ -103,10 +99,7 @@ func (l *Loop) Run(ctx context.Context) (err error) {
 		Add: t.enqueue, Update: t.updated, Delete: t.deleted,
 	}))
 	if l.cfg.Pods {
-		if t.Pods, err = kube.NewClaimUsers(l.pods); err != nil {
-			return err
-		}
-		defer t.Pods.Close()
+		t.Pods = kube.NewClaimUsers(l.pods)
 		registrations.AddUnawaited(t.Pods.Handle(t.enqueueKey))
 	}
 	if l.cfg.Handle != nil {

@@ -15,17 +15,14 @@ type ClaimUsers struct {
 	*MutationCache[*corev1.Pod]
 }
 
-// NewClaimUsers returns the overlay for the informer of pods. Close it after use.
-func NewClaimUsers(pods Informer[*corev1.Pod]) (*ClaimUsers, error) {
-	overlay, err := NewMutationCache(pods)
-	return &ClaimUsers{overlay}, err
+// NewClaimUsers returns the overlay for the informer of pods.
+func NewClaimUsers(pods Informer[*corev1.Pod]) *ClaimUsers {
+	return &ClaimUsers{NewMutationCache(pods)}
 }
 
 // Of returns the pods that use pvc by name, or false if pods that are not known yet may use it.
 func (u *ClaimUsers) Of(pvc *corev1.PersistentVolumeClaim) ([]*corev1.Pod, bool) {
-	select {
-	case <-u.reg.Synced.Done():
-	default:
+	if !u.informer.Synced() {
 		return nil, false
 	}
 	var users []*corev1.Pod

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -348,10 +349,7 @@ func TestMissingPatchPermissionIsLoggedOncePerCache(t *testing.T) {
 	for cache := range 2 {
 		var logged strings.Builder
 		ctx := klog.NewContext(t.Context(), funcr.New(func(_, args string) { logged.WriteString(args + "\n") }, funcr.Options{}))
-		volumes, err := NewMutationCache(informersFor(t, c, c.Client()).Volumes())
-		if err != nil {
-			t.Fatal(err)
-		}
+		volumes := NewMutationCache(informersFor(t, c, c.Client()).Volumes())
 		for i := range 2 {
 			change := MetadataPatch{SetAnnotations: map[string]string{"n": fmt.Sprint(cache, i)}}
 			written, err := volumes.Patch(ctx, writer, pv, change)
@@ -367,6 +365,7 @@ func TestMissingPatchPermissionIsLoggedOncePerCache(t *testing.T) {
 			metav1.SetMetaDataLabel(&v.ObjectMeta, "l", fmt.Sprint(cache))
 			return v
 		}
+		var err error
 		if pv, err = volumes.UpdateInstead(ctx, writer, pv, label, forbidden); err != nil || pv.Labels["l"] != fmt.Sprint(cache) {
 			t.Errorf("update: %v: %v", err, pv.ObjectMeta)
 		}
@@ -421,10 +420,7 @@ func TestOwnWritesAreSeenAtOnce(t *testing.T) {
 	c, pv := live(t, nil)
 	informers := informersFor(t, c, c.Client())
 	volumes := informers.Volumes()
-	own, err := NewMutationCache(volumes)
-	if err != nil {
-		t.Fatal(err)
-	}
+	own := NewMutationCache(volumes)
 	ctx, stop := context.WithCancel(t.Context())
 	informers.Start(ctx)
 	defer informers.Shutdown()
@@ -488,14 +484,65 @@ func TestOwnWritesAreSeenAtOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	kubetest.Eventually(t, "the new object is observed, and no entry of the old one is left", func(context.Context) error {
-		own.mu.Lock()
+		own.prune()
 		entries := len(own.written) + len(own.deleted)
-		own.mu.Unlock()
 		if got, ok := own.Get(pv.Name); !ok || got.UID == pv.UID || entries > 0 {
 			return fmt.Errorf("%t, %d entries", ok, entries)
 		}
 		return nil
 	})
+}
+
+// TestMutationCacheForgetsObservedWrites writes and deletes more objects than the cache may have entries.
+func TestMutationCacheForgetsObservedWrites(t *testing.T) {
+	c, first := live(t, nil)
+	informers := informersFor(t, c, c.Client())
+	volumes := informers.Volumes()
+	own := NewMutationCache(volumes)
+	ctx, stop := context.WithCancel(t.Context())
+	informers.Start(ctx)
+	defer informers.Shutdown()
+	defer stop()
+	kubetest.Eventually(t, "the watch runs", func(context.Context) error { return informers.Synced() })
+	client := c.Client().CoreV1().PersistentVolumes()
+	await := func(name string, want bool) {
+		kubetest.Eventually(t, fmt.Sprintf("%s is observed as existing: %t", name, want), func(context.Context) error {
+			if _, ok := volumes.Get(name); ok != want {
+				return fmt.Errorf("existing: %t", ok)
+			}
+			return nil
+		})
+	}
+	const n = 3 * minPruned
+	entries := 0
+	for i := range n {
+		pv := first.DeepCopy()
+		pv.ObjectMeta = metav1.ObjectMeta{Name: fmt.Sprintf("%s-%d", first.Name, i)}
+		pv, err := client.Create(t.Context(), pv, metav1.CreateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		await(pv.Name, true)
+		if i%2 == 0 {
+			own.MarkDeleted(pv)
+		} else { // the deletion has this version or a later one
+			written := pv.DeepCopy()
+			version, _ := strconv.Atoi(pv.ResourceVersion) // versions of the API server are numbers
+			written.ResourceVersion = strconv.Itoa(version + 1)
+			own.Observe(written)
+		}
+		if err := client.Delete(t.Context(), pv.Name, metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err = PatchMetadata(t.Context(), client, pv, MetadataPatch{RemoveFinalizers: pv.Finalizers}); err != nil {
+			t.Fatal(err)
+		}
+		await(pv.Name, false)
+		entries = max(entries, len(own.written)+len(own.deleted))
+	}
+	if entries == 0 || entries > minPruned {
+		t.Errorf("%d entries after %d objects, want 1 to %d", entries, n, minPruned)
+	}
 }
 
 func TestSyncedNamesForbiddenResources(t *testing.T) {

@@ -3,6 +3,7 @@ package kube
 import (
 	"context"
 	"errors"
+	"maps"
 	"sync"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -15,37 +16,26 @@ import (
 // never causes a second call or write. It is safe for concurrent use.
 //
 // Unlike client-go's cache.MutationCache, it knows deletions, and it has no TTL: a write stays
-// visible until the watch has observed it, however slow the watch is.
+// visible until the watch has observed it, however slow the watch is. It has no event handler: each
+// handler of an informer costs two goroutine switches per event.
 type MutationCache[T metav1.Object] struct {
 	informer Informer[T]
-	reg      Registration
 
 	patchForbidden sync.Once // the missing permission to patch is logged
 
 	mu      sync.Mutex
-	written map[string]T           // newer than the informer, by key
-	deleted map[types.UID]struct{} // deleted, but still in the informer
+	written map[string]T         // newer than the informer, by key
+	deleted map[types.UID]string // keys of objects that are deleted, but were in the informer then
+	pruneAt int                  // number of entries at which those that the watch has observed are removed
 }
 
-// NewMutationCache returns an overlay for informer. Close it after use.
-func NewMutationCache[T metav1.Object](informer Informer[T]) (*MutationCache[T], error) {
-	o := &MutationCache[T]{informer: informer, written: map[string]T{}, deleted: map[types.UID]struct{}{}}
-	var err error
-	o.reg, err = informer.Handle(Handlers[T]{
-		Add:    o.prune,
-		Update: func(_, obj T) { o.prune(obj) },
-		Delete: func(obj T) {
-			o.prune(obj)
-			o.mu.Lock()
-			delete(o.deleted, obj.GetUID())
-			o.mu.Unlock()
-		},
-	})
-	return o, err
-}
+// minPruned is the number of entries below which [MutationCache] removes none.
+const minPruned = 32
 
-// Close unregisters the overlay from its informer.
-func (o *MutationCache[T]) Close() error { return o.reg.Remove() }
+// NewMutationCache returns an overlay for informer.
+func NewMutationCache[T metav1.Object](informer Informer[T]) *MutationCache[T] {
+	return &MutationCache[T]{informer: informer, written: map[string]T{}, deleted: map[types.UID]string{}, pruneAt: minPruned}
+}
 
 // Get returns the newest known version of the object with this key, or false if it does not exist
 // or was deleted.
@@ -83,6 +73,7 @@ func (o *MutationCache[T]) Observe(obj T) {
 	}
 	if !o.observedByWatch(obj) {
 		o.written[key] = obj
+		o.pruneIfGrown()
 	}
 }
 
@@ -94,9 +85,10 @@ func (o *MutationCache[T]) MarkDeleted(obj T) {
 	if w, ok := o.written[key]; ok && w.GetUID() == obj.GetUID() {
 		delete(o.written, key)
 	}
-	// Without obj in the informer there is nothing to hide, and no Delete event to remove the entry.
+	// Without obj in the informer there is nothing to hide.
 	if cached, ok := o.informer.Get(key); ok && cached.GetUID() == obj.GetUID() {
-		o.deleted[obj.GetUID()] = struct{}{}
+		o.deleted[obj.GetUID()] = key
+		o.pruneIfGrown()
 	}
 }
 
@@ -141,13 +133,22 @@ func IsPatchTestFailed(err error) bool {
 	return errors.As(err, &status) && (status.Status().Details == nil || status.Status().Details.Name == "")
 }
 
-// prune removes the write to obj if the watch has observed it.
-func (o *MutationCache[T]) prune(obj T) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if w, ok := o.written[Key(obj)]; ok && o.observedByWatch(w) {
-		delete(o.written, Key(obj))
+// pruneIfGrown calls prune if there are twice as many entries as it left. So an entry costs the same however many
+// there are. It must be called with the lock held.
+func (o *MutationCache[T]) pruneIfGrown() {
+	if len(o.written)+len(o.deleted) >= o.pruneAt {
+		o.prune()
+		o.pruneAt = max(minPruned, 2*(len(o.written)+len(o.deleted)))
 	}
+}
+
+// prune removes the entries that the watch has observed. It must be called with the lock held.
+func (o *MutationCache[T]) prune() {
+	maps.DeleteFunc(o.written, func(_ string, w T) bool { return o.observedByWatch(w) })
+	maps.DeleteFunc(o.deleted, func(uid types.UID, key string) bool {
+		cached, ok := o.informer.Get(key)
+		return !ok || cached.GetUID() != uid
+	})
 }
 
 // observedByWatch reports whether the informer has received this or a later version of its

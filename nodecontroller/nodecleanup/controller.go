@@ -2,7 +2,6 @@ package nodecleanup
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math"
 	"os"
@@ -136,7 +135,7 @@ const drainTime = 10 * time.Second
 const retryJitter = 0.2
 
 // newTerm returns a term that calls end once it is not the holder of the records any more.
-func (c *Controller) newTerm(end func(cause error)) (t *term, err error) {
+func (c *Controller) newTerm(end func(cause error)) (t *term) {
 	hostname, _ := os.Hostname()
 	t = &term{namespaces: expiring.NewExpiring()}
 	t.observer = &observer{
@@ -153,12 +152,9 @@ func (c *Controller) newTerm(end func(cause error)) (t *term, err error) {
 		gather:  gatherer{t.policy, t.key, t.live.source, t.records.get, t.aliases},
 		confirm: t.records.confirm, cluster: t.cluster, acts: t.acts, allow: c.limiter.Allow,
 	}
-	var errs [3]error
-	t.volumes, errs[0] = kube.NewMutationCache(c.volumes)
-	t.claims, errs[1] = kube.NewMutationCache(c.claims)
-	t.nodes, errs[2] = kube.NewMutationCache(c.nodes)
+	t.volumes, t.claims, t.nodes = kube.NewMutationCache(c.volumes), kube.NewMutationCache(c.claims), kube.NewMutationCache(c.nodes)
 	t.cached = gatherer{t.policy, t.key, t.caches(), t.records.get, c.index.nodesNamed}
-	return t, errors.Join(errs[:]...)
+	return t
 }
 
 // Run reconciles until ctx ends, or until the records have another holder, and returns after the last
@@ -166,13 +162,7 @@ func (c *Controller) newTerm(end func(cause error)) (t *term, err error) {
 func (c *Controller) Run(ctx context.Context) error {
 	ctx, end := context.WithCancelCause(ctx)
 	defer end(nil)
-	t, err := c.newTerm(end)
-	if err != nil {
-		return err
-	}
-	defer t.volumes.Close()
-	defer t.claims.Close()
-	defer t.nodes.Close()
+	t := c.newTerm(end)
 	defer t.queue.Stop()
 	// A node that is missing only in an incomplete cache would count as lost.
 	if err := c.indexed.Wait(ctx, "nodecontroller caches"); err != nil {

@@ -235,7 +235,6 @@ func (a *actors) execute(h history) error {
 		rep.restart(a.w, r.settings)
 	}
 	r.lead(a.replicas[0])
-	defer r.close()
 	for _, o := range h.ops {
 		time.Sleep(1100 * time.Millisecond) // virtual; records have whole seconds
 		r.apply(o)
@@ -249,14 +248,6 @@ func (a *actors) execute(h history) error {
 		}
 	}
 	return nil
-}
-
-func (r *run) close() {
-	for _, t := range []*term{r.term, r.deposed} {
-		if t != nil {
-			_, _, _ = t.volumes.Close(), t.claims.Close(), t.nodes.Close()
-		}
-	}
 }
 
 // restart discards the memory of a process and lists all objects.
@@ -349,14 +340,8 @@ func cloneMap[V any](m map[string]V) map[string]V {
 
 // lead starts a term of a replica.
 func (r *run) lead(p *replica) {
-	if r.deposed != nil {
-		_, _, _ = r.deposed.volumes.Close(), r.deposed.claims.Close(), r.deposed.nodes.Close()
-	}
 	r.deposed, r.leader = r.term, p
-	t, err := p.c.newTerm(func(error) {})
-	if err != nil {
-		r.fail("starting a term: %v", err)
-	}
+	t := p.c.newTerm(func(error) {})
 	t.queue.Stop() // the history decides which host is next
 	r.term = t
 	if r.w.stored == nil { // nothing of it is left

@@ -26,7 +26,6 @@ func TestOptedOutNodesAreForgotten(t *testing.T) {
 		r.w.createNode("keep", "keep", false)
 		p.restart(r.w, r.settings)
 		r.lead(p)
-		defer r.close()
 		r.look(r.term)
 		deleted := func(host string) {
 			r.w.createNode(host, host, true)
@@ -129,10 +128,7 @@ func join(c *Controller, w *world, i int) {
 // volume of a lost node, and does not evaluate the breaker.
 func TestHandlersOnlyEnqueue(t *testing.T) {
 	c, w, requests := joining(1000)
-	term, err := c.newTerm(func(error) {})
-	if err != nil {
-		t.Fatal(err)
-	}
+	term := c.newTerm(func(error) {})
 	var gathered []string
 	term.observer.gather = func(_ context.Context, value string) (host, error) {
 		gathered = append(gathered, value)
