@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -55,7 +56,7 @@ func SetUpLogging(cfg settings.Logging) (logr.Logger, func(), error) {
 			zapcore.NewCore(encoder, out, belowError{enabled}),
 		)
 	}
-	z := zap.New(&moduleCore{core, cfg.Verbosity, modules}, zap.AddCaller())
+	z := zap.New(&moduleCore{core, cfg.Verbosity, modules, nil}, zap.AddCaller())
 	logger := zapr.NewLogger(z)
 	klog.SetLoggerWithOptions(logger, klog.ContextualLogger(true))
 	return logger, flush, setKlogVerbosity(cfg)
@@ -137,15 +138,16 @@ func parseVModule(value string) ([]module, error) {
 }
 
 // moduleCore drops entries that are more verbose than -v, unless --vmodule names their file. The file is
-// known only when the entry is written.
+// known only when the entry is written. Fields are encoded then, too: each sync adds some, and few log.
 type moduleCore struct {
 	zapcore.Core
 	verbosity int
 	modules   []module
+	fields    []zapcore.Field
 }
 
 func (c *moduleCore) With(fields []zapcore.Field) zapcore.Core {
-	return &moduleCore{c.Core.With(fields), c.verbosity, c.modules}
+	return &moduleCore{c.Core, c.verbosity, c.modules, slices.Concat(c.fields, fields)}
 }
 
 func (c *moduleCore) Check(e zapcore.Entry, ce *zapcore.CheckedEntry) *zapcore.CheckedEntry {
@@ -165,7 +167,7 @@ func (c *moduleCore) Write(e zapcore.Entry, fields []zapcore.Field) error {
 // write checks with the wrapped core again: otherwise a tee writes to all of its cores.
 func (c *moduleCore) write(e zapcore.Entry, fields []zapcore.Field) error {
 	if ce := c.Core.Check(e, nil); ce != nil {
-		ce.Write(fields...)
+		ce.Write(slices.Concat(c.fields, fields)...)
 	}
 	return nil
 }

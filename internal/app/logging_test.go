@@ -8,6 +8,10 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/go-logr/zapr"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+	"go.uber.org/zap/zaptest/observer"
 	"k8s.io/klog/v2"
 
 	"github.com/storage-controller/storage-controller/internal/kubetest"
@@ -62,6 +66,51 @@ func logged(t *testing.T, args string) (stdout, stderr string) {
 		t.Fatalf("%v: %s", e, err.String())
 	}
 	return out.String(), err.String()
+}
+
+// encoded counts how often it is encoded.
+type encoded struct{ n *int }
+
+func (e encoded) String() string { *e.n++; return "encoded" }
+
+// TestFieldsAreEncodedWhenLogged checks that the fields of a logger cost nothing until it logs.
+func TestFieldsAreEncodedWhenLogged(t *testing.T) {
+	core, entries := observer.New(zapcore.DebugLevel)
+	n := 0
+	log := zapr.NewLogger(zap.New(&moduleCore{Core: encoding{core}})).WithValues("a", encoded{&n}).WithValues("b", 1)
+	other := log.WithValues("c", 2)
+	log.V(1).Info("not logged")
+	if n != 0 {
+		t.Errorf("encoded %d times before the first entry", n)
+	}
+	other.Info("logged")
+	if all := entries.All(); n != 1 || len(all) != 1 || len(all[0].Context) != 3 {
+		t.Errorf("encoded %d times, entries %v", n, all)
+	}
+}
+
+// encoding is a core that encodes fields, as those that write do.
+type encoding struct{ zapcore.Core }
+
+func (c encoding) With(fields []zapcore.Field) zapcore.Core {
+	encode(fields)
+	return encoding{c.Core.With(fields)}
+}
+
+func (c encoding) Check(e zapcore.Entry, ce *zapcore.CheckedEntry) *zapcore.CheckedEntry {
+	return ce.AddCore(e, c)
+}
+
+func (c encoding) Write(e zapcore.Entry, fields []zapcore.Field) error {
+	encode(fields)
+	return c.Core.Write(e, fields)
+}
+
+func encode(fields []zapcore.Field) {
+	encoder := zapcore.NewMapObjectEncoder()
+	for _, f := range fields {
+		f.AddTo(encoder)
+	}
 }
 
 func TestLogging(t *testing.T) {
