@@ -18,7 +18,7 @@ demo: ## Run the demo on a real control plane; ARGS=--stay keeps it running
 
 .PHONY: test
 test: lint ## Run the linters and all tests, with the race detector
-	go test -race -timeout 60m ./...
+	go test -race -parallel 4 -timeout 60m ./test/e2e ./... # e2e takes longest and begins first; stories wait more than they compute
 	go test -run TestPromises ./nodecontroller/nodecleanup/
 	go test -run TestHundredNodes ./provisioner/
 	cd test/controlplane && go test -race ./supervise/

@@ -109,12 +109,12 @@ func TestHundredNodes(t *testing.T) {
 	if created != claims || len(owner) != claims {
 		t.Errorf("%d calls of CreateVolume for %d volumes, want %d", created, len(owner), claims)
 	}
-	if conflicts > mostConflicts {
+	if checkSpread && conflicts > mostConflicts {
 		t.Errorf("%d conflicts, want %d at most", conflicts, mostConflicts)
 	}
 	// A tenth at either end may fall out: on a machine that other tests keep busy some
 	// instances come late again and again. None may get nothing.
-	if tenth := nodes / 10; spread[0] == 0 || spread[tenth] < fewest || spread[nodes-1-tenth] > most {
+	if tenth := nodes / 10; checkSpread && (spread[0] == 0 || spread[tenth] < fewest || spread[nodes-1-tenth] > most) {
 		t.Errorf("%d to %d volumes per node, want 1 at least, and %d to %d but for a tenth of the nodes at either end", spread[0],
 			spread[nodes-1], fewest, most)
 	}

@@ -2,5 +2,6 @@
 
 package provisioner
 
-// competitors is how many nodes compete for claims in TestHundredNodes.
-const competitors = 100
+// competitors is how many nodes compete for claims in TestHundredNodes, which
+// checks how the volumes are spread and how many conflicts there were.
+const competitors, checkSpread = 100, true
