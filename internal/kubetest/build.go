@@ -4,6 +4,7 @@
 package kubetest
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -16,6 +17,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 )
@@ -126,32 +128,51 @@ func (p program) lockFile(ctx context.Context, lock *os.File, progress io.Writer
 func (p program) compile(ctx context.Context, module, path string, progress io.Writer) error {
 	fmt.Fprintf(progress, "Compiling the %s: about %s the first time, and once per machine.\n", p.title, p.takes)
 	begin := time.Now()
-	cmd := exec.CommandContext(ctx, "go", "build", "-ldflags", strings.TrimSpace("-s -w "+p.ldflags), "-o", path+".new", p.pkg)
+	cmd := exec.CommandContext(ctx, "go", "build", "-v", "-ldflags", strings.TrimSpace("-s -w "+p.ldflags), "-o", path+".new", p.pkg)
 	cmd.Dir = module
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=", "GOWORK=off")
-	done := make(chan struct{})
-	var output []byte
-	var err error
-	go func() {
-		output, err = cmd.CombinedOutput()
-		close(done)
-	}()
+	var output compilerOutput
+	cmd.Stdout, cmd.Stderr = &output, &output
+	done := make(chan error, 1)
+	go func() { done <- cmd.Run() }()
 	tick := time.NewTicker(15 * time.Second)
 	defer tick.Stop()
-	for {
+	for running := true; running; {
 		select {
 		case <-tick.C:
-			fmt.Fprintf(progress, "  … still compiling after %v\n", time.Since(begin).Round(time.Second))
-			continue
-		case <-done:
+			fmt.Fprintf(progress, "  … %d packages compiled after %v\n", output.packages.Load(), time.Since(begin).Round(time.Second))
+		case err := <-done:
+			if err != nil {
+				return fmt.Errorf("building the %s: %w\n%s", p.title, err, output.errors.String())
+			}
+			running = false
 		}
-		break
-	}
-	if err != nil {
-		return fmt.Errorf("building the %s: %w\n%s", p.title, err, output)
 	}
 	fmt.Fprintf(progress, "Compiled after %v.\n", time.Since(begin).Round(time.Second))
 	return os.Rename(path+".new", path)
+}
+
+// compilerOutput counts the packages that go build -v names, one per line, and stores its other lines.
+type compilerOutput struct {
+	packages atomic.Int32
+	errors   bytes.Buffer
+	rest     []byte // of a line whose end is missing
+}
+
+func (o *compilerOutput) Write(p []byte) (int, error) {
+	o.rest = append(o.rest, p...)
+	for {
+		line, rest, complete := bytes.Cut(o.rest, []byte("\n"))
+		if !complete {
+			return len(p), nil
+		}
+		o.rest = rest
+		if bytes.ContainsAny(line, " \t") { // a package path has no space
+			o.errors.Write(append(line, '\n'))
+		} else {
+			o.packages.Add(1)
+		}
+	}
 }
 
 // contentHash returns a hash of the Go version and of the files of the module, except tests.

@@ -309,3 +309,18 @@ func processesOf(t *testing.T, dir string) []string {
 	}
 	return found
 }
+
+func TestCompilerOutput(t *testing.T) {
+	var o compilerOutput
+	for _, part := range []string{"k8s.io/a", "pi/core/v1\nk8s.io/klog/v2\n# k8s.io/x", "/y\nfile.go:1:2: undefined: z\n", "\tmore\n"} {
+		if n, err := o.Write([]byte(part)); n != len(part) || err != nil {
+			t.Errorf("%d, %v", n, err)
+		}
+	}
+	if n := o.packages.Load(); n != 2 {
+		t.Errorf("%d packages, want 2", n)
+	}
+	if got, want := o.errors.String(), "# k8s.io/x/y\nfile.go:1:2: undefined: z\n\tmore\n"; got != want {
+		t.Errorf("errors %q, want %q", got, want)
+	}
+}
