@@ -3,6 +3,8 @@ package main
 import (
 	"bytes"
 	"maps"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -16,8 +18,9 @@ func TestBench(t *testing.T) {
 		"detach": {"ControllerUnpublishVolume": 20}, "delete": {"DeleteVolume": 20},
 	}
 	phases := []string{"provision", "attach", "expand", "modify", "snapshot", "unsnapshot", "detach", "delete"}
+	profiles := t.TempDir()
 	r, err := measure(t.Context(), options{volumes: 20, nodes: 3, foreign: 5, latency: time.Millisecond, limit: 15 * time.Minute,
-		phases: phases})
+		phases: phases, profiles: profiles})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -33,9 +36,35 @@ func TestBench(t *testing.T) {
 	if life := r.life(); life.EtcdSeconds <= 0 || life.APIServerSeconds <= life.EtcdSeconds {
 		t.Errorf("CPU of etcd and the API server: got %+v", life)
 	}
+	heap, err := os.ReadFile(filepath.Join(profiles, "delete-sidecar-0-heap.pb.gz"))
+	if err != nil || len(heap) == 0 {
+		t.Errorf("heap profile: %d bytes, %v", len(heap), err)
+	}
 	var out bytes.Buffer
 	r.table(&out)
 	if !strings.Contains(out.String(), "CPU per volume, whole life") || !strings.Contains(out.String(), "CreateVolume 1.00") {
+		t.Errorf("table: %s", out.String())
+	}
+}
+
+// TestRequests measures a few requests of each kind.
+func TestRequests(t *testing.T) {
+	costs, err := measureRequests(t.Context(), options{volumes: 5, nodes: 3, limit: 15 * time.Minute})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var whole requestCost
+	for _, c := range costs {
+		whole.APIServerSeconds += c.APIServerSeconds
+		whole.EtcdSeconds += c.EtcdSeconds
+	}
+	if whole.APIServerSeconds <= 0 || whole.APIServerSeconds < whole.EtcdSeconds {
+		t.Errorf("CPU of the API server %v s, of etcd %v s", whole.APIServerSeconds, whole.EtcdSeconds)
+	}
+	var out bytes.Buffer
+	costs.table(&out)
+	lines := strings.Count(out.String(), "\n")
+	if lines != len(costs)+2 || !strings.Contains(out.String(), "| JSON patch of PersistentVolume ") {
 		t.Errorf("table: %s", out.String())
 	}
 }

@@ -48,9 +48,11 @@ type options struct {
 	driverSocket            string
 	driverName              string
 	jsonFile                string
+	profiles                string
 	limit                   time.Duration
 	phases                  []string
 	publishing              bool
+	requests                bool
 	capacity                capacityOptions
 	comparing               bool
 	compare                 compareOptions
@@ -85,10 +87,14 @@ func (o *options) volumeFlags() {
 	flag.IntVar(&o.nodes, "nodes", 50, "nodes they are attached to")
 	flag.IntVar(&o.foreign, "foreign", 0, "volumes, claims and attachments of other drivers that exist before")
 	flag.DurationVar(&o.latency, "latency", 5*time.Millisecond, "how long the scripted driver takes for a call")
+	flag.BoolVar(&o.requests, "requests", false, "measure the CPU of kube-apiserver and etcd for each kind of request instead, "+
+		"with as many as there are volumes")
 	flag.Var(&o.sidecars, "sidecar", "command line to measure, with {kubeconfig} and {socket}; repeatable")
 	flag.StringVar(&o.driverSocket, "driver-socket", "", "socket of a driver to use instead of the scripted one")
 	flag.StringVar(&o.driverName, "driver-name", "", "name of the driver of --driver-socket")
 	flag.StringVar(&o.jsonFile, "json", "", "file for the results as JSON; - means standard output, instead of the table")
+	flag.StringVar(&o.profiles, "profiles", "", "directory for CPU and memory profiles of each phase; a --sidecar also knows {http}, "+
+		"where its profiles are to be")
 	flag.DurationVar(&o.limit, "limit", 15*time.Minute, "give up a run after this time")
 	o.phases = []string{"provision", "attach", "detach", "delete"}
 	flag.Func("phases", "measured phases, in this order; also expand, modify, snapshot and unsnapshot between provision and delete "+
@@ -154,6 +160,8 @@ func run(ctx context.Context, o options) error {
 	switch {
 	case o.comparing:
 		r, err = compare(ctx, o)
+	case o.requests:
+		r, err = measureRequests(ctx, o)
 	case o.publishing:
 		r, err = measureCapacity(ctx, o)
 	default:
@@ -216,6 +224,9 @@ func measure(ctx context.Context, o options) (*results, error) {
 			return nil, err
 		}
 		commands = sidecars{commandOf(program, allFlags)}
+		if o.profiles != "" {
+			commands[0] += " --http-endpoint={http} --enable-pprof"
+		}
 	}
 	stop, err := b.start(ctx, commands)
 	if err != nil {
@@ -284,10 +295,19 @@ func (b *bench) start(ctx context.Context, commands []string, env ...string) (st
 			_ = c.Process.Signal(syscall.SIGTERM)
 			_ = c.Wait() // measured already
 		}
-		b.pids, b.logs, b.commands = nil, nil, nil
+		b.pids, b.logs, b.commands, b.profiled = nil, nil, nil, nil
 	}
 	for i, line := range commands {
 		line = strings.NewReplacer("{kubeconfig}", b.cp.Kubeconfig(), "{socket}", b.socket).Replace(line)
+		if strings.Contains(line, "{http}") {
+			address, err := freeAddress()
+			if err != nil {
+				stop()
+				return nil, err
+			}
+			line = strings.ReplaceAll(line, "{http}", address)
+			b.profiled = append(b.profiled, address)
+		}
 		words := strings.Fields(line)
 		if len(words) == 0 {
 			stop()

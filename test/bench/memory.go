@@ -92,7 +92,7 @@ func (b *bench) provisionAndAttach(ctx context.Context) error {
 	claims := b.client.CoreV1().PersistentVolumeClaims(namespace)
 	pvc := claim("")
 	pvc.GenerateName = "probe-"
-	pvc.Annotations = map[string]string{"volume.kubernetes.io/storage-provisioner": b.driver}
+	pvc.Annotations = map[string]string{annProvisioner: b.driver}
 	pvc, err := claims.Create(ctx, pvc, metav1.CreateOptions{})
 	if err != nil {
 		return err

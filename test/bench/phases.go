@@ -12,6 +12,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
@@ -24,6 +25,8 @@ import (
 const (
 	namespace = "bench"
 	userAgent = "storage-bench"
+	// annProvisioner is the annotation of PVCs that names the driver.
+	annProvisioner = "volume.kubernetes.io/storage-provisioner"
 	// parallel is how many requests the bench itself has under way.
 	parallel = 50
 	// settle is the time for what follows a phase and belongs to it: events, and requests that a watch caused.
@@ -41,6 +44,7 @@ type bench struct {
 	socket string
 	dir    string // temporary
 
+	profiled []string // addresses of the sidecars that serve profiles
 	pids     []int
 	logs     []string
 	commands []string
@@ -114,27 +118,19 @@ func (b *bench) create(ctx context.Context, driver, name, node string) error {
 	finalizer := "external-attacher/" + strings.ReplaceAll(driver, ".", "-")
 	pvc := claim(name)
 	pvc.Spec.StorageClassName, pvc.Spec.VolumeName = &class, name
-	pvc.Annotations = map[string]string{"volume.kubernetes.io/storage-provisioner": driver, "pv.kubernetes.io/bind-completed": "yes"}
+	pvc.Annotations = map[string]string{annProvisioner: driver, "pv.kubernetes.io/bind-completed": "yes"}
 	pvc.Labels = map[string]string{"app.kubernetes.io/name": "database", "app.kubernetes.io/instance": name}
-	made, err := b.client.CoreV1().PersistentVolumeClaims(namespace).Create(ctx, pvc, metav1.CreateOptions{})
+	pvc, err := b.client.CoreV1().PersistentVolumeClaims(namespace).Create(ctx, pvc, metav1.CreateOptions{})
 	if err != nil {
 		return err
 	}
-	pv := &corev1.PersistentVolume{
-		ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{"pv.kubernetes.io/provisioned-by": driver},
-			Finalizers: []string{"external-provisioner.volume.kubernetes.io/finalizer", finalizer}},
-		Spec: corev1.PersistentVolumeSpec{
-			AccessModes: pvc.Spec.AccessModes, Capacity: pvc.Spec.Resources.Requests, StorageClassName: class,
-			PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimDelete,
-			ClaimRef: &corev1.ObjectReference{Kind: "PersistentVolumeClaim", APIVersion: "v1", Namespace: namespace,
-				Name: name, UID: made.UID},
-			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{
-				Driver: driver, VolumeHandle: "vol-" + string(made.UID), FSType: "ext4",
-				VolumeAttributes: map[string]string{"pool": "replicated", "cluster": "0123456789abcdef",
-					"storage.kubernetes.io/csiProvisionerIdentity": "1700000000000-1234-" + driver},
-			}},
-		},
+	// A patch, because the kube-controller-manager may write, too.
+	status := []byte(`{"status":{"phase":"Bound","accessModes":["ReadWriteOnce"],"capacity":{"storage":"1Gi"}}}`)
+	if _, err := b.client.CoreV1().PersistentVolumeClaims(namespace).Patch(ctx, name, types.MergePatchType, status,
+		metav1.PatchOptions{}, "status"); err != nil {
+		return err
 	}
+	pv := persistentVolume(driver, name, pvc, "external-provisioner.volume.kubernetes.io/finalizer", finalizer)
 	if _, err := b.client.CoreV1().PersistentVolumes().Create(ctx, pv, metav1.CreateOptions{}); err != nil {
 		return err
 	}
@@ -150,6 +146,25 @@ func (b *bench) create(ctx context.Context, driver, name, node string) error {
 	va.Status.Attached = true
 	_, err = b.client.StorageV1().VolumeAttachments().UpdateStatus(ctx, va, metav1.UpdateOptions{})
 	return err
+}
+
+// persistentVolume returns the PersistentVolume of a claim, as the sidecars of a driver create it.
+func persistentVolume(driver, name string, pvc *corev1.PersistentVolumeClaim, finalizers ...string) *corev1.PersistentVolume {
+	return &corev1.PersistentVolume{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{"pv.kubernetes.io/provisioned-by": driver},
+			Finalizers: finalizers},
+		Spec: corev1.PersistentVolumeSpec{
+			AccessModes: pvc.Spec.AccessModes, Capacity: pvc.Spec.Resources.Requests, StorageClassName: *pvc.Spec.StorageClassName,
+			PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimDelete,
+			ClaimRef: &corev1.ObjectReference{Kind: "PersistentVolumeClaim", APIVersion: "v1", Namespace: namespace,
+				Name: pvc.Name, UID: pvc.UID},
+			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{
+				Driver: driver, VolumeHandle: "vol-" + string(pvc.UID), FSType: "ext4",
+				VolumeAttributes: map[string]string{"pool": "replicated", "cluster": "0123456789abcdef",
+					"storage.kubernetes.io/csiProvisionerIdentity": "1700000000000-1234-" + driver},
+			}},
+		},
+	}
 }
 
 func claim(name string) *corev1.PersistentVolumeClaim {
@@ -208,7 +223,11 @@ func (b *bench) phases(done *times, name func(int) string) []action {
 	attachments := b.client.StorageV1().VolumeAttachments()
 	all := append([]action{
 		{"provision", func(ctx context.Context, i int) error {
-			_, err := claims.Create(ctx, claim(name(i)), metav1.CreateOptions{})
+			pvc := claim(name(i))
+			// The kube-controller-manager has one worker, which annotates PVCs more slowly than they are provisioned, and
+			// binds the first ones before it has annotated the last ones. So the bench annotates them.
+			pvc.Annotations = map[string]string{annProvisioner: b.driver}
+			_, err := claims.Create(ctx, pvc, metav1.CreateOptions{})
 			return err
 		}},
 		{"attach", func(ctx context.Context, i int) error {
@@ -241,6 +260,10 @@ func (b *bench) life(ctx context.Context, done *times, prefix string, first, n i
 	tell func(string, sample, time.Duration, []time.Duration)) error {
 	name := func(i int) string { return fmt.Sprintf("%s-%d", prefix, first+i) }
 	for _, p := range b.phases(done, name) {
+		stop := func() {}
+		if tell != nil {
+			stop = b.profileCPU(ctx, p.name)
+		}
 		begin := b.begin()
 		began := make([]time.Time, n)
 		if err := each(ctx, n, func(ctx context.Context, i int) error {
@@ -258,12 +281,13 @@ func (b *bench) life(ctx context.Context, done *times, prefix string, first, n i
 			latencies[i] = at.Sub(began[i])
 		}
 		took := time.Since(begin.at)
-		for i := range n {
-			if p.name == "provision" { // binding continues after the volume exists, and the phase pays for it
+		if p.name == "provision" { // binding continues after the volume exists, and the phase pays for it
+			for i := range n {
 				if _, err := done.wait(ctx, "bound "+name(i)); err != nil {
 					return fmt.Errorf("waiting for %s to be bound: %w", name(i), err)
 				}
 			}
+			say("bound after %.1f s", time.Since(begin.at).Seconds())
 		}
 		if tell == nil {
 			continue
@@ -272,6 +296,8 @@ func (b *bench) life(ctx context.Context, done *times, prefix string, first, n i
 			return err
 		}
 		tell(p.name, begin, took, latencies)
+		stop()
+		b.profileMemory(ctx, p.name)
 	}
 	return nil
 }
