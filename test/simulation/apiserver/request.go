@@ -1,0 +1,165 @@
+package apiserver
+
+import (
+	"encoding/json"
+	"fmt"
+	"mime"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+)
+
+// call is a request in progress.
+type call struct {
+	Request
+	res         *resource
+	method      string
+	query       url.Values
+	contentType string
+	body        []byte
+	media       media
+	static      *http.Response // complete: the request is none for a resource
+}
+
+// parse returns the call of r.
+func (s *Server) parse(r *http.Request, client string) *call {
+	c := &call{method: r.Method, query: r.URL.Query(), media: negotiate(r.Header.Get("Accept"))}
+	c.contentType, _, _ = mime.ParseMediaType(r.Header.Get("Content-Type"))
+	c.Client, c.User, c.UserAgent = client, client, r.UserAgent()
+	if user := r.Header.Get("Impersonate-User"); user != "" {
+		c.User = user
+	}
+	parts := strings.Split(strings.Trim(r.URL.Path, "/"), "/")
+	var gv schema.GroupVersion
+	switch {
+	case parts[0] == "api" && len(parts) > 1:
+		gv, parts = schema.GroupVersion{Version: parts[1]}, parts[2:]
+	case parts[0] == "apis" && len(parts) > 2:
+		gv, parts = schema.GroupVersion{Group: parts[1], Version: parts[2]}, parts[3:]
+	default:
+		c.static = notServed()
+		return c
+	}
+	if len(parts) == 0 {
+		c.static = s.discover(gv)
+		return c
+	}
+	if !c.route(s, gv, parts) {
+		c.static = notServed()
+	}
+	return c
+}
+
+// route sets resource, names and verb from the path behind the group and version. It reports whether
+// the path is served.
+func (c *call) route(s *Server, gv schema.GroupVersion, parts []string) bool {
+	if parts[0] == "namespaces" && len(parts) > 2 && parts[2] != "status" && parts[2] != "finalize" {
+		c.Namespace, parts = parts[1], parts[2:]
+	}
+	c.Resource = gv.WithResource(parts[0])
+	s.mu.Lock()
+	hidden := s.hidden[c.Resource]
+	s.mu.Unlock()
+	if c.res = s.resources[c.Resource]; c.res == nil || hidden || len(parts) > 3 {
+		return false
+	}
+	if len(parts) > 1 {
+		c.Name = parts[1]
+	}
+	if len(parts) > 2 {
+		c.Subresource = parts[2]
+	}
+	if c.res.gvr.Resource == "namespaces" && c.res.gvr.Group == "" {
+		c.Namespace = c.Name
+	}
+	named := c.Name != ""
+	if c.Subresource != "" && !slices.Contains(c.res.subresources(), c.Subresource) ||
+		c.Namespace != "" && !c.res.namespaced && c.res.kind != "Namespace" || named && c.Namespace == "" && c.res.namespaced {
+		return false
+	}
+	c.Verb = map[string]string{
+		http.MethodPost: "create", http.MethodPut: "update", http.MethodPatch: "patch", http.MethodDelete: "delete", http.MethodGet: "get",
+	}[c.method]
+	switch watching := c.query.Get("watch"); {
+	case named:
+	case c.Verb == "get" && (watching == "true" || watching == "1"):
+		c.Verb = "watch"
+	case c.Verb == "get":
+		c.Verb = "list"
+	case c.Verb == "delete":
+		c.Verb = "deletecollection"
+	}
+	return true
+}
+
+// namespace returns the namespace of the object of c.
+func (c *call) namespace() string {
+	if c.res.namespaced {
+		return c.Namespace
+	}
+	return ""
+}
+
+func (c *call) key() string { return key(c.namespace(), c.Name) }
+
+// dryRun reports whether the request must not take effect.
+func (c *call) dryRun() bool { return slices.Contains(c.query["dryRun"], metav1.DryRunAll) }
+
+// listOptions returns the options of a list or watch.
+func (c *call) listOptions() (metav1.ListOptions, error) {
+	var o metav1.ListOptions
+	if err := metav1.Convert_url_Values_To_v1_ListOptions(&c.query, &o, nil); err != nil {
+		return o, apierrors.NewBadRequest(err.Error())
+	}
+	return o, nil
+}
+
+// forbidden returns the error of a user without the permission.
+func (c *call) forbidden() error {
+	resource := c.res.gvr.Resource
+	if c.Subresource != "" {
+		resource += "/" + c.Subresource
+	}
+	scope := "at the cluster scope"
+	if c.Namespace != "" {
+		scope = fmt.Sprintf("in the namespace %q", c.Namespace)
+	}
+	return apierrors.NewForbidden(c.res.gvr.GroupResource(), c.Name, fmt.Errorf("User %q cannot %s resource %q in API group %q %s",
+		c.User, c.Verb, resource, c.res.gvr.Group, scope))
+}
+
+// notServed returns the response for a path that is not served.
+func notServed() *http.Response {
+	return respond(http.StatusNotFound, "text/plain; charset=utf-8", []byte("404 page not found\n"))
+}
+
+// discover returns the resources of gv.
+func (s *Server) discover(gv schema.GroupVersion) *http.Response {
+	list := metav1.APIResourceList{
+		TypeMeta: metav1.TypeMeta{Kind: "APIResourceList", APIVersion: "v1"}, GroupVersion: gv.String(),
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, r := range s.sortedResources() {
+		if r.gvr.GroupVersion() != gv || s.hidden[r.gvr] {
+			continue
+		}
+		for _, sub := range append([]string{""}, r.subresources()...) {
+			name := strings.TrimSuffix(r.gvr.Resource+"/"+sub, "/")
+			list.APIResources = append(list.APIResources, metav1.APIResource{Name: name, Kind: r.kind, Namespaced: r.namespaced})
+		}
+	}
+	if len(list.APIResources) == 0 {
+		return notServed()
+	}
+	body, err := json.Marshal(list)
+	if err != nil {
+		panic(err) // the type has no field that cannot be encoded
+	}
+	return respond(http.StatusOK, jsonType, body)
+}

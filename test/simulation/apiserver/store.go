@@ -1,0 +1,126 @@
+package apiserver
+
+import (
+	"bytes"
+	"cmp"
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// change is one write. Stored objects are never modified.
+type change struct {
+	version uint64
+	res     *resource
+	key     string
+	before  runtime.Object // nil: created
+	after   runtime.Object // nil: deleted
+}
+
+// deleted returns the last state of a deleted object, with the resourceVersion of the deletion.
+func (c change) deleted() runtime.Object { return withVersion(c.before, c.version) }
+
+// key returns the key of an object, in the order of lists.
+func key(namespace, name string) string {
+	if namespace == "" {
+		return name
+	}
+	return namespace + "/" + name
+}
+
+// commit stores after instead of before, either of which may be nil, and notifies watches. It returns
+// the stored or deleted object. after must not be modified any more.
+func (s *Server) commit(r *resource, key string, before, after runtime.Object) runtime.Object {
+	s.version++
+	c := change{s.version, r, key, before, after}
+	result := after
+	if after == nil {
+		delete(s.objects[r], key)
+		result = c.deleted()
+	} else {
+		accessor(after).SetResourceVersion(strconv.FormatUint(s.version, 10))
+		s.objects[r][key] = after
+	}
+	s.log = append(s.log, c)
+	for _, w := range s.watches {
+		w.push(c)
+	}
+	return result
+}
+
+// at returns the objects of r at a resourceVersion, which must not be compacted.
+func (s *Server) at(r *resource, version uint64) map[string]runtime.Object {
+	if version >= s.version {
+		return s.objects[r]
+	}
+	objects := maps.Clone(s.objects[r])
+	for _, c := range slices.Backward(s.log) {
+		if c.version <= version {
+			break
+		}
+		if c.res != r {
+			continue
+		}
+		if c.before == nil {
+			delete(objects, c.key)
+		} else {
+			objects[c.key] = c.before
+		}
+	}
+	return objects
+}
+
+// cached returns the resourceVersion that the API server of the client has observed.
+func (s *Server) cached(c *call) uint64 {
+	if s.hooks.Cached == nil {
+		return s.version
+	}
+	return min(max(s.hooks.Cached(c.Request), s.compacted), s.version)
+}
+
+// uid returns a UID that was not used before.
+func (s *Server) uid() types.UID {
+	s.ids++
+	return types.UID(fmt.Sprintf("00000000-0000-4000-8000-%012x", s.ids))
+}
+
+// generateName returns base with a suffix of five characters.
+func (s *Server) generateName(base string) string {
+	const alphabet = "bcdfghjklmnpqrstvwxz2456789"
+	s.ids++
+	suffix, n := "", s.ids*2654435761 // so that following names do not look alike
+	for range 5 {
+		suffix += string(alphabet[n%uint64(len(alphabet))])
+		n /= uint64(len(alphabet))
+	}
+	return base[:min(len(base), 58)] + suffix
+}
+
+// sortedResources returns the resources by group, version and name.
+func (s *Server) sortedResources() []*resource {
+	return slices.SortedFunc(maps.Values(s.resources), func(a, b *resource) int {
+		return cmp.Or(strings.Compare(a.gvr.Group, b.gvr.Group), strings.Compare(a.gvr.Version, b.gvr.Version),
+			strings.Compare(a.gvr.Resource, b.gvr.Resource))
+	})
+}
+
+// sortedKeys returns the keys of objects in the order of lists.
+func sortedKeys(objects map[string]runtime.Object) []string { return slices.Sorted(maps.Keys(objects)) }
+
+// withVersion returns a shallow copy of obj with another resourceVersion.
+func withVersion(obj runtime.Object, version uint64) runtime.Object {
+	obj = shallow(obj)
+	accessor(obj).SetResourceVersion(strconv.FormatUint(version, 10))
+	return obj
+}
+
+// equal reports whether a and b have the same stored form, so that writing one over the other is no change.
+func (r *resource) equal(a, b runtime.Object) bool {
+	return reflect.DeepEqual(a, b) || bytes.Equal(r.encodeJSON(a), r.encodeJSON(b))
+}
