@@ -180,7 +180,7 @@ func shallow(obj runtime.Object) runtime.Object {
 func (r *resource) decode(contentType string, data []byte) (runtime.Object, error) {
 	obj := r.object()
 	if err := decodeInto(contentType, data, obj); err != nil {
-		return nil, apierrors.NewBadRequest(fmt.Sprintf("%s in version %q cannot be handled as a %s: %v", r.kind, r.gvr.Version, r.kind, err))
+		return nil, err
 	}
 	if !r.custom {
 		obj.GetObjectKind().SetGroupVersionKind(schema.GroupVersionKind{})

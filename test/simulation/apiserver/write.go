@@ -20,7 +20,7 @@ import (
 
 // create stores a new object.
 func (s *Server) create(c *call) (int, runtime.Object, error) {
-	obj, err := c.res.decode(c.contentType, c.body)
+	obj, err := c.decode()
 	if err != nil {
 		return 0, nil, err
 	}
@@ -32,6 +32,16 @@ func (s *Server) create(c *call) (int, runtime.Object, error) {
 		return 0, nil, err
 	}
 	return http.StatusCreated, stored, nil
+}
+
+// decode returns the object in the body.
+func (c *call) decode() (runtime.Object, error) {
+	obj, err := c.res.decode(c.contentType, c.body)
+	if err != nil {
+		return nil, apierrors.NewBadRequest(fmt.Sprintf("%s in version %q cannot be handled as a %s: %v",
+			c.res.kind, c.res.gvr.Version, c.res.kind, err))
+	}
+	return obj, nil
 }
 
 // fixNamespace sets the namespace of obj to that of the request, unless it has another.
@@ -92,7 +102,7 @@ func (s *Server) insert(c *call, obj runtime.Object) (runtime.Object, error) {
 
 // put replaces an object.
 func (s *Server) put(c *call) (int, runtime.Object, error) {
-	obj, err := c.res.decode(c.contentType, c.body)
+	obj, err := c.decode()
 	if err != nil {
 		return 0, nil, err
 	}
@@ -141,7 +151,7 @@ func (s *Server) patch(c *call) (int, runtime.Object, error) {
 	}
 	obj, err := c.res.decode(jsonType, patched)
 	if err != nil {
-		return 0, nil, invalid("", "", field.Invalid(field.NewPath("patch"), string(patched), errors.Unwrap(err).Error()))
+		return 0, nil, invalid("", "", field.Invalid(field.NewPath("patch"), string(patched), err.Error()))
 	}
 	stored, err := s.replace(c, existing, obj)
 	return http.StatusOK, stored, err
