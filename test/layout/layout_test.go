@@ -129,6 +129,8 @@ var allowed = map[string][]string{
 	"test/demo":       {"internal/kubetest"},
 	"test/hostdriver": {},
 	"test/scenarios":  {},
+
+	"test/simulation/apiserver": {},
 }
 
 // confined is who may import a third party, by the begin of its path. A package
@@ -157,6 +159,7 @@ var confined = map[string][]string{
 		"provisioner", "attacher", "capacity", "nodecontroller", "nodecontroller/nodecleanup",
 		"nodecontroller/pvcfinalizer", "nodecontroller/resizenudge", "nodecontroller/servingcert", "nodecontroller/webhook",
 		"resizer", "snapshotter", "internal/claimloop", "internal/claimtest", "test/bench", "test/demo",
+		"test/simulation/apiserver",
 	},
 	"k8s.io/csi-translation-lib":    {"internal/migration"},
 	"go.opentelemetry.io/":          {"csiclient", "internal/tracing"},

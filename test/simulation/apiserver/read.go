@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/client-go/kubernetes/scheme"
 )
 
@@ -124,15 +125,16 @@ func (c *call) matcher(o metav1.ListOptions) (func(runtime.Object) bool, error) 
 	}, nil
 }
 
-// selectable returns an error unless field can be used in a selector.
-func (r *resource) selectable(field string) error {
-	if field == metav1.ObjectNameField || field == "metadata.namespace" && r.namespaced || slices.Contains(r.selectors, field) {
+// selectable returns an error unless the field with that name can be used in a selector.
+func (r *resource) selectable(name string) error {
+	special := r.custom || len(r.selectors) > 0
+	if name == metav1.ObjectNameField || name == "metadata.namespace" && (r.namespaced || !special) || slices.Contains(r.selectors, name) {
 		return nil
 	}
-	if len(r.selectors) > 0 {
-		return fmt.Errorf("field label not supported: %s", field)
+	if special {
+		return fmt.Errorf("field label not supported: %s", name)
 	}
-	return fmt.Errorf("%q is not a known field selector: only \"metadata.name\", \"metadata.namespace\"", field)
+	return fmt.Errorf("%q is not a known field selector: only \"metadata.name\", \"metadata.namespace\"", name)
 }
 
 // fieldSet returns the values of the selectable fields of obj.
@@ -239,7 +241,8 @@ func parseVersion(version string) (uint64, error) {
 	}
 	n, err := strconv.ParseUint(version, 10, 64)
 	if err != nil {
-		return 0, invalid("", "", fieldInvalid("resourceVersion", version, err.Error()))
+		return 0, apierrors.NewBadRequest(fmt.Sprintf("invalid resource version: %v",
+			field.Invalid(field.NewPath("resourceVersion"), version, err.Error())))
 	}
 	return n, nil
 }
@@ -255,7 +258,7 @@ func (s *Server) tooLarge(c *call) bool {
 func (s *Server) waitTooLarge(ctx context.Context, c *call) error {
 	select {
 	case <-ctx.Done():
-	case <-time.After(3 * time.Second):
+	case <-time.After(freshTimeout):
 	}
 	err := apierrors.NewTimeoutError(fmt.Sprintf("Too large resource version: %s, current: %d", c.query.Get("resourceVersion"), s.Version()), 1)
 	err.ErrStatus.Details.Causes = []metav1.StatusCause{{Type: metav1.CauseTypeResourceVersionTooLarge, Message: "Too large resource version"}}

@@ -12,6 +12,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/kubernetes/scheme"
 )
 
 // call is a request in progress.
@@ -49,7 +50,16 @@ func (s *Server) parse(r *http.Request, client string) *call {
 		c.static = s.discover(gv)
 		return c
 	}
-	if !c.route(s, gv, parts) {
+	if c.route(s, gv, parts) {
+		return c
+	}
+	switch {
+	case c.res != nil && c.res.custom && c.Subresource != "":
+		c.static = c.failure(c.notFound())
+	case scheme.Scheme.IsVersionRegistered(gv):
+		c.static = c.failure(&apierrors.StatusError{ErrStatus: metav1.Status{Status: metav1.StatusFailure, Code: http.StatusNotFound,
+			Reason: metav1.StatusReasonNotFound, Message: "the server could not find the requested resource", Details: &metav1.StatusDetails{}}})
+	default:
 		c.static = notServed()
 	}
 	return c

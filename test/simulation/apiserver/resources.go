@@ -63,11 +63,11 @@ func coreResources() []*resource {
 			selectors: podSelectors, fields: on(podFields), defaults: do(defaultPod), admitCreate: admit(admitPod),
 			beforeCreate: do(preparePod), beforeUpdate: pair(preparePodUpdate), beforeStatus: pair(preparePodStatus)},
 		{gvr: core("persistentvolumes"), kind: "PersistentVolume", status: true, clearStatus: true, returnsDeleted: true, unconditional: true,
-			selectors: []string{"name"}, fields: byName, defaults: do(defaultVolume), admitCreate: protect("kubernetes.io/pv-protection"),
+			defaults: do(defaultVolume), admitCreate: protect("kubernetes.io/pv-protection"),
 			beforeCreate: do(prepareVolume), beforeStatus: pair(prepareVolumeStatus), validateCreate: on(validateVolume),
 			validateUpdate: check(validateVolumeUpdate), validateStatus: check(validateVolumeStatus)},
 		{gvr: core("persistentvolumeclaims"), kind: "PersistentVolumeClaim", namespaced: true, status: true, clearStatus: true,
-			returnsDeleted: true, unconditional: true, selectors: []string{"name"}, fields: byName, defaults: do(defaultClaim),
+			returnsDeleted: true, unconditional: true, defaults: do(defaultClaim),
 			admitCreate: admitClaim, admitUpdate: admitResize, beforeCreate: do(prepareClaim), beforeUpdate: pair(prepareClaimUpdate),
 			validateCreate: on(validateClaim), validateUpdate: check(validateClaimUpdate), validateStatus: check(validateClaimStatus)},
 		{gvr: core("secrets"), kind: "Secret", namespaced: true, unconditional: true,
@@ -252,9 +252,6 @@ func protect(finalizer string) func(*Server, runtime.Object) error {
 		return nil
 	}
 }
-
-// byName returns the values for selectors of claims and volumes.
-func byName(obj runtime.Object) fields.Set { return fields.Set{"name": accessor(obj).GetName()} }
 
 var podSelectors = []string{"spec.nodeName", "spec.restartPolicy", "spec.schedulerName", "spec.serviceAccountName", "status.phase"}
 

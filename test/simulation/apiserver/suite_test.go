@@ -194,7 +194,9 @@ func (s *server) comparable(step step, data []byte) []any {
 var (
 	timestamp = regexp.MustCompile(`\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z`)
 	uid       = regexp.MustCompile(`[0-9a-f]{8}-([0-9a-f]{4}-){3}[0-9a-f]{12}`)
-	number    = regexp.MustCompile(`\d{2,}`)
+	// managedFields is in a message as part of a quoted object.
+	managedFields = regexp.MustCompile(`,\\"managedFields\\":\[.*?\}\]`)
+	number        = regexp.MustCompile(`\d{2,}`)
 )
 
 // stable returns value without what differs between two runs on one server.
@@ -203,6 +205,9 @@ func stable(name string, value any) any {
 	case map[string]any:
 		out := map[string]any{}
 		if base, ok := value["generateName"].(string); ok && strings.HasPrefix(fmt.Sprint(value["name"]), base) {
+			if labels, ok := value["labels"].(map[string]any); ok && labels["kubernetes.io/metadata.name"] == value["name"] {
+				labels["kubernetes.io/metadata.name"] = base
+			}
 			value["name"] = fmt.Sprintf("%s(%d)", base, len(fmt.Sprint(value["name"]))-len(base))
 		}
 		for k, v := range value {
@@ -223,6 +228,7 @@ func stable(name string, value any) any {
 		}
 		value = uid.ReplaceAllString(timestamp.ReplaceAllString(value, "TIME"), "UID")
 		if name == "message" {
+			value = managedFields.ReplaceAllString(value, "")
 			value = number.ReplaceAllString(value, "N")
 		}
 		return value

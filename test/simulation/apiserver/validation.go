@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/validation"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/diff"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
@@ -24,7 +25,26 @@ var metadata = field.NewPath("metadata")
 
 // validateMeta validates the metadata of an object whose name is a DNS subdomain.
 func validateMeta(m metav1.Object, namespaced bool) field.ErrorList {
-	return validation.ValidateObjectMetaAccessor(m, namespaced, validation.NameIsDNSSubdomain, metadata)
+	errs := validation.ValidateObjectMetaAccessor(m, namespaced, validation.NameIsDNSSubdomain, metadata)
+	standard := []string{string(corev1.FinalizerKubernetes), metav1.FinalizerOrphanDependents, metav1.FinalizerDeleteDependents}
+	for i, finalizer := range m.GetFinalizers() {
+		if !strings.Contains(finalizer, "/") && !slices.Contains(standard, finalizer) {
+			errs = append(errs, field.Invalid(metadata.Child("finalizers").Index(i), finalizer,
+				"name is neither a standard finalizer name nor is it fully qualified"))
+		}
+	}
+	return errs
+}
+
+// validateNew validates a new object.
+func (r *resource) validateNew(obj runtime.Object) field.ErrorList {
+	switch {
+	case r.validateCreate != nil:
+		return r.validateCreate(obj)
+	case r.custom:
+		return nil
+	}
+	return validateMeta(accessor(obj), r.namespaced)
 }
 
 // validateMetaUpdate validates a change of metadata.
@@ -79,7 +99,8 @@ func validateVolumeUpdate(pv, old *corev1.PersistentVolume) field.ErrorList {
 	}
 	errs = append(errs, validation.ValidateImmutableField(pv.Spec.VolumeMode, old.Spec.VolumeMode, field.NewPath("volumeMode"))...)
 	if !affinityEqual(pv, old) {
-		errs = append(errs, field.Invalid(field.NewPath("nodeAffinity"), goNames(pv.Spec.NodeAffinity), validation.FieldImmutableErrorMsg))
+		errs = append(errs, field.Invalid(field.NewPath("nodeAffinity"), goNames(pv.Spec.NodeAffinity),
+			validation.FieldImmutableErrorMsg+", except for updating from beta label to GA"))
 	}
 	if old.Spec.VolumeAttributesClassName != nil && pv.Spec.VolumeAttributesClassName == nil {
 		errs = append(errs, field.Forbidden(field.NewPath("spec", "volumeAttributesClassName"), "update from non-nil value to nil is forbidden"))
@@ -279,6 +300,14 @@ func goNames(v any) json.RawMessage {
 func writeGoNames(b *strings.Builder, v reflect.Value) {
 	if v.Kind() == reflect.Pointer && !v.IsNil() {
 		writeGoNames(b, v.Elem())
+		return
+	}
+	if v.Kind() == reflect.Slice && v.Len() > 0 && v.Type().Elem().Kind() != reflect.Uint8 {
+		for i := range v.Len() {
+			b.WriteString(map[bool]string{true: "[", false: ","}[i == 0])
+			writeGoNames(b, v.Index(i))
+		}
+		b.WriteByte(']')
 		return
 	}
 	_, marshals := v.Interface().(json.Marshaler)

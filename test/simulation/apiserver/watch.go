@@ -20,6 +20,9 @@ import (
 // bookmarkInterval is the time between two bookmarks of a watch.
 const bookmarkInterval = time.Minute
 
+// freshTimeout is the time that a request waits for a state of the future.
+const freshTimeout = 3 * time.Second
+
 // event is one of a watch, not yet encoded.
 type event struct {
 	kind watch.EventType
@@ -32,6 +35,7 @@ type watcher struct {
 	call     *call
 	ctx      context.Context // of the request
 	match    func(runtime.Object) bool
+	since    uint64      // later changes are sent
 	deadline *time.Timer // nil: none
 	bookmark *time.Timer // nil: none
 	wake     chan struct{}
@@ -62,38 +66,43 @@ func (s *Server) watch(ctx context.Context, c *call) (*watcher, error) {
 	if err != nil {
 		return nil, err
 	}
-	if version > s.Version() {
-		return nil, s.waitTooLarge(ctx, c)
-	}
-	w := &watcher{server: s, call: c, ctx: ctx, match: match, wake: make(chan struct{}, 1), done: make(chan struct{})}
+	w := &watcher{server: s, call: c, ctx: ctx, match: match, since: version, wake: make(chan struct{}, 1), done: make(chan struct{})}
 	if o.TimeoutSeconds != nil && *o.TimeoutSeconds > 0 {
 		w.deadline = time.NewTimer(time.Duration(*o.TimeoutSeconds) * time.Second)
 	}
 	if o.AllowWatchBookmarks {
 		w.bookmark = time.NewTimer(bookmarkInterval)
 	}
+	if initial := o.SendInitialEvents; initial != nil && *initial && version > s.Version() {
+		err := s.waitTooLarge(ctx, c)
+		w.ended = true
+		if o.TimeoutSeconds == nil || *o.TimeoutSeconds > int64(freshTimeout/time.Second) {
+			w.queue = []event{{watch.Error, statusOf(err)}}
+		}
+		return w, nil
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.begin(w, o, version)
+	s.begin(w, o)
 	s.watches = append(s.watches, w)
 	return w, nil
 }
 
 // begin fills the queue with the initial events of w and with the changes since then.
-func (s *Server) begin(w *watcher, o metav1.ListOptions, version uint64) {
+func (s *Server) begin(w *watcher, o metav1.ListOptions) {
 	all := o.SendInitialEvents != nil && *o.SendInitialEvents
-	if version > 0 && !all {
-		if version < s.compacted {
-			gone := apierrors.NewResourceExpired(fmt.Sprintf("too old resource version: %d (%d)", version, s.compacted))
+	if w.since > 0 && !all {
+		if w.since < s.compacted {
+			gone := apierrors.NewResourceExpired(fmt.Sprintf("too old resource version: %d (%d)", w.since, s.compacted))
 			w.queue, w.ended = append(w.queue, event{watch.Error, statusOf(gone)}), true
 			return
 		}
 	} else if o.SendInitialEvents == nil || all {
 		state := s.version
-		if o.ResourceVersion != "" {
-			state = max(version, s.cached(w.call))
+		if o.ResourceVersion != "" || !all {
+			state = max(w.since, s.cached(w.call))
 		}
-		version = state
+		w.since = state
 		objects := s.at(w.call.res, state)
 		for _, key := range sortedKeys(objects) {
 			if w.match(objects[key]) {
@@ -104,12 +113,10 @@ func (s *Server) begin(w *watcher, o metav1.ListOptions, version uint64) {
 			w.queue = append(w.queue, w.mark(state, map[string]string{metav1.InitialEventsAnnotationKey: "true"}))
 		}
 	} else {
-		version = s.version
+		w.since = s.cached(w.call)
 	}
 	for _, c := range s.log {
-		if c.version > version {
-			w.push(c)
-		}
+		w.push(c)
 	}
 }
 
@@ -124,7 +131,7 @@ func (w *watcher) mark(version uint64, annotations map[string]string) event {
 
 // push appends the event for c, if w selects one of its states. The lock of the server must be held.
 func (w *watcher) push(c change) {
-	if c.res != w.call.res || w.ended {
+	if c.res != w.call.res || w.ended || c.version <= w.since {
 		return
 	}
 	was, is := c.before != nil && w.match(c.before), c.after != nil && w.match(c.after)

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"strings"
 
 	jsonpatch "gopkg.in/evanphx/json-patch.v4"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -74,11 +75,10 @@ func (s *Server) insert(c *call, obj runtime.Object) (runtime.Object, error) {
 		}
 	}
 	c.res.prepareCreate(obj)
-	var errs field.ErrorList
-	if c.res.validateCreate != nil {
-		errs = c.res.validateCreate(obj)
+	errs := c.res.validateNew(obj)
+	if len(errs) == 0 {
+		errs = validation.ValidateObjectMetaAccessor(m, c.res.namespaced, validPathSegment, metadata)
 	}
-	errs = append(errs, validation.ValidateObjectMetaAccessor(m, c.res.namespaced, validPathSegment, field.NewPath("metadata"))...)
 	if len(errs) > 0 {
 		return nil, c.invalid(m.GetName(), errs...)
 	}
@@ -106,13 +106,10 @@ func (s *Server) put(c *call) (int, runtime.Object, error) {
 	if err != nil {
 		return 0, nil, err
 	}
-	m := accessor(obj)
-	if m.GetName() != "" && m.GetName() != c.Name {
-		return 0, nil, apierrors.NewBadRequest(fmt.Sprintf("the name of the object (%s) does not match the name on the URL (%s)", m.GetName(), c.Name))
-	}
-	if err := c.fixNamespace(obj); err != nil {
+	if err := c.checkName(obj); err != nil {
 		return 0, nil, err
 	}
+	m := accessor(obj)
 	existing, ok := s.objects[c.res][c.key()]
 	if !ok && c.res.upsert {
 		stored, err := s.insert(c, obj)
@@ -128,6 +125,14 @@ func (s *Server) put(c *call) (int, runtime.Object, error) {
 	}
 	stored, err := s.replace(c, existing, obj)
 	return http.StatusOK, stored, err
+}
+
+// checkName returns an error if obj has another name or namespace than the path.
+func (c *call) checkName(obj runtime.Object) error {
+	if name := accessor(obj).GetName(); name != "" && name != c.Name {
+		return apierrors.NewBadRequest(fmt.Sprintf("the name of the object (%s) does not match the name on the URL (%s)", name, c.Name))
+	}
+	return c.fixNamespace(obj)
 }
 
 // storageKey returns the key of the object in etcd, which is part of a message.
@@ -153,6 +158,9 @@ func (s *Server) patch(c *call) (int, runtime.Object, error) {
 	if err != nil {
 		return 0, nil, invalid("", "", field.Invalid(field.NewPath("patch"), string(patched), err.Error()))
 	}
+	if err := c.checkName(obj); err != nil {
+		return 0, nil, err
+	}
 	stored, err := s.replace(c, existing, obj)
 	return http.StatusOK, stored, err
 }
@@ -163,7 +171,8 @@ func (c *call) applyPatch(original []byte) ([]byte, error) {
 	case types.JSONPatchType:
 		patch, err := jsonpatch.DecodePatch(c.body)
 		if err != nil {
-			return nil, apierrors.NewBadRequest(err.Error())
+			message := strings.ReplaceAll(err.Error(), "jsonpatch.Patch", "[]handlers.jsonPatchOp") // the type there
+			return nil, apierrors.NewBadRequest("error decoding patch: " + message)
 		}
 		patched, err := patch.Apply(original)
 		if err != nil {
@@ -216,9 +225,6 @@ func (s *Server) replace(c *call, existing, obj runtime.Object) (runtime.Object,
 		return nil, apierrors.NewConflict(c.res.gvr.GroupResource(), c.Name,
 			errors.New("the object has been modified; please apply your changes to the latest version and try again"))
 	}
-	if err := c.fixNamespace(obj); err != nil {
-		return nil, err
-	}
 	m.SetGeneration(old.GetGeneration())
 	if c.Subresource == "status" {
 		obj = c.res.prepareStatus(obj, existing)
@@ -266,9 +272,8 @@ func keepSystemFields(m, old metav1.Object) {
 
 // validateUpdate returns what is invalid in an update.
 func (c *call) validateUpdate(obj, existing runtime.Object) field.ErrorList {
-	meta := field.NewPath("metadata")
-	errs := validation.ValidateObjectMetaAccessor(accessor(obj), c.res.namespaced, validPathSegment, meta)
-	errs = append(errs, validation.ValidateObjectMetaAccessorUpdate(accessor(obj), accessor(existing), meta)...)
+	errs := validation.ValidateObjectMetaAccessor(accessor(obj), c.res.namespaced, validPathSegment, metadata)
+	errs = append(errs, validation.ValidateObjectMetaAccessorUpdate(accessor(obj), accessor(existing), metadata)...)
 	validate := c.res.validateUpdate
 	if c.Subresource == "status" {
 		validate = c.res.validateStatus
@@ -318,11 +323,6 @@ func (s *Server) bind(c *call) (int, runtime.Object, error) {
 	status := &metav1.Status{Status: metav1.StatusSuccess, Code: http.StatusCreated}
 	status.Kind, status.APIVersion = "Status", "v1"
 	return http.StatusCreated, status, nil
-}
-
-// fieldInvalid returns the error for a value of an option.
-func fieldInvalid(name, value, message string) *field.Error {
-	return field.Invalid(field.NewPath(name), value, message)
 }
 
 // validMatch returns an error for options of a list or watch that exclude each other.
