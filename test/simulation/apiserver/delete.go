@@ -149,7 +149,8 @@ func (c *call) checkPreconditions(existing runtime.Object, p *metav1.Preconditio
 
 // gcFinalizers returns finalizers with those that the garbage collector removes for the propagation policy.
 func gcFinalizers(finalizers []string, o metav1.DeleteOptions) []string {
-	orphan, foreground := slices.Contains(finalizers, metav1.FinalizerOrphanDependents), slices.Contains(finalizers, metav1.FinalizerDeleteDependents)
+	orphan := slices.Contains(finalizers, metav1.FinalizerOrphanDependents)
+	foreground := slices.Contains(finalizers, metav1.FinalizerDeleteDependents)
 	switch {
 	case o.OrphanDependents != nil:
 		orphan, foreground = *o.OrphanDependents, false

@@ -135,7 +135,8 @@ func (c *call) view(obj runtime.Object) runtime.Object {
 	list := &metav1.PartialObjectMetadataList{Items: []metav1.PartialObjectMetadata{}}
 	list.SetGroupVersionKind(metav1.SchemeGroupVersion.WithKind("PartialObjectMetadataList"))
 	if from, err := meta.ListAccessor(obj); err == nil {
-		list.ResourceVersion, list.Continue, list.RemainingItemCount = from.GetResourceVersion(), from.GetContinue(), from.GetRemainingItemCount()
+		list.ResourceVersion, list.Continue = from.GetResourceVersion(), from.GetContinue()
+		list.RemainingItemCount = from.GetRemainingItemCount()
 	}
 	_ = meta.EachListItem(obj, func(item runtime.Object) error { // the function returns no error
 		list.Items = append(list.Items, *partial(item))

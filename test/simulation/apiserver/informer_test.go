@@ -35,7 +35,7 @@ var claimsResource = corev1.SchemeGroupVersion.WithResource("persistentvolumecla
 type recorder struct {
 	mu     sync.Mutex
 	events []string
-	last   string // resourceVersion, or "deleted"
+	last   string // resourceVersion, or the name of a deleted object
 }
 
 func (r *recorder) add(event string, obj any, last string) {
@@ -49,13 +49,15 @@ func (r *recorder) add(event string, obj any, last string) {
 	}
 }
 
-func (r *recorder) OnAdd(obj any, initial bool) { r.add(fmt.Sprintf("add initial=%t", initial), obj, "") }
-func (r *recorder) OnUpdate(_, obj any)         { r.add("update", obj, "") }
+func (r *recorder) OnAdd(obj any, initial bool) {
+	r.add(fmt.Sprintf("add initial=%t", initial), obj, "")
+}
+func (r *recorder) OnUpdate(_, obj any) { r.add("update", obj, "") }
 func (r *recorder) OnDelete(obj any) {
 	if unknown, ok := obj.(cache.DeletedFinalStateUnknown); ok {
 		obj = unknown.Obj
 	}
-	r.add("delete", obj, "deleted")
+	r.add("delete", obj, obj.(metav1.Object).GetName())
 }
 
 func (r *recorder) saw(last string) error {
@@ -80,7 +82,9 @@ func newClaim(name string) *corev1.PersistentVolumeClaim {
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec: corev1.PersistentVolumeClaimSpec{
 			AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
-			Resources:   corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}},
+			Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{
+				corev1.ResourceStorage: resource.MustParse("1Gi"),
+			}},
 		},
 	}
 }
@@ -134,7 +138,7 @@ func story(t *testing.T, cfg *rest.Config, encoding string) []string {
 		t.Helper()
 		pvc, err := claims.Patch(ctx, second.Name, types.MergePatchType, []byte(data), metav1.PatchOptions{}, subresources...)
 		if must(t, pvc, err); len(pvc.Finalizers) == 0 {
-			saw("deleted")
+			saw(pvc.Name)
 			return
 		}
 		saw(pvc.ResourceVersion)
@@ -153,7 +157,7 @@ func story(t *testing.T, cfg *rest.Config, encoding string) []string {
 	if err := claims.Delete(ctx, first.Name, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	saw("deleted")
+	saw(first.Name)
 	cancel()
 	wait()
 	return r.events
@@ -189,7 +193,8 @@ func TestBubble(t *testing.T) {
 		s := apiserver.New(apiserver.Hooks{})
 		client, err := kubernetes.NewForConfig(s.Config("user"))
 		must(t, client, err)
-		_, err = client.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "informers"}}, metav1.CreateOptions{})
+		ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "informers"}}
+		_, err = client.CoreV1().Namespaces().Create(t.Context(), ns, metav1.CreateOptions{})
 		must(t, client, err)
 		claims := client.CoreV1().PersistentVolumeClaims("informers")
 		ctx, cancel := context.WithCancel(t.Context())
@@ -212,7 +217,7 @@ func TestBubble(t *testing.T) {
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		for encoding, r := range recorders {
-			if err := r.saw("deleted"); err != nil {
+			if err := r.saw("a"); err != nil {
 				t.Errorf("%s: %v", encoding, err)
 			}
 		}
@@ -266,7 +271,8 @@ func TestHooks(t *testing.T) {
 	}
 	delivered = apierrors.NewResourceExpired("injected")
 	w, err := volumes.Watch(t.Context(), metav1.ListOptions{ResourceVersion: "0"})
-	if event, ok := <-must(t, w, err).ResultChan(); !ok || event.Type != watch.Error || !apierrors.IsResourceExpired(apierrors.FromObject(event.Object)) {
+	event, ok := <-must(t, w, err).ResultChan()
+	if !ok || event.Type != watch.Error || !apierrors.IsResourceExpired(apierrors.FromObject(event.Object)) {
 		t.Errorf("event %v, want the injected error", event)
 	}
 	w.Stop()

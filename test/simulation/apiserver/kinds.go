@@ -68,7 +68,8 @@ func (s *Server) checkNamespace(c *call, name string) error {
 	err := apierrors.NewForbidden(c.res.gvr.GroupResource(), name,
 		fmt.Errorf("unable to create new content in namespace %s because it is being terminated", c.Namespace))
 	err.ErrStatus.Details.Causes = []metav1.StatusCause{{
-		Type: corev1.NamespaceTerminatingCause, Message: fmt.Sprintf("namespace %s is being terminated", c.Namespace), Field: "metadata.namespace",
+		Type: corev1.NamespaceTerminatingCause, Field: "metadata.namespace",
+		Message: fmt.Sprintf("namespace %s is being terminated", c.Namespace),
 	}}
 	return err
 }

@@ -188,10 +188,11 @@ func (s *Server) page(c *call, o metav1.ListOptions) (page, error) {
 		return s.next(o)
 	}
 	version, err := parseVersion(o.ResourceVersion)
+	if err != nil {
+		return page{}, apierrors.NewBadRequest(fmt.Sprintf("invalid resource version: %v", err))
+	}
 	exact := o.ResourceVersionMatch == metav1.ResourceVersionMatchExact || o.ResourceVersionMatch == "" && o.Limit > 0 && version > 0
 	switch {
-	case err != nil:
-		return page{}, err
 	case o.ResourceVersion == "":
 		return page{Version: s.version}, nil
 	case exact && version < s.compacted:
@@ -241,8 +242,7 @@ func parseVersion(version string) (uint64, error) {
 	}
 	n, err := strconv.ParseUint(version, 10, 64)
 	if err != nil {
-		return 0, apierrors.NewBadRequest(fmt.Sprintf("invalid resource version: %v",
-			field.Invalid(field.NewPath("resourceVersion"), version, err.Error())))
+		return 0, field.Invalid(field.NewPath("resourceVersion"), version, err.Error())
 	}
 	return n, nil
 }
@@ -260,7 +260,8 @@ func (s *Server) waitTooLarge(ctx context.Context, c *call) error {
 	case <-ctx.Done():
 	case <-time.After(freshTimeout):
 	}
-	err := apierrors.NewTimeoutError(fmt.Sprintf("Too large resource version: %s, current: %d", c.query.Get("resourceVersion"), s.Version()), 1)
-	err.ErrStatus.Details.Causes = []metav1.StatusCause{{Type: metav1.CauseTypeResourceVersionTooLarge, Message: "Too large resource version"}}
+	const message = "Too large resource version"
+	err := apierrors.NewTimeoutError(fmt.Sprintf("%s: %s, current: %d", message, c.query.Get("resourceVersion"), s.Version()), 1)
+	err.ErrStatus.Details.Causes = []metav1.StatusCause{{Type: metav1.CauseTypeResourceVersionTooLarge, Message: message}}
 	return err
 }

@@ -58,7 +58,8 @@ func (s *Server) parse(r *http.Request, client string) *call {
 		c.static = c.failure(c.notFound())
 	case scheme.Scheme.IsVersionRegistered(gv):
 		c.static = c.failure(&apierrors.StatusError{ErrStatus: metav1.Status{Status: metav1.StatusFailure, Code: http.StatusNotFound,
-			Reason: metav1.StatusReasonNotFound, Message: "the server could not find the requested resource", Details: &metav1.StatusDetails{}}})
+			Reason: metav1.StatusReasonNotFound, Message: "the server could not find the requested resource",
+			Details: &metav1.StatusDetails{}}})
 	default:
 		c.static = notServed()
 	}

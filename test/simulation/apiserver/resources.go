@@ -62,8 +62,8 @@ func coreResources() []*resource {
 		{gvr: core("pods"), kind: "Pod", namespaced: true, status: true, clearStatus: true, returnsDeleted: true, unconditional: true,
 			selectors: podSelectors, fields: on(podFields), defaults: do(defaultPod), admitCreate: admit(admitPod),
 			beforeCreate: do(preparePod), beforeUpdate: pair(preparePodUpdate), beforeStatus: pair(preparePodStatus)},
-		{gvr: core("persistentvolumes"), kind: "PersistentVolume", status: true, clearStatus: true, returnsDeleted: true, unconditional: true,
-			defaults: do(defaultVolume), admitCreate: protect("kubernetes.io/pv-protection"),
+		{gvr: core("persistentvolumes"), kind: "PersistentVolume", status: true, clearStatus: true, returnsDeleted: true,
+			unconditional: true, defaults: do(defaultVolume), admitCreate: protect("kubernetes.io/pv-protection"),
 			beforeCreate: do(prepareVolume), beforeStatus: pair(prepareVolumeStatus), validateCreate: on(validateVolume),
 			validateUpdate: check(validateVolumeUpdate), validateStatus: check(validateVolumeStatus)},
 		{gvr: core("persistentvolumeclaims"), kind: "PersistentVolumeClaim", namespaced: true, status: true, clearStatus: true,
@@ -257,7 +257,8 @@ var podSelectors = []string{"spec.nodeName", "spec.restartPolicy", "spec.schedul
 
 func podFields(pod *corev1.Pod) fields.Set {
 	return fields.Set{
-		"spec.nodeName": pod.Spec.NodeName, "spec.restartPolicy": string(pod.Spec.RestartPolicy), "spec.schedulerName": pod.Spec.SchedulerName,
+		"spec.nodeName": pod.Spec.NodeName, "spec.restartPolicy": string(pod.Spec.RestartPolicy),
+		"spec.schedulerName":      pod.Spec.SchedulerName,
 		"spec.serviceAccountName": pod.Spec.ServiceAccountName, "status.phase": string(pod.Status.Phase),
 	}
 }
@@ -276,6 +277,7 @@ func eventFields(e *corev1.Event) fields.Set {
 	return fields.Set{
 		"involvedObject.kind": o.Kind, "involvedObject.namespace": o.Namespace, "involvedObject.name": o.Name,
 		"involvedObject.uid": string(o.UID), "involvedObject.apiVersion": o.APIVersion, "involvedObject.resourceVersion": o.ResourceVersion,
-		"involvedObject.fieldPath": o.FieldPath, "reason": e.Reason, "reportingComponent": e.ReportingController, "source": source, "type": e.Type,
+		"involvedObject.fieldPath": o.FieldPath, "reason": e.Reason, "reportingComponent": e.ReportingController, "source": source,
+		"type": e.Type,
 	}
 }

@@ -303,7 +303,7 @@ func TestSameResponses(t *testing.T) {
 		}
 	}
 	t.Logf("%d requests, %d of them with different responses", len(all), different)
-	if len(all) < 150 {
+	if len(all) < 266 {
 		t.Errorf("%d requests: the file has fewer than it had", len(all))
 	}
 }

@@ -95,7 +95,7 @@ func validateVolumeUpdate(pv, old *corev1.PersistentVolume) field.ErrorList {
 	}
 	if !equality.Semantic.DeepEqual(source, old.Spec.PersistentVolumeSource) {
 		errs = append(errs, field.Forbidden(field.NewPath("spec", "persistentvolumesource"),
-			fmt.Sprintf("spec.persistentvolumesource is immutable after creation\n%v", diff.Diff(goNames(old.Spec.PersistentVolumeSource), goNames(source)))))
+			"spec.persistentvolumesource is immutable after creation\n"+diff.Diff(goNames(old.Spec.PersistentVolumeSource), goNames(source))))
 	}
 	errs = append(errs, validation.ValidateImmutableField(pv.Spec.VolumeMode, old.Spec.VolumeMode, field.NewPath("volumeMode"))...)
 	if !affinityEqual(pv, old) {
@@ -103,7 +103,8 @@ func validateVolumeUpdate(pv, old *corev1.PersistentVolume) field.ErrorList {
 			validation.FieldImmutableErrorMsg+", except for updating from beta label to GA"))
 	}
 	if old.Spec.VolumeAttributesClassName != nil && pv.Spec.VolumeAttributesClassName == nil {
-		errs = append(errs, field.Forbidden(field.NewPath("spec", "volumeAttributesClassName"), "update from non-nil value to nil is forbidden"))
+		path := field.NewPath("spec", "volumeAttributesClassName")
+		errs = append(errs, field.Forbidden(path, "update from non-nil value to nil is forbidden"))
 	}
 	return errs
 }
@@ -250,9 +251,10 @@ func validateCSINodeUpdate(node, old *storagev1.CSINode) field.ErrorList {
 }
 
 func validateDriverUpdate(d, old *storagev1.CSIDriver) field.ErrorList {
+	spec := field.NewPath("spec")
 	return slices.Concat(validateMetaUpdate(d, old),
-		validation.ValidateImmutableField(d.Spec.AttachRequired, old.Spec.AttachRequired, field.NewPath("spec", "attachedRequired")),
-		validation.ValidateImmutableField(d.Spec.VolumeLifecycleModes, old.Spec.VolumeLifecycleModes, field.NewPath("spec", "volumeLifecycleModes")))
+		validation.ValidateImmutableField(d.Spec.AttachRequired, old.Spec.AttachRequired, spec.Child("attachedRequired")),
+		validation.ValidateImmutableField(d.Spec.VolumeLifecycleModes, old.Spec.VolumeLifecycleModes, spec.Child("volumeLifecycleModes")))
 }
 
 func validateAttachmentUpdate(va, old *storagev1.VolumeAttachment) field.ErrorList {

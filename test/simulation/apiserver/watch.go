@@ -64,7 +64,7 @@ func (s *Server) watch(ctx context.Context, c *call) (*watcher, error) {
 	}
 	version, err := parseVersion(o.ResourceVersion)
 	if err != nil {
-		return nil, err
+		return nil, statusError(err.Error()) // unlike a list
 	}
 	w := &watcher{server: s, call: c, ctx: ctx, match: match, since: version, wake: make(chan struct{}, 1), done: make(chan struct{})}
 	if o.TimeoutSeconds != nil && *o.TimeoutSeconds > 0 {

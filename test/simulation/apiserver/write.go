@@ -176,7 +176,8 @@ func (c *call) applyPatch(original []byte) ([]byte, error) {
 		}
 		patched, err := patch.Apply(original)
 		if err != nil {
-			return nil, apierrors.NewGenericServerResponse(http.StatusUnprocessableEntity, "", schema.GroupResource{}, "", err.Error(), 0, false)
+			const code = http.StatusUnprocessableEntity
+			return nil, apierrors.NewGenericServerResponse(code, "", schema.GroupResource{}, "", err.Error(), 0, false)
 		}
 		return patched, nil
 	case types.MergePatchType:
@@ -304,7 +305,9 @@ func invalid(kind, name string, errs ...*field.Error) error {
 
 // statusError returns an error that is none of the API, as the API server reports those of its storage.
 func statusError(message string) error {
-	return &apierrors.StatusError{ErrStatus: metav1.Status{Status: metav1.StatusFailure, Code: http.StatusInternalServerError, Message: message}}
+	return &apierrors.StatusError{ErrStatus: metav1.Status{
+		Status: metav1.StatusFailure, Code: http.StatusInternalServerError, Message: message,
+	}}
 }
 
 // bind assigns a Pod to a node.
@@ -336,10 +339,12 @@ func validMatch(c *call, o metav1.ListOptions) error {
 	}
 	watching := c.Verb == "watch"
 	notOlder := match == metav1.ResourceVersionMatchNotOlderThan
-	forbid(watching && o.SendInitialEvents != nil && !notOlder, path, "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan")
+	forbid(watching && o.SendInitialEvents != nil && !notOlder, path,
+		"sendInitialEvents requires setting resourceVersionMatch to NotOlderThan")
 	forbid(watching && match != "" && o.SendInitialEvents == nil, path,
 		"resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided")
-	forbid(!watching && match != "" && o.ResourceVersion == "", path, "resourceVersionMatch is forbidden unless resourceVersion is provided")
+	forbid(!watching && match != "" && o.ResourceVersion == "", path,
+		"resourceVersionMatch is forbidden unless resourceVersion is provided")
 	forbid(match != "" && o.Continue != "", path, "resourceVersionMatch is forbidden when continue is provided")
 	if !watching && match != "" && !notOlder && match != metav1.ResourceVersionMatchExact {
 		errs = append(errs, field.NotSupported(path, match, []string{"Exact", "NotOlderThan", ""}))
