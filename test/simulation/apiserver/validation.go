@@ -95,7 +95,8 @@ func validateVolumeUpdate(pv, old *corev1.PersistentVolume) field.ErrorList {
 	}
 	if !equality.Semantic.DeepEqual(source, old.Spec.PersistentVolumeSource) {
 		errs = append(errs, field.Forbidden(field.NewPath("spec", "persistentvolumesource"),
-			"spec.persistentvolumesource is immutable after creation\n"+diff.Diff(goNames(old.Spec.PersistentVolumeSource), goNames(source))))
+			"spec.persistentvolumesource is immutable after creation\n"+
+				diff.Diff(goNames(old.Spec.PersistentVolumeSource), goNames(source))))
 	}
 	errs = append(errs, validation.ValidateImmutableField(pv.Spec.VolumeMode, old.Spec.VolumeMode, field.NewPath("volumeMode"))...)
 	if !affinityEqual(pv, old) {
