@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -21,6 +22,14 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/client-go/kubernetes/scheme"
 )
+
+// prefix returns the begin of the keys of a list, which continue tokens leave out.
+func (c *call) prefix() string {
+	if c.namespace() == "" {
+		return ""
+	}
+	return c.namespace() + "/"
+}
 
 // get returns one object.
 func (s *Server) get(c *call) (int, runtime.Object, error) {
@@ -57,12 +66,12 @@ func (s *Server) list(c *call) (int, runtime.Object, error) {
 	rest := int64(0)
 	for _, key := range sortedKeys(objects) {
 		switch {
-		case key < p.Start || !match(objects[key]):
+		case key < c.prefix()+p.Start || !match(objects[key]):
 		case o.Limit > 0 && int64(len(items)) == o.Limit:
 			rest++
 		default:
 			items = append(items, objects[key])
-			next = key + "\x00"
+			next = strings.TrimPrefix(key, c.prefix()) + "\x00"
 		}
 	}
 	m := metav1.ListMeta{ResourceVersion: strconv.FormatUint(p.Version, 10)}
@@ -167,7 +176,7 @@ func (t token) String() string {
 // page is where a list begins.
 type page struct {
 	Version uint64
-	Start   string
+	Start   string // without the prefix of the list
 }
 
 const (

@@ -7,7 +7,9 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -31,7 +33,7 @@ func TestMain(m *testing.M) { kubetest.Main(m) }
 const restricted = "restricted-user"
 
 // step is a request of testdata/requests.txt: a comment with the name, a line with method, path and options,
-// and the body in YAML. $NAME.uid, $NAME.rv and $NAME.continue are those of an earlier response with keep=NAME.
+// and the body in YAML. COMPACT removes the history up to a version. $NAME.uid, $NAME.rv and $NAME.continue are those of an earlier response with keep=NAME.
 type step struct {
 	name, method, path, body string
 	options                  map[string]string
@@ -82,6 +84,7 @@ type server struct {
 	t         *testing.T
 	host      string
 	transport http.RoundTripper
+	compact   func(version string)
 	kept      map[string]metav1.PartialObjectMetadataList // metadata of the object or the list
 }
 
@@ -90,7 +93,7 @@ func newServer(t *testing.T, cfg *rest.Config) *server {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &server{t, cfg.Host, transport, map[string]metav1.PartialObjectMetadataList{}}
+	return &server{t: t, host: cfg.Host, transport: transport, kept: map[string]metav1.PartialObjectMetadataList{}}
 }
 
 var variable = regexp.MustCompile(`\$([a-z0-9-]+)\.(uid|rv|continue)`)
@@ -112,8 +115,40 @@ func (s *server) expand(text string) string {
 	})
 }
 
+// etcd finds the address of etcd in the log of the real API server.
+var etcd = regexp.MustCompile(`--etcd-servers="\[(http://[^\]]+)\]"`)
+
+// compactReal removes the history of the real API server.
+func compactReal(t *testing.T, controlPlane *kubetest.ControlPlane, version string) {
+	log, err := os.ReadFile(filepath.Join(controlPlane.Dir(), "apiserver.log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := etcd.FindSubmatch(log)
+	if address == nil {
+		t.Fatal("the log of the API server does not name etcd")
+	}
+	body := strings.NewReader(fmt.Sprintf(`{"revision":%q,"physical":true}`, version))
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, string(address[1])+"/v3/kv/compaction", body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	if response.StatusCode != http.StatusOK {
+		t.Fatalf("compaction of etcd: %s", response.Status)
+	}
+}
+
 // do sends the request of a step and returns the comparable form of the response.
 func (s *server) do(step step) []any {
+	if step.method == "COMPACT" {
+		s.compact(s.expand(step.path))
+		return nil
+	}
 	request, err := http.NewRequestWithContext(s.t.Context(), step.method, s.host+s.expand(step.path), nil)
 	if err != nil {
 		s.t.Fatal(err)
@@ -288,6 +323,14 @@ func TestSameResponses(t *testing.T) {
 	kubetest.InstallCRDs(t, controlPlane)
 	memory := apiserver.New(apiserver.Hooks{Allow: func(r apiserver.Request) bool { return r.User != restricted }})
 	servers := []*server{newServer(t, controlPlane.Config()), newServer(t, memory.Config("suite"))}
+	servers[0].compact = func(version string) { compactReal(t, controlPlane, version) }
+	servers[1].compact = func(version string) {
+		n, err := strconv.ParseUint(version, 10, 64)
+		if err != nil {
+			t.Error(err)
+		}
+		memory.Compact(n)
+	}
 	all := steps(t, "testdata/requests.txt")
 	different := 0
 	for _, step := range all {
@@ -303,7 +346,7 @@ func TestSameResponses(t *testing.T) {
 		}
 	}
 	t.Logf("%d requests, %d of them with different responses", len(all), different)
-	if len(all) < 266 {
+	if len(all) < 270 {
 		t.Errorf("%d requests: the file has fewer than it had", len(all))
 	}
 }

@@ -271,7 +271,7 @@ func keepSystemFields(m, old metav1.Object) {
 	}
 }
 
-// validateUpdate returns what is invalid in an update.
+// validateUpdate returns the errors of an update.
 func (c *call) validateUpdate(obj, existing runtime.Object) field.ErrorList {
 	errs := validation.ValidateObjectMetaAccessor(accessor(obj), c.res.namespaced, validPathSegment, metadata)
 	errs = append(errs, validation.ValidateObjectMetaAccessorUpdate(accessor(obj), accessor(existing), metadata)...)
