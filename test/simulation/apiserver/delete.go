@@ -151,12 +151,8 @@ func (c *call) checkPreconditions(existing runtime.Object, p *metav1.Preconditio
 func gcFinalizers(finalizers []string, o metav1.DeleteOptions) []string {
 	orphan := slices.Contains(finalizers, metav1.FinalizerOrphanDependents)
 	foreground := slices.Contains(finalizers, metav1.FinalizerDeleteDependents)
-	switch {
-	case o.OrphanDependents != nil:
-		orphan, foreground = *o.OrphanDependents, false
-	case o.PropagationPolicy != nil:
-		orphan = *o.PropagationPolicy == metav1.DeletePropagationOrphan
-		foreground = *o.PropagationPolicy == metav1.DeletePropagationForeground
+	if policy := o.PropagationPolicy; policy != nil {
+		orphan, foreground = *policy == metav1.DeletePropagationOrphan, *policy == metav1.DeletePropagationForeground
 	}
 	kept := slices.DeleteFunc(slices.Clone(finalizers), func(f string) bool {
 		return f == metav1.FinalizerOrphanDependents || f == metav1.FinalizerDeleteDependents

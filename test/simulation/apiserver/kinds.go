@@ -2,6 +2,7 @@ package apiserver
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -184,6 +185,7 @@ func bindPod(existing runtime.Object, contentType string, body []byte) (runtime.
 	var err error
 	switch {
 	case binding.UID != "" && binding.UID != pod.UID:
+		//lint:ignore ST1005 the message of the API server
 		err = fmt.Errorf("Precondition failed: UID in precondition: %v, UID in object meta: %v", binding.UID, pod.UID)
 	case pod.DeletionTimestamp != nil:
 		err = fmt.Errorf("pod %s is being deleted, cannot be assigned to a host", pod.Name)
@@ -291,8 +293,9 @@ func admitResize(s *Server, obj, oldObj runtime.Object) error {
 		return nil
 	}
 	if old.Status.Phase != corev1.ClaimBound {
-		return apierrors.NewForbidden(corev1.Resource("persistentvolumeclaims"), pvc.Name,
-			fmt.Errorf("Only bound persistent volume claims can be expanded"))
+		//lint:ignore ST1005 the message of the API server
+		err := errors.New("Only bound persistent volume claims can be expanded")
+		return apierrors.NewForbidden(corev1.Resource("persistentvolumeclaims"), pvc.Name, err)
 	}
 	name := storagehelpers.GetPersistentVolumeClaimClass(pvc)
 	class, ok := s.objects[s.resources[storagev1.SchemeGroupVersion.WithResource("storageclasses")]][name].(*storagev1.StorageClass)

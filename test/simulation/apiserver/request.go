@@ -140,8 +140,9 @@ func (c *call) forbidden() error {
 	if c.Namespace != "" {
 		scope = fmt.Sprintf("in the namespace %q", c.Namespace)
 	}
-	return apierrors.NewForbidden(c.res.gvr.GroupResource(), c.Name, fmt.Errorf("User %q cannot %s resource %q in API group %q %s",
-		c.User, c.Verb, resource, c.res.gvr.Group, scope))
+	//lint:ignore ST1005 the message of the API server
+	err := fmt.Errorf("User %q cannot %s resource %q in API group %q %s", c.User, c.Verb, resource, c.res.gvr.Group, scope)
+	return apierrors.NewForbidden(c.res.gvr.GroupResource(), c.Name, err)
 }
 
 // notServed returns the response for a path that is not served.

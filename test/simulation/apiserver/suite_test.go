@@ -33,7 +33,8 @@ func TestMain(m *testing.M) { kubetest.Main(m) }
 const restricted = "restricted-user"
 
 // step is a request of testdata/requests.txt: a comment with the name, a line with method, path and options,
-// and the body in YAML. COMPACT removes the history up to a version. $NAME.uid, $NAME.rv and $NAME.continue are those of an earlier response with keep=NAME.
+// and the body in YAML. COMPACT removes the history up to a version. $NAME.uid, $NAME.rv and
+// $NAME.continue are those of an earlier response with keep=NAME.
 type step struct {
 	name, method, path, body string
 	options                  map[string]string

@@ -8,8 +8,8 @@ import (
 
 	jsonpatch "gopkg.in/evanphx/json-patch.v4"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/validate/content"
 	"k8s.io/apimachinery/pkg/api/validation"
-	"k8s.io/apimachinery/pkg/api/validation/path"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -288,9 +288,9 @@ func (c *call) validateUpdate(obj, existing runtime.Object) field.ErrorList {
 // validPathSegment validates a name as a part of a path.
 func validPathSegment(name string, prefix bool) []string {
 	if prefix {
-		return path.IsValidPathSegmentPrefix(name)
+		return content.IsPathSegmentPrefix(name)
 	}
-	return path.IsValidPathSegmentName(name)
+	return content.IsPathSegmentName(name)
 }
 
 // invalid returns the error of an invalid object of the resource.
