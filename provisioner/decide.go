@@ -288,9 +288,11 @@ func isVolumeOf(claim *corev1.PersistentVolumeClaim, pv *corev1.PersistentVolume
 	return pv != nil && pv.Spec.ClaimRef != nil && pv.Spec.ClaimRef.UID == claim.UID
 }
 
-// isReclaimed reports whether pv was provisioned for claim and is deleted, or will be.
+// isReclaimed reports whether pv was provisioned for claim and is deleted, or will be, while claim exists. A bound
+// PersistentVolume that a user deletes stays until claim is deleted: waiting for its deletion would not end.
 func isReclaimed(pv *corev1.PersistentVolume, claim *corev1.PersistentVolumeClaim) bool {
-	return isVolumeOf(claim, pv) && (pv.DeletionTimestamp != nil || pv.Status.Phase == corev1.VolumeReleased && reclaims(pv))
+	deleted := pv != nil && pv.DeletionTimestamp != nil && pv.Status.Phase != corev1.VolumeBound
+	return isVolumeOf(claim, pv) && (deleted || pv.Status.Phase == corev1.VolumeReleased && reclaims(pv))
 }
 
 // holds reports whether the request is still infeasible: nothing it was prepared from has

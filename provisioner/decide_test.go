@@ -726,6 +726,24 @@ func TestDecideVolume(t *testing.T) {
 	}
 }
 
+// A user deletes a PersistentVolume that is bound already, while the provisioner does not know yet that it was created:
+// it stays until the claim is deleted, and the claim would wait for it with its finalizer. Found by the simulation.
+func TestBoundVolumeThatIsDeletedIsNotWaitedFor(t *testing.T) {
+	claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{UID: uid}}
+	pv := &corev1.PersistentVolume{
+		ObjectMeta: metav1.ObjectMeta{DeletionTimestamp: ptr.To(metav1.Now())},
+		Spec:       corev1.PersistentVolumeSpec{ClaimRef: &corev1.ObjectReference{UID: uid}},
+	}
+	for phase, want := range map[corev1.PersistentVolumePhase]bool{
+		corev1.VolumePending: true, corev1.VolumeBound: false, corev1.VolumeReleased: true,
+	} {
+		pv.Status.Phase = phase
+		if got := isReclaimed(pv, claim); got != want {
+			t.Errorf("%s: reclaimed = %v", phase, got)
+		}
+	}
+}
+
 func TestResume(t *testing.T) {
 	zones := world([]string{"zone"}, map[string]string{"zone": "a"}, map[string]string{"zone": "b"})
 	d := testDriver(func(d *driver) { d.topology = true })
