@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"strings"
 	"sync"
 	"time"
@@ -32,6 +33,8 @@ type Config struct {
 	NodeExpansion bool
 	// MaxLogLength truncates logged responses to that many bytes, if positive.
 	MaxLogLength int
+	// Dial opens the connections to Address. Nil means the socket.
+	Dial func(ctx context.Context, address string) (net.Conn, error)
 }
 
 // DefaultConfig returns the defaults of the flags.
@@ -128,7 +131,7 @@ func (c Config) dial(interceptors ...grpc.UnaryClientInterceptor) (*grpc.ClientC
 	if err != nil {
 		return nil, err
 	}
-	conn, err := grpc.NewClient("unix://"+path,
+	options := []grpc.DialOption{
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithIdleTimeout(0), // closing an idle connection would look like a loss
 		grpc.WithConnectParams(grpc.ConnectParams{
@@ -138,7 +141,11 @@ func (c Config) dial(interceptors ...grpc.UnaryClientInterceptor) (*grpc.ClientC
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxRecvMsgSize)),
 		grpc.WithAuthority("localhost"), // some servers reject the path of the socket
 		grpc.WithChainUnaryInterceptor(interceptors...),
-	)
+	}
+	if c.Dial != nil {
+		options = append(options, grpc.WithContextDialer(c.Dial))
+	}
+	conn, err := grpc.NewClient("unix://"+path, options...)
 	if err != nil {
 		return nil, fmt.Errorf("--csi-address %q: %w", c.Address, err)
 	}

@@ -140,6 +140,18 @@ func (p *Plugin) start(socket string) error {
 	if err != nil {
 		return fmt.Errorf("serving: %w", err)
 	}
+	serve(p, listener, socket)
+	return nil
+}
+
+// Serve serves p on listener until it stops.
+func Serve(p *Plugin, listener net.Listener) {
+	p.life.Lock()
+	defer p.life.Unlock()
+	serve(p, listener, listener.Addr().String())
+}
+
+func serve(p *Plugin, listener net.Listener, socket string) {
 	server := grpc.NewServer(grpc.UnaryInterceptor(p.intercept), grpc.StatsHandler(connections{p}))
 	csi.RegisterIdentityServer(server, p)
 	csi.RegisterControllerServer(server, p)
@@ -149,7 +161,6 @@ func (p *Plugin) start(socket string) error {
 	p.server, p.socket = server, socket
 	p.mu.Unlock()
 	go func() { _ = server.Serve(listener) }() // ends with Stop
-	return nil
 }
 
 // ListenOn serves on another socket, too, until the plugin stops. With a socket per client,

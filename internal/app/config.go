@@ -1,13 +1,18 @@
 package app
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"net"
 	"slices"
 	"strings"
 
+	"k8s.io/client-go/rest"
+
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/election"
+	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/settings"
 	"github.com/storage-controller/storage-controller/internal/tracing"
 	"github.com/storage-controller/storage-controller/metrics"
@@ -19,6 +24,18 @@ type Config struct {
 	settings.Settings
 	Selection
 	Version string
+	// API is the configuration of the clients of the API server. Nil means the one that the settings name.
+	API *rest.Config
+	// DialDriver is [csiclient.Config.Dial].
+	DialDriver func(ctx context.Context, address string) (net.Conn, error)
+}
+
+// restConfig returns the configuration of the clients of the API server.
+func restConfig(c Config) (*rest.Config, error) {
+	if c.API != nil {
+		return c.API, nil
+	}
+	return kube.RESTConfig(c.Common.Kubeconfig, c.Common.Master)
 }
 
 // UsageError is an error in the command line or the other sources of settings.
@@ -101,6 +118,7 @@ func (c Config) DriverConfig() csiclient.Config {
 	}
 	cfg.ExitOnConnectionLoss = c.Common.ExitOnConnectionLoss
 	cfg.MaxLogLength = c.Common.MaxGRPCLogLength
+	cfg.Dial = c.DialDriver
 	cfg.NodeExpansion = contains(c.roles, resizerName) && mayRun(c.Settings, resizerName)
 	cfg.Timeout = 0
 	for i, r := range c.roles { // the longest timeout, but validation reports a negative one

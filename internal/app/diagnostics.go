@@ -13,7 +13,6 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/storage-controller/storage-controller/csiclient"
-	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/tools/statusz"
 	"github.com/storage-controller/storage-controller/metrics"
 )
@@ -47,7 +46,7 @@ func (p *process) serve(ctx context.Context, registry *prometheus.Registry) (*di
 	}
 	var err error
 	if p.Common.SecureMetrics {
-		config, err := kube.RESTConfig(p.Common.Kubeconfig, p.Common.Master)
+		config, err := restConfig(p.Config)
 		if err == nil {
 			cfg.Guard, err = newGuard(config, p.Version)
 		}

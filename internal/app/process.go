@@ -12,7 +12,6 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/storage-controller/storage-controller/csiclient"
-	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/tracing"
 	"github.com/storage-controller/storage-controller/internal/workloop"
 	"github.com/storage-controller/storage-controller/metrics"
@@ -63,7 +62,7 @@ func (c Config) Run(ctx context.Context) error {
 		}
 		return nil
 	})
-	config, err := kube.RESTConfig(c.Common.Kubeconfig, c.Common.Master)
+	config, err := restConfig(c)
 	if err != nil {
 		return err
 	}

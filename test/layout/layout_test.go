@@ -130,14 +130,18 @@ var allowed = map[string][]string{
 	"test/hostdriver": {},
 	"test/scenarios":  {},
 
+	"test/simulation": {
+		"attacher", "csiclient/csitest", "internal/app", "provisioner", "test/simulation/apiserver", "test/simulation/cluster",
+	},
 	"test/simulation/apiserver": {},
+	"test/simulation/cluster":   {"test/simulation/apiserver"},
 }
 
 // confined is who may import a third party, by the begin of its path. A package
 // that is named twice has to keep to the longer begin.
 var confined = map[string][]string{
 	"github.com/spf13/cobra":  {"cmd/storage-controller"},
-	"github.com/spf13/pflag":  {"cmd/storage-controller", "internal/app", "internal/settings"},
+	"github.com/spf13/pflag":  {"cmd/storage-controller", "internal/app", "internal/settings", "test/simulation"},
 	"github.com/spf13/viper":  {"internal/settings"},
 	"go.uber.org/zap":         {"internal/app"},
 	"github.com/go-logr/zapr": {"internal/app"},
@@ -151,7 +155,7 @@ var confined = map[string][]string{
 	"github.com/rogpeppe/":    {"internal/tools/migrate"},
 	"google.golang.org/grpc": {
 		"internal/tools/audit", "csiclient", "csiclient/csitest", "internal/looptest", "provisioner", "attacher",
-		"capacity", "resizer", "snapshotter", "test/hostdriver",
+		"capacity", "resizer", "snapshotter", "test/hostdriver", "test/simulation",
 	},
 	"k8s.io/client-go": {
 		"cmd/storage-controller", "election", "metrics", "internal/app", "internal/tools/audit", "internal/tools/doctor",
@@ -159,7 +163,7 @@ var confined = map[string][]string{
 		"provisioner", "attacher", "capacity", "nodecontroller", "nodecontroller/nodecleanup",
 		"nodecontroller/pvcfinalizer", "nodecontroller/resizenudge", "nodecontroller/servingcert", "nodecontroller/webhook",
 		"resizer", "snapshotter", "internal/claimloop", "internal/claimtest", "test/bench", "test/demo",
-		"test/simulation/apiserver",
+		"test/simulation/apiserver", "test/simulation/cluster",
 	},
 	"k8s.io/csi-translation-lib":    {"internal/migration"},
 	"go.opentelemetry.io/":          {"csiclient", "internal/tracing"},

@@ -17,8 +17,8 @@ import (
 func (c *call) deleteOptions() (metav1.DeleteOptions, error) {
 	var o metav1.DeleteOptions
 	var err error
-	if len(c.body) > 0 {
-		err = decodeInto(c.contentType, c.body, &o)
+	if len(c.Body) > 0 {
+		err = decodeInto(c.contentType, c.Body, &o)
 	} else {
 		err = metav1.Convert_url_Values_To_v1_DeleteOptions(&c.query, &o, nil)
 	}

@@ -22,7 +22,6 @@ type call struct {
 	method      string
 	query       url.Values
 	contentType string
-	body        []byte
 	media       media
 	static      *http.Response // complete: the request is none for a resource
 }

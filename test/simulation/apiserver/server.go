@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -21,6 +22,7 @@ import (
 
 // Request identifies a request for [Hooks].
 type Request struct {
+	ID          uint64 // the same in all hooks, and that of no other request
 	Client      string // the name that was given to [Server.Config]
 	User        string // the impersonated user, else Client
 	UserAgent   string
@@ -29,6 +31,7 @@ type Request struct {
 	Subresource string
 	Namespace   string
 	Name        string // empty for lists, and for a create
+	Body        []byte
 }
 
 // Hooks changes what happens to requests. All fields are optional. The functions are called
@@ -53,6 +56,7 @@ type Hooks struct {
 type Server struct {
 	hooks     Hooks
 	resources map[schema.GroupVersionResource]*resource
+	requests  atomic.Uint64
 
 	mu        sync.Mutex
 	version   uint64 // the resourceVersion of the last write
@@ -129,6 +133,25 @@ func (s *Server) CloseWatches(match func(Request) bool, err error) {
 	s.closeWatches(func(w *watcher) bool { return match(w.call.Request) }, err)
 }
 
+// List returns the objects of a resource, ordered by namespace and name. They must not be modified.
+func (s *Server) List(gvr schema.GroupVersionResource) []runtime.Object {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	objects := s.objects[s.resources[gvr]]
+	var list []runtime.Object
+	for _, key := range sortedKeys(objects) {
+		list = append(list, objects[key])
+	}
+	return list
+}
+
+// Get returns an object, or nil. It must not be modified.
+func (s *Server) Get(gvr schema.GroupVersionResource, namespace, name string) runtime.Object {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.objects[s.resources[gvr]][key(namespace, name)]
+}
+
 // Objects returns copies of all objects, ordered by resource, namespace and name.
 func (s *Server) Objects() []runtime.Object {
 	s.mu.Lock()
@@ -159,7 +182,7 @@ func (t transport) RoundTrip(r *http.Request) (*http.Response, error) {
 		}
 	}
 	c := t.server.parse(r, t.client)
-	c.body = body
+	c.ID, c.Body = t.server.requests.Add(1), body
 	resp, err := t.server.serve(r.Context(), c)
 	if err != nil {
 		return nil, err

@@ -37,7 +37,7 @@ func (s *Server) create(c *call) (int, runtime.Object, error) {
 
 // decode returns the object in the body.
 func (c *call) decode() (runtime.Object, error) {
-	obj, err := c.res.decode(c.contentType, c.body)
+	obj, err := c.res.decode(c.contentType, c.Body)
 	if err != nil {
 		return nil, apierrors.NewBadRequest(fmt.Sprintf("%s in version %q cannot be handled as a %s: %v",
 			c.res.kind, c.res.gvr.Version, c.res.kind, err))
@@ -169,7 +169,7 @@ func (s *Server) patch(c *call) (int, runtime.Object, error) {
 func (c *call) applyPatch(original []byte) ([]byte, error) {
 	switch types.PatchType(c.contentType) {
 	case types.JSONPatchType:
-		patch, err := jsonpatch.DecodePatch(c.body)
+		patch, err := jsonpatch.DecodePatch(c.Body)
 		if err != nil {
 			message := strings.ReplaceAll(err.Error(), "jsonpatch.Patch", "[]handlers.jsonPatchOp") // the type there
 			return nil, apierrors.NewBadRequest("error decoding patch: " + message)
@@ -181,7 +181,7 @@ func (c *call) applyPatch(original []byte) ([]byte, error) {
 		}
 		return patched, nil
 	case types.MergePatchType:
-		patched, err := jsonpatch.MergePatch(original, c.body)
+		patched, err := jsonpatch.MergePatch(original, c.Body)
 		if errors.Is(err, jsonpatch.ErrBadJSONPatch) {
 			return nil, apierrors.NewBadRequest(err.Error())
 		}
@@ -190,7 +190,7 @@ func (c *call) applyPatch(original []byte) ([]byte, error) {
 		if c.res.custom {
 			break
 		}
-		patched, err := strategicpatch.StrategicMergePatch(original, c.body, c.res.object())
+		patched, err := strategicpatch.StrategicMergePatch(original, c.Body, c.res.object())
 		if errors.Is(err, mergepatch.ErrBadPatchFormatForPrimitiveList) || errors.Is(err, mergepatch.ErrBadJSONDoc) {
 			return nil, apierrors.NewBadRequest(err.Error())
 		}
@@ -316,7 +316,7 @@ func (s *Server) bind(c *call) (int, runtime.Object, error) {
 	if !ok {
 		return 0, nil, c.notFound()
 	}
-	bound, err := bindPod(existing, c.contentType, c.body)
+	bound, err := bindPod(existing, c.contentType, c.Body)
 	if err != nil {
 		return 0, nil, err
 	}

@@ -1,0 +1,136 @@
+package simulation
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"syscall"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
+
+	"github.com/storage-controller/storage-controller/test/simulation/apiserver"
+)
+
+// errNetwork is the error of a request or response that is lost.
+var errNetwork error = syscall.ECONNABORTED
+
+// errDead is the error of a request of a process that was killed.
+var errDead = errors.New("killed")
+
+// hooks lets the requests of the replicas wait at the gate. Reads that fill the caches of informers do not
+// wait; what the watches deliver later does.
+func (s *simulation) hooks() apiserver.Hooks {
+	return apiserver.Hooks{Before: s.before, After: s.after, Deliver: s.deliver}
+}
+
+// replicaOf returns the replica that sent r; nil: the cluster.
+func (s *simulation) replicaOf(r apiserver.Request) *replica {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.processes[r.Client]
+}
+
+func (s *simulation) before(ctx context.Context, r apiserver.Request) error {
+	from := s.replicaOf(r)
+	switch {
+	case from == nil:
+		return nil
+	case from.killed():
+		return errDead
+	case r.Resource.Resource == "events":
+		return apierrors.NewForbidden(r.Resource.GroupResource(), r.Name, errors.New("not simulated"))
+	case r.Verb == "watch":
+		select {
+		case <-from.opened:
+		case <-from.dead:
+		}
+		s.mu.Lock()
+		from.listed[r.Resource] = s.api.Version()
+		s.mu.Unlock()
+		return nil
+	case r.Verb == "list":
+		return nil
+	}
+	o := &operation{
+		replica: from, kind: request, name: describe(r), write: r.Verb == "update" || r.Verb == "patch" || r.Verb == "delete",
+		lease: r.Resource.Group == coordinationv1.GroupName,
+	}
+	v, ok := s.gate.wait(ctx, o)
+	if !ok {
+		return ctx.Err()
+	}
+	if v.err == nil && (v.delay || v.lost != nil) {
+		s.mu.Lock()
+		s.verdicts[r.ID] = v
+		s.mu.Unlock()
+	}
+	if v.err == nil {
+		s.observe(from, r)
+	}
+	return v.err
+}
+
+// after delays or loses the response to r, as decided when it was executed.
+func (s *simulation) after(ctx context.Context, r apiserver.Request) error {
+	s.mu.Lock()
+	v, ok := s.verdicts[r.ID]
+	delete(s.verdicts, r.ID)
+	from := s.processes[r.Client]
+	s.mu.Unlock()
+	if !ok {
+		return nil
+	}
+	if v.delay {
+		o := &operation{replica: from, kind: response, name: "response to " + describe(r)}
+		if v, ok = s.gate.wait(ctx, o); !ok {
+			return errDead
+		}
+	}
+	return v.lost
+}
+
+// deliver lets an event of a watch wait, unless it belongs to the initial list.
+func (s *simulation) deliver(ctx context.Context, r apiserver.Request, kind watch.EventType, obj metav1.Object) error {
+	from := s.replicaOf(r)
+	if from == nil || kind == watch.Bookmark {
+		return nil
+	}
+	if from.killed() {
+		return errDead
+	}
+	s.mu.Lock()
+	initial := kind == watch.Added && version(obj) <= from.listed[r.Resource]
+	s.mu.Unlock()
+	if initial {
+		return nil
+	}
+	name := fmt.Sprintf("watch %s %s %s @%s",
+		r.Resource.Resource, kind, nameOf(obj.GetNamespace(), obj.GetName()), obj.GetResourceVersion())
+	v, ok := s.gate.wait(ctx, &operation{replica: from, kind: event, name: name})
+	if !ok {
+		return errDead
+	}
+	return v.err
+}
+
+// describe returns the verb and the object of r.
+func describe(r apiserver.Request) string {
+	text := r.Verb + " " + r.Resource.Resource
+	if r.Subresource != "" {
+		text += "/" + r.Subresource
+	}
+	if r.Name != "" || r.Namespace != "" {
+		text += " " + nameOf(r.Namespace, r.Name)
+	}
+	return text
+}
+
+func nameOf(namespace, name string) string {
+	if namespace == "" {
+		return name
+	}
+	return namespace + "/" + name
+}

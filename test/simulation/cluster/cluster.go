@@ -1,0 +1,144 @@
+// Package cluster simulates the other components of a cluster that storage-controller works with: the
+// PersistentVolume binder, the protection of claims and volumes, the scheduler, the attach-detach
+// controller, and users. Each is a set of steps that are possible in the current state of the API server.
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/storage-controller/storage-controller/test/simulation/apiserver"
+)
+
+// Namespace is the namespace of all claims.
+const Namespace = "default"
+
+// The resources of the cluster.
+var (
+	Claims      = corev1.SchemeGroupVersion.WithResource("persistentvolumeclaims")
+	Volumes     = corev1.SchemeGroupVersion.WithResource("persistentvolumes")
+	Classes     = storagev1.SchemeGroupVersion.WithResource("storageclasses")
+	Attachments = storagev1.SchemeGroupVersion.WithResource("volumeattachments")
+)
+
+// Step is something that a component or a user can do now.
+type Step struct {
+	Name string
+	Do   func(context.Context) error
+}
+
+// Pod is a pod as far as storage is concerned.
+type Pod struct{ Claim, Node string }
+
+// Cluster is everything around storage-controller and the driver.
+type Cluster struct {
+	api    *apiserver.Server
+	client kubernetes.Interface
+	driver string
+	Nodes  []string
+	pods   []Pod
+	// flipped has the PersistentVolumes whose policy users have changed. They do not delete these: until the
+	// provisioner has observed the change, its finalizer is that of the other policy.
+	flipped map[types.UID]bool
+
+	version uint64 // of steps
+	changed bool   // pods changed since then
+	steps   []Step
+}
+
+// New returns a cluster without objects.
+func New(api *apiserver.Server, driver string, nodes int) (*Cluster, error) {
+	config := api.Config("cluster")
+	config.ContentType = runtime.ContentTypeProtobuf
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return nil, err
+	}
+	c := &Cluster{api: api, client: client, driver: driver, flipped: map[types.UID]bool{}}
+	for i := range nodes {
+		c.Nodes = append(c.Nodes, fmt.Sprintf("node-%d", i))
+	}
+	return c, nil
+}
+
+// List returns the objects of a resource.
+func List[T runtime.Object](api *apiserver.Server, gvr schema.GroupVersionResource) []T {
+	var list []T
+	for _, obj := range api.List(gvr) {
+		list = append(list, obj.(T))
+	}
+	return list
+}
+
+// Steps returns the steps of the components that are possible, in the same order for the same state.
+func (c *Cluster) Steps() []Step {
+	if version := c.api.Version(); version != c.version || c.changed {
+		c.version, c.changed = version, false
+		state := c.read()
+		c.steps = slices.Concat(c.bind(state), c.protect(state), c.schedule(state), c.attach(state))
+	}
+	return c.steps
+}
+
+// state is what the components read.
+type state struct {
+	claims      []*corev1.PersistentVolumeClaim
+	volumes     []*corev1.PersistentVolume
+	attachments []*storagev1.VolumeAttachment
+	classes     []*storagev1.StorageClass
+}
+
+func (c *Cluster) read() state {
+	return state{
+		List[*corev1.PersistentVolumeClaim](c.api, Claims), List[*corev1.PersistentVolume](c.api, Volumes),
+		List[*storagev1.VolumeAttachment](c.api, Attachments), List[*storagev1.StorageClass](c.api, Classes),
+	}
+}
+
+// claim returns the claim with that name, or nil.
+func (s state) claim(name string) *corev1.PersistentVolumeClaim {
+	for _, claim := range s.claims {
+		if claim.Name == name {
+			return claim
+		}
+	}
+	return nil
+}
+
+// class returns the StorageClass of claim, or nil.
+func (s state) class(claim *corev1.PersistentVolumeClaim) *storagev1.StorageClass {
+	for _, class := range s.classes {
+		if claim.Spec.StorageClassName != nil && class.Name == *claim.Spec.StorageClassName {
+			return class
+		}
+	}
+	return nil
+}
+
+// volume returns the PersistentVolume with that name, or nil.
+func (s state) volume(name string) *corev1.PersistentVolume {
+	for _, pv := range s.volumes {
+		if pv.Name == name {
+			return pv
+		}
+	}
+	return nil
+}
+
+// pod returns the pod that uses the claim with that name, or nil.
+func (c *Cluster) pod(claim string) *Pod {
+	for i := range c.pods {
+		if c.pods[i].Claim == claim {
+			return &c.pods[i]
+		}
+	}
+	return nil
+}

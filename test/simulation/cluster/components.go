@@ -1,0 +1,183 @@
+package cluster
+
+import (
+	"context"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	storagehelpers "k8s.io/component-helpers/storage/volume"
+)
+
+const (
+	claimProtection  = "kubernetes.io/pvc-protection"
+	volumeProtection = "kubernetes.io/pv-protection"
+)
+
+// bind returns the steps of the PersistentVolume binder.
+func (c *Cluster) bind(s state) []Step {
+	var steps []Step
+	for _, claim := range s.claims {
+		if step, ok := c.bindClaim(s, claim); ok {
+			steps = append(steps, step)
+		}
+	}
+	for _, pv := range s.volumes {
+		ref := pv.Spec.ClaimRef
+		if ref == nil || ref.UID == "" || pv.Status.Phase == corev1.VolumeReleased {
+			continue
+		}
+		if claim := s.claim(ref.Name); claim == nil || claim.UID != ref.UID {
+			steps = append(steps, c.setPhase(pv, corev1.VolumeReleased))
+		}
+	}
+	return steps
+}
+
+// bindClaim returns the next step for a claim: the annotation for the provisioner, or a step of binding.
+func (c *Cluster) bindClaim(s state, claim *corev1.PersistentVolumeClaim) (Step, bool) {
+	claims := c.client.CoreV1().PersistentVolumeClaims(Namespace)
+	pv := s.volume(claim.Spec.VolumeName)
+	for _, candidate := range s.volumes {
+		if ref := candidate.Spec.ClaimRef; claim.Spec.VolumeName == "" && ref != nil && ref.UID == claim.UID {
+			pv = candidate
+		}
+	}
+	next := claim.DeepCopy()
+	switch class := s.class(claim); {
+	case pv != nil && pv.Status.Phase != corev1.VolumeBound && pv.Spec.ClaimRef != nil && pv.Spec.ClaimRef.UID == claim.UID:
+		return c.setPhase(pv, corev1.VolumeBound), true
+	case pv != nil && claim.Spec.VolumeName == "":
+		next.Spec.VolumeName = pv.Name
+		metav1.SetMetaDataAnnotation(&next.ObjectMeta, storagehelpers.AnnBindCompleted, "yes")
+		metav1.SetMetaDataAnnotation(&next.ObjectMeta, storagehelpers.AnnBoundByController, "yes")
+		return Step{"binder binds claim " + claim.Name, func(ctx context.Context) error {
+			_, err := claims.Update(ctx, next, metav1.UpdateOptions{})
+			return err
+		}}, true
+	case pv != nil && claim.Status.Phase == corev1.ClaimPending:
+		next.Status.Phase, next.Status.Capacity, next.Status.AccessModes = corev1.ClaimBound, pv.Spec.Capacity, pv.Spec.AccessModes
+		return Step{"binder updates the status of claim " + claim.Name, func(ctx context.Context) error {
+			_, err := claims.UpdateStatus(ctx, next, metav1.UpdateOptions{})
+			return err
+		}}, true
+	case pv == nil && claim.Spec.VolumeName != "" && claim.Status.Phase == corev1.ClaimBound:
+		next.Status.Phase = corev1.ClaimLost
+		return Step{"binder marks claim " + claim.Name + " Lost", func(ctx context.Context) error {
+			_, err := claims.UpdateStatus(ctx, next, metav1.UpdateOptions{})
+			return err
+		}}, true
+	case pv == nil && claim.Spec.VolumeName == "" && class != nil && !waits(class, claim) &&
+		claim.Annotations[storagehelpers.AnnStorageProvisioner] != class.Provisioner:
+		metav1.SetMetaDataAnnotation(&next.ObjectMeta, storagehelpers.AnnStorageProvisioner, class.Provisioner)
+		metav1.SetMetaDataAnnotation(&next.ObjectMeta, storagehelpers.AnnBetaStorageProvisioner, class.Provisioner)
+		return Step{"binder assigns claim " + claim.Name + " to the provisioner", func(ctx context.Context) error {
+			_, err := claims.Update(ctx, next, metav1.UpdateOptions{})
+			return err
+		}}, true
+	}
+	return Step{}, false
+}
+
+// waits reports whether claim waits for its first pod to be scheduled.
+func waits(class *storagev1.StorageClass, claim *corev1.PersistentVolumeClaim) bool {
+	late := *class.VolumeBindingMode == storagev1.VolumeBindingWaitForFirstConsumer
+	return late && claim.Annotations[storagehelpers.AnnSelectedNode] == ""
+}
+
+func (c *Cluster) setPhase(pv *corev1.PersistentVolume, phase corev1.PersistentVolumePhase) Step {
+	next := pv.DeepCopy()
+	next.Status.Phase = phase
+	return Step{"binder marks volume " + pv.Name + " " + string(phase), func(ctx context.Context) error {
+		_, err := c.client.CoreV1().PersistentVolumes().UpdateStatus(ctx, next, metav1.UpdateOptions{})
+		return err
+	}}
+}
+
+// protect returns the steps of the controllers that remove the finalizers of unused claims and volumes.
+func (c *Cluster) protect(s state) []Step {
+	var steps []Step
+	for _, claim := range s.claims {
+		if claim.DeletionTimestamp == nil || !slices.Contains(claim.Finalizers, claimProtection) || c.pod(claim.Name) != nil {
+			continue
+		}
+		next := claim.DeepCopy()
+		next.Finalizers = slices.DeleteFunc(next.Finalizers, func(f string) bool { return f == claimProtection })
+		steps = append(steps, Step{"protection releases claim " + claim.Name, func(ctx context.Context) error {
+			_, err := c.client.CoreV1().PersistentVolumeClaims(Namespace).Update(ctx, next, metav1.UpdateOptions{})
+			return err
+		}})
+	}
+	for _, pv := range s.volumes {
+		if pv.DeletionTimestamp == nil || !slices.Contains(pv.Finalizers, volumeProtection) || pv.Status.Phase == corev1.VolumeBound {
+			continue
+		}
+		next := pv.DeepCopy()
+		next.Finalizers = slices.DeleteFunc(next.Finalizers, func(f string) bool { return f == volumeProtection })
+		steps = append(steps, Step{"protection releases volume " + pv.Name, func(ctx context.Context) error {
+			_, err := c.client.CoreV1().PersistentVolumes().Update(ctx, next, metav1.UpdateOptions{})
+			return err
+		}})
+	}
+	return steps
+}
+
+// schedule returns the steps of the scheduler: it selects the node of claims that wait for their first pod.
+func (c *Cluster) schedule(s state) []Step {
+	var steps []Step
+	for _, pod := range c.pods {
+		claim := s.claim(pod.Claim)
+		if claim == nil || claim.Spec.VolumeName != "" || claim.DeletionTimestamp != nil {
+			continue
+		}
+		if class := s.class(claim); class == nil || !waits(class, claim) {
+			continue
+		}
+		next := claim.DeepCopy()
+		metav1.SetMetaDataAnnotation(&next.ObjectMeta, storagehelpers.AnnSelectedNode, pod.Node)
+		steps = append(steps, Step{"scheduler selects " + pod.Node + " for claim " + claim.Name, func(ctx context.Context) error {
+			_, err := c.client.CoreV1().PersistentVolumeClaims(Namespace).Update(ctx, next, metav1.UpdateOptions{})
+			return err
+		}})
+	}
+	return steps
+}
+
+// attach returns the steps of the attach-detach controller.
+func (c *Cluster) attach(s state) []Step {
+	var steps []Step
+	attachments := c.client.StorageV1().VolumeAttachments()
+	wanted := map[string]bool{}
+	for _, pod := range c.pods {
+		claim := s.claim(pod.Claim)
+		if claim == nil || claim.Status.Phase != corev1.ClaimBound {
+			continue
+		}
+		name := attachmentName(claim.Spec.VolumeName, pod.Node)
+		wanted[name] = true
+		attached := func(va *storagev1.VolumeAttachment) bool {
+			return *va.Spec.Source.PersistentVolumeName == claim.Spec.VolumeName
+		}
+		if slices.ContainsFunc(s.attachments, attached) { // also one for another node: the volume has a single writer
+			continue
+		}
+		va := &storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: storagev1.VolumeAttachmentSpec{
+			Attacher: c.driver, NodeName: pod.Node, Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &claim.Spec.VolumeName},
+		}}
+		steps = append(steps, Step{"attach-detach controller creates " + name, func(ctx context.Context) error {
+			_, err := attachments.Create(ctx, va, metav1.CreateOptions{})
+			return err
+		}})
+	}
+	for _, va := range s.attachments {
+		if va.DeletionTimestamp == nil && !wanted[va.Name] {
+			steps = append(steps, Step{"attach-detach controller deletes " + va.Name, func(ctx context.Context) error {
+				return attachments.Delete(ctx, va.Name, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(va.UID))})
+			}})
+		}
+	}
+	return steps
+}
+
+func attachmentName(volume, node string) string { return "va-" + volume + "-" + node }

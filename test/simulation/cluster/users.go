@@ -1,0 +1,191 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	storagehelpers "k8s.io/component-helpers/storage/volume"
+	"k8s.io/utils/ptr"
+)
+
+// ClassNames are the StorageClasses: Immediate and WaitForFirstConsumer with the policy Delete, and Immediate
+// with Retain.
+var ClassNames = []string{"immediate", "waiting", "retained"}
+
+// SetUp creates the objects of the administrator.
+func (c *Cluster) SetUp(ctx context.Context) error {
+	for _, node := range c.Nodes {
+		n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}}
+		if _, err := c.client.CoreV1().Nodes().Create(ctx, n, metav1.CreateOptions{}); err != nil {
+			return err
+		}
+		csi := &storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: node}, Spec: storagev1.CSINodeSpec{
+			Drivers: []storagev1.CSINodeDriver{{Name: c.driver, NodeID: "id-of-" + node}},
+		}}
+		if _, err := c.client.StorageV1().CSINodes().Create(ctx, csi, metav1.CreateOptions{}); err != nil {
+			return err
+		}
+	}
+	driver := &storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: c.driver}}
+	if _, err := c.client.StorageV1().CSIDrivers().Create(ctx, driver, metav1.CreateOptions{}); err != nil {
+		return err
+	}
+	for _, name := range ClassNames {
+		if err := c.createClass(ctx, name, "1"); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *Cluster) createClass(ctx context.Context, name, generation string) error {
+	class := &storagev1.StorageClass{
+		ObjectMeta: metav1.ObjectMeta{Name: name}, Provisioner: c.driver, Parameters: map[string]string{"generation": generation},
+		ReclaimPolicy: ptr.To(corev1.PersistentVolumeReclaimDelete), VolumeBindingMode: ptr.To(storagev1.VolumeBindingImmediate),
+	}
+	switch name {
+	case "waiting":
+		class.VolumeBindingMode = ptr.To(storagev1.VolumeBindingWaitForFirstConsumer)
+	case "retained":
+		class.ReclaimPolicy = ptr.To(corev1.PersistentVolumeReclaimRetain)
+	}
+	_, err := c.client.StorageV1().StorageClasses().Create(ctx, class, metav1.CreateOptions{})
+	return err
+}
+
+// UserSteps returns what users can do now. claims is the number of names of claims.
+func (c *Cluster) UserSteps(claims int) []Step {
+	s := c.read()
+	var steps []Step
+	for i := range claims {
+		name := fmt.Sprintf("c%d", i)
+		claim := s.claim(name)
+		if claim == nil {
+			steps = append(steps, c.createClaim(name, ClassNames[i%len(ClassNames)]))
+			continue
+		}
+		if claim.DeletionTimestamp == nil {
+			steps = append(steps, Step{"user deletes claim " + name, func(ctx context.Context) error { return c.deleteClaim(ctx, name) }})
+		}
+		if c.pod(name) != nil {
+			steps = append(steps, Step{"user deletes the pod of claim " + name, func(context.Context) error {
+				c.deletePod(name)
+				return nil
+			}})
+		} else if claim.DeletionTimestamp == nil {
+			for _, node := range c.Nodes {
+				steps = append(steps, Step{"user creates a pod of claim " + name + " on " + node, func(context.Context) error {
+					c.pods, c.changed = append(c.pods, Pod{name, node}), true
+					return nil
+				}})
+			}
+		}
+	}
+	return append(steps, c.disturb(s)...)
+}
+
+func (c *Cluster) createClaim(name, class string) Step {
+	claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.PersistentVolumeClaimSpec{
+		StorageClassName: &class, AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
+		Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}},
+	}}
+	return Step{"user creates claim " + name, func(ctx context.Context) error {
+		_, err := c.client.CoreV1().PersistentVolumeClaims(Namespace).Create(ctx, claim, metav1.CreateOptions{})
+		return err
+	}}
+}
+
+func (c *Cluster) deleteClaim(ctx context.Context, name string) error {
+	return c.client.CoreV1().PersistentVolumeClaims(Namespace).Delete(ctx, name, metav1.DeleteOptions{})
+}
+
+func (c *Cluster) deletePod(claim string) {
+	c.pods, c.changed = slices.DeleteFunc(c.pods, func(p Pod) bool { return p.Claim == claim }), true
+}
+
+// disturb returns the steps of users who change objects of others.
+func (c *Cluster) disturb(s state) []Step {
+	var steps []Step
+	volumes := c.client.CoreV1().PersistentVolumes()
+	for _, pv := range s.volumes {
+		if pv.DeletionTimestamp != nil { // the provisioner could not add its finalizer again
+			continue
+		}
+		next := pv.DeepCopy()
+		policy := corev1.PersistentVolumeReclaimRetain
+		if pv.Spec.PersistentVolumeReclaimPolicy == policy {
+			policy = corev1.PersistentVolumeReclaimDelete
+		}
+		next.Spec.PersistentVolumeReclaimPolicy = policy
+		name := fmt.Sprintf("user sets the policy of volume %s to %s", pv.Name, policy)
+		steps = append(steps, Step{name, func(ctx context.Context) error {
+			c.flipped[pv.UID] = true
+			_, err := volumes.Update(ctx, next, metav1.UpdateOptions{})
+			return err
+		}})
+		protected := pv.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimRetain ||
+			slices.Contains(pv.Finalizers, storagehelpers.PVDeletionProtectionFinalizer)
+		if protected && !c.flipped[pv.UID] && pv.Status.Phase != corev1.VolumePending { // else the volume, or the claim, would be lost
+			steps = append(steps, Step{"user deletes volume " + pv.Name, func(ctx context.Context) error {
+				return volumes.Delete(ctx, pv.Name, metav1.DeleteOptions{})
+			}})
+		}
+	}
+	for _, va := range s.attachments {
+		if va.DeletionTimestamp == nil {
+			steps = append(steps, Step{"user deletes " + va.Name, func(ctx context.Context) error {
+				return c.client.StorageV1().VolumeAttachments().Delete(ctx, va.Name, metav1.DeleteOptions{})
+			}})
+		}
+	}
+	return steps
+}
+
+// TearDown deletes all pods and claims.
+func (c *Cluster) TearDown(ctx context.Context) error {
+	c.pods, c.changed = nil, true
+	for _, claim := range c.read().claims {
+		if err := c.deleteClaim(ctx, claim.Name); err != nil && claim.DeletionTimestamp == nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Busy returns what has not come to its end: claims that are not bound, pods without their volumes, and
+// objects that are being deleted.
+func (c *Cluster) Busy() []string {
+	s := c.read()
+	var busy []string
+	for _, claim := range s.claims {
+		class := s.class(claim)
+		switch {
+		case claim.DeletionTimestamp != nil && c.pod(claim.Name) == nil:
+			busy = append(busy, "claim "+claim.Name+" is being deleted")
+		case claim.DeletionTimestamp == nil && claim.Status.Phase == corev1.ClaimPending && class != nil && !waits(class, claim):
+			busy = append(busy, "claim "+claim.Name+" is not bound")
+		}
+	}
+	for _, pv := range s.volumes {
+		policy := pv.Spec.PersistentVolumeReclaimPolicy
+		released := pv.Status.Phase == corev1.VolumeReleased && policy == corev1.PersistentVolumeReclaimDelete
+		if released || pv.DeletionTimestamp != nil && pv.Status.Phase != corev1.VolumeBound {
+			busy = append(busy, "volume "+pv.Name+" is not deleted")
+		}
+	}
+	for _, va := range s.attachments {
+		pv := s.volume(*va.Spec.Source.PersistentVolumeName)
+		switch {
+		case va.DeletionTimestamp != nil:
+			busy = append(busy, va.Name+" is being deleted")
+		case !va.Status.Attached && pv != nil && pv.DeletionTimestamp == nil:
+			busy = append(busy, va.Name+" is not attached")
+		}
+	}
+	return busy
+}

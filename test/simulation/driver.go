@@ -1,0 +1,145 @@
+package simulation
+
+import (
+	"context"
+	"net"
+	"sync"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/storage-controller/storage-controller/csiclient/csitest"
+)
+
+// calls are the methods of the driver that wait at the gate.
+var calls = []string{
+	"CreateVolume", "DeleteVolume", "ControllerPublishVolume", "ControllerUnpublishVolume",
+	"ControllerExpandVolume", "ControllerModifyVolume", "CreateSnapshot", "DeleteSnapshot", "ListSnapshots", "ListVolumes",
+}
+
+// socket is the socket of the driver: a listener for connections in memory.
+type socket struct {
+	accept chan net.Conn
+	closed chan struct{}
+	close  func()
+}
+
+func newSocket() *socket {
+	s := &socket{accept: make(chan net.Conn), closed: make(chan struct{})}
+	s.close = sync.OnceFunc(func() { close(s.closed) })
+	return s
+}
+
+// dial connects a client of that name.
+func (s *socket) dial(ctx context.Context, name string) (net.Conn, error) {
+	client, server := net.Pipe()
+	select {
+	case s.accept <- conn{server, address(name)}:
+		return client, nil
+	case <-s.closed:
+	case <-ctx.Done():
+	}
+	return nil, net.ErrClosed
+}
+
+// Accept implements [net.Listener].
+func (s *socket) Accept() (net.Conn, error) {
+	select {
+	case c := <-s.accept:
+		return c, nil
+	case <-s.closed:
+		return nil, net.ErrClosed
+	}
+}
+
+// Close implements [net.Listener].
+func (s *socket) Close() error { s.close(); return nil }
+
+// Addr implements [net.Listener].
+func (s *socket) Addr() net.Addr { return address("driver") }
+
+// conn is the end of a connection at the driver, with the name of its client.
+type conn struct {
+	net.Conn
+	client address
+}
+
+func (c conn) RemoteAddr() net.Addr { return c.client }
+
+type address string
+
+func (address) Network() string  { return "pipe" }
+func (a address) String() string { return string(a) }
+
+// startDriver starts the driver with all its calls at the gate.
+func (s *simulation) startDriver() {
+	s.driver = csitest.New(csitest.Config{Name: driverName})
+	for _, method := range calls {
+		s.driver.Always(method, func(ctx context.Context, _ *csitest.Plugin, r any, do func() (any, error)) (any, error) {
+			return s.call(ctx, method, r, do)
+		})
+	}
+	s.serveDriver()
+}
+
+// serveDriver has the driver accept connections.
+func (s *simulation) serveDriver() {
+	listener := newSocket()
+	s.mu.Lock()
+	s.socket = listener
+	s.mu.Unlock()
+	csitest.Serve(s.driver, listener)
+}
+
+// restartDriver closes the connections of the driver, which keeps its volumes.
+func (s *simulation) restartDriver() {
+	s.driver.Stop()
+	s.serveDriver()
+}
+
+// call lets a call of the driver wait, and answers it as the schedule decides.
+func (s *simulation) call(ctx context.Context, method string, r any, do func() (any, error)) (any, error) {
+	from := s.caller(ctx)
+	if from == nil || from.killed() {
+		return nil, status.Error(codes.Canceled, "killed")
+	}
+	o := &operation{replica: from, kind: call, name: method + " " + volumeOf(r), volume: volumeOf(r), late: func() { _, _ = do() }}
+	s.began(from, method, r)
+	v, ok := s.gate.wait(ctx, o)
+	switch {
+	case !ok:
+		return nil, status.FromContextError(context.Canceled).Err()
+	case v.err != nil:
+		return nil, v.err
+	}
+	answer, err := do()
+	if err == nil {
+		s.executed(from, method, r)
+	}
+	if v.delay {
+		late := &operation{replica: from, kind: callResponse, name: "response to " + method + " " + volumeOf(r)}
+		if v, ok = s.gate.wait(ctx, late); !ok {
+			return nil, status.FromContextError(context.Canceled).Err()
+		}
+	}
+	if err == nil && v.lost != nil {
+		return nil, v.lost
+	}
+	return answer, err
+}
+
+// volumeOf returns the name or the ID of the volume that a call is about.
+func volumeOf(r any) string {
+	switch r := r.(type) {
+	case *csi.CreateVolumeRequest:
+		return r.GetName()
+	case *csi.ControllerPublishVolumeRequest:
+		return r.GetVolumeId() + " " + r.GetNodeId()
+	case *csi.ControllerUnpublishVolumeRequest:
+		return r.GetVolumeId() + " " + r.GetNodeId()
+	case interface{ GetVolumeId() string }:
+		return r.GetVolumeId()
+	}
+	return ""
+}

@@ -1,0 +1,128 @@
+package simulation
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+)
+
+// operation is something that a replica has begun and that waits until the schedule continues it: a
+// request, the response to it, an event of a watch, or a call of the driver.
+type operation struct {
+	replica *replica
+	kind    kind
+	name    string // the same in each run of a seed
+	write   bool   // a request that can be answered with a conflict
+	lease   bool   // a request for a Lease
+	volume  string // of a call
+	arrived int
+	// late is called instead of resuming a call whose client has canceled it: the driver executes it.
+	late   func()
+	gone   atomic.Bool // the client has canceled it
+	resume chan verdict
+}
+
+// kind is the kind of an operation.
+type kind int
+
+const (
+	request kind = iota
+	response
+	event
+	call
+	callResponse
+)
+
+// verdict is how an operation continues.
+type verdict struct {
+	err   error // instead of executing the operation
+	lost  error // after executing it, instead of its response
+	delay bool  // the response is an operation of its own
+	drop  bool  // of a call: close the connection
+}
+
+// gate holds operations until the schedule continues them, so that only one of them runs at a time.
+type gate struct {
+	mu      sync.Mutex
+	pending []*operation
+	step    int
+	changed chan struct{} // has an element after a change of pending
+}
+
+func newGate() *gate { return &gate{changed: make(chan struct{}, 1)} }
+
+// wait returns when the schedule continues o, or with false at the end of ctx.
+func (g *gate) wait(ctx context.Context, o *operation) (verdict, bool) {
+	o.resume = make(chan verdict, 1)
+	g.mu.Lock()
+	o.arrived = g.step
+	g.pending = append(g.pending, o)
+	g.signal()
+	g.mu.Unlock()
+	select {
+	case v := <-o.resume:
+		return v, true
+	case <-ctx.Done():
+	case <-o.replica.dead:
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	o.gone.Store(true)
+	if i := slices.Index(g.pending, o); i >= 0 && o.late == nil {
+		g.pending = slices.Delete(g.pending, i, i+1)
+	}
+	g.signal()
+	return verdict{}, false
+}
+
+func (g *gate) signal() {
+	select {
+	case g.changed <- struct{}{}:
+	default:
+	}
+}
+
+// begin sets the number of the step and returns the pending operations, the oldest first.
+func (g *gate) begin(step int) []*operation {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.step = step
+	select {
+	case <-g.changed:
+	default:
+	}
+	slices.SortStableFunc(g.pending, func(a, b *operation) int {
+		if a.arrived != b.arrived {
+			return a.arrived - b.arrived
+		}
+		if a.replica.name != b.replica.name {
+			return strings.Compare(a.replica.name, b.replica.name)
+		}
+		return strings.Compare(a.name, b.name)
+	})
+	return slices.Clone(g.pending)
+}
+
+// proceed continues o.
+func (g *gate) proceed(o *operation, v verdict) {
+	g.mu.Lock()
+	if i := slices.Index(g.pending, o); i >= 0 {
+		g.pending = slices.Delete(g.pending, i, i+1)
+	}
+	g.mu.Unlock()
+	o.resume <- v
+}
+
+// canceled reports whether the client of a call has given up.
+func (o *operation) canceled() bool { return o.gone.Load() }
+
+// remove drops o.
+func (g *gate) remove(o *operation) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if i := slices.Index(g.pending, o); i >= 0 {
+		g.pending = slices.Delete(g.pending, i, i+1)
+	}
+}

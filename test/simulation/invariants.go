@@ -1,0 +1,220 @@
+package simulation
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/storage-controller/storage-controller/attacher"
+	"github.com/storage-controller/storage-controller/provisioner"
+	"github.com/storage-controller/storage-controller/test/simulation/apiserver"
+	"github.com/storage-controller/storage-controller/test/simulation/cluster"
+)
+
+// checker holds what invariants need to know about the past.
+type checker struct {
+	version uint64                                           // of the last check
+	read    map[*replica]map[string]*corev1.PersistentVolume // as last read from the API server
+	volumes map[string]*corev1.PersistentVolume              // the last state of all that have ever existed, by handle
+}
+
+func newChecker() checker {
+	return checker{read: map[*replica]map[string]*corev1.PersistentVolume{}, volumes: map[string]*corev1.PersistentVolume{}}
+}
+
+// retained reports whether the volume may be left behind: users have set the policy Retain, perhaps while
+// it was being deleted.
+func (c checker) retained(handle string) bool {
+	pv := c.volumes[handle]
+	return pv != nil && pv.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimRetain
+}
+
+// observe records what r reads, before it is executed.
+func (s *simulation) observe(from *replica, r apiserver.Request) {
+	if r.Resource != cluster.Volumes || r.Name == "" || r.Verb != "get" {
+		return
+	}
+	pv, _ := s.api.Get(cluster.Volumes, "", r.Name).(*corev1.PersistentVolume)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.checker.read[from] == nil {
+		s.checker.read[from] = map[string]*corev1.PersistentVolume{}
+	}
+	s.checker.read[from][r.Name] = pv
+}
+
+// began checks the invariants of a call when the replica makes it.
+func (s *simulation) began(from *replica, method string, r any) {
+	lease := provisioner.LeaseName(driverName)
+	var err error
+	switch r := r.(type) {
+	case *csi.DeleteVolumeRequest:
+		err = s.mayDelete(from, r.GetVolumeId())
+	case *csi.ControllerPublishVolumeRequest:
+		lease, err = attacher.LeaseName(driverName), s.mayPublish(r)
+	case *csi.ControllerUnpublishVolumeRequest:
+		lease, err = attacher.LeaseName(driverName), s.mayUnpublish(r)
+	case *csi.CreateVolumeRequest:
+	default:
+		return
+	}
+	if err == nil {
+		err = s.leads(from, lease)
+	}
+	if err != nil {
+		s.violated("%s calls %s %s: %v", from.client, method, volumeOf(r), err)
+	}
+}
+
+// executed is called after a call has taken effect.
+func (s *simulation) executed(*replica, string, any) {}
+
+// leads returns an error unless the replica holds the Lease.
+func (s *simulation) leads(from *replica, name string) error {
+	lease, _ := s.api.Get(coordinationv1.SchemeGroupVersion.WithResource("leases"), "kube-system", name).(*coordinationv1.Lease)
+	switch {
+	case lease == nil || lease.Spec.HolderIdentity == nil:
+		return fmt.Errorf("there is no Lease %s", name)
+	case *lease.Spec.HolderIdentity != from.name:
+		return fmt.Errorf("Lease %s is held by %q", name, *lease.Spec.HolderIdentity)
+	}
+	return nil
+}
+
+// volumesWith returns the PersistentVolumes of a volume of the driver.
+func (s *simulation) volumesWith(handle string) []*corev1.PersistentVolume {
+	return slices.DeleteFunc(cluster.List[*corev1.PersistentVolume](s.api, cluster.Volumes), func(pv *corev1.PersistentVolume) bool {
+		return pv.Spec.CSI == nil || pv.Spec.CSI.VolumeHandle != handle
+	})
+}
+
+// mayDelete returns an error unless the replica has read from the API server that the volume is released and
+// to be deleted.
+func (s *simulation) mayDelete(from *replica, handle string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, pv := range s.checker.read[from] {
+		if pv == nil || pv.Spec.CSI.VolumeHandle != handle {
+			continue
+		}
+		switch {
+		case pv.Spec.PersistentVolumeReclaimPolicy != corev1.PersistentVolumeReclaimDelete:
+			return fmt.Errorf("PersistentVolume %s has the policy %s", pv.Name, pv.Spec.PersistentVolumeReclaimPolicy)
+		case pv.Status.Phase != corev1.VolumeReleased:
+			return fmt.Errorf("PersistentVolume %s is %s", pv.Name, pv.Status.Phase)
+		}
+		return nil
+	}
+	return fmt.Errorf("it has not read a PersistentVolume with this volume")
+}
+
+func (s *simulation) attachment(handle, nodeID string) *storagev1.VolumeAttachment {
+	for _, va := range cluster.List[*storagev1.VolumeAttachment](s.api, cluster.Attachments) {
+		for _, pv := range s.volumesWith(handle) {
+			if *va.Spec.Source.PersistentVolumeName == pv.Name && "id-of-"+va.Spec.NodeName == nodeID {
+				return va
+			}
+		}
+	}
+	return nil
+}
+
+// mayPublish returns an error unless a VolumeAttachment and a PersistentVolume record the publication.
+func (s *simulation) mayPublish(r *csi.ControllerPublishVolumeRequest) error {
+	va, finalizer := s.attachment(r.GetVolumeId(), r.GetNodeId()), attacher.Finalizer(driverName)
+	switch {
+	case va == nil:
+		return fmt.Errorf("there is no VolumeAttachment")
+	case !slices.Contains(va.Finalizers, finalizer):
+		return fmt.Errorf("VolumeAttachment %s lacks the finalizer", va.Name)
+	}
+	for _, pv := range s.volumesWith(r.GetVolumeId()) {
+		if !slices.Contains(pv.Finalizers, finalizer) {
+			return fmt.Errorf("PersistentVolume %s lacks the finalizer", pv.Name)
+		}
+	}
+	return nil
+}
+
+// mayUnpublish returns an error if a VolumeAttachment requests the publication.
+func (s *simulation) mayUnpublish(r *csi.ControllerUnpublishVolumeRequest) error {
+	if va := s.attachment(r.GetVolumeId(), r.GetNodeId()); va != nil && va.DeletionTimestamp == nil {
+		return fmt.Errorf("VolumeAttachment %s is not being deleted", va.Name)
+	}
+	return nil
+}
+
+// check checks the invariants of every state.
+func (s *simulation) check() {
+	if s.checker.version == s.api.Version() {
+		return
+	}
+	s.checker.version = s.api.Version()
+	volumes := map[types.UID]string{}
+	for _, pv := range cluster.List[*corev1.PersistentVolume](s.api, cluster.Volumes) {
+		s.checker.volumes[pv.Spec.CSI.VolumeHandle] = pv
+		if ref := pv.Spec.ClaimRef; ref != nil {
+			if other, ok := volumes[ref.UID]; ok {
+				s.violated("claim %s has two volumes: %s and %s", ref.Name, other, pv.Name)
+			}
+			volumes[ref.UID] = pv.Name
+		}
+	}
+	for _, claim := range cluster.List[*corev1.PersistentVolumeClaim](s.api, cluster.Claims) {
+		if claim.Status.Phase == corev1.ClaimLost {
+			s.violated("claim %s lost its volume", claim.Name)
+		}
+	}
+	for _, r := range s.replicas {
+		if r == nil {
+			continue
+		}
+		select {
+		case <-r.ended:
+			s.violated("%s exited: %v", r.client, r.err)
+		default:
+		}
+	}
+}
+
+// checkRest checks that the driver has what the objects say.
+func (s *simulation) checkRest(when string) {
+	handles, recorded, attached := map[string]bool{}, map[string]bool{}, map[string]bool{}
+	for _, pv := range cluster.List[*corev1.PersistentVolume](s.api, cluster.Volumes) {
+		handles[pv.Spec.CSI.VolumeHandle] = true
+		for _, va := range cluster.List[*storagev1.VolumeAttachment](s.api, cluster.Attachments) {
+			if publication := pv.Spec.CSI.VolumeHandle + " id-of-" + va.Spec.NodeName; *va.Spec.Source.PersistentVolumeName == pv.Name {
+				recorded[publication] = slices.Contains(va.Finalizers, attacher.Finalizer(driverName))
+				if va.Status.Attached {
+					attached[publication] = true
+				}
+			}
+		}
+	}
+	for _, v := range s.driver.Volumes() {
+		if !handles[v.ID] && !s.checker.retained(v.ID) {
+			s.violated("%s: volume %s (%s) has no PersistentVolume", when, v.ID, v.Name)
+		}
+		delete(handles, v.ID)
+		for node := range v.Published {
+			if !recorded[v.ID+" "+node] {
+				s.violated("%s: volume %s is published to %s without a VolumeAttachment", when, v.ID, node)
+			}
+			delete(attached, v.ID+" "+node)
+		}
+	}
+	for handle := range handles {
+		if s.checker.retained(handle) {
+			continue
+		}
+		s.violated("%s: volume %s does not exist, but its PersistentVolume does", when, handle)
+	}
+	for p := range attached {
+		s.violated("%s: %s is not published, but attached", when, p)
+	}
+}

@@ -1,0 +1,126 @@
+package simulation
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"sync"
+	"testing/synctest"
+
+	"github.com/spf13/pflag"
+	"google.golang.org/grpc/peer"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/klog/v2"
+
+	"github.com/storage-controller/storage-controller/internal/app"
+)
+
+// replica is a process of the program, from its start to its end.
+type replica struct {
+	name   string                                 // of the pod, the same after a restart of the container
+	client string                                 // unique
+	listed map[schema.GroupVersionResource]uint64 // version of the initial list, by watch
+	cancel context.CancelCauseFunc
+	dead   chan struct{} // closed when the process is killed
+	ended  chan struct{} // closed when it has returned
+	opened chan struct{} // closed when its watches may begin
+	err    error         // after ended
+
+	partitioned int // the step at which its requests reach the API server again
+}
+
+var errKilled = errors.New("killed")
+
+// killed reports whether the process was killed.
+func (r *replica) killed() bool {
+	select {
+	case <-r.dead:
+		return true
+	default:
+		return false
+	}
+}
+
+// configuration returns the configuration of "all" with the given flags. It is read once per process.
+var configuration = func() func(flags string, args ...string) app.Config {
+	var mu sync.Mutex
+	read := map[string]app.Config{}
+	return func(key string, args ...string) app.Config {
+		mu.Lock()
+		defer mu.Unlock()
+		if c, ok := read[key]; ok {
+			return c
+		}
+		fs := pflag.NewFlagSet("all", pflag.ContinueOnError)
+		app.All.Schema().Register(fs)
+		if err := fs.Parse(args); err != nil {
+			panic(err) // the flags are constants
+		}
+		c, err := app.All.Read(fs, "simulation")
+		if err == nil {
+			c = c.Enabled()
+			err = c.Validate()
+		}
+		if err != nil {
+			panic(err)
+		}
+		read[key] = c
+		return c
+	}
+}()
+
+// start starts a process under the name of a replica and returns when it has read its environment.
+func (s *simulation) start(name string) *replica {
+	s.started++
+	r := &replica{
+		name: name, client: fmt.Sprintf("%s#%d", name, s.started), listed: map[schema.GroupVersionResource]uint64{},
+		dead: make(chan struct{}), ended: make(chan struct{}), opened: make(chan struct{}),
+	}
+	s.mu.Lock()
+	s.processes[r.client] = r
+	s.mu.Unlock()
+	config := s.config
+	config.API = s.api.Config(r.client)
+	config.API.ContentType = runtime.ContentTypeProtobuf
+	config.API.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
+	config.DialDriver = func(ctx context.Context, _ string) (net.Conn, error) {
+		s.mu.Lock()
+		listener := s.socket
+		s.mu.Unlock()
+		return listener.dial(ctx, r.client)
+	}
+	os.Setenv("POD_NAME", name)
+	ctx, cancel := context.WithCancelCause(klog.NewContext(context.Background(), s.log))
+	r.cancel = cancel
+	s.seedGlobals()
+	go func() {
+		defer close(r.ended)
+		r.err = config.Run(ctx)
+	}()
+	synctest.Wait()
+	close(r.opened) // not earlier: the process looks at its caches right after it has begun to fill them
+	synctest.Wait()
+	return r
+}
+
+// kill ends the process: nothing that it does from here on has an effect.
+func (s *simulation) kill(r *replica) {
+	close(r.dead)
+	r.cancel(errKilled)
+	synctest.Wait()
+	s.seedGlobals()
+}
+
+// caller returns the replica that a call comes from.
+func (s *simulation) caller(ctx context.Context) *replica {
+	p, ok := peer.FromContext(ctx)
+	if !ok {
+		return nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.processes[p.Addr.String()]
+}

@@ -1,0 +1,280 @@
+package simulation
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing/synctest"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/storage-controller/storage-controller/test/simulation/cluster"
+)
+
+// idle is the virtual time that passes in a step without anything to do.
+const idle = time.Second
+
+// chaos runs steps with faults and users.
+func (s *simulation) chaos() {
+	for range s.scale.steps {
+		s.nextStep()
+		if s.check(); s.history.Violation != "" {
+			return
+		}
+		s.restartReplicas()
+		pending := s.eligible(s.gate.begin(s.step))
+		steps := s.cluster.Steps()
+		switch n := s.choices.Pick(100); {
+		case n >= 98 && s.scale.faults > 0:
+			s.disaster()
+		case n >= 90:
+			s.do(s.cluster.UserSteps(s.scale.claims))
+		case n >= 88:
+			s.record("time passes")
+			s.advance(idle)
+		case len(steps) > 0 && (n >= 65 || len(pending) == 0):
+			s.do(steps)
+		case len(pending) > 0:
+			s.proceed(pending[s.choices.Pick(len(pending))])
+		default:
+			s.advance(idle)
+		}
+	}
+}
+
+// nextStep waits until nothing can continue without the schedule or more time. No random number that a library
+// draws depends on those that were drawn in earlier steps.
+func (s *simulation) nextStep() {
+	s.step++
+	synctest.Wait()
+	s.seedGlobals()
+}
+
+// eligible returns the pending operations that are not held up.
+func (s *simulation) eligible(pending []*operation) []*operation {
+	var eligible []*operation
+	for _, o := range pending {
+		held := o.kind != call && o.kind != callResponse && s.step < o.replica.partitioned
+		if !held && s.step >= s.frozen[o.replica.client+" "+o.watched()] {
+			eligible = append(eligible, o)
+		}
+	}
+	return eligible
+}
+
+// watched returns the resource of an event, for operations of other kinds "none".
+func (o *operation) watched() string {
+	if o.kind != event {
+		return "none"
+	}
+	return strings.Fields(o.name)[1]
+}
+
+// do executes one of steps.
+func (s *simulation) do(steps []cluster.Step) {
+	if len(steps) == 0 {
+		return
+	}
+	step := steps[s.choices.Pick(len(steps))]
+	s.record("%s%s", step.Name, suffix(step.Do(context.Background())))
+}
+
+// suffix returns how an operation has ended, for a line of the history.
+func suffix(err error) string {
+	if err == nil {
+		return ""
+	}
+	return ": " + err.Error()
+}
+
+// advance lets time pass until an operation arrives at the gate, at most d.
+func (s *simulation) advance(d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-s.gate.changed:
+	case <-timer.C:
+	}
+}
+
+// proceed continues o, perhaps with a fault.
+func (s *simulation) proceed(o *operation) {
+	v, text := verdict{}, ""
+	if s.choices.Chance(s.scale.faults) {
+		s.history.Faults++
+		switch o.kind {
+		case request:
+			v, text = s.requestFault(o)
+		case event:
+			v, text = s.watchFault()
+		case call:
+			v, text = s.callFault()
+		}
+	} else if (o.kind == request || o.kind == call) && s.choices.Chance(15) {
+		v, text = verdict{delay: true}, ", the response is delayed"
+	}
+	if o.canceled() {
+		text = ", which was canceled" + text
+	}
+	s.record("%s %s%s", o.replica.client, o.name, text)
+	if o.canceled() {
+		if v.err == nil {
+			o.late()
+		}
+		s.gate.remove(o)
+		return
+	}
+	s.gate.proceed(o, v)
+}
+
+// requestFault returns a fault of an API request.
+func (s *simulation) requestFault(o *operation) (verdict, string) {
+	server := apierrors.NewInternalError(fmt.Errorf("simulated"))
+	faults := []struct {
+		v    verdict
+		text string
+	}{
+		{verdict{err: errNetwork}, ", which is lost"},
+		{verdict{lost: errNetwork}, ", whose response is lost"},
+		{verdict{err: server}, ", which fails with InternalError"},
+		{verdict{lost: apierrors.NewTimeoutError("simulated", 0)}, ", whose response is Timeout"},
+		{verdict{err: apierrors.NewConflict(schema.GroupResource{}, "simulated", fmt.Errorf("simulated"))}, ", which fails with Conflict"},
+	}
+	if !o.write {
+		faults = faults[:3]
+	}
+	f := faults[s.choices.Pick(len(faults))]
+	return f.v, f.text
+}
+
+// watchFault returns a fault of a watch.
+func (s *simulation) watchFault() (verdict, string) {
+	if s.choices.Pick(2) == 0 {
+		return verdict{err: errNetwork}, ", whose connection is lost"
+	}
+	return verdict{err: apierrors.NewResourceExpired("simulated")}, ", instead of which the watch expires"
+}
+
+// callFault returns a fault of a call of the driver.
+func (s *simulation) callFault() (verdict, string) {
+	all := []codes.Code{codes.Unavailable, codes.DeadlineExceeded, codes.Aborted, codes.Internal, codes.ResourceExhausted}
+	code := all[s.choices.Pick(len(all))]
+	err := status.Error(code, "simulated")
+	// Of these codes, only ResourceExhausted means that there is no effect.
+	if code == codes.ResourceExhausted || s.choices.Pick(2) == 0 {
+		return verdict{err: err}, ", which fails with " + code.String()
+	}
+	return verdict{lost: err}, ", which takes effect and fails with " + code.String()
+}
+
+// disaster kills a replica, restarts the driver, or holds up requests or events for a while.
+func (s *simulation) disaster() {
+	s.history.Faults++
+	i := s.choices.Pick(len(s.replicas))
+	r := s.replicas[i]
+	switch n := s.choices.Pick(10); {
+	case r == nil:
+	case n < 4:
+		s.crash(i)
+	case n < 6:
+		resource := []string{"persistentvolumeclaims", "persistentvolumes", "volumeattachments", "storageclasses"}[s.choices.Pick(4)]
+		s.record("%s gets no events of %s for a while", r.client, resource)
+		s.frozen[r.client+" "+resource] = s.step + 10 + s.choices.Pick(40)
+	case n < 8:
+		s.record("%s cannot reach the API server for a while", r.client)
+		r.partitioned = s.step + 5 + s.choices.Pick(30)
+		s.advance(idle)
+	default:
+		s.record("the driver restarts")
+		s.restartDriver()
+	}
+}
+
+// crash kills a replica. Each of its requests may still have been processed.
+func (s *simulation) crash(i int) {
+	r := s.replicas[i]
+	s.record("%s is killed", r.client)
+	for _, o := range s.gate.begin(s.step) {
+		if o.replica != r || o.kind != request && o.kind != call || o.canceled() || s.choices.Pick(2) == 0 {
+			continue
+		}
+		s.record("%s %s takes effect", r.client, o.name)
+		s.gate.proceed(o, verdict{delay: true})
+		synctest.Wait()
+	}
+	s.kill(r)
+	s.replicas[i] = nil
+}
+
+// restartReplicas starts replicas that were killed.
+func (s *simulation) restartReplicas() {
+	for i, r := range s.replicas {
+		if r == nil && s.choices.Pick(10) == 0 {
+			s.startReplica(i)
+		}
+	}
+}
+
+func (s *simulation) startReplica(i int) {
+	name := fmt.Sprintf("r%d", i)
+	s.replicas[i] = s.start(name)
+	s.record("%s starts", s.replicas[i].client)
+}
+
+// Limits of a rest: the longest time until everything has come to its end, and the time that it is watched
+// afterwards.
+const (
+	restLimit = 10 * time.Minute
+	restAfter = 20 * time.Second
+)
+
+// rest lets everything continue without faults until nothing is left to do, and checks the result.
+func (s *simulation) rest(when string) {
+	if s.history.Violation != "" {
+		return
+	}
+	s.record("no more faults")
+	s.resting = true
+	defer func() { s.resting = false }()
+	clear(s.frozen)
+	for i, r := range s.replicas {
+		if r == nil {
+			s.startReplica(i)
+		} else {
+			r.partitioned = 0
+		}
+	}
+	limit, quiet := time.Now().Add(restLimit), time.Time{}
+	for s.history.Violation == "" {
+		s.nextStep()
+		s.check()
+		switch pending, steps := s.eligible(s.gate.begin(s.step)), s.cluster.Steps(); {
+		case len(pending) > 0:
+			s.record("%s %s", pending[0].replica.client, pending[0].name)
+			if pending[0].canceled() {
+				s.gate.remove(pending[0])
+			} else {
+				s.gate.proceed(pending[0], verdict{})
+			}
+		case len(steps) > 0:
+			s.record("%s%s", steps[0].Name, suffix(steps[0].Do(context.Background())))
+		case time.Now().After(limit):
+			s.violated("%s: not done after %v: %s", when, restLimit, strings.Join(s.cluster.Busy(), ", "))
+		case len(s.cluster.Busy()) > 0:
+			quiet = time.Time{}
+			s.advance(idle)
+		case quiet.IsZero():
+			quiet = time.Now()
+			s.advance(idle)
+		case time.Since(quiet) < restAfter:
+			s.advance(idle)
+		default:
+			s.checkRest(when)
+			return
+		}
+	}
+}

@@ -1,0 +1,187 @@
+// Package simulation runs the real controllers against an API server, a driver and a cluster in memory, in
+// virtual time. One seed decides everything random: the order in which requests, responses, events of watches
+// and calls of the driver are processed, the faults, and what users do. The same seed gives the same history.
+package simulation
+
+import (
+	"context"
+	"fmt"
+	mathrand "math/rand"
+	"math/rand/v2"
+	"strconv"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/go-logr/logr"
+	"github.com/google/uuid"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/storage-controller/storage-controller/csiclient/csitest"
+	"github.com/storage-controller/storage-controller/internal/app"
+	"github.com/storage-controller/storage-controller/test/simulation/apiserver"
+	"github.com/storage-controller/storage-controller/test/simulation/cluster"
+)
+
+const driverName = "drv.example.com"
+
+// History is the result of one seed.
+type History struct {
+	Lines     []string
+	Violation string // empty: none
+	Choices   []uint16
+	Steps     int
+	Faults    int
+	Duration  time.Duration // virtual
+}
+
+// simulation is one history.
+type simulation struct {
+	choices *choices
+	log     logr.Logger
+	config  app.Config
+	api     *apiserver.Server
+	driver  *csitest.Plugin
+	cluster *cluster.Cluster
+	gate    *gate
+	scale   scale
+	history History
+	begin   time.Time
+
+	replicas []*replica // nil: not running
+	started  int
+	seeds    int64
+	step     int
+	resting  bool
+	frozen   map[string]int // the step at which the watch of a replica continues
+
+	mu        sync.Mutex
+	socket    *socket
+	processes map[string]*replica
+	verdicts  map[uint64]verdict
+	checker   checker
+}
+
+// scale is the size of a history.
+type scale struct{ replicas, nodes, claims, steps, faults int }
+
+// Run runs the history of seed, or with a non-nil replay that of these choices.
+func Run(t *testing.T, seed uint64, replay []uint16, log logr.Logger) (h History) {
+	synctest.Test(t, func(*testing.T) {
+		c := newChoices(seed)
+		if replay != nil {
+			c = &choices{replay: replay}
+		}
+		s := &simulation{
+			choices: c, log: log, gate: newGate(), begin: time.Now(), frozen: map[string]int{},
+			processes: map[string]*replica{}, verdicts: map[uint64]verdict{}, checker: newChecker(),
+		}
+		s.run()
+		h = s.history
+		h.Choices, h.Steps, h.Duration = c.taken, s.step, time.Since(s.begin)
+	})
+	return h
+}
+
+// run sets everything up, runs the three parts of a history, and ends all processes.
+func (s *simulation) run() {
+	s.seedGlobals()
+	uuid.SetRand(randReader{rand.New(rand.NewPCG(1, 1))})
+	s.scale = scale{
+		replicas: 1 + s.choices.Pick(3), nodes: 2, claims: 1 + s.choices.Pick(3), steps: 20 + s.choices.Pick(100),
+		faults: []int{0, 2, 6, 15}[s.choices.Pick(4)],
+	}
+	s.api = apiserver.New(s.hooks())
+	s.config = s.flags()
+	s.startDriver()
+	var err error
+	if s.cluster, err = cluster.New(s.api, driverName, s.scale.nodes); err == nil {
+		err = s.cluster.SetUp(context.Background())
+	}
+	if err != nil {
+		s.violated("setting up the cluster: %v", err)
+	}
+	s.replicas = make([]*replica, s.scale.replicas)
+	for i := range s.replicas {
+		s.startReplica(i)
+	}
+	s.chaos()
+	s.rest("at rest")
+	if s.history.Violation == "" {
+		s.record("users delete everything")
+		if err := s.cluster.TearDown(context.Background()); err != nil {
+			s.violated("deleting everything: %v", err)
+		}
+		s.rest("after users have deleted everything")
+	}
+	s.end()
+}
+
+// flags returns the configuration of the processes.
+func (s *simulation) flags() app.Config {
+	args := []string{
+		"--controllers=provisioner,attacher", "--worker-threads=3", "--retry-interval-max=8s",
+		"--provisioning-protection=always", "--leader-election", "--leader-election-namespace=kube-system",
+	}
+	return configuration(fmt.Sprint(args), args...)
+}
+
+// end kills all processes and waits until they have returned.
+func (s *simulation) end() {
+	for i, r := range s.replicas {
+		if r != nil {
+			s.kill(r)
+			s.replicas[i] = nil
+		}
+	}
+	for _, o := range s.gate.begin(s.step) { // late calls
+		s.gate.proceed(o, verdict{err: errDead})
+	}
+	for _, r := range s.processes {
+		<-r.ended
+	}
+	s.driver.Stop()
+	synctest.Wait()
+}
+
+// seedGlobals seeds the sources of random numbers of libraries.
+func (s *simulation) seedGlobals() {
+	s.seeds++
+	mathrand.Seed(s.seeds) //nolint:staticcheck // for wait.Jitter
+}
+
+// randReader is an [io.Reader] of random bytes.
+type randReader struct{ *rand.Rand }
+
+func (r randReader) Read(p []byte) (int, error) {
+	for i := range p {
+		p[i] = byte(r.Uint32())
+	}
+	return len(p), nil
+}
+
+// record adds a line to the history.
+func (s *simulation) record(format string, args ...any) {
+	at := fmt.Sprintf("%4d %8.3fs  ", s.step, time.Since(s.begin).Seconds())
+	s.history.Lines = append(s.history.Lines, at+fmt.Sprintf(format, args...))
+}
+
+// violated records the first violation of an invariant.
+func (s *simulation) violated(format string, args ...any) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.violatedLocked(format, args...)
+}
+
+func (s *simulation) violatedLocked(format string, args ...any) {
+	if s.history.Violation == "" {
+		s.history.Violation = fmt.Sprintf(format, args...)
+	}
+}
+
+// version returns the resourceVersion of obj.
+func version(obj metav1.Object) uint64 {
+	v, _ := strconv.ParseUint(obj.GetResourceVersion(), 10, 64) // the server has set it
+	return v
+}
