@@ -66,6 +66,16 @@ simulate: ## Run SEEDS histories (default 1000) of the simulation; SEED=n replay
 bench: ## Run the benchmark of volumes, with COMPARE=1 against the sidecars, with ARGS=--capacity of capacity; see go run ./test/bench --help
 	go run ./test/bench $(if $(COMPARE),--compare) $(ARGS)
 
+RELEASE := GOTOOLCHAIN=go$(shell sed -n 's/^go //p' go.mod) go run .
+
+.PHONY: release
+release: ## Build the release VERSION (v1.2.3) into dist/VERSION; REPOSITORY=name of the image in the chart
+	cd release && $(RELEASE) build --version $(VERSION) $(if $(REPOSITORY),--repository $(REPOSITORY))
+
+.PHONY: verify-release
+verify-release: ## Verify dist/VERSION
+	cd release && $(RELEASE) verify ../dist/$(VERSION)
+
 .PHONY: controlplane
 controlplane: ## Build the control plane for tests and demo into bin/
 	cd test/controlplane && CGO_ENABLED=0 go build -ldflags '-s -w' -o ../../$(BIN)/controlplane .

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/storage-controller/storage-controller/internal/app"
 )
@@ -26,7 +27,7 @@ func main() {
 
 // run runs the command of argv and returns the exit code.
 func run(argv []string) int {
-	name := filepath.Base(argv[0])
+	name := strings.TrimSuffix(filepath.Base(argv[0]), ".exe")
 	root := newRoot(name)
 	root.SetArgs(arguments(root, name, argv[1:]))
 	cmd, err := root.ExecuteC()

@@ -22,6 +22,12 @@ var aliases = map[string]string{
 	"csi-resizer":     "resize",
 	"csi-snapshotter": "snapshot",
 	"livenessprobe":   "livenessprobe",
+
+	// kubectl finds these as plugins: "kubectl storage-explain".
+	"kubectl-storage_audit":   "audit",
+	"kubectl-storage_doctor":  "doctor",
+	"kubectl-storage_explain": "explain",
+	"kubectl-storage_migrate": "migrate",
 }
 
 func newRoot(name string) *cobra.Command {
