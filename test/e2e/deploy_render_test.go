@@ -3,6 +3,7 @@ package e2e
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -79,14 +80,64 @@ func kustomized(t *testing.T, dir string) []*unstructured.Unstructured {
 	return parsed(t, text)
 }
 
-// charted is the objects of the chart with these values.
+// charted is the objects of the chart with these values, and the driver of the overlays.
 func charted(t *testing.T, values string) []*unstructured.Unstructured {
 	t.Helper()
-	text, err := tool(t, "", "helm", chart, "x", exampleNamespace, valuesFile(t, values))
+	text, err := tool(t, "", "helm", chart, "csi-controller", exampleNamespace, exampleDriver(t), valuesFile(t, values))
 	if err != nil {
 		t.Fatal(err)
 	}
 	return parsed(t, text)
+}
+
+// exampleDriver is a file with the values that have no default.
+func exampleDriver(t *testing.T) string {
+	t.Helper()
+	return valuesFile(t, "driver: {name: csi.example.com, image: 'csi-driver:dev'}")
+}
+
+// chartOnly matches what only the chart adds: labels, prefixes and the names of the webhooks.
+var chartOnly = strings.NewReplacer(
+	"csi-example-csi-controller-", "",
+	"csi-controller-webhook", "storage-controller-webhook")
+
+// asOverlay returns the objects of the chart with these values under the names that the overlays have, and without the
+// labels and annotations of Helm.
+func asOverlay(t *testing.T, values string) []*unstructured.Unstructured {
+	t.Helper()
+	var all []*unstructured.Unstructured
+	for _, o := range charted(t, values) {
+		labels := o.GetLabels()
+		want := map[string]string{"app.kubernetes.io/instance": "csi-controller", "app.kubernetes.io/managed-by": "Helm",
+			"app.kubernetes.io/name": "csi-controller", "app.kubernetes.io/version": "dev", "helm.sh/chart": "storage-controller-0.1.0"}
+		if diff := cmp.Diff(want, labels); diff != "" {
+			t.Errorf("labels of %s %s (- want, + got):\n%s", o.GetKind(), o.GetName(), diff)
+		}
+		text, err := json.Marshal(o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := json.Unmarshal([]byte(chartOnly.Replace(string(text))), o); err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, o)
+	}
+	return all
+}
+
+// withoutHelm removes the labels that the overlays give some objects, and the annotations and pod labels of the chart.
+func withoutHelm(objects map[string]map[string]any) map[string]map[string]any {
+	for _, o := range objects {
+		unstructured.RemoveNestedField(o, "metadata", "labels")
+		unstructured.RemoveNestedField(o, "spec", "template", "metadata", "annotations")
+		labels, _, _ := unstructured.NestedMap(o, "spec", "template", "metadata", "labels")
+		for name := range labels {
+			if name != "app.kubernetes.io/name" {
+				unstructured.RemoveNestedField(o, "spec", "template", "metadata", "labels", name)
+			}
+		}
+	}
+	return objects
 }
 
 func valuesFile(t *testing.T, values string) string {
@@ -174,7 +225,7 @@ func TestChartAndOverlaysAreTheSame(t *testing.T) {
 		t.Fatalf("%d overlays, %d of them compared: %v", len(dirs), len(sameAs), err)
 	}
 	for name, values := range sameAs {
-		want, got := byName(t, kustomized(t, overlays+name)), byName(t, charted(t, values))
+		want, got := withoutHelm(byName(t, kustomized(t, overlays+name))), withoutHelm(byName(t, asOverlay(t, values)))
 		if name == "configuration-file" { // the order of the keys is another
 			for key, o := range maps.All(want) {
 				if strings.HasPrefix(key, "ConfigMap") {
@@ -186,14 +237,15 @@ func TestChartAndOverlaysAreTheSame(t *testing.T) {
 			t.Errorf("%s (- kustomize, + helm):\n%s", name, diff)
 		}
 	}
-	want, got := byName(t, everythingRendered(t)),
-		byName(t, charted(t, "priorityAndFairness: {enabled: true}\nmonitoring: {rules: true, podMonitor: true}"))
+	want, got := withoutHelm(byName(t, everythingRendered(t))),
+		withoutHelm(byName(t, asOverlay(t, "priorityAndFairness: {enabled: true}\nmonitoring: {rules: true, podMonitor: true}")))
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("with everything (- kustomize, + helm):\n%s", diff)
 	}
 	for name, values := range withWebhooks {
 		component, overlay, _ := strings.Cut(name, " of ")
-		want, got := byName(t, withComponents(t, overlay, "components/"+component)), byName(t, charted(t, values))
+		want := withoutHelm(byName(t, withComponents(t, overlay, "components/"+component)))
+		got := withoutHelm(byName(t, asOverlay(t, values)))
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("%s (- kustomize, + helm):\n%s", name, diff)
 		}
@@ -293,49 +345,65 @@ func TestChartRefusesWrongValues(t *testing.T) {
 		"replicas: many":                     "'/replicas'",
 		"nodecontroller: {nodeCleanup: all}": "'/nodecontroller/nodeCleanup'",
 		"extraArgs: [all]":                   "'/extraArgs/0'",
-		"mode: node\nprovisioner: {enabled: false}":                   "provisioner.enabled",
-		"mode: per-role\nconfiguration: {a: b}":                       "configuration: only with mode all-in-one",
-		"name: Not_A_Name":                                            "'/name'",
-		"secrets: {namespaces: [\"*\"]}":                              "'/secrets/namespaces/0'",
-		"driver: {name: csi.example.com/x}":                           "'/driver/name'",
-		"driver: {port: 1}":                                           "'port' not allowed",
-		"image: {repository: 'x@sha256:aa'}":                          "'/image/repository'",
-		"image: {digest: aa}":                                         "'/image/digest'",
-		"extraContainers: [{name: x}]":                                "'/extraContainers/0'",
-		"extraContainers: [{name: driver, image: x}]":                 "extraContainers[0]: the chart has a container driver",
-		"volumes: [{name: more}, {name: socket, emptyDir: {}}]":       "volumes[1]: the chart has a volume socket",
-		"configuration: {nonsense: 5s}":                               "configuration.nonsense: unknown key",
-		"configuration: {attacher: {nonsense: 5s}}":                   "configuration.attacher.nonsense: unknown key",
-		"configuration: {controllers: [attacher]}":                    "set enabled of",
-		"configuration: {leader-election: false}":                     "configuration.leader-election: several pods",
-		"configuration: {http-endpoint: ':9090'}":                     "the probes and ports of the chart have 8080",
-		"configuration: {attacher: {timeout: 5m}}":                    "configuration.attacher.timeout: terminationGracePeriodSeconds, 80",
-		"extraArgs: [--leader-election=false]":                        "extraArgs: --leader-election=false: several pods",
-		"extraArgs: [-leader_election=f]":                             "several pods",
-		"extraArgs: ['--http-endpoint=:9090']":                        "the probes and ports of the chart have 8080",
-		"mode: per-role\nextraArgs: ['--driver-health-endpoint=:1']":  "all containers of the pod would serve this address",
-		"mode: per-role\nextraArgs: ['--http-endpoint=:8080']":        "8080 to 8084",
-		"extraArgs: ['--metrics-address=:9090']":                      "--http-endpoint is set",
-		"extraArgs: [--csi-address=/csi/csi.sock]":                    "the socket must be in /run/csi",
-		"extraArgs: [--config=/x]":                                    "belong into configuration",
-		"extraArgs: [--timeout=300s]":                                 "terminationGracePeriodSeconds, 80",
-		"extraArgs: [--attacher-timeout=70s]":                         "terminationGracePeriodSeconds, 80",
-		"extraArgs: [-timeout=70s]":                                   "terminationGracePeriodSeconds, 80",
-		"terminationGracePeriodSeconds: 25":                           "terminationGracePeriodSeconds: 25",
-		"terminationGracePeriodSeconds: 70":                           "must exceed the timeout of the snapshotter",
-		"nodecontroller: {webhooks: {certificate: files}}":            "'/nodecontroller/webhooks/certificate'",
-		"mode: node\nnodecontroller: {webhooks: {enabled: true}}":     "mode node has no node controller",
-		"nodecontroller: {enabled: false, webhooks: {enabled: true}}": "nodecontroller.enabled is false",
+		"mode: node\nprovisioner: {enabled: false}":                              "provisioner.enabled",
+		"mode: per-role\nconfiguration: {a: b}":                                  "configuration: only with mode all-in-one",
+		"name: Not_A_Name":                                                       "'/name'",
+		"secrets: {namespaces: [\"*\"]}":                                         "'/secrets/namespaces/0'",
+		"driver: {name: csi.example.com/x}":                                      "'/driver/name'",
+		"driver: {port: 1}":                                                      "'port' not allowed",
+		"image: {repository: 'x@sha256:aa'}":                                     "'/image/repository'",
+		"image: {digest: aa}":                                                    "'/image/digest'",
+		"extraContainers: [{name: x}]":                                           "'/extraContainers/0'",
+		"extraContainers: [{name: driver, image: x}]":                            "extraContainers[0]: the chart has a container driver",
+		"volumes: [{name: more}, {name: socket, emptyDir: {}}]":                  "volumes[1]: the chart has a volume socket",
+		"configuration: {nonsense: 5s}":                                          "configuration.nonsense: unknown key",
+		"configuration: {attacher: {nonsense: 5s}}":                              "configuration.attacher.nonsense: unknown key",
+		"configuration: {controllers: [attacher]}":                               "set enabled of",
+		"driver: {name: ''}":                                                     "driver.name: set it",
+		"driver: {image: ''}":                                                    "driver.image: set it",
+		"configuration: {node-cleanup: claims}":                                  "configuration.node-cleanup: the permissions would not match; set nodecontroller.nodeCleanup",
+		"configuration: {nodecontroller: {node-cleanup: claims}}":                "set nodecontroller.nodeCleanup",
+		"extraArgs: [--node-finalizer-mode=manage]":                              "set nodecontroller.nodeFinalizerMode",
+		"extraArgs: [--pvc-finalizer-mode=strip]":                                "set nodecontroller.pvcFinalizerMode",
+		"extraArgs: [--node-cleanup-unbound=delete]":                             "set nodecontroller.unbound",
+		"extraArgs: [--node-cleanup-resource=a.b/v1]":                            "set nodecontroller.customResources",
+		"extraArgs: [--profile=topolvm]":                                         "set the values of nodecontroller",
+		"extraArgs: [--resize-nudge]":                                            "set nodecontroller.resizeNudge",
+		"extraArgs: [--enable-webhooks]":                                         "set nodecontroller.webhooks.enabled",
+		"extraArgs: [--enable-capacity=false]":                                   "set capacity.enabled",
+		"extraArgs: [--secure-metrics-server]":                                   "set monitoring.secure",
+		"mode: per-role\nmonitoring: {secure: true}":                             "monitoring.secure: only with mode all-in-one",
+		"extraArgs: [--feature-gates=CrossNamespaceVolumeDataSource=true]":       "set provisioner.crossNamespace",
+		"configuration: {feature-gates: {CrossNamespaceVolumeDataSource: true}}": "set provisioner.crossNamespace",
+		"configuration: {leader-election: false}":                                "configuration.leader-election: several pods",
+		"configuration: {http-endpoint: ':9090'}":                                "the probes and ports of the chart have 8080",
+		"configuration: {attacher: {timeout: 5m}}":                               "configuration.attacher.timeout: terminationGracePeriodSeconds, 80",
+		"extraArgs: [--leader-election=false]":                                   "extraArgs: --leader-election=false: several pods",
+		"extraArgs: [-leader_election=f]":                                        "several pods",
+		"extraArgs: ['--http-endpoint=:9090']":                                   "the probes and ports of the chart have 8080",
+		"mode: per-role\nextraArgs: ['--driver-health-endpoint=:1']":             "all containers of the pod would serve this address",
+		"mode: per-role\nextraArgs: ['--http-endpoint=:8080']":                   "8080 to 8084",
+		"extraArgs: ['--metrics-address=:9090']":                                 "--http-endpoint is set",
+		"extraArgs: [--csi-address=/csi/csi.sock]":                               "the socket must be in /run/csi",
+		"extraArgs: [--config=/x]":                                               "belong into configuration",
+		"extraArgs: [--timeout=300s]":                                            "terminationGracePeriodSeconds, 80",
+		"extraArgs: [--attacher-timeout=70s]":                                    "terminationGracePeriodSeconds, 80",
+		"extraArgs: [-timeout=70s]":                                              "terminationGracePeriodSeconds, 80",
+		"terminationGracePeriodSeconds: 25":                                      "terminationGracePeriodSeconds: 25",
+		"terminationGracePeriodSeconds: 70":                                      "must exceed the timeout of the snapshotter",
+		"nodecontroller: {webhooks: {certificate: files}}":                       "'/nodecontroller/webhooks/certificate'",
+		"mode: node\nnodecontroller: {webhooks: {enabled: true}}":                "mode node has no node controller",
+		"nodecontroller: {enabled: false, webhooks: {enabled: true}}":            "nodecontroller.enabled is false",
 		"{provisioner: {enabled: false}, attacher: {enabled: false}, resizer: {enabled: false}, snapshotter: {enabled: false}, " +
 			"capacity: {enabled: false}, " +
 			"nodecontroller: {enabled: false}}": "no role is enabled",
 	} {
-		_, err := tool(t, "", "helm", chart, "x", exampleNamespace, valuesFile(t, values))
+		_, err := tool(t, "", "helm", chart, "x", exampleNamespace, exampleDriver(t), valuesFile(t, values))
 		if err == nil || !strings.Contains(err.Error(), text) {
 			t.Errorf("values %s: %v, want %q", values, err, text)
 		}
 	}
-	if _, err := tool(t, "", "lint", chart); err != nil {
+	if _, err := tool(t, "", "lint", chart, exampleDriver(t)); err != nil {
 		t.Error(err)
 	}
 }
@@ -349,7 +417,7 @@ func TestChartTakesWhatWorks(t *testing.T) {
 		"mode: node\nextraArgs: [--leader-election=false]",
 		"terminationGracePeriodSeconds: 75\nconfiguration: {timeout: 1m, feature-gates: {Topology: true}, attacher: {timeout: 1.5s}}",
 	} {
-		if _, err := tool(t, "", "helm", chart, "x", exampleNamespace, valuesFile(t, values)); err != nil {
+		if _, err := tool(t, "", "helm", chart, "x", exampleNamespace, exampleDriver(t), valuesFile(t, values)); err != nil {
 			t.Errorf("values %s: %v", values, err)
 		}
 	}
@@ -366,7 +434,7 @@ func TestChartConfiguration(t *testing.T) {
 	for values, want := range map[string][]string{
 		"configuration: {timeout: 5s}": {"timeout: 5s", "csi-address: /run/csi/csi.sock", "leader-election: true", "http-endpoint: :8080",
 			"capacity-ownerref-level: 2", "resize-nudge: true"},
-		"configuration: {capacity: {capacity-ownerref-level: 1}, resize-nudge: false, leader-election: null}": {
+		"configuration: {capacity: {capacity-ownerref-level: 1}, leader-election: null}\nnodecontroller: {resizeNudge: false}": {
 			"capacity-ownerref-level: 1", "resize-nudge: false", "leader-election: true"},
 		"configuration: {csi-address: /run/csi/other.sock, feature-gates: {Topology: true}}": {"csi-address: /run/csi/other.sock",
 			"Topology: true"},
@@ -375,7 +443,7 @@ attacher: {enabled: false}
 provisioner: {crossNamespace: true}
 nodecontroller: {nodeCleanup: volumes, pvcFinalizerMode: enforce, webhooks: {enabled: true, name: "on"}}`: {
 			"- provisioner\n", "CrossNamespaceVolumeDataSource: true", "node-cleanup: volumes", "enable-webhooks: true",
-			"webhook-config-name: ons", "webhook-service: \"on\"", "webhook-cert-secret: on-certificates", "pvc-finalizer-mode: enforce"},
+			"webhook-config-name: csi-example-csi-controller-ons", "webhook-service: \"on\"", "webhook-cert-secret: on-certificates", "pvc-finalizer-mode: enforce"},
 	} {
 		objects := charted(t, values)
 		i := slices.IndexFunc(objects, func(o *unstructured.Unstructured) bool { return o.GetKind() == "ConfigMap" })
@@ -429,6 +497,27 @@ func TestChartTakesMoreThanTheDriver(t *testing.T) {
 			}
 		}
 	}
+	spec = podOf(t, charted(t, `image: {tag: v2}
+podSecurityContext: {runAsUser: 0}
+securityContext: {readOnlyRootFilesystem: false}
+env: [{name: HTTPS_PROXY, value: "http://proxy:3128"}]
+volumeMounts: [{name: ca, mountPath: /ca}]
+volumes: [{name: ca, emptyDir: {}}]
+monitoring: {secure: true}`))
+	for _, c := range spec.Containers {
+		if c.Name == "driver" {
+			continue
+		}
+		env := slices.ContainsFunc(c.Env, func(e corev1.EnvVar) bool { return e.Name == "HTTPS_PROXY" && e.Value == "http://proxy:3128" })
+		mounted := slices.ContainsFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.Name == "ca" && m.MountPath == "/ca" })
+		if !env || !mounted || c.Image != "storage-controller:v2" || *c.SecurityContext.ReadOnlyRootFilesystem || c.SecurityContext.Capabilities == nil ||
+			*spec.SecurityContext.RunAsUser != 0 || spec.SecurityContext.RunAsNonRoot != nil {
+			t.Errorf("%s has %v, %v, %s, %v, %v", c.Name, c.Env, c.VolumeMounts, c.Image, c.SecurityContext, spec.SecurityContext)
+		}
+		if !slices.Contains(c.Args, "--secure-metrics-server") || c.LivenessProbe.HTTPGet.Scheme != "HTTPS" || c.ReadinessProbe.HTTPGet.Scheme != "HTTPS" {
+			t.Errorf("%s has %v, %v", c.Name, c.Args, c.LivenessProbe)
+		}
+	}
 	digest := "sha256:" + strings.Repeat("0a", 32)
 	for _, c := range podOf(t, charted(t, "image: {digest: '"+digest+"'}")).Containers {
 		if c.Name != "driver" && c.Image != "storage-controller@"+digest {
@@ -437,16 +526,58 @@ func TestChartTakesMoreThanTheDriver(t *testing.T) {
 	}
 }
 
+// TestChartWebhookConfiguration: permissions and flags name the configuration that the chart creates.
+func TestChartWebhookConfiguration(t *testing.T) {
+	t.Parallel()
+	const want = "csi-example-csi-controller-csi-controller-webhooks"
+	var configured, granted bool
+	objects := charted(t, "nodecontroller: {webhooks: {enabled: true}}")
+	for _, o := range objects {
+		switch o.GetKind() {
+		case "MutatingWebhookConfiguration":
+			configured = o.GetName() == want
+		case "ClusterRole":
+			for _, rule := range converted[rbacv1.ClusterRole](t, o).Rules {
+				granted = granted || slices.Contains(rule.ResourceNames, want)
+			}
+		}
+	}
+	args := podOf(t, objects).Containers[0].Args
+	if i := slices.Index(args, "--webhook-config-name"); i < 0 || args[i+1] != want || !configured || !granted {
+		t.Errorf("configured %v, granted %v, arguments %q, want %s", configured, granted, args, want)
+	}
+}
+
+// TestReleasesShareNothing installs the chart with its defaults for several drivers.
+func TestReleasesShareNothing(t *testing.T) {
+	t.Parallel()
+	owner := map[string]string{}
+	for _, release := range [][2]string{{"a", "one"}, {"b", "one"}, {"a", "two"}} {
+		values := valuesFile(t, "driver: {name: "+release[0]+"."+release[1]+".example.com, image: x}\npriorityAndFairness: {enabled: true}\n"+
+			"monitoring: {rules: true, podMonitor: true}\nnodecontroller: {webhooks: {enabled: true}}")
+		text, err := tool(t, "", "helm", chart, release[0], release[1], values)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for name := range byName(t, parsed(t, text)) {
+			if owner[name] != "" {
+				t.Errorf("%s is in the releases %s and %v", name, owner[name], release)
+			}
+			owner[name] = strings.Join(release[:], " of ")
+		}
+	}
+}
+
 // TestChartNotes compares the notes after an installation with the installed objects.
 func TestChartNotes(t *testing.T) {
 	t.Parallel()
 	for values, texts := range map[string][]string{
-		"":                                      {"rollout status deployment/csi-controller", "driver.image is a placeholder"},
+		"":                                      {"rollout status deployment/csi-controller"},
 		"mode: node":                            {"rollout status daemonset/csi-controller"},
 		"secrets: {cluster: true}":              {"can read Secrets in all namespaces"},
 		"nodecontroller: {nodeCleanup: claims}": {"deletes PVCs of deleted nodes"},
 	} {
-		notes, err := tool(t, "", "notes", chart, "x", exampleNamespace, valuesFile(t, values))
+		notes, err := tool(t, "", "notes", chart, "csi-controller", exampleNamespace, exampleDriver(t), valuesFile(t, values))
 		for _, text := range texts {
 			if err != nil || !strings.Contains(notes, text) {
 				t.Errorf("values %q: %v, notes %s, want %q", values, err, notes, text)
@@ -461,7 +592,7 @@ func variants(t *testing.T) map[string][]*unstructured.Unstructured {
 	all := map[string][]*unstructured.Unstructured{
 		"examples":                   kustomized(t, "../../deploy/examples"),
 		"all-in-one with everything": everythingRendered(t),
-		"chart, features": charted(t, `rbacPrefix: "second:"
+		"chart, features": charted(t, `prefix: "second:"
 name: second
 image: {pullPolicy: Always}
 secrets: {cluster: true}
@@ -473,6 +604,10 @@ nodeSelector: {a: b}
 tolerations: [{key: a, operator: Exists}]
 affinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [{matchExpressions: [{key: a, operator: Exists}]}]}}}
 imagePullSecrets: [{name: s}]
+podSecurityContext: {runAsUser: 1000, runAsNonRoot: true, seccompProfile: {type: RuntimeDefault}}
+env: [{name: GOMEMLIMIT, value: 400MiB}]
+volumeMounts: [{name: more, mountPath: /more}]
+monitoring: {podMonitor: true, secure: true, tokenSecret: {name: scraper, key: token}}
 driver: {env: [{name: A, value: b}], volumeMounts: [{name: more, mountPath: /more}]}
 volumes: [{name: more, emptyDir: {}}]`),
 		"chart, webhooks of another": charted(t, `name: second

@@ -1,5 +1,32 @@
+{{- define "sc.name" -}}
+{{ .Values.name | default (.Release.Name | trunc 52 | trimSuffix "-") }}
+{{- end }}
+
+{{/* Begins the names of cluster-wide objects and roles, so that those of two releases differ. */}}
+{{- define "sc.prefix" -}}
+{{ .Values.prefix | default (printf "%s-%s-" .Release.Namespace (include "sc.name" .)) }}
+{{- end }}
+
+{{- define "sc.webhookName" -}}
+{{ .Values.nodecontroller.webhooks.name | default (printf "%s-webhook" (include "sc.name" .)) }}
+{{- end }}
+
+{{/* The name of the MutatingWebhookConfiguration. */}}
+{{- define "sc.webhookConfiguration" -}}
+{{ printf "%s%ss" (include "sc.prefix" .) (include "sc.webhookName" .) }}
+{{- end }}
+
+{{/* The labels that select the pods. */}}
+{{- define "sc.selector" -}}
+app.kubernetes.io/name: {{ include "sc.name" . }}
+{{- end }}
+
 {{- define "sc.labels" -}}
-app.kubernetes.io/name: {{ .Values.name }}
+{{ include "sc.selector" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 
 {{/* The directories of deploy/rbac that these values need. */}}
@@ -105,6 +132,9 @@ app.kubernetes.io/name: {{ .Values.name }}
 - nodecontroller-webhook-certificates
 {{- end }}
 {{- end }}
+{{- if $v.monitoring.secure }}
+- nodecontroller-secure-metrics
+{{- end }}
 {{- end }}
 
 {{/* The flags of the node controller that are not at their defaults. */}}
@@ -124,12 +154,12 @@ app.kubernetes.io/name: {{ .Values.name }}
 - --enable-webhooks
 - --webhook-cert-mode={{ .certificate }}
 - --webhook-cert-secret
-- {{ printf "%s-certificates" .name | quote }}
+- {{ printf "%s-certificates" (include "sc.webhookName" $) | quote }}
 {{- if eq .certificate "self-signed" }}
 - --webhook-config-name
-- {{ printf "%ss" .name | quote }}
+- {{ include "sc.webhookConfiguration" $ | quote }}
 - --webhook-service
-- {{ .name | quote }}
+- {{ include "sc.webhookName" $ | quote }}
 {{- end }}
 {{- end }}
 {{- end }}
@@ -174,6 +204,7 @@ true
 {{- if $v.capacity.enabled }}{{ $args = append $args "--capacity-ownerref-level=2" }}{{ end }}
 {{- /* off in "all" by default */}}
 {{- if and $v.nodecontroller.enabled $v.nodecontroller.resizeNudge }}{{ $args = append $args "--resize-nudge" }}{{ end }}
+{{- if $v.monitoring.secure }}{{ $args = append $args "--secure-metrics-server" }}{{ end }}
 {{- if $v.nodecontroller.enabled }}{{ $args = concat $args (include "sc.nodecontrollerArgs" . | fromYamlArray) }}{{ end }}
 {{- concat $args (include "sc.gates" . | fromYamlArray) | toYaml }}
 {{- end }}
@@ -228,7 +259,9 @@ true
 {{- define "sc.check" -}}
 {{- $v := .Values }}
 {{- $node := eq $v.mode "node" }}
+{{- range list "name" "image" }}{{ if not (get $v.driver .) }}{{ fail (printf "driver.%s: set it; there is no default" .) }}{{ end }}{{ end }}
 {{- if and $v.configuration (ne $v.mode "all-in-one") }}{{ fail "configuration: only with mode all-in-one" }}{{ end }}
+{{- if and $v.monitoring.secure (ne $v.mode "all-in-one") }}{{ fail "monitoring.secure: only with mode all-in-one" }}{{ end }}
 {{- $known := .Files.Lines "files/configuration-keys.txt" }}
 {{- range $key, $value := $v.configuration }}
 {{- if not (has $key $known) }}{{ fail (printf "configuration.%s: unknown key; docs/flags.md lists the known keys" $key) }}{{ end }}
@@ -238,6 +271,8 @@ true
 {{- end }}
 {{- end }}
 {{- end }}
+{{- /* Settings that need permissions, by the value that also grants these. */}}
+{{- $granted := dict "node-cleanup" "nodecontroller.nodeCleanup" "node-cleanup-unbound" "nodecontroller.unbound" "node-finalizer-mode" "nodecontroller.nodeFinalizerMode" "pvc-finalizer-mode" "nodecontroller.pvcFinalizerMode" "resize-nudge" "nodecontroller.resizeNudge" "enable-webhooks" "nodecontroller.webhooks.enabled" "webhook-cert-mode" "nodecontroller.webhooks.certificate" "enable-capacity" "capacity.enabled" "secure-metrics-server" "monitoring.secure" }}
 {{- $grace := int $v.terminationGracePeriodSeconds }}
 {{- if le $grace 25 }}{{ fail (printf "terminationGracePeriodSeconds: %d must exceed --timeout (15 s) plus ten seconds" $grace) }}{{ end }}
 {{- $settings := include "sc.settings" . | fromYamlArray }}
@@ -246,6 +281,11 @@ true
 {{- if and (not $node) $v.snapshotter.enabled (not $timeouts) (le $grace 70) }}{{ fail (printf "terminationGracePeriodSeconds: %d must exceed the timeout of the snapshotter (one minute) plus ten seconds" $grace) }}{{ end }}
 {{- range include "sc.settings" . | fromYamlArray }}
 {{- if has .name (list "metrics-address" "metrics-bind-address") }}{{ fail (printf "%s: --http-endpoint is set, and they exclude each other" .place) }}{{ end }}
+{{- $value := get $granted (regexReplaceAll "^(nodecontroller|capacity)-" .name "") }}
+{{- if $value }}{{ fail (printf "%s: the permissions would not match; set %s" .place $value) }}{{ end }}
+{{- if and (eq (trimPrefix "nodecontroller-" .name) "node-cleanup-resource") (not $v.nodecontroller.customResources) }}{{ fail (printf "%s: the permissions would not match; set nodecontroller.customResources" .place) }}{{ end }}
+{{- if eq (trimPrefix "nodecontroller-" .name) "profile" }}{{ fail (printf "%s: the permissions would not match; set the values of nodecontroller" .place) }}{{ end }}
+{{- if and (hasPrefix "feature-gates" (trimPrefix "provisioner-" .name)) (regexMatch "CrossNamespaceVolumeDataSource=true" (printf "%s=%s" .name .value)) (not $v.provisioner.crossNamespace) }}{{ fail (printf "%s: the permissions would not match; set provisioner.crossNamespace" .place) }}{{ end }}
 {{- if eq .name "config" }}{{ fail (printf "%s: the contents of the file belong into configuration" .place) }}{{ end }}
 {{- if eq .name "controllers" }}{{ fail (printf "%s: the permissions would not match; set enabled of provisioner, attacher, resizer, snapshotter, capacity and nodecontroller" .place) }}{{ end }}
 {{- if and (eq .name "http-endpoint") (or (eq $v.mode "per-role") (not (hasSuffix ":8080" .value))) }}{{ fail (printf "%s: the probes and ports of the chart have %s" .place (eq $v.mode "per-role" | ternary "8080 to 8084, one per container" "8080")) }}{{ end }}
@@ -267,8 +307,9 @@ true
 {{/* A container of storage-controller: root, name, port, portName, args, env by name, and webhooks if it serves them. */}}
 {{- define "sc.container" -}}
 {{- $image := .root.Values.image }}
+{{- $tag := $image.tag | default .root.Chart.AppVersion }}
 - name: {{ .name }}
-  image: {{ ternary (printf "%s@%s" $image.repository $image.digest) (printf "%s:%s" $image.repository $image.tag) (ne $image.digest "") | quote }}
+  image: {{ ternary (printf "%s@%s" $image.repository $image.digest) (printf "%s:%s" $image.repository $tag) (ne $image.digest "") | quote }}
   {{- with .root.Values.image.pullPolicy }}
   imagePullPolicy: {{ . }}
   {{- end }}
@@ -286,6 +327,9 @@ true
       fieldRef:
         fieldPath: {{ .field }}
   {{- end }}
+  {{- with .root.Values.env }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
   ports:
   - name: {{ .portName }}
     containerPort: {{ .port }}
@@ -297,6 +341,9 @@ true
     httpGet:
       path: /livez
       port: {{ .portName }}
+      {{- if .root.Values.monitoring.secure }}
+      scheme: HTTPS
+      {{- end }}
     periodSeconds: 20
     timeoutSeconds: 5
     failureThreshold: 3
@@ -304,15 +351,15 @@ true
     httpGet:
       path: /readyz
       port: {{ .portName }}
+      {{- if .root.Values.monitoring.secure }}
+      scheme: HTTPS
+      {{- end }}
     periodSeconds: 10
     timeoutSeconds: 5
   resources:
     {{- toYaml .root.Values.resources | nindent 4 }}
   securityContext:
-    allowPrivilegeEscalation: false
-    readOnlyRootFilesystem: true
-    capabilities:
-      drop: ["ALL"]
+    {{- toYaml .root.Values.securityContext | nindent 4 }}
   volumeMounts:
   {{- if .configured }}
   - name: configuration
@@ -324,4 +371,7 @@ true
   - name: kube-api-access
     mountPath: /var/run/secrets/kubernetes.io/serviceaccount
     readOnly: true
+  {{- with .root.Values.volumeMounts }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
 {{- end }}
