@@ -28,6 +28,7 @@ test: lint ## Run the linters and all tests, with the race detector
 	$(PURE) go test -run TestPromises ./nodecontroller/nodecleanup/
 	$(PURE) go test -run TestHundredNodes ./provisioner/
 	cd test/controlplane && go test -race ./supervise/
+	cd release && CGO_ENABLED=0 go test ./... # builds the program with the flags of the Dockerfile
 
 CHROMIUM ?= chromium
 
