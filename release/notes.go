@@ -9,7 +9,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// notes writes the section of the version in CHANGELOG.md, else that of what is not released.
+// notes writes the section of the version in CHANGELOG.md, else the section Unreleased.
 func (r *release) notes() error {
 	changelog, err := os.ReadFile(filepath.Join(r.source, "CHANGELOG.md"))
 	if err != nil {
@@ -19,7 +19,8 @@ func (r *release) notes() error {
 	if err != nil {
 		return err
 	}
-	return os.WriteFile(filepath.Join(r.out, "release-notes.md"), fmt.Appendf(nil, "# storage-controller %s\n\n%s\n", r.version, text), 0o644)
+	text = fmt.Sprintf("# storage-controller %s\n\n%s\n", r.version, text)
+	return os.WriteFile(filepath.Join(r.out, "release-notes.md"), []byte(text), 0o644)
 }
 
 // section returns the text below the first of the headings that changelog has.

@@ -34,8 +34,8 @@ type predicate struct {
 	} `json:"runDetails"`
 }
 
-// provenance writes from what and how all files were built. It is not signed, and has no time of the build: whoever
-// builds the commit again gets the same file.
+// provenance writes from what and how all files were built. It is not signed, and has no time of the build: a second
+// build of the commit gives the same file.
 func (r *release) provenance() error {
 	sums, err := digests(r.out)
 	if err != nil {

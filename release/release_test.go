@@ -67,8 +67,9 @@ func TestRelease(t *testing.T) {
 		damage func(t *testing.T)
 		says   string
 	}{
-		"changed": {func(t *testing.T) { write(t, filepath.Join(dir, "release-notes.md"), []byte("other")) }, "release-notes.md has the SHA-256 digest"},
-		"added":   {func(t *testing.T) { write(t, filepath.Join(dir, "krew", "more.yaml"), nil) }, "krew/more.yaml is not listed"},
+		"changed": {func(t *testing.T) { write(t, filepath.Join(dir, "release-notes.md"), []byte("other")) },
+			"release-notes.md has the SHA-256 digest"},
+		"added": {func(t *testing.T) { write(t, filepath.Join(dir, "krew", "more.yaml"), nil) }, "krew/more.yaml is not listed"},
 		"missing": {func(t *testing.T) {
 			if err := os.Remove(filepath.Join(dir, archive)); err != nil {
 				t.Fatal(err)
@@ -99,7 +100,8 @@ func TestRelease(t *testing.T) {
 			t.Fatal(err)
 		}
 		write(t, path, data)
-		if err := verifyArchives(dir, all[0], "v0.1.0-test.1"); err == nil || !strings.Contains(err.Error(), "does not list pkg:golang/std@") {
+		err = verifyArchives(dir, all[0], "v0.1.0-test.1")
+		if err == nil || !strings.Contains(err.Error(), "does not list pkg:golang/std@") {
 			t.Errorf("verifyArchives: %v", err)
 		}
 	})
@@ -164,7 +166,8 @@ func TestRefused(t *testing.T) {
 		"no repository":       {"v1.2.3", t.TempDir(), "not a git repository"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			err := build(t.Context(), options{version: tt.version, source: tt.source, out: filepath.Join(t.TempDir(), "out"), platforms: platforms})
+			out := filepath.Join(t.TempDir(), "out")
+			err := build(t.Context(), options{version: tt.version, source: tt.source, out: out, platforms: platforms})
 			if err == nil || !strings.Contains(err.Error(), tt.says) {
 				t.Errorf("build: %v, want %q", err, tt.says)
 			}

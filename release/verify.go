@@ -74,7 +74,8 @@ func verifySums(dir string, have sums) (map[string]string, error) {
 	for _, f := range s.Subject {
 		proven[f.Name] = f.Digest["sha256"]
 	}
-	return s.Predicate.BuildDefinition.ExternalParameters, errors.Join(compare(sumsFile, listed, have), compare(provenanceFile, proven, have))
+	return s.Predicate.BuildDefinition.ExternalParameters, errors.Join(
+		compare(sumsFile, listed, have), compare(provenanceFile, proven, have))
 }
 
 // compare returns an error that names the files which differ from those that list has.

@@ -361,7 +361,7 @@ func TestChartRefusesWrongValues(t *testing.T) {
 		"configuration: {controllers: [attacher]}":                               "set enabled of",
 		"driver: {name: ''}":                                                     "driver.name: set it",
 		"driver: {image: ''}":                                                    "driver.image: set it",
-		"configuration: {node-cleanup: claims}":                                  "configuration.node-cleanup: the permissions would not match; set nodecontroller.nodeCleanup",
+		"configuration: {node-cleanup: claims}":                                  "configuration.node-cleanup: the permissions would not match",
 		"configuration: {nodecontroller: {node-cleanup: claims}}":                "set nodecontroller.nodeCleanup",
 		"extraArgs: [--node-finalizer-mode=manage]":                              "set nodecontroller.nodeFinalizerMode",
 		"extraArgs: [--pvc-finalizer-mode=strip]":                                "set nodecontroller.pvcFinalizerMode",
@@ -377,7 +377,7 @@ func TestChartRefusesWrongValues(t *testing.T) {
 		"configuration: {feature-gates: {CrossNamespaceVolumeDataSource: true}}": "set provisioner.crossNamespace",
 		"configuration: {leader-election: false}":                                "configuration.leader-election: several pods",
 		"configuration: {http-endpoint: ':9090'}":                                "the probes and ports of the chart have 8080",
-		"configuration: {attacher: {timeout: 5m}}":                               "configuration.attacher.timeout: terminationGracePeriodSeconds, 80",
+		"configuration: {attacher: {timeout: 5m}}":                               "attacher.timeout: terminationGracePeriodSeconds, 80",
 		"extraArgs: [--leader-election=false]":                                   "extraArgs: --leader-election=false: several pods",
 		"extraArgs: [-leader_election=f]":                                        "several pods",
 		"extraArgs: ['--http-endpoint=:9090']":                                   "the probes and ports of the chart have 8080",
@@ -443,7 +443,8 @@ attacher: {enabled: false}
 provisioner: {crossNamespace: true}
 nodecontroller: {nodeCleanup: volumes, pvcFinalizerMode: enforce, webhooks: {enabled: true, name: "on"}}`: {
 			"- provisioner\n", "CrossNamespaceVolumeDataSource: true", "node-cleanup: volumes", "enable-webhooks: true",
-			"webhook-config-name: csi-example-csi-controller-ons", "webhook-service: \"on\"", "webhook-cert-secret: on-certificates", "pvc-finalizer-mode: enforce"},
+			"webhook-config-name: csi-example-csi-controller-ons", "webhook-service: \"on\"",
+			"webhook-cert-secret: on-certificates", "pvc-finalizer-mode: enforce"},
 	} {
 		objects := charted(t, values)
 		i := slices.IndexFunc(objects, func(o *unstructured.Unstructured) bool { return o.GetKind() == "ConfigMap" })
@@ -510,11 +511,13 @@ monitoring: {secure: true}`))
 		}
 		env := slices.ContainsFunc(c.Env, func(e corev1.EnvVar) bool { return e.Name == "HTTPS_PROXY" && e.Value == "http://proxy:3128" })
 		mounted := slices.ContainsFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.Name == "ca" && m.MountPath == "/ca" })
-		if !env || !mounted || c.Image != "storage-controller:v2" || *c.SecurityContext.ReadOnlyRootFilesystem || c.SecurityContext.Capabilities == nil ||
+		if !env || !mounted || c.Image != "storage-controller:v2" ||
+			*c.SecurityContext.ReadOnlyRootFilesystem || c.SecurityContext.Capabilities == nil ||
 			*spec.SecurityContext.RunAsUser != 0 || spec.SecurityContext.RunAsNonRoot != nil {
 			t.Errorf("%s has %v, %v, %s, %v, %v", c.Name, c.Env, c.VolumeMounts, c.Image, c.SecurityContext, spec.SecurityContext)
 		}
-		if !slices.Contains(c.Args, "--secure-metrics-server") || c.LivenessProbe.HTTPGet.Scheme != "HTTPS" || c.ReadinessProbe.HTTPGet.Scheme != "HTTPS" {
+		if !slices.Contains(c.Args, "--secure-metrics-server") || c.LivenessProbe.HTTPGet.Scheme != "HTTPS" ||
+			c.ReadinessProbe.HTTPGet.Scheme != "HTTPS" {
 			t.Errorf("%s has %v, %v", c.Name, c.Args, c.LivenessProbe)
 		}
 	}
@@ -553,7 +556,8 @@ func TestReleasesShareNothing(t *testing.T) {
 	t.Parallel()
 	owner := map[string]string{}
 	for _, release := range [][2]string{{"a", "one"}, {"b", "one"}, {"a", "two"}} {
-		values := valuesFile(t, "driver: {name: "+release[0]+"."+release[1]+".example.com, image: x}\npriorityAndFairness: {enabled: true}\n"+
+		values := valuesFile(t, "driver: {name: "+release[0]+"."+release[1]+".example.com, image: x}\n"+
+			"priorityAndFairness: {enabled: true}\n"+
 			"monitoring: {rules: true, podMonitor: true}\nnodecontroller: {webhooks: {enabled: true}}")
 		text, err := tool(t, "", "helm", chart, release[0], release[1], values)
 		if err != nil {
