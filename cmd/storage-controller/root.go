@@ -46,6 +46,7 @@ or livenessprobe (a link to this program) it runs "provision", "attach", "resize
 A flag takes precedence over the environment (STORAGE_CONTROLLER_ and the name of the
 flag in capitals, with underscores), the environment over the file of --config, and the
 file over the default.`,
+		Version:       buildVersion(),
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		Args: func(cmd *cobra.Command, args []string) error {
@@ -58,6 +59,7 @@ file over the default.`,
 			return &usageError{errors.New("a subcommand is required")}
 		},
 	}
+	root.SetVersionTemplate("{{.Name}} {{.Version}}\n")
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return &usageError{withHint(err)}
 	})

@@ -452,8 +452,14 @@ func (p *process) says(text string) {
 // fails waits until the process has ended with an error that contains all of texts.
 func (p *process) fails(texts ...string) {
 	p.t.Helper()
-	if code := p.code(); code != 1 {
-		p.t.Errorf("exit code %d, want 1", code)
+	p.failsWith(1, texts...)
+}
+
+// failsWith is fails for an exit code.
+func (p *process) failsWith(want int, texts ...string) {
+	p.t.Helper()
+	if code := p.code(); code != want {
+		p.t.Errorf("exit code %d, want %d", code, want)
 	}
 	for _, text := range texts {
 		if !strings.Contains(p.logged(), text) {
@@ -469,7 +475,7 @@ func (p *process) fails(texts ...string) {
 // the driver anything.
 func (e *env) refuses(cmd *exec.Cmd, text string) {
 	e.t.Helper()
-	e.start(cmd).fails(text)
+	e.start(cmd).failsWith(2, text)
 	if accepted, _ := e.plugin.Connections(); accepted != 0 {
 		e.t.Errorf("%d connections to the driver", accepted)
 	}
