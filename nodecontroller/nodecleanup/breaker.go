@@ -38,11 +38,11 @@ func (t *observer) verdict(ctx context.Context) verdict {
 	for _, host := range t.lost() {
 		r, _ := t.records.get(host)
 		held = held || r.Held != ""
-		m, gathered := t.recall(host)
+		m := t.recall(host)
 		last, _ := t.c.index.lastSeen(host)
-		if !gathered || m.pending && !m.planned && last.cordoned && last.uid != m.last { // its events have not been processed yet
+		if m.host == nil || m.pending && !m.planned && last.cordoned && last.uid != m.host.last.uid { // its events are being processed
 			_, err := t.gather(ctx, host)
-			if m, _ = t.recall(host); err != nil {
+			if m = t.recall(host); err != nil {
 				m.pending = true
 			}
 		}
@@ -50,8 +50,7 @@ func (t *observer) verdict(ctx context.Context) verdict {
 			lost = append(lost, host)
 		}
 	}
-	drivers, _ := t.c.index.driverHosts()
-	v := breaker{t.policy.NodeCleanupMinNodes, t.policy.NodeCleanupMaxFraction}.evaluate(lost, drivers, held)
+	v := breaker{t.policy.NodeCleanupMinNodes, t.policy.NodeCleanupMaxFraction}.evaluate(lost, t.c.index.driverNodes().hosts, held)
 	v.open = v.open && t.policy.Deletes()
 	return v
 }

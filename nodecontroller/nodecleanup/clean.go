@@ -33,7 +33,7 @@ func (p pass) clean(ctx context.Context) (next time.Time, err error) {
 		if at := p.c.tokens(time.Now()); !at.IsZero() {
 			return at, errors.Join(errs...)
 		}
-		if m, _ := p.recall(p.h.value); p.policy.dryRun && m.sent[claim.UID] {
+		if p.policy.dryRun && p.recall(p.h.value).sent[claim.UID] {
 			continue
 		}
 		r, err := p.cleaner.removeUnbound(ctx, p.h, claim)
@@ -66,7 +66,7 @@ func (p pass) cleanHostResources(ctx context.Context, next time.Time) (time.Time
 		return next, err
 	case why != "":
 		klog.FromContext(ctx).V(2).Info("Custom resources are kept", "reason", why)
-		if p.remember(p.h.value, func(m *memory) { m.resources = false }); p.h.state == missing {
+		if p.remember(p.h.value, func(m *memory) { m.resource = false }); p.h.state == missing {
 			next = earliest(next, time.Now().Add(later))
 		}
 		return next, nil
@@ -79,7 +79,6 @@ func (p pass) cleanHostResources(ctx context.Context, next time.Time) (time.Time
 func (p pass) cleanVolume(ctx context.Context, v volume) (next time.Time, full bool, err error) {
 	for range maxRounds {
 		st := p.policy.nextStep(v, time.Now())
-		p.rememberStep(p.h, v, st)
 		p.c.notify.step(v, st)
 		switch {
 		case v.unread != nil:
@@ -92,18 +91,18 @@ func (p pass) cleanVolume(ctx context.Context, v volume) (next time.Time, full b
 			return time.Time{}, false, nil
 		}
 		if at := p.c.tokens(time.Now()); !at.IsZero() {
-			p.rememberStep(p.h, v, step{state: st.state, check: checkRate, pending: true})
+			p.failed(v, checkRate)
 			return at, true, nil
 		}
-		if m, _ := p.recall(p.h.value); time.Now().Before(m.notBefore[v.pv.UID]) {
-			return m.notBefore[v.pv.UID], false, nil
+		if at := p.recall(p.h.value).retry[v.pv.UID]; time.Now().Before(at) {
+			return at, false, nil
 		}
 		r, err := p.remove(ctx, v, st.action)
 		switch {
 		case err != nil:
 			return time.Time{}, false, err
 		case len(r.reasons) > 0:
-			p.rememberStep(p.h, v, step{state: st.state, check: r.reasons[0].check, pending: true})
+			p.failed(v, r.reasons[0].check)
 			if r.reasons[0].check != checkRate && r.reasons[0].check != checkLock {
 				p.c.notify.skipped(v, r.reasons[0].name, r.reasons[0].String())
 			}
@@ -111,7 +110,7 @@ func (p pass) cleanVolume(ctx context.Context, v volume) (next time.Time, full b
 		case !r.done: // the API server knows something else than the caches
 			p.c.notify.step(v, r.step)
 			next = time.Now().Add(stale)
-			p.remember(p.h.value, func(m *memory) { m.notBefore[v.pv.UID] = next })
+			p.remember(p.h.value, func(m *memory) { m.retry[v.pv.UID] = next })
 			return next, false, nil
 		case p.policy.dryRun || st.action == doDeleteClaim:
 			return time.Time{}, false, nil
@@ -158,6 +157,11 @@ func (p pass) reread(ctx context.Context, v volume) (volume, error) {
 	return again, err
 }
 
+// failed remembers the check that an attempt at a volume has failed.
+func (p pass) failed(v volume, ck check) {
+	p.remember(p.h.value, func(m *memory) { m.failed[v.pv.UID] = ck })
+}
+
 // leftToOthers reports whether a volume of h has other hosts that may not be cleaned up. The orphan
 // path cleans it up after them, so the Node of h need not wait.
 func (p pass) leftToOthers(ctx context.Context, v volume) bool {
@@ -168,7 +172,7 @@ func (p pass) leftToOthers(ctx context.Context, v volume) bool {
 // failedVolume reports a missing permission for a volume, and returns err.
 func (p pass) failedVolume(v volume, err error) error {
 	if apierrors.IsForbidden(err) {
-		p.rememberStep(p.h, v, step{state: stateClaim, check: checkForbidden, pending: true})
+		p.failed(v, checkForbidden)
 		p.c.notify.seldom(v.pv, reasonBlocked, "forbidden", "A permission is missing: "+err.Error())
 	}
 	return err

@@ -63,7 +63,7 @@ func Cleanup(ctx context.Context, cfg Config, client kubernetes.Interface, reque
 	l := newLive(client, cfg.Timeout)
 	c.cleaner = &cleaner{
 		policy: p, live: l, cluster: c.cluster,
-		gather:  gatherer{p, c.key, l.source, c.record, func(v string) []string { return c.listed.nodesNamed(v) }},
+		gather:  gatherer{p, c.key, l.source, c.record, func(v string) []string { return c.listed.names.with(v) }},
 		notify:  newNotifier(sendEvent(ctx, client, request.Driver), request.DryRun),
 		metrics: newMetrics(prometheus.NewRegistry(), func() counts { return counts{} }),
 		confirm: func(context.Context) error { return nil }, allow: func() bool { return true },
@@ -135,7 +135,7 @@ func (c *command) list(ctx context.Context) (err error) {
 		return fmt.Errorf("finding the volumes of node %q: %s. Set --topology-node-key", c.request.Node, problem)
 	}
 	for value := range c.records {
-		if names := c.listed.nodesNamed(value); len(names) > 0 {
+		if names := c.listed.names.with(value); len(names) > 0 {
 			return fmt.Errorf("%w: Node or CSINode %s exists. Delete it first, if the node never returns", ErrRefused, shortList(names))
 		}
 	}
@@ -144,8 +144,9 @@ func (c *command) list(ctx context.Context) (err error) {
 
 // cluster reads the state of the cluster.
 func (c *command) cluster(ctx context.Context, _ bool) (s cluster, err error) {
-	s = cluster{now: time.Now(), bare: c.listed.bareNodes()}
-	s.readyNode, s.sameCluster, err = c.cleaner.live.sanity(ctx, c.listed.readyNodes(), c.request.Driver, c.system)
+	s = cluster{now: time.Now()}
+	s.bare, _ = c.listed.ambiguous()
+	s.readyNode, s.sameCluster, err = c.cleaner.live.sanity(ctx, c.listed.driverNodes().ready, c.request.Driver, c.system)
 	return s, err
 }
 

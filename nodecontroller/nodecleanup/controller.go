@@ -153,7 +153,7 @@ func (c *Controller) newTerm(end func(cause error)) (t *term) {
 		confirm: t.records.confirm, cluster: t.cluster, acts: t.acts, allow: c.limiter.Allow,
 	}
 	t.volumes, t.claims, t.nodes = kube.NewMutationCache(c.volumes), kube.NewMutationCache(c.claims), kube.NewMutationCache(c.nodes)
-	t.cached = gatherer{t.policy, t.key, t.caches(), t.records.get, c.index.nodesNamed}
+	t.cached = gatherer{t.policy, t.key, t.caches(), t.records.get, c.index.names.with}
 	return t
 }
 
@@ -197,8 +197,7 @@ func (c *Controller) counts() counts {
 	if t == nil {
 		return n
 	}
-	_, notReady := c.index.driverHosts()
-	n.notReady = len(notReady)
+	n.notReady = len(c.index.driverNodes().notReady)
 	records, _ := t.records.all()
 	for _, r := range records {
 		if r.Held != "" {
@@ -208,6 +207,7 @@ func (c *Controller) counts() counts {
 	if k := len(c.deps.Informers.Forbidden()) + t.missingPermissions(); k > 0 {
 		n.blocked[checkForbidden] = k
 	}
-	t.count(&n)
+	_, problem := c.index.topologyKey()
+	t.count(&n, cluster{now: time.Now(), keyProblem: problem})
 	return n
 }

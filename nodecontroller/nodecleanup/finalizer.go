@@ -145,7 +145,7 @@ func (t *term) protect(ctx context.Context, h host) (next time.Time, err error) 
 		switch {
 		case registered && !has:
 			err = t.patchNode(ctx, node, kube.MetadataPatch{AddFinalizers: []string{t.policy.NodeFinalizer}})
-		case registered || !has || len(t.c.index.volumesOf(hostOf(node, key))) > 0:
+		case registered || !has || len(t.c.index.volumes.with(hostOf(node, key))) > 0:
 		case problem != "" && slices.ContainsFunc(t.c.volumes.List(), func(pv *corev1.PersistentVolume) bool {
 			return mentions(pv, t.policy.driver, namesOf(node, nil, key))
 		}):

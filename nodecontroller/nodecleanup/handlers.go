@@ -39,7 +39,7 @@ func (c *Controller) watch() {
 	if c.attachments != nil {
 		detached := func(va *storagev1.VolumeAttachment) {
 			if pv := va.Spec.Source.PersistentVolumeName; pv != nil {
-				c.enqueueLost(c.index.valuesOf(*pv))
+				c.enqueueLost(c.index.volumes.of(*pv))
 			}
 		}
 		c.indexed.AddUnawaited(c.attachments.Handle(kube.Handlers[*storagev1.VolumeAttachment]{Delete: detached}))
@@ -94,9 +94,9 @@ func (c *Controller) reindex() {
 }
 
 func (c *Controller) nodeChanged(node *corev1.Node) {
-	before := c.index.bareNodes()
+	before, _ := c.index.ambiguous()
 	c.enqueue(c.index.setNode(node)...)
-	if !slices.Equal(before, c.index.bareNodes()) {
+	if bare, _ := c.index.ambiguous(); !slices.Equal(before, bare) {
 		c.enqueue(recordsKey)
 	}
 }
@@ -117,7 +117,7 @@ func (c *Controller) nodeUpdated(old, node *corev1.Node) {
 
 func (c *Controller) claimChanged(claim *corev1.PersistentVolumeClaim) {
 	if name := claim.Spec.VolumeName; name != "" {
-		c.enqueueLost(c.index.valuesOf(name))
+		c.enqueueLost(c.index.volumes.of(name))
 		return
 	}
 	name := claim.Annotations[storagehelpers.AnnSelectedNode]

@@ -17,14 +17,14 @@ type index struct {
 	driver string
 	fixed  bool // the operator has set the key
 
+	names   *relation // nodes and CSINodes by the values that may mean them
+	volumes *relation // node-local volumes by their values
+
 	mu      sync.RWMutex
 	key     string                              // the last known one
 	several bool                                // the CSINodes report several keys
-	csi     map[string]struct{}                 // names of all CSINodes
-	drivers map[string]*storagev1.CSINodeDriver // by name of the CSINode
+	csi     map[string]*storagev1.CSINodeDriver // of all CSINodes, by name; nil: without the driver
 	nodes   map[string]*corev1.Node
-	names   relation             // nodes and CSINodes by the values that may mean them
-	volumes relation             // node-local volumes by their values
 	bare    map[string]struct{}  // see unlabelled
 	foreign map[string]struct{}  // see foreign
 	deleted map[string]lastSeen  // by host; for at most lastSeenAge
@@ -45,16 +45,19 @@ const lastSeenAge = time.Hour
 
 // relation maps objects to their values, and back.
 type relation struct {
+	mu      sync.RWMutex
 	values  map[string][]string
 	objects map[string]map[string]struct{}
 }
 
-func newRelation() relation {
-	return relation{map[string][]string{}, map[string]map[string]struct{}{}}
+func newRelation() *relation {
+	return &relation{values: map[string][]string{}, objects: map[string]map[string]struct{}{}}
 }
 
 // set replaces the values of an object, and returns the old and the new ones.
-func (r relation) set(object string, values []string) []string {
+func (r *relation) set(object string, values []string) []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	old := r.values[object]
 	for _, v := range old {
 		if delete(r.objects[v], object); len(r.objects[v]) == 0 {
@@ -73,13 +76,32 @@ func (r relation) set(object string, values []string) []string {
 	return sorted(old, values)
 }
 
-func (r relation) find(value string) []string { return slices.Sorted(maps.Keys(r.objects[value])) }
+// with returns the objects that have value, sorted.
+func (r *relation) with(value string) []string {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	return slices.Sorted(maps.Keys(r.objects[value]))
+}
+
+// of returns the values of an object.
+func (r *relation) of(object string) []string {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	return r.values[object]
+}
+
+// all returns the values of all objects.
+func (r *relation) all() []string {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	return slices.Collect(maps.Keys(r.objects))
+}
 
 func newIndex(driver, key string) *index {
 	return &index{
-		driver: driver, fixed: key != "", key: key, csi: map[string]struct{}{},
-		drivers: map[string]*storagev1.CSINodeDriver{}, nodes: map[string]*corev1.Node{},
-		names: newRelation(), volumes: newRelation(), bare: map[string]struct{}{}, foreign: map[string]struct{}{},
+		driver: driver, fixed: key != "", key: key, names: newRelation(), volumes: newRelation(),
+		csi: map[string]*storagev1.CSINodeDriver{}, nodes: map[string]*corev1.Node{},
+		bare: map[string]struct{}{}, foreign: map[string]struct{}{},
 		deleted: map[string]lastSeen{}, without: map[string]time.Time{},
 	}
 }
@@ -117,20 +139,18 @@ func (i *index) remember(key string) bool {
 func (i *index) setCSINode(name string, d *storagev1.CSINodeDriver, exists bool) (touched []string, rekeyed bool) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	delete(i.drivers, name)
 	if delete(i.csi, name); exists {
-		i.csi[name] = struct{}{}
-	}
-	if d != nil {
-		i.drivers[name] = d
+		i.csi[name] = d
 	}
 	touched = i.rename(name)
 	if i.fixed {
 		return touched, false
 	}
 	var keys []string
-	for _, d := range i.drivers {
-		keys = append(keys, d.TopologyKeys...)
+	for _, d := range i.csi {
+		if d != nil {
+			keys = append(keys, d.TopologyKeys...)
+		}
 	}
 	keys = sorted(keys)
 	if i.several = len(keys) > 1; len(keys) != 1 || keys[0] == i.key {
@@ -176,8 +196,8 @@ func (i *index) recorded(r LostNode) {
 
 // rename updates what follows from a Node and its CSINode.
 func (i *index) rename(name string) []string {
-	node, d := i.nodes[name], i.drivers[name]
-	_, csiNode := i.csi[name]
+	node := i.nodes[name]
+	d, csiNode := i.csi[name]
 	delete(i.bare, name)
 	delete(i.foreign, name)
 	var names []string
@@ -220,13 +240,13 @@ func (i *index) locate(host, name string) (state presence, nodes []*corev1.Node)
 	i.mu.RLock()
 	defer i.mu.RUnlock()
 	state, csi := missing, false
-	for _, n := range sorted(i.names.find(host), []string{name}) {
+	for _, n := range sorted(i.names.with(host), []string{name}) {
 		node := i.nodes[n]
 		_, exists := i.csi[n]
 		switch csi = csi || exists; {
 		case node == nil:
 			continue
-		case node.DeletionTimestamp == nil && slices.Contains(i.names.values[n], host):
+		case node.DeletionTimestamp == nil && slices.Contains(i.names.of(n), host):
 			state = present
 		case state != present && hostOf(node, i.key) != host:
 			state = unclear
@@ -241,27 +261,6 @@ func (i *index) locate(host, name string) (state presence, nodes []*corev1.Node)
 	return state, nodes
 }
 
-// nodesNamed returns the names of the Nodes and CSINodes that value may mean.
-func (i *index) nodesNamed(value string) []string {
-	i.mu.RLock()
-	defer i.mu.RUnlock()
-	return i.names.find(value)
-}
-
-// volumesOf returns the volumes that name value.
-func (i *index) volumesOf(value string) []string {
-	i.mu.RLock()
-	defer i.mu.RUnlock()
-	return i.volumes.find(value)
-}
-
-// valuesOf returns the values of a volume.
-func (i *index) valuesOf(volume string) []string {
-	i.mu.RLock()
-	defer i.mu.RUnlock()
-	return i.volumes.values[volume]
-}
-
 // node returns the Node with this name, or nil.
 func (i *index) node(name string) *corev1.Node {
 	i.mu.RLock()
@@ -273,7 +272,7 @@ func (i *index) node(name string) *corev1.Node {
 func (i *index) stays(value string) bool {
 	i.mu.RLock()
 	defer i.mu.RUnlock()
-	for name := range i.names.objects[value] {
+	for _, name := range i.names.with(value) {
 		if n := i.nodes[name]; n != nil && n.DeletionTimestamp == nil {
 			return true
 		}
@@ -286,14 +285,13 @@ func (i *index) stays(value string) bool {
 func (i *index) lost() []string {
 	var hosts []string
 	i.mu.RLock()
-	values := slices.Collect(maps.Keys(i.volumes.objects))
 	for _, n := range i.nodes {
 		if n.DeletionTimestamp != nil {
 			hosts = append(hosts, hostOf(n, i.key))
 		}
 	}
 	i.mu.RUnlock()
-	for _, v := range values {
+	for _, v := range i.volumes.all() {
 		if !i.stays(v) {
 			hosts = append(hosts, v)
 		}
@@ -324,52 +322,42 @@ func (i *index) lastSeen(host string) (lastSeen, bool) {
 	return l, ok
 }
 
-// driverHosts returns the hosts of all driver nodes, and the names of those that are not ready.
-func (i *index) driverHosts() (hosts, notReady []string) {
+// driverNodes describes the nodes with the driver.
+type driverNodes struct {
+	hosts           []string
+	ready, notReady []string // names
+	named           bool     // the hosts are called like the Nodes
+}
+
+func (i *index) driverNodes() driverNodes {
 	i.mu.RLock()
 	defer i.mu.RUnlock()
-	for name := range i.drivers {
-		host := name
-		if n := i.nodes[name]; n != nil {
-			if host = hostOf(n, i.key); !isReady(n) {
-				notReady = append(notReady, name)
-			}
+	all := driverNodes{named: true}
+	for name, d := range i.csi {
+		if d == nil {
+			continue
 		}
-		hosts = append(hosts, host)
-	}
-	return hosts, notReady
-}
-
-// readyNodes returns the names of at most three driver nodes that are ready.
-func (i *index) readyNodes() []string {
-	i.mu.RLock()
-	defer i.mu.RUnlock()
-	var names []string
-	for name := range i.drivers {
-		if n := i.nodes[name]; n != nil && isReady(n) && n.DeletionTimestamp == nil {
-			if names = append(names, name); len(names) == 3 {
-				break
-			}
+		host, node := name, i.nodes[name]
+		if node != nil {
+			host = hostOf(node, i.key)
+		}
+		all.hosts, all.named = append(all.hosts, host), all.named && host == name
+		switch {
+		case node == nil:
+		case !isReady(node):
+			all.notReady = append(all.notReady, name)
+		case node.DeletionTimestamp == nil:
+			all.ready = append(all.ready, name)
 		}
 	}
-	return names
+	return all
 }
 
-// bareNodes returns the driver nodes that lack the label of the topology key.
-func (i *index) bareNodes() []string {
+// ambiguous returns the Nodes for which [unlabelled] holds, and those for which [foreign] holds.
+func (i *index) ambiguous() (bare, foreign []string) {
 	i.mu.RLock()
 	defer i.mu.RUnlock()
-	return slices.Sorted(maps.Keys(i.bare))
-}
-
-// foreignNode returns a node for which [foreign] holds, or "".
-func (i *index) foreignNode() string {
-	i.mu.RLock()
-	defer i.mu.RUnlock()
-	for name := range i.foreign {
-		return name
-	}
-	return ""
+	return slices.Sorted(maps.Keys(i.bare)), slices.Sorted(maps.Keys(i.foreign))
 }
 
 // registered reports whether the driver is on a node, and if not, since when.
@@ -378,16 +366,4 @@ func (i *index) registered(node string) (bool, time.Time) {
 	defer i.mu.RUnlock()
 	since, without := i.without[node]
 	return !without, since
-}
-
-// named reports whether the host of every driver node is called like the Node.
-func (i *index) named() bool {
-	i.mu.RLock()
-	defer i.mu.RUnlock()
-	for name := range i.drivers {
-		if n := i.nodes[name]; n != nil && hostOf(n, i.key) != name {
-			return false
-		}
-	}
-	return true
 }

@@ -55,7 +55,7 @@ func (t *observer) aliases(value string) []string {
 	t.seen.Lock()
 	listed := t.listed
 	t.seen.Unlock()
-	return sorted(t.c.index.nodesNamed(value), listed.nodesNamed(value))
+	return sorted(t.c.index.names.with(value), listed.names.with(value))
 }
 
 // look reads the records, consumes approvals, records that the lost nodes were looked at, and
@@ -285,11 +285,10 @@ func (t *observer) identify(ctx context.Context) {
 
 // cachedCluster returns the state of the cluster as the caches know it.
 func (t *observer) cachedCluster(ctx context.Context) cluster {
-	_, problem := t.c.index.topologyKey()
-	return cluster{
-		now: time.Now(), keyProblem: problem, bare: t.c.index.bareNodes(), readyNode: len(t.c.index.readyNodes()) > 0, sameCluster: true,
-		open: t.verdict(ctx).open,
-	}
+	c := cluster{now: time.Now(), readyNode: len(t.c.index.driverNodes().ready) > 0, sameCluster: true, open: t.verdict(ctx).open}
+	_, c.keyProblem = t.c.index.topologyKey()
+	c.bare, _ = t.c.index.ambiguous()
+	return c
 }
 
 // cluster reads the state of the cluster from the API server, if sanity is set.
@@ -301,13 +300,13 @@ func (t *observer) cluster(ctx context.Context, sanity bool) (cluster, error) {
 	t.seen.Lock()
 	listed := t.listed
 	t.seen.Unlock()
-	c.bare = sorted(c.bare, listed.bareNodes())
-	if zone := listed.foreignNode(); zone != "" && !t.c.index.fixed {
-		c.keyProblem = "the value of Node " + zone + " is not that of a single node"
+	bare, foreign := listed.ambiguous()
+	if c.bare = sorted(c.bare, bare); len(foreign) > 0 && !t.c.index.fixed {
+		c.keyProblem = "the value of Node " + foreign[0] + " is not that of a single node"
 	}
 	var err error
 	first := cmp.Or(t.c.system.Load(), new(types.UID))
-	c.readyNode, c.sameCluster, err = t.live.sanity(ctx, t.c.index.readyNodes(), t.policy.driver, *first)
+	c.readyNode, c.sameCluster, err = t.live.sanity(ctx, t.c.index.driverNodes().ready, t.policy.driver, *first)
 	return c, err
 }
 
@@ -382,7 +381,8 @@ func (t *observer) reportProblems(ctx context.Context) {
 		t.c.notify.seldom(driver, reasonSkipped, "TopologyKeyUnknown",
 			"TopologyKeyUnknown: "+problem+", so nothing is cleaned up. Set --topology-node-key")
 	}
-	for _, name := range t.c.index.bareNodes() {
+	bare, _ := t.c.index.ambiguous()
+	for _, name := range bare {
 		message := "Node " + name + " has the driver, but lacks the label of topology key " + t.key() +
 			". It may be any missing node, so nothing is cleaned up. Restore the label, or delete the Node"
 		t.c.notify.seldom(driver, reasonBlocked, "bare "+name, message)

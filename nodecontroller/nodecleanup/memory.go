@@ -24,16 +24,13 @@ const (
 
 // memory is what a term remembers about a lost host. Nothing in it must outlive the term.
 type memory struct {
-	steps map[string]step    // of its volumes, by name; nil: not gathered yet
-	sent  map[types.UID]bool // objects whose deletion was sent
-	// notBefore delays the next attempt for volumes that the caches know differently from the API server.
-	notBefore map[types.UID]time.Time
-	missing   bool
-	pending   bool
-	planned   bool      // its removal was planned, see [LostNode.Planned]
-	last      types.UID // of the deleted Node that planned is for; empty: its deletion had not been observed
-	resources bool      // custom resources of its Node were found
-	state     state
+	host     *host                   // as the caches last knew it; nil: not gathered yet
+	pending  bool                    // see [Policy.pending]
+	planned  bool                    // its removal was planned, see [LostNode.Planned]
+	sent     map[types.UID]bool      // objects whose deletion was sent
+	failed   map[types.UID]check     // of the last attempt at a volume
+	retry    map[types.UID]time.Time // of volumes that the caches know differently from the API server
+	resource bool                    // custom resources of its Node were found
 }
 
 // memories holds the memories of a term, by host.
@@ -50,22 +47,21 @@ func (r *memories) remember(host string, edit func(*memory)) {
 	defer r.mu.Unlock()
 	m := r.hosts[host]
 	if m == nil {
-		m = &memory{sent: map[types.UID]bool{}, notBefore: map[types.UID]time.Time{}}
+		m = &memory{sent: map[types.UID]bool{}, failed: map[types.UID]check{}, retry: map[types.UID]time.Time{}}
 		r.hosts[host] = m
 	}
 	edit(m)
 }
 
-// recall returns a copy of the memory of a host, without the steps.
-func (r *memories) recall(host string) (m memory, gathered bool) {
+// recall returns a copy of the memory of a host.
+func (r *memories) recall(host string) (m memory) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if known := r.hosts[host]; known != nil {
-		m, gathered = *known, known.steps != nil
-		m.sent, m.notBefore = maps.Clone(m.sent), maps.Clone(m.notBefore)
+		m = *known
+		m.sent, m.retry, m.failed = maps.Clone(m.sent), maps.Clone(m.retry), nil
 	}
-	m.steps = nil
-	return m, gathered
+	return m
 }
 
 // forget ends the memory of a host.
@@ -79,52 +75,44 @@ func (r *memories) forget(host string) {
 func (r *memories) rememberHost(h host) {
 	now := time.Now()
 	r.remember(h.value, func(m *memory) {
-		m.steps, m.missing = make(map[string]step, len(h.volumes)), h.state == missing
 		record, _ := r.policy.recordOf(h, cluster{now: now})
-		m.pending, m.last = h.state != present && r.policy.pending(h, now), h.last.uid
+		m.host, m.pending = &h, h.state != present && r.policy.pending(h, now)
 		m.planned = record.Planned || h.state == unclear && !h.recorded && h.last.cordoned && h.drained // its CSINode is left
-		for _, v := range h.volumes {
-			if v.hosts[0].value == h.value { // a volume of several hosts counts once
-				m.steps[v.pv.Name] = r.policy.nextStep(v, now)
-			}
-		}
+		clear(m.failed)
 	})
 }
 
-// rememberStep remembers the step of a volume.
-func (r *memories) rememberStep(h host, v volume, st step) {
-	r.remember(h.value, func(m *memory) {
-		if _, ok := m.steps[v.pv.Name]; ok {
-			m.steps[v.pv.Name] = st
-		}
-	})
-}
-
-// count adds all hosts to the gauges.
-func (r *memories) count(n *counts) {
+// count adds the volumes of all hosts to the gauges. c is the cluster.
+func (r *memories) count(n *counts, c cluster) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, m := range r.hosts {
-		m.count(n)
-	}
-}
-
-// count adds a host to the gauges.
-func (m *memory) count(n *counts) {
-	if m.missing && len(m.steps) > 0 {
-		n.missing++
-	}
-	for _, st := range m.steps {
-		switch {
-		case m.state == stateHeld:
-			st.state, st.check = stateHeld, checkBreaker
-		case m.state == stateSuspect:
-			st.state, st.check = stateSuspect, checkGrace
-		case m.state != "":
-			st.state = m.state
+		if m.host == nil {
+			continue
 		}
-		if n.states[st.state]++; st.check != "" {
-			n.blocked[st.check]++
+		of, volumes := r.policy.decideHost(*m.host, c, true).state, 0
+		for _, v := range m.host.volumes {
+			if v.hosts[0].value != m.host.value { // a volume of several hosts counts once
+				continue
+			}
+			volumes++
+			st := r.policy.nextStep(v, c.now)
+			switch failed := m.failed[v.pv.UID]; {
+			case of == stateHeld:
+				st.state, st.check = of, checkBreaker
+			case of == stateSuspect:
+				st.state, st.check = of, checkGrace
+			case of != "":
+				st.state = of
+			case failed != "":
+				st.check = failed
+			}
+			if n.states[st.state]++; st.check != "" {
+				n.blocked[st.check]++
+			}
+		}
+		if m.host.state == missing && volumes > 0 {
+			n.missing++
 		}
 	}
 }

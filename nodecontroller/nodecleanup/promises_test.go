@@ -190,7 +190,7 @@ func (r *run) checkBreaker(what string) {
 // releases checks that a Node may lose our finalizer.
 func (r *run) releases(node *corev1.Node) {
 	host := hostOf(node, worldKey)
-	if node.DeletionTimestamp == nil || len(r.acting.c.index.volumesOf(host)) == 0 {
+	if node.DeletionTimestamp == nil || len(r.acting.c.index.volumes.with(host)) == 0 {
 		return
 	}
 	if r.alive(host) {
@@ -281,7 +281,7 @@ func (r *run) checkEnd(host string) {
 	if n := r.w.nodes[r.stored[host].Node]; n != nil && n.DeletionTimestamp == nil {
 		exists = true
 	}
-	if h := r.truth(host); h.held && !exists && len(r.acting.c.index.volumesOf(host)) > 0 {
+	if h := r.truth(host); h.held && !exists && len(r.acting.c.index.volumes.with(host)) > 0 {
 		r.fail("the record of %s ended, which was held and does not exist: %+v", host, r.stored[host])
 	} else {
 		if h.held {

@@ -127,7 +127,7 @@ func (t *term) sweep(ctx context.Context) {
 		}
 		for _, host := range sorted(t.lost(), slices.Collect(maps.Keys(found))) {
 			if found[host] || err == nil { // the driver may have deleted them
-				t.remember(host, func(m *memory) { m.resources = found[host] })
+				t.remember(host, func(m *memory) { m.resource = found[host] })
 				t.queue.Resync(host)
 			}
 		}
@@ -145,11 +145,10 @@ func (p pass) cleanResources(ctx context.Context, when ResourceWhen) (next time.
 	found := false
 	for _, name := range p.h.names() {
 		for _, r := range nodes[name] {
-			m, _ := p.recall(p.h.value)
-			if found = true; p.policy.dryRun && m.sent[r.obj.GetUID()] {
+			if found = true; p.policy.dryRun && p.recall(p.h.value).sent[r.obj.GetUID()] {
 				continue
 			}
-			p.remember(p.h.value, func(m *memory) { m.resources = true })
+			p.remember(p.h.value, func(m *memory) { m.resource = true })
 			if !p.h.recorded { // nothing else of the host is left: its record comes first
 				return time.Now(), nil
 			}
@@ -165,7 +164,7 @@ func (p pass) cleanResources(ctx context.Context, when ResourceWhen) (next time.
 		}
 	}
 	if err == nil {
-		p.remember(p.h.value, func(m *memory) { m.resources = when == "" && found && p.policy.dryRun })
+		p.remember(p.h.value, func(m *memory) { m.resource = when == "" && found && p.policy.dryRun })
 	}
 	return time.Time{}, err
 }
@@ -176,7 +175,7 @@ func (p pass) keepsResources(ctx context.Context) (string, error) {
 	if other := p.ofUnknownNode(); other != "" {
 		return "the node of host " + other + " is not known", nil
 	}
-	local := p.c.index.volumesOf(p.h.value)
+	local := p.c.index.volumes.with(p.h.value)
 	for _, pv := range p.c.volumes.List() {
 		if mentions(pv, p.policy.driver, p.h.names()) && !slices.Contains(local, pv.Name) {
 			return "volume " + pv.Name + " names the node by another key", nil
@@ -198,9 +197,9 @@ func (p pass) keepsResources(ctx context.Context) (string, error) {
 // ofUnknownNode returns a lost host with volumes whose Node name is not known, if in this cluster
 // hosts are not named like their Nodes. The resources of any Node may belong to it.
 func (p pass) ofUnknownNode() string {
-	if !p.c.index.named() {
+	if !p.c.index.driverNodes().named {
 		for _, value := range p.c.index.lost() {
-			if r, ok := p.records.get(value); value != p.h.value && (!ok || r.Node == "") && len(p.c.index.volumesOf(value)) > 0 {
+			if r, ok := p.records.get(value); value != p.h.value && (!ok || r.Node == "") && len(p.c.index.volumes.with(value)) > 0 {
 				return value
 			}
 		}

@@ -195,7 +195,7 @@ func TestPlannedWithACSINodeLeft(t *testing.T) {
 	} {
 		r := &memories{policy: newPolicy(settingsOf(0), worldDriver), hosts: map[string]*memory{}}
 		r.rememberHost(tc.h)
-		if m, _ := r.recall(tc.h.value); m.planned != tc.want {
+		if m := r.recall(tc.h.value); m.planned != tc.want {
 			t.Errorf("%s: planned is %v, want %v", name, m.planned, tc.want)
 		}
 	}

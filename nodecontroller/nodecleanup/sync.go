@@ -52,7 +52,6 @@ func (t *term) sync(ctx context.Context, value string) (next time.Time, err erro
 		again := false
 		switch st.action {
 		case hostNothing:
-			t.remember(value, func(m *memory) { m.state = st.state })
 			if st.state == stateHeld { // the owners learn why an approval would not delete their volumes
 				for _, v := range h.volumes {
 					t.c.notify.step(v, t.policy.nextStep(v, c.now))
@@ -68,7 +67,6 @@ func (t *term) sync(ctx context.Context, value string) (next time.Time, err erro
 		case hostRelease:
 			again, err = t.release(ctx, h, st)
 		case hostClean:
-			t.remember(value, func(m *memory) { m.state = st.state }) // the grace is over
 			next, err = pass{t, h}.clean(ctx)
 			cleaned, again = true, err == nil && next.IsZero()
 		}
@@ -106,9 +104,9 @@ func (t *term) gatherHost(ctx context.Context, value string) (host, error) {
 		return h, err
 	}
 	h.last, _ = t.c.index.lastSeen(value)
-	m, _ := t.recall(value)
-	h.resources = m.resources
-	for _, name := range t.c.index.volumesOf(value) {
+	m := t.recall(value)
+	h.resources = m.resource
+	for _, name := range t.c.index.volumes.with(value) {
 		v, err := t.cached.volume(ctx, name)
 		if err != nil && !isAnswer(err) {
 			return h, err
@@ -203,7 +201,7 @@ func (t *term) hold(s recordSet, c cluster) {
 		return
 	}
 	for value, r := range s.lost {
-		if m, _ := t.recall(value); m.pending && !r.exempt() {
+		if t.recall(value).pending && !r.exempt() {
 			r.Held = HeldByBreaker
 			s.lost[value] = r
 		}
@@ -241,7 +239,7 @@ func (t *term) leaves(ctx context.Context, h host) (left, again bool, err error)
 	}
 	nodes, err := t.customResources(ctx, "")
 	if left = slices.ContainsFunc(h.names(), func(name string) bool { return len(nodes[name]) > 0 }); left {
-		t.remember(h.value, func(m *memory) { m.resources = true })
+		t.remember(h.value, func(m *memory) { m.resource = true })
 	}
 	return left, left, err
 }

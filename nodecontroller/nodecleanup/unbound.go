@@ -88,7 +88,7 @@ func (c *cleaner) removeUnbound(ctx context.Context, h host, seen *corev1.Persis
 func (p pass) mismatched() {
 	for _, claim := range p.selecting(p.h) {
 		name := claim.Spec.VolumeName
-		if name == "" || slices.Contains(p.c.index.valuesOf(name), p.h.value) {
+		if name == "" || slices.Contains(p.c.index.volumes.of(name), p.h.value) {
 			continue
 		}
 		message := "AffinityMismatch: the claim selects node " + p.h.name() + " in " + storagehelpers.AnnSelectedNode +
