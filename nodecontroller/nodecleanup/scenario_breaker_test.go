@@ -149,18 +149,22 @@ func TestNodecontrollerScenarioBreaker(t *testing.T) {
 			return n
 		}
 		// The counter follows the response, which may come after the event of the deletion.
-		f.eventually("a counted deletion", func(context.Context) error {
-			if deleted(first) != 1 {
-				return errors.New("the leader has not counted it")
-			}
-			return nil
-		})
+		counted := func(leader process) {
+			f.eventually("a counted deletion", func(context.Context) error {
+				if deleted(leader) != 1 {
+					return errors.New("the leader has not counted it")
+				}
+				return nil
+			})
+		}
+		counted(first)
 		if deleted(second) != 0 {
 			t.Errorf("the standby sent %v deletions", deleted(second))
 		}
 		endFirst()
 		f.bound("b", "n")
 		f.claimDeleted("b")
+		counted(second)
 		endSecond()
 		if deleted(first) != 1 || deleted(second) != 1 {
 			t.Errorf("the first leader sent %v deletions, the second %v", deleted(first), deleted(second))
