@@ -72,7 +72,7 @@ func WriteResult(err error) string {
 		return "forbidden"
 	case IsNotFound(err):
 		return "gone"
-	case apierrors.IsConflict(err):
+	case apierrors.IsConflict(err), IsPatchTestFailed(err):
 		return "conflict"
 	}
 	return "error"

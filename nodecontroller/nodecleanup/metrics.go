@@ -4,7 +4,6 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
@@ -77,21 +76,7 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 
 // action counts a deletion.
 func (m *metrics) action(name string, p Policy, err error) {
-	m.actions.WithLabelValues(name, string(p.mode()), resultOf(err)).Inc()
-}
-
-func resultOf(err error) string {
-	switch {
-	case err == nil:
-		return "ok"
-	case kube.IsNotFound(err):
-		return "gone"
-	case apierrors.IsConflict(err), kube.IsPatchTestFailed(err):
-		return "conflict"
-	case apierrors.IsForbidden(err):
-		return "forbidden"
-	}
-	return "error"
+	m.actions.WithLabelValues(name, string(p.mode()), kube.WriteResult(err)).Inc()
 }
 
 func (m *metrics) held(since time.Time) { m.hold.Observe(time.Since(since).Seconds()) }
