@@ -4,16 +4,10 @@ import (
 	"context"
 	"errors"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
-	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/record"
 
 	"github.com/storage-controller/storage-controller/internal/claimloop"
-	"github.com/storage-controller/storage-controller/internal/kube"
-	"github.com/storage-controller/storage-controller/internal/volumelock"
-	"github.com/storage-controller/storage-controller/internal/workloop"
 	"github.com/storage-controller/storage-controller/nodecontroller/nodecleanup"
 	"github.com/storage-controller/storage-controller/nodecontroller/pvcfinalizer"
 	"github.com/storage-controller/storage-controller/nodecontroller/resizenudge"
@@ -23,18 +17,9 @@ import (
 
 // Deps holds the dependencies of the role. All fields are required unless noted.
 type Deps struct {
-	Driver    string // its name, as the driver reports it
-	Client    kubernetes.Interface
-	Dynamic   dynamic.Interface // for custom resources
-	Informers *kube.Informers   // retain [Config.RetainedFields]
-	Locks     *volumelock.Locks // shared with the loops that call the driver
-	Events    record.EventRecorder
-	Registry  prometheus.Registerer
-	Queues    *workloop.Metrics
+	nodecleanup.Deps // its informers retain [Config.RetainedFields]
 	// UnthrottledClient has no rate limit, for requests that pods wait for; nil means Client.
 	UnthrottledClient kubernetes.Interface
-	// Namespace is the namespace of the process. Without it, modes that delete are refused.
-	Namespace string
 }
 
 // Controller runs the parts of the role.
@@ -42,13 +27,8 @@ type Controller struct {
 	cleanup      *nodecleanup.Controller
 	pvcFinalizer *pvcfinalizer.Controller
 	resizeNudge  *resizenudge.Controller
-	webhooks     *webhooks // nil: off
-}
-
-// webhooks serves the admission webhooks with their certificate.
-type webhooks struct {
-	server      *webhook.Server
-	certificate *servingcert.Manager
+	server       *webhook.Server // nil: the webhooks are off
+	certificate  *servingcert.Manager
 }
 
 // New checks cfg, which is resolved, and requests the informers. It starts nothing; see
@@ -75,46 +55,43 @@ func New(cfg Config, deps Deps) (*Controller, error) {
 			Settings: settings, Enabled: cfg.ResizeNudge, Driver: deps.Driver, Annotation: cfg.ResizeAnnotation,
 		}, claims),
 	}
-	var err error
-	if c.webhooks, err = newWebhooks(cfg, deps); err != nil {
+	if err := c.addWebhooks(cfg, deps); err != nil {
 		return nil, err
 	}
+	var err error
 	// the last step: a role whose New fails is built again, and this one registers event handlers
 	c.cleanup, err = nodecleanup.New(nodecleanup.Config{
 		Settings: cfg.Settings, Workers: cfg.Workers, Timeout: cfg.Timeout,
 		RetryIntervalStart: cfg.RetryIntervalStart, RetryIntervalMax: cfg.RetryIntervalMax,
-	}, nodecleanup.Deps{
-		Driver: deps.Driver, Client: deps.Client, Dynamic: deps.Dynamic, Informers: deps.Informers, Locks: deps.Locks, Events: deps.Events,
-		Registry: deps.Registry, Queues: deps.Queues, Namespace: deps.Namespace,
-	})
+	}, deps.Deps)
 	return c, err
 }
 
-// newWebhooks returns nil if the webhooks are off.
-func newWebhooks(cfg Config, deps Deps) (*webhooks, error) {
+// addWebhooks adds the admission webhooks with their certificate, unless they are off.
+func (c *Controller) addWebhooks(cfg Config, deps Deps) (err error) {
 	if !cfg.EnableWebhooks {
-		return nil, nil
+		return nil
 	}
 	finalizer := ""
 	if cfg.PVCFinalizerMode == pvcfinalizer.ModeEnforce {
 		finalizer = cfg.PVCFinalizer
 	}
-	certificate, err := servingcert.New(servingcert.Config{
+	c.certificate, err = servingcert.New(servingcert.Config{
 		Mode: cfg.WebhookCertMode, Dir: cfg.CertDir, Secret: cfg.WebhookCertSecret, Service: cfg.WebhookService,
 		Namespace: deps.Namespace, WebhookConfig: cfg.WebhookConfigName,
 	}, deps.UnthrottledClient, deps.Registry)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	server, err := webhook.New(webhook.Config{
+	c.server, err = webhook.New(webhook.Config{
 		Driver: deps.Driver, Address: cfg.WebhookAddr, ShutdownDelay: cfg.ShutdownDelay, ClaimFinalizer: finalizer,
 		CapacityResource: cfg.CapacityResource, CapacityAnnotationPrefix: cfg.CapacityAnnotationPrefix,
 		DeviceClassParameter: cfg.DeviceClassParameter, DefaultDeviceClass: cfg.DefaultDeviceClass,
 	}, webhook.Deps{
 		Client: deps.UnthrottledClient, Claims: deps.Informers.Claims(), Classes: deps.Informers.Classes(), Registry: deps.Registry,
-		GetCertificate: certificate.GetCertificate,
+		GetCertificate: c.certificate.GetCertificate,
 	})
-	return &webhooks{server, certificate}, err
+	return err
 }
 
 // Run does the work of the leader until ctx ends, and returns after the last worker has stopped. It
@@ -124,8 +101,8 @@ func (c *Controller) Run(ctx context.Context) error {
 	group.Go(func() error { return c.cleanup.Run(ctx) })
 	group.Go(func() error { return c.pvcFinalizer.Run(ctx) })
 	group.Go(func() error { return c.resizeNudge.Run(ctx) })
-	if c.webhooks != nil {
-		group.Go(func() error { return c.webhooks.certificate.Lead(ctx) })
+	if c.server != nil {
+		group.Go(func() error { return c.certificate.Lead(ctx) })
 	}
 	return group.Wait()
 }
@@ -135,20 +112,20 @@ func (c *Controller) LostNodes() []nodecleanup.LostNode { return c.cleanup.LostN
 
 // Serve serves the webhooks until ctx ends, on every replica. It returns after the last response.
 func (c *Controller) Serve(ctx context.Context) error {
-	if c.webhooks == nil {
+	if c.server == nil {
 		<-ctx.Done()
 		return context.Cause(ctx)
 	}
 	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { c.webhooks.certificate.Run(ctx); return nil })
-	group.Go(func() error { return c.webhooks.server.Serve(ctx) })
+	group.Go(func() error { c.certificate.Run(ctx); return nil })
+	group.Go(func() error { return c.server.Serve(ctx) })
 	return group.Wait()
 }
 
 // Ready returns an error while this replica cannot serve the webhooks.
 func (c *Controller) Ready() error {
-	if c.webhooks == nil {
+	if c.server == nil {
 		return nil
 	}
-	return errors.Join(c.webhooks.server.Ready(), c.webhooks.certificate.Ready())
+	return errors.Join(c.server.Ready(), c.certificate.Ready())
 }

@@ -247,16 +247,15 @@ func buildNodecontroller(ctx context.Context, s *shared, config *rest.Config) (c
 	if err != nil {
 		return nil, err
 	}
-	return nodecontroller.New(cfg, nodecontroller.Deps{
-		Driver:            s.driver.Name,
-		Client:            client,
-		Dynamic:           resources,
-		Informers:         s.informers,
-		Locks:             s.locks,
-		Events:            s.events,
-		Registry:          s.registry,
-		Queues:            s.queues,
-		UnthrottledClient: unthrottled,
-		Namespace:         election.OwnNamespace(), // independent of --leader-election-namespace
-	})
+	return nodecontroller.New(cfg, nodecontroller.Deps{UnthrottledClient: unthrottled, Deps: nodecleanup.Deps{
+		Driver:    s.driver.Name,
+		Client:    client,
+		Dynamic:   resources,
+		Informers: s.informers,
+		Locks:     s.locks,
+		Events:    s.events,
+		Registry:  s.registry,
+		Queues:    s.queues,
+		Namespace: election.OwnNamespace(), // independent of --leader-election-namespace
+	}})
 }
