@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"fmt"
 	"strings"
 	"unicode/utf8"
 )
@@ -20,4 +21,12 @@ func truncate(s string, limit int) string {
 		limit--
 	}
 	return s[:limit]
+}
+
+// ShortList returns at most so many of names, and the number of the others.
+func ShortList(names []string, most int) string {
+	if len(names) <= most {
+		return strings.Join(names, ", ")
+	}
+	return fmt.Sprintf("%s and %d more", strings.Join(names[:most], ", "), len(names)-most)
 }

@@ -6,14 +6,8 @@ import (
 	"time"
 )
 
-// breaker limits how many nodes may be lost at the same time without an approval. Many nodes that
-// disappear together are an accident of the control plane more often than of the machines.
-type breaker struct {
-	minNodes    int
-	maxFraction float64
-}
-
-// verdict is the decision of a breaker.
+// verdict is the decision of the breaker, which limits how many nodes may be lost at the same time without an approval.
+// Many nodes that disappear together are an accident of the control plane more often than of the machines.
 type verdict struct {
 	open               bool // no host may be cleaned up unless it is approved or its removal was planned
 	lost, total, limit int
@@ -22,12 +16,12 @@ type verdict struct {
 
 // evaluate decides by the hosts with something to delete or a recent deletion, and the hosts of
 // all driver nodes. It stays open while any host is held, however many are lost then.
-func (b breaker) evaluate(lost, drivers []string, held bool) verdict {
+func (p Policy) evaluate(lost, drivers []string, held bool) verdict {
 	lost = sorted(lost)
 	v := verdict{lost: len(lost), total: len(sorted(drivers, lost)), names: lost}
 	// The small addend is for fractions such as 0.29 of 100, which is 28.999 in binary.
-	v.limit = max(b.minNodes, int(math.Floor(float64(v.total)*b.maxFraction+1e-9)))
-	v.open = held || v.lost > v.limit
+	v.limit = max(p.NodeCleanupMinNodes, int(math.Floor(float64(v.total)*p.NodeCleanupMaxFraction+1e-9)))
+	v.open = p.Deletes() && (held || v.lost > v.limit)
 	return v
 }
 
@@ -50,7 +44,5 @@ func (t *observer) verdict(ctx context.Context) verdict {
 			lost = append(lost, host)
 		}
 	}
-	v := breaker{t.policy.NodeCleanupMinNodes, t.policy.NodeCleanupMaxFraction}.evaluate(lost, t.c.index.driverNodes().hosts, held)
-	v.open = v.open && t.policy.Deletes()
-	return v
+	return t.policy.evaluate(lost, t.c.index.driverNodes().hosts, held)
 }

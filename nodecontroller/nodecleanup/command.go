@@ -29,8 +29,7 @@ type CleanupRequest struct {
 	Namespace string        // of the ConfigMap with the records; may be empty
 	Node      string        // must not exist
 	Volumes   bool          // also remove the volumes, after their claims were deleted
-	DryRun    bool          // send every deletion with server-side dry run
-	Yes       bool          // without Yes and DryRun, only the plan is printed
+	Yes       bool          // without it, only the plan is printed
 	Wait      time.Duration // for claims and volumes; zero does not wait
 }
 
@@ -46,7 +45,7 @@ type command struct {
 	kept    int               // volumes
 }
 
-// Cleanup prints what it would delete of a deleted node, and with Yes or DryRun deletes it. All checks
+// Cleanup prints what it would delete of a deleted node, and with Yes deletes it. All checks
 // of the controller apply except the grace, the opt-in and the breaker.
 func Cleanup(ctx context.Context, cfg Config, client kubernetes.Interface, request CleanupRequest, out io.Writer) error {
 	if request.Node == "" {
@@ -57,14 +56,14 @@ func Cleanup(ctx context.Context, cfg Config, client kubernetes.Interface, reque
 		cfg.NodeCleanup = ModeVolumes
 	}
 	p := newPolicy(cfg.Settings, request.Driver)
-	p.command, p.dryRun, p.plan = true, request.DryRun, !request.Yes && !request.DryRun
+	p.command, p.plan = true, !request.Yes
 	c := &command{request: request, records: map[string]LostNode{}, printed: map[string]string{}}
 	c.records[request.Node] = LostNode{Value: request.Node, Node: request.Node}
 	l := newLive(client, cfg.Timeout)
 	c.cleaner = &cleaner{
 		policy: p, live: l, cluster: c.cluster,
 		gather:  gatherer{p, c.key, l.source, c.record, func(v string) []string { return c.listed.names.with(v) }},
-		notify:  newNotifier(sendEvent(ctx, client, request.Driver), request.DryRun),
+		notify:  newNotifier(sendEvent(ctx, client, request.Driver), false),
 		metrics: newMetrics(prometheus.NewRegistry(), func() counts { return counts{} }),
 		confirm: func(context.Context) error { return nil }, allow: func() bool { return true },
 		acts: func(context.Context, []string) (bool, error) { return false, nil },
@@ -136,7 +135,8 @@ func (c *command) list(ctx context.Context) (err error) {
 	}
 	for value := range c.records {
 		if names := c.listed.names.with(value); len(names) > 0 {
-			return fmt.Errorf("%w: Node or CSINode %s exists. Delete it first, if the node never returns", ErrRefused, shortList(names))
+			return fmt.Errorf("%w: Node or CSINode %s exists. Delete it first, if the node never returns", ErrRefused,
+				kube.ShortList(names, 10))
 		}
 	}
 	return nil
@@ -200,7 +200,7 @@ func (c *command) settle(ctx context.Context, v volume) (again bool, err error) 
 			return false, nil
 		case !r.done:
 			return st.pending && st.action == doNothing, nil
-		case c.request.DryRun || st.action == doDeleteClaim && !c.request.Volumes:
+		case st.action == doDeleteClaim && !c.request.Volumes:
 			return false, nil
 		}
 		v.sent = true

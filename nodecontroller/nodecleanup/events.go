@@ -117,15 +117,6 @@ func (n *notifier) missing(p Policy, h host, v volume, due time.Time) {
 		follows)
 }
 
-// shortList returns at most ten of names, and the number of the others.
-func shortList(names []string) string {
-	const most = 10
-	if len(names) <= most {
-		return strings.Join(names, ", ")
-	}
-	return fmt.Sprintf("%s and %d more", strings.Join(names[:most], ", "), len(names)-most)
-}
-
 // csiDriver returns the CSIDriver, the object of events about no single volume or node.
 func (l live) csiDriver(ctx context.Context, name string) *storagev1.CSIDriver {
 	d, err := l.driver(ctx, name)

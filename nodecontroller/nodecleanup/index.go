@@ -261,13 +261,6 @@ func (i *index) locate(host, name string) (state presence, nodes []*corev1.Node)
 	return state, nodes
 }
 
-// node returns the Node with this name, or nil.
-func (i *index) node(name string) *corev1.Node {
-	i.mu.RLock()
-	defer i.mu.RUnlock()
-	return i.nodes[name]
-}
-
 // stays reports whether a Node that value may mean exists and is not being deleted.
 func (i *index) stays(value string) bool {
 	i.mu.RLock()

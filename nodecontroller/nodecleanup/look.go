@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
+	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/workloop"
 )
 
@@ -164,7 +165,7 @@ func (t *observer) lookedAt(s recordSet, last, now time.Time) (returned []string
 		if last.After(seen) && !last.After(now) {
 			seen = last
 		}
-		node := t.listed.node(r.Node)
+		node := t.listed.nodes[r.Node]
 		switch gap := now.Sub(seen) > t.policy.ClockGap; {
 		case r.Since.IsZero() && (!gap || node != nil && node.UID == r.UID):
 		case !r.Since.IsZero() && (t.listed.stays(value) || t.listed.stays(r.Node)):
@@ -318,7 +319,7 @@ func (t *observer) announce(ctx context.Context, open bool) {
 	driver := t.live.csiDriver(ctx, t.policy.driver)
 	if v := t.verdict(ctx); open {
 		t.c.notify.warn(driver, reasonBreakerOpen, "%d of %d nodes are lost, and at most %d may be. Nothing more is cleaned up until an "+
-			"administrator approves it. Lost: %s", v.lost, v.total, v.limit, shortList(v.names))
+			"administrator approves it. Lost: %s", v.lost, v.total, v.limit, kube.ShortList(v.names, 10))
 	} else {
 		t.c.notify.send(driver, corev1.EventTypeNormal, reasonBreakerClosed, t.c.notify.prefix+"No cleanup waits for an approval any more")
 	}

@@ -33,7 +33,7 @@ func explainDriver(e *explanation) {
 			next("Check why the node plugin of driver %s does not run: `kubectl get csinodes`.", e.driver)
 	default:
 		e.add(Fine, "driver", "Driver %s is registered on %d of %s: %s.", e.driver, len(registered),
-			count(len(e.csiNodes.value), "node"), shortList(registered))
+			count(len(e.csiNodes.value), "node"), kube.ShortList(registered, 5))
 	}
 	explainLeases(e)
 }

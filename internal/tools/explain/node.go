@@ -94,7 +94,8 @@ func explainDriverOnNode(e *explanation, name, driver string) {
 		}
 	}
 	if len(names) > 0 {
-		e.add(Fine, "volume", "%s of driver %s accessible only from this node: %s.", count(len(names), "volume"), driver, shortList(names))
+		e.add(Fine, "volume", "%s of driver %s accessible only from this node: %s.", count(len(names), "volume"), driver,
+			kube.ShortList(names, 5))
 	}
 	if e.node.found && e.node.value.Annotations[nodecleanup.CleanupAnnotation(driver)] == "disabled" {
 		e.add(Fine, "cleanup",

@@ -114,15 +114,6 @@ func (r Report) WriteText(w io.Writer) error {
 	return err
 }
 
-// shortList returns at most five of names, and the number of the others.
-func shortList(names []string) string {
-	const most = 5
-	if len(names) <= most {
-		return strings.Join(names, ", ")
-	}
-	return fmt.Sprintf("%s and %d more", strings.Join(names[:most], ", "), len(names)-most)
-}
-
 // count returns n and noun, in the plural if n is not 1.
 func count(n int, noun string) string {
 	if n == 1 {

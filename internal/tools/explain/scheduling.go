@@ -62,7 +62,7 @@ func podNames(pods []*corev1.Pod) string {
 	if len(names) == 1 {
 		return "pod " + names[0]
 	}
-	return "pods " + shortList(names)
+	return "pods " + kube.ShortList(names, 5)
 }
 
 // unschedulable returns the message of the scheduler if p is unschedulable.

@@ -5,6 +5,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	storagehelpers "k8s.io/component-helpers/storage/volume"
+
+	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
 func explainVolume(f *facts) Report {
@@ -131,5 +133,5 @@ func explainAffinity(e *explanation) {
 			next("Bring the node back, or delete the claim if its data is lost. See docs/nodecontroller.md for the automatic cleanup.")
 		return
 	}
-	e.add(Fine, "node", "The volume is accessible from %s: %s.", count(len(names), "node"), shortList(names))
+	e.add(Fine, "node", "The volume is accessible from %s: %s.", count(len(names), "node"), kube.ShortList(names, 5))
 }
