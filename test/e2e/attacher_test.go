@@ -16,6 +16,8 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/cache"
+	watchtools "k8s.io/client-go/tools/watch"
 	"k8s.io/utils/ptr"
 
 	"github.com/storage-controller/storage-controller/csiclient/csitest"
@@ -385,7 +387,9 @@ func attacherScenarioRestart(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		watch, err := e.client.StorageV1().VolumeAttachments().Watch(ctx, metav1.ListOptions{ResourceVersion: list.ResourceVersion})
+		// The API server ends watches whose client is slow.
+		watch, err := watchtools.NewRetryWatcherWithContext(ctx, list.ResourceVersion, &cache.ListWatch{
+			WatchFuncWithContext: e.client.StorageV1().VolumeAttachments().Watch})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -266,5 +266,5 @@ func TestAuditOfARunningProcess(t *testing.T) {
 		t.Errorf("%d lists and watches at the start, and %d for audits, which read from the caches", before, n)
 	}
 	p.kill()
-	e.refuses(e.command("provision", "--audit-interval=1m", "--node-deployment"), "--audit-interval and --node-deployment")
+	e.start(e.command("provision", "--audit-interval=1m", "--node-deployment")).failsWith(2, "--audit-interval and --node-deployment")
 }

@@ -115,7 +115,7 @@ func provisionerScenarioStart(t *testing.T) {
 		p := e.run("provision", "--feature-gates=HonorPVReclaimPolicy=true")
 		e.claim("c", e.class(false, nil))
 		e.bound("c")
-		if !regexp.MustCompile(`graduated.*HonorPVReclaimPolicy`).MatchString(p.logged()) {
+		if !regexp.MustCompile(`Feature gate has no effect.*HonorPVReclaimPolicy`).MatchString(p.logged()) {
 			t.Error("there is no warning")
 		}
 		e.leftovers("c")

@@ -246,7 +246,7 @@ func resizerScenarioAll(t *testing.T) {
 		class, gold := e.expandableClass(), e.attributesClass("gold")
 		mark := e.mark()
 		p := e.run("all", "--http-endpoint=127.0.0.1:0", "--resizer-workers=2", "--feature-gates=RecoverVolumeExpansionFailure=true")
-		p.says(`Feature gate has no effect: it has graduated {"featureGate": "RecoverVolumeExpansionFailure"}`)
+		p.says(`Feature gate has no effect {"featureGate": "RecoverVolumeExpansionFailure"}`)
 		e.claim("c", class)
 		e.bound("c")
 		idle, err := e.cp.AuditSince(mark, "storage-controller/dev (resizer)")
