@@ -69,7 +69,8 @@ func (r *release) images() error {
 func (r *release) image(p platform, layer v1.Layer, name, user string) (v1.Image, error) {
 	labels := map[string]string{
 		"org.opencontainers.image.title": name, "org.opencontainers.image.version": r.version,
-		"org.opencontainers.image.revision": r.commit, "org.opencontainers.image.source": r.home, "org.opencontainers.image.licenses": "Apache-2.0",
+		"org.opencontainers.image.revision": r.commit, "org.opencontainers.image.source": r.home,
+		"org.opencontainers.image.licenses": "Apache-2.0",
 	}
 	img := mutate.ConfigMediaType(mutate.MediaType(empty.Image, types.OCIManifestSchema1), types.OCIConfigJSON)
 	img, err := mutate.Append(img, mutate.Addendum{Layer: layer, History: v1.History{

@@ -361,7 +361,7 @@ func TestChartRefusesWrongValues(t *testing.T) {
 		"configuration: {controllers: [attacher]}":                               "set enabled of",
 		"driver: {name: ''}":                                                     "driver.name: set it",
 		"driver: {image: ''}":                                                    "driver.image: set it",
-		"configuration: {node-cleanup: claims}":                                  "configuration.node-cleanup: the permissions would not match",
+		"configuration: {node-cleanup: claims}":                                  "node-cleanup: the permissions would not match",
 		"configuration: {nodecontroller: {node-cleanup: claims}}":                "set nodecontroller.nodeCleanup",
 		"extraArgs: [--node-finalizer-mode=manage]":                              "set nodecontroller.nodeFinalizerMode",
 		"extraArgs: [--pvc-finalizer-mode=strip]":                                "set nodecontroller.pvcFinalizerMode",
