@@ -93,7 +93,7 @@ func NewCandidate(cfg Config, lock resourcelock.Interface, metrics *Metrics) (*C
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	observed := &observedLock{Interface: lock, metrics: metrics}
+	observed := &observedLock{Interface: lock, metrics: metrics, duration: cfg.LeaseDuration}
 	metrics.status.WithLabelValues(observed.name()).Set(0) // exported before the first term
 	metrics.slowpath.WithLabelValues(observed.name())
 	return &Candidate{cfg: cfg, lock: observed, health: leaderelection.NewLeaderHealthzAdaptor(tolerance)}, nil
@@ -125,6 +125,7 @@ func (c *Candidate) term(ctx context.Context, lead Lead) error {
 	defer stopRenewing()
 	term, endTerm := context.WithCancelCause(ctx)
 	defer endTerm(nil)
+	lost := fmt.Errorf("%w %s", ErrLost, c.lock.Describe())
 	var acquired atomic.Bool
 	var result error
 	done := make(chan struct{}) // closed when lead has returned, if it was called
@@ -139,6 +140,7 @@ func (c *Candidate) term(ctx context.Context, lead Lead) error {
 				defer close(done)
 				defer stopRenewing()
 				defer c.lock.lead()()
+				defer c.lock.limit(func() { endTerm(lost) })()
 				if ctx.Err() == nil { // else it was acquired after the end of ctx
 					result = lead(term)
 				}
@@ -158,16 +160,15 @@ func (c *Candidate) term(ctx context.Context, lead Lead) error {
 		}
 	})()
 	elector.Run(renewing)
-	var lost error
-	if renewing.Err() == nil { // Run returned because the Lease could not be renewed
-		lost = fmt.Errorf("%w %s", ErrLost, c.lock.Describe())
+	expired := renewing.Err() == nil // Run returned because the Lease could not be renewed
+	if expired {
 		endTerm(lost)
 	}
-	if lost != nil || acquired.Load() || elector.IsLeader() {
+	if expired || acquired.Load() || elector.IsLeader() {
 		<-done
 		c.release(ctx)
 	}
-	if lost != nil {
+	if expired || context.Cause(term) == lost {
 		return lost
 	}
 	return result

@@ -6,6 +6,7 @@ import (
 	"os"
 	"regexp"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -119,12 +120,63 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 	return m
 }
 
-// observedLock adds metrics to a lock.
+// observedLock adds metrics to a lock, and a limit to terms.
 type observedLock struct {
 	resourcelock.Interface
-	metrics *Metrics
-	leading atomic.Bool
-	since   atomic.Int64 // start of the term, in Unix nanoseconds
+	metrics  *Metrics
+	duration time.Duration // of the Lease
+	leading  atomic.Bool
+	since    atomic.Int64 // start of the term, in Unix nanoseconds
+
+	mu     sync.Mutex
+	sent   time.Time   // when the last successful write was sent
+	expiry *time.Timer // ends the term; nil outside of terms
+}
+
+// Create creates the Lease.
+func (l *observedLock) Create(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
+	return l.write(func() error { return l.Interface.Create(ctx, record) })
+}
+
+// Update renews the Lease.
+func (l *observedLock) Update(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
+	return l.write(func() error { return l.Interface.Update(ctx, record) })
+}
+
+// write calls send, and extends the term if it succeeds.
+func (l *observedLock) write(send func() error) error {
+	sent := time.Now()
+	if err := send(); err != nil {
+		return err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.sent = sent
+	if l.expiry != nil {
+		l.expiry.Reset(l.remaining())
+	}
+	return nil
+}
+
+// remaining returns the time until the end of the term. A standby waits for the duration of the Lease after it has
+// observed a renewal, and it cannot observe one before the leader has sent it. A fifteenth of the duration is left
+// for cancellations and for clocks of different speed.
+func (l *observedLock) remaining() time.Duration {
+	return time.Until(l.sent.Add(l.duration - l.duration/15))
+}
+
+// limit calls expired at the end of the term, unless stop is called before. client-go counts from the response to the
+// last renewal and would keep a leader whose renewals are slow for longer than standbys wait.
+func (l *observedLock) limit(expired func()) (stop func()) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.expiry = time.AfterFunc(l.remaining(), expired)
+	return func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.expiry.Stop()
+		l.expiry = nil
+	}
 }
 
 // name returns the name of the Lease without its namespace.
