@@ -115,7 +115,6 @@ func (s *simulation) call(ctx context.Context, method string, r any, do func() (
 	}
 	answer, err := do()
 	if err == nil {
-		s.executed(from, method, r)
 	}
 	if v.delay {
 		late := &operation{replica: from, kind: callResponse, name: "response to " + method + " " + volumeOf(r)}

@@ -40,7 +40,6 @@ type verdict struct {
 	err   error // instead of executing the operation
 	lost  error // after executing it, instead of its response
 	delay bool  // the response is an operation of its own
-	drop  bool  // of a call: close the connection
 }
 
 // gate holds operations until the schedule continues them, so that only one of them runs at a time.

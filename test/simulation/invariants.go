@@ -3,6 +3,7 @@ package simulation
 import (
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -21,10 +22,12 @@ type checker struct {
 	version uint64                                           // of the last check
 	read    map[*replica]map[string]*corev1.PersistentVolume // as last read from the API server
 	volumes map[string]*corev1.PersistentVolume              // the last state of all that have ever existed, by handle
+	renewed map[string]time.Time                             // the last write of each Lease
 }
 
 func newChecker() checker {
-	return checker{read: map[*replica]map[string]*corev1.PersistentVolume{}, volumes: map[string]*corev1.PersistentVolume{}}
+	return checker{read: map[*replica]map[string]*corev1.PersistentVolume{}, volumes: map[string]*corev1.PersistentVolume{},
+		renewed: map[string]time.Time{}}
 }
 
 // retained reports whether the volume may be left behind: users have set the policy Retain, perhaps while
@@ -34,8 +37,13 @@ func (c checker) retained(handle string) bool {
 	return pv != nil && pv.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimRetain
 }
 
-// observe records what r reads, before it is executed.
+// observe records what r reads or renews, before it is executed.
 func (s *simulation) observe(from *replica, r apiserver.Request) {
+	if r.Resource.Group == coordinationv1.GroupName && r.Verb == "update" {
+		s.mu.Lock()
+		s.checker.renewed[r.Name] = time.Now()
+		s.mu.Unlock()
+	}
 	if r.Resource != cluster.Volumes || r.Name == "" || r.Verb != "get" {
 		return
 	}
@@ -71,17 +79,24 @@ func (s *simulation) began(from *replica, method string, r any) {
 	}
 }
 
-// executed is called after a call has taken effect.
-func (s *simulation) executed(*replica, string, any) {}
-
-// leads returns an error unless the replica holds the Lease.
+// leads returns an error unless the replica holds the Lease, and no other may acquire it.
 func (s *simulation) leads(from *replica, name string) error {
 	lease, _ := s.api.Get(coordinationv1.SchemeGroupVersion.WithResource("leases"), "kube-system", name).(*coordinationv1.Lease)
 	switch {
 	case lease == nil || lease.Spec.HolderIdentity == nil:
 		return fmt.Errorf("there is no Lease %s", name)
 	case *lease.Spec.HolderIdentity != from.name:
-		return fmt.Errorf("Lease %s is held by %q", name, *lease.Spec.HolderIdentity)
+		return fmt.Errorf("the Lease %s is held by %q", name, *lease.Spec.HolderIdentity)
+	}
+	s.mu.Lock()
+	renewed, ok := s.checker.renewed[name]
+	s.mu.Unlock()
+	if !ok {
+		renewed = lease.CreationTimestamp.Time
+	}
+	age, duration := time.Since(renewed), time.Duration(*lease.Spec.LeaseDurationSeconds)*time.Second
+	if age >= duration {
+		return fmt.Errorf("the Lease %s was last renewed %v ago, and another replica may acquire it after %v", name, age, duration)
 	}
 	return nil
 }

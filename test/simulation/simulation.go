@@ -148,7 +148,8 @@ func (s *simulation) end() {
 // seedGlobals seeds the sources of random numbers of libraries.
 func (s *simulation) seedGlobals() {
 	s.seeds++
-	mathrand.Seed(s.seeds) //nolint:staticcheck // for wait.Jitter
+	//lint:ignore SA1019 wait.Jitter uses the global source
+	mathrand.Seed(s.seeds)
 }
 
 // randReader is an [io.Reader] of random bytes.
