@@ -114,8 +114,6 @@ func (s *simulation) call(ctx context.Context, method string, r any, do func() (
 		return nil, v.err
 	}
 	answer, err := do()
-	if err == nil {
-	}
 	if v.delay {
 		late := &operation{replica: from, kind: callResponse, name: "response to " + method + " " + volumeOf(r)}
 		if v, ok = s.gate.wait(ctx, late); !ok {
