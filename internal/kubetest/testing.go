@@ -135,13 +135,11 @@ func Await(ctx context.Context, check func(ctx context.Context) error) error {
 		select {
 		case <-ctx.Done():
 			return fmt.Errorf("gave up: %w", err)
-		case <-time.After(pollInterval(time.Since(begin))):
+		case <-time.After(PollInterval(time.Since(begin))):
 		}
 	}
 }
 
-// pollInterval returns the time until the next check of a wait that has lasted for waited. It grows with
-// the wait: with a fixed interval, the checks of a long wait took more of the CPU than what they wait for.
-func pollInterval(waited time.Duration) time.Duration {
-	return min(max(waited/8, 20*time.Millisecond), 250*time.Millisecond)
-}
+// PollInterval returns the time until the next check of a wait that has lasted for waited. Tests of loops wait for
+// states that the next retry replaces, so it is short. The tests of processes replace it in TestMain.
+var PollInterval = func(time.Duration) time.Duration { return 20 * time.Millisecond }

@@ -41,7 +41,13 @@ import (
 	"github.com/storage-controller/storage-controller/internal/kubetest"
 )
 
-func TestMain(m *testing.M) { kubetest.Main(m) }
+func TestMain(m *testing.M) {
+	// Stories wait for long: with a fixed interval, their checks take more of the CPU than the processes.
+	kubetest.PollInterval = func(waited time.Duration) time.Duration {
+		return min(max(waited/8, 20*time.Millisecond), 250*time.Millisecond)
+	}
+	kubetest.Main(m)
+}
 
 // binary is the program, built once, with the race detector.
 var binary = sync.OnceValues(func() (string, error) {
