@@ -24,9 +24,9 @@ demo: ## Run the demo on a real control plane; ARGS=--stay keeps it running
 
 .PHONY: test
 test: lint ## Run the linters and all tests, with the race detector
-	@# e2e takes longest and begins first. Stories wait more than they compute. Ginkgo, in csitest, refuses -parallel.
-	go test -race -parallel 4 -timeout 60m ./test/e2e $$(go list ./... | grep -v /csitest$$)
-	go test -race ./csiclient/csitest
+	@# e2e takes longest and begins first. Stories wait more than they compute. Ginkgo refuses -parallel.
+	go test -race -parallel 4 -timeout 60m ./test/e2e $$(go list ./... | grep -vE '/(csitest|hostdriver)$$')
+	go test -race ./csiclient/csitest ./test/hostdriver
 	$(PURE) go test -run TestPromises ./nodecontroller/nodecleanup/
 	$(PURE) go test -run TestHundredNodes ./provisioner/
 	cd test/controlplane && go test -race ./supervise/
