@@ -24,9 +24,8 @@ demo: ## Run the demo on a real control plane; ARGS=--stay keeps it running
 
 .PHONY: test
 test: lint ## Run the linters and all tests, with the race detector
-	@# e2e takes longest and begins first. Stories wait more than they compute. Ginkgo refuses -parallel.
-	go test -race -parallel 4 -timeout 60m ./test/e2e $$(go list ./... | grep -vE '/(csitest|hostdriver)$$')
-	go test -race ./csiclient/csitest ./test/hostdriver
+	go test -race -parallel 4 -timeout 60m ./test/e2e # stories wait more than they compute
+	go test -race -timeout 60m $$(go list ./... | grep -v /test/e2e$$)
 	$(PURE) go test -run TestPromises ./nodecontroller/nodecleanup/
 	$(PURE) go test -run TestHundredNodes ./provisioner/
 	cd test/controlplane && go test -race ./supervise/
