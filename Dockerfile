@@ -5,6 +5,9 @@
 #   docker build --build-arg VERSION="$(git describe --tags --always)" \
 #     --build-arg SOURCE_DATE_EPOCH="$(git log -1 --format=%ct)" -t storage-controller:dev .
 #
+# --target=csi-provisioner, csi-attacher, csi-resizer, csi-snapshotter or livenessprobe builds an image
+# that replaces the image of that sidecar in a manifest, without any other change.
+#
 # Builds are reproducible: the program contains no paths, times or commits (-trimpath,
 # -buildvcs=false). SOURCE_DATE_EPOCH sets the times of the files and the image.
 FROM --platform=$BUILDPLATFORM golang:1.26.8 AS build
@@ -24,10 +27,34 @@ RUN mkdir -p /out/etc/ssl/certs \
  && ln -s storage-controller /out/csi-attacher \
  && ln -s storage-controller /out/csi-resizer \
  && ln -s storage-controller /out/csi-snapshotter \
+ && ln -s storage-controller /out/livenessprobe \
  && find /out -exec touch --no-dereference --date=@$SOURCE_DATE_EPOCH {} +
 
-FROM scratch
+FROM scratch AS files
 COPY --from=build /out/ /
+
+# The images of the sidecars run as root, which usually owns the socket of the driver.
+FROM files AS csi-provisioner
+USER 0:0
+ENTRYPOINT ["/csi-provisioner"]
+
+FROM files AS csi-attacher
+USER 0:0
+ENTRYPOINT ["/csi-attacher"]
+
+FROM files AS csi-resizer
+USER 0:0
+ENTRYPOINT ["/csi-resizer"]
+
+FROM files AS csi-snapshotter
+USER 0:0
+ENTRYPOINT ["/csi-snapshotter"]
+
+FROM files AS livenessprobe
+USER 0:0
+ENTRYPOINT ["/livenessprobe"]
+
+FROM files AS storage-controller
 # A number, because runAsNonRoot cannot resolve names.
 USER 65532:65532
 ENTRYPOINT ["/storage-controller"]

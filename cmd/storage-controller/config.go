@@ -24,7 +24,7 @@ func newConfigCommand() *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			c, err := app.All.Read(cmd.Flags(), buildVersion())
 			if err != nil {
-				return err
+				return &app.UsageError{Err: err}
 			}
 			out, err := c.Marshal()
 			if err == nil {
@@ -40,10 +40,11 @@ func newConfigCommand() *cobra.Command {
 			if err == nil {
 				err = c.Validate()
 			}
-			if err == nil {
-				fmt.Fprintln(cmd.OutOrStdout(), "The configuration is valid.")
+			if err != nil {
+				return &app.UsageError{Err: err}
 			}
-			return err
+			fmt.Fprintln(cmd.OutOrStdout(), "The configuration is valid.")
+			return nil
 		},
 	}
 	for _, c := range []*cobra.Command{printer, validator} {

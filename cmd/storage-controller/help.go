@@ -63,6 +63,12 @@ cluster is still needed.
 While the CRDs of external-snapshotter are not installed, it waits for them.`,
 		`  storage-controller snapshot --csi-address=/csi/csi.sock --leader-election --http-endpoint=:8080
   storage-controller snapshot --snapshot-name-prefix=backup --extra-create-metadata --timeout=5m`},
+	"livenessprobe": {`Serve the health of a CSI driver at /healthz: 200 if the driver answers Probe and is ready, 500
+otherwise. Replaces livenessprobe with the same flags, in controller and node pods. It
+calls no API server. A process with a role needs no such container: see
+--driver-health-endpoint.`,
+		`  storage-controller livenessprobe --csi-address=/csi/csi.sock --health-port=9808
+  storage-controller livenessprobe --csi-address=/csi/csi.sock --http-endpoint=:9808 --probe-timeout=3s`},
 	"capacity": {`Publish a CSIStorageCapacity for each StorageClass and topology segment, so that the
 scheduler selects nodes with enough available capacity. Replaces csi-provisioner
 --enable-capacity. The environment variable NAMESPACE sets the namespace of the objects,

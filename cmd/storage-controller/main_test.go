@@ -5,6 +5,7 @@ import (
 	"flag"
 	"io"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -14,7 +15,13 @@ import (
 	"github.com/storage-controller/storage-controller/internal/kubetest"
 )
 
-func TestMain(m *testing.M) { kubetest.Main(m) }
+// TestMain runs the program instead of the tests under the name of a sidecar.
+func TestMain(m *testing.M) {
+	if _, sidecar := aliases[filepath.Base(os.Args[0])]; sidecar {
+		main()
+	}
+	kubetest.Main(m)
+}
 
 // output runs the program in this process and returns its exit code and what it wrote.
 func output(t *testing.T, argv ...string) (code int, stdout, stderr string) {
@@ -62,56 +69,56 @@ func TestExitCodes(t *testing.T) {
 		"bad value":    {[]string{"storage-controller", "attach", "--timeout=soon"}, 2, "", "--timeout"},
 		"negative workers": {[]string{"storage-controller", "attach", "--worker-threads=-1"}, 2, "",
 			"--worker-threads"},
-		"no workers": {[]string{"csi-attacher", "-worker-threads", "0"}, 1, "",
+		"no workers": {[]string{"csi-attacher", "-worker-threads", "0"}, 2, "",
 			"--worker-threads: must be positive"},
 		"argument": {[]string{"storage-controller", "all", "x"}, 2, "", `unexpected argument "x"`},
 		"malformed label": {[]string{"storage-controller", "all", "--leader-election-labels=a"}, 2, "",
 			"malformed item"},
 		"malformed gate": {[]string{"storage-controller", "all", "--feature-gates=Topology=maybe"}, 2, "",
 			"malformed item"},
-		"unknown gate": {[]string{"storage-controller", "provision", "--feature-gates=Nope=true"}, 1, "",
+		"unknown gate": {[]string{"storage-controller", "provision", "--feature-gates=Nope=true"}, 2, "",
 			`unknown gate "Nope"`},
 		"both addresses": {[]string{"storage-controller", "provision", "--http-endpoint=:1", "--metrics-address=:2"},
-			1, "", "--http-endpoint and --metrics-address"},
-		"address of another network": {[]string{"csi-attacher", "-csi-address=tcp://x"}, 1, "", "--csi-address"},
-		"lease shorter than its renewal": {[]string{"storage-controller", "provision", "--leader-election-renew-deadline=20s"}, 1,
+			2, "", "--http-endpoint and --metrics-address"},
+		"address of another network": {[]string{"csi-attacher", "-csi-address=tcp://x"}, 2, "", "--csi-address"},
+		"lease shorter than its renewal": {[]string{"csi-provisioner", "--leader-election", "--leader-election-renew-deadline=20s"}, 2,
 			"", "--leader-election-lease-duration"},
-		"names of volumes that are too long": {[]string{"storage-controller", "provision", "--volume-name-uuid-length=40"}, 1, "",
+		"names of volumes that are too long": {[]string{"storage-controller", "provision", "--volume-name-uuid-length=40"}, 2, "",
 			"--volume-name-uuid-length"},
-		"protection that does not exist": {[]string{"storage-controller", "all", "--provisioning-protection=some"}, 1, "",
+		"protection that does not exist": {[]string{"storage-controller", "all", "--provisioning-protection=some"}, 2, "",
 			"--provisioning-protection"},
-		"unknown role": {[]string{"storage-controller", "all", "--controllers=provisioner,flyer"}, 1, "",
+		"unknown role": {[]string{"storage-controller", "all", "--controllers=provisioner,flyer"}, 2, "",
 			`unknown role "flyer"; the roles are provisioner, attacher, capacity, nodecontroller, resizer, snapshotter`},
-		"negative timeout": {[]string{"storage-controller", "provision", "--timeout=-2s"}, 1, "",
+		"negative timeout": {[]string{"storage-controller", "provision", "--timeout=-2s"}, 2, "",
 			"storage-controller: --timeout: must be positive, got -2s"},
-		"log format": {[]string{"storage-controller", "all", "--logging-format=xml"}, 1, "", "--logging-format"},
+		"log format": {[]string{"storage-controller", "all", "--logging-format=xml"}, 2, "", "--logging-format"},
 		"negative time between flushes": {[]string{"storage-controller", "attach", "--log-flush-frequency=-1s",
-			"--log-text-split-stream", "--log-text-info-buffer-size=64Ki"}, 1, "", "--log-flush-frequency"},
+			"--log-text-split-stream", "--log-text-info-buffer-size=64Ki"}, 2, "", "--log-flush-frequency"},
 		"help with one dash": {[]string{"csi-attacher", "-help"}, 0, "--worker-threads", ""},
-		"vmodule":            {[]string{"storage-controller", "all", "--vmodule=x"}, 1, "", "--vmodule"},
+		"vmodule":            {[]string{"storage-controller", "all", "--vmodule=x"}, 2, "", "--vmodule"},
 		"port of the endpoint": {[]string{"storage-controller", "all", "--http-endpoint=:99999999"}, 1, "",
 			"serving metrics and health"},
 		"kubeconfig that is not there": {[]string{"storage-controller", "all", "--kubeconfig=/does/not/exist"}, 1, "",
 			"/does/not/exist"},
 		"no cluster": {[]string{"storage-controller", "all"}, 1, "", "--kubeconfig"},
 		"old klog flags and spellings are fine": {[]string{"storage-controller", "provision", "-logtostderr", "--log_dir=/x",
-			"--stderrthreshold", "2", "-v5", "--worker-threads=0"}, 1, "", "--worker-threads"},
-		"everything wrong at once": {[]string{"storage-controller", "all", "--provisioner-timeout=0", "--resync=-1s"}, 1, "",
+			"--stderrthreshold", "2", "-v5", "--worker-threads=0"}, 2, "", "--worker-threads"},
+		"everything wrong at once": {[]string{"storage-controller", "all", "--provisioner-timeout=0", "--resync=-1s"}, 2, "",
 			"--resync"},
 		"config validate":             {[]string{"storage-controller", "config", "validate"}, 0, "valid", ""},
 		"config validate of nonsense": {[]string{"storage-controller", "config", "validate", "--timeout=0s"}, 2, "", "--timeout"},
 		"config without a subcommand": {[]string{"storage-controller", "config"}, 2, "", "print or validate"},
 		"credentials where they would be shown": {[]string{"storage-controller", "config", "validate",
-			"--otlp-endpoint=http://me:hidden@c:4317"}, 1, "", "OTEL_EXPORTER_OTLP_HEADERS"},
+			"--otlp-endpoint=http://me:hidden@c:4317"}, 2, "", "OTEL_EXPORTER_OTLP_HEADERS"},
 		"credentials in the query": {[]string{"storage-controller", "config", "validate",
-			"--otlp-endpoint=http://c:4317?token=hidden"}, 1, "", "must not contain a path, query or fragment"},
+			"--otlp-endpoint=http://c:4317?token=hidden"}, 2, "", "must not contain a path, query or fragment"},
 		"credentials in the path": {[]string{"storage-controller", "config", "validate",
-			"--otlp-endpoint=http://c:4317/hidden"}, 1, "", "must not contain a path, query or fragment"},
-		"credentials, and no URL": {[]string{"storage-controller", "config", "validate", "--otlp-endpoint=me:hidden@c"}, 1,
+			"--otlp-endpoint=http://c:4317/hidden"}, 2, "", "must not contain a path, query or fragment"},
+		"credentials, and no URL": {[]string{"storage-controller", "config", "validate", "--otlp-endpoint=me:hidden@c"}, 2,
 			"", "--otlp-endpoint: must be a URL"},
 		"a collector with a slash": {[]string{"storage-controller", "config", "validate", "--otlp-endpoint=http://c:4317/"}, 0,
 			"valid", ""},
-		"more traces than all": {[]string{"storage-controller", "all", "--otlp-sampling-ratio=2"}, 1, "",
+		"more traces than all": {[]string{"storage-controller", "all", "--otlp-sampling-ratio=2"}, 2, "",
 			"--otlp-sampling-ratio: must be between 0 and 1"},
 		"a ratio that is none": {[]string{"storage-controller", "all", "--otlp-sampling-ratio=x"}, 2, "",
 			"--otlp-sampling-ratio"},
@@ -160,8 +167,31 @@ func TestFlagsOfTheSidecar(t *testing.T) {
 	klog.InitFlags(promised)
 	promised.VisitAll(func(f *flag.Flag) {
 		code, _, stderr := output(t, "csi-attacher", "-"+f.Name+"="+f.Value.String(), "-worker-threads=0")
-		if code != exitFailure || !strings.Contains(stderr, "--worker-threads") {
+		if code != exitUsage || !strings.Contains(stderr, "--worker-threads") {
 			t.Errorf("-%s: exit code %d, %s", f.Name, code, stderr)
 		}
 	})
+}
+
+// TestValuesOfTheSidecars: values that csi-provisioner v6.3 and csi-attacher v4.12 start with are accepted under their
+// names. The process ends when it cannot read its kubeconfig, which is after the validation.
+func TestValuesOfTheSidecars(t *testing.T) {
+	t.Setenv("KUBECONFIG", "")
+	const nowhere = "/does/not/exist"
+	for _, args := range [][]string{
+		{""}, {"--leader-election", "true"}, {"word"}, {"--", "x"}, {"--kube-api-qps=-1"}, {"--kube-api-qps=0"}, {"--kube-api-burst=0"},
+		{"--feature-gates=WatchList=true,ComponentStatusz=false,NativeHistograms=true"}, {"--feature-gates=CBORServingAndStorage=true"},
+		{"--leader-election-lease-duration=1s"}, {"--leader-election-retry-period=1h"},
+	} {
+		for _, name := range []string{"csi-provisioner", "csi-attacher"} {
+			code, _, stderr := output(t, append([]string{name, "--kubeconfig=" + nowhere}, args...)...)
+			if code != exitFailure || !strings.Contains(stderr, nowhere) {
+				t.Errorf("%s %q: exit code %d: %s", name, args, code, stderr)
+			}
+		}
+	}
+	code, _, stderr := output(t, "storage-controller", "provision", "")
+	if code != exitUsage || !strings.Contains(stderr, "unexpected argument") {
+		t.Errorf("an argument under our own name: exit code %d: %s", code, stderr)
+	}
 }

@@ -23,7 +23,7 @@ func newRoleCommand(use, name, short string, roles app.Selection) *cobra.Command
 	cmd := &cobra.Command{
 		Use:   use,
 		Short: short,
-		Args:  noArguments,
+		Args:  strayArguments(name),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if v, _ := cmd.Flags().GetBool("version"); v {
 				fmt.Fprintln(cmd.OutOrStdout(), name, buildVersion())
@@ -32,7 +32,7 @@ func newRoleCommand(use, name, short string, roles app.Selection) *cobra.Command
 			return withSettings(cmd, roles, func(ctx context.Context, c app.Config) error {
 				c = c.Enabled()
 				if err := errors.Join(c.Validate(), c.ValidateEnvironment()); err != nil {
-					return err
+					return &app.UsageError{Err: err}
 				}
 				if print, _ := cmd.Flags().GetBool("print-config"); print {
 					return printConfig(ctx, c, cmd.OutOrStdout())
@@ -50,11 +50,11 @@ func newRoleCommand(use, name, short string, roles app.Selection) *cobra.Command
 func withSettings(cmd *cobra.Command, roles app.Selection, do func(context.Context, app.Config) error) error {
 	c, err := roles.Read(cmd.Flags(), buildVersion())
 	if err != nil {
-		return err
+		return &app.UsageError{Err: err}
 	}
 	log, flush, err := app.SetUpLogging(c.Common.Logging)
 	if err != nil {
-		return err
+		return &app.UsageError{Err: err}
 	}
 	defer flush()
 	ctx, stop := untilSignal(log)

@@ -1,8 +1,10 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -19,6 +21,7 @@ var aliases = map[string]string{
 	"csi-attacher":    "attach",
 	"csi-resizer":     "resize",
 	"csi-snapshotter": "snapshot",
+	"livenessprobe":   "livenessprobe",
 }
 
 func newRoot(name string) *cobra.Command {
@@ -30,9 +33,9 @@ deletes volumes, attaches and detaches them, expands and modifies them, creates 
 publishes storage capacity, and cleans up after deleted nodes.
 
 Run "all" for every role that the driver supports in one process, or one subcommand
-per container. Under the name csi-provisioner, csi-attacher, csi-resizer or
-csi-snapshotter (a link to this program) it runs "provision", "attach", "resize" or
-"snapshot".
+per container. Under the name csi-provisioner, csi-attacher, csi-resizer, csi-snapshotter
+or livenessprobe (a link to this program) it runs "provision", "attach", "resize",
+"snapshot" or "livenessprobe".
 
 A flag takes precedence over the environment (STORAGE_CONTROLLER_ and the name of the
 flag in capitals, with underscores), the environment over the file of --config, and the
@@ -59,6 +62,7 @@ file over the default.`,
 		newRoleCommand("capacity", name, "Publish CSIStorageCapacity objects (replaces csi-provisioner --enable-capacity)", app.Capacity),
 		newRoleCommand("snapshot", name, "Create and delete snapshots (replaces csi-snapshotter)", app.Snapshot),
 		newNodecontrollerCommand(name),
+		newLivenessprobeCommand(name),
 		newRoleCommand("all", name, "Run every role that the driver supports in one process", app.All),
 		newConfigCommand(),
 		newExplainCommand(),
@@ -102,11 +106,33 @@ func noArguments(cmd *cobra.Command, args []string) error {
 	return nil
 }
 
+// strayArguments returns a check of the arguments of a command. Under the name of a sidecar they are ignored, as the
+// sidecars do: Helm charts leave empty strings and values of boolean flags behind.
+func strayArguments(name string) cobra.PositionalArgs {
+	if _, ok := aliases[name]; !ok {
+		return noArguments
+	}
+	return func(cmd *cobra.Command, args []string) error {
+		for _, arg := range args {
+			fmt.Fprintf(cmd.ErrOrStderr(), "%s: argument %q ignored: it is not a flag\n", name, arg)
+		}
+		return nil
+	}
+}
+
+// groupSnapshots matches a flag of csi-snapshotter before v8.2, which a feature gate has replaced.
+var groupSnapshots = regexp.MustCompile(`^--?enable-volume-group-snapshots(?:=(.*))?$`)
+
 // arguments returns args with the subcommand of an alias in front, and with two dashes before long flags: Go
 // programs also accept one.
 func arguments(root *cobra.Command, name string, args []string) []string {
 	if sub, ok := aliases[name]; ok {
 		args = append([]string{sub}, args...)
+		for i, arg := range args {
+			if m := groupSnapshots.FindStringSubmatch(arg); m != nil && sub == "snapshot" {
+				args[i] = "--feature-gates=CSIVolumeGroupSnapshot=" + cmp.Or(m[1], "true")
+			}
+		}
 	}
 	cmd, _, err := root.Find(args)
 	if err != nil {

@@ -51,8 +51,10 @@ func (c Config) Validate() error {
 	if c.Common.DriverHealthEndpoint != "" && c.nameWithoutConnection() != "" {
 		errs = append(errs, errors.New("--driver-health-endpoint: requires a connection to the driver. Set --csi-address"))
 	}
-	errs = append(errs, c.DriverConfig().Validate(), c.leaseConfig().Validate(), c.serverConfig().Validate(),
-		c.tracingConfig("").Validate(), c.validateAudit())
+	errs = append(errs, c.DriverConfig().Validate(), c.serverConfig().Validate(), c.tracingConfig("").Validate(), c.validateAudit())
+	if c.Common.LeaderElection {
+		errs = append(errs, c.leaseConfig().Validate())
+	}
 	for _, r := range c.roles {
 		if err := r.validate(c.Settings); err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", r.Name, err))

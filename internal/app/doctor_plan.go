@@ -181,7 +181,7 @@ func ineffectiveChecks(reasons map[string]string) []doctor.Check {
 // ineffective returns the settings from flags, environment and file that have no effect, and why.
 func (c Config) ineffective(chosen []Role, driver csiclient.Driver, known bool) map[string]string {
 	found := map[string]string{}
-	for _, gate := range c.Common.FeatureGates.Graduated() {
+	for _, gate := range c.Common.FeatureGates.WithoutEffect() {
 		found["the feature gate "+gate] = "it has graduated"
 	}
 	for _, name := range c.NoOps {

@@ -41,8 +41,8 @@ type process struct {
 func (c Config) Run(ctx context.Context) error {
 	log := klog.FromContext(ctx)
 	log.Info("Starting", "version", c.Version)
-	for _, gate := range c.Common.FeatureGates.Graduated() {
-		log.Info("Feature gate has no effect: it has graduated", "featureGate", gate)
+	for _, gate := range c.Common.FeatureGates.WithoutEffect() {
+		log.Info("Feature gate has no effect", "featureGate", gate)
 	}
 	limitMemory(ctx)
 	registry := metrics.NewRegistry(c.Version)

@@ -32,14 +32,36 @@ var knownGates = map[string]gate{
 	"AllBeta":                        {stage: "BETA"},
 }
 
+// gatesOfAPIServer are the feature gates of k8s.io/apiserver and k8s.io/component-base. The sidecars link these
+// libraries and accept the gates, on which nothing in a sidecar depends.
+var gatesOfAPIServer = strings.Fields(`
+	APIResponseCompression APIServerIdentity APIServerTracing APIServingWithRoutine AggregatedDiscoveryRemoveBetaType
+	AllowParsingUserUIDFromCertAuth AllowUnsafeMalformedObjectDeletion AnonymousAuthConfigurableEndpoints AuthorizeWithSelectors
+	BtreeWatchCache CBORServingAndStorage ComponentFlagz ComponentStatusz ConcurrentWatchObjectDecode ConsistentListFromCache
+	ConstrainedImpersonation ContextualLogging CoordinatedLeaderElection DeclarativeValidation DeclarativeValidationBeta
+	DeclarativeValidationTakeover DetectCacheInconsistency KMSv1 ListFromCacheSnapshot LoggingAlphaOptions LoggingBetaOptions
+	LoggingStableOptions ManifestBasedAdmissionControlConfig MutatingAdmissionPolicy NativeHistograms OpenAPIEnums
+	RemoteRequestHeaderUID ResilientWatchCacheInitialization RetryGenerateName SeparateCacheWatchRPC ShardedListAndWatch
+	SizeBasedListCostEstimate StorageVersionAPI StorageVersionHash StreamingCollectionEncodingToJSON
+	StreamingCollectionEncodingToProtobuf StructuredAuthenticationConfiguration StructuredAuthenticationConfigurationEgressSelector
+	StructuredAuthenticationConfigurationJWKSMetrics TokenRequestServiceAccountUIDValidation UnauthenticatedHTTP2DOSMitigation
+	UnknownVersionInteroperabilityProxy WatchCacheInitializationPostStartHook WatchList`)
+
+// withoutEffect reports whether the value of a known gate has no effect.
+func withoutEffect(name string) bool {
+	return knownGates[name].graduated || slices.Contains(gatesOfAPIServer, name)
+}
+
 // KnownGates returns the names of the feature gates, sorted.
-func KnownGates() []string { return slices.Sorted(maps.Keys(knownGates)) }
+func KnownGates() []string {
+	return slices.Sorted(slices.Values(slices.AppendSeq(slices.Clone(gatesOfAPIServer), maps.Keys(knownGates))))
+}
 
 // gatesUsage returns the help text of --feature-gates.
 func gatesUsage() string {
 	var items []string
 	for _, name := range KnownGates() {
-		if g := knownGates[name]; !g.graduated {
+		if g := knownGates[name]; !withoutEffect(name) {
 			items = append(items, fmt.Sprintf("%s=true|false (%s - default=%t)", name, g.stage, g.def))
 		}
 	}
@@ -65,14 +87,14 @@ func (g Gates) Enabled(name string) bool {
 func (g Gates) validate() error {
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(g)) {
-		if _, known := knownGates[name]; !known {
+		if _, known := knownGates[name]; !known && !withoutEffect(name) {
 			errs = append(errs, fmt.Errorf("--feature-gates: unknown gate %q; --help lists the known gates", name))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// Graduated returns the names of the feature gates in g that have graduated, sorted.
-func (g Gates) Graduated() []string {
-	return slices.DeleteFunc(slices.Sorted(maps.Keys(g)), func(name string) bool { return !knownGates[name].graduated })
+// WithoutEffect returns the names of the feature gates in g without effect, sorted.
+func (g Gates) WithoutEffect() []string {
+	return slices.DeleteFunc(slices.Sorted(maps.Keys(g)), func(name string) bool { return !withoutEffect(name) })
 }

@@ -10,7 +10,12 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
 )
+
+// sidecars are the images that replace the image of a sidecar in a manifest: they start under its name, as root.
+var sidecars = []string{"csi-provisioner", "csi-attacher", "csi-resizer", "csi-snapshotter", "livenessprobe"}
 
 // instruction is one of the Dockerfile, with its continuation lines.
 type instruction struct{ name, rest string }
@@ -49,22 +54,25 @@ func run(t *testing.T, dir string, env []string, script string) {
 // TestImage runs what the Dockerfile runs, in two copies of the source at different places,
 // and looks at what the image would have.
 func TestImage(t *testing.T) {
-	stage, last, goVersion := 0, map[string]string{}, ""
-	var steps []string
+	stage, goVersion := "", ""
+	var stages, steps []string
+	images := map[string]string{}
 	for _, i := range dockerfile(t) {
 		switch {
 		case i.name == "FROM":
-			stage++
-			if stage == 2 && i.rest != "scratch" {
-				t.Errorf("the image is made from %s", i.rest)
+			from, name, _ := strings.Cut(i.rest, " AS ")
+			stage, stages = name, append(stages, name)
+			if goVersion == "" {
+				goVersion = i.rest
+			} else {
+				images[stage] = from
 			}
-			goVersion += i.rest
-		case i.name == "RUN" && stage == 1 && !strings.HasPrefix(i.rest, "go mod"):
+		case i.name == "RUN" && stage == "build" && !strings.HasPrefix(i.rest, "go mod"):
 			steps = append(steps, i.rest)
 		case i.name == "ARG" && strings.HasPrefix(i.rest, "TARGET") && strings.Contains(i.rest, "="):
 			t.Errorf("ARG %s: a default hides the platform that BuildKit sets", i.rest)
-		case stage == 2:
-			last[i.name] = i.rest
+		case stage != "build":
+			images[stage] += " " + i.name + " " + i.rest
 		}
 	}
 	mod, err := os.ReadFile("../../go.mod")
@@ -76,12 +84,17 @@ func TestImage(t *testing.T) {
 	if !strings.Contains(goVersion, "golang:"+version+" AS build") {
 		t.Errorf("the image is built with %s, and go.mod wants %s", goVersion, version)
 	}
-	if last["USER"] != "65532:65532" || last["ENTRYPOINT"] != `["/storage-controller"]` || last["COPY"] != "--from=build /out/ /" ||
-		len(last) != 3 {
-		t.Errorf("the image has %v", last)
+	want := map[string]string{"files": "scratch COPY --from=build /out/ /"}
+	for _, name := range sidecars {
+		want[name] = fmt.Sprintf("files USER 0:0 ENTRYPOINT [\"/%s\"]", name)
 	}
-	if stage != 2 || len(steps) != 2 {
-		t.Fatalf("%d stages, and steps %q", stage, steps)
+	const main = "storage-controller"
+	want[main] = `files USER 65532:65532 ENTRYPOINT ["/storage-controller"]`
+	if diff := cmp.Diff(want, images); diff != "" {
+		t.Errorf("the images differ: %s", diff)
+	}
+	if len(steps) != 2 || stages[len(stages)-1] != main { // the last one is built without --target
+		t.Fatalf("stages %q, and steps %q", stages, steps)
 	}
 
 	env := []string{"TARGETOS=linux", "TARGETARCH=" + goarch(t), "VERSION=v9.8.7", "SOURCE_DATE_EPOCH=1700000000"}
@@ -119,7 +132,7 @@ func TestImage(t *testing.T) {
 	}
 	for name, text := range map[string]string{
 		"storage-controller": "Available Commands:", "csi-provisioner": "--volume-name-prefix", "csi-attacher": "--reconcile-sync",
-		"csi-resizer": "--handle-volume-inuse-error",
+		"csi-resizer": "--handle-volume-inuse-error", "csi-snapshotter": "--snapshot-name-prefix", "livenessprobe": "--health-port",
 	} {
 		help, err := exec.Command(filepath.Join(out, name), "--help").CombinedOutput()
 		if err != nil || !strings.Contains(string(help), text) {

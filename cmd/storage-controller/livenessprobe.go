@@ -1,0 +1,40 @@
+package main
+
+import (
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"github.com/storage-controller/storage-controller/internal/app"
+)
+
+// newLivenessprobeCommand returns the command that serves the health of the driver. Node pods have no other container
+// of this program that could do it.
+func newLivenessprobeCommand(name string) *cobra.Command {
+	var probe app.Livenessprobe
+	cmd := &cobra.Command{
+		Use:   "livenessprobe",
+		Short: "Serve the health of the CSI driver (replaces livenessprobe)",
+		Args:  strayArguments(name),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if v, _ := cmd.Flags().GetBool("version"); v {
+				fmt.Fprintln(cmd.OutOrStdout(), name, buildVersion())
+				return nil
+			}
+			c, err := probe.Read(cmd.Flags())
+			if err != nil {
+				return err
+			}
+			log, flush, err := app.SetUpLogging(c.Logging)
+			if err != nil {
+				return &app.UsageError{Err: err}
+			}
+			defer flush()
+			ctx, stop := untilSignal(log)
+			defer stop()
+			return probe.Run(ctx, c, buildVersion())
+		},
+	}
+	probe.Register(cmd.Flags())
+	return cmd
+}
