@@ -19,7 +19,7 @@ import (
 // refName annotates the images of a layout with their name and tag (OCI image specification, annotations).
 const refName = "org.opencontainers.image.ref.name"
 
-// images maps the names of the images to their users. Those of the sidecars run as root, as the reference images do: the
+// images lists the images and their users. Those of the sidecars run as root, as the reference images do: the
 // socket of the driver usually belongs to root.
 var images = []struct{ name, user string }{
 	{"storage-controller", "65532:65532"},

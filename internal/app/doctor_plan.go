@@ -182,7 +182,7 @@ func ineffectiveChecks(reasons map[string]string) []doctor.Check {
 func (c Config) ineffective(chosen []Role, driver csiclient.Driver, known bool) map[string]string {
 	found := map[string]string{}
 	for _, gate := range c.Common.FeatureGates.WithoutEffect() {
-		found["the feature gate "+gate] = "it has graduated"
+		found["the feature gate "+gate] = "no role depends on its value"
 	}
 	for _, name := range c.NoOps {
 		found["--"+name] = "it is accepted only for old manifests"

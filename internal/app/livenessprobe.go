@@ -24,7 +24,7 @@ const healthPort = "health-port"
 // Register adds the flags to fs.
 func (l *Livenessprobe) Register(fs *pflag.FlagSet) {
 	livenessprobeSchema().Register(fs)
-	l.port = fs.String(healthPort, "9808", "port of /healthz; ignored if --http-endpoint is set")
+	l.port = fs.String(healthPort, "9808", "port of /healthz, unless --http-endpoint is set")
 	fs.Lookup("http-endpoint").Usage = "address that serves /healthz and the metrics, such as :9808"
 	fs.Lookup("metrics-address").Usage = "deprecated: address of the metrics; --health-port serves /healthz"
 	fs.Lookup("probe-timeout").Usage = "timeout of Probe, including the connection"
