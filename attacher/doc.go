@@ -1,3 +1,6 @@
+// Copyright The storage-controller Authors
+// SPDX-License-Identifier: Apache-2.0
+
 // Package attacher reconciles the VolumeAttachments of one CSI driver: it calls
 // ControllerPublishVolume and ControllerUnpublishVolume and writes the results to the
 // objects (CSI spec, "ControllerPublishVolume" and "ControllerUnpublishVolume").

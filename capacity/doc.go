@@ -1,3 +1,6 @@
+// Copyright The storage-controller Authors
+// SPDX-License-Identifier: Apache-2.0
+
 // Package capacity publishes the available capacity of one CSI driver: for each topology
 // segment with nodes of the driver and each of its StorageClasses it calls GetCapacity and
 // keeps one CSIStorageCapacity object with the response (KEP-1472; CSI spec,

@@ -1,3 +1,6 @@
+// Copyright The storage-controller Authors
+// SPDX-License-Identifier: Apache-2.0
+
 // Package csiclient connects to the CSI driver. It provides one connection per process, the
 // driver's name and capabilities, the outcome of failed calls, and metrics, traces and redacted
 // logs of all calls.

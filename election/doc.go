@@ -1,3 +1,6 @@
+// Copyright The storage-controller Authors
+// SPDX-License-Identifier: Apache-2.0
+
 // Package election runs work on one of several replicas: the one that holds a Lease.
 //
 // The Lease is released only after the work has stopped, so that two replicas never work at the

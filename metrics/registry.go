@@ -1,3 +1,6 @@
+// Copyright The storage-controller Authors
+// SPDX-License-Identifier: Apache-2.0
+
 // Package metrics provides the metrics registry of the process and the HTTP server for metrics,
 // health checks and profiles.
 package metrics

@@ -1,3 +1,6 @@
+// Copyright The storage-controller Authors
+// SPDX-License-Identifier: Apache-2.0
+
 // Package nodecontroller is the role for node-local volumes. It reads the settings and runs five
 // independent parts, which do not import each other:
 //

@@ -1,3 +1,6 @@
+// Copyright The storage-controller Authors
+// SPDX-License-Identifier: Apache-2.0
+
 // Package provisioner provisions and deletes volumes: it turns PersistentVolumeClaims
 // into CreateVolume calls and PersistentVolumes, and released PersistentVolumes into
 // DeleteVolume calls (CSI spec, "CreateVolume").

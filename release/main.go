@@ -1,3 +1,6 @@
+// Copyright The storage-controller Authors
+// SPDX-License-Identifier: Apache-2.0
+
 // Command release builds the artifacts of a release without a container engine, and verifies them.
 //
 // One commit and version always give the same bytes: nothing depends on the time, the machine or the path of the

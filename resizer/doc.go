@@ -1,3 +1,6 @@
+// Copyright The storage-controller Authors
+// SPDX-License-Identifier: Apache-2.0
+
 // Package resizer expands and modifies the volumes of one CSI driver: it calls
 // ControllerExpandVolume for PersistentVolumeClaims that request more storage (KEP-1790) and
 // ControllerModifyVolume for claims that request another VolumeAttributesClass (KEP-3751).

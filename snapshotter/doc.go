@@ -1,3 +1,6 @@
+// Copyright The storage-controller Authors
+// SPDX-License-Identifier: Apache-2.0
+
 // Package snapshotter creates and deletes the snapshots of one CSI driver: it turns
 // VolumeSnapshotContents into CreateSnapshot and DeleteSnapshot calls, and
 // VolumeGroupSnapshotContents into the calls for groups (CSI spec, "CreateSnapshot" and

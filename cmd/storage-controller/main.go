@@ -1,3 +1,6 @@
+// Copyright The storage-controller Authors
+// SPDX-License-Identifier: Apache-2.0
+
 // Command storage-controller runs the controller-side sidecars of a CSI driver in one process. See docs/architecture.md.
 package main
 

@@ -1,3 +1,6 @@
+// Copyright The storage-controller Authors
+// SPDX-License-Identifier: Apache-2.0
+
 // Package csitest provides a CSI driver that runs in the process of a test. It implements volumes,
 // snapshots and publications as the CSI spec demands, records every call in order, and can be
 // scripted:

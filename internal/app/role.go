@@ -1,3 +1,6 @@
+// Copyright The storage-controller Authors
+// SPDX-License-Identifier: Apache-2.0
+
 // Package app runs the roles of the program. A role is declared in a file of its own and listed in
 // roles.go: its options, permissions, Lease and controller. The rest of the package reads these
 // declarations: which roles run for a driver, under which Lease, and the findings of doctor.

@@ -1,3 +1,6 @@
+// Copyright The storage-controller Authors
+// SPDX-License-Identifier: Apache-2.0
+
 // Package claimloop runs controllers of PersistentVolumeClaims and of the pods that use them. It has the
 // watches, the queue and the caches; a controller decides what a claim needs, and writes it.
 package claimloop

@@ -1,3 +1,6 @@
+// Copyright The storage-controller Authors
+// SPDX-License-Identifier: Apache-2.0
+
 // Package claimtest runs a controller of PersistentVolumeClaims and pods as a process does, against a
 // real API server and behind a proxy that records its requests.
 package claimtest

@@ -1,3 +1,6 @@
+// Copyright The storage-controller Authors
+// SPDX-License-Identifier: Apache-2.0
+
 // Package finalizers knows which component removes a finalizer, and when. explain and audit
 // report it for objects that are stuck in deletion.
 //

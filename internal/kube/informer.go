@@ -1,3 +1,6 @@
+// Copyright The storage-controller Authors
+// SPDX-License-Identifier: Apache-2.0
+
 package kube
 
 import (
@@ -113,4 +116,16 @@ func (i Informer[T]) Handle(h Handlers[T]) (Registration, error) {
 		Synced: reg.HasSyncedChecker(),
 		remove: func() error { return i.informer.RemoveEventHandler(reg) },
 	}, nil
+}
+
+// index returns an index function for objects with at most one value, which is not empty.
+func index[T any](value func(T) string) cache.IndexFunc {
+	return func(obj any) ([]string, error) {
+		if o, ok := obj.(T); ok {
+			if v := value(o); v != "" {
+				return []string{v}, nil
+			}
+		}
+		return nil, nil
+	}
 }

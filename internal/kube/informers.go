@@ -1,3 +1,6 @@
+// Copyright The storage-controller Authors
+// SPDX-License-Identifier: Apache-2.0
+
 package kube
 
 import (
@@ -382,17 +385,5 @@ func (i *Informers) watchFailed(ctx context.Context, resource string, r *cache.R
 		cache.DefaultWatchErrorHandler(ctx, r, err)
 	case !before:
 		klog.FromContext(ctx).Info("No permission to list and watch resource", "resource", resource, "err", err)
-	}
-}
-
-// index returns an index function for objects with at most one value, which is not empty.
-func index[T any](value func(T) string) cache.IndexFunc {
-	return func(obj any) ([]string, error) {
-		if o, ok := obj.(T); ok {
-			if v := value(o); v != "" {
-				return []string{v}, nil
-			}
-		}
-		return nil, nil
 	}
 }

@@ -1,3 +1,6 @@
+// Copyright The storage-controller Authors
+// SPDX-License-Identifier: Apache-2.0
+
 // Package kubetest starts a real control plane for tests: the program of test/controlplane, and with
 // [WithSnapshotController] that of test/snapshotcontroller. Both are built once per machine and started once
 // per test binary. It also builds csi-provisioner and csi-attacher, from test/reference.

@@ -1,3 +1,6 @@
+// Copyright The storage-controller Authors
+// SPDX-License-Identifier: Apache-2.0
+
 // Package looptest runs one loop of the program (provisioner, attacher, capacity) as a
 // process does, against a real API server and a scripted CSI plugin. [New] returns the
 // fixture of a test, and [Conformance] checks the behaviour that all loops share.

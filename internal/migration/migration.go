@@ -1,3 +1,6 @@
+// Copyright The storage-controller Authors
+// SPDX-License-Identifier: Apache-2.0
+
 // Package migration translates between the in-tree volume plugins of Kubernetes and the CSI
 // drivers that replaced them (CSI migration, KEP-625). A StorageClass or a PersistentVolume
 // keeps the name and the source of its plugin, and the driver does the work.

@@ -1,3 +1,6 @@
+// Copyright The storage-controller Authors
+// SPDX-License-Identifier: Apache-2.0
+
 // Package settings reads the settings of a command from flags, the environment and the configuration
 // file. It knows options of the process as a whole; a role declares its own as a [Section].
 package settings

@@ -1,3 +1,6 @@
+// Copyright The storage-controller Authors
+// SPDX-License-Identifier: Apache-2.0
+
 // Package topology computes from the labels of Nodes and the topology keys of CSINodes
 // where the nodes of a driver are (CSI spec, "Topology"; KEP-557).
 //

@@ -1,3 +1,6 @@
+// Copyright The storage-controller Authors
+// SPDX-License-Identifier: Apache-2.0
+
 // Package tracing exports OpenTelemetry traces. An operation, such as provisioning the volume of a
 // PVC, is one trace: the trace ID is derived from the UID of the object, so that all attempts, also
 // of other replicas, share it. Each step of the controller is a span, with a child span for each

@@ -1,3 +1,6 @@
+// Copyright The storage-controller Authors
+// SPDX-License-Identifier: Apache-2.0
+
 // Package volumelock keeps the loops of one process from releasing a PersistentVolume while a CSI
 // call for its volume is running.
 package volumelock

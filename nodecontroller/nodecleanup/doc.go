@@ -1,3 +1,6 @@
+// Copyright The storage-controller Authors
+// SPDX-License-Identifier: Apache-2.0
+
 // Package nodecleanup deletes the claims and volumes of nodes that were deleted.
 //
 // A volume of a node-local driver names its node by a value of the topology key in its node

@@ -1,3 +1,6 @@
+// Copyright The storage-controller Authors
+// SPDX-License-Identifier: Apache-2.0
+
 // Package pvcfinalizer removes finalizers from PersistentVolumeClaims.
 //
 // In mode strip it removes obsolete finalizers, which no other program removes, from all claims

@@ -1,3 +1,6 @@
+// Copyright The storage-controller Authors
+// SPDX-License-Identifier: Apache-2.0
+
 // Package resizenudge makes the kubelet expand a file system at once.
 //
 // The kubelet expands the file system of an online-expanded volume when it next reconciles a pod of the

@@ -1,3 +1,6 @@
+// Copyright The storage-controller Authors
+// SPDX-License-Identifier: Apache-2.0
+
 // Package servingcert provides the certificate with which the webhooks serve. Every replica polls
 // its source and loads the certificate when it changes; a bad pair never replaces a good one:
 //

@@ -1,3 +1,6 @@
+// Copyright The storage-controller Authors
+// SPDX-License-Identifier: Apache-2.0
+
 // Package webhook serves the admission webhooks of the node controller, on every replica. The pod
 // webhook adds the storage capacity that a pod needs, for a scheduler extender. The PVC webhook
 // adds the finalizer that protects a claim until its pods are deleted.

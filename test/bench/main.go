@@ -1,3 +1,6 @@
+// Copyright The storage-controller Authors
+// SPDX-License-Identifier: Apache-2.0
+
 // Command bench measures the life of volumes: claims are provisioned, volumes
 // attached, detached and deleted, on the real control plane, and each phase is
 // measured. The sidecars to measure are given as command lines, so that any of them

@@ -1,3 +1,6 @@
+// Copyright The storage-controller Authors
+// SPDX-License-Identifier: Apache-2.0
+
 // Package browser lets tests look at pages as people do: it starts a Chromium and
 // drives it through the DevTools protocol.
 package browser

@@ -1,3 +1,6 @@
+// Copyright The storage-controller Authors
+// SPDX-License-Identifier: Apache-2.0
+
 // Command controlplane is a Kubernetes control plane in one program: the real
 // etcd, kube-apiserver, kube-controller-manager and kube-scheduler, each as a
 // subcommand with its own flags, and "up", which runs all of them on free loopback

@@ -1,3 +1,6 @@
+// Copyright The storage-controller Authors
+// SPDX-License-Identifier: Apache-2.0
+
 // Command demo shows storage-controller at work: it starts a real control plane, the
 // host driver and "storage-controller all", has claims and pods live their life, and
 // checks that nothing is left behind. It needs Go, git and make, and nothing else.

@@ -1,3 +1,6 @@
+// Copyright The storage-controller Authors
+// SPDX-License-Identifier: Apache-2.0
+
 // Command deploytool renders what deploy/ ships, with the libraries that kustomize and helm
 // are made of, and reads and evaluates expressions with the parser and the engine of
 // Prometheus. It is a Go module of its own, so that the product depends on none of them.

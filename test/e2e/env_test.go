@@ -1,3 +1,6 @@
+// Copyright The storage-controller Authors
+// SPDX-License-Identifier: Apache-2.0
+
 // Package e2e tests the program as a whole: the built binary, as a process, with
 // the real control plane and the scripted driver.
 package e2e

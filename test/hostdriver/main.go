@@ -1,3 +1,6 @@
+// Copyright The storage-controller Authors
+// SPDX-License-Identifier: Apache-2.0
+
 // Command hostdriver is a small CSI driver whose volumes are directories on this
 // host. It is for trying things out, and for reading: it is as simple as a driver can
 // be that keeps what the CSI spec demands, also when it is killed.

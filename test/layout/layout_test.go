@@ -1,3 +1,6 @@
+// Copyright The storage-controller Authors
+// SPDX-License-Identifier: Apache-2.0
+
 // Package layout checks the rules about the structure and the language of the repository.
 package layout
 

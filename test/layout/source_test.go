@@ -1,3 +1,6 @@
+// Copyright The storage-controller Authors
+// SPDX-License-Identifier: Apache-2.0
+
 package layout
 
 import (
@@ -28,6 +31,17 @@ func (f file) product() bool {
 }
 
 func (f file) line(pos token.Pos) int { return f.set.Position(pos).Line }
+
+// header is the licence header that starts each Go file.
+const header = "// Copyright The storage-controller Authors\n// SPDX-License-Identifier: Apache-2.0\n\n"
+
+func TestGoFilesHaveTheLicenceHeader(t *testing.T) {
+	for _, f := range goFiles(t) {
+		if !strings.HasPrefix(f.text, header) {
+			t.Errorf("%s: does not start with the licence header: %q", f.path, header)
+		}
+	}
+}
 
 // tracked returns the paths of the files of the repository that match patterns of git.
 func tracked(t *testing.T, patterns ...string) []string {

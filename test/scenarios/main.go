@@ -1,3 +1,6 @@
+// Copyright The storage-controller Authors
+// SPDX-License-Identifier: Apache-2.0
+
 // Command scenarios prints which acceptance scenarios of the contracts a test
 // claims to cover, so that a gap is seen without reading the tests. Run it from the
 // root of the repository; arguments choose contracts by name.

@@ -1,3 +1,6 @@
+// Copyright The storage-controller Authors
+// SPDX-License-Identifier: Apache-2.0
+
 // Package simulation runs the real controllers against an API server, a driver and a cluster in memory, in
 // virtual time. One seed decides everything random: the order in which requests, responses, events of watches
 // and calls of the driver are processed, the faults, and what users do. The same seed gives the same history.

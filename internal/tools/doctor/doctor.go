@@ -1,3 +1,6 @@
+// Copyright The storage-controller Authors
+// SPDX-License-Identifier: Apache-2.0
+
 // Package doctor checks an installation: the driver at its socket, the API server, the permissions
 // of the process, and whether the API objects of the driver agree with its capabilities. It
 // changes nothing.

@@ -1,3 +1,6 @@
+// Copyright The storage-controller Authors
+// SPDX-License-Identifier: Apache-2.0
+
 package doctor
 
 import (
@@ -56,7 +59,8 @@ func generateRules(t *testing.T) []byte {
 		}
 	}
 	var b strings.Builder
-	b.WriteString("// Code generated from deploy/rbac by make generate. DO NOT EDIT.\n\npackage doctor\n\n" +
+	b.WriteString("// Copyright The storage-controller Authors\n// SPDX-License-Identifier: Apache-2.0\n\n" +
+		"// Code generated from deploy/rbac by make generate. DO NOT EDIT.\n\npackage doctor\n\n" +
 		"// rules are the rules of deploy/rbac by the names of its directories.\nvar rules = map[string][]Rule{\n")
 	for _, name := range slices.Sorted(maps.Keys(shipped)) {
 		fmt.Fprintf(&b, "%q: {\n", name)

@@ -1,3 +1,6 @@
+// Copyright The storage-controller Authors
+// SPDX-License-Identifier: Apache-2.0
+
 // Package explain reports why a PersistentVolumeClaim, PersistentVolume, VolumeAttachment, VolumeSnapshot or
 // Node is in its state, and the next step.
 //

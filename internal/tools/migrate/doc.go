@@ -1,3 +1,6 @@
+// Copyright The storage-controller Authors
+// SPDX-License-Identifier: Apache-2.0
+
 // Package migrate rewrites the manifest of a CSI driver: storage-controller replaces the
 // sidecars csi-provisioner, csi-attacher, csi-resizer and csi-snapshotter, livenessprobe beside them, and the
 // Kubernetes controllers of topolvm-controller. It reads and writes text and does nothing else.

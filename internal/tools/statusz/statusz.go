@@ -1,3 +1,6 @@
+// Copyright The storage-controller Authors
+// SPDX-License-Identifier: Apache-2.0
+
 // Package statusz serves the state of a running process: version, health, queues, calls to the
 // driver, roles and settings. It changes nothing and shows no secrets.
 package statusz

@@ -1,3 +1,6 @@
+// Copyright The storage-controller Authors
+// SPDX-License-Identifier: Apache-2.0
+
 // Package supervise runs a Kubernetes control plane out of child processes:
 // etcd, kube-apiserver with RBAC, and, where they are wanted,
 // kube-controller-manager and kube-scheduler. The components are subcommands of

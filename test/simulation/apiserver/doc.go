@@ -1,3 +1,6 @@
+// Copyright The storage-controller Authors
+// SPDX-License-Identifier: Apache-2.0
+
 // Package apiserver is an API server in memory behind an [http.RoundTripper]. The real client-go
 // (typed clients with JSON and protobuf, metadata and dynamic clients, informers) talks to it without
 // a network, also inside bubbles of testing/synctest: it starts no goroutines, waits on channels only,

@@ -1,3 +1,6 @@
+// Copyright The storage-controller Authors
+// SPDX-License-Identifier: Apache-2.0
+
 // Package cluster simulates the other components of a cluster that storage-controller works with: the
 // PersistentVolume binder, the protection of claims and volumes, the scheduler, the attach-detach
 // controller, and users. Each is a set of steps that are possible in the current state of the API server.
