@@ -880,6 +880,22 @@ func provisionerScenarioDeletion(t *testing.T) {
 		}
 		f.patchVolume(terminating, `{"metadata":{"finalizers":null}}`)
 	})
+	t.Run("110_retained_in_a_stale_cache", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, oneWorker)
+		stale := f.volume(f.Namespace+"-stale", corev1.VolumeBound, func(pv *corev1.PersistentVolume) {
+			pv.Spec.PersistentVolumeReclaimPolicy = corev1.PersistentVolumeReclaimRetain
+			pv.Finalizers = []string{storagehelpers.PVDeletionProtectionFinalizer}
+			pv.Spec.CSI.Driver = "other.example.com" // the running provisioner ignores it
+		})
+		patch, err := (driver{name: f.Driver}).decideVolume(pvState{pv: stale}).change.JSONPatch(stale)
+		f.Must(err)
+		f.patchVolume(stale, `{"spec":{"persistentVolumeReclaimPolicy":"Delete"}}`)
+		_, err = f.Client.CoreV1().PersistentVolumes().Patch(t.Context(), stale.Name, types.JSONPatchType, patch, metav1.PatchOptions{})
+		if !kube.IsPatchTestFailed(err) {
+			t.Errorf("removing the finalizer of a volume that is not retained any more: %v", err)
+		}
+		f.patchVolume(stale, `{"metadata":{"finalizers":null}}`)
+	})
 	t.Run("111_attached", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, oneWorker)
 		f.makeClass(nil)

@@ -70,7 +70,11 @@ func (d driver) decideVolume(s pvState) volumeStep {
 	case s.removal.volume:
 		return volumeStep{reason: "OtherFinalizers"}
 	case !reclaims(pv) && has:
-		return volumeStep{action: volumeChange, reason: "Retained", change: kube.MetadataPatch{RemoveFinalizers: protection}}
+		return volumeStep{action: volumeChange, reason: "Retained", change: kube.MetadataPatch{
+			// The cache may be stale: a volume that is to be deleted by now must keep the finalizer.
+			Tests:            map[string]any{"/spec/persistentVolumeReclaimPolicy": pv.Spec.PersistentVolumeReclaimPolicy},
+			RemoveFinalizers: protection,
+		}}
 	case !reclaims(pv):
 		return volumeStep{reason: "Retained"}
 	case deleting && !has:

@@ -62,7 +62,6 @@ file over the default.`,
 			return &usageError{errors.New("a subcommand is required")}
 		},
 	}
-	root.SetVersionTemplate("{{.Name}} {{.Version}}\n")
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return &usageError{withHint(err)}
 	})
