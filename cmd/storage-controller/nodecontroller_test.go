@@ -15,8 +15,8 @@ import (
 
 func TestOriginsOfSettings(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "config.yaml")
-	text := `apiVersion: storage-controller/v1alpha1
-kind: Configuration
+	text := `apiVersion: config.storage-controller.io/v1alpha1
+kind: StorageControllerConfiguration
 timeout: 7s
 nodecontroller:
   profile: topolvm

@@ -18,8 +18,8 @@ import (
 
 // The header of a configuration file.
 const (
-	configAPIVersion = "storage-controller/v1alpha1"
-	configKind       = "Configuration"
+	configAPIVersion = "config.storage-controller.io/v1alpha1"
+	configKind       = "StorageControllerConfiguration"
 )
 
 // Keys returns the keys that a configuration file may contain, sorted. A key of a role may be used in

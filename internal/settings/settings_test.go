@@ -22,7 +22,7 @@ func TestSettings(t *testing.T) {
 	file := filepath.Join(dir, "config.yaml")
 	write := func(content string) {
 		t.Helper()
-		if err := os.WriteFile(file, []byte("apiVersion: storage-controller/v1alpha1\nkind: Configuration\n"+content), 0o600); err != nil {
+		if err := os.WriteFile(file, []byte("apiVersion: config.storage-controller.io/v1alpha1\nkind: StorageControllerConfiguration\n"+content), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -209,7 +209,7 @@ var sameAs = map[string]string{
 	"node": `mode: node
 resources: {requests: {cpu: 10m, memory: 64Mi}, limits: {memory: 256Mi}}`,
 	// Defaults of the flags have lower precedence than values.
-	"configuration-file": "configuration: {kind: Configuration}",
+	"configuration-file": "configuration: {kind: StorageControllerConfiguration}",
 }
 
 // withWebhooks is the same for overlays with a component of webhooks.

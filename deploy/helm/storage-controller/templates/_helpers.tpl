@@ -213,7 +213,7 @@ true
      or in a section. */}}
 {{- define "sc.configText" -}}
 {{- $file := deepCopy .Values.configuration }}
-{{- $below := dict "apiVersion" "storage-controller/v1alpha1" "kind" "Configuration" }}
+{{- $below := dict "apiVersion" "config.storage-controller.io/v1alpha1" "kind" "StorageControllerConfiguration" }}
 {{- $key := "" }}
 {{- range include "sc.allArgs" . | fromYamlArray | rest }}
 {{- if not (hasPrefix "--" .) }}{{ $_ := set $below $key . }}
