@@ -32,6 +32,10 @@ A role that cannot start, for example because a permission is missing, is disabl
 started again with back-off; the others work. /readyz?verbose and /statusz show it. A
 role that --controllers names ends the process instead.
 
+A flag of roles sets all roles that have it. With the name of a role as prefix it sets
+that role only: --attacher-timeout, --nodecontroller-profile. The list below contains the
+prefixed flags of options that several roles have; the others exist, too.
+
 After SIGTERM running calls are completed, volumes saved and the Leases released.`,
 		`  storage-controller all --csi-address=/csi/csi.sock --leader-election --http-endpoint=:8080
   storage-controller all --controllers=provisioner,attacher --attacher-worker-threads=20

@@ -46,8 +46,8 @@ type Schema struct {
 	Sections []Section // of all roles
 	// Shared are further options that the configuration file may contain, because other commands have them.
 	Shared []Option
-	// Prefixed gives each role a flag of its own, with the name of the role as prefix, for an option
-	// that several roles have. Without it one flag sets the option of all roles.
+	// Prefixed gives each option of a role another flag, with the name of the role as prefix. It sets the
+	// option of that role only. Without it one flag sets the option of all roles.
 	Prefixed bool
 }
 
@@ -88,8 +88,9 @@ func (s Schema) registerRoleOption(fs *pflag.FlagSet, sections []Section, role s
 			f.DefValue = "0" // hidden in the help: the prefixed flags show the default of each role
 		}
 	}
-	if s.Prefixed && (len(sharing) > 1 || o.Alias != "") {
-		o.register(fs, role+"-"+o.Name, fmt.Sprintf("--%s for the %s only", o.Name, role))
+	if prefixed := role + "-" + o.Name; s.Prefixed && !strings.HasPrefix(o.Name, role+"-") {
+		o.register(fs, prefixed, fmt.Sprintf("--%s for the %s only", o.Name, role))
+		fs.Lookup(prefixed).Hidden = len(sharing) == 1 && o.Alias == "" // an alias, which would double the length of the help
 	}
 	if o.Alias != "" && len(SectionsWith(sections, o.Alias)) == 1 { // else the option of another role has that name
 		o.register(fs, o.Alias, "another name of --"+o.Name)

@@ -15,6 +15,7 @@ import (
 	"github.com/storage-controller/storage-controller/internal/app"
 	"github.com/storage-controller/storage-controller/internal/settings"
 	"github.com/storage-controller/storage-controller/provisioner"
+	"github.com/storage-controller/storage-controller/snapshotter"
 )
 
 func TestSettings(t *testing.T) {
@@ -83,6 +84,26 @@ func TestSettings(t *testing.T) {
 		if s.Common.FeatureGates.Enabled("Topology") || s.Common.LeaseLabels["Team"] != "Storage" || provisioning(s).WorkerThreads != 7 ||
 			attaching(s).WorkerThreads != 7 || s.Common.Logging.Verbosity != 3 || len(s.Common.Controllers) != 1 {
 			t.Errorf("%+v", s)
+		}
+	})
+	t.Run("every option of a role has a flag with the prefix of the role", func(t *testing.T) {
+		s, err := read("--provisioner-volume-name-prefix=vol", "--capacity-poll-interval=2m", "--provisioner-strict-topology",
+			"--snapshotter-snapshot-name-prefix=a", "--snapshot-name-prefix=b")
+		if c := provisioning(s); err != nil || c.VolumeNamePrefix != "vol" || !c.StrictTopology {
+			t.Errorf("%v: %+v", err, c)
+		}
+		if c := settings.Of[snapshotter.Config](s, "snapshotter"); c.SnapshotNamePrefix != "a" {
+			t.Errorf("the flag without the prefix took precedence: %+v", c)
+		}
+		fs, schema := pflag.NewFlagSet("", pflag.ContinueOnError), app.All.Schema()
+		schema.Register(fs)
+		for _, section := range schema.Sections {
+			for _, o := range section.Options {
+				name := section.Name + "-" + strings.TrimPrefix(o.Name, section.Name+"-")
+				if fs.Lookup(name) == nil {
+					t.Errorf("there is no --%s", name)
+				}
+			}
 		}
 	})
 	t.Run("roles keep their own defaults", func(t *testing.T) {
