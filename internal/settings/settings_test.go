@@ -23,7 +23,8 @@ func TestSettings(t *testing.T) {
 	file := filepath.Join(dir, "config.yaml")
 	write := func(content string) {
 		t.Helper()
-		if err := os.WriteFile(file, []byte("apiVersion: config.storage-controller.io/v1alpha1\nkind: StorageControllerConfiguration\n"+content), 0o600); err != nil {
+		content = "apiVersion: config.storage-controller.io/v1alpha1\nkind: StorageControllerConfiguration\n" + content
+		if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
