@@ -24,13 +24,14 @@ const maxBinary = 45_000_000
 
 type pkg struct {
 	ImportPath string
+	Doc        string // first sentence of the package comment
 	Imports    []string
 }
 
 // packages is those of the product, without tests.
 func packages(t *testing.T) []pkg {
 	t.Helper()
-	cmd := exec.Command("go", "list", "-json=ImportPath,Imports", module+"/...")
+	cmd := exec.Command("go", "list", "-json=ImportPath,Imports,Doc", module+"/...")
 	cmd.Dir = "../.."
 	out, err := cmd.StdoutPipe()
 	if err != nil {
