@@ -13,12 +13,17 @@ import (
 )
 
 // Reasons of events. All but the last are those of csi-provisioner, as are the words with
-// which a message begins.
+// which a message begins. docs/reference.md has the comments of reasons.
 const (
-	reasonProvisioning          = "Provisioning"
-	reasonSucceeded             = "ProvisioningSucceeded"
-	reasonFailed                = "ProvisioningFailed"
-	reasonFailedDelete          = "VolumeFailedDelete"
+	// Normal, PVC: an attempt failed or takes longer than a second; or another provisioner or populator is responsible
+	reasonProvisioning = "Provisioning"
+	// Normal, PVC: its PV was created, also if the PVC was deleted in the meantime
+	reasonSucceeded = "ProvisioningSucceeded"
+	// Warning, PVC: an attempt failed, or PVC or StorageClass are invalid; the message has the cause and any delay of the next attempt
+	reasonFailed = "ProvisioningFailed"
+	// Warning, PV: the volume was not deleted: the driver's error, or it has been attached for more than a minute
+	reasonFailedDelete = "VolumeFailedDelete"
+	// Normal, PV: the volume was deleted although its Secret could not be read, for example because its namespace was deleted first
 	reasonDeletionWithoutSecret = "DeletionWithoutSecret"
 )
 

@@ -12,14 +12,22 @@ import (
 
 // Reasons of events. They are those of csi-resizer, as are the messages.
 const (
-	reasonResizing           = "Resizing"
-	reasonResizeFailed       = "VolumeResizeFailed"
+	// Normal, PVC: the expansion to a new size begins
+	reasonResizing = "Resizing"
+	// Warning, PVC: an attempt to expand the volume failed, the volume is in use, or the API server refused a write
+	reasonResizeFailed = "VolumeResizeFailed"
+	// Normal, PVC: the driver has expanded the volume; the node has to complete the expansion
 	reasonNodeResizeRequired = "FileSystemResizeRequired"
-	reasonResizeSuccessful   = "VolumeResizeSuccessful"
-	reasonModify             = "VolumeModify"
-	reasonModifyFailed       = "VolumeModifyFailed"
-	reasonModifySuccessful   = "VolumeModifySuccessful"
-	reasonModifyCanceled     = "VolumeModifyCanceled"
+	// Normal, PVC: the volume is expanded; the node has nothing to do
+	reasonResizeSuccessful = "VolumeResizeSuccessful"
+	// Normal, PVC: the modification to a VolumeAttributesClass begins
+	reasonModify = "VolumeModify"
+	// Warning, PVC: an attempt to modify the volume failed, or its VolumeAttributesClass does not exist
+	reasonModifyFailed = "VolumeModifyFailed"
+	// Normal, PVC: the volume is modified
+	reasonModifySuccessful = "VolumeModifySuccessful"
+	// Normal, PVC: it does not request a modification any more that was infeasible
+	reasonModifyCanceled = "VolumeModifyCanceled"
 )
 
 type event struct {

@@ -18,8 +18,8 @@ import (
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
-// reasonPending is the reason of events about a deletion that waits. The other reasons are those of
-// csi-snapshotter, see [kind].
+// Normal, VolumeSnapshotContent, VolumeGroupSnapshotContent: what the deletion waits for: the snapshot-controller, the outcome
+// of CreateSnapshot, or a Secret
 const reasonPending = "SnapshotDeletePending"
 
 const (

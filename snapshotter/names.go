@@ -46,12 +46,18 @@ const (
 
 // Reasons of events about failures. They are those of csi-snapshotter.
 const (
-	reasonCreationFailed      = "SnapshotCreationFailed"
-	reasonCheckFailed         = "SnapshotContentCheckandUpdateFailed"
-	reasonDeleteError         = "SnapshotDeleteError"
+	// Warning, VolumeSnapshotContent: the snapshot was not created; the message is also in the status
+	reasonCreationFailed = "SnapshotCreationFailed"
+	// Warning, VolumeSnapshotContent: the readiness of the snapshot is unknown; the message is also in the status
+	reasonCheckFailed = "SnapshotContentCheckandUpdateFailed"
+	// Warning, VolumeSnapshotContent: an attempt to delete the snapshot failed, and why
+	reasonDeleteError = "SnapshotDeleteError"
+	// Warning, VolumeGroupSnapshotContent: the group snapshot was not created; the message is also in the status
 	reasonGroupCreationFailed = "GroupSnapshotCreationFailed"
-	reasonGroupCheckFailed    = "GroupSnapshotContentCheckandUpdateFailed"
-	reasonGroupDeleteError    = "GroupSnapshotDeleteError"
+	// Warning, VolumeGroupSnapshotContent: the readiness of the group snapshot is unknown; the message is also in the status
+	reasonGroupCheckFailed = "GroupSnapshotContentCheckandUpdateFailed"
+	// Warning, VolumeGroupSnapshotContent: an attempt to delete the group snapshot failed, and why
+	reasonGroupDeleteError = "GroupSnapshotDeleteError"
 )
 
 // kind holds what differs between VolumeSnapshotContents and VolumeGroupSnapshotContents.

@@ -70,7 +70,8 @@ var noEvents = map[string]string{"reasonWaiting": "reason of a step, in the log"
 // finalizer, Lease and environment variable of the code, and nothing else.
 func TestDocsReference(t *testing.T) {
 	code := namesInCode(t)
-	code.events["LeaderElection"] = true              // of client-go, on Leases
+	code.events["LeaderElection"] = "Normal, Lease: a replica became leader or stopped leading" // of client-go
+	writeEvents(t, code.events)
 	delete(code.variables, "KUBERNETES_SERVICE_HOST") // of every pod; users do not set it
 	page := tablesOf(t, referencePage)
 	same := func(what string, want map[string]bool, have []string) {
@@ -89,7 +90,7 @@ func TestDocsReference(t *testing.T) {
 			}
 		}
 	}
-	same("event", code.events, page["Events"])
+	same("event", code.reasons(), page["Events"])
 	same("environment variable", code.variables, page["Environment variables"])
 	same("name", code.names, slices.Concat(page["Annotations"], page["Labels and taints"], page["Finalizers"],
 		page["Parameters and attributes"], page["Resources of pods"]))
@@ -101,7 +102,48 @@ func TestDocsReference(t *testing.T) {
 }
 
 // namesFound holds the names in the code. Of a name with the name of the driver in it, it holds only the fixed parts.
-type namesFound struct{ names, events, variables map[string]bool }
+type namesFound struct {
+	names, variables map[string]bool
+	events           map[string]string // by reason: "TYPE, KIND: when", the comment of its constant
+}
+
+func (f namesFound) reasons() map[string]bool {
+	reasons := map[string]bool{}
+	for reason := range f.events {
+		reasons[reason] = true
+	}
+	return reasons
+}
+
+var eventTable = regexp.MustCompile(`(?s)<!-- events: begin -->.*?<!-- events: end -->`)
+
+// writeEvents compares the table of events on the page with the comments of the reasons, or writes it when UPDATE is set.
+func writeEvents(t *testing.T, events map[string]string) {
+	t.Helper()
+	table := "<!-- events: begin -->\n| reason | type, object | sent when |\n|---|---|---|\n"
+	for _, reason := range slices.Sorted(maps.Keys(events)) {
+		about, when, ok := strings.Cut(events[reason], ": ")
+		if !ok || !strings.HasPrefix(about, "Normal, ") && !strings.HasPrefix(about, "Warning, ") {
+			t.Errorf("the comment of the reason %s is %q, want the form \"Warning, PVC: an attempt failed\"", reason, events[reason])
+		}
+		table += "| `" + reason + "` | " + about + " | " + when + " |\n"
+	}
+	table += "<!-- events: end -->"
+	data, err := os.ReadFile(referencePage)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := eventTable.ReplaceAllLiteralString(string(data), table)
+	if os.Getenv("UPDATE") != "" {
+		if err := os.WriteFile(referencePage, []byte(want), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	if string(data) != want || !strings.Contains(want, table) {
+		t.Errorf("the table of events in %s is stale, run make generate", referencePage)
+	}
+}
 
 var (
 	qualified  = regexp.MustCompile(`^[a-z0-9-]+(\.[a-z0-9-]+)+/[A-Za-z0-9][-A-Za-z0-9_.]*$`)
@@ -112,7 +154,7 @@ var (
 
 func namesInCode(t *testing.T) namesFound {
 	t.Helper()
-	found := namesFound{map[string]bool{}, map[string]bool{}, map[string]bool{}}
+	found := namesFound{map[string]bool{}, map[string]bool{}, map[string]string{}}
 	makers := map[string]bool{}
 	for _, dir := range readNames {
 		files, err := filepath.Glob("../../" + dir + "/*.go")
@@ -124,13 +166,17 @@ func namesInCode(t *testing.T) namesFound {
 				continue
 			}
 			set := gotoken.NewFileSet()
-			file, err := parser.ParseFile(set, path, nil, parser.SkipObjectResolution)
+			file, err := parser.ParseFile(set, path, nil, parser.SkipObjectResolution|parser.ParseComments)
 			if err != nil {
 				t.Fatal(err)
 			}
 			for _, decl := range file.Decls {
 				if d, ok := decl.(*ast.GenDecl); ok && d.Tok == gotoken.IMPORT {
 					continue
+				} else if ok && !d.Lparen.IsValid() { // a single constant, whose comment is that of the declaration
+					if v, ok := d.Specs[0].(*ast.ValueSpec); ok {
+						v.Doc = d.Doc
+					}
 				}
 				if f, ok := decl.(*ast.FuncDecl); ok && slices.Contains(driverNames, f.Name.Name) {
 					makers[f.Name.Name] = true
@@ -248,7 +294,9 @@ func (f namesFound) node(n ast.Node) string {
 	case *ast.ValueSpec:
 		for i, name := range n.Names {
 			if strings.HasPrefix(name.Name, "reason") && noEvents[name.Name] == "" && i < len(n.Values) && text(n.Values[i]) != "" {
-				f.events[text(n.Values[i])] = true
+				if reason := text(n.Values[i]); f.events[reason] == "" { // else of another package that has it, too
+					f.events[reason] = strings.Join(strings.Fields(n.Doc.Text()), " ")
+				}
 			}
 		}
 	case *ast.CompositeLit:

@@ -21,17 +21,29 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// The reasons of events.
+// The reasons of events. docs/reference.md has their comments.
 const (
-	reasonMissing       = "NodeMissing"
-	reasonReturned      = "NodeReturned"
-	reasonSkipped       = "NodeCleanupSkipped"
-	reasonClaimDeleted  = "NodeVolumeClaimDeleted"
-	reasonForceRemoved  = "NodeVolumeForceRemoved"
-	reasonBlocked       = "NodeCleanupBlocked"
-	reasonBreakerOpen   = "NodeCleanupBreakerOpen"
+	// Warning, PV, PVC: the node of the volume does not exist; the message has the planned action and its time
+	reasonMissing = "NodeMissing"
+	// Normal, PV, PVC: the node exists again; nothing is cleaned up
+	reasonReturned = "NodeReturned"
+	// Warning, PV, PVC, Node, CSIDriver: nothing is cleaned up, and why: an opt-out, the scope, the mode, a pod that uses the
+	// PVC, an approval without effect, an unknown topology key
+	reasonSkipped = "NodeCleanupSkipped"
+	// Warning, PV, or PVC without a PV: the PVC was deleted because its node was deleted
+	reasonClaimDeleted = "NodeVolumeClaimDeleted"
+	// Warning, PV, Namespace of its PVC: the PV is about to be removed without its driver, or, on the Namespace, was; scrub
+	// the disks of that node before they are used again
+	reasonForceRemoved = "NodeVolumeForceRemoved"
+	// Warning, PV, Node, CSIDriver: a permission is missing, a VolumeAttachment or another controller's finalizer keeps the
+	// volume, the PV is in phase Failed, or a node with the driver lacks the topology label
+	reasonBlocked = "NodeCleanupBlocked"
+	// Warning, CSIDriver: too many nodes are lost; nothing more is cleaned up until an administrator approves it
+	reasonBreakerOpen = "NodeCleanupBreakerOpen"
+	// Normal, CSIDriver: no cleanup waits for an approval any more
 	reasonBreakerClosed = "NodeCleanupBreakerClosed"
-	reasonTimeout       = "NodeFinalizerTimeout"
+	// Warning, Node: its deletion was held for --node-finalizer-timeout; the cleanup continues without the finalizer
+	reasonTimeout = "NodeFinalizerTimeout"
 )
 
 // object is an object that an event can be about.

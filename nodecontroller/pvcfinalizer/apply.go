@@ -17,7 +17,7 @@ import (
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
-// reasonPodDeleted is the reason of the event about a deleted pod.
+// Warning, Pod: the pod was deleted because its PVC is being deleted (--pvc-pod-deletion)
 const reasonPodDeleted = "ClaimBeingDeleted"
 
 // attempt executes one step for a claim.
