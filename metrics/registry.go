@@ -27,3 +27,12 @@ func NewRegistry(version string) *prometheus.Registry {
 	)
 	return reg
 }
+
+// RegisterDriver registers a gauge with the name of the driver. Alerts select the metrics of this program by it.
+func RegisterDriver(reg prometheus.Registerer, name string) {
+	driver := prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "storage_controller_driver_info", Help: "Always 1, with the name of the driver. Absent before the driver is connected.",
+	}, []string{"driver_name"})
+	driver.WithLabelValues(name).Set(1)
+	reg.MustRegister(driver)
+}

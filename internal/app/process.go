@@ -141,6 +141,7 @@ func (p *process) connect(ctx context.Context) error {
 	if name := p.nameWithoutConnection(); name != "" {
 		log.Info("Running without a connection to the driver", "driver", name)
 		p.driver = csiclient.Driver{Name: name}
+		metrics.RegisterDriver(p.registry, name)
 		return nil
 	}
 	csi, err := csiclient.New(p.DriverConfig(), p.registry)
@@ -154,6 +155,7 @@ func (p *process) connect(ctx context.Context) error {
 	if p.driver, err = csi.Connect(ctx); err != nil {
 		return err
 	}
+	metrics.RegisterDriver(p.registry, p.driver.Name)
 	log.Info("Connected to the driver", "driver", p.driver.Name, "version", p.driver.VendorVersion)
 	return nil
 }

@@ -105,7 +105,7 @@ func TestAlertsAboutVolumesAndPods(t *testing.T) {
 func (h *history) pods(p *process) {
 	p.t.Helper()
 	var b strings.Builder
-	for _, overlay := range []string{"all-in-one", "per-role"} {
+	for overlay, namespace := range map[string]string{"all-in-one": "n", "per-role": "m"} {
 		for _, o := range kustomized(p.t, overlays+overlay) {
 			if o.GetKind() != "Deployment" {
 				continue
@@ -121,17 +121,20 @@ func (h *history) pods(p *process) {
 					ready = 1
 				}
 				available = min(available, ready)
-				fmt.Fprintf(&b, "kube_pod_container_status_ready{namespace=%q,pod=%q,uid=\"u\",container=%q} %d\n", overlay, o.GetName()+
+				fmt.Fprintf(&b, "kube_pod_container_status_ready{namespace=%q,pod=%q,uid=\"u\",container=%q} %d\n", namespace, o.GetName()+
 					"-5d8c-x2z", c.Name, ready)
 			}
 			if probes == 0 {
 				p.t.Errorf("no container of the overlay %s is asked whether it is ready", overlay)
 			}
-			fmt.Fprintf(&b, "kube_deployment_status_replicas_available{namespace=%q,deployment=%q} %d\n", overlay, o.GetName(), available)
+			fmt.Fprintf(&b, "kube_deployment_status_replicas_available{namespace=%q,deployment=%q} %d\n", namespace, o.GetName(), available)
 		}
 	}
-	h.Scrapes = append(h.Scrapes, scraped{h.now, nil, b.String(), 0})
+	h.Scrapes = append(h.Scrapes, scraped{h.now, ofKubeStateMetrics, b.String(), 0})
 }
+
+// ofKubeStateMetrics is the labels of its metrics in addition to their own.
+var ofKubeStateMetrics = map[string]string{"cluster": "one"}
 
 // forbids has the API server refuse an operation, on objects for which the expression holds,
 // until allow is called, by a policy as an administrator may have it.

@@ -16,7 +16,7 @@ func (h *history) slowCalls(method string, seconds ...float64) {
 		h.now += 60
 		labels := fmt.Sprintf("driver_name=\"d\",method_name=\"/csi.v1.Controller/%s\",grpc_status_code=\"OK\"", method)
 		var b strings.Builder
-		b.WriteString("# TYPE csi_sidecar_operations_seconds histogram\n")
+		b.WriteString("storage_controller_driver_info{driver_name=\"d\"} 1\n# TYPE csi_sidecar_operations_seconds histogram\n")
 		for _, bound := range bounds {
 			n := 0
 			for _, s := range seconds {
@@ -29,7 +29,7 @@ func (h *history) slowCalls(method string, seconds ...float64) {
 		n := (minute + 1) * len(seconds)
 		fmt.Fprintf(&b, "csi_sidecar_operations_seconds_bucket{%s,le=\"+Inf\"} %d\n", labels, n)
 		fmt.Fprintf(&b, "csi_sidecar_operations_seconds_count{%s} %d\ncsi_sidecar_operations_seconds_sum{%s} %d\n", labels, n, labels, n)
-		h.Scrapes = append(h.Scrapes, scraped{h.now, map[string]string{"namespace": "n", "pod": "a"}, b.String(), 0})
+		h.Scrapes = append(h.Scrapes, scraped{h.now, target("a", "8080"), b.String(), 0})
 	}
 }
 

@@ -7,8 +7,11 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
+	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -57,9 +60,13 @@ func (h *history) minute(p *process, pods ...string) {
 	h.now += 60
 	_, text := p.get("/metrics")
 	for _, pod := range pods {
-		h.Scrapes = append(h.Scrapes, scraped{h.now, map[string]string{"namespace": "n", "pod": pod, "container": "storage-controller"},
-			text, 0})
+		h.Scrapes = append(h.Scrapes, scraped{h.now, target(pod, "8080"), text, 0})
 	}
+}
+
+// target returns the labels that the PodMonitor gives to the metrics at a port of a pod, and that of the cluster.
+func target(pod, port string) map[string]string {
+	return map[string]string{"cluster": "one", "namespace": "n", "pod": pod, "instance": pod + ":" + port}
 }
 
 // cluster adds what kube-state-metrics would show of the claims of e and of a class.
@@ -84,7 +91,7 @@ func (h *history) cluster(e *env, class string) {
 			fmt.Fprintf(&b, "kube_persistentvolumeclaim_status_phase{%s,phase=%q} %d\n", of, phase, is)
 		}
 	}
-	h.Scrapes = append(h.Scrapes, scraped{h.now, nil, b.String(), 0})
+	h.Scrapes = append(h.Scrapes, scraped{h.now, ofKubeStateMetrics, b.String(), 0})
 }
 
 // finds evaluates expressions at the end of h: which series each of them has.
@@ -115,11 +122,19 @@ func (h history) asked(t *testing.T) (a answers) {
 const longest = 90 * time.Minute
 
 // fires checks that these alerts fire, and no others, when metrics continue as in the last minute of h;
-// and that the queries of the dashboard can be evaluated.
+// and that the queries of the dashboard can be evaluated. The processes of h also run in a second cluster, beside a
+// second driver and sidecars of other drivers. The alerts of a release of the chart fire for its own driver only.
 func (h history) fires(t *testing.T, want ...string) {
 	t.Helper()
-	all := alerts(t)
-	h.Expressions, h.Rules, h.Scrapes = queries(t), nil, slices.Clone(h.Scrapes)
+	first := h.driver()
+	h.Expressions, h.Rules, h.Scrapes = queries(t), nil, append(slices.Clone(h.Scrapes), h.neighbours()...)
+	for i := range h.Scrapes {
+		if h.Scrapes[i].At == h.now {
+			h.Scrapes[i].Again = int64(longest.Minutes())
+		}
+	}
+	slices.Sort(want)
+	all := slices.Concat(alerts(t), chartAlerts(t, "csi-controller", first), chartAlerts(t, "second", "second.example.com"))
 	for _, a := range all {
 		lasts, err := time.ParseDuration(a.For)
 		if err != nil {
@@ -127,23 +142,97 @@ func (h history) fires(t *testing.T, want ...string) {
 		}
 		h.Rules = append(h.Rules, ruled{a.Expr, int64(lasts.Seconds())})
 	}
-	for i := range h.Scrapes {
-		if h.Scrapes[i].At == h.now {
-			h.Scrapes[i].Again = int64(longest.Minutes())
-		}
-	}
-	var got []string
+	got := make([][]string, 3)
 	for i, series := range h.asked(t).Rules {
-		if len(series) > 0 {
-			got = append(got, strings.TrimPrefix(all[i].Alert, "StorageController"))
-			t.Logf("%s: %v", all[i].Alert, series)
+		if len(series) == 0 {
+			continue
+		}
+		rules := i / (len(all) / len(got))
+		got[rules] = append(got[rules], strings.TrimPrefix(all[i].Alert, "StorageController"))
+		t.Logf("%s: %v", all[i].Alert, series)
+		for _, labels := range series {
+			ofKube := strings.HasPrefix(all[i].Expr, "kube_") // these alerts are about pods
+			if !strings.Contains(labels, `cluster="`) || !ofKube && !strings.Contains(labels, fmt.Sprintf("driver_name=%q", first)) {
+				t.Errorf("%s: the labels %s do not name the cluster and the driver", all[i].Alert, labels)
+			}
 		}
 	}
-	slices.Sort(got)
-	slices.Sort(want)
-	if !slices.Equal(got, want) {
-		t.Errorf("the alerts %v fire, want %v", got, want)
+	for i, want := range [][]string{want, want, nil} {
+		if slices.Sort(got[i]); !slices.Equal(got[i], want) {
+			t.Errorf("the alerts %v of %s fire, want %v", got[i], []string{"deploy/monitoring", "the chart", "another release"}[i], want)
+		}
 	}
+}
+
+var driverInfo = regexp.MustCompile(`storage_controller_driver_info\{driver_name="([^"]+)"\}`)
+
+// driver returns the name of the driver of the scraped processes.
+func (h history) driver() string {
+	for _, s := range h.Scrapes {
+		if found := driverInfo.FindStringSubmatch(s.Text); found != nil {
+			return found[1]
+		}
+	}
+	return "first.example.com"
+}
+
+// neighbours returns, for the times of h, scrapes of its processes in a second cluster, of a second driver that
+// works, and of sidecars of other drivers that do not. One of these sidecars is in the pod "a" of h.
+func (h history) neighbours() (all []scraped) {
+	const second = `storage_controller_driver_info{driver_name="second.example.com"} 1
+leader_election_master_status{name="second-example-com"} 1
+csi_sidecar_operations_seconds_count{driver_name="second.example.com",method_name="/csi.v1.Identity/Probe",grpc_status_code="OK"} 1
+`
+	const foreign = `leader_election_master_status{name="foreign"} %[1]d
+leader_election_master_status{name="without-leader"} 0
+workqueue_depth{name="claims"} 1000
+workqueue_longest_running_processor_seconds{name="claims"} 100000
+# TYPE csi_sidecar_operations_seconds histogram
+csi_sidecar_operations_seconds_bucket{driver_name="foreign",method_name="/csi.v1.Controller/X",grpc_status_code="Internal",le="600"} 0
+csi_sidecar_operations_seconds_bucket{driver_name="foreign",method_name="/csi.v1.Controller/X",grpc_status_code="Internal",le="+Inf"} %[2]d
+csi_sidecar_operations_seconds_count{driver_name="foreign",method_name="/csi.v1.Controller/X",grpc_status_code="Internal"} %[2]d
+csi_sidecar_operations_seconds_sum{driver_name="foreign",method_name="/csi.v1.Controller/X",grpc_status_code="Internal"} %[2]d
+`
+	seen := map[int64]bool{}
+	for _, s := range h.Scrapes {
+		if s.Labels["pod"] != "" {
+			other := maps.Clone(s.Labels)
+			other["cluster"] = "two"
+			all = append(all, scraped{s.At, other, s.Text, 0})
+		}
+		if seen[s.At] {
+			continue
+		}
+		seen[s.At] = true
+		all = append(all, scraped{s.At, target("second-5d8c-x2z", "8080"), second, 0})
+		for _, labels := range []map[string]string{target("a", "9090"), target("foreign", "8080")} {
+			all = append(all, scraped{s.At, labels, fmt.Sprintf(foreign, 1, 100*len(seen)), 0})
+		}
+	}
+	return all
+}
+
+var renderedRules sync.Map
+
+// chartAlerts returns the alerts of a release of the chart in the namespace "n".
+func chartAlerts(t *testing.T, release, driver string) []alert {
+	t.Helper()
+	text, found := renderedRules.Load(release)
+	if !found {
+		values := valuesFile(t, "driver: {name: DRIVER, image: x}\nmonitoring: {rules: true}")
+		rendered, err := tool(t, "", "helm", chart, release, "n", values)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, _ = renderedRules.LoadOrStore(release, rendered)
+	}
+	for _, o := range parsed(t, strings.ReplaceAll(text.(string), "DRIVER", driver)) {
+		if o.GetKind() == "PrometheusRule" {
+			return alertsOf(t, o)
+		}
+	}
+	t.Fatal("the chart has no PrometheusRule")
+	return nil
 }
 
 // watched is an environment and a process with all roles that it has scraped as leader.

@@ -99,8 +99,10 @@ func exampleDriver(t *testing.T) string {
 	return valuesFile(t, "driver: {name: csi.example.com, image: 'csi-driver:dev'}")
 }
 
-// chartOnly matches what only the chart adds: labels, prefixes and the names of the webhooks.
+// chartOnly matches what only the chart adds: prefixes, the names of the webhooks, and the driver and the namespace of alerts.
 var chartOnly = strings.NewReplacer(
+	`{driver_name=\"csi.example.com\"}`, "",
+	`namespace=\"csi-example\",`, "",
 	"csi-example-csi-controller-", "",
 	"csi-controller-webhook", "storage-controller-webhook")
 
