@@ -20,7 +20,7 @@ import (
 
 func newMigrateCommand(name string) *cobra.Command {
 	var file, image string
-	var allInOne, perRole, diff bool
+	var allInOne, perRole, diff, patched, nodecontroller bool
 	cmd := &cobra.Command{
 		Use:   "migrate -f FILE",
 		Short: "Rewrite the manifest of a driver to run storage-controller instead of the sidecars",
@@ -35,9 +35,9 @@ printed unchanged. Nothing is sent to a cluster.
 
 What was not carried over, and what to check before a rollout, is printed as a comment
 at the new container and on stderr. Exit code: 1 nothing to replace, or the manifest
-cannot be read; it is printed only if something was replaced. 3 the manifest was printed,
-but it will not start until you fix the problems in the notes, such as an invalid value
-of a flag.`,
+cannot be read; it is printed only if something was replaced. 3 a sidecar was kept because
+it is patched or has unknown flags, or the printed manifest will not start until you fix
+the problems in the notes, such as an invalid value of a flag.`,
 		Example: `  storage-controller migrate -f deployment.yaml > new.yaml
   storage-controller migrate -f deployment.yaml --diff
   kubectl get -n kube-system deployment/my-csi-controller -o yaml | storage-controller migrate -f - --per-role
@@ -59,7 +59,7 @@ of a flag.`,
 				return err
 			}
 			return migrateManifest(cmd, name, file, manifest, diff, migrate.Options{
-				Image: image, PerRole: perRole, Tables: flagTables(newRoot("storage-controller")),
+				Image: image, PerRole: perRole, Patched: patched, Nodecontroller: nodecontroller, Tables: flagTables(newRoot("storage-controller")),
 			})
 		},
 	}
@@ -69,6 +69,10 @@ of a flag.`,
 	fs.StringVar(&image, "image", "storage-controller:"+buildVersion(), "image of the new containers")
 	fs.BoolVar(&allInOne, "all-in-one", true, "one container that runs \"all\" in each pod")
 	fs.BoolVar(&perRole, "per-role", false, "one container for each sidecar, under its name")
+	fs.BoolVar(&patched, "replace-patched", false, "also replace sidecars whose image tag has a suffix, such as v6.3.0-eksbuild.4: a patched "+
+		"sidecar may do what storage-controller does not")
+	fs.BoolVar(&nodecontroller, "with-nodecontroller", false, "add the role nodecontroller beside topolvm-controller; it deletes the claims "+
+		"of deleted nodes")
 	fs.BoolVar(&diff, "diff", false, "print a unified diff instead of the new manifest")
 	return cmd
 }
@@ -95,14 +99,18 @@ func migrateManifest(cmd *cobra.Command, name, file string, manifest []byte, dif
 		fmt.Fprintf(cmd.ErrOrStderr(), "%s: %s\n", name, n)
 	}
 	if err != nil {
-		return fmt.Errorf("migrating %s: %w", file, err)
+		err = fmt.Errorf("migrating %s: %w", file, err)
+		if result.Rejected {
+			return &exitError{err, exitFindings}
+		}
+		return err
 	}
 	out := string(result.Manifest)
 	if diff {
 		out = migrate.Diff(file, file+" (migrated)", string(manifest), out)
 	}
 	if _, err = io.WriteString(cmd.OutOrStdout(), out); err == nil && result.Rejected {
-		err = &exitError{fmt.Errorf("migrating %s: the result will not start. Fix the problems in the notes above", file), exitFindings}
+		err = &exitError{fmt.Errorf("migrating %s: the result is not complete or will not start. Fix the problems in the notes above", file), exitFindings}
 	}
 	return err
 }
@@ -129,7 +137,7 @@ func flagTables(root *cobra.Command) migrate.Tables {
 		Accept:   func(args []string) error { return acceptable(args) },
 	}
 	for _, cmd := range root.Commands() {
-		if !slices.Contains([]string{"all", "provision", "attach", "resize", "snapshot", "nodecontroller"}, cmd.Name()) {
+		if _, ok := selections[cmd.Name()]; !ok {
 			continue
 		}
 		cmd.Flags().VisitAll(func(f *pflag.Flag) {
@@ -147,7 +155,13 @@ func flagTables(root *cobra.Command) migrate.Tables {
 	return t
 }
 
-// acceptable parses args, which begin with a subcommand, and returns the error of the program.
+// selections are the roles of the commands that a manifest may run.
+var selections = map[string]app.Selection{
+	"all": app.All, "provision": app.Provision, "attach": app.Attach, "resize": app.Resize, "snapshot": app.Snapshot,
+	"nodecontroller": app.Nodecontroller,
+}
+
+// acceptable parses and validates args, which begin with a subcommand, and returns the error of the program.
 func acceptable(args []string) error {
 	root := newRoot("storage-controller")
 	cmd, rest, err := root.Find(arguments(root, "storage-controller", args))
@@ -157,5 +171,17 @@ func acceptable(args []string) error {
 	if err := cmd.ParseFlags(rest); err != nil {
 		return err
 	}
-	return cmd.ValidateArgs(cmd.Flags().Args())
+	if err := cmd.ValidateArgs(cmd.Flags().Args()); err != nil {
+		return err
+	}
+	const node = "NODE_NAME" // the pod has it, not this process
+	if os.Getenv(node) == "" {
+		os.Setenv(node, "node")
+		defer os.Unsetenv(node)
+	}
+	c, err := selections[cmd.Name()].Read(cmd.Flags(), buildVersion())
+	if err != nil {
+		return err
+	}
+	return c.Enabled().Validate()
 }

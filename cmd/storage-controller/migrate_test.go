@@ -19,11 +19,15 @@ const migrateTestdata = "../../internal/tools/migrate/testdata/"
 func manifests(t *testing.T) []string {
 	t.Helper()
 	files, err := filepath.Glob(migrateTestdata + "*.yaml")
-	if err != nil || len(files) < 7 {
-		t.Fatalf("%d manifests: %v", len(files), err)
+	published, errPublished := filepath.Glob(migrateTestdata + "published/*.yaml")
+	if err != nil || errPublished != nil || len(files) < 7 || len(published) < 7 {
+		t.Fatalf("%d manifests, %v, and %d published ones, %v", len(files), err, len(published), errPublished)
 	}
 	for i := range files {
 		files[i] = strings.TrimSuffix(filepath.Base(files[i]), ".yaml")
+	}
+	for _, file := range published {
+		files = append(files, "published/"+strings.TrimSuffix(filepath.Base(file), ".yaml"))
 	}
 	return files
 }
@@ -56,16 +60,25 @@ func TestMigrateCommand(t *testing.T) {
 		}
 		for mode, flag := range map[string]string{"all": "--all-in-one", "per-role": "--per-role"} {
 			t.Run(name+"/"+mode, func(t *testing.T) {
-				code, stdout, stderr := runWithInput(t, input, "storage-controller", "migrate", "-f", "-", "--image=storage-controller:dev",
-					flag)
-				if code != 0 {
+				argv := []string{"storage-controller", "migrate", "-f", "-", "--image=storage-controller:dev", flag}
+				golden := strings.ReplaceAll(name, "/", "-")
+				if name == golden {
+					argv = append(argv, "--replace-patched", "--with-nodecontroller")
+				}
+				expected := 0
+				if name == "published/vsphere-super" { // its sidecars are patched
+					expected = exitFindings
+				}
+				code, stdout, stderr := runWithInput(t, input, argv...)
+				if code != expected {
 					t.Fatalf("exit code %d: %s", code, stderr)
 				}
-				want, err := os.ReadFile(filepath.Join(migrateTestdata, mode, name+".yaml"))
+				stderr, _, _ = strings.Cut(stderr, "storage-controller: migrating -: ")
+				want, err := os.ReadFile(filepath.Join(migrateTestdata, mode, golden+".yaml"))
 				if err != nil || string(want) != stdout {
 					t.Errorf("not as in testdata (%v):\n%s", err, migrate.Diff("testdata", "here", string(want), stdout))
 				}
-				notes, err := os.ReadFile(filepath.Join(migrateTestdata, mode, name+".notes"))
+				notes, err := os.ReadFile(filepath.Join(migrateTestdata, mode, golden+".notes"))
 				if have := strings.ReplaceAll("\n"+stderr, "\nstorage-controller: ", "\n")[1:]; err != nil || have != string(notes) {
 					t.Errorf("notes are not as in testdata (%v):\n%s", err, migrate.Diff("testdata", "here", string(notes), have))
 				}
@@ -88,8 +101,9 @@ func TestMigratedArguments(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			r, err := migrate.Run(input, migrate.Options{Image: "x", PerRole: perRole, Tables: flagTables(newRoot("storage-controller"))})
-			if err != nil {
+			r, err := migrate.Run(input, migrate.Options{Image: "x", PerRole: perRole, Patched: !strings.Contains(name, "/"),
+				Nodecontroller: true, Tables: flagTables(newRoot("storage-controller"))})
+			if err != nil && !r.Rejected {
 				t.Fatal(err)
 			}
 			for _, args := range r.Commands {

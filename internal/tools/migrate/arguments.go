@@ -51,6 +51,7 @@ func (s *source) prepare(g *group) {
 		s.carryOver(g.m.Tables, g.note)
 	default:
 		s.carryOver(g.m.Tables, g.note)
+		s.writeDefaults(g)
 		if s.kind == csiProvisioner && s.on(g.m.Tables, "enable-capacity") {
 			s.roles = append(s.roles, "capacity")
 		}
@@ -58,9 +59,11 @@ func (s *source) prepare(g *group) {
 	s.dropConflicting(g)
 }
 
+const groupSnapshots = "enable-volume-group-snapshots"
+
 // groupSnapshotGate replaces the flag of csi-snapshotter before v8.2 with the feature gate.
 func groupSnapshotGate(s *source) {
-	if f, given := s.lookup("enable-volume-group-snapshots"); given {
+	if f, given := s.lookup(groupSnapshots); given {
 		s.drop(f.name)
 		gate := newSetting("feature-gates", "CSIVolumeGroupSnapshot="+f.value)
 		gate.expanded = "CSIVolumeGroupSnapshot=" + f.expanded
@@ -108,7 +111,8 @@ func (s *source) prepareTopolvm(g *group) {
 		lease = f.value
 	}
 	g.note("%s was kept with its flags, ports and webhooks: it contains the driver and serves the socket of the other containers", s.name)
-	g.note("the role nodecontroller of this container (--profile=%s, from the version of the image) and %s use the same Lease %s, "+
+	g.note("the role nodecontroller of this container (--profile=%s, from the version of the image) deletes the claims, and so the volumes, "+
+		"of deleted nodes. It and %s use the same Lease %s, "+
 		"so that only one of them is active. To move the admission webhooks, set --enable-webhooks=false at %s; "+
 		"then set --enable-webhooks=true at this container, and add its port and its certificate mount",
 		profile, s.name, lease, s.name)

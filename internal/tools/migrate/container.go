@@ -5,7 +5,9 @@ package migrate
 
 import (
 	"slices"
+	"strconv"
 	"strings"
+	"time"
 
 	"go.yaml.in/yaml/v3"
 )
@@ -20,7 +22,7 @@ func (g *group) container() *yaml.Node {
 	g.m.commands = append(g.m.commands, known)
 	if accept := g.m.Tables.Accept; accept != nil {
 		if err := accept(slices.DeleteFunc(slices.Clone(known), hasReference)); err != nil {
-			g.note("storage-controller does not accept these arguments: %v. Correct them", err)
+			g.note("storage-controller does not accept these arguments: %s. Correct them", strings.ReplaceAll(err.Error(), "\n", "; "))
 			g.m.rejected = true
 		}
 	}
@@ -43,6 +45,8 @@ func (g *group) container() *yaml.Node {
 	ports{g}.noteMoved()
 	g.noteOverlap()
 	g.noteAnnotations()
+	g.noteGracePeriod()
+	g.noteLimits()
 	return c
 }
 
@@ -252,6 +256,43 @@ func (g *group) noteOverlap() {
 		!g.sources[0].on(g.m.Tables, "node-deployment") {
 		g.note("without --leader-election the old and the new pod are both active during the rollout of a Deployment. " +
 			"Set strategy.type to Recreate, or --leader-election=true before and after the migration")
+	}
+}
+
+// noteGracePeriod warns if the kubelet may kill the process while it finishes its calls.
+func (g *group) noteGracePeriod() {
+	grace := 30 * time.Second
+	if n := text(get(g.object.pod, "terminationGracePeriodSeconds")); n != "" {
+		seconds, err := strconv.Atoi(n)
+		if err != nil {
+			return
+		}
+		grace = time.Duration(seconds) * time.Second
+	}
+	var longest time.Duration
+	for _, s := range g.replaced() {
+		f, _ := s.lookup("timeout")
+		if d, err := time.ParseDuration(f.expanded); err == nil {
+			longest = max(longest, d)
+		}
+	}
+	if needed := longest + 10*time.Second; grace < needed {
+		g.note("a call may last %v (--timeout), and the pod is killed %v after SIGTERM: the Lease is then not released, and a standby "+
+			"waits until it expires. Set terminationGracePeriodSeconds to %d or more", longest, grace, int(needed.Seconds()))
+	}
+}
+
+// noteLimits notes that the limits of requests of the sidecars do not apply.
+func (g *group) noteLimits() {
+	var without []string
+	for _, s := range g.replaced() {
+		if _, set := s.lookup("kube-api-qps"); !set && s.kind != livenessprobe {
+			without = append(without, s.name)
+		}
+	}
+	if len(without) > 0 {
+		g.note("%s had at most 5 requests per second to the API server by default; storage-controller has no limit. "+
+			"Set --kube-api-qps and --kube-api-burst to keep one", enumerate(without))
 	}
 }
 

@@ -32,7 +32,7 @@ func sidecar(name string, args ...string) string {
 	for _, a := range append([]string{"--csi-address=/csi/csi.sock"}, args...) {
 		quoted = append(quoted, fmt.Sprintf("%q", a))
 	}
-	return fmt.Sprintf("      - name: %s\n        image: example/%[1]s:v1\n        args: [%s]\n", name, strings.Join(quoted, ", "))
+	return fmt.Sprintf("      - name: %s\n        image: example/%[1]s:v9\n        args: [%s]\n", name, strings.Join(quoted, ", "))
 }
 
 func migrated(t *testing.T, manifest string, perRole bool) Result {
@@ -254,7 +254,7 @@ func TestHealthCheck(t *testing.T) {
 		want, not  string
 	}{
 		"default port": {[]string{sidecar("livenessprobe"), sidecar("csi-attacher")}, "--driver-health-endpoint=:9808",
-			"livenessprobe:v1"},
+			"livenessprobe:v9"},
 		"its own values": {[]string{sidecar("csi-attacher"), sidecar("livenessprobe", "--health-port", "1234", "--probe-timeout=3s")},
 			"--driver-health-endpoint=:1234", "livenessprobe"},
 		"variables": {[]string{sidecar("csi-attacher"), sidecar("livenessprobe", "--health-port=$(PORT)") +
@@ -263,7 +263,7 @@ func TestHealthCheck(t *testing.T) {
 			"--driver-health-endpoint=:1", "/m"},
 		"another driver": {[]string{sidecar("csi-attacher"), other}, "image: livenessprobe:v2", "--driver-health-endpoint"},
 		"two of them": {[]string{sidecar("csi-attacher"), sidecar("livenessprobe"), sidecar("livenessprobe", "--health-port=1")},
-			"image: example/livenessprobe:v1", "--driver-health-endpoint=:1"},
+			"image: example/livenessprobe:v9", "--driver-health-endpoint=:1"},
 	} {
 		for _, perRole := range []bool{false, true} {
 			r := migrated(t, deployment(tt.containers...), perRole)

@@ -185,11 +185,7 @@ func (s *source) carryOver(t Tables, note func(format string, args ...any)) {
 			f.name = name
 		}
 		if _, known := t.flag(commands[s.kind], f.name); !known {
-			why := removedFlags[f.name]
-			if why == "" {
-				why = "storage-controller has no such flag"
-			}
-			note("--%s=%s of %s was dropped: %s", f.name, f.value, s.name, why)
+			note("--%s=%s of %s was dropped: %s", f.name, f.value, s.name, removedFlags[f.name])
 			continue
 		}
 		if f.name == "feature-gates" {

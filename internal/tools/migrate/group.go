@@ -74,6 +74,11 @@ func (m *migration) sources(w workload, list *yaml.Node) []*source {
 			continue
 		}
 		rest := s.readFlags(m.Tables)
+		if why := m.whyPatched(s); why != "" {
+			m.note(w.name, "", "container %s was kept: %s", name, why)
+			m.rejected = true
+			continue
+		}
 		if why := m.whyKept(s, list); why != "" {
 			m.note(w.name, "", "container %s was kept: %s", name, why)
 			continue
@@ -91,6 +96,8 @@ func (m *migration) sources(w workload, list *yaml.Node) []*source {
 // whyKept returns the reason why a container cannot be replaced, "" if it can.
 func (m *migration) whyKept(s *source, list *yaml.Node) string {
 	switch {
+	case s.kind == topolvm && !m.Nodecontroller:
+		return "--with-nodecontroller adds the role nodecontroller beside it, which deletes the claims of deleted nodes"
 	case s.kind != livenessprobe && m.Tables.Commands[commands[s.kind]] == nil:
 		return "this version of storage-controller does not replace " + string(s.kind)
 	case s.kind == topolvm && !s.on(m.Tables, "leader-election") && !runsNodecontroller(items(list)):

@@ -23,6 +23,10 @@ type Options struct {
 	Image string
 	// PerRole creates one container for each sidecar, instead of one for all.
 	PerRole bool
+	// Nodecontroller adds the role nodecontroller beside topolvm-controller.
+	Nodecontroller bool
+	// Patched replaces also sidecars whose image tag has the suffix of a vendor.
+	Patched bool
 	Tables  Tables
 }
 
@@ -78,7 +82,7 @@ type Result struct {
 	// environment variables are expanded if the manifest has their values.
 	Commands [][]string
 	// Rejected reports whether the program or the API server rejects the manifest until the
-	// problems listed in the notes are fixed.
+	// problems listed in the notes are fixed, or a sidecar was kept because it is not the known program.
 	Rejected bool
 }
 

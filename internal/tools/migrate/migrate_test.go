@@ -26,14 +26,15 @@ const image = "storage-controller:dev"
 // modes are the two forms of the result, by the names of their directories.
 var modes = map[string]bool{"all": false, "per-role": true}
 
-// inputs returns the manifests in testdata, modelled on well-known drivers.
+// inputs returns the manifests in testdata, modelled on well-known drivers, and published ones.
 func inputs(t *testing.T) []string {
 	t.Helper()
 	files, err := filepath.Glob("testdata/*.yaml")
-	if err != nil || len(files) < 7 {
-		t.Fatalf("%d manifests: %v", len(files), err)
+	published, errPublished := filepath.Glob("testdata/published/*.yaml")
+	if err != nil || errPublished != nil || len(files) < 7 || len(published) < 7 {
+		t.Fatalf("%d manifests, %v, and %d published ones, %v", len(files), err, len(published), errPublished)
 	}
-	return files
+	return append(files, published...)
 }
 
 func read(t *testing.T, file string) []byte {
@@ -54,6 +55,11 @@ func each(t *testing.T, test func(t *testing.T, golden string, input []byte, o O
 				t.Parallel()
 				input := read(t, file)
 				o := Options{Image: image, PerRole: perRole, Tables: tables()}
+				if filepath.Base(filepath.Dir(file)) == "published" {
+					name = "published-" + name
+				} else {
+					o.Patched, o.Nodecontroller = true, true
+				}
 				r, err := Run(input, o)
 				if err != nil {
 					t.Fatal(err)

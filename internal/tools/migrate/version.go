@@ -1,0 +1,114 @@
+package migrate
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// release is the version that the tag of an image names.
+type release struct {
+	major, minor int
+	suffix       string // after the version, such as -eksbuild.4
+}
+
+var versionTag = regexp.MustCompile(`:v?([0-9]+)(?:\.([0-9]+))?(?:\.[0-9]+)?([^@]*)(?:@.*)?$`)
+
+// release returns the version of the image, and false if it names none.
+func (s *source) release() (release, bool) {
+	image := text(get(s.node, "image"))
+	m := versionTag.FindStringSubmatch(image)
+	if m == nil || !strings.Contains(ImageName(image), strings.TrimPrefix(string(s.kind), "csi-")) { // or an image of the driver
+		return release{}, false
+	}
+	major, _ := strconv.Atoi(m[1])
+	minor, _ := strconv.Atoi(m[2])
+	return release{major, minor, m[3]}, true
+}
+
+func (r release) before(major, minor int) bool {
+	return r.major < major || r.major == major && r.minor < minor
+}
+
+// whyPatched returns the reason why s may not be the program of the Kubernetes project, "" if nothing suggests it.
+func (m *migration) whyPatched(s *source) string {
+	if s.kind == topolvm {
+		return ""
+	}
+	if v, _ := s.release(); v.suffix != "" && !strings.HasPrefix(v.suffix, "-rc") && !m.Patched {
+		return fmt.Sprintf("the suffix %s of its image shows that it is a patched %s. Find out what the patch does; if storage-controller "+
+			"can do without, migrate with --replace-patched", v.suffix, s.kind)
+	}
+	if s.kind == livenessprobe {
+		return ""
+	}
+	var unknown []string
+	for _, f := range s.flags {
+		_, known := m.Tables.flag(commands[s.kind], s.renamed(f.name))
+		if _, removed := removedFlags[f.name]; !known && !removed && f.name != groupSnapshots {
+			unknown = append(unknown, "--"+f.name)
+		}
+	}
+	if len(unknown) == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%s has no flag %s, so that this is another program, or a patched one. Remove the flags if they have no effect, "+
+		"and migrate again", s.kind, enumerate(unknown))
+}
+
+// writeDefaults sets the flags whose default differs from the one of the sidecar's version.
+func (s *source) writeDefaults(g *group) {
+	v, known := s.release()
+	var defaults []setting
+	add := func(applies bool, name, value string) {
+		if _, set := s.lookup(name); applies && !set {
+			defaults = append(defaults, newSetting(name, value))
+		}
+	}
+	switch s.kind {
+	case csiProvisioner:
+		add(true, "timeout", "10s")
+		add(known && v.before(4, 0), "prevent-volume-mode-conversion", "false")
+		add(known && v.before(2, 0), "default-fstype", "ext4")
+		if known && v.before(5, 0) && !s.namesGate("Topology") {
+			defaults = append(defaults, newSetting("feature-gates", "Topology=false"))
+		}
+		s.noteDefaults(g, known, "--feature-gates=Topology=true since v5, --prevent-volume-mode-conversion since v4, --default-fstype unset since v2")
+		if known && v.before(5, 3) && !s.namesGate("HonorPVReclaimPolicy") {
+			g.note("new PersistentVolumes get a finalizer, as with csi-provisioner v5.3 and later (HonorPVReclaimPolicy): their reclaim policy " +
+				"also holds if they are deleted before their claim")
+		}
+	case csiAttacher:
+		add(known && v.before(4, 0), "default-fstype", "ext4")
+		s.noteDefaults(g, known, "--default-fstype unset since v4")
+	case csiResizer:
+		add(true, "timeout", "10s")
+	}
+	var written []string
+	for _, f := range defaults {
+		s.add(f)
+		written = append(written, f.String())
+	}
+	if len(written) > 0 {
+		g.note("%s of %s were written out: its defaults differ from those of storage-controller", enumerate(written), s.name)
+	}
+}
+
+// noteDefaults notes the defaults that apply if the version of s is unknown.
+func (s *source) noteDefaults(g *group, known bool, changed string) {
+	if !known {
+		g.note("the image of %s names no version: the defaults of the newest %s apply (%s). If it is older, set the old values",
+			s.name, s.kind, changed)
+	}
+}
+
+// namesGate reports whether a flag of s sets a feature gate.
+func (s *source) namesGate(name string) bool {
+	f, _ := s.lookup("feature-gates")
+	return slices.ContainsFunc(strings.Split(f.expanded, ","), func(item string) bool {
+		gate, _, _ := strings.Cut(item, "=")
+		return strings.TrimSpace(gate) == name
+	})
+}
