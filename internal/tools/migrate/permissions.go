@@ -21,15 +21,15 @@ func (m *migration) notePermissions(g *group) {
 		var missing []string
 		switch s.kind {
 		case csiProvisioner:
-			missing = s.provisionerPermissions(m.Tables, g.elects())
+			missing = provisionerPermissions(s, m.Tables, g.elects())
 		case csiAttacher:
-			missing = s.attacherPermissions(m.Tables, g.elects())
+			missing = attacherPermissions(s, m.Tables, g.elects())
 		case csiResizer:
 			missing = resizerPermissions(s, m.Tables, g.elects())
 		case csiSnapshotter:
 			missing = leasePermissions(s, m.Tables, g.elects())
 		case topolvm:
-			missing = s.nodecontrollerPermissions()
+			missing = nodecontrollerPermissions(s)
 		}
 		if len(missing) > 0 {
 			m.note(g.object.name, "", "ServiceAccount %s needs more permissions than for %s: %s",
@@ -38,7 +38,7 @@ func (m *migration) notePermissions(g *group) {
 	}
 }
 
-func (s *source) provisionerPermissions(t Tables, elects bool) []string {
+func provisionerPermissions(s *source, t Tables, elects bool) []string {
 	missing := []string{
 		"patch on persistentvolumeclaims, which saves a request for each change of a claim (deploy/rbac/provisioner)",
 		"if the driver supports snapshots, watch and patch on volumesnapshots (deploy/rbac/provisioner-snapshots)",
@@ -68,7 +68,7 @@ func resizerPermissions(s *source, t Tables, elects bool) []string {
 	return missing
 }
 
-func (s *source) attacherPermissions(t Tables, elects bool) []string {
+func attacherPermissions(s *source, t Tables, elects bool) []string {
 	const events = "create and patch on events in the namespace of the Lease (deploy/rbac/attacher-leader-election)"
 	switch {
 	case !elects:
@@ -79,7 +79,7 @@ func (s *source) attacherPermissions(t Tables, elects bool) []string {
 	return []string{"its Lease, because leader election was off, and " + events}
 }
 
-func (s *source) nodecontrollerPermissions() []string {
+func nodecontrollerPermissions(s *source) []string {
 	claims := "pvc-strip"
 	if f, _ := s.lookup("profile"); f.value == "topolvm-classic" {
 		claims = "pvc-enforce"
