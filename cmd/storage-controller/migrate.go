@@ -68,10 +68,10 @@ the problems in the notes, such as an invalid value of a flag.`,
 	fs.StringVar(&image, "image", "storage-controller:"+buildVersion(), "image of the new containers")
 	fs.BoolVar(&allInOne, "all-in-one", true, "one container that runs \"all\" in each pod")
 	fs.BoolVar(&perRole, "per-role", false, "one container for each sidecar, under its name")
-	fs.BoolVar(&patched, "replace-patched", false, "also replace sidecars whose image tag has a suffix, such as v6.3.0-eksbuild.4: a patched "+
-		"sidecar may do what storage-controller does not")
-	fs.BoolVar(&nodecontroller, "with-nodecontroller", false, "add the role nodecontroller beside topolvm-controller; it deletes the claims "+
-		"of deleted nodes")
+	fs.BoolVar(&patched, "replace-patched", false, "also replace sidecars whose image tag has a suffix, such as v6.3.0-eksbuild.4: "+
+		"a patched sidecar may do what storage-controller does not")
+	fs.BoolVar(&nodecontroller, "with-nodecontroller", false, "add the role nodecontroller beside topolvm-controller; it deletes "+
+		"the claims of deleted nodes")
 	fs.BoolVar(&diff, "diff", false, "print a unified diff instead of the new manifest")
 	return cmd
 }
@@ -109,7 +109,9 @@ func migrateManifest(cmd *cobra.Command, name, file string, manifest []byte, dif
 		out = migrate.Diff(file, file+" (migrated)", string(manifest), out)
 	}
 	if _, err = io.WriteString(cmd.OutOrStdout(), out); err == nil && result.Rejected {
-		err = &exitError{fmt.Errorf("migrating %s: the result is not complete or will not start. Fix the problems in the notes above", file), exitFindings}
+		err = &exitError{
+			fmt.Errorf("migrating %s: the result is not complete or will not start. Fix the problems in the notes above", file), exitFindings,
+		}
 	}
 	return err
 }

@@ -110,9 +110,10 @@ func (s *source) prepareTopolvm(g *group) {
 	if f, given := s.lookup("leader-election-id"); given {
 		lease = f.value
 	}
-	g.note("%s was kept with its flags, ports and webhooks: it contains the driver and serves the socket of the other containers", s.name)
-	g.note("the role nodecontroller of this container (--profile=%s, from the version of the image) deletes the claims, and so the volumes, "+
-		"of deleted nodes. It and %s use the same Lease %s, "+
+	g.note("%s was kept with its flags, ports and webhooks: it contains the driver and serves the socket of the other containers",
+		s.name)
+	g.note("the role nodecontroller of this container (--profile=%s, from the version of the image) deletes the claims, "+
+		"and so the volumes, of deleted nodes. It and %s use the same Lease %s, "+
 		"so that only one of them is active. To move the admission webhooks, set --enable-webhooks=false at %s; "+
 		"then set --enable-webhooks=true at this container, and add its port and its certificate mount",
 		profile, s.name, lease, s.name)

@@ -4,7 +4,6 @@
 package migrate
 
 import (
-	"slices"
 	"strconv"
 	"strings"
 	"time"

@@ -78,10 +78,11 @@ func (s *source) writeDefaults(g *group) {
 		if known && v.before(5, 0) && !s.namesGate("Topology") {
 			defaults = append(defaults, newSetting("feature-gates", "Topology=false"))
 		}
-		s.noteDefaults(g, known, "--feature-gates=Topology=true since v5, --prevent-volume-mode-conversion since v4, --default-fstype unset since v2")
+		s.noteDefaults(g, known, "--feature-gates=Topology=true since v5, --prevent-volume-mode-conversion since v4, "+
+			"--default-fstype unset since v2")
 		if known && v.before(5, 3) && !s.namesGate("HonorPVReclaimPolicy") {
-			g.note("new PersistentVolumes get a finalizer, as with csi-provisioner v5.3 and later (HonorPVReclaimPolicy): their reclaim policy " +
-				"also holds if they are deleted before their claim")
+			g.note("new PersistentVolumes get a finalizer, as with csi-provisioner v5.3 and later (HonorPVReclaimPolicy): " +
+				"their reclaim policy also holds if they are deleted before their claim")
 		}
 	case csiAttacher:
 		add(known && v.before(4, 0), "default-fstype", "ext4")
