@@ -58,7 +58,8 @@ the problems in the notes, such as an invalid value of a flag.`,
 				return err
 			}
 			return migrateManifest(cmd, name, file, manifest, diff, migrate.Options{
-				Image: image, PerRole: perRole, Patched: patched, Nodecontroller: nodecontroller, Tables: flagTables(newRoot("storage-controller")),
+				Image: image, PerRole: perRole, Patched: patched, Nodecontroller: nodecontroller,
+				Tables: flagTables(newRoot("storage-controller")),
 			})
 		},
 	}
@@ -110,7 +111,8 @@ func migrateManifest(cmd *cobra.Command, name, file string, manifest []byte, dif
 	}
 	if _, err = io.WriteString(cmd.OutOrStdout(), out); err == nil && result.Rejected {
 		err = &exitError{
-			fmt.Errorf("migrating %s: the result is not complete or will not start. Fix the problems in the notes above", file), exitFindings,
+			fmt.Errorf("migrating %s: the result is not complete or will not start. Fix the problems in the notes above", file),
+			exitFindings,
 		}
 	}
 	return err
