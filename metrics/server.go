@@ -40,8 +40,11 @@ type Config struct {
 	Pprof bool
 	// LeaderElection serves /healthz/leader-election.
 	LeaderElection bool
-	// Handlers serve further paths at Address.
+	// Handlers serve GET of further paths at Address.
 	Handlers map[string]http.Handler
+	// Actions serve PUT of paths at Address, which change the process. Without Guard they serve only
+	// clients that reach the process through its loopback interface, as kubectl port-forward does.
+	Actions map[string]http.Handler
 }
 
 // Validate returns all errors in c.
@@ -51,7 +54,7 @@ func (c Config) Validate() error {
 		return fmt.Errorf("--metrics-path: must begin with a slash, got %q", c.MetricsPath)
 	case strings.ContainsAny(c.MetricsPath, "{}?# "): // http.ServeMux takes braces as wildcards, and panics on invalid ones
 		return fmt.Errorf("--metrics-path: must not contain braces, spaces, ? or #, got %q", c.MetricsPath)
-	case slices.Contains(reserved, strings.TrimSuffix(c.MetricsPath, "/")) || strings.HasPrefix(c.MetricsPath, "/debug/pprof"):
+	case slices.Contains(reserved, strings.TrimSuffix(c.MetricsPath, "/")) || strings.HasPrefix(c.MetricsPath, "/debug/"):
 		return fmt.Errorf("--metrics-path: %s is reserved", c.MetricsPath)
 	}
 	return nil
@@ -137,6 +140,12 @@ func (s *Server) main(cfg Config, reg *prometheus.Registry) *http.ServeMux {
 	for path, handler := range cfg.Handlers {
 		mux.Handle("GET "+path, cfg.Guard.protect(handler))
 	}
+	for path, handler := range cfg.Actions {
+		if cfg.Guard == nil {
+			handler = loopbackOnly(handler)
+		}
+		mux.Handle("PUT "+path, cfg.Guard.protect(handler))
+	}
 	if cfg.LeaderElection {
 		mux.HandleFunc("GET /healthz/leader-election", s.leaderElection)
 	}
@@ -144,6 +153,18 @@ func (s *Server) main(cfg Config, reg *prometheus.Registry) *http.ServeMux {
 		profiles(mux, cfg.Guard)
 	}
 	return mux
+}
+
+// loopbackOnly passes requests of clients on the same host or in the same pod to next.
+func loopbackOnly(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		host, _, err := net.SplitHostPort(r.RemoteAddr)
+		if err != nil || !net.ParseIP(host).IsLoopback() {
+			http.Error(w, "forbidden from another host. Use kubectl port-forward, or --secure-metrics-server", http.StatusForbidden)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
 }
 
 // health returns the handler of the checks. It needs no token, because kubelets send none.

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
@@ -111,8 +112,33 @@ func TestPathsNotServed(t *testing.T) {
 	}
 }
 
+// TestActions: without a guard, only clients on the loopback interface may change the process.
+func TestActions(t *testing.T) {
+	changed := 0
+	cfg := Config{MetricsPath: "/metrics", Actions: map[string]http.Handler{
+		"/debug/flags/v": http.HandlerFunc(func(http.ResponseWriter, *http.Request) { changed++ }),
+	}}
+	handler := (&Server{}).main(cfg, NewRegistry("v1"))
+	for from, want := range map[string]int{
+		"127.0.0.1:99": http.StatusOK, "[::1]:99": http.StatusOK, "10.1.2.3:99": http.StatusForbidden, "pod": http.StatusForbidden,
+	} {
+		before, answer := changed, httptest.NewRecorder()
+		r := httptest.NewRequest(http.MethodPut, "/debug/flags/v", nil)
+		r.RemoteAddr = from
+		if handler.ServeHTTP(answer, r); answer.Code != want || (changed > before) != (want == http.StatusOK) {
+			t.Errorf("%s: %d, changed %t", from, answer.Code, changed > before)
+		}
+	}
+	answer := httptest.NewRecorder()
+	if handler.ServeHTTP(answer, httptest.NewRequest(http.MethodGet, "/debug/flags/v", nil)); answer.Code != http.StatusMethodNotAllowed {
+		t.Errorf("GET: %d", answer.Code)
+	}
+}
+
 func TestConfigErrors(t *testing.T) {
-	for _, path := range []string{"", "metrics", "/", "/livez", "/healthz/", "/debug/pprof/heap", "/{", "/{x}", "/a b", "/a?b", "/a#b"} {
+	for _, path := range []string{
+		"", "metrics", "/", "/livez", "/healthz/", "/debug/pprof/heap", "/debug/flags/v", "/{", "/{x}", "/a b", "/a?b", "/a#b",
+	} {
 		if err := (Config{MetricsPath: path}).Validate(); err == nil || !strings.Contains(err.Error(), "--metrics-path") {
 			t.Errorf("%q: %v", path, err)
 		}

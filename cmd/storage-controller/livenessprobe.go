@@ -28,12 +28,12 @@ func newLivenessprobeCommand(name string) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			log, flush, err := app.SetUpLogging(c.Logging)
+			logs, err := app.SetUpLogging(c.Logging)
 			if err != nil {
 				return &app.UsageError{Err: err}
 			}
-			defer flush()
-			ctx, stop := untilSignal(log)
+			defer logs.Flush()
+			ctx, stop := untilSignal(logs.Log)
 			defer stop()
 			return probe.Run(ctx, c, buildVersion())
 		},

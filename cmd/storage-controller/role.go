@@ -55,12 +55,13 @@ func withSettings(cmd *cobra.Command, roles app.Selection, do func(context.Conte
 	if err != nil {
 		return &app.UsageError{Err: err}
 	}
-	log, flush, err := app.SetUpLogging(c.Common.Logging)
+	logs, err := app.SetUpLogging(c.Common.Logging)
 	if err != nil {
 		return &app.UsageError{Err: err}
 	}
-	defer flush()
-	ctx, stop := untilSignal(log)
+	c.Logs = logs
+	defer logs.Flush()
+	ctx, stop := untilSignal(logs.Log)
 	defer stop()
 	return do(ctx, c)
 }

@@ -27,10 +27,15 @@ type Config struct {
 	settings.Settings
 	Selection
 	Version string
+	// Logs is the logging of the process. Nil means that its levels cannot change.
+	Logs *Logs
 	// API is the configuration of the clients of the API server. Nil means the one that the settings name.
 	API *rest.Config
 	// DialDriver is [csiclient.Config.Dial].
 	DialDriver func(ctx context.Context, address string) (net.Conn, error)
+
+	file   string                            // of --config; "": none
+	reread func() (settings.Settings, error) // with the present content of the file
 }
 
 // restConfig returns the configuration of the clients of the API server.

@@ -33,7 +33,7 @@ func (h *driverHealth) check(ctx context.Context, timeout time.Duration) error {
 	return client.CheckHealth(ctx, timeout)
 }
 
-// diagnostics is the HTTP server, if there is one.
+// diagnostics is the HTTP server, if there is one, and what ends with it.
 type diagnostics struct {
 	server *metrics.Server // nil: none
 	done   sync.WaitGroup
@@ -42,7 +42,7 @@ type diagnostics struct {
 // serve starts the server before anything else, so that it shows what the start waits for.
 func (p *process) serve(ctx context.Context, registry *prometheus.Registry) (*diagnostics, error) {
 	cfg, d := p.serverConfig(), &diagnostics{}
-	cfg.Handlers, p.page.checks = p.page.pages(), d.checks
+	cfg.Handlers, cfg.Actions, p.page.checks = p.page.pages(), p.page.actions(), d.checks
 	cfg.DriverHealth = func(r *http.Request) error { return p.health.check(r.Context(), p.Common.ProbeTimeout) }
 	if cfg.Address == "" && cfg.HealthAddress == "" && cfg.ProfilingAddress == "" && cfg.DriverHealthAddress == "" {
 		return d, nil

@@ -11,6 +11,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
+	"sync/atomic"
 
 	"github.com/go-logr/logr"
 	"github.com/go-logr/zapr"
@@ -26,16 +28,76 @@ import (
 // of Secrets, and the tokens in TokenReviews.
 const maxVerbosity = 7
 
-// SetUpLogging creates the logger of the process and makes it the logger of klog, and so of client-go. It
-// returns the logger and a function that flushes buffered logs.
-func SetUpLogging(cfg settings.Logging) (logr.Logger, func(), error) {
+// Logs is the logging of the process.
+type Logs struct {
+	Log   logr.Logger
+	Flush func() // writes buffered logs
+
+	mu      sync.Mutex // held while the levels change
+	cfg     settings.Logging
+	enabled zap.AtomicLevel
+	levels  atomic.Pointer[levels]
+}
+
+// levels are the verbosity and the exceptions of --vmodule.
+type levels struct {
+	verbosity int
+	modules   []module
+}
+
+// SetUpLogging creates the logger of the process and makes it the logger of klog, and so of client-go.
+func SetUpLogging(cfg settings.Logging) (*Logs, error) {
 	encoder, split, bufferSize, err := logFormat(cfg)
 	if err != nil {
-		return logr.Discard(), nil, err
+		return nil, err
 	}
+	logs := &Logs{Flush: func() {}, enabled: zap.NewAtomicLevel()}
+	if err := logs.set(cfg); err != nil {
+		return nil, err
+	}
+	stderr := zapcore.Lock(os.Stderr)
+	core := zapcore.NewCore(encoder, stderr, logs.enabled)
+	if split {
+		out := zapcore.Lock(os.Stdout)
+		if bufferSize > 0 {
+			buffered := &zapcore.BufferedWriteSyncer{WS: out, Size: bufferSize, FlushInterval: cfg.FlushFrequency}
+			logs.Flush = func() { _ = buffered.Stop() } // at exit, an error cannot be logged any more
+			out = buffered
+		}
+		core = zapcore.NewTee(
+			zapcore.NewCore(encoder, stderr, zapcore.ErrorLevel),
+			zapcore.NewCore(encoder, out, belowError{logs.enabled}),
+		)
+	}
+	logs.Log = zapr.NewLogger(zap.New(&moduleCore{core, &logs.levels, nil}, zap.AddCaller()))
+	klog.SetLoggerWithOptions(logs.Log, klog.ContextualLogger(true))
+	return logs, nil
+}
+
+// SetVerbosity changes --v of the running process and returns the verbosity that is in effect.
+func (l *Logs) SetVerbosity(verbosity int) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	cfg := l.cfg
+	cfg.Verbosity = verbosity
+	err := l.set(cfg)
+	return l.cfg.Verbosity, err
+}
+
+// SetVModule changes --vmodule of the running process.
+func (l *Logs) SetVModule(vmodule string) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	cfg := l.cfg
+	cfg.VModule = vmodule
+	return l.set(cfg)
+}
+
+// set applies the levels of cfg, also in klog: klog.V(n) checks its own before the logger.
+func (l *Logs) set(cfg settings.Logging) error {
 	modules, err := parseVModule(cfg.VModule)
 	if err != nil {
-		return logr.Discard(), nil, err
+		return err
 	}
 	cfg.Verbosity = min(cfg.Verbosity, maxVerbosity)
 	most := cfg.Verbosity
@@ -43,38 +105,17 @@ func SetUpLogging(cfg settings.Logging) (logr.Logger, func(), error) {
 		modules[i].verbosity = min(modules[i].verbosity, maxVerbosity)
 		most = max(most, modules[i].verbosity)
 	}
-	enabled := zap.NewAtomicLevelAt(zapcore.Level(-most)) // logr's V(n) is zap's level -n
-	stderr := zapcore.Lock(os.Stderr)
-	core := zapcore.NewCore(encoder, stderr, enabled)
-	flush := func() {}
-	if split {
-		out := zapcore.Lock(os.Stdout)
-		if bufferSize > 0 {
-			buffered := &zapcore.BufferedWriteSyncer{WS: out, Size: bufferSize, FlushInterval: cfg.FlushFrequency}
-			flush = func() { _ = buffered.Stop() } // at exit, an error cannot be logged any more
-			out = buffered
-		}
-		core = zapcore.NewTee(
-			zapcore.NewCore(encoder, stderr, zapcore.ErrorLevel),
-			zapcore.NewCore(encoder, out, belowError{enabled}),
-		)
-	}
-	z := zap.New(&moduleCore{core, cfg.Verbosity, modules, nil}, zap.AddCaller())
-	logger := zapr.NewLogger(z)
-	klog.SetLoggerWithOptions(logger, klog.ContextualLogger(true))
-	return logger, flush, setKlogVerbosity(cfg)
-}
-
-// setKlogVerbosity sets the levels in klog too: klog.V(n) checks them before the logger.
-func setKlogVerbosity(cfg settings.Logging) error {
 	fs := flag.NewFlagSet("klog", flag.ContinueOnError)
 	klog.InitFlags(fs)
 	if err := fs.Set("v", strconv.Itoa(cfg.Verbosity)); err != nil {
-		return fmt.Errorf("-v: %w", err)
+		return fmt.Errorf("--v: %w", err)
 	}
 	if err := fs.Set("vmodule", cfg.VModule); err != nil {
 		return fmt.Errorf("--vmodule: %w", err)
 	}
+	l.levels.Store(&levels{cfg.Verbosity, modules})
+	l.enabled.SetLevel(zapcore.Level(-most)) // logr's V(n) is zap's level -n
+	l.cfg = cfg
 	return nil
 }
 
@@ -144,13 +185,12 @@ func parseVModule(value string) ([]module, error) {
 // known only when the entry is written. Fields are encoded then, too: each sync adds some, and few log.
 type moduleCore struct {
 	zapcore.Core
-	verbosity int
-	modules   []module
-	fields    []zapcore.Field
+	levels *atomic.Pointer[levels]
+	fields []zapcore.Field
 }
 
 func (c *moduleCore) With(fields []zapcore.Field) zapcore.Core {
-	return &moduleCore{c.Core, c.verbosity, c.modules, slices.Concat(c.fields, fields)}
+	return &moduleCore{c.Core, c.levels, slices.Concat(c.fields, fields)}
 }
 
 func (c *moduleCore) Check(e zapcore.Entry, ce *zapcore.CheckedEntry) *zapcore.CheckedEntry {
@@ -161,7 +201,7 @@ func (c *moduleCore) Check(e zapcore.Entry, ce *zapcore.CheckedEntry) *zapcore.C
 }
 
 func (c *moduleCore) Write(e zapcore.Entry, fields []zapcore.Field) error {
-	if int(-e.Level) > c.verbosity && !c.named(e.Caller.File, int(-e.Level)) {
+	if !c.levels.Load().allow(int(-e.Level), e.Caller.File) {
 		return nil
 	}
 	return c.write(e, fields)
@@ -175,10 +215,13 @@ func (c *moduleCore) write(e zapcore.Entry, fields []zapcore.Field) error {
 	return nil
 }
 
-// named reports whether --vmodule enables level for file.
-func (c *moduleCore) named(file string, level int) bool {
+// allow reports whether an entry of file is logged.
+func (l *levels) allow(level int, file string) bool {
+	if level <= l.verbosity {
+		return true
+	}
 	base := strings.TrimSuffix(filepath.Base(file), ".go")
-	for _, m := range c.modules {
+	for _, m := range l.modules {
 		if ok, _ := filepath.Match(m.pattern, base); ok {
 			return level <= m.verbosity
 		}

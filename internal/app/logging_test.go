@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/go-logr/zapr"
@@ -43,17 +44,27 @@ func logConfig(args string) settings.Logging {
 
 func TestMain(m *testing.M) {
 	if args, ok := os.LookupEnv("LOG_CHILD"); ok {
-		log, flush, err := SetUpLogging(logConfig(args))
+		logs, err := SetUpLogging(logConfig(args))
 		if err != nil {
 			panic(err)
 		}
+		log := logs.Log
 		log.Info("zero", "key", "value")
 		log.V(1).Info("one")
 		log.V(2).Info("two")
 		klog.InfoS("from klog", "who", "client-go")
 		klog.V(2).InfoS("from klog at two")
 		log.Error(errors.New("cause"), "broken")
-		flush()
+		if _, err := logs.SetVerbosity(strings.Count(args, "more")); err != nil {
+			panic(err)
+		}
+		log.V(1).Info("one with more")
+		klog.V(1).InfoS("from klog with more")
+		if err := logs.SetVModule("logging_test=2"); err != nil || logs.SetVModule("x") == nil {
+			panic(err)
+		}
+		log.V(2).Info("two with vmodule")
+		logs.Flush()
 		os.Exit(0)
 	}
 	kubetest.Main(m)
@@ -79,8 +90,9 @@ func (e encoded) String() string { *e.n++; return "encoded" }
 // TestFieldsAreEncodedWhenLogged checks that the fields of a logger cost nothing until it logs.
 func TestFieldsAreEncodedWhenLogged(t *testing.T) {
 	core, entries := observer.New(zapcore.DebugLevel)
-	n := 0
-	log := zapr.NewLogger(zap.New(&moduleCore{Core: encoding{core}})).WithValues("a", encoded{&n}).WithValues("b", 1)
+	n, level := 0, &atomic.Pointer[levels]{}
+	level.Store(&levels{})
+	log := zapr.NewLogger(zap.New(&moduleCore{Core: encoding{core}, levels: level})).WithValues("a", encoded{&n}).WithValues("b", 1)
 	other := log.WithValues("c", 2)
 	log.V(1).Info("not logged")
 	if n != 0 {
@@ -122,11 +134,13 @@ func TestLogging(t *testing.T) {
 		stdout, stderr []string // what must be in it; with an exclamation mark, what must not
 	}{
 		"text": {"", []string{"!zero"}, []string{"info", "zero", `"key": "value"`, "from klog", "client-go", "broken",
-			"cause", "!one", "!two", "!goroutine"}},
+			"cause", "!one", "!two\n", "!goroutine"}},
 		"verbose":                  {"v=xx", nil, []string{"debug", "one", "two", "from klog at two"}},
-		"verbose for one file":     {"vmodule=logging_test=1", nil, []string{"one", "!two"}},
+		"verbose for one file":     {"vmodule=logging_test=1", nil, []string{"one", "!two\n"}},
 		"verbose for another file": {"vmodule=other=5", nil, []string{"zero", "!one"}},
 		"a file pattern":           {"vmodule=logg*=2", nil, []string{"two"}},
+		"less verbose at runtime":  {"v=x", nil, []string{"one", "!one with more", "!from klog with more", "two with vmodule"}},
+		"more verbose at runtime":  {"more", nil, []string{"!two,", "one with more", "from klog with more", "two with vmodule"}},
 		"two streams":              {"split", []string{"zero", "from klog", "!broken"}, []string{"broken", "!zero"}},
 		"two streams, buffered":    {"split buffer=64Ki v=x", []string{"zero", "one", "!broken"}, []string{"broken", "!one"}},
 	}
@@ -152,7 +166,7 @@ func TestLogging(t *testing.T) {
 				t.Errorf("%v: %s", err, line)
 			}
 		}
-		if n := strings.Count(stderr, "\n"); n != 4 {
+		if n := strings.Count(stderr, "\n"); n != 5 {
 			t.Errorf("%d lines:\n%s", n, stderr)
 		}
 	})

@@ -58,6 +58,7 @@ func (c Config) Run(ctx context.Context) error {
 	}
 	p.server = server
 	defer server.wait()
+	server.done.Go(func() { (&reloader{cfg: c, page: p.page}).run(services) })
 	defer stopServices()
 	server.ready("shutdown", func() error { // the first to fail, so that no more requests are sent here
 		if ctx.Err() != nil {

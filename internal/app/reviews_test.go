@@ -6,12 +6,14 @@ package app
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"strings"
 	"testing"
 
+	"go.uber.org/zap"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -37,6 +39,10 @@ func TestNodecontrollerScenarioSecureMetrics(t *testing.T) {
 		grant(t, client, ns+"-reader", rbacv1.Subject{Kind: rbacv1.ServiceAccountKind, Name: "reader", Namespace: ns},
 			rbacv1.PolicyRule{NonResourceURLs: []string{"/metrics"}, Verbs: []string{"get"}})
 
+		operator := token(t, client, ns, "operator")
+		grant(t, client, ns+"-operator", rbacv1.Subject{Kind: rbacv1.ServiceAccountKind, Name: "operator", Namespace: ns},
+			rbacv1.PolicyRule{NonResourceURLs: []string{"/debug/flags/v"}, Verbs: []string{"put"}})
+
 		address := serveSecurely(t, cp, ns)
 		kubetest.Eventually(t, "the roles are in force", func(context.Context) error { return want(address, reader, http.StatusOK) })
 		for name, check := range map[string]error{
@@ -49,6 +55,13 @@ func TestNodecontrollerScenarioSecureMetrics(t *testing.T) {
 			if check != nil {
 				t.Errorf("%s: %v", name, check)
 			}
+		}
+		kubetest.Eventually(t, "the operator may change the verbosity", func(context.Context) error {
+			return putVerbosity(address, operator, http.StatusOK)
+		})
+		if err := errors.Join(putVerbosity(address, "", http.StatusUnauthorized),
+			putVerbosity(address, reader, http.StatusForbidden)); err != nil {
+			t.Error(err)
 		}
 		if response, err := http.Get("http://" + address + "/metrics"); err == nil {
 			response.Body.Close()
@@ -77,8 +90,9 @@ func serveSecurely(t *testing.T, cp *kubetest.ControlPlane, user string) string 
 	if err := c.Validate(); err != nil {
 		t.Fatal(err)
 	}
+	c.Logs = &Logs{enabled: zap.NewAtomicLevel()}
 	ctx, stop := context.WithCancel(t.Context())
-	d, err := (&process{Config: c, page: &status{}}).serve(ctx, metrics.NewRegistry("test"))
+	d, err := (&process{Config: c, page: &status{cfg: c}}).serve(ctx, metrics.NewRegistry("test"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -113,6 +127,26 @@ func wantOf(method, address, token string, status int) error {
 	}
 	if seen := strings.Contains(string(body), "storage_controller_build_info"); seen != (status == http.StatusOK) {
 		return fmt.Errorf("%s, and metrics: %t", response.Status, seen)
+	}
+	return nil
+}
+
+// putVerbosity returns nil if the request to change the verbosity is answered with status.
+func putVerbosity(address, token string, status int) error {
+	client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}} // self-signed
+	defer client.CloseIdleConnections()
+	request, err := http.NewRequest(http.MethodPut, "https://"+address+"/debug/flags/v", strings.NewReader("0"))
+	if err != nil {
+		return err
+	}
+	request.Header.Set("Authorization", "Bearer "+token)
+	response, err := client.Do(request)
+	if err != nil {
+		return err
+	}
+	defer response.Body.Close()
+	if response.StatusCode != status {
+		return fmt.Errorf("changing the verbosity: %s, want %d", response.Status, status)
 	}
 	return nil
 }

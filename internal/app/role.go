@@ -232,6 +232,7 @@ var controllersOption = settings.Option{
 
 // Read reads the settings of a command that runs c. version is that of the program.
 func (c Selection) Read(fs *pflag.FlagSet, version string) (Config, error) {
-	s, err := settings.Read(fs, c.Schema())
-	return Config{Settings: s, Selection: c, Version: version}, err
+	read := func() (settings.Settings, error) { return settings.Read(fs, c.Schema()) }
+	s, err := read()
+	return Config{Settings: s, Selection: c, Version: version, file: settings.ConfigFile(fs), reread: read}, err
 }

@@ -5,12 +5,17 @@ package app
 
 import (
 	"fmt"
+	"io"
 	"net/http"
 	"runtime"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"text/tabwriter"
 	"time"
+
+	"k8s.io/klog/v2"
 
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/internal/settings"
@@ -24,10 +29,34 @@ type status struct {
 	started time.Time
 	checks  func() []statusz.Check
 
-	mu     sync.Mutex
-	csi    *csiclient.Client // nil: not yet, or not needed
-	terms  *terms            // nil: not yet
-	queues *workloop.Metrics // nil: not yet
+	mu      sync.Mutex
+	csi     *csiclient.Client         // nil: not yet, or not needed
+	terms   *terms                    // nil: not yet
+	queues  *workloop.Metrics         // nil: not yet
+	changed map[string]settings.Value // settings that changed since the start, by name
+}
+
+// change records that the value of a setting has changed.
+func (s *status) change(v settings.Value) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.changed == nil {
+		s.changed = map[string]settings.Value{}
+	}
+	s.changed[v.Name] = v
+}
+
+// values returns the settings that are in effect.
+func (s *status) values() []settings.Value {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	values := slices.Clone(s.cfg.Values)
+	for i, v := range values {
+		if now, ok := s.changed[v.Name]; ok {
+			values[i] = now
+		}
+	}
+	return values
 }
 
 func (s *status) connecting(csi *csiclient.Client) {
@@ -50,6 +79,31 @@ func (s *status) pages() map[string]http.Handler {
 	}
 }
 
+// actions returns the endpoints that change the process.
+func (s *status) actions() map[string]http.Handler {
+	if s.cfg.Logs == nil {
+		return nil
+	}
+	return map[string]http.Handler{"/debug/flags/v": http.HandlerFunc(s.putVerbosity)}
+}
+
+// putVerbosity sets the verbosity of the logs to the number in the body, as components of Kubernetes do.
+func (s *status) putVerbosity(w http.ResponseWriter, r *http.Request) {
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, 16))
+	verbosity, invalid := strconv.Atoi(strings.TrimSpace(string(body)))
+	if err != nil || invalid != nil || verbosity < 0 {
+		http.Error(w, "the body must be the verbosity, such as 4", http.StatusBadRequest)
+		return
+	}
+	if verbosity, err = s.cfg.Logs.SetVerbosity(verbosity); err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	s.change(settings.Value{Name: "v", Value: strconv.Itoa(verbosity), Origin: "debug endpoint"})
+	klog.FromContext(r.Context()).Info("Verbosity changed", "v", verbosity, "origin", "debug endpoint")
+	fmt.Fprintf(w, "verbosity set to %d\n", verbosity)
+}
+
 // page returns the content of /statusz.
 func (s *status) page() statusz.Page {
 	p := statusz.Page{
@@ -57,7 +111,7 @@ func (s *status) page() statusz.Page {
 		Checks:  s.checks(),
 		Metrics: strings.TrimPrefix(s.cfg.Common.MetricsPath, "/"), // a relative link works behind a proxy that adds a path
 	}
-	for _, v := range s.cfg.Values {
+	for _, v := range s.values() {
 		if v.Origin != string(settings.OriginDefault) {
 			p.Flags = append(p.Flags, statusz.Flag(v))
 		}
@@ -103,7 +157,7 @@ func (s *status) flags(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	table := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
-	for _, v := range s.cfg.Values {
+	for _, v := range s.values() {
 		fmt.Fprintf(table, "%s\t%s\t%s\n", v.Name, v.Value, v.Origin)
 	}
 	_ = table.Flush() // the client has disconnected

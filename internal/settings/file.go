@@ -41,13 +41,18 @@ func (s Schema) Keys() []string {
 	return slices.Compact(keys)
 }
 
+// ConfigFile returns the path of the configuration file, "" for none.
+func ConfigFile(fs *pflag.FlagSet) string {
+	if f := fs.Lookup("config"); f != nil && f.Changed {
+		return f.Value.String()
+	}
+	return os.Getenv(envName("config"))
+}
+
 // readConfigFile returns the content of the file of --config without its header. Unknown keys are an
 // error. An option of roles at the top is moved into the sections that do not set it.
 func readConfigFile(fs *pflag.FlagSet, schema Schema) (map[string]any, error) {
-	path := os.Getenv(envName("config"))
-	if f := fs.Lookup("config"); f != nil && f.Changed {
-		path = f.Value.String()
-	}
+	path := ConfigFile(fs)
 	if path == "" {
 		return map[string]any{}, nil
 	}

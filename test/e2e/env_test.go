@@ -574,12 +574,22 @@ var served = regexp.MustCompile(`Serving metrics and health.*"address": "([^"]+)
 // get asks the diagnostics server of the process, which it has with --http-endpoint.
 func (p *process) get(path string) (status int, body string) {
 	p.t.Helper()
+	return p.send(http.MethodGet, path, "")
+}
+
+// send sends a request with content to the HTTP endpoint of the process.
+func (p *process) send(method, path, content string) (status int, body string) {
+	p.t.Helper()
 	p.says("Serving metrics and health")
 	address := served.FindStringSubmatch(p.logged())
 	if address == nil {
 		p.t.Fatal("it does not say where it serves")
 	}
-	response, err := http.Get("http://" + address[1] + path)
+	request, err := http.NewRequestWithContext(p.t.Context(), method, "http://"+address[1]+path, strings.NewReader(content))
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	response, err := http.DefaultClient.Do(request)
 	if err != nil {
 		p.t.Fatal(err)
 	}

@@ -110,6 +110,13 @@ func TestPagesOfTheServer(t *testing.T) {
 			return nil
 		})
 	}
+	if code, body := p.send(http.MethodPut, "/debug/flags/v", "5"); code != http.StatusOK {
+		t.Errorf("changing the verbosity: %d %s", code, body)
+	}
+	p.says("Verbosity changed")
+	if code, body := p.get("/flagz"); code != http.StatusOK || !strings.Contains(body, "debug endpoint") {
+		t.Errorf("/flagz after the verbosity has changed: %d %s", code, body)
+	}
 	for _, path := range []string{"/metrics", "/elsewhere"} {
 		if code, _ := p.get(path); code != http.StatusNotFound {
 			t.Errorf("%s: %d", path, code)
