@@ -14,10 +14,14 @@ import (
 // Annotations of a VolumeAttachment that allow a detach after the CSINode or the
 // PersistentVolume was deleted.
 const (
-	annNodeID       = "csi.alpha.kubernetes.io/node-id" // as csi-attacher writes it
+	// annNodeID is the driver's ID of the node of a VolumeAttachment, as csi-attacher writes it.
+	annNodeID = "csi.alpha.kubernetes.io/node-id"
+	// annVolumeHandle is the volume handle of a VolumeAttachment.
 	annVolumeHandle = "storage-controller.io/volume-handle"
-	annSecret       = "storage-controller.io/publish-secret" // NAMESPACE/NAME
-	annMigrated     = "storage-controller.io/migrated"       // "true": an in-tree volume (CSI migration)
+	// annSecret is NAMESPACE/NAME of the Secret for the detach of a VolumeAttachment.
+	annSecret = "storage-controller.io/publish-secret"
+	// annMigrated is "true" on the VolumeAttachment of an in-tree volume (CSI migration).
+	annMigrated = "storage-controller.io/migrated"
 )
 
 // detachAnnotations returns the change that records on a VolumeAttachment what its detach

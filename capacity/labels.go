@@ -13,7 +13,9 @@ import (
 // Labels of the objects. Keys and values are those of csi-provisioner, whose objects this
 // package takes over.
 const (
-	labelDriver    = "csi.storage.k8s.io/drivername"
+	// labelDriver is the driver of a CSIStorageCapacity.
+	labelDriver = "csi.storage.k8s.io/drivername"
+	// labelManagedBy is external-provisioner on a CSIStorageCapacity, with --node-deployment followed by the node.
 	labelManagedBy = "csi.storage.k8s.io/managed-by"
 	managedByBase  = "external-provisioner"
 )

@@ -15,9 +15,12 @@ import (
 )
 
 const (
+	// annSelectedNodeAlpha is the selected node of a PVC, as old schedulers wrote it.
 	annSelectedNodeAlpha = "volume.alpha.kubernetes.io/selected-node"
 
-	annModifySecretName      = "volume.kubernetes.io/controller-modify-secret-name"
+	// annModifySecretName is the name of the Secret for ControllerModifyVolume, on a PV.
+	annModifySecretName = "volume.kubernetes.io/controller-modify-secret-name"
+	// annModifySecretNamespace is the namespace of this Secret.
 	annModifySecretNamespace = "volume.kubernetes.io/controller-modify-secret-namespace"
 
 	// identityAttribute is a volume attribute with the process that created the volume.

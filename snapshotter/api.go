@@ -109,7 +109,7 @@ func stub(m metav1.ObjectMeta) metav1.ObjectMeta {
 	return metav1.ObjectMeta{Name: m.Name, UID: m.UID, ResourceVersion: m.ResourceVersion}
 }
 
-// lastApplied is the annotation of kubectl apply.
+// lastApplied is the annotation of kubectl apply, which the caches drop.
 const lastApplied = "kubectl.kubernetes.io/last-applied-configuration"
 
 type (

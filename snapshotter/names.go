@@ -16,25 +16,32 @@ import (
 const (
 	// Finalizer keeps a VolumeSnapshotContent until its snapshot is deleted or released.
 	Finalizer = "snapshot.storage.kubernetes.io/volumesnapshotcontent-bound-protection"
-	// AnnBeingCreated is set before the first CreateSnapshot of a content, until the status has its result.
+	// AnnBeingCreated is set before the first CreateSnapshot of a VolumeSnapshotContent, until the status has its result. Removing
+	// it ends the wait for the outcome.
 	AnnBeingCreated = "snapshot.storage.kubernetes.io/volumesnapshot-being-created"
 	// AnnBeingDeleted is set by the snapshot-controller, which thereby releases the deletion.
 	AnnBeingDeleted = "snapshot.storage.kubernetes.io/volumesnapshot-being-deleted"
-	// AnnSecretName and AnnSecretNamespace name the secret of CreateSnapshot and DeleteSnapshot.
-	AnnSecretName      = "snapshot.storage.kubernetes.io/deletion-secret-name"
+	// AnnSecretName is the name of the Secret for CreateSnapshot and DeleteSnapshot, which the snapshot-controller sets.
+	AnnSecretName = "snapshot.storage.kubernetes.io/deletion-secret-name"
+	// AnnSecretNamespace is the namespace of this Secret.
 	AnnSecretNamespace = "snapshot.storage.kubernetes.io/deletion-secret-namespace"
-	// AnnGroup is the handle of the group of a member.
+	// AnnGroup is the handle of the group of a VolumeSnapshotContent, which is deleted with its group.
 	AnnGroup = "groupsnapshot.storage.k8s.io/volumeGroupSnapshotHandle"
-	// AnnRequest records the CreateSnapshot of a content: its name, its parameters, and the UID of the content.
+	// AnnRequest records the create request of a VolumeSnapshotContent or VolumeGroupSnapshotContent, which every repetition
+	// uses: name, parameters, and UID of the object.
 	AnnRequest = "storage-controller.io/create-snapshot"
-	// LabelManagedBy is the node of a content in distributed snapshotting.
+	// LabelManagedBy is the node of a VolumeSnapshotContent in distributed snapshotting.
 	LabelManagedBy = "snapshot.storage.kubernetes.io/managed-by"
 
-	// GroupFinalizer and the annotations that follow are those of a VolumeGroupSnapshotContent.
-	GroupFinalizer          = "groupsnapshot.storage.kubernetes.io/volumegroupsnapshotcontent-bound-protection"
-	AnnGroupBeingCreated    = "groupsnapshot.storage.kubernetes.io/volumegroupsnapshot-being-created"
-	AnnGroupBeingDeleted    = "groupsnapshot.storage.kubernetes.io/volumegroupsnapshot-being-deleted"
-	AnnGroupSecretName      = "groupsnapshot.storage.kubernetes.io/deletion-secret-name"
+	// GroupFinalizer keeps a VolumeGroupSnapshotContent until its snapshots are deleted or released.
+	GroupFinalizer = "groupsnapshot.storage.kubernetes.io/volumegroupsnapshotcontent-bound-protection"
+	// AnnGroupBeingCreated is the same as volumesnapshot-being-created, on a VolumeGroupSnapshotContent.
+	AnnGroupBeingCreated = "groupsnapshot.storage.kubernetes.io/volumegroupsnapshot-being-created"
+	// AnnGroupBeingDeleted is the same as volumesnapshot-being-deleted, on a VolumeGroupSnapshotContent.
+	AnnGroupBeingDeleted = "groupsnapshot.storage.kubernetes.io/volumegroupsnapshot-being-deleted"
+	// AnnGroupSecretName is the name of the Secret for CreateVolumeGroupSnapshot and DeleteVolumeGroupSnapshot.
+	AnnGroupSecretName = "groupsnapshot.storage.kubernetes.io/deletion-secret-name"
+	// AnnGroupSecretNamespace is the namespace of this Secret.
 	AnnGroupSecretNamespace = "groupsnapshot.storage.kubernetes.io/deletion-secret-namespace"
 )
 

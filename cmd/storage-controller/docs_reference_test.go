@@ -71,7 +71,7 @@ var noEvents = map[string]string{"reasonWaiting": "reason of a step, in the log"
 func TestDocsReference(t *testing.T) {
 	code := namesInCode(t)
 	code.events["LeaderElection"] = "Normal, Lease: a replica became leader or stopped leading" // of client-go
-	writeEvents(t, code.events)
+	code.writeTables(t)
 	delete(code.variables, "KUBERNETES_SERVICE_HOST") // of every pod; users do not set it
 	page := tablesOf(t, referencePage)
 	same := func(what string, want map[string]bool, have []string) {
@@ -104,7 +104,8 @@ func TestDocsReference(t *testing.T) {
 // namesFound holds the names in the code. Of a name with the name of the driver in it, it holds only the fixed parts.
 type namesFound struct {
 	names, variables map[string]bool
-	events           map[string]string // by reason: "TYPE, KIND: when", the comment of its constant
+	events           map[string]string            // by reason: "TYPE, KIND: when", the comment of its constant
+	constants        map[string]map[string]string // comments by "annotations", "labels" or "finalizers", and name
 }
 
 func (f namesFound) reasons() map[string]bool {
@@ -115,33 +116,69 @@ func (f namesFound) reasons() map[string]bool {
 	return reasons
 }
 
-var eventTable = regexp.MustCompile(`(?s)<!-- events: begin -->.*?<!-- events: end -->`)
-
-// writeEvents compares the table of events on the page with the comments of the reasons, or writes it when UPDATE is set.
-func writeEvents(t *testing.T, events map[string]string) {
-	t.Helper()
-	table := "<!-- events: begin -->\n| reason | type, object | sent when |\n|---|---|---|\n"
-	for _, reason := range slices.Sorted(maps.Keys(events)) {
-		about, when, ok := strings.Cut(events[reason], ": ")
-		if !ok || !strings.HasPrefix(about, "Normal, ") && !strings.HasPrefix(about, "Warning, ") {
-			t.Errorf("the comment of the reason %s is %q, want the form \"Warning, PVC: an attempt failed\"", reason, events[reason])
-		}
-		table += "| `" + reason + "` | " + about + " | " + when + " |\n"
+// kindOf returns which kind of name a constant holds, or "".
+func kindOf(constant string) string {
+	switch lower := strings.ToLower(constant); {
+	case strings.HasPrefix(lower, "ann"), constant == "lastApplied":
+		return "annotations"
+	case strings.HasPrefix(lower, "label"):
+		return "labels"
+	case strings.HasSuffix(lower, "finalizer"), strings.HasSuffix(lower, "protection"):
+		return "finalizers"
 	}
-	table += "<!-- events: end -->"
+	return ""
+}
+
+// constant adds a constant to the tables of the page: its comment, without its name.
+func (f namesFound) constant(name, value string, comment *ast.CommentGroup) {
+	doc := strings.Join(strings.Fields(comment.Text()), " ")
+	if strings.HasPrefix(name, "reason") && noEvents[name] == "" && value != "" && f.events[value] == "" {
+		f.events[value] = doc
+	}
+	kind := kindOf(name)
+	if kind == "" || !qualified.MatchString(value) || otherNames[value] != "" || doc == "" || f.constants[kind][value] != "" {
+		return // the name of another package that has it, too, or a row that is written by hand
+	}
+	doc = strings.TrimPrefix(strings.TrimPrefix(doc, name+" "), "is ")
+	f.constants[kind][value] = strings.TrimSuffix(doc, ".")
+}
+
+// writeTables compares the generated tables of the page with the comments of the constants, or writes them when UPDATE is set.
+func (f namesFound) writeTables(t *testing.T) {
+	t.Helper()
+	rows := map[string]string{"events": "| reason | type, object | sent when |\n|---|---|---|\n"}
+	for _, reason := range slices.Sorted(maps.Keys(f.events)) {
+		about, when, ok := strings.Cut(f.events[reason], ": ")
+		if !ok || !strings.HasPrefix(about, "Normal, ") && !strings.HasPrefix(about, "Warning, ") {
+			t.Errorf("the comment of the reason %s is %q, want the form \"Warning, PVC: an attempt failed\"", reason, f.events[reason])
+		}
+		rows["events"] += "| `" + reason + "` | " + about + " | " + when + " |\n"
+	}
+	for kind, comments := range f.constants {
+		rows[kind] = "| name | meaning |\n|---|---|\n"
+		for _, name := range slices.Sorted(maps.Keys(comments)) {
+			rows[kind] += "| `" + name + "` | " + comments[name] + " |\n"
+		}
+	}
 	data, err := os.ReadFile(referencePage)
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := eventTable.ReplaceAllLiteralString(string(data), table)
+	want := string(data)
+	for part, table := range rows {
+		table = "<!-- " + part + ": begin -->\n" + table + "<!-- " + part + ": end -->"
+		old := regexp.MustCompile("(?s)<!-- " + part + ": begin -->.*?<!-- " + part + ": end -->")
+		if !old.MatchString(want) {
+			t.Errorf("%s has no place for the table of %s", referencePage, part)
+		}
+		want = old.ReplaceAllLiteralString(want, table)
+	}
 	if os.Getenv("UPDATE") != "" {
 		if err := os.WriteFile(referencePage, []byte(want), 0o644); err != nil {
 			t.Fatal(err)
 		}
-		return
-	}
-	if string(data) != want || !strings.Contains(want, table) {
-		t.Errorf("the table of events in %s is stale, run make generate", referencePage)
+	} else if string(data) != want {
+		t.Errorf("the tables of %s are stale, run make generate", referencePage)
 	}
 }
 
@@ -154,7 +191,8 @@ var (
 
 func namesInCode(t *testing.T) namesFound {
 	t.Helper()
-	found := namesFound{map[string]bool{}, map[string]bool{}, map[string]string{}}
+	found := namesFound{map[string]bool{}, map[string]bool{}, map[string]string{},
+		map[string]map[string]string{"annotations": {}, "labels": {}, "finalizers": {}}}
 	makers := map[string]bool{}
 	for _, dir := range readNames {
 		files, err := filepath.Glob("../../" + dir + "/*.go")
@@ -293,10 +331,8 @@ func (f namesFound) node(n ast.Node) string {
 		}
 	case *ast.ValueSpec:
 		for i, name := range n.Names {
-			if strings.HasPrefix(name.Name, "reason") && noEvents[name.Name] == "" && i < len(n.Values) && text(n.Values[i]) != "" {
-				if reason := text(n.Values[i]); f.events[reason] == "" { // else of another package that has it, too
-					f.events[reason] = strings.Join(strings.Fields(n.Doc.Text()), " ")
-				}
+			if i < len(n.Values) {
+				f.constant(name.Name, text(n.Values[i]), n.Doc)
 			}
 		}
 	case *ast.CompositeLit:

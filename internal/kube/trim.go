@@ -26,7 +26,7 @@ const (
 	ProvisioningFinalizer = "storage-controller.io/provisioning"
 	// AttacherFinalizerPrefix begins the finalizer of an attacher, before the sanitized name of its driver.
 	AttacherFinalizerPrefix = "external-attacher/"
-	// AnnProvisioningRequest records which CreateVolume request was sent to which driver.
+	// AnnProvisioningRequest records the indeterminate CreateVolume request of a PVC.
 	AnnProvisioningRequest = "storage-controller.io/provisioning-request"
 	// AnnStorageResizer names the driver that expands an in-tree volume (CSI migration).
 	AnnStorageResizer = "volume.kubernetes.io/storage-resizer"

@@ -19,7 +19,9 @@ const ParameterPrefix = "csi.storage.k8s.io/"
 
 // Annotations of a PersistentVolume that name the secret with which its volume is deleted.
 const (
-	AnnDeletionSecretName      = "volume.kubernetes.io/provisioner-deletion-secret-name"
+	// AnnDeletionSecretName is the name of the Secret for DeleteVolume, on a PV.
+	AnnDeletionSecretName = "volume.kubernetes.io/provisioner-deletion-secret-name"
+	// AnnDeletionSecretNamespace is the namespace of this Secret.
 	AnnDeletionSecretNamespace = "volume.kubernetes.io/provisioner-deletion-secret-namespace"
 )
 

@@ -21,14 +21,19 @@ import (
 
 // The label and the annotations of the ConfigMap.
 const (
-	LabelDriver           = "storage-controller.io/driver"
+	// LabelDriver is the driver of a ConfigMap with lost nodes.
+	LabelDriver = "storage-controller.io/driver"
+	// AnnotationTopologyKey is the last known topology key, on the ConfigMap with lost nodes.
 	AnnotationTopologyKey = "storage-controller.io/topology-key"
-	AnnotationLastLook    = "storage-controller.io/last-look"
-	// AnnotationHolder identifies the term of the leader.
+	// AnnotationLastLook is the time when all nodes of the ConfigMap with lost nodes were checked last.
+	AnnotationLastLook = "storage-controller.io/last-look"
+	// AnnotationHolder identifies the leader that may write the ConfigMap with lost nodes. If it is removed or changed, the
+	// leader releases its Lease, and the next leader sets it.
 	AnnotationHolder = "storage-controller.io/holder"
-	// AnnotationApprove lists hosts or Nodes whose clean-up is approved. The value * also needs
-	// AnnotationApproveUntil. The controller moves approvals into the records.
-	AnnotationApprove      = "storage-controller.io/approve"
+	// AnnotationApprove lists lost nodes whose cleanup an administrator approves, on their ConfigMap. The value * also needs an
+	// end. The controller moves approvals into the records.
+	AnnotationApprove = "storage-controller.io/approve"
+	// AnnotationApproveUntil is the end of the approval *, in RFC 3339.
 	AnnotationApproveUntil = "storage-controller.io/approve-until"
 )
 

@@ -23,7 +23,9 @@ const maxReads = 10
 
 // Annotations of the default StorageClass.
 const (
-	annDefaultClass     = "storageclass.kubernetes.io/is-default-class"
+	// annDefaultClass is "true" on the default StorageClass.
+	annDefaultClass = "storageclass.kubernetes.io/is-default-class"
+	// annBetaDefaultClass is the same, in old clusters.
 	annBetaDefaultClass = "storageclass.beta.kubernetes.io/is-default-class"
 )
 
