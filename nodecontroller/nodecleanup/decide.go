@@ -49,7 +49,7 @@ func (r LostNode) interrupted() LostNode {
 	return r
 }
 
-// exempt reports whether a loss may be cleaned up however many nodes are lost.
+// exempt reports whether the breaker does not hold a loss, however many nodes are lost. It ends no hold.
 func (r LostNode) exempt() bool { return r.Planned || !r.Approved.IsZero() }
 
 // recordOfDeleting returns the record with the Node that is being deleted. If the record is of another Node, only its

@@ -18,11 +18,12 @@
 //   - missing: no Node exists. After --node-missing-grace, or an approval, its claims are deleted,
 //     and in mode volumes also the volumes that the driver can no longer delete.
 //   - unclear: a CSINode or a Node exists that may be its node. Nothing is deleted, and a later
-//     absence has its full grace.
+//     absence has its full grace. A hold remains.
 //
-// The breaker holds the hosts with something to delete if too many are lost at the same time. Time
-// never ends a hold: it needs an approval by an administrator, or the return of the Node. A removal
-// is planned, and not counted, if the Node was cordoned and no pod used a volume on it any more.
+// The breaker holds the hosts with something to delete if too many are lost at the same time. Only
+// an approval by an administrator, which is for one loss, or the return of the Node ends a hold. A
+// removal is planned, and neither counted nor held from then on, if the Node was cordoned and no pod
+// used a volume on it any more.
 //
 // The command cleanup ([Cleanup]) does the same for one missing Node that an administrator names. Of
 // the checks, only the graces, the opt-in, --node-cleanup-paths and the breaker do not apply to it.

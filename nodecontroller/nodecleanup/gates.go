@@ -74,7 +74,8 @@ func (p Policy) mayClean(t target, c cluster) (found findings) {
 		}
 		found.add(h.record.OptedOut, checkScope, "Scope", "Node %s had the annotation %s: %s when it was deleted", h.name(), p.annotation,
 			disabled)
-		found.add((h.record.Held != "" || c.open) && !h.record.exempt() && !p.command, checkBreaker, "TooManyNodesLost",
+		held := h.record.Held != "" || c.open && !h.record.exempt() // an open breaker holds it with the next write of the records
+		found.add(held && !p.command, checkBreaker, "TooManyNodesLost",
 			"too many nodes are lost. The cleanup of %s waits for an approval", h.name())
 	}
 	found.add(len(t.users) > 0, checkUse, "ClaimInUse", "pod %s uses the claim on a node that exists", strings.Join(t.users, ", "))

@@ -102,7 +102,7 @@ func (r *run) checkHost(what, host string) {
 	if stored.OptedOut || r.acting.optedOut[host] {
 		r.fail("%s was deleted although Node %s had opted out", what, host)
 	}
-	if h.held && !stored.Planned {
+	if h.held {
 		r.fail("%s was deleted although %s was held", what, host)
 	}
 	if n := r.w.nodes[stored.Node]; n != nil && n.DeletionTimestamp == nil {
@@ -258,7 +258,7 @@ func (r *run) checkRecord(host string, before, after LostNode) {
 		h.held = true
 	} else if h.held && r.alive(host) { // it has returned
 		h.held = false
-	} else if h.held && !after.Planned {
+	} else if h.held {
 		r.fail("the hold of %s was released: %+v, before %+v", host, after, before)
 	}
 	if set := !after.Since.IsZero() && !after.Since.Equal(before.Since) && !after.Since.Equal(h.since); set &&

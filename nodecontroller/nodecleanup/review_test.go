@@ -203,3 +203,21 @@ func TestPlannedWithACSINodeLeft(t *testing.T) {
 		}
 	}
 }
+
+// TestHoldOfADrainedNode: a hold does not end because its Node is drained after the hold.
+func TestHoldOfADrainedNode(t *testing.T) {
+	now := time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)
+	p, c := newPolicy(settingsOf(0), worldDriver), cluster{now: now, readyNode: true, sameCluster: true}
+	h := host{value: "n", state: missing, recorded: true}
+	h.record = LostNode{Value: "n", Since: now.Add(-time.Hour), Cordoned: true, Planned: true}
+	for _, open := range []bool{false, true} {
+		c.open = open
+		if found := p.mayClean(target{hosts: []host{h}}, c); len(found) > 0 {
+			t.Errorf("a planned removal, breaker open: %v: %v", open, found)
+		}
+	}
+	h.record.Held = HeldByBreaker
+	if found := p.mayClean(target{hosts: []host{h}}, c); len(found) != 1 || found[0].check != checkBreaker {
+		t.Errorf("a held host: %v, want the breaker", found)
+	}
+}
