@@ -31,20 +31,12 @@ func (t *terms) lostNodes(driver string) []statusz.LostNode {
 
 // lostNode returns the state of a lost node and what happens, or has to happen, next.
 func lostNode(n nodecleanup.LostNode, driver string) statusz.LostNode {
-	s := statusz.LostNode{Node: n.Node, Since: n.Since, State: "missing", Next: "cleaned up after --node-missing-grace, unless it returns"}
-	if s.Node == "" {
-		s.Node = n.Value
-	}
-	switch {
-	case n.OptedOut:
-		s.State, s.Next = "opted out", "nothing is deleted"
-	case n.Since.IsZero():
-		s.State, s.Next = "being deleted", "cleaned up when its Node and CSINode are deleted"
-	case n.Held != "":
-		s.State, s.Next = "held by the "+n.Held,
-			"storage-controller nodecontroller approve --driver-name="+driver+" "+s.Node+" --yes"
-	case !n.Approved.IsZero():
-		s.State, s.Next = "approved", "cleaned up as the mode and the opt-in allow"
-	}
-	return s
+	return statusz.LostNode{Node: n.Name(), Since: n.Since, State: string(n.State()), Next: map[nodecleanup.RecordState]string{
+		nodecleanup.RecordUnparsable: "nothing is deleted. Correct or remove the record in ConfigMap " + nodecleanup.ConfigMapName(driver),
+		nodecleanup.RecordOptedOut:   "nothing is deleted",
+		nodecleanup.RecordHeld:       "storage-controller nodecontroller approve --driver-name=" + driver + " " + n.Name() + " --yes",
+		nodecleanup.RecordApproved:   "cleaned up as the mode and the opt-in allow",
+		nodecleanup.RecordDeleting:   "cleaned up when its Node and CSINode are deleted",
+		nodecleanup.RecordMissing:    "cleaned up after --node-missing-grace, unless it returns",
+	}[n.State()]}
 }

@@ -4,7 +4,6 @@
 package nodecleanup
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -255,7 +254,7 @@ func Approve(ctx context.Context, client kubernetes.Interface, request ApproveRe
 		if after.lost[r.Value] != r {
 			approval = "will be approved"
 		}
-		fmt.Fprintf(table, "%s\t%s\t%s\t%s\n", cmp.Or(r.Node, r.Value), since, r.summary(), approval)
+		fmt.Fprintf(table, "%s\t%s\t%s\t%s\n", r.Name(), since, r.State(), approval)
 	}
 	for node := range strings.SplitSeq(after.annotations[AnnotationApprove], ",") {
 		if node != "" && len(problems) == 0 {
@@ -283,21 +282,6 @@ func Approve(ctx context.Context, client kubernetes.Interface, request ApproveRe
 	}
 	_, err = fmt.Fprintf(out, "approved: %s\n", strings.Join(request.Nodes, ", "))
 	return err
-}
-
-// summary returns the state of a record in a word.
-func (r LostNode) summary() string {
-	switch {
-	case r.OptedOut:
-		return "opted out"
-	case r.Held != "":
-		return "held"
-	case !r.Approved.IsZero():
-		return "approved"
-	case r.Since.IsZero():
-		return "being deleted"
-	}
-	return "missing"
 }
 
 // RemoveFinalizers prints the Nodes with our finalizer, and with yes removes it, so that nothing holds

@@ -4,6 +4,7 @@
 package nodecleanup
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -74,6 +75,39 @@ func ParseLostNodes(cm *corev1.ConfigMap) []LostNode {
 	}
 	return all
 }
+
+// RecordState is what a [LostNode] means for the clean-up.
+type RecordState string
+
+// The states of records. The first one that applies is the state.
+const (
+	RecordUnparsable RecordState = "unparsable"
+	RecordOptedOut   RecordState = "opted out"
+	RecordHeld       RecordState = "held"
+	RecordApproved   RecordState = "approved"
+	RecordDeleting   RecordState = "being deleted" // or a CSINode exists
+	RecordMissing    RecordState = "missing"
+)
+
+// State returns the state of a record.
+func (n LostNode) State() RecordState {
+	switch {
+	case n.Unparsable:
+		return RecordUnparsable
+	case n.OptedOut:
+		return RecordOptedOut
+	case n.Held != "":
+		return RecordHeld
+	case !n.Approved.IsZero():
+		return RecordApproved
+	case n.Since.IsZero():
+		return RecordDeleting
+	}
+	return RecordMissing
+}
+
+// Name returns the best known name of the Node.
+func (n LostNode) Name() string { return cmp.Or(n.Node, n.Value) }
 
 // version returns the resourceVersion of the ConfigMap that this term last read or wrote.
 func (r *records) version() string {

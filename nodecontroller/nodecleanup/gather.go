@@ -51,10 +51,7 @@ func (v volume) target() target { return target{v.hosts, v.refusal, v.users} }
 
 // name returns the best known name of the Node of a host.
 func (h host) name() string {
-	if h.record.Node != "" {
-		return h.record.Node
-	}
-	return h.value
+	return cmp.Or(h.record.Node, h.value)
 }
 
 // hasOtherValue reports whether the Node of the record exists and is the node of another host now.

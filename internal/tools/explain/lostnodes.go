@@ -20,14 +20,6 @@ type lostNode struct {
 	driver, namespace string // the namespace of the nodecontroller
 }
 
-// name returns the name of the Node as far as it is known.
-func (n lostNode) name() string {
-	if n.Node != "" {
-		return n.Node
-	}
-	return n.Value
-}
-
 // lostNodes reads the records of all drivers and namespaces.
 func (g *gatherer) lostNodes(ctx context.Context) {
 	request := func(ctx context.Context, o metav1.ListOptions) (*corev1.ConfigMapList, error) {
@@ -54,28 +46,34 @@ func (f *facts) lostNodesOf(pv *corev1.PersistentVolume) []lostNode {
 
 // explainLostNode reports the record of a lost node.
 func explainLostNode(e *explanation, n lostNode) {
-	planned := ""
+	planned, lost := "", "is lost"
 	if n.Planned {
 		planned = " The removal was planned: the node was drained before."
 	}
-	switch {
-	case n.OptedOut:
+	if !n.Since.IsZero() {
+		lost += " for " + e.age(n.Since)
+	}
+	switch n.State() {
+	case nodecleanup.RecordUnparsable:
+		e.add(Blocked, "cleanup", "The record of node %s of driver %s cannot be parsed: nothing is deleted.", n.Name(), n.driver).
+			next("Correct or remove the record in ConfigMap %s/%s.", n.namespace, nodecleanup.ConfigMapName(n.driver))
+	case nodecleanup.RecordOptedOut:
 		e.add(Fine, "cleanup", "Node %s of driver %s opted out of the cleanup before it was deleted: nothing is deleted.",
-			n.name(), n.driver)
-	case n.Since.IsZero():
-		e.add(Waiting, "cleanup", "Node %s of driver %s is being deleted, or its deletion is not confirmed yet.%s",
-			n.name(), n.driver, planned).next("The nodecontroller cleans up when the Node and its CSINode are deleted.")
-	case n.Held != "":
-		e.add(Blocked, "cleanup", "Node %s of driver %s is lost for %s. Its cleanup is held by the %s: too many nodes are lost.",
-			n.name(), n.driver, e.age(n.Since), n.Held).
+			n.Name(), n.driver)
+	case nodecleanup.RecordHeld:
+		e.add(Blocked, "cleanup", "Node %s of driver %s %s. Its cleanup is held by the %s: too many nodes are lost.",
+			n.Name(), n.driver, lost, n.Held).
 			next("Verify that the node does not return, then run `storage-controller nodecontroller approve --driver-name=%s "+
 				"--namespace=%s "+
-				"%s --yes`.", n.driver, n.namespace, n.name())
-	case !n.Approved.IsZero():
-		e.add(Waiting, "cleanup", "Node %s of driver %s is lost for %s; its cleanup was approved %s ago.",
-			n.name(), n.driver, e.age(n.Since), e.age(n.Approved)).next("The nodecontroller deletes what its mode and the opt-in allow.")
+				"%s --yes`.", n.driver, n.namespace, n.Name())
+	case nodecleanup.RecordApproved:
+		e.add(Waiting, "cleanup", "Node %s of driver %s %s; its cleanup was approved %s ago.", n.Name(), n.driver, lost, e.age(n.Approved)).
+			next("The nodecontroller deletes what its mode and the opt-in allow.")
+	case nodecleanup.RecordDeleting:
+		e.add(Waiting, "cleanup", "Node %s of driver %s is being deleted, or its deletion is not confirmed yet.%s",
+			n.Name(), n.driver, planned).next("The nodecontroller cleans up when the Node and its CSINode are deleted.")
 	default:
-		e.add(Waiting, "cleanup", "Node %s of driver %s is lost for %s.%s", n.name(), n.driver, e.age(n.Since), planned).
+		e.add(Waiting, "cleanup", "Node %s of driver %s %s.%s", n.Name(), n.driver, lost, planned).
 			next("The nodecontroller cleans up after --node-missing-grace, if its mode and the opt-in allow that, unless the node returns.")
 	}
 }

@@ -36,7 +36,7 @@ func example() Page {
 			Name: "claims", Waiting: 7, Failures: 1,
 			Failing: []workloop.Failing{{Key: "ns/c", Attempts: 4, Error: "pool is full", Next: now.Add(90 * time.Second)}},
 		}},
-		LostNodes: []LostNode{{"n7", "held by the breaker", now.Add(-time.Hour), "storage-controller nodecontroller approve n7 --yes"}},
+		LostNodes: []LostNode{{"n7", "held", now.Add(-time.Hour), "storage-controller nodecontroller approve n7 --yes"}},
 		Flags:     []Flag{{"worker-threads", "7", "flag"}}, Metrics: "a/numbers",
 	}
 }
@@ -57,7 +57,7 @@ func TestPageSaysWhatThereIs(t *testing.T) {
 	for _, want := range []string{
 		"checks fail", "not connected", "up 60m", "this process", "pod-2", "waiting for the Lease", "not ready: away", "pvc-1", "3s",
 		"7 waiting", "1 failing", "in 90s", "pool is full", "--worker-threads", `href="./a/numbers"`, `http-equiv="refresh"`,
-		"&lt;script&gt;", "Lost nodes", "held by the breaker", "60m", "approve n7 --yes",
+		"&lt;script&gt;", "Lost nodes", ">held<", "60m", "approve n7 --yes",
 	} {
 		if !strings.Contains(body, want) {
 			t.Errorf("%q is missing", want)

@@ -1,0 +1,36 @@
+package explain
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/storage-controller/storage-controller/nodecontroller/nodecleanup"
+)
+
+// TestRecordsOfLostNodes: a record that holds or opts out says so before anything else.
+func TestRecordsOfLostNodes(t *testing.T) {
+	since := `"since":"` + now.Add(-5*time.Minute).Format(time.RFC3339) + `"`
+	for record, want := range map[string]struct {
+		severity Severity
+		text     string
+	}{
+		`{"node":"n","uid":"u","held":"breaker"}`:               {Blocked, "Node n of driver d is lost. Its cleanup is held by the breaker"},
+		`{` + since + `,"held":"breaker"}`:                      {Blocked, "Node v of driver d is lost for 5m. Its cleanup is held"},
+		`{"node":"n",` + since + `,"held":"b","optedOut":true}`: {Fine, "Node n of driver d opted out"},
+		`{`:                           {Blocked, "The record of node v of driver d cannot be parsed: nothing is deleted."},
+		`{"node":"n","planned":true}`: {Waiting, "Node n of driver d is being deleted, or its deletion is not confirmed yet. The removal"},
+		`{"node":"n",` + since + `}`:  {Waiting, "Node n of driver d is lost for 5m."},
+		`{"node":"n","approved":"` + "2026-01-01T00:00:00Z" + `"}`: {Waiting, "Node n of driver d is lost; its cleanup was approved"},
+	} {
+		records := nodecleanup.ParseLostNodes(&corev1.ConfigMap{Data: map[string]string{"v": record}})
+		e := &explanation{facts: &facts{now: now}}
+		explainLostNode(e, lostNode{records[0], "d", "ns"})
+		got := e.findings[0]
+		if got.Severity != want.severity || !strings.HasPrefix(got.Sentence, want.text) || (got.Next == "") != (want.severity == Fine) {
+			t.Errorf("%s: %+v, want %v %q", record, got, want.severity, want.text)
+		}
+	}
+}
