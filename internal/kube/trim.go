@@ -40,7 +40,7 @@ func Trim(driver string) cache.TransformFunc { return trim(driver, &RetainedFiel
 
 // RetainedFields selects fields that only one role reads.
 type RetainedFields struct {
-	// Nodes retains annotations, taints, unschedulable, host names, machine IDs and the Ready condition.
+	// Nodes retains annotations, unschedulable, host names and the Ready condition.
 	Nodes bool
 	// Claims retains how claims of other drivers are bound and used: the node controller may have to
 	// handle a claim that does not name the driver.
@@ -210,8 +210,7 @@ func only(annotations map[string]string, keys ...string) map[string]string {
 func trimNode(node *corev1.Node) *corev1.Node {
 	s := &corev1.Node{ObjectMeta: node.ObjectMeta}
 	trimMeta(&s.ObjectMeta)
-	s.Spec.Taints, s.Spec.Unschedulable = node.Spec.Taints, node.Spec.Unschedulable
-	s.Status.NodeInfo.MachineID = node.Status.NodeInfo.MachineID
+	s.Spec.Unschedulable = node.Spec.Unschedulable
 	for _, c := range node.Status.Conditions {
 		if c.Type == corev1.NodeReady {
 			c.LastHeartbeatTime, c.Message = metav1.Time{}, ""
