@@ -20,7 +20,7 @@ import (
 	"github.com/storage-controller/storage-controller/internal/kubetest"
 )
 
-// TestApprovalIsForOneLoss is B2: a node returns, the process restarts, and the node is lost again.
+// TestApprovalIsForOneLoss: a node returns, the process restarts, and the node is lost again.
 func TestApprovalIsForOneLoss(t *testing.T) {
 	f := scenario(t, func(f *fixture) { f.cfg.NodeMissingGrace = time.Hour })
 	f.node("n")
@@ -64,7 +64,7 @@ func TestApprovalBeforeTheLoss(t *testing.T) {
 	f.stays(2*shortGrace, pvc)
 }
 
-// TestStaleCacheReleasesNoHold is B3: a new leader still has the lost Node in its cache.
+// TestStaleCacheReleasesNoHold: a new leader still has the lost Node in its cache.
 func TestStaleCacheReleasesNoHold(t *testing.T) {
 	f := scenario(t, nil)
 	claims := ten(f)
@@ -88,7 +88,7 @@ func TestStaleCacheReleasesNoHold(t *testing.T) {
 	}
 }
 
-// TestLimitOutlivesTheLeader is B4: nodes that one leader cleaned up count for the next one.
+// TestLimitOutlivesTheLeader: nodes that one leader cleaned up count for the next one.
 func TestLimitOutlivesTheLeader(t *testing.T) {
 	f := scenario(t, nil)
 	claims := ten(f)
@@ -104,7 +104,7 @@ func TestLimitOutlivesTheLeader(t *testing.T) {
 	f.stays(2*shortGrace, claims[1])
 }
 
-// TestNodeWithoutLabelIsReported is B10: a node of the driver that lacks its label may be any lost node.
+// TestNodeWithoutLabelIsReported: a node of the driver that lacks its label may be any lost node.
 func TestNodeWithoutLabelIsReported(t *testing.T) {
 	f := scenario(t, nil)
 	_, pvc := f.bound("a", "n")

@@ -112,7 +112,7 @@ func TestNodecontrollerScenarioBreaker(t *testing.T) {
 	})
 	t.Run("046_rate", func(t *testing.T) {
 		const all = 30
-		f := scenario(t, nil)
+		f := scenario(t, func(f *fixture) { f.cfg.LookInterval = time.Hour })
 		var may []string
 		for i := range all {
 			f.bound(fmt.Sprintf("c%d", i), "n")
@@ -126,6 +126,9 @@ func TestNodecontrollerScenarioBreaker(t *testing.T) {
 		var deletions []time.Time
 		for _, line := range may {
 			deletions = append(deletions, f.asked(line)...)
+		}
+		if n := len(f.asked("GET csinodes")); n != 1 {
+			t.Errorf("all CSINodes were listed %d times in 20s of deletions, want once per minute", n)
 		}
 		slices.SortFunc(deletions, time.Time.Compare)
 		if n := len(deletions); n < 15 || n > all {

@@ -148,7 +148,7 @@ func TestNodecontrollerScenarioNodes(t *testing.T) {
 	t.Run("007_claims_and_resources", func(t *testing.T) {
 		for what, create := range map[string]func(f *fixture){
 			"unbound": func(f *fixture) { f.selecting("a", "n") },
-			// The cache learns late that the last claim is being deleted: B1.
+			// The cache learns late that the last claim is being deleted.
 			"bound": func(f *fixture) { f.bound("a", "n"); f.late("persistentvolumeclaims", 300*time.Millisecond) },
 		} {
 			t.Run(what, func(t *testing.T) {
@@ -218,7 +218,7 @@ func TestNodecontrollerScenarioNodes(t *testing.T) {
 	})
 	t.Run("011_086_bound_pair_and_its_pod", func(t *testing.T) {
 		f := scenario(t, parity)
-		// The finalizer path does not need a healthy control plane: B9.
+		// The finalizer path does not need a healthy control plane.
 		f.denied(http.MethodGet, "/namespaces/"+metav1.NamespaceSystem)
 		f.node("n", f.cfg.NodeFinalizer)
 		pv, _ := f.bound("a", "n")

@@ -19,7 +19,7 @@ import (
 	"github.com/storage-controller/storage-controller/internal/workloop"
 )
 
-// TestOptedOutNodesAreForgotten is B8: of 1,000 Nodes that had opted out when they were deleted, the records keep
+// TestOptedOutNodesAreForgotten: of 1,000 Nodes that had opted out when they were deleted, the records keep
 // those that have a volume of the driver, and the process no more than these after an hour.
 func TestOptedOutNodesAreForgotten(t *testing.T) {
 	const all, kept = 1000, 10
@@ -69,7 +69,7 @@ func TestOptedOutNodesAreForgotten(t *testing.T) {
 	})
 }
 
-// TestNothingOfATermIsLeft is B12: neither a timer nor a handler keeps a term alive after Run has returned, although
+// TestNothingOfATermIsLeft: neither a timer nor a handler keeps a term alive after Run has returned, although
 // a Node waits for its timeout then.
 func TestNothingOfATermIsLeft(t *testing.T) {
 	f := scenario(t, func(f *fixture) { f.cfg.NodeDeleteGrace, f.cfg.NodeFinalizerTimeout = time.Hour, 2*time.Hour })
@@ -127,7 +127,7 @@ func join(c *Controller, w *world, i int) {
 	c.enqueueLost(c.index.setVolume("pv-c0", w.volumes["pv-c0"]))
 }
 
-// TestHandlersOnlyEnqueue is B13: a handler updates the index and enqueues hosts. It sends no request, reads no
+// TestHandlersOnlyEnqueue: a handler updates the index and enqueues hosts. It sends no request, reads no
 // volume of a lost node, and does not evaluate the breaker.
 func TestHandlersOnlyEnqueue(t *testing.T) {
 	c, w, requests := joining(1000)
