@@ -139,16 +139,9 @@ func (c *cleaner) remove(ctx context.Context, seen volume, want action) (r resul
 
 // preconditions restricts a deletion to the version of obj that was read.
 func (c *cleaner) preconditions(obj metav1.Object) metav1.DeleteOptions {
-	return metav1.DeleteOptions{DryRun: c.dryRun(), Preconditions: &metav1.Preconditions{
+	return metav1.DeleteOptions{DryRun: c.policy.dryRunOption(), Preconditions: &metav1.Preconditions{
 		UID: ptr.To(obj.GetUID()), ResourceVersion: ptr.To(obj.GetResourceVersion()),
 	}}
-}
-
-func (c *cleaner) dryRun() []string {
-	if c.policy.dryRun {
-		return []string{metav1.DryRunAll}
-	}
-	return nil
 }
 
 // deleteClaim deletes a claim, and sends message as an event about obj.
@@ -185,7 +178,7 @@ func (c *cleaner) removeFinalizers(ctx context.Context, pv *corev1.PersistentVol
 	data = append([]byte(fmt.Sprintf(`[{"op":"test","path":"/metadata/resourceVersion","value":%q},`, pv.ResourceVersion)), data[1:]...)
 	return c.send(ctx, "finalizer_remove", "PersistentVolume", pv, func(ctx context.Context) error {
 		_, err := c.live.client.CoreV1().PersistentVolumes().Patch(ctx, pv.Name, types.JSONPatchType, data,
-			metav1.PatchOptions{DryRun: c.dryRun()})
+			metav1.PatchOptions{DryRun: c.policy.dryRunOption()})
 		return err
 	})
 }

@@ -176,6 +176,14 @@ func (p Policy) mode() Mode {
 	return p.NodeCleanup
 }
 
+// dryRunOption returns the option DryRun of a write.
+func (p Policy) dryRunOption() []string {
+	if p.dryRun {
+		return []string{metav1.DryRunAll}
+	}
+	return nil
+}
+
 // refusal returns why the owners of a volume or claim, by kind, do not consent to its clean-up, or "".
 // Only claims and classes can opt in.
 func (p Policy) refusal(owners map[string]metav1.Object) string {

@@ -1,3 +1,6 @@
+// Copyright The storage-controller Authors
+// SPDX-License-Identifier: Apache-2.0
+
 package explain
 
 import (
