@@ -73,7 +73,8 @@ func (c *cleaner) removeResource(
 				if err != nil {
 					return err
 				}
-				released, err := client.Patch(ctx, obj.GetName(), types.MergePatchType, data, metav1.PatchOptions{DryRun: c.policy.dryRunOption()})
+				released, err := client.Patch(ctx, obj.GetName(), types.MergePatchType, data,
+					metav1.PatchOptions{DryRun: c.policy.dryRunOption()})
 				if err != nil {
 					return fmt.Errorf("removing finalizer %s: %w", r.Finalizer, err)
 				}
