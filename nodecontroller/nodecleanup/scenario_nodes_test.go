@@ -164,7 +164,7 @@ func TestNodecontrollerScenarioNodes(t *testing.T) {
 				f.deleteNode("n")
 				f.nodeDeleted("n")
 				if there, err := resources.exists(t.Context(), "lv"); there || err != nil {
-					t.Errorf("the Node was released before its custom resource was deleted: %t, %v", there, err)
+					t.Fatalf("the Node was released before its custom resource was deleted: %t, %v", there, err)
 				}
 				f.claimDeleted("a")
 				f.soon("everything is deleted", begin, 10*time.Second)
