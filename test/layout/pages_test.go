@@ -9,6 +9,7 @@ import (
 	"path"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"unicode"
@@ -164,7 +165,6 @@ func TestPageLength(t *testing.T) {
 // TestDocsPackages compares the table of packages in docs/architecture.md with their comments, or writes
 // it when UPDATE is set (make generate).
 func TestDocsPackages(t *testing.T) {
-	const page = "docs/architecture.md"
 	var b strings.Builder
 	b.WriteString("<!-- packages: begin -->\n| package | |\n|---|---|\n")
 	for _, p := range packages(t) {
@@ -175,15 +175,64 @@ func TestDocsPackages(t *testing.T) {
 		}
 	}
 	b.WriteString("<!-- packages: end -->")
+	writePart(t, "docs/architecture.md", b.String())
+}
+
+// cells returns the cells of the first row of a table that begins with the given ones.
+func cells(table string, begin ...string) []string {
+	for line := range strings.Lines(table) {
+		row := strings.Split(strings.Trim(strings.TrimSpace(line), "|"), "|")
+		for i := range row {
+			row[i] = strings.TrimSpace(row[i])
+		}
+		if len(row) > len(begin) && slices.Equal(row[:len(begin)], begin) {
+			return row[len(begin):]
+		}
+	}
+	return make([]string, 5)
+}
+
+// TestDocsComparison compares the comparison in README.md with the one in docs/benchmark.md, or writes it when UPDATE is set.
+func TestDocsComparison(t *testing.T) {
+	measured := generated.FindString(readPage(t, "docs/benchmark.md"))
+	sides := regexp.MustCompile(`(?m)^- (.+), `+"`").FindAllStringSubmatch(measured, -1)
+	date := regexp.MustCompile(`(?m)^- (\d{4}-\d\d-\d\d), Kubernetes (\S+), (.+)$`).FindStringSubmatch(measured)
+	if len(sides) != 2 || date == nil {
+		t.Fatalf("docs/benchmark.md has %d sides, and the date %q", len(sides), date)
+	}
+	life := [2][]string{
+		cells(measured, "whole life", "csi-provisioner + csi-attacher"), cells(measured, "whole life", "storage-controller"),
+	}
+	idle, after := cells(measured, "idle"), cells(measured, "after 1000 volumes")
+	table := fmt.Sprintf("<!-- comparison: begin -->\nMeasured side by side on %s, Kubernetes %s, %s:\n\n| | %s | %s |\n|---|---|---|\n",
+		date[1], date[2], date[3], sides[0][1], sides[1][1])
+	for _, row := range [][3]string{
+		{"API requests per volume, with events", life[0][4], life[1][4]},
+		{"CPU of the controllers, ms per volume", life[0][1], life[1][1]},
+		{"volumes per second, whole life", life[0][0], life[1][0]},
+		{"memory, idle, MiB", idle[0], idle[1]},
+		{"memory after 1000 volumes, MiB", after[0], after[1]},
+	} {
+		if row[1] == "" || row[2] == "" {
+			t.Errorf("docs/benchmark.md does not have the row of %q", row[0])
+		}
+		table += fmt.Sprintf("| %s | %s | %s |\n", row[0], row[1], row[2])
+	}
+	writePart(t, "README.md", table+"<!-- comparison: end -->")
+}
+
+// writePart compares the generated part of a page, or writes it when UPDATE is set.
+func writePart(t *testing.T, page, part string) {
+	t.Helper()
 	have := readPage(t, page)
-	want := generated.ReplaceAllLiteralString(have, b.String())
+	want := generated.ReplaceAllLiteralString(have, part)
 	if os.Getenv("UPDATE") != "" {
 		if err := os.WriteFile(filepath.Join("../..", page), []byte(want), 0o644); err != nil {
 			t.Fatal(err)
 		}
 		have = want
 	}
-	if have != want || !strings.Contains(have, b.String()) {
-		t.Errorf("the table of packages in %s is stale, run make generate", page)
+	if have != want || !strings.Contains(have, part) {
+		t.Errorf("the generated part of %s is stale, run make generate", page)
 	}
 }
