@@ -4,58 +4,167 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"strings"
 
 	"github.com/spf13/cobra"
+	"k8s.io/client-go/kubernetes"
 
+	"github.com/storage-controller/storage-controller/csiclient"
+	"github.com/storage-controller/storage-controller/election"
 	"github.com/storage-controller/storage-controller/internal/app"
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/tools/doctor"
 )
 
-func newDoctorCommand() *cobra.Command {
-	var output, as string
-	cmd := &cobra.Command{
-		Use:   "doctor",
-		Short: "Check driver, permissions, Leases, objects and settings for \"all\"",
-		Long: `Check an installation of "all" with the same flags, environment and file: the
-driver at its socket, the permissions of each role and feature, the kinds that the
-API server serves, the Leases and their holders, sidecars that are replaced, and the
-CSIDriver, StorageClasses and nodes of the driver. It changes nothing and reads no
-Secrets.
+// doctorOptions are the flags of doctor itself.
+type doctorOptions struct {
+	output, as, namespace, container string
+	printRBAC                        bool
+}
 
-Run it in the pod, where everything can be reached, or anywhere with a kubeconfig:
-then --driver-name sets the name of the driver, which is not called, and --as sets the
-ServiceAccount whose permissions are checked.
+// ownFlags are the names of the flags in [doctorOptions].
+var ownFlags = []string{"output", "as", "namespace", "container", "print-rbac"}
+
+func newDoctorCommand() *cobra.Command {
+	var o doctorOptions
+	cmd := &cobra.Command{
+		Use:   "doctor [deployment/NAME|statefulset/NAME|daemonset/NAME]",
+		Short: "Check driver, permissions, Leases, objects and settings of a running process, or for \"all\"",
+		Long: `Check an installation: the driver at its socket, the permissions of each role and
+feature, the kinds that the API server serves, the Leases and their holders, sidecars
+that are replaced, and the CSIDriver, StorageClasses and nodes of the driver. It changes
+nothing and reads no Secrets.
+
+In the container, doctor uses the flags of the running process (process 1). Anywhere
+else, name the workload: doctor uses the arguments, environment, configuration file
+and ServiceAccount of its container, with your kubeconfig. The driver is not called
+then; --driver-name sets its name. Flags that you set take precedence. Without a process
+or workload, doctor checks for "all" with the flags that you set.
+
+--print-rbac prints the missing permissions as ClusterRoles and Roles with bindings for
+the ServiceAccount, for kubectl apply -f -.
 
 Exit code: 0 no check failed, but there may be warnings; 3 a check failed; 2 usage
 error; 1 neither the driver nor the API server answered.`,
 		Example: `  kubectl exec -n kube-system deployment/my-csi-controller -c storage-controller -- /storage-controller doctor
+  storage-controller doctor -n kube-system deployment/my-csi-controller --driver-name=drv.example.com
+  storage-controller doctor -n kube-system deployment/my-csi-controller --driver-name=drv.example.com --print-rbac
   storage-controller doctor --config=/etc/storage-controller.yaml -o json
   storage-controller doctor --driver-name=drv.example.com \
       --leader-election --leader-election-namespace=kube-system --as=kube-system/my-csi-controller`,
-		Args: noArguments,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := checkOutput(output); err != nil {
-				return err
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 1 {
+				return checkWorkload(args[0])
 			}
-			return withSettings(cmd, app.All, func(ctx context.Context, c app.Config) error {
-				report := doctor.Run(ctx, doctorInput(c, as))
-				if err := writeReport(cmd, report, output); err != nil {
-					return err
-				}
-				return verdict(report)
-			})
+			return noArguments(cmd, args)
 		},
+		RunE: func(cmd *cobra.Command, args []string) error { return o.run(cmd, args) },
 	}
 	registerUserFlags(cmd, app.All)
-	cmd.Flags().StringVarP(&output, "output", "o", outputText, "text or json")
-	cmd.Flags().StringVar(&as, "as", "",
-		"ServiceAccount, as NAMESPACE/NAME, or user whose permissions are checked; empty means this process")
+	fs := cmd.Flags()
+	fs.StringVarP(&o.output, "output", "o", outputText, "text or json")
+	fs.StringVar(&o.as, "as", "",
+		"ServiceAccount, as NAMESPACE/NAME, or user whose permissions are checked; empty means that of the workload, or this process")
+	fs.StringVarP(&o.namespace, "namespace", "n", "", "namespace of the workload; empty means that of the current context, or of the pod")
+	fs.StringVarP(&o.container, "container", "c", "", "container of the workload; empty means the one that runs roles")
+	fs.BoolVar(&o.printRBAC, "print-rbac", false, "print the missing permissions for kubectl apply -f -, and no report")
 	return cmd
+}
+
+func (o doctorOptions) run(cmd *cobra.Command, args []string) error {
+	if err := checkOutput(o.output); err != nil {
+		return err
+	}
+	if len(args) == 0 && (o.namespace != "" || o.container != "") {
+		return &usageError{errors.New("--namespace, --container: require a workload, such as deployment/NAME")}
+	}
+	line, roles, fs := (*commandLine)(nil), app.All, cmd.Flags()
+	var err error
+	if len(args) == 0 {
+		line, err = containerProcess("/proc")
+	} else {
+		line, err = o.inspect(cmd, args[0])
+	}
+	if err != nil {
+		return err
+	}
+	if line != nil {
+		defer os.Remove(line.copied) // fails if there is none
+		if err := line.override(cmd, ownFlags); err != nil {
+			return err
+		}
+		roles, fs = line.roles, line.flags
+	}
+	return withFlags(fs, roles, func(ctx context.Context, c app.Config) error {
+		in := doctorInput(c, o.as)
+		if line != nil {
+			in.Plan = func(driver csiclient.Driver, known bool) doctor.Plan {
+				plan := c.Plan(driver, known)
+				plan.Checks = append([]doctor.Check{{Name: "process", Status: doctor.OK, Message: "the flags are those of " + line.source +
+					", which runs " + line.use}}, plan.Checks...)
+				return plan
+			}
+		}
+		if len(args) > 0 {
+			in.CSI.Address = "" // the socket is in the pod
+		}
+		report := doctor.Run(ctx, in)
+		if o.printRBAC {
+			return printRBAC(cmd, report)
+		}
+		if err := writeReport(cmd, report, o.output); err != nil {
+			return err
+		}
+		return verdict(report)
+	})
+}
+
+// inspect returns the command line of the container of a workload, and checks for its ServiceAccount.
+func (o *doctorOptions) inspect(cmd *cobra.Command, object string) (*commandLine, error) {
+	fs := cmd.Flags()
+	kubeconfig, master := fs.Lookup("kubeconfig").Value.String(), fs.Lookup("master").Value.String()
+	config, namespace, err := kube.UserRESTConfig(kubeconfig, master)
+	if err != nil {
+		return nil, err
+	}
+	client, err := kubernetes.NewForConfig(kube.ForRole(config, buildVersion(), "doctor", 0, 0))
+	if err != nil {
+		return nil, fmt.Errorf("creating the client: %w", err)
+	}
+	w, err := readWorkload(cmd.Context(), client, cmp.Or(o.namespace, namespace, election.Namespace("")), object)
+	if err != nil {
+		return nil, err
+	}
+	line, err := w.commandLine(cmd.Context(), client, o.container)
+	if err != nil {
+		return nil, err
+	}
+	if o.as == "" {
+		o.as = w.namespace + "/" + cmp.Or(w.pod.Spec.ServiceAccountName, "default")
+	}
+	// The files and addresses of the container are not those of this machine.
+	return line, errors.Join(line.flags.Set("kubeconfig", kubeconfig), line.flags.Set("master", master))
+}
+
+// printRBAC writes the missing permissions in report.
+func printRBAC(cmd *cobra.Command, report doctor.Report) error {
+	if !report.Reached || report.User == "" {
+		return verdict(doctor.Report{Checks: report.Checks})
+	}
+	if len(report.Missing) == 0 {
+		fmt.Fprintln(cmd.ErrOrStderr(), "No permission is missing.")
+		return nil
+	}
+	err := report.WriteRBAC(cmd.OutOrStdout())
+	if errors.Is(err, doctor.ErrNoServiceAccount) {
+		return &usageError{fmt.Errorf("--print-rbac: %w. Set --as=NAMESPACE/NAME, or name a workload", err)}
+	}
+	return err
 }
 
 // verdict returns the exit code of a report as an error.

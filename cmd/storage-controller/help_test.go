@@ -43,7 +43,7 @@ func TestHelp(t *testing.T) {
 			t.Errorf("%q: its help has no example of it: %q", words, cmd.Example)
 		}
 		for _, args := range exampleArguments(cmd.Example) {
-			if err := acceptable(args); err != nil {
+			if _, err := parse(args); err != nil {
 				t.Errorf("%q: its example %q: %v", words, args, err)
 			}
 		}

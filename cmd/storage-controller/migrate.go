@@ -166,15 +166,8 @@ var selections = map[string]app.Selection{
 
 // acceptable parses and validates args, which begin with a subcommand, and returns the error of the program.
 func acceptable(args []string) error {
-	root := newRoot("storage-controller")
-	cmd, rest, err := root.Find(arguments(root, "storage-controller", args))
+	cmd, err := parse(args)
 	if err != nil {
-		return err
-	}
-	if err := cmd.ParseFlags(rest); err != nil {
-		return err
-	}
-	if err := cmd.ValidateArgs(cmd.Flags().Args()); err != nil {
 		return err
 	}
 	const node = "NODE_NAME" // the pod has it, not this process
@@ -187,4 +180,17 @@ func acceptable(args []string) error {
 		return err
 	}
 	return c.Enabled().Validate()
+}
+
+// parse returns the command of args after it has parsed its flags and checked its arguments.
+func parse(args []string) (*cobra.Command, error) {
+	root := newRoot("storage-controller")
+	cmd, rest, err := root.Find(arguments(root, "storage-controller", args))
+	if err != nil {
+		return nil, err
+	}
+	if err := cmd.ParseFlags(rest); err != nil {
+		return nil, err
+	}
+	return cmd, cmd.ValidateArgs(cmd.Flags().Args())
 }

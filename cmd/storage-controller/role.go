@@ -14,6 +14,7 @@ import (
 
 	"github.com/go-logr/logr"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"k8s.io/klog/v2"
 
 	"github.com/storage-controller/storage-controller/internal/app"
@@ -51,7 +52,12 @@ func newRoleCommand(use, name, short string, roles app.Selection) *cobra.Command
 // withSettings reads the settings of a command, sets up logging, and calls do with a context that ends at the
 // first SIGTERM or SIGINT.
 func withSettings(cmd *cobra.Command, roles app.Selection, do func(context.Context, app.Config) error) error {
-	c, err := roles.Read(cmd.Flags(), buildVersion())
+	return withFlags(cmd.Flags(), roles, do)
+}
+
+// withFlags is [withSettings] for the flags in fs.
+func withFlags(fs *pflag.FlagSet, roles app.Selection, do func(context.Context, app.Config) error) error {
+	c, err := roles.Read(fs, buildVersion())
 	if err != nil {
 		return &app.UsageError{Err: err}
 	}

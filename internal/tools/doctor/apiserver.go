@@ -55,6 +55,9 @@ func (e *examination) connect(ctx context.Context) bool {
 	if err == nil {
 		user = review.Status.UserInfo.Username
 	}
+	if e.User == "" {
+		e.User = user
+	}
 	if version == "" && user == "" && !isRefusal(err) && !e.reviewsAccess(ctx) {
 		return fail("check the address and its path: another server or a proxy answers",
 			"%s does not answer as a Kubernetes API server: %s", host, described)

@@ -98,6 +98,12 @@ func (e *examination) checkSecretAccess(ctx context.Context, client kubernetes.I
 		e.add(name, Warning, "apply deploy/rbac/"+file+"/rbac.yaml, or create a Role in each of these namespaces",
 			"not granted in all namespaces: the %s reads secrets in the namespaces that the template gives", role)
 	default:
+		rule := Rule{Namespaced: true, Groups: []string{""}, Resources: []string{"secrets"}, Verbs: []string{a.verb}}
+		if a.name != "" {
+			rule.Names = []string{a.name}
+		}
+		grant := Grant{File: strings.TrimSuffix(file+":"+a.name, ":"), Namespace: a.namespace, Rules: []Rule{rule}}
+		e.Missing = append(e.Missing, Missing{grant, a.String()})
 		e.add(name, Failure, "apply deploy/rbac/"+file+"/rbac.yaml, or create a Role in namespace "+s.Namespace,
 			"not granted: %s; the %s needs it", a, role)
 	}

@@ -48,6 +48,8 @@ type Report struct {
 	Time    time.Time `json:"time"`
 	Checks  []Check   `json:"checks"`
 	Reached bool      `json:"reached"` // the driver or the API server answered
+	User    string    `json:"-"`       // whose permissions were checked; "" if unknown
+	Missing []Missing `json:"-"`       // for WriteRBAC
 }
 
 // Count returns the number of checks with status s.
@@ -153,7 +155,9 @@ type examination struct {
 
 // Run runs all checks. What cannot be checked is skipped, with the reason.
 func Run(ctx context.Context, in Input) Report {
-	e := &examination{in: in, Report: &Report{Version: in.Version, Time: time.Now().UTC().Truncate(time.Second)}}
+	e := &examination{in: in, Report: &Report{
+		Version: in.Version, Time: time.Now().UTC().Truncate(time.Second), User: in.Impersonate,
+	}}
 	e.askDriver(ctx)
 	e.Driver = e.driver.Name
 	e.plan = in.Plan(e.driver, e.known)

@@ -54,14 +54,18 @@ func (a access) String() string {
 	return text
 }
 
+// rules returns the rules of g.
+func (g Grant) rules() []Rule {
+	if g.Rules != nil {
+		return g.Rules
+	}
+	return rules[g.File]
+}
+
 // accesses returns every verb on every resource that g grants.
 func (g Grant) accesses() []access {
-	granted := g.Rules
-	if granted == nil {
-		granted = rules[g.File]
-	}
 	var all []access
-	for _, r := range granted {
+	for _, r := range g.rules() {
 		objects := r.Names
 		if objects == nil {
 			objects = []string{""}
@@ -130,6 +134,9 @@ func (e *examination) checkGrants(ctx context.Context) {
 				missing = append(missing, a)
 			}
 		}
+		if missing != nil {
+			e.Missing = append(e.Missing, Missing{g, summary(missing)})
+		}
 		e.Checks = append(e.Checks, g.check(missing, failed))
 	}
 }
@@ -140,8 +147,8 @@ func (g Grant) check(missing []access, failed error) Check {
 	switch {
 	case len(missing) > 0:
 		c.Status, c.Message = Failure, "not granted: "+summary(missing)
-		c.Hint = fmt.Sprintf("grant the rules of deploy/rbac/%s/rbac.yaml to its ServiceAccount. Beside sidecars, "+
-			"do not apply the file under its own names, which may replace their roles (docs/migrate.md, Permissions)", g.File)
+		c.Hint = fmt.Sprintf("grant the rules of deploy/rbac/%s/rbac.yaml to its ServiceAccount: doctor --print-rbac prints them. Beside "+
+			"sidecars, do not apply the file under its own names, which may replace their roles (docs/migrate.md, Permissions)", g.File)
 		if g.Without != "" {
 			c.Status, c.Message = Warning, c.Message+"; without it "+g.Without
 		}
@@ -178,7 +185,7 @@ func (e *examination) reviewClient() (kubernetes.Interface, error) {
 	}
 	cfg := rest.CopyConfig(e.in.Config)
 	cfg.Impersonate = rest.ImpersonationConfig{UserName: user}
-	if account, ok := strings.CutPrefix(user, "system:serviceaccount:"); ok { // impersonation does not add the groups of a user
+	if account, ok := strings.CutPrefix(user, serviceAccounts); ok { // impersonation does not add the groups of a user
 		namespace, _, _ := strings.Cut(account, ":")
 		cfg.Impersonate.Groups = []string{"system:serviceaccounts", "system:serviceaccounts:" + namespace, "system:authenticated"}
 	}

@@ -1,0 +1,299 @@
+// Copyright The storage-controller Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/storage-controller/storage-controller/internal/app"
+	"github.com/storage-controller/storage-controller/internal/settings"
+)
+
+// roleCommands are the roles of each command that runs some.
+var roleCommands = map[string]app.Selection{
+	"all": app.All, "provision": app.Provision, "attach": app.Attach, "resize": app.Resize, "snapshot": app.Snapshot,
+	"capacity": app.Capacity, "nodecontroller": app.Nodecontroller,
+}
+
+// commandLine is the command line of a process that doctor inspects.
+type commandLine struct {
+	source string // where it was found
+	roles  app.Selection
+	use    string // the name of the command
+	flags  *pflag.FlagSet
+	copied string // the copy of the configuration file, to be removed; "": none
+}
+
+// parseCommandLine parses argv as the program does. It returns nil if argv is not a command that runs roles.
+func parseCommandLine(source string, argv []string) (*commandLine, error) {
+	if len(argv) == 0 {
+		return nil, nil
+	}
+	name := filepath.Base(argv[0])
+	if _, sidecar := aliases[name]; name != "storage-controller" && !sidecar {
+		return nil, nil
+	}
+	root := newRoot(name)
+	cmd, rest, err := root.Find(arguments(root, name, argv[1:]))
+	if err != nil {
+		return nil, nil
+	}
+	roles, ok := roleCommands[cmd.Name()]
+	if !ok || cmd.Parent() != root {
+		return nil, nil
+	}
+	if err := cmd.ParseFlags(rest); err != nil {
+		return nil, &usageError{fmt.Errorf("flags of %s: %w", source, err)}
+	}
+	return &commandLine{source: source, roles: roles, use: cmd.Name(), flags: cmd.Flags()}, nil
+}
+
+// loggingFlags are flags that doctor does not take from the process.
+var loggingFlags = []string{"v", "vmodule", "logging-format", "log-flush-frequency", "log-text-split-stream", "log-json-split-stream",
+	"log-text-info-buffer-size", "log-json-info-buffer-size"}
+
+// override sets the flags of l that were given to cmd, and those of logging.
+func (l *commandLine) override(cmd *cobra.Command, own []string) error {
+	var errs []error
+	for _, name := range loggingFlags {
+		errs = append(errs, l.flags.Set(name, cmd.Flags().Lookup(name).Value.String()))
+	}
+	cmd.Flags().Visit(func(f *pflag.Flag) {
+		if slices.Contains(own, f.Name) {
+			return
+		}
+		target := l.flags.Lookup(f.Name)
+		if target == nil {
+			errs = append(errs, &usageError{fmt.Errorf("--%s: %s runs %q, which has no such flag", f.Name, l.source, l.use)})
+			return
+		}
+		value := f.Value.String()
+		if list, ok := f.Value.(pflag.SliceValue); ok {
+			value = strings.Join(list.GetSlice(), ",")
+		}
+		errs = append(errs, l.flags.Set(f.Name, value))
+	})
+	return errors.Join(errs...)
+}
+
+// containerProcess returns the command line of the first process of the container, nil if it does not run roles.
+// proc is the directory of the proc file system.
+func containerProcess(proc string) (*commandLine, error) {
+	data, err := os.ReadFile(filepath.Join(proc, "1", "cmdline"))
+	if err != nil {
+		return nil, nil // another operating system, or no permission
+	}
+	return parseCommandLine("process 1", strings.Split(strings.TrimSuffix(string(data), "\x00"), "\x00"))
+}
+
+// workload is a Deployment, StatefulSet or DaemonSet, one container of which doctor inspects.
+type workload struct {
+	kind, namespace, name string
+	pod                   corev1.PodTemplateSpec
+	selector              *metav1.LabelSelector
+}
+
+// readWorkload returns the workload that object names as KIND/NAME.
+func readWorkload(ctx context.Context, client kubernetes.Interface, namespace, object string) (workload, error) {
+	kind, name, _ := strings.Cut(object, "/")
+	w := workload{namespace: namespace, name: name}
+	var err error
+	switch strings.ToLower(kind) {
+	case "deployment", "deployments", "deploy":
+		o, e := client.AppsV1().Deployments(namespace).Get(ctx, name, metav1.GetOptions{})
+		w.kind, err = "deployment", e
+		if e == nil {
+			w.pod, w.selector = o.Spec.Template, o.Spec.Selector
+		}
+	case "statefulset", "statefulsets", "sts":
+		o, e := client.AppsV1().StatefulSets(namespace).Get(ctx, name, metav1.GetOptions{})
+		w.kind, err = "statefulset", e
+		if e == nil {
+			w.pod, w.selector = o.Spec.Template, o.Spec.Selector
+		}
+	case "daemonset", "daemonsets", "ds":
+		o, e := client.AppsV1().DaemonSets(namespace).Get(ctx, name, metav1.GetOptions{})
+		w.kind, err = "daemonset", e
+		if e == nil {
+			w.pod, w.selector = o.Spec.Template, o.Spec.Selector
+		}
+	}
+	if err != nil {
+		return w, fmt.Errorf("reading %s/%s in namespace %s: %w", w.kind, name, namespace, err)
+	}
+	return w, nil
+}
+
+// checkWorkload returns an error unless object is KIND/NAME of a workload.
+func checkWorkload(object string) error {
+	known := strings.Fields("deployment deployments deploy statefulset statefulsets sts daemonset daemonsets ds")
+	kind, name, _ := strings.Cut(object, "/")
+	if name == "" || strings.Contains(name, "/") || !slices.Contains(known, strings.ToLower(kind)) {
+		return &usageError{fmt.Errorf("%q: must be deployment/NAME, statefulset/NAME or daemonset/NAME", object)}
+	}
+	return nil
+}
+
+// commandLine returns the command line of the container called name, by default of the only one that runs roles,
+// and makes its environment that of doctor.
+func (w workload) commandLine(ctx context.Context, client kubernetes.Interface, name string) (*commandLine, error) {
+	var found []string
+	var line *commandLine
+	for _, c := range w.pod.Spec.Containers {
+		if name != "" && c.Name != name {
+			continue
+		}
+		env := w.environment(ctx, client, c)
+		source := fmt.Sprintf("container %s of %s/%s in namespace %s", c.Name, w.kind, w.name, w.namespace)
+		l, err := parseCommandLine(source, containerCommand(c, env, name != ""))
+		if err != nil {
+			return nil, err
+		}
+		if l == nil {
+			continue
+		}
+		if found = append(found, c.Name); len(found) > 1 {
+			continue
+		}
+		line = l
+		adoptEnvironment(env)
+		if err := w.copyConfig(ctx, client, c, l); err != nil {
+			return nil, err
+		}
+	}
+	switch {
+	case len(found) == 0:
+		return nil, fmt.Errorf("%s/%s in namespace %s: no container %sruns roles of storage-controller. Set --container",
+			w.kind, w.name, w.namespace, strings.TrimLeft(name+" ", " "))
+	case len(found) > 1:
+		return nil, &usageError{fmt.Errorf("--container: must be one of %s, which run roles", strings.Join(found, ", "))}
+	}
+	return line, nil
+}
+
+// reference matches a variable in the arguments of a container.
+var reference = regexp.MustCompile(`\$\(([A-Za-z_][A-Za-z0-9_]*)\)`)
+
+// imageName matches the last part of the name of an image.
+var imageName = regexp.MustCompile(`[^/@:]+(?::[^/@]*)?(?:@.*)?$`)
+
+// containerCommand returns the command line of c. If c has no command, the entrypoint follows from the arguments. If
+// the user has named c, it may also be the name of the image: a sidecar of Kubernetes has the same names.
+func containerCommand(c corev1.Container, env map[string]string, named bool) []string {
+	argv := slices.Concat(c.Command, c.Args)
+	if len(c.Command) == 0 {
+		entrypoint := ""
+		if named {
+			entrypoint, _, _ = strings.Cut(imageName.FindString(c.Image), ":")
+			entrypoint, _, _ = strings.Cut(entrypoint, "@")
+		}
+		if len(c.Args) > 0 {
+			if _, ok := roleCommands[c.Args[0]]; ok {
+				entrypoint = "storage-controller"
+			}
+		}
+		argv = append([]string{entrypoint}, argv...)
+	}
+	for i, arg := range argv {
+		argv[i] = reference.ReplaceAllStringFunc(arg, func(text string) string {
+			if value, ok := env[reference.FindStringSubmatch(text)[1]]; ok {
+				return value
+			}
+			return text
+		})
+	}
+	return argv
+}
+
+// environment returns the variables of c that have a value or refer to a field of the pod.
+func (w workload) environment(ctx context.Context, client kubernetes.Interface, c corev1.Container) map[string]string {
+	pod := corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: w.name, Namespace: w.namespace}}
+	pods, err := client.CoreV1().Pods(w.namespace).List(ctx, metav1.ListOptions{LabelSelector: metav1.FormatLabelSelector(w.selector)})
+	if err == nil && len(pods.Items) > 0 { // else the names of pod and node are not known
+		pod = pods.Items[0]
+	}
+	fields := map[string]string{
+		"metadata.name": pod.Name, "metadata.namespace": pod.Namespace, "spec.nodeName": cmp.Or(pod.Spec.NodeName, "unknown"),
+		"spec.serviceAccountName": w.pod.Spec.ServiceAccountName, "metadata.uid": string(pod.UID),
+	}
+	env := map[string]string{}
+	for _, v := range c.Env {
+		switch from := v.ValueFrom; {
+		case from == nil:
+			env[v.Name] = v.Value
+		case from.FieldRef != nil:
+			env[v.Name] = fields[from.FieldRef.FieldPath]
+		}
+	}
+	return env
+}
+
+// podVariables are the variables without the prefix of options that roles read.
+var podVariables = []string{"POD_NAME", "POD_NAMESPACE", "NAMESPACE", "NODE_NAME"}
+
+// adoptEnvironment replaces the variables that roles read by those in env.
+func adoptEnvironment(env map[string]string) {
+	for _, item := range os.Environ() {
+		if name, _, _ := strings.Cut(item, "="); strings.HasPrefix(name, settings.EnvPrefix) || slices.Contains(podVariables, name) {
+			os.Unsetenv(name)
+		}
+	}
+	for name, value := range env {
+		if strings.HasPrefix(name, settings.EnvPrefix) || slices.Contains(podVariables, name) {
+			os.Setenv(name, value)
+		}
+	}
+}
+
+// copyConfig copies the configuration file of l from the ConfigMap that c mounts, and makes --config its copy.
+func (w workload) copyConfig(ctx context.Context, client kubernetes.Interface, c corev1.Container, l *commandLine) error {
+	file := settings.ConfigFile(l.flags)
+	if file == "" {
+		return nil
+	}
+	for _, m := range c.VolumeMounts {
+		key, inside := strings.CutPrefix(path.Clean(file), path.Clean(m.MountPath)+"/")
+		if m.SubPath != "" {
+			key, inside = m.SubPath, path.Clean(file) == path.Clean(m.MountPath)
+		}
+		i := slices.IndexFunc(w.pod.Spec.Volumes, func(v corev1.Volume) bool { return v.Name == m.Name && v.ConfigMap != nil })
+		if !inside || i < 0 {
+			continue
+		}
+		volume := w.pod.Spec.Volumes[i].ConfigMap
+		for _, item := range volume.Items {
+			if item.Path == key {
+				key = item.Key
+				break
+			}
+		}
+		object, err := client.CoreV1().ConfigMaps(w.namespace).Get(ctx, volume.Name, metav1.GetOptions{})
+		if err != nil {
+			return fmt.Errorf("reading --config of %s: %w", l.source, err)
+		}
+		copied, err := os.CreateTemp("", "storage-controller-*.yaml")
+		if err != nil {
+			return err
+		}
+		l.copied = copied.Name()
+		_, err = copied.WriteString(object.Data[key])
+		return errors.Join(err, copied.Close(), l.flags.Set("config", copied.Name()))
+	}
+	return &usageError{fmt.Errorf("--config=%s of %s is not in a ConfigMap. Copy the file and set --config to the copy", file, l.source)}
+}
