@@ -129,7 +129,7 @@ func (c *Candidate) term(ctx context.Context, lead Lead) error {
 	term, endTerm := context.WithCancelCause(ctx)
 	defer endTerm(nil)
 	lost := fmt.Errorf("%w %s", ErrLost, c.lock.Describe())
-	var acquired atomic.Bool
+	c.lock.begin()
 	var result error
 	done := make(chan struct{}) // closed when lead has returned, if it was called
 	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
@@ -139,7 +139,6 @@ func (c *Candidate) term(ctx context.Context, lead Lead) error {
 		ReleaseOnCancel: false,
 		Callbacks: leaderelection.LeaderCallbacks{
 			OnStartedLeading: func(context.Context) {
-				acquired.Store(true)
 				defer close(done)
 				defer stopRenewing()
 				defer c.lock.lead()()
@@ -156,9 +155,10 @@ func (c *Candidate) term(ctx context.Context, lead Lead) error {
 	}
 	c.health.SetLeaderElection(elector)
 	c.elector.Store(elector)
-	// Without the Lease, there is no lead to call stopRenewing.
+	// Without the Lease, there is no lead to call stopRenewing. elector.IsLeader reports a Lease from before a restart
+	// of the container, too.
 	defer context.AfterFunc(ctx, func() {
-		if !elector.IsLeader() {
+		if _, acquired := c.lock.written(); !acquired {
 			stopRenewing()
 		}
 	})()
@@ -167,8 +167,11 @@ func (c *Candidate) term(ctx context.Context, lead Lead) error {
 	if expired {
 		endTerm(lost)
 	}
-	if expired || acquired.Load() || elector.IsLeader() {
+	tried, acquired := c.lock.written()
+	if acquired {
 		<-done
+	}
+	if tried { // a write whose response is missing may have acquired the Lease
 		c.release(ctx)
 	}
 	if expired || context.Cause(term) == lost {

@@ -132,7 +132,8 @@ type observedLock struct {
 	since    atomic.Int64 // start of the term, in Unix nanoseconds
 
 	mu     sync.Mutex
-	sent   time.Time   // when the last successful write was sent
+	tried  bool        // a write was sent in this term
+	sent   time.Time   // when the last successful write of this term was sent; zero: none
 	expiry *time.Timer // ends the term; nil outside of terms
 }
 
@@ -146,9 +147,27 @@ func (l *observedLock) Update(ctx context.Context, record resourcelock.LeaderEle
 	return l.write(func() error { return l.Interface.Update(ctx, record) })
 }
 
+// begin begins a term, in which nothing was written yet.
+func (l *observedLock) begin() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.tried, l.sent = false, time.Time{}
+}
+
+// written reports whether a write was sent in this term, and whether one succeeded: after that, client-go calls
+// OnStartedLeading.
+func (l *observedLock) written() (tried, acquired bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.tried, !l.sent.IsZero()
+}
+
 // write calls send, and extends the term if it succeeds.
 func (l *observedLock) write(send func() error) error {
 	sent := time.Now()
+	l.mu.Lock()
+	l.tried = true
+	l.mu.Unlock()
 	if err := send(); err != nil {
 		return err
 	}

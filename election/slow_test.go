@@ -5,6 +5,7 @@ package election
 
 import (
 	"context"
+	"errors"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -16,11 +17,60 @@ import (
 	"github.com/storage-controller/storage-controller/test/simulation/apiserver"
 )
 
+// candidateFor returns a candidate for a Lease on server.
+func candidateFor(t *testing.T, server *apiserver.Server) *Candidate {
+	t.Helper()
+	t.Setenv("POD_NAME", "slow")
+	client, err := kubernetes.NewForConfig(server.Config("slow"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	lock, err := NewLock(client.CoordinationV1(), "default", "lease", nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	candidate, err := NewCandidate(DefaultConfig(), lock, NewMetrics(prometheus.NewRegistry()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return candidate
+}
+
+// TestRestartedHolderEnds: the API server no longer executes writes when a container restarts that held the Lease. It
+// stops at once when it is told to, though it is still the holder.
+func TestRestartedHolderEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var down atomic.Bool
+		server := apiserver.New(apiserver.Hooks{Before: func(_ context.Context, r apiserver.Request) error {
+			if down.Load() && r.Verb == "update" {
+				return errors.New("connection refused")
+			}
+			return nil
+		}})
+		ctx, cancel := context.WithCancel(t.Context())
+		if err := candidateFor(t, server).Campaign(ctx, func(context.Context) error { // killed: it does not release the Lease
+			down.Store(true)
+			cancel()
+			return nil
+		}); err != nil {
+			t.Error(err)
+		}
+		ctx, cancel = context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		begin := time.Now()
+		if err := candidateFor(t, server).Campaign(ctx, func(context.Context) error { return errors.New("it leads") }); err != nil {
+			t.Error(err)
+		}
+		if took := time.Since(begin); took > time.Minute+DefaultConfig().RenewDeadline {
+			t.Errorf("it stopped after %v", took)
+		}
+	})
+}
+
 // TestSlowRenewal: the API server executes a renewal and responds to it late, and then responds to nothing. The
 // leader's term ends before a standby that has observed the renewal may acquire the Lease.
 func TestSlowRenewal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		t.Setenv("POD_NAME", "slow")
 		var updates atomic.Int32
 		var observed atomic.Pointer[time.Time] // the last renewal, by a standby at the earliest
 		hang := func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }
@@ -41,21 +91,9 @@ func TestSlowRenewal(t *testing.T) {
 				return nil
 			},
 		})
-		client, err := kubernetes.NewForConfig(server.Config("slow"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		lock, err := NewLock(client.CoordinationV1(), "default", "lease", nil, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		cfg := DefaultConfig()
-		candidate, err := NewCandidate(cfg, lock, NewMetrics(prometheus.NewRegistry()))
-		if err != nil {
-			t.Fatal(err)
-		}
+		candidate, cfg := candidateFor(t, server), DefaultConfig()
 		ctx, cancel := context.WithCancel(t.Context())
-		err = candidate.Campaign(ctx, func(term context.Context) error {
+		err := candidate.Campaign(ctx, func(term context.Context) error {
 			<-term.Done()
 			defer cancel()
 			if since := time.Since(*observed.Load()); since >= cfg.LeaseDuration || since < cfg.RenewDeadline {
