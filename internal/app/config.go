@@ -33,6 +33,8 @@ type Config struct {
 	API *rest.Config
 	// DialDriver is [csiclient.Config.Dial].
 	DialDriver func(ctx context.Context, address string) (net.Conn, error)
+	// KeepMemory keeps the memory that the first lists have needed. It is for programs that run many of these processes.
+	KeepMemory bool
 
 	file   string                            // of --config; "": none
 	reread func() (settings.Settings, error) // with the present content of the file

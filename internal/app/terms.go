@@ -125,7 +125,7 @@ func (t *terms) run(ctx context.Context) error {
 		workers.Go(func() error { return cancelOn(cancel, e.work(ctx)) })
 	}
 	workers.Go(func() error {
-		if settled(ctx, t.members()) {
+		if settled(ctx, t.members()) && !t.cfg.KeepMemory {
 			// Decoding the first lists needed a multiple of the memory that is still in use.
 			debug.FreeOSMemory()
 		}

@@ -86,6 +86,7 @@ func (s *simulation) start(name string) *replica {
 	s.processes[r.client] = r
 	s.mu.Unlock()
 	config := s.config
+	config.KeepMemory = true
 	config.API = s.api.Config(r.client)
 	config.API.ContentType = runtime.ContentTypeProtobuf
 	config.API.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON

@@ -6,6 +6,7 @@ package simulation
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"testing/synctest"
 	"time"
@@ -15,11 +16,15 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
+	"github.com/storage-controller/storage-controller/csiclient/csitest"
 	"github.com/storage-controller/storage-controller/test/simulation/cluster"
 )
 
 // idle is the virtual time that passes in a step without anything to do.
 const idle = time.Second
+
+// restIdle is the same without faults.
+const restIdle = 5 * time.Second
 
 // chaos runs steps with faults and users.
 func (s *simulation) chaos() {
@@ -115,7 +120,7 @@ func (s *simulation) proceed(o *operation) {
 		case event:
 			v, text = s.watchFault()
 		case call:
-			v, text = s.callFault()
+			v, text = s.callFault(o)
 		}
 	} else if (o.kind == request || o.kind == call) && s.choices.Chance(15) {
 		v, text = verdict{delay: true}, ", the response is delayed"
@@ -163,15 +168,27 @@ func (s *simulation) watchFault() (verdict, string) {
 }
 
 // callFault returns a fault of a call of the driver.
-func (s *simulation) callFault() (verdict, string) {
+func (s *simulation) callFault(o *operation) (verdict, string) {
 	all := []codes.Code{codes.Unavailable, codes.DeadlineExceeded, codes.Aborted, codes.Internal, codes.ResourceExhausted}
 	code := all[s.choices.Pick(len(all))]
 	err := status.Error(code, "simulated")
-	// Of these codes, only ResourceExhausted means that there is no effect.
-	if code == codes.ResourceExhausted || s.choices.Pick(2) == 0 {
+	// ResourceExhausted means that there is no effect, and so does Internal for the provisioner: both end its
+	// uncertainty about CreateVolume, so that a driver that has the volume must not respond with them.
+	final := code == codes.ResourceExhausted
+	if name, ok := strings.CutPrefix(o.name, "CreateVolume "); ok && (final || code == codes.Internal) {
+		if final = !s.hasVolume(name); !final {
+			code, err = codes.Unavailable, status.Error(codes.Unavailable, "simulated")
+		}
+	}
+	if final || s.choices.Pick(2) == 0 {
 		return verdict{err: err}, ", which fails with " + code.String()
 	}
 	return verdict{lost: err}, ", which takes effect and fails with " + code.String()
+}
+
+// hasVolume reports whether the driver has a volume with that name.
+func (s *simulation) hasVolume(name string) bool {
+	return slices.ContainsFunc(s.driver.Volumes(), func(v csitest.Volume) bool { return v.Name == name })
 }
 
 // disaster kills a replica, restarts the driver, or holds up requests or events for a while.
@@ -269,12 +286,12 @@ func (s *simulation) rest(when string) {
 			s.violated("%s: not done after %v: %s", when, restLimit, strings.Join(s.cluster.Busy(), ", "))
 		case len(s.cluster.Busy()) > 0:
 			quiet = time.Time{}
-			s.advance(idle)
+			s.advance(restIdle)
 		case quiet.IsZero():
 			quiet = time.Now()
-			s.advance(idle)
+			s.advance(restIdle)
 		case time.Since(quiet) < restAfter:
-			s.advance(idle)
+			s.advance(restIdle)
 		default:
 			s.checkRest(when)
 			return

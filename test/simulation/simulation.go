@@ -126,6 +126,8 @@ func (s *simulation) flags() app.Config {
 	args := []string{
 		"--controllers=provisioner,attacher", "--worker-threads=3", "--retry-interval-max=8s",
 		"--provisioning-protection=always", "--leader-election", "--leader-election-namespace=kube-system",
+		// Four times the default, so that renewals are a smaller part of each history.
+		"--leader-election-lease-duration=60s", "--leader-election-renew-deadline=40s", "--leader-election-retry-period=20s",
 	}
 	return configuration(fmt.Sprint(args), args...)
 }

@@ -26,7 +26,8 @@ var (
 func TestMain(m *testing.M) {
 	os.Setenv("GODEBUG", "randseednop=0") // for math/rand.Seed
 	os.Setenv("GOMEMLIMIT", "off")        // the processes need not read it from the cgroup
-	debug.SetGCPercent(400)
+	debug.SetGCPercent(-1)
+	debug.SetMemoryLimit(1 << 30)
 	runtime.GOMAXPROCS(1)
 	// The handler behind the first limits the rate of errors, with a global clock that the histories would share.
 	utilruntime.ErrorHandlers = utilruntime.ErrorHandlers[:1]
