@@ -66,6 +66,10 @@ fuzz: ## Fuzz each target for FUZZTIME (default 30s)
 simulate: ## Run SEEDS histories (default 1000) of the simulation; SEED=n replays one
 	go test -count=1 -timeout 24h -v -run TestSeeds ./test/simulation -args -seeds $(if $(SEED),1,$(or $(SEEDS),1000)) -from $(or $(SEED),$(FROM),1)
 
+.PHONY: simulate-mutations
+simulate-mutations: ## Remove one safety rule after the other and count the seeds until the simulation finds it; ARGS=-only=NAME
+	go run ./test/simulation/mutations $(ARGS)
+
 .PHONY: bench
 bench: ## Run the benchmark of volumes, with COMPARE=1 against the sidecars, with ARGS=--capacity of capacity; see go run ./test/bench --help
 	go run ./test/bench $(if $(COMPARE),--compare) $(ARGS)

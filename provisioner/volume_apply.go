@@ -11,7 +11,6 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	storagehelpers "k8s.io/component-helpers/storage/volume"
 	"k8s.io/klog/v2"
@@ -38,7 +37,7 @@ func (l *volumeLoop) apply(ctx context.Context, s pvState, step volumeStep) erro
 		return l.deleteVolume(ctx, pv)
 	case volumeRemove:
 		err := volumes.Delete(ctx, pv.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: ptr.To(pv.UID)}})
-		if err != nil && !kube.IsNotFound(err) && !apierrors.IsConflict(err) { // Conflict: recreated
+		if err != nil && !kube.IsNotFound(err) { // also Conflict: until the watch shows that it was recreated
 			return fmt.Errorf("deleting PersistentVolume %q: %w", pv.Name, err)
 		}
 		l.record(pv, func(r *removal) { r.object = true })

@@ -114,6 +114,11 @@ func (s *simulation) volumesWith(handle string) []*corev1.PersistentVolume {
 // mayDelete returns an error unless the replica has read from the API server that the volume is released and
 // to be deleted.
 func (s *simulation) mayDelete(from *replica, handle string) error {
+	for _, v := range s.driver.Volumes() {
+		if v.ID == handle && len(v.Published) > 0 {
+			return fmt.Errorf("it is published")
+		}
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, pv := range s.checker.read[from] {

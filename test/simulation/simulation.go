@@ -144,7 +144,11 @@ func (s *simulation) end() {
 		s.gate.proceed(o, verdict{err: errDead})
 	}
 	for _, r := range s.processes {
-		<-r.ended
+		select {
+		case <-r.ended:
+		case <-time.After(restLimit):
+			panic(fmt.Sprintf("%s was killed and has not ended after %v", r.client, restLimit)) // the bubble cannot end either
+		}
 	}
 	s.driver.Stop()
 	synctest.Wait()

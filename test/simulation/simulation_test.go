@@ -20,6 +20,7 @@ import (
 var (
 	seeds = flag.Int("seeds", 40, "number of seeds")
 	from  = flag.Uint64("from", 1, "the first seed")
+	stop  = flag.Bool("stop", false, "stop after the first violation, without a shorter history")
 	runs  = flag.Int("runs", 3, "runs of each seed that must give the same history")
 )
 
@@ -44,6 +45,9 @@ func TestSeeds(t *testing.T) {
 		steps, faults = steps+h.Steps, faults+h.Faults
 		if *seeds == 1 {
 			t.Log(strings.Join(h.Lines, "\n"))
+		}
+		if h.Violation != "" && *stop {
+			t.Fatalf("seed %d: %s", n, h.Violation)
 		}
 		if h.Violation != "" {
 			short := Minimize(t, h)

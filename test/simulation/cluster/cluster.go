@@ -15,7 +15,6 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/storage-controller/storage-controller/test/simulation/apiserver"
@@ -48,9 +47,6 @@ type Cluster struct {
 	driver string
 	Nodes  []string
 	pods   []Pod
-	// flipped has the PersistentVolumes whose policy users have changed. They do not delete these: until the
-	// provisioner has observed the change, its finalizer is that of the other policy.
-	flipped map[types.UID]bool
 
 	version uint64 // of steps
 	changed bool   // pods changed since then
@@ -65,7 +61,7 @@ func New(api *apiserver.Server, driver string, nodes int) (*Cluster, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Cluster{api: api, client: client, driver: driver, flipped: map[types.UID]bool{}}
+	c := &Cluster{api: api, client: client, driver: driver}
 	for i := range nodes {
 		c.Nodes = append(c.Nodes, fmt.Sprintf("node-%d", i))
 	}

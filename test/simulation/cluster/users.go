@@ -127,13 +127,12 @@ func (c *Cluster) disturb(s state) []Step {
 		next.Spec.PersistentVolumeReclaimPolicy = policy
 		name := fmt.Sprintf("user sets the policy of volume %s to %s", pv.Name, policy)
 		steps = append(steps, Step{name, func(ctx context.Context) error {
-			c.flipped[pv.UID] = true
 			_, err := volumes.Update(ctx, next, metav1.UpdateOptions{})
 			return err
 		}})
 		protected := pv.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimRetain ||
 			slices.Contains(pv.Finalizers, storagehelpers.PVDeletionProtectionFinalizer)
-		if protected && !c.flipped[pv.UID] && pv.Status.Phase != corev1.VolumePending { // else the volume, or the claim, would be lost
+		if protected && pv.Status.Phase != corev1.VolumePending { // else the volume, or the claim, would be lost
 			steps = append(steps, Step{"user deletes volume " + pv.Name, func(ctx context.Context) error {
 				return volumes.Delete(ctx, pv.Name, metav1.DeleteOptions{})
 			}})

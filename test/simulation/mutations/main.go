@@ -1,0 +1,160 @@
+// Copyright The storage-controller Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Command mutations removes one rule of the product after the other and counts the seeds of the simulation until
+// the first violation. It does not change files: the Go command compiles an overlay.
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+)
+
+func main() {
+	limit := flag.Int("limit", 20000, "seeds after which a mutation counts as not found")
+	only := flag.String("only", "", "part of the names of the mutations to run")
+	starts := flag.Int("starts", 3, "different first seeds, of which the median is printed")
+	flag.Parse()
+	missed := 0
+	fmt.Printf("| without this rule | median of seeds | the violation |\n|---|---|---|\n")
+	for _, m := range mutations {
+		if !strings.Contains(m.name, *only) {
+			continue
+		}
+		seeds, violation, err := find(m, *limit, *starts)
+		switch {
+		case err != nil:
+			fmt.Fprintln(os.Stderr, m.name+":", err)
+			os.Exit(1)
+		case seeds < 0:
+			missed++
+			fmt.Printf("| %s | not found in %d | |\n", m.rule, *limit)
+		default:
+			fmt.Printf("| %s | %d | %s |\n", m.rule, seeds, violation)
+		}
+	}
+	if missed > 0 {
+		fmt.Fprintf(os.Stderr, "%d mutations were not found\n", missed)
+		os.Exit(1)
+	}
+}
+
+// apply returns the file of m with the mutation.
+func (m mutation) apply(root string) ([]byte, error) {
+	data, err := os.ReadFile(filepath.Join(root, m.file))
+	if err != nil {
+		return nil, err
+	}
+	if n := bytes.Count(data, []byte(m.old)); n != 1 {
+		return nil, fmt.Errorf("mutation %s: %s contains %q %d times, want once", m.name, m.file, m.old, n)
+	}
+	return bytes.Replace(data, []byte(m.old), []byte(m.new), 1), nil
+}
+
+// find returns the median number of seeds until the violation, from different first seeds, and the first violation.
+// -1 means that most of them found none within limit.
+func find(m mutation, limit, starts int) (int, string, error) {
+	dir, err := os.MkdirTemp("", "mutations-")
+	if err != nil {
+		return 0, "", err
+	}
+	defer os.RemoveAll(dir)
+	binary := filepath.Join(dir, "simulation.test")
+	if err := m.build(dir, binary); err != nil {
+		return 0, "", err
+	}
+	seeds, violations := make([]int, starts), make([]string, starts)
+	var group errgroup.Group
+	group.SetLimit(2)
+	for i := range starts {
+		group.Go(func() (err error) {
+			seeds[i], violations[i], err = run(binary, 1+i*1_000_000, limit)
+			return err
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return 0, "", err
+	}
+	slices.Sort(seeds)
+	if median := seeds[starts/2]; median <= limit {
+		i := slices.IndexFunc(violations, func(v string) bool { return v != "" })
+		return median, violations[i], nil
+	}
+	return -1, "", nil
+}
+
+// build builds the simulation with the mutation.
+func (m mutation) build(dir, binary string) error {
+	root, err := filepath.Abs(".")
+	if err != nil {
+		return err
+	}
+	mutated, err := m.apply(root)
+	if err != nil {
+		return err
+	}
+	file := filepath.Join(dir, "mutated.go")
+	overlay, err := json.Marshal(map[string]map[string]string{"Replace": {filepath.Join(root, m.file): file}})
+	if err != nil {
+		return err
+	}
+	overlayFile := filepath.Join(dir, "overlay.json")
+	if err := errors.Join(os.WriteFile(file, mutated, 0o600), os.WriteFile(overlayFile, overlay, 0o600)); err != nil {
+		return err
+	}
+	out, err := exec.Command("go", "test", "-c", "-vet=off", "-overlay", overlayFile, "-o", binary, "./test/simulation").CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("%w\n%s", err, out)
+	}
+	return nil
+}
+
+var (
+	violationLine = regexp.MustCompile(`seed (\d+): ([^\n]*)`)
+	stuckLine     = regexp.MustCompile(`panic: (.* has not ended [^\n]*)`)
+)
+
+// hangs bounds the time of a chunk of seeds.
+const hangs = 5 * time.Minute
+
+// run runs the simulation from a seed on, until the first violation, and returns the number of seeds that it took;
+// more than limit: none was found.
+func run(binary string, from, limit int) (int, string, error) {
+	const chunk = 100
+	for done := 0; done < limit; done += chunk {
+		ctx, cancel := context.WithTimeout(context.Background(), hangs)
+		cmd := exec.CommandContext(ctx, binary, "-test.run=TestSeeds", "-stop",
+			"-seeds", strconv.Itoa(min(chunk, limit-done)), "-from", strconv.Itoa(from+done))
+		cmd.Dir = "test/simulation"
+		out, err := cmd.CombinedOutput()
+		timeout := ctx.Err()
+		cancel()
+		found, stuck := violationLine.FindSubmatch(out), stuckLine.FindSubmatch(out)
+		switch {
+		case found != nil:
+			seed, err := strconv.Atoi(string(found[1]))
+			return seed - from + 1, string(found[2]), err
+		case stuck != nil:
+			return done + chunk, string(stuck[1]), nil
+		case timeout != nil:
+			return 0, "", fmt.Errorf("no result of %d seeds from %d within %v", chunk, from+done, hangs)
+		case err != nil: // such as a panic of the mutated code
+			return 0, "", fmt.Errorf("%w\n%s", err, out)
+		}
+	}
+	return limit + 1, "", nil
+}
