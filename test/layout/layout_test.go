@@ -139,6 +139,7 @@ var allowed = map[string][]string{
 	},
 	"test/simulation/apiserver": {},
 	"test/simulation/cluster":   {"test/simulation/apiserver"},
+	"test/simulation/mutations": {},
 }
 
 // confined is who may import a third party, by the begin of its path. A package
