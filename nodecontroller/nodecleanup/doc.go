@@ -13,17 +13,19 @@
 // The states are:
 //   - present: a Node exists. Nothing is deleted.
 //   - deleting: its Node is being deleted and waits for our finalizer. After --node-delete-grace its
-//     claims are deleted, then the finalizer is removed. The finalizer is also removed, and the claims
-//     are left, if the host is held or at --node-finalizer-timeout.
-//   - missing: no Node exists. After --node-missing-grace, or an approval, its claims are deleted,
-//     and in mode volumes also the volumes that the driver can no longer delete.
+//     claims are deleted, then its custom resources, then the finalizer is removed. The finalizer is
+//     also removed, and the claims are left, if the host is held or at --node-finalizer-timeout.
+//   - missing: no Node exists. After --node-missing-grace, or an approval, its claims are deleted, in
+//     mode volumes also the volumes that the driver can no longer delete, then its custom resources.
 //   - unclear: a CSINode or a Node exists that may be its node. Nothing is deleted, and a later
 //     absence has its full grace. A hold remains.
 //
-// The breaker holds the hosts with something to delete if too many are lost at the same time. Only
-// an approval by an administrator, which is for one loss, or the return of the Node ends a hold. A
-// removal is planned, and neither counted nor held from then on, if the Node was cordoned and no pod
-// used a volume on it any more.
+// With --node-cleanup-scope=opt-in the StorageClass or the claim must opt in. In each scope every
+// owner, and the Node, can opt out, see [Policy.refusal].
+//
+// The breaker holds the hosts with something to delete if too many are lost at the same time. Only an
+// approval for this loss, or the return of the Node, ends a hold. A removal is planned, and neither
+// counted nor held from then on, if its Node was cordoned and no pod used a volume on it any more.
 //
 // The command cleanup ([Cleanup]) does the same for one missing Node that an administrator names. Of
 // the checks, only the graces, the opt-in, --node-cleanup-paths and the breaker do not apply to it.

@@ -23,18 +23,17 @@ import (
 
 // LostNode is the record of a host whose Node was deleted, or is being deleted.
 type LostNode struct {
-	Value    string    `json:"-"`                  // of the topology key; the key of the record
-	Node     string    `json:"node,omitempty"`     // name of the Node; empty if no process has seen it
-	UID      types.UID `json:"uid,omitempty"`      // of the Node
-	Since    time.Time `json:"since,omitzero"`     // the API server confirmed that no Node exists; zero: one may exist
-	Cordoned bool      `json:"cordoned,omitempty"` // the Node was unschedulable when its deletion was requested
-	Planned  bool      `json:"planned,omitempty"`  // and no pod used a volume of the driver on it any more
-	Held     string    `json:"held,omitempty"`     // [HeldByBreaker]: until an approval or the return of the Node
-	Approved time.Time `json:"approved,omitzero"`  // an administrator approved the clean-up after this loss
-	OptedOut bool      `json:"optedOut,omitempty"` // the Node had opted out
-	Acted    time.Time `json:"acted,omitzero"`     // last deletion, for the window of the breaker
-	// Unparsable means that the stored record cannot be parsed.
-	Unparsable bool `json:"-"`
+	Value      string    `json:"-"`                  // of the topology key; the key of the record
+	Node       string    `json:"node,omitempty"`     // name of the Node; empty if no process has seen it
+	UID        types.UID `json:"uid,omitempty"`      // of the Node
+	Since      time.Time `json:"since,omitzero"`     // the API server confirmed that no Node exists; zero: one may exist
+	Cordoned   bool      `json:"cordoned,omitempty"` // the Node was unschedulable when its deletion was requested
+	Planned    bool      `json:"planned,omitempty"`  // and no pod used a volume of the driver on it any more
+	Held       string    `json:"held,omitempty"`     // [HeldByBreaker]: until an approval or the return of the Node
+	Approved   time.Time `json:"approved,omitzero"`  // an administrator approved the clean-up after this loss
+	OptedOut   bool      `json:"optedOut,omitempty"` // the Node had opted out
+	Acted      time.Time `json:"acted,omitzero"`     // last deletion, for the window of the breaker
+	Unparsable bool      `json:"-"`                  // the stored record cannot be parsed
 }
 
 // HeldByBreaker is the value of [LostNode.Held].
