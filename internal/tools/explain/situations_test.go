@@ -297,7 +297,7 @@ var situations = map[string]struct {
 			return KindVolume, name
 		},
 		[]string{
-			"failing  error      Last error 60s ago (2 times): volume is busy.",
+			"failing  error      Last error 6", "s ago (2 times): volume is busy.",
 			"example.org/backup\n    removed by: unknown (owner of example.org; not a finalizer of Kubernetes or this driver)\n",
 			"external-provisioner.volume.kubernetes.io/finalizer\n    removed by: the provisioner of the driver after " +
 				"DeleteVolume succeeded",
