@@ -137,6 +137,9 @@ func (c Config) validateWebhooks() error {
 		errs = append(errs, fmt.Errorf("--webhook-addr: %q is not a port", port))
 	}
 	required := func(flag, value string, modes ...servingcert.Mode) {
+		if problems := validation.IsDNS1123Subdomain(value); value != "" && len(problems) > 0 {
+			errs = append(errs, fmt.Errorf("%s: %s, got %q", flag, strings.Join(problems, "; "), value))
+		}
 		if value == "" && slices.Contains(modes, c.WebhookCertMode) {
 			errs = append(errs, fmt.Errorf("%s: must be set with --webhook-cert-mode=%s", flag, c.WebhookCertMode))
 		}

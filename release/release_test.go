@@ -65,6 +65,7 @@ func TestRelease(t *testing.T) {
 	}
 	checkChart(t, filepath.Join(dir, "storage-controller-0.1.0-test.1.tgz"))
 
+	t.Run("images", func(t *testing.T) { runPublished(t, dir) })
 	archive := "storage-controller_v0.1.0-test.1_linux_" + runtime.GOARCH + ".tar.gz"
 	for name, tt := range map[string]struct {
 		damage func(t *testing.T)

@@ -84,8 +84,11 @@ was refused; 1 something failed.`
   # Apply it:
   storage-controller nodecontroller cleanup --driver-name=local.example.com --node=worker-7 --volumes --yes`
 	cmd.PreRunE = func(*cobra.Command, []string) error { // before the driver is called for its name
-		if request.Node == "" {
+		switch {
+		case request.Node == "":
 			return &usageError{errors.New("--node: must name the node to clean up after")}
+		case request.Wait < 0:
+			return &usageError{fmt.Errorf("--wait: must not be negative, got %v", request.Wait)}
 		}
 		return nil
 	}
@@ -168,6 +171,9 @@ func newTaskCommand(use, short string, do func(context.Context, *cobra.Command, 
 
 // newTask resolves the settings and creates the client.
 func newTask(ctx context.Context, c app.Config) (task, error) {
+	if err := c.Validate(); err != nil {
+		return task{}, &app.UsageError{Err: err}
+	}
 	driver, err := c.AskDriverName(ctx)
 	if err != nil {
 		return task{}, err

@@ -58,6 +58,9 @@ func (l *Livenessprobe) Read(fs *pflag.FlagSet) (settings.Common, error) {
 	if fs.Changed(healthPort) && c.HTTPEndpoint != "" {
 		err = errors.Join(err, fmt.Errorf("--%s and --http-endpoint: only one of them may be set", healthPort))
 	}
+	if _, invalid := net.LookupPort("tcp", *l.port); invalid != nil {
+		err = errors.Join(err, fmt.Errorf("--%s: must be a port, got %q", healthPort, *l.port))
+	}
 	if err != nil {
 		return c, &UsageError{err}
 	}

@@ -4,6 +4,7 @@
 package app
 
 import (
+	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -117,6 +118,13 @@ func (l *Logs) set(cfg settings.Logging) error {
 	l.enabled.SetLevel(zapcore.Level(-most)) // logr's V(n) is zap's level -n
 	l.cfg = cfg
 	return nil
+}
+
+// validateLogging returns the errors in cfg.
+func validateLogging(cfg settings.Logging) error {
+	_, _, _, format := logFormat(cfg)
+	_, modules := parseVModule(cfg.VModule)
+	return errors.Join(format, modules)
 }
 
 // logFormat returns the encoder, whether errors go to a stream of their own, and the size of the buffer of the other one.

@@ -7,9 +7,12 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net"
 	"slices"
 	"strings"
 	"time"
+
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/election"
@@ -169,7 +172,44 @@ func (s Settings) Validate() error {
 	if c.KubeAPIQPS > 0 && c.KubeAPIBurst < 0 {
 		errs = append(errs, fmt.Errorf("--kube-api-burst: must not be negative, got %d", c.KubeAPIBurst))
 	}
-	return errors.Join(append(errs, c.FeatureGates.validate())...)
+	return errors.Join(append(errs, c.FeatureGates.validate(), c.validateAddresses(), c.validateLeases())...)
+}
+
+// validateAddresses returns an error for each address on which no process can listen.
+func (c Common) validateAddresses() error {
+	addresses := c.Endpoints()
+	addresses["--health-probe-bind-address"] = Address(c.HealthBindAddress)
+	addresses["--profiling-bind-address"] = Address(c.ProfilingBindAddress)
+	addresses["--driver-health-endpoint"] = c.DriverHealthEndpoint
+	var errs []error
+	for _, flag := range slices.Sorted(maps.Keys(addresses)) {
+		_, port, err := net.SplitHostPort(addresses[flag])
+		if err == nil {
+			_, err = net.LookupPort("tcp", port)
+		}
+		if err != nil && addresses[flag] != "" {
+			errs = append(errs, fmt.Errorf("%s: must be host:port, such as :8080, got %q", flag, addresses[flag]))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// validateLeases returns an error for each setting that would be invalid in a Lease.
+func (c Common) validateLeases() error {
+	var errs []error
+	fail := func(flag, value string, problems []string) {
+		if len(problems) > 0 {
+			errs = append(errs, fmt.Errorf("%s: %s, got %q", flag, strings.Join(problems, "; "), value))
+		}
+	}
+	if c.LeaseNamespace != "" {
+		fail("--leader-election-namespace", c.LeaseNamespace, validation.IsDNS1123Label(c.LeaseNamespace))
+	}
+	for _, key := range slices.Sorted(maps.Keys(c.LeaseLabels)) {
+		fail("--leader-election-labels", key, validation.IsQualifiedName(key))
+		fail("--leader-election-labels", c.LeaseLabels[key], validation.IsValidLabelValue(c.LeaseLabels[key]))
+	}
+	return errors.Join(errs...)
 }
 
 // Endpoints returns the addresses of the HTTP endpoint by the names of their flags; valid settings have

@@ -4,6 +4,7 @@
 package settings
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -30,6 +31,9 @@ func (g *Grace) String() string {
 
 func (g *Grace) Set(value string) error {
 	d, err := parseGrace(value)
+	if err == nil && d < 0 && d != -1 {
+		err = errors.New("must not be negative, except -1")
+	}
 	*g = Grace(d)
 	return err
 }

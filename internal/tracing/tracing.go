@@ -13,6 +13,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"math"
 	"net/url"
 	"slices"
 	"time"
@@ -45,7 +46,7 @@ func (c Config) Validate() error {
 	if c.Endpoint != "" {
 		errs = append(errs, checkEndpoint(c.Endpoint), checkEnvironment())
 	}
-	if c.Ratio < 0 || c.Ratio > 1 {
+	if c.Ratio < 0 || c.Ratio > 1 || math.IsNaN(c.Ratio) {
 		errs = append(errs, fmt.Errorf("--otlp-sampling-ratio: must be between 0 and 1, got %v", c.Ratio))
 	}
 	return errors.Join(errs...)
