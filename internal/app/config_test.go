@@ -123,6 +123,20 @@ func TestErrorsOfARoleThatDoesNotRun(t *testing.T) {
 	}
 }
 
+// TestNodecontrollerWithoutWork: "all" does not run the role if none of its features is enabled.
+func TestNodecontrollerWithoutWork(t *testing.T) {
+	for args, want := range map[string]bool{
+		"": true, "--node-cleanup=off": false, "--node-cleanup=off --controllers=nodecontroller": true,
+		"--node-cleanup=off --enable-webhooks": true, "--node-cleanup=off --resize-nudge": true,
+		"--node-cleanup=off --pvc-finalizer-mode=strip": true, "--node-cleanup=off --node-finalizer-mode=remove": true,
+		"--node-cleanup=off --profile=topolvm": true,
+	} {
+		if has := contains(configOf(t, All, strings.Fields(args)...).Enabled().roles, nodecontrollerName); has != want {
+			t.Errorf("%q: the role runs: %t, want %t", args, has, want)
+		}
+	}
+}
+
 func TestAllChoosesTheRoleByTheDriver(t *testing.T) {
 	for _, local := range []bool{false, true} {
 		d := csiclient.Driver{Name: "a.b", Plugin: csiclient.PluginCapabilities{VolumeAccessibilityConstraints: local}}

@@ -37,6 +37,7 @@ var nodecontrollerRole = Role{
 	// As in topolvm-controller, and unlike the sidecars: two replicas must not delete at the same time.
 	defaults: map[string]any{"leader-election": true, "leader-election-retry-period": 2 * time.Second},
 	config:   func() any { return nodecontroller.Empty() },
+	enabled:  func(s settings.Settings) bool { return nodecontrollerConfig(s).HasWork() },
 	preset:   nodecontroller.MayBePreset,
 	validate: validateNodecontroller,
 	timeout:  func(s settings.Settings) time.Duration { return nodecontrollerConfig(s).Timeout },
