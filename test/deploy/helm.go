@@ -38,6 +38,9 @@ func templates(dir, release, namespace string, files []string) (map[string]strin
 
 func renderWith(c *chart.Chart, release, namespace string, values chartutil.Values) (map[string]string, error) {
 	options := chartutil.ReleaseOptions{Name: release, Namespace: namespace, Revision: 1, IsInstall: true}
+	if err := chartutil.ProcessDependenciesWithMerge(c, values); err != nil {
+		return nil, fmt.Errorf("dependencies of the chart %s: %w", c.Name(), err)
+	}
 	merged, err := chartutil.ToRenderValues(c, values, options, chartutil.DefaultCapabilities)
 	if err != nil {
 		return nil, fmt.Errorf("values of the chart %s: %w", c.Name(), err)

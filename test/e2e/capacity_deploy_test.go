@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -20,7 +19,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
-	"sigs.k8s.io/yaml"
 
 	"github.com/storage-controller/storage-controller/csiclient/csitest"
 )
@@ -45,46 +43,8 @@ func (e *env) inForce(account string, granted map[permission]bool) {
 	}
 }
 
-// template reads a Deployment or DaemonSet of deploy/, which the API server has to accept as it
-// is, and returns its pod.
-func (e *env) template(file string) corev1.PodSpec {
-	e.t.Helper()
-	text, err := os.ReadFile("../../deploy/" + file)
-	if err != nil {
-		e.t.Fatal(err)
-	}
-	var workload struct {
-		metav1.TypeMeta `json:",inline"`
-		Spec            struct {
-			Template corev1.PodTemplateSpec `json:"template"`
-		} `json:"spec"`
-	}
-	if err := yaml.Unmarshal(text, &workload); err != nil {
-		e.t.Fatal(err)
-	}
-	plural := map[string]string{"Deployment": "deployments", "DaemonSet": "daemonsets"}[workload.Kind]
-	body, err := yaml.YAMLToJSON(text)
-	if err != nil {
-		e.t.Fatal(err)
-	}
-	err = e.client.Discovery().RESTClient().Post().AbsPath("/apis/apps/v1/namespaces/default/"+plural).
-		Param("dryRun", "All").Param("fieldValidation", "Strict").SetHeader("Content-Type",
-		"application/json").Body(body).Do(e.t.Context()).Error()
-	if err != nil {
-		e.t.Fatalf("%s: %v", file, err)
-	}
-	return workload.Spec.Template.Spec
-}
-
-// deployed starts the program as the container of a manifest in deploy/ has it, in a pod of
-// the namespace of e, on the first node, and as the ServiceAccount of kubeconfig.
-func (e *env) deployed(file, kubeconfig, pod string) *process {
-	e.t.Helper()
-	containers := e.template(file).Containers
-	return e.contained(containers[len(containers)-1], kubeconfig, pod)
-}
-
-// contained does so for a container, with further flags.
+// contained starts the program as a container of a shipped pod, with further flags: in the namespace of e, on the
+// first node, and as the ServiceAccount of kubeconfig.
 func (e *env) contained(c corev1.Container, kubeconfig, pod string, args ...string) *process {
 	e.t.Helper()
 	cmd := e.command(c.Args[0], slices.Concat(c.Args[1:], quick, []string{
@@ -92,7 +52,10 @@ func (e *env) contained(c corev1.Container, kubeconfig, pod string, args ...stri
 	}, args)...)
 	fields := map[string]string{"metadata.namespace": e.ns, "metadata.name": pod, "spec.nodeName": e.nodes[0]}
 	for _, v := range c.Env {
-		value, known := fields[v.ValueFrom.FieldRef.FieldPath]
+		value, known := v.Value, true
+		if v.ValueFrom != nil {
+			value, known = fields[v.ValueFrom.FieldRef.FieldPath]
+		}
 		if !known {
 			e.t.Fatalf("container %s: unknown field of %s", c.Name, v.Name)
 		}
@@ -188,7 +151,11 @@ func (e *env) daemonSetWithPod(name string) *appsv1.DaemonSet {
 	return set
 }
 
-// TestCapacityNeedsWhatItsManifestsGrant runs deploy/capacity-central.yaml as the
+// capacityAlone is values of the chart.
+const capacityAlone = "mode: per-role\nprovisioner: {enabled: false}\nattacher: {enabled: false}\nresizer: {enabled: false}\n" +
+	"snapshotter: {enabled: false}\nsecrets: {enabled: false}"
+
+// TestCapacityNeedsWhatItsManifestsGrant runs the container of the chart as the
 // ServiceAccount of deploy/rbac: it is refused nothing, and nothing is granted that it does
 // not use.
 func TestCapacityNeedsWhatItsManifestsGrant(t *testing.T) {
@@ -199,7 +166,7 @@ func TestCapacityNeedsWhatItsManifestsGrant(t *testing.T) {
 	kubeconfig, used, refused := e.as("csi-provisioner")
 	class := e.pool("fast", nil)
 	deployment := e.deploymentWithPod("csi-capacity")
-	p := e.deployed("capacity-central.yaml", kubeconfig, "csi-capacity-1-x")
+	p := e.contained(podOf(t, charted(t, capacityAlone)).Containers[0], kubeconfig, "csi-capacity-1-x")
 	e.ownedBy(2, "Deployment", deployment)
 	e.leads(p, e.provisionerLease()+"-capacity")
 	e.capacityIs("3Gi", class)
@@ -208,24 +175,4 @@ func TestCapacityNeedsWhatItsManifestsGrant(t *testing.T) {
 	e.usesAll(granted, used, refused, func(p permission) bool {
 		return p.verb == "list" // of a server that cannot send it with the watch
 	})
-}
-
-// TestCapacityPerNodeNeedsLess does the same for deploy/capacity-node.yaml.
-func TestCapacityPerNodeNeedsLess(t *testing.T) {
-	t.Parallel()
-	e := newEnv(t, csitest.Config{Controller: getsCapacity, Segments: twoZones}, 2)
-	granted := e.applyRBAC("capacity")
-	for p := range e.applyRBAC("capacity-owner") {
-		granted[p] = true
-	}
-	e.inForce("csi-provisioner", granted)
-	kubeconfig, used, refused := e.as("csi-provisioner")
-	class := e.pool("fast", nil)
-	set := e.daemonSetWithPod("csi-capacity")
-	e.deployed("capacity-node.yaml", kubeconfig, "csi-capacity-x")
-	e.ownedBy(1, "DaemonSet", set)
-	e.capacityIs("3Gi", class)
-	e.deleteClass(class)
-	e.published(0)
-	e.usesAll(granted, used, refused, func(p permission) bool { return p.verb == "list" })
 }

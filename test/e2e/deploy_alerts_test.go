@@ -219,7 +219,7 @@ func chartAlerts(t *testing.T, release, driver string) []alert {
 	t.Helper()
 	text, found := renderedRules.Load(release)
 	if !found {
-		values := valuesFile(t, "driver: {name: DRIVER, image: x}\nmonitoring: {rules: true}")
+		values := valuesFile(t, "driver: {name: DRIVER, image: {repository: x, tag: v1}}\nmetrics: {prometheusRule: {enabled: true}}")
 		rendered, err := tool(t, "", "helm", chart, release, "n", values)
 		if err != nil {
 			t.Fatal(err)

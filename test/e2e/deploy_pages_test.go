@@ -7,10 +7,10 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -81,8 +81,8 @@ func TestPermissionsOfThePage(t *testing.T) {
 	}
 }
 
-// TestInstallationOfThePage: the overlay and the values that the page shows put the images
-// and the arguments of the reader into the pod.
+// TestInstallationOfThePage: the overlay and the values that the page shows put the images of the
+// reader into the pod.
 func TestInstallationOfThePage(t *testing.T) {
 	t.Parallel()
 	for name, objects := range map[string][]*unstructured.Unstructured{
@@ -92,9 +92,6 @@ func TestInstallationOfThePage(t *testing.T) {
 		images := map[string]string{}
 		for _, c := range podOf(t, objects).Containers {
 			images[c.Name] = c.Image
-			if name == "overlay" && c.Name == "driver" && !slices.Contains(c.Args, "--mode=controller") {
-				t.Errorf("%s: the driver has the arguments %q", name, c.Args)
-			}
 		}
 		if len(images) != 2 || images["driver"] != "my-csi-driver:v1.2.3" || images["storage-controller"] != "my-storage-controller:v1" {
 			t.Errorf("%s: the images are %v", name, images)
@@ -102,18 +99,50 @@ func TestInstallationOfThePage(t *testing.T) {
 	}
 }
 
-// TestMoreContainersOfThePage: the patch that the page shows adds a container, and takes none away.
-func TestMoreContainersOfThePage(t *testing.T) {
+// TestLibraryOfThePage renders the chart that the page shows, which uses the library: its container and its permissions
+// are those of the chart storage-controller.
+func TestLibraryOfThePage(t *testing.T) {
 	t.Parallel()
-	more := strings.ReplaceAll(fileOfPage(t, "install.md", "more.yaml"), "\n", "\n    ")
-	containers := podOf(t, installed(t, "namespace: "+exampleNamespace+"\npatches:\n- patch: |\n    "+more+"\n", "all-in-one",
-		"monitoring")).Containers
-	var names []string
-	for _, c := range containers {
-		names = append(names, c.Name)
+	dir := t.TempDir()
+	for _, name := range []string{"Chart.yaml", "templates/controller.yaml"} {
+		path := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(fileOfPage(t, "install.md", name)), 0o600); err != nil {
+			t.Fatal(err)
+		}
 	}
-	slices.Sort(names)
-	if !slices.Equal(names, []string{"driver", "more", "storage-controller"}) {
-		t.Errorf("the containers are %q", names)
+	if err := os.CopyFS(filepath.Join(dir, library), os.DirFS(filepath.Join(chart, library))); err != nil {
+		t.Fatal(err)
 	}
+	for values, own := range map[string]string{
+		"": "", "\n  nodecontroller: {enabled: true, nodeCleanup: claims}\n  config: {timeout: 20s}": "" +
+			"nodecontroller: {enabled: true, nodeCleanup: claims}\nconfig: {timeout: 20s}\n",
+	} {
+		file := valuesFile(t, strings.TrimRight(fileOfPage(t, "install.md", "library-values.yaml"), "\n")+values)
+		text, err := tool(t, "", "helm", dir, "csi-controller", exampleNamespace, file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := parsed(t, text)
+		want := charted(t, own+"driver: {name: my.csi.example.com}\nimage: {repository: my-storage-controller, tag: v1}")
+		if diff := cmp.Diff(podOf(t, want).Containers[0], podOf(t, got).Containers[0]); diff != "" {
+			t.Errorf("values %s: the container (- chart, + library):\n%s", values, diff)
+		}
+		if diff := cmp.Diff(permissionsAndFiles(want), permissionsAndFiles(got)); diff != "" {
+			t.Errorf("values %s: the permissions (- chart, + library):\n%s", values, diff)
+		}
+	}
+}
+
+// permissionsAndFiles returns the parts of Roles, bindings and ConfigMaps that matter, by kind and name.
+func permissionsAndFiles(objects []*unstructured.Unstructured) map[string][]any {
+	all := map[string][]any{}
+	for _, o := range objects {
+		if strings.Contains(o.GetKind(), "Role") || o.GetKind() == "ConfigMap" {
+			all[o.GetKind()+" "+o.GetName()] = []any{o.Object["rules"], o.Object["subjects"], o.Object["roleRef"], o.Object["data"]}
+		}
+	}
+	return all
 }

@@ -30,7 +30,6 @@ import (
 	"github.com/storage-controller/storage-controller/csiclient/csitest"
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/kubetest"
-	"github.com/storage-controller/storage-controller/nodecontroller/nodecleanup"
 )
 
 // everyCapability is what a driver can have that has the program do something.
@@ -78,17 +77,14 @@ func overlayNeedsWhatItGrants(t *testing.T, overlay string) {
 	objects := kustomized(t, overlays+overlay)
 	granted := e.applyRendered(objects)
 	e.inForce("csi-controller", granted)
+	e.restrict("csi-controller")
 	kubeconfig, used, refused := e.as("csi-controller")
 	e.secret("s")
 	e.attributes("fast", map[string]string{"iops": "9"})
 	e.deploymentWithPod("csi-controller")
 	for _, c := range podOf(t, objects).Containers {
-		var args []string
-		if c.Name == "storage-controller" || c.Name == "nodecontroller" {
-			args = []string{"--topology-node-key=" + e.plugin.Name() + "/zone"}
-		}
 		if c.Name != "driver" {
-			e.contained(c, kubeconfig, "csi-controller-1-x", args...)
+			e.contained(c, kubeconfig, "csi-controller-1-x")
 		}
 	}
 	class := e.class(false, func(c *storagev1.StorageClass) {
@@ -124,18 +120,11 @@ func overlayNeedsWhatItGrants(t *testing.T, overlay string) {
 	e.contentsCreated(e.bound("source"))
 	e.attach("a", e.bound("source"), e.nodes[0])
 	e.attached(1)
-	e.grows("source", e.nodes[0])
-	// Kubernetes attaches the volume for that pod as well, and detaches it after it.
-	e.must(e.client.CoreV1().Pods(e.ns).Delete(t.Context(), "growing", metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}))
 	e.detach("a")
 	e.attached(0)
 	e.capacityIs("3Gi", late)
 	e.deleteClass(late)
-	e.onNode("lost", class, e.plugin.Name()+"/zone", "b")
-	e.lose(e.nodes[1])
-	e.missing("b") // mode report records it too
-	e.leftovers("source", "clone", "restored", "attributes", "lost")
-	e.recorded("b", "ends", func(n *nodecleanup.LostNode) bool { return n == nil })
+	e.leftovers("source", "clone", "restored", "attributes")
 	e.usesAll(granted, used, refused, func(p permission) bool {
 		switch {
 		case p.verb == "list": // of a server that cannot send it with the watch
@@ -145,8 +134,7 @@ func overlayNeedsWhatItGrants(t *testing.T, overlay string) {
 		case p.verb == "get" && slices.Contains([]string{"volumeattachments", "persistentvolumes"}, p.resource): // after a conflict
 			return true
 		}
-		// Requests before a cleanup and of webhooks, which are off in the overlays.
-		return p.verb == "get" && slices.Contains([]string{"nodes", "namespaces", "csinodes", "storageclasses", "pods"}, p.resource)
+		return p == permission{"get", "", "pods"} // of an owner that is asked for again
 	})
 }
 
@@ -266,6 +254,7 @@ func TestNodecontrollerNeedsWhatItsManifestsGrant(t *testing.T) {
 		return p.resource == "mutatingwebhookconfigurations" || p.resource == "secrets" && p.verb != "create"
 	})
 	e.inForce("storage-controller-nodecontroller", unlimited)
+	e.restrict("storage-controller-nodecontroller")
 	kubeconfig, used, refused := e.as("storage-controller-nodecontroller")
 	// Its name is in the permissions; no other test has it.
 	configurations := e.client.AdmissionregistrationV1().MutatingWebhookConfigurations()

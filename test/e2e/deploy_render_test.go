@@ -34,8 +34,10 @@ import (
 )
 
 const (
-	overlays = "../../deploy/overlays/"
-	chart    = "../../deploy/helm/storage-controller"
+	overlays             = "../../deploy/overlays/"
+	chart                = "../../deploy/helm/storage-controller"
+	library              = "charts/storage-controller-library/"
+	permissionsOfLibrary = library + "templates/rbac/_"
 	// exampleNamespace is that of the overlays.
 	exampleNamespace = "csi-example"
 )
@@ -96,7 +98,7 @@ func charted(t *testing.T, values string) []*unstructured.Unstructured {
 // exampleDriver is a file with the values that have no default.
 func exampleDriver(t *testing.T) string {
 	t.Helper()
-	return valuesFile(t, "driver: {name: csi.example.com, image: 'csi-driver:dev'}")
+	return valuesFile(t, "driver: {name: csi.example.com, image: {repository: csi-driver, tag: dev}}")
 }
 
 // chartOnly matches what only the chart adds: prefixes, the names of the webhooks, and the driver and the namespace of alerts.
@@ -114,7 +116,8 @@ func asOverlay(t *testing.T, values string) []*unstructured.Unstructured {
 	for _, o := range charted(t, values) {
 		labels := o.GetLabels()
 		want := map[string]string{"app.kubernetes.io/instance": "csi-controller", "app.kubernetes.io/managed-by": "Helm",
-			"app.kubernetes.io/name": "csi-controller", "app.kubernetes.io/version": "dev", "helm.sh/chart": "storage-controller-0.1.0"}
+			"app.kubernetes.io/name": "storage-controller", "app.kubernetes.io/part-of": "csi.example.com",
+			"app.kubernetes.io/version": "dev", "helm.sh/chart": "storage-controller-0.1.0"}
 		if diff := cmp.Diff(want, labels); diff != "" {
 			t.Errorf("labels of %s %s (- want, + got):\n%s", o.GetKind(), o.GetName(), diff)
 		}
@@ -135,15 +138,62 @@ func withoutHelm(objects map[string]map[string]any) map[string]map[string]any {
 	for _, o := range objects {
 		unstructured.RemoveNestedField(o, "metadata", "labels")
 		unstructured.RemoveNestedField(o, "spec", "template", "metadata", "annotations")
+		settingsAsFlags(o)
 		labels, _, _ := unstructured.NestedMap(o, "spec", "template", "metadata", "labels")
 		for name := range labels {
-			if name != "app.kubernetes.io/name" {
+			if name != "app.kubernetes.io/name" && name != "app.kubernetes.io/instance" {
 				unstructured.RemoveNestedField(o, "spec", "template", "metadata", "labels", name)
 			}
 		}
 	}
 	return objects
 }
+
+// settingsAsFlags writes settings in the environment of containers as flags, and each flag as one argument. It sorts
+// flags, ports and volumes.
+func settingsAsFlags(o map[string]any) {
+	byName := func(a, b any) int {
+		return strings.Compare(fmt.Sprint(a.(map[string]any)["name"]), fmt.Sprint(b.(map[string]any)["name"]))
+	}
+	containers, _, _ := unstructured.NestedSlice(o, "spec", "template", "spec", "containers")
+	volumes, _, _ := unstructured.NestedSlice(o, "spec", "template", "spec", "volumes")
+	for _, c := range containers {
+		container := c.(map[string]any)
+		var flags, env []any
+		for _, a := range asSlice(container["args"]) {
+			arg := a.(string)
+			if last := len(flags) - 1; !strings.HasPrefix(arg, "-") && last >= 0 && strings.HasPrefix(flags[last].(string), "--webhook-") {
+				flags[last] = flags[last].(string) + "=" + arg
+				continue
+			}
+			flags = append(flags, arg)
+		}
+		for _, v := range asSlice(container["env"]) {
+			variable := v.(map[string]any)
+			name, is := strings.CutPrefix(variable["name"].(string), "STORAGE_CONTROLLER_")
+			if !is {
+				env = append(env, v)
+				continue
+			}
+			flags = append(flags, "--"+strings.ToLower(strings.ReplaceAll(name, "_", "-"))+"="+variable["value"].(string))
+		}
+		for i := range flags {
+			flags[i] = strings.TrimSuffix(flags[i].(string), "=true")
+		}
+		slices.SortFunc(flags, func(a, b any) int { return strings.Compare(a.(string), b.(string)) })
+		container["args"], container["env"] = flags, env
+		if ports := asSlice(container["ports"]); ports != nil {
+			slices.SortFunc(ports, byName)
+		}
+	}
+	if containers != nil {
+		slices.SortFunc(volumes, byName)
+		_ = unstructured.SetNestedSlice(o, volumes, "spec", "template", "spec", "volumes")
+		_ = unstructured.SetNestedSlice(o, containers, "spec", "template", "spec", "containers")
+	}
+}
+
+func asSlice(v any) []any { s, _ := v.([]any); return s }
 
 func valuesFile(t *testing.T, values string) string {
 	t.Helper()
@@ -211,15 +261,15 @@ var sameAs = map[string]string{
 	"node": `mode: node
 resources: {requests: {cpu: 10m, memory: 64Mi}, limits: {memory: 256Mi}}`,
 	// Defaults of the flags have lower precedence than values.
-	"configuration-file": "configuration: {kind: StorageControllerConfiguration}",
+	"configuration-file": "config: {kind: StorageControllerConfiguration}",
 }
 
-// withWebhooks is the same for overlays with a component of webhooks.
-var withWebhooks = map[string]string{
-	"webhooks of all-in-one":         "nodecontroller: {webhooks: {enabled: true}}",
-	"webhooks of per-role":           "mode: per-role\nnodecontroller: {webhooks: {enabled: true}}",
-	"webhooks-enforce of all-in-one": "nodecontroller: {pvcFinalizerMode: enforce, webhooks: {enabled: true}}",
-	"webhooks-enforce of per-role":   "mode: per-role\nnodecontroller: {pvcFinalizerMode: enforce, webhooks: {enabled: true}}",
+// withComponent is the same for overlays with a component.
+var withComponent = map[string]string{
+	"nodecontroller of per-role": "mode: per-role\nnodecontroller: {enabled: true}",
+	"webhooks of all-in-one":     "nodecontroller: {enabled: true, nodeCleanup: \"off\", webhooks: {enabled: true}}",
+	"webhooks-enforce of all-in-one": "nodecontroller: {enabled: true, nodeCleanup: \"off\", pvcFinalizerMode: enforce, " +
+		"webhooks: {enabled: true}}",
 }
 
 // TestChartAndOverlaysAreTheSame checks that Helm and kustomize install the same objects.
@@ -243,11 +293,12 @@ func TestChartAndOverlaysAreTheSame(t *testing.T) {
 		}
 	}
 	want, got := withoutHelm(byName(t, everythingRendered(t))),
-		withoutHelm(byName(t, asOverlay(t, "priorityAndFairness: {enabled: true}\nmonitoring: {rules: true, podMonitor: true}")))
+		withoutHelm(byName(t, asOverlay(t, "priorityAndFairness: {enabled: true}\nadmissionPolicy: {enabled: true}\n"+
+			"metrics: {prometheusRule: {enabled: true}, podMonitor: {enabled: true}}")))
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("with everything (- kustomize, + helm):\n%s", diff)
 	}
-	for name, values := range withWebhooks {
+	for name, values := range withComponent {
 		component, overlay, _ := strings.Cut(name, " of ")
 		want := withoutHelm(byName(t, withComponents(t, overlay, "components/"+component)))
 		got := withoutHelm(byName(t, asOverlay(t, values)))
@@ -271,7 +322,8 @@ func sameText(t *testing.T, objects ...map[string]any) {
 // everythingRendered is an overlay with what can be added to it.
 func everythingRendered(t *testing.T) []*unstructured.Unstructured {
 	t.Helper()
-	return append(withComponents(t, "all-in-one", "monitoring"), kustomized(t, "../../deploy/priority-and-fairness")...)
+	return slices.Concat(withComponents(t, "all-in-one", "monitoring"), kustomized(t, "../../deploy/priority-and-fairness"),
+		kustomized(t, "../../deploy/admission-policy"))
 }
 
 // withComponents is an overlay with further components of deploy/.
@@ -312,7 +364,7 @@ func TestChartHasTheFiles(t *testing.T) {
 	}
 	want := map[string]string{}
 	for _, file := range files {
-		want["rbac/"+filepath.Base(filepath.Dir(file))+".yaml"] = file
+		want[permissionsOfLibrary+filepath.Base(filepath.Dir(file))+".tpl"] = file
 	}
 	for _, name := range []string{"prometheus-rule.yaml", "pod-monitor.yaml"} {
 		want[name] = "../../deploy/monitoring/" + name
@@ -320,12 +372,21 @@ func TestChartHasTheFiles(t *testing.T) {
 	for _, name := range []string{"webhooks", "webhooks-enforce"} {
 		want[name+".yaml"] = "../../deploy/components/" + name + "/webhook.yaml"
 	}
+	want["admission-policy.yaml"] = "../../deploy/admission-policy/policy.yaml"
+	want[library+"values.yaml"] = chart + "/values.yaml"
 	for name, file := range want {
 		text, err := os.ReadFile(file)
 		if err != nil {
 			t.Fatal(err)
 		}
 		path := filepath.Join(chart, "files", name)
+		if permissions, is := strings.CutPrefix(name, permissionsOfLibrary); is {
+			define := fmt.Sprintf("{{- define %q -}}\n", "storage-controller.permissions."+strings.TrimSuffix(permissions, ".tpl"))
+			text = fmt.Appendf(nil, "%s%s{{- end }}\n", define, text)
+		}
+		if strings.HasPrefix(name, library) {
+			path = filepath.Join(chart, name)
+		}
 		if os.Getenv("UPDATE") != "" {
 			if err := os.WriteFile(path, text, 0o644); err != nil {
 				t.Fatal(err)
@@ -335,7 +396,7 @@ func TestChartHasTheFiles(t *testing.T) {
 			t.Errorf("%s is not as %s (%v): run make generate", path, file, err)
 		}
 	}
-	copies, err := filepath.Glob(filepath.Join(chart, "files", "rbac", "*.yaml"))
+	copies, err := filepath.Glob(filepath.Join(chart, permissionsOfLibrary+"*"))
 	if err != nil || len(copies) != len(files) {
 		t.Errorf("%d files in the chart for %d in deploy/rbac: remove the rest", len(copies), len(files))
 	}
@@ -345,14 +406,14 @@ func TestChartHasTheFiles(t *testing.T) {
 func TestChartRefusesWrongValues(t *testing.T) {
 	t.Parallel()
 	for values, text := range map[string]string{
-		"mode: both":                         "'/mode'",
-		"replica: 3":                         "'replica' not allowed",
-		"replicas: many":                     "'/replicas'",
-		"nodecontroller: {nodeCleanup: all}": "'/nodecontroller/nodeCleanup'",
-		"extraArgs: [all]":                   "'/extraArgs/0'",
+		"mode: both":                                                             "'/mode'",
+		"replica: 3":                                                             "'replica' not allowed",
+		"replicaCount: many":                                                     "'/replicaCount'",
+		"nodecontroller: {nodeCleanup: all}":                                     "'/nodecontroller/nodeCleanup'",
+		"extraArgs: [all]":                                                       "'/extraArgs/0'",
 		"mode: node\nprovisioner: {enabled: false}":                              "provisioner.enabled",
-		"mode: per-role\nconfiguration: {a: b}":                                  "configuration: only with mode all-in-one",
-		"name: Not_A_Name":                                                       "'/name'",
+		"mode: per-role\nconfig: {a: b}":                                         "config: only with mode all-in-one",
+		"fullnameOverride: Not_A_Name":                                           "'/fullnameOverride'",
 		"secrets: {namespaces: [\"*\"]}":                                         "'/secrets/namespaces/0'",
 		"driver: {name: csi.example.com/x}":                                      "'/driver/name'",
 		"driver: {port: 1}":                                                      "'port' not allowed",
@@ -360,29 +421,31 @@ func TestChartRefusesWrongValues(t *testing.T) {
 		"image: {digest: aa}":                                                    "'/image/digest'",
 		"extraContainers: [{name: x}]":                                           "'/extraContainers/0'",
 		"extraContainers: [{name: driver, image: x}]":                            "extraContainers[0]: the chart has a container driver",
-		"volumes: [{name: more}, {name: socket, emptyDir: {}}]":                  "volumes[1]: the chart has a volume socket",
-		"configuration: {nonsense: 5s}":                                          "configuration.nonsense: unknown key",
-		"configuration: {attacher: {nonsense: 5s}}":                              "configuration.attacher.nonsense: unknown key",
-		"configuration: {controllers: [attacher]}":                               "set enabled of",
+		"extraVolumes: [{name: more}, {name: socket, emptyDir: {}}]":             "extraVolumes[1]: the chart has a volume socket",
+		"config: {nonsense: 5s}":                                                 "config.nonsense: unknown key",
+		"config: {attacher: {nonsense: 5s}}":                                     "config.attacher.nonsense: unknown key",
+		"config: {controllers: [attacher]}":                                      "set enabled of",
 		"driver: {name: ''}":                                                     "driver.name: set it",
-		"driver: {image: ''}":                                                    "driver.image: set it",
-		"configuration: {node-cleanup: claims}":                                  "node-cleanup: the permissions would not match",
-		"configuration: {nodecontroller: {node-cleanup: claims}}":                "set nodecontroller.nodeCleanup",
+		"driver: {image: {repository: ''}}":                                      "driver.image.repository: set it",
+		"driver: {image: {tag: ''}}":                                             "driver.image: set tag or digest",
+		"nodecontroller: {nodeCleanup: claims}":                                  "nodeCleanup: nodecontroller.enabled is false",
+		"config: {node-cleanup: claims}":                                         "node-cleanup: the permissions would not match",
+		"config: {nodecontroller: {node-cleanup: claims}}":                       "set nodecontroller.nodeCleanup",
 		"extraArgs: [--node-finalizer-mode=manage]":                              "set nodecontroller.nodeFinalizerMode",
 		"extraArgs: [--pvc-finalizer-mode=strip]":                                "set nodecontroller.pvcFinalizerMode",
-		"extraArgs: [--node-cleanup-unbound=delete]":                             "set nodecontroller.unbound",
+		"extraArgs: [--node-cleanup-unbound=delete]":                             "set nodecontroller.nodeCleanupUnbound",
 		"extraArgs: [--node-cleanup-resource=a.b/v1]":                            "set nodecontroller.customResources",
-		"extraArgs: [--profile=topolvm]":                                         "set the values of nodecontroller",
+		"extraArgs: [--profile=topolvm]":                                         "set nodecontroller.profile",
 		"extraArgs: [--resize-nudge]":                                            "set nodecontroller.resizeNudge",
 		"extraArgs: [--enable-webhooks]":                                         "set nodecontroller.webhooks.enabled",
 		"extraArgs: [--enable-capacity=false]":                                   "set capacity.enabled",
-		"extraArgs: [--secure-metrics-server]":                                   "set monitoring.secure",
-		"mode: per-role\nmonitoring: {secure: true}":                             "monitoring.secure: only with mode all-in-one",
+		"extraArgs: [--secure-metrics-server]":                                   "set metrics.secure",
+		"mode: per-role\nmetrics: {secure: true}":                                "metrics.secure: only with mode all-in-one",
 		"extraArgs: [--feature-gates=CrossNamespaceVolumeDataSource=true]":       "set provisioner.crossNamespace",
-		"configuration: {feature-gates: {CrossNamespaceVolumeDataSource: true}}": "set provisioner.crossNamespace",
-		"configuration: {leader-election: false}":                                "configuration.leader-election: several pods",
-		"configuration: {http-endpoint: ':9090'}":                                "the probes and ports of the chart have 8080",
-		"configuration: {attacher: {timeout: 5m}}":                               "attacher.timeout: terminationGracePeriodSeconds, 80",
+		"config: {feature-gates: {CrossNamespaceVolumeDataSource: true}}":        "set provisioner.crossNamespace",
+		"config: {leader-election: false}":                                       "config.leader-election: several pods",
+		"config: {http-endpoint: ':9090'}":                                       "the probes and ports of the chart have 8080",
+		"config: {attacher: {timeout: 5m}}":                                      "attacher.timeout: terminationGracePeriodSeconds, 80",
 		"extraArgs: [--leader-election=false]":                                   "extraArgs: --leader-election=false: several pods",
 		"extraArgs: [-leader_election=f]":                                        "several pods",
 		"extraArgs: ['--http-endpoint=:9090']":                                   "the probes and ports of the chart have 8080",
@@ -390,14 +453,14 @@ func TestChartRefusesWrongValues(t *testing.T) {
 		"mode: per-role\nextraArgs: ['--http-endpoint=:8080']":                   "8080 to 8084",
 		"extraArgs: ['--metrics-address=:9090']":                                 "--http-endpoint is set",
 		"extraArgs: [--csi-address=/csi/csi.sock]":                               "the socket must be in /run/csi",
-		"extraArgs: [--config=/x]":                                               "belong into configuration",
+		"extraArgs: [--config=/x]":                                               "belong into config",
 		"extraArgs: [--timeout=300s]":                                            "terminationGracePeriodSeconds, 80",
 		"extraArgs: [--attacher-timeout=70s]":                                    "terminationGracePeriodSeconds, 80",
 		"extraArgs: [-timeout=70s]":                                              "terminationGracePeriodSeconds, 80",
 		"terminationGracePeriodSeconds: 25":                                      "terminationGracePeriodSeconds: 25",
 		"terminationGracePeriodSeconds: 70":                                      "must exceed the timeout of the snapshotter",
 		"nodecontroller: {webhooks: {certificate: files}}":                       "'/nodecontroller/webhooks/certificate'",
-		"mode: node\nnodecontroller: {webhooks: {enabled: true}}":                "mode node has no node controller",
+		"mode: node\nnodecontroller: {enabled: true, webhooks: {enabled: true}}": "mode node has no node controller",
 		"nodecontroller: {enabled: false, webhooks: {enabled: true}}":            "nodecontroller.enabled is false",
 		"{provisioner: {enabled: false}, attacher: {enabled: false}, resizer: {enabled: false}, snapshotter: {enabled: false}, " +
 			"capacity: {enabled: false}, " +
@@ -420,7 +483,7 @@ func TestChartTakesWhatWorks(t *testing.T) {
 		"extraArgs: [-v, --timeout=29s, --http-endpoint=127.0.0.1:8080, --csi-address=/run/csi/other.sock, --leader-election]",
 		"terminationGracePeriodSeconds: 3700\nextraArgs: [--timeout=1h1m1s, --attacher-timeout=500ms]",
 		"mode: node\nextraArgs: [--leader-election=false]",
-		"terminationGracePeriodSeconds: 75\nconfiguration: {timeout: 1m, feature-gates: {Topology: true}, attacher: {timeout: 1.5s}}",
+		"terminationGracePeriodSeconds: 75\nconfig: {timeout: 1m, feature-gates: {Topology: true}, attacher: {timeout: 1.5s}}",
 	} {
 		if _, err := tool(t, "", "helm", chart, "x", exampleNamespace, exampleDriver(t), valuesFile(t, values)); err != nil {
 			t.Errorf("values %s: %v", values, err)
@@ -437,16 +500,16 @@ func TestChartConfiguration(t *testing.T) {
 		t.Fatal(err)
 	}
 	for values, want := range map[string][]string{
-		"configuration: {timeout: 5s}": {"timeout: 5s", "csi-address: /run/csi/csi.sock", "leader-election: true", "http-endpoint: :8080",
-			"capacity-ownerref-level: 2", "resize-nudge: true"},
-		"configuration: {capacity: {capacity-ownerref-level: 1}, leader-election: null}\nnodecontroller: {resizeNudge: false}": {
-			"capacity-ownerref-level: 1", "resize-nudge: false", "leader-election: true"},
-		"configuration: {csi-address: /run/csi/other.sock, feature-gates: {Topology: true}}": {"csi-address: /run/csi/other.sock",
+		"config: {timeout: 5s}": {"timeout: 5s", "csi-address: /run/csi/csi.sock", "leader-election: true", "http-endpoint: :8080",
+			"capacity-ownerref-level: 2", "node-cleanup: \"off\""},
+		"config: {capacity: {capacity-ownerref-level: 1}, leader-election: null}\nnodecontroller: {enabled: true, resizeNudge: true}": {
+			"capacity-ownerref-level: 1", "resize-nudge: true", "leader-election: true"},
+		"config: {csi-address: /run/csi/other.sock, feature-gates: {Topology: true}}": {"csi-address: /run/csi/other.sock",
 			"Topology: true"},
-		`configuration: {timeout: 5s}
+		`config: {timeout: 5s}
 attacher: {enabled: false}
 provisioner: {crossNamespace: true}
-nodecontroller: {nodeCleanup: volumes, pvcFinalizerMode: enforce, webhooks: {enabled: true, name: "on"}}`: {
+nodecontroller: {enabled: true, nodeCleanup: volumes, pvcFinalizerMode: enforce, webhooks: {enabled: true, name: "on"}}`: {
 			"- provisioner\n", "CrossNamespaceVolumeDataSource: true", "node-cleanup: volumes", "enable-webhooks: true",
 			"webhook-config-name: csi-example-csi-controller-ons", "webhook-service: \"on\"",
 			"webhook-cert-secret: on-certificates", "pvc-finalizer-mode: enforce"},
@@ -507,9 +570,9 @@ func TestChartTakesMoreThanTheDriver(t *testing.T) {
 podSecurityContext: {runAsUser: 0}
 securityContext: {readOnlyRootFilesystem: false}
 env: [{name: HTTPS_PROXY, value: "http://proxy:3128"}]
-volumeMounts: [{name: ca, mountPath: /ca}]
-volumes: [{name: ca, emptyDir: {}}]
-monitoring: {secure: true}`))
+extraVolumeMounts: [{name: ca, mountPath: /ca}]
+extraVolumes: [{name: ca, emptyDir: {}}]
+metrics: {secure: true}`))
 	for _, c := range spec.Containers {
 		if c.Name == "driver" {
 			continue
@@ -539,7 +602,7 @@ func TestChartWebhookConfiguration(t *testing.T) {
 	t.Parallel()
 	const want = "csi-example-csi-controller-csi-controller-webhooks"
 	var configured, granted bool
-	objects := charted(t, "nodecontroller: {webhooks: {enabled: true}}")
+	objects := charted(t, "nodecontroller: {enabled: true, webhooks: {enabled: true}}")
 	for _, o := range objects {
 		switch o.GetKind() {
 		case "MutatingWebhookConfiguration":
@@ -561,9 +624,10 @@ func TestReleasesShareNothing(t *testing.T) {
 	t.Parallel()
 	owner := map[string]string{}
 	for _, release := range [][2]string{{"a", "one"}, {"b", "one"}, {"a", "two"}} {
-		values := valuesFile(t, "driver: {name: "+release[0]+"."+release[1]+".example.com, image: x}\n"+
-			"priorityAndFairness: {enabled: true}\n"+
-			"monitoring: {rules: true, podMonitor: true}\nnodecontroller: {webhooks: {enabled: true}}")
+		values := valuesFile(t, "driver: {name: "+release[0]+"."+release[1]+".example.com, image: {repository: x, tag: v1}}\n"+
+			"priorityAndFairness: {enabled: true}\nadmissionPolicy: {enabled: true}\nnetworkPolicy: {enabled: true}\n"+
+			"metrics: {prometheusRule: {enabled: true}, podMonitor: {enabled: true}}\n"+
+			"nodecontroller: {enabled: true, webhooks: {enabled: true}}")
 		text, err := tool(t, "", "helm", chart, release[0], release[1], values)
 		if err != nil {
 			t.Fatal(err)
@@ -581,10 +645,10 @@ func TestReleasesShareNothing(t *testing.T) {
 func TestChartNotes(t *testing.T) {
 	t.Parallel()
 	for values, texts := range map[string][]string{
-		"":                                      {"rollout status deployment/csi-controller"},
-		"mode: node":                            {"rollout status daemonset/csi-controller"},
-		"secrets: {cluster: true}":              {"can read Secrets in all namespaces"},
-		"nodecontroller: {nodeCleanup: claims}": {"deletes PVCs of deleted nodes"},
+		"":                         {"rollout status deployment/csi-controller"},
+		"mode: node":               {"rollout status daemonset/csi-controller"},
+		"secrets: {cluster: true}": {"can read Secrets in all namespaces"},
+		"nodecontroller: {enabled: true, nodeCleanup: claims}": {"deletes PVCs of deleted nodes"},
 	} {
 		notes, err := tool(t, "", "notes", chart, "csi-controller", exampleNamespace, exampleDriver(t), valuesFile(t, values))
 		for _, text := range texts {
@@ -602,11 +666,14 @@ func variants(t *testing.T) map[string][]*unstructured.Unstructured {
 		"examples":                   kustomized(t, "../../deploy/examples"),
 		"all-in-one with everything": everythingRendered(t),
 		"chart, features": charted(t, `prefix: "second:"
-name: second
+fullnameOverride: second
+nameOverride: other
+commonLabels: {team: storage}
 image: {pullPolicy: Always}
 secrets: {cluster: true}
 provisioner: {crossNamespace: true}
-nodecontroller: {nodeFinalizerMode: manage, nodeCleanup: volumes, unbound: delete, pvcFinalizerMode: enforce, resizeNudge: false, customResources: true}
+nodecontroller: {enabled: true, nodeFinalizerMode: manage, nodeCleanup: volumes, nodeCleanupUnbound: delete, pvcFinalizerMode: enforce, nodeDeleteGrace: 1m,
+  resizeNudge: true, customResources: true}
 extraArgs: [-v=2]
 podAnnotations: {a: b}
 nodeSelector: {a: b}
@@ -615,25 +682,43 @@ affinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeS
 imagePullSecrets: [{name: s}]
 podSecurityContext: {runAsUser: 1000, runAsNonRoot: true, seccompProfile: {type: RuntimeDefault}}
 env: [{name: GOMEMLIMIT, value: 400MiB}]
-volumeMounts: [{name: more, mountPath: /more}]
-monitoring: {podMonitor: true, secure: true, tokenSecret: {name: scraper, key: token}}
-driver: {env: [{name: A, value: b}], volumeMounts: [{name: more, mountPath: /more}]}
-volumes: [{name: more, emptyDir: {}}]`),
-		"chart, webhooks of another": charted(t, `name: second
+envFrom: [{configMapRef: {name: proxy}}]
+extraVolumeMounts: [{name: more, mountPath: /more}]
+metrics: {secure: true, podMonitor: {enabled: true, labels: {a: b}, tokenSecret: {name: scraper, key: token}}}
+driver:
+  command: [/driver]
+  env: [{name: A, value: b}]
+  envFrom: [{secretRef: {name: d}}]
+  lifecycle: {preStop: {exec: {command: [/stop]}}}
+  volumeMounts: [{name: more, mountPath: /more}]
+initContainers: [{name: first, image: x}]
+extraVolumes: [{name: more, emptyDir: {}}]
+hostNetwork: true
+dnsPolicy: ClusterFirstWithHostNet
+startupProbe: {httpGet: {path: /readyz, port: http}, failureThreshold: 30}
+topologySpreadConstraints:
+- topologyKey: kubernetes.io/hostname
+  maxSkew: 2
+  whenUnsatisfiable: ScheduleAnyway
+  labelSelector: &pods {matchLabels: {app.kubernetes.io/instance: csi-controller}}
+- {topologyKey: topology.kubernetes.io/zone, maxSkew: 1, whenUnsatisfiable: ScheduleAnyway, labelSelector: *pods}
+networkPolicy: {enabled: true, metricsFrom: [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: monitoring}}}]}
+admissionPolicy: {enabled: true}
+serviceAccount: {name: second-account}`),
+		"chart, webhooks of another": charted(t, `fullnameOverride: second
 driver: {name: Other.example.com}
-nodecontroller: {pvcFinalizerMode: enforce, webhooks: {enabled: true, name: second, certificate: secret, failurePolicy: Ignore, configurationAnnotations: {a: b}}}`),
+nodecontroller: {enabled: true, pvcFinalizerMode: enforce, webhooks: {enabled: true, name: second, certificate: secret, failurePolicy: Fail, namespaces: [default], configurationAnnotations: {a: b}}}`),
 		"all-in-one with a file and webhooks": withComponents(t, "configuration-file", "components/webhooks-enforce"),
 		"chart, more than the driver":         charted(t, fileOfPage(t, "install.md", "more-values.yaml")),
-		"chart, capacity alone": charted(t,
-			"mode: per-role\nprovisioner: {enabled: false}\nattacher: {enabled: false}\nnodecontroller: {enabled: false}\nsecrets: "+
-				"{enabled: false}"),
-		"chart, secrets elsewhere": charted(t, "secrets: {namespaces: [default]}"),
+		"chart, TopoLVM":                      charted(t, "driver: {name: topolvm.io}\nnodecontroller: {enabled: true, profile: topolvm}"),
+		"chart, capacity alone":               charted(t, capacityAlone),
+		"chart, secrets elsewhere":            charted(t, "secrets: {namespaces: [default]}"),
 	}
 	for name := range sameAs {
 		all[name] = kustomized(t, overlays+name)
 		all["chart, "+name] = charted(t, sameAs[name])
 	}
-	for name, values := range withWebhooks {
+	for name, values := range withComponent {
 		component, overlay, _ := strings.Cut(name, " of ")
 		all[name], all["chart, "+name] = withComponents(t, overlay, "components/"+component), charted(t, values)
 	}
@@ -744,19 +829,6 @@ func TestShippedPodsAreRestricted(t *testing.T) {
 		case name != "node" && err != nil && !strings.Contains(err.Error(), "serviceaccount"):
 			t.Errorf("%s: %v", name, err)
 		}
-	}
-}
-
-// TestPodOfTheCapacityIsRestricted: it can be added to such a namespace.
-func TestPodOfTheCapacityIsRestricted(t *testing.T) {
-	t.Parallel()
-	cp := sharedControlPlane(t)
-	e := &env{t: t, cp: cp, client: cp.Client(), ns: restricted(t, cp)}
-	_, err := e.client.CoreV1().Pods(e.ns).Create(t.Context(),
-		&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p"}, Spec: e.template("capacity-central.yaml")},
-		metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
-	if err != nil && !strings.Contains(err.Error(), "serviceaccount") {
-		t.Error(err)
 	}
 }
 

@@ -9,7 +9,6 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"slices"
 	"testing"
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
@@ -22,17 +21,22 @@ import (
 )
 
 // TestNamePrefixOfWebhooks: with a namePrefix, which an installation beside another driver
-// has, the arguments and the permissions name what the objects are called then.
+// has, the environment and the permissions name what the objects are called then.
 func TestNamePrefixOfWebhooks(t *testing.T) {
 	t.Parallel()
-	for _, overlay := range []string{"all-in-one", "per-role", "configuration-file"} {
+	for _, overlay := range []string{"all-in-one", "configuration-file"} {
 		objects := installed(t, "namespace: other\nnamePrefix: second-\nnameSuffix: -x", overlay, "components/webhooks-enforce")
-		args := podOf(t, objects).Containers[0].Args
-		value := func(flag string) string { return args[slices.Index(args, flag)+1] }
-		config, service, secret := value("--webhook-config-name"), value("--webhook-service"), value("--webhook-cert-secret")
+		settings := map[string]string{}
+		for _, c := range podOf(t, objects).Containers {
+			for _, v := range c.Env {
+				settings[v.Name] = v.Value
+			}
+		}
+		config, service, secret := settings["STORAGE_CONTROLLER_WEBHOOK_CONFIG_NAME"], settings["STORAGE_CONTROLLER_WEBHOOK_SERVICE"],
+			settings["STORAGE_CONTROLLER_WEBHOOK_CERT_SECRET"]
 		if config != "second-storage-controller-webhooks-x" || service != "second-storage-controller-webhook-x" ||
 			secret != "second-storage-controller-webhook-certificates-x" {
-			t.Errorf("%s: the arguments are %q", overlay, args)
+			t.Errorf("%s: the environment is %q", overlay, settings)
 		}
 		found := map[string]bool{}
 		for _, o := range objects {
@@ -67,9 +71,9 @@ func TestNamePrefixOfWebhooks(t *testing.T) {
 // run: the API server trusts both at their own Service.
 func TestWebhooksOfTwoDrivers(t *testing.T) {
 	t.Parallel()
-	for _, overlay := range []string{"all-in-one", "per-role"} {
+	for range 2 {
 		e := newEnv(t, csitest.Config{}, 1)
-		objects := installed(t, "namespace: "+e.ns+"\nnamePrefix: "+e.ns+"-", overlay, "components/webhooks")
+		objects := installed(t, "namespace: "+e.ns+"\nnamePrefix: "+e.ns+"-", "all-in-one", "components/webhooks")
 		granted := e.applyRendered(objects)
 		for p := range granted { // limited to names
 			if p.resource == "mutatingwebhookconfigurations" || p.resource == "secrets" && p.verb != "create" {
@@ -80,11 +84,8 @@ func TestWebhooksOfTwoDrivers(t *testing.T) {
 		e.inForce(account, granted)
 		kubeconfig, _, refused := e.as(account)
 		config := e.configured(objects)
-		var args []string
-		if overlay == "all-in-one" {
-			args = []string{"--controllers=nodecontroller"}
-		}
-		p := e.contained(podOf(t, objects).Containers[0], kubeconfig, account+"-x", append(args, "--webhook-addr=127.0.0.1:0")...)
+		p := e.contained(podOf(t, objects).Containers[0], kubeconfig, account+"-x", "--controllers=nodecontroller",
+			"--webhook-addr=127.0.0.1:0")
 		e.eventually("what it serves is trusted at its Service", func(ctx context.Context) error {
 			c, err := e.client.AdmissionregistrationV1().MutatingWebhookConfigurations().Get(ctx, config, metav1.GetOptions{})
 			if err != nil {
@@ -93,7 +94,7 @@ func TestWebhooksOfTwoDrivers(t *testing.T) {
 			return p.trustedBy(c.Webhooks[0].ClientConfig)
 		})
 		if no := refused(); len(no) > 0 {
-			t.Errorf("%s: refused: %v", overlay, no)
+			t.Errorf("refused: %v", no)
 		}
 	}
 }

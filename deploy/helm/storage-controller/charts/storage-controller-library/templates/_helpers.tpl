@@ -1,0 +1,497 @@
+{{/* These templates take a context with the values of the chart storage-controller, Release and Chart. */}}
+{{- define "storage-controller.name" -}}
+{{ .Values.fullnameOverride | default (.Release.Name | trunc 52 | trimSuffix "-") }}
+{{- end }}
+
+{{/* Begins the names of cluster-wide objects and roles, so that those of two releases differ. */}}
+{{- define "storage-controller.prefix" -}}
+{{ .Values.prefix | default (printf "%s-%s-" .Release.Namespace (include "storage-controller.name" .)) }}
+{{- end }}
+
+{{- define "storage-controller.serviceAccount" -}}
+{{ .Values.serviceAccount.name | default (ternary (include "storage-controller.name" .) "default" .Values.serviceAccount.create) }}
+{{- end }}
+
+{{- define "storage-controller.webhookName" -}}
+{{ .Values.nodecontroller.webhooks.name | default (printf "%s-webhook" (include "storage-controller.name" .)) }}
+{{- end }}
+
+{{/* The name of the MutatingWebhookConfiguration. */}}
+{{- define "storage-controller.webhookConfiguration" -}}
+{{ printf "%s%ss" (include "storage-controller.prefix" .) (include "storage-controller.webhookName" .) }}
+{{- end }}
+
+{{/* The labels that select the pods. They must not change: a selector is immutable. */}}
+{{- define "storage-controller.selector" -}}
+app.kubernetes.io/name: {{ .Values.nameOverride | default .Chart.Name }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "storage-controller.labels" -}}
+{{- $labels := dict "app.kubernetes.io/managed-by" .Release.Service "app.kubernetes.io/version" .Chart.AppVersion }}
+{{- $_ := set $labels "app.kubernetes.io/part-of" .Values.driver.name }}
+{{- $_ := set $labels "helm.sh/chart" (printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_") }}
+{{- merge (include "storage-controller.selector" . | fromYaml) $labels .Values.commonLabels | toYaml }}
+{{- end }}
+
+{{/* The modes of the node controller: the values, or those of the profile, or the defaults. */}}
+{{- define "storage-controller.modes" -}}
+{{- $n := .Values.nodecontroller }}
+{{- $topolvm := hasPrefix "topolvm" $n.profile }}
+cleanup: {{ $n.nodeCleanup | default (ternary "claims" "report" $topolvm) | quote }}
+nodeFinalizer: {{ $n.nodeFinalizerMode | default (ternary "remove" "off" $topolvm) | quote }}
+pvcFinalizer: {{ $n.pvcFinalizerMode | default (ternary (ternary "enforce" "strip" (eq $n.profile "topolvm-classic")) "off" $topolvm) | quote }}
+customResources: {{ or $n.customResources $topolvm }}
+{{- end }}
+
+{{/* The directories of deploy/rbac that these values need. */}}
+{{- define "storage-controller.permissions" -}}
+{{- $v := .Values }}
+{{- $central := ne $v.mode "node" }}
+{{- if $v.provisioner.enabled }}
+- provisioner
+{{- if $central }}
+- provisioner-leader-election
+{{- if $v.provisioner.topology }}
+- provisioner-topology
+{{- end }}
+{{- if $v.provisioner.attachments }}
+- provisioner-attachments
+{{- end }}
+{{- if $v.provisioner.snapshots }}
+- provisioner-snapshots
+{{- end }}
+{{- if $v.provisioner.volumeAttributesClasses }}
+- provisioner-volumeattributesclasses
+{{- end }}
+{{- end }}
+{{- if $v.provisioner.crossNamespace }}
+- provisioner-cross-namespace
+{{- end }}
+{{- if $v.secrets.enabled }}
+- provisioner-secrets
+{{- end }}
+{{- end }}
+{{- if and $central $v.attacher.enabled }}
+- attacher
+- attacher-leader-election
+{{- if $v.secrets.enabled }}
+- attacher-secrets
+{{- end }}
+{{- end }}
+{{- if and $central $v.resizer.enabled }}
+- resizer
+- resizer-leader-election
+{{- if $v.resizer.volumeAttributesClasses }}
+- resizer-volumeattributesclasses
+{{- end }}
+{{- if $v.resizer.attachments }}
+- resizer-attachments
+{{- end }}
+{{- if $v.resizer.pods }}
+- resizer-pods
+{{- end }}
+{{- if $v.secrets.enabled }}
+- resizer-secrets
+{{- end }}
+{{- end }}
+{{- if and $central $v.snapshotter.enabled }}
+- snapshotter
+- snapshotter-leader-election
+{{- if $v.snapshotter.groups }}
+- snapshotter-groups
+{{- end }}
+{{- if $v.secrets.enabled }}
+- snapshotter-secrets
+{{- end }}
+{{- end }}
+{{- if $v.capacity.enabled }}
+- capacity
+- capacity-owner
+{{- if $central }}
+- capacity-owner-deployment
+{{- if $v.provisioner.topology }}
+- capacity-topology
+{{- end }}
+{{- if not $v.provisioner.enabled }}
+- capacity-leader-election
+{{- end }}
+{{- end }}
+{{- end }}
+{{- if and $central $v.nodecontroller.enabled }}
+{{- $n := $v.nodecontroller }}
+{{- $modes := include "storage-controller.modes" . | fromYaml }}
+- nodecontroller
+- nodecontroller-leader-election
+{{- if $n.resizeNudge }}
+- nodecontroller-resize-nudge
+{{- end }}
+{{- if ne $modes.nodeFinalizer "off" }}
+- nodecontroller-node-finalizer
+{{- end }}
+{{- if has $modes.cleanup (list "dry-run" "claims" "volumes") }}
+- nodecontroller-cleanup
+{{- end }}
+{{- if eq $modes.cleanup "volumes" }}
+- nodecontroller-cleanup-volumes
+{{- end }}
+{{- if eq $modes.pvcFinalizer "strip" }}
+- nodecontroller-pvc-strip
+{{- end }}
+{{- if eq $modes.pvcFinalizer "enforce" }}
+- nodecontroller-pvc-enforce
+{{- end }}
+{{- if $modes.customResources }}
+- nodecontroller-custom-resources
+{{- end }}
+{{- if $n.webhooks.enabled }}
+- nodecontroller-webhook-certificates
+{{- end }}
+{{- end }}
+{{- if $v.metrics.secure }}
+- nodecontroller-secure-metrics
+{{- end }}
+{{- end }}
+
+{{/* The flags of the node controller that are not at their defaults. */}}
+{{- define "storage-controller.nodecontrollerArgs" -}}
+{{- $n := .Values.nodecontroller }}
+{{- range $flag, $value := dict "node-cleanup" $n.nodeCleanup "node-cleanup-scope" $n.nodeCleanupScope "node-cleanup-unbound" $n.nodeCleanupUnbound "node-delete-grace" $n.nodeDeleteGrace "node-finalizer-mode" $n.nodeFinalizerMode "node-missing-grace" $n.nodeMissingGrace "profile" (trimPrefix "none" $n.profile) "pv-release-grace" $n.pvReleaseGrace "pvc-finalizer-mode" $n.pvcFinalizerMode }}
+{{- if $value }}
+- --{{ $flag }}={{ $value }}
+{{- end }}
+{{- end }}
+{{- if and (hasPrefix "topolvm" $n.profile) (not $n.webhooks.enabled) }}
+- --enable-webhooks=false
+{{- end }}
+{{- with $n.webhooks }}
+{{- if .enabled }}
+- --enable-webhooks
+- --webhook-cert-mode={{ .certificate }}
+- --webhook-cert-secret
+- {{ printf "%s-certificates" (include "storage-controller.webhookName" $) | quote }}
+{{- if eq .certificate "self-signed" }}
+- --webhook-config-name
+- {{ include "storage-controller.webhookConfiguration" $ | quote }}
+- --webhook-service
+- {{ include "storage-controller.webhookName" $ | quote }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* Returns "true" if the webhooks of the node controller are enabled, otherwise an empty text. */}}
+{{- define "storage-controller.webhooks" -}}
+{{- if .Values.nodecontroller.webhooks.enabled }}
+{{- if eq .Values.mode "node" }}{{ fail "nodecontroller.webhooks.enabled: mode node has no node controller" }}{{ end }}
+{{- if not .Values.nodecontroller.enabled }}{{ fail "nodecontroller.webhooks.enabled: the webhooks belong to the node controller, but nodecontroller.enabled is false" }}{{ end -}}
+true
+{{- end }}
+{{- end }}
+
+{{/* The flag that selects the roles of mode all-in-one. Without --controllers, the driver's capabilities decide. */}}
+{{- define "storage-controller.roles" -}}
+{{- $on := list }}
+{{- range $r := list "provisioner" "attacher" "resizer" "snapshotter" "capacity" "nodecontroller" }}
+{{- if (index $.Values $r).enabled }}{{ $on = append $on $r }}{{ end }}
+{{- end }}
+{{- if not $on }}{{ fail "no role is enabled: enable one of provisioner, attacher, resizer, snapshotter, capacity, nodecontroller" }}{{ end }}
+{{- if eq (len (without $on "nodecontroller")) 5 }}
+{{- if not .Values.nodecontroller.enabled }}--node-cleanup=off{{ end }}
+{{- else }}--controllers={{ join "," $on }}{{ end }}
+{{- end }}
+
+{{- define "storage-controller.gates" -}}
+{{- if and .Values.provisioner.enabled .Values.provisioner.crossNamespace }}
+- --feature-gates=CrossNamespaceVolumeDataSource=true
+{{- end }}
+{{- end }}
+
+{{/* The arguments of the one container of mode all-in-one. */}}
+{{- define "storage-controller.allArgs" -}}
+{{- $v := .Values }}
+{{- $args := list "all" "--csi-address=/run/csi/csi.sock" "--leader-election" "--http-endpoint=:8080" }}
+{{- if $v.capacity.enabled }}{{ $args = append $args "--capacity-ownerref-level=2" }}{{ end }}
+{{- with include "storage-controller.roles" . }}{{ $args = append $args . }}{{ end }}
+{{- if and $v.nodecontroller.enabled $v.nodecontroller.resizeNudge }}{{ $args = append $args "--resize-nudge" }}{{ end }}
+{{- if $v.metrics.secure }}{{ $args = append $args "--secure-metrics-server" }}{{ end }}
+{{- if $v.nodecontroller.enabled }}{{ $args = concat $args (include "storage-controller.nodecontrollerArgs" . | fromYamlArray) }}{{ end }}
+{{- concat $args (include "storage-controller.gates" . | fromYamlArray) | toYaml }}
+{{- end }}
+
+{{/* The configuration file: the settings from the values, overridden by config at the top
+     or in a section. */}}
+{{- define "storage-controller.configText" -}}
+{{- $file := deepCopy .Values.config }}
+{{- $below := dict "apiVersion" "config.storage-controller.io/v1alpha1" "kind" "StorageControllerConfiguration" }}
+{{- $key := "" }}
+{{- range include "storage-controller.allArgs" . | fromYamlArray | rest }}
+{{- if not (hasPrefix "--" .) }}{{ $_ := set $below $key . }}
+{{- else }}
+{{- $parts := splitList "=" (trimPrefix "--" .) }}
+{{- $key = first $parts }}
+{{- $text := rest $parts | join "=" | default "true" }}
+{{- if eq $text "off" }}{{ $_ := set $below $key $text }}{{ else }}{{ $_ := set $below $key (get (fromYaml (printf "value: %s" $text)) "value") }}{{ end }}
+{{- end }}
+{{- end }}
+{{- range $name, $value := $below }}
+{{- if or (not (hasKey $file $name)) (kindIs "invalid" (get $file $name)) }}{{ $_ := set $file $name $value }}{{ end }}
+{{- end }}
+{{- toYaml $file }}
+{{- end }}
+
+{{/* The settings in extraArgs and config: their place in the values, flag name and value. */}}
+{{- define "storage-controller.settings" -}}
+{{- $all := list }}
+{{- range $i, $arg := .Values.extraArgs }}
+{{- $parts := splitList "=" (regexReplaceAll "^--?" $arg "") }}
+{{- $all = append $all (dict "place" (printf "extraArgs: %s" $arg) "name" (replace "_" "-" (first $parts)) "value" (rest $parts | join "=" | default "true")) }}
+{{- end }}
+{{- range $key, $value := .Values.config }}
+{{- if kindIs "map" $value }}
+{{- range $inner, $set := $value }}
+{{- $all = append $all (dict "place" (printf "config.%s.%s" $key $inner) "name" (printf "%s-%s" $key $inner) "value" (toString $set)) }}
+{{- end }}
+{{- else }}
+{{- $all = append $all (dict "place" (printf "config.%s" $key) "name" $key "value" (toString $value)) }}
+{{- end }}
+{{- end }}
+{{- toYaml $all }}
+{{- end }}
+
+{{/* The whole seconds of a duration such as 1m30s. */}}
+{{- define "storage-controller.seconds" -}}
+{{- $minutes := regexFind "[0-9]+ms?" . }}
+{{- $m := hasSuffix "s" $minutes | ternary 0 (trimSuffix "m" $minutes | int) }}
+{{- add (mul 3600 (regexFind "[0-9]+h" . | trimSuffix "h" | int)) (mul 60 $m) (regexFind "[0-9.]+s" . | trimSuffix "s" | float64 | int) }}
+{{- end }}
+
+{{/* Fails for values that cannot work, but that the API server accepts or refuses without a reason. */}}
+{{- define "storage-controller.check" -}}
+{{- $v := .Values }}
+{{- $node := eq $v.mode "node" }}
+{{- if not $v.driver.name }}{{ fail "driver.name: set it; there is no default" }}{{ end }}
+{{- range $key, $value := omit $v.nodecontroller "enabled" "webhooks" }}
+{{- if and $value (ne (toString $value) "none") (not $v.nodecontroller.enabled) }}{{ fail (printf "nodecontroller.%s: nodecontroller.enabled is false" $key) }}{{ end }}
+{{- end }}
+{{- if and $v.config (ne $v.mode "all-in-one") }}{{ fail "config: only with mode all-in-one" }}{{ end }}
+{{- if and $v.metrics.secure (ne $v.mode "all-in-one") }}{{ fail "metrics.secure: only with mode all-in-one" }}{{ end }}
+{{- $known := include "storage-controller.configurationKeys" . | splitList "\n" }}
+{{- range $key, $value := $v.config }}
+{{- if not (has $key $known) }}{{ fail (printf "config.%s: unknown key; docs/flags.md lists the known keys" $key) }}{{ end }}
+{{- if and (kindIs "map" $value) (has $key (list "provisioner" "attacher" "resizer" "snapshotter" "capacity" "nodecontroller")) }}
+{{- range $inner, $_ := $value }}
+{{- if not (has (printf "%s.%s" $key $inner) $known) }}{{ fail (printf "config.%s.%s: unknown key; docs/flags.md lists the known keys" $key $inner) }}{{ end }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- /* Settings that need permissions, by the value that also grants these. */}}
+{{- $granted := dict "node-cleanup" "nodecontroller.nodeCleanup" "node-cleanup-unbound" "nodecontroller.nodeCleanupUnbound" "profile" "nodecontroller.profile" "node-finalizer-mode" "nodecontroller.nodeFinalizerMode" "pvc-finalizer-mode" "nodecontroller.pvcFinalizerMode" "resize-nudge" "nodecontroller.resizeNudge" "enable-webhooks" "nodecontroller.webhooks.enabled" "webhook-cert-mode" "nodecontroller.webhooks.certificate" "enable-capacity" "capacity.enabled" "secure-metrics-server" "metrics.secure" }}
+{{- $grace := int $v.terminationGracePeriodSeconds }}
+{{- if le $grace 25 }}{{ fail (printf "terminationGracePeriodSeconds: %d must exceed --timeout (15 s) plus ten seconds" $grace) }}{{ end }}
+{{- $settings := include "storage-controller.settings" . | fromYamlArray }}
+{{- $timeouts := list }}
+{{- range $settings }}{{ if has .name (list "timeout" "snapshotter-timeout") }}{{ $timeouts = append $timeouts .name }}{{ end }}{{ end }}
+{{- if and (not $node) $v.snapshotter.enabled (not $timeouts) (le $grace 70) }}{{ fail (printf "terminationGracePeriodSeconds: %d must exceed the timeout of the snapshotter (one minute) plus ten seconds" $grace) }}{{ end }}
+{{- range include "storage-controller.settings" . | fromYamlArray }}
+{{- if has .name (list "metrics-address" "metrics-bind-address") }}{{ fail (printf "%s: --http-endpoint is set, and they exclude each other" .place) }}{{ end }}
+{{- $value := get $granted (regexReplaceAll "^(nodecontroller|capacity)-" .name "") }}
+{{- if $value }}{{ fail (printf "%s: the permissions would not match; set %s" .place $value) }}{{ end }}
+{{- if and (eq (trimPrefix "nodecontroller-" .name) "node-cleanup-resource") (not $v.nodecontroller.customResources) }}{{ fail (printf "%s: the permissions would not match; set nodecontroller.customResources" .place) }}{{ end }}
+{{- if and (hasPrefix "feature-gates" (trimPrefix "provisioner-" .name)) (regexMatch "CrossNamespaceVolumeDataSource=true" (printf "%s=%s" .name .value)) (not $v.provisioner.crossNamespace) }}{{ fail (printf "%s: the permissions would not match; set provisioner.crossNamespace" .place) }}{{ end }}
+{{- if eq .name "config" }}{{ fail (printf "%s: the contents of the file belong into config" .place) }}{{ end }}
+{{- if eq .name "controllers" }}{{ fail (printf "%s: the permissions would not match; set enabled of provisioner, attacher, resizer, snapshotter, capacity and nodecontroller" .place) }}{{ end }}
+{{- if and (eq .name "http-endpoint") (or (eq $v.mode "per-role") (not (hasSuffix ":8080" .value))) }}{{ fail (printf "%s: the probes and ports of the chart have %s" .place (eq $v.mode "per-role" | ternary "8080 to 8084, one per container" "8080")) }}{{ end }}
+{{- if and (eq .name "driver-health-endpoint") (eq $v.mode "per-role") }}{{ fail (printf "%s: all containers of the pod would serve this address; use mode all-in-one, or livenessprobe in extraContainers" .place) }}{{ end }}
+{{- if and (has .name (list "csi-address" "csi-socket")) (not (hasPrefix "/run/csi/" (trimPrefix "unix://" .value))) }}{{ fail (printf "%s: the socket must be in /run/csi, which the containers share" .place) }}{{ end }}
+{{- if and (eq .name "leader-election") (not $node) (has (lower .value) (list "false" "f" "0")) }}{{ fail (printf "%s: several pods would work at the same time, during a rollout even with one replica" .place) }}{{ end }}
+{{- if regexMatch "^((provisioner|attacher|resizer|snapshotter|capacity|nodecontroller)-)?timeout$" .name }}
+{{- if le $grace (add 10 (include "storage-controller.seconds" .value | int) | int) }}{{ fail (printf "%s: terminationGracePeriodSeconds, %d, must exceed it by more than ten seconds" .place $grace) }}{{ end }}
+{{- end }}
+{{- end }}
+{{- range $i, $volume := $v.extraVolumes }}
+{{- if has (get $volume "name") (list "socket" "kube-api-access" "configuration") }}{{ fail (printf "extraVolumes[%d]: the chart has a volume %s already" $i $volume.name) }}{{ end }}
+{{- end }}
+{{- range $i, $container := $v.extraContainers }}
+{{- if has (get $container "name") (list "driver" "storage-controller" "provisioner" "attacher" "resizer" "snapshotter" "nodecontroller") }}{{ fail (printf "extraContainers[%d]: the chart has a container %s already" $i $container.name) }}{{ end }}
+{{- end }}
+{{- end }}
+
+{{/* The reference of an image. */}}
+{{- define "storage-controller.image" -}}
+{{- $tag := .image.tag | default .tag }}
+{{- if not .image.repository }}{{ fail (printf "%s.repository: set it; there is no default" .place) }}{{ end }}
+{{- if not (or $tag .image.digest) }}{{ fail (printf "%s: set tag or digest" .place) }}{{ end }}
+{{- ternary (printf "%s@%s" .image.repository .image.digest) (printf "%s:%s" .image.repository $tag) (ne .image.digest "") }}
+{{- end }}
+
+{{/* A container of storage-controller: root, name, port, portName, args, env by name, and webhooks if it serves them. */}}
+{{- define "storage-controller.container" -}}
+{{- $image := .root.Values.image }}
+- name: {{ .name }}
+  image: {{ include "storage-controller.image" (dict "place" "image" "image" $image "tag" .root.Chart.AppVersion) | quote }}
+  {{- with .root.Values.image.pullPolicy }}
+  imagePullPolicy: {{ . }}
+  {{- end }}
+  args:
+  {{- range .args }}
+  - {{ . | quote }}
+  {{- end }}
+  {{- range .root.Values.extraArgs }}
+  - {{ . | quote }}
+  {{- end }}
+  env:
+  {{- range .env }}
+  - name: {{ .name }}
+    valueFrom:
+      fieldRef:
+        fieldPath: {{ .field }}
+  {{- end }}
+  {{- with .root.Values.env }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+  {{- with .root.Values.envFrom }}
+  envFrom:
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+  ports:
+  - name: {{ .portName }}
+    containerPort: {{ .port }}
+  {{- if .webhooks }}
+  - name: webhook
+    containerPort: 9443
+  {{- end }}
+  {{- with .root.Values.startupProbe }}
+  startupProbe:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  livenessProbe:
+    httpGet:
+      path: /livez
+      port: {{ .portName }}
+      {{- if .root.Values.metrics.secure }}
+      scheme: HTTPS
+      {{- end }}
+    periodSeconds: 20
+    timeoutSeconds: 5
+    failureThreshold: 3
+  readinessProbe:
+    httpGet:
+      path: /readyz
+      port: {{ .portName }}
+      {{- if .root.Values.metrics.secure }}
+      scheme: HTTPS
+      {{- end }}
+    periodSeconds: 10
+    timeoutSeconds: 5
+  resources:
+    {{- toYaml .root.Values.resources | nindent 4 }}
+  securityContext:
+    {{- toYaml .root.Values.securityContext | nindent 4 }}
+  volumeMounts:
+  {{- if .configured }}
+  - name: configuration
+    mountPath: /etc/storage-controller
+    readOnly: true
+  {{- end }}
+  - name: socket
+    mountPath: /run/csi
+  - name: kube-api-access
+    mountPath: /var/run/secrets/kubernetes.io/serviceaccount
+    readOnly: true
+  {{- with .root.Values.extraVolumeMounts }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- end }}
+
+{{/* The containers of storage-controller, in the order of their names in mode per-role. */}}
+{{- define "storage-controller.containers" -}}
+{{- include "storage-controller.check" . }}
+{{- $v := .Values }}
+{{- $node := eq $v.mode "node" }}
+{{- $configured := and $v.config (eq $v.mode "all-in-one") }}
+{{- $holder := dict "name" "POD_NAME" "field" "metadata.name" }}
+{{- $leases := dict "name" "POD_NAMESPACE" "field" "metadata.namespace" }}
+{{- $objects := dict "name" "NAMESPACE" "field" "metadata.namespace" }}
+{{- $here := dict "name" "NODE_NAME" "field" "spec.nodeName" }}
+{{- $gates := include "storage-controller.gates" . | fromYamlArray }}
+{{- $nodeArgs := include "storage-controller.nodecontrollerArgs" . | fromYamlArray }}
+{{- $capacity := list }}
+{{- if $v.capacity.enabled }}{{ $capacity = list "--enable-capacity" (printf "--capacity-ownerref-level=%d" (ternary 1 2 $node)) }}{{ end }}
+{{- if $node }}
+{{- if not $v.provisioner.enabled }}{{ fail "provisioner.enabled: mode node is that of the provisioner" }}{{ end }}
+{{- $args := concat (list "provision" "--csi-address=/run/csi/csi.sock" "--node-deployment" "--http-endpoint=:8080") $capacity $gates }}
+{{- include "storage-controller.container" (dict "root" . "name" "storage-controller" "port" 8080 "portName" "http" "args" $args "env" (list $here $holder $leases $objects) "configured" false "webhooks" "") | nindent 0 }}
+{{- else if eq $v.mode "all-in-one" }}
+{{- $args := include "storage-controller.allArgs" . | fromYamlArray }}
+{{- if $configured }}{{ $args = list "all" "--config=/etc/storage-controller/config.yaml" }}{{ end }}
+{{- include "storage-controller.container" (dict "root" . "name" "storage-controller" "port" 8080 "portName" "http" "args" $args "env" (list $holder $leases $objects) "configured" $configured "webhooks" (include "storage-controller.webhooks" .)) | nindent 0 }}
+{{- else }}
+{{- if $v.nodecontroller.enabled }}
+{{- $args := concat (list "nodecontroller" "--csi-address=/run/csi/csi.sock" "--leader-election" "--http-endpoint=:8082") $nodeArgs }}
+{{- if not $v.nodecontroller.resizeNudge }}{{ $args = append $args "--resize-nudge=false" }}{{ end }}
+{{- include "storage-controller.container" (dict "root" . "name" "nodecontroller" "port" 8082 "portName" "http-nodes" "args" $args "env" (list $holder $leases) "configured" false "webhooks" (include "storage-controller.webhooks" .)) | nindent 0 }}
+{{- end }}
+{{- if $v.attacher.enabled }}
+{{- $args := list "attach" "--csi-address=/run/csi/csi.sock" "--leader-election" "--http-endpoint=:8081" }}
+{{- include "storage-controller.container" (dict "root" . "name" "attacher" "port" 8081 "portName" "http-attach" "args" $args "env" (list $holder $leases) "configured" false "webhooks" "") | nindent 0 }}
+{{- end }}
+{{- range $role, $c := dict "resizer" (dict "command" "resize" "port" 8083) "snapshotter" (dict "command" "snapshot" "port" 8084) }}
+{{- if (index $v $role).enabled }}
+{{- $args := list $c.command "--csi-address=/run/csi/csi.sock" "--leader-election" (printf "--http-endpoint=:%d" $c.port) }}
+{{- include "storage-controller.container" (dict "root" $ "name" $role "port" $c.port "portName" (printf "http-%s" $c.command) "args" $args "env" (list $holder $leases) "configured" false "webhooks" "") | nindent 0 }}
+{{- end }}
+{{- end }}
+{{- if or $v.provisioner.enabled $v.capacity.enabled }}
+{{- $args := concat (list "provision" "--csi-address=/run/csi/csi.sock" "--leader-election" "--http-endpoint=:8080") $capacity $gates }}
+{{- if not $v.provisioner.enabled }}{{ $args = list "capacity" "--csi-address=/run/csi/csi.sock" "--leader-election" "--http-endpoint=:8080" "--capacity-ownerref-level=2" }}{{ end }}
+{{- include "storage-controller.container" (dict "root" . "name" "provisioner" "port" 8080 "portName" "http-provision" "args" $args "env" (list $holder $leases $objects) "configured" false "webhooks" "") | nindent 0 }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* The volumes that these containers mount, except "socket". */}}
+{{- define "storage-controller.volumes" -}}
+{{- if and .Values.config (eq .Values.mode "all-in-one") }}
+- name: configuration
+  configMap:
+    name: {{ include "storage-controller.configName" . }}
+{{- end }}
+- name: kube-api-access
+  projected:
+    defaultMode: 0440
+    sources:
+    - serviceAccountToken:
+        path: token
+        expirationSeconds: 3607
+    - configMap:
+        name: kube-root-ca.crt
+        items:
+        - key: ca.crt
+          path: ca.crt
+    - downwardAPI:
+        items:
+        - path: namespace
+          fieldRef:
+            fieldPath: metadata.namespace
+{{- end }}
+
+{{- define "storage-controller.configName" -}}
+{{ include "storage-controller.name" . }}-configuration
+{{- end }}
+
+{{/* The ConfigMap with the configuration file. Its name is stable, so that a previous ReplicaSet finds it. */}}
+{{- define "storage-controller.configMap" -}}
+{{- if .Values.config }}
+apiVersion: v1
+kind: ConfigMap
+metadata:
+  name: {{ include "storage-controller.configName" . }}
+  namespace: {{ .Release.Namespace }}
+  labels:
+    {{- include "storage-controller.labels" . | nindent 4 }}
+data:
+  config.yaml: |
+    {{- include "storage-controller.configText" . | nindent 4 }}
+{{- end }}
+{{- end }}

@@ -1,0 +1,32 @@
+{{/* The Roles and ClusterRoles that the values need, and their bindings to the ServiceAccount. */}}
+{{- define "storage-controller.rbac" -}}
+{{- $v := .Values }}
+{{- range $name := include "storage-controller.permissions" . | fromYamlArray }}
+{{- range $text := splitList "\n---\n" (include (printf "storage-controller.permissions.%s" $name) $ | replace "storage-controller-webhooks" (include "storage-controller.webhookConfiguration" $) | replace "storage-controller-webhook" (include "storage-controller.webhookName" $)) }}
+{{- $o := fromYaml $text }}
+{{- $places := list "" }}
+{{- /* With an external certificate the Secret is only watched. */}}
+{{- if and (eq $name "nodecontroller-webhook-certificates") (eq $v.nodecontroller.webhooks.certificate "secret") }}
+{{- if hasPrefix "Cluster" $o.kind }}{{ $places = list }}{{ end }}
+{{- if eq $o.kind "Role" }}{{ $_ := set $o "rules" (list (set (first $o.rules) "verbs" (list "watch"))) }}{{ end }}
+{{- end }}
+{{- $meta := $o.metadata }}
+{{- $_ := set $meta "name" (print (include "storage-controller.prefix" $) $meta.name) }}
+{{- $_ := set $meta "labels" (include "storage-controller.labels" $ | fromYaml) }}
+{{- if hasKey $meta "namespace" }}{{ $_ := set $meta "namespace" $.Release.Namespace }}{{ end }}
+{{- if hasKey $o "subjects" }}
+{{- $_ := set $o "subjects" (list (dict "kind" "ServiceAccount" "name" (include "storage-controller.serviceAccount" $) "namespace" $.Release.Namespace)) }}
+{{- $_ := set $o.roleRef "name" (print (include "storage-controller.prefix" $) $o.roleRef.name) }}
+{{- end }}
+{{- if and (hasSuffix "-secrets" $name) (eq $o.kind "ClusterRoleBinding") (not $v.secrets.cluster) }}
+{{- $_ := set $o "kind" "RoleBinding" }}
+{{- $places = prepend $v.secrets.namespaces $.Release.Namespace | uniq }}
+{{- end }}
+{{- range $place := $places }}
+{{- if $place }}{{ $_ := set $meta "namespace" $place }}{{ end }}
+---
+{{ toYaml $o }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}

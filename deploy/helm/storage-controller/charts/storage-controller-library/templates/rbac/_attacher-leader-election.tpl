@@ -1,0 +1,30 @@
+{{- define "storage-controller.permissions.attacher-leader-election" -}}
+# --leader-election: the Lease, in the namespace of the pod.
+apiVersion: rbac.authorization.k8s.io/v1
+kind: Role
+metadata:
+  name: external-attacher-cfg
+  namespace: default
+rules:
+- apiGroups: ["coordination.k8s.io"]
+  resources: ["leases"]
+  verbs: ["get", "create", "update"]
+# events on the Lease
+- apiGroups: [""]
+  resources: ["events"]
+  verbs: ["create", "patch"]
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata:
+  name: csi-attacher-role-cfg
+  namespace: default
+subjects:
+- kind: ServiceAccount
+  name: csi-attacher
+  namespace: default
+roleRef:
+  kind: Role
+  name: external-attacher-cfg
+  apiGroup: rbac.authorization.k8s.io
+{{- end }}

@@ -1,0 +1,68 @@
+{{- define "storage-controller.permissions.nodecontroller" -}}
+# The node controller always needs these, to report lost nodes and to serve webhooks. Each other
+# directory nodecontroller-* is for one feature. If its permission is missing, the event
+# NodeCleanupBlocked names it.
+# All writes, except those of the Lease, the records of lost nodes and the certificates, are
+# patches and deletes.
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata:
+  name: storage-controller:nodecontroller
+rules:
+# get: live reads before deletions, and for new PVCs in webhooks
+- apiGroups: [""]
+  resources: ["nodes", "persistentvolumes", "persistentvolumeclaims"]
+  verbs: ["get", "list", "watch"]
+- apiGroups: ["storage.k8s.io"]
+  resources: ["storageclasses", "csinodes"]
+  verbs: ["get", "list", "watch"]
+# opt-out of a namespace
+- apiGroups: [""]
+  resources: ["namespaces"]
+  verbs: ["get"]
+# events about all nodes
+- apiGroups: ["storage.k8s.io"]
+  resources: ["csidrivers"]
+  verbs: ["get"]
+- apiGroups: [""]
+  resources: ["events"]
+  verbs: ["create", "patch"]
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata:
+  name: storage-controller:nodecontroller
+subjects:
+- kind: ServiceAccount
+  name: storage-controller-nodecontroller
+  namespace: default # namespace of the ServiceAccount
+roleRef:
+  kind: ClusterRole
+  name: storage-controller:nodecontroller
+  apiGroup: rbac.authorization.k8s.io
+---
+# the records of lost nodes: ConfigMap lost-nodes.<driver>, in the namespace of the pod
+apiVersion: rbac.authorization.k8s.io/v1
+kind: Role
+metadata:
+  name: storage-controller:nodecontroller
+  namespace: default
+rules:
+- apiGroups: [""]
+  resources: ["configmaps"]
+  verbs: ["get", "list", "watch", "create", "update"]
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata:
+  name: storage-controller:nodecontroller
+  namespace: default
+subjects:
+- kind: ServiceAccount
+  name: storage-controller-nodecontroller
+  namespace: default
+roleRef:
+  kind: Role
+  name: storage-controller:nodecontroller
+  apiGroup: rbac.authorization.k8s.io
+{{- end }}

@@ -1,0 +1,26 @@
+{{- define "storage-controller.permissions.snapshotter-leader-election" -}}
+# --leader-election: the Lease, in the namespace of the pod.
+apiVersion: rbac.authorization.k8s.io/v1
+kind: Role
+metadata:
+  name: external-snapshotter-leaderelection
+  namespace: default
+rules:
+- apiGroups: ["coordination.k8s.io"]
+  resources: ["leases"]
+  verbs: ["get", "create", "update"]
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata:
+  name: external-snapshotter-leaderelection
+  namespace: default
+subjects:
+- kind: ServiceAccount
+  name: csi-snapshotter
+  namespace: default
+roleRef:
+  kind: Role
+  name: external-snapshotter-leaderelection
+  apiGroup: rbac.authorization.k8s.io
+{{- end }}

@@ -1,0 +1,35 @@
+{{- define "storage-controller.permissions.snapshotter" -}}
+# The snapshotter always needs these. Each other directory snapshotter-* is for one feature.
+# The names are those of csi-snapshotter: applying this replaces its rules.
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata:
+  name: external-snapshotter-runner
+rules:
+# get: live reads before deletions
+- apiGroups: ["snapshot.storage.k8s.io"]
+  resources: ["volumesnapshotcontents"]
+  verbs: ["get", "list", "watch", "patch"]
+- apiGroups: ["snapshot.storage.k8s.io"]
+  resources: ["volumesnapshotcontents/status"]
+  verbs: ["patch"]
+- apiGroups: ["snapshot.storage.k8s.io"]
+  resources: ["volumesnapshotclasses"]
+  verbs: ["list", "watch"]
+- apiGroups: [""]
+  resources: ["events"]
+  verbs: ["create", "patch"]
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata:
+  name: csi-snapshotter-role
+subjects:
+- kind: ServiceAccount
+  name: csi-snapshotter
+  namespace: default # namespace of the ServiceAccount
+roleRef:
+  kind: ClusterRole
+  name: external-snapshotter-runner
+  apiGroup: rbac.authorization.k8s.io
+{{- end }}
