@@ -47,9 +47,8 @@ lint: ## Check formatting, vet and staticcheck
 
 .PHONY: generate
 generate: ## Write generated files: pages in docs/, tables, copies in the chart
-	UPDATE=1 go test -count=1 -run TestDocs ./cmd/storage-controller ./internal/app ./test/layout
+	UPDATE=1 go test -count=1 -run 'TestDocs|TestMigrateCommand' ./cmd/storage-controller ./internal/app ./test/layout
 	UPDATE=1 go test -count=1 -run TestRules ./internal/tools/doctor
-	UPDATE=1 go test -count=1 -run TestGolden ./internal/tools/migrate
 	UPDATE=1 go test -count=1 -run TestChartHasTheFiles ./test/e2e
 
 .PHONY: scenarios

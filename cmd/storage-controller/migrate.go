@@ -8,18 +8,21 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/internal/app"
 	"github.com/storage-controller/storage-controller/internal/settings"
+	"github.com/storage-controller/storage-controller/internal/tools/doctor"
 	"github.com/storage-controller/storage-controller/internal/tools/migrate"
 )
 
 func newMigrateCommand(name string) *cobra.Command {
 	var file, image string
-	var allInOne, perRole, diff, patched, nodecontroller bool
+	var allInOne, perRole, diff, printRBAC, patched, nodecontroller bool
 	cmd := &cobra.Command{
 		Use:   "migrate -f FILE",
 		Short: "Rewrite the manifest of a driver to run storage-controller instead of the sidecars",
@@ -32,13 +35,18 @@ with one container in place of these sidecars, with their flags, environment, mo
 ports, probes and resources. Other containers and documents, with their comments, are
 printed unchanged. Nothing is sent to a cluster.
 
-What was not carried over, and what to check before a rollout, is printed as a comment
-at the new container and on stderr. Exit code: 1 nothing to replace, or the manifest
-cannot be read; it is printed only if something was replaced. 3 a sidecar was kept because
-it is patched or has unknown flags, or the printed manifest will not start until you fix
-the problems in the notes, such as an invalid value of a flag.`,
+A report on stderr has each flag before and after, and notes: what you must do before the
+rollout, what has changed its meaning, and information. The first two are also comments
+at the new container. Permissions, Services and monitors in the input are compared with
+what the new containers need.
+
+Exit code: 1 nothing to replace, or the manifest cannot be read; it is printed only if
+something was replaced. 3 a sidecar was kept because it is patched or has unknown flags,
+or the printed manifest will not start until you fix the problems in the notes, such as an
+invalid value of a flag.`,
 		Example: `  storage-controller migrate -f deployment.yaml > new.yaml
   storage-controller migrate -f deployment.yaml --diff
+  cat rbac.yaml deployment.yaml | storage-controller migrate -f - --print-rbac | kubectl apply -f -
   kubectl get -n kube-system deployment/my-csi-controller -o yaml | storage-controller migrate -f - --per-role
   helm template my-driver my-repo/my-driver | storage-controller migrate -f - --image=storage-controller:v1`,
 		Args: noArguments,
@@ -50,6 +58,8 @@ the problems in the notes, such as an invalid value of a flag.`,
 				return &usageError{errors.New("--image: must not be empty")}
 			case perRole && allInOne && cmd.Flags().Changed("all-in-one"):
 				return &usageError{errors.New("--all-in-one and --per-role: only one of them may be set")}
+			case diff && printRBAC:
+				return &usageError{errors.New("--diff and --print-rbac: only one of them may be set")}
 			case !perRole && !allInOne:
 				perRole = true
 			}
@@ -57,9 +67,15 @@ the problems in the notes, such as an invalid value of a flag.`,
 			if err != nil {
 				return err
 			}
-			return migrateManifest(cmd, name, file, manifest, diff, migrate.Options{
+			write := writeManifest
+			if diff {
+				write = writeDiff
+			} else if printRBAC {
+				write = writePermissions
+			}
+			return migrateManifest(cmd, file, manifest, write, migrate.Options{
 				Image: image, PerRole: perRole, Patched: patched, Nodecontroller: nodecontroller,
-				Tables: flagTables(newRoot("storage-controller")),
+				Placeholder: !cmd.Flags().Changed("image"), Tables: flagTables(newRoot("storage-controller")),
 			})
 		},
 	}
@@ -74,6 +90,8 @@ the problems in the notes, such as an invalid value of a flag.`,
 	fs.BoolVar(&nodecontroller, "with-nodecontroller", false, "add the role nodecontroller beside topolvm-controller; it deletes "+
 		"the claims of deleted nodes")
 	fs.BoolVar(&diff, "diff", false, "print a unified diff instead of the new manifest")
+	fs.BoolVar(&printRBAC, "print-rbac", false, "print roles and bindings with the permissions that the ServiceAccount lacks, instead of "+
+		"the new manifest")
 	return cmd
 }
 
@@ -92,11 +110,12 @@ func readManifest(file string, stdin io.Reader) ([]byte, error) {
 	return manifest, nil
 }
 
-// migrateManifest writes the result of the migration and its notes.
-func migrateManifest(cmd *cobra.Command, name, file string, manifest []byte, diff bool, o migrate.Options) error {
+// migrateManifest writes the result of the migration with write, and its report.
+func migrateManifest(cmd *cobra.Command, file string, manifest []byte, write func(file string, manifest []byte, r migrate.Result) string,
+	o migrate.Options) error {
 	result, err := migrate.Run(manifest, o)
-	for _, n := range result.Notes {
-		fmt.Fprintf(cmd.ErrOrStderr(), "%s: %s\n", name, n)
+	if _, failed := io.WriteString(cmd.ErrOrStderr(), result.Report()); failed != nil {
+		return failed
 	}
 	if err != nil {
 		err = fmt.Errorf("migrating %s: %w", file, err)
@@ -105,17 +124,20 @@ func migrateManifest(cmd *cobra.Command, name, file string, manifest []byte, dif
 		}
 		return err
 	}
-	out := string(result.Manifest)
-	if diff {
-		out = migrate.Diff(file, file+" (migrated)", string(manifest), out)
-	}
-	if _, err = io.WriteString(cmd.OutOrStdout(), out); err == nil && result.Rejected {
+	if _, err = io.WriteString(cmd.OutOrStdout(), write(file, manifest, result)); err == nil && result.Rejected {
 		err = &exitError{
-			fmt.Errorf("migrating %s: the result is not complete or will not start. Fix the problems in the notes above", file),
+			fmt.Errorf("migrating %s: the result is not complete or will not start. Do what the notes above require", file),
 			exitFindings,
 		}
 	}
 	return err
+}
+
+func writeManifest(_ string, _ []byte, r migrate.Result) string    { return string(r.Manifest) }
+func writePermissions(_ string, _ []byte, r migrate.Result) string { return string(r.Permissions) }
+
+func writeDiff(file string, manifest []byte, r migrate.Result) string {
+	return migrate.Diff(file, file+" (migrated)", string(manifest), string(r.Manifest))
 }
 
 // oneFile is a flag that may be set only once: otherwise all manifests but the last one would be ignored.
@@ -137,7 +159,8 @@ func flagTables(root *cobra.Command) migrate.Tables {
 	t := migrate.Tables{
 		Commands: map[string][]migrate.Flag{},
 		Gates:    settings.KnownGates(),
-		Accept:   func(args []string) error { return acceptable(args) },
+		Accept:   acceptable,
+		Grants:   grantsOf,
 	}
 	for _, cmd := range root.Commands() {
 		if _, ok := selections[cmd.Name()]; !ok {
@@ -164,22 +187,61 @@ var selections = map[string]app.Selection{
 	"nodecontroller": app.Nodecontroller,
 }
 
-// acceptable parses and validates args, which begin with a subcommand, and returns the error of the program.
-func acceptable(args []string) error {
+// acceptable validates args, which begin with a subcommand, as the program does in a container with variables.
+func acceptable(args, variables []string) error {
+	c, err := configOf(args)
+	if err != nil {
+		return err
+	}
+	for _, name := range []string{"NAMESPACE", "NODE_NAME", "POD_NAME", "POD_NAMESPACE"} {
+		if value, set := os.LookupEnv(name); set {
+			defer os.Setenv(name, value)
+		} else {
+			defer os.Unsetenv(name)
+		}
+		os.Unsetenv(name)
+		if slices.Contains(variables, name) {
+			os.Setenv(name, "value") // only the pod knows it
+		}
+	}
+	return errors.Join(c.Validate(), c.ValidateEnvironment())
+}
+
+// configOf returns the configuration of a command line that begins with a subcommand.
+func configOf(args []string) (app.Config, error) {
 	cmd, err := parse(args)
 	if err != nil {
-		return err
-	}
-	const node = "NODE_NAME" // the pod has it, not this process
-	if os.Getenv(node) == "" {
-		os.Setenv(node, "node")
-		defer os.Unsetenv(node)
+		return app.Config{}, err
 	}
 	c, err := selections[cmd.Name()].Read(cmd.Flags(), buildVersion())
+	return c.Enabled(), err
+}
+
+// grantsOf returns the permissions that doctor would check for a command line.
+func grantsOf(args []string, d migrate.Driver) []migrate.Grant {
+	c, err := configOf(args)
 	if err != nil {
-		return err
+		return nil // acceptable reports it
 	}
-	return c.Enabled().Validate()
+	driver := csiclient.Driver{Plugin: csiclient.PluginCapabilities{VolumeAccessibilityConstraints: d.Topology}}
+	driver.Controller.PublishUnpublishVolume, driver.Controller.ExpandVolume = d.Attach, d.Expand
+	driver.Controller.CreateDeleteSnapshot, driver.Controller.ModifyVolume = d.Snapshot, d.Modify
+	var grants []migrate.Grant
+	for _, g := range c.Plan(driver, false).Grants {
+		grant := migrate.Grant{Name: g.File}
+		if g.Namespace == c.Common.LeaseNamespace {
+			grant.Namespace = g.Namespace
+		}
+		rules := g.Rules
+		if rules == nil {
+			rules = doctor.Rules(g.File)
+		}
+		for _, r := range rules {
+			grant.Rules = append(grant.Rules, migrate.Rule(r))
+		}
+		grants = append(grants, grant)
+	}
+	return grants
 }
 
 // parse returns the command of args after it has parsed its flags and checked its arguments.

@@ -4,6 +4,8 @@
 package main
 
 import (
+	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -50,8 +52,8 @@ func runWithInput(t *testing.T, input []byte, argv ...string) (code int, stdout,
 	return output(t, argv...)
 }
 
-// TestMigrateCommand: with the flags that the program has, the results are those that
-// package migrate is tested with.
+// TestMigrateCommand compares the results of the command with testdata, or writes them when UPDATE is set (make
+// generate): the manifest, the report, and the missing permissions.
 func TestMigrateCommand(t *testing.T) {
 	for _, name := range manifests(t) {
 		input, err := os.ReadFile(migrateTestdata + name + ".yaml")
@@ -61,8 +63,8 @@ func TestMigrateCommand(t *testing.T) {
 		for mode, flag := range map[string]string{"all": "--all-in-one", "per-role": "--per-role"} {
 			t.Run(name+"/"+mode, func(t *testing.T) {
 				argv := []string{"storage-controller", "migrate", "-f", "-", "--image=storage-controller:dev", flag}
-				golden := strings.ReplaceAll(name, "/", "-")
-				if name == golden {
+				golden := filepath.Join(migrateTestdata, mode, strings.ReplaceAll(name, "/", "-"))
+				if !strings.Contains(name, "/") {
 					argv = append(argv, "--replace-patched", "--with-nodecontroller")
 				}
 				expected := 0
@@ -70,23 +72,37 @@ func TestMigrateCommand(t *testing.T) {
 					expected = exitFindings
 				}
 				code, stdout, stderr := runWithInput(t, input, argv...)
+				_, permissions, _ := runWithInput(t, input, append(argv, "--print-rbac")...)
 				if code != expected {
 					t.Fatalf("exit code %d: %s", code, stderr)
 				}
-				stderr, _, _ = strings.Cut(stderr, "storage-controller: migrating -: ")
-				want, err := os.ReadFile(filepath.Join(migrateTestdata, mode, golden+".yaml"))
-				if expected != 0 {
-					want = nil // nothing was replaced
-				}
-				if err != nil || string(want) != stdout {
-					t.Errorf("not as in testdata (%v):\n%s", err, migrate.Diff("testdata", "here", string(want), stdout))
-				}
-				notes, err := os.ReadFile(filepath.Join(migrateTestdata, mode, golden+".notes"))
-				if have := strings.ReplaceAll("\n"+stderr, "\nstorage-controller: ", "\n")[1:]; err != nil || have != string(notes) {
-					t.Errorf("notes are not as in testdata (%v):\n%s", err, migrate.Diff("testdata", "here", string(notes), have))
-				}
+				compareGolden(t, golden+".yaml", stdout)
+				compareGolden(t, golden+".notes", stderr)
+				compareGolden(t, golden+".rbac", permissions)
 			})
 		}
+	}
+}
+
+// compareGolden compares have with a file, which is absent if have is empty.
+func compareGolden(t *testing.T, file, have string) {
+	t.Helper()
+	if os.Getenv("UPDATE") != "" {
+		if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			t.Fatal(err)
+		}
+		if have != "" {
+			if err := os.WriteFile(file, []byte(have), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	want, err := os.ReadFile(file)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		t.Fatal(err)
+	}
+	if string(want) != have {
+		t.Errorf("not as in %s (make generate writes it):\n%s", file, migrate.Diff("testdata", "here", string(want), have))
 	}
 }
 
@@ -138,31 +154,6 @@ func startsWith(t *testing.T, name string, args []string, nowhere string) {
 	}
 }
 
-// TestMigrateHints: every file of permissions that a note names is there.
-func TestMigrateHints(t *testing.T) {
-	files, err := filepath.Glob(migrateTestdata + "*/*.notes")
-	if err != nil || len(files) == 0 {
-		t.Fatalf("%d files: %v", len(files), err)
-	}
-	seen := 0
-	for _, file := range files {
-		notes, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, part := range strings.Split(string(notes), "deploy/rbac/")[1:] {
-			name := part[:strings.IndexFunc(part, func(r rune) bool { return r != '-' && (r < 'a' || r > 'z') })]
-			seen++
-			if _, err := os.Stat(filepath.Join("../../deploy/rbac", name, "rbac.yaml")); err != nil {
-				t.Errorf("%s: %v", file, err)
-			}
-		}
-	}
-	if seen == 0 {
-		t.Error("no note names a directory")
-	}
-}
-
 func TestMigrateUsage(t *testing.T) {
 	deployment := migrateTestdata + "nfs.yaml"
 	other := filepath.Join(t.TempDir(), "other.yaml")
@@ -183,8 +174,10 @@ func TestMigrateUsage(t *testing.T) {
 		"nothing to replace":    {[]string{"-f", other}, 1, "", "migrating " + other + ": nothing to replace"},
 		"help":                  {[]string{"--help"}, 0, "Examples:", ""},
 		"diff":                  {[]string{"-f", deployment, "--diff"}, 0, "+++ " + deployment, "permissions"},
+		"permissions":           {[]string{"-f", deployment, "--print-rbac"}, 0, "verbs: [get, list, watch, patch]", ""},
+		"two outputs":           {[]string{"-f", deployment, "--diff", "--print-rbac"}, 2, "", "only one of them"},
 		"image":                 {[]string{"-f", deployment, "--image=a/b:c"}, 0, "image: a/b:c\n", ""},
-		"image of this version": {[]string{"-f", deployment}, 0, "image: storage-controller:" + buildVersion() + "\n", ""},
+		"image of this version": {[]string{"-f", deployment}, 0, "image: storage-controller:" + buildVersion() + "\n", "Set --image"},
 		"one dash":              {[]string{"-filename", deployment, "-per-role"}, 0, "- provision\n", ""},
 		"not all in one":        {[]string{"-f", deployment, "--all-in-one=false"}, 0, "- provision\n", ""},
 	} {
@@ -203,18 +196,31 @@ func TestMigrateUsage(t *testing.T) {
 // TestMigrateToSomethingThatDoesNotStart: the manifest is printed, and the exit code keeps a
 // script from rolling it out.
 func TestMigrateToSomethingThatDoesNotStart(t *testing.T) {
-	manifest := "kind: Deployment\nmetadata: {name: d}\nspec:\n  template:\n    spec:\n      containers:\n      - name: " +
-		"csi-attacher\n        image: csi-attacher:v4\n        args: [--csi-address=/csi/csi.sock, --timeout=soon]\n"
-	for name, flags := range map[string][]string{"manifest": nil, "diff": {"--diff"}} {
-		code, stdout, stderr := runWithInput(t, []byte(manifest), append([]string{"storage-controller", "migrate", "-f", "-"}, flags...)...)
-		if code != exitFindings || !strings.Contains(stdout, "--timeout=soon") || !strings.Contains(stderr,
-			"does not accept these arguments") || !strings.Contains(stderr, "will not start") {
-			t.Errorf("%s: exit code %d\n%s\n%s", name, code, stdout, stderr)
-		}
+	manifest := func(kind, args string) []byte {
+		return []byte("kind: Deployment\nmetadata: {name: d}\nspec:\n  template:\n    spec:\n      containers:\n      - name: " +
+			kind + "\n        image: " + kind + ":v9\n        args: [--csi-address=/csi/csi.sock, " + args + "]\n")
 	}
-	if code, _, stderr := runWithInput(t, []byte(strings.Replace(manifest, "soon", "1m", 1)), "storage-controller", "migrate", "-f",
-		"-"); code != 0 {
-		t.Errorf("a duration: exit code %d: %s", code, stderr)
+	for _, tt := range []struct{ kind, args, want string }{
+		{"csi-attacher", "--timeout=soon", "invalid argument \"soon\""},
+		{"csi-attacher", "--timeout=0s", "timeout"},
+		{"csi-attacher", "--worker-threads=0", "worker-threads"},
+		{"csi-attacher", "--leader-election, --leader-election-lease-duration=1s", "lease"},
+		{"csi-provisioner", "--enable-capacity", "NAMESPACE"},
+		{"csi-provisioner", "--node-deployment", "NODE_NAME"},
+		{"csi-attacher", "--timeout=1m", ""},
+	} {
+		for _, diff := range []bool{false, true} {
+			argv := []string{"storage-controller", "migrate", "-f", "-"}
+			if diff {
+				argv = append(argv, "--diff")
+			}
+			code, stdout, stderr := runWithInput(t, manifest(tt.kind, tt.args), argv...)
+			_, reason, found := strings.Cut(stderr, "does not accept these arguments")
+			if want := map[bool]int{true: exitFindings}[tt.want != ""]; code != want || found != (tt.want != "") ||
+				!strings.Contains(stdout, "storage-controller") || !strings.Contains(reason, tt.want) {
+				t.Errorf("%s: exit code %d\n%s\n%s", tt.args, code, stdout, stderr)
+			}
+		}
 	}
 }
 

@@ -18,6 +18,7 @@ func (g *group) arguments() (args []*yaml.Node, known []string) {
 	if g.command == "all" {
 		flags = append([]setting{newSetting("controllers", strings.Join(g.roles(), ","))}, merger{g}.flags()...)
 	}
+	g.after = flags
 	for _, f := range flags {
 		args = append(args, f.argument())
 		known = append(known, f.String())
@@ -40,7 +41,7 @@ func (g *group) roles() []string {
 
 // prepare sets the roles of s and reduces its flags to those that the new container gets.
 func (s *source) prepare(g *group) {
-	s.roles = []string{roles[s.kind]}
+	s.roles, s.before = []string{roles[s.kind]}, slices.Clone(s.flags)
 	switch s.kind {
 	case topolvm:
 		s.prepareTopolvm(g)
@@ -48,9 +49,9 @@ func (s *source) prepare(g *group) {
 		s.prepareLivenessprobe(g)
 	case csiSnapshotter:
 		groupSnapshotGate(s)
-		s.carryOver(g.m.Tables, g.note)
+		s.carryOver(g)
 	default:
-		s.carryOver(g.m.Tables, g.note)
+		s.carryOver(g)
 		s.writeDefaults(g)
 		if s.kind == csiProvisioner && s.on(g.m.Tables, "enable-capacity") {
 			s.roles = append(s.roles, "capacity")
@@ -79,13 +80,13 @@ func (s *source) drop(name string) {
 func (s *source) dropConflicting(g *group) {
 	if s.on(g.m.Tables, "node-deployment") && s.on(g.m.Tables, "leader-election") {
 		s.drop("leader-election")
-		g.note("--leader-election of %s was dropped: with --node-deployment every instance is active", s.name)
+		g.info("--leader-election of %s was dropped: with --node-deployment every instance is active", s.name)
 	}
 	_, endpoint := s.lookup("http-endpoint")
 	if f, both := s.lookup("metrics-address"); both && endpoint {
 		s.drop("metrics-address")
 		if f.value != "" {
-			g.note("--metrics-address=%s of %s was dropped: --http-endpoint is set, too", f.value, s.name)
+			g.info("--metrics-address=%s of %s was dropped: --http-endpoint is set, too", f.value, s.name)
 		}
 	}
 }
@@ -94,9 +95,11 @@ func (s *source) dropConflicting(g *group) {
 // topolvm-controller is kept with all its flags, because it contains the driver.
 func (s *source) prepareTopolvm(g *group) {
 	profile := s.topolvmProfile()
+	f, given := s.lookup("enable-webhooks")
+	webhooks := !given || isTrue(f.expanded)
 	flags := []setting{newSetting("csi-address", s.address()), newSetting("profile", profile)}
 	for _, f := range s.flags {
-		if strings.HasPrefix(f.name, "leader-election") || f.name == "skip-node-finalize" {
+		if strings.HasPrefix(f.name, "leader-election") || f.name == "skip-node-finalize" || f.name == "v" {
 			if _, ok := g.m.Tables.flag("nodecontroller", f.name); ok {
 				flags = append(flags, f)
 			}
@@ -110,13 +113,13 @@ func (s *source) prepareTopolvm(g *group) {
 	if f, given := s.lookup("leader-election-id"); given {
 		lease = f.value
 	}
-	g.note("%s was kept with its flags, ports and webhooks: it contains the driver and serves the socket of the other containers",
-		s.name)
-	g.note("the role nodecontroller of this container (--profile=%s, from the version of the image) deletes the claims, "+
-		"and so the volumes, of deleted nodes. It and %s use the same Lease %s, "+
-		"so that only one of them is active. To move the admission webhooks, set --enable-webhooks=false at %s; "+
-		"then set --enable-webhooks=true at this container, and add its port and its certificate mount",
-		profile, s.name, lease, s.name)
+	g.info("%s was kept with its flags and ports: it contains the driver and serves the socket of the other containers", s.name)
+	g.changed("the role nodecontroller of this container (--profile=%s, from the version of the image) deletes the claims, and so the "+
+		"volumes, of deleted nodes. It and %s use the same Lease %s, so that only one of them is active", profile, s.name, lease)
+	if webhooks {
+		g.info("the admission webhooks stay in %s. To move them, set --enable-webhooks=false at %[1]s, --enable-webhooks=true at this "+
+			"container, and add its port and its certificate mount", s.name)
+	}
 }
 
 // classic matches the image tags of TopoLVM releases whose controller protects claims with a finalizer.

@@ -17,10 +17,12 @@ func (g *group) container() *yaml.Node {
 	}
 	env := g.environment()
 	args, known := g.arguments()
+	g.known = known
 	g.m.commands = append(g.m.commands, known)
+	g.m.replacements = append(g.m.replacements, g.replacement(g.after))
 	if accept := g.m.Tables.Accept; accept != nil {
-		if err := accept(slices.DeleteFunc(slices.Clone(known), hasReference)); err != nil {
-			g.note("storage-controller does not accept these arguments: %s. Correct them", strings.ReplaceAll(err.Error(), "\n", "; "))
+		if err := accept(slices.DeleteFunc(slices.Clone(known), hasReference), g.variables(env)); err != nil {
+			g.must("storage-controller does not accept these arguments: %s. Correct them", strings.ReplaceAll(err.Error(), "\n", "; "))
 			g.m.rejected = true
 		}
 	}
@@ -39,10 +41,28 @@ func (g *group) container() *yaml.Node {
 			c.Content = append(c.Content, key, v)
 		}
 	}
+	if len(g.replaced()) == 0 { // beside topolvm-controller
+		if sc := get(g.sources[0].node, "securityContext"); sc != nil {
+			set(c, "securityContext", sc)
+		}
+	}
 	g.addRunAsUser(c)
 	ports{g}.noteMoved()
-	remarks{g}.add()
+	remarks{g}.add(env)
 	return c
+}
+
+// variables returns the names of the environment variables of the new container. With envFrom all of those that the
+// program requires may be set.
+func (g *group) variables(env []*yaml.Node) []string {
+	var names []string
+	for _, e := range env {
+		names = append(names, text(get(e, "name")))
+	}
+	if len(g.joined("envFrom")) > 0 {
+		names = append(names, variablesRead...)
+	}
+	return names
 }
 
 // replaced returns the sources whose containers are removed.
@@ -101,7 +121,7 @@ func (g *group) value(key string) *yaml.Node {
 				names = append(names, s.name)
 			}
 		}
-		g.note("the lifecycle hooks of %s were dropped: the image of storage-controller contains no other programs, "+
+		g.changed("the lifecycle hooks of %s were dropped: the image of storage-controller contains no other programs, "+
 			"and storage-controller finishes running calls after SIGTERM", enumerate(names))
 		return nil
 	}
@@ -124,7 +144,7 @@ func (g *group) first(key string) *yaml.Node {
 		case first == nil:
 			first = v
 		case !sameValue(first, v):
-			g.note("%s of %s was dropped: another container has a different value", key, s.name)
+			g.changed("%s of %s was dropped: another container has a different value", key, s.name)
 		}
 	}
 	return first
@@ -195,7 +215,7 @@ func (g *group) environment() []*yaml.Node {
 				all = append(all, e)
 			case sameValue(all[same], e):
 			case slices.Contains(variablesRead, name), !s.references(name, true):
-				g.note("the variable %s of %s was dropped: another container has a different value", name, s.name)
+				g.changed("the variable %s of %s was dropped: another container has a different value", name, s.name)
 			case s.references(name, i == 0):
 				own := strings.ToUpper(s.roles[0]) + "_" + name
 				e = resolved(e)
@@ -234,7 +254,7 @@ func (g *group) withPodName(env []*yaml.Node) []*yaml.Node {
 		slices.ContainsFunc(env, func(e *yaml.Node) bool { return text(get(e, "name")) == "POD_NAME" }) {
 		return env
 	}
-	g.note("POD_NAME was added: it distinguishes the replicas in the Lease, because pods with hostNetwork have the name of their host")
+	g.info("POD_NAME was added: it distinguishes the replicas in the Lease, because pods with hostNetwork have the name of their host")
 	field := mapping(scalar("fieldRef"), mapping(scalar("fieldPath"), scalar("metadata.name")))
 	return append(env, mapping(scalar("name"), scalar("POD_NAME"), scalar("valueFrom"), field))
 }

@@ -58,7 +58,33 @@ func parse(doc string) (*yaml.Node, error) {
 		}
 		return nil, err
 	}
-	return &root, checkAliases(&root)
+	if err := checkAliases(&root); err != nil {
+		return nil, err
+	}
+	return &root, checkKeys(&root)
+}
+
+// readObjects sets m.objects.
+func (m *migration) readObjects(stream string) error {
+	m.objects = map[string][]*yaml.Node{}
+	var add func(n *yaml.Node)
+	add = func(n *yaml.Node) {
+		kind := text(get(n, "kind"))
+		m.objects[kind] = append(m.objects[kind], n)
+		for _, item := range items(get(n, "items")) {
+			add(item)
+		}
+	}
+	for i, doc := range split(stream) {
+		root, err := parse(doc)
+		if err != nil {
+			return fmt.Errorf("document %d: %w", i+1, err)
+		}
+		if root != nil && len(root.Content) > 0 {
+			add(resolved(root.Content[0]))
+		}
+	}
+	return nil
 }
 
 // edit replaces containers of one list.
@@ -80,16 +106,18 @@ func (m *migration) document(doc string) (string, error) {
 	}
 	var edits []*edit
 	for _, w := range workloads(root.Content[0]) {
+		var groups []*group
 		for _, key := range []string{"initContainers", "containers"} {
 			list := get(w.pod, key)
 			e := &edit{list: list, remove: map[int]bool{}, insert: map[int][]*yaml.Node{}}
 			if list != nil && list.Kind == yaml.SequenceNode {
 				e.spans = spansOf(lines, list)
 			}
-			if m.replaceContainers(w, e, lines); len(e.insert) > 0 {
-				edits = append(edits, e)
+			if added := m.replaceContainers(w, e, lines); len(added) > 0 {
+				edits, groups = append(edits, e), append(groups, added...)
 			}
 		}
+		m.finish(w, groups)
 	}
 	if len(edits) == 0 {
 		return doc, nil

@@ -57,6 +57,10 @@ func TestErrors(t *testing.T) {
 			"nothing to replace"},
 		"containers that are no list": {"kind: Deployment\nspec: {template: {spec: {containers: csi-attacher}}}\n",
 			"nothing to replace"},
+		"a template that parses": {"kind: Deployment\nmetadata: {name: \"{{ .Release.Name }}\"}\n",
+			ErrNothing.Error() + ". The input looks like a template"},
+		"a key that is there twice": {deployment("      - name: x\n        image: csi-attacher\n        image: other\n"),
+			"line 13: the key image is there twice"},
 		"a list of nothing":   {"kind: List\nitems:\n", "nothing to replace"},
 		"not YAML":            {"a: b\n---\nkind: [\n", "document 2"},
 		"a template":          {"kind: Deployment\nspec:\n  {{- if .Values.x }}\n", "helm template"},
@@ -70,7 +74,7 @@ func TestErrors(t *testing.T) {
 			if err == nil || !strings.Contains(err.Error(), tt.want) {
 				t.Errorf("%v, want %q", err, tt.want)
 			}
-			if nothing := tt.want == ErrNothing.Error()[:len("nothing to replace")]; errors.Is(err, ErrNothing) != nothing {
+			if nothing := strings.HasPrefix(tt.want, "nothing to replace"); errors.Is(err, ErrNothing) != nothing {
 				t.Errorf("ErrNothing: %t, want %t", !nothing, nothing)
 			}
 		})
@@ -101,9 +105,10 @@ func TestArguments(t *testing.T) {
 			both + " --feature-gates=Topology=true" + old, "Nope"},
 		"labels of both": {[]string{"--leader-election-labels=a:b"}, []string{"--leader-election-labels=c:d"}, both +
 			" --leader-election-labels=a:b,c:d" + old, ""},
-		"a limit without its burst": {[]string{"--kube-api-qps=9"}, nil, both + " --kube-api-qps=9" + old, ""},
+		"a limit without its burst": {[]string{"--kube-api-qps=9"}, nil, both + " --kube-api-qps=9" + old,
+			"--kube-api-qps=9 applies to each role. The limits of requests per second to the API server were: 5"},
 		"a limit and none": {[]string{"--kube-api-qps=9"}, []string{"--kube-api-qps=-1"}, both + " --kube-api-qps=-1" + old,
-			"--kube-api-qps=-1 is the largest value"},
+			"--kube-api-qps=-1 applies to each role. The limits of requests per second to the API server were: 9"},
 		"other logging": {[]string{"--logging-format=json"}, []string{"--logging-format=text"}, both + " --logging-format=json" + old,
 			"applies to all roles"},
 		"one endpoint": {[]string{"--http-endpoint=:1"}, []string{"--metrics-address=:2", "--metrics-path=/m"}, both +
@@ -120,11 +125,12 @@ func TestArguments(t *testing.T) {
 				t.Errorf("%q\nwant: all %s", r.Commands, tt.want)
 			}
 			about := slices.DeleteFunc(slices.Clone(r.Notes), func(n Note) bool {
-				return n.Container == "" || strings.Contains(n.Text, "requests per second") || // in every case
-					strings.Contains(n.Text, "a call may last") || strings.Contains(n.Text, "written out")
+				return n.Container == "" || strings.Contains(n.Text, "requests to the API server are") || // in every case
+					strings.Contains(n.Text, "100 calls") || strings.Contains(n.Text, "a call may last") ||
+					strings.Contains(n.Text, "written out")
 			})
 			if tt.note == "" && len(about) > 0 || !strings.Contains(fmt.Sprint(about), tt.note) {
-				t.Errorf("notes %q, want %q", about, tt.note)
+				t.Errorf("notes %v, want %q", about, tt.note)
 			}
 		})
 	}
@@ -163,7 +169,7 @@ func TestGroups(t *testing.T) {
 			r := migrated(t, deployment(sidecar("csi-provisioner", tt.provisioner...), sidecar("csi-attacher", tt.attacher...)), false)
 			if want := map[bool]int{true: 1, false: 2}[tt.reason == ""]; len(r.Commands) != want ||
 				!strings.Contains(fmt.Sprint(r.Notes), tt.reason) {
-				t.Errorf("%q, want %d containers and the reason %q; notes: %q", r.Commands, want, tt.reason, r.Notes)
+				t.Errorf("%q, want %d containers and the reason %q; notes: %v", r.Commands, want, tt.reason, r.Notes)
 			}
 		})
 	}
@@ -190,7 +196,7 @@ func TestTopolvm(t *testing.T) {
 			}
 			if !strings.Contains(strings.Join(slices.Concat(r.Commands...), " "), tt.want) ||
 				!strings.Contains(fmt.Sprint(r.Notes), tt.note) {
-				t.Errorf("%q, want %q; notes %q, want %q", r.Commands, tt.want, r.Notes, tt.note)
+				t.Errorf("%q, want %q; notes %v, want %q", r.Commands, tt.want, r.Notes, tt.note)
 			}
 		})
 	}
@@ -210,7 +216,7 @@ func TestOldProgram(t *testing.T) {
 func TestArgumentsThatAreNotAccepted(t *testing.T) {
 	t.Parallel()
 	strict := tables()
-	strict.Accept = func(args []string) error { return fmt.Errorf("got %s", strings.Join(args, " ")) }
+	strict.Accept = func(args, _ []string) error { return fmt.Errorf("got %s", strings.Join(args, " ")) }
 	r, err := Run([]byte(deployment(sidecar("csi-attacher", "--v=${LEVEL}", "--timeout=x"))), Options{Image: image, Tables: strict})
 	want := "got all --controllers=attacher --csi-address=/csi/csi.sock --timeout=x"
 	if err != nil || !strings.Contains(fmt.Sprint(r.Notes), want) {

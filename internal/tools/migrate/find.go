@@ -37,13 +37,14 @@ var roles = map[kind]string{csiProvisioner: "provisioner", csiAttacher: "attache
 
 // source is a container to be replaced.
 type source struct {
-	kind  kind
-	index int        // in its list
-	name  string     // of the container
-	node  *yaml.Node // without anchors
-	flags []setting
-	roles []string
-	env   map[string]string // the variables with a value in the manifest
+	kind   kind
+	index  int        // in its list
+	name   string     // of the container
+	node   *yaml.Node // without anchors
+	flags  []setting
+	before []setting // the flags in the manifest
+	roles  []string
+	env    map[string]string // the variables with a value in the manifest
 }
 
 // kindOf returns the program of a container, "" for a container to keep.
@@ -85,19 +86,34 @@ func Sidecar(name, image string, args []string) string {
 	return ""
 }
 
+// looksLikeSidecar reports whether a container of unknown kind has an argument and a name like those of a sidecar.
+func looksLikeSidecar(c *yaml.Node) bool {
+	argv := argumentsOf(c)
+	if runsStorageController(c, argv) || !slices.ContainsFunc(argv, func(arg *yaml.Node) bool { return isCSIAddress(text(arg)) }) {
+		return false
+	}
+	names := text(get(c, "name")) + " " + ImageName(text(get(c, "image")))
+	return slices.ContainsFunc([]string{"provisioner", "attacher", "resizer", "snapshotter"},
+		func(word string) bool { return strings.Contains(names, word) })
+}
+
+// vendorSuffix matches what vendors add to the name of a sidecar's image.
+var vendorSuffix = regexp.MustCompile(`(-rhel[0-9]+|-fips)$`)
+
 func kindOfProgram(name string) kind {
+	name = vendorSuffix.ReplaceAllString(strings.TrimPrefix(strings.TrimPrefix(name, "ose-"), "kubernetes-"), "")
 	switch name {
-	case "csi-provisioner", "external-provisioner":
+	case "csi-provisioner", "external-provisioner", "csi-external-provisioner":
 		return csiProvisioner
-	case "csi-attacher", "external-attacher":
+	case "csi-attacher", "external-attacher", "csi-external-attacher":
 		return csiAttacher
-	case "csi-resizer", "external-resizer":
+	case "csi-resizer", "external-resizer", "csi-external-resizer":
 		return csiResizer
-	case "csi-snapshotter", "external-snapshotter":
+	case "csi-snapshotter", "external-snapshotter", "csi-external-snapshotter":
 		return csiSnapshotter
 	case "topolvm-controller":
 		return topolvm
-	case "livenessprobe", "csi-livenessprobe", "ose-csi-livenessprobe":
+	case "livenessprobe", "csi-livenessprobe":
 		return livenessprobe
 	}
 	return ""

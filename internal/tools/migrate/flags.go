@@ -158,18 +158,21 @@ func (s *source) renamed(name string) string {
 }
 
 // removedFlags explains the flags of older releases that have no successor.
-var removedFlags = map[string]string{
-	"provisioner": nameOfDriver,
-	"snapshotter": nameOfDriver,
-	"leader-election-type": "leader election always uses Leases. " +
-		"Make sure that no older replica runs at the same time, because it may use another lock",
-	"leader-election-identity":          "the holder identity of a Lease is POD_NAME, or the host name",
-	"connection-timeout":                "the connection to the driver has no timeout; --timeout bounds each call",
-	"provisioning-retry-count":          unlimitedRetries,
-	"deletion-retry-count":              unlimitedRetries,
-	"create-snapshotcontent-retrycount": unlimitedRetries,
-	"create-snapshotcontent-interval":   unlimitedRetries,
-	"dummy":                             "a driver without PUBLISH_UNPUBLISH_VOLUME needs no flag",
+var removedFlags = map[string]struct {
+	level Level
+	why   string
+}{
+	"provisioner": {Information, nameOfDriver},
+	"snapshotter": {Information, nameOfDriver},
+	"leader-election-type": {Required, "leader election always uses Leases. " +
+		"Make sure that no older replica runs at the same time, because it may use another lock"},
+	"leader-election-identity":          {Information, "the holder identity of a Lease is POD_NAME, or the host name"},
+	"connection-timeout":                {Information, "the connection to the driver has no timeout; --timeout bounds each call"},
+	"provisioning-retry-count":          {Changed, unlimitedRetries},
+	"deletion-retry-count":              {Changed, unlimitedRetries},
+	"create-snapshotcontent-retrycount": {Changed, unlimitedRetries},
+	"create-snapshotcontent-interval":   {Changed, unlimitedRetries},
+	"dummy":                             {Information, "a driver without PUBLISH_UNPUBLISH_VOLUME needs no flag"},
 }
 
 const nameOfDriver = "the driver name is read from the driver (GetPluginInfo)"
@@ -177,19 +180,21 @@ const nameOfDriver = "the driver name is read from the driver (GetPluginInfo)"
 const unlimitedRetries = "the number of retries is not limited; the back-off is --retry-interval-start to --retry-interval-max"
 
 // carryOver drops and renames the flags of s that storage-controller does not have, with a note for each.
-func (s *source) carryOver(t Tables, note func(format string, args ...any)) {
+func (s *source) carryOver(g *group) {
+	t := g.m.Tables
 	var kept []setting
 	for _, f := range s.flags {
 		if name := s.renamed(f.name); name != f.name {
-			note("--%s of %s is now --%s", f.name, s.name, name)
+			g.info("--%s of %s is now --%s", f.name, s.name, name)
 			f.name = name
 		}
 		if _, known := t.flag(commands[s.kind], f.name); !known {
-			note("--%s=%s of %s was dropped: %s", f.name, f.value, s.name, removedFlags[f.name])
+			removed := removedFlags[f.name]
+			g.note(removed.level, "--%s=%s of %s was dropped: %s", f.name, f.value, s.name, removed.why)
 			continue
 		}
 		if f.name == "feature-gates" {
-			f = s.knownGates(t, f, note)
+			f = s.knownGates(g, f)
 		}
 		if f.name != "feature-gates" || f.value != "" {
 			kept = append(kept, f)
@@ -199,17 +204,17 @@ func (s *source) carryOver(t Tables, note func(format string, args ...any)) {
 }
 
 // knownGates returns f without the unknown feature gates, with a note for each of them.
-func (s *source) knownGates(t Tables, f setting, note func(format string, args ...any)) setting {
+func (s *source) knownGates(g *group, f setting) setting {
 	var kept []string
 	for item := range strings.SplitSeq(f.value, ",") {
 		item = strings.TrimSpace(item)
 		name, _, _ := strings.Cut(item, "=")
 		switch {
 		case name == "":
-		case slices.Contains(t.Gates, name), strings.Contains(name, "$"):
+		case slices.Contains(g.m.Tables.Gates, name), strings.Contains(name, "$"):
 			kept = append(kept, item)
 		default:
-			note("the feature gate %s of %s was dropped: storage-controller has no such gate", item, s.name)
+			g.changed("the feature gate %s of %s was dropped: storage-controller has no such gate", item, s.name)
 		}
 	}
 	f.value = strings.Join(kept, ",")

@@ -21,16 +21,18 @@ type group struct {
 	object  workload
 	others  []*yaml.Node // containers of the list that are kept
 	m       *migration
+
+	node     *yaml.Node // the new container
+	comments []string   // above it
+	after    []setting  // its flags
+	known    []string   // its command line with expanded variables
 }
 
-func (g *group) note(format string, args ...any) {
-	g.m.note(g.object.name, g.name, format, args...)
-}
-
-// replaceContainers adds the replacements in one list of containers to e.
-func (m *migration) replaceContainers(w workload, e *edit, lines []string) {
-	for _, g := range m.groups(w, e.list, m.sources(w, e.list)) {
-		node, comments := g.container(), []string{}
+// replaceContainers adds the replacements in one list of containers to e, and returns their groups.
+func (m *migration) replaceContainers(w workload, e *edit, lines []string) []*group {
+	groups := m.groups(w, e.list, m.sources(w, e.list))
+	for _, g := range groups {
+		g.node = g.container()
 		at := g.sources[0].index
 		for i, s := range g.sources {
 			if s.kind == topolvm { // its container is kept
@@ -41,20 +43,42 @@ func (m *migration) replaceContainers(w workload, e *edit, lines []string) {
 			}
 			e.remove[s.index] = true
 			if c := e.comment(lines, s.index); c != "" && (s.index != at || e.spans == nil) {
-				comments = append(comments, c)
+				g.comments = append(g.comments, c)
 			}
 		}
 		for _, s := range g.replaced() {
-			comments = append(comments, e.lostComments(lines, s, node)...)
+			g.comments = append(g.comments, e.lostComments(lines, s, g.node)...)
 		}
-		for _, n := range m.notes {
-			if n.Object == w.name && n.Container == g.name {
-				comments = append(comments, commented(n.Text))
+		e.insert[at] = append(e.insert[at], g.node)
+	}
+	return groups
+}
+
+// finish adds the notes about the object as a whole, and writes the notes that matter as comments of the new
+// containers. Those of the object are at the first one.
+func (m *migration) finish(w workload, groups []*group) {
+	if len(groups) == 0 {
+		return
+	}
+	m.notePermissions(w, groups)
+	m.noteOwner(w)
+	for i, g := range groups {
+		for _, level := range []Level{Required, Changed} {
+			for _, n := range m.notes {
+				if n.Level == level && n.Object == w.name && (n.Container == g.name || n.Container == "" && i == 0) {
+					g.comments = append(g.comments, commented(headings[level]+": "+n.Text))
+				}
 			}
 		}
-		node.HeadComment = strings.Join(comments, "\n")
-		e.insert[at] = append(e.insert[at], node)
-		m.notePermissions(g)
+		g.node.HeadComment = strings.Join(g.comments, "\n")
+	}
+}
+
+// noteOwner notes that a controller reverts changes of the object.
+func (m *migration) noteOwner(w workload) {
+	for _, owner := range items(get(w.node, "metadata", "ownerReferences")) {
+		m.note(Required, w.name, "", "%s %s creates this object and reverts changes. Make the change there",
+			text(get(owner, "kind")), text(get(owner, "name")))
 	}
 }
 
@@ -65,28 +89,32 @@ func (m *migration) sources(w workload, list *yaml.Node) []*source {
 		c := resolved(item)
 		name := text(get(c, "name"))
 		if program := sidecarOfShell(c); program != "" {
-			m.note(w.name, "", "container %s was kept: a shell script starts %s and may do more than that. "+
+			m.note(Information, w.name, "", "container %s was kept: a shell script starts %s and may do more than that. "+
 				"Call %s without a shell and migrate again", name, program, program)
 			continue
 		}
 		s := &source{kind: kindOf(c), index: i, name: name, node: c, env: environment(c)}
 		if s.kind == "" {
+			if looksLikeSidecar(c) {
+				m.note(Information, w.name, "", "container %s was kept: the name of its image is not that of a known sidecar. "+
+					"If it is one, give the container the name of the sidecar, such as csi-attacher, and migrate again", name)
+			}
 			continue
 		}
 		rest := s.readFlags(m.Tables)
 		if why := m.whyPatched(s); why != "" {
-			m.note(w.name, "", "container %s was kept: %s", name, why)
+			m.note(Required, w.name, "", "container %s was kept: %s", name, why)
 			m.rejected = true
 			continue
 		}
 		if why := m.whyKept(s, list); why != "" {
-			m.note(w.name, "", "container %s was kept: %s", name, why)
+			m.note(Information, w.name, "", "container %s was kept: %s", name, why)
 			continue
 		} else if s.kind == topolvm && runsNodecontroller(items(list)) {
 			continue
 		}
 		for _, arg := range rest {
-			m.note(w.name, "", "the argument %q of %s was dropped: it is not a flag", arg, name)
+			m.note(Information, w.name, "", "the argument %q of %s was dropped: it is not a flag", arg, name)
 		}
 		sources = append(sources, s)
 	}
@@ -143,7 +171,7 @@ func (m *migration) groups(w workload, list *yaml.Node, sources []*source) []*gr
 		if m.PerRole {
 			g.command = commands[s.kind]
 		} else if len(reasons) > 0 {
-			g.note("%s has its own container: %s", s.name, strings.Join(slices.Compact(reasons), "; "))
+			g.info("%s has its own container: %s", s.name, strings.Join(slices.Compact(reasons), "; "))
 		}
 		groups = append(groups, g)
 	}

@@ -33,20 +33,33 @@ func (s *source) prepareLivenessprobe(g *group) {
 			flags = append(flags, f)
 		case "http-endpoint":
 			endpoint = f
-			g.note("the metrics of %s at %s are now among those of the roles, at --http-endpoint", s.name, f.value)
+			noteMetrics(g, s, f)
 		case "health-port":
 			endpoint = f
 			endpoint.value, endpoint.expanded = ":"+f.value, ":"+f.expanded
 		case "metrics-address":
-			g.note("--metrics-address=%s of %s was dropped: its metrics are now among those of the roles, at --http-endpoint",
-				f.value, s.name)
+			noteMetrics(g, s, f)
 		case "v", "metrics-path": // of a program that does not run any more
 		default:
-			g.note("--%s=%s of %s was dropped: the health check has no such flag", f.name, f.value, s.name)
+			g.changed("--%s=%s of %s was dropped: the health check has no such flag", f.name, f.value, s.name)
 		}
 	}
 	endpoint.name, endpoint.bare = driverHealth, false
 	s.flags = append(flags, endpoint)
+}
+
+// noteMetrics notes where the metrics of livenessprobe are now, and what still reads them at its address.
+func noteMetrics(g *group, s *source, f setting) {
+	if server := (ports{g}).server(); server != nil && server != s {
+		g.changed("the metrics of %s at %s are now among those of the roles, at --http-endpoint", s.name, f.value)
+	} else {
+		g.changed("the metrics of %s at %s are not served any more, because no role has an address for metrics. Set --http-endpoint to "+
+			"serve those of all roles", s.name, f.value)
+	}
+	for _, ref := range references(g.m.objects, g.object, []string{portOf(f.expanded)}) {
+		g.must("%s of %s is %s, which does not serve the metrics of %s any more. If it reads them, correct it",
+			ref.field, ref.object, ref.port, s.name)
+	}
 }
 
 // healthFlags returns the flags of the health check, for a command that has those of one sidecar otherwise.

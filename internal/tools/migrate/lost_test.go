@@ -22,10 +22,10 @@ func TestVariableThatNoFlagNames(t *testing.T) {
 	for value, note := range map[string]string{"A": "", "B": "the variable TZ of csi-attacher was dropped"} {
 		r := migrated(t, deployment(provisioner, withZone(sidecar("csi-attacher"), value)), false)
 		if strings.Contains(fmt.Sprint(r.Notes), "variable") != (note != "") || !strings.Contains(fmt.Sprint(r.Notes), note) {
-			t.Errorf("%s: notes %q, want %q", value, r.Notes, note)
+			t.Errorf("%s: notes %v, want %q", value, r.Notes, note)
 		}
 		if strings.Contains(fmt.Sprint(r.Notes), "(B)") {
-			t.Errorf("a note has the value, which may be a secret: %q", r.Notes)
+			t.Errorf("a note has the value, which may be a secret: %v", r.Notes)
 		}
 	}
 	// The socket has one address for all, even if its variables differ.
@@ -35,7 +35,7 @@ func TestVariableThatNoFlagNames(t *testing.T) {
 	}
 	first := strings.NewReplacer("csi-attacher", "csi-provisioner").Replace(address("/csi"))
 	if r := migrated(t, deployment(first, address("/other")), false); strings.Contains(fmt.Sprint(r.Notes), "variable") {
-		t.Errorf("notes %q", r.Notes)
+		t.Errorf("notes %v", r.Notes)
 	}
 }
 
@@ -49,10 +49,10 @@ func TestNameInAnAnnotation(t *testing.T) {
 	const note = "container.apparmor.security.beta.kubernetes.io/csi-attacher names csi-attacher, which was removed"
 	if r := migrated(t, manifest, false); !r.Rejected || !strings.Contains(fmt.Sprint(r.Notes), note) ||
 		strings.Contains(fmt.Sprint(r.Notes), "example.com/other") {
-		t.Errorf("rejected: %t, notes %q", r.Rejected, r.Notes)
+		t.Errorf("rejected: %t, notes %v", r.Rejected, r.Notes)
 	}
 	if r := migrated(t, manifest, true); r.Rejected || strings.Contains(fmt.Sprint(r.Notes), "apparmor") {
-		t.Errorf("the name has stayed; rejected: %t, notes %q", r.Rejected, r.Notes)
+		t.Errorf("the name has stayed; rejected: %t, notes %v", r.Rejected, r.Notes)
 	}
 }
 
@@ -61,7 +61,7 @@ func TestArgumentsThatAreRejected(t *testing.T) {
 	manifest := []byte(deployment(sidecar("csi-provisioner", "--timeout=soon")))
 	o := Options{Image: image, Tables: tables()}
 	for _, why := range []error{nil, errors.New("no duration")} {
-		o.Tables.Accept = func([]string) error { return why }
+		o.Tables.Accept = func(_, _ []string) error { return why }
 		r, err := Run(manifest, o)
 		if err != nil || r.Rejected != (why != nil) || !strings.Contains(string(r.Manifest), "--timeout=soon") {
 			t.Errorf("%v: %v, rejected: %t\n%s", why, err, r.Rejected, r.Manifest)
@@ -100,6 +100,77 @@ func TestCommentsInsideContainers(t *testing.T) {
 		}
 		if !perRole && !strings.Contains(string(r.Manifest), "# csi-provisioner: of the second") {
 			t.Errorf("the comment lacks the name of its container:\n%s", r.Manifest)
+		}
+	}
+}
+
+// TestVariablesThatAreNotRead expects a note about the variables that neither a flag nor the program uses.
+func TestVariablesThatAreNotRead(t *testing.T) {
+	t.Parallel()
+	for env, want := range map[string]string{
+		"{name: ENABLE_FALLBACK, value: x}":                           "environment variables ENABLE_FALLBACK, and",
+		"{name: LEVEL, value: x}":                                     "", // --v=$(LEVEL)
+		"{name: HTTPS_PROXY, value: x}":                               "",
+		"{name: POD_NAME, value: x}, {name: POD_NAMESPACE, value: x}": "",
+		"{name: A, value: x}, {name: LEVEL, value: $(A)}":             "",
+		"{name: A, value: x}, {name: B, value: x}":                    "environment variables A and B, and",
+	} {
+		r := migrated(t, deployment(sidecar("csi-provisioner", "--v=$(LEVEL)")+"        env: ["+env+"]\n"), false)
+		if have := fmt.Sprint(r.Notes); !strings.Contains(have, want) || want == "" && strings.Contains(have, "environment variables") {
+			t.Errorf("%s: notes %s, want %q", env, have, want)
+		}
+	}
+}
+
+// TestContainersThatAreKept expects a note about each sidecar that is not replaced.
+func TestContainersThatAreKept(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		image, args string
+		rejected    bool
+		want        string
+	}{
+		"a suffix":                    {"host.example:5000/a/csi-attacher:v4.9.0_vendor.1", "", true, "the suffix _vendor.1 of its image"},
+		"a release candidate":         {"csi-attacher:v4.9.0-rc1", "", false, ""},
+		"a vendor's name":             {"ose-csi-external-attacher-rhel9:v4.9.0", "", false, ""},
+		"another vendor's name":       {"kubernetes-csi-attacher-fips:4.9.0", "", false, ""},
+		"an unknown flag":             {"csi-attacher:v4.9.0", ", --more=1", true, "csi-attacher has no flag --more"},
+		"a name that is like another": {"sidecars/my-attacher-2:v4.9.0", "", false, "the name of its image is not that of a known sidecar"},
+	} {
+		manifest := deployment("      - name: a\n        image: " + tt.image + "\n        args: [--csi-address=/csi/csi.sock" + tt.args +
+			"]\n")
+		r, err := Run([]byte(manifest), Options{Image: image, Tables: tables()})
+		if have := fmt.Sprint(r.Notes); errors.Is(err, ErrNothing) != (tt.want != "") || r.Rejected != tt.rejected ||
+			!strings.Contains(have, tt.want) {
+			t.Errorf("%s: %v, rejected: %t, notes %s, want %q", name, err, r.Rejected, have, tt.want)
+		}
+	}
+}
+
+// TestObjectWithAnOwner expects a note that names the owner.
+func TestObjectWithAnOwner(t *testing.T) {
+	t.Parallel()
+	manifest := strings.Replace(deployment(sidecar("csi-attacher")), "  name: d\n",
+		"  name: d\n  ownerReferences: [{kind: Operator, name: o}]\n", 1)
+	if r := migrated(t, manifest, false); !strings.Contains(fmt.Sprint(r.Notes), "Operator o creates this object and reverts changes") {
+		t.Errorf("notes %v", r.Notes)
+	}
+}
+
+// TestFlagTable expects the flags of a sidecar before and after.
+func TestFlagTable(t *testing.T) {
+	t.Parallel()
+	r := migrated(t, deployment(sidecar("csi-provisioner", "--v=2", "--worker-threads=3", "--leader-election=true"),
+		sidecar("csi-attacher", "--v=5", "--leader-election", "--resync=1m", "--dummy")), false)
+	for _, want := range []string{
+		"container storage-controller replaces csi-provisioner and csi-attacher\n  csi-provisioner (example/csi-provisioner:v9)\n",
+		"\n    --v=2                        → --v=5\n", "\n    --worker-threads=3           → --provisioner-worker-threads=3\n",
+		"\n    (default)                    → --provisioner-timeout=10s\n", "\n    --leader-election            → same\n",
+		"\n    --dummy=true                 → (dropped)\n", "\n    --resync=1m                  → same\n",
+		"\nInformation:\n  Deployment d, container storage-controller\n    - written out",
+	} {
+		if !strings.Contains(r.Report(), want) {
+			t.Errorf("want %q:\n%s", want, r.Report())
 		}
 	}
 }

@@ -70,9 +70,12 @@ func (g merger) merge(name string) []setting {
 		preferred = all
 	}
 	chosen := preferred[0]
+	if name == "max-grpc-log-length" && len(all) < len(g.counted()) {
+		g.changed("--%s=%s of %s applies to all roles", name, chosen.value, chosen.source.name)
+	}
 	for _, c := range all {
 		if c.expanded != chosen.expanded {
-			g.note("--%s=%s of %s was dropped: it applies to all roles, and %s has %s",
+			g.changed("--%s=%s of %s was dropped: it applies to all roles, and %s has %s",
 				name, c.value, c.source.name, chosen.source.name, chosen.value)
 		}
 	}
@@ -111,7 +114,7 @@ func (g merger) perRole(name string, all []candidate) []setting {
 	}
 	switch {
 	case len(out) == 0:
-		g.note("--%s=%s of %s was dropped: its role did not run", name, all[0].value, all[0].source.name)
+		g.info("--%s=%s of %s was dropped: its role did not run", name, all[0].value, all[0].source.name)
 	case len(out) == having && allEqual(all):
 		return []setting{all[0].setting}
 	}
@@ -127,7 +130,7 @@ func (g merger) endpoint(name string, all []candidate) []setting {
 		case c.source == server:
 			out = append(out, c.setting)
 		case name == "metrics-path":
-			g.note("--metrics-path=%s of %s was dropped: all roles have the same metrics endpoint", c.value, c.source.name)
+			g.changed("--metrics-path=%s of %s was dropped: all roles have the same metrics endpoint", c.value, c.source.name)
 		}
 	}
 	return out
@@ -143,12 +146,8 @@ func (g merger) largest(name string, all []candidate) setting {
 		return n
 	}
 	chosen := slices.MaxFunc(all, func(a, b candidate) int { return cmp.Compare(number(a), number(b)) })
-	if !allEqual(all) {
-		var sources []string
-		for _, c := range all {
-			sources = append(sources, c.source.name)
-		}
-		g.note("--%s=%s is the largest value of %s: it applies to all roles", name, chosen.value, enumerate(sources))
+	if name == "v" && !allEqual(all) {
+		g.info("--v=%s, the largest value, applies to all roles", chosen.value)
 	}
 	return chosen.setting
 }
@@ -169,7 +168,7 @@ func (g merger) election(all []candidate) []setting {
 	}
 	for _, s := range g.sources {
 		if s.kind != livenessprobe && !s.on(g.m.Tables, "leader-election") {
-			g.note("%s had no leader election; now it has, because %s had it. An old replica of %s ignores the Lease: "+
+			g.must("%s had no leader election; now it has, because %s had it. An old replica of %s ignores the Lease: "+
 				"scale the old workload to 0 before the first rollout", s.name, all[i].source.name, s.name)
 		}
 	}
@@ -193,7 +192,7 @@ func (g merger) leaseTiming(name string, all []candidate) []setting {
 	}
 	chosen := slices.MaxFunc(electing, func(a, b *source) int { return cmp.Compare(duration(a), duration(b)) })
 	if slices.ContainsFunc(electing, func(s *source) bool { return timing(s) != timing(electing[0]) }) {
-		g.note("the timings of leader election differ. Those of %s were kept (%s), because it has the longest Lease duration",
+		g.changed("the timings of leader election differ. Those of %s were kept (%s), because it has the longest Lease duration",
 			chosen.name, timing(chosen))
 	}
 	if f, ok := chosen.lookup(name); ok {
@@ -216,7 +215,7 @@ func (g merger) union(name string, all []candidate) setting {
 				have[key] = value
 				items = append(items, item)
 			case before != value:
-				g.note("%s in --%s of %s was dropped: another container has %s", item, name, c.source.name, before)
+				g.changed("%s in --%s of %s was dropped: another container has %s", item, name, c.source.name, before)
 			}
 		}
 	}
@@ -231,7 +230,7 @@ func (g merger) dropBursts(flags []setting) []setting {
 		limited := slices.ContainsFunc(flags, func(f setting) bool { return f.name == kind+"-qps" })
 		i := slices.IndexFunc(flags, func(f setting) bool { return f.name == kind+"-burst" })
 		if !limited && i >= 0 {
-			g.note("--%s-burst=%s was dropped: --%s-qps is not set, and \"all\" has no limit by default", kind, flags[i].value, kind)
+			g.info("--%s-burst=%s was dropped: --%s-qps is not set, and \"all\" has no limit by default", kind, flags[i].value, kind)
 			flags = slices.Delete(flags, i, i+1)
 		}
 	}

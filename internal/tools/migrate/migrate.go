@@ -17,6 +17,16 @@ import (
 var ErrNothing = errors.New("nothing to replace: no Deployment, StatefulSet or DaemonSet has a container " +
 	"that runs csi-provisioner, csi-attacher, csi-resizer, csi-snapshotter or topolvm-controller")
 
+// errKept is [ErrNothing] with the reason that the sidecars were kept.
+var errKept = keptError{}
+
+type keptError struct{}
+
+func (keptError) Error() string {
+	return "nothing was replaced: see the notes about the containers that were kept"
+}
+func (keptError) Is(target error) bool { return target == ErrNothing }
+
 // Options are the settings of a migration.
 type Options struct {
 	// Image is the image of the new containers.
@@ -27,7 +37,9 @@ type Options struct {
 	Nodecontroller bool
 	// Patched replaces also sidecars whose image tag has the suffix of a vendor.
 	Patched bool
-	Tables  Tables
+	// Placeholder reports that Image cannot be pulled from a registry.
+	Placeholder bool
+	Tables      Tables
 }
 
 // Tables describe the command line of the program.
@@ -39,8 +51,11 @@ type Tables struct {
 	Roles []Role
 	// Gates are the known feature gates.
 	Gates []string
-	// Accept parses a command line that begins with a subcommand, as the program does.
-	Accept func(args []string) error
+	// Accept validates a command line that begins with a subcommand, as the program does. variables are the names
+	// of the environment variables of its container.
+	Accept func(args, variables []string) error
+	// Grants returns the permissions that a command line needs for a driver.
+	Grants func(args []string, driver Driver) []Grant
 }
 
 // Flag is one flag of a subcommand.
@@ -57,27 +72,14 @@ type Role struct {
 	Options []string // its flags, without the prefix
 }
 
-// Note is a remark for the reader of the result.
-type Note struct {
-	Object    string // kind and name; empty for the manifest as a whole
-	Container string // in the result; empty for the object as a whole
-	Text      string
-}
-
-func (n Note) String() string {
-	switch {
-	case n.Object == "":
-		return n.Text
-	case n.Container == "":
-		return n.Object + ": " + n.Text
-	}
-	return fmt.Sprintf("%s, container %s: %s", n.Object, n.Container, n.Text)
-}
-
 // Result is a rewritten manifest.
 type Result struct {
 	Manifest []byte
 	Notes    []Note
+	// Replacements are the new containers, in order.
+	Replacements []Replacement
+	// Permissions are the missing permissions of the ServiceAccounts, as manifests.
+	Permissions []byte
 	// Commands are the command lines of the new containers, in order. References to
 	// environment variables are expanded if the manifest has their values.
 	Commands [][]string
@@ -89,11 +91,27 @@ type Result struct {
 // Run rewrites manifest. If nothing can be replaced it returns [ErrNothing] and the notes.
 func Run(manifest []byte, o Options) (Result, error) {
 	m := &migration{Options: o, named: map[*yaml.Node][]string{}, workloads: map[kind][]string{}}
+	if err := m.readObjects(string(manifest)); err != nil {
+		return Result{Manifest: manifest}, err
+	}
 	text, err := m.documents(string(manifest))
 	m.noteSeparateWorkloads()
-	result := Result{Manifest: []byte(text), Notes: m.notes, Commands: m.commands, Rejected: m.rejected}
+	if o.Placeholder && len(m.commands) > 0 {
+		m.note(Required, "", "", "%s is an image without a registry. Set --image to the image that your nodes pull", o.Image)
+	}
+	result := Result{
+		Manifest: []byte(text), Notes: m.notes, Replacements: m.replacements, Permissions: []byte(strings.Join(m.permissions, "---\n")),
+		Commands: m.commands, Rejected: m.rejected,
+	}
 	if err == nil && len(m.commands) == 0 {
 		err = ErrNothing
+		if m.rejected {
+			err = errKept
+		}
+		if strings.Contains(string(manifest), "{{") {
+			err = fmt.Errorf("%w. The input looks like a template: render it, for example with helm template, and migrate the "+
+				"output", err)
+		}
 	}
 	return result, err
 }
@@ -107,20 +125,17 @@ func Diff(nameA, nameB, a, b string) string {
 // migration is the state of one [Run].
 type migration struct {
 	Options
-	notes    []Note
-	commands [][]string
-	rejected bool
+	notes        []Note
+	replacements []Replacement
+	commands     [][]string
+	permissions  []string // documents
+	rejected     bool
+	// objects are those of the input, by kind.
+	objects map[string][]*yaml.Node
 	// named holds the names of the new containers of a pod, init containers included.
 	named map[*yaml.Node][]string
 	// workloads names the objects with a replaced sidecar, by kind of sidecar.
 	workloads map[kind][]string
-}
-
-func (m *migration) note(object, container, format string, args ...any) {
-	n := Note{Object: object, Container: container, Text: fmt.Sprintf(format, args...)}
-	if !slices.Contains(m.notes, n) {
-		m.notes = append(m.notes, n)
-	}
 }
 
 // noteSeparateWorkloads notes that sidecars of several objects could run in one process.
@@ -134,7 +149,7 @@ func (m *migration) noteSeparateWorkloads() {
 		}
 	}
 	if len(objects) > 1 && len(m.workloads) > 1 {
-		m.note("", "", "%s still run separate processes. If they serve the same driver, one of them can run all roles (--controllers)",
-			enumerate(objects))
+		m.note(Information, "", "", "%s still run separate processes. If they serve the same driver, one of them can run all roles "+
+			"(--controllers)", enumerate(objects))
 	}
 }

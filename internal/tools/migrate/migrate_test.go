@@ -44,7 +44,7 @@ func read(t *testing.T, file string) []byte {
 }
 
 // each runs test on the result for each manifest in each mode.
-func each(t *testing.T, test func(t *testing.T, golden string, input []byte, o Options, r Result)) {
+func each(t *testing.T, test func(t *testing.T, input []byte, o Options, r Result)) {
 	for _, file := range inputs(t) {
 		for mode, perRole := range modes {
 			name := strings.TrimSuffix(filepath.Base(file), ".yaml")
@@ -52,52 +52,22 @@ func each(t *testing.T, test func(t *testing.T, golden string, input []byte, o O
 				t.Parallel()
 				input := read(t, file)
 				o := Options{Image: image, PerRole: perRole, Tables: tables()}
-				if filepath.Base(filepath.Dir(file)) == "published" {
-					name = "published-" + name
-				} else {
+				if filepath.Base(filepath.Dir(file)) != "published" {
 					o.Patched, o.Nodecontroller = true, true
 				}
 				r, err := Run(input, o)
-				if kept := name == "published-vsphere-super"; err != nil && !(kept && r.Rejected && errors.Is(err, ErrNothing)) {
+				if kept := name == "vsphere-super"; err != nil && !(kept && r.Rejected && errors.Is(err, ErrNothing)) {
 					t.Fatal(err)
 				}
-				test(t, filepath.Join("testdata", mode, name), input, o, r)
+				test(t, input, o, r)
 			})
 		}
 	}
 }
 
-// TestGolden compares the results with testdata, or writes them when UPDATE is set (make generate).
-func TestGolden(t *testing.T) {
-	t.Parallel()
-	each(t, func(t *testing.T, golden string, input []byte, _ Options, r Result) {
-		var notes strings.Builder
-		for _, n := range r.Notes {
-			notes.WriteString(n.String() + "\n")
-		}
-		compare(t, golden+".yaml", string(r.Manifest))
-		compare(t, golden+".notes", notes.String())
-	})
-}
-
-func compare(t *testing.T, file, have string) {
-	t.Helper()
-	if os.Getenv("UPDATE") != "" {
-		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(file, []byte(have), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if diff := cmp.Diff(string(read(t, file)), have); diff != "" {
-		t.Errorf("%s (make generate writes it):\n%s", file, diff)
-	}
-}
-
 func TestAgainThereIsNothingToReplace(t *testing.T) {
 	t.Parallel()
-	each(t, func(t *testing.T, _ string, _ []byte, o Options, r Result) {
+	each(t, func(t *testing.T, _ []byte, o Options, r Result) {
 		again, err := Run(r.Manifest, o)
 		if !errors.Is(err, ErrNothing) || string(again.Manifest) != string(r.Manifest) {
 			t.Errorf("%v\n%s", err, Diff("once", "twice", string(r.Manifest), string(again.Manifest)))
@@ -109,7 +79,7 @@ func TestAgainThereIsNothingToReplace(t *testing.T) {
 // with the input.
 func TestTyped(t *testing.T) {
 	t.Parallel()
-	each(t, func(t *testing.T, _ string, input []byte, _ Options, r Result) {
+	each(t, func(t *testing.T, input []byte, _ Options, r Result) {
 		before, after := typed(t, input), typed(t, r.Manifest)
 		if len(before) != len(after) {
 			t.Fatalf("%d objects, there were %d", len(after), len(before))
@@ -204,7 +174,7 @@ func typed(t *testing.T, stream []byte) []any {
 // TestDiffIsTheChange patches the input with the diff and expects the result.
 func TestDiffIsTheChange(t *testing.T) {
 	t.Parallel()
-	each(t, func(t *testing.T, _ string, input []byte, _ Options, r Result) {
+	each(t, func(t *testing.T, input []byte, _ Options, r Result) {
 		diff := Diff("a", "b", string(input), string(r.Manifest))
 		if have := patched(t, string(input), diff); diff != "" && have != string(r.Manifest) {
 			t.Errorf("the patched input is not the result:\n%s", cmp.Diff(string(r.Manifest), have))

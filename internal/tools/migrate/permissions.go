@@ -5,90 +5,289 @@ package migrate
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 	"strings"
 )
 
-// notePermissions notes the permissions that a new container needs and the sidecars did not. It
-// names the directories of deploy/rbac that grant them.
-func (m *migration) notePermissions(g *group) {
-	account := cmp.Or(text(get(g.object.pod, "serviceAccountName")), text(get(g.object.pod, "serviceAccount")), "default")
-	for _, s := range g.sources {
-		if s.kind == livenessprobe {
+// Driver holds the capabilities of a driver on which permissions depend.
+type Driver struct{ Attach, Expand, Snapshot, Modify, Topology bool }
+
+// Grant is the set of rules that a role or feature needs.
+type Grant struct {
+	Name  string // of its directory in deploy/rbac
+	Rules []Rule
+	// Namespace is the one of the Role; "" means that of the pod.
+	Namespace string
+}
+
+// Rule is an RBAC rule of a Role (Namespaced) or a ClusterRole.
+type Rule struct {
+	Namespaced bool     `yaml:"-"`
+	Groups     []string `yaml:"apiGroups"`
+	Resources  []string `yaml:"resources"`
+	Names      []string `yaml:"resourceNames"`
+	Verbs      []string `yaml:"verbs"`
+}
+
+// access is a verb on a resource, in one namespace if it is not "".
+type access struct{ namespace, group, resource, verb string }
+
+// accesses returns every verb on every resource of the grants, each once. podNamespace is that of the pod.
+func accesses(grants []Grant, podNamespace string) []access {
+	var all []access
+	for _, g := range grants {
+		for _, r := range g.Rules {
+			namespace := ""
+			if r.Namespaced {
+				namespace = cmp.Or(g.Namespace, podNamespace)
+			}
+			for _, group := range r.Groups {
+				for _, resource := range r.Resources {
+					for _, verb := range r.Verbs {
+						if a := (access{namespace, group, resource, verb}); !slices.Contains(all, a) {
+							all = append(all, a)
+						}
+					}
+				}
+			}
+		}
+	}
+	return all
+}
+
+// account is a ServiceAccount with what the input grants to it.
+type account struct {
+	name, namespace string
+	grants          []Grant  // Namespace "" for a ClusterRoleBinding
+	bound           bool     // a binding of the input names it
+	unknown         []string // bound roles that are not in the input
+}
+
+// rbacObject is a Role, a binding or one for the cluster.
+type rbacObject struct {
+	Kind     string
+	Metadata struct{ Name, Namespace string }
+	Rules    []Rule
+	RoleRef  struct{ Kind, Name string } `yaml:"roleRef"`
+	Subjects []struct{ Kind, Name, Namespace string }
+}
+
+// accountOf returns the ServiceAccount of the pods of w with its permissions.
+func (m *migration) accountOf(w workload) account {
+	a := account{
+		name:      cmp.Or(text(get(w.pod, "serviceAccountName")), text(get(w.pod, "serviceAccount")), "default"),
+		namespace: text(get(w.node, "metadata", "namespace")),
+	}
+	decode := func(kinds ...string) (all []rbacObject) {
+		for _, kind := range kinds {
+			for _, n := range m.objects[kind] {
+				var o rbacObject
+				if n.Decode(&o) == nil {
+					all = append(all, o)
+				}
+			}
+		}
+		return all
+	}
+	roles := decode("Role", "ClusterRole")
+	for _, b := range decode("RoleBinding", "ClusterRoleBinding") {
+		for _, s := range b.Subjects {
+			if s.Kind == "ServiceAccount" && s.Name == a.name && (a.namespace == "" || s.Namespace == "" || s.Namespace == a.namespace) {
+				a.namespace = cmp.Or(a.namespace, s.Namespace)
+				a.bind(b, roles)
+			}
+		}
+	}
+	a.namespace = cmp.Or(a.namespace, "default")
+	return a
+}
+
+// bind adds the permissions of a binding.
+func (a *account) bind(b rbacObject, roles []rbacObject) {
+	a.bound = true
+	namespace := ""
+	if b.Kind == "RoleBinding" {
+		namespace = cmp.Or(b.Metadata.Namespace, a.namespace)
+	}
+	i := slices.IndexFunc(roles, func(r rbacObject) bool {
+		return r.Kind == b.RoleRef.Kind && r.Metadata.Name == b.RoleRef.Name &&
+			(r.Kind == "ClusterRole" || cmp.Or(r.Metadata.Namespace, a.namespace) == namespace)
+	})
+	if i < 0 {
+		a.unknown = append(a.unknown, b.RoleRef.Kind+" "+b.RoleRef.Name)
+		return
+	}
+	a.grants = append(a.grants, Grant{Rules: roles[i].Rules, Namespace: namespace})
+}
+
+// may reports whether the account has a permission, as far as the input shows. Leases may be restricted by name,
+// because their names are those of the sidecars.
+func (a account) may(need access) bool {
+	has := func(list []string, want string) bool {
+		return slices.Contains(list, want) || slices.Contains(list, "*")
+	}
+	for _, g := range a.grants {
+		if g.Namespace != "" && g.Namespace != need.namespace {
 			continue
 		}
-		m.workloads[s.kind] = append(m.workloads[s.kind], g.object.name)
-		var missing []string
-		switch s.kind {
-		case csiProvisioner:
-			missing = provisionerPermissions(s, m.Tables, g.elects())
+		for _, r := range g.Rules {
+			if has(r.Groups, need.group) && has(r.Resources, need.resource) && has(r.Verbs, need.verb) &&
+				(len(r.Names) == 0 || need.resource == "leases") {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// missing returns what a does not have.
+func (a account) missing(grants []Grant) []access {
+	return slices.DeleteFunc(accesses(grants, a.namespace), a.may)
+}
+
+// notePermissions notes the permissions that the new containers of w need and its ServiceAccount does not have.
+func (m *migration) notePermissions(w workload, groups []*group) {
+	for _, g := range groups {
+		for _, s := range g.sources {
+			if s.kind != livenessprobe {
+				m.workloads[s.kind] = append(m.workloads[s.kind], w.name)
+			}
+		}
+	}
+	if m.Tables.Grants == nil {
+		return
+	}
+	a := m.accountOf(w)
+	required, optional := m.grants(w, groups)
+	lacks := a.missing(required)
+	switch who := fmt.Sprintf("ServiceAccount %s in namespace %s", a.name, a.namespace); {
+	case !a.bound:
+		m.note(Required, w.name, "", "the permissions of %s are not in the input. Append its RBAC manifests to the input to see "+
+			"what is missing, or grant everything that the new containers need: --print-rbac prints it", who)
+	case len(a.unknown) > 0 && len(lacks) > 0:
+		m.note(Required, w.name, "", "%s is bound to roles that are not in the input: %s. Append them to the input to see what is "+
+			"missing, or grant everything that they may lack: --print-rbac prints it", who, enumerate(a.unknown))
+	case len(lacks) > 0:
+		m.note(Required, w.name, "", "%s lacks permissions: %s. --print-rbac prints them as manifests", who, summary(lacks))
+	}
+	if a.bound && len(a.unknown) == 0 {
+		for _, o := range optional {
+			if without := a.missing(o.grants); len(without) > 0 {
+				m.note(Information, w.name, "", "ServiceAccount %s lacks permissions that are needed only if the driver %s: %s",
+					a.name, o.condition, summary(without))
+			}
+		}
+	}
+	if len(lacks) > 0 {
+		m.permissions = append(m.permissions, a.manifests(lacks))
+	}
+}
+
+// feature is a set of permissions that the containers need if the driver meets a condition.
+type feature struct {
+	condition string
+	grants    []Grant
+}
+
+// grants returns the permissions that the new containers need. The sidecars show some capabilities of the driver;
+// the features depend on the others.
+func (m *migration) grants(w workload, groups []*group) (required []Grant, features []feature) {
+	var d Driver
+	for _, c := range slices.Concat(items(get(w.pod, "initContainers")), items(get(w.pod, "containers"))) {
+		switch kindOf(resolved(c)) {
 		case csiAttacher:
-			missing = attacherPermissions(s, m.Tables, g.elects())
+			d.Attach = true
 		case csiResizer:
-			missing = resizerPermissions(s, m.Tables, g.elects())
+			d.Expand = true
 		case csiSnapshotter:
-			missing = leasePermissions(s, m.Tables, g.elects())
-		case topolvm:
-			missing = nodecontrollerPermissions(s)
-		}
-		if len(missing) > 0 {
-			m.note(g.object.name, "", "ServiceAccount %s needs more permissions than for %s: %s",
-				account, s.kind, strings.Join(missing, "; "))
+			d.Snapshot = true
 		}
 	}
+	needed := func(d Driver) (all []Grant) {
+		for _, g := range groups {
+			all = append(all, m.Tables.Grants(slices.DeleteFunc(slices.Clone(g.known), hasReference), d)...)
+		}
+		return all
+	}
+	required = needed(d)
+	add := func(condition string, more Driver) {
+		grants := slices.DeleteFunc(needed(more), func(g Grant) bool {
+			return slices.ContainsFunc(required, func(have Grant) bool { return have.Name == g.Name })
+		})
+		features = append(features, feature{condition, grants})
+	}
+	with := d
+	with.Snapshot = true
+	add("creates snapshots (CREATE_DELETE_SNAPSHOT)", with)
+	with = d
+	with.Modify = true
+	add("modifies volumes (MODIFY_VOLUME)", with)
+	with = d
+	with.Topology = true
+	add("has topology (VOLUME_ACCESSIBILITY_CONSTRAINTS)", with)
+	return required, features
 }
 
-func provisionerPermissions(s *source, t Tables, elects bool) []string {
-	missing := []string{
-		"patch on persistentvolumeclaims, which saves a request for each change of a claim (deploy/rbac/provisioner)",
-		"if the driver supports snapshots, watch and patch on volumesnapshots (deploy/rbac/provisioner-snapshots)",
-		"if the driver supports MODIFY_VOLUME, volumeattributesclasses (deploy/rbac/provisioner-volumeattributesclasses)",
-	}
-	missing = append(missing, leasePermissions(s, t, elects)...)
-	if f, ok := s.lookup("feature-gates"); ok && slices.Contains(strings.Split(f.expanded, ","), "CrossNamespaceVolumeDataSource=true") {
-		missing = append(missing, "referencegrants (deploy/rbac/provisioner-cross-namespace)")
-	}
-	return missing
+// object is a resource with the verbs on it.
+type object struct {
+	access
+	verbs []string
 }
 
-// leasePermissions returns the permission for a Lease that s did not use.
-func leasePermissions(s *source, t Tables, elects bool) []string {
-	if elects && !s.on(t, "leader-election") {
-		return []string{"its Lease, because leader election was off (deploy/rbac/" + roles[s.kind] + "-leader-election)"}
+// byObject groups accesses by resource, in their order.
+func byObject(all []access) []object {
+	var objects []object
+	for _, a := range all {
+		verb := a.verb
+		a.verb = ""
+		i := slices.IndexFunc(objects, func(o object) bool { return o.access == a })
+		if i < 0 {
+			i, objects = len(objects), append(objects, object{access: a})
+		}
+		objects[i].verbs = append(objects[i].verbs, verb)
 	}
-	return nil
+	return objects
 }
 
-func resizerPermissions(s *source, t Tables, elects bool) []string {
-	missing := leasePermissions(s, t, elects)
-	if f, given := s.lookup("handle-volume-inuse-error"); !given || isTrue(f.expanded) {
-		missing = append(missing, "if the driver reports PUBLISH_UNPUBLISH_VOLUME, list and watch on volumeattachments, "+
-			"which show whether a volume is in use (deploy/rbac/resizer-attachments)")
+// summary lists permissions as text.
+func summary(all []access) string {
+	var texts []string
+	for _, o := range byObject(all) {
+		t := strings.Join(o.verbs, ",") + " " + o.resource
+		if o.group != "" {
+			t += "." + o.group
+		}
+		texts = append(texts, t)
 	}
-	return missing
+	return strings.Join(texts, "; ")
 }
 
-func attacherPermissions(s *source, t Tables, elects bool) []string {
-	const events = "create and patch on events in the namespace of the Lease (deploy/rbac/attacher-leader-election)"
-	switch {
-	case !elects:
-		return nil
-	case s.on(t, "leader-election"):
-		return []string{events}
+// manifests returns roles with permissions, and bindings to the account, one pair for each namespace.
+func (a account) manifests(lacks []access) string {
+	var docs []string
+	var namespaces []string
+	for _, l := range lacks {
+		if !slices.Contains(namespaces, l.namespace) {
+			namespaces = append(namespaces, l.namespace)
+		}
 	}
-	return []string{"its Lease, because leader election was off, and " + events}
-}
-
-func nodecontrollerPermissions(s *source) []string {
-	claims := "pvc-strip"
-	if f, _ := s.lookup("profile"); f.value == "topolvm-classic" {
-		claims = "pvc-enforce"
+	for _, namespace := range namespaces {
+		var rules []string
+		for _, o := range byObject(lacks) {
+			if o.namespace == namespace {
+				rules = append(rules, fmt.Sprintf("- {apiGroups: [%q], resources: [%q], verbs: [%s]}\n", o.group, o.resource,
+					strings.Join(o.verbs, ", ")))
+			}
+		}
+		name, prefix, in := a.namespace+"-"+a.name+"-storage-controller", "Cluster", ""
+		if namespace != "" {
+			name, prefix, in = a.name+"-storage-controller", "", "\n  namespace: "+namespace
+		}
+		head := "apiVersion: rbac.authorization.k8s.io/v1\nkind: " + prefix + "Role%s\nmetadata:\n  name: " + name + in + "\n"
+		docs = append(docs, fmt.Sprintf(head, "")+"rules:\n"+strings.Join(rules, ""), fmt.Sprintf(head, "Binding")+
+			"roleRef: {apiGroup: rbac.authorization.k8s.io, kind: "+prefix+"Role, name: "+name+"}\n"+
+			"subjects:\n- {kind: ServiceAccount, name: "+a.name+", namespace: "+a.namespace+"}\n")
 	}
-	missing := []string{"deploy/rbac/nodecontroller"}
-	for _, feature := range []string{
-		"leader-election", "node-finalizer", "cleanup", "custom-resources", claims, "resize-nudge",
-	} {
-		missing = append(missing, "deploy/rbac/nodecontroller-"+feature)
-	}
-	return missing
+	return strings.Join(docs, "---\n")
 }

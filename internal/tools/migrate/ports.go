@@ -79,7 +79,7 @@ func (g ports) list() []*yaml.Node {
 			continue
 		}
 		if name, now := text(get(p, "name")), nameOfPort(all, to); name != "" && name != now {
-			g.note("the port %s (%s) was removed. Change Services, monitors and network policies that name it to %s",
+			g.info("the port %s (%s) was removed. What names it outside of this manifest must name %s",
 				name, text(get(p, "containerPort")), now)
 		}
 	}
@@ -96,20 +96,40 @@ func nameOfPort(ports []*yaml.Node, number string) string {
 	return number
 }
 
-// noteMoved lists the moved ports, and the remaining containers that use them.
+// noteMoved lists the moved ports, and what uses them: containers that stay, and objects of the input.
 func (g ports) noteMoved() {
 	from, to := g.moved()
+	if len(from) == 0 {
+		return
+	}
+	g.changed("metrics and health of all roles are served at port %s, no longer at %s", to, enumerate(from))
 	for _, port := range from {
-		g.note("metrics and health of all roles are served at port %s; port %s is not served any more", to, port)
 		for _, c := range g.others {
 			for _, arg := range slices.Concat(items(get(c, "command")), items(get(c, "args"))) {
-				if strings.Contains(text(arg), ":"+port) {
-					g.note("container %s uses port %s (%s). Change it to %s, or remove the container",
+				if strings.HasSuffix(text(arg), ":"+port) || strings.Contains(text(arg), ":"+port+"/") {
+					g.must("container %s uses port %s (%s). Change it to %s, or remove the container",
 						text(get(c, "name")), port, text(arg), to)
 				}
 			}
 		}
 	}
+	for _, ref := range references(g.m.objects, g.object, append(g.removedNames(), from...)) {
+		g.must("%s of %s is %s, which is not served any more. Set it to %s, or remove it if it is there already",
+			ref.field, ref.object, ref.port, nameOfPort(g.list(), to))
+	}
+}
+
+// removedNames returns the names of removed ports that no port has any more.
+func (g ports) removedNames() []string {
+	from, to := g.moved()
+	var names []string
+	for _, p := range g.joined("ports") {
+		name := text(get(p, "name"))
+		if slices.Contains(from, text(get(p, "containerPort"))) && name != "" && name != nameOfPort(g.list(), to) {
+			names = append(names, name)
+		}
+	}
+	return names
 }
 
 // probe returns the first probe that can be kept, with the port of the new container.
@@ -122,7 +142,7 @@ func (g ports) probe(key string) *yaml.Node {
 			continue
 		}
 		if get(p, "exec") != nil {
-			g.note("%s of %s was dropped: it runs a program that the image of storage-controller does not contain. "+
+			g.changed("%s of %s was dropped: it runs a program that the image of storage-controller does not contain. "+
 				"Use GET /livez and /readyz at the --http-endpoint", key, s.name)
 			continue
 		}
@@ -131,7 +151,7 @@ func (g ports) probe(key string) *yaml.Node {
 		case chosen == nil:
 			chosen, owner = p, s.name
 		case !sameValue(chosen, p):
-			g.note("%s of %s was dropped: it differs from that of %s", key, s.name, owner)
+			g.changed("%s of %s was dropped: it differs from that of %s", key, s.name, owner)
 		}
 	}
 	return chosen

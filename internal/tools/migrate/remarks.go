@@ -4,19 +4,24 @@
 package migrate
 
 import (
+	"slices"
 	"strconv"
 	"strings"
 	"time"
+
+	"go.yaml.in/yaml/v3"
 )
 
 // remarks are the notes about what the manifest around a new container means for it.
 type remarks struct{ *group }
 
-func (g remarks) add() {
+func (g remarks) add(env []*yaml.Node) {
 	g.noteOverlap()
 	g.noteAnnotations()
 	g.noteGracePeriod()
-	g.noteLimits()
+	g.noteRates()
+	g.noteWorkers()
+	g.noteVariables(env)
 }
 
 // noteOverlap warns about a rollout during which the old and the new pod are both active.
@@ -24,20 +29,19 @@ func (g remarks) noteOverlap() {
 	strategy := text(get(g.object.node, "spec", "strategy", "type"))
 	if !g.elects() && text(get(g.object.node, "kind")) == "Deployment" && strategy != "Recreate" &&
 		!g.sources[0].on(g.m.Tables, "node-deployment") {
-		g.note("without --leader-election the old and the new pod are both active during the rollout of a Deployment. " +
-			"Set strategy.type to Recreate, or --leader-election=true before and after the migration")
+		g.must("without --leader-election the old and the new pod are both active during the rollout of a Deployment. " +
+			"Set strategy.type to Recreate, or scale the Deployment to 0 before the rollout")
 	}
 }
 
-// noteGracePeriod warns if the kubelet may kill the process while it finishes its calls.
+// noteGracePeriod notes that the kubelet may kill the process while it finishes its calls.
 func (g remarks) noteGracePeriod() {
-	grace := 30 * time.Second
+	seconds := 30
 	if n := text(get(g.object.pod, "terminationGracePeriodSeconds")); n != "" {
-		seconds, err := strconv.Atoi(n)
-		if err != nil {
+		var err error
+		if seconds, err = strconv.Atoi(n); err != nil {
 			return
 		}
-		grace = time.Duration(seconds) * time.Second
 	}
 	var longest time.Duration
 	for _, s := range g.replaced() {
@@ -46,23 +50,85 @@ func (g remarks) noteGracePeriod() {
 			longest = max(longest, d)
 		}
 	}
-	if needed := longest + 10*time.Second; grace < needed {
-		g.note("a call may last %v (--timeout), and the pod is killed %v after SIGTERM: the Lease is then not released, and a standby "+
-			"waits until it expires. Set terminationGracePeriodSeconds to %d or more", longest, grace, int(needed.Seconds()))
+	if needed := int((longest + 10*time.Second).Seconds()); seconds < needed && g.elects() {
+		g.info("the pod is killed %d s after SIGTERM, and a call may last %v (--timeout). If one is running then, the Lease is not "+
+			"released, and the next replica waits until it expires, as with the sidecars. terminationGracePeriodSeconds: %d would avoid "+
+			"that", seconds, longest, needed)
 	}
 }
 
-// noteLimits notes that the limits of requests of the sidecars do not apply.
-func (g remarks) noteLimits() {
-	var without []string
-	for _, s := range g.replaced() {
-		if _, set := s.lookup("kube-api-qps"); !set && s.kind != livenessprobe {
-			without = append(without, s.name)
+// noteRates notes which limits of requests to the API server have changed.
+func (g remarks) noteRates() {
+	const defaultRate = "5" // of the sidecars
+	rate, limited := "", false
+	for _, f := range g.after {
+		if f.name == "kube-api-qps" {
+			rate, limited = f.value, true
 		}
 	}
-	if len(without) > 0 {
-		g.note("%s had at most 5 requests per second to the API server by default; storage-controller has no limit. "+
-			"Set --kube-api-qps and --kube-api-burst to keep one", enumerate(without))
+	var before, values []string
+	for _, s := range g.counted() {
+		f, set := s.lookup("kube-api-qps")
+		if !set {
+			f.value = defaultRate
+		}
+		if f.value != rate {
+			before, values = append(before, s.name+" "+f.value), append(values, f.value)
+		}
+	}
+	if len(slices.Compact(slices.Clone(values))) == 1 {
+		before = []string{values[0] + " for each sidecar"}
+		if limited || len(values) == 1 {
+			before = []string{values[0]}
+		}
+	}
+	switch {
+	case len(before) == 0 || len(g.replaced()) == 0:
+	case limited:
+		g.changed("--kube-api-qps=%s applies to each role. The limits of requests per second to the API server were: %s",
+			rate, strings.Join(before, ", "))
+	default:
+		g.changed("requests to the API server are not limited by default; API Priority and Fairness of the API server applies. "+
+			"The limits of requests per second were: %s. To limit each role, set --kube-api-qps and --kube-api-burst",
+			strings.Join(before, ", "))
+	}
+}
+
+// noteWorkers notes that more volumes are attached at the same time.
+func (g remarks) noteWorkers() {
+	for _, s := range g.sources {
+		if _, set := s.lookup("worker-threads"); !set && s.kind == csiAttacher {
+			name := "worker-threads"
+			if g.command == "all" {
+				name = roles[s.kind] + "-" + name
+			}
+			g.changed("the attacher makes up to 100 calls to the driver at the same time, where %s made 10. "+
+				"To keep that limit, set --%s=10", s.name, name)
+		}
+	}
+}
+
+// variablesOfLibraries are variables that every Go program or its TLS and HTTP libraries read.
+var variablesOfLibraries = []string{"GODEBUG", "GOGC", "GOMAXPROCS", "GOMEMLIMIT", "GOTRACEBACK", "HTTPS_PROXY", "HTTP_PROXY",
+	"KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT", "NO_PROXY", "SSL_CERT_DIR", "SSL_CERT_FILE", "TZ"}
+
+// noteVariables notes the variables that neither a flag refers to nor the program reads.
+func (g remarks) noteVariables(env []*yaml.Node) {
+	var unused []string
+	for _, e := range env {
+		name := text(get(e, "name"))
+		refers := func(value string) bool { return strings.Contains(value, "$("+name+")") }
+		if slices.Contains(variablesRead, name) || slices.Contains(variablesOfLibraries, strings.ToUpper(name)) ||
+			strings.HasPrefix(name, "STORAGE_CONTROLLER_") ||
+			slices.ContainsFunc(g.after, func(f setting) bool { return refers(f.value) }) ||
+			slices.ContainsFunc(env, func(other *yaml.Node) bool { return refers(text(get(other, "value"))) }) {
+			continue
+		}
+		unused = append(unused, name)
+	}
+	if len(unused) > 0 {
+		g.changed("no flag refers to the environment variables %s, and storage-controller does not read them. Find out whether the "+
+			"sidecar was patched to read them; otherwise remove them", enumerate(unused))
 	}
 }
 
@@ -75,9 +141,9 @@ func (g remarks) noteAnnotations() {
 			switch {
 			case s.name == g.name:
 			case value == s.name && strings.HasPrefix(key, "kubectl.kubernetes.io/default-"):
-				g.note("the annotation %s names %s, which was removed. Set it to %s", key, s.name, g.name)
+				g.must("the annotation %s names %s, which was removed. Set it to %s", key, s.name, g.name)
 			case key == "container.apparmor.security.beta.kubernetes.io/"+s.name:
-				g.note("the annotation %s names %s, which was removed: the API server rejects the pod. "+
+				g.must("the annotation %s names %s, which was removed: the API server rejects the pod. "+
 					"Remove the annotation or replace its last part with %s", key, s.name, g.name)
 				g.m.rejected = true
 			}

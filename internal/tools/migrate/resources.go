@@ -63,7 +63,7 @@ func (g *group) sum(key, name string) *yaml.Node {
 	for _, s := range g.counted() {
 		v := get(s.node, "resources", key, name)
 		if v == nil && key == "limits" {
-			g.note("the limit of %s was dropped: %s had none", name, s.name)
+			g.changed("the limit of %s was dropped: %s had none", name, s.name)
 			return nil
 		}
 		if v == nil {
@@ -71,7 +71,7 @@ func (g *group) sum(key, name string) *yaml.Node {
 		}
 		q, err := resource.ParseQuantity(v.Value)
 		if err != nil {
-			g.note("%s %s in resources.%s of %s was not added: %v", name, v.Value, key, s.name, err)
+			g.must("%s %s in resources.%s of %s was not added: %v", name, v.Value, key, s.name, err)
 			continue
 		}
 		if sum.IsZero() {

@@ -24,7 +24,7 @@ func (g *group) securityContext() *yaml.Node {
 		}
 	}
 	if differ {
-		g.note("the security contexts differ. That of %s was kept; it was sufficient to connect to the driver", chosen.name)
+		g.info("the security contexts differ. That of %s was kept; it was sufficient to connect to the driver", chosen.name)
 	}
 	if chosen == nil {
 		return nil
@@ -55,7 +55,7 @@ func (g *group) addRunAsUser(c *yaml.Node) {
 	if sc.Kind == yaml.MappingNode {
 		sc.Style = 0 // an empty flow mapping would put it on one line
 		set(sc, "runAsUser", number("0"))
-		g.note("runAsUser: 0 was added: the images of the sidecars run as root, the image of storage-controller does not. " +
-			"Remove it if another user may write to the socket")
+		g.info("runAsUser: 0 was added: the images of the sidecars run as root, that of storage-controller as user 65532. " +
+			"Remove it if user 65532 may write to the socket")
 	}
 }

@@ -22,7 +22,7 @@ func TestMain(m *testing.M) { kubetest.Main(m) }
 func TestServerAccepts(t *testing.T) {
 	t.Parallel()
 	client := kubetest.Get(t).Client()
-	each(t, func(t *testing.T, _ string, input []byte, _ Options, r Result) {
+	each(t, func(t *testing.T, input []byte, _ Options, r Result) {
 		before, after := typed(t, input), typed(t, r.Manifest)
 		for i, object := range after {
 			pod := podOf(object)

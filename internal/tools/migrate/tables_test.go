@@ -31,6 +31,7 @@ func tables() Tables {
 			groupsnapshot-name-prefix groupsnapshot-name-uuid-length extra-create-metadata=bool node-deployment=bool`), shared...)},
 	}
 	t := Tables{
+		Grants: testGrants,
 		Commands: map[string][]Flag{
 			"provision":      flagsOf(common, roles[0].Options, roles[2].Options),
 			"attach":         flagsOf(common, roles[1].Options),
@@ -71,4 +72,22 @@ func flagsOf(lists ...[]string) []Flag {
 		flags = append(flags, f)
 	}
 	return flags
+}
+
+// testGrants returns a few permissions of the provisioner.
+func testGrants(args []string, d Driver) []Grant {
+	grants := []Grant{{Name: "provisioner", Rules: []Rule{
+		{Groups: []string{""}, Resources: []string{"persistentvolumeclaims"}, Verbs: []string{"get", "patch"}},
+	}}}
+	if slices.Contains(args, "--leader-election") {
+		grants = append(grants, Grant{Name: "provisioner-leader-election", Rules: []Rule{
+			{Namespaced: true, Groups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, Verbs: []string{"get"}},
+		}})
+	}
+	if d.Snapshot {
+		grants = append(grants, Grant{Name: "provisioner-snapshots", Rules: []Rule{
+			{Groups: []string{"snapshot.storage.k8s.io"}, Resources: []string{"volumesnapshots"}, Verbs: []string{"watch"}},
+		}})
+	}
+	return grants
 }

@@ -17,7 +17,7 @@ type release struct {
 	suffix       string // after the version, such as -eksbuild.4
 }
 
-var versionTag = regexp.MustCompile(`:v?([0-9]+)(?:\.([0-9]+))?(?:\.[0-9]+)?([^@]*)(?:@.*)?$`)
+var versionTag = regexp.MustCompile(`:v?([0-9]+)(?:\.([0-9]+))?(?:\.[0-9]+)?([^@/:]*)(?:@.*)?$`)
 
 // release returns the version of the image, and false if it names none.
 func (s *source) release() (release, bool) {
@@ -81,7 +81,7 @@ func (s *source) writeDefaults(g *group) {
 		s.noteDefaults(g, known, "--feature-gates=Topology=true since v5, --prevent-volume-mode-conversion since v4, "+
 			"--default-fstype unset since v2")
 		if known && v.before(5, 3) && !s.namesGate("HonorPVReclaimPolicy") {
-			g.note("new PersistentVolumes get a finalizer, as with csi-provisioner v5.3 and later (HonorPVReclaimPolicy): " +
+			g.changed("new PersistentVolumes get a finalizer, as with csi-provisioner v5.3 and later (HonorPVReclaimPolicy): " +
 				"their reclaim policy also holds if they are deleted before their claim")
 		}
 	case csiAttacher:
@@ -96,14 +96,14 @@ func (s *source) writeDefaults(g *group) {
 		written = append(written, f.String())
 	}
 	if len(written) > 0 {
-		g.note("%s of %s were written out: its defaults differ from those of storage-controller", enumerate(written), s.name)
+		g.info("written out, because the default of storage-controller differs from that of %s: %s", s.name, enumerate(written))
 	}
 }
 
 // noteDefaults notes the defaults that apply if the version of s is unknown.
 func (s *source) noteDefaults(g *group, known bool, changed string) {
 	if !known {
-		g.note("the image of %s names no version: the defaults of the newest %s apply (%s). If it is older, set the old values",
+		g.must("the image of %s names no version: the defaults of the newest %s apply (%s). If it is older, set the old values",
 			s.name, s.kind, changed)
 	}
 }

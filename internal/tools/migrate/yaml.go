@@ -179,6 +179,23 @@ func checkAliases(root *yaml.Node) error {
 	return err
 }
 
+// checkKeys returns an error if a mapping has a key twice.
+func checkKeys(n *yaml.Node) error {
+	seen := map[string]bool{}
+	for i, c := range n.Content {
+		if n.Kind == yaml.MappingNode && i%2 == 0 && c.Kind == yaml.ScalarNode {
+			if seen[c.Value] {
+				return fmt.Errorf("line %d: the key %s is there twice", c.Line, c.Value)
+			}
+			seen[c.Value] = true
+		}
+		if err := checkKeys(c); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // danglingAlias returns the name of an anchor that an alias in n refers to and n does not have.
 func danglingAlias(n *yaml.Node) string {
 	anchors, used := map[string]bool{}, []string{}

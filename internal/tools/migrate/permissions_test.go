@@ -1,0 +1,131 @@
+// Copyright The storage-controller Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package migrate
+
+import (
+	"strings"
+	"testing"
+
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	k8syaml "sigs.k8s.io/yaml"
+
+	"github.com/storage-controller/storage-controller/internal/kubetest"
+)
+
+// rbac returns a role with a rule and a binding to the ServiceAccount default/default.
+func rbac(prefix, namespace, roleNamespace, rule string) string {
+	in := func(namespace string) string {
+		if namespace == "" {
+			return ""
+		}
+		return ", namespace: " + namespace
+	}
+	role := "---\nkind: " + prefix + "Role\nmetadata: {name: r" + in(roleNamespace) + "}\nrules: [" + rule + "]\n"
+	if prefix == "-" { // a ClusterRole in one namespace
+		role, prefix = strings.Replace(role, "-Role", "ClusterRole", 1), ""
+		return role + "---\nkind: RoleBinding\nmetadata: {name: b" + in(namespace) + "}\nroleRef: {kind: ClusterRole, name: r}\n" +
+			"subjects: [{kind: ServiceAccount, name: default, namespace: default}]\n"
+	}
+	return role + "---\nkind: " + prefix + "RoleBinding\nmetadata: {name: b" + in(namespace) + "}\nroleRef: {kind: " + prefix +
+		"Role, name: r}\nsubjects: [{kind: ServiceAccount, name: default, namespace: default}]\n"
+}
+
+// TestPermissions compares what the input grants with what the new container needs.
+func TestPermissions(t *testing.T) {
+	t.Parallel()
+	const claims, leases = `{apiGroups: [""], resources: [persistentvolumeclaims], verbs: [get, patch]}`,
+		`{apiGroups: [coordination.k8s.io], resources: [leases], verbs: [get]}`
+	cluster := func(rules string) string { return rbac("Cluster", "", "", rules) }
+	for name, tt := range map[string]struct {
+		input, flag, note, yaml string
+		level                   Level
+	}{
+		"not in the input": {"", "", "are not in the input", "verbs: [get, patch]", Required},
+		"a role is not": {strings.Replace(cluster(claims), "{name: r}\nrules", "{name: x}\nrules", 1), "",
+			"not in the input: ClusterRole r", "patch", Required},
+		"everything": {cluster(claims), "", "", "", Required},
+		"wildcards":  {cluster(`{apiGroups: ["*"], resources: ["*"], verbs: ["*"]}`), "--leader-election", "", "", Required},
+		"a verb is missing": {cluster(`{apiGroups: [""], resources: [persistentvolumeclaims], verbs: [get]}`), "",
+			"lacks permissions: patch persistentvolumeclaims. ", "verbs: [patch]", Required},
+		"another group": {cluster(`{apiGroups: [apps], resources: [persistentvolumeclaims], verbs: [get, patch]}`), "",
+			"get,patch persistentvolumeclaims", "patch", Required},
+		"only one object": {cluster(`{apiGroups: [""], resources: [persistentvolumeclaims], resourceNames: [a], verbs: [get, patch]}`), "",
+			"get,patch", "patch", Required},
+		"only in one namespace": {rbac("", "default", "default", claims), "",
+			"get,patch persistentvolumeclaims", "kind: ClusterRole\n", Required},
+		"the Lease, too": {cluster(claims), "--leader-election",
+			"get leases.coordination.k8s.io",
+			"kind: Role\nmetadata:\n  name: default-storage-controller\n  namespace: default\n", Required},
+		"a Role for the Lease":   {cluster(claims + ", " + leases), "--leader-election", "", "", Required},
+		"the Lease of elsewhere": {rbac("", "other", "other", leases), "--leader-election", "get leases", "leases", Required},
+		"a ClusterRole bound in the namespace": {rbac("-", "default", "", claims+", "+leases), "--leader-election",
+			"lacks permissions: get,patch persistentvolumeclaims. ", "patch", Required},
+		"of a feature": {cluster(claims), "",
+			"only if the driver creates snapshots (CREATE_DELETE_SNAPSHOT): watch volumesnapshots", "", Information},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := migrated(t, deployment(sidecar("csi-provisioner", strings.Fields(tt.flag)...))+tt.input, false)
+			var notes []string
+			for _, n := range r.Notes {
+				if n.Level == tt.level && n.Container == "" {
+					notes = append(notes, n.Text)
+				}
+			}
+			have := strings.Join(notes, "\n")
+			if tt.note == "" && have != "" || !strings.Contains(have, tt.note) {
+				t.Errorf("notes %q, want %q", have, tt.note)
+			}
+			if yaml := string(r.Permissions); (tt.yaml == "") != (yaml == "") || !strings.Contains(yaml, tt.yaml) {
+				t.Errorf("want %q:\n%s", tt.yaml, yaml)
+			}
+		})
+	}
+}
+
+// TestServerAcceptsPermissions submits the missing permissions to a real API server.
+func TestServerAcceptsPermissions(t *testing.T) {
+	t.Parallel()
+	client := kubetest.Get(t).Client().RbacV1()
+	r := migrated(t, deployment(sidecar("csi-provisioner", "--leader-election")), false)
+	dry := metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}, FieldValidation: metav1.FieldValidationStrict}
+	docs := split(string(r.Permissions))
+	for _, doc := range docs {
+		var head metav1.TypeMeta
+		var role rbacv1.Role
+		var binding rbacv1.RoleBinding
+		var err error
+		decode := func(object any) {
+			if err := k8syaml.UnmarshalStrict([]byte(doc), object); err != nil {
+				t.Fatalf("%v\n%s", err, doc)
+			}
+		}
+		if err := k8syaml.Unmarshal([]byte(doc), &head); err != nil {
+			t.Fatal(err)
+		}
+		switch head.Kind {
+		case "ClusterRole":
+			decode(&role)
+			_, err = client.ClusterRoles().Create(t.Context(), &rbacv1.ClusterRole{ObjectMeta: role.ObjectMeta, Rules: role.Rules}, dry)
+		case "Role":
+			decode(&role)
+			_, err = client.Roles(role.Namespace).Create(t.Context(), &role, dry)
+		case "ClusterRoleBinding":
+			decode(&binding)
+			_, err = client.ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{
+				ObjectMeta: binding.ObjectMeta, RoleRef: binding.RoleRef, Subjects: binding.Subjects,
+			}, dry)
+		case "RoleBinding":
+			decode(&binding)
+			_, err = client.RoleBindings(binding.Namespace).Create(t.Context(), &binding, dry)
+		}
+		if err != nil {
+			t.Errorf("%v\n%s", err, doc)
+		}
+	}
+	if len(docs) != 4 {
+		t.Errorf("%d objects, want 4:\n%s", len(docs), r.Permissions)
+	}
+}
