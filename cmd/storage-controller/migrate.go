@@ -20,9 +20,26 @@ import (
 	"github.com/storage-controller/storage-controller/internal/tools/migrate"
 )
 
+// migrateFlags are the flags of "migrate" beside those of [migrate.Options].
+type migrateFlags struct {
+	file                      string
+	allInOne, diff, printRBAC bool
+}
+
+// writer returns the function that writes the result.
+func (f migrateFlags) writer() func(file string, manifest []byte, r migrate.Result) string {
+	switch {
+	case f.diff:
+		return writeDiff
+	case f.printRBAC:
+		return writePermissions
+	}
+	return writeManifest
+}
+
 func newMigrateCommand(name string) *cobra.Command {
-	var file, image string
-	var allInOne, perRole, diff, printRBAC, patched, nodecontroller bool
+	var f migrateFlags
+	var o migrate.Options
 	cmd := &cobra.Command{
 		Use:   "migrate -f FILE",
 		Short: "Rewrite the manifest of a driver to run storage-controller instead of the sidecars",
@@ -51,48 +68,48 @@ invalid value of a flag.`,
   helm template my-driver my-repo/my-driver | storage-controller migrate -f - --image=storage-controller:v1`,
 		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			switch {
-			case file == "":
-				return &usageError{errors.New("-f is required: the manifest to rewrite, or - for the standard input")}
-			case image == "":
-				return &usageError{errors.New("--image: must not be empty")}
-			case perRole && allInOne && cmd.Flags().Changed("all-in-one"):
-				return &usageError{errors.New("--all-in-one and --per-role: only one of them may be set")}
-			case diff && printRBAC:
-				return &usageError{errors.New("--diff and --print-rbac: only one of them may be set")}
-			case !perRole && !allInOne:
-				perRole = true
+			if err := f.check(&o, cmd.Flags().Changed); err != nil {
+				return &usageError{err}
 			}
-			manifest, err := readManifest(file, cmd.InOrStdin())
+			manifest, err := readManifest(f.file, cmd.InOrStdin())
 			if err != nil {
 				return err
 			}
-			write := writeManifest
-			if diff {
-				write = writeDiff
-			} else if printRBAC {
-				write = writePermissions
-			}
-			return migrateManifest(cmd, file, manifest, write, migrate.Options{
-				Image: image, PerRole: perRole, Patched: patched, Nodecontroller: nodecontroller,
-				Placeholder: !cmd.Flags().Changed("image"), Tables: flagTables(newRoot("storage-controller")),
-			})
+			o.Tables = flagTables(newRoot("storage-controller"))
+			return migrateManifest(cmd, f, manifest, o)
 		},
 	}
 	fs := cmd.Flags()
 	fs.SortFlags = false
-	fs.VarP(oneFile{&file}, "filename", "f", "manifest to rewrite; - means the standard input")
-	fs.StringVar(&image, "image", "storage-controller:"+buildVersion(), "image of the new containers")
-	fs.BoolVar(&allInOne, "all-in-one", true, "one container that runs \"all\" in each pod")
-	fs.BoolVar(&perRole, "per-role", false, "one container for each sidecar, under its name")
-	fs.BoolVar(&patched, "replace-patched", false, "also replace sidecars whose image tag has a suffix, such as v6.3.0-eksbuild.4: "+
+	fs.VarP(oneFile{&f.file}, "filename", "f", "manifest to rewrite; - means the standard input")
+	fs.StringVar(&o.Image, "image", "storage-controller:"+buildVersion(), "image of the new containers")
+	fs.BoolVar(&f.allInOne, "all-in-one", true, "one container that runs \"all\" in each pod")
+	fs.BoolVar(&o.PerRole, "per-role", false, "one container for each sidecar, under its name")
+	fs.BoolVar(&o.Patched, "replace-patched", false, "also replace sidecars whose image tag has a suffix, such as v6.3.0-eksbuild.4: "+
 		"a patched sidecar may do what storage-controller does not")
-	fs.BoolVar(&nodecontroller, "with-nodecontroller", false, "add the role nodecontroller beside topolvm-controller; it deletes "+
+	fs.BoolVar(&o.Nodecontroller, "with-nodecontroller", false, "add the role nodecontroller beside topolvm-controller; it deletes "+
 		"the claims of deleted nodes")
-	fs.BoolVar(&diff, "diff", false, "print a unified diff instead of the new manifest")
-	fs.BoolVar(&printRBAC, "print-rbac", false, "print roles and bindings with the permissions that the ServiceAccount lacks, instead of "+
-		"the new manifest")
+	fs.BoolVar(&f.diff, "diff", false, "print a unified diff instead of the new manifest")
+	fs.BoolVar(&f.printRBAC, "print-rbac", false, "print roles and bindings with the permissions that the ServiceAccount lacks, "+
+		"instead of the new manifest")
 	return cmd
+}
+
+// check returns an error for flags that exclude each other, and completes o.
+func (f migrateFlags) check(o *migrate.Options, changed func(name string) bool) error {
+	switch {
+	case f.file == "":
+		return errors.New("-f is required: the manifest to rewrite, or - for the standard input")
+	case o.Image == "":
+		return errors.New("--image: must not be empty")
+	case o.PerRole && f.allInOne && changed("all-in-one"):
+		return errors.New("--all-in-one and --per-role: only one of them may be set")
+	case f.diff && f.printRBAC:
+		return errors.New("--diff and --print-rbac: only one of them may be set")
+	}
+	o.PerRole = o.PerRole || !f.allInOne
+	o.Placeholder = !changed("image")
+	return nil
 }
 
 // readManifest returns the content of file, or of stdin for "-".
@@ -110,23 +127,22 @@ func readManifest(file string, stdin io.Reader) ([]byte, error) {
 	return manifest, nil
 }
 
-// migrateManifest writes the result of the migration with write, and its report.
-func migrateManifest(cmd *cobra.Command, file string, manifest []byte, write func(file string, manifest []byte, r migrate.Result) string,
-	o migrate.Options) error {
+// migrateManifest writes the result of the migration, and its report.
+func migrateManifest(cmd *cobra.Command, f migrateFlags, manifest []byte, o migrate.Options) error {
 	result, err := migrate.Run(manifest, o)
 	if _, failed := io.WriteString(cmd.ErrOrStderr(), result.Report()); failed != nil {
 		return failed
 	}
 	if err != nil {
-		err = fmt.Errorf("migrating %s: %w", file, err)
+		err = fmt.Errorf("migrating %s: %w", f.file, err)
 		if result.Rejected {
 			return &exitError{err, exitFindings}
 		}
 		return err
 	}
-	if _, err = io.WriteString(cmd.OutOrStdout(), write(file, manifest, result)); err == nil && result.Rejected {
+	if _, err = io.WriteString(cmd.OutOrStdout(), f.writer()(f.file, manifest, result)); err == nil && result.Rejected {
 		err = &exitError{
-			fmt.Errorf("migrating %s: the result is not complete or will not start. Do what the notes above require", file),
+			fmt.Errorf("migrating %s: the result is not complete or will not start. Do what the notes above require", f.file),
 			exitFindings,
 		}
 	}

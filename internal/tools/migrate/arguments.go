@@ -14,7 +14,7 @@ import (
 // arguments returns the arguments of the new container, and the same with expanded variables.
 func (g *group) arguments() (args []*yaml.Node, known []string) {
 	args, known = []*yaml.Node{scalar(g.command)}, []string{g.command}
-	flags := slices.Concat(g.sources[0].flags, g.healthFlags())
+	flags := slices.Concat(g.sources[0].flags, healthFlags(g))
 	if g.command == "all" {
 		flags = append([]setting{newSetting("controllers", strings.Join(g.roles(), ","))}, merger{g}.flags()...)
 	}

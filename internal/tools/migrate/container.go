@@ -19,9 +19,9 @@ func (g *group) container() *yaml.Node {
 	args, known := g.arguments()
 	g.known = known
 	g.m.commands = append(g.m.commands, known)
-	g.m.replacements = append(g.m.replacements, g.replacement(g.after))
+	g.m.replacements = append(g.m.replacements, replacementOf(g, g.after))
 	if accept := g.m.Tables.Accept; accept != nil {
-		if err := accept(slices.DeleteFunc(slices.Clone(known), hasReference), g.variables(env)); err != nil {
+		if err := accept(slices.DeleteFunc(slices.Clone(known), hasReference), variablesOf(g, env)); err != nil {
 			g.must("storage-controller does not accept these arguments: %s. Correct them", strings.ReplaceAll(err.Error(), "\n", "; "))
 			g.m.rejected = true
 		}
@@ -46,15 +46,15 @@ func (g *group) container() *yaml.Node {
 			set(c, "securityContext", sc)
 		}
 	}
-	g.addRunAsUser(c)
+	addRunAsUser(g, c)
 	ports{g}.noteMoved()
 	remarks{g}.add(env)
 	return c
 }
 
-// variables returns the names of the environment variables of the new container. With envFrom all of those that the
+// variablesOf returns the names of the environment variables of the new container. With envFrom all of those that the
 // program requires may be set.
-func (g *group) variables(env []*yaml.Node) []string {
+func variablesOf(g *group, env []*yaml.Node) []string {
 	var names []string
 	for _, e := range env {
 		names = append(names, text(get(e, "name")))

@@ -106,9 +106,9 @@ func TestArguments(t *testing.T) {
 		"labels of both": {[]string{"--leader-election-labels=a:b"}, []string{"--leader-election-labels=c:d"}, both +
 			" --leader-election-labels=a:b,c:d" + old, ""},
 		"a limit without its burst": {[]string{"--kube-api-qps=9"}, nil, both + " --kube-api-qps=9" + old,
-			"--kube-api-qps=9 applies to each role. The limits of requests per second to the API server were: 5"},
+			"--kube-api-qps=9 applies to each role. The limits of requests per second to the API server were: csi-attacher 5"},
 		"a limit and none": {[]string{"--kube-api-qps=9"}, []string{"--kube-api-qps=-1"}, both + " --kube-api-qps=-1" + old,
-			"--kube-api-qps=-1 applies to each role. The limits of requests per second to the API server were: 9"},
+			"--kube-api-qps=-1 applies to each role. The limits of requests per second to the API server were: csi-provisioner 9"},
 		"other logging": {[]string{"--logging-format=json"}, []string{"--logging-format=text"}, both + " --logging-format=json" + old,
 			"applies to all roles"},
 		"one endpoint": {[]string{"--http-endpoint=:1"}, []string{"--metrics-address=:2", "--metrics-path=/m"}, both +

@@ -8,7 +8,9 @@ import (
 	"fmt"
 	"path"
 	"slices"
+	"strconv"
 	"strings"
+	"time"
 
 	"go.yaml.in/yaml/v3"
 )
@@ -62,6 +64,7 @@ func (m *migration) finish(w workload, groups []*group) {
 	}
 	m.notePermissions(w, groups)
 	m.noteOwner(w)
+	m.noteGracePeriod(w, groups)
 	for i, g := range groups {
 		for _, level := range []Level{Required, Changed} {
 			for _, n := range m.notes {
@@ -79,6 +82,31 @@ func (m *migration) noteOwner(w workload) {
 	for _, owner := range items(get(w.node, "metadata", "ownerReferences")) {
 		m.note(Required, w.name, "", "%s %s creates this object and reverts changes. Make the change there",
 			text(get(owner, "kind")), text(get(owner, "name")))
+	}
+}
+
+// noteGracePeriod notes that the kubelet may kill the processes while they finish their calls.
+func (m *migration) noteGracePeriod(w workload, groups []*group) {
+	seconds := 30
+	if n := text(get(w.pod, "terminationGracePeriodSeconds")); n != "" {
+		var err error
+		if seconds, err = strconv.Atoi(n); err != nil {
+			return
+		}
+	}
+	var longest time.Duration
+	for _, g := range groups {
+		for _, s := range g.replaced() {
+			f, _ := s.lookup("timeout")
+			if d, err := time.ParseDuration(f.expanded); err == nil && g.elects() {
+				longest = max(longest, d)
+			}
+		}
+	}
+	if needed := int((longest + 10*time.Second).Seconds()); longest > 0 && seconds < needed {
+		m.note(Information, w.name, "", "the pod is killed %d s after SIGTERM, and a call may last %v (--timeout). If one is running "+
+			"then, the Lease is not released, and the next replica waits until it expires, as with the sidecars. "+
+			"terminationGracePeriodSeconds: %d would avoid that", seconds, longest, needed)
 	}
 }
 

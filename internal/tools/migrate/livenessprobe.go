@@ -53,8 +53,8 @@ func noteMetrics(g *group, s *source, f setting) {
 	if server := (ports{g}).server(); server != nil && server != s {
 		g.changed("the metrics of %s at %s are now among those of the roles, at --http-endpoint", s.name, f.value)
 	} else {
-		g.changed("the metrics of %s at %s are not served any more, because no role has an address for metrics. Set --http-endpoint to "+
-			"serve those of all roles", s.name, f.value)
+		g.changed("the metrics of %s at %s are not served any more, because --http-endpoint is not set. Set it to serve the metrics of "+
+			"this container", s.name, f.value)
 	}
 	for _, ref := range references(g.m.objects, g.object, []string{portOf(f.expanded)}) {
 		g.must("%s of %s is %s, which does not serve the metrics of %s any more. If it reads them, correct it",
@@ -63,7 +63,7 @@ func noteMetrics(g *group, s *source, f setting) {
 }
 
 // healthFlags returns the flags of the health check, for a command that has those of one sidecar otherwise.
-func (g *group) healthFlags() []setting {
+func healthFlags(g *group) []setting {
 	var flags []setting
 	for _, s := range g.sources[1:] {
 		for _, f := range s.flags {

@@ -157,6 +157,32 @@ func TestObjectWithAnOwner(t *testing.T) {
 	}
 }
 
+// TestSharedGate expects a note if a feature gate of csi-provisioner is now one of the resizer, too.
+func TestSharedGate(t *testing.T) {
+	t.Parallel()
+	const gate = "--feature-gates=VolumeAttributesClass=false"
+	for _, tt := range []struct {
+		resizer []string
+		want    bool
+	}{{nil, true}, {[]string{gate}, false}} {
+		r := migrated(t, deployment(sidecar("csi-provisioner", gate), sidecar("csi-resizer", tt.resizer...)), false)
+		if have := strings.Contains(fmt.Sprint(r.Notes), "VolumeAttributesClass=false also applies to the resizer"); have != tt.want {
+			t.Errorf("%v: %t, want %t: %v", tt.resizer, have, tt.want, r.Notes)
+		}
+	}
+}
+
+// TestReportJoins expects one entry for the same note about several containers.
+func TestReportJoins(t *testing.T) {
+	t.Parallel()
+	r := Result{Notes: []Note{{Changed, "d", "a", "x"}, {Changed, "d", "b", "y"}, {Changed, "d", "b", "x"}, {Required, "", "", "z"}}}
+	const want = "You must do, before the rollout:\n  the manifest\n    - z\n" +
+		"Changed meaning:\n  d, container a and b\n    - x\n  d, container b\n    - y\n"
+	if have := r.Report(); have != want {
+		t.Errorf("%s, want:\n%s", have, want)
+	}
+}
+
 // TestFlagTable expects the flags of a sidecar before and after.
 func TestFlagTable(t *testing.T) {
 	t.Parallel()

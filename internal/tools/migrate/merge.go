@@ -219,9 +219,24 @@ func (g merger) union(name string, all []candidate) setting {
 			}
 		}
 	}
+	if value, gated := have[attributesClass]; name == "feature-gates" && gated {
+		g.noteSharedGate(value)
+	}
 	out.value = strings.Join(items, ",")
 	out.expanded = expand(out.value, all[0].source.env)
 	return out
+}
+
+// attributesClass is the feature gate that csi-provisioner and csi-resizer both have.
+const attributesClass = "VolumeAttributesClass"
+
+// noteSharedGate notes that the gate of one sidecar applies to the other, too.
+func (g merger) noteSharedGate(value string) {
+	for _, s := range g.sources {
+		if (s.kind == csiProvisioner || s.kind == csiResizer) && !s.namesGate(attributesClass) {
+			g.changed("the feature gate %s=%s also applies to the %s, whose sidecar did not set it", attributesClass, value, s.roles[0])
+		}
+	}
 }
 
 // dropBursts drops the bursts of limits that are not set.

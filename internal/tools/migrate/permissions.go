@@ -164,10 +164,10 @@ func (m *migration) notePermissions(w workload, groups []*group) {
 	switch who := fmt.Sprintf("ServiceAccount %s in namespace %s", a.name, a.namespace); {
 	case !a.bound:
 		m.note(Required, w.name, "", "the permissions of %s are not in the input. Append its RBAC manifests to the input to see "+
-			"what is missing, or grant everything that the new containers need: --print-rbac prints it", who)
+			"which it lacks, or grant everything that the new containers need: --print-rbac prints it", who)
 	case len(a.unknown) > 0 && len(lacks) > 0:
-		m.note(Required, w.name, "", "%s is bound to roles that are not in the input: %s. Append them to the input to see what is "+
-			"missing, or grant everything that they may lack: --print-rbac prints it", who, enumerate(a.unknown))
+		m.note(Required, w.name, "", "%s is bound to roles that are not in the input: %s. Append them to the input to see which "+
+			"permissions it lacks, or grant everything that they may lack: --print-rbac prints it", who, enumerate(a.unknown))
 	case len(lacks) > 0:
 		m.note(Required, w.name, "", "%s lacks permissions: %s. --print-rbac prints them as manifests", who, summary(lacks))
 	}

@@ -5,9 +5,7 @@ package migrate
 
 import (
 	"slices"
-	"strconv"
 	"strings"
-	"time"
 
 	"go.yaml.in/yaml/v3"
 )
@@ -18,7 +16,6 @@ type remarks struct{ *group }
 func (g remarks) add(env []*yaml.Node) {
 	g.noteOverlap()
 	g.noteAnnotations()
-	g.noteGracePeriod()
 	g.noteRates()
 	g.noteWorkers()
 	g.noteVariables(env)
@@ -31,29 +28,6 @@ func (g remarks) noteOverlap() {
 		!g.sources[0].on(g.m.Tables, "node-deployment") {
 		g.must("without --leader-election the old and the new pod are both active during the rollout of a Deployment. " +
 			"Set strategy.type to Recreate, or scale the Deployment to 0 before the rollout")
-	}
-}
-
-// noteGracePeriod notes that the kubelet may kill the process while it finishes its calls.
-func (g remarks) noteGracePeriod() {
-	seconds := 30
-	if n := text(get(g.object.pod, "terminationGracePeriodSeconds")); n != "" {
-		var err error
-		if seconds, err = strconv.Atoi(n); err != nil {
-			return
-		}
-	}
-	var longest time.Duration
-	for _, s := range g.replaced() {
-		f, _ := s.lookup("timeout")
-		if d, err := time.ParseDuration(f.expanded); err == nil {
-			longest = max(longest, d)
-		}
-	}
-	if needed := int((longest + 10*time.Second).Seconds()); seconds < needed && g.elects() {
-		g.info("the pod is killed %d s after SIGTERM, and a call may last %v (--timeout). If one is running then, the Lease is not "+
-			"released, and the next replica waits until it expires, as with the sidecars. terminationGracePeriodSeconds: %d would avoid "+
-			"that", seconds, longest, needed)
 	}
 }
 
@@ -76,9 +50,9 @@ func (g remarks) noteRates() {
 			before, values = append(before, s.name+" "+f.value), append(values, f.value)
 		}
 	}
-	if len(slices.Compact(slices.Clone(values))) == 1 {
+	if !limited && len(slices.Compact(slices.Clone(values))) == 1 {
 		before = []string{values[0] + " for each sidecar"}
-		if limited || len(values) == 1 {
+		if len(values) == 1 {
 			before = []string{values[0]}
 		}
 	}

@@ -34,7 +34,11 @@ func (r Result) Report() string {
 		for _, s := range c.Sidecars {
 			names = append(names, s.Name)
 		}
-		fmt.Fprintf(&b, "%s: container %s replaces %s\n", c.Object, c.Container, enumerate(names))
+		task := "is new"
+		if len(names) > 0 {
+			task = "replaces " + enumerate(names)
+		}
+		fmt.Fprintf(&b, "%s: container %s %s\n", c.Object, c.Container, task)
 		for _, s := range c.Sidecars {
 			s.write(&b)
 		}
@@ -65,39 +69,50 @@ func (s OldContainer) write(b *strings.Builder) {
 
 // writeNotes writes the notes of one level, under the name of their object and container.
 func (r Result) writeNotes(b *strings.Builder, level Level) {
-	at, first := "", true
-	for _, n := range r.Notes {
-		if n.Level != level {
+	at := ""
+	for i, n := range r.Notes {
+		if n.Level != level || slices.ContainsFunc(r.Notes[:i], n.isSame) {
 			continue
 		}
-		if first {
-			fmt.Fprintf(b, "%s:\n", headings[level])
+		var containers []string
+		for _, other := range r.Notes[i:] {
+			if n.isSame(other) && other.Container != "" {
+				containers = append(containers, other.Container)
+			}
 		}
 		where := cmp.Or(n.Object, "the manifest")
-		if n.Container != "" {
-			where += ", container " + n.Container
+		if len(containers) > 0 {
+			where += ", container " + enumerate(containers)
 		}
-		if where != at || first {
+		if at == "" {
+			fmt.Fprintf(b, "%s:\n", headings[level])
+		}
+		if where != at {
 			fmt.Fprintf(b, "  %s\n", where)
 		}
 		fmt.Fprintf(b, "    - %s\n", n.Text)
-		at, first = where, false
+		at = where
 	}
 }
 
-// replacement returns the table of the flags of g. after are the flags of the new container.
-func (g *group) replacement(after []setting) Replacement {
+// isSame reports whether two notes differ only in their container.
+func (n Note) isSame(other Note) bool {
+	return n.Level == other.Level && n.Object == other.Object && n.Text == other.Text
+}
+
+// replacementOf returns the table of the flags of g. after are the flags of the new container.
+func replacementOf(g *group, after []setting) Replacement {
 	r := Replacement{Object: g.object.name, Container: g.name}
 	for _, s := range g.replaced() {
 		r.Sidecars = append(r.Sidecars, OldContainer{
-			Name: s.name, Image: text(get(s.node, "image")), Flags: s.changes(after),
+			Name: s.name, Image: text(get(s.node, "image")), Flags: changesOf(s, after),
 		})
 	}
 	return r
 }
 
-// changes returns the flags of s before, and the flags in after that have their task.
-func (s *source) changes(after []setting) []FlagChange {
+// changesOf returns the flags of s before, and the flags in after that have their task.
+func changesOf(s *source, after []setting) []FlagChange {
 	var out []FlagChange
 	counterpart := func(name string) string {
 		names := []string{name}

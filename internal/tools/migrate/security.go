@@ -38,7 +38,7 @@ func isPrivileged(s *source) bool {
 
 // addRunAsUser sets the user of c to root if the image decided it before. The images of the
 // sidecars run as root, that of storage-controller does not, and the driver owns the socket.
-func (g *group) addRunAsUser(c *yaml.Node) {
+func addRunAsUser(g *group, c *yaml.Node) {
 	if len(g.replaced()) == 0 {
 		return
 	}

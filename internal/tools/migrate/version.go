@@ -78,7 +78,7 @@ func (s *source) writeDefaults(g *group) {
 		if known && v.before(5, 0) && !s.namesGate("Topology") {
 			defaults = append(defaults, newSetting("feature-gates", "Topology=false"))
 		}
-		s.noteDefaults(g, known, "--feature-gates=Topology=true since v5, --prevent-volume-mode-conversion since v4, "+
+		noteDefaults(s, g, known, "--feature-gates=Topology=true since v5, --prevent-volume-mode-conversion since v4, "+
 			"--default-fstype unset since v2")
 		if known && v.before(5, 3) && !s.namesGate("HonorPVReclaimPolicy") {
 			g.changed("new PersistentVolumes get a finalizer, as with csi-provisioner v5.3 and later (HonorPVReclaimPolicy): " +
@@ -86,7 +86,7 @@ func (s *source) writeDefaults(g *group) {
 		}
 	case csiAttacher:
 		add(known && v.before(4, 0), "default-fstype", "ext4")
-		s.noteDefaults(g, known, "--default-fstype unset since v4")
+		noteDefaults(s, g, known, "--default-fstype unset since v4")
 	case csiResizer:
 		add(true, "timeout", "10s")
 	}
@@ -101,7 +101,7 @@ func (s *source) writeDefaults(g *group) {
 }
 
 // noteDefaults notes the defaults that apply if the version of s is unknown.
-func (s *source) noteDefaults(g *group, known bool, changed string) {
+func noteDefaults(s *source, g *group, known bool, changed string) {
 	if !known {
 		g.must("the image of %s names no version: the defaults of the newest %s apply (%s). If it is older, set the old values",
 			s.name, s.kind, changed)
