@@ -145,6 +145,7 @@ func checkChart(t *testing.T, path string) {
 	for name, lines := range map[string][]string{
 		"Chart.yaml":  {"\nversion: 0.1.0-test.1\n", "\nappVersion: v0.1.0-test.1\n"},
 		"values.yaml": {"\n  repository: example/storage-controller\n", "\n  tag: v0.1.0-test.1\n"},
+		"charts/storage-controller-library/Chart.yaml": {"\nversion: 0.1.0-test.1\n"},
 	} {
 		content, err := fromTar(data, "storage-controller/"+name)
 		if err != nil {
