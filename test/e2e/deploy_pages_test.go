@@ -11,9 +11,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime"
 )
 
 // fileOfPage is the file that a page of docs/ shows, which begins with a comment of its name.
@@ -48,37 +46,6 @@ func kustomizedPage(t *testing.T, page string) []*unstructured.Unstructured {
 		t.Fatal(err)
 	}
 	return kustomized(t, dir)
-}
-
-// TestPermissionsOfThePage: what the page about migration says to apply goes to the
-// ServiceAccount of the driver, is accepted, and has no name that permissions of the
-// sidecars have, for it would replace them.
-func TestPermissionsOfThePage(t *testing.T) {
-	t.Parallel()
-	cp := sharedControlPlane(t)
-	objects := kustomizedPage(t, "migrate.md")
-	if len(objects) != 4 {
-		t.Errorf("%d objects, want a role and a binding of each of 2 directories", len(objects))
-	}
-	for _, o := range objects {
-		if err := dryRun(t.Context(), cp, o); err != nil {
-			t.Errorf("%s %s: %v", o.GetKind(), o.GetName(), err)
-		}
-		if !strings.HasPrefix(o.GetName(), "my-csi-") {
-			t.Errorf("%s %s has a name that others may have", o.GetKind(), o.GetName())
-		}
-		if !strings.HasSuffix(o.GetKind(), "Binding") {
-			continue
-		}
-		var b rbacv1.ClusterRoleBinding // a RoleBinding has the same fields
-		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, &b); err != nil {
-			t.Fatal(err)
-		}
-		if s := b.Subjects; len(s) != 1 || s[0].Namespace != "kube-system" || s[0].Name != "my-csi-controller" ||
-			!strings.HasPrefix(b.RoleRef.Name, "my-csi-") {
-			t.Errorf("%s %s is of %s for %v", o.GetKind(), o.GetName(), b.RoleRef.Name, s)
-		}
-	}
 }
 
 // TestInstallationOfThePage: the overlay and the values that the page shows put the images of the

@@ -197,7 +197,7 @@ func TestNodecontrollerWebhookManifestsAgree(t *testing.T) {
 		t.Errorf("the webhook for pods is not the same:\n%s", diff)
 	}
 	for _, w := range both.Webhooks {
-		if *w.FailurePolicy != admissionv1.Fail || *w.TimeoutSeconds != 5 || *w.MatchPolicy != admissionv1.Equivalent ||
+		if *w.FailurePolicy != admissionv1.Ignore || *w.TimeoutSeconds != 5 || *w.MatchPolicy != admissionv1.Equivalent ||
 			*w.SideEffects != admissionv1.SideEffectClassNone ||
 			*w.ReinvocationPolicy != admissionv1.IfNeededReinvocationPolicy || !slices.Equal(w.AdmissionReviewVersions, []string{"v1"}) ||
 			w.ObjectSelector != nil {
@@ -221,6 +221,7 @@ func TestNodecontrollerScenarioWebhookManifest(t *testing.T) {
 	c.Name = ns
 	for i := range c.Webhooks {
 		w := &c.Webhooks[i]
+		w.FailurePolicy = ptr.To(admissionv1.Fail) // so that the API server shows which objects it selects
 		w.ClientConfig = admissionv1.WebhookClientConfig{URL: ptr.To("https://127.0.0.1:1" + *w.ClientConfig.Service.Path)}
 		// Other tests run at the same time.
 		w.NamespaceSelector.MatchExpressions = append(w.NamespaceSelector.MatchExpressions, metav1.LabelSelectorRequirement{
