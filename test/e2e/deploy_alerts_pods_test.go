@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
@@ -131,6 +132,52 @@ func (h *history) pods(p *process) {
 		}
 	}
 	h.Scrapes = append(h.Scrapes, scraped{h.now, ofKubeStateMetrics, b.String(), 0})
+}
+
+// TestAlertAboutTheDaemonSet: it fires if more than a tenth of the pods are not available, in the chart only with mode node and
+// only for the DaemonSet of the release.
+func TestAlertAboutTheDaemonSet(t *testing.T) {
+	t.Parallel()
+	const text = `kube_daemonset_status_desired_number_scheduled{namespace="n",daemonset="csi-controller"} 10
+kube_daemonset_status_number_unavailable{namespace="n",daemonset="csi-controller"} %d
+kube_daemonset_status_desired_number_scheduled{namespace="n",daemonset="another"} 10
+kube_daemonset_status_number_unavailable{namespace="n",daemonset="another"} 10
+`
+	sources := map[string][]alert{"deploy/monitoring": alerts(t)}
+	for _, release := range []string{"csi-controller", "second"} {
+		for _, mode := range []string{"node", "all-in-one"} {
+			sources[release+" "+mode] = chartAlerts(t, release, "csi.example.com", mode)
+		}
+	}
+	for unavailable, fires := range map[int]bool{1: false, 2: true} {
+		for source, all := range sources {
+			h := newHistory()
+			for range 20 {
+				h.now += 60
+				h.Scrapes = append(h.Scrapes, scraped{h.now, ofKubeStateMetrics, fmt.Sprintf(text, unavailable), 0})
+			}
+			h.Rules = nil
+			for _, a := range all {
+				lasts, err := time.ParseDuration(a.For)
+				if err != nil {
+					t.Fatal(err)
+				}
+				h.Rules = append(h.Rules, ruled{a.Expr, int64(lasts.Seconds())})
+			}
+			var got, want []string
+			for i, series := range h.asked(t).Rules {
+				if len(series) > 0 {
+					got = append(got, all[i].Alert)
+				}
+			}
+			if fires && (source == "deploy/monitoring" || source == "csi-controller node") {
+				want = []string{"StorageControllerNodesUnavailable"}
+			}
+			if !slices.Equal(got, want) {
+				t.Errorf("%s, %d of 10 pods are unavailable: %v fire, want %v", source, unavailable, got, want)
+			}
+		}
+	}
 }
 
 // ofKubeStateMetrics is the labels of its metrics in addition to their own.

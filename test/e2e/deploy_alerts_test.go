@@ -134,21 +134,26 @@ func (h history) fires(t *testing.T, want ...string) {
 		}
 	}
 	slices.Sort(want)
-	all := slices.Concat(alerts(t), chartAlerts(t, "csi-controller", first), chartAlerts(t, "second", "second.example.com"))
-	for _, a := range all {
-		lasts, err := time.ParseDuration(a.For)
-		if err != nil {
-			t.Fatalf("%s: %v", a.Alert, err)
+	sources := [][]alert{alerts(t), chartAlerts(t, "csi-controller", first, "all-in-one"),
+		chartAlerts(t, "second", "second.example.com", "all-in-one")}
+	var all []alert
+	var sourceOf []int
+	for source, list := range sources {
+		for _, a := range list {
+			lasts, err := time.ParseDuration(a.For)
+			if err != nil {
+				t.Fatalf("%s: %v", a.Alert, err)
+			}
+			h.Rules = append(h.Rules, ruled{a.Expr, int64(lasts.Seconds())})
+			all, sourceOf = append(all, a), append(sourceOf, source)
 		}
-		h.Rules = append(h.Rules, ruled{a.Expr, int64(lasts.Seconds())})
 	}
-	got := make([][]string, 3)
+	got := make([][]string, len(sources))
 	for i, series := range h.asked(t).Rules {
 		if len(series) == 0 {
 			continue
 		}
-		rules := i / (len(all) / len(got))
-		got[rules] = append(got[rules], strings.TrimPrefix(all[i].Alert, "StorageController"))
+		got[sourceOf[i]] = append(got[sourceOf[i]], strings.TrimPrefix(all[i].Alert, "StorageController"))
 		t.Logf("%s: %v", all[i].Alert, series)
 		for _, labels := range series {
 			ofKube := strings.HasPrefix(all[i].Expr, "kube_") // these alerts are about pods
@@ -215,16 +220,17 @@ csi_sidecar_operations_seconds_sum{driver_name="foreign",method_name="/csi.v1.Co
 var renderedRules sync.Map
 
 // chartAlerts returns the alerts of a release of the chart in the namespace "n".
-func chartAlerts(t *testing.T, release, driver string) []alert {
+func chartAlerts(t *testing.T, release, driver, mode string) []alert {
 	t.Helper()
-	text, found := renderedRules.Load(release)
+	text, found := renderedRules.Load(release + " " + mode)
 	if !found {
-		values := valuesFile(t, "driver: {name: DRIVER, image: {repository: x, tag: v1}}\nmetrics: {prometheusRule: {enabled: true}}")
+		values := valuesFile(t, "image: {repository: x}\ndriver: {name: DRIVER, image: {repository: x, tag: v1}}\n"+
+			"metrics: {prometheusRule: {enabled: true}}\nmode: "+mode)
 		rendered, err := tool(t, "", "helm", chart, release, "n", values)
 		if err != nil {
 			t.Fatal(err)
 		}
-		text, _ = renderedRules.LoadOrStore(release, rendered)
+		text, _ = renderedRules.LoadOrStore(release+" "+mode, rendered)
 	}
 	for _, o := range parsed(t, strings.ReplaceAll(text.(string), "DRIVER", driver)) {
 		if o.GetKind() == "PrometheusRule" {

@@ -146,11 +146,13 @@ func TestEveryAlertHasItsRunbook(t *testing.T) {
 
 // ofKubeState lists the metrics in use of kube-state-metrics, with their documented labels.
 var ofKubeState = map[string][]string{
-	"kube_deployment_status_replicas_available": {"namespace", "deployment"},
-	"kube_persistentvolumeclaim_info":           {"namespace", "persistentvolumeclaim", "storageclass", "volumename"},
-	"kube_persistentvolumeclaim_status_phase":   {"namespace", "persistentvolumeclaim", "phase"},
-	"kube_pod_container_status_ready":           {"namespace", "pod", "uid", "container"},
-	"kube_storageclass_info":                    {"storageclass", "provisioner", "reclaim_policy", "volume_binding_mode"},
+	"kube_daemonset_status_desired_number_scheduled": {"namespace", "daemonset"},
+	"kube_daemonset_status_number_unavailable":       {"namespace", "daemonset"},
+	"kube_deployment_status_replicas_available":      {"namespace", "deployment"},
+	"kube_persistentvolumeclaim_info":                {"namespace", "persistentvolumeclaim", "storageclass", "volumename"},
+	"kube_persistentvolumeclaim_status_phase":        {"namespace", "persistentvolumeclaim", "phase"},
+	"kube_pod_container_status_ready":                {"namespace", "pod", "uid", "container"},
+	"kube_storageclass_info":                         {"storageclass", "provisioner", "reclaim_policy", "volume_binding_mode"},
 }
 
 // ofTheTarget is the labels that Prometheus gives to what it scrapes by the PodMonitor, and that of the cluster.

@@ -66,6 +66,30 @@ func TestInstallationOfThePage(t *testing.T) {
 	}
 }
 
+// TestNamesOfThePage: the overlay that the page shows has no cluster-wide name that another overlay or the sidecars have, and
+// every binding is to a role of the overlay.
+func TestNamesOfThePage(t *testing.T) {
+	t.Parallel()
+	roles, bound := map[string]bool{}, 0
+	objects := kustomizedPage(t, "install.md")
+	for _, o := range objects {
+		if o.GetNamespace() == "" && !strings.HasPrefix(o.GetName(), "my-driver:storage-controller:") {
+			t.Errorf("%s %s is not of the driver", o.GetKind(), o.GetName())
+		}
+		roles[o.GetKind()+" "+o.GetName()] = true
+	}
+	for _, o := range objects {
+		if ref, found, _ := unstructured.NestedStringMap(o.Object, "roleRef"); found {
+			if bound++; !roles[ref["kind"]+" "+ref["name"]] {
+				t.Errorf("%s %s is to %s %s, which does not exist", o.GetKind(), o.GetName(), ref["kind"], ref["name"])
+			}
+		}
+	}
+	if bound == 0 {
+		t.Error("the overlay has no bindings")
+	}
+}
+
 // TestLibraryOfThePage renders the chart that the page shows, which uses the library: its container and its permissions
 // are those of the chart storage-controller.
 func TestLibraryOfThePage(t *testing.T) {

@@ -98,7 +98,8 @@ func charted(t *testing.T, values string) []*unstructured.Unstructured {
 // exampleDriver is a file with the values that have no default.
 func exampleDriver(t *testing.T) string {
 	t.Helper()
-	return valuesFile(t, "driver: {name: csi.example.com, image: {repository: csi-driver, tag: dev}}")
+	return valuesFile(t, "image: {repository: storage-controller}\n"+
+		"driver: {name: csi.example.com, image: {repository: csi-driver, tag: dev}}")
 }
 
 // chartOnly matches what only the chart adds: prefixes, the names of the webhooks, and the driver and the namespace of alerts.
@@ -114,6 +115,9 @@ func asOverlay(t *testing.T, values string) []*unstructured.Unstructured {
 	t.Helper()
 	var all []*unstructured.Unstructured
 	for _, o := range charted(t, values) {
+		if o.GetAnnotations()["helm.sh/hook"] != "" {
+			continue
+		}
 		labels := o.GetLabels()
 		want := map[string]string{"app.kubernetes.io/instance": "csi-controller", "app.kubernetes.io/managed-by": "Helm",
 			"app.kubernetes.io/name": "storage-controller", "app.kubernetes.io/part-of": "csi.example.com",
@@ -292,7 +296,8 @@ func TestChartAndOverlaysAreTheSame(t *testing.T) {
 			t.Errorf("%s (- kustomize, + helm):\n%s", name, diff)
 		}
 	}
-	want, got := withoutHelm(byName(t, everythingRendered(t))),
+	// The overlay has no DaemonSet, and the chart then no alert about it.
+	want, got := withoutHelm(byName(t, withoutAlert(everythingRendered(t), "StorageControllerNodesUnavailable"))),
 		withoutHelm(byName(t, asOverlay(t, "priorityAndFairness: {enabled: true}\nadmissionPolicy: {enabled: true}\n"+
 			"metrics: {prometheusRule: {enabled: true}, podMonitor: {enabled: true}}")))
 	if diff := cmp.Diff(want, got); diff != "" {
@@ -306,6 +311,22 @@ func TestChartAndOverlaysAreTheSame(t *testing.T) {
 			t.Errorf("%s (- kustomize, + helm):\n%s", name, diff)
 		}
 	}
+}
+
+// withoutAlert removes an alert from the PrometheusRule among objects.
+func withoutAlert(objects []*unstructured.Unstructured, name string) []*unstructured.Unstructured {
+	for _, o := range objects {
+		if o.GetKind() != "PrometheusRule" {
+			continue
+		}
+		groups, _, _ := unstructured.NestedSlice(o.Object, "spec", "groups")
+		for _, g := range groups {
+			group := g.(map[string]any)
+			group["rules"] = slices.DeleteFunc(asSlice(group["rules"]), func(r any) bool { return r.(map[string]any)["alert"] == name })
+		}
+		_ = unstructured.SetNestedSlice(o.Object, groups, "spec", "groups")
+	}
+	return objects
 }
 
 // sameText replaces the files of two ConfigMaps by what they say.
@@ -413,6 +434,7 @@ func TestChartRefusesWrongValues(t *testing.T) {
 		"extraArgs: [all]":                                                       "'/extraArgs/0'",
 		"mode: node\nprovisioner: {enabled: false}":                              "provisioner.enabled",
 		"mode: per-role\nconfig: {a: b}":                                         "config: only with mode all-in-one",
+		"attacher: {resources: {limits: {memory: 1Gi}}}":                         "attacher.resources: only with mode per-role",
 		"fullnameOverride: Not_A_Name":                                           "'/fullnameOverride'",
 		"secrets: {namespaces: [\"*\"]}":                                         "'/secrets/namespaces/0'",
 		"driver: {name: csi.example.com/x}":                                      "'/driver/name'",
@@ -425,6 +447,7 @@ func TestChartRefusesWrongValues(t *testing.T) {
 		"config: {nonsense: 5s}":                                                 "config.nonsense: unknown key",
 		"config: {attacher: {nonsense: 5s}}":                                     "config.attacher.nonsense: unknown key",
 		"config: {controllers: [attacher]}":                                      "set enabled of",
+		"image: {repository: ''}":                                                "image.repository: set it",
 		"driver: {name: ''}":                                                     "driver.name: set it",
 		"driver: {image: {repository: ''}}":                                      "driver.image.repository: set it",
 		"driver: {image: {tag: ''}}":                                             "driver.image: set tag or digest",
@@ -443,6 +466,8 @@ func TestChartRefusesWrongValues(t *testing.T) {
 		"mode: per-role\nmetrics: {secure: true}":                                "metrics.secure: only with mode all-in-one",
 		"extraArgs: [--feature-gates=CrossNamespaceVolumeDataSource=true]":       "set provisioner.crossNamespace",
 		"config: {feature-gates: {CrossNamespaceVolumeDataSource: true}}":        "set provisioner.crossNamespace",
+		"config: {leader-election-namespace: other}":                             "the Leases are in the namespace of the release",
+		"extraArgs: [--leader-election-namespace=other]":                         "the Leases are in the namespace of the release",
 		"config: {leader-election: false}":                                       "config.leader-election: several pods",
 		"config: {http-endpoint: ':9090'}":                                       "the probes and ports of the chart have 8080",
 		"config: {attacher: {timeout: 5m}}":                                      "attacher.timeout: terminationGracePeriodSeconds, 80",
@@ -483,6 +508,7 @@ func TestChartTakesWhatWorks(t *testing.T) {
 		"extraArgs: [-v, --timeout=29s, --http-endpoint=127.0.0.1:8080, --csi-address=/run/csi/other.sock, --leader-election]",
 		"terminationGracePeriodSeconds: 3700\nextraArgs: [--timeout=1h1m1s, --attacher-timeout=500ms]",
 		"mode: node\nextraArgs: [--leader-election=false]",
+		"extraArgs: [--leader-election-namespace=csi-example]",
 		"terminationGracePeriodSeconds: 75\nconfig: {timeout: 1m, feature-gates: {Topology: true}, attacher: {timeout: 1.5s}}",
 	} {
 		if _, err := tool(t, "", "helm", chart, "x", exampleNamespace, exampleDriver(t), valuesFile(t, values)); err != nil {
@@ -619,12 +645,43 @@ func TestChartWebhookConfiguration(t *testing.T) {
 	}
 }
 
+// TestResourcesOfARole: they are those of its container, and the others have the common ones.
+func TestResourcesOfARole(t *testing.T) {
+	t.Parallel()
+	roles := []string{"provisioner", "attacher", "resizer", "snapshotter", "nodecontroller"}
+	for _, role := range roles {
+		values := "mode: per-role\nnodecontroller: {enabled: true}\n"
+		if role == "nodecontroller" {
+			values = "mode: per-role\nnodecontroller: {enabled: true, resources: {limits: {memory: 1Gi}}}"
+		} else {
+			values += role + ": {resources: {limits: {memory: 1Gi}}}"
+		}
+		seen := 0
+		for _, c := range podOf(t, charted(t, values)).Containers {
+			if !slices.Contains(roles, c.Name) {
+				continue
+			}
+			want := "512Mi"
+			if seen++; c.Name == role {
+				want = "1Gi"
+			}
+			if got := c.Resources.Limits.Memory().String(); got != want {
+				t.Errorf("resources of %s: container %s has the limit %s, want %s", role, c.Name, got, want)
+			}
+		}
+		if seen != len(roles) {
+			t.Errorf("%d containers", seen)
+		}
+	}
+}
+
 // TestReleasesShareNothing installs the chart with its defaults for several drivers.
 func TestReleasesShareNothing(t *testing.T) {
 	t.Parallel()
 	owner := map[string]string{}
 	for _, release := range [][2]string{{"a", "one"}, {"b", "one"}, {"a", "two"}} {
-		values := valuesFile(t, "driver: {name: "+release[0]+"."+release[1]+".example.com, image: {repository: x, tag: v1}}\n"+
+		values := valuesFile(t, "image: {repository: x}\n"+
+			"driver: {name: "+release[0]+"."+release[1]+".example.com, image: {repository: x, tag: v1}}\n"+
 			"priorityAndFairness: {enabled: true}\nadmissionPolicy: {enabled: true}\nnetworkPolicy: {enabled: true}\n"+
 			"metrics: {prometheusRule: {enabled: true}, podMonitor: {enabled: true}}\n"+
 			"nodecontroller: {enabled: true, webhooks: {enabled: true}}")

@@ -13,7 +13,7 @@ import (
 )
 
 // deployed is a path in deploy/ or docs/runbooks, as texts name it.
-var deployed = regexp.MustCompile(`\b(deploy/[a-z][a-z/-]*(\.(yaml|json|txt))?|docs/runbooks/[A-Za-z]+\.md)`)
+var deployed = regexp.MustCompile(`\b(deploy/[a-z][a-z/-]*(\.(yaml|json|txt|svg))?|docs/runbooks/[A-Za-z]+\.md)`)
 
 // TestNamedManifestsExist: what pages, messages and manifests say of deploy/ is there.
 func TestNamedManifestsExist(t *testing.T) {

@@ -275,6 +275,9 @@ true
 {{- if and $value (ne (toString $value) "none") (not $v.nodecontroller.enabled) }}{{ fail (printf "nodecontroller.%s: nodecontroller.enabled is false" $key) }}{{ end }}
 {{- end }}
 {{- if and $v.config (ne $v.mode "all-in-one") }}{{ fail "config: only with mode all-in-one" }}{{ end }}
+{{- range $role := list "provisioner" "attacher" "resizer" "snapshotter" "nodecontroller" }}
+{{- if and (index $v $role).resources (ne $v.mode "per-role") }}{{ fail (printf "%s.resources: only with mode per-role; set resources" $role) }}{{ end }}
+{{- end }}
 {{- if and $v.metrics.secure (ne $v.mode "all-in-one") }}{{ fail "metrics.secure: only with mode all-in-one" }}{{ end }}
 {{- $known := include "storage-controller.configurationKeys" . | splitList "\n" }}
 {{- range $key, $value := $v.config }}
@@ -300,6 +303,7 @@ true
 {{- if and (eq (trimPrefix "nodecontroller-" .name) "node-cleanup-resource") (not $v.nodecontroller.customResources) }}{{ fail (printf "%s: the permissions would not match; set nodecontroller.customResources" .place) }}{{ end }}
 {{- if and (hasPrefix "feature-gates" (trimPrefix "provisioner-" .name)) (regexMatch "CrossNamespaceVolumeDataSource=true" (printf "%s=%s" .name .value)) (not $v.provisioner.crossNamespace) }}{{ fail (printf "%s: the permissions would not match; set provisioner.crossNamespace" .place) }}{{ end }}
 {{- if eq .name "config" }}{{ fail (printf "%s: the contents of the file belong into config" .place) }}{{ end }}
+{{- if and (eq .name "leader-election-namespace") (ne .value $.Release.Namespace) }}{{ fail (printf "%s: the permissions would not match; the Leases are in the namespace of the release" .place) }}{{ end }}
 {{- if eq .name "controllers" }}{{ fail (printf "%s: the permissions would not match; set enabled of provisioner, attacher, resizer, snapshotter, capacity and nodecontroller" .place) }}{{ end }}
 {{- if and (eq .name "http-endpoint") (or (eq $v.mode "per-role") (not (hasSuffix ":8080" .value))) }}{{ fail (printf "%s: the probes and ports of the chart have %s" .place (eq $v.mode "per-role" | ternary "8080 to 8084, one per container" "8080")) }}{{ end }}
 {{- if and (eq .name "driver-health-endpoint") (eq $v.mode "per-role") }}{{ fail (printf "%s: all containers of the pod would serve this address; use mode all-in-one, or livenessprobe in extraContainers" .place) }}{{ end }}
@@ -325,7 +329,7 @@ true
 {{- ternary (printf "%s@%s" .image.repository .image.digest) (printf "%s:%s" .image.repository $tag) (ne .image.digest "") }}
 {{- end }}
 
-{{/* A container of storage-controller: root, name, port, portName, args, env by name, and webhooks if it serves them. */}}
+{{/* A container of storage-controller: root, name, port, portName, args, env by name, webhooks if it serves them, and the values of its role if it has one. */}}
 {{- define "storage-controller.container" -}}
 {{- $image := .root.Values.image }}
 - name: {{ .name }}
@@ -385,7 +389,7 @@ true
     periodSeconds: 10
     timeoutSeconds: 5
   resources:
-    {{- toYaml .root.Values.resources | nindent 4 }}
+    {{- get (get . "role" | default dict) "resources" | default .root.Values.resources | toYaml | nindent 4 }}
   securityContext:
     {{- toYaml .root.Values.securityContext | nindent 4 }}
   volumeMounts:
@@ -430,22 +434,22 @@ true
 {{- if $v.nodecontroller.enabled }}
 {{- $args := concat (list "nodecontroller" "--csi-address=/run/csi/csi.sock" "--leader-election" "--http-endpoint=:8082") $nodeArgs }}
 {{- if not $v.nodecontroller.resizeNudge }}{{ $args = append $args "--resize-nudge=false" }}{{ end }}
-{{- include "storage-controller.container" (dict "root" . "name" "nodecontroller" "port" 8082 "portName" "http-nodes" "args" $args "env" (list $holder $leases) "configured" false "webhooks" (include "storage-controller.webhooks" .)) | nindent 0 }}
+{{- include "storage-controller.container" (dict "root" . "name" "nodecontroller" "port" 8082 "portName" "http-nodes" "args" $args "env" (list $holder $leases) "configured" false "webhooks" (include "storage-controller.webhooks" .) "role" $v.nodecontroller) | nindent 0 }}
 {{- end }}
 {{- if $v.attacher.enabled }}
 {{- $args := list "attach" "--csi-address=/run/csi/csi.sock" "--leader-election" "--http-endpoint=:8081" }}
-{{- include "storage-controller.container" (dict "root" . "name" "attacher" "port" 8081 "portName" "http-attach" "args" $args "env" (list $holder $leases) "configured" false "webhooks" "") | nindent 0 }}
+{{- include "storage-controller.container" (dict "root" . "name" "attacher" "port" 8081 "portName" "http-attach" "args" $args "env" (list $holder $leases) "configured" false "webhooks" "" "role" $v.attacher) | nindent 0 }}
 {{- end }}
 {{- range $role, $c := dict "resizer" (dict "command" "resize" "port" 8083) "snapshotter" (dict "command" "snapshot" "port" 8084) }}
 {{- if (index $v $role).enabled }}
 {{- $args := list $c.command "--csi-address=/run/csi/csi.sock" "--leader-election" (printf "--http-endpoint=:%d" $c.port) }}
-{{- include "storage-controller.container" (dict "root" $ "name" $role "port" $c.port "portName" (printf "http-%s" $c.command) "args" $args "env" (list $holder $leases) "configured" false "webhooks" "") | nindent 0 }}
+{{- include "storage-controller.container" (dict "root" $ "name" $role "port" $c.port "portName" (printf "http-%s" $c.command) "args" $args "env" (list $holder $leases) "configured" false "webhooks" "" "role" (index $v $role)) | nindent 0 }}
 {{- end }}
 {{- end }}
 {{- if or $v.provisioner.enabled $v.capacity.enabled }}
 {{- $args := concat (list "provision" "--csi-address=/run/csi/csi.sock" "--leader-election" "--http-endpoint=:8080") $capacity $gates }}
 {{- if not $v.provisioner.enabled }}{{ $args = list "capacity" "--csi-address=/run/csi/csi.sock" "--leader-election" "--http-endpoint=:8080" "--capacity-ownerref-level=2" }}{{ end }}
-{{- include "storage-controller.container" (dict "root" . "name" "provisioner" "port" 8080 "portName" "http-provision" "args" $args "env" (list $holder $leases $objects) "configured" false "webhooks" "") | nindent 0 }}
+{{- include "storage-controller.container" (dict "root" . "name" "provisioner" "port" 8080 "portName" "http-provision" "args" $args "env" (list $holder $leases $objects) "configured" false "webhooks" "" "role" $v.provisioner) | nindent 0 }}
 {{- end }}
 {{- end }}
 {{- end }}

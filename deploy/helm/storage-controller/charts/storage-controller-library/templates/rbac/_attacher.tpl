@@ -1,10 +1,9 @@
 {{- define "storage-controller.permissions.attacher" -}}
 # The attacher always needs these. Each other directory attacher-* is for one feature.
-# The names are those of csi-attacher: applying this replaces its rules.
 apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRole
 metadata:
-  name: external-attacher-runner
+  name: storage-controller:attacher
 rules:
 # get: live reads after a conflicting write
 - apiGroups: ["storage.k8s.io"]
@@ -23,13 +22,13 @@ rules:
 apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRoleBinding
 metadata:
-  name: csi-attacher-role
+  name: storage-controller:attacher
 subjects:
 - kind: ServiceAccount
   name: csi-attacher
   namespace: default # namespace of the ServiceAccount
 roleRef:
   kind: ClusterRole
-  name: external-attacher-runner
+  name: storage-controller:attacher
   apiGroup: rbac.authorization.k8s.io
 {{- end }}

@@ -1,11 +1,10 @@
 {{- define "storage-controller.permissions.provisioner" -}}
 # The provisioner always needs these. Each other directory provisioner-* is for one feature; the
 # provisioner logs missing permissions.
-# The names are those of csi-provisioner: applying this replaces its rules.
 apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRole
 metadata:
-  name: external-provisioner-runner
+  name: storage-controller:provisioner
 rules:
 - apiGroups: [""]
   resources: ["persistentvolumeclaims"]
@@ -24,13 +23,13 @@ rules:
 apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRoleBinding
 metadata:
-  name: csi-provisioner-role
+  name: storage-controller:provisioner
 subjects:
 - kind: ServiceAccount
   name: csi-provisioner
   namespace: default # namespace of the ServiceAccount
 roleRef:
   kind: ClusterRole
-  name: external-provisioner-runner
+  name: storage-controller:provisioner
   apiGroup: rbac.authorization.k8s.io
 {{- end }}

@@ -3,7 +3,7 @@
 apiVersion: rbac.authorization.k8s.io/v1
 kind: Role
 metadata:
-  name: external-resizer-cfg
+  name: storage-controller:resizer-leader-election
   namespace: default
 rules:
 - apiGroups: ["coordination.k8s.io"]
@@ -17,7 +17,7 @@ rules:
 apiVersion: rbac.authorization.k8s.io/v1
 kind: RoleBinding
 metadata:
-  name: csi-resizer-role-cfg
+  name: storage-controller:resizer-leader-election
   namespace: default
 subjects:
 - kind: ServiceAccount
@@ -25,6 +25,6 @@ subjects:
   namespace: default
 roleRef:
   kind: Role
-  name: external-resizer-cfg
+  name: storage-controller:resizer-leader-election
   apiGroup: rbac.authorization.k8s.io
 {{- end }}

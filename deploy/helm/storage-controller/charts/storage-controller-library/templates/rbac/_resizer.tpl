@@ -1,10 +1,9 @@
 {{- define "storage-controller.permissions.resizer" -}}
 # The resizer always needs these. Each other directory resizer-* is for one feature.
-# The names are those of csi-resizer: applying this replaces its rules.
 apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRole
 metadata:
-  name: external-resizer-runner
+  name: storage-controller:resizer
 rules:
 # get: live reads after a conflicting write
 - apiGroups: [""]
@@ -23,13 +22,13 @@ rules:
 apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRoleBinding
 metadata:
-  name: csi-resizer-role
+  name: storage-controller:resizer
 subjects:
 - kind: ServiceAccount
   name: csi-resizer
   namespace: default # namespace of the ServiceAccount
 roleRef:
   kind: ClusterRole
-  name: external-resizer-runner
+  name: storage-controller:resizer
   apiGroup: rbac.authorization.k8s.io
 {{- end }}

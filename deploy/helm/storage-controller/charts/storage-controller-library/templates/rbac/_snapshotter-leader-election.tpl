@@ -3,7 +3,7 @@
 apiVersion: rbac.authorization.k8s.io/v1
 kind: Role
 metadata:
-  name: external-snapshotter-leaderelection
+  name: storage-controller:snapshotter-leader-election
   namespace: default
 rules:
 - apiGroups: ["coordination.k8s.io"]
@@ -13,7 +13,7 @@ rules:
 apiVersion: rbac.authorization.k8s.io/v1
 kind: RoleBinding
 metadata:
-  name: external-snapshotter-leaderelection
+  name: storage-controller:snapshotter-leader-election
   namespace: default
 subjects:
 - kind: ServiceAccount
@@ -21,6 +21,6 @@ subjects:
   namespace: default
 roleRef:
   kind: Role
-  name: external-snapshotter-leaderelection
+  name: storage-controller:snapshotter-leader-election
   apiGroup: rbac.authorization.k8s.io
 {{- end }}

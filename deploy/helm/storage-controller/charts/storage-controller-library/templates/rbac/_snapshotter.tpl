@@ -1,10 +1,9 @@
 {{- define "storage-controller.permissions.snapshotter" -}}
 # The snapshotter always needs these. Each other directory snapshotter-* is for one feature.
-# The names are those of csi-snapshotter: applying this replaces its rules.
 apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRole
 metadata:
-  name: external-snapshotter-runner
+  name: storage-controller:snapshotter
 rules:
 # get: live reads before deletions
 - apiGroups: ["snapshot.storage.k8s.io"]
@@ -23,13 +22,13 @@ rules:
 apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRoleBinding
 metadata:
-  name: csi-snapshotter-role
+  name: storage-controller:snapshotter
 subjects:
 - kind: ServiceAccount
   name: csi-snapshotter
   namespace: default # namespace of the ServiceAccount
 roleRef:
   kind: ClusterRole
-  name: external-snapshotter-runner
+  name: storage-controller:snapshotter
   apiGroup: rbac.authorization.k8s.io
 {{- end }}
