@@ -25,7 +25,7 @@ import (
 	"github.com/storage-controller/storage-controller/internal/settings"
 )
 
-// roleCommands are the roles of each command that runs some.
+// roleCommands are the roles of each command that a container may run.
 var roleCommands = map[string]app.Selection{
 	"all": app.All, "provision": app.Provision, "attach": app.Attach, "resize": app.Resize, "snapshot": app.Snapshot,
 	"capacity": app.Capacity, "nodecontroller": app.Nodecontroller,

@@ -179,7 +179,7 @@ func flagTables(root *cobra.Command) migrate.Tables {
 		Grants:   grantsOf,
 	}
 	for _, cmd := range root.Commands() {
-		if _, ok := selections[cmd.Name()]; !ok {
+		if _, ok := roleCommands[cmd.Name()]; !ok {
 			continue
 		}
 		cmd.Flags().VisitAll(func(f *pflag.Flag) {
@@ -195,12 +195,6 @@ func flagTables(root *cobra.Command) migrate.Tables {
 		t.Roles = append(t.Roles, r)
 	}
 	return t
-}
-
-// selections are the roles of the commands that a manifest may run.
-var selections = map[string]app.Selection{
-	"all": app.All, "provision": app.Provision, "attach": app.Attach, "resize": app.Resize, "snapshot": app.Snapshot,
-	"nodecontroller": app.Nodecontroller,
 }
 
 // acceptable validates args, which begin with a subcommand, as the program does in a container with variables.
@@ -229,7 +223,7 @@ func configOf(args []string) (app.Config, error) {
 	if err != nil {
 		return app.Config{}, err
 	}
-	c, err := selections[cmd.Name()].Read(cmd.Flags(), buildVersion())
+	c, err := roleCommands[cmd.Name()].Read(cmd.Flags(), buildVersion())
 	return c.Enabled(), err
 }
 

@@ -155,7 +155,7 @@ func TestDoctorOfAnInstallation(t *testing.T) {
 	admin.has("csidriver storageCapacity", doctor.OK, "true")
 	stranger := e.diagnose(3, env, slices.Concat(args, []string{"--kubeconfig", e.cp.Kubeconfig(), "--as", e.ns + "/stranger"})...)
 	stranger.has("rbac provisioner", doctor.Failure, "get,list,watch,create,patch,delete persistentvolumes")
-	stranger.has("rbac provisioner", doctor.Failure, "deploy/rbac/provisioner/rbac.yaml")
+	stranger.has("rbac provisioner", doctor.Failure, "--print-rbac")
 	stranger.has("rbac provisioner-snapshots", doctor.Warning, "without it")
 	stranger.has("rbac provisioner-secrets "+e.ns+"/s", doctor.Failure, "get secrets s in "+e.ns)
 

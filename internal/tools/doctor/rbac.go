@@ -147,8 +147,7 @@ func (g Grant) check(missing []access, failed error) Check {
 	switch {
 	case len(missing) > 0:
 		c.Status, c.Message = Failure, "not granted: "+summary(missing)
-		c.Hint = fmt.Sprintf("grant the rules of deploy/rbac/%s/rbac.yaml to its ServiceAccount: doctor --print-rbac prints them. Beside "+
-			"sidecars, do not apply the file under its own names, which may replace their roles (docs/migrate.md, Permissions)", g.File)
+		c.Hint = "run doctor again with --print-rbac, and apply its output: kubectl apply -f -"
 		if g.Without != "" {
 			c.Status, c.Message = Warning, c.Message+"; without it "+g.Without
 		}
