@@ -1,0 +1,78 @@
+// Copyright The storage-controller Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/storage-controller/storage-controller/csiclient/csitest"
+	"github.com/storage-controller/storage-controller/internal/kubetest"
+)
+
+// TestHelmTest runs the container of "helm test" as the ServiceAccount of releases with different values: it passes with the
+// permissions of the chart, and fails without them.
+func TestHelmTest(t *testing.T) {
+	t.Parallel()
+	for name, values := range map[string]string{
+		"defaults": "",
+		"per role": "mode: per-role\nprovisioner: {snapshots: false, topology: false}\ncapacity: {enabled: false}\n" +
+			"snapshotter: {enabled: false}",
+		"node":           "mode: node\nextraArgs: [--csi-address=/run/csi/x.sock]",
+		"node cleanup":   "nodecontroller: {enabled: true, nodeCleanup: volumes, nodeFinalizerMode: manage}",
+		"secure metrics": "metrics: {secure: true}",
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			e := newEnv(t, csitest.Config{}, 1)
+			kubetest.InstallCRDs(t, e.cp)
+			objects := charted(t, values)
+			i := slices.IndexFunc(objects, func(o *unstructured.Unstructured) bool { return o.GetAnnotations()["helm.sh/hook"] == "test" })
+			pod := converted[corev1.Pod](t, objects[i])
+			for _, o := range objects {
+				selector, _, _ := unstructured.NestedStringMap(o.Object, "spec", "selector", "matchLabels")
+				if len(selector) > 0 && labels.SelectorFromSet(selector).Matches(labels.Set(pod.Labels)) {
+					t.Errorf("%s %s selects the pod", o.GetKind(), o.GetName())
+				}
+			}
+			kubeconfig, _, _ := e.as(pod.Spec.ServiceAccountName)
+			if code, out := e.examined(pod.Spec.Containers[0], kubeconfig); code != 3 || !strings.Contains(out, "failure  rbac") {
+				t.Errorf("without permissions: exit code %d\n%s", code, out)
+			}
+			granted := e.applyRendered(objects)
+			e.inForce(pod.Spec.ServiceAccountName, granted)
+			if code, out := e.examined(pod.Spec.Containers[0], kubeconfig); code != 0 {
+				t.Errorf("exit code %d\n%s", code, out)
+			}
+		})
+	}
+}
+
+// examined runs doctor as a container does, and returns its exit code and output.
+func (e *env) examined(c corev1.Container, kubeconfig string) (int, string) {
+	e.t.Helper()
+	path, err := binary()
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	cmd := exec.Command(path, append(slices.Clone(c.Args), "--kubeconfig", kubeconfig)...)
+	fields := map[string]string{"metadata.namespace": e.ns, "metadata.name": "test", "spec.nodeName": e.nodes[0]}
+	cmd.Env = append(os.Environ(), "KUBECONFIG=")
+	for _, v := range c.Env {
+		cmd.Env = append(cmd.Env, v.Name+"="+fields[v.ValueFrom.FieldRef.FieldPath])
+	}
+	out, err := cmd.CombinedOutput()
+	if exit := (*exec.ExitError)(nil); err != nil && !errors.As(err, &exit) {
+		e.t.Fatal(err)
+	}
+	return cmd.ProcessState.ExitCode(), string(out)
+}
