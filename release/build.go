@@ -92,7 +92,7 @@ func build(ctx context.Context, o options) (err error) {
 	if r.licences, err = licences(ctx, r.source, info); err != nil {
 		return err
 	}
-	for _, step := range []func() error{r.archives, r.images, r.chart, r.krew, r.notes} {
+	for _, step := range []func() error{r.archives, r.images, r.charts, r.krew, r.notes} {
 		if err := step(); err != nil {
 			return err
 		}
@@ -139,7 +139,7 @@ func newRelease(ctx context.Context, o options) (*release, error) {
 		return nil, err
 	}
 	r.goVersion = "go" + version
-	meta, err := r.readChart()
+	meta, err := r.readChart(chartDir)
 	if err != nil {
 		return nil, err
 	}

@@ -23,16 +23,19 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-const chartDir = "deploy/helm/storage-controller"
+const (
+	chartDir   = "deploy/helm/storage-controller"
+	libraryDir = chartDir + "/charts/storage-controller-library"
+)
 
 // chartMeta is the part of Chart.yaml that a release uses.
 type chartMeta struct {
 	Name, Description, Home string
 }
 
-func (r *release) readChart() (chartMeta, error) {
+func (r *release) readChart(dir string) (chartMeta, error) {
 	var meta chartMeta
-	data, err := os.ReadFile(filepath.Join(r.source, chartDir, "Chart.yaml"))
+	data, err := os.ReadFile(filepath.Join(r.source, dir, "Chart.yaml"))
 	if err != nil {
 		return meta, err
 	}
@@ -45,14 +48,27 @@ func (r *release) readChart() (chartMeta, error) {
 	return meta, nil
 }
 
-// chart writes the chart with the version of the release and its image, as an archive and as an OCI layout
-// with the media types of Helm.
-func (r *release) chart() error {
-	meta, err := r.readChart()
+// charts writes the chart and the library chart with the version of the release and its image, as archives and as an
+// OCI layout with the media types of Helm.
+func (r *release) charts() error {
+	path, err := layout.Write(filepath.Join(r.out, "chart"), empty.Index)
 	if err != nil {
 		return err
 	}
-	files, err := r.chartFiles(meta.Name)
+	for _, dir := range []string{chartDir, libraryDir} {
+		if err := r.chart(dir, path); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (r *release) chart(dir string, path layout.Path) error {
+	meta, err := r.readChart(dir)
+	if err != nil {
+		return err
+	}
+	files, err := r.chartFiles(dir, meta.Name)
 	if err != nil {
 		return err
 	}
@@ -72,10 +88,6 @@ func (r *release) chart() error {
 	if err != nil {
 		return err
 	}
-	path, err := layout.Write(filepath.Join(r.out, "chart"), empty.Index)
-	if err != nil {
-		return err
-	}
 	img, err := artifact(config, data)
 	if err != nil {
 		return err
@@ -87,9 +99,9 @@ func (r *release) chart() error {
 	return r.sbom(name, []cdx.Component{{Type: cdx.ComponentTypeContainer, Name: r.repository, Version: r.version, BOMRef: image}})
 }
 
-// chartFiles returns the files of the chart, Chart.yaml first.
-func (r *release) chartFiles(name string) ([]file, error) {
-	root := filepath.Join(r.source, chartDir)
+// chartFiles returns the files of the chart in dir, Chart.yaml first.
+func (r *release) chartFiles(dir, name string) ([]file, error) {
+	root := filepath.Join(r.source, dir)
 	var files []file
 	err := filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil || entry.IsDir() {
@@ -103,7 +115,7 @@ func (r *release) chartFiles(name string) ([]file, error) {
 		if err != nil {
 			return err
 		}
-		switch relative {
+		switch filepath.Base(relative) {
 		case "Chart.yaml":
 			version := strings.TrimPrefix(r.version, "v")
 			content, err = replaceLine(content, "version: ", version, "appVersion: ", r.version)

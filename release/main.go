@@ -22,7 +22,8 @@ const usage = `usage: release build --version v1.2.3 [--source DIR] [--out DIR] 
 build writes into DIR (default dist/VERSION of the source):
   storage-controller_VERSION_OS_ARCH.tar.gz or .zip   the program, and links to it that kubectl finds as plugins
   images                                              OCI image layout: storage-controller and one image per sidecar
-  storage-controller-VERSION.tgz, chart               the Helm chart, as a file and as OCI image layout
+  storage-controller-VERSION.tgz, chart               the Helm chart, as a file and as OCI image layout,
+  storage-controller-library-VERSION.tgz              and the library chart
   krew                                                krew manifests of the kubectl plugins
   *.cdx.json                                          CycloneDX SBOM of each artifact
   release-notes.md, provenance.json, SHA256SUMS

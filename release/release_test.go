@@ -63,7 +63,17 @@ func TestRelease(t *testing.T) {
 	if out, err := check.CombinedOutput(); err != nil {
 		t.Errorf("sha256sum: %v: %s", err, out)
 	}
-	checkChart(t, filepath.Join(dir, "storage-controller-0.1.0-test.1.tgz"))
+	const version = "version: 0.1.0-test.1\nappVersion: v0.1.0-test.1\n"
+	const image = "\n  repository: example/storage-controller\n  tag: v0.1.0-test.1\n"
+	checkChart(t, filepath.Join(dir, "storage-controller-0.1.0-test.1.tgz"), map[string]string{
+		"storage-controller/Chart.yaml":                                   version,
+		"storage-controller/values.yaml":                                  image,
+		"storage-controller/charts/storage-controller-library/Chart.yaml": version,
+	})
+	checkChart(t, filepath.Join(dir, "storage-controller-library-0.1.0-test.1.tgz"), map[string]string{
+		"storage-controller-library/Chart.yaml":  version,
+		"storage-controller-library/values.yaml": image,
+	})
 
 	t.Run("images", func(t *testing.T) { runPublished(t, dir) })
 	archive := "storage-controller_v0.1.0-test.1_linux_" + runtime.GOARCH + ".tar.gz"
@@ -135,25 +145,20 @@ func restore(t *testing.T, dir string) func() {
 	}
 }
 
-// checkChart checks that the chart has the version and the image of the release.
-func checkChart(t *testing.T, path string) {
+// checkChart checks that files of a chart contain these texts.
+func checkChart(t *testing.T, path string, texts map[string]string) {
 	t.Helper()
 	data, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, lines := range map[string][]string{
-		"Chart.yaml":  {"\nversion: 0.1.0-test.1\n", "\nappVersion: v0.1.0-test.1\n"},
-		"values.yaml": {"\n  repository: example/storage-controller\n", "\n  tag: v0.1.0-test.1\n"},
-	} {
-		content, err := fromTar(data, "storage-controller/"+name)
+	for name, text := range texts {
+		content, err := fromTar(data, name)
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, line := range lines {
-			if !bytes.Contains(content, []byte(line)) {
-				t.Errorf("%s lacks %q", name, line)
-			}
+		if !bytes.Contains(content, []byte(text)) {
+			t.Errorf("%s in %s lacks %q", name, path, text)
 		}
 	}
 }
