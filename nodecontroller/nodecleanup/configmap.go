@@ -28,6 +28,8 @@ const (
 	AnnotationTopologyKey = "storage-controller.io/topology-key"
 	// AnnotationLastLook is the time when all nodes of the ConfigMap with lost nodes were checked last.
 	AnnotationLastLook = "storage-controller.io/last-look"
+	// AnnotationMode is the mode of the leader, the value of --node-cleanup, on the ConfigMap with lost nodes.
+	AnnotationMode = "storage-controller.io/mode"
 	// AnnotationHolder identifies the leader that may write the ConfigMap with lost nodes. If it is removed or changed, the
 	// leader releases its Lease, and the next leader sets it.
 	AnnotationHolder = "storage-controller.io/holder"
@@ -160,7 +162,7 @@ func (r *records) write(ctx context.Context, next recordSet) (err error) {
 		cm = r.cm.DeepCopy()
 	}
 	cm.Annotations, cm.Data = next.annotations, map[string]string{}
-	cm.Annotations[AnnotationHolder] = r.holder
+	cm.Annotations[AnnotationHolder], cm.Annotations[AnnotationMode] = r.holder, string(r.mode)
 	for value, n := range next.lost {
 		text, err := json.Marshal(n)
 		if err != nil {

@@ -38,6 +38,7 @@
 //	  annotations:
 //	    storage-controller.io/topology-key: topology.local.example.com/node
 //	    storage-controller.io/last-look: "2026-11-22T10:05:00Z"
+//	    storage-controller.io/mode: claims
 //	    storage-controller.io/approve: worker-9        # set by people, consumed by the controller
 //	data:
 //	  worker-7: '{"node":"worker-7","since":"2026-11-22T09:51:03Z","held":"breaker"}'

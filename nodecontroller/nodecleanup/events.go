@@ -115,6 +115,8 @@ func (n *notifier) missing(p Policy, h host, v volume, due time.Time) {
 	follows := fmt.Sprintf("nothing is done about it when its grace ends at %s", deadline)
 	switch {
 	case !p.Deletes():
+		follows = fmt.Sprintf("nothing is deleted. For a plan, run storage-controller nodecontroller cleanup --driver-name=%s --node=%s",
+			p.driver, h.name())
 	case !p.path(PathOrphan):
 		follows += "; --node-cleanup-paths does not include " + PathOrphan
 	case h.record.OptedOut:

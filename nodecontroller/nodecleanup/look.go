@@ -321,8 +321,9 @@ func (t *observer) announce(ctx context.Context, open bool) {
 	}
 	driver := t.live.csiDriver(ctx, t.policy.driver)
 	if v := t.verdict(ctx); open {
-		t.c.notify.warn(driver, reasonBreakerOpen, "%d of %d nodes are lost, and at most %d may be. Nothing more is cleaned up until an "+
-			"administrator approves it. Lost: %s", v.lost, v.total, v.limit, kube.ShortList(v.names, 10))
+		t.c.notify.warn(driver, reasonBreakerOpen, "%d of %d nodes are lost, and at most %d may be. Nothing more is cleaned up until they "+
+			"return or you approve: storage-controller nodecontroller approve --driver-name=%s NODE... --yes. Lost: %s", v.lost, v.total,
+			v.limit, t.policy.driver, kube.ShortList(v.names, 10))
 	} else {
 		t.c.notify.send(driver, corev1.EventTypeNormal, reasonBreakerClosed, t.c.notify.prefix+"No cleanup waits for an approval any more")
 	}

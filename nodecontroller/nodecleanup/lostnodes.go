@@ -62,6 +62,7 @@ func recordSetOf(cm *corev1.ConfigMap) recordSet {
 type records struct {
 	client            kubernetes.Interface
 	namespace, driver string // an empty namespace keeps the records in memory
+	mode              Mode
 	holder            string // of this term
 	timeout           time.Duration
 	endTerm           func(cause error)
@@ -73,9 +74,9 @@ type records struct {
 	set   recordSet
 }
 
-func newRecords(deps Deps, holder string, timeout time.Duration, endTerm func(cause error)) *records {
-	return &records{client: deps.Client, namespace: deps.Namespace, driver: deps.Driver, holder: holder, timeout: timeout, endTerm: endTerm,
-		set: recordSetOf(&corev1.ConfigMap{})}
+func newRecords(deps Deps, mode Mode, holder string, timeout time.Duration, endTerm func(cause error)) *records {
+	return &records{client: deps.Client, namespace: deps.Namespace, driver: deps.Driver, mode: mode, holder: holder, timeout: timeout,
+		endTerm: endTerm, set: recordSetOf(&corev1.ConfigMap{})}
 }
 
 // get returns the record of a host.

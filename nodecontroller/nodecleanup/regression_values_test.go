@@ -109,3 +109,22 @@ func TestNodeDoesNotWaitForTheDriver(t *testing.T) {
 	f.nodeDeleted("n")
 	f.untouched(pv)
 }
+
+// TestRecordsHaveTheMode: the ConfigMap names the mode of the process that wrote it last.
+func TestRecordsHaveTheMode(t *testing.T) {
+	f := scenario(t, nil)
+	f.bound("a", "n")
+	for _, mode := range []Mode{ModeReport, ModeDryRun} {
+		f.cfg.NodeCleanup = mode
+		f.start()
+		f.missing("n")
+		f.eventually("the records have the mode", func(ctx context.Context) error {
+			cm, err := f.client.CoreV1().ConfigMaps(f.ns).Get(ctx, ConfigMapName(f.driver), metav1.GetOptions{})
+			if err == nil && cm.Annotations[AnnotationMode] != string(mode) {
+				err = fmt.Errorf("they have %v, want %s", cm.Annotations, mode)
+			}
+			return err
+		})
+		f.stop()
+	}
+}

@@ -5,6 +5,7 @@ package explain
 
 import (
 	"context"
+	"fmt"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
@@ -17,7 +18,8 @@ import (
 // lostNode is a record of the nodecontroller about a lost node.
 type lostNode struct {
 	nodecleanup.LostNode
-	driver, namespace string // the namespace of the nodecontroller
+	driver, namespace string           // the namespace of the nodecontroller
+	mode              nodecleanup.Mode // of the leader that wrote the record last; "" is unknown
 }
 
 // lostNodes reads the records of all drivers and namespaces.
@@ -32,7 +34,8 @@ func (g *gatherer) lostNodes(ctx context.Context) {
 			continue
 		}
 		for _, n := range nodecleanup.ParseLostNodes(cm) {
-			g.facts.lost = append(g.facts.lost, lostNode{n, driver, cm.Namespace})
+			mode := nodecleanup.Mode(cm.Annotations[nodecleanup.AnnotationMode])
+			g.facts.lost = append(g.facts.lost, lostNode{n, driver, cm.Namespace, mode})
 		}
 	}
 }
@@ -67,13 +70,29 @@ func explainLostNode(e *explanation, n lostNode) {
 				"--namespace=%s "+
 				"%s --yes`.", n.driver, n.namespace, n.Name())
 	case nodecleanup.RecordApproved:
-		e.add(Waiting, "cleanup", "Node %s of driver %s %s; its cleanup was approved %s ago.", n.Name(), n.driver, lost, e.age(n.Approved)).
-			next("The nodecontroller deletes what its mode and the opt-in allow.")
+		explainMode(e, n, fmt.Sprintf("Node %s of driver %s %s; its cleanup was approved %s ago.", n.Name(), n.driver, lost,
+			e.age(n.Approved)), "")
 	case nodecleanup.RecordDeleting:
 		e.add(Waiting, "cleanup", "Node %s of driver %s is being deleted, or its deletion is not confirmed yet.%s",
 			n.Name(), n.driver, planned).next("The nodecontroller cleans up when the Node and its CSINode are deleted.")
 	default:
-		e.add(Waiting, "cleanup", "Node %s of driver %s %s.%s", n.Name(), n.driver, lost, planned).
-			next("The nodecontroller cleans up after --node-missing-grace, if its mode and the opt-in allow that, unless the node returns.")
+		explainMode(e, n, fmt.Sprintf("Node %s of driver %s %s.%s", n.Name(), n.driver, lost, planned),
+			" after --node-missing-grace, unless the node returns")
+	}
+}
+
+// explainMode reports a lost node and what the mode of the nodecontroller lets it do at the time when.
+func explainMode(e *explanation, n lostNode, sentence, when string) {
+	switch n.mode {
+	case nodecleanup.ModeOff, nodecleanup.ModeReport, nodecleanup.ModeDryRun:
+		e.add(Blocked, "cleanup", "%s The nodecontroller runs with --node-cleanup=%s: nothing is deleted.", sentence, n.mode).
+			next("If the node does not return, run `storage-controller nodecontroller cleanup --driver-name=%s --node=%s`, which prints a "+
+				"plan.", n.driver, n.Name())
+	case nodecleanup.ModeClaims:
+		e.add(Waiting, "cleanup", "%s", sentence).next("The nodecontroller deletes the claims that opted in%s.", when)
+	case nodecleanup.ModeVolumes:
+		e.add(Waiting, "cleanup", "%s", sentence).next("The nodecontroller deletes the claims and volumes that opted in%s.", when)
+	default:
+		e.add(Waiting, "cleanup", "%s", sentence).next("The nodecontroller cleans up%s, if its mode and the opt-in allow that.", when)
 	}
 }

@@ -30,10 +30,34 @@ func TestRecordsOfLostNodes(t *testing.T) {
 	} {
 		records := nodecleanup.ParseLostNodes(&corev1.ConfigMap{Data: map[string]string{"v": record}})
 		e := &explanation{facts: &facts{now: now}}
-		explainLostNode(e, lostNode{records[0], "d", "ns"})
+		explainLostNode(e, lostNode{records[0], "d", "ns", ""})
 		got := e.findings[0]
 		if got.Severity != want.severity || !strings.HasPrefix(got.Sentence, want.text) || (got.Next == "") != (want.severity == Fine) {
 			t.Errorf("%s: %+v, want %v %q", record, got, want.severity, want.text)
+		}
+	}
+}
+
+// TestModeOfLostNodes: the next step is that of the mode which the nodecontroller has recorded.
+func TestModeOfLostNodes(t *testing.T) {
+	const plan = "`storage-controller nodecontroller cleanup --driver-name=d --node=n`"
+	for mode, want := range map[nodecleanup.Mode]struct {
+		severity   Severity
+		text, next string
+	}{
+		nodecleanup.ModeReport:  {Blocked, "runs with --node-cleanup=report: nothing is deleted.", plan},
+		nodecleanup.ModeDryRun:  {Blocked, "runs with --node-cleanup=dry-run: nothing is deleted.", plan},
+		nodecleanup.ModeClaims:  {Waiting, "Node n of driver d is lost", "deletes the claims that opted in"},
+		nodecleanup.ModeVolumes: {Waiting, "Node n of driver d is lost", "deletes the claims and volumes that opted in"},
+		"":                      {Waiting, "Node n of driver d is lost", "if its mode and the opt-in allow that"},
+	} {
+		for _, record := range []nodecleanup.LostNode{{Node: "n", Since: now}, {Node: "n", Since: now, Approved: now}} {
+			e := &explanation{facts: &facts{now: now}}
+			explainLostNode(e, lostNode{record, "d", "ns", mode})
+			got := e.findings[0]
+			if got.Severity != want.severity || !strings.Contains(got.Sentence, want.text) || !strings.Contains(got.Next, want.next) {
+				t.Errorf("mode %q, record %+v: %+v, want %+v", mode, record, got, want)
+			}
 		}
 	}
 }
