@@ -23,11 +23,21 @@ func scenarioExcluded(t *testing.T) {
 	t.Parallel()
 	f := setup(t, nil)
 	own, out := kubetest.Namespace(t, f.cp), kubetest.Namespace(t, f.cp)
-	text, err := os.ReadFile("../../deploy/components/webhooks-enforce/webhook.yaml")
-	f.must(err)
-	config := &admissionregistrationv1.MutatingWebhookConfiguration{}
-	f.must(yaml.UnmarshalStrict([]byte(strings.ReplaceAll(string(text), `"csi-example"`, fmt.Sprintf("%q", own))), config))
-	config.Name = f.ns
+	config := &admissionregistrationv1.MutatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: f.ns}}
+	for _, component := range []string{"webhooks", "webhooks-enforce"} {
+		text, err := os.ReadFile("../../deploy/components/" + component + "/webhook.yaml")
+		f.must(err)
+		for doc := range strings.SplitSeq(strings.ReplaceAll(string(text), `"csi-example"`, fmt.Sprintf("%q", own)), "\n---\n") {
+			if strings.Contains(doc, "\nkind: MutatingWebhookConfiguration\n") {
+				var shipped admissionregistrationv1.MutatingWebhookConfiguration
+				f.must(yaml.UnmarshalStrict([]byte(doc), &shipped))
+				config.Webhooks = append(config.Webhooks, shipped.Webhooks...)
+			}
+		}
+	}
+	if len(config.Webhooks) != 2 {
+		t.Fatalf("%d webhooks are shipped, want 2", len(config.Webhooks))
+	}
 	for i := range config.Webhooks {
 		w := &config.Webhooks[i]
 		w.ClientConfig = admissionregistrationv1.WebhookClientConfig{
