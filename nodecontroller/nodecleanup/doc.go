@@ -38,7 +38,6 @@
 //	  annotations:
 //	    storage-controller.io/topology-key: topology.local.example.com/node
 //	    storage-controller.io/last-look: "2026-11-22T10:05:00Z"
-//	    storage-controller.io/mode: claims
 //	    storage-controller.io/approve: worker-9        # set by people, consumed by the controller
 //	data:
 //	  worker-7: '{"node":"worker-7","since":"2026-11-22T09:51:03Z","held":"breaker"}'
@@ -54,10 +53,9 @@
 //  4. If nothing looked at the lost nodes for longer than [Settings.ClockGap], their grace starts again.
 //  5. The leader writes the ConfigMap again if it is deleted.
 //
-// The queue has one key per host. A sync reads the caches about the host ([gatherer]), decides what
-// the record must contain ([Policy.recordOf]) and what comes next ([Policy.decideHost]). For each
-// volume [Policy.nextStep] names the next step: first the claim, then the volume, then its
-// finalizers. Before each deletion the volume, the node and the cluster are read from the API
-// server, the step is decided again, and [Policy.mayClean] must return no reason against it. The
-// deletion carries the UID and the resourceVersion of that read.
+// The queue has one key per host. A sync reads the caches ([gatherer]), decides what the record
+// must contain ([Policy.recordOf]) and what comes next ([Policy.decideHost]). [Policy.nextStep]
+// names the next step for a volume: the claim, the volume, its finalizers. Before each deletion the
+// volume, the node and the cluster are read live, the step is decided again, and [Policy.mayClean]
+// must return no reason against it. The deletion carries the UID and resourceVersion of that read.
 package nodecleanup
