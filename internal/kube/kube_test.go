@@ -53,7 +53,7 @@ func TestStubsShare(t *testing.T) {
 		return stub(&corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: strings.Clone("ns")},
 			Spec: corev1.PersistentVolumeClaimSpec{StorageClassName: ptr.To("c")}}).(*corev1.PersistentVolumeClaim)
 	}
-	if volume().Spec.CSI != volume().Spec.CSI {
+	if v, w := volume(), volume(); v.Spec.CSI != w.Spec.CSI {
 		t.Error("each volume has its own source")
 	}
 	a, b := claim(), claim()
