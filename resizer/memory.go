@@ -28,11 +28,18 @@ func (o operation) String() string { return [...]string{"expand", "modify"}[o] }
 // other returns the other operation.
 func (o operation) other() operation { return 1 - o }
 
+// lock is a mutex that is held during requests. Unlike a [sync.Mutex], a goroutine that waits for it is blocked
+// durably in the sense of testing/synctest.
+type lock chan struct{}
+
+func (l lock) Lock()   { l <- struct{}{} }
+func (l lock) Unlock() { <-l }
+
 // claimMemory holds what this process knows about the operations on one claim and the API does not
 // record. It ends with the term of the Lease.
 type claimMemory struct {
 	// mu is held during decisions and writes, and released during calls to the driver.
-	mu  sync.Mutex
+	mu  lock
 	ops [operations]operationMemory
 	// stages are the reasons of the last decisions, for metrics, /statusz and events of other objects.
 	stages [operations]atomic.Pointer[string]
@@ -142,7 +149,7 @@ func (s *memories) acquire(k key) *claimMemory {
 	defer s.mu.Unlock()
 	m := s.claims[k.UID]
 	if m == nil {
-		m = &claimMemory{}
+		m = &claimMemory{mu: make(lock, 1)}
 		s.claims[k.UID], s.keys[k.UID] = m, k
 	}
 	m.refs++
