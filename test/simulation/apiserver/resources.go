@@ -105,7 +105,7 @@ func customResources() []*resource {
 	add := func(group, version, plural, kind string, namespaced, status bool) {
 		all = append(all, &resource{gvr: schema.GroupVersionResource{Group: group, Version: version, Resource: plural}, kind: kind,
 			namespaced: namespaced, status: status, clearStatus: status, statusKeepsAll: true, custom: true,
-			beforeCreate: prepareCustom, beforeUpdate: prepareCustomUpdate})
+			beforeCreate: prepareCustom, beforeUpdate: prepareCustomUpdate, validateUpdate: validateCustomUpdate})
 	}
 	const snapshot, group = "snapshot.storage.k8s.io", "groupsnapshot.storage.k8s.io"
 	add(snapshot, "v1", "volumesnapshots", "VolumeSnapshot", true, true)

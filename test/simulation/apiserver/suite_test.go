@@ -358,7 +358,7 @@ func TestSameResponses(t *testing.T) {
 		}
 	}
 	t.Logf("%d requests, %d of them with different responses", len(all), different)
-	if len(all) < 270 {
+	if len(all) < 290 {
 		t.Errorf("%d requests: the file has fewer than it had", len(all))
 	}
 }

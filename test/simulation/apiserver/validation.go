@@ -55,6 +55,11 @@ func validateMetaUpdate[T metav1.Object](obj, old T) field.ErrorList {
 	return validation.ValidateObjectMetaAccessorUpdate(obj, old, metadata)
 }
 
+// validateCustomUpdate validates a change of the metadata of a custom resource.
+func validateCustomUpdate(obj, old runtime.Object) field.ErrorList {
+	return validateMetaUpdate(accessor(obj), accessor(old))
+}
+
 // validateAccessModes validates the access modes of a claim or volume.
 func validateAccessModes(modes []corev1.PersistentVolumeAccessMode, detail string) field.ErrorList {
 	path := field.NewPath("spec", "accessModes")
