@@ -65,6 +65,10 @@ fuzz: ## Fuzz each target for FUZZTIME (default 30s)
 simulate: ## Run SEEDS histories (default 1000) of the simulation; SEED=n replays one
 	go test -count=1 -timeout 24h -v -run TestSeeds ./test/simulation -args -seeds $(if $(SEED),1,$(or $(SEEDS),1000)) -from $(or $(SEED),$(FROM),1)
 
+.PHONY: simulate-same
+simulate-same: ## Run the history of SEED (default 1) of the simulation RUNS times (default 1000): all must be equal
+	go test -count=1 -timeout 24h -v -run TestSameSeedSameHistory ./test/simulation -args -from $(or $(SEED),1) -same 1 -runs $(or $(RUNS),1000)
+
 .PHONY: simulate-mutations
 simulate-mutations: ## Remove one safety rule after the other and count the seeds until the simulation finds it; ARGS=-only=NAME
 	go run ./test/simulation/mutations $(ARGS)

@@ -135,10 +135,11 @@ var allowed = map[string][]string{
 	"test/scenarios":  {},
 
 	"test/simulation": {
-		"attacher", "csiclient/csitest", "internal/app", "provisioner", "test/simulation/apiserver", "test/simulation/cluster",
+		"attacher", "csiclient", "csiclient/csitest", "internal/app", "provisioner", "resizer", "snapshotter",
+		"test/simulation/apiserver", "test/simulation/cluster",
 	},
 	"test/simulation/apiserver": {},
-	"test/simulation/cluster":   {"test/simulation/apiserver"},
+	"test/simulation/cluster":   {"snapshotter", "test/simulation/apiserver"},
 	"test/simulation/mutations": {},
 }
 
@@ -173,7 +174,10 @@ var confined = map[string][]string{
 	"k8s.io/csi-translation-lib":    {"internal/migration"},
 	"go.opentelemetry.io/":          {"csiclient", "internal/tracing"},
 	"github.com/kubernetes-csi/csi": {"csiclient"},
-	"github.com/kubernetes-csi/ext": {"internal/app", "internal/tools/explain", "internal/volumerules", "provisioner", "snapshotter"},
+	"github.com/kubernetes-csi/ext": {
+		"internal/app", "internal/tools/explain", "internal/volumerules", "provisioner", "snapshotter", "test/simulation",
+		"test/simulation/cluster",
+	},
 }
 
 func TestImportsKeepToThePicture(t *testing.T) {

@@ -77,7 +77,18 @@ func (a address) String() string { return string(a) }
 
 // startDriver starts the driver with all its calls at the gate.
 func (s *simulation) startDriver() {
-	s.driver = csitest.New(csitest.Config{Name: driverName})
+	config := csitest.Config{Name: driverName, NoNodeExpansion: !s.scale.nodeExpansion, DiscardCalls: true}
+	config.Controller = []csi.ControllerServiceCapability_RPC_Type{
+		csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME, csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME,
+	}
+	if s.scale.features.Resize {
+		config.Controller = append(config.Controller, csi.ControllerServiceCapability_RPC_EXPAND_VOLUME,
+			csi.ControllerServiceCapability_RPC_MODIFY_VOLUME)
+	}
+	if s.scale.features.Snapshots {
+		config.Controller = append(config.Controller, csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT)
+	}
+	s.driver = csitest.New(config)
 	for _, method := range calls {
 		s.driver.Always(method, func(ctx context.Context, _ *csitest.Plugin, r any, do func() (any, error)) (any, error) {
 			return s.call(ctx, method, r, do)
@@ -107,33 +118,47 @@ func (s *simulation) call(ctx context.Context, method string, r any, do func() (
 	if from == nil || from.killed() {
 		return nil, status.Error(codes.Canceled, "killed")
 	}
-	o := &operation{replica: from, kind: call, name: method + " " + volumeOf(r), volume: volumeOf(r), late: func() { _, _ = do() }}
+	o := &operation{
+		replica: from, kind: call, name: method + " " + volumeOf(r), method: method, volume: volumeOf(r), late: func() { _, _ = do() },
+	}
 	s.began(from, method, r)
 	v, ok := s.gate.wait(ctx, o)
 	switch {
 	case !ok:
 		return nil, status.FromContextError(context.Canceled).Err()
 	case v.err != nil:
+		s.answered(from, r, v.err)
 		return nil, v.err
 	}
 	answer, err := do()
+	if created, ok := answer.(*csi.CreateSnapshotResponse); ok && err == nil && v.unready {
+		created.Snapshot.ReadyToUse = false
+	}
 	if v.delay {
 		late := &operation{replica: from, kind: callResponse, name: "response to " + method + " " + volumeOf(r)}
 		if v, ok = s.gate.wait(ctx, late); !ok {
 			return nil, status.FromContextError(context.Canceled).Err()
 		}
 	}
-	if err == nil && v.lost != nil {
-		return nil, v.lost
+	if err == nil {
+		err = v.lost
 	}
-	return answer, err
+	s.answered(from, r, err)
+	if err != nil {
+		return nil, err
+	}
+	return answer, nil
 }
 
-// volumeOf returns the name or the ID of the volume that a call is about.
+// volumeOf returns the name or the ID of the volume or snapshot that a call is about.
 func volumeOf(r any) string {
 	switch r := r.(type) {
 	case *csi.CreateVolumeRequest:
 		return r.GetName()
+	case *csi.CreateSnapshotRequest:
+		return r.GetName()
+	case *csi.DeleteSnapshotRequest:
+		return r.GetSnapshotId()
 	case *csi.ControllerPublishVolumeRequest:
 		return r.GetVolumeId() + " " + r.GetNodeId()
 	case *csi.ControllerUnpublishVolumeRequest:

@@ -19,7 +19,8 @@ type operation struct {
 	name    string // the same in each run of a seed
 	write   bool   // a request that can be answered with a conflict
 	lease   bool   // a request for a Lease
-	volume  string // of a call
+	method  string // of a call
+	volume  string // of a call: the name or ID of the volume or snapshot
 	arrived int
 	// late is called instead of resuming a call whose client has canceled it: the driver executes it.
 	late   func()
@@ -43,6 +44,8 @@ type verdict struct {
 	err   error // instead of executing the operation
 	lost  error // after executing it, instead of its response
 	delay bool  // the response is an operation of its own
+
+	unready bool // the response says that the snapshot is not ready
 }
 
 // gate holds operations until the schedule continues them, so that only one of them runs at a time.

@@ -15,7 +15,10 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/storage-controller/storage-controller/attacher"
+	"github.com/storage-controller/storage-controller/csiclient/csitest"
 	"github.com/storage-controller/storage-controller/provisioner"
+	"github.com/storage-controller/storage-controller/resizer"
+	"github.com/storage-controller/storage-controller/snapshotter"
 	"github.com/storage-controller/storage-controller/test/simulation/apiserver"
 	"github.com/storage-controller/storage-controller/test/simulation/cluster"
 )
@@ -26,11 +29,15 @@ type checker struct {
 	read    map[*replica]map[string]*corev1.PersistentVolume // as last read from the API server
 	volumes map[string]*corev1.PersistentVolume              // the last state of all that have ever existed, by handle
 	renewed map[string]time.Time                             // the last write of each Lease
+	resizer resizeChecker
+	taken   snapshotChecker
 }
 
 func newChecker() checker {
-	return checker{read: map[*replica]map[string]*corev1.PersistentVolume{}, volumes: map[string]*corev1.PersistentVolume{},
-		renewed: map[string]time.Time{}}
+	return checker{
+		read: map[*replica]map[string]*corev1.PersistentVolume{}, volumes: map[string]*corev1.PersistentVolume{},
+		renewed: map[string]time.Time{}, resizer: newResizeChecker(), taken: newSnapshotChecker(),
+	}
 }
 
 // retained reports whether the volume may be left behind: users have set the policy Retain, perhaps while
@@ -40,12 +47,24 @@ func (c checker) retained(handle string) bool {
 	return pv != nil && pv.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimRetain
 }
 
+// mayLeak reports whether v may have no PersistentVolume: with --provisioning-protection=on-retry, the claim is not
+// protected during the first call, and a process that was killed then does not know about the volume of a claim that
+// was deleted.
+func (s *simulation) mayLeak(v csitest.Volume) bool {
+	claims := cluster.List[*corev1.PersistentVolumeClaim](s.api, cluster.Claims)
+	return s.scale.protection == "on-retry" && s.checker.volumes[v.ID] == nil &&
+		!slices.ContainsFunc(claims, func(c *corev1.PersistentVolumeClaim) bool { return "pvc-"+string(c.UID) == v.Name })
+}
+
 // observe records what r reads or renews, before it is executed.
 func (s *simulation) observe(from *replica, r apiserver.Request) {
 	if r.Resource.Group == coordinationv1.GroupName && r.Verb == "update" {
 		s.mu.Lock()
 		s.checker.renewed[r.Name] = time.Now()
 		s.mu.Unlock()
+	}
+	if r.Resource == cluster.Contents && r.Verb == "get" {
+		s.readContent(from, r.Name)
 	}
 	if r.Resource != cluster.Volumes || r.Name == "" || r.Verb != "get" {
 		return
@@ -70,6 +89,14 @@ func (s *simulation) began(from *replica, method string, r any) {
 		lease, err = attacher.LeaseName(driverName), s.mayPublish(r)
 	case *csi.ControllerUnpublishVolumeRequest:
 		lease, err = attacher.LeaseName(driverName), s.mayUnpublish(r)
+	case *csi.ControllerExpandVolumeRequest:
+		lease, err = resizer.LeaseName(driverName), s.mayExpand(from, r)
+	case *csi.ControllerModifyVolumeRequest:
+		lease, err = resizer.LeaseName(driverName), s.mayModify(r)
+	case *csi.CreateSnapshotRequest:
+		lease, err = snapshotter.LeaseName(driverName), s.mayCreateSnapshot(r)
+	case *csi.DeleteSnapshotRequest:
+		lease, err = snapshotter.LeaseName(driverName), s.mayDeleteSnapshot(from, r)
 	case *csi.CreateVolumeRequest:
 	default:
 		return
@@ -193,6 +220,8 @@ func (s *simulation) check() {
 			s.violated("claim %s lost its volume", claim.Name)
 		}
 	}
+	s.checkSizes()
+	s.checkSnapshots()
 	for _, r := range s.replicas {
 		if r == nil {
 			continue
@@ -207,6 +236,8 @@ func (s *simulation) check() {
 
 // checkRest checks that the driver has what the objects say.
 func (s *simulation) checkRest(when string) {
+	s.checkModified(when)
+	s.checkSnapshotsAtRest(when)
 	handles, recorded, attached := map[string]bool{}, map[string]bool{}, map[string]bool{}
 	for _, pv := range cluster.List[*corev1.PersistentVolume](s.api, cluster.Volumes) {
 		handles[pv.Spec.CSI.VolumeHandle] = true
@@ -220,7 +251,7 @@ func (s *simulation) checkRest(when string) {
 		}
 	}
 	for _, v := range s.driver.Volumes() {
-		if !handles[v.ID] && !s.checker.retained(v.ID) {
+		if !handles[v.ID] && !s.checker.retained(v.ID) && !s.mayLeak(v) {
 			s.violated("%s: volume %s (%s) has no PersistentVolume", when, v.ID, v.Name)
 		}
 		delete(handles, v.ID)

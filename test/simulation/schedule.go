@@ -27,8 +27,8 @@ const idle = time.Second
 const restIdle = 5 * time.Second
 
 // chaos runs steps with faults and users.
-func (s *simulation) chaos() {
-	for range s.scale.steps {
+func (s *simulation) chaos(steps int) {
+	for range steps {
 		s.nextStep()
 		if s.check(); s.history.Violation != "" {
 			return
@@ -39,9 +39,11 @@ func (s *simulation) chaos() {
 		switch n := s.choices.Pick(100); {
 		case n >= 98 && s.scale.faults > 0:
 			s.disaster()
-		case n >= 90:
-			s.do(s.cluster.UserSteps(s.scale.claims))
 		case n >= 88:
+			if groups := s.cluster.UserSteps(s.scale.claims); len(groups) > 0 {
+				s.do(groups[s.choices.Pick(len(groups))])
+			}
+		case n >= 86:
 			s.record("time passes")
 			s.advance(idle)
 		case len(steps) > 0 && (n >= 65 || len(pending) == 0):
@@ -65,8 +67,13 @@ func (s *simulation) nextStep() {
 // eligible returns the pending operations that are not held up.
 func (s *simulation) eligible(pending []*operation) []*operation {
 	var eligible []*operation
+	running := map[string]bool{}
 	for _, o := range pending {
 		held := o.kind != call && o.kind != callResponse && s.step < o.replica.partitioned
+		if o.kind == call { // a driver executes the calls for one volume in the order of their arrival
+			held = running[o.volume]
+			running[o.volume] = true
+		}
 		if !held && s.step >= s.frozen[o.replica.client+" "+o.watched()] {
 			eligible = append(eligible, o)
 		}
@@ -84,9 +91,6 @@ func (o *operation) watched() string {
 
 // do executes one of steps.
 func (s *simulation) do(steps []cluster.Step) {
-	if len(steps) == 0 {
-		return
-	}
 	step := steps[s.choices.Pick(len(steps))]
 	s.record("%s%s", step.Name, suffix(step.Do(context.Background())))
 }
@@ -170,13 +174,19 @@ func (s *simulation) watchFault() (verdict, string) {
 // callFault returns a fault of a call of the driver.
 func (s *simulation) callFault(o *operation) (verdict, string) {
 	all := []codes.Code{codes.Unavailable, codes.DeadlineExceeded, codes.Aborted, codes.Internal, codes.ResourceExhausted}
+	if o.method == "ControllerExpandVolume" {
+		all = append(all, codes.OutOfRange)
+	}
+	if o.method == "CreateSnapshot" && s.choices.Pick(3) == 0 {
+		return verdict{unready: true}, ", whose snapshot is not ready"
+	}
 	code := all[s.choices.Pick(len(all))]
 	err := status.Error(code, "simulated")
-	// ResourceExhausted means that there is no effect, and so does Internal for the provisioner: both end its
-	// uncertainty about CreateVolume, so that a driver that has the volume must not respond with them.
-	final := code == codes.ResourceExhausted
-	if name, ok := strings.CutPrefix(o.name, "CreateVolume "); ok && (final || code == codes.Internal) {
-		if final = !s.hasVolume(name); !final {
+	// ResourceExhausted means that there is no effect, and so does Internal for volumes and snapshots: both end the
+	// uncertainty about the call, so that a driver that has the volume must not respond with them.
+	final := code == codes.ResourceExhausted || code == codes.OutOfRange
+	if (o.method == "CreateVolume" || o.method == "CreateSnapshot") && (final || code == codes.Internal) {
+		if final = !s.has(o.volume); !final {
 			code, err = codes.Unavailable, status.Error(codes.Unavailable, "simulated")
 		}
 	}
@@ -186,9 +196,10 @@ func (s *simulation) callFault(o *operation) (verdict, string) {
 	return verdict{lost: err}, ", which takes effect and fails with " + code.String()
 }
 
-// hasVolume reports whether the driver has a volume with that name.
-func (s *simulation) hasVolume(name string) bool {
-	return slices.ContainsFunc(s.driver.Volumes(), func(v csitest.Volume) bool { return v.Name == name })
+// has reports whether the driver has a volume or snapshot with that name.
+func (s *simulation) has(name string) bool {
+	return slices.ContainsFunc(s.driver.Volumes(), func(v csitest.Volume) bool { return v.Name == name }) ||
+		slices.ContainsFunc(s.driver.Snapshots(), func(v csitest.Snapshot) bool { return v.Name == name })
 }
 
 // disaster kills a replica, restarts the driver, or holds up requests or events for a while.
@@ -201,7 +212,11 @@ func (s *simulation) disaster() {
 	case n < 4:
 		s.crash(i)
 	case n < 6:
-		resource := []string{"persistentvolumeclaims", "persistentvolumes", "volumeattachments", "storageclasses"}[s.choices.Pick(4)]
+		resources := []string{"persistentvolumeclaims", "persistentvolumes", "volumeattachments", "storageclasses"}
+		if s.scale.features.Snapshots {
+			resources = append(resources, "volumesnapshotcontents", "volumesnapshotclasses")
+		}
+		resource := resources[s.choices.Pick(len(resources))]
 		s.record("%s gets no events of %s for a while", r.client, resource)
 		s.frozen[r.client+" "+resource] = s.step + 10 + s.choices.Pick(40)
 	case n < 8:

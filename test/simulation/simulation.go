@@ -12,6 +12,7 @@ import (
 	mathrand "math/rand"
 	"math/rand/v2"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -67,7 +68,19 @@ type simulation struct {
 }
 
 // scale is the size of a history.
-type scale struct{ replicas, nodes, claims, steps, faults int }
+type scale struct {
+	replicas, nodes, claims, steps, faults int
+
+	features cluster.Features
+	// protection is the value of --provisioning-protection.
+	protection string
+	// nodeExpansion: an expansion needs the kubelet.
+	nodeExpansion bool
+	// prepared: the claims are bound before the first fault.
+	prepared bool
+	// impatient: users delete everything during the faults, too.
+	impatient bool
+}
 
 // Run runs the history of seed, or with a non-nil replay that of these choices.
 func Run(t *testing.T, seed uint64, replay []uint16, log logr.Logger) (h History) {
@@ -91,15 +104,12 @@ func Run(t *testing.T, seed uint64, replay []uint16, log logr.Logger) (h History
 func (s *simulation) run() {
 	s.seedGlobals()
 	uuid.SetRand(randReader{rand.New(rand.NewPCG(1, 1))})
-	s.scale = scale{
-		replicas: 1 + s.choices.Pick(3), nodes: 2, claims: 1 + s.choices.Pick(3), steps: 20 + s.choices.Pick(100),
-		faults: []int{0, 2, 6, 15}[s.choices.Pick(4)],
-	}
+	s.scale = s.pickScale()
 	s.api = apiserver.New(s.hooks())
-	s.config = s.flags()
+	s.config = s.scale.configuration()
 	s.startDriver()
 	var err error
-	if s.cluster, err = cluster.New(s.api, driverName, s.scale.nodes); err == nil {
+	if s.cluster, err = cluster.New(s.api, driverName, s.scale.nodes, s.scale.features); err == nil {
 		err = s.cluster.SetUp(context.Background())
 	}
 	if err != nil {
@@ -109,23 +119,59 @@ func (s *simulation) run() {
 	for i := range s.replicas {
 		s.startReplica(i)
 	}
-	s.chaos()
-	s.rest("at rest")
-	if s.history.Violation == "" {
-		s.record("users delete everything")
-		if err := s.cluster.TearDown(context.Background()); err != nil {
-			s.violated("deleting everything: %v", err)
+	if s.scale.prepared {
+		s.record("users create claims")
+		if err := s.cluster.CreateClaims(context.Background(), s.scale.claims); err != nil {
+			s.violated("creating claims: %v", err)
 		}
-		s.rest("after users have deleted everything")
+		s.rest("before the first fault")
 	}
+	s.chaos(s.scale.steps)
+	if s.scale.impatient {
+		s.tearDown()
+		s.chaos(s.scale.steps / 2)
+	}
+	s.rest("at rest")
+	s.tearDown()
+	s.rest("after users have deleted everything")
 	s.end()
 }
 
-// flags returns the configuration of the processes.
-func (s *simulation) flags() app.Config {
+// tearDown has users delete everything.
+func (s *simulation) tearDown() {
+	if s.history.Violation != "" {
+		return
+	}
+	s.record("users delete everything")
+	if err := s.cluster.TearDown(context.Background()); err != nil {
+		s.violated("deleting everything: %v", err)
+	}
+}
+
+// pickScale chooses the size of the history.
+func (s *simulation) pickScale() scale {
+	pick := s.choices.Pick
+	c := scale{
+		replicas: 1 + pick(3), nodes: 2, claims: 1 + pick(3), steps: 20 + pick(100), faults: []int{0, 2, 6, 15}[pick(4)],
+		features:      cluster.Features{Resize: pick(2) == 1, Snapshots: pick(2) == 1},
+		nodeExpansion: pick(2) == 1, prepared: pick(2) == 1, impatient: pick(4) == 3,
+		protection: []string{"always", "always", "on-retry"}[pick(3)],
+	}
+	return c
+}
+
+// configuration returns the configuration of the processes.
+func (c scale) configuration() app.Config {
+	roles := []string{"provisioner", "attacher"}
+	if c.features.Resize {
+		roles = append(roles, "resizer")
+	}
+	if c.features.Snapshots {
+		roles = append(roles, "snapshotter")
+	}
 	args := []string{
-		"--controllers=provisioner,attacher", "--worker-threads=3", "--retry-interval-max=8s",
-		"--provisioning-protection=always", "--leader-election", "--leader-election-namespace=kube-system",
+		"--controllers=" + strings.Join(roles, ","), "--worker-threads=3", "--retry-interval-max=8s",
+		"--provisioning-protection=" + c.protection, "--leader-election", "--leader-election-namespace=kube-system",
 		// Four times the default, so that renewals are a smaller part of each history.
 		"--leader-election-lease-duration=60s", "--leader-election-renew-deadline=40s", "--leader-election-retry-period=20s",
 	}

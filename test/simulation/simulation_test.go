@@ -4,10 +4,13 @@
 package simulation
 
 import (
+	"crypto/sha256"
 	"flag"
+	"fmt"
 	"os"
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -19,9 +22,11 @@ import (
 
 var (
 	seeds = flag.Int("seeds", 40, "number of seeds")
+	fresh = flag.Int("fresh", 40, "number of seeds that differ in each run")
 	from  = flag.Uint64("from", 1, "the first seed")
 	stop  = flag.Bool("stop", false, "stop after the first violation, without a shorter history")
-	runs  = flag.Int("runs", 3, "runs of each seed that must give the same history")
+	same  = flag.Int("same", 3, "number of seeds that must give the same history in each run")
+	runs  = flag.Int("runs", 3, "runs of each of them")
 )
 
 func TestMain(m *testing.M) {
@@ -37,13 +42,22 @@ func TestMain(m *testing.M) {
 
 // TestSeeds runs a history for each seed. A violation is reported with its seed, which replays it, and with a
 // shorter history that has a violation, too.
-func TestSeeds(t *testing.T) {
-	begin, steps, faults := time.Now(), 0, 0
-	for i := range *seeds {
-		n := *from + uint64(i)
+func TestSeeds(t *testing.T) { run(t, *from, *seeds) }
+
+// TestFreshSeeds runs histories that no earlier run had.
+func TestFreshSeeds(t *testing.T) {
+	first := uint64(time.Now().UnixNano())
+	t.Logf("seeds from %d on", first)
+	run(t, first, *fresh)
+}
+
+func run(t *testing.T, from uint64, seeds int) {
+	begin, all := time.Now(), statistics{}
+	for i := range seeds {
+		n := from + uint64(i)
 		h := Run(t, n, nil, logr.Discard())
-		steps, faults = steps+h.Steps, faults+h.Faults
-		if *seeds == 1 {
+		all.add(h)
+		if seeds == 1 {
 			t.Log(strings.Join(h.Lines, "\n"))
 		}
 		if h.Violation != "" && *stop {
@@ -54,22 +68,68 @@ func TestSeeds(t *testing.T) {
 			t.Errorf("seed %d: %s\nminimized: %s\n%s", n, h.Violation, short.Violation, strings.Join(short.Lines, "\n"))
 		}
 		if (i+1)%1000 == 0 {
-			t.Logf("%d seeds, %d steps, %d faults, %v", i+1, steps, faults, time.Since(begin).Round(time.Second))
+			t.Logf("%d seeds, %v", i+1, time.Since(begin).Round(time.Second))
 		}
 	}
-	t.Logf("%d seeds, %d steps, %d faults, %v per seed", *seeds, steps, faults, time.Since(begin)/time.Duration(*seeds))
+	t.Logf("%d seeds, %v per seed, %v of virtual time\n%s\n%s", seeds, time.Since(begin)/time.Duration(max(seeds, 1)),
+		all.virtual.Round(time.Minute), histogram("steps", all.steps), histogram("faults", all.faults))
 }
 
+// statistics are what histories consist of.
+type statistics struct {
+	steps, faults []int
+	virtual       time.Duration
+}
+
+func (s *statistics) add(h History) {
+	s.steps, s.faults, s.virtual = append(s.steps, h.Steps), append(s.faults, h.Faults), s.virtual+h.Duration
+}
+
+// histogram returns the number of histories with each number of what, in eight intervals.
+func histogram(what string, values []int) string {
+	const intervals, width = 8, 50
+	if len(values) == 0 {
+		return ""
+	}
+	size, sum, counts := slices.Max(values)/intervals+1, 0, [intervals]int{}
+	for _, v := range values {
+		counts[v/size]++
+		sum += v
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s per history: %d on average\n", what, sum/len(values))
+	for i, n := range counts {
+		fmt.Fprintf(&b, "%5d-%-5d %7d %s\n", i*size, (i+1)*size-1, n, strings.Repeat("#", n*width/slices.Max(counts[:])))
+	}
+	return b.String()
+}
+
+func TestHistogram(t *testing.T) {
+	got := histogram("steps", []int{0, 1, 15, 15, 16})
+	bar := strings.Repeat("#", 50)
+	want := "steps per history: 9 on average\n" +
+		"    0-2           2 " + bar[:33] + "\n" +
+		"    3-5           0 \n    6-8           0 \n    9-11          0 \n   12-14          0 \n" +
+		"   15-17          3 " + bar + "\n" +
+		"   18-20          0 \n   21-23          0 \n"
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// TestSameSeedSameHistory runs each seed several times, and replays its choices.
 func TestSameSeedSameHistory(t *testing.T) {
-	for n := *from; n < *from+3; n++ {
+	for n := *from; n < *from+uint64(*same); n++ {
 		first := Run(t, n, nil, logr.Discard())
-		for range *runs - 1 {
+		for i := range *runs - 1 {
 			if diff := cmp.Diff(first.Lines, Run(t, n, nil, logr.Discard()).Lines); diff != "" {
-				t.Fatalf("seed %d: %s", n, diff)
+				t.Fatalf("seed %d, run %d: %s", n, i+2, diff)
 			}
 		}
 		if diff := cmp.Diff(first.Lines, Run(t, 0, first.Choices, logr.Discard()).Lines); diff != "" {
 			t.Errorf("seed %d: the replay of its choices differs: %s", n, diff)
 		}
+		// The sum compares histories of several processes.
+		t.Logf("seed %d: %d lines, %d runs, SHA-256 %x", n, len(first.Lines), *runs, sha256.Sum256([]byte(strings.Join(first.Lines, "\n"))))
 	}
 }

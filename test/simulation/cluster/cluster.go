@@ -3,7 +3,8 @@
 
 // Package cluster simulates the other components of a cluster that storage-controller works with: the
 // PersistentVolume binder, the protection of claims and volumes, the scheduler, the attach-detach
-// controller, and users. Each is a set of steps that are possible in the current state of the API server.
+// controller, the kubelet, the snapshot-controller, and users. Each is a set of steps that are possible in the
+// current state of the API server.
 package cluster
 
 import (
@@ -11,6 +12,8 @@ import (
 	"fmt"
 	"slices"
 
+	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
+	snapshotclient "github.com/kubernetes-csi/external-snapshotter/client/v8/clientset/versioned/typed/volumesnapshot/v1"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -29,7 +32,15 @@ var (
 	Volumes     = corev1.SchemeGroupVersion.WithResource("persistentvolumes")
 	Classes     = storagev1.SchemeGroupVersion.WithResource("storageclasses")
 	Attachments = storagev1.SchemeGroupVersion.WithResource("volumeattachments")
+	Snapshots   = snapshotv1.SchemeGroupVersion.WithResource("volumesnapshots")
+	Contents    = snapshotv1.SchemeGroupVersion.WithResource("volumesnapshotcontents")
 )
+
+// Features selects what users use besides volumes and attachments.
+type Features struct {
+	Resize    bool // they expand volumes and modify them
+	Snapshots bool
+}
 
 // Step is something that a component or a user can do now.
 type Step struct {
@@ -42,11 +53,14 @@ type Pod struct{ Claim, Node string }
 
 // Cluster is everything around storage-controller and the driver.
 type Cluster struct {
-	api    *apiserver.Server
-	client kubernetes.Interface
-	driver string
-	Nodes  []string
-	pods   []Pod
+	api       *apiserver.Server
+	client    kubernetes.Interface
+	snapshots snapshotclient.SnapshotV1Interface
+	driver    string
+	features  Features
+	Nodes     []string
+	pods      []Pod
+	classes   int // the number of VolumeSnapshotClasses that were created
 
 	version uint64 // of steps
 	changed bool   // pods changed since then
@@ -54,14 +68,18 @@ type Cluster struct {
 }
 
 // New returns a cluster without objects.
-func New(api *apiserver.Server, driver string, nodes int) (*Cluster, error) {
+func New(api *apiserver.Server, driver string, nodes int, features Features) (*Cluster, error) {
 	config := api.Config("cluster")
 	config.ContentType = runtime.ContentTypeProtobuf
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return nil, err
 	}
-	c := &Cluster{api: api, client: client, driver: driver}
+	snapshots, err := snapshotclient.NewForConfig(api.Config("cluster"))
+	if err != nil {
+		return nil, err
+	}
+	c := &Cluster{api: api, client: client, snapshots: snapshots, driver: driver, features: features}
 	for i := range nodes {
 		c.Nodes = append(c.Nodes, fmt.Sprintf("node-%d", i))
 	}
@@ -77,12 +95,26 @@ func List[T runtime.Object](api *apiserver.Server, gvr schema.GroupVersionResour
 	return list
 }
 
+// Typed returns the objects of a custom resource, which the API server has without a type.
+func Typed[T any](api *apiserver.Server, gvr schema.GroupVersionResource) []*T {
+	var list []*T
+	for _, obj := range api.List(gvr) {
+		typed := new(T)
+		content := obj.(runtime.Unstructured).UnstructuredContent()
+		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(content, typed); err != nil {
+			panic(err) // the clients have written it with the same type
+		}
+		list = append(list, typed)
+	}
+	return list
+}
+
 // Steps returns the steps of the components that are possible, in the same order for the same state.
 func (c *Cluster) Steps() []Step {
 	if version := c.api.Version(); version != c.version || c.changed {
 		c.version, c.changed = version, false
 		state := c.read()
-		c.steps = slices.Concat(c.bind(state), c.protect(state), c.schedule(state), c.attach(state))
+		c.steps = slices.Concat(c.bind(state), c.protect(state), c.schedule(state), c.attach(state), c.expand(state), c.snapshot(state))
 	}
 	return c.steps
 }
@@ -93,13 +125,20 @@ type state struct {
 	volumes     []*corev1.PersistentVolume
 	attachments []*storagev1.VolumeAttachment
 	classes     []*storagev1.StorageClass
+	snapshots   []*snapshotv1.VolumeSnapshot
+	contents    []*snapshotv1.VolumeSnapshotContent
 }
 
 func (c *Cluster) read() state {
-	return state{
-		List[*corev1.PersistentVolumeClaim](c.api, Claims), List[*corev1.PersistentVolume](c.api, Volumes),
-		List[*storagev1.VolumeAttachment](c.api, Attachments), List[*storagev1.StorageClass](c.api, Classes),
+	s := state{
+		claims: List[*corev1.PersistentVolumeClaim](c.api, Claims), volumes: List[*corev1.PersistentVolume](c.api, Volumes),
+		attachments: List[*storagev1.VolumeAttachment](c.api, Attachments), classes: List[*storagev1.StorageClass](c.api, Classes),
 	}
+	if c.features.Snapshots {
+		s.snapshots = Typed[snapshotv1.VolumeSnapshot](c.api, Snapshots)
+		s.contents = Typed[snapshotv1.VolumeSnapshotContent](c.api, Contents)
+	}
+	return s
 }
 
 // claim returns the claim with that name, or nil.

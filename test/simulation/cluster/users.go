@@ -39,17 +39,32 @@ func (c *Cluster) SetUp(ctx context.Context) error {
 		return err
 	}
 	for _, name := range ClassNames {
-		if err := c.createClass(ctx, name, "1"); err != nil {
+		if err := c.createClass(ctx, name); err != nil {
 			return err
+		}
+	}
+	if c.features.Resize {
+		for _, name := range attributesClasses {
+			if err := c.createAttributesClass(ctx, name); err != nil {
+				return err
+			}
+		}
+	}
+	if c.features.Snapshots {
+		for _, policy := range snapshotPolicies {
+			if err := c.createSnapshotClass(ctx, policy); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
 }
 
-func (c *Cluster) createClass(ctx context.Context, name, generation string) error {
+func (c *Cluster) createClass(ctx context.Context, name string) error {
 	class := &storagev1.StorageClass{
-		ObjectMeta: metav1.ObjectMeta{Name: name}, Provisioner: c.driver, Parameters: map[string]string{"generation": generation},
+		ObjectMeta: metav1.ObjectMeta{Name: name}, Provisioner: c.driver, Parameters: map[string]string{"type": name},
 		ReclaimPolicy: ptr.To(corev1.PersistentVolumeReclaimDelete), VolumeBindingMode: ptr.To(storagev1.VolumeBindingImmediate),
+		AllowVolumeExpansion: &c.features.Resize,
 	}
 	switch name {
 	case "waiting":
@@ -61,8 +76,8 @@ func (c *Cluster) createClass(ctx context.Context, name, generation string) erro
 	return err
 }
 
-// UserSteps returns what users can do now. claims is the number of names of claims.
-func (c *Cluster) UserSteps(claims int) []Step {
+// UserSteps returns what users can do now, in groups of the same frequency. claims is the number of names of claims.
+func (c *Cluster) UserSteps(claims int) [][]Step {
 	s := c.read()
 	var steps []Step
 	for i := range claims {
@@ -89,7 +104,29 @@ func (c *Cluster) UserSteps(claims int) []Step {
 			}
 		}
 	}
-	return append(steps, c.disturb(s)...)
+	groups := [][]Step{steps, c.disturb(s), c.userExpands(s), c.userTakesSnapshots(s, claims), c.disturbSnapshots(s)}
+	return slices.DeleteFunc(groups, func(steps []Step) bool { return len(steps) == 0 })
+}
+
+// CreateClaims creates claims with the names that users use.
+func (c *Cluster) CreateClaims(ctx context.Context, claims int) error {
+	for i := range claims {
+		if err := c.createClaim(fmt.Sprintf("c%d", i), ClassNames[i%len(ClassNames)]).Do(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// recreateClass returns the step of a user who deletes a StorageClass and creates it again. With other parameters, a
+// process could not repeat the request of its predecessor.
+func (c *Cluster) recreateClass(name string) Step {
+	return Step{"user recreates StorageClass " + name, func(ctx context.Context) error {
+		if err := c.client.StorageV1().StorageClasses().Delete(ctx, name, metav1.DeleteOptions{}); err != nil {
+			return err
+		}
+		return c.createClass(ctx, name)
+	}}
 }
 
 func (c *Cluster) createClaim(name, class string) Step {
@@ -113,7 +150,7 @@ func (c *Cluster) deletePod(claim string) {
 
 // disturb returns the steps of users who change objects of others.
 func (c *Cluster) disturb(s state) []Step {
-	var steps []Step
+	steps := []Step{c.recreateClass(ClassNames[len(s.volumes)%len(ClassNames)])}
 	volumes := c.client.CoreV1().PersistentVolumes()
 	for _, pv := range s.volumes {
 		if pv.DeletionTimestamp != nil { // the provisioner could not add its finalizer again
@@ -148,10 +185,21 @@ func (c *Cluster) disturb(s state) []Step {
 	return steps
 }
 
-// TearDown deletes all pods and claims.
+// TearDown deletes all pods, claims, snapshots and their contents.
 func (c *Cluster) TearDown(ctx context.Context) error {
 	c.pods, c.changed = nil, true
-	for _, claim := range c.read().claims {
+	s := c.read()
+	for _, snapshot := range s.snapshots {
+		if err := c.snapshots.VolumeSnapshots(Namespace).Delete(ctx, snapshot.Name, metav1.DeleteOptions{}); err != nil {
+			return err
+		}
+	}
+	for _, content := range s.contents {
+		if err := c.snapshots.VolumeSnapshotContents().Delete(ctx, content.Name, metav1.DeleteOptions{}); err != nil {
+			return err
+		}
+	}
+	for _, claim := range s.claims {
 		if err := c.deleteClaim(ctx, claim.Name); err != nil && claim.DeletionTimestamp == nil {
 			return err
 		}
@@ -167,12 +215,15 @@ func (c *Cluster) Busy() []string {
 	for _, claim := range s.claims {
 		class := s.class(claim)
 		switch {
+		case slices.Contains(claim.Finalizers, sourceClaimFinalizer): // until its snapshots are ready, which are in the list, too
 		case claim.DeletionTimestamp != nil && c.pod(claim.Name) == nil:
 			busy = append(busy, "claim "+claim.Name+" is being deleted")
 		case claim.DeletionTimestamp == nil && claim.Status.Phase == corev1.ClaimPending && class != nil && !waits(class, claim):
 			busy = append(busy, "claim "+claim.Name+" is not bound")
 		}
 	}
+	busy = append(busy, c.busyExpansions(s)...)
+	busy = append(busy, s.busySnapshots()...)
 	for _, pv := range s.volumes {
 		policy := pv.Spec.PersistentVolumeReclaimPolicy
 		released := pv.Status.Phase == corev1.VolumeReleased && policy == corev1.PersistentVolumeReclaimDelete

@@ -1,0 +1,157 @@
+// Copyright The storage-controller Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package simulation
+
+import (
+	"fmt"
+	"maps"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
+
+	"github.com/storage-controller/storage-controller/csiclient"
+	"github.com/storage-controller/storage-controller/test/simulation/cluster"
+)
+
+// resizeChecker holds what invariants of expansions need to know about the past.
+type resizeChecker struct {
+	sizes map[types.UID]resource.Quantity // the last size of each claim and PersistentVolume
+	calls map[string]*expansion           // the last call by volume, until its result is recorded
+}
+
+// expansion is a call of ControllerExpandVolume.
+type expansion struct {
+	size    int64
+	settled *replica // has received a final response; nil: the outcome is unknown
+}
+
+func newResizeChecker() resizeChecker {
+	return resizeChecker{map[types.UID]resource.Quantity{}, map[string]*expansion{}}
+}
+
+// claimOf returns the claim of a volume, or nil.
+func (s *simulation) claimOf(handle string) *corev1.PersistentVolumeClaim {
+	for _, pv := range s.volumesWith(handle) {
+		if ref := pv.Spec.ClaimRef; ref != nil {
+			claim, _ := s.api.Get(cluster.Claims, ref.Namespace, ref.Name).(*corev1.PersistentVolumeClaim)
+			if claim != nil && claim.UID == ref.UID {
+				return claim
+			}
+		}
+	}
+	return nil
+}
+
+// mayExpand returns an error unless the claim records the call, and the size of a call with an unknown outcome does
+// not change.
+func (s *simulation) mayExpand(from *replica, r *csi.ControllerExpandVolumeRequest) error {
+	size := r.GetCapacityRange().GetRequiredBytes()
+	if claim := s.claimOf(r.GetVolumeId()); claim != nil {
+		allocated, status := claim.Status.AllocatedResources[corev1.ResourceStorage], cluster.ResizeStatus(claim)
+		if allocated.Value() != size || status != corev1.PersistentVolumeClaimControllerResizeInProgress {
+			return fmt.Errorf("%d bytes are requested, and claim %s records %d with the status %q",
+				size, claim.Name, allocated.Value(), status)
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	calls := s.checker.resizer.calls
+	if last := calls[r.GetVolumeId()]; last != nil && last.size != size && last.settled != from {
+		return fmt.Errorf("%d bytes are requested, and the outcome of the call for %d is not known", size, last.size)
+	}
+	calls[r.GetVolumeId()] = &expansion{size: size}
+	return nil
+}
+
+// answered records the response to a call.
+func (s *simulation) answered(to *replica, r any, err error) {
+	request, ok := r.(*csi.ControllerExpandVolumeRequest)
+	if !ok || err != nil && csiclient.OutcomeOf(err) == csiclient.Indeterminate {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if call := s.checker.resizer.calls[request.GetVolumeId()]; call != nil && call.size == request.GetCapacityRange().GetRequiredBytes() {
+		call.settled = to
+	}
+}
+
+// mayModify returns an error unless the claim records the call.
+func (s *simulation) mayModify(r *csi.ControllerModifyVolumeRequest) error {
+	claim := s.claimOf(r.GetVolumeId())
+	if claim == nil {
+		return nil
+	}
+	recorded := ptr.Deref(claim.Status.ModifyVolumeStatus, corev1.ModifyVolumeStatus{})
+	parameters := s.attributes(recorded.TargetVolumeAttributesClassName)
+	if recorded.Status != corev1.PersistentVolumeClaimModifyVolumeInProgress || !maps.Equal(parameters, r.GetMutableParameters()) {
+		return fmt.Errorf("claim %s records the modification to %q with the status %q", claim.Name,
+			recorded.TargetVolumeAttributesClassName, recorded.Status)
+	}
+	return nil
+}
+
+// attributes returns the parameters of a VolumeAttributesClass.
+func (s *simulation) attributes(name string) map[string]string {
+	classes := storagev1.SchemeGroupVersion.WithResource("volumeattributesclasses")
+	if class, ok := s.api.Get(classes, "", name).(*storagev1.VolumeAttributesClass); ok {
+		return class.Parameters
+	}
+	return nil
+}
+
+// checkSizes checks that no size shrinks, and that no PersistentVolume is larger than its volume.
+func (s *simulation) checkSizes() {
+	if !s.scale.features.Resize {
+		return
+	}
+	check := func(kind, name string, uid types.UID, size resource.Quantity) {
+		if last, ok := s.checker.resizer.sizes[uid]; ok && size.Cmp(last) < 0 {
+			s.violated("the size of %s %s shrinks from %s to %s", kind, name, &last, &size)
+		}
+		s.checker.resizer.sizes[uid] = size
+	}
+	capacity := map[string]int64{}
+	for _, v := range s.driver.Volumes() {
+		capacity[v.ID] = v.Capacity
+	}
+	for _, pv := range cluster.List[*corev1.PersistentVolume](s.api, cluster.Volumes) {
+		size := pv.Spec.Capacity[corev1.ResourceStorage]
+		check("volume", pv.Name, pv.UID, size)
+		if has, ok := capacity[pv.Spec.CSI.VolumeHandle]; ok && size.Value() > has {
+			s.violated("PersistentVolume %s has %d bytes, and its volume %d", pv.Name, size.Value(), has)
+		}
+		claim := s.claimOf(pv.Spec.CSI.VolumeHandle)
+		if claim == nil {
+			continue
+		}
+		has := claim.Status.Capacity[corev1.ResourceStorage]
+		check("claim", claim.Name, claim.UID, has)
+		if has.Cmp(size) > 0 {
+			s.violated("claim %s has %s, and its PersistentVolume %s", claim.Name, &has, &size)
+		}
+		s.mu.Lock()
+		if cluster.ResizeStatus(claim) != corev1.PersistentVolumeClaimControllerResizeInProgress { // the result is recorded
+			delete(s.checker.resizer.calls, pv.Spec.CSI.VolumeHandle)
+		}
+		s.mu.Unlock()
+	}
+}
+
+// checkModified checks that the volumes have the parameters that the claims say.
+func (s *simulation) checkModified(when string) {
+	for _, v := range s.driver.Volumes() {
+		claim := s.claimOf(v.ID)
+		if claim == nil {
+			continue
+		}
+		if name := ptr.Deref(claim.Status.CurrentVolumeAttributesClassName, ""); !maps.Equal(s.attributes(name), v.Mutable) {
+			s.violated("%s: claim %s has the class %q, and its volume %v", when, claim.Name, name, v.Mutable)
+		}
+	}
+}

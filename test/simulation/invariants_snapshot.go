@@ -1,0 +1,154 @@
+// Copyright The storage-controller Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package simulation
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
+	"google.golang.org/protobuf/proto"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
+
+	"github.com/storage-controller/storage-controller/snapshotter"
+	"github.com/storage-controller/storage-controller/test/simulation/cluster"
+)
+
+// snapshotChecker holds what invariants of snapshots need to know about the past.
+type snapshotChecker struct {
+	contents map[string]*snapshotv1.VolumeSnapshotContent              // the last state of all that have ever existed, by name
+	read     map[*replica]map[string]*snapshotv1.VolumeSnapshotContent // as last read from the API server
+	requests map[string]*csi.CreateSnapshotRequest                     // the first one, by name of the content
+}
+
+func newSnapshotChecker() snapshotChecker {
+	return snapshotChecker{
+		map[string]*snapshotv1.VolumeSnapshotContent{}, map[*replica]map[string]*snapshotv1.VolumeSnapshotContent{},
+		map[string]*csi.CreateSnapshotRequest{},
+	}
+}
+
+// contents returns the VolumeSnapshotContents by name.
+func (s *simulation) contents() map[string]*snapshotv1.VolumeSnapshotContent {
+	byName := map[string]*snapshotv1.VolumeSnapshotContent{}
+	for _, content := range cluster.Typed[snapshotv1.VolumeSnapshotContent](s.api, cluster.Contents) {
+		byName[content.Name] = content
+	}
+	return byName
+}
+
+// contentOf returns the name of the content of a snapshot with that name.
+func contentOf(snapshot string) string {
+	return cluster.ContentName(types.UID(strings.TrimPrefix(snapshot, "snapshot-")))
+}
+
+// readContent records that a replica reads a content.
+func (s *simulation) readContent(from *replica, name string) {
+	content := s.contents()[name]
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.checker.taken.read[from] == nil {
+		s.checker.taken.read[from] = map[string]*snapshotv1.VolumeSnapshotContent{}
+	}
+	s.checker.taken.read[from][name] = content
+}
+
+// mayCreateSnapshot returns an error unless a content records the call, and all calls for it are equal.
+func (s *simulation) mayCreateSnapshot(r *csi.CreateSnapshotRequest) error {
+	content := s.contents()[contentOf(r.GetName())]
+	switch {
+	case content == nil:
+		return errors.New("there is no content")
+	case !slices.Contains(content.Finalizers, snapshotter.Finalizer):
+		return fmt.Errorf("content %s lacks the finalizer", content.Name)
+	case !metav1.HasAnnotation(content.ObjectMeta, snapshotter.AnnRequest):
+		return fmt.Errorf("content %s does not record the request", content.Name)
+	case content.Status == nil && !metav1.HasAnnotation(content.ObjectMeta, snapshotter.AnnBeingCreated):
+		return fmt.Errorf("content %s does not record that its snapshot is being created", content.Name)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	first := s.checker.taken.requests[content.Name]
+	if first == nil {
+		s.checker.taken.requests[content.Name] = r
+	} else if !proto.Equal(first, r) {
+		return fmt.Errorf("the request differs from the first one: %v, %v", first, r)
+	}
+	return nil
+}
+
+// mayDeleteSnapshot returns an error unless the replica has read from the API server that the snapshot is released
+// and to be deleted.
+func (s *simulation) mayDeleteSnapshot(from *replica, r *csi.DeleteSnapshotRequest) error {
+	for _, snapshot := range s.driver.Snapshots() {
+		if snapshot.ID != r.GetSnapshotId() {
+			continue
+		}
+		s.mu.Lock()
+		content := s.checker.taken.read[from][contentOf(snapshot.Name)]
+		s.mu.Unlock()
+		switch {
+		case content == nil:
+			return errors.New("it has not read a content with this snapshot")
+		case content.DeletionTimestamp == nil:
+			return fmt.Errorf("content %s is not being deleted", content.Name)
+		case content.Spec.DeletionPolicy != snapshotv1.VolumeSnapshotContentDelete:
+			return fmt.Errorf("content %s has the policy %s", content.Name, content.Spec.DeletionPolicy)
+		case !metav1.HasAnnotation(content.ObjectMeta, snapshotter.AnnBeingDeleted):
+			return fmt.Errorf("the snapshot-controller has not released content %s", content.Name)
+		}
+	}
+	return nil
+}
+
+// checkSnapshots checks that no content has two snapshots.
+func (s *simulation) checkSnapshots() {
+	if !s.scale.features.Snapshots {
+		return
+	}
+	for name, content := range s.contents() {
+		last := s.checker.taken.contents[name]
+		if last != nil && last.Status != nil && content.Status != nil {
+			was, is := ptr.Deref(last.Status.SnapshotHandle, ""), ptr.Deref(content.Status.SnapshotHandle, "")
+			if was != "" && is != "" && was != is {
+				s.violated("content %s has two snapshots: %s and %s", name, was, is)
+			}
+		}
+		s.checker.taken.contents[name] = content
+	}
+	named := map[string]string{}
+	for _, snapshot := range s.driver.Snapshots() {
+		if other, ok := named[contentOf(snapshot.Name)]; ok {
+			s.violated("content %s has two snapshots: %s and %s", contentOf(snapshot.Name), other, snapshot.ID)
+		}
+		named[contentOf(snapshot.Name)] = snapshot.ID
+	}
+}
+
+// checkSnapshotsAtRest checks that the driver has the snapshots that the contents say.
+func (s *simulation) checkSnapshotsAtRest(when string) {
+	if !s.scale.features.Snapshots {
+		return
+	}
+	contents, exists := s.contents(), map[string]bool{}
+	for _, snapshot := range s.driver.Snapshots() {
+		name := contentOf(snapshot.Name)
+		exists[snapshot.ID] = true
+		last := s.checker.taken.contents[name]
+		retained := last != nil && last.Spec.DeletionPolicy == snapshotv1.VolumeSnapshotContentRetain
+		if contents[name] == nil && !retained {
+			s.violated("%s: snapshot %s (%s) has no content", when, snapshot.ID, snapshot.Name)
+		}
+	}
+	for name, content := range contents {
+		if content.Status != nil && content.Status.SnapshotHandle != nil && !exists[*content.Status.SnapshotHandle] {
+			s.violated("%s: snapshot %s does not exist, but its content %s does", when, *content.Status.SnapshotHandle, name)
+		}
+	}
+}
