@@ -75,8 +75,8 @@ var configuration = func() func(flags string, args ...string) app.Config {
 	}
 }()
 
-// start starts a process under the name of a replica and returns when it has read its environment.
-func (s *simulation) start(name string) *replica {
+// start starts a process with config under the name of a replica and returns when it has read its environment.
+func (s *simulation) start(name string, config app.Config) *replica {
 	s.started++
 	r := &replica{
 		name: name, client: fmt.Sprintf("%s#%d", name, s.started), listed: map[schema.GroupVersionResource]uint64{},
@@ -85,7 +85,6 @@ func (s *simulation) start(name string) *replica {
 	s.mu.Lock()
 	s.processes[r.client] = r
 	s.mu.Unlock()
-	config := s.config
 	config.KeepMemory = true
 	config.API = s.api.Config(r.client)
 	config.API.ContentType = runtime.ContentTypeProtobuf

@@ -256,7 +256,7 @@ func (s *simulation) restartReplicas() {
 
 func (s *simulation) startReplica(i int) {
 	name := fmt.Sprintf("r%d", i)
-	s.replicas[i] = s.start(name)
+	s.replicas[i] = s.start(name, s.configs[i%len(s.configs)])
 	s.record("%s starts", s.replicas[i].client)
 }
 

@@ -11,6 +11,7 @@ import (
 	"fmt"
 	mathrand "math/rand"
 	"math/rand/v2"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -44,7 +45,7 @@ type History struct {
 type simulation struct {
 	choices *choices
 	log     logr.Logger
-	config  app.Config
+	configs []app.Config // of the replicas, in turn
 	api     *apiserver.Server
 	driver  *csitest.Plugin
 	cluster *cluster.Cluster
@@ -72,6 +73,8 @@ type scale struct {
 	replicas, nodes, claims, steps, faults int
 
 	features cluster.Features
+	// perRole: each replica has some of the roles only.
+	perRole bool
 	// protection is the value of --provisioning-protection.
 	protection string
 	// nodeExpansion: an expansion needs the kubelet.
@@ -106,7 +109,7 @@ func (s *simulation) run() {
 	uuid.SetRand(randReader{rand.New(rand.NewPCG(1, 1))})
 	s.scale = s.pickScale()
 	s.api = apiserver.New(s.hooks())
-	s.config = s.scale.configuration()
+	s.configs = s.scale.configurations()
 	s.startDriver()
 	var err error
 	if s.cluster, err = cluster.New(s.api, driverName, s.scale.nodes, s.scale.features); err == nil {
@@ -153,29 +156,45 @@ func (s *simulation) pickScale() scale {
 	pick := s.choices.Pick
 	c := scale{
 		replicas: 1 + pick(3), nodes: 2, claims: 1 + pick(3), steps: 20 + pick(100), faults: []int{0, 2, 6, 15}[pick(4)],
-		features:      cluster.Features{Resize: pick(2) == 1, Snapshots: pick(2) == 1},
-		nodeExpansion: pick(2) == 1, prepared: pick(2) == 1, impatient: pick(4) == 3,
+		features: cluster.Features{Resize: pick(2) == 1, Snapshots: pick(2) == 1},
+		perRole:  pick(4) == 3, nodeExpansion: pick(2) == 1, prepared: pick(2) == 1, impatient: pick(4) == 3,
 		protection: []string{"always", "always", "on-retry"}[pick(3)],
+	}
+	if c.perRole {
+		c.replicas = max(c.replicas, 2)
 	}
 	return c
 }
 
-// configuration returns the configuration of the processes.
-func (c scale) configuration() app.Config {
-	roles := []string{"provisioner", "attacher"}
+// configurations returns the configurations of the processes.
+func (c scale) configurations() []app.Config {
+	roles := [][]string{{"provisioner"}, {"attacher"}}
 	if c.features.Resize {
-		roles = append(roles, "resizer")
+		roles[1] = append(roles[1], "resizer")
 	}
 	if c.features.Snapshots {
-		roles = append(roles, "snapshotter")
+		roles[0] = append(roles[0], "snapshotter")
 	}
-	args := []string{
-		"--controllers=" + strings.Join(roles, ","), "--worker-threads=3", "--retry-interval-max=8s",
-		"--provisioning-protection=" + c.protection, "--leader-election", "--leader-election-namespace=kube-system",
+	common := []string{
+		"--retry-interval-max=8s", "--leader-election", "--leader-election-namespace=kube-system",
 		// Four times the default, so that renewals are a smaller part of each history.
 		"--leader-election-lease-duration=60s", "--leader-election-renew-deadline=40s", "--leader-election-retry-period=20s",
 	}
-	return configuration(fmt.Sprint(args), args...)
+	workers := []string{"--worker-threads=3", "--worker-threads=1"}
+	if !c.perRole {
+		roles = [][]string{slices.Concat(roles...)}
+	}
+	var configs []app.Config
+	for i, names := range roles {
+		// Without the provisioner, the attacher adds its finalizer to PersistentVolumes with a mutex held. Virtual time does
+		// not pass while a second worker waits for that.
+		args := append([]string{"--controllers=" + strings.Join(names, ","), workers[i]}, common...)
+		if names[0] == "provisioner" {
+			args = append(args, "--provisioning-protection="+c.protection)
+		}
+		configs = append(configs, configuration(fmt.Sprint(args), args...))
+	}
+	return configs
 }
 
 // end kills all processes and waits until they have returned.
