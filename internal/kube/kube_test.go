@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"unsafe"
 
 	"github.com/go-logr/logr/funcr"
 	"github.com/google/go-cmp/cmp"
@@ -20,6 +21,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/metadata"
@@ -33,6 +35,32 @@ import (
 func TestMain(m *testing.M) { kubetest.Main(m) }
 
 const driver = "drv.example.com"
+
+// TestStubsShare: what many objects of other drivers have in common is in memory once.
+func TestStubsShare(t *testing.T) {
+	stub := func(obj runtime.Object) any {
+		stub, err := Trim(driver)(obj)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return stub
+	}
+	volume := func() *corev1.PersistentVolume {
+		return stub(&corev1.PersistentVolume{Spec: corev1.PersistentVolumeSpec{PersistentVolumeSource: corev1.PersistentVolumeSource{
+			CSI: &corev1.CSIPersistentVolumeSource{Driver: strings.Clone("other")}}}}).(*corev1.PersistentVolume)
+	}
+	claim := func() *corev1.PersistentVolumeClaim {
+		return stub(&corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: strings.Clone("ns")},
+			Spec: corev1.PersistentVolumeClaimSpec{StorageClassName: ptr.To("c")}}).(*corev1.PersistentVolumeClaim)
+	}
+	if volume().Spec.CSI != volume().Spec.CSI {
+		t.Error("each volume has its own source")
+	}
+	a, b := claim(), claim()
+	if a.Spec.StorageClassName != b.Spec.StorageClassName || unsafe.StringData(a.Namespace) != unsafe.StringData(b.Namespace) {
+		t.Error("each claim has its own names")
+	}
+}
 
 func TestTrim(t *testing.T) {
 	meta := metav1.ObjectMeta{

@@ -6,6 +6,8 @@ package kube
 import (
 	"encoding/json"
 	"slices"
+	"sync"
+	"unique"
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -102,7 +104,33 @@ func trimMeta(m *metav1.ObjectMeta) {
 
 // stub returns the metadata that is retained of an object of another driver.
 func stub(m metav1.ObjectMeta) metav1.ObjectMeta {
-	return metav1.ObjectMeta{Name: m.Name, Namespace: m.Namespace, UID: m.UID, ResourceVersion: m.ResourceVersion}
+	return metav1.ObjectMeta{Name: m.Name, Namespace: shared(m.Namespace), UID: m.UID, ResourceVersion: m.ResourceVersion}
+}
+
+// shared returns s from memory that all equal strings share. Every decoded object has its own copy of the names of its
+// driver, class, node and namespace.
+func shared[T ~string](s T) T { return unique.Make(s).Value() }
+
+// What the stubs of many objects point to, by its name. There are as many as drivers and classes.
+var (
+	sharedSources sync.Map // of *corev1.CSIPersistentVolumeSource
+	sharedClasses sync.Map // of *string
+)
+
+func sharedSource(driver string) *corev1.CSIPersistentVolumeSource {
+	if s, ok := sharedSources.Load(driver); ok {
+		return s.(*corev1.CSIPersistentVolumeSource)
+	}
+	s, _ := sharedSources.LoadOrStore(driver, &corev1.CSIPersistentVolumeSource{Driver: driver})
+	return s.(*corev1.CSIPersistentVolumeSource)
+}
+
+func sharedClass(name *string) *string {
+	if name == nil {
+		return nil
+	}
+	s, _ := sharedClasses.LoadOrStore(*name, name)
+	return s.(*string)
 }
 
 func trimVolume(driver string, pv *corev1.PersistentVolume) *corev1.PersistentVolume {
@@ -111,12 +139,12 @@ func trimVolume(driver string, pv *corev1.PersistentVolume) *corev1.PersistentVo
 		return pv
 	}
 	s := &corev1.PersistentVolume{ObjectMeta: stub(pv.ObjectMeta)}
-	s.Status.Phase = pv.Status.Phase
+	s.Status.Phase = shared(pv.Status.Phase)
 	if ref := pv.Spec.ClaimRef; ref != nil {
-		s.Spec.ClaimRef = &corev1.ObjectReference{Namespace: ref.Namespace, Name: ref.Name, UID: ref.UID}
+		s.Spec.ClaimRef = &corev1.ObjectReference{Namespace: shared(ref.Namespace), Name: ref.Name, UID: ref.UID}
 	}
 	if csi := pv.Spec.CSI; csi != nil {
-		s.Spec.CSI = &corev1.CSIPersistentVolumeSource{Driver: csi.Driver}
+		s.Spec.CSI = sharedSource(csi.Driver)
 	}
 	return s
 }
@@ -143,8 +171,8 @@ func trimClaim(driver string, pvc *corev1.PersistentVolumeClaim, retained *Retai
 	}
 	s := &corev1.PersistentVolumeClaim{ObjectMeta: stub(pvc.ObjectMeta)}
 	s.Spec.VolumeName = pvc.Spec.VolumeName
-	s.Spec.StorageClassName = pvc.Spec.StorageClassName
-	s.Status.Phase = pvc.Status.Phase
+	s.Spec.StorageClassName = sharedClass(pvc.Spec.StorageClassName)
+	s.Status.Phase = shared(pvc.Status.Phase)
 	if pvc.Spec.VolumeName == "" { // its data source must be protected, whichever driver provisions the claim
 		s.Spec.DataSource, s.Spec.DataSourceRef = pvc.Spec.DataSource, pvc.Spec.DataSourceRef
 		s.DeletionTimestamp = pvc.DeletionTimestamp
@@ -252,8 +280,8 @@ func trimAttachment(driver string, va *storagev1.VolumeAttachment) *storagev1.Vo
 		return va
 	}
 	s := &storagev1.VolumeAttachment{ObjectMeta: stub(va.ObjectMeta)}
-	s.Spec.Attacher = va.Spec.Attacher
-	s.Spec.NodeName = va.Spec.NodeName
+	s.Spec.Attacher = shared(va.Spec.Attacher)
+	s.Spec.NodeName = shared(va.Spec.NodeName)
 	s.Spec.Source.PersistentVolumeName = va.Spec.Source.PersistentVolumeName
 	return s
 }
