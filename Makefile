@@ -24,7 +24,7 @@ demo: ## Run the demo on a real control plane; ARGS=--stay keeps it running
 
 .PHONY: test
 test: lint ## Run the linters and all tests, with the race detector
-	go test -race -parallel 4 -timeout 60m ./test/e2e # stories wait more than they compute
+	go test -race -parallel 8 -timeout 60m ./test/e2e # stories wait more than they compute
 	go test -race -timeout 60m $$(go list ./... | grep -v /test/e2e$$)
 	$(PURE) go test -run TestPromises ./nodecontroller/nodecleanup/
 	$(PURE) go test -run TestHundredNodes ./provisioner/

@@ -59,6 +59,7 @@ func (p *process) address() string {
 // TestExplainAFailingClaim fails the driver of a running process: the command reports the error, and from the
 // process the number of attempts and the next one.
 func TestExplainAFailingClaim(t *testing.T) {
+	t.Parallel()
 	e := newEnv(t, csitest.Config{}, 1)
 	e.plugin.Always("CreateVolume", csitest.Fail(codes.Unavailable, "the pool is full of water"))
 	p := e.run("all", append([]string{"--retry-interval-start=30m", "--retry-interval-max=1h", "--http-endpoint=127.0.0.1:0",
@@ -109,6 +110,7 @@ func TestExplainAFailingClaim(t *testing.T) {
 
 // TestExplainExitCodes distinguishes missing objects from usage errors.
 func TestExplainExitCodes(t *testing.T) {
+	t.Parallel()
 	e := newEnv(t, csitest.Config{}, 0)
 	for args, want := range map[string]struct {
 		code int
@@ -148,6 +150,7 @@ func TestExplainExitCodes(t *testing.T) {
 // TestExplainReadsASecureStatusPage reads the status page of a process with --secure-metrics-server, which has a
 // self-signed certificate and reviews the bearer token.
 func TestExplainReadsASecureStatusPage(t *testing.T) {
+	t.Parallel()
 	e := newEnv(t, csitest.Config{}, 0)
 	ctx, accounts := t.Context(), e.client.CoreV1().ServiceAccounts(e.ns)
 	_, err := accounts.Create(ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "reader"}}, metav1.CreateOptions{})

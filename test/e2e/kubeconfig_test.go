@@ -52,6 +52,7 @@ func (e *env) home() string {
 // TestKubeconfigOfAPerson has each command that a person runs find the API server as
 // kubectl does, without a flag.
 func TestKubeconfigOfAPerson(t *testing.T) {
+	t.Parallel()
 	e := newEnv(t, csitest.Config{}, 0)
 	path, err := binary()
 	if err != nil {
@@ -92,6 +93,7 @@ func TestKubeconfigOfAPerson(t *testing.T) {
 
 // TestKubeconfigOfARole merges the files of KUBECONFIG, and does not read ~/.kube/config.
 func TestKubeconfigOfARole(t *testing.T) {
+	t.Parallel()
 	e := newEnv(t, csitest.Config{}, 0)
 	cmd := e.command("provision")
 	cmd.Env = []string{"KUBECONFIG=" + e.split()}

@@ -21,6 +21,7 @@ import (
 // TestNodecontrollerWithoutPermissions: with the permissions of the base alone, what needs
 // others is disabled, the rest works, and all of it works once they are granted.
 func TestNodecontrollerWithoutPermissions(t *testing.T) {
+	t.Parallel()
 	e := newEnv(t, csitest.Config{}, 0)
 	for _, name := range []string{"nodecontroller", "nodecontroller-leader-election", "nodecontroller-pvc-strip"} {
 		e.applyRBAC(name)

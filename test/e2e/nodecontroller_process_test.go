@@ -39,6 +39,7 @@ import (
 // TestNodecontrollerWithoutConnection: where every node has a provisioner of its own,
 // there is no driver beside the one central nodecontroller.
 func TestNodecontrollerWithoutConnection(t *testing.T) {
+	t.Parallel()
 	e := newEnv(t, csitest.Config{}, 0)
 	path, err := binary()
 	if err != nil {
@@ -84,6 +85,7 @@ func TestNodecontrollerWithoutConnection(t *testing.T) {
 
 // TestNodecontrollerScenarioProcess is what the process as a whole does with its webhooks.
 func TestNodecontrollerScenarioProcess(t *testing.T) {
+	t.Parallel()
 	t.Run("081_084_ready_with_a_certificate_and_until_the_signal", func(t *testing.T) {
 		e := newEnv(t, csitest.Config{}, 0)
 		path, err := binary()

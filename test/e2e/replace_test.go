@@ -15,6 +15,7 @@ import (
 // TestUnderTheNamesOfTheSidecars runs the two roles as the sidecars that they
 // replace: a process each, under that name, with flags as old manifests have them.
 func TestUnderTheNamesOfTheSidecars(t *testing.T) {
+	t.Parallel()
 	e := newEnv(t, csitest.Config{}, 1)
 	provisioner := e.start(e.linked("csi-provisioner", "--leader-election", "--feature-gates=Topology=true,HonorPVReclaimPolicy=true",
 		"--extra-create-metadata", "--kube-api-qps=100", "--kube-api-burst=200"))

@@ -23,6 +23,7 @@ import (
 // TestExpansionWithinQuota: the API server refuses a size above the quota, and a size that the driver refuses
 // can be replaced by a smaller one.
 func TestExpansionWithinQuota(t *testing.T) {
+	t.Parallel()
 	e := newEnv(t, resizable, 0)
 	e.run("all", quick...)
 	e.claim("c", e.expandableClass())
@@ -62,6 +63,7 @@ func TestExpansionWithinQuota(t *testing.T) {
 
 // TestDriverRestartsDuringExpansion: the same size is requested again.
 func TestDriverRestartsDuringExpansion(t *testing.T) {
+	t.Parallel()
 	e := newEnv(t, resizable, 0)
 	e.run("all", quick...)
 	e.claim("c", e.expandableClass())

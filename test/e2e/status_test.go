@@ -23,6 +23,7 @@ import (
 // TestStatusPageOfAWorkingProcess has one claim fail and one call hang, and finds both on
 // the page, with when and why.
 func TestStatusPageOfAWorkingProcess(t *testing.T) {
+	t.Parallel()
 	e := newEnv(t, csitest.Config{}, 1)
 	e.plugin.Next("CreateVolume", csitest.Fail(codes.Unavailable, "the pool is full of <b>water</b>"))
 	_, err := e.client.CoreV1().Secrets(e.ns).Create(t.Context(),
@@ -97,6 +98,7 @@ func TestStatusPageOfAWorkingProcess(t *testing.T) {
 
 // TestPagesOfTheServer finds every page, with the metrics at a path of their own.
 func TestPagesOfTheServer(t *testing.T) {
+	t.Parallel()
 	e := newEnv(t, csitest.Config{}, 0)
 	p := e.run("all", "--http-endpoint=127.0.0.1:0", "--metrics-path=/numbers/of-it")
 	for path, want := range map[string]string{

@@ -68,6 +68,7 @@ func (s *spans) named(name string) []*tracev1.Span {
 // TestOneTraceForAVolume provisions a volume at the second attempt, in a second process,
 // and finds both attempts, and what the driver was told, in one trace.
 func TestOneTraceForAVolume(t *testing.T) {
+	t.Parallel()
 	e := newEnv(t, csitest.Config{}, 1)
 	got, url := collect(t)
 	var mu sync.Mutex
@@ -133,6 +134,7 @@ func TestOneTraceForAVolume(t *testing.T) {
 // TestTracesOfTheRestOfItsLife attaches, detaches and deletes a volume: each is a trace of its
 // own, whose ID is that of the object, with the call of the driver two levels below.
 func TestTracesOfTheRestOfItsLife(t *testing.T) {
+	t.Parallel()
 	e := newEnv(t, csitest.Config{}, 1)
 	got, url := collect(t)
 	e.run("all", "--otlp-endpoint="+url)
@@ -174,6 +176,7 @@ func TestTracesOfTheRestOfItsLife(t *testing.T) {
 
 // TestTracingWithoutCollector checks that the process works without a reachable collector.
 func TestTracingWithoutCollector(t *testing.T) {
+	t.Parallel()
 	e := newEnv(t, csitest.Config{}, 1)
 	p := e.run("all", "--otlp-endpoint=http://127.0.0.1:1")
 	e.claim("c", e.class(false, nil))

@@ -45,6 +45,7 @@ func (e *env) leftovers(claims ...string) {
 }
 
 func TestDriverAnswersWithErrorsFirst(t *testing.T) {
+	t.Parallel()
 	e := newEnv(t, csitest.Config{}, 1)
 	class := e.class(false, nil)
 	for _, method := range []string{"CreateVolume", "ControllerPublishVolume", "ControllerUnpublishVolume", "DeleteVolume"} {
@@ -70,6 +71,7 @@ func TestDriverAnswersWithErrorsFirst(t *testing.T) {
 }
 
 func TestKilledWhileCreating(t *testing.T) {
+	t.Parallel()
 	for name, step := range map[string]csitest.Step{"before the effect": csitest.Hang(), "after the effect": csitest.DoAndHang()} {
 		for _, deleted := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s deleted=%t", name, deleted), func(t *testing.T) {
@@ -98,6 +100,7 @@ func TestKilledWhileCreating(t *testing.T) {
 }
 
 func TestKilledWhileAttaching(t *testing.T) {
+	t.Parallel()
 	for name, step := range map[string]csitest.Step{"before the effect": csitest.Hang(), "after the effect": csitest.DoAndHang()} {
 		for _, deleted := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s deleted=%t", name, deleted), func(t *testing.T) {
@@ -129,6 +132,7 @@ func TestKilledWhileAttaching(t *testing.T) {
 }
 
 func TestDriverRestarts(t *testing.T) {
+	t.Parallel()
 	e := newEnv(t, csitest.Config{}, 1)
 	class := e.class(false, nil)
 	p := e.run("all", quick...)
@@ -153,6 +157,7 @@ func TestDriverRestarts(t *testing.T) {
 }
 
 func TestDriverComesBackAsAnother(t *testing.T) {
+	t.Parallel()
 	e := newEnv(t, csitest.Config{}, 0)
 	p := e.run("all")
 	e.eventually("the program is connected", func(context.Context) error {
@@ -206,6 +211,7 @@ func TestAPIServerRestarts(t *testing.T) {
 }
 
 func TestLeaseIsTakenWhileCallsRun(t *testing.T) {
+	t.Parallel()
 	e := newEnv(t, csitest.Config{}, 1)
 	class := e.class(false, nil)
 	election := append([]string{"--leader-election", "--leader-election-lease-duration=3s", "--leader-election-renew-deadline=2s",
@@ -241,6 +247,7 @@ func TestLeaseIsTakenWhileCallsRun(t *testing.T) {
 }
 
 func TestClaimDeletedWhileItsVolumeIsBeingCreated(t *testing.T) {
+	t.Parallel()
 	tests := map[string][]csitest.Step{
 		"running call succeeds":                 {csitest.Hang()},
 		"call times out, then succeeds":         {csitest.DoAndFail(codes.DeadlineExceeded, "slow")},
@@ -267,6 +274,7 @@ func TestClaimDeletedWhileItsVolumeIsBeingCreated(t *testing.T) {
 }
 
 func TestSIGTERMLetsARunningCallFinish(t *testing.T) {
+	t.Parallel()
 	e := newEnv(t, csitest.Config{}, 1)
 	class := e.class(false, nil)
 	p := e.run("all", "--leader-election", "--http-endpoint=127.0.0.1:0")
@@ -316,6 +324,7 @@ func TestSIGTERMLetsARunningCallFinish(t *testing.T) {
 }
 
 func TestSecondSignalEndsAtOnce(t *testing.T) {
+	t.Parallel()
 	e := newEnv(t, csitest.Config{}, 0)
 	p := e.run("all")
 	e.plugin.Next("CreateVolume", csitest.Hang())
@@ -379,6 +388,7 @@ func TestFullNodeIsLeft(t *testing.T) {
 }
 
 func TestEventsTellTheUser(t *testing.T) {
+	t.Parallel()
 	e := newEnv(t, csitest.Config{}, 0)
 	class := e.class(false, nil)
 	e.plugin.Next("CreateVolume", csitest.Fail(codes.ResourceExhausted, "no room for you"))
@@ -408,6 +418,7 @@ func TestEventsTellTheUser(t *testing.T) {
 }
 
 func TestVolumeThatIsTooSmallIsNotUsed(t *testing.T) {
+	t.Parallel()
 	e := newEnv(t, csitest.Config{}, 0)
 	class := e.class(false, nil)
 	e.plugin.Next("CreateVolume", csitest.Alter(func(r *csi.CreateVolumeResponse) { r.Volume.CapacityBytes = 1 }))
@@ -420,6 +431,7 @@ func TestVolumeThatIsTooSmallIsNotUsed(t *testing.T) {
 }
 
 func TestVolumeDeletedBeforeItsClaimIsReclaimed(t *testing.T) {
+	t.Parallel()
 	e := newEnv(t, csitest.Config{}, 0)
 	e.run("all", quick...)
 	e.claim("c", e.class(false, nil))
@@ -435,6 +447,7 @@ func TestVolumeDeletedBeforeItsClaimIsReclaimed(t *testing.T) {
 }
 
 func TestForeignObjectsAreLeftAlone(t *testing.T) {
+	t.Parallel()
 	e := newEnv(t, csitest.Config{}, 0)
 	e.run("all", quick...)
 	mine := e.class(false, nil)
