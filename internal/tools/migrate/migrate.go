@@ -100,7 +100,7 @@ func Run(manifest []byte, o Options) (Result, error) {
 		m.note(Required, "", "", "%s is an image without a registry. Set --image to the image that your nodes pull", o.Image)
 	}
 	result := Result{
-		Manifest: []byte(text), Notes: m.notes, Replacements: m.replacements, Permissions: []byte(strings.Join(m.permissions, "---\n")),
+		Manifest: []byte(text), Notes: m.notes, Replacements: m.replacements, Permissions: []byte(m.missingPermissions()),
 		Commands: m.commands, Rejected: m.rejected,
 	}
 	if err == nil && len(m.commands) == 0 {
@@ -128,7 +128,7 @@ type migration struct {
 	notes        []Note
 	replacements []Replacement
 	commands     [][]string
-	permissions  []string // documents
+	shortages    []shortage
 	rejected     bool
 	// objects are those of the input, by kind.
 	objects map[string][]*yaml.Node

@@ -179,9 +179,37 @@ func (m *migration) notePermissions(w workload, groups []*group) {
 			}
 		}
 	}
-	if len(lacks) > 0 {
-		m.permissions = append(m.permissions, a.manifests(lacks))
+	m.addShortage(a, lacks)
+}
+
+// shortage is what an account lacks for all workloads that run as it.
+type shortage struct {
+	account
+	lacks []access
+}
+
+// addShortage adds what a lacks for one more workload.
+func (m *migration) addShortage(a account, lacks []access) {
+	i := slices.IndexFunc(m.shortages, func(s shortage) bool { return s.name == a.name && s.namespace == a.namespace })
+	if i < 0 {
+		i, m.shortages = len(m.shortages), append(m.shortages, shortage{account: a})
 	}
+	for _, l := range lacks {
+		if !slices.Contains(m.shortages[i].lacks, l) {
+			m.shortages[i].lacks = append(m.shortages[i].lacks, l)
+		}
+	}
+}
+
+// missingPermissions returns manifests with what all accounts lack.
+func (m *migration) missingPermissions() string {
+	var docs []string
+	for _, s := range m.shortages {
+		if len(s.lacks) > 0 {
+			docs = append(docs, s.manifests(s.lacks))
+		}
+	}
+	return strings.Join(docs, "---\n")
 }
 
 // feature is a set of permissions that the containers need if the driver meets a condition.

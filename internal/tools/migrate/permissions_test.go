@@ -85,6 +85,19 @@ func TestPermissions(t *testing.T) {
 	}
 }
 
+// TestPermissionsOfSeveralWorkloads: one role has what all workloads of a ServiceAccount lack. The second of two roles
+// with one name would replace the first.
+func TestPermissionsOfSeveralWorkloads(t *testing.T) {
+	t.Parallel()
+	second := strings.Replace(deployment(sidecar("csi-snapshotter")), "name: d", "name: e", 1)
+	have := string(migrated(t, deployment(sidecar("csi-provisioner"))+"---\n"+second, false).Permissions)
+	for _, one := range []string{"kind: ClusterRole\n", "volumesnapshots", "persistentvolumeclaims\"]"} {
+		if strings.Count(have, one) != 1 {
+			t.Errorf("%q is %d times in, want once:\n%s", one, strings.Count(have, one), have)
+		}
+	}
+}
+
 // TestServerAcceptsPermissions submits the missing permissions to a real API server.
 func TestServerAcceptsPermissions(t *testing.T) {
 	t.Parallel()
