@@ -81,17 +81,19 @@ func explainLostNode(e *explanation, n lostNode) {
 	}
 }
 
-// explainMode reports a lost node and what the mode of the nodecontroller lets it do at the time when.
+// explainMode reports a lost node and what the recorded mode of the nodecontroller permits. when begins with a space.
 func explainMode(e *explanation, n lostNode, sentence, when string) {
 	switch n.mode {
 	case nodecleanup.ModeOff, nodecleanup.ModeReport, nodecleanup.ModeDryRun:
-		e.add(Blocked, "cleanup", "%s The nodecontroller runs with --node-cleanup=%s: nothing is deleted.", sentence, n.mode).
+		e.add(Blocked, "cleanup", "%s The nodecontroller ran last with --node-cleanup=%s: nothing is deleted.", sentence, n.mode).
 			next("If the node does not return, run `storage-controller nodecontroller cleanup --driver-name=%s --node=%s`, which prints a "+
 				"plan.", n.driver, n.Name())
 	case nodecleanup.ModeClaims:
-		e.add(Waiting, "cleanup", "%s", sentence).next("The nodecontroller deletes the claims that opted in%s.", when)
+		e.add(Waiting, "cleanup", "%s", sentence).next("The nodecontroller deletes its claims%s, as far as --node-cleanup-scope and "+
+			"the opt-outs allow.", when)
 	case nodecleanup.ModeVolumes:
-		e.add(Waiting, "cleanup", "%s", sentence).next("The nodecontroller deletes the claims and volumes that opted in%s.", when)
+		e.add(Waiting, "cleanup", "%s", sentence).next("The nodecontroller deletes its claims and volumes%s, as far as --node-cleanup-scope and "+
+			"the opt-outs allow.", when)
 	default:
 		e.add(Waiting, "cleanup", "%s", sentence).next("The nodecontroller cleans up%s, if its mode and the opt-in allow that.", when)
 	}

@@ -45,10 +45,10 @@ func TestModeOfLostNodes(t *testing.T) {
 		severity   Severity
 		text, next string
 	}{
-		nodecleanup.ModeReport:  {Blocked, "runs with --node-cleanup=report: nothing is deleted.", plan},
-		nodecleanup.ModeDryRun:  {Blocked, "runs with --node-cleanup=dry-run: nothing is deleted.", plan},
-		nodecleanup.ModeClaims:  {Waiting, "Node n of driver d is lost", "deletes the claims that opted in"},
-		nodecleanup.ModeVolumes: {Waiting, "Node n of driver d is lost", "deletes the claims and volumes that opted in"},
+		nodecleanup.ModeReport:  {Blocked, "ran last with --node-cleanup=report: nothing is deleted.", plan},
+		nodecleanup.ModeDryRun:  {Blocked, "ran last with --node-cleanup=dry-run: nothing is deleted.", plan},
+		nodecleanup.ModeClaims:  {Waiting, "Node n of driver d is lost", "deletes its claims"},
+		nodecleanup.ModeVolumes: {Waiting, "Node n of driver d is lost", "deletes its claims and volumes"},
 		"":                      {Waiting, "Node n of driver d is lost", "if its mode and the opt-in allow that"},
 	} {
 		for _, record := range []nodecleanup.LostNode{{Node: "n", Since: now}, {Node: "n", Since: now, Approved: now}} {
