@@ -92,8 +92,8 @@ func explainMode(e *explanation, n lostNode, sentence, when string) {
 		e.add(Waiting, "cleanup", "%s", sentence).next("The nodecontroller deletes its claims%s, as far as --node-cleanup-scope and "+
 			"the opt-outs allow.", when)
 	case nodecleanup.ModeVolumes:
-		e.add(Waiting, "cleanup", "%s", sentence).next("The nodecontroller deletes its claims and volumes%s, as far as --node-cleanup-scope and "+
-			"the opt-outs allow.", when)
+		e.add(Waiting, "cleanup", "%s", sentence).next("The nodecontroller deletes its claims and volumes%s, as far as "+
+			"--node-cleanup-scope and the opt-outs allow.", when)
 	default:
 		e.add(Waiting, "cleanup", "%s", sentence).next("The nodecontroller cleans up%s, if its mode and the opt-in allow that.", when)
 	}
