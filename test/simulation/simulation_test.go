@@ -22,6 +22,7 @@ import (
 
 var (
 	seeds = flag.Int("seeds", 40, "number of seeds")
+	fresh = flag.Int("fresh", 40, "number of seeds that differ in each run")
 	from  = flag.Uint64("from", 1, "the first seed")
 	stop  = flag.Bool("stop", false, "stop after the first violation, without a shorter history")
 	same  = flag.Int("same", 3, "number of seeds that must give the same history in each run")
@@ -42,6 +43,9 @@ func TestMain(m *testing.M) {
 // TestSeeds runs a history for each seed. A violation is reported with its seed, which replays it, and with a
 // shorter history that has a violation, too.
 func TestSeeds(t *testing.T) { run(t, *from, *seeds) }
+
+// TestFreshSeeds runs histories that no earlier run had.
+func TestFreshSeeds(t *testing.T) { run(t, uint64(time.Now().UnixNano()), *fresh) }
 
 func run(t *testing.T, from uint64, seeds int) {
 	begin, all := time.Now(), statistics{}

@@ -216,7 +216,7 @@ func (c *Cluster) Busy() []string {
 		class := s.class(claim)
 		switch {
 		case slices.Contains(claim.Finalizers, sourceClaimFinalizer): // until its snapshots are ready, which are in the list, too
-		case claim.DeletionTimestamp != nil && c.pod(claim.Name) == nil:
+		case claim.DeletionTimestamp != nil && (c.pod(claim.Name) == nil || len(claim.Finalizers) > 1): // a pod keeps claimProtection
 			busy = append(busy, "claim "+claim.Name+" is being deleted")
 		case claim.DeletionTimestamp == nil && claim.Status.Phase == corev1.ClaimPending && class != nil && !waits(class, claim):
 			busy = append(busy, "claim "+claim.Name+" is not bound")
