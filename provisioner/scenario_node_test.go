@@ -159,16 +159,12 @@ func provisionerScenarioNode(t *testing.T) {
 		n2.Calls(getCapacity, 0) // the scheduler has chosen
 	})
 	t.Run("117_immediate_binding", func(t *testing.T) {
-		const base = 2 * time.Second
-		n1, n2 := nodeScenario(t, 0, 0, func(c *Config) { c.NodeDeploymentBaseDelay, c.NodeDeploymentMaxDelay = base, 3*base })
+		// The first delay is below the base: the longest one would not end.
+		n1, n2 := nodeScenario(t, 0, 0, func(c *Config) { c.NodeDeploymentBaseDelay, c.NodeDeploymentMaxDelay = 2*time.Second, time.Hour })
 		n1.makeClass(nil)
-		begin := time.Now()
 		claim := n1.claim(nil)
 		nodes := n1.nodesOf(claim)
 		pv := n1.saved(claim)
-		if took := time.Since(begin); took > base+5*time.Second { // what a busy machine adds
-			t.Errorf("it took %v", took)
-		}
 		settle(n1, n2)
 		owner, other := n1, n2
 		if n1.Plugin.Count(create) == 0 {
@@ -241,7 +237,8 @@ func provisionerScenarioNode(t *testing.T) {
 		n2.Calls(create, 0)
 	})
 	t.Run("119_full", func(t *testing.T) {
-		n1, n2 := nodeScenario(t, 0, 0, func(c *Config) { c.NodeDeploymentBaseDelay, c.NodeDeploymentMaxDelay = 2*time.Second, time.Hour })
+		// n1 waits for 10 s to 20 s, n2 less than 10 s.
+		n1, n2 := nodeScenario(t, 0, 0, func(c *Config) { c.NodeDeploymentBaseDelay, c.NodeDeploymentMaxDelay = 10*time.Second, time.Hour })
 		n1.Plugin.Always(create, csitest.Fail(codes.ResourceExhausted, "full")) // though GetCapacity says otherwise
 		n1.makeClass(nil)
 		claim := n1.claim(selectNode("n1"))
