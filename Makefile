@@ -61,6 +61,10 @@ fuzz: ## Fuzz each target for FUZZTIME (default 30s)
 		dir=$$(dirname $$(grep -rlE "^func $$target\(" --include=*_test.go .)); \
 		echo "$$dir $$target"; go test -run '^$$' -fuzz "^$$target$$" -fuzztime $${FUZZTIME:-30s} $$dir; done
 
+.PHONY: test-matrix
+test-matrix: ## Test the main stories on each Kubernetes version and write docs/support-matrix.md; ARGS=-minor=1.35 tests one
+	$(PURE) go run ./test/matrix $(ARGS)
+
 .PHONY: simulate
 simulate: ## Run SEEDS histories (default 1000) of the simulation; SEED=n replays one
 	go test -count=1 -timeout 24h -v -run TestSeeds ./test/simulation -args -seeds $(if $(SEED),1,$(or $(SEEDS),1000)) -from $(or $(SEED),$(FROM),1)

@@ -8,6 +8,7 @@ package kubetest
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -25,22 +26,22 @@ import (
 	"time"
 )
 
-// KubernetesVersion is the version that the control plane reports, the one of k8s.io/kubernetes in its
-// go.mod.
-const KubernetesVersion = "v1.36.3"
-
 // program is a program that is compiled for tests.
 type program struct {
 	name    string // of the file in the cache
 	module  string // directory in test/
 	title   string // in messages
+	modFile string // instead of go.mod; empty: go.mod
 	pkg     string // package to compile
 	ldflags string
 	takes   string // how long the first compilation takes
 }
 
-var controlPlaneProgram = program{name: "controlplane", module: "controlplane", title: "Kubernetes control plane", pkg: ".",
-	ldflags: "-X k8s.io/component-base/version.gitVersion=" + KubernetesVersion, takes: "five minutes"}
+// controlPlaneProgram returns the control plane of a Kubernetes version, which reports this version.
+func controlPlaneProgram(v Version) program {
+	return program{name: "controlplane", module: "controlplane", title: "control plane of Kubernetes " + v.Kubernetes, modFile: v.ModFile,
+		pkg: ".", ldflags: "-X k8s.io/component-base/version.gitVersion=" + v.Kubernetes, takes: "five minutes"}
+}
 
 // moduleDir returns the directory of the program's module.
 func (p program) moduleDir() (string, error) {
@@ -63,10 +64,19 @@ func (p program) moduleDir() (string, error) {
 	return filepath.Join(filepath.Dir(file), "..", "..", "test", p.module), nil
 }
 
-// Build returns the path of the control plane's program. It builds the program, which takes some
-// minutes, unless the cache has it. progress, if not nil, receives messages.
+// Build returns the path of the control plane's program, in the [SelectedVersion]. It builds the program, which
+// takes some minutes, unless the cache has it. progress, if not nil, receives messages.
 func Build(ctx context.Context, progress io.Writer) (string, error) {
-	return controlPlaneProgram.build(ctx, progress)
+	v, err := SelectedVersion()
+	if err != nil {
+		return "", err
+	}
+	return BuildVersion(ctx, v, progress)
+}
+
+// BuildVersion is [Build] for a version.
+func BuildVersion(ctx context.Context, v Version, progress io.Writer) (string, error) {
+	return controlPlaneProgram(v).build(ctx, progress)
 }
 
 // build returns the path of the program, which it compiles unless the cache has it.
@@ -82,7 +92,7 @@ func (p program) build(ctx context.Context, progress io.Writer) (string, error) 
 	if err != nil {
 		return "", fmt.Errorf("looking for a cache directory: %w", err)
 	}
-	sum, err := contentHash(module)
+	sum, err := p.contentHash(module)
 	if err != nil {
 		return "", fmt.Errorf("reading the source of the %s: %w", p.title, err)
 	}
@@ -131,7 +141,8 @@ func (p program) lockFile(ctx context.Context, lock *os.File, progress io.Writer
 func (p program) compile(ctx context.Context, module, path string, progress io.Writer) error {
 	fmt.Fprintf(progress, "Compiling the %s: about %s the first time, and once per machine.\n", p.title, p.takes)
 	begin := time.Now()
-	cmd := exec.CommandContext(ctx, "go", "build", "-v", "-ldflags", strings.TrimSpace("-s -w "+p.ldflags), "-o", path+".new", p.pkg)
+	cmd := exec.CommandContext(ctx, "go", "build", "-v", "-modfile", cmp.Or(p.modFile, "go.mod"),
+		"-ldflags", strings.TrimSpace("-s -w "+p.ldflags), "-o", path+".new", p.pkg)
 	cmd.Dir = module
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=", "GOWORK=off")
 	var output compilerOutput
@@ -178,17 +189,20 @@ func (o *compilerOutput) Write(p []byte) (int, error) {
 	}
 }
 
-// contentHash returns a hash of the Go version and of the files of the module, except tests.
-func contentHash(module string) (string, error) {
+// contentHash returns a hash of the Go version, of the linker flags and of the files of the module, except tests and
+// module files of other versions.
+func (p program) contentHash(module string) (string, error) {
+	modFile := cmp.Or(p.modFile, filepath.Join(module, "go.mod"))
+	sumFile := strings.TrimSuffix(modFile, ".mod") + ".sum"
 	h := sha256.New()
-	fmt.Fprintln(h, runtime.Version(), runtime.GOOS, runtime.GOARCH, KubernetesVersion)
+	fmt.Fprintln(h, runtime.Version(), runtime.GOOS, runtime.GOARCH, p.ldflags)
 	err := filepath.WalkDir(module, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}
 		name := entry.Name()
 		source := strings.HasSuffix(name, ".go") && !strings.HasSuffix(name, "_test.go")
-		if entry.IsDir() || !source && name != "go.mod" && name != "go.sum" {
+		if entry.IsDir() || !source && path != modFile && path != sumFile {
 			return nil
 		}
 		data, err := os.ReadFile(path)

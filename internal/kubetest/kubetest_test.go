@@ -244,14 +244,15 @@ func TestKilledTestLeavesNothing(t *testing.T) {
 
 func TestContentHashFollowsTheProgram(t *testing.T) {
 	module := t.TempDir()
-	hash := func() string {
+	of := func(modFile string) string {
 		t.Helper()
-		sum, err := contentHash(module)
+		sum, err := program{modFile: modFile}.contentHash(module)
 		if err != nil {
 			t.Fatal(err)
 		}
 		return sum
 	}
+	hash := func() string { t.Helper(); return of("") }
 	write := func(name, content string) {
 		t.Helper()
 		path := filepath.Join(module, name)
@@ -275,10 +276,25 @@ func TestContentHashFollowsTheProgram(t *testing.T) {
 		{"sub/sub_test.go", "package sub", false},
 		{"sub/notes.txt", "notes", false},
 		{"controlplane", "the program itself", false},
+		{"versions/1.35.mod", "module x", false},
+		{"versions/1.35.sum", "sum", false},
 	} {
 		write(step.name, step.content)
 		if now := hash(); (now != last) != step.changes {
 			t.Errorf("after writing %s the hash is %s, before it was %s; want a change: %t", step.name, now, last, step.changes)
+		} else {
+			last = now
+		}
+	}
+	other := filepath.Join(module, "versions/1.35.mod")
+	last = of(other)
+	if last == hash() {
+		t.Error("another module file does not change the hash")
+	}
+	for name, changes := range map[string]bool{"versions/1.35.sum": true, "go.sum": false} {
+		write(name, "changed")
+		if now := of(other); (now != last) != changes {
+			t.Errorf("after writing %s: want a change of the hash: %t", name, changes)
 		} else {
 			last = now
 		}

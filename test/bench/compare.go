@@ -106,7 +106,11 @@ func compare(ctx context.Context, o options) (*comparison, error) {
 		return nil, err
 	}
 	defer os.RemoveAll(dir)
-	c := &comparison{Date: time.Now().UTC().Format(time.DateOnly), Machine: machine(), Kubernetes: kubetest.KubernetesVersion}
+	version, err := kubetest.SelectedVersion()
+	if err != nil {
+		return nil, err
+	}
+	c := &comparison{Date: time.Now().UTC().Format(time.DateOnly), Machine: machine(), Kubernetes: version.Kubernetes}
 	if c.Sides, err = buildSides(ctx, dir); err != nil {
 		return nil, err
 	}

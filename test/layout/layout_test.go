@@ -132,6 +132,7 @@ var allowed = map[string][]string{
 	"test/browser":    {},
 	"test/demo":       {"internal/kubetest"},
 	"test/hostdriver": {},
+	"test/matrix":     {"internal/kubetest"},
 	"test/scenarios":  {},
 
 	"test/simulation": {
