@@ -38,9 +38,9 @@ func TestExpansionWithinQuota(t *testing.T) {
 	if _, err := e.client.CoreV1().ResourceQuotas(e.ns).UpdateStatus(t.Context(), quota, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	e.eventually("the quota is in force", func(ctx context.Context) error {
+	e.eventually("the quota is in force", func(ctx context.Context) error { // a request that was allowed would use it up
 		_, err := e.client.CoreV1().PersistentVolumeClaims(e.ns).Patch(ctx, "c", types.MergePatchType,
-			[]byte(`{"spec":{"resources":{"requests":{"storage":"4Gi"}}}}`), metav1.PatchOptions{})
+			[]byte(`{"spec":{"resources":{"requests":{"storage":"4Gi"}}}}`), metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}})
 		if apierrors.IsForbidden(err) {
 			return nil
 		}
