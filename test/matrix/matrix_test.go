@@ -8,13 +8,28 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
+	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
+
+	"sigs.k8s.io/yaml"
+
+	"github.com/storage-controller/storage-controller/internal/kubetest"
 )
 
 const root = "../.."
+
+func read(t *testing.T, path string) string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(root, path))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
 
 // TestStoriesAreTests compares the stories with the functions of test/e2e.
 func TestStoriesAreTests(t *testing.T) {
@@ -47,6 +62,54 @@ func TestStoriesAreTests(t *testing.T) {
 	for _, role := range []string{"all", "provision", "attach", "capacity", "resize", "snapshot", "nodecontroller"} {
 		if !roles[role] {
 			t.Errorf("no story of the role %s", role)
+		}
+	}
+}
+
+// TestPageIsCurrent compares the page with the versions, the stories and the charts.
+func TestPageIsCurrent(t *testing.T) {
+	versions, err := kubetest.Versions()
+	if err != nil {
+		t.Fatal(err)
+	}
+	known := map[string]kubetest.Version{}
+	for _, v := range versions {
+		known[v.Kubernetes] = v
+	}
+	if len(known) != minors {
+		t.Errorf("%d versions, want %d", len(known), minors)
+	}
+	text := read(t, page)
+	for _, s := range stories {
+		if line := fmt.Sprintf("| %s | %s | `%s` |", s.role, s.does, s.test); !strings.Contains(text, line) {
+			t.Errorf("%s does not have %q: run make test-matrix", page, line)
+		}
+	}
+	var tested []kubetest.Version
+	if m := regexp.MustCompile(`(?m)^\| release \| (.+) \|$`).FindStringSubmatch(text); m != nil {
+		for release := range strings.SplitSeq(m[1], " | ") {
+			if _, ok := known[release]; !ok {
+				t.Errorf("%s has Kubernetes %s, which test/controlplane does not have: run make test-matrix", page, release)
+			}
+			tested = append(tested, known[release])
+		}
+	}
+	if len(tested) == 0 || t.Failed() {
+		t.Fatalf("%s: versions %v", page, tested)
+	}
+	want := kubeVersion(tested[0].Minor())
+	if !strings.Contains(text, "`"+want+"`") {
+		t.Errorf("%s does not have the kubeVersion %q: run make test-matrix", page, want)
+	}
+	for _, file := range []string{"Chart.yaml", "charts/storage-controller-library/Chart.yaml"} {
+		var chart struct {
+			KubeVersion string `json:"kubeVersion"`
+		}
+		if err := yaml.Unmarshal([]byte(read(t, filepath.Join("deploy/helm/storage-controller", file))), &chart); err != nil {
+			t.Fatal(err)
+		}
+		if chart.KubeVersion != want {
+			t.Errorf("kubeVersion of %s: got %q, want %q, from the oldest version that is tested", file, chart.KubeVersion, want)
 		}
 	}
 }
