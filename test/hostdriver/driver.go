@@ -6,6 +6,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
 	"maps"
 	"os"
 	"slices"
@@ -26,12 +27,14 @@ type config struct {
 	capacity         int64
 	maxPerNode       int
 	latency          time.Duration
+	mount            bool // publish by bind mounts, block volumes as loop devices
 }
 
-// driver serves the three CSI services. One call changes things at a time.
+// driver serves the CSI services. One call changes things at a time.
 type driver struct {
 	csi.UnimplementedIdentityServer
 	csi.UnimplementedControllerServer
+	csi.UnimplementedGroupControllerServer
 	csi.UnimplementedNodeServer
 	cfg config
 
@@ -56,7 +59,9 @@ func (d *driver) Probe(context.Context, *csi.ProbeRequest) (*csi.ProbeResponse, 
 }
 
 func (d *driver) GetPluginCapabilities(context.Context, *csi.GetPluginCapabilitiesRequest) (*csi.GetPluginCapabilitiesResponse, error) {
-	services := []csi.PluginCapability_Service_Type{csi.PluginCapability_Service_CONTROLLER_SERVICE}
+	services := []csi.PluginCapability_Service_Type{
+		csi.PluginCapability_Service_CONTROLLER_SERVICE, csi.PluginCapability_Service_GROUP_CONTROLLER_SERVICE,
+	}
 	if d.topology() {
 		services = append(services, csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS)
 	}
@@ -77,6 +82,7 @@ func (d *driver) ControllerGetCapabilities(context.Context, *csi.ControllerGetCa
 		csi.ControllerServiceCapability_RPC_GET_CAPACITY, csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT,
 		csi.ControllerServiceCapability_RPC_LIST_SNAPSHOTS, csi.ControllerServiceCapability_RPC_CLONE_VOLUME,
 		csi.ControllerServiceCapability_RPC_EXPAND_VOLUME, csi.ControllerServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER,
+		csi.ControllerServiceCapability_RPC_MODIFY_VOLUME,
 	} {
 		response.Capabilities = append(response.Capabilities,
 			&csi.ControllerServiceCapability{Type: &csi.ControllerServiceCapability_Rpc{
@@ -108,6 +114,9 @@ func (d *driver) CreateVolume(_ context.Context, r *csi.CreateVolumeRequest) (*c
 	if err != nil {
 		return nil, err
 	}
+	if err := checkMutable(r.GetMutableParameters()); err != nil {
+		return nil, err
+	}
 	size, limit := r.GetCapacityRange().GetRequiredBytes(), r.GetCapacityRange().GetLimitBytes()
 	if size < 0 || limit < 0 || limit > 0 && size > limit {
 		return nil, status.Errorf(codes.OutOfRange, "no size is between %d and %d bytes", size, limit)
@@ -125,7 +134,7 @@ func (d *driver) CreateVolume(_ context.Context, r *csi.CreateVolumeRequest) (*c
 	}
 	e := &entry{
 		ID: id, Name: r.GetName(), Size: max(size, minimum), Block: block, Source: source, Parameters: r.GetParameters(),
-		Created: time.Now().Unix(), Number: d.nextNumber(), Published: map[string]publication{},
+		Mutable: r.GetMutableParameters(), Created: time.Now().Unix(), Number: d.nextNumber(), Published: map[string]publication{},
 	}
 	if source != "" {
 		from := d.entries[source]
@@ -249,6 +258,11 @@ func (d *driver) DeleteVolume(_ context.Context, r *csi.DeleteVolumeRequest) (*c
 	}
 	if len(e.Published) > 0 {
 		return nil, status.Errorf(codes.FailedPrecondition, "volume %q is published to %v", e.ID, slices.Sorted(maps.Keys(e.Published)))
+	}
+	if d.cfg.mount && e.Block {
+		if err := detachLoop(e.blockPath(d.cfg.root)); err != nil {
+			return nil, status.Errorf(codes.Internal, "detaching the device of volume %q: %v", e.ID, err)
+		}
 	}
 	return &csi.DeleteVolumeResponse{}, d.remove(e)
 }
@@ -400,12 +414,46 @@ func (d *driver) ControllerExpandVolume(_ context.Context, r *csi.ControllerExpa
 			return nil, status.Errorf(codes.ResourceExhausted, "no room for %d more bytes in %v", more, e.Segment)
 		}
 		e.Size += more
-		if err := e.save(d.cfg.root); err != nil {
+		if err := errors.Join(e.growData(d.cfg.root), e.save(d.cfg.root)); err != nil {
 			e.Size -= more
 			return nil, status.Errorf(codes.Internal, "recording the size of volume %q: %v", e.ID, err)
 		}
 	}
+	if d.cfg.mount && e.Block {
+		if err := growLoop(e.blockPath(d.cfg.root)); err != nil {
+			return nil, status.Errorf(codes.Internal, "extending the device of volume %q: %v", e.ID, err)
+		}
+	}
 	return &csi.ControllerExpandVolumeResponse{CapacityBytes: e.Size}, nil
+}
+
+// checkMutable accepts the parameter tier of a VolumeAttributesClass, with any value.
+func checkMutable(parameters map[string]string) error {
+	for name := range parameters {
+		if name != "tier" {
+			return invalid("the mutable parameter %q is not supported", name)
+		}
+	}
+	return nil
+}
+
+// ControllerModifyVolume records the mutable parameters, which change nothing else.
+func (d *driver) ControllerModifyVolume(_ context.Context, r *csi.ControllerModifyVolumeRequest) (*csi.ControllerModifyVolumeResponse,
+	error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	e, err := d.find(r.GetVolumeId())
+	if err != nil {
+		return nil, err
+	}
+	if err := checkMutable(r.GetMutableParameters()); err != nil {
+		return nil, err
+	}
+	e.Mutable = r.GetMutableParameters()
+	if err := e.save(d.cfg.root); err != nil {
+		return nil, status.Errorf(codes.Internal, "recording the parameters of volume %q: %v", e.ID, err)
+	}
+	return &csi.ControllerModifyVolumeResponse{}, nil
 }
 
 // list is a page of the entries of a kind, in the order of their making. A token
@@ -465,18 +513,26 @@ func (d *driver) CreateSnapshot(_ context.Context, r *csi.CreateSnapshotRequest)
 	}
 	e := &entry{ID: id, Name: r.GetName(), Size: from.Size, Snapshot: true, Block: from.Block, Source: from.ID, Created: time.Now().Unix(),
 		Number: d.nextNumber()}
-	if err := e.makeData(d.cfg.root); err != nil {
-		return nil, status.Errorf(codes.Internal, "making snapshot %q: %v", r.GetName(), err)
+	if err := d.createSnapshot(e); err != nil {
+		return nil, err
 	}
-	if err := e.save(d.cfg.root); err != nil {
-		return nil, status.Errorf(codes.Internal, "recording snapshot %q: %v", r.GetName(), err)
-	}
-	d.entries[id] = e
 	return &csi.CreateSnapshotResponse{Snapshot: e.snapshot()}, nil
 }
 
+// createSnapshot copies the source of e and records e.
+func (d *driver) createSnapshot(e *entry) error {
+	if err := e.makeData(d.cfg.root); err != nil {
+		return status.Errorf(codes.Internal, "making snapshot %q: %v", e.Name, err)
+	}
+	if err := e.save(d.cfg.root); err != nil {
+		return status.Errorf(codes.Internal, "recording snapshot %q: %v", e.Name, err)
+	}
+	d.entries[e.ID] = e
+	return nil
+}
+
 func (e *entry) snapshot() *csi.Snapshot {
-	return &csi.Snapshot{SnapshotId: e.ID, SourceVolumeId: e.Source, SizeBytes: e.Size,
+	return &csi.Snapshot{SnapshotId: e.ID, SourceVolumeId: e.Source, SizeBytes: e.Size, GroupSnapshotId: e.Group,
 		CreationTime: &timestamppb.Timestamp{Seconds: e.Created}, ReadyToUse: true}
 }
 
@@ -508,8 +564,8 @@ func (d *driver) ListSnapshots(_ context.Context, r *csi.ListSnapshotsRequest) (
 	return response, nil
 }
 
-// The node service. A published volume is a link at the target to its directory:
-// a bind mount would take the rights of root, and there is only one host.
+// The node service. By default, a published volume is a symbolic link at the target to its directory, which
+// needs no privileges. A kubelet requires --mount.
 
 func (d *driver) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
 	response := &csi.NodeGetInfoResponse{NodeId: d.cfg.node, MaxVolumesPerNode: int64(d.cfg.maxPerNode)}
@@ -520,7 +576,11 @@ func (d *driver) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.Nod
 }
 
 func (d *driver) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequest) (*csi.NodeGetCapabilitiesResponse, error) {
-	return &csi.NodeGetCapabilitiesResponse{}, nil
+	return &csi.NodeGetCapabilitiesResponse{Capabilities: []*csi.NodeServiceCapability{{
+		Type: &csi.NodeServiceCapability_Rpc{Rpc: &csi.NodeServiceCapability_RPC{
+			Type: csi.NodeServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER,
+		}},
+	}}}, nil
 }
 
 func (d *driver) NodePublishVolume(_ context.Context, r *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
@@ -540,6 +600,12 @@ func (d *driver) NodePublishVolume(_ context.Context, r *csi.NodePublishVolumeRe
 	if now, err := os.Readlink(r.GetTargetPath()); err == nil && now == path {
 		return &csi.NodePublishVolumeResponse{}, nil
 	}
+	if d.cfg.mount {
+		if err := mount(path, r.GetTargetPath(), e.Block, r.GetReadonly()); err != nil {
+			return nil, status.Errorf(codes.Internal, "mounting volume %q: %v", e.ID, err)
+		}
+		return &csi.NodePublishVolumeResponse{}, nil
+	}
 	if err := os.Symlink(path, r.GetTargetPath()); err != nil {
 		return nil, status.Errorf(codes.Internal, "publishing volume %q: %v", e.ID, err)
 	}
@@ -554,6 +620,12 @@ func (d *driver) NodeUnpublishVolume(_ context.Context, r *csi.NodeUnpublishVolu
 	defer d.mu.Unlock()
 	if _, err := d.find(r.GetVolumeId()); err != nil {
 		return nil, err
+	}
+	if d.cfg.mount {
+		if err := unmount(r.GetTargetPath()); err != nil {
+			return nil, status.Errorf(codes.Internal, "unmounting volume %q: %v", r.GetVolumeId(), err)
+		}
+		return &csi.NodeUnpublishVolumeResponse{}, nil
 	}
 	// Only a link is removed, never its target, nor a directory that the driver did not create.
 	if info, err := os.Lstat(r.GetTargetPath()); err == nil && info.Mode()&os.ModeSymlink != 0 {

@@ -261,3 +261,47 @@ func TestStateSurvivesBeingKilled(t *testing.T) {
 		}
 	}
 }
+
+func TestExpansionExtendsTheDevice(t *testing.T) {
+	d, cfg := client(t, config{})
+	r := request("block", 1<<20)
+	r.VolumeCapabilities[0].AccessType = &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}
+	id := mustCreate(t, d, r)
+	if _, err := d.ControllerExpandVolume(t.Context(), &csi.ControllerExpandVolumeRequest{VolumeId: id,
+		CapacityRange: &csi.CapacityRange{RequiredBytes: 3 << 20}}); err != nil {
+		t.Fatal(err)
+	}
+	if info, err := os.Stat(d.entries[id].blockPath(cfg.root)); err != nil || info.Size() != 3<<20 {
+		t.Errorf("the device has %v, %v", info, err)
+	}
+}
+
+func TestGroupSnapshotsAreCreatedWholeOrNotAtAll(t *testing.T) {
+	d, cfg := client(t, config{})
+	a, b := mustCreate(t, d, request("a", 1<<20)), mustCreate(t, d, request("b", 1<<20))
+	create := func(sources ...string) (*csi.CreateVolumeGroupSnapshotResponse, error) {
+		return d.CreateVolumeGroupSnapshot(t.Context(), &csi.CreateVolumeGroupSnapshotRequest{Name: "g", SourceVolumeIds: sources})
+	}
+	if _, err := create(a, "vol-00000000000000000000"); status.Code(err) != codes.NotFound {
+		t.Errorf("a source that does not exist: %v", err)
+	}
+	d, _ = client(t, cfg)
+	if len(d.entries) != 2 {
+		t.Errorf("%d entries after a failed call, want 2", len(d.entries))
+	}
+	first, err := create(a, b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := create(b, a)
+	if err != nil || again.GetGroupSnapshot().GetGroupSnapshotId() != first.GetGroupSnapshot().GetGroupSnapshotId() {
+		t.Errorf("the same call again: %v, %v", again, err)
+	}
+	if _, err := create(a); status.Code(err) != codes.AlreadyExists {
+		t.Errorf("other sources: %v", err)
+	}
+	if _, err := d.DeleteVolumeGroupSnapshot(t.Context(), &csi.DeleteVolumeGroupSnapshotRequest{
+		GroupSnapshotId: first.GetGroupSnapshot().GetGroupSnapshotId()}); err != nil || len(d.entries) != 2 {
+		t.Errorf("%d entries after the deletion, %v", len(d.entries), err)
+	}
+}

@@ -61,6 +61,8 @@ func main() {
 	capacity := flag.String("capacity", "100Gi", "size of all volumes of a topology segment together")
 	flag.IntVar(&cfg.maxPerNode, "max-volumes-per-node", 0, "volumes that can be published to one node; 0 means any number")
 	flag.DurationVar(&cfg.latency, "latency", 0, "how long each call of the controller takes in addition")
+	flag.BoolVar(&cfg.mount, "mount", false, "publish volumes by bind mounts and block volumes as loop devices, which a kubelet "+
+		"requires; Linux only, and needs root. The default is a symbolic link")
 	flag.Parse()
 	if err := run(cfg, *endpoint, *capacity); err != nil {
 		fmt.Fprintln(os.Stderr, "hostdriver:", err)
@@ -126,6 +128,7 @@ func (d *driver) server() *grpc.Server {
 	}))
 	csi.RegisterIdentityServer(s, d)
 	csi.RegisterControllerServer(s, d)
+	csi.RegisterGroupControllerServer(s, d)
 	csi.RegisterNodeServer(s, d)
 	return s
 }

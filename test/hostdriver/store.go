@@ -27,7 +27,9 @@ type entry struct {
 	Block    bool   `json:"block,omitempty"`
 	// Source is the ID of the volume or snapshot that it was made from.
 	Source     string            `json:"source,omitempty"`
+	Group      string            `json:"group,omitempty"` // of a snapshot
 	Parameters map[string]string `json:"parameters,omitempty"`
+	Mutable    map[string]string `json:"mutable,omitempty"` // parameters of a VolumeAttributesClass
 	Segment    map[string]string `json:"segment,omitempty"`
 	Created    int64             `json:"created"` // seconds since 1970
 	Number     int               `json:"number"`  // orders lists
@@ -121,6 +123,17 @@ func (e *entry) remove(root string) error {
 	return os.RemoveAll(dataPath(root, e.ID))
 }
 
+// blockPath returns the path of the file that is the device of a block volume.
+func (e *entry) blockPath(root string) string { return filepath.Join(dataPath(root, e.ID), blockFile) }
+
+// growData extends the device of a block volume to the size of e.
+func (e *entry) growData(root string) error {
+	if !e.Block {
+		return nil
+	}
+	return os.Truncate(e.blockPath(root), e.Size)
+}
+
 // blockFile is the file in the directory of a block volume that is its device.
 const blockFile = "block"
 
@@ -139,7 +152,7 @@ func (e *entry) makeData(root string) error {
 		}
 	}
 	if e.Block {
-		f, err := os.OpenFile(filepath.Join(path, blockFile), os.O_CREATE|os.O_WRONLY, 0o644)
+		f, err := os.OpenFile(e.blockPath(root), os.O_CREATE|os.O_WRONLY, 0o644)
 		if err != nil {
 			return err
 		}
