@@ -44,6 +44,7 @@ lint: ## Check formatting, vet and staticcheck
 	$(PURE) go vet -tags browser ./...
 	$(PURE) go run $(STATICCHECK) -tags browser ./...
 	cd test/deploy && $(PURE) go vet ./...
+	cd test/conformance && $(PURE) go vet .
 
 .PHONY: generate
 generate: ## Write generated files: pages in docs/, tables, copies in the chart
@@ -80,6 +81,10 @@ simulate-mutations: ## Remove one safety rule after the other and count the seed
 .PHONY: bench
 bench: ## Run the benchmark of volumes, with COMPARE=1 against the sidecars, with ARGS=--capacity of capacity; see go run ./test/bench --help
 	go run ./test/bench $(if $(COMPARE),--compare) $(ARGS)
+
+.PHONY: conformance
+conformance: ## Run the Kubernetes specifications for CSI drivers on a real node, as root; ARGS="--focus=REGEXP --binding=Immediate --only=storage-controller --procs=6 --page="
+	test/conformance/conformance.sh $(ARGS)
 
 .PHONY: vulncheck
 vulncheck: ## Check all modules for known vulnerabilities; passes if the database cannot be reached

@@ -2,7 +2,10 @@ module github.com/storage-controller/storage-controller/test/snapshotcontroller
 
 go 1.26.0
 
-tool github.com/kubernetes-csi/external-snapshotter/v8/cmd/snapshot-controller
+tool (
+	github.com/kubernetes-csi/external-snapshotter/v8/cmd/csi-snapshotter
+	github.com/kubernetes-csi/external-snapshotter/v8/cmd/snapshot-controller
+)
 
 require github.com/kubernetes-csi/external-snapshotter/v8 v8.6.0 // indirect
 
@@ -14,6 +17,7 @@ require (
 	github.com/blang/semver/v4 v4.0.0 // indirect
 	github.com/cenkalti/backoff/v5 v5.0.3 // indirect
 	github.com/cespare/xxhash/v2 v2.3.0 // indirect
+	github.com/container-storage-interface/spec v1.12.0 // indirect
 	github.com/coreos/go-semver v0.3.1 // indirect
 	github.com/coreos/go-systemd/v22 v22.7.0 // indirect
 	github.com/davecgh/go-spew v1.1.2-0.20180830191138-d8f796af33cc // indirect
