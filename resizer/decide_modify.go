@@ -70,7 +70,11 @@ func (d driver) decideModify(s claimState) step {
 	case err != nil && s.memory.missingClass == requested:
 		return step{action: doWait, reason: stageClassMissing, until: s.now.Add(d.retryMax)}
 	case err != nil:
-		return step{action: doPend, reason: stageClassMissing, target: target{class: requested}, claim: pendModification,
+		record := pendModification
+		if s.classes[requested] != nil {
+			record = func(c *corev1.PersistentVolumeClaim) { rejectModification(c, requested, err, s.now) }
+		}
+		return step{action: doPend, reason: stageClassMissing, target: target{class: requested}, claim: record,
 			events: []event{modifyFailedEvent(err.Error())}}
 	}
 	return d.decideModifyCall(s, target{class: requested, key: requested})

@@ -108,13 +108,16 @@ func resizerScenarioModify(t *testing.T) {
 		f.classOf("gold", "other.example.com", map[string]string{"iops": "9"})
 		f.create("c1", nil)
 		f.requestClass("c1", "gold")
-		f.reaches("c1", "C=1Gi M=Pending/ P=1Gi")
+		f.reaches("c1", "C=1Gi M=Infeasible/gold P=1Gi ModifyVolumeError"+isModifying)
 		f.sent("c1", "VolumeModifyFailed")
 		want := fmt.Sprintf("VAC %q is for driver %q, not for %q.", f.Unique("gold"), "other.example.com", f.Driver)
 		if got := f.events.messages(reasonModifyFailed); got != want {
 			t.Errorf("event %q", got)
 		}
 		f.Calls(modifyMethod, 0)
+		f.classOf("silver", f.Driver, map[string]string{"iops": "9"})
+		f.requestClass("c1", "silver")
+		f.reaches("c1", "C=1Gi K=silver P=1Gi PV=silver")
 	})
 	t.Run("074_metadata", func(t *testing.T) {
 		f := scenario(t, modifies, func(c *Config) { c.ExtraModifyMetadata = true })

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -191,6 +192,12 @@ func pendModification(c *corev1.PersistentVolumeClaim) {
 	c.Status.ModifyVolumeStatus = &corev1.ModifyVolumeStatus{
 		TargetVolumeAttributesClassName: target, Status: corev1.PersistentVolumeClaimModifyVolumePending,
 	}
+}
+
+// rejectModification records that the requested class is of another driver. Kubernetes' specifications for CSI drivers
+// expect the status of a class that the driver refuses.
+func rejectModification(c *corev1.PersistentVolumeClaim, class string, reason error, now time.Time) {
+	failModification(c, answer{target: class, kind: infeasible, err: status.Error(codes.InvalidArgument, reason.Error())}, now)
 }
 
 // cancelModification records that no modification is requested any more.
