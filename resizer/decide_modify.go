@@ -67,7 +67,7 @@ func (d driver) decideModify(s claimState) step {
 	switch err, known := d.checkClass(s, requested); {
 	case !known:
 		return step{action: doReadClass, reason: stageClassNeeded, target: target{class: requested}}
-	case err != nil && s.memory.missingClass == requested:
+	case err != nil && s.memory.missingClass == requested && (s.classes[requested] == nil || infeasible == requested):
 		return step{action: doWait, reason: stageClassMissing, until: s.now.Add(d.retryMax)}
 	case err != nil:
 		record := pendModification

@@ -393,6 +393,7 @@ func TestDecideModify(t *testing.T) {
 		"4: missing":                           {[]func(*claimState){vac("missing", ""), all}, doPend, ""},
 		"4: missing, known":                    {[]func(*claimState){vac("missing", "", "Pending", ""), all, missing}, doWait, ""},
 		"4: of another driver":                 {[]func(*claimState){vac("foreign", ""), all}, doPend, ""},
+		"4: missing before, of another driver": {[]func(*claimState){vac("foreign", "", "Pending", ""), all, missing}, doPend, ""},
 		"5: requested":                         {[]func(*claimState){vac("gold", ""), all}, doIntend, "gold"},
 		"5: requested, stub":                   {[]func(*claimState){vac("gold", ""), all, stub}, doReadClaim, ""},
 		"5: final error": {[]func(*claimState){vac("bronze", "", "InProgress", "gold"), all, known("gold")}, doIntend,
