@@ -525,12 +525,19 @@ func resizerScenarioDeleted(t *testing.T) {
 			f.create("c1", nil)
 			f.request("c1", "2Gi")
 			f.Wait(expandMethod, 1)
+			deleted := f.claim("c1").UID
 			f.delete("c1")
 			want := "deleted"
 			if recreated {
 				f.create("c1", func(_ *corev1.PersistentVolumeClaim, pv *corev1.PersistentVolume) { pv.Name = "" })
 				want = "C=1Gi"
 			}
+			kubetest.Eventually(t, "the resizer sees that the claim is deleted", func(context.Context) error {
+				if cached, ok := f.c.claims.Get(f.Namespace + "/c1"); ok && cached.UID == deleted {
+					return errors.New("it is in the cache")
+				}
+				return nil
+			})
 			f.Plugin.Release()
 			f.reaches("c1", want+" P=2Gi PRE=1Gi")
 			f.drain()
