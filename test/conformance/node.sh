@@ -77,7 +77,10 @@ await ctr --namespace=k8s.io images import images.tar
 start kubelet kubelet --config=kubelet.yaml --kubeconfig=kubeconfig --hostname-override=$NODE --node-ip=$IP --cert-dir=kubelet-certificates --v=2
 await kubectl wait --for=condition=Ready node/$NODE --timeout=5s
 for crd in "$CRDS"/*snapshot*.yaml; do kubectl create -f "$crd" > /dev/null; done
-start snapshot-controller snapshot-controller --kubeconfig=kubeconfig -v=4 --feature-gates=CSIVolumeGroupSnapshot=true
+# With the default of 5 requests per second, snapshot-controller adds its finalizer to a VolumeGroupSnapshot so late that a
+# specification has deleted it before. Its content is never released then, on either side.
+start snapshot-controller snapshot-controller --kubeconfig=kubeconfig -v=4 --feature-gates=CSIVolumeGroupSnapshot=true --kube-api-qps=100 \
+	--kube-api-burst=200
 
 for side in reference storage-controller; do
 	driver=$side.conformance.example.com socket=/var/lib/kubelet/plugins/$side.conformance.example.com/csi.sock
