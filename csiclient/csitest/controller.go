@@ -18,11 +18,17 @@ import (
 // defaultSize is the capacity of a volume without a required capacity.
 const defaultSize = 1 << 30
 
+// controllerService is the controller service of a plugin.
+type controllerService struct {
+	csi.UnimplementedControllerServer
+	p *Plugin
+}
+
 // ControllerGetCapabilities implements the controller service.
-func (p *Plugin) ControllerGetCapabilities(context.Context, *csi.ControllerGetCapabilitiesRequest) (*csi.ControllerGetCapabilitiesResponse,
-	error) {
+func (c *controllerService) ControllerGetCapabilities(context.Context,
+	*csi.ControllerGetCapabilitiesRequest) (*csi.ControllerGetCapabilitiesResponse, error) {
 	response := &csi.ControllerGetCapabilitiesResponse{}
-	for _, t := range p.config().Controller {
+	for _, t := range c.p.config().Controller {
 		response.Capabilities = append(response.Capabilities, &csi.ControllerServiceCapability{
 			Type: &csi.ControllerServiceCapability_Rpc{Rpc: &csi.ControllerServiceCapability_RPC{Type: t}},
 		})
@@ -31,62 +37,62 @@ func (p *Plugin) ControllerGetCapabilities(context.Context, *csi.ControllerGetCa
 }
 
 // CreateVolume implements the controller service.
-func (p *Plugin) CreateVolume(_ context.Context, r *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
+func (c *controllerService) CreateVolume(_ context.Context, r *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
 	if r.GetName() == "" {
 		return nil, status.Error(codes.InvalidArgument, "the name is missing")
 	}
 	if err := checkCapabilities(r.GetVolumeCapabilities()); err != nil {
 		return nil, err
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	v, exists := p.state.byName[r.GetName()]
+	c.p.mu.Lock()
+	defer c.p.mu.Unlock()
+	v, exists := c.p.state.byName[r.GetName()]
 	if exists && !v.compatible(r) {
 		return nil, status.Errorf(codes.AlreadyExists, "volume %q exists with other properties", r.GetName())
 	}
 	if !exists {
 		var err error
-		if v, err = p.newVolume(r); err != nil {
+		if v, err = c.newVolume(r); err != nil {
 			return nil, err
 		}
-		p.state.add(v)
+		c.p.state.add(v)
 	}
 	return &csi.CreateVolumeResponse{Volume: v.proto()}, nil
 }
 
 // newVolume returns a volume for r. It must be called with mu held.
-func (p *Plugin) newVolume(r *csi.CreateVolumeRequest) (*Volume, error) {
+func (c *controllerService) newVolume(r *csi.CreateVolumeRequest) (*Volume, error) {
 	v := &Volume{
 		Name: r.GetName(), Capacity: max(r.GetCapacityRange().GetRequiredBytes(), 0), Parameters: maps.Clone(r.GetParameters()),
 		Source: r.GetVolumeContentSource(), Published: map[string]Publication{}, capabilities: r.GetVolumeCapabilities(),
-		attributes: maps.Clone(p.cfg.VolumeContext),
+		attributes: maps.Clone(c.p.cfg.VolumeContext),
 	}
 	if v.Capacity == 0 {
 		v.Capacity = defaultSize
 	}
-	if err := p.checkSource(r.GetVolumeContentSource()); err != nil {
+	if err := c.checkSource(r.GetVolumeContentSource()); err != nil {
 		return nil, err
 	}
 	limit := r.GetCapacityRange().GetLimitBytes()
 	if limit > 0 && v.Capacity > limit {
 		return nil, status.Errorf(codes.OutOfRange, "%d bytes are more than the limit of %d", v.Capacity, limit)
 	}
-	segment, err := p.segment(r.GetAccessibilityRequirements())
+	segment, err := c.segment(r.GetAccessibilityRequirements())
 	if err != nil {
 		return nil, err
 	}
 	v.Segment = segment
-	if c := p.cfg.Capacity; c > 0 && p.state.used[segmentKey(segment)]+v.Capacity > c {
+	if limit := c.p.cfg.Capacity; limit > 0 && c.p.state.used[segmentKey(segment)]+v.Capacity > limit {
 		return nil, status.Errorf(codes.ResourceExhausted, "not enough capacity for %d bytes in %v", v.Capacity, segment)
 	}
 	return v, nil
 }
 
-func (p *Plugin) checkSource(source *csi.VolumeContentSource) error {
-	if s := source.GetSnapshot(); s != nil && p.state.snapshots[s.GetSnapshotId()] == nil {
+func (c *controllerService) checkSource(source *csi.VolumeContentSource) error {
+	if s := source.GetSnapshot(); s != nil && c.p.state.snapshots[s.GetSnapshotId()] == nil {
 		return status.Errorf(codes.NotFound, "no snapshot %q", s.GetSnapshotId())
 	}
-	if s := source.GetVolume(); s != nil && p.state.volumes[s.GetVolumeId()] == nil {
+	if s := source.GetVolume(); s != nil && c.p.state.volumes[s.GetVolumeId()] == nil {
 		return status.Errorf(codes.NotFound, "no volume %q to clone", s.GetVolumeId())
 	}
 	return nil
@@ -94,16 +100,16 @@ func (p *Plugin) checkSource(source *csi.VolumeContentSource) error {
 
 // segment returns the first preferred topology segment that the driver has, else the first requisite
 // one.
-func (p *Plugin) segment(r *csi.TopologyRequirement) (map[string]string, error) {
-	if p.cfg.Segments == nil {
+func (c *controllerService) segment(r *csi.TopologyRequirement) (map[string]string, error) {
+	if c.p.cfg.Segments == nil {
 		return nil, nil
 	}
 	wanted := append(slices.Clone(r.GetPreferred()), r.GetRequisite()...)
 	if len(wanted) == 0 {
-		return p.cfg.Segments[0], nil
+		return c.p.cfg.Segments[0], nil
 	}
 	for _, w := range wanted {
-		for _, s := range p.cfg.Segments {
+		for _, s := range c.p.cfg.Segments {
 			if includes(s, w.GetSegments()) {
 				return s, nil
 			}
@@ -143,37 +149,37 @@ func checkCapabilities(caps []*csi.VolumeCapability) error {
 }
 
 // DeleteVolume implements the controller service.
-func (p *Plugin) DeleteVolume(_ context.Context, r *csi.DeleteVolumeRequest) (*csi.DeleteVolumeResponse, error) {
+func (c *controllerService) DeleteVolume(_ context.Context, r *csi.DeleteVolumeRequest) (*csi.DeleteVolumeResponse, error) {
 	if r.GetVolumeId() == "" {
 		return nil, status.Error(codes.InvalidArgument, "the volume ID is missing")
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if v := p.state.volumes[r.GetVolumeId()]; v != nil {
+	c.p.mu.Lock()
+	defer c.p.mu.Unlock()
+	if v := c.p.state.volumes[r.GetVolumeId()]; v != nil {
 		if len(v.Published) > 0 {
 			return nil, status.Errorf(codes.FailedPrecondition, "volume %q is published", v.ID)
 		}
-		p.state.remove(v)
+		c.p.state.remove(v)
 	}
 	return &csi.DeleteVolumeResponse{}, nil
 }
 
 // ControllerPublishVolume implements the controller service.
-func (p *Plugin) ControllerPublishVolume(_ context.Context, r *csi.ControllerPublishVolumeRequest) (*csi.ControllerPublishVolumeResponse,
-	error) {
+func (c *controllerService) ControllerPublishVolume(_ context.Context,
+	r *csi.ControllerPublishVolumeRequest) (*csi.ControllerPublishVolumeResponse, error) {
 	if r.GetVolumeId() == "" || r.GetNodeId() == "" {
 		return nil, status.Error(codes.InvalidArgument, "the volume ID or the node ID is missing")
 	}
 	if err := checkCapabilities([]*csi.VolumeCapability{r.GetVolumeCapability()}); err != nil {
 		return nil, err
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	v := p.state.volumes[r.GetVolumeId()]
+	c.p.mu.Lock()
+	defer c.p.mu.Unlock()
+	v := c.p.state.volumes[r.GetVolumeId()]
 	switch {
 	case v == nil:
 		return nil, status.Errorf(codes.NotFound, "no volume %q", r.GetVolumeId())
-	case p.cfg.Nodes != nil && !slices.Contains(p.cfg.Nodes, r.GetNodeId()):
+	case c.p.cfg.Nodes != nil && !slices.Contains(c.p.cfg.Nodes, r.GetNodeId()):
 		return nil, status.Errorf(codes.NotFound, "no node %q", r.GetNodeId())
 	}
 	now := Publication{Readonly: r.GetReadonly(), Capability: r.GetVolumeCapability()}
@@ -181,17 +187,17 @@ func (p *Plugin) ControllerPublishVolume(_ context.Context, r *csi.ControllerPub
 		if before.Readonly != now.Readonly || !proto.Equal(before.Capability, now.Capability) {
 			return nil, status.Errorf(codes.AlreadyExists, "volume %q is published to %q in another way", v.ID, r.GetNodeId())
 		}
-		return &csi.ControllerPublishVolumeResponse{PublishContext: p.cfg.PublishContext}, nil
+		return &csi.ControllerPublishVolumeResponse{PublishContext: c.p.cfg.PublishContext}, nil
 	}
 	if len(v.Published) > 0 && singleNode(now.Capability) {
 		return nil, status.Errorf(codes.FailedPrecondition, "volume %q is published to another node", v.ID)
 	}
-	if m := p.cfg.MaxVolumesPerNode; m > 0 && p.state.onNode[r.GetNodeId()] >= m {
+	if m := c.p.cfg.MaxVolumesPerNode; m > 0 && c.p.state.onNode[r.GetNodeId()] >= m {
 		return nil, status.Errorf(codes.ResourceExhausted, "node %q has %d volumes already", r.GetNodeId(), m)
 	}
 	v.Published[r.GetNodeId()] = now
-	p.state.onNode[r.GetNodeId()]++
-	return &csi.ControllerPublishVolumeResponse{PublishContext: p.cfg.PublishContext}, nil
+	c.p.state.onNode[r.GetNodeId()]++
+	return &csi.ControllerPublishVolumeResponse{PublishContext: c.p.cfg.PublishContext}, nil
 }
 
 func singleNode(c *csi.VolumeCapability) bool {
@@ -204,18 +210,18 @@ func singleNode(c *csi.VolumeCapability) bool {
 }
 
 // ControllerUnpublishVolume implements the controller service.
-func (p *Plugin) ControllerUnpublishVolume(_ context.Context,
+func (c *controllerService) ControllerUnpublishVolume(_ context.Context,
 	r *csi.ControllerUnpublishVolumeRequest) (*csi.ControllerUnpublishVolumeResponse, error) {
 	if r.GetVolumeId() == "" {
 		return nil, status.Error(codes.InvalidArgument, "the volume ID is missing")
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if v := p.state.volumes[r.GetVolumeId()]; v != nil {
+	c.p.mu.Lock()
+	defer c.p.mu.Unlock()
+	if v := c.p.state.volumes[r.GetVolumeId()]; v != nil {
 		for node := range v.Published {
 			if r.GetNodeId() == "" || r.GetNodeId() == node {
 				delete(v.Published, node)
-				p.state.onNode[node]--
+				c.p.state.onNode[node]--
 			}
 		}
 	}
@@ -223,7 +229,7 @@ func (p *Plugin) ControllerUnpublishVolume(_ context.Context,
 }
 
 // ValidateVolumeCapabilities implements the controller service.
-func (p *Plugin) ValidateVolumeCapabilities(_ context.Context,
+func (c *controllerService) ValidateVolumeCapabilities(_ context.Context,
 	r *csi.ValidateVolumeCapabilitiesRequest) (*csi.ValidateVolumeCapabilitiesResponse, error) {
 	if r.GetVolumeId() == "" {
 		return nil, status.Error(codes.InvalidArgument, "the volume ID is missing")
@@ -231,9 +237,9 @@ func (p *Plugin) ValidateVolumeCapabilities(_ context.Context,
 	if err := checkCapabilities(r.GetVolumeCapabilities()); err != nil {
 		return nil, err
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.state.volumes[r.GetVolumeId()] == nil {
+	c.p.mu.Lock()
+	defer c.p.mu.Unlock()
+	if c.p.state.volumes[r.GetVolumeId()] == nil {
 		return nil, status.Errorf(codes.NotFound, "no volume %q", r.GetVolumeId())
 	}
 	return &csi.ValidateVolumeCapabilitiesResponse{Confirmed: &csi.ValidateVolumeCapabilitiesResponse_Confirmed{
@@ -242,30 +248,30 @@ func (p *Plugin) ValidateVolumeCapabilities(_ context.Context,
 }
 
 // GetCapacity implements the controller service.
-func (p *Plugin) GetCapacity(_ context.Context, r *csi.GetCapacityRequest) (*csi.GetCapacityResponse, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.cfg.Capacity == 0 {
+func (c *controllerService) GetCapacity(_ context.Context, r *csi.GetCapacityRequest) (*csi.GetCapacityResponse, error) {
+	c.p.mu.Lock()
+	defer c.p.mu.Unlock()
+	if c.p.cfg.Capacity == 0 {
 		return &csi.GetCapacityResponse{AvailableCapacity: 1 << 50}, nil
 	}
-	segments := p.cfg.Segments
+	segments := c.p.cfg.Segments
 	if segments == nil {
 		segments = []map[string]string{nil}
 	}
 	var free int64
 	for _, s := range segments {
 		if includes(s, r.GetAccessibleTopology().GetSegments()) {
-			free += p.cfg.Capacity - p.state.used[segmentKey(s)]
+			free += c.p.cfg.Capacity - c.p.state.used[segmentKey(s)]
 		}
 	}
 	return &csi.GetCapacityResponse{AvailableCapacity: free}, nil
 }
 
 // ListVolumes implements the controller service.
-func (p *Plugin) ListVolumes(_ context.Context, r *csi.ListVolumesRequest) (*csi.ListVolumesResponse, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	all := p.state.sorted()
+func (c *controllerService) ListVolumes(_ context.Context, r *csi.ListVolumesRequest) (*csi.ListVolumesResponse, error) {
+	c.p.mu.Lock()
+	defer c.p.mu.Unlock()
+	all := c.p.state.sorted()
 	page, next, err := page(all, r.GetStartingToken(), r.GetMaxEntries(), func(v *Volume) int { return v.number })
 	if err != nil {
 		return nil, err
@@ -302,10 +308,11 @@ func page[T any](all []T, token string, size int32, number func(T) int) (part []
 }
 
 // ControllerGetVolume implements the controller service.
-func (p *Plugin) ControllerGetVolume(_ context.Context, r *csi.ControllerGetVolumeRequest) (*csi.ControllerGetVolumeResponse, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	v := p.state.volumes[r.GetVolumeId()]
+func (c *controllerService) ControllerGetVolume(_ context.Context,
+	r *csi.ControllerGetVolumeRequest) (*csi.ControllerGetVolumeResponse, error) {
+	c.p.mu.Lock()
+	defer c.p.mu.Unlock()
+	v := c.p.state.volumes[r.GetVolumeId()]
 	if v == nil {
 		return nil, status.Errorf(codes.NotFound, "no volume %q", r.GetVolumeId())
 	}
@@ -315,11 +322,11 @@ func (p *Plugin) ControllerGetVolume(_ context.Context, r *csi.ControllerGetVolu
 }
 
 // ControllerModifyVolume implements the controller service.
-func (p *Plugin) ControllerModifyVolume(_ context.Context, r *csi.ControllerModifyVolumeRequest) (*csi.ControllerModifyVolumeResponse,
-	error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	v := p.state.volumes[r.GetVolumeId()]
+func (c *controllerService) ControllerModifyVolume(_ context.Context,
+	r *csi.ControllerModifyVolumeRequest) (*csi.ControllerModifyVolumeResponse, error) {
+	c.p.mu.Lock()
+	defer c.p.mu.Unlock()
+	v := c.p.state.volumes[r.GetVolumeId()]
 	if v == nil {
 		return nil, status.Errorf(codes.NotFound, "no volume %q", r.GetVolumeId())
 	}
@@ -328,20 +335,20 @@ func (p *Plugin) ControllerModifyVolume(_ context.Context, r *csi.ControllerModi
 }
 
 // ControllerExpandVolume implements the controller service.
-func (p *Plugin) ControllerExpandVolume(_ context.Context, r *csi.ControllerExpandVolumeRequest) (*csi.ControllerExpandVolumeResponse,
-	error) {
+func (c *controllerService) ControllerExpandVolume(_ context.Context,
+	r *csi.ControllerExpandVolumeRequest) (*csi.ControllerExpandVolumeResponse, error) {
 	if r.GetVolumeId() == "" || r.GetCapacityRange() == nil {
 		return nil, status.Error(codes.InvalidArgument, "the volume ID or the capacity range is missing")
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	v := p.state.volumes[r.GetVolumeId()]
+	c.p.mu.Lock()
+	defer c.p.mu.Unlock()
+	v := c.p.state.volumes[r.GetVolumeId()]
 	if v == nil {
 		return nil, status.Errorf(codes.NotFound, "no volume %q", r.GetVolumeId())
 	}
 	if more := r.GetCapacityRange().GetRequiredBytes() - v.Capacity; more > 0 {
 		v.Capacity += more
-		p.state.used[segmentKey(v.Segment)] += more
+		c.p.state.used[segmentKey(v.Segment)] += more
 	}
-	return &csi.ControllerExpandVolumeResponse{CapacityBytes: v.Capacity, NodeExpansionRequired: !p.cfg.NoNodeExpansion}, nil
+	return &csi.ControllerExpandVolumeResponse{CapacityBytes: v.Capacity, NodeExpansionRequired: !c.p.cfg.NoNodeExpansion}, nil
 }

@@ -14,8 +14,8 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
-// groupController is the group controller service of a plugin.
-type groupController struct {
+// groupControllerService is the group controller service of a plugin.
+type groupControllerService struct {
 	csi.UnimplementedGroupControllerServer
 	p *Plugin
 }
@@ -37,7 +37,7 @@ func (g *snapshotGroup) proto() *csi.VolumeGroupSnapshot {
 }
 
 // GroupControllerGetCapabilities implements the group controller service.
-func (g *groupController) GroupControllerGetCapabilities(context.Context, *csi.GroupControllerGetCapabilitiesRequest) (
+func (g *groupControllerService) GroupControllerGetCapabilities(context.Context, *csi.GroupControllerGetCapabilitiesRequest) (
 	*csi.GroupControllerGetCapabilitiesResponse, error) {
 	p := g.p
 	response := &csi.GroupControllerGetCapabilitiesResponse{}
@@ -52,7 +52,7 @@ func (g *groupController) GroupControllerGetCapabilities(context.Context, *csi.G
 }
 
 // CreateVolumeGroupSnapshot implements the group controller service.
-func (g *groupController) CreateVolumeGroupSnapshot(_ context.Context, r *csi.CreateVolumeGroupSnapshotRequest) (
+func (g *groupControllerService) CreateVolumeGroupSnapshot(_ context.Context, r *csi.CreateVolumeGroupSnapshotRequest) (
 	*csi.CreateVolumeGroupSnapshotResponse, error) {
 	p := g.p
 	if r.GetName() == "" || len(r.GetSourceVolumeIds()) == 0 {
@@ -85,7 +85,7 @@ func (g *groupController) CreateVolumeGroupSnapshot(_ context.Context, r *csi.Cr
 }
 
 // DeleteVolumeGroupSnapshot implements the group controller service.
-func (g *groupController) DeleteVolumeGroupSnapshot(_ context.Context, r *csi.DeleteVolumeGroupSnapshotRequest) (
+func (g *groupControllerService) DeleteVolumeGroupSnapshot(_ context.Context, r *csi.DeleteVolumeGroupSnapshotRequest) (
 	*csi.DeleteVolumeGroupSnapshotResponse, error) {
 	p := g.p
 	if r.GetGroupSnapshotId() == "" {
@@ -103,7 +103,7 @@ func (g *groupController) DeleteVolumeGroupSnapshot(_ context.Context, r *csi.De
 }
 
 // GetVolumeGroupSnapshot implements the group controller service.
-func (g *groupController) GetVolumeGroupSnapshot(_ context.Context, r *csi.GetVolumeGroupSnapshotRequest) (
+func (g *groupControllerService) GetVolumeGroupSnapshot(_ context.Context, r *csi.GetVolumeGroupSnapshotRequest) (
 	*csi.GetVolumeGroupSnapshotResponse, error) {
 	p := g.p
 	p.mu.Lock()

@@ -13,26 +13,39 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
+// identityService is the identity service of a plugin.
+type identityService struct {
+	csi.UnimplementedIdentityServer
+	p *Plugin
+}
+
+// nodeService is the node service of a plugin.
+type nodeService struct {
+	csi.UnimplementedNodeServer
+	p *Plugin
+}
+
 // Probe implements the identity service.
-func (p *Plugin) Probe(context.Context, *csi.ProbeRequest) (*csi.ProbeResponse, error) {
+func (i *identityService) Probe(context.Context, *csi.ProbeRequest) (*csi.ProbeResponse, error) {
 	return &csi.ProbeResponse{Ready: wrapperspb.Bool(true)}, nil
 }
 
 // GetPluginInfo implements the identity service.
-func (p *Plugin) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi.GetPluginInfoResponse, error) {
-	cfg := p.config()
+func (i *identityService) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi.GetPluginInfoResponse, error) {
+	cfg := i.p.config()
 	return &csi.GetPluginInfoResponse{Name: cfg.Name, VendorVersion: cfg.Version}, nil
 }
 
 // GetPluginCapabilities implements the identity service.
-func (p *Plugin) GetPluginCapabilities(context.Context, *csi.GetPluginCapabilitiesRequest) (*csi.GetPluginCapabilitiesResponse, error) {
+func (i *identityService) GetPluginCapabilities(context.Context,
+	*csi.GetPluginCapabilitiesRequest) (*csi.GetPluginCapabilitiesResponse, error) {
 	response := &csi.GetPluginCapabilitiesResponse{}
-	for _, t := range p.config().Plugin {
+	for _, t := range i.p.config().Plugin {
 		response.Capabilities = append(response.Capabilities, &csi.PluginCapability{
 			Type: &csi.PluginCapability_Service_{Service: &csi.PluginCapability_Service{Type: t}},
 		})
 	}
-	for _, t := range p.config().Expansion {
+	for _, t := range i.p.config().Expansion {
 		response.Capabilities = append(response.Capabilities, &csi.PluginCapability{
 			Type: &csi.PluginCapability_VolumeExpansion_{VolumeExpansion: &csi.PluginCapability_VolumeExpansion{Type: t}},
 		})
@@ -41,8 +54,8 @@ func (p *Plugin) GetPluginCapabilities(context.Context, *csi.GetPluginCapabiliti
 }
 
 // NodeGetInfo implements the node service.
-func (p *Plugin) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
-	cfg := p.config()
+func (n *nodeService) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
+	cfg := n.p.config()
 	response := &csi.NodeGetInfoResponse{NodeId: cfg.NodeID, MaxVolumesPerNode: int64(cfg.MaxVolumesPerNode)}
 	if len(cfg.Segments) > 0 {
 		response.AccessibleTopology = &csi.Topology{Segments: cfg.Segments[0]}
@@ -51,8 +64,8 @@ func (p *Plugin) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.Nod
 }
 
 // NodeGetCapabilities implements the node service.
-func (p *Plugin) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequest) (*csi.NodeGetCapabilitiesResponse, error) {
-	types := p.config().Node
+func (n *nodeService) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequest) (*csi.NodeGetCapabilitiesResponse, error) {
+	types := n.p.config().Node
 	if types == nil {
 		types = []csi.NodeServiceCapability_RPC_Type{csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME}
 	}
@@ -66,37 +79,37 @@ func (p *Plugin) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRe
 }
 
 // known returns NotFound for a volume that does not exist.
-func (p *Plugin) known(id string) error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.state.volumes[id] == nil {
+func (n *nodeService) known(id string) error {
+	n.p.mu.Lock()
+	defer n.p.mu.Unlock()
+	if n.p.state.volumes[id] == nil {
 		return status.Errorf(codes.NotFound, "no volume %q", id)
 	}
 	return nil
 }
 
 // NodeStageVolume implements the node service.
-func (p *Plugin) NodeStageVolume(_ context.Context, r *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse, error) {
+func (n *nodeService) NodeStageVolume(_ context.Context, r *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse, error) {
 	if r.GetVolumeId() == "" || r.GetStagingTargetPath() == "" || r.GetVolumeCapability() == nil {
 		return nil, status.Error(codes.InvalidArgument, "the volume ID, the path or the capability is missing")
 	}
-	return &csi.NodeStageVolumeResponse{}, p.known(r.GetVolumeId())
+	return &csi.NodeStageVolumeResponse{}, n.known(r.GetVolumeId())
 }
 
 // NodeUnstageVolume implements the node service.
-func (p *Plugin) NodeUnstageVolume(_ context.Context, r *csi.NodeUnstageVolumeRequest) (*csi.NodeUnstageVolumeResponse, error) {
+func (n *nodeService) NodeUnstageVolume(_ context.Context, r *csi.NodeUnstageVolumeRequest) (*csi.NodeUnstageVolumeResponse, error) {
 	if r.GetVolumeId() == "" || r.GetStagingTargetPath() == "" {
 		return nil, status.Error(codes.InvalidArgument, "the volume ID or the path is missing")
 	}
-	return &csi.NodeUnstageVolumeResponse{}, p.known(r.GetVolumeId())
+	return &csi.NodeUnstageVolumeResponse{}, n.known(r.GetVolumeId())
 }
 
 // NodePublishVolume implements the node service.
-func (p *Plugin) NodePublishVolume(_ context.Context, r *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
+func (n *nodeService) NodePublishVolume(_ context.Context, r *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
 	if r.GetVolumeId() == "" || r.GetTargetPath() == "" || r.GetVolumeCapability() == nil {
 		return nil, status.Error(codes.InvalidArgument, "the volume ID, the path or the capability is missing")
 	}
-	if err := p.known(r.GetVolumeId()); err != nil {
+	if err := n.known(r.GetVolumeId()); err != nil {
 		return nil, err
 	}
 	if err := os.MkdirAll(r.GetTargetPath(), 0o755); err != nil {
@@ -106,11 +119,11 @@ func (p *Plugin) NodePublishVolume(_ context.Context, r *csi.NodePublishVolumeRe
 }
 
 // NodeUnpublishVolume implements the node service.
-func (p *Plugin) NodeUnpublishVolume(_ context.Context, r *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
+func (n *nodeService) NodeUnpublishVolume(_ context.Context, r *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
 	if r.GetVolumeId() == "" || r.GetTargetPath() == "" {
 		return nil, status.Error(codes.InvalidArgument, "the volume ID or the path is missing")
 	}
-	if err := p.known(r.GetVolumeId()); err != nil {
+	if err := n.known(r.GetVolumeId()); err != nil {
 		return nil, err
 	}
 	if err := os.RemoveAll(r.GetTargetPath()); err != nil {

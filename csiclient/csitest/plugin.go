@@ -59,10 +59,10 @@ type Config struct {
 
 // Plugin is a CSI driver. Its methods are safe for concurrent use.
 type Plugin struct {
-	csi.UnimplementedIdentityServer
-	csi.UnimplementedControllerServer
-	csi.UnimplementedNodeServer
-	*groupController
+	*identityService
+	*controllerService
+	*groupControllerService
+	*nodeService
 	*callRecord
 
 	life sync.Mutex // held while the server starts or stops; taken before mu
@@ -108,7 +108,8 @@ func New(cfg Config) *Plugin {
 		callRecord: newCallRecord(cfg.DiscardCalls), cfg: cfg, state: newState(), release: make(chan struct{}),
 		script: script{next: map[string][]Step{}, always: map[string]Step{}},
 	}
-	p.groupController = &groupController{p: p}
+	p.identityService, p.controllerService = &identityService{p: p}, &controllerService{p: p}
+	p.groupControllerService, p.nodeService = &groupControllerService{p: p}, &nodeService{p: p}
 	return p
 }
 

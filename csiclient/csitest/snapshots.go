@@ -15,13 +15,13 @@ import (
 )
 
 // CreateSnapshot implements the controller service.
-func (p *Plugin) CreateSnapshot(_ context.Context, r *csi.CreateSnapshotRequest) (*csi.CreateSnapshotResponse, error) {
+func (c *controllerService) CreateSnapshot(_ context.Context, r *csi.CreateSnapshotRequest) (*csi.CreateSnapshotResponse, error) {
 	if r.GetName() == "" || r.GetSourceVolumeId() == "" {
 		return nil, status.Error(codes.InvalidArgument, "the name or the source is missing")
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, s := range p.state.snapshots {
+	c.p.mu.Lock()
+	defer c.p.mu.Unlock()
+	for _, s := range c.p.state.snapshots {
 		if s.Name == r.GetName() {
 			if s.VolumeID != r.GetSourceVolumeId() {
 				return nil, status.Errorf(codes.AlreadyExists, "snapshot %q exists of another volume", s.Name)
@@ -29,11 +29,11 @@ func (p *Plugin) CreateSnapshot(_ context.Context, r *csi.CreateSnapshotRequest)
 			return &csi.CreateSnapshotResponse{Snapshot: s.proto()}, nil
 		}
 	}
-	v := p.state.volumes[r.GetSourceVolumeId()]
+	v := c.p.state.volumes[r.GetSourceVolumeId()]
 	if v == nil {
 		return nil, status.Errorf(codes.NotFound, "no volume %q", r.GetSourceVolumeId())
 	}
-	return &csi.CreateSnapshotResponse{Snapshot: p.state.addSnapshot(r.GetName(), v).proto()}, nil
+	return &csi.CreateSnapshotResponse{Snapshot: c.p.state.addSnapshot(r.GetName(), v).proto()}, nil
 }
 
 func (s *state) addSnapshot(name string, v *Volume) *Snapshot {
@@ -62,21 +62,21 @@ func (s *Snapshot) proto() *csi.Snapshot {
 }
 
 // DeleteSnapshot implements the controller service.
-func (p *Plugin) DeleteSnapshot(_ context.Context, r *csi.DeleteSnapshotRequest) (*csi.DeleteSnapshotResponse, error) {
+func (c *controllerService) DeleteSnapshot(_ context.Context, r *csi.DeleteSnapshotRequest) (*csi.DeleteSnapshotResponse, error) {
 	if r.GetSnapshotId() == "" {
 		return nil, status.Error(codes.InvalidArgument, "the snapshot ID is missing")
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	delete(p.state.snapshots, r.GetSnapshotId())
+	c.p.mu.Lock()
+	defer c.p.mu.Unlock()
+	delete(c.p.state.snapshots, r.GetSnapshotId())
 	return &csi.DeleteSnapshotResponse{}, nil
 }
 
 // GetSnapshot implements the controller service.
-func (p *Plugin) GetSnapshot(_ context.Context, r *csi.GetSnapshotRequest) (*csi.GetSnapshotResponse, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	s := p.state.snapshots[r.GetSnapshotId()]
+func (c *controllerService) GetSnapshot(_ context.Context, r *csi.GetSnapshotRequest) (*csi.GetSnapshotResponse, error) {
+	c.p.mu.Lock()
+	defer c.p.mu.Unlock()
+	s := c.p.state.snapshots[r.GetSnapshotId()]
 	if s == nil {
 		return nil, status.Errorf(codes.NotFound, "no snapshot %q", r.GetSnapshotId())
 	}
@@ -84,10 +84,10 @@ func (p *Plugin) GetSnapshot(_ context.Context, r *csi.GetSnapshotRequest) (*csi
 }
 
 // ListSnapshots implements the controller service.
-func (p *Plugin) ListSnapshots(_ context.Context, r *csi.ListSnapshotsRequest) (*csi.ListSnapshotsResponse, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	all := slices.DeleteFunc(p.state.sortedSnapshots(), func(s *Snapshot) bool {
+func (c *controllerService) ListSnapshots(_ context.Context, r *csi.ListSnapshotsRequest) (*csi.ListSnapshotsResponse, error) {
+	c.p.mu.Lock()
+	defer c.p.mu.Unlock()
+	all := slices.DeleteFunc(c.p.state.sortedSnapshots(), func(s *Snapshot) bool {
 		return r.GetSnapshotId() != "" && s.ID != r.GetSnapshotId() || r.GetSourceVolumeId() != "" && s.VolumeID != r.GetSourceVolumeId()
 	})
 	page, next, err := page(all, r.GetStartingToken(), r.GetMaxEntries(), func(s *Snapshot) int { return s.number })
