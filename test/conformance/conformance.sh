@@ -33,7 +33,7 @@ cat > "$STATE/facts.md" << FACTS
 - $(date -u +%F), $(nproc) CPUs, Linux $(uname -r), Kubernetes $kubernetes, containerd $(containerd --version | cut -d' ' -f3), $(runc --version | head -1)
 - reference: $(for p in $SIDECARS; do version $p; done | paste -sd, | sed 's/,/, /g')
 - storage-controller: $(git describe --tags --always --dirty)
-- both sides: $(version snapshot-controller)
+- both sides: $(version snapshot-controller) with --kube-api-qps=100
 FACTS
 # Only the ServiceAccount and the permissions: storage-controller runs as a process of the node.
 (cd test/deploy && go run . kustomize "$ROOT/deploy/overlays/all-in-one") |

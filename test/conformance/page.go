@@ -114,12 +114,25 @@ The driver is [test/hostdriver](../test/hostdriver/README.md), once with the ref
 storage-controller has only the permissions of deploy/overlays/all-in-one. Both sides run at the same time.
 
 %[2]s- peak memory in MiB: reference %[3]d, storage-controller %[4]d
-- selected: all that match %[1]s%[5]s%[1]s, except %[1]s%[6]s%[1]s and the labels Disruptive, Windows and SELinux
+- selected: %[5]s
 
 A specification is skipped if the driver does not support what it tests.
 
-%[7]s`, "`", facts, peak("reference-csi-*"), peak("storage-controller"), o.focus, o.skip, tables(all))
+%[6]s`, "`", facts, peak("reference-csi-*"), peak("storage-controller"), o.selected(), tables(all))
 	return os.WriteFile(filepath.Join(root, o.page), []byte(strings.TrimSpace(text)+"\n"), 0o644)
+}
+
+// selected describes the specifications that the flags select.
+func (o options) selected() string {
+	text := "all"
+	if o.focus.String() != "" {
+		text = fmt.Sprintf("all that match `%s`", o.focus)
+	}
+	text += ", except the labels Disruptive, Windows and SELinux"
+	if o.skip.String() != "" {
+		text += fmt.Sprintf(", and those that match `%s`", o.skip)
+	}
+	return text
 }
 
 var highWater = regexp.MustCompile(`VmHWM:\s+(\d+) kB`)
