@@ -79,8 +79,7 @@ func newFixture(t *testing.T, plugin csitest.Config, change func(*Config)) *fixt
 	}
 	f.api, f.watch = &requestLog{prefix: f.Namespace + "-"}, &requestLog{prefix: f.Namespace + "-"}
 	wrapped := func(log *requestLog) *rest.Config {
-		config := rest.CopyConfig(f.ControlPlane.Config())
-		config.ContentType, config.AcceptContentTypes = runtime.ContentTypeJSON, runtime.ContentTypeJSON
+		config := f.ControlPlane.Config()
 		config.Wrap(func(rt http.RoundTripper) http.RoundTripper { return logged{log, rt} })
 		return config
 	}

@@ -59,16 +59,6 @@ func resizerScenarioModify(t *testing.T) {
 			f.Calls(modifyMethod, 1)
 		})
 	}
-	t.Run("065_modify_200", func(t *testing.T) {
-		const n = 200
-		f := scenario(t, modifies, nil)
-		f.classes()
-		f.each(n, func(name string) { f.create(name, nil) })
-		f.each(n, func(name string) { f.requestClass(name, "gold") })
-		f.each(n, func(name string) { f.reaches(name, "C=1Gi K=gold P=1Gi PV=gold") })
-		f.counts(n, 3)
-		f.Calls(modifyMethod, n)
-	})
 	t.Run("066_class_missing", func(t *testing.T) {
 		f := scenario(t, modifies, slowly)
 		f.create("c1", nil)
@@ -191,7 +181,7 @@ func resizerScenarioModify(t *testing.T) {
 // resizerScenarioModifyAnswers: errors of the driver, and other classes meanwhile.
 func resizerScenarioModifyAnswers(t *testing.T) {
 	t.Run("068_069_infeasible_and_back", func(t *testing.T) {
-		f := scenario(t, modifies, nil)
+		f := scenario(t, modifies, func(c *Config) { c.RetryIntervalMax = 2 * time.Second }) // no third call before the process ends
 		f.classes()
 		f.create("c1", func(c *corev1.PersistentVolumeClaim, pv *corev1.PersistentVolume) {
 			c.Spec.VolumeAttributesClassName, c.Status.CurrentVolumeAttributesClassName = ptr.To(f.Unique("bronze")),
