@@ -5,8 +5,11 @@ package kubetest
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"os"
+	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -89,6 +92,20 @@ func (firstBuild) Write(p []byte) (int, error) {
 		return os.Stderr.Write(p)
 	}
 	return len(p), nil
+}
+
+// Parallel lets at least n tests run at the same time, unless -parallel is given. It is for TestMain of tests that wait
+// more than they compute.
+func Parallel(n int) {
+	flag.Parse()
+	given := false
+	flag.Visit(func(f *flag.Flag) { given = given || f.Name == "test.parallel" })
+	if given {
+		return
+	}
+	if err := flag.Set("test.parallel", strconv.Itoa(max(n, runtime.GOMAXPROCS(0)))); err != nil {
+		panic(err) // not a test binary
+	}
 }
 
 // Main runs the tests and stops the control plane after them.
