@@ -67,7 +67,7 @@ func (a *attempt) call(ctx context.Context, src source, f func(context.Context))
 	a.reads.secretRead, a.reads.secrets, a.reads.classes = false, nil, nil
 	a.m.unlocked(func() {
 		defer a.t.c.deps.Locks.Share(src.spec.CSI.VolumeHandle)()
-		call, cancel := context.WithTimeout(csiclient.WithMigrated(ctx, src.migrated), a.t.c.cfg.Timeout)
+		call, cancel := context.WithTimeout(csiclient.WithMigrated(ctx, src.migrated), a.t.c.cfg.callTimeout(a.key.Operation))
 		defer cancel()
 		f(call)
 	})

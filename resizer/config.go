@@ -4,6 +4,7 @@
 package resizer
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"time"
@@ -14,6 +15,9 @@ type Config struct {
 	// Timeout bounds one ControllerExpandVolume or ControllerModifyVolume call. A call that exceeds it
 	// is indeterminate and is repeated with the same arguments (CSI spec, "Timeouts").
 	Timeout time.Duration `mapstructure:"timeout"`
+	// ResizeTimeout and ModifyTimeout bound the calls of one kind instead of Timeout. Zero means Timeout.
+	ResizeTimeout time.Duration `mapstructure:"resize-timeout"`
+	ModifyTimeout time.Duration `mapstructure:"modify-timeout"`
 	// Workers is the number of expansions and modifications that are in work concurrently.
 	Workers int `mapstructure:"workers"`
 	// RetryIntervalStart is the delay after the first failure of an operation. It doubles with each
@@ -41,6 +45,19 @@ func DefaultConfig() Config {
 	}
 }
 
+// callTimeout returns the timeout of the CSI call of an operation.
+func (c Config) callTimeout(o operation) time.Duration {
+	if o == expand {
+		return cmp.Or(c.ResizeTimeout, c.Timeout)
+	}
+	return cmp.Or(c.ModifyTimeout, c.Timeout)
+}
+
+// LongestTimeout returns the longest time that a CSI call may take.
+func (c Config) LongestTimeout() time.Duration {
+	return max(c.callTimeout(expand), c.callTimeout(modify))
+}
+
 // Validate returns all errors in c, joined.
 func (c Config) Validate() error {
 	var errs []error
@@ -50,6 +67,11 @@ func (c Config) Validate() error {
 		}
 	}
 	positive("timeout", c.Timeout)
+	for flag, d := range map[string]time.Duration{"resize-timeout": c.ResizeTimeout, "modify-timeout": c.ModifyTimeout} {
+		if d < 0 {
+			errs = append(errs, fmt.Errorf("--%s: must not be negative, got %v", flag, d))
+		}
+	}
 	positive("retry-interval-start", c.RetryIntervalStart)
 	positive("retry-interval-max", c.RetryIntervalMax)
 	if c.Workers <= 0 {

@@ -167,7 +167,7 @@ func (c *Controller) Run(ctx context.Context) error {
 	defer cancel()
 	t.queue = workloop.New(workloop.Config{
 		Name: c.driver.name + "-pvc", RetryStart: c.cfg.RetryIntervalStart, RetryMax: c.cfg.RetryIntervalMax,
-		WaitReady: c.deps.Ready, GracePeriod: c.cfg.Timeout + workloop.APIGrace,
+		WaitReady: c.deps.Ready, GracePeriod: c.cfg.LongestTimeout() + workloop.APIGrace,
 	}, c.deps.Queues, t.sync)
 	t.queue.ShowStage(t.memories.stageOf)
 	defer t.queue.Stop()

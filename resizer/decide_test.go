@@ -498,6 +498,8 @@ func TestConfigValidate(t *testing.T) {
 		"--retry-interval-start": func(c *Config) { c.RetryIntervalStart = -1 },
 		"--retry-interval-max":   func(c *Config) { c.RetryIntervalMax = 0 },
 		"--resync-period":        func(c *Config) { c.ResyncPeriod = -1 },
+		"--resize-timeout":       func(c *Config) { c.ResizeTimeout = -1 },
+		"--modify-timeout":       func(c *Config) { c.ModifyTimeout = -1 },
 	} {
 		c := DefaultConfig()
 		if err := c.Validate(); err != nil {
@@ -506,6 +508,23 @@ func TestConfigValidate(t *testing.T) {
 		change(&c)
 		if err := c.Validate(); err == nil || !strings.Contains(err.Error(), flag) {
 			t.Errorf("%s: %v", flag, err)
+		}
+	}
+}
+
+func TestTimeoutsOfCalls(t *testing.T) {
+	for name, tt := range map[string]struct {
+		c                       Config
+		expand, modify, longest time.Duration
+	}{
+		"timeout":        {Config{Timeout: 3}, 3, 3, 3},
+		"of expansions":  {Config{Timeout: 3, ResizeTimeout: 2}, 2, 3, 3},
+		"of both":        {Config{Timeout: 3, ResizeTimeout: 1, ModifyTimeout: 2}, 1, 2, 2},
+		"longer for one": {Config{Timeout: 3, ModifyTimeout: 9}, 3, 9, 9},
+	} {
+		e, m, l := tt.c.callTimeout(expand), tt.c.callTimeout(modify), tt.c.LongestTimeout()
+		if e != tt.expand || m != tt.modify || l != tt.longest {
+			t.Errorf("%s: %d for expansions, %d for modifications, %d at most", name, e, m, l)
 		}
 	}
 }

@@ -25,6 +25,7 @@ var wrongValues = map[string][]string{
 	"otlp-sampling-ratio": {"NaN"}, "feature-gates": {"Nope=true"}, "vmodule": {"x"}, "logging-format": {"xml"},
 	"log-flush-frequency": {"-1s"}, "log-text-info-buffer-size": {"x"}, "log-json-info-buffer-size": {"x", "--logging-format=json"},
 	"controllers": {"flyer"}, "audit-interval": {"-1s"},
+	"resize-timeout": {"-1s"}, "modify-timeout": {"-1s"},
 	"timeout": {"0s"}, "retry-interval-start": {"0s"}, "retry-interval-max": {"-1s"}, "worker-threads": {"0"}, "workers": {"-1"},
 	"nodecontroller-workers": {"0"}, "cloning-protection-threads": {"0"}, "capacity-threads": {"0", "--enable-capacity"}, "resync": {"-1s"},
 	"resync-period": {"-1s"}, "reconcile-sync": {"-1s"}, "max-entries": {"-1"}, "volume-name-prefix": {"A b"},

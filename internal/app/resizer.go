@@ -19,7 +19,10 @@ import (
 	"github.com/storage-controller/storage-controller/resizer"
 )
 
-const resizerName = "resizer"
+const (
+	resizerName      = "resizer"
+	timeoutOfResizer = resizerName + ".timeout"
+)
 
 var resizerRole = Role{
 	Name:        resizerName,
@@ -27,7 +30,7 @@ var resizerRole = Role{
 	options:     resizerOptions,
 	config:      func() any { return &resizer.Config{} },
 	validate:    func(s settings.Settings) error { return resizerConfig(s).Validate() },
-	timeout:     func(s settings.Settings) time.Duration { return resizerConfig(s).Timeout },
+	timeout:     func(s settings.Settings) time.Duration { return resizerConfig(s).LongestTimeout() },
 	lease:       func(_ settings.Settings, driver string) string { return resizer.LeaseName(driver) },
 	supported:   resizer.Supported,
 	ineffective: resizerConditions,
@@ -44,6 +47,10 @@ var resizerRole = Role{
 func resizerOptions(bool) []settings.Option {
 	d := resizer.DefaultConfig()
 	return append(retryOptions(d.Timeout, d.RetryIntervalStart, d.RetryIntervalMax, "timeout of each CSI call"), []settings.Option{
+		{Name: "resize-timeout", Default: d.ResizeTimeout,
+			Usage: "timeout of ControllerExpandVolume; 0 means that of --timeout. --timeout on the command line overrides it"},
+		{Name: "modify-timeout", Default: d.ModifyTimeout,
+			Usage: "timeout of ControllerModifyVolume; 0 means that of --timeout. --timeout on the command line overrides it"},
 		{Name: "workers", Alias: "worker-threads", Default: d.Workers,
 			Usage: "number of volumes that are expanded or modified at the same time"},
 		{Name: "resync-period", Alias: "resync", Default: d.ResyncPeriod,
@@ -54,15 +61,21 @@ func resizerOptions(bool) []settings.Option {
 	}...)
 }
 
-// resizerConfig returns the configuration of the resizer with feature gates.
+// resizerConfig returns the configuration of the resizer with feature gates. As with csi-resizer, --timeout on the
+// command line overrides the timeouts of single calls.
 func resizerConfig(s settings.Settings) resizer.Config {
 	cfg, on := settings.Of[resizer.Config](s, resizerName), s.Common.FeatureGates.Enabled
+	if s.Origin(timeoutOfResizer) == settings.OriginFlag {
+		cfg.ResizeTimeout, cfg.ModifyTimeout = 0, 0
+	}
 	cfg.VolumeAttributesClass, cfg.AnnotateFsResize = on("VolumeAttributesClass"), on("AnnotateFsResize")
 	return cfg
 }
 
-func resizerConditions(_ settings.Settings, d *csiclient.Driver) []condition {
+func resizerConditions(s settings.Settings, d *csiclient.Driver) []condition {
 	return []condition{
+		{s.Origin(timeoutOfResizer) != settings.OriginFlag, "--timeout overrides it",
+			[]string{"resizer.resize-timeout", "resizer.modify-timeout"}},
 		{d == nil || d.Controller.ExpandVolume && !d.Plugin.ExpandOnline,
 			"the driver does not expand volumes with the controller, or expands " +
 				"volumes in use", []string{"resizer.handle-volume-inuse-error"}},

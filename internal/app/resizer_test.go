@@ -40,3 +40,29 @@ func TestNamesOfTheFlagsOfTheResizer(t *testing.T) {
 		t.Errorf("environment: %d workers", cfg.Workers)
 	}
 }
+
+// TestTimeoutsOfTheResizer: as with csi-resizer, --timeout on the command line overrides those of single calls.
+func TestTimeoutsOfTheResizer(t *testing.T) {
+	for name, tt := range map[string]struct {
+		roles                   Selection
+		args                    []string
+		timeout, expand, modify time.Duration
+	}{
+		"defaults":        {Resize, nil, 15 * time.Second, 0, 0},
+		"single calls":    {Resize, []string{"--resize-timeout=1m", "--modify-timeout=2m"}, 15 * time.Second, time.Minute, 2 * time.Minute},
+		"all, one call":   {All, []string{"--resizer-resize-timeout=1m"}, 15 * time.Second, time.Minute, 0},
+		"timeout":         {Resize, []string{"--resize-timeout=1m", "--timeout=3s"}, 3 * time.Second, 0, 0},
+		"all, timeout":    {All, []string{"--modify-timeout=1m", "--timeout=3s"}, 3 * time.Second, 0, 0},
+		"all, of another": {All, []string{"--modify-timeout=1m", "--attacher-timeout=3s"}, 15 * time.Second, 0, time.Minute},
+	} {
+		cfg := resizerConfig(configOf(t, tt.roles, tt.args...).Settings)
+		if cfg.Timeout != tt.timeout || cfg.ResizeTimeout != tt.expand || cfg.ModifyTimeout != tt.modify {
+			t.Errorf("%s: timeout %v, of expansions %v, of modifications %v", name, cfg.Timeout, cfg.ResizeTimeout, cfg.ModifyTimeout)
+		}
+	}
+	t.Setenv(settings.EnvPrefix+"TIMEOUT", "3s")
+	cfg := resizerConfig(configOf(t, Resize, "--resize-timeout=1m").Settings)
+	if cfg.ResizeTimeout != time.Minute || cfg.Timeout != 3*time.Second {
+		t.Errorf("timeout from the environment: %v, of expansions %v", cfg.Timeout, cfg.ResizeTimeout)
+	}
+}

@@ -26,7 +26,8 @@ func tables() Tables {
 			capacity-ownerref-level capacity-for-immediate-binding=bool kube-api-capacity-qps kube-api-capacity-burst`), shared...)},
 		{Name: "nodecontroller", Options: append(words(`profile leader-election-id skip-node-finalize=bool enable-webhooks=bool`),
 			shared...)},
-		{Name: "resizer", Options: append(words(`workers resync-period handle-volume-inuse-error=bool extra-modify-metadata=bool`), shared...)},
+		{Name: "resizer", Options: append(words(`workers resync-period handle-volume-inuse-error=bool extra-modify-metadata=bool
+			resize-timeout modify-timeout`), shared...)},
 		{Name: "snapshotter", Options: append(words(`worker-threads resync-period snapshot-name-prefix snapshot-name-uuid-length
 			groupsnapshot-name-prefix groupsnapshot-name-uuid-length extra-create-metadata=bool node-deployment=bool`), shared...)},
 	}

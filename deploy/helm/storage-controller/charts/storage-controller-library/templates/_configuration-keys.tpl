@@ -80,6 +80,7 @@ max-grpc-log-length
 metrics-address
 metrics-bind-address
 metrics-path
+modify-timeout
 node-cleanup
 node-cleanup-burst
 node-cleanup-max-fraction
@@ -190,9 +191,12 @@ pvc-pod-deletion-grace
 reconcile-sync
 resize-annotation
 resize-nudge
+resize-timeout
 resizer
 resizer.extra-modify-metadata
 resizer.handle-volume-inuse-error
+resizer.modify-timeout
+resizer.resize-timeout
 resizer.resync-period
 resizer.retry-interval-max
 resizer.retry-interval-start

@@ -309,7 +309,7 @@ true
 {{- if and (eq .name "driver-health-endpoint") (eq $v.mode "per-role") }}{{ fail (printf "%s: all containers of the pod would serve this address; use mode all-in-one, or livenessprobe in extraContainers" .place) }}{{ end }}
 {{- if and (has .name (list "csi-address" "csi-socket")) (not (hasPrefix "/run/csi/" (trimPrefix "unix://" .value))) }}{{ fail (printf "%s: the socket must be in /run/csi, which the containers share" .place) }}{{ end }}
 {{- if and (eq .name "leader-election") (not $node) (has (lower .value) (list "false" "f" "0")) }}{{ fail (printf "%s: several pods would work at the same time, during a rollout even with one replica" .place) }}{{ end }}
-{{- if regexMatch "^((provisioner|attacher|resizer|snapshotter|capacity|nodecontroller)-)?timeout$" .name }}
+{{- if regexMatch "^((provisioner|attacher|resizer|snapshotter|capacity|nodecontroller)-)?((resize|modify)-)?timeout$" .name }}
 {{- if le $grace (add 10 (include "storage-controller.seconds" .value | int) | int) }}{{ fail (printf "%s: terminationGracePeriodSeconds, %d, must exceed it by more than ten seconds" .place $grace) }}{{ end }}
 {{- end }}
 {{- end }}
