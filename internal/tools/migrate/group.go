@@ -28,6 +28,8 @@ type group struct {
 	comments []string   // above it
 	after    []setting  // its flags
 	known    []string   // its command line with expanded variables
+
+	attributes bool // a sidecar ignored VolumeAttributesClasses by default
 }
 
 // replaceContainers adds the replacements in one list of containers to e, and returns their groups.
@@ -94,19 +96,21 @@ func (m *migration) noteGracePeriod(w workload, groups []*group) {
 			return
 		}
 	}
-	var longest time.Duration
+	longest, flag := time.Duration(0), ""
 	for _, g := range groups {
 		for _, s := range g.replaced() {
-			f, _ := s.lookup("timeout")
-			if d, err := time.ParseDuration(f.expanded); err == nil && g.elects() {
-				longest = max(longest, d)
+			for _, name := range []string{"timeout", "resize-timeout", "modify-timeout"} {
+				f, _ := s.lookup(name)
+				if d, err := time.ParseDuration(f.expanded); err == nil && g.elects() && d > longest {
+					longest, flag = d, name
+				}
 			}
 		}
 	}
 	if needed := int((longest + 10*time.Second).Seconds()); longest > 0 && seconds < needed {
-		m.note(Information, w.name, "", "the pod is killed %d s after SIGTERM, and a call may last %v (--timeout). If one is running "+
+		m.note(Information, w.name, "", "the pod is killed %d s after SIGTERM, and a call may last %v (--%s). If one is running "+
 			"then, the Lease is not released, and the next replica waits until it expires, as with the sidecars. "+
-			"terminationGracePeriodSeconds: %d would avoid that", seconds, longest, needed)
+			"terminationGracePeriodSeconds: %d would avoid that", seconds, longest, flag, needed)
 	}
 }
 

@@ -169,6 +169,60 @@ func TestSharedGate(t *testing.T) {
 		if have := strings.Contains(fmt.Sprint(r.Notes), "VolumeAttributesClass=false also applies to the resizer"); have != tt.want {
 			t.Errorf("%v: %t, want %t: %v", tt.resizer, have, tt.want, r.Notes)
 		}
+		resizer := strings.Replace(sidecar("csi-resizer", tt.resizer...), ":v9", ":v1", 1)
+		notes := fmt.Sprint(migrated(t, deployment(sidecar("csi-provisioner", gate), resizer), false).Notes)
+		if strings.Contains(notes, "MODIFY_VOLUME, the") {
+			t.Errorf("%v: a second note about the gate: %s", tt.resizer, notes)
+		}
+	}
+}
+
+// TestGatesThatWereOff expects notes about feature gates that the sidecar had off, by default or by a flag, and that are on.
+func TestGatesThatWereOff(t *testing.T) {
+	t.Parallel()
+	const recover, annotate, honor, attributes = "(RecoverVolumeExpansionFailure)", "(AnnotateFsResize)", "(HonorPVReclaimPolicy)",
+		"set --feature-gates=VolumeAttributesClass=false"
+	for _, tt := range []struct{ sidecar, version, gates, want string }{
+		{"csi-provisioner", "v5.2.0", "Topology=true", honor + attributes},
+		{"csi-provisioner", "v5.3.0", "HonorPVReclaimPolicy=false", honor + attributes},
+		{"csi-provisioner", "v5.0.0", "HonorPVReclaimPolicy=true,VolumeAttributesClass=true", ""},
+		{"csi-provisioner", "v6.0.0", "Topology=true", ""},
+		{"csi-resizer", "v1.12.0", "", recover + annotate + attributes},
+		{"csi-resizer", "v1.13.0", "VolumeAttributesClass=true", annotate},
+		{"csi-resizer", "v2.2.1", "RecoverVolumeExpansionFailure=false,AnnotateFsResize=true", recover},
+		{"csi-resizer", "v2.3.0", "", ""},
+	} {
+		manifest := strings.Replace(deployment(sidecar(tt.sidecar, "--feature-gates="+tt.gates)), ":v9", ":"+tt.version, 1)
+		notes, have := fmt.Sprint(migrated(t, manifest, false).Notes), ""
+		for _, note := range []string{recover, annotate, honor, attributes} {
+			if strings.Contains(notes, note) {
+				have += note
+			}
+		}
+		if have != tt.want {
+			t.Errorf("%s %s with %q: notes %q, want %q", tt.sidecar, tt.version, tt.gates, have, tt.want)
+		}
+	}
+}
+
+// TestTimeoutsOfCalls: csi-resizer v2.3 has a timeout for each call. Without --timeout, the other keeps its default.
+func TestTimeoutsOfCalls(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct{ args, want string }{
+		{"--resize-timeout=5m", "--resize-timeout=5m --modify-timeout=10s"},
+		{"--modify-timeout=5m --leader-election", "--modify-timeout=5m --leader-election --resize-timeout=10s"},
+		{"--resize-timeout=5m --timeout=1m", "--resize-timeout=5m --timeout=1m"},
+	} {
+		for mode, perRole := range modes {
+			r := migrated(t, deployment(sidecar("csi-resizer", strings.Fields(tt.args)...)), perRole)
+			if have := strings.Join(r.Commands[0], " "); !strings.HasSuffix(have, " --csi-address=/csi/csi.sock "+tt.want) {
+				t.Errorf("%s, %s: %q, want %q", tt.args, mode, have, tt.want)
+			}
+			elects, notes := strings.Contains(tt.args, "--leader-election"), fmt.Sprint(r.Notes)
+			if elects && !strings.Contains(notes, "a call may last 5m0s (--modify-timeout)") {
+				t.Errorf("notes %s", notes)
+			}
+		}
 	}
 }
 

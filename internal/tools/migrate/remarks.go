@@ -18,6 +18,7 @@ func (g remarks) add(env []*yaml.Node) {
 	g.noteAnnotations()
 	g.noteRates()
 	g.noteWorkers()
+	g.noteAttributes()
 	g.noteVariables(env)
 }
 
@@ -79,6 +80,15 @@ func (g remarks) noteWorkers() {
 			g.changed("the attacher makes up to 100 calls to the driver at the same time, where %s made 10. "+
 				"To keep that limit, set --%s=10", s.name, name)
 		}
+	}
+}
+
+// noteAttributes notes that VolumeAttributesClasses of claims have an effect.
+func (g remarks) noteAttributes() {
+	named := slices.ContainsFunc(g.sources, func(s *source) bool { return s.namesGate(attributesClass) })
+	if g.attributes && !named {
+		g.changed("if the driver reports MODIFY_VOLUME, the VolumeAttributesClasses of claims are applied, as with csi-provisioner v6 and "+
+			"csi-resizer v2. To ignore them, set --feature-gates=%s=false", attributesClass)
 	}
 }
 

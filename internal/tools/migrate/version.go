@@ -80,15 +80,32 @@ func (s *source) writeDefaults(g *group) {
 		}
 		noteDefaults(s, g, known, "--feature-gates=Topology=true since v5, --prevent-volume-mode-conversion since v4, "+
 			"--default-fstype unset since v2")
-		if known && v.before(5, 3) && !s.namesGate("HonorPVReclaimPolicy") {
+		if s.gateIsOff("HonorPVReclaimPolicy", known && v.before(5, 3)) {
 			g.changed("new PersistentVolumes get a finalizer, as with csi-provisioner v5.3 and later (HonorPVReclaimPolicy): " +
 				"their reclaim policy also holds if they are deleted before their claim")
 		}
+		g.attributes = g.attributes || known && v.before(6, 0) && !s.namesGate(attributesClass)
 	case csiAttacher:
 		add(known && v.before(4, 0), "default-fstype", "ext4")
 		noteDefaults(s, g, known, "--default-fstype unset since v4")
 	case csiResizer:
-		add(true, "timeout", "10s")
+		_, resize := s.lookup("resize-timeout")
+		_, modify := s.lookup("modify-timeout")
+		if _, overrides := s.lookup("timeout"); overrides || !resize && !modify {
+			add(true, "timeout", "10s")
+		} else {
+			add(true, "resize-timeout", "10s")
+			add(true, "modify-timeout", "10s")
+		}
+		if s.gateIsOff("RecoverVolumeExpansionFailure", known && v.before(1, 13)) {
+			g.changed("after a failed expansion, a claim may request a smaller size, as with csi-resizer v2.3 and later " +
+				"(RecoverVolumeExpansionFailure)")
+		}
+		if known && v.before(2, 3) && !s.namesGate("AnnotateFsResize") {
+			g.info("during an expansion, PersistentVolumes have an annotation with the previous size, as with csi-resizer v2.3 and later " +
+				"(AnnotateFsResize)")
+		}
+		g.attributes = g.attributes || known && v.before(2, 0) && !s.namesGate(attributesClass)
 	}
 	var written []string
 	for _, f := range defaults {
@@ -106,6 +123,17 @@ func noteDefaults(s *source, g *group, known bool, changed string) {
 		g.must("the image of %s names no version: the defaults of the newest %s apply (%s). If it is older, set the old values",
 			s.name, s.kind, changed)
 	}
+}
+
+// gateIsOff reports whether s has a feature gate off: by a flag, or because it was off by default.
+func (s *source) gateIsOff(name string, byDefault bool) bool {
+	f, _ := s.lookup("feature-gates")
+	for item := range strings.SplitSeq(f.expanded, ",") {
+		if gate, value, _ := strings.Cut(item, "="); strings.TrimSpace(gate) == name {
+			return !isTrue(strings.TrimSpace(value))
+		}
+	}
+	return byDefault
 }
 
 // namesGate reports whether a flag of s sets a feature gate.
