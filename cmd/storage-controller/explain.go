@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -94,6 +95,8 @@ and 2 for a usage error.`,
 	return cmd
 }
 
+var statusURL = regexp.MustCompile(`^https?://[^/]`)
+
 // request returns the object that args name: KIND NAME or KIND/NAME; the name of a claim or a snapshot may be NAMESPACE/NAME.
 func (o explainOptions) request(args []string) (explain.Request, error) {
 	if len(args) == 1 {
@@ -113,6 +116,8 @@ func (o explainOptions) request(args []string) (explain.Request, error) {
 		return explain.Request{}, err
 	case !explain.Namespaced(kind) && o.namespace != "":
 		return explain.Request{}, fmt.Errorf("--namespace: a %s has no namespace; leave it out", kind)
+	case o.statusURL != "" && !statusURL.MatchString(o.statusURL):
+		return explain.Request{}, fmt.Errorf("--status-url: must be a URL such as http://localhost:8080, got %q", o.statusURL)
 	case o.status != explain.StatusAccess{} && !strings.HasPrefix(o.statusURL, "https://"):
 		return explain.Request{}, errors.New(
 			"--status-token-file, --status-ca-file, --status-insecure-skip-tls-verify: require an https --status-url")

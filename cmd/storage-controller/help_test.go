@@ -121,6 +121,8 @@ func TestWrongInput(t *testing.T) {
 		}
 	}
 	refused(t, "--node: ", "storage-controller", "nodecontroller", "cleanup", "--csi-address=/does/not/exist")
+	refused(t, "--status-url: ", "storage-controller", "explain", "pvc", "data", "--status-url=localhost:8080")
+	refused(t, "--image: ", "storage-controller", "migrate", "-f", "-", "--image=my image")
 	refused(t, "a shell is required", "storage-controller", "completion")
 	refused(t, "a subcommand is required", "storage-controller")
 }

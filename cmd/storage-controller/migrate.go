@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -100,8 +101,8 @@ func (f migrateFlags) check(o *migrate.Options, changed func(name string) bool) 
 	switch {
 	case f.file == "":
 		return errors.New("-f is required: the manifest to rewrite, or - for the standard input")
-	case o.Image == "":
-		return errors.New("--image: must not be empty")
+	case o.Image == "" || strings.ContainsAny(o.Image, " \t\r\n"):
+		return fmt.Errorf("--image: must be the name of an image, got %q", o.Image)
 	case o.PerRole && f.allInOne && changed("all-in-one"):
 		return errors.New("--all-in-one and --per-role: only one of them may be set")
 	case f.diff && f.printRBAC:

@@ -166,7 +166,7 @@ func TestMigrateUsage(t *testing.T) {
 		stdout, stderr string
 	}{
 		"no file":               {nil, 2, "", "-f is required"},
-		"an empty image":        {[]string{"-f", deployment, "--image="}, 2, "", "--image: must not be empty"},
+		"an empty image":        {[]string{"-f", deployment, "--image="}, 2, "", "--image: must be the name of an image, got"},
 		"two modes":             {[]string{"-f", deployment, "--all-in-one", "--per-role"}, 2, "", "only one of them"},
 		"argument":              {[]string{"-f", deployment, "x"}, 2, "", "unexpected argument"},
 		"unknown flag":          {[]string{"--nope"}, 2, "", "unknown flag"},
