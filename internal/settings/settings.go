@@ -4,6 +4,7 @@
 package settings
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"reflect"
@@ -228,7 +229,19 @@ func decodeInto(target, values any) error {
 	if err != nil {
 		return err
 	}
-	return decoder.Decode(values)
+	return oneLine(decoder.Decode(values))
+}
+
+// oneLine returns an error of the decoder without its headline and line breaks.
+func oneLine(err error) error {
+	if err == nil {
+		return nil
+	}
+	text := err.Error()
+	if _, list, found := strings.Cut(text, "\n\n"); found {
+		text = list
+	}
+	return errors.New(strings.ReplaceAll(text, "\n", "; "))
 }
 
 // decodeDuration converts text to a duration.

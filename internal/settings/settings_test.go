@@ -162,6 +162,13 @@ func TestSettings(t *testing.T) {
 			t.Errorf("got %v", err)
 		}
 	})
+	t.Run("wrong variables are one line", func(t *testing.T) {
+		t.Setenv("STORAGE_CONTROLLER_ATTACHER_TIMEOUT", "soon")
+		t.Setenv("STORAGE_CONTROLLER_ATTACHER_WORKER_THREADS", "many")
+		if _, err := read(); err == nil || strings.Contains(err.Error(), "\n") || !strings.Contains(err.Error(), `"soon"; 'worker-threads'`) {
+			t.Errorf("got %v", err)
+		}
+	})
 	t.Run("file that is not there", func(t *testing.T) {
 		t.Setenv("STORAGE_CONTROLLER_CONFIG", "/does/not/exist")
 		if _, err := read(); err == nil || !strings.Contains(err.Error(), "/does/not/exist") {
