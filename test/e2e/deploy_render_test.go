@@ -482,6 +482,8 @@ func TestChartRefusesWrongValues(t *testing.T) {
 		"extraArgs: [--timeout=300s]":                                            "terminationGracePeriodSeconds, 80",
 		"extraArgs: [--attacher-timeout=70s]":                                    "terminationGracePeriodSeconds, 80",
 		"extraArgs: [-timeout=70s]":                                              "terminationGracePeriodSeconds, 80",
+		"extraArgs: [--resize-timeout=70s]":                                      "terminationGracePeriodSeconds, 80",
+		"config: {resizer: {modify-timeout: 70s}}":                               "terminationGracePeriodSeconds, 80",
 		"terminationGracePeriodSeconds: 25":                                      "terminationGracePeriodSeconds: 25",
 		"terminationGracePeriodSeconds: 70":                                      "must exceed the timeout of the snapshotter",
 		"nodecontroller: {webhooks: {certificate: files}}":                       "'/nodecontroller/webhooks/certificate'",
