@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"reflect"
 	"strings"
+	"sync"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -19,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes/scheme"
 	kjson "sigs.k8s.io/json"
 )
@@ -70,24 +72,44 @@ func (m media) encode(obj runtime.Object) ([]byte, error) {
 	return buf.Bytes(), err
 }
 
-// frame returns an event of a watch in its frame.
-func (m media) frame(eventType string, obj runtime.Object) ([]byte, error) {
-	raw, err := m.encode(obj)
-	if err != nil {
-		return nil, err
-	}
+// frame returns an event of a watch in its frame. raw is the encoded form of its object.
+func (m media) frame(eventType watch.EventType, raw []byte) ([]byte, error) {
 	stream := serializers[m.mime].StreamSerializer
 	var event, framed bytes.Buffer
-	e := &metav1.WatchEvent{Type: eventType, Object: runtime.RawExtension{Raw: bytes.TrimSuffix(raw, []byte("\n"))}}
+	e := &metav1.WatchEvent{Type: string(eventType), Object: runtime.RawExtension{Raw: bytes.TrimSuffix(raw, []byte("\n"))}}
 	if err := stream.Serializer.Encode(e, &event); err != nil {
 		return nil, err
 	}
-	_, err = stream.Framer.NewFrameWriter(&framed).Write(event.Bytes())
+	_, err := stream.Framer.NewFrameWriter(&framed).Write(event.Bytes())
 	return framed.Bytes(), err
 }
 
+// encode returns obj in the encoding that the client asked for.
+func (s *Server) encode(c *call, obj runtime.Object) ([]byte, error) {
+	encode := func() ([]byte, error) { return c.media.encode(c.view(obj)) }
+	if _, ok := obj.(metav1.Object); !ok { // a list or a Status, which is the response to one request
+		return encode()
+	}
+	return s.encodings.get(encoding{obj: obj, media: c.media}, encode)
+}
+
+// frame returns an event in the encoding that the client asked for.
+func (s *Server) frame(c *call, e event) ([]byte, error) {
+	encode := func() ([]byte, error) {
+		raw, err := s.encode(c, e.obj)
+		if err != nil {
+			return nil, err
+		}
+		return c.media.frame(e.kind, raw)
+	}
+	if e.kind == watch.Error || e.kind == watch.Bookmark { // its object is that of one watch
+		return encode()
+	}
+	return s.encodings.get(encoding{e.obj, c.media, e.kind}, encode)
+}
+
 // success returns obj in the encoding that the client asked for.
-func (c *call) success(code int, obj runtime.Object) *http.Response {
+func (s *Server) success(c *call, code int, obj runtime.Object) *http.Response {
 	m := c.media
 	if m.mime == protobufType && !m.partial && c.res.custom {
 		if _, ok := obj.(*metav1.Status); !ok {
@@ -97,7 +119,7 @@ func (c *call) success(code int, obj runtime.Object) *http.Response {
 			}})
 		}
 	}
-	body, err := m.encode(c.view(obj))
+	body, err := s.encode(c, obj)
 	if err != nil {
 		return c.failure(apierrors.NewInternalError(err))
 	}
@@ -222,6 +244,45 @@ func (r *resource) encodeJSON(obj runtime.Object) []byte {
 		panic(fmt.Sprintf("encoding a stored object: %v", err)) // it was decoded before
 	}
 	return data
+}
+
+// encodeProtobuf returns the protobuf form of a stored object that is not custom, without its kind.
+func encodeProtobuf(obj runtime.Object) []byte {
+	data, err := obj.(interface{ Marshal() ([]byte, error) }).Marshal()
+	if err != nil {
+		panic(fmt.Sprintf("encoding a stored object: %v", err)) // it was decoded before
+	}
+	return data
+}
+
+// encodings holds the encoded forms of objects: the response to a write and the watches of all clients have the same.
+type encodings struct {
+	mu    sync.Mutex
+	known map[encoding][]byte
+}
+
+// encoding identifies an encoded form of an object, which must not be modified any more.
+type encoding struct {
+	obj   runtime.Object
+	media media
+	event watch.EventType // empty: the object itself
+}
+
+// get returns the encoded form k, for which it calls encode once.
+func (e *encodings) get(k encoding, encode func() ([]byte, error)) ([]byte, error) {
+	e.mu.Lock()
+	data, ok := e.known[k]
+	e.mu.Unlock()
+	if ok {
+		return data, nil
+	}
+	data, err := encode()
+	if err == nil {
+		e.mu.Lock()
+		e.known[k] = data
+		e.mu.Unlock()
+	}
+	return data, err
 }
 
 // accessor returns the metadata of an object that the server handles.

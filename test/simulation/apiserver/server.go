@@ -60,6 +60,7 @@ type Server struct {
 	hooks     Hooks
 	resources map[schema.GroupVersionResource]*resource
 	requests  atomic.Uint64
+	encodings encodings
 
 	mu        sync.Mutex
 	version   uint64 // the resourceVersion of the last write
@@ -77,6 +78,7 @@ func New(hooks Hooks) *Server {
 		hooks:     hooks,
 		resources: map[schema.GroupVersionResource]*resource{},
 		version:   1,
+		encodings: encodings{known: map[encoding][]byte{}},
 		objects:   map[*resource]map[string]runtime.Object{},
 		hidden:    map[schema.GroupVersionResource]bool{},
 	}
@@ -235,7 +237,7 @@ func (s *Server) process(ctx context.Context, c *call) *http.Response {
 	if err != nil {
 		return c.failure(err)
 	}
-	return c.success(code, obj)
+	return s.success(c, code, obj)
 }
 
 // execute runs a request that is not a watch and returns the status code and the object of the response.

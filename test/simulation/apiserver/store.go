@@ -24,10 +24,8 @@ type change struct {
 	key     string
 	before  runtime.Object // nil: created
 	after   runtime.Object // nil: deleted
+	deleted runtime.Object // if after is nil: before, with the resourceVersion of the deletion
 }
-
-// deleted returns the last state of a deleted object, with the resourceVersion of the deletion.
-func (c change) deleted() runtime.Object { return withVersion(c.before, c.version) }
 
 // key returns the key of an object, in the order of lists.
 func key(namespace, name string) string {
@@ -41,11 +39,12 @@ func key(namespace, name string) string {
 // the stored or deleted object. after must not be modified any more.
 func (s *Server) commit(r *resource, key string, before, after runtime.Object) runtime.Object {
 	s.version++
-	c := change{s.version, r, key, before, after}
+	c := change{version: s.version, res: r, key: key, before: before, after: after}
 	result := after
 	if after == nil {
 		delete(s.objects[r], key)
-		result = c.deleted()
+		c.deleted = withVersion(before, s.version)
+		result = c.deleted
 	} else {
 		accessor(after).SetResourceVersion(strconv.FormatUint(s.version, 10))
 		s.objects[r][key] = after
@@ -123,7 +122,12 @@ func withVersion(obj runtime.Object, version uint64) runtime.Object {
 	return obj
 }
 
-// equal reports whether a and b have the same stored form, so that writing one over the other is no change.
+// equal reports whether a and b have the same stored form, so that writing one over the other is no change. As in a
+// real API server, the stored form of custom resources is JSON, and that of all others is protobuf.
 func (r *resource) equal(a, b runtime.Object) bool {
-	return reflect.DeepEqual(a, b) || bytes.Equal(r.encodeJSON(a), r.encodeJSON(b))
+	encode := r.encodeJSON
+	if !r.custom {
+		encode = encodeProtobuf
+	}
+	return reflect.DeepEqual(a, b) || bytes.Equal(encode(a), encode(b))
 }

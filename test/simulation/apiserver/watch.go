@@ -144,7 +144,11 @@ func (w *watcher) push(c change) {
 	case is:
 		w.queue = append(w.queue, event{watch.Added, c.after})
 	case was:
-		w.queue = append(w.queue, event{watch.Deleted, c.deleted()})
+		last := c.deleted
+		if last == nil { // it exists, but is not selected any more
+			last = withVersion(c.before, c.version)
+		}
+		w.queue = append(w.queue, event{watch.Deleted, last})
 	default:
 		return
 	}
@@ -176,11 +180,7 @@ func (w *watcher) Read(p []byte) (int, error) {
 		if err != nil {
 			return 0, err
 		}
-		obj := e.obj
-		if e.kind != watch.Error {
-			obj = w.call.view(obj)
-		}
-		if w.buf, err = w.call.media.frame(string(e.kind), obj); err != nil {
+		if w.buf, err = w.server.frame(w.call, e); err != nil {
 			return 0, err
 		}
 	}
