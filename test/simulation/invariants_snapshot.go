@@ -37,7 +37,7 @@ func newSnapshotChecker() snapshotChecker {
 // contents returns the VolumeSnapshotContents by name.
 func (s *simulation) contents() map[string]*snapshotv1.VolumeSnapshotContent {
 	byName := map[string]*snapshotv1.VolumeSnapshotContent{}
-	for _, content := range cluster.Typed[snapshotv1.VolumeSnapshotContent](s.api, cluster.Contents) {
+	for _, content := range cluster.Typed[snapshotv1.VolumeSnapshotContent](s.cluster, cluster.Contents) {
 		byName[content.Name] = content
 	}
 	return byName

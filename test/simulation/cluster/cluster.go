@@ -11,6 +11,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"sync"
 
 	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
 	snapshotclient "github.com/kubernetes-csi/external-snapshotter/client/v8/clientset/versioned/typed/volumesnapshot/v1"
@@ -60,7 +61,8 @@ type Cluster struct {
 	features  Features
 	Nodes     []string
 	pods      []Pod
-	classes   int // the number of VolumeSnapshotClasses that were created
+	classes   int      // the number of VolumeSnapshotClasses that were created
+	typed     sync.Map // objects of custom resources with their types, by the object of the API server
 
 	version uint64 // of steps
 	changed bool   // pods changed since then
@@ -95,15 +97,20 @@ func List[T runtime.Object](api *apiserver.Server, gvr schema.GroupVersionResour
 	return list
 }
 
-// Typed returns the objects of a custom resource, which the API server has without a type.
-func Typed[T any](api *apiserver.Server, gvr schema.GroupVersionResource) []*T {
+// Typed returns the objects of a custom resource, which the API server has without a type. They must not be modified.
+func Typed[T any](c *Cluster, gvr schema.GroupVersionResource) []*T {
 	var list []*T
-	for _, obj := range api.List(gvr) {
+	for _, obj := range c.api.List(gvr) {
+		if typed, ok := c.typed.Load(obj); ok {
+			list = append(list, typed.(*T))
+			continue
+		}
 		typed := new(T)
 		content := obj.(runtime.Unstructured).UnstructuredContent()
 		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(content, typed); err != nil {
 			panic(err) // the clients have written it with the same type
 		}
+		c.typed.Store(obj, typed)
 		list = append(list, typed)
 	}
 	return list
@@ -135,8 +142,8 @@ func (c *Cluster) read() state {
 		attachments: List[*storagev1.VolumeAttachment](c.api, Attachments), classes: List[*storagev1.StorageClass](c.api, Classes),
 	}
 	if c.features.Snapshots {
-		s.snapshots = Typed[snapshotv1.VolumeSnapshot](c.api, Snapshots)
-		s.contents = Typed[snapshotv1.VolumeSnapshotContent](c.api, Contents)
+		s.snapshots = Typed[snapshotv1.VolumeSnapshot](c, Snapshots)
+		s.contents = Typed[snapshotv1.VolumeSnapshotContent](c, Contents)
 	}
 	return s
 }
