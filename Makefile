@@ -2,8 +2,9 @@
 SHELL := /bin/bash
 BIN := bin
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
-# What needs no cgo is compiled without it, as the control plane is: the build cache then has each package once.
-PURE := CGO_ENABLED=0
+# What needs no cgo is compiled without it and with the flags of a release, as the control plane is: the build cache then has each
+# package once.
+PURE := CGO_ENABLED=0 GOFLAGS=-trimpath
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.9.0
 
@@ -13,7 +14,7 @@ help: ## List the targets
 
 .PHONY: build
 build: ## Build the static, stripped program into bin/
-	CGO_ENABLED=0 go build -trimpath -tags grpcnotrace -ldflags '-s -w -X main.version=$(VERSION)' -o $(BIN)/storage-controller ./cmd/storage-controller
+	$(PURE) go build -tags grpcnotrace -ldflags '-s -w -X main.version=$(VERSION)' -o $(BIN)/storage-controller ./cmd/storage-controller
 
 .PHONY: demo
 demo: ## Run the demo on a real control plane; ARGS=--stay keeps it running
@@ -31,7 +32,7 @@ test: lint ## Run the linters and all tests, with the race detector
 	$(PURE) go test $(VETTED) -run TestPromises ./nodecontroller/nodecleanup/
 	$(PURE) go test $(VETTED) -run TestHundredNodes ./provisioner/
 	cd test/controlplane && go test -race ./supervise/
-	cd release && CGO_ENABLED=0 go test ./... # builds the program with the flags of the Dockerfile
+	cd release && $(PURE) go test ./... # builds the program with the flags of the Dockerfile
 
 CHROMIUM ?= chromium
 
@@ -109,7 +110,7 @@ verify-release: ## Verify dist/VERSION
 
 .PHONY: controlplane
 controlplane: ## Build the control plane for tests and demo into bin/
-	cd test/controlplane && CGO_ENABLED=0 go build -ldflags '-s -w' -o ../../$(BIN)/controlplane .
+	cd test/controlplane && $(PURE) go build -ldflags '-s -w' -o ../../$(BIN)/controlplane .
 
 .PHONY: render
 render: ## Print an overlay of deploy/; OVERLAY=all-in-one

@@ -141,7 +141,7 @@ func (p program) lockFile(ctx context.Context, lock *os.File, progress io.Writer
 func (p program) compile(ctx context.Context, module, path string, progress io.Writer) error {
 	fmt.Fprintf(progress, "Compiling the %s: about %s the first time, and once per machine.\n", p.title, p.takes)
 	begin := time.Now()
-	cmd := exec.CommandContext(ctx, "go", "build", "-v", "-modfile", cmp.Or(p.modFile, "go.mod"),
+	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-v", "-modfile", cmp.Or(p.modFile, "go.mod"),
 		"-ldflags", strings.TrimSpace("-s -w "+p.ldflags), "-o", path+".new", p.pkg)
 	cmd.Dir = module
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=", "GOWORK=off")

@@ -281,7 +281,7 @@ func (b *bench) tearDown() {
 func build(ctx context.Context, dir string) (string, error) {
 	say("building storage-controller")
 	path := filepath.Join(dir, "storage-controller")
-	cmd := exec.CommandContext(ctx, "go", "build", "-tags", "grpcnotrace", "-ldflags", "-s -w", "-o", path,
+	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-tags", "grpcnotrace", "-ldflags", "-s -w", "-o", path,
 		"github.com/storage-controller/storage-controller/cmd/storage-controller")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {

@@ -99,7 +99,7 @@ func newRunner(ctx context.Context) (*runner, error) {
 	}
 	r := &runner{demo: filepath.Join(abs, "demo"), e2e: filepath.Join(abs, "e2e.test")}
 	for _, args := range [][]string{
-		{"CGO_ENABLED=0", "go", "build", "-tags", "grpcnotrace", "-o", r.demo, "./test/demo"},
+		{"CGO_ENABLED=0", "go", "build", "-trimpath", "-tags", "grpcnotrace", "-o", r.demo, "./test/demo"},
 		{withCgo, "go", "test", "-race", "-c", "-o", r.e2e, "./test/e2e"},
 	} {
 		fmt.Println("$", strings.Join(args, " "))
