@@ -117,6 +117,7 @@ storage-controller has only the permissions of deploy/overlays/all-in-one. Both 
 - selected: %[5]s
 
 A specification is skipped if the driver does not support what it tests.
+With WaitForFirstConsumer, volume-modify-stress fails on every cluster: it sets the class of claims that are not bound yet, which the API server refuses.
 
 %[6]s`, "`", facts, peak("reference-csi-*"), peak("storage-controller"), o.selected(), tables(all))
 	return os.WriteFile(filepath.Join(root, o.page), []byte(strings.TrimSpace(text)+"\n"), 0o644)
