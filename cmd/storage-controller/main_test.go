@@ -110,6 +110,7 @@ func TestExitCodes(t *testing.T) {
 			"--resync"},
 		"config validate":             {[]string{"storage-controller", "config", "validate"}, 0, "valid", ""},
 		"config validate of nonsense": {[]string{"storage-controller", "config", "validate", "--timeout=0s"}, 2, "", "--timeout"},
+		"config print of nonsense":    {[]string{"storage-controller", "config", "print", "--timeout=0s"}, 2, "attacher:", "--timeout"},
 		"config without a subcommand": {[]string{"storage-controller", "config"}, 2, "", "print or validate"},
 		"credentials where they would be shown": {[]string{"storage-controller", "config", "validate",
 			"--otlp-endpoint=http://me:hidden@c:4317"}, 2, "", "OTEL_EXPORTER_OTLP_HEADERS"},
