@@ -124,7 +124,7 @@ func resizerScenarioRecovery(t *testing.T) {
 		f.called("11Gi 4Gi")
 	})
 	t.Run("039_timeout", func(t *testing.T) {
-		f := scenario(t, expands, func(c *Config) { c.Timeout = 200 * time.Millisecond })
+		f := scenario(t, expands, func(c *Config) { c.Timeout, c.ResizeTimeout = time.Hour, 200*time.Millisecond })
 		f.Plugin.Next(expandMethod, csitest.Hang(), csitest.Hang(), csitest.Hang())
 		f.create("c1", nil)
 		f.request("c1", "11Gi")
