@@ -26,6 +26,9 @@ demo: ## Run the demo on a real control plane; ARGS=--stay keeps it running
 # Lint runs all checks of go vet, which go test would repeat in part, for all dependencies with the race detector again.
 VETTED := -vet=off
 
+# Compilers, tests and control planes collect garbage less often: each process takes more memory and a tenth less CPU time.
+test test-browser: export GOGC ?= 400
+
 .PHONY: test
 test: lint ## Run the linters and all tests, with the race detector
 	go test -race $(VETTED) -timeout 60m ./test/e2e ./... # e2e is the longest and waits more than it computes: it starts first
