@@ -23,8 +23,8 @@ func newConfigCommand() *cobra.Command {
 		}}
 	printer := &cobra.Command{
 		Use: "print", Short: "Print the effective configuration as a file for --config", Args: noArguments,
-		Long: "Print the configuration that \"all\" uses with the same flags, environment and file. It is printed with wrong values, too: " +
-			"the exit code is 2 then.",
+		Long: "Print the configuration that \"all\" uses with the same flags, environment and file. It is printed with wrong " +
+			"values, too; the exit code is 2 then.",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			c, err := app.All.Read(cmd.Flags(), buildVersion())
 			if err != nil {
