@@ -66,19 +66,19 @@ func (c Config) Validate() error {
 			errs = append(errs, fmt.Errorf("--%s: must be positive, got %v", flag, d))
 		}
 	}
-	positive("timeout", c.Timeout)
-	for flag, d := range map[string]time.Duration{"resize-timeout": c.ResizeTimeout, "modify-timeout": c.ModifyTimeout} {
+	notNegative := func(flag string, d time.Duration) {
 		if d < 0 {
 			errs = append(errs, fmt.Errorf("--%s: must not be negative, got %v", flag, d))
 		}
 	}
+	positive("timeout", c.Timeout)
+	notNegative("resize-timeout", c.ResizeTimeout)
+	notNegative("modify-timeout", c.ModifyTimeout)
 	positive("retry-interval-start", c.RetryIntervalStart)
 	positive("retry-interval-max", c.RetryIntervalMax)
 	if c.Workers <= 0 {
 		errs = append(errs, fmt.Errorf("--workers: must be positive, got %d", c.Workers))
 	}
-	if c.ResyncPeriod < 0 {
-		errs = append(errs, fmt.Errorf("--resync-period: must not be negative, got %v", c.ResyncPeriod))
-	}
+	notNegative("resync-period", c.ResyncPeriod)
 	return errors.Join(errs...)
 }

@@ -6,7 +6,6 @@ package migrate
 import (
 	"fmt"
 	"regexp"
-	"slices"
 	"strconv"
 	"strings"
 )
@@ -127,20 +126,25 @@ func noteDefaults(s *source, g *group, known bool, changed string) {
 
 // gateIsOff reports whether s has a feature gate off: by a flag, or because it was off by default.
 func (s *source) gateIsOff(name string, byDefault bool) bool {
-	f, _ := s.lookup("feature-gates")
-	for item := range strings.SplitSeq(f.expanded, ",") {
-		if gate, value, _ := strings.Cut(item, "="); strings.TrimSpace(gate) == name {
-			return !isTrue(strings.TrimSpace(value))
-		}
+	if value, named := s.gate(name); named {
+		return !isTrue(value)
 	}
 	return byDefault
 }
 
 // namesGate reports whether a flag of s sets a feature gate.
 func (s *source) namesGate(name string) bool {
+	_, named := s.gate(name)
+	return named
+}
+
+// gate returns the value of a feature gate, and whether a flag of s sets it.
+func (s *source) gate(name string) (value string, named bool) {
 	f, _ := s.lookup("feature-gates")
-	return slices.ContainsFunc(strings.Split(f.expanded, ","), func(item string) bool {
-		gate, _, _ := strings.Cut(item, "=")
-		return strings.TrimSpace(gate) == name
-	})
+	for item := range strings.SplitSeq(f.expanded, ",") {
+		if gate, value, _ := strings.Cut(item, "="); strings.TrimSpace(gate) == name {
+			return strings.TrimSpace(value), true
+		}
+	}
+	return "", false
 }
