@@ -79,7 +79,7 @@ func (s *source) writeDefaults(g *group) {
 		}
 		noteDefaults(s, g, known, "--feature-gates=Topology=true since v5, --prevent-volume-mode-conversion since v4, "+
 			"--default-fstype unset since v2")
-		if s.gateIsOff("HonorPVReclaimPolicy", known && v.before(5, 3)) {
+		if gateIsOff(s, "HonorPVReclaimPolicy", known && v.before(5, 3)) {
 			g.changed("new PersistentVolumes get a finalizer, as with csi-provisioner v5.3 and later (HonorPVReclaimPolicy): " +
 				"their reclaim policy also holds if they are deleted before their claim")
 		}
@@ -96,7 +96,7 @@ func (s *source) writeDefaults(g *group) {
 			add(true, "resize-timeout", "10s")
 			add(true, "modify-timeout", "10s")
 		}
-		if s.gateIsOff("RecoverVolumeExpansionFailure", known && v.before(1, 13)) {
+		if gateIsOff(s, "RecoverVolumeExpansionFailure", known && v.before(1, 13)) {
 			g.changed("after a failed expansion, a claim may request a smaller size, as with csi-resizer v2.3 and later " +
 				"(RecoverVolumeExpansionFailure)")
 		}
@@ -125,7 +125,7 @@ func noteDefaults(s *source, g *group, known bool, changed string) {
 }
 
 // gateIsOff reports whether s has a feature gate off: by a flag, or because it was off by default.
-func (s *source) gateIsOff(name string, byDefault bool) bool {
+func gateIsOff(s *source, name string, byDefault bool) bool {
 	if value, named := s.gate(name); named {
 		return !isTrue(value)
 	}
