@@ -29,11 +29,11 @@ import (
 	"github.com/storage-controller/storage-controller/internal/kubetest"
 )
 
-// crash kills a process at one of the effects that it has: a write to the API, or a call
-// of the driver that changes something.
+// crash kills a process after one of its effects: a write to the API, or a call of the driver that changes something.
+// The process does not receive the response. What it leaves is what it would leave if it were killed just before its
+// next effect.
 type crash struct {
-	at    int  // index of the effect; -1: none
-	after bool // it takes place, and the process does not learn of that
+	at int // index of the effect; -1: none
 
 	mu      sync.Mutex
 	process *process
@@ -41,9 +41,7 @@ type crash struct {
 	dead    chan struct{}
 }
 
-func newCrash(at int, after bool) *crash {
-	return &crash{at: at, after: after, dead: make(chan struct{})}
-}
+func newCrash(at int) *crash { return &crash{at: at, dead: make(chan struct{})} }
 
 // effect notes one and tells whether it is the one at which the process dies.
 func (c *crash) effect(name string) bool {
@@ -61,13 +59,11 @@ func (c *crash) start(e *env, subcommand string, args ...string) {
 	c.process = e.run(subcommand, append(slices.Clone(quick), args...)...)
 }
 
-// interrupted runs check once for every effect of a story, before and after it.
-func (c *crash) interrupted(t *testing.T, check func(t *testing.T, c *crash, effect string)) {
+// interrupted runs check once for every effect of a story.
+func (c *crash) interrupted(t *testing.T, check func(t *testing.T, at int, effect string)) {
 	t.Logf("effects: %q", c.effects)
 	for at, effect := range c.effects {
-		for _, after := range []bool{false, true} {
-			t.Run(fmt.Sprintf("%d %s after=%t", at, effect, after), func(t *testing.T) { check(t, newCrash(at, after), effect) })
-		}
+		t.Run(fmt.Sprintf("%d %s", at, effect), func(t *testing.T) { check(t, at, effect) })
 	}
 }
 
@@ -87,9 +83,7 @@ func (c *crash) hook(w http.ResponseWriter, r *http.Request, pass http.Handler) 
 		pass.ServeHTTP(w, r)
 		return
 	}
-	if c.after {
-		pass.ServeHTTP(httptest.NewRecorder(), r)
-	}
+	pass.ServeHTTP(httptest.NewRecorder(), r)
 	c.kill()
 }
 
@@ -99,9 +93,7 @@ func (c *crash) step(method string, inner csitest.Step) csitest.Step {
 		if !c.effect(method) {
 			return inner(ctx, p, request, do)
 		}
-		if c.after {
-			_, _ = inner(ctx, p, request, do)
-		}
+		_, _ = inner(ctx, p, request, do)
 		c.kill()
 		return nil, status.Error(codes.Canceled, "the client was killed")
 	}
@@ -293,19 +285,19 @@ func TestProvisionerKilledAnywhere(t *testing.T) {
 	for name, s := range stories {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			c := newCrash(-1, false)
+			c := newCrash(-1)
 			e := s.begin(t, c)
 			s.settled(e, s.remove)
 			c.process.kill()
-			c.interrupted(t, func(t *testing.T, interrupted *crash, effect string) {
+			c.interrupted(t, func(t *testing.T, at int, effect string) {
 				for _, deleted := range []bool{false, true} {
 					// docs/provisioner.md says what leaks
-					if s.remove && !deleted || deleted && s.leaks != nil && s.leaks(effect, interrupted.at) {
+					if s.remove && !deleted || deleted && s.leaks != nil && s.leaks(effect, at) {
 						continue
 					}
 					t.Run(fmt.Sprintf("deleted=%t", deleted), func(t *testing.T) {
 						t.Parallel()
-						c := newCrash(interrupted.at, interrupted.after)
+						c := newCrash(at)
 						e := s.begin(t, c)
 						c.awaitDeath(t)
 						if deleted && !s.remove {
@@ -357,7 +349,7 @@ func TestAttacherKilledAnywhere(t *testing.T) {
 				}
 				e.leftovers("c") // the volume is not kept by a finalizer either
 			}
-			c := newCrash(-1, false)
+			c := newCrash(-1)
 			e := begin(t, c)
 			if detach {
 				e.attached(0)
@@ -365,14 +357,14 @@ func TestAttacherKilledAnywhere(t *testing.T) {
 				e.attached(1)
 			}
 			c.process.kill()
-			c.interrupted(t, func(t *testing.T, c *crash, effect string) {
+			c.interrupted(t, func(t *testing.T, at int, _ string) {
 				for _, deleted := range []bool{false, true} {
 					if detach && deleted {
 						continue
 					}
 					t.Run(fmt.Sprintf("deleted=%t", deleted), func(t *testing.T) {
 						t.Parallel()
-						c := newCrash(c.at, c.after)
+						c := newCrash(at)
 						e := begin(t, c)
 						c.awaitDeath(t)
 						e.protected()

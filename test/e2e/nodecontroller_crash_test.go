@@ -177,13 +177,14 @@ func (s *cleanup) changed() []string {
 func TestNodecontrollerKilledAnywhere(t *testing.T) {
 	for name, kind := range cleanupKinds {
 		t.Run(name, func(t *testing.T) {
-			c := newCrash(-1, false)
+			c := newCrash(-1)
 			s := kind.begin(t, c)
 			s.eventually("the clean-up has ended", s.play)
 			c.process.kill()
 			want := s.changed()
 			t.Logf("done: %q", want)
-			c.interrupted(t, func(t *testing.T, c *crash, _ string) {
+			c.interrupted(t, func(t *testing.T, at int, _ string) {
+				c := newCrash(at)
 				s := kind.begin(t, c)
 				s.eventually("the process has died", func(ctx context.Context) error {
 					select {

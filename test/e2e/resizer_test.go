@@ -364,14 +364,14 @@ func TestResizerKilledAnywhere(t *testing.T) {
 			}
 		}
 	}
-	c := newCrash(-1, false)
+	c := newCrash(-1)
 	e := begin(t, c)
 	end(e)
 	c.process.kill()
 	last := len(c.effects) - 1 // after the node has finished
-	c.interrupted(t, func(t *testing.T, interrupted *crash, _ string) {
+	c.interrupted(t, func(t *testing.T, at int, _ string) {
 		t.Parallel()
-		c := newCrash(interrupted.at, interrupted.after)
+		c := newCrash(at)
 		e := begin(t, c)
 		if c.at == last {
 			e.expanded("c", "2Gi")

@@ -215,7 +215,7 @@ func (k snapshotKind) testSnapshotterKilled(t *testing.T, cp *kubetest.ControlPl
 	for name, remove := range map[string]bool{"create": false, "delete": true} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			c := newCrash(-1, false)
+			c := newCrash(-1)
 			e := k.begin(t, cp, c, remove)
 			if remove {
 				k.none(e)
@@ -223,14 +223,14 @@ func (k snapshotKind) testSnapshotterKilled(t *testing.T, cp *kubetest.ControlPl
 				k.ready(e)
 			}
 			c.process.kill()
-			c.interrupted(t, func(t *testing.T, interrupted *crash, _ string) {
+			c.interrupted(t, func(t *testing.T, at int, _ string) {
 				for _, deleted := range []bool{false, true} {
 					if remove && !deleted {
 						continue
 					}
 					t.Run(fmt.Sprintf("deleted=%t", deleted), func(t *testing.T) {
 						t.Parallel()
-						c := newCrash(interrupted.at, interrupted.after)
+						c := newCrash(at)
 						e := k.begin(t, cp, c, remove)
 						c.awaitDeath(t)
 						k.kept(e)
