@@ -3,9 +3,8 @@ SHELL := /bin/bash
 BIN := bin
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 # What needs no cgo is compiled without it and with the flags of a release, as the control plane is: the build cache then has each
-# package once.
-PURE := CGO_ENABLED=0 GOFLAGS=-trimpath
-STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
+# package once. Compilers collect garbage less often.
+PURE := CGO_ENABLED=0 GOFLAGS=-trimpath GOGC=400
 GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.9.0
 
 .PHONY: help
@@ -23,10 +22,10 @@ demo: ## Run the demo on a real control plane; ARGS=--stay keeps it running
 		awk '/ / { print; next } ++n % 100 == 0 { print "  … " n " packages compiled"; fflush() }'
 	@$(BIN)/demo $(ARGS)
 
-# Lint runs all checks of go vet, which go test would repeat in part, for all dependencies with the race detector again.
+# Lint runs the checks of go vet, which go test would repeat in part, for all dependencies with the race detector again.
 VETTED := -vet=off
 
-# Compilers, tests and control planes collect garbage less often: each process takes more memory and a tenth less CPU time.
+# Tests and control planes, too: each process takes more memory and a tenth less CPU time.
 test test-browser: export GOGC ?= 400
 
 .PHONY: test
@@ -45,12 +44,12 @@ test-browser: ## Test /statusz with Chromium; SCREENSHOTS=DIR keeps screenshots
 	CHROMIUM=$(CHROMIUM) SCREENSHOTS=$(abspath $(SCREENSHOTS)) go test -race -count=1 -timeout 20m -tags browser -run InABrowser ./test/e2e
 
 .PHONY: lint
-lint: ## Check formatting, vet and staticcheck
+lint: ## Check formatting, and run the checks of go vet and staticcheck
 	@out="$$(gofmt -l .)"; if [ -n "$$out" ]; then echo "not formatted: $$out"; exit 1; fi
-	$(PURE) go vet -tags browser ./...
-	$(PURE) go run $(STATICCHECK) -tags browser ./...
-	cd test/deploy && $(PURE) go vet ./...
-	cd test/conformance && $(PURE) go vet .
+	$(PURE) go build -C test/lint -o ../../$(BIN)/lint .
+	$(PURE) $(BIN)/lint -tags browser ./...
+	cd test/deploy && $(PURE) ../../$(BIN)/lint ./...
+	cd test/conformance && $(PURE) ../../$(BIN)/lint .
 
 .PHONY: generate
 generate: ## Write generated files: pages in docs/, tables, copies in the chart

@@ -197,6 +197,9 @@ func listening(stderr io.Reader) (address, log string) {
 			return m[1], log
 		}
 	}
+	if err := lines.Err(); err != nil {
+		log += err.Error()
+	}
 	return "", log
 }
 

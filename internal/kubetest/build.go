@@ -144,7 +144,7 @@ func (p program) compile(ctx context.Context, module, path string, progress io.W
 	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-v", "-modfile", cmp.Or(p.modFile, "go.mod"),
 		"-ldflags", strings.TrimSpace("-s -w "+p.ldflags), "-o", path+".new", p.pkg)
 	cmd.Dir = module
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=", "GOWORK=off")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=", "GOWORK=off", "GOGC=400")
 	var output compilerOutput
 	cmd.Stdout, cmd.Stderr = &output, &output
 	done := make(chan error, 1)

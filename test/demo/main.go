@@ -150,7 +150,7 @@ func (d *demo) build(ctx context.Context) error {
 	}
 	for name, pkg := range map[string]string{"storage-controller": "./cmd/storage-controller", "hostdriver": "./test/hostdriver"} {
 		cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-tags", "grpcnotrace", "-o", filepath.Join(d.dir, name), pkg)
-		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOGC=400")
 		if out, err := cmd.CombinedOutput(); err != nil {
 			return fmt.Errorf("building %s (is this the top of the repository?): %w\n%s", pkg, err, out)
 		}

@@ -27,8 +27,7 @@ evaluate reads {"scrapes": [{"at": SECONDS, "labels": {}, "text": METRICS, "agai
 series that each expression has at the time of the last scrape, and those with which each rule
 fires. A target continues for the minutes of "again" as before, and its gauges that are
 clocks with the time.
-Example: deploytool kustomize ../../deploy/overlays/all-in-one
-`
+Example: deploytool kustomize ../../deploy/overlays/all-in-one`
 
 func main() {
 	if err := run(os.Args[1:], os.Stdin, os.Stdout); err != nil {
@@ -55,7 +54,7 @@ func run(args []string, in io.Reader, out io.Writer) error {
 	case command == "evaluate" && len(args) == 0:
 		return evaluate(in, out)
 	case command == "help" || command == "--help" || command == "-h":
-		_, err := io.WriteString(out, usage)
+		_, err := fmt.Fprintln(out, usage)
 		return err
 	}
 	return errors.New(usage)

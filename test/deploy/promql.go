@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/prometheus/common/model"
 	"github.com/prometheus/prometheus/model/labels"
 	"github.com/prometheus/prometheus/promql/parser"
 )
@@ -49,7 +50,7 @@ func selected(expression string) ([]string, error) {
 		var matched []string
 		for _, m := range selector.LabelMatchers {
 			switch {
-			case m.Name != labels.MetricName:
+			case m.Name != model.MetricNameLabel:
 				matched = append(matched, m.Name)
 			case m.Type == labels.MatchEqual:
 				name = m.Value
