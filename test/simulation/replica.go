@@ -99,7 +99,7 @@ func (s *simulation) start(name string) *replica {
 	os.Setenv("POD_NAME", name)
 	ctx, cancel := context.WithCancelCause(klog.NewContext(context.Background(), s.log))
 	r.cancel = cancel
-	s.seedGlobals()
+	s.globals.seed()
 	go func() {
 		defer close(r.ended)
 		r.err = config.Run(ctx)
@@ -115,7 +115,7 @@ func (s *simulation) kill(r *replica) {
 	close(r.dead)
 	r.cancel(errKilled)
 	synctest.Wait()
-	s.seedGlobals()
+	s.globals.seed()
 }
 
 // caller returns the replica that a call comes from.

@@ -61,7 +61,7 @@ func (s *simulation) chaos(steps int) {
 func (s *simulation) nextStep() {
 	s.step++
 	synctest.Wait()
-	s.seedGlobals()
+	s.globals.seed()
 }
 
 // eligible returns the pending operations that are not held up.

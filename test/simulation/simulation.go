@@ -9,7 +9,6 @@ package simulation
 import (
 	"context"
 	"fmt"
-	mathrand "math/rand"
 	"math/rand/v2"
 	"runtime"
 	"strconv"
@@ -57,7 +56,7 @@ type simulation struct {
 
 	replicas []*replica // nil: not running
 	started  int
-	seeds    int64
+	globals  globals
 	step     int
 	resting  bool
 	frozen   map[string]int // the step at which the watch of a replica continues
@@ -113,7 +112,7 @@ var finished atomic.Int64
 
 // run sets everything up, runs the three parts of a history, and ends all processes.
 func (s *simulation) run() {
-	s.seedGlobals()
+	s.globals.seed()
 	uuid.SetRand(randReader{rand.New(rand.NewPCG(1, 1))})
 	s.scale = s.pickScale()
 	s.api = apiserver.New(s.hooks())
@@ -209,13 +208,6 @@ func (s *simulation) end() {
 	}
 	s.driver.Stop()
 	synctest.Wait()
-}
-
-// seedGlobals seeds the sources of random numbers of libraries.
-func (s *simulation) seedGlobals() {
-	s.seeds++
-	//lint:ignore SA1019 wait.Jitter uses the global source
-	mathrand.Seed(s.seeds)
 }
 
 // randReader is an [io.Reader] of random bytes.
