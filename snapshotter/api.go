@@ -5,6 +5,7 @@ package snapshotter
 
 import (
 	"context"
+	"sync"
 
 	groupv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumegroupsnapshot/v1"
 	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
@@ -34,12 +35,34 @@ type client[T object, L runtime.Object] struct {
 	empty    func() T
 }
 
-// restClient returns a client for one version of an API group. The types are those of its version v1,
-// which has the schema of v1beta2.
-func restClient(config *rest.Config, version schema.GroupVersion, kinds ...runtime.Object) (rest.Interface, runtime.ParameterCodec, error) {
-	scheme := runtime.NewScheme()
-	scheme.AddKnownTypes(version, kinds...)
-	metav1.AddToGroupVersion(scheme, version)
+// schemeOf returns the scheme of one version of an API group. The types are those of its version v1, which has the
+// schema of v1beta2.
+var schemeOf = func() func(schema.GroupVersion) *runtime.Scheme {
+	var mu sync.Mutex
+	known := map[schema.GroupVersion]*runtime.Scheme{}
+	return func(version schema.GroupVersion) *runtime.Scheme {
+		mu.Lock()
+		defer mu.Unlock()
+		if s, ok := known[version]; ok {
+			return s
+		}
+		s := runtime.NewScheme()
+		if version.Group == groupv1.GroupName {
+			s.AddKnownTypes(version, &groupv1.VolumeGroupSnapshotContent{}, &groupv1.VolumeGroupSnapshotContentList{},
+				&groupv1.VolumeGroupSnapshotClass{}, &groupv1.VolumeGroupSnapshotClassList{})
+		} else {
+			s.AddKnownTypes(version, &snapshotv1.VolumeSnapshotContent{}, &snapshotv1.VolumeSnapshotContentList{},
+				&snapshotv1.VolumeSnapshotClass{}, &snapshotv1.VolumeSnapshotClassList{})
+		}
+		metav1.AddToGroupVersion(s, version)
+		known[version] = s
+		return s
+	}
+}()
+
+// restClient returns a client for one version of an API group.
+func restClient(config *rest.Config, version schema.GroupVersion) (rest.Interface, runtime.ParameterCodec, error) {
+	scheme := schemeOf(version)
 	c := kube.ForCustomResources(config)
 	c.GroupVersion, c.APIPath = &version, "/apis"
 	c.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
@@ -51,7 +74,7 @@ func restClient(config *rest.Config, version schema.GroupVersion, kinds ...runti
 func newClient[T object, L runtime.Object](
 	config *rest.Config, resource schema.GroupVersionResource, one func() T, list func() L,
 ) (client[T, L], error) {
-	rest, codec, err := restClient(config, resource.GroupVersion(), one(), list())
+	rest, codec, err := restClient(config, resource.GroupVersion())
 	if err != nil {
 		return client[T, L]{}, err
 	}
