@@ -208,6 +208,12 @@ func (r *resource) decode(contentType string, data []byte) (runtime.Object, erro
 	if err := decodeInto(contentType, data, obj); err != nil {
 		return nil, err
 	}
+	r.normalize(obj)
+	return obj, nil
+}
+
+// normalize removes from a new object what the server does not store, and sets the defaults of its kind.
+func (r *resource) normalize(obj runtime.Object) {
 	if !r.custom {
 		obj.GetObjectKind().SetGroupVersionKind(schema.GroupVersionKind{})
 	}
@@ -215,7 +221,6 @@ func (r *resource) decode(contentType string, data []byte) (runtime.Object, erro
 	if r.defaults != nil {
 		r.defaults(obj)
 	}
-	return obj, nil
 }
 
 // decodeInto decodes JSON or protobuf into a typed or unstructured object.

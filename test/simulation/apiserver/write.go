@@ -6,7 +6,9 @@ package apiserver
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
+	"slices"
 	"strings"
 
 	jsonpatch "gopkg.in/evanphx/json-patch.v4"
@@ -112,6 +114,11 @@ func (s *Server) put(c *call) (int, runtime.Object, error) {
 	if err := c.checkName(obj); err != nil {
 		return 0, nil, err
 	}
+	return s.putObject(c, obj)
+}
+
+// putObject replaces the object with the name of obj by obj.
+func (s *Server) putObject(c *call, obj runtime.Object) (int, runtime.Object, error) {
 	m := accessor(obj)
 	existing, ok := s.objects[c.res][c.key()]
 	if !ok && c.res.upsert {
@@ -276,7 +283,10 @@ func keepSystemFields(m, old metav1.Object) {
 
 // validateUpdate returns the errors of an update.
 func (c *call) validateUpdate(obj, existing runtime.Object) field.ErrorList {
-	errs := validation.ValidateObjectMetaAccessor(accessor(obj), c.res.namespaced, validPathSegment, metadata)
+	var errs field.ErrorList
+	if !sameMetadata(accessor(obj), accessor(existing)) {
+		errs = validation.ValidateObjectMetaAccessor(accessor(obj), c.res.namespaced, validPathSegment, metadata)
+	}
 	errs = append(errs, validation.ValidateObjectMetaAccessorUpdate(accessor(obj), accessor(existing), metadata)...)
 	validate := c.res.validateUpdate
 	if c.Subresource == "status" {
@@ -286,6 +296,13 @@ func (c *call) validateUpdate(obj, existing runtime.Object) field.ErrorList {
 		errs = append(errs, validate(obj, existing)...)
 	}
 	return errs
+}
+
+// sameMetadata reports whether the metadata of m that clients can set is that of the valid object old.
+func sameMetadata(m, old metav1.Object) bool {
+	return m.GetName() == old.GetName() && m.GetNamespace() == old.GetNamespace() && m.GetGenerateName() == old.GetGenerateName() &&
+		maps.Equal(m.GetLabels(), old.GetLabels()) && maps.Equal(m.GetAnnotations(), old.GetAnnotations()) &&
+		slices.Equal(m.GetFinalizers(), old.GetFinalizers()) && len(m.GetOwnerReferences()) == 0
 }
 
 // validPathSegment validates a name as a part of a path.

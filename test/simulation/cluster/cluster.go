@@ -19,7 +19,6 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/client-go/kubernetes"
 
 	"github.com/storage-controller/storage-controller/test/simulation/apiserver"
 )
@@ -55,7 +54,6 @@ type Pod struct{ Claim, Node string }
 // Cluster is everything around storage-controller and the driver.
 type Cluster struct {
 	api       *apiserver.Server
-	client    kubernetes.Interface
 	snapshots snapshotclient.SnapshotV1Interface
 	driver    string
 	features  Features
@@ -71,21 +69,29 @@ type Cluster struct {
 
 // New returns a cluster without objects.
 func New(api *apiserver.Server, driver string, nodes int, features Features) (*Cluster, error) {
-	config := api.Config("cluster")
-	config.ContentType = runtime.ContentTypeProtobuf
-	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		return nil, err
-	}
 	snapshots, err := snapshotclient.NewForConfig(api.Config("cluster"))
 	if err != nil {
 		return nil, err
 	}
-	c := &Cluster{api: api, client: client, snapshots: snapshots, driver: driver, features: features}
+	c := &Cluster{api: api, snapshots: snapshots, driver: driver, features: features}
 	for i := range nodes {
 		c.Nodes = append(c.Nodes, fmt.Sprintf("node-%d", i))
 	}
 	return c, nil
+}
+
+// create, update and updateStatus return what a step does.
+
+func (c *Cluster) create(gvr schema.GroupVersionResource, obj runtime.Object) func(context.Context) error {
+	return func(context.Context) error { return c.api.Create(gvr, obj) }
+}
+
+func (c *Cluster) update(gvr schema.GroupVersionResource, obj runtime.Object) func(context.Context) error {
+	return func(context.Context) error { return c.api.Update(gvr, obj, "") }
+}
+
+func (c *Cluster) updateStatus(gvr schema.GroupVersionResource, obj runtime.Object) func(context.Context) error {
+	return func(context.Context) error { return c.api.Update(gvr, obj, "status") }
 }
 
 // List returns the objects of a resource.

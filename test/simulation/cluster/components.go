@@ -40,7 +40,6 @@ func (c *Cluster) bind(s state) []Step {
 
 // bindClaim returns the next step for a claim: the annotation for the provisioner, or a step of binding.
 func (c *Cluster) bindClaim(s state, claim *corev1.PersistentVolumeClaim) (Step, bool) {
-	claims := c.client.CoreV1().PersistentVolumeClaims(Namespace)
 	pv := s.volume(claim.Spec.VolumeName)
 	for _, candidate := range s.volumes {
 		if ref := candidate.Spec.ClaimRef; claim.Spec.VolumeName == "" && ref != nil && ref.UID == claim.UID {
@@ -55,30 +54,18 @@ func (c *Cluster) bindClaim(s state, claim *corev1.PersistentVolumeClaim) (Step,
 		next.Spec.VolumeName = pv.Name
 		metav1.SetMetaDataAnnotation(&next.ObjectMeta, storagehelpers.AnnBindCompleted, "yes")
 		metav1.SetMetaDataAnnotation(&next.ObjectMeta, storagehelpers.AnnBoundByController, "yes")
-		return Step{"binder binds claim " + claim.Name, func(ctx context.Context) error {
-			_, err := claims.Update(ctx, next, metav1.UpdateOptions{})
-			return err
-		}}, true
+		return Step{"binder binds claim " + claim.Name, c.update(Claims, next)}, true
 	case pv != nil && claim.Status.Phase == corev1.ClaimPending:
 		next.Status.Phase, next.Status.Capacity, next.Status.AccessModes = corev1.ClaimBound, pv.Spec.Capacity, pv.Spec.AccessModes
-		return Step{"binder updates the status of claim " + claim.Name, func(ctx context.Context) error {
-			_, err := claims.UpdateStatus(ctx, next, metav1.UpdateOptions{})
-			return err
-		}}, true
+		return Step{"binder updates the status of claim " + claim.Name, c.updateStatus(Claims, next)}, true
 	case pv == nil && claim.Spec.VolumeName != "" && claim.Status.Phase == corev1.ClaimBound:
 		next.Status.Phase = corev1.ClaimLost
-		return Step{"binder marks claim " + claim.Name + " Lost", func(ctx context.Context) error {
-			_, err := claims.UpdateStatus(ctx, next, metav1.UpdateOptions{})
-			return err
-		}}, true
+		return Step{"binder marks claim " + claim.Name + " Lost", c.updateStatus(Claims, next)}, true
 	case pv == nil && claim.Spec.VolumeName == "" && class != nil && !waits(class, claim) &&
 		claim.Annotations[storagehelpers.AnnStorageProvisioner] != class.Provisioner:
 		metav1.SetMetaDataAnnotation(&next.ObjectMeta, storagehelpers.AnnStorageProvisioner, class.Provisioner)
 		metav1.SetMetaDataAnnotation(&next.ObjectMeta, storagehelpers.AnnBetaStorageProvisioner, class.Provisioner)
-		return Step{"binder assigns claim " + claim.Name + " to the provisioner", func(ctx context.Context) error {
-			_, err := claims.Update(ctx, next, metav1.UpdateOptions{})
-			return err
-		}}, true
+		return Step{"binder assigns claim " + claim.Name + " to the provisioner", c.update(Claims, next)}, true
 	}
 	return Step{}, false
 }
@@ -92,10 +79,7 @@ func waits(class *storagev1.StorageClass, claim *corev1.PersistentVolumeClaim) b
 func (c *Cluster) setPhase(pv *corev1.PersistentVolume, phase corev1.PersistentVolumePhase) Step {
 	next := pv.DeepCopy()
 	next.Status.Phase = phase
-	return Step{"binder marks volume " + pv.Name + " " + string(phase), func(ctx context.Context) error {
-		_, err := c.client.CoreV1().PersistentVolumes().UpdateStatus(ctx, next, metav1.UpdateOptions{})
-		return err
-	}}
+	return Step{"binder marks volume " + pv.Name + " " + string(phase), c.updateStatus(Volumes, next)}
 }
 
 // protect returns the steps of the controllers that remove the finalizers of unused claims and volumes.
@@ -107,10 +91,7 @@ func (c *Cluster) protect(s state) []Step {
 		}
 		next := claim.DeepCopy()
 		next.Finalizers = slices.DeleteFunc(next.Finalizers, func(f string) bool { return f == claimProtection })
-		steps = append(steps, Step{"protection releases claim " + claim.Name, func(ctx context.Context) error {
-			_, err := c.client.CoreV1().PersistentVolumeClaims(Namespace).Update(ctx, next, metav1.UpdateOptions{})
-			return err
-		}})
+		steps = append(steps, Step{"protection releases claim " + claim.Name, c.update(Claims, next)})
 	}
 	for _, pv := range s.volumes {
 		if pv.DeletionTimestamp == nil || !slices.Contains(pv.Finalizers, volumeProtection) || pv.Status.Phase == corev1.VolumeBound {
@@ -118,10 +99,7 @@ func (c *Cluster) protect(s state) []Step {
 		}
 		next := pv.DeepCopy()
 		next.Finalizers = slices.DeleteFunc(next.Finalizers, func(f string) bool { return f == volumeProtection })
-		steps = append(steps, Step{"protection releases volume " + pv.Name, func(ctx context.Context) error {
-			_, err := c.client.CoreV1().PersistentVolumes().Update(ctx, next, metav1.UpdateOptions{})
-			return err
-		}})
+		steps = append(steps, Step{"protection releases volume " + pv.Name, c.update(Volumes, next)})
 	}
 	return steps
 }
@@ -139,10 +117,7 @@ func (c *Cluster) schedule(s state) []Step {
 		}
 		next := claim.DeepCopy()
 		metav1.SetMetaDataAnnotation(&next.ObjectMeta, storagehelpers.AnnSelectedNode, pod.Node)
-		steps = append(steps, Step{"scheduler selects " + pod.Node + " for claim " + claim.Name, func(ctx context.Context) error {
-			_, err := c.client.CoreV1().PersistentVolumeClaims(Namespace).Update(ctx, next, metav1.UpdateOptions{})
-			return err
-		}})
+		steps = append(steps, Step{"scheduler selects " + pod.Node + " for claim " + claim.Name, c.update(Claims, next)})
 	}
 	return steps
 }
@@ -150,7 +125,6 @@ func (c *Cluster) schedule(s state) []Step {
 // attach returns the steps of the attach-detach controller.
 func (c *Cluster) attach(s state) []Step {
 	var steps []Step
-	attachments := c.client.StorageV1().VolumeAttachments()
 	wanted := map[string]bool{}
 	for _, pod := range c.pods {
 		claim := s.claim(pod.Claim)
@@ -168,15 +142,12 @@ func (c *Cluster) attach(s state) []Step {
 		va := &storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: storagev1.VolumeAttachmentSpec{
 			Attacher: c.driver, NodeName: pod.Node, Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &claim.Spec.VolumeName},
 		}}
-		steps = append(steps, Step{"attach-detach controller creates " + name, func(ctx context.Context) error {
-			_, err := attachments.Create(ctx, va, metav1.CreateOptions{})
-			return err
-		}})
+		steps = append(steps, Step{"attach-detach controller creates " + name, c.create(Attachments, va)})
 	}
 	for _, va := range s.attachments {
 		if va.DeletionTimestamp == nil && !wanted[va.Name] {
-			steps = append(steps, Step{"attach-detach controller deletes " + va.Name, func(ctx context.Context) error {
-				return attachments.Delete(ctx, va.Name, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(va.UID))})
+			steps = append(steps, Step{"attach-detach controller deletes " + va.Name, func(context.Context) error {
+				return c.api.Delete(Attachments, "", va.Name, metav1.NewUIDPreconditions(string(va.UID)))
 			}})
 		}
 	}

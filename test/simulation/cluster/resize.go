@@ -4,7 +4,6 @@
 package cluster
 
 import (
-	"context"
 	"fmt"
 	"slices"
 
@@ -21,12 +20,10 @@ var attributesClasses = []string{"gold", "silver"}
 // unit is the size of a new claim, and the difference between two requests. No claim requests more than maxSize.
 var unit, maxSize = resource.MustParse("1Gi"), resource.MustParse("5Gi")
 
-func (c *Cluster) createAttributesClass(ctx context.Context, name string) error {
-	class := &storagev1.VolumeAttributesClass{
+func (c *Cluster) createAttributesClass(name string) error {
+	return c.api.Create(storagev1.SchemeGroupVersion.WithResource("volumeattributesclasses"), &storagev1.VolumeAttributesClass{
 		ObjectMeta: metav1.ObjectMeta{Name: name}, DriverName: c.driver, Parameters: map[string]string{"tier": name},
-	}
-	_, err := c.client.StorageV1().VolumeAttributesClasses().Create(ctx, class, metav1.CreateOptions{})
-	return err
+	})
 }
 
 // ResizeStatus returns the status of the expansion of claim, "" for none.
@@ -69,7 +66,7 @@ func (c *Cluster) expand(s state) []Step {
 		default:
 			continue
 		}
-		steps = append(steps, c.updateStatus(name, next))
+		steps = append(steps, Step{name, c.updateStatus(Claims, next)})
 	}
 	return steps
 }
@@ -83,13 +80,6 @@ func withoutExpansion(conditions []corev1.PersistentVolumeClaimCondition) []core
 	return slices.DeleteFunc(conditions, func(c corev1.PersistentVolumeClaimCondition) bool { return slices.Contains(removed, c.Type) })
 }
 
-func (c *Cluster) updateStatus(name string, next *corev1.PersistentVolumeClaim) Step {
-	return Step{name, func(ctx context.Context) error {
-		_, err := c.client.CoreV1().PersistentVolumeClaims(Namespace).UpdateStatus(ctx, next, metav1.UpdateOptions{})
-		return err
-	}}
-}
-
 // userExpands returns the steps of users who request other sizes and VolumeAttributesClasses, and expansions that
 // fail on the node.
 func (c *Cluster) userExpands(s state) []Step {
@@ -100,10 +90,7 @@ func (c *Cluster) userExpands(s state) []Step {
 	update := func(claim *corev1.PersistentVolumeClaim, what string, change func(*corev1.PersistentVolumeClaimSpec)) {
 		next := claim.DeepCopy()
 		change(&next.Spec)
-		steps = append(steps, Step{"user " + what + " of claim " + claim.Name, func(ctx context.Context) error {
-			_, err := c.client.CoreV1().PersistentVolumeClaims(Namespace).Update(ctx, next, metav1.UpdateOptions{})
-			return err
-		}})
+		steps = append(steps, Step{"user " + what + " of claim " + claim.Name, c.update(Claims, next)})
 	}
 	for _, claim := range s.claims {
 		if claim.Status.Phase != corev1.ClaimBound {
@@ -132,7 +119,7 @@ func (c *Cluster) userExpands(s state) []Step {
 		if ResizeStatus(claim) == corev1.PersistentVolumeClaimNodeResizeInProgress {
 			next := claim.DeepCopy()
 			next.Status.AllocatedResourceStatuses[corev1.ResourceStorage] = corev1.PersistentVolumeClaimNodeResizeInfeasible
-			steps = append(steps, c.updateStatus("kubelet fails to expand the volume of claim "+claim.Name, next))
+			steps = append(steps, Step{"kubelet fails to expand the volume of claim " + claim.Name, c.updateStatus(Claims, next)})
 		}
 	}
 	return steps

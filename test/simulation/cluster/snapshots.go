@@ -84,7 +84,7 @@ func (c *Cluster) snapshot(s state) []Step {
 		if slices.Contains(claim.Finalizers, sourceClaimFinalizer) && !slices.ContainsFunc(s.snapshots, isSource) {
 			next := claim.DeepCopy()
 			next.Finalizers = slices.DeleteFunc(next.Finalizers, func(f string) bool { return f == sourceClaimFinalizer })
-			steps = append(steps, c.updateClaim("snapshot-controller releases claim "+claim.Name, next))
+			steps = append(steps, Step{"snapshot-controller releases claim " + claim.Name, c.update(Claims, next)})
 		}
 	}
 	return steps
@@ -107,13 +107,6 @@ func (c *Cluster) patchContent(what, name string, op patchOp) Step {
 		if err == nil {
 			_, err = c.snapshots.VolumeSnapshotContents().Patch(ctx, name, types.JSONPatchType, data, metav1.PatchOptions{})
 		}
-		return err
-	}}
-}
-
-func (c *Cluster) updateClaim(name string, next *corev1.PersistentVolumeClaim) Step {
-	return Step{name, func(ctx context.Context) error {
-		_, err := c.client.CoreV1().PersistentVolumeClaims(Namespace).Update(ctx, next, metav1.UpdateOptions{})
 		return err
 	}}
 }
@@ -187,7 +180,7 @@ func (c *Cluster) createContent(s state, snapshot *snapshotv1.VolumeSnapshot) (S
 	if !slices.Contains(claim.Finalizers, sourceClaimFinalizer) {
 		next := claim.DeepCopy()
 		next.Finalizers = append(next.Finalizers, sourceClaimFinalizer)
-		return c.updateClaim("snapshot-controller protects claim "+claim.Name, next), claim.DeletionTimestamp == nil
+		return Step{"snapshot-controller protects claim " + claim.Name, c.update(Claims, next)}, claim.DeletionTimestamp == nil
 	}
 	pv, policy := s.volume(claim.Spec.VolumeName), snapshotv1.VolumeSnapshotContentDelete
 	if pv == nil || claim.Status.Phase != corev1.ClaimBound || pv.Spec.ClaimRef == nil || pv.Spec.ClaimRef.UID != claim.UID {

@@ -24,28 +24,28 @@ var ClassNames = []string{"immediate", "waiting", "retained"}
 func (c *Cluster) SetUp(ctx context.Context) error {
 	for _, node := range c.Nodes {
 		n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}}
-		if _, err := c.client.CoreV1().Nodes().Create(ctx, n, metav1.CreateOptions{}); err != nil {
+		if err := c.api.Create(corev1.SchemeGroupVersion.WithResource("nodes"), n); err != nil {
 			return err
 		}
 		csi := &storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: node}, Spec: storagev1.CSINodeSpec{
 			Drivers: []storagev1.CSINodeDriver{{Name: c.driver, NodeID: "id-of-" + node}},
 		}}
-		if _, err := c.client.StorageV1().CSINodes().Create(ctx, csi, metav1.CreateOptions{}); err != nil {
+		if err := c.api.Create(storagev1.SchemeGroupVersion.WithResource("csinodes"), csi); err != nil {
 			return err
 		}
 	}
 	driver := &storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: c.driver}}
-	if _, err := c.client.StorageV1().CSIDrivers().Create(ctx, driver, metav1.CreateOptions{}); err != nil {
+	if err := c.api.Create(storagev1.SchemeGroupVersion.WithResource("csidrivers"), driver); err != nil {
 		return err
 	}
 	for _, name := range ClassNames {
-		if err := c.createClass(ctx, name); err != nil {
+		if err := c.createClass(name); err != nil {
 			return err
 		}
 	}
 	if c.features.Resize {
 		for _, name := range attributesClasses {
-			if err := c.createAttributesClass(ctx, name); err != nil {
+			if err := c.createAttributesClass(name); err != nil {
 				return err
 			}
 		}
@@ -60,7 +60,7 @@ func (c *Cluster) SetUp(ctx context.Context) error {
 	return nil
 }
 
-func (c *Cluster) createClass(ctx context.Context, name string) error {
+func (c *Cluster) createClass(name string) error {
 	class := &storagev1.StorageClass{
 		ObjectMeta: metav1.ObjectMeta{Name: name}, Provisioner: c.driver, Parameters: map[string]string{"type": name},
 		ReclaimPolicy: ptr.To(corev1.PersistentVolumeReclaimDelete), VolumeBindingMode: ptr.To(storagev1.VolumeBindingImmediate),
@@ -72,8 +72,7 @@ func (c *Cluster) createClass(ctx context.Context, name string) error {
 	case "retained":
 		class.ReclaimPolicy = ptr.To(corev1.PersistentVolumeReclaimRetain)
 	}
-	_, err := c.client.StorageV1().StorageClasses().Create(ctx, class, metav1.CreateOptions{})
-	return err
+	return c.api.Create(Classes, class)
 }
 
 // UserSteps returns what users can do now, in groups of the same frequency. claims is the number of names of claims.
@@ -88,7 +87,7 @@ func (c *Cluster) UserSteps(claims int) [][]Step {
 			continue
 		}
 		if claim.DeletionTimestamp == nil {
-			steps = append(steps, Step{"user deletes claim " + name, func(ctx context.Context) error { return c.deleteClaim(ctx, name) }})
+			steps = append(steps, Step{"user deletes claim " + name, func(context.Context) error { return c.deleteClaim(name) }})
 		}
 		if c.pod(name) != nil {
 			steps = append(steps, Step{"user deletes the pod of claim " + name, func(context.Context) error {
@@ -121,28 +120,24 @@ func (c *Cluster) CreateClaims(ctx context.Context, claims int) error {
 // recreateClass returns the step of a user who deletes a StorageClass and creates it again. With other parameters, a
 // process could not repeat the request of its predecessor.
 func (c *Cluster) recreateClass(name string) Step {
-	return Step{"user recreates StorageClass " + name, func(ctx context.Context) error {
-		if err := c.client.StorageV1().StorageClasses().Delete(ctx, name, metav1.DeleteOptions{}); err != nil {
+	return Step{"user recreates StorageClass " + name, func(context.Context) error {
+		if err := c.api.Delete(Classes, "", name, nil); err != nil {
 			return err
 		}
-		return c.createClass(ctx, name)
+		return c.createClass(name)
 	}}
 }
 
 func (c *Cluster) createClaim(name, class string) Step {
-	claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.PersistentVolumeClaimSpec{
+	meta := metav1.ObjectMeta{Namespace: Namespace, Name: name}
+	claim := &corev1.PersistentVolumeClaim{ObjectMeta: meta, Spec: corev1.PersistentVolumeClaimSpec{
 		StorageClassName: &class, AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
 		Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}},
 	}}
-	return Step{"user creates claim " + name, func(ctx context.Context) error {
-		_, err := c.client.CoreV1().PersistentVolumeClaims(Namespace).Create(ctx, claim, metav1.CreateOptions{})
-		return err
-	}}
+	return Step{"user creates claim " + name, c.create(Claims, claim)}
 }
 
-func (c *Cluster) deleteClaim(ctx context.Context, name string) error {
-	return c.client.CoreV1().PersistentVolumeClaims(Namespace).Delete(ctx, name, metav1.DeleteOptions{})
-}
+func (c *Cluster) deleteClaim(name string) error { return c.api.Delete(Claims, Namespace, name, nil) }
 
 func (c *Cluster) deletePod(claim string) {
 	c.pods, c.changed = slices.DeleteFunc(c.pods, func(p Pod) bool { return p.Claim == claim }), true
@@ -151,7 +146,6 @@ func (c *Cluster) deletePod(claim string) {
 // disturb returns the steps of users who change objects of others.
 func (c *Cluster) disturb(s state) []Step {
 	steps := []Step{c.recreateClass(ClassNames[len(s.volumes)%len(ClassNames)])}
-	volumes := c.client.CoreV1().PersistentVolumes()
 	for _, pv := range s.volumes {
 		if pv.DeletionTimestamp != nil { // the provisioner could not add its finalizer again
 			continue
@@ -163,22 +157,19 @@ func (c *Cluster) disturb(s state) []Step {
 		}
 		next.Spec.PersistentVolumeReclaimPolicy = policy
 		name := fmt.Sprintf("user sets the policy of volume %s to %s", pv.Name, policy)
-		steps = append(steps, Step{name, func(ctx context.Context) error {
-			_, err := volumes.Update(ctx, next, metav1.UpdateOptions{})
-			return err
-		}})
+		steps = append(steps, Step{name, c.update(Volumes, next)})
 		protected := pv.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimRetain ||
 			slices.Contains(pv.Finalizers, storagehelpers.PVDeletionProtectionFinalizer)
 		if protected && pv.Status.Phase != corev1.VolumePending { // else the volume, or the claim, would be lost
-			steps = append(steps, Step{"user deletes volume " + pv.Name, func(ctx context.Context) error {
-				return volumes.Delete(ctx, pv.Name, metav1.DeleteOptions{})
+			steps = append(steps, Step{"user deletes volume " + pv.Name, func(context.Context) error {
+				return c.api.Delete(Volumes, "", pv.Name, nil)
 			}})
 		}
 	}
 	for _, va := range s.attachments {
 		if va.DeletionTimestamp == nil {
-			steps = append(steps, Step{"user deletes " + va.Name, func(ctx context.Context) error {
-				return c.client.StorageV1().VolumeAttachments().Delete(ctx, va.Name, metav1.DeleteOptions{})
+			steps = append(steps, Step{"user deletes " + va.Name, func(context.Context) error {
+				return c.api.Delete(Attachments, "", va.Name, nil)
 			}})
 		}
 	}
@@ -200,7 +191,7 @@ func (c *Cluster) TearDown(ctx context.Context) error {
 		}
 	}
 	for _, claim := range s.claims {
-		if err := c.deleteClaim(ctx, claim.Name); err != nil && claim.DeletionTimestamp == nil {
+		if err := c.deleteClaim(claim.Name); err != nil && claim.DeletionTimestamp == nil {
 			return err
 		}
 	}
