@@ -52,6 +52,9 @@ func (r *resource) validateNew(obj runtime.Object) field.ErrorList {
 
 // validateMetaUpdate validates a change of metadata.
 func validateMetaUpdate[T metav1.Object](obj, old T) field.ErrorList {
+	if sameMetadata(obj, old) {
+		return nil
+	}
 	return validation.ValidateObjectMetaAccessorUpdate(obj, old, metadata)
 }
 

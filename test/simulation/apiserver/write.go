@@ -22,6 +22,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/mergepatch"
 	"k8s.io/apimachinery/pkg/util/strategicpatch"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/utils/ptr"
 )
 
 // create stores a new object.
@@ -284,10 +285,10 @@ func keepSystemFields(m, old metav1.Object) {
 // validateUpdate returns the errors of an update.
 func (c *call) validateUpdate(obj, existing runtime.Object) field.ErrorList {
 	var errs field.ErrorList
-	if !sameMetadata(accessor(obj), accessor(existing)) {
-		errs = validation.ValidateObjectMetaAccessor(accessor(obj), c.res.namespaced, validPathSegment, metadata)
+	if m, old := accessor(obj), accessor(existing); !sameMetadata(m, old) {
+		errs = validation.ValidateObjectMetaAccessor(m, c.res.namespaced, validPathSegment, metadata)
+		errs = append(errs, validation.ValidateObjectMetaAccessorUpdate(m, old, metadata)...)
 	}
-	errs = append(errs, validation.ValidateObjectMetaAccessorUpdate(accessor(obj), accessor(existing), metadata)...)
 	validate := c.res.validateUpdate
 	if c.Subresource == "status" {
 		validate = c.res.validateStatus
@@ -298,11 +299,15 @@ func (c *call) validateUpdate(obj, existing runtime.Object) field.ErrorList {
 	return errs
 }
 
-// sameMetadata reports whether the metadata of m that clients can set is that of the valid object old.
+// sameMetadata reports whether the metadata that clients can set, and the time of the deletion, are those of the valid
+// object old.
 func sameMetadata(m, old metav1.Object) bool {
-	return m.GetName() == old.GetName() && m.GetNamespace() == old.GetNamespace() && m.GetGenerateName() == old.GetGenerateName() &&
+	return m.GetUID() == old.GetUID() && m.GetName() == old.GetName() && m.GetNamespace() == old.GetNamespace() &&
+		m.GetGenerateName() == old.GetGenerateName() && len(m.GetOwnerReferences()) == 0 &&
+		m.GetDeletionTimestamp().Equal(old.GetDeletionTimestamp()) &&
+		ptr.Equal(m.GetDeletionGracePeriodSeconds(), old.GetDeletionGracePeriodSeconds()) &&
 		maps.Equal(m.GetLabels(), old.GetLabels()) && maps.Equal(m.GetAnnotations(), old.GetAnnotations()) &&
-		slices.Equal(m.GetFinalizers(), old.GetFinalizers()) && len(m.GetOwnerReferences()) == 0
+		slices.Equal(m.GetFinalizers(), old.GetFinalizers())
 }
 
 // validPathSegment validates a name as a part of a path.
