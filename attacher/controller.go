@@ -12,12 +12,12 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/singleflight"
 	"google.golang.org/grpc"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
-	"k8s.io/utils/keymutex"
 
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/election"
@@ -97,10 +97,9 @@ type term struct {
 	volumes     *kube.MutationCache[*corev1.PersistentVolume]
 	vaQueue     *workloop.Loop[attachmentKey]
 	pvQueue     *workloop.Loop[string]
-	// pvLocks serialize writes of a volume's finalizer, so that two VolumeAttachments of one
-	// volume cause one write.
-	pvLocks   keymutex.KeyMutex
-	outOfSync outOfSync
+	// finalizers has two VolumeAttachments of one volume share the write of its finalizer.
+	finalizers singleflight.Group
+	outOfSync  outOfSync
 	// confirmed holds the UIDs of VolumeAttachments that were read from or written to the
 	// API server in this term.
 	confirmed sync.Map
@@ -110,7 +109,7 @@ type term struct {
 // called again afterwards.
 func (c *Controller) Run(ctx context.Context) error {
 	t := &term{
-		pvLocks: keymutex.NewHashed(64), c: c,
+		c:           c,
 		attachments: kube.NewMutationCache(c.attachments), volumes: kube.NewMutationCache(c.volumes),
 	}
 	loop := workloop.Config{

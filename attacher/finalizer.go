@@ -53,12 +53,13 @@ func (t *term) syncVolume(ctx context.Context, name string) (time.Time, error) {
 
 // addVolumeFinalizer adds the finalizer to pv, once for all its VolumeAttachments.
 func (t *term) addVolumeFinalizer(ctx context.Context, pv *corev1.PersistentVolume) error {
-	t.pvLocks.LockKey(pv.Name)
-	defer t.pvLocks.UnlockKey(pv.Name)
-	if newest, ok := t.volumes.Get(pv.Name); ok {
-		pv = newest
-	}
-	return t.changeVolume(ctx, pv, kube.MetadataPatch{AddFinalizers: []string{t.c.driver.finalizer}})
+	_, err, _ := t.finalizers.Do(pv.Name, func() (any, error) {
+		if newest, ok := t.volumes.Get(pv.Name); ok {
+			pv = newest
+		}
+		return nil, t.changeVolume(ctx, pv, kube.MetadataPatch{AddFinalizers: []string{t.c.driver.finalizer}})
+	})
+	return err
 }
 
 func (t *term) changeVolume(ctx context.Context, pv *corev1.PersistentVolume, change kube.MetadataPatch) error {
