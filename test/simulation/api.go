@@ -4,6 +4,7 @@
 package simulation
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -41,10 +42,10 @@ func (s *simulation) before(ctx context.Context, r apiserver.Request) error {
 	switch {
 	case from == nil:
 		return nil
+	case r.Resource.Resource == "events": // not errDead, after which the client would wait for a random time
+		return apierrors.NewForbidden(r.Resource.GroupResource(), r.Name, errors.New("not simulated"))
 	case from.killed():
 		return errDead
-	case r.Resource.Resource == "events":
-		return apierrors.NewForbidden(r.Resource.GroupResource(), r.Name, errors.New("not simulated"))
 	case r.Verb == "watch":
 		select {
 		case <-from.opened:
@@ -59,11 +60,11 @@ func (s *simulation) before(ctx context.Context, r apiserver.Request) error {
 	}
 	o := &operation{
 		replica: from, kind: request, name: describe(r), write: r.Verb == "update" || r.Verb == "patch" || r.Verb == "delete",
-		lease: r.Resource.Group == coordinationv1.GroupName,
+		lease: isLease(r),
 	}
 	v, ok := s.gate.wait(ctx, o)
 	if !ok {
-		return ctx.Err()
+		return cmp.Or(ctx.Err(), errDead)
 	}
 	if v.err == nil && (v.delay || v.lost != nil) {
 		s.mu.Lock()
@@ -87,7 +88,7 @@ func (s *simulation) after(ctx context.Context, r apiserver.Request) error {
 		return nil
 	}
 	if v.delay {
-		o := &operation{replica: from, kind: response, name: "response to " + describe(r)}
+		o := &operation{replica: from, kind: response, name: "response to " + describe(r), lease: isLease(r)}
 		if v, ok = s.gate.wait(ctx, o); !ok {
 			return errDead
 		}
@@ -118,6 +119,8 @@ func (s *simulation) deliver(ctx context.Context, r apiserver.Request, kind watc
 	}
 	return v.err
 }
+
+func isLease(r apiserver.Request) bool { return r.Resource.Group == coordinationv1.GroupName }
 
 // describe returns the verb and the object of r.
 func describe(r apiserver.Request) string {

@@ -18,7 +18,7 @@ type operation struct {
 	kind    kind
 	name    string // the same in each run of a seed
 	write   bool   // a request that can be answered with a conflict
-	lease   bool   // a request for a Lease
+	lease   bool   // a request for a Lease, or its response
 	method  string // of a call
 	volume  string // of a call: the name or ID of the volume or snapshot
 	arrived int

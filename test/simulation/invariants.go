@@ -53,12 +53,14 @@ func (c checker) retained(handle string) bool {
 func (s *simulation) mayLeak(v csitest.Volume) bool {
 	claims := cluster.List[*corev1.PersistentVolumeClaim](s.api, cluster.Claims)
 	return s.scale.protection == "on-retry" && s.checker.volumes[v.ID] == nil &&
-		!slices.ContainsFunc(claims, func(c *corev1.PersistentVolumeClaim) bool { return "pvc-"+string(c.UID) == v.Name })
+		!slices.ContainsFunc(claims, func(c *corev1.PersistentVolumeClaim) bool {
+			return "pvc-"+string(c.UID) == v.Name && c.DeletionTimestamp == nil
+		})
 }
 
 // observe records what r reads or renews, before it is executed.
 func (s *simulation) observe(from *replica, r apiserver.Request) {
-	if r.Resource.Group == coordinationv1.GroupName && r.Verb == "update" {
+	if isLease(r) && r.Verb == "update" {
 		s.mu.Lock()
 		s.checker.renewed[r.Name] = time.Now()
 		s.mu.Unlock()

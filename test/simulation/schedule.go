@@ -37,7 +37,7 @@ func (s *simulation) chaos(steps int) {
 		pending := s.eligible(s.gate.begin(s.step))
 		steps := s.cluster.Steps()
 		switch n := s.choices.Pick(100); {
-		case n >= 98 && s.scale.faults > 0:
+		case n >= 100-s.scale.disasters:
 			s.disaster()
 		case n >= 88:
 			if groups := s.cluster.UserSteps(s.scale.claims); len(groups) > 0 {
@@ -211,6 +211,7 @@ func (s *simulation) disaster() {
 	case r == nil:
 	case n < 4:
 		s.crash(i)
+		s.perhapsTakeover()
 	case n < 6:
 		resources := []string{"persistentvolumeclaims", "persistentvolumes", "volumeattachments", "storageclasses"}
 		if s.scale.features.Snapshots {
@@ -218,14 +219,42 @@ func (s *simulation) disaster() {
 		}
 		resource := resources[s.choices.Pick(len(resources))]
 		s.record("%s gets no events of %s for a while", r.client, resource)
-		s.frozen[r.client+" "+resource] = s.step + 10 + s.choices.Pick(40)
+		s.frozen[r.client+" "+resource] = s.step + 10 + s.choices.Pick(150)
 	case n < 8:
 		s.record("%s cannot reach the API server for a while", r.client)
 		r.partitioned = s.step + 5 + s.choices.Pick(30)
 		s.advance(idle)
+		s.perhapsTakeover()
 	default:
 		s.record("the driver restarts")
 		s.restartDriver()
+	}
+}
+
+// takeover is the virtual time until another replica has acquired a Lease that is not renewed.
+const takeover = 80 * time.Second
+
+// perhapsTakeover may let so much time pass that another replica acquires the Leases of one that was killed or cannot
+// reach the API server. Only requests for Leases continue, so that the caches of the new holder are behind.
+func (s *simulation) perhapsTakeover() {
+	if len(s.replicas) == 1 || s.choices.Pick(2) == 0 {
+		return
+	}
+	s.record("only Leases are renewed for a while")
+	for end := time.Now().Add(takeover); s.history.Violation == "" && time.Now().Before(end); {
+		s.nextStep()
+		s.check()
+		pending := s.gate.begin(s.step)
+		switch i := slices.IndexFunc(pending, func(o *operation) bool { return o.lease && !o.canceled() }); {
+		case i < 0:
+			s.advance(min(time.Until(end), restIdle))
+		case s.step < pending[i].replica.partitioned:
+			s.record("%s %s, which is lost", pending[i].replica.client, pending[i].name)
+			s.gate.proceed(pending[i], verdict{err: errNetwork})
+		default:
+			s.record("%s %s", pending[i].replica.client, pending[i].name)
+			s.gate.proceed(pending[i], verdict{})
+		}
 	}
 }
 

@@ -23,6 +23,7 @@ import (
 	"github.com/google/uuid"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/storage-controller/storage-controller/attacher"
 	"github.com/storage-controller/storage-controller/csiclient/csitest"
 	"github.com/storage-controller/storage-controller/internal/app"
 	"github.com/storage-controller/storage-controller/test/simulation/apiserver"
@@ -70,7 +71,9 @@ type simulation struct {
 
 // scale is the size of a history.
 type scale struct {
-	replicas, nodes, claims, steps, faults int
+	replicas, nodes, claims, steps int
+	// faults and disasters are chances in percent: of each operation, and of each step.
+	faults, disasters int
 
 	features cluster.Features
 	// protection is the value of --provisioning-protection.
@@ -79,6 +82,8 @@ type scale struct {
 	nodeExpansion bool
 	// prepared: the claims are bound before the first fault.
 	prepared bool
+	// adopted: csi-provisioner has provisioned these claims.
+	adopted bool
 	// impatient: users delete everything during the faults, too.
 	impatient bool
 }
@@ -135,6 +140,9 @@ func (s *simulation) run() {
 			s.violated("creating claims: %v", err)
 		}
 		s.rest("before the first fault")
+		if s.scale.adopted {
+			s.adopt()
+		}
 	}
 	s.chaos(s.scale.steps)
 	if s.scale.impatient {
@@ -145,6 +153,19 @@ func (s *simulation) run() {
 	s.tearDown()
 	s.rest("after users have deleted everything")
 	s.end()
+}
+
+// adopt replaces all processes, and leaves the PersistentVolumes as csi-provisioner creates them: without the finalizer of
+// the attacher.
+func (s *simulation) adopt() {
+	s.killReplicas()
+	s.record("csi-provisioner has created the volumes")
+	if err := s.cluster.RemoveVolumeFinalizer(attacher.Finalizer(driverName)); err != nil {
+		s.violated("removing finalizers: %v", err)
+	}
+	for i := range s.replicas {
+		s.startReplica(i)
+	}
 }
 
 // tearDown has users delete everything.
@@ -163,8 +184,9 @@ func (s *simulation) pickScale() scale {
 	pick := s.choices.Pick
 	c := scale{
 		replicas: 1 + pick(3), nodes: 2, claims: 1 + pick(3), steps: 20 + pick(100), faults: []int{0, 2, 6, 15}[pick(4)],
+		disasters:     []int{0, 2, 2, 6}[pick(4)],
 		features:      cluster.Features{Resize: pick(2) == 1, Snapshots: pick(2) == 1},
-		nodeExpansion: pick(2) == 1, prepared: pick(2) == 1, impatient: pick(4) == 3,
+		nodeExpansion: pick(2) == 1, prepared: pick(2) == 1, adopted: pick(2) == 1, impatient: pick(4) == 3,
 		protection: []string{"always", "always", "on-retry"}[pick(3)],
 	}
 	return c
@@ -188,14 +210,18 @@ func (c scale) configuration() app.Config {
 	return configuration(fmt.Sprint(args), args...)
 }
 
-// end kills all processes and waits until they have returned.
-func (s *simulation) end() {
+func (s *simulation) killReplicas() {
 	for i, r := range s.replicas {
 		if r != nil {
 			s.kill(r)
 			s.replicas[i] = nil
 		}
 	}
+}
+
+// end kills all processes and waits until they have returned.
+func (s *simulation) end() {
+	s.killReplicas()
 	for _, o := range s.gate.begin(s.step) { // late calls
 		s.gate.proceed(o, verdict{err: errDead})
 	}

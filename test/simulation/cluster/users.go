@@ -117,6 +117,18 @@ func (c *Cluster) CreateClaims(ctx context.Context, claims int) error {
 	return nil
 }
 
+// RemoveVolumeFinalizer removes a finalizer from all PersistentVolumes.
+func (c *Cluster) RemoveVolumeFinalizer(finalizer string) error {
+	for _, pv := range c.read().volumes {
+		next := pv.DeepCopy()
+		next.Finalizers = slices.DeleteFunc(next.Finalizers, func(f string) bool { return f == finalizer })
+		if err := c.api.Update(Volumes, next, ""); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // recreateClass returns the step of a user who deletes a StorageClass and creates it again. With other parameters, a
 // process could not repeat the request of its predecessor.
 func (c *Cluster) recreateClass(name string) Step {

@@ -70,7 +70,7 @@ var mutations = []mutation{
 	{"claim-before-volume", "The PersistentVolume has the new size before the claim.", "resizer/decide_expand.go",
 		"if a.err == nil && !a.volumeSaved {", "if false {"},
 	{"modify-without-record", "The claim records the class before ControllerModifyVolume.", "resizer/decide_modify.go",
-		"case current != modification{corev1.PersistentVolumeClaimModifyVolumeInProgress, t.class}:", "case false:"},
+		"case current != modification{corev1.PersistentVolumeClaimModifyVolumeInProgress, t.class}:", "case current != current:"},
 	{"snapshot-without-record", "The content records the request before CreateSnapshot.", "snapshotter/decide.go",
 		"if !change.AppliedTo(c.meta) {", "if false {"},
 	{"snapshot-with-another-request", "CreateSnapshot is repeated with the recorded request.", "snapshotter/request.go",
