@@ -30,7 +30,7 @@ test test-browser: export GOGC ?= 400
 
 .PHONY: test
 test: lint ## Run the linters and all tests, with the race detector
-	go test -race $(VETTED) -timeout 60m ./test/e2e ./... # e2e is the longest and waits more than it computes: it starts first
+	go test -race $(VETTED) -p 3 -timeout 60m ./test/e2e ./... # three at a time, as many wait more than they compute; the longest first
 	$(PURE) go test $(VETTED) -run TestPromises ./nodecontroller/nodecleanup/
 	$(PURE) go test $(VETTED) -run TestHundredNodes ./provisioner/
 	cd test/controlplane && go test -race ./supervise/

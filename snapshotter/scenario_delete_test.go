@@ -420,7 +420,7 @@ func TestSnapshotterScenarioDelete(t *testing.T) {
 	})
 	t.Run("059_cost", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, nil)
-		const n = 200
+		const n = 100
 		for i := range n {
 			f.content(fmt.Sprint("n", i), func(o *snapshotv1.VolumeSnapshotContent) {
 				o.Spec.VolumeSnapshotRef.UID = types.UID(fmt.Sprint("uid", i))
