@@ -12,6 +12,7 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/storage-controller/storage-controller/attacher"
@@ -29,6 +30,7 @@ type checker struct {
 	read    map[*replica]map[string]*corev1.PersistentVolume // as last read from the API server
 	volumes map[string]*corev1.PersistentVolume              // the last state of all that have ever existed, by handle
 	renewed map[string]time.Time                             // the last write of each Lease
+	foreign map[types.UID][]string                           // the finalizers of other components, by object
 	resizer resizeChecker
 	taken   snapshotChecker
 }
@@ -36,7 +38,7 @@ type checker struct {
 func newChecker() checker {
 	return checker{
 		read: map[*replica]map[string]*corev1.PersistentVolume{}, volumes: map[string]*corev1.PersistentVolume{},
-		renewed: map[string]time.Time{}, resizer: newResizeChecker(), taken: newSnapshotChecker(),
+		renewed: map[string]time.Time{}, foreign: map[types.UID][]string{}, resizer: newResizeChecker(), taken: newSnapshotChecker(),
 	}
 }
 
@@ -203,6 +205,7 @@ func (s *simulation) mayUnpublish(r *csi.ControllerUnpublishVolumeRequest) error
 
 // check checks the invariants of every state.
 func (s *simulation) check() {
+	defer func() { s.componentActed = false }()
 	if s.checker.version == s.api.Version() {
 		return
 	}
@@ -216,11 +219,13 @@ func (s *simulation) check() {
 			}
 			volumes[ref.UID] = pv.Name
 		}
+		s.checkFinalizers(pv)
 	}
 	for _, claim := range cluster.List[*corev1.PersistentVolumeClaim](s.api, cluster.Claims) {
 		if claim.Status.Phase == corev1.ClaimLost {
 			s.violated("claim %s lost its volume", claim.Name)
 		}
+		s.checkFinalizers(claim)
 	}
 	s.checkSizes()
 	s.checkSnapshots()
@@ -234,6 +239,19 @@ func (s *simulation) check() {
 		default:
 		}
 	}
+}
+
+// checkFinalizers checks that only the components remove their finalizers.
+func (s *simulation) checkFinalizers(obj metav1.Object) {
+	var foreign []string
+	for _, f := range cluster.Finalizers {
+		if slices.Contains(obj.GetFinalizers(), f) {
+			foreign = append(foreign, f)
+		} else if slices.Contains(s.checker.foreign[obj.GetUID()], f) && !s.componentActed {
+			s.violated("%s lost the finalizer %s", obj.GetName(), f)
+		}
+	}
+	s.checker.foreign[obj.GetUID()] = foreign
 }
 
 // checkRest checks that the driver has what the objects say.

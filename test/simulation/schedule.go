@@ -91,7 +91,12 @@ func (o *operation) watched() string {
 
 // do executes one of steps.
 func (s *simulation) do(steps []cluster.Step) {
-	step := steps[s.choices.Pick(len(steps))]
+	s.perform(steps[s.choices.Pick(len(steps))])
+}
+
+// perform executes a step of a component or a user.
+func (s *simulation) perform(step cluster.Step) {
+	s.componentActed = true
 	s.record("%s%s", step.Name, suffix(step.Do(context.Background())))
 }
 
@@ -325,7 +330,7 @@ func (s *simulation) rest(when string) {
 				s.gate.proceed(pending[0], verdict{})
 			}
 		case len(steps) > 0:
-			s.record("%s%s", steps[0].Name, suffix(steps[0].Do(context.Background())))
+			s.perform(steps[0])
 		case time.Now().After(limit):
 			s.violated("%s: not done after %v: %s", when, restLimit, strings.Join(s.cluster.Busy(), ", "))
 		case len(s.cluster.Busy()) > 0:

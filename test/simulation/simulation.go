@@ -60,7 +60,9 @@ type simulation struct {
 	globals  globals
 	step     int
 	resting  bool
-	frozen   map[string]int // the step at which the watch of a replica continues
+	// componentActed: a component or a user has acted since the last check.
+	componentActed bool
+	frozen         map[string]int // the step at which the watch of a replica continues
 
 	mu        sync.Mutex
 	socket    *socket

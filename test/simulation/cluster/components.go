@@ -18,6 +18,9 @@ const (
 	volumeProtection = "kubernetes.io/pv-protection"
 )
 
+// Finalizers are those of the components on claims and PersistentVolumes.
+var Finalizers = []string{claimProtection, volumeProtection, sourceClaimFinalizer}
+
 // bind returns the steps of the PersistentVolume binder.
 func (c *Cluster) bind(s state) []Step {
 	var steps []Step
