@@ -6,6 +6,7 @@ package simulation
 import (
 	"context"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"testing/synctest"
@@ -227,9 +228,10 @@ func (s *simulation) disaster() {
 		s.frozen[r.client+" "+resource] = s.step + 10 + s.choices.Pick(150)
 	case n < 8:
 		s.record("%s cannot reach the API server for a while", r.client)
-		r.partitioned = s.step + 5 + s.choices.Pick(30)
+		r.partitioned = math.MaxInt
 		s.advance(idle)
 		s.perhapsTakeover()
+		r.partitioned = s.step + 5 + s.choices.Pick(30)
 	default:
 		s.record("the driver restarts")
 		s.restartDriver()
