@@ -165,14 +165,14 @@ var situations = map[string]struct {
 		func(s *scene) (string, string) {
 			s.lease(strings.ReplaceAll(s.driver, ".", "-"), "old-pod", "csi-provisioner", time.Second)
 			c := s.claim(s.class(nil), nil)
-			s.event(s.ns, aboutClaim(c), "Normal", "Provisioning", "is provisioning", 1, 90*time.Second)
-			s.event(s.ns, aboutClaim(c), "Warning", "ProvisioningFailed", "rpc error: no space", 4, 30*time.Second)
+			s.event(s.ns, aboutClaim(c), "Normal", "Provisioning", "is provisioning", 1, 30*time.Minute)
+			s.event(s.ns, aboutClaim(c), "Warning", "ProvisioningFailed", "rpc error: no space", 4, 20*time.Minute)
 			return KindClaim, "data"
 		},
 		[]string{
 			`fine     driver     The provisioner of driver DRIVER is "old-pod" (sidecar csi-provisioner), which holds Lease SCENE/`,
-			"failing  error      Last error 3", "s ago (4 times): rpc error: no space.",
-			"Next: Retries automatically. Fix the error shown above;", "x4  Warning ProvisioningFailed: rpc error: no space\n  9",
+			"failing  error      Last error 20m ago (4 times): rpc error: no space.",
+			"Next: Retries automatically. Fix the error shown above;", "x4  Warning ProvisioningFailed: rpc error: no space\n  30m ago",
 		},
 	},
 	"our own process holds the Lease": {
@@ -272,11 +272,11 @@ var situations = map[string]struct {
 			c := s.claim(s.class(nil), func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeName = s.ns + "-pv" })
 			s.phase(c, corev1.ClaimBound)
 			pv := s.volume(corev1.VolumeBound, boundTo(c))
-			s.attachment(pv, s.node(nil), storagev1.VolumeAttachmentStatus{AttachError: failed("too many volumes", time.Minute)})
+			s.attachment(pv, s.node(nil), storagev1.VolumeAttachmentStatus{AttachError: failed("too many volumes", 20*time.Minute)})
 			return KindClaim, "data"
 		},
 		[]string{`The claim is bound to PersistentVolume "SCENE-pv".`,
-			`failing  attachment Attaching to node "SCENE-node" (VolumeAttachment SCENE-va) failed 60s ago: too many volumes.`},
+			`failing  attachment Attaching to node "SCENE-node" (VolumeAttachment SCENE-va) failed 20m ago: too many volumes.`},
 	},
 	"a released volume with policy Retain": {
 		func(s *scene) (string, string) {
@@ -293,11 +293,11 @@ var situations = map[string]struct {
 				pv.Finalizers = []string{"external-provisioner.volume.kubernetes.io/finalizer", "example.org/backup"}
 			})
 			s.event("default", corev1.ObjectReference{Kind: KindVolume, Name: name}, "Warning", "VolumeFailedDelete", "volume is busy", 2,
-				time.Minute)
+				20*time.Minute)
 			return KindVolume, name
 		},
 		[]string{
-			"failing  error      Last error 6", "s ago (2 times): volume is busy.",
+			"failing  error      Last error 20m ago (2 times): volume is busy.",
 			"example.org/backup\n    removed by: unknown (owner of example.org; not a finalizer of Kubernetes or this driver)\n",
 			"external-provisioner.volume.kubernetes.io/finalizer\n    removed by: the provisioner of the driver after " +
 				"DeleteVolume succeeded",
@@ -361,13 +361,14 @@ var situations = map[string]struct {
 	"an attachment that cannot be detached": {
 		func(s *scene) (string, string) {
 			name := s.attachment(s.volume(corev1.VolumeBound, nil), s.node(nil),
-				storagev1.VolumeAttachmentStatus{Attached: true, DetachError: failed("in use", time.Minute)}, attacher.Finalizer(s.driver))
+				storagev1.VolumeAttachmentStatus{Attached: true, DetachError: failed("in use", 20*time.Minute)},
+				attacher.Finalizer(s.driver))
 			if err := s.client.StorageV1().VolumeAttachments().Delete(ctxOf(s), name, metav1.DeleteOptions{}); err != nil {
 				s.t.Fatal(err)
 			}
 			return KindAttachment, name
 		},
-		[]string{"failing  attachment ControllerUnpublishVolume failed 60s ago: in use.",
+		[]string{"failing  attachment ControllerUnpublishVolume failed 20m ago: in use.",
 			"Next: Retries automatically. Fix the error shown above;"},
 	},
 	"a node with a driver that lacks its label": {
