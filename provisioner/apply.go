@@ -142,7 +142,7 @@ func (a *applier) readSecrets(ctx context.Context, o operation, r *reads) (trans
 // protect records the request on the claim. An operation whose outcome is unknown continues
 // if that fails: the result of the call ends it, too.
 func (a *applier) protect(ctx context.Context, s claimState) (transition, error) {
-	change, err := s.op.protection(a.c.driver.name)
+	change, err := s.op.protection(a.c.driver.name, s.claim)
 	if err == nil {
 		client := a.c.deps.Client
 		if s.op.called {
@@ -150,8 +150,11 @@ func (a *applier) protect(ctx context.Context, s claimState) (transition, error)
 		}
 		err = a.patchClaim(ctx, client, s.claim, change)
 	}
-	if err == nil {
-		return transition{}, nil
+	switch {
+	case err == nil:
+		return recordWritten(change.SetAnnotations[kube.AnnProvisioningRequest]), nil
+	case kube.IsPatchTestFailed(err) && a.recordChanged(s.claim):
+		return transition{}, nil // another process has protected the claim; decide sees it as it was just read
 	}
 	err = fmt.Errorf("adding finalizer %s: %w", kube.ProvisioningFinalizer, err)
 	if !apierrors.IsInvalid(err) || !a.isDeleted(ctx, s.claim) { // Invalid: from a policy, or because the claim is deleted
@@ -164,6 +167,13 @@ func (a *applier) protect(ctx context.Context, s claimState) (transition, error)
 	return recordNotWritten(), nil
 }
 
+// recordChanged reports whether the record on a claim is known to have changed, or the claim to be deleted.
+func (a *applier) recordChanged(claim *corev1.PersistentVolumeClaim) bool {
+	newest, ok := a.claims.Get(kube.Key(claim))
+	return !ok || newest.UID != claim.UID ||
+		newest.Annotations[kube.AnnProvisioningRequest] != claim.Annotations[kube.AnnProvisioningRequest]
+}
+
 // isDeleted reads a claim and reports whether it is deleted, or being deleted.
 func (a *applier) isDeleted(ctx context.Context, claim *corev1.PersistentVolumeClaim) bool {
 	live, exists, err := a.claims.Refetch(ctx, a.c.deps.Client.CoreV1().PersistentVolumeClaims(claim.Namespace), claim)
@@ -171,7 +181,7 @@ func (a *applier) isDeleted(ctx context.Context, claim *corev1.PersistentVolumeC
 }
 
 func (a *applier) unprotect(ctx context.Context, claim *corev1.PersistentVolumeClaim) (transition, error) {
-	if err := a.patchClaim(ctx, a.c.deps.Client, claim, unprotection); err != nil {
+	if err := a.patchClaim(ctx, a.c.deps.Client, claim, unprotection(claim)); err != nil {
 		return transition{}, fmt.Errorf("removing finalizer %s from claim %s/%s: %w",
 			kube.ProvisioningFinalizer, claim.Namespace, claim.Name, err)
 	}

@@ -98,7 +98,7 @@ func (d decision) decidePending() step {
 	// A claim that was bound to another volume may still have one of its own.
 	hasVolume := d.claim.Spec.VolumeName == d.volumeName(d.claim.UID) || isVolumeOf(d.claim, d.volume)
 	switch {
-	case isProtected(d.claim) && (hasVolume || d.op.finalResult):
+	case isProtected(d.claim) && (hasVolume || d.op.recordedOn(d.claim)):
 		return step{action: doUnprotect, reason: "FinalResult"}
 	case isProtected(d.claim):
 		return d.decideResume()
@@ -136,6 +136,8 @@ func (d decision) decideRequested() step {
 		return d.decideIndeterminate()
 	case !wanted:
 		return step{action: doAbandon, reason: "ClaimDeletedOrBound"}
+	case isProtected(d.claim) && !d.op.recordedOn(d.claim): // by an earlier process, whose request is repeated instead
+		return step{action: doAbandon, reason: "RecordFound"}
 	}
 	// The claim is protected after the secrets are read: without them nothing is called.
 	if st, blocked := d.beforeCall(); blocked {

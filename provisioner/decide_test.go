@@ -92,6 +92,19 @@ func protected(pvc *corev1.PersistentVolumeClaim) {
 	pvc.Finalizers = []string{kube.ProvisioningFinalizer}
 }
 
+// recorded protects a claim and records the request of testOperation.
+func recorded(pvc *corev1.PersistentVolumeClaim) {
+	change, err := testOperation(requested, nil).protection(testDriver(nil).name, pvc)
+	if err != nil {
+		panic(err)
+	}
+	change.Apply(pvc)
+}
+
+func recordOn(pvc *corev1.PersistentVolumeClaim) *string {
+	return ptr.To(pvc.Annotations[kube.AnnProvisioningRequest])
+}
+
 func deleting(pvc *corev1.PersistentVolumeClaim) { pvc.DeletionTimestamp = &metav1.Time{Time: now} }
 
 func ourVolume() *corev1.PersistentVolume {
@@ -413,36 +426,38 @@ func TestDecide(t *testing.T) {
 			reason: "Indeterminate",
 		},
 		"final error in this sync": {
-			claim: testClaim(nil), class: testClass(nil), op: operation{finalResult: true},
+			claim: testClaim(nil), class: testClass(nil), op: operation{record: ptr.To("")},
 			reads: reads{failure: &failure{err: errFull, node: "node-0"}}, want: doBackOff, reason: "CallFailed", err: errFull,
 		},
 		"final error in this sync, still protected": {
-			claim: testClaim(protected), class: testClass(nil), op: operation{finalResult: true},
+			claim: testClaim(protected), class: testClass(nil), op: operation{record: ptr.To("")},
 			reads: reads{failure: &failure{err: errFull, node: "node-0"}}, want: doUnprotect, reason: "FinalResult",
 		},
 		"final error in this sync, the claim was deleted": {
-			op: operation{finalResult: true}, reads: reads{failure: &failure{err: errFull}}, want: doForget, reason: "ClaimDeleted",
+			op: operation{record: ptr.To("")}, reads: reads{failure: &failure{err: errFull}}, want: doForget, reason: "ClaimDeleted",
 		},
 		"exhausted on the selected node": {
 			driver: func(d *driver) { d.topology = true }, claim: testClaim(onNodeZero), class: testClass(late),
-			op: operation{finalResult: true}, reads: reads{failure: &failure{err: errFull, node: "node-0"}}, want: doReschedule,
+			op: operation{record: ptr.To("")}, reads: reads{failure: &failure{err: errFull, node: "node-0"}}, want: doReschedule,
 			reason: "ResourceExhausted",
 		},
 		"exhausted on a node selected before": {
 			driver: func(d *driver) { d.topology = true }, claim: testClaim(onNodeZero), class: testClass(late),
-			op: operation{finalResult: true}, reads: reads{failure: &failure{err: errFull, node: "node-1"}}, want: doBackOff,
+			op: operation{record: ptr.To("")}, reads: reads{failure: &failure{err: errFull, node: "node-1"}}, want: doBackOff,
 			reason: "CallFailed", err: errFull,
 		},
 		"exhausted and rescheduled": {
-			driver: func(d *driver) { d.topology = true }, claim: testClaim(nil), class: testClass(late), op: operation{finalResult: true},
-			reads: reads{failure: &failure{err: errFull, node: "node-0"}}, want: doForget, reason: "WaitsForPod",
+			driver: func(d *driver) { d.topology = true }, claim: testClaim(nil), class: testClass(late),
+			op: operation{record: ptr.To("")}, reads: reads{failure: &failure{err: errFull, node: "node-0"}}, want: doForget,
+			reason: "WaitsForPod",
 		},
 		"exhausted on the node of the alpha annotation": {
-			driver: func(d *driver) { d.topology = true }, claim: testClaim(alpha), class: testClass(nil), op: operation{finalResult: true},
-			reads: reads{failure: &failure{err: errFull, node: "node-9"}}, want: doBackOff, reason: "CallFailed", err: errFull,
+			driver: func(d *driver) { d.topology = true }, claim: testClaim(alpha), class: testClass(nil),
+			op: operation{record: ptr.To("")}, reads: reads{failure: &failure{err: errFull, node: "node-9"}},
+			want: doBackOff, reason: "CallFailed", err: errFull,
 		},
 		"exhausted, a driver without topology": {
-			claim: testClaim(onNodeZero), class: testClass(late), op: operation{finalResult: true},
+			claim: testClaim(onNodeZero), class: testClass(late), op: operation{record: ptr.To("")},
 			reads: reads{failure: &failure{err: errFull, node: "node-0"}}, want: doBackOff, reason: "CallFailed", err: errFull,
 		},
 		"secrets are read again before a retry": {
@@ -497,6 +512,22 @@ func TestDecide(t *testing.T) {
 			claim: testClaim(func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeName = "x"; protected(c) }), class: testClass(nil),
 			want: doBegin, reason: "RecordFound",
 		},
+		"recorded before the first call": {
+			driver: func(d *driver) { d.ProvisioningProtection = ProtectionAlways }, claim: testClaim(recorded),
+			op:   testOperation(requested, func(o *operation) { o.record = recordOn(testClaim(recorded)) }),
+			want: doCreateVolume, reason: "Requested",
+		},
+		"not asked for yet, and an earlier process has recorded a request": {
+			claim: testClaim(recorded), op: testOperation(requested, nil), want: doAbandon, reason: "RecordFound",
+		},
+		"recorded before the first call, and replaced by an earlier process": {
+			claim: testClaim(recorded), op: testOperation(requested, func(o *operation) { o.record = ptr.To("{}") }),
+			want: doAbandon, reason: "RecordFound",
+		},
+		"not asked for yet, recorded by an earlier process and deleted": {
+			claim: testClaim(func(c *corev1.PersistentVolumeClaim) { recorded(c); deleting(c) }), op: testOperation(requested, nil),
+			want: doAbandon, reason: "ClaimDeletedOrBound",
+		},
 		"not asked for yet, and the claim was deleted": {
 			op: testOperation(requested, nil), want: doAbandon, reason: "ClaimDeletedOrBound",
 		},
@@ -527,7 +558,15 @@ func TestDecide(t *testing.T) {
 			reason: "PVDeleted",
 		},
 		"failed for good and still protected": {
-			claim: testClaim(protected), class: testClass(nil), op: operation{finalResult: true}, want: doUnprotect, reason: "FinalResult",
+			claim: testClaim(protected), class: testClass(nil), op: operation{record: ptr.To("")}, want: doUnprotect, reason: "FinalResult",
+		},
+		"failed for good, and an earlier process has recorded another request": {
+			claim: testClaim(func(c *corev1.PersistentVolumeClaim) { recorded(c); deleting(c) }), class: testClass(nil),
+			op: operation{record: ptr.To("{}")}, want: doBegin, reason: "RecordFound",
+		},
+		"failed for good, and the record is still on the claim": {
+			claim: testClaim(recorded), class: testClass(nil), op: operation{record: recordOn(testClaim(recorded))},
+			want: doUnprotect, reason: "FinalResult",
 		},
 		"recorded by an earlier process": {
 			claim: testClaim(protected), class: testClass(nil), want: doBegin, reason: "RecordFound",
@@ -577,7 +616,7 @@ func TestDecide(t *testing.T) {
 			claim: from("Hello", protected), op: testOperation(indeterminate, nil), want: doCreateVolume, reason: "Indeterminate",
 		},
 		"failed for good, and the source was deleted": {
-			driver: can, claim: from("VolumeSnapshot", protected), class: testClass(nil), op: operation{finalResult: true},
+			driver: can, claim: from("VolumeSnapshot", protected), class: testClass(nil), op: operation{record: ptr.To("")},
 			want: doUnprotect, reason: "FinalResult",
 		},
 		"recorded, and its volume was saved after all": {
@@ -756,7 +795,7 @@ func TestResume(t *testing.T) {
 		t.Fatal(first)
 	}
 	first.next.request.Secrets = map[string]string{"password": "hunter2"}
-	change, err := first.next.protection(d.name)
+	change, err := first.next.protection(d.name, claim)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -793,7 +832,7 @@ func TestResume(t *testing.T) {
 			t.Errorf("annotation %q is accepted", broken)
 		}
 	}
-	unprotection.Apply(left)
+	unprotection(left).Apply(left)
 	if isProtected(left) || left.Annotations[kube.AnnProvisioningRequest] != "" {
 		t.Errorf("left behind: %v %v", left.Finalizers, left.Annotations)
 	}
@@ -811,7 +850,7 @@ func TestRecordOfManyNodes(t *testing.T) {
 	}
 	r := a.request.AccessibilityRequirements
 	r.Preferred = append(append(r.Preferred, r.Requisite[1234:]...), r.Requisite[:1234]...)
-	change, err := a.protection("drv.example.com")
+	change, err := a.protection("drv.example.com", testClaim(nil))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -55,7 +55,8 @@ func allTransitions() []transition {
 		noTopology(true), beginRequest(operation{}), beginRequest(operation{called: true}), prepareAgain(operation{}),
 		secretsRead(&csi.CreateVolumeRequest{}, nil),
 		createCalled(),
-		outcomeUnknown(), recordNotWritten(), volumeCreated(ourVolume(), "vol"), volumeRejected("vol", nil, errUnusable), noVolume(nil),
+		outcomeUnknown(), recordWritten("{}"), recordNotWritten(),
+		volumeCreated(ourVolume(), "vol"), volumeRejected("vol", nil, errUnusable), noVolume(nil),
 		pvSaved(),
 		claimUnprotected(), claimRefetched(true), claimRefetched(false),
 	}
@@ -86,6 +87,43 @@ func TestTransitions(t *testing.T) {
 	}
 	if got, want := slices.Sorted(maps.Keys(names)), slices.Sorted(maps.Keys(transitions)); !slices.Equal(got, want) {
 		t.Errorf("constructors for %q, table of %q", got, want)
+	}
+}
+
+// TestRecordOfFinalResult: only a request that was recorded on the claim, by this process or the one it
+// continues, ends the protection of the claim.
+func TestRecordOfFinalResult(t *testing.T) {
+	claim := testClaim(recorded)
+	written := recordWritten(claim.Annotations[kube.AnnProvisioningRequest])
+	resumed, err := testDriver(nil).resume(claim, testClass(nil), nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, tt := range map[string]struct {
+		transitions []transition
+		want        bool
+	}{
+		"never called, not recorded": {[]transition{beginRequest(operation{}), noVolume(nil)}, false},
+		"called, not recorded":       {[]transition{beginRequest(operation{}), createCalled(), noVolume(nil)}, false},
+		"recording failed":           {[]transition{beginRequest(operation{}), recordNotWritten(), createCalled(), noVolume(nil)}, false},
+		"recorded before the call":   {[]transition{beginRequest(operation{}), written, createCalled(), noVolume(nil)}, true},
+		"recorded after the call": {
+			[]transition{beginRequest(operation{}), createCalled(), outcomeUnknown(), written, noVolume(nil)}, true,
+		},
+		"resumed":                      {[]transition{beginRequest(resumed), noVolume(nil)}, true},
+		"the protection ended":         {[]transition{beginRequest(resumed), noVolume(nil), claimUnprotected()}, false},
+		"another request has begun":    {[]transition{beginRequest(resumed), noVolume(nil), beginRequest(operation{})}, false},
+		"the PersistentVolume is made": {[]transition{beginRequest(resumed), volumeCreated(ourVolume(), "v"), pvSaved()}, false},
+	} {
+		o := newOperations()
+		for _, tr := range tt.transitions {
+			if _, _, err := o.transition(keyOf(claim), tr); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got := o.get(keyOf(claim)).recordedOn(claim); got != tt.want {
+			t.Errorf("%s: the record on the claim is that of the operation: %t, want %t", name, got, tt.want)
+		}
 	}
 }
 

@@ -18,6 +18,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/utils/ptr"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/topology"
@@ -84,8 +85,9 @@ func fingerprint(request *csi.CreateVolumeRequest) (string, error) {
 	return hex.EncodeToString(sum[:]), nil
 }
 
-// protection returns the change that keeps the claim of o until the outcome is known.
-func (o operation) protection(driver string) (kube.MetadataPatch, error) {
+// protection returns the change that keeps claim until the outcome of o is known. It replaces no record that is not
+// on claim.
+func (o operation) protection(driver string, claim *corev1.PersistentVolumeClaim) (kube.MetadataPatch, error) {
 	r := requestRecord{Driver: driver, SelectedNode: o.plan.SelectedNode}
 	var err error
 	if r.Request, err = fingerprint(o.request); err != nil {
@@ -106,12 +108,30 @@ func (o operation) protection(driver string) (kube.MetadataPatch, error) {
 	return kube.MetadataPatch{
 		AddFinalizers:  []string{kube.ProvisioningFinalizer},
 		SetAnnotations: map[string]string{kube.AnnProvisioningRequest: string(data)},
+		Tests:          sameRecord(claim),
 	}, nil
 }
 
-// unprotection undoes protection.
-var unprotection = kube.MetadataPatch{
-	RemoveFinalizers: []string{kube.ProvisioningFinalizer}, RemoveAnnotations: []string{kube.AnnProvisioningRequest},
+// unprotection returns the change that undoes protection. It removes no record that is not on claim.
+func unprotection(claim *corev1.PersistentVolumeClaim) kube.MetadataPatch {
+	return kube.MetadataPatch{
+		RemoveFinalizers: []string{kube.ProvisioningFinalizer}, RemoveAnnotations: []string{kube.AnnProvisioningRequest},
+		Tests: sameRecord(claim),
+	}
+}
+
+// sameRecord returns a test that fails if claim is outdated and another process has recorded a request since.
+func sameRecord(claim *corev1.PersistentVolumeClaim) map[string]any {
+	var have any
+	if text, recorded := claim.Annotations[kube.AnnProvisioningRequest]; recorded {
+		have = text
+	}
+	return map[string]any{kube.AnnotationPath(kube.AnnProvisioningRequest): have}
+}
+
+// recordedOn reports whether the record on claim is that of the request of o.
+func (o operation) recordedOn(claim *corev1.PersistentVolumeClaim) bool {
+	return o.record != nil && *o.record == claim.Annotations[kube.AnnProvisioningRequest]
 }
 
 func isProtected(claim *corev1.PersistentVolumeClaim) bool {
@@ -146,7 +166,7 @@ var errRequestChanged = errors.New("CreateVolume request has changed")
 func (d driver) resume(
 	claim *corev1.PersistentVolumeClaim, class *storagev1.StorageClass, refs *resolvedRefs, known *topology.Aggregate,
 ) (o operation, err error) {
-	o = operation{claim: claim, classUID: class.UID, called: true}
+	o = operation{claim: claim, classUID: class.UID, called: true, record: ptr.To(claim.Annotations[kube.AnnProvisioningRequest])}
 	if class, err = d.translated(class); err != nil {
 		return o, err
 	}

@@ -18,7 +18,9 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	storagehelpers "k8s.io/component-helpers/storage/volume"
 
 	"github.com/storage-controller/storage-controller/csiclient/csitest"
 	"github.com/storage-controller/storage-controller/internal/kube"
@@ -75,6 +77,7 @@ func TestOutcome(t *testing.T) {
 		f.event("ProvisioningFailed", "adding finalizer "+kube.ProvisioningFinalizer)
 		f.saved(claim)
 	})
+	t.Run("record_of_an_earlier_leader", recordOfEarlierLeader)
 	t.Run("secret_that_cannot_be_reread_is_logged", rereadFails)
 	t.Run("last_save_does_not_wait_for_the_rate_limit", lastSave)
 }
@@ -174,4 +177,45 @@ func lastSave(t *testing.T) {
 	if events := f.otherEvents(); count(events, "ProvisioningSucceeded") != 1 {
 		t.Errorf("events %q", events)
 	}
+}
+
+// recordOfEarlierLeader: with a cache that does not show the record of an earlier leader yet, that record is neither
+// replaced nor removed.
+func recordOfEarlierLeader(t *testing.T) {
+	f := scenario(t, csitest.Config{}, nil)
+	f.settles()
+	l := f.c.claimLoop.Load()
+	stale := f.claim(func(c *corev1.PersistentVolumeClaim) {
+		c.Annotations[storagehelpers.AnnStorageProvisioner] = "other.example.com" // the loop that runs ignores it
+	})
+	request := func(claim *corev1.PersistentVolumeClaim, name string) claimState {
+		return claimState{claim: claim, op: testOperation(requested, func(o *operation) { o.request.Name = name })}
+	}
+	first, err := l.protect(t.Context(), request(stale, "first"))
+	f.Must(err)
+	if first.name != onRecordWritten {
+		t.Fatalf("the request is not recorded: %q", first.name)
+	}
+	var left *corev1.PersistentVolumeClaim
+	f.claimIs("is protected", func(c *corev1.PersistentVolumeClaim) bool { left = c; return isProtected(c) })
+	for _, name := range []string{"first", "second"} {
+		for _, called := range []bool{false, true} {
+			s := request(stale, name)
+			s.op.called = called
+			if second, err := l.protect(t.Context(), s); err != nil || second.name != "" {
+				t.Errorf("a %s request, called: %t: %q, %v", name, called, second.name, err)
+			}
+		}
+	}
+	outdated := left.DeepCopy()
+	outdated.Annotations[kube.AnnProvisioningRequest] = "{}"
+	if _, err := l.unprotect(t.Context(), outdated); !kube.IsPatchTestFailed(err) {
+		t.Errorf("removing another record: %v", err)
+	}
+	f.claimIs("has its record", func(c *corev1.PersistentVolumeClaim) bool {
+		return isProtected(c) && *recordOn(c) == *recordOn(left)
+	})
+	_, err = l.unprotect(t.Context(), left)
+	f.Must(err)
+	f.claimIs("is not protected", func(c *corev1.PersistentVolumeClaim) bool { return !isProtected(c) && *recordOn(c) == "" })
 }

@@ -22,6 +22,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/utils/keymutex"
+	"k8s.io/utils/ptr"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/volumerules"
@@ -89,6 +90,9 @@ func TestDecideCopy(t *testing.T) {
 			s := claimState{claim: tt.claim, class: testClass(nil), reads: reads{refs: tt.refs}, now: now}
 			if tt.begun {
 				s.op = testOperation(requested, func(o *operation) { o.source = source })
+				if isProtected(tt.claim) {
+					s.op.record = ptr.To("")
+				}
 			}
 			got := testDriver(tt.driver).decide(s)
 			if got.action != tt.want || got.reason != tt.reason {

@@ -93,7 +93,7 @@ func (c *content) decideRelease(m memory) step {
 	}
 	s := step{action: doRemoveFinalizer, reason: "NothingToDelete"}
 	s.change.Tests = map[string]any{"/spec/deletionPolicy": c.policy} // the cache may be outdated
-	if !c.has(c.creating) && len(c.meta.Annotations) > 0 {            // another leader may call CreateSnapshot meanwhile
+	if !c.has(c.creating) {                                           // another leader may call CreateSnapshot meanwhile
 		s.change.Tests[kube.AnnotationPath(c.creating)] = nil
 	}
 	if m.answer != nil && c.policy == snapshotv1.VolumeSnapshotContentRetain {

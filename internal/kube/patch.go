@@ -28,10 +28,13 @@ type MetadataPatch struct {
 	RemoveAnnotations []string
 	// InitAnnotations are set unless the object has an annotation with the key.
 	InitAnnotations map[string]string
-	// Tests are values that the object must have, by JSON pointer; nil means absent. Otherwise the patch
-	// fails, see [IsPatchTestFailed].
+	// Tests are values that the object must have before the change, by JSON pointer; nil means absent. Otherwise
+	// the patch fails, see [IsPatchTestFailed].
 	Tests map[string]any
 }
+
+// annotationsPath is the JSON pointer of the annotations of an object.
+const annotationsPath = "/metadata/annotations"
 
 // jsonPatchOp is one operation of a JSON patch (RFC 6902).
 type jsonPatchOp struct {
@@ -58,7 +61,11 @@ func (c MetadataPatch) JSONPatch(obj metav1.Object) ([]byte, error) {
 	}
 	ops := []any{jsonPatchOp{"test", "/metadata/uid", obj.GetUID()}}
 	for _, path := range slices.Sorted(maps.Keys(c.Tests)) {
-		ops = append(ops, testOp{"test", path, c.Tests[path]})
+		value := c.Tests[path]
+		if annotation := strings.HasPrefix(path, annotationsPath+"/"); annotation && value == nil && len(obj.GetAnnotations()) == 0 {
+			path = annotationsPath // a test of a field of an absent object fails
+		}
+		ops = append(ops, testOp{"test", path, value})
 	}
 	return json.Marshal(append(ops, changes...))
 }
@@ -88,7 +95,7 @@ func (c MetadataPatch) finalizers(have []string) []string {
 }
 
 func (c MetadataPatch) annotationOps(have map[string]string) []any {
-	const path = "/metadata/annotations"
+	const path = annotationsPath
 	var ops []any
 	set := maps.Clone(c.SetAnnotations)
 	maps.DeleteFunc(set, func(k, v string) bool { old, ok := have[k]; return ok && old == v })
@@ -115,7 +122,7 @@ func (c MetadataPatch) annotationOps(have map[string]string) []any {
 }
 
 // AnnotationPath returns the JSON pointer of an annotation, for [MetadataPatch.Tests].
-func AnnotationPath(name string) string { return "/metadata/annotations/" + escape(name) }
+func AnnotationPath(name string) string { return annotationsPath + "/" + escape(name) }
 
 // escape returns key as a reference token of a JSON pointer (RFC 6901).
 func escape(key string) string {
@@ -181,6 +188,9 @@ func patchMetadata[T metav1.Object](ctx context.Context, w Writer[T], obj T, c M
 	live, err := refetch(ctx, w, obj)
 	if err != nil {
 		return obj, err
+	}
+	if err := c.test(live); err != nil { // also if another writer has made the change meanwhile
+		return live, err
 	}
 	if data, err = c.JSONPatch(live); err != nil || data == nil {
 		return live, err

@@ -33,7 +33,7 @@ var mutations = []mutation{
 	{"no-record", "The claim is protected before CreateVolume.", "provisioner/decide.go",
 		"if d.canProtect() && (d.ProvisioningProtection == ProtectionAlways ||", "if d.canProtect() && (false ||"},
 	{"record-removed-early", "The protection of a claim ends with a final result.", "provisioner/decide.go",
-		"case isProtected(d.claim) && (hasVolume || d.op.finalResult):", "case isProtected(d.claim):"},
+		"case isProtected(d.claim) && (hasVolume || d.op.recordedOn(d.claim)):", "case isProtected(d.claim):"},
 	{"wait-for-a-bound-volume", "A claim does not wait for the deletion of a bound volume.", "provisioner/decide.go",
 		"deleted := pv != nil && pv.DeletionTimestamp != nil && pv.Status.Phase != corev1.VolumeBound",
 		"deleted := pv != nil && pv.DeletionTimestamp != nil"},
