@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/storage-controller/storage-controller/csiclient/csitest"
+	"github.com/storage-controller/storage-controller/test/simulation/cluster"
 )
 
 // calls are the methods of the driver that wait at the gate.
@@ -87,6 +88,14 @@ func (s *simulation) startDriver() {
 	}
 	if s.scale.features.Snapshots {
 		config.Controller = append(config.Controller, csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT)
+	}
+	if s.scale.features.Topology {
+		config.Plugin = []csi.PluginCapability_Service_Type{
+			csi.PluginCapability_Service_CONTROLLER_SERVICE, csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS,
+		}
+		for _, node := range s.cluster.Nodes {
+			config.Segments = append(config.Segments, cluster.Zone(node))
+		}
 	}
 	s.driver = csitest.New(config)
 	for _, method := range calls {

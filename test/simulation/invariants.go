@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/protobuf/proto"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -16,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/storage-controller/storage-controller/attacher"
+	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/csiclient/csitest"
 	"github.com/storage-controller/storage-controller/provisioner"
 	"github.com/storage-controller/storage-controller/resizer"
@@ -31,6 +33,7 @@ type checker struct {
 	volumes map[string]*corev1.PersistentVolume              // the last state of all that have ever existed, by handle
 	renewed map[string]time.Time                             // the last write of each Lease
 	foreign map[types.UID][]string                           // the finalizers of other components, by object
+	created map[string]*csi.CreateVolumeRequest              // the last request for a volume that may exist, by its name
 	resizer resizeChecker
 	taken   snapshotChecker
 }
@@ -38,7 +41,8 @@ type checker struct {
 func newChecker() checker {
 	return checker{
 		read: map[*replica]map[string]*corev1.PersistentVolume{}, volumes: map[string]*corev1.PersistentVolume{},
-		renewed: map[string]time.Time{}, foreign: map[types.UID][]string{}, resizer: newResizeChecker(), taken: newSnapshotChecker(),
+		renewed: map[string]time.Time{}, foreign: map[types.UID][]string{},
+		created: map[string]*csi.CreateVolumeRequest{}, resizer: newResizeChecker(), taken: newSnapshotChecker(),
 	}
 }
 
@@ -102,6 +106,7 @@ func (s *simulation) began(from *replica, method string, r any) {
 	case *csi.DeleteSnapshotRequest:
 		lease, err = snapshotter.LeaseName(driverName), s.mayDeleteSnapshot(from, r)
 	case *csi.CreateVolumeRequest:
+		err = s.mayCreate(r)
 	default:
 		return
 	}
@@ -140,6 +145,41 @@ func (s *simulation) volumesWith(handle string) []*corev1.PersistentVolume {
 	return slices.DeleteFunc(cluster.List[*corev1.PersistentVolume](s.api, cluster.Volumes), func(pv *corev1.PersistentVolume) bool {
 		return pv.Spec.CSI == nil || pv.Spec.CSI.VolumeHandle != handle
 	})
+}
+
+// mayCreate returns an error if another request may have created the volume. With --provisioning-protection=on-retry, a
+// process that was killed during the first call does not tell its successor about it.
+func (s *simulation) mayCreate(r *csi.CreateVolumeRequest) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if last := s.checker.created[r.GetName()]; last != nil && !proto.Equal(last, r) && s.scale.protection == "always" {
+		return fmt.Errorf("the outcome of another request is unknown: %v, now %v", last, r)
+	}
+	s.checker.created[r.GetName()] = r
+	return nil
+}
+
+// answered records the response to a call.
+func (s *simulation) answered(to *replica, r any, err error) {
+	if err != nil && csiclient.OutcomeOf(err) == csiclient.Indeterminate {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch r := r.(type) {
+	case *csi.CreateVolumeRequest:
+		if err != nil {
+			delete(s.checker.created, r.GetName())
+		}
+	case *csi.DeleteVolumeRequest:
+		if pv := s.checker.volumes[r.GetVolumeId()]; pv != nil && err == nil {
+			delete(s.checker.created, pv.Name)
+		}
+	case *csi.ControllerExpandVolumeRequest:
+		if call := s.checker.resizer.calls[r.GetVolumeId()]; call != nil && call.size == r.GetCapacityRange().GetRequiredBytes() {
+			call.settled = to
+		}
+	}
 }
 
 // mayDelete returns an error unless the replica has read from the API server that the volume is released and

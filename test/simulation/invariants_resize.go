@@ -14,7 +14,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 
-	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/test/simulation/cluster"
 )
 
@@ -66,19 +65,6 @@ func (s *simulation) mayExpand(from *replica, r *csi.ControllerExpandVolumeReque
 	}
 	calls[r.GetVolumeId()] = &expansion{size: size}
 	return nil
-}
-
-// answered records the response to a call.
-func (s *simulation) answered(to *replica, r any, err error) {
-	request, ok := r.(*csi.ControllerExpandVolumeRequest)
-	if !ok || err != nil && csiclient.OutcomeOf(err) == csiclient.Indeterminate {
-		return
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if call := s.checker.resizer.calls[request.GetVolumeId()]; call != nil && call.size == request.GetCapacityRange().GetRequiredBytes() {
-		call.settled = to
-	}
 }
 
 // mayModify returns an error unless the claim records the call.

@@ -223,6 +223,9 @@ func (s *simulation) disaster() {
 		if s.scale.features.Snapshots {
 			resources = append(resources, "volumesnapshotcontents", "volumesnapshotclasses")
 		}
+		if s.scale.features.Topology {
+			resources = append(resources, "nodes", "csinodes")
+		}
 		resource := resources[s.choices.Pick(len(resources))]
 		s.record("%s gets no events of %s for a while", r.client, resource)
 		s.frozen[r.client+" "+resource] = s.step + 10 + s.choices.Pick(150)

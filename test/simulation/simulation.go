@@ -124,9 +124,9 @@ func (s *simulation) run() {
 	s.scale = s.pickScale()
 	s.api = apiserver.New(s.hooks())
 	s.config = s.scale.configuration()
-	s.startDriver()
 	var err error
 	if s.cluster, err = cluster.New(s.api, driverName, s.scale.nodes, s.scale.features); err == nil {
+		s.startDriver()
 		err = s.cluster.SetUp(context.Background())
 	}
 	if err != nil {
@@ -187,7 +187,7 @@ func (s *simulation) pickScale() scale {
 	c := scale{
 		replicas: 1 + pick(3), nodes: 2, claims: 1 + pick(3), steps: 20 + pick(100), faults: []int{0, 2, 6, 15}[pick(4)],
 		disasters:     []int{0, 2, 2, 6}[pick(4)],
-		features:      cluster.Features{Resize: pick(2) == 1, Snapshots: pick(2) == 1},
+		features:      cluster.Features{Resize: pick(2) == 1, Snapshots: pick(2) == 1, Topology: pick(3) == 2},
 		nodeExpansion: pick(2) == 1, prepared: pick(2) == 1, adopted: pick(2) == 1, impatient: pick(4) == 3,
 		protection: []string{"always", "always", "on-retry"}[pick(3)],
 	}

@@ -31,6 +31,8 @@ var (
 	Claims      = corev1.SchemeGroupVersion.WithResource("persistentvolumeclaims")
 	Volumes     = corev1.SchemeGroupVersion.WithResource("persistentvolumes")
 	Classes     = storagev1.SchemeGroupVersion.WithResource("storageclasses")
+	Nodes       = corev1.SchemeGroupVersion.WithResource("nodes")
+	CSINodes    = storagev1.SchemeGroupVersion.WithResource("csinodes")
 	Attachments = storagev1.SchemeGroupVersion.WithResource("volumeattachments")
 	Snapshots   = snapshotv1.SchemeGroupVersion.WithResource("volumesnapshots")
 	Contents    = snapshotv1.SchemeGroupVersion.WithResource("volumesnapshotcontents")
@@ -40,6 +42,7 @@ var (
 type Features struct {
 	Resize    bool // they expand volumes and modify them
 	Snapshots bool
+	Topology  bool // each node is a zone of its own
 }
 
 // Step is something that a component or a user can do now.
@@ -127,7 +130,8 @@ func (c *Cluster) Steps() []Step {
 	if version := c.api.Version(); version != c.version || c.changed {
 		c.version, c.changed = version, false
 		state := c.read()
-		c.steps = slices.Concat(c.bind(state), c.protect(state), c.schedule(state), c.attach(state), c.expand(state), c.snapshot(state))
+		c.steps = slices.Concat(c.bind(state), c.protect(state), c.schedule(state), c.attach(state), c.register(),
+			c.expand(state), c.snapshot(state))
 	}
 	return c.steps
 }

@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	component "k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 	storagehelpers "k8s.io/component-helpers/storage/volume"
 )
 
@@ -107,7 +108,8 @@ func (c *Cluster) protect(s state) []Step {
 	return steps
 }
 
-// schedule returns the steps of the scheduler: it selects the node of claims that wait for their first pod.
+// schedule returns the steps of the scheduler: it selects the node of claims that wait for their first pod, and assigns
+// the pod to that node.
 func (c *Cluster) schedule(s state) []Step {
 	var steps []Step
 	for _, pod := range c.pods {
@@ -118,9 +120,14 @@ func (c *Cluster) schedule(s state) []Step {
 		if class := s.class(claim); class == nil || !waits(class, claim) {
 			continue
 		}
-		next := claim.DeepCopy()
-		metav1.SetMetaDataAnnotation(&next.ObjectMeta, storagehelpers.AnnSelectedNode, pod.Node)
-		steps = append(steps, Step{"scheduler selects " + pod.Node + " for claim " + claim.Name, c.update(Claims, next)})
+		for _, node := range c.Nodes {
+			next := claim.DeepCopy()
+			metav1.SetMetaDataAnnotation(&next.ObjectMeta, storagehelpers.AnnSelectedNode, node)
+			steps = append(steps, Step{"scheduler selects " + node + " for claim " + claim.Name, func(context.Context) error {
+				c.pod(claim.Name).Node = node
+				return c.api.Update(Claims, next, "")
+			}})
+		}
 	}
 	return steps
 }
@@ -131,7 +138,7 @@ func (c *Cluster) attach(s state) []Step {
 	wanted := map[string]bool{}
 	for _, pod := range c.pods {
 		claim := s.claim(pod.Claim)
-		if claim == nil || claim.Status.Phase != corev1.ClaimBound {
+		if claim == nil || claim.Status.Phase != corev1.ClaimBound || !accessible(s.volume(claim.Spec.VolumeName), pod.Node) {
 			continue
 		}
 		name := attachmentName(claim.Spec.VolumeName, pod.Node)
@@ -155,6 +162,16 @@ func (c *Cluster) attach(s state) []Step {
 		}
 	}
 	return steps
+}
+
+// accessible reports whether pv, nil if there is none, can be used on a node.
+func accessible(pv *corev1.PersistentVolume, node string) bool {
+	if pv == nil || pv.Spec.NodeAffinity == nil {
+		return true
+	}
+	ok, err := component.NewLazyErrorNodeSelector(pv.Spec.NodeAffinity.Required).Match(
+		&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node, Labels: Zone(node)}})
+	return ok && err == nil
 }
 
 func attachmentName(volume, node string) string { return "va-" + volume + "-" + node }

@@ -23,14 +23,17 @@ var ClassNames = []string{"immediate", "waiting", "retained"}
 // SetUp creates the objects of the administrator.
 func (c *Cluster) SetUp(ctx context.Context) error {
 	for _, node := range c.Nodes {
-		n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}}
-		if err := c.api.Create(corev1.SchemeGroupVersion.WithResource("nodes"), n); err != nil {
+		n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node, Labels: Zone(node)}}
+		if err := c.api.Create(Nodes, n); err != nil {
 			return err
 		}
-		csi := &storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: node}, Spec: storagev1.CSINodeSpec{
-			Drivers: []storagev1.CSINodeDriver{{Name: c.driver, NodeID: "id-of-" + node}},
-		}}
-		if err := c.api.Create(storagev1.SchemeGroupVersion.WithResource("csinodes"), csi); err != nil {
+		csi := &storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: node}}
+		if err := c.api.Create(CSINodes, csi); err != nil {
+			return err
+		}
+	}
+	for _, step := range c.register() {
+		if err := step.Do(ctx); err != nil {
 			return err
 		}
 	}
@@ -83,7 +86,7 @@ func (c *Cluster) UserSteps(claims int) [][]Step {
 		name := fmt.Sprintf("c%d", i)
 		claim := s.claim(name)
 		if claim == nil {
-			steps = append(steps, c.createClaim(name, ClassNames[i%len(ClassNames)]))
+			steps = append(steps, c.createClaim(name, c.className(i)))
 			continue
 		}
 		if claim.DeletionTimestamp == nil {
@@ -110,7 +113,7 @@ func (c *Cluster) UserSteps(claims int) [][]Step {
 // CreateClaims creates claims with the names that users use.
 func (c *Cluster) CreateClaims(ctx context.Context, claims int) error {
 	for i := range claims {
-		if err := c.createClaim(fmt.Sprintf("c%d", i), ClassNames[i%len(ClassNames)]).Do(ctx); err != nil {
+		if err := c.createClaim(fmt.Sprintf("c%d", i), c.className(i)).Do(ctx); err != nil {
 			return err
 		}
 	}
@@ -146,7 +149,21 @@ func (c *Cluster) createClaim(name, class string) Step {
 		StorageClassName: &class, AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
 		Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}},
 	}}
-	return Step{"user creates claim " + name, c.create(Claims, claim)}
+	if class != "waiting" || !c.features.Topology {
+		return Step{"user creates claim " + name, c.create(Claims, claim)}
+	}
+	return Step{"user creates claim " + name + " and its pod", func(context.Context) error {
+		c.pods, c.changed = append(c.pods, Pod{name, c.Nodes[0]}), true
+		return c.api.Create(Claims, claim)
+	}}
+}
+
+// className returns the StorageClass of a claim.
+func (c *Cluster) className(claim int) string {
+	if c.features.Topology { // the first claim waits
+		claim++
+	}
+	return ClassNames[claim%len(ClassNames)]
 }
 
 func (c *Cluster) deleteClaim(name string) error { return c.api.Delete(Claims, Namespace, name, nil) }
@@ -158,6 +175,7 @@ func (c *Cluster) deletePod(claim string) {
 // disturb returns the steps of users who change objects of others.
 func (c *Cluster) disturb(s state) []Step {
 	steps := []Step{c.recreateClass(ClassNames[len(s.volumes)%len(ClassNames)])}
+	steps = append(steps, c.unregister()...)
 	for _, pv := range s.volumes {
 		if pv.DeletionTimestamp != nil { // the provisioner could not add its finalizer again
 			continue
