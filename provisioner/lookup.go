@@ -57,7 +57,7 @@ func (t referenceReader) resolve(ctx context.Context, claim *corev1.PersistentVo
 			f.err = t.permitted(ctx, claim, *f.source)
 		}
 		if f.err == nil {
-			f.content, f.uid, f.err = t.contentOf(ctx, claim, *f.source, resuming)
+			f.content, f.uid, f.err = t.contentOf(ctx, claim, *f.source)
 		}
 		if f.err != nil {
 			f.err = fmt.Errorf("data source %s: %w", f.source, f.err)
@@ -83,7 +83,7 @@ func (t referenceReader) mutableParameters(ctx context.Context, name string) (ma
 
 // contentOf returns the content source of the request for a data source, and the UID of the data source.
 func (t referenceReader) contentOf(
-	ctx context.Context, claim *corev1.PersistentVolumeClaim, key volumerules.Source, resuming bool,
+	ctx context.Context, claim *corev1.PersistentVolumeClaim, key volumerules.Source,
 ) (*csi.VolumeContentSource, types.UID, error) {
 	if key.Kind == kube.KindSnapshot {
 		return t.snapshotContent(ctx, claim, key)
@@ -92,7 +92,7 @@ func (t referenceReader) contentOf(
 	if err != nil {
 		return nil, "", err
 	}
-	if err := volumerules.CheckClone(source, claim, resuming); err != nil {
+	if err := volumerules.CheckClone(source, claim); err != nil {
 		return nil, "", err
 	}
 	pv, err := t.c.deps.Client.CoreV1().PersistentVolumes().Get(ctx, source.Spec.VolumeName, metav1.GetOptions{})

@@ -95,11 +95,11 @@ func checkModeChange(content *snapshotv1.VolumeSnapshotContent, claim *corev1.Pe
 }
 
 // CheckClone returns an error if source cannot be cloned for claim. A source that is being deleted
-// can be cloned only if resuming a request, while the finalizer of the provisioner keeps it.
-func CheckClone(source, claim *corev1.PersistentVolumeClaim, resuming bool) error {
+// can be cloned while the finalizer of the provisioner keeps it: that finalizer stays until the last clone is made.
+func CheckClone(source, claim *corev1.PersistentVolumeClaim) error {
 	requested, size := claim.Spec.Resources.Requests[corev1.ResourceStorage], source.Spec.Resources.Requests[corev1.ResourceStorage]
 	switch {
-	case source.DeletionTimestamp != nil && !(resuming && slices.Contains(source.Finalizers, kube.CloningProtection)):
+	case source.DeletionTimestamp != nil && !slices.Contains(source.Finalizers, kube.CloningProtection):
 		return errors.New("it is being deleted")
 	case source.Status.Phase != corev1.ClaimBound:
 		return fmt.Errorf("it is %s, not Bound", source.Status.Phase)

@@ -215,19 +215,14 @@ func cloned() (*corev1.PersistentVolumeClaim, *corev1.PersistentVolume) {
 func TestCheckClone(t *testing.T) {
 	kept := func(s, _ *corev1.PersistentVolumeClaim) { deleting(s); s.Finalizers = []string{kube.CloningProtection} }
 	for name, tt := range map[string]struct {
-		change   func(source, claim *corev1.PersistentVolumeClaim)
-		resuming bool
-		err      []string
+		change func(source, claim *corev1.PersistentVolumeClaim)
+		err    []string
 	}{
 		"bound": {},
 		"being deleted": {
 			change: func(s, _ *corev1.PersistentVolumeClaim) { deleting(s) }, err: []string{"being deleted"},
 		},
-		"being deleted, kept":        {change: kept, err: []string{"being deleted"}},
-		"being deleted, kept, begun": {change: kept, resuming: true},
-		"being deleted, not kept, begun": {
-			change: func(s, _ *corev1.PersistentVolumeClaim) { deleting(s) }, resuming: true, err: []string{"being deleted"},
-		},
+		"being deleted, kept": {change: kept},
 		"pending": {
 			change: func(s, _ *corev1.PersistentVolumeClaim) { s.Status.Phase = corev1.ClaimPending }, err: []string{"Pending"},
 		},
@@ -256,7 +251,7 @@ func TestCheckClone(t *testing.T) {
 			if tt.change != nil {
 				tt.change(source, claim)
 			}
-			if err := CheckClone(source, claim, tt.resuming); !fails(err, tt.err...) {
+			if err := CheckClone(source, claim); !fails(err, tt.err...) {
 				t.Errorf("error %v, want %q", err, tt.err)
 			}
 		})

@@ -82,7 +82,7 @@ func explainSnapshot(e *explanation, s *sourceFact) {
 
 func explainClone(e *explanation, s *sourceFact) {
 	source, claim := s.claim.value, e.claim.value
-	err := volumerules.CheckClone(source, claim, false)
+	err := volumerules.CheckClone(source, claim)
 	if err == nil && s.volume.found {
 		_, err = volumerules.CloneContent(e.driver, source, s.volume.value, claim)
 	}
