@@ -49,8 +49,10 @@ func (a *applier) apply(ctx context.Context, key claimKey, s claimState, step st
 	case doReadReferences:
 		r.refs = referenceReader{a.c}.resolve(ctx, s.claim, isProtected(s.claim))
 		return none, nil
+	case doReadClaim:
+		return none, a.readClaim(ctx, key, s.claim, r)
 	case doBegin:
-		return beginRequest(step.next), nil
+		return beginRequest(a.identified(step.next)), nil
 	case doProtectSource:
 		return a.protectSource(ctx, s, step.next)
 	case doPrepareAgain:
@@ -93,11 +95,28 @@ func (a *applier) reportFailure(s claimState, err error) (t transition, _ error)
 	return t, err
 }
 
+// readClaim reads a claim that is older than the term.
+func (a *applier) readClaim(ctx context.Context, key claimKey, claim *corev1.PersistentVolumeClaim, r *reads) error {
+	if _, _, err := a.claims.Refetch(ctx, a.c.deps.Client.CoreV1().PersistentVolumeClaims(key.Namespace), claim); err != nil {
+		return fmt.Errorf("reading claim %s: %w", key, err)
+	}
+	r.live = true
+	return nil
+}
+
+// identified returns next with the ID that its record will have, unless it was resumed from a record.
+func (a *applier) identified(next operation) operation {
+	if !next.called {
+		next.recordID = fmt.Sprintf("%s-%d", a.c.driver.identity, a.c.requests.Add(1))
+	}
+	return next
+}
+
 // protectSource begins an operation once its source has the finalizer. The lock of the
 // source is held until the operation is recorded, and counts as a use of the source.
 func (a *applier) protectSource(ctx context.Context, s claimState, next operation) (transition, error) {
-	t := beginRequest(next)
-	unlock := a.sources.lock(*next.source)
+	t := beginRequest(a.identified(next))
+	unlock := a.sources.locks.lock(*next.source)
 	defer func() {
 		if t.release == nil { // an error or a panic
 			unlock()
@@ -150,11 +169,8 @@ func (a *applier) protect(ctx context.Context, s claimState) (transition, error)
 		}
 		err = a.patchClaim(ctx, client, s.claim, change)
 	}
-	switch {
-	case err == nil:
-		return recordWritten(change.SetAnnotations[kube.AnnProvisioningRequest]), nil
-	case kube.IsPatchTestFailed(err) && a.recordChanged(s.claim):
-		return transition{}, nil // another process has protected the claim; decide sees it as it was just read
+	if err == nil || a.outdated(s.claim, err) {
+		return transition{}, nil
 	}
 	err = fmt.Errorf("adding finalizer %s: %w", kube.ProvisioningFinalizer, err)
 	if !apierrors.IsInvalid(err) || !a.isDeleted(ctx, s.claim) { // Invalid: from a policy, or because the claim is deleted
@@ -167,11 +183,10 @@ func (a *applier) protect(ctx context.Context, s claimState) (transition, error)
 	return recordNotWritten(), nil
 }
 
-// recordChanged reports whether the record on a claim is known to have changed, or the claim to be deleted.
-func (a *applier) recordChanged(claim *corev1.PersistentVolumeClaim) bool {
+// outdated reports whether a write has failed because claim is outdated. The newest version is known then.
+func (a *applier) outdated(claim *corev1.PersistentVolumeClaim, err error) bool {
 	newest, ok := a.claims.Get(kube.Key(claim))
-	return !ok || newest.UID != claim.UID ||
-		newest.Annotations[kube.AnnProvisioningRequest] != claim.Annotations[kube.AnnProvisioningRequest]
+	return kube.IsPatchTestFailed(err) && (!ok || newest.UID != claim.UID || newest.ResourceVersion != claim.ResourceVersion)
 }
 
 // isDeleted reads a claim and reports whether it is deleted, or being deleted.
@@ -181,7 +196,11 @@ func (a *applier) isDeleted(ctx context.Context, claim *corev1.PersistentVolumeC
 }
 
 func (a *applier) unprotect(ctx context.Context, claim *corev1.PersistentVolumeClaim) (transition, error) {
-	if err := a.patchClaim(ctx, a.c.deps.Client, claim, unprotection(claim)); err != nil {
+	err := a.patchClaim(ctx, a.c.deps.Client, claim, unprotection(claim))
+	switch {
+	case err != nil && a.outdated(claim, err):
+		return transition{}, nil
+	case err != nil:
 		return transition{}, fmt.Errorf("removing finalizer %s from claim %s/%s: %w",
 			kube.ProvisioningFinalizer, claim.Namespace, claim.Name, err)
 	}

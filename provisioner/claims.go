@@ -30,10 +30,11 @@ type claimLoop struct {
 	applier
 	queue      *workloop.Loop[claimKey]
 	topologies *topology.Aggregate
+	began      time.Time
 }
 
 func newClaimLoop(a applier) *claimLoop {
-	l := &claimLoop{applier: a, topologies: topology.NewAggregate()}
+	l := &claimLoop{applier: a, topologies: topology.NewAggregate(), began: time.Now()}
 	l.queue = workloop.NewFair(a.c.loopConfig("claims"), a.c.deps.Queues, l.sync, l.groupOf)
 	l.queue.ShowStage(func(key claimKey) string { return l.ops.get(key).stage.String() })
 	if cfg := a.c.cfg; cfg.NodeDeployment {
@@ -44,7 +45,7 @@ func newClaimLoop(a applier) *claimLoop {
 	return l
 }
 
-// maxSteps bounds the steps of one sync. A claim takes up to twelve.
+// maxSteps bounds the steps of one sync. A claim takes up to fourteen.
 const maxSteps = 20
 
 // sync takes the steps that decide names for one claim, until none is left or one fails.
@@ -182,7 +183,7 @@ func (l *claimLoop) claimUpdated(old, claim *corev1.PersistentVolumeClaim) {
 	if waits(old) && !waits(claim) {
 		l.sources.enqueueSourceOf(old) // not claim: see kube.Trim
 	}
-	if onlyOwnChanges(old, claim) {
+	if onlyOwnChanges(old, claim) && !l.mustResume(keyOf(claim)) {
 		return
 	}
 	if isCloned(old) == isCloned(claim) { // else the change is that of a sourceProtector
@@ -196,6 +197,12 @@ func (l *claimLoop) claimUpdated(old, claim *corev1.PersistentVolumeClaim) {
 func onlyOwnChanges(old, claim *corev1.PersistentVolumeClaim) bool {
 	return isProtected(old) != isProtected(claim) && old.UID == claim.UID && old.DeletionTimestamp.Equal(claim.DeletionTimestamp) &&
 		old.Spec.VolumeName == claim.Spec.VolumeName && selectedNode(old) == selectedNode(claim)
+}
+
+// mustResume reports whether an earlier leader has protected the claim, perhaps after this one had finished with it.
+func (l *claimLoop) mustResume(key claimKey) bool {
+	newest, ok := l.claims.Get(key.Namespace + "/" + key.Name)
+	return ok && newest.UID == key.UID && isProtected(newest) && !l.ops.get(key).stage.inProgress()
 }
 
 func (l *claimLoop) claimDeleted(claim *corev1.PersistentVolumeClaim) {

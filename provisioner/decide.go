@@ -32,6 +32,7 @@ const (
 	doReschedule        // have the scheduler select another node
 	doScheduleClaiming
 	doSelectThisNode
+	doReadClaim
 	doReadReferences // read the objects that the claim references
 	doBegin
 	doProtectSource // and begin
@@ -52,7 +53,8 @@ const (
 func (a action) String() string {
 	return [...]string{
 		"nothing", "forget", "ignore", "back off", "retry", "fail", "wait", "reschedule", "schedule claiming", "select this node",
-		"read references", "begin", "protect source", "abandon", "prepare again", "refetch claim", "read secrets", "protect", "unprotect",
+		"read claim", "read references", "begin", "protect source", "abandon", "prepare again", "refetch claim", "read secrets", "protect",
+		"unprotect",
 		"create volume", "create PersistentVolume", "find owner", "keep rejected volume", "delete rejected volume",
 	}[a]
 }
@@ -98,10 +100,8 @@ func (d decision) decidePending() step {
 	// A claim that was bound to another volume may still have one of its own.
 	hasVolume := d.claim.Spec.VolumeName == d.volumeName(d.claim.UID) || isVolumeOf(d.claim, d.volume)
 	switch {
-	case isProtected(d.claim) && (hasVolume || d.op.recordedOn(d.claim)):
-		return step{action: doUnprotect, reason: "FinalResult"}
 	case isProtected(d.claim):
-		return d.decideResume()
+		return d.decideProtected(hasVolume)
 	case d.failure != nil:
 		return d.decideFailed()
 	case d.claim.Spec.VolumeName != "":
@@ -110,6 +110,18 @@ func (d decision) decidePending() step {
 		return step{reason: "PVExists"}
 	}
 	return d.decideNew()
+}
+
+// decideProtected returns the step for a protected claim without a request in progress in this process.
+func (d decision) decideProtected(hasVolume bool) step {
+	switch driver := kube.RecordedDriver(d.claim); {
+	case driver != "" && driver != d.name:
+		return step{action: doFail, reason: "RecordOfAnotherDriver", err: cannotRetry(d.volumeName(d.claim.UID),
+			fmt.Errorf("the request was sent to driver %q", driver), "Run that driver")}
+	case hasVolume || d.op.finalResult && d.op.recordedOn(d.claim):
+		return step{action: doUnprotect, reason: "FinalResult"}
+	}
+	return d.decideResume()
 }
 
 // decideFailed returns the step after a final result in this sync, whose event was sent.
@@ -267,6 +279,9 @@ func (d decision) decideRequest(reason string) step {
 }
 
 func (d decision) begin(reason string, next operation) step {
+	if !d.confirmed() {
+		return step{action: doReadClaim, reason: reason}
+	}
 	next.began = d.race.began
 	if next.source != nil {
 		return step{action: doProtectSource, reason: reason, next: next}

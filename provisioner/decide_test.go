@@ -81,7 +81,8 @@ func testOperation(s stage, change func(*operation)) operation {
 	if err != nil {
 		panic(err)
 	}
-	o := operation{stage: s, claim: testClaim(nil), classUID: testClass(nil).UID, request: request, plan: p, called: s != requested}
+	o := operation{stage: s, claim: testClaim(nil), classUID: testClass(nil).UID, request: request, plan: p, called: s != requested,
+		recordID: recordID}
 	if change != nil {
 		change(&o)
 	}
@@ -92,6 +93,10 @@ func protected(pvc *corev1.PersistentVolumeClaim) {
 	pvc.Finalizers = []string{kube.ProvisioningFinalizer}
 }
 
+const recordID = "process-1" // of testOperation
+
+func ofAnother(o *operation) { o.recordID = "process-2" }
+
 // recorded protects a claim and records the request of testOperation.
 func recorded(pvc *corev1.PersistentVolumeClaim) {
 	change, err := testOperation(requested, nil).protection(testDriver(nil).name, pvc)
@@ -99,10 +104,6 @@ func recorded(pvc *corev1.PersistentVolumeClaim) {
 		panic(err)
 	}
 	change.Apply(pvc)
-}
-
-func recordOn(pvc *corev1.PersistentVolumeClaim) *string {
-	return ptr.To(pvc.Annotations[kube.AnnProvisioningRequest])
 }
 
 func deleting(pvc *corev1.PersistentVolumeClaim) { pvc.DeletionTimestamp = &metav1.Time{Time: now} }
@@ -166,6 +167,7 @@ func TestDecide(t *testing.T) {
 		op     operation
 		refs   *resolvedRefs
 		reads  reads
+		term   time.Time
 		want   action
 		reason string
 		err    error
@@ -426,38 +428,38 @@ func TestDecide(t *testing.T) {
 			reason: "Indeterminate",
 		},
 		"final error in this sync": {
-			claim: testClaim(nil), class: testClass(nil), op: operation{record: ptr.To("")},
+			claim: testClaim(nil), class: testClass(nil), op: operation{finalResult: true},
 			reads: reads{failure: &failure{err: errFull, node: "node-0"}}, want: doBackOff, reason: "CallFailed", err: errFull,
 		},
 		"final error in this sync, still protected": {
-			claim: testClaim(protected), class: testClass(nil), op: operation{record: ptr.To("")},
+			claim: testClaim(protected), class: testClass(nil), op: operation{finalResult: true},
 			reads: reads{failure: &failure{err: errFull, node: "node-0"}}, want: doUnprotect, reason: "FinalResult",
 		},
 		"final error in this sync, the claim was deleted": {
-			op: operation{record: ptr.To("")}, reads: reads{failure: &failure{err: errFull}}, want: doForget, reason: "ClaimDeleted",
+			op: operation{finalResult: true}, reads: reads{failure: &failure{err: errFull}}, want: doForget, reason: "ClaimDeleted",
 		},
 		"exhausted on the selected node": {
 			driver: func(d *driver) { d.topology = true }, claim: testClaim(onNodeZero), class: testClass(late),
-			op: operation{record: ptr.To("")}, reads: reads{failure: &failure{err: errFull, node: "node-0"}}, want: doReschedule,
+			op: operation{finalResult: true}, reads: reads{failure: &failure{err: errFull, node: "node-0"}}, want: doReschedule,
 			reason: "ResourceExhausted",
 		},
 		"exhausted on a node selected before": {
 			driver: func(d *driver) { d.topology = true }, claim: testClaim(onNodeZero), class: testClass(late),
-			op: operation{record: ptr.To("")}, reads: reads{failure: &failure{err: errFull, node: "node-1"}}, want: doBackOff,
+			op: operation{finalResult: true}, reads: reads{failure: &failure{err: errFull, node: "node-1"}}, want: doBackOff,
 			reason: "CallFailed", err: errFull,
 		},
 		"exhausted and rescheduled": {
 			driver: func(d *driver) { d.topology = true }, claim: testClaim(nil), class: testClass(late),
-			op: operation{record: ptr.To("")}, reads: reads{failure: &failure{err: errFull, node: "node-0"}}, want: doForget,
+			op: operation{finalResult: true}, reads: reads{failure: &failure{err: errFull, node: "node-0"}}, want: doForget,
 			reason: "WaitsForPod",
 		},
 		"exhausted on the node of the alpha annotation": {
 			driver: func(d *driver) { d.topology = true }, claim: testClaim(alpha), class: testClass(nil),
-			op: operation{record: ptr.To("")}, reads: reads{failure: &failure{err: errFull, node: "node-9"}},
+			op: operation{finalResult: true}, reads: reads{failure: &failure{err: errFull, node: "node-9"}},
 			want: doBackOff, reason: "CallFailed", err: errFull,
 		},
 		"exhausted, a driver without topology": {
-			claim: testClaim(onNodeZero), class: testClass(late), op: operation{record: ptr.To("")},
+			claim: testClaim(onNodeZero), class: testClass(late), op: operation{finalResult: true},
 			reads: reads{failure: &failure{err: errFull, node: "node-0"}}, want: doBackOff, reason: "CallFailed", err: errFull,
 		},
 		"secrets are read again before a retry": {
@@ -514,15 +516,11 @@ func TestDecide(t *testing.T) {
 		},
 		"recorded before the first call": {
 			driver: func(d *driver) { d.ProvisioningProtection = ProtectionAlways }, claim: testClaim(recorded),
-			op:   testOperation(requested, func(o *operation) { o.record = recordOn(testClaim(recorded)) }),
+			op:   testOperation(requested, nil),
 			want: doCreateVolume, reason: "Requested",
 		},
 		"not asked for yet, and an earlier process has recorded a request": {
-			claim: testClaim(recorded), op: testOperation(requested, nil), want: doAbandon, reason: "RecordFound",
-		},
-		"recorded before the first call, and replaced by an earlier process": {
-			claim: testClaim(recorded), op: testOperation(requested, func(o *operation) { o.record = ptr.To("{}") }),
-			want: doAbandon, reason: "RecordFound",
+			claim: testClaim(recorded), op: testOperation(requested, ofAnother), want: doAbandon, reason: "RecordFound",
 		},
 		"not asked for yet, recorded by an earlier process and deleted": {
 			claim: testClaim(func(c *corev1.PersistentVolumeClaim) { recorded(c); deleting(c) }), op: testOperation(requested, nil),
@@ -558,15 +556,35 @@ func TestDecide(t *testing.T) {
 			reason: "PVDeleted",
 		},
 		"failed for good and still protected": {
-			claim: testClaim(protected), class: testClass(nil), op: operation{record: ptr.To("")}, want: doUnprotect, reason: "FinalResult",
+			claim: testClaim(protected), class: testClass(nil), op: operation{finalResult: true}, want: doUnprotect, reason: "FinalResult",
 		},
 		"failed for good, and an earlier process has recorded another request": {
 			claim: testClaim(func(c *corev1.PersistentVolumeClaim) { recorded(c); deleting(c) }), class: testClass(nil),
-			op: operation{record: ptr.To("{}")}, want: doBegin, reason: "RecordFound",
+			op: operation{finalResult: true, recordID: "other"}, want: doBegin, reason: "RecordFound",
 		},
 		"failed for good, and the record is still on the claim": {
-			claim: testClaim(recorded), class: testClass(nil), op: operation{record: recordOn(testClaim(recorded))},
+			claim: testClaim(recorded), class: testClass(nil), op: operation{finalResult: true, recordID: recordID},
 			want: doUnprotect, reason: "FinalResult",
+		},
+		"recorded by the process of another driver": {
+			driver: func(d *driver) { d.name = "other" }, claim: testClaim(recorded), volume: ourVolume(), want: doFail,
+			reason: "RecordOfAnotherDriver",
+		},
+		"older than the term": {
+			claim: testClaim(nil), class: testClass(nil), term: now.Add(time.Second), want: doReadClaim, reason: "Wanted",
+		},
+		"created in the same second as the term began": {
+			claim: testClaim(func(c *corev1.PersistentVolumeClaim) {
+				c.CreationTimestamp = metav1.Time{Time: now.Truncate(time.Second)}
+			}),
+			class: testClass(nil), term: now, want: doBegin, reason: "Wanted",
+		},
+		"older than the term, and just read": {
+			claim: testClaim(nil), class: testClass(nil), term: now.Add(time.Second), reads: reads{live: true}, want: doBegin,
+			reason: "Wanted",
+		},
+		"recorded by an earlier process, older than the term": {
+			claim: testClaim(recorded), class: testClass(nil), term: now.Add(time.Second), want: doReadClaim, reason: "RecordFound",
 		},
 		"recorded by an earlier process": {
 			claim: testClaim(protected), class: testClass(nil), want: doBegin, reason: "RecordFound",
@@ -616,7 +634,7 @@ func TestDecide(t *testing.T) {
 			claim: from("Hello", protected), op: testOperation(indeterminate, nil), want: doCreateVolume, reason: "Indeterminate",
 		},
 		"failed for good, and the source was deleted": {
-			driver: can, claim: from("VolumeSnapshot", protected), class: testClass(nil), op: operation{record: ptr.To("")},
+			driver: can, claim: from("VolumeSnapshot", protected), class: testClass(nil), op: operation{finalResult: true},
 			want: doUnprotect, reason: "FinalResult",
 		},
 		"recorded, and its volume was saved after all": {
@@ -625,7 +643,8 @@ func TestDecide(t *testing.T) {
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			s := claimState{claim: tt.claim, class: tt.class, volume: tt.volume, op: tt.op, reads: tt.reads, known: zones, now: now}
+			s := claimState{claim: tt.claim, class: tt.class, volume: tt.volume, op: tt.op, reads: tt.reads, known: zones,
+				now: now, term: tt.term}
 			if tt.refs != nil {
 				s.refs = tt.refs
 			}

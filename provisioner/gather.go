@@ -36,12 +36,19 @@ type claimState struct {
 	race   race
 	known  *topology.Aggregate
 	now    time.Time
+	term   time.Time // when this process began to lead
 	reads
+}
+
+// confirmed reports whether the cache shows what an earlier leader may have recorded on the claim. It may be behind.
+func (s claimState) confirmed() bool {
+	return s.live || !s.claim.CreationTimestamp.Time.Before(s.term.Truncate(time.Second)) // of which it has the precision
 }
 
 // reads is what one sync has read from the API server, or learned from a failed call. It
 // is not kept until the next sync.
 type reads struct {
+	live         bool          // the claim was read
 	refs         *resolvedRefs // the objects that the claim references; nil: not read yet
 	freshSecrets bool          // the secrets of the request were read in this sync
 	owner        *string       // of a rejected volume, "" for none; nil: not read yet
@@ -59,12 +66,12 @@ type failure struct {
 // operation of the claim.
 //
 // It does not ask the API server whether the claim still exists before its first
-// CreateVolume: that would be a read per volume. The operation is kept in stage pvCreated
+// CreateVolume, unless the claim is older than the term: that would be a read per volume. The operation is kept in stage pvCreated
 // until the watch has shown the claim bound or deleted, so that no state of the cache leads
 // to a second volume. A claim that was deleted meanwhile leads to a PersistentVolume that
 // is released at once.
 func (l *claimLoop) gather(key claimKey) claimState {
-	s := claimState{op: l.ops.get(key), race: l.ownership.raceOf(key), known: l.topologies, now: time.Now()}
+	s := claimState{op: l.ops.get(key), race: l.ownership.raceOf(key), known: l.topologies, now: time.Now(), term: l.began}
 	s.volume, _ = l.volumes.Get(l.c.driver.volumeName(key.UID))
 	claim, ok := l.claims.Get(key.Namespace + "/" + key.Name)
 	if !ok || claim.UID != key.UID {

@@ -72,7 +72,7 @@ func (d decision) decideResume() step {
 	case errors.Is(err, errRequestChanged):
 		return cannot("RequestChanged", err, "Restore the StorageClass parameters, the referenced object or the flag")
 	case err != nil:
-		return step{action: doFail, reason: "CannotResume", err: err}
+		return cannot("CannotResume", err, "Restore the annotation, or the objects that this PVC names")
 	}
 	return d.begin("RecordFound", next)
 }

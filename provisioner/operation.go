@@ -44,7 +44,6 @@ const (
 	onSecretsRead      transitionName = "secretsRead"
 	onCreateCalled     transitionName = "createCalled"
 	onOutcomeUnknown   transitionName = "outcomeUnknown"
-	onRecordWritten    transitionName = "recordWritten"
 	onRecordNotWritten transitionName = "recordNotWritten"
 	onPrepareAgain     transitionName = "prepareAgain"
 	onVolumeCreated    transitionName = "volumeCreated"
@@ -65,7 +64,6 @@ var transitions = map[transitionName]map[stage]stage{
 	onSecretsRead:      {requested: requested, indeterminate: indeterminate, rejected: rejected},
 	onCreateCalled:     {requested: requested, indeterminate: indeterminate},
 	onOutcomeUnknown:   {requested: indeterminate, indeterminate: indeterminate, created: indeterminate},
-	onRecordWritten:    {requested: requested, indeterminate: indeterminate, rejected: rejected},
 	onRecordNotWritten: {requested: requested, indeterminate: indeterminate, rejected: rejected},
 	onPrepareAgain:     {requested: requested, indeterminate: indeterminate},
 	onVolumeCreated:    {requested: created, indeterminate: created},
@@ -84,11 +82,12 @@ type operation struct {
 	stage     stage
 	began     time.Time // of the work for the claim
 	announced bool      // the event Provisioning was sent
-	// record is the annotation on the claim that the request was written to or resumed from, "" if a user has
-	// removed it, nil if neither. In stage pending it is that of the last request: the result was final.
-	record *string
+	// recordID identifies the record of the request, whether or not it is on the claim. In stage pending it is that of
+	// the last request. Empty: the request continues that of an earlier process, whose record has none.
+	recordID string
 
 	// In stage pending:
+	finalResult      bool // the last request has one, or was never sent; the claim may still be protected
 	infeasible       *infeasible
 	topologyFailures int  // in a row
 	awaitsTopology   bool // a change of any Node or CSINode may help
@@ -166,10 +165,6 @@ func outcomeUnknown() transition {
 	return transition{name: onOutcomeUnknown, set: func(o *operation) { o.pv, o.recordFailed = nil, false }}
 }
 
-func recordWritten(record string) transition {
-	return transition{name: onRecordWritten, set: func(o *operation) { o.record = &record }}
-}
-
 func recordNotWritten() transition {
 	return transition{name: onRecordNotWritten, set: func(o *operation) { o.recordFailed = true }}
 }
@@ -188,7 +183,7 @@ func volumeRejected(id string, affinity *corev1.VolumeNodeAffinity, reason error
 // still be protected.
 func noVolume(i *infeasible) transition {
 	return transition{name: onNoVolume, set: func(o *operation) {
-		*o = operation{began: o.began, announced: o.announced, infeasible: o.infeasible, record: o.record}
+		*o = operation{began: o.began, announced: o.announced, infeasible: o.infeasible, finalResult: true, recordID: o.recordID}
 		if i != nil {
 			o.infeasible = i
 		}
@@ -202,7 +197,7 @@ func pvSaved() transition {
 }
 
 func claimUnprotected() transition {
-	return transition{name: onClaimUnprotected, set: func(o *operation) { o.record = nil }}
+	return transition{name: onClaimUnprotected, set: func(o *operation) { o.finalResult = false }}
 }
 
 // claimRefetched follows the deletion of a saved PersistentVolume.

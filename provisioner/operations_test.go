@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	corev1 "k8s.io/api/core/v1"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/volumerules"
@@ -55,7 +56,7 @@ func allTransitions() []transition {
 		noTopology(true), beginRequest(operation{}), beginRequest(operation{called: true}), prepareAgain(operation{}),
 		secretsRead(&csi.CreateVolumeRequest{}, nil),
 		createCalled(),
-		outcomeUnknown(), recordWritten("{}"), recordNotWritten(),
+		outcomeUnknown(), recordNotWritten(),
 		volumeCreated(ourVolume(), "vol"), volumeRejected("vol", nil, errUnusable), noVolume(nil),
 		pvSaved(),
 		claimUnprotected(), claimRefetched(true), claimRefetched(false),
@@ -90,39 +91,33 @@ func TestTransitions(t *testing.T) {
 	}
 }
 
-// TestRecordOfFinalResult: only a request that was recorded on the claim, by this process or the one it
-// continues, ends the protection of the claim.
-func TestRecordOfFinalResult(t *testing.T) {
-	claim := testClaim(recorded)
-	written := recordWritten(claim.Annotations[kube.AnnProvisioningRequest])
-	resumed, err := testDriver(nil).resume(claim, testClass(nil), nil, nil)
+// TestEndOfProtection applies the end of a request and decides about its claim: only a request whose record is on
+// the claim ends the protection.
+func TestEndOfProtection(t *testing.T) {
+	d, claim := testDriver(nil), testClaim(func(c *corev1.PersistentVolumeClaim) { recorded(c); deleting(c) })
+	resumed, err := d.resume(claim, testClass(nil), nil, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
+	own, others := testOperation(requested, nil), testOperation(requested, ofAnother)
 	for name, tt := range map[string]struct {
 		transitions []transition
-		want        bool
+		want        action
 	}{
-		"never called, not recorded": {[]transition{beginRequest(operation{}), noVolume(nil)}, false},
-		"called, not recorded":       {[]transition{beginRequest(operation{}), createCalled(), noVolume(nil)}, false},
-		"recording failed":           {[]transition{beginRequest(operation{}), recordNotWritten(), createCalled(), noVolume(nil)}, false},
-		"recorded before the call":   {[]transition{beginRequest(operation{}), written, createCalled(), noVolume(nil)}, true},
-		"recorded after the call": {
-			[]transition{beginRequest(operation{}), createCalled(), outcomeUnknown(), written, noVolume(nil)}, true,
-		},
-		"resumed":                      {[]transition{beginRequest(resumed), noVolume(nil)}, true},
-		"the protection ended":         {[]transition{beginRequest(resumed), noVolume(nil), claimUnprotected()}, false},
-		"another request has begun":    {[]transition{beginRequest(resumed), noVolume(nil), beginRequest(operation{})}, false},
-		"the PersistentVolume is made": {[]transition{beginRequest(resumed), volumeCreated(ourVolume(), "v"), pvSaved()}, false},
+		"own record, never called":     {[]transition{beginRequest(own)}, doUnprotect},
+		"own record, called":           {[]transition{beginRequest(own), createCalled(), outcomeUnknown()}, doUnprotect},
+		"another record, never called": {[]transition{beginRequest(others)}, doBegin},
+		"another record, called":       {[]transition{beginRequest(others), createCalled(), outcomeUnknown()}, doBegin},
+		"resumed from the record":      {[]transition{beginRequest(resumed)}, doUnprotect},
 	} {
 		o := newOperations()
-		for _, tr := range tt.transitions {
+		for _, tr := range append(tt.transitions, noVolume(nil)) {
 			if _, _, err := o.transition(keyOf(claim), tr); err != nil {
 				t.Fatal(err)
 			}
 		}
-		if got := o.get(keyOf(claim)).recordedOn(claim); got != tt.want {
-			t.Errorf("%s: the record on the claim is that of the operation: %t, want %t", name, got, tt.want)
+		if got := d.decide(claimState{claim: claim, class: testClass(nil), op: o.get(keyOf(claim)), now: now}); got.action != tt.want {
+			t.Errorf("%s: %v because %s, want %v", name, got.action, got.reason, tt.want)
 		}
 	}
 }

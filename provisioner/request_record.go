@@ -18,7 +18,6 @@ import (
 	"google.golang.org/protobuf/proto"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
-	"k8s.io/utils/ptr"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/topology"
@@ -29,6 +28,8 @@ import (
 // claim and its class do not say: the request is prepared from them again, with the topology
 // of the record, and must have the same hash.
 type requestRecord struct {
+	// ID tells the records of a claim apart. Empty in those of earlier versions.
+	ID     string `json:"id,omitempty"`
 	Driver string `json:"driver"` // as kube.HasProvisioningRecord reads it
 	// Request is a hash of the request without the values of its secrets.
 	Request string `json:"request"`
@@ -85,10 +86,10 @@ func fingerprint(request *csi.CreateVolumeRequest) (string, error) {
 	return hex.EncodeToString(sum[:]), nil
 }
 
-// protection returns the change that keeps claim until the outcome of o is known. It replaces no record that is not
-// on claim.
+// protection returns the change that keeps claim until the outcome of o is known. It fails if claim is outdated and
+// another process has protected it.
 func (o operation) protection(driver string, claim *corev1.PersistentVolumeClaim) (kube.MetadataPatch, error) {
-	r := requestRecord{Driver: driver, SelectedNode: o.plan.SelectedNode}
+	r := requestRecord{ID: o.recordID, Driver: driver, SelectedNode: o.plan.SelectedNode}
 	var err error
 	if r.Request, err = fingerprint(o.request); err != nil {
 		return kube.MetadataPatch{}, err
@@ -105,14 +106,19 @@ func (o operation) protection(driver string, claim *corev1.PersistentVolumeClaim
 	if len(data) > maxRecord {
 		return kube.MetadataPatch{}, fmt.Errorf("the record of the request has %d bytes, too many for an annotation", len(data))
 	}
+	tests := sameRecord(claim)
+	tests["/metadata/finalizers"] = nil
+	if len(claim.Finalizers) > 0 {
+		tests["/metadata/finalizers"] = claim.Finalizers
+	}
 	return kube.MetadataPatch{
 		AddFinalizers:  []string{kube.ProvisioningFinalizer},
 		SetAnnotations: map[string]string{kube.AnnProvisioningRequest: string(data)},
-		Tests:          sameRecord(claim),
+		Tests:          tests,
 	}, nil
 }
 
-// unprotection returns the change that undoes protection. It removes no record that is not on claim.
+// unprotection returns the change that undoes protection. It fails if claim is outdated and has another record.
 func unprotection(claim *corev1.PersistentVolumeClaim) kube.MetadataPatch {
 	return kube.MetadataPatch{
 		RemoveFinalizers: []string{kube.ProvisioningFinalizer}, RemoveAnnotations: []string{kube.AnnProvisioningRequest},
@@ -120,7 +126,7 @@ func unprotection(claim *corev1.PersistentVolumeClaim) kube.MetadataPatch {
 	}
 }
 
-// sameRecord returns a test that fails if claim is outdated and another process has recorded a request since.
+// sameRecord returns a test for the record on claim.
 func sameRecord(claim *corev1.PersistentVolumeClaim) map[string]any {
 	var have any
 	if text, recorded := claim.Annotations[kube.AnnProvisioningRequest]; recorded {
@@ -131,7 +137,11 @@ func sameRecord(claim *corev1.PersistentVolumeClaim) map[string]any {
 
 // recordedOn reports whether the record on claim is that of the request of o.
 func (o operation) recordedOn(claim *corev1.PersistentVolumeClaim) bool {
-	return o.record != nil && *o.record == claim.Annotations[kube.AnnProvisioningRequest]
+	var record struct{ ID string }
+	if err := json.Unmarshal([]byte(claim.Annotations[kube.AnnProvisioningRequest]), &record); err != nil {
+		return o.recordID == "" // removed or changed by a user
+	}
+	return record.ID == o.recordID
 }
 
 func isProtected(claim *corev1.PersistentVolumeClaim) bool {
@@ -166,7 +176,7 @@ var errRequestChanged = errors.New("CreateVolume request has changed")
 func (d driver) resume(
 	claim *corev1.PersistentVolumeClaim, class *storagev1.StorageClass, refs *resolvedRefs, known *topology.Aggregate,
 ) (o operation, err error) {
-	o = operation{claim: claim, classUID: class.UID, called: true, record: ptr.To(claim.Annotations[kube.AnnProvisioningRequest])}
+	o = operation{claim: claim, classUID: class.UID, called: true}
 	if class, err = d.translated(class); err != nil {
 		return o, err
 	}
@@ -182,6 +192,7 @@ func (d driver) resume(
 		o.request, o.plan, err = d.prepare(claim, class, node, refs, d.requirementFor(claim, class, node, known))
 		return o, err
 	}
+	o.recordID = record.ID
 	var topology *csi.TopologyRequirement
 	if record.Topology != nil {
 		if topology, err = unpackTopology(record.Topology); err != nil {

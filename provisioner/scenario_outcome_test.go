@@ -62,21 +62,31 @@ func TestOutcome(t *testing.T) {
 		f.start()
 		f.saved(claim)
 	})
-	t.Run("event_if_a_policy_denies_the_record", func(t *testing.T) {
-		f := scenario(t, csitest.Config{}, nil)
-		f.through(f.ControlPlane.Config(), func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
-			if r.Method == http.MethodPatch && strings.Contains(r.URL.Path, "/persistentvolumeclaims/") {
-				http.Error(w, "denied by a policy", http.StatusUnprocessableEntity) // Invalid, as for a claim that is being deleted
-				return
-			}
-			pass.ServeHTTP(w, r)
+	for name, answer := range map[string]string{ // 422, as for a claim that is being deleted, or for a patch test that fails
+		"event_if_a_policy_denies_the_record": "denied by a policy",
+		"event_if_a_webhook_denies_the_record": `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Invalid","code":422,` +
+			`"message":"denied"}`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := scenario(t, csitest.Config{}, nil)
+			f.through(f.ControlPlane.Config(), func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
+				if r.Method == http.MethodPatch && strings.Contains(r.URL.Path, "/persistentvolumeclaims/") {
+					if answer[0] == '{' {
+						w.Header().Set("Content-Type", "application/json")
+					}
+					w.WriteHeader(http.StatusUnprocessableEntity)
+					fmt.Fprint(w, answer)
+					return
+				}
+				pass.ServeHTTP(w, r)
+			})
+			f.Plugin.Next(create, csitest.Fail(codes.Unavailable, "busy"))
+			f.makeClass(nil)
+			claim := f.claim(nil)
+			f.event("ProvisioningFailed", "adding finalizer "+kube.ProvisioningFinalizer)
+			f.saved(claim)
 		})
-		f.Plugin.Next(create, csitest.Fail(codes.Unavailable, "busy"))
-		f.makeClass(nil)
-		claim := f.claim(nil)
-		f.event("ProvisioningFailed", "adding finalizer "+kube.ProvisioningFinalizer)
-		f.saved(claim)
-	})
+	}
 	t.Run("record_of_an_earlier_leader", recordOfEarlierLeader)
 	t.Run("secret_that_cannot_be_reread_is_logged", rereadFails)
 	t.Run("last_save_does_not_wait_for_the_rate_limit", lastSave)
@@ -185,37 +195,43 @@ func recordOfEarlierLeader(t *testing.T) {
 	f := scenario(t, csitest.Config{}, nil)
 	f.settles()
 	l := f.c.claimLoop.Load()
-	stale := f.claim(func(c *corev1.PersistentVolumeClaim) {
+	claims := f.Client.CoreV1().PersistentVolumeClaims(f.Namespace)
+	created := f.claim(func(c *corev1.PersistentVolumeClaim) {
 		c.Annotations[storagehelpers.AnnStorageProvisioner] = "other.example.com" // the loop that runs ignores it
 	})
-	request := func(claim *corev1.PersistentVolumeClaim, name string) claimState {
-		return claimState{claim: claim, op: testOperation(requested, func(o *operation) { o.request.Name = name })}
+	request := func(claim *corev1.PersistentVolumeClaim, id string) claimState {
+		return claimState{claim: claim, op: testOperation(indeterminate, func(o *operation) { o.recordID = id })}
 	}
-	first, err := l.protect(t.Context(), request(stale, "first"))
+	live := func() *corev1.PersistentVolumeClaim {
+		c, err := claims.Get(t.Context(), created.Name, metav1.GetOptions{})
+		f.Must(err)
+		return c
+	}
+	_, err := l.protect(t.Context(), request(created, "first"))
 	f.Must(err)
-	if first.name != onRecordWritten {
-		t.Fatalf("the request is not recorded: %q", first.name)
+	left := live()
+	if !isProtected(left) {
+		t.Fatal("the request is not recorded")
 	}
-	var left *corev1.PersistentVolumeClaim
-	f.claimIs("is protected", func(c *corev1.PersistentVolumeClaim) bool { left = c; return isProtected(c) })
-	for _, name := range []string{"first", "second"} {
-		for _, called := range []bool{false, true} {
-			s := request(stale, name)
-			s.op.called = called
-			if second, err := l.protect(t.Context(), s); err != nil || second.name != "" {
-				t.Errorf("a %s request, called: %t: %q, %v", name, called, second.name, err)
+	unprotected := left.DeepCopy() // a user has removed the finalizer, and the earlier leader has added it again
+	unprotected.Finalizers, unprotected.ResourceVersion = nil, created.ResourceVersion
+	for name, stale := range map[string]*corev1.PersistentVolumeClaim{"before the record": created, "without the finalizer": unprotected} {
+		for _, id := range []string{"first", "second"} {
+			if second, err := l.protect(t.Context(), request(stale, id)); err != nil || second.name != "" {
+				t.Errorf("%s, another request %q: %q, %v", name, id, second.name, err)
 			}
 		}
 	}
 	outdated := left.DeepCopy()
-	outdated.Annotations[kube.AnnProvisioningRequest] = "{}"
-	if _, err := l.unprotect(t.Context(), outdated); !kube.IsPatchTestFailed(err) {
-		t.Errorf("removing another record: %v", err)
+	outdated.Annotations[kube.AnnProvisioningRequest], outdated.ResourceVersion = "{}", created.ResourceVersion
+	if removed, err := l.unprotect(t.Context(), outdated); err != nil || removed.name != "" {
+		t.Errorf("removing another record: %q, %v", removed.name, err)
 	}
-	f.claimIs("has its record", func(c *corev1.PersistentVolumeClaim) bool {
-		return isProtected(c) && *recordOn(c) == *recordOn(left)
-	})
-	_, err = l.unprotect(t.Context(), left)
-	f.Must(err)
-	f.claimIs("is not protected", func(c *corev1.PersistentVolumeClaim) bool { return !isProtected(c) && *recordOn(c) == "" })
+	if now := live(); now.ResourceVersion != left.ResourceVersion {
+		t.Fatalf("the record was replaced: %v", now.ObjectMeta)
+	}
+	removed, err := l.unprotect(t.Context(), left)
+	if now := live(); err != nil || removed.name != onClaimUnprotected || isProtected(now) {
+		t.Errorf("removing the record: %v: %v", err, now.ObjectMeta)
+	}
 }

@@ -21,8 +21,6 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/record"
-	"k8s.io/utils/keymutex"
-	"k8s.io/utils/ptr"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/volumerules"
@@ -82,7 +80,7 @@ func TestDecideCopy(t *testing.T) {
 			"Requested",
 		},
 		"asked for, being protected": {
-			onNode, testClaim(func(c *corev1.PersistentVolumeClaim) { ofClaim(c); protected(c) }), nil, true, doCreateVolume, "Requested",
+			onNode, testClaim(func(c *corev1.PersistentVolumeClaim) { ofClaim(c); recorded(c) }), nil, true, doCreateVolume, "Requested",
 		},
 	}
 	for name, tt := range tests {
@@ -90,9 +88,6 @@ func TestDecideCopy(t *testing.T) {
 			s := claimState{claim: tt.claim, class: testClass(nil), reads: reads{refs: tt.refs}, now: now}
 			if tt.begun {
 				s.op = testOperation(requested, func(o *operation) { o.source = source })
-				if isProtected(tt.claim) {
-					s.op.record = ptr.To("")
-				}
 			}
 			got := testDriver(tt.driver).decide(s)
 			if got.action != tt.want || got.reason != tt.reason {
@@ -128,7 +123,7 @@ func TestWaits(t *testing.T) {
 func TestSourceUnlockedAfterPanic(t *testing.T) {
 	source := &volumerules.Source{Kind: kube.KindClaim, Namespace: "ns", Name: "c"}
 	c := &Controller{} // every use of its nil client panics
-	a := &applier{c: c, sources: &sourceProtector{c: c, locks: keymutex.NewHashed(1)}}
+	a := &applier{c: c, sources: &sourceProtector{c: c}}
 	func() {
 		defer func() {
 			if recover() == nil {
@@ -139,7 +134,7 @@ func TestSourceUnlockedAfterPanic(t *testing.T) {
 	}()
 	locked := make(chan struct{})
 	go func() {
-		a.sources.lock(*source)
+		a.sources.locks.lock(*source)
 		close(locked)
 	}()
 	select {

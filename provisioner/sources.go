@@ -15,7 +15,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
-	"k8s.io/utils/keymutex"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/volumerules"
@@ -31,7 +30,7 @@ type sourceProtector struct {
 	volumes   *kube.MutationCache[*corev1.PersistentVolume]
 	ops       *operations
 	snapshots kube.OptionalInformer
-	locks     keymutex.KeyMutex
+	locks     sourceLocks // serialize protecting and releasing a source
 
 	cloneQueue, snapshotQueue *workloop.Loop[volumerules.Source] // sources to release
 }
@@ -40,7 +39,7 @@ func newSourceProtector(
 	c *Controller, claims *kube.MutationCache[*corev1.PersistentVolumeClaim], volumes *kube.MutationCache[*corev1.PersistentVolume],
 	ops *operations,
 ) *sourceProtector {
-	p := &sourceProtector{c: c, claims: claims, volumes: volumes, ops: ops, locks: keymutex.NewHashed(64)}
+	p := &sourceProtector{c: c, claims: claims, volumes: volumes, ops: ops}
 	config := c.loopConfig("clone-protection")
 	config.WaitReady = nil // no call of the driver
 	p.cloneQueue = workloop.New(config, c.deps.Queues, p.sync)
@@ -48,12 +47,6 @@ func newSourceProtector(
 	p.snapshotQueue = workloop.New(config, c.deps.Queues, p.sync)
 	ops.sourceReleased = p.enqueue
 	return p
-}
-
-// lock serializes protecting and releasing a source. Two sources may share a lock.
-func (p *sourceProtector) lock(key volumerules.Source) (unlock func()) {
-	p.locks.LockKey(key.DependencyKey())
-	return func() { _ = p.locks.UnlockKey(key.DependencyKey()) } // always nil
 }
 
 // protect adds the finalizer to a source. The caller holds its lock.
@@ -106,7 +99,7 @@ func (p *sourceProtector) inUse(key volumerules.Source) bool {
 
 // sync removes the finalizer from a source that is no longer in use.
 func (p *sourceProtector) sync(ctx context.Context, key volumerules.Source) (time.Time, error) {
-	defer p.lock(key)()
+	defer p.locks.lock(key)()
 	if p.inUse(key) {
 		return time.Time{}, nil // the end of the use enqueues the source
 	}

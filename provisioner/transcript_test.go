@@ -4,6 +4,8 @@
 package provisioner
 
 import (
+	"context"
+	"errors"
 	"slices"
 	"testing"
 	"time"
@@ -16,6 +18,7 @@ import (
 
 	"github.com/storage-controller/storage-controller/csiclient/csitest"
 	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/kubetest"
 	"github.com/storage-controller/storage-controller/internal/looptest"
 )
 
@@ -88,6 +91,12 @@ func TestTranscripts(t *testing.T) {
 		s.Must(s.Plugin.WaitIdle(t.Context()))
 		s.deleteClaim()
 		s.Step("The claim is deleted. Another replica acquires the Lease.")
+		kubetest.Eventually(t, "the claim is older than the next term", func(context.Context) error {
+			if time.Since(claim.CreationTimestamp.Time) < time.Second {
+				return errors.New("not yet")
+			}
+			return nil
+		})
 		s.start()
 		pv := s.saved(claim)
 		s.claimIs("is released", released)

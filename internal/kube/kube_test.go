@@ -206,6 +206,11 @@ func TestMetadataPatch(t *testing.T) {
 			object([]string{"a"}, nil), MetadataPatch{RemoveFinalizers: []string{"a"}},
 			`{"op":"test","path":"/metadata/finalizers","value":["a"]},{"op":"remove","path":"/metadata/finalizers"}`,
 		},
+		"test of the annotation of an object without any": {
+			object([]string{"a"}, nil), MetadataPatch{RemoveFinalizers: []string{"a"}, Tests: map[string]any{AnnotationPath("x"): nil}},
+			`{"op":"test","path":"/metadata/annotations","value":null},` +
+				`{"op":"test","path":"/metadata/finalizers","value":["a"]},{"op":"remove","path":"/metadata/finalizers"}`,
+		},
 		"first annotation": {
 			object(nil, nil), MetadataPatch{SetAnnotations: map[string]string{"a/b": "c"}},
 			`{"op":"test","path":"/metadata/annotations","value":null},{"op":"add","path":"/metadata/annotations","value":{"a/b":"c"}}`,

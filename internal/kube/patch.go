@@ -20,7 +20,7 @@ import (
 )
 
 // MetadataPatch describes changes of the finalizers and annotations of an object. Applying it twice
-// has no further effect.
+// has no further effect, but its tests may fail then.
 type MetadataPatch struct {
 	AddFinalizers     []string // appended in this order
 	RemoveFinalizers  []string // every occurrence
@@ -62,7 +62,7 @@ func (c MetadataPatch) JSONPatch(obj metav1.Object) ([]byte, error) {
 	ops := []any{jsonPatchOp{"test", "/metadata/uid", obj.GetUID()}}
 	for _, path := range slices.Sorted(maps.Keys(c.Tests)) {
 		value := c.Tests[path]
-		if annotation := strings.HasPrefix(path, annotationsPath+"/"); annotation && value == nil && len(obj.GetAnnotations()) == 0 {
+		if value == nil && len(obj.GetAnnotations()) == 0 && strings.HasPrefix(path, annotationsPath+"/") {
 			path = annotationsPath // a test of a field of an absent object fails
 		}
 		ops = append(ops, testOp{"test", path, value})
