@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 
 	"github.com/storage-controller/storage-controller/test/simulation/apiserver"
+	"github.com/storage-controller/storage-controller/test/simulation/cluster"
 )
 
 // errNetwork is the error of a request or response that is lost.
@@ -109,6 +110,7 @@ func (s *simulation) deliver(ctx context.Context, r apiserver.Request, kind watc
 	initial := kind == watch.Added && version(obj) <= from.listed[r.Resource]
 	s.mu.Unlock()
 	if initial {
+		s.shows(from, r, obj)
 		return nil
 	}
 	name := fmt.Sprintf("watch %s %s %s @%s",
@@ -117,7 +119,19 @@ func (s *simulation) deliver(ctx context.Context, r apiserver.Request, kind watc
 	if !ok {
 		return errDead
 	}
+	if v.err == nil {
+		s.shows(from, r, obj)
+	}
 	return v.err
+}
+
+// shows records that a watch of a replica shows obj.
+func (s *simulation) shows(to *replica, r apiserver.Request, obj metav1.Object) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if r.Resource == cluster.Attachments {
+		to.attachments[obj.GetName()] = true
+	}
 }
 
 func isLease(r apiserver.Request) bool { return r.Resource.Group == coordinationv1.GroupName }

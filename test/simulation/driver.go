@@ -89,6 +89,9 @@ func (s *simulation) startDriver() {
 	if s.scale.features.Snapshots {
 		config.Controller = append(config.Controller, csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT)
 	}
+	if s.scale.features.Copies {
+		config.Controller = append(config.Controller, csi.ControllerServiceCapability_RPC_CLONE_VOLUME)
+	}
 	if s.scale.features.Topology {
 		config.Plugin = []csi.PluginCapability_Service_Type{
 			csi.PluginCapability_Service_CONTROLLER_SERVICE, csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS,

@@ -34,6 +34,8 @@ type checker struct {
 	renewed map[string]time.Time                             // the last write of each Lease
 	foreign map[types.UID][]string                           // the finalizers of other components, by object
 	created map[string]*csi.CreateVolumeRequest              // the last request for a volume that may exist, by its name
+	creator map[string]*replica                              // the last that has requested it
+	lost    map[string]bool                                  // volumes whose creator could not record the request
 	resizer resizeChecker
 	taken   snapshotChecker
 }
@@ -42,7 +44,8 @@ func newChecker() checker {
 	return checker{
 		read: map[*replica]map[string]*corev1.PersistentVolume{}, volumes: map[string]*corev1.PersistentVolume{},
 		renewed: map[string]time.Time{}, foreign: map[types.UID][]string{},
-		created: map[string]*csi.CreateVolumeRequest{}, resizer: newResizeChecker(), taken: newSnapshotChecker(),
+		created: map[string]*csi.CreateVolumeRequest{}, creator: map[string]*replica{}, lost: map[string]bool{},
+		resizer: newResizeChecker(), taken: newSnapshotChecker(),
 	}
 }
 
@@ -53,12 +56,26 @@ func (c checker) retained(handle string) bool {
 	return pv != nil && pv.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimRetain
 }
 
-// mayLeak reports whether v may have no PersistentVolume: with --provisioning-protection=on-retry, the claim is not
-// protected during the first call, and a process that was killed then does not know about the volume of a claim that
-// was deleted.
+// loses records which volumes the next leader does not know if r cannot write any more: with
+// --provisioning-protection=on-retry, the claim is not protected during the first call.
+func (s *simulation) loses(r *replica) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for name, creator := range s.checker.creator {
+		protected := func(c *corev1.PersistentVolumeClaim) bool {
+			return "pvc-"+string(c.UID) == name && slices.Contains(c.Finalizers, cluster.ProvisioningFinalizer)
+		}
+		claims := cluster.List[*corev1.PersistentVolumeClaim](s.api, cluster.Claims)
+		if creator == r && s.scale.protection == "on-retry" && !slices.ContainsFunc(claims, protected) {
+			s.checker.lost[name] = true
+		}
+	}
+}
+
+// mayLeak reports whether v may have no PersistentVolume: its claim was deleted after its creator was lost.
 func (s *simulation) mayLeak(v csitest.Volume) bool {
 	claims := cluster.List[*corev1.PersistentVolumeClaim](s.api, cluster.Claims)
-	return s.scale.protection == "on-retry" && s.checker.volumes[v.ID] == nil &&
+	return s.checker.lost[v.Name] && s.checker.volumes[v.ID] == nil &&
 		!slices.ContainsFunc(claims, func(c *corev1.PersistentVolumeClaim) bool {
 			return "pvc-"+string(c.UID) == v.Name && c.DeletionTimestamp == nil
 		})
@@ -106,7 +123,7 @@ func (s *simulation) began(from *replica, method string, r any) {
 	case *csi.DeleteSnapshotRequest:
 		lease, err = snapshotter.LeaseName(driverName), s.mayDeleteSnapshot(from, r)
 	case *csi.CreateVolumeRequest:
-		err = s.mayCreate(r)
+		err = s.mayCreate(from, r)
 	default:
 		return
 	}
@@ -149,13 +166,35 @@ func (s *simulation) volumesWith(handle string) []*corev1.PersistentVolume {
 
 // mayCreate returns an error if another request may have created the volume. With --provisioning-protection=on-retry, a
 // process that was killed during the first call does not tell its successor about it.
-func (s *simulation) mayCreate(r *csi.CreateVolumeRequest) error {
+func (s *simulation) mayCreate(from *replica, r *csi.CreateVolumeRequest) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if last := s.checker.created[r.GetName()]; last != nil && !proto.Equal(last, r) && s.scale.protection == "always" {
 		return fmt.Errorf("the outcome of another request is unknown: %v, now %v", last, r)
 	}
-	s.checker.created[r.GetName()] = r
+	s.checker.created[r.GetName()], s.checker.creator[r.GetName()] = r, from
+	if from.partitioned > s.step {
+		s.checker.lost[r.GetName()] = s.scale.protection == "on-retry"
+	}
+	return s.sourceProtected(r)
+}
+
+// sourceProtected returns an error unless the source of a copy has the finalizer.
+func (s *simulation) sourceProtected(r *csi.CreateVolumeRequest) error {
+	for _, claim := range cluster.List[*corev1.PersistentVolumeClaim](s.api, cluster.Claims) {
+		source := claim.Spec.DataSource
+		if source == nil || r.GetName() != "pvc-"+string(claim.UID) {
+			continue
+		}
+		resource, finalizer := cluster.Claims, cluster.CloneFinalizer
+		if source.Kind == "VolumeSnapshot" {
+			resource, finalizer = cluster.Snapshots, cluster.RestoreFinalizer
+		}
+		obj, _ := s.api.Get(resource, claim.Namespace, source.Name).(metav1.Object)
+		if obj == nil || !slices.Contains(obj.GetFinalizers(), finalizer) {
+			return fmt.Errorf("%s %s lacks the finalizer %s", source.Kind, source.Name, finalizer)
+		}
+	}
 	return nil
 }
 
@@ -183,15 +222,25 @@ func (s *simulation) answered(to *replica, r any, err error) {
 }
 
 // mayDelete returns an error unless the replica has read from the API server that the volume is released and
-// to be deleted.
+// to be deleted. If its watch has not shown the VolumeAttachment of a published volume, the driver refuses.
 func (s *simulation) mayDelete(from *replica, handle string) error {
+	var attachments []string
 	for _, v := range s.driver.Volumes() {
-		if v.ID == handle && len(v.Published) > 0 {
-			return fmt.Errorf("it is published")
+		for node := range v.Published {
+			if va := s.attachment(handle, node); v.ID == handle && va == nil {
+				return fmt.Errorf("it is published without a VolumeAttachment")
+			} else if v.ID == handle {
+				attachments = append(attachments, va.Name)
+			}
 		}
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	for _, name := range attachments {
+		if from.attachments[name] {
+			return fmt.Errorf("it is published by %s", name)
+		}
+	}
 	for _, pv := range s.checker.read[from] {
 		if pv == nil || pv.Spec.CSI.VolumeHandle != handle {
 			continue

@@ -32,6 +32,8 @@ type replica struct {
 	opened chan struct{} // closed when its watches may begin
 	err    error         // after ended
 
+	attachments map[string]bool // the VolumeAttachments that its watch has shown; guarded by simulation.mu
+
 	partitioned int // the step at which its requests reach the API server again
 }
 
@@ -80,7 +82,7 @@ func (s *simulation) start(name string) *replica {
 	s.started++
 	r := &replica{
 		name: name, client: fmt.Sprintf("%s#%d", name, s.started), listed: map[schema.GroupVersionResource]uint64{},
-		dead: make(chan struct{}), ended: make(chan struct{}), opened: make(chan struct{}),
+		dead: make(chan struct{}), ended: make(chan struct{}), opened: make(chan struct{}), attachments: map[string]bool{},
 	}
 	s.mu.Lock()
 	s.processes[r.client] = r
@@ -112,6 +114,7 @@ func (s *simulation) start(name string) *replica {
 
 // kill ends the process: nothing that it does from here on has an effect.
 func (s *simulation) kill(r *replica) {
+	s.loses(r)
 	close(r.dead)
 	r.cancel(errKilled)
 	synctest.Wait()

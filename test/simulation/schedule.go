@@ -231,6 +231,7 @@ func (s *simulation) disaster() {
 		s.frozen[r.client+" "+resource] = s.step + 10 + s.choices.Pick(150)
 	case n < 8:
 		s.record("%s cannot reach the API server for a while", r.client)
+		s.loses(r)
 		r.partitioned = math.MaxInt
 		s.advance(idle)
 		s.perhapsTakeover()

@@ -191,6 +191,7 @@ func (s *simulation) pickScale() scale {
 		nodeExpansion: pick(2) == 1, prepared: pick(2) == 1, adopted: pick(2) == 1, impatient: pick(4) == 3,
 		protection: []string{"always", "always", "on-retry"}[pick(3)],
 	}
+	c.features.Copies = !c.features.Resize && pick(2) == 1 // after an expansion, copies would be smaller than their sources
 	return c
 }
 

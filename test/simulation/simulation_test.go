@@ -47,6 +47,8 @@ func TestSeeds(t *testing.T) { run(t, *from, *seeds) }
 // TestFoundSeeds runs the histories that have shown a fault of a controller.
 func TestFoundSeeds(t *testing.T) {
 	for _, seed := range []uint64{
+		20039,   // The removal of a finalizer took effect, and its response was lost: another attachment of that name was detached.
+		2006612, // As above.
 		2007738, // The cache of a new leader did not show the record of the CreateVolume request yet: a leak.
 		500427,  // As above, and both leaders recorded the same request.
 	} {

@@ -42,6 +42,7 @@ var (
 type Features struct {
 	Resize    bool // they expand volumes and modify them
 	Snapshots bool
+	Copies    bool // they clone volumes, and restore snapshots
 	Topology  bool // each node is a zone of its own
 }
 

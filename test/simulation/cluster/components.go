@@ -19,6 +19,13 @@ const (
 	volumeProtection = "kubernetes.io/pv-protection"
 )
 
+// Finalizers of the provisioner.
+const (
+	ProvisioningFinalizer = "storage-controller.io/provisioning"
+	CloneFinalizer        = "provisioner.storage.kubernetes.io/cloning-protection"
+	RestoreFinalizer      = "provisioner.storage.kubernetes.io/volumesnapshot-as-source-protection"
+)
+
 // Finalizers are those of the components on claims and PersistentVolumes.
 var Finalizers = []string{claimProtection, volumeProtection, sourceClaimFinalizer}
 

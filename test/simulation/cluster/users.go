@@ -86,7 +86,7 @@ func (c *Cluster) UserSteps(claims int) [][]Step {
 		name := fmt.Sprintf("c%d", i)
 		claim := s.claim(name)
 		if claim == nil {
-			steps = append(steps, c.createClaim(name, c.className(i)))
+			steps = append(steps, c.createClaim(name, c.className(i), nil))
 			continue
 		}
 		if claim.DeletionTimestamp == nil {
@@ -106,14 +106,16 @@ func (c *Cluster) UserSteps(claims int) [][]Step {
 			}
 		}
 	}
-	groups := [][]Step{steps, c.disturb(s), c.userExpands(s), c.userTakesSnapshots(s, claims), c.disturbSnapshots(s)}
+	groups := [][]Step{
+		steps, c.disturb(s), c.userExpands(s), c.userTakesSnapshots(s, claims), c.disturbSnapshots(s), c.userCopies(s),
+	}
 	return slices.DeleteFunc(groups, func(steps []Step) bool { return len(steps) == 0 })
 }
 
 // CreateClaims creates claims with the names that users use.
 func (c *Cluster) CreateClaims(ctx context.Context, claims int) error {
 	for i := range claims {
-		if err := c.createClaim(fmt.Sprintf("c%d", i), c.className(i)).Do(ctx); err != nil {
+		if err := c.createClaim(fmt.Sprintf("c%d", i), c.className(i), nil).Do(ctx); err != nil {
 			return err
 		}
 	}
@@ -143,16 +145,21 @@ func (c *Cluster) recreateClass(name string) Step {
 	}}
 }
 
-func (c *Cluster) createClaim(name, class string) Step {
+// createClaim returns the step of a user who creates a claim, of a copy of source if it is not nil.
+func (c *Cluster) createClaim(name, class string, source *corev1.TypedLocalObjectReference) Step {
 	meta := metav1.ObjectMeta{Namespace: Namespace, Name: name}
 	claim := &corev1.PersistentVolumeClaim{ObjectMeta: meta, Spec: corev1.PersistentVolumeClaimSpec{
-		StorageClassName: &class, AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
+		StorageClassName: &class, AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}, DataSource: source,
 		Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}},
 	}}
-	if class != "waiting" || !c.features.Topology {
-		return Step{"user creates claim " + name, c.create(Claims, claim)}
+	text := "user creates claim " + name
+	if source != nil {
+		text += fmt.Sprintf(" from %s %s", source.Kind, source.Name)
 	}
-	return Step{"user creates claim " + name + " and its pod", func(context.Context) error {
+	if class != "waiting" || !c.features.Topology {
+		return Step{text, c.create(Claims, claim)}
+	}
+	return Step{text + " and its pod", func(context.Context) error {
 		c.pods, c.changed = append(c.pods, Pod{name, c.Nodes[0]}), true
 		return c.api.Create(Claims, claim)
 	}}
@@ -236,10 +243,12 @@ func (c *Cluster) Busy() []string {
 	for _, claim := range s.claims {
 		class := s.class(claim)
 		switch {
-		case slices.Contains(claim.Finalizers, sourceClaimFinalizer): // until its snapshots are ready, which are in the list, too
+		case claim.DeletionTimestamp != nil && slices.Contains(claim.Finalizers, sourceClaimFinalizer):
+			// Until its snapshots are ready, which are in the list, too.
 		case claim.DeletionTimestamp != nil && (c.pod(claim.Name) == nil || len(claim.Finalizers) > 1): // a pod keeps claimProtection
 			busy = append(busy, "claim "+claim.Name+" is being deleted")
-		case claim.DeletionTimestamp == nil && claim.Status.Phase == corev1.ClaimPending && class != nil && !waits(class, claim):
+		case claim.DeletionTimestamp == nil && claim.Status.Phase == corev1.ClaimPending && class != nil && !waits(class, claim) &&
+			s.hasSource(claim):
 			busy = append(busy, "claim "+claim.Name+" is not bound")
 		}
 	}
