@@ -61,7 +61,7 @@ func (s *simulation) before(ctx context.Context, r apiserver.Request) error {
 	}
 	o := &operation{
 		replica: from, kind: request, name: describe(r), write: r.Verb == "update" || r.Verb == "patch" || r.Verb == "delete",
-		lease: isLease(r),
+		lease: isLease(r), body: string(r.Body),
 	}
 	v, ok := s.gate.wait(ctx, o)
 	if !ok {

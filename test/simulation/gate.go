@@ -4,6 +4,7 @@
 package simulation
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"strings"
@@ -17,6 +18,7 @@ type operation struct {
 	replica *replica
 	kind    kind
 	name    string // the same in each run of a seed
+	body    string // of a request
 	write   bool   // a request that can be answered with a conflict
 	lease   bool   // a request for a Lease, or its response
 	method  string // of a call
@@ -105,18 +107,23 @@ func (g *gate) begin(step int) []*operation {
 		if a.replica.name != b.replica.name {
 			return strings.Compare(a.replica.name, b.replica.name)
 		}
-		return strings.Compare(a.name, b.name)
+		return cmp.Or(strings.Compare(a.name, b.name), strings.Compare(a.body, b.body))
 	})
 	return slices.Clone(g.pending)
 }
 
-// proceed continues o.
+// proceed continues o, and operations of other goroutines that equal it: their order differs between runs of a seed.
 func (g *gate) proceed(o *operation, v verdict) {
 	g.mu.Lock()
-	if i := slices.Index(g.pending, o); i >= 0 {
-		g.pending = slices.Delete(g.pending, i, i+1)
-	}
-	g.mu.Unlock()
+	defer g.mu.Unlock()
+	g.pending = slices.DeleteFunc(g.pending, func(other *operation) bool {
+		equal := other.replica == o.replica && other.kind == o.kind && other.arrived == o.arrived &&
+			other.name == o.name && other.body == o.body
+		if equal && other != o {
+			other.resume <- v
+		}
+		return equal
+	})
 	o.resume <- v
 }
 
