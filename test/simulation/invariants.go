@@ -61,6 +61,7 @@ func (c checker) retained(handle string) bool {
 func (s *simulation) loses(r *replica) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	r.cutOff = true
 	for name, creator := range s.checker.creator {
 		protected := func(c *corev1.PersistentVolumeClaim) bool {
 			return "pvc-"+string(c.UID) == name && slices.Contains(c.Finalizers, cluster.ProvisioningFinalizer)
@@ -173,7 +174,7 @@ func (s *simulation) mayCreate(from *replica, r *csi.CreateVolumeRequest) error 
 		return fmt.Errorf("the outcome of another request is unknown: %v, now %v", last, r)
 	}
 	s.checker.created[r.GetName()], s.checker.creator[r.GetName()] = r, from
-	if from.partitioned > s.step {
+	if from.cutOff {
 		s.checker.lost[r.GetName()] = s.scale.protection == "on-retry"
 	}
 	return s.sourceProtected(r)

@@ -32,7 +32,9 @@ type replica struct {
 	opened chan struct{} // closed when its watches may begin
 	err    error         // after ended
 
-	attachments map[string]bool // the VolumeAttachments that its watch has shown; guarded by simulation.mu
+	// Guarded by simulation.mu:
+	attachments map[string]bool // the VolumeAttachments that its watch has shown
+	cutOff      bool            // it was killed, or could not reach the API server
 
 	partitioned int // the step at which its requests reach the API server again
 }
