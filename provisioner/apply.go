@@ -100,7 +100,7 @@ func (a *applier) readClaim(ctx context.Context, key claimKey, claim *corev1.Per
 	if _, _, err := a.claims.Refetch(ctx, a.c.deps.Client.CoreV1().PersistentVolumeClaims(key.Namespace), claim); err != nil {
 		return fmt.Errorf("reading claim %s: %w", key, err)
 	}
-	r.live = true
+	r.live, r.refs = true, nil // those of the live claim may be others
 	return nil
 }
 

@@ -45,8 +45,8 @@ func newClaimLoop(a applier) *claimLoop {
 	return l
 }
 
-// maxSteps bounds the steps of one sync. A claim takes up to fourteen.
-const maxSteps = 20
+// maxSteps bounds the steps of one sync. A claim takes up to twenty.
+const maxSteps = 30
 
 // sync takes the steps that decide names for one claim, until none is left or one fails.
 func (l *claimLoop) sync(ctx context.Context, key claimKey) (time.Time, error) {
@@ -202,7 +202,8 @@ func onlyOwnChanges(old, claim *corev1.PersistentVolumeClaim) bool {
 // mustResume reports whether an earlier leader has protected the claim, perhaps after this one had finished with it.
 func (l *claimLoop) mustResume(key claimKey) bool {
 	newest, ok := l.claims.Get(key.Namespace + "/" + key.Name)
-	return ok && newest.UID == key.UID && isProtected(newest) && !l.ops.get(key).stage.inProgress()
+	ofThisNode := func() bool { return !l.c.cfg.NodeDeployment || nodeOf(newest) == l.c.cfg.NodeName }
+	return ok && newest.UID == key.UID && l.ops.get(key).leavesRecord(newest) && ofThisNode()
 }
 
 func (l *claimLoop) claimDeleted(claim *corev1.PersistentVolumeClaim) {

@@ -40,7 +40,8 @@ type claimState struct {
 	reads
 }
 
-// confirmed reports whether the cache shows what an earlier leader may have recorded on the claim. It may be behind.
+// confirmed reports whether no earlier leader can have recorded a request on the claim that the state does not show:
+// the claim was just read, or was created in this term.
 func (s claimState) confirmed() bool {
 	return s.live || !s.claim.CreationTimestamp.Time.Before(s.term.Truncate(time.Second)) // of which it has the precision
 }
@@ -66,7 +67,7 @@ type failure struct {
 // operation of the claim.
 //
 // It does not ask the API server whether the claim still exists before its first
-// CreateVolume, unless the claim is older than the term: that would be a read per volume. The operation is kept in stage pvCreated
+// CreateVolume: that would be a read per volume. Only claims older than the term are read. The operation is kept in stage pvCreated
 // until the watch has shown the claim bound or deleted, so that no state of the cache leads
 // to a second volume. A claim that was deleted meanwhile leads to a PersistentVolume that
 // is released at once.

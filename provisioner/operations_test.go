@@ -122,6 +122,27 @@ func TestEndOfProtection(t *testing.T) {
 	}
 }
 
+// TestLeavesRecord: an event about the own record must not cut short a back-off; one about that of an earlier leader
+// wakes the claim.
+func TestLeavesRecord(t *testing.T) {
+	for name, tt := range map[string]struct {
+		op    operation
+		claim *corev1.PersistentVolumeClaim
+		want  bool
+	}{
+		"of an earlier leader":                {operation{}, testClaim(recorded), true},
+		"of an earlier leader, after its own": {operation{finalResult: true, recordID: "other"}, testClaim(recorded), true},
+		"own, in progress":                    {testOperation(indeterminate, nil), testClaim(recorded), false},
+		"own, being removed":                  {operation{finalResult: true, recordID: recordID}, testClaim(recorded), false},
+		"own, the PersistentVolume was saved": {operation{stage: pvCreated}, testClaim(recorded), false},
+		"none":                                {operation{}, testClaim(nil), false},
+	} {
+		if got := tt.op.leavesRecord(tt.claim); got != tt.want {
+			t.Errorf("%s: %t, want %t", name, got, tt.want)
+		}
+	}
+}
+
 // TestSourceIsCounted follows an operation that copies a source.
 func TestSourceIsCounted(t *testing.T) {
 	source := volumerules.Source{Kind: kube.KindClaim, Namespace: "ns", Name: "source"}

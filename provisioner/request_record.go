@@ -24,7 +24,7 @@ import (
 )
 
 // requestRecord is what an annotation on the claim keeps of a request, for the next leader.
-// Users who may write the claim can write the annotation too, so it contains nothing that the
+// Users who may write the claim can write the annotation too, so but for its ID it contains nothing that the
 // claim and its class do not say: the request is prepared from them again, with the topology
 // of the record, and must have the same hash.
 type requestRecord struct {
@@ -133,6 +133,12 @@ func sameRecord(claim *corev1.PersistentVolumeClaim) map[string]any {
 		have = text
 	}
 	return map[string]any{kube.AnnotationPath(kube.AnnProvisioningRequest): have}
+}
+
+// leavesRecord reports whether claim has a record that no sync of this process is about to remove.
+func (o operation) leavesRecord(claim *corev1.PersistentVolumeClaim) bool {
+	removed := o.stage == pvCreated || o.finalResult && o.recordedOn(claim)
+	return isProtected(claim) && !o.stage.inProgress() && !removed
 }
 
 // recordedOn reports whether the record on claim is that of the request of o.

@@ -95,7 +95,7 @@ func checkModeChange(content *snapshotv1.VolumeSnapshotContent, claim *corev1.Pe
 }
 
 // CheckClone returns an error if source cannot be cloned for claim. A source that is being deleted
-// can be cloned while the finalizer of the provisioner keeps it: that finalizer stays until the last clone is made.
+// can be cloned while the finalizer of the provisioner keeps it: that finalizer stays while claims wait for clones.
 func CheckClone(source, claim *corev1.PersistentVolumeClaim) error {
 	requested, size := claim.Spec.Resources.Requests[corev1.ResourceStorage], source.Spec.Resources.Requests[corev1.ResourceStorage]
 	switch {
