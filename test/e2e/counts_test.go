@@ -5,6 +5,7 @@ package e2e
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -26,6 +27,14 @@ func TestOneCallAndFewWritesPerVolume(t *testing.T) {
 	e := newEnv(t, csitest.Config{Latency: 20 * time.Millisecond, Segments: []map[string]string{{}}}, 4)
 	class := e.class(false, nil)
 	p := e.run("all", "--http-endpoint=127.0.0.1:0")
+	e.eventually("the provisioner works", func(context.Context) error { // it reads claims that are older than its term
+		for _, m := range p.metrics()["workqueue_depth"].GetMetric() {
+			if strings.Contains(labelsOf(m), "name=claims") {
+				return nil
+			}
+		}
+		return errors.New("it has no queue of claims yet")
+	})
 	mark := e.mark()
 
 	e.parallel(n, func(i int) { e.claim(fmt.Sprintf("c%d", i), class) })
