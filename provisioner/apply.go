@@ -95,7 +95,7 @@ func (a *applier) reportFailure(s claimState, err error) (t transition, _ error)
 	return t, err
 }
 
-// readClaim reads a claim that is older than the term.
+// readClaim reads a claim of which the cache may lack the record of an earlier leader.
 func (a *applier) readClaim(ctx context.Context, key claimKey, claim *corev1.PersistentVolumeClaim, r *reads) error {
 	if _, _, err := a.claims.Refetch(ctx, a.c.deps.Client.CoreV1().PersistentVolumeClaims(key.Namespace), claim); err != nil {
 		return fmt.Errorf("reading claim %s: %w", key, err)

@@ -30,11 +30,12 @@ type claimLoop struct {
 	applier
 	queue      *workloop.Loop[claimKey]
 	topologies *topology.Aggregate
-	began      time.Time
+	// version is the resourceVersion of PVCs when this process began to lead; empty: unknown.
+	version string
 }
 
 func newClaimLoop(a applier) *claimLoop {
-	l := &claimLoop{applier: a, topologies: topology.NewAggregate(), began: time.Now()}
+	l := &claimLoop{applier: a, topologies: topology.NewAggregate()}
 	l.queue = workloop.NewFair(a.c.loopConfig("claims"), a.c.deps.Queues, l.sync, l.groupOf)
 	l.queue.ShowStage(func(key claimKey) string { return l.ops.get(key).stage.String() })
 	if cfg := a.c.cfg; cfg.NodeDeployment {
@@ -43,6 +44,16 @@ func newClaimLoop(a applier) *claimLoop {
 		l.topologies.SetKeys(cfg.NodeName, slices.Collect(maps.Keys(segments)), true)
 	}
 	return l
+}
+
+// begin reads which version of claims an earlier leader has left. If it fails, all claims are read before their first request.
+func (l *claimLoop) begin(ctx context.Context) {
+	list, err := l.c.deps.Client.CoreV1().PersistentVolumeClaims("").List(ctx, metav1.ListOptions{Limit: 1})
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "Listing one claim failed. Each claim is read before its volume is requested")
+		return
+	}
+	l.version = list.ResourceVersion
 }
 
 // maxSteps bounds the steps of one sync. A claim takes up to twenty.

@@ -190,6 +190,7 @@ func (c *Controller) Run(ctx context.Context) error {
 	if err := registrations.Wait(ctx, "provisioner caches"); err != nil {
 		return err
 	}
+	claimLoop.begin(ctx)
 	var wg sync.WaitGroup
 	wg.Go(func() { claimLoop.queue.Run(ctx, c.cfg.WorkerThreads) })
 	wg.Go(func() { volumeLoop.queue.Run(ctx, c.cfg.WorkerThreads) })

@@ -4,6 +4,7 @@
 package provisioner
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"time"
@@ -114,8 +115,8 @@ func (d decision) decidePending() step {
 
 // decideProtected returns the step for a protected claim without a request in progress in this process.
 func (d decision) decideProtected(hasVolume bool) step {
-	switch driver := kube.RecordedDriver(d.claim); {
-	case driver != "" && driver != d.name:
+	switch driver := d.recordedFor(); {
+	case driver != d.name:
 		return step{action: doFail, reason: "RecordOfAnotherDriver", err: cannotRetry(d.volumeName(d.claim.UID),
 			fmt.Errorf("the request was sent to driver %q", driver), "Run that driver")}
 	case hasVolume || d.op.finalResult && d.op.recordedOn(d.claim):
@@ -123,6 +124,9 @@ func (d decision) decideProtected(hasVolume bool) step {
 	}
 	return d.decideResume()
 }
+
+// recordedFor returns the driver of the record on the claim: that of this process if the record cannot be read.
+func (d decision) recordedFor() string { return cmp.Or(kube.RecordedDriver(d.claim), d.name) }
 
 // decideFailed returns the step after a final result in this sync, whose event was sent.
 func (d decision) decideFailed() step {
@@ -200,7 +204,7 @@ func (d decision) decidePVCreated() step {
 	switch {
 	case d.claim == nil:
 		return step{action: doForget, reason: "ClaimDeleted"}
-	case isProtected(d.claim):
+	case isProtected(d.claim) && d.recordedFor() == d.name:
 		return step{action: doUnprotect, reason: "PVCreated"}
 	case d.claim.Spec.VolumeName != "":
 		return step{action: doForget, reason: "Bound"}
@@ -279,7 +283,7 @@ func (d decision) decideRequest(reason string) step {
 }
 
 func (d decision) begin(reason string, next operation) step {
-	if !d.confirmed() {
+	if d.stale && !d.live {
 		return step{action: doReadClaim, reason: reason}
 	}
 	next.began = d.race.began

@@ -167,7 +167,7 @@ func TestDecide(t *testing.T) {
 		op     operation
 		refs   *resolvedRefs
 		reads  reads
-		term   time.Time
+		stale  bool
 		want   action
 		reason string
 		err    error
@@ -570,21 +570,15 @@ func TestDecide(t *testing.T) {
 			driver: func(d *driver) { d.name = "other" }, claim: testClaim(recorded), volume: ourVolume(), want: doFail,
 			reason: "RecordOfAnotherDriver",
 		},
-		"older than the term": {
-			claim: testClaim(nil), class: testClass(nil), term: now.Add(time.Second), want: doReadClaim, reason: "Wanted",
+		"not received since the term began": {
+			claim: testClaim(nil), class: testClass(nil), stale: true, want: doReadClaim, reason: "Wanted",
 		},
-		"created in the same second as the term began": {
-			claim: testClaim(func(c *corev1.PersistentVolumeClaim) {
-				c.CreationTimestamp = metav1.Time{Time: now.Truncate(time.Second)}
-			}),
-			class: testClass(nil), term: now, want: doBegin, reason: "Wanted",
-		},
-		"older than the term, and just read": {
-			claim: testClaim(nil), class: testClass(nil), term: now.Add(time.Second), reads: reads{live: true}, want: doBegin,
+		"not received since the term began, and just read": {
+			claim: testClaim(nil), class: testClass(nil), stale: true, reads: reads{live: true}, want: doBegin,
 			reason: "Wanted",
 		},
-		"recorded by an earlier process, older than the term": {
-			claim: testClaim(recorded), class: testClass(nil), term: now.Add(time.Second), want: doReadClaim, reason: "RecordFound",
+		"recorded by an earlier process, not received since the term began": {
+			claim: testClaim(recorded), class: testClass(nil), stale: true, want: doReadClaim, reason: "RecordFound",
 		},
 		"recorded by an earlier process": {
 			claim: testClaim(protected), class: testClass(nil), want: doBegin, reason: "RecordFound",
@@ -592,6 +586,10 @@ func TestDecide(t *testing.T) {
 		"recorded by an earlier process, being deleted": {
 			claim: testClaim(func(c *corev1.PersistentVolumeClaim) { protected(c); deleting(c) }), class: testClass(nil), want: doBegin,
 			reason: "RecordFound",
+		},
+		"recorded by the process of another driver, and its volume was saved": {
+			driver: func(d *driver) { d.name = "other" }, claim: testClaim(recorded), op: operation{stage: pvCreated}, want: doNothing,
+			reason: "PVCreated",
 		},
 		"recorded, and the class was deleted": {claim: testClaim(protected), want: doFail, reason: "ClassDeleted"},
 		"recorded, and the class is another driver's now": {
@@ -644,7 +642,7 @@ func TestDecide(t *testing.T) {
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			s := claimState{claim: tt.claim, class: tt.class, volume: tt.volume, op: tt.op, reads: tt.reads, known: zones,
-				now: now, term: tt.term}
+				now: now, stale: tt.stale}
 			if tt.refs != nil {
 				s.refs = tt.refs
 			}

@@ -36,14 +36,9 @@ type claimState struct {
 	race   race
 	known  *topology.Aggregate
 	now    time.Time
-	term   time.Time // when this process began to lead
+	// stale: the cache may lack a request that an earlier leader has recorded on the claim.
+	stale bool
 	reads
-}
-
-// confirmed reports whether no earlier leader can have recorded a request on the claim that the state does not show:
-// the claim was just read, or was created in this term.
-func (s claimState) confirmed() bool {
-	return s.live || !s.claim.CreationTimestamp.Time.Before(s.term.Truncate(time.Second)) // of which it has the precision
 }
 
 // reads is what one sync has read from the API server, or learned from a failed call. It
@@ -67,18 +62,19 @@ type failure struct {
 // operation of the claim.
 //
 // It does not ask the API server whether the claim still exists before its first
-// CreateVolume: that would be a read per volume. Only claims older than the term are read. The operation is kept in stage pvCreated
+// CreateVolume: that would be a read per volume. Only claims that the cache has not received since the term began are read.
+// The operation is kept in stage pvCreated
 // until the watch has shown the claim bound or deleted, so that no state of the cache leads
 // to a second volume. A claim that was deleted meanwhile leads to a PersistentVolume that
 // is released at once.
 func (l *claimLoop) gather(key claimKey) claimState {
-	s := claimState{op: l.ops.get(key), race: l.ownership.raceOf(key), known: l.topologies, now: time.Now(), term: l.began}
+	s := claimState{op: l.ops.get(key), race: l.ownership.raceOf(key), known: l.topologies, now: time.Now()}
 	s.volume, _ = l.volumes.Get(l.c.driver.volumeName(key.UID))
-	claim, ok := l.claims.Get(key.Namespace + "/" + key.Name)
+	claim, since, ok := l.claims.GetSince(key.Namespace+"/"+key.Name, l.version)
 	if !ok || claim.UID != key.UID {
 		return s
 	}
-	s.claim = claim
+	s.claim, s.stale = claim, !since
 	s.class, _ = l.c.classes.Get(storagehelpers.GetPersistentVolumeClaimClass(claim))
 	return s
 }

@@ -477,6 +477,11 @@ func TestOwnWritesAreSeenAtOnce(t *testing.T) {
 			t.Fatalf("write %d is not visible, but %q", i, seen.Annotations["n"])
 		}
 	}
+	for version, want := range map[string]bool{"": false, "1": true, pv.ResourceVersion: true, "9223372036854775807": false} {
+		if seen, since, ok := own.GetSince(pv.Name, version); !ok || seen.UID != pv.UID || since != want {
+			t.Errorf("the object of version %q or later: %t, want %t", version, since, want)
+		}
+	}
 	unseen, err := PatchMetadata(t.Context(), client, pv, MetadataPatch{SetAnnotations: map[string]string{"n": "unseen"}})
 	if err != nil {
 		t.Fatal(err)

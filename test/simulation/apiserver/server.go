@@ -34,6 +34,7 @@ type Request struct {
 	Subresource string
 	Namespace   string
 	Name        string // empty for lists, and for a create
+	Limit       string // of a list; empty: none
 	Body        []byte
 }
 
