@@ -56,7 +56,8 @@ func (s *snapshotController) start() error {
 	cmd.Stdout, cmd.Stderr, cmd.SysProcAttr = log, log, dieWithParent()
 	started, exited := make(chan error), make(chan struct{})
 	go func() {
-		runtime.LockOSThread() // the death signal belongs to the thread that started the process
+		runtime.LockOSThread()         // the death signal belongs to the thread that started the process
+		defer runtime.UnlockOSThread() // otherwise the thread would end, and with it other processes that it has started
 		err := cmd.Start()
 		started <- err
 		if err == nil {
