@@ -121,7 +121,7 @@ func (r *records) version() string {
 	return r.cm.ResourceVersion
 }
 
-// read adopts the stored records, unless the ConfigMap does not exist.
+// read adopts the stored records, unless the ConfigMap does not exist. It needs the turn, as write does.
 func (r *records) read(ctx context.Context) error {
 	if r.namespace == "" {
 		r.fresh = true
@@ -132,9 +132,11 @@ func (r *records) read(ctx context.Context) error {
 	cm, err := r.client.CoreV1().ConfigMaps(r.namespace).Get(ctx, ConfigMapName(r.driver), metav1.GetOptions{})
 	switch {
 	case kube.IsNotFound(err):
-		delete(r.set.annotations, AnnotationApprove) // approvals end with the ConfigMap, records do not
-		delete(r.set.annotations, AnnotationApproveUntil)
-		r.cm, r.fresh = nil, true
+		set := r.set.clone()
+		delete(set.annotations, AnnotationApprove) // approvals end with the ConfigMap, records do not
+		delete(set.annotations, AnnotationApproveUntil)
+		r.store(nil, set)
+		r.fresh = true
 		return nil
 	case err != nil:
 		return fmt.Errorf("reading ConfigMap \"%s/%s\": %w", r.namespace, ConfigMapName(r.driver), err)
@@ -142,16 +144,16 @@ func (r *records) read(ctx context.Context) error {
 		r.endTerm(errNotHolder)
 		return errNotHolder
 	}
-	r.adopt(cm)
+	r.store(cm, recordSetOf(cm))
+	r.fresh = true
 	return nil
 }
-
-func (r *records) adopt(cm *corev1.ConfigMap) { r.cm, r.fresh, r.set = cm, true, recordSetOf(cm) }
 
 // write stores next. If the response is lost, the next call reads the ConfigMap first.
 func (r *records) write(ctx context.Context, next recordSet) (err error) {
 	if r.namespace == "" {
-		r.set, r.taken = next, true
+		r.store(nil, next)
+		r.taken = true
 		return nil
 	}
 	cm := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: r.namespace, Name: ConfigMapName(r.driver)}}
@@ -181,7 +183,7 @@ func (r *records) write(ctx context.Context, next recordSet) (err error) {
 	if err != nil {
 		return fmt.Errorf("writing the records of lost nodes to ConfigMap \"%s/%s\": %w", r.namespace, ConfigMapName(r.driver), err)
 	}
-	r.adopt(cm)
-	r.taken = true
+	r.store(cm, recordSetOf(cm))
+	r.fresh, r.taken = true, true
 	return nil
 }

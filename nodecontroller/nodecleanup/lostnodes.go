@@ -49,6 +49,8 @@ type recordSet struct {
 	annotations map[string]string
 }
 
+func (s recordSet) clone() recordSet { return recordSet{maps.Clone(s.lost), maps.Clone(s.annotations)} }
+
 func recordSetOf(cm *corev1.ConfigMap) recordSet {
 	s := recordSet{map[string]LostNode{}, map[string]string{}}
 	maps.Copy(s.annotations, cm.Annotations)
@@ -67,16 +69,37 @@ type records struct {
 	timeout           time.Duration
 	endTerm           func(cause error)
 
-	mu    sync.Mutex
-	taken bool              // this term is the holder
-	fresh bool              // set is what the API server stores
-	cm    *corev1.ConfigMap // nil: does not exist
-	set   recordSet
+	turn  chan struct{} // has an element while a request is under way
+	taken bool          // this term is the holder; needs the turn
+	fresh bool          // set is what the API server stores; needs the turn
+
+	mu  sync.Mutex        // guards the fields below, which only the holder of the turn replaces. Never held during a request
+	cm  *corev1.ConfigMap // nil: does not exist
+	set recordSet         // not modified
 }
 
 func newRecords(deps Deps, mode Mode, holder string, timeout time.Duration, endTerm func(cause error)) *records {
 	return &records{client: deps.Client, namespace: deps.Namespace, driver: deps.Driver, mode: mode, holder: holder, timeout: timeout,
-		endTerm: endTerm, set: recordSetOf(&corev1.ConfigMap{})}
+		endTerm: endTerm, turn: make(chan struct{}, 1), set: recordSetOf(&corev1.ConfigMap{})}
+}
+
+// take waits until no other request is under way. On success, the caller must call done.
+func (r *records) take(ctx context.Context) error {
+	select {
+	case r.turn <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+func (r *records) done() { <-r.turn }
+
+// store replaces the records.
+func (r *records) store(cm *corev1.ConfigMap, set recordSet) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.cm, r.set = cm, set
 }
 
 // get returns the record of a host.
@@ -99,14 +122,16 @@ func (r *records) all() ([]LostNode, map[string]string) {
 // load reads the ConfigMap, so that changes by people take effect. The first call of a term takes
 // over the records; it creates the ConfigMap if create is set.
 func (r *records) load(ctx context.Context, create bool) error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	if err := r.take(ctx); err != nil {
+		return err
+	}
+	defer r.done()
 	if err := r.read(ctx); err != nil {
 		return err
 	}
 	lost := r.cm == nil && r.taken && len(r.set.lost) > 0 // the ConfigMap was deleted: rule 5
 	if lost || !r.taken && r.namespace != "" && (create || r.cm != nil) {
-		return r.write(ctx, recordSet{maps.Clone(r.set.lost), maps.Clone(r.set.annotations)})
+		return r.write(ctx, r.set.clone())
 	}
 	r.taken = true
 	return nil
@@ -118,8 +143,10 @@ func (r *records) confirm(ctx context.Context) error { return r.load(ctx, true) 
 // change applies edit to the records and writes them. edit may be called again after a conflict with
 // a change by people.
 func (r *records) change(ctx context.Context, edit func(recordSet)) error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	if err := r.take(ctx); err != nil {
+		return err
+	}
+	defer r.done()
 	const attempts = 3
 	for i := 1; ; i++ {
 		if !r.fresh {
@@ -127,7 +154,7 @@ func (r *records) change(ctx context.Context, edit func(recordSet)) error {
 				return err
 			}
 		}
-		next := recordSet{maps.Clone(r.set.lost), maps.Clone(r.set.annotations)}
+		next := r.set.clone()
 		edit(next)
 		if maps.Equal(next.lost, r.set.lost) && maps.Equal(next.annotations, r.set.annotations) {
 			return nil

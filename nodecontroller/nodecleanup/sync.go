@@ -7,7 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
+	"math/rand" // unlike v2, it can be seeded: simulated histories are repeatable
 	"slices"
 	"time"
 
