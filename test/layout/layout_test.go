@@ -137,10 +137,10 @@ var allowed = map[string][]string{
 
 	"test/simulation": {
 		"attacher", "csiclient", "csiclient/csitest", "internal/app", "provisioner", "resizer", "snapshotter",
-		"test/simulation/apiserver", "test/simulation/cluster",
+		"internal/kube", "nodecontroller", "nodecontroller/nodecleanup", "test/simulation/apiserver", "test/simulation/cluster",
 	},
 	"test/simulation/apiserver": {},
-	"test/simulation/cluster":   {"snapshotter", "test/simulation/apiserver"},
+	"test/simulation/cluster":   {"nodecontroller/nodecleanup", "snapshotter", "test/simulation/apiserver"},
 	"test/simulation/mutations": {},
 }
 

@@ -56,13 +56,14 @@ func (s *simulation) before(ctx context.Context, r apiserver.Request) error {
 		from.listed[r.Resource] = s.api.Version()
 		s.mu.Unlock()
 		return nil
-	case r.Verb == "list" && r.Limit != "1": // for a cache
+	case r.Verb == "list" && isOf("watch", r): // for a cache
 		return nil
 	}
 	o := &operation{
 		replica: from, kind: request, name: describe(r), write: r.Verb == "update" || r.Verb == "patch" || r.Verb == "delete",
 		lease: isLease(r), body: string(r.Body),
 	}
+	s.nodeControllerDeletes(from, r)
 	v, ok := s.gate.wait(ctx, o)
 	if !ok {
 		return cmp.Or(ctx.Err(), errDead)

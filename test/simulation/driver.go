@@ -6,13 +6,16 @@ package simulation
 import (
 	"context"
 	"net"
+	"slices"
 	"sync"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	corev1 "k8s.io/api/core/v1"
 
 	"github.com/storage-controller/storage-controller/csiclient/csitest"
+	"github.com/storage-controller/storage-controller/nodecontroller/nodecleanup"
 	"github.com/storage-controller/storage-controller/test/simulation/cluster"
 )
 
@@ -138,7 +141,10 @@ func (s *simulation) call(ctx context.Context, method string, r any, do func() (
 	switch {
 	case !ok:
 		return nil, status.FromContextError(context.Canceled).Err()
-	case v.err != nil:
+	case v.err == nil && method == "DeleteVolume" && s.unreachable(volumeOf(r)):
+		v.err = status.Error(codes.Unavailable, "the node of the volume does not exist")
+	}
+	if v.err != nil {
 		s.answered(from, r, v.err)
 		return nil, v.err
 	}
@@ -160,6 +166,13 @@ func (s *simulation) call(ctx context.Context, method string, r any, do func() (
 		return nil, err
 	}
 	return answer, nil
+}
+
+// unreachable reports whether the driver cannot delete a volume: its node does not exist, and the driver needs it.
+func (s *simulation) unreachable(handle string) bool {
+	return s.scale.cleanup == nodecleanup.ModeVolumes && slices.ContainsFunc(s.volumesWith(handle), func(pv *corev1.PersistentVolume) bool {
+		return s.cluster.Node(cluster.NodeOf(pv)) == nil
+	})
 }
 
 // volumeOf returns the name or the ID of the volume or snapshot that a call is about.

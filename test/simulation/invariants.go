@@ -38,6 +38,7 @@ type checker struct {
 	lost    map[string]bool                                  // volumes whose creator could not record the request
 	resizer resizeChecker
 	taken   snapshotChecker
+	nodes   nodeChecker
 }
 
 func newChecker() checker {
@@ -45,7 +46,7 @@ func newChecker() checker {
 		read: map[*replica]map[string]*corev1.PersistentVolume{}, volumes: map[string]*corev1.PersistentVolume{},
 		renewed: map[string]time.Time{}, foreign: map[types.UID][]string{},
 		created: map[string]*csi.CreateVolumeRequest{}, creator: map[string]*replica{}, lost: map[string]bool{},
-		resizer: newResizeChecker(), taken: newSnapshotChecker(),
+		resizer: newResizeChecker(), taken: newSnapshotChecker(), nodes: newNodeChecker(),
 	}
 }
 
@@ -89,6 +90,8 @@ func (s *simulation) observe(from *replica, r apiserver.Request) {
 		s.checker.renewed[r.Name] = time.Now()
 		s.mu.Unlock()
 	}
+	s.nodeControllerReads(from, r)
+	s.forces(r)
 	if r.Resource == cluster.Contents && r.Verb == "get" {
 		s.readContent(from, r.Name)
 	}
@@ -318,6 +321,7 @@ func (s *simulation) check() {
 		s.checkFinalizers(claim)
 	}
 	s.checkSizes()
+	s.checkNodes()
 	s.checkSnapshots()
 	for _, r := range s.replicas {
 		if r == nil {
@@ -361,7 +365,7 @@ func (s *simulation) checkRest(when string) {
 		}
 	}
 	for _, v := range s.driver.Volumes() {
-		if !handles[v.ID] && !s.checker.retained(v.ID) && !s.mayLeak(v) {
+		if !handles[v.ID] && !s.checker.retained(v.ID) && !s.checker.nodes.forced[v.ID] && !s.mayLeak(v) {
 			s.violated("%s: volume %s (%s) has no PersistentVolume", when, v.ID, v.Name)
 		}
 		delete(handles, v.ID)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/spf13/pflag"
 	"google.golang.org/grpc/peer"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/klog/v2"
@@ -101,6 +102,7 @@ func (s *simulation) start(name string) *replica {
 		return listener.dial(ctx, r.client)
 	}
 	os.Setenv("POD_NAME", name)
+	os.Setenv("POD_NAMESPACE", metav1.NamespaceSystem)
 	ctx, cancel := context.WithCancelCause(klog.NewContext(context.Background(), s.log))
 	r.cancel = cancel
 	s.globals.seed()

@@ -44,9 +44,12 @@ func (s *simulation) chaos(steps int) {
 			if groups := s.cluster.UserSteps(s.scale.claims); len(groups) > 0 {
 				s.do(groups[s.choices.Pick(len(groups))])
 			}
-		case n >= 86:
-			s.record("time passes")
-			s.advance(idle)
+		case n >= 82 && s.scale.features.Nodes && s.choices.Pick(2) == 0:
+			if steps := s.cluster.NodeSteps(); len(steps) > 0 {
+				s.do(steps)
+			}
+		case n >= 86 || n >= 82 && s.scale.features.Nodes:
+			s.timePasses()
 		case len(steps) > 0 && (n >= 65 || len(pending) == 0):
 			s.do(steps)
 		case len(pending) > 0:
@@ -226,6 +229,9 @@ func (s *simulation) disaster() {
 		if s.scale.features.Topology {
 			resources = append(resources, "nodes", "csinodes")
 		}
+		if s.scale.features.Nodes {
+			resources = append(resources, "pods", "configmaps")
+		}
 		resource := resources[s.choices.Pick(len(resources))]
 		s.record("%s gets no events of %s for a while", r.client, resource)
 		s.frozen[r.client+" "+resource] = s.step + 10 + s.choices.Pick(150)
@@ -236,6 +242,10 @@ func (s *simulation) disaster() {
 		s.advance(idle)
 		s.perhapsTakeover()
 		r.partitioned = s.step + 5 + s.choices.Pick(30)
+	case n == 8 && s.scale.clock:
+		ahead := time.Duration(s.choices.Pick(7)-3) * 40 * time.Second
+		s.record("the clock of the API server jumps, and is %v ahead", ahead)
+		s.api.SetClock(ahead)
 	default:
 		s.record("the driver restarts")
 		s.restartDriver()
@@ -251,8 +261,23 @@ func (s *simulation) perhapsTakeover() {
 	if len(s.replicas) == 1 || s.choices.Pick(2) == 0 {
 		return
 	}
-	s.record("only Leases are renewed for a while")
-	for end := time.Now().Add(takeover); s.history.Violation == "" && time.Now().Before(end); {
+	s.onlyLeases(takeover)
+}
+
+// timePasses lets a second pass, or with a node controller sometimes its longest grace period.
+func (s *simulation) timePasses() {
+	if s.scale.features.Nodes && s.choices.Pick(2) == 1 {
+		s.onlyLeases(missingGrace)
+		return
+	}
+	s.record("time passes")
+	s.advance(idle)
+}
+
+// onlyLeases lets time pass in which only requests for Leases continue.
+func (s *simulation) onlyLeases(d time.Duration) {
+	s.record("only Leases are renewed for %v", d)
+	for end := time.Now().Add(d); s.history.Violation == "" && time.Now().Before(end); {
 		s.nextStep()
 		s.check()
 		pending := s.gate.begin(s.step)
@@ -337,6 +362,8 @@ func (s *simulation) rest(when string) {
 			}
 		case len(steps) > 0:
 			s.perform(steps[0])
+		case len(s.cluster.Approvals()) > 0:
+			s.perform(s.cluster.Approvals()[0])
 		case time.Now().After(limit):
 			s.violated("%s: not done after %v: %s", when, restLimit, strings.Join(s.cluster.Busy(), ", "))
 		case len(s.cluster.Busy()) > 0:

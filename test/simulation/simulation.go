@@ -26,6 +26,7 @@ import (
 	"github.com/storage-controller/storage-controller/attacher"
 	"github.com/storage-controller/storage-controller/csiclient/csitest"
 	"github.com/storage-controller/storage-controller/internal/app"
+	"github.com/storage-controller/storage-controller/nodecontroller/nodecleanup"
 	"github.com/storage-controller/storage-controller/test/simulation/apiserver"
 	"github.com/storage-controller/storage-controller/test/simulation/cluster"
 )
@@ -86,6 +87,11 @@ type scale struct {
 	prepared bool
 	// adopted: csi-provisioner has provisioned these claims.
 	adopted bool
+	// cleanup and nodeFinalizer are the values of --node-cleanup and --node-finalizer-mode.
+	cleanup       nodecleanup.Mode
+	nodeFinalizer nodecleanup.FinalizerMode
+	// clock: that of the API server jumps.
+	clock bool
 	// impatient: users delete everything during the faults, too.
 	impatient bool
 }
@@ -191,6 +197,12 @@ func (s *simulation) pickScale() scale {
 		nodeExpansion: pick(2) == 1, prepared: pick(2) == 1, adopted: pick(2) == 1, impatient: pick(4) == 3,
 		protection: []string{"always", "always", "on-retry"}[pick(3)],
 	}
+	if c.features.Topology && pick(2) == 1 {
+		c.features.Nodes, c.nodes, c.steps = true, 3, c.steps+60
+		c.cleanup = []nodecleanup.Mode{nodecleanup.ModeClaims, nodecleanup.ModeVolumes}[pick(2)]
+		c.nodeFinalizer = []nodecleanup.FinalizerMode{nodecleanup.FinalizerOff, nodecleanup.FinalizerManage}[pick(2)]
+	}
+	c.clock = pick(4) == 3
 	c.features.Copies = !c.features.Resize && pick(2) == 1 // after an expansion, copies would be smaller than their sources
 	return c
 }
@@ -204,12 +216,20 @@ func (c scale) configuration() app.Config {
 	if c.features.Snapshots {
 		roles = append(roles, "snapshotter")
 	}
-	args := []string{
-		"--controllers=" + strings.Join(roles, ","), "--worker-threads=3", "--retry-interval-max=8s",
-		"--provisioning-protection=" + c.protection, "--leader-election", "--leader-election-namespace=kube-system",
+	var args []string
+	if c.features.Nodes {
+		roles = append(roles, "nodecontroller")
+		args = append(args, "--node-cleanup-scope=all", fmt.Sprint("--node-cleanup=", c.cleanup),
+			fmt.Sprint("--node-missing-grace=", missingGrace), fmt.Sprint("--node-delete-grace=", deleteGrace),
+			fmt.Sprint("--node-cleanup-window=", breakerWindow), "--pv-release-grace=10s",
+			fmt.Sprint("--node-finalizer-mode=", c.nodeFinalizer), "--node-finalizer-timeout=2m", "--node-cleanup-qps=10")
+	}
+	args = append(args,
+		"--controllers="+strings.Join(roles, ","), "--worker-threads=3", "--retry-interval-max=8s",
+		"--provisioning-protection="+c.protection, "--leader-election", "--leader-election-namespace=kube-system",
 		// Four times the default, so that renewals are a smaller part of each history.
 		"--leader-election-lease-duration=60s", "--leader-election-renew-deadline=40s", "--leader-election-retry-period=20s",
-	}
+	)
 	return configuration(fmt.Sprint(args), args...)
 }
 

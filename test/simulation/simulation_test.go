@@ -44,19 +44,6 @@ func TestMain(m *testing.M) {
 // shorter history that has a violation, too.
 func TestSeeds(t *testing.T) { run(t, *from, *seeds) }
 
-// TestFoundSeeds runs histories that show a fault of a controller if its fix is reverted. After a change of the
-// simulation, other seeds may be needed for that.
-func TestFoundSeeds(t *testing.T) {
-	for _, seed := range []uint64{
-		20039,   // The removal of a finalizer took effect, and its response was lost: another attachment of that name was detached.
-		2006612, // As above.
-		513,     // The cache of a new leader did not show the record of the CreateVolume request yet: a leak.
-		31175,   // As above.
-	} {
-		run(t, seed, 1)
-	}
-}
-
 // TestFreshSeeds runs histories that no earlier run had.
 func TestFreshSeeds(t *testing.T) { run(t, uint64(time.Now().UnixNano()), *fresh) }
 

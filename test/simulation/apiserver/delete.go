@@ -97,14 +97,14 @@ func (s *Server) remove(c *call, existing runtime.Object, o metav1.DeleteOptions
 	case pending:
 		return existing, nil
 	case graceful:
-		markGraceful(m, period)
+		s.clock.markGraceful(m, period)
 		stored := s.update(c, existing, obj)
 		if len(m.GetFinalizers()) > 0 || period > 0 {
 			return stored, nil
 		}
 		existing = stored
 	case len(m.GetFinalizers()) > 0:
-		markDeleted(m)
+		s.clock.markDeleted(m)
 		return s.update(c, existing, obj), nil
 	}
 	if !c.dryRun() {
@@ -195,11 +195,11 @@ func gracePeriod(pod *corev1.Pod, asked *int64) (period int64, graceful, pending
 }
 
 // markGraceful marks an object as deleted with a grace period, or shortens that.
-func markGraceful(m metav1.Object, period int64) {
-	end := metav1.NewTime(now().Add(time.Duration(period) * time.Second))
+func (c *clock) markGraceful(m metav1.Object, period int64) {
+	end := metav1.NewTime(c.now().Add(time.Duration(period) * time.Second))
 	if at := m.GetDeletionTimestamp(); at != nil {
 		end = metav1.NewTime(at.Add(time.Duration(period-*m.GetDeletionGracePeriodSeconds()) * time.Second))
-		if t := now(); end.Before(&t) {
+		if t := c.now(); end.Before(&t) {
 			end, period = t, min(period, 1)
 		}
 	} else if m.GetGeneration() > 0 {
@@ -210,11 +210,11 @@ func markGraceful(m metav1.Object, period int64) {
 }
 
 // markDeleted marks an object with finalizers as deleted.
-func markDeleted(m metav1.Object) {
+func (c *clock) markDeleted(m metav1.Object) {
 	if m.GetDeletionTimestamp() == nil && m.GetGeneration() > 0 {
 		m.SetGeneration(m.GetGeneration() + 1)
 	}
-	if t := now(); m.GetDeletionTimestamp() == nil || m.GetDeletionTimestamp().After(t.Time) {
+	if t := c.now(); m.GetDeletionTimestamp() == nil || m.GetDeletionTimestamp().After(t.Time) {
 		m.SetDeletionTimestamp(&t)
 	}
 	m.SetDeletionGracePeriodSeconds(new(int64))
@@ -225,7 +225,7 @@ func (s *Server) terminate(c *call, existing runtime.Object) (runtime.Object, er
 	ns := existing.DeepCopyObject().(*corev1.Namespace)
 	switch {
 	case ns.DeletionTimestamp == nil:
-		t := now()
+		t := s.clock.now()
 		ns.DeletionTimestamp, ns.Status.Phase = &t, corev1.NamespaceTerminating
 		return s.update(c, existing, ns), nil
 	case len(ns.Spec.Finalizers)+len(ns.Finalizers) > 0 || c.dryRun():

@@ -52,7 +52,7 @@ func prepareNamespace(ns *corev1.Namespace) {
 
 // addNamespace creates a Namespace.
 func (s *Server) addNamespace(name string) {
-	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, UID: s.uid(), CreationTimestamp: now()}}
+	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, UID: s.uid(), CreationTimestamp: s.clock.now()}}
 	prepareNamespace(ns)
 	s.commit(s.resources[corev1.SchemeGroupVersion.WithResource("namespaces")], name, nil, ns)
 }
@@ -179,7 +179,7 @@ func preparePodStatus(pod, old *corev1.Pod) {
 }
 
 // bindPod returns the Pod in existing, assigned to the node of a Binding.
-func bindPod(existing runtime.Object, contentType string, body []byte) (runtime.Object, error) {
+func (c *clock) bindPod(existing runtime.Object, contentType string, body []byte) (runtime.Object, error) {
 	var binding corev1.Binding
 	if err := decodeInto(contentType, body, &binding); err != nil {
 		return nil, apierrors.NewBadRequest(err.Error())
@@ -202,7 +202,7 @@ func bindPod(existing runtime.Object, contentType string, body []byte) (runtime.
 	for k, v := range binding.Annotations {
 		metav1.SetMetaDataAnnotation(&pod.ObjectMeta, k, v)
 	}
-	scheduled := corev1.PodCondition{Type: corev1.PodScheduled, Status: corev1.ConditionTrue, LastTransitionTime: now()}
+	scheduled := corev1.PodCondition{Type: corev1.PodScheduled, Status: corev1.ConditionTrue, LastTransitionTime: c.now()}
 	pod.Status.Conditions = append(slices.DeleteFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
 		return c.Type == scheduled.Type
 	}), scheduled)
@@ -215,17 +215,17 @@ func defaultVolume(pv *corev1.PersistentVolume) {
 	pointer(&pv.Spec.VolumeMode, corev1.PersistentVolumeFilesystem)
 }
 
-func prepareVolume(pv *corev1.PersistentVolume) {
-	pv.Status = corev1.PersistentVolumeStatus{Phase: corev1.VolumePending, LastPhaseTransitionTime: new(now())}
+func (c *clock) prepareVolume(pv *corev1.PersistentVolume) {
+	pv.Status = corev1.PersistentVolumeStatus{Phase: corev1.VolumePending, LastPhaseTransitionTime: new(c.now())}
 }
 
-func prepareVolumeStatus(pv, old *corev1.PersistentVolume) {
+func (c *clock) prepareVolumeStatus(pv, old *corev1.PersistentVolume) {
 	at, before := &pv.Status.LastPhaseTransitionTime, old.Status.LastPhaseTransitionTime
 	switch same := pv.Status.Phase == old.Status.Phase; {
 	case same && *at == nil:
 		*at = before
 	case !same && (*at == nil || (*at).Equal(before)):
-		*at = new(now())
+		*at = new(c.now())
 	}
 }
 

@@ -47,11 +47,11 @@ type resource struct {
 }
 
 // resources returns all resources that the server can serve.
-func resources() []*resource {
-	return slices.Concat(coreResources(), storageResources(), customResources())
+func resources(c *clock) []*resource {
+	return slices.Concat(coreResources(c), storageResources(), customResources())
 }
 
-func coreResources() []*resource {
+func coreResources(c *clock) []*resource {
 	core := corev1.SchemeGroupVersion.WithResource
 	return []*resource{
 		{gvr: core("namespaces"), kind: "Namespace", status: true, unconditional: true,
@@ -67,7 +67,7 @@ func coreResources() []*resource {
 			beforeCreate: do(preparePod), beforeUpdate: pair(preparePodUpdate), beforeStatus: pair(preparePodStatus)},
 		{gvr: core("persistentvolumes"), kind: "PersistentVolume", status: true, clearStatus: true, returnsDeleted: true,
 			unconditional: true, defaults: do(defaultVolume), admitCreate: protect("kubernetes.io/pv-protection"),
-			beforeCreate: do(prepareVolume), beforeStatus: pair(prepareVolumeStatus), validateCreate: on(validateVolume),
+			beforeCreate: do(c.prepareVolume), beforeStatus: pair(c.prepareVolumeStatus), validateCreate: on(validateVolume),
 			validateUpdate: check(validateVolumeUpdate), validateStatus: check(validateVolumeStatus)},
 		{gvr: core("persistentvolumeclaims"), kind: "PersistentVolumeClaim", namespaced: true, status: true, clearStatus: true,
 			returnsDeleted: true, unconditional: true, defaults: do(defaultClaim),

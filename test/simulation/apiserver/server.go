@@ -59,6 +59,7 @@ type Hooks struct {
 // Server is an API server in memory. All methods may be called concurrently.
 type Server struct {
 	hooks     Hooks
+	clock     clock
 	resources map[schema.GroupVersionResource]*resource
 	requests  atomic.Uint64
 	encodings encodings
@@ -83,7 +84,7 @@ func New(hooks Hooks) *Server {
 		objects:   map[*resource]map[string]runtime.Object{},
 		hidden:    map[schema.GroupVersionResource]bool{},
 	}
-	for _, r := range resources() {
+	for _, r := range resources(&s.clock) {
 		s.resources[r.gvr] = r
 		s.objects[r] = map[string]runtime.Object{}
 	}
@@ -286,5 +287,13 @@ func respond(code int, contentType string, body []byte) *http.Response {
 	}
 }
 
+// SetClock sets by how much the clock of the server is ahead of that of its clients. A negative offset means behind.
+func (s *Server) SetClock(offset time.Duration) { s.clock.ahead.Store(int64(offset)) }
+
+// clock is the clock of a server.
+type clock struct{ ahead atomic.Int64 }
+
 // now returns the time in the precision of the API.
-func now() metav1.Time { return metav1.NewTime(time.Now().Truncate(time.Second)) }
+func (c *clock) now() metav1.Time {
+	return metav1.NewTime(time.Now().Add(time.Duration(c.ahead.Load())).Truncate(time.Second))
+}

@@ -67,7 +67,7 @@ func (s *Server) insert(c *call, obj runtime.Object) (runtime.Object, error) {
 	if err := s.checkNamespace(c, m.GetName()); err != nil {
 		return nil, err
 	}
-	m.SetCreationTimestamp(now())
+	m.SetCreationTimestamp(s.clock.now())
 	m.SetDeletionTimestamp(nil)
 	m.SetDeletionGracePeriodSeconds(nil)
 	m.SetSelfLink("")
@@ -341,7 +341,7 @@ func (s *Server) bind(c *call) (int, runtime.Object, error) {
 	if !ok {
 		return 0, nil, c.notFound()
 	}
-	bound, err := bindPod(existing, c.contentType, c.Body)
+	bound, err := s.clock.bindPod(existing, c.contentType, c.Body)
 	if err != nil {
 		return 0, nil, err
 	}

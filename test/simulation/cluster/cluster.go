@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"time"
 
 	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
 	snapshotclient "github.com/kubernetes-csi/external-snapshotter/client/v8/clientset/versioned/typed/volumesnapshot/v1"
@@ -19,6 +20,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/storage-controller/storage-controller/test/simulation/apiserver"
 )
@@ -32,6 +34,8 @@ var (
 	Volumes     = corev1.SchemeGroupVersion.WithResource("persistentvolumes")
 	Classes     = storagev1.SchemeGroupVersion.WithResource("storageclasses")
 	Nodes       = corev1.SchemeGroupVersion.WithResource("nodes")
+	Pods        = corev1.SchemeGroupVersion.WithResource("pods")
+	ConfigMaps  = corev1.SchemeGroupVersion.WithResource("configmaps")
 	CSINodes    = storagev1.SchemeGroupVersion.WithResource("csinodes")
 	Attachments = storagev1.SchemeGroupVersion.WithResource("volumeattachments")
 	Snapshots   = snapshotv1.SchemeGroupVersion.WithResource("volumesnapshots")
@@ -43,7 +47,8 @@ type Features struct {
 	Resize    bool // they expand volumes and modify them
 	Snapshots bool
 	Copies    bool // they clone volumes, and restore snapshots
-	Topology  bool // each node is a zone of its own
+	Topology  bool // volumes are accessible from one node
+	Nodes     bool // administrators delete nodes, and the node controller cleans up after them
 }
 
 // Step is something that a component or a user can do now.
@@ -63,8 +68,9 @@ type Cluster struct {
 	features  Features
 	Nodes     []string
 	pods      []Pod
-	classes   int      // the number of VolumeSnapshotClasses that were created
-	typed     sync.Map // objects of custom resources with their types, by the object of the API server
+	classes   int                     // the number of VolumeSnapshotClasses that were created
+	selected  map[types.UID]time.Time // when the scheduler last selected a node, by claim
+	typed     sync.Map                // objects of custom resources with their types, by the object of the API server
 
 	version uint64 // of steps
 	changed bool   // pods changed since then
@@ -77,7 +83,7 @@ func New(api *apiserver.Server, driver string, nodes int, features Features) (*C
 	if err != nil {
 		return nil, err
 	}
-	c := &Cluster{api: api, snapshots: snapshots, driver: driver, features: features}
+	c := &Cluster{api: api, snapshots: snapshots, driver: driver, features: features, selected: map[types.UID]time.Time{}}
 	for i := range nodes {
 		c.Nodes = append(c.Nodes, fmt.Sprintf("node-%d", i))
 	}
@@ -132,7 +138,7 @@ func (c *Cluster) Steps() []Step {
 		c.version, c.changed = version, false
 		state := c.read()
 		c.steps = slices.Concat(c.bind(state), c.protect(state), c.schedule(state), c.attach(state), c.register(),
-			c.expand(state), c.snapshot(state))
+			c.nodes(state), c.expand(state), c.snapshot(state))
 	}
 	return c.steps
 }

@@ -6,6 +6,7 @@ package cluster
 import (
 	"context"
 	"slices"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -115,6 +116,9 @@ func (c *Cluster) protect(s state) []Step {
 	return steps
 }
 
+// schedulerBackoff is the time after which the scheduler selects a node for a claim again.
+const schedulerBackoff = time.Second
+
 // schedule returns the steps of the scheduler: it selects the node of claims that wait for their first pod, and assigns
 // the pod to that node.
 func (c *Cluster) schedule(s state) []Step {
@@ -127,11 +131,18 @@ func (c *Cluster) schedule(s state) []Step {
 		if class := s.class(claim); class == nil || !waits(class, claim) {
 			continue
 		}
+		if time.Since(c.selected[claim.UID]) < schedulerBackoff {
+			c.changed = true
+			continue
+		}
 		for _, node := range c.Nodes {
+			if c.features.Nodes && !c.stays(node) {
+				continue
+			}
 			next := claim.DeepCopy()
 			metav1.SetMetaDataAnnotation(&next.ObjectMeta, storagehelpers.AnnSelectedNode, node)
 			steps = append(steps, Step{"scheduler selects " + node + " for claim " + claim.Name, func(context.Context) error {
-				c.pod(claim.Name).Node = node
+				c.pod(claim.Name).Node, c.selected[claim.UID] = node, time.Now()
 				return c.api.Update(Claims, next, "")
 			}})
 		}
@@ -145,7 +156,8 @@ func (c *Cluster) attach(s state) []Step {
 	wanted := map[string]bool{}
 	for _, pod := range c.pods {
 		claim := s.claim(pod.Claim)
-		if claim == nil || claim.Status.Phase != corev1.ClaimBound || !accessible(s.volume(claim.Spec.VolumeName), pod.Node) {
+		if claim == nil || claim.Status.Phase != corev1.ClaimBound || c.Node(pod.Node) == nil ||
+			!accessible(s.volume(claim.Spec.VolumeName), pod.Node) {
 			continue
 		}
 		name := attachmentName(claim.Spec.VolumeName, pod.Node)

@@ -5,24 +5,60 @@ package cluster
 
 import (
 	"context"
+	"fmt"
+	"slices"
+	"strings"
 
+	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	"github.com/storage-controller/storage-controller/nodecontroller/nodecleanup"
 )
 
-const zoneLabel = "topology.example.com/zone"
+const nodeLabel = "topology.example.com/node"
 
 // Zone returns the topology segment of a node.
-func Zone(node string) map[string]string { return map[string]string{zoneLabel: "zone-of-" + node} }
+func Zone(node string) map[string]string { return map[string]string{nodeLabel: node} }
+
+// join creates the Node and the CSINode of a node, which it does not have.
+func (c *Cluster) join(name string) error {
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: Zone(name)}}
+	node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
+	if err := c.api.Create(Nodes, node); err != nil {
+		return err
+	}
+	if c.api.Get(CSINodes, "", name) != nil { // that of the last Node
+		return nil
+	}
+	return c.api.Create(CSINodes, &storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: name}})
+}
+
+// Node returns the Node with that name, or nil.
+func (c *Cluster) Node(name string) *corev1.Node {
+	node, _ := c.api.Get(Nodes, "", name).(*corev1.Node)
+	return node
+}
+
+// stays reports whether a node exists and is not being deleted.
+func (c *Cluster) stays(name string) bool {
+	node := c.Node(name)
+	return node != nil && node.DeletionTimestamp == nil
+}
+
+// firstNode returns the first node that stays.
+func (c *Cluster) firstNode() string { return c.Nodes[max(0, slices.IndexFunc(c.Nodes, c.stays))] }
 
 // register returns the steps of kubelets whose driver is not registered.
 func (c *Cluster) register() []Step {
 	registration := storagev1.CSINodeDriver{Name: c.driver}
 	if c.features.Topology {
-		registration.TopologyKeys = []string{zoneLabel}
+		registration.TopologyKeys = []string{nodeLabel}
 	}
 	var steps []Step
 	for _, node := range List[*storagev1.CSINode](c.api, CSINodes) {
-		if len(node.Spec.Drivers) > 0 {
+		if len(node.Spec.Drivers) > 0 || c.Node(node.Name) == nil {
 			continue
 		}
 		next := node.DeepCopy()
@@ -46,4 +82,145 @@ func (c *Cluster) unregister() []Step {
 		}
 	}
 	return steps
+}
+
+// nodes returns the steps that follow the deletion of Nodes, and those of the scheduler that show pods to the node
+// controller.
+func (c *Cluster) nodes(s state) []Step {
+	if !c.features.Nodes {
+		return nil
+	}
+	var steps []Step
+	for _, csi := range List[*storagev1.CSINode](c.api, CSINodes) {
+		if c.Node(csi.Name) == nil {
+			steps = append(steps, Step{"garbage collector deletes CSINode " + csi.Name, func(context.Context) error {
+				return c.api.Delete(CSINodes, "", csi.Name, metav1.NewUIDPreconditions(string(csi.UID)))
+			}})
+		}
+	}
+	for _, pod := range c.pods {
+		switch claim := s.claim(pod.Claim); {
+		case c.Node(pod.Node) == nil && (claim == nil || claim.Spec.VolumeName != ""): // else it is not on this node yet
+			steps = append(steps, Step{"garbage collector deletes the pod of claim " + pod.Claim, func(context.Context) error {
+				c.deletePod(pod.Claim)
+				return nil
+			}})
+		case claim != nil && claim.Status.Phase == corev1.ClaimBound && c.api.Get(Pods, Namespace, podName(pod.Claim)) == nil:
+			steps = append(steps, Step{"scheduler assigns the pod of claim " + pod.Claim + " to " + pod.Node, c.create(Pods, podOf(pod))})
+		}
+	}
+	return steps
+}
+
+func podName(claim string) string { return "pod-of-" + claim }
+
+// podOf returns the object of a pod. It has no grace period.
+func podOf(pod Pod) *corev1.Pod {
+	volume := corev1.Volume{Name: "data", VolumeSource: corev1.VolumeSource{
+		PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: pod.Claim},
+	}}
+	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: Namespace, Name: podName(pod.Claim)}, Spec: corev1.PodSpec{
+		NodeName: pod.Node, TerminationGracePeriodSeconds: ptr.To[int64](0), Volumes: []corev1.Volume{volume},
+		Containers: []corev1.Container{{Name: "main", Image: "main"}},
+	}}
+}
+
+// NodeSteps returns the steps of administrators who delete Nodes, except the last one, of nodes that join again, and of users
+// who forbid the cleanup of claims.
+func (c *Cluster) NodeSteps() []Step {
+	s := c.read()
+	var steps []Step
+	staying := slices.DeleteFunc(slices.Clone(c.Nodes), func(n string) bool { return !c.stays(n) })
+	for _, name := range c.Nodes {
+		switch {
+		case c.Node(name) == nil:
+			steps = append(steps, Step{name + " joins again", func(context.Context) error { return c.join(name) }})
+		case c.stays(name) && len(staying) > 1:
+			steps = append(steps, Step{"administrator deletes Node " + name, func(context.Context) error {
+				return c.api.Delete(Nodes, "", name, nil)
+			}})
+		}
+	}
+	for _, claim := range s.claims {
+		next := claim.DeepCopy()
+		what, annotation := "forbids", nodecleanup.CleanupAnnotation(c.driver)
+		if OptedOut(claim, c.driver) {
+			what = "permits"
+			delete(next.Annotations, annotation)
+		} else {
+			metav1.SetMetaDataAnnotation(&next.ObjectMeta, annotation, "disabled")
+		}
+		steps = append(steps, Step{"user " + what + " the cleanup of claim " + claim.Name, c.update(Claims, next)})
+	}
+	return append(steps, c.Approvals()...)
+}
+
+// OptedOut reports whether the owner of obj does not permit the node controller to delete it.
+func OptedOut(obj metav1.Object, driver string) bool {
+	return obj.GetAnnotations()[nodecleanup.CleanupAnnotation(driver)] == "disabled"
+}
+
+// LostNodes returns the ConfigMap with the records of the node controller, or nil.
+func (c *Cluster) LostNodes() *corev1.ConfigMap {
+	cm, _ := c.api.Get(ConfigMaps, metav1.NamespaceSystem, nodecleanup.ConfigMapName(c.driver)).(*corev1.ConfigMap)
+	return cm
+}
+
+// Approvals returns the step of an administrator who approves the losses that the node controller holds.
+func (c *Cluster) Approvals() []Step {
+	cm := c.LostNodes()
+	if cm == nil {
+		return nil
+	}
+	var held []string
+	for _, lost := range nodecleanup.ParseLostNodes(cm) {
+		if lost.Held != "" {
+			held = append(held, lost.Name())
+		}
+	}
+	names, next := strings.Join(held, ","), cm.DeepCopy()
+	if names == "" || cm.Annotations[nodecleanup.AnnotationApprove] == names {
+		return nil
+	}
+	metav1.SetMetaDataAnnotation(&next.ObjectMeta, nodecleanup.AnnotationApprove, names)
+	return []Step{{"administrator approves the loss of " + names, c.update(ConfigMaps, next)}}
+}
+
+// NodeOf returns the node whose topology segment pv is accessible from, or "".
+func NodeOf(pv *corev1.PersistentVolume) string {
+	if pv == nil || pv.Spec.NodeAffinity == nil {
+		return ""
+	}
+	for _, term := range pv.Spec.NodeAffinity.Required.NodeSelectorTerms {
+		for _, e := range term.MatchExpressions {
+			if e.Key == nodeLabel && len(e.Values) == 1 {
+				return e.Values[0]
+			}
+		}
+	}
+	return ""
+}
+
+// busyNodes returns which Nodes are being deleted, and what the node controller has to delete.
+func (c *Cluster) busyNodes(s state) []string {
+	if !c.features.Nodes {
+		return nil
+	}
+	var busy []string
+	for _, name := range c.Nodes {
+		if node := c.Node(name); node != nil && node.DeletionTimestamp != nil {
+			busy = append(busy, "Node "+name+" is being deleted")
+		}
+	}
+	for _, claim := range s.claims {
+		pv, pod := s.volume(claim.Spec.VolumeName), c.pod(claim.Name)
+		elsewhere := pod != nil && c.Node(pod.Node) != nil
+		switch node := NodeOf(pv); {
+		case node == "" || c.Node(node) != nil, claim.DeletionTimestamp != nil, claim.Status.Phase != corev1.ClaimBound, elsewhere,
+			OptedOut(claim, c.driver), pv.Spec.PersistentVolumeReclaimPolicy != corev1.PersistentVolumeReclaimDelete:
+		default:
+			busy = append(busy, fmt.Sprintf("claim %s of the lost %s is not deleted", claim.Name, node))
+		}
+	}
+	return busy
 }

@@ -23,12 +23,7 @@ var ClassNames = []string{"immediate", "waiting", "retained"}
 // SetUp creates the objects of the administrator.
 func (c *Cluster) SetUp(ctx context.Context) error {
 	for _, node := range c.Nodes {
-		n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node, Labels: Zone(node)}}
-		if err := c.api.Create(Nodes, n); err != nil {
-			return err
-		}
-		csi := &storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: node}}
-		if err := c.api.Create(CSINodes, csi); err != nil {
+		if err := c.join(node); err != nil {
 			return err
 		}
 	}
@@ -99,6 +94,9 @@ func (c *Cluster) UserSteps(claims int) [][]Step {
 			}})
 		} else if claim.DeletionTimestamp == nil {
 			for _, node := range c.Nodes {
+				if c.Node(node) == nil {
+					continue
+				}
 				steps = append(steps, Step{"user creates a pod of claim " + name + " on " + node, func(context.Context) error {
 					c.pods, c.changed = append(c.pods, Pod{name, node}), true
 					return nil
@@ -160,7 +158,7 @@ func (c *Cluster) createClaim(name, class string, source *corev1.TypedLocalObjec
 		return Step{text, c.create(Claims, claim)}
 	}
 	return Step{text + " and its pod", func(context.Context) error {
-		c.pods, c.changed = append(c.pods, Pod{name, c.Nodes[0]}), true
+		c.pods, c.changed = append(c.pods, Pod{name, c.firstNode()}), true
 		return c.api.Create(Claims, claim)
 	}}
 }
@@ -177,6 +175,7 @@ func (c *Cluster) deleteClaim(name string) error { return c.api.Delete(Claims, N
 
 func (c *Cluster) deletePod(claim string) {
 	c.pods, c.changed = slices.DeleteFunc(c.pods, func(p Pod) bool { return p.Claim == claim }), true
+	_ = c.api.Delete(Pods, Namespace, podName(claim), nil) // it may not exist
 }
 
 // disturb returns the steps of users who change objects of others.
@@ -215,7 +214,9 @@ func (c *Cluster) disturb(s state) []Step {
 
 // TearDown deletes all pods, claims, snapshots and their contents.
 func (c *Cluster) TearDown(ctx context.Context) error {
-	c.pods, c.changed = nil, true
+	for _, pod := range slices.Clone(c.pods) {
+		c.deletePod(pod.Claim)
+	}
 	s := c.read()
 	for _, snapshot := range s.snapshots {
 		if err := c.snapshots.VolumeSnapshots(Namespace).Delete(ctx, snapshot.Name, metav1.DeleteOptions{}); err != nil {
@@ -254,6 +255,7 @@ func (c *Cluster) Busy() []string {
 	}
 	busy = append(busy, c.busyExpansions(s)...)
 	busy = append(busy, s.busySnapshots()...)
+	busy = append(busy, c.busyNodes(s)...)
 	for _, pv := range s.volumes {
 		policy := pv.Spec.PersistentVolumeReclaimPolicy
 		released := pv.Status.Phase == corev1.VolumeReleased && policy == corev1.PersistentVolumeReclaimDelete

@@ -1,0 +1,242 @@
+// Copyright The storage-controller Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package simulation
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/nodecontroller"
+	"github.com/storage-controller/storage-controller/nodecontroller/nodecleanup"
+	"github.com/storage-controller/storage-controller/test/simulation/apiserver"
+	"github.com/storage-controller/storage-controller/test/simulation/cluster"
+)
+
+// The settings of the node controller. All nodes together are fewer than 20, so that the breaker permits the loss of one.
+const (
+	missingGrace  = time.Minute
+	deleteGrace   = 10 * time.Second
+	breakerWindow = 2 * time.Minute
+)
+
+// nodeChecker holds what the invariants of the node controller need to know about the past.
+type nodeChecker struct {
+	reads  map[*replica]map[string]reading // the last ones, by resource and name
+	number int                             // of reads
+	absent map[string][]absence            // by node
+	acted  map[string]time.Time            // the last deletion without an approval, by node
+	forced map[string]bool                 // handles of volumes that were removed without the driver
+}
+
+func newNodeChecker() nodeChecker {
+	return nodeChecker{
+		reads: map[*replica]map[string]reading{}, absent: map[string][]absence{}, acted: map[string]time.Time{}, forced: map[string]bool{},
+	}
+}
+
+// reading is a read from the API server.
+type reading struct {
+	number int
+	obj    runtime.Object // nil: there is none
+	users  []string       // of a list: the claims that pods use on each node, or the volumes that are attached
+}
+
+// absence is a time without a Node and a CSINode.
+type absence struct{ from, to time.Time } // to is zero while it lasts
+
+// isOf reports whether a role sent r.
+func isOf(role string, r apiserver.Request) bool { return strings.HasSuffix(r.UserAgent, "("+role+")") }
+
+// nodeControllerReads records what the node controller reads.
+func (s *simulation) nodeControllerReads(from *replica, r apiserver.Request) {
+	if !isOf("nodecontroller", r) || r.Verb != "get" && r.Verb != "list" {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c := &s.checker.nodes
+	c.number++
+	read := reading{number: c.number}
+	switch {
+	case r.Verb == "get":
+		read.obj = s.api.Get(r.Resource, r.Namespace, r.Name)
+	case r.Resource == cluster.Pods:
+		for _, pod := range cluster.List[*corev1.Pod](s.api, cluster.Pods) {
+			if s.cluster.Node(pod.Spec.NodeName) != nil {
+				read.users = append(read.users, kube.ClaimsOfPod(pod)[0]+" "+pod.Spec.NodeName)
+			}
+		}
+	case r.Resource == cluster.Attachments:
+		for _, va := range cluster.List[*storagev1.VolumeAttachment](s.api, cluster.Attachments) {
+			read.users = append(read.users, *va.Spec.Source.PersistentVolumeName)
+		}
+	}
+	if c.reads[from] == nil {
+		c.reads[from] = map[string]reading{}
+	}
+	c.reads[from][readKey(r.Resource.Resource, r.Namespace, r.Name)] = read
+}
+
+func readKey(resource, namespace, name string) string {
+	return resource + " " + nameOf(namespace, name)
+}
+
+// nodeControllerDeletes checks a request that deletes, when the node controller sends it.
+func (s *simulation) nodeControllerDeletes(from *replica, r apiserver.Request) {
+	volume := r.Resource == cluster.Volumes && (r.Verb == "delete" || r.Verb == "patch")
+	if !isOf("nodecontroller", r) || !volume && (r.Resource != cluster.Claims || r.Verb != "delete") {
+		return
+	}
+	err := s.leads(from, nodecontroller.LeaseName(driverName))
+	if err == nil {
+		s.mu.Lock()
+		err = s.mayCleanUp(from, r)
+		s.mu.Unlock()
+	}
+	if err != nil {
+		s.violated("%s %s of the node controller: %v", from.client, describe(r), err)
+	}
+}
+
+// mayCleanUp returns an error unless r carries the version of the object that the process has read, and all that the process
+// has read permits the deletion.
+func (s *simulation) mayCleanUp(from *replica, r apiserver.Request) error {
+	reads := s.checker.nodes.reads[from]
+	target := reads[readKey(r.Resource.Resource, r.Namespace, r.Name)]
+	obj, ok := target.obj.(metav1.Object)
+	if !ok {
+		return errors.New("it was not read")
+	}
+	if body := string(r.Body); !strings.Contains(body, obj.GetResourceVersion()) ||
+		r.Verb == "delete" && !strings.Contains(body, string(obj.GetUID())) {
+		return errors.New("the request lacks the version that was read")
+	}
+	pv, err := mayClean(reads, obj)
+	if err != nil {
+		return err
+	}
+	node, key := cluster.NodeOf(pv), kube.Key(obj)
+	for _, use := range reads[readKey("pods", cluster.Namespace, "")].users {
+		if claim, on, _ := strings.Cut(use, " "); claim == key && on != node {
+			return fmt.Errorf("a pod on %s uses it", on)
+		}
+	}
+	live, csi := reads[readKey("nodes", "", node)], reads[readKey("csinodes", "", node)]
+	if live.number < target.number || csi.number < target.number {
+		return fmt.Errorf("%s was not read after it", node)
+	}
+	return s.mayCleanUpAfter(node, live.obj, csi.obj)
+}
+
+// mayClean returns the PersistentVolume of obj, a claim or a PersistentVolume, or an error if its owners keep it.
+func mayClean(reads map[string]reading, obj metav1.Object) (*corev1.PersistentVolume, error) {
+	if cluster.OptedOut(obj, driverName) {
+		return nil, errors.New("its owner forbids it")
+	}
+	pv, isVolume := obj.(*corev1.PersistentVolume)
+	if claim, ok := obj.(*corev1.PersistentVolumeClaim); ok {
+		read := reads[readKey("persistentvolumes", "", claim.Spec.VolumeName)]
+		if pv, ok = read.obj.(*corev1.PersistentVolume); !ok || pv.Spec.ClaimRef.UID != claim.UID {
+			return nil, errors.New("its volume was not read")
+		}
+	}
+	switch {
+	case pv.Spec.PersistentVolumeReclaimPolicy != corev1.PersistentVolumeReclaimDelete:
+		return nil, fmt.Errorf("the policy of its volume is %s", pv.Spec.PersistentVolumeReclaimPolicy)
+	case isVolume && pv.Status.Phase != corev1.VolumeReleased:
+		return nil, fmt.Errorf("it is %s", pv.Status.Phase)
+	case isVolume && slices.Contains(reads[readKey("volumeattachments", "", "")].users, pv.Name):
+		return nil, errors.New("a VolumeAttachment names it")
+	}
+	return pv, nil
+}
+
+// mayCleanUpAfter returns an error unless a node is lost. node and csiNode are what the process has read.
+func (s *simulation) mayCleanUpAfter(name string, node, csiNode runtime.Object) error {
+	var record nodecleanup.LostNode
+	if cm := s.cluster.LostNodes(); cm != nil {
+		for _, lost := range nodecleanup.ParseLostNodes(cm) {
+			if lost.Value == name {
+				record = lost
+			}
+		}
+	}
+	now := time.Now()
+	deleting, _ := node.(*corev1.Node)
+	finalizer, _ := nodecontroller.Finalizers(driverName)
+	near := func(a absence) bool {
+		return a.from.Before(record.Since.Add(time.Second)) && (a.to.IsZero() || a.to.After(record.Since.Add(-missingGrace/2)))
+	}
+	switch {
+	case record.OptedOut:
+		return errors.New("the record says that the owner of the node forbids it")
+	case deleting != nil && (deleting.DeletionTimestamp == nil || !slices.Contains(deleting.Finalizers, finalizer)):
+		return fmt.Errorf("the Node %s exists", name)
+	case deleting != nil && (record.UID != deleting.UID || now.Before(deleting.DeletionTimestamp.Add(deleteGrace))):
+		return fmt.Errorf("the deletion of Node %s was requested at %v, and its record is %+v", name, deleting.DeletionTimestamp, record)
+	case deleting == nil && csiNode != nil:
+		return fmt.Errorf("CSINode %s exists", name)
+	case deleting == nil && (record.Since.IsZero() || record.Approved.IsZero() && now.Before(record.Since.Add(missingGrace))):
+		return fmt.Errorf("the record of %s is %+v", name, record)
+	case deleting == nil && !slices.ContainsFunc(s.checker.nodes.absent[name], near):
+		return fmt.Errorf("%s existed at %v", name, record.Since)
+	}
+	return s.breaks(name, record)
+}
+
+// breaks returns an error if the deletion is one for too many nodes.
+func (s *simulation) breaks(name string, record nodecleanup.LostNode) error {
+	if !record.Approved.IsZero() {
+		return nil
+	}
+	acted := s.checker.nodes.acted
+	for other, at := range acted {
+		if other != name && time.Since(at) < breakerWindow {
+			return fmt.Errorf("the cleanup of %s acted %v ago, and the loss of this node is not approved", other, time.Since(at))
+		}
+	}
+	acted[name] = time.Now()
+	return nil
+}
+
+// forces records that the node controller removes a PersistentVolume, which leaves the volume of the driver behind.
+func (s *simulation) forces(r apiserver.Request) {
+	if !isOf("nodecontroller", r) || r.Resource != cluster.Volumes || r.Verb != "patch" && r.Verb != "delete" {
+		return
+	}
+	if pv, ok := s.api.Get(cluster.Volumes, "", r.Name).(*corev1.PersistentVolume); ok {
+		s.mu.Lock()
+		s.checker.nodes.forced[pv.Spec.CSI.VolumeHandle] = true
+		s.mu.Unlock()
+	}
+}
+
+// checkNodes records which nodes are absent.
+func (s *simulation) checkNodes() {
+	if !s.scale.features.Nodes {
+		return
+	}
+	for _, name := range s.cluster.Nodes {
+		if node := s.cluster.Node(name); node != nil && node.DeletionTimestamp == nil { // its record ends
+			delete(s.checker.nodes.acted, name)
+		}
+		absences := s.checker.nodes.absent[name]
+		exists := s.cluster.Node(name) != nil || s.api.Get(cluster.CSINodes, "", name) != nil
+		switch last := len(absences) - 1; {
+		case exists && last >= 0 && absences[last].to.IsZero():
+			absences[last].to = time.Now()
+		case !exists && (last < 0 || !absences[last].to.IsZero()):
+			s.checker.nodes.absent[name] = append(absences, absence{from: time.Now()})
+		}
+	}
+}
