@@ -111,8 +111,11 @@ func (n LostNode) State() RecordState {
 // Name returns the best known name of the Node.
 func (n LostNode) Name() string { return cmp.Or(n.Node, n.Value) }
 
-// version returns the resourceVersion of the ConfigMap that this term last read or wrote.
+// version returns the resourceVersion of the ConfigMap that this term last read or wrote. It waits for a write that is under
+// way, whose event may arrive before its response.
 func (r *records) version() string {
+	r.turn <- struct{}{}
+	defer r.done()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.cm == nil {
