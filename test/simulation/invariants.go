@@ -152,7 +152,7 @@ func (s *simulation) leads(from *replica, name string) error {
 	renewed, ok := s.checker.renewed[name]
 	s.mu.Unlock()
 	if !ok {
-		renewed = lease.CreationTimestamp.Time
+		renewed = lease.Spec.RenewTime.Time // of the creation, by the clock of the replica
 	}
 	age, duration := time.Since(renewed), time.Duration(*lease.Spec.LeaseDurationSeconds)*time.Second
 	if age >= duration {
