@@ -34,6 +34,12 @@ func (t *term) apply(ctx context.Context, s attachmentState, step step, read *li
 	case doReadAttachment:
 		read.attachmentRead = true
 		return t.readAttachment(ctx, va)
+	case doReadVolume:
+		read.volumeRead = true
+		if _, _, err := t.volumes.Refetch(ctx, t.c.deps.Client.CoreV1().PersistentVolumes(), s.volume); err != nil {
+			return fmt.Errorf("reading PersistentVolume %q before calling the driver: %w", s.volume.Name, err)
+		}
+		return nil
 	case doAddVolumeFinalizer:
 		if err := t.addVolumeFinalizer(ctx, s.volume); err != nil {
 			return t.recordError(ctx, va, fmt.Errorf("could not add PersistentVolume finalizer: %w", err))

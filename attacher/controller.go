@@ -103,6 +103,8 @@ type term struct {
 	// confirmed holds the UIDs of VolumeAttachments that were read from or written to the
 	// API server in this term.
 	confirmed sync.Map
+	// volumeVersion is the resourceVersion of PersistentVolumes when this process became the leader; empty: unknown.
+	volumeVersion string
 }
 
 // Run reconciles until ctx ends and returns after the last worker has stopped. It may be
@@ -128,6 +130,10 @@ func (c *Controller) Run(ctx context.Context) error {
 	if err := registrations.Wait(ctx, "attacher caches"); err != nil {
 		return err
 	}
+	var err error
+	if t.volumeVersion, err = kube.LatestVersion(ctx, c.deps.Client.CoreV1().PersistentVolumes().List); err != nil {
+		klog.FromContext(ctx).Error(err, "Listing one PersistentVolume failed. Each PersistentVolume is read before it is attached")
+	}
 	c.term.Store(t)
 	defer c.term.Store(nil)
 	var wg sync.WaitGroup
@@ -142,7 +148,7 @@ func (c *Controller) Run(ctx context.Context) error {
 	return context.Cause(ctx)
 }
 
-// maxSteps bounds the steps of one sync. An attach takes up to six.
+// maxSteps bounds the steps of one sync. An attach takes up to seven.
 const maxSteps = 10
 
 // sync runs the steps that [driver.decide] returns until nothing is left to do.

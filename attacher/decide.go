@@ -31,6 +31,7 @@ const (
 	doReportDetachError         // write status.detachError
 	doReadSecrets               // read the secret of the RPC
 	doReadAttachment            // read the VolumeAttachment from the API server
+	doReadVolume                // read the PersistentVolume from the API server
 	doAddVolumeFinalizer        // patch the PersistentVolume
 	doAddFinalizer              // patch finalizer and annotations of the VolumeAttachment
 	doPublish                   // ControllerPublishVolume, then status.attached=true
@@ -43,7 +44,7 @@ const (
 // String returns the value of "action" in logs and the name of the step in traces.
 func (a action) String() string {
 	return [...]string{
-		"nothing", "report attach error", "report detach error", "read secrets", "read attachment", "add volume finalizer",
+		"nothing", "report attach error", "report detach error", "read secrets", "read attachment", "read volume", "add volume finalizer",
 		"add finalizer", "publish", "unpublish", "remove finalizer", "mark attached", "mark detached",
 	}[a]
 }
@@ -111,6 +112,10 @@ func (d driver) decideAttach(s attachmentState) step {
 	}
 	if s.unconfirmed {
 		return step{action: doReadAttachment, reason: "Unconfirmed"}
+	}
+	if s.volumeUnconfirmed {
+		// An earlier leader removes the finalizer of a PersistentVolume that is being deleted.
+		return step{action: doReadVolume, reason: "VolumeUnconfirmed"}
 	}
 	return step{action: doPublish, reason: "Requested", source: src, nodeID: nodeID}
 }

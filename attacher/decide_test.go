@@ -438,11 +438,17 @@ func TestDecideAsksBeforeTheFirstCall(t *testing.T) {
 			t.Errorf("%s: %v because %s", name, got.action, got.reason)
 		}
 	}
-	// A state that leads to a write needs no live read.
 	s := attachmentState{
+		attachment: testAttachment(protected), volume: testVolume(), csiNode: testNode("id-1"), volumeUnconfirmed: true,
+	}
+	if got := testDriver(nil).decide(s); got.action != doReadVolume {
+		t.Errorf("%v because %s", got.action, got.reason)
+	}
+	// A state that leads to a write needs no live read.
+	s = attachmentState{
 		attachment: testAttachment(),
 		volume:     testVolume(func(pv *corev1.PersistentVolume) { pv.Finalizers = []string{testDriver(nil).finalizer} }),
-		csiNode:    testNode("id-1"), unconfirmed: true,
+		csiNode:    testNode("id-1"), unconfirmed: true, volumeUnconfirmed: true,
 	}
 	if got := testDriver(nil).decide(s); got.action != doAddFinalizer {
 		t.Errorf("%v because %s", got.action, got.reason)

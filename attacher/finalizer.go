@@ -35,9 +35,8 @@ func (d driver) abandoned(pv *corev1.PersistentVolume) bool {
 // releasable reports whether the finalizer of pv can be removed. attachments counts the
 // VolumeAttachments that name pv, of any driver.
 //
-// The cache is sufficient here. Only this process or an earlier leader attaches volumes of
-// the driver, and the first list contains the earlier leader's work. A VolumeAttachment
-// that is created later finds a volume that is being deleted, and is refused.
+// The cache is sufficient here: the detach of a VolumeAttachment that it lacks needs no PersistentVolume, because of the
+// annotations. An attach of a volume that is being deleted is refused.
 func (d driver) releasable(pv *corev1.PersistentVolume, attachments int) bool {
 	return attachments == 0 && d.releasesUnused(pv)
 }

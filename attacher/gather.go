@@ -39,12 +39,15 @@ type attachmentState struct {
 	outOfSync bool
 	// unconfirmed: not yet read from the API server in this term; the cache may be stale.
 	unconfirmed bool
+	// volumeUnconfirmed: the cache may lack the last writes of an earlier leader to the PersistentVolume.
+	volumeUnconfirmed bool
 	liveReads
 }
 
 // liveReads holds what earlier steps of the same sync read from the API server.
 type liveReads struct {
 	attachmentRead bool
+	volumeRead     bool
 	secretsRead    bool
 	secrets        map[string]string
 }
@@ -60,7 +63,9 @@ func (t *term) gather(key attachmentKey, read liveReads) attachmentState {
 	_, confirmed := t.confirmed.Load(key.UID)
 	s.unconfirmed = !read.attachmentRead && (!confirmed || s.outOfSync)
 	if name := va.Spec.Source.PersistentVolumeName; name != nil {
-		s.volume, _ = t.volumes.Get(*name)
+		var since bool
+		s.volume, since, _ = t.volumes.GetSince(*name, t.volumeVersion)
+		s.volumeUnconfirmed = s.volume != nil && !since && !read.volumeRead
 	}
 	if t.c.driver.publishes {
 		s.csiNode, _ = t.c.csiNodes.Get(va.Spec.NodeName)

@@ -35,6 +35,7 @@ func newStory(t *testing.T, plugin csitest.Config, text string) *story {
 		c.Timeout, c.ReconcileSync, c.RetryIntervalStart, c.RetryIntervalMax = time.Second, 0, time.Hour, time.Hour
 	})}
 	s.Transcript = s.Record(text)
+	s.Hidden = []string{"api  get persistentvolumes/" + s.Unique("pv1")} // if the cache has not received everything yet
 	s.node("id-n1")
 	s.handle = s.volume(nil).Spec.CSI.VolumeHandle
 	s.start()

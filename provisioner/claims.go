@@ -48,12 +48,10 @@ func newClaimLoop(a applier) *claimLoop {
 
 // begin reads which version of claims an earlier leader has left. If it fails, all claims are read before their first request.
 func (l *claimLoop) begin(ctx context.Context) {
-	list, err := l.c.deps.Client.CoreV1().PersistentVolumeClaims("").List(ctx, metav1.ListOptions{Limit: 1})
-	if err != nil {
+	var err error
+	if l.version, err = kube.LatestVersion(ctx, l.c.deps.Client.CoreV1().PersistentVolumeClaims("").List); err != nil {
 		klog.FromContext(ctx).Error(err, "Listing one claim failed. Each claim is read before its volume is requested")
-		return
 	}
-	l.version = list.ResourceVersion
 }
 
 // maxSteps bounds the steps of one sync. A claim takes up to twenty.
