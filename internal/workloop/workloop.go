@@ -7,11 +7,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/fnv"
+	"math"
 	"runtime/debug"
 	"sync"
 	"time"
 
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
 )
@@ -27,8 +28,8 @@ type Config struct {
 	// RetryStart is the delay after the first failure of a key. The delay doubles with each
 	// failure in a row, up to RetryMax.
 	RetryStart, RetryMax time.Duration
-	// Jitter lengthens each delay by a random part of up to this fraction, so that keys that
-	// failed at the same time are not retried at the same time.
+	// Jitter lengthens each delay by a part of up to this fraction that depends on the key, so that
+	// keys that failed at the same time are not retried at the same time.
 	Jitter float64
 	// WaitReady, if set, is called before every key. It blocks while the driver is unavailable,
 	// so that calls do not fail for every key, and returns an error only at the end of ctx.
@@ -249,7 +250,7 @@ func (l *Loop[K]) requeueFailed(key K, err error) (delay time.Duration) {
 	}
 	delay = backoff(l.cfg.RetryStart, l.cfg.RetryMax, st.failures)
 	if l.cfg.Jitter > 0 {
-		delay = wait.Jitter(delay, l.cfg.Jitter)
+		delay += time.Duration(float64(delay) * l.cfg.Jitter * fractionOf(key))
 	}
 	st.failures++
 	st.running = false
@@ -270,4 +271,11 @@ func backoff(start, max time.Duration, failures int) time.Duration {
 		delay *= 2
 	}
 	return min(delay, max)
+}
+
+// fractionOf returns a number from 0 to 1 that depends on key.
+func fractionOf[K comparable](key K) float64 {
+	h := fnv.New64a()
+	fmt.Fprint(h, key)
+	return float64(h.Sum64()) / math.MaxUint64
 }

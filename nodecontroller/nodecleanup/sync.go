@@ -7,7 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand" // unlike v2, it can be seeded: simulated histories are repeatable
+	"math/rand/v2"
 	"slices"
 	"time"
 
@@ -247,10 +247,11 @@ func (t *term) leaves(ctx context.Context, h host) (left, again bool, err error)
 	return left, left, err
 }
 
-// shuffled returns items in random order, so that items that always fail do not precede the others.
+// shuffled returns items in random order, so that items that always fail do not precede the others. The order depends on
+// the time only: simulated histories are repeatable.
 func shuffled[T any](items []T) []T {
 	items = slices.Clone(items)
-	rand.Shuffle(len(items), func(i, j int) { items[i], items[j] = items[j], items[i] })
+	rand.New(rand.NewPCG(uint64(time.Now().UnixNano()), 0)).Shuffle(len(items), func(i, j int) { items[i], items[j] = items[j], items[i] })
 	return items
 }
 

@@ -8,7 +8,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"syscall"
+	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -28,7 +30,14 @@ var errDead = errors.New("killed")
 // hooks lets the requests of the replicas wait at the gate. Reads that fill the caches of informers do not
 // wait; what the watches deliver later does.
 func (s *simulation) hooks() apiserver.Hooks {
-	return apiserver.Hooks{Before: s.before, After: s.after, Deliver: s.deliver}
+	return apiserver.Hooks{Before: s.before, After: s.after, Deliver: s.deliver, WatchTimeout: s.watchTimeout}
+}
+
+// watchTimeout returns the time of a watch. Those of client-go are random, and it begins watches in random order.
+func (s *simulation) watchTimeout(r apiserver.Request, _ time.Duration) time.Duration {
+	h := fnv.New32a()
+	fmt.Fprint(h, r.Client, r.Resource, s.api.Version())
+	return 5*time.Minute + time.Duration(h.Sum32()%300)*time.Second
 }
 
 // replicaOf returns the replica that sent r; nil: the cluster.

@@ -15,6 +15,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	storagehelpers "k8s.io/component-helpers/storage/volume"
 
 	"github.com/storage-controller/storage-controller/attacher"
 	"github.com/storage-controller/storage-controller/csiclient"
@@ -74,12 +75,14 @@ func (s *simulation) loses(r *replica) {
 	}
 }
 
-// mayLeak reports whether v may have no PersistentVolume: its claim was deleted after its creator was lost.
+// mayLeak reports whether v may have no PersistentVolume: its creator was lost, and its claim was deleted, or waits for
+// another node.
 func (s *simulation) mayLeak(v csitest.Volume) bool {
 	claims := cluster.List[*corev1.PersistentVolumeClaim](s.api, cluster.Claims)
 	return s.checker.lost[v.Name] && s.checker.volumes[v.ID] == nil &&
 		!slices.ContainsFunc(claims, func(c *corev1.PersistentVolumeClaim) bool {
-			return "pvc-"+string(c.UID) == v.Name && c.DeletionTimestamp == nil
+			return "pvc-"+string(c.UID) == v.Name && c.DeletionTimestamp == nil &&
+				(!s.scale.features.Topology || c.Annotations[storagehelpers.AnnSelectedNode] != "")
 		})
 }
 
@@ -92,7 +95,7 @@ func (s *simulation) observe(from *replica, r apiserver.Request) {
 	}
 	s.nodeControllerReads(from, r)
 	s.forces(r)
-	if r.Resource == cluster.Contents && r.Verb == "get" {
+	if r.Resource == cluster.Contents && (r.Verb == "get" || r.Verb == "patch") { // the response is the object
 		s.readContent(from, r.Name)
 	}
 	if r.Resource != cluster.Volumes || r.Name == "" || r.Verb != "get" {

@@ -51,6 +51,8 @@ type Hooks struct {
 	// Deliver is called before an event of a watch is sent. An error ends the watch: an
 	// [apierrors.APIStatus] is sent as an event, another error is one of the network.
 	Deliver func(context.Context, Request, watch.EventType, metav1.Object) error
+	// WatchTimeout returns after what time the server ends a watch whose client asks for that time; nil: after that time.
+	WatchTimeout func(Request, time.Duration) time.Duration
 	// Cached returns the resourceVersion that the API server of the client has observed. Reads from
 	// its cache (resourceVersion "0") return the state at that version. It must not decrease.
 	Cached func(Request) uint64

@@ -71,7 +71,11 @@ func (s *Server) watch(ctx context.Context, c *call) (*watcher, error) {
 	}
 	w := &watcher{server: s, call: c, ctx: ctx, match: match, since: version, wake: make(chan struct{}, 1), done: make(chan struct{})}
 	if o.TimeoutSeconds != nil && *o.TimeoutSeconds > 0 {
-		w.deadline = time.NewTimer(time.Duration(*o.TimeoutSeconds) * time.Second)
+		timeout := time.Duration(*o.TimeoutSeconds) * time.Second
+		if s.hooks.WatchTimeout != nil {
+			timeout = s.hooks.WatchTimeout(c.Request, timeout)
+		}
+		w.deadline = time.NewTimer(timeout)
 	}
 	if o.AllowWatchBookmarks {
 		w.bookmark = time.NewTimer(bookmarkInterval)
