@@ -193,6 +193,9 @@ func (l *claimLoop) claimUpdated(old, claim *corev1.PersistentVolumeClaim) {
 		l.sources.enqueueSourceOf(old) // not claim: see kube.Trim
 	}
 	if onlyOwnChanges(old, claim) && !l.mustResume(keyOf(claim)) {
+		if selectedNode(claim) != "" && kube.ClaimHandledBy(l.c.driver.name, claim) {
+			l.queue.Resync(keyOf(claim)) // the node may have been removed and selected again while the watch was interrupted
+		}
 		return
 	}
 	if isCloned(old) == isCloned(claim) { // else the change is that of a sourceProtector

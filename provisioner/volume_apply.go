@@ -64,6 +64,9 @@ func (l *volumeLoop) deleteVolume(ctx context.Context, pv *corev1.PersistentVolu
 	case !exists, live.ResourceVersion != pv.ResourceVersion:
 		return nil // decideVolume has not seen this
 	}
+	if len(l.attachments(pv.Name)) > 0 { // the cache has received one meanwhile
+		return nil
+	}
 	translated, err := l.c.driver.asCSI(live)
 	if err != nil {
 		return l.failed(live, err)

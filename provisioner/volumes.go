@@ -116,6 +116,14 @@ func (l *volumeLoop) sync(ctx context.Context, name string) (time.Time, error) {
 	return time.Time{}, fmt.Errorf("PersistentVolume %q: not done after %d steps: %w", name, maxSteps, errBug)
 }
 
+// attachments returns the VolumeAttachments of a PersistentVolume that the cache has received; nil if the driver has none.
+func (l *volumeLoop) attachments(name string) []*storagev1.VolumeAttachment {
+	if !l.c.driver.publishes {
+		return nil
+	}
+	return l.c.attachments.ByIndex(kube.ByVolume, name)
+}
+
 func (l *volumeLoop) gather(name string) pvState {
 	s := pvState{now: time.Now()}
 	pv, ok := l.volumes.Get(name)
@@ -123,9 +131,7 @@ func (l *volumeLoop) gather(name string) pvState {
 		return s
 	}
 	s.pv = pv
-	if l.c.driver.publishes {
-		s.attachments = l.c.attachments.ByIndex(kube.ByVolume, name)
-	}
+	s.attachments = l.attachments(name)
 	l.mu.Lock()
 	if r := l.removals[pv.UID]; r != nil {
 		s.removal = *r

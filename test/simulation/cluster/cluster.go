@@ -72,6 +72,9 @@ type Cluster struct {
 	selected  map[types.UID]time.Time // when the scheduler last selected a node, by claim
 	typed     sync.Map                // objects of custom resources with their types, by the object of the API server
 
+	// deletesContents: an administrator deletes the contents whose snapshots do not exist.
+	deletesContents bool
+
 	version uint64 // of steps
 	changed bool   // pods changed since then
 	steps   []Step
@@ -138,7 +141,7 @@ func (c *Cluster) Steps() []Step {
 		c.version, c.changed = version, false
 		state := c.read()
 		c.steps = slices.Concat(c.bind(state), c.protect(state), c.schedule(state), c.attach(state), c.register(),
-			c.nodes(state), c.expand(state), c.snapshot(state))
+			c.nodes(state), c.expand(state), c.snapshot(state), c.deleteContents(state))
 	}
 	return c.steps
 }

@@ -207,8 +207,14 @@ func (c *Cluster) createContent(s state, snapshot *snapshotv1.VolumeSnapshot) (S
 	}}, true
 }
 
-// releaseSnapshot returns the next step for a snapshot that is being deleted.
+// releaseSnapshot returns the next step for a snapshot that is being deleted. There is none while a claim is restored from it.
 func (c *Cluster) releaseSnapshot(s state, snapshot *snapshotv1.VolumeSnapshot) (Step, bool) {
+	if slices.ContainsFunc(s.claims, func(claim *corev1.PersistentVolumeClaim) bool {
+		source := claim.Spec.DataSource
+		return source != nil && source.Kind == "VolumeSnapshot" && source.Name == snapshot.Name && claim.Status.Phase == corev1.ClaimPending
+	}) {
+		return Step{}, false
+	}
 	content, kept := s.content(snapshot), ""
 	if content != nil && content.Spec.DeletionPolicy == snapshotv1.VolumeSnapshotContentDelete {
 		kept = boundFinalizer
@@ -224,8 +230,28 @@ func (c *Cluster) releaseSnapshot(s state, snapshot *snapshotv1.VolumeSnapshot) 
 			return c.snapshots.VolumeSnapshotContents().Delete(ctx, content.Name, metav1.DeleteOptions{})
 		}}, true
 	}
-	finalizers := slices.DeleteFunc(slices.Clone(snapshot.Finalizers), func(f string) bool { return f != kept })
+	finalizers := slices.DeleteFunc(slices.Clone(snapshot.Finalizers), func(f string) bool {
+		return f != kept && (f == asSourceFinalizer || f == boundFinalizer)
+	})
 	return c.updateFinalizers("releases", snapshot, finalizers), len(finalizers) < len(snapshot.Finalizers)
+}
+
+// deleteContents returns the steps of an administrator who deletes what deleted snapshots have left. A snapshot stays
+// while a claim is restored from it.
+func (c *Cluster) deleteContents(s state) []Step {
+	if !c.deletesContents {
+		return nil
+	}
+	var steps []Step
+	for _, content := range s.contents {
+		isOf := func(o *snapshotv1.VolumeSnapshot) bool { return o.UID == content.Spec.VolumeSnapshotRef.UID }
+		if content.DeletionTimestamp == nil && !slices.ContainsFunc(s.snapshots, isOf) {
+			steps = append(steps, Step{"administrator deletes content " + content.Name, func(ctx context.Context) error {
+				return c.snapshots.VolumeSnapshotContents().Delete(ctx, content.Name, metav1.DeleteOptions{})
+			}})
+		}
+	}
+	return steps
 }
 
 // userTakesSnapshots returns the steps of users who create and delete a snapshot of each claim.

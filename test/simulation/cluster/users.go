@@ -223,11 +223,7 @@ func (c *Cluster) TearDown(ctx context.Context) error {
 			return err
 		}
 	}
-	for _, content := range s.contents {
-		if err := c.snapshots.VolumeSnapshotContents().Delete(ctx, content.Name, metav1.DeleteOptions{}); err != nil {
-			return err
-		}
-	}
+	c.deletesContents, c.changed = true, true
 	for _, claim := range s.claims {
 		if err := c.deleteClaim(claim.Name); err != nil && claim.DeletionTimestamp == nil {
 			return err
@@ -244,7 +240,8 @@ func (c *Cluster) Busy() []string {
 	for _, claim := range s.claims {
 		class := s.class(claim)
 		switch {
-		case claim.DeletionTimestamp != nil && slices.Contains(claim.Finalizers, sourceClaimFinalizer):
+		case claim.DeletionTimestamp != nil && slices.Contains(claim.Finalizers, sourceClaimFinalizer) &&
+			!slices.Contains(claim.Finalizers, ProvisioningFinalizer):
 			// Until its snapshots are ready, which are in the list, too.
 		case claim.DeletionTimestamp != nil && (c.pod(claim.Name) == nil || len(claim.Finalizers) > 1): // a pod keeps claimProtection
 			busy = append(busy, "claim "+claim.Name+" is being deleted")
