@@ -207,12 +207,18 @@ func (c *Cluster) createContent(s state, snapshot *snapshotv1.VolumeSnapshot) (S
 	}}, true
 }
 
+// restored reports whether a pending claim that match selects is to be restored from a snapshot.
+func (s state) restored(snapshot *snapshotv1.VolumeSnapshot, match func(*corev1.PersistentVolumeClaim) bool) bool {
+	return slices.ContainsFunc(s.claims, func(claim *corev1.PersistentVolumeClaim) bool {
+		source := claim.Spec.DataSource
+		return source != nil && source.Kind == "VolumeSnapshot" && source.Name == snapshot.Name &&
+			claim.Status.Phase == corev1.ClaimPending && match(claim)
+	})
+}
+
 // releaseSnapshot returns the next step for a snapshot that is being deleted. There is none while a claim is restored from it.
 func (c *Cluster) releaseSnapshot(s state, snapshot *snapshotv1.VolumeSnapshot) (Step, bool) {
-	if slices.ContainsFunc(s.claims, func(claim *corev1.PersistentVolumeClaim) bool {
-		source := claim.Spec.DataSource
-		return source != nil && source.Kind == "VolumeSnapshot" && source.Name == snapshot.Name && claim.Status.Phase == corev1.ClaimPending
-	}) {
+	if s.restored(snapshot, func(*corev1.PersistentVolumeClaim) bool { return true }) {
 		return Step{}, false
 	}
 	content, kept := s.content(snapshot), ""
@@ -321,6 +327,9 @@ func (s state) busySnapshots() []string {
 	for _, snapshot := range s.snapshots {
 		content := s.content(snapshot)
 		switch {
+		case snapshot.DeletionTimestamp != nil && s.restored(snapshot, func(claim *corev1.PersistentVolumeClaim) bool {
+			return claim.DeletionTimestamp == nil && !slices.Contains(claim.Finalizers, ProvisioningFinalizer)
+		}): // until a user deletes the claim, which came too late
 		case snapshot.DeletionTimestamp != nil:
 			busy = append(busy, "snapshot "+snapshot.Name+" is being deleted")
 		case !isReady(snapshot) && content != nil && content.DeletionTimestamp == nil:
