@@ -98,6 +98,12 @@ func (a *attempt) readClaim(ctx context.Context, claim *corev1.PersistentVolumeC
 	if exists {
 		a.reads.live = live
 		a.t.confirmed.Store(claim.UID, struct{}{})
+		if live.ResourceVersion != claim.ResourceVersion {
+			a.t.ahead.Store(claim.UID, live.ResourceVersion)
+		}
+		if cached, ok := a.t.c.claims.Get(kube.Key(claim)); ok && cached.ResourceVersion != claim.ResourceVersion {
+			a.t.queue.Resync(a.key) // the watch has delivered another version during the read
+		}
 	}
 	return nil
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
@@ -62,8 +63,9 @@ func (t *term) claimUpdated(old, claim *corev1.PersistentVolumeClaim) {
 	if !ok {
 		return
 	}
+	ahead := t.wasAhead(claim)
 	renew := func(o operation, requested, status bool) {
-		if (bound || requested || status) && t.c.driver.mayNeed(o, claim, pv) {
+		if (bound || ahead || requested || status) && t.c.driver.mayNeed(o, claim, pv) {
 			if requested {
 				t.queue.Forget(keyOf(claim, o))
 			}
@@ -73,6 +75,19 @@ func (t *term) claimUpdated(old, claim *corev1.PersistentVolumeClaim) {
 	size, capacity := requestedSize(claim), capacityOf(claim)
 	renew(expand, size.Cmp(requestedSize(old)) != 0, capacity.Cmp(capacityOf(old)) != 0 || isNewsOfNode(old, claim))
 	renew(modify, requestedClass(old) != requestedClass(claim), currentClass(old) != currentClass(claim))
+}
+
+// wasAhead reports whether the resizer has acted on a claim before the watch delivered it. If the watch was interrupted, it may
+// have missed that state, so that the request looks unchanged.
+func (t *term) wasAhead(claim *corev1.PersistentVolumeClaim) bool {
+	version, ok := t.ahead.Load(claim.UID)
+	if !ok {
+		return false
+	}
+	if order, err := resourceversion.CompareResourceVersion(claim.ResourceVersion, version.(string)); err != nil || order >= 0 {
+		t.ahead.Delete(claim.UID)
+	}
+	return true
 }
 
 // isNewsOfNode reports whether another component than the resizer has changed the status of the
@@ -88,6 +103,7 @@ func isNewsOfNode(old, claim *corev1.PersistentVolumeClaim) bool {
 
 func (t *term) claimDeleted(claim *corev1.PersistentVolumeClaim) {
 	t.confirmed.Delete(claim.UID)
+	t.ahead.Delete(claim.UID)
 	for o := range operations {
 		k := keyOf(claim, o)
 		if t.memories.stageOf(k) != "" { // the sync forgets it, after its last write

@@ -48,6 +48,7 @@ func TestSeeds(t *testing.T) { run(t, *from, *seeds) }
 // rule in the mutations. After a change of the simulation they may be other histories: see the mutations.
 var foundSeeds = map[string]uint64{
 	"publish-unconfirmed-volume": 7261, "delete-attached-meanwhile": 20041886, "node-selected-again": 20077248,
+	"request-changed-ahead": 50007883,
 }
 
 func TestFoundSeeds(t *testing.T) {
