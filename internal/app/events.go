@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/google/uuid"
@@ -49,7 +50,8 @@ func startEvents(ctx context.Context, config *rest.Config, version, driver strin
 		return eventSender{}, fmt.Errorf("reading the host name: %w", err)
 	}
 	// Events of work that completes during shutdown are sent, too.
-	broadcaster := record.NewBroadcaster(record.WithContext(context.WithoutCancel(ctx)))
+	broadcaster := record.NewBroadcaster(record.WithContext(context.WithoutCancel(ctx)),
+		record.WithCorrelatorOptions(record.CorrelatorOptions{SpamKeyFunc: spamKey}))
 	sink := drainingSink{&typedcorev1.EventSinkImpl{Interface: client.Events("")}, make(chan struct{})}
 	broadcaster.StartRecordingToSink(sink)
 	source := corev1.EventSource{Component: fmt.Sprintf("%s_%s_%s", driver, host, uuid.NewString())}
@@ -63,6 +65,13 @@ func startEvents(ctx context.Context, config *rest.Config, version, driver strin
 		broadcaster.Shutdown()
 	}
 	return eventSender{recorder, broadcaster, stop}, nil
+}
+
+// spamKey returns the key of the limit for similar events: 25, and one more in five minutes. The limit of client-go is for all
+// events of a type about an object, so that a call that fails repeatedly would hide the events of other roles.
+func spamKey(event *corev1.Event) string {
+	return strings.Join([]string{string(event.InvolvedObject.UID), event.InvolvedObject.Kind, event.InvolvedObject.Namespace,
+		event.InvolvedObject.Name, event.Type, event.Reason}, "/")
 }
 
 // drainingSink closes drained when the event with [reasonLast] is reached: events are sent one after the other.

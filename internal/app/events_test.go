@@ -75,3 +75,24 @@ func TestEventsDoNotDelayTheShutdown(t *testing.T) {
 		}
 	})
 }
+
+// TestRepeatedEventsHideNoOthers: an event that is sent more often than the limit for similar events does not keep another one
+// about the same object from being sent.
+func TestRepeatedEventsHideNoOthers(t *testing.T) {
+	cp := kubetest.Get(t)
+	ns := kubetest.Namespace(t, cp)
+	events, err := startEvents(t.Context(), cp.Config(), "test", "drv")
+	if err != nil {
+		t.Fatal(err)
+	}
+	object := &corev1.ObjectReference{Kind: "PersistentVolumeClaim", Namespace: ns, Name: "c"}
+	for range 40 {
+		events.Event(object, corev1.EventTypeWarning, "Repeated", "again")
+	}
+	events.Event(object, corev1.EventTypeWarning, "Other", "once")
+	events.stop()
+	list, err := cp.Client().CoreV1().Events(ns).List(t.Context(), metav1.ListOptions{FieldSelector: "reason=Other"})
+	if err != nil || len(list.Items) != 1 {
+		t.Errorf("%d events are there, want 1 (%v)", len(list.Items), err)
+	}
+}
