@@ -65,11 +65,14 @@ func (t *term) claimUpdated(old, claim *corev1.PersistentVolumeClaim) {
 	}
 	ahead := t.wasAhead(claim)
 	renew := func(o operation, requested, status bool) {
-		if (bound || ahead || requested || status) && t.c.driver.mayNeed(o, claim, pv) {
+		switch needed := t.c.driver.mayNeed(o, claim, pv); {
+		case needed && (bound || requested || status):
 			if requested {
 				t.queue.Forget(keyOf(claim, o))
 			}
 			t.queue.Add(keyOf(claim, o))
+		case needed && ahead:
+			t.queue.Resync(keyOf(claim, o)) // a failed call keeps its back-off
 		}
 	}
 	size, capacity := requestedSize(claim), capacityOf(claim)

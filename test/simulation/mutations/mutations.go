@@ -77,7 +77,7 @@ var mutations = []mutation{
 	{"claim-before-volume", "The PersistentVolume has the new size before the claim.", "resizer/decide_expand.go",
 		"if a.err == nil && !a.volumeSaved {", "if false {"},
 	{"request-changed-ahead", "A request that changed back during an interruption of the watch is noticed.", "resizer/handlers.go",
-		"if (bound || ahead ||", "if (bound || ahead && false ||"},
+		"case needed && ahead:", "case needed && ahead && false:"},
 	{"modify-without-record", "The claim records the class before ControllerModifyVolume.", "resizer/decide_modify.go",
 		"case current != modification{corev1.PersistentVolumeClaimModifyVolumeInProgress, t.class}:", "case current != current:"},
 	{"snapshot-without-record", "The content records the request before CreateSnapshot.", "snapshotter/decide.go",
