@@ -140,7 +140,7 @@ func (s *simulation) shows(to *replica, r apiserver.Request, obj metav1.Object) 
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if r.Resource == cluster.Attachments {
-		to.attachments[obj.GetName()] = true
+		to.attachments[obj.GetUID()] = true
 	}
 }
 

@@ -229,24 +229,36 @@ func (s *simulation) answered(to *replica, r any, err error) {
 }
 
 // mayDelete returns an error unless the replica has read from the API server that the volume is released and
-// to be deleted. If its watch has not shown the VolumeAttachment of a published volume, the driver refuses.
+// to be deleted, or that it has no PersistentVolume. If its watch has not shown the VolumeAttachment of a published volume,
+// the driver refuses.
 func (s *simulation) mayDelete(from *replica, handle string) error {
-	var attachments []string
+	var attachments []*storagev1.VolumeAttachment
+	var name string // of the volume; empty if it does not exist
 	for _, v := range s.driver.Volumes() {
+		if v.ID != handle {
+			continue
+		}
+		name = v.Name
 		for node := range v.Published {
-			if va := s.attachment(handle, node); v.ID == handle && va == nil {
+			va := s.attachment(handle, node)
+			if va == nil {
 				return fmt.Errorf("it is published without a VolumeAttachment")
-			} else if v.ID == handle {
-				attachments = append(attachments, va.Name)
 			}
+			attachments = append(attachments, va)
 		}
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, name := range attachments {
-		if from.attachments[name] {
-			return fmt.Errorf("it is published by %s", name)
+	for _, va := range attachments {
+		if from.attachments[va.UID] {
+			return fmt.Errorf("it is published by %s", va.Name)
 		}
+	}
+	if s.checker.volumes[handle] == nil { // CreateVolume returned it while the claim had another volume
+		if pv, ok := s.checker.read[from][name]; !ok || pv != nil && pv.Spec.CSI.VolumeHandle == handle {
+			return fmt.Errorf("whether PersistentVolume %s has it was not read", name)
+		}
+		return nil
 	}
 	for _, pv := range s.checker.read[from] {
 		if pv == nil || pv.Spec.CSI.VolumeHandle != handle {

@@ -17,6 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
 	"github.com/storage-controller/storage-controller/internal/app"
@@ -34,7 +35,7 @@ type replica struct {
 	err    error         // after ended
 
 	// Guarded by simulation.mu:
-	attachments map[string]bool // the VolumeAttachments that its watch has shown
+	attachments map[types.UID]bool // the VolumeAttachments that its watch has shown
 	cutOff      bool            // it was killed, or could not reach the API server
 
 	partitioned int // the step at which its requests reach the API server again
@@ -85,7 +86,7 @@ func (s *simulation) start(name string) *replica {
 	s.started++
 	r := &replica{
 		name: name, client: fmt.Sprintf("%s#%d", name, s.started), listed: map[schema.GroupVersionResource]uint64{},
-		dead: make(chan struct{}), ended: make(chan struct{}), opened: make(chan struct{}), attachments: map[string]bool{},
+		dead: make(chan struct{}), ended: make(chan struct{}), opened: make(chan struct{}), attachments: map[types.UID]bool{},
 	}
 	s.mu.Lock()
 	s.processes[r.client] = r
