@@ -220,14 +220,27 @@ func (l *observedLock) lead() (end func()) {
 
 // Get returns the record and its raw bytes. client-go compares the bytes to detect a renewal. In its
 // lock they contain times in seconds, so that a standby missed a second renewal within a second and
-// acquired the Lease up to a second early. A leader calls Get only on the slow path of a renewal.
+// acquired the Lease up to a second early. A leader calls Get only on the slow path of a renewal. If the Lease is not its
+// own any more, another replica has led: the term ends, and acquiring the Lease again begins another.
 func (l *observedLock) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
 	if l.leading.Load() {
 		l.metrics.slowpath.WithLabelValues(l.name()).Inc()
 	}
 	record, raw, err := l.Interface.Get(ctx)
-	if err == nil {
-		raw = record.RenewTime.UTC().AppendFormat(raw, time.RFC3339Nano)
+	if err != nil {
+		return record, raw, err
 	}
-	return record, raw, err
+	if record.HolderIdentity != l.Identity() {
+		l.expire()
+	}
+	return record, record.RenewTime.UTC().AppendFormat(raw, time.RFC3339Nano), nil
+}
+
+// expire ends the term now, if there is one.
+func (l *observedLock) expire() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.expiry != nil {
+		l.expiry.Reset(0)
+	}
 }
