@@ -896,6 +896,29 @@ func provisionerScenarioDeletion(t *testing.T) {
 		}
 		f.patchVolume(stale, `{"metadata":{"finalizers":null}}`)
 	})
+	t.Run("110_retained_while_the_secret_is_read", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, oneWorker)
+		f.makeSecret("login", map[string]string{"user": "a"})
+		pv := f.volume(f.Namespace+"-login", corev1.VolumeBound, func(pv *corev1.PersistentVolume) {
+			pv.Annotations = map[string]string{
+				volumerules.AnnDeletionSecretName: "login", volumerules.AnnDeletionSecretNamespace: f.Namespace,
+			}
+		})
+		read := make(chan struct{})
+		f.through(f.ControlPlane.Config(), func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
+			if r.Method == http.MethodGet && strings.HasSuffix(r.URL.Path, "/secrets/login") {
+				f.patchVolume(pv, `{"spec":{"persistentVolumeReclaimPolicy":"Retain"}}`)
+				close(read)
+			}
+			pass.ServeHTTP(w, r)
+		})
+		f.phase(pv, corev1.VolumeReleased)
+		<-read
+		f.volumesSettle()
+		if n := len(f.deletions(pv)); n != 0 {
+			t.Errorf("%d calls", n)
+		}
+	})
 	t.Run("111_attached", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, oneWorker)
 		f.makeClass(nil)

@@ -53,30 +53,29 @@ func (l *volumeLoop) failed(pv *corev1.PersistentVolume, err error) error {
 	return err
 }
 
-// deleteVolume calls DeleteVolume. That cannot be undone, so the API server is asked first
+// deleteVolume calls DeleteVolume. That cannot be undone, so directly before the call the API server is asked
 // whether it still has the PersistentVolume that decideVolume saw.
 func (l *volumeLoop) deleteVolume(ctx context.Context, pv *corev1.PersistentVolume) error {
 	l.record(pv, func(*removal) {})
+	translated, err := l.c.driver.asCSI(pv)
+	if err != nil {
+		return l.failed(pv, err)
+	}
+	secrets, missing, err := l.deletionSecrets(ctx, pv)
+	if err != nil {
+		return l.failed(pv, err)
+	}
+	handle := translated.Spec.CSI.VolumeHandle
+	defer l.c.deps.Locks.Share(handle)() // may wait
 	live, exists, err := l.volumes.Refetch(ctx, l.c.deps.Client.CoreV1().PersistentVolumes(), pv)
 	switch {
 	case err != nil:
 		return fmt.Errorf("reading PersistentVolume %q before deleting its volume: %w", pv.Name, err)
 	case !exists, live.ResourceVersion != pv.ResourceVersion:
 		return nil // decideVolume has not seen this
+	case len(l.attachments(pv.Name)) > 0:
+		return nil // the cache has received one meanwhile
 	}
-	if len(l.attachments(pv.Name)) > 0 { // the cache has received one meanwhile
-		return nil
-	}
-	translated, err := l.c.driver.asCSI(live)
-	if err != nil {
-		return l.failed(live, err)
-	}
-	secrets, missing, err := l.deletionSecrets(ctx, live)
-	if err != nil {
-		return l.failed(live, err)
-	}
-	handle := translated.Spec.CSI.VolumeHandle
-	defer l.c.deps.Locks.Share(handle)()
 	call, cancel := context.WithTimeout(csiclient.WithMigrated(ctx, live.Spec.CSI == nil), l.c.cfg.Timeout)
 	defer cancel()
 	if _, err := l.c.deps.CSI.DeleteVolume(call, &csi.DeleteVolumeRequest{VolumeId: handle, Secrets: secrets}); err != nil {
