@@ -52,6 +52,7 @@ func (l *claimLoop) begin(ctx context.Context) {
 	if l.version, err = kube.LatestVersion(ctx, l.c.deps.Client.CoreV1().PersistentVolumeClaims("").List); err != nil {
 		klog.FromContext(ctx).Error(err, "Listing one claim failed. Each claim is read before its volume is requested")
 	}
+	l.sources.version = l.version
 }
 
 // maxSteps bounds the steps of one sync. A claim takes up to twenty.

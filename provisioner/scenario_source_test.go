@@ -786,6 +786,25 @@ func provisionerScenarioSource(t *testing.T) {
 		f.kept(others, true)
 	})
 
+	t.Run("069_sweep_before_all_claims_are_known", func(t *testing.T) {
+		f := copying(t, func(c *Config) { c.SnapshotOrphanSweepInterval = 100 * time.Millisecond })
+		p := f.c.claimLoop.Load().sources
+		latest := func(version string) {
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			p.version = version
+		}
+		latest("9223372036854775807")
+		orphan := f.snapshot(f.Namespace, "orphan", func(s *snapshotv1.VolumeSnapshot, _ *snapshotv1.VolumeSnapshotContent) {
+			s.Finalizers = []string{kube.SnapshotProtection}
+		})
+		f.looksAgain("snapshot-protection", 3, func() {})
+		f.kept(orphan, true)
+		latest("")
+		f.saved(f.claim(nil)) // the cache receives a claim
+		f.becomesFree(orphan)
+	})
+
 	t.Run("069_no_sweep", func(t *testing.T) {
 		f := copying(t, func(c *Config) { c.SnapshotOrphanSweepInterval = 0 })
 		orphan := f.snapshot(f.Namespace, "orphan", func(s *snapshotv1.VolumeSnapshot, _ *snapshotv1.VolumeSnapshotContent) {

@@ -32,6 +32,9 @@ type sourceProtector struct {
 	snapshots kube.OptionalInformer
 	locks     sourceLocks // serialize protecting and releasing a source
 
+	mu      sync.Mutex
+	version string // of PVCs when this process began to lead, or later; empty: unknown
+
 	cloneQueue, snapshotQueue *workloop.Loop[volumerules.Source] // sources to release
 }
 
@@ -97,13 +100,30 @@ func (p *sourceProtector) inUse(key volumerules.Source) bool {
 	return false
 }
 
+// knowsClaims reports whether the cache has all claims that an earlier leader may have provisioned.
+func (p *sourceProtector) knowsClaims(ctx context.Context) (_ bool, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.version == "" {
+		if p.version, err = kube.LatestVersion(ctx, p.c.deps.Client.CoreV1().PersistentVolumeClaims("").List); err != nil {
+			return false, fmt.Errorf("listing one claim before removing source finalizers: %w", err)
+		}
+	}
+	return p.claims.Reached(p.version), nil
+}
+
 // sync removes the finalizer from a source that is no longer in use.
 func (p *sourceProtector) sync(ctx context.Context, key volumerules.Source) (time.Time, error) {
 	defer p.locks.lock(key)()
-	if p.inUse(key) {
+	complete, err := p.knowsClaims(ctx)
+	switch {
+	case err != nil:
+		return time.Time{}, err
+	case p.inUse(key):
 		return time.Time{}, nil // the end of the use enqueues the source
+	case !complete: // until the next event or bookmark of PVCs, about a minute
+		return time.Now().Add(p.c.cfg.RetryIntervalStart), nil
 	}
-	var err error
 	if key.Kind == kube.KindClaim {
 		err = p.releaseClaim(ctx, key)
 	} else {

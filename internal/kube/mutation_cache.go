@@ -64,7 +64,7 @@ func (o *MutationCache[T]) Get(key string) (T, bool) {
 // GetSince is Get, and also reports whether the object shows all writes to it that the API server had executed at version,
 // a resourceVersion of the same resource. The empty version is later than all others.
 func (o *MutationCache[T]) GetSince(key, version string) (obj T, since, exists bool) {
-	synced := o.reached(version) // before the object is read, which may be newer then
+	synced := o.Reached(version) // before the object is read, which may be newer then
 	obj, exists = o.Get(key)
 	if !exists || version == "" {
 		return obj, false, exists
@@ -168,11 +168,12 @@ func (o *MutationCache[T]) prune() {
 // observedByWatch reports whether the informer has received this or a later version of its
 // resource. Call it before reading the informer, so that the object read is not older.
 func (o *MutationCache[T]) observedByWatch(obj T) bool {
-	return o.reached(obj.GetResourceVersion())
+	return o.Reached(obj.GetResourceVersion())
 }
 
-// reached reports whether the informer has received all changes of its resource up to version.
-func (o *MutationCache[T]) reached(version string) bool {
+// Reached reports whether the informer has received all changes of its resource up to version. The empty version is later
+// than all others.
+func (o *MutationCache[T]) Reached(version string) bool {
 	return !older(o.informer.informer.GetStore().LastStoreSyncResourceVersion(), version)
 }
 

@@ -36,7 +36,7 @@ type replica struct {
 
 	// Guarded by simulation.mu:
 	attachments map[types.UID]bool // the VolumeAttachments that its watch has shown
-	cutOff      bool            // it was killed, or could not reach the API server
+	cutOff      bool               // it was killed, or could not reach the API server
 
 	partitioned int // the step at which its requests reach the API server again
 }
