@@ -11,6 +11,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	storagehelpers "k8s.io/component-helpers/storage/volume"
 	"k8s.io/klog/v2"
@@ -95,10 +96,18 @@ func (a *applier) reportFailure(s claimState, err error) (t transition, _ error)
 	return t, err
 }
 
-// readClaim reads a claim of which the cache may lack the record of an earlier leader.
+// readClaim reads a claim of which the cache may lack the record of an earlier leader, and its PersistentVolume.
 func (a *applier) readClaim(ctx context.Context, key claimKey, claim *corev1.PersistentVolumeClaim, r *reads) error {
 	if _, _, err := a.claims.Refetch(ctx, a.c.deps.Client.CoreV1().PersistentVolumeClaims(key.Namespace), claim); err != nil {
 		return fmt.Errorf("reading claim %s: %w", key, err)
+	}
+	name := a.c.driver.volumeName(key.UID)
+	pv, err := a.c.deps.Client.CoreV1().PersistentVolumes().Get(ctx, name, metav1.GetOptions{})
+	switch {
+	case err == nil:
+		a.volumes.Observe(pv)
+	case !kube.IsNotFound(err):
+		return fmt.Errorf("reading PersistentVolume %q: %w", name, err)
 	}
 	r.live, r.refs = true, nil // those of the live claim may be others
 	return nil

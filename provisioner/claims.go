@@ -30,8 +30,9 @@ type claimLoop struct {
 	applier
 	queue      *workloop.Loop[claimKey]
 	topologies *topology.Aggregate
-	// version is the resourceVersion of PVCs when this process began to lead; empty: unknown.
-	version string
+	// version and volumeVersion are the resourceVersions of PVCs and PersistentVolumes when this process began to lead;
+	// empty: unknown.
+	version, volumeVersion string
 }
 
 func newClaimLoop(a applier) *claimLoop {
@@ -46,11 +47,14 @@ func newClaimLoop(a applier) *claimLoop {
 	return l
 }
 
-// begin reads which version of claims an earlier leader has left. If it fails, all claims are read before their first request.
+// begin reads which versions of claims and volumes an earlier leader has left. If it fails, all claims are read before their
+// first request.
 func (l *claimLoop) begin(ctx context.Context) {
-	var err error
-	if l.version, err = kube.LatestVersion(ctx, l.c.deps.Client.CoreV1().PersistentVolumeClaims("").List); err != nil {
-		klog.FromContext(ctx).Error(err, "Listing one claim failed. Each claim is read before its volume is requested")
+	var err, err2 error
+	l.version, err = kube.LatestVersion(ctx, l.c.deps.Client.CoreV1().PersistentVolumeClaims("").List)
+	l.volumeVersion, err2 = kube.LatestVersion(ctx, l.c.deps.Client.CoreV1().PersistentVolumes().List)
+	if err = errors.Join(err, err2); err != nil {
+		klog.FromContext(ctx).Error(err, "Listing one object failed. Each claim is read before its volume is requested")
 	}
 	l.sources.version = l.version
 }
@@ -243,11 +247,13 @@ func (l *claimLoop) classChanged(class *storagev1.StorageClass) {
 func (l *claimLoop) wake(dependency string) {
 	for _, claim := range l.c.claims.ByIndex(kube.ByDependency, dependency) {
 		key := keyOf(claim)
-		if !kube.ClaimHandledBy(l.c.driver.name, claim) || l.ops.get(key).stage.inProgress() {
+		if !kube.ClaimHandledBy(l.c.driver.name, claim) {
 			continue
 		}
 		l.ops.allowRetry(key)
-		l.queue.Add(key)
+		if !l.ops.get(key).stage.inProgress() {
+			l.queue.Add(key)
+		}
 	}
 }
 
@@ -265,12 +271,16 @@ func (l *claimLoop) nodeChanged(node string, changed bool) {
 	}
 }
 
-// volumeDeleted wakes the claim of a PersistentVolume that was deleted soon after it was saved.
+// volumeDeleted wakes the claim of a PersistentVolume that was deleted before the claim was bound to it.
 func (l *claimLoop) volumeDeleted(pv *corev1.PersistentVolume) {
-	if ref := pv.Spec.ClaimRef; ref != nil {
-		if key := (claimKey{ref.Namespace, ref.Name, ref.UID}); l.ops.pvDeleted(key) {
-			l.queue.Add(key)
-		}
+	ref := pv.Spec.ClaimRef
+	if ref == nil {
+		return
+	}
+	claim, ok := l.claims.Get(ref.Namespace + "/" + ref.Name)
+	exists := ok && claim.UID == ref.UID && claim.Spec.VolumeName == "" && kube.ClaimHandledBy(l.c.driver.name, claim)
+	if key := (claimKey{ref.Namespace, ref.Name, ref.UID}); l.ops.pvDeleted(key, exists) {
+		l.queue.Add(key)
 	}
 }
 

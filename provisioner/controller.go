@@ -181,8 +181,6 @@ func (c *Controller) Run(ctx context.Context) error {
 	defer claimLoop.queue.Stop()
 	defer volumeLoop.queue.Stop()
 	defer sources.stop()
-	c.claimLoop.Store(claimLoop)
-	defer c.claimLoop.Store(nil)
 	registrations := &kube.Registrations{}
 	defer registrations.Remove()
 	claimLoop.register(registrations)
@@ -191,6 +189,8 @@ func (c *Controller) Run(ctx context.Context) error {
 		return err
 	}
 	claimLoop.begin(ctx)
+	c.claimLoop.Store(claimLoop)
+	defer c.claimLoop.Store(nil)
 	var wg sync.WaitGroup
 	wg.Go(func() { claimLoop.queue.Run(ctx, c.cfg.WorkerThreads) })
 	wg.Go(func() { volumeLoop.queue.Run(ctx, c.cfg.WorkerThreads) })

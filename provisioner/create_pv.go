@@ -36,7 +36,7 @@ func (a *applier) createPV(ctx context.Context, client kubernetes.Interface, key
 		if apierrors.IsInvalid(err) || apierrors.IsForbidden(err) { // a retry alone does not help
 			a.c.claimFailed(o.claim, failedEvent(o.plan.ClassName, err))
 		}
-		return transition{}, err
+		return pvNotSaved(), err
 	}
 	a.volumes.Observe(pv)
 	if a.c.deps.VolumeObserver != nil {
@@ -58,7 +58,7 @@ func (a *applier) existingPV(
 	name := o.pv.Name
 	pv, err := client.CoreV1().PersistentVolumes().Get(ctx, name, metav1.GetOptions{})
 	if err != nil { // also NotFound: the next attempt creates it
-		return nil, transition{}, fmt.Errorf("reading PersistentVolume %q, which already exists: %w", name, err)
+		return nil, pvNotSaved(), fmt.Errorf("reading PersistentVolume %q, which already exists: %w", name, err)
 	}
 	same := a.c.driver.isVolume(pv, o.volumeID, o.pv.Spec.NodeAffinity)
 	ours := pv.Spec.ClaimRef != nil && pv.Spec.ClaimRef.UID == key.UID

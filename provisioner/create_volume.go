@@ -87,15 +87,15 @@ func (a *applier) indeterminate(key claimKey, s claimState, err error) (transiti
 // finalError reports a call after which no volume exists and none will.
 func (a *applier) finalError(key claimKey, s claimState, err error) (transition, error) {
 	a.announce(key, s.op)
-	if status.Code(err) != codes.InvalidArgument || s.claim == nil || s.class == nil {
+	if status.Code(err) != codes.InvalidArgument || s.claim == nil || s.class == nil || s.classRecreated() {
 		a.c.claimFailed(s.op.claim, failedEvent(s.op.plan.ClassName, err))
 		return noVolume(nil), err
 	}
 	delay := a.c.cfg.RetryIntervalMax
 	a.c.claimFailed(s.op.claim, infeasibleEvent(s.op.plan.ClassName, delay, err))
 	return noVolume(&infeasible{
-		until: time.Now().Add(delay), classUID: s.class.UID, classVersion: s.class.ResourceVersion,
-		requestedBytes: capacityRange(s.claim).RequiredBytes, attributes: ptr.Deref(s.claim.Spec.VolumeAttributesClassName, ""),
+		until: time.Now().Add(delay), classUID: s.class.UID, classVersion: s.class.ResourceVersion, node: selectedNode(s.op.claim),
+		requestedBytes: capacityRange(s.op.claim).RequiredBytes, attributes: ptr.Deref(s.op.claim.Spec.VolumeAttributesClassName, ""),
 	}), nil
 }
 

@@ -85,7 +85,7 @@ func (d driver) decide(s claimState) step {
 	case indeterminate:
 		return n.decideIndeterminate()
 	case created:
-		return step{action: doCreatePV, reason: "VolumeCreated"}
+		return n.decideCreated()
 	case rejected:
 		return n.decideRejected()
 	case pvCreated:
@@ -109,6 +109,8 @@ func (d decision) decidePending() step {
 		return step{action: doForget, reason: "Bound"}
 	case hasVolume:
 		return step{reason: "PVExists"}
+	case d.op.pvDeleted:
+		return step{action: doRefetchClaim, reason: "PVDeleted"}
 	}
 	return d.decideNew()
 }
@@ -198,6 +200,16 @@ func (d decision) beforeCall() (st step, blocked bool) {
 		return step{action: doReadSecrets, reason: "SecretsNeeded"}, true
 	}
 	return step{}, false
+}
+
+func (d decision) decideCreated() step {
+	switch {
+	case d.failure != nil && d.mustRecord():
+		return step{action: doProtect, reason: "PVNotSaved"}
+	case d.failure != nil:
+		return d.backOff()
+	}
+	return step{action: doCreatePV, reason: "VolumeCreated"}
 }
 
 func (d decision) decidePVCreated() step {
@@ -323,5 +335,6 @@ func isReclaimed(pv *corev1.PersistentVolume, claim *corev1.PersistentVolumeClai
 // changed, and the delay has not ended.
 func (i *infeasible) holds(s claimState) bool {
 	return i != nil && s.now.Before(i.until) && i.classUID == s.class.UID && i.classVersion == s.class.ResourceVersion &&
+		i.node == selectedNode(s.claim) &&
 		i.requestedBytes == capacityRange(s.claim).RequiredBytes && i.attributes == ptr.Deref(s.claim.Spec.VolumeAttributesClassName, "")
 }

@@ -267,7 +267,7 @@ func TestDecide(t *testing.T) {
 			reason: "CannotRequest",
 		},
 		"a source is not looked up for a driver that called it invalid": {driver: can, claim: from("VolumeSnapshot"), class: testClass(nil),
-			op: operation{infeasible: &infeasible{now.Add(time.Second), "class-1", "1", 1_500_000_000, ""}}, want: doWait,
+			op: operation{infeasible: &infeasible{now.Add(time.Second), "", "class-1", "1", 1_500_000_000, ""}}, want: doWait,
 			reason: "Infeasible"},
 		"data from a snapshot of another group": {
 			driver: can,
@@ -317,33 +317,38 @@ func TestDecide(t *testing.T) {
 
 		"called invalid a moment ago": {
 			claim: testClaim(nil), class: testClass(nil),
-			op: operation{infeasible: &infeasible{now.Add(time.Second), "class-1", "1", 1_500_000_000, ""}}, want: doWait,
+			op: operation{infeasible: &infeasible{now.Add(time.Second), "", "class-1", "1", 1_500_000_000, ""}}, want: doWait,
 			reason: "Infeasible",
 		},
 		"called invalid long ago": {
-			claim: testClaim(nil), class: testClass(nil), op: operation{infeasible: &infeasible{now, "class-1", "1", 1_500_000_000, ""}},
+			claim: testClaim(nil), class: testClass(nil), op: operation{infeasible: &infeasible{now, "", "class-1", "1", 1_500_000_000, ""}},
 			want: doBegin, reason: "Wanted",
 		},
 		"called invalid, and the class is another": {
 			claim: testClaim(nil), class: testClass(nil),
-			op: operation{infeasible: &infeasible{now.Add(time.Second), "class-0", "1", 1_500_000_000, ""}}, want: doBegin,
+			op: operation{infeasible: &infeasible{now.Add(time.Second), "", "class-0", "1", 1_500_000_000, ""}}, want: doBegin,
 			reason: "Wanted",
 		},
 		"called invalid, and the class has changed": {
 			claim: testClaim(nil), class: testClass(nil),
-			op: operation{infeasible: &infeasible{now.Add(time.Second), "class-1", "0", 1_500_000_000, ""}}, want: doBegin,
+			op: operation{infeasible: &infeasible{now.Add(time.Second), "", "class-1", "0", 1_500_000_000, ""}}, want: doBegin,
 			reason: "Wanted",
 		},
 		"called invalid, and the attributes have changed": {
 			driver: can, claim: attributes("gold"), class: testClass(nil),
-			op: operation{infeasible: &infeasible{now.Add(time.Second), "class-1", "1", 1_500_000_000, ""}}, want: doReadReferences,
+			op: operation{infeasible: &infeasible{now.Add(time.Second), "", "class-1", "1", 1_500_000_000, ""}}, want: doReadReferences,
 			reason: "Wanted",
 		},
 		"called invalid, and the size has changed": {
 			claim: testClaim(nil), class: testClass(nil),
-			op: operation{infeasible: &infeasible{now.Add(time.Second), "class-1", "1", 1, ""}}, want: doBegin, reason: "Wanted",
+			op: operation{infeasible: &infeasible{now.Add(time.Second), "", "class-1", "1", 1, ""}}, want: doBegin, reason: "Wanted",
 		},
 
+		"called invalid for a node, and another one is selected": {
+			claim: testClaim(func(c *corev1.PersistentVolumeClaim) { c.Annotations[storagehelpers.AnnSelectedNode] = "n2" }),
+			class: testClass(nil), op: operation{infeasible: &infeasible{now.Add(time.Second), "n1", "class-1", "1", 1_500_000_000, ""}},
+			want: doBegin, reason: "Wanted",
+		},
 		"asked for": {
 			claim: testClaim(nil), class: testClass(nil), op: testOperation(requested, nil), want: doCreateVolume, reason: "Requested",
 		},
@@ -554,6 +559,17 @@ func TestDecide(t *testing.T) {
 		"saved, and the PersistentVolume was deleted": {
 			claim: testClaim(nil), class: testClass(nil), op: operation{stage: pvCreated, pvDeleted: true}, want: doRefetchClaim,
 			reason: "PVDeleted",
+		},
+		"saved by an earlier process, and the PersistentVolume was deleted": {
+			claim: testClaim(nil), class: testClass(nil), op: operation{pvDeleted: true}, want: doRefetchClaim, reason: "PVDeleted",
+		},
+		"created, and the PersistentVolume was not": {
+			claim: testClaim(nil), op: testOperation(created, nil), reads: reads{failure: &failure{err: errFull}}, want: doProtect,
+			reason: "PVNotSaved",
+		},
+		"created and recorded, and the PersistentVolume was not": {
+			claim: testClaim(protected), op: testOperation(created, nil), reads: reads{failure: &failure{err: errFull}}, want: doBackOff,
+			reason: "CallFailed",
 		},
 		"failed for good and still protected": {
 			claim: testClaim(protected), class: testClass(nil), op: operation{finalResult: true}, want: doUnprotect, reason: "FinalResult",

@@ -62,19 +62,21 @@ type failure struct {
 // operation of the claim.
 //
 // It does not ask the API server whether the claim still exists before its first
-// CreateVolume: that would be a read per volume. Only claims that the cache has not received since the term began are read.
+// CreateVolume: that would be a read per volume. The claim and its PersistentVolume are read only if the cache may lack what
+// an earlier leader has written to them.
 // The operation is kept in stage pvCreated
 // until the watch has shown the claim bound or deleted, so that no state of the cache leads
 // to a second volume. A claim that was deleted meanwhile leads to a PersistentVolume that
 // is released at once.
 func (l *claimLoop) gather(key claimKey) claimState {
 	s := claimState{op: l.ops.get(key), race: l.ownership.raceOf(key), known: l.topologies, now: time.Now()}
+	complete := l.volumes.Reached(l.volumeVersion)
 	s.volume, _ = l.volumes.Get(l.c.driver.volumeName(key.UID))
 	claim, since, ok := l.claims.GetSince(key.Namespace+"/"+key.Name, l.version)
 	if !ok || claim.UID != key.UID {
 		return s
 	}
-	s.claim, s.stale = claim, !since
+	s.claim, s.stale = claim, !since || s.volume == nil && !complete
 	s.class, _ = l.c.classes.Get(storagehelpers.GetPersistentVolumeClaimClass(claim))
 	return s
 }

@@ -49,6 +49,7 @@ const (
 	onVolumeCreated    transitionName = "volumeCreated"
 	onVolumeRejected   transitionName = "volumeRejected"
 	onNoVolume         transitionName = "noVolume"
+	onPVNotSaved       transitionName = "pvNotSaved"
 	onPVSaved          transitionName = "pvSaved"
 	onClaimUnprotected transitionName = "claimUnprotected"
 	onBound            transitionName = "bound"
@@ -64,11 +65,12 @@ var transitions = map[transitionName]map[stage]stage{
 	onSecretsRead:      {requested: requested, indeterminate: indeterminate, rejected: rejected},
 	onCreateCalled:     {requested: requested, indeterminate: indeterminate},
 	onOutcomeUnknown:   {requested: indeterminate, indeterminate: indeterminate, created: indeterminate},
-	onRecordNotWritten: {requested: requested, indeterminate: indeterminate, rejected: rejected},
+	onRecordNotWritten: {requested: requested, indeterminate: indeterminate, rejected: rejected, created: created},
 	onPrepareAgain:     {requested: requested, indeterminate: indeterminate},
 	onVolumeCreated:    {requested: created, indeterminate: created},
 	onVolumeRejected:   {requested: rejected, indeterminate: rejected, created: rejected},
 	onNoVolume:         {requested: pending, indeterminate: pending, created: pending, rejected: pending},
+	onPVNotSaved:       {created: created},
 	onPVSaved:          {created: pvCreated},
 	onClaimUnprotected: {pending: pending, pvCreated: pvCreated},
 	onBound:            {pvCreated: pvCreated, pending: pending}, // pending: forgotten during the read
@@ -100,19 +102,21 @@ type operation struct {
 	source       *volumerules.Source // of a clone or a restored snapshot; else nil
 	called       bool                // CreateVolume was, by this process or an earlier one
 	recordFailed bool                // the claim could not be protected since the last call
+	outdated     bool                // an object that the request was prepared from has changed
 
 	pv           *corev1.PersistentVolume   // in stage created
 	volumeID     string                     // in stages created and rejected
 	affinity     *corev1.VolumeNodeAffinity // of the rejected volume
 	rejectReason error                      // in stage rejected
 
-	pvDeleted bool // in stage pvCreated
+	pvDeleted bool // after the stage created; the claim must be read before another volume is requested
 }
 
 // infeasible is a request that the driver called invalid. It is not repeated
 // before until, unless something it was prepared from changes.
 type infeasible struct {
 	until          time.Time
+	node           string // that the scheduler had selected
 	classUID       types.UID
 	classVersion   string
 	requestedBytes int64
@@ -183,16 +187,24 @@ func volumeRejected(id string, affinity *corev1.VolumeNodeAffinity, reason error
 // still be protected.
 func noVolume(i *infeasible) transition {
 	return transition{name: onNoVolume, set: func(o *operation) {
+		outdated := o.outdated
 		*o = operation{began: o.began, announced: o.announced, infeasible: o.infeasible, finalResult: true, recordID: o.recordID}
-		if i != nil {
+		if outdated {
+			o.infeasible = nil
+		} else if i != nil {
 			o.infeasible = i
 		}
 	}}
 }
 
+// pvNotSaved follows a failed attempt to create the PersistentVolume.
+func pvNotSaved() transition {
+	return transition{name: onPVNotSaved, set: func(o *operation) { o.recordFailed = false }}
+}
+
 func pvSaved() transition {
 	return transition{name: onPVSaved, set: func(o *operation) {
-		*o = operation{began: o.began, announced: o.announced, infeasible: o.infeasible}
+		*o = operation{began: o.began, announced: o.announced, infeasible: o.infeasible, pvDeleted: o.pvDeleted}
 	}}
 }
 

@@ -115,26 +115,31 @@ func (o *operations) announce(key claimKey) bool {
 	return true
 }
 
-// allowRetry ends the delay of an infeasible request.
+// allowRetry ends the delay of a request that is infeasible, or that the driver will call so.
 func (o *operations) allowRetry(key claimKey) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if op := o.byClaim[key]; op != nil {
-		op.infeasible = nil
+		op.infeasible, op.outdated = nil, op.stage.inProgress()
 	}
 }
 
-// pvDeleted records that the PersistentVolume of a claim was deleted after it was saved. It
-// reports whether the claim must be refetched for that.
-func (o *operations) pvDeleted(key claimKey) bool {
+// pvDeleted records that the PersistentVolume of a claim was deleted. It reports whether the claim must be refetched for
+// that. exists is whether the cache has the claim, unbound: an earlier leader may have saved the PersistentVolume.
+func (o *operations) pvDeleted(key claimKey, exists bool) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	op := o.byClaim[key]
-	if op == nil || op.stage != pvCreated {
+	if op == nil && exists {
+		op = &operation{began: time.Now()}
+		o.byClaim[key] = op
+	}
+	if op == nil {
 		return false
 	}
-	op.pvDeleted = true
-	return true
+	// In stage created, the response to its creation has not arrived yet.
+	op.pvDeleted = op.stage == created || !op.stage.inProgress()
+	return op.pvDeleted
 }
 
 // copying returns how many operations copy a source.

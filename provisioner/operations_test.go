@@ -58,7 +58,7 @@ func allTransitions() []transition {
 		createCalled(),
 		outcomeUnknown(), recordNotWritten(),
 		volumeCreated(ourVolume(), "vol"), volumeRejected("vol", nil, errUnusable), noVolume(nil),
-		pvSaved(),
+		pvNotSaved(), pvSaved(),
 		claimUnprotected(), claimRefetched(true), claimRefetched(false),
 	}
 }

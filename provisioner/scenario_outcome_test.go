@@ -165,7 +165,8 @@ func lastSave(t *testing.T) {
 	f.change = func(d *Deps) { d.UnthrottledClient = f.Client }
 	var posts atomic.Int32
 	f.through(f.ControlPlane.Config(), func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
-		if !strings.HasPrefix(r.URL.Path, "/api/v1/persistentvolumes") || r.URL.Query().Has("watch") {
+		if !strings.HasPrefix(r.URL.Path, "/api/v1/persistentvolumes") || r.Method == http.MethodGet && posts.Load() == 0 ||
+			r.URL.Query().Has("watch") {
 			pass.ServeHTTP(w, r)
 			return
 		}

@@ -788,6 +788,7 @@ func provisionerScenarioSource(t *testing.T) {
 
 	t.Run("069_sweep_before_all_claims_are_known", func(t *testing.T) {
 		f := copying(t, func(c *Config) { c.SnapshotOrphanSweepInterval = 100 * time.Millisecond })
+		f.settles()
 		p := f.c.claimLoop.Load().sources
 		latest := func(version string) {
 			p.mu.Lock()

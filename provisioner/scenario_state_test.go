@@ -37,6 +37,7 @@ import (
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/kubetest"
 	"github.com/storage-controller/storage-controller/internal/volumerules"
+	"github.com/storage-controller/storage-controller/internal/workloop"
 )
 
 // vanish deletes the claim and takes away the protection that the controllers of
@@ -459,7 +460,8 @@ func nodeGivenBack(t *testing.T, method string, old bool, calls int) {
 	cfg := f.ControlPlane.Config()
 	if old {
 		cfg = f.userWith(rbacv1.PolicyRule{
-			APIGroups: []string{""}, Resources: []string{"persistentvolumeclaims"}, Verbs: []string{"get", "update"},
+			APIGroups: []string{""}, Resources: []string{"persistentvolumeclaims", "persistentvolumes"},
+			Verbs: []string{"get", "list", "update"},
 		})
 	}
 	var once sync.Once
@@ -574,6 +576,48 @@ func provisionerScenarioAnswers(t *testing.T) {
 			t.Run(name, func(t *testing.T) { savedLater(t, tt) })
 		}
 	})
+	t.Run("099_volume_that_cannot_be_saved_is_recorded", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, nil)
+		var refused atomic.Bool
+		refused.Store(true)
+		f.through(f.ControlPlane.Config(), func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
+			if r.Method == http.MethodPost && r.URL.Path == "/api/v1/persistentvolumes" && refused.Load() {
+				http.Error(w, "no", http.StatusInternalServerError)
+				return
+			}
+			pass.ServeHTTP(w, r)
+		})
+		f.makeClass(nil)
+		claim := f.claim(nil)
+		f.claimIs("is protected", isProtected)
+		_ = f.Stop(workloop.ErrDrain)
+		f.vanish()
+		refused.Store(false)
+		f.start()
+		f.saved(claim)
+		f.claimIs("is deleted", isGone)
+		if n := f.Plugin.VolumeCount(); n != 1 {
+			t.Errorf("%d volumes", n)
+		}
+	})
+	t.Run("099_deleted_before_the_claim_is_bound", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, nil)
+		f.makeClass(nil)
+		claim := f.claim(nil)
+		pv := f.saved(claim)
+		f.Crash()
+		f.start()
+		f.settles() // the claim has a PersistentVolume
+		f.patchVolume(pv, `{"metadata":{"finalizers":null}}`)
+		f.Must(f.Client.CoreV1().PersistentVolumes().Delete(t.Context(), pv.Name, metav1.DeleteOptions{}))
+		kubetest.Eventually(t, "the claim has another PersistentVolume", func(ctx context.Context) error {
+			now, err := f.Client.CoreV1().PersistentVolumes().Get(ctx, pv.Name, metav1.GetOptions{})
+			if err == nil && now.UID == pv.UID {
+				err = errors.New("it has not")
+			}
+			return err
+		})
+	})
 	t.Run("100_name_of_another_claim", func(t *testing.T) {
 		t.Run("before_the_call", func(t *testing.T) {
 			f := scenario(t, csitest.Config{}, nil)
@@ -641,7 +685,11 @@ type saving struct {
 }
 
 func savedLater(t *testing.T, s saving) {
-	f := scenario(t, csitest.Config{}, nil)
+	f := scenario(t, csitest.Config{}, func(c *Config) {
+		if s.gone {
+			c.ProvisioningProtection = ProtectionOff // else the claim stays until the PersistentVolume is created
+		}
+	})
 	var posts atomic.Int32
 	gate := make(chan struct{})
 	f.through(f.ControlPlane.Config(), func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
@@ -1123,12 +1171,12 @@ func (f *fixture) userWith(rule rbacv1.PolicyRule) *rest.Config {
 	f.Helper()
 	name := f.Namespace + "-user"
 	rbac := f.Client.RbacV1()
-	_, err := rbac.Roles(f.Namespace).Create(
-		f.Context(), &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Name: name}, Rules: []rbacv1.PolicyRule{rule}}, metav1.CreateOptions{},
+	_, err := rbac.ClusterRoles().Create(
+		f.Context(), &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: name}, Rules: []rbacv1.PolicyRule{rule}}, metav1.CreateOptions{},
 	)
 	f.Must(err)
-	_, err = rbac.RoleBindings(f.Namespace).Create(f.Context(), &rbacv1.RoleBinding{
-		ObjectMeta: metav1.ObjectMeta{Name: name}, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: name},
+	_, err = rbac.ClusterRoleBindings().Create(f.Context(), &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: name}, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: name},
 		Subjects: []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: name}},
 	}, metav1.CreateOptions{})
 	f.Must(err)

@@ -4,16 +4,17 @@
 package provisioner
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	storagehelpers "k8s.io/component-helpers/storage/volume"
 
@@ -39,17 +40,26 @@ func newStory(t *testing.T, plugin csitest.Config, text string) *story {
 	return s
 }
 
-// start runs the provisioner and waits until it has begun.
+// start runs the provisioner and waits until its cache has all PersistentVolumes of earlier leaders: it reads none then.
 func (s *story) start() {
 	s.Helper()
-	const list = "api  get persistentvolumeclaims\n"
-	earlier := strings.Count(s.String(), list)
 	s.fixture.start()
-	kubetest.Eventually(s.T, "the claims are listed", func(context.Context) error {
-		if strings.Count(s.String(), list) == earlier {
-			return errors.New("not yet")
+	kubetest.Eventually(s.T, "the cache of PersistentVolumes is current", func(ctx context.Context) error {
+		l := s.c.claimLoop.Load()
+		if l != nil && l.volumes.Reached(l.volumeVersion) {
+			return nil
 		}
-		return nil
+		_, err := s.Client.CoreV1().PersistentVolumes().Create(ctx, &corev1.PersistentVolume{
+			ObjectMeta: metav1.ObjectMeta{GenerateName: "other-"},
+			Spec: corev1.PersistentVolumeSpec{
+				AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
+				Capacity:    corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")},
+				PersistentVolumeSource: corev1.PersistentVolumeSource{
+					CSI: &corev1.CSIPersistentVolumeSource{Driver: "other.example.com", VolumeHandle: "other"},
+				},
+			},
+		}, metav1.CreateOptions{})
+		return cmp.Or(err, errors.New("not yet"))
 	})
 }
 
