@@ -99,7 +99,11 @@ func (t *term) publish(ctx context.Context, s attachmentState, step step) error 
 	if err := t.writeStatus(ctx, va, attachedStatus(va, response.GetPublishContext())); err != nil {
 		return fmt.Errorf("updating status of VolumeAttachment %q after ControllerPublishVolume: %w", va.Name, err)
 	}
-	if _, exists := t.newest(va); !exists {
+	current, exists := t.attachments.Get(va.Name)
+	if exists && current.UID != va.UID && t.c.driver.publishesAgain(t.gather(keyOf(current), liveReads{}), step) {
+		return nil // recreated during the publish
+	}
+	if !exists || current.UID != va.UID {
 		// Another client removed the finalizer during the publish. No later sync unpublishes,
 		// because the object does not exist.
 		if err = t.callUnpublish(ctx, s, step); err != nil {

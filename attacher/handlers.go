@@ -53,8 +53,11 @@ func (t *term) attachmentUpdated(old, va *storagev1.VolumeAttachment) {
 	if old.UID != va.UID { // deleted and recreated while the watch was interrupted
 		t.attachmentDeleted(old)
 	}
-	if t.unfinished(va) && !t.c.driver.onlyOwnChanges(old, va) {
+	switch unfinished := t.unfinished(va); {
+	case unfinished && !t.c.driver.onlyOwnChanges(old, va):
 		t.vaQueue.Add(keyOf(va))
+	case unfinished: // another component may have undone a write before the watch delivered it; a failed call keeps its back-off
+		t.vaQueue.Resync(keyOf(va))
 	}
 }
 

@@ -153,6 +153,18 @@ func attacherScenarioState(t *testing.T) {
 			return nil
 		})
 	})
+	t.Run("attachment_recreated_during_publish", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, nil)
+		va, term := f.attached(), f.c.term.Load()
+		s := term.gather(keyOf(va), liveReads{})
+		s.attachment = va.DeepCopy()
+		s.attachment.UID = "deleted"
+		source, err := f.c.driver.currentSource(s)
+		f.Must(err)
+		f.Must(term.publish(t.Context(), s, step{action: doPublish, source: source, nodeID: "id-1"}))
+		f.Calls(publish, 2)
+		f.Calls(unpublish, 0)
+	})
 	for name, tt := range map[string]struct {
 		gate bool
 		want string

@@ -6,6 +6,7 @@ package attacher
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
@@ -46,6 +47,17 @@ func (t *term) unpublish(ctx context.Context, s attachmentState, step step) erro
 		return t.recordError(ctx, rest, fmt.Errorf("could not mark as detached: %w", err))
 	}
 	return nil
+}
+
+// publishesAgain reports whether the VolumeAttachment of s needs the publication of step, and its detach ends it.
+func (d driver) publishesAgain(s attachmentState, step step) bool {
+	va := s.attachment
+	if va == nil || va.Spec.Attacher != d.name || va.DeletionTimestamp != nil && !slices.Contains(va.Finalizers, d.finalizer) {
+		return false
+	}
+	src, err := d.currentSource(s)
+	nodeID, nodeErr := d.detachNodeID(s)
+	return err == nil && nodeErr == nil && src.handle == step.source.handle && nodeID == step.nodeID
 }
 
 func (t *term) callUnpublish(ctx context.Context, s attachmentState, step step) error {

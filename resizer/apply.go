@@ -99,13 +99,22 @@ func (a *attempt) readClaim(ctx context.Context, claim *corev1.PersistentVolumeC
 		a.reads.live = live
 		a.t.confirmed.Store(claim.UID, struct{}{})
 		if live.ResourceVersion != claim.ResourceVersion {
-			a.t.ahead.Store(claim.UID, live.ResourceVersion)
-		}
-		if cached, ok := a.t.c.claims.Get(kube.Key(claim)); ok && cached.ResourceVersion != claim.ResourceVersion {
-			a.t.queue.Resync(a.key) // the watch has delivered another version during the read
+			a.actedOn(live)
+			a.t.enqueue(live, a.t.queue.Resync) // the other operation may have decided about an earlier version
 		}
 	}
 	return nil
+}
+
+// actedOn records that the resizer acts on a version of a claim that the watch may not have delivered.
+func (a *attempt) actedOn(claim *corev1.PersistentVolumeClaim) {
+	a.t.ahead.Store(claim.UID, claim.ResourceVersion)
+	switch cached, ok := a.t.c.claims.Get(kube.Key(claim)); {
+	case !ok || cached.UID != claim.UID:
+		a.t.ahead.Delete(claim.UID)
+	case a.t.ahead.missed(cached): // its event was handled before the version was recorded
+		a.t.enqueue(cached, a.t.queue.Resync)
+	}
 }
 
 // read reads the secret or the class that step names.

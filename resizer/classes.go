@@ -79,16 +79,24 @@ func (c *Controller) Ready() error {
 func (t *term) watchClasses() {
 	t.classesWatched.Do(func() {
 		t.background.Go(func() {
-			(&kube.OptionalInformer{}).Run(t.ctx, t.c.deps.Metadata, attributesClasses, kube.Handlers[*metav1.PartialObjectMetadata]{
-				Add: func(*metav1.PartialObjectMetadata) {
-					// The class may have been read before it was created, and its reader not wait yet.
-					for _, stage := range []string{stageClassNeeded, stageClassMissing} {
-						for _, k := range t.memories.inStage(stage) {
-							t.queue.Add(k)
-						}
-					}
-				},
-			})
+			(&kube.OptionalInformer{}).Run(t.ctx, t.c.deps.Metadata, attributesClasses, t.classHandlers())
 		})
 	})
+}
+
+// classHandlers returns the handlers that enqueue the modifications that wait for a class.
+func (t *term) classHandlers() kube.Handlers[*metav1.PartialObjectMetadata] {
+	added := func(*metav1.PartialObjectMetadata) {
+		// The class may have been read before it was created, and its reader not wait yet.
+		for _, stage := range []string{stageClassNeeded, stageClassMissing} {
+			for _, k := range t.memories.inStage(stage) {
+				t.queue.Add(k)
+			}
+		}
+	}
+	return kube.Handlers[*metav1.PartialObjectMetadata]{Add: added, Update: func(old, class *metav1.PartialObjectMetadata) {
+		if old.UID != class.UID { // deleted and recreated while the watch was interrupted
+			added(class)
+		}
+	}}
 }

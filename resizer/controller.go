@@ -149,9 +149,8 @@ type term struct {
 	registrations kube.Registrations
 	background    sync.WaitGroup
 	// confirmed holds the UIDs of claims that were read from or written to the API server in this term.
-	confirmed sync.Map
-	// ahead holds the resourceVersions of claims that a read of the API server returned before the watch, by UID.
-	ahead          sync.Map
+	confirmed      sync.Map
+	ahead          aheadVersions
 	classesServed  atomic.Bool
 	classesWatched sync.Once
 	usersHandled   sync.Once

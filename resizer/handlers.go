@@ -5,6 +5,7 @@ package resizer
 
 import (
 	"context"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -63,7 +64,7 @@ func (t *term) claimUpdated(old, claim *corev1.PersistentVolumeClaim) {
 	if !ok {
 		return
 	}
-	ahead := t.wasAhead(claim)
+	ahead := t.ahead.missed(claim)
 	renew := func(o operation, requested, status bool) {
 		switch needed := t.c.driver.mayNeed(o, claim, pv); {
 		case needed && (bound || requested || status):
@@ -80,17 +81,22 @@ func (t *term) claimUpdated(old, claim *corev1.PersistentVolumeClaim) {
 	renew(modify, requestedClass(old) != requestedClass(claim), currentClass(old) != currentClass(claim))
 }
 
-// wasAhead reports whether the resizer has acted on a claim before the watch delivered it. If the watch was interrupted, it may
-// have missed that state, so that the request looks unchanged.
-func (t *term) wasAhead(claim *corev1.PersistentVolumeClaim) bool {
-	version, ok := t.ahead.Load(claim.UID)
+// aheadVersions holds the resourceVersions of claims that the resizer has read or written before the watch delivered them, by UID.
+type aheadVersions struct{ sync.Map }
+
+// missed reports whether the watch has delivered claim, but not the version on which the resizer has acted. The watch was
+// interrupted then, and the request and the status may look unchanged.
+func (v *aheadVersions) missed(claim *corev1.PersistentVolumeClaim) bool {
+	version, ok := v.Load(claim.UID)
 	if !ok {
 		return false
 	}
-	if order, err := resourceversion.CompareResourceVersion(claim.ResourceVersion, version.(string)); err != nil || order >= 0 {
-		t.ahead.Delete(claim.UID)
+	order, err := resourceversion.CompareResourceVersion(claim.ResourceVersion, version.(string))
+	if err == nil && order < 0 {
+		return false
 	}
-	return true
+	v.Delete(claim.UID)
+	return err != nil || order > 0
 }
 
 // isNewsOfNode reports whether another component than the resizer has changed the status of the

@@ -86,14 +86,7 @@ func (t *term) handleUsers() {
 			}))
 			return
 		}
-		t.registrations.AddUnawaited(t.c.users.pods.Handle(kube.Handlers[*corev1.Pod]{
-			Update: func(_, pod *corev1.Pod) {
-				if isTerminated(pod) {
-					t.podEnded(pod)
-				}
-			},
-			Delete: t.podEnded,
-		}))
+		t.registrations.AddUnawaited(t.c.users.pods.Handle(t.podHandlers()))
 	})
 }
 
@@ -136,11 +129,21 @@ func (t *term) attachmentDeleted(va *storagev1.VolumeAttachment) {
 	}
 }
 
-// podEnded enqueues the claims that waited for pod.
-func (t *term) podEnded(pod *corev1.Pod) {
-	for _, claim := range kube.ClaimsOfPod(pod) {
-		t.wakeUnused(claim)
+// podHandlers returns the handlers that enqueue the claims that wait for a Pod.
+func (t *term) podHandlers() kube.Handlers[*corev1.Pod] {
+	ended := func(pod *corev1.Pod) {
+		for _, claim := range kube.ClaimsOfPod(pod) {
+			t.wakeUnused(claim)
+		}
 	}
+	return kube.Handlers[*corev1.Pod]{Delete: ended, Update: func(old, pod *corev1.Pod) {
+		if old.UID != pod.UID { // deleted and recreated while the watch was interrupted
+			ended(old)
+		}
+		if isTerminated(pod) {
+			ended(pod)
+		}
+	}}
 }
 
 func (t *term) wakeUnused(claim string) {

@@ -38,6 +38,7 @@ func TestResizerScenario(t *testing.T) {
 	resizerScenarioModify(t)
 	resizerScenarioModifyAnswers(t)
 	resizerScenarioBoth(t)
+	resizerScenarioAhead(t)
 }
 
 // static makes a claim one that does not name its driver.

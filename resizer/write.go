@@ -31,6 +31,7 @@ func (a *attempt) writeClaim(
 	if err == nil {
 		a.t.claims.Observe(stored)
 		a.t.confirmed.Store(stored.UID, struct{}{})
+		a.actedOn(stored)
 		a.reads.live = stored
 		return true, nil
 	}
