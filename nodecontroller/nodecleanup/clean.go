@@ -63,18 +63,17 @@ func (p pass) cleanHostResources(ctx context.Context, next time.Time) (time.Time
 	if p.h.state == deleting {
 		when = WhenNodeTerminating
 	}
-	why, err := p.keepsResources(ctx)
-	switch {
-	case err != nil:
-		return next, err
-	case why != "":
+	at := time.Time{}
+	why, err := p.keepsResources(ctx, p.c.volumes.List())
+	if why == "" && err == nil {
+		why, at, err = p.cleanResources(ctx, when)
+	}
+	if why != "" {
 		klog.FromContext(ctx).V(2).Info("Custom resources are kept", "reason", why)
 		if p.remember(p.h.value, func(m *memory) { m.resource = false }); p.h.state == missing {
 			next = earliest(next, time.Now().Add(later))
 		}
-		return next, nil
 	}
-	at, err := p.cleanResources(ctx, when)
 	return earliest(next, at), err
 }
 

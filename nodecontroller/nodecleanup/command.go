@@ -117,7 +117,7 @@ func (c *command) prepare(ctx context.Context) (found []volume, err error) {
 	} else if ns != nil {
 		c.system = ns.UID
 	}
-	volumes, err := list[*corev1.PersistentVolume](ctx, l, "PersistentVolumes", l.client.CoreV1().PersistentVolumes().List)
+	volumes, err := l.listVolumes(ctx)
 	for _, pv := range volumes {
 		values, _ := localValues(pv, c.request.Driver, c.key())
 		if slices.ContainsFunc(values, func(v string) bool { _, ok := c.records[v]; return ok }) {

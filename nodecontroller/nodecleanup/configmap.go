@@ -124,8 +124,9 @@ func (r *records) version() string {
 	return r.cm.ResourceVersion
 }
 
-// read adopts the stored records, unless the ConfigMap does not exist. It needs the turn, as write does.
-func (r *records) read(ctx context.Context) error {
+// read adopts the stored records, unless the ConfigMap does not exist. It needs the turn, as write does. Unless looks is set,
+// it enqueues the look for another version: the handler ignores the event of a version that is known.
+func (r *records) read(ctx context.Context, looks bool) error {
 	if r.namespace == "" {
 		r.fresh = true
 		return nil
@@ -146,6 +147,9 @@ func (r *records) read(ctx context.Context) error {
 	case r.taken && cm.Annotations[AnnotationHolder] != r.holder:
 		r.endTerm(errNotHolder)
 		return errNotHolder
+	}
+	if !looks && (r.cm == nil || r.cm.ResourceVersion != cm.ResourceVersion) {
+		r.enqueueLook()
 	}
 	r.store(cm, recordSetOf(cm))
 	r.fresh = true

@@ -143,8 +143,9 @@ func (c *Controller) newTerm(end func(cause error)) (t *term) {
 	t = &term{namespaces: expiring.NewExpiring()}
 	t.observer = &observer{
 		memories: &memories{policy: c.policy, hosts: map[string]*memory{}}, c: c, live: newLive(c.deps.Client, c.cfg.Timeout),
-		records: newRecords(c.deps, c.policy.mode(), hostname+"_"+string(uuid.NewUUID()), c.cfg.Timeout, end),
-		gather:  t.gatherHost, listed: newIndex("", ""), forbidden: map[string]bool{},
+		records: newRecords(c.deps, c.policy.mode(), hostname+"_"+string(uuid.NewUUID()), c.cfg.Timeout, end,
+			func() { t.queue.Add(recordsKey) }),
+		gather: t.gatherHost, listed: newIndex("", ""), forbidden: map[string]bool{},
 	}
 	t.queue = workloop.New(workloop.Config{
 		Name: "nodecontroller-node", RetryStart: c.cfg.RetryIntervalStart, RetryMax: c.cfg.RetryIntervalMax, Jitter: retryJitter,

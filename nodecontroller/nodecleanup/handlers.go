@@ -109,13 +109,21 @@ func (c *Controller) nodeUpdated(old, node *corev1.Node) {
 	if old.UID == node.UID && old.DeletionTimestamp.Equal(node.DeletionTimestamp) && slices.Equal(old.Finalizers, node.Finalizers) &&
 		equality.Semantic.DeepEqual(old.Labels, node.Labels) && slices.Equal(ownNames(old), ownNames(node)) &&
 		isReady(old) == isReady(node) && old.Spec.Unschedulable == node.Spec.Unschedulable &&
-		old.Annotations[c.policy.annotation] == node.Annotations[c.policy.annotation] {
+		old.Annotations[c.policy.annotation] == node.Annotations[c.policy.annotation] && !c.unprotected(node) {
 		return
 	}
 	if old.UID != node.UID { // the deletion was not observed
-		c.index.dropNode(old, c.policy.annotation, time.Now())
+		defer c.enqueue(c.index.dropNode(old, c.policy.annotation, time.Now())...)
 	}
 	c.nodeChanged(node)
+}
+
+// unprotected reports whether [term.protect] adds our finalizer to a Node. Another client may have removed it before the
+// watch observed that the controller added it.
+func (c *Controller) unprotected(node *corev1.Node) bool {
+	registered, _ := c.index.registered(node.Name)
+	return c.policy.NodeFinalizerMode == FinalizerManage && registered && node.DeletionTimestamp == nil &&
+		!slices.Contains(node.Finalizers, c.policy.NodeFinalizer)
 }
 
 func (c *Controller) claimChanged(claim *corev1.PersistentVolumeClaim) {

@@ -74,7 +74,7 @@ func (t *observer) look(ctx context.Context) (next time.Time, err error) {
 	first := t.policy.NodeCleanup == ModeOff || !t.kept.Load()
 	var returned []string
 	if t.policy.NodeCleanup != ModeOff {
-		err = t.records.load(ctx, t.policy.Deletes())
+		err = t.records.load(ctx, t.policy.Deletes(), true)
 		if t.report(ctx, "the records of lost nodes", err); err != nil {
 			return time.Time{}, err
 		}

@@ -68,6 +68,7 @@ type records struct {
 	holder            string // of this term
 	timeout           time.Duration
 	endTerm           func(cause error)
+	enqueueLook       func() // called when a read, except that of the look, finds another version
 
 	turn  chan struct{} // has an element while a request is under way
 	taken bool          // this term is the holder; needs the turn
@@ -78,9 +79,11 @@ type records struct {
 	set recordSet         // not modified
 }
 
-func newRecords(deps Deps, mode Mode, holder string, timeout time.Duration, endTerm func(cause error)) *records {
+func newRecords(
+	deps Deps, mode Mode, holder string, timeout time.Duration, endTerm func(cause error), enqueueLook func(),
+) *records {
 	return &records{client: deps.Client, namespace: deps.Namespace, driver: deps.Driver, mode: mode, holder: holder, timeout: timeout,
-		endTerm: endTerm, turn: make(chan struct{}, 1), set: recordSetOf(&corev1.ConfigMap{})}
+		endTerm: endTerm, enqueueLook: enqueueLook, turn: make(chan struct{}, 1), set: recordSetOf(&corev1.ConfigMap{})}
 }
 
 // take waits until no other request is under way. On success, the caller must call done.
@@ -120,13 +123,13 @@ func (r *records) all() ([]LostNode, map[string]string) {
 }
 
 // load reads the ConfigMap, so that changes by people take effect. The first call of a term takes
-// over the records; it creates the ConfigMap if create is set.
-func (r *records) load(ctx context.Context, create bool) error {
+// over the records; it creates the ConfigMap if create is set. looks is set for the look.
+func (r *records) load(ctx context.Context, create, looks bool) error {
 	if err := r.take(ctx); err != nil {
 		return err
 	}
 	defer r.done()
-	if err := r.read(ctx); err != nil {
+	if err := r.read(ctx, looks); err != nil {
 		return err
 	}
 	lost := r.cm == nil && r.taken && len(r.set.lost) > 0 // the ConfigMap was deleted: rule 5
@@ -138,7 +141,7 @@ func (r *records) load(ctx context.Context, create bool) error {
 }
 
 // confirm returns an error unless this term still holds the records. Call it before each deletion.
-func (r *records) confirm(ctx context.Context) error { return r.load(ctx, true) }
+func (r *records) confirm(ctx context.Context) error { return r.load(ctx, true, false) }
 
 // change applies edit to the records and writes them. edit may be called again after a conflict with
 // a change by people.
@@ -150,7 +153,7 @@ func (r *records) change(ctx context.Context, edit func(recordSet)) error {
 	const attempts = 3
 	for i := 1; ; i++ {
 		if !r.fresh {
-			if err := r.read(ctx); err != nil {
+			if err := r.read(ctx, false); err != nil {
 				return err
 			}
 		}

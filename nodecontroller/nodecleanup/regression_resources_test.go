@@ -77,6 +77,27 @@ func TestResourcesOfVolumesThatStay(t *testing.T) {
 		f.stays(3*shortGrace, pv, pvc)
 		resources.kept("lv")
 	})
+	for name, change := range map[string]func(pv *corev1.PersistentVolume){
+		"that_are_not_cached": retained,
+		"that_are_not_cached_with_another_topology_key": func(pv *corev1.PersistentVolume) {
+			pv.Spec.NodeAffinity.Required.NodeSelectorTerms[0].MatchExpressions[0].Key = "legacy"
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := scenario(t, parity)
+			resources := f.installLogicalVolumes()
+			f.frozen("persistentvolumes")
+			f.node("n", f.cfg.NodeFinalizer)
+			resources.create("lv", "n")
+			f.onlyWrites("PATCH nodes/n")
+			f.start()
+			pv, pvc := f.boundTo("a", []string{"n"}, change, nil)
+			f.deleteNode("n")
+			f.nodeDeleted("n")
+			f.stays(3*shortGrace, pv, pvc)
+			resources.kept("lv")
+		})
+	}
 	t.Run("of_a_node_with_another_name", func(t *testing.T) {
 		f := scenario(t, parity)
 		resources := f.installLogicalVolumes()

@@ -143,51 +143,65 @@ func (t *term) sweep(ctx context.Context) {
 	}
 }
 
-// cleanResources deletes the custom resources of a host: those with when, or all if when is empty.
-func (p pass) cleanResources(ctx context.Context, when ResourceWhen) (next time.Time, err error) {
+// cleanResources deletes the custom resources of a host: those with when, or all if when is empty. Otherwise kept is why it
+// deletes none.
+func (p pass) cleanResources(ctx context.Context, when ResourceWhen) (kept string, next time.Time, err error) {
 	nodes, err := p.customResources(ctx, when)
-	found := false
+	var found []customResource
 	for _, name := range p.h.names() {
-		for _, r := range nodes[name] {
-			if found = true; p.policy.dryRun && p.recall(p.h.value).sent[r.obj.GetUID()] {
-				continue
-			}
-			p.remember(p.h.value, func(m *memory) { m.resource = true })
-			if !p.h.recorded { // nothing else of the host is left: its record comes first
-				return time.Now(), nil
-			}
-			res, e := p.cleaner.removeResource(ctx, p.c.deps.Dynamic, r.kind, r.obj, p.h)
-			p.remember(p.h.value, func(m *memory) { m.sent[r.obj.GetUID()] = res.done })
-			err = errors.Join(err, e)
-			switch {
-			case e != nil && !isAnswer(e):
-				return time.Time{}, err
-			case len(res.reasons) > 0:
-				return p.retryAt(res.reasons), err
-			}
+		found = append(found, nodes[name]...)
+	}
+	if len(found) > 0 { // the cache may miss a volume
+		volumes, e := p.live.listVolumes(ctx)
+		if e == nil {
+			kept, e = p.keepsResources(ctx, volumes)
+		}
+		if err = errors.Join(err, e); kept != "" || e != nil {
+			return kept, time.Time{}, err
+		}
+	}
+	for _, r := range found {
+		if p.policy.dryRun && p.recall(p.h.value).sent[r.obj.GetUID()] {
+			continue
+		}
+		p.remember(p.h.value, func(m *memory) { m.resource = true })
+		if !p.h.recorded { // nothing else of the host is left: its record comes first
+			return "", time.Now(), nil
+		}
+		res, e := p.cleaner.removeResource(ctx, p.c.deps.Dynamic, r.kind, r.obj, p.h)
+		p.remember(p.h.value, func(m *memory) { m.sent[r.obj.GetUID()] = res.done })
+		err = errors.Join(err, e)
+		switch {
+		case e != nil && !isAnswer(e):
+			return "", time.Time{}, err
+		case len(res.reasons) > 0:
+			return "", p.retryAt(res.reasons), err
 		}
 	}
 	if err == nil {
-		p.remember(p.h.value, func(m *memory) { m.resource = when == "" && found && p.policy.dryRun })
+		p.remember(p.h.value, func(m *memory) { m.resource = when == "" && len(found) > 0 && p.policy.dryRun })
 	}
-	return time.Time{}, err
+	return "", time.Time{}, err
 }
 
 // keepsResources returns why the custom resources of a host are kept, or "": a resource may belong
-// to a volume that is kept. It reads the volumes from the API server.
-func (p pass) keepsResources(ctx context.Context) (string, error) {
-	if other := p.ofUnknownNode(); other != "" {
-		return "the node of host " + other + " is not known", nil
-	}
-	local := p.c.index.volumes.with(p.h.value)
-	for _, pv := range p.c.volumes.List() {
-		if mentions(pv, p.policy.driver, p.h.names()) && !slices.Contains(local, pv.Name) {
+// to one of volumes that is kept. It reads the volumes of the host from the API server.
+func (p pass) keepsResources(ctx context.Context, volumes []*corev1.PersistentVolume) (string, error) {
+	named := p.c.index.driverNodes().named
+	for _, pv := range volumes {
+		values, local := localValues(pv, p.policy.driver, p.key())
+		for _, value := range values {
+			if !named && p.ofUnknownNode(value) {
+				return "the node of host " + value + " is not known", nil
+			}
+		}
+		switch {
+		case !mentions(pv, p.policy.driver, p.h.names()):
+			continue
+		case !local || !slices.Contains(values, p.h.value):
 			return "volume " + pv.Name + " names the node by another key", nil
 		}
-	}
-	g := p.cleaner.gather
-	for _, name := range local {
-		v, _, err := g.owned(ctx, name)
+		v, _, err := p.cleaner.gather.owned(ctx, pv.Name)
 		if err != nil {
 			return "", err
 		}
@@ -198,15 +212,9 @@ func (p pass) keepsResources(ctx context.Context) (string, error) {
 	return "", nil
 }
 
-// ofUnknownNode returns a lost host with volumes whose Node name is not known, if in this cluster
-// hosts are not named like their Nodes. The resources of any Node may belong to it.
-func (p pass) ofUnknownNode() string {
-	if !p.c.index.driverNodes().named {
-		for _, value := range p.c.index.lost() {
-			if r, ok := p.records.get(value); value != p.h.value && (!ok || r.Node == "") && len(p.c.index.volumes.with(value)) > 0 {
-				return value
-			}
-		}
-	}
-	return ""
+// ofUnknownNode reports whether the Node of another lost host with volumes is not known. Unless hosts are named like their
+// Nodes, the resources of any Node may belong to it.
+func (p pass) ofUnknownNode(value string) bool {
+	r, ok := p.records.get(value)
+	return value != p.h.value && !p.c.index.stays(value) && (!ok || r.Node == "")
 }

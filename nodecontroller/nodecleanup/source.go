@@ -108,6 +108,10 @@ func (l live) listAttachments(ctx context.Context, volume string) ([]string, err
 	return names, err
 }
 
+func (l live) listVolumes(ctx context.Context) ([]*corev1.PersistentVolume, error) {
+	return list[*corev1.PersistentVolume](ctx, l, "PersistentVolumes", l.client.CoreV1().PersistentVolumes().List)
+}
+
 // index lists all CSINodes, then all Nodes: a node that appears in between has its Node.
 func (l live) index(ctx context.Context, driver, key string) (*index, error) {
 	i := newIndex(driver, key)

@@ -230,9 +230,13 @@ func (t *term) endRecord(ctx context.Context, h host) (again bool, err error) {
 }
 
 // leaves reports whether anything of a host is left that the last listing has missed: volumes that name it by another
-// key, such as the former one, or custom resources, which are to be cleaned up.
+// key, such as the former one, or that the cache misses, or custom resources, which are to be cleaned up.
 func (t *term) leaves(ctx context.Context, h host) (left, again bool, err error) {
-	if slices.ContainsFunc(t.c.volumes.List(), func(pv *corev1.PersistentVolume) bool {
+	volumes, err := t.live.listVolumes(ctx)
+	if err != nil {
+		return false, false, err
+	}
+	if slices.ContainsFunc(volumes, func(pv *corev1.PersistentVolume) bool {
 		return mentions(pv, t.policy.driver, h.names())
 	}) {
 		return true, false, nil

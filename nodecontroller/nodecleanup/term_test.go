@@ -15,6 +15,7 @@ import (
 	"weak"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/storage-controller/storage-controller/internal/workloop"
 )
@@ -127,6 +128,26 @@ func join(c *Controller, w *world, i int) {
 	c.enqueueLost(c.index.setVolume("pv-c0", w.volumes["pv-c0"]))
 }
 
+// collect replaces the queue of a term by one that reconciles nothing. enqueued ends it and returns its keys.
+func collect(t *term) (enqueued func() []string) {
+	var keys []string
+	ctx, cancel := context.WithCancel(context.Background())
+	waiting := 0
+	t.queue = workloop.New(workloop.Config{Name: "test"}, t.c.deps.Queues, func(_ context.Context, key string) (time.Time, error) {
+		if keys = append(keys, key); len(keys) == waiting {
+			cancel()
+		}
+		return time.Time{}, nil
+	})
+	return func() []string {
+		if waiting = t.queue.Len(); waiting == 0 {
+			cancel()
+		}
+		t.queue.Run(ctx, 1)
+		return keys
+	}
+}
+
 // TestHandlersOnlyEnqueue: a handler updates the index and enqueues hosts. It sends no request, reads no
 // volume of a lost node, and does not evaluate the breaker.
 func TestHandlersOnlyEnqueue(t *testing.T) {
@@ -138,11 +159,7 @@ func TestHandlersOnlyEnqueue(t *testing.T) {
 		return host{value: value}, nil
 	}
 	c.term.Store(term)
-	var keys []string
-	term.queue = workloop.New(workloop.Config{Name: "test"}, c.deps.Queues, func(_ context.Context, key string) (time.Time, error) {
-		keys = append(keys, key)
-		return time.Time{}, nil
-	})
+	enqueued := collect(term)
 	for i := range 100 {
 		join(c, w, i)
 	}
@@ -150,18 +167,95 @@ func TestHandlersOnlyEnqueue(t *testing.T) {
 	if len(*requests) > 0 || len(gathered) > 0 || len(term.hosts) > 0 || term.tripped.Load() {
 		t.Errorf("the handlers sent %q, gathered %q and remember %d hosts", *requests, gathered, len(term.hosts))
 	}
-	ctx, cancel := context.WithCancel(t.Context())
 	waiting := term.queue.Len()
-	go func() {
-		for term.queue.Len() > 0 {
-			runtime.Gosched()
-		}
-		cancel()
-	}()
-	term.queue.Run(ctx, 1)
+	keys := enqueued()
 	// those of 100 nodes that joined, that of the volume, and that of the ConfigMap
-	if joined := strings.Count(strings.Join(keys, " "), "new"); waiting != 102 || joined < 99 {
+	if joined := strings.Count(strings.Join(keys, " "), "new"); waiting != 102 || joined != 100 {
 		t.Errorf("%d hosts were enqueued, %d of nodes: %q", waiting, joined, keys)
+	}
+}
+
+// TestEnqueuedByNodeUpdates: one update may contain several changes of a Node.
+func TestEnqueuedByNodeUpdates(t *testing.T) {
+	for name, tc := range map[string]struct {
+		mode   FinalizerMode
+		driver bool
+		change func(n *corev1.Node)
+		want   string
+	}{
+		"heartbeat": {FinalizerRemove, true, func(*corev1.Node) {}, "[]"},
+		"recreated with another label": {FinalizerRemove, true, func(n *corev1.Node) {
+			n.UID, n.Labels = "another", map[string]string{worldKey: "h2"}
+		}, "[h1 h2 n]"},
+		// The controller has added it, and another client has removed it.
+		"our finalizer is missing":      {FinalizerManage, true, func(*corev1.Node) {}, "[h1 n]"},
+		"no driver needs our finalizer": {FinalizerManage, false, func(*corev1.Node) {}, "[]"},
+		"a Node that is being deleted": {FinalizerManage, true, func(n *corev1.Node) {
+			n.DeletionTimestamp, n.Finalizers = &metav1.Time{}, []string{"other"}
+		}, "[]"},
+		"our finalizer is there": {FinalizerManage, true, func(n *corev1.Node) { n.Finalizers = []string{worldDriver + "/node"} }, "[]"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c, w, _ := joining(0)
+			c.policy.NodeFinalizerMode = tc.mode
+			w.createNode("n", "h1", false)
+			old := w.nodes["n"]
+			if !strings.HasPrefix(name, "recreated") { // both versions have the change
+				tc.change(old)
+			}
+			c.nodeChanged(old)
+			if tc.driver {
+				c.csiNodeChanged(w.csiNodes["n"], true)
+			}
+			w.editNode("n", tc.change)
+			term := c.newTerm(func(error) {})
+			c.term.Store(term)
+			enqueued := collect(term)
+			c.nodeUpdated(old, w.nodes["n"])
+			if got := fmt.Sprint(sorted(enqueued())); got != tc.want {
+				t.Errorf("enqueued are %s, want %s", got, tc.want)
+			}
+		})
+	}
+}
+
+// TestReadsEnqueueTheLook: the handler takes a version of the ConfigMap that a read has adopted for an own write.
+func TestReadsEnqueueTheLook(t *testing.T) {
+	for name, tc := range map[string]struct {
+		read func(ctx context.Context, t *term) error
+		want int
+	}{
+		"before a deletion": {func(ctx context.Context, t *term) error { return t.records.confirm(ctx) }, 1},
+		"after a conflict": {func(ctx context.Context, t *term) error {
+			return t.records.change(ctx, func(s recordSet) {
+				if s.annotations[AnnotationApprove] == "" {
+					s.annotations["changed"] = "true"
+				}
+			})
+		}, 1},
+		"by the look": {func(ctx context.Context, t *term) error { _, err := t.look(ctx); return err }, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newActors().begin(0)
+			r.hosts["b"] = &truth{}
+			r.replicas[0].restart(r.w, r.settings)
+			r.lead(r.replicas[0])
+			r.look(r.term)
+			collect(r.term)
+			r.as(r.term, func(ctx context.Context) (time.Time, error) {
+				if err := r.term.records.confirm(ctx); err != nil || r.term.queue.Len() > 0 {
+					t.Errorf("an unchanged ConfigMap: %v, %d keys", err, r.term.queue.Len())
+				}
+				r.approve("b", 2)
+				if err := tc.read(ctx, r.term); err != nil {
+					t.Error(err)
+				}
+				return time.Time{}, nil
+			})
+			if n := r.term.queue.Len(); n != tc.want || r.term.records.version() != r.w.stored.ResourceVersion {
+				t.Errorf("%d keys, want %d, of version %s", n, tc.want, r.term.records.version())
+			}
+		})
 	}
 }
 

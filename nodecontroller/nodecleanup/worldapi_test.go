@@ -165,6 +165,14 @@ func (a volumesAPI) Get(_ context.Context, name string, _ metav1.GetOptions) (*c
 	return get(a.w.volumes, name)
 }
 
+func (a volumesAPI) List(context.Context, metav1.ListOptions) (*corev1.PersistentVolumeList, error) {
+	list := &corev1.PersistentVolumeList{}
+	for _, name := range slices.Sorted(maps.Keys(a.w.volumes)) {
+		list.Items = append(list.Items, *a.w.volumes[name])
+	}
+	return list, nil
+}
+
 func (a volumesAPI) Delete(_ context.Context, name string, o metav1.DeleteOptions) error {
 	a.w.request("delete volume")
 	pv, err := get(a.w.volumes, name)

@@ -71,12 +71,22 @@ func (c *Controller) Run(ctx context.Context) error {
 
 // handle enqueues the claim of a volume that the watch observed after its claim.
 func (c *Controller) handle(r *kube.Registrations, enqueue func(claim string)) {
-	r.Add(c.volumes.Handle(kube.Handlers[*corev1.PersistentVolume]{Add: func(pv *corev1.PersistentVolume) {
+	r.Add(c.volumes.Handle(volumeHandlers(enqueue)))
+	r.Add(c.classes.Handle(kube.Handlers[*storagev1.StorageClass]{})) // to wait for the first list
+}
+
+// volumeHandlers returns handlers that enqueue the claim of a new volume.
+func volumeHandlers(enqueue func(claim string)) kube.Handlers[*corev1.PersistentVolume] {
+	added := func(pv *corev1.PersistentVolume) {
 		if ref := pv.Spec.ClaimRef; ref != nil {
 			enqueue(ref.Namespace + "/" + ref.Name)
 		}
-	}}))
-	r.Add(c.classes.Handle(kube.Handlers[*storagev1.StorageClass]{})) // to wait for the first list
+	}
+	return kube.Handlers[*corev1.PersistentVolume]{Add: added, Update: func(old, pv *corev1.PersistentVolume) {
+		if old.UID != pv.UID { // the deletion was not observed
+			added(pv)
+		}
+	}}
 }
 
 // sync reconciles one claim.

@@ -10,6 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 const testAnnotation = "local.example.com/last-resizefs-requested-at"
@@ -113,6 +114,22 @@ func TestResizePending(t *testing.T) {
 				t.Errorf("got %v since %v, want %v since %v", got, since, tt.want, tt.since)
 			}
 		})
+	}
+}
+
+// TestRecreatedVolume: the deletion and the creation of a volume may arrive as one update, after the event of its claim.
+func TestRecreatedVolume(t *testing.T) {
+	volume := func(uid types.UID, class string) *corev1.PersistentVolume {
+		return &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "pv", UID: uid}, Spec: corev1.PersistentVolumeSpec{
+			StorageClassName: class, ClaimRef: &corev1.ObjectReference{Namespace: "ns", Name: "c"},
+		}}
+	}
+	for uid, want := range map[types.UID]string{"1": "[]", "2": "[ns/c]"} {
+		var enqueued []string
+		volumeHandlers(func(claim string) { enqueued = append(enqueued, claim) }).Update(volume("1", "a"), volume(uid, "b"))
+		if got := fmt.Sprint(enqueued); got != want {
+			t.Errorf("UID %s: enqueued are %s, want %s", uid, got, want)
+		}
 	}
 }
 
