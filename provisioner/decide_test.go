@@ -321,8 +321,8 @@ func TestDecide(t *testing.T) {
 			reason: "Infeasible",
 		},
 		"called invalid long ago": {
-			claim: testClaim(nil), class: testClass(nil), op: operation{infeasible: &infeasible{now, "", "class-1", "1", 1_500_000_000, ""}},
-			want: doBegin, reason: "Wanted",
+			claim: testClaim(nil), class: testClass(nil),
+			op: operation{infeasible: &infeasible{now, "", "class-1", "1", 1_500_000_000, ""}}, want: doBegin, reason: "Wanted",
 		},
 		"called invalid, and the class is another": {
 			claim: testClaim(nil), class: testClass(nil),

@@ -1172,7 +1172,8 @@ func (f *fixture) userWith(rule rbacv1.PolicyRule) *rest.Config {
 	name := f.Namespace + "-user"
 	rbac := f.Client.RbacV1()
 	_, err := rbac.ClusterRoles().Create(
-		f.Context(), &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: name}, Rules: []rbacv1.PolicyRule{rule}}, metav1.CreateOptions{},
+		f.Context(), &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: name}, Rules: []rbacv1.PolicyRule{rule}},
+		metav1.CreateOptions{},
 	)
 	f.Must(err)
 	_, err = rbac.ClusterRoleBindings().Create(f.Context(), &rbacv1.ClusterRoleBinding{

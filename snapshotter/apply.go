@@ -28,6 +28,9 @@ func (l *loop[T, C]) apply(ctx context.Context, obj T, s state, step step, r *re
 	case doReportCreation, doReportCheck, doReportDeletion:
 		return l.report(ctx, obj, step.action, step.err, step.cause)
 	case doAnnounce:
+		if c.terminating() && !c.released() && s.memory.unrecorded(c) { // before the release, no record is lost
+			l.memories.update(c.uid(), neverCalled)
+		}
 		l.announce(c, step.cause, step.err)
 		return nil
 	case doReadSecret:
@@ -88,8 +91,12 @@ func (l *loop[T, C]) readSecret(ctx context.Context, obj T, step step, r *reads)
 	}
 	if step.report == doReportDeletion {
 		// A driver without credentials may return OK for a snapshot that it cannot see.
-		waitsFor := cause{}
-		if kube.IsNotFound(err) {
+		waitsFor, m := cause{}, l.memories.get(c.uid())
+		switch missing := kube.IsNotFound(err); {
+		case missing && c.indeterminate(m) && m.unrecorded(c): // CreateSnapshot was probably never called
+			l.memories.update(c.uid(), neverCalled)
+			return nil
+		case missing:
 			waitsFor = cause{blockedSecret, fmt.Sprintf("Secret %s/%s", step.secret.Namespace, step.secret.Name)}
 			err = fmt.Errorf("%w. Create the Secret, or remove the annotations %s and %s to delete without credentials",
 				err, c.secretName, c.secretNamespace)

@@ -120,11 +120,13 @@ func (c *content) indeterminate(m memory) bool {
 	case c.known().handle != "" || c.member() || !c.dynamic() || !c.bound() || m.deleted:
 		return false
 	case m.outcome == unknown && !c.has(c.creating):
-		// An earlier process may have called, and another writer removed the annotation. Every status has
-		// readyToUse until it is cleared after a deletion of the snapshot.
-		recorded, err := c.recordedRequest()
+		// An earlier process may have called, and another writer removed the annotations: the snapshot-controller
+		// replaces all of them from its cache when it releases a deletion. Every status has readyToUse until it is
+		// cleared after a deletion of the snapshot.
+		_, malformed := c.recordedRequest()
+		lost := m.unrecorded(c) && c.policy == snapshotv1.VolumeSnapshotContentDelete
 		cleared := c.status != nil && !c.status.hasReady
-		return c.terminating() && c.released() && err == nil && recorded != nil && !cleared
+		return c.terminating() && c.released() && (c.has(AnnRequest) && malformed == nil || lost) && !cleared
 	case m.outcome == unknown:
 		return true
 	}

@@ -21,13 +21,15 @@ func (d driver) decideReplay(s state) step {
 		return step{action: doReportDeletion, reason: "CannotRepeat", err: err, cause: waitsFor}
 	}
 	request, err := d.createRequest(c, s.class, s.memory)
-	if err != nil {
+	secret, noSecret := d.annotatedSecret(c)
+	switch {
+	case s.memory.unrecorded(c) && (err != nil || noSecret != nil): // it was probably never called
+		return c.decideRelease(s.memory)
+	case err != nil:
 		return fail(fmt.Errorf("Failed to delete %s: CreateSnapshot is indeterminate and cannot be repeated: %w", c.noun, err),
 			cause{blockedOutcome, fmt.Sprintf("a %s from which the indeterminate CreateSnapshot can be repeated: %v", c.kind.class, err)})
-	}
-	secret, err := d.annotatedSecret(c)
-	if err != nil {
-		return fail(credentials(c, err), cause{})
+	case noSecret != nil:
+		return fail(credentials(c, noSecret), cause{})
 	}
 	if secret != nil && !s.reads.secret {
 		return step{action: doReadSecret, reason: "SecretNeeded", secret: secret, report: doReportDeletion}

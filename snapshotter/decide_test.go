@@ -183,6 +183,18 @@ func TestDecide(t *testing.T) {
 		"indeterminate, annotation removed": {changes{released, withOutcome(indeterminate), set(AnnRequest)}, doCreate,
 			"Indeterminate"},
 		"indeterminate, annotation removed before a restart": {changes{released, set(AnnRequest)}, doCreate, "Indeterminate"},
+		"annotations replaced before a restart":              {changes{released}, doRecordRequest, "NotRecorded"},
+		"annotations replaced after an error": {changes{released, withStatus(contentStatus{hasReady: true, hasErr: true})}, doRecordRequest,
+			"NotRecorded"},
+		"annotations replaced, secret":     {changes{released, secret}, doReadSecret, "SecretNeeded"},
+		"no annotations, no class":         {changes{released, noClass}, doRemoveFinalizer, "NothingToDelete"},
+		"no annotations, retained":         {changes{released, retained}, doRemoveFinalizer, "NothingToDelete"},
+		"no annotations, member":           {changes{released, set(AnnGroup)}, doRemoveFinalizer, "NothingToDelete"},
+		"no annotations, unbound":          {changes{released, unbound}, doRemoveFinalizer, "NothingToDelete"},
+		"no annotations, never called":     {changes{released, remember(neverCalled)}, doRemoveFinalizer, "NothingToDelete"},
+		"no annotations, deleted, cleared": {changes{released, withStatus(contentStatus{})}, doRemoveFinalizer, "NothingToDelete"},
+		"no annotations, half a secret": {changes{released, secret, func(s *state) { s.content.meta.Annotations[AnnSecretName] = "" }},
+			doRemoveFinalizer, "NothingToDelete"},
 		"annotation removed before a restart, not released": {changes{terminating, announced(blockedRelease), set(AnnRequest)},
 			doNothing, "NotReleased"},
 		"recorded, then deleted at the driver": {changes{released, set(AnnRequest), withStatus(contentStatus{})}, doRemoveFinalizer,
@@ -271,6 +283,9 @@ func TestIndeterminate(t *testing.T) {
 		"with a handle":               {[]func(*state){withOutcome(indeterminate), withStatus(contentStatus{handle: "h"})}, false},
 		"member":                      {[]func(*state){set(AnnBeingCreated, AnnGroup)}, false},
 		"pre-provisioned":             {[]func(*state){set(AnnBeingCreated), isPreProvisioned}, false},
+		"annotations of a group replaced": {[]func(*state){terminating, set(AnnGroupBeingDeleted), func(s *state) {
+			s.content.kind = groupKind
+		}}, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if s := testState(test.changes...); s.content.indeterminate(s.memory) != test.want {

@@ -17,7 +17,7 @@ type outcome int
 const (
 	unknown       outcome = iota // not called by this process: the annotations decide
 	indeterminate                // it may have created the snapshot
-	definite                     // it has returned a snapshot or a final error
+	definite                     // it has returned a snapshot or a final error, or was never called
 )
 
 // memory holds what this process knows about a content besides the object. It is dropped with the
@@ -56,6 +56,14 @@ func (m *memory) written(a *answer, now time.Time, cfg Config) {
 	m.nextCheck = now.Add(cfg.checkDelay(m.checks))
 	m.checks++
 }
+
+// unrecorded reports whether neither m nor c has a record of a CreateSnapshot.
+func (m memory) unrecorded(c *content) bool {
+	return m.outcome == unknown && !c.has(c.creating) && !c.has(AnnRequest)
+}
+
+// neverCalled records that no process has called CreateSnapshot.
+func neverCalled(m *memory) { m.outcome = definite }
 
 // checkDelay returns the time until the next check after a number of unsuccessful ones.
 func (c Config) checkDelay(checks int) time.Duration {

@@ -160,6 +160,10 @@ func TestSnapshotterScenarioCreate(t *testing.T) {
 		f.content("v1", f.withSecret)
 		f.until("reports it", hasError("Failed to create snapshot: failed to get input parameters to create snapshot for content "+
 			f.Unique("v1"), "cannot get credentials for snapshot content", f.Namespace+"/s", "not found"))
+		f.content("v2", f.withSecret)
+		f.untilOf("v2", "reports it", hasError("not found"))
+		f.delete("v2")
+		f.untilOf("v2", "is deleted", isDeleted)
 		f.Calls(createSnapshot, 0)
 		f.secret("s", map[string]string{"k": "v"})
 		f.until("is complete", isComplete)

@@ -546,17 +546,24 @@ func TestSnapshotterScenarioRestart(t *testing.T) {
 		f.until("is deleted", isDeleted)
 	})
 	t.Run("066_killed_during_the_call", func(t *testing.T) {
-		f := scenario(t, csitest.Config{}, nil)
-		f.Plugin.Next(createSnapshot, csitest.DoAndHang())
-		f.content("v1", nil)
-		f.Wait(createSnapshot, 1)
-		f.Crash()
-		f.delete("v1")
-		f.start()
-		f.until("is deleted", isDeleted)
-		f.Calls(createSnapshot, 2)
-		f.Calls(removeSnapshot, 1)
-		f.noSnapshots()
+		for name, replaced := range map[string]bool{"recorded": false, "annotations_replaced": true} { // by the snapshot-controller
+			t.Run(name, func(t *testing.T) {
+				f := scenario(t, csitest.Config{}, nil)
+				f.Plugin.Next(createSnapshot, csitest.DoAndHang())
+				f.content("v1", nil)
+				f.Wait(createSnapshot, 1)
+				f.Crash()
+				if replaced {
+					f.patch("v1", `{"metadata":{"annotations":null}}`)
+				}
+				f.delete("v1")
+				f.start()
+				f.until("is deleted", isDeleted)
+				f.Calls(createSnapshot, 2)
+				f.Calls(removeSnapshot, 1)
+				f.noSnapshots()
+			})
+		}
 	})
 	t.Run("067_delayed_watch", func(t *testing.T) {
 		f := newFixture(t, csitest.Config{}, nil)

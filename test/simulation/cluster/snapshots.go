@@ -227,6 +227,9 @@ func (c *Cluster) releaseSnapshot(s state, snapshot *snapshotv1.VolumeSnapshot) 
 	}
 	if content != nil && !metav1.HasAnnotation(content.ObjectMeta, snapshotter.AnnBeingDeleted) {
 		annotated := content.DeepCopy()
+		if kept != "" && c.classes == len(snapshotPolicies) {
+			annotated.Annotations = nil // the cache has no write of the snapshotter, and the class is the one of the request
+		}
 		metav1.SetMetaDataAnnotation(&annotated.ObjectMeta, snapshotter.AnnBeingDeleted, "yes")
 		op := patchOp{"replace", "/metadata/annotations", annotated.Annotations}
 		return c.patchContent("releases the deletion of content "+content.Name, content.Name, op), true
@@ -293,13 +296,21 @@ func (c *Cluster) disturbSnapshots(s state) []Step {
 	if !c.features.Snapshots {
 		return nil
 	}
+	var steps []Step
 	policy := snapshotPolicies[c.classes%2]
-	steps := []Step{{"user recreates VolumeSnapshotClass " + className(policy) + " with other parameters", func(ctx context.Context) error {
-		if err := c.snapshots.VolumeSnapshotClasses().Delete(ctx, className(policy), metav1.DeleteOptions{}); err != nil {
-			return err
-		}
-		return c.createSnapshotClass(ctx, policy)
-	}}}
+	unrecorded := func(o *snapshotv1.VolumeSnapshotContent) bool {
+		return metav1.HasAnnotation(o.ObjectMeta, snapshotter.AnnBeingDeleted) &&
+			!metav1.HasAnnotation(o.ObjectMeta, snapshotter.AnnRequest)
+	}
+	if !slices.ContainsFunc(s.contents, unrecorded) { // the class has the request of an unrecorded one
+		steps = append(steps, Step{"user recreates VolumeSnapshotClass " + className(policy) + " with other parameters",
+			func(ctx context.Context) error {
+				if err := c.snapshots.VolumeSnapshotClasses().Delete(ctx, className(policy), metav1.DeleteOptions{}); err != nil {
+					return err
+				}
+				return c.createSnapshotClass(ctx, policy)
+			}})
+	}
 	contents := c.snapshots.VolumeSnapshotContents()
 	for _, content := range s.contents {
 		if content.DeletionTimestamp == nil {
