@@ -25,12 +25,13 @@ type snapshotChecker struct {
 	contents map[string]*snapshotv1.VolumeSnapshotContent              // the last state of all that have ever existed, by name
 	read     map[*replica]map[string]*snapshotv1.VolumeSnapshotContent // as last read from the API server
 	requests map[string]*csi.CreateSnapshotRequest                     // the first one, by name of the content
+	recorded map[string]bool                                           // contents that have recorded a request
 }
 
 func newSnapshotChecker() snapshotChecker {
 	return snapshotChecker{
 		map[string]*snapshotv1.VolumeSnapshotContent{}, map[*replica]map[string]*snapshotv1.VolumeSnapshotContent{},
-		map[string]*csi.CreateSnapshotRequest{},
+		map[string]*csi.CreateSnapshotRequest{}, map[string]bool{},
 	}
 }
 
@@ -59,14 +60,21 @@ func (s *simulation) readContent(from *replica, name string) {
 	s.checker.taken.read[from][name] = content
 }
 
-// mayCreateSnapshot returns an error unless a content records the call, and all calls for it are equal.
+// mayCreateSnapshot returns an error unless a content records the call, and all calls for it are equal. The snapshot-controller
+// may have removed the record since.
 func (s *simulation) mayCreateSnapshot(r *csi.CreateSnapshotRequest) error {
 	content := s.contents()[contentOf(r.GetName())]
+	removed := func() bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return s.checker.taken.recorded[content.Name] && metav1.HasAnnotation(content.ObjectMeta, snapshotter.AnnBeingDeleted)
+	}
 	switch {
 	case content == nil:
 		return errors.New("there is no content")
 	case !slices.Contains(content.Finalizers, snapshotter.Finalizer):
 		return fmt.Errorf("content %s lacks the finalizer", content.Name)
+	case removed():
 	case !metav1.HasAnnotation(content.ObjectMeta, snapshotter.AnnRequest):
 		return fmt.Errorf("content %s does not record the request", content.Name)
 	case content.Status == nil && !metav1.HasAnnotation(content.ObjectMeta, snapshotter.AnnBeingCreated):
@@ -121,6 +129,9 @@ func (s *simulation) checkSnapshots() {
 			}
 		}
 		s.checker.taken.contents[name] = content
+		if metav1.HasAnnotation(content.ObjectMeta, snapshotter.AnnRequest) {
+			s.checker.taken.recorded[name] = true
+		}
 	}
 	named := map[string]string{}
 	for _, snapshot := range s.driver.Snapshots() {

@@ -23,7 +23,7 @@ var mutations = []mutation{
 	{"delete-attached-meanwhile", "DeleteVolume looks for VolumeAttachments after the live read.", "provisioner/volume_apply.go",
 		"case len(l.attachments(pv.Name)) > 0:", "case false:"},
 	{"request-for-a-saved-volume", "A new leader reads the PersistentVolume of a claim that its cache may lack.", "provisioner/gather.go",
-		"claim, !since || s.volume == nil && !complete", "claim, !since"},
+		"s.volume == nil && !complete", "s.volume == nil && !complete && false"},
 	{"release-source-early", "A new leader knows all claims before it removes the finalizer of a source.", "provisioner/sources.go",
 		"case !complete:", "case false && !complete:"},
 	{"release-unrecorded-snapshot", "CreateSnapshot is repeated if the snapshot-controller has removed its record.",
