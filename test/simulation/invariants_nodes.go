@@ -126,8 +126,11 @@ func (s *simulation) mayCleanUp(from *replica, r apiserver.Request) error {
 		return err
 	}
 	node, key := cluster.NodeOf(pv), kube.Key(obj)
-	for _, use := range reads[readKey("pods", cluster.Namespace, "")].users {
-		if claim, on, _ := strings.Cut(use, " "); claim == key && on != node {
+	pods := reads[readKey("pods", cluster.Namespace, "")]
+	for _, use := range pods.users {
+		claim, on, _ := strings.Cut(use, " ")
+		deleted := reads[readKey("nodes", "", on)] // after the pods were read
+		if claim == key && on != node && (deleted.number < pods.number || deleted.obj != nil) {
 			return fmt.Errorf("a pod on %s uses it", on)
 		}
 	}
