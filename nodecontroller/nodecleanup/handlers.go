@@ -85,11 +85,9 @@ func (c *Controller) csiNodeChanged(n *storagev1.CSINode, exists bool) {
 	c.enqueue(touched...)
 }
 
-// reindex sets all nodes and volumes again, for another topology key.
+// reindex sets all volumes again, for another topology key. The index has done so for the Nodes: a Node of the cache may be
+// deleted meanwhile.
 func (c *Controller) reindex() {
-	for _, node := range c.nodes.List() {
-		c.index.setNode(node)
-	}
 	for _, pv := range c.volumes.List() {
 		c.index.setVolume(pv.Name, pv)
 	}

@@ -11,6 +11,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -30,16 +31,19 @@ type index struct {
 	nodes   map[string]*corev1.Node
 	bare    map[string]struct{}  // see unlabelled
 	foreign map[string]struct{}  // see foreign
-	deleted map[string]lastSeen  // by host; for at most lastSeenAge
+	deleted map[string]lastSeen  // see slot; for at most lastSeenAge
 	without map[string]time.Time // nodes without the driver, since
+	drops   int                  // number of deleted Nodes
 }
 
 // lastSeen is the last state of a deleted Node.
 type lastSeen struct {
 	name               string
 	uid                types.UID
+	labels             map[string]string // for another topology key
 	cordoned, optedOut bool
 	at                 time.Time
+	number             int  // orders the deletions
 	recorded           bool // a record has the opt-out, see recorded
 }
 
@@ -126,15 +130,43 @@ func (i *index) topologyKey() (key, problem string) {
 }
 
 // remember sets the key that an earlier process knew, unless a CSINode reports one. It reports
-// whether the volumes and nodes must be set again.
+// whether the volumes must be set again.
 func (i *index) remember(key string) bool {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	if i.key != "" || key == "" {
 		return false
 	}
-	i.key = key
+	i.rekey(key)
 	return true
+}
+
+// rekey sets the topology key, and the values of all Nodes for it. A Node that was deleted before the key was known, such as
+// before the first list of CSINodes arrived, becomes the last one of its host.
+func (i *index) rekey(key string) {
+	deleted := i.deleted
+	i.key, i.deleted = key, map[string]lastSeen{}
+	for _, l := range deleted {
+		host := hostOf(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: l.name, Labels: l.labels}}, key)
+		if l.number > i.deleted[host].number {
+			i.deleted[host] = l
+		}
+	}
+	for name, node := range i.nodes {
+		if node.DeletionTimestamp == nil {
+			delete(i.deleted, hostOf(node, key))
+		}
+		i.rename(name)
+	}
+}
+
+// slot returns the key of a deleted Node in deleted: its host, or its UID while the topology key is not known. Then Nodes
+// of the same name may be of different hosts.
+func (i *index) slot(host string, uid types.UID) string {
+	if i.key == "" {
+		return string(uid)
+	}
+	return host
 }
 
 // setCSINode sets the entry of the driver in a CSINode, nil if there is none. It returns the values
@@ -159,7 +191,7 @@ func (i *index) setCSINode(name string, d *storagev1.CSINodeDriver, exists bool)
 	if i.several = len(keys) > 1; len(keys) != 1 || keys[0] == i.key {
 		return touched, false
 	}
-	i.key = keys[0]
+	i.rekey(keys[0])
 	return touched, true
 }
 
@@ -169,7 +201,7 @@ func (i *index) setNode(node *corev1.Node) []string {
 	defer i.mu.Unlock()
 	i.nodes[node.Name] = node
 	if node.DeletionTimestamp == nil {
-		delete(i.deleted, hostOf(node, i.key))
+		delete(i.deleted, i.slot(hostOf(node, i.key), node.UID))
 	}
 	return i.rename(node.Name)
 }
@@ -181,8 +213,9 @@ func (i *index) dropNode(node *corev1.Node, annotation string, now time.Time) []
 	delete(i.nodes, node.Name)
 	touched := i.rename(node.Name)
 	maps.DeleteFunc(i.deleted, func(_ string, l lastSeen) bool { return now.Sub(l.at) > lastSeenAge })
-	i.deleted[hostOf(node, i.key)] = lastSeen{name: node.Name, uid: node.UID, cordoned: node.Spec.Unschedulable,
-		optedOut: node.Annotations[annotation] == disabled, at: now}
+	i.drops++
+	i.deleted[i.slot(hostOf(node, i.key), node.UID)] = lastSeen{name: node.Name, uid: node.UID, labels: node.Labels,
+		cordoned: node.Spec.Unschedulable, optedOut: node.Annotations[annotation] == disabled, at: now, number: i.drops}
 	return touched
 }
 
@@ -191,9 +224,10 @@ func (i *index) dropNode(node *corev1.Node, annotation string, now time.Time) []
 func (i *index) recorded(r LostNode) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	if l := i.deleted[r.Value]; r.OptedOut && l.uid == r.UID && l.name != "" {
+	slot := i.slot(r.Value, r.UID)
+	if l := i.deleted[slot]; r.OptedOut && l.uid == r.UID && l.name != "" {
 		l.recorded = true
-		i.deleted[r.Value] = l
+		i.deleted[slot] = l
 	}
 }
 
@@ -303,14 +337,14 @@ func (i *index) hostNamed(name string) (host string, ok bool) {
 		return hostOf(n, i.key), true
 	}
 	for host, l := range i.deleted {
-		if l.name == name {
+		if l.name == name && i.key != "" {
 			return host, true
 		}
 	}
 	return "", false
 }
 
-// lastSeen returns the last state of the deleted Node of a host.
+// lastSeen returns the last state of the deleted Node of a host, if the topology key is known.
 func (i *index) lastSeen(host string) (lastSeen, bool) {
 	i.mu.RLock()
 	defer i.mu.RUnlock()
