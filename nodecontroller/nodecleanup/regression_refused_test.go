@@ -15,6 +15,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/util/retry"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/kubetest"
@@ -430,7 +431,9 @@ func TestApproveCommand(t *testing.T) {
 	}
 	f.changeRecords(func(cm *corev1.ConfigMap) { delete(cm.Annotations, AnnotationApproveUntil) })
 	request.Yes = true
-	f.must(Approve(t.Context(), f.client, request, &strings.Builder{}))
+	f.must(retry.RetryOnConflict(retry.DefaultBackoff, func() error { // the controller may write its records
+		return Approve(t.Context(), f.client, request, &strings.Builder{})
+	}))
 	f.claimDeleted("c1")
 	f.stays(shortGrace, claims[1])
 	request.Nodes = nil

@@ -199,8 +199,9 @@ func TestOneWatchPerKindAndOneConnection(t *testing.T) {
 			t.Errorf("%d watches on %s, want one", n, kind)
 		}
 	}
-	// A watch brings the first list. The provisioner lists one claim, and the attacher one PersistentVolume, for the resourceVersion.
-	if want := map[string]int{"persistentvolumeclaims": 1, "persistentvolumes": 1}; !maps.Equal(lists, want) {
+	// A watch brings the first list. The provisioner lists one claim and one PersistentVolume, and the attacher one
+	// PersistentVolume, for the resourceVersion.
+	if want := map[string]int{"persistentvolumeclaims": 1, "persistentvolumes": 2}; !maps.Equal(lists, want) {
 		t.Errorf("lists %v, want %v", lists, want)
 	}
 	if accepted, open := e.plugin.Connections(); accepted != 1 || open != 1 {

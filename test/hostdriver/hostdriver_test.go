@@ -16,6 +16,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/kubernetes-csi/csi-test/v5/pkg/sanity"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
@@ -191,7 +192,9 @@ func TestUnfinishedVolumesAreRemovedAtStart(t *testing.T) {
 func TestStateSurvivesBeingKilled(t *testing.T) {
 	dir := shortDir(t)
 	root, socket := filepath.Join(dir, "v"), filepath.Join(dir, "s")
-	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	quick := backoff.Config{BaseDelay: 10 * time.Millisecond, MaxDelay: 100 * time.Millisecond}
+	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: quick, MinConnectTimeout: 20 * time.Second}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -200,6 +203,7 @@ func TestStateSurvivesBeingKilled(t *testing.T) {
 	start := func() *exec.Cmd {
 		cmd := exec.Command(os.Args[0])
 		cmd.Env = append(os.Environ(), "HOSTDRIVER_ROOT="+root, "HOSTDRIVER_SOCKET="+socket)
+		cmd.Stderr = os.Stderr
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
 		}
