@@ -110,10 +110,12 @@ func (c *Controller) nodeUpdated(old, node *corev1.Node) {
 		old.Annotations[c.policy.annotation] == node.Annotations[c.policy.annotation] && !c.unprotected(node) {
 		return
 	}
+	var former []string
 	if old.UID != node.UID { // the deletion was not observed
-		defer c.enqueue(c.index.dropNode(old, c.policy.annotation, time.Now())...)
+		former = c.index.dropNode(old, c.policy.annotation, time.Now())
 	}
 	c.nodeChanged(node)
+	c.enqueue(former...)
 }
 
 // unprotected reports whether [term.protect] adds our finalizer to a Node. Another client may have removed it before the

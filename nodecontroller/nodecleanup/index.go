@@ -33,7 +33,6 @@ type index struct {
 	foreign map[string]struct{}  // see foreign
 	deleted map[string]lastSeen  // see slot; for at most lastSeenAge
 	without map[string]time.Time // nodes without the driver, since
-	drops   int                  // number of deleted Nodes
 }
 
 // lastSeen is the last state of a deleted Node.
@@ -43,7 +42,6 @@ type lastSeen struct {
 	labels             map[string]string // for another topology key
 	cordoned, optedOut bool
 	at                 time.Time
-	number             int  // orders the deletions
 	recorded           bool // a record has the opt-out, see recorded
 }
 
@@ -148,7 +146,7 @@ func (i *index) rekey(key string) {
 	i.key, i.deleted = key, map[string]lastSeen{}
 	for _, l := range deleted {
 		host := hostOf(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: l.name, Labels: l.labels}}, key)
-		if l.number > i.deleted[host].number {
+		if l.at.After(i.deleted[host].at) {
 			i.deleted[host] = l
 		}
 	}
@@ -213,9 +211,8 @@ func (i *index) dropNode(node *corev1.Node, annotation string, now time.Time) []
 	delete(i.nodes, node.Name)
 	touched := i.rename(node.Name)
 	maps.DeleteFunc(i.deleted, func(_ string, l lastSeen) bool { return now.Sub(l.at) > lastSeenAge })
-	i.drops++
 	i.deleted[i.slot(hostOf(node, i.key), node.UID)] = lastSeen{name: node.Name, uid: node.UID, labels: node.Labels,
-		cordoned: node.Spec.Unschedulable, optedOut: node.Annotations[annotation] == disabled, at: now, number: i.drops}
+		cordoned: node.Spec.Unschedulable, optedOut: node.Annotations[annotation] == disabled, at: now}
 	return touched
 }
 

@@ -45,7 +45,7 @@ func TestIndexOfDeletedNodesHasTheKey(t *testing.T) {
 			i.dropNode(node("v", "other"), annotation, now)
 		}},
 		"same_value_was_deleted_before": {first: func(i *index) {
-			i.dropNode(node("older", "id"), annotation, now)
+			i.dropNode(node("older", "id"), annotation, now.Add(-time.Second))
 		}},
 		"is_recorded": {before: func(i *index) {
 			i.recorded(LostNode{Value: "id", Node: "n", UID: "u", OptedOut: true})

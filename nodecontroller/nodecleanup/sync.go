@@ -232,13 +232,16 @@ func (t *term) endRecord(ctx context.Context, h host) (again bool, err error) {
 // leaves reports whether anything of a host is left that the last listing has missed: volumes that name it by another
 // key, such as the former one, or that the cache misses, or custom resources, which are to be cleaned up.
 func (t *term) leaves(ctx context.Context, h host) (left, again bool, err error) {
-	volumes, err := t.live.listVolumes(ctx)
-	if err != nil {
-		return false, false, err
+	named := func(pv *corev1.PersistentVolume) bool { return mentions(pv, t.policy.driver, h.names()) }
+	left = slices.ContainsFunc(t.c.volumes.List(), named)
+	if !left && (h.record.OptedOut || h.record.Held != "") { // a later record would not prevent the cleanup
+		volumes, err := t.live.listVolumes(ctx)
+		if err != nil {
+			return false, false, err
+		}
+		left = slices.ContainsFunc(volumes, named)
 	}
-	if slices.ContainsFunc(volumes, func(pv *corev1.PersistentVolume) bool {
-		return mentions(pv, t.policy.driver, h.names())
-	}) {
+	if left {
 		return true, false, nil
 	}
 	if !t.policy.Deletes() || h.hasOtherValue() {
