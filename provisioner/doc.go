@@ -12,7 +12,8 @@
 //   - the finalizer of the attacher on a PersistentVolume that it creates, if both run in one
 //     process, see Deps.VolumeFinalizers; the attacher owns it from then on;
 //   - the finalizer storage-controller.io/provisioning and an annotation beside it on
-//     a claim while the outcome of CreateVolume is unknown, see --provisioning-protection;
+//     a claim while the outcome of CreateVolume is unknown or the PersistentVolume cannot be created, see
+//     --provisioning-protection;
 //   - the finalizers of [kube.CloningProtection] and [kube.SnapshotProtection] on the source
 //     of a clone or a restored snapshot while it is copied;
 //   - the annotation volume.kubernetes.io/selected-node on a claim, in distributed provisioning;

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
@@ -179,6 +180,26 @@ func TestSourceIsCounted(t *testing.T) {
 	check(0, 2)
 	if o.forget(a) || o.forget(b) || len(o.byClaim) != 0 || len(o.copies) != 0 {
 		t.Errorf("%d operations and %d counts are left", len(o.byClaim), len(o.copies))
+	}
+}
+
+// TestChangeDuringARequest: a request that the driver calls invalid is repeated without delay if an object that it was
+// prepared from has changed since.
+func TestChangeDuringARequest(t *testing.T) {
+	for changed, want := range map[bool]*infeasible{true: nil, false: {attributes: "gold"}} {
+		o, key := newOperations(), claimKey{"ns", "c", uid}
+		for _, tr := range []transition{beginRequest(operation{}), createCalled()} {
+			if _, _, err := o.transition(key, tr); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if changed {
+			o.allowRetry(key)
+		}
+		_, _, err := o.transition(key, noVolume(&infeasible{attributes: "gold"}))
+		if got := o.get(key).infeasible; err != nil || !cmp.Equal(got, want, cmp.AllowUnexported(infeasible{})) {
+			t.Errorf("changed %t: %+v, %v", changed, got, err)
+		}
 	}
 }
 

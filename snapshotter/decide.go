@@ -123,10 +123,11 @@ func (c *content) indeterminate(m memory) bool {
 		// An earlier process may have called, and another writer removed the annotations: the snapshot-controller
 		// replaces all of them from its cache when it releases a deletion. Every status has readyToUse until it is
 		// cleared after a deletion of the snapshot.
-		_, malformed := c.recordedRequest()
+		request, err := c.recordedRequest()
+		recorded := err == nil && request != nil
 		lost := m.unrecorded(c) && c.policy == snapshotv1.VolumeSnapshotContentDelete
 		cleared := c.status != nil && !c.status.hasReady
-		return c.terminating() && c.released() && (c.has(AnnRequest) && malformed == nil || lost) && !cleared
+		return c.terminating() && c.released() && (recorded || lost) && !cleared
 	case m.outcome == unknown:
 		return true
 	}

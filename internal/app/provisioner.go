@@ -64,8 +64,8 @@ func provisionerOptions(bool) []settings.Option {
 			Usage: "mark volumes whose only access mode is ReadOnlyMany as read-only"},
 		{Name: "provisioning-protection", Default: string(d.ProvisioningProtection),
 			Usage: "when to add a finalizer to a PVC so that its volume cannot leak: " +
-				"off, on-retry (after the first CreateVolume call with an unknown outcome) or always (before the first call; 2 more " +
-				"writes per volume)"},
+				"off, on-retry (after the first CreateVolume call with an unknown outcome, or if the PV cannot be created) or always " +
+				"(before the first call; 2 more writes per volume)"},
 		{Name: "prevent-volume-mode-conversion", Default: d.PreventVolumeModeConversion,
 			Usage: "refuse to restore a snapshot with another volume mode, unless an annotation of its VolumeSnapshotContent allows it"},
 		{Name: "cloning-protection-threads", Default: uint(d.CloningProtectionThreads),

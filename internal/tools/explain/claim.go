@@ -129,16 +129,17 @@ func explainCreated(e *explanation) {
 		next("Check which claim PersistentVolume %q belongs to, and --volume-name-uuid-length of the provisioner.", name)
 }
 
-// explainIndeterminate reports a CreateVolume whose outcome is unknown.
+// explainIndeterminate reports a CreateVolume whose outcome is unknown, or whose volume has no PersistentVolume yet.
 func explainIndeterminate(e *explanation) {
 	if !slices.Contains(e.claim.value.Finalizers, kube.ProvisioningFinalizer) {
 		return
 	}
 	driver := cmp.Or(kube.RecordedDriver(e.claim.value), e.driver)
 	e.add(Failing, "volume",
-		"CreateVolume is indeterminate: driver %s has not returned a final response, so a volume may exist. Finalizer %s holds the claim.",
-		driver, kube.ProvisioningFinalizer).
-		next("The provisioner repeats CreateVolume with the same arguments. Verify that driver %s and its provisioner are running.", driver)
+		"CreateVolume is indeterminate: driver %s has not returned a final response, so a volume may exist. "+
+			"Or the volume exists, and its PersistentVolume cannot be created. Finalizer %s holds the claim.", driver, kube.ProvisioningFinalizer).
+		next("The provisioner repeats CreateVolume with the same arguments. Verify that driver %s and its provisioner are running. "+
+			"If creating the PersistentVolume fails, the log of the provisioner has the error.", driver)
 }
 
 // explainAttachments reports the VolumeAttachments of a volume.
