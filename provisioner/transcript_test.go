@@ -116,7 +116,9 @@ func TestTranscripts(t *testing.T) {
 		s.Must(s.Plugin.WaitIdle(t.Context()))
 		s.deleteClaim()
 		s.Step("The claim is deleted. Another replica acquires the Lease.")
-		s.Hidden = []string{"api  get persistentvolumeclaims/data"} // if the cache has not received its latest version yet
+		s.Hidden = []string{ // if the caches have not received the latest versions yet
+			"api  get persistentvolumeclaims/data", "api  get persistentvolumes/pvc-" + string(claim.UID) + " -> Not Found",
+		}
 		s.start()
 		pv := s.saved(claim)
 		s.claimIs("is released", released)

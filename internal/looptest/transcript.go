@@ -33,7 +33,7 @@ import (
 type Transcript struct {
 	f     *Fixture
 	story string
-	// Hidden lines are left out, as the loop does not always send these requests.
+	// Hidden lines, with the result of a request that failed, are left out, as the loop does not always send these requests.
 	Hidden []string
 
 	mu      sync.Mutex
@@ -140,7 +140,9 @@ func (t *Transcript) String() string {
 		}
 		entries = append(entries, entry{began: c.Began, line: "csi  " + c.Method, fields: flatten("", ofProto(c.Request)), result: result})
 	}
-	entries = slices.DeleteFunc(entries, func(e entry) bool { return slices.Contains(t.Hidden, e.line) })
+	entries = slices.DeleteFunc(entries, func(e entry) bool {
+		return slices.Contains(t.Hidden, strings.TrimSuffix(e.line+" -> "+e.result, " -> "))
+	})
 	slices.SortStableFunc(entries, func(a, b entry) int { return a.began.Compare(b.began) })
 	var b strings.Builder
 	for line := range strings.Lines(t.story) {
