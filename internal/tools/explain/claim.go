@@ -137,7 +137,8 @@ func explainIndeterminate(e *explanation) {
 	driver := cmp.Or(kube.RecordedDriver(e.claim.value), e.driver)
 	e.add(Failing, "volume",
 		"CreateVolume is indeterminate: driver %s has not returned a final response, so a volume may exist. "+
-			"Or the volume exists, and its PersistentVolume cannot be created. Finalizer %s holds the claim.", driver, kube.ProvisioningFinalizer).
+			"Or the volume exists, and its PersistentVolume cannot be created. Finalizer %s holds the claim.",
+		driver, kube.ProvisioningFinalizer).
 		next("The provisioner repeats CreateVolume with the same arguments. Verify that driver %s and its provisioner are running. "+
 			"If creating the PersistentVolume fails, the log of the provisioner has the error.", driver)
 }
