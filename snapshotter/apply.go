@@ -160,15 +160,15 @@ func (l *loop[T, C]) create(ctx context.Context, obj T, s state, step step) erro
 	}
 	switch {
 	case c.terminating() && c.released() && isNew:
-		return l.replayFailed(ctx, c, err, final, forced)
+		return l.replayFailed(ctx, c, step.request.Name, err, final, forced)
 	case isNew:
 		return l.report(ctx, obj, doReportCreation, failure{creationError(c, err), err}, cause{})
 	}
 	return l.report(ctx, obj, doReportCheck, failure{creationError(c, err), err}, cause{})
 }
 
-// replayFailed handles the error of a repeated CreateSnapshot for a content that is being deleted.
-func (l *loop[T, C]) replayFailed(ctx context.Context, c *content, err error, final, forced bool) error {
+// replayFailed handles the error of a repeated CreateSnapshot with that name for a content that is being deleted.
+func (l *loop[T, C]) replayFailed(ctx context.Context, c *content, name string, err error, final, forced bool) error {
 	switch {
 	case ctx.Err() != nil: // the term has ended
 		return err
@@ -177,7 +177,7 @@ func (l *loop[T, C]) replayFailed(ctx context.Context, c *content, err error, fi
 		return nil
 	case forced:
 		l.event(c, warning, c.deleted, fmt.Sprintf("CreateSnapshot is indeterminate (%v), and annotation %s was removed. "+
-			"Check the storage system for the %s %q, which is not deleted", err, c.creating, c.noun, l.memories.get(c.uid()).request.Name))
+			"Check the storage system for the %s %q, which is not deleted", err, c.creating, c.noun, name))
 		return nil
 	}
 	waitsFor := cause{blockedOutcome, fmt.Sprintf("the outcome of CreateSnapshot: %v", err)}
@@ -226,7 +226,7 @@ func (l *loop[T, C]) delete(ctx context.Context, obj T, s state, step step) erro
 	c := s.content
 	call, cancel := context.WithTimeout(ctx, l.c.cfg.Timeout)
 	defer cancel()
-	if err := l.calls.delete(call, c, step.handle, s.secrets); err != nil {
+	if err := l.calls.delete(call, step.handle, step.members, s.secrets); err != nil {
 		return l.report(ctx, obj, doReportDeletion, fmt.Errorf("Failed to delete %s: %w", c.noun, err), cause{})
 	}
 	l.memories.update(c.uid(), func(m *memory) { m.deleted, m.blocked = true, "" })

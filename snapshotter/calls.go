@@ -18,7 +18,8 @@ import (
 type calls interface {
 	create(ctx context.Context, c *content, r *createRequest, secrets map[string]string) (*answer, error)
 	check(ctx context.Context, c *content, secrets map[string]string) (*answer, error)
-	delete(ctx context.Context, c *content, handle string, secrets map[string]string) error
+	// delete deletes a snapshot, or a group with these snapshots.
+	delete(ctx context.Context, handle string, snapshots []string, secrets map[string]string) error
 }
 
 // snapshotCalls calls the driver for a VolumeSnapshotContent.
@@ -74,7 +75,7 @@ func find(ctx context.Context, entries []*csi.ListSnapshotsResponse_Entry, id st
 	return nil
 }
 
-func (s snapshotCalls) delete(ctx context.Context, _ *content, handle string, secrets map[string]string) error {
+func (s snapshotCalls) delete(ctx context.Context, handle string, _ []string, secrets map[string]string) error {
 	_, err := s.c.deps.CSI.DeleteSnapshot(ctx, &csi.DeleteSnapshotRequest{SnapshotId: handle, Secrets: secrets})
 	return err
 }
@@ -102,9 +103,8 @@ func (g groupCalls) check(ctx context.Context, c *content, secrets map[string]st
 	return groupAnswer(response.GetGroupSnapshot(), false)
 }
 
-// delete asks the driver for the snapshots of a group whose content does not list them.
-func (g groupCalls) delete(ctx context.Context, c *content, handle string, secrets map[string]string) error {
-	ids := c.snapshotHandles()
+// delete asks the driver for the snapshots of a group if they are not known.
+func (g groupCalls) delete(ctx context.Context, handle string, ids []string, secrets map[string]string) error {
 	if len(ids) == 0 {
 		response, err := g.c.deps.GroupCSI.GetVolumeGroupSnapshot(ctx,
 			&csi.GetVolumeGroupSnapshotRequest{GroupSnapshotId: handle, Secrets: secrets})

@@ -126,16 +126,25 @@ func (c *content) driverHandle() string {
 	return c.handle
 }
 
-// snapshotHandles returns the handles of the snapshots of a group.
-func (c *content) snapshotHandles() []string {
+// snapshotHandles returns the handles of the snapshots of a group, also if they are not in the status yet. Nil:
+// only the driver knows them.
+func (c *content) snapshotHandles(m memory) []string {
+	handles := handlesOf(c.known().snapshots)
+	if handles == nil {
+		handles = c.members
+	}
+	if handles == nil && c.dynamic() && m.answer != nil {
+		handles = handlesOf(m.answer.snapshots)
+	}
+	return handles
+}
+
+func handlesOf(snapshots []groupv1.VolumeSnapshotInfo) []string {
 	var handles []string
-	for _, s := range c.known().snapshots {
+	for _, s := range snapshots {
 		if s.SnapshotHandle != "" {
 			handles = append(handles, s.SnapshotHandle)
 		}
-	}
-	if handles == nil {
-		return c.members
 	}
 	return handles
 }

@@ -88,7 +88,8 @@ type step struct {
 	report  action // of doReadSecret and doReadContent: how an error is reported; doNothing: it is only returned
 	request *createRequest
 	answer  *answer
-	handle  string // of doDelete
+	handle  string   // of doDelete
+	members []string // of doDelete: the snapshots of a group
 	change  kube.MetadataPatch
 	status  statusChange
 	warning string // of doRemoveFinalizer: text of an event

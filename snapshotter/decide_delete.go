@@ -64,7 +64,7 @@ func (d driver) decideDelete(s state) step {
 	case !s.live: // a policy that was changed recently may not be in the cache
 		return step{action: doReadContent, reason: "Unconfirmed", report: doReportDeletion}
 	}
-	return step{action: doDelete, reason: "Deleting", handle: c.deletedHandle(s.memory)}
+	return step{action: doDelete, reason: "Deleting", handle: c.deletedHandle(s.memory), members: c.snapshotHandles(s.memory)}
 }
 
 // decideDeleted handles a content whose snapshot the driver has deleted.

@@ -237,6 +237,20 @@ func TestSnapshotterScenarioDelete(t *testing.T) {
 			})
 		}
 	})
+	t.Run("050_annotation_and_finalizer_removed_by_a_tool", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, func(c *Config) {
+			c.RetryIntervalStart, c.RetryIntervalMax, c.Timeout = time.Hour, time.Hour, 3*time.Second
+		})
+		f.indeterminate(codes.Unavailable)
+		f.delete("v1")
+		f.waitEvent("Waiting for the outcome of CreateSnapshot")
+		f.Plugin.Always(createSnapshot, csitest.Hang())
+		n := f.Plugin.Count(createSnapshot)
+		f.annotate("v1", AnnBeingCreated, nil)
+		f.Wait(createSnapshot, n+1)
+		f.patch("v1", `{"metadata":{"finalizers":null}}`)
+		f.waitEvent("Warning SnapshotDeleteError CreateSnapshot is indeterminate", "snapshot-"+uid)
+	})
 	t.Run("051_class_deleted_and_restart", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, nil)
 		f.indeterminate(codes.Unavailable)

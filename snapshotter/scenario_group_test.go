@@ -258,6 +258,20 @@ func TestSnapshotterScenarioGroup(t *testing.T) {
 		f.Calls(removeSnapshot, 0)
 		f.noSnapshots()
 	})
+	t.Run("073_deleted_during_its_creation", func(t *testing.T) {
+		f := groupScenario(t, nil)
+		f.Plugin.Always(createGroup, csitest.DoAndFail(codes.DeadlineExceeded, "unknown"))
+		f.group(nil)
+		f.untilGroup("reports it", func(o *groupv1.VolumeGroupSnapshotContent) bool { return o.Status != nil && o.Status.Error != nil })
+		f.deleteGroup()
+		f.Plugin.Always(createGroup, nil)
+		f.untilGroup("is deleted", isGroupDeleted)
+		if d := f.Plugin.Calls(removeGroup)[0].Request.(*csi.DeleteVolumeGroupSnapshotRequest); len(d.SnapshotIds) != 2 {
+			t.Errorf("request %v", d)
+		}
+		f.Calls(getGroup, 0)
+		f.noSnapshots()
+	})
 	t.Run("073_without_a_list", func(t *testing.T) {
 		for _, exists := range []bool{true, false} {
 			t.Run(fmt.Sprint(exists), func(t *testing.T) {
