@@ -22,6 +22,23 @@ import (
 // acquired by another replica. A [Lead] that returns it gives the Lease back, and the election begins again.
 var ErrLost = errors.New("lost the Lease")
 
+// heldKey is the context key of the context that Held returns.
+type heldKey struct{}
+
+// WithHeld returns the context of a term, for which [Held] returns held.
+func WithHeld(term, held context.Context) context.Context {
+	return context.WithValue(term, heldKey{}, held)
+}
+
+// Held returns a context that ends with [ErrLost] when the Lease of a term is lost, also if term, the context of a
+// [Lead], has ended before. It never ends if term is no such context.
+func Held(term context.Context) context.Context {
+	if held, ok := term.Value(heldKey{}).(context.Context); ok {
+		return held
+	}
+	return context.Background()
+}
+
 // Config configures the timing of leader election.
 type Config struct {
 	// LeaseDuration is the time after which a standby may acquire a Lease that is not renewed.
@@ -48,12 +65,15 @@ func (c Config) Validate() error {
 			"--leader-election-renew-deadline: must be more than %v (%v × --leader-election-retry-period), got %v",
 			least, leaderelection.JitterFactor, c.RenewDeadline))
 	}
-	if c.LeaseDuration <= c.RenewDeadline {
-		errs = append(errs, fmt.Errorf("--leader-election-lease-duration: must be more than %v (--leader-election-renew-deadline), got %v",
+	if c.wholeSeconds() <= c.RenewDeadline {
+		errs = append(errs, fmt.Errorf("--leader-election-lease-duration: must be more than %v (--leader-election-renew-deadline) in whole seconds, got %v",
 			c.RenewDeadline, c.LeaseDuration))
 	}
 	return errors.Join(errs...)
 }
+
+// wholeSeconds returns the duration that a Lease has in the API.
+func (c Config) wholeSeconds() time.Duration { return c.LeaseDuration.Truncate(time.Second) }
 
 // Lead is the work of the leader during one term. It must return soon after the end of ctx, whose
 // cause is [ErrLost] or the cause of [Candidate.Campaign]'s context.
@@ -64,7 +84,7 @@ type Candidate struct {
 	cfg     Config
 	lock    *observedLock
 	health  *leaderelection.HealthzAdaptor
-	elector atomic.Pointer[leaderelection.LeaderElector] // of the current term; nil before the first
+	elector atomic.Pointer[leaderelection.LeaderElector] // of the current term; nil between terms
 }
 
 // Status describes a candidate for /statusz.
@@ -96,7 +116,7 @@ func NewCandidate(cfg Config, lock resourcelock.Interface, metrics *Metrics) (*C
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	observed := &observedLock{Interface: lock, metrics: metrics, duration: cfg.LeaseDuration}
+	observed := &observedLock{Interface: lock, metrics: metrics, duration: cfg.wholeSeconds()}
 	metrics.status.WithLabelValues(observed.name()).Set(0) // exported before the first term
 	metrics.slowpath.WithLabelValues(observed.name())
 	return &Candidate{cfg: cfg, lock: observed, health: leaderelection.NewLeaderHealthzAdaptor(tolerance)}, nil
@@ -106,11 +126,14 @@ func NewCandidate(cfg Config, lock resourcelock.Interface, metrics *Metrics) (*C
 func (c *Candidate) Check(r *http.Request) error { return c.health.Check(r) }
 
 // Campaign tries to acquire the Lease until ctx ends, and calls lead in each term. If lead returns
-// before the end of its context with another error than [ErrLost], Campaign returns its error. The
-// Lease is released before Campaign returns.
+// before the end of its context with another error than [ErrLost], Campaign returns its error. If lead returns
+// ErrLost, the next term begins after a delay, which doubles from the retry period to five minutes unless lead works for
+// longer than that. The Lease is released before Campaign returns.
 func (c *Candidate) Campaign(ctx context.Context, lead Lead) error {
+	delay := c.cfg.RetryPeriod
 	for {
-		err := c.term(ctx, lead)
+		begin := time.Now()
+		gaveBack, err := c.term(ctx, lead)
 		switch {
 		case ctx.Err() != nil:
 			return nil
@@ -118,17 +141,35 @@ func (c *Candidate) Campaign(ctx context.Context, lead Lead) error {
 			return err
 		}
 		klog.FromContext(ctx).Info("Lost the Lease, now standby", "lease", c.lock.Describe(), "cause", err.Error())
+		if time.Since(begin) > maxDelay {
+			delay = c.cfg.RetryPeriod
+		}
+		if gaveBack {
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-time.After(delay):
+			}
+			delay = min(2*delay, maxDelay)
+		}
 	}
 }
 
-// term waits for the Lease and calls lead. It returns after lead, with the Lease released or lost.
-func (c *Candidate) term(ctx context.Context, lead Lead) error {
+// maxDelay is the longest delay after a term that lead ended with [ErrLost].
+const maxDelay = 5 * time.Minute
+
+// term waits for the Lease and calls lead. It returns after lead, with the Lease released or lost. gaveBack reports that
+// the error is that of lead.
+func (c *Candidate) term(ctx context.Context, lead Lead) (gaveBack bool, err error) {
 	// The Lease is renewed until lead returns, even after the end of ctx.
 	renewing, stopRenewing := context.WithCancel(context.WithoutCancel(ctx))
 	defer stopRenewing()
-	term, endTerm := context.WithCancelCause(ctx)
+	held, loseLease := context.WithCancelCause(context.WithoutCancel(ctx))
+	defer loseLease(nil)
+	term, endTerm := context.WithCancelCause(WithHeld(ctx, held))
 	defer endTerm(nil)
 	lost := fmt.Errorf("%w %s", ErrLost, c.lock.Describe())
+	lose := func() { loseLease(lost); endTerm(lost) }
 	c.lock.begin()
 	var result error
 	done := make(chan struct{}) // closed when lead has returned, if it was called
@@ -142,7 +183,7 @@ func (c *Candidate) term(ctx context.Context, lead Lead) error {
 				defer close(done)
 				defer stopRenewing()
 				defer c.lock.lead()()
-				defer c.lock.limit(func() { endTerm(lost) })()
+				defer c.lock.limit(lose)()
 				if ctx.Err() == nil { // else it was acquired after the end of ctx
 					result = lead(term)
 				}
@@ -151,10 +192,10 @@ func (c *Candidate) term(ctx context.Context, lead Lead) error {
 		},
 	})
 	if err != nil {
-		return fmt.Errorf("creating the leader elector for Lease %s: %w", c.lock.Describe(), err)
+		return false, fmt.Errorf("creating the leader elector for Lease %s: %w", c.lock.Describe(), err)
 	}
-	c.health.SetLeaderElection(elector)
-	c.elector.Store(elector)
+	c.observe(elector)
+	defer c.observe(nil) // it still regards itself as leader, and nothing renews the Lease
 	// Without the Lease, there is no lead to call stopRenewing. elector.IsLeader reports a Lease from before a restart
 	// of the container, too.
 	defer context.AfterFunc(ctx, func() {
@@ -165,7 +206,7 @@ func (c *Candidate) term(ctx context.Context, lead Lead) error {
 	elector.Run(renewing)
 	expired := renewing.Err() == nil // Run returned because the Lease could not be renewed
 	if expired {
-		endTerm(lost)
+		lose()
 	}
 	tried, acquired := c.lock.written()
 	if acquired {
@@ -175,9 +216,15 @@ func (c *Candidate) term(ctx context.Context, lead Lead) error {
 		c.release(ctx)
 	}
 	if expired || context.Cause(term) == lost {
-		return lost
+		return false, lost
 	}
-	return result
+	return true, result
+}
+
+// observe sets the elector of the current term, nil between terms, for [Candidate.Status] and [Candidate.Check].
+func (c *Candidate) observe(elector *leaderelection.LeaderElector) {
+	c.health.SetLeaderElection(elector)
+	c.elector.Store(elector)
 }
 
 // release releases the Lease if this replica still holds it, so that a standby can acquire it

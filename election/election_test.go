@@ -322,6 +322,9 @@ func TestConfigValidate(t *testing.T) {
 		want string
 	}{
 		"lease not longer than the renewal": {Config{10 * time.Second, 10 * time.Second, time.Second}, "--leader-election-lease-duration"},
+		"lease in whole seconds not longer": {
+			Config{10900 * time.Millisecond, 10500 * time.Millisecond, time.Second}, "--leader-election-lease-duration",
+		},
 		"renewal too short for the retry": {
 			Config{15 * time.Second, 6 * time.Second, 5 * time.Second}, "--leader-election-renew-deadline",
 		},

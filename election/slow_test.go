@@ -106,3 +106,57 @@ func TestSlowRenewal(t *testing.T) {
 		}
 	})
 }
+
+// TestLeaseIsLostDuringADrain: the work of a term may go on after the end of its context, and learns that the Lease is lost.
+func TestLeaseIsLostDuringADrain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var down atomic.Bool
+		candidate := candidateFor(t, apiserver.New(apiserver.Hooks{Before: func(context.Context, apiserver.Request) error {
+			if down.Load() {
+				return errors.New("connection refused")
+			}
+			return nil
+		}}))
+		ctx, drain := context.WithCancel(t.Context())
+		if err := candidate.Campaign(ctx, func(term context.Context) error {
+			drain()
+			<-term.Done()
+			down.Store(true)
+			begin, held := time.Now(), Held(term)
+			select {
+			case <-held.Done():
+			case <-time.After(time.Hour):
+			}
+			if took := time.Since(begin); took > DefaultConfig().LeaseDuration || !errors.Is(context.Cause(held), ErrLost) {
+				t.Errorf("the Lease was held for %v, cause %v", took, context.Cause(held))
+			}
+			return nil
+		}); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestLeadEndsTerms: a term that lead has ended with ErrLost is followed by another, not at once. Between terms, and after the
+// last, the candidate is healthy and does not call itself the holder.
+func TestLeadEndsTerms(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		candidate, broken := candidateFor(t, apiserver.New(apiserver.Hooks{})), errors.New("broken")
+		terms, begin := 0, time.Now()
+		if err := candidate.Campaign(t.Context(), func(context.Context) error {
+			if terms++; terms == 10 {
+				return broken
+			}
+			return ErrLost
+		}); !errors.Is(err, broken) {
+			t.Errorf("got %v", err)
+		}
+		if took := time.Since(begin); took < 20*time.Minute || took > time.Hour {
+			t.Errorf("10 terms took %v", took)
+		}
+		time.Sleep(time.Hour)
+		if err := candidate.Check(nil); err != nil || candidate.Status().Holder != "" {
+			t.Errorf("status %+v, %v", candidate.Status(), err)
+		}
+	})
+}

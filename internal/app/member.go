@@ -26,7 +26,9 @@ var startRetry = wait.Backoff{Duration: 5 * time.Second, Factor: 2, Jitter: 0.1,
 type member struct {
 	name  string
 	named bool
-	build func(context.Context) (controller, error)
+	// leased reports that the role works only while this process holds a Lease, which it may give back.
+	leased bool
+	build  func(context.Context) (controller, error)
 
 	controller controller    // set before built is closed
 	failure    error         // of the first attempt to build the controller
@@ -89,12 +91,12 @@ func (m *member) setDisabled(a activity, reason string) string {
 	return before
 }
 
-// retry calls try again, with back-off, until it succeeds after having failed with err, or ctx ends. For a named
-// role, and for [election.ErrLost], it returns err instead.
+// retry calls try again, with back-off, until it succeeds after having failed with err, or ctx ends. It returns an error of a
+// named role instead, and [election.ErrLost], for another term; without a Lease, the role begins again by itself.
 func (m *member) retry(ctx context.Context, a activity, backoff wait.Backoff, err error, try func(context.Context) error) error {
 	log := klog.FromContext(ctx)
 	for err != nil && ctx.Err() == nil {
-		if m.named || errors.Is(err, election.ErrLost) {
+		if lost := errors.Is(err, election.ErrLost); lost && m.leased || m.named && !lost {
 			return fmt.Errorf("%s: %w", m.name, err)
 		}
 		delay := backoff.Step()

@@ -98,6 +98,7 @@ func (t *terms) addCandidates(config *rest.Config, registry prometheus.Registere
 			return err
 		}
 		for _, member := range e.members {
+			member.leased = true
 			t.server.leaderElection(member.name, e.candidate.Check)
 		}
 	}

@@ -145,18 +145,35 @@ func TestRoleThatIsNotNamed(t *testing.T) {
 	})
 }
 
-// TestRoleGivesTheLeaseBack: a role that may not lead ends the term, and is not disabled.
+// TestRoleGivesTheLeaseBack: a role that may not lead ends the term, and is not disabled. Without a Lease, it begins again
+// by itself, and does not end the process.
 func TestRoleGivesTheLeaseBack(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		m := newMember("x", false, nil)
-		m.controller = replica{run: func(context.Context) error { return fmt.Errorf("%w to another component", election.ErrLost) }}
-		close(m.synced)
-		e := &entry{members: []*member{m}, retry: startRetry}
-		begin := time.Now()
-		if err := e.lead(t.Context()); !errors.Is(err, election.ErrLost) || m.disabled() != "" || time.Since(begin) > 0 {
-			t.Errorf("got %v after %v, disabled %q", err, time.Since(begin), m.disabled())
-		}
-	})
+	for _, leased := range []bool{true, false} {
+		t.Run(fmt.Sprintf("leased=%t", leased), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				runs := 0
+				m := newMember("x", true, nil)
+				m.leased = leased
+				m.controller = replica{run: func(context.Context) error {
+					if runs++; runs > 3 {
+						return nil
+					}
+					return fmt.Errorf("%w to another component", election.ErrLost)
+				}}
+				close(m.synced)
+				e := &entry{members: []*member{m}, retry: startRetry}
+				err := e.lead(t.Context())
+				switch {
+				case m.disabled() != "":
+					t.Errorf("it is disabled: %s", m.disabled())
+				case leased && (!errors.Is(err, election.ErrLost) || runs != 1):
+					t.Errorf("got %v after %d runs", err, runs)
+				case !leased && (err != nil || runs != 4):
+					t.Errorf("got %v after %d runs", err, runs)
+				}
+			})
+		})
+	}
 }
 
 // TestAllRolesAreDisabled: a process in which nothing runs is not ready, and is not ended.

@@ -10,7 +10,7 @@ import (
 
 // ErrDrain is the cancellation cause that drains a loop at shutdown. The loop starts no further
 // key. Calls of sync that are running at the end of [Loop.Run]'s context may finish within
-// [Config.GracePeriod], then their contexts are canceled. Any other cause, such as a lost Lease,
+// [Config.GracePeriod], then their contexts are canceled. Any other cause, and a lost Lease ([election.Held]),
 // cancels them immediately.
 var ErrDrain = errors.New("shutting down")
 

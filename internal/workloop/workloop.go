@@ -15,6 +15,8 @@ import (
 
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
+
+	"github.com/storage-controller/storage-controller/election"
 )
 
 // Sync reconciles the object of key. After an error, key is requeued with back-off. A non-zero
@@ -141,12 +143,15 @@ func (l *Loop[K]) Run(ctx context.Context, workers int) {
 	}
 	work, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer cancel(nil)
+	held := election.Held(ctx)
 	defer context.AfterFunc(ctx, func() {
 		l.queue.ShutDown()
 		cause := context.Cause(ctx)
 		if errors.Is(cause, ErrDrain) && l.cfg.GracePeriod > 0 {
 			select {
 			case <-work.Done(): // all workers have stopped
+			case <-held.Done():
+				cause = context.Cause(held)
 			case <-time.After(l.cfg.GracePeriod):
 				cause = fmt.Errorf("grace period of %v exceeded: %w", l.cfg.GracePeriod, cause)
 			}

@@ -14,7 +14,9 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/storage-controller/storage-controller/election"
 )
 
 // attempts records when sync was called, as seconds since the start.
@@ -260,16 +262,18 @@ func TestStopping(t *testing.T) {
 	lost := errors.New("lease lost")
 	tests := map[string]struct {
 		cause     error
+		lost      time.Duration // until the Lease is lost; zero: never
 		grace     time.Duration
 		wantEnd   time.Duration
 		wantError error // cause that the running sync sees
 	}{
-		"draining lets a running sync finish":               {ErrDrain, 10 * time.Second, 5 * time.Second, nil},
-		"draining ends with the grace period":               {ErrDrain, 2 * time.Second, 2 * time.Second, ErrDrain},
-		"draining without grace period cancels immediately": {ErrDrain, 0, 0, ErrDrain},
-		"another cause cancels a running sync":              {lost, 10 * time.Second, 0, lost},
-		"a wrapped drain is still one":                      {fmt.Errorf("signal: %w", ErrDrain), 10 * time.Second, 5 * time.Second, nil},
-		"without a cause the running sync is cancelled":     {nil, 10 * time.Second, 0, context.Canceled},
+		"draining lets a running sync finish":               {ErrDrain, 0, 10 * time.Second, 5 * time.Second, nil},
+		"draining ends with the grace period":               {ErrDrain, 0, 2 * time.Second, 2 * time.Second, ErrDrain},
+		"draining without grace period cancels immediately": {ErrDrain, 0, 0, 0, ErrDrain},
+		"draining ends when the Lease is lost":              {ErrDrain, time.Second, 10 * time.Second, time.Second, lost},
+		"another cause cancels a running sync":              {lost, 0, 10 * time.Second, 0, lost},
+		"a wrapped drain is still one":                      {fmt.Errorf("signal: %w", ErrDrain), 0, 10 * time.Second, 5 * time.Second, nil},
+		"without a cause the running sync is cancelled":     {nil, 0, 10 * time.Second, 0, context.Canceled},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -286,7 +290,11 @@ func TestStopping(t *testing.T) {
 						}
 						return time.Time{}, nil
 					})
-				ctx, stop := context.WithCancelCause(t.Context())
+				held, lose := context.WithCancelCause(t.Context())
+				if tt.lost > 0 {
+					time.AfterFunc(tt.lost, func() { lose(lost) })
+				}
+				ctx, stop := context.WithCancelCause(election.WithHeld(t.Context(), held))
 				l.Add("running")
 				l.Add("queued")
 				done := make(chan struct{})

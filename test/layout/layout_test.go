@@ -82,7 +82,7 @@ var allowed = map[string][]string{
 	},
 	"internal/tools/migrate": {},
 	"internal/volumerules":   {"internal/kube"},
-	"internal/workloop":      {},
+	"internal/workloop":      {"election"},
 	"internal/tools/statusz": {"csiclient", "election", "internal/workloop"},
 	"internal/migration":     {},
 	"internal/topology":      {},
