@@ -338,16 +338,7 @@ func (s *simulation) check() {
 	s.checkSizes()
 	s.checkNodes()
 	s.checkSnapshots()
-	for _, r := range s.replicas {
-		if r == nil {
-			continue
-		}
-		select {
-		case <-r.ended:
-			s.violated("%s exited: %v", r.client, r.err)
-		default:
-		}
-	}
+	s.removeEnded()
 }
 
 // checkFinalizers checks that only the components remove their finalizers.

@@ -21,6 +21,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/storage-controller/storage-controller/internal/app"
+	"github.com/storage-controller/storage-controller/internal/workloop"
 )
 
 // replica is a process of the program, from its start to its end.
@@ -38,7 +39,8 @@ type replica struct {
 	attachments map[types.UID]bool // the VolumeAttachments that its watch has shown
 	cutOff      bool               // it was killed, or could not reach the API server
 
-	partitioned int // the step at which its requests reach the API server again
+	partitioned int  // the step at which its requests reach the API server again
+	stopping    bool // it was told to end
 }
 
 var errKilled = errors.New("killed")
@@ -124,6 +126,32 @@ func (s *simulation) kill(r *replica) {
 	r.cancel(errKilled)
 	synctest.Wait()
 	s.globals.seed()
+}
+
+// stop tells the process to end, as SIGTERM does.
+func (s *simulation) stop(r *replica) {
+	r.stopping = true
+	r.cancel(workloop.ErrDrain)
+	synctest.Wait()
+	s.globals.seed()
+}
+
+// removeEnded removes the processes that have ended. Only those may end that were told to.
+func (s *simulation) removeEnded() {
+	for i, r := range s.replicas {
+		if r == nil {
+			continue
+		}
+		select {
+		case <-r.ended:
+			if !r.stopping || r.err != nil {
+				s.violated("%s exited: %v", r.client, r.err)
+			}
+			s.record("%s has ended", r.client)
+			s.replicas[i] = nil
+		default:
+		}
+	}
 }
 
 // caller returns the replica that a call comes from.

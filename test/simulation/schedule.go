@@ -211,13 +211,17 @@ func (s *simulation) has(name string) bool {
 		slices.ContainsFunc(s.driver.Snapshots(), func(v csitest.Snapshot) bool { return v.Name == name })
 }
 
-// disaster kills a replica, restarts the driver, or holds up requests or events for a while.
+// disaster kills or stops a replica, restarts the driver, or holds up requests or events for a while.
 func (s *simulation) disaster() {
 	s.history.Faults++
 	i := s.choices.Pick(len(s.replicas))
 	r := s.replicas[i]
 	switch n := s.choices.Pick(10); {
 	case r == nil:
+	case n == 0 && !r.stopping:
+		s.record("%s is told to stop", r.client)
+		s.stop(r)
+		s.perhapsTakeover()
 	case n < 4:
 		s.crash(i)
 		s.perhapsTakeover()
@@ -319,6 +323,15 @@ func (s *simulation) restartReplicas() {
 	}
 }
 
+// startAll starts the replicas that do not run.
+func (s *simulation) startAll() {
+	for i, r := range s.replicas {
+		if r == nil {
+			s.startReplica(i)
+		}
+	}
+}
+
 func (s *simulation) startReplica(i int) {
 	name := fmt.Sprintf("r%d", i)
 	s.replicas[i] = s.start(name)
@@ -341,10 +354,8 @@ func (s *simulation) rest(when string) {
 	s.resting = true
 	defer func() { s.resting = false }()
 	clear(s.frozen)
-	for i, r := range s.replicas {
-		if r == nil {
-			s.startReplica(i)
-		} else {
+	for _, r := range s.replicas {
+		if r != nil {
 			r.partitioned = 0
 		}
 	}
@@ -352,6 +363,7 @@ func (s *simulation) rest(when string) {
 	for s.history.Violation == "" {
 		s.nextStep()
 		s.check()
+		s.startAll()
 		switch pending, steps := s.eligible(s.gate.begin(s.step)), s.cluster.Steps(); {
 		case len(pending) > 0:
 			s.record("%s %s", pending[0].replica.client, pending[0].name)
