@@ -338,7 +338,6 @@ func (s *simulation) check() {
 	s.checkSizes()
 	s.checkNodes()
 	s.checkSnapshots()
-	s.removeEnded()
 }
 
 // checkFinalizers checks that only the components remove their finalizers.

@@ -66,6 +66,7 @@ func (s *simulation) nextStep() {
 	s.step++
 	synctest.Wait()
 	s.globals.seed()
+	s.removeEnded()
 }
 
 // eligible returns the pending operations that are not held up.
