@@ -198,5 +198,6 @@ func (c *Controller) Run(ctx context.Context) error {
 	claimLoop.watchOptional(ctx, &wg)
 	wg.Wait()
 	claimLoop.saveAll(ctx)
+	claimLoop.logUnrecorded(ctx)
 	return context.Cause(ctx)
 }

@@ -5,6 +5,7 @@ package provisioner
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -32,7 +33,7 @@ func (a *applier) createPV(ctx context.Context, client kubernetes.Interface, key
 		}
 	}
 	if err != nil {
-		err = fmt.Errorf("creating PersistentVolume %q for volume %q: %w", o.pv.Name, o.volumeID, err)
+		err = fmt.Errorf("creating PersistentVolume %q for volume %q: %w", o.pv.Name, o.csiSource.VolumeHandle, err)
 		if apierrors.IsInvalid(err) || apierrors.IsForbidden(err) { // a retry alone does not help
 			a.c.claimFailed(o.claim, failedEvent(o.plan.ClassName, err))
 		}
@@ -45,8 +46,8 @@ func (a *applier) createPV(ctx context.Context, client kubernetes.Interface, key
 	a.c.metrics.claimDone(o.claim, time.Since(o.began))
 	a.c.event(o.claim, succeededEvent(pv.Name))
 	tracing.EndOperation(ctx, o.claim.CreationTimestamp.Time,
-		"persistentVolumeClaim", klog.KObj(o.claim).String(), "persistentVolume", pv.Name, "volumeHandle", o.volumeID)
-	klog.FromContext(ctx).Info("Volume provisioned", "persistentVolume", klog.KObj(pv), "volumeHandle", o.volumeID)
+		"persistentVolumeClaim", klog.KObj(o.claim).String(), "persistentVolume", pv.Name, "volumeHandle", o.csiSource.VolumeHandle)
+	klog.FromContext(ctx).Info("Volume provisioned", "persistentVolume", klog.KObj(pv), "volumeHandle", o.csiSource.VolumeHandle)
 	return pvSaved(), nil
 }
 
@@ -55,12 +56,12 @@ func (a *applier) createPV(ctx context.Context, client kubernetes.Interface, key
 func (a *applier) existingPV(
 	ctx context.Context, client kubernetes.Interface, key claimKey, o operation,
 ) (*corev1.PersistentVolume, transition, error) {
-	name := o.pv.Name
+	name, handle := o.pv.Name, o.csiSource.VolumeHandle
 	pv, err := client.CoreV1().PersistentVolumes().Get(ctx, name, metav1.GetOptions{})
 	if err != nil { // also NotFound: the next attempt creates it
 		return nil, pvNotSaved(), fmt.Errorf("reading PersistentVolume %q, which already exists: %w", name, err)
 	}
-	same := a.c.driver.isVolume(pv, o.volumeID, o.pv.Spec.NodeAffinity)
+	same := a.c.driver.isVolume(pv, o.csiSource, o.pv.Spec.NodeAffinity)
 	ours := pv.Spec.ClaimRef != nil && pv.Spec.ClaimRef.UID == key.UID
 	switch {
 	case same && ours && !isReclaimed(pv, o.claim):
@@ -72,20 +73,24 @@ func (a *applier) existingPV(
 		return nil, outcomeUnknown(), err
 	case same:
 		// Two claims have one volume name: the volume is that of the other claim.
-		err = fmt.Errorf("volume %q belongs to PersistentVolume %q, which is not for this PVC. %s", o.volumeID, name, namesCollide)
+		err = fmt.Errorf("volume %q belongs to PersistentVolume %q, which is not for this PVC. %s", handle, name, namesCollide)
 		a.c.claimFailed(o.claim, failedEvent(o.plan.ClassName, err))
 		return nil, noVolume(nil), err
 	}
-	err = fmt.Errorf("PersistentVolume %q already exists with another volumeHandle than %q", name, o.volumeID)
-	return nil, volumeRejected(o.volumeID, o.pv.Spec.NodeAffinity, err), err
+	err = fmt.Errorf("PersistentVolume %q already exists with another volumeHandle than %q", name, handle)
+	return nil, volumeRejected(o.csiSource, o.pv.Spec.NodeAffinity, err), err
 }
 
-// isVolume reports whether pv is for the volume with an ID that is accessible by affinity.
+// isVolume reports whether pv is for the volume of source that is accessible by affinity.
 // Drivers that work on one node may return the same ID on several nodes.
-func (d driver) isVolume(pv *corev1.PersistentVolume, id string, affinity *corev1.VolumeNodeAffinity) bool {
-	same := migration.SameVolume(d.name, pv, id)
+func (d driver) isVolume(
+	pv *corev1.PersistentVolume, source *corev1.CSIPersistentVolumeSource, affinity *corev1.VolumeNodeAffinity,
+) bool {
+	var same bool
 	if csi := pv.Spec.CSI; csi != nil {
-		same = csi.Driver == d.name && csi.VolumeHandle == id
+		same = csi.Driver == source.Driver && csi.VolumeHandle == source.VolumeHandle
+	} else {
+		same = migration.SameVolume(pv, source)
 	}
 	if !same {
 		return false
@@ -111,10 +116,29 @@ func (a *applier) saveAll(ctx context.Context) {
 			}
 			if err != nil {
 				klog.FromContext(ctx).Error(err, "PersistentVolume not created. The next leader retries CreateVolume while the PVC exists",
-					"persistentVolumeClaim", klog.KRef(key.Namespace, key.Name), "volumeHandle", o.volumeID, "stage", o.stage)
+					"persistentVolumeClaim", klog.KRef(key.Namespace, key.Name), "volumeHandle", o.csiSource.VolumeHandle, "stage", o.stage)
 			}
 			return nil
 		})
 	}
 	_ = all.Wait() // each has logged its error
+}
+
+// logUnrecorded logs the volumes that the driver may have and no other process knows of. The record on a claim is missing
+// if the claim was deleted during its first CreateVolume, for example.
+func (a *applier) logUnrecorded(ctx context.Context) {
+	for _, s := range []stage{indeterminate, rejected} {
+		for key, o := range a.ops.in(s) {
+			if claim, ok := a.claims.Get(key.String()); ok && claim.UID == key.UID && isProtected(claim) {
+				continue
+			}
+			err, handle := errors.New("the outcome of CreateVolume is unknown"), ""
+			if s == rejected {
+				err, handle = o.rejectReason, o.csiSource.VolumeHandle
+			}
+			klog.FromContext(ctx).Error(err, "Volume may exist. If the PVC is deleted, delete the volume on the storage backend",
+				"persistentVolumeClaim", klog.KRef(key.Namespace, key.Name), "volume", o.plan.VolumeName, "volumeHandle", handle,
+				"stage", s)
+		}
+	}
 }

@@ -19,6 +19,7 @@ import (
 
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/migration"
 )
 
 // slowCall is the duration of a call after which the event Provisioning is sent.
@@ -48,6 +49,7 @@ func (a *applier) createVolume(ctx context.Context, key claimKey, s claimState) 
 	}
 	volume := response.GetVolume()
 	klog.FromContext(ctx).V(3).Info("Volume created", "volume", volume)
+	source := a.c.driver.sourceOf(o.request, o.plan, volume)
 	err = checkVolume(o.request, volume)
 	var pv *corev1.PersistentVolume
 	if err == nil {
@@ -60,11 +62,11 @@ func (a *applier) createVolume(ctx context.Context, key claimKey, s claimState) 
 	}
 	switch {
 	case errors.Is(err, errUnusable):
-		return volumeRejected(volume.GetVolumeId(), affinity(volume.GetAccessibleTopology()), err), nil
+		return volumeRejected(source, affinity(volume.GetAccessibleTopology()), err), nil
 	case err != nil:
 		return a.indeterminate(key, s, err)
 	}
-	return volumeCreated(pv, volume.GetVolumeId()), nil
+	return volumeCreated(pv, source), nil
 }
 
 // volumeFinalizers returns the finalizers of other controllers for a new PersistentVolume. An
@@ -105,25 +107,33 @@ func (a *applier) finalError(key claimKey, s claimState, err error) (transition,
 func (a *applier) ownerOfRejected(ctx context.Context, key claimKey, o operation) (string, error) {
 	pv, err := a.c.deps.Client.CoreV1().PersistentVolumes().Get(ctx, o.plan.VolumeName, metav1.GetOptions{})
 	switch {
-	case err == nil && a.c.driver.isVolume(pv, o.volumeID, o.affinity):
+	case err == nil && (migration.IsInTree(pv) || a.c.driver.isVolume(pv, o.csiSource, o.affinity)):
+		// In-tree counts as equal: the two sources may have no common handle, as those of vSphere.
 		return fmt.Sprintf("PersistentVolume %q", pv.Name), nil
 	case err != nil && !kube.IsNotFound(err):
-		return "", fmt.Errorf("reading PersistentVolume %q before deleting volume %q: %w", o.plan.VolumeName, o.volumeID, err)
+		return "", fmt.Errorf("reading PersistentVolume %q before deleting volume %q: %w", o.plan.VolumeName, o.csiSource.VolumeHandle, err)
 	}
-	if other, found := a.ops.sameVolumeName(key, o.plan.VolumeName); found {
+	if other, found := a.ops.sameVolume(key, o); found {
 		return "claim " + other.String(), nil
+	}
+	// A PersistentVolume that this process has created and the cache lacks has an operation.
+	for _, pv := range a.c.volumes.List() {
+		if a.c.driver.isVolume(pv, o.csiSource, o.affinity) {
+			return fmt.Sprintf("PersistentVolume %q", pv.Name), nil
+		}
 	}
 	return "", nil
 }
 
 // deleteRejected deletes a volume that was created and cannot be used.
 func (a *applier) deleteRejected(ctx context.Context, key claimKey, o operation) (transition, error) {
-	defer a.c.deps.Locks.Share(o.volumeID)()
+	id := o.csiSource.VolumeHandle
+	defer a.c.deps.Locks.Share(id)()
 	call, cancel := context.WithTimeout(csiclient.WithMigrated(ctx, o.plan.Migrated), a.c.cfg.Timeout)
 	defer cancel()
-	_, err := a.c.deps.CSI.DeleteVolume(call, &csi.DeleteVolumeRequest{VolumeId: o.volumeID, Secrets: o.request.GetSecrets()})
+	_, err := a.c.deps.CSI.DeleteVolume(call, &csi.DeleteVolumeRequest{VolumeId: id, Secrets: o.request.GetSecrets()})
 	if err != nil {
-		err = fmt.Errorf("deleting unusable volume %q: %w (unusable because: %w)", o.volumeID, err, o.rejectReason)
+		err = fmt.Errorf("deleting unusable volume %q: %w (unusable because: %w)", id, err, o.rejectReason)
 		a.c.claimFailed(o.claim, failedEvent(o.plan.ClassName, err))
 		return transition{}, err
 	}

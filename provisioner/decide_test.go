@@ -400,7 +400,7 @@ func TestDecide(t *testing.T) {
 			op: testOperation(created, func(o *operation) { o.pv = ourVolume() }), want: doCreatePV, reason: "VolumeCreated",
 		},
 		"made and of no use": {
-			claim: testClaim(protected), op: testOperation(rejected, func(o *operation) { o.volumeID = "vol-1" }),
+			claim: testClaim(protected), op: testOperation(rejected, nil),
 			reads: reads{owner: ptr.To("")}, want: doDeleteRejected, reason: "Rejected",
 		},
 		"rejected, the owner is unknown": {
@@ -822,8 +822,16 @@ func TestBoundVolumeThatIsDeletedIsNotWaitedFor(t *testing.T) {
 func TestResume(t *testing.T) {
 	zones := world([]string{"zone"}, map[string]string{"zone": "a"}, map[string]string{"zone": "b"})
 	d := testDriver(func(d *driver) { d.topology = true })
-	claim := testClaim(func(c *corev1.PersistentVolumeClaim) { c.Annotations[storagehelpers.AnnSelectedNode] = "node-1" })
-	first := d.decide(claimState{claim: claim, class: testClass(late), known: zones, now: now})
+	claim := testClaim(func(c *corev1.PersistentVolumeClaim) {
+		c.Annotations[storagehelpers.AnnSelectedNode], c.Annotations["login"] = "node-1", "a"
+	})
+	const secretName, secretNamespace = volumerules.ParameterPrefix + "provisioner-secret-name", volumerules.ParameterPrefix +
+		"provisioner-secret-namespace"
+	class := testClass(func(c *storagev1.StorageClass) {
+		late(c)
+		c.Parameters = map[string]string{secretName: "${pvc.annotations['login']}", secretNamespace: "ns"}
+	})
+	first := d.decide(claimState{claim: claim, class: class, known: zones, now: now})
 	if first.action != doBegin {
 		t.Fatal(first)
 	}
@@ -845,7 +853,7 @@ func TestResume(t *testing.T) {
 	// Everything that the request was made of has changed or gone, but for claim and class.
 	delete(left.Annotations, storagehelpers.AnnSelectedNode)
 	nothing := topology.NewAggregate()
-	resumed, err := d.resume(left, testClass(late), nil, nothing)
+	resumed, err := d.resume(left, class, nil, nothing)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -859,9 +867,29 @@ func TestResume(t *testing.T) {
 	}); st.action != doFail || !strings.Contains(st.err.Error(), kube.ProvisioningFinalizer) {
 		t.Errorf("with another class: %v, %v", st.action, st.err)
 	}
+	record := left.Annotations[kube.AnnProvisioningRequest]
+	const secret = `,"secret":{"name":"a","namespace":"ns"}`
+	for name, tt := range map[string]struct {
+		record string
+		class  *storagev1.StorageClass
+		login  string // annotation of the claim
+		err    string
+	}{
+		"another secret": {record, class, "b",
+			`its secret was "ns/a", and StorageClass "fast" or an annotation of this PVC now names "ns/b"`},
+		"no secret":                             {record, testClass(late), "a", `was "ns/a"`},
+		"first secret":                          {strings.Replace(record, secret, `,"secret":{}`, 1), class, "a", `was none`},
+		"another secret, of an earlier version": {strings.Replace(record, secret, "", 1), class, "b", ""},
+	} {
+		left.Annotations[kube.AnnProvisioningRequest], left.Annotations["login"] = tt.record, tt.login
+		_, err := d.resume(left, tt.class, nil, nothing)
+		if errors.Is(err, errRequestChanged) != (tt.err != "") || err != nil && !strings.Contains(err.Error(), tt.err) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
 	for _, broken := range []string{"{", `{"topology":3}`, `{"topology":"AAAA"}`, `{"request":"x"}`, ""} {
 		left.Annotations[kube.AnnProvisioningRequest] = broken
-		if _, err := d.resume(left, testClass(late), nil, nothing); err == nil {
+		if _, err := d.resume(left, class, nil, nothing); err == nil {
 			t.Errorf("annotation %q is accepted", broken)
 		}
 	}

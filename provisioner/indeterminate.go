@@ -70,7 +70,7 @@ func (d decision) decideResume() step {
 	next, err := d.resume(d.claim, d.class, d.refs, d.known)
 	switch {
 	case errors.Is(err, errRequestChanged):
-		return cannot("RequestChanged", err, "Restore the StorageClass parameters, the referenced object or the flag")
+		return cannot("RequestChanged", err, "Restore the StorageClass parameters, the annotation, the referenced object or the flag")
 	case err != nil:
 		return cannot("CannotResume", err, "Restore the annotation, or the objects that this PVC names")
 	}

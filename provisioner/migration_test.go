@@ -156,17 +156,18 @@ func TestIsVolume(t *testing.T) {
 		"a CSI source of another":    {csiVolume(ebs, "vol-2"), "vol-1", false},
 		"a source of another driver": {csiVolume("other", "vol-1"), "vol-1", false},
 	} {
-		if got := d.isVolume(tt.pv, tt.id, nil); got != tt.want {
+		if got := d.isVolume(tt.pv, csiVolume(ebs, tt.id).Spec.CSI, nil); got != tt.want {
 			t.Errorf("%s: %v", name, got)
 		}
 	}
 	here, there := csiVolume(ebs, "vol-1"), zoneAffinity("zone", "b")
+	source := here.Spec.CSI
 	here.Spec.NodeAffinity = zoneAffinity("zone", "a")
-	if !d.isVolume(here, "vol-1", there) {
+	if !d.isVolume(here, source, there) {
 		t.Error("one ID is one volume, wherever it is")
 	}
 	d.NodeDeployment = true
-	if d.isVolume(here, "vol-1", there) || !d.isVolume(here, "vol-1", zoneAffinity("zone", "a")) {
+	if d.isVolume(here, source, there) || !d.isVolume(here, source, zoneAffinity("zone", "a")) {
 		t.Error("the volumes of two nodes may have one ID")
 	}
 }

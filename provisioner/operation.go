@@ -104,10 +104,10 @@ type operation struct {
 	recordFailed bool                // the claim could not be protected since the last call
 	outdated     bool                // an object that the request was prepared from has changed
 
-	pv           *corev1.PersistentVolume   // in stage created
-	volumeID     string                     // in stages created and rejected
-	affinity     *corev1.VolumeNodeAffinity // of the rejected volume
-	rejectReason error                      // in stage rejected
+	pv           *corev1.PersistentVolume          // in stage created
+	csiSource    *corev1.CSIPersistentVolumeSource // in stages created, rejected and pvCreated
+	affinity     *corev1.VolumeNodeAffinity        // of the rejected volume
+	rejectReason error                             // in stage rejected
 
 	pvDeleted bool // after the stage created; the claim must be read before another volume is requested
 }
@@ -166,20 +166,20 @@ func createCalled() transition {
 }
 
 func outcomeUnknown() transition {
-	return transition{name: onOutcomeUnknown, set: func(o *operation) { o.pv, o.recordFailed = nil, false }}
+	return transition{name: onOutcomeUnknown, set: func(o *operation) { o.pv, o.csiSource, o.recordFailed = nil, nil, false }}
 }
 
 func recordNotWritten() transition {
 	return transition{name: onRecordNotWritten, set: func(o *operation) { o.recordFailed = true }}
 }
 
-func volumeCreated(pv *corev1.PersistentVolume, id string) transition {
-	return transition{name: onVolumeCreated, set: func(o *operation) { o.pv, o.volumeID = pv, id }}
+func volumeCreated(pv *corev1.PersistentVolume, source *corev1.CSIPersistentVolumeSource) transition {
+	return transition{name: onVolumeCreated, set: func(o *operation) { o.pv, o.csiSource = pv, source }}
 }
 
-func volumeRejected(id string, affinity *corev1.VolumeNodeAffinity, reason error) transition {
+func volumeRejected(source *corev1.CSIPersistentVolumeSource, affinity *corev1.VolumeNodeAffinity, reason error) transition {
 	return transition{name: onVolumeRejected, set: func(o *operation) {
-		o.pv, o.volumeID, o.affinity, o.rejectReason = nil, id, affinity, reason
+		o.pv, o.csiSource, o.affinity, o.rejectReason = nil, source, affinity, reason
 	}}
 }
 
@@ -204,7 +204,9 @@ func pvNotSaved() transition {
 
 func pvSaved() transition {
 	return transition{name: onPVSaved, set: func(o *operation) {
-		*o = operation{began: o.began, announced: o.announced, infeasible: o.infeasible, pvDeleted: o.pvDeleted}
+		*o = operation{
+			began: o.began, announced: o.announced, infeasible: o.infeasible, csiSource: o.csiSource, pvDeleted: o.pvDeleted,
+		}
 	}}
 }
 
@@ -218,7 +220,7 @@ func claimRefetched(bound bool) transition {
 	if bound {
 		name = onBound
 	}
-	return transition{name: name, set: func(o *operation) { o.pvDeleted = false }}
+	return transition{name: name, set: func(o *operation) { o.csiSource, o.pvDeleted = nil, false }}
 }
 
 func noTopology(anywhere bool) transition {

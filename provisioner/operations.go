@@ -162,12 +162,14 @@ func (o *operations) takeTopologyWaiters() (waiters []claimKey) {
 	return waiters
 }
 
-// sameVolumeName returns another claim whose volume in progress has the given name.
-func (o *operations) sameVolumeName(key claimKey, name string) (other claimKey, found bool) {
+// sameVolume returns another claim whose volume has the name or the handle of the volume of rejected.
+func (o *operations) sameVolume(key claimKey, rejected operation) (other claimKey, found bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	for other, op := range o.byClaim {
-		if other != key && op.stage.inProgress() && op.plan.VolumeName == name {
+		sameName := op.stage.inProgress() && op.plan.VolumeName == rejected.plan.VolumeName
+		sameHandle := op.csiSource != nil && op.csiSource.VolumeHandle == rejected.csiSource.VolumeHandle
+		if other != key && (sameName || sameHandle) {
 			return other, true
 		}
 	}

@@ -58,7 +58,7 @@ func allTransitions() []transition {
 		secretsRead(&csi.CreateVolumeRequest{}, nil),
 		createCalled(),
 		outcomeUnknown(), recordNotWritten(),
-		volumeCreated(ourVolume(), "vol"), volumeRejected("vol", nil, errUnusable), noVolume(nil),
+		volumeCreated(ourVolume(), nil), volumeRejected(nil, nil, errUnusable), noVolume(nil),
 		pvNotSaved(), pvSaved(),
 		claimUnprotected(), claimRefetched(true), claimRefetched(false),
 	}
@@ -175,7 +175,7 @@ func TestSourceIsCounted(t *testing.T) {
 	}
 	do(a, noVolume(nil))
 	check(1, 1)
-	do(b, volumeCreated(ourVolume(), "vol"))
+	do(b, volumeCreated(ourVolume(), nil))
 	do(b, pvSaved())
 	check(0, 2)
 	if o.forget(a) || o.forget(b) || len(o.byClaim) != 0 || len(o.copies) != 0 {

@@ -61,20 +61,12 @@ func (d driver) volumeOf(
 				Kind: "PersistentVolumeClaim", APIVersion: "v1", Namespace: claim.Namespace, Name: claim.Name,
 				UID: claim.UID, ResourceVersion: claim.ResourceVersion,
 			},
-			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{
-				Driver: d.name, VolumeHandle: v.GetVolumeId(), FSType: p.FSType,
-				VolumeAttributes:           map[string]string{identityAttribute: d.identity},
-				ReadOnly:                   d.ControllerPublishReadonly && onlyRead(request.GetVolumeCapabilities()),
-				ControllerPublishSecretRef: p.Secrets.ControllerPublish, NodeStageSecretRef: p.Secrets.NodeStage,
-				NodePublishSecretRef: p.Secrets.NodePublish, ControllerExpandSecretRef: p.Secrets.ControllerExpand,
-				NodeExpandSecretRef: p.Secrets.NodeExpand,
-			}},
+			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: d.sourceOf(request, p, v)},
 		},
 	}
 	if p.AttributesClass != "" {
 		pv.Spec.VolumeAttributesClassName = &p.AttributesClass
 	}
-	maps.Copy(pv.Spec.CSI.VolumeAttributes, v.GetVolumeContext())
 	if p.ReclaimPolicy != nil {
 		pv.Spec.PersistentVolumeReclaimPolicy = *p.ReclaimPolicy
 	}
@@ -88,6 +80,20 @@ func (d driver) volumeOf(
 		return migration.ToInTree(pv)
 	}
 	return pv, nil
+}
+
+// sourceOf returns the CSI source of a created volume.
+func (d driver) sourceOf(request *csi.CreateVolumeRequest, p plan, v *csi.Volume) *corev1.CSIPersistentVolumeSource {
+	source := &corev1.CSIPersistentVolumeSource{
+		Driver: d.name, VolumeHandle: v.GetVolumeId(), FSType: p.FSType,
+		VolumeAttributes:           map[string]string{identityAttribute: d.identity},
+		ReadOnly:                   d.ControllerPublishReadonly && onlyRead(request.GetVolumeCapabilities()),
+		ControllerPublishSecretRef: p.Secrets.ControllerPublish, NodeStageSecretRef: p.Secrets.NodeStage,
+		NodePublishSecretRef: p.Secrets.NodePublish, ControllerExpandSecretRef: p.Secrets.ControllerExpand,
+		NodeExpandSecretRef: p.Secrets.NodeExpand,
+	}
+	maps.Copy(source.VolumeAttributes, v.GetVolumeContext())
+	return source
 }
 
 // reclaims reports whether the volume is deleted when its claim is deleted. An empty policy means

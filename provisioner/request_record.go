@@ -18,6 +18,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/utils/ptr"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/topology"
@@ -37,6 +38,8 @@ type requestRecord struct {
 	// node. Nil for none.
 	Topology     []byte `json:"topology,omitempty"`
 	SelectedNode string `json:"selectedNode,omitempty"`
+	// Secret is the provisioner secret, empty without one. Nil in records of earlier versions.
+	Secret *corev1.SecretReference `json:"secret,omitempty"`
 }
 
 const (
@@ -89,7 +92,8 @@ func fingerprint(request *csi.CreateVolumeRequest) (string, error) {
 // protection returns the change that keeps claim until the outcome of o is known. It fails if claim is outdated and
 // another process has protected it.
 func (o operation) protection(driver string, claim *corev1.PersistentVolumeClaim) (kube.MetadataPatch, error) {
-	r := requestRecord{ID: o.recordID, Driver: driver, SelectedNode: o.plan.SelectedNode}
+	secret := ptr.Deref(o.plan.Secrets.Provisioner, corev1.SecretReference{})
+	r := requestRecord{ID: o.recordID, Driver: driver, SelectedNode: o.plan.SelectedNode, Secret: &secret}
 	var err error
 	if r.Request, err = fingerprint(o.request); err != nil {
 		return kube.MetadataPatch{}, err
@@ -210,9 +214,22 @@ func (d driver) resume(
 		return o, err
 	}
 	hash, err := fingerprint(o.request)
-	if err == nil && hash != record.Request {
+	secret := ptr.Deref(o.plan.Secrets.Provisioner, corev1.SecretReference{})
+	switch {
+	case err != nil:
+	case hash != record.Request:
 		err = fmt.Errorf("%w: StorageClass %q, an object that this PVC references, or a flag of the provisioner has changed",
 			errRequestChanged, class.Name)
+	case record.Secret != nil && *record.Secret != secret:
+		err = fmt.Errorf("%w: its secret was %s, and StorageClass %q or an annotation of this PVC now names %s",
+			errRequestChanged, secretName(*record.Secret), class.Name, secretName(secret))
 	}
 	return o, err
+}
+
+func secretName(ref corev1.SecretReference) string {
+	if ref.Name == "" {
+		return "none"
+	}
+	return fmt.Sprintf("%q", ref.Namespace+"/"+ref.Name)
 }

@@ -89,6 +89,15 @@ func TestOutcome(t *testing.T) {
 	}
 	t.Run("record_of_an_earlier_leader", recordOfEarlierLeader)
 	t.Run("secret_that_cannot_be_reread_is_logged", rereadFails)
+	for name, deleted := range map[string]bool{"claim_deleted": true, "recorded_on_the_claim": false} {
+		t.Run("exit_while_indeterminate_"+name, func(t *testing.T) {
+			exitUnresolved(t, deleted, csitest.Fail(codes.Unavailable, "busy"), "indeterminate", "the outcome of CreateVolume is unknown")
+		})
+		t.Run("exit_while_rejected_"+name, func(t *testing.T) {
+			small := csitest.Alter(func(r *csi.CreateVolumeResponse) { r.Volume.CapacityBytes = 1 })
+			exitUnresolved(t, deleted, small, "rejected", "it has 1 bytes", "vol-000001")
+		})
+	}
 	t.Run("last_save_does_not_wait_for_the_rate_limit", lastSave)
 }
 
@@ -127,15 +136,7 @@ func classRecreated(t *testing.T, protection Protection, second string) {
 // rereadFails deletes the secret of a request between two calls.
 func rereadFails(t *testing.T) {
 	f := scenario(t, csitest.Config{}, nil)
-	f.Crash()
-	var mu sync.Mutex
-	var lines []string
-	f.logged = func(line string) {
-		mu.Lock()
-		defer mu.Unlock()
-		lines = append(lines, line)
-	}
-	f.start()
+	lines := f.restartLogged()
 	gate := make(chan struct{})
 	f.Plugin.Next(create, heldUntil(gate, csitest.Fail(codes.DeadlineExceeded, "slow")))
 	f.makeClass(parameters(map[string]string{
@@ -148,13 +149,55 @@ func rereadFails(t *testing.T) {
 	f.Must(f.Client.CoreV1().Secrets(f.Namespace).Delete(t.Context(), "login", metav1.DeleteOptions{}))
 	close(gate)
 	f.saved(claim)
-	mu.Lock()
-	defer mu.Unlock()
-	if !slices.ContainsFunc(lines, func(l string) bool {
-		return strings.Contains(l, "Reading the secret again failed") && strings.Contains(l, f.Namespace+"/login") &&
-			strings.Contains(l, "indeterminate")
-	}) {
-		t.Errorf("not among the lines %q", lines)
+	if got := lines("Reading the secret again failed", f.Namespace+"/login", "indeterminate"); len(got) == 0 {
+		t.Error("it is not")
+	}
+}
+
+// restartLogged restarts the provisioner, and returns a function for its log: the lines that have all parts.
+func (f *fixture) restartLogged() func(parts ...string) []string {
+	f.Helper()
+	f.Crash()
+	var mu sync.Mutex
+	var all []string
+	f.logged = func(line string) {
+		mu.Lock()
+		defer mu.Unlock()
+		all = append(all, line)
+	}
+	f.start()
+	return func(parts ...string) (found []string) {
+		mu.Lock()
+		defer mu.Unlock()
+		for _, line := range all {
+			if !slices.ContainsFunc(parts, func(part string) bool { return !strings.Contains(line, part) }) {
+				found = append(found, line)
+			}
+		}
+		return found
+	}
+}
+
+// exitUnresolved has the process exit before the driver returns a result, or before it deletes an unusable volume.
+func exitUnresolved(t *testing.T, claimDeleted bool, first csitest.Step, want ...string) {
+	f := scenario(t, csitest.Config{}, nil)
+	lines := f.restartLogged()
+	gate := make(chan struct{})
+	f.Plugin.Next(create, heldUntil(gate, first))
+	f.Plugin.Always(create, csitest.Fail(codes.Unavailable, "busy"))
+	f.Plugin.Always(remove, csitest.Fail(codes.Unavailable, "busy"))
+	f.makeClass(nil)
+	claim := f.claim(nil)
+	f.Wait(create, 1)
+	if claimDeleted {
+		f.vanish()
+	}
+	close(gate)
+	f.event("ProvisioningFailed", "busy")
+	_ = f.Stop(workloop.ErrDrain)
+	got := lines("Volume may exist", `{"name"="data" "namespace"="`+f.Namespace+`"}`, "pvc-"+string(claim.UID))
+	if claimDeleted != (len(got) == 1) || claimDeleted && len(lines(append(want, got...)...)) != 1 {
+		t.Errorf("logged %q, want %q: %t", got, want, claimDeleted)
 	}
 }
 

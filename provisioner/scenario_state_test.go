@@ -4,6 +4,7 @@
 package provisioner
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -488,26 +489,68 @@ func nodeGivenBack(t *testing.T, method string, old bool, calls int) {
 }
 
 func provisionerScenarioAnswers(t *testing.T) {
-	t.Run("volume_of_somebody_else_is_not_cleaned_up", func(t *testing.T) {
-		f := scenario(t, csitest.Config{}, nil)
-		gate := make(chan struct{})
-		f.Plugin.Next(create, heldUntil(gate, csitest.Alter(func(r *csi.CreateVolumeResponse) { r.Volume.CapacityBytes = 1 })))
-		f.makeClass(nil)
-		claim := f.claim(nil)
-		f.Wait(create, 1)
-		_, err := f.Client.CoreV1().PersistentVolumes().Create(t.Context(), &corev1.PersistentVolume{
-			ObjectMeta: metav1.ObjectMeta{Name: "pvc-" + string(claim.UID)},
-			Spec: corev1.PersistentVolumeSpec{AccessModes: claim.Spec.AccessModes, Capacity: claim.Spec.Resources.Requests,
-				PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimRetain,
-				ClaimRef:                      &corev1.ObjectReference{Namespace: f.Namespace, Name: "data", UID: "another"},
-				PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: f.Driver,
-					VolumeHandle: "vol-000001"}}},
-		}, metav1.CreateOptions{})
-		f.Must(err)
-		close(gate)
-		f.event("ProvisioningFailed", "not deleted, because it belongs to PersistentVolume")
-		f.Calls(remove, 0)
-	})
+	for name, sourceOf := range map[string]func(driver, handle string) corev1.PersistentVolumeSource{
+		"": func(driver, h string) corev1.PersistentVolumeSource {
+			return csiVolume(driver, h).Spec.PersistentVolumeSource
+		},
+		"in_tree": func(string, string) corev1.PersistentVolumeSource {
+			return ebsVolume("vol-2").Spec.PersistentVolumeSource
+		},
+	} {
+		t.Run("volume_of_somebody_else_is_not_cleaned_up_"+name, func(t *testing.T) {
+			f := scenario(t, csitest.Config{}, nil)
+			gate := make(chan struct{})
+			f.Plugin.Next(create, heldUntil(gate, csitest.Alter(func(r *csi.CreateVolumeResponse) { r.Volume.CapacityBytes = 1 })))
+			f.makeClass(nil)
+			claim := f.claim(nil)
+			f.Wait(create, 1)
+			_, err := f.Client.CoreV1().PersistentVolumes().Create(t.Context(), &corev1.PersistentVolume{
+				ObjectMeta: metav1.ObjectMeta{Name: "pvc-" + string(claim.UID)},
+				Spec: corev1.PersistentVolumeSpec{AccessModes: claim.Spec.AccessModes, Capacity: claim.Spec.Resources.Requests,
+					PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimRetain,
+					ClaimRef:                      &corev1.ObjectReference{Namespace: f.Namespace, Name: "data", UID: "another"},
+					PersistentVolumeSource:        sourceOf(f.Driver, "vol-000001")},
+			}, metav1.CreateOptions{})
+			f.Must(err)
+			close(gate)
+			f.event("ProvisioningFailed", "not deleted, because it belongs to PersistentVolume")
+			f.Calls(remove, 0)
+		})
+	}
+	for name, tt := range map[string]struct {
+		saved, restart bool
+		owner          string
+	}{
+		"saved_by_this_process":    {saved: true, owner: "claim "},
+		"saved_by_an_earlier_one":  {saved: true, restart: true, owner: "PersistentVolume "},
+		"that_cannot_be_saved_yet": {owner: "claim "},
+	} {
+		t.Run("volume_of_another_claim_is_not_cleaned_up_"+name, func(t *testing.T) {
+			f := scenario(t, csitest.Config{}, nil)
+			f.through(f.ControlPlane.Config(), func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
+				if r.Method == http.MethodPost && r.URL.Path == "/api/v1/persistentvolumes" && !tt.saved {
+					http.Error(w, "no", http.StatusInternalServerError)
+					return
+				}
+				pass.ServeHTTP(w, r)
+			})
+			f.makeClass(nil)
+			first := f.claim(func(c *corev1.PersistentVolumeClaim) { c.Name = "first" })
+			if f.Wait(create, 1); tt.saved {
+				f.saved(first)
+			}
+			if tt.restart {
+				f.Crash()
+				f.start()
+			}
+			f.Plugin.Next(create, csitest.Alter(func(r *csi.CreateVolumeResponse) {
+				r.Volume.VolumeId, r.Volume.CapacityBytes = "vol-000001", 1
+			}))
+			f.claim(nil)
+			f.event("ProvisioningFailed", "not deleted, because it belongs to "+tt.owner)
+			f.Calls(remove, 0)
+		})
+	}
 	t.Run("doubt_that_cannot_be_noted_is_ended_all_the_same", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, nil)
 		f.Plugin.Next(create, csitest.DoAndFail(codes.DeadlineExceeded, "slow"))
@@ -572,6 +615,7 @@ func provisionerScenarioAnswers(t *testing.T) {
 			"rejected_and_claim_deleted":   {gone: true},
 			"saved_but_the_answer_lost":    {lost: true},
 			"saved_and_retained_meanwhile": {lost: true, gone: true, retain: true},
+			"migrated_but_the_answer_lost": {lost: true, migrated: true},
 		} {
 			t.Run(name, func(t *testing.T) { savedLater(t, tt) })
 		}
@@ -679,13 +723,19 @@ func provisionerScenarioAnswers(t *testing.T) {
 
 // saving is what happens while the PersistentVolume of a volume cannot be created.
 type saving struct {
-	lost   bool // it was created, and the answer did not come through
-	gone   bool // its claim is deleted
-	retain bool // by its class; it is released
+	lost     bool // it was created, and the answer did not come through
+	gone     bool // its claim is deleted
+	retain   bool // by its class; it is released
+	migrated bool // of the in-tree plugin of vSphere, whose PersistentVolumes do not have the ID
 }
 
 func savedLater(t *testing.T, s saving) {
-	f := scenario(t, csitest.Config{}, func(c *Config) {
+	plugin, owner := csitest.Config{}, ""
+	if s.migrated {
+		plugin = csitest.Config{Name: "csi.vsphere.vmware.com", VolumeContext: map[string]string{"initialvolumefilepath": "[ds] a.vmdk"}}
+		owner = "kubernetes.io/vsphere-volume"
+	}
+	f := scenario(t, plugin, func(c *Config) {
 		if s.gone {
 			c.ProvisioningProtection = ProtectionOff // else the claim stays until the PersistentVolume is created
 		}
@@ -715,8 +765,13 @@ func savedLater(t *testing.T, s saving) {
 		if s.retain {
 			c.ReclaimPolicy = ptr.To(corev1.PersistentVolumeReclaimRetain)
 		}
+		c.Provisioner = cmp.Or(owner, f.Driver)
 	})
-	claim := f.claim(nil)
+	claim := f.claim(func(c *corev1.PersistentVolumeClaim) {
+		if s.migrated {
+			c.Annotations = map[string]string{storagehelpers.AnnStorageProvisioner: owner, storagehelpers.AnnMigratedTo: f.Driver}
+		}
+	})
 	kubetest.Eventually(t, "the third attempt is made", func(context.Context) error {
 		if n := posts.Load(); n < 3 {
 			return fmt.Errorf("%d attempts", n)

@@ -110,20 +110,22 @@ func HandleOf(driver string, pv *corev1.PersistentVolume) (handle string, migrat
 	return translated.Spec.CSI.VolumeHandle, migrated, true
 }
 
-// SameVolume reports whether pv, which has the source of the in-tree plugin of driver, is for the
-// volume with this handle. Some plugins have several notations for one handle.
-func SameVolume(driver string, pv *corev1.PersistentVolume, handle string) bool {
-	other := pv.DeepCopy()
-	other.Spec.PersistentVolumeSource = corev1.PersistentVolumeSource{
-		CSI: &corev1.CSIPersistentVolumeSource{Driver: driver, VolumeHandle: handle},
+// SameVolume reports whether pv, which has the source of an in-tree plugin, is for the volume of source. Equal
+// handles are not required: some plugins have several notations for one, and vSphere takes the path from the attributes.
+func SameVolume(pv *corev1.PersistentVolume, source *corev1.CSIPersistentVolumeSource) bool {
+	a, _, ok := HandleOf(source.Driver, pv)
+	if !ok {
+		return false
 	}
-	other, err := ToInTree(other)
+	other := pv.DeepCopy()
+	other.Spec.PersistentVolumeSource = corev1.PersistentVolumeSource{CSI: source}
+	translated, err := ToInTree(other)
 	if err != nil {
 		return false
 	}
-	a, _, ok := HandleOf(driver, pv)
-	b, _, _ := HandleOf(driver, other)
-	return ok && a == b
+	other.Spec.PersistentVolumeSource = translated.Spec.PersistentVolumeSource
+	b, _, _ := HandleOf(source.Driver, other)
+	return a == b
 }
 
 // RepairHandle completes the translated handle of a volume with the parts that only the ID of a

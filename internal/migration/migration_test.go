@@ -172,18 +172,53 @@ func zoneAffinity(key, zone string) *corev1.VolumeNodeAffinity {
 }
 
 func TestSameVolume(t *testing.T) {
+	source := func(driver, handle string, attributes ...string) *corev1.CSIPersistentVolumeSource {
+		csi := csiVolume(driver, handle).Spec.CSI
+		csi.VolumeAttributes = map[string]string{}
+		for i := 0; i < len(attributes); i += 2 {
+			csi.VolumeAttributes[attributes[i]] = attributes[i+1]
+		}
+		return csi
+	}
+	withSecret := func(csi *corev1.CSIPersistentVolumeSource) *corev1.CSIPersistentVolumeSource {
+		csi.NodeStageSecretRef = &corev1.SecretReference{Namespace: "ns", Name: "azure-storage-account-b-secret"}
+		return csi
+	}
+	const disk, azure = "projects/p/zones/z/disks/", "/subscriptions/s/resourceGroups/g/providers/Microsoft.Compute/disks/"
+	const vSphere, vmdk, azureFile = "csi.vsphere.vmware.com", "initialvolumefilepath", "file.csi.azure.com"
 	for name, tt := range map[string]struct {
-		pv     *corev1.PersistentVolume
-		handle string
-		want   bool
+		saved, other *corev1.CSIPersistentVolumeSource // of two volumes
 	}{
-		"equal":            {ebsVolume("vol-1"), "vol-1", true},
-		"another notation": {ebsVolume("aws://us-east-1a/vol-1"), "vol-1", true},
-		"another volume":   {ebsVolume("vol-2"), "vol-1", false},
-		"malformed":        {ebsVolume("aws://a/x"), "aws://a/x", false},
-		"another plugin":   {gceVolume("z"), "vol-1", false},
+		"EBS":                            {source(ebs, "vol-1", "partition", "1"), source(ebs, "vol-2", "partition", "1")},
+		"GCE":                            {source(gcePD, disk+"a"), source(gcePD, disk+"b")},
+		"Cinder":                         {source("cinder.csi.openstack.org", "a"), source("cinder.csi.openstack.org", "b")},
+		"Portworx":                       {source("pxd.portworx.com", "a"), source("pxd.portworx.com", "b")},
+		"Azure disk":                     {source("disk.csi.azure.com", azure+"a"), source("disk.csi.azure.com", azure+"b")},
+		"vSphere":                        {source(vSphere, "1", vmdk, "[ds] a.vmdk"), source(vSphere, "2", vmdk, "[ds] b.vmdk")},
+		"Azure file":                     {source(azureFile, "g#account#a#"), source(azureFile, "g#account#b#")},
+		"Azure file, another account":    {source(azureFile, "g#a#share#"), source(azureFile, "g#b#share#")},
+		"Azure file, share in attribute": {source(azureFile, "1", "shareName", "a", "secretName", "s"), source(azureFile, "g#account#b#")},
+		"Azure file, secret":             {withSecret(source(azureFile, "g#account#a#")), withSecret(source(azureFile, "g#account#b#"))},
 	} {
-		if got := SameVolume(ebs, tt.pv, tt.handle); got != tt.want {
+		pv, err := ToInTree(volume(corev1.PersistentVolumeSource{CSI: tt.saved}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		pv.Annotations = nil // Azure file: the resource group
+		if !SameVolume(pv, tt.saved) || SameVolume(pv, tt.other) {
+			t.Errorf("%s: its volume %t, another volume %t", name, SameVolume(pv, tt.saved), SameVolume(pv, tt.other))
+		}
+	}
+	for name, tt := range map[string]struct {
+		pv   *corev1.PersistentVolume
+		want bool
+	}{
+		"another notation": {ebsVolume("aws://us-east-1a/vol-1"), true},
+		"malformed":        {ebsVolume("aws://a/x"), false},
+		"another plugin":   {gceVolume("z"), false},
+		"no plugin":        {volume(corev1.PersistentVolumeSource{NFS: &corev1.NFSVolumeSource{}}), false},
+	} {
+		if got := SameVolume(tt.pv, source(ebs, "vol-1")); got != tt.want {
 			t.Errorf("%s: %t", name, got)
 		}
 	}
