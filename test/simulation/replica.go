@@ -130,6 +130,7 @@ func (s *simulation) kill(r *replica) {
 
 // stop tells the process to end, as SIGTERM does.
 func (s *simulation) stop(r *replica) {
+	s.loses(r)
 	r.stopping = true
 	r.cancel(workloop.ErrDrain)
 	synctest.Wait()
