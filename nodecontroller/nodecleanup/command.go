@@ -28,7 +28,7 @@ var ErrRefused = errors.New("refused")
 // CleanupRequest describes a clean-up that an administrator requests.
 type CleanupRequest struct {
 	Driver    string
-	Namespace string        // of the ConfigMap with the records; may be empty
+	Namespace string        // of the ConfigMap with the records, which must exist; empty: there are no records
 	Node      string        // must not exist
 	Volumes   bool          // also remove the volumes, after their claims were deleted
 	Yes       bool          // without it, only the plan is printed
@@ -40,7 +40,8 @@ type command struct {
 	request CleanupRequest
 	cleaner *cleaner
 	listed  *index              // of all Nodes and CSINodes
-	records map[string]LostNode // of the Node, by value of the topology key
+	records map[string]LostNode // by value of the topology key
+	values  []string            // of the Node
 	system  types.UID           // of the namespace kube-system
 	table   *tabwriter.Writer
 	printed map[string]string // last row of each volume
@@ -59,7 +60,7 @@ func Cleanup(ctx context.Context, cfg Config, client kubernetes.Interface, reque
 	}
 	p := newPolicy(cfg.Settings, request.Driver)
 	p.command, p.plan = true, !request.Yes
-	c := &command{request: request, records: map[string]LostNode{}, printed: map[string]string{}}
+	c := &command{request: request, records: map[string]LostNode{}, values: []string{request.Node}, printed: map[string]string{}}
 	c.records[request.Node] = LostNode{Value: request.Node, Node: request.Node}
 	l := newLive(client, cfg.Timeout)
 	c.cleaner = &cleaner{
@@ -99,13 +100,13 @@ func (c *command) key() string {
 func (c *command) prepare(ctx context.Context) (found []volume, err error) {
 	l := c.cleaner.live
 	if c.request.Namespace != "" {
-		records, err := ReadLostNodes(ctx, l.client, c.request.Namespace, c.request.Driver)
+		cm, err := getRecords(ctx, l.client, c.request.Namespace, c.request.Driver)
 		if err != nil {
 			return nil, err
 		}
-		for _, r := range records {
-			if r.Node == c.request.Node || r.Value == c.request.Node {
-				c.records[r.Value] = r
+		for _, r := range ParseLostNodes(cm) {
+			if c.records[r.Value] = r; r.Node == c.request.Node {
+				c.values = sorted(c.values, []string{r.Value})
 			}
 		}
 	}
@@ -120,7 +121,7 @@ func (c *command) prepare(ctx context.Context) (found []volume, err error) {
 	volumes, err := l.listVolumes(ctx)
 	for _, pv := range volumes {
 		values, _ := localValues(pv, c.request.Driver, c.key())
-		if slices.ContainsFunc(values, func(v string) bool { _, ok := c.records[v]; return ok }) {
+		if slices.ContainsFunc(values, func(v string) bool { return slices.Contains(c.values, v) }) {
 			found = append(found, volume{pv: pv, hosts: []host{{value: values[0], state: missing}}})
 		}
 	}
@@ -135,7 +136,7 @@ func (c *command) list(ctx context.Context) (err error) {
 	if _, problem := c.listed.topologyKey(); problem != "" {
 		return fmt.Errorf("finding the volumes of node %q: %s. Set --topology-node-key", c.request.Node, problem)
 	}
-	for value := range c.records {
+	for _, value := range c.values {
 		if names := c.listed.names.with(value); len(names) > 0 {
 			return fmt.Errorf("%w: Node or CSINode %s exists. Delete it first, if the node never returns", ErrRefused,
 				kube.ShortList(names, 10))
@@ -222,6 +223,17 @@ func (c *command) print(v volume, step, reason string) {
 	}
 }
 
+// getRecords reads the ConfigMap with the records of driver.
+func getRecords(ctx context.Context, client kubernetes.Interface, namespace, driver string) (*corev1.ConfigMap, error) {
+	name := ConfigMapName(driver)
+	cm, err := client.CoreV1().ConfigMaps(namespace).Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("reading the records of lost nodes in ConfigMap \"%s/%s\": %w. Set --namespace to the namespace of the "+
+			"nodecontroller, or omit it to search all namespaces", namespace, name, err)
+	}
+	return cm, nil
+}
+
 // ApproveRequest names the lost nodes whose clean-up an administrator approves.
 type ApproveRequest struct {
 	Driver    string
@@ -233,12 +245,9 @@ type ApproveRequest struct {
 // Approve prints the lost nodes and what the approval changes, and with Yes writes the approval. The
 // controller consumes it.
 func Approve(ctx context.Context, client kubernetes.Interface, request ApproveRequest, out io.Writer) error {
-	name := ConfigMapName(request.Driver)
-	configMaps := client.CoreV1().ConfigMaps(request.Namespace)
-	cm, err := configMaps.Get(ctx, name, metav1.GetOptions{})
+	cm, err := getRecords(ctx, client, request.Namespace, request.Driver)
 	if err != nil {
-		return fmt.Errorf("reading the records of lost nodes in ConfigMap \"%s/%s\": %w. Set the namespace of the controller",
-			request.Namespace, name, err)
+		return err
 	}
 	names := strings.FieldsFunc(cm.Annotations[AnnotationApprove], func(r rune) bool { return r == ',' || r == ' ' })
 	metav1.SetMetaDataAnnotation(&cm.ObjectMeta, AnnotationApprove, strings.Join(sorted(names, request.Nodes), ","))
@@ -266,7 +275,7 @@ func Approve(ctx context.Context, client kubernetes.Interface, request ApproveRe
 	}
 	if len(problems) > 0 {
 		err = fmt.Errorf("approving the cleanup in ConfigMap \"%s/%s\": %s. Correct or remove the annotation, then try again",
-			request.Namespace, name, strings.Join(problems, "; "))
+			request.Namespace, cm.Name, strings.Join(problems, "; "))
 	}
 	switch {
 	case !request.Yes && err != nil:
@@ -277,8 +286,8 @@ func Approve(ctx context.Context, client kubernetes.Interface, request ApproveRe
 	case len(request.Nodes) == 0:
 		return errors.New("no node is named. Name the nodes to approve")
 	}
-	if _, err = configMaps.Update(ctx, cm, metav1.UpdateOptions{}); err != nil {
-		return fmt.Errorf("approving the cleanup in ConfigMap \"%s/%s\": %w. Try again", request.Namespace, name, err)
+	if _, err = client.CoreV1().ConfigMaps(request.Namespace).Update(ctx, cm, metav1.UpdateOptions{}); err != nil {
+		return fmt.Errorf("approving the cleanup in ConfigMap \"%s/%s\": %w. Try again", request.Namespace, cm.Name, err)
 	}
 	_, err = fmt.Fprintf(out, "approved: %s\n", strings.Join(request.Nodes, ", "))
 	return err

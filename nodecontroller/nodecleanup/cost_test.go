@@ -121,7 +121,7 @@ func TestCostOfTheCommand(t *testing.T) {
 	}
 	var out strings.Builder
 	begin := time.Now()
-	f.must(Cleanup(t.Context(), f.cfg, f.recorded(), CleanupRequest{Driver: f.driver, Namespace: f.ns, Node: f.name("n"), Yes: true}, &out))
+	f.must(Cleanup(t.Context(), f.cfg, f.recorded(), CleanupRequest{Driver: f.driver, Node: f.name("n"), Yes: true}, &out))
 	t.Logf("the command has ended after %v", time.Since(begin))
 	for i := range volumes {
 		f.claimDeleted(fmt.Sprintf("c%d", i))

@@ -110,7 +110,8 @@ type hostAction string
 const (
 	hostNothing hostAction = "nothing"
 	hostRecord  hostAction = "write the record"
-	hostEnd     hostAction = "end the record" // the Node exists, or nothing of the host is left
+	hostEnd     hostAction = "end the record"         // the Node exists, or nothing of the host is left
+	hostLook    hostAction = "look at all lost nodes" // which starts the grace again
 	hostClean   hostAction = "delete"
 	hostRelease hostAction = "remove the finalizer"
 )
@@ -161,6 +162,8 @@ func (p Policy) decideMissing(h host, c cluster, cleaned bool) hostStep {
 		return hostStep{action: hostNothing, state: stateSuspect, next: due}
 	case cleaned || !p.Deletes() || !p.path(PathOrphan):
 		return hostStep{action: hostNothing}
+	case p.unwatched(h.record, c.looked, c.now):
+		return hostStep{action: hostLook, state: stateSuspect}
 	}
 	return hostStep{action: hostClean}
 }

@@ -25,7 +25,7 @@
 //
 // The breaker holds the hosts with something to delete if too many are lost at the same time. Only an
 // approval for this loss, or the return of the Node, ends a hold. A removal is planned, and neither
-// counted nor held from then on, if its Node was cordoned and no pod used a volume on it any more.
+// counted nor held from then on, if its Node was cordoned and no pod used a volume on it any more when it was deleted.
 //
 // The command cleanup ([Cleanup]) does the same for one missing Node that an administrator names. Of
 // the checks, only the graces, the opt-in, --node-cleanup-paths and the breaker do not apply to it.
@@ -50,7 +50,8 @@
 //     window of the breaker has passed. Its hold, approval and last deletion end with it.
 //  3. Every write carries the resourceVersion. The annotation holder names the term of the leader,
 //     so that an earlier leader can neither write nor delete.
-//  4. If nothing looked at the lost nodes for longer than [Settings.ClockGap], their grace starts again.
+//  4. If nothing looked at the lost nodes for longer than [Settings.ClockGap], their grace starts again before
+//     anything is deleted.
 //  5. The leader writes the ConfigMap again if it is deleted.
 //
 // The queue has one key per host. A sync reads the caches ([gatherer]), decides what the record

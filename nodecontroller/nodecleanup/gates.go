@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 )
@@ -90,12 +91,24 @@ func (p Policy) checkMissing(found *findings, h host, c cluster) {
 		found.add(!p.path(PathOrphan), checkMode, "PathOff", "--node-cleanup-paths does not include %s", PathOrphan)
 		found.add(!since, checkGrace, "NotRecorded", "there is no record that %s is missing", h.name())
 		found.add(since && c.now.Before(p.due(h)), checkGrace, "Grace", "node %s has not been missing for %v", h.name(), p.NodeMissingGrace)
+		found.add(since && p.unwatched(h.record, c.looked, c.now), checkGrace, "NotWatched",
+			"no process has watched node %s for %v, so its grace period starts again", h.name(), p.ClockGap)
 	}
 	found.add(len(c.bare) > 0, checkAbsence, "NodeWithoutLabel", "Node %s lacks the label of the topology key and may be %s",
 		strings.Join(c.bare, ", "), h.value)
 	found.add(!c.readyNode, checkSanity, "NoReadyNode", "no node with the driver is ready, so the cluster itself may be broken")
 	found.add(!c.sameCluster, checkSanity, "OtherCluster",
 		"the namespace kube-system has changed since the start, so this may be another cluster")
+}
+
+// unwatched reports whether no process has looked at a lost node for so long that it may have existed meanwhile. last is the
+// time of the last look. A clock that was set forward has the same effect: the grace may not have passed.
+func (p Policy) unwatched(r LostNode, last, now time.Time) bool {
+	seen := r.Since
+	if last.After(seen) && !last.After(now) {
+		seen = last
+	}
+	return now.Sub(seen) > p.ClockGap
 }
 
 // checkDeleting adds the failed checks of a host whose Nodes are being deleted. Their deletion was requested, so

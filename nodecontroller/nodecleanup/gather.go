@@ -30,7 +30,7 @@ type host struct {
 	unbound  []*corev1.PersistentVolumeClaim // that wait for a volume on its Node
 	// resources reports whether custom resources of its Node exist, as far as they were listed.
 	resources bool
-	drained   bool // no pod uses a volume of the host on its Node
+	drained   bool // see [term.drained]
 }
 
 // volume describes one node-local volume.
@@ -262,9 +262,10 @@ func namesClaim(ref *corev1.ObjectReference) bool {
 // cluster describes the cluster and the driver.
 type cluster struct {
 	now         time.Time
-	keyProblem  string   // why the topology key cannot be used
-	bare        []string // driver nodes without the label of the topology key
-	readyNode   bool     // some driver node is ready
-	sameCluster bool     // the namespace kube-system is the one that this process first saw
-	open        bool     // the verdict of the breaker
+	keyProblem  string    // why the topology key cannot be used
+	bare        []string  // driver nodes without the label of the topology key
+	readyNode   bool      // some driver node is ready
+	sameCluster bool      // the namespace kube-system is the one that this process first saw
+	open        bool      // the verdict of the breaker
+	looked      time.Time // the last look at all lost nodes
 }

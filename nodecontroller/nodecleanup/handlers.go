@@ -102,12 +102,13 @@ func (c *Controller) nodeChanged(node *corev1.Node) {
 	}
 }
 
-// nodeUpdated ignores what kubelets write periodically.
+// nodeUpdated enqueues nothing for what kubelets write periodically.
 func (c *Controller) nodeUpdated(old, node *corev1.Node) {
 	if old.UID == node.UID && old.DeletionTimestamp.Equal(node.DeletionTimestamp) && slices.Equal(old.Finalizers, node.Finalizers) &&
 		equality.Semantic.DeepEqual(old.Labels, node.Labels) && slices.Equal(ownNames(old), ownNames(node)) &&
 		isReady(old) == isReady(node) && old.Spec.Unschedulable == node.Spec.Unschedulable &&
 		old.Annotations[c.policy.annotation] == node.Annotations[c.policy.annotation] && !c.unprotected(node) {
+		c.index.setNode(node)
 		return
 	}
 	var former []string

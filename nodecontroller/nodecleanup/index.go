@@ -43,6 +43,7 @@ type lastSeen struct {
 	cordoned, optedOut bool
 	at                 time.Time
 	recorded           bool // a record has the opt-out, see recorded
+	missed             bool // a list of all Nodes lacked it; its deletion was not observed
 }
 
 // lastSeenAge bounds the memory for deleted nodes. The records outlive it.
@@ -208,11 +209,14 @@ func (i *index) setNode(node *corev1.Node) []string {
 func (i *index) dropNode(node *corev1.Node, annotation string, now time.Time) []string {
 	i.mu.Lock()
 	defer i.mu.Unlock()
+	known := i.nodes[node.Name]
 	delete(i.nodes, node.Name)
 	touched := i.rename(node.Name)
 	maps.DeleteFunc(i.deleted, func(_ string, l lastSeen) bool { return now.Sub(l.at) > lastSeenAge })
 	i.deleted[i.slot(hostOf(node, i.key), node.UID)] = lastSeen{name: node.Name, uid: node.UID, labels: node.Labels,
-		cordoned: node.Spec.Unschedulable, optedOut: node.Annotations[annotation] == disabled, at: now}
+		cordoned: node.Spec.Unschedulable, optedOut: node.Annotations[annotation] == disabled, at: now,
+		// The event of a deletion has a later version than the Node.
+		missed: known == nil || known.ResourceVersion == node.ResourceVersion}
 	return touched
 }
 

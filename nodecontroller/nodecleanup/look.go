@@ -56,10 +56,7 @@ func (t *observer) missingPermissions() int {
 // aliases returns the names of Nodes and CSINodes that a value may mean, from the caches and from
 // the last list of all of them.
 func (t *observer) aliases(value string) []string {
-	t.seen.Lock()
-	listed := t.listed
-	t.seen.Unlock()
-	return sorted(t.c.index.names.with(value), listed.names.with(value))
+	return sorted(t.c.index.names.with(value), t.lastListed().names.with(value))
 }
 
 // look reads the records, consumes approvals, records that the lost nodes were looked at, and
@@ -109,6 +106,9 @@ func (t *observer) enqueueOthers(first bool) {
 			t.c.claimChanged(claim)
 		}
 	}
+	for _, host := range t.withResources() {
+		t.queue.Resync(host)
+	}
 }
 
 // keep updates the records, and returns the hosts whose Nodes exist again. It lists all Nodes when the last look is
@@ -122,8 +122,8 @@ func (t *observer) keep(ctx context.Context, first bool) (returned []string, err
 			t.c.reindex()
 		}
 	}
-	last, _ := time.Parse(time.RFC3339, annotations[AnnotationLastLook])
-	due := first || time.Since(last) > t.policy.LookInterval-time.Second
+	last := t.records.lastLook()
+	due := first || last.After(time.Now()) || time.Since(last) > t.policy.LookInterval-time.Second
 	if due = due && len(records) > 0; due {
 		if err := t.list(ctx, 0); err != nil {
 			return nil, err
@@ -163,15 +163,12 @@ func (t *observer) annotate(s recordSet) {
 // looked at for too long, or that exist. It returns those that were missing and exist.
 func (t *observer) lookedAt(s recordSet, last, now time.Time) (returned []string) {
 	s.annotations[AnnotationLastLook] = now.UTC().Format(time.RFC3339)
+	listed := t.lastListed()
 	for value, r := range s.lost {
-		seen := r.Since
-		if last.After(seen) && !last.After(now) {
-			seen = last
-		}
-		node := t.listed.nodes[r.Node]
-		switch gap := now.Sub(seen) > t.policy.ClockGap; {
+		node := listed.nodes[r.Node]
+		switch gap := t.policy.unwatched(r, last, now); {
 		case r.Since.IsZero() && (!gap || node != nil && node.UID == r.UID):
-		case !r.Since.IsZero() && (t.listed.stays(value) || t.listed.stays(r.Node)):
+		case !r.Since.IsZero() && (listed.stays(value) || listed.stays(r.Node)):
 			r, returned = r.interrupted(), append(returned, value)
 		case gap:
 			since := r.Since
@@ -275,6 +272,13 @@ func (t *observer) list(ctx context.Context, age time.Duration) error {
 	return nil
 }
 
+// lastListed returns the result of the last list.
+func (t *observer) lastListed() *index {
+	t.seen.Lock()
+	defer t.seen.Unlock()
+	return t.listed
+}
+
 // identify reads the UID by which this process recognizes the cluster, once.
 func (t *observer) identify(ctx context.Context) {
 	if t.c.system.Load() != nil {
@@ -289,7 +293,8 @@ func (t *observer) identify(ctx context.Context) {
 
 // cachedCluster returns the state of the cluster as the caches know it.
 func (t *observer) cachedCluster(ctx context.Context) cluster {
-	c := cluster{now: time.Now(), readyNode: len(t.c.index.driverNodes().ready) > 0, sameCluster: true, open: t.verdict(ctx).open}
+	c := cluster{now: time.Now(), readyNode: len(t.c.index.driverNodes().ready) > 0, sameCluster: true, open: t.verdict(ctx).open,
+		looked: t.records.lastLook()}
 	_, c.keyProblem = t.c.index.topologyKey()
 	c.bare, _ = t.c.index.ambiguous()
 	return c
@@ -301,10 +306,7 @@ func (t *observer) cluster(ctx context.Context, sanity bool) (cluster, error) {
 	if c.readyNode, c.sameCluster = false, false; !sanity {
 		return c, nil
 	}
-	t.seen.Lock()
-	listed := t.listed
-	t.seen.Unlock()
-	bare, foreign := listed.ambiguous()
+	bare, foreign := t.lastListed().ambiguous()
 	if c.bare = sorted(c.bare, bare); len(foreign) > 0 && !t.c.index.fixed {
 		c.keyProblem = "the value of Node " + foreign[0] + " is not that of a single node"
 	}

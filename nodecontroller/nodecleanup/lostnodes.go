@@ -122,6 +122,14 @@ func (r *records) all() ([]LostNode, map[string]string) {
 	return nodes, maps.Clone(r.set.annotations)
 }
 
+// lastLook returns the time of the last look at all lost nodes, as far as it is recorded.
+func (r *records) lastLook() time.Time {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	last, _ := time.Parse(time.RFC3339, r.set.annotations[AnnotationLastLook])
+	return last
+}
+
 // load reads the ConfigMap, so that changes by people take effect. The first call of a term takes
 // over the records; it creates the ConfigMap if create is set. looks is set for the look.
 func (r *records) load(ctx context.Context, create, looks bool) error {

@@ -48,6 +48,9 @@ type Settings struct {
 	UnregisteredGrace time.Duration `mapstructure:"-"`
 	// ClockGap is the time without a look at the lost nodes after which their grace starts again.
 	ClockGap time.Duration `mapstructure:"-"`
+	// PodQuarantine is the time after the event of a Node's deletion in which its pods show whether it was drained: the pod
+	// garbage collector deletes them after 40 seconds, and the event may be late.
+	PodQuarantine time.Duration `mapstructure:"-"`
 	// LookInterval is the time between two looks at all lost nodes.
 	LookInterval time.Duration `mapstructure:"-"`
 }
@@ -62,6 +65,7 @@ func DefaultSettings() Settings {
 		NodeCleanupWindow: 10 * time.Minute, NodeCleanupMaxFraction: 0.1, NodeCleanupMinNodes: 1,
 		NodeCleanupQPS: 0.5, NodeCleanupBurst: 10, NodeCleanupResourceSweep: 30 * time.Minute, PVReleaseGrace: 10 * time.Minute,
 		UnregisteredGrace: 10 * time.Minute, ClockGap: 10 * time.Minute, LookInterval: 5 * time.Minute,
+		PodQuarantine: 30 * time.Second,
 	}
 }
 

@@ -122,6 +122,8 @@ func (r *run) checkHost(what, host string) {
 				r.fail("%s was deleted although Node %s has opted out", what, n.Name)
 			}
 		}
+	case now.Sub(r.looked) > r.settings.ClockGap && now.Sub(stored.Since) > r.settings.ClockGap:
+		r.fail("%s was deleted %v after the last look at %s", what, now.Sub(r.looked), host)
 	case r.w.csiNodes[host] != nil:
 		r.fail("%s was deleted although CSINode %s exists", what, host)
 	case !approved:

@@ -353,9 +353,6 @@ func (r *run) lead(p *replica) {
 		}
 		clear(r.stored)
 	}
-	if time.Since(r.looked) > r.settings.ClockGap {
-		r.blind = time.Now()
-	}
 }
 
 // as runs a part of the product as a process that has a term.
@@ -378,6 +375,9 @@ func (r *run) sync(t *term, host string) {
 }
 
 func (r *run) look(t *term) {
+	if time.Since(r.looked) > r.settings.ClockGap {
+		r.blind = time.Now()
+	}
 	r.sync(t, recordsKey)
 	r.looked = time.Now()
 }

@@ -353,6 +353,28 @@ func TestCommandAndRefusals(t *testing.T) {
 		}
 		f.untouched(pvc)
 	})
+	t.Run("another_node_of_the_volume_had_opted_out", func(t *testing.T) {
+		f := scenario(t, nil)
+		_, pvc := f.boundTo("a", []string{"n", "m"}, nil, nil)
+		f.changeRecords(func(cm *corev1.ConfigMap) { cm.Data[f.name("m")] = `{"optedOut":true}` })
+		var out strings.Builder
+		request := CleanupRequest{Driver: f.driver, Namespace: f.ns, Node: f.name("n"), Yes: true}
+		err := Cleanup(t.Context(), f.cfg, f.recorded(), request, &out)
+		if !errors.Is(err, ErrRefused) || !strings.Contains(out.String(), f.name("m")+" had the annotation") {
+			t.Errorf("got %v, %s", err, &out)
+		}
+		f.untouched(pvc)
+	})
+	t.Run("no_records_in_the_namespace", func(t *testing.T) {
+		f := scenario(t, nil)
+		_, pvc := f.bound("a", "n")
+		request := CleanupRequest{Driver: f.driver, Namespace: f.ns, Node: f.name("n"), Yes: true}
+		err := Cleanup(t.Context(), f.cfg, f.recorded(), request, &strings.Builder{})
+		if err == nil || !strings.Contains(err.Error(), f.ns+"/"+ConfigMapName(f.driver)) || !strings.Contains(err.Error(), "--namespace") {
+			t.Errorf("got %v", err)
+		}
+		f.untouched(pvc)
+	})
 	t.Run("topology_key_is_not_one_of_nodes", func(t *testing.T) {
 		f := scenario(t, nil)
 		f.label("keep", "other-zone")

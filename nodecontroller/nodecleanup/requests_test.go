@@ -177,6 +177,28 @@ func (f *fixture) frozen(resource string) {
 	})
 }
 
+// expiring delivers no event of a resource until expire is closed, after which the informer must list it again.
+func (f *fixture) expiring(resource string, expire <-chan struct{}) {
+	f.Helper()
+	f.watched(resource, func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
+		select {
+		case <-expire:
+			pass.ServeHTTP(w, r)
+			return
+		default:
+		}
+		if r.URL.Query().Get("watch") == "" {
+			pass.ServeHTTP(w, r)
+			return
+		}
+		select {
+		case <-expire:
+			answer(w, http.StatusGone, "Expired", "too old resource version")
+		case <-r.Context().Done():
+		}
+	})
+}
+
 // stale returns a connection whose informers have a resource as it is now, until release is called.
 func (f *fixture) stale(resource string) (use, release func()) {
 	f.Helper()

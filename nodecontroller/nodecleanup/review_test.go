@@ -4,6 +4,7 @@
 package nodecleanup
 
 import (
+	"slices"
 	"testing"
 	"time"
 
@@ -99,8 +100,25 @@ func TestLookAfterAGap(t *testing.T) {
 			if o.lookedAt(s, tc.last, now); s.lost["n"] != tc.want {
 				t.Errorf("the record is %+v, want %+v", s.lost["n"], tc.want)
 			}
+			h := host{state: missing, record: tc.record, recorded: true}
+			found := o.policy.mayClean(target{hosts: []host{h}}, cluster{now: now, looked: tc.last})
+			unwatched := slices.ContainsFunc(found, func(r reason) bool { return r.name == "NotWatched" })
+			if want := !tc.record.Since.IsZero() && tc.last.Equal(hours); unwatched != want {
+				t.Errorf("before the look: %v, want NotWatched %v", found, want)
+			}
 		})
 	}
+	t.Run("while_another_worker_lists", func(t *testing.T) { // for the race detector
+		r := newActors().begin(0)
+		r.replicas[0].restart(r.w, r.settings)
+		r.lead(r.replicas[0])
+		done := make(chan error)
+		go func() { done <- r.term.list(t.Context(), 0) }()
+		r.term.lookedAt(recordSet{map[string]LostNode{"n": approved}, map[string]string{}}, now, now)
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 // TestClassOfAnotherClaim: a claim that has only the name of the claim of a volume gives no consent, nor does its class.
@@ -207,7 +225,7 @@ func TestPlannedWithACSINodeLeft(t *testing.T) {
 // TestHoldOfADrainedNode: a hold does not end because its Node is drained after the hold.
 func TestHoldOfADrainedNode(t *testing.T) {
 	now := time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)
-	p, c := newPolicy(settingsOf(0), worldDriver), cluster{now: now, readyNode: true, sameCluster: true}
+	p, c := newPolicy(settingsOf(0), worldDriver), cluster{now: now, readyNode: true, sameCluster: true, looked: now}
 	h := host{value: "n", state: missing, recorded: true}
 	h.record = LostNode{Value: "n", Since: now.Add(-time.Hour), Cordoned: true, Planned: true}
 	for _, open := range []bool{false, true} {

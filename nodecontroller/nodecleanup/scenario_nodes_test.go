@@ -509,6 +509,59 @@ func TestPlannedRemoval(t *testing.T) {
 		f.held("n3")
 		f.stays(2*shortGrace, claims[2])
 	})
+	for name, tc := range map[string]struct{ used, missed bool }{
+		"a_CSINode_is_left": {},
+		"the_pod_garbage_collector_has_deleted_the_pods": {used: true},
+		"the_deletion_is_missed":                         {missed: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := scenario(t, func(f *fixture) { f.cfg.PodQuarantine = 2 * shortGrace })
+			expire := make(chan struct{})
+			if !tc.missed {
+				close(expire)
+			}
+			f.expiring("nodes", expire)
+			nodes := []string{"n1", "n2", "n3"}
+			for _, n := range nodes {
+				f.node(n)
+				f.bound("c"+n, n)
+				cordon(f, n)
+				if tc.used {
+					f.pod("p"+n, "c"+n, f.name(n))
+				}
+			}
+			f.start()
+			f.observed("cn3")
+			for _, n := range nodes {
+				f.must(f.client.CoreV1().Nodes().Delete(t.Context(), f.name(n), metav1.DeleteOptions{}))
+			}
+			f.passed(time.Now(), 3*shortGrace)
+			for _, n := range nodes {
+				if tc.used {
+					f.must(f.client.CoreV1().Pods(f.ns).Delete(t.Context(), "p"+n, *metav1.NewDeleteOptions(0)))
+					cached(f, *f.c.pods, f.ns+"/p"+n, func(_ *corev1.Pod, ok bool) bool { return !ok })
+				}
+			}
+			if tc.missed {
+				close(expire)
+			}
+			for _, n := range nodes {
+				f.must(f.client.StorageV1().CSINodes().Delete(t.Context(), f.name(n), metav1.DeleteOptions{}))
+			}
+			planned := !tc.used && !tc.missed
+			for _, n := range nodes {
+				if r := f.missing(n); r.Planned != planned {
+					t.Errorf("the record is %+v", r)
+				}
+				if planned {
+					f.claimDeleted("c" + n)
+				}
+			}
+			if !planned {
+				f.metric(1, breakerOpen)
+			}
+		})
+	}
 	t.Run("cordoned_after_its_deletion", func(t *testing.T) {
 		f := scenario(t, func(f *fixture) { f.cfg.NodeDeleteGrace = time.Hour })
 		for _, n := range []string{"n1", "n2", "n3"} {

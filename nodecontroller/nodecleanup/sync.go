@@ -67,6 +67,8 @@ func (t *term) sync(ctx context.Context, value string) (next time.Time, err erro
 			next = earliest(next, st.next)
 		case hostRecord, hostEnd:
 			again, next, err = t.changeRecord(ctx, h, st)
+		case hostLook:
+			t.queue.Resync(recordsKey) // which enqueues the host
 		case hostRelease:
 			again, err = t.release(ctx, h, st)
 		case hostClean:
@@ -127,15 +129,19 @@ func (t *term) gatherHost(ctx context.Context, value string) (host, error) {
 			return h, err
 		}
 	}
-	h.drained = t.drained(h)
+	h.drained = t.drained(h, m)
 	t.rememberHost(h)
 	return h, nil
 }
 
-// drained reports whether no pod uses a volume of h on its Node. Without a complete cache of pods it
-// returns false.
-func (t *term) drained(h host) bool {
-	if t.c.pods == nil || !t.c.pods.Synced() {
+// drained reports whether no pod uses a volume of h on its Node, or used one when that was deleted. It returns false without
+// a complete cache of pods, and if it is first called when the pod garbage collector may have deleted the pods.
+func (t *term) drained(h host, m memory) bool {
+	deleted := h.state != deleting
+	switch {
+	case deleted && m.drained != "" && m.drained == h.last.uid:
+		return true
+	case deleted && (h.last.missed || time.Since(h.last.at) >= t.policy.PodQuarantine), t.c.pods == nil || !t.c.pods.Synced():
 		return false
 	}
 	return !slices.ContainsFunc(h.volumes, func(v volume) bool {

@@ -259,6 +259,53 @@ func TestReadsEnqueueTheLook(t *testing.T) {
 	}
 }
 
+// TestClockIsSetForward: no time that was not looked at counts for the grace. A due host is cleaned up after the next look only.
+func TestClockIsSetForward(t *testing.T) {
+	for name, forward := range map[string]time.Duration{"by_the_grace": 16 * time.Minute, "a_little": time.Minute} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r := newActors().begin(0)
+				r.w.createNode("keep", "keep", false)
+				r.w.bind("a", "lost")
+				r.replicas[0].restart(r.w, r.settings)
+				r.lead(r.replicas[0])
+				r.look(r.term)
+				r.sync(r.term, "lost")
+				for range 3 {
+					time.Sleep(5*time.Minute - 10*time.Second) // of the clock of synctest
+					r.look(r.term)
+				}
+				before, _ := r.term.records.get("lost")
+				time.Sleep(forward)
+				enqueued := collect(r.term)
+				r.sync(r.term, "lost")
+				deleted, keys := r.w.claims["a"].DeletionTimestamp != nil, fmt.Sprintf("%q", enqueued())
+				r.term.queue.Stop()
+				r.look(r.term)
+				after, _ := r.term.records.get("lost")
+				if gap := forward > r.settings.ClockGap; deleted == gap || (keys == `[""]`) != gap || before.Since.Equal(after.Since) == gap {
+					t.Errorf("claim deleted: %v, enqueued %s, records %+v, %+v", deleted, keys, before, after)
+				}
+			})
+		})
+	}
+}
+
+// TestResourcesBeforeTheFirstLook: the first look enqueues a host of which a sweep has found custom resources before.
+func TestResourcesBeforeTheFirstLook(t *testing.T) {
+	r := newActors().begin(0)
+	r.replicas[0].restart(r.w, r.settings)
+	r.lead(r.replicas[0])
+	r.term.remember("resources", func(m *memory) { m.resource = true })
+	r.term.remember("volumes", func(*memory) {})
+	r.sync(r.term, "resources") // which waits for the first look
+	enqueued := collect(r.term)
+	r.look(r.term)
+	if keys := enqueued(); fmt.Sprint(keys) != "[resources]" {
+		t.Errorf("the look has enqueued %q", keys)
+	}
+}
+
 // BenchmarkHandlers is the time of a node that joins, in a cluster with 1,000 lost volumes.
 func BenchmarkHandlers(b *testing.B) {
 	c, w, _ := joining(1000)
