@@ -66,7 +66,8 @@ func (c Config) Validate() error {
 			least, leaderelection.JitterFactor, c.RenewDeadline))
 	}
 	if c.wholeSeconds() <= c.RenewDeadline {
-		errs = append(errs, fmt.Errorf("--leader-election-lease-duration: must be more than %v (--leader-election-renew-deadline) in whole seconds, got %v",
+		errs = append(errs, fmt.Errorf(
+			"--leader-election-lease-duration: must be more than %v (--leader-election-renew-deadline) in whole seconds, got %v",
 			c.RenewDeadline, c.LeaseDuration))
 	}
 	return errors.Join(errs...)

@@ -92,7 +92,7 @@ func (m *member) setDisabled(a activity, reason string) string {
 }
 
 // retry calls try again, with back-off, until it succeeds after having failed with err, or ctx ends. It returns an error of a
-// named role instead, and [election.ErrLost], for another term; without a Lease, the role begins again by itself.
+// named role instead, and with a Lease [election.ErrLost], so that the next term begins.
 func (m *member) retry(ctx context.Context, a activity, backoff wait.Backoff, err error, try func(context.Context) error) error {
 	log := klog.FromContext(ctx)
 	for err != nil && ctx.Err() == nil {

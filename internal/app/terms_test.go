@@ -145,8 +145,8 @@ func TestRoleThatIsNotNamed(t *testing.T) {
 	})
 }
 
-// TestRoleGivesTheLeaseBack: a role that may not lead ends the term, and is not disabled. Without a Lease, it begins again
-// by itself, and does not end the process.
+// TestRoleGivesTheLeaseBack: a role that may not lead ends the term, and is not disabled. Without a Lease, it is run
+// again, and does not end the process.
 func TestRoleGivesTheLeaseBack(t *testing.T) {
 	for _, leased := range []bool{true, false} {
 		t.Run(fmt.Sprintf("leased=%t", leased), func(t *testing.T) {

@@ -272,7 +272,7 @@ func TestStopping(t *testing.T) {
 		"draining without grace period cancels immediately": {ErrDrain, 0, 0, 0, ErrDrain},
 		"draining ends when the Lease is lost":              {ErrDrain, time.Second, 10 * time.Second, time.Second, lost},
 		"another cause cancels a running sync":              {lost, 0, 10 * time.Second, 0, lost},
-		"a wrapped drain is still one":                      {fmt.Errorf("signal: %w", ErrDrain), 0, 10 * time.Second, 5 * time.Second, nil},
+		"a wrapped drain":                                   {fmt.Errorf("TERM: %w", ErrDrain), 0, 10 * time.Second, 5 * time.Second, nil},
 		"without a cause the running sync is cancelled":     {nil, 0, 10 * time.Second, 0, context.Canceled},
 	}
 	for name, tt := range tests {

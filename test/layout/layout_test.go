@@ -136,7 +136,7 @@ var allowed = map[string][]string{
 	"test/scenarios":  {},
 
 	"test/simulation": {
-		"attacher", "csiclient", "csiclient/csitest", "internal/app", "provisioner", "resizer", "snapshotter",
+		"attacher", "csiclient", "csiclient/csitest", "internal/app", "provisioner", "resizer", "snapshotter", "internal/workloop",
 		"internal/kube", "nodecontroller", "nodecontroller/nodecleanup", "test/simulation/apiserver", "test/simulation/cluster",
 	},
 	"test/simulation/apiserver": {},
