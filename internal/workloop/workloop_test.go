@@ -291,6 +291,7 @@ func TestStopping(t *testing.T) {
 						return time.Time{}, nil
 					})
 				held, lose := context.WithCancelCause(t.Context())
+				defer lose(nil)
 				if tt.lost > 0 {
 					time.AfterFunc(tt.lost, func() { lose(lost) })
 				}
