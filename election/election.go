@@ -128,31 +128,37 @@ func (c *Candidate) Check(r *http.Request) error { return c.health.Check(r) }
 
 // Campaign tries to acquire the Lease until ctx ends, and calls lead in each term. If lead returns
 // before the end of its context with another error than [ErrLost], Campaign returns its error. If lead returns
-// ErrLost, the next term begins after a delay, which doubles from the retry period to five minutes unless lead works for
-// longer than that. The Lease is released before Campaign returns.
+// ErrLost, the next term begins after a delay, which doubles from the retry period to five minutes, and is short again
+// after lead has worked for longer than that. The Lease is released before Campaign returns.
 func (c *Candidate) Campaign(ctx context.Context, lead Lead) error {
 	delay := c.cfg.RetryPeriod
 	for {
-		begin := time.Now()
-		gaveBack, err := c.term(ctx, lead)
+		var began time.Time
+		gaveBack, err := c.term(ctx, func(term context.Context) error {
+			began = time.Now()
+			return lead(term)
+		})
 		switch {
 		case ctx.Err() != nil:
 			return nil
 		case !errors.Is(err, ErrLost):
 			return err
 		}
-		klog.FromContext(ctx).Info("Lost the Lease, now standby", "lease", c.lock.Describe(), "cause", err.Error())
-		if time.Since(begin) > maxDelay {
+		log := klog.FromContext(ctx).WithValues("lease", c.lock.Describe(), "cause", err.Error())
+		if !gaveBack {
+			log.Info("Lost the Lease, now standby")
+			continue
+		}
+		if time.Since(began) > maxDelay {
 			delay = c.cfg.RetryPeriod
 		}
-		if gaveBack {
-			select {
-			case <-ctx.Done():
-				return nil
-			case <-time.After(delay):
-			}
-			delay = min(2*delay, maxDelay)
+		log.Info("Gave the Lease back", "retryAfter", delay.String())
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(delay):
 		}
+		delay = min(2*delay, maxDelay)
 	}
 }
 

@@ -127,9 +127,10 @@ func (a *applier) saveAll(ctx context.Context) {
 // logUnrecorded logs the volumes that the driver may have and no other process knows of. The record on a claim is missing
 // if the claim was deleted during its first CreateVolume, for example.
 func (a *applier) logUnrecorded(ctx context.Context) {
-	for _, s := range []stage{indeterminate, rejected} {
+	for _, s := range []stage{requested, indeterminate, rejected} {
 		for key, o := range a.ops.in(s) {
-			if claim, ok := a.claims.Get(key.String()); ok && claim.UID == key.UID && isProtected(claim) {
+			claim, ok := a.claims.Get(key.String())
+			if !o.called || ok && claim.UID == key.UID && isProtected(claim) {
 				continue
 			}
 			err, handle := errors.New("the outcome of CreateVolume is unknown"), ""

@@ -116,7 +116,7 @@ func (a *applier) ownerOfRejected(ctx context.Context, key claimKey, o operation
 	if other, found := a.ops.sameVolume(key, o); found {
 		return "claim " + other.String(), nil
 	}
-	// A PersistentVolume that this process has created and the cache lacks has an operation.
+	// A PersistentVolume that this process has created and the cache lacks has an operation until its claim is bound.
 	for _, pv := range a.c.volumes.List() {
 		if a.c.driver.isVolume(pv, o.csiSource, o.affinity) {
 			return fmt.Sprintf("PersistentVolume %q", pv.Name), nil

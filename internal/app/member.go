@@ -94,7 +94,7 @@ func (m *member) setDisabled(a activity, reason string) string {
 // retry calls try again, with back-off, until it succeeds after having failed with err, or ctx ends. It returns an error of a
 // named role instead, and with a Lease [election.ErrLost], so that the next term begins.
 func (m *member) retry(ctx context.Context, a activity, backoff wait.Backoff, err error, try func(context.Context) error) error {
-	log := klog.FromContext(ctx)
+	log, initial := klog.FromContext(ctx), backoff
 	for err != nil && ctx.Err() == nil {
 		if lost := errors.Is(err, election.ErrLost); lost && m.leased || m.named && !lost {
 			return fmt.Errorf("%s: %w", m.name, err)
@@ -109,7 +109,10 @@ func (m *member) retry(ctx context.Context, a activity, backoff wait.Backoff, er
 			return nil
 		case <-time.After(delay):
 		}
-		err = try(ctx)
+		begin := time.Now()
+		if err = try(ctx); time.Since(begin) > initial.Cap {
+			backoff = initial
+		}
 	}
 	return nil
 }
