@@ -77,7 +77,7 @@ func Empty() *Config {
 	d := DefaultConfig()
 	return &Config{MinMissingGrace: d.MinMissingGrace, Settings: nodecleanup.Settings{
 		NodeCleanupResourceSweep: d.NodeCleanupResourceSweep, UnregisteredGrace: d.UnregisteredGrace, ClockGap: d.ClockGap,
-		LookInterval: d.LookInterval,
+		LookInterval: d.LookInterval, PodQuarantine: d.PodQuarantine,
 	}}
 }
 

@@ -211,3 +211,19 @@ func TestDriverWithoutAskingIt(t *testing.T) {
 		t.Errorf("profiles %v", ProfileNames())
 	}
 }
+
+// TestEmpty: flags do not set all fields. The others have their defaults.
+func TestEmpty(t *testing.T) {
+	for _, values := range [][2]reflect.Value{
+		{reflect.ValueOf(*Empty()), reflect.ValueOf(DefaultConfig())},
+		{reflect.ValueOf(Empty().Settings), reflect.ValueOf(DefaultConfig().Settings)},
+	} {
+		for i := range values[0].NumField() {
+			field := values[0].Type().Field(i)
+			got, want := values[0].Field(i).Interface(), values[1].Field(i).Interface()
+			if field.Tag.Get("mapstructure") == "-" && !reflect.DeepEqual(got, want) {
+				t.Errorf("%s is %v, want %v", field.Name, got, want)
+			}
+		}
+	}
+}

@@ -76,8 +76,9 @@ func (h host) recordOfMissing() LostNode {
 	switch {
 	case node.name == "":
 		return r
-	case h.recorded && r.UID == node.uid: // it may have opted out last
+	case h.recorded && r.UID == node.uid: // it may have opted out last, and been drained during its deletion
 		r.OptedOut = r.OptedOut || node.optedOut && !node.recorded
+		r.Planned = r.Planned || r.Since.IsZero() && r.Cordoned && h.drained
 		return r
 	case another:
 		r = LostNode{Value: r.Value, Acted: r.Acted, Cordoned: node.cordoned, Planned: node.cordoned && h.drained,

@@ -32,7 +32,10 @@ import (
 	"github.com/storage-controller/storage-controller/internal/workloop"
 )
 
-func TestMain(m *testing.M) { kubetest.Main(m) }
+func TestMain(m *testing.M) {
+	kubetest.Parallel(4)
+	kubetest.Main(m)
+}
 
 // shortGrace replaces the graces of minutes. lookInterval is much shorter: after shortGrace the
 // controller has looked at every lost node several times.

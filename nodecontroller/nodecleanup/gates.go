@@ -102,7 +102,7 @@ func (p Policy) checkMissing(found *findings, h host, c cluster) {
 }
 
 // unwatched reports whether no process has looked at a lost node for so long that it may have existed meanwhile. last is the
-// time of the last look. A clock that was set forward has the same effect: the grace may not have passed.
+// time of the last look. A clock that was set forward for as long has the same effect: the grace may not have passed.
 func (p Policy) unwatched(r LostNode, last, now time.Time) bool {
 	seen := r.Since
 	if last.After(seen) && !last.After(now) {

@@ -50,7 +50,9 @@ func (c *Controller) watch() {
 	if c.configMap != nil {
 		c.indexed.AddUnawaited(c.configMap.Handle(onChange(func(cm *corev1.ConfigMap) {
 			for _, r := range ParseLostNodes(cm) {
-				c.index.recorded(r)
+				if r.OptedOut {
+					c.index.amend(r.Value, r.UID, func(l *lastSeen) { l.recorded = true })
+				}
 			}
 			if t := c.term.Load(); t != nil && t.records.version() != cm.ResourceVersion {
 				c.enqueue(recordsKey)

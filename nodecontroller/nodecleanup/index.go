@@ -42,8 +42,9 @@ type lastSeen struct {
 	labels             map[string]string // for another topology key
 	cordoned, optedOut bool
 	at                 time.Time
-	recorded           bool // a record has the opt-out, see recorded
+	recorded           bool // a record has the opt-out and decides from then on, as an administrator may remove it there
 	missed             bool // a list of all Nodes lacked it; its deletion was not observed
+	drained            bool // see [term.drained]
 }
 
 // lastSeenAge bounds the memory for deleted nodes. The records outlive it.
@@ -220,14 +221,13 @@ func (i *index) dropNode(node *corev1.Node, annotation string, now time.Time) []
 	return touched
 }
 
-// recorded remembers that r has the opt-out of its deleted Node. From then on the record decides,
-// because an administrator may remove the opt-out there.
-func (i *index) recorded(r LostNode) {
+// amend changes what is known about a deleted Node, if that is remembered.
+func (i *index) amend(value string, uid types.UID, change func(*lastSeen)) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	slot := i.slot(r.Value, r.UID)
-	if l := i.deleted[slot]; r.OptedOut && l.uid == r.UID && l.name != "" {
-		l.recorded = true
+	slot := i.slot(value, uid)
+	if l := i.deleted[slot]; l.uid == uid && l.name != "" {
+		change(&l)
 		i.deleted[slot] = l
 	}
 }

@@ -79,7 +79,7 @@ func TestIndexOfDeletedNodesHasTheKey(t *testing.T) {
 			i.dropNode(node("older", "id"), annotation, now.Add(-time.Second))
 		}},
 		"is_recorded": {before: func(i *index) {
-			i.recorded(LostNode{Value: "id", Node: "n", UID: "u", OptedOut: true})
+			i.amend("id", "u", func(l *lastSeen) { l.recorded = true })
 		}, recorded: true},
 	} {
 		t.Run(name, func(t *testing.T) {

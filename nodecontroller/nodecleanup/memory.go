@@ -34,7 +34,6 @@ type memory struct {
 	failed   map[types.UID]check     // of the last attempt at a volume
 	retry    map[types.UID]time.Time // of volumes that the caches know differently from the API server
 	resource bool                    // custom resources of its Node were found
-	drained  types.UID               // of its deleted Node, if that was drained
 }
 
 // memories holds the memories of a term, by host.
@@ -82,9 +81,7 @@ func (r *memories) rememberHost(h host) {
 		record, _ := r.policy.recordOf(h, cluster{now: now})
 		m.host, m.pending = &h, h.state != present && r.policy.pending(h, now)
 		m.planned = record.Planned || h.state == unclear && !h.recorded && h.last.cordoned && h.drained // its CSINode is left
-		if clear(m.failed); h.drained && h.state != deleting {
-			m.drained = h.last.uid
-		}
+		clear(m.failed)
 	})
 }
 

@@ -28,12 +28,17 @@ func TestRecordOfAnotherLoss(t *testing.T) {
 	hour, minute := now.Add(-time.Hour), now.Add(-time.Minute)
 	p := newPolicy(settingsOf(0), worldDriver)
 	for name, tc := range map[string]struct {
-		state  presence
-		record LostNode
-		last   lastSeen
-		nodes  []*corev1.Node
-		want   LostNode
+		state   presence
+		record  LostNode
+		last    lastSeen
+		nodes   []*corev1.Node
+		drained bool
+		want    LostNode
 	}{
+		"drained_while_it_was_being_deleted": {
+			state: missing, record: LostNode{UID: "u", Cordoned: true}, last: lastSeen{name: "n", uid: "u", at: minute}, drained: true,
+			want: LostNode{UID: "u", Cordoned: true, Planned: true, Since: now},
+		},
 		"a_CSINode_appears": {
 			state:  unclear,
 			record: LostNode{Since: hour, Approved: hour, Planned: true, Cordoned: true, Held: HeldByBreaker, OptedOut: true},
@@ -62,7 +67,7 @@ func TestRecordOfAnotherLoss(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			tc.record.Value, tc.want.Value = "n", "n"
-			h := host{value: "n", state: tc.state, record: tc.record, recorded: true, last: tc.last, nodes: tc.nodes}
+			h := host{value: "n", state: tc.state, record: tc.record, recorded: true, last: tc.last, nodes: tc.nodes, drained: tc.drained}
 			if got, wanted := p.recordOf(h, cluster{now: now}); !wanted || got != tc.want {
 				t.Errorf("the record is %+v (%v), want %+v", got, wanted, tc.want)
 			}

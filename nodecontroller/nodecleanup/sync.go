@@ -129,26 +129,30 @@ func (t *term) gatherHost(ctx context.Context, value string) (host, error) {
 			return h, err
 		}
 	}
-	h.drained = t.drained(h, m)
+	h.drained = t.drained(h)
 	t.rememberHost(h)
 	return h, nil
 }
 
 // drained reports whether no pod uses a volume of h on its Node, or used one when that was deleted. It returns false without
 // a complete cache of pods, and if it is first called when the pod garbage collector may have deleted the pods.
-func (t *term) drained(h host, m memory) bool {
+func (t *term) drained(h host) bool {
 	deleted := h.state != deleting
 	switch {
-	case deleted && m.drained != "" && m.drained == h.last.uid:
+	case deleted && h.last.drained:
 		return true
 	case deleted && (h.last.missed || time.Since(h.last.at) >= t.policy.PodQuarantine), t.c.pods == nil || !t.c.pods.Synced():
 		return false
 	}
-	return !slices.ContainsFunc(h.volumes, func(v volume) bool {
+	used := slices.ContainsFunc(h.volumes, func(v volume) bool {
 		return v.claim != nil && slices.ContainsFunc(t.c.pods.ByIndex(kube.ByClaim, kube.Key(v.claim)), func(p *corev1.Pod) bool {
 			return runs(p) && slices.Contains(h.names(), p.Spec.NodeName)
 		})
 	})
+	if deleted && !used {
+		t.c.index.amend(h.value, h.last.uid, func(l *lastSeen) { l.drained = true })
+	}
+	return !used
 }
 
 // changeRecord writes or ends the record of a host, if the API server confirms its state.
