@@ -77,15 +77,18 @@ func (s *simulation) before(ctx context.Context, r apiserver.Request) error {
 	if !ok {
 		return cmp.Or(ctx.Err(), errDead)
 	}
-	if v.err == nil && (v.delay || v.lost != nil) {
-		s.mu.Lock()
-		s.verdicts[r.ID] = v
-		s.mu.Unlock()
+	if v.err != nil {
+		return v.err
 	}
-	if v.err == nil {
-		s.observe(from, r)
+	v.received = s.observe(from, r)
+	if !v.delay && v.lost == nil {
+		v.received()
+		return nil
 	}
-	return v.err
+	s.mu.Lock()
+	s.verdicts[r.ID] = v
+	s.mu.Unlock()
+	return nil
 }
 
 // after delays or loses the response to r, as decided when it was executed.
@@ -100,9 +103,14 @@ func (s *simulation) after(ctx context.Context, r apiserver.Request) error {
 	}
 	if v.delay {
 		o := &operation{replica: from, kind: response, name: "response to " + describe(r), lease: isLease(r)}
-		if v, ok = s.gate.wait(ctx, o); !ok {
+		arrives, ok := s.gate.wait(ctx, o)
+		if !ok {
 			return errDead
 		}
+		v.lost = arrives.lost
+	}
+	if v.lost == nil {
+		v.received()
 	}
 	return v.lost
 }

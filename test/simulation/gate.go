@@ -47,7 +47,8 @@ type verdict struct {
 	lost  error // after executing it, instead of its response
 	delay bool  // the response is an operation of its own
 
-	unready bool // the response says that the snapshot is not ready
+	received func() // records what a response contains
+	unready  bool   // the response says that the snapshot is not ready
 }
 
 // gate holds operations until the schedule continues them, so that only one of them runs at a time.

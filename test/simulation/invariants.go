@@ -86,8 +86,8 @@ func (s *simulation) mayLeak(v csitest.Volume) bool {
 		})
 }
 
-// observe records what r reads or renews, before it is executed.
-func (s *simulation) observe(from *replica, r apiserver.Request) {
+// observe records what r renews, before it is executed, and returns a function that records what it has read, for its response.
+func (s *simulation) observe(from *replica, r apiserver.Request) (received func()) {
 	if isLease(r) && r.Verb == "update" {
 		s.mu.Lock()
 		s.checker.renewed[r.Name] = time.Now()
@@ -96,18 +96,21 @@ func (s *simulation) observe(from *replica, r apiserver.Request) {
 	s.nodeControllerReads(from, r)
 	s.forces(r)
 	if r.Resource == cluster.Contents && (r.Verb == "get" || r.Verb == "patch") { // the response is the object
-		s.readContent(from, r.Name)
+		content := s.contents()[r.Name]
+		return func() { s.readContent(from, r.Name, content) }
 	}
 	if r.Resource != cluster.Volumes || r.Name == "" || r.Verb != "get" {
-		return
+		return func() {}
 	}
 	pv, _ := s.api.Get(cluster.Volumes, "", r.Name).(*corev1.PersistentVolume)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.checker.read[from] == nil {
-		s.checker.read[from] = map[string]*corev1.PersistentVolume{}
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.checker.read[from] == nil {
+			s.checker.read[from] = map[string]*corev1.PersistentVolume{}
+		}
+		s.checker.read[from][r.Name] = pv
 	}
-	s.checker.read[from][r.Name] = pv
 }
 
 // began checks the invariants of a call when the replica makes it.

@@ -49,9 +49,8 @@ func contentOf(snapshot string) string {
 	return cluster.ContentName(types.UID(strings.TrimPrefix(snapshot, "snapshot-")))
 }
 
-// readContent records that a replica reads a content.
-func (s *simulation) readContent(from *replica, name string) {
-	content := s.contents()[name]
+// readContent records that a replica has read a content.
+func (s *simulation) readContent(from *replica, name string, content *snapshotv1.VolumeSnapshotContent) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.checker.taken.read[from] == nil {
