@@ -22,6 +22,7 @@ import (
 // TestRollbackOfTheAttachersFinalizer: "all" creates PersistentVolumes with the finalizer of the attacher. The
 // sidecars and the separate roles complete the deletion of these volumes, whether or not they were ever attached.
 func TestRollbackOfTheAttachersFinalizer(t *testing.T) {
+	t.Parallel()
 	for name, programs := range map[string]func(e *env) []*exec.Cmd{
 		"sidecars": func(e *env) []*exec.Cmd { return []*exec.Cmd{e.sidecar("csi-provisioner"), e.sidecar("csi-attacher")} },
 		"separate_roles": func(e *env) []*exec.Cmd {

@@ -32,6 +32,7 @@ const publish, unpublish = "ControllerPublishVolume", "ControllerUnpublishVolume
 // TestAttacherScenario is the scenarios of the attacher that are about the process,
 // under either of its names. Those about attachments and volumes are beside the attacher.
 func TestAttacherScenario(t *testing.T) {
+	t.Parallel()
 	attacherScenarioStart(t)
 	attacherScenarioConnection(t)
 	attacherScenarioReplicas(t)

@@ -32,6 +32,7 @@ import (
 // TestCapacityScenario is the scenarios of the capacity that are about the process. Those
 // about objects, nodes and classes are beside the capacity.
 func TestCapacityScenario(t *testing.T) {
+	t.Parallel()
 	capacityScenarioRefused(t)
 	capacityScenarioProcess(t)
 	capacityScenarioNode(t)

@@ -282,6 +282,7 @@ func (c *crash) awaitDeath(t *testing.T) {
 }
 
 func TestProvisionerKilledAnywhere(t *testing.T) {
+	t.Parallel()
 	for name, s := range stories {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -315,6 +316,7 @@ func TestProvisionerKilledAnywhere(t *testing.T) {
 // TestAttacherKilledAnywhere has no volume published without an attachment that says so
 // and has our finalizer, and no attachment stuck, whenever the process dies.
 func TestAttacherKilledAnywhere(t *testing.T) {
+	t.Parallel()
 	for name, detach := range map[string]bool{"attach": false, "detach": true} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

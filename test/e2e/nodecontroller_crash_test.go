@@ -175,6 +175,7 @@ func (s *cleanup) changed() []string {
 // TestNodecontrollerKilledAnywhere ends as without a kill: everything that was to
 // be done was done once, in the same order, and nothing before its time.
 func TestNodecontrollerKilledAnywhere(t *testing.T) {
+	t.Parallel()
 	for name, kind := range cleanupKinds {
 		t.Run(name, func(t *testing.T) {
 			c := newCrash(-1)

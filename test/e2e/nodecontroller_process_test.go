@@ -84,6 +84,7 @@ func TestNodecontrollerWithoutConnection(t *testing.T) {
 
 // TestNodecontrollerScenarioProcess is what the process as a whole does with its webhooks.
 func TestNodecontrollerScenarioProcess(t *testing.T) {
+	t.Parallel()
 	t.Run("081_084_ready_with_a_certificate_and_until_the_signal", func(t *testing.T) {
 		e := newEnv(t, csitest.Config{}, 0)
 		path, err := binary()

@@ -26,6 +26,7 @@ import (
 // TestNodecontrollerScenarioShutdown is scenario 84 with workers that take their time: a
 // driver that does not answer holds up neither the webhooks nor the end.
 func TestNodecontrollerScenarioShutdown(t *testing.T) {
+	t.Parallel()
 	t.Run("084_reviews_are_answered_while_the_driver_hangs", func(t *testing.T) {
 		e := newEnv(t, csitest.Config{Segments: []map[string]string{{}}}, 1)
 		e.plugin.Always("CreateVolume", csitest.Hang())

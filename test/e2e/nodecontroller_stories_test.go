@@ -281,6 +281,7 @@ func (l *local) dying(node string) {
 
 // TestNodeIsLost has a StatefulSet run again, with new volumes, after its node was deleted.
 func TestNodeIsLost(t *testing.T) {
+	t.Parallel()
 	// The volumes are removed while pods run again that use claims of the same names.
 	for mode, args := range map[string][]string{"claims": {shortest}, "volumes": {shortest, "--pv-release-grace=10s"}} {
 		t.Run(mode, func(t *testing.T) {

@@ -41,6 +41,7 @@ import (
 // TestProvisionerScenario is the scenarios of the provisioner that are about the
 // process. Those about claims and volumes are beside the provisioner.
 func TestProvisionerScenario(t *testing.T) {
+	t.Parallel()
 	provisionerScenarioPermissions(t) // first: one of them takes two minutes, in which the others run
 	provisionerScenarioRefused(t)
 	provisionerScenarioStart(t)

@@ -34,6 +34,7 @@ import (
 // where the environment variable SIDECARS names a directory with the real ones, or with one
 // of them, those are taken.
 func TestRollingChange(t *testing.T) {
+	t.Parallel()
 	for name, hard := range map[string]bool{"terminated": false, "killed": true} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -84,6 +84,7 @@ func (e *env) contents(ctx context.Context) (map[string][]string, error) {
 // TestSnapshots runs with the snapshot-controller, on a control plane of its own: other tests write what that
 // controller would.
 func TestSnapshots(t *testing.T) {
+	t.Parallel()
 	cp, err := kubetest.Start(t.Context(), kubetest.Config{ControllerManager: true, Audit: true, SnapshotController: true})
 	if err != nil {
 		t.Fatal(err)

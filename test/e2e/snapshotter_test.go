@@ -111,6 +111,7 @@ func (e *env) removeSnapshotCRDs() {
 }
 
 func TestSnapshotterScenarioProcess(t *testing.T) {
+	t.Parallel()
 	t.Run("076_077_CRDs_come_and_go", func(t *testing.T) {
 		t.Parallel()
 		cp, err := kubetest.Start(t.Context(), kubetest.Config{ControllerManager: true})

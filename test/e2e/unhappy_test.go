@@ -241,6 +241,7 @@ func TestLeaseIsTakenWhileCallsRun(t *testing.T) {
 }
 
 func TestClaimDeletedWhileItsVolumeIsBeingCreated(t *testing.T) {
+	t.Parallel()
 	tests := map[string][]csitest.Step{
 		"running call succeeds":                 {csitest.Hang()},
 		"call times out, then succeeds":         {csitest.DoAndFail(codes.DeadlineExceeded, "slow")},
