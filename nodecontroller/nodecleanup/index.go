@@ -221,7 +221,7 @@ func (i *index) dropNode(node *corev1.Node, annotation string, now time.Time) []
 	return touched
 }
 
-// amend changes what is known about a deleted Node, if that is remembered.
+// amend changes the last state of a deleted Node, if it is remembered.
 func (i *index) amend(value string, uid types.UID, change func(*lastSeen)) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
