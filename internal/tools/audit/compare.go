@@ -54,8 +54,11 @@ type Listed struct {
 	Nodes bool
 }
 
-// annNodeID is the annotation in which an attacher records the node ID of an attachment.
-const annNodeID = "csi.alpha.kubernetes.io/node-id"
+// Annotations in which an attacher records the node ID and the volume handle of an attachment.
+const (
+	annNodeID       = "csi.alpha.kubernetes.io/node-id"
+	annVolumeHandle = "storage-controller.io/volume-handle"
+)
 
 // comparison holds the input of one scan.
 type comparison struct {
@@ -70,9 +73,10 @@ type comparison struct {
 func (c comparison) findings() []Finding {
 	var found []Finding
 	if c.listed.Volumes != nil {
-		found = append(found, c.volumes()...)
+		attached := c.attachedHandles()
+		found = append(found, c.volumes(attached)...)
 		if c.listed.Nodes && c.cluster.Attached {
-			found = append(found, c.attachments()...)
+			found = append(found, c.attachments(attached)...)
 		}
 	}
 	if c.listed.Snapshots != nil && c.cluster.Contents != nil {
@@ -81,15 +85,15 @@ func (c comparison) findings() []Finding {
 	return sorted(append(found, c.stuck()...))
 }
 
-// volumes compares the listed volumes with the PersistentVolumes.
-func (c comparison) volumes() []Finding {
+// volumes compares the listed volumes with the PersistentVolumes, and with the result of attachedHandles.
+func (c comparison) volumes(attached map[string][]string) []Finding {
 	var found []Finding
 	known, knownNames, listedNames := map[string]bool{}, map[string]bool{}, map[string]bool{}
 	for h := range c.listed.Volumes {
 		listedNames[path.Base(h)] = true
 	}
 	for _, pv := range c.cluster.Volumes {
-		h, inTree, ok := migration.HandleOf(c.driver, pv)
+		h, inTree, ok := c.handleOfVolume(pv)
 		if !ok {
 			continue
 		}
@@ -113,12 +117,15 @@ func (c comparison) volumes() []Finding {
 			})
 		}
 	}
+	for _, handles := range attached {
+		for _, h := range handles {
+			known[h] = true
+		}
+	}
+	message := "no PersistentVolume or VolumeAttachment has this volume handle" + c.possibleUsers()
 	for h := range c.listed.Volumes {
 		if !known[h] && !knownNames[path.Base(h)] {
-			found = append(found, Finding{
-				Kind: VolumeWithoutPV, VolumeHandle: h,
-				Message: "no PersistentVolume has this volume handle" + c.unresolvedClaims(),
-			})
+			found = append(found, Finding{Kind: VolumeWithoutPV, VolumeHandle: h, Message: message})
 		}
 	}
 	return found
@@ -157,48 +164,52 @@ func describe(pv *corev1.PersistentVolume) string {
 	return text
 }
 
-// unresolvedClaims returns a remark about the claims to which an unknown volume may belong.
-func (c comparison) unresolvedClaims() string {
-	n := 0
+// possibleUsers returns remarks about the claims and pods to which an unknown volume may belong.
+func (c comparison) possibleUsers() string {
+	indeterminate, pending := 0, 0
 	for _, pvc := range c.cluster.Claims {
-		if kube.HasProvisioningRecord(c.driver, pvc) {
-			n++
+		switch {
+		case kube.HasProvisioningRecord(c.driver, pvc):
+			indeterminate++
+		case pvc.Spec.VolumeName == "" && kube.ClaimHandledBy(c.driver, pvc):
+			pending++
 		}
 	}
-	if n == 0 {
-		return ""
+	var remarks string
+	if indeterminate > 0 {
+		remarks += fmt.Sprintf("; it may belong to a claim whose CreateVolume outcome is unknown (claims: %d)", indeterminate)
 	}
-	return fmt.Sprintf("; it may belong to a claim whose CreateVolume outcome is unknown (claims: %d)", n)
+	if pending > 0 {
+		remarks += fmt.Sprintf("; it may belong to a claim that is being provisioned (claims: %d)", pending)
+	}
+	if plugin := migration.PluginOf(c.driver); plugin != "" {
+		remarks += fmt.Sprintf("; it may be an inline volume (%s) of a pod", plugin)
+	}
+	return remarks
 }
 
 // publication is a volume that is published at a node.
 type publication struct{ handle, nodeID string }
 
-// attachments compares the published nodes of volumes with the VolumeAttachments.
-func (c comparison) attachments() []Finding {
+// attachments compares the published nodes of volumes with the VolumeAttachments and the result of attachedHandles.
+func (c comparison) attachments(attached map[string][]string) []Finding {
 	var found []Finding
-	volumes := map[string]*corev1.PersistentVolume{}
-	for _, pv := range c.cluster.Volumes {
-		volumes[pv.Name] = pv
-	}
 	expected := map[publication]bool{}
 	unknown := map[string]bool{} // handles that are attached to a node with an unknown ID
 	for _, va := range c.cluster.Attachments {
-		h, ok := c.handleOf(va, volumes)
-		if !ok {
+		handles, ids := attached[va.Name], c.nodeIDs(va)
+		for _, h := range handles {
+			unknown[h] = unknown[h] || len(ids) == 0
+			for _, id := range ids {
+				expected[publication{h, id}] = true
+			}
+		}
+		if len(handles) != 1 || len(ids) == 0 {
 			continue
 		}
-		ids := c.nodeIDs(va)
-		if len(ids) == 0 {
-			unknown[h] = true
-			continue
-		}
-		published := false
+		h := handles[0]
 		nodes, listed := c.listed.Volumes[h]
-		for _, id := range ids {
-			expected[publication{h, id}] = true
-			published = published || slices.Contains(nodes, id)
-		}
+		published := slices.ContainsFunc(ids, func(id string) bool { return slices.Contains(nodes, id) })
 		if va.Status.Attached && listed && nodes != nil && !published {
 			found = append(found, Finding{
 				Kind: AttachedNotPublished, Object: "VolumeAttachment " + va.Name, UID: string(va.UID), VolumeHandle: h, Node: ids[0],
@@ -227,28 +238,59 @@ func at(nodes []string) string {
 	return fmt.Sprintf("at %q only", nodes)
 }
 
-// handleOf returns the handle of the volume that va attaches; ok is false for an unknown
-// volume and for one of another driver.
-func (c comparison) handleOf(va *storagev1.VolumeAttachment, volumes map[string]*corev1.PersistentVolume) (string, bool) {
-	if va.Spec.Attacher != c.driver {
-		return "", false
+// attachedHandles returns the handles that ListVolumes may have for the volume of each VolumeAttachment
+// of the driver, by the name of the VolumeAttachment. A translated handle may match several.
+func (c comparison) attachedHandles() map[string][]string {
+	volumes := map[string]*corev1.PersistentVolume{}
+	for _, pv := range c.cluster.Volumes {
+		volumes[pv.Name] = pv
 	}
-	source := va.Spec.Source
-	switch {
-	case source.InlineVolumeSpec != nil && source.InlineVolumeSpec.CSI != nil:
-		return source.InlineVolumeSpec.CSI.VolumeHandle, true
-	case source.PersistentVolumeName == nil || volumes[*source.PersistentVolumeName] == nil:
-		return "", false
-	}
-	h, inTree, ok := migration.HandleOf(c.driver, volumes[*source.PersistentVolumeName])
-	if _, listed := c.listed.Volumes[h]; ok && inTree && !listed {
-		for candidate := range c.listed.Volumes {
-			if path.Base(candidate) == path.Base(h) {
-				return candidate, true
-			}
+	byName := map[string][]string{}
+	if migration.PluginOf(c.driver) != "" {
+		for h := range c.listed.Volumes {
+			byName[path.Base(h)] = append(byName[path.Base(h)], h)
 		}
 	}
-	return h, ok
+	attached := map[string][]string{}
+	for _, va := range c.cluster.Attachments {
+		h := c.handleOf(va, volumes)
+		if h == "" {
+			continue
+		}
+		attached[va.Name] = []string{h}
+		if _, listed := c.listed.Volumes[h]; !listed && byName[path.Base(h)] != nil {
+			attached[va.Name] = byName[path.Base(h)]
+		}
+	}
+	return attached
+}
+
+// handleOf returns the handle of the volume that va attaches, or "" for an unknown volume and
+// for one of another driver.
+func (c comparison) handleOf(va *storagev1.VolumeAttachment, volumes map[string]*corev1.PersistentVolume) string {
+	source := va.Spec.Source
+	switch {
+	case va.Spec.Attacher != c.driver:
+		return ""
+	case source.InlineVolumeSpec != nil && source.InlineVolumeSpec.CSI != nil:
+		return source.InlineVolumeSpec.CSI.VolumeHandle
+	case va.Annotations[annVolumeHandle] != "": // also after the PersistentVolume was deleted or recreated
+		return va.Annotations[annVolumeHandle]
+	case source.PersistentVolumeName == nil || volumes[*source.PersistentVolumeName] == nil:
+		return ""
+	}
+	h, _, _ := c.handleOfVolume(volumes[*source.PersistentVolumeName])
+	return h
+}
+
+// handleOfVolume returns the handle of pv like [migration.HandleOf]. If labels or node affinity
+// prevent the translation, it translates the source alone.
+func (c comparison) handleOfVolume(pv *corev1.PersistentVolume) (handle string, inTree, ok bool) {
+	if handle, inTree, ok = migration.HandleOf(c.driver, pv); ok {
+		return handle, inTree, true
+	}
+	source := corev1.PersistentVolumeSpec{PersistentVolumeSource: pv.Spec.PersistentVolumeSource}
+	return migration.HandleOf(c.driver, &corev1.PersistentVolume{Spec: source})
 }
 
 // nodeIDs returns the possible IDs of the node of va: the one recorded by the attacher and
@@ -278,7 +320,7 @@ func (c comparison) stuck() []Finding {
 	}
 	own := map[string]bool{}
 	for _, pv := range c.cluster.Volumes {
-		if _, _, ok := migration.HandleOf(c.driver, pv); ok {
+		if _, _, ok := c.handleOfVolume(pv); ok {
 			own[pv.Name] = true
 			check("PersistentVolume "+pv.Name, pv)
 		}

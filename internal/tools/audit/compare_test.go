@@ -15,6 +15,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	storagehelpers "k8s.io/component-helpers/storage/volume"
+
+	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
 const driver = "drv.example.com"
@@ -50,6 +52,9 @@ func TestFindings(t *testing.T) {
 	moved.Annotations = map[string]string{annNodeID: "before"}
 	inline := attachment("a", "", "n", true)
 	inline.Spec.Source = storagev1.VolumeAttachmentSource{InlineVolumeSpec: &pv.Spec}
+	unbound := ClusterState{NodeIDs: nodes, Attachments: []*storagev1.VolumeAttachment{inline}}
+	recorded := attachment("a", "pv", "n", true)
+	recorded.Annotations = map[string]string{annVolumeHandle: "old"}
 	foreign := attachment("a", "pv", "n", true)
 	foreign.Spec.Attacher = "other.example.com"
 	volumes := func(all ...*corev1.PersistentVolume) ClusterState { return ClusterState{Volumes: all} }
@@ -90,6 +95,8 @@ func TestFindings(t *testing.T) {
 		"an inline volume": {
 			attachedBy(inline), map[string][]string{"v": {}}, false, []string{"attached_not_published VolumeAttachment a v id"},
 		},
+		"an inline volume without a PV": {unbound, map[string][]string{"v": {"id"}}, false, nil},
+		"a PV that was recreated":       {attachedBy(recorded), map[string][]string{"v": {}, "old": {"id"}}, false, nil},
 		"an attachment of another driver": {
 			attachedBy(foreign), map[string][]string{"v": {"id"}}, false, []string{"published_not_attached v id"},
 		},
@@ -144,18 +151,90 @@ func TestSnapshots(t *testing.T) {
 // that only the driver knows.
 func TestVolumesOfAnInTreePlugin(t *testing.T) {
 	t.Parallel()
-	const gce = "pd.csi.storage.gke.io"
-	pv := volume("pv", "", "")
-	pv.Labels = map[string]string{corev1.LabelTopologyZone: "z"}
-	pv.Spec.PersistentVolumeSource = corev1.PersistentVolumeSource{GCEPersistentDisk: &corev1.GCEPersistentDiskVolumeSource{PDName: "disk"}}
-	listed := Listed{Volumes: map[string][]string{"projects/p/zones/z/disks/disk": {}}, Nodes: true}
-	c := comparison{driver: gce, cluster: ClusterState{Volumes: []*corev1.PersistentVolume{pv}}, listed: listed}
-	if got := c.findings(); len(got) > 0 {
-		t.Errorf("%+v", got)
+	const gce, disk, twin = "pd.csi.storage.gke.io", "projects/p/zones/z/disks/disk", "projects/p/zones/y/disks/disk"
+	const unspecified = "projects/UNSPECIFIED/zones/UNSPECIFIED/disks/disk"
+	inZones := func(zones string) []*corev1.PersistentVolume {
+		pv := volume("pv", "", "")
+		pv.Labels = map[string]string{corev1.LabelTopologyZone: zones}
+		pv.Spec.CSI, pv.Spec.GCEPersistentDisk = nil, &corev1.GCEPersistentDiskVolumeSource{PDName: "disk"}
+		return []*corev1.PersistentVolume{pv}
 	}
-	c.listed.Volumes = map[string][]string{"projects/p/zones/z/disks/another": {}}
-	if got := texts(c.findings()); len(got) != 2 {
-		t.Errorf("%q", got)
+	attached := func(change func(*storagev1.VolumeAttachment)) []*storagev1.VolumeAttachment {
+		va := attachment("a", "pv", "n", true)
+		va.Spec.Attacher = gce
+		change(va)
+		return []*storagev1.VolumeAttachment{va}
+	}
+	inline := attached(func(va *storagev1.VolumeAttachment) {
+		va.Spec.Source = storagev1.VolumeAttachmentSource{InlineVolumeSpec: &volume("", gce, unspecified).Spec}
+	})
+	recorded := attached(func(va *storagev1.VolumeAttachment) { va.Annotations = map[string]string{annVolumeHandle: unspecified} })
+	for name, test := range map[string]struct {
+		volumes     []*corev1.PersistentVolume
+		attachments []*storagev1.VolumeAttachment
+		listed      map[string][]string
+		want        []string
+	}{
+		"a PV":           {inZones("z"), nil, map[string][]string{disk: {}}, nil},
+		"an attached PV": {inZones("z"), attached(func(*storagev1.VolumeAttachment) {}), map[string][]string{disk: {"id"}}, nil},
+		"another volume": {inZones("z"), nil, map[string][]string{"projects/p/zones/z/disks/another": {}}, []string{
+			"volume_without_pv projects/p/zones/z/disks/another",
+			"pv_without_volume PersistentVolume pv projects/UNSPECIFIED/zones/z/disks/disk",
+		}},
+		"zones of two regions": {inZones("europe-west1-b__europe-west2-c"), nil, map[string][]string{disk: {}}, nil},
+		"an inline volume":     {nil, inline, map[string][]string{disk: {"id"}}, nil},
+		"an inline volume that is not published": {
+			nil, inline, map[string][]string{disk: {}}, []string{"attached_not_published VolumeAttachment a " + disk + " id"},
+		},
+		"two volumes of one name":    {nil, inline, map[string][]string{disk: {"id"}, twin: {}}, nil},
+		"two that are not published": {nil, inline, map[string][]string{disk: {}, twin: {}}, nil},
+		"a PV that was removed":      {nil, recorded, map[string][]string{disk: {"id"}}, nil},
+	} {
+		c := comparison{driver: gce, listed: Listed{Volumes: test.listed, Nodes: true}, cluster: ClusterState{
+			Volumes: test.volumes, Attachments: test.attachments, Attached: true, NodeIDs: map[string]string{"n": "id"},
+		}}
+		if got := texts(c.findings()); !slices.Equal(got, test.want) {
+			t.Errorf("%s: %q, want %q", name, got, test.want)
+		}
+	}
+}
+
+func TestPossibleUsers(t *testing.T) {
+	t.Parallel()
+	claim := func(owner, volume string, finalizers ...string) *corev1.PersistentVolumeClaim {
+		pvc := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Finalizers: finalizers}}
+		pvc.Annotations = map[string]string{
+			storagehelpers.AnnStorageProvisioner: owner, kube.AnnProvisioningRequest: fmt.Sprintf(`{"driver":%q}`, driver),
+		}
+		pvc.Spec.VolumeName = volume
+		return pvc
+	}
+	const pending = "; it may belong to a claim that is being provisioned"
+	const unknown = "; it may belong to a claim whose CreateVolume outcome is unknown"
+	type claims = []*corev1.PersistentVolumeClaim
+	for name, test := range map[string]struct {
+		driver string
+		claims claims
+		want   string
+	}{
+		"no claim":                  {driver, nil, ""},
+		"pending claims":            {driver, claims{claim(driver, ""), claim(driver, "")}, pending + " (claims: 2)"},
+		"a bound claim":             {driver, claims{claim(driver, "pv")}, ""},
+		"a claim of another driver": {driver, claims{claim("other.example.com", "")}, ""},
+		"a record and a pending claim": {
+			driver, claims{claim(driver, "", kube.ProvisioningFinalizer), claim(driver, "")},
+			unknown + " (claims: 1)" + pending + " (claims: 1)",
+		},
+		"a driver with an in-tree plugin": {
+			"disk.csi.azure.com", nil, "; it may be an inline volume (kubernetes.io/azure-disk) of a pod",
+		},
+	} {
+		listed := Listed{Volumes: map[string][]string{"v": {}}}
+		found := comparison{driver: test.driver, cluster: ClusterState{Claims: test.claims}, listed: listed}.findings()
+		want := "no PersistentVolume or VolumeAttachment has this volume handle" + test.want
+		if len(found) != 1 || found[0].Message != want {
+			t.Errorf("%s: %+v, want %q", name, found, want)
+		}
 	}
 }
 

@@ -122,6 +122,9 @@ func (r *APIReader) readContents(ctx context.Context, state *ClusterState) error
 	for _, c := range contents {
 		driver, _, _ := unstructured.NestedString(c.Object, "spec", "driver")
 		handle, _, _ := unstructured.NestedString(c.Object, "status", "snapshotHandle")
+		if handle == "" { // pre-provisioned
+			handle, _, _ = unstructured.NestedString(c.Object, "spec", "source", "snapshotHandle")
+		}
 		if driver == r.driver && handle != "" {
 			state.Contents = append(state.Contents, Content{c.GetName(), string(c.GetUID()), handle})
 		}

@@ -6,9 +6,14 @@ package audit
 import (
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"testing"
 
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	dynamicfake "k8s.io/client-go/dynamic/fake"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 )
@@ -30,6 +35,36 @@ func TestHintAtAPermission(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), "listing PersistentVolumes") ||
 			strings.Contains(err.Error(), "Grant list") != hint {
 			t.Errorf("%s: %v", host, err)
+		}
+	}
+}
+
+func TestReadContents(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		driver, source, status string
+		want                   []Content
+	}{
+		"created by the driver":               {driver, "", "s", []Content{{Name: "c", Handle: "s"}}},
+		"pre-provisioned":                     {driver, "s", "s", []Content{{Name: "c", Handle: "s"}}},
+		"pre-provisioned, without a status":   {driver, "s", "", []Content{{Name: "c", Handle: "s"}}},
+		"being created":                       {driver, "", "", nil},
+		"pre-provisioned, for another driver": {"other.example.com", "s", "", nil},
+	} {
+		content := &unstructured.Unstructured{Object: map[string]any{
+			"apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshotContent", "metadata": map[string]any{"name": "c"},
+			"spec":   map[string]any{"driver": test.driver, "source": map[string]any{"snapshotHandle": test.source}},
+			"status": map[string]any{"snapshotHandle": test.status},
+		}}
+		resource := schema.GroupVersionResource{Group: "snapshot.storage.k8s.io", Version: "v1", Resource: "volumesnapshotcontents"}
+		client := dynamicfake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(),
+			map[schema.GroupVersionResource]string{resource: "VolumeSnapshotContentList"}, content)
+		var state ClusterState
+		if err := NewAPIReader(nil, nil, client, driver).readContents(t.Context(), &state); err != nil {
+			t.Fatal(err)
+		}
+		if !slices.Equal(state.Contents, test.want) {
+			t.Errorf("%s: %+v, want %+v", name, state.Contents, test.want)
 		}
 	}
 }
