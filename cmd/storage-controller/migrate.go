@@ -192,6 +192,9 @@ func flagTables(root *cobra.Command) migrate.Tables {
 		r := migrate.Role{Name: section.Name}
 		for _, o := range section.Options {
 			r.Options = append(r.Options, o.Name)
+			if o.Alias != "" {
+				r.Aliases = append(r.Aliases, o.Alias)
+			}
 		}
 		t.Roles = append(t.Roles, r)
 	}

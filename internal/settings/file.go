@@ -111,7 +111,8 @@ func joinMaps(file map[string]any) {
 	}
 }
 
-// moveIntoSections moves the options of roles from the top of file into the sections.
+// moveIntoSections moves the options of roles from the top of file into the sections. An alias of an option is
+// the name of one that another role has.
 func moveIntoSections(file map[string]any, sections []Section) {
 	top := map[string]any{}
 	for _, s := range sections {
@@ -127,10 +128,12 @@ func moveIntoSections(file map[string]any, sections []Section) {
 			values = map[string]any{}
 		}
 		for _, o := range s.Options {
-			if value, ok := top[o.Name]; ok {
-				if _, own := values[o.Name]; !own {
-					values[o.Name] = value
-				}
+			value, ok := top[o.Name]
+			if !ok {
+				value, ok = top[o.Alias]
+			}
+			if _, own := values[o.Name]; ok && !own {
+				values[o.Name] = value
 			}
 		}
 		file[s.Name] = values

@@ -6,6 +6,7 @@ package settings
 import (
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"reflect"
 	"regexp"
@@ -223,6 +224,7 @@ func decodeInto(target, values any) error {
 		DecodeHook: mapstructure.ComposeDecodeHookFunc(
 			mapstructure.TextUnmarshallerHookFunc(),
 			decodeDuration,
+			refuseConversions,
 			mapstructure.StringToSliceHookFunc(","),
 		),
 	})
@@ -244,10 +246,49 @@ func oneLine(err error) error {
 	return errors.New(strings.ReplaceAll(text, "\n", "; "))
 }
 
-// decodeDuration converts text to a duration.
-func decodeDuration(from, to reflect.Type, value any) (any, error) {
-	if text, ok := value.(string); ok && from.Kind() == reflect.String && to == reflect.TypeFor[time.Duration]() {
-		return parseGrace(text)
+// decodeDuration converts text to a duration, and returns an error for a number other than 0 and -1: the decoder would
+// take it as nanoseconds.
+func decodeDuration(_, to reflect.Type, value any) (any, error) {
+	if to != reflect.TypeFor[time.Duration]() {
+		return value, nil
+	}
+	switch v := value.(type) {
+	case string:
+		return parseGrace(v)
+	case bool, float64:
+		if v != 0.0 && v != -1.0 {
+			return nil, fmt.Errorf("needs a unit, such as 30s, got %v", v)
+		}
+	}
+	return value, nil
+}
+
+// refuseConversions returns an error for a value of the configuration file that the decoder would convert to
+// another one, although the flag refuses it.
+func refuseConversions(_, to reflect.Type, value any) (any, error) {
+	_, isBool := value.(bool)
+	number, isNumber := value.(float64)
+	want := ""
+	switch to.Kind() {
+	case reflect.Bool:
+		if isNumber && number != 0 && number != 1 || value == "" {
+			want = "true or false"
+		}
+	case reflect.Int:
+		if isBool || isNumber && number != math.Trunc(number) || value == "" {
+			want = "a whole number"
+		}
+	case reflect.Float64:
+		if isBool || value == "" {
+			want = "a number"
+		}
+	case reflect.String:
+		if isBool { // off, on, yes and no, too
+			want = "text in quotes"
+		}
+	}
+	if want != "" {
+		return nil, fmt.Errorf("must be %s, got %#v", want, value)
 	}
 	return value, nil
 }

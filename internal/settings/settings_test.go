@@ -4,6 +4,7 @@
 package settings_test
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -14,7 +15,9 @@ import (
 	"github.com/storage-controller/storage-controller/attacher"
 	"github.com/storage-controller/storage-controller/internal/app"
 	"github.com/storage-controller/storage-controller/internal/settings"
+	"github.com/storage-controller/storage-controller/nodecontroller"
 	"github.com/storage-controller/storage-controller/provisioner"
+	"github.com/storage-controller/storage-controller/resizer"
 	"github.com/storage-controller/storage-controller/snapshotter"
 )
 
@@ -87,6 +90,31 @@ func TestSettings(t *testing.T) {
 			t.Errorf("%+v", s)
 		}
 	})
+	t.Run("numbers and texts that flags accept, too", func(t *testing.T) {
+		write("resync: 0\npvc-pod-deletion-grace: -1\nstrict-topology: 1\nhealth-probe-bind-address: 0\nsnapshot-name-prefix: 3\n" +
+			"node-cleanup-qps: 2\nworker-threads: '7'\ncontrollers: provisioner")
+		s, err := read("--config=" + file)
+		if c := settings.Of[nodecontroller.Config](s, "nodecontroller"); err != nil || attaching(s).Resync != 0 ||
+			c.PVCPodDeletionGrace != -1 || c.NodeCleanupQPS != 2 || !provisioning(s).StrictTopology ||
+			provisioning(s).WorkerThreads != 7 || s.Common.HealthBindAddress != "0" || len(s.Common.Controllers) != 1 {
+			t.Errorf("%v: %+v", err, s)
+		}
+	})
+	for name, tt := range map[string]struct{ content, want string }{
+		"alias":                   {"worker-threads: 7\nresync: 5m", "7 5m0s"},
+		"the name before it":      {"worker-threads: 7\nworkers: 8\nresync: 5m\nresync-period: 6m", "8 6m0s"},
+		"the section before it":   {"worker-threads: 7\nresync: 5m\nresizer: {workers: 9, resync-period: 0}", "9 0s"},
+		"no alias in the section": {"attacher: {worker-threads: 7, resync: 5m}", "10 10m0s"},
+	} {
+		t.Run("alias at the top: "+name, func(t *testing.T) {
+			write(tt.content)
+			s, err := read("--config=" + file)
+			c := settings.Of[resizer.Config](s, "resizer")
+			if have := fmt.Sprint(c.Workers, c.ResyncPeriod); err != nil || have != tt.want {
+				t.Errorf("%v: %s, want %s", err, have, tt.want)
+			}
+		})
+	}
 	t.Run("every option of a role has a flag with the prefix of the role", func(t *testing.T) {
 		s, err := read("--provisioner-volume-name-prefix=vol", "--capacity-poll-interval=2m", "--provisioner-strict-topology",
 			"--snapshotter-snapshot-name-prefix=a", "--snapshot-name-prefix=b")
@@ -143,6 +171,14 @@ func TestSettings(t *testing.T) {
 		"key twice":                         {"timeout: 1s\ntimeout: 2s", "timeout"},
 		"value of the wrong kind":           {"timeout: often", "timeout"},
 		"number that is none":               {"worker-threads: many", "worker-threads"},
+		"duration without a unit":           {"timeout: 30", "'timeout' needs a unit, such as 30s, got 30"},
+		"duration of a role without a unit": {"nodecontroller: {node-delete-grace: 300}", "'node-delete-grace' needs a unit, such as 30s"},
+		"duration that is a boolean":        {"resync: true", "'resync' needs a unit, such as 30s, got true"},
+		"boolean that is a number":          {"strict-topology: 15", "'strict-topology' must be true or false, got 15"},
+		"number that is a boolean":          {"worker-threads: true", "'worker-threads' must be a whole number, got true"},
+		"number with a fraction":            {"node-cleanup-min-nodes: 0.5", "must be a whole number, got 0.5"},
+		"number that is empty":              {"node-cleanup-max-fraction: ''", `must be a number, got ""`},
+		"text that YAML reads as a boolean": {"node-cleanup: off", "must be text in quotes, got false"},
 		"not YAML":                          {"{", "configuration"},
 		"version is no option of a file":    {"version: true", `unknown key "version"`},
 		"a key that only the flags may set": {"config: x", `unknown key "config"`},

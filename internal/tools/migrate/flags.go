@@ -153,6 +153,10 @@ func (s *source) renamed(name string) string {
 		return "leader-election"
 	case s.kind == csiResizer && name == "csiTimeout":
 		return "timeout"
+	case s.kind == csiResizer && name == "worker-threads":
+		return "workers"
+	case s.kind == csiResizer && name == "resync":
+		return "resync-period"
 	}
 	return name
 }

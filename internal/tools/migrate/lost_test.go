@@ -254,3 +254,31 @@ func TestFlagTable(t *testing.T) {
 		}
 	}
 }
+
+// TestAliases expects that a flag of the other sidecars does not set the resizer, which has its name as an alias.
+func TestAliases(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		provisioner, attacher, resizer []string
+		want                           string
+	}{
+		"workers": {[]string{"--worker-threads=7"}, []string{"--worker-threads=7"}, nil,
+			" --provisioner-worker-threads=7 --attacher-worker-threads=7 "},
+		"resync": {nil, []string{"--resync=0"}, nil, " --attacher-resync=0 "},
+		"workers of the resizer": {nil, []string{"--worker-threads=7"}, []string{"--worker-threads=7", "--resync=1m"},
+			" --attacher-worker-threads=7 --workers=7 --resync-period=1m "},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := migrated(t, deployment(sidecar("csi-provisioner", tt.provisioner...), sidecar("csi-attacher", tt.attacher...),
+				sidecar("csi-resizer", tt.resizer...)), false)
+			have := strings.Join(r.Commands[0], " ") + " "
+			for _, other := range []string{"provisioner", "attacher", "resizer"} { // their default timeouts are written out
+				have = strings.ReplaceAll(have, " --"+other+"-timeout=10s", "")
+			}
+			if !strings.HasSuffix(have, "/csi/csi.sock"+tt.want) {
+				t.Errorf("%s\nwant: %s", have, tt.want)
+			}
+		})
+	}
+}

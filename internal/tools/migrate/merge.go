@@ -87,12 +87,13 @@ func allEqual(all []candidate) bool {
 }
 
 // perRole merges a flag that each role may have for itself. It is set for all roles if all have
-// the same value, otherwise with the prefix of each role.
+// the same value, otherwise with the prefix of each role. Without the prefix it also sets roles
+// that have it as an alias, which no sidecar has.
 func (g merger) perRole(name string, all []candidate) []setting {
 	roles := g.m.Tables.rolesWith(name)
 	having := 0
-	for _, r := range g.roles() {
-		if slices.Contains(roles, r) {
+	for _, r := range g.m.Tables.Roles {
+		if slices.Contains(g.roles(), r.Name) && (slices.Contains(r.Options, name) || slices.Contains(r.Aliases, name)) {
 			having++
 		}
 	}

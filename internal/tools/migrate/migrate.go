@@ -70,6 +70,7 @@ type Flag struct {
 type Role struct {
 	Name    string   // in --controllers, and the prefix of flags for this role alone
 	Options []string // its flags, without the prefix
+	Aliases []string // other names of its flags
 }
 
 // Result is a rewritten manifest.

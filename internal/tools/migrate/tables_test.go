@@ -27,7 +27,7 @@ func tables() Tables {
 		{Name: "nodecontroller", Options: append(words(`profile leader-election-id skip-node-finalize=bool enable-webhooks=bool`),
 			shared...)},
 		{Name: "resizer", Options: append(words(`workers resync-period handle-volume-inuse-error=bool extra-modify-metadata=bool
-			resize-timeout modify-timeout`), shared...)},
+			resize-timeout modify-timeout`), shared...), Aliases: words("worker-threads resync")},
 		{Name: "snapshotter", Options: append(words(`worker-threads resync-period snapshot-name-prefix snapshot-name-uuid-length
 			groupsnapshot-name-prefix groupsnapshot-name-uuid-length extra-create-metadata=bool node-deployment=bool`), shared...)},
 	}
@@ -53,7 +53,7 @@ func tables() Tables {
 	t.Roles = roles
 	for _, r := range roles {
 		for _, o := range r.Options {
-			if len(t.rolesWith(o)) > 1 {
+			if !strings.HasPrefix(o, r.Name+"-") {
 				t.Commands["all"] = append(t.Commands["all"], Flag{Name: r.Name + "-" + o})
 			}
 		}
