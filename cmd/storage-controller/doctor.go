@@ -50,7 +50,8 @@ or workload, doctor checks for "all" with the flags that you set.
 the ServiceAccount, for kubectl apply -f -.
 
 Exit code: 0 no check failed, but there may be warnings; 3 a check failed; 2 usage
-error; 1 neither the driver nor the API server answered.`,
+error; 1 neither the driver nor the API server answered, or --print-rbac could not check
+a permission.`,
 		Example: `  kubectl exec -n kube-system deployment/my-csi-controller -c storage-controller -- /storage-controller doctor
   storage-controller doctor -n kube-system deployment/my-csi-controller --driver-name=drv.example.com
   storage-controller doctor -n kube-system deployment/my-csi-controller --driver-name=drv.example.com --print-rbac
@@ -105,8 +106,7 @@ func (o doctorOptions) run(cmd *cobra.Command, args []string) error {
 		if line != nil {
 			in.Plan = func(driver csiclient.Driver, known bool) doctor.Plan {
 				plan := c.Plan(driver, known)
-				plan.Checks = append([]doctor.Check{{Name: "process", Status: doctor.OK, Message: "the flags are those of " + line.source +
-					", which runs " + line.use}}, plan.Checks...)
+				plan.Checks = append(line.checks(), plan.Checks...)
 				return plan
 			}
 		}
@@ -156,15 +156,18 @@ func printRBAC(cmd *cobra.Command, report doctor.Report) error {
 	if !report.Reached || report.User == "" {
 		return verdict(doctor.Report{Checks: report.Checks})
 	}
+	unreviewed := report.Unreviewed()
 	if len(report.Missing) == 0 {
-		fmt.Fprintln(cmd.ErrOrStderr(), "No permission is missing.")
-		return nil
+		if unreviewed == nil {
+			fmt.Fprintln(cmd.ErrOrStderr(), "No permission is missing.")
+		}
+		return unreviewed
 	}
 	err := report.WriteRBAC(cmd.OutOrStdout())
 	if errors.Is(err, doctor.ErrNoServiceAccount) {
 		return &usageError{fmt.Errorf("--print-rbac: %w. Set --as=NAMESPACE/NAME, or name a workload", err)}
 	}
-	return err
+	return errors.Join(err, unreviewed)
 }
 
 // verdict returns the exit code of a report as an error.

@@ -23,6 +23,7 @@ import (
 
 	"github.com/storage-controller/storage-controller/internal/app"
 	"github.com/storage-controller/storage-controller/internal/settings"
+	"github.com/storage-controller/storage-controller/internal/tools/doctor"
 )
 
 // roleCommands are the roles of each command that a container may run.
@@ -37,7 +38,20 @@ type commandLine struct {
 	roles  app.Selection
 	use    string // the name of the command
 	flags  *pflag.FlagSet
-	copied string // the copy of the configuration file, to be removed; "": none
+	copied string   // the copy of the configuration file, to be removed; "": none
+	unread []string // variables whose values are not in the workload
+}
+
+// checks returns a check of the source of l, and one of the variables that doctor does not read.
+func (l *commandLine) checks() []doctor.Check {
+	checks := []doctor.Check{{Name: "process", Status: doctor.OK,
+		Message: "the flags are those of " + l.source + ", which runs " + l.use}}
+	if len(l.unread) > 0 {
+		checks = append(checks, doctor.Check{Name: "environment", Status: doctor.Warning,
+			Message: "not read from " + l.source + ": " + strings.Join(l.unread, ", "),
+			Hint:    "set the options of these variables as flags of doctor, or run doctor in the container"})
+	}
+	return checks
 }
 
 // parseCommandLine parses argv as the program does. It returns nil if argv is not a command that runs roles.
@@ -161,7 +175,8 @@ func (w workload) commandLine(ctx context.Context, client kubernetes.Interface, 
 		}
 		env := w.environment(ctx, client, c)
 		source := fmt.Sprintf("container %s of %s/%s in namespace %s", c.Name, w.kind, w.name, w.namespace)
-		l, err := parseCommandLine(source, containerCommand(c, env, name != ""))
+		argv := containerCommand(c, env, name != "")
+		l, err := parseCommandLine(source, argv)
 		if err != nil {
 			return nil, err
 		}
@@ -172,6 +187,8 @@ func (w workload) commandLine(ctx context.Context, client kubernetes.Interface, 
 			continue
 		}
 		line = l
+		line.unread = unread(c, env, argv)
+		env["POD_NAMESPACE"] = cmp.Or(env["POD_NAMESPACE"], w.namespace) // arguments do not expand to it
 		adoptEnvironment(env)
 		if err := w.copyConfig(ctx, client, c, l); err != nil {
 			return nil, err
@@ -238,24 +255,46 @@ func (w workload) environment(ctx context.Context, client kubernetes.Interface, 
 		case from == nil:
 			env[v.Name] = v.Value
 		case from.FieldRef != nil:
-			env[v.Name] = fields[from.FieldRef.FieldPath]
+			if value, known := fields[from.FieldRef.FieldPath]; known {
+				env[v.Name] = value
+			}
 		}
 	}
 	return env
 }
 
+// unread returns the variables of c that are not in env, and that its arguments or roles refer to.
+func unread(c corev1.Container, env map[string]string, argv []string) []string {
+	var names []string
+	if len(c.EnvFrom) > 0 {
+		names = append(names, "envFrom")
+	}
+	for _, v := range c.Env {
+		_, read := env[v.Name]
+		if !read && (ofRoles(v.Name) || strings.Contains(strings.Join(argv, " "), "$("+v.Name+")")) {
+			names = append(names, v.Name)
+		}
+	}
+	return names
+}
+
 // podVariables are the variables without the prefix of options that roles read.
 var podVariables = []string{"POD_NAME", "POD_NAMESPACE", "NAMESPACE", "NODE_NAME"}
+
+// ofRoles reports whether roles read the variable called name.
+func ofRoles(name string) bool {
+	return strings.HasPrefix(name, settings.EnvPrefix) || slices.Contains(podVariables, name)
+}
 
 // adoptEnvironment replaces the variables that roles read by those in env.
 func adoptEnvironment(env map[string]string) {
 	for _, item := range os.Environ() {
-		if name, _, _ := strings.Cut(item, "="); strings.HasPrefix(name, settings.EnvPrefix) || slices.Contains(podVariables, name) {
+		if name, _, _ := strings.Cut(item, "="); ofRoles(name) {
 			os.Unsetenv(name)
 		}
 	}
 	for name, value := range env {
-		if strings.HasPrefix(name, settings.EnvPrefix) || slices.Contains(podVariables, name) {
+		if ofRoles(name) {
 			os.Setenv(name, value)
 		}
 	}

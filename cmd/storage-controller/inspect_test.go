@@ -7,6 +7,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -89,8 +90,14 @@ func deployment(t *testing.T, cp *kubetest.ControlPlane, ns string) {
 					Args: []string{"all", "--config=/etc/sc/config.yaml", "--leader-election", "--controllers=$(ROLES)",
 						"--csi-address=/csi/csi.sock"},
 					Env: []corev1.EnvVar{{Name: "ROLES", Value: "attacher"}, {Name: "STORAGE_CONTROLLER_MAX_ENTRIES", Value: "12"},
-						{Name: "POD_NAMESPACE", ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{
-							APIVersion: "v1", FieldPath: "metadata.namespace"}}}},
+						{Name: "POD_NAME", ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{
+							APIVersion: "v1", FieldPath: "metadata.name"}}},
+						{Name: "STORAGE_CONTROLLER_TIMEOUT", ValueFrom: &corev1.EnvVarSource{ConfigMapKeyRef: &corev1.ConfigMapKeySelector{
+							LocalObjectReference: corev1.LocalObjectReference{Name: "settings"}, Key: "timeout"}}},
+						{Name: "GOMEMLIMIT", ValueFrom: &corev1.EnvVarSource{ResourceFieldRef: &corev1.ResourceFieldSelector{
+							Resource: "limits.memory"}}}},
+					EnvFrom: []corev1.EnvFromSource{{ConfigMapRef: &corev1.ConfigMapEnvSource{
+						LocalObjectReference: corev1.LocalObjectReference{Name: "settings"}}}},
 					VolumeMounts: []corev1.VolumeMount{{Name: "config", MountPath: "/etc/sc"}}},
 			}}}}}
 	_, err := cp.Client().CoreV1().ConfigMaps(ns).Create(t.Context(), config, metav1.CreateOptions{})
@@ -130,6 +137,8 @@ func TestDoctorOfAWorkload(t *testing.T) {
 			{Name: "flags", Status: doctor.Warning, Message: "kube-api-burst (file) has no effect"},
 			{Name: "rbac attacher", Status: status},
 			{Name: "rbac attacher-leader-election", Status: status},
+			{Name: "sidecars", Status: doctor.OK, Message: "in namespace " + ns},
+			{Name: "environment", Status: doctor.Warning, Message: "in namespace " + ns + ": envFrom, STORAGE_CONTROLLER_TIMEOUT"},
 		} {
 			if !slices.ContainsFunc(report.Checks, func(c doctor.Check) bool {
 				return c.Name == want.Name && c.Status == want.Status && strings.Contains(c.Message, want.Message)
@@ -143,6 +152,14 @@ func TestDoctorOfAWorkload(t *testing.T) {
 	if code != 0 || !strings.Contains(stdout, "# attacher: not granted: get,list,watch,patch volumeattachments.storage.k8s.io") {
 		t.Fatalf("exit code %d: %s%s", code, stdout, stderr)
 	}
+	_, features, _ := output(t, append(base, "--print-rbac", "--controllers=provisioner,resizer,snapshotter")...)
+	for _, feature := range []string{"provisioner-attachments", "provisioner-topology", "provisioner-snapshots",
+		"provisioner-volumeattributesclasses", "resizer-attachments", "resizer-pods", "resizer-volumeattributesclasses",
+		"snapshotter-groups"} {
+		if !strings.Contains(features, "# "+feature+": not granted: ") {
+			t.Errorf("capabilities are unknown, and %s is not in\n%s", feature, features)
+		}
+	}
 	create(t, cp, stdout)
 	kubetest.Eventually(t, "the permissions are granted", func(ctx context.Context) error {
 		if _, rest, told := output(t, append(base, "--print-rbac")...); !strings.Contains(told, "No permission is missing") {
@@ -151,6 +168,14 @@ func TestDoctorOfAWorkload(t *testing.T) {
 		return nil
 	})
 	check(false)
+	forbidden := kubetest.WriteKubeconfig(t, kubetest.Proxy(t, cp.Config(),
+		func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
+			if r.Header.Get("Impersonate-User") != "" {
+				http.Error(w, "cannot impersonate", http.StatusForbidden)
+				return
+			}
+			pass.ServeHTTP(w, r)
+		}))
 	for mistake, tt := range map[string]struct {
 		code int
 		args []string
@@ -160,6 +185,8 @@ func TestDoctorOfAWorkload(t *testing.T) {
 		"must be deployment/NAME":           {exitUsage, []string{"pod/x"}},
 		"must be a ServiceAccount, is jane": {exitUsage, []string{"--driver-name=a.b", "--as=jane", "--print-rbac"}},
 		"require a workload":                {exitUsage, []string{"-n", ns}},
+		"could not be checked: rbac attacher": {exitFailure, []string{"--kubeconfig=" + forbidden, "--controllers=attacher",
+			"--driver-name=a.b", "--as=" + ns + "/csi", "--print-rbac"}},
 	} {
 		args := append([]string{"storage-controller", "doctor", "--kubeconfig=" + cp.Kubeconfig()}, tt.args...)
 		if code, _, stderr := output(t, args...); code != tt.code || !strings.Contains(stderr, mistake) {

@@ -22,10 +22,12 @@ import (
 	"k8s.io/client-go/rest"
 )
 
+const apiServerCheck = "api-server"
+
 // connect checks the API server and creates the clients. It returns false if no further check is
 // possible.
 func (e *examination) connect(ctx context.Context) bool {
-	const name = "api-server"
+	const name = apiServerCheck
 	fail := func(hint, format string, args ...any) bool {
 		e.add(name, Failure, hint, format, args...)
 		return false
@@ -182,7 +184,7 @@ func (e *examination) now() time.Time { return time.Now().Add(-e.skew) }
 func (e *examination) checkAPIs() {
 	for _, a := range e.plan.APIs {
 		name := "api " + a.Resource
-		served, err := e.serves(a.GroupVersion, a.Resource)
+		served, err := serves(e.client, a.GroupVersion, a.Resource)
 		switch {
 		case err != nil:
 			e.skip(name, "reading the resources of %s: %v", a.GroupVersion, err)
@@ -202,7 +204,7 @@ func (e *examination) checkAPIs() {
 func (e *examination) checkCapacityVersion() {
 	const name, resource = "api csistoragecapacities", "csistoragecapacities"
 	for _, version := range []string{"storage.k8s.io/v1", "storage.k8s.io/v1beta1"} {
-		served, err := e.serves(version, resource)
+		served, err := serves(e.client, version, resource)
 		if err != nil {
 			e.skip(name, "reading the resources of %s: %v", version, err)
 			return
@@ -216,8 +218,8 @@ func (e *examination) checkCapacityVersion() {
 		"neither storage.k8s.io/v1 nor v1beta1 is served")
 }
 
-func (e *examination) serves(groupVersion, resource string) (bool, error) {
-	list, err := e.client.Discovery().ServerResourcesForGroupVersion(groupVersion)
+func serves(client kubernetes.Interface, groupVersion, resource string) (bool, error) {
+	list, err := client.Discovery().ServerResourcesForGroupVersion(groupVersion)
 	if apierrors.IsNotFound(err) {
 		return false, nil
 	}

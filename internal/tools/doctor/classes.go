@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/migration"
 	"github.com/storage-controller/storage-controller/internal/volumerules"
@@ -42,39 +43,51 @@ func (e *examination) checkClasses(ctx context.Context) {
 	e.ok(name, "%s", names(found))
 	client, err := e.reviewClient()
 	if err != nil {
-		e.skip("secrets", "creating the client for access reviews: %v", err)
+		e.skip("rbac secrets", "creating the client for access reviews: %v", err)
 		return
 	}
-	seen := map[volumerules.Secret]bool{}
 	for _, c := range classes {
-		e.checkSecrets(ctx, client, c, seen)
+		e.checkSecrets(ctx, client, c)
 	}
 }
 
-func (e *examination) checkSecrets(ctx context.Context, client kubernetes.Interface, class *storagev1.StorageClass,
-	seen map[volumerules.Secret]bool) {
+func (e *examination) checkSecrets(ctx context.Context, client kubernetes.Interface, class *storagev1.StorageClass) {
 	secrets, err := volumerules.SecretTemplates(class.Parameters)
 	if err != nil {
 		e.add("storageclass "+class.Name, Failure, "correct the parameters; no volume of this class can be provisioned", "%v", err)
 		return
 	}
 	for _, s := range secrets {
-		if seen[s] {
-			continue
+		if role := reader(s.Purpose, e.driver.Controller, e.known); role != "" && e.plan.runs(role) {
+			e.checkSecretAccess(ctx, client, s, role)
 		}
-		seen[s] = true
-		switch {
-		case s.Purpose == volumerules.Provisioner && e.plan.runs("provisioner"):
-			e.checkSecretAccess(ctx, client, s, "provisioner")
-		case s.Purpose == volumerules.ControllerPublish && e.plan.runs("attacher"):
-			e.checkSecretAccess(ctx, client, s, "attacher")
+		e.checkSecretExists(ctx, "StorageClass "+class.Name, s)
+	}
+}
+
+// reader returns the role that reads the secrets of a purpose, "" if none does. known reports whether caps are known.
+func reader(purpose volumerules.Purpose, caps csiclient.ControllerCapabilities, known bool) string {
+	modifies := !known || caps.ModifyVolume
+	switch purpose {
+	case volumerules.Provisioner:
+		return "provisioner"
+	case volumerules.ControllerPublish:
+		return "attacher"
+	case volumerules.ControllerExpand:
+		if modifies || caps.ExpandVolume {
+			return "resizer"
 		}
-		object := volumerules.Secret{Namespace: s.Namespace, Name: s.Name}
-		if !strings.Contains(s.Name+s.Namespace, "$") && !seen[object] {
-			seen[object] = true
-			e.checkSecretExists(ctx, class.Name, s)
+	case volumerules.ControllerModify:
+		if modifies {
+			return "resizer"
 		}
 	}
+	return ""
+}
+
+// has reports whether there is a check called name.
+func (r *Report) has(name string) bool {
+	return slices.ContainsFunc(r.Checks, func(c Check) bool { return c.Name == name })
 }
 
 // checkSecretAccess checks the permission to read a secret, or all secrets if it is a template.
@@ -88,6 +101,9 @@ func (e *examination) checkSecretAccess(ctx context.Context, client kubernetes.I
 	}
 	file := role + "-secrets"
 	name := fmt.Sprintf("rbac %s %s/%s", file, s.Namespace, s.Name)
+	if e.has(name) {
+		return
+	}
 	ok, err := allowed(ctx, client, a)
 	switch {
 	case err != nil:
@@ -109,18 +125,21 @@ func (e *examination) checkSecretAccess(ctx context.Context, client kubernetes.I
 	}
 }
 
-// checkSecretExists reads only the metadata of a secret.
+// checkSecretExists reads only the metadata of a secret. Templates are not checked.
 func (e *examination) checkSecretExists(ctx context.Context, class string, s volumerules.Secret) {
 	name := fmt.Sprintf("secret %s/%s", s.Namespace, s.Name)
+	if strings.Contains(s.Name+s.Namespace, "$") || e.has(name) {
+		return
+	}
 	secrets := e.meta.Resource(corev1.SchemeGroupVersion.WithResource("secrets"))
 	_, err := secrets.Namespace(s.Namespace).Get(ctx, s.Name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
-		e.add(name, Warning, "create it, or correct the parameters of the class", "not found; it is the %s secret of StorageClass %s",
+		e.add(name, Warning, "create it, or correct the parameters of the class", "not found; it is the %s secret of %s",
 			s.Purpose, class)
 	case err != nil:
-		e.skip(name, "%s secret of StorageClass %s; it could not be read (%s)", s.Purpose, class, reason(err))
+		e.skip(name, "%s secret of %s; it could not be read (%s)", s.Purpose, class, reason(err))
 	default:
-		e.ok(name, "exists, %s secret of StorageClass %s", s.Purpose, class)
+		e.ok(name, "exists, %s secret of %s", s.Purpose, class)
 	}
 }

@@ -161,6 +161,9 @@ func Run(ctx context.Context, in Input) Report {
 	e.askDriver(ctx)
 	e.Driver = e.driver.Name
 	e.plan = in.Plan(e.driver, e.known)
+	if !e.known {
+		e.plan.addFeatures(e.driver.Name, in.Plan)
+	}
 	e.Checks = append(e.Checks, e.plan.Checks...)
 	if !e.connect(ctx) {
 		return *e.Report
@@ -173,7 +176,8 @@ func Run(ctx context.Context, in Input) Report {
 		run  func(context.Context)
 	}{
 		{"leases", e.checkLeases}, {sidecarsCheck, e.checkSidecars}, {"csidriver", e.checkCSIDriver},
-		{"storageclasses", e.checkClasses}, {"nodes", e.checkNodes}, {"lost nodes", e.checkLostNodes},
+		{"storageclasses", e.checkClasses}, {"volumesnapshotclasses", e.checkSnapshotClasses},
+		{"nodes", e.checkNodes}, {"lost nodes", e.checkLostNodes},
 	} {
 		if e.driver.Name == "" && check.name != sidecarsCheck {
 			e.skip(check.name, "the name of the driver is unknown")

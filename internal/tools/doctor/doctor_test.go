@@ -201,6 +201,26 @@ func TestGrantThatLacksSomething(t *testing.T) {
 	}
 }
 
+func TestUnreviewed(t *testing.T) {
+	t.Parallel()
+	denied, unknown := Check{Name: "rbac a", Status: Failure}, Check{Name: "rbac b", Status: Skipped, Message: "m"}
+	for name, c := range map[string]struct {
+		checks []Check
+		want   string // part of the error; "" if there is none
+	}{
+		"all are checked":                 {[]Check{denied, {Name: "csidriver", Status: Skipped}}, ""},
+		"one is not checked":              {[]Check{denied, unknown}, "rbac b: m. "},
+		"three are not checked":           {[]Check{unknown, unknown, unknown}, "rbac b: m (and 2 other checks). "},
+		"rejected credentials":            {[]Check{{Name: apiServerCheck, Status: Failure, Message: "n"}}, "api-server: n. "},
+		"no client for any access review": {[]Check{{Name: "rbac", Status: Skipped, Message: "n"}}, "rbac: n. "},
+	} {
+		err := Report{Checks: c.checks}.Unreviewed()
+		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), "could not be checked: "+c.want) {
+			t.Errorf("%s: %v, want %q", name, err, c.want)
+		}
+	}
+}
+
 func TestWriteText(t *testing.T) {
 	t.Parallel()
 	r := Report{Checks: []Check{

@@ -4,12 +4,14 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"net"
 	"os"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -59,6 +61,40 @@ func (e *examination) askDriver(ctx context.Context) {
 	}
 	e.driver, e.known = answer, true
 	e.checkCapabilities()
+}
+
+// addFeatures adds the permissions and API resources of every feature to p, a plan without the capabilities of the driver.
+// It is unknown whether they are needed: if one is missing, it is a warning. plan is that of [Input].
+func (p *Plan) addFeatures(driver string, plan func(csiclient.Driver, bool) Plan) {
+	all := csiclient.Driver{
+		Name: driver,
+		// ExpandOnline and PublishUnpublishVolume also remove permissions.
+		Plugin: csiclient.PluginCapabilities{
+			ControllerService: true, VolumeAccessibilityConstraints: true, ExpandOffline: true, GroupControllerService: true,
+		},
+		Controller: csiclient.ControllerCapabilities{
+			CreateDeleteVolume: true, PublishReadonly: true, ListVolumes: true, ListVolumesPublishedNodes: true, GetCapacity: true,
+			CreateDeleteSnapshot: true, ListSnapshots: true, GetSnapshot: true, CloneVolume: true, ModifyVolume: true,
+			SingleNodeMultiWriter: true, ExpandVolume: true,
+		},
+		Group: csiclient.GroupCapabilities{CreateDeleteGetVolumeGroupSnapshot: true},
+	}
+	for _, publishes := range []bool{true, false} {
+		all.Controller.PublishUnpublishVolume = publishes
+		features := plan(all, false)
+		for _, g := range features.Grants {
+			if !slices.ContainsFunc(p.Grants, func(planned Grant) bool { return planned.File == g.File }) {
+				g.Without = cmp.Or(g.Without, "the role does not work if the driver has the capability that needs it")
+				p.Grants = append(p.Grants, g)
+			}
+		}
+		for _, a := range features.APIs {
+			if !slices.ContainsFunc(p.APIs, func(planned API) bool { return planned.For == a.For && planned.Resource == a.Resource }) {
+				a.Required = false
+				p.APIs = append(p.APIs, a)
+			}
+		}
+	}
 }
 
 func dial(ctx context.Context, path string) error {

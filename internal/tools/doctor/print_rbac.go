@@ -57,6 +57,26 @@ func (r Report) WriteRBAC(w io.Writer) error {
 	return nil
 }
 
+// Unreviewed returns an error that names the first permission that could not be checked, nil if there is none.
+func (r Report) Unreviewed() error {
+	var unchecked []Check
+	for _, c := range r.Checks {
+		skipped := c.Status == Skipped && strings.HasPrefix(c.Name, "rbac")
+		if skipped || c.Status == Failure && c.Name == apiServerCheck { // no permission is checked after this failure
+			unchecked = append(unchecked, c)
+		}
+	}
+	if unchecked == nil {
+		return nil
+	}
+	others := ""
+	if len(unchecked) > 1 {
+		others = fmt.Sprintf(" (and %s)", plural(len(unchecked)-1, "other check"))
+	}
+	return fmt.Errorf("permissions could not be checked: %s: %s%s. Fix the error, and run doctor again; "+
+		"with --as or a workload, your user needs the verb impersonate", unchecked[0].Name, unchecked[0].Message, others)
+}
+
 // objects returns the roles of g called name, each with the binding of subject.
 func (g Grant) objects(name string, subject rbacv1.Subject) []any {
 	var objects []any

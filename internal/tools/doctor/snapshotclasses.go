@@ -1,0 +1,70 @@
+// Copyright The storage-controller Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor
+
+import (
+	"context"
+	"slices"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic"
+
+	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/volumerules"
+)
+
+// snapshotClasses are the kinds of classes that name a secret of the snapshotter.
+var snapshotClasses = []struct {
+	kind     string
+	resource schema.GroupVersionResource
+	purpose  volumerules.Purpose
+}{
+	{"VolumeSnapshotClass", schema.GroupVersionResource{Group: "snapshot.storage.k8s.io", Version: "v1", Resource: "volumesnapshotclasses"},
+		"snapshotter"},
+	{"VolumeGroupSnapshotClass", schema.GroupVersionResource{
+		Group: "groupsnapshot.storage.k8s.io", Version: "v1", Resource: "volumegroupsnapshotclasses"}, "group-snapshotter"},
+}
+
+// checkSnapshotClasses checks the secrets of the snapshot classes of the driver, if the snapshotter runs.
+func (e *examination) checkSnapshotClasses(ctx context.Context) {
+	if !e.plan.runs("snapshotter") {
+		return
+	}
+	client, err := dynamic.NewForConfig(e.in.Config)
+	if err != nil {
+		e.skip("volumesnapshotclasses", "creating the client: %v", err)
+		return
+	}
+	reviews, err := e.reviewClient()
+	if err != nil {
+		e.skip("rbac secrets", "creating the client for access reviews: %v", err)
+		return
+	}
+	for _, s := range snapshotClasses {
+		if !slices.ContainsFunc(e.plan.APIs, func(a API) bool { return a.GroupVersion == s.resource.GroupVersion().String() }) {
+			continue
+		}
+		classes, err := kube.ListAll[*unstructured.Unstructured](ctx, client.Resource(s.resource).List)
+		if err != nil && !apierrors.IsNotFound(err) { // checkAPIs reports a missing CRD
+			e.skip(s.resource.Resource, "%ses could not be listed (%s)", s.kind, reason(err))
+		}
+		for _, c := range classes {
+			driver, _, _ := unstructured.NestedString(c.Object, "driver")
+			parameters, _, _ := unstructured.NestedStringMap(c.Object, "parameters")
+			prefix := volumerules.ParameterPrefix + string(s.purpose) + "-secret-"
+			secret := volumerules.Secret{Purpose: s.purpose, Namespace: parameters[prefix+"namespace"], Name: parameters[prefix+"name"]}
+			switch {
+			case driver != e.driver.Name || secret.Name == "" && secret.Namespace == "":
+			case secret.Name == "" || secret.Namespace == "":
+				e.add(s.kind+" "+c.GetName(), Failure, "correct the parameters; no snapshot of this class can be created",
+					"class parameters %sname and %snamespace: set both or none", prefix, prefix)
+			default:
+				e.checkSecretAccess(ctx, reviews, secret, "snapshotter")
+				e.checkSecretExists(ctx, s.kind+" "+c.GetName(), secret)
+			}
+		}
+	}
+}
