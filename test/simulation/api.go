@@ -12,7 +12,9 @@ import (
 	"syscall"
 	"time"
 
+	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/watch"
@@ -147,8 +149,13 @@ func (s *simulation) deliver(ctx context.Context, r apiserver.Request, kind watc
 func (s *simulation) shows(to *replica, r apiserver.Request, obj metav1.Object) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if r.Resource == cluster.Attachments {
+	switch r.Resource {
+	case cluster.Attachments:
 		to.attachments[obj.GetUID()] = true
+	case cluster.Volumes:
+		s.checker.read.shown(to, obj.(*corev1.PersistentVolume))
+	case cluster.Contents:
+		s.checker.taken.read.shown(to, cluster.TypedOf[snapshotv1.VolumeSnapshotContent](s.cluster, obj))
 	}
 }
 

@@ -29,14 +29,14 @@ import (
 
 // checker holds what invariants need to know about the past.
 type checker struct {
-	version uint64                                           // of the last check
-	read    map[*replica]map[string]*corev1.PersistentVolume // as last read from the API server
-	volumes map[string]*corev1.PersistentVolume              // the last state of all that have ever existed, by handle
-	renewed map[string]time.Time                             // the last write of each Lease
-	foreign map[types.UID][]string                           // the finalizers of other components, by object
-	created map[string]*csi.CreateVolumeRequest              // the last request for a volume that may exist, by its name
-	creator map[string]*replica                              // the last that has requested it
-	lost    map[string]bool                                  // volumes whose creator could not record the request
+	version uint64 // of the last check
+	read    reads[*corev1.PersistentVolume]
+	volumes map[string]*corev1.PersistentVolume // the last state of all that have ever existed, by handle
+	renewed map[string]time.Time                // the last write of each Lease
+	foreign map[types.UID][]string              // the finalizers of other components, by object
+	created map[string]*csi.CreateVolumeRequest // the last request for a volume that may exist, by its name
+	creator map[string]*replica                 // the last that has requested it
+	lost    map[string]bool                     // volumes whose creator could not record the request
 	resizer resizeChecker
 	taken   snapshotChecker
 	nodes   nodeChecker
@@ -44,7 +44,7 @@ type checker struct {
 
 func newChecker() checker {
 	return checker{
-		read: map[*replica]map[string]*corev1.PersistentVolume{}, volumes: map[string]*corev1.PersistentVolume{},
+		read: newReads[*corev1.PersistentVolume](), volumes: map[string]*corev1.PersistentVolume{},
 		renewed: map[string]time.Time{}, foreign: map[types.UID][]string{},
 		created: map[string]*csi.CreateVolumeRequest{}, creator: map[string]*replica{}, lost: map[string]bool{},
 		resizer: newResizeChecker(), taken: newSnapshotChecker(), nodes: newNodeChecker(),
@@ -106,10 +106,7 @@ func (s *simulation) observe(from *replica, r apiserver.Request) (received func(
 	return func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		if s.checker.read[from] == nil {
-			s.checker.read[from] = map[string]*corev1.PersistentVolume{}
-		}
-		s.checker.read[from][r.Name] = pv
+		s.checker.read.received(from, r.Name, pv)
 	}
 }
 
@@ -258,12 +255,12 @@ func (s *simulation) mayDelete(from *replica, handle string) error {
 		}
 	}
 	if s.checker.volumes[handle] == nil { // CreateVolume returned it while the claim had another volume
-		if pv, ok := s.checker.read[from][name]; !ok || pv != nil && pv.Spec.CSI.VolumeHandle == handle {
+		if pv, ok := s.checker.read.live[from][name]; !ok || pv != nil && pv.Spec.CSI.VolumeHandle == handle {
 			return fmt.Errorf("whether PersistentVolume %s has it was not read", name)
 		}
 		return nil
 	}
-	for _, pv := range s.checker.read[from] {
+	for _, pv := range s.checker.read.live[from] {
 		if pv == nil || pv.Spec.CSI.VolumeHandle != handle {
 			continue
 		}

@@ -22,15 +22,15 @@ import (
 
 // snapshotChecker holds what invariants of snapshots need to know about the past.
 type snapshotChecker struct {
-	contents map[string]*snapshotv1.VolumeSnapshotContent              // the last state of all that have ever existed, by name
-	read     map[*replica]map[string]*snapshotv1.VolumeSnapshotContent // as last read from the API server
-	requests map[string]*csi.CreateSnapshotRequest                     // the first one, by name of the content
-	recorded map[string]bool                                           // contents that have recorded a request
+	contents map[string]*snapshotv1.VolumeSnapshotContent // the last state of all that have ever existed, by name
+	read     reads[*snapshotv1.VolumeSnapshotContent]
+	requests map[string]*csi.CreateSnapshotRequest // the first one, by name of the content
+	recorded map[string]bool                       // contents that have recorded a request
 }
 
 func newSnapshotChecker() snapshotChecker {
 	return snapshotChecker{
-		map[string]*snapshotv1.VolumeSnapshotContent{}, map[*replica]map[string]*snapshotv1.VolumeSnapshotContent{},
+		map[string]*snapshotv1.VolumeSnapshotContent{}, newReads[*snapshotv1.VolumeSnapshotContent](),
 		map[string]*csi.CreateSnapshotRequest{}, map[string]bool{},
 	}
 }
@@ -53,10 +53,7 @@ func contentOf(snapshot string) string {
 func (s *simulation) readContent(from *replica, name string, content *snapshotv1.VolumeSnapshotContent) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.checker.taken.read[from] == nil {
-		s.checker.taken.read[from] = map[string]*snapshotv1.VolumeSnapshotContent{}
-	}
-	s.checker.taken.read[from][name] = content
+	s.checker.taken.read.received(from, name, content)
 }
 
 // mayCreateSnapshot returns an error unless a content records the call, and all calls for it are equal. The snapshot-controller
@@ -98,7 +95,7 @@ func (s *simulation) mayDeleteSnapshot(from *replica, r *csi.DeleteSnapshotReque
 			continue
 		}
 		s.mu.Lock()
-		content := s.checker.taken.read[from][contentOf(snapshot.Name)]
+		content := s.checker.taken.read.live[from][contentOf(snapshot.Name)]
 		s.mu.Unlock()
 		switch {
 		case content == nil:

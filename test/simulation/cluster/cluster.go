@@ -120,19 +120,23 @@ func List[T runtime.Object](api *apiserver.Server, gvr schema.GroupVersionResour
 func Typed[T any](c *Cluster, gvr schema.GroupVersionResource) []*T {
 	var list []*T
 	for _, obj := range c.api.List(gvr) {
-		if typed, ok := c.typed.Load(obj); ok {
-			list = append(list, typed.(*T))
-			continue
-		}
-		typed := new(T)
-		content := obj.(runtime.Unstructured).UnstructuredContent()
-		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(content, typed); err != nil {
-			panic(err) // the clients have written it with the same type
-		}
-		c.typed.Store(obj, typed)
-		list = append(list, typed)
+		list = append(list, TypedOf[T](c, obj))
 	}
 	return list
+}
+
+// TypedOf returns a custom resource, which the API server has stored, as T.
+func TypedOf[T any](c *Cluster, obj any) *T {
+	if typed, ok := c.typed.Load(obj); ok {
+		return typed.(*T)
+	}
+	typed := new(T)
+	content := obj.(runtime.Unstructured).UnstructuredContent()
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(content, typed); err != nil {
+		panic(err) // the clients have written it with the same type
+	}
+	c.typed.Store(obj, typed)
+	return typed
 }
 
 // Steps returns the steps of the components that are possible, in the same order for the same state.

@@ -66,6 +66,8 @@ var mutations = []mutation{
 		`return step{action: doRemoveFinalizer, reason: "Deleting", nodeID: nodeID}`},
 	{"release-attached-volume", "The finalizer of a PersistentVolume stays while a VolumeAttachment names it.", "attacher/finalizer.go",
 		"return attachments == 0 && d.releasesUnused(pv)", "return d.releasesUnused(pv)"},
+	{"drained-after-the-loss", "A Lease that is lost during a drain cancels the calls that still run.", "election/election.go",
+		"lose := func() { loseLease(lost); endTerm(lost) }", "lose := func() { endTerm(lost) }"},
 	{"restarted-holder", "A restarted holder of the Lease ends when it is told to.", "election/election.go",
 		"if _, acquired := c.lock.written(); !acquired {", "if !elector.IsLeader() {"},
 	{"no-own-writes", "A controller sees its own writes before the watch delivers them.", "internal/kube/mutation_cache.go",
