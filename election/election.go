@@ -145,12 +145,12 @@ func (c *Candidate) Campaign(ctx context.Context, lead Lead) error {
 			return err
 		}
 		log := klog.FromContext(ctx).WithValues("lease", c.lock.Describe(), "cause", err.Error())
+		if time.Since(began) > maxDelay {
+			delay = c.cfg.RetryPeriod
+		}
 		if !gaveBack {
 			log.Info("Lost the Lease, now standby")
 			continue
-		}
-		if time.Since(began) > maxDelay {
-			delay = c.cfg.RetryPeriod
 		}
 		log.Info("Gave the Lease back", "retryAfter", delay.String())
 		select {

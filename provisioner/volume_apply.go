@@ -73,8 +73,10 @@ func (l *volumeLoop) deleteVolume(ctx context.Context, pv *corev1.PersistentVolu
 		return fmt.Errorf("reading PersistentVolume %q before deleting its volume: %w", pv.Name, err)
 	case !exists, live.ResourceVersion != pv.ResourceVersion:
 		return nil // decideVolume has not seen this
-	case len(l.attachments(pv.Name)) > 0:
-		return nil // the cache has received one meanwhile
+	}
+	// The cache may have received a change or an attachment during the read.
+	if newest, ok := l.volumes.Get(pv.Name); !ok || newest.ResourceVersion != live.ResourceVersion || len(l.attachments(pv.Name)) > 0 {
+		return nil
 	}
 	call, cancel := context.WithTimeout(csiclient.WithMigrated(ctx, live.Spec.CSI == nil), l.c.cfg.Timeout)
 	defer cancel()

@@ -74,18 +74,33 @@ func (s Settings) Origins(section string) map[string]Origin {
 }
 
 // OfOthers returns the options of roles that were set, by their keys, for roles other than chosen. Options
-// that a chosen role has under the same name are left out.
+// that a chosen role has under the same name, or the name of their alias, are left out.
 func (s Settings) OfOthers(chosen []string) map[string]Origin {
 	running := slices.DeleteFunc(slices.Clone(s.schema.Sections),
 		func(section Section) bool { return !slices.Contains(chosen, section.Name) })
 	others := map[string]Origin{}
 	for key, origin := range s.origins {
 		section, name, nested := strings.Cut(key, ".")
-		if nested && !slices.Contains(chosen, section) && SectionsWith(running, name) == nil {
+		if !nested || slices.Contains(chosen, section) || SectionsWith(running, name) != nil {
+			continue
+		}
+		if alias := s.schema.alias(section, name); alias == "" || SectionsWith(running, alias) == nil {
 			others[key] = origin
 		}
 	}
 	return others
+}
+
+// alias returns the alias of an option, "" for none.
+func (s Schema) alias(section, name string) string {
+	for _, candidate := range s.Sections {
+		for _, o := range candidate.Options {
+			if candidate.Name == section && o.Name == name {
+				return o.Alias
+			}
+		}
+	}
+	return ""
 }
 
 // Read combines flags, environment, configuration file and defaults, in this order of precedence. The

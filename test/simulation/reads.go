@@ -11,8 +11,8 @@ type object interface {
 	comparable
 }
 
-// reads holds, by replica and name, the objects that the replicas have read live, in the latest version that a read or a watch
-// has shown them. Nil: the object did not exist.
+// reads holds, by replica and name, the objects that the replicas have read live, or the later version that a watch had shown
+// them when the response arrived. Nil: the object did not exist.
 type reads[T object] struct{ live, watched map[*replica]map[string]T }
 
 func newReads[T object]() reads[T] {
@@ -37,9 +37,5 @@ func (r reads[T]) received(by *replica, name string, obj T) {
 
 // shown records the event of a watch.
 func (r reads[T]) shown(to *replica, obj T) {
-	var none T
 	set(r.watched, to, obj.GetName(), obj)
-	if live := r.live[to][obj.GetName()]; live != none && version(obj) > version(live) {
-		set(r.live, to, obj.GetName(), obj)
-	}
 }

@@ -253,12 +253,12 @@ func (c comparison) attachedHandles() map[string][]string {
 	}
 	attached := map[string][]string{}
 	for _, va := range c.cluster.Attachments {
-		h := c.handleOf(va, volumes)
+		h, translated := c.handleOf(va, volumes)
 		if h == "" {
 			continue
 		}
 		attached[va.Name] = []string{h}
-		if _, listed := c.listed.Volumes[h]; !listed && byName[path.Base(h)] != nil {
+		if _, listed := c.listed.Volumes[h]; translated && !listed && byName[path.Base(h)] != nil {
 			attached[va.Name] = byName[path.Base(h)]
 		}
 	}
@@ -266,21 +266,22 @@ func (c comparison) attachedHandles() map[string][]string {
 }
 
 // handleOf returns the handle of the volume that va attaches, or "" for an unknown volume and
-// for one of another driver.
-func (c comparison) handleOf(va *storagev1.VolumeAttachment, volumes map[string]*corev1.PersistentVolume) string {
+// for one of another driver. A translated handle may lack parts that only the driver knows.
+func (c comparison) handleOf(va *storagev1.VolumeAttachment, volumes map[string]*corev1.PersistentVolume) (handle string, translated bool) {
 	source := va.Spec.Source
 	switch {
 	case va.Spec.Attacher != c.driver:
-		return ""
+		return "", false
 	case source.InlineVolumeSpec != nil && source.InlineVolumeSpec.CSI != nil:
-		return source.InlineVolumeSpec.CSI.VolumeHandle
+		return source.InlineVolumeSpec.CSI.VolumeHandle, true
 	case va.Annotations[annVolumeHandle] != "": // also after the PersistentVolume was deleted or recreated
-		return va.Annotations[annVolumeHandle]
+		h := va.Annotations[annVolumeHandle]
+		return h, strings.Contains(h, "UNSPECIFIED")
 	case source.PersistentVolumeName == nil || volumes[*source.PersistentVolumeName] == nil:
-		return ""
+		return "", false
 	}
-	h, _, _ := c.handleOfVolume(volumes[*source.PersistentVolumeName])
-	return h
+	handle, translated, _ = c.handleOfVolume(volumes[*source.PersistentVolumeName])
+	return handle, translated
 }
 
 // handleOfVolume returns the handle of pv like [migration.HandleOf]. If labels or node affinity

@@ -120,7 +120,11 @@ func (e *examination) checkSecretAccess(ctx context.Context, client kubernetes.I
 		}
 		grant := Grant{File: strings.TrimSuffix(file+":"+a.name, ":"), Namespace: a.namespace, Rules: []Rule{rule}}
 		e.Missing = append(e.Missing, Missing{grant, a.String()})
-		e.add(name, Failure, "apply deploy/rbac/"+file+"/rbac.yaml, or create a Role in namespace "+s.Namespace,
+		severity := Failure
+		if role == "resizer" && !e.known { // the driver may not expand volumes
+			severity = Warning
+		}
+		e.add(name, severity, "apply deploy/rbac/"+file+"/rbac.yaml, or create a Role in namespace "+s.Namespace,
 			"not granted: %s; the %s needs it", a, role)
 	}
 }
