@@ -113,8 +113,8 @@ func TestSettingsWithoutEffect(t *testing.T) {
 			[]string{"enable-pprof (flag)", "kube-api-burst (flag)"}},
 		"a role that does not run": {[]string{"--controllers=provisioner", "--reconcile-sync=1m", "--audit-interval=1h"},
 			[]string{"attacher.reconcile-sync (flag)"}},
-		"an alias that another role has, too": {[]string{"--controllers=attacher", "--worker-threads=20", "--resync=5m"}, nil},
-		"no provisioner to audit":             {[]string{"--controllers=attacher", "--audit-interval=1h"}, []string{"audit-interval (flag)"}},
+		"an alias":                {[]string{"--controllers=attacher", "--worker-threads=20", "--resync=5m"}, nil},
+		"no provisioner to audit": {[]string{"--controllers=attacher", "--audit-interval=1h"}, []string{"audit-interval (flag)"}},
 		"old flags": {[]string{"--logtostderr", "--feature-gates=HonorPVReclaimPolicy=true", "--automaxprocs"},
 			[]string{"--logtostderr", "automaxprocs (flag)", "the feature gate HonorPVReclaimPolicy"}},
 	} {
