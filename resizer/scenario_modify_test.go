@@ -348,14 +348,20 @@ func resizerScenarioBoth(t *testing.T) {
 	t.Run("077_one_fails", func(t *testing.T) {
 		f := scenario(t, both, slowly)
 		f.classes()
-		f.Plugin.Always(expandMethod, csitest.Fail(codes.Internal, "x")) // the end of the modification may repeat it
+		modified := make(chan struct{}) // the events of the modification may repeat an expansion that has failed before
+		f.Plugin.Next(expandMethod, func(ctx context.Context, p *csitest.Plugin, request any, do func() (any, error)) (any, error) {
+			<-modified
+			return csitest.Fail(codes.Internal, "x")(ctx, p, request, do)
+		})
 		f.create("c1", nil)
 		f.patch("c1", fmt.Sprintf(`{"spec":{"resources":{"requests":{"storage":"2Gi"}},"volumeAttributesClassName":%q}}`, f.Unique("gold")))
+		f.reaches("c1", "C=1Gi A=2Gi "+progress+" K=gold P=1Gi PV=gold Resizing")
+		close(modified)
 		f.reaches("c1", "C=1Gi A=2Gi "+progress+" K=gold P=1Gi PV=gold ControllerResizeError Resizing")
-		f.Plugin.Always(expandMethod, nil)
 		f.wake("c1")
 		f.reaches("c1", "C=1Gi A=2Gi "+pending+" K=gold P=2Gi PRE=1Gi PV=gold "+waitNode)
 		f.Calls(modifyMethod, 1)
+		f.Calls(expandMethod, 2)
 	})
 	t.Run("077_the_modification_begins", func(t *testing.T) {
 		plugin := both

@@ -161,13 +161,13 @@ func TestRoleGivesTheLeaseBack(t *testing.T) {
 					return fmt.Errorf("%w to another component", election.ErrLost)
 				}}
 				close(m.synced)
-				e := &entry{members: []*member{m}, retry: startRetry}
+				e, begin := &entry{members: []*member{m}, retry: startRetry}, time.Now()
 				err := e.lead(t.Context())
 				switch {
 				case m.disabled() != "":
 					t.Errorf("it is disabled: %s", m.disabled())
-				case leased && (!errors.Is(err, election.ErrLost) || runs != 1):
-					t.Errorf("got %v after %d runs", err, runs)
+				case leased && (!errors.Is(err, election.ErrLost) || runs != 1 || time.Since(begin) > 0):
+					t.Errorf("got %v after %d runs and %v", err, runs, time.Since(begin))
 				case !leased && (err != nil || runs != 4):
 					t.Errorf("got %v after %d runs", err, runs)
 				}
