@@ -100,6 +100,9 @@ func (s *simulation) after(ctx context.Context, r apiserver.Request) error {
 	delete(s.verdicts, r.ID)
 	from := s.processes[r.Client]
 	s.mu.Unlock()
+	if from != nil && r.Resource == cluster.Claims && r.Verb == "patch" {
+		s.recorded(from, r)
+	}
 	if !ok {
 		return nil
 	}

@@ -122,7 +122,7 @@ func (s *simulation) began(from *replica, method string, r any) {
 	case *csi.ControllerUnpublishVolumeRequest:
 		lease, err = attacher.LeaseName(driverName), s.mayUnpublish(r)
 	case *csi.ControllerExpandVolumeRequest:
-		lease, err = resizer.LeaseName(driverName), s.mayExpand(from, r)
+		lease, err = resizer.LeaseName(driverName), s.mayExpand(r)
 	case *csi.ControllerModifyVolumeRequest:
 		lease, err = resizer.LeaseName(driverName), s.mayModify(r)
 	case *csi.CreateSnapshotRequest:

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 
+	"github.com/storage-controller/storage-controller/test/simulation/apiserver"
 	"github.com/storage-controller/storage-controller/test/simulation/cluster"
 )
 
@@ -46,9 +47,8 @@ func (s *simulation) claimOf(handle string) *corev1.PersistentVolumeClaim {
 	return nil
 }
 
-// mayExpand returns an error unless the claim records the call, and the size of a call with an unknown outcome does
-// not change.
-func (s *simulation) mayExpand(from *replica, r *csi.ControllerExpandVolumeRequest) error {
+// mayExpand returns an error unless the claim records the call.
+func (s *simulation) mayExpand(r *csi.ControllerExpandVolumeRequest) error {
 	size := r.GetCapacityRange().GetRequiredBytes()
 	if claim := s.claimOf(r.GetVolumeId()); claim != nil {
 		allocated, status := claim.Status.AllocatedResources[corev1.ResourceStorage], cluster.ResizeStatus(claim)
@@ -59,12 +59,33 @@ func (s *simulation) mayExpand(from *replica, r *csi.ControllerExpandVolumeReque
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	calls := s.checker.resizer.calls
-	if last := calls[r.GetVolumeId()]; last != nil && last.size != size && last.settled != from {
-		return fmt.Errorf("%d bytes are requested, and the outcome of the call for %d is not known", size, last.size)
-	}
-	calls[r.GetVolumeId()] = &expansion{size: size}
+	s.checker.resizer.calls[r.GetVolumeId()] = &expansion{size: size}
 	return nil
+}
+
+// recorded checks that a replica that has written the status of a claim has not recorded another size than that of a call
+// whose outcome it does not know.
+func (s *simulation) recorded(from *replica, r apiserver.Request) {
+	claim, _ := s.api.Get(cluster.Claims, r.Namespace, r.Name).(*corev1.PersistentVolumeClaim)
+	if claim == nil || cluster.ResizeStatus(claim) != corev1.PersistentVolumeClaimControllerResizeInProgress {
+		return
+	}
+	pv, _ := s.api.Get(cluster.Volumes, "", claim.Spec.VolumeName).(*corev1.PersistentVolume)
+	if pv == nil {
+		return
+	}
+	s.mu.Lock()
+	allocated, handle := claim.Status.AllocatedResources[corev1.ResourceStorage], pv.Spec.CSI.VolumeHandle
+	last := s.checker.resizer.calls[handle]
+	changed := last != nil && last.size != allocated.Value()
+	if changed {
+		delete(s.checker.resizer.calls, handle)
+	}
+	s.mu.Unlock()
+	if changed && last.settled != from {
+		s.violated("%s records %v for claim %s, and does not know the outcome of the call for %d bytes", from.client,
+			&allocated, claim.Name, last.size)
+	}
 }
 
 // mayModify returns an error unless the claim records the call.
