@@ -10,6 +10,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"reflect"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -295,7 +296,7 @@ func (l *loop[T, C]) patchStatus(ctx context.Context, obj T, change statusChange
 	return err
 }
 
-// applied returns live with change applied to its status.
+// applied returns a copy of live with change applied to its status.
 func applied[T object](live T, change statusChange) T {
 	var fields map[string]any
 	data, err := json.Marshal(live)
@@ -313,12 +314,14 @@ func applied[T object](live T, change statusChange) T {
 			}
 		}
 		fields["status"] = members
-		if data, err = json.Marshal(fields); err == nil {
-			err = json.Unmarshal(data, live)
-		}
+		data, err = json.Marshal(fields)
+	}
+	changed := reflect.New(reflect.TypeOf(live).Elem()).Interface().(T) // decoding into live would keep the removed members
+	if err == nil {
+		err = json.Unmarshal(data, changed)
 	}
 	if err != nil {
 		panic(err) // an API object has an encoding
 	}
-	return live
+	return changed
 }

@@ -205,17 +205,22 @@ func TestSnapshotterScenarioErrors(t *testing.T) {
 	})
 	t.Run("patch_is_forbidden", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, nil)
+		f.Plugin.Next(createSnapshot, csitest.Fail(codes.Internal, "no"))
 		f.requests.refusing(func(r request) int {
 			if r.method == "PATCH" {
 				return 403
 			}
 			return 0
 		})
-		f.content("v1", nil)
-		f.until("is complete", isComplete)
+		f.content("v1", func(o *snapshotv1.VolumeSnapshotContent) { o.Finalizers = append(o.Finalizers, "example.com/other") })
+		if o := f.until("is complete", isComplete); o.Status.Error != nil {
+			t.Errorf("the error of an earlier call stays: %+v", o.Status)
+		}
 		f.delete("v1")
-		f.until("is deleted", isDeleted)
-		f.Calls(createSnapshot, 1)
+		f.until("has only the other finalizer", func(o *snapshotv1.VolumeSnapshotContent) bool {
+			return slices.Equal(o.Finalizers, []string{"example.com/other"})
+		})
+		f.Calls(createSnapshot, 2)
 		f.Calls(removeSnapshot, 1)
 	})
 }
