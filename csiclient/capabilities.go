@@ -178,7 +178,7 @@ func (c *Client) groupCapabilities(ctx context.Context) (GroupCapabilities, erro
 }
 
 // difference returns an error that describes a change of the name or the capabilities. It ignores
-// the version, and group capabilities that are unknown.
+// the version, and group capabilities that are unknown or were unknown and are missing.
 func difference(before, now Driver) error {
 	switch {
 	case before.Name != now.Name:
@@ -189,7 +189,8 @@ func difference(before, now Driver) error {
 		return fmt.Errorf("the controller capabilities changed from %+v to %+v", before.Controller, now.Controller)
 	case before.Node != now.Node:
 		return fmt.Errorf("the node capabilities changed from %+v to %+v", before.Node, now.Node)
-	case before.Group != now.Group && !before.Group.Unknown && !now.Group.Unknown:
+	case before.Group != now.Group && !now.Group.Unknown &&
+		(!before.Group.Unknown || now.Group.CreateDeleteGetVolumeGroupSnapshot):
 		return fmt.Errorf("the group controller capabilities changed from %+v to %+v", before.Group, now.Group)
 	}
 	return nil

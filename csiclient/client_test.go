@@ -294,22 +294,29 @@ func TestDriverThatIsNotReadyAfterARestartIsAwaited(t *testing.T) {
 	}
 }
 
+const groupCapabilities = "GroupControllerGetCapabilities"
+
+var booting = csitest.Fail(codes.Internal, "booting")
+
 func TestAnotherDriverEndsRun(t *testing.T) {
 	tests := map[string]struct {
+		first  []csitest.Step // the first answers to GroupControllerGetCapabilities
 		change func(*csitest.Config)
 		want   string
 	}{
-		"other name": {func(c *csitest.Config) { c.Name = "other" }, `"other"`},
-		"other controller capabilities": {func(c *csitest.Config) {
+		"other name": {nil, func(c *csitest.Config) { c.Name = "other" }, `"other"`},
+		"other controller capabilities": {nil, func(c *csitest.Config) {
 			c.Controller = []csi.ControllerServiceCapability_RPC_Type{csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME}
 		}, "controller capabilities"},
-		"other plugin capabilities": {func(c *csitest.Config) {
+		"other plugin capabilities": {nil, func(c *csitest.Config) {
 			c.Plugin = append(c.Plugin, csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS)
 		}, "plugin capabilities"},
+		"capability that was unknown": {[]csitest.Step{booting}, nil, "group controller capabilities"},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			p := csitest.Run(t, csitest.Config{})
+			p := csitest.Run(t, csitest.Config{Groups: true})
+			p.Next(groupCapabilities, tt.first...)
 			c, _ := newClient(t, p, nil)
 			connect(t, c)
 			done := make(chan error, 1)
@@ -329,34 +336,24 @@ func TestAnotherDriverEndsRun(t *testing.T) {
 
 // TestUnknownGroupCapabilitiesAreNoOtherDriver: a driver may return any error during its start.
 func TestUnknownGroupCapabilitiesAreNoOtherDriver(t *testing.T) {
-	for name, failsAt := range map[string]int{"at the first connection": 1, "at the second": 2} {
-		t.Run(name, func(t *testing.T) {
-			p := csitest.Run(t, csitest.Config{Groups: true})
-			fails := func(connection int) {
-				if connection == failsAt {
-					p.Next("GroupControllerGetCapabilities", csitest.Fail(codes.Internal, "booting"))
-				}
-			}
-			fails(1)
-			c, _ := newClient(t, p, nil)
-			if d := connect(t, c); d.Group.CreateDeleteGetVolumeGroupSnapshot != (failsAt == 2) {
-				t.Errorf("capabilities %+v", d.Group)
-			}
-			stop := running(t, c)
-			fails(2)
-			if err := p.Restart(nil); err != nil {
-				t.Fatal(err)
-			}
-			if err := p.Wait(within(t), "ControllerGetCapabilities", 2); err != nil {
-				t.Fatal(err)
-			}
-			if err := c.WaitReady(within(t)); err != nil {
-				t.Error(err)
-			}
-			if err := stop(); err != nil {
-				t.Error(err)
-			}
-		})
+	p := csitest.Run(t, csitest.Config{Groups: true})
+	c, _ := newClient(t, p, nil)
+	if d := connect(t, c); !d.Group.CreateDeleteGetVolumeGroupSnapshot {
+		t.Errorf("capabilities %+v", d.Group)
+	}
+	stop := running(t, c)
+	p.Next(groupCapabilities, booting)
+	if err := p.Restart(nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Wait(within(t), "ControllerGetCapabilities", 2); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.WaitReady(within(t)); err != nil {
+		t.Error(err)
+	}
+	if err := stop(); err != nil {
+		t.Error(err)
 	}
 }
 
