@@ -200,15 +200,20 @@ func trimClaim(driver string, pvc *corev1.PersistentVolumeClaim, retained *Retai
 		conditions := s.Status.Conditions
 		s.Status = pvc.Status
 		s.Status.Conditions = conditions
-	case retained.Resize && pvc.Status.AllocatedResources != nil:
-		s.Status.AllocatedResources = expanded
+	case retained.Resize:
+		if pvc.Status.AllocatedResources != nil {
+			s.Status.AllocatedResources = expanded
+		}
+		if pvc.Spec.VolumeName != "" { // it would seem to request an expansion
+			s.Status.Capacity = s.Spec.Resources.Requests
+		}
 	}
 	return s
 }
 
 // expanded is the status.allocatedResources of the stub of a claim whose expansion has ended. Claims keep it after
 // that, and the PersistentVolume may still record the size before the expansion. All stubs share one map, because
-// the maps of each claim would take 2 KiB. Its value is not larger than the capacity of a stub, which is zero.
+// the maps of each claim would take 2 KiB. Its value, zero, is not larger than the capacity of a stub.
 var expanded = corev1.ResourceList{corev1.ResourceStorage: resource.Quantity{}}
 
 // mayResize reports whether the size or the VolumeAttributesClass that pvc requests differs from that of its volume,

@@ -50,6 +50,12 @@ func TestStubsOfClaimsThatMayBeResized(t *testing.T) {
 			(stub.Annotations[AnnStorageResizer] != "") != tt.want || stub.Status.Phase != claim.Status.Phase {
 			t.Errorf("%s: got %+v", name, stub)
 		}
+		retained.add(RetainedFields{Claims: true}) // of the node controller
+		both := trimClaim("drv", claim.DeepCopy(), retained)
+		requested, actual := both.Spec.Resources.Requests[corev1.ResourceStorage], both.Status.Capacity[corev1.ResourceStorage]
+		if larger := requested.Cmp(actual) > 0; larger != (name == "larger" || name == "pending") {
+			t.Errorf("%s: the stub requests %v and has %v", name, &requested, &actual)
+		}
 		if has := stub.Status.AllocatedResources != nil; has != (claim.Status.AllocatedResources != nil) {
 			t.Errorf("%s: status.allocatedResources is retained: %v", name, has)
 		}
