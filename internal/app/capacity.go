@@ -36,8 +36,7 @@ var capacityRole = Role{
 	timeout:        func(s settings.Settings) time.Duration { return capacityConfig(s).Timeout },
 	limit:          func(s settings.Settings) (float64, int) { return capacityConfig(s).QPS, capacityConfig(s).Burst },
 	nodeDeployment: func(s settings.Settings) bool { return capacityConfig(s).NodeDeployment },
-	// csi-provisioner provisions and publishes capacity under one Lease.
-	lease: func(_ settings.Settings, driver string) string { return provisioner.LeaseName(driver) },
+	lease:          capacityLease,
 	supported: func(d csiclient.Driver) error {
 		return requireCapability(d, "GET_CAPACITY", d.Controller.GetCapacity)
 	},
@@ -49,13 +48,23 @@ var capacityRole = Role{
 	build: buildCapacity,
 }
 
-// capacityAlone is the role in a process without the provisioner. It has a Lease of its own: with the
-// Lease of the provisioner it would keep the replicas that provision from becoming leader.
+// capacityAlone is the role of the command capacity.
 var capacityAlone = func() Role {
 	r := capacityRole
-	r.lease = func(_ settings.Settings, driver string) string { return provisioner.LeaseName(driver) + "-capacity" }
+	r.lease = func(_ settings.Settings, driver string) string { return aloneLease(driver) }
 	return r
 }()
+
+// capacityLease returns the Lease of the provisioner, under which csi-provisioner publishes capacity, too. A process without
+// the provisioner has another: it would keep the replicas that provision from becoming leader.
+func capacityLease(s settings.Settings, driver string) string {
+	if !mayRun(s, provisionerName) {
+		return aloneLease(driver)
+	}
+	return provisioner.LeaseName(driver)
+}
+
+func aloneLease(driver string) string { return provisioner.LeaseName(driver) + "-capacity" }
 
 // capacityOptions returns the options of the role. "all" publishes capacity by default.
 func capacityOptions(all bool) []settings.Option {

@@ -128,8 +128,12 @@ func TestCapacitySharesTheLease(t *testing.T) {
 	if got := roles["drv-example-com-x"]; len(roles) != 5 || !slices.Equal(got, []string{"provisioner", "capacity"}) {
 		t.Errorf("the Leases are those of %q", roles)
 	}
-	if alone := capacityAlone.lease(settings.Settings{}, "drv.example.com"); alone != "drv-example-com-capacity" {
-		t.Errorf("alone it has the Lease %q", alone)
+	var without settings.Settings
+	without.Common.Controllers = []string{attacherName, capacityName}
+	for _, alone := range []string{capacityAlone.lease(settings.Settings{}, "drv.example.com"), capacityRole.lease(without, "drv.example.com")} {
+		if alone != "drv-example-com-capacity" {
+			t.Errorf("without the provisioner it has the Lease %q", alone)
+		}
 	}
 }
 
