@@ -104,6 +104,7 @@ func (o doctorOptions) run(cmd *cobra.Command, args []string) error {
 	return withFlags(fs, roles, func(ctx context.Context, c app.Config) error {
 		in := doctorInput(c, o.as)
 		if line != nil {
+			in.DriverName = cmp.Or(line.driver, in.DriverName)
 			in.Plan = func(driver csiclient.Driver, known bool) doctor.Plan {
 				plan := c.Plan(driver, known)
 				plan.Checks = append(line.checks(), plan.Checks...)

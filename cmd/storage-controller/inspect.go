@@ -38,6 +38,7 @@ type commandLine struct {
 	roles  app.Selection
 	use    string // the name of the command
 	flags  *pflag.FlagSet
+	driver string   // --driver-name of doctor, for a process without this flag; "": unknown
 	copied string   // the copy of the configuration file, to be removed; "": none
 	unread []string // variables whose values are not in the workload
 }
@@ -93,6 +94,10 @@ func (l *commandLine) override(cmd *cobra.Command, own []string) error {
 			return
 		}
 		target := l.flags.Lookup(f.Name)
+		if target == nil && f.Name == "driver-name" {
+			l.driver = f.Value.String()
+			return
+		}
 		if target == nil {
 			errs = append(errs, &usageError{fmt.Errorf("--%s: %s runs %q, which has no such flag", f.Name, l.source, l.use)})
 			return

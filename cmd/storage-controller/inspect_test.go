@@ -4,6 +4,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -50,7 +51,7 @@ func TestContainerProcess(t *testing.T) {
 			t.Errorf("%s: %+v", name, line)
 		case line != nil:
 			cmd := newDoctorCommand()
-			if err := cmd.ParseFlags([]string{"--max-entries=9"}); err != nil {
+			if err := cmd.ParseFlags([]string{"--max-entries=9", "--driver-name=a.b"}); err != nil {
 				t.Fatal(err)
 			}
 			if err := line.override(cmd, ownFlags); err != nil {
@@ -60,6 +61,9 @@ func TestContainerProcess(t *testing.T) {
 			if err != nil || line.use != tt.use || c.DriverConfig().Timeout.String() != "7s" || c.Common.Logging.Verbosity != 0 ||
 				line.flags.Lookup("max-entries").Value.String() != "9" {
 				t.Errorf("%s: %v, %s, %+v", name, err, line.use, c.Common)
+			}
+			if driver := cmp.Or(line.driver, c.DriverName()); driver != "a.b" {
+				t.Errorf("%s: the driver is %q", name, driver)
 			}
 			if err := cmd.ParseFlags([]string{"--controllers=attacher"}); err != nil {
 				t.Fatal(err)
