@@ -198,7 +198,7 @@ func certificateGrant(c nodecontroller.Config) doctor.Grant {
 	if c.WebhookCertMode == servingcert.Secret {
 		grant.Rules = []doctor.Rule{
 			{Namespaced: true, Groups: []string{""}, Resources: []string{"secrets"}, Names: []string{c.WebhookCertSecret},
-				Verbs: []string{"watch"}},
+				Verbs: []string{"get"}},
 		}
 	}
 	return grant

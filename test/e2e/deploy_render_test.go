@@ -427,68 +427,70 @@ func TestChartHasTheFiles(t *testing.T) {
 func TestChartRefusesWrongValues(t *testing.T) {
 	t.Parallel()
 	for values, text := range map[string]string{
-		"mode: both":                                                             "'/mode'",
-		"replica: 3":                                                             "'replica' not allowed",
-		"replicaCount: many":                                                     "'/replicaCount'",
-		"nodecontroller: {nodeCleanup: all}":                                     "'/nodecontroller/nodeCleanup'",
-		"extraArgs: [all]":                                                       "'/extraArgs/0'",
-		"mode: node\nprovisioner: {enabled: false}":                              "provisioner.enabled",
-		"mode: per-role\nconfig: {a: b}":                                         "config: only with mode all-in-one",
-		"attacher: {resources: {limits: {memory: 1Gi}}}":                         "attacher.resources: only with mode per-role",
-		"fullnameOverride: Not_A_Name":                                           "'/fullnameOverride'",
-		"secrets: {namespaces: [\"*\"]}":                                         "'/secrets/namespaces/0'",
-		"driver: {name: csi.example.com/x}":                                      "'/driver/name'",
-		"driver: {port: 1}":                                                      "'port' not allowed",
-		"image: {repository: 'x@sha256:aa'}":                                     "'/image/repository'",
-		"image: {digest: aa}":                                                    "'/image/digest'",
-		"extraContainers: [{name: x}]":                                           "'/extraContainers/0'",
-		"extraContainers: [{name: driver, image: x}]":                            "extraContainers[0]: the chart has a container driver",
-		"extraVolumes: [{name: more}, {name: socket, emptyDir: {}}]":             "extraVolumes[1]: the chart has a volume socket",
-		"config: {nonsense: 5s}":                                                 "config.nonsense: unknown key",
-		"config: {attacher: {nonsense: 5s}}":                                     "config.attacher.nonsense: unknown key",
-		"config: {controllers: [attacher]}":                                      "set enabled of",
-		"image: {repository: ''}":                                                "image.repository: set it",
-		"driver: {name: ''}":                                                     "driver.name: set it",
-		"driver: {image: {repository: ''}}":                                      "driver.image.repository: set it",
-		"driver: {image: {tag: ''}}":                                             "driver.image: set tag or digest",
-		"nodecontroller: {nodeCleanup: claims}":                                  "nodeCleanup: nodecontroller.enabled is false",
-		"config: {node-cleanup: claims}":                                         "node-cleanup: the permissions would not match",
-		"config: {nodecontroller: {node-cleanup: claims}}":                       "set nodecontroller.nodeCleanup",
-		"extraArgs: [--node-finalizer-mode=manage]":                              "set nodecontroller.nodeFinalizerMode",
-		"extraArgs: [--pvc-finalizer-mode=strip]":                                "set nodecontroller.pvcFinalizerMode",
-		"extraArgs: [--node-cleanup-unbound=delete]":                             "set nodecontroller.nodeCleanupUnbound",
-		"extraArgs: [--node-cleanup-resource=a.b/v1]":                            "set nodecontroller.customResources",
-		"extraArgs: [--profile=topolvm]":                                         "set nodecontroller.profile",
-		"extraArgs: [--resize-nudge]":                                            "set nodecontroller.resizeNudge",
-		"extraArgs: [--enable-webhooks]":                                         "set nodecontroller.webhooks.enabled",
-		"extraArgs: [--enable-capacity=false]":                                   "set capacity.enabled",
-		"extraArgs: [--secure-metrics-server]":                                   "set metrics.secure",
-		"mode: per-role\nmetrics: {secure: true}":                                "metrics.secure: only with mode all-in-one",
-		"extraArgs: [--feature-gates=CrossNamespaceVolumeDataSource=true]":       "set provisioner.crossNamespace",
-		"config: {feature-gates: {CrossNamespaceVolumeDataSource: true}}":        "set provisioner.crossNamespace",
-		"config: {leader-election-namespace: other}":                             "the Leases are in the namespace of the release",
-		"extraArgs: [--leader-election-namespace=other]":                         "the Leases are in the namespace of the release",
-		"config: {leader-election: false}":                                       "config.leader-election: several pods",
-		"config: {http-endpoint: ':9090'}":                                       "the probes and ports of the chart have 8080",
-		"config: {attacher: {timeout: 5m}}":                                      "attacher.timeout: terminationGracePeriodSeconds, 80",
-		"extraArgs: [--leader-election=false]":                                   "extraArgs: --leader-election=false: several pods",
-		"extraArgs: [-leader_election=f]":                                        "several pods",
-		"extraArgs: ['--http-endpoint=:9090']":                                   "the probes and ports of the chart have 8080",
-		"mode: per-role\nextraArgs: ['--driver-health-endpoint=:1']":             "all containers of the pod would serve this address",
-		"mode: per-role\nextraArgs: ['--http-endpoint=:8080']":                   "8080 to 8084",
-		"extraArgs: ['--metrics-address=:9090']":                                 "--http-endpoint is set",
-		"extraArgs: [--csi-address=/csi/csi.sock]":                               "the socket must be in /run/csi",
-		"extraArgs: [--config=/x]":                                               "belong into config",
-		"extraArgs: [--timeout=300s]":                                            "terminationGracePeriodSeconds, 80",
-		"extraArgs: [--attacher-timeout=70s]":                                    "terminationGracePeriodSeconds, 80",
-		"extraArgs: [-timeout=70s]":                                              "terminationGracePeriodSeconds, 80",
-		"extraArgs: [--resize-timeout=70s]":                                      "terminationGracePeriodSeconds, 80",
-		"config: {resizer: {modify-timeout: 70s}}":                               "terminationGracePeriodSeconds, 80",
-		"terminationGracePeriodSeconds: 25":                                      "terminationGracePeriodSeconds: 25",
-		"terminationGracePeriodSeconds: 70":                                      "must exceed the timeout of the snapshotter",
-		"nodecontroller: {webhooks: {certificate: files}}":                       "'/nodecontroller/webhooks/certificate'",
-		"mode: node\nnodecontroller: {enabled: true, webhooks: {enabled: true}}": "mode node has no node controller",
-		"nodecontroller: {enabled: false, webhooks: {enabled: true}}":            "nodecontroller.enabled is false",
+		"mode: both":                                                       "'/mode'",
+		"replica: 3":                                                       "'replica' not allowed",
+		"replicaCount: many":                                               "'/replicaCount'",
+		"nodecontroller: {nodeCleanup: all}":                               "'/nodecontroller/nodeCleanup'",
+		"extraArgs: [all]":                                                 "'/extraArgs/0'",
+		"mode: node\nprovisioner: {enabled: false}":                        "provisioner.enabled",
+		"mode: per-role\nconfig: {a: b}":                                   "config: only with mode all-in-one",
+		"attacher: {resources: {limits: {memory: 1Gi}}}":                   "attacher.resources: only with mode per-role",
+		"fullnameOverride: Not_A_Name":                                     "'/fullnameOverride'",
+		"secrets: {namespaces: [\"*\"]}":                                   "'/secrets/namespaces/0'",
+		"driver: {name: csi.example.com/x}":                                "'/driver/name'",
+		"driver: {port: 1}":                                                "'port' not allowed",
+		"image: {repository: 'x@sha256:aa'}":                               "'/image/repository'",
+		"image: {digest: aa}":                                              "'/image/digest'",
+		"extraContainers: [{name: x}]":                                     "'/extraContainers/0'",
+		"extraContainers: [{name: driver, image: x}]":                      "extraContainers[0]: the chart has a container driver",
+		"extraVolumes: [{name: more}, {name: socket, emptyDir: {}}]":       "extraVolumes[1]: the chart has a volume socket",
+		"config: {nonsense: 5s}":                                           "config.nonsense: unknown key",
+		"config: {attacher: {nonsense: 5s}}":                               "config.attacher.nonsense: unknown key",
+		"config: {controllers: [attacher]}":                                "set enabled of",
+		"image: {repository: ''}":                                          "image.repository: set it",
+		"driver: {name: ''}":                                               "driver.name: set it",
+		"driver: {image: {repository: ''}}":                                "driver.image.repository: set it",
+		"driver: {image: {tag: ''}}":                                       "driver.image: set tag or digest",
+		"nodecontroller: {nodeCleanup: claims}":                            "nodeCleanup: nodecontroller.enabled is false",
+		"config: {node-cleanup: claims}":                                   "node-cleanup: the permissions would not match",
+		"config: {nodecontroller: {node-cleanup: claims}}":                 "set nodecontroller.nodeCleanup",
+		"extraArgs: [--node-finalizer-mode=manage]":                        "set nodecontroller.nodeFinalizerMode",
+		"extraArgs: [--pvc-finalizer-mode=strip]":                          "set nodecontroller.pvcFinalizerMode",
+		"extraArgs: [--node-cleanup-unbound=delete]":                       "set nodecontroller.nodeCleanupUnbound",
+		"extraArgs: [--node-cleanup-resource=a.b/v1]":                      "set nodecontroller.customResources",
+		"extraArgs: [--profile=topolvm]":                                   "set nodecontroller.profile",
+		"extraArgs: [--resize-nudge]":                                      "set nodecontroller.resizeNudge",
+		"extraArgs: [--enable-webhooks]":                                   "set nodecontroller.webhooks.enabled",
+		"extraArgs: [--enable-capacity=false]":                             "set capacity.enabled",
+		"extraArgs: [--secure-metrics-server]":                             "set metrics.secure",
+		"mode: per-role\nmetrics: {secure: true}":                          "metrics.secure: only with mode all-in-one",
+		"extraArgs: [--feature-gates=CrossNamespaceVolumeDataSource=true]": "set provisioner.crossNamespace",
+		"config: {feature-gates: {CrossNamespaceVolumeDataSource: true}}":  "set provisioner.crossNamespace",
+		"config: {leader-election-namespace: other}":                       "the Leases are in the namespace of the release",
+		"extraArgs: [--leader-election-namespace=other]":                   "the Leases are in the namespace of the release",
+		"config: {leader-election: false}":                                 "config.leader-election: several pods",
+		"config: {http-endpoint: ':9090'}":                                 "the probes and ports of the chart have 8080",
+		"config: {attacher: {timeout: 5m}}":                                "attacher.timeout: terminationGracePeriodSeconds, 80",
+		"extraArgs: [--leader-election=false]":                             "extraArgs: --leader-election=false: several pods",
+		"extraArgs: [-leader_election=f]":                                  "several pods",
+		"extraArgs: ['--http-endpoint=:9090']":                             "the probes and ports of the chart have 8080",
+		"mode: per-role\nextraArgs: ['--driver-health-endpoint=:1']":       "all containers of the pod would serve this address",
+		"mode: per-role\nextraArgs: ['--http-endpoint=:8080']":             "8080 to 8084",
+		"extraArgs: ['--metrics-address=:9090']":                           "--http-endpoint is set",
+		"extraArgs: [--csi-address=/csi/csi.sock]":                         "the socket must be in /run/csi",
+		"extraArgs: [--config=/x]":                                         "belong into config",
+		"extraArgs: [--timeout=300s]":                                      "terminationGracePeriodSeconds, 80",
+		"extraArgs: [--attacher-timeout=70s]":                              "terminationGracePeriodSeconds, 80",
+		"extraArgs: [-timeout=70s]":                                        "terminationGracePeriodSeconds, 80",
+		"extraArgs: [--resize-timeout=70s]":                                "terminationGracePeriodSeconds, 80",
+		"config: {resizer: {modify-timeout: 70s}}":                         "terminationGracePeriodSeconds, 80",
+		"terminationGracePeriodSeconds: 25":                                "terminationGracePeriodSeconds: 25",
+		"terminationGracePeriodSeconds: 70":                                "must exceed the timeout of the snapshotter",
+		"nodecontroller: {webhooks: {certificate: files}}":                 "'/nodecontroller/webhooks/certificate'",
+		"mode: node\nnodecontroller: {enabled: true}":                      "mode node has no node controller",
+		"mode: per-role\nextraArgs: [--strict-topology]":                   "set STORAGE_CONTROLLER_STRICT_TOPOLOGY in env",
+		"mode: per-role\nextraArgs: [--provisioner-timeout=5s]":            "only mode all-in-one has --provisioner-timeout",
+		"nodecontroller: {enabled: false, webhooks: {enabled: true}}":      "nodecontroller.enabled is false",
 		"{provisioner: {enabled: false}, attacher: {enabled: false}, resizer: {enabled: false}, snapshotter: {enabled: false}, " +
 			"capacity: {enabled: false}, " +
 			"nodecontroller: {enabled: false}}": "no role is enabled",
@@ -681,7 +683,7 @@ func TestResourcesOfARole(t *testing.T) {
 func TestReleasesShareNothing(t *testing.T) {
 	t.Parallel()
 	owner := map[string]string{}
-	for _, release := range [][2]string{{"a", "one"}, {"b", "one"}, {"a", "two"}} {
+	for _, release := range [][2]string{{"a", "one"}, {"b", "one"}, {"a", "two"}, {"my-storage-controller", "two"}} {
 		values := valuesFile(t, "image: {repository: x}\n"+
 			"driver: {name: "+release[0]+"."+release[1]+".example.com, image: {repository: x, tag: v1}}\n"+
 			"priorityAndFairness: {enabled: true}\nadmissionPolicy: {enabled: true}\nnetworkPolicy: {enabled: true}\n"+
@@ -691,11 +693,24 @@ func TestReleasesShareNothing(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for name := range byName(t, parsed(t, text)) {
+		configuration, granted := "", ""
+		objects := parsed(t, text)
+		for name := range byName(t, objects) {
 			if owner[name] != "" {
 				t.Errorf("%s is in the releases %s and %v", name, owner[name], release)
 			}
 			owner[name] = strings.Join(release[:], " of ")
+		}
+		for _, o := range objects {
+			switch {
+			case o.GetKind() == "MutatingWebhookConfiguration":
+				configuration = o.GetName()
+			case o.GetKind() == "ClusterRole" && strings.HasSuffix(o.GetName(), "nodecontroller-webhook-certificates"):
+				granted = converted[rbacv1.ClusterRole](t, o).Rules[0].ResourceNames[0]
+			}
+		}
+		if configuration == "" || granted != configuration {
+			t.Errorf("release %v: the configuration of the webhooks is %q, and %q may be patched", release, configuration, granted)
 		}
 	}
 }
@@ -707,7 +722,8 @@ func TestChartNotes(t *testing.T) {
 		"":                         {"rollout status deployment/csi-controller"},
 		"mode: node":               {"rollout status daemonset/csi-controller"},
 		"secrets: {cluster: true}": {"can read Secrets in all namespaces"},
-		"nodecontroller: {enabled: true, nodeCleanup: claims}": {"deletes PVCs of deleted nodes"},
+		"nodecontroller: {enabled: true, nodeCleanup: claims}": {"deletes PVCs of deleted nodes, if the PVC or its StorageClass opts in."},
+		"nodecontroller: {enabled: true, profile: topolvm}":    {"deletes PVCs of deleted nodes."},
 	} {
 		notes, err := tool(t, "", "notes", chart, "csi-controller", exampleNamespace, exampleDriver(t), valuesFile(t, values))
 		for _, text := range texts {
@@ -732,7 +748,8 @@ image: {pullPolicy: Always}
 secrets: {cluster: true}
 provisioner: {crossNamespace: true}
 nodecontroller: {enabled: true, nodeFinalizerMode: manage, nodeCleanup: volumes, nodeCleanupUnbound: delete, pvcFinalizerMode: enforce, nodeDeleteGrace: 1m,
-  resizeNudge: true, customResources: true}
+  resizeNudge: true, customResources: true, webhooks: {enabled: true}}
+priorityAndFairness: {enabled: true}
 extraArgs: [-v=2]
 podAnnotations: {a: b}
 nodeSelector: {a: b}

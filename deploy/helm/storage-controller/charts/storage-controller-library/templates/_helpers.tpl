@@ -18,7 +18,7 @@
 
 {{/* The name of the MutatingWebhookConfiguration. */}}
 {{- define "storage-controller.webhookConfiguration" -}}
-{{ printf "%s%ss" (include "storage-controller.prefix" .) (include "storage-controller.webhookName" .) }}
+{{ printf "%s%ss" (include "storage-controller.prefix" .) (include "storage-controller.webhookName" .) | replace ":" "-" }}
 {{- end }}
 
 {{/* The labels that select the pods. They must not change: a selector is immutable. */}}
@@ -55,6 +55,7 @@ customResources: {{ or $n.customResources $topolvm }}
 {{- if $v.provisioner.topology }}
 - provisioner-topology
 {{- end }}
+{{- end }}
 {{- if $v.provisioner.attachments }}
 - provisioner-attachments
 {{- end }}
@@ -63,7 +64,6 @@ customResources: {{ or $n.customResources $topolvm }}
 {{- end }}
 {{- if $v.provisioner.volumeAttributesClasses }}
 - provisioner-volumeattributesclasses
-{{- end }}
 {{- end }}
 {{- if $v.provisioner.crossNamespace }}
 - provisioner-cross-namespace
@@ -110,9 +110,7 @@ customResources: {{ or $n.customResources $topolvm }}
 - capacity-owner
 {{- if $central }}
 - capacity-owner-deployment
-{{- if $v.provisioner.topology }}
 - capacity-topology
-{{- end }}
 {{- if not $v.provisioner.enabled }}
 - capacity-leader-election
 {{- end }}
@@ -183,7 +181,6 @@ customResources: {{ or $n.customResources $topolvm }}
 {{/* Returns "true" if the webhooks of the node controller are enabled, otherwise an empty text. */}}
 {{- define "storage-controller.webhooks" -}}
 {{- if .Values.nodecontroller.webhooks.enabled }}
-{{- if eq .Values.mode "node" }}{{ fail "nodecontroller.webhooks.enabled: mode node has no node controller" }}{{ end }}
 {{- if not .Values.nodecontroller.enabled }}{{ fail "nodecontroller.webhooks.enabled: the webhooks belong to the node controller, but nodecontroller.enabled is false" }}{{ end -}}
 true
 {{- end }}
@@ -271,6 +268,7 @@ true
 {{- $v := .Values }}
 {{- $node := eq $v.mode "node" }}
 {{- if not $v.driver.name }}{{ fail "driver.name: set it; there is no default" }}{{ end }}
+{{- if and $node $v.nodecontroller.enabled }}{{ fail "nodecontroller.enabled: mode node has no node controller" }}{{ end }}
 {{- range $key, $value := omit $v.nodecontroller "enabled" "webhooks" }}
 {{- if and $value (ne (toString $value) "none") (not $v.nodecontroller.enabled) }}{{ fail (printf "nodecontroller.%s: nodecontroller.enabled is false" $key) }}{{ end }}
 {{- end }}
@@ -297,6 +295,22 @@ true
 {{- range $settings }}{{ if has .name (list "timeout" "snapshotter-timeout") }}{{ $timeouts = append $timeouts .name }}{{ end }}{{ end }}
 {{- if and (not $node) $v.snapshotter.enabled (not $timeouts) (le $grace 70) }}{{ fail (printf "terminationGracePeriodSeconds: %d must exceed the timeout of the snapshotter (one minute) plus ten seconds" $grace) }}{{ end }}
 {{- range include "storage-controller.settings" . | fromYamlArray }}
+{{- if and (eq $v.mode "per-role") (hasPrefix "extraArgs" .place) }}
+{{- if and (not (has .name $known)) (regexMatch "^(provisioner|attacher|resizer|snapshotter|capacity|nodecontroller)-" .name) }}{{ fail (printf "%s: only mode all-in-one has --%s" .place .name) }}{{ end }}
+{{- $name := .name }}
+{{- $ofRole := false }}
+{{- $ofAll := true }}
+{{- range list (list "provisioner" "capacity") (list "attacher") (list "resizer") (list "snapshotter") (list "nodecontroller") }}
+{{- $runs := false }}
+{{- $has := false }}
+{{- range . }}
+{{- if (index $v .).enabled }}{{ $runs = true }}{{ end }}
+{{- if has (printf "%s.%s" . $name) $known }}{{ $has = true }}{{ end }}
+{{- end }}
+{{- if $has }}{{ $ofRole = true }}{{ else if $runs }}{{ $ofAll = false }}{{ end }}
+{{- end }}
+{{- if and $ofRole (not $ofAll) }}{{ fail (printf "%s: not every container has --%s; set STORAGE_CONTROLLER_%s in env" .place .name (.name | upper | replace "-" "_")) }}{{ end }}
+{{- end }}
 {{- if has .name (list "metrics-address" "metrics-bind-address") }}{{ fail (printf "%s: --http-endpoint is set, and they exclude each other" .place) }}{{ end }}
 {{- $value := get $granted (regexReplaceAll "^(nodecontroller|capacity)-" .name "") }}
 {{- if $value }}{{ fail (printf "%s: the permissions would not match; set %s" .place $value) }}{{ end }}

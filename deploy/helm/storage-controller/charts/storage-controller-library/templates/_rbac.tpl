@@ -2,13 +2,13 @@
 {{- define "storage-controller.rbac" -}}
 {{- $v := .Values }}
 {{- range $name := include "storage-controller.permissions" . | fromYamlArray }}
-{{- range $text := splitList "\n---\n" (include (printf "storage-controller.permissions.%s" $name) $ | replace "storage-controller-webhooks" (include "storage-controller.webhookConfiguration" $) | replace "storage-controller-webhook" (include "storage-controller.webhookName" $)) }}
+{{- range $text := splitList "\n---\n" (include (printf "storage-controller.permissions.%s" $name) $ | replace "storage-controller-webhooks" "\u0000" | replace "storage-controller-webhook" (include "storage-controller.webhookName" $) | replace "\u0000" (include "storage-controller.webhookConfiguration" $)) }}
 {{- $o := fromYaml $text }}
 {{- $places := list "" }}
-{{- /* With an external certificate the Secret is only watched. */}}
+{{- /* With an external certificate the Secret is only read. */}}
 {{- if and (eq $name "nodecontroller-webhook-certificates") (eq $v.nodecontroller.webhooks.certificate "secret") }}
 {{- if hasPrefix "Cluster" $o.kind }}{{ $places = list }}{{ end }}
-{{- if eq $o.kind "Role" }}{{ $_ := set $o "rules" (list (set (first $o.rules) "verbs" (list "watch"))) }}{{ end }}
+{{- if eq $o.kind "Role" }}{{ $_ := set $o "rules" (list (set (first $o.rules) "verbs" (list "get"))) }}{{ end }}
 {{- end }}
 {{- $meta := $o.metadata }}
 {{- $_ := set $meta "name" (print (include "storage-controller.prefix" $) $meta.name) }}
