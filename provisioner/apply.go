@@ -48,7 +48,7 @@ func (a *applier) apply(ctx context.Context, key claimKey, s claimState, step st
 	case doReschedule:
 		return none, a.reschedule(ctx, key, s.claim, step.err)
 	case doReadReferences:
-		r.refs = referenceReader{a.c}.resolve(ctx, s.claim, isProtected(s.claim))
+		r.refs = referenceReader{a.c}.resolve(ctx, s.claim)
 		return none, nil
 	case doReadClaim:
 		return none, a.readClaim(ctx, key, s.claim, r)

@@ -861,6 +861,10 @@ func TestResume(t *testing.T) {
 	if resumed.request.String() != first.next.request.String() || !resumed.called || resumed.plan.SelectedNode != "node-1" {
 		t.Errorf("got %v, want %v", resumed.request, first.next.request)
 	}
+	upgraded := testDriver(func(d *driver) { d.topology, d.singleNodeMultiWriter = true, true })
+	if resumed, err = upgraded.resume(left, class, nil, nothing); err != nil || resumed.request.String() != first.next.request.String() {
+		t.Errorf("after the driver has gained SINGLE_NODE_MULTI_WRITER: %v, %v", resumed.request, err)
+	}
 	other := testClass(func(c *storagev1.StorageClass) { late(c); c.Parameters = map[string]string{"pool": "stolen"} })
 	if st := d.decide(claimState{
 		claim: left, class: other, known: nothing, now: now,

@@ -65,7 +65,7 @@ func (d decision) decideResume() step {
 	case d.refs != nil && isReadError(d.refs.err):
 		return step{action: doFail, reason: "CannotRead", err: d.refs.err}
 	case d.refs != nil && d.refs.err != nil:
-		return cannot("SourceDeleted", d.refs.err, "Recreate the data source or the VolumeAttributesClass")
+		return cannot("SourceDeleted", d.refs.err, "Recreate the data source, its ReferenceGrant or the VolumeAttributesClass")
 	}
 	next, err := d.resume(d.claim, d.class, d.refs, d.known)
 	switch {

@@ -47,13 +47,14 @@ type referenceReader struct{ c *Controller }
 
 // resolve reads the objects that a claim references from the API server. A stale cache must not
 // decide about the content of a volume, and such claims are few.
-func (t referenceReader) resolve(ctx context.Context, claim *corev1.PersistentVolumeClaim, resuming bool) *resolvedRefs {
+func (t referenceReader) resolve(ctx context.Context, claim *corev1.PersistentVolumeClaim) *resolvedRefs {
 	f := &resolvedRefs{}
 	if f.source, f.err = volumerules.SourceOf(claim, t.c.cfg.CrossNamespaceVolumeDataSource); f.err != nil {
 		return f
 	}
 	if f.source != nil {
-		if !resuming { // the recorded request was permitted when it was sent
+		// Users can write a record, too. Only the volume of a claim that is being deleted reaches nobody.
+		if claim.DeletionTimestamp == nil {
 			f.err = t.permitted(ctx, claim, *f.source)
 		}
 		if f.err == nil {
@@ -92,7 +93,8 @@ func (t referenceReader) contentOf(
 	if err != nil {
 		return nil, "", err
 	}
-	if err := volumerules.CheckClone(source, claim); err != nil {
+	// A recorded request passed these checks, and a source may have been expanded since.
+	if err := volumerules.CheckClone(source, claim); err != nil && !hasRecord(claim) {
 		return nil, "", err
 	}
 	pv, err := t.c.deps.Client.CoreV1().PersistentVolumes().Get(ctx, source.Spec.VolumeName, metav1.GetOptions{})

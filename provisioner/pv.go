@@ -76,7 +76,8 @@ func (d driver) volumeOf(
 	if d.topology {
 		pv.Spec.NodeAffinity = affinity(v.GetAccessibleTopology())
 	}
-	if p.Migrated {
+	if p.Migrated { // kube-controller-manager would add the annotation later
+		pv.Annotations[storagehelpers.AnnMigratedTo] = d.name
 		return migration.ToInTree(pv)
 	}
 	return pv, nil

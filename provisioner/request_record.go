@@ -171,6 +171,10 @@ func recordOf(claim *corev1.PersistentVolumeClaim) (*requestRecord, error) {
 	return r, nil
 }
 
+func hasRecord(claim *corev1.PersistentVolumeClaim) bool {
+	return isProtected(claim) && claim.Annotations[kube.AnnProvisioningRequest] != ""
+}
+
 // nodeOf returns the node that was selected for the recorded request.
 func nodeOf(claim *corev1.PersistentVolumeClaim) string {
 	if r, err := recordOf(claim); err == nil && r != nil {
@@ -210,10 +214,12 @@ func (d driver) resume(
 		}
 	}
 	recorded := func() (*csi.TopologyRequirement, error) { return topology, nil }
-	if o.request, o.plan, err = d.prepare(claim, class, record.SelectedNode, refs, recorded); err != nil {
-		return o, err
+	hash, err := d.prepareRecorded(&o, class, record, refs, recorded)
+	if err == nil && hash != record.Request && d.singleNodeMultiWriter { // an earlier version of the driver may lack the capability
+		before := d
+		before.singleNodeMultiWriter = false
+		hash, err = before.prepareRecorded(&o, class, record, refs, recorded)
 	}
-	hash, err := fingerprint(o.request)
 	secret := ptr.Deref(o.plan.Secrets.Provisioner, corev1.SecretReference{})
 	switch {
 	case err != nil:
@@ -225,6 +231,16 @@ func (d driver) resume(
 			errRequestChanged, secretName(*record.Secret), class.Name, secretName(secret))
 	}
 	return o, err
+}
+
+// prepareRecorded prepares the request of o and returns its hash.
+func (d driver) prepareRecorded(o *operation, class *storagev1.StorageClass, record *requestRecord, refs *resolvedRefs,
+	topology func() (*csi.TopologyRequirement, error),
+) (hash string, err error) {
+	if o.request, o.plan, err = d.prepare(o.claim, class, record.SelectedNode, refs, topology); err != nil {
+		return "", err
+	}
+	return fingerprint(o.request)
 }
 
 func secretName(ref corev1.SecretReference) string {

@@ -237,6 +237,24 @@ func (f *fixture) looksAgain(queue string, n uint64, change func()) {
 	})
 }
 
+// expand requests 10Gi of a claim of the class.
+func (f *fixture) expand(claim *corev1.PersistentVolumeClaim) {
+	f.Helper()
+	patch := func(change func(context.Context, []byte) error, text string) {
+		f.Helper()
+		kubetest.Eventually(f.T, text, func(ctx context.Context) error { return change(ctx, []byte(text)) })
+	}
+	patch(func(ctx context.Context, data []byte) error {
+		_, err := f.Client.StorageV1().StorageClasses().Patch(ctx, f.class, types.MergePatchType, data, metav1.PatchOptions{})
+		return err
+	}, `{"allowVolumeExpansion":true}`)
+	patch(func(ctx context.Context, data []byte) error { // the admission of the API server may not have received the class yet
+		_, err := f.Client.CoreV1().PersistentVolumeClaims(claim.Namespace).Patch(ctx, claim.Name, types.MergePatchType, data,
+			metav1.PatchOptions{})
+		return err
+	}, `{"spec":{"resources":{"requests":{"storage":"10Gi"}}}}`)
+}
+
 // grant lets the claims of a namespace use objects in another, by a JSON list of
 // entries of each kind.
 func (f *fixture) grant(namespace, name, from, to string) {
@@ -594,13 +612,16 @@ func provisionerScenarioSource(t *testing.T) {
 		})
 	})
 
-	t.Run("066_restart_in_doubt_with_the_source_deleted", func(t *testing.T) {
+	t.Run("066_restart_in_doubt_with_the_source_expanded_and_deleted", func(t *testing.T) {
 		f := copying(t, nil)
-		source := f.source(f.Namespace, "c", nil)
+		source := f.source(f.Namespace, "c", func(c *corev1.PersistentVolumeClaim, _ *corev1.PersistentVolume) {
+			c.Spec.StorageClassName = &f.class
+		})
 		f.Plugin.Next(create, csitest.DoAndFail(codes.Unavailable, "away"), csitest.Hang(), csitest.Hang())
 		claim := f.claim(cloning("data", "c"))
 		f.Wait(create, 2)
 		f.Crash()
+		f.expand(source)
 		f.removeAtOnce(source)
 		f.remove(claim)
 		f.start()
@@ -692,6 +713,19 @@ func provisionerScenarioSource(t *testing.T) {
 		f.Calls(create, 1)
 		patch(`{"metadata":{"annotations":{"a":"b"}}}`)
 		f.saved(claim)
+	})
+
+	// Users can give their claims the finalizer.
+	t.Run("068_forged_record", func(t *testing.T) {
+		f := copying(t, func(c *Config) { patient(c); c.CrossNamespaceVolumeDataSource = true })
+		ns := kubetest.Namespace(t, f.ControlPlane)
+		f.source(ns, "s", nil)
+		f.claim(func(c *corev1.PersistentVolumeClaim) {
+			fromRef(nil, &ns, kube.KindClaim, "s")(c)
+			c.Finalizers = []string{kube.ProvisioningFinalizer}
+		})
+		f.event("ProvisioningFailed", "no ReferenceGrant", ns+"/s", "Recreate")
+		f.Calls(create, 0)
 	})
 
 	t.Run("068_grants", func(t *testing.T) {

@@ -11,6 +11,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	storagehelpers "k8s.io/component-helpers/storage/volume"
 	"k8s.io/klog/v2"
@@ -105,8 +106,8 @@ func (l *volumeLoop) volumeDeletedByDriver(ctx context.Context, pv *corev1.Persi
 	tracing.EndOperation(ctx, time.Now().Add(-took), "persistentVolume", pv.Name, "volumeHandle", handle)
 }
 
-// deletionSecrets returns the secrets for DeleteVolume; nil for none. missing is why a secret
-// could not be read, which does not stop the deletion: the driver decides whether it needs it.
+// deletionSecrets returns the secrets for DeleteVolume; nil for none. missing is why there is no secret although the
+// volume has one, which does not stop the deletion: the driver decides whether it needs it.
 func (l *volumeLoop) deletionSecrets(ctx context.Context, pv *corev1.PersistentVolume) (values map[string]string, missing, err error) {
 	class, exists := l.c.classes.Get(storagehelpers.GetPersistentVolumeClass(pv))
 	if _, _, annotated := deletionAnnotations(pv); exists && !annotated {
@@ -121,11 +122,11 @@ func (l *volumeLoop) deletionSecrets(ctx context.Context, pv *corev1.PersistentV
 	if missing != nil || ref == nil {
 		return nil, missing, nil
 	}
-	values, missing = kube.ReadSecret(ctx, l.c.deps.Client, ref)
-	if missing != nil && ctx.Err() != nil {
-		return nil, nil, missing
+	values, err = kube.ReadSecret(ctx, l.c.deps.Client, ref)
+	if kube.IsNotFound(err) || apierrors.IsForbidden(err) { // with its namespace, the permission may be deleted, too
+		return nil, err, nil
 	}
-	return values, missing, nil
+	return values, nil, err
 }
 
 // deletionAnnotations returns the secret that the annotations of pv name, both empty for

@@ -142,12 +142,29 @@ func TestPolicyRestrictsTheServiceAccount(t *testing.T) {
 			"foreign": "foreign.example.com"}[name]), metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 		return errs
 	}
+	migrated := func(source corev1.PersistentVolumeSource) error {
+		pv := volumeOf(e.ns+"-new", e.plugin.Name())
+		pv.Annotations = map[string]string{"pv.kubernetes.io/migrated-to": e.plugin.Name()}
+		pv.Spec.PersistentVolumeSource = source
+		_, err := volumes.Create(ctx, pv, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+		return err
+	}
+	for what, source := range map[string]corev1.PersistentVolumeSource{
+		"another driver": {CSI: &corev1.CSIPersistentVolumeSource{Driver: "foreign.example.com", VolumeHandle: "v"}},
+		"a host path":    {HostPath: &corev1.HostPathVolumeSource{Path: "/"}},
+	} {
+		if err := deniedByPolicy(migrated(source)); err != nil {
+			t.Errorf("create a PV of %s that is said to be migrated: %v", what, err)
+		}
+	}
 	for what, err := range writes("foreign") {
 		if err := deniedByPolicy(err); err != nil {
 			t.Errorf("%s of another driver: %v", what, err)
 		}
 	}
 	allowed := writes("ours")
+	allowed["create a migrated PV"] = migrated(corev1.PersistentVolumeSource{
+		AWSElasticBlockStore: &corev1.AWSElasticBlockStoreVolumeSource{VolumeID: "vol-1"}})
 	allowed["delete static PVC"] = claims.Delete(ctx, "static", dry) // its driver is not in the object
 	_, allowed["annotate pod"] = client.CoreV1().Pods(e.ns).Patch(ctx, "user", types.MergePatchType, note, dryPatch)
 	_, allowed["annotate node"] = client.CoreV1().Nodes().Patch(ctx, e.nodes[0], types.MergePatchType, note, dryPatch)
