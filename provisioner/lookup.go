@@ -53,7 +53,7 @@ func (t referenceReader) resolve(ctx context.Context, claim *corev1.PersistentVo
 		return f
 	}
 	if f.source != nil {
-		// Users can write a record, too. Only the volume of a claim that is being deleted reaches nobody.
+		// Users can write a record, too. No pod can use the volume of a claim that is being deleted.
 		if claim.DeletionTimestamp == nil {
 			f.err = t.permitted(ctx, claim, *f.source)
 		}

@@ -1127,7 +1127,8 @@ func provisionerScenarioDeletion(t *testing.T) {
 		})
 		f.secret("data", "v")
 		pv := f.volume(f.Namespace+"-pv", corev1.VolumeReleased, func(pv *corev1.PersistentVolume) {
-			pv.Annotations = map[string]string{volumerules.AnnDeletionSecretName: "data", volumerules.AnnDeletionSecretNamespace: f.Namespace}
+			pv.Annotations = map[string]string{volumerules.AnnDeletionSecretName: "data",
+				volumerules.AnnDeletionSecretNamespace: f.Namespace}
 		})
 		f.event("Warning VolumeFailedDelete", "data", "no key")
 		f.gone(pv)

@@ -43,8 +43,8 @@ the help lists those that have an effect.
 
 Exit code: 0 no findings; 3 findings; 2 usage error; 1 the audit failed. A running
 provisioner audits periodically with --audit-interval.`,
-		Example: `  kubectl exec -n kube-system deployment/my-csi-controller -c storage-controller -- /storage-controller audit
-  storage-controller audit --csi-address=/run/csi/socket --stuck-after=1h -o json`,
+		Example: `  kubectl exec -n kube-system deployment/my-csi-controller -c storage-controller -- /storage-controller audit --csi-address=/run/csi/csi.sock
+  storage-controller audit --csi-address=/run/csi/csi.sock --stuck-after=1h -o json`,
 		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return auditCommand(cmd, cfg, output)
@@ -116,6 +116,9 @@ func runAudit(ctx context.Context, c app.Config, cfg audit.Config) (audit.Report
 			"the driver does not report LIST_VOLUMES: volumes were not compared, only stuck objects were searched")
 	case !nodes:
 		report.Notes = append(report.Notes, "the driver does not report LIST_VOLUMES_PUBLISHED_NODES: VolumeAttachments were not compared")
+	}
+	if driver.Controller.CreateDeleteSnapshot && !driver.Controller.ListSnapshots {
+		report.Notes = append(report.Notes, "the driver does not report LIST_SNAPSHOTS: snapshots were not compared")
 	}
 	report.Notes = append(report.Notes, reader.Notes()...)
 	report.Volumes, report.Attachments = reader.Counts()

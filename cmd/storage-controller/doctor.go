@@ -38,7 +38,7 @@ func newDoctorCommand() *cobra.Command {
 		Long: `Check an installation: the driver at its socket, the permissions of each role and
 feature, the kinds that the API server serves, the Leases and their holders, sidecars
 that are replaced, and the CSIDriver, StorageClasses and nodes of the driver. It changes
-nothing and reads no Secrets.
+nothing and reads no values of Secrets.
 
 In the container, doctor uses the flags of the running process (process 1). Anywhere
 else, name the workload: doctor uses the arguments, environment, configuration file

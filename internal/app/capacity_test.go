@@ -130,9 +130,9 @@ func TestCapacitySharesTheLease(t *testing.T) {
 	}
 	var without settings.Settings
 	without.Common.Controllers = []string{attacherName, capacityName}
-	for _, alone := range []string{capacityAlone.lease(settings.Settings{}, "drv.example.com"), capacityRole.lease(without, "drv.example.com")} {
-		if alone != "drv-example-com-capacity" {
-			t.Errorf("without the provisioner it has the Lease %q", alone)
+	for _, lease := range []string{capacityAlone.lease(settings.Settings{}, "a.b"), capacityRole.lease(without, "a.b")} {
+		if lease != "a-b-capacity" {
+			t.Errorf("without the provisioner it has the Lease %q", lease)
 		}
 	}
 }

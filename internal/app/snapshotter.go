@@ -99,7 +99,8 @@ func snapshotterAPIs(s settings.Settings, d csiclient.Driver) []doctor.API {
 	}
 	if usesGroups(s, d) {
 		apis = append(apis, doctor.API{
-			GroupVersion: "groupsnapshot.storage.k8s.io/v1", Resource: "volumegroupsnapshotcontents", For: "group snapshots",
+			GroupVersion: "groupsnapshot.storage.k8s.io/v1", Older: "groupsnapshot.storage.k8s.io/v1beta2",
+			Resource: "volumegroupsnapshotcontents", For: "group snapshots",
 			Hint: "install the CRDs of group snapshots of external-snapshotter, if you use group snapshots",
 		})
 	}

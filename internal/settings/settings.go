@@ -317,8 +317,11 @@ func envName(option string) string {
 	return EnvPrefix + strings.ToUpper(strings.ReplaceAll(option, "-", "_"))
 }
 
+// ofService matches the variables that Kubernetes sets for Services whose names begin with storage-controller.
+var ofService = regexp.MustCompile(`_(SERVICE_(HOST|PORT(_[^=]+)?)|PORT_\d+_[A-Z]+(_(PROTO|PORT|ADDR))?)=|_PORT=[a-z]+://`)
+
 // UnknownVariables returns the items of environ that have the prefix of options but set none. Variables
-// that Kubernetes sets for a Service called storage-controller are not among them.
+// of Services are not among them.
 func (s Schema) UnknownVariables(environ []string) []string {
 	known := map[string]bool{envName("config"): true}
 	for _, o := range slices.Concat(s.Common, s.Shared) {
@@ -332,8 +335,7 @@ func (s Schema) UnknownVariables(environ []string) []string {
 	var unknown []string
 	for _, item := range environ {
 		name, _, _ := strings.Cut(item, "=")
-		ofService := strings.HasPrefix(name, EnvPrefix+"SERVICE_") || name == EnvPrefix+"PORT" || strings.HasPrefix(name, EnvPrefix+"PORT_")
-		if strings.HasPrefix(name, EnvPrefix) && !known[name] && !ofService {
+		if strings.HasPrefix(name, EnvPrefix) && !known[name] && !ofService.MatchString(item) {
 			unknown = append(unknown, name)
 		}
 	}

@@ -118,14 +118,17 @@ func (r *APIReader) readContents(ctx context.Context, state *ClusterState) error
 	if ok, err := r.permitted("VolumeSnapshotContents", "snapshots were not compared", err); err != nil || !ok {
 		return err
 	}
-	state.Contents = []Content{}
+	state.Contents, state.Others = []Content{}, map[string]metav1.Object{}
 	for _, c := range contents {
 		driver, _, _ := unstructured.NestedString(c.Object, "spec", "driver")
 		handle, _, _ := unstructured.NestedString(c.Object, "status", "snapshotHandle")
 		if handle == "" { // pre-provisioned
 			handle, _, _ = unstructured.NestedString(c.Object, "spec", "source", "snapshotHandle")
 		}
-		if driver == r.driver && handle != "" {
+		if driver != r.driver {
+			continue
+		}
+		if state.Others["VolumeSnapshotContent "+c.GetName()] = c; handle != "" {
 			state.Contents = append(state.Contents, Content{c.GetName(), string(c.GetUID()), handle})
 		}
 	}
@@ -162,7 +165,9 @@ func (r *APIReader) readClaims(ctx context.Context, state *ClusterState) error {
 
 // readOthers reads the metadata of Nodes and VolumeSnapshots with a finalizer of the roles.
 func (r *APIReader) readOthers(ctx context.Context, state *ClusterState) error {
-	state.Others = map[string]metav1.Object{}
+	if state.Others == nil { // without VolumeSnapshotContents
+		state.Others = map[string]metav1.Object{}
+	}
 	snapshots := schema.GroupVersionResource{Group: "snapshot.storage.k8s.io", Version: "v1", Resource: "volumesnapshots"}
 	for _, kind := range []struct {
 		name, finalizer string

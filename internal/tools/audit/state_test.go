@@ -66,5 +66,8 @@ func TestReadContents(t *testing.T) {
 		if !slices.Equal(state.Contents, test.want) {
 			t.Errorf("%s: %+v, want %+v", name, state.Contents, test.want)
 		}
+		if _, ok := state.Others["VolumeSnapshotContent c"]; ok != (test.driver == driver) {
+			t.Errorf("%s: others %v", name, state.Others)
+		}
 	}
 }

@@ -184,12 +184,12 @@ func (e *examination) now() time.Time { return time.Now().Add(-e.skew) }
 func (e *examination) checkAPIs() {
 	for _, a := range e.plan.APIs {
 		name := "api " + a.Resource
-		served, err := serves(e.client, a.GroupVersion, a.Resource)
+		served, err := firstServed(e.client, a.Resource, a.GroupVersion, a.Older)
 		switch {
 		case err != nil:
 			e.skip(name, "reading the resources of %s: %v", a.GroupVersion, err)
-		case served:
-			e.ok(name, "%s is served, for %s", a.GroupVersion, a.For)
+		case served != "":
+			e.ok(name, "%s is served, for %s", served, a.For)
 		case a.Required:
 			e.add(name, Failure, a.Hint, "%s is not served; it is required for %s", a.GroupVersion, a.For)
 		default:
@@ -203,28 +203,32 @@ func (e *examination) checkAPIs() {
 
 func (e *examination) checkCapacityVersion() {
 	const name, resource = "api csistoragecapacities", "csistoragecapacities"
-	for _, version := range []string{"storage.k8s.io/v1", "storage.k8s.io/v1beta1"} {
-		served, err := serves(e.client, version, resource)
-		if err != nil {
-			e.skip(name, "reading the resources of %s: %v", version, err)
-			return
-		}
-		if served {
-			e.ok(name, "%s is served, for capacity", version)
-			return
-		}
+	served, err := firstServed(e.client, resource, "storage.k8s.io/v1", "storage.k8s.io/v1beta1")
+	switch {
+	case err != nil:
+		e.skip(name, "reading the resources of storage.k8s.io: %v", err)
+	case served != "":
+		e.ok(name, "%s is served, for capacity", served)
+	default:
+		e.add(name, Failure, "use Kubernetes 1.21 or later, or disable capacity (--enable-capacity=false, --controllers)",
+			"neither storage.k8s.io/v1 nor v1beta1 is served")
 	}
-	e.add(name, Failure, "use Kubernetes 1.21 or later, or disable capacity (--enable-capacity=false, --controllers)",
-		"neither storage.k8s.io/v1 nor v1beta1 is served")
 }
 
-func serves(client kubernetes.Interface, groupVersion, resource string) (bool, error) {
-	list, err := client.Discovery().ServerResourcesForGroupVersion(groupVersion)
-	if apierrors.IsNotFound(err) {
-		return false, nil
+// firstServed returns the first of versions that has the resource, "" if none has it. Empty versions are skipped.
+func firstServed(client kubernetes.Interface, resource string, versions ...string) (string, error) {
+	for _, version := range versions {
+		if version == "" {
+			continue
+		}
+		list, err := client.Discovery().ServerResourcesForGroupVersion(version)
+		switch {
+		case apierrors.IsNotFound(err):
+		case err != nil:
+			return "", err
+		case slices.ContainsFunc(list.APIResources, func(r metav1.APIResource) bool { return r.Name == resource }):
+			return version, nil
+		}
 	}
-	if err != nil {
-		return false, err
-	}
-	return slices.ContainsFunc(list.APIResources, func(r metav1.APIResource) bool { return r.Name == resource }), nil
+	return "", nil
 }

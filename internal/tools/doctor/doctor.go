@@ -93,6 +93,8 @@ type Grant struct {
 // API is an API resource that the process would use.
 type API struct {
 	GroupVersion, Resource string
+	// Older is the GroupVersion that is used if GroupVersion is not served; "": none.
+	Older string
 	// For is the feature that uses the resource.
 	For string
 	// Required reports whether the process does not work without the resource. Otherwise the

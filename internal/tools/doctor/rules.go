@@ -26,7 +26,7 @@ var rules = map[string][]Rule{
 	},
 	"capacity-leader-election": {
 		{Namespaced: true, Groups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, Verbs: []string{"get", "create", "update"}},
-		{Namespaced: true, Groups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create"}},
+		{Namespaced: true, Groups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch"}},
 	},
 	"capacity-owner": {
 		{Namespaced: true, Groups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"get"}},

@@ -20,12 +20,13 @@ import (
 var snapshotClasses = []struct {
 	kind     string
 	resource schema.GroupVersionResource
+	older    string // version that is used if that of resource is not served; "": none
 	purpose  volumerules.Purpose
 }{
 	{"VolumeSnapshotClass", schema.GroupVersionResource{Group: "snapshot.storage.k8s.io", Version: "v1", Resource: "volumesnapshotclasses"},
-		"snapshotter"},
+		"", "snapshotter"},
 	{"VolumeGroupSnapshotClass", schema.GroupVersionResource{
-		Group: "groupsnapshot.storage.k8s.io", Version: "v1", Resource: "volumegroupsnapshotclasses"}, "group-snapshotter"},
+		Group: "groupsnapshot.storage.k8s.io", Version: "v1", Resource: "volumegroupsnapshotclasses"}, "v1beta2", "group-snapshotter"},
 }
 
 // checkSnapshotClasses checks the secrets of the snapshot classes of the driver, if the snapshotter runs.
@@ -48,6 +49,10 @@ func (e *examination) checkSnapshotClasses(ctx context.Context) {
 			continue
 		}
 		classes, err := kube.ListAll[*unstructured.Unstructured](ctx, client.Resource(s.resource).List)
+		if apierrors.IsNotFound(err) && s.older != "" {
+			older := s.resource.GroupResource().WithVersion(s.older)
+			classes, err = kube.ListAll[*unstructured.Unstructured](ctx, client.Resource(older).List)
+		}
 		if err != nil && !apierrors.IsNotFound(err) { // checkAPIs reports a missing CRD
 			e.skip(s.resource.Resource, "%ses could not be listed (%s)", s.kind, reason(err))
 		}

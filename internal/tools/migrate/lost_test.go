@@ -131,6 +131,7 @@ func TestContainersThatAreKept(t *testing.T) {
 		want        string
 	}{
 		"a suffix":                    {"host.example:5000/a/csi-attacher:v4.9.0_vendor.1", "", true, "the suffix _vendor.1 of its image"},
+		"a digest":                    {"csi-attacher@sha256:9f" + strings.Repeat("0a", 31), "", false, ""},
 		"a release candidate":         {"csi-attacher:v4.9.0-rc1", "", false, ""},
 		"a vendor's name":             {"ose-csi-external-attacher-rhel9:v4.9.0", "", false, ""},
 		"another vendor's name":       {"kubernetes-csi-attacher-fips:4.9.0", "", false, ""},

@@ -16,11 +16,11 @@ type release struct {
 	suffix       string // after the version, such as -eksbuild.4
 }
 
-var versionTag = regexp.MustCompile(`:v?([0-9]+)(?:\.([0-9]+))?(?:\.[0-9]+)?([^@/:]*)(?:@.*)?$`)
+var versionTag = regexp.MustCompile(`:v?([0-9]+)(?:\.([0-9]+))?(?:\.[0-9]+)?([^/:]*)$`)
 
 // release returns the version of the image, and false if it names none.
 func (s *source) release() (release, bool) {
-	image := text(get(s.node, "image"))
+	image, _, _ := strings.Cut(text(get(s.node, "image")), "@") // without the digest
 	m := versionTag.FindStringSubmatch(image)
 	if m == nil || !strings.Contains(ImageName(image), strings.TrimPrefix(string(s.kind), "csi-")) { // or an image of the driver
 		return release{}, false

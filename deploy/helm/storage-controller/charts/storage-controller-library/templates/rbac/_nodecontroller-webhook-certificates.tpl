@@ -2,7 +2,7 @@
 # --webhook-cert-mode=self-signed: the Secret of --webhook-cert-secret, in its namespace,
 # and the configuration of --webhook-config-name. A resource name cannot limit
 # create; to avoid that rule, remove it and create an empty Secret. With
-# --webhook-cert-mode=secret only the verb watch on the Secret is needed.
+# --webhook-cert-mode=secret only the verb get on the Secret is needed.
 apiVersion: rbac.authorization.k8s.io/v1
 kind: Role
 metadata:
