@@ -20,7 +20,10 @@ type AuditEvent struct {
 	Verb       string `json:"verb"`
 	UserAgent  string `json:"userAgent"`
 	RequestURI string `json:"requestURI"`
-	Object     struct {
+	As         struct {
+		Username string `json:"username"`
+	} `json:"impersonatedUser"` // none if the request impersonates no user
+	Object struct {
 		Resource    string `json:"resource"`
 		Subresource string `json:"subresource"`
 		Namespace   string `json:"namespace"`

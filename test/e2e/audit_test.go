@@ -227,10 +227,12 @@ func TestAuditOfARunningProcess(t *testing.T) {
 	e := newEnv(t, csitest.Config{Controller: publishing}, 1)
 	class := e.class(false, func(c *storagev1.StorageClass) {})
 	var mu sync.Mutex
-	lists := map[string]int{} // by kind: one watch, which brings the list
+	lists := map[string]int{} // by kind, and the watches that bring a list: not those that continue an earlier one
 	proxy := kubetest.Proxy(t, e.account(), func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
+		asked, counts := asked(r)
+		query := r.URL.Query()
 		// A new leader lists one object for its resourceVersion.
-		if asked, counts := asked(r); counts && (asked.verb == "list" || asked.verb == "watch") && r.URL.Query().Get("limit") != "1" {
+		if counts && (asked.verb == "list" && query.Get("limit") != "1" || asked.verb == "watch" && query.Get("sendInitialEvents") != "") {
 			mu.Lock()
 			lists[asked.resource]++
 			mu.Unlock()

@@ -44,11 +44,7 @@ func TestOnlyTheRolesThatTheDriverSupports(t *testing.T) {
 	e.run("all")
 	e.claim("c", e.class(false, nil))
 	e.bound("c")
-	records, err := e.cp.AuditSince(mark, "storage-controller/")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, r := range records {
+	for _, r := range e.audited(mark, "storage-controller/") {
 		if r.Object.Resource == "volumeattachments" || r.Object.Resource == "nodes" {
 			t.Errorf("%s of %s, which no role needs", r.Verb, r.Object.Resource)
 		}

@@ -30,7 +30,7 @@ func (p *process) heap() (bytes int64) {
 
 // TestIdleResizer: while no claim requests a change, the role adds no watch and no write to the other roles, and at
 // most 3 MiB.
-func TestIdleResizer(t *testing.T) { // not in parallel: it counts the watches of all processes
+func TestIdleResizer(t *testing.T) {
 	const claims, limit = 100, 3 << 20
 	e := newEnv(t, resizable, 0)
 	class := e.expandableClass()
@@ -43,7 +43,7 @@ func TestIdleResizer(t *testing.T) { // not in parallel: it counts the watches o
 	first.kill()
 
 	const others = "provisioner,attacher"
-	heaps, watches := map[string]int64{}, map[string][]string{}
+	heaps, kinds := map[string]int64{}, map[string][]string{}
 	for _, roles := range []string{others, others + ",resizer"} {
 		mark := e.mark()
 		p := e.run("all", "--http-endpoint=127.0.0.1:0", "--enable-pprof", "--controllers="+roles)
@@ -55,18 +55,8 @@ func TestIdleResizer(t *testing.T) { // not in parallel: it counts the watches o
 		e.bound(name)
 		heaps[roles] = p.heap()
 		p.kill()
-		records, err := e.cp.AuditSince(mark, "storage-controller/")
-		e.must(err)
-		kinds := map[string]bool{}
-		for _, r := range records {
-			if r.Verb == "watch" && r.Stage == "ResponseStarted" {
-				kinds[r.Object.Resource] = true
-			}
-		}
-		watches[roles] = slices.Sorted(maps.Keys(kinds))
-		own, err := e.cp.AuditSince(mark, "storage-controller/dev (resizer)")
-		e.must(err)
-		for _, r := range own {
+		kinds[roles] = slices.Sorted(maps.Keys(watches(e.audited(mark, "storage-controller/"))))
+		for _, r := range e.audited(mark, "storage-controller/dev (resizer)") {
 			if r.IsWrite() {
 				t.Errorf("the resizer wrote %s", r.RequestURI)
 			}
@@ -77,7 +67,7 @@ func TestIdleResizer(t *testing.T) { // not in parallel: it counts the watches o
 	if with-without > limit {
 		t.Errorf("the resizer needs %d bytes", with-without)
 	}
-	if a, b := watches[others], watches[others+",resizer"]; !slices.Equal(a, b) || len(a) == 0 {
+	if a, b := kinds[others], kinds[others+",resizer"]; !slices.Equal(a, b) || len(a) == 0 {
 		t.Errorf("watches %v with the resizer, %v without", b, a)
 	}
 }

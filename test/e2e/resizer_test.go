@@ -244,7 +244,7 @@ func resizerScenarioStart(t *testing.T) {
 
 // resizerScenarioAll: the role beside the others.
 func resizerScenarioAll(t *testing.T) {
-	t.Run("080_all", func(t *testing.T) { // not in parallel: it counts the watches of all processes
+	t.Run("080_all", func(t *testing.T) {
 		e := newEnv(t, resizable, 0)
 		class, gold := e.expandableClass(), e.attributesClass("gold")
 		mark := e.mark()
@@ -252,11 +252,7 @@ func resizerScenarioAll(t *testing.T) {
 		p.says(`Feature gate has no effect {"featureGate": "RecoverVolumeExpansionFailure"}`)
 		e.claim("c", class)
 		e.bound("c")
-		idle, err := e.cp.AuditSince(mark, "storage-controller/dev (resizer)")
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, r := range idle {
+		for _, r := range e.audited(mark, "storage-controller/dev (resizer)") {
 			if r.IsWrite() {
 				t.Errorf("the resizer wrote %s while nothing was resized", r.RequestURI)
 			}
@@ -264,16 +260,7 @@ func resizerScenarioAll(t *testing.T) {
 		e.request("c", "2Gi", gold)
 		e.expanded("c", "2Gi")
 		e.modified("c", gold)
-		records, err := e.cp.AuditSince(mark, "storage-controller/")
-		if err != nil {
-			t.Fatal(err)
-		}
-		watches := map[string]int{}
-		for _, r := range records {
-			if r.Verb == "watch" && r.Stage == "ResponseStarted" {
-				watches[r.Object.Resource]++
-			}
-		}
+		watches := watches(e.audited(mark, "storage-controller/"))
 		for kind, n := range watches {
 			if n != 1 {
 				t.Errorf("%d watches on %s, want one: %v", n, kind, slices.Sorted(maps.Keys(watches)))
