@@ -111,8 +111,8 @@ func TestDoctorOfAnInstallation(t *testing.T) {
 		c.Parameters = map[string]string{"csi.storage.k8s.io/provisioner-secret-name": "s",
 			"csi.storage.k8s.io/provisioner-secret-namespace": e.ns}
 	})
-	e.applyRBAC("provisioner*")
-	e.applyRBAC("capacity*")
+	e.inForce("csi-provisioner", e.applyRBAC("provisioner*"))
+	e.inForce("csi-provisioner", e.applyRBAC("capacity*"))
 	p := e.run("provision", election...)
 	e.leads(p, e.provisionerLease())
 	kubeconfig, _, _ := e.as("csi-provisioner")

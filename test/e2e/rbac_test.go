@@ -213,6 +213,7 @@ func TestProvisionerNeedsWhatItsManifestsGrant(t *testing.T) {
 		ObjectMeta: metav1.ObjectMeta{Name: e.ns}, DriverName: e.plugin.Name(), Parameters: map[string]string{"iops": "9"},
 	}, metav1.CreateOptions{})
 	must(err)
+	e.inForce("csi-provisioner", granted)
 	e.run("provision", append(slices.Clone(quick), "--kubeconfig", kubeconfig, "--leader-election",
 		"--feature-gates=CrossNamespaceVolumeDataSource=true")...)
 
@@ -306,6 +307,7 @@ func TestAttacherNeedsWhatItsManifestsGrant(t *testing.T) {
 			"csi.storage.k8s.io/controller-publish-secret-namespace": e.ns}
 	})
 	e.run("provision", quick...)
+	e.inForce("csi-attacher", granted)
 	e.run("attach", append(slices.Clone(quick), "--kubeconfig", kubeconfig, "--leader-election")...)
 	e.claim("c", class)
 	e.attach("a", e.bound("c"), e.nodes[0])
