@@ -46,7 +46,8 @@ func TestNodecontrollerScenarioShutdown(t *testing.T) {
 		writePair(t, dir)
 		p := e.run("all", "--kubeconfig", kubetest.WriteKubeconfig(t, proxy), "--controllers=provisioner,nodecontroller",
 			"--leader-election", "--http-endpoint=127.0.0.1:0",
-			"--leader-election-id=shutdown", "--enable-webhooks", "--webhook-addr=127.0.0.1:0", "--cert-dir", dir, "--shutdown-delay=2s")
+			"--leader-election-id=shutdown", "--enable-webhooks", "--webhook-addr=127.0.0.1:0", "--cert-dir", dir,
+			"--shutdown-delay=5s") // half of what a review may take: the held one outlives the delay
 		e.leads(p, "shutdown")
 		e.eventually("it is ready", func(context.Context) error {
 			if status, body := p.get("/readyz"); status != http.StatusOK {
@@ -63,7 +64,11 @@ func TestNodecontrollerScenarioShutdown(t *testing.T) {
 		e.wait("CreateVolume", 1)
 		held := make(chan error, 1)
 		go func() { held <- review(address, e.ns, "held") }()
-		<-asked
+		select {
+		case <-asked:
+		case err := <-held:
+			t.Fatal("the review has ended: ", err)
+		}
 
 		began := time.Now()
 		p.signal(syscall.SIGTERM)

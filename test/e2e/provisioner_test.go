@@ -322,7 +322,7 @@ func provisionerScenarioReplicas(t *testing.T) {
 			t.Errorf("the replica with the Lease made %d volumes", n)
 		}
 		took := after.Spec.AcquireTime.Sub(before.Spec.RenewTime.Time)
-		if most := leaseDuration + retryPeriod + 5*time.Second; took < leaseDuration || took > most { // the rest is for a busy machine
+		if most := leaseDuration + retryPeriod + 30*time.Second; took < leaseDuration || took > most { // the rest is for a busy machine
 			t.Errorf("taken over %v after it was renewed, want no less than %v and no more than %v", took, leaseDuration, most)
 		}
 	})
@@ -379,7 +379,7 @@ func provisionerScenarioReplicas(t *testing.T) {
 		if released == nil || taken == nil {
 			t.Fatalf("released: %v, taken: %v", released, taken)
 		}
-		if took := taken.Spec.AcquireTime.Sub(released.Spec.RenewTime.Time); took >= 5*time.Second {
+		if took := taken.Spec.AcquireTime.Sub(released.Spec.RenewTime.Time); took >= 14*time.Second { // the Lease is valid for 15s
 			t.Errorf("taken over %v after it was released", took)
 		}
 		e.claim("later", class)
@@ -484,18 +484,22 @@ func provisionerScenarioNumbers(t *testing.T) {
 			"controller_persistentvolume_delete_duration_seconds": {[]string{"class=" + class}, dto.MetricType_HISTOGRAM, defaults},
 		}
 		maps.Copy(want, ofEveryRole(e.provisionerLease(), "claims", "clone-protection", "snapshot-protection", "volumes"))
-		p.shows(want)
-		families := p.metrics()
-		for _, name := range []string{"controller_persistentvolumeclaim_provision", "controller_persistentvolume_delete"} {
-			for _, suffix := range []string{"_total", "_failed_total"} {
-				if n := families[name+suffix].GetMetric()[0].GetCounter().GetValue(); n != 1 {
-					t.Errorf("%s is %v, want 1", name+suffix, n)
+		e.eventually("each operation is counted once", func(context.Context) error { // a deletion is after its last request
+			families := p.metrics()
+			for _, name := range []string{"controller_persistentvolumeclaim_provision", "controller_persistentvolume_delete"} {
+				for _, suffix := range []string{"_total", "_failed_total", "_duration_seconds"} {
+					n := 0.0
+					for _, m := range families[name+suffix].GetMetric() {
+						n += m.GetCounter().GetValue() + float64(m.GetHistogram().GetSampleCount())
+					}
+					if n != 1 {
+						return fmt.Errorf("%s is %v", name+suffix, n)
+					}
 				}
 			}
-			if n := families[name+"_duration_seconds"].GetMetric()[0].GetHistogram().GetSampleCount(); n != 1 {
-				t.Errorf("%s was observed %d times, want 1", name, n)
-			}
-		}
+			return nil
+		})
+		p.shows(want)
 	})
 	t.Run("126_many_at_once", func(t *testing.T) {
 		t.Parallel()
