@@ -38,7 +38,7 @@ func (p *process) build(ctx, services context.Context, config *rest.Config) (_ *
 	}
 	defer func() {
 		if err != nil {
-			events.stop()
+			events.stop(eventsGrace)
 		}
 	}()
 	b := &builder{process: p, config: config, shared: shared{
@@ -48,7 +48,8 @@ func (p *process) build(ctx, services context.Context, config *rest.Config) (_ *
 		locks: &volumelock.Locks{}, running: &running{},
 	}}
 	t := &terms{
-		cfg: p.Config, informers: b.shared.informers, server: p.server, stopEvents: events.stop, limit: firstListLimit, retry: startRetry,
+		cfg: p.Config, informers: b.shared.informers, server: p.server,
+		stopEvents: func() { events.stop(eventsGrace) }, limit: firstListLimit, retry: startRetry,
 		startInformers: func() { b.shared.informers.Start(services) },
 	}
 	if err := b.addRoles(ctx, t, chosen); err != nil {

@@ -31,7 +31,8 @@ const reasonLast = "Last"
 type eventSender struct {
 	record.EventRecorder // with the source that csi-provisioner has
 	broadcaster          record.EventBroadcaster
-	stop                 func() // sends the queued events and stops
+	// stop sends the queued events, for no longer than grace, and stops.
+	stop func(grace time.Duration)
 }
 
 // recorder returns a recorder for events from component.
@@ -56,11 +57,11 @@ func startEvents(ctx context.Context, config *rest.Config, version, driver strin
 	broadcaster.StartRecordingToSink(sink)
 	source := corev1.EventSource{Component: fmt.Sprintf("%s_%s_%s", driver, host, uuid.NewString())}
 	recorder := broadcaster.NewRecorder(scheme.Scheme, source)
-	stop := func() {
+	stop := func(grace time.Duration) {
 		recorder.Event(&corev1.ObjectReference{Kind: "Event", Name: reasonLast}, corev1.EventTypeNormal, reasonLast, reasonLast)
 		select {
 		case <-sink.drained:
-		case <-time.After(eventsGrace):
+		case <-time.After(grace):
 		}
 		broadcaster.Shutdown()
 	}

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -39,7 +40,7 @@ func TestEventsAreSentAtShutdown(t *testing.T) {
 	<-sending
 	stopServices()
 	close(stopped)
-	events.stop()
+	events.stop(time.Minute)
 	list, err := cp.Client().CoreV1().Events(ns).List(t.Context(), metav1.ListOptions{})
 	if err != nil || len(list.Items) != 2 {
 		t.Errorf("%d events are there, want 2 (%v)", len(list.Items), err)
@@ -65,7 +66,7 @@ func TestEventsDoNotDelayTheShutdown(t *testing.T) {
 		"hangs")
 	<-sending
 	done := make(chan struct{})
-	go func() { events.stop(); close(done) }()
+	go func() { events.stop(eventsGrace); close(done) }()
 	kubetest.Eventually(t, "it stops", func(context.Context) error {
 		select {
 		case <-done:
@@ -90,7 +91,7 @@ func TestRepeatedEventsHideNoOthers(t *testing.T) {
 		events.Event(object, corev1.EventTypeWarning, "Repeated", "again")
 	}
 	events.Event(object, corev1.EventTypeWarning, "Other", "once")
-	events.stop()
+	events.stop(time.Minute)
 	list, err := cp.Client().CoreV1().Events(ns).List(t.Context(), metav1.ListOptions{FieldSelector: "reason=Other"})
 	if err != nil || len(list.Items) != 1 {
 		t.Errorf("%d events are there, want 1 (%v)", len(list.Items), err)

@@ -90,7 +90,7 @@ func TestBuildThatFails(t *testing.T) {
 // TestDriverHealthEndpoint: the address answers as livenessprobe does, from before the connection on.
 func TestDriverHealthEndpoint(t *testing.T) {
 	plugin := csitest.Run(t, csitest.Config{})
-	c := configOf(t, Attach, "--csi-address="+plugin.Address(), "--driver-health-endpoint=127.0.0.1:0", "--probe-timeout=2s")
+	c := configOf(t, Attach, "--csi-address="+plugin.Address(), "--driver-health-endpoint=127.0.0.1:0", "--probe-timeout=10s")
 	if err := c.Validate(); err != nil {
 		t.Fatal(err)
 	}
