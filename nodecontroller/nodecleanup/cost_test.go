@@ -35,7 +35,7 @@ func TestCostOfWaiting(t *testing.T) {
 	for name, hold := range map[string]bool{"in_the_grace": false, "held": true} {
 		t.Run(name, func(t *testing.T) {
 			writeLimit := writeLimit
-			f := scenario(t, func(f *fixture) { f.cfg.NodeMissingGrace, f.cfg.LookInterval = time.Hour, 2*time.Second })
+			f := scenario(t, func(f *fixture) { f.cfg.NodeMissingGrace, f.cfg.LookInterval = time.Hour, 10*time.Second })
 			for i := range volumes {
 				f.bound(fmt.Sprintf("c%d", i), "n")
 			}

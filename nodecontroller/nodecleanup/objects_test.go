@@ -123,8 +123,18 @@ func (f *fixture) registered(node, id string) {
 // deleteNode deletes a Node, and its CSINode as the garbage collector does.
 func (f *fixture) deleteNode(name string) {
 	f.Helper()
-	f.must(f.client.CoreV1().Nodes().Delete(f.Context(), f.name(name), metav1.DeleteOptions{}))
-	f.must(f.client.StorageV1().CSINodes().Delete(f.Context(), f.name(name), metav1.DeleteOptions{}))
+	f.deleteNodes(name)
+}
+
+// deleteNodes deletes all the Nodes before the first CSINode. A node is lost without both.
+func (f *fixture) deleteNodes(names ...string) {
+	f.Helper()
+	for _, n := range names {
+		f.must(f.client.CoreV1().Nodes().Delete(f.Context(), f.name(n), metav1.DeleteOptions{}))
+	}
+	for _, n := range names {
+		f.must(f.client.StorageV1().CSINodes().Delete(f.Context(), f.name(n), metav1.DeleteOptions{}))
+	}
 }
 
 // nodeDeleted waits until no finalizer keeps a node.

@@ -162,7 +162,7 @@ func TestHoldHasNoTimeout(t *testing.T) {
 		f.start() // all lost nodes are counted again
 		f.held("n1")
 		f.held("n2")
-		f.stays(2*shortGrace, claims[0], claims[1])
+		f.stays(f.cfg.NodeMissingGrace+shortGrace, claims[0], claims[1])
 	})
 }
 

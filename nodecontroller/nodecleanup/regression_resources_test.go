@@ -127,7 +127,10 @@ func TestResourcesOfVolumesThatStay(t *testing.T) {
 // fourLost deletes four of five nodes at once, each with what create leaves behind.
 func fourLost(t *testing.T, change func(f *fixture), create func(f *fixture, node string)) *fixture {
 	t.Helper()
-	f := scenario(t, change)
+	f := scenario(t, func(f *fixture) {
+		f.cfg.NodeMissingGrace = togetherGrace
+		change(f)
+	})
 	nodes := []string{"n1", "n2", "n3", "n4"}
 	for _, n := range nodes {
 		f.node(n)
@@ -135,9 +138,7 @@ func fourLost(t *testing.T, change func(f *fixture), create func(f *fixture, nod
 	}
 	f.start()
 	f.observedNodes()
-	for _, n := range nodes {
-		f.deleteNode(n)
-	}
+	f.deleteNodes(nodes...)
 	f.event("CSIDriver", f.driver, "NodeCleanupBreakerOpen", "")
 	f.metric(1, breakerOpen)
 	return f
@@ -151,7 +152,7 @@ func TestBreakerAndCustomResources(t *testing.T) {
 			f.cfg.NodeCleanupResourceSweep = shortGrace
 			resources = f.installLogicalVolumes()
 		}, func(_ *fixture, node string) { resources.create("lv"+node, node) })
-		f.passed(time.Now(), 3*shortGrace)
+		f.passed(time.Now(), f.cfg.NodeMissingGrace+shortGrace)
 		return f, resources
 	}
 	t.Run("approved", func(t *testing.T) {
@@ -189,7 +190,7 @@ func TestBreakerHoldsUnboundClaims(t *testing.T) {
 	for _, n := range []string{"n2", "n3", "n4"} {
 		f.removeClaim("c" + n)
 	}
-	f.stays(3*shortGrace, claims["n1"])
+	f.stays(f.cfg.NodeMissingGrace+shortGrace, claims["n1"])
 	f.metric(1, breakerOpen)
 	f.approve("", "n1")
 	f.claimDeleted("cn1")

@@ -33,11 +33,14 @@ func ten(f *fixture) (claims []*corev1.PersistentVolumeClaim) {
 	return claims
 }
 
-// twoHeld returns a running controller that holds the claims c1 and c2 of two lost nodes of ten.
+// togetherGrace is the grace of nodes that are lost together. The controller must see all of the losses within it.
+const togetherGrace = 5 * time.Second
+
+// twoHeld returns a running controller that holds the claims c1 and c2 of two lost nodes of ten after their grace.
 func twoHeld(t *testing.T, change func(f *fixture)) (f *fixture, claims []*corev1.PersistentVolumeClaim) {
 	t.Helper()
 	f = scenario(t, func(f *fixture) {
-		f.cfg.NodeCleanupWindow = shortGrace
+		f.cfg.NodeCleanupWindow, f.cfg.NodeMissingGrace = shortGrace, togetherGrace
 		if change != nil {
 			change(f)
 		}
@@ -46,10 +49,10 @@ func twoHeld(t *testing.T, change func(f *fixture)) (f *fixture, claims []*corev
 	f.start()
 	f.observed("c1")
 	f.observed("c2")
-	f.deleteNode("n1")
-	f.deleteNode("n2")
+	f.deleteNodes("n1", "n2")
 	f.held("n1")
 	f.held("n2")
+	f.passed(time.Now(), f.cfg.NodeMissingGrace)
 	return f, claims
 }
 
@@ -195,7 +198,7 @@ func (f *fixture) campaign(c *Controller, identity string) (end func()) {
 	lock, err := resourcelock.New(resourcelock.LeasesResourceLock, f.ns, "lease", f.client.CoreV1(), f.client.CoordinationV1(),
 		resourcelock.ResourceLockConfig{Identity: identity})
 	f.must(err)
-	cfg := election.Config{LeaseDuration: 5 * time.Second, RenewDeadline: 3 * time.Second, RetryPeriod: 500 * time.Millisecond}
+	cfg := election.Config{LeaseDuration: 15 * time.Second, RenewDeadline: 12 * time.Second, RetryPeriod: 500 * time.Millisecond}
 	candidate, err := election.NewCandidate(cfg, lock, election.NewMetrics(prometheus.NewRegistry()))
 	f.must(err)
 	ctx, cancel := context.WithCancel(context.WithoutCancel(f.Context()))

@@ -167,7 +167,7 @@ func TestNodecontrollerScenarioNodes(t *testing.T) {
 					t.Fatalf("the Node was released before its custom resource was deleted: %t, %v", there, err)
 				}
 				f.claimDeleted("a")
-				f.soon("everything is deleted", begin, 10*time.Second)
+				f.soon("everything is deleted", begin, time.Minute)
 				resources.marked(lv)
 				resources.same(other)
 			})
@@ -320,7 +320,7 @@ func TestNodecontrollerScenarioNodes(t *testing.T) {
 		f.deleteNode("n")
 		begin := time.Now()
 		f.nodeDeleted("n")
-		if d := f.asked("PATCH nodes/n")[0].Sub(begin); d < 4*time.Second || d > 8*time.Second {
+		if d := f.asked("PATCH nodes/n")[0].Sub(begin); d < 4*time.Second || d > 25*time.Second {
 			t.Errorf("finalizer removed after %v", d)
 		}
 		f.event("Node", f.name("n"), "NodeFinalizerTimeout", "5s")
@@ -371,7 +371,7 @@ func TestNodecontrollerScenarioNodes(t *testing.T) {
 		f.claimDeleted("a")
 		f.claimDeleted("b")
 		resources.deleted("lv")
-		f.soon("everything is deleted", begin, 10*time.Second)
+		f.soon("everything is deleted", begin, time.Minute)
 		resources.marked(lv)
 	})
 	t.Run("019_remove_finalizers", func(t *testing.T) {
@@ -417,7 +417,7 @@ func TestNodecontrollerScenarioNodes(t *testing.T) {
 		f.deleteNode("n")
 		f.nodeDeleted("n")
 		f.claimDeleted("a")
-		f.soon("everything is deleted", begin, 10*time.Second)
+		f.soon("everything is deleted", begin, time.Minute)
 	})
 	t.Run("087_breaker_is_open", func(t *testing.T) {
 		f := scenario(t, func(f *fixture) { f.cfg.NodeMissingGrace = time.Hour })
@@ -431,7 +431,7 @@ func TestNodecontrollerScenarioNodes(t *testing.T) {
 		begin := time.Now()
 		f.deleteNode("n")
 		f.nodeDeleted("n")
-		f.soon("the Node is deleted", begin, 10*time.Second)
+		f.soon("the Node is deleted", begin, time.Minute)
 		all, err := f.records(t.Context())
 		if n := all[f.name("n")]; err != nil || n.Held != HeldByBreaker || n.Node != f.name("n") {
 			t.Errorf("the records are %+v, %v", all, err)
