@@ -500,7 +500,7 @@ func TestAttacherScenario(t *testing.T) {
 		f.Calls(unpublish, 2)
 	})
 	t.Run("045_046_never_attached", func(t *testing.T) {
-		f := scenario(t, csitest.Config{}, func(c *Config) { c.Timeout = 200 * time.Millisecond })
+		f := scenario(t, csitest.Config{}, func(c *Config) { c.Timeout = 2 * time.Second })
 		f.Plugin.Always(publish, csitest.Hang())
 		f.node("id-1")
 		f.volume(nil)

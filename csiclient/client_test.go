@@ -144,7 +144,7 @@ func TestConnectAsksOnceAndInOrder(t *testing.T) {
 func TestProbeThatHangsIsRepeated(t *testing.T) {
 	p := csitest.Run(t, csitest.Config{})
 	p.Next("Probe", csitest.Hang())
-	c, _ := newClient(t, p, func(c *Config) { c.Timeout = 200 * time.Millisecond })
+	c, _ := newClient(t, p, func(c *Config) { c.Timeout = 2 * time.Second })
 	connect(t, c)
 	if n := p.Count("Probe"); n != 2 {
 		t.Errorf("%d probes, want 2", n)
@@ -172,7 +172,7 @@ func TestConnectErrors(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			p := csitest.Run(t, csitest.Config{})
 			p.Next(tt.method, tt.step)
-			c, _ := newClient(t, p, func(c *Config) { c.Timeout = 500 * time.Millisecond })
+			c, _ := newClient(t, p, func(c *Config) { c.Timeout = 2 * time.Second })
 			_, err := c.Connect(within(t))
 			if err == nil || !strings.Contains(err.Error(), tt.want) {
 				t.Errorf("got %v, want an error with %q", err, tt.want)

@@ -105,7 +105,7 @@ func resizerScenarioAnswers(t *testing.T) {
 		"027_028_out_of_range": codes.OutOfRange, "027_028_invalid_argument": codes.InvalidArgument, "027_028_not_found": codes.NotFound,
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := scenario(t, expands, nil)
+			f := scenario(t, expands, func(c *Config) { c.RetryIntervalMax = 5 * time.Second }) // no third call before the process ends
 			f.Plugin.Next(expandMethod, fails(2, code, "x")...)
 			f.create("c1", nil)
 			f.request("c1", "20Gi")
@@ -130,7 +130,7 @@ func resizerScenarioAnswers(t *testing.T) {
 		})
 	}
 	t.Run("029_slow_retry_times_out", func(t *testing.T) {
-		f := scenario(t, expands, func(c *Config) { c.Timeout = 300 * time.Millisecond })
+		f := scenario(t, expands, func(c *Config) { c.Timeout = 2 * time.Second })
 		f.Plugin.Next(expandMethod, csitest.Fail(codes.OutOfRange, "x"), csitest.DoAndHang(), csitest.Hang())
 		f.create("c1", nil)
 		f.request("c1", "20Gi")

@@ -181,7 +181,7 @@ func resizerScenarioModify(t *testing.T) {
 // resizerScenarioModifyAnswers: errors of the driver, and other classes meanwhile.
 func resizerScenarioModifyAnswers(t *testing.T) {
 	t.Run("068_069_infeasible_and_back", func(t *testing.T) {
-		f := scenario(t, modifies, func(c *Config) { c.RetryIntervalMax = 2 * time.Second }) // no third call before the process ends
+		f := scenario(t, modifies, func(c *Config) { c.RetryIntervalMax = 5 * time.Second }) // no third call before the process ends
 		f.classes()
 		f.create("c1", func(c *corev1.PersistentVolumeClaim, pv *corev1.PersistentVolume) {
 			c.Spec.VolumeAttributesClassName, c.Status.CurrentVolumeAttributesClassName = ptr.To(f.Unique("bronze")),

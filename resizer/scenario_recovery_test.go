@@ -124,7 +124,7 @@ func resizerScenarioRecovery(t *testing.T) {
 		f.called("11Gi 4Gi")
 	})
 	t.Run("039_timeout", func(t *testing.T) {
-		f := scenario(t, expands, func(c *Config) { c.Timeout, c.ResizeTimeout = time.Hour, 200*time.Millisecond })
+		f := scenario(t, expands, func(c *Config) { c.Timeout, c.ResizeTimeout = time.Hour, 2*time.Second })
 		f.Plugin.Next(expandMethod, csitest.Hang(), csitest.Hang(), csitest.Hang())
 		f.create("c1", nil)
 		f.request("c1", "11Gi")
@@ -140,7 +140,7 @@ func resizerScenarioRecovery(t *testing.T) {
 		f.called("11Gi 11Gi 11Gi 11Gi")
 	})
 	t.Run("040_042_larger_request", func(t *testing.T) {
-		f := scenario(t, expands, func(c *Config) { c.Timeout, c.Workers = 200*time.Millisecond, 1 })
+		f := scenario(t, expands, func(c *Config) { c.Timeout, c.Workers = 2*time.Second, 1 })
 		f.Plugin.Next(expandMethod, csitest.Hang())
 		handle := f.create("c1", nil)
 		f.request("c1", "5Gi")

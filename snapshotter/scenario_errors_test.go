@@ -84,7 +84,9 @@ func TestSnapshotterScenarioErrors(t *testing.T) {
 		}
 	})
 	t.Run("020_021_timeout", func(t *testing.T) {
-		f := scenario(t, csitest.Config{}, func(c *Config) { c.Timeout = time.Second })
+		f := scenario(t, csitest.Config{}, func(c *Config) {
+			c.Timeout, c.RetryIntervalStart, c.RetryIntervalMax = 2*time.Second, 2*time.Second, 2*time.Second
+		})
 		f.Plugin.Next(createSnapshot, csitest.DoAndHang())
 		f.content("v1", nil)
 		o := f.until("reports it", hasError("DeadlineExceeded"))
