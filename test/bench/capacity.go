@@ -112,9 +112,6 @@ func measureCapacity(ctx context.Context, o options) (*capacityResults, error) {
 	if err := b.prepare(ctx); err != nil {
 		return nil, err
 	}
-	if b.http, err = freeAddress(); err != nil {
-		return nil, err
-	}
 	commands := o.sidecars
 	if commands == nil {
 		program, err := build(ctx, b.dir)
@@ -125,6 +122,9 @@ func measureCapacity(ctx context.Context, o options) (*capacityResults, error) {
 			"--capacity-ownerref-level=-1 --kube-api-capacity-qps=0 --capacity-threads=%d --capacity-poll-interval=%v "+
 			"--capacity-removal-grace=%v",
 			program, o.capacity.threads, o.capacity.poll, o.capacity.grace)}
+	}
+	if b.http, err = freeAddress(); err != nil { // last: others may take it
+		return nil, err
 	}
 	for i := range commands {
 		commands[i] = strings.ReplaceAll(commands[i], "{http}", b.http)
