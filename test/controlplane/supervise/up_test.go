@@ -58,7 +58,8 @@ func playComponent(name string, args []string) {
 		fmt.Println(string(data))
 		os.Exit(1)
 	}
-	os.WriteFile(name+".pid", []byte(strconv.Itoa(os.Getpid())), 0o600)
+	os.WriteFile(name+".pid.new", []byte(strconv.Itoa(os.Getpid())), 0o600)
+	os.Rename(name+".pid.new", name+".pid") // nobody reads a part of it
 	var address string
 	for _, arg := range args {
 		if port, ok := strings.CutPrefix(arg, "--secure-port="); ok {
@@ -271,7 +272,13 @@ func TestEnds(t *testing.T) {
 
 func TestDownDuringTheStart(t *testing.T) {
 	p := startPlane(t, nil)
-	p.await("control socket", func() bool { _, err := os.Stat(p.file(controlSocket)); return err == nil })
+	p.await("control socket", func() bool {
+		conn, err := dial(p.Dir)
+		if err == nil {
+			conn.Close()
+		}
+		return err == nil
+	})
 	if err := Down(p.Dir); err != nil {
 		t.Fatal(err)
 	}
