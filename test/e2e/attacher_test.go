@@ -239,9 +239,12 @@ func attacherScenarioNumbers(t *testing.T) {
 			"workqueue_retries_total name=csi-attacher-pv":            0,
 		} {
 			name, labels, _ := strings.Cut(metric, " ")
-			if got := p.value(name, labels); got != want {
-				t.Errorf("%s is %v, want %v", metric, got, want)
-			}
+			e.eventually(fmt.Sprintf("%s is %v", metric, want), func(context.Context) error { // the deletion is an event, too
+				if got := p.value(name, labels); got != want {
+					return fmt.Errorf("it is %v", got)
+				}
+				return nil
+			})
 		}
 		if status, body := p.get("/healthz/leader-election"); status != http.StatusOK || body != "ok" {
 			t.Errorf("unwell: %d %s", status, body)

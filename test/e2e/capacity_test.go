@@ -257,8 +257,9 @@ func capacityScenarioProcess(t *testing.T) {
 		p.shows(families)
 	})
 	t.Run("064_limits", func(t *testing.T) {
+		const pairs, notLate = 20, 10 * time.Second
 		e := newCapacityEnv(t, getsCapacity)
-		for i := range 5 { // ten pairs
+		for i := range pairs / 2 {
 			e.pool(fmt.Sprint("pool", i), nil)
 		}
 		var mu sync.Mutex
@@ -276,25 +277,26 @@ func capacityScenarioProcess(t *testing.T) {
 		})
 		e.start(e.publisher("capacity", slices.Concat(unowned, election,
 			[]string{"--kubeconfig", kubetest.WriteKubeconfig(t, proxy), "--kube-api-capacity-qps=1", "--kube-api-capacity-burst=1",
-				"--capacity-threads=10"})...))
-		e.published(10)
+				fmt.Sprint("--capacity-threads=", pairs),
+				"--leader-election-lease-duration=15s", "--leader-election-renew-deadline=12s"})...))
+		e.published(pairs)
 		mu.Lock()
 		defer mu.Unlock()
-		if took := created[len(created)-1].Sub(created[0]); len(created) != 10 || took < 8*time.Second {
-			t.Errorf("%d objects were created within %v, want 10 within about 9s", len(created), took)
+		if took := created[len(created)-1].Sub(created[0]); len(created) != pairs || took < 15*time.Second {
+			t.Errorf("%d objects were created within %v, want %d within about 19s", len(created), took, pairs)
 		}
-		// Ten requests wait for the limit of the objects. One for the Lease among them would come late.
+		// All requests wait for the limit of the objects. One for the Lease among them would come late.
 		last := created[0]
 		for _, r := range renewed {
 			if r.Before(last) {
 				continue
 			}
-			if r.Sub(last) > renewDeadline {
+			if r.Sub(last) > notLate {
 				t.Errorf("the Lease was not renewed for %v", r.Sub(last))
 			}
 			last = r
 		}
-		if rest := created[9].Sub(last); rest > renewDeadline {
+		if rest := created[pairs-1].Sub(last); rest > notLate {
 			t.Errorf("the Lease was not renewed for %v", rest)
 		}
 	})
