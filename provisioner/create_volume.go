@@ -70,8 +70,7 @@ func (a *applier) createVolume(ctx context.Context, key claimKey, s claimState) 
 }
 
 // volumeFinalizers returns the finalizers of other controllers for a new PersistentVolume. An
-// in-tree volume gets none: until kube-controller-manager annotates it, attachers remove their
-// finalizer, because its in-tree plugin may be the one that attaches it.
+// in-tree volume gets none: kube-controller-manager decides whether its in-tree plugin attaches it.
 func (a *applier) volumeFinalizers(p plan) []string {
 	if p.Migrated || a.c.deps.VolumeFinalizers == nil {
 		return nil

@@ -53,10 +53,7 @@ func (t referenceReader) resolve(ctx context.Context, claim *corev1.PersistentVo
 		return f
 	}
 	if f.source != nil {
-		// Users can write a record, too. No pod can use the volume of a claim that is being deleted.
-		if claim.DeletionTimestamp == nil {
-			f.err = t.permitted(ctx, claim, *f.source)
-		}
+		f.err = t.permitted(ctx, claim, *f.source) // of a recorded request, too: users can write a record
 		if f.err == nil {
 			f.content, f.uid, f.err = t.contentOf(ctx, claim, *f.source)
 		}
@@ -93,8 +90,12 @@ func (t referenceReader) contentOf(
 	if err != nil {
 		return nil, "", err
 	}
-	// A recorded request passed these checks, and a source may have been expanded since.
-	if err := volumerules.CheckClone(source, claim); err != nil && !hasRecord(claim) {
+	wanted := claim
+	if hasRecord(claim) { // the source may have been expanded since
+		wanted = claim.DeepCopy()
+		wanted.Spec.Resources = source.Spec.Resources
+	}
+	if err := volumerules.CheckClone(source, wanted); err != nil {
 		return nil, "", err
 	}
 	pv, err := t.c.deps.Client.CoreV1().PersistentVolumes().Get(ctx, source.Spec.VolumeName, metav1.GetOptions{})

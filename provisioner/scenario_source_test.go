@@ -24,6 +24,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	storagehelpers "k8s.io/component-helpers/storage/volume"
 	"k8s.io/utils/ptr"
 
 	"github.com/storage-controller/storage-controller/csiclient/csitest"
@@ -720,11 +721,22 @@ func provisionerScenarioSource(t *testing.T) {
 		f := copying(t, func(c *Config) { patient(c); c.CrossNamespaceVolumeDataSource = true })
 		ns := kubetest.Namespace(t, f.ControlPlane)
 		f.source(ns, "s", nil)
-		f.claim(func(c *corev1.PersistentVolumeClaim) {
-			fromRef(nil, &ns, kube.KindClaim, "s")(c)
-			c.Finalizers = []string{kube.ProvisioningFinalizer}
-		})
-		f.event("ProvisioningFailed", "no ReferenceGrant", ns+"/s", "Recreate")
+		for _, name := range []string{"alive", "deleted"} {
+			claim := f.claim(func(c *corev1.PersistentVolumeClaim) {
+				fromRef(nil, &ns, kube.KindClaim, "s")(c)
+				c.Name, c.Finalizers = name, []string{kube.ProvisioningFinalizer}
+				if name == "deleted" {
+					c.Annotations = nil // without a provisioner yet
+				}
+			})
+			if name == "deleted" {
+				f.remove(claim)
+				_, err := kube.PatchMetadata(f.Context(), f.Client.CoreV1().PersistentVolumeClaims(f.Namespace), claim,
+					kube.MetadataPatch{SetAnnotations: map[string]string{storagehelpers.AnnStorageProvisioner: f.Driver}})
+				f.Must(err)
+			}
+			f.event("ProvisioningFailed", "no ReferenceGrant", "/"+name, ns+"/s", "Recreate")
+		}
 		f.Calls(create, 0)
 	})
 

@@ -123,7 +123,7 @@ func (l *volumeLoop) deletionSecrets(ctx context.Context, pv *corev1.PersistentV
 		return nil, missing, nil
 	}
 	values, err = kube.ReadSecret(ctx, l.c.deps.Client, ref)
-	if kube.IsNotFound(err) || apierrors.IsForbidden(err) { // with its namespace, the permission may be deleted, too
+	if err != nil && (!isReadError(err) || apierrors.IsForbidden(err)) { // with its namespace, the permission may be deleted, too
 		return nil, err, nil
 	}
 	return values, nil, err

@@ -488,9 +488,12 @@ func TestChartRefusesWrongValues(t *testing.T) {
 		"terminationGracePeriodSeconds: 70":                                "must exceed the timeout of the snapshotter",
 		"nodecontroller: {webhooks: {certificate: files}}":                 "'/nodecontroller/webhooks/certificate'",
 		"mode: node\nnodecontroller: {enabled: true}":                      "mode node has no node controller",
+		"mode: per-role\nextraArgs: [--audit-interval=1h]":                 "set STORAGE_CONTROLLER_AUDIT_INTERVAL in env",
 		"mode: per-role\nextraArgs: [--strict-topology]":                   "set STORAGE_CONTROLLER_STRICT_TOPOLOGY in env",
 		"mode: per-role\nextraArgs: [--provisioner-timeout=5s]":            "only mode all-in-one has --provisioner-timeout",
 		"nodecontroller: {enabled: false, webhooks: {enabled: true}}":      "nodecontroller.enabled is false",
+		"mode: per-role\nnodecontroller: {enabled: true}\n" +
+			"extraArgs: [--node-cleanup=claims]": "set nodecontroller.nodeCleanup",
 		"{provisioner: {enabled: false}, attacher: {enabled: false}, resizer: {enabled: false}, snapshotter: {enabled: false}, " +
 			"capacity: {enabled: false}, " +
 			"nodecontroller: {enabled: false}}": "no role is enabled",
@@ -512,6 +515,7 @@ func TestChartTakesWhatWorks(t *testing.T) {
 		"extraArgs: [-v, --timeout=29s, --http-endpoint=127.0.0.1:8080, --csi-address=/run/csi/other.sock, --leader-election]",
 		"terminationGracePeriodSeconds: 3700\nextraArgs: [--timeout=1h1m1s, --attacher-timeout=500ms]",
 		"mode: node\nextraArgs: [--leader-election=false]",
+		"mode: per-role\nsnapshotter: {enabled: true}\nextraArgs: [--worker-threads=20, --timeout=20s, -v=4]",
 		"extraArgs: [--leader-election-namespace=csi-example]",
 		"terminationGracePeriodSeconds: 75\nconfig: {timeout: 1m, feature-gates: {Topology: true}, attacher: {timeout: 1.5s}}",
 	} {

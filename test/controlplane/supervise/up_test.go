@@ -59,7 +59,7 @@ func playComponent(name string, args []string) {
 		os.Exit(1)
 	}
 	os.WriteFile(name+".pid.new", []byte(strconv.Itoa(os.Getpid())), 0o600)
-	os.Rename(name+".pid.new", name+".pid") // nobody reads a part of it
+	os.Rename(name+".pid.new", name+".pid") // no reader sees a part of it
 	var address string
 	for _, arg := range args {
 		if port, ok := strings.CutPrefix(arg, "--secure-port="); ok {

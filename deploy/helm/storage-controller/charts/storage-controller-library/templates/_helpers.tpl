@@ -295,22 +295,6 @@ true
 {{- range $settings }}{{ if has .name (list "timeout" "snapshotter-timeout") }}{{ $timeouts = append $timeouts .name }}{{ end }}{{ end }}
 {{- if and (not $node) $v.snapshotter.enabled (not $timeouts) (le $grace 70) }}{{ fail (printf "terminationGracePeriodSeconds: %d must exceed the timeout of the snapshotter (one minute) plus ten seconds" $grace) }}{{ end }}
 {{- range include "storage-controller.settings" . | fromYamlArray }}
-{{- if and (eq $v.mode "per-role") (hasPrefix "extraArgs" .place) }}
-{{- if and (not (has .name $known)) (regexMatch "^(provisioner|attacher|resizer|snapshotter|capacity|nodecontroller)-" .name) }}{{ fail (printf "%s: only mode all-in-one has --%s" .place .name) }}{{ end }}
-{{- $name := .name }}
-{{- $ofRole := false }}
-{{- $ofAll := true }}
-{{- range list (list "provisioner" "capacity") (list "attacher") (list "resizer") (list "snapshotter") (list "nodecontroller") }}
-{{- $runs := false }}
-{{- $has := false }}
-{{- range . }}
-{{- if (index $v .).enabled }}{{ $runs = true }}{{ end }}
-{{- if has (printf "%s.%s" . $name) $known }}{{ $has = true }}{{ end }}
-{{- end }}
-{{- if $has }}{{ $ofRole = true }}{{ else if $runs }}{{ $ofAll = false }}{{ end }}
-{{- end }}
-{{- if and $ofRole (not $ofAll) }}{{ fail (printf "%s: not every container has --%s; set STORAGE_CONTROLLER_%s in env" .place .name (.name | upper | replace "-" "_")) }}{{ end }}
-{{- end }}
 {{- if has .name (list "metrics-address" "metrics-bind-address") }}{{ fail (printf "%s: --http-endpoint is set, and they exclude each other" .place) }}{{ end }}
 {{- $value := get $granted (regexReplaceAll "^(nodecontroller|capacity)-" .name "") }}
 {{- if $value }}{{ fail (printf "%s: the permissions would not match; set %s" .place $value) }}{{ end }}
@@ -319,6 +303,24 @@ true
 {{- if eq .name "config" }}{{ fail (printf "%s: the contents of the file belong into config" .place) }}{{ end }}
 {{- if and (eq .name "leader-election-namespace") (ne .value $.Release.Namespace) }}{{ fail (printf "%s: the permissions would not match; the Leases are in the namespace of the release" .place) }}{{ end }}
 {{- if eq .name "controllers" }}{{ fail (printf "%s: the permissions would not match; set enabled of provisioner, attacher, resizer, snapshotter, capacity and nodecontroller" .place) }}{{ end }}
+{{- if and (eq $v.mode "per-role") (hasPrefix "extraArgs" .place) }}
+{{- if and (not (has .name $known)) (regexMatch "^(provisioner|attacher|resizer|snapshotter|capacity|nodecontroller)-" .name) }}{{ fail (printf "%s: only mode all-in-one has --%s" .place .name) }}{{ end }}
+{{- $name := .name }}
+{{- $aliases := dict "resizer.worker-threads" "resizer.workers" "resizer.resync" "resizer.resync-period" }}
+{{- $ofRole := false }}
+{{- $ofAll := true }}
+{{- range list (list "provisioner" "capacity") (list "attacher") (list "resizer") (list "snapshotter") (list "nodecontroller") }}
+{{- $runs := false }}
+{{- $has := false }}
+{{- range . }}
+{{- if (index $v .).enabled }}{{ $runs = true }}{{ end }}
+{{- $option := printf "%s.%s" . $name }}
+{{- if or (has (get $aliases $option | default $option) $known) (and (eq . "provisioner") (eq $name "audit-interval")) }}{{ $has = true }}{{ end }}
+{{- end }}
+{{- if $has }}{{ $ofRole = true }}{{ else if $runs }}{{ $ofAll = false }}{{ end }}
+{{- end }}
+{{- if and $ofRole (not $ofAll) }}{{ fail (printf "%s: not every container has --%s; set STORAGE_CONTROLLER_%s in env" .place .name (.name | upper | replace "-" "_")) }}{{ end }}
+{{- end }}
 {{- if and (eq .name "http-endpoint") (or (eq $v.mode "per-role") (not (hasSuffix ":8080" .value))) }}{{ fail (printf "%s: the probes and ports of the chart have %s" .place (eq $v.mode "per-role" | ternary "8080 to 8084, one per container" "8080")) }}{{ end }}
 {{- if and (eq .name "driver-health-endpoint") (eq $v.mode "per-role") }}{{ fail (printf "%s: all containers of the pod would serve this address; use mode all-in-one, or livenessprobe in extraContainers" .place) }}{{ end }}
 {{- if and (has .name (list "csi-address" "csi-socket")) (not (hasPrefix "/run/csi/" (trimPrefix "unix://" .value))) }}{{ fail (printf "%s: the socket must be in /run/csi, which the containers share" .place) }}{{ end }}
