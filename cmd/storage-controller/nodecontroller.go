@@ -75,9 +75,9 @@ func newCleanupCommand() *cobra.Command {
 			return nodecleanup.Cleanup(ctx, t.cleanup(), t.client, request, cmd.OutOrStdout())
 		})
 	cmd.Long = `Print a plan to delete the PVCs of the volumes of a node that does not exist, and
-with --volumes also the volumes; with --yes, do it. The grace period, the opt-in and
-the approval of the breaker are not required. Volumes that have opted out or are in
-use are kept. Exit code: 0 everything was done, or the plan was printed; 3 something
+with --volumes also the volumes; with --yes, do it. The opt-in is not required, nor the
+grace period and the approval of the breaker, except for other nodes of a volume.
+Volumes that have opted out or are in use are kept. Exit code: 0 everything was done, or the plan was printed; 3 something
 was refused; 1 something failed.`
 	cmd.Example = `  # Print the plan:
   storage-controller nodecontroller cleanup --driver-name=local.example.com --node=worker-7 --volumes

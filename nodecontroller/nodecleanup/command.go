@@ -41,7 +41,7 @@ type command struct {
 	cleaner *cleaner
 	listed  *index              // of all Nodes and CSINodes
 	records map[string]LostNode // by value of the topology key
-	values  []string            // of the Node
+	looked  time.Time           // by the controller
 	system  types.UID           // of the namespace kube-system
 	table   *tabwriter.Writer
 	printed map[string]string // last row of each volume
@@ -49,7 +49,7 @@ type command struct {
 }
 
 // Cleanup prints what it would delete of a deleted node, and with Yes deletes it. All checks
-// of the controller apply except the grace, the opt-in and the breaker.
+// of the controller apply except the opt-in and, for this node, the grace and the breaker.
 func Cleanup(ctx context.Context, cfg Config, client kubernetes.Interface, request CleanupRequest, out io.Writer) error {
 	if request.Node == "" {
 		return errors.New("--node: must name the node to clean up after")
@@ -60,12 +60,13 @@ func Cleanup(ctx context.Context, cfg Config, client kubernetes.Interface, reque
 	}
 	p := newPolicy(cfg.Settings, request.Driver)
 	p.command, p.plan = true, !request.Yes
-	c := &command{request: request, records: map[string]LostNode{}, values: []string{request.Node}, printed: map[string]string{}}
+	c := &command{request: request, records: map[string]LostNode{}, printed: map[string]string{}}
 	c.records[request.Node] = LostNode{Value: request.Node, Node: request.Node}
 	l := newLive(client, cfg.Timeout)
 	c.cleaner = &cleaner{
 		policy: p, live: l, cluster: c.cluster,
-		gather:  gatherer{p, c.key, l.source, c.record, func(v string) []string { return c.listed.names.with(v) }},
+		gather: gatherer{p, c.key, l.source, c.record, func(v string) []string { return c.listed.names.with(v) },
+			[]string{request.Node}},
 		notify:  newNotifier(sendEvent(ctx, client, request.Driver), false),
 		metrics: newMetrics(prometheus.NewRegistry(), func() counts { return counts{} }),
 		confirm: func(context.Context) error { return nil }, allow: func() bool { return true },
@@ -98,7 +99,7 @@ func (c *command) key() string {
 
 // prepare returns the volumes of the Node. It refuses if anything exists that may be the Node.
 func (c *command) prepare(ctx context.Context) (found []volume, err error) {
-	l := c.cleaner.live
+	l, named := c.cleaner.live, &c.cleaner.gather.named
 	if c.request.Namespace != "" {
 		cm, err := getRecords(ctx, l.client, c.request.Namespace, c.request.Driver)
 		if err != nil {
@@ -106,9 +107,10 @@ func (c *command) prepare(ctx context.Context) (found []volume, err error) {
 		}
 		for _, r := range ParseLostNodes(cm) {
 			if c.records[r.Value] = r; r.Node == c.request.Node {
-				c.values = sorted(c.values, []string{r.Value})
+				*named = sorted(*named, []string{r.Value})
 			}
 		}
+		c.looked, _ = time.Parse(time.RFC3339, cm.Annotations[AnnotationLastLook])
 	}
 	if err := c.list(ctx); err != nil {
 		return nil, err
@@ -121,7 +123,7 @@ func (c *command) prepare(ctx context.Context) (found []volume, err error) {
 	volumes, err := l.listVolumes(ctx)
 	for _, pv := range volumes {
 		values, _ := localValues(pv, c.request.Driver, c.key())
-		if slices.ContainsFunc(values, func(v string) bool { return slices.Contains(c.values, v) }) {
+		if slices.ContainsFunc(values, func(v string) bool { return slices.Contains(*named, v) }) {
 			found = append(found, volume{pv: pv, hosts: []host{{value: values[0], state: missing}}})
 		}
 	}
@@ -136,7 +138,7 @@ func (c *command) list(ctx context.Context) (err error) {
 	if _, problem := c.listed.topologyKey(); problem != "" {
 		return fmt.Errorf("finding the volumes of node %q: %s. Set --topology-node-key", c.request.Node, problem)
 	}
-	for _, value := range c.values {
+	for _, value := range c.cleaner.gather.named {
 		if names := c.listed.names.with(value); len(names) > 0 {
 			return fmt.Errorf("%w: Node or CSINode %s exists. Delete it first, if the node never returns", ErrRefused,
 				kube.ShortList(names, 10))
@@ -145,9 +147,18 @@ func (c *command) list(ctx context.Context) (err error) {
 	return nil
 }
 
-// cluster reads the state of the cluster.
+// cluster reads the state of the cluster. Its breaker, which is for hosts that are not named, counts all records: which of
+// them have something to delete is not known.
 func (c *command) cluster(ctx context.Context, _ bool) (s cluster, err error) {
-	s = cluster{now: time.Now()}
+	var lost []string
+	held := false
+	for _, r := range c.records {
+		if held = held || r.Held != ""; !r.Planned && !r.OptedOut {
+			lost = append(lost, r.Value)
+		}
+	}
+	s = cluster{now: time.Now(), looked: c.looked}
+	s.open = c.cleaner.policy.evaluate(lost, c.listed.driverNodes().hosts, held).open
 	s.bare, _ = c.listed.ambiguous()
 	s.readyNode, s.sameCluster, err = c.cleaner.live.sanity(ctx, c.listed.driverNodes().ready, c.request.Driver, c.system)
 	return s, err

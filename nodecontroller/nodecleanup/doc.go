@@ -28,7 +28,8 @@
 // counted nor held from then on, if its Node was cordoned and no pod used a volume on it any more when it was deleted.
 //
 // The command cleanup ([Cleanup]) does the same for one missing Node that an administrator names. Of
-// the checks, only the graces, the opt-in, --node-cleanup-paths and the breaker do not apply to it.
+// the checks, only the opt-in and --pv-release-grace do not apply, and to that Node neither the grace,
+// --node-cleanup-paths nor the breaker. Other hosts of its volumes must pass them.
 //
 // Everything that must outlive the process is in one record per lost host. The records of a driver
 // are in one ConfigMap, see [LostNode]:

@@ -76,17 +76,16 @@ func (p Policy) mayClean(t target, c cluster) (found findings) {
 		found.add(h.record.OptedOut, checkScope, "Scope", "Node %s had the annotation %s: %s when it was deleted", h.name(), p.annotation,
 			disabled)
 		held := h.record.Held != "" || c.open && !h.record.exempt() // an open breaker holds it with the next write of the records
-		found.add(held && !p.command, checkBreaker, "TooManyNodesLost",
+		found.add(held && !h.named, checkBreaker, "TooManyNodesLost",
 			"too many nodes are lost. The cleanup of %s waits for an approval", h.name())
 	}
 	found.add(len(t.users) > 0, checkUse, "ClaimInUse", "pod %s uses the claim on a node that exists", strings.Join(t.users, ", "))
 	return found
 }
 
-// checkMissing adds the failed checks of a host without any Node. An administrator who runs the command knows that the
-// node never returns.
+// checkMissing adds the failed checks of a host without any Node.
 func (p Policy) checkMissing(found *findings, h host, c cluster) {
-	if !p.command {
+	if !h.named {
 		since := h.recorded && !h.record.Since.IsZero()
 		found.add(!p.path(PathOrphan), checkMode, "PathOff", "--node-cleanup-paths does not include %s", PathOrphan)
 		found.add(!since, checkGrace, "NotRecorded", "there is no record that %s is missing", h.name())

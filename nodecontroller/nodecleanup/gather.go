@@ -31,6 +31,7 @@ type host struct {
 	// resources reports whether custom resources of its Node exist, as far as they were listed.
 	resources bool
 	drained   bool // see [term.drained]
+	named     bool // an administrator knows that its node never returns: neither graces nor the breaker apply
 }
 
 // volume describes one node-local volume.
@@ -99,11 +100,12 @@ type gatherer struct {
 	record func(host string) (LostNode, bool)
 	// aliases returns the names of Nodes and CSINodes that a value may mean.
 	aliases func(value string) []string
+	named   []string // hosts, by the command
 }
 
 // host reads the state of a host, without its volumes.
 func (g gatherer) host(ctx context.Context, value string) (host, error) {
-	h := host{value: value}
+	h := host{value: value, named: slices.Contains(g.named, value)}
 	h.record, h.recorded = g.record(value)
 	i := newIndex(g.policy.driver, g.key())
 	labelled, err := g.src.labelled(ctx, g.key(), value)

@@ -147,8 +147,7 @@ type Policy struct {
 	driver     string
 	annotation string // see [CleanupAnnotation]
 	dryRun     bool
-	// command means that an administrator named the node: the grace, the opt-in and the breaker
-	// are not required.
+	// command means that an administrator named a node: the opt-in and --pv-release-grace are not required, see also [host].
 	command bool
 	plan    bool // nothing is sent
 }

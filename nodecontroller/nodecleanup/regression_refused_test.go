@@ -353,18 +353,38 @@ func TestCommandAndRefusals(t *testing.T) {
 		}
 		f.untouched(pvc)
 	})
-	t.Run("another_node_of_the_volume_had_opted_out", func(t *testing.T) {
-		f := scenario(t, nil)
-		_, pvc := f.boundTo("a", []string{"n", "m"}, nil, nil)
-		f.changeRecords(func(cm *corev1.ConfigMap) { cm.Data[f.name("m")] = `{"optedOut":true}` })
-		var out strings.Builder
-		request := CleanupRequest{Driver: f.driver, Namespace: f.ns, Node: f.name("n"), Yes: true}
-		err := Cleanup(t.Context(), f.cfg, f.recorded(), request, &out)
-		if !errors.Is(err, ErrRefused) || !strings.Contains(out.String(), f.name("m")+" had the annotation") {
-			t.Errorf("got %v, %s", err, &out)
-		}
-		f.untouched(pvc)
-	})
+	hour := in(-time.Hour)
+	for name, tc := range map[string]struct{ record, want string }{ // of another node of the volume
+		"opted_out":        {`{"since":"` + hour + `","approved":"` + hour + `","optedOut":true}`, "had the annotation"},
+		"held":             {`{"since":"` + hour + `","held":"breaker"}`, "TooManyNodesLost"},
+		"lost_as_well":     {`{"since":"` + hour + `"}`, "TooManyNodesLost"},
+		"in_its_grace":     {`{"since":"` + in(0) + `","planned":true}`, "Grace"},
+		"without_a_record": {"", "NotRecorded"},
+		"approved":         {`{"since":"` + hour + `","approved":"` + hour + `"}`, ""},
+		"planned":          {`{"since":"` + hour + `","planned":true}`, ""},
+	} {
+		t.Run("another_node_of_the_volume/"+name, func(t *testing.T) {
+			f := scenario(t, func(f *fixture) { f.cfg.NodeMissingGrace = time.Minute })
+			_, pvc := f.boundTo("a", []string{"n", "m"}, nil, nil)
+			f.changeRecords(func(cm *corev1.ConfigMap) {
+				if cm.Annotations[AnnotationLastLook] = in(0); tc.record != "" {
+					cm.Data[f.name("m")] = tc.record
+				}
+			})
+			var out strings.Builder
+			request := CleanupRequest{Driver: f.driver, Namespace: f.ns, Node: f.name("n"), Yes: true}
+			err := Cleanup(t.Context(), f.cfg, f.recorded(), request, &out)
+			if tc.want == "" {
+				f.must(err)
+				f.claimDeleted("a")
+				return
+			}
+			if !errors.Is(err, ErrRefused) || !strings.Contains(out.String(), tc.want) || !strings.Contains(out.String(), f.name("m")) {
+				t.Errorf("got %v, %s", err, &out)
+			}
+			f.untouched(pvc)
+		})
+	}
 	t.Run("no_records_in_the_namespace", func(t *testing.T) {
 		f := scenario(t, nil)
 		_, pvc := f.bound("a", "n")
