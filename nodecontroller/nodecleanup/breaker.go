@@ -6,6 +6,7 @@ package nodecleanup
 import (
 	"context"
 	"math"
+	"slices"
 	"time"
 )
 
@@ -37,7 +38,9 @@ func (t *observer) verdict(ctx context.Context) verdict {
 		held = held || r.Held != ""
 		m := t.recall(host)
 		last, _ := t.c.index.lastSeen(host)
-		if m.host == nil || m.pending && !m.planned && last.cordoned && last.uid != m.host.last.uid { // its events are being processed
+		leaving := m.pending && !m.planned && last.cordoned && last.uid != m.host.last.uid // its events are being processed
+		unkept := !m.pending && slices.ContainsFunc(m.keepers, func(h string) bool { return !t.c.index.stays(h) })
+		if m.host == nil || leaving || unkept {
 			_, err := t.gather(ctx, host)
 			if m = t.recall(host); err != nil {
 				m.pending = true

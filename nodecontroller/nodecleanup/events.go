@@ -121,6 +121,8 @@ func (n *notifier) missing(p Policy, h host, v volume, due time.Time) {
 		follows += "; --node-cleanup-paths does not include " + PathOrphan
 	case h.record.OptedOut:
 		follows += "; the Node had opted out"
+	case len(v.kept()) > 0:
+		follows = "nothing is deleted while node " + strings.Join(v.kept(), ", ") + ", which has it too, exists"
 	case st.pending && st.action == doDeleteClaim && p.NodeCleanup == ModeVolumes && p.removes(v.pv):
 		follows = "the claim will be deleted, and the volume removed, not before " + deadline
 	case st.action == doDeleteClaim:

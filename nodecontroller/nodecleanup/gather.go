@@ -50,6 +50,16 @@ type volume struct {
 // target returns v as the target of a deletion.
 func (v volume) target() target { return target{v.hosts, v.refusal, v.users} }
 
+// kept returns the hosts of v whose Nodes exist. Nothing of v is deleted while there are any.
+func (v volume) kept() (hosts []string) {
+	for _, h := range v.hosts {
+		if h.state == present {
+			hosts = append(hosts, h.value)
+		}
+	}
+	return hosts
+}
+
 // name returns the best known name of the Node of a host.
 func (h host) name() string {
 	return cmp.Or(h.record.Node, h.value)

@@ -29,6 +29,7 @@ const (
 type memory struct {
 	host     *host                   // as the caches last knew it; nil: not gathered yet
 	pending  bool                    // see [Policy.pending]
+	keepers  []string                // other hosts, see [volume.kept]: without them, it may be pending
 	planned  bool                    // its removal was planned, see [LostNode.Planned]
 	sent     map[types.UID]bool      // objects whose deletion was sent
 	failed   map[types.UID]check     // of the last attempt at a volume
@@ -82,6 +83,10 @@ func (r *memories) rememberHost(h host) {
 		m.host, m.pending = &h, h.state != present && r.policy.pending(h, now)
 		m.planned = record.Planned || h.state == unclear && !h.recorded && h.last.cordoned && h.drained // its CSINode is left
 		clear(m.failed)
+		m.keepers = nil
+		for _, v := range h.volumes {
+			m.keepers = sorted(m.keepers, v.kept())
+		}
 	})
 }
 

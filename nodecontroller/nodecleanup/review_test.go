@@ -4,13 +4,16 @@
 package nodecleanup
 
 import (
+	"context"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -225,6 +228,65 @@ func TestPlannedWithACSINodeLeft(t *testing.T) {
 			t.Errorf("%s: planned is %v, want %v", name, m.planned, tc.want)
 		}
 	}
+}
+
+// TestVolumeOfTwoNodes: a lost node counts for the breaker once each node of a volume is lost, and the owners are told of a
+// deletion then only.
+func TestVolumeOfTwoNodes(t *testing.T) {
+	const waits = "nothing is deleted while node m, which has it too, exists"
+	for name, tc := range map[string]struct {
+		others []presence
+		want   string
+	}{
+		"of_one_node":                     {nil, "the claim will be deleted"},
+		"the_other_exists":                {[]presence{present}, waits},
+		"one_of_two_others_exists":        {[]presence{missing, present}, waits},
+		"the_other_is_being_deleted":      {[]presence{deleting}, "the claim will be deleted"},
+		"the_CSINode_of_the_other_exists": {[]presence{unclear}, "the claim will be deleted"},
+		"the_other_is_missing":            {[]presence{missing}, "the claim will be deleted"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newActors().begin(0)
+			r.w.bind("a", "n", "m")
+			v := volume{pv: r.w.volumes["pv-a"], claim: r.w.claims["a"], hosts: []host{{value: "n", state: missing}}}
+			for _, state := range tc.others {
+				v.hosts = append(v.hosts, host{value: "m", state: state})
+			}
+			h, p := host{value: "n", state: missing, volumes: []volume{v}}, newPolicy(r.settings, worldDriver)
+			if got := p.pending(h, time.Now()); got != (tc.want != waits) {
+				t.Errorf("pending is %v", got)
+			}
+			var said string
+			newNotifier(func(_ runtime.Object, _, _, message string) { said = message }, false).missing(p, h, v, time.Now())
+			if !strings.Contains(said, tc.want) {
+				t.Errorf("the owners are told: %s", said)
+			}
+		})
+	}
+	t.Run("lost_one_after_the_other", func(t *testing.T) {
+		r := newActors().begin(0)
+		p := r.replicas[0]
+		for _, name := range []string{"n", "m", "keep"} {
+			r.w.createNode(name, name, false)
+		}
+		r.w.bind("a", "n", "m")
+		p.restart(r.w, r.settings)
+		r.lead(p)
+		for i, name := range []string{"n", "m"} {
+			r.w.removeNode(name)
+			r.w.removeCSINode(name)
+			p.catchUp(r.w)
+			if i == 0 {
+				r.look(r.term)
+			}
+			r.as(r.term, func(ctx context.Context) (time.Time, error) { // before any sync
+				if v := r.term.verdict(ctx); v.lost != 2*i || v.open != (i > 0) {
+					t.Errorf("after the loss of %s: %+v", name, v)
+				}
+				return time.Time{}, nil
+			})
+		}
+	})
 }
 
 // TestHoldOfADrainedNode: a hold does not end because its Node is drained after the hold.
