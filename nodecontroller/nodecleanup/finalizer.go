@@ -105,8 +105,8 @@ func (p Policy) timedOut() hostStep {
 		p.NodeFinalizerTimeout)}
 }
 
-// release removes our finalizer from the Nodes of a host that are being deleted. again means that a
-// Node has just opted out, which the record must contain before.
+// release removes our finalizer from the Nodes of a host that are being deleted. again means that a Node is not released
+// because it has opted out, which the record must contain before.
 func (t *term) release(ctx context.Context, h host, st hostStep) (again bool, err error) {
 	for _, node := range t.policy.waiting(h) {
 		live, exists, err := t.nodes.Refetch(ctx, t.c.deps.Client.CoreV1().Nodes(), node)
@@ -116,8 +116,9 @@ func (t *term) release(ctx context.Context, h host, st hostStep) (again bool, er
 		case !exists:
 			continue
 		case live.Annotations[t.policy.annotation] == disabled && !h.record.OptedOut && t.policy.NodeCleanup != ModeOff &&
-			st.reason != reasonTimeout:
-			return true, nil
+			h.state == deleting: // otherwise there is no record
+			again = true
+			continue
 		}
 		node = live
 		if err := t.patchNode(ctx, node, kube.MetadataPatch{RemoveFinalizers: []string{t.policy.NodeFinalizer}}); err != nil {
@@ -129,7 +130,7 @@ func (t *term) release(ctx context.Context, h host, st hostStep) (again bool, er
 		t.c.metrics.held(node.DeletionTimestamp.Time)
 		klog.FromContext(ctx).Info("Node released", "node", node.Name, "message", st.message)
 	}
-	return false, nil
+	return again, nil
 }
 
 // protect adds or removes our finalizer on the Nodes of a host that are not being deleted, in mode manage.

@@ -202,6 +202,9 @@ func (r *run) releases(node *corev1.Node) {
 		return // another Node has the volumes
 	}
 	stored, recorded := r.stored[host]
+	if node.Annotations[r.leader.c.policy.annotation] == disabled && !stored.OptedOut {
+		r.fail("Node %s was released, whose opt-out is not in its record: %+v", node.Name, stored)
+	}
 	timeout := time.Since(node.DeletionTimestamp.Time) >= r.settings.NodeFinalizerTimeout
 	if (!recorded || stored.UID != "" && stored.UID != node.UID) && !timeout {
 		r.fail("Node %s (%s) was released without a record: %+v", node.Name, node.UID, stored)

@@ -461,6 +461,40 @@ func TestOptOutOfANode(t *testing.T) {
 		})
 		f.claimDeleted("a")
 	})
+	for name, start := range map[string]bool{"cannot_be_recorded": false, "cannot_be_recorded_from_the_start": true} {
+		t.Run(name, func(t *testing.T) {
+			f := scenario(t, func(f *fixture) { f.cfg.NodeFinalizerTimeout = shortGrace })
+			var refuses atomic.Bool
+			f.proxied(func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
+				if refuses.Load() && r.Method != http.MethodGet && strings.Contains(r.URL.Path, "/configmaps") {
+					answer(w, http.StatusForbidden, "Forbidden", denial)
+					return
+				}
+				pass.ServeHTTP(w, r)
+			})
+			f.node("n", f.cfg.NodeFinalizer)
+			f.node("m", f.cfg.NodeFinalizer)
+			f.says("Node", "n", disabled)
+			_, pvc := f.bound("a", "n")
+			if refuses.Store(start); start {
+				f.process = f.run(f.user) // start waits for the records
+			} else {
+				f.start()
+			}
+			f.observedNodes()
+			refuses.Store(true)
+			f.deleteNode("n")
+			f.deleteNode("m")
+			f.nodeDeleted("m")
+			f.event("Node", f.name("n"), "NodeCleanupBlocked", ConfigMapName(f.driver))
+			f.passed(time.Now(), shortGrace)
+			f.finalizers("n", f.cfg.NodeFinalizer)
+			refuses.Store(false)
+			f.nodeDeleted("n")
+			f.optedOut("n")
+			f.untouched(pvc)
+		})
+	}
 	t.Run("volume_is_not_cached", func(t *testing.T) {
 		f := scenario(t, nil)
 		f.frozen("persistentvolumes")

@@ -83,7 +83,7 @@ func (t *term) sync(ctx context.Context, value string) (next time.Time, err erro
 }
 
 // bounded returns the result of a sync. Neither a failure nor a wait keeps a Node that is being deleted for longer than
-// the timeout of our finalizer.
+// the timeout of our finalizer, unless its opt-out cannot be recorded.
 func (t *term) bounded(ctx context.Context, h host, next time.Time, err error) (time.Time, error) {
 	t.report(ctx, "host "+h.value, err, h.nodes...)
 	end, ours := t.policy.end(h)
@@ -92,8 +92,13 @@ func (t *term) bounded(ctx context.Context, h host, next time.Time, err error) (
 	case !ours || err == nil && next.IsZero():
 		return next, err
 	case !now.Before(end):
-		_, failed := t.release(ctx, h, t.policy.timedOut())
-		return time.Time{}, errors.Join(err, failed)
+		unrecorded, failed := t.release(ctx, h, t.policy.timedOut())
+		if next = (time.Time{}); unrecorded {
+			next = now.Add(stale)
+			t.c.notify.seldom(t.policy.waiting(h)[0], reasonBlocked, "unrecorded", "The Node has opted out of the cleanup. It keeps its "+
+				"finalizer until the opt-out can be written to ConfigMap "+ConfigMapName(t.policy.driver))
+		}
+		return next, errors.Join(err, failed)
 	case err != nil && now.Add(t.c.cfg.RetryIntervalMax).Before(end):
 		return time.Time{}, err
 	case err != nil:
