@@ -32,11 +32,13 @@ func (t *terms) lostNodes(driver string) []statusz.LostNode {
 // lostNode returns the state of a lost node and what happens, or has to happen, next.
 func lostNode(n nodecleanup.LostNode, driver string) statusz.LostNode {
 	return statusz.LostNode{Node: n.Name(), Since: n.Since, State: string(n.State()), Next: map[nodecleanup.RecordState]string{
-		nodecleanup.RecordUnparsable: "nothing is deleted. Correct or remove the record in ConfigMap " + nodecleanup.ConfigMapName(driver),
-		nodecleanup.RecordOptedOut:   "nothing is deleted",
-		nodecleanup.RecordHeld:       "storage-controller nodecontroller approve --driver-name=" + driver + " " + n.Name() + " --yes",
-		nodecleanup.RecordApproved:   "cleaned up as the mode and the opt-in allow",
-		nodecleanup.RecordDeleting:   "cleaned up when its Node and CSINode are deleted",
-		nodecleanup.RecordMissing:    "cleaned up after --node-missing-grace, unless it returns",
+		nodecleanup.RecordUnparsable: "nothing is deleted, and further lost nodes are held. Correct or remove the record in ConfigMap " +
+			nodecleanup.ConfigMapName(driver),
+		nodecleanup.RecordOptedOutHeld: "nothing is deleted",
+		nodecleanup.RecordOptedOut:     "nothing is deleted",
+		nodecleanup.RecordHeld:         "storage-controller nodecontroller approve --driver-name=" + driver + " " + n.Name() + " --yes",
+		nodecleanup.RecordApproved:     "cleaned up as the mode and the opt-in allow",
+		nodecleanup.RecordDeleting:     "cleaned up when its Node and CSINode are deleted",
+		nodecleanup.RecordMissing:      "cleaned up after --node-missing-grace, unless it returns",
 	}[n.State()]}
 }

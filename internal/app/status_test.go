@@ -33,8 +33,8 @@ func TestLostNodesOfTheStatus(t *testing.T) {
 	for record, want := range map[string]string{
 		`{"node":"n","uid":"u","held":"breaker"}`:               "n held storage-controller nodecontroller approve --driver-name=d n --yes",
 		`{` + since + `,"held":"breaker"}`:                      "v held storage-controller nodecontroller approve --driver-name=d v --yes",
-		`{"node":"n",` + since + `,"held":"b","optedOut":true}`: "n opted out nothing is deleted",
-		`{`: "v unparsable nothing is deleted. Correct or remove the record in ConfigMap lost-nodes.d",
+		`{"node":"n",` + since + `,"held":"b","optedOut":true}`: "n opted out, held nothing is deleted",
+		`{`: "v unparsable nothing is deleted, and further lost nodes are held. Correct or remove the record in ConfigMap lost-nodes.d",
 		`{"node":"n",` + since + `,"approved":"2026-01-02T03:05:05Z"}`: "n approved cleaned up as the mode and the opt-in allow",
 		`{"node":"n"}`:               "n being deleted cleaned up when its Node and CSINode are deleted",
 		`{"node":"n",` + since + `}`: "n missing cleaned up after --node-missing-grace, unless it returns",

@@ -35,7 +35,7 @@ func (t *observer) verdict(ctx context.Context) verdict {
 	var lost []string
 	for _, host := range t.lost() {
 		r, _ := t.records.get(host)
-		held = held || r.Held != ""
+		held = held || r.opens()
 		m := t.recall(host)
 		last, _ := t.c.index.lastSeen(host)
 		leaving := m.pending && !m.planned && last.cordoned && last.uid != m.host.last.uid // its events are being processed

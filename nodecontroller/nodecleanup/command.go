@@ -153,7 +153,7 @@ func (c *command) cluster(ctx context.Context, _ bool) (s cluster, err error) {
 	var lost []string
 	held := false
 	for _, r := range c.records {
-		if held = held || r.Held != ""; !r.Planned && !r.OptedOut {
+		if held = held || r.opens(); !r.Planned && !r.OptedOut {
 			lost = append(lost, r.Value)
 		}
 	}

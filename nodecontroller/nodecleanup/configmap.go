@@ -83,12 +83,13 @@ type RecordState string
 
 // The states of records. The first one that applies is the state.
 const (
-	RecordUnparsable RecordState = "unparsable"
-	RecordOptedOut   RecordState = "opted out"
-	RecordHeld       RecordState = "held"
-	RecordApproved   RecordState = "approved"
-	RecordDeleting   RecordState = "being deleted" // or a CSINode exists
-	RecordMissing    RecordState = "missing"
+	RecordUnparsable   RecordState = "unparsable"
+	RecordOptedOutHeld RecordState = "opted out, held" // once it does not opt out, it is held
+	RecordOptedOut     RecordState = "opted out"
+	RecordHeld         RecordState = "held"
+	RecordApproved     RecordState = "approved"
+	RecordDeleting     RecordState = "being deleted" // or a CSINode exists
+	RecordMissing      RecordState = "missing"
 )
 
 // State returns the state of a record.
@@ -96,6 +97,8 @@ func (n LostNode) State() RecordState {
 	switch {
 	case n.Unparsable:
 		return RecordUnparsable
+	case n.OptedOut && n.Held != "":
+		return RecordOptedOutHeld
 	case n.OptedOut:
 		return RecordOptedOut
 	case n.Held != "":
@@ -177,7 +180,9 @@ func (r *records) write(ctx context.Context, next recordSet) (err error) {
 		if err != nil {
 			return fmt.Errorf("encoding the record of host %q: %w", value, err)
 		}
-		cm.Data[value] = string(text)
+		if cm.Data[value] = string(text); n.Unparsable && r.cm != nil {
+			cm.Data[value] = r.cm.Data[value] // for the person who corrects it
+		}
 	}
 	ctx, cancel := context.WithTimeout(ctx, r.timeout)
 	defer cancel()

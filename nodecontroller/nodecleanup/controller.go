@@ -204,7 +204,7 @@ func (c *Controller) counts() counts {
 	n.notReady = len(c.index.driverNodes().notReady)
 	records, _ := t.records.all()
 	for _, r := range records {
-		if r.Held != "" {
+		if r.opens() {
 			n.held++
 		}
 	}

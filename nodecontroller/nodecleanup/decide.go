@@ -19,9 +19,13 @@ import (
 // that differs from the stored one is written only after a live read confirmed the state.
 func (p Policy) recordOf(h host, c cluster) (LostNode, bool) {
 	h.record.Value = h.value
-	switch h.state {
-	case present:
+	switch {
+	case h.state == present:
 		return LostNode{}, false
+	case h.record.Unparsable && h.state != deleting: // a person corrects it. A Node that is being deleted is recorded anew
+		return h.record, true
+	}
+	switch h.state {
 	case unclear: // the host may exist
 		if !h.record.Since.IsZero() {
 			h.record = h.record.interrupted()
@@ -48,6 +52,10 @@ func (r LostNode) interrupted() LostNode {
 	r.Since, r.Approved, r.Planned, r.Cordoned = time.Time{}, time.Time{}, false, false
 	return r
 }
+
+// opens reports whether a record keeps the breaker open: its host waits for an approval. That of a Node that opted out does
+// not, unless the record cannot be parsed.
+func (r LostNode) opens() bool { return r.Held != "" && (!r.OptedOut || r.Unparsable) }
 
 // exempt reports whether the breaker does not hold a loss, however many nodes are lost. It ends no hold.
 func (r LostNode) exempt() bool { return r.Planned || !r.Approved.IsZero() }
@@ -157,7 +165,7 @@ func (p Policy) decideMissing(h host, c cluster, cleaned bool) hostStep {
 		return hostStep{action: hostNothing, next: end}
 	case !h.leaves():
 		return hostStep{action: hostEnd}
-	case h.record.Held != "":
+	case h.record.opens():
 		return hostStep{action: hostNothing, state: stateHeld}
 	case c.now.Before(due):
 		return hostStep{action: hostNothing, state: stateSuspect, next: due}

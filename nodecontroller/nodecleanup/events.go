@@ -36,8 +36,8 @@ const (
 	// the disks of that node before they are used again
 	reasonForceRemoved = "NodeVolumeForceRemoved"
 	// Warning, PV, Node, CSIDriver: a permission is missing, a VolumeAttachment or another controller's finalizer keeps the
-	// volume, the PV is in phase Failed, a node with the driver lacks the topology label, or the opt-out of a Node that is being
-	// deleted cannot be recorded
+	// volume, the PV is in phase Failed, a node with the driver lacks the topology label, the opt-out of a Node that is being
+	// deleted cannot be recorded, or a record cannot be parsed
 	reasonBlocked = "NodeCleanupBlocked"
 	// Warning, CSIDriver: too many nodes are lost; nothing more is cleaned up until an administrator approves it
 	reasonBreakerOpen = "NodeCleanupBreakerOpen"

@@ -115,8 +115,8 @@ func (t *term) release(ctx context.Context, h host, st hostStep) (again bool, er
 			return false, fmt.Errorf("reading Node %q before its finalizer is removed: %w", node.Name, err)
 		case !exists:
 			continue
-		case live.Annotations[t.policy.annotation] == disabled && !h.record.OptedOut && t.policy.NodeCleanup != ModeOff &&
-			h.state == deleting: // otherwise there is no record
+		case live.Annotations[t.policy.annotation] == disabled && (!h.record.OptedOut || h.record.Unparsable) &&
+			t.policy.NodeCleanup != ModeOff && h.state == deleting: // otherwise there is no record
 			again = true
 			continue
 		}

@@ -73,8 +73,9 @@ func (p Policy) mayClean(t target, c cluster) (found findings) {
 		default:
 			found.add(true, checkAbsence, "NodeExists", "a Node or CSINode that may be %s exists", h.value)
 		}
-		found.add(h.record.OptedOut, checkScope, "Scope", "Node %s had the annotation %s: %s when it was deleted", h.name(), p.annotation,
-			disabled)
+		found.add(h.record.Unparsable, checkScope, "Unparsable", "the record of node %s cannot be parsed. Correct or remove it", h.name())
+		found.add(h.record.OptedOut && !h.record.Unparsable, checkScope, "Scope", "Node %s had the annotation %s: %s when it was deleted",
+			h.name(), p.annotation, disabled)
 		held := h.record.Held != "" || c.open && !h.record.exempt() // an open breaker holds it with the next write of the records
 		found.add(held && !h.named, checkBreaker, "TooManyNodesLost",
 			"too many nodes are lost. The cleanup of %s waits for an approval", h.name())

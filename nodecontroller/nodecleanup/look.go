@@ -8,7 +8,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -116,7 +115,7 @@ func (t *observer) enqueueOthers(first bool) {
 func (t *observer) keep(ctx context.Context, first bool) (returned []string, err error) {
 	records, annotations := t.records.all()
 	if first {
-		held := slices.ContainsFunc(records, func(r LostNode) bool { return r.Held != "" })
+		held := slices.ContainsFunc(records, LostNode.opens)
 		t.tripped.Store(held)
 		if t.c.index.remember(annotations[AnnotationTopologyKey]) {
 			t.c.reindex()
@@ -179,54 +178,6 @@ func (t *observer) lookedAt(s recordSet, last, now time.Time) (returned []string
 		s.lost[value] = r
 	}
 	return returned
-}
-
-// approve moves approvals into the records, and returns those that have no effect. An approval by
-// name is used up by one loss.
-func (s recordSet) approve(now time.Time) (problems []string) {
-	text, until := s.annotations[AnnotationApprove], s.annotations[AnnotationApproveUntil]
-	end, err := time.Parse(time.RFC3339, until)
-	var rest []string
-	for name := range strings.SplitSeq(text, ",") {
-		switch name = strings.TrimSpace(name); {
-		case name == "":
-			continue
-		case until != "" && err != nil:
-			problems = append(problems, fmt.Sprintf("%s: %s has no effect: %s is not an RFC 3339 time", AnnotationApprove, name,
-				AnnotationApproveUntil))
-		case until != "" && !end.After(now):
-			problems = append(problems, fmt.Sprintf("%s: %s has no effect: %s has passed", AnnotationApprove, name, AnnotationApproveUntil))
-		case name == "*" && until == "":
-			problems = append(problems, fmt.Sprintf("%s: * has no effect without %s", AnnotationApprove, AnnotationApproveUntil))
-		default:
-			if s.approveNamed(name, now) && name != "*" {
-				continue
-			}
-		}
-		rest = append(rest, name)
-	}
-	if text == "" || len(rest) > 0 && strings.Join(rest, ",") == text {
-		return problems
-	}
-	if s.annotations[AnnotationApprove] = strings.Join(rest, ","); len(rest) == 0 {
-		delete(s.annotations, AnnotationApprove)
-		delete(s.annotations, AnnotationApproveUntil)
-	}
-	return problems
-}
-
-// approveNamed approves the records of a host or Node, or all for *. It reports whether there are any.
-func (s recordSet) approveNamed(name string, now time.Time) (found bool) {
-	for value, r := range s.lost {
-		if name != "*" && name != value && name != r.Node {
-			continue
-		}
-		if found = true; r.Approved.IsZero() || r.Held != "" {
-			r.Approved, r.Held = now.UTC().Truncate(time.Second), ""
-			s.lost[value] = r
-		}
-	}
-	return found
 }
 
 // lost returns the hosts with a record, and those that the caches miss.
@@ -387,6 +338,14 @@ func (t *observer) reportProblems(ctx context.Context) {
 	if _, problem := t.c.index.topologyKey(); problem != "" {
 		t.c.notify.seldom(driver, reasonSkipped, "TopologyKeyUnknown",
 			"TopologyKeyUnknown: "+problem+", so nothing is cleaned up. Set --topology-node-key")
+	}
+	records, _ := t.records.all()
+	for _, r := range records {
+		if r.Unparsable {
+			t.c.notify.seldom(driver, reasonBlocked, "unparsable "+r.Value, "The record of lost node "+r.Value+" cannot be parsed. "+
+				"It is not cleaned up, and further lost nodes are held. Correct or remove the record in ConfigMap "+
+				ConfigMapName(t.policy.driver))
+		}
 	}
 	bare, _ := t.c.index.ambiguous()
 	for _, name := range bare {

@@ -60,6 +60,56 @@ func recordSetOf(cm *corev1.ConfigMap) recordSet {
 	return s
 }
 
+// approve moves approvals into the records, and returns those that have no effect. An approval by
+// name is used up by one loss.
+func (s recordSet) approve(now time.Time) (problems []string) {
+	text, until := s.annotations[AnnotationApprove], s.annotations[AnnotationApproveUntil]
+	end, err := time.Parse(time.RFC3339, until)
+	var rest []string
+	for name := range strings.SplitSeq(text, ",") {
+		switch name = strings.TrimSpace(name); {
+		case name == "":
+			continue
+		case until != "" && err != nil:
+			problems = append(problems, fmt.Sprintf("%s: %s has no effect: %s is not an RFC 3339 time", AnnotationApprove, name,
+				AnnotationApproveUntil))
+		case until != "" && !end.After(now):
+			problems = append(problems, fmt.Sprintf("%s: %s has no effect: %s has passed", AnnotationApprove, name, AnnotationApproveUntil))
+		case s.lost[name].Unparsable:
+			problems = append(problems, fmt.Sprintf("%s: %s has no effect: its record cannot be parsed", AnnotationApprove, name))
+		case name == "*" && until == "":
+			problems = append(problems, fmt.Sprintf("%s: * has no effect without %s", AnnotationApprove, AnnotationApproveUntil))
+		default:
+			if s.approveNamed(name, now) && name != "*" {
+				continue
+			}
+		}
+		rest = append(rest, name)
+	}
+	if text == "" || len(rest) > 0 && strings.Join(rest, ",") == text {
+		return problems
+	}
+	if s.annotations[AnnotationApprove] = strings.Join(rest, ","); len(rest) == 0 {
+		delete(s.annotations, AnnotationApprove)
+		delete(s.annotations, AnnotationApproveUntil)
+	}
+	return problems
+}
+
+// approveNamed approves the records of a host or Node, or all for *. It reports whether there are any.
+func (s recordSet) approveNamed(name string, now time.Time) (found bool) {
+	for value, r := range s.lost {
+		if name != "*" && name != value && name != r.Node || r.Unparsable {
+			continue
+		}
+		if found = true; r.Approved.IsZero() || r.Held != "" {
+			r.Approved, r.Held = now.UTC().Truncate(time.Second), ""
+			s.lost[value] = r
+		}
+	}
+	return found
+}
+
 // records holds the records of a term, as the API server last stored them.
 type records struct {
 	client            kubernetes.Interface

@@ -5,6 +5,7 @@ package nodecleanup
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -29,6 +30,7 @@ func deletingNode(name string, uid types.UID, at time.Time, finalizer string) *c
 func TestRecordOfAnotherLoss(t *testing.T) {
 	now := time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)
 	hour, minute := now.Add(-time.Hour), now.Add(-time.Minute)
+	unparsable := LostNode{Held: HeldByBreaker, OptedOut: true, Unparsable: true}
 	p := newPolicy(settingsOf(0), worldDriver)
 	for name, tc := range map[string]struct {
 		state   presence
@@ -65,6 +67,13 @@ func TestRecordOfAnotherLoss(t *testing.T) {
 		},
 		"a_hold_of_an_unknown_Node_that_is_being_deleted": {
 			state: deleting, record: LostNode{Held: HeldByBreaker}, nodes: []*corev1.Node{deletingNode("n", "u", minute, p.NodeFinalizer)},
+			want: LostNode{Node: "n", UID: "u", Held: HeldByBreaker},
+		},
+		"unparsable": {
+			state: missing, record: unparsable, last: lastSeen{name: "n", uid: "u", at: minute}, want: unparsable,
+		},
+		"unparsable_while_it_is_being_deleted": {
+			state: deleting, record: unparsable, nodes: []*corev1.Node{deletingNode("n", "u", minute, p.NodeFinalizer)},
 			want: LostNode{Node: "n", UID: "u", Held: HeldByBreaker},
 		},
 	} {
@@ -167,6 +176,94 @@ func TestUnparsableRecords(t *testing.T) {
 	} {
 		if got := ParseLostNodes(&corev1.ConfigMap{Data: map[string]string{"n": text}}); len(got) != 1 || got[0] != want {
 			t.Errorf("%q is parsed as %+v, want %+v", text, got, want)
+		}
+	}
+	now := time.Now()
+	for _, name := range []string{"n", "*"} {
+		s := recordSet{map[string]LostNode{"n": safe}, map[string]string{AnnotationApprove: name, AnnotationApproveUntil: in(time.Hour)}}
+		if s.approve(now); s.lost["n"] != safe {
+			t.Errorf("approval of %s: %+v", name, s.lost["n"])
+		}
+	}
+	h := host{value: "n", state: missing, record: safe, recorded: true}
+	found := newPolicy(settingsOf(0), worldDriver).mayClean(target{hosts: []host{h}}, cluster{now: now})
+	if names := fmt.Sprint(found); !strings.Contains(names, "cannot be parsed") || strings.Contains(names, "had the annotation") {
+		t.Errorf("the reasons are %s", names)
+	}
+}
+
+// TestTextOfUnparsableRecords: neither a write of other records nor an approval replaces the text, so that a person can
+// correct it.
+func TestTextOfUnparsableRecords(t *testing.T) {
+	const text = `{"node":"a","since":"2026-05-01T12:00:00Z","planned":true`
+	r := newActors().begin(0)
+	r.w.createNode("keep", "keep", false)
+	r.w.bind("a", "a")
+	p := r.replicas[0]
+	p.restart(r.w, r.settings)
+	r.lead(p)
+	var said []string
+	p.c.notify = newNotifier(func(_ runtime.Object, _, _, message string) { said = append(said, message) }, false)
+	edit := func(edit func(cm *corev1.ConfigMap)) {
+		cm := r.w.stored.DeepCopy()
+		cm.ObjectMeta = r.w.changed(cm.ObjectMeta)
+		edit(cm)
+		r.w.stored = cm
+		r.look(r.term)
+		r.sync(r.term, "a")
+	}
+	r.look(r.term)
+	edit(func(cm *corev1.ConfigMap) { cm.Data = map[string]string{"a": text} })
+	r.w.bind("b", "b")
+	p.catchUp(r.w)
+	r.sync(r.term, "b")
+	edit(func(cm *corev1.ConfigMap) { cm.Annotations[AnnotationApprove] = "a" })
+	edit(func(cm *corev1.ConfigMap) {
+		cm.Annotations[AnnotationApproveUntil], cm.Annotations[AnnotationApprove] = in(time.Hour), "*"
+	})
+	if b, _ := r.term.records.get("b"); r.w.stored.Data["a"] != text || b.Approved.IsZero() {
+		t.Errorf("the text is %q, the other record %+v", r.w.stored.Data["a"], b)
+	}
+	for _, part := range []string{"lost node a cannot be parsed", "a has no effect: its record cannot be parsed"} {
+		if !slices.ContainsFunc(said, func(m string) bool { return strings.Contains(m, part) }) {
+			t.Errorf("no event has %q: %q", part, said)
+		}
+	}
+	edit(func(cm *corev1.ConfigMap) { cm.Data["a"] = text + "}" })
+	if a, _ := r.term.records.get("a"); !a.Planned || a.Since.IsZero() || a.OptedOut {
+		t.Errorf("the corrected record is %+v", a)
+	}
+}
+
+// TestWhatKeepsTheBreakerOpen: a host that waits for an approval does, and not one that has opted out.
+func TestWhatKeepsTheBreakerOpen(t *testing.T) {
+	for text, want := range map[string]struct {
+		state RecordState
+		open  bool
+	}{
+		`{"held":"breaker"}`:                 {RecordHeld, true},
+		`{"held":"breaker","optedOut":true}`: {RecordOptedOutHeld, false},
+		`{"optedOut":true}`:                  {RecordOptedOut, false},
+		`{`:                                  {RecordUnparsable, true},
+	} {
+		r := newActors().begin(0)
+		r.w.createNode("keep", "keep", false)
+		r.w.bind("a", "a")
+		r.w.stored = &corev1.ConfigMap{ObjectMeta: r.w.meta("records"), Data: map[string]string{"a": text}}
+		r.replicas[0].restart(r.w, r.settings)
+		r.lead(r.replicas[0])
+		r.look(r.term)
+		r.as(r.term, func(ctx context.Context) (time.Time, error) {
+			if v := r.term.verdict(ctx); v.open != want.open || r.term.tripped.Load() != want.open {
+				t.Errorf("%s: %+v, reported open: %v", text, v, r.term.tripped.Load())
+			}
+			return time.Time{}, nil
+		})
+		n, _ := r.term.records.get("a")
+		n.Since = time.Now().Add(-time.Hour)
+		h := host{value: "a", state: missing, recorded: true, record: n, volumes: []volume{{pv: r.w.volumes["pv-a"]}}}
+		if st := r.term.policy.decideHost(h, cluster{now: time.Now()}, true); n.State() != want.state || (st.state == stateHeld) != want.open {
+			t.Errorf("%s: the state is %q, want %q, decided %+v", text, n.State(), want.state, st)
 		}
 	}
 }

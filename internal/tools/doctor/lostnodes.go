@@ -47,13 +47,11 @@ func lostNodes(cm *corev1.ConfigMap, driver string, now time.Time) []Check {
 	}
 	var held, unparsable []string
 	for _, r := range records {
-		switch {
-		case r.Unparsable:
+		switch r.State() {
+		case nodecleanup.RecordUnparsable:
 			unparsable = append(unparsable, r.Value)
-		case r.Held != "" && r.Node != "":
-			held = append(held, r.Node)
-		case r.Held != "":
-			held = append(held, r.Value)
+		case nodecleanup.RecordHeld:
+			held = append(held, r.Name())
 		}
 	}
 	if len(held) > 0 {
@@ -62,7 +60,8 @@ func lostNodes(cm *corev1.ConfigMap, driver string, now time.Time) []Check {
 			strings.Join(held, " ")))
 	}
 	if len(unparsable) > 0 {
-		warn("cannot be parsed, and count as held and opted out: "+names(unparsable), "correct or remove these records in the ConfigMap")
+		warn("cannot be parsed, and count as held and opted out, so that further lost nodes are held: "+names(unparsable),
+			"correct or remove these records in the ConfigMap")
 	}
 	look := cm.Annotations[nodecleanup.AnnotationLastLook]
 	switch last, err := time.Parse(time.RFC3339, look); {

@@ -33,10 +33,11 @@ func TestLostNodes(t *testing.T) {
 		"an unused look": {"2026-05-01T01:00:00Z", nil, nil},
 		"a held node":    {lately, map[string]string{"v1": `{"node":"n1","held":"breaker"}`}, []string{"d.example.com --namespace=ns n1 --yes"}},
 		"a held host":    {lately, map[string]string{"v1": `{"held":"breaker"}`}, []string{"--namespace=ns v1 --yes"}},
+		"an opt-out":     {lately, map[string]string{"n1": `{"held":"breaker","optedOut":true}`}, nil},
 		"a broken record": {lately, map[string]string{"n1": missing, "n2": "{"},
-			[]string{"cannot be parsed, and count as held and opted out: n2"}},
+			[]string{"cannot be parsed, and count as held and opted out, so that further lost nodes are held: n2"}},
 		"all of them": {"yesterday", map[string]string{"n1": `{"held":"breaker"}`, "n2": "{"},
-			[]string{"too many nodes are lost: n1", "opted out: n2", "yesterday"}},
+			[]string{"too many nodes are lost: n1", "are held: n2", "yesterday"}},
 	} {
 		cm := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "x", Namespace: "ns", Annotations: map[string]string{
 			nodecleanup.AnnotationLastLook: c.look}}, Data: c.records}

@@ -58,11 +58,16 @@ func explainLostNode(e *explanation, n lostNode) {
 	}
 	switch n.State() {
 	case nodecleanup.RecordUnparsable:
-		e.add(Blocked, "cleanup", "The record of node %s of driver %s cannot be parsed: nothing is deleted.", n.Name(), n.driver).
+		e.add(Blocked, "cleanup", "The record of node %s of driver %s cannot be parsed: nothing is deleted, and further lost nodes are "+
+			"held.", n.Name(), n.driver).
 			next("Correct or remove the record in ConfigMap %s/%s.", n.namespace, nodecleanup.ConfigMapName(n.driver))
-	case nodecleanup.RecordOptedOut:
-		e.add(Fine, "cleanup", "Node %s of driver %s opted out of the cleanup before it was deleted: nothing is deleted.",
-			n.Name(), n.driver)
+	case nodecleanup.RecordOptedOut, nodecleanup.RecordOptedOutHeld:
+		held := ""
+		if n.Held != "" {
+			held = " Without the opt-out in its record, its cleanup would be held by the " + n.Held + "."
+		}
+		e.add(Fine, "cleanup", "Node %s of driver %s opted out of the cleanup before it was deleted: nothing is deleted.%s",
+			n.Name(), n.driver, held)
 	case nodecleanup.RecordHeld:
 		e.add(Blocked, "cleanup", "Node %s of driver %s %s. Its cleanup is held by the %s: too many nodes are lost.",
 			n.Name(), n.driver, lost, n.Held).
