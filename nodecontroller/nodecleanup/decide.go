@@ -22,7 +22,7 @@ func (p Policy) recordOf(h host, c cluster) (LostNode, bool) {
 	switch {
 	case h.state == present:
 		return LostNode{}, false
-	case h.record.Unparsable && h.state != deleting: // a person corrects it. A Node that is being deleted is recorded anew
+	case h.record.Unparsable && h.state != deleting: // a person corrects it, unless its Node is being deleted
 		return h.record, true
 	}
 	switch h.state {

@@ -262,7 +262,8 @@ func TestWhatKeepsTheBreakerOpen(t *testing.T) {
 		n, _ := r.term.records.get("a")
 		n.Since = time.Now().Add(-time.Hour)
 		h := host{value: "a", state: missing, recorded: true, record: n, volumes: []volume{{pv: r.w.volumes["pv-a"]}}}
-		if st := r.term.policy.decideHost(h, cluster{now: time.Now()}, true); n.State() != want.state || (st.state == stateHeld) != want.open {
+		st := r.term.policy.decideHost(h, cluster{now: time.Now()}, true)
+		if n.State() != want.state || (st.state == stateHeld) != want.open {
 			t.Errorf("%s: the state is %q, want %q, decided %+v", text, n.State(), want.state, st)
 		}
 	}
