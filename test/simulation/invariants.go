@@ -99,7 +99,7 @@ func (s *simulation) observe(from *replica, r apiserver.Request) (received func(
 		content := s.contents()[r.Name]
 		return func() { s.readContent(from, r.Name, content) }
 	}
-	if r.Resource != cluster.Volumes || r.Name == "" || r.Verb != "get" {
+	if r.Resource != cluster.Volumes || r.Name == "" || r.Verb != "get" || !isOf("provisioner", r) {
 		return func() {}
 	}
 	pv, _ := s.api.Get(cluster.Volumes, "", r.Name).(*corev1.PersistentVolume)
@@ -228,8 +228,8 @@ func (s *simulation) answered(to *replica, r any, err error) {
 	}
 }
 
-// mayDelete returns an error unless the replica has read from the API server that the volume is released and
-// to be deleted, or that it has no PersistentVolume. If its watch has not shown the VolumeAttachment of a published volume,
+// mayDelete returns an error unless the replica has read from the API server since its last call that the volume is released
+// and to be deleted, or that it has no PersistentVolume. If its watch has not shown the VolumeAttachment of a published volume,
 // the driver refuses.
 func (s *simulation) mayDelete(from *replica, handle string) error {
 	var attachments []*storagev1.VolumeAttachment
@@ -258,6 +258,7 @@ func (s *simulation) mayDelete(from *replica, handle string) error {
 		if pv, ok := s.checker.read.live[from][name]; !ok || pv != nil && pv.Spec.CSI.VolumeHandle == handle {
 			return fmt.Errorf("whether PersistentVolume %s has it was not read", name)
 		}
+		s.checker.read.used(from, name)
 		return nil
 	}
 	for _, pv := range s.checker.read.live[from] {
@@ -270,6 +271,7 @@ func (s *simulation) mayDelete(from *replica, handle string) error {
 		case pv.Status.Phase != corev1.VolumeReleased:
 			return fmt.Errorf("PersistentVolume %s is %s", pv.Name, pv.Status.Phase)
 		}
+		s.checker.read.used(from, pv.Name)
 		return nil
 	}
 	return fmt.Errorf("it has not read a PersistentVolume with this volume")

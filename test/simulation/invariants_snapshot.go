@@ -87,15 +87,17 @@ func (s *simulation) mayCreateSnapshot(r *csi.CreateSnapshotRequest) error {
 	return nil
 }
 
-// mayDeleteSnapshot returns an error unless the replica has read from the API server that the snapshot is released
-// and to be deleted.
+// mayDeleteSnapshot returns an error unless the replica has read from the API server since its last call that the snapshot
+// is released and to be deleted.
 func (s *simulation) mayDeleteSnapshot(from *replica, r *csi.DeleteSnapshotRequest) error {
 	for _, snapshot := range s.driver.Snapshots() {
 		if snapshot.ID != r.GetSnapshotId() {
 			continue
 		}
+		name := contentOf(snapshot.Name)
 		s.mu.Lock()
-		content := s.checker.taken.read.live[from][contentOf(snapshot.Name)]
+		content := s.checker.taken.read.live[from][name]
+		s.checker.taken.read.used(from, name)
 		s.mu.Unlock()
 		switch {
 		case content == nil:

@@ -35,6 +35,9 @@ func (r reads[T]) received(by *replica, name string, obj T) {
 	set(r.live, by, name, obj)
 }
 
+// used ends what the last live read permits: the next call needs another one.
+func (r reads[T]) used(by *replica, name string) { delete(r.live[by], name) }
+
 // shown records the event of a watch.
 func (r reads[T]) shown(to *replica, obj T) {
 	set(r.watched, to, obj.GetName(), obj)

@@ -16,6 +16,10 @@ var mutations = []mutation{
 	{"delete-without-live-read", "The API server is asked for the PersistentVolume before DeleteVolume.", "provisioner/volume_apply.go",
 		"live, exists, err := l.volumes.Refetch(ctx, l.c.deps.Client.CoreV1().PersistentVolumes(), pv)",
 		"live, exists, err := pv, true, error(nil)"},
+	{"delete-with-one-read", "The API server is asked for the PersistentVolume before each DeleteVolume.", "provisioner/volume_apply.go",
+		"live, exists, err := l.volumes.Refetch(ctx, l.c.deps.Client.CoreV1().PersistentVolumes(), pv)",
+		"first, live, exists, err := false, pv, true, error(nil)\n\tl.record(pv, func(r *removal) { first = time.Since(r.began) == 0 })\n\t" +
+			"if first {\n\t\tlive, exists, err = l.volumes.Refetch(ctx, l.c.deps.Client.CoreV1().PersistentVolumes(), pv)\n\t}"},
 	{"delete-a-changed-volume", "DeleteVolume is decided again if the live PersistentVolume differs from the cache.",
 		"provisioner/volume_apply.go", "case !exists, live.ResourceVersion != pv.ResourceVersion:", "case !exists:"},
 	{"delete-while-attached", "DeleteVolume waits for the detachment.", "provisioner/volume_decide.go",
