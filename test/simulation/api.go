@@ -76,6 +76,7 @@ func (s *simulation) before(ctx context.Context, r apiserver.Request) error {
 	}
 	s.nodeControllerDeletes(from, r)
 	v, ok := s.gate.wait(ctx, o)
+	s.tried(from, r)
 	if !ok {
 		return cmp.Or(ctx.Err(), errDead)
 	}

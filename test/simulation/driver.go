@@ -140,7 +140,9 @@ func (s *simulation) call(ctx context.Context, method string, r any, do func() (
 	v, ok := s.gate.wait(ctx, o)
 	switch {
 	case !ok:
-		return nil, status.FromContextError(context.Canceled).Err()
+		err := status.FromContextError(context.Canceled).Err()
+		s.answered(from, r, err)
+		return nil, err
 	case v.err == nil && method == "DeleteVolume" && s.unreachable(volumeOf(r)):
 		v.err = status.Error(codes.Unavailable, "the node of the volume does not exist")
 	}
@@ -155,7 +157,7 @@ func (s *simulation) call(ctx context.Context, method string, r any, do func() (
 	if v.delay {
 		late := &operation{replica: from, kind: callResponse, name: "response to " + method + " " + volumeOf(r)}
 		if v, ok = s.gate.wait(ctx, late); !ok {
-			return nil, status.FromContextError(context.Canceled).Err()
+			err = status.FromContextError(context.Canceled).Err()
 		}
 	}
 	if err == nil {

@@ -9,17 +9,14 @@ import (
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"google.golang.org/protobuf/proto"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	storagehelpers "k8s.io/component-helpers/storage/volume"
 
 	"github.com/storage-controller/storage-controller/attacher"
 	"github.com/storage-controller/storage-controller/csiclient"
-	"github.com/storage-controller/storage-controller/csiclient/csitest"
 	"github.com/storage-controller/storage-controller/provisioner"
 	"github.com/storage-controller/storage-controller/resizer"
 	"github.com/storage-controller/storage-controller/snapshotter"
@@ -34,9 +31,7 @@ type checker struct {
 	volumes map[string]*corev1.PersistentVolume // the last state of all that have ever existed, by handle
 	renewed map[string]time.Time                // the last write of each Lease
 	foreign map[types.UID][]string              // the finalizers of other components, by object
-	created map[string]*csi.CreateVolumeRequest // the last request for a volume that may exist, by its name
-	creator map[string]*replica                 // the last that has requested it
-	lost    map[string]bool                     // volumes whose creator could not record the request
+	creates createChecker
 	resizer resizeChecker
 	taken   snapshotChecker
 	nodes   nodeChecker
@@ -46,8 +41,7 @@ func newChecker() checker {
 	return checker{
 		read: newReads[*corev1.PersistentVolume](), volumes: map[string]*corev1.PersistentVolume{},
 		renewed: map[string]time.Time{}, foreign: map[types.UID][]string{},
-		created: map[string]*csi.CreateVolumeRequest{}, creator: map[string]*replica{}, lost: map[string]bool{},
-		resizer: newResizeChecker(), taken: newSnapshotChecker(), nodes: newNodeChecker(),
+		creates: newCreateChecker(), resizer: newResizeChecker(), taken: newSnapshotChecker(), nodes: newNodeChecker(),
 	}
 }
 
@@ -58,40 +52,13 @@ func (c checker) retained(handle string) bool {
 	return pv != nil && pv.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimRetain
 }
 
-// loses records which volumes the next leader does not know if r cannot write any more: with
-// --provisioning-protection=on-retry, the claim is not protected during the first call.
-func (s *simulation) loses(r *replica) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	r.cutOff = true
-	for name, creator := range s.checker.creator {
-		protected := func(c *corev1.PersistentVolumeClaim) bool {
-			return "pvc-"+string(c.UID) == name && slices.Contains(c.Finalizers, cluster.ProvisioningFinalizer)
-		}
-		claims := cluster.List[*corev1.PersistentVolumeClaim](s.api, cluster.Claims)
-		if creator == r && s.scale.protection == "on-retry" && !slices.ContainsFunc(claims, protected) {
-			s.checker.lost[name] = true
-		}
-	}
-}
-
-// mayLeak reports whether v may have no PersistentVolume: its creator was lost, and its claim was deleted, or waits for
-// another node.
-func (s *simulation) mayLeak(v csitest.Volume) bool {
-	claims := cluster.List[*corev1.PersistentVolumeClaim](s.api, cluster.Claims)
-	return s.checker.lost[v.Name] && s.checker.volumes[v.ID] == nil &&
-		!slices.ContainsFunc(claims, func(c *corev1.PersistentVolumeClaim) bool {
-			return "pvc-"+string(c.UID) == v.Name && c.DeletionTimestamp == nil &&
-				(!s.scale.features.Topology || c.Annotations[storagehelpers.AnnSelectedNode] != "")
-		})
-}
-
 // observe records what r renews, before it is executed, and returns a function that records what it has read, for its response.
 func (s *simulation) observe(from *replica, r apiserver.Request) (received func()) {
 	if isLease(r) && r.Verb == "update" {
 		s.mu.Lock()
 		s.checker.renewed[r.Name] = time.Now()
 		s.mu.Unlock()
+		return s.observeTerm(from, r.Name)
 	}
 	s.nodeControllerReads(from, r)
 	s.forces(r)
@@ -171,55 +138,25 @@ func (s *simulation) volumesWith(handle string) []*corev1.PersistentVolume {
 	})
 }
 
-// mayCreate returns an error if another request may have created the volume. With --provisioning-protection=on-retry, a
-// process that was killed during the first call does not tell its successor about it.
-func (s *simulation) mayCreate(from *replica, r *csi.CreateVolumeRequest) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if last := s.checker.created[r.GetName()]; last != nil && !proto.Equal(last, r) && s.scale.protection == "always" {
-		return fmt.Errorf("the outcome of another request is unknown: %v, now %v", last, r)
-	}
-	s.checker.created[r.GetName()], s.checker.creator[r.GetName()] = r, from
-	if from.cutOff {
-		s.checker.lost[r.GetName()] = s.scale.protection == "on-retry"
-	}
-	return s.sourceProtected(r)
-}
-
-// sourceProtected returns an error unless the source of a copy has the finalizer.
-func (s *simulation) sourceProtected(r *csi.CreateVolumeRequest) error {
-	for _, claim := range cluster.List[*corev1.PersistentVolumeClaim](s.api, cluster.Claims) {
-		source := claim.Spec.DataSource
-		if source == nil || r.GetName() != "pvc-"+string(claim.UID) {
-			continue
-		}
-		resource, finalizer := cluster.Claims, cluster.CloneFinalizer
-		if source.Kind == "VolumeSnapshot" {
-			resource, finalizer = cluster.Snapshots, cluster.RestoreFinalizer
-		}
-		obj, _ := s.api.Get(resource, claim.Namespace, source.Name).(metav1.Object)
-		if obj == nil || !slices.Contains(obj.GetFinalizers(), finalizer) {
-			return fmt.Errorf("%s %s lacks the finalizer %s", source.Kind, source.Name, finalizer)
-		}
-	}
-	return nil
-}
-
 // answered records the response to a call.
 func (s *simulation) answered(to *replica, r any, err error) {
-	if err != nil && csiclient.OutcomeOf(err) == csiclient.Indeterminate {
-		return
-	}
+	unknown := err != nil && csiclient.OutcomeOf(err) == csiclient.Indeterminate
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if create, ok := r.(*csi.CreateVolumeRequest); ok {
+		s.checker.creates.answered(to, create, unknown)
+	}
+	if unknown {
+		return
+	}
 	switch r := r.(type) {
 	case *csi.CreateVolumeRequest:
 		if err != nil {
-			delete(s.checker.created, r.GetName())
+			delete(s.checker.creates.requests, r.GetName())
 		}
 	case *csi.DeleteVolumeRequest:
 		if pv := s.checker.volumes[r.GetVolumeId()]; pv != nil && err == nil {
-			delete(s.checker.created, pv.Name)
+			delete(s.checker.creates.requests, pv.Name)
 		}
 	case *csi.ControllerExpandVolumeRequest:
 		if call := s.checker.resizer.calls[r.GetVolumeId()]; call != nil && call.size == r.GetCapacityRange().GetRequiredBytes() {

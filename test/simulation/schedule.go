@@ -65,6 +65,12 @@ func (s *simulation) chaos(steps int) {
 func (s *simulation) nextStep() {
 	s.step++
 	synctest.Wait()
+	for _, r := range s.replicas {
+		if r != nil && r.partitioned > 0 && s.step >= r.partitioned {
+			r.partitioned = 0
+			s.reconnected(r)
+		}
+	}
 	s.globals.seed()
 	s.removeEnded()
 }
@@ -358,6 +364,7 @@ func (s *simulation) rest(when string) {
 	for _, r := range s.replicas {
 		if r != nil {
 			r.partitioned = 0
+			s.reconnected(r)
 		}
 	}
 	limit, quiet := time.Now().Add(restLimit), time.Time{}

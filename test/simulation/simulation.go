@@ -207,6 +207,9 @@ func (s *simulation) pickScale() scale {
 	return c
 }
 
+// renewDeadline is the time without a response after which a process gives up a Lease.
+const renewDeadline = 40 * time.Second
+
 // configuration returns the configuration of the processes.
 func (c scale) configuration() app.Config {
 	roles := []string{"provisioner", "attacher"}
@@ -228,7 +231,7 @@ func (c scale) configuration() app.Config {
 		"--controllers="+strings.Join(roles, ","), "--worker-threads=3", "--retry-interval-max=8s",
 		"--provisioning-protection="+c.protection, "--leader-election", "--leader-election-namespace=kube-system",
 		// Four times the default, so that renewals are a smaller part of each history.
-		"--leader-election-lease-duration=60s", "--leader-election-renew-deadline=40s", "--leader-election-retry-period=20s",
+		"--leader-election-lease-duration=60s", fmt.Sprint("--leader-election-renew-deadline=", renewDeadline), "--leader-election-retry-period=20s",
 	)
 	return configuration(fmt.Sprint(args), args...)
 }

@@ -48,6 +48,8 @@ var mutations = []mutation{
 		"if csiclient.OutcomeOf(err) == csiclient.Indeterminate {", "if csiclient.OutcomeOf(err) == 99 {"},
 	{"no-record", "The claim is protected before CreateVolume.", "provisioner/decide.go",
 		"if d.canProtect() && (d.ProvisioningProtection == ProtectionAlways ||", "if d.canProtect() && (false ||"},
+	{"no-record-on-retry", "The claim is protected after the first CreateVolume whose outcome is unknown.", "provisioner/indeterminate.go",
+		"return d.canProtect() && !d.op.recordFailed && d.ProvisioningProtection != ProtectionOff", "return false"},
 	{"record-removed-early", "The protection of a claim ends with a final result.", "provisioner/decide.go",
 		"case hasVolume || d.op.finalResult && d.op.recordedOn(d.claim):", "case true:"},
 	{"record-of-another", "Only the record whose request had a final result is removed.", "provisioner/decide.go",

@@ -1,0 +1,181 @@
+// Copyright The storage-controller Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package simulation
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/protobuf/proto"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	storagehelpers "k8s.io/component-helpers/storage/volume"
+
+	"github.com/storage-controller/storage-controller/csiclient/csitest"
+	"github.com/storage-controller/storage-controller/provisioner"
+	"github.com/storage-controller/storage-controller/test/simulation/apiserver"
+	"github.com/storage-controller/storage-controller/test/simulation/cluster"
+)
+
+// createChecker holds what the invariants of CreateVolume need to know about the past, by the names of the volumes.
+type createChecker struct {
+	requests map[string]*csi.CreateVolumeRequest // the last one for a volume that may exist
+	creator  map[string]*replica                 // the last that has requested it
+	unsure   map[string]*replica                 // does not know the outcome, and has not tried to protect the claim since
+	lost     map[string]bool                     // volumes whose creator could not record the request
+	renewed  map[*replica]time.Time              // when it has last received that it holds the Lease
+}
+
+func newCreateChecker() createChecker {
+	return createChecker{
+		map[string]*csi.CreateVolumeRequest{}, map[string]*replica{}, map[string]*replica{}, map[string]bool{}, map[*replica]time.Time{},
+	}
+}
+
+// claimNamed returns the claim of the volume with that name, or nil.
+func (s *simulation) claimNamed(volume string) *corev1.PersistentVolumeClaim {
+	for _, claim := range cluster.List[*corev1.PersistentVolumeClaim](s.api, cluster.Claims) {
+		if "pvc-"+string(claim.UID) == volume {
+			return claim
+		}
+	}
+	return nil
+}
+
+// unprotected reports whether nothing on the claim of a volume tells the next leader about its request.
+func (s *simulation) unprotected(volume string) bool {
+	claim := s.claimNamed(volume)
+	return claim == nil || !slices.Contains(claim.Finalizers, cluster.ProvisioningFinalizer)
+}
+
+// loses records which volumes the next leader does not know if r cannot write any more: with
+// --provisioning-protection=on-retry, the claim is not protected during the first call.
+func (s *simulation) loses(r *replica) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	r.cutOff = true
+	s.forgets(r)
+}
+
+// forgets records that r does not continue its unrecorded requests. The lock must be held.
+func (s *simulation) forgets(r *replica) {
+	c := s.checker.creates
+	for name, creator := range c.creator {
+		if creator == r && s.scale.protection == "on-retry" && s.unprotected(name) {
+			c.lost[name] = true
+			delete(c.requests, name)
+			delete(c.unsure, name)
+		}
+	}
+}
+
+// reconnected records that a partition of r has ended.
+func (s *simulation) reconnected(r *replica) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	r.cutOff = r.stopping
+}
+
+// observeTerm records whether a write of a Lease begins a term of the provisioner, and returns a function that records when
+// its response arrives.
+func (s *simulation) observeTerm(from *replica, name string) (received func()) {
+	if name != provisioner.LeaseName(driverName) {
+		return func() {}
+	}
+	gvr, holder := coordinationv1.SchemeGroupVersion.WithResource("leases"), ""
+	if lease, _ := s.api.Get(gvr, metav1.NamespaceSystem, name).(*coordinationv1.Lease); lease != nil && lease.Spec.HolderIdentity != nil {
+		holder = *lease.Spec.HolderIdentity
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	renewed := s.checker.creates.renewed
+	for _, r := range s.processes {
+		if at, ok := renewed[r]; ok && (r == from && time.Since(at) >= renewDeadline || r != from && r.name == holder) {
+			s.forgets(r)
+		}
+	}
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		renewed[from] = time.Now()
+	}
+}
+
+// tried records that a replica has tried to protect a claim.
+func (s *simulation) tried(from *replica, r apiserver.Request) {
+	if r.Resource != cluster.Claims || r.Verb != "patch" || !strings.Contains(string(r.Body), cluster.ProvisioningFinalizer) {
+		return
+	}
+	claim, _ := s.api.Get(cluster.Claims, r.Namespace, r.Name).(*corev1.PersistentVolumeClaim)
+	if claim == nil {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if name := "pvc-" + string(claim.UID); s.checker.creates.unsure[name] == from {
+		delete(s.checker.creates.unsure, name)
+	}
+}
+
+// answered records whether a replica knows the outcome of a call.
+func (c createChecker) answered(to *replica, r *csi.CreateVolumeRequest, unknown bool) {
+	if unknown {
+		c.unsure[r.GetName()] = to
+	} else {
+		delete(c.unsure, r.GetName())
+	}
+}
+
+// mayCreate returns an error if another request may have created the volume, or if the replica repeats a call without having
+// protected the claim. With --provisioning-protection=on-retry, a process that was killed during the first call does not tell
+// its successor about it.
+func (s *simulation) mayCreate(from *replica, r *csi.CreateVolumeRequest) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c, name, claim := s.checker.creates, r.GetName(), s.claimNamed(r.GetName())
+	last, creator := c.requests[name], c.creator[name]
+	if creator != from && last != nil && s.unprotected(name) || from.cutOff {
+		c.lost[name] = c.lost[name] || s.scale.protection == "on-retry"
+	}
+	if last != nil && !proto.Equal(last, r) && !(c.lost[name] && creator != from) {
+		return fmt.Errorf("the outcome of another request is unknown: %v, now %v", last, r)
+	}
+	if c.unsure[name] == from && claim != nil && claim.DeletionTimestamp == nil && s.unprotected(name) {
+		return errors.New("the outcome of the last call is unknown, and its claim is not protected")
+	}
+	c.requests[name], c.creator[name] = r, from
+	return s.sourceProtected(r)
+}
+
+// mayLeak reports whether v may have no PersistentVolume: its creator was lost, and its claim was deleted, or waits for
+// another node.
+func (s *simulation) mayLeak(v csitest.Volume) bool {
+	claim := s.claimNamed(v.Name)
+	return s.checker.creates.lost[v.Name] && s.checker.volumes[v.ID] == nil && (claim == nil || claim.DeletionTimestamp != nil ||
+		s.scale.features.Topology && claim.Annotations[storagehelpers.AnnSelectedNode] == "")
+}
+
+// sourceProtected returns an error unless the source of a copy has the finalizer.
+func (s *simulation) sourceProtected(r *csi.CreateVolumeRequest) error {
+	for _, claim := range cluster.List[*corev1.PersistentVolumeClaim](s.api, cluster.Claims) {
+		source := claim.Spec.DataSource
+		if source == nil || r.GetName() != "pvc-"+string(claim.UID) {
+			continue
+		}
+		resource, finalizer := cluster.Claims, cluster.CloneFinalizer
+		if source.Kind == "VolumeSnapshot" {
+			resource, finalizer = cluster.Snapshots, cluster.RestoreFinalizer
+		}
+		obj, _ := s.api.Get(resource, claim.Namespace, source.Name).(metav1.Object)
+		if obj == nil || !slices.Contains(obj.GetFinalizers(), finalizer) {
+			return fmt.Errorf("%s %s lacks the finalizer %s", source.Kind, source.Name, finalizer)
+		}
+	}
+	return nil
+}
