@@ -109,9 +109,15 @@ func (s *simulation) began(from *replica, method string, r any) {
 	}
 }
 
+func (s *simulation) lease(name string) *coordinationv1.Lease {
+	leases := coordinationv1.SchemeGroupVersion.WithResource("leases")
+	lease, _ := s.api.Get(leases, metav1.NamespaceSystem, name).(*coordinationv1.Lease)
+	return lease
+}
+
 // leads returns an error unless the replica holds the Lease, and no other may acquire it.
 func (s *simulation) leads(from *replica, name string) error {
-	lease, _ := s.api.Get(coordinationv1.SchemeGroupVersion.WithResource("leases"), "kube-system", name).(*coordinationv1.Lease)
+	lease := s.lease(name)
 	switch {
 	case lease == nil || lease.Spec.HolderIdentity == nil:
 		return fmt.Errorf("there is no Lease %s", name)
@@ -321,7 +327,7 @@ func (s *simulation) checkRest(when string) {
 		}
 	}
 	for handle := range handles {
-		if s.checker.retained(handle) {
+		if s.checker.retained(handle) || s.unreachable(handle) {
 			continue
 		}
 		s.violated("%s: volume %s does not exist, but its PersistentVolume does", when, handle)

@@ -12,10 +12,10 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/protobuf/proto"
-	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	storagehelpers "k8s.io/component-helpers/storage/volume"
+	"k8s.io/utils/ptr"
 
 	"github.com/storage-controller/storage-controller/csiclient/csitest"
 	"github.com/storage-controller/storage-controller/provisioner"
@@ -88,9 +88,9 @@ func (s *simulation) observeTerm(from *replica, name string) (received func()) {
 	if name != provisioner.LeaseName(driverName) {
 		return func() {}
 	}
-	gvr, holder := coordinationv1.SchemeGroupVersion.WithResource("leases"), ""
-	if lease, _ := s.api.Get(gvr, metav1.NamespaceSystem, name).(*coordinationv1.Lease); lease != nil && lease.Spec.HolderIdentity != nil {
-		holder = *lease.Spec.HolderIdentity
+	holder := ""
+	if lease := s.lease(name); lease != nil {
+		holder = ptr.Deref(lease.Spec.HolderIdentity, "")
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()

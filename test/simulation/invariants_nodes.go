@@ -27,6 +27,8 @@ const (
 	missingGrace  = time.Minute
 	deleteGrace   = 10 * time.Second
 	breakerWindow = 2 * time.Minute
+	// finalizerTimeout is the time after which a Node is released in any case.
+	finalizerTimeout = 2 * time.Minute
 )
 
 // nodeChecker holds what the invariants of the node controller need to know about the past.
@@ -36,11 +38,14 @@ type nodeChecker struct {
 	absent map[string][]absence            // by node
 	acted  map[string]time.Time            // the last deletion without an approval, by node
 	forced map[string]bool                 // handles of volumes that were removed without the driver
+	// kept are the nodes whose owner forbids the cleanup. The last state of a Node with the finalizer decides, before its timeout.
+	kept map[string]bool
 }
 
 func newNodeChecker() nodeChecker {
 	return nodeChecker{
 		reads: map[*replica]map[string]reading{}, absent: map[string][]absence{}, acted: map[string]time.Time{}, forced: map[string]bool{},
+		kept: map[string]bool{},
 	}
 }
 
@@ -67,6 +72,9 @@ func (s *simulation) nodeControllerReads(from *replica, r apiserver.Request) {
 	c := &s.checker.nodes
 	c.number++
 	read := reading{number: c.number}
+	if r.Resource == cluster.Namespaces {
+		r.Namespace = ""
+	}
 	switch {
 	case r.Verb == "get":
 		read.obj = s.api.Get(r.Resource, r.Namespace, r.Name)
@@ -121,12 +129,15 @@ func (s *simulation) mayCleanUp(from *replica, r apiserver.Request) error {
 		r.Verb == "delete" && !strings.Contains(body, string(obj.GetUID())) {
 		return errors.New("the request lacks the version that was read")
 	}
-	pv, err := mayClean(reads, obj)
+	pv, err := mayClean(reads, target.number, obj)
 	if err != nil {
 		return err
 	}
 	node, key := cluster.NodeOf(pv), kube.Key(obj)
 	pods := reads[readKey("pods", cluster.Namespace, "")]
+	if r.Resource == cluster.Claims && pods.number < target.number {
+		return errors.New("the pods were not read after it")
+	}
 	for _, use := range pods.users {
 		claim, on, _ := strings.Cut(use, " ")
 		deleted := reads[readKey("nodes", "", on)] // after the pods were read
@@ -141,11 +152,9 @@ func (s *simulation) mayCleanUp(from *replica, r apiserver.Request) error {
 	return s.mayCleanUpAfter(node, live.obj, csi.obj)
 }
 
-// mayClean returns the PersistentVolume of obj, a claim or a PersistentVolume, or an error if its owners keep it.
-func mayClean(reads map[string]reading, obj metav1.Object) (*corev1.PersistentVolume, error) {
-	if cluster.OptedOut(obj, driverName) {
-		return nil, errors.New("its owner forbids it")
-	}
+// mayClean returns the PersistentVolume of obj, a claim or a PersistentVolume that was the read with that number, or an error if
+// its owners keep it.
+func mayClean(reads map[string]reading, number int, obj metav1.Object) (*corev1.PersistentVolume, error) {
 	pv, isVolume := obj.(*corev1.PersistentVolume)
 	if claim, ok := obj.(*corev1.PersistentVolumeClaim); ok {
 		read := reads[readKey("persistentvolumes", "", claim.Spec.VolumeName)]
@@ -153,12 +162,30 @@ func mayClean(reads map[string]reading, obj metav1.Object) (*corev1.PersistentVo
 			return nil, errors.New("its volume was not read")
 		}
 	}
+	owners := []metav1.Object{obj, pv}
+	for _, key := range []string{readKey("storageclasses", "", pv.Spec.StorageClassName), readKey("namespaces", "", cluster.Namespace)} {
+		read := reads[key]
+		if read.number < number {
+			return nil, fmt.Errorf("%s was not read after it", key)
+		}
+		if owner, ok := read.obj.(metav1.Object); ok {
+			owners = append(owners, owner)
+		}
+	}
+	for _, owner := range owners {
+		if cluster.OptedOut(owner, driverName) {
+			return nil, fmt.Errorf("the owner of %s forbids it", owner.GetName())
+		}
+	}
+	attachments := reads[readKey("volumeattachments", "", "")]
 	switch {
 	case pv.Spec.PersistentVolumeReclaimPolicy != corev1.PersistentVolumeReclaimDelete:
 		return nil, fmt.Errorf("the policy of its volume is %s", pv.Spec.PersistentVolumeReclaimPolicy)
 	case isVolume && pv.Status.Phase != corev1.VolumeReleased:
 		return nil, fmt.Errorf("it is %s", pv.Status.Phase)
-	case isVolume && slices.Contains(reads[readKey("volumeattachments", "", "")].users, pv.Name):
+	case isVolume && attachments.number < number:
+		return nil, errors.New("the VolumeAttachments were not read after it")
+	case isVolume && slices.Contains(attachments.users, pv.Name):
 		return nil, errors.New("a VolumeAttachment names it")
 	}
 	return pv, nil
@@ -183,6 +210,10 @@ func (s *simulation) mayCleanUpAfter(name string, node, csiNode runtime.Object) 
 	switch {
 	case record.OptedOut:
 		return errors.New("the record says that the owner of the node forbids it")
+	case deleting != nil && cluster.OptedOut(deleting, driverName):
+		return fmt.Errorf("the owner of Node %s forbids it", name)
+	case deleting == nil && s.checker.nodes.kept[name]:
+		return fmt.Errorf("the owner of Node %s forbade it", name)
 	case deleting != nil && (deleting.DeletionTimestamp == nil || !slices.Contains(deleting.Finalizers, finalizer)):
 		return fmt.Errorf("the Node %s exists", name)
 	case deleting != nil && (record.UID != deleting.UID || now.Before(deleting.DeletionTimestamp.Add(deleteGrace))):
@@ -229,9 +260,15 @@ func (s *simulation) checkNodes() {
 	if !s.scale.features.Nodes {
 		return
 	}
+	finalizer, _ := nodecontroller.Finalizers(driverName)
 	for _, name := range s.cluster.Nodes {
-		if node := s.cluster.Node(name); node != nil && node.DeletionTimestamp == nil { // its record ends
+		node := s.cluster.Node(name)
+		if node != nil && node.DeletionTimestamp == nil { // its record ends
 			delete(s.checker.nodes.acted, name)
+		}
+		if node != nil {
+			s.checker.nodes.kept[name] = cluster.OptedOut(node, driverName) && slices.Contains(node.Finalizers, finalizer) &&
+				(node.DeletionTimestamp == nil || time.Since(node.DeletionTimestamp.Time) < finalizerTimeout)
 		}
 		absences := s.checker.nodes.absent[name]
 		exists := s.cluster.Node(name) != nil || s.api.Get(cluster.CSINodes, "", name) != nil

@@ -45,7 +45,11 @@ func (s *simulation) chaos(steps int) {
 				s.do(groups[s.choices.Pick(len(groups))])
 			}
 		case n >= 82 && s.scale.features.Nodes && s.choices.Pick(2) == 0:
-			if steps := s.cluster.NodeSteps(); len(steps) > 0 {
+			steps := s.cluster.NodeSteps()
+			if s.choices.Pick(3) == 2 {
+				steps = s.cluster.ConsentSteps()
+			}
+			if len(steps) > 0 {
 				s.do(steps)
 			}
 		case n >= 86 || n >= 82 && s.scale.features.Nodes:

@@ -225,13 +225,15 @@ func (c scale) configuration() app.Config {
 		args = append(args, "--node-cleanup-scope=all", fmt.Sprint("--node-cleanup=", c.cleanup),
 			fmt.Sprint("--node-missing-grace=", missingGrace), fmt.Sprint("--node-delete-grace=", deleteGrace),
 			fmt.Sprint("--node-cleanup-window=", breakerWindow), "--pv-release-grace=10s",
-			fmt.Sprint("--node-finalizer-mode=", c.nodeFinalizer), "--node-finalizer-timeout=2m", "--node-cleanup-qps=10")
+			fmt.Sprint("--node-finalizer-mode=", c.nodeFinalizer), fmt.Sprint("--node-finalizer-timeout=", finalizerTimeout),
+			"--node-cleanup-qps=10")
 	}
 	args = append(args,
 		"--controllers="+strings.Join(roles, ","), "--worker-threads=3", "--retry-interval-max=8s",
 		"--provisioning-protection="+c.protection, "--leader-election", "--leader-election-namespace=kube-system",
 		// Four times the default, so that renewals are a smaller part of each history.
-		"--leader-election-lease-duration=60s", fmt.Sprint("--leader-election-renew-deadline=", renewDeadline), "--leader-election-retry-period=20s",
+		"--leader-election-lease-duration=60s", fmt.Sprint("--leader-election-renew-deadline=", renewDeadline),
+		"--leader-election-retry-period=20s",
 	)
 	return configuration(fmt.Sprint(args), args...)
 }

@@ -34,6 +34,7 @@ var (
 	Volumes     = corev1.SchemeGroupVersion.WithResource("persistentvolumes")
 	Classes     = storagev1.SchemeGroupVersion.WithResource("storageclasses")
 	Nodes       = corev1.SchemeGroupVersion.WithResource("nodes")
+	Namespaces  = corev1.SchemeGroupVersion.WithResource("namespaces")
 	Pods        = corev1.SchemeGroupVersion.WithResource("pods")
 	ConfigMaps  = corev1.SchemeGroupVersion.WithResource("configmaps")
 	CSINodes    = storagev1.SchemeGroupVersion.WithResource("csinodes")

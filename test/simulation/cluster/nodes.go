@@ -6,12 +6,15 @@ package cluster
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/utils/ptr"
 
 	"github.com/storage-controller/storage-controller/nodecontroller/nodecleanup"
@@ -125,10 +128,8 @@ func podOf(pod Pod) *corev1.Pod {
 	}}
 }
 
-// NodeSteps returns the steps of administrators who delete Nodes, except the last one, of nodes that join again, and of users
-// who forbid the cleanup of claims.
+// NodeSteps returns the steps of administrators who delete Nodes, except the last one, and of nodes that join again.
 func (c *Cluster) NodeSteps() []Step {
-	s := c.read()
 	var steps []Step
 	staying := slices.DeleteFunc(slices.Clone(c.Nodes), func(n string) bool { return !c.stays(n) })
 	for _, name := range c.Nodes {
@@ -141,18 +142,80 @@ func (c *Cluster) NodeSteps() []Step {
 			}})
 		}
 	}
-	for _, claim := range s.claims {
-		next := claim.DeepCopy()
-		what, annotation := "forbids", nodecleanup.CleanupAnnotation(c.driver)
-		if OptedOut(claim, c.driver) {
-			what = "permits"
-			delete(next.Annotations, annotation)
-		} else {
-			metav1.SetMetaDataAnnotation(&next.ObjectMeta, annotation, "disabled")
-		}
-		steps = append(steps, Step{"user " + what + " the cleanup of claim " + claim.Name, c.update(Claims, next)})
+	if name := staying[len(c.pods)%len(staying)]; len(staying) > 1 && !OptedOut(c.Node(name), c.driver) {
+		steps = append(steps, Step{"administrator forbids the cleanup of Node " + name + ", and deletes it", func(ctx context.Context) error {
+			if err := c.consent("Node", Nodes, c.Node(name).DeepCopy()).Do(ctx); err != nil {
+				return err
+			}
+			return c.api.Delete(Nodes, "", name, nil)
+		}})
 	}
 	return append(steps, c.Approvals()...)
+}
+
+// ConsentSteps returns the steps of owners who forbid the cleanup of any claim, and of one object of each other kind, or permit
+// it again.
+func (c *Cluster) ConsentSteps() []Step {
+	s := c.read()
+	var steps []Step
+	for _, claim := range s.claims {
+		steps = append(steps, c.consent("claim", Claims, claim.DeepCopy()))
+	}
+	if len(s.volumes) > 0 {
+		steps = append(steps, c.consent("volume", Volumes, s.volumes[len(s.claims)%len(s.volumes)].DeepCopy()))
+	}
+	if len(s.classes) > 0 {
+		steps = append(steps, c.consent("StorageClass", Classes, s.classes[len(s.claims)%len(s.classes)].DeepCopy()))
+	}
+	if nodes := List[*corev1.Node](c.api, Nodes); len(nodes) > 0 {
+		i := slices.IndexFunc(nodes, func(n *corev1.Node) bool { return n.DeletionTimestamp != nil })
+		if i < 0 {
+			i = len(s.claims) % len(nodes)
+		}
+		steps = append(steps, c.consent("Node", Nodes, nodes[i].DeepCopy()))
+	}
+	namespace := c.api.Get(Namespaces, "", Namespace).(*corev1.Namespace)
+	return append(steps, c.consent("Namespace", Namespaces, namespace.DeepCopy()))
+}
+
+// consent returns the step of the owner of obj, a copy, who changes whether the node controller may clean up.
+func (c *Cluster) consent(kind string, gvr schema.GroupVersionResource, obj interface {
+	metav1.Object
+	runtime.Object
+}) Step {
+	annotations, annotation, what := maps.Clone(obj.GetAnnotations()), nodecleanup.CleanupAnnotation(c.driver), "forbids"
+	if OptedOut(obj, c.driver) {
+		what = "permits"
+		delete(annotations, annotation)
+	} else {
+		if annotations == nil {
+			annotations = map[string]string{}
+		}
+		annotations[annotation] = "disabled"
+	}
+	obj.SetAnnotations(annotations)
+	return Step{fmt.Sprintf("user %s the cleanup of %s %s", what, kind, obj.GetName()), c.update(gvr, obj)}
+}
+
+// kept reports whether an owner forbids the cleanup of pv. claim may be nil.
+func (c *Cluster) kept(s state, pv *corev1.PersistentVolume, claim *corev1.PersistentVolumeClaim) bool {
+	owners := []metav1.Object{pv, c.api.Get(Namespaces, "", Namespace).(*corev1.Namespace)}
+	for _, class := range s.classes {
+		if class.Name == pv.Spec.StorageClassName {
+			owners = append(owners, class)
+		}
+	}
+	if claim != nil {
+		owners = append(owners, claim)
+	}
+	if cm := c.LostNodes(); cm != nil {
+		for _, lost := range nodecleanup.ParseLostNodes(cm) {
+			if lost.OptedOut && lost.Value == NodeOf(pv) {
+				return true
+			}
+		}
+	}
+	return slices.ContainsFunc(owners, func(obj metav1.Object) bool { return OptedOut(obj, c.driver) })
 }
 
 // OptedOut reports whether the owner of obj does not permit the node controller to delete it.
@@ -217,7 +280,7 @@ func (c *Cluster) busyNodes(s state) []string {
 		elsewhere := pod != nil && c.Node(pod.Node) != nil
 		switch node := NodeOf(pv); {
 		case node == "" || c.Node(node) != nil, claim.DeletionTimestamp != nil, claim.Status.Phase != corev1.ClaimBound, elsewhere,
-			OptedOut(claim, c.driver), pv.Spec.PersistentVolumeReclaimPolicy != corev1.PersistentVolumeReclaimDelete:
+			c.kept(s, pv, claim), pv.Spec.PersistentVolumeReclaimPolicy != corev1.PersistentVolumeReclaimDelete:
 		default:
 			busy = append(busy, fmt.Sprintf("claim %s of the lost %s is not deleted", claim.Name, node))
 		}
