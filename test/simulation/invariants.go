@@ -5,6 +5,7 @@ package simulation
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -165,7 +166,13 @@ func (s *simulation) answered(to *replica, r any, err error) {
 			delete(s.checker.creates.requests, pv.Name)
 		}
 	case *csi.ControllerExpandVolumeRequest:
-		if call := s.checker.resizer.calls[r.GetVolumeId()]; call != nil && call.size == r.GetCapacityRange().GetRequiredBytes() {
+		call := s.checker.resizer.expansions[r.GetVolumeId()]
+		if call != nil && call.to == bytes(r.GetCapacityRange().GetRequiredBytes()) {
+			call.settled = to
+		}
+	case *csi.ControllerModifyVolumeRequest:
+		call := s.checker.resizer.modifications[r.GetVolumeId()]
+		if call != nil && maps.Equal(s.attributes(call.to), r.GetMutableParameters()) {
 			call.settled = to
 		}
 	}

@@ -18,20 +18,21 @@ import (
 	"github.com/storage-controller/storage-controller/test/simulation/cluster"
 )
 
-// resizeChecker holds what invariants of expansions need to know about the past.
+// resizeChecker holds what invariants of expansions and modifications need to know about the past.
 type resizeChecker struct {
-	sizes map[types.UID]resource.Quantity // the last size of each claim and PersistentVolume
-	calls map[string]*expansion           // the last call by volume, until its result is recorded
+	sizes         map[types.UID]resource.Quantity // the last size of each claim and PersistentVolume
+	expansions    map[string]*change              // the last call by volume, until its result is recorded
+	modifications map[string]*change
 }
 
-// expansion is a call of ControllerExpandVolume.
-type expansion struct {
-	size    int64
+// change is a call of ControllerExpandVolume or ControllerModifyVolume.
+type change struct {
+	to      string   // the size or the VolumeAttributesClass
 	settled *replica // has received a final response; nil: the outcome is unknown
 }
 
 func newResizeChecker() resizeChecker {
-	return resizeChecker{map[types.UID]resource.Quantity{}, map[string]*expansion{}}
+	return resizeChecker{map[types.UID]resource.Quantity{}, map[string]*change{}, map[string]*change{}}
 }
 
 // claimOf returns the claim of a volume, or nil.
@@ -59,32 +60,41 @@ func (s *simulation) mayExpand(r *csi.ControllerExpandVolumeRequest) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.checker.resizer.calls[r.GetVolumeId()] = &expansion{size: size}
+	s.checker.resizer.expansions[r.GetVolumeId()] = &change{to: bytes(size)}
 	return nil
 }
 
-// recorded checks that a replica that has written the status of a claim has not recorded another size than that of a call
-// whose outcome it does not know.
+func bytes(size int64) string { return fmt.Sprintf("%d bytes", size) }
+
+// recorded checks that a replica that has written the status of a claim has not recorded another size or class than that of a
+// call whose outcome it does not know.
 func (s *simulation) recorded(from *replica, r apiserver.Request) {
 	claim, _ := s.api.Get(cluster.Claims, r.Namespace, r.Name).(*corev1.PersistentVolumeClaim)
-	if claim == nil || cluster.ResizeStatus(claim) != corev1.PersistentVolumeClaimControllerResizeInProgress {
+	if claim == nil {
 		return
 	}
 	pv, _ := s.api.Get(cluster.Volumes, "", claim.Spec.VolumeName).(*corev1.PersistentVolume)
 	if pv == nil {
 		return
 	}
-	s.mu.Lock()
-	allocated, handle := claim.Status.AllocatedResources[corev1.ResourceStorage], pv.Spec.CSI.VolumeHandle
-	last := s.checker.resizer.calls[handle]
-	changed := last != nil && last.size != allocated.Value()
-	if changed {
-		delete(s.checker.resizer.calls, handle)
+	check := func(calls map[string]*change, to string) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		last := calls[pv.Spec.CSI.VolumeHandle]
+		if last == nil || last.to == to {
+			return
+		}
+		delete(calls, pv.Spec.CSI.VolumeHandle)
+		if last.settled != from {
+			s.violatedLocked("%s records %s for claim %s, and does not know the outcome of the call for %s", from.client, to, claim.Name, last.to)
+		}
 	}
-	s.mu.Unlock()
-	if changed && last.settled != from {
-		s.violated("%s records %v for claim %s, and does not know the outcome of the call for %d bytes", from.client,
-			&allocated, claim.Name, last.size)
+	if cluster.ResizeStatus(claim) == corev1.PersistentVolumeClaimControllerResizeInProgress {
+		allocated := claim.Status.AllocatedResources[corev1.ResourceStorage]
+		check(s.checker.resizer.expansions, bytes(allocated.Value()))
+	}
+	if m := claim.Status.ModifyVolumeStatus; m != nil && m.Status == corev1.PersistentVolumeClaimModifyVolumeInProgress {
+		check(s.checker.resizer.modifications, m.TargetVolumeAttributesClassName)
 	}
 }
 
@@ -100,6 +110,9 @@ func (s *simulation) mayModify(r *csi.ControllerModifyVolumeRequest) error {
 		return fmt.Errorf("claim %s records the modification to %q with the status %q", claim.Name,
 			recorded.TargetVolumeAttributesClassName, recorded.Status)
 	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.checker.resizer.modifications[r.GetVolumeId()] = &change{to: recorded.TargetVolumeAttributesClassName}
 	return nil
 }
 
@@ -142,11 +155,22 @@ func (s *simulation) checkSizes() {
 		if has.Cmp(size) > 0 {
 			s.violated("claim %s has %s, and its PersistentVolume %s", claim.Name, &has, &size)
 		}
-		s.mu.Lock()
-		if cluster.ResizeStatus(claim) != corev1.PersistentVolumeClaimControllerResizeInProgress { // the result is recorded
-			delete(s.checker.resizer.calls, pv.Spec.CSI.VolumeHandle)
-		}
-		s.mu.Unlock()
+		s.forgetChanges(claim, pv.Spec.CSI.VolumeHandle)
+	}
+}
+
+// forgetChanges forgets the calls whose final results a claim records.
+func (s *simulation) forgetChanges(claim *corev1.PersistentVolumeClaim, handle string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c := s.checker.resizer
+	last := c.expansions[handle]
+	if last != nil && last.settled != nil && cluster.ResizeStatus(claim) != corev1.PersistentVolumeClaimControllerResizeInProgress {
+		delete(c.expansions, handle)
+	}
+	last, status := c.modifications[handle], ptr.Deref(claim.Status.ModifyVolumeStatus, corev1.ModifyVolumeStatus{}).Status
+	if last != nil && last.settled != nil && status != corev1.PersistentVolumeClaimModifyVolumeInProgress {
+		delete(c.modifications, handle)
 	}
 }
 
