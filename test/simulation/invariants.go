@@ -14,6 +14,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/storage-controller/storage-controller/attacher"
@@ -31,17 +33,23 @@ type checker struct {
 	read    reads[*corev1.PersistentVolume]
 	volumes map[string]*corev1.PersistentVolume // the last state of all that have ever existed, by handle
 	renewed map[string]time.Time                // the last write of each Lease
-	foreign map[types.UID][]string              // the finalizers of other components, by object
+	foreign map[types.UID]protection            // the finalizers of other components
 	creates createChecker
 	resizer resizeChecker
 	taken   snapshotChecker
 	nodes   nodeChecker
 }
 
+// protection is the finalizers of other components on an object.
+type protection struct {
+	name       string
+	finalizers []string
+}
+
 func newChecker() checker {
 	return checker{
 		read: newReads[*corev1.PersistentVolume](), volumes: map[string]*corev1.PersistentVolume{},
-		renewed: map[string]time.Time{}, foreign: map[types.UID][]string{},
+		renewed: map[string]time.Time{}, foreign: map[types.UID]protection{},
 		creates: newCreateChecker(), resizer: newResizeChecker(), taken: newSnapshotChecker(), nodes: newNodeChecker(),
 	}
 }
@@ -279,30 +287,38 @@ func (s *simulation) check() {
 			}
 			volumes[ref.UID] = pv.Name
 		}
-		s.checkFinalizers(pv)
 	}
 	for _, claim := range cluster.List[*corev1.PersistentVolumeClaim](s.api, cluster.Claims) {
 		if claim.Status.Phase == corev1.ClaimLost {
 			s.violated("claim %s lost its volume", claim.Name)
 		}
-		s.checkFinalizers(claim)
 	}
+	s.checkFinalizers()
 	s.checkSizes()
 	s.checkNodes()
 	s.checkSnapshots()
 }
 
-// checkFinalizers checks that only the components remove their finalizers.
-func (s *simulation) checkFinalizers(obj metav1.Object) {
-	var foreign []string
-	for _, f := range cluster.Finalizers {
-		if slices.Contains(obj.GetFinalizers(), f) {
-			foreign = append(foreign, f)
-		} else if slices.Contains(s.checker.foreign[obj.GetUID()], f) && !s.componentActed {
-			s.violated("%s lost the finalizer %s", obj.GetName(), f)
+// checkFinalizers checks that only the components remove their finalizers. An object that vanishes had none of them.
+func (s *simulation) checkFinalizers() {
+	now := map[types.UID]protection{}
+	for _, resource := range []schema.GroupVersionResource{cluster.Volumes, cluster.Claims, cluster.Snapshots} {
+		for _, obj := range cluster.List[runtime.Object](s.api, resource) {
+			o := obj.(metav1.Object)
+			lacks := func(f string) bool { return !slices.Contains(o.GetFinalizers(), f) }
+			if foreign := slices.DeleteFunc(slices.Clone(cluster.Finalizers), lacks); len(foreign) > 0 {
+				now[o.GetUID()] = protection{o.GetName(), foreign}
+			}
 		}
 	}
-	s.checker.foreign[obj.GetUID()] = foreign
+	for _, uid := range slices.Sorted(maps.Keys(s.checker.foreign)) {
+		for _, f := range s.checker.foreign[uid].finalizers {
+			if !slices.Contains(now[uid].finalizers, f) && !s.componentActed {
+				s.violated("%s lost the finalizer %s", s.checker.foreign[uid].name, f)
+			}
+		}
+	}
+	s.checker.foreign = now
 }
 
 // checkRest checks that the driver has what the objects say.

@@ -27,8 +27,8 @@ const (
 	RestoreFinalizer      = "provisioner.storage.kubernetes.io/volumesnapshot-as-source-protection"
 )
 
-// Finalizers are those of the components on claims and PersistentVolumes.
-var Finalizers = []string{claimProtection, volumeProtection, sourceClaimFinalizer}
+// Finalizers are those of the components on claims, PersistentVolumes and VolumeSnapshots.
+var Finalizers = []string{claimProtection, volumeProtection, sourceClaimFinalizer, asSourceFinalizer, boundFinalizer}
 
 // bind returns the steps of the PersistentVolume binder.
 func (c *Cluster) bind(s state) []Step {
