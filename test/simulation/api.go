@@ -75,6 +75,7 @@ func (s *simulation) before(ctx context.Context, r apiserver.Request) error {
 		lease: isLease(r), body: string(r.Body),
 	}
 	s.nodeControllerDeletes(from, r)
+	s.releases(from, r)
 	v, ok := s.gate.wait(ctx, o)
 	s.tried(from, r)
 	if !ok {

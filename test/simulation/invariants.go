@@ -271,6 +271,25 @@ func (s *simulation) mayUnpublish(r *csi.ControllerUnpublishVolumeRequest) error
 	return nil
 }
 
+// releases checks a patch of the attacher, which can only remove its finalizer if its watch has shown that the volume has it and
+// is being deleted.
+func (s *simulation) releases(from *replica, r apiserver.Request) {
+	if !isOf("attacher", r) || r.Resource != cluster.Volumes || r.Verb != "patch" {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	pv := s.checker.read.watched[from][r.Name]
+	if pv == nil || pv.DeletionTimestamp == nil || !slices.Contains(pv.Finalizers, attacher.Finalizer(driverName)) {
+		return
+	}
+	for _, va := range cluster.List[*storagev1.VolumeAttachment](s.api, cluster.Attachments) {
+		if from.attachments[va.UID] && *va.Spec.Source.PersistentVolumeName == r.Name {
+			s.violatedLocked("%s releases volume %s, which %s names", from.client, r.Name, va.Name)
+		}
+	}
+}
+
 // check checks the invariants of every state.
 func (s *simulation) check() {
 	defer func() { s.componentActed = false }()
