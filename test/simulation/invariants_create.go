@@ -153,6 +153,11 @@ func (s *simulation) mayCreate(from *replica, r *csi.CreateVolumeRequest) error 
 	return s.sourceProtected(r)
 }
 
+// mayConflict reports whether the volume of a claim may have been requested with other parameters than its class has.
+func (s *simulation) mayConflict(claim *corev1.PersistentVolumeClaim) bool {
+	return slices.Contains(claim.Finalizers, cluster.ProvisioningFinalizer) || s.checker.creates.lost["pvc-"+string(claim.UID)]
+}
+
 // mayLeak reports whether v may have no PersistentVolume: its creator was lost, and its claim was deleted, or waits for
 // another node.
 func (s *simulation) mayLeak(v csitest.Volume) bool {

@@ -354,6 +354,8 @@ func (s *simulation) startReplica(i int) {
 const (
 	restLimit = 10 * time.Minute
 	restAfter = 20 * time.Second
+	// restoreAfter is the time after which a claim that is not done may need other parameters of its class.
+	restoreAfter = 20 * time.Second
 )
 
 // rest lets everything continue without faults until nothing is left to do, and checks the result.
@@ -371,7 +373,7 @@ func (s *simulation) rest(when string) {
 			s.reconnected(r)
 		}
 	}
-	limit, quiet := time.Now().Add(restLimit), time.Time{}
+	limit, quiet, restored := time.Now().Add(restLimit), time.Time{}, time.Now()
 	for s.history.Violation == "" {
 		s.nextStep()
 		s.check()
@@ -390,6 +392,11 @@ func (s *simulation) rest(when string) {
 			s.perform(s.cluster.Approvals()[0])
 		case time.Now().After(limit):
 			s.violated("%s: not done after %v: %s", when, restLimit, strings.Join(s.cluster.Busy(), ", "))
+		case len(s.cluster.Busy()) > 0 && time.Since(restored) > restoreAfter:
+			for _, step := range s.cluster.Restorations(s.mayConflict) {
+				s.perform(step)
+			}
+			restored = time.Now()
 		case len(s.cluster.Busy()) > 0:
 			quiet = time.Time{}
 			s.advance(restIdle)

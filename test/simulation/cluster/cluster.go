@@ -63,15 +63,16 @@ type Pod struct{ Claim, Node string }
 
 // Cluster is everything around storage-controller and the driver.
 type Cluster struct {
-	api       *apiserver.Server
-	snapshots snapshotclient.SnapshotV1Interface
-	driver    string
-	features  Features
-	Nodes     []string
-	pods      []Pod
-	classes   int                     // the number of VolumeSnapshotClasses that were created
-	selected  map[types.UID]time.Time // when the scheduler last selected a node, by claim
-	typed     sync.Map                // objects of custom resources with their types, by the object of the API server
+	api         *apiserver.Server
+	snapshots   snapshotclient.SnapshotV1Interface
+	driver      string
+	features    Features
+	Nodes       []string
+	pods        []Pod
+	classes     int                     // the number of VolumeSnapshotClasses that were created
+	generations map[string]int          // how often each StorageClass was created
+	selected    map[types.UID]time.Time // when the scheduler last selected a node, by claim
+	typed       sync.Map                // objects of custom resources with their types, by the object of the API server
 
 	// deletesContents: an administrator deletes the contents whose snapshots do not exist.
 	deletesContents bool
@@ -87,7 +88,10 @@ func New(api *apiserver.Server, driver string, nodes int, features Features) (*C
 	if err != nil {
 		return nil, err
 	}
-	c := &Cluster{api: api, snapshots: snapshots, driver: driver, features: features, selected: map[types.UID]time.Time{}}
+	c := &Cluster{
+		api: api, snapshots: snapshots, driver: driver, features: features, generations: map[string]int{},
+		selected: map[types.UID]time.Time{},
+	}
 	for i := range nodes {
 		c.Nodes = append(c.Nodes, fmt.Sprintf("node-%d", i))
 	}

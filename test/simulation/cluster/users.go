@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strconv"
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -58,9 +59,12 @@ func (c *Cluster) SetUp(ctx context.Context) error {
 	return nil
 }
 
+// createClass creates a StorageClass. Its parameters have two generations, which alternate.
 func (c *Cluster) createClass(name string) error {
+	c.generations[name]++
+	parameters := map[string]string{"type": name, "generation": strconv.Itoa(c.generations[name] % 2)}
 	class := &storagev1.StorageClass{
-		ObjectMeta: metav1.ObjectMeta{Name: name}, Provisioner: c.driver, Parameters: map[string]string{"type": name},
+		ObjectMeta: metav1.ObjectMeta{Name: name}, Provisioner: c.driver, Parameters: parameters,
 		ReclaimPolicy: ptr.To(corev1.PersistentVolumeReclaimDelete), VolumeBindingMode: ptr.To(storagev1.VolumeBindingImmediate),
 		AllowVolumeExpansion: &c.features.Resize,
 	}
@@ -132,8 +136,8 @@ func (c *Cluster) RemoveVolumeFinalizer(finalizer string) error {
 	return nil
 }
 
-// recreateClass returns the step of a user who deletes a StorageClass and creates it again. With other parameters, a
-// process could not repeat the request of its predecessor.
+// recreateClass returns the step of a user who deletes a StorageClass and creates it again, with other parameters: a process
+// cannot repeat the request of its predecessor then.
 func (c *Cluster) recreateClass(name string) Step {
 	return Step{"user recreates StorageClass " + name, func(context.Context) error {
 		if err := c.api.Delete(Classes, "", name, nil); err != nil {
@@ -141,6 +145,21 @@ func (c *Cluster) recreateClass(name string) Step {
 		}
 		return c.createClass(name)
 	}}
+}
+
+// Restorations returns the steps of administrators who restore the StorageClasses of claims that have no volume, and may need
+// the parameters of another request.
+func (c *Cluster) Restorations(needed func(*corev1.PersistentVolumeClaim) bool) []Step {
+	var steps []Step
+	s := c.read()
+	for _, name := range ClassNames {
+		if slices.ContainsFunc(s.claims, func(claim *corev1.PersistentVolumeClaim) bool {
+			return *claim.Spec.StorageClassName == name && claim.Spec.VolumeName == "" && needed(claim)
+		}) {
+			steps = append(steps, c.recreateClass(name))
+		}
+	}
+	return steps
 }
 
 // createClaim returns the step of a user who creates a claim, of a copy of source if it is not nil.

@@ -61,6 +61,8 @@ var mutations = []mutation{
 		"		Tests:          tests,\n", ""},
 	{"request-beside-record", "The request that an earlier leader has recorded is repeated, and no other.", "provisioner/decide.go",
 		"case isProtected(d.claim) && !d.op.recordedOn(d.claim):", "case false:"},
+	{"resume-another-request", "A recorded request that has changed is not sent.", "provisioner/request_record.go",
+		"case hash != record.Request:", "case hash == \"\":"},
 	{"wait-for-a-bound-volume", "A claim does not wait for the deletion of a bound volume.", "provisioner/decide.go",
 		"deleted := pv != nil && pv.DeletionTimestamp != nil && pv.Status.Phase != corev1.VolumeBound",
 		"deleted := pv != nil && pv.DeletionTimestamp != nil"},
