@@ -150,6 +150,7 @@ func (s *simulation) call(ctx context.Context, method string, r any, do func() (
 		s.answered(from, r, v.err)
 		return nil, v.err
 	}
+	s.executes(from, r)
 	answer, err := do()
 	if created, ok := answer.(*csi.CreateSnapshotResponse); ok && err == nil && v.unready {
 		created.Snapshot.ReadyToUse = false

@@ -14,6 +14,8 @@ import (
 	"google.golang.org/protobuf/proto"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	storagehelpers "k8s.io/component-helpers/storage/volume"
 	"k8s.io/utils/ptr"
 
@@ -29,12 +31,14 @@ type createChecker struct {
 	creator  map[string]*replica                 // the last that has requested it
 	unsure   map[string]*replica                 // does not know the outcome, and has not tried to protect the claim since
 	lost     map[string]bool                     // volumes whose creator could not record the request
-	renewed  map[*replica]time.Time              // when it has last received that it holds the Lease
+	sources  map[string]copySource
+	renewed  map[*replica]time.Time // when it has last received that it holds the Lease
 }
 
 func newCreateChecker() createChecker {
 	return createChecker{
-		map[string]*csi.CreateVolumeRequest{}, map[string]*replica{}, map[string]*replica{}, map[string]bool{}, map[*replica]time.Time{},
+		map[string]*csi.CreateVolumeRequest{}, map[string]*replica{}, map[string]*replica{}, map[string]bool{}, map[string]copySource{},
+		map[*replica]time.Time{},
 	}
 }
 
@@ -166,21 +170,47 @@ func (s *simulation) mayLeak(v csitest.Volume) bool {
 		s.scale.features.Topology && claim.Annotations[storagehelpers.AnnSelectedNode] == "")
 }
 
-// sourceProtected returns an error unless the source of a copy has the finalizer.
+// copySource is what a volume is copied from.
+type copySource struct {
+	resource  schema.GroupVersionResource
+	name      string
+	uid       types.UID
+	finalizer string
+}
+
+// sourceProtected returns an error unless the source of a copy has the finalizer. The first call decides which one that is:
+// the claim may be deleted later. The lock must be held.
 func (s *simulation) sourceProtected(r *csi.CreateVolumeRequest) error {
-	for _, claim := range cluster.List[*corev1.PersistentVolumeClaim](s.api, cluster.Claims) {
-		source := claim.Spec.DataSource
-		if source == nil || r.GetName() != "pvc-"+string(claim.UID) {
-			continue
+	source, known := s.checker.creates.sources[r.GetName()]
+	if claim := s.claimNamed(r.GetName()); !known && claim != nil && claim.Spec.DataSource != nil {
+		source = copySource{resource: cluster.Claims, name: claim.Spec.DataSource.Name, finalizer: cluster.CloneFinalizer}
+		if claim.Spec.DataSource.Kind == "VolumeSnapshot" {
+			source.resource, source.finalizer = cluster.Snapshots, cluster.RestoreFinalizer
 		}
-		resource, finalizer := cluster.Claims, cluster.CloneFinalizer
-		if source.Kind == "VolumeSnapshot" {
-			resource, finalizer = cluster.Snapshots, cluster.RestoreFinalizer
+		if obj, _ := s.api.Get(source.resource, cluster.Namespace, source.name).(metav1.Object); obj != nil {
+			source.uid = obj.GetUID()
 		}
-		obj, _ := s.api.Get(resource, claim.Namespace, source.Name).(metav1.Object)
-		if obj == nil || !slices.Contains(obj.GetFinalizers(), finalizer) {
-			return fmt.Errorf("%s %s lacks the finalizer %s", source.Kind, source.Name, finalizer)
-		}
+		s.checker.creates.sources[r.GetName()] = source
+	}
+	if source.name == "" {
+		return nil
+	}
+	obj, _ := s.api.Get(source.resource, cluster.Namespace, source.name).(metav1.Object)
+	if obj == nil || obj.GetUID() != source.uid || !slices.Contains(obj.GetFinalizers(), source.finalizer) {
+		return fmt.Errorf("%s %s lacks the finalizer %s", source.resource.Resource, source.name, source.finalizer)
 	}
 	return nil
+}
+
+// executes checks that the source of a copy is still protected when the driver executes a call whose client waits for it.
+func (s *simulation) executes(from *replica, r any) {
+	create, ok := r.(*csi.CreateVolumeRequest)
+	if !ok {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.sourceProtected(create); err != nil {
+		s.violatedLocked("%s calls CreateVolume %s: meanwhile, %v", from.client, create.GetName(), err)
+	}
 }

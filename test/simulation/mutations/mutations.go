@@ -32,6 +32,8 @@ var mutations = []mutation{
 		"s.volume == nil && !complete", "s.volume == nil && !complete && false"},
 	{"release-source-early", "A new leader knows all claims before it removes the finalizer of a source.", "provisioner/sources.go",
 		"case !complete:", "case false && !complete:"},
+	{"release-source-of-deleted-claim", "The source of a copy keeps its finalizer during the call, also if the claim is deleted.",
+		"provisioner/sources.go", "if p.ops.copying(key) > 0 {", "if false {"},
 	{"release-unrecorded-snapshot", "CreateSnapshot is repeated if the snapshot-controller has removed its record.",
 		"snapshotter/decide.go", "lost := m.unrecorded(c) &&", "lost := false && m.unrecorded(c) &&"},
 	{"node-selected-again", "A node that was selected again during an interruption of the watch is noticed.", "provisioner/claims.go",
