@@ -34,10 +34,12 @@ type checker struct {
 	volumes map[string]*corev1.PersistentVolume // the last state of all that have ever existed, by handle
 	renewed map[string]time.Time                // the last write of each Lease
 	foreign map[types.UID]protection            // the finalizers of other components
-	creates createChecker
-	resizer resizeChecker
-	taken   snapshotChecker
-	nodes   nodeChecker
+	// released are the volumes that a replica has begun to release.
+	released map[string]bool
+	creates  createChecker
+	resizer  resizeChecker
+	taken    snapshotChecker
+	nodes    nodeChecker
 }
 
 // protection is the finalizers of other components on an object.
@@ -50,7 +52,8 @@ func newChecker() checker {
 	return checker{
 		read: newReads[*corev1.PersistentVolume](), volumes: map[string]*corev1.PersistentVolume{},
 		renewed: map[string]time.Time{}, foreign: map[types.UID]protection{},
-		creates: newCreateChecker(), resizer: newResizeChecker(), taken: newSnapshotChecker(), nodes: newNodeChecker(),
+		released: map[string]bool{},
+		creates:  newCreateChecker(), resizer: newResizeChecker(), taken: newSnapshotChecker(), nodes: newNodeChecker(),
 	}
 }
 
@@ -283,6 +286,10 @@ func (s *simulation) releases(from *replica, r apiserver.Request) {
 	if pv == nil || pv.DeletionTimestamp == nil || !slices.Contains(pv.Finalizers, attacher.Finalizer(driverName)) {
 		return
 	}
+	if s.checker.released[from.client+" "+r.Name] { // a retry of that patch, which no VolumeAttachment forbade
+		return
+	}
+	s.checker.released[from.client+" "+r.Name] = true
 	for _, va := range cluster.List[*storagev1.VolumeAttachment](s.api, cluster.Attachments) {
 		if from.attachments[va.UID] && *va.Spec.Source.PersistentVolumeName == r.Name {
 			s.violatedLocked("%s releases volume %s, which %s names", from.client, r.Name, va.Name)
