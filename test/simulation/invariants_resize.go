@@ -86,7 +86,8 @@ func (s *simulation) recorded(from *replica, r apiserver.Request) {
 		}
 		delete(calls, pv.Spec.CSI.VolumeHandle)
 		if last.settled != from {
-			s.violatedLocked("%s records %s for claim %s, and does not know the outcome of the call for %s", from.client, to, claim.Name, last.to)
+			s.violatedLocked("%s records %s for claim %s, and does not know the outcome of the call for %s",
+				from.client, to, claim.Name, last.to)
 		}
 	}
 	if cluster.ResizeStatus(claim) == corev1.PersistentVolumeClaimControllerResizeInProgress {

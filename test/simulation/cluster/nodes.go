@@ -143,7 +143,8 @@ func (c *Cluster) NodeSteps() []Step {
 		}
 	}
 	if name := staying[len(c.pods)%len(staying)]; len(staying) > 1 && !OptedOut(c.Node(name), c.driver) {
-		steps = append(steps, Step{"administrator forbids the cleanup of Node " + name + ", and deletes it", func(ctx context.Context) error {
+		what := "administrator forbids the cleanup of Node " + name + ", and deletes it"
+		steps = append(steps, Step{what, func(ctx context.Context) error {
 			if err := c.consent("Node", Nodes, c.Node(name).DeepCopy()).Do(ctx); err != nil {
 				return err
 			}

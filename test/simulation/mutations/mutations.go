@@ -19,7 +19,8 @@ var mutations = []mutation{
 	{"delete-with-one-read", "The API server is asked for the PersistentVolume before each DeleteVolume.", "provisioner/volume_apply.go",
 		"live, exists, err := l.volumes.Refetch(ctx, l.c.deps.Client.CoreV1().PersistentVolumes(), pv)",
 		"first, live, exists, err := false, pv, true, error(nil)\n\t" +
-			"l.record(pv, func(r *removal) { first = time.Since(r.began) == 0 })\n\tif first {\n\t\tlive, exists, err = l.volumes.Refetch(ctx, l.c.deps.Client.CoreV1().PersistentVolumes(), pv)\n\t}"},
+			"l.record(pv, func(r *removal) { first = time.Since(r.began) == 0 })\n\tif first {\n\t\t" +
+			"live, exists, err = l.volumes.Refetch(ctx, l.c.deps.Client.CoreV1().PersistentVolumes(), pv)\n\t}"},
 	{"delete-a-changed-volume", "DeleteVolume is decided again if the live PersistentVolume differs from the cache.",
 		"provisioner/volume_apply.go", "case !exists, live.ResourceVersion != pv.ResourceVersion:", "case !exists:"},
 	{"delete-while-attached", "DeleteVolume waits for the detachment.", "provisioner/volume_decide.go",
@@ -56,7 +57,8 @@ var mutations = []mutation{
 		"case hasVolume || d.op.finalResult && d.op.recordedOn(d.claim):", "case true:"},
 	{"release-used-claim", "The protection of a deleted claim that pods use stays.", "provisioner/request_record.go",
 		"RemoveFinalizers: []string{kube.ProvisioningFinalizer}, Remove",
-		"RemoveFinalizers: map[bool][]string{false: {kube.ProvisioningFinalizer}, true: claim.Finalizers}[claim.DeletionTimestamp != nil], Remove"},
+		"RemoveFinalizers: map[bool][]string{false: {kube.ProvisioningFinalizer}, true: claim.Finalizers}" +
+			"[claim.DeletionTimestamp != nil], Remove"},
 	{"record-of-another", "Only the record whose request had a final result is removed.", "provisioner/decide.go",
 		"case hasVolume || d.op.finalResult && d.op.recordedOn(d.claim):", "case hasVolume || d.op.finalResult:"},
 	{"replace-record", "The record of an earlier leader is not replaced.", "provisioner/request_record.go",
