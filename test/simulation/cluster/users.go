@@ -274,8 +274,9 @@ func (c *Cluster) Busy() []string {
 	busy = append(busy, c.busyNodes(s)...)
 	for _, pv := range s.volumes {
 		policy := pv.Spec.PersistentVolumeReclaimPolicy
-		if node := NodeOf(pv); c.features.Nodes && node != "" && c.Node(node) == nil && c.kept(s, pv, nil) {
-			continue // the driver may need the node
+		lost := NodeOf(pv) != "" && c.Node(NodeOf(pv)) == nil && c.kept(s, pv, nil)
+		if c.features.Nodes && lost && slices.Contains(pv.Finalizers, storagehelpers.PVDeletionProtectionFinalizer) {
+			continue // the driver may need the node to delete the volume
 		}
 		released := pv.Status.Phase == corev1.VolumeReleased && policy == corev1.PersistentVolumeReclaimDelete
 		if released || pv.DeletionTimestamp != nil && pv.Status.Phase != corev1.VolumeBound {
