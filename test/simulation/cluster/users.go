@@ -275,7 +275,8 @@ func (c *Cluster) Busy() []string {
 	for _, pv := range s.volumes {
 		policy := pv.Spec.PersistentVolumeReclaimPolicy
 		lost := NodeOf(pv) != "" && c.Node(NodeOf(pv)) == nil && c.kept(s, pv, nil)
-		if c.features.Nodes && lost && slices.Contains(pv.Finalizers, storagehelpers.PVDeletionProtectionFinalizer) {
+		vanishes := pv.DeletionTimestamp != nil && !slices.Contains(pv.Finalizers, storagehelpers.PVDeletionProtectionFinalizer)
+		if c.features.Nodes && lost && !vanishes {
 			continue // the driver may need the node to delete the volume
 		}
 		released := pv.Status.Phase == corev1.VolumeReleased && policy == corev1.PersistentVolumeReclaimDelete
