@@ -121,7 +121,13 @@ func (t *term) release(ctx context.Context, h host, st hostStep) (again bool, er
 			continue
 		}
 		node = live
-		if err := t.patchNode(ctx, node, kube.MetadataPatch{RemoveFinalizers: []string{t.policy.NodeFinalizer}}); err != nil {
+		change := kube.MetadataPatch{RemoveFinalizers: []string{t.policy.NodeFinalizer}}
+		var consent any // as it was read: the owner may opt out meanwhile
+		if value, ok := live.Annotations[t.policy.annotation]; ok {
+			consent = value
+		}
+		change.Tests = map[string]any{kube.AnnotationPath(t.policy.annotation): consent}
+		if err := t.patchNode(ctx, node, change); err != nil {
 			return false, err
 		}
 		if st.reason != "" {
