@@ -77,8 +77,8 @@ func newCleanupCommand() *cobra.Command {
 	cmd.Long = `Print a plan to delete the PVCs of the volumes of a node that does not exist, and
 with --volumes also the volumes; with --yes, do it. The opt-in is not required, nor the
 grace period and the approval of the breaker, except for other nodes of a volume.
-Volumes that have opted out or are in use are kept. Exit code: 0 everything was done, or the plan was printed; 3 something
-was refused; 1 something failed.`
+Volumes that have opted out or are in use are kept. Exit code: 0 everything was done,
+or the plan was printed; 3 something was refused; 1 something failed.`
 	cmd.Example = `  # Print the plan:
   storage-controller nodecontroller cleanup --driver-name=local.example.com --node=worker-7 --volumes
   # Apply it:
