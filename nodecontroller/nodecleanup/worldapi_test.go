@@ -4,13 +4,13 @@
 package nodecleanup
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"maps"
 	"slices"
 	"strings"
 
+	jsonpatch "gopkg.in/evanphx/json-patch.v4"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -84,24 +84,21 @@ func violates(m metav1.ObjectMeta, p *metav1.Preconditions) bool {
 
 // released returns the finalizers that a JSON patch of the product leaves. It fails if a test operation fails.
 func released(m metav1.ObjectMeta, data []byte) (left []string, err error) {
-	var ops []struct {
-		Op, Path string
-		Value    json.RawMessage
-	}
-	if err := json.Unmarshal(data, &ops); err != nil {
+	patch, err := jsonpatch.DecodePatch(data)
+	if err != nil {
 		return nil, err
 	}
-	is := map[string]any{"/metadata/uid": m.UID, "/metadata/resourceVersion": m.ResourceVersion, "/metadata/finalizers": m.Finalizers}
-	for _, op := range ops {
-		if op.Op == "test" {
-			if want, _ := json.Marshal(is[op.Path]); !bytes.Equal(want, op.Value) {
-				return nil, conflict(m.Name)
-			}
-		} else if op.Op != "remove" {
-			err = json.Unmarshal(op.Value, &left)
-		}
+	was, err := json.Marshal(metav1.PartialObjectMetadata{ObjectMeta: m})
+	if err != nil {
+		return nil, err
 	}
-	return left, err
+	is, err := patch.Apply(was)
+	if err != nil {
+		return nil, conflict(m.Name)
+	}
+	var obj metav1.PartialObjectMetadata
+	err = json.Unmarshal(is, &obj)
+	return obj.Finalizers, err
 }
 
 type nodesAPI struct {
