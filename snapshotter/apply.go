@@ -137,14 +137,9 @@ func (l *loop[T, C]) record(ctx context.Context, obj T, step step) error {
 // outcome of an earlier call.
 func (l *loop[T, C]) create(ctx context.Context, obj T, s state, step step) error {
 	c := s.content
-	forced := c.terminating() && c.forced(s.memory)
 	isNew := c.known().handle == ""
-	l.memories.update(c.uid(), func(m *memory) {
-		m.request = step.request
-		if isNew {
-			m.outcome = indeterminate // also if the call panics
-		}
-	})
+	forced := isNew && c.terminating() && c.forced(s.memory)
+	l.memories.update(c.uid(), func(m *memory) { m.request, m.outcome = step.request, indeterminate }) // also if the call panics
 	for _, volume := range c.volumes {
 		defer l.c.deps.Locks.Share(volume)()
 	}
@@ -156,11 +151,11 @@ func (l *loop[T, C]) create(ctx context.Context, obj T, s state, step step) erro
 		return nil
 	}
 	final := csiclient.OutcomeOf(err) == csiclient.Final
-	if isNew && (final || forced) && ctx.Err() == nil {
+	if (final || forced) && ctx.Err() == nil {
 		l.memories.update(c.uid(), func(m *memory) { m.outcome = definite })
 	}
 	switch {
-	case c.terminating() && c.released() && isNew:
+	case c.terminating() && c.released():
 		return l.replayFailed(ctx, c, step.request.Name, err, final, forced)
 	case isNew:
 		return l.report(ctx, obj, doReportCreation, failure{creationError(c, err), err}, cause{})
@@ -174,7 +169,7 @@ func (l *loop[T, C]) replayFailed(ctx context.Context, c *content, name string, 
 	case ctx.Err() != nil: // the term has ended
 		return err
 	case final:
-		klog.FromContext(ctx).Info("CreateSnapshot has failed, no snapshot exists", "err", err)
+		klog.FromContext(ctx).Info("CreateSnapshot has failed and has created no snapshot", "err", err)
 		return nil
 	case forced:
 		l.event(c, warning, c.deleted, fmt.Sprintf("CreateSnapshot is indeterminate (%v), and annotation %s was removed. "+

@@ -35,11 +35,33 @@ func (d driver) decideReplay(s state) step {
 		return step{action: doReadSecret, reason: "SecretNeeded", secret: secret, report: doReportDeletion}
 	}
 	if !c.has(AnnRequest) { // another writer has replaced all annotations, or csi-snapshotter has sent the request
-		change := kube.MetadataPatch{InitAnnotations: map[string]string{c.creating: "yes"}}
-		recordRequest(c, &change, request)
-		return step{action: doRecordRequest, reason: "NotRecorded", change: change, request: request}
+		return recordStep(c, request)
 	}
 	return s.confirmed(step{action: doCreate, reason: "Indeterminate", request: request})
+}
+
+// recordStep records a request that is repeated during a deletion.
+func recordStep(c *content, request *createRequest) step {
+	change := kube.MetadataPatch{InitAnnotations: map[string]string{c.creating: "yes"}}
+	recordRequest(c, &change, request)
+	return step{action: doRecordRequest, reason: "NotRecorded", change: change, request: request}
+}
+
+// decideRepeatedCheck repeats a CreateSnapshot that was to check an existing snapshot and is indeterminate: if the
+// driver executes it after DeleteSnapshot, it creates the snapshot again. wait is false if nothing is to be repeated.
+func (d driver) decideRepeatedCheck(s state) (_ step, wait bool) {
+	c := s.content
+	if s.memory.outcome != indeterminate || s.memory.announced[blockedOutcome] && !c.has(c.creating) { // see [content.forced]
+		return step{}, false
+	}
+	request, err := d.createRequest(c, s.class, s.memory)
+	switch {
+	case err != nil: // never after a call of this process
+		return step{}, false
+	case !c.has(c.creating) || !c.has(AnnRequest):
+		return recordStep(c, request), true
+	}
+	return step{action: doCreate, reason: "Indeterminate", request: request}, true
 }
 
 // forced reports whether another writer has removed the annotation of an indeterminate CreateSnapshot,
@@ -63,6 +85,9 @@ func (d driver) decideDelete(s state) step {
 		return step{action: doReadSecret, reason: "SecretNeeded", secret: secret, report: doReportDeletion}
 	case !s.live: // a policy that was changed recently may not be in the cache
 		return step{action: doReadContent, reason: "Unconfirmed", report: doReportDeletion}
+	}
+	if repeat, wait := d.decideRepeatedCheck(s); wait {
+		return repeat
 	}
 	return step{action: doDelete, reason: "Deleting", handle: c.deletedHandle(s.memory), members: c.snapshotHandles(s.memory)}
 }

@@ -75,7 +75,7 @@ func runLoop[T, C object](ctx context.Context, c *Controller, deps loopDeps[T, C
 }
 
 // maxSteps bounds the steps of one sync. A creation takes up to five, a deletion during a creation
-// up to eight.
+// up to nine.
 const maxSteps = 20
 
 // sync runs the steps that [driver.decide] returns until nothing is left to do.

@@ -39,27 +39,40 @@ func (f *fixture) indeterminate(code codes.Code) {
 	f.until("reports it", hasError(code.String()))
 }
 
+// waitsForOutcome deletes content v1, and checks that DeleteSnapshot is called only after the outcome of
+// CreateSnapshot is known.
+func (f *fixture) waitsForOutcome(code codes.Code) {
+	f.Helper()
+	f.delete("v1")
+	f.waitEvent("Normal SnapshotDeletePending Waiting for the outcome of CreateSnapshot: ", code.String())
+	f.Calls(removeSnapshot, 0)
+	f.Plugin.Always(createSnapshot, nil)
+	f.until("is deleted", isDeleted)
+	f.Calls(removeSnapshot, 1)
+	f.noSnapshots()
+	for _, r := range f.created() {
+		if r.Name != "snapshot-"+uid {
+			f.Errorf("request %v", r)
+		}
+	}
+	if got := f.events.with("SnapshotDeletePending"); len(got) != 1 {
+		f.Errorf("events %q", got)
+	}
+}
+
 func TestSnapshotterScenarioDelete(t *testing.T) {
 	t.Run("021_041_indeterminate", func(t *testing.T) {
 		for _, code := range []codes.Code{codes.Canceled, codes.DeadlineExceeded, codes.Unavailable, codes.Aborted} {
 			t.Run(code.String(), func(t *testing.T) {
 				f := scenario(t, csitest.Config{}, nil)
 				f.indeterminate(code)
-				f.delete("v1")
-				f.waitEvent("Normal SnapshotDeletePending Waiting for the outcome of CreateSnapshot: ", code.String())
-				f.Calls(removeSnapshot, 0)
-				f.Plugin.Always(createSnapshot, nil)
-				f.until("is deleted", isDeleted)
-				f.Calls(removeSnapshot, 1)
-				f.noSnapshots()
-				for _, r := range f.created() {
-					if r.Name != "snapshot-"+uid {
-						t.Errorf("request %v", r)
-					}
-				}
-				if got := f.events.with("SnapshotDeletePending"); len(got) != 1 {
-					t.Errorf("events %q", got)
-				}
+				f.waitsForOutcome(code)
+			})
+			t.Run(code.String()+"_of_a_check", func(t *testing.T) {
+				f := scenario(t, csitest.Config{}, nil)
+				f.Plugin.Next(createSnapshot, notReady())
+				f.indeterminate(code)
+				f.waitsForOutcome(code)
 			})
 		}
 	})

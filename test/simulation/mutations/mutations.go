@@ -37,6 +37,8 @@ var mutations = []mutation{
 		"provisioner/sources.go", "if p.ops.copying(key) > 0 {", "if false {"},
 	{"release-unrecorded-snapshot", "CreateSnapshot is repeated if the snapshot-controller has removed its record.",
 		"snapshotter/decide.go", "lost := m.unrecorded(c) &&", "lost := false && m.unrecorded(c) &&"},
+	{"delete-during-check", "DeleteSnapshot waits for the outcome of a CreateSnapshot that checks the snapshot.",
+		"snapshotter/decide_delete.go", "if s.memory.outcome != indeterminate ||", "if true || s.memory.outcome != indeterminate ||"},
 	{"node-selected-again", "A node that was selected again during an interruption of the watch is noticed.", "provisioner/claims.go",
 		`if selectedNode(claim) != "" && kube`, `if selectedNode(claim) == "" && kube`},
 	{"delete-in-any-phase", "DeleteVolume is called for Released volumes only.", "provisioner/volume_decide.go",
