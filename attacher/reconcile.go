@@ -5,7 +5,6 @@ package attacher
 
 import (
 	"context"
-	"math/rand/v2"
 	"slices"
 	"sync"
 	"time"
@@ -13,6 +12,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/klog/v2"
 
 	"github.com/storage-controller/storage-controller/csiclient"
@@ -129,7 +129,7 @@ func reconcilePause(configured, took time.Duration) time.Duration {
 	return max(configured, min(9*took, maxReconcilePause))
 }
 
-// run reconciles immediately and then after each pause plus a random tenth, so that the
+// run reconciles immediately and then after each pause plus up to a tenth, so that the
 // controllers of many drivers do not call them at the same time.
 func (r reconciler) run(ctx context.Context) {
 	for {
@@ -149,7 +149,7 @@ func (r reconciler) run(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(pause + rand.N(pause/10+1)):
+		case <-time.After(wait.Jitter(pause, 0.1)):
 		}
 	}
 }

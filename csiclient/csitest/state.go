@@ -125,6 +125,15 @@ func (p *Plugin) AddVolume(name string, capacity int64) string {
 	return v.ID
 }
 
+// Unpublish removes a publication without a call, as an administrator of the storage system does.
+func (p *Plugin) Unpublish(volumeID, nodeID string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if v := p.state.volumes[volumeID]; v != nil {
+		delete(v.Published, nodeID)
+	}
+}
+
 func (s *state) sorted() []*Volume {
 	return slices.SortedFunc(maps.Values(s.volumes), func(a, b *Volume) int { return cmp.Compare(a.number, b.number) })
 }

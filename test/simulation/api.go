@@ -30,7 +30,7 @@ var errNetwork error = syscall.ECONNABORTED
 var errDead = errors.New("killed")
 
 // hooks lets the requests of the replicas wait at the gate. Reads that fill the caches of informers do not
-// wait; what the watches deliver later does.
+// wait; what the watches deliver later does, and of some processes also the end of each initial list.
 func (s *simulation) hooks() apiserver.Hooks {
 	return apiserver.Hooks{Before: s.before, After: s.after, Deliver: s.deliver, WatchTimeout: s.watchTimeout}
 }
@@ -122,13 +122,14 @@ func (s *simulation) after(ctx context.Context, r apiserver.Request) error {
 	return v.lost
 }
 
-// deliver lets an event of a watch wait, unless it belongs to the initial list.
+// deliver lets an event of a watch wait, unless it belongs to the initial list. The cache has the list after the bookmark.
 func (s *simulation) deliver(ctx context.Context, r apiserver.Request, kind watch.EventType, obj metav1.Object) error {
 	from := s.replicaOf(r)
-	if from == nil || kind == watch.Bookmark {
+	_, complete := obj.GetAnnotations()[metav1.InitialEventsAnnotationKey]
+	switch {
+	case from == nil || kind == watch.Bookmark && !(complete && from.slow):
 		return nil
-	}
-	if from.killed() {
+	case from.killed():
 		return errDead
 	}
 	s.mu.Lock()
@@ -144,7 +145,7 @@ func (s *simulation) deliver(ctx context.Context, r apiserver.Request, kind watc
 	if !ok {
 		return errDead
 	}
-	if v.err == nil {
+	if v.err == nil && !complete {
 		s.shows(from, r, obj)
 	}
 	return v.err

@@ -5,6 +5,7 @@ package simulation
 
 import (
 	"context"
+	"maps"
 	"net"
 	"slices"
 	"sync"
@@ -13,6 +14,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 
 	"github.com/storage-controller/storage-controller/csiclient/csitest"
 	"github.com/storage-controller/storage-controller/nodecontroller/nodecleanup"
@@ -85,6 +87,10 @@ func (s *simulation) startDriver() {
 	config.Controller = []csi.ControllerServiceCapability_RPC_Type{
 		csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME, csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME,
 	}
+	if s.scale.lists {
+		config.Controller = append(config.Controller, csi.ControllerServiceCapability_RPC_LIST_VOLUMES,
+			csi.ControllerServiceCapability_RPC_LIST_VOLUMES_PUBLISHED_NODES)
+	}
 	if s.scale.features.Resize {
 		config.Controller = append(config.Controller, csi.ControllerServiceCapability_RPC_EXPAND_VOLUME,
 			csi.ControllerServiceCapability_RPC_MODIFY_VOLUME)
@@ -125,6 +131,43 @@ func (s *simulation) serveDriver() {
 func (s *simulation) restartDriver() {
 	s.driver.Stop()
 	s.serveDriver()
+}
+
+// unpublish removes a publication from the storage system. The attacher notices it with ListVolumes.
+func (s *simulation) unpublish() {
+	var published [][2]string
+	for _, v := range s.driver.Volumes() {
+		for _, node := range slices.Sorted(maps.Keys(v.Published)) {
+			published = append(published, [2]string{v.ID, node})
+		}
+	}
+	if len(published) > 0 {
+		p := published[s.choices.Pick(len(published))]
+		s.record("an administrator unpublishes volume %s from %s at the storage system", p[0], p[1])
+		s.driver.Unpublish(p[0], p[1])
+	}
+}
+
+// unattached returns the publications that VolumeAttachments name and the driver does not have. A volume that is being deleted
+// is not published again.
+func (s *simulation) unattached() []string {
+	missing := map[string]bool{}
+	for _, pv := range cluster.List[*corev1.PersistentVolume](s.api, cluster.Volumes) {
+		if s.scale.lists && pv.DeletionTimestamp != nil {
+			continue
+		}
+		for _, va := range cluster.List[*storagev1.VolumeAttachment](s.api, cluster.Attachments) {
+			if *va.Spec.Source.PersistentVolumeName == pv.Name && va.Status.Attached {
+				missing[pv.Spec.CSI.VolumeHandle+" id-of-"+va.Spec.NodeName] = true
+			}
+		}
+	}
+	for _, v := range s.driver.Volumes() {
+		for node := range v.Published {
+			delete(missing, v.ID+" "+node)
+		}
+	}
+	return slices.Sorted(maps.Keys(missing))
 }
 
 // call lets a call of the driver wait, and answers it as the schedule decides.

@@ -351,15 +351,12 @@ func (s *simulation) checkFinalizers() {
 func (s *simulation) checkRest(when string) {
 	s.checkModified(when)
 	s.checkSnapshotsAtRest(when)
-	handles, recorded, attached := map[string]bool{}, map[string]bool{}, map[string]bool{}
+	handles, recorded := map[string]bool{}, map[string]bool{}
 	for _, pv := range cluster.List[*corev1.PersistentVolume](s.api, cluster.Volumes) {
 		handles[pv.Spec.CSI.VolumeHandle] = true
 		for _, va := range cluster.List[*storagev1.VolumeAttachment](s.api, cluster.Attachments) {
 			if publication := pv.Spec.CSI.VolumeHandle + " id-of-" + va.Spec.NodeName; *va.Spec.Source.PersistentVolumeName == pv.Name {
 				recorded[publication] = slices.Contains(va.Finalizers, attacher.Finalizer(driverName))
-				if va.Status.Attached {
-					attached[publication] = true
-				}
 			}
 		}
 	}
@@ -372,7 +369,6 @@ func (s *simulation) checkRest(when string) {
 			if !recorded[v.ID+" "+node] {
 				s.violated("%s: volume %s is published to %s without a VolumeAttachment", when, v.ID, node)
 			}
-			delete(attached, v.ID+" "+node)
 		}
 	}
 	for handle := range handles {
@@ -381,7 +377,7 @@ func (s *simulation) checkRest(when string) {
 		}
 		s.violated("%s: volume %s does not exist, but its PersistentVolume does", when, handle)
 	}
-	for p := range attached {
+	for _, p := range s.unattached() {
 		s.violated("%s: %s is not published, but attached", when, p)
 	}
 }

@@ -17,6 +17,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
+	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/csiclient/csitest"
 	"github.com/storage-controller/storage-controller/test/simulation/cluster"
 )
@@ -193,19 +194,26 @@ func (s *simulation) watchFault() (verdict, string) {
 
 // callFault returns a fault of a call of the driver.
 func (s *simulation) callFault(o *operation) (verdict, string) {
-	all := []codes.Code{codes.Unavailable, codes.DeadlineExceeded, codes.Aborted, codes.Internal, codes.ResourceExhausted}
+	all := []codes.Code{
+		codes.Unavailable, codes.DeadlineExceeded, codes.Aborted, codes.Internal, codes.ResourceExhausted, codes.Unknown,
+		codes.InvalidArgument, codes.FailedPrecondition, codes.PermissionDenied,
+	}
 	if o.method == "ControllerExpandVolume" {
 		all = append(all, codes.OutOfRange)
+	}
+	if !strings.Contains(o.method, "Delete") && !strings.Contains(o.method, "Unpublish") { // where the goal may be reached
+		all = append(all, codes.NotFound)
 	}
 	if o.method == "CreateSnapshot" && s.choices.Pick(3) == 0 {
 		return verdict{unready: true}, ", whose snapshot is not ready"
 	}
 	code := all[s.choices.Pick(len(all))]
 	err := status.Error(code, "simulated")
-	// ResourceExhausted means that there is no effect, and so does Internal for volumes and snapshots: both end the
+	// Most codes mean that there is no effect, and all of these do so for volumes and snapshots: they end the
 	// uncertainty about the call, so that a driver that has the volume must not respond with them.
-	final := code == codes.ResourceExhausted || code == codes.OutOfRange
-	if (o.method == "CreateVolume" || o.method == "CreateSnapshot") && (final || code == codes.Internal) {
+	ends := csiclient.OutcomeOf(err) == csiclient.Final
+	final := ends && code != codes.Internal && code != codes.Unknown
+	if ends && (o.method == "CreateVolume" || o.method == "CreateSnapshot") {
 		if final = !s.has(o.volume); !final {
 			code, err = codes.Unavailable, status.Error(codes.Unavailable, "simulated")
 		}
@@ -261,6 +269,8 @@ func (s *simulation) disaster() {
 		ahead := time.Duration(s.choices.Pick(7)-3) * 40 * time.Second
 		s.record("the clock of the API server jumps, and is %v ahead", ahead)
 		s.api.SetClock(ahead)
+	case n == 9 && s.scale.lists:
+		s.unpublish()
 	default:
 		s.record("the driver restarts")
 		s.restartDriver()
@@ -391,13 +401,13 @@ func (s *simulation) rest(when string) {
 		case len(s.cluster.Approvals()) > 0:
 			s.perform(s.cluster.Approvals()[0])
 		case time.Now().After(limit):
-			s.violated("%s: not done after %v: %s", when, restLimit, strings.Join(s.cluster.Busy(), ", "))
-		case len(s.cluster.Busy()) > 0 && time.Since(restored) > restoreAfter:
+			s.violated("%s: not done after %v: %s", when, restLimit, strings.Join(s.busy(), ", "))
+		case len(s.busy()) > 0 && time.Since(restored) > restoreAfter:
 			for _, step := range s.cluster.Restorations(s.mayConflict) {
 				s.perform(step)
 			}
 			restored = time.Now()
-		case len(s.cluster.Busy()) > 0:
+		case len(s.busy()) > 0:
 			quiet = time.Time{}
 			s.advance(restIdle)
 		case quiet.IsZero():
@@ -410,4 +420,13 @@ func (s *simulation) rest(when string) {
 			return
 		}
 	}
+}
+
+// busy returns what is not done yet.
+func (s *simulation) busy() []string {
+	busy := s.cluster.Busy()
+	if s.scale.lists {
+		busy = append(busy, s.unattached()...)
+	}
+	return busy
 }

@@ -92,6 +92,8 @@ type scale struct {
 	nodeFinalizer nodecleanup.FinalizerMode
 	// clock: that of the API server jumps.
 	clock bool
+	// lists: the driver has ListVolumes, and loses publications.
+	lists bool
 	// impatient: users delete everything during the faults, too.
 	impatient bool
 }
@@ -204,6 +206,7 @@ func (s *simulation) pickScale() scale {
 	}
 	c.clock = pick(4) == 3
 	c.features.Copies = !c.features.Resize && pick(2) == 1 // after an expansion, copies would be smaller than their sources
+	c.lists = pick(3) == 2
 	return c
 }
 
@@ -233,7 +236,7 @@ func (c scale) configuration() app.Config {
 		"--provisioning-protection="+c.protection, "--leader-election", "--leader-election-namespace=kube-system",
 		// Four times the default, so that renewals are a smaller part of each history.
 		"--leader-election-lease-duration=60s", fmt.Sprint("--leader-election-renew-deadline=", renewDeadline),
-		"--leader-election-retry-period=20s",
+		"--leader-election-retry-period=20s", "--reconcile-sync=15s",
 	)
 	return configuration(fmt.Sprint(args), args...)
 }
