@@ -196,10 +196,12 @@ func (s *simulation) watchFault() (verdict, string) {
 func (s *simulation) callFault(o *operation) (verdict, string) {
 	all := []codes.Code{
 		codes.Unavailable, codes.DeadlineExceeded, codes.Aborted, codes.Internal, codes.ResourceExhausted, codes.Unknown,
-		codes.InvalidArgument, codes.FailedPrecondition, codes.PermissionDenied,
+		codes.InvalidArgument, codes.PermissionDenied,
 	}
 	if o.method == "ControllerExpandVolume" {
 		all = append(all, codes.OutOfRange)
+	} else { // which means there that the resizer waits until the volume is not in use
+		all = append(all, codes.FailedPrecondition)
 	}
 	if !strings.Contains(o.method, "Delete") && !strings.Contains(o.method, "Unpublish") { // where the goal may be reached
 		all = append(all, codes.NotFound)
