@@ -39,8 +39,6 @@ var mutations = []mutation{
 		"snapshotter/decide.go", "lost := m.unrecorded(c) &&", "lost := false && m.unrecorded(c) &&"},
 	{"delete-during-check", "DeleteSnapshot waits for the outcome of a CreateSnapshot that checks the snapshot.",
 		"snapshotter/decide_delete.go", "if s.memory.outcome != indeterminate ||", "if true || s.memory.outcome != indeterminate ||"},
-	{"begin-without-lists", "A role begins to work when all its caches have the first list.", "internal/app/terms.go",
-		"err := t.informers.Synced(m.name)", "var err error"},
 	{"ignore-lost-publication", "A publication that ListVolumes does not show is repeated.", "attacher/reconcile.go",
 		"case published == attached && !needs", "case published || !needs"},
 	{"node-selected-again", "A node that was selected again during an interruption of the watch is noticed.", "provisioner/claims.go",
