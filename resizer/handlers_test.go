@@ -153,24 +153,25 @@ func resizerScenarioAhead(t *testing.T) {
 		f.requestClass("c1", "gold")
 		f.reaches("c1", "C=1Gi A=2Gi "+pending+" M=Pending/ P=2Gi PRE=1Gi "+waitNode)
 		term, before := f.c.term.Load(), f.claim("c1")
+		f.patch("c1", `{"metadata":{"labels":{"a":"b"}}}`)
+		f.create("c2", nil) // when its request is handled, all events of c1 are
+		f.request("c2", "2Gi")
+		f.reaches("c2", "C=1Gi A=2Gi "+pending+" P=2Gi PRE=1Gi "+waitNode)
 		k := keyOf(before, modify)
-		cached := func(context.Context) error {
-			if c, ok := f.c.claims.Get(k.claim()); !ok || c.ResourceVersion != f.claim("c1").ResourceVersion || term.queue.Len() > 0 {
-				return errors.New("the watch has not delivered the claim")
+		kubetest.Eventually(t, "the operations wait", func(context.Context) error {
+			if term.queue.Len() > 0 || term.queue.Processing(k) || term.queue.Processing(keyOf(before, expand)) {
+				return errors.New("the claim is being processed")
 			}
 			return nil
-		}
-		kubetest.Eventually(t, "the claim is cached", cached)
-		f.patch("c1", `{"metadata":{"labels":{"a":"b"}}}`)
-		kubetest.Eventually(t, "the claim is cached", cached)
+		})
 		m := term.memories.acquire(k)
 		defer func() { term.memories.release(k, m, false) }()
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		added := f.samples("workqueue_adds_total", "name", f.Driver+"-pvc")
 		f.Must((&attempt{t: term, key: k, m: m}).readClaim(t.Context(), before))
-		if n := f.samples("workqueue_adds_total", "name", f.Driver+"-pvc") - added; n != 2 {
-			t.Errorf("%d operations are enqueued, want 2", n)
+		if n := f.samples("workqueue_adds_total", "name", f.Driver+"-pvc") - added; n < 2 { // or more, of c2
+			t.Errorf("%v operations are enqueued, want 2", n)
 		}
 	})
 }

@@ -64,7 +64,9 @@ func (s *simulation) before(ctx context.Context, r apiserver.Request) error {
 		case <-from.dead:
 		}
 		s.mu.Lock()
-		from.listed[r.Resource] = s.api.Version()
+		if from.unlisted[r.Resource] = nil; r.Initial {
+			from.listed[r.Resource] = s.api.Version()
+		}
 		s.mu.Unlock()
 		return nil
 	case r.Verb == "list" && isOf("watch", r): // for a cache
@@ -134,8 +136,14 @@ func (s *simulation) deliver(ctx context.Context, r apiserver.Request, kind watc
 	}
 	s.mu.Lock()
 	initial := kind == watch.Added && version(obj) <= from.listed[r.Resource]
+	if initial && from.slow {
+		from.unlisted[r.Resource] = append(from.unlisted[r.Resource], obj)
+	}
 	s.mu.Unlock()
-	if initial {
+	switch {
+	case initial && from.slow:
+		return nil
+	case initial:
 		s.shows(from, r, obj)
 		return nil
 	}
@@ -145,8 +153,16 @@ func (s *simulation) deliver(ctx context.Context, r apiserver.Request, kind watc
 	if !ok {
 		return errDead
 	}
-	if v.err == nil && !complete {
-		s.shows(from, r, obj)
+	shown := []metav1.Object{obj}
+	if complete {
+		s.mu.Lock()
+		shown, from.unlisted[r.Resource] = from.unlisted[r.Resource], nil
+		s.mu.Unlock()
+	}
+	for _, obj := range shown {
+		if v.err == nil {
+			s.shows(from, r, obj)
+		}
 	}
 	return v.err
 }

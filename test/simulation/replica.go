@@ -36,6 +36,8 @@ type replica struct {
 	opened chan struct{} // closed when its watches may begin
 	err    error         // after ended
 	slow   bool          // its initial lists end one by one
+	// unlisted are the objects of the initial lists that have not ended.
+	unlisted map[schema.GroupVersionResource][]metav1.Object
 
 	// Guarded by simulation.mu:
 	attachments map[types.UID]bool // the VolumeAttachments that its watch has shown
@@ -91,7 +93,7 @@ func (s *simulation) start(name string) *replica {
 	r := &replica{
 		name: name, client: fmt.Sprintf("%s#%d", name, s.started), listed: map[schema.GroupVersionResource]uint64{},
 		dead: make(chan struct{}), ended: make(chan struct{}), opened: make(chan struct{}), attachments: map[types.UID]bool{},
-		slow: s.choices.Pick(4) == 3,
+		slow: s.choices.Pick(4) == 3, unlisted: map[schema.GroupVersionResource][]metav1.Object{},
 	}
 	s.mu.Lock()
 	s.processes[r.client] = r

@@ -34,6 +34,7 @@ func (s *Server) parse(r *http.Request, client string) *call {
 	c := &call{method: r.Method, query: r.URL.Query(), media: negotiate(r.Header.Get("Accept"))}
 	c.contentType, _, _ = mime.ParseMediaType(r.Header.Get("Content-Type"))
 	c.Client, c.User, c.UserAgent, c.Limit = client, client, r.UserAgent(), c.query.Get("limit")
+	c.Initial = c.query.Get("sendInitialEvents") == "true"
 	if user := r.Header.Get("Impersonate-User"); user != "" {
 		c.User = user
 	}

@@ -35,6 +35,7 @@ type Request struct {
 	Namespace   string
 	Name        string // empty for lists, and for a create
 	Limit       string // of a list; empty: none
+	Initial     bool   // of a watch: it begins with all objects
 	Body        []byte
 }
 
