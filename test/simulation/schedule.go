@@ -424,7 +424,7 @@ func (s *simulation) rest(when string) {
 	}
 }
 
-// busy returns what is not done yet.
+// busy returns the objects that components still work on.
 func (s *simulation) busy() []string {
 	busy := s.cluster.Busy()
 	if s.scale.lists {
