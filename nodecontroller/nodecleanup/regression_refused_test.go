@@ -434,11 +434,11 @@ func TestCommandWaits(t *testing.T) {
 			f.claimDeleted("a")
 			if what == "node" {
 				f.node("n")
-			} else {
+				f.release("a")
+			} else { // which only the list of all Nodes shows, before the next look at the volume
 				f.must(kubetest.CreateNode(t.Context(), f.client, kubetest.NodeSpec{Name: f.name("nb")}))
 				f.patchNode("nb", `{"status":{"addresses":[{"type":"Hostname","address":"`+f.name("n")+`"}]}}`, "status")
 			}
-			f.release("a")
 			if err := <-done; !errors.Is(err, ErrRefused) {
 				t.Errorf("got %v, %s", err, &out)
 			}

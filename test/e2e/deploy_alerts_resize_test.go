@@ -5,8 +5,10 @@ package e2e
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -59,7 +61,14 @@ func TestAlertsAboutExpansionsAndSnapshots(t *testing.T) {
 			}
 			return nil
 		})
-		h.minute(p, "a")
+		e.eventually("a scrape shows the missing class", func(context.Context) error { // but not during a retry
+			h.minute(p, "a")
+			if last := len(h.Scrapes) - 1; !strings.Contains(h.Scrapes[last].Text, `_resizer_waiting{reason="class_missing"} 1`) {
+				h.Scrapes, h.now = h.Scrapes[:last], h.now-60
+				return errors.New("it does not")
+			}
+			return nil
+		})
 	}
 	h.fires(t, "DriverFails", "ResizeFails", "ResizeWaits", "SnapshotDeletionBlocked", "SnapshotsIndeterminate")
 }
