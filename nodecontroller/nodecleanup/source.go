@@ -211,7 +211,8 @@ func (t *term) caches() source {
 	}
 }
 
-// namespace reads a Namespace from the API server, once in [Settings.LookInterval] at most: they are not watched.
+// namespace reads a Namespace from the API server, at most twice in [Settings.LookInterval], so that each look has a new one:
+// Namespaces are not watched.
 func (t *term) namespace(ctx context.Context, name string) (*corev1.Namespace, error) {
 	if ns, ok := t.namespaces.Get(name); ok {
 		ns, _ := ns.(*corev1.Namespace)
@@ -219,7 +220,7 @@ func (t *term) namespace(ctx context.Context, name string) (*corev1.Namespace, e
 	}
 	ns, err := t.live.namespace(ctx, name)
 	if err == nil {
-		t.namespaces.Set(name, ns, t.policy.LookInterval)
+		t.namespaces.Set(name, ns, t.policy.LookInterval/2)
 	}
 	return ns, err
 }

@@ -70,6 +70,32 @@ func TestOptedOutNodesAreForgotten(t *testing.T) {
 	})
 }
 
+// TestNamespaceIsReadForEachLook: the annotation of a Namespace that was read between two looks is known at the second.
+func TestNamespaceIsReadForEachLook(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newActors().begin(0)
+		p := r.replicas[0]
+		p.restart(r.w, r.settings)
+		r.lead(p)
+		read := func() *corev1.Namespace {
+			ns, err := r.term.namespace(t.Context(), "ns")
+			if err != nil {
+				t.Fatal(err)
+			}
+			return ns
+		}
+		old := read()
+		r.w.namespace = old.DeepCopy()
+		if read() != old {
+			t.Error("it is read again at once")
+		}
+		time.Sleep(r.settings.LookInterval * 9 / 10) // of the clock of synctest
+		if read() == old {
+			t.Error("it is not read again")
+		}
+	})
+}
+
 // TestNothingOfATermIsLeft: neither a timer nor a handler keeps a term alive after Run has returned, although
 // a Node waits for its timeout then.
 func TestNothingOfATermIsLeft(t *testing.T) {

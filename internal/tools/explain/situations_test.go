@@ -334,10 +334,10 @@ var situations = map[string]struct {
 		func(s *scene) (string, string) {
 			pv := s.volume(corev1.VolumeBound, nil)
 			return KindAttachment, s.attachment(pv, s.node(nil),
-				storagev1.VolumeAttachmentStatus{AttachError: failed("no such LUN", 2*time.Minute)}, attacher.Finalizer(s.driver))
+				storagev1.VolumeAttachmentStatus{AttachError: failed("no such LUN", 20*time.Minute)}, attacher.Finalizer(s.driver))
 		},
 		[]string{
-			"failing  attachment ControllerPublishVolume failed 2m ago: no such LUN.",
+			"failing  attachment ControllerPublishVolume failed 20m ago: no such LUN.",
 			"Next: Retries automatically. Fix the error shown above;",
 			"removed by: the attacher of driver DRIVER after ControllerUnpublishVolume succeeded",
 		},

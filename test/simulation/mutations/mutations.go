@@ -152,6 +152,8 @@ var mutations = []mutation{
 	{"release-node-changed-meanwhile", "A Node keeps the finalizer if its owner opts out during the live read.",
 		"nodecontroller/nodecleanup/finalizer.go",
 		"change.Tests = map[string]any{kube.AnnotationPath(t.policy.annotation): consent}", "_ = consent"},
+	{"read-namespaces-seldom", "The consent of a Namespace is known to the next look at the lost nodes.",
+		"nodecontroller/nodecleanup/source.go", "t.policy.LookInterval/2", "t.policy.LookInterval"},
 	{"clean-retained", "The claim of a volume with the policy Retain is kept.", "nodecontroller/nodecleanup/decide.go",
 		"case !deletable:", "case !deletable && false:"},
 	{"clean-attached-volume", "A volume that a VolumeAttachment names is kept.", "nodecontroller/nodecleanup/decide.go",
