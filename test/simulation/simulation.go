@@ -128,7 +128,7 @@ var finished atomic.Int64
 // run sets everything up, runs the three parts of a history, and ends all processes.
 func (s *simulation) run() {
 	s.globals.seed()
-	uuid.SetRand(randReader{rand.New(rand.NewPCG(1, 1))})
+	uuid.SetRand(&randReader{Rand: rand.New(rand.NewPCG(1, 1))})
 	s.scale = s.pickScale()
 	s.api = apiserver.New(s.hooks())
 	s.config = s.scale.configuration()
@@ -267,10 +267,15 @@ func (s *simulation) end() {
 	synctest.Wait()
 }
 
-// randReader is an [io.Reader] of random bytes.
-type randReader struct{ *rand.Rand }
+// randReader is an [io.Reader] of random bytes for several goroutines.
+type randReader struct {
+	mu sync.Mutex
+	*rand.Rand
+}
 
-func (r randReader) Read(p []byte) (int, error) {
+func (r *randReader) Read(p []byte) (int, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	for i := range p {
 		p[i] = byte(r.Uint32())
 	}
