@@ -434,11 +434,18 @@ func TestCommandWaits(t *testing.T) {
 			f.claimDeleted("a")
 			if what == "node" {
 				f.node("n")
-				f.release("a")
-			} else { // which only the list of all Nodes shows, before the next look at the volume
+			} else {
 				f.must(kubetest.CreateNode(t.Context(), f.client, kubetest.NodeSpec{Name: f.name("nb")}))
 				f.patchNode("nb", `{"status":{"addresses":[{"type":"Hostname","address":"`+f.name("n")+`"}]}}`, "status")
 			}
+			lists := len(f.asked("GET csinodes"))
+			f.eventually("the command has listed all nodes", func(context.Context) error { // the first list may be in progress
+				if len(done) == 0 && len(f.asked("GET csinodes")) < lists+2 {
+					return errors.New("it has not")
+				}
+				return nil
+			})
+			f.release("a")
 			if err := <-done; !errors.Is(err, ErrRefused) {
 				t.Errorf("got %v, %s", err, &out)
 			}
