@@ -16,7 +16,7 @@ type outcome int
 
 const (
 	unknown       outcome = iota // not called by this process: the annotations decide
-	indeterminate                // it may have created the snapshot
+	indeterminate                // the driver may have executed it, or may still do so
 	definite                     // it has returned a snapshot or a final error, or was never called
 )
 

@@ -16,8 +16,8 @@ import (
 const (
 	// Finalizer keeps a VolumeSnapshotContent until its snapshot is deleted or released.
 	Finalizer = "snapshot.storage.kubernetes.io/volumesnapshotcontent-bound-protection"
-	// AnnBeingCreated is set before the first CreateSnapshot of a VolumeSnapshotContent, until the status has its result. Removing
-	// it ends the wait for the outcome.
+	// AnnBeingCreated is set before the first CreateSnapshot of a VolumeSnapshotContent, until the status has its result, and while
+	// its deletion waits for the outcome. Removing it ends the wait.
 	AnnBeingCreated = "snapshot.storage.kubernetes.io/volumesnapshot-being-created"
 	// AnnBeingDeleted is set by the snapshot-controller, which thereby releases the deletion.
 	AnnBeingDeleted = "snapshot.storage.kubernetes.io/volumesnapshot-being-deleted"

@@ -211,8 +211,8 @@ func (s *simulation) callFault(o *operation) (verdict, string) {
 	}
 	code := all[s.choices.Pick(len(all))]
 	err := status.Error(code, "simulated")
-	// Most codes mean that there is no effect, and all of these do so for volumes and snapshots: they end the
-	// uncertainty about the call, so that a driver that has the volume must not respond with them.
+	// Most codes mean that the call has no effect. After such an error of CreateVolume or CreateSnapshot, the product assumes
+	// that nothing exists, so that a driver that has the volume or snapshot must not respond with it.
 	ends := csiclient.OutcomeOf(err) == csiclient.Final
 	final := ends && code != codes.Internal && code != codes.Unknown
 	if ends && (o.method == "CreateVolume" || o.method == "CreateSnapshot") {
