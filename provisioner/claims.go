@@ -56,7 +56,9 @@ func (l *claimLoop) begin(ctx context.Context) {
 	if err = errors.Join(err, err2); err != nil {
 		klog.FromContext(ctx).Error(err, "Listing one object failed. Each claim is read before its volume is requested")
 	}
-	l.sources.version = l.version
+	if l.version != "" {
+		l.sources.version.Store(&l.version)
+	}
 }
 
 // maxSteps bounds the steps of one sync. A claim takes up to twenty.

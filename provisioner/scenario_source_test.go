@@ -836,18 +836,14 @@ func provisionerScenarioSource(t *testing.T) {
 		f := copying(t, func(c *Config) { c.SnapshotOrphanSweepInterval = 100 * time.Millisecond })
 		f.settles()
 		p := f.c.claimLoop.Load().sources
-		latest := func(version string) {
-			p.mu.Lock()
-			defer p.mu.Unlock()
-			p.version = version
-		}
-		latest("9223372036854775807")
+		future := "9223372036854775807"
+		p.version.Store(&future)
 		orphan := f.snapshot(f.Namespace, "orphan", func(s *snapshotv1.VolumeSnapshot, _ *snapshotv1.VolumeSnapshotContent) {
 			s.Finalizers = []string{kube.SnapshotProtection}
 		})
 		f.looksAgain("snapshot-protection", 3, func() {})
 		f.kept(orphan, true)
-		latest("")
+		p.version.Store(nil)
 		f.saved(f.claim(nil)) // the cache receives a claim
 		f.becomesFree(orphan)
 	})

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -142,6 +143,41 @@ func TestSourceUnlockedAfterPanic(t *testing.T) {
 	case <-time.After(10 * time.Second):
 		t.Error("the source is still locked")
 	}
+}
+
+// TestListOfClaimsHoldsNoLock: no worker waits for the request of another one.
+func TestListOfClaimsHoldsNoLock(t *testing.T) {
+	const workers = 2
+	arrived := make(chan struct{}, workers)
+	all := make(chan struct{})
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		arrived <- struct{}{}
+		<-all
+		w.WriteHeader(http.StatusTeapot)
+	}))
+	defer server.Close()
+	client, err := kubernetes.NewForConfig(&rest.Config{Host: server.URL})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &sourceProtector{c: &Controller{deps: Deps{Client: client}}}
+	var wg sync.WaitGroup
+	for range workers {
+		wg.Go(func() {
+			if _, err := p.knowsClaims(t.Context()); err == nil {
+				t.Error("no error")
+			}
+		})
+	}
+	for i := range workers {
+		select {
+		case <-arrived:
+		case <-time.After(10 * time.Second):
+			t.Errorf("%d of %d requests have arrived", i, workers)
+		}
+	}
+	close(all)
+	wg.Wait()
 }
 
 // TestSecretOfRepeatedCall: only for a secret that does not exist are users advised to recreate it.

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -32,8 +33,7 @@ type sourceProtector struct {
 	snapshots kube.OptionalInformer
 	locks     sourceLocks // serialize protecting and releasing a source
 
-	mu      sync.Mutex
-	version string // of PVCs when this process began to lead, or later; empty: unknown
+	version atomic.Pointer[string] // of PVCs when this process began to lead, or later; nil: unknown
 
 	cloneQueue, snapshotQueue *workloop.Loop[volumerules.Source] // sources to release
 }
@@ -101,15 +101,17 @@ func (p *sourceProtector) inUse(key volumerules.Source) bool {
 }
 
 // knowsClaims reports whether the cache has all claims that an earlier leader may have provisioned.
-func (p *sourceProtector) knowsClaims(ctx context.Context) (_ bool, err error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.version == "" {
-		if p.version, err = kube.LatestVersion(ctx, p.c.deps.Client.CoreV1().PersistentVolumeClaims("").List); err != nil {
+func (p *sourceProtector) knowsClaims(ctx context.Context) (bool, error) {
+	version := p.version.Load()
+	if version == nil { // several workers may list then: a lock would make them wait for one request
+		latest, err := kube.LatestVersion(ctx, p.c.deps.Client.CoreV1().PersistentVolumeClaims("").List)
+		if err != nil {
 			return false, fmt.Errorf("listing one claim before removing source finalizers: %w", err)
 		}
+		version = &latest
+		p.version.Store(version)
 	}
-	return p.claims.Reached(p.version), nil
+	return p.claims.Reached(*version), nil
 }
 
 // sync removes the finalizer from a source that is no longer in use.

@@ -57,11 +57,19 @@ func TestFoundSeeds(t *testing.T) {
 // TestFreshSeeds runs histories that no earlier run had.
 func TestFreshSeeds(t *testing.T) { run(t, uint64(time.Now().UnixNano()), *fresh) }
 
+// historyLimit is a thousand times what a history takes.
+const historyLimit = 2 * time.Minute
+
 func run(t *testing.T, from uint64, seeds int) {
 	begin, all := time.Now(), statistics{}
 	for i := range seeds {
 		n := from + uint64(i)
+		stuck := time.AfterFunc(historyLimit, func() {
+			debug.SetTraceback("all")
+			panic(fmt.Sprintf("seed %d: virtual time stands still: a goroutine waits for a mutex that another one holds during a request", n))
+		})
 		h := Run(t, n, nil, logr.Discard())
+		stuck.Stop()
 		all.add(h)
 		if seeds == 1 {
 			t.Log(strings.Join(h.Lines, "\n"))
