@@ -66,7 +66,8 @@ func run(t *testing.T, from uint64, seeds int) {
 		n := from + uint64(i)
 		stuck := time.AfterFunc(historyLimit, func() {
 			debug.SetTraceback("all")
-			panic(fmt.Sprintf("seed %d: virtual time stands still: a goroutine waits for a mutex that another one holds during a request", n))
+			panic(fmt.Sprintf("seed %d: virtual time stands still: "+
+				"a goroutine waits for a mutex that another one holds during a request", n))
 		})
 		h := Run(t, n, nil, logr.Discard())
 		stuck.Stop()
