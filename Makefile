@@ -30,7 +30,14 @@ test test-browser: export GOGC ?= 400
 
 .PHONY: test
 test: lint ## Run the linters and all tests, with the race detector
-	go test -race $(VETTED) -p 3 -timeout 60m ./test/e2e ./... # three at a time, as many wait more than they compute; the longest first
+	$(MAKE) -j 2 test-race test-others
+
+.PHONY: test-race
+test-race: # three packages at a time, as many wait more than they compute; the longest first
+	go test -race $(VETTED) -p 3 -timeout 60m ./test/e2e ./nodecontroller/nodecleanup ./...
+
+.PHONY: test-others
+test-others:
 	$(PURE) go test $(VETTED) -run TestPromises ./nodecontroller/nodecleanup/
 	$(PURE) go test $(VETTED) -run TestHundredNodes ./provisioner/
 	cd test/controlplane && go test -race ./supervise/

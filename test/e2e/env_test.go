@@ -49,7 +49,7 @@ func TestMain(m *testing.M) {
 	kubetest.PollInterval = func(waited time.Duration) time.Duration {
 		return min(max(waited/8, 20*time.Millisecond), 250*time.Millisecond)
 	}
-	kubetest.Parallel(4)
+	kubetest.Parallel(6)
 	kubetest.Main(m)
 }
 
