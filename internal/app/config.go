@@ -83,12 +83,38 @@ func (c Config) Validate() error {
 	if c.Common.LeaderElection {
 		errs = append(errs, c.leaseConfig().Validate())
 	}
+	errs = split(errors.Join(errs...))
+	reported := map[string]int{} // the index in errs
+	for i, err := range errs {
+		reported[err.Error()] = i
+	}
 	for _, r := range c.roles {
-		if err := r.validate(c.Settings); err != nil {
+		for _, err := range split(r.validate(c.Settings)) {
+			if i, ok := reported[err.Error()]; ok {
+				errs[i] = err // of a flag of several roles
+				continue
+			}
+			reported[err.Error()] = len(errs)
 			errs = append(errs, fmt.Errorf("%s: %w", r.Name, err))
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// split returns the errors that [errors.Join] has joined in err.
+func split(err error) []error {
+	joined, ok := err.(interface{ Unwrap() []error })
+	switch {
+	case err == nil:
+		return nil
+	case !ok:
+		return []error{err}
+	}
+	var errs []error
+	for _, err := range joined.Unwrap() {
+		errs = append(errs, split(err)...)
+	}
+	return errs
 }
 
 // perNode reports whether one of roles is configured to run once per node.
@@ -104,7 +130,7 @@ func (c Config) ValidateEnvironment() error {
 		if r.environment == nil || !c.named(r) {
 			continue
 		}
-		if err := r.environment(c.Settings); err != nil {
+		for _, err := range split(r.environment(c.Settings)) {
 			errs = append(errs, fmt.Errorf("%s: %w", r.Name, err))
 		}
 	}

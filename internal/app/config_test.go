@@ -123,6 +123,21 @@ func TestErrorsOfARoleThatDoesNotRun(t *testing.T) {
 	}
 }
 
+// TestEachErrorOnce: each error is on a line of its own, with the role unless it concerns several.
+func TestEachErrorOnce(t *testing.T) {
+	for args, want := range map[string]string{
+		"--timeout=-5s": "--timeout: must be positive, got -5s",
+		"--worker-threads=0 --reconcile-sync=-1s --max-entries=-1": "--worker-threads: must be positive, got 0\n" +
+			"attacher: --reconcile-sync: must not be negative, got -1s\n" +
+			"attacher: --max-entries: must be between 0 and 2147483647, got -1\n" +
+			"resizer: --workers: must be positive, got 0",
+	} {
+		if err := configOf(t, All, strings.Fields(args)...).Validate(); err == nil || err.Error() != want {
+			t.Errorf("%s: got\n%v\nwant\n%s", args, err, want)
+		}
+	}
+}
+
 // TestNodecontrollerWithoutWork: "all" does not run the role if none of its features is enabled.
 func TestNodecontrollerWithoutWork(t *testing.T) {
 	for args, want := range map[string]bool{

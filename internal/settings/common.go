@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"net"
 	"slices"
 	"strings"
@@ -168,6 +169,9 @@ func (s Settings) Validate() error {
 	}
 	if c.ProbeTimeout <= 0 {
 		errs = append(errs, fmt.Errorf("--probe-timeout: must be positive, got %v", c.ProbeTimeout))
+	}
+	if math.IsNaN(c.KubeAPIQPS) {
+		errs = append(errs, errors.New("--kube-api-qps: must be a number, got NaN"))
 	}
 	if c.KubeAPIQPS > 0 && c.KubeAPIBurst < 0 {
 		errs = append(errs, fmt.Errorf("--kube-api-burst: must not be negative, got %d", c.KubeAPIBurst))
