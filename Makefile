@@ -30,7 +30,7 @@ test test-browser: export GOGC ?= 400
 
 .PHONY: test
 test: lint ## Run the linters and all tests, with the race detector
-	$(MAKE) -j 2 test-race test-others
+	$(MAKE) --no-print-directory -j 2 test-race test-others
 
 .PHONY: test-race
 test-race: # three packages at a time, as many wait more than they compute; the longest first
