@@ -182,6 +182,8 @@ func (d driver) decide(s state) step {
 		pending := cause{blockedRelease, fmt.Sprintf("the snapshot-controller to set annotation %s after the deletion of %s %s/%s",
 			c.deleting, c.ref.Kind, c.ref.Namespace, c.ref.Name)}
 		switch {
+		case row == create && s.memory.unrecorded(c) && !s.memory.confirmed: // the announcement concludes that nothing was sent
+			return step{action: doReadContent, reason: "Unconfirmed"}
 		case !s.memory.announced[pending.reason]:
 			return step{action: doAnnounce, reason: "NotReleased", cause: pending}
 		case row == create && !c.indeterminate(s.memory) && s.memory.answer == nil:

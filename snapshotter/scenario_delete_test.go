@@ -665,6 +665,48 @@ func TestSnapshotterScenarioRestart(t *testing.T) {
 		f.Calls(createSnapshot, n)
 		f.noSnapshots()
 	})
+	t.Run("record_that_the_cache_of_a_new_leader_lacks", func(t *testing.T) {
+		for name, released := range map[string]bool{"released": true, "not_released": false} {
+			t.Run(name, func(t *testing.T) {
+				f := newFixture(t, csitest.Config{}, nil)
+				f.class("c1", nil)
+				f.secret("s", map[string]string{"k": "v"})
+				lists := f.delayWatches()
+				f.start()
+				f.Plugin.Next(createSnapshot, csitest.DoAndHang())
+				f.content("v1", f.withSecret)
+				f.Wait(createSnapshot, 1)
+				f.Crash()
+				recorded, err := f.get(t.Context(), "v1")
+				f.Must(err)
+				f.annotate("v1", AnnBeingCreated, nil)
+				f.annotate("v1", AnnRequest, nil)
+				if released {
+					f.delete("v1")
+				} else {
+					f.terminate("v1")
+				}
+				lists.freeze(f)
+				f.annotate("v1", AnnBeingCreated, recorded.Annotations[AnnBeingCreated])
+				f.annotate("v1", AnnRequest, recorded.Annotations[AnnRequest])
+				if released {
+					f.deleteSecret("s")
+				}
+				f.start()
+				if released {
+					f.waitEvent("Warning SnapshotDeleteError", f.Namespace+"/s", "not found")
+					f.secret("s", map[string]string{"k": "v"})
+				} else {
+					f.waitEvent("SnapshotDeletePending")
+					f.annotate("v1", AnnBeingDeleted, "yes")
+				}
+				lists.open()
+				f.until("is deleted", isDeleted)
+				f.Calls(removeSnapshot, 1)
+				f.noSnapshots()
+			})
+		}
+	})
 	t.Run("canceled_by_the_end_of_the_term", func(t *testing.T) {
 		for method, test := range map[string]func(*fixture){
 			removeSnapshot: func(f *fixture) { f.ready(nil) },
