@@ -162,9 +162,13 @@ func (a *attempt) intend(ctx context.Context, s claimState, step step) error {
 	if otherStep != nil {
 		change = func(c *corev1.PersistentVolumeClaim) { step.claim(c); otherStep.claim(c) }
 	}
-	written, err := a.writeClaim(ctx, s, step, change)
-	if err != nil || !written {
-		return err
+	err := a.patchClaim(ctx, s, change)
+	if otherStep != nil && isRefusal(err) { // an admission policy may refuse the other intent only
+		otherStep = nil
+		err = a.patchClaim(ctx, s, step.claim)
+	}
+	if err != nil {
+		return a.claimNotWritten(ctx, s, step, err)
 	}
 	a.intended(s, step)
 	if otherStep != nil {

@@ -391,12 +391,8 @@ func (w gatedWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
 // dropAllocated removes the fields that an API server before 1.32 does not store.
 func dropAllocated(t *testing.T, r *http.Request) {
-	body, err := io.ReadAll(r.Body)
 	var patch map[string]any
-	if err == nil {
-		err = json.Unmarshal(body, &patch)
-	}
-	if err != nil {
+	if err := json.Unmarshal([]byte(bodyOf(t, r)), &patch); err != nil {
 		t.Error(err)
 		return
 	}
@@ -404,8 +400,18 @@ func dropAllocated(t *testing.T, r *http.Request) {
 		delete(status, "allocatedResources")
 		delete(status, "allocatedResourceStatuses")
 	}
-	body, _ = json.Marshal(patch)
+	body, _ := json.Marshal(patch)
 	r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
+}
+
+// bodyOf returns the body of r, which can be sent still.
+func bodyOf(t *testing.T, r *http.Request) string {
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		t.Error(err)
+	}
+	r.Body = io.NopCloser(bytes.NewReader(body))
+	return string(body)
 }
 
 // resizerScenarioInUse: volumes that are in use.

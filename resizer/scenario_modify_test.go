@@ -363,6 +363,28 @@ func resizerScenarioBoth(t *testing.T) {
 		f.Calls(modifyMethod, 1)
 		f.Calls(expandMethod, 2)
 	})
+	for name, tt := range map[string]struct{ refused, reaches, event string }{
+		"077_expansion_refused":    {`"allocatedResources":`, "C=1Gi K=gold P=1Gi PV=gold", "VolumeResizeFailed"},
+		"077_modification_refused": {`"modifyVolumeStatus":`, "C=1Gi A=2Gi " + pending + " P=2Gi PRE=1Gi " + waitNode, "VolumeModifyFailed"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := scenario(t, both, slowly)
+			f.classes()
+			f.api.refuse(func(r *http.Request) *http.Response {
+				if isWrite(r, "/status") && strings.Contains(bodyOf(t, r), tt.refused) {
+					return forbidden(r)
+				}
+				return nil
+			})
+			f.create("c1", nil)
+			f.patch("c1", fmt.Sprintf(`{"spec":{"resources":{"requests":{"storage":"2Gi"}},"volumeAttributesClassName":%q}}`, f.Unique("gold")))
+			f.reaches("c1", tt.reaches)
+			f.drain()
+			if got := f.events.reasons("c1"); strings.Count(got, "Failed") != 1 || !strings.Contains(got, tt.event) {
+				t.Errorf("events %q, want one failure: %s", got, tt.event)
+			}
+		})
+	}
 	t.Run("077_the_modification_begins", func(t *testing.T) {
 		plugin := both
 		plugin.Controller, plugin.Expansion = append(plugin.Controller[:2:2], canPublish), offline

@@ -20,25 +20,38 @@ import (
 func (a *attempt) writeClaim(
 	ctx context.Context, s claimState, step step, change func(*corev1.PersistentVolumeClaim),
 ) (written bool, err error) {
+	if err := a.patchClaim(ctx, s, change); err != nil {
+		return false, a.claimNotWritten(ctx, s, step, err)
+	}
+	return true, nil
+}
+
+// patchClaim applies change to the status of the claim of s.
+func (a *attempt) patchClaim(ctx context.Context, s claimState, change func(*corev1.PersistentVolumeClaim)) error {
 	changed := s.claim.DeepCopy()
 	change(changed)
 	patch, err := patchOf(&s.claim.ObjectMeta, &changed.ObjectMeta, s.claim, changed)
 	if err != nil || patch == nil {
-		return err == nil, err
+		return err
 	}
 	claims := a.t.c.deps.Client.CoreV1().PersistentVolumeClaims(s.claim.Namespace)
 	stored, err := claims.Patch(ctx, s.claim.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status")
-	if err == nil {
-		a.t.claims.Observe(stored)
-		a.t.confirmed.Store(stored.UID, struct{}{})
-		a.actedOn(stored)
-		a.reads.live = stored
-		return true, nil
+	if err != nil {
+		return err
 	}
+	a.t.claims.Observe(stored)
+	a.t.confirmed.Store(stored.UID, struct{}{})
+	a.actedOn(stored)
+	a.reads.live = stored
+	return nil
+}
+
+// claimNotWritten handles the error of a write. It returns nil if the claim must be decided about again.
+func (a *attempt) claimNotWritten(ctx context.Context, s claimState, step step, err error) error {
 	if retry, err := a.retry(s, step, err); !retry {
-		return false, err
+		return err
 	}
-	return false, a.readClaim(ctx, s.claim)
+	return a.readClaim(ctx, s.claim)
 }
 
 // writeVolume applies step to the PersistentVolume of s. It returns false if the PersistentVolume must be
@@ -86,5 +99,8 @@ func (a *attempt) retry(s claimState, step step, err error) (bool, error) {
 	return false, err
 }
 
-// isRefusal reports whether err is a response of the API server, and not a lost connection.
-func isRefusal(err error) bool { return apierrors.ReasonForError(err) != metav1.StatusReasonUnknown }
+// isRefusal reports whether the API server has refused the content of a write: err is no lost connection, and the
+// object was neither deleted nor changed.
+func isRefusal(err error) bool {
+	return apierrors.ReasonForError(err) != metav1.StatusReasonUnknown && !kube.IsNotFound(err) && !apierrors.IsConflict(err)
+}
