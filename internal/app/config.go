@@ -84,18 +84,22 @@ func (c Config) Validate() error {
 		errs = append(errs, c.leaseConfig().Validate())
 	}
 	errs = split(errors.Join(errs...))
-	reported := map[string]int{} // the index in errs
-	for i, err := range errs {
-		reported[err.Error()] = i
-	}
+	roles := map[string][]string{} // the names of the roles that report an error
 	for _, r := range c.roles {
 		for _, err := range split(r.validate(c.Settings)) {
-			if i, ok := reported[err.Error()]; ok {
-				errs[i] = err // of a flag of several roles
-				continue
+			text := err.Error()
+			if !slices.ContainsFunc(errs, func(known error) bool { return known.Error() == text }) {
+				errs = append(errs, err)
+				roles[text] = []string{}
 			}
-			reported[err.Error()] = len(errs)
-			errs = append(errs, fmt.Errorf("%s: %w", r.Name, err))
+			if names, ok := roles[text]; ok { // no error of the process
+				roles[text] = append(names, r.Name)
+			}
+		}
+	}
+	for i, err := range errs {
+		if names := roles[err.Error()]; len(names) > 0 {
+			errs[i] = fmt.Errorf("%s: %w", strings.Join(names, ", "), err)
 		}
 	}
 	return errors.Join(errs...)

@@ -123,11 +123,12 @@ func TestErrorsOfARoleThatDoesNotRun(t *testing.T) {
 	}
 }
 
-// TestEachErrorOnce: each error is on a line of its own, with the role unless it concerns several.
+// TestEachErrorOnce: each error is on a line of its own, with the roles unless it concerns the process.
 func TestEachErrorOnce(t *testing.T) {
 	for args, want := range map[string]string{
 		"--timeout=-5s": "--timeout: must be positive, got -5s",
-		"--worker-threads=0 --reconcile-sync=-1s --max-entries=-1": "--worker-threads: must be positive, got 0\n" +
+		"--worker-threads=0 --reconcile-sync=-1s --max-entries=-1": "" +
+			"provisioner, attacher, snapshotter: --worker-threads: must be positive, got 0\n" +
 			"attacher: --reconcile-sync: must not be negative, got -1s\n" +
 			"attacher: --max-entries: must be between 0 and 2147483647, got -1\n" +
 			"resizer: --workers: must be positive, got 0",
