@@ -116,9 +116,25 @@ func (s *simulation) began(from *replica, method string, r any) {
 	if err == nil {
 		err = s.leads(from, lease)
 	}
+	if err == nil {
+		err = s.hasCredentials(r)
+	}
 	if err != nil {
 		s.violated("%s calls %s %s: %v", from.client, method, volumeOf(r), err)
 	}
+}
+
+// hasCredentials returns an error if the request r lacks the values of the Secret that all classes name. DeleteVolume is
+// called without them if there is no Secret.
+func (s *simulation) hasCredentials(r any) error {
+	request, ok := r.(interface{ GetSecrets() map[string]string })
+	if _, deletes := r.(*csi.DeleteVolumeRequest); deletes && request.GetSecrets() == nil && s.cluster.SecretDeleted {
+		return nil
+	}
+	if ok && s.scale.features.Secrets && !maps.Equal(request.GetSecrets(), cluster.Credentials) {
+		return fmt.Errorf("with the values %q of the Secret, not %q", request.GetSecrets(), cluster.Credentials)
+	}
+	return nil
 }
 
 func (s *simulation) lease(name string) *coordinationv1.Lease {

@@ -206,7 +206,7 @@ func (s *simulation) pickScale() scale {
 	}
 	c.clock = pick(4) == 3
 	c.features.Copies = !c.features.Resize && pick(2) == 1 // after an expansion, copies would be smaller than their sources
-	c.lists = pick(3) == 2
+	c.lists, c.features.Secrets = pick(3) == 2, pick(3) == 2
 	return c
 }
 

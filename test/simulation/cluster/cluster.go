@@ -48,6 +48,7 @@ type Features struct {
 	Resize    bool // they expand volumes and modify them
 	Snapshots bool
 	Copies    bool // they clone volumes, and restore snapshots
+	Secrets   bool // the classes name a Secret, which they delete and create again
 	Topology  bool // volumes are accessible from one node
 	Nodes     bool // administrators delete nodes, and the node controller cleans up after them
 }
@@ -74,6 +75,8 @@ type Cluster struct {
 	selected    map[types.UID]time.Time // when the scheduler last selected a node, by claim
 	typed       sync.Map                // objects of custom resources with their types, by the object of the API server
 
+	// SecretDeleted: a user has deleted the Secret once.
+	SecretDeleted bool
 	// deletesContents: an administrator deletes the contents whose snapshots do not exist.
 	deletesContents bool
 

@@ -40,7 +40,7 @@ func (c *Cluster) createSnapshotClass(ctx context.Context, policy snapshotv1.Del
 	c.classes++
 	class := &snapshotv1.VolumeSnapshotClass{
 		ObjectMeta: metav1.ObjectMeta{Name: className(policy)}, Driver: c.driver, DeletionPolicy: policy,
-		Parameters: map[string]string{"generation": strconv.Itoa(c.classes)},
+		Parameters: c.withSecret(map[string]string{"generation": strconv.Itoa(c.classes)}, "snapshotter-"),
 	}
 	_, err := c.snapshots.VolumeSnapshotClasses().Create(ctx, class, metav1.CreateOptions{})
 	return err
@@ -190,7 +190,7 @@ func (c *Cluster) createContent(s state, snapshot *snapshotv1.VolumeSnapshot) (S
 		policy = snapshotv1.VolumeSnapshotContentRetain
 	}
 	content := &snapshotv1.VolumeSnapshotContent{
-		ObjectMeta: metav1.ObjectMeta{Name: ContentName(snapshot.UID)},
+		ObjectMeta: metav1.ObjectMeta{Name: ContentName(snapshot.UID), Annotations: c.contentAnnotations()},
 		Spec: snapshotv1.VolumeSnapshotContentSpec{
 			VolumeSnapshotRef: corev1.ObjectReference{
 				APIVersion: snapshotv1.SchemeGroupVersion.String(), Kind: "VolumeSnapshot", Namespace: Namespace, Name: snapshot.Name,
@@ -227,8 +227,9 @@ func (c *Cluster) releaseSnapshot(s state, snapshot *snapshotv1.VolumeSnapshot) 
 	}
 	if content != nil && !metav1.HasAnnotation(content.ObjectMeta, snapshotter.AnnBeingDeleted) {
 		annotated := content.DeepCopy()
-		if kept != "" && c.classes == len(snapshotPolicies) {
-			annotated.Annotations = nil // the cache has no write of the snapshotter, and the class is the one of the request
+		if kept != "" && c.classes == len(snapshotPolicies) && !c.lacksSecret() {
+			// The cache has no write of the snapshotter, which can repeat the request.
+			annotated.Annotations = c.contentAnnotations()
 		}
 		metav1.SetMetaDataAnnotation(&annotated.ObjectMeta, snapshotter.AnnBeingDeleted, "yes")
 		op := patchOp{"replace", "/metadata/annotations", annotated.Annotations}
@@ -298,11 +299,7 @@ func (c *Cluster) disturbSnapshots(s state) []Step {
 	}
 	var steps []Step
 	policy := snapshotPolicies[c.classes%2]
-	unrecorded := func(o *snapshotv1.VolumeSnapshotContent) bool {
-		return metav1.HasAnnotation(o.ObjectMeta, snapshotter.AnnBeingDeleted) &&
-			!metav1.HasAnnotation(o.ObjectMeta, snapshotter.AnnRequest)
-	}
-	if !slices.ContainsFunc(s.contents, unrecorded) { // the class has the request of an unrecorded one
+	if !slices.ContainsFunc(s.contents, isUnrecorded) { // the class has the request of an unrecorded one
 		steps = append(steps, Step{"user recreates VolumeSnapshotClass " + className(policy) + " with other parameters",
 			func(ctx context.Context) error {
 				if err := c.snapshots.VolumeSnapshotClasses().Delete(ctx, className(policy), metav1.DeleteOptions{}); err != nil {

@@ -37,6 +37,11 @@ func (c *Cluster) SetUp(ctx context.Context) error {
 	if err := c.api.Create(storagev1.SchemeGroupVersion.WithResource("csidrivers"), driver); err != nil {
 		return err
 	}
+	if c.features.Secrets {
+		if err := c.createSecret(); err != nil {
+			return err
+		}
+	}
 	for _, name := range ClassNames {
 		if err := c.createClass(name); err != nil {
 			return err
@@ -64,7 +69,7 @@ func (c *Cluster) createClass(name string) error {
 	c.generations[name]++
 	parameters := map[string]string{"type": name, "generation": strconv.Itoa(c.generations[name] % 2)}
 	class := &storagev1.StorageClass{
-		ObjectMeta: metav1.ObjectMeta{Name: name}, Provisioner: c.driver, Parameters: parameters,
+		ObjectMeta: metav1.ObjectMeta{Name: name}, Provisioner: c.driver, Parameters: c.withSecret(parameters, ""),
 		ReclaimPolicy: ptr.To(corev1.PersistentVolumeReclaimDelete), VolumeBindingMode: ptr.To(storagev1.VolumeBindingImmediate),
 		AllowVolumeExpansion: &c.features.Resize,
 	}
@@ -109,7 +114,8 @@ func (c *Cluster) UserSteps(claims int) [][]Step {
 		}
 	}
 	groups := [][]Step{
-		steps, c.disturb(s), c.userExpands(s), c.userTakesSnapshots(s, claims), c.disturbSnapshots(s), c.userCopies(s),
+		steps, append(c.disturb(s), c.disturbSecret(s)...), c.userExpands(s), c.userTakesSnapshots(s, claims), c.disturbSnapshots(s),
+		c.userCopies(s),
 	}
 	return slices.DeleteFunc(groups, func(steps []Step) bool { return len(steps) == 0 })
 }
@@ -147,11 +153,14 @@ func (c *Cluster) recreateClass(name string) Step {
 	}}
 }
 
-// Restorations returns the steps of administrators who restore the StorageClasses of claims that have no volume, and may need
-// the parameters of another request.
+// Restorations returns the steps of administrators who restore the Secret, and the StorageClasses of claims that have no volume
+// and may need the parameters of another request.
 func (c *Cluster) Restorations(needed func(*corev1.PersistentVolumeClaim) bool) []Step {
 	var steps []Step
 	s := c.read()
+	if c.lacksSecret() {
+		steps = append(steps, c.disturbSecret(s)...)
+	}
 	for _, name := range ClassNames {
 		if slices.ContainsFunc(s.claims, func(claim *corev1.PersistentVolumeClaim) bool {
 			return *claim.Spec.StorageClassName == name && claim.Spec.VolumeName == "" && needed(claim)
