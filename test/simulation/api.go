@@ -74,7 +74,7 @@ func (s *simulation) before(ctx context.Context, r apiserver.Request) error {
 	}
 	o := &operation{
 		replica: from, kind: request, name: describe(r), write: r.Verb == "update" || r.Verb == "patch" || r.Verb == "delete",
-		lease: isLease(r), body: string(r.Body),
+		lease: isLease(r), body: string(r.Body), key: keyOf(ctx),
 	}
 	s.nodeControllerDeletes(from, r)
 	s.releases(from, r)
@@ -111,7 +111,7 @@ func (s *simulation) after(ctx context.Context, r apiserver.Request) error {
 		return nil
 	}
 	if v.delay {
-		o := &operation{replica: from, kind: response, name: "response to " + describe(r), lease: isLease(r)}
+		o := &operation{replica: from, kind: response, name: "response to " + describe(r), lease: isLease(r), key: keyOf(ctx)}
 		arrives, ok := s.gate.wait(ctx, o)
 		if !ok {
 			return errDead

@@ -19,6 +19,7 @@ type operation struct {
 	kind    kind
 	name    string // the same in each run of a seed
 	body    string // of a request
+	key     string // that a worker processes
 	write   bool   // a request that can be answered with a conflict
 	lease   bool   // a request for a Lease, or its response
 	method  string // of a call
@@ -108,7 +109,7 @@ func (g *gate) begin(step int) []*operation {
 		if a.replica.name != b.replica.name {
 			return strings.Compare(a.replica.name, b.replica.name)
 		}
-		return cmp.Or(strings.Compare(a.name, b.name), strings.Compare(a.body, b.body))
+		return cmp.Or(strings.Compare(a.name, b.name), strings.Compare(a.body, b.body), strings.Compare(a.key, b.key))
 	})
 	return slices.Clone(g.pending)
 }
@@ -119,7 +120,7 @@ func (g *gate) proceed(o *operation, v verdict) {
 	defer g.mu.Unlock()
 	g.pending = slices.DeleteFunc(g.pending, func(other *operation) bool {
 		equal := other.replica == o.replica && other.kind == o.kind && other.arrived == o.arrived &&
-			other.name == o.name && other.body == o.body
+			other.name == o.name && other.body == o.body && other.key == o.key
 		if equal && other != o {
 			other.resume <- v
 		}

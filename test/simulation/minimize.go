@@ -6,8 +6,6 @@ package simulation
 import (
 	"slices"
 	"testing"
-
-	"github.com/go-logr/logr"
 )
 
 // minimizeRuns bounds the runs of [Minimize].
@@ -21,7 +19,7 @@ func Minimize(t *testing.T, h History) History {
 		if runs++; runs > minimizeRuns {
 			return false
 		}
-		shorter := Run(t, 0, choices, logr.Discard())
+		shorter := Run(t, 0, choices)
 		if shorter.Violation == "" || len(shorter.Lines) > len(h.Lines) {
 			return false
 		}

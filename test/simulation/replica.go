@@ -13,6 +13,7 @@ import (
 	"sync"
 	"testing/synctest"
 
+	"github.com/go-logr/logr"
 	"github.com/spf13/pflag"
 	"google.golang.org/grpc/peer"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -111,7 +112,7 @@ func (s *simulation) start(name string) *replica {
 	}
 	os.Setenv("POD_NAME", name)
 	os.Setenv("POD_NAMESPACE", metav1.NamespaceSystem)
-	ctx, cancel := context.WithCancelCause(klog.NewContext(context.Background(), s.log))
+	ctx, cancel := context.WithCancelCause(klog.NewContext(context.Background(), logr.New(keySink{})))
 	r.cancel = cancel
 	s.globals.seed()
 	go func() {

@@ -19,7 +19,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/go-logr/logr"
 	"github.com/google/uuid"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -46,7 +45,6 @@ type History struct {
 // simulation is one history.
 type simulation struct {
 	choices *choices
-	log     logr.Logger
 	config  app.Config
 	api     *apiserver.Server
 	driver  *csitest.Plugin
@@ -99,14 +97,14 @@ type scale struct {
 }
 
 // Run runs the history of seed, or with a non-nil replay that of these choices.
-func Run(t *testing.T, seed uint64, replay []uint16, log logr.Logger) (h History) {
+func Run(t *testing.T, seed uint64, replay []uint16) (h History) {
 	synctest.Test(t, func(*testing.T) {
 		c := newChoices(seed)
 		if replay != nil {
 			c = &choices{replay: replay}
 		}
 		s := &simulation{
-			choices: c, log: log, gate: newGate(), begin: time.Now(), frozen: map[string]int{},
+			choices: c, gate: newGate(), begin: time.Now(), frozen: map[string]int{},
 			processes: map[string]*replica{}, verdicts: map[uint64]verdict{}, checker: newChecker(),
 		}
 		s.run()

@@ -15,7 +15,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/go-logr/logr"
 	"github.com/google/go-cmp/cmp"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 )
@@ -74,7 +73,7 @@ func run(t *testing.T, from uint64, seeds int) {
 					"a goroutine waits for a mutex that another one holds during a request", n))
 			}
 		})
-		h := Run(t, n, nil, logr.Discard())
+		h := Run(t, n, nil)
 		stuck.Stop()
 		close(ended)
 		all.add(h)
@@ -141,13 +140,13 @@ func TestHistogram(t *testing.T) {
 // TestSameSeedSameHistory runs each seed several times, and replays its choices.
 func TestSameSeedSameHistory(t *testing.T) {
 	for n := *from; n < *from+uint64(*same); n++ {
-		first := Run(t, n, nil, logr.Discard())
+		first := Run(t, n, nil)
 		for i := range *runs - 1 {
-			if diff := cmp.Diff(first.Lines, Run(t, n, nil, logr.Discard()).Lines); diff != "" {
+			if diff := cmp.Diff(first.Lines, Run(t, n, nil).Lines); diff != "" {
 				t.Fatalf("seed %d, run %d: %s", n, i+2, diff)
 			}
 		}
-		if diff := cmp.Diff(first.Lines, Run(t, 0, first.Choices, logr.Discard()).Lines); diff != "" {
+		if diff := cmp.Diff(first.Lines, Run(t, 0, first.Choices).Lines); diff != "" {
 			t.Errorf("seed %d: the replay of its choices differs: %s", n, diff)
 		}
 		// The sum compares histories of several processes.
