@@ -83,7 +83,11 @@ func (t *term) publish(ctx context.Context, s attachmentState, step step) error 
 	if err != nil {
 		return t.recordError(ctx, va, err)
 	}
-	defer t.c.deps.Locks.Share(step.source.handle)()
+	release, err := t.c.deps.Locks.Share(ctx, step.source.handle)
+	if err != nil {
+		return err
+	}
+	defer release()
 	call, cancel := context.WithTimeout(csiclient.WithMigrated(ctx, step.source.migrated), t.c.cfg.Timeout)
 	defer cancel()
 	response, err := t.c.deps.CSI.ControllerPublishVolume(call, request)

@@ -23,8 +23,12 @@ func isDetached(err error) bool { return err == nil }
 // and updates the status of the VolumeAttachment.
 func (t *term) unpublish(ctx context.Context, s attachmentState, step step) error {
 	va := s.attachment
-	defer t.c.deps.Locks.Share(step.source.handle)()
-	err := t.callUnpublish(ctx, s, step)
+	release, err := t.c.deps.Locks.Share(ctx, step.source.handle)
+	if err != nil {
+		return err
+	}
+	defer release()
+	err = t.callUnpublish(ctx, s, step)
 	t.outOfSync.recordChange(va.UID)
 	if !isDetached(err) {
 		return t.recordError(ctx, va, err)

@@ -26,9 +26,9 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/storage-controller/storage-controller/csiclient"
+	"github.com/storage-controller/storage-controller/internal/keylock"
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/migration"
-	"github.com/storage-controller/storage-controller/internal/volumelock"
 	"github.com/storage-controller/storage-controller/internal/workloop"
 )
 
@@ -67,7 +67,7 @@ type Deps struct {
 	// VolumeObserver is notified of the outcome of calls; nil: none.
 	VolumeObserver VolumeObserver
 	// Locks keeps the node controller from a volume during a call; the other roles share the locks.
-	Locks *volumelock.Locks
+	Locks *keylock.Locks[string]
 }
 
 // VolumeObserver is notified of what has changed at the driver, from any goroutine. It must

@@ -127,10 +127,14 @@ func (a *applier) ownerOfRejected(ctx context.Context, key claimKey, o operation
 // deleteRejected deletes a volume that was created and cannot be used.
 func (a *applier) deleteRejected(ctx context.Context, key claimKey, o operation) (transition, error) {
 	id := o.csiSource.VolumeHandle
-	defer a.c.deps.Locks.Share(id)()
+	release, err := a.c.deps.Locks.Share(ctx, id)
+	if err != nil {
+		return transition{}, err
+	}
+	defer release()
 	call, cancel := context.WithTimeout(csiclient.WithMigrated(ctx, o.plan.Migrated), a.c.cfg.Timeout)
 	defer cancel()
-	_, err := a.c.deps.CSI.DeleteVolume(call, &csi.DeleteVolumeRequest{VolumeId: id, Secrets: o.request.GetSecrets()})
+	_, err = a.c.deps.CSI.DeleteVolume(call, &csi.DeleteVolumeRequest{VolumeId: id, Secrets: o.request.GetSecrets()})
 	if err != nil {
 		err = fmt.Errorf("deleting unusable volume %q: %w (unusable because: %w)", id, err, o.rejectReason)
 		a.c.claimFailed(o.claim, failedEvent(o.plan.ClassName, err))

@@ -67,7 +67,11 @@ func (l *volumeLoop) deleteVolume(ctx context.Context, pv *corev1.PersistentVolu
 		return l.failed(pv, err)
 	}
 	handle := translated.Spec.CSI.VolumeHandle
-	defer l.c.deps.Locks.Share(handle)() // may wait
+	release, err := l.c.deps.Locks.Share(ctx, handle) // may wait
+	if err != nil {
+		return err
+	}
+	defer release()
 	live, exists, err := l.volumes.Refetch(ctx, l.c.deps.Client.CoreV1().PersistentVolumes(), pv)
 	switch {
 	case err != nil:

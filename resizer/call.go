@@ -27,7 +27,11 @@ func (a *attempt) expand(ctx context.Context, s claimState, step step) error {
 		return err
 	}
 	var response *csi.ControllerExpandVolumeResponse
-	a.call(ctx, src, func(call context.Context) { response, err = a.t.c.deps.CSI.ControllerExpandVolume(call, request) })
+	if ended := a.call(ctx, src, func(call context.Context) {
+		response, err = a.t.c.deps.CSI.ControllerExpandVolume(call, request)
+	}); ended != nil {
+		return ended
+	}
 	m := a.memory()
 	m.inUseError = status.Code(err) == codes.FailedPrecondition
 	result := answer{before: capacityOf(s.claim), nodeExpansion: response.GetNodeExpansionRequired()}
@@ -50,7 +54,11 @@ func (a *attempt) modify(ctx context.Context, s claimState, step step) error {
 		return err
 	}
 	request := driver.modifyRequest(src, s.claim, s.classes[step.target.class], s.secrets)
-	a.call(ctx, src, func(call context.Context) { _, err = a.t.c.deps.CSI.ControllerModifyVolume(call, request) })
+	if ended := a.call(ctx, src, func(call context.Context) {
+		_, err = a.t.c.deps.CSI.ControllerModifyVolume(call, request)
+	}); ended != nil {
+		return ended
+	}
 	result := answer{}
 	if err != nil {
 		result.kind, result.err = outcomeOf(modify, err), err
@@ -59,18 +67,24 @@ func (a *attempt) modify(ctx context.Context, s claimState, step step) error {
 }
 
 // call calls f with the deadline of a CSI call and without the lock of the memory. The outcome is
-// unknown until f returns.
-func (a *attempt) call(ctx context.Context, src source, f func(context.Context)) {
+// unknown until f returns. If ctx ends before the volume can be used, call returns an error without
+// calling f.
+func (a *attempt) call(ctx context.Context, src source, f func(context.Context)) (err error) {
 	m := a.memory()
 	m.settled, m.waiting = "", false
 	// An attempt that follows reads the secret again.
 	a.reads.secretRead, a.reads.secrets, a.reads.classes = false, nil, nil
 	a.m.unlocked(func() {
-		defer a.t.c.deps.Locks.Share(src.spec.CSI.VolumeHandle)()
+		var release func()
+		if release, err = a.t.c.deps.Locks.Share(ctx, src.spec.CSI.VolumeHandle); err != nil {
+			return
+		}
+		defer release()
 		call, cancel := context.WithTimeout(csiclient.WithMigrated(ctx, src.migrated), a.t.c.cfg.callTimeout(a.key.Operation))
 		defer cancel()
 		f(call)
 	})
+	return err
 }
 
 // answered remembers a response for the API. An indeterminate response of an expansion changes nothing

@@ -22,10 +22,10 @@ import (
 
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/election"
+	"github.com/storage-controller/storage-controller/internal/keylock"
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/migration"
 	"github.com/storage-controller/storage-controller/internal/tracing"
-	"github.com/storage-controller/storage-controller/internal/volumelock"
 	"github.com/storage-controller/storage-controller/internal/workloop"
 )
 
@@ -51,7 +51,7 @@ type Deps struct {
 	Registry prometheus.Registerer
 	Queues   *workloop.Metrics
 	// Locks keeps the node controller from deleting a PersistentVolume during a CSI call for its volume.
-	Locks *volumelock.Locks
+	Locks *keylock.Locks[string]
 }
 
 // Controller expands and modifies the volumes of a driver.

@@ -139,10 +139,14 @@ func (l *loop[T, C]) create(ctx context.Context, obj T, s state, step step) erro
 	c := s.content
 	isNew := c.known().handle == ""
 	forced := isNew && c.terminating() && c.forced(s.memory)
-	l.memories.update(c.uid(), func(m *memory) { m.request, m.outcome = step.request, indeterminate }) // also if the call panics
 	for _, volume := range c.volumes {
-		defer l.c.deps.Locks.Share(volume)()
+		release, err := l.c.deps.Locks.Share(ctx, volume)
+		if err != nil {
+			return err
+		}
+		defer release()
 	}
+	l.memories.update(c.uid(), func(m *memory) { m.request, m.outcome = step.request, indeterminate }) // also if the call panics
 	call, cancel := context.WithTimeout(ctx, l.c.cfg.Timeout)
 	defer cancel()
 	a, err := l.calls.create(call, c, step.request, s.secrets)

@@ -20,7 +20,7 @@ import (
 	"k8s.io/client-go/tools/record"
 
 	"github.com/storage-controller/storage-controller/csiclient"
-	"github.com/storage-controller/storage-controller/internal/volumelock"
+	"github.com/storage-controller/storage-controller/internal/keylock"
 	"github.com/storage-controller/storage-controller/internal/workloop"
 )
 
@@ -56,7 +56,7 @@ type Deps struct {
 	Registry prometheus.Registerer
 	Queues   *workloop.Metrics
 	// Locks keeps the node controller from deleting a PersistentVolume during a CSI call for its volume.
-	Locks *volumelock.Locks
+	Locks *keylock.Locks[string]
 }
 
 // Controller creates and deletes the snapshots of a driver.

@@ -13,8 +13,8 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
 
+	"github.com/storage-controller/storage-controller/internal/keylock"
 	"github.com/storage-controller/storage-controller/internal/kube"
-	"github.com/storage-controller/storage-controller/internal/volumelock"
 	"github.com/storage-controller/storage-controller/internal/workloop"
 )
 
@@ -45,7 +45,7 @@ func (p *process) build(ctx, services context.Context, config *rest.Config) (_ *
 		settings: p.Settings, driver: p.driver, csi: p.csi, events: events, recorder: events.recorder, metadata: meta,
 		watches:   kube.ForWatches(config, p.Version),
 		informers: kube.NewInformers(client, meta, p.driver.Name), queues: workloop.NewMetrics(p.registry),
-		locks: &volumelock.Locks{}, running: &running{},
+		locks: &keylock.Locks[string]{}, running: &running{},
 	}}
 	t := &terms{
 		cfg: p.Config, informers: b.shared.informers, server: p.server,

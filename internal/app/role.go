@@ -23,10 +23,10 @@ import (
 	"github.com/storage-controller/storage-controller/attacher"
 	"github.com/storage-controller/storage-controller/capacity"
 	"github.com/storage-controller/storage-controller/csiclient"
+	"github.com/storage-controller/storage-controller/internal/keylock"
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/settings"
 	"github.com/storage-controller/storage-controller/internal/tools/doctor"
-	"github.com/storage-controller/storage-controller/internal/volumelock"
 	"github.com/storage-controller/storage-controller/internal/workloop"
 )
 
@@ -137,7 +137,7 @@ type shared struct {
 	recorder  func(component string) record.EventRecorder // for a role whose sidecar has an event source of its own
 	registry  prometheus.Registerer
 	queues    *workloop.Metrics
-	locks     *volumelock.Locks
+	locks     *keylock.Locks[string]
 	running   *running
 }
 

@@ -15,8 +15,8 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
 
+	"github.com/storage-controller/storage-controller/internal/keylock"
 	"github.com/storage-controller/storage-controller/internal/kube"
-	"github.com/storage-controller/storage-controller/internal/volumelock"
 )
 
 // cleaner deletes for a term, or for a one-shot command.
@@ -24,7 +24,7 @@ type cleaner struct {
 	policy  Policy
 	gather  gatherer // with a live source
 	live    live
-	locks   *volumelock.Locks
+	locks   *keylock.Locks[string]
 	notify  *notifier
 	metrics *metrics
 	// confirm returns an error unless this process may still delete.

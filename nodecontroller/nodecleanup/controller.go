@@ -23,8 +23,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/record"
 
+	"github.com/storage-controller/storage-controller/internal/keylock"
 	"github.com/storage-controller/storage-controller/internal/kube"
-	"github.com/storage-controller/storage-controller/internal/volumelock"
 	"github.com/storage-controller/storage-controller/internal/workloop"
 )
 
@@ -32,9 +32,9 @@ import (
 type Deps struct {
 	Driver    string
 	Client    kubernetes.Interface
-	Dynamic   dynamic.Interface // for custom resources
-	Informers *kube.Informers   // retain nodes, claims and the annotation [CleanupAnnotation] of claims
-	Locks     *volumelock.Locks // shared with the loops that call the driver; may be nil
+	Dynamic   dynamic.Interface      // for custom resources
+	Informers *kube.Informers        // retain nodes, claims and the annotation [CleanupAnnotation] of claims
+	Locks     *keylock.Locks[string] // shared with the loops that call the driver; may be nil
 	Events    record.EventRecorder
 	Registry  prometheus.Registerer
 	Queues    *workloop.Metrics

@@ -26,9 +26,9 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/record"
 
+	"github.com/storage-controller/storage-controller/internal/keylock"
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/kubetest"
-	"github.com/storage-controller/storage-controller/internal/volumelock"
 	"github.com/storage-controller/storage-controller/internal/workloop"
 )
 
@@ -62,7 +62,7 @@ type fixture struct {
 	cfg         Config
 	user        *rest.Config // of the controller
 	watch       *rest.Config // of its informers
-	locks       volumelock.Locks
+	locks       keylock.Locks[string]
 	requests
 	process // that was started last
 }

@@ -26,8 +26,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
+	"github.com/storage-controller/storage-controller/internal/keylock"
 	"github.com/storage-controller/storage-controller/internal/kube"
-	"github.com/storage-controller/storage-controller/internal/volumelock"
 	"github.com/storage-controller/storage-controller/internal/workloop"
 )
 
@@ -158,8 +158,8 @@ func newActors() *actors {
 		reg := prometheus.NewRegistry()
 		a.replicas[i] = &replica{c: &Controller{
 			deps: Deps{
-				Driver: worldDriver, Client: client, Informers: informers, Locks: &volumelock.Locks{}, Queues: workloop.NewMetrics(reg),
-				Namespace: "ns",
+				Driver: worldDriver, Client: client, Informers: informers, Locks: &keylock.Locks[string]{},
+				Queues: workloop.NewMetrics(reg), Namespace: "ns",
 			},
 			volumes: informers.Volumes(), claims: informers.Claims(), classes: informers.Classes(), nodes: informers.FullNodes(),
 			csiNodes: informers.CSINodes(), metrics: newMetrics(reg, func() counts { return counts{} }),

@@ -189,7 +189,10 @@ func TestSkippedNamesTheReason(t *testing.T) {
 // TestNothingWhileTheDriverIsCalled: a CSI call for the volume is in flight.
 func TestNothingWhileTheDriverIsCalled(t *testing.T) {
 	f := scenario(t, nil)
-	done := f.locks.Share(f.name("pv-a"))
+	done, err := f.locks.Share(t.Context(), f.name("pv-a"))
+	if err != nil {
+		t.Fatal(err)
+	}
 	_, pvc := f.bound("a", "n")
 	f.start()
 	f.stays(2*shortGrace, pvc)

@@ -1,0 +1,86 @@
+// Copyright The storage-controller Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package keylock provides a shared/exclusive lock per key. The locks of volumes keep the loops of one
+// process from releasing a PersistentVolume while a CSI call for its volume is running.
+package keylock
+
+import (
+	"context"
+	"fmt"
+	"sync"
+)
+
+// Locks holds a shared/exclusive lock per key, which may be held during requests. The zero value is
+// ready for use. The methods of a nil *Locks always succeed.
+type Locks[K comparable] struct {
+	mu   sync.Mutex
+	held map[K]*lockState
+}
+
+// lockState describes a key that is locked by any number of sharers or by one exclusive holder.
+type lockState struct {
+	shared    int
+	exclusive chan struct{} // closed on release; nil without an exclusive holder
+}
+
+// Share waits for the exclusive holder of key, if any, and takes a shared lock. If ctx ends during
+// the wait, it returns the cause. Call release after the use of key.
+func (l *Locks[K]) Share(ctx context.Context, key K) (release func(), err error) {
+	if l == nil {
+		return func() {}, nil
+	}
+	for {
+		l.mu.Lock()
+		s := l.state(key)
+		if s.exclusive == nil {
+			s.shared++
+			l.mu.Unlock()
+			return func() { l.release(key, func(s *lockState) { s.shared-- }) }, nil
+		}
+		wait := s.exclusive
+		l.mu.Unlock()
+		select {
+		case <-wait:
+		case <-ctx.Done():
+			return nil, fmt.Errorf("waiting for the lock of %v: %w", key, context.Cause(ctx))
+		}
+	}
+}
+
+// TryExclusive takes an exclusive lock on key, or returns false if key is locked.
+func (l *Locks[K]) TryExclusive(key K) (release func(), ok bool) {
+	if l == nil {
+		return func() {}, true
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	s := l.state(key)
+	if s.shared > 0 || s.exclusive != nil {
+		return nil, false
+	}
+	s.exclusive = make(chan struct{})
+	return func() { l.release(key, func(s *lockState) { close(s.exclusive); s.exclusive = nil }) }, true
+}
+
+func (l *Locks[K]) state(key K) *lockState {
+	s := l.held[key]
+	if s == nil {
+		if l.held == nil {
+			l.held = map[K]*lockState{}
+		}
+		s = &lockState{}
+		l.held[key] = s
+	}
+	return s
+}
+
+func (l *Locks[K]) release(key K, change func(*lockState)) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	s := l.held[key]
+	change(s)
+	if s.shared == 0 && s.exclusive == nil {
+		delete(l.held, key)
+	}
+}

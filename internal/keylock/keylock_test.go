@@ -1,0 +1,105 @@
+// Copyright The storage-controller Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package keylock
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// share takes a shared lock on v.
+func share(t *testing.T, l *Locks[string]) (release func()) {
+	t.Helper()
+	release, err := l.Share(t.Context(), "v")
+	if err != nil {
+		t.Error(err)
+	}
+	return release
+}
+
+func TestSharedAndExclusive(t *testing.T) {
+	var l Locks[string]
+	first, second := share(t, &l), share(t, &l)
+	if _, ok := l.TryExclusive("v"); ok {
+		t.Error("exclusive during a use")
+	}
+	if release, ok := l.TryExclusive("w"); !ok {
+		t.Error("another key is locked")
+	} else {
+		release()
+	}
+	first()
+	if _, ok := l.TryExclusive("v"); ok {
+		t.Error("exclusive during the second use")
+	}
+	second()
+	release, ok := l.TryExclusive("v")
+	if !ok {
+		t.Fatal("still locked after the uses")
+	}
+	if _, again := l.TryExclusive("v"); again {
+		t.Error("two exclusive holders")
+	}
+	release()
+	if len(l.held) != 0 {
+		t.Errorf("locks left: %v", l.held)
+	}
+}
+
+func TestShareWaitsForTheExclusiveHolder(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var l Locks[string]
+		release, _ := l.TryExclusive("v")
+		var wg sync.WaitGroup
+		called := false
+		wg.Go(func() { share(t, &l)(); called = true })
+		synctest.Wait()
+		if called {
+			t.Error("Share returned while another holder is exclusive")
+		}
+		release()
+		wg.Wait()
+		if !called || len(l.held) != 0 {
+			t.Errorf("called %t, locks left: %v", called, l.held)
+		}
+	})
+}
+
+// TestShareEndsWithItsContext: the end of ctx ends the wait, and no lock is left.
+func TestShareEndsWithItsContext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var l Locks[string]
+		release, _ := l.TryExclusive("v")
+		shutdown := errors.New("shutting down")
+		ctx, cancel := context.WithCancelCause(t.Context())
+		time.AfterFunc(time.Second, func() { cancel(shutdown) })
+		begin := time.Now()
+		if _, err := l.Share(ctx, "v"); !errors.Is(err, shutdown) || time.Since(begin) != time.Second {
+			t.Errorf("got %v after %v", err, time.Since(begin))
+		}
+		release()
+		if len(l.held) != 0 {
+			t.Errorf("locks left: %v", l.held)
+		}
+		if free, err := l.Share(ctx, "v"); err != nil {
+			t.Errorf("no wait is necessary, but got %v", err)
+		} else {
+			free()
+		}
+	})
+}
+
+func TestNilLocks(t *testing.T) {
+	var l *Locks[string]
+	share(t, l)()
+	if release, ok := l.TryExclusive("v"); !ok {
+		t.Error("locked")
+	} else {
+		release()
+	}
+}
