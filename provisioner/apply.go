@@ -121,11 +121,14 @@ func (a *applier) identified(next operation) operation {
 	return next
 }
 
-// protectSource begins an operation once its source has the finalizer. The lock of the
+// protectSource begins an operation once its source has the finalizer. A shared lock of the
 // source is held until the operation is recorded, and counts as a use of the source.
 func (a *applier) protectSource(ctx context.Context, s claimState, next operation) (transition, error) {
 	t := beginRequest(a.identified(next))
-	unlock := a.sources.locks.lock(*next.source)
+	unlock, err := a.sources.locks.Share(ctx, *next.source)
+	if err != nil {
+		return transition{}, err
+	}
 	defer func() {
 		if t.release == nil { // an error or a panic
 			unlock()

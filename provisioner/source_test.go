@@ -133,14 +133,7 @@ func TestSourceUnlockedAfterPanic(t *testing.T) {
 		}()
 		_, _ = a.protectSource(t.Context(), claimState{reads: reads{refs: &resolvedRefs{}}}, operation{source: source})
 	}()
-	locked := make(chan struct{})
-	go func() {
-		a.sources.locks.lock(*source)
-		close(locked)
-	}()
-	select {
-	case <-locked:
-	case <-time.After(10 * time.Second):
+	if _, ok := a.sources.locks.TryExclusive(*source); !ok {
 		t.Error("the source is still locked")
 	}
 }

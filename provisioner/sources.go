@@ -11,12 +11,14 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sync/singleflight"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
+	"github.com/storage-controller/storage-controller/internal/keylock"
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/volumerules"
 	"github.com/storage-controller/storage-controller/internal/workloop"
@@ -31,7 +33,8 @@ type sourceProtector struct {
 	volumes   *kube.MutationCache[*corev1.PersistentVolume]
 	ops       *operations
 	snapshots kube.OptionalInformer
-	locks     sourceLocks // serialize protecting and releasing a source
+	locks     keylock.Locks[volumerules.Source] // shared while a source is protected, exclusive while it is released
+	protects  singleflight.Group                // claims that protect a source at the same time share the requests
 
 	version atomic.Pointer[string] // of PVCs when this process began to lead, or later; nil: unknown
 
@@ -52,8 +55,17 @@ func newSourceProtector(
 	return p
 }
 
-// protect adds the finalizer to a source. The caller holds its lock.
+// protect adds the finalizer to a source. The caller holds a shared lock of it.
+//
+// Several callers share the requests of the first one. Its lock keeps the finalizer from being removed until they end, and
+// from then on that of each caller. The contexts of all callers end with the same term.
 func (p *sourceProtector) protect(ctx context.Context, key volumerules.Source, uid types.UID) error {
+	_, err, _ := p.protects.Do(fmt.Sprintf("%s %s", key, uid), func() (any, error) { return nil, p.addProtection(ctx, key, uid) })
+	return err
+}
+
+// addProtection adds the finalizer to the source that has both key and uid.
+func (p *sourceProtector) addProtection(ctx context.Context, key volumerules.Source, uid types.UID) error {
 	if key.Kind == kube.KindClaim {
 		source, err := addFinalizer(ctx, p.c.deps.Client.CoreV1().PersistentVolumeClaims(key.Namespace), key.Name, uid,
 			kube.CloningProtection)
@@ -116,11 +128,16 @@ func (p *sourceProtector) knowsClaims(ctx context.Context) (bool, error) {
 
 // sync removes the finalizer from a source that is no longer in use.
 func (p *sourceProtector) sync(ctx context.Context, key volumerules.Source) (time.Time, error) {
-	defer p.locks.lock(key)()
 	complete, err := p.knowsClaims(ctx)
-	switch {
-	case err != nil:
+	if err != nil {
 		return time.Time{}, err
+	}
+	release, free := p.locks.TryExclusive(key)
+	if !free { // a claim that fails to protect the source does not enqueue it
+		return time.Now().Add(p.c.cfg.RetryIntervalStart), nil
+	}
+	defer release()
+	switch {
 	case p.inUse(key):
 		return time.Time{}, nil // the end of the use enqueues the source
 	case !complete: // until the next event or bookmark of PVCs, about a minute

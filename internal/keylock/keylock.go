@@ -2,7 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package keylock provides a shared/exclusive lock per key. The locks of volumes keep the loops of one
-// process from releasing a PersistentVolume while a CSI call for its volume is running.
+// process from releasing a PersistentVolume while a CSI call for its volume is running, those of data
+// sources from releasing a source while a claim is about to copy it.
 package keylock
 
 import (

@@ -1,0 +1,183 @@
+// Copyright The storage-controller Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package provisioner
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	snapshotclient "github.com/kubernetes-csi/external-snapshotter/client/v8/clientset/versioned/typed/volumesnapshot/v1"
+	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/record"
+
+	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/volumerules"
+)
+
+var testSnapshot = volumerules.Source{Kind: kube.KindSnapshot, Namespace: "ns", Name: "s"}
+
+// hangTime is how long a [webhook] delays a patch.
+const hangTime = 10 * time.Second
+
+// webhook is an API server with one VolumeSnapshot, whose patches hang in an admission webhook before patched answers them.
+type webhook struct {
+	patched func(w io.Writer) (code int)
+
+	mu       sync.Mutex
+	requests map[string]int // by method
+}
+
+const snapshotText = `{"apiVersion":"snapshot.storage.k8s.io/v1","kind":"VolumeSnapshot",` +
+	`"metadata":{"namespace":"ns","name":"s","uid":"u","resourceVersion":"1"}}`
+
+func (h *webhook) RoundTrip(r *http.Request) (*http.Response, error) {
+	h.mu.Lock()
+	h.requests[r.Method]++
+	h.mu.Unlock()
+	code, text := http.StatusOK, &strings.Builder{}
+	if r.Method == http.MethodGet {
+		text.WriteString(snapshotText)
+	} else {
+		time.Sleep(hangTime)
+		code = h.patched(text)
+	}
+	return &http.Response{
+		StatusCode: code, Header: http.Header{"Content-Type": {"application/json"}}, Body: io.NopCloser(strings.NewReader(text.String())),
+		Request: r,
+	}, nil
+}
+
+// applier returns an applier that restores from h.
+func (h *webhook) applier(t *testing.T) *applier {
+	t.Helper()
+	h.requests = map[string]int{}
+	snapshots, err := snapshotclient.NewForConfig(&rest.Config{Host: "http://api", Transport: h, QPS: -1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &Controller{
+		deps:    Deps{Snapshots: snapshots, Events: record.NewFakeRecorder(100)},
+		metrics: newMetrics(prometheus.NewRegistry(), func() (float64, float64) { return 0, 0 }),
+		cfg:     Config{RetryIntervalStart: time.Second},
+	}
+	ops := newOperations()
+	ops.copies[testSnapshot] = 1
+	claims := kube.NewMutationCache(kube.NewInformers(nil, nil, "d").Claims())
+	p := &sourceProtector{c: c, claims: claims, ops: ops}
+	p.version.Store(new("1"))
+	return &applier{c: c, sources: p}
+}
+
+// protectSnapshot protects the snapshot for a claim.
+func (a *applier) protectSnapshot(ctx context.Context) (transition, error) {
+	s := claimState{claim: testClaim(nil), reads: reads{refs: &resolvedRefs{uid: "u"}}}
+	return a.protectSource(ctx, s, operation{source: &testSnapshot})
+}
+
+// TestClonesShareTheProtectionOfTheirSource: when the PATCH of a source hangs, the workers of its clones wait for one request
+// together, not for one request each, one after the other.
+func TestClonesShareTheProtectionOfTheirSource(t *testing.T) {
+	const clones = 5
+	for name, patched := range map[string]func(io.Writer) int{
+		"succeeds": func(w io.Writer) int { _, _ = io.WriteString(w, snapshotText); return http.StatusOK },
+		"fails":    func(io.Writer) int { return http.StatusInternalServerError },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				h := &webhook{patched: patched}
+				a := h.applier(t)
+				begin := time.Now()
+				var wg sync.WaitGroup
+				for range clones {
+					wg.Go(func() {
+						switch result, err := a.protectSnapshot(t.Context()); {
+						case (err == nil) != (name == "succeeds"):
+							t.Errorf("got the error %v", err)
+						case err == nil:
+							result.release()
+						}
+					})
+				}
+				wg.Wait()
+				if took := time.Since(begin); took != hangTime {
+					t.Errorf("%d clones took %v, want %v", clones, took, hangTime)
+				}
+				if got := fmt.Sprint(h.requests); got != "map[GET:1 PATCH:1]" {
+					t.Errorf("the requests are %v, want one of each method", got)
+				}
+			})
+		})
+	}
+}
+
+// TestPanicOfASharedRequest: a panic of the request that the workers of several claims share is a panic of each worker, which
+// recovers from it, and locks out no other claim.
+func TestPanicOfASharedRequest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := &webhook{patched: func(io.Writer) int { panic("in a request") }}
+		a := h.applier(t)
+		var wg sync.WaitGroup
+		for range 2 {
+			wg.Go(func() {
+				defer func() {
+					if recover() == nil {
+						t.Error("no panic")
+					}
+				}()
+				_, _ = a.protectSnapshot(t.Context())
+			})
+		}
+		wg.Wait()
+		if _, ok := a.sources.locks.TryExclusive(testSnapshot); !ok || h.requests[http.MethodPatch] != 1 {
+			t.Errorf("the source is locked: %t; requests: %v", !ok, h.requests)
+		}
+	})
+}
+
+// TestProtectionEndsWithTheTerm: at the end of the term a worker does not wait for the one that removes the finalizer, and the
+// end is no failure of the claim.
+func TestProtectionEndsWithTheTerm(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := (&webhook{}).applier(t)
+		if _, ok := a.sources.locks.TryExclusive(testSnapshot); !ok {
+			t.Fatal("the source is locked")
+		}
+		ended := errors.New("the term has ended")
+		ctx, end := context.WithCancelCause(t.Context())
+		end(ended)
+		events := record.NewFakeRecorder(1)
+		a.c.deps.Events = events
+		if result, err := a.protectSnapshot(ctx); !errors.Is(err, ended) || result.name != "" || len(events.Events) > 0 {
+			t.Errorf("got transition %q, error %v and %d events", result.name, err, len(events.Events))
+		}
+	})
+}
+
+// TestReleaseOfALockedSource: a worker that would remove the finalizer does not wait for the workers that add it.
+func TestReleaseOfALockedSource(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := (&webhook{patched: func(io.Writer) int { return http.StatusInternalServerError }}).applier(t)
+		var wg sync.WaitGroup
+		wg.Go(func() { _, _ = a.protectSnapshot(t.Context()) })
+		synctest.Wait()
+		begin := time.Now()
+		next, err := a.sources.sync(t.Context(), testSnapshot)
+		if took := time.Since(begin); err != nil || took > 0 || next != begin.Add(time.Second) {
+			t.Errorf("got %v, %v after %v, want another try after 1s", next, err, took)
+		}
+		wg.Wait()
+		if next, err := a.sources.sync(t.Context(), testSnapshot); err != nil || !next.IsZero() { // it is in use
+			t.Errorf("got %v, %v after the lock was released", next, err)
+		}
+	})
+}
