@@ -14,6 +14,8 @@ import (
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/metadata"
 	"k8s.io/utils/ptr"
+
+	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
 // FindOwner returns the owner reference of the objects: pod at level 0, else its controlling
@@ -21,7 +23,7 @@ import (
 // garbage collector deletes the objects after their owner. FindOwner retries reads with a
 // transient error for half a minute.
 func FindOwner(
-	ctx context.Context, client metadata.Interface, kinds discovery.ServerResourcesInterface, namespace, pod string, level int,
+	ctx context.Context, client metadata.Interface, kinds discovery.DiscoveryInterface, namespace, pod string, level int,
 ) (*metav1.OwnerReference, error) {
 	owner := metav1.OwnerReference{APIVersion: "v1", Kind: "Pod", Name: pod, Controller: ptr.To(true)}
 	for i := 0; i <= level; i++ {
@@ -61,17 +63,17 @@ func FindOwner(
 
 // readMetadata reads the object that ref names.
 func readMetadata(
-	ctx context.Context, client metadata.Interface, kinds discovery.ServerResourcesInterface, namespace string, ref metav1.OwnerReference,
+	ctx context.Context, client metadata.Interface, kinds discovery.DiscoveryInterface, namespace string, ref metav1.OwnerReference,
 ) (metav1.Object, error) {
 	version, err := schema.ParseGroupVersion(ref.APIVersion)
 	if err != nil {
 		return nil, err
 	}
-	list, err := kinds.ServerResourcesForGroupVersion(ref.APIVersion)
+	resources, err := kube.ServerResources(ctx, kinds, version)
 	if err != nil {
 		return nil, fmt.Errorf("discovering kind %s of %s: %w", ref.Kind, ref.APIVersion, err)
 	}
-	for _, r := range list.APIResources {
+	for _, r := range resources {
 		if r.Kind == ref.Kind && r.Namespaced {
 			return client.Resource(version.WithResource(r.Name)).Namespace(namespace).Get(ctx, ref.Name, metav1.GetOptions{})
 		}

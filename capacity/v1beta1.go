@@ -25,17 +25,15 @@ import (
 
 // Beta reports whether the API server serves CSIStorageCapacity only as v1beta1, as
 // Kubernetes does up to 1.23. It retries transient errors for half a minute.
-func Beta(ctx context.Context, client discovery.ServerResourcesInterface) (bool, error) {
+func Beta(ctx context.Context, client discovery.DiscoveryInterface) (bool, error) {
 	var beta bool
 	err := retry(ctx, func() error {
 		for _, version := range []schema.GroupVersion{storagev1.SchemeGroupVersion, storagev1beta1.SchemeGroupVersion} {
-			list, err := client.ServerResourcesForGroupVersion(version.String())
+			resources, err := kube.ServerResources(ctx, client, version)
 			if err != nil && !apierrors.IsNotFound(err) {
 				return err
 			}
-			if list != nil && slices.ContainsFunc(
-				list.APIResources, func(r metav1.APIResource) bool { return r.Name == "csistoragecapacities" },
-			) {
+			if slices.ContainsFunc(resources, func(r metav1.APIResource) bool { return r.Name == "csistoragecapacities" }) {
 				beta = version == storagev1beta1.SchemeGroupVersion
 				return nil
 			}

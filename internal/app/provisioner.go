@@ -173,7 +173,7 @@ func buildProvisioner(ctx context.Context, s *shared, config *rest.Config) (cont
 	}
 	cfg := provisionerConfig(s.settings)
 	_, explicit := s.settings.Common.FeatureGates["VolumeAttributesClass"]
-	if !explicit && !kube.ServesKind(client.Discovery(), storagev1.SchemeGroupVersion, "VolumeAttributesClass") {
+	if !explicit && !kube.ServesKind(ctx, client.Discovery(), storagev1.SchemeGroupVersion, "VolumeAttributesClass") {
 		klog.FromContext(ctx).Info("VolumeAttributesClasses are ignored: the API server does not serve them")
 		cfg.VolumeAttributesClass = false
 	}

@@ -117,7 +117,7 @@ func buildResizer(ctx context.Context, s *shared, config *rest.Config) (controll
 	cfg := resizerConfig(s.settings)
 	_, explicit := s.settings.Common.FeatureGates["VolumeAttributesClass"]
 	if cfg.VolumeAttributesClass && s.driver.Controller.ModifyVolume && !explicit &&
-		!kube.ServesKind(client.Discovery(), storagev1.SchemeGroupVersion, "VolumeAttributesClass") {
+		!kube.ServesKind(ctx, client.Discovery(), storagev1.SchemeGroupVersion, "VolumeAttributesClass") {
 		klog.FromContext(ctx).Info("Volumes are not modified: the API server does not serve VolumeAttributesClasses")
 		cfg.VolumeAttributesClass = false
 	}

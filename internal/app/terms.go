@@ -173,6 +173,9 @@ func (t *terms) start(ctx context.Context, e *entry, m *member) error {
 func (t *terms) buildLate(ctx context.Context, m *member) error {
 	t.building.Lock()
 	defer t.building.Unlock()
+	if ctx.Err() != nil { // the wait for another controller was long
+		return context.Cause(ctx)
+	}
 	err := m.buildController(ctx)
 	if err == nil {
 		t.startInformers()

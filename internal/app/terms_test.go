@@ -7,12 +7,19 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/storage-controller/storage-controller/capacity"
 	"github.com/storage-controller/storage-controller/election"
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/workloop"
@@ -238,4 +245,43 @@ func TestServingFailsApartFromTheWork(t *testing.T) {
 			t.Errorf("got %v after %d attempts to serve", err, attempts)
 		}
 	})
+}
+
+// TestLateBuildsEndWithTheProcess: roles are built late, one after the other, and the API server does not answer. At the end
+// of ctx the request of the first one ends, and no other build begins.
+func TestLateBuildsEndWithTheProcess(t *testing.T) {
+	arrived := make(chan struct{}, 10)
+	server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		arrived <- struct{}{}
+		<-r.Context().Done() // the client gives up
+	}))
+	defer server.Close()
+	client, err := kubernetes.NewForConfig(&rest.Config{Host: server.URL, Timeout: 10 * time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	terms := &terms{informers: kube.NewInformers(nil, nil, "a.b"), limit: time.Minute, retry: wait.Backoff{Duration: time.Millisecond}}
+	var builds atomic.Int32
+	for _, name := range []string{"a", "b", "c"} {
+		m := newMember(name, false, func(ctx context.Context) (controller, error) {
+			builds.Add(1)
+			_, err := capacity.Beta(ctx, client.Discovery())
+			return nil, err
+		})
+		m.failure = errors.New("the API server did not answer")
+		terms.add("", m)
+	}
+	ctx, drain := context.WithCancelCause(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- terms.run(ctx) }()
+	<-arrived
+	begin := time.Now()
+	drain(workloop.ErrDrain)
+	err = <-done
+	if took := time.Since(begin); err != nil || took > 5*time.Second {
+		t.Errorf("the roles ended after %v with %v", took, err)
+	}
+	if n := builds.Load(); n != 1 || len(arrived) > 0 {
+		t.Errorf("%d builds have begun, and %d requests were sent after the end", n, len(arrived))
+	}
 }

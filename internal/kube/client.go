@@ -4,6 +4,7 @@
 package kube
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -146,10 +147,21 @@ func ForCustomResources(cfg *rest.Config) *rest.Config {
 	return c
 }
 
+// ServerResources returns the resources of version that the API server serves. Unlike the methods of client, it ends with ctx.
+func ServerResources(ctx context.Context, client discovery.DiscoveryInterface, version schema.GroupVersion) ([]metav1.APIResource, error) {
+	path := "/apis/" + version.String()
+	if version.Group == "" {
+		path = "/api/" + version.Version
+	}
+	var list metav1.APIResourceList
+	err := client.RESTClient().Get().AbsPath(path).Do(ctx).Into(&list)
+	return list.APIResources, err
+}
+
 // ServesKind reports whether the API server serves kind. It returns true if discovery fails.
-func ServesKind(client discovery.ServerResourcesInterface, version schema.GroupVersion, kind string) bool {
-	list, err := client.ServerResourcesForGroupVersion(version.String())
-	return err != nil || slices.ContainsFunc(list.APIResources, func(r metav1.APIResource) bool { return r.Kind == kind })
+func ServesKind(ctx context.Context, client discovery.DiscoveryInterface, version schema.GroupVersion, kind string) bool {
+	resources, err := ServerResources(ctx, client, version)
+	return err != nil || slices.ContainsFunc(resources, func(r metav1.APIResource) bool { return r.Kind == kind })
 }
 
 // ForWatches returns a copy of cfg for informers, without a rate limit and without a timeout.
