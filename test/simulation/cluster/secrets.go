@@ -22,13 +22,11 @@ const secretName = "credentials"
 // Credentials are the values of the Secret.
 var Credentials = map[string]string{"user": "x"}
 
-// withSecret adds the Secret for a purpose to the parameters of a class. The prefix "" is that of all purposes.
-func (c *Cluster) withSecret(parameters map[string]string, prefixes ...string) map[string]string {
-	for _, prefix := range prefixes {
-		if c.features.Secrets {
-			parameters["csi.storage.k8s.io/"+prefix+"secret-name"] = secretName
-			parameters["csi.storage.k8s.io/"+prefix+"secret-namespace"] = Namespace
-		}
+// withSecret adds the Secret to the parameters of a class. The prefix names its purpose; "" is that of all purposes.
+func (c *Cluster) withSecret(parameters map[string]string, prefix string) map[string]string {
+	if c.features.Secrets {
+		parameters["csi.storage.k8s.io/"+prefix+"secret-name"] = secretName
+		parameters["csi.storage.k8s.io/"+prefix+"secret-namespace"] = Namespace
 	}
 	return parameters
 }
