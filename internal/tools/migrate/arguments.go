@@ -47,10 +47,8 @@ func (s *source) prepare(g *group) {
 		s.prepareTopolvm(g)
 	case livenessprobe:
 		s.prepareLivenessprobe(g)
-	case csiSnapshotter:
-		groupSnapshotGate(s)
-		s.carryOver(g)
 	default:
+		groupSnapshotGate(s)
 		s.carryOver(g)
 		s.writeDefaults(g)
 		if s.kind == csiProvisioner && s.on(g.m.Tables, "enable-capacity") {
@@ -60,14 +58,18 @@ func (s *source) prepare(g *group) {
 	s.dropConflicting(g)
 }
 
-const groupSnapshots = "enable-volume-group-snapshots"
+// groupSnapshots is the flag of csi-snapshotter before v8.2, groupGate its successor, which is on by default since v8.7.
+const (
+	groupSnapshots = "enable-volume-group-snapshots"
+	groupGate      = "CSIVolumeGroupSnapshot"
+)
 
 // groupSnapshotGate replaces the flag of csi-snapshotter before v8.2 with the feature gate.
 func groupSnapshotGate(s *source) {
 	if f, given := s.lookup(groupSnapshots); given {
 		s.drop(f.name)
-		gate := newSetting("feature-gates", "CSIVolumeGroupSnapshot="+f.value)
-		gate.expanded = "CSIVolumeGroupSnapshot=" + f.expanded
+		gate := newSetting("feature-gates", groupGate+"="+f.value)
+		gate.expanded = groupGate + "=" + f.expanded
 		s.add(gate)
 	}
 }

@@ -183,8 +183,10 @@ func TestGatesThatWereOff(t *testing.T) {
 	t.Parallel()
 	const recover, annotate, honor, attributes = "(RecoverVolumeExpansionFailure)", "(AnnotateFsResize)", "(HonorPVReclaimPolicy)",
 		"set --feature-gates=VolumeAttributesClass=false"
+	const groups = "differs from that of csi-snapshotter: --feature-gates=CSIVolumeGroupSnapshot=false"
 	for _, tt := range []struct{ sidecar, version, gates, want string }{
-		{"csi-provisioner", "v5.2.0", "Topology=true", honor + attributes},
+		{"csi-provisioner", "v5.0.0", "Topology=true", honor + attributes},
+		{"csi-provisioner", "v5.1.0", "Topology=true", attributes},
 		{"csi-provisioner", "v5.3.0", "HonorPVReclaimPolicy=false", honor + attributes},
 		{"csi-provisioner", "v5.0.0", "HonorPVReclaimPolicy=true,VolumeAttributesClass=true", ""},
 		{"csi-provisioner", "v6.0.0", "Topology=true", ""},
@@ -192,10 +194,13 @@ func TestGatesThatWereOff(t *testing.T) {
 		{"csi-resizer", "v1.13.0", "VolumeAttributesClass=true", annotate},
 		{"csi-resizer", "v2.2.1", "RecoverVolumeExpansionFailure=false,AnnotateFsResize=true", recover},
 		{"csi-resizer", "v2.3.0", "", ""},
+		{"csi-snapshotter", "v8.6.0", "ReleaseLeaderElectionOnExit=true", groups},
+		{"csi-snapshotter", "v8.6.0", "CSIVolumeGroupSnapshot=true", ""},
+		{"csi-snapshotter", "v8.7.0", "", ""},
 	} {
 		manifest := strings.Replace(deployment(sidecar(tt.sidecar, "--feature-gates="+tt.gates)), ":v9", ":"+tt.version, 1)
 		notes, have := fmt.Sprint(migrated(t, manifest, false).Notes), ""
-		for _, note := range []string{recover, annotate, honor, attributes} {
+		for _, note := range []string{recover, annotate, honor, attributes, groups} {
 			if strings.Contains(notes, note) {
 				have += note
 			}

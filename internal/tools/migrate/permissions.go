@@ -141,6 +141,13 @@ func (a account) may(need access) bool {
 	return false
 }
 
+// updates reports whether need is the patch of PersistentVolumeClaims, in whose place the controllers use update, and a may update them.
+func (a account) updates(need access) bool {
+	update := need
+	update.verb = "update"
+	return need.resource == "persistentvolumeclaims" && need.verb == "patch" && a.may(update)
+}
+
 // missing returns what a does not have.
 func (a account) missing(grants []Grant) []access {
 	return slices.DeleteFunc(accesses(grants, a.namespace), a.may)
@@ -161,6 +168,9 @@ func (m *migration) notePermissions(w workload, groups []*group) {
 	a := m.accountOf(w)
 	required, optional := m.grants(w, groups)
 	lacks := a.missing(required)
+	if a.bound {
+		lacks = slices.DeleteFunc(lacks, a.updates)
+	}
 	switch who := fmt.Sprintf("ServiceAccount %s in namespace %s", a.name, a.namespace); {
 	case !a.bound:
 		m.note(Required, w.name, "", "the permissions of %s are not in the input. Append its RBAC manifests to the input to see "+

@@ -49,6 +49,7 @@ func TestPermissions(t *testing.T) {
 		"wildcards":  {cluster(`{apiGroups: ["*"], resources: ["*"], verbs: ["*"]}`), "--leader-election", "", "", Required},
 		"a verb is missing": {cluster(`{apiGroups: [""], resources: [persistentvolumeclaims], verbs: [get]}`), "",
 			"lacks permissions: patch persistentvolumeclaims. ", "verbs: [patch]", Required},
+		"update in its place": {cluster(`{apiGroups: [""], resources: [persistentvolumeclaims], verbs: [get, update]}`), "", "", "", Required},
 		"another group": {cluster(`{apiGroups: [apps], resources: [persistentvolumeclaims], verbs: [get, patch]}`), "",
 			"get,patch persistentvolumeclaims", "patch", Required},
 		"only one object": {cluster(`{apiGroups: [""], resources: [persistentvolumeclaims], resourceNames: [a], verbs: [get, patch]}`), "",

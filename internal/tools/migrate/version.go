@@ -79,14 +79,19 @@ func (s *source) writeDefaults(g *group) {
 		}
 		noteDefaults(s, g, known, "--feature-gates=Topology=true since v5, --prevent-volume-mode-conversion since v4, "+
 			"--default-fstype unset since v2")
-		if gateIsOff(s, "HonorPVReclaimPolicy", known && v.before(5, 3)) {
-			g.changed("new PersistentVolumes get a finalizer, as with csi-provisioner v5.3 and later (HonorPVReclaimPolicy): " +
+		if gateIsOff(s, "HonorPVReclaimPolicy", known && v.before(5, 1)) {
+			g.changed("new PersistentVolumes get a finalizer, as with csi-provisioner v5.1 and later (HonorPVReclaimPolicy): " +
 				"their reclaim policy also holds if they are deleted before their claim")
 		}
 		g.attributes = g.attributes || known && v.before(6, 0) && !s.namesGate(attributesClass)
 	case csiAttacher:
 		add(known && v.before(4, 0), "default-fstype", "ext4")
 		noteDefaults(s, g, known, "--default-fstype unset since v4")
+	case csiSnapshotter:
+		if known && v.before(8, 7) && !s.namesGate(groupGate) {
+			defaults = append(defaults, newSetting("feature-gates", groupGate+"=false"))
+		}
+		noteDefaults(s, g, known, "--feature-gates="+groupGate+"=true since v8.7")
 	case csiResizer:
 		_, resize := s.lookup("resize-timeout")
 		_, modify := s.lookup("modify-timeout")
@@ -97,7 +102,7 @@ func (s *source) writeDefaults(g *group) {
 			add(true, "modify-timeout", "10s")
 		}
 		if gateIsOff(s, "RecoverVolumeExpansionFailure", known && v.before(1, 13)) {
-			g.changed("after a failed expansion, a claim may request a smaller size, as with csi-resizer v2.3 and later " +
+			g.changed("after a failed expansion, a claim may request a smaller size, as with csi-resizer v1.13 and later " +
 				"(RecoverVolumeExpansionFailure)")
 		}
 		if known && v.before(2, 3) && !s.namesGate("AnnotateFsResize") {
@@ -140,11 +145,15 @@ func (s *source) namesGate(name string) bool {
 
 // gate returns the value of a feature gate, and whether a flag of s sets it.
 func (s *source) gate(name string) (value string, named bool) {
-	f, _ := s.lookup("feature-gates")
-	for item := range strings.SplitSeq(f.expanded, ",") {
-		if gate, value, _ := strings.Cut(item, "="); strings.TrimSpace(gate) == name {
-			return strings.TrimSpace(value), true
+	for _, f := range s.flags {
+		if f.name != "feature-gates" {
+			continue
+		}
+		for item := range strings.SplitSeq(f.expanded, ",") {
+			if gate, v, _ := strings.Cut(item, "="); strings.TrimSpace(gate) == name {
+				value, named = strings.TrimSpace(v), true
+			}
 		}
 	}
-	return "", false
+	return value, named
 }
