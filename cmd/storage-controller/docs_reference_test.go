@@ -92,7 +92,7 @@ func TestDocsReference(t *testing.T) {
 	}
 	same("event", code.reasons(), page["Events"])
 	same("environment variable", code.variables, page["Environment variables"])
-	same("name", code.names, slices.Concat(page["Annotations"], page["Labels and taints"], page["Finalizers"],
+	same("name", code.names, slices.Concat(page["Annotations"], page["Labels"], page["Finalizers"],
 		page["Parameters and attributes"], page["Resources of pods"]))
 	leases := map[string]bool{}
 	for _, lease := range app.Leases("csi.example.com") {

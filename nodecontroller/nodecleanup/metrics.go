@@ -43,11 +43,13 @@ func newMetrics(reg prometheus.Registerer, current func() counts) *metrics {
 			Help:    "Time from the deletion of a Node until the finalizer of this controller was removed.",
 			Buckets: []float64{1, 5, 10, 30, 60, 120, 300, 600, 900, 1800, 3600},
 		}),
-		missing:  desc("nodes_missing", "Nodes that do not exist and have volumes."),
-		unready:  desc("nodes_not_ready", "Nodes that have the driver and are not ready. Nothing is cleaned up because of that."),
-		orphaned: desc("volumes_orphaned", "Volumes of lost nodes, by the state of their cleanup.", "state"),
-		blocked:  desc("cleanup_blocked", "Volumes that are not cleaned up, and missing permissions, by the failed check.", "gate"),
-		open:     desc("breaker_open", "1 while the cleanup of any node waits for an approval because too many nodes are lost."),
+		missing: desc("nodes_missing", "Nodes that do not exist and have volumes."),
+		unready: desc("nodes_not_ready", "Nodes that have the driver and are not ready. Nothing is cleaned up because of that."),
+		orphaned: desc("volumes_orphaned", "Volumes of lost nodes, by the state of their cleanup: "+
+			"suspect, held, terminating, claim, draining, released, force or verify.", "state"),
+		blocked: desc("cleanup_blocked", "Volumes that are not cleaned up, and missing permissions, by the failed check: "+
+			"mode, scope, absence, grace, breaker, sanity, use, rate, lock, policy, attached, finalizer or forbidden.", "gate"),
+		open: desc("breaker_open", "1 while the cleanup of any node waits for an approval because too many nodes are lost."),
 	}
 	reg.MustRegister(m.actions, m.hold, m)
 	return m
