@@ -64,8 +64,8 @@ func (a *applier) existingPV(
 	same := a.c.driver.isVolume(pv, o.csiSource, o.pv.Spec.NodeAffinity)
 	ours := pv.Spec.ClaimRef != nil && pv.Spec.ClaimRef.UID == key.UID
 	switch {
-	case same && ours && !isReclaimed(pv, o.claim):
-		return pv, transition{}, nil
+	case same && ours && (!isReclaimed(pv, o.claim) || a.isDeleted(ctx, o.claim)):
+		return pv, transition{}, nil // of a deleted claim, no other volume is needed
 	case same && ours:
 		// Its volume is deleted with it. CreateVolume is repeated once it is.
 		a.volumes.Observe(pv)

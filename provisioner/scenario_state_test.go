@@ -615,6 +615,7 @@ func provisionerScenarioAnswers(t *testing.T) {
 			"rejected_and_claim_deleted":   {gone: true},
 			"saved_but_the_answer_lost":    {lost: true},
 			"saved_and_retained_meanwhile": {lost: true, gone: true, retain: true},
+			"saved_and_deleted_meanwhile":  {lost: true, gone: true, deleted: true},
 			"migrated_but_the_answer_lost": {lost: true, migrated: true},
 		} {
 			t.Run(name, func(t *testing.T) { savedLater(t, tt) })
@@ -726,6 +727,7 @@ type saving struct {
 	lost     bool // it was created, and the answer did not come through
 	gone     bool // its claim is deleted
 	retain   bool // by its class; it is released
+	deleted  bool // its finalizer keeps it
 	migrated bool // of the in-tree plugin of vSphere, whose PersistentVolumes do not have the ID
 }
 
@@ -784,6 +786,9 @@ func savedLater(t *testing.T, s saving) {
 	}
 	if s.retain {
 		f.phase(f.saved(claim), corev1.VolumeReleased)
+	}
+	if s.deleted {
+		f.Must(f.Client.CoreV1().PersistentVolumes().Delete(t.Context(), f.saved(claim).Name, metav1.DeleteOptions{}))
 	}
 	close(gate)
 	if events := f.event("ProvisioningSucceeded"); count(events, "Failed") > 0 {

@@ -116,7 +116,8 @@ func (m mutation) build(dir, binary string) error {
 	if err := errors.Join(os.WriteFile(file, mutated, 0o600), os.WriteFile(overlayFile, overlay, 0o600)); err != nil {
 		return err
 	}
-	out, err := exec.Command("go", "test", "-c", "-vet=off", "-overlay", overlayFile, "-o", binary, "./test/simulation").CombinedOutput()
+	args := []string{"-vet=off", "-ldflags=-s -w", "-overlay", overlayFile, "-o", binary, "./test/simulation"}
+	out, err := exec.Command("go", append([]string{"test", "-c"}, args...)...).CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("%w\n%s", err, out)
 	}
