@@ -150,10 +150,10 @@ func (s *source) gate(name string) (value string, named bool) {
 			continue
 		}
 		for item := range strings.SplitSeq(f.expanded, ",") {
-			if gate, v, _ := strings.Cut(item, "="); strings.TrimSpace(gate) == name {
-				value, named = strings.TrimSpace(v), true
+			if gate, value, _ := strings.Cut(item, "="); strings.TrimSpace(gate) == name {
+				return strings.TrimSpace(value), true // as in union, the first wins
 			}
 		}
 	}
-	return value, named
+	return "", false
 }
