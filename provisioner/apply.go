@@ -72,6 +72,8 @@ func (a *applier) apply(ctx context.Context, key claimKey, s claimState, step st
 		return a.createVolume(ctx, key, s)
 	case doCreatePV:
 		return a.createPV(ctx, a.c.deps.Client, key, s.op)
+	case doRepeat:
+		return outcomeUnknown(), nil
 	case doFindOwner:
 		owner, err := a.ownerOfRejected(ctx, key, s.op)
 		r.owner = &owner

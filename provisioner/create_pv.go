@@ -37,7 +37,7 @@ func (a *applier) createPV(ctx context.Context, client kubernetes.Interface, key
 		if apierrors.IsInvalid(err) || apierrors.IsForbidden(err) { // a retry alone does not help
 			a.c.claimFailed(o.claim, failedEvent(o.plan.ClassName, err))
 		}
-		return pvNotSaved(), err
+		return pvNotSaved(!apierrors.IsInvalid(err) && !apierrors.IsForbidden(err)), err
 	}
 	a.volumes.Observe(pv)
 	if a.c.deps.VolumeObserver != nil {
@@ -59,13 +59,13 @@ func (a *applier) existingPV(
 	name, handle := o.pv.Name, o.csiSource.VolumeHandle
 	pv, err := client.CoreV1().PersistentVolumes().Get(ctx, name, metav1.GetOptions{})
 	if err != nil { // also NotFound: the next attempt creates it
-		return nil, pvNotSaved(), fmt.Errorf("reading PersistentVolume %q, which already exists: %w", name, err)
+		return nil, pvNotSaved(false), fmt.Errorf("reading PersistentVolume %q, which already exists: %w", name, err)
 	}
 	same := a.c.driver.isVolume(pv, o.csiSource, o.pv.Spec.NodeAffinity)
 	ours := pv.Spec.ClaimRef != nil && pv.Spec.ClaimRef.UID == key.UID
 	switch {
-	case same && ours && (!isReclaimed(pv, o.claim) || a.isDeleted(ctx, o.claim)):
-		return pv, transition{}, nil // of a deleted claim, no other volume is needed
+	case same && ours && (o.pvMayExist || !isReclaimed(pv, o.claim)):
+		return pv, transition{}, nil // as if the response had arrived: what follows its deletion is the same
 	case same && ours:
 		// Its volume is deleted with it. CreateVolume is repeated once it is.
 		a.volumes.Observe(pv)
@@ -109,6 +109,9 @@ func (a *applier) saveAll(ctx context.Context) {
 	var all errgroup.Group
 	all.SetLimit(drainLimit)
 	for key, o := range a.ops.in(created) {
+		if o.pvDeleted {
+			continue // and with it the volume
+		}
 		all.Go(func() error {
 			t, err := a.createPV(ctx, a.c.deps.UnthrottledClient, key, o)
 			if t.name != "" {

@@ -45,6 +45,7 @@ const (
 	doUnprotect
 	doCreateVolume
 	doCreatePV
+	doRepeat    // CreateVolume
 	doFindOwner // of a rejected volume
 	doKeepRejected
 	doDeleteRejected
@@ -56,7 +57,7 @@ func (a action) String() string {
 		"nothing", "forget", "ignore", "back off", "retry", "fail", "wait", "reschedule", "schedule claiming", "select this node",
 		"read claim", "read references", "begin", "protect source", "abandon", "prepare again", "refetch claim", "read secrets", "protect",
 		"unprotect",
-		"create volume", "create PersistentVolume", "find owner", "keep rejected volume", "delete rejected volume",
+		"create volume", "create PersistentVolume", "repeat CreateVolume", "find owner", "keep rejected volume", "delete rejected volume",
 	}[a]
 }
 
@@ -208,6 +209,8 @@ func (d decision) decideCreated() step {
 		return step{action: doProtect, reason: "PVNotSaved"}
 	case d.failure != nil:
 		return d.backOff()
+	case d.op.pvDeleted: // before the response to its creation arrived; the volume may be deleted, too
+		return step{action: doRepeat, reason: "PVDeleted"}
 	}
 	return step{action: doCreatePV, reason: "VolumeCreated"}
 }

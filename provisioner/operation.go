@@ -105,11 +105,14 @@ type operation struct {
 	outdated     bool                // an object that the request was prepared from has changed
 
 	pv           *corev1.PersistentVolume          // in stage created
+	pvMayExist   bool                              // in stage created: a request that creates it failed, perhaps after its effect
 	csiSource    *corev1.CSIPersistentVolumeSource // in stages created, rejected and pvCreated
 	affinity     *corev1.VolumeNodeAffinity        // of the rejected volume
 	rejectReason error                             // in stage rejected
 
-	pvDeleted bool // after the stage created; the claim must be read before another volume is requested
+	// pvDeleted: a PersistentVolume of the claim was deleted, in stage created before the response to its creation. The
+	// claim must be read before another volume is requested.
+	pvDeleted bool
 }
 
 // infeasible is a request that the driver called invalid. It is not repeated
@@ -166,7 +169,9 @@ func createCalled() transition {
 }
 
 func outcomeUnknown() transition {
-	return transition{name: onOutcomeUnknown, set: func(o *operation) { o.pv, o.csiSource, o.recordFailed = nil, nil, false }}
+	return transition{name: onOutcomeUnknown, set: func(o *operation) {
+		o.pv, o.pvMayExist, o.pvDeleted, o.csiSource, o.recordFailed = nil, false, false, nil, false
+	}}
 }
 
 func recordNotWritten() transition {
@@ -197,9 +202,11 @@ func noVolume(i *infeasible) transition {
 	}}
 }
 
-// pvNotSaved follows a failed attempt to create the PersistentVolume.
-func pvNotSaved() transition {
-	return transition{name: onPVNotSaved, set: func(o *operation) { o.recordFailed = false }}
+// pvNotSaved follows a failed attempt to create the PersistentVolume, which exists if only the response was lost.
+func pvNotSaved(mayExist bool) transition {
+	return transition{name: onPVNotSaved, set: func(o *operation) {
+		o.recordFailed, o.pvMayExist = false, o.pvMayExist || mayExist
+	}}
 }
 
 func pvSaved() transition {

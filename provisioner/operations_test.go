@@ -59,7 +59,7 @@ func allTransitions() []transition {
 		createCalled(),
 		outcomeUnknown(), recordNotWritten(),
 		volumeCreated(ourVolume(), nil), volumeRejected(nil, nil, errUnusable), noVolume(nil),
-		pvNotSaved(), pvSaved(),
+		pvNotSaved(true), pvSaved(),
 		claimUnprotected(), claimRefetched(true), claimRefetched(false),
 	}
 }

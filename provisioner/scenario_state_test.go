@@ -616,6 +616,8 @@ func provisionerScenarioAnswers(t *testing.T) {
 			"saved_but_the_answer_lost":    {lost: true},
 			"saved_and_retained_meanwhile": {lost: true, gone: true, retain: true},
 			"saved_and_deleted_meanwhile":  {lost: true, gone: true, deleted: true},
+			"saved_and_being_deleted":      {lost: true, deleted: true},
+			"saved_and_deleted":            {lost: true, deleted: true, finalized: true},
 			"migrated_but_the_answer_lost": {lost: true, migrated: true},
 		} {
 			t.Run(name, func(t *testing.T) { savedLater(t, tt) })
@@ -724,11 +726,12 @@ func provisionerScenarioAnswers(t *testing.T) {
 
 // saving is what happens while the PersistentVolume of a volume cannot be created.
 type saving struct {
-	lost     bool // it was created, and the answer did not come through
-	gone     bool // its claim is deleted
-	retain   bool // by its class; it is released
-	deleted  bool // its finalizer keeps it
-	migrated bool // of the in-tree plugin of vSphere, whose PersistentVolumes do not have the ID
+	lost      bool // it was created, and the answer did not come through
+	gone      bool // its claim is deleted
+	retain    bool // by its class; it is released
+	deleted   bool // its finalizer keeps it, unless
+	finalized bool // its volume may be deleted with it
+	migrated  bool // of the in-tree plugin of vSphere, whose PersistentVolumes do not have the ID
 }
 
 func savedLater(t *testing.T, s saving) {
@@ -787,6 +790,11 @@ func savedLater(t *testing.T, s saving) {
 	if s.retain {
 		f.phase(f.saved(claim), corev1.VolumeReleased)
 	}
+	creations := 1
+	if s.finalized {
+		f.patchVolume(f.saved(claim), `{"metadata":{"finalizers":null}}`)
+		creations = 2 // by the same name: the driver has the volume still
+	}
 	if s.deleted {
 		f.Must(f.Client.CoreV1().PersistentVolumes().Delete(t.Context(), f.saved(claim).Name, metav1.DeleteOptions{}))
 	}
@@ -804,7 +812,7 @@ func savedLater(t *testing.T, s saving) {
 	if n := posts.Load(); n != 4 {
 		t.Errorf("%d attempts, want 4", n)
 	}
-	f.Calls(create, 1)
+	f.Calls(create, creations)
 	f.Calls(remove, 0)
 	if n := f.Plugin.VolumeCount(); n != 1 {
 		t.Errorf("%d volumes", n)

@@ -30,7 +30,7 @@ var mutations = []mutation{
 	{"delete-changed-meanwhile", "DeleteVolume looks for a later PersistentVolume after the live read.", "provisioner/volume_apply.go",
 		"|| newest.ResourceVersion != live.ResourceVersion ||", "|| newest == nil ||"},
 	{"wait-for-reclaimed-volume", "A deleted claim does not wait for the deletion of its PersistentVolume.", "provisioner/create_pv.go",
-		"(!isReclaimed(pv, o.claim) || a.isDeleted(ctx, o.claim)):", "!isReclaimed(pv, o.claim):"},
+		"(o.pvMayExist || !isReclaimed(pv, o.claim)):", "!isReclaimed(pv, o.claim):"},
 	{"request-for-a-saved-volume", "A new leader reads the PersistentVolume of a claim that its cache may lack.", "provisioner/gather.go",
 		"s.volume == nil && !complete", "s.volume == nil && !complete && false"},
 	{"release-source-early", "A new leader knows all claims before it removes the finalizer of a source.", "provisioner/sources.go",
