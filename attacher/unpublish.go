@@ -44,6 +44,7 @@ func (t *term) unpublish(ctx context.Context, s attachmentState, step step) erro
 	done(ctx, "Volume detached", va, step, *va.DeletionTimestamp)
 	rest, exists := t.newest(va)
 	if !exists {
+		t.confirmed.Delete(va.UID) // its Delete event may have arrived before the response
 		return nil
 	}
 	// Another finalizer keeps the object.

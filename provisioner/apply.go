@@ -73,9 +73,9 @@ func (a *applier) apply(ctx context.Context, key claimKey, s claimState, step st
 	case doCreatePV:
 		return a.createPV(ctx, a.c.deps.Client, key, s.op)
 	case doRepeat:
-		return outcomeUnknown(), nil
+		return a.repeat(ctx, key, s.op)
 	case doFindOwner:
-		owner, err := a.ownerOfRejected(ctx, key, s.op)
+		owner, err := a.ownerOfRejected(ctx, key, s.op, s.complete)
 		r.owner = &owner
 		return none, err
 	case doKeepRejected:

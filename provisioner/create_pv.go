@@ -51,6 +51,19 @@ func (a *applier) createPV(ctx context.Context, client kubernetes.Interface, key
 	return pvSaved(), nil
 }
 
+// repeat follows the deletion of a PersistentVolume whose creation got no response. Its volume may be deleted, too: CreateVolume
+// is repeated, unless the claim is deleted.
+func (a *applier) repeat(ctx context.Context, key claimKey, o operation) (transition, error) {
+	live, exists, err := a.claims.Refetch(ctx, a.c.deps.Client.CoreV1().PersistentVolumeClaims(key.Namespace), o.claim)
+	switch {
+	case err != nil:
+		return transition{}, fmt.Errorf("reading claim %s, whose PersistentVolume was deleted: %w", key, err)
+	case !exists || live.DeletionTimestamp != nil:
+		return noVolume(nil), nil
+	}
+	return outcomeUnknown(), nil
+}
+
 // existingPV returns the PersistentVolume that has the name of the one to create, if it is
 // for the same volume and claim. Otherwise it returns what follows for the operation.
 func (a *applier) existingPV(
@@ -109,7 +122,7 @@ func (a *applier) saveAll(ctx context.Context) {
 	var all errgroup.Group
 	all.SetLimit(drainLimit)
 	for key, o := range a.ops.in(created) {
-		if o.pvDeleted {
+		if o.pvMayExist && o.pvDeleted {
 			continue // and with it the volume
 		}
 		all.Go(func() error {

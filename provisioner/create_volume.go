@@ -62,7 +62,7 @@ func (a *applier) createVolume(ctx context.Context, key claimKey, s claimState) 
 	}
 	switch {
 	case errors.Is(err, errUnusable):
-		return volumeRejected(source, affinity(volume.GetAccessibleTopology()), err), nil
+		return volumeRejected(source, affinityOf(volume, a.c.driver.topology), err), nil
 	case err != nil:
 		return a.indeterminate(key, s, err)
 	}
@@ -103,7 +103,7 @@ func (a *applier) finalError(key claimKey, s claimState, err error) (transition,
 // ownerOfRejected returns the object that a rejected volume belongs to, "" for none: a
 // PersistentVolume, or another claim with the same volume name. A driver that returns one
 // volume for two claims, or contradicts itself, must not cause its deletion.
-func (a *applier) ownerOfRejected(ctx context.Context, key claimKey, o operation) (string, error) {
+func (a *applier) ownerOfRejected(ctx context.Context, key claimKey, o operation, complete bool) (string, error) {
 	pv, err := a.c.deps.Client.CoreV1().PersistentVolumes().Get(ctx, o.plan.VolumeName, metav1.GetOptions{})
 	switch {
 	case err == nil && (migration.IsInTree(pv) || a.c.driver.isVolume(pv, o.csiSource, o.affinity)):
@@ -115,8 +115,13 @@ func (a *applier) ownerOfRejected(ctx context.Context, key claimKey, o operation
 	if other, found := a.ops.sameVolume(key, o); found {
 		return "claim " + other.String(), nil
 	}
-	// A PersistentVolume that this process has created and the cache lacks has an operation until its claim is bound.
-	for _, pv := range a.c.volumes.List() {
+	known := append(a.c.volumes.List(), a.volumes.Written()...) // also those of claims whose operations have ended
+	if !complete {
+		if known, err = kube.ListAll[*corev1.PersistentVolume](ctx, a.c.deps.Client.CoreV1().PersistentVolumes().List); err != nil {
+			return "", fmt.Errorf("listing PersistentVolumes before deleting volume %q: %w", o.csiSource.VolumeHandle, err)
+		}
+	}
+	for _, pv := range known {
 		if a.c.driver.isVolume(pv, o.csiSource, o.affinity) {
 			return fmt.Sprintf("PersistentVolume %q", pv.Name), nil
 		}

@@ -45,7 +45,7 @@ const (
 	doUnprotect
 	doCreateVolume
 	doCreatePV
-	doRepeat    // CreateVolume
+	doRepeat    // CreateVolume, unless the claim is deleted, too
 	doFindOwner // of a rejected volume
 	doKeepRejected
 	doDeleteRejected
@@ -209,7 +209,7 @@ func (d decision) decideCreated() step {
 		return step{action: doProtect, reason: "PVNotSaved"}
 	case d.failure != nil:
 		return d.backOff()
-	case d.op.pvDeleted: // before the response to its creation arrived; the volume may be deleted, too
+	case d.op.pvMayExist && d.op.pvDeleted: // and with it the volume
 		return step{action: doRepeat, reason: "PVDeleted"}
 	}
 	return step{action: doCreatePV, reason: "VolumeCreated"}

@@ -563,9 +563,13 @@ func TestDecide(t *testing.T) {
 		"saved by an earlier process, and the PersistentVolume was deleted": {
 			claim: testClaim(nil), class: testClass(nil), op: operation{pvDeleted: true}, want: doRefetchClaim, reason: "PVDeleted",
 		},
+		"created, and the PersistentVolume of an earlier attempt was deleted": {
+			claim: testClaim(nil), op: testOperation(created, func(o *operation) { o.pvDeleted = true }), want: doCreatePV,
+			reason: "VolumeCreated",
+		},
 		"created, and the PersistentVolume was deleted before the response to its creation": {
-			claim: testClaim(nil), op: testOperation(created, func(o *operation) { o.pvDeleted = true }), want: doRepeat,
-			reason: "PVDeleted",
+			claim: testClaim(nil), op: testOperation(created, func(o *operation) { o.pvMayExist, o.pvDeleted = true, true }),
+			want: doRepeat, reason: "PVDeleted",
 		},
 		"created, and the PersistentVolume was not": {
 			claim: testClaim(nil), op: testOperation(created, nil), reads: reads{failure: &failure{err: errFull}}, want: doProtect,

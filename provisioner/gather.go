@@ -38,6 +38,8 @@ type claimState struct {
 	now    time.Time
 	// stale: the cache may lack a request that an earlier leader has recorded on the claim.
 	stale bool
+	// complete: the cache has all PersistentVolumes that earlier leaders have created.
+	complete bool
 	reads
 }
 
@@ -70,13 +72,13 @@ type failure struct {
 // is released at once.
 func (l *claimLoop) gather(key claimKey) claimState {
 	s := claimState{op: l.ops.get(key), race: l.ownership.raceOf(key), known: l.topologies, now: time.Now()}
-	complete := l.volumes.Reached(l.volumeVersion)
+	s.complete = l.volumes.Reached(l.volumeVersion)
 	s.volume, _ = l.volumes.Get(l.c.driver.volumeName(key.UID))
 	claim, since, ok := l.claims.GetSince(key.Namespace+"/"+key.Name, l.version)
 	if !ok || claim.UID != key.UID {
 		return s
 	}
-	s.claim, s.stale = claim, !since || s.volume == nil && !complete
+	s.claim, s.stale = claim, !since || s.volume == nil && !s.complete
 	s.class, _ = l.c.classes.Get(storagehelpers.GetPersistentVolumeClaimClass(claim))
 	return s
 }

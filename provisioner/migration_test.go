@@ -84,7 +84,7 @@ func TestTranslated(t *testing.T) {
 				return
 			}
 			topologies := ""
-			if terms := flatten(got.AllowedTopologies); terms != nil {
+			if terms, _ := flatten(got.AllowedTopologies); terms != nil {
 				topologies = fmt.Sprint(terms)
 			}
 			if fmt.Sprint(got.Parameters) != tt.parameters || topologies != tt.topologies || got.Provisioner != before.Provisioner ||

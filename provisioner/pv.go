@@ -62,6 +62,7 @@ func (d driver) volumeOf(
 				UID: claim.UID, ResourceVersion: claim.ResourceVersion,
 			},
 			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: d.sourceOf(request, p, v)},
+			NodeAffinity:           affinityOf(v, d.topology),
 		},
 	}
 	if p.AttributesClass != "" {
@@ -72,9 +73,6 @@ func (d driver) volumeOf(
 	}
 	if reclaims(pv) {
 		pv.Finalizers = []string{storagehelpers.PVDeletionProtectionFinalizer}
-	}
-	if d.topology {
-		pv.Spec.NodeAffinity = affinity(v.GetAccessibleTopology())
 	}
 	if p.Migrated { // kube-controller-manager would add the annotation later
 		pv.Annotations[storagehelpers.AnnMigratedTo] = d.name

@@ -519,14 +519,24 @@ func provisionerScenarioAnswers(t *testing.T) {
 	}
 	for name, tt := range map[string]struct {
 		saved, restart bool
+		bound          bool // and the watch of PersistentVolumes is late
 		owner          string
 	}{
 		"saved_by_this_process":    {saved: true, owner: "claim "},
+		"saved_and_bound":          {saved: true, bound: true, owner: "PersistentVolume "},
 		"saved_by_an_earlier_one":  {saved: true, restart: true, owner: "PersistentVolume "},
 		"that_cannot_be_saved_yet": {owner: "claim "},
 	} {
 		t.Run("volume_of_another_claim_is_not_cleaned_up_"+name, func(t *testing.T) {
-			f := scenario(t, csitest.Config{}, nil)
+			f := newFixture(t, csitest.Config{}, nil)
+			var late sync.Mutex
+			f.Watch = kubetest.Proxy(t, f.ControlPlane.Config(), func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
+				if r.URL.Query().Get("watch") != "" && strings.HasSuffix(r.URL.Path, "/persistentvolumes") {
+					w = kubetest.GatedWriter{ResponseWriter: w, Gate: &late}
+				}
+				pass.ServeHTTP(w, r)
+			})
+			f.start()
 			f.through(f.ControlPlane.Config(), func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
 				if r.Method == http.MethodPost && r.URL.Path == "/api/v1/persistentvolumes" && !tt.saved {
 					http.Error(w, "no", http.StatusInternalServerError)
@@ -535,9 +545,21 @@ func provisionerScenarioAnswers(t *testing.T) {
 				pass.ServeHTTP(w, r)
 			})
 			f.makeClass(nil)
+			gate := make(chan struct{})
+			f.Plugin.Next(create, heldUntil(gate, csitest.Default()))
 			first := f.claim(func(c *corev1.PersistentVolumeClaim) { c.Name = "first" })
-			if f.Wait(create, 1); tt.saved {
+			if f.Wait(create, 1); tt.bound {
+				late.Lock()
+				defer late.Unlock()
+			}
+			if close(gate); tt.saved {
 				f.saved(first)
+			}
+			if tt.bound {
+				_, err := f.Client.CoreV1().PersistentVolumeClaims(f.Namespace).Patch(t.Context(), first.Name, types.MergePatchType,
+					[]byte(`{"spec":{"volumeName":"pvc-`+string(first.UID)+`"}}`), metav1.PatchOptions{})
+				f.Must(err)
+				f.forgotten(first)
 			}
 			if tt.restart {
 				f.Crash()
@@ -618,6 +640,7 @@ func provisionerScenarioAnswers(t *testing.T) {
 			"saved_and_deleted_meanwhile":  {lost: true, gone: true, deleted: true},
 			"saved_and_being_deleted":      {lost: true, deleted: true},
 			"saved_and_deleted":            {lost: true, deleted: true, finalized: true},
+			"saved_and_deleted_with_claim": {lost: true, gone: true, deleted: true, finalized: true},
 			"migrated_but_the_answer_lost": {lost: true, migrated: true},
 		} {
 			t.Run(name, func(t *testing.T) { savedLater(t, tt) })
@@ -798,7 +821,20 @@ func savedLater(t *testing.T, s saving) {
 	if s.deleted {
 		f.Must(f.Client.CoreV1().PersistentVolumes().Delete(t.Context(), f.saved(claim).Name, metav1.DeleteOptions{}))
 	}
+	if s.finalized {
+		kubetest.Eventually(t, "the watch has shown the deletion", func(context.Context) error {
+			if !f.c.claimLoop.Load().ops.get(keyOf(claim)).pvDeleted {
+				return errors.New("it has not")
+			}
+			return nil
+		})
+	}
 	close(gate)
+	if s.gone && s.finalized { // nothing needs another volume
+		f.forgotten(claim)
+		f.Calls(create, 1)
+		return
+	}
 	if events := f.event("ProvisioningSucceeded"); count(events, "Failed") > 0 {
 		t.Errorf("events %q", events)
 	}

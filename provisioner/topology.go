@@ -18,13 +18,19 @@ import (
 	"github.com/storage-controller/storage-controller/internal/topology"
 )
 
+// maxSegments bounds the combinations of allowedTopologies. A request that names so many is near the limit of gRPC.
+const maxSegments = 10_000
+
 // flatten returns the segments that allowedTopologies of a class admit: for each selector
 // the product of the values of its expressions.
-func flatten(allowed []corev1.TopologySelectorTerm) []topology.Segment {
+func flatten(allowed []corev1.TopologySelectorTerm) ([]topology.Segment, error) {
 	var segments []topology.Segment
 	for _, selector := range allowed {
 		product := []topology.Segment{nil}
 		for _, e := range selector.MatchLabelExpressions {
+			if len(segments)+len(product)*len(e.Values) > maxSegments {
+				return nil, fmt.Errorf("%w: allowedTopologies of the class have more than %d combinations", errTopology, maxSegments)
+			}
 			var longer []topology.Segment
 			for _, s := range product {
 				for _, v := range e.Values {
@@ -40,7 +46,7 @@ func flatten(allowed []corev1.TopologySelectorTerm) []topology.Segment {
 			}
 		}
 	}
-	return segments
+	return segments, nil
 }
 
 var (
@@ -71,7 +77,10 @@ func requirement(r topologyRequest, known *topology.Aggregate) (*csi.TopologyReq
 		}
 	}
 	containsSelected := func(s topology.Segment) bool { return s.SubsetOf(selected) }
-	allowed := flatten(r.allowed)
+	allowed, err := flatten(r.allowed)
+	if err != nil {
+		return nil, err
+	}
 	requisite := allowed
 	switch {
 	case r.node != "" && r.strict:
@@ -152,6 +161,14 @@ func spread(claim string, n int) int {
 	h := fnv.New32()
 	_, _ = h.Write([]byte(base)) // never fails
 	return int((h.Sum32() + index) % uint32(n))
+}
+
+// affinityOf returns the node affinity of the PersistentVolume of v, or nil without topology.
+func affinityOf(v *csi.Volume, topology bool) *corev1.VolumeNodeAffinity {
+	if !topology {
+		return nil
+	}
+	return affinity(v.GetAccessibleTopology())
 }
 
 // affinity returns the node affinity of a PersistentVolume, or nil if the volume is accessible

@@ -63,6 +63,7 @@ func TestRequirement(t *testing.T) {
 	unlabelled := world([]string{"zone"}, map[string]string{"other": "x"})
 	halfGone := world([]string{"zone"}, map[string]string{"zone": "z1"})
 	halfGone.SetNode("node-0", nil, false)
+	hundred := strings.Split(strings.Repeat("v,", 100), ",")
 	noKeys := world(nil, map[string]string{"zone": "z1"})
 	tests := map[string]struct {
 		known                *topology.Aggregate
@@ -119,6 +120,10 @@ func TestRequirement(t *testing.T) {
 		},
 		"allowed topologies that are empty say nothing": {
 			known: zones, request: topologyRequest{immediate: true, allowed: []corev1.TopologySelectorTerm{{}}}, absent: true,
+		},
+		"allowed topologies with too many combinations": {
+			known: zones, err: errTopology,
+			request: topologyRequest{immediate: true, allowed: allow(in("a", hundred...), in("b", hundred...), in("c", "1", "2"))},
 		},
 		"node without CSINode": {
 			known: zones, request: topologyRequest{node: "other"}, err: errNodeNotFound,

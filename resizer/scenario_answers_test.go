@@ -305,7 +305,7 @@ func resizerScenarioWrites(t *testing.T) {
 		var gate sync.Mutex // of the watch of PersistentVolumes
 		f.Watch = kubetest.Proxy(t, f.ControlPlane.Config(), func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
 			if r.URL.Query().Get("watch") != "" && strings.HasSuffix(r.URL.Path, "/persistentvolumes") {
-				w = gatedWriter{w, &gate}
+				w = kubetest.GatedWriter{ResponseWriter: w, Gate: &gate}
 			}
 			pass.ServeHTTP(w, r)
 		})
@@ -372,22 +372,6 @@ func (w lateWriter) Write(p []byte) (int, error) {
 
 // Unwrap lets http.ResponseController flush the writer below.
 func (w lateWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
-
-// gatedWriter blocks the writes of a watch while another goroutine has the lock.
-type gatedWriter struct {
-	http.ResponseWriter
-	gate *sync.Mutex
-}
-
-// Write writes p when the gate is open.
-func (w gatedWriter) Write(p []byte) (int, error) {
-	w.gate.Lock()
-	defer w.gate.Unlock()
-	return w.ResponseWriter.Write(p)
-}
-
-// Unwrap lets http.ResponseController flush the writer below.
-func (w gatedWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
 // dropAllocated removes the fields that an API server before 1.32 does not store.
 func dropAllocated(t *testing.T, r *http.Request) {

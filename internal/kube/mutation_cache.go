@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"slices"
 	"sync"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -70,6 +71,13 @@ func (o *MutationCache[T]) GetSince(key, version string) (obj T, since, exists b
 		return obj, false, exists
 	}
 	return obj, synced || !older(obj.GetResourceVersion(), version), true
+}
+
+// Written returns the own writes that the informer may lack.
+func (o *MutationCache[T]) Written() []T {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return slices.Collect(maps.Values(o.written))
 }
 
 // Observe stores obj as returned by the API server from a write or a live read. An object with a

@@ -7,9 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/http"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -78,26 +76,3 @@ func (f *fixture) nudged(name string, since time.Time) (pod *corev1.Pod) {
 	})
 	return pod
 }
-
-// watchGate delays, while it is closed, the writes through it.
-type watchGate struct{ mu sync.RWMutex }
-
-// close closes the gate until open is called.
-func (g *watchGate) close() (open func()) {
-	g.mu.Lock()
-	return g.mu.Unlock
-}
-
-type gatedWriter struct {
-	http.ResponseWriter
-	gate *watchGate
-}
-
-func (w gatedWriter) Write(p []byte) (int, error) {
-	w.gate.mu.RLock()
-	defer w.gate.mu.RUnlock()
-	return w.ResponseWriter.Write(p)
-}
-
-// Unwrap lets the proxy flush a watch.
-func (w gatedWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"net/http"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -168,11 +169,11 @@ func TestNodecontrollerScenarioNudge(t *testing.T) {
 		}
 	})
 	t.Run("062_once_although_the_cache_is_behind", func(t *testing.T) {
-		var behind watchGate
+		var behind sync.RWMutex
 		f := newFixture(t, func(f *fixture) {
 			f.Watch = kubetest.Proxy(f.T, f.ControlPlane.Config(), func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
 				if strings.HasSuffix(r.URL.Path, "/pods") {
-					w = gatedWriter{w, &behind}
+					w = kubetest.GatedWriter{ResponseWriter: w, Gate: behind.RLocker()}
 				}
 				pass.ServeHTTP(w, r)
 			})
@@ -185,8 +186,8 @@ func TestNodecontrollerScenarioNudge(t *testing.T) {
 		f.Pod("last-z", "last-z", "n", nil)
 		f.Grow("last-z", time.Now())
 		f.nudged("last-z", time.Time{})
-		open := behind.close()
-		defer open()
+		behind.Lock()
+		defer behind.Unlock()
 		later := time.Now().Add(time.Hour)
 		f.Grow("c", later)
 		second := f.nudged("a", later.Truncate(time.Second))

@@ -32,7 +32,7 @@ var mutations = []mutation{
 	{"wait-for-reclaimed-volume", "A deleted claim does not wait for the deletion of its PersistentVolume.", "provisioner/create_pv.go",
 		"(o.pvMayExist || !isReclaimed(pv, o.claim)):", "!isReclaimed(pv, o.claim):"},
 	{"request-for-a-saved-volume", "A new leader reads the PersistentVolume of a claim that its cache may lack.", "provisioner/gather.go",
-		"s.volume == nil && !complete", "s.volume == nil && !complete && false"},
+		"s.volume == nil && !s.complete", "s.volume == nil && !s.complete && false"},
 	{"release-source-early", "A new leader knows all claims before it removes the finalizer of a source.", "provisioner/sources.go",
 		"case !complete:", "case false && !complete:"},
 	{"release-source-of-deleted-claim", "The source of a copy keeps its finalizer during the call, also if the claim is deleted.",
