@@ -509,6 +509,23 @@ func TestPlannedRemoval(t *testing.T) {
 		f.held("n3")
 		f.stays(2*shortGrace, claims[2])
 	})
+	t.Run("a_pod_uses_a_volume_whose_claim_is_deleted", func(t *testing.T) {
+		f := scenario(t, nil)
+		f.node("n")
+		f.patchNode("n", `{"metadata":{"finalizers":["`+f.cfg.NodeFinalizer+`"]}}`)
+		f.bound("c", "n")
+		f.pod("p", "c", f.name("n"))
+		cordon(f, "n")
+		f.start()
+		f.observed("c")
+		f.deleteNode("n")
+		f.claimDeleted("c")
+		f.node("m")
+		f.bound("m", "m")
+		f.observed("m")
+		f.deleteNode("m")
+		f.held("m") // the breaker counts n
+	})
 	for name, tc := range map[string]struct{ used, missed bool }{
 		"a_CSINode_is_left": {},
 		"the_pod_garbage_collector_has_deleted_the_pods": {used: true},

@@ -150,7 +150,8 @@ func (t *term) drained(h host) bool {
 		return false
 	}
 	used := slices.ContainsFunc(h.volumes, func(v volume) bool {
-		return v.claim != nil && slices.ContainsFunc(t.c.pods.ByIndex(kube.ByClaim, kube.Key(v.claim)), func(p *corev1.Pod) bool {
+		ref := v.pv.Spec.ClaimRef // v.claim is nil once the claim is being deleted, which its pods delay
+		return namesClaim(ref) && slices.ContainsFunc(t.c.pods.ByIndex(kube.ByClaim, ref.Namespace+"/"+ref.Name), func(p *corev1.Pod) bool {
 			return runs(p) && slices.Contains(h.names(), p.Spec.NodeName)
 		})
 	})
