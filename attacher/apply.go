@@ -54,6 +54,8 @@ func (t *term) apply(ctx context.Context, s attachmentState, step step, read *li
 		return t.publish(ctx, s, step)
 	case doUnpublish:
 		return t.unpublish(ctx, s, step)
+	case doUndoPublish:
+		return s.publication.undo(ctx, t)
 	case doRemoveFinalizer:
 		return t.changeAttachment(ctx, va, kube.MetadataPatch{RemoveFinalizers: []string{t.c.driver.finalizer}})
 	case doMarkAttached:
@@ -90,6 +92,7 @@ func (t *term) publish(ctx context.Context, s attachmentState, step step) error 
 	defer release()
 	call, cancel := context.WithTimeout(csiclient.WithMigrated(ctx, step.source.migrated), t.c.cfg.Timeout)
 	defer cancel()
+	t.publications.Store(va.UID, publication{s, step})
 	response, err := t.c.deps.CSI.ControllerPublishVolume(call, request)
 	t.outOfSync.recordChange(va.UID)
 	if err == nil {
@@ -103,20 +106,10 @@ func (t *term) publish(ctx context.Context, s attachmentState, step step) error 
 	if err := t.writeStatus(ctx, va, attachedStatus(va, response.GetPublishContext())); err != nil {
 		return fmt.Errorf("updating status of VolumeAttachment %q after ControllerPublishVolume: %w", va.Name, err)
 	}
-	current, exists := t.attachments.Get(va.Name)
-	if exists && current.UID != va.UID && t.c.driver.publishesAgain(t.gather(keyOf(current), liveReads{}), step) {
-		return nil // recreated during the publish
+	if _, exists := t.newest(va); !exists {
+		return nil // the next step is the undo
 	}
-	if !exists || current.UID != va.UID {
-		// Another client removed the finalizer during the publish. No later sync unpublishes,
-		// because the object does not exist.
-		if err = t.callUnpublish(ctx, s, step); err != nil {
-			klog.FromContext(ctx).Error(err, "VolumeAttachment was deleted during ControllerPublishVolume and unpublishing failed. "+
-				"Detach the volume at the storage system",
-				"volumeHandle", step.source.handle, "node", klog.KRef("", va.Spec.NodeName), "nodeID", step.nodeID)
-		}
-		return err
-	}
+	t.publications.Delete(va.UID)
 	t.outOfSync.remove(va.UID)
 	if !va.Status.Attached {
 		t.c.metrics.attached(time.Since(va.CreationTimestamp.Time))

@@ -103,6 +103,8 @@ type term struct {
 	// confirmed holds the UIDs of VolumeAttachments that were read from or written to the
 	// API server in this term.
 	confirmed sync.Map
+	// publications holds each [publication], by the UID of its VolumeAttachment.
+	publications sync.Map
 	// volumeVersion is the resourceVersion of PersistentVolumes when this process became the leader; empty: unknown.
 	volumeVersion string
 }
@@ -164,7 +166,7 @@ func (t *term) sync(ctx context.Context, key attachmentKey) (time.Time, error) {
 			return time.Time{}, nil
 		}
 		operation := "Attach"
-		if s.attachment.DeletionTimestamp != nil {
+		if s.attachment == nil || s.attachment.DeletionTimestamp != nil {
 			operation = "Detach"
 		}
 		traced, end := tracing.StartSpan(tracing.WithOperation(ctx, operation, key.UID), step.action.String())

@@ -36,6 +36,7 @@ const (
 	doAddFinalizer              // patch finalizer and annotations of the VolumeAttachment
 	doPublish                   // ControllerPublishVolume, then status.attached=true
 	doUnpublish                 // ControllerUnpublishVolume, then remove the finalizer
+	doUndoPublish               // ControllerUnpublishVolume for a deleted VolumeAttachment
 	doRemoveFinalizer           // without an RPC
 	doMarkAttached              // status.attached=true without an RPC
 	doMarkDetached              // status.attached=false without an RPC
@@ -45,7 +46,7 @@ const (
 func (a action) String() string {
 	return [...]string{
 		"nothing", "report attach error", "report detach error", "read secrets", "read attachment", "read volume", "add volume finalizer",
-		"add finalizer", "publish", "unpublish", "remove finalizer", "mark attached", "mark detached",
+		"add finalizer", "publish", "unpublish", "undo publish", "remove finalizer", "mark attached", "mark detached",
 	}[a]
 }
 
@@ -64,6 +65,8 @@ type step struct {
 func (d driver) decide(s attachmentState) step {
 	va := s.attachment
 	switch {
+	case va == nil && s.publication != nil:
+		return step{action: doUndoPublish, reason: "DeletedWithoutDetach"}
 	case va == nil:
 		return step{reason: "Deleted"}
 	case va.Spec.Attacher != d.name:

@@ -7,6 +7,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 )
 
 // attachmentKey identifies a VolumeAttachment. The UID gives a recreated object of the
@@ -41,6 +42,7 @@ type attachmentState struct {
 	unconfirmed bool
 	// volumeUnconfirmed: the cache may lack the last writes of an earlier leader to the PersistentVolume.
 	volumeUnconfirmed bool
+	publication       *publication // of a deleted attachment
 	liveReads
 }
 
@@ -57,6 +59,9 @@ func (t *term) gather(key attachmentKey, read liveReads) attachmentState {
 	s := attachmentState{liveReads: read}
 	va, ok := t.attachments.Get(key.Name)
 	if !ok || va.UID != key.UID {
+		if p, published := t.publications.Load(key.UID); published {
+			s.publication = ptr.To(p.(publication))
+		}
 		return s
 	}
 	s.attachment, s.outOfSync = va, t.outOfSync.has(key.UID)

@@ -62,7 +62,11 @@ func (t *term) attachmentUpdated(old, va *storagev1.VolumeAttachment) {
 }
 
 func (t *term) attachmentDeleted(va *storagev1.VolumeAttachment) {
-	t.vaQueue.Forget(keyOf(va))
+	if _, published := t.publications.Load(va.UID); published {
+		t.vaQueue.Add(keyOf(va))
+	} else {
+		t.vaQueue.Forget(keyOf(va))
+	}
 	t.confirmed.Delete(va.UID)
 	t.outOfSync.recordChange(va.UID)
 	t.outOfSync.remove(va.UID)

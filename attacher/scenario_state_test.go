@@ -131,28 +131,42 @@ const (
 // attacherScenarioState is what becomes of the objects: errors, finalizers, and volumes of
 // built-in plugins.
 func attacherScenarioState(t *testing.T) {
-	t.Run("attachment_removed_by_force_during_publish", func(t *testing.T) {
-		f := scenario(t, csitest.Config{}, nil)
-		f.Plugin.Next(publish, csitest.Hang())
-		f.node("id")
-		f.volume(nil)
-		f.attach("va", nil)
-		f.Wait(publish, 1)
-		vas := f.Client.StorageV1().VolumeAttachments()
-		f.Must(vas.Delete(t.Context(), f.Unique("va"), metav1.DeleteOptions{}))
-		_, err := vas.Patch(
-			t.Context(), f.Unique("va"), types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{},
-		)
-		f.Must(err)
-		f.Plugin.Release()
-		f.Wait(unpublish, 1)
-		kubetest.Eventually(t, "nothing is published", func(context.Context) error {
-			if n := f.Plugin.Publications(); n > 0 {
-				return fmt.Errorf("%d publications", n)
-			}
-			return nil
+	for name, tt := range map[string]struct {
+		publish, unpublish csitest.Step
+		calls              int // of ControllerUnpublishVolume
+	}{
+		"answered":            {csitest.Default(), csitest.Default(), 1},
+		"without_an_answer":   {csitest.DoAndFail(codes.DeadlineExceeded, "slow"), csitest.Default(), 1},
+		"and_unpublish_fails": {csitest.Default(), csitest.Fail(codes.Unavailable, "busy"), 2},
+	} {
+		t.Run("attachment_removed_by_force_during_publish_"+name, func(t *testing.T) {
+			f := scenario(t, csitest.Config{}, nil)
+			gate := make(chan struct{})
+			f.Plugin.Next(publish, func(ctx context.Context, p *csitest.Plugin, request any, do func() (any, error)) (any, error) {
+				<-gate
+				return tt.publish(ctx, p, request, do)
+			})
+			f.Plugin.Next(unpublish, tt.unpublish)
+			f.node("id")
+			f.volume(nil)
+			f.attach("va", nil)
+			f.Wait(publish, 1)
+			vas := f.Client.StorageV1().VolumeAttachments()
+			f.Must(vas.Delete(t.Context(), f.Unique("va"), metav1.DeleteOptions{}))
+			_, err := vas.Patch(
+				t.Context(), f.Unique("va"), types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{},
+			)
+			f.Must(err)
+			close(gate)
+			f.Wait(unpublish, tt.calls)
+			kubetest.Eventually(t, "nothing is published", func(context.Context) error {
+				if n := f.Plugin.Publications(); n > 0 {
+					return fmt.Errorf("%d publications", n)
+				}
+				return nil
+			})
 		})
-	})
+	}
 	t.Run("attachment_recreated_during_publish", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, nil)
 		va, term := f.attached(), f.c.term.Load()
@@ -162,6 +176,8 @@ func attacherScenarioState(t *testing.T) {
 		source, err := f.c.driver.currentSource(s)
 		f.Must(err)
 		f.Must(term.publish(t.Context(), s, step{action: doPublish, source: source, nodeID: "id-1"}))
+		_, err = term.sync(t.Context(), keyOf(s.attachment))
+		f.Must(err)
 		f.Calls(publish, 2)
 		f.Calls(unpublish, 0)
 	})

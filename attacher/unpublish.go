@@ -5,6 +5,7 @@ package attacher
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -33,6 +34,7 @@ func (t *term) unpublish(ctx context.Context, s attachmentState, step step) erro
 	if !isDetached(err) {
 		return t.recordError(ctx, va, err)
 	}
+	t.publications.Delete(va.UID)
 	// The finalizer first: without it, a VolumeAttachment that is being deleted counts as
 	// detached, so that a crash after this write causes no second unpublish.
 	if err := t.changeAttachment(ctx, va, kube.MetadataPatch{RemoveFinalizers: []string{t.c.driver.finalizer}}); err != nil {
@@ -63,6 +65,36 @@ func (d driver) publishesAgain(s attachmentState, step step) bool {
 	src, err := d.currentSource(s)
 	nodeID, nodeErr := d.detachNodeID(s)
 	return err == nil && nodeErr == nil && src.handle == step.source.handle && nodeID == step.nodeID
+}
+
+// publication is a ControllerPublishVolume whose result no status has. It is kept until the status has it or the volume is
+// unpublished.
+type publication struct {
+	attachmentState
+	step step
+}
+
+// undo unpublishes the volume of a VolumeAttachment that was deleted without a detach, because another client removed
+// its finalizer. The volume stays if another VolumeAttachment of the same name needs it.
+func (p publication) undo(ctx context.Context, t *term) error {
+	va, handle := p.attachment, p.step.source.handle
+	fail := func(err error) error {
+		return fmt.Errorf("unpublishing volume %q from node %q, whose VolumeAttachment was deleted during ControllerPublishVolume: %w. "+
+			"It is retried until the process exits", handle, p.step.nodeID, err)
+	}
+	release, ok := t.c.deps.Locks.TryExclusive(handle) // another VolumeAttachment is published after this call
+	if !ok {
+		return fail(errors.New("another call for the volume is running"))
+	}
+	defer release()
+	current, exists := t.attachments.Get(va.Name)
+	if !exists || !t.c.driver.publishesAgain(t.gather(keyOf(current), liveReads{}), p.step) {
+		if err := t.callUnpublish(ctx, p.attachmentState, p.step); err != nil {
+			return fail(err)
+		}
+	}
+	t.publications.Delete(va.UID)
+	return nil
 }
 
 func (t *term) callUnpublish(ctx context.Context, s attachmentState, step step) error {
