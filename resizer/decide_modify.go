@@ -61,8 +61,10 @@ func (d driver) decideModify(s claimState) step {
 	if current.status == corev1.PersistentVolumeClaimModifyVolumeInfeasible {
 		infeasible = current.target
 	}
-	if wait, ok := d.decideSlowRetry(s, requested, infeasible); ok {
-		return wait
+	if s.memory.missingClass != requested { // else the class itself was rejected, and is read again once it is recreated
+		if wait, ok := d.decideSlowRetry(s, requested, infeasible); ok {
+			return wait
+		}
 	}
 	switch err, known := d.checkClass(s, requested); {
 	case !known:

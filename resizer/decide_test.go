@@ -404,6 +404,8 @@ func TestDecideModify(t *testing.T) {
 		"infeasible, new process": {[]func(*claimState){vac("gold", "", "Infeasible", "gold"), all}, doScheduleRetry, ""},
 		"infeasible, too early":   {[]func(*claimState){vac("gold", "", "Infeasible", "gold"), all, slow(time.Second)}, doWait, ""},
 		"infeasible, again":       {[]func(*claimState){vac("gold", "", "Infeasible", "gold"), all, slow(0)}, doIntend, "gold"},
+		"infeasible, recreated":   {[]func(*claimState){vac("gold", "", "Infeasible", "gold"), all, missing}, doIntend, "gold"},
+		"infeasible, rejected":    {[]func(*claimState){vac("foreign", "", "Infeasible", "foreign"), all, missing}, doWait, ""},
 		"classes not served":      {[]func(*claimState){vac("gold", ""), func(s *claimState) { s.classesServed = false }}, doNothing, ""},
 		"in-tree volume":          {[]func(*claimState){vac("gold", ""), func(s *claimState) { s.volume.Spec.CSI = nil }}, doNothing, ""},
 		"modified":                {[]func(*claimState){vac("gold", "", "InProgress", "gold"), answered(nil)}, doSaveVolume, ""},

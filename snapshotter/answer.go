@@ -88,12 +88,14 @@ func (a answer) info(volume string) groupv1.VolumeSnapshotInfo {
 	return info
 }
 
-// timeOf returns the time of t, or zero if the driver did not set it.
+// timeOf returns the time of t, or zero if the driver did not set it, or set one that a status cannot have: nanoseconds as
+// seconds, for example.
 func timeOf(t *timestamppb.Timestamp) time.Time {
-	if t == nil || t.GetSeconds() == 0 && t.GetNanos() == 0 {
+	at := t.AsTime()
+	if t.GetSeconds() == 0 && t.GetNanos() == 0 || !time.Unix(0, at.UnixNano()).Equal(at) {
 		return time.Time{}
 	}
-	return t.AsTime()
+	return at
 }
 
 // change returns the changes of the status of c after a. Handle, creation time and size are written

@@ -15,6 +15,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
+	"google.golang.org/protobuf/types/known/timestamppb"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
@@ -84,18 +85,19 @@ func TestSnapshotterScenarioCreate(t *testing.T) {
 	})
 	t.Run("005_006_size_and_time", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, nil)
-		change := func(size int64) csitest.Step {
-			return csitest.Alter(func(r *csi.CreateSnapshotResponse) { r.Snapshot.SizeBytes, r.Snapshot.CreationTime = size, nil })
+		change := func(size int64, at *timestamppb.Timestamp) csitest.Step {
+			return csitest.Alter(func(r *csi.CreateSnapshotResponse) { r.Snapshot.SizeBytes, r.Snapshot.CreationTime = size, at })
 		}
-		f.Plugin.Next(createSnapshot, change(0))
+		f.Plugin.Next(createSnapshot, change(0, nil))
 		f.content("v1", nil)
 		o := f.until("is complete", isComplete)
 		if o.Status.RestoreSize != nil || time.Since(time.Unix(0, *o.Status.CreationTime)) > time.Hour {
 			t.Errorf("got %+v", o.Status)
 		}
-		f.Plugin.Next(createSnapshot, change(5))
+		f.Plugin.Next(createSnapshot, change(5, &timestamppb.Timestamp{Seconds: time.Now().UnixNano()}))
 		f.content("v2", func(o *snapshotv1.VolumeSnapshotContent) { o.Spec.VolumeSnapshotRef.UID = "two" })
-		if o = f.untilOf("v2", "is complete", isComplete); ptr.Deref(o.Status.RestoreSize, 0) != 5 {
+		if o = f.untilOf("v2", "is complete", isComplete); ptr.Deref(o.Status.RestoreSize, 0) != 5 ||
+			time.Since(time.Unix(0, *o.Status.CreationTime)).Abs() > time.Hour {
 			t.Errorf("got %+v", o.Status)
 		}
 	})
