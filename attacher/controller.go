@@ -147,6 +147,10 @@ func (c *Controller) Run(ctx context.Context) error {
 		wg.Go(func() { reconciler{t}.run(ctx) })
 	}
 	wg.Wait()
+	t.publications.Range(func(_, p any) bool {
+		p.(publication).logUndone(ctx, t)
+		return true
+	})
 	return context.Cause(ctx)
 }
 

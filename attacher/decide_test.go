@@ -72,13 +72,15 @@ func TestDecide(t *testing.T) {
 		pv          *corev1.PersistentVolume
 		node        *storagev1.CSINode
 		secretsRead bool
+		publication *publication
 		forced      bool
 		want        action
 		reason      string
 		err         string
 		nodeID      string
 	}{
-		"gone": {want: doNothing, reason: "Deleted"},
+		"gone":               {want: doNothing, reason: "Deleted"},
+		"gone, undetermined": {publication: &publication{}, want: doUndoPublish, reason: "DeletedWithoutDetach"},
 		"of another driver": {
 			va: testAttachment(func(va *storagev1.VolumeAttachment) { va.Spec.Attacher = "other" }), want: doNothing,
 			reason: "OtherDriver",
@@ -291,7 +293,7 @@ func TestDecide(t *testing.T) {
 			got := testDriver(tt.driver).decide(
 				attachmentState{
 					attachment: tt.va, volume: tt.pv, csiNode: tt.node, liveReads: liveReads{secretsRead: tt.secretsRead},
-					outOfSync: tt.forced,
+					outOfSync: tt.forced, publication: tt.publication,
 				},
 			)
 			if got.action != tt.want || got.reason != tt.reason || got.nodeID != tt.nodeID {

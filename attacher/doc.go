@@ -25,6 +25,7 @@
 //
 //	created ─► [volume finalizer ─►] finalizer, annotations ─► published, attached=true
 //	deletionTimestamp ─► unpublished, finalizer removed ─► deleted
+//	deleted by force during the publish ─► unpublished, retried until the term ends
 //
 // A driver without PUBLISH_UNPUBLISH_VOLUME is never called. Its VolumeAttachments are
 // marked attached, and finalizers from an earlier version of the driver are removed.

@@ -45,16 +45,19 @@ func TestPublishesAgain(t *testing.T) {
 		change func(*attachmentState) // of the other one
 		want   bool
 	}{
-		"same volume and node":       {func(*attachmentState) {}, true},
-		"deleted meanwhile":          {func(s *attachmentState) { s.attachment = nil }, false},
-		"another node ID":            {func(s *attachmentState) { s.csiNode = testNode("id-2") }, false},
-		"another volume":             {func(s *attachmentState) { s.volume.Spec.CSI.VolumeHandle = "vol-2" }, false},
-		"volume not found":           {func(s *attachmentState) { s.volume = nil }, false},
+		"same volume and node": {func(*attachmentState) {}, true},
+		"deleted meanwhile":    {func(s *attachmentState) { s.attachment = nil }, false},
+		"another node ID":      {func(s *attachmentState) { s.csiNode = testNode("id-2") }, false},
+		"another volume": {func(s *attachmentState) {
+			s.attachment.Annotations, s.volume.Spec.CSI.VolumeHandle = nil, "vol-2"
+		}, false},
+		"volume not found":           {func(s *attachmentState) { s.volume = nil }, true},
+		"no finalizer yet":           {func(s *attachmentState) { s.attachment.Finalizers = nil }, false},
 		"of another attacher":        {func(s *attachmentState) { s.attachment.Spec.Attacher = "other" }, false},
-		"deleting":                   {func(s *attachmentState) { deleting(s.attachment); protected(s.attachment) }, true},
-		"deleting, its detach ended": {func(s *attachmentState) { deleting(s.attachment) }, false},
+		"deleting":                   {func(s *attachmentState) { deleting(s.attachment) }, true},
+		"deleting, its detach ended": {func(s *attachmentState) { deleting(s.attachment); s.attachment.Finalizers = nil }, false},
 	} {
-		s := attachmentState{attachment: testAttachment(), volume: testVolume(), csiNode: testNode("id-1")}
+		s := attachmentState{attachment: testAttachment(protected), volume: testVolume(), csiNode: testNode("id-1")}
 		tt.change(&s)
 		if got := testDriver(nil).publishesAgain(s, step{source: source{handle: "vol-1"}, nodeID: "id-1"}); got != tt.want {
 			t.Errorf("%s: %t", name, got)

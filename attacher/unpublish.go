@@ -10,6 +10,7 @@ import (
 	"slices"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"k8s.io/klog/v2"
 
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/internal/kube"
@@ -56,13 +57,13 @@ func (t *term) unpublish(ctx context.Context, s attachmentState, step step) erro
 	return nil
 }
 
-// publishesAgain reports whether the VolumeAttachment of s needs the publication of step, and its detach ends it.
+// publishesAgain reports whether the VolumeAttachment of s has or will have the publication of step, and its detach ends it.
 func (d driver) publishesAgain(s attachmentState, step step) bool {
 	va := s.attachment
-	if va == nil || va.Spec.Attacher != d.name || va.DeletionTimestamp != nil && !slices.Contains(va.Finalizers, d.finalizer) {
-		return false
+	if va == nil || va.Spec.Attacher != d.name || !slices.Contains(va.Finalizers, d.finalizer) {
+		return false // without the finalizer, it was not published yet
 	}
-	src, err := d.currentSource(s)
+	src, err := d.detachSource(s)
 	nodeID, nodeErr := d.detachNodeID(s)
 	return err == nil && nodeErr == nil && src.handle == step.source.handle && nodeID == step.nodeID
 }
@@ -77,24 +78,40 @@ type publication struct {
 // undo unpublishes the volume of a VolumeAttachment that was deleted without a detach, because another client removed
 // its finalizer. The volume stays if another VolumeAttachment of the same name needs it.
 func (p publication) undo(ctx context.Context, t *term) error {
-	va, handle := p.attachment, p.step.source.handle
-	fail := func(err error) error {
-		return fmt.Errorf("unpublishing volume %q from node %q, whose VolumeAttachment was deleted during ControllerPublishVolume: %w. "+
-			"It is retried until the process exits", handle, p.step.nodeID, err)
-	}
-	release, ok := t.c.deps.Locks.TryExclusive(handle) // another VolumeAttachment is published after this call
+	va, src := p.attachment, p.step.source
+	release, ok := t.c.deps.Locks.TryExclusive(src.handle) // another VolumeAttachment is published after this call
 	if !ok {
-		return fail(errors.New("another call for the volume is running"))
+		return fmt.Errorf("unpublishing volume %q: another call for the volume is running", src.handle)
 	}
 	defer release()
 	current, exists := t.attachments.Get(va.Name)
-	if !exists || !t.c.driver.publishesAgain(t.gather(keyOf(current), liveReads{}), p.step) {
-		if err := t.callUnpublish(ctx, p.attachmentState, p.step); err != nil {
-			return fail(err)
+	if exists && t.c.driver.publishesAgain(t.gather(keyOf(current), liveReads{}), p.step) {
+		t.publications.Delete(va.UID)
+		return nil
+	}
+	if src.secrets != nil {
+		if secrets, err := kube.ReadSecret(ctx, t.c.deps.Client, src.secrets); err == nil { // else those of the publish
+			p.secrets = secrets
 		}
+	}
+	if err := t.callUnpublish(ctx, p.attachmentState, p.step); err != nil {
+		p.log(ctx, "VolumeAttachment was deleted by force and unpublishing its volume failed. It is retried while this process leads", err)
+		return err
 	}
 	t.publications.Delete(va.UID)
 	return nil
+}
+
+// logUndone logs a publication that remains at the end of the term and that no VolumeAttachment ends.
+func (p publication) logUndone(ctx context.Context, t *term) {
+	if _, exists := t.newest(p.attachment); !exists {
+		p.log(ctx, "Volume may be attached. Detach it at the storage system", errors.New("its VolumeAttachment was deleted by force"))
+	}
+}
+
+func (p publication) log(ctx context.Context, message string, err error) {
+	klog.FromContext(ctx).Error(err, message, "volumeAttachment", p.attachment.Name, "volumeHandle", p.step.source.handle,
+		"node", klog.KRef("", p.attachment.Spec.NodeName), "nodeID", p.step.nodeID)
 }
 
 func (t *term) callUnpublish(ctx context.Context, s attachmentState, step step) error {

@@ -17,6 +17,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
 
+	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/migration"
 	"github.com/storage-controller/storage-controller/internal/tracing"
 	"github.com/storage-controller/storage-controller/internal/workloop"
@@ -52,13 +53,13 @@ func (a *applier) createPV(ctx context.Context, client kubernetes.Interface, key
 }
 
 // repeat follows the deletion of a PersistentVolume whose creation got no response. Its volume may be deleted, too: CreateVolume
-// is repeated, unless the claim is deleted.
+// is repeated, unless the claim is deleted or bound.
 func (a *applier) repeat(ctx context.Context, key claimKey, o operation) (transition, error) {
 	live, exists, err := a.claims.Refetch(ctx, a.c.deps.Client.CoreV1().PersistentVolumeClaims(key.Namespace), o.claim)
 	switch {
 	case err != nil:
 		return transition{}, fmt.Errorf("reading claim %s, whose PersistentVolume was deleted: %w", key, err)
-	case !exists || live.DeletionTimestamp != nil:
+	case !exists || live.DeletionTimestamp != nil || live.Spec.VolumeName != "": // as if the response had arrived
 		return noVolume(nil), nil
 	}
 	return outcomeUnknown(), nil
@@ -71,8 +72,8 @@ func (a *applier) existingPV(
 ) (*corev1.PersistentVolume, transition, error) {
 	name, handle := o.pv.Name, o.csiSource.VolumeHandle
 	pv, err := client.CoreV1().PersistentVolumes().Get(ctx, name, metav1.GetOptions{})
-	if err != nil { // also NotFound: the next attempt creates it
-		return nil, pvNotSaved(false), fmt.Errorf("reading PersistentVolume %q, which already exists: %w", name, err)
+	if err != nil { // also NotFound: it was deleted meanwhile
+		return nil, pvNotSaved(kube.IsNotFound(err)), fmt.Errorf("reading PersistentVolume %q, which already exists: %w", name, err)
 	}
 	same := a.c.driver.isVolume(pv, o.csiSource, o.pv.Spec.NodeAffinity)
 	ours := pv.Spec.ClaimRef != nil && pv.Spec.ClaimRef.UID == key.UID

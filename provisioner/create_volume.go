@@ -115,7 +115,7 @@ func (a *applier) ownerOfRejected(ctx context.Context, key claimKey, o operation
 	if other, found := a.ops.sameVolume(key, o); found {
 		return "claim " + other.String(), nil
 	}
-	known := append(a.c.volumes.List(), a.volumes.Written()...) // also those of claims whose operations have ended
+	known := append(a.volumes.Written(), a.c.volumes.List()...) // in this order: the watch may deliver one in between
 	if !complete {
 		if known, err = kube.ListAll[*corev1.PersistentVolume](ctx, a.c.deps.Client.CoreV1().PersistentVolumes().List); err != nil {
 			return "", fmt.Errorf("listing PersistentVolumes before deleting volume %q: %w", o.csiSource.VolumeHandle, err)

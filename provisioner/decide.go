@@ -45,7 +45,7 @@ const (
 	doUnprotect
 	doCreateVolume
 	doCreatePV
-	doRepeat    // CreateVolume, unless the claim is deleted, too
+	doRepeat    // CreateVolume, unless the claim is deleted or bound
 	doFindOwner // of a rejected volume
 	doKeepRejected
 	doDeleteRejected

@@ -73,10 +73,11 @@ func (o *MutationCache[T]) GetSince(key, version string) (obj T, since, exists b
 	return obj, synced || !older(obj.GetResourceVersion(), version), true
 }
 
-// Written returns the own writes that the informer may lack.
+// Written returns the own writes that the informer lacks.
 func (o *MutationCache[T]) Written() []T {
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	o.prune()
 	return slices.Collect(maps.Values(o.written))
 }
 
