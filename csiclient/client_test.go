@@ -19,7 +19,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"go.uber.org/goleak"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 	"k8s.io/klog/v2"
 
@@ -86,22 +85,6 @@ func TestConfigValidate(t *testing.T) {
 				t.Errorf("got %v, want %q", err, tt.want)
 			}
 		})
-	}
-}
-
-func TestOutcomeOf(t *testing.T) {
-	inDoubt := map[codes.Code]bool{codes.Canceled: true, codes.DeadlineExceeded: true, codes.Unavailable: true, codes.Aborted: true}
-	for code := codes.Canceled; code <= codes.Unauthenticated; code++ {
-		want := Final
-		if inDoubt[code] {
-			want = Indeterminate
-		}
-		if got := OutcomeOf(fmt.Errorf("calling: %w", status.Error(code, "x"))); got != want {
-			t.Errorf("%v is %v, want %v", code, got, want)
-		}
-	}
-	if got := OutcomeOf(errors.New("not of gRPC")); got != Indeterminate {
-		t.Errorf("an error without status is %v", got)
 	}
 }
 

@@ -33,6 +33,11 @@ func (c *Client) CheckHealth(ctx context.Context, timeout time.Duration) error {
 	if !isReady(response) {
 		return errNotReady
 	}
+	if !c.recorder.hasDriver() { // no role has asked, in livenessprobe
+		if info, err := csi.NewIdentityClient(conn).GetPluginInfo(ctx, &csi.GetPluginInfoRequest{}); err == nil && info.GetName() != "" {
+			c.recorder.setDriver(info.GetName())
+		}
+	}
 	return nil
 }
 

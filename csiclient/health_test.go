@@ -30,6 +30,9 @@ func TestCheckHealth(t *testing.T) {
 		}
 	}
 	check("not connected yet", "", limit)
+	if n := samples(t, reg, "/csi.v1.Identity/Probe"); n != 1 {
+		t.Errorf("the metric has %d calls of Probe without Connect, want 1", n)
+	}
 	connect(t, c)
 	accepted, _ := p.Connections()
 	p.Next("Probe", ready(nil), ready(wrapperspb.Bool(false)), csitest.Fail(codes.FailedPrecondition, "no license"))

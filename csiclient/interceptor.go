@@ -53,6 +53,13 @@ type observation struct {
 	seconds      float64
 }
 
+// hasDriver reports whether setDriver was called.
+func (r *recorder) hasDriver() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.seconds != nil
+}
+
 // setDriver sets the label driver_name. Only the first call has an effect.
 func (r *recorder) setDriver(driver string) {
 	r.mu.Lock()

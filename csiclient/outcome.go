@@ -4,6 +4,10 @@
 package csiclient
 
 import (
+	"errors"
+	"slices"
+	"strings"
+
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 )
@@ -26,19 +30,31 @@ func (o Outcome) String() string {
 	return "final"
 }
 
+// broken are the beginnings of the messages with which gRPC-Go itself ends a call, whatever its code: the stream broke, or the
+// response cannot be used. The driver may have executed the call.
+var broken = []string{
+	"stream terminated by RST_STREAM", "server closed the stream without sending trailers", "cardinality violation: ",
+	"a HEADERS frame cannot", "peer header list size exceeded limit", "protocol error: ", "malformed header: ", "transport: ",
+	"unexpected HTTP status code", "grpc: received ", "grpc: failed to ", "grpc: message after decompression ", "grpc: Decompressor ",
+}
+
 // OutcomeOf returns the outcome of a call that failed with err (CSI spec, "Error Scheme" and
-// "Timeouts"). Cancelled and timed out calls, connection errors, Aborted, and errors without a
+// "Timeouts"). Cancelled and timed out calls, connection errors, unusable responses, Aborted, and errors without a
 // gRPC status are indeterminate. err must not be nil.
 //
 // Final does not mean that the goal of the call is reached: after NotFound from
 // ControllerUnpublishVolume the volume may still be published (see package attacher).
 func OutcomeOf(err error) Outcome {
-	s, ok := status.FromError(err)
-	if !ok {
+	var ofCall interface{ GRPCStatus() *status.Status } // not status.FromError, whose message includes that of err
+	if !errors.As(err, &ofCall) {
 		return Indeterminate
 	}
+	s := ofCall.GRPCStatus()
 	switch s.Code() {
 	case codes.Canceled, codes.DeadlineExceeded, codes.Unavailable, codes.Aborted:
+		return Indeterminate
+	}
+	if slices.ContainsFunc(broken, func(prefix string) bool { return strings.HasPrefix(s.Message(), prefix) }) {
 		return Indeterminate
 	}
 	return Final

@@ -4,12 +4,14 @@
 package metrics
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"net"
 	"net/http"
 	"net/http/pprof"
+	"path"
 	"slices"
 	"strings"
 	"sync"
@@ -54,6 +56,8 @@ func (c Config) Validate() error {
 		return fmt.Errorf("--metrics-path: must begin with a slash, got %q", c.MetricsPath)
 	case strings.ContainsAny(c.MetricsPath, "{}?# "): // http.ServeMux takes braces as wildcards, and panics on invalid ones
 		return fmt.Errorf("--metrics-path: must not contain braces, spaces, ? or #, got %q", c.MetricsPath)
+	case path.Clean(c.MetricsPath) != cmp.Or(strings.TrimSuffix(c.MetricsPath, "/"), "/"): // http.ServeMux panics
+		return fmt.Errorf("--metrics-path: must not contain //, /./ or /../, got %q", c.MetricsPath)
 	case slices.Contains(reserved, strings.TrimSuffix(c.MetricsPath, "/")) || strings.HasPrefix(c.MetricsPath, "/debug/"):
 		return fmt.Errorf("--metrics-path: %s is reserved", c.MetricsPath)
 	}

@@ -138,6 +138,7 @@ func TestActions(t *testing.T) {
 func TestConfigErrors(t *testing.T) {
 	for _, path := range []string{
 		"", "metrics", "/", "/livez", "/healthz/", "/debug/pprof/heap", "/debug/flags/v", "/{", "/{x}", "/a b", "/a?b", "/a#b",
+		"//a", "/a//b", "/a/../b", "/a//",
 	} {
 		if err := (Config{MetricsPath: path}).Validate(); err == nil || !strings.Contains(err.Error(), "--metrics-path") {
 			t.Errorf("%q: %v", path, err)

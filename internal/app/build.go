@@ -77,11 +77,18 @@ type builder struct {
 func (b *builder) addRoles(ctx context.Context, t *terms, chosen []Role) error {
 	chosen = slices.SortedFunc(slices.Values(chosen), func(a, b Role) int { return strings.Compare(a.Name, b.Name) })
 	for _, r := range chosen {
-		m := newMember(r.Name, b.process.named(r), func(ctx context.Context) (controller, error) { return b.build(ctx, r) })
+		var unprepared error // for good: objects lack the fields that the role retains
+		m := newMember(r.Name, b.process.named(r), func(ctx context.Context) (controller, error) {
+			if unprepared != nil {
+				return nil, unprepared
+			}
+			return b.build(ctx, r)
+		})
 		lease := r.lease(b.process.Settings, b.process.driver.Name)
 		t.add(lease, m)
 		if r.prepare != nil {
-			m.failure = r.prepare(&b.shared)
+			unprepared = r.prepare(&b.shared)
+			m.failure = unprepared
 		}
 		if r.Name == provisionerName && b.process.Common.AuditInterval > 0 {
 			t.add(lease, newMember(auditName, m.named, func(context.Context) (controller, error) { return b.buildAudit(m) }))

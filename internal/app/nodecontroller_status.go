@@ -38,7 +38,8 @@ func lostNode(n nodecleanup.LostNode, driver string) statusz.LostNode {
 		nodecleanup.RecordOptedOut:     "nothing is deleted",
 		nodecleanup.RecordHeld:         "storage-controller nodecontroller approve --driver-name=" + driver + " " + n.Name() + " --yes",
 		nodecleanup.RecordApproved:     "cleaned up as the mode and the opt-in allow",
-		nodecleanup.RecordDeleting:     "cleaned up when its Node and CSINode are deleted",
-		nodecleanup.RecordMissing:      "cleaned up after --node-missing-grace, unless it returns",
+		nodecleanup.RecordDeleting: "cleaned up before the finalizer of its Node is removed, " +
+			"or else when its Node and CSINode are deleted",
+		nodecleanup.RecordMissing: "cleaned up after --node-missing-grace, unless it returns",
 	}[n.State()]}
 }

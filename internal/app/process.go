@@ -107,7 +107,7 @@ func (p *process) work(ctx, services context.Context, stopServices func(), terms
 	defer cancel(nil)
 	var group errgroup.Group
 	if p.csi != nil {
-		group.Go(func() error { return cancelOn(cancel, p.watchConnection(services)) })
+		group.Go(func() error { return cancelOn(cancel, p.watchConnection(ctx, services)) })
 	}
 	group.Go(func() error {
 		defer stopServices()
@@ -161,9 +161,10 @@ func (p *process) connect(ctx context.Context) error {
 	return nil
 }
 
-// watchConnection returns when the connection to the driver is lost for good, and writes the termination message.
-func (p *process) watchConnection(ctx context.Context) error {
-	err := p.csi.Run(ctx)
+// watchConnection returns when the connection to the driver is lost for good, and writes the termination message. During a
+// shutdown, which ends ctx, the driver may end first.
+func (p *process) watchConnection(ctx, services context.Context) error {
+	err := ignoreDrain(ctx, p.csi.Run(services))
 	if err != nil {
 		if f, openErr := os.OpenFile(p.terminationLog, os.O_WRONLY, 0); openErr == nil { // it exists only in a container
 			fmt.Fprintln(f, "Lost connection to CSI driver, exiting")

@@ -22,6 +22,7 @@ import (
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/csiclient/csitest"
 	"github.com/storage-controller/storage-controller/internal/kubetest"
+	"github.com/storage-controller/storage-controller/internal/workloop"
 	"github.com/storage-controller/storage-controller/metrics"
 )
 
@@ -43,7 +44,16 @@ func TestTerminationMessage(t *testing.T) {
 		t.Fatal(err)
 	}
 	plugin.Stop()
-	if err := (&process{csi: client, terminationLog: file}).watchConnection(t.Context()); !errors.Is(err, csiclient.ErrConnectionLost) {
+	p := &process{csi: client, terminationLog: file}
+	draining, drain := context.WithCancelCause(t.Context())
+	drain(workloop.ErrDrain)
+	if err := p.watchConnection(draining, t.Context()); err != nil {
+		t.Errorf("during the shutdown: %v", err)
+	}
+	if text, err := os.ReadFile(file); err != nil || len(text) > 0 {
+		t.Errorf("during the shutdown: %v: %q", err, text)
+	}
+	if err := p.watchConnection(t.Context(), t.Context()); !errors.Is(err, csiclient.ErrConnectionLost) {
 		t.Errorf("got %v", err)
 	}
 	if text, err := os.ReadFile(file); err != nil || string(text) != "Lost connection to CSI driver, exiting\n" {

@@ -51,13 +51,14 @@ func TestStubsShare(t *testing.T) {
 	}
 	claim := func() *corev1.PersistentVolumeClaim {
 		return stub(&corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: strings.Clone("ns")},
-			Spec: corev1.PersistentVolumeClaimSpec{StorageClassName: ptr.To("c")}}).(*corev1.PersistentVolumeClaim)
+			Spec: corev1.PersistentVolumeClaimSpec{StorageClassName: ptr.To(strings.Clone("c"))}}).(*corev1.PersistentVolumeClaim)
 	}
 	if v, w := volume(), volume(); v.Spec.CSI != w.Spec.CSI {
 		t.Error("each volume has its own source")
 	}
 	a, b := claim(), claim()
-	if a.Spec.StorageClassName != b.Spec.StorageClassName || unsafe.StringData(a.Namespace) != unsafe.StringData(b.Namespace) {
+	if unsafe.StringData(*a.Spec.StorageClassName) != unsafe.StringData(*b.Spec.StorageClassName) ||
+		unsafe.StringData(a.Namespace) != unsafe.StringData(b.Namespace) {
 		t.Error("each claim has its own names")
 	}
 }

@@ -111,11 +111,8 @@ func stub(m metav1.ObjectMeta) metav1.ObjectMeta {
 // driver, class, node and namespace.
 func shared[T ~string](s T) T { return unique.Make(s).Value() }
 
-// What the stubs of many objects point to, by its name. There are as many as drivers and classes.
-var (
-	sharedSources sync.Map // of *corev1.CSIPersistentVolumeSource
-	sharedClasses sync.Map // of *string
-)
+// sharedSources has a *corev1.CSIPersistentVolumeSource for each driver, to which the stubs of its PersistentVolumes point.
+var sharedSources sync.Map
 
 func sharedSource(driver string) *corev1.CSIPersistentVolumeSource {
 	if s, ok := sharedSources.Load(driver); ok {
@@ -129,8 +126,7 @@ func sharedClass(name *string) *string {
 	if name == nil {
 		return nil
 	}
-	s, _ := sharedClasses.LoadOrStore(*name, name)
-	return s.(*string)
+	return ptr.To(shared(*name))
 }
 
 func trimVolume(driver string, pv *corev1.PersistentVolume) *corev1.PersistentVolume {

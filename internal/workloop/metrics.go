@@ -56,6 +56,13 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 	return m
 }
 
+// reset sets the gauges of a queue that has no workers any more to zero.
+func (m *Metrics) reset(name string) {
+	for _, gauge := range []*prometheus.GaugeVec{m.depth, m.unfinished, m.longest} {
+		gauge.WithLabelValues(name).Set(0)
+	}
+}
+
 func (m *Metrics) provider() workqueue.MetricsProvider { return provider{m} }
 
 // provider passes the collectors to the queues of client-go without its global registration.

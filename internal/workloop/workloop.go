@@ -123,8 +123,11 @@ func (l *Loop[K]) Processing(key K) bool {
 	return ok && st.running
 }
 
-// Stop shuts the queue of a loop down that was not run.
-func (l *Loop[K]) Stop() { l.queue.ShutDown() }
+// Stop shuts the queue down and forgets its keys, of which the next leader has its own. Call it after Run, or in its place.
+func (l *Loop[K]) Stop() {
+	l.queue.ShutDown()
+	l.metrics.reset(l.cfg.Name)
+}
 
 // Len returns the number of keys that wait for a worker, excluding those in back-off.
 func (l *Loop[K]) Len() int {

@@ -14,8 +14,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
-
 	"github.com/prometheus/client_golang/prometheus/testutil"
+
 	"github.com/storage-controller/storage-controller/election"
 )
 
@@ -280,8 +280,9 @@ func TestStopping(t *testing.T) {
 			var saw error
 			synced := 0
 			synctest.Test(t, func(t *testing.T) {
+				metrics := NewMetrics(prometheus.NewRegistry())
 				l := New(Config{Name: "test", RetryStart: time.Second, RetryMax: time.Second, GracePeriod: tt.grace},
-					NewMetrics(prometheus.NewRegistry()), func(ctx context.Context, _ string) (time.Time, error) {
+					metrics, func(ctx context.Context, _ string) (time.Time, error) {
 						synced++
 						select {
 						case <-time.After(5 * time.Second):
@@ -298,6 +299,7 @@ func TestStopping(t *testing.T) {
 				ctx, stop := context.WithCancelCause(election.WithHeld(t.Context(), held))
 				l.Add("running")
 				l.Add("queued")
+				l.Add("left")
 				done := make(chan struct{})
 				go func() { l.Run(ctx, 1); close(done) }()
 				synctest.Wait()
@@ -306,6 +308,10 @@ func TestStopping(t *testing.T) {
 				<-done
 				if took := time.Since(start); took != tt.wantEnd {
 					t.Errorf("Run returned after %v, want %v", took, tt.wantEnd)
+				}
+				l.Stop()
+				if depth := testutil.ToFloat64(metrics.depth); depth != 0 {
+					t.Errorf("%v keys are queued after the end", depth)
 				}
 			})
 			if !errors.Is(saw, tt.wantError) {

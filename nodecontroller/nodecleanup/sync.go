@@ -193,9 +193,10 @@ func (t *term) writeRecord(ctx context.Context, h host) error {
 		if current = s.lost[h.value] == before; !current {
 			return // an approval, a hold or a look has changed it
 		}
-		if s.lost[h.value] = record; s.annotations[AnnotationLastLook] == "" {
+		if len(s.lost) == 0 { // without records there are no looks
 			s.annotations[AnnotationLastLook] = c.now.UTC().Format(time.RFC3339)
 		}
+		s.lost[h.value] = record
 		t.annotate(s)
 		t.hold(s, c)
 		s.approve(c.now)

@@ -7,8 +7,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"slices"
-	"strings"
 
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
@@ -16,18 +14,12 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
 // maxReads bounds the live reads that one request makes at the same time.
 const maxReads = 10
-
-// Annotations of the default StorageClass.
-const (
-	// annDefaultClass is "true" on the default StorageClass.
-	annDefaultClass = "storageclass.kubernetes.io/is-default-class"
-	// annBetaDefaultClass is the same, in old clusters.
-	annBetaDefaultClass = "storageclass.beta.kubernetes.io/is-default-class"
-)
 
 // lookup reads claims and StorageClasses for one request: from the caches, and live what they do
 // not have. Nothing is read live twice.
@@ -119,7 +111,7 @@ func (l *lookup) class(name string) (*storagev1.StorageClass, error) {
 // claim without one. It returns "" if the StorageClass is none of the driver.
 func (l *lookup) deviceClass(name *string) (string, error) {
 	if name == nil {
-		name = defaultOf(l.deps.Classes.List())
+		name = kube.DefaultClass(l.deps.Classes.List())
 	}
 	if name == nil {
 		return "", nil
@@ -130,20 +122,6 @@ func (l *lookup) deviceClass(name *string) (string, error) {
 	}
 	// the driver treats an empty parameter like a missing one
 	return cmp.Or(class.Parameters[l.cfg.DeviceClassParameter], l.cfg.DefaultDeviceClass), nil
-}
-
-// defaultOf returns the name of the default among classes, nil if there is none: like Kubernetes the newest, or
-// the first by name.
-func defaultOf(classes []*storagev1.StorageClass) *string {
-	defaults := slices.DeleteFunc(classes, func(c *storagev1.StorageClass) bool {
-		return c.Annotations[annDefaultClass] != "true" && c.Annotations[annBetaDefaultClass] != "true"
-	})
-	if len(defaults) == 0 {
-		return nil
-	}
-	return &slices.MinFunc(defaults, func(a, b *storagev1.StorageClass) int {
-		return cmp.Or(b.CreationTimestamp.Compare(a.CreationTimestamp.Time), strings.Compare(a.Name, b.Name))
-	}).Name
 }
 
 // className returns the StorageClass that a claim or its template names, nil for none.

@@ -25,6 +25,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/ptr"
 
+	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/kubetest"
 )
 
@@ -32,7 +33,7 @@ import (
 var withDefault sync.Mutex
 
 func isDefaultClass(class *storagev1.StorageClass) {
-	class.Annotations = map[string]string{annDefaultClass: "true"}
+	class.Annotations = map[string]string{kube.AnnotationDefaultClass: "true"}
 }
 
 func TestNodecontrollerScenarioWebhookPods(t *testing.T) {

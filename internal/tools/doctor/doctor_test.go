@@ -59,6 +59,9 @@ func TestSidecarsOfAPod(t *testing.T) {
 	old := container("old", "csi-provisioner:v5", "--leader-election")
 	renamed := corev1.Container{Image: "storage-controller:v1", Command: []string{"/csi-provisioner"}}
 	topolvm := corev1.Container{Image: "topolvm-with-sidecar:0.40", Command: []string{"/topolvm-controller"}}
+	driver := func(args ...string) corev1.Container {
+		return container("topolvm-controller", "topolvm-controller:0.40", args...)
+	}
 	mirrored := container("csi-provisioner", "mirror.example/abc/provisioner:v5", "--csi-address=/csi/csi.sock")
 	prefixed := container("p", "mirror.example/abc-csi-provisioner:v5", "--csi-address", "/csi/csi.sock")
 	for name, c := range map[string]struct {
@@ -84,6 +87,15 @@ func TestSidecarsOfAPod(t *testing.T) {
 			"csi-provisioner"},
 		"TopoLVM's controller is kept":      {elected, "mine", topolvm, []Status{OK}, "Keep it"},
 		"TopoLVM's controller, other Lease": {nodecontroller, "other", topolvm, []Status{Warning}, "--profile=topolvm"},
+		"TopoLVM's controller, Lease of a flag": {
+			elected, "mine", driver("--leader-election-id=x"), []Status{Failure}, "both are active",
+		},
+		"TopoLVM's controller, our Lease by a flag": {
+			nodecontroller, "mine", driver("--leader-election-id", "x"), []Status{OK}, "Keep it",
+		},
+		"TopoLVM's controller, other namespace": {
+			elected, "other", driver("--leader-election-namespace=y"), []Status{Warning}, "both are active",
+		},
 		"one without election in this pod": {
 			elected, "mine", container("", "csi-provisioner:v5", "--leader-election=false"), []Status{Failure}, "both are active",
 		},

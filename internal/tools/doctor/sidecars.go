@@ -57,7 +57,7 @@ func (p Plan) sidecarsOf(pod *corev1.Pod) []Check {
 		role := p.Roles[i]
 		check := Check{Name: sidecarsCheck, Status: Warning, Message: fmt.Sprintf(
 			"container %s of pod %s runs %s, which does the work of role %s", c.Name, pod.Name, role.Sidecar, role.Name)}
-		shared := elects(c, role.Sidecar) && p.LeaderElection && (role.Sidecar != topolvm || role.Lease == topolvmLease)
+		shared := elects(c, role.Sidecar) && p.LeaderElection && (role.Sidecar != topolvm || p.sharesLease(pod, c, role))
 		effect := "only one of them is active, because they share a Lease"
 		if !shared {
 			effect = "both are active, because they do not share a Lease"
@@ -66,7 +66,7 @@ func (p Plan) sidecarsOf(pod *corev1.Pod) []Check {
 		case role.Sidecar == topolvm && shared:
 			check.Status, check.Message = OK, check.Message+". Keep it, because it contains the driver; "+effect
 		case role.Sidecar == topolvm:
-			check.Hint = "set --profile=topolvm and --leader-election: " + effect
+			check.Hint = "set --profile=topolvm, --leader-election and its --leader-election-id and --leader-election-namespace: " + effect
 		case samePod:
 			check.Hint = "remove it, because " + program + " runs in the same pod. Until then " + effect
 		default:
@@ -98,6 +98,25 @@ func programs(c corev1.Container) []string {
 		return []string{image, path.Base(c.Command[0])}
 	}
 	return []string{image, migrate.Sidecar(c.Name, c.Image, c.Args)}
+}
+
+// sharesLease reports whether topolvm-controller in container c uses the Lease of role.
+func (p Plan) sharesLease(pod *corev1.Pod, c corev1.Container, role Role) bool {
+	lease, namespace := topolvmLease, pod.Namespace
+	args := slices.Concat(c.Command, c.Args)
+	for i, arg := range args {
+		name, value, given := strings.Cut(strings.TrimLeft(arg, "-"), "=")
+		if !given && i+1 < len(args) {
+			value = args[i+1]
+		}
+		switch name {
+		case "leader-election-id":
+			lease = value
+		case "leader-election-namespace":
+			namespace = value
+		}
+	}
+	return role.Lease == lease && p.LeaseNamespace == namespace
 }
 
 // elects reports whether a sidecar uses leader election. It is the default of topolvm-controller.

@@ -14,9 +14,6 @@ import (
 	"github.com/storage-controller/storage-controller/internal/migration"
 )
 
-// annDefaultClass marks the StorageClass of claims that name none.
-const annDefaultClass = "storageclass.kubernetes.io/is-default-class"
-
 // explainClass reports whether the class of a claim without a volume can provision one.
 func explainClass(e *explanation) {
 	claim, name, class := e.claim.value, storagehelpers.GetPersistentVolumeClaimClass(e.claim.value), e.class.value
@@ -40,16 +37,15 @@ func explainClass(e *explanation) {
 }
 
 func explainDefaultClass(e *explanation) {
-	for _, c := range e.classes.value {
-		if c.Annotations[annDefaultClass] == "true" {
-			e.add(Waiting, "class", "storageClassName is not set; StorageClass %q is the default.", c.Name).
-				next("kube-controller-manager assigns StorageClass %q to the claim.", c.Name)
-			return
-		}
+	if name := kube.DefaultClass(e.classes.value); name != nil {
+		e.add(Waiting, "class", "storageClassName is not set; StorageClass %q is the default.", *name).
+			next("kube-controller-manager assigns StorageClass %q to the claim.", *name)
+		return
 	}
 	if e.classes.found {
 		e.add(Blocked, "class", "storageClassName is not set, and the cluster has no default StorageClass.").
-			next("Mark a StorageClass as default (annotation %s=true), or recreate the claim with a storageClassName.", annDefaultClass)
+			next("Mark a StorageClass as default (annotation %s=true), or recreate the claim with a storageClassName.",
+				kube.AnnotationDefaultClass)
 	}
 }
 

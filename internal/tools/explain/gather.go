@@ -137,10 +137,11 @@ func (g *gatherer) provisioning(ctx context.Context, claim *corev1.PersistentVol
 	}
 }
 
-// capacities reads the CSIStorageCapacities of the class, which the scheduler ignores unless the driver publishes them.
+// capacities reads the CSIStorageCapacities of the class, which the scheduler ignores unless the driver publishes them and the
+// scheduler selects the node.
 func (g *gatherer) capacities(ctx context.Context) {
 	f := g.facts
-	if f.csiDriver.missing || f.csiDriver.found && !publishesCapacity(f.csiDriver.value) {
+	if !f.csiDriver.found || !publishesCapacity(f.csiDriver.value) || !kube.WaitsForFirstConsumer(f.class.value) {
 		return
 	}
 	f.capacities = list[*storagev1.CSIStorageCapacity](ctx, f, "capacity", "CSIStorageCapacities",
@@ -286,7 +287,13 @@ func (g *gatherer) csiDriver(ctx context.Context) {
 // lease reads the Leases of a role in all namespaces, because the namespace of the driver is unknown.
 func (g *gatherer) lease(ctx context.Context, role, driver string) {
 	names := map[string]func(string) string{
-		roleProvisioner: provisioner.LeaseName, roleAttacher: attacher.LeaseName, roleNodecontroller: nodecontroller.LeaseName,
+		roleProvisioner: provisioner.LeaseName, roleAttacher: attacher.LeaseName,
+		roleNodecontroller: func(driver string) string {
+			if strings.HasPrefix(driver, "topolvm.") {
+				return "topolvm" // that of its profiles and of topolvm-controller
+			}
+			return nodecontroller.LeaseName(driver)
+		},
 		roleResizer: func(driver string) string { return "external-resizer-" + election.Sanitize(driver) },
 		roleSnapshotter: func(driver string) string {
 			return election.Sanitize("external-snapshotter-leader-" + strings.ReplaceAll(driver, "/", "-"))

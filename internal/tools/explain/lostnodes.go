@@ -79,7 +79,8 @@ func explainLostNode(e *explanation, n lostNode) {
 			e.age(n.Approved)), "")
 	case nodecleanup.RecordDeleting:
 		e.add(Waiting, "cleanup", "Node %s of driver %s is being deleted, or its deletion is not confirmed yet.%s",
-			n.Name(), n.driver, planned).next("The nodecontroller cleans up when the Node and its CSINode are deleted.")
+			n.Name(), n.driver, planned).next("The nodecontroller cleans up before it removes its finalizer from the Node, or else when " +
+			"the Node and its CSINode are deleted.")
 	default:
 		explainMode(e, n, fmt.Sprintf("Node %s of driver %s %s.%s", n.Name(), n.driver, lost, planned),
 			" after --node-missing-grace, unless the node returns")

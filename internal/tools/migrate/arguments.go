@@ -4,7 +4,6 @@
 package migrate
 
 import (
-	"regexp"
 	"slices"
 	"strings"
 
@@ -96,7 +95,7 @@ func (s *source) dropConflicting(g *group) {
 // prepareTopolvm selects the flags of the role nodecontroller. The container of
 // topolvm-controller is kept with all its flags, because it contains the driver.
 func (s *source) prepareTopolvm(g *group) {
-	profile := s.topolvmProfile()
+	profile := s.topolvmProfile(g)
 	f, given := s.lookup("enable-webhooks")
 	webhooks := !given || isTrue(f.expanded)
 	flags := []setting{newSetting("csi-address", s.address()), newSetting("profile", profile)}
@@ -124,15 +123,17 @@ func (s *source) prepareTopolvm(g *group) {
 	}
 }
 
-// classic matches the image tags of TopoLVM releases whose controller protects claims with a finalizer.
-var classic = regexp.MustCompile(`:v?0\.([0-3]?[0-9])\.`)
-
-func (s *source) topolvmProfile() string {
+// topolvmProfile returns the profile of a version of TopoLVM, and notes the assumption if the image names none.
+func (s *source) topolvmProfile(g *group) string {
+	v, known := s.release()
 	switch {
 	case s.env["USE_LEGACY"] != "":
 		return "topolvm-legacy"
-	case classic.MatchString(text(get(s.node, "image"))):
+	case known && v.before(0, 40): // whose controller protects claims with a finalizer
 		return "topolvm-classic"
+	case !known:
+		g.must("the image of %s names no version: --profile=topolvm is for v0.40 and later. If it is older, set --profile=topolvm-classic",
+			s.name)
 	}
 	return "topolvm"
 }

@@ -175,6 +175,42 @@ func TestGroups(t *testing.T) {
 	}
 }
 
+func TestResources(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct{ first, second, want string }{
+		"sums": {"requests: {cpu: 1m}, limits: {cpu: 2m}", "requests: {cpu: 1m}, limits: {cpu: 2m}",
+			"requests: cpu: 2m limits: cpu: 4m"},
+		"a request by its limit": {"limits: {cpu: 2m}", "requests: {cpu: 1m}, limits: {cpu: 2m}",
+			"limits: cpu: 4m requests: cpu: 3m"},
+		"requests by their limits":   {"limits: {cpu: 2m}", "limits: {cpu: 2m}", "limits: cpu: 4m"},
+		"a limit that is dropped":    {"limits: {cpu: 2m}", "", "requests: cpu: 2m"},
+		"a request without resource": {"requests: {cpu: 1m}", "", "requests: cpu: 1m"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			with := func(name, resources string) string {
+				return sidecar(name) + "        resources: {" + resources + "}\n"
+			}
+			r := migrated(t, deployment(with("csi-provisioner", tt.first), with("csi-attacher", tt.second)), false)
+			_, got, _ := strings.Cut(string(r.Manifest), "resources:")
+			if got = strings.Join(strings.Fields(got), " "); got != tt.want {
+				t.Errorf("%s, want %s", got, tt.want)
+			}
+		})
+	}
+}
+
+// TestOldBooleans: kubectl reads YAML 1.1.
+func TestOldBooleans(t *testing.T) {
+	t.Parallel()
+	r := migrated(t, `{"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "d"}, "spec": {"template": {"spec": {"containers": [
+		{"name": "csi-attacher", "image": "example/csi-attacher:v9", "args": ["--csi-address=/csi/csi.sock"],
+		"env": [{"name": "A", "value": "off"}, {"name": "B", "value": "plain"}]}]}}}}`, false)
+	if out := string(r.Manifest); !strings.Contains(out, `value: "off"`) || !strings.Contains(out, "value: plain") {
+		t.Error(out)
+	}
+}
+
 func TestTopolvm(t *testing.T) {
 	t.Parallel()
 	controller := func(image string, more string) string {
@@ -184,9 +220,11 @@ func TestTopolvm(t *testing.T) {
 		"current": {controller("topolvm:0.40.1", ""), "--profile=topolvm ", "was kept with its flags"},
 		"before v0.40": {controller("example/topolvm-with-sidecar:v0.39.0", ""), "--profile=topolvm-classic ",
 			"was kept with its flags"},
-		"with a Lease":    {controller("topolvm:1.0.0", ", --leader-election-id=x"), "--leader-election-id=x ", "Lease x"},
-		"its own socket":  {controller("topolvm:1.0.0", ", --csi-socket=/a/b.sock"), "--csi-address=/a/b.sock ", "was kept with its flags"},
-		"without a Lease": {controller("topolvm:1.0.0", ", --leader-election=false"), "", "without leader election"},
+		"of a minor version": {controller("topolvm:0.36", ""), "--profile=topolvm-classic ", "was kept with its flags"},
+		"of a digest":        {controller("topolvm@sha256:0", ""), "--profile=topolvm ", "names no version"},
+		"with a Lease":       {controller("topolvm:1.0.0", ", --leader-election-id=x"), "--leader-election-id=x ", "Lease x"},
+		"its own socket":     {controller("topolvm:1.0.0", ", --csi-socket=/a/b.sock"), "--csi-address=/a/b.sock ", "was kept"},
+		"without a Lease":    {controller("topolvm:1.0.0", ", --leader-election=false"), "", "without leader election"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -41,22 +41,41 @@ func (g *group) resources() *yaml.Node {
 	return sums
 }
 
-// sumAll returns the sums of the limits or the requests, in the order of the first source.
+// sumAll returns the sums of the limits or the requests, in the order of the first source. Kubernetes takes a limit for a
+// request that is not set, also for that of the new container unless its limit is dropped.
 func (g *group) sumAll(key string) *yaml.Node {
 	out := mapping()
 	for _, s := range g.counted() {
-		quantities := get(s.node, "resources", key)
-		for i := 0; quantities != nil && i+1 < len(quantities.Content); i += 2 {
-			name := quantities.Content[i].Value
-			if get(out, name) == nil {
-				if sum := g.sum(key, name); sum != nil {
-					set(out, name, sum)
-				}
+		all := quantities(s, key)
+		if key == "requests" {
+			all = slices.Concat(all, quantities(s, "limits"))
+		}
+		for _, name := range all {
+			lacks := func(key string) func(*source) bool {
+				return func(s *source) bool { return get(s.node, "resources", key, name) == nil }
+			}
+			defaulted := !slices.ContainsFunc(g.counted(), lacks("limits")) && !slices.ContainsFunc(g.counted(), not(lacks("requests")))
+			if get(out, name) != nil || key == "requests" && defaulted {
+				continue
+			}
+			if sum := g.sum(key, name); sum != nil {
+				set(out, name, sum)
 			}
 		}
 	}
 	return out
 }
+
+// quantities returns the names of the limits or the requests of s.
+func quantities(s *source, key string) (names []string) {
+	all := get(s.node, "resources", key)
+	for i := 0; all != nil && i+1 < len(all.Content); i += 2 {
+		names = append(names, all.Content[i].Value)
+	}
+	return names
+}
+
+func not(f func(*source) bool) func(*source) bool { return func(s *source) bool { return !f(s) } }
 
 func (g *group) sum(key, name string) *yaml.Node {
 	var sum resource.Quantity
@@ -65,6 +84,9 @@ func (g *group) sum(key, name string) *yaml.Node {
 		if v == nil && key == "limits" {
 			g.changed("the limit of %s was dropped: %s had none", name, s.name)
 			return nil
+		}
+		if v == nil {
+			v = get(s.node, "resources", "limits", name)
 		}
 		if v == nil {
 			continue

@@ -6,6 +6,7 @@ package migrate
 import (
 	"bytes"
 	"fmt"
+	"regexp"
 	"strings"
 
 	"go.yaml.in/yaml/v3"
@@ -220,10 +221,14 @@ func danglingAlias(n *yaml.Node) string {
 	return ""
 }
 
+// oldBoolean matches strings that are booleans in YAML 1.1, as kubectl reads it. The encoder writes YAML 1.2, which has them without
+// quotes.
+var oldBoolean = regexp.MustCompile(`^(?i:y|yes|n|no|on|off)$`)
+
 // toBlock replaces the flow style and the quotes of JSON by block style, in n and below.
 func toBlock(n *yaml.Node) {
 	n.Style &^= yaml.FlowStyle
-	if n.Kind == yaml.ScalarNode && n.Style == yaml.DoubleQuotedStyle {
+	if n.Kind == yaml.ScalarNode && n.Style == yaml.DoubleQuotedStyle && !oldBoolean.MatchString(n.Value) {
 		n.Style = 0
 		if n.ShortTag() == "!!str" {
 			n.Tag = "!!str" // the encoder quotes it if necessary
