@@ -74,8 +74,15 @@ func TestNodecontrollerScenarioOrphans(t *testing.T) {
 		f.noRecord("n")
 		f.event("PersistentVolume", f.name("pv-a"), "NodeReturned", f.name("n"))
 		f.untouched(pvc)
+		f.changeRecords(func(cm *corev1.ConfigMap) { cm.Annotations[AnnotationLastLook] = "2020-01-01T00:00:00Z" })
 		again := time.Now()
 		f.deleteNode("n")
+		f.missing("n")
+		f.changeRecords(func(cm *corev1.ConfigMap) {
+			if look := cm.Annotations[AnnotationLastLook]; look < again.UTC().Format(time.RFC3339) { // without records there are none
+				t.Errorf("the last look was at %s, before the node was lost", look)
+			}
+		})
 		f.claimDeleted("a")
 		if d := f.asked("DELETE " + claimA)[0].Sub(again); d < grace {
 			t.Errorf("deleted %v after the node", d)
