@@ -92,7 +92,7 @@ func (t *term) publish(ctx context.Context, s attachmentState, step step) error 
 	defer release()
 	call, cancel := context.WithTimeout(csiclient.WithMigrated(ctx, step.source.migrated), t.c.cfg.Timeout)
 	defer cancel()
-	t.publications.Store(va.UID, publication{s, step})
+	t.publications.Store(va.UID, publication{va, step})
 	response, err := t.c.deps.CSI.ControllerPublishVolume(call, request)
 	t.outOfSync.recordChange(va.UID)
 	if err == nil {

@@ -5,6 +5,7 @@ package attacher
 
 import (
 	"context"
+	"maps"
 	"slices"
 	"time"
 
@@ -12,6 +13,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/migration"
 )
 
 // register adds the event handlers that fill the queues.
@@ -85,10 +87,10 @@ func (t *term) volumeAdded(pv *corev1.PersistentVolume) {
 	t.volumeChanged(pv)
 }
 
-// volumeUpdated also enqueues the attachments that failed for the access modes, the only
-// field a user can correct in an existing PersistentVolume.
+// volumeUpdated also enqueues the attachments that failed for a field that a user can correct in an existing PersistentVolume.
 func (t *term) volumeUpdated(old, pv *corev1.PersistentVolume) {
-	if old.UID != pv.UID || !slices.Equal(old.Spec.AccessModes, pv.Spec.AccessModes) {
+	if old.UID != pv.UID || !slices.Equal(old.Spec.AccessModes, pv.Spec.AccessModes) ||
+		!slices.Equal(old.Spec.MountOptions, pv.Spec.MountOptions) || migration.IsInTree(pv) && !maps.Equal(old.Labels, pv.Labels) {
 		t.volumeAdded(pv)
 		return
 	}

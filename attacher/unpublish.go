@@ -10,6 +10,7 @@ import (
 	"slices"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/klog/v2"
 
 	"github.com/storage-controller/storage-controller/csiclient"
@@ -71,8 +72,8 @@ func (d driver) publishesAgain(s attachmentState, step step) bool {
 // publication is a ControllerPublishVolume whose result no status has. It is kept until the status has it or the volume is
 // unpublished.
 type publication struct {
-	attachmentState
-	step step
+	attachment *storagev1.VolumeAttachment
+	step       step
 }
 
 // undo unpublishes the volume of a VolumeAttachment that was deleted without a detach, because another client removed
@@ -89,12 +90,14 @@ func (p publication) undo(ctx context.Context, t *term) error {
 		t.publications.Delete(va.UID)
 		return nil
 	}
+	s, err := attachmentState{}, error(nil)
 	if src.secrets != nil {
-		if secrets, err := kube.ReadSecret(ctx, t.c.deps.Client, src.secrets); err == nil { // else those of the publish
-			p.secrets = secrets
-		}
+		s.secrets, err = kube.ReadSecret(ctx, t.c.deps.Client, src.secrets)
 	}
-	if err := t.callUnpublish(ctx, p.attachmentState, p.step); err != nil {
+	if err == nil {
+		err = t.callUnpublish(ctx, s, p.step)
+	}
+	if err != nil {
 		p.log(ctx, "VolumeAttachment was deleted by force and unpublishing its volume failed. It is retried while this process leads", err)
 		return err
 	}

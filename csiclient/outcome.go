@@ -5,6 +5,7 @@ package csiclient
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 
@@ -35,7 +36,8 @@ func (o Outcome) String() string {
 var broken = []string{
 	"stream terminated by RST_STREAM", "server closed the stream without sending trailers", "cardinality violation: ",
 	"a HEADERS frame cannot", "peer header list size exceeded limit", "protocol error: ", "malformed header: ", "transport: ",
-	"unexpected HTTP status code", "grpc: received ", "grpc: failed to ", "grpc: message after decompression ", "grpc: Decompressor ",
+	"unexpected HTTP status code", "grpc: received ", "grpc: trying to send ", "grpc: failed to ",
+	"grpc: message after decompression ", "grpc: Decompressor ",
 }
 
 // OutcomeOf returns the outcome of a call that failed with err (CSI spec, "Error Scheme" and
@@ -54,8 +56,15 @@ func OutcomeOf(err error) Outcome {
 	case codes.Canceled, codes.DeadlineExceeded, codes.Unavailable, codes.Aborted:
 		return Indeterminate
 	}
-	if slices.ContainsFunc(broken, func(prefix string) bool { return strings.HasPrefix(s.Message(), prefix) }) {
+	if !refused(s.Message()) && slices.ContainsFunc(broken, func(prefix string) bool { return strings.HasPrefix(s.Message(), prefix) }) {
 		return Indeterminate
 	}
 	return Final
+}
+
+// refused reports whether the message is that of a driver that has refused a request for its size.
+func refused(message string) bool {
+	var size, limit int
+	_, err := fmt.Sscanf(message, "grpc: received message larger than max (%d vs. %d)", &size, &limit)
+	return err == nil && limit < maxRecvMsgSize // else the response exceeded the limit of this client
 }

@@ -28,6 +28,14 @@ func TestOutcomeOf(t *testing.T) {
 			t.Errorf("%v is %v, want %v", code, got, want)
 		}
 	}
+	for message, want := range map[string]Outcome{
+		fmt.Sprintf("grpc: received message larger than max (9 vs. %d)", maxRecvMsgSize): Indeterminate, // the response
+		"grpc: received message larger than max (5000000 vs. 4194304)":                   Final,
+	} {
+		if got := OutcomeOf(status.Error(codes.ResourceExhausted, message)); got != want {
+			t.Errorf("%s is %v, want %v", message, got, want)
+		}
+	}
 	if got := OutcomeOf(errors.New("not of gRPC")); got != Indeterminate {
 		t.Errorf("an error without status is %v", got)
 	}

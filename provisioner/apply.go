@@ -79,6 +79,7 @@ func (a *applier) apply(ctx context.Context, key claimKey, s claimState, step st
 		r.owner = &owner
 		return none, err
 	case doKeepRejected:
+		a.c.notProvisioned(s.op)
 		a.c.claimFailed(s.op.claim, failedEvent(s.op.plan.ClassName, step.err))
 		return noVolume(nil), step.err
 	case doDeleteRejected:

@@ -199,7 +199,8 @@ func (l *claimLoop) claimUpdated(old, claim *corev1.PersistentVolumeClaim) {
 	if waits(old) && !waits(claim) {
 		l.sources.enqueueSourceOf(old) // not claim: see kube.Trim
 	}
-	if onlyOwnChanges(old, claim) && !l.mustResume(keyOf(claim)) {
+	listedAgain := old.ResourceVersion == claim.ResourceVersion
+	if (listedAgain || onlyOwnChanges(old, claim)) && !l.mustResume(keyOf(claim)) {
 		if selectedNode(claim) != "" && kube.ClaimHandledBy(l.c.driver.name, claim) {
 			l.queue.Resync(keyOf(claim)) // the node may have been removed and selected again while the watch was interrupted
 		}
@@ -292,7 +293,12 @@ func (l *claimLoop) watchOptional(ctx context.Context, wg *sync.WaitGroup) {
 	watch := func(o *kube.OptionalInformer, resource schema.GroupVersionResource, changed func(old, now *metav1.PartialObjectMetadata)) {
 		wg.Go(func() {
 			o.Run(ctx, l.c.deps.Metadata, resource, kube.Handlers[*metav1.PartialObjectMetadata]{
-				Add: func(now *metav1.PartialObjectMetadata) { changed(nil, now) }, Update: changed,
+				Add: func(now *metav1.PartialObjectMetadata) { changed(nil, now) },
+				Update: func(old, now *metav1.PartialObjectMetadata) {
+					if old.ResourceVersion != now.ResourceVersion { // else it was listed again
+						changed(old, now)
+					}
+				},
 			})
 		})
 	}

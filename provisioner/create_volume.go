@@ -39,9 +39,7 @@ func (a *applier) createVolume(ctx context.Context, key claimKey, s claimState) 
 	defer cancel()
 	response, err := a.c.deps.CSI.CreateVolume(call, o.request)
 	if err != nil {
-		if a.c.deps.VolumeObserver != nil {
-			a.c.deps.VolumeObserver.VolumeNotProvisioned(o.plan.ClassName)
-		}
+		a.c.notProvisioned(o)
 		if csiclient.OutcomeOf(err) == csiclient.Indeterminate {
 			return a.indeterminate(key, s, err)
 		}
@@ -64,9 +62,17 @@ func (a *applier) createVolume(ctx context.Context, key claimKey, s claimState) 
 	case errors.Is(err, errUnusable):
 		return volumeRejected(source, affinityOf(volume, a.c.driver.topology), err), nil
 	case err != nil:
+		a.c.notProvisioned(o)
 		return a.indeterminate(key, s, err)
 	}
 	return volumeCreated(pv, source), nil
+}
+
+// notProvisioned has the role capacity look again.
+func (c *Controller) notProvisioned(o operation) {
+	if c.deps.VolumeObserver != nil {
+		c.deps.VolumeObserver.VolumeNotProvisioned(o.plan.ClassName)
+	}
 }
 
 // volumeFinalizers returns the finalizers of other controllers for a new PersistentVolume. An
@@ -95,7 +101,7 @@ func (a *applier) finalError(key claimKey, s claimState, err error) (transition,
 	delay := a.c.cfg.RetryIntervalMax
 	a.c.claimFailed(s.op.claim, infeasibleEvent(s.op.plan.ClassName, delay, err))
 	return noVolume(&infeasible{
-		until: time.Now().Add(delay), classUID: s.class.UID, classVersion: s.class.ResourceVersion, node: selectedNode(s.op.claim),
+		until: time.Now().Add(delay), classUID: s.class.UID, classVersion: s.op.classVersion, node: selectedNode(s.op.claim),
 		requestedBytes: capacityRange(s.op.claim).RequiredBytes, attributes: ptr.Deref(s.op.claim.Spec.VolumeAttributesClassName, ""),
 	}), nil
 }
@@ -145,9 +151,7 @@ func (a *applier) deleteRejected(ctx context.Context, key claimKey, o operation)
 		a.c.claimFailed(o.claim, failedEvent(o.plan.ClassName, err))
 		return transition{}, err
 	}
-	if a.c.deps.VolumeObserver != nil {
-		a.c.deps.VolumeObserver.VolumeNotProvisioned(o.plan.ClassName)
-	}
+	a.c.notProvisioned(o)
 	a.announce(key, o)
 	a.c.claimFailed(o.claim, failedEvent(o.plan.ClassName, o.rejectReason))
 	return noVolume(nil), o.rejectReason

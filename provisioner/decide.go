@@ -239,6 +239,8 @@ func (d decision) decideNew() step {
 		return step{action: doForget, reason: "ClaimDeleted"}
 	case !d.owns(d.claim):
 		return step{action: doForget, reason: "OfAnotherDriver"}
+	case d.NodeDeployment && selectedNode(d.claim) != "" && selectedNode(d.claim) != d.NodeName:
+		return step{action: doForget, reason: "OfAnotherNode"}
 	case class == nil:
 		return step{action: doRetry, reason: "NoClass", err: fmt.Errorf(
 			"StorageClass %q not found", storagehelpers.GetPersistentVolumeClaimClass(d.claim))}
@@ -287,7 +289,7 @@ func (d decision) decideRequest(reason string) step {
 	case err != nil:
 		return step{action: doFail, reason: "CannotRequest", err: err}
 	}
-	next := operation{claim: d.claim, classUID: d.class.UID, request: request, plan: p}
+	next := operation{claim: d.claim, classUID: d.class.UID, classVersion: d.class.ResourceVersion, request: request, plan: p}
 	if d.refs != nil {
 		next.source = d.refs.source
 	}

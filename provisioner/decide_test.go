@@ -305,6 +305,13 @@ func TestDecide(t *testing.T) {
 		"an attributes class, a driver without it": {
 			claim: attributes("gold"), class: testClass(nil), want: doFail, reason: "CannotRequest",
 		},
+		"an attributes class, an in-tree class": {driver: func(d *driver) { can(d); ebsDriver(d) },
+			claim: testClaim(func(c *corev1.PersistentVolumeClaim) {
+				c.Annotations = map[string]string{storagehelpers.AnnStorageProvisioner: ebs}
+				c.Spec.VolumeAttributesClassName = ptr.To("gold")
+			}),
+			class: testClass(func(c *storagev1.StorageClass) { c.Provisioner = ebsInTree }), want: doFail, reason: "CannotRequest",
+		},
 		"an attributes class, the gate is off": {
 			driver: func(d *driver) { d.VolumeAttributesClass = false }, claim: attributes("gold"), class: testClass(nil), want: doBegin,
 			reason: "Wanted",

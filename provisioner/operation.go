@@ -97,6 +97,7 @@ type operation struct {
 	// While a volume is in progress:
 	claim        *corev1.PersistentVolumeClaim // as of the request; it may be deleted by now
 	classUID     types.UID                     // of the StorageClass the request was prepared from
+	classVersion string                        // its resourceVersion; empty: the request is that of an earlier process
 	request      *csi.CreateVolumeRequest      // with the secrets once they are read
 	plan         plan
 	source       *volumerules.Source // of a clone or a restored snapshot; else nil
@@ -153,7 +154,8 @@ func beginRequest(next operation) transition {
 // csi-provisioner does; see --provisioning-protection=off.
 func prepareAgain(next operation) transition {
 	return transition{name: onPrepareAgain, set: func(o *operation) {
-		o.claim, o.classUID, o.request, o.plan = next.claim, next.classUID, next.request, next.plan
+		o.claim, o.request, o.plan = next.claim, next.request, next.plan
+		o.classUID, o.classVersion = next.classUID, next.classVersion
 	}}
 }
 

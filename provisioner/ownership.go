@@ -59,8 +59,6 @@ type race struct {
 // provisioning.
 func (d decision) decideOwner() step {
 	switch r := d.race; {
-	case selectedNode(d.claim) != "":
-		return step{action: doForget, reason: "OfAnotherNode"}
 	case kube.WaitsForFirstConsumer(d.class) || !d.NodeDeploymentImmediateBinding:
 		return step{action: doForget, reason: "WaitsForNode"}
 	case !d.allowedHere():

@@ -80,6 +80,7 @@ func TestDecideOnANode(t *testing.T) {
 		"of this node, late binding":         {claim: on("node-0"), class: testClass(late), want: doBegin, reason: "Wanted"},
 		"of this node, after it competed":    {claim: on("node-0"), race: due(now.Add(time.Hour)), want: doBegin, reason: "Wanted"},
 		"of another node":                    {claim: on("node-1"), want: doForget, reason: "OfAnotherNode"},
+		"of another node, without its class": {claim: on("node-1"), want: doForget, reason: "OfAnotherNode"},
 		"of another node, after it competed": {claim: on("node-1"), race: due(now), want: doForget, reason: "OfAnotherNode"},
 		"of another node, late binding":      {claim: on("node-1"), class: testClass(late), want: doForget, reason: "OfAnotherNode"},
 		"late binding, no node yet":          {claim: testClaim(nil), class: testClass(late), want: doForget, reason: "WaitsForPod"},
@@ -126,7 +127,7 @@ func TestDecideOnANode(t *testing.T) {
 			if tc.driver != nil {
 				tc.driver(&d)
 			}
-			if tc.class == nil {
+			if tc.class == nil && name != "of another node, without its class" {
 				tc.class = testClass(nil)
 			}
 			got := d.decide(claimState{

@@ -64,9 +64,14 @@ func (d driver) check(claim *corev1.PersistentVolumeClaim, class *storagev1.Stor
 		return err
 	}
 	_, p, err := d.basics(claim, class)
-	if err == nil {
-		_, err = d.capabilities(p)
+	switch {
+	case err != nil:
+		return err
+	case p.Migrated && p.AttributesClass != "": // no such PersistentVolume can be created
+		return fmt.Errorf("volumeAttributesClassName %q: volumes of StorageClass %q, whose provisioner is %s, have no "+
+			"VolumeAttributesClass. Use a StorageClass of provisioner %s", p.AttributesClass, p.ClassName, class.Provisioner, d.name)
 	}
+	_, err = d.capabilities(p)
 	return err
 }
 

@@ -109,10 +109,10 @@ func (a *attempt) readClaim(ctx context.Context, claim *corev1.PersistentVolumeC
 // actedOn records that the resizer acts on a version of a claim that the watch may not have delivered.
 func (a *attempt) actedOn(claim *corev1.PersistentVolumeClaim) {
 	a.t.ahead.Store(claim.UID, claim.ResourceVersion)
-	switch cached, ok := a.t.c.claims.Get(kube.Key(claim)); {
-	case !ok || cached.UID != claim.UID:
+	cached, ok := a.t.c.claims.Get(kube.Key(claim))
+	if !ok || cached.UID != claim.UID {
 		a.t.ahead.Delete(claim.UID)
-	case a.t.ahead.missed(cached): // its event was handled before the version was recorded
+	} else if _, missed := a.t.ahead.compare(cached); missed { // its event was handled before the version was recorded
 		a.t.enqueue(cached, a.t.queue.Resync)
 	}
 }

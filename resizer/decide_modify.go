@@ -61,10 +61,10 @@ func (d driver) decideModify(s claimState) step {
 	if current.status == corev1.PersistentVolumeClaimModifyVolumeInfeasible {
 		infeasible = current.target
 	}
-	if s.memory.missingClass != requested { // else the class itself was rejected, and is read again once it is recreated
-		if wait, ok := d.decideSlowRetry(s, requested, infeasible); ok {
-			return wait
-		}
+	retry, slow := d.decideSlowRetry(s, requested, infeasible)
+	slow = slow && s.memory.missingClass != requested // else the class itself was rejected, and is watched
+	if slow && retry.action == doWait {
+		return retry
 	}
 	switch err, known := d.checkClass(s, requested); {
 	case !known:
@@ -78,6 +78,8 @@ func (d driver) decideModify(s claimState) step {
 		}
 		return step{action: doPend, reason: stageClassMissing, target: target{class: requested}, claim: record,
 			events: []event{modifyFailedEvent(err.Error())}}
+	case slow: // an earlier process had the error
+		return retry
 	}
 	return d.decideModifyCall(s, target{class: requested, key: requested})
 }

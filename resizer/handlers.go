@@ -64,15 +64,15 @@ func (t *term) claimUpdated(old, claim *corev1.PersistentVolumeClaim) {
 	if !ok {
 		return
 	}
-	ahead := t.ahead.missed(claim)
+	behind, missed := t.ahead.compare(claim)
 	renew := func(o operation, requested, status bool) {
 		switch needed := t.c.driver.mayNeed(o, claim, pv); {
-		case needed && (bound || requested || status):
+		case needed && (bound || requested || status && !behind):
 			if requested {
 				t.queue.Forget(keyOf(claim, o))
 			}
 			t.queue.Add(keyOf(claim, o))
-		case needed && ahead:
+		case needed && (missed || status):
 			t.queue.Resync(keyOf(claim, o)) // a failed call keeps its back-off
 		}
 	}
@@ -84,19 +84,20 @@ func (t *term) claimUpdated(old, claim *corev1.PersistentVolumeClaim) {
 // aheadVersions holds the resourceVersions of claims that the resizer has read or written before the watch delivered them, by UID.
 type aheadVersions struct{ sync.Map }
 
-// missed reports whether the watch has delivered claim, but not the version on which the resizer has acted. The watch was
-// interrupted then, and the request and the status may look unchanged.
-func (v *aheadVersions) missed(claim *corev1.PersistentVolumeClaim) bool {
+// compare reports whether the resizer has acted on a later version than claim, which the watch has delivered, and whether it
+// has acted on a version that the watch has not delivered. The watch was interrupted then, and the request and the status may
+// look unchanged.
+func (v *aheadVersions) compare(claim *corev1.PersistentVolumeClaim) (behind, missed bool) {
 	version, ok := v.Load(claim.UID)
 	if !ok {
-		return false
+		return false, false
 	}
 	order, err := resourceversion.CompareResourceVersion(claim.ResourceVersion, version.(string))
 	if err == nil && order < 0 {
-		return false
+		return true, false
 	}
 	v.Delete(claim.UID)
-	return err != nil || order > 0
+	return false, err != nil || order > 0
 }
 
 // isNewsOfNode reports whether another component than the resizer has changed the status of the

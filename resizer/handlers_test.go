@@ -59,6 +59,18 @@ func TestRecreatedObjects(t *testing.T) {
 	}
 }
 
+// TestVersionsAhead: the resizer has acted on version 5.
+func TestVersionsAhead(t *testing.T) {
+	for version, want := range map[string][2]bool{"4": {true, false}, "5": {false, false}, "6": {false, true}} {
+		var ahead aheadVersions
+		ahead.Store(types.UID("u"), "5")
+		claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{UID: "u", ResourceVersion: version}}
+		if behind, missed := ahead.compare(claim); [2]bool{behind, missed} != want {
+			t.Errorf("version %s: behind %t, missed %t", version, behind, missed)
+		}
+	}
+}
+
 // claimWatch is the proxy of a watch of claims that a test interrupts.
 type claimWatch struct {
 	mu      sync.Mutex

@@ -41,9 +41,10 @@ func (l *loop[T, C]) apply(ctx context.Context, obj T, s state, step step, r *re
 	case doRecordRequest:
 		return l.record(ctx, obj, step)
 	case doCreate:
-		r.live = false // the content may change during the call
+		*r = reads{} // the content may change during the call, and its deletion have another Secret
 		return l.create(ctx, obj, s, step)
 	case doCheck:
+		*r = reads{}
 		return l.check(ctx, obj, s)
 	case doWriteAnswer:
 		return l.writeAnswer(ctx, obj, s, step)
@@ -201,7 +202,11 @@ func (l *loop[T, C]) check(ctx context.Context, obj T, s state) error {
 func (l *loop[T, C]) writeAnswer(ctx context.Context, obj T, s state, step step) error {
 	c, a := s.content, step.answer
 	if len(step.status) > 0 {
-		if err := l.patchStatus(ctx, obj, step.status); err != nil {
+		err := l.patchStatus(ctx, obj, step.status)
+		if err != nil && l.outdated(obj, err) {
+			return nil // decide again
+		}
+		if err != nil {
 			return fmt.Errorf("error updating status for volume %s content %s: snapshot controller failed to update %s on API server: %w",
 				c.noun, c.meta.Name, c.meta.Name, err)
 		}
@@ -243,15 +248,22 @@ func (l *loop[T, C]) removeFinalizer(ctx context.Context, obj T, step step) erro
 		l.announceWarning(c, step.warning)
 	}
 	_, err := l.patch(ctx, obj, change)
-	switch newest, ok := l.objects.Get(obj.GetName()); {
+	switch {
 	case err == nil:
 		l.memories.update(c.uid(), func(m *memory) { m.blocked = "" })
 		return nil
-	case ok && kube.IsPatchTestFailed(err) && newest.GetUID() == obj.GetUID() && newest.GetResourceVersion() != obj.GetResourceVersion():
-		return nil // another writer has changed it: decide again
+	case l.outdated(obj, err):
+		return nil // decide again
 	}
 	return l.report(ctx, obj, doReportDeletion, fmt.Errorf("Failed to delete %s: removing finalizer %s: %w", c.noun, c.finalizer, err),
 		cause{})
+}
+
+// outdated reports whether a write has failed because another writer has changed obj. The newest version is known then.
+func (l *loop[T, C]) outdated(obj T, err error) bool {
+	newest, ok := l.objects.Get(obj.GetName())
+	return ok && (kube.IsPatchTestFailed(err) || apierrors.IsConflict(err)) && newest.GetUID() == obj.GetUID() &&
+		newest.GetResourceVersion() != obj.GetResourceVersion()
 }
 
 // patch returns the object as stored, or obj if it does not exist.

@@ -103,10 +103,10 @@ func (h *handlers[T, C]) matters(before, after *content) bool {
 		before.has(before.secretName) != after.has(after.secretName),
 		before.has(before.secretNamespace) != after.has(after.secretNamespace):
 		return true
-	case before.has(before.creating) && !after.has(after.creating) && after.indeterminate(m):
+	case before.has(before.creating) && !after.has(after.creating) && (after.indeterminate(m) || m.outcome == indeterminate):
 		return true // by another writer: this process removes it after a definite result
-	case after.has(after.creating) && after.known().handle != "":
-		return true // restored by another writer
+	case !before.has(before.creating) && after.has(after.creating) && after.known().handle != "" && !after.terminating():
+		return true // restored by another writer; during a deletion, this process sets it for a check
 	}
 	return before.terminating() != after.terminating() || h.c.driver.rowOf(before, m) != h.c.driver.rowOf(after, m)
 }

@@ -32,7 +32,7 @@ func (l *loop[T, C]) count(n *counts) {
 		c := l.content(obj)
 		m := l.memories.get(c.uid())
 		row := l.c.driver.rowOf(c, m)
-		if c.indeterminate(m) && row != notResponsible {
+		if c.indeterminate(m) && row != notResponsible && row != deletionDone {
 			n.indeterminate++
 		}
 		if row == check {

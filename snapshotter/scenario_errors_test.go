@@ -447,6 +447,27 @@ func TestSnapshotterScenarioPreProvisioned(t *testing.T) {
 			t.Errorf("got %+v, calls %v", o.Status, f.Plugin.Calls())
 		}
 	})
+	t.Run("040_list_secret_and_deletion", func(t *testing.T) {
+		f := newFixture(t, lists, nil)
+		f.class("c1", map[string]string{
+			"csi.storage.k8s.io/snapshotter-list-secret-name":      "s1",
+			"csi.storage.k8s.io/snapshotter-list-secret-namespace": f.Namespace,
+		})
+		f.secret("s1", map[string]string{"k": "v"})
+		f.Plugin.Next(listSnapshots, func(_ context.Context, _ *csitest.Plugin, _ any, do func() (any, error)) (any, error) {
+			f.delete("v1")
+			return do()
+		})
+		f.start()
+		f.content("v1", func(o *snapshotv1.VolumeSnapshotContent) {
+			f.preProvisioned(o)
+			o.Spec.VolumeSnapshotClassName, o.Spec.VolumeSnapshotRef.UID, o.Finalizers = ptr.To(f.Unique("c1")), uid, []string{Finalizer}
+		})
+		f.until("is deleted", isDeleted)
+		if r := f.deletions(); len(r) != 1 || len(r[0].Secrets) > 0 {
+			t.Errorf("requests %v, want one without the Secret of the class", r)
+		}
+	})
 	t.Run("040_list_secret", func(t *testing.T) {
 		for name, plugin := range map[string]csitest.Config{
 			listSnapshots: lists,

@@ -293,14 +293,18 @@ func ifAllowed[T metav1.Object](i *Informers, resource string, get func() Inform
 	return informer
 }
 
-// Forbidden returns the errors of resources that are not required, and for which permissions are
+// Forbidden returns the errors of resources that the user, by default all, does not require, and for which permissions are
 // missing. They are retried.
 func (i *Informers) Forbidden() map[string]error {
 	i.mu.Lock()
 	defer i.mu.Unlock()
+	var users []string
+	if i.user != "" {
+		users = []string{i.user}
+	}
 	forbidden := map[string]error{}
 	for resource := range i.informers {
-		if i.forbidden(resource) {
+		if i.used(resource, users) && i.forbidden(resource, users...) {
 			forbidden[resource] = i.watchErrors[resource]
 		}
 	}

@@ -5,6 +5,7 @@ package kube
 
 import (
 	"context"
+	"errors"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -595,6 +596,9 @@ func TestSyncedNamesForbiddenResources(t *testing.T) {
 	}
 	informers := informersFor(t, c, client)
 	informers.Volumes()
+	informers.For("attacher").Attachments()
+	optional := informers.For("resizer")
+	optional.AttachmentsIfAllowed()
 	ctx, stop := context.WithCancel(t.Context())
 	informers.Start(ctx)
 	defer informers.Shutdown()
@@ -603,6 +607,9 @@ func TestSyncedNamesForbiddenResources(t *testing.T) {
 		err := informers.Synced()
 		if err == nil || !strings.Contains(err.Error(), "persistentvolumes") || !strings.Contains(err.Error(), "forbidden") {
 			return fmt.Errorf("it says %v", err)
+		}
+		if optional.Forbidden()["volumeattachments"] == nil || informers.Forbidden()["volumeattachments"] != nil {
+			return errors.New("the resource is not missing for the role alone that does not require it")
 		}
 		return nil
 	})

@@ -109,7 +109,7 @@ var mutations = []mutation{
 	{"claim-before-volume", "The PersistentVolume has the new size before the claim.", "resizer/decide_expand.go",
 		"if a.err == nil && !a.volumeSaved {", "if false {"},
 	{"request-changed-ahead", "A request that changed back during an interruption of the watch is noticed.", "resizer/handlers.go",
-		"case needed && ahead:", "case needed && ahead && false:"},
+		"case needed && (missed || status):", "case needed && status:"},
 	{"modify-to-another-class", "While the outcome of ControllerModifyVolume is unknown, no other class is requested.",
 		"resizer/decide_modify.go", "indeterminate := inProgress && s.memory.settled != current.target", "indeterminate := false"},
 	{"unknown-is-infeasible", "An expansion whose outcome is unknown is not recorded as infeasible.", "resizer/request.go",
