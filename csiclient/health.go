@@ -33,7 +33,7 @@ func (c *Client) CheckHealth(ctx context.Context, timeout time.Duration) error {
 	if !isReady(response) {
 		return errNotReady
 	}
-	if !c.recorder.hasDriver() { // no role has asked, in livenessprobe
+	if !c.recorder.hasDriver() { // livenessprobe never calls Connect
 		if info, err := csi.NewIdentityClient(conn).GetPluginInfo(ctx, &csi.GetPluginInfoRequest{}); err == nil && info.GetName() != "" {
 			c.recorder.setDriver(info.GetName())
 		}

@@ -34,10 +34,10 @@ func (o Outcome) String() string {
 // broken are the beginnings of the messages with which gRPC-Go itself ends a call, whatever its code: the stream broke, or the
 // response cannot be used. The driver may have executed the call.
 var broken = []string{
-	"stream terminated by RST_STREAM", "server closed the stream without sending trailers", "cardinality violation: ",
+	"stream terminated by RST_STREAM", "server closed the stream without sending trailers", "unexpected EOF", "cardinality violation: ",
 	"a HEADERS frame cannot", "peer header list size exceeded limit", "protocol error: ", "malformed header: ", "transport: ",
-	"unexpected HTTP status code", "grpc: received ", "grpc: trying to send ", "grpc: failed to ",
-	"grpc: message after decompression ", "grpc: Decompressor ",
+	"unexpected HTTP status code", "received ", "grpc: received ", "grpc: trying to send ", "grpc: failed to ",
+	"grpc: message after decompression ", "grpc: Decompressor ", "grpc: no decompressor ", "grpc: compressed flag set ",
 }
 
 // OutcomeOf returns the outcome of a call that failed with err (CSI spec, "Error Scheme" and
@@ -55,6 +55,10 @@ func OutcomeOf(err error) Outcome {
 	switch s.Code() {
 	case codes.Canceled, codes.DeadlineExceeded, codes.Unavailable, codes.Aborted:
 		return Indeterminate
+	case codes.Unknown:
+		if s.Message() == "" { // the response had no status
+			return Indeterminate
+		}
 	}
 	if !refused(s.Message()) && slices.ContainsFunc(broken, func(prefix string) bool { return strings.HasPrefix(s.Message(), prefix) }) {
 		return Indeterminate

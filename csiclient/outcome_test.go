@@ -66,6 +66,18 @@ func TestOutcomeOfABrokenResponse(t *testing.T) {
 			_, _ = w.Write([]byte{0, 0, 0, 0, 1, 0xff})
 			w.Header().Set("Grpc-Status", "0")
 		},
+		"message cut short": func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "application/grpc")
+			w.Header().Set("Trailer", "Grpc-Status")
+			_, _ = w.Write([]byte{0, 0, 0, 0, 5, 1})
+			w.Header().Set("Grpc-Status", "0")
+		},
+		"no status": func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "application/grpc")
+			w.Header().Set("Trailer", "X")
+			_, _ = w.Write([]byte{0, 0, 0, 0, 0})
+			w.Header().Set("X", "y")
+		},
 		"not gRPC": func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "x", http.StatusInternalServerError) },
 	} {
 		t.Run(name, func(t *testing.T) {

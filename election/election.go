@@ -118,7 +118,6 @@ func NewCandidate(cfg Config, lock resourcelock.Interface, metrics *Metrics) (*C
 		return nil, err
 	}
 	observed := &observedLock{Interface: lock, metrics: metrics, duration: cfg.wholeSeconds()}
-	metrics.status.WithLabelValues(observed.name()).Set(0) // exported before the first term
 	metrics.slowpath.WithLabelValues(observed.name())
 	return &Candidate{cfg: cfg, lock: observed, health: leaderelection.NewLeaderHealthzAdaptor(tolerance)}, nil
 }
@@ -131,6 +130,9 @@ func (c *Candidate) Check(r *http.Request) error { return c.health.Check(r) }
 // ErrLost, the next term begins after a delay, which doubles from the retry period to five minutes, and is short again
 // after lead has worked for longer than that. The Lease is released before Campaign returns.
 func (c *Candidate) Campaign(ctx context.Context, lead Lead) error {
+	status := c.lock.metrics.status
+	status.WithLabelValues(c.lock.name()).Set(0) // exported before the first term; without a campaign, no leader is missing
+	defer status.DeleteLabelValues(c.lock.name())
 	delay := c.cfg.RetryPeriod
 	for {
 		var began time.Time

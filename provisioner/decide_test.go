@@ -4,6 +4,9 @@
 package provisioner
 
 import (
+	"bytes"
+	"compress/zlib"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -904,6 +907,22 @@ func TestResume(t *testing.T) {
 		_, err := d.resume(left, tt.class, nil, nothing)
 		if errors.Is(err, errRequestChanged) != (tt.err != "") || err != nil && !strings.Contains(err.Error(), tt.err) {
 			t.Errorf("%s: %v", name, err)
+		}
+	}
+	packed := func(data []byte) string {
+		var b bytes.Buffer
+		w := zlib.NewWriter(&b)
+		_, _ = w.Write(data)
+		_ = w.Close()
+		text, _ := json.Marshal(requestRecord{Driver: "drv.example.com", Topology: b.Bytes()})
+		return string(text)
+	}
+	long := packed(make([]byte, maxTopology+1))
+	many := packed(bytes.Repeat([]byte{0x0a, 0x00}, maxTopologies+1)) // each takes 56 bytes when it is decoded
+	for broken, text := range map[string]string{long: "more than 4194304 bytes", many: "more than 100000 segments"} {
+		left.Annotations[kube.AnnProvisioningRequest] = broken
+		if _, err := d.resume(left, class, nil, nothing); err == nil || !strings.Contains(err.Error(), text) {
+			t.Errorf("%v, want %s", err, text)
 		}
 	}
 	for _, broken := range []string{"{", `{"topology":3}`, `{"topology":"AAAA"}`, `{"request":"x"}`, ""} {

@@ -97,7 +97,7 @@ type operation struct {
 	// While a volume is in progress:
 	claim        *corev1.PersistentVolumeClaim // as of the request; it may be deleted by now
 	classUID     types.UID                     // of the StorageClass the request was prepared from
-	classVersion string                        // its resourceVersion; empty: the request is that of an earlier process
+	classVersion string                        // its resourceVersion
 	request      *csi.CreateVolumeRequest      // with the secrets once they are read
 	plan         plan
 	source       *volumerules.Source // of a clone or a restored snapshot; else nil

@@ -13,8 +13,10 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"sync"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -45,15 +47,24 @@ type requestRecord struct {
 const (
 	// maxRecord bounds the annotation; all annotations of an object have 256 KiB together.
 	maxRecord = 128 * 1024
-	// maxTopology bounds the expansion of a topology in an annotation that any user may write.
-	maxTopology = 16 << 20
+	// maxTopology bounds the encoding of a topology, also in an annotation that any user may write. It is the default limit of
+	// gRPC for a request.
+	maxTopology = 4 << 20
+	// maxTopologies bounds the segments in it.
+	maxTopologies = 100_000
 )
+
+// resuming bounds the memory for the topologies in annotations: an entry of a few bytes takes a hundred when it is decoded.
+var resuming sync.Mutex
 
 // packTopology encodes t for a record.
 func packTopology(t *csi.TopologyRequirement) ([]byte, error) {
 	data, err := proto.MarshalOptions{Deterministic: true}.Marshal(t)
 	if err != nil {
 		return nil, fmt.Errorf("encoding the topology: %w", err)
+	}
+	if n := len(t.GetRequisite()) + len(t.GetPreferred()); len(data) > maxTopology || n > maxTopologies {
+		return nil, fmt.Errorf("the topology has %d segments and %d bytes, too many for a record", n, len(data))
 	}
 	var packed bytes.Buffer
 	w := zlib.NewWriter(&packed)
@@ -69,9 +80,19 @@ func unpackTopology(packed []byte) (*csi.TopologyRequirement, error) {
 	if err != nil {
 		return nil, err
 	}
-	data, err := io.ReadAll(io.LimitReader(r, maxTopology))
-	if err != nil {
+	data, err := io.ReadAll(io.LimitReader(r, maxTopology+1))
+	switch {
+	case err != nil:
 		return nil, err
+	case len(data) > maxTopology:
+		return nil, fmt.Errorf("the topology has more than %d bytes", maxTopology)
+	}
+	for rest, n := data, 0; len(rest) > 0; n++ {
+		_, _, size := protowire.ConsumeField(rest)
+		if size < 0 || n == maxTopologies {
+			return nil, fmt.Errorf("the topology is malformed, or has more than %d segments", maxTopologies)
+		}
+		rest = rest[size:]
 	}
 	t := &csi.TopologyRequirement{}
 	return t, proto.Unmarshal(data, t)
@@ -190,7 +211,7 @@ var errRequestChanged = errors.New("CreateVolume request has changed")
 func (d driver) resume(
 	claim *corev1.PersistentVolumeClaim, class *storagev1.StorageClass, refs *resolvedRefs, known *topology.Aggregate,
 ) (o operation, err error) {
-	o = operation{claim: claim, classUID: class.UID, called: true}
+	o = operation{claim: claim, classUID: class.UID, classVersion: class.ResourceVersion, called: true}
 	if class, err = d.translated(class); err != nil {
 		return o, err
 	}
@@ -207,6 +228,8 @@ func (d driver) resume(
 		return o, err
 	}
 	o.recordID = record.ID
+	resuming.Lock()
+	defer resuming.Unlock()
 	var topology *csi.TopologyRequirement
 	if record.Topology != nil {
 		if topology, err = unpackTopology(record.Topology); err != nil {

@@ -77,7 +77,7 @@ type builder struct {
 func (b *builder) addRoles(ctx context.Context, t *terms, chosen []Role) error {
 	chosen = slices.SortedFunc(slices.Values(chosen), func(a, b Role) int { return strings.Compare(a.Name, b.Name) })
 	for _, r := range chosen {
-		var unprepared error // for good: objects lack the fields that the role retains
+		var unprepared error // until the process restarts: the caches lack the fields that the role retains
 		m := newMember(r.Name, b.process.named(r), func(ctx context.Context) (controller, error) {
 			if unprepared != nil {
 				return nil, unprepared

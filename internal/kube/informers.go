@@ -37,7 +37,7 @@ const (
 	BySelectedNode = "selected-node"
 	// ByClass maps names of StorageClasses to pending claims.
 	ByClass = "class"
-	// ByDependency maps a [DependencyKey] to pending claims of all drivers.
+	// ByDependency maps a [DependencyKey] to pending and protected claims of all drivers.
 	ByDependency = "dependency"
 	// ByProvisioningRecord maps the name of the driver to claims with [ProvisioningFinalizer].
 	ByProvisioningRecord = "provisioning-record"
@@ -149,7 +149,9 @@ func (i *Informers) Claims() Informer[*corev1.PersistentVolumeClaim] {
 			return i.driver
 		}),
 		ByDependency: func(obj any) ([]string, error) {
-			if pvc, ok := obj.(*corev1.PersistentVolumeClaim); ok && pvc.Spec.VolumeName == "" {
+			// A bound claim whose request has no result still copies its source.
+			if pvc, ok := obj.(*corev1.PersistentVolumeClaim); ok &&
+				(pvc.Spec.VolumeName == "" || slices.Contains(pvc.Finalizers, ProvisioningFinalizer)) {
 				return dependencies(pvc), nil
 			}
 			return nil, nil

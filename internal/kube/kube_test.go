@@ -5,8 +5,8 @@ package kube
 
 import (
 	"context"
-	"errors"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"strconv"
@@ -637,6 +637,29 @@ func TestIndexes(t *testing.T) {
 		if got := i.isPending(tt.claim); got != tt.want {
 			t.Errorf("%s: %t", name, got)
 		}
+	}
+}
+
+// TestDependencyIndex: a claim that copies its source is found by it until the request has a result.
+func TestDependencyIndex(t *testing.T) {
+	c := kubetest.Get(t)
+	i := informersFor(t, c, c.Client())
+	index := i.Claims().informer.GetIndexer()
+	for name, tt := range map[string]struct {
+		volume     string
+		finalizers []string
+		want       int
+	}{"waits": {"", nil, 1}, "bound": {"v", nil, 0}, "bound and protected": {"v", []string{ProvisioningFinalizer}, 1}} {
+		pvc := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "copy", Finalizers: tt.finalizers},
+			Spec: corev1.PersistentVolumeClaimSpec{VolumeName: tt.volume,
+				DataSource: &corev1.TypedLocalObjectReference{Kind: KindClaim, Name: "source"}}}
+		if err := index.Add(pvc); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := index.ByIndex(ByDependency, DependencyKey(KindClaim, "ns", "source")); err != nil || len(got) != tt.want {
+			t.Errorf("%s: %d claims, want %d: %v", name, len(got), tt.want, err)
+		}
+		_ = index.Delete(pvc)
 	}
 }
 

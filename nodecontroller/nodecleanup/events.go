@@ -35,7 +35,7 @@ const (
 	// Warning, PV, Namespace of its PVC: the PV is about to be removed without its driver, or, on the Namespace, was; scrub
 	// the disks of that node before they are used again
 	reasonForceRemoved = "NodeVolumeForceRemoved"
-	// Warning, PV, Node, CSIDriver: a permission is missing, a VolumeAttachment or another controller's finalizer keeps the
+	// Warning, PV, PVC, Node, CSIDriver: a permission is missing, a VolumeAttachment or another controller's finalizer keeps the
 	// volume, the PV is in phase Failed, a node with the driver lacks the topology label, the opt-out of a Node that is being
 	// deleted cannot be recorded, or a record cannot be parsed
 	reasonBlocked = "NodeCleanupBlocked"

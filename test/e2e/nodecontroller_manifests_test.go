@@ -108,7 +108,7 @@ func TestNodecontrollerManifestsGrantNoMore(t *testing.T) {
 		"nodecontroller-cleanup-volumes": {"persistentvolumes": "delete,patch"},
 		"nodecontroller-custom-resources": {"logicalvolumes.topolvm.io": "delete,list,patch",
 			"logicalvolumes.topolvm.cybozu.com": "delete,list,patch"},
-		"nodecontroller-resize-nudge": {"pods": "get,list,patch,watch"},
+		"nodecontroller-resize-nudge": {"pods": "list,patch,watch"},
 		"nodecontroller-pvc-strip":    {"persistentvolumeclaims": "patch"},
 		"nodecontroller-pvc-enforce":  {"persistentvolumeclaims": "patch", "pods": "delete,get,list,watch"},
 		"nodecontroller-webhook-certificates": {

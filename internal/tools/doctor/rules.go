@@ -72,7 +72,7 @@ var rules = map[string][]Rule{
 		{Groups: []string{""}, Resources: []string{"persistentvolumeclaims"}, Verbs: []string{"patch"}},
 	},
 	"nodecontroller-resize-nudge": {
-		{Groups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"get", "list", "watch", "patch"}},
+		{Groups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"list", "watch", "patch"}},
 	},
 	"nodecontroller-secure-metrics": {
 		{Groups: []string{"authentication.k8s.io"}, Resources: []string{"tokenreviews"}, Verbs: []string{"create"}},

@@ -109,10 +109,11 @@ func (p Plan) sharesLease(pod *corev1.Pod, c corev1.Container, role Role) bool {
 		if !given && i+1 < len(args) {
 			value = args[i+1]
 		}
-		switch name {
-		case "leader-election-id":
+		switch {
+		case strings.Contains(value, "$("): // of an environment variable, such as the namespace of the pod
+		case name == "leader-election-id":
 			lease = value
-		case "leader-election-namespace":
+		case name == "leader-election-namespace":
 			namespace = value
 		}
 	}

@@ -289,7 +289,7 @@ func (g *gatherer) lease(ctx context.Context, role, driver string) {
 	names := map[string]func(string) string{
 		roleProvisioner: provisioner.LeaseName, roleAttacher: attacher.LeaseName,
 		roleNodecontroller: func(driver string) string {
-			if strings.HasPrefix(driver, "topolvm.") {
+			if driver == "topolvm.io" || driver == "topolvm.cybozu.com" {
 				return "topolvm" // that of its profiles and of topolvm-controller
 			}
 			return nodecontroller.LeaseName(driver)

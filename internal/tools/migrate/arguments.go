@@ -115,7 +115,7 @@ func (s *source) prepareTopolvm(g *group) {
 		lease = f.value
 	}
 	g.info("%s was kept with its flags and ports: it contains the driver and serves the socket of the other containers", s.name)
-	g.changed("the role nodecontroller of this container (--profile=%s, from the version of the image) deletes the claims, and so the "+
+	g.changed("the role nodecontroller of this container (--profile=%s) deletes the claims, and so the "+
 		"volumes, of deleted nodes. It and %s use the same Lease %s, so that only one of them is active", profile, s.name, lease)
 	if webhooks {
 		g.info("the admission webhooks stay in %s. To move them, set --enable-webhooks=false at %[1]s, --enable-webhooks=true at this "+

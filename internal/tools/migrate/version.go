@@ -22,8 +22,8 @@ var versionTag = regexp.MustCompile(`:v?([0-9]+)(?:\.([0-9]+))?(?:\.[0-9]+)?([^/
 func (s *source) release() (release, bool) {
 	image, _, _ := strings.Cut(text(get(s.node, "image")), "@") // without the digest
 	m := versionTag.FindStringSubmatch(image)
-	name := strings.TrimSuffix(strings.TrimPrefix(string(s.kind), "csi-"), "-controller")
-	if m == nil || !strings.Contains(ImageName(image), name) { // or an image of the driver
+	ofDriver := s.kind != topolvm && !strings.Contains(ImageName(image), strings.TrimPrefix(string(s.kind), "csi-"))
+	if m == nil || ofDriver {
 		return release{}, false
 	}
 	major, _ := strconv.Atoi(m[1])
