@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -188,6 +189,19 @@ func attacherScenarioRequests(t *testing.T) {
 		f.Calls(publish, 0)
 		pv := fmt.Appendf(nil, `{"spec":{"accessModes":[%q]}}`, rwo)
 		_, err := f.Client.CoreV1().PersistentVolumes().Patch(t.Context(), f.Unique("pv1"), types.MergePatchType, pv, metav1.PatchOptions{})
+		f.Must(err)
+		f.until("is attached without waiting for its back-off", isAttached)
+	})
+
+	t.Run("020_mount_options_corrected", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, func(c *Config) { c.RetryIntervalStart, c.RetryIntervalMax = time.Hour, time.Hour })
+		f.Plugin.Next(publish, csitest.Fail(codes.InvalidArgument, "bad option"))
+		f.node("id-1")
+		f.volume(nil)
+		f.attach("va1", nil)
+		f.until("reports it", attachError("bad option"))
+		_, err := f.Client.CoreV1().PersistentVolumes().Patch(t.Context(), f.Unique("pv1"), types.MergePatchType,
+			[]byte(`{"spec":{"mountOptions":["noatime"]}}`), metav1.PatchOptions{})
 		f.Must(err)
 		f.until("is attached without waiting for its back-off", isAttached)
 	})

@@ -359,6 +359,21 @@ func provisionerScenarioErrors(t *testing.T) {
 			t.Run(name, func(t *testing.T) { nodeGivenBack(t, tt.method, tt.old, tt.calls) })
 		}
 	})
+	t.Run("091_infeasible_and_the_class_was_corrected_meanwhile", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, func(c *Config) { c.RetryIntervalMax = time.Hour })
+		gate := make(chan struct{})
+		f.Plugin.Next(create, heldUntil(gate, csitest.Fail(codes.DeadlineExceeded, "slow")),
+			csitest.Fail(codes.InvalidArgument, "bad option"))
+		f.makeClass(nil)
+		claim := f.claim(nil)
+		f.Wait(create, 1)
+		_, err := f.Client.StorageV1().StorageClasses().Patch(t.Context(), f.class, types.MergePatchType,
+			[]byte(`{"mountOptions":["noatime"]}`), metav1.PatchOptions{})
+		f.Must(err)
+		close(gate)
+		f.saved(claim)
+		f.Calls(create, 3)
+	})
 	t.Run("091_infeasible_for_the_longest_interval", func(t *testing.T) {
 		const longest = time.Second
 		f := scenario(t, csitest.Config{}, func(c *Config) { c.RetryIntervalStart, c.RetryIntervalMax = 10*time.Millisecond, longest })

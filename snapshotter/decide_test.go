@@ -359,6 +359,32 @@ func TestSlowSnapshot(t *testing.T) {
 	}
 }
 
+// TestMatters: what others do with the annotation of a call ends a back-off, what this process does leaves it alone.
+func TestMatters(t *testing.T) {
+	handle := withStatus(contentStatus{handle: "h", created: true})
+	deleted := func(s *state) { handle(s); released(s) }
+	type changes = []func(*state)
+	for name, tt := range map[string]struct {
+		before, after changes
+		outcome       outcome
+		want          bool
+	}{
+		"a label":                   {changes{handle}, changes{handle}, definite, false},
+		"restored":                  {changes{handle}, changes{handle, set(AnnBeingCreated)}, definite, true},
+		"restored before":           {changes{handle, set(AnnBeingCreated)}, changes{handle, set(AnnBeingCreated)}, definite, false},
+		"set for a check":           {changes{deleted}, changes{deleted, set(AnnBeingCreated)}, indeterminate, false},
+		"removed, outcome unknown":  {changes{deleted, set(AnnBeingCreated)}, changes{deleted}, indeterminate, true},
+		"removed after the outcome": {changes{deleted, set(AnnBeingCreated)}, changes{deleted}, definite, false},
+	} {
+		var h handlers[*snapshotv1.VolumeSnapshotContent, *snapshotv1.VolumeSnapshotClass]
+		h.c = &Controller{driver: testDriver()}
+		h.memories.update("v1-uid", func(m *memory) { m.outcome = tt.outcome })
+		if got := h.matters(testState(tt.before...).content, testState(tt.after...).content); got != tt.want {
+			t.Errorf("%s: %t", name, got)
+		}
+	}
+}
+
 func TestChange(t *testing.T) {
 	now := time.Unix(1000, 0)
 	at := time.Unix(500, 0)
