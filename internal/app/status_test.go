@@ -36,7 +36,8 @@ func TestLostNodesOfTheStatus(t *testing.T) {
 		`{"node":"n",` + since + `,"held":"b","optedOut":true}`: "n opted out, held nothing is deleted",
 		`{`: "v unparsable nothing is deleted, and further lost nodes are held. Correct or remove the record in ConfigMap lost-nodes.d",
 		`{"node":"n",` + since + `,"approved":"2026-01-02T03:05:05Z"}`: "n approved cleaned up as the mode and the opt-in allow",
-		`{"node":"n"}`:               "n being deleted cleaned up when its Node and CSINode are deleted",
+		`{"node":"n"}`: "n being deleted cleaned up before the finalizer of its Node is removed, " +
+			"or else when its Node and CSINode are deleted",
 		`{"node":"n",` + since + `}`: "n missing cleaned up after --node-missing-grace, unless it returns",
 	} {
 		n := lostNode(nodecleanup.ParseLostNodes(&corev1.ConfigMap{Data: map[string]string{"v": record}})[0], "d")
