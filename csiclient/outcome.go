@@ -31,7 +31,7 @@ func (o Outcome) String() string {
 	return "final"
 }
 
-// broken are the beginnings of the messages with which gRPC-Go itself ends a call, whatever its code: the stream broke, or the
+// broken are the beginnings of the messages with which gRPC-Go itself ends a call: the stream broke, or the
 // response cannot be used. The driver may have executed the call.
 var broken = []string{
 	"stream terminated by RST_STREAM", "server closed the stream without sending trailers", "unexpected EOF", "cardinality violation: ",
@@ -55,6 +55,8 @@ func OutcomeOf(err error) Outcome {
 	switch s.Code() {
 	case codes.Canceled, codes.DeadlineExceeded, codes.Unavailable, codes.Aborted:
 		return Indeterminate
+	case codes.InvalidArgument, codes.NotFound, codes.AlreadyExists, codes.FailedPrecondition, codes.OutOfRange:
+		return Final // only a driver returns these codes
 	case codes.Unknown:
 		if s.Message() == "" { // the response had no status
 			return Indeterminate

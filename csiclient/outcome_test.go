@@ -36,6 +36,9 @@ func TestOutcomeOf(t *testing.T) {
 			t.Errorf("%s is %v, want %v", message, got, want)
 		}
 	}
+	if got := OutcomeOf(status.Error(codes.InvalidArgument, "received no size")); got != Final {
+		t.Errorf("a message of the driver is %v", got)
+	}
 	if got := OutcomeOf(errors.New("not of gRPC")); got != Indeterminate {
 		t.Errorf("an error without status is %v", got)
 	}
