@@ -239,7 +239,7 @@ func (p *sourceProtector) run(ctx context.Context, wg *sync.WaitGroup) {
 	}
 }
 
-// stop ends queues that will not run.
+// stop ends the queues, after run or in its place.
 func (p *sourceProtector) stop() {
 	p.cloneQueue.Stop()
 	p.snapshotQueue.Stop()
