@@ -99,7 +99,47 @@ func TestOutcome(t *testing.T) {
 		})
 	}
 	t.Run("last_save_does_not_wait_for_the_rate_limit", lastSave)
+	t.Run("capacity_is_refreshed_after_each_response", func(t *testing.T) {
+		seen := &volumeCalls{}
+		f := newFixture(t, csitest.Config{}, nil)
+		f.change = func(d *Deps) { d.VolumeObserver = seen }
+		f.start()
+		f.Plugin.Next(create, csitest.Fail(codes.ResourceExhausted, "full"),
+			csitest.Alter(func(r *csi.CreateVolumeResponse) { r.Volume = nil }),
+			csitest.Alter(func(r *csi.CreateVolumeResponse) { r.Volume.CapacityBytes = 1 }))
+		f.makeClass(nil)
+		f.saved(f.claim(nil))
+		failed := "not provisioned: " + f.class
+		kubetest.Eventually(t, "the observer is notified of each response", func(context.Context) error {
+			if calls := seen.all(); !slices.Equal(calls, []string{failed, failed, failed, "provisioned"}) {
+				return fmt.Errorf("it is notified of %q", calls)
+			}
+			return nil
+		})
+	})
 }
+
+// volumeCalls records the calls of a [VolumeObserver].
+type volumeCalls struct {
+	mu    sync.Mutex
+	calls []string
+}
+
+func (o *volumeCalls) add(call string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.calls = append(o.calls, call)
+}
+
+func (o *volumeCalls) all() []string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return slices.Clone(o.calls)
+}
+
+func (o *volumeCalls) VolumeProvisioned(*corev1.PersistentVolume) { o.add("provisioned") }
+func (o *volumeCalls) VolumeNotProvisioned(class string)          { o.add("not provisioned: " + class) }
+func (o *volumeCalls) VolumeDeleted(*corev1.PersistentVolume)     { o.add("deleted") }
 
 // classRecreated has a class recreated with other parameters during the first call. second is
 // the parameter of the calls that follow.

@@ -22,6 +22,7 @@ import (
 	"github.com/storage-controller/storage-controller/capacity"
 	"github.com/storage-controller/storage-controller/election"
 	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/settings"
 	"github.com/storage-controller/storage-controller/internal/workloop"
 	"github.com/storage-controller/storage-controller/metrics"
 )
@@ -150,6 +151,29 @@ func TestRoleThatIsNotNamed(t *testing.T) {
 			t.Error(err)
 		}
 	})
+}
+
+// TestRoleThatIsNotPrepared: the caches lack what the role retains, so it is not built until the process restarts.
+func TestRoleThatIsNotPrepared(t *testing.T) {
+	fails := errors.New("no namespace")
+	r := Role{
+		Name:    "late",
+		lease:   func(settings.Settings, string) string { return "" },
+		prepare: func(*shared) error { return fails },
+		build: func(context.Context, *shared, *rest.Config) (controller, error) {
+			t.Error("it is built")
+			return replica{}, nil
+		},
+	}
+	terms := &terms{}
+	b := &builder{process: &process{Config: Config{Selection: Selection{all: true}}}}
+	if err := b.addRoles(t.Context(), terms, []Role{r}); err != nil {
+		t.Fatal(err)
+	}
+	m := terms.members()[0]
+	if err := m.buildController(t.Context()); m.failure != fails || err != fails {
+		t.Errorf("first %v, later %v", m.failure, err)
+	}
 }
 
 // TestRoleGivesTheLeaseBack: a role that may not lead ends the term, and is not disabled. Without a Lease, it is run
