@@ -41,7 +41,7 @@ type member struct {
 	reasons [2]string // why the role is disabled, by activity; "" when the activity does not fail
 }
 
-// activity is what a role does besides others: one may fail while the other works.
+// activity is one of the two tasks of a role. One may fail while the other works.
 type activity int
 
 const (
@@ -91,8 +91,8 @@ func (m *member) setDisabled(a activity, reason string) string {
 	return before
 }
 
-// retry calls try again, with back-off, until it succeeds after having failed with err, or ctx ends. It returns an error of a
-// named role instead, and with a Lease [election.ErrLost], so that the next term begins.
+// retry calls try with back-off until it succeeds or ctx ends. err is the error of the first attempt. Two errors are
+// returned instead: any error of a named role, and [election.ErrLost] of a role with a Lease, so that its term ends.
 func (m *member) retry(ctx context.Context, a activity, backoff wait.Backoff, err error, try func(context.Context) error) error {
 	log, initial := klog.FromContext(ctx), backoff
 	for err != nil && ctx.Err() == nil {

@@ -161,13 +161,17 @@ func (p *process) connect(ctx context.Context) error {
 	return nil
 }
 
-// watchConnection returns when the connection to the driver is lost for good, and writes the termination message. During a
-// shutdown, which ends ctx, the driver may end first.
+// watchConnection returns an error when the process must exit because of the driver, and writes the termination message.
+// During a shutdown, which ends ctx, the driver may end first.
 func (p *process) watchConnection(ctx, services context.Context) error {
 	err := ignoreDrain(ctx, p.csi.Run(services))
 	if err != nil {
 		if f, openErr := os.OpenFile(p.terminationLog, os.O_WRONLY, 0); openErr == nil { // it exists only in a container
-			fmt.Fprintln(f, "Lost connection to CSI driver, exiting")
+			message := err.Error()
+			if errors.Is(err, csiclient.ErrConnectionLost) {
+				message = "Lost connection to CSI driver, exiting" // the text of the reference sidecars
+			}
+			fmt.Fprintln(f, message)
 			f.Close()
 		}
 	}

@@ -28,36 +28,53 @@ import (
 
 // TestTerminationMessage is what Kubernetes shows of a container that ends with its driver.
 func TestTerminationMessage(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "log")
-	if err := os.WriteFile(file, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	plugin := csitest.Run(t, csitest.Config{})
-	cfg := csiclient.DefaultConfig()
-	cfg.Address, cfg.ExitOnConnectionLoss = plugin.Address(), true
-	client, err := csiclient.New(cfg, prometheus.NewRegistry())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer client.Close()
-	if _, err := client.Connect(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	plugin.Stop()
-	p := &process{csi: client, terminationLog: file}
 	draining, drain := context.WithCancelCause(t.Context())
 	drain(workloop.ErrDrain)
-	if err := p.watchConnection(draining, t.Context()); err != nil {
-		t.Errorf("during the shutdown: %v", err)
-	}
-	if text, err := os.ReadFile(file); err != nil || len(text) > 0 {
-		t.Errorf("during the shutdown: %v: %q", err, text)
-	}
-	if err := p.watchConnection(t.Context(), t.Context()); !errors.Is(err, csiclient.ErrConnectionLost) {
-		t.Errorf("got %v", err)
-	}
-	if text, err := os.ReadFile(file); err != nil || string(text) != "Lost connection to CSI driver, exiting\n" {
-		t.Errorf("%v: %q", err, text)
+	for name, tt := range map[string]struct {
+		ctx           context.Context
+		exitOnLoss    bool
+		want          error
+		begins, names string // of the termination message
+	}{
+		"loss during the shutdown": {draining, true, nil, "", ""},
+		"loss":                     {t.Context(), true, csiclient.ErrConnectionLost, "Lost connection to CSI driver, exiting\n", ""},
+		"another driver":           {t.Context(), false, csiclient.ErrDriverChanged, "the driver has changed: ", "other.example.com"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			file := filepath.Join(t.TempDir(), "log")
+			if err := os.WriteFile(file, nil, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			plugin := csitest.Run(t, csitest.Config{})
+			cfg := csiclient.DefaultConfig()
+			cfg.Address, cfg.ExitOnConnectionLoss = plugin.Address(), tt.exitOnLoss
+			client, err := csiclient.New(cfg, prometheus.NewRegistry())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer client.Close()
+			if _, err := client.Connect(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			done := make(chan error, 1)
+			go func() {
+				p := &process{csi: client, terminationLog: file}
+				done <- p.watchConnection(tt.ctx, t.Context())
+			}()
+			if tt.exitOnLoss {
+				plugin.Stop()
+			} else if err := plugin.Restart(func(c *csitest.Config) { c.Name = "other.example.com" }); err != nil {
+				t.Fatal(err)
+			}
+			if err := <-done; !errors.Is(err, tt.want) {
+				t.Errorf("got %v, want %v", err, tt.want)
+			}
+			text, err := os.ReadFile(file)
+			if got := string(text); err != nil || (got == "") != (tt.begins == "") || !strings.HasPrefix(got, tt.begins) ||
+				!strings.Contains(got, tt.names) {
+				t.Errorf("%v: %q", err, got)
+			}
+		})
 	}
 }
 

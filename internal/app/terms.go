@@ -205,7 +205,7 @@ func (t *terms) firstLists(ctx context.Context, m *member) error {
 	}
 }
 
-// synced returns an error while a kind is not listed that a role needs which is not disabled.
+// synced returns an error that names the resources whose first list is missing. It ignores those of disabled roles.
 func (t *terms) synced() error {
 	var active []string
 	for _, m := range t.members() {
@@ -238,7 +238,7 @@ func (t *terms) rolesReady() error {
 	}
 }
 
-// work runs the roles of e while this process holds the Lease. It stands for the Lease once each role is
+// work runs the roles of e while this process holds the Lease. It campaigns for the Lease once each role is
 // ready or disabled, and at least one is ready.
 func (e *entry) work(ctx context.Context) error {
 	if !settled(ctx, e.members) {
