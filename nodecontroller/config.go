@@ -21,7 +21,7 @@ type Config struct {
 	DriverName string `mapstructure:"driver-name"`
 	// Workers is the number of lost nodes, and separately of claims, that are processed concurrently.
 	Workers int `mapstructure:"nodecontroller-workers"`
-	// Timeout bounds each request.
+	// Timeout bounds each request, or a read together with the deletion that depends on it.
 	Timeout time.Duration `mapstructure:"timeout"`
 	// RetryIntervalStart is the delay after the first failure of an item. It doubles with each further
 	// failure up to RetryIntervalMax.

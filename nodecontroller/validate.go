@@ -54,7 +54,7 @@ func (c Config) validateNames() error {
 	}
 	if slices.Contains(c.PVRemovableFinalizers, "kubernetes.io/pv-protection") {
 		errs = append(errs,
-			errors.New("--pv-removable-finalizers: Kubernetes removes kubernetes.io/pv-protection when the volume is unused"))
+			errors.New("--pv-removable-finalizers: must not contain kubernetes.io/pv-protection, which kube-controller-manager removes"))
 	}
 	return errors.Join(errs...)
 }

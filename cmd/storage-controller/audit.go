@@ -31,7 +31,7 @@ func newAuditCommand() *cobra.Command {
 without a PersistentVolume, PersistentVolumes without a volume or larger than it,
 VolumeAttachments that differ from the nodes where the driver has the volume published,
 snapshots without a VolumeSnapshotContent and the reverse, and objects of the driver that
-have been terminating for long, with their finalizers and who removes each.
+have been terminating for long, with their finalizers and the component that removes each.
 It changes nothing.
 
 It compares twice, --settle apart, and reports only differences that both comparisons

@@ -50,8 +50,8 @@ VolumeSnapshot (vs) or Node and everything related to it, and report why it is i
 state, which component removes each of its finalizers, and the next step.
 
 --status-url adds what a running process knows: failed attempts with the last error and
-the time of the next one, and calls of the driver that are in flight. If the process runs
-with --secure-metrics-server, use an https URL and --status-ca-file or
+the time of the next one, and running calls to the driver. If the process runs with
+--secure-metrics-server, use an https URL and --status-ca-file or
 --status-insecure-skip-tls-verify. The bearer token of the kubeconfig or ServiceAccount
 is sent, unless --status-token-file names another one.
 
@@ -59,8 +59,9 @@ The command changes nothing, and reads only the metadata of Secrets. Missing per
 are reported as unknown. A finding is fine, unknown, waiting (in progress), failing
 (retried automatically) or blocked (requires intervention).
 
-The environment variable KUBECONFIG, which may list several files, wins over --kubeconfig.
-Without both, the ServiceAccount of the pod is used, or ~/.kube/config outside of a pod.
+The environment variable KUBECONFIG, which may list several files, takes precedence over
+--kubeconfig. Without both, the ServiceAccount of the pod is used, or ~/.kube/config
+outside of a pod.
 The exit code is 0 if the object was found, 1 if not or if the API server cannot be read,
 and 2 for a usage error.`,
 		Example: `  storage-controller explain pvc data -n shop

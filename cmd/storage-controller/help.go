@@ -36,7 +36,8 @@ A flag of roles sets all roles that have it. With the name of a role as prefix i
 that role only: --attacher-timeout, --nodecontroller-profile. The list below contains the
 prefixed flags of options that several roles have; the others exist, too.
 
-After SIGTERM running calls are completed, volumes saved and the Leases released.`,
+After SIGTERM, running calls are completed, the PersistentVolumes of created volumes are
+written, and the Leases are released.`,
 		`  storage-controller all --csi-address=/csi/csi.sock --leader-election --http-endpoint=:8080
   storage-controller all --controllers=provisioner,attacher --attacher-worker-threads=20
   storage-controller all --config=/etc/storage-controller/config.yaml`},

@@ -159,7 +159,7 @@ func (c Config) environmentChecks(chosen []Role, inPod bool) []doctor.Check {
 	}
 	for _, name := range All.Schema().UnknownVariables(os.Environ()) {
 		checks = append(checks, doctor.Check{
-			Name: "environment", Status: doctor.Warning, Message: name + " is the variable of no option, and has no effect",
+			Name: "environment", Status: doctor.Warning, Message: "environment variable " + name + " matches no option and has no effect",
 			Hint: "correct the name: " + settings.EnvPrefix + " and the name of the flag in capitals, with underscores",
 		})
 	}

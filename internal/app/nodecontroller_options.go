@@ -48,7 +48,8 @@ func nodeOptions(d nodecontroller.Config) []settings.Option {
 				"the nodecontroller as the only role runs without a connection to the driver"},
 		{Name: "nodecontroller-workers", Default: d.Workers,
 			Usage: "number of Nodes, and separately of PersistentVolumes and PersistentVolumeClaims, that are reconciled at the same time"},
-	}, retryOptions(d.Timeout, d.RetryIntervalStart, d.RetryIntervalMax, "timeout of each step"), []settings.Option{
+	}, retryOptions(d.Timeout, d.RetryIntervalStart, d.RetryIntervalMax,
+		"timeout of each request to the API server, or of a read together with the deletion that depends on it"), []settings.Option{
 		{Name: "leader-election-id", Default: "", Usage: orDerived("name of the Lease of the nodecontroller")},
 		{Name: "topology-node-key", Default: "", Usage: "node label that identifies the node in the node affinity of a volume; " +
 			"empty means the value of the profile, else the only topology key that the driver reports"},

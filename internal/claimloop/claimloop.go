@@ -25,7 +25,7 @@ import (
 // Settings are the settings of all loops.
 type Settings struct {
 	Workers                              int
-	Timeout                              time.Duration // of each request
+	Timeout                              time.Duration // of each request, or of a read and the deletion that depends on it
 	RetryIntervalStart, RetryIntervalMax time.Duration
 }
 

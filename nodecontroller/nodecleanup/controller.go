@@ -128,6 +128,9 @@ type term struct {
 	namespaces *expiring.Expiring // Namespaces that were read lately
 }
 
+// QueueName is the name of the queue, whose keys are hosts.
+const QueueName = "nodecontroller-node"
+
 // recordsKey is the key of the queue for the ConfigMap.
 const recordsKey = ""
 
@@ -148,7 +151,7 @@ func (c *Controller) newTerm(end func(cause error)) (t *term) {
 		gather: t.gatherHost, listed: newIndex("", ""), forbidden: map[string]bool{},
 	}
 	t.queue = workloop.New(workloop.Config{
-		Name: "nodecontroller-node", RetryStart: c.cfg.RetryIntervalStart, RetryMax: c.cfg.RetryIntervalMax, Jitter: retryJitter,
+		Name: QueueName, RetryStart: c.cfg.RetryIntervalStart, RetryMax: c.cfg.RetryIntervalMax, Jitter: retryJitter,
 		GracePeriod: drainTime,
 	}, c.deps.Queues, t.sync)
 	t.cleaner = &cleaner{

@@ -174,14 +174,14 @@ func TestExplainReadsASecureStatusPage(t *testing.T) {
 	e.eventually("the status page is read", func(context.Context) error {
 		out, errs, code := e.explain("pvc", "data", "-n", e.ns, "--status-url", url, "--status-insecure-skip-tls-verify",
 			"--status-token-file", file)
-		if code != 0 || !strings.Contains(out, "The process at "+url+" has no running or failed attempt for the object.") {
+		if code != 0 || !strings.Contains(out, "The process at "+url+" reports no running or failed attempt.") {
 			return fmt.Errorf("exit code %d, %s, output:\n%s", code, errs, out)
 		}
 		return nil
 	})
 	for want, args := range map[string][]string{
 		"certificate signed by unknown authority":         {"--status-token-file", file},
-		"has no running or failed attempt for the object": {"--status-insecure-skip-tls-verify"}, // with the token of the kubeconfig
+		"reports no running or failed attempt":            {"--status-insecure-skip-tls-verify"}, // with the token of the kubeconfig
 		"Set --status-ca-file, or --status-insecure-skip": {},
 	} {
 		if out, _, _ := e.explain(append([]string{"pvc", "data", "-n", e.ns, "--status-url", url}, args...)...); !strings.Contains(out,

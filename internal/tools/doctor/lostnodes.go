@@ -17,9 +17,9 @@ import (
 	"github.com/storage-controller/storage-controller/nodecontroller/nodecleanup"
 )
 
-// maxLookAge is the age of the last look at the lost nodes above which no nodecontroller seems to work. A leader
-// looks every five minutes.
-const maxLookAge = 10 * time.Minute
+// maxCheckAge is the age of the last check of the lost nodes above which no nodecontroller seems to work. A leader
+// checks them every five minutes.
+const maxCheckAge = 10 * time.Minute
 
 // checkLostNodes checks the records of lost nodes, if the nodecontroller would run.
 func (e *examination) checkLostNodes(ctx context.Context) {
@@ -63,15 +63,15 @@ func lostNodes(cm *corev1.ConfigMap, driver string, now time.Time) []Check {
 		warn("cannot be parsed, and count as held and opted out, so that further lost nodes are held: "+names(unparsable),
 			"correct or remove these records in the ConfigMap")
 	}
-	look := cm.Annotations[nodecleanup.AnnotationLastLook]
-	switch last, err := time.Parse(time.RFC3339, look); {
+	checked := cm.Annotations[nodecleanup.AnnotationLastLook]
+	switch last, err := time.Parse(time.RFC3339, checked); {
 	case len(records) == 0:
 	case err != nil:
-		warn(fmt.Sprintf("the annotation %s is not an RFC 3339 time: %q", nodecleanup.AnnotationLastLook, look),
+		warn(fmt.Sprintf("the annotation %s is not an RFC 3339 time: %q", nodecleanup.AnnotationLastLook, checked),
 			"check that the nodecontroller is running, and its log")
-	case now.Sub(last) > maxLookAge:
-		warn("no nodecontroller has looked at the lost nodes for "+duration.HumanDuration(now.Sub(last))+
-			". Their grace periods start again with the next look", "check that the nodecontroller is running, and its log")
+	case now.Sub(last) > maxCheckAge:
+		warn("no nodecontroller has checked the lost nodes for "+duration.HumanDuration(now.Sub(last))+
+			". Their grace periods start again at the next check", "check that the nodecontroller is running, and its log")
 	}
 	return checks
 }

@@ -17,7 +17,7 @@ import (
 func explainAttachment(f *facts) Report {
 	va := f.attachment.value
 	e := &explanation{facts: f}
-	explainProcess(e, []string{"attacher"}, []string{"csi-attacher-va"}, va.Name, f.volumeHandle())
+	explainProcess(e, []string{"attacher"}, inQueues(va.Name, "csi-attacher-va"), f.volumeHandle())
 	if va.DeletionTimestamp != nil {
 		explainDetaching(e)
 	} else {
@@ -106,7 +106,7 @@ func explainAttachedVolume(e *explanation) {
 	case !e.volume.found:
 	case pv.DeletionTimestamp != nil && !deleting && !va.Status.Attached:
 		e.add(Blocked, "volume",
-			"PersistentVolume %q is Terminating for %s and is not attached any more.", name, e.age(pv.DeletionTimestamp.Time)).
+			"PersistentVolume %q has been Terminating for %s and is not attached any more.", name, e.age(pv.DeletionTimestamp.Time)).
 			next("Delete the pod that uses the volume.")
 		explainOtherAttachments(e)
 	case migration.DriverOfVolume(pv) != e.driver && !deleting:

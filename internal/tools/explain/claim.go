@@ -47,8 +47,10 @@ func explainClaim(f *facts) Report {
 // explainClaimAttempts reports what a running process works on for the claim.
 func explainClaimAttempts(e *explanation) {
 	claim := e.claim.value
-	explainProcess(e, []string{"provisioner", "resizer"}, []string{"claims", "clone-protection", "nodecontroller-pvc", e.driver + "-pvc"},
-		claim.Namespace+"/"+claim.Name, provisioner.DefaultVolumeName(claim.UID), e.volumeHandle())
+	concerns := inQueues(claim.Namespace+"/"+claim.Name, "claims", "clone-protection", e.driver+"-pvc",
+		"nodecontroller-pvc-finalizer", "nodecontroller-resize-nudge")
+	explainProcess(e, []string{"provisioner", "resizer", "nodecontroller"}, concerns, provisioner.DefaultVolumeName(claim.UID),
+		e.volumeHandle())
 }
 
 // nextOfClaim returns the next step of a claim without failures.
@@ -101,7 +103,7 @@ func explainBinding(e *explanation) {
 		e.add(Fine, "volume", "The claim is bound to PersistentVolume %q.", name)
 		if pv.DeletionTimestamp != nil {
 			e.add(Failing, "volume",
-				"PersistentVolume %q is Terminating for %s; it is deleted after the claim.", name, e.age(pv.DeletionTimestamp.Time)).
+				"PersistentVolume %q has been Terminating for %s; it is deleted after the claim.", name, e.age(pv.DeletionTimestamp.Time)).
 				next("Back up the data: the volume is deleted when the claim is.")
 		}
 	}
@@ -161,7 +163,7 @@ func explainAttachments(e *explanation) {
 				node, va.Name, e.age(failure.Time.Time), sentence(failure.Message)).next(next, va.Name)
 		case va.DeletionTimestamp != nil:
 			e.add(Waiting, "attachment",
-				"Detaching from node %q (VolumeAttachment %s) for %s.", node, va.Name, e.age(va.DeletionTimestamp.Time))
+				"Detaching from node %q (VolumeAttachment %s) began %s ago.", node, va.Name, e.age(va.DeletionTimestamp.Time))
 		case va.Status.Attached:
 			e.add(Fine, "attachment", "Attached to node %q (VolumeAttachment %s).", node, va.Name)
 		default:

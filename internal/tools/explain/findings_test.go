@@ -24,6 +24,7 @@ import (
 	"github.com/storage-controller/storage-controller/internal/tools/statusz"
 	"github.com/storage-controller/storage-controller/internal/volumerules"
 	"github.com/storage-controller/storage-controller/internal/workloop"
+	"github.com/storage-controller/storage-controller/nodecontroller/nodecleanup"
 )
 
 var now = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
@@ -254,7 +255,7 @@ func TestProcess(t *testing.T) {
 	text := func(f *facts) string {
 		var b strings.Builder
 		e := &explanation{facts: f}
-		explainProcess(e, []string{"provisioner"}, []string{"claims"}, "ns/c", "pvc-1", "")
+		explainProcess(e, []string{"provisioner"}, inQueues("ns/c", "claims"), "pvc-1", "")
 		for _, x := range e.findings {
 			fmt.Fprintln(&b, x.Severity, x.Sentence)
 		}
@@ -271,7 +272,7 @@ failing 4 failed attempts in a row (queue claims, stage indeterminate): no space
 		t.Errorf("got:\n%s", got)
 	}
 	idle := &statusPage{url: "u", page: statusz.Page{Program: "x"}}
-	if got := text(&facts{process: idle}); !strings.Contains(got, "has no running or failed attempt for the object") {
+	if got := text(&facts{process: idle}); !strings.Contains(got, "reports no running or failed attempt.") {
 		t.Errorf("an idle process: %s", got)
 	}
 	refused := &statusPage{url: "u", err: errors.New("refused")}
@@ -280,6 +281,36 @@ failing 4 failed attempts in a row (queue claims, stage indeterminate): no space
 	}
 	if got := text(&facts{}); got != "" {
 		t.Errorf("not requested: %s", got)
+	}
+}
+
+// TestAttemptsOfTheNodecontroller: its queues have claims and the hosts of volumes as keys.
+func TestAttemptsOfTheNodecontroller(t *testing.T) {
+	pv := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "pv"}}
+	pv.Spec.NodeAffinity = &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+		MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "k", Operator: corev1.NodeSelectorOpIn, Values: []string{"host"}}},
+	}}}}
+	lost := []lostNode{{LostNode: nodecleanup.LostNode{Node: "n", Value: "host"}}}
+	claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "c"}}
+	explainN := func(f *facts) Report { return explainNode(f, "n") }
+	for queue, tt := range map[string]struct {
+		key     string
+		explain []func(*facts) Report
+	}{
+		"nodecontroller-pvc-finalizer": {"ns/c", []func(*facts) Report{explainClaim}},
+		"nodecontroller-resize-nudge":  {"ns/c", []func(*facts) Report{explainClaim}},
+		"nodecontroller-node":          {"host", []func(*facts) Report{explainVolume, explainN}},
+	} {
+		for i, explain := range tt.explain {
+			for _, key := range []string{tt.key, "another"} {
+				loop := workloop.Status{Name: queue, Failing: []workloop.Failing{{Key: key, Error: "forbidden"}}}
+				process := &statusPage{page: statusz.Page{Now: now, Loops: []workloop.Status{loop}}}
+				r := explain(&facts{now: now, process: process, lost: lost, claim: found(claim), volume: found(pv)})
+				if got := fmt.Sprint(r.Findings); strings.Contains(got, "forbidden") != (key == tt.key) {
+					t.Errorf("%s, %d, key %s: %s", queue, i, key, got)
+				}
+			}
+		}
 	}
 }
 

@@ -54,7 +54,7 @@ func explainLostNode(e *explanation, n lostNode) {
 		planned = " The removal was planned: the node was drained before."
 	}
 	if !n.Since.IsZero() {
-		lost += " for " + e.age(n.Since)
+		lost = "has been lost for " + e.age(n.Since)
 	}
 	switch n.State() {
 	case nodecleanup.RecordUnparsable:

@@ -21,11 +21,11 @@ func TestRecordsOfLostNodes(t *testing.T) {
 		text     string
 	}{
 		`{"node":"n","uid":"u","held":"breaker"}`:               {Blocked, "Node n of driver d is lost. Its cleanup is held by the breaker"},
-		`{` + since + `,"held":"breaker"}`:                      {Blocked, "Node v of driver d is lost for 5m. Its cleanup is held"},
+		`{` + since + `,"held":"breaker"}`:                      {Blocked, "Node v of driver d has been lost for 5m. Its cleanup is held"},
 		`{"node":"n",` + since + `,"held":"b","optedOut":true}`: {Fine, "Node n of driver d opted out of the cleanup before it was deleted: nothing is deleted. Without"},
 		`{`:                           {Blocked, "The record of node v of driver d cannot be parsed: nothing is deleted, and further"},
 		`{"node":"n","planned":true}`: {Waiting, "Node n of driver d is being deleted, or its deletion is not confirmed yet. The removal"},
-		`{"node":"n",` + since + `}`:  {Waiting, "Node n of driver d is lost for 5m."},
+		`{"node":"n",` + since + `}`:  {Waiting, "Node n of driver d has been lost for 5m."},
 		`{"node":"n","approved":"` + "2026-01-01T00:00:00Z" + `"}`: {Waiting, "Node n of driver d is lost; its cleanup was approved"},
 	} {
 		records := nodecleanup.ParseLostNodes(&corev1.ConfigMap{Data: map[string]string{"v": record}})
@@ -47,9 +47,9 @@ func TestModeOfLostNodes(t *testing.T) {
 	}{
 		nodecleanup.ModeReport:  {Blocked, "ran last with --node-cleanup=report: nothing is deleted.", plan},
 		nodecleanup.ModeDryRun:  {Blocked, "ran last with --node-cleanup=dry-run: nothing is deleted.", plan},
-		nodecleanup.ModeClaims:  {Waiting, "Node n of driver d is lost", "deletes its claims"},
-		nodecleanup.ModeVolumes: {Waiting, "Node n of driver d is lost", "deletes its claims and volumes"},
-		"":                      {Waiting, "Node n of driver d is lost", "if its mode and the opt-in allow that"},
+		nodecleanup.ModeClaims:  {Waiting, "Node n of driver d has been lost", "deletes its claims"},
+		nodecleanup.ModeVolumes: {Waiting, "Node n of driver d has been lost", "deletes its claims and volumes"},
+		"":                      {Waiting, "Node n of driver d has been lost", "if its mode and the opt-in allow that"},
 	} {
 		for _, record := range []nodecleanup.LostNode{{Node: "n", Since: now}, {Node: "n", Since: now, Approved: now}} {
 			e := &explanation{facts: &facts{now: now}}

@@ -5,6 +5,7 @@ package explain
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -41,7 +42,10 @@ func explainNode(f *facts, name string) Report {
 	}
 	explainNodeAttachments(e, name)
 	explainLeases(e)
-	explainProcess(e, []string{"nodecontroller"}, []string{"nodecontroller-node"}, name)
+	explainProcess(e, []string{"nodecontroller"}, func(queue, key string) bool {
+		lost := slices.ContainsFunc(e.lost, func(n lostNode) bool { return n.Node == name && n.Value == key })
+		return queue == nodecleanup.QueueName && (lost || key == name)
+	})
 	return e.report(KindNode, node, state, "Nothing to do: volumes can be attached to the node.", drivers...)
 }
 
@@ -58,7 +62,7 @@ func explainPresence(e *explanation, name string) {
 		case c.Status == corev1.ConditionTrue:
 			e.add(Fine, "node", "The node is Ready.")
 		default:
-			e.add(Failing, "node", "The node is not Ready for %s: %s", e.age(c.LastTransitionTime.Time), sentence(c.Message)).
+			e.add(Failing, "node", "The node has not been Ready for %s: %s", e.age(c.LastTransitionTime.Time), sentence(c.Message)).
 				next("Bring the node back, or delete it if it does not return. While the Node exists, the nodecontroller only reports.")
 		}
 	}

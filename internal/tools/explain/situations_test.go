@@ -385,7 +385,7 @@ var situations = map[string]struct {
 		},
 		[]string{
 			`Node "SCENE-gone" not found, but volumes, attachments or a CSINode reference it.`,
-			"Node SCENE-gone of driver DRIVER is lost for 5m",
+			"Node SCENE-gone of driver DRIVER has been lost for 5m",
 			"1 volume of driver DRIVER accessible only from this node: SCENE-pv.",
 		},
 	},

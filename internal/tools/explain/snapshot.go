@@ -105,7 +105,7 @@ func explainVolumeSnapshot(f *facts) Report {
 	explainContent(e)
 	explainDriver(e)
 	if e.driver != "" && s.content.found {
-		explainProcess(e, []string{"snapshotter"}, []string{"csi-snapshotter-content"}, s.content.value.Name,
+		explainProcess(e, []string{"snapshotter"}, inQueues(s.content.value.Name, "csi-snapshotter-content"),
 			"snapshot-"+string(snapshot.UID))
 	}
 	rest := "The snapshotter of driver " + f.driver + " calls CreateSnapshot and sets the status of the content."
@@ -239,8 +239,8 @@ func explainContentDeletion(e *explanation) {
 	_, released := content.Annotations[annBeingDeleted]
 	switch {
 	case s.snapshot.value.DeletionTimestamp == nil:
-		e.add(Blocked, "content", "VolumeSnapshotContent %q is Terminating for %s, but the snapshot exists: its data is kept until the "+
-			"snapshot is deleted.", content.Name, e.age(content.DeletionTimestamp.Time)).
+		e.add(Blocked, "content", "VolumeSnapshotContent %q has been Terminating for %s, but the snapshot exists: its data is kept until "+
+			"the snapshot is deleted.", content.Name, e.age(content.DeletionTimestamp.Time)).
 			next("Delete the snapshot, if its data is no longer needed.")
 	case !released:
 		e.add(Waiting, "content", "The snapshot-controller has not released VolumeSnapshotContent %q for deletion.", content.Name).
@@ -252,7 +252,8 @@ func explainContentDeletion(e *explanation) {
 		e.add(Failing, "content", "Deleting VolumeSnapshotContent %q failed %s ago: %s", content.Name, e.age(lastSeen(s.errors[0]).Time),
 			sentence(s.errors[0].Message)).next(retries)
 	default:
-		e.add(Waiting, "content", "VolumeSnapshotContent %q is Terminating for %s.", content.Name, e.age(content.DeletionTimestamp.Time)).
+		e.add(Waiting, "content",
+			"VolumeSnapshotContent %q has been Terminating for %s.", content.Name, e.age(content.DeletionTimestamp.Time)).
 			next("The snapshotter of driver %s calls DeleteSnapshot and removes its finalizer.", e.driver)
 	}
 }

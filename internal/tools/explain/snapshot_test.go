@@ -87,7 +87,7 @@ func TestVolumeSnapshots(t *testing.T) {
 			"but the snapshot exists",
 			"Delete the snapshot"},
 		"not released": {terminating(nil), Waiting, "has not released", "restore the snapshot"},
-		"deleting":     {terminating(released), Waiting, "is Terminating for 60s", "calls DeleteSnapshot"},
+		"deleting":     {terminating(released), Waiting, "has been Terminating for 60s", "calls DeleteSnapshot"},
 		"deletion fails": {terminating(released, &corev1.Event{Message: "in use", LastTimestamp: *deleted}), Failing,
 			`Deleting VolumeSnapshotContent "content" failed 60s ago: in use.`, "Retries"},
 	} {

@@ -100,9 +100,14 @@ func fetch(ctx context.Context, client *http.Client, address string) (page statu
 	return page, nil
 }
 
-// explainProcess reports what a running process works on: calls of the driver for one of volumes, and attempts of
-// queues for key.
-func explainProcess(e *explanation, roles, queues []string, key string, volumes ...string) {
+// inQueues returns a function that reports whether key of one of queues is the given one.
+func inQueues(key string, queues ...string) func(queue, key string) bool {
+	return func(q, k string) bool { return k == key && slices.Contains(queues, q) }
+}
+
+// explainProcess reports what a running process works on: calls of the driver for one of volumes, and attempts for the
+// keys of queues that concern the object.
+func explainProcess(e *explanation, roles []string, concerns func(queue, key string) bool, volumes ...string) {
 	p := e.process
 	if p == nil {
 		return
@@ -119,9 +124,9 @@ func explainProcess(e *explanation, roles, queues []string, key string, volumes 
 	}
 	before := len(e.findings)
 	explainCalls(e, p.page, volumes)
-	explainAttempts(e, p.page, queues, key)
+	explainAttempts(e, p.page, concerns)
 	if len(e.findings) == before {
-		e.add(Fine, "process", "The process at %s has no running or failed attempt for the object.", p.url)
+		e.add(Fine, "process", "The process at %s reports no running or failed attempt.", p.url)
 	}
 }
 
@@ -157,20 +162,17 @@ func queueAndStage(queue, stage string) string {
 	return "queue " + queue + ", stage " + stage
 }
 
-func explainAttempts(e *explanation, page statusz.Page, queues []string, key string) {
+func explainAttempts(e *explanation, page statusz.Page, concerns func(queue, key string) bool) {
 	for _, queue := range page.Loops {
-		if !slices.Contains(queues, queue.Name) {
-			continue
-		}
 		for _, r := range queue.Running {
-			if r.Key == key {
+			if concerns(queue.Name, r.Key) {
 				e.add(Waiting, "process",
 					"An attempt is in progress for %s (%s).", duration.HumanDuration(page.Now.Sub(r.Since)),
 					queueAndStage(queue.Name, r.Stage))
 			}
 		}
 		for _, k := range queue.Failing {
-			if k.Key != key {
+			if !concerns(queue.Name, k.Key) {
 				continue
 			}
 			when := "now"

@@ -10,6 +10,7 @@ import (
 	storagehelpers "k8s.io/component-helpers/storage/volume"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/nodecontroller/nodecleanup"
 )
 
 func explainVolume(f *facts) Report {
@@ -41,9 +42,13 @@ func explainVolume(f *facts) Report {
 
 // explainVolumeAttempts reports what a running process works on for the volume.
 func explainVolumeAttempts(e *explanation) {
-	name := e.volume.value.Name
-	explainProcess(e, []string{"provisioner", "attacher", "nodecontroller"}, []string{"volumes", "csi-attacher-pv", "nodecontroller-pv"},
-		name, name, e.volumeHandle())
+	pv := e.volume.value
+	ofVolume := inQueues(pv.Name, "volumes", "csi-attacher-pv")
+	concerns := func(queue, key string) bool {
+		ofNode := queue == nodecleanup.QueueName && requiredAffinity(pv) != nil && affinityNames(pv, key)
+		return ofNode || ofVolume(queue, key)
+	}
+	explainProcess(e, []string{"provisioner", "attacher", "nodecontroller"}, concerns, pv.Name, e.volumeHandle())
 }
 
 // explainPhase reports the claim of a volume, and who deletes the volume after the claim.
@@ -89,7 +94,7 @@ func explainBoundVolume(e *explanation, name string) {
 		e.add(Failing, "phase", "The volume is being deleted while claim %s is bound to it.", name).
 			next("Back up the data, then delete claim %s; the PersistentVolume is deleted after the claim.", name)
 	case claim.DeletionTimestamp != nil:
-		e.add(Waiting, "phase", "Claim %s is Terminating for %s; %s.", name, e.age(claim.DeletionTimestamp.Time), after).
+		e.add(Waiting, "phase", "Claim %s has been Terminating for %s; %s.", name, e.age(claim.DeletionTimestamp.Time), after).
 			next("Run `storage-controller explain pvc -n %s %s` to see what holds the claim.", claim.Namespace, claim.Name)
 	default:
 		e.add(Fine, "phase", "Bound to claim %s; %s.", name, after)

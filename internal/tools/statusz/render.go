@@ -275,9 +275,9 @@ func (w *writer) roles(roles []Role) {
 			return []cell{head(r.Name), {label: "state", raw: working + " for " + ago(w.now, l.Since)}, lease,
 				plain("holder", "this process")}
 		case l.Holder == "":
-			return []cell{head(r.Name), plain("state", "waiting for the Lease"), lease, plain("holder", "unknown")}
+			return []cell{head(r.Name), plain("state", "standby"), lease, plain("holder", "unknown")}
 		}
-		return []cell{head(r.Name), plain("state", "waiting for the Lease"), lease, code("holder", l.Holder)}
+		return []cell{head(r.Name), plain("state", "standby"), lease, code("holder", l.Holder)}
 	}))
 }
 

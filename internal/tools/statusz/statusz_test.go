@@ -55,7 +55,7 @@ func TestPageSaysWhatThereIs(t *testing.T) {
 		t.Fatalf("%d %v", w.Code, w.Header())
 	}
 	for _, want := range []string{
-		"checks fail", "not connected", "up 60m", "this process", "pod-2", "waiting for the Lease", "not ready: away", "pvc-1", "3s",
+		"checks fail", "not connected", "up 60m", "this process", "pod-2", "standby", "not ready: away", "pvc-1", "3s",
 		"7 waiting", "1 failing", "in 90s", "pool is full", "--worker-threads", `href="./a/numbers"`, `http-equiv="refresh"`,
 		"&lt;script&gt;", "Lost nodes", ">held<", "60m", "approve n7 --yes",
 	} {
