@@ -107,7 +107,8 @@ func (c *content) change(a answer, now time.Time) (statusChange, error) {
 		known = c.handle
 	}
 	if known != "" && known != a.handle {
-		return nil, fmt.Errorf("the driver returned %s %q for the one with handle %q", c.noun, a.handle, known)
+		return nil, fmt.Errorf("the driver returned %s handle %q, but the content has %q. Check both at the storage system",
+			c.noun, a.handle, known)
 	}
 	if s.handle == "" {
 		change[c.handleField] = a.handle
@@ -183,7 +184,8 @@ func (c *content) withProblem(a answer) answer {
 		}
 	}
 	if c.dynamic() && missing != nil {
-		a.ready, a.problem = false, fmt.Errorf("the driver returned the group without its snapshots %q", missing)
+		a.ready = false
+		a.problem = fmt.Errorf("the driver returned the group without its snapshots %q. Check them at the storage system", missing)
 	}
 	return a
 }

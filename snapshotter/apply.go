@@ -174,14 +174,14 @@ func (l *loop[T, C]) replayFailed(ctx context.Context, c *content, name string, 
 	case ctx.Err() != nil: // the term has ended
 		return err
 	case final:
-		klog.FromContext(ctx).Info("CreateSnapshot has failed and has created no snapshot", "err", err)
+		klog.FromContext(ctx).Info("Repeated creation failed, no snapshot exists", "rpc", c.create, "err", err)
 		return nil
 	case forced:
-		l.event(c, warning, c.deleted, fmt.Sprintf("CreateSnapshot is indeterminate (%v), and annotation %s was removed. "+
-			"Check the storage system for the %s %q, which is not deleted", err, c.creating, c.noun, name))
+		l.event(c, warning, c.deleted, fmt.Sprintf("%s is indeterminate (%v), and annotation %s was removed. "+
+			"Check the storage system for the %s %q, which is not deleted", c.create, err, c.creating, c.noun, name))
 		return nil
 	}
-	waitsFor := cause{blockedOutcome, fmt.Sprintf("the outcome of CreateSnapshot: %v", err)}
+	waitsFor := cause{blockedOutcome, fmt.Sprintf("the outcome of %s: %v", c.create, err)}
 	l.announce(c, waitsFor, nil)
 	return err
 }

@@ -26,9 +26,9 @@ type Config struct {
 	RetryIntervalMax   time.Duration `mapstructure:"retry-interval-max"`
 	// ResyncPeriod is the interval at which all unfinished objects are enqueued. Zero disables it.
 	ResyncPeriod time.Duration `mapstructure:"resync-period"`
-	// SnapshotNamePrefix begins the name of every snapshot, before a dash and the UID of its
-	// VolumeSnapshot, of which SnapshotNameUUIDLength characters are used. -1 means the whole UID
-	// with dashes.
+	// SnapshotNamePrefix begins the name of every snapshot. A dash and the UID of the VolumeSnapshot follow.
+	// SnapshotNameUUIDLength is the number of characters of that UID, 1 to 32, without dashes; -1: the whole UID with dashes.
+	// The fields with Group do the same for VolumeGroupSnapshots.
 	SnapshotNamePrefix          string `mapstructure:"snapshot-name-prefix"`
 	SnapshotNameUUIDLength      int    `mapstructure:"snapshot-name-uuid-length"`
 	GroupSnapshotNamePrefix     string `mapstructure:"groupsnapshot-name-prefix"`

@@ -29,8 +29,8 @@ func (d driver) decideReplay(s state) step {
 	case s.memory.unrecorded(c) && (err != nil || noSecret != nil): // it was probably never called
 		return c.decideRelease(s.memory)
 	case err != nil:
-		return fail(fmt.Errorf("Failed to delete %s: CreateSnapshot is indeterminate and cannot be repeated: %w", c.noun, err),
-			cause{blockedOutcome, fmt.Sprintf("a %s from which the indeterminate CreateSnapshot can be repeated: %v", c.kind.class, err)})
+		return fail(fmt.Errorf("Failed to delete %s: %s is indeterminate and cannot be repeated: %w", c.noun, c.create, err),
+			cause{blockedOutcome, fmt.Sprintf("a valid %s: %s is indeterminate and cannot be repeated: %v", c.classKind, c.create, err)})
 	case noSecret != nil:
 		return fail(credentials(c, noSecret), cause{})
 	}

@@ -19,7 +19,7 @@ import (
 )
 
 // Normal, VolumeSnapshotContent, VolumeGroupSnapshotContent: what the deletion waits for: the snapshot-controller, the outcome
-// of CreateSnapshot, or a Secret
+// of the creation, a class, or a Secret
 const reasonPending = "SnapshotDeletePending"
 
 const (
@@ -48,8 +48,8 @@ func (a action) id(err error) failureID {
 	return failureID{a.String(), err.Error()}
 }
 
-// report records err, as kind of report, on obj and returns it. It only returns the error of a call that
-// the end of the term has canceled.
+// report records err, as kind of report, on obj and returns it. If the end of the term has canceled the call, report writes
+// nothing and returns err.
 func (l *loop[T, C]) report(ctx context.Context, obj T, kind action, err error, waitsFor cause) error {
 	if ctx.Err() != nil {
 		return err

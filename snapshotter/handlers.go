@@ -120,8 +120,8 @@ func (h *handlers[T, C]) deleted(obj T) {
 // forget drops the memory of a deleted content.
 func (h *handlers[T, C]) forget(ctx context.Context, key contentKey) {
 	if m := h.memories.forget(key.UID); m.answer != nil && m.request != nil && !m.deleted {
-		klog.FromContext(ctx).Info("Content deleted, its snapshot may remain at the storage system", "content", key.Name,
-			"snapshotHandle", m.answer.handle, "snapshotName", m.request.Name)
+		klog.FromContext(ctx).Info("Content was deleted before its snapshot. Delete the snapshot at the storage system if it is not needed",
+			"content", key.Name, "snapshotHandle", m.answer.handle, "snapshotName", m.request.Name)
 	}
 }
 

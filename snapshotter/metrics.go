@@ -70,7 +70,9 @@ func (c *Controller) registerMetrics(reg prometheus.Registerer) {
 type blockedDeletions func() counts
 
 var blockedDesc = prometheus.NewDesc("storage_controller_snapshotter_deletions_blocked",
-	"Contents that are being deleted and cannot be, by reason: release, outcome, secret or error.", []string{"reason"}, nil)
+	"VolumeSnapshotContents and VolumeGroupSnapshotContents whose deletion waits, by reason: "+
+		"release (snapshot-controller has not released it), outcome (creation is indeterminate), "+
+		"secret (Secret not found), error (deletion failed).", []string{"reason"}, nil)
 
 // Describe implements [prometheus.Collector].
 func (b blockedDeletions) Describe(descs chan<- *prometheus.Desc) { descs <- blockedDesc }

@@ -76,8 +76,9 @@ type kind struct {
 	secretName, secretNamespace string // annotations
 	readSecret                  string // class parameters of the secret of the call that reads the state
 	handleField                 string // of the status
-	class                       string // resource in messages
+	class, classKind            string // resource and kind in messages
 	noun                        string // in messages
+	create                      string // RPC in messages
 	created, checked, deleted   string // reasons of events about failures
 }
 
@@ -85,7 +86,8 @@ var snapshotKind = &kind{
 	name: "VolumeSnapshotContent", apiVersion: snapshotv1.SchemeGroupVersion.String(), finalizer: Finalizer,
 	creating: AnnBeingCreated, deleting: AnnBeingDeleted, secretName: AnnSecretName, secretNamespace: AnnSecretNamespace,
 	readSecret: "snapshotter-list-secret-", handleField: "snapshotHandle", class: "volumesnapshotclass.snapshot.storage.k8s.io",
-	noun: "snapshot", created: reasonCreationFailed, checked: reasonCheckFailed, deleted: reasonDeleteError,
+	classKind: "VolumeSnapshotClass", noun: "snapshot", create: "CreateSnapshot", created: reasonCreationFailed,
+	checked: reasonCheckFailed, deleted: reasonDeleteError,
 }
 
 var groupKind = &kind{
@@ -93,8 +95,9 @@ var groupKind = &kind{
 	creating: AnnGroupBeingCreated, deleting: AnnGroupBeingDeleted,
 	secretName: AnnGroupSecretName, secretNamespace: AnnGroupSecretNamespace,
 	readSecret: "group-snapshotter-get-secret-", handleField: "volumeGroupSnapshotHandle",
-	class: "volumegroupsnapshotclass.groupsnapshot.storage.k8s.io", noun: "group snapshot", created: reasonGroupCreationFailed,
-	checked: reasonGroupCheckFailed, deleted: reasonGroupDeleteError,
+	class: "volumegroupsnapshotclass.groupsnapshot.storage.k8s.io", classKind: "VolumeGroupSnapshotClass", noun: "group snapshot",
+	create: "CreateVolumeGroupSnapshot", created: reasonGroupCreationFailed, checked: reasonGroupCheckFailed,
+	deleted: reasonGroupDeleteError,
 }
 
 // LeaseName returns the name of the Lease of csi-snapshotter for driver.

@@ -264,6 +264,7 @@ func TestSnapshotterScenarioGroup(t *testing.T) {
 		f.group(nil)
 		f.untilGroup("reports it", func(o *groupv1.VolumeGroupSnapshotContent) bool { return o.Status != nil && o.Status.Error != nil })
 		f.deleteGroup()
+		f.waitEvent("Waiting for the outcome of CreateVolumeGroupSnapshot: ")
 		f.Plugin.Always(createGroup, nil)
 		f.untilGroup("is deleted", isGroupDeleted)
 		if d := f.Plugin.Calls(removeGroup)[0].Request.(*csi.DeleteVolumeGroupSnapshotRequest); len(d.SnapshotIds) != 2 {

@@ -259,7 +259,7 @@ func TestRunWaitsForTheRemovalOfWatches(t *testing.T) {
 		})
 	}
 	loop(true)
-	errs.failed(apierrors.NewNotFound(schema.GroupResource{Resource: "volumesnapshotcontents"}, ""))
+	errs.failed("volumesnapshotcontents", apierrors.NewNotFound(schema.GroupResource{Resource: "volumesnapshotcontents"}, ""))
 	if err := <-ended; !apierrors.IsNotFound(err) {
 		t.Errorf("the watches ended with %v", err)
 	}

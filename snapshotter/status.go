@@ -54,12 +54,12 @@ func (s statusChange) patch(c *content) ([]byte, error) {
 	return json.Marshal(ops)
 }
 
-// errorChange returns the change that records message, cut to the allowed length.
+// errorChange returns the change that records message, a result of [errorMessage].
 func errorChange(message string, now time.Time) statusChange {
 	return statusChange{"readyToUse": false, "error": map[string]any{"message": message, "time": metav1.NewTime(now)}}
 }
 
-// errorMessage returns the text of err as the status has it.
+// errorMessage returns the text of err for the status, cut to the allowed length.
 func errorMessage(prefix string, err error) string {
 	return kube.Message(prefix + err.Error())
 }

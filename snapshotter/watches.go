@@ -151,7 +151,7 @@ func keep[W any](ctx context.Context, interval time.Duration, s *slot[W], open f
 			err = o.run(ctx)
 		}
 		if ctx.Err() == nil && s.set(nil, err) {
-			klog.FromContext(ctx).Info("Idle until the resources can be listed", "reason", err.Error(), "checkEvery", interval.String())
+			klog.FromContext(ctx).Info("Idle: snapshot resources cannot be listed", "reason", err.Error(), "checkEvery", interval.String())
 		}
 		if time.Since(began) > interval {
 			continue // a watch that was open for long: the resource may be served again
@@ -237,7 +237,7 @@ type watchErrors struct {
 func newWatchErrors() *watchErrors { return &watchErrors{unavailable: make(chan struct{})} }
 
 // failed is called for each error of a list or watch. The informer retries all of them.
-func (e *watchErrors) failed(err error) {
+func (e *watchErrors) failed(resource string, err error) {
 	switch {
 	case apierrors.IsNotFound(err), apierrors.IsForbidden(err):
 		e.once.Do(func() {
@@ -245,9 +245,9 @@ func (e *watchErrors) failed(err error) {
 			close(e.unavailable)
 		})
 	case e.waiting(fmt.Errorf("listing and watching the snapshot resources: %w", err)):
-		klog.Background().Info("List or watch failed, retrying", "err", err)
+		klog.Background().Info("List or watch of snapshot resources failed, retrying", "resource", resource, "err", err)
 	default:
-		klog.Background().V(2).Info("List or watch failed, retrying", "err", err)
+		klog.Background().V(2).Info("List or watch of snapshot resources failed, retrying", "resource", resource, "err", err)
 	}
 }
 
