@@ -12,9 +12,8 @@ import (
 
 // Config holds the settings of the attacher.
 type Config struct {
-	// Timeout bounds one ControllerPublishVolume or ControllerUnpublishVolume call. A call
-	// that exceeds it is indeterminate and is repeated with the same arguments (CSI spec,
-	// "Timeouts").
+	// Timeout bounds one ControllerPublishVolume or ControllerUnpublishVolume call, and one page of ListVolumes. A publish
+	// or unpublish that exceeds it is indeterminate and is repeated with the same arguments (CSI spec, "Timeouts").
 	Timeout time.Duration `mapstructure:"timeout"`
 	// WorkerThreads is the number of VolumeAttachments, and separately of
 	// PersistentVolumes, that are reconciled concurrently.

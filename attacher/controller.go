@@ -134,7 +134,8 @@ func (c *Controller) Run(ctx context.Context) error {
 	}
 	var err error
 	if t.volumeVersion, err = kube.LatestVersion(ctx, c.deps.Client.CoreV1().PersistentVolumes().List); err != nil {
-		klog.FromContext(ctx).Error(err, "Listing one PersistentVolume failed. Each PersistentVolume is read before it is attached")
+		klog.FromContext(ctx).Error(err,
+			"Reading the latest resourceVersion failed. Each PersistentVolume is read from the API server before ControllerPublishVolume")
 	}
 	c.term.Store(t)
 	defer c.term.Store(nil)

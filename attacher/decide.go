@@ -117,7 +117,7 @@ func (d driver) decideAttach(s attachmentState) step {
 		return step{action: doReadAttachment, reason: "Unconfirmed"}
 	}
 	if s.volumeUnconfirmed {
-		// An earlier leader removes the finalizer of a PersistentVolume that is being deleted.
+		// The cache may be stale: an earlier leader may have removed the finalizer because the PersistentVolume is being deleted.
 		return step{action: doReadVolume, reason: "VolumeUnconfirmed"}
 	}
 	return step{action: doPublish, reason: "Requested", source: src, nodeID: nodeID}

@@ -10,9 +10,9 @@
 //   - finalizer external-attacher/DRIVER of a VolumeAttachment, added before the first
 //     publish and removed after a successful unpublish;
 //   - the same finalizer of a PersistentVolume, added before the first publish unless the
-//     provisioner of the same process created the object with it, and removed when the
-//     PersistentVolume is being deleted and no VolumeAttachment names it, because unpublish
-//     needs its volume handle and secret;
+//     provisioner of the same process created the object with it. It is removed once no
+//     VolumeAttachment names the PersistentVolume, and the PersistentVolume is being deleted
+//     or CSI migration was disabled for it;
 //   - annotation csi.alpha.kubernetes.io/node-id and three annotations with the prefix
 //     storage-controller.io/ of a VolumeAttachment, for a detach after the CSINode or the
 //     PersistentVolume was deleted;

@@ -58,7 +58,8 @@ func (t *term) unpublish(ctx context.Context, s attachmentState, step step) erro
 	return nil
 }
 
-// publishesAgain reports whether the VolumeAttachment of s has or will have the publication of step, and its detach ends it.
+// publishesAgain reports whether the VolumeAttachment of s publishes the volume of step to the same node, now or later. Its
+// detach then unpublishes the volume.
 func (d driver) publishesAgain(s attachmentState, step step) bool {
 	va := s.attachment
 	if va == nil || va.Spec.Attacher != d.name || !slices.Contains(va.Finalizers, d.finalizer) {
@@ -69,8 +70,8 @@ func (d driver) publishesAgain(s attachmentState, step step) bool {
 	return err == nil && nodeErr == nil && src.handle == step.source.handle && nodeID == step.nodeID
 }
 
-// publication is a ControllerPublishVolume whose result no status has. It is kept until the status has it or the volume is
-// unpublished.
+// publication records a ControllerPublishVolume call until its result is in the status of the VolumeAttachment, or the
+// volume is unpublished.
 type publication struct {
 	attachment *storagev1.VolumeAttachment
 	step       step

@@ -214,7 +214,7 @@ func (t *term) sync(ctx context.Context, k key) (next time.Time, err error) {
 		switch step.action {
 		case doNothing:
 			if step.reason == stageUnknown {
-				log.Info("PVC has an unknown status of its expansion. Remove it to expand the volume",
+				log.Info("Expansion skipped: unknown status.allocatedResourceStatuses. Remove the entry to expand the volume",
 					"allocatedResourceStatus", resizeStatus(s.claim))
 			}
 			return time.Time{}, nil

@@ -84,9 +84,9 @@ func (t *term) claimUpdated(old, claim *corev1.PersistentVolumeClaim) {
 // aheadVersions holds the resourceVersions of claims that the resizer has read or written before the watch delivered them, by UID.
 type aheadVersions struct{ sync.Map }
 
-// compare reports whether the resizer has acted on a later version than claim, which the watch has delivered, and whether it
-// has acted on a version that the watch has not delivered. The watch was interrupted then, and the request and the status may
-// look unchanged.
+// compare compares claim, as the watch delivered it, with the version that the resizer has acted on. behind: the resizer
+// has acted on a later version. missed: the watch skipped the version that the resizer has acted on, because it was
+// interrupted; request and status may look unchanged then.
 func (v *aheadVersions) compare(claim *corev1.PersistentVolumeClaim) (behind, missed bool) {
 	version, ok := v.Load(claim.UID)
 	if !ok {

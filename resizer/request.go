@@ -90,7 +90,7 @@ func (d driver) modifyRequest(
 type outcome int
 
 const (
-	final         outcome = iota // the call has no effect, also for success
+	final         outcome = iota // the call has succeeded, or has failed without an effect
 	infeasible                   // the driver cannot do this, now or in the near future
 	indeterminate                // the call may have taken effect
 )

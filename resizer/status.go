@@ -179,7 +179,7 @@ func failExpansion(c *corev1.PersistentVolumeClaim, a answer, now time.Time) {
 	setCondition(c, corev1.PersistentVolumeClaimControllerResizeError, "", failureOf(a).text, now)
 }
 
-// failureOf returns what the conditions contain about the error of a.
+// failureOf identifies the error of a. Its text is that of the condition ControllerResizeError; a modification has its own.
 func failureOf(a answer) failure {
 	f := failure{target: a.target, code: status.Code(a.err).String(), at: a.at}
 	f.text = kube.Message(fmt.Sprintf("failed to expand pvc with %v", a.err))
