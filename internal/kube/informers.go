@@ -295,8 +295,8 @@ func ifAllowed[T metav1.Object](i *Informers, resource string, get func() Inform
 	return informer
 }
 
-// Forbidden returns the errors of resources that the user, by default all, does not require, and for which permissions are
-// missing. They are retried.
+// Forbidden returns the errors of optional resources whose first list is forbidden, by resource. A view of [Informers.For]
+// considers only the resources of its user. The requests are retried.
 func (i *Informers) Forbidden() map[string]error {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -313,8 +313,8 @@ func (i *Informers) Forbidden() map[string]error {
 	return forbidden
 }
 
-// forbidden reports whether the permission for resource is missing, and none of users, by default
-// all, requires it. It must be called with the lock held.
+// forbidden reports whether the first list of resource is forbidden, and none of users requires it. Without users,
+// it considers all. It must be called with the lock held.
 func (i *Informers) forbidden(resource string, users ...string) bool {
 	for user, required := range i.required[resource] {
 		if required && (len(users) == 0 || slices.Contains(users, user)) {
@@ -329,8 +329,8 @@ func (i *Informers) used(resource string, users []string) bool {
 	return len(users) == 0 || slices.ContainsFunc(users, func(user string) bool { _, ok := i.required[resource][user]; return ok })
 }
 
-// Synced returns an error that names the resources of users, by default of all, without a complete
-// initial list, except those that they do not require and that are [Informers.Forbidden].
+// Synced returns an error that names the resources of users whose initial list is not complete. Without users, it
+// considers all resources. It ignores optional resources that are [Informers.Forbidden].
 func (i *Informers) Synced(users ...string) error {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -378,8 +378,7 @@ func informerFor[T metav1.Object](
 	return Informer[T]{informer}
 }
 
-// watchFailed records an error of a list or watch. It logs a missing permission for a resource that
-// is not required once, not on every retry.
+// watchFailed records an error of a list or watch. It logs once, not on every retry, that an optional resource is forbidden.
 func (i *Informers) watchFailed(ctx context.Context, resource string, r *cache.Reflector, err error) {
 	i.mu.Lock()
 	before := apierrors.IsForbidden(i.watchErrors[resource])
@@ -390,6 +389,7 @@ func (i *Informers) watchFailed(ctx context.Context, resource string, r *cache.R
 	case !forbidden:
 		cache.DefaultWatchErrorHandler(ctx, r, err)
 	case !before:
-		klog.FromContext(ctx).Info("No permission to list and watch resource", "resource", resource, "err", err)
+		klog.FromContext(ctx).Info("List and watch are forbidden. Grant list and watch on the resource to the ServiceAccount",
+			"resource", resource, "err", err)
 	}
 }

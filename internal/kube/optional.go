@@ -43,7 +43,7 @@ func (o *OptionalInformer) Run(
 			return
 		case apierrors.IsForbidden(err) && !warned:
 			warned = true
-			log.Info("No permission to list and watch resource; claims that wait for it are retried with back-off", "err", err)
+			log.Info("List and watch are forbidden. Grant list and watch on the resource to the ServiceAccount", "err", err)
 		default: // NotFound: the CRD is not installed
 			log.V(2).Info("Resource not available, retrying", "err", err, "retryIn", optionalRetryInterval)
 		}

@@ -51,9 +51,9 @@ type RetainedFields struct {
 	ClaimAnnotations []string
 	// PodAnnotations lists the annotations of pods.
 	PodAnnotations []string
-	// Resize retains the sizes and VolumeAttributesClasses of claims of other drivers which differ from
-	// those that their volumes have: a statically provisioned claim does not name its driver. Other such
-	// claims retain whether they were expanded.
+	// Resize retains the status, requested size and VolumeAttributesClass of claims that do not name the driver, if an
+	// expansion or modification is pending: a statically provisioned claim does not name its driver. Of the other such
+	// claims it retains only whether they were expanded.
 	Resize bool
 }
 

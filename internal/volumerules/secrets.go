@@ -29,7 +29,7 @@ const (
 // NAME-secret-namespace.
 type Purpose string
 
-// The purposes of secrets. Kubelets and csi-resizer use the others than the first two.
+// The purposes of secrets. Kubelets use NodeStage, NodePublish and NodeExpand, this program the others.
 const (
 	Provisioner       Purpose = "provisioner"
 	ControllerPublish Purpose = "controller-publish"

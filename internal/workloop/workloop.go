@@ -123,7 +123,7 @@ func (l *Loop[K]) Processing(key K) bool {
 	return ok && st.running
 }
 
-// Stop shuts the queue down and forgets its keys, of which the next leader has its own. Call it after Run, or in its place.
+// Stop shuts the queue down and drops its keys. The next leader fills its own queue. Call it after Run, or instead of Run.
 func (l *Loop[K]) Stop() {
 	l.queue.ShutDown()
 	l.metrics.reset(l.cfg.Name)

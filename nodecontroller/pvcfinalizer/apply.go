@@ -55,7 +55,7 @@ func (a attempt) removeFinalizers(ctx context.Context, action string, finalizers
 	_, err := a.term.Claims.Patch(ctx, client, a.pvc, kube.MetadataPatch{RemoveFinalizers: finalizers})
 	a.actions.WithLabelValues(action, kube.WriteResult(err)).Inc()
 	if err != nil {
-		return a.term.Failed(a.pvc, "patch persistentvolumeclaims",
+		return a.term.Failed(a.pvc, "patch on persistentvolumeclaims",
 			fmt.Errorf("removing finalizers %q: claim %s: %w", finalizers, kube.Key(a.pvc), err))
 	}
 	klog.FromContext(ctx).Info("Finalizers removed from claim", "action", action, "finalizers", finalizers)
@@ -72,8 +72,8 @@ func (a attempt) confirm(ctx context.Context) (bool, error) {
 		a.term.Claims.MarkDeleted(a.pvc)
 		return false, nil
 	case err != nil:
-		return false, a.term.Failed(a.pvc, "get persistentvolumeclaims",
-			fmt.Errorf("reading claim before its pods are deleted: claim %s: %w", kube.Key(a.pvc), err))
+		return false, a.term.Failed(a.pvc, "get on persistentvolumeclaims",
+			fmt.Errorf("reading the claim before its pods are deleted: claim %s: %w", kube.Key(a.pvc), err))
 	}
 	a.term.Claims.Observe(live)
 	return true, nil
@@ -88,8 +88,8 @@ func (a attempt) deletePod(ctx context.Context, pod *corev1.Pod) error {
 		a.actions.WithLabelValues(actionDeletePod, kube.WriteResult(err)).Inc()
 	}
 	if err != nil {
-		return a.term.Failed(a.pvc, "get and delete pods",
-			fmt.Errorf("deleting pod of claim %s that is being deleted: pod %s: %w", a.pvc.Name, kube.Key(pod), err))
+		return a.term.Failed(a.pvc, "get and delete on pods",
+			fmt.Errorf("deleting a pod of claim %s, which is being deleted: pod %s: %w", a.pvc.Name, kube.Key(pod), err))
 	}
 	if deleted {
 		klog.FromContext(ctx).Info("Pod of deleted claim deleted", "pod", klog.KObj(pod), "policy", a.rules.pods)

@@ -113,7 +113,7 @@ func TestNodecontrollerScenarioStrip(t *testing.T) {
 		f := newFixture(t, func(f *fixture) { strip(f); f.User = f.ControlPlane.UserConfig(f.Namespace) })
 		f.Claim("c", withFinalizers(f.obsolete(0)))
 		message := f.HasEvent("PersistentVolumeClaim", "c", "NodeCleanupBlocked")
-		if !strings.Contains(message, "forbidden") || !strings.Contains(message, "permission to patch persistentvolumeclaims") {
+		if !strings.Contains(message, "forbidden") || !strings.Contains(message, "Grant patch on persistentvolumeclaims") {
 			t.Errorf("the event says %q", message)
 		}
 		f.Counted(f.c.actions.WithLabelValues(actionStrip, "forbidden"), 1)

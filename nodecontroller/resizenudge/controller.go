@@ -97,8 +97,8 @@ func (c *Controller) sync(ctx context.Context, t *claimloop.Term, pvc *corev1.Pe
 	var errs []error
 	for _, pod := range next.pods {
 		if err := c.update(ctx, t, pod, annotationValue(s.now, s.since)); err != nil {
-			errs = append(errs, t.Failed(pvc, "patch pods",
-				fmt.Errorf("annotating pod for the file system expansion of claim %s: pod %s: %w", pvc.Name, kube.Key(pod), err)))
+			errs = append(errs, t.Failed(pvc, "patch on pods",
+				fmt.Errorf("annotating a pod for the file system expansion of claim %s: pod %s: %w", pvc.Name, kube.Key(pod), err)))
 		}
 	}
 	return next.again, errors.Join(errs...)

@@ -203,7 +203,7 @@ func TestNodecontrollerScenarioNudge(t *testing.T) {
 		f.Grow("c", time.Now())
 		f.Pod("a", "c", "n", nil)
 		if message := f.HasEvent("PersistentVolumeClaim", "c", "NodeCleanupBlocked"); !strings.Contains(message,
-			"permission to patch pods") {
+			"Grant patch on pods") {
 			t.Errorf("the event says %q", message)
 		}
 		f.Counted(f.c.nudges.WithLabelValues("forbidden"), 1)
