@@ -91,8 +91,8 @@ func (a *applier) apply(ctx context.Context, key claimKey, s claimState, step st
 // reportFailure counts a failure before the driver was called and sends its event.
 func (a *applier) reportFailure(s claimState, err error) (t transition, _ error) {
 	if s.op.stage == pending && errors.Is(err, errTopology) {
-		// A claim with a selected node waits for that node, see nodeChanged. Woken by all
-		// the others, it would soon have failed so often that the node is given back.
+		// With a selected node, only nodeChanged of that node retries the claim. Retries for changes of other nodes would reach
+		// maxTopologyFailures, and the claim would be rescheduled.
 		t = noTopology(s.claim.Annotations[storagehelpers.AnnSelectedNode] == "")
 	}
 	a.c.claimFailed(s.claim, failedEvent(storagehelpers.GetPersistentVolumeClaimClass(s.claim), err))

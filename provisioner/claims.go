@@ -54,7 +54,8 @@ func (l *claimLoop) begin(ctx context.Context) {
 	l.version, err = kube.LatestVersion(ctx, l.c.deps.Client.CoreV1().PersistentVolumeClaims("").List)
 	l.volumeVersion, err2 = kube.LatestVersion(ctx, l.c.deps.Client.CoreV1().PersistentVolumes().List)
 	if err = errors.Join(err, err2); err != nil {
-		klog.FromContext(ctx).Error(err, "Listing one object failed. Each claim is read before its volume is requested")
+		klog.FromContext(ctx).Error(err,
+			"Reading the latest resourceVersion failed. Each PVC is read from the API server before CreateVolume")
 	}
 	if l.version != "" {
 		l.sources.version.Store(&l.version)

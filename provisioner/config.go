@@ -30,14 +30,14 @@ const (
 
 // Config holds the settings of the provisioner.
 type Config struct {
-	// Timeout bounds one CreateVolume or DeleteVolume call. A call that times out is
+	// Timeout bounds one CreateVolume, DeleteVolume or GetCapacity call. A creation or deletion that times out is
 	// indeterminate and is repeated with the same arguments (CSI spec, "Timeouts").
 	Timeout time.Duration `mapstructure:"timeout"`
 	// WorkerThreads is the number of claims, and separately of volumes to delete, that are
 	// reconciled at the same time.
 	WorkerThreads int `mapstructure:"worker-threads"`
 	// RetryIntervalStart is the delay after the first failure of an object. It doubles with
-	// each further failure, up to RetryIntervalMax.
+	// each further failure, up to RetryIntervalMax, which is also the delay after an infeasible request.
 	RetryIntervalStart time.Duration `mapstructure:"retry-interval-start"`
 	RetryIntervalMax   time.Duration `mapstructure:"retry-interval-max"`
 	// DefaultFSType is the file system type if the class has none; it may be empty.
@@ -72,8 +72,8 @@ type Config struct {
 	// NodeDeployment enables distributed provisioning: one instance per node.
 	NodeDeployment bool `mapstructure:"node-deployment"`
 	// NodeDeploymentImmediateBinding lets the instances compete for claims with immediate
-	// binding. Each waits a random part of NodeDeploymentBaseDelay, which doubles with
-	// every failed attempt up to NodeDeploymentMaxDelay.
+	// binding. Before a try, each waits NodeDeploymentBaseDelay, doubled for each failed try up to NodeDeploymentMaxDelay,
+	// less a random part of NodeDeploymentBaseDelay.
 	NodeDeploymentImmediateBinding bool          `mapstructure:"node-deployment-immediate-binding"`
 	NodeDeploymentBaseDelay        time.Duration `mapstructure:"node-deployment-base-delay"`
 	NodeDeploymentMaxDelay         time.Duration `mapstructure:"node-deployment-max-delay"`

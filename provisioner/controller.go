@@ -66,7 +66,7 @@ type Deps struct {
 	RemovableFinalizers func(*corev1.PersistentVolume) []string
 	// VolumeObserver is notified of the outcome of calls; nil: none.
 	VolumeObserver VolumeObserver
-	// Locks keeps the node controller from a volume during a call; the other roles share the locks.
+	// Locks keeps the node controller from deleting a PersistentVolume during a CSI call for its volume.
 	Locks *keylock.Locks[string]
 }
 

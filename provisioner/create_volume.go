@@ -68,7 +68,7 @@ func (a *applier) createVolume(ctx context.Context, key claimKey, s claimState) 
 	return volumeCreated(pv, source), nil
 }
 
-// notProvisioned has the role capacity look again.
+// notProvisioned makes the capacity role call GetCapacity again for the StorageClass.
 func (c *Controller) notProvisioned(o operation) {
 	if c.deps.VolumeObserver != nil {
 		c.deps.VolumeObserver.VolumeNotProvisioned(o.plan.ClassName)

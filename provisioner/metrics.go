@@ -36,7 +36,7 @@ func newMetrics(reg prometheus.Registerer, unresolved func() (indeterminateClaim
 	})
 	conflicts := prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "storage_controller_provisioner_ownership_conflicts_total",
-		Help: "Attempts of a node deployment to own a claim that another instance had changed meanwhile.",
+		Help: "Conflicts while selecting this node for a PVC (distributed provisioning).",
 	})
 	reg.MustRegister(conflicts)
 	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
@@ -55,10 +55,11 @@ func newMetrics(reg prometheus.Registerer, unresolved func() (indeterminateClaim
 		provisioned:     counter(claims+"provision_total", "Volumes provisioned.", "class", "source"),
 		provisionFailed: counter(claims+"provision_failed_total", "Failed attempts to provision a volume.", "class", "source"),
 		provisionSeconds: histogram(claims+"provision_duration_seconds",
-			"Time from the begin of the work for a claim until its volume was provisioned.", "class", "source"),
-		deleted:       counter(volumes+"delete_total", "Volumes deleted.", "class"),
-		deleteFailed:  counter(volumes+"delete_failed_total", "Failed attempts to delete a volume.", "class"),
-		deleteSeconds: histogram(volumes+"delete_duration_seconds", "Time that the deletion of a volume took.", "class"),
+			"Seconds from the first reconcile of a PVC until its PersistentVolume was created.", "class", "source"),
+		deleted:      counter(volumes+"delete_total", "Volumes deleted.", "class"),
+		deleteFailed: counter(volumes+"delete_failed_total", "Failed attempts to delete a volume.", "class"),
+		deleteSeconds: histogram(volumes+"delete_duration_seconds",
+			"Seconds from the first attempt to delete a volume until the driver deleted it.", "class"),
 	}
 }
 

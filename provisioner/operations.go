@@ -124,8 +124,8 @@ func (o *operations) allowRetry(key claimKey) {
 	}
 }
 
-// pvDeleted records that the PersistentVolume of a claim was deleted. It reports whether the claim must be refetched for
-// that. exists is whether the cache has the claim, unbound: an earlier leader may have saved the PersistentVolume.
+// pvDeleted records that the PersistentVolume of a claim was deleted, and reports whether the claim must be read again.
+// exists reports whether the cache has the claim without a volume: an earlier leader may have created the PersistentVolume.
 func (o *operations) pvDeleted(key claimKey, exists bool) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -189,8 +189,8 @@ func (o *operations) in(s stage) map[claimKey]operation {
 	return found
 }
 
-// unresolved adds to indeterminate the UIDs of the claims whose volume may exist, removes
-// those whose volume exists, and returns how many volumes have no PersistentVolume yet.
+// unresolved adds to indeterminateClaims the UIDs of claims whose volume may exist, and removes those whose volume exists.
+// It returns the number of volumes without a PersistentVolume.
 func (o *operations) unresolved(indeterminateClaims map[types.UID]struct{}) (unsaved int) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -22,19 +22,15 @@ import (
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
-// nodeOwnership decides when this instance of a distributed provisioner tries to own a claim
-// with immediate binding, by making its node the selected one.
+// nodeOwnership decides when this instance of a distributed provisioner tries to win a claim with immediate binding, that
+// is, to select its node for it. It tries one claim at a time:
+//   - After a success, it pauses for a fifth of the base delay, so that the instances share the claims. An instance that is
+//     alone pauses once.
+//   - After a failure, it tries the next claim without a pause.
+//   - While it has won more claims than the average instance, it waits for the others.
 //
-// The instances know nothing of one another and share many claims that come at once: each
-// tries to own one claim at a time, and the next one a fifth of the base delay after it has
-// won one. So all win about equally many, and they seldom try the same claim at the same
-// time. If each claim were tried as soon as its own delay ends, a hundred instances would own
-// three hundred claims within a second, with a conflict for every other of them.
-//
-// An instance that did not win tries the next claim at once: it is behind the others. One
-// that has won more than the others, as the claims show, lets them go first. The pause ends
-// for a claim that was put off for the base delay, so that few instances are not slow with
-// many claims, and everything ends for one that was put off for the longest delay.
+// A claim that is overdue by the base delay ignores the pause, and one that is overdue by the maximum delay ignores both.
+// Without the pause, a hundred instances would win three hundred claims within a second, with a conflict for every second one.
 type nodeOwnership struct {
 	c      *Controller
 	claims *kube.MutationCache[*corev1.PersistentVolumeClaim]
@@ -43,11 +39,11 @@ type nodeOwnership struct {
 	races     map[claimKey]race
 	competing int            // claims with a drawn delay
 	trying    bool           // a claim is tried
-	next      time.Time      // no other before
+	next      time.Time      // end of the pause
 	won       map[string]int // claims by node, since this instance has begun to compete
 }
 
-// race is the delay before this instance tries to own a claim.
+// race is the delay before this instance tries to win a claim.
 type race struct {
 	began time.Time // of the first race for the claim
 	tries int       // without lasting success
@@ -91,10 +87,10 @@ func newNodeOwnership(c *Controller, claims *kube.MutationCache[*corev1.Persiste
 }
 
 const (
-	// turnsPerDelay is how many claims an instance tries to own within the base delay.
+	// turnsPerDelay is the number of pauses within the base delay.
 	turnsPerDelay = 5
-	// claimsPerTurn of the waiting claims are reconciled per turn, so that one is
-	// found soon and a thousand claims do not all ask in each turn.
+	// claimsPerTurn is the average number of waiting claims that are reconciled per pause: enough to find one to try, and
+	// few even if a thousand claims wait.
 	claimsPerTurn = 8
 )
 
@@ -127,8 +123,8 @@ func (o *nodeOwnership) raceOf(key claimKey) race {
 	return o.races[key]
 }
 
-// schedule draws the time at which this instance tries to own a claim. The first claim
-// starts at a random time, so that the instances do not keep step.
+// schedule draws the time at which this instance tries to win a claim. The first claim begins a pause of random length, so
+// that the instances try at different times.
 func (o *nodeOwnership) schedule(key claimKey) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -215,7 +211,7 @@ func (o *nodeOwnership) notBefore(next time.Time) {
 	}
 }
 
-// beginTry reports whether a claim may be tried now; otherwise it puts the claim off.
+// beginTry reports whether a claim may be tried now. If not, it schedules the next try.
 func (o *nodeOwnership) beginTry(key claimKey, now time.Time) bool {
 	cfg := o.c.cfg
 	o.mu.Lock()
@@ -251,7 +247,7 @@ func (o *nodeOwnership) endTry(won bool) {
 	}
 }
 
-// selectThisNode makes this node the selected one of a claim, if it has enough capacity and
+// selectThisNode selects this node for a claim, if the node has enough capacity and
 // the API server still has the claim that decide saw: that read costs less than a conflict.
 func (o *nodeOwnership) selectThisNode(ctx context.Context, key claimKey, s claimState) error {
 	if !o.beginTry(key, s.now) {
@@ -260,8 +256,8 @@ func (o *nodeOwnership) selectThisNode(ctx context.Context, key claimKey, s clai
 	won := false
 	defer func() { o.endTry(won) }()
 	if enough, err := o.hasCapacity(ctx, s); err != nil {
-		// Select this node anyway: the failing CreateVolume sends an event.
-		klog.FromContext(ctx).Error(err, "Reading the capacity of this node failed")
+		// CreateVolume will fail and send an event.
+		klog.FromContext(ctx).Error(err, "Checking the capacity of this node failed, selecting it anyway")
 	} else if !enough {
 		o.failed(key)
 		return nil

@@ -26,10 +26,9 @@ import (
 	"github.com/storage-controller/storage-controller/internal/topology"
 )
 
-// requestRecord is what an annotation on the claim keeps of a request, for the next leader.
-// Users who may write the claim can write the annotation too, so but for its ID it contains nothing that the
-// claim and its class do not say: the request is prepared from them again, with the topology
-// of the record, and must have the same hash.
+// requestRecord holds what the next leader needs to repeat a request. It is stored in an annotation of the claim.
+// Users who may write the claim can write the annotation. Except for ID, it therefore contains only what claim and class say:
+// the request is prepared from them again, with the topology of the record, and must have the same hash.
 type requestRecord struct {
 	// ID tells the records of a claim apart. Empty in those of earlier versions.
 	ID     string `json:"id,omitempty"`

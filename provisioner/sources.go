@@ -152,7 +152,8 @@ func (p *sourceProtector) sync(ctx context.Context, key volumerules.Source) (tim
 	case kube.IsNotFound(err):
 		return time.Time{}, nil
 	case apierrors.IsForbidden(err):
-		klog.FromContext(ctx).Info("No permission to remove the source finalizer. Grant patch on it", "source", key.String(), "err", err)
+		const message = "Removing the source finalizer is forbidden. Grant patch on persistentvolumeclaims and volumesnapshots"
+		klog.FromContext(ctx).Info(message, "source", key.String(), "err", err)
 		return time.Now().Add(p.c.cfg.RetryIntervalMax), nil
 	case err != nil:
 		return time.Time{}, fmt.Errorf("removing source finalizer from %s: %w", key, err)
@@ -296,7 +297,7 @@ func dataSourceOf(claim *corev1.PersistentVolumeClaim) *volumerules.Source {
 	return source
 }
 
-// enqueue enqueues a source that one copy less is made of; nil is none.
+// enqueue enqueues the source of a copy that has ended. A nil key is ignored.
 func (p *sourceProtector) enqueue(key *volumerules.Source) {
 	switch {
 	case key == nil:

@@ -53,7 +53,7 @@ var (
 	// errNodeNotFound makes the scheduler select another node.
 	errNodeNotFound = errors.New("not found")
 	// errTopology lasts until a Node, a CSINode or the class changes.
-	errTopology = errors.New("no topology")
+	errTopology = errors.New("no topology available")
 )
 
 // topologyRequest holds what a requirement depends on besides the nodes of the driver.
@@ -95,8 +95,13 @@ func requirement(r topologyRequest, known *topology.Aggregate) (*csi.TopologyReq
 		if r.node == "" {
 			keys = known.CommonKeys()
 		}
-		if requisite = known.Segments(keys); len(keys) == 0 || len(requisite) == 0 {
-			return nil, fmt.Errorf("%w: no topology available: no Node has the topology keys %q of the driver as labels", errTopology, keys)
+		requisite = known.Segments(keys)
+		switch {
+		case len(keys) == 0:
+			return nil, fmt.Errorf("%w: no CSINode has topology keys of the driver. Check that the node plugin is registered", errTopology)
+		case len(requisite) == 0:
+			return nil, fmt.Errorf("%w: no Node has the labels %q that the driver reports as topology keys. Restart the node plugin",
+				errTopology, keys)
 		}
 	}
 	if len(requisite) == 0 {

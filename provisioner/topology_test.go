@@ -71,6 +71,7 @@ func TestRequirement(t *testing.T) {
 		requisite, preferred string
 		absent               bool
 		err                  error
+		text                 string // in err
 	}{
 		"selected node, strict": {
 			known: zones, request: topologyRequest{strict: true, node: "node-1"}, requisite: "zone=z2", preferred: "zone=z2",
@@ -138,10 +139,10 @@ func TestRequirement(t *testing.T) {
 			known: unlabelled, request: topologyRequest{node: "node-0"}, err: errTopology,
 		},
 		"driver is on no node": {
-			known: topology.NewAggregate(), request: topologyRequest{immediate: true}, err: errTopology,
+			known: topology.NewAggregate(), request: topologyRequest{immediate: true}, err: errTopology, text: "no CSINode has",
 		},
 		"no node has the labels": {
-			known: unlabelled, request: topologyRequest{immediate: true}, err: errTopology,
+			known: unlabelled, request: topologyRequest{immediate: true}, err: errTopology, text: `no Node has the labels ["zone"]`,
 		},
 		"with allowed topologies the nodes of the driver do not matter": {
 			known: topology.NewAggregate(), request: topologyRequest{immediate: true, claim: "c", allowed: allow(in("zone", "z"))},
@@ -151,8 +152,8 @@ func TestRequirement(t *testing.T) {
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			got, err := requirement(tt.request, tt.known)
-			if !errors.Is(err, tt.err) || (err == nil) != (tt.err == nil) {
-				t.Fatalf("error %v, want %v", err, tt.err)
+			if !errors.Is(err, tt.err) || (err == nil) != (tt.err == nil) || err != nil && !strings.Contains(err.Error(), tt.text) {
+				t.Fatalf("error %v, want %v %q", err, tt.err, tt.text)
 			}
 			if err != nil {
 				return
