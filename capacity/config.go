@@ -36,7 +36,8 @@ type Config struct {
 	// RemovalGrace delays the deletion of a segment's objects after its last node was
 	// deleted. A restart of the node plugin unregisters the driver for some seconds.
 	RemovalGrace time.Duration `mapstructure:"capacity-removal-grace"`
-	// QPS and Burst limit the requests for the objects. A QPS of 0 or less means no limit.
+	// QPS is the maximum number of API requests per second for the objects; 0 or less: no limit. Burst is the number of
+	// requests that may exceed QPS at once; 0 means 10.
 	QPS   float64 `mapstructure:"kube-api-capacity-qps"`
 	Burst int     `mapstructure:"kube-api-capacity-burst"`
 }

@@ -166,7 +166,8 @@ func (c *Client) groupCapabilities(ctx context.Context) (GroupCapabilities, erro
 	var caps GroupCapabilities
 	response, err := call(ctx, c, c.group.GroupControllerGetCapabilities, &csi.GroupControllerGetCapabilitiesRequest{})
 	if err != nil && OutcomeOf(err) == Final {
-		klog.FromContext(ctx).Info("The driver returned no group controller capabilities", "address", c.cfg.Address, "err", err)
+		klog.FromContext(ctx).Info("GroupControllerGetCapabilities failed. Group snapshots are disabled",
+			"address", c.cfg.Address, "err", err)
 		return GroupCapabilities{Unknown: status.Code(err) != codes.Unimplemented}, nil
 	}
 	for _, item := range response.GetCapabilities() {

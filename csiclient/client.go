@@ -27,7 +27,7 @@ import (
 type Config struct {
 	// Address is the socket of the driver: an absolute path or unix://PATH.
 	Address string
-	// Timeout bounds calls of the identity service, of ControllerGetCapabilities and of NodeGetInfo.
+	// Timeout bounds each call of [Client.Connect], [Client.Run] and [Client.NodeInfo]. Callers set the deadlines of other calls.
 	Timeout time.Duration
 	// ExitOnConnectionLoss makes [Client.Run] return when the connection is lost.
 	ExitOnConnectionLoss bool

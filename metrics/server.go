@@ -208,7 +208,7 @@ func profiles(mux *http.ServeMux, guard *Guard) *http.ServeMux {
 	return mux
 }
 
-// Address returns the first address on which the server listens: [Config.Address], if set.
+// Address returns the first address on which the server listens: [Config.Address], if set. It panics if no address is configured.
 func (s *Server) Address() string { return s.endpoints[0].listener.Addr().String() }
 
 // AddLive adds a check to /livez and /healthz. The kubelet restarts a container that fails it.
