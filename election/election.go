@@ -19,7 +19,7 @@ import (
 )
 
 // ErrLost is the cancellation cause of a term whose Lease could not be renewed in time, or was
-// acquired by another replica. A [Lead] that returns it gives the Lease back, and the election begins again.
+// acquired by another replica. A [Lead] that returns it releases the Lease, and the election begins again.
 var ErrLost = errors.New("lost the Lease")
 
 // heldKey is the context key of the context that Held returns.
@@ -30,8 +30,8 @@ func WithHeld(term, held context.Context) context.Context {
 	return context.WithValue(term, heldKey{}, held)
 }
 
-// Held returns a context that ends with [ErrLost] when the Lease of a term is lost, also if term, the context of a
-// [Lead], has ended before. It never ends if term is no such context.
+// Held returns a context that ends with [ErrLost] when the Lease is lost, even after the end of term. term is the context
+// of a [Lead]. For any other context, the result never ends.
 func Held(term context.Context) context.Context {
 	if held, ok := term.Value(heldKey{}).(context.Context); ok {
 		return held
@@ -136,7 +136,7 @@ func (c *Candidate) Campaign(ctx context.Context, lead Lead) error {
 	delay := c.cfg.RetryPeriod
 	for {
 		var began time.Time
-		gaveBack, err := c.term(ctx, func(term context.Context) error {
+		released, err := c.term(ctx, func(term context.Context) error {
 			began = time.Now()
 			return lead(term)
 		})
@@ -150,11 +150,11 @@ func (c *Candidate) Campaign(ctx context.Context, lead Lead) error {
 		if time.Since(began) > maxDelay {
 			delay = c.cfg.RetryPeriod
 		}
-		if !gaveBack {
-			log.Info("Lost the Lease, now standby")
+		if !released {
+			log.Info("Lost the Lease, now a standby")
 			continue
 		}
-		log.Info("Gave the Lease back", "retryAfter", delay.String())
+		log.Info("Released the Lease, campaigning again", "retryAfter", delay.String())
 		select {
 		case <-ctx.Done():
 			return nil
@@ -167,9 +167,9 @@ func (c *Candidate) Campaign(ctx context.Context, lead Lead) error {
 // maxDelay is the longest delay after a term that lead ended with [ErrLost].
 const maxDelay = 5 * time.Minute
 
-// term waits for the Lease and calls lead. It returns after lead, with the Lease released or lost. gaveBack reports that
-// the error is that of lead.
-func (c *Candidate) term(ctx context.Context, lead Lead) (gaveBack bool, err error) {
+// term waits for the Lease and calls lead. It returns after lead, with the Lease released or lost. released reports that
+// lead has ended the term, with err.
+func (c *Candidate) term(ctx context.Context, lead Lead) (released bool, err error) {
 	// The Lease is renewed until lead returns, even after the end of ctx.
 	renewing, stopRenewing := context.WithCancel(context.WithoutCancel(ctx))
 	defer stopRenewing()
@@ -205,8 +205,8 @@ func (c *Candidate) term(ctx context.Context, lead Lead) (gaveBack bool, err err
 	}
 	c.observe(elector)
 	defer c.observe(nil) // it still regards itself as leader, and nothing renews the Lease
-	// Without the Lease, there is no lead to call stopRenewing. elector.IsLeader reports a Lease from before a restart
-	// of the container, too.
+	// If the Lease was never acquired, lead does not run and cannot call stopRenewing. IsLeader does not help: it is also
+	// true for a Lease that this replica held before a restart of its container.
 	defer context.AfterFunc(ctx, func() {
 		if _, acquired := c.lock.written(); !acquired {
 			stopRenewing()

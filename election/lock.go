@@ -218,10 +218,9 @@ func (l *observedLock) lead() (end func()) {
 	}
 }
 
-// Get returns the record and its raw bytes. client-go compares the bytes to detect a renewal. In its
-// lock they contain times in seconds, so that a standby missed a second renewal within a second and
-// acquired the Lease up to a second early. A leader calls Get only on the slow path of a renewal. If the Lease is not its
-// own any more, another replica has led: the term ends, and acquiring the Lease again begins another.
+// Get returns the record and its raw bytes. client-go compares the bytes to detect a renewal. Its own lock encodes times
+// in whole seconds: two renewals within one second look equal, and a standby would acquire the Lease up to 1 s early. Get
+// therefore appends the time with nanoseconds. If this replica does not hold the Lease any more, Get ends the term.
 func (l *observedLock) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
 	if l.leading.Load() {
 		l.metrics.slowpath.WithLabelValues(l.name()).Inc()

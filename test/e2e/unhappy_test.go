@@ -225,7 +225,7 @@ func TestLeaseIsTakenWhileCallsRun(t *testing.T) {
 	e.attached(1)
 	first.signal(syscall.SIGCONT)
 	e.eventually("the first has noticed", func(context.Context) error {
-		if n := strings.Count(first.logged(), "Lost the Lease, now standby"); n < 2 {
+		if n := strings.Count(first.logged(), "Lost the Lease, now a standby"); n < 2 {
 			return fmt.Errorf("it has, for %d of 2 Leases", n)
 		}
 		return nil
