@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
+	"math"
 	"syscall"
 	"time"
 
@@ -16,7 +17,10 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/apimachinery/pkg/watch"
 
 	"github.com/storage-controller/storage-controller/test/simulation/apiserver"
@@ -32,7 +36,7 @@ var errDead = errors.New("killed")
 // hooks lets the requests of the replicas wait at the gate. Reads that fill the caches of informers do not
 // wait; what the watches deliver later does, and of some processes also the end of each initial list.
 func (s *simulation) hooks() apiserver.Hooks {
-	return apiserver.Hooks{Before: s.before, After: s.after, Deliver: s.deliver, WatchTimeout: s.watchTimeout}
+	return apiserver.Hooks{Before: s.before, After: s.after, Deliver: s.deliver, WatchTimeout: s.watchTimeout, Cached: s.cached}
 }
 
 // watchTimeout returns the time of a watch. Those of client-go are random, and it begins watches in random order.
@@ -40,6 +44,14 @@ func (s *simulation) watchTimeout(r apiserver.Request, _ time.Duration) time.Dur
 	h := fnv.New32a()
 	fmt.Fprint(h, r.Client, r.Resource, s.api.Version())
 	return 5*time.Minute + time.Duration(h.Sum32()%300)*time.Second
+}
+
+// cached returns the version that the API server of a process has observed.
+func (s *simulation) cached(r apiserver.Request) uint64 {
+	if from, ok := s.caches.Load(r.Client); ok {
+		return from.(*replica).observed.Load()
+	}
+	return math.MaxUint64
 }
 
 // replicaOf returns the replica that sent r; nil: the cluster.
@@ -58,10 +70,21 @@ func (s *simulation) before(ctx context.Context, r apiserver.Request) error {
 		return apierrors.NewForbidden(r.Resource.GroupResource(), r.Name, errors.New("not simulated"))
 	case from.killed():
 		return errDead
-	case r.Verb == "watch":
+	case from.unreachable.Load() && (r.Verb == "watch" || isForCache(r)):
+		return errNetwork
+	case r.Verb == "watch" && r.Initial && s.scale.oldServers:
+		return apierrors.NewInvalid(metav1.SchemeGroupVersion.WithKind("ListOptions").GroupKind(), "", field.ErrorList{
+			field.Forbidden(field.NewPath("sendInitialEvents"), "the feature gate WatchList is disabled")})
+	case r.Verb == "watch" || isForCache(r):
 		select {
 		case <-from.opened:
 		case <-from.dead:
+		}
+		switch {
+		case from.killed():
+			return errDead
+		case r.Verb == "list":
+			return nil
 		}
 		s.mu.Lock()
 		if from.unlisted[r.Resource] = nil; r.Initial {
@@ -69,13 +92,11 @@ func (s *simulation) before(ctx context.Context, r apiserver.Request) error {
 		}
 		s.mu.Unlock()
 		return nil
-	case r.Verb == "list" && isOf("watch", r): // for a cache
-		return nil
 	}
 	o := &operation{
-		replica: from, kind: request, name: describe(r), write: r.Verb == "update" || r.Verb == "patch" || r.Verb == "delete",
-		lease: isLease(r), body: string(r.Body), key: keyOf(ctx),
+		replica: from, kind: request, name: describe(r), verb: r.Verb, lease: isLease(r), body: string(r.Body), key: keyOf(ctx),
 	}
+	s.mayRequest(from, r)
 	s.nodeControllerDeletes(from, r)
 	s.releases(from, r)
 	v, ok := s.gate.wait(ctx, o)
@@ -86,19 +107,18 @@ func (s *simulation) before(ctx context.Context, r apiserver.Request) error {
 	if v.err != nil {
 		return v.err
 	}
-	v.received = s.observe(from, r)
-	if !v.delay && v.lost == nil {
-		v.received()
-		return nil
-	}
+	v.executed = s.observe(from, r)
 	s.mu.Lock()
 	s.verdicts[r.ID] = v
 	s.mu.Unlock()
 	return nil
 }
 
+// isForCache reports whether r is a list that fills a cache.
+func isForCache(r apiserver.Request) bool { return r.Verb == "list" && isOf("watch", r) }
+
 // after delays or loses the response to r, as decided when it was executed.
-func (s *simulation) after(ctx context.Context, r apiserver.Request) error {
+func (s *simulation) after(ctx context.Context, r apiserver.Request, result apiserver.Result) error {
 	s.mu.Lock()
 	v, ok := s.verdicts[r.ID]
 	delete(s.verdicts, r.ID)
@@ -107,8 +127,18 @@ func (s *simulation) after(ctx context.Context, r apiserver.Request) error {
 	if from != nil && r.Resource == cluster.Claims && r.Verb == "patch" {
 		s.recorded(from, r)
 	}
+	if from != nil && isForCache(r) && result.Object != nil {
+		return meta.EachListItem(result.Object, func(obj runtime.Object) error {
+			s.shows(from, r, obj.(metav1.Object))
+			return nil
+		})
+	}
 	if !ok {
 		return nil
+	}
+	received := v.executed(result)
+	if err := ctx.Err(); err != nil {
+		return err
 	}
 	if v.delay {
 		o := &operation{replica: from, kind: response, name: "response to " + describe(r), lease: isLease(r), key: keyOf(ctx)}
@@ -119,7 +149,7 @@ func (s *simulation) after(ctx context.Context, r apiserver.Request) error {
 		v.lost = arrives.lost
 	}
 	if v.lost == nil {
-		v.received()
+		received()
 	}
 	return v.lost
 }

@@ -24,7 +24,7 @@ import (
 // calls are the methods of the driver that wait at the gate.
 var calls = []string{
 	"CreateVolume", "DeleteVolume", "ControllerPublishVolume", "ControllerUnpublishVolume",
-	"ControllerExpandVolume", "ControllerModifyVolume", "CreateSnapshot", "DeleteSnapshot", "ListSnapshots", "ListVolumes",
+	"ControllerExpandVolume", "ControllerModifyVolume", "CreateSnapshot", "DeleteSnapshot", "ListVolumes",
 }
 
 // socket is the socket of the driver: a listener for connections in memory.
@@ -133,19 +133,21 @@ func (s *simulation) restartDriver() {
 	s.serveDriver()
 }
 
-// unpublish removes a publication from the storage system. The attacher notices it with ListVolumes.
-func (s *simulation) unpublish() {
+// unpublish removes a publication from the storage system, if there is one. The attacher notices it with ListVolumes.
+func (s *simulation) unpublish() bool {
 	var published [][2]string
 	for _, v := range s.driver.Volumes() {
 		for _, node := range slices.Sorted(maps.Keys(v.Published)) {
 			published = append(published, [2]string{v.ID, node})
 		}
 	}
-	if len(published) > 0 {
-		p := published[s.choices.Pick(len(published))]
-		s.record("an administrator unpublishes volume %s from %s at the storage system", p[0], p[1])
-		s.driver.Unpublish(p[0], p[1])
+	if len(published) == 0 {
+		return false
 	}
+	p := published[s.choices.Pick(len(published))]
+	s.record("an administrator unpublishes volume %s from %s at the storage system", p[0], p[1])
+	s.driver.Unpublish(p[0], p[1])
+	return true
 }
 
 // unattached returns the publications that VolumeAttachments name and the driver does not have. A volume that is being deleted
@@ -178,6 +180,9 @@ func (s *simulation) call(ctx context.Context, method string, r any, do func() (
 	}
 	o := &operation{
 		replica: from, kind: call, name: method + " " + volumeOf(r), method: method, volume: volumeOf(r), late: func() { _, _ = do() },
+	}
+	if method != "ListVolumes" {
+		s.checker.calls.Add(1)
 	}
 	s.began(from, method, r)
 	v, ok := s.gate.wait(ctx, o)

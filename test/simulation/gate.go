@@ -10,6 +10,8 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+
+	"github.com/storage-controller/storage-controller/test/simulation/apiserver"
 )
 
 // operation is something that a replica has begun and that waits until the schedule continues it: a
@@ -20,14 +22,14 @@ type operation struct {
 	name    string // the same in each run of a seed
 	body    string // of a request
 	key     string // that a worker processes
-	write   bool   // a request that can be answered with a conflict
+	verb    string // of a request
 	lease   bool   // a request for a Lease, or its response
 	method  string // of a call
 	volume  string // of a call: the name or ID of the volume or snapshot
 	arrived int
 	// late is called instead of resuming a call whose client has canceled it: the driver executes it.
 	late   func()
-	gone   atomic.Bool // the client has canceled it
+	ended  atomic.Bool // the client has canceled it
 	resume chan verdict
 }
 
@@ -48,8 +50,9 @@ type verdict struct {
 	lost  error // after executing it, instead of its response
 	delay bool  // the response is an operation of its own
 
-	received func() // records what a response contains
-	unready  bool   // the response says that the snapshot is not ready
+	// executed records the result of a request, and returns a function that records that its response arrives.
+	executed func(apiserver.Result) (received func())
+	unready  bool // the response says that the snapshot is not ready
 }
 
 // gate holds operations until the schedule continues them, so that only one of them runs at a time.
@@ -78,7 +81,7 @@ func (g *gate) wait(ctx context.Context, o *operation) (verdict, bool) {
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	o.gone.Store(true)
+	o.ended.Store(true)
 	if i := slices.Index(g.pending, o); i >= 0 && o.late == nil {
 		g.pending = slices.Delete(g.pending, i, i+1)
 	}
@@ -130,7 +133,7 @@ func (g *gate) proceed(o *operation, v verdict) {
 }
 
 // canceled reports whether the client of a call has given up.
-func (o *operation) canceled() bool { return o.gone.Load() }
+func (o *operation) canceled() bool { return o.ended.Load() }
 
 // remove drops o.
 func (g *gate) remove(o *operation) {

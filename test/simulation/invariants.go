@@ -4,12 +4,16 @@
 package simulation
 
 import (
+	"errors"
 	"fmt"
 	"maps"
+	"net/http"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -17,6 +21,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/utils/ptr"
 
 	"github.com/storage-controller/storage-controller/attacher"
 	"github.com/storage-controller/storage-controller/csiclient"
@@ -34,6 +40,8 @@ type checker struct {
 	volumes map[string]*corev1.PersistentVolume // the last state of all that have ever existed, by handle
 	renewed map[string]time.Time                // the last write of each Lease
 	foreign map[types.UID]protection            // the finalizers of other components
+	// writes and calls are the numbers of the API requests that write something else than a Lease, and of the calls of the driver.
+	writes, calls atomic.Int64
 	// released are the volumes that a replica has begun to release.
 	released map[string]bool
 	creates  createChecker
@@ -48,8 +56,8 @@ type protection struct {
 	finalizers []string
 }
 
-func newChecker() checker {
-	return checker{
+func newChecker() *checker {
+	return &checker{
 		read: newReads[*corev1.PersistentVolume](), volumes: map[string]*corev1.PersistentVolume{},
 		renewed: map[string]time.Time{}, foreign: map[types.UID]protection{},
 		released: map[string]bool{},
@@ -59,34 +67,74 @@ func newChecker() checker {
 
 // retained reports whether the volume may be left behind: users have set the policy Retain, perhaps while
 // it was being deleted.
-func (c checker) retained(handle string) bool {
+func (c *checker) retained(handle string) bool {
 	pv := c.volumes[handle]
 	return pv != nil && pv.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimRetain
 }
 
-// observe records what r renews, before it is executed, and returns a function that records what it has read, for its response.
-func (s *simulation) observe(from *replica, r apiserver.Request) (received func()) {
-	if isLease(r) && r.Verb == "update" {
-		s.mu.Lock()
-		s.checker.renewed[r.Name] = time.Now()
-		s.mu.Unlock()
-		return s.observeTerm(from, r.Name)
+// nothing is what some responses tell.
+func nothing() {}
+
+// observe returns a function that records what r has changed and read, once it is executed.
+func (s *simulation) observe(from *replica, r apiserver.Request) func(apiserver.Result) (received func()) {
+	holder := ""
+	if lease := s.lease(r.Name); isLease(r) && lease != nil {
+		holder = ptr.Deref(lease.Spec.HolderIdentity, "")
 	}
-	s.nodeControllerReads(from, r)
-	s.forces(r)
-	if r.Resource == cluster.Contents && (r.Verb == "get" || r.Verb == "patch") { // the response is the object
-		content := s.contents()[r.Name]
-		return func() { s.readContent(from, r.Name, content) }
+	return func(result apiserver.Result) func() {
+		succeeded, notFound := result.Code < http.StatusMultipleChoices, result.Code == http.StatusNotFound
+		if !isLease(r) && r.Verb != "get" && r.Verb != "list" {
+			s.checker.writes.Add(1)
+		}
+		switch {
+		case isLease(r) && r.Verb == "update" && succeeded:
+			s.mu.Lock()
+			s.checker.renewed[r.Name] = time.Now()
+			s.mu.Unlock()
+			return s.observeTerm(from, r.Name, holder)
+		case isOf("nodecontroller", r) && (r.Verb == "get" || r.Verb == "list") && (succeeded || notFound):
+			return s.nodeControllerReads(from, r, result)
+		case isOf("nodecontroller", r) && succeeded:
+			s.forces(r)
+		case isOf("snapshotter", r) && r.Resource == cluster.Contents && (r.Verb == "get" || r.Verb == "patch") && succeeded:
+			content := cluster.TypedOf[snapshotv1.VolumeSnapshotContent](s.cluster, result.Object)
+			return func() { s.readContent(from, r.Name, content) }
+		case isOf("provisioner", r) && r.Resource == cluster.Volumes && r.Verb == "get" && (succeeded || notFound):
+			pv, _ := result.Object.(*corev1.PersistentVolume)
+			return func() {
+				s.mu.Lock()
+				defer s.mu.Unlock()
+				s.checker.read.received(from, r.Name, pv)
+			}
+		}
+		return nothing
 	}
-	if r.Resource != cluster.Volumes || r.Name == "" || r.Verb != "get" || !isOf("provisioner", r) {
-		return func() {}
+}
+
+// mayRequest checks a request that a replica sends: a deletion must name the UID of the object, and a Secret is only read by
+// its name.
+func (s *simulation) mayRequest(from *replica, r apiserver.Request) {
+	var err error
+	switch {
+	case r.Resource.Resource == "secrets" && r.Verb != "get":
+		err = errors.New("Secrets are only read by their names")
+	case r.Verb == "delete" && r.Resource.Resource != "configmaps" && preconditionsOf(r).UID == nil:
+		err = errors.New("it has no precondition for the UID")
+	case r.Verb == "deletecollection":
+		err = errors.New("it deletes several objects")
 	}
-	pv, _ := s.api.Get(cluster.Volumes, "", r.Name).(*corev1.PersistentVolume)
-	return func() {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		s.checker.read.received(from, r.Name, pv)
+	if err != nil {
+		s.violated("%s %s: %v", from.client, describe(r), err)
 	}
+}
+
+// preconditionsOf returns the preconditions of a deletion.
+func preconditionsOf(r apiserver.Request) metav1.Preconditions {
+	obj, _, err := scheme.Codecs.UniversalDeserializer().Decode(r.Body, nil, &metav1.DeleteOptions{})
+	if o, ok := obj.(*metav1.DeleteOptions); err == nil && ok && o.Preconditions != nil {
+		return *o.Preconditions
+	}
+	return metav1.Preconditions{}
 }
 
 // began checks the invariants of a call when the replica makes it.
@@ -233,7 +281,7 @@ func (s *simulation) mayDelete(from *replica, handle string) error {
 	}
 	if s.checker.volumes[handle] == nil { // CreateVolume returned it while the claim had another volume
 		if pv, ok := s.checker.read.live[from][name]; !ok || pv != nil && pv.Spec.CSI.VolumeHandle == handle {
-			return fmt.Errorf("whether PersistentVolume %s has it was not read", name)
+			return fmt.Errorf("PersistentVolume %s was not read, so it may name this volume", name)
 		}
 		s.checker.read.used(from, name)
 		return nil
@@ -363,8 +411,21 @@ func (s *simulation) checkFinalizers() {
 	s.checker.foreign = now
 }
 
+// checkEffort checks the number of writes and calls. Each step of a component or a user, each fault and each start of a process
+// leads to less than one of both, on average.
+func (s *simulation) checkEffort() {
+	causes := int64(s.performed + s.history.Faults + s.started)
+	if writes, limit := s.checker.writes.Load(), 10+2*causes; writes > limit {
+		s.violated("%d writes, more than %d", writes, limit)
+	}
+	if calls, limit := s.checker.calls.Load(), 10+causes; calls > limit {
+		s.violated("%d calls of the driver, more than %d", calls, limit)
+	}
+}
+
 // checkRest checks that the driver has what the objects say.
 func (s *simulation) checkRest(when string) {
+	s.checkEffort()
 	s.checkModified(when)
 	s.checkSnapshotsAtRest(when)
 	handles, recorded := map[string]bool{}, map[string]bool{}
@@ -383,7 +444,7 @@ func (s *simulation) checkRest(when string) {
 		delete(handles, v.ID)
 		for node := range v.Published {
 			if !recorded[v.ID+" "+node] {
-				s.violated("%s: volume %s is published to %s without a VolumeAttachment", when, v.ID, node)
+				s.violated("%s: volume %s is published to %s, and its VolumeAttachment is missing or lacks the finalizer", when, v.ID, node)
 			}
 		}
 	}

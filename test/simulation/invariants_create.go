@@ -17,7 +17,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	storagehelpers "k8s.io/component-helpers/storage/volume"
-	"k8s.io/utils/ptr"
 
 	"github.com/storage-controller/storage-controller/csiclient/csitest"
 	"github.com/storage-controller/storage-controller/provisioner"
@@ -27,12 +26,12 @@ import (
 
 // createChecker holds what the invariants of CreateVolume need to know about the past, by the names of the volumes.
 type createChecker struct {
-	requests map[string]*csi.CreateVolumeRequest // the last one for a volume that may exist
-	creator  map[string]*replica                 // the last that has requested it
-	unsure   map[string]*replica                 // does not know the outcome, and has not tried to protect the claim since
-	lost     map[string]bool                     // volumes whose creator could not record the request
-	sources  map[string]copySource
-	renewed  map[*replica]time.Time // when it has last received that it holds the Lease
+	requests      map[string]*csi.CreateVolumeRequest // the last one for a volume that may exist
+	creator       map[string]*replica                 // the last that has requested it
+	indeterminate map[string]*replica                 // does not know the outcome, and has not tried to protect the claim since
+	lost          map[string]bool                     // volumes whose creator could not record the request
+	sources       map[string]copySource
+	renewed       map[*replica]time.Time // when it has last received that it holds the Lease
 }
 
 func newCreateChecker() createChecker {
@@ -52,7 +51,8 @@ func (s *simulation) claimNamed(volume string) *corev1.PersistentVolumeClaim {
 	return nil
 }
 
-// unprotected reports whether nothing on the claim of a volume tells the next leader about its request.
+// unprotected reports whether the claim of a volume lacks the provisioning finalizer, so that the next leader does not know of
+// its request.
 func (s *simulation) unprotected(volume string) bool {
 	claim := s.claimNamed(volume)
 	return claim == nil || !slices.Contains(claim.Finalizers, cluster.ProvisioningFinalizer)
@@ -74,7 +74,7 @@ func (s *simulation) forgets(r *replica) {
 		if creator == r && s.scale.protection == "on-retry" && s.unprotected(name) {
 			c.lost[name] = true
 			delete(c.requests, name)
-			delete(c.unsure, name)
+			delete(c.indeterminate, name)
 		}
 	}
 }
@@ -83,18 +83,15 @@ func (s *simulation) forgets(r *replica) {
 func (s *simulation) reconnected(r *replica) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	r.cutOff = r.stopping
+	r.partitioned, r.cutOff = 0, r.stopping
+	r.unreachable.Store(false)
 }
 
-// observeTerm records whether a write of a Lease begins a term of the provisioner, and returns a function that records when
-// its response arrives.
-func (s *simulation) observeTerm(from *replica, name string) (received func()) {
+// observeTerm records whether a write of a Lease, which holder held before, begins a term of the provisioner. It returns a
+// function that records when its response arrives.
+func (s *simulation) observeTerm(from *replica, name, holder string) (received func()) {
 	if name != provisioner.LeaseName(driverName) {
-		return func() {}
-	}
-	holder := ""
-	if lease := s.lease(name); lease != nil {
-		holder = ptr.Deref(lease.Spec.HolderIdentity, "")
+		return nothing
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -122,17 +119,17 @@ func (s *simulation) tried(from *replica, r apiserver.Request) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if name := "pvc-" + string(claim.UID); s.checker.creates.unsure[name] == from {
-		delete(s.checker.creates.unsure, name)
+	if name := "pvc-" + string(claim.UID); s.checker.creates.indeterminate[name] == from {
+		delete(s.checker.creates.indeterminate, name)
 	}
 }
 
 // answered records whether a replica knows the outcome of a call.
 func (c createChecker) answered(to *replica, r *csi.CreateVolumeRequest, unknown bool) {
 	if unknown {
-		c.unsure[r.GetName()] = to
+		c.indeterminate[r.GetName()] = to
 	} else {
-		delete(c.unsure, r.GetName())
+		delete(c.indeterminate, r.GetName())
 	}
 }
 
@@ -150,8 +147,12 @@ func (s *simulation) mayCreate(from *replica, r *csi.CreateVolumeRequest) error 
 	if last != nil && !proto.Equal(last, r) && !(c.lost[name] && creator != from) {
 		return fmt.Errorf("the outcome of another request is unknown: %v, now %v", last, r)
 	}
-	if c.unsure[name] == from && claim != nil && claim.DeletionTimestamp == nil && s.unprotected(name) {
+	if c.indeterminate[name] == from && claim != nil && claim.DeletionTimestamp == nil && s.unprotected(name) {
 		return errors.New("the outcome of the last call is unknown, and its claim is not protected")
+	}
+	unbound := claim != nil && claim.DeletionTimestamp == nil && claim.Spec.VolumeName == ""
+	if unbound && s.scale.protection == "always" && s.unprotected(name) {
+		return errors.New("its claim is not protected")
 	}
 	c.requests[name], c.creator[name] = r, from
 	return s.sourceProtected(r)

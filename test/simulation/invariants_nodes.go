@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -14,6 +15,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/utils/ptr"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/nodecontroller"
@@ -62,11 +64,8 @@ type absence struct{ from, to time.Time } // to is zero while it lasts
 // isOf reports whether a role sent r.
 func isOf(role string, r apiserver.Request) bool { return strings.HasSuffix(r.UserAgent, "("+role+")") }
 
-// nodeControllerReads records what the node controller reads.
-func (s *simulation) nodeControllerReads(from *replica, r apiserver.Request) {
-	if !isOf("nodecontroller", r) || r.Verb != "get" && r.Verb != "list" {
-		return
-	}
+// nodeControllerReads returns a function that records that the node controller receives the result of a read.
+func (s *simulation) nodeControllerReads(from *replica, r apiserver.Request, result apiserver.Result) (received func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	c := &s.checker.nodes
@@ -77,7 +76,7 @@ func (s *simulation) nodeControllerReads(from *replica, r apiserver.Request) {
 	}
 	switch {
 	case r.Verb == "get":
-		read.obj = s.api.Get(r.Resource, r.Namespace, r.Name)
+		read.obj = result.Object
 	case r.Resource == cluster.Pods:
 		for _, pod := range cluster.List[*corev1.Pod](s.api, cluster.Pods) {
 			if s.cluster.Node(pod.Spec.NodeName) != nil {
@@ -89,10 +88,14 @@ func (s *simulation) nodeControllerReads(from *replica, r apiserver.Request) {
 			read.users = append(read.users, *va.Spec.Source.PersistentVolumeName)
 		}
 	}
-	if c.reads[from] == nil {
-		c.reads[from] = map[string]reading{}
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if c.reads[from] == nil {
+			c.reads[from] = map[string]reading{}
+		}
+		c.reads[from][readKey(r.Resource.Resource, r.Namespace, r.Name)] = read
 	}
-	c.reads[from][readKey(r.Resource.Resource, r.Namespace, r.Name)] = read
 }
 
 func readKey(resource, namespace, name string) string {
@@ -125,8 +128,9 @@ func (s *simulation) mayCleanUp(from *replica, r apiserver.Request) error {
 	if !ok {
 		return errors.New("it was not read")
 	}
-	if body := string(r.Body); !strings.Contains(body, obj.GetResourceVersion()) ||
-		r.Verb == "delete" && !strings.Contains(body, string(obj.GetUID())) {
+	p := preconditionsOf(r)
+	if r.Verb == "delete" && (ptr.Deref(p.ResourceVersion, "") != obj.GetResourceVersion() || ptr.Deref(p.UID, "") != obj.GetUID()) ||
+		r.Verb == "patch" && !strings.Contains(string(r.Body), strconv.Quote(obj.GetResourceVersion())) {
 		return errors.New("the request lacks the version that was read")
 	}
 	pv, err := mayClean(reads, target.number, obj)
@@ -243,15 +247,17 @@ func (s *simulation) breaks(name string, record nodecleanup.LostNode) error {
 	return nil
 }
 
-// forces records that the node controller removes a PersistentVolume, which leaves the volume of the driver behind.
+// forces records that the node controller has removed a PersistentVolume, so that the volume of the driver may remain.
 func (s *simulation) forces(r apiserver.Request) {
-	if !isOf("nodecontroller", r) || r.Resource != cluster.Volumes || r.Verb != "patch" && r.Verb != "delete" {
+	if r.Resource != cluster.Volumes || r.Verb != "patch" && r.Verb != "delete" {
 		return
 	}
-	if pv, ok := s.api.Get(cluster.Volumes, "", r.Name).(*corev1.PersistentVolume); ok {
-		s.mu.Lock()
-		s.checker.nodes.forced[pv.Spec.CSI.VolumeHandle] = true
-		s.mu.Unlock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for handle, pv := range s.checker.volumes {
+		if pv.Name == r.Name {
+			s.checker.nodes.forced[handle] = true
+		}
 	}
 }
 

@@ -131,13 +131,6 @@ func (s *simulation) checkSnapshots() {
 			s.checker.taken.recorded[name] = true
 		}
 	}
-	named := map[string]string{}
-	for _, snapshot := range s.driver.Snapshots() {
-		if other, ok := named[contentOf(snapshot.Name)]; ok {
-			s.violated("content %s has two snapshots: %s and %s", contentOf(snapshot.Name), other, snapshot.ID)
-		}
-		named[contentOf(snapshot.Name)] = snapshot.ID
-	}
 }
 
 // checkSnapshotsAtRest checks that the driver has the snapshots that the contents say.

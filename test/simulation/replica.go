@@ -7,10 +7,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing/synctest"
 
 	"github.com/go-logr/logr"
@@ -44,8 +46,12 @@ type replica struct {
 	attachments map[types.UID]bool // the VolumeAttachments that its watch has shown
 	cutOff      bool               // it was killed, or could not reach the API server
 
-	partitioned int  // the step at which its requests reach the API server again
-	stopping    bool // it was told to end
+	partitioned int         // the step at which its requests reach the API server again
+	unreachable atomic.Bool // partitioned is not zero
+	// observed is the version that its API server has observed, until the step caughtUp.
+	observed atomic.Uint64
+	caughtUp int
+	stopping bool // it was told to end
 }
 
 var errKilled = errors.New("killed")
@@ -96,6 +102,12 @@ func (s *simulation) start(name string) *replica {
 		dead: make(chan struct{}), ended: make(chan struct{}), opened: make(chan struct{}), attachments: map[types.UID]bool{},
 		slow: s.choices.Pick(4) == 3, unlisted: map[schema.GroupVersionResource][]metav1.Object{},
 	}
+	r.observed.Store(math.MaxUint64)
+	if s.scale.oldServers && s.choices.Pick(2) == 1 {
+		r.observed.Store(s.api.Version() - min(s.api.Version()-1, uint64(s.choices.Pick(60))))
+		r.caughtUp = s.step + 5 + s.choices.Pick(60)
+	}
+	s.caches.Store(r.client, r)
 	s.mu.Lock()
 	s.processes[r.client] = r
 	s.mu.Unlock()
@@ -153,9 +165,9 @@ func (s *simulation) removeEnded() {
 		case <-r.ended:
 			gaveUp := r.slow && r.err != nil && strings.Contains(r.err.Error(), "waiting for the first list")
 			if (!r.stopping || r.err != nil) && !gaveUp {
-				s.violated("%s exited: %v", r.client, r.err)
+				s.violated("%s exits: %v", r.client, r.err)
 			}
-			s.record("%s has ended", r.client)
+			s.record("%s exits", r.client)
 			s.replicas[i] = nil
 		default:
 		}

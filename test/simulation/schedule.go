@@ -65,15 +65,16 @@ func (s *simulation) chaos(steps int) {
 	}
 }
 
-// nextStep waits until nothing can continue without the schedule or more time. No random number that a library
-// draws depends on those that were drawn in earlier steps.
+// nextStep waits until every goroutine is blocked. Then it seeds math/rand, so that libraries draw the same numbers in each run.
 func (s *simulation) nextStep() {
 	s.step++
 	synctest.Wait()
 	for _, r := range s.replicas {
 		if r != nil && r.partitioned > 0 && s.step >= r.partitioned {
-			r.partitioned = 0
 			s.reconnected(r)
+		}
+		if r != nil && s.step >= r.caughtUp {
+			r.observed.Store(math.MaxUint64)
 		}
 	}
 	s.globals.seed()
@@ -113,6 +114,7 @@ func (s *simulation) do(steps []cluster.Step) {
 // perform executes a step of a component or a user.
 func (s *simulation) perform(step cluster.Step) {
 	s.componentActed = true
+	s.performed++
 	s.record("%s%s", step.Name, suffix(step.Do(context.Background())))
 }
 
@@ -146,6 +148,10 @@ func (s *simulation) proceed(o *operation) {
 			v, text = s.watchFault()
 		case call:
 			v, text = s.callFault(o)
+		case response:
+			v, text = verdict{lost: errNetwork}, ", which is lost"
+		case callResponse:
+			v, text = verdict{lost: status.Error(codes.Unavailable, "simulated")}, ", which is lost"
 		}
 	} else if (o.kind == request || o.kind == call) && s.choices.Chance(15) {
 		v, text = verdict{delay: true}, ", the response is delayed"
@@ -177,8 +183,11 @@ func (s *simulation) requestFault(o *operation) (verdict, string) {
 		{verdict{lost: apierrors.NewTimeoutError("simulated", 0)}, ", whose response is Timeout"},
 		{verdict{err: apierrors.NewConflict(schema.GroupResource{}, "simulated", fmt.Errorf("simulated"))}, ", which fails with Conflict"},
 	}
-	if !o.write {
+	switch o.verb {
+	case "get", "list":
 		faults = faults[:3]
+	case "create":
+		faults = faults[:4]
 	}
 	f := faults[s.choices.Pick(len(faults))]
 	return f.v, f.text
@@ -187,9 +196,9 @@ func (s *simulation) requestFault(o *operation) (verdict, string) {
 // watchFault returns a fault of a watch.
 func (s *simulation) watchFault() (verdict, string) {
 	if s.choices.Pick(2) == 0 {
-		return verdict{err: errNetwork}, ", whose connection is lost"
+		return verdict{err: errNetwork}, ", and the connection is lost"
 	}
-	return verdict{err: apierrors.NewResourceExpired("simulated")}, ", instead of which the watch expires"
+	return verdict{err: apierrors.NewResourceExpired("simulated")}, ", and the watch expires instead"
 }
 
 // callFault returns a fault of a call of the driver.
@@ -200,10 +209,10 @@ func (s *simulation) callFault(o *operation) (verdict, string) {
 	}
 	if o.method == "ControllerExpandVolume" {
 		all = append(all, codes.OutOfRange)
-	} else { // which means there that the resizer waits until the volume is not in use
+	} else { // after which the resizer waits until the volume is not in use
 		all = append(all, codes.FailedPrecondition)
 	}
-	if !strings.Contains(o.method, "Delete") && !strings.Contains(o.method, "Unpublish") { // where the goal may be reached
+	if !strings.Contains(o.method, "Delete") && !strings.Contains(o.method, "Unpublish") { // for which it means success
 		all = append(all, codes.NotFound)
 	}
 	if o.method == "CreateSnapshot" && s.choices.Pick(3) == 0 {
@@ -234,11 +243,13 @@ func (s *simulation) has(name string) bool {
 
 // disaster kills or stops a replica, restarts the driver, or holds up requests or events for a while.
 func (s *simulation) disaster() {
-	s.history.Faults++
 	i := s.choices.Pick(len(s.replicas))
 	r := s.replicas[i]
+	if r == nil {
+		return
+	}
+	s.history.Faults++
 	switch n := s.choices.Pick(10); {
-	case r == nil:
 	case n == 0 && !r.stopping:
 		s.record("%s is told to stop", r.client)
 		s.stop(r)
@@ -264,6 +275,7 @@ func (s *simulation) disaster() {
 		s.record("%s cannot reach the API server for a while", r.client)
 		s.loses(r)
 		r.partitioned = math.MaxInt
+		r.unreachable.Store(true)
 		s.advance(idle)
 		s.perhapsTakeover()
 		r.partitioned = s.step + 5 + s.choices.Pick(30)
@@ -271,8 +283,7 @@ func (s *simulation) disaster() {
 		ahead := time.Duration(s.choices.Pick(7)-3) * 40 * time.Second
 		s.record("the clock of the API server jumps, and is %v ahead", ahead)
 		s.api.SetClock(ahead)
-	case n == 9 && s.scale.lists:
-		s.unpublish()
+	case n == 9 && s.scale.lists && s.unpublish():
 	default:
 		s.record("the driver restarts")
 		s.restartDriver()
@@ -283,7 +294,7 @@ func (s *simulation) disaster() {
 const takeover = 80 * time.Second
 
 // perhapsTakeover may let so much time pass that another replica acquires the Leases of one that was killed or cannot
-// reach the API server. Only requests for Leases continue, so that the caches of the new holder are behind.
+// reach the API server. Only requests for Leases continue, so that the caches of the new holder are stale.
 func (s *simulation) perhapsTakeover() {
 	if len(s.replicas) == 1 || s.choices.Pick(2) == 0 {
 		return
@@ -313,7 +324,7 @@ func (s *simulation) onlyLeases(d time.Duration) {
 			s.advance(min(time.Until(end), restIdle))
 		case s.step < pending[i].replica.partitioned:
 			s.record("%s %s, which is lost", pending[i].replica.client, pending[i].name)
-			s.gate.proceed(pending[i], verdict{err: errNetwork})
+			s.gate.proceed(pending[i], verdict{err: errNetwork, lost: errNetwork})
 		default:
 			s.record("%s %s", pending[i].replica.client, pending[i].name)
 			s.gate.proceed(pending[i], verdict{})
@@ -361,10 +372,11 @@ func (s *simulation) startReplica(i int) {
 	s.record("%s starts", s.replicas[i].client)
 }
 
-// Limits of a rest: the longest time until everything has come to its end, and the time that it is watched
-// afterwards.
+// Limits of a rest: the longest time and the most steps until all objects have reached their final states, and the time
+// for which they are watched afterwards.
 const (
 	restLimit = 10 * time.Minute
+	restSteps = 5000
 	restAfter = 20 * time.Second
 	// restoreAfter is the time after which a claim that is not done may need other parameters of its class.
 	restoreAfter = 20 * time.Second
@@ -381,16 +393,18 @@ func (s *simulation) rest(when string) {
 	clear(s.frozen)
 	for _, r := range s.replicas {
 		if r != nil {
-			r.partitioned = 0
+			r.caughtUp = 0
 			s.reconnected(r)
 		}
 	}
-	limit, quiet, restored := time.Now().Add(restLimit), time.Time{}, time.Now()
+	limit, steps, quiet, restored := time.Now().Add(restLimit), s.step+restSteps, time.Time{}, time.Now()
 	for s.history.Violation == "" {
 		s.nextStep()
 		s.check()
 		s.startAll()
-		switch pending, steps := s.eligible(s.gate.begin(s.step)), s.cluster.Steps(); {
+		switch pending, possible := s.eligible(s.gate.begin(s.step)), s.cluster.Steps(); {
+		case s.step > steps:
+			s.violated("%s: not done after %d steps: %s", when, restSteps, strings.Join(s.busy(), ", "))
 		case len(pending) > 0:
 			s.record("%s %s", pending[0].replica.client, pending[0].name)
 			if pending[0].canceled() {
@@ -398,8 +412,8 @@ func (s *simulation) rest(when string) {
 			} else {
 				s.gate.proceed(pending[0], verdict{})
 			}
-		case len(steps) > 0:
-			s.perform(steps[0])
+		case len(possible) > 0:
+			s.perform(possible[0])
 		case len(s.cluster.Approvals()) > 0:
 			s.perform(s.cluster.Approvals()[0])
 		case time.Now().After(limit):
@@ -427,6 +441,11 @@ func (s *simulation) rest(when string) {
 // busy returns the objects that components still work on.
 func (s *simulation) busy() []string {
 	busy := s.cluster.Busy()
+	for _, r := range s.replicas {
+		if r != nil && r.stopping {
+			busy = append(busy, r.client+" was told to stop and runs")
+		}
+	}
 	if s.scale.lists {
 		busy = append(busy, s.unattached()...)
 	}

@@ -54,20 +54,22 @@ type simulation struct {
 	history History
 	begin   time.Time
 
-	replicas []*replica // nil: not running
-	started  int
-	globals  globals
-	step     int
-	resting  bool
+	replicas  []*replica // nil: not running
+	started   int        // processes
+	performed int        // steps of components and users
+	globals   globals
+	step      int
+	resting   bool
 	// componentActed: a component or a user has acted since the last check.
 	componentActed bool
 	frozen         map[string]int // the step at which the watch of a replica continues
 
+	caches    sync.Map // of the processes, by client
 	mu        sync.Mutex
 	socket    *socket
 	processes map[string]*replica
 	verdicts  map[uint64]verdict
-	checker   checker
+	checker   *checker
 }
 
 // scale is the size of a history.
@@ -92,6 +94,8 @@ type scale struct {
 	clock bool
 	// lists: the driver has ListVolumes, and loses publications.
 	lists bool
+	// oldServers: the API servers lack the feature WatchList, so that first lists may be served from caches that are stale.
+	oldServers bool
 	// impatient: users delete everything during the faults, too.
 	impatient bool
 }
@@ -204,7 +208,7 @@ func (s *simulation) pickScale() scale {
 	}
 	c.clock = pick(4) == 3
 	c.features.Copies = !c.features.Resize && pick(2) == 1 // after an expansion, copies would be smaller than their sources
-	c.lists, c.features.Secrets = pick(3) == 2, pick(3) == 2
+	c.lists, c.features.Secrets, c.oldServers = pick(3) == 2, pick(3) == 2, pick(3) == 2
 	return c
 }
 

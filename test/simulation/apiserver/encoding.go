@@ -231,7 +231,7 @@ func decodeInto(contentType string, data []byte, into any) error {
 		if !ok || len(data) < 4 {
 			return fmt.Errorf("the body is not a protobuf object")
 		}
-		if err := unknown.Unmarshal(data[4:]); err != nil { // behind the magic number
+		if err := unknown.Unmarshal(data[4:]); err != nil { // after the magic number
 			return err
 		}
 		return message.Unmarshal(unknown.Raw)

@@ -233,7 +233,7 @@ func TestHooks(t *testing.T) {
 	after, cached, delivered := fault, uint64(0), error(nil)
 	s := apiserver.New(apiserver.Hooks{
 		Before:  func(_ context.Context, r apiserver.Request) error { return fault(r) },
-		After:   func(_ context.Context, r apiserver.Request) error { return after(r) },
+		After:   func(_ context.Context, r apiserver.Request, _ apiserver.Result) error { return after(r) },
 		Deliver: func(context.Context, apiserver.Request, watch.EventType, metav1.Object) error { return delivered },
 		Cached:  func(apiserver.Request) uint64 { return cached },
 	})
@@ -297,6 +297,6 @@ func TestExpiredPage(t *testing.T) {
 	}
 	rest, err := namespaces.List(t.Context(), metav1.ListOptions{Continue: err.(apierrors.APIStatus).Status().Continue})
 	if must(t, rest, err); len(rest.Items) != 4 || rest.Items[3].Name != "late" {
-		t.Errorf("%d objects behind the first page of 5, want 4 of the current state", len(rest.Items))
+		t.Errorf("%d objects after the first page of 5, want 4 of the current state", len(rest.Items))
 	}
 }

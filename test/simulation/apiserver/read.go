@@ -26,7 +26,7 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 )
 
-// prefix returns the begin of the keys of a list, which continue tokens leave out.
+// prefix returns the prefix of the keys of a list, which continue tokens leave out.
 func (c *call) prefix() string {
 	if c.namespace() == "" {
 		return ""
@@ -65,7 +65,7 @@ func (s *Server) list(c *call) (int, runtime.Object, error) {
 	}
 	objects := s.at(c.res, p.Version)
 	var items []runtime.Object
-	var next string // the key of the first object behind the page
+	var next string // the key of the first object after the page
 	rest := int64(0)
 	for _, key := range sortedKeys(objects) {
 		switch {

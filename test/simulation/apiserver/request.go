@@ -33,7 +33,7 @@ type call struct {
 func (s *Server) parse(r *http.Request, client string) *call {
 	c := &call{method: r.Method, query: r.URL.Query(), media: negotiate(r.Header.Get("Accept"))}
 	c.contentType, _, _ = mime.ParseMediaType(r.Header.Get("Content-Type"))
-	c.Client, c.User, c.UserAgent, c.Limit = client, client, r.UserAgent(), c.query.Get("limit")
+	c.Client, c.User, c.UserAgent = client, client, r.UserAgent()
 	c.Initial = c.query.Get("sendInitialEvents") == "true"
 	if user := r.Header.Get("Impersonate-User"); user != "" {
 		c.User = user
@@ -69,17 +69,14 @@ func (s *Server) parse(r *http.Request, client string) *call {
 	return c
 }
 
-// route sets resource, names and verb from the path behind the group and version. It reports whether
+// route sets resource, names and verb from the path after the group and version. It reports whether
 // the path is served.
 func (c *call) route(s *Server, gv schema.GroupVersion, parts []string) bool {
 	if parts[0] == "namespaces" && len(parts) > 2 && parts[2] != "status" && parts[2] != "finalize" {
 		c.Namespace, parts = parts[1], parts[2:]
 	}
 	c.Resource = gv.WithResource(parts[0])
-	s.mu.Lock()
-	hidden := s.hidden[c.Resource]
-	s.mu.Unlock()
-	if c.res = s.resources[c.Resource]; c.res == nil || hidden || len(parts) > 3 {
+	if c.res = s.resources[c.Resource]; c.res == nil || len(parts) > 3 {
 		return false
 	}
 	if len(parts) > 1 {
@@ -158,10 +155,8 @@ func (s *Server) discover(gv schema.GroupVersion) *http.Response {
 	list := metav1.APIResourceList{
 		TypeMeta: metav1.TypeMeta{Kind: "APIResourceList", APIVersion: "v1"}, GroupVersion: gv.String(),
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	for _, r := range s.sortedResources() {
-		if r.gvr.GroupVersion() != gv || s.hidden[r.gvr] {
+		if r.gvr.GroupVersion() != gv {
 			continue
 		}
 		for _, sub := range append([]string{""}, r.subresources()...) {

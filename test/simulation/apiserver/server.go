@@ -5,6 +5,7 @@ package apiserver
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -34,9 +35,14 @@ type Request struct {
 	Subresource string
 	Namespace   string
 	Name        string // empty for lists, and for a create
-	Limit       string // of a list; empty: none
 	Initial     bool   // of a watch: it begins with all objects
 	Body        []byte
+}
+
+// Result is what a request has led to.
+type Result struct {
+	Code   int            // of the response
+	Object runtime.Object // of the response; nil: an error, or a watch. It must not be modified
 }
 
 // Hooks changes what happens to requests. All fields are optional. The functions are called
@@ -47,8 +53,8 @@ type Hooks struct {
 	// Before is called before the request takes effect. The client gets its error instead of a
 	// response: an [apierrors.APIStatus] as a response of the server, another error as one of the network.
 	Before func(context.Context, Request) error
-	// After is called after the request took effect. The client gets its error as in Before.
-	After func(context.Context, Request) error
+	// After is called after the request took effect, also if the client has canceled it. The client gets its error as in Before.
+	After func(context.Context, Request, Result) error
 	// Deliver is called before an event of a watch is sent. An error ends the watch: an
 	// [apierrors.APIStatus] is sent as an event, another error is one of the network.
 	Deliver func(context.Context, Request, watch.EventType, metav1.Object) error
@@ -74,7 +80,6 @@ type Server struct {
 	objects   map[*resource]map[string]runtime.Object
 	log       []change
 	watches   []*watcher
-	hidden    map[schema.GroupVersionResource]bool // not served
 }
 
 // New returns a server with the namespaces that every cluster has.
@@ -85,7 +90,6 @@ func New(hooks Hooks) *Server {
 		version:   1,
 		encodings: encodings{known: map[encoding][]byte{}},
 		objects:   map[*resource]map[string]runtime.Object{},
-		hidden:    map[schema.GroupVersionResource]bool{},
 	}
 	for _, r := range resources(&s.clock) {
 		s.resources[r.gvr] = r
@@ -100,20 +104,6 @@ func New(hooks Hooks) *Server {
 // Config returns the configuration of a client with that name, without a rate limit.
 func (s *Server) Config(client string) *rest.Config {
 	return &rest.Config{Host: "http://apiserver.invalid", QPS: -1, Transport: transport{s, client}}
-}
-
-// Serve installs or removes the definition of a custom resource. All are installed at first. Removing
-// it deletes its objects and ends its watches.
-func (s *Server) Serve(gvr schema.GroupVersionResource, served bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.hidden[gvr] = !served
-	if r := s.resources[gvr]; !served && r != nil {
-		for _, key := range sortedKeys(s.objects[r]) {
-			s.commit(r, key, s.objects[r][key], nil)
-		}
-		s.closeWatches(func(w *watcher) bool { return w.call.res == r }, nil)
-	}
 }
 
 // Version returns the resourceVersion of the last write.
@@ -162,19 +152,6 @@ func (s *Server) Get(gvr schema.GroupVersionResource, namespace, name string) ru
 	return s.objects[s.resources[gvr]][key(namespace, name)]
 }
 
-// Objects returns copies of all objects, ordered by resource, namespace and name.
-func (s *Server) Objects() []runtime.Object {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	var all []runtime.Object
-	for _, r := range s.sortedResources() {
-		for _, key := range sortedKeys(s.objects[r]) {
-			all = append(all, r.outgoing(s.objects[r][key].DeepCopyObject()))
-		}
-	}
-	return all
-}
-
 // transport is the connection of one client.
 type transport struct {
 	server *Server
@@ -214,11 +191,12 @@ func (s *Server) serve(ctx context.Context, c *call) (*http.Response, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	resp := s.process(ctx, c)
-	err := ctx.Err()
-	if err == nil && s.hooks.After != nil {
-		err = s.hooks.After(ctx, c.Request)
+	resp, result := s.process(ctx, c)
+	var err error
+	if s.hooks.After != nil {
+		err = s.hooks.After(ctx, c.Request, result)
 	}
+	err = cmp.Or(ctx.Err(), err)
 	if err == nil {
 		return resp, nil
 	}
@@ -227,22 +205,27 @@ func (s *Server) serve(ctx context.Context, c *call) (*http.Response, error) {
 }
 
 // process authorizes and executes a request.
-func (s *Server) process(ctx context.Context, c *call) *http.Response {
+func (s *Server) process(ctx context.Context, c *call) (*http.Response, Result) {
+	failed := func(err error) (*http.Response, Result) {
+		resp := c.failure(err)
+		return resp, Result{Code: resp.StatusCode}
+	}
 	if s.hooks.Allow != nil && !s.hooks.Allow(c.Request) {
-		return c.failure(c.forbidden())
+		return failed(c.forbidden())
 	}
 	if c.Verb == "watch" {
 		w, err := s.watch(ctx, c)
 		if err != nil {
-			return c.failure(err)
+			return failed(err)
 		}
-		return &http.Response{StatusCode: http.StatusOK, Status: "200 OK", Header: http.Header{"Content-Type": {c.media.stream()}}, Body: w}
+		header := http.Header{"Content-Type": {c.media.stream()}}
+		return &http.Response{StatusCode: http.StatusOK, Status: "200 OK", Header: header, Body: w}, Result{Code: http.StatusOK}
 	}
 	code, obj, err := s.execute(ctx, c)
 	if err != nil {
-		return c.failure(err)
+		return failed(err)
 	}
-	return s.success(c, code, obj)
+	return s.success(c, code, obj), Result{code, obj}
 }
 
 // execute runs a request that is not a watch and returns the status code and the object of the response.

@@ -323,7 +323,7 @@ func (c *call) invalid(name string, errs ...*field.Error) error {
 	return apierrors.NewInvalid(schema.GroupKind{Group: c.res.gvr.Group, Kind: c.res.kind}, name, errs)
 }
 
-// invalid returns the error of an invalid object; kind may have a group behind a dot.
+// invalid returns the error of an invalid object; kind may have a group after a dot.
 func invalid(kind, name string, errs ...*field.Error) error {
 	return apierrors.NewInvalid(schema.ParseGroupKind(kind), name, errs)
 }

@@ -329,7 +329,7 @@ func (c *Cluster) disturbSnapshots(s state) []Step {
 	return steps
 }
 
-// busySnapshots returns the snapshots and contents that have not come to their end.
+// busySnapshots returns the snapshots and contents that have not reached their final state.
 func (s state) busySnapshots() []string {
 	var busy []string
 	for _, snapshot := range s.snapshots {

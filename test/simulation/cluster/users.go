@@ -260,8 +260,8 @@ func (c *Cluster) TearDown(ctx context.Context) error {
 	return nil
 }
 
-// Busy returns what has not come to its end: claims that are not bound, pods without their volumes, and
-// objects that are being deleted.
+// Busy returns the objects that have not reached their final state: claims that are not bound, VolumeAttachments that are not
+// attached, and objects that are being deleted.
 func (c *Cluster) Busy() []string {
 	s := c.read()
 	var busy []string
