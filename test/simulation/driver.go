@@ -5,6 +5,7 @@ package simulation
 
 import (
 	"context"
+	"fmt"
 	"maps"
 	"net"
 	"slices"
@@ -24,7 +25,7 @@ import (
 // calls are the methods of the driver that wait at the gate.
 var calls = []string{
 	"CreateVolume", "DeleteVolume", "ControllerPublishVolume", "ControllerUnpublishVolume",
-	"ControllerExpandVolume", "ControllerModifyVolume", "CreateSnapshot", "DeleteSnapshot", "ListVolumes",
+	"ControllerExpandVolume", "ControllerModifyVolume", "CreateSnapshot", "DeleteSnapshot", "ListVolumes", "GetCapacity",
 }
 
 // socket is the socket of the driver: a listener for connections in memory.
@@ -100,6 +101,10 @@ func (s *simulation) startDriver() {
 	}
 	if s.scale.features.Copies {
 		config.Controller = append(config.Controller, csi.ControllerServiceCapability_RPC_CLONE_VOLUME)
+	}
+	if s.scale.features.Capacity {
+		config.Capacity = driverCapacity
+		config.Controller = append(config.Controller, csi.ControllerServiceCapability_RPC_GET_CAPACITY)
 	}
 	if s.scale.features.Topology {
 		config.Plugin = []csi.PluginCapability_Service_Type{
@@ -181,7 +186,7 @@ func (s *simulation) call(ctx context.Context, method string, r any, do func() (
 	o := &operation{
 		replica: from, kind: call, name: method + " " + volumeOf(r), method: method, volume: volumeOf(r), late: func() { _, _ = do() },
 	}
-	if method != "ListVolumes" {
+	if method != "ListVolumes" && method != "GetCapacity" {
 		s.checker.calls.Add(1)
 	}
 	s.began(from, method, r)
@@ -226,13 +231,15 @@ func (s *simulation) unreachable(handle string) bool {
 	})
 }
 
-// volumeOf returns the name or the ID of the volume or snapshot that a call is about.
+// volumeOf returns the name or the ID of the volume or snapshot that a call is about, or the class and the node.
 func volumeOf(r any) string {
 	switch r := r.(type) {
 	case *csi.CreateVolumeRequest:
 		return r.GetName()
 	case *csi.CreateSnapshotRequest:
 		return r.GetName()
+	case *csi.GetCapacityRequest:
+		return fmt.Sprint(r.GetParameters()["type"], " ", cluster.NodeIn(r.GetAccessibleTopology().GetSegments()))
 	case *csi.DeleteSnapshotRequest:
 		return r.GetSnapshotId()
 	case *csi.ControllerPublishVolumeRequest:

@@ -124,6 +124,7 @@ func (s *simulation) start(name string) *replica {
 	}
 	os.Setenv("POD_NAME", name)
 	os.Setenv("POD_NAMESPACE", metav1.NamespaceSystem)
+	os.Setenv("NAMESPACE", metav1.NamespaceSystem)
 	ctx, cancel := context.WithCancelCause(klog.NewContext(context.Background(), logr.New(keySink{})))
 	r.cancel = cancel
 	s.globals.seed()

@@ -449,5 +449,8 @@ func (s *simulation) busy() []string {
 	if s.scale.lists {
 		busy = append(busy, s.unattached()...)
 	}
+	if s.scale.features.Capacity {
+		busy = append(busy, s.wrongCapacities()...)
+	}
 	return busy
 }

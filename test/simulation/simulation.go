@@ -209,6 +209,7 @@ func (s *simulation) pickScale() scale {
 	c.clock = pick(4) == 3
 	c.features.Copies = !c.features.Resize && pick(2) == 1 // after an expansion, copies would be smaller than their sources
 	c.lists, c.features.Secrets, c.oldServers = pick(3) == 2, pick(3) == 2, pick(3) == 2
+	c.features.Capacity = c.features.Topology && pick(2) == 1
 	return c
 }
 
@@ -225,6 +226,9 @@ func (c scale) configuration() app.Config {
 		roles = append(roles, "snapshotter")
 	}
 	var args []string
+	if c.features.Capacity {
+		roles, args = append(roles, "capacity"), append(args, "--capacity-ownerref-level=-1")
+	}
 	if c.features.Nodes {
 		roles = append(roles, "nodecontroller")
 		args = append(args, "--node-cleanup-scope=all", fmt.Sprint("--node-cleanup=", c.cleanup),

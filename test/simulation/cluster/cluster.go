@@ -39,6 +39,7 @@ var (
 	ConfigMaps  = corev1.SchemeGroupVersion.WithResource("configmaps")
 	CSINodes    = storagev1.SchemeGroupVersion.WithResource("csinodes")
 	Attachments = storagev1.SchemeGroupVersion.WithResource("volumeattachments")
+	Capacities  = storagev1.SchemeGroupVersion.WithResource("csistoragecapacities")
 	Snapshots   = snapshotv1.SchemeGroupVersion.WithResource("volumesnapshots")
 	Contents    = snapshotv1.SchemeGroupVersion.WithResource("volumesnapshotcontents")
 )
@@ -50,6 +51,7 @@ type Features struct {
 	Copies    bool // they clone volumes, and restore snapshots
 	Secrets   bool // the classes name a Secret, which they delete and create again
 	Topology  bool // volumes are accessible from one node
+	Capacity  bool // the scheduler selects only nodes with enough capacity
 	Nodes     bool // administrators delete nodes, and the node controller cleans up after them
 }
 

@@ -136,7 +136,7 @@ func (c *Cluster) schedule(s state) []Step {
 			continue
 		}
 		for _, node := range c.Nodes {
-			if c.features.Nodes && !c.stays(node) {
+			if c.features.Nodes && !c.stays(node) || c.features.Capacity && !c.fits(claim, node) {
 				continue
 			}
 			next := claim.DeepCopy()
@@ -148,6 +148,14 @@ func (c *Cluster) schedule(s state) []Step {
 		}
 	}
 	return steps
+}
+
+// fits reports whether a CSIStorageCapacity says that there is enough capacity for claim on a node.
+func (c *Cluster) fits(claim *corev1.PersistentVolumeClaim, node string) bool {
+	return slices.ContainsFunc(List[*storagev1.CSIStorageCapacity](c.api, Capacities), func(o *storagev1.CSIStorageCapacity) bool {
+		return o.StorageClassName == *claim.Spec.StorageClassName && NodeIn(o.NodeTopology.MatchLabels) == node &&
+			o.Capacity != nil && o.Capacity.Cmp(claim.Spec.Resources.Requests[corev1.ResourceStorage]) >= 0
+	})
 }
 
 // attach returns the steps of the attach-detach controller.

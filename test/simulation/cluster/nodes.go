@@ -25,6 +25,15 @@ const nodeLabel = "topology.example.com/node"
 // Zone returns the topology segment of a node.
 func Zone(node string) map[string]string { return map[string]string{nodeLabel: node} }
 
+// NodeIn returns the node whose topology segment is given.
+func NodeIn(segment map[string]string) string { return segment[nodeLabel] }
+
+// Registered reports whether the driver is registered on a node.
+func (c *Cluster) Registered(name string) bool {
+	csi, ok := c.api.Get(CSINodes, "", name).(*storagev1.CSINode)
+	return ok && c.Node(name) != nil && len(csi.Spec.Drivers) > 0
+}
+
 // join creates the Node and the CSINode of a node, which it does not have.
 func (c *Cluster) join(name string) error {
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: Zone(name)}}

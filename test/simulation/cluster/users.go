@@ -33,7 +33,9 @@ func (c *Cluster) SetUp(ctx context.Context) error {
 			return err
 		}
 	}
-	driver := &storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: c.driver}}
+	driver := &storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: c.driver}, Spec: storagev1.CSIDriverSpec{
+		StorageCapacity: &c.features.Capacity,
+	}}
 	if err := c.api.Create(storagev1.SchemeGroupVersion.WithResource("csidrivers"), driver); err != nil {
 		return err
 	}
