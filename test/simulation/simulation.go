@@ -227,7 +227,8 @@ func (c scale) configuration() app.Config {
 	}
 	var args []string
 	if c.features.Capacity {
-		roles, args = append(roles, "capacity"), append(args, "--capacity-ownerref-level=-1")
+		roles = append(roles, "capacity")
+		args = append(args, "--capacity-ownerref-level=-1", "--capacity-threads=3") // all at once: their order is random
 	}
 	if c.features.Nodes {
 		roles = append(roles, "nodecontroller")
