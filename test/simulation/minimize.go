@@ -4,6 +4,7 @@
 package simulation
 
 import (
+	"regexp"
 	"slices"
 	"testing"
 )
@@ -11,7 +12,7 @@ import (
 // minimizeRuns bounds the runs of [Minimize].
 const minimizeRuns = 150
 
-// Minimize returns a shorter history than h that has a violation, with fewer faults and steps: it cuts the
+// Minimize returns a shorter history than h that has the same violation, with fewer faults and steps: it cuts the
 // choices of h and replaces them by the simplest ones.
 func Minimize(t *testing.T, h History) History {
 	runs := 0
@@ -20,7 +21,7 @@ func Minimize(t *testing.T, h History) History {
 			return false
 		}
 		shorter := Run(t, 0, choices)
-		if shorter.Violation == "" || len(shorter.Lines) > len(h.Lines) {
+		if kindOf(shorter.Violation) != kindOf(h.Violation) || len(shorter.Lines) > len(h.Lines) {
 			return false
 		}
 		h = shorter
@@ -38,4 +39,12 @@ func Minimize(t *testing.T, h History) History {
 		}
 	}
 	return h
+}
+
+var names = regexp.MustCompile(`(va-)?pvc-[0-9a-f-]+|(snap\w+-)?[0-9a-f]{8}-[0-9a-f-]+|[0-9]+`)
+
+// kindOf returns the begin of a violation without numbers and generated names.
+func kindOf(violation string) string {
+	kind := names.ReplaceAllString(violation, "*")
+	return kind[:min(len(kind), 70)]
 }

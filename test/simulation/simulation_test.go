@@ -34,13 +34,13 @@ func TestMain(m *testing.M) {
 	debug.SetGCPercent(-1)
 	debug.SetMemoryLimit(1 << 30)
 	runtime.GOMAXPROCS(1)
-	// The handler behind the first limits the rate of errors, with a global clock that the histories would share.
+	// The handler after the first limits the rate of errors, with a global clock that the histories would share.
 	utilruntime.ErrorHandlers = utilruntime.ErrorHandlers[:1]
 	os.Exit(m.Run())
 }
 
 // TestSeeds runs a history for each seed. A violation is reported with its seed, which replays it, and with a
-// shorter history that has a violation, too.
+// shorter history that has the same violation.
 func TestSeeds(t *testing.T) { run(t, *from, *seeds) }
 
 // foundSeeds are seeds that fail without a rule, by the name of the rule in the mutations. A change of the requests that the
