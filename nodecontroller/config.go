@@ -34,24 +34,29 @@ type Config struct {
 
 	PVCFinalizer          string                   `mapstructure:"pvc-finalizer"`
 	PVCFinalizerMode      pvcfinalizer.Mode        `mapstructure:"pvc-finalizer-mode"`
-	PVCObsoleteFinalizers []string                 `mapstructure:"pvc-obsolete-finalizers"`
-	PVCPodDeletion        pvcfinalizer.PodDeletion `mapstructure:"pvc-pod-deletion"`
-	PVCPodDeletionGrace   time.Duration            `mapstructure:"pvc-pod-deletion-grace"`
-	ResizeNudge           bool                     `mapstructure:"resize-nudge"`
-	ResizeAnnotation      string                   `mapstructure:"resize-annotation"`
+	PVCObsoleteFinalizers []string                 `mapstructure:"pvc-obsolete-finalizers"` // removed from claims
+	PVCPodDeletion        pvcfinalizer.PodDeletion `mapstructure:"pvc-pod-deletion"`        // of deleted claims, with ModeEnforce
+	// PVCPodDeletionGrace is rounded up to seconds; -1: terminationGracePeriodSeconds of the pod.
+	PVCPodDeletionGrace time.Duration `mapstructure:"pvc-pod-deletion-grace"`
+	// ResizeNudge updates the pods whose file system must grow.
+	ResizeNudge      bool   `mapstructure:"resize-nudge"`
+	ResizeAnnotation string `mapstructure:"resize-annotation"` // of these pods
 
-	EnableWebhooks           bool             `mapstructure:"enable-webhooks"`
-	WebhookAddr              string           `mapstructure:"webhook-addr"`
-	WebhookCertMode          servingcert.Mode `mapstructure:"webhook-cert-mode"`
-	WebhookCertSecret        string           `mapstructure:"webhook-cert-secret"`
-	WebhookConfigName        string           `mapstructure:"webhook-config-name"`
-	WebhookService           string           `mapstructure:"webhook-service"`
-	CertDir                  string           `mapstructure:"cert-dir"`
-	CapacityResource         string           `mapstructure:"capacity-resource"`
-	CapacityAnnotationPrefix string           `mapstructure:"capacity-annotation-prefix"`
-	DeviceClassParameter     string           `mapstructure:"device-class-parameter"`
-	DefaultDeviceClass       string           `mapstructure:"default-device-class"`
-	ShutdownDelay            time.Duration    `mapstructure:"shutdown-delay"`
+	EnableWebhooks    bool             `mapstructure:"enable-webhooks"`
+	WebhookAddr       string           `mapstructure:"webhook-addr"` // host:port
+	WebhookCertMode   servingcert.Mode `mapstructure:"webhook-cert-mode"`
+	WebhookCertSecret string           `mapstructure:"webhook-cert-secret"` // required unless the mode is Files
+	// WebhookConfigName is the name of the MutatingWebhookConfiguration; required by SelfSigned.
+	WebhookConfigName string `mapstructure:"webhook-config-name"`
+	WebhookService    string `mapstructure:"webhook-service"` // required by SelfSigned
+	CertDir           string `mapstructure:"cert-dir"`        // with Files: of tls.crt and tls.key
+	// CapacityResource is the extended resource that pods with unprovisioned volumes request.
+	CapacityResource         string `mapstructure:"capacity-resource"`
+	CapacityAnnotationPrefix string `mapstructure:"capacity-annotation-prefix"` // of pods, with the slash; the value is in bytes
+	DeviceClassParameter     string `mapstructure:"device-class-parameter"`     // of StorageClasses
+	DefaultDeviceClass       string `mapstructure:"default-device-class"`       // of StorageClasses without the parameter
+	// ShutdownDelay is the time for which the webhooks keep serving after SIGTERM; 0: none.
+	ShutdownDelay time.Duration `mapstructure:"shutdown-delay"`
 
 	// Explicit has the source of each setting that was set, by the name of its flag. If it is nil, every
 	// setting that differs from its default counts as set by a flag.

@@ -21,49 +21,51 @@ import (
 
 // Common holds the settings of the process as a whole.
 type Common struct {
-	CSIAddress           string        `mapstructure:"csi-address"`
-	CSISocket            string        `mapstructure:"csi-socket"`
-	ExitOnConnectionLoss bool          `mapstructure:"exit-on-connection-loss"`
-	MaxGRPCLogLength     int           `mapstructure:"max-grpc-log-length"`
-	Kubeconfig           string        `mapstructure:"kubeconfig"`
-	Master               string        `mapstructure:"master"`
-	KubeAPIQPS           float64       `mapstructure:"kube-api-qps"`
-	KubeAPIBurst         int           `mapstructure:"kube-api-burst"`
-	LeaderElection       bool          `mapstructure:"leader-election"`
-	LeaseNamespace       string        `mapstructure:"leader-election-namespace"`
-	LeaseDuration        time.Duration `mapstructure:"leader-election-lease-duration"`
+	CSIAddress           string  `mapstructure:"csi-address"`
+	CSISocket            string  `mapstructure:"csi-socket"` // alias of CSIAddress
+	ExitOnConnectionLoss bool    `mapstructure:"exit-on-connection-loss"`
+	MaxGRPCLogLength     int     `mapstructure:"max-grpc-log-length"` // in bytes; 0 or less: no limit
+	Kubeconfig           string  `mapstructure:"kubeconfig"`          // empty: the ServiceAccount of the pod
+	Master               string  `mapstructure:"master"`              // URL of the API server; empty: from Kubeconfig
+	KubeAPIQPS           float64 `mapstructure:"kube-api-qps"`        // requests per second of each role; 0 or less: no limit
+	KubeAPIBurst         int     `mapstructure:"kube-api-burst"`      // requests that may exceed KubeAPIQPS at once; 0: 10
+	LeaderElection       bool    `mapstructure:"leader-election"`
+	LeaseNamespace       string  `mapstructure:"leader-election-namespace"` // empty: see [election.Namespace]
+	// LeaseDuration is the time after which a standby acquires a Lease that is not renewed.
+	LeaseDuration time.Duration `mapstructure:"leader-election-lease-duration"`
+	// RenewDeadline is the time for which a leader works while it cannot renew its Lease.
 	RenewDeadline        time.Duration `mapstructure:"leader-election-renew-deadline"`
-	RetryPeriod          time.Duration `mapstructure:"leader-election-retry-period"`
-	LeaseLabels          Pairs         `mapstructure:"leader-election-labels"`
-	HTTPEndpoint         string        `mapstructure:"http-endpoint"`
-	MetricsAddress       string        `mapstructure:"metrics-address"`
-	MetricsBindAddress   string        `mapstructure:"metrics-bind-address"`
+	RetryPeriod          time.Duration `mapstructure:"leader-election-retry-period"` // between two attempts to acquire or renew a Lease
+	LeaseLabels          Pairs         `mapstructure:"leader-election-labels"`       // while this replica is the leader
+	HTTPEndpoint         string        `mapstructure:"http-endpoint"`                // host:port, as all addresses; empty: none
+	MetricsAddress       string        `mapstructure:"metrics-address"`              // deprecated name of HTTPEndpoint
+	MetricsBindAddress   string        `mapstructure:"metrics-bind-address"`         // alias of HTTPEndpoint; "0": none
 	MetricsPath          string        `mapstructure:"metrics-path"`
-	SecureMetrics        bool          `mapstructure:"secure-metrics-server"`
-	HealthBindAddress    string        `mapstructure:"health-probe-bind-address"`
-	ProfilingBindAddress string        `mapstructure:"profiling-bind-address"`
-	DriverHealthEndpoint string        `mapstructure:"driver-health-endpoint"`
-	ProbeTimeout         time.Duration `mapstructure:"probe-timeout"`
-	EnablePprof          bool          `mapstructure:"enable-pprof"`
-	AutoMaxProcs         bool          `mapstructure:"automaxprocs"`
-	OTLPEndpoint         string        `mapstructure:"otlp-endpoint"`
-	OTLPSamplingRatio    float64       `mapstructure:"otlp-sampling-ratio"`
+	SecureMetrics        bool          `mapstructure:"secure-metrics-server"`     // HTTPS with authentication at HTTPEndpoint
+	HealthBindAddress    string        `mapstructure:"health-probe-bind-address"` // only probes; "0": none
+	ProfilingBindAddress string        `mapstructure:"profiling-bind-address"`    // only profiles; "0": none
+	DriverHealthEndpoint string        `mapstructure:"driver-health-endpoint"`    // replaces livenessprobe
+	ProbeTimeout         time.Duration `mapstructure:"probe-timeout"`             // of the driver, including the connection; positive
+	EnablePprof          bool          `mapstructure:"enable-pprof"`              // at HTTPEndpoint
+	AutoMaxProcs         bool          `mapstructure:"automaxprocs"`              // no effect
+	OTLPEndpoint         string        `mapstructure:"otlp-endpoint"`             // URL of an OpenTelemetry collector; empty: no traces
+	OTLPSamplingRatio    float64       `mapstructure:"otlp-sampling-ratio"`       // of the operations, 0 to 1
 	FeatureGates         Gates         `mapstructure:"feature-gates"`
-	Controllers          []string      `mapstructure:"controllers"`
-	AuditInterval        time.Duration `mapstructure:"audit-interval"`
+	Controllers          []string      `mapstructure:"controllers"`    // names of roles; empty: the capabilities of the driver decide
+	AuditInterval        time.Duration `mapstructure:"audit-interval"` // between two audits; 0: none
 	Logging              Logging       `mapstructure:",squash"`
 }
 
 // Logging holds the settings of the logs.
 type Logging struct {
 	Verbosity       int           `mapstructure:"v"`
-	VModule         string        `mapstructure:"vmodule"`
-	Format          string        `mapstructure:"logging-format"`
-	FlushFrequency  time.Duration `mapstructure:"log-flush-frequency"`
-	TextSplitStream bool          `mapstructure:"log-text-split-stream"`
-	JSONSplitStream bool          `mapstructure:"log-json-split-stream"`
-	TextBufferSize  string        `mapstructure:"log-text-info-buffer-size"`
-	JSONBufferSize  string        `mapstructure:"log-json-info-buffer-size"`
+	VModule         string        `mapstructure:"vmodule"`                   // verbosity per source file, pattern=N,...
+	Format          string        `mapstructure:"logging-format"`            // text or json
+	FlushFrequency  time.Duration `mapstructure:"log-flush-frequency"`       // between two flushes of buffered logs; 0: 30 seconds
+	TextSplitStream bool          `mapstructure:"log-text-split-stream"`     // errors to stderr, everything else to stdout
+	JSONSplitStream bool          `mapstructure:"log-json-split-stream"`     // the same with the format json
+	TextBufferSize  string        `mapstructure:"log-text-info-buffer-size"` // a quantity, with TextSplitStream; "0": no buffer
+	JSONBufferSize  string        `mapstructure:"log-json-info-buffer-size"` // a quantity, with JSONSplitStream; "0": no buffer
 }
 
 // flagOnly names the options that neither the configuration file nor, except for config, the

@@ -88,6 +88,9 @@ func (c *cleaner) attempt(
 	}
 }
 
+// actionFinalizer is the label action of the metric for removed finalizers. All other actions delete.
+const actionFinalizer = "finalizer_remove"
+
 // send sends a request that deletes obj or removes finalizers, counts it, and logs it with details.
 func (c *cleaner) send(
 	ctx context.Context, action, kind string, obj metav1.Object, request func(ctx context.Context) error, details ...any,
@@ -97,7 +100,11 @@ func (c *cleaner) send(
 	err := request(ctx)
 	c.metrics.action(action, c.policy, err)
 	if err != nil && !kube.IsNotFound(err) {
-		return fmt.Errorf("cleaning up after a deleted node: %s of %s %q: %w", action, kind, kube.Key(obj), err)
+		what := "deleting"
+		if action == actionFinalizer {
+			what = "removing finalizers of"
+		}
+		return fmt.Errorf("%s %s %q of a deleted node: %w", what, kind, kube.Key(obj), err)
 	}
 	klog.FromContext(ctx).Info("Cleaned up after a deleted node", append([]any{"action", action, "kind", kind, "object", kube.Key(obj),
 		"dryRun", c.policy.dryRun}, details...)...)
@@ -176,7 +183,7 @@ func (c *cleaner) removeFinalizers(ctx context.Context, pv *corev1.PersistentVol
 		return err
 	}
 	data = append([]byte(fmt.Sprintf(`[{"op":"test","path":"/metadata/resourceVersion","value":%q},`, pv.ResourceVersion)), data[1:]...)
-	return c.send(ctx, "finalizer_remove", "PersistentVolume", pv, func(ctx context.Context) error {
+	return c.send(ctx, actionFinalizer, "PersistentVolume", pv, func(ctx context.Context) error {
 		_, err := c.live.client.CoreV1().PersistentVolumes().Patch(ctx, pv.Name, types.JSONPatchType, data,
 			metav1.PatchOptions{DryRun: c.policy.dryRunOption()})
 		return err

@@ -175,7 +175,7 @@ func (p pass) leftToOthers(ctx context.Context, v volume) bool {
 func (p pass) failedVolume(v volume, err error) error {
 	if apierrors.IsForbidden(err) {
 		p.failed(v, checkForbidden)
-		p.c.notify.seldom(v.pv, reasonBlocked, "forbidden", "A permission is missing: "+err.Error())
+		p.c.notify.seldom(v.pv, reasonBlocked, "forbidden", err.Error()+grantHint)
 	}
 	return err
 }

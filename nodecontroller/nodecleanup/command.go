@@ -41,15 +41,17 @@ type command struct {
 	cleaner *cleaner
 	listed  *index              // of all Nodes and CSINodes
 	records map[string]LostNode // by value of the topology key
-	looked  time.Time           // by the controller
+	checked time.Time           // by the controller
 	system  types.UID           // of the namespace kube-system
 	table   *tabwriter.Writer
 	printed map[string]string // last row of each volume
 	kept    int               // volumes
 }
 
-// Cleanup prints what it would delete of a deleted node, and with Yes deletes it. All checks
-// of the controller apply except the opt-in and, for this node, the grace and the breaker.
+// Cleanup prints what it would delete of a deleted node, and with Yes deletes it.
+//
+// The opt-in and --pv-release-grace do not apply. For the named Node, the grace period, --node-cleanup-paths and the
+// breaker do not apply either. All other checks of the controller do, also for the other nodes of a volume.
 func Cleanup(ctx context.Context, cfg Config, client kubernetes.Interface, request CleanupRequest, out io.Writer) error {
 	if request.Node == "" {
 		return errors.New("--node: must name the node to clean up after")
@@ -110,7 +112,7 @@ func (c *command) prepare(ctx context.Context) (found []volume, err error) {
 				*named = sorted(*named, []string{r.Value})
 			}
 		}
-		c.looked, _ = time.Parse(time.RFC3339, cm.Annotations[AnnotationLastLook])
+		c.checked, _ = time.Parse(time.RFC3339, cm.Annotations[AnnotationLastLook])
 	}
 	if err := c.list(ctx); err != nil {
 		return nil, err
@@ -157,7 +159,7 @@ func (c *command) cluster(ctx context.Context, _ bool) (s cluster, err error) {
 			lost = append(lost, r.Value)
 		}
 	}
-	s = cluster{now: time.Now(), looked: c.looked}
+	s = cluster{now: time.Now(), checked: c.checked}
 	s.open = c.cleaner.policy.evaluate(lost, c.listed.driverNodes().hosts, held).open
 	s.bare, _ = c.listed.ambiguous()
 	s.readyNode, s.sameCluster, err = c.cleaner.live.sanity(ctx, c.listed.driverNodes().ready, c.request.Driver, c.system)

@@ -117,7 +117,7 @@ func (n LostNode) Name() string { return cmp.Or(n.Node, n.Value) }
 // version returns the resourceVersion of the ConfigMap that this term last read or wrote. It waits for a write that is under
 // way, whose event may arrive before its response.
 func (r *records) version() string {
-	r.turn <- struct{}{}
+	r.requestLock <- struct{}{}
 	defer r.done()
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -127,9 +127,10 @@ func (r *records) version() string {
 	return r.cm.ResourceVersion
 }
 
-// read adopts the stored records, unless the ConfigMap does not exist. It needs the turn, as write does. Unless looks is set,
-// it enqueues the look for another version: the handler ignores the event of a version that is known.
-func (r *records) read(ctx context.Context, looks bool) error {
+// read replaces the records with those in the ConfigMap, if it exists. Call it between take and done, like write. Unless
+// the check of the lost nodes calls it, it enqueues that check if the resourceVersion has changed: the event handler
+// ignores a known resourceVersion.
+func (r *records) read(ctx context.Context, byCheck bool) error {
 	if r.namespace == "" {
 		r.fresh = true
 		return nil
@@ -151,8 +152,8 @@ func (r *records) read(ctx context.Context, looks bool) error {
 		r.endTerm(errNotHolder)
 		return errNotHolder
 	}
-	if !looks && (r.cm == nil || r.cm.ResourceVersion != cm.ResourceVersion) {
-		r.enqueueLook()
+	if !byCheck && (r.cm == nil || r.cm.ResourceVersion != cm.ResourceVersion) {
+		r.enqueueCheck()
 	}
 	r.store(cm, recordSetOf(cm))
 	r.fresh = true

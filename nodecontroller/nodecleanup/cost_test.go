@@ -28,7 +28,7 @@ func (f *fixture) count() (reads, writes int) {
 	return reads, writes
 }
 
-// TestCostOfWaiting: the volumes of lost nodes that wait cost no more than their nodes do. 10 minutes have two looks
+// TestCostOfWaiting: the volumes of lost nodes that wait cost no more than their nodes do. 10 minutes have two checks
 // by default.
 func TestCostOfWaiting(t *testing.T) {
 	const volumes, readLimit, writeLimit = 200, 50, 5
@@ -54,7 +54,7 @@ func TestCostOfWaiting(t *testing.T) {
 			reads, writes := f.count()
 			t.Logf("%d reads, %d writes", reads, writes)
 			if reads > readLimit || writes > writeLimit {
-				t.Errorf("%d reads and %d writes in two looks, want %d and %d at most", reads, writes, readLimit, writeLimit)
+				t.Errorf("%d reads and %d writes in two checks, want %d and %d at most", reads, writes, readLimit, writeLimit)
 			}
 		})
 	}

@@ -53,8 +53,8 @@ func (r LostNode) interrupted() LostNode {
 	return r
 }
 
-// opens reports whether a record keeps the breaker open: its host waits for an approval. That of a Node that opted out does
-// not, unless the record cannot be parsed.
+// opens reports whether a record keeps the breaker open, because its host waits for an approval. A host that opted out
+// does not wait, unless its record cannot be parsed.
 func (r LostNode) opens() bool { return r.Held != "" && (!r.OptedOut || r.Unparsable) }
 
 // exempt reports whether the breaker does not hold a loss, however many nodes are lost. It ends no hold.
@@ -117,12 +117,12 @@ func (p Policy) pending(h host, now time.Time) bool {
 type hostAction string
 
 const (
-	hostNothing hostAction = "nothing"
-	hostRecord  hostAction = "write the record"
-	hostEnd     hostAction = "end the record"         // the Node exists, or nothing of the host is left
-	hostLook    hostAction = "look at all lost nodes" // which starts the grace again
-	hostClean   hostAction = "delete"
-	hostRelease hostAction = "remove the finalizer"
+	hostNothing   hostAction = "nothing"
+	hostRecord    hostAction = "write the record"
+	hostEnd       hostAction = "end the record"       // the Node exists, or nothing of the host is left
+	hostCheckLost hostAction = "check all lost nodes" // which starts the grace again
+	hostClean     hostAction = "delete"
+	hostRelease   hostAction = "remove the finalizer"
 )
 
 // hostStep is the result of [Policy.decideHost].
@@ -171,8 +171,8 @@ func (p Policy) decideMissing(h host, c cluster, cleaned bool) hostStep {
 		return hostStep{action: hostNothing, state: stateSuspect, next: due}
 	case cleaned || !p.Deletes() || !p.path(PathOrphan):
 		return hostStep{action: hostNothing}
-	case p.unwatched(h.record, c.looked, c.now):
-		return hostStep{action: hostLook, state: stateSuspect}
+	case p.unwatched(h.record, c.checked, c.now):
+		return hostStep{action: hostCheckLost, state: stateSuspect}
 	}
 	return hostStep{action: hostClean}
 }

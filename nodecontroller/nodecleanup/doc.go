@@ -27,9 +27,9 @@
 // approval for this loss, or the return of the Node, ends a hold. A removal is planned, and neither
 // counted nor held from then on, if its Node was cordoned and no pod used a volume on it any more when it was deleted.
 //
-// The command cleanup ([Cleanup]) does the same for one missing Node that an administrator names. Of
-// the checks, only the opt-in and --pv-release-grace do not apply, and to that Node neither the grace,
-// --node-cleanup-paths nor the breaker. Other hosts of its volumes must pass them.
+// The command cleanup ([Cleanup]) does the same for one missing Node that an administrator names.
+// The opt-in and --pv-release-grace do not apply. For the named Node, the grace period, --node-cleanup-paths and the
+// breaker do not apply either. All other checks of the controller do, also for the other nodes of a volume.
 //
 // Everything that must outlive the process is in one record per lost host. The records of a driver
 // are in one ConfigMap, see [LostNode]:
@@ -51,7 +51,7 @@
 //     window of the breaker has passed. Its hold, approval and last deletion end with it.
 //  3. Every write carries the resourceVersion. The annotation holder names the term of the leader,
 //     so that an earlier leader can neither write nor delete.
-//  4. If nothing looked at the lost nodes for longer than [Settings.ClockGap], their grace starts again before
+//  4. If no process has checked the lost nodes for longer than [Settings.ClockGap], their grace starts again before
 //     anything is deleted.
 //  5. The leader writes the ConfigMap again if it is deleted.
 //

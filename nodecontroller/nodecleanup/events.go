@@ -113,17 +113,17 @@ func (n *notifier) skipped(v volume, cause, message string) {
 // missing reports that the node of a volume is missing, and what follows.
 func (n *notifier) missing(p Policy, h host, v volume, due time.Time) {
 	st, deadline := p.nextStep(v, time.Now()), due.UTC().Format(time.RFC3339)
-	follows := fmt.Sprintf("nothing is done about it when its grace ends at %s", deadline)
+	follows := "nothing is deleted after the grace period (" + deadline + ")"
 	switch {
 	case !p.Deletes():
 		follows = fmt.Sprintf("nothing is deleted. For a plan, run storage-controller nodecontroller cleanup --driver-name=%s --node=%s",
 			p.driver, h.name())
 	case !p.path(PathOrphan):
-		follows += "; --node-cleanup-paths does not include " + PathOrphan
+		follows += ": --node-cleanup-paths does not include " + PathOrphan
 	case h.record.OptedOut:
-		follows += "; the Node had opted out"
+		follows += ": the Node had opted out"
 	case len(v.kept()) > 0:
-		follows = "nothing is deleted while node " + strings.Join(v.kept(), ", ") + ", which has it too, exists"
+		follows = "nothing is deleted while node " + strings.Join(v.kept(), ", ") + ", which can also use the volume, exists"
 	case st.pending && st.action == doDeleteClaim && p.NodeCleanup == ModeVolumes && p.removes(v.pv):
 		follows = "the claim will be deleted, and the volume removed, not before " + deadline
 	case st.action == doDeleteClaim:
@@ -131,11 +131,13 @@ func (n *notifier) missing(p Policy, h host, v volume, due time.Time) {
 	case st.pending:
 		follows = "the volume will be removed, not before " + deadline
 	default:
-		follows += "; " + st.reason + ": " + st.message
+		follows += ": " + cmp.Or(st.message, st.reason)
 	}
-	n.volume(v, corev1.EventTypeWarning, reasonMissing, "Node %s, which has this volume, is missing; in mode %s %s", h.name(), p.mode(),
-		follows)
+	n.volume(v, corev1.EventTypeWarning, reasonMissing, "Node %s of this volume is missing. Mode %s: %s", h.name(), p.mode(), follows)
 }
+
+// grantHint completes the message of a missing permission.
+const grantHint = ". Grant the missing permission to the ServiceAccount; storage-controller doctor --print-rbac prints the rules"
 
 // csiDriver returns the CSIDriver, the object of events about no single volume or node.
 func (l live) csiDriver(ctx context.Context, name string) *storagev1.CSIDriver {

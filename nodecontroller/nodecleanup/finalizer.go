@@ -16,7 +16,7 @@ import (
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
-// othersInterval is the time between two looks at what a Node that is being deleted waits for.
+// othersInterval is the time between two checks of a Node that is being deleted.
 const othersInterval = 10 * time.Second
 
 // waiting returns the Nodes of a host that are being deleted and have our finalizer.
@@ -90,23 +90,28 @@ func (p Policy) decideDeleting(h host, c cluster, cleaned bool) hostStep {
 	case c.now.Before(grace):
 		return wait(grace)
 	case h.record.Held != "":
-		return hostStep{action: hostRelease, reason: reasonSkipped,
-			message: "Too many nodes are lost. The node is released; its claims are held until an administrator approves their cleanup"}
+		return hostStep{action: hostRelease, reason: reasonSkipped, message: "Finalizer removed: too many nodes are lost. " +
+			"The cleanup of the claims waits for an approval: " + p.approveCommand(h)}
 	case !cleaned:
 		return hostStep{action: hostClean}
 	}
 	return hostStep{action: hostRelease}
 }
 
-// timedOut releases Nodes that have waited long enough.
+// approveCommand returns the command that prints the approval of the cleanup of a host, and with --yes writes it.
+func (p Policy) approveCommand(h host) string {
+	return fmt.Sprintf("storage-controller nodecontroller approve --driver-name=%s %s", p.driver, h.name())
+}
+
+// timedOut returns the step for Nodes that have had our finalizer for --node-finalizer-timeout.
 func (p Policy) timedOut() hostStep {
 	return hostStep{action: hostRelease, reason: reasonTimeout, message: fmt.Sprintf(
-		"The node is released after %v, before its cleanup was complete. The rest follows after --node-missing-grace",
+		"Finalizer removed after %v, before the cleanup was complete. The cleanup continues after --node-missing-grace",
 		p.NodeFinalizerTimeout)}
 }
 
-// release removes our finalizer from the Nodes of a host that are being deleted. again means that a Node is not released
-// because it has opted out, which the record must contain before.
+// release removes our finalizer from the Nodes of h that are being deleted. again: a Node has opted out and the record
+// does not contain that yet; its finalizer stays until the record does.
 func (t *term) release(ctx context.Context, h host, st hostStep) (again bool, err error) {
 	for _, node := range t.policy.waiting(h) {
 		live, exists, err := t.nodes.Refetch(ctx, t.c.deps.Client.CoreV1().Nodes(), node)
@@ -134,7 +139,7 @@ func (t *term) release(ctx context.Context, h host, st hostStep) (again bool, er
 			t.c.notify.warn(node, st.reason, "%s", st.message)
 		}
 		t.c.metrics.held(node.DeletionTimestamp.Time)
-		klog.FromContext(ctx).Info("Node released", "node", node.Name, "message", st.message)
+		klog.FromContext(ctx).Info("Finalizer removed from Node", "node", node.Name, "reason", st.message)
 	}
 	return again, nil
 }

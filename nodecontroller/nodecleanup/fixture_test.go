@@ -37,11 +37,11 @@ func TestMain(m *testing.M) {
 	kubetest.Main(m)
 }
 
-// shortGrace replaces the graces of minutes. lookInterval is much shorter: after shortGrace the
-// controller has looked at every lost node several times.
+// shortGrace replaces the graces of minutes. checkInterval is much shorter: after shortGrace the
+// controller has checked every lost node several times.
 const (
-	shortGrace   = 2 * time.Second
-	lookInterval = 300 * time.Millisecond
+	shortGrace    = 2 * time.Second
+	checkInterval = 300 * time.Millisecond
 )
 
 const (
@@ -89,7 +89,7 @@ func scenario(t *testing.T, change func(f *fixture)) *fixture {
 	s.NodeFinalizer, s.NodeFinalizerMode, s.NodeDeleteGrace, s.NodeFinalizerWaitForOthers = f.driver+"/node", FinalizerRemove, 0, false
 	s.NodeCleanup, s.NodeCleanupScope, s.NodeMissingGrace, s.PVReleaseGrace = ModeClaims, ScopeAll, shortGrace, shortGrace
 	s.PVRemovableFinalizers = []string{provisionerFinalizer, kube.AttacherFinalizerPrefix + strings.ReplaceAll(f.driver, ".", "-")}
-	s.UnregisteredGrace, s.LookInterval = shortGrace, lookInterval
+	s.UnregisteredGrace, s.LookInterval = shortGrace, checkInterval
 	f.cfg = Config{Settings: s, Workers: 4, Timeout: 15 * time.Second, RetryIntervalStart: 100 * time.Millisecond,
 		RetryIntervalMax: time.Second}
 	if change != nil {
@@ -233,7 +233,7 @@ func (f *fixture) passed(since time.Time, d time.Duration) {
 	})
 }
 
-// stays checks that objects are not changed for d, and several looks of the controller.
+// stays checks that objects are not changed for d, and several checks of the controller.
 func (f *fixture) stays(d time.Duration, objects ...metav1.Object) {
 	f.Helper()
 	f.passed(time.Now(), d)

@@ -73,12 +73,13 @@ func (p Policy) mayClean(t target, c cluster) (found findings) {
 		default:
 			found.add(true, checkAbsence, "NodeExists", "a Node or CSINode that may be %s exists", h.value)
 		}
-		found.add(h.record.Unparsable, checkScope, "Unparsable", "the record of node %s cannot be parsed. Correct or remove it", h.name())
+		found.add(h.record.Unparsable, checkScope, "Unparsable", "the record of node %s cannot be parsed. Correct or remove it in "+
+			"ConfigMap %s", h.name(), ConfigMapName(p.driver))
 		found.add(h.record.OptedOut && !h.record.Unparsable, checkScope, "Scope", "Node %s had the annotation %s: %s when it was deleted",
 			h.name(), p.annotation, disabled)
 		held := h.record.Held != "" || c.open && !h.record.exempt() // an open breaker holds it with the next write of the records
 		found.add(held && !h.named, checkBreaker, "TooManyNodesLost",
-			"too many nodes are lost. The cleanup of %s waits for an approval", h.name())
+			"too many nodes are lost, and the cleanup of %s is not approved. Run %s", h.name(), p.approveCommand(h))
 	}
 	found.add(len(t.users) > 0, checkUse, "ClaimInUse", "pod %s uses the claim on a node that exists", strings.Join(t.users, ", "))
 	return found
@@ -90,8 +91,9 @@ func (p Policy) checkMissing(found *findings, h host, c cluster) {
 		since := h.recorded && !h.record.Since.IsZero()
 		found.add(!p.path(PathOrphan), checkMode, "PathOff", "--node-cleanup-paths does not include %s", PathOrphan)
 		found.add(!since, checkGrace, "NotRecorded", "there is no record that %s is missing", h.name())
-		found.add(since && c.now.Before(p.due(h)), checkGrace, "Grace", "node %s has not been missing for %v", h.name(), p.NodeMissingGrace)
-		found.add(since && p.unwatched(h.record, c.looked, c.now), checkGrace, "NotWatched",
+		found.add(since && c.now.Before(p.due(h)), checkGrace, "Grace", "node %s has been missing for less than %v", h.name(),
+			p.NodeMissingGrace)
+		found.add(since && p.unwatched(h.record, c.checked, c.now), checkGrace, "NotWatched",
 			"no process has watched node %s for %v, so its grace period starts again", h.name(), p.ClockGap)
 	}
 	found.add(len(c.bare) > 0, checkAbsence, "NodeWithoutLabel", "Node %s lacks the label of the topology key and may be %s",
@@ -101,8 +103,8 @@ func (p Policy) checkMissing(found *findings, h host, c cluster) {
 		"the namespace kube-system has changed since the start, so this may be another cluster")
 }
 
-// unwatched reports whether no process has looked at a lost node for so long that it may have existed meanwhile. last is the
-// time of the last look. A clock that was set forward for as long has the same effect: the grace may not have passed.
+// unwatched reports whether no process has checked a lost node for so long that it may have existed meanwhile. last is the
+// time of the last check. A clock that was set forward for as long has the same effect: the grace may not have passed.
 func (p Policy) unwatched(r LostNode, last, now time.Time) bool {
 	seen := r.Since
 	if last.After(seen) && !last.After(now) {
@@ -126,7 +128,8 @@ func (p Policy) checkDeleting(found *findings, h host, c cluster) {
 			"Node %s does not wait for finalizer %s", n.Name, p.NodeFinalizer)
 		drains := c.now.Before(n.DeletionTimestamp.Add(p.NodeDeleteGrace)) ||
 			p.NodeFinalizerWaitForOthers && slices.ContainsFunc(n.Finalizers, p.isOther) && isReady(n)
-		found.add(drains, checkGrace, "DeleteGrace", "Node %s may still be drained", n.Name)
+		found.add(drains, checkGrace, "DeleteGrace", "pods may still be draining from Node %s (--node-delete-grace, or finalizers of "+
+			"other components)", n.Name)
 		found.add(n.Annotations[p.annotation] == disabled, checkScope, "Scope", "Node %s has the annotation %s: %s", n.Name, p.annotation,
 			disabled)
 	}

@@ -84,8 +84,8 @@ func (h host) names() []string {
 	return sorted(names)
 }
 
-// releasedAt returns when a volume without a claim was released, or its deletion was requested. API servers that do not
-// record the release are taken to have released it at the loss of its node.
+// releasedAt returns when the deletion of v was requested, or else when v was released. If the API server does not
+// record phase transitions, it returns when the node of v was lost, or the creation of v if that is later.
 func (v volume) releasedAt() time.Time {
 	switch pv := v.pv; {
 	case pv.DeletionTimestamp != nil:
@@ -279,5 +279,5 @@ type cluster struct {
 	readyNode   bool      // some driver node is ready
 	sameCluster bool      // the namespace kube-system is the one that this process first saw
 	open        bool      // the verdict of the breaker
-	looked      time.Time // the last look at all lost nodes
+	checked     time.Time // the last check of the lost nodes
 }

@@ -70,7 +70,7 @@ func (c *Controller) enqueue(hosts ...string) {
 	}
 }
 
-// enqueueLost enqueues those of hosts that have no node that stays.
+// enqueueLost enqueues the hosts without a Node, or whose Nodes are all being deleted.
 func (c *Controller) enqueueLost(hosts []string) {
 	c.enqueue(slices.DeleteFunc(slices.Clone(hosts), c.index.stays)...)
 }

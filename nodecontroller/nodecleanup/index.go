@@ -124,7 +124,7 @@ func (i *index) topologyKey() (key, problem string) {
 	case i.key == "":
 		return "", "no CSINode reports a topology key for the driver"
 	case len(i.foreign) > 0:
-		return i.key, "the values of topology key " + i.key + " are not those of single nodes"
+		return i.key, notSingle(i.nodes[slices.Min(slices.Collect(maps.Keys(i.foreign)))], i.key)
 	}
 	return i.key, ""
 }
@@ -232,7 +232,7 @@ func (i *index) amend(value string, uid types.UID, change func(*lastSeen)) {
 	}
 }
 
-// rename updates what follows from a Node and its CSINode.
+// rename updates the indexes after a change of the Node or CSINode with this name, and returns the affected hosts.
 func (i *index) rename(name string) []string {
 	node := i.nodes[name]
 	d, csiNode := i.csi[name]

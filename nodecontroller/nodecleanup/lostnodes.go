@@ -118,35 +118,35 @@ type records struct {
 	holder            string // of this term
 	timeout           time.Duration
 	endTerm           func(cause error)
-	enqueueLook       func() // called when a read, except that of the look, finds another version
+	enqueueCheck      func() // called when a read, except that of the check of the lost nodes, finds another version
 
-	turn  chan struct{} // has an element while a request is under way
-	taken bool          // this term is the holder; needs the turn
-	fresh bool          // set is what the API server stores; needs the turn
+	requestLock chan struct{} // has an element while a request is under way
+	taken       bool          // this term is the holder; guarded by requestLock
+	fresh       bool          // set is what the API server stores; guarded by requestLock
 
-	mu  sync.Mutex        // guards the fields below, which only the holder of the turn replaces. Never held during a request
+	mu  sync.Mutex        // guards the fields below, which only the holder of requestLock replaces. Never held during a request
 	cm  *corev1.ConfigMap // nil: does not exist
 	set recordSet         // not modified
 }
 
 func newRecords(
-	deps Deps, mode Mode, holder string, timeout time.Duration, endTerm func(cause error), enqueueLook func(),
+	deps Deps, mode Mode, holder string, timeout time.Duration, endTerm func(cause error), enqueueCheck func(),
 ) *records {
 	return &records{client: deps.Client, namespace: deps.Namespace, driver: deps.Driver, mode: mode, holder: holder, timeout: timeout,
-		endTerm: endTerm, enqueueLook: enqueueLook, turn: make(chan struct{}, 1), set: recordSetOf(&corev1.ConfigMap{})}
+		endTerm: endTerm, enqueueCheck: enqueueCheck, requestLock: make(chan struct{}, 1), set: recordSetOf(&corev1.ConfigMap{})}
 }
 
 // take waits until no other request is under way. On success, the caller must call done.
 func (r *records) take(ctx context.Context) error {
 	select {
-	case r.turn <- struct{}{}:
+	case r.requestLock <- struct{}{}:
 		return nil
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
 }
 
-func (r *records) done() { <-r.turn }
+func (r *records) done() { <-r.requestLock }
 
 // store replaces the records.
 func (r *records) store(cm *corev1.ConfigMap, set recordSet) {
@@ -172,8 +172,8 @@ func (r *records) all() ([]LostNode, map[string]string) {
 	return nodes, maps.Clone(r.set.annotations)
 }
 
-// lastLook returns the time of the last look at all lost nodes, as far as it is recorded.
-func (r *records) lastLook() time.Time {
+// lastCheck returns the time of the last check of the lost nodes, as far as it is recorded.
+func (r *records) lastCheck() time.Time {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	last, _ := time.Parse(time.RFC3339, r.set.annotations[AnnotationLastLook])
@@ -181,13 +181,13 @@ func (r *records) lastLook() time.Time {
 }
 
 // load reads the ConfigMap, so that changes by people take effect. The first call of a term takes
-// over the records; it creates the ConfigMap if create is set. looks is set for the look.
-func (r *records) load(ctx context.Context, create, looks bool) error {
+// over the records; it creates the ConfigMap if create is set. byCheck: the check of the lost nodes calls it.
+func (r *records) load(ctx context.Context, create, byCheck bool) error {
 	if err := r.take(ctx); err != nil {
 		return err
 	}
 	defer r.done()
-	if err := r.read(ctx, looks); err != nil {
+	if err := r.read(ctx, byCheck); err != nil {
 		return err
 	}
 	lost := r.cm == nil && r.taken && len(r.set.lost) > 0 // the ConfigMap was deleted: rule 5

@@ -90,7 +90,7 @@ func (r *memories) rememberHost(h host) {
 	})
 }
 
-// withResources returns the hosts of whose Nodes custom resources were found.
+// withResources returns the hosts that have custom resources.
 func (r *memories) withResources() (hosts []string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

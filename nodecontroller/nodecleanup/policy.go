@@ -19,39 +19,49 @@ type Settings struct {
 	// means the only topology key that the CSINodes report for the driver.
 	TopologyNodeKey string `mapstructure:"topology-node-key"`
 
-	NodeFinalizer              string        `mapstructure:"node-finalizer"`
-	NodeFinalizerMode          FinalizerMode `mapstructure:"node-finalizer-mode"`
-	NodeFinalizerTimeout       time.Duration `mapstructure:"node-finalizer-timeout"`
-	NodeFinalizerWaitForOthers bool          `mapstructure:"node-finalizer-wait-for-others"`
-	NodeDeleteGrace            time.Duration `mapstructure:"node-delete-grace"`
-	SkipNodeFinalize           bool          `mapstructure:"skip-node-finalize"`
+	NodeFinalizer     string        `mapstructure:"node-finalizer"` // a qualified name
+	NodeFinalizerMode FinalizerMode `mapstructure:"node-finalizer-mode"`
+	// NodeFinalizerTimeout is the time from the deletionTimestamp of a Node until the finalizer is removed in any case;
+	// 0: at once.
+	NodeFinalizerTimeout time.Duration `mapstructure:"node-finalizer-timeout"`
+	// NodeFinalizerWaitForOthers delays the clean-up while the Node is ready and has other finalizers.
+	NodeFinalizerWaitForOthers bool `mapstructure:"node-finalizer-wait-for-others"`
+	// NodeDeleteGrace is the time from the deletionTimestamp of a Node until its clean-up; 0: no delay.
+	NodeDeleteGrace time.Duration `mapstructure:"node-delete-grace"`
+	// SkipNodeFinalize disables the clean-up. The finalizer is removed.
+	SkipNodeFinalize bool `mapstructure:"skip-node-finalize"`
 
-	NodeCleanup              Mode          `mapstructure:"node-cleanup"`
-	NodeCleanupPaths         []string      `mapstructure:"node-cleanup-paths"`
-	NodeCleanupScope         Scope         `mapstructure:"node-cleanup-scope"`
-	NodeCleanupUnbound       UnboundPolicy `mapstructure:"node-cleanup-unbound"`
-	NodeCleanupRetain        RetainPolicy  `mapstructure:"node-cleanup-retain"`
-	NodeCleanupStatic        bool          `mapstructure:"node-cleanup-static"`
-	NodeMissingGrace         time.Duration `mapstructure:"node-missing-grace"`
-	NodeCleanupWindow        time.Duration `mapstructure:"node-cleanup-window"`
-	NodeCleanupMaxFraction   float64       `mapstructure:"node-cleanup-max-fraction"`
-	NodeCleanupMinNodes      int           `mapstructure:"node-cleanup-min-nodes"`
-	NodeCleanupQPS           float64       `mapstructure:"node-cleanup-qps"`
-	NodeCleanupBurst         int           `mapstructure:"node-cleanup-burst"`
-	NodeCleanupResource      []string      `mapstructure:"node-cleanup-resource"`
+	NodeCleanup        Mode          `mapstructure:"node-cleanup"`
+	NodeCleanupPaths   []string      `mapstructure:"node-cleanup-paths"` // of [PathFinalizer] and [PathOrphan]
+	NodeCleanupScope   Scope         `mapstructure:"node-cleanup-scope"`
+	NodeCleanupUnbound UnboundPolicy `mapstructure:"node-cleanup-unbound"`
+	NodeCleanupRetain  RetainPolicy  `mapstructure:"node-cleanup-retain"`
+	// NodeCleanupStatic includes volumes that the driver did not provision, with ModeVolumes.
+	NodeCleanupStatic bool          `mapstructure:"node-cleanup-static"`
+	NodeMissingGrace  time.Duration `mapstructure:"node-missing-grace"` // minimum time without a Node
+	// NodeCleanupWindow is the time for which a cleaned-up node counts as lost; 0: not at all.
+	NodeCleanupWindow time.Duration `mapstructure:"node-cleanup-window"`
+	// NodeCleanupMaxFraction is of the nodes of the driver, from 0 to 1. More lost nodes open the breaker.
+	NodeCleanupMaxFraction float64 `mapstructure:"node-cleanup-max-fraction"`
+	NodeCleanupMinNodes    int     `mapstructure:"node-cleanup-min-nodes"` // number of lost nodes that never opens the breaker
+	NodeCleanupQPS         float64 `mapstructure:"node-cleanup-qps"`       // deletions per second; positive
+	// NodeCleanupBurst is the number of deletions that may exceed NodeCleanupQPS at once; at least 1.
+	NodeCleanupBurst    int      `mapstructure:"node-cleanup-burst"`
+	NodeCleanupResource []string `mapstructure:"node-cleanup-resource"` // see [ParseResource]
+	// NodeCleanupResourceSweep is the time between two lists of all custom resources; 0: they are not listed.
 	NodeCleanupResourceSweep time.Duration `mapstructure:"-"`
-	PVReleaseGrace           time.Duration `mapstructure:"pv-release-grace"`
-	PVRemovableFinalizers    []string      `mapstructure:"pv-removable-finalizers"`
+	PVReleaseGrace           time.Duration `mapstructure:"pv-release-grace"`        // for the driver to delete a released volume; 0: none
+	PVRemovableFinalizers    []string      `mapstructure:"pv-removable-finalizers"` // removed together with such a volume
 
 	// UnregisteredGrace is the time after which mode manage removes the finalizer from a node
 	// without the driver.
 	UnregisteredGrace time.Duration `mapstructure:"-"`
-	// ClockGap is the time without a look at the lost nodes after which their grace starts again.
+	// ClockGap is the time without a check of the lost nodes after which their grace starts again.
 	ClockGap time.Duration `mapstructure:"-"`
 	// PodQuarantine is the time after the event of a Node's deletion in which its pods show whether it was drained: the pod
 	// garbage collector deletes them after 40 seconds, and the event may be late.
 	PodQuarantine time.Duration `mapstructure:"-"`
-	// LookInterval is the time between two looks at all lost nodes.
+	// LookInterval is the time between two checks of the lost nodes.
 	LookInterval time.Duration `mapstructure:"-"`
 }
 

@@ -122,8 +122,8 @@ func (r *run) checkHost(what, host string) {
 				r.fail("%s was deleted although Node %s has opted out", what, n.Name)
 			}
 		}
-	case now.Sub(r.looked) > r.settings.ClockGap && now.Sub(stored.Since) > r.settings.ClockGap:
-		r.fail("%s was deleted %v after the last look at %s", what, now.Sub(r.looked), host)
+	case now.Sub(r.checked) > r.settings.ClockGap && now.Sub(stored.Since) > r.settings.ClockGap:
+		r.fail("%s was deleted %v after the last check of %s", what, now.Sub(r.checked), host)
 	case r.w.csiNodes[host] != nil:
 		r.fail("%s was deleted although CSINode %s exists", what, host)
 	case !approved:
@@ -133,7 +133,7 @@ func (r *run) checkHost(what, host string) {
 			blind = time.Time{}
 		}
 		for reason, since := range map[string]time.Time{
-			"its Node was known to exist": r.acting.known[host], "the record": stored.Since, "a time without a look": blind,
+			"its Node was known to exist": r.acting.known[host], "the record": stored.Since, "a time without a check": blind,
 		} {
 			if now.Sub(since) < r.settings.NodeMissingGrace-tolerance {
 				r.fail("%s was deleted %v after %s (host %s)", what, now.Sub(since), reason, host)

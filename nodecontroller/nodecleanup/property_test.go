@@ -40,7 +40,7 @@ const (
 	opAdvance
 	opObserve // caches receive events
 	opDeleteNode
-	opLook // the leader reads the records
+	opCheck // the leader reads the records
 	opCreateNode
 	opChangeNode
 	opChangeVolume
@@ -53,8 +53,8 @@ const (
 )
 
 var kindNames = [kinds]string{
-	"sync", "advance", "observe", "deleteNode", "look", "createNode", "changeNode", "changeVolume", "approve", "lead", "deposed", "records",
-	"cluster",
+	"sync", "advance", "observe", "deleteNode", "check", "createNode", "changeNode", "changeVolume", "approve", "lead", "deposed",
+	"records", "cluster",
 }
 
 func (o operation) String() string {
@@ -181,8 +181,8 @@ type run struct {
 	hosts    map[string]*truth
 	stored   map[string]LostNode // that a process stored last
 	holder   string              // of the records
-	looked   time.Time           // last look of a leader
-	blind    time.Time           // first look after a time in which no leader looked
+	checked  time.Time           // last check of a leader
+	blind    time.Time           // first check after a time in which no leader checked
 	edited   string              // record that an administrator changed during the operation
 	failure  error
 }
@@ -208,7 +208,7 @@ func (a *actors) begin(setup uint8) *run {
 	*a.w = world{view: newView(), class: &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: "c"}, Provisioner: worldDriver},
 		namespace: &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "ns", UID: "ns"}}, system: "cluster"}
 	r := &run{actors: a, setup: setup, settings: settingsOf(setup), hosts: map[string]*truth{},
-		stored: map[string]LostNode{}, looked: time.Now()}
+		stored: map[string]LostNode{}, checked: time.Now()}
 	a.w.watcher = r
 	return r
 }
@@ -374,12 +374,12 @@ func (r *run) sync(t *term, host string) {
 	r.as(t, func(ctx context.Context) (time.Time, error) { return t.sync(ctx, host) })
 }
 
-func (r *run) look(t *term) {
-	if time.Since(r.looked) > r.settings.ClockGap {
+func (r *run) checkLost(t *term) {
+	if time.Since(r.checked) > r.settings.ClockGap {
 		r.blind = time.Now()
 	}
 	r.sync(t, recordsKey)
-	r.looked = time.Now()
+	r.checked = time.Now()
 }
 
 var steps = []time.Duration{time.Minute, 4 * time.Minute, 8 * time.Minute, 11 * time.Minute, 16 * time.Minute, 6 * time.Minute}
@@ -413,14 +413,14 @@ func (r *run) apply(o operation) {
 			}
 		}
 		w.interleave = nil
-	case opLook:
-		r.look(r.term)
+	case opCheck:
+		r.checkLost(r.term)
 	case opAdvance:
-		// The controller looks at the records in between, unless it does not run for a while.
+		// The controller checks the records in between, unless it does not run for a while.
 		for d := steps[v%len(steps)]; d > 0; d -= 4 * time.Minute {
 			time.Sleep(min(d, 4*time.Minute))
 			if v&64 == 0 {
-				r.look(r.term)
+				r.checkLost(r.term)
 			}
 		}
 	case opObserve:
@@ -451,7 +451,7 @@ func (r *run) apply(o operation) {
 			p.restart(w, r.settings)
 		}
 		r.lead(p)
-		r.look(r.term)
+		r.checkLost(r.term)
 	case opDeposed:
 		if r.deposed != nil {
 			r.seen["deposed"]++

@@ -346,15 +346,15 @@ func TestNodesUnheardOf(t *testing.T) {
 	f.node("n")
 	f.stays(2*shortGrace, pvc)
 	before := len(f.allRequests())
-	const looks = 20
-	f.passed(time.Now(), looks*lookInterval)
-	if n := len(f.allRequests()) - before; n > 6*looks {
-		t.Errorf("%d requests during %d looks", n, looks)
+	const checks = 20
+	f.passed(time.Now(), checks*checkInterval)
+	if n := len(f.allRequests()) - before; n > 6*checks {
+		t.Errorf("%d requests during %d checks", n, checks)
 	}
 }
 
-// TestNoLookForLong: a node returned and was lost again while no process looked. The grace starts again.
-func TestNoLookForLong(t *testing.T) {
+// TestNoCheckForLong: a node returned and was lost again while no process checked. The grace starts again.
+func TestNoCheckForLong(t *testing.T) {
 	const grace = 4 * shortGrace
 	f := scenario(t, func(f *fixture) { f.cfg.NodeMissingGrace, f.cfg.ClockGap = grace, shortGrace })
 	f.bound("a", "n")

@@ -80,7 +80,7 @@ func TestNodeReturnsWithAnotherValue(t *testing.T) {
 	before, begin := writes(), time.Now()
 	f.nodeAs("n", "v2", "v2")
 	f.stays(4*shortGrace, pvc)
-	// One write per second records the looks.
+	// One write per second records the checks.
 	if n, limit := writes()-before, int(time.Since(begin).Seconds())+5; n > limit {
 		t.Errorf("the records were written %d times, want %d at most", n, limit)
 	}

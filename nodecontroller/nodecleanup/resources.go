@@ -111,7 +111,7 @@ func (v volume) keepsResource() string {
 	return ""
 }
 
-// sweep looks for custom resources of Nodes that do not exist, from time to time.
+// sweep lists the custom resources of Nodes that do not exist, every [Settings.NodeCleanupResourceSweep].
 func (t *term) sweep(ctx context.Context) {
 	if len(t.c.resources) == 0 || t.policy.NodeCleanupResourceSweep <= 0 || !t.policy.Deletes() || !t.policy.path(PathOrphan) {
 		return

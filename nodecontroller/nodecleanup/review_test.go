@@ -87,8 +87,8 @@ func TestRecordOfAnotherLoss(t *testing.T) {
 	}
 }
 
-// TestLookAfterAGap: a look restarts the grace of a loss that may have ended, and ends its approval.
-func TestLookAfterAGap(t *testing.T) {
+// TestCheckAfterAGap: a check restarts the grace of a loss that may have ended, and ends its approval.
+func TestCheckAfterAGap(t *testing.T) {
 	now := time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)
 	hours := now.Add(-3 * time.Hour)
 	approved := LostNode{Node: "n", UID: "u", Since: hours, Approved: hours, Planned: true, Cordoned: true, Held: HeldByBreaker}
@@ -99,7 +99,7 @@ func TestLookAfterAGap(t *testing.T) {
 		listed *corev1.Node
 		want   LostNode
 	}{
-		"looked_at":   {approved, now.Add(-time.Minute), nil, approved},
+		"checked":     {approved, now.Add(-time.Minute), nil, approved},
 		"after_a_gap": {approved, hours, nil, LostNode{Node: "n", UID: "u", Since: now, Held: HeldByBreaker}},
 		"the_Node_exists": {approved, now.Add(-time.Minute), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", UID: "v"}},
 			LostNode{Node: "n", UID: "u", Held: HeldByBreaker}},
@@ -114,14 +114,14 @@ func TestLookAfterAGap(t *testing.T) {
 				o.listed.setNode(tc.listed)
 			}
 			s := recordSet{map[string]LostNode{"n": tc.record}, map[string]string{}}
-			if o.lookedAt(s, tc.last, now); s.lost["n"] != tc.want {
+			if o.recordCheck(s, tc.last, now); s.lost["n"] != tc.want {
 				t.Errorf("the record is %+v, want %+v", s.lost["n"], tc.want)
 			}
 			h := host{state: missing, record: tc.record, recorded: true}
-			found := o.policy.mayClean(target{hosts: []host{h}}, cluster{now: now, looked: tc.last})
+			found := o.policy.mayClean(target{hosts: []host{h}}, cluster{now: now, checked: tc.last})
 			unwatched := slices.ContainsFunc(found, func(r reason) bool { return r.name == "NotWatched" })
 			if want := !tc.record.Since.IsZero() && tc.last.Equal(hours); unwatched != want {
-				t.Errorf("before the look: %v, want NotWatched %v", found, want)
+				t.Errorf("before the check: %v, want NotWatched %v", found, want)
 			}
 		})
 	}
@@ -131,7 +131,7 @@ func TestLookAfterAGap(t *testing.T) {
 		r.lead(r.replicas[0])
 		done := make(chan error)
 		go func() { done <- r.term.list(t.Context(), 0) }()
-		r.term.lookedAt(recordSet{map[string]LostNode{"n": approved}, map[string]string{}}, now, now)
+		r.term.recordCheck(recordSet{map[string]LostNode{"n": approved}, map[string]string{}}, now, now)
 		if err := <-done; err != nil {
 			t.Error(err)
 		}
@@ -209,10 +209,10 @@ func TestTextOfUnparsableRecords(t *testing.T) {
 		cm.ObjectMeta = r.w.changed(cm.ObjectMeta)
 		edit(cm)
 		r.w.stored = cm
-		r.look(r.term)
+		r.checkLost(r.term)
 		r.sync(r.term, "a")
 	}
-	r.look(r.term)
+	r.checkLost(r.term)
 	edit(func(cm *corev1.ConfigMap) { cm.Data = map[string]string{"a": text} })
 	r.w.bind("b", "b")
 	p.catchUp(r.w)
@@ -252,7 +252,7 @@ func TestWhatKeepsTheBreakerOpen(t *testing.T) {
 		r.w.stored = &corev1.ConfigMap{ObjectMeta: r.w.meta("records"), Data: map[string]string{"a": text}}
 		r.replicas[0].restart(r.w, r.settings)
 		r.lead(r.replicas[0])
-		r.look(r.term)
+		r.checkLost(r.term)
 		r.as(r.term, func(ctx context.Context) (time.Time, error) {
 			if v := r.term.verdict(ctx); v.open != want.open || r.term.tripped.Load() != want.open {
 				t.Errorf("%s: %+v, reported open: %v", text, v, r.term.tripped.Load())
@@ -331,7 +331,7 @@ func TestPlannedWithACSINodeLeft(t *testing.T) {
 // TestVolumeOfTwoNodes: a lost node counts for the breaker once each node of a volume is lost, and the owners are told of a
 // deletion then only.
 func TestVolumeOfTwoNodes(t *testing.T) {
-	const waits = "nothing is deleted while node m, which has it too, exists"
+	const waits = "nothing is deleted while node m, which can also use the volume, exists"
 	for name, tc := range map[string]struct {
 		others []presence
 		want   string
@@ -375,7 +375,7 @@ func TestVolumeOfTwoNodes(t *testing.T) {
 			r.w.removeCSINode(name)
 			p.catchUp(r.w)
 			if i == 0 {
-				r.look(r.term)
+				r.checkLost(r.term)
 			}
 			r.as(r.term, func(ctx context.Context) (time.Time, error) { // before any sync
 				if v := r.term.verdict(ctx); v.lost != 2*i || v.open != (i > 0) {
@@ -390,7 +390,7 @@ func TestVolumeOfTwoNodes(t *testing.T) {
 // TestHoldOfADrainedNode: a hold does not end because its Node is drained after the hold.
 func TestHoldOfADrainedNode(t *testing.T) {
 	now := time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)
-	p, c := newPolicy(settingsOf(0), worldDriver), cluster{now: now, readyNode: true, sameCluster: true, looked: now}
+	p, c := newPolicy(settingsOf(0), worldDriver), cluster{now: now, readyNode: true, sameCluster: true, checked: now}
 	h := host{value: "n", state: missing, recorded: true}
 	h.record = LostNode{Value: "n", Since: now.Add(-time.Hour), Cordoned: true, Planned: true}
 	for _, open := range []bool{false, true} {

@@ -436,7 +436,7 @@ func TestNodecontrollerScenarioNodes(t *testing.T) {
 		if n := all[f.name("n")]; err != nil || n.Held != HeldByBreaker || n.Node != f.name("n") {
 			t.Errorf("the records are %+v, %v", all, err)
 		}
-		f.event("Node", f.name("n"), "NodeCleanupSkipped", "held")
+		f.event("Node", f.name("n"), "NodeCleanupSkipped", "waits for an approval")
 		f.stays(shortGrace, pv, pvc)
 	})
 	t.Run("088_leaked_resources", func(t *testing.T) {

@@ -79,8 +79,8 @@ func TestNodecontrollerScenarioOrphans(t *testing.T) {
 		f.deleteNode("n")
 		f.missing("n")
 		f.changeRecords(func(cm *corev1.ConfigMap) {
-			if look := cm.Annotations[AnnotationLastLook]; look < again.UTC().Format(time.RFC3339) { // without records there are none
-				t.Errorf("the last look was at %s, before the node was lost", look)
+			if last := cm.Annotations[AnnotationLastLook]; last < again.UTC().Format(time.RFC3339) { // without records there are none
+				t.Errorf("the last check was at %s, before the node was lost", last)
 			}
 		})
 		f.claimDeleted("a")

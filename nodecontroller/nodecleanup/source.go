@@ -147,7 +147,7 @@ func (l live) ready(ctx context.Context, nodes []string, driver string) (bool, e
 	return false, nil
 }
 
-// sanity reports whether [live.ready], and whether the cluster is the one whose namespace kube-system has the UID system.
+// sanity reports whether the driver is on a ready node, see [live.ready], and whether kube-system has the UID system.
 func (l live) sanity(ctx context.Context, nodes []string, driver string, system types.UID) (ready, same bool, err error) {
 	if ready, err = l.ready(ctx, nodes, driver); err != nil {
 		return false, false, err
@@ -211,8 +211,8 @@ func (t *term) caches() source {
 	}
 }
 
-// namespace reads a Namespace from the API server, at most twice in [Settings.LookInterval], so that each look has a new one:
-// Namespaces are not watched.
+// namespace reads a Namespace from the API server, at most twice in [Settings.LookInterval], so that each check of the lost
+// nodes has a new one: Namespaces are not watched.
 func (t *term) namespace(ctx context.Context, name string) (*corev1.Namespace, error) {
 	if ns, ok := t.namespaces.Get(name); ok {
 		ns, _ := ns.(*corev1.Namespace)

@@ -34,7 +34,7 @@ func isRecordable(host string) bool { return host != "" && len(validation.IsConf
 // sync reconciles one host, or the ConfigMap.
 func (t *term) sync(ctx context.Context, value string) (next time.Time, err error) {
 	if value == recordsKey {
-		return t.look(ctx)
+		return t.checkLost(ctx)
 	}
 	log := klog.FromContext(ctx).WithValues("host", value)
 	ctx = klog.NewContext(ctx, log)
@@ -44,7 +44,7 @@ func (t *term) sync(ctx context.Context, value string) (next time.Time, err erro
 		if err != nil {
 			return t.bounded(ctx, h, time.Time{}, err)
 		}
-		if t.policy.NodeCleanup != ModeOff && !t.kept.Load() { // look enqueues it; the timeout applies before
+		if t.policy.NodeCleanup != ModeOff && !t.kept.Load() { // checkLost enqueues it; the timeout applies before
 			end, _ := t.policy.end(h)
 			return t.bounded(ctx, h, end, nil)
 		}
@@ -67,7 +67,7 @@ func (t *term) sync(ctx context.Context, value string) (next time.Time, err erro
 			next = earliest(next, st.next)
 		case hostRecord, hostEnd:
 			again, next, err = t.changeRecord(ctx, h, st)
-		case hostLook:
+		case hostCheckLost:
 			t.queue.Resync(recordsKey) // which enqueues the host
 		case hostRelease:
 			again, err = t.release(ctx, h, st)
@@ -139,8 +139,9 @@ func (t *term) gatherHost(ctx context.Context, value string) (host, error) {
 	return h, nil
 }
 
-// drained reports whether no pod uses a volume of h on its Node, or used one when that was deleted. It returns false without
-// a complete cache of pods, and if it is first called when the pod garbage collector may have deleted the pods.
+// drained reports whether the Node of h was drained: no pod on it uses a volume of h, or none did when it was deleted. It
+// returns false without a complete cache of pods, and if it is first called when the pod garbage collector may have deleted
+// the pods.
 func (t *term) drained(h host) bool {
 	deleted := h.state != deleting
 	switch {
@@ -191,9 +192,9 @@ func (t *term) writeRecord(ctx context.Context, h host) error {
 	}
 	err := t.records.change(ctx, func(s recordSet) {
 		if current = s.lost[h.value] == before; !current {
-			return // an approval, a hold or a look has changed it
+			return // an approval, a hold or a check of the lost nodes has changed it
 		}
-		if len(s.lost) == 0 { // without records there are no looks
+		if len(s.lost) == 0 { // without records there are no checks
 			s.annotations[AnnotationLastLook] = c.now.UTC().Format(time.RFC3339)
 		}
 		s.lost[h.value] = record

@@ -30,7 +30,7 @@ func TestOptedOutNodesAreForgotten(t *testing.T) {
 		r.w.createNode("keep", "keep", false)
 		p.restart(r.w, r.settings)
 		r.lead(p)
-		r.look(r.term)
+		r.checkLost(r.term)
 		deleted := func(host string) {
 			r.w.createNode(host, host, true)
 			r.w.editNode(host, func(n *corev1.Node) { n.Annotations = map[string]string{p.c.policy.annotation: disabled} })
@@ -52,7 +52,7 @@ func TestOptedOutNodesAreForgotten(t *testing.T) {
 			deleted(host)
 		}
 		time.Sleep(lastSeenAge + time.Second) // of the clock of synctest
-		r.look(r.term)
+		r.checkLost(r.term)
 		deleted("last")
 		records, _ := r.term.records.all()
 		if len(records) != kept || len(r.term.hosts) != kept || len(p.c.index.deleted) > kept+1 {
@@ -70,8 +70,8 @@ func TestOptedOutNodesAreForgotten(t *testing.T) {
 	})
 }
 
-// TestNamespaceIsReadForEachLook: the annotation of a Namespace that was read between two looks is known at the second.
-func TestNamespaceIsReadForEachLook(t *testing.T) {
+// TestNamespaceIsReadForEachCheck: the annotation of a Namespace that was read between two checks is known at the second.
+func TestNamespaceIsReadForEachCheck(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newActors().begin(0)
 		p := r.replicas[0]
@@ -245,8 +245,8 @@ func TestEnqueuedByNodeUpdates(t *testing.T) {
 	}
 }
 
-// TestReadsEnqueueTheLook: the handler takes a version of the ConfigMap that a read has adopted for an own write.
-func TestReadsEnqueueTheLook(t *testing.T) {
+// TestReadsEnqueueTheCheck: the handler takes a version of the ConfigMap that a read has adopted for an own write.
+func TestReadsEnqueueTheCheck(t *testing.T) {
 	for name, tc := range map[string]struct {
 		read func(ctx context.Context, t *term) error
 		want int
@@ -259,14 +259,14 @@ func TestReadsEnqueueTheLook(t *testing.T) {
 				}
 			})
 		}, 1},
-		"by the look": {func(ctx context.Context, t *term) error { _, err := t.look(ctx); return err }, 0},
+		"by the check": {func(ctx context.Context, t *term) error { _, err := t.checkLost(ctx); return err }, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newActors().begin(0)
 			r.hosts["b"] = &truth{}
 			r.replicas[0].restart(r.w, r.settings)
 			r.lead(r.replicas[0])
-			r.look(r.term)
+			r.checkLost(r.term)
 			collect(r.term)
 			r.as(r.term, func(ctx context.Context) (time.Time, error) {
 				if err := r.term.records.confirm(ctx); err != nil || r.term.queue.Len() > 0 {
@@ -285,7 +285,7 @@ func TestReadsEnqueueTheLook(t *testing.T) {
 	}
 }
 
-// TestClockIsSetForward: no time that was not looked at counts for the grace. A due host is cleaned up after the next look only.
+// TestClockIsSetForward: no time that was not checked counts for the grace. A due host is cleaned up after the next check only.
 func TestClockIsSetForward(t *testing.T) {
 	for name, forward := range map[string]time.Duration{"by_the_grace": 16 * time.Minute, "a_little": time.Minute} {
 		t.Run(name, func(t *testing.T) {
@@ -295,11 +295,11 @@ func TestClockIsSetForward(t *testing.T) {
 				r.w.bind("a", "lost")
 				r.replicas[0].restart(r.w, r.settings)
 				r.lead(r.replicas[0])
-				r.look(r.term)
+				r.checkLost(r.term)
 				r.sync(r.term, "lost")
 				for range 3 {
 					time.Sleep(5*time.Minute - 10*time.Second) // of the clock of synctest
-					r.look(r.term)
+					r.checkLost(r.term)
 				}
 				before, _ := r.term.records.get("lost")
 				time.Sleep(forward)
@@ -307,7 +307,7 @@ func TestClockIsSetForward(t *testing.T) {
 				r.sync(r.term, "lost")
 				deleted, keys := r.w.claims["a"].DeletionTimestamp != nil, fmt.Sprintf("%q", enqueued())
 				r.term.queue.Stop()
-				r.look(r.term)
+				r.checkLost(r.term)
 				after, _ := r.term.records.get("lost")
 				if gap := forward > r.settings.ClockGap; deleted == gap || (keys == `[""]`) != gap || before.Since.Equal(after.Since) == gap {
 					t.Errorf("claim deleted: %v, enqueued %s, records %+v, %+v", deleted, keys, before, after)
@@ -317,18 +317,18 @@ func TestClockIsSetForward(t *testing.T) {
 	}
 }
 
-// TestResourcesBeforeTheFirstLook: the first look enqueues a host of which a sweep has found custom resources before.
-func TestResourcesBeforeTheFirstLook(t *testing.T) {
+// TestResourcesBeforeTheFirstCheck: the first check enqueues a host of which a sweep has found custom resources before.
+func TestResourcesBeforeTheFirstCheck(t *testing.T) {
 	r := newActors().begin(0)
 	r.replicas[0].restart(r.w, r.settings)
 	r.lead(r.replicas[0])
 	r.term.remember("resources", func(m *memory) { m.resource = true })
 	r.term.remember("volumes", func(*memory) {})
-	r.sync(r.term, "resources") // which waits for the first look
+	r.sync(r.term, "resources") // which waits for the first check
 	enqueued := collect(r.term)
-	r.look(r.term)
+	r.checkLost(r.term)
 	if keys := enqueued(); fmt.Sprint(keys) != "[resources]" {
-		t.Errorf("the look has enqueued %q", keys)
+		t.Errorf("the check has enqueued %q", keys)
 	}
 }
 

@@ -110,6 +110,11 @@ func foreign(node *corev1.Node, d *storagev1.CSINodeDriver, key string) bool {
 	return d != nil && key != "" && v != "" && v != d.NodeID && !slices.Contains(ownNames(node), v)
 }
 
+// notSingle returns the problem of a Node that is [foreign].
+func notSingle(node *corev1.Node, key string) string {
+	return "label " + key + "=" + node.Labels[key] + " of Node " + node.Name + " does not identify a single node"
+}
+
 // isReady reports whether the condition Ready of a Node is True.
 func isReady(node *corev1.Node) bool {
 	return slices.ContainsFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {

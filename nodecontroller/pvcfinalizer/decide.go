@@ -72,7 +72,7 @@ func (r rules) deletes(pod *corev1.Pod, lost bool) bool {
 	return false
 }
 
-// claimState is everything that decide looks at.
+// claimState is everything that decide reads.
 type claimState struct {
 	claim *corev1.PersistentVolumeClaim
 	pods  []*corev1.Pod // that use claim

@@ -36,7 +36,7 @@ func lastTransition(pvc *corev1.PersistentVolumeClaim) (latest time.Time) {
 	return latest
 }
 
-// claimState is everything that decide looks at.
+// claimState is everything that decide reads.
 type claimState struct {
 	claim *corev1.PersistentVolumeClaim
 	ours  bool          // the volume belongs to the driver

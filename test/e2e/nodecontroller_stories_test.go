@@ -156,7 +156,7 @@ func (l *local) told(object, reason, text string) {
 	})
 }
 
-// judged waits until p has looked at a lost node again, as it does after a change of a volume there.
+// judged waits until p has checked a lost node again, as it does after a change of a volume there.
 func (l *local) judged(p *process, node, volume string) {
 	l.t.Helper()
 	looks := func() (n int) {
@@ -171,7 +171,7 @@ func (l *local) judged(p *process, node, volume string) {
 	_, err := l.client.CoreV1().PersistentVolumes().Patch(l.t.Context(), volume, types.MergePatchType,
 		fmt.Appendf(nil, `{"metadata":{"labels":{"look":"%d"}}}`, before), metav1.PatchOptions{})
 	l.must(err)
-	l.eventually("node "+node+" is looked at again", func(context.Context) error {
+	l.eventually("node "+node+" is checked again", func(context.Context) error {
 		if looks() == before {
 			return errors.New("it is not")
 		}

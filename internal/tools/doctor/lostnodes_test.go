@@ -22,25 +22,25 @@ func TestLostNodes(t *testing.T) {
 	now := time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)
 	const lately, missing = "2026-05-01T11:55:00Z", `{"node":"n1","since":"2026-05-01T11:00:00Z"}`
 	for name, c := range map[string]struct {
-		look    string
+		checked string
 		records map[string]string
 		want    []string // parts of the warnings and their hints
 	}{
-		"no record":      {"", nil, nil},
-		"a missing node": {lately, map[string]string{"n1": missing}, nil},
-		"an old look":    {"2026-05-01T11:49:00Z", map[string]string{"n1": missing}, []string{"for 11m. Their grace"}},
-		"no look":        {"", map[string]string{"n1": missing}, []string{"not an RFC 3339 time"}},
-		"an unused look": {"2026-05-01T01:00:00Z", nil, nil},
-		"a held node":    {lately, map[string]string{"v1": `{"node":"n1","held":"breaker"}`}, []string{"d.example.com --namespace=ns n1 --yes"}},
-		"a held host":    {lately, map[string]string{"v1": `{"held":"breaker"}`}, []string{"--namespace=ns v1 --yes"}},
-		"an opt-out":     {lately, map[string]string{"n1": `{"held":"breaker","optedOut":true}`}, nil},
+		"no record":       {"", nil, nil},
+		"a missing node":  {lately, map[string]string{"n1": missing}, nil},
+		"an old check":    {"2026-05-01T11:49:00Z", map[string]string{"n1": missing}, []string{"for 11m. Their grace"}},
+		"no check":        {"", map[string]string{"n1": missing}, []string{"not an RFC 3339 time"}},
+		"an unused check": {"2026-05-01T01:00:00Z", nil, nil},
+		"a held node":     {lately, map[string]string{"v1": `{"node":"n1","held":"breaker"}`}, []string{"d.example.com --namespace=ns n1 --yes"}},
+		"a held host":     {lately, map[string]string{"v1": `{"held":"breaker"}`}, []string{"--namespace=ns v1 --yes"}},
+		"an opt-out":      {lately, map[string]string{"n1": `{"held":"breaker","optedOut":true}`}, nil},
 		"a broken record": {lately, map[string]string{"n1": missing, "n2": "{"},
 			[]string{"cannot be parsed, and count as held and opted out, so that further lost nodes are held: n2"}},
 		"all of them": {"yesterday", map[string]string{"n1": `{"held":"breaker"}`, "n2": "{"},
 			[]string{"too many nodes are lost: n1", "are held: n2", "yesterday"}},
 	} {
 		cm := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "x", Namespace: "ns", Annotations: map[string]string{
-			nodecleanup.AnnotationLastLook: c.look}}, Data: c.records}
+			nodecleanup.AnnotationLastLook: c.checked}}, Data: c.records}
 		checks := lostNodes(cm, "d.example.com", now)
 		if len(checks) != 1+len(c.want) || checks[0].Status != OK {
 			t.Errorf("%s: %+v", name, checks)

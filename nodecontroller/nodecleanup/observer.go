@@ -58,10 +58,10 @@ func (t *observer) aliases(value string) []string {
 	return sorted(t.c.index.names.with(value), t.lastListed().names.with(value))
 }
 
-// look reads the records, consumes approvals, records that the lost nodes were looked at, and
-// enqueues all of them. It runs at the start of a term, after a change of the ConfigMap, and
+// checkLost is the check of the lost nodes: it reads the records, consumes approvals, records the time, and
+// enqueues all lost nodes. It runs at the start of a term, after a change of the ConfigMap, and
 // every [Settings.LookInterval].
-func (t *observer) look(ctx context.Context) (next time.Time, err error) {
+func (t *observer) checkLost(ctx context.Context) (next time.Time, err error) {
 	defer func() { // a Node that waits for our finalizer has its timeout even if the records cannot be read
 		for _, host := range t.lost() {
 			t.queue.Resync(host)
@@ -110,7 +110,7 @@ func (t *observer) enqueueOthers(first bool) {
 	}
 }
 
-// keep updates the records, and returns the hosts whose Nodes exist again. It lists all Nodes when the last look is
+// keep updates the records, and returns the hosts whose Nodes exist again. It lists all Nodes when the last check is
 // old: a Node that exists ends the grace even if the caches miss it, and it may have existed during a gap.
 func (t *observer) keep(ctx context.Context, first bool) (returned []string, err error) {
 	records, annotations := t.records.all()
@@ -121,7 +121,7 @@ func (t *observer) keep(ctx context.Context, first bool) (returned []string, err
 			t.c.reindex()
 		}
 	}
-	last := t.records.lastLook()
+	last := t.records.lastCheck()
 	due := first || last.After(time.Now()) || time.Since(last) > t.policy.LookInterval-time.Second
 	if due = due && len(records) > 0; due {
 		if err := t.list(ctx, 0); err != nil {
@@ -132,9 +132,9 @@ func (t *observer) keep(ctx context.Context, first bool) (returned []string, err
 	err = t.records.change(ctx, func(s recordSet) {
 		now := time.Now()
 		if t.annotate(s); due {
-			returned = t.lookedAt(s, last, now)
+			returned = t.recordCheck(s, last, now)
 		}
-		problems = s.approve(now) // after lookedAt, which ends earlier approvals
+		problems = s.approve(now) // after recordCheck, which ends earlier approvals
 	})
 	for _, p := range problems {
 		t.c.notify.seldom(t.live.csiDriver(ctx, t.policy.driver), reasonSkipped, p, p)
@@ -146,8 +146,7 @@ func (t *observer) keep(ctx context.Context, first bool) (returned []string, err
 func (t *observer) returned(ctx context.Context, h host) {
 	klog.FromContext(ctx).Info("Node exists again", "node", h.name())
 	for _, v := range h.volumes {
-		t.c.notify.volume(v, corev1.EventTypeNormal, reasonReturned, "Node %s, which has this volume, exists again: nothing is cleaned up",
-			h.name())
+		t.c.notify.volume(v, corev1.EventTypeNormal, reasonReturned, "Node %s of this volume exists again. Nothing is cleaned up", h.name())
 	}
 }
 
@@ -158,9 +157,9 @@ func (t *observer) annotate(s recordSet) {
 	}
 }
 
-// lookedAt records a look at all lost nodes, and starts the grace of those again that were not
-// looked at for too long, or that exist. It returns those that were missing and exist.
-func (t *observer) lookedAt(s recordSet, last, now time.Time) (returned []string) {
+// recordCheck records a check of the lost nodes, and starts the grace of those again that were not
+// checked for too long, or that exist. It returns those that were missing and exist.
+func (t *observer) recordCheck(s recordSet, last, now time.Time) (returned []string) {
 	s.annotations[AnnotationLastLook] = now.UTC().Format(time.RFC3339)
 	listed := t.lastListed()
 	for value, r := range s.lost {
@@ -245,7 +244,7 @@ func (t *observer) identify(ctx context.Context) {
 // cachedCluster returns the state of the cluster as the caches know it.
 func (t *observer) cachedCluster(ctx context.Context) cluster {
 	c := cluster{now: time.Now(), readyNode: len(t.c.index.driverNodes().ready) > 0, sameCluster: true, open: t.verdict(ctx).open,
-		looked: t.records.lastLook()}
+		checked: t.records.lastCheck()}
 	_, c.keyProblem = t.c.index.topologyKey()
 	c.bare, _ = t.c.index.ambiguous()
 	return c
@@ -257,9 +256,10 @@ func (t *observer) cluster(ctx context.Context, sanity bool) (cluster, error) {
 	if c.readyNode, c.sameCluster = false, false; !sanity {
 		return c, nil
 	}
-	bare, foreign := t.lastListed().ambiguous()
+	listed := t.lastListed()
+	bare, foreign := listed.ambiguous()
 	if c.bare = sorted(c.bare, bare); len(foreign) > 0 && !t.c.index.fixed {
-		c.keyProblem = "the value of Node " + foreign[0] + " is not that of a single node"
+		c.keyProblem = notSingle(listed.nodes[foreign[0]], listed.key)
 	}
 	var err error
 	first := cmp.Or(t.c.system.Load(), new(types.UID))
@@ -321,16 +321,17 @@ func (t *observer) report(ctx context.Context, what string, err error, nodes ...
 	if len(nodes) > 0 {
 		about = nodes[0]
 	}
-	t.c.notify.seldom(about, reasonBlocked, "forbidden/"+what, "A permission is missing: "+err.Error())
+	t.c.notify.seldom(about, reasonBlocked, "forbidden/"+what, err.Error()+grantHint)
 }
 
 // reportProblems reports what keeps all lost nodes from being cleaned up.
 func (t *observer) reportProblems(ctx context.Context) {
 	var driver object = t.live.csiDriver(ctx, t.policy.driver)
 	for resource, err := range t.c.deps.Informers.Forbidden() {
-		klog.FromContext(ctx).Error(err, "No permission to list and watch resource", "resource", resource)
+		klog.FromContext(ctx).Error(err, "List and watch are forbidden. Grant list and watch on the resource to the ServiceAccount",
+			"resource", resource)
 		t.c.notify.seldom(driver, reasonBlocked, "forbidden/"+resource,
-			fmt.Sprintf("A permission is missing: get, list and watch of %s for --node-cleanup=%s: %v", resource, t.policy.mode(), err))
+			fmt.Sprintf("list and watch of %s for --node-cleanup=%s: %v%s", resource, t.policy.mode(), err, grantHint))
 	}
 	if !t.policy.Deletes() {
 		return
