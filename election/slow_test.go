@@ -81,7 +81,7 @@ func TestSlowRenewal(t *testing.T) {
 				}
 				return nil
 			},
-			After: func(ctx context.Context, r apiserver.Request) error {
+			After: func(ctx context.Context, r apiserver.Request, _ apiserver.Result) error {
 				if r.Verb != "update" || updates.Add(1) < 3 {
 					return nil
 				}

@@ -21,7 +21,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/utils/ptr"
 
 	"github.com/storage-controller/storage-controller/attacher"
@@ -118,7 +117,7 @@ func (s *simulation) mayRequest(from *replica, r apiserver.Request) {
 	switch {
 	case r.Resource.Resource == "secrets" && r.Verb != "get":
 		err = errors.New("Secrets are only read by their names")
-	case r.Verb == "delete" && r.Resource.Resource != "configmaps" && preconditionsOf(r).UID == nil:
+	case r.Verb == "delete" && r.Resource.Resource != "configmaps" && r.Preconditions().UID == nil:
 		err = errors.New("it has no precondition for the UID")
 	case r.Verb == "deletecollection":
 		err = errors.New("it deletes several objects")
@@ -126,15 +125,6 @@ func (s *simulation) mayRequest(from *replica, r apiserver.Request) {
 	if err != nil {
 		s.violated("%s %s: %v", from.client, describe(r), err)
 	}
-}
-
-// preconditionsOf returns the preconditions of a deletion.
-func preconditionsOf(r apiserver.Request) metav1.Preconditions {
-	obj, _, err := scheme.Codecs.UniversalDeserializer().Decode(r.Body, nil, &metav1.DeleteOptions{})
-	if o, ok := obj.(*metav1.DeleteOptions); err == nil && ok && o.Preconditions != nil {
-		return *o.Preconditions
-	}
-	return metav1.Preconditions{}
 }
 
 // began checks the invariants of a call when the replica makes it.

@@ -128,7 +128,7 @@ func (s *simulation) mayCleanUp(from *replica, r apiserver.Request) error {
 	if !ok {
 		return errors.New("it was not read")
 	}
-	p := preconditionsOf(r)
+	p := r.Preconditions()
 	if r.Verb == "delete" && (ptr.Deref(p.ResourceVersion, "") != obj.GetResourceVersion() || ptr.Deref(p.UID, "") != obj.GetUID()) ||
 		r.Verb == "patch" && !strings.Contains(string(r.Body), strconv.Quote(obj.GetResourceVersion())) {
 		return errors.New("the request lacks the version that was read")

@@ -108,6 +108,15 @@ func (c *call) route(s *Server, gv schema.GroupVersion, parts []string) bool {
 	return true
 }
 
+// Preconditions returns those of a deletion. A request that cannot be decoded has none.
+func (r Request) Preconditions() metav1.Preconditions {
+	obj, _, err := scheme.Codecs.UniversalDeserializer().Decode(r.Body, nil, &metav1.DeleteOptions{})
+	if o, ok := obj.(*metav1.DeleteOptions); err == nil && ok && o.Preconditions != nil {
+		return *o.Preconditions
+	}
+	return metav1.Preconditions{}
+}
+
 // namespace returns the namespace of the object of c.
 func (c *call) namespace() string {
 	if c.res.namespaced {

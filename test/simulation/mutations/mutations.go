@@ -76,6 +76,8 @@ var mutations = []mutation{
 		"delay = backoff(l.cfg.RetryStart, l.cfg.RetryMax, st.failures)", "delay = 0"},
 	{"delete-without-uid", "The deletion of a PersistentVolume names its UID.", "provisioner/volume_apply.go",
 		"UID: ptr.To(pv.UID)}", "ResourceVersion: ptr.To(pv.ResourceVersion)}"},
+	{"work-after-the-loss", "A lost Lease ends the term.", "election/election.go",
+		"lose := func() { loseLease(lost); endTerm(lost) }", "lose := func() { _, _ = loseLease, endTerm }"},
 	{"no-own-writes", "A controller sees its own writes before the watch delivers them.", "internal/kube/mutation_cache.go",
 		"if !o.observedByWatch(w) {", "if false {"},
 	{"finalizers-overwritten", "A patch of finalizers fails if another writer has changed them.", "internal/kube/patch.go",
