@@ -472,6 +472,12 @@ func TestPlannedRemoval(t *testing.T) {
 			}
 			f.start()
 			f.observed("cn3")
+			f.eventually("the cache of pods is complete", func(context.Context) error { // else no Node counts as drained
+				if !f.c.pods.Synced() {
+					return errors.New("it is not")
+				}
+				return nil
+			})
 			for _, n := range nodes {
 				f.deleteNode(n)
 			}
