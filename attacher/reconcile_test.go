@@ -211,7 +211,7 @@ func TestIsPublished(t *testing.T) {
 	}
 }
 
-func TestInDoubt(t *testing.T) {
+func TestIndeterminate(t *testing.T) {
 	failed := func(va *storagev1.VolumeAttachment) {
 		va.Status.AttachError = &storagev1.VolumeError{Message: "x"}
 	}

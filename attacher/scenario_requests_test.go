@@ -239,7 +239,7 @@ func attacherScenarioRequests(t *testing.T) {
 		})
 	}
 
-	t.Run("020_outdated_note", func(t *testing.T) {
+	t.Run("020_outdated_annotation", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, nil)
 		f.node("id-1")
 		handle := f.volume(nil).Spec.CSI.VolumeHandle

@@ -372,7 +372,7 @@ func TestExitOnConnectionLoss(t *testing.T) {
 	}
 }
 
-func TestCallThatLosesItsConnectionIsInDoubt(t *testing.T) {
+func TestCallThatLosesItsConnectionIsIndeterminate(t *testing.T) {
 	p := csitest.Run(t, csitest.Config{})
 	c, _ := newClient(t, p, nil)
 	connect(t, c)

@@ -25,7 +25,7 @@ func newMetrics(reg prometheus.Registerer, unresolved func() (indeterminateClaim
 	gauge := func(name, help string, value func() float64) {
 		reg.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, value))
 	}
-	gauge("storage_controller_provisioner_volumes_in_doubt", "PVCs whose CreateVolume outcome is unknown.", func() float64 {
+	gauge("storage_controller_provisioner_volumes_indeterminate", "PVCs whose CreateVolume outcome is unknown.", func() float64 {
 		n, _ := unresolved()
 		return n
 	})

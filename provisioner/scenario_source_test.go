@@ -613,7 +613,7 @@ func provisionerScenarioSource(t *testing.T) {
 		})
 	})
 
-	t.Run("066_restart_in_doubt_with_the_source_expanded_and_deleted", func(t *testing.T) {
+	t.Run("066_restart_indeterminate_with_the_source_expanded_and_deleted", func(t *testing.T) {
 		f := copying(t, nil)
 		source := f.source(f.Namespace, "c", func(c *corev1.PersistentVolumeClaim, _ *corev1.PersistentVolume) {
 			c.Spec.StorageClassName = &f.class
@@ -637,7 +637,7 @@ func provisionerScenarioSource(t *testing.T) {
 	t.Run("066_clone_deleted", func(t *testing.T) {
 		for name, steps := range map[string][]csitest.Step{
 			"066_never_begun": {csitest.Fail(codes.Internal, "broken")},
-			"066_was_in_doubt": {
+			"066_was_indeterminate": {
 				csitest.Fail(codes.Aborted, "pending"), csitest.Fail(codes.Aborted, "pending"), csitest.Fail(codes.Internal, "broken"),
 			},
 			"066_no_good_reply": {csitest.Alter(func(r *csi.CreateVolumeResponse) { r.Volume.ContentSource = nil })},
@@ -864,11 +864,11 @@ func provisionerScenarioSource(t *testing.T) {
 			protection Protection
 			steps      []csitest.Step
 		}{
-			"070_in_doubt": {
+			"070_indeterminate": {
 				ProtectionOnRetry, []csitest.Step{csitest.DoAndFail(codes.DeadlineExceeded, "slow"), csitest.Hang()},
 			},
-			"070_in_doubt_unprotected": {ProtectionOff, []csitest.Step{csitest.DoAndFail(codes.DeadlineExceeded, "slow"), csitest.Hang()}},
-			"070_first_call":           {ProtectionOnRetry, []csitest.Step{csitest.Hang()}},
+			"070_unprotected": {ProtectionOff, []csitest.Step{csitest.DoAndFail(codes.DeadlineExceeded, "slow"), csitest.Hang()}},
+			"070_first_call":  {ProtectionOnRetry, []csitest.Step{csitest.Hang()}},
 		} {
 			t.Run(name, func(t *testing.T) {
 				f := copying(t, func(c *Config) {

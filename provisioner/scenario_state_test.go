@@ -279,16 +279,16 @@ func provisionerScenarioErrors(t *testing.T) {
 			t.Errorf("%d volumes", n)
 		}
 	})
-	t.Run("086_092_claim_deleted_in_doubt", func(t *testing.T) {
+	t.Run("086_092_claim_deleted_indeterminate", func(t *testing.T) {
 		for _, protection := range []Protection{ProtectionOff, ProtectionOnRetry, ProtectionAlways} {
 			for _, code := range []codes.Code{codes.DeadlineExceeded, codes.Aborted, codes.Unavailable, codes.Canceled} {
-				t.Run(string(protection)+"_"+code.String(), func(t *testing.T) { claimDeletedInDoubt(t, code, protection) })
+				t.Run(string(protection)+"_"+code.String(), func(t *testing.T) { claimDeletedIndeterminate(t, code, protection) })
 			}
 		}
 	})
 	t.Run("087_088_no_call_after_a_final_error", func(t *testing.T) {
 		for _, protection := range []Protection{ProtectionOff, ProtectionOnRetry} {
-			t.Run("087_in_doubt_before_"+string(protection), func(t *testing.T) {
+			t.Run("087_indeterminate_before_"+string(protection), func(t *testing.T) {
 				f := scenario(t, csitest.Config{}, func(c *Config) { c.ProvisioningProtection = protection })
 				gate := make(chan struct{})
 				f.Plugin.Next(create, csitest.Fail(codes.DeadlineExceeded, "slow"), heldUntil(gate, csitest.Fail(codes.Internal, "broken")))
@@ -384,7 +384,7 @@ func provisionerScenarioErrors(t *testing.T) {
 		f.saved(claim)
 		f.distances(f.Plugin.Calls(create), longest, longest)
 	})
-	t.Run("093_claim_and_secret_gone_in_doubt", func(t *testing.T) {
+	t.Run("093_claim_and_secret_deleted_indeterminate", func(t *testing.T) {
 		for _, protection := range []Protection{ProtectionOff, ProtectionOnRetry} {
 			t.Run(string(protection), func(t *testing.T) {
 				f := scenario(t, csitest.Config{}, func(c *Config) { c.ProvisioningProtection = protection })
@@ -437,9 +437,9 @@ func provisionerScenarioErrors(t *testing.T) {
 	})
 }
 
-// claimDeletedInDoubt is the life of a volume whose claim is deleted while it is not
+// claimDeletedIndeterminate is the life of a volume whose claim is deleted while it is not
 // known whether it exists.
-func claimDeletedInDoubt(t *testing.T, code codes.Code, protection Protection) {
+func claimDeletedIndeterminate(t *testing.T, code codes.Code, protection Protection) {
 	f := scenario(t, csitest.Config{}, func(c *Config) { c.ProvisioningProtection = protection })
 	gate := make(chan struct{})
 	f.Plugin.Next(create, csitest.DoAndFail(code, "slow"), heldUntil(gate, csitest.Fail(code, "slow")))
@@ -588,7 +588,7 @@ func provisionerScenarioAnswers(t *testing.T) {
 			f.Calls(remove, 0)
 		})
 	}
-	t.Run("doubt_that_cannot_be_noted_is_ended_all_the_same", func(t *testing.T) {
+	t.Run("indeterminate_call_that_cannot_be_recorded_ends", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, nil)
 		f.Plugin.Next(create, csitest.DoAndFail(codes.DeadlineExceeded, "slow"))
 		f.through(f.ControlPlane.Config(), func(w http.ResponseWriter, r *http.Request, pass http.Handler) {

@@ -363,7 +363,7 @@ func provisionerScenarioLife(t *testing.T) {
 			return c != nil && !isProtected(c) && c.Annotations[kube.AnnProvisioningRequest] == ""
 		})
 	})
-	t.Run("086_claim_deleted_in_doubt_then_success", func(t *testing.T) {
+	t.Run("086_claim_deleted_indeterminate_then_success", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, nil)
 		f.Plugin.Next(create, csitest.DoAndFail(codes.DeadlineExceeded, "slow"), csitest.Hang())
 		f.makeClass(nil)
@@ -461,7 +461,7 @@ func provisionerScenarioLife(t *testing.T) {
 		f.makeClass(nil)
 		f.saved(claim)
 	})
-	t.Run("094_095_restart_in_doubt", func(t *testing.T) {
+	t.Run("094_095_restart_indeterminate", func(t *testing.T) {
 		for name, deleted := range map[string]bool{"094_claim_kept": false, "095_claim_deleted": true} {
 			t.Run(name, func(t *testing.T) {
 				f := scenario(t, csitest.Config{}, nil)

@@ -464,7 +464,7 @@ func capacityRefresh(t *testing.T, command string, args ...string) {
 	e.bound("nowhere")
 	n = e.asked(n, "fast a", "fast b")
 
-	// Each failure makes room for doubt, and the success after it is seen too.
+	// Each failure refreshes the capacity, and so does the success after it.
 	for i, code := range []codes.Code{codes.InvalidArgument, codes.Aborted} {
 		e.plugin.Next("CreateVolume", csitest.Fail(code, "no"), csitest.Hang())
 		name, creates := fmt.Sprint("retried", i), e.plugin.Count("CreateVolume")

@@ -334,7 +334,7 @@ func TestAlertsFireForTheirCause(t *testing.T) {
 		h.minute(p, "a")
 	}
 	h.cluster(e, class)
-	h.fires(t, "AttachFails", "CapacityFails", "ClaimsPending", "ComparisonFails", "DriverFails", "VolumesInDoubt")
+	h.fires(t, "AttachFails", "CapacityFails", "ClaimsPending", "ComparisonFails", "DriverFails", "VolumesIndeterminate")
 }
 
 // failures returns how many failures p has counted.

@@ -615,13 +615,13 @@ func provisionerScenarioPermissions(t *testing.T) {
 		e.bound("plain")
 
 		e.plugin.Next("CreateVolume", csitest.DoAndFail(codes.DeadlineExceeded, "slow"), csitest.Hang())
-		e.claim("doubt", class)
+		e.claim("retried", class)
 		e.wait("CreateVolume", 3)
-		if got := e.get("doubt"); !slices.Contains(got.Finalizers, "storage-controller.io/provisioning") {
+		if got := e.get("retried"); !slices.Contains(got.Finalizers, "storage-controller.io/provisioning") {
 			t.Errorf("finalizers of an indeterminate claim: %v", got.Finalizers)
 		}
 		e.plugin.Release()
-		e.bound("doubt")
+		e.bound("retried")
 		p.says("No permission to patch, falling back to get and update")
 
 		e.plugin.Next("CreateVolume", csitest.Fail(codes.ResourceExhausted, "full"))
@@ -642,7 +642,7 @@ func provisionerScenarioPermissions(t *testing.T) {
 		e.bound("full")
 		e.calls("CreateVolume", 5)
 		e.agrees(3)
-		e.leftovers("plain", "doubt", "full")
+		e.leftovers("plain", "retried", "full")
 		e.calls("DeleteVolume", 3)
 	})
 }

@@ -221,7 +221,7 @@ func TestProvisionerNeedsWhatItsManifestsGrant(t *testing.T) {
 		c.Parameters = map[string]string{"csi.storage.k8s.io/provisioner-secret-name": "s",
 			"csi.storage.k8s.io/provisioner-secret-namespace": e.ns}
 	})
-	// In doubt, the claim is protected; and the second event of one text is a patch of the first.
+	// While the outcome is unknown, the claim is protected; and the second event of one text is a patch of the first.
 	e.plugin.Next("CreateVolume", csitest.Fail(codes.Aborted, "pending"), csitest.Fail(codes.Aborted, "pending"))
 	e.claim("source", class)
 	e.snapshot(e.bound("source"))

@@ -245,12 +245,12 @@ func (c *change) replace(old *pod) {
 	}
 }
 
-const deletedInDoubt = "-deleted"
+const deletedIndeterminate = "-deleted"
 
 // doubts makes claims whose volumes are indeterminate until they are taken from c.doubt.
 func (c *change) doubts(name string, pods []*pod) []string {
 	c.t.Helper()
-	names := []string{name, name + deletedInDoubt}
+	names := []string{name, name + deletedIndeterminate}
 	if realSidecar("csi-provisioner") != "" { // it does not finish what another process has begun (docs/migrate.md)
 		names = names[:1]
 		if !pods[0].workers[0].real {
@@ -261,7 +261,7 @@ func (c *change) doubts(name string, pods []*pod) []string {
 		c.doubt.Store(n, true)
 		c.claim(n, c.class(false, func(class *storagev1.StorageClass) { class.Parameters = map[string]string{doubtful: n} }))
 		c.asks(pods, n)
-		if strings.HasSuffix(n, deletedInDoubt) {
+		if strings.HasSuffix(n, deletedIndeterminate) {
 			c.eventually("claim "+n+" is kept", func(ctx context.Context) error {
 				claim, err := c.client.CoreV1().PersistentVolumeClaims(c.ns).Get(ctx, n, metav1.GetOptions{})
 				if err == nil && !slices.Contains(claim.Finalizers, "storage-controller.io/provisioning") {
@@ -293,7 +293,7 @@ func (c *change) asks(pods []*pod, doubt string) {
 // resolved waits until the claim is bound, or gone if it was deleted.
 func (c *change) resolved(doubt string) {
 	c.t.Helper()
-	if !strings.HasSuffix(doubt, deletedInDoubt) {
+	if !strings.HasSuffix(doubt, deletedIndeterminate) {
 		c.bound(doubt)
 		return
 	}
