@@ -91,8 +91,8 @@ func (a *applier) apply(ctx context.Context, key claimKey, s claimState, step st
 // reportFailure counts a failure before the driver was called and sends its event.
 func (a *applier) reportFailure(s claimState, err error) (t transition, _ error) {
 	if s.op.stage == pending && errors.Is(err, errTopology) {
-		// With a selected node, only nodeChanged of that node retries the claim. Retries for changes of other nodes would reach
-		// maxTopologyFailures, and the claim would be rescheduled.
+		// With a selected node, changes of other nodes do not retry the claim: such retries would reach maxTopologyFailures,
+		// and the claim would be rescheduled.
 		t = noTopology(s.claim.Annotations[storagehelpers.AnnSelectedNode] == "")
 	}
 	a.c.claimFailed(s.claim, failedEvent(storagehelpers.GetPersistentVolumeClaimClass(s.claim), err))

@@ -965,7 +965,7 @@ func TestRecordOfManyNodes(t *testing.T) {
 		t.Errorf("it does not come back: %v", err)
 	}
 	if !kube.HasProvisioningRecord("drv.example.com", left) || kube.HasProvisioningRecord("other", left) {
-		t.Error("the claim whose call is indeterminate")
+		t.Error("HasProvisioningRecord does not distinguish the drivers")
 	}
 }
 

@@ -256,7 +256,7 @@ func (o *nodeOwnership) selectThisNode(ctx context.Context, key claimKey, s clai
 	won := false
 	defer func() { o.endTry(won) }()
 	if enough, err := o.hasCapacity(ctx, s); err != nil {
-		// CreateVolume will fail and send an event.
+		// If the cause lasts, CreateVolume fails and sends an event.
 		klog.FromContext(ctx).Error(err, "Checking the capacity of this node failed, selecting it anyway")
 	} else if !enough {
 		o.failed(key)

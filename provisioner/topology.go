@@ -98,7 +98,8 @@ func requirement(r topologyRequest, known *topology.Aggregate) (*csi.TopologyReq
 		requisite = known.Segments(keys)
 		switch {
 		case len(keys) == 0:
-			return nil, fmt.Errorf("%w: no CSINode has topology keys of the driver. Check that the node plugin is registered", errTopology)
+			return nil, fmt.Errorf("%w: no CSINode has topology keys of the driver. Check that the node plugin is registered and "+
+				"that NodeGetInfo returns accessible_topology", errTopology)
 		case len(requisite) == 0:
 			return nil, fmt.Errorf("%w: no Node has the labels %q that the driver reports as topology keys. Restart the node plugin",
 				errTopology, keys)

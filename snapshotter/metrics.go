@@ -19,9 +19,9 @@ type counts struct {
 // The values of the label reason.
 const (
 	blockedRelease = "release" // the snapshot-controller has not released the deletion
-	blockedOutcome = "outcome" // CreateSnapshot is indeterminate
+	blockedOutcome = "outcome" // the creation is indeterminate
 	blockedSecret  = "secret"  // the Secret does not exist
-	blockedError   = "error"   // DeleteSnapshot fails
+	blockedError   = "error"   // the deletion fails
 )
 
 var blockedReasons = []string{blockedRelease, blockedOutcome, blockedSecret, blockedError}

@@ -50,7 +50,7 @@ VolumeSnapshot (vs) or Node and everything related to it, and report why it is i
 state, which component removes each of its finalizers, and the next step.
 
 --status-url adds what a running process knows: failed attempts with the last error and
-the time of the next one, and running calls to the driver. If the process runs with
+the time of the next one, and running and failed calls to the driver. If the process runs with
 --secure-metrics-server, use an https URL and --status-ca-file or
 --status-insecure-skip-tls-verify. The bearer token of the kubeconfig or ServiceAccount
 is sent, unless --status-token-file names another one.

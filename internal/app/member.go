@@ -92,7 +92,7 @@ func (m *member) setDisabled(a activity, reason string) string {
 }
 
 // retry calls try with back-off until it succeeds or ctx ends. err is the error of the first attempt. Two errors are
-// returned instead: any error of a named role, and [election.ErrLost] of a role with a Lease, so that its term ends.
+// returned instead: [election.ErrLost] of a role with a Lease, so that its term ends, and any other error of a named role.
 func (m *member) retry(ctx context.Context, a activity, backoff wait.Backoff, err error, try func(context.Context) error) error {
 	log, initial := klog.FromContext(ctx), backoff
 	for err != nil && ctx.Err() == nil {

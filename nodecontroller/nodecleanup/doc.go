@@ -29,7 +29,7 @@
 //
 // The command cleanup ([Cleanup]) does the same for one missing Node that an administrator names.
 // The opt-in and --pv-release-grace do not apply. For the named Node, the grace period, --node-cleanup-paths and the
-// breaker do not apply either. All other checks of the controller do, also for the other nodes of a volume.
+// breaker do not apply either. All other checks apply, and to the other nodes of a volume also these three.
 //
 // Everything that must outlive the process is in one record per lost host. The records of a driver
 // are in one ConfigMap, see [LostNode]:

@@ -137,7 +137,7 @@ func (n *notifier) missing(p Policy, h host, v volume, due time.Time) {
 }
 
 // grantHint completes the message of a missing permission.
-const grantHint = ". Grant the missing permission to the ServiceAccount; storage-controller doctor --print-rbac prints the rules"
+const grantHint = ". Grant the missing permission to the ServiceAccount; storage-controller doctor --print-rbac prints the missing rules"
 
 // csiDriver returns the CSIDriver, the object of events about no single volume or node.
 func (l live) csiDriver(ctx context.Context, name string) *storagev1.CSIDriver {

@@ -98,12 +98,12 @@ func (p Policy) decideDeleting(h host, c cluster, cleaned bool) hostStep {
 	return hostStep{action: hostRelease}
 }
 
-// approveCommand returns the command that prints the approval of the cleanup of a host, and with --yes writes it.
+// approveCommand returns the command that approves the cleanup of a host.
 func (p Policy) approveCommand(h host) string {
-	return fmt.Sprintf("storage-controller nodecontroller approve --driver-name=%s %s", p.driver, h.name())
+	return fmt.Sprintf("storage-controller nodecontroller approve --driver-name=%s %s --yes", p.driver, h.name())
 }
 
-// timedOut returns the step for Nodes that have had our finalizer for --node-finalizer-timeout.
+// timedOut returns the step for Nodes whose deletion was requested --node-finalizer-timeout ago.
 func (p Policy) timedOut() hostStep {
 	return hostStep{action: hostRelease, reason: reasonTimeout, message: fmt.Sprintf(
 		"Finalizer removed after %v, before the cleanup was complete. The cleanup continues after --node-missing-grace",
@@ -139,7 +139,7 @@ func (t *term) release(ctx context.Context, h host, st hostStep) (again bool, er
 			t.c.notify.warn(node, st.reason, "%s", st.message)
 		}
 		t.c.metrics.held(node.DeletionTimestamp.Time)
-		klog.FromContext(ctx).Info("Finalizer removed from Node", "node", node.Name, "reason", st.message)
+		klog.FromContext(ctx).Info("Finalizer removed from Node", "node", node.Name, "reason", st.reason, "message", st.message)
 	}
 	return again, nil
 }

@@ -79,7 +79,7 @@ func (p Policy) mayClean(t target, c cluster) (found findings) {
 			h.name(), p.annotation, disabled)
 		held := h.record.Held != "" || c.open && !h.record.exempt() // an open breaker holds it with the next write of the records
 		found.add(held && !h.named, checkBreaker, "TooManyNodesLost",
-			"too many nodes are lost, and the cleanup of %s is not approved. Run %s", h.name(), p.approveCommand(h))
+			"too many nodes are lost, and the cleanup of %s is not approved. If it does not return, run %s", h.name(), p.approveCommand(h))
 	}
 	found.add(len(t.users) > 0, checkUse, "ClaimInUse", "pod %s uses the claim on a node that exists", strings.Join(t.users, ", "))
 	return found

@@ -124,7 +124,7 @@ func (i *index) topologyKey() (key, problem string) {
 	case i.key == "":
 		return "", "no CSINode reports a topology key for the driver"
 	case len(i.foreign) > 0:
-		return i.key, notSingle(i.nodes[slices.Min(slices.Collect(maps.Keys(i.foreign)))], i.key)
+		return i.key, "the values of topology key " + i.key + " do not identify single nodes"
 	}
 	return i.key, ""
 }

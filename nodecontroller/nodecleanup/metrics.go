@@ -44,7 +44,7 @@ func newMetrics(reg prometheus.Registerer, current func() counts) *metrics {
 			Buckets: []float64{1, 5, 10, 30, 60, 120, 300, 600, 900, 1800, 3600},
 		}),
 		missing: desc("nodes_missing", "Nodes that do not exist and have volumes."),
-		unready: desc("nodes_not_ready", "Nodes with the driver that are not ready. The cleanup ignores them until their Node is deleted."),
+		unready: desc("nodes_not_ready", "Nodes with the driver that are not ready. The cleanup ignores them until they are deleted."),
 		orphaned: desc("volumes_orphaned", "Volumes of lost nodes, by the state of their cleanup: "+
 			"suspect, held, terminating, claim, draining, released, force or verify.", "state"),
 		blocked: desc("cleanup_blocked", "Volumes that are not cleaned up, and missing permissions, by the failed check: "+

@@ -96,8 +96,9 @@ func (t *observer) checkLost(ctx context.Context) (next time.Time, err error) {
 // enqueueOthers enqueues hosts without a record and without volumes.
 func (t *observer) enqueueOthers(first bool) {
 	if first && t.policy.NodeFinalizerMode == FinalizerManage {
+		key := t.key()
 		for _, node := range t.c.nodes.List() {
-			t.queue.Add(hostOf(node, t.key()))
+			t.queue.Add(hostOf(node, key))
 		}
 	}
 	for _, claim := range t.c.claims.List() {
@@ -331,7 +332,7 @@ func (t *observer) reportProblems(ctx context.Context) {
 		klog.FromContext(ctx).Error(err, "List and watch are forbidden. Grant list and watch on the resource to the ServiceAccount",
 			"resource", resource)
 		t.c.notify.seldom(driver, reasonBlocked, "forbidden/"+resource,
-			fmt.Sprintf("list and watch of %s for --node-cleanup=%s: %v%s", resource, t.policy.mode(), err, grantHint))
+			fmt.Sprintf("listing and watching %s for --node-cleanup=%s: %v%s", resource, t.policy.mode(), err, grantHint))
 	}
 	if !t.policy.Deletes() {
 		return

@@ -41,7 +41,7 @@ type Settings struct {
 	NodeMissingGrace  time.Duration `mapstructure:"node-missing-grace"` // minimum time without a Node
 	// NodeCleanupWindow is the time for which a cleaned-up node counts as lost; 0: not at all.
 	NodeCleanupWindow time.Duration `mapstructure:"node-cleanup-window"`
-	// NodeCleanupMaxFraction is of the nodes of the driver, from 0 to 1. More lost nodes open the breaker.
+	// NodeCleanupMaxFraction is the fraction of the nodes of the driver, from 0 to 1, above which lost nodes open the breaker.
 	NodeCleanupMaxFraction float64 `mapstructure:"node-cleanup-max-fraction"`
 	NodeCleanupMinNodes    int     `mapstructure:"node-cleanup-min-nodes"` // number of lost nodes that never opens the breaker
 	NodeCleanupQPS         float64 `mapstructure:"node-cleanup-qps"`       // deletions per second; positive

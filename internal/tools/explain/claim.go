@@ -7,11 +7,13 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	storagehelpers "k8s.io/component-helpers/storage/volume"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/volumerules"
 	"github.com/storage-controller/storage-controller/provisioner"
 )
 
@@ -47,8 +49,14 @@ func explainClaim(f *facts) Report {
 // explainClaimAttempts reports what a running process works on for the claim.
 func explainClaimAttempts(e *explanation) {
 	claim := e.claim.value
-	concerns := inQueues(claim.Namespace+"/"+claim.Name, "claims", "clone-protection", e.driver+"-pvc",
-		"nodecontroller-pvc-finalizer", "nodecontroller-resize-nudge")
+	key := claim.Namespace + "/" + claim.Name
+	source := volumerules.Source{Kind: kube.KindClaim, Namespace: claim.Namespace, Name: claim.Name}
+	ofClaim := inQueues(key, "claims", "nodecontroller-pvc-finalizer", "nodecontroller-resize-nudge")
+	ofSource := inQueues(source.String(), "clone-protection")
+	concerns := func(queue, k string) bool {
+		ofResizer := queue == e.driver+"-pvc" && strings.HasPrefix(k, key+" ") // an operation follows
+		return ofResizer || ofClaim(queue, k) || ofSource(queue, k)
+	}
 	explainProcess(e, []string{"provisioner", "resizer", "nodecontroller"}, concerns, provisioner.DefaultVolumeName(claim.UID),
 		e.volumeHandle())
 }

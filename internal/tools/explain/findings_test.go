@@ -263,16 +263,16 @@ func TestProcess(t *testing.T) {
 	}
 	const want = `fine The provisioner at u is a standby: "other" holds Lease ns/l. Query that replica.
 blocked The driver is not ready: connection refused.
-waiting CreateVolume for "pvc-1" is in flight for 5s.
+waiting CreateVolume for "pvc-1" has been in flight for 5s.
 failing CreateVolume for "pvc-1" failed 59s ago after 1s with Internal: a b.
-waiting An attempt is in progress for 1s (queue claims).
+waiting An attempt has been in progress for 1s (queue claims).
 failing 4 failed attempts in a row (queue claims, stage indeterminate): no space. Next attempt: in 90s.
 `
 	if got := text(&facts{now: now, process: &statusPage{url: "u", page: page}}); got != want {
 		t.Errorf("got:\n%s", got)
 	}
 	idle := &statusPage{url: "u", page: statusz.Page{Program: "x"}}
-	if got := text(&facts{process: idle}); !strings.Contains(got, "reports no running or failed attempt.") {
+	if got := text(&facts{process: idle}); !strings.Contains(got, "reports no running or failed attempt for this object.") {
 		t.Errorf("an idle process: %s", got)
 	}
 	refused := &statusPage{url: "u", err: errors.New("refused")}
@@ -284,8 +284,8 @@ failing 4 failed attempts in a row (queue claims, stage indeterminate): no space
 	}
 }
 
-// TestAttemptsOfTheNodecontroller: its queues have claims and the hosts of volumes as keys.
-func TestAttemptsOfTheNodecontroller(t *testing.T) {
+// TestAttempts: each queue has keys of its own form.
+func TestAttempts(t *testing.T) {
 	pv := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "pv"}}
 	pv.Spec.NodeAffinity = &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
 		MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "k", Operator: corev1.NodeSelectorOpIn, Values: []string{"host"}}},
@@ -297,6 +297,9 @@ func TestAttemptsOfTheNodecontroller(t *testing.T) {
 		key     string
 		explain []func(*facts) Report
 	}{
+		"claims":                       {"ns/c", []func(*facts) Report{explainClaim}},
+		"clone-protection":             {"PersistentVolumeClaim ns/c", []func(*facts) Report{explainClaim}},
+		"drv-pvc":                      {"ns/c expand", []func(*facts) Report{explainClaim}},
 		"nodecontroller-pvc-finalizer": {"ns/c", []func(*facts) Report{explainClaim}},
 		"nodecontroller-resize-nudge":  {"ns/c", []func(*facts) Report{explainClaim}},
 		"nodecontroller-node":          {"host", []func(*facts) Report{explainVolume, explainN}},
@@ -305,7 +308,7 @@ func TestAttemptsOfTheNodecontroller(t *testing.T) {
 			for _, key := range []string{tt.key, "another"} {
 				loop := workloop.Status{Name: queue, Failing: []workloop.Failing{{Key: key, Error: "forbidden"}}}
 				process := &statusPage{page: statusz.Page{Now: now, Loops: []workloop.Status{loop}}}
-				r := explain(&facts{now: now, process: process, lost: lost, claim: found(claim), volume: found(pv)})
+				r := explain(&facts{now: now, driver: "drv", process: process, lost: lost, claim: found(claim), volume: found(pv)})
 				if got := fmt.Sprint(r.Findings); strings.Contains(got, "forbidden") != (key == tt.key) {
 					t.Errorf("%s, %d, key %s: %s", queue, i, key, got)
 				}

@@ -100,7 +100,7 @@ func fetch(ctx context.Context, client *http.Client, address string) (page statu
 	return page, nil
 }
 
-// inQueues returns a function that reports whether key of one of queues is the given one.
+// inQueues returns a function that reports whether a queue is one of queues, and its key the given one.
 func inQueues(key string, queues ...string) func(queue, key string) bool {
 	return func(q, k string) bool { return k == key && slices.Contains(queues, q) }
 }
@@ -126,7 +126,7 @@ func explainProcess(e *explanation, roles []string, concerns func(queue, key str
 	explainCalls(e, p.page, volumes)
 	explainAttempts(e, p.page, concerns)
 	if len(e.findings) == before {
-		e.add(Fine, "process", "The process at %s reports no running or failed attempt.", p.url)
+		e.add(Fine, "process", "The process at %s reports no running or failed attempt for this object.", p.url)
 	}
 }
 
@@ -141,7 +141,8 @@ func explainCalls(e *explanation, page statusz.Page, volumes []string) {
 	}
 	for _, c := range d.Running {
 		if c.Volume != "" && slices.Contains(volumes, c.Volume) {
-			e.add(Waiting, "process", "%s for %q is in flight for %s.", c.Method, c.Volume, duration.HumanDuration(page.Now.Sub(c.Began))).
+			e.add(Waiting, "process",
+				"%s for %q has been in flight for %s.", c.Method, c.Volume, duration.HumanDuration(page.Now.Sub(c.Began))).
 				next("The call ends with the response of the driver, or at its deadline.")
 		}
 	}
@@ -167,7 +168,7 @@ func explainAttempts(e *explanation, page statusz.Page, concerns func(queue, key
 		for _, r := range queue.Running {
 			if concerns(queue.Name, r.Key) {
 				e.add(Waiting, "process",
-					"An attempt is in progress for %s (%s).", duration.HumanDuration(page.Now.Sub(r.Since)),
+					"An attempt has been in progress for %s (%s).", duration.HumanDuration(page.Now.Sub(r.Since)),
 					queueAndStage(queue.Name, r.Stage))
 			}
 		}

@@ -45,7 +45,7 @@ func explainVolumeAttempts(e *explanation) {
 	pv := e.volume.value
 	ofVolume := inQueues(pv.Name, "volumes", "csi-attacher-pv")
 	concerns := func(queue, key string) bool {
-		ofNode := queue == nodecleanup.QueueName && requiredAffinity(pv) != nil && affinityNames(pv, key)
+		ofNode := e.driver != "" && queue == nodecleanup.QueueName && requiredAffinity(pv) != nil && affinityNames(pv, key)
 		return ofNode || ofVolume(queue, key)
 	}
 	explainProcess(e, []string{"provisioner", "attacher", "nodecontroller"}, concerns, pv.Name, e.volumeHandle())
