@@ -33,8 +33,8 @@ var errNetwork error = syscall.ECONNABORTED
 // errDead is the error of a request of a process that was killed.
 var errDead = errors.New("killed")
 
-// hooks lets the requests of the replicas wait at the gate. Reads that fill the caches of informers do not
-// wait; what the watches deliver later does, and of some processes also the end of each initial list.
+// hooks lets the requests of the replicas wait at the gate. Lists and watches that fill the caches of informers do not wait, and
+// fail during a partition. The events that watches deliver later wait, and of some processes also the end of each initial list.
 func (s *simulation) hooks() apiserver.Hooks {
 	return apiserver.Hooks{Before: s.before, After: s.after, Deliver: s.deliver, WatchTimeout: s.watchTimeout, Cached: s.cached}
 }
@@ -63,9 +63,11 @@ func (s *simulation) replicaOf(r apiserver.Request) *replica {
 
 func (s *simulation) before(ctx context.Context, r apiserver.Request) error {
 	from := s.replicaOf(r)
-	switch {
-	case from == nil:
+	if from == nil {
 		return nil
+	}
+	s.mayRequest(from, r)
+	switch {
 	case r.Resource.Resource == "events": // not errDead, after which the client would wait for a random time
 		return apierrors.NewForbidden(r.Resource.GroupResource(), r.Name, errors.New("not simulated"))
 	case from.killed():
@@ -96,7 +98,6 @@ func (s *simulation) before(ctx context.Context, r apiserver.Request) error {
 	o := &operation{
 		replica: from, kind: request, name: describe(r), verb: r.Verb, lease: isLease(r), body: string(r.Body), key: keyOf(ctx),
 	}
-	s.mayRequest(from, r)
 	s.nodeControllerDeletes(from, r)
 	s.releases(from, r)
 	v, ok := s.gate.wait(ctx, o)
@@ -124,7 +125,7 @@ func (s *simulation) after(ctx context.Context, r apiserver.Request, result apis
 	delete(s.verdicts, r.ID)
 	from := s.processes[r.Client]
 	s.mu.Unlock()
-	if from != nil && r.Resource == cluster.Claims && r.Verb == "patch" {
+	if from != nil && r.Resource == cluster.Claims && r.Verb == "patch" && result.Object != nil {
 		s.recorded(from, r)
 	}
 	if from != nil && isForCache(r) && result.Object != nil {
@@ -197,7 +198,7 @@ func (s *simulation) deliver(ctx context.Context, r apiserver.Request, kind watc
 	return v.err
 }
 
-// shows records that a watch of a replica shows obj.
+// shows records that a watch, or a list for a cache, shows obj to a replica.
 func (s *simulation) shows(to *replica, r apiserver.Request, obj metav1.Object) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -39,7 +39,8 @@ type checker struct {
 	volumes map[string]*corev1.PersistentVolume // the last state of all that have ever existed, by handle
 	renewed map[string]time.Time                // the last write of each Lease
 	foreign map[types.UID]protection            // the finalizers of other components
-	// writes and calls are the numbers of the API requests that write something else than a Lease, and of the calls of the driver.
+	// writes and calls are the numbers of the API requests that write something else than a Lease, and of the calls that
+	// change something at the driver.
 	writes, calls atomic.Int64
 	// released are the volumes that a replica has begun to release.
 	released map[string]bool
@@ -77,8 +78,10 @@ func nothing() {}
 // observe returns a function that records what r has changed and read, once it is executed.
 func (s *simulation) observe(from *replica, r apiserver.Request) func(apiserver.Result) (received func()) {
 	holder := ""
-	if lease := s.lease(r.Name); isLease(r) && lease != nil {
-		holder = ptr.Deref(lease.Spec.HolderIdentity, "")
+	if isLease(r) {
+		if lease := s.lease(r.Name); lease != nil {
+			holder = ptr.Deref(lease.Spec.HolderIdentity, "")
+		}
 	}
 	return func(result apiserver.Result) func() {
 		succeeded, notFound := result.Code < http.StatusMultipleChoices, result.Code == http.StatusNotFound
@@ -110,17 +113,20 @@ func (s *simulation) observe(from *replica, r apiserver.Request) func(apiserver.
 	}
 }
 
-// mayRequest checks a request that a replica sends: a deletion must name the UID of the object, and a Secret is only read by
-// its name.
+// mayRequest checks a request that a replica sends: a deletion must name the UID of the object, a Secret is only read by its
+// name, and only the holder of the Lease publishes capacities.
 func (s *simulation) mayRequest(from *replica, r apiserver.Request) {
 	var err error
+	reads := r.Verb == "get" || r.Verb == "list" || r.Verb == "watch"
 	switch {
 	case r.Resource.Resource == "secrets" && r.Verb != "get":
 		err = errors.New("Secrets are only read by their names")
-	case r.Verb == "delete" && r.Resource.Resource != "configmaps" && r.Preconditions().UID == nil:
+	case r.Verb == "delete" && r.Preconditions().UID == nil:
 		err = errors.New("it has no precondition for the UID")
 	case r.Verb == "deletecollection":
 		err = errors.New("it deletes several objects")
+	case r.Resource == cluster.Capacities && !reads:
+		err = s.leads(from, provisioner.LeaseName(driverName))
 	}
 	if err != nil {
 		s.violated("%s %s: %v", from.client, describe(r), err)
@@ -401,8 +407,8 @@ func (s *simulation) checkFinalizers() {
 	s.checker.foreign = now
 }
 
-// checkEffort checks the number of writes and calls. Each step of a component or a user, each fault and each start of a process
-// leads to less than one of both, on average.
+// checkEffort checks that each step of a component or a user, each fault and each start of a process leads to at most two
+// writes and one call, on average.
 func (s *simulation) checkEffort() {
 	causes := int64(s.performed + s.history.Faults + s.started)
 	if writes, limit := s.checker.writes.Load(), 10+2*causes; writes > limit {

@@ -94,7 +94,9 @@ func (s *simulation) nodeControllerReads(from *replica, r apiserver.Request, res
 		if c.reads[from] == nil {
 			c.reads[from] = map[string]reading{}
 		}
-		c.reads[from][readKey(r.Resource.Resource, r.Namespace, r.Name)] = read
+		if key := readKey(r.Resource.Resource, r.Namespace, r.Name); c.reads[from][key].number < read.number {
+			c.reads[from][key] = read
+		}
 	}
 }
 
@@ -195,9 +197,8 @@ func mayClean(reads map[string]reading, number int, obj metav1.Object) (*corev1.
 	return pv, nil
 }
 
-// mayCleanUpAfter returns an error unless a node is lost. node and csiNode are what the process has read.
-func (s *simulation) mayCleanUpAfter(name string, node, csiNode runtime.Object) error {
-	var record nodecleanup.LostNode
+// recordOf returns the record of a lost node, empty if there is none.
+func (s *simulation) recordOf(name string) (record nodecleanup.LostNode) {
 	if cm := s.cluster.LostNodes(); cm != nil {
 		for _, lost := range nodecleanup.ParseLostNodes(cm) {
 			if lost.Value == name {
@@ -205,7 +206,12 @@ func (s *simulation) mayCleanUpAfter(name string, node, csiNode runtime.Object) 
 			}
 		}
 	}
-	now := time.Now()
+	return record
+}
+
+// mayCleanUpAfter returns an error unless a node is lost. node and csiNode are what the process has read.
+func (s *simulation) mayCleanUpAfter(name string, node, csiNode runtime.Object) error {
+	record, now := s.recordOf(name), time.Now()
 	deleting, _ := node.(*corev1.Node)
 	finalizer, _ := nodecontroller.Finalizers(driverName)
 	near := func(a absence) bool {
@@ -261,6 +267,13 @@ func (s *simulation) forces(r apiserver.Request) {
 	}
 }
 
+// hasVolumes reports whether a PersistentVolume belongs to a node.
+func (s *simulation) hasVolumes(node string) bool {
+	return slices.ContainsFunc(cluster.List[*corev1.PersistentVolume](s.api, cluster.Volumes), func(pv *corev1.PersistentVolume) bool {
+		return cluster.NodeOf(pv) == node
+	})
+}
+
 // checkNodes records which nodes are absent.
 func (s *simulation) checkNodes() {
 	if !s.scale.features.Nodes {
@@ -275,6 +288,9 @@ func (s *simulation) checkNodes() {
 		if node != nil {
 			s.checker.nodes.kept[name] = cluster.OptedOut(node, driverName) && slices.Contains(node.Finalizers, finalizer) &&
 				(node.DeletionTimestamp == nil || time.Since(node.DeletionTimestamp.Time) < finalizerTimeout)
+		}
+		if node == nil && s.checker.nodes.kept[name] && s.recordOf(name).Value == "" && !s.hasVolumes(name) {
+			s.checker.nodes.kept[name] = false // nothing was left to clean up, and a later volume was never used
 		}
 		absences := s.checker.nodes.absent[name]
 		exists := s.cluster.Node(name) != nil || s.api.Get(cluster.CSINodes, "", name) != nil

@@ -6,6 +6,7 @@ package simulation
 import (
 	"regexp"
 	"slices"
+	"strings"
 	"testing"
 )
 
@@ -43,8 +44,8 @@ func Minimize(t *testing.T, h History) History {
 
 var names = regexp.MustCompile(`(va-)?pvc-[0-9a-f-]+|(snap\w+-)?[0-9a-f]{8}-[0-9a-f-]+|[0-9]+`)
 
-// kindOf returns the begin of a violation without numbers and generated names.
+// kindOf returns the first words of a violation, up to a list of objects, without numbers and generated names.
 func kindOf(violation string) string {
-	kind := names.ReplaceAllString(violation, "*")
+	kind, _, _ := strings.Cut(names.ReplaceAllString(violation, "*"), ", ")
 	return kind[:min(len(kind), 70)]
 }

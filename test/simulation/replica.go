@@ -48,7 +48,7 @@ type replica struct {
 
 	partitioned int         // the step at which its requests reach the API server again
 	unreachable atomic.Bool // partitioned is not zero
-	// observed is the version that its API server has observed, until the step caughtUp.
+	// observed is the version that its API server has observed, until the step caughtUp; then math.MaxUint64.
 	observed atomic.Uint64
 	caughtUp int
 	stopping bool // it was told to end
@@ -164,7 +164,7 @@ func (s *simulation) removeEnded() {
 		}
 		select {
 		case <-r.ended:
-			gaveUp := r.slow && r.err != nil && strings.Contains(r.err.Error(), "waiting for the first list")
+			gaveUp := r.slow && !s.scale.oldServers && r.err != nil && strings.Contains(r.err.Error(), "waiting for the first list")
 			if (!r.stopping || r.err != nil) && !gaveUp {
 				s.violated("%s exits: %v", r.client, r.err)
 			}

@@ -265,6 +265,9 @@ func (s *simulation) disaster() {
 		if s.scale.features.Topology {
 			resources = append(resources, "nodes", "csinodes")
 		}
+		if s.scale.features.Capacity {
+			resources = append(resources, "csistoragecapacities")
+		}
 		if s.scale.features.Nodes {
 			resources = append(resources, "pods", "configmaps")
 		}

@@ -3,7 +3,8 @@
 
 // Package simulation runs the real controllers against an API server, a driver and a cluster in memory, in
 // virtual time. One seed decides everything random: the order in which requests, responses, events of watches
-// and calls of the driver are processed, the faults, and what users do. The same seed gives the same history.
+// and calls of the driver are processed, the faults, and what users do. The same seed gives the same history, except for about
+// one seed in 50.
 package simulation
 
 import (
@@ -64,7 +65,7 @@ type simulation struct {
 	componentActed bool
 	frozen         map[string]int // the step at which the watch of a replica continues
 
-	caches    sync.Map // of the processes, by client
+	caches    sync.Map // the processes by client, for the hook that must not wait for mu
 	mu        sync.Mutex
 	socket    *socket
 	processes map[string]*replica
@@ -228,7 +229,7 @@ func (c scale) configuration() app.Config {
 	var args []string
 	if c.features.Capacity {
 		roles = append(roles, "capacity")
-		args = append(args, "--capacity-ownerref-level=-1", "--capacity-threads=3") // all at once: their order is random
+		args = append(args, "--capacity-ownerref-level=-1", "--capacity-threads=3") // for all pairs: their order in the queue is random
 	}
 	if c.features.Nodes {
 		roles = append(roles, "nodecontroller")

@@ -39,14 +39,14 @@ type Request struct {
 	Body        []byte
 }
 
-// Result is what a request has led to.
+// Result is the result of a request, before its response is encoded.
 type Result struct {
-	Code   int            // of the response
+	Code   int
 	Object runtime.Object // of the response; nil: an error, or a watch. It must not be modified
 }
 
-// Hooks changes what happens to requests. All fields are optional. The functions are called
-// concurrently and without locks. They may block: until that ends, the request is in transit.
+// Hooks changes what happens to requests. All fields are optional. The functions are called concurrently and, except for
+// Cached, without locks. They may block: until that ends, the request is in transit.
 type Hooks struct {
 	// Allow reports whether the user has the permission for the request.
 	Allow func(Request) bool
@@ -61,7 +61,7 @@ type Hooks struct {
 	// WatchTimeout returns after what time the server ends a watch whose client asks for that time; nil: after that time.
 	WatchTimeout func(Request, time.Duration) time.Duration
 	// Cached returns the resourceVersion that the API server of the client has observed. Reads from
-	// its cache (resourceVersion "0") return the state at that version. It must not decrease.
+	// its cache (resourceVersion "0") return the state at that version. It must not decrease. The lock of the server is held.
 	Cached func(Request) uint64
 }
 
