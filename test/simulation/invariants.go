@@ -25,6 +25,7 @@ import (
 
 	"github.com/storage-controller/storage-controller/attacher"
 	"github.com/storage-controller/storage-controller/csiclient"
+	"github.com/storage-controller/storage-controller/csiclient/csitest"
 	"github.com/storage-controller/storage-controller/provisioner"
 	"github.com/storage-controller/storage-controller/resizer"
 	"github.com/storage-controller/storage-controller/snapshotter"
@@ -309,10 +310,14 @@ func (s *simulation) attachment(handle, nodeID string) *storagev1.VolumeAttachme
 	return nil
 }
 
-// mayPublish returns an error unless a VolumeAttachment and a PersistentVolume record the publication.
+// mayPublish returns an error unless a VolumeAttachment and a PersistentVolume record the publication. After DeleteVolume, the
+// provisioner removes the finalizer, and the driver publishes nothing.
 func (s *simulation) mayPublish(r *csi.ControllerPublishVolumeRequest) error {
 	va, finalizer := s.attachment(r.GetVolumeId(), r.GetNodeId()), attacher.Finalizer(driverName)
+	exists := func(v csitest.Volume) bool { return v.ID == r.GetVolumeId() }
 	switch {
+	case !slices.ContainsFunc(s.driver.Volumes(), exists):
+		return nil
 	case va == nil:
 		return fmt.Errorf("there is no VolumeAttachment")
 	case !slices.Contains(va.Finalizers, finalizer):
