@@ -424,14 +424,28 @@ func (s *simulation) checkEffort() {
 	}
 }
 
+// deletedVolumes returns the volumes that the driver has deleted and whose PersistentVolumes exist.
+func (s *simulation) deletedVolumes() []string {
+	exists := map[string]bool{}
+	for _, v := range s.driver.Volumes() {
+		exists[v.ID] = true
+	}
+	var deleted []string
+	for _, pv := range cluster.List[*corev1.PersistentVolume](s.api, cluster.Volumes) {
+		if handle := pv.Spec.CSI.VolumeHandle; !exists[handle] && !s.checker.retained(handle) && !s.unreachable(handle) {
+			deleted = append(deleted, "volume "+handle+" does not exist, but PersistentVolume "+pv.Name+" does")
+		}
+	}
+	return deleted
+}
+
 // checkRest checks that the driver has what the objects say.
 func (s *simulation) checkRest(when string) {
 	s.checkEffort()
 	s.checkModified(when)
 	s.checkSnapshotsAtRest(when)
-	handles, recorded := map[string]bool{}, map[string]bool{}
+	recorded := map[string]bool{}
 	for _, pv := range cluster.List[*corev1.PersistentVolume](s.api, cluster.Volumes) {
-		handles[pv.Spec.CSI.VolumeHandle] = true
 		for _, va := range cluster.List[*storagev1.VolumeAttachment](s.api, cluster.Attachments) {
 			if publication := pv.Spec.CSI.VolumeHandle + " id-of-" + va.Spec.NodeName; *va.Spec.Source.PersistentVolumeName == pv.Name {
 				recorded[publication] = slices.Contains(va.Finalizers, attacher.Finalizer(driverName))
@@ -439,21 +453,14 @@ func (s *simulation) checkRest(when string) {
 		}
 	}
 	for _, v := range s.driver.Volumes() {
-		if !handles[v.ID] && !s.checker.retained(v.ID) && !s.checker.nodes.forced[v.ID] && !s.mayLeak(v) {
+		if len(s.volumesWith(v.ID)) == 0 && !s.checker.retained(v.ID) && !s.checker.nodes.forced[v.ID] && !s.mayLeak(v) {
 			s.violated("%s: volume %s (%s) has no PersistentVolume", when, v.ID, v.Name)
 		}
-		delete(handles, v.ID)
 		for node := range v.Published {
 			if !recorded[v.ID+" "+node] {
 				s.violated("%s: volume %s is published to %s, and its VolumeAttachment is missing or lacks the finalizer", when, v.ID, node)
 			}
 		}
-	}
-	for handle := range handles {
-		if s.checker.retained(handle) || s.unreachable(handle) {
-			continue
-		}
-		s.violated("%s: volume %s does not exist, but its PersistentVolume does", when, handle)
 	}
 	for _, p := range s.unattached() {
 		s.violated("%s: %s is not published, but attached", when, p)

@@ -443,7 +443,7 @@ func (s *simulation) rest(when string) {
 
 // busy returns the objects that components still work on.
 func (s *simulation) busy() []string {
-	busy := s.cluster.Busy()
+	busy := append(s.cluster.Busy(), s.deletedVolumes()...)
 	for _, r := range s.replicas {
 		if r != nil && r.stopping {
 			busy = append(busy, r.client+" was told to stop and runs")
