@@ -121,7 +121,7 @@ func (s *simulation) mayRequest(from *replica, r apiserver.Request) {
 	reads := r.Verb == "get" || r.Verb == "list" || r.Verb == "watch"
 	switch {
 	case r.Resource.Resource == "secrets" && r.Verb != "get":
-		err = errors.New("Secrets are only read by their names")
+		err = errors.New("a Secret may only be read by its name")
 	case r.Verb == "delete" && r.Preconditions().UID == nil:
 		err = errors.New("it has no precondition for the UID")
 	case r.Verb == "deletecollection":
