@@ -73,7 +73,7 @@ func (c *checker) retained(handle string) bool {
 	return pv != nil && pv.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimRetain
 }
 
-// nothing is what some responses tell.
+// nothing records nothing, for a response that no invariant needs.
 func nothing() {}
 
 // observe returns a function that records what r has changed and read, once it is executed.
