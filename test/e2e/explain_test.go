@@ -174,7 +174,7 @@ func TestExplainReadsASecureStatusPage(t *testing.T) {
 	e.eventually("the status page is read", func(context.Context) error {
 		out, errs, code := e.explain("pvc", "data", "-n", e.ns, "--status-url", url, "--status-insecure-skip-tls-verify",
 			"--status-token-file", file)
-		if code != 0 || !strings.Contains(out, "The process at "+url+" reports no running or failed attempt.") {
+		if code != 0 || !strings.Contains(out, "The process at "+url+" reports no running or failed attempt for this object.") {
 			return fmt.Errorf("exit code %d, %s, output:\n%s", code, errs, out)
 		}
 		return nil

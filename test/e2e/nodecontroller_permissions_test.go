@@ -64,7 +64,7 @@ func TestNodecontrollerWithoutPermissions(t *testing.T) {
 		for _, event := range events.Items {
 			said.WriteString(event.Message)
 		}
-		for _, want := range []string{"watch of pods", "watch of volumeattachments", "--node-cleanup=claims"} {
+		for _, want := range []string{"watching pods", "watching volumeattachments", "--node-cleanup=claims"} {
 			if !strings.Contains(said.String(), want) {
 				return fmt.Errorf("%q is not in %q", want, said.String())
 			}
