@@ -767,6 +767,17 @@ func TestCapacityScenarioAdoption(t *testing.T) {
 		held("nodes", false)
 		close(gates["/nodes"])
 		held("CSINodes", true)
+		// After a failed WatchList request, client-go lists from the API server's cache, which
+		// may be old. Without a removal grace, the controller deletes the object of a missing node.
+		kubetest.Eventually(f, "the API server's cache has the CSINodes", func(ctx context.Context) error {
+			list, err := f.Client.StorageV1().CSINodes().List(ctx, metav1.ListOptions{ResourceVersion: "0"})
+			for _, name := range []string{f.Unique("n1"), f.Unique("n2")} {
+				if err == nil && !slices.ContainsFunc(list.Items, func(n storagev1.CSINode) bool { return n.Name == name }) {
+					err = fmt.Errorf("%s is missing", name)
+				}
+			}
+			return err
+		})
 		close(gates["/csinodes"])
 		f.asked(2)
 		f.same(before, f.published(zoneA, zoneB))
