@@ -177,12 +177,12 @@ func (l *claimLoop) topologyKeys(node *storagev1.CSINode) []string {
 
 func (l *claimLoop) claimAdded(claim *corev1.PersistentVolumeClaim) {
 	l.wake(kube.DependencyKey(kube.KindClaim, claim.Namespace, claim.Name))
+	l.sources.claimChanged(claim, true)
 	l.claimChanged(claim)
 }
 
 // claimChanged enqueues a claim for which there may be something to do.
 func (l *claimLoop) claimChanged(claim *corev1.PersistentVolumeClaim) {
-	l.sources.claimChanged(claim)
 	if claim.Spec.VolumeName != "" && !isProtected(claim) {
 		l.forget(keyOf(claim))
 		return
@@ -210,6 +210,7 @@ func (l *claimLoop) claimUpdated(old, claim *corev1.PersistentVolumeClaim) {
 	if isCloned(old) == isCloned(claim) { // else the change is that of a sourceProtector
 		l.wake(kube.DependencyKey(kube.KindClaim, claim.Namespace, claim.Name))
 	}
+	l.sources.claimChanged(claim, false)
 	l.claimChanged(claim)
 }
 
@@ -309,7 +310,7 @@ func (l *claimLoop) watchOptional(ctx context.Context, wg *sync.WaitGroup) {
 			if old == nil || isRestored(old) == isRestored(s) { // else the change is that of a sourceProtector
 				l.wake(kube.DependencyKey(kube.KindSnapshot, s.Namespace, s.Name))
 			}
-			l.sources.snapshotChanged(s)
+			l.sources.snapshotChanged(s, old == nil)
 		})
 	}
 	if d.modifies && d.VolumeAttributesClass {

@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -329,10 +330,12 @@ func isVolumeOf(claim *corev1.PersistentVolumeClaim, pv *corev1.PersistentVolume
 	return pv != nil && pv.Spec.ClaimRef != nil && pv.Spec.ClaimRef.UID == claim.UID
 }
 
-// isReclaimed reports whether pv was provisioned for claim and is deleted, or will be, while claim exists. A bound
-// PersistentVolume that a user deletes stays until claim is deleted: waiting for its deletion would not end.
+// isReclaimed reports whether pv was provisioned for claim and is deleted, or will be, while claim exists. A
+// PersistentVolume that a user deletes stays until claim is deleted if it is bound or has the finalizer of the
+// provisioner: waiting for its deletion would not end.
 func isReclaimed(pv *corev1.PersistentVolume, claim *corev1.PersistentVolumeClaim) bool {
-	deleted := pv != nil && pv.DeletionTimestamp != nil && pv.Status.Phase != corev1.VolumeBound
+	deleted := pv != nil && pv.DeletionTimestamp != nil && pv.Status.Phase != corev1.VolumeBound &&
+		!slices.Contains(pv.Finalizers, storagehelpers.PVDeletionProtectionFinalizer)
 	return isVolumeOf(claim, pv) && (deleted || pv.Status.Phase == corev1.VolumeReleased && reclaims(pv))
 }
 

@@ -819,9 +819,9 @@ func TestDecideVolume(t *testing.T) {
 	}
 }
 
-// A user deletes a PersistentVolume that is bound already, while the provisioner does not know yet that it was created:
+// A user deletes a PersistentVolume that is bound or has the finalizer, while the provisioner does not know yet that it was created:
 // it stays until the claim is deleted, and the claim would wait for it with its finalizer. Found by the simulation.
-func TestBoundVolumeThatIsDeletedIsNotWaitedFor(t *testing.T) {
+func TestVolumeThatStaysIsNotWaitedFor(t *testing.T) {
 	claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{UID: uid}}
 	pv := &corev1.PersistentVolume{
 		ObjectMeta: metav1.ObjectMeta{DeletionTimestamp: ptr.To(metav1.Now())},
@@ -834,6 +834,10 @@ func TestBoundVolumeThatIsDeletedIsNotWaitedFor(t *testing.T) {
 		if got := isReclaimed(pv, claim); got != want {
 			t.Errorf("%s: reclaimed = %v", phase, got)
 		}
+	}
+	pv.Status.Phase, pv.Finalizers = corev1.VolumePending, []string{storagehelpers.PVDeletionProtectionFinalizer}
+	if isReclaimed(pv, claim) {
+		t.Error("the finalizer stays until the claim is deleted")
 	}
 }
 

@@ -1179,27 +1179,32 @@ func provisionerScenarioDeletion(t *testing.T) {
 		}
 	})
 	// A driver may report success without the credentials that it needs to delete the volume.
-	t.Run("113_secret_cannot_be_read", func(t *testing.T) {
-		f := scenario(t, csitest.Config{}, nil)
-		var failed atomic.Bool
-		f.through(f.ControlPlane.Config(), func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
-			if strings.Contains(r.URL.Path, "/secrets/") && !failed.Swap(true) {
-				http.Error(w, "no key", http.StatusInternalServerError)
-				return
+	for failure, respond := range map[string]func(http.ResponseWriter){
+		"no key":         func(w http.ResponseWriter) { http.Error(w, "no key", http.StatusInternalServerError) },
+		"unexpected EOF": func(w http.ResponseWriter) { w.Header().Set("Content-Length", "9"); w.WriteHeader(http.StatusOK) },
+	} {
+		t.Run("113_secret_cannot_be_read_"+failure, func(t *testing.T) {
+			f := scenario(t, csitest.Config{}, nil)
+			var failed atomic.Bool
+			f.through(f.ControlPlane.Config(), func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
+				if strings.Contains(r.URL.Path, "/secrets/") && !failed.Swap(true) {
+					respond(w)
+					return
+				}
+				pass.ServeHTTP(w, r)
+			})
+			f.secret("data", "v")
+			pv := f.volume(f.Namespace+"-pv", corev1.VolumeReleased, func(pv *corev1.PersistentVolume) {
+				pv.Annotations = map[string]string{volumerules.AnnDeletionSecretName: "data",
+					volumerules.AnnDeletionSecretNamespace: f.Namespace}
+			})
+			f.event("Warning VolumeFailedDelete", "data", failure)
+			f.gone(pv)
+			if calls := f.deletions(pv); len(calls) != 1 || calls[0].Request.(*csi.DeleteVolumeRequest).GetSecrets()["k"] != "v" {
+				t.Errorf("calls %v", calls)
 			}
-			pass.ServeHTTP(w, r)
 		})
-		f.secret("data", "v")
-		pv := f.volume(f.Namespace+"-pv", corev1.VolumeReleased, func(pv *corev1.PersistentVolume) {
-			pv.Annotations = map[string]string{volumerules.AnnDeletionSecretName: "data",
-				volumerules.AnnDeletionSecretNamespace: f.Namespace}
-		})
-		f.event("Warning VolumeFailedDelete", "data", "no key")
-		f.gone(pv)
-		if calls := f.deletions(pv); len(calls) != 1 || calls[0].Request.(*csi.DeleteVolumeRequest).GetSecrets()["k"] != "v" {
-			t.Errorf("calls %v", calls)
-		}
-	})
+	}
 	t.Run("113_secrets", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, nil)
 		template := func(name string) func(*storagev1.StorageClass) {

@@ -17,11 +17,14 @@ import (
 
 	snapshotclient "github.com/kubernetes-csi/external-snapshotter/client/v8/clientset/versioned/typed/volumesnapshot/v1"
 	"github.com/prometheus/client_golang/prometheus"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/record"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/volumerules"
+	"github.com/storage-controller/storage-controller/internal/workloop"
 )
 
 var testSnapshot = volumerules.Source{Kind: kube.KindSnapshot, Namespace: "ns", Name: "s"}
@@ -180,4 +183,23 @@ func TestReleaseOfALockedSource(t *testing.T) {
 			t.Errorf("got %v, %v after the lock was released", next, err)
 		}
 	})
+}
+
+// TestUpdatedSource: with distributed provisioning, an instance leaves a finalizer that the one of another node may have just added.
+func TestUpdatedSource(t *testing.T) {
+	source := metav1.ObjectMeta{Namespace: "ns", Name: "s", Finalizers: []string{kube.SnapshotProtection, kube.CloningProtection}}
+	for _, tt := range []struct {
+		distributed, added bool
+		want               int
+	}{{false, false, 1}, {false, true, 1}, {true, false, 0}, {true, true, 1}} {
+		cfg := Config{NodeDeployment: tt.distributed, SnapshotOrphanSweepInterval: time.Hour}
+		c := &Controller{cfg: cfg, deps: Deps{Queues: workloop.NewMetrics(prometheus.NewRegistry())}, driver: driver{restores: true}}
+		p := newSourceProtector(c, nil, nil, newOperations())
+		defer p.stop()
+		p.snapshotChanged(&metav1.PartialObjectMetadata{ObjectMeta: source}, tt.added)
+		p.claimChanged(&corev1.PersistentVolumeClaim{ObjectMeta: source}, tt.added)
+		if got, clones := p.snapshotQueue.Len(), p.cloneQueue.Len(); got != tt.want || clones != tt.want {
+			t.Errorf("%+v: %d snapshots and %d claims are enqueued", tt, got, clones)
+		}
+	}
 }

@@ -257,7 +257,7 @@ func (p *sourceProtector) sweep(ctx context.Context) {
 	defer tick.Stop()
 	for {
 		for _, s := range p.snapshots.List() {
-			p.snapshotChanged(s)
+			p.snapshotChanged(s, true)
 		}
 		select {
 		case <-ctx.Done():
@@ -267,17 +267,21 @@ func (p *sourceProtector) sweep(ctx context.Context) {
 	}
 }
 
-func (p *sourceProtector) snapshotChanged(s metav1.Object) {
-	if isRestored(s) && p.sweeps() {
+func (p *sourceProtector) snapshotChanged(s metav1.Object, added bool) {
+	if isRestored(s) && p.sweeps() && p.mayRelease(added) {
 		p.snapshotQueue.Add(volumerules.Source{Kind: kube.KindSnapshot, Namespace: s.GetNamespace(), Name: s.GetName()})
 	}
 }
 
-func (p *sourceProtector) claimChanged(claim *corev1.PersistentVolumeClaim) {
-	if isCloned(claim) {
+func (p *sourceProtector) claimChanged(claim *corev1.PersistentVolumeClaim, added bool) {
+	if isCloned(claim) && p.mayRelease(added) {
 		p.cloneQueue.Add(volumerules.Source{Kind: kube.KindClaim, Namespace: claim.Namespace, Name: claim.Name})
 	}
 }
+
+// mayRelease reports whether an event, of a new object or of an update, may lead to the removal of a finalizer. With
+// distributed provisioning, the instance of another node may have just added it for a claim that this cache still lacks.
+func (p *sourceProtector) mayRelease(added bool) bool { return added || !p.c.cfg.NodeDeployment }
 
 // enqueueSourceOf enqueues the source of a claim that does not wait for a copy any more.
 func (p *sourceProtector) enqueueSourceOf(claim *corev1.PersistentVolumeClaim) {

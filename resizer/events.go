@@ -26,7 +26,7 @@ const (
 	reasonModifyFailed = "VolumeModifyFailed"
 	// Normal, PVC: the volume is modified
 	reasonModifySuccessful = "VolumeModifySuccessful"
-	// Normal, PVC: it does not request a modification any more that was infeasible
+	// Normal, PVC: the PVC no longer requests the infeasible modification
 	reasonModifyCanceled = "VolumeModifyCanceled"
 )
 

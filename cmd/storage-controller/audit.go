@@ -53,6 +53,8 @@ provisioner audits periodically with --audit-interval.`,
 	registerUserFlags(cmd, app.All)
 	shown := []string{"config", "csi-address", "csi-socket", "kubeconfig", "master", "timeout", "max-entries", "v", "logging-format"}
 	cmd.Flags().VisitAll(func(f *pflag.Flag) { f.Hidden = !slices.Contains(shown, f.Name) })
+	timeout := cmd.Flags().Lookup("timeout")
+	timeout.Usage, timeout.DefValue = "timeout of each CSI call", cfg.Timeout.String()
 	cmd.Flags().StringVarP(&output, "output", "o", outputText, "text or json")
 	cmd.Flags().DurationVar(&cfg.StuckAfter, "stuck-after", cfg.StuckAfter,
 		"time since deletionTimestamp after which an object counts as stuck")

@@ -70,7 +70,8 @@ a permission.`,
 	fs := cmd.Flags()
 	fs.StringVarP(&o.output, "output", "o", outputText, "text or json")
 	fs.StringVar(&o.as, "as", "",
-		"ServiceAccount, as NAMESPACE/NAME, or user whose permissions are checked; empty means that of the workload, or this process")
+		"ServiceAccount, as NAMESPACE/NAME, or user whose permissions are checked; empty means that of the workload, or this process. "+
+			"Without a workload, NAMESPACE is also that of the pod")
 	fs.StringVarP(&o.namespace, "namespace", "n", "", "namespace of the workload; empty means that of the current context, or of the pod")
 	fs.StringVarP(&o.container, "container", "c", "", "container of the workload; empty means the one that runs roles")
 	fs.BoolVar(&o.printRBAC, "print-rbac", false, "print the missing permissions for kubectl apply -f -, and no report")
@@ -87,7 +88,9 @@ func (o doctorOptions) run(cmd *cobra.Command, args []string) error {
 	line, roles, fs := (*commandLine)(nil), app.All, cmd.Flags()
 	var err error
 	if len(args) == 0 {
-		line, err = containerProcess("/proc")
+		if line, err = containerProcess("/proc"); line == nil {
+			adoptNamespace(o.as)
+		}
 	} else {
 		line, err = o.inspect(cmd, args[0])
 	}
@@ -197,6 +200,16 @@ func doctorInput(c app.Config, as string) doctor.Input {
 	}
 	in.Config = kube.ForRole(config, c.Version, "doctor", 0, 0)
 	return in
+}
+
+// adoptNamespace makes the namespace of the ServiceAccount NAMESPACE/NAME that of the pod, unless the environment names one.
+func adoptNamespace(as string) {
+	namespace, _, found := strings.Cut(as, "/")
+	for _, name := range []string{"NAMESPACE", "POD_NAMESPACE"} {
+		if found && os.Getenv(name) == "" {
+			os.Setenv(name, namespace)
+		}
+	}
 }
 
 // serviceAccount returns the user name of NAMESPACE/NAME. Any other text is a user name already.

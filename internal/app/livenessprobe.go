@@ -55,7 +55,7 @@ func (l *Livenessprobe) Read(fs *pflag.FlagSet) (settings.Common, error) {
 	}
 	driver := livenessprobeDriver(c)
 	err = errors.Join(s.Validate(), driver.Validate(), livenessprobeServer(c).Validate())
-	if fs.Changed(healthPort) && c.HTTPEndpoint != "" {
+	if *l.port != fs.Lookup(healthPort).DefValue && c.HTTPEndpoint != "" {
 		err = errors.Join(err, fmt.Errorf("--%s and --http-endpoint: only one of them may be set", healthPort))
 	}
 	if _, invalid := net.LookupPort("tcp", *l.port); invalid != nil {

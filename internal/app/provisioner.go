@@ -118,7 +118,7 @@ func provisionerGrants(s settings.Settings, d csiclient.Driver) []doctor.Grant {
 	}
 	if caps.CreateDeleteSnapshot {
 		grants = append(grants, doctor.Grant{File: "provisioner-snapshots",
-			Without: "volumes are not restored from snapshots, or only after a delay"})
+			Without: "volumes are not restored from snapshots, only after a delay, or without protecting the snapshot"})
 	}
 	if caps.ModifyVolume && cfg.VolumeAttributesClass {
 		without := "PVCs with a VolumeAttributesClass fail, or are provisioned only after a delay"

@@ -148,11 +148,15 @@ func TestDoctorOfAnInstallation(t *testing.T) {
 	d.has("sidecars", doctor.Skipped, "forbidden")
 	d.has("csidriver", doctor.Skipped, "forbidden")
 
-	admin := e.diagnose(0, env, slices.Concat(args, []string{"--kubeconfig", e.cp.Kubeconfig(), "--as", e.ns + "/csi-provisioner"})...)
+	fromElsewhere := slices.Concat(args, []string{"--kubeconfig", e.cp.Kubeconfig(), "--as", e.ns + "/csi-provisioner"})
+	admin := e.diagnose(0, []string{"POD_NAMESPACE="}, fromElsewhere...)
 	admin.has("rbac provisioner", doctor.OK, "granted")
 	admin.has("sidecars", doctor.OK, "none in namespace")
 	admin.has("csidriver attachRequired", doctor.OK, "true")
 	admin.has("csidriver storageCapacity", doctor.OK, "true")
+	sidecar := e.diagnose(3, env, slices.Concat(args, []string{"--kubeconfig", e.user(clusterRules, namespaceRules)})...)
+	sidecar.has("rbac provisioner", doctor.OK, "granted") // with update instead of patch
+	sidecar.has("rbac provisioner-snapshots", doctor.OK, "granted")
 	stranger := e.diagnose(3, env, slices.Concat(args, []string{"--kubeconfig", e.cp.Kubeconfig(), "--as", e.ns + "/stranger"})...)
 	stranger.has("rbac provisioner", doctor.Failure, "get,list,watch,create,patch,delete persistentvolumes")
 	stranger.has("rbac provisioner", doctor.Failure, "--print-rbac")

@@ -37,6 +37,11 @@ type access struct {
 	verb, group, resource, subresource, namespace, name string
 }
 
+// updatable reports whether a is a patch in whose place the controllers use update, as csi-provisioner does.
+func (a access) updatable() bool {
+	return a.verb == "patch" && a.subresource == "" && (a.resource == "persistentvolumeclaims" || a.resource == "volumesnapshots")
+}
+
 func (a access) String() string {
 	text := a.verb + " " + a.resource
 	if a.subresource != "" {
@@ -117,6 +122,10 @@ func (e *examination) checkGrants(ctx context.Context) {
 				answers[a] = result
 				group.Go(func() error {
 					result.allowed, result.err = allowed(ctx, client, a)
+					if update := a; a.updatable() && !result.allowed {
+						update.verb = "update"
+						result.allowed, result.err = allowed(ctx, client, update)
+					}
 					return nil
 				})
 			}

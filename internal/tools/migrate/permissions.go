@@ -141,11 +141,11 @@ func (a account) may(need access) bool {
 	return false
 }
 
-// updates reports whether need is the patch of PersistentVolumeClaims, in whose place the controllers use update, and a may update them.
+// updates reports whether need is a patch in whose place the controllers use update, and a has that permission.
 func (a account) updates(need access) bool {
 	update := need
 	update.verb = "update"
-	return need.resource == "persistentvolumeclaims" && need.verb == "patch" && a.may(update)
+	return need.verb == "patch" && (need.resource == "persistentvolumeclaims" || need.resource == "volumesnapshots") && a.may(update)
 }
 
 // missing returns what a does not have.
