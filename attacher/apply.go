@@ -90,9 +90,13 @@ func (t *term) publish(ctx context.Context, s attachmentState, step step) error 
 		return err
 	}
 	defer release()
+	done, err := t.beginCall(va, step)
+	if err != nil {
+		return t.recordError(ctx, va, err)
+	}
+	defer done()
 	call, cancel := context.WithTimeout(csiclient.WithMigrated(ctx, step.source.migrated), t.c.cfg.Timeout)
 	defer cancel()
-	t.publications.Store(va.UID, publication{va, step})
 	response, err := t.c.deps.CSI.ControllerPublishVolume(call, request)
 	t.outOfSync.recordChange(va.UID)
 	if err == nil {
@@ -114,12 +118,24 @@ func (t *term) publish(ctx context.Context, s attachmentState, step step) error 
 	if !va.Status.Attached {
 		t.c.metrics.attached(time.Since(va.CreationTimestamp.Time))
 	}
-	done(ctx, "Volume attached", va, step, va.CreationTimestamp)
+	logDone(ctx, "Volume attached", va, step, va.CreationTimestamp)
 	return nil
 }
 
-// done ends the trace of an attach or detach that was requested at that time, and logs it.
-func done(ctx context.Context, message string, va *storagev1.VolumeAttachment, step step, requested metav1.Time) {
+// beginCall records the publication before a call that publishes or unpublishes the volume. VolumeAttachments of one name have
+// one volume and node, for which the driver gets one call at a time (CSI spec, "Concurrency"). Call done after the call.
+func (t *term) beginCall(va *storagev1.VolumeAttachment, step step) (done func(), err error) {
+	done, ok := t.calls.TryExclusive(va.Name)
+	if !ok {
+		return nil, fmt.Errorf("a call for volume %q and node %q is still running, for an earlier VolumeAttachment of this name",
+			step.source.handle, va.Spec.NodeName)
+	}
+	t.publications.Store(va.UID, publication{va, step})
+	return done, nil
+}
+
+// logDone ends the trace of an attach or detach that was requested at that time, and logs it.
+func logDone(ctx context.Context, message string, va *storagev1.VolumeAttachment, step step, requested metav1.Time) {
 	tracing.EndOperation(ctx, requested.Time, "volumeAttachment", va.Name, "volumeHandle", step.source.handle, "node", va.Spec.NodeName)
 	klog.FromContext(ctx).Info(message, "volumeHandle", step.source.handle, "node", klog.KRef("", va.Spec.NodeName), "nodeID", step.nodeID)
 }

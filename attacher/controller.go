@@ -105,6 +105,7 @@ type term struct {
 	confirmed sync.Map
 	// publications holds each [publication], by the UID of its VolumeAttachment.
 	publications sync.Map
+	calls        keylock.Locks[string] // running calls, by the name of the VolumeAttachment
 	// volumeVersion is the resourceVersion of PersistentVolumes when this process became the leader; empty: unknown.
 	volumeVersion string
 }

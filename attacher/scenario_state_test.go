@@ -20,6 +20,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	dto "github.com/prometheus/client_model/go"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -114,6 +115,15 @@ func (f *fixture) released(volume string, want ...string) {
 	})
 }
 
+// deleteByForce deletes a VolumeAttachment and then removes its finalizers.
+func (f *fixture) deleteByForce(name string) {
+	f.Helper()
+	vas := f.Client.StorageV1().VolumeAttachments()
+	f.Must(vas.Delete(f.Context(), name, metav1.DeleteOptions{}))
+	_, err := vas.Patch(f.Context(), name, types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{})
+	f.Must(err)
+}
+
 // gcePD is the driver that took the place of the built-in plugin for disks of GCE.
 const gcePD = "pd.csi.storage.gke.io"
 
@@ -151,12 +161,7 @@ func attacherScenarioState(t *testing.T) {
 			f.volume(nil)
 			f.attach("va", nil)
 			f.Wait(publish, 1)
-			vas := f.Client.StorageV1().VolumeAttachments()
-			f.Must(vas.Delete(t.Context(), f.Unique("va"), metav1.DeleteOptions{}))
-			_, err := vas.Patch(
-				t.Context(), f.Unique("va"), types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{},
-			)
-			f.Must(err)
+			f.deleteByForce(f.Unique("va"))
 			close(gate)
 			f.Wait(unpublish, tt.calls)
 			kubetest.Eventually(t, "nothing is published", func(context.Context) error {
@@ -167,6 +172,42 @@ func attacherScenarioState(t *testing.T) {
 			})
 		})
 	}
+	t.Run("attachment_removed_by_force_during_unpublish", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, nil)
+		gate := make(chan struct{})
+		f.Plugin.Next(unpublish, func(context.Context, *csitest.Plugin, any, func() (any, error)) (any, error) {
+			<-gate
+			return nil, status.Error(codes.DeadlineExceeded, "slow")
+		})
+		va := f.attached()
+		f.deleteByForce(va.Name)
+		close(gate)
+		f.Wait(unpublish, 2)
+		kubetest.Eventually(t, "nothing is published", func(context.Context) error {
+			if n := f.Plugin.Publications(); n > 0 {
+				return fmt.Errorf("%d publications", n)
+			}
+			return nil
+		})
+	})
+	t.Run("attachment_recreated_during_unpublish", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, nil)
+		gate := make(chan struct{})
+		f.Plugin.Next(unpublish, func(_ context.Context, _ *csitest.Plugin, _ any, do func() (any, error)) (any, error) {
+			<-gate
+			return do()
+		})
+		va := f.attached()
+		f.deleteByForce(va.Name)
+		f.attach("va1", nil)
+		f.until("waits for the call", attachError("a call for volume"))
+		f.Calls(publish, 1)
+		close(gate)
+		f.until("is attached", isAttached)
+		if f.Plugin.Publications() != 1 {
+			t.Error("the volume is not published")
+		}
+	})
 	t.Run("attachment_recreated_during_publish", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, nil)
 		va, term := f.attached(), f.c.term.Load()

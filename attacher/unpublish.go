@@ -31,6 +31,11 @@ func (t *term) unpublish(ctx context.Context, s attachmentState, step step) erro
 		return err
 	}
 	defer release()
+	done, err := t.beginCall(va, step)
+	if err != nil {
+		return t.recordError(ctx, va, err)
+	}
+	defer done()
 	err = t.callUnpublish(ctx, s, step)
 	t.outOfSync.recordChange(va.UID)
 	if !isDetached(err) {
@@ -45,7 +50,7 @@ func (t *term) unpublish(ctx context.Context, s attachmentState, step step) erro
 		return t.recordError(ctx, va, fmt.Errorf("could not mark as detached: %w", err))
 	}
 	t.outOfSync.remove(va.UID)
-	done(ctx, "Volume detached", va, step, *va.DeletionTimestamp)
+	logDone(ctx, "Volume detached", va, step, *va.DeletionTimestamp)
 	rest, exists := t.newest(va)
 	if !exists {
 		t.confirmed.Delete(va.UID) // its Delete event may have arrived before the response
@@ -70,8 +75,7 @@ func (d driver) publishesAgain(s attachmentState, step step) bool {
 	return err == nil && nodeErr == nil && src.handle == step.source.handle && nodeID == step.nodeID
 }
 
-// publication records a ControllerPublishVolume call until its result is in the status of the VolumeAttachment, or the
-// volume is unpublished.
+// publication records a call for a VolumeAttachment until its result is in the status, or the volume is unpublished.
 type publication struct {
 	attachment *storagev1.VolumeAttachment
 	step       step
