@@ -90,7 +90,7 @@ func (t *term) publish(ctx context.Context, s attachmentState, step step) error 
 		return err
 	}
 	defer release()
-	done, err := t.beginCall(va, step)
+	done, err := t.publications.begin(va, step)
 	if err != nil {
 		return t.recordError(ctx, va, err)
 	}
@@ -120,18 +120,6 @@ func (t *term) publish(ctx context.Context, s attachmentState, step step) error 
 	}
 	logDone(ctx, "Volume attached", va, step, va.CreationTimestamp)
 	return nil
-}
-
-// beginCall records the publication before a call that publishes or unpublishes the volume. VolumeAttachments of one name have
-// one volume and node, for which the driver gets one call at a time (CSI spec, "Concurrency"). Call done after the call.
-func (t *term) beginCall(va *storagev1.VolumeAttachment, step step) (done func(), err error) {
-	done, ok := t.calls.TryExclusive(va.Name)
-	if !ok {
-		return nil, fmt.Errorf("a call for volume %q and node %q is still running, for an earlier VolumeAttachment of this name",
-			step.source.handle, va.Spec.NodeName)
-	}
-	t.publications.Store(va.UID, publication{va, step})
-	return done, nil
 }
 
 // logDone ends the trace of an attach or detach that was requested at that time, and logs it.

@@ -102,10 +102,8 @@ type term struct {
 	outOfSync  outOfSync
 	// confirmed holds the UIDs of VolumeAttachments that were read from or written to the
 	// API server in this term.
-	confirmed sync.Map
-	// publications holds each [publication], by the UID of its VolumeAttachment.
-	publications sync.Map
-	calls        keylock.Locks[string] // running calls, by the name of the VolumeAttachment
+	confirmed    sync.Map
+	publications publications
 	// volumeVersion is the resourceVersion of PersistentVolumes when this process became the leader; empty: unknown.
 	volumeVersion string
 }

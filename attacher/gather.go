@@ -7,7 +7,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/utils/ptr"
 )
 
 // attachmentKey identifies a VolumeAttachment. The UID gives a recreated object of the
@@ -59,9 +58,7 @@ func (t *term) gather(key attachmentKey, read liveReads) attachmentState {
 	s := attachmentState{liveReads: read}
 	va, ok := t.attachments.Get(key.Name)
 	if !ok || va.UID != key.UID {
-		if p, published := t.publications.Load(key.UID); published {
-			s.publication = ptr.To(p.(publication))
-		}
+		s.publication = t.publications.of(key.UID)
 		return s
 	}
 	s.attachment, s.outOfSync = va, t.outOfSync.has(key.UID)

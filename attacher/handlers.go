@@ -64,7 +64,7 @@ func (t *term) attachmentUpdated(old, va *storagev1.VolumeAttachment) {
 }
 
 func (t *term) attachmentDeleted(va *storagev1.VolumeAttachment) {
-	if _, published := t.publications.Load(va.UID); published {
+	if t.publications.of(va.UID) != nil {
 		t.vaQueue.Add(keyOf(va))
 	} else {
 		t.vaQueue.Forget(keyOf(va))

@@ -5,13 +5,10 @@ package attacher
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	storagev1 "k8s.io/api/storage/v1"
-	"k8s.io/klog/v2"
 
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/internal/kube"
@@ -31,7 +28,7 @@ func (t *term) unpublish(ctx context.Context, s attachmentState, step step) erro
 		return err
 	}
 	defer release()
-	done, err := t.beginCall(va, step)
+	done, err := t.publications.begin(va, step)
 	if err != nil {
 		return t.recordError(ctx, va, err)
 	}
@@ -73,53 +70,6 @@ func (d driver) publishesAgain(s attachmentState, step step) bool {
 	src, err := d.detachSource(s)
 	nodeID, nodeErr := d.detachNodeID(s)
 	return err == nil && nodeErr == nil && src.handle == step.source.handle && nodeID == step.nodeID
-}
-
-// publication records a call for a VolumeAttachment until its result is in the status, or the volume is unpublished.
-type publication struct {
-	attachment *storagev1.VolumeAttachment
-	step       step
-}
-
-// undo unpublishes the volume of a VolumeAttachment that was deleted without a detach, because another client removed
-// its finalizer. The volume stays if another VolumeAttachment of the same name needs it.
-func (p publication) undo(ctx context.Context, t *term) error {
-	va, src := p.attachment, p.step.source
-	release, ok := t.c.deps.Locks.TryExclusive(src.handle) // another VolumeAttachment is published after this call
-	if !ok {
-		return fmt.Errorf("unpublishing volume %q: another call for the volume is running", src.handle)
-	}
-	defer release()
-	current, exists := t.attachments.Get(va.Name)
-	if exists && t.c.driver.publishesAgain(t.gather(keyOf(current), liveReads{}), p.step) {
-		t.publications.Delete(va.UID)
-		return nil
-	}
-	s, err := attachmentState{}, error(nil)
-	if src.secrets != nil {
-		s.secrets, err = kube.ReadSecret(ctx, t.c.deps.Client, src.secrets)
-	}
-	if err == nil {
-		err = t.callUnpublish(ctx, s, p.step)
-	}
-	if err != nil {
-		p.log(ctx, "VolumeAttachment was deleted by force and unpublishing its volume failed. It is retried while this process leads", err)
-		return err
-	}
-	t.publications.Delete(va.UID)
-	return nil
-}
-
-// logUndone logs a publication that remains at the end of the term and that no VolumeAttachment ends.
-func (p publication) logUndone(ctx context.Context, t *term) {
-	if _, exists := t.newest(p.attachment); !exists {
-		p.log(ctx, "Volume may be attached. Detach it at the storage system", errors.New("its VolumeAttachment was deleted by force"))
-	}
-}
-
-func (p publication) log(ctx context.Context, message string, err error) {
-	klog.FromContext(ctx).Error(err, message, "volumeAttachment", p.attachment.Name, "volumeHandle", p.step.source.handle,
-		"node", klog.KRef("", p.attachment.Spec.NodeName), "nodeID", p.step.nodeID)
 }
 
 func (t *term) callUnpublish(ctx context.Context, s attachmentState, step step) error {
