@@ -34,8 +34,9 @@ var titles = map[Kind]string{
 		"snapshot. It cannot be restored",
 	AttachedNotPublished: "Attached, but not published. An attacher with --reconcile-sync publishes the volume again; " +
 		"otherwise delete the VolumeAttachment",
-	PublishedNotAttached: "Published, but not attached. The volume may still be in use on that node. Unpublish it in the storage system",
-	Stuck:                "Stuck in deletion",
+	PublishedNotAttached: "Published, but not attached. Find out whether the volume is still in use on that node, perhaps of another " +
+		"cluster, then unpublish it in the storage system",
+	Stuck: "Stuck in deletion",
 }
 
 // WriteText writes r as text: the findings below a heading for each kind.

@@ -26,6 +26,9 @@ func explainClaim(f *facts) Report {
 	explainClaimDeletion(e)
 	if claim.Spec.VolumeName != "" {
 		explainBinding(e)
+		if e.driver == "" && e.volume.found {
+			e.add(Fine, "driver", notCSI)
+		}
 		explainDriver(e)
 		explainAttachments(e)
 		explainExpansion(e)

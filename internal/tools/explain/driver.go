@@ -55,8 +55,11 @@ func registeredNodes(nodes []*storagev1.CSINode, driver string) []string {
 // explainLeases reports the holders of the Leases of all roles that were read.
 func explainLeases(e *explanation) {
 	for _, fact := range e.leases {
+		held := slices.ContainsFunc(fact.leases.value, e.holds)
 		for _, lease := range fact.leases.value {
-			explainHolder(e, fact, lease)
+			if !held || e.holds(lease) { // else of a former installation
+				explainHolder(e, fact, lease)
+			}
 		}
 		if !fact.leases.found || len(fact.leases.value) > 0 {
 			continue
@@ -100,9 +103,12 @@ func explainHolder(e *explanation, fact leaseFact, lease *coordinationv1.Lease) 
 
 // isHeld reports whether a replica holds a Lease for the driver.
 func (f *facts) isHeld(fact leaseFact) bool {
-	return slices.ContainsFunc(fact.leases.value, func(lease *coordinationv1.Lease) bool {
-		return fact.driver == f.driver && ptr.Deref(lease.Spec.HolderIdentity, "") != "" && !f.isExpired(lease)
-	})
+	return fact.driver == f.driver && slices.ContainsFunc(fact.leases.value, f.holds)
+}
+
+// holds reports whether a process holds lease.
+func (f *facts) holds(lease *coordinationv1.Lease) bool {
+	return ptr.Deref(lease.Spec.HolderIdentity, "") != "" && !f.isExpired(lease)
 }
 
 func (f *facts) isExpired(lease *coordinationv1.Lease) bool {

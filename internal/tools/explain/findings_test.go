@@ -64,20 +64,25 @@ func TestWhoHoldsALease(t *testing.T) {
 		lease    *coordinationv1.Lease
 		severity Severity
 		want     string
+		former   *coordinationv1.Lease // of the same name in another namespace
 	}{
 		"ours": {lease("pod", time.Second, "csi-provisioner", "storage-controller"), Fine,
-			`is "pod" (storage-controller), which holds`},
+			`is "pod" (storage-controller), which holds`, nil},
 		"back to the sidecar": {lease("pod", time.Second, "storage-controller", "csi-provisioner"), Fine,
-			"(sidecar csi-provisioner), which holds"},
-		"another program":   {lease("pod", time.Second, "kubectl-edit"), Fine, "(kubectl-edit), which holds"},
-		"no managed fields": {lease("pod", time.Second), Fine, "(unknown program)"},
-		"released":          {lease("", time.Second), Blocked, "Lease ns/l has no holder"},
-		"expired":           {lease("pod", 15*time.Second), Blocked, "has expired (last renewed 15s ago)"},
-		"just in time":      {lease("pod", 14*time.Second), Fine, "which holds"},
+			"(sidecar csi-provisioner), which holds", nil},
+		"another program":   {lease("pod", time.Second, "kubectl-edit"), Fine, "(kubectl-edit), which holds", nil},
+		"no managed fields": {lease("pod", time.Second), Fine, "(unknown program)", nil},
+		"released":          {lease("", time.Second), Blocked, "Lease ns/l has no holder", nil},
+		"expired":           {lease("pod", 15*time.Second), Blocked, "has expired (last renewed 15s ago)", nil},
+		"just in time":      {lease("pod", 14*time.Second), Fine, "which holds", nil},
+		"expired elsewhere": {lease("pod", time.Second), Fine, "which holds", lease("pod", time.Hour)},
 	} {
 		t.Run(name, func(t *testing.T) {
 			e := &explanation{facts: &facts{now: now}}
 			e.leases = []leaseFact{{role: roleProvisioner, driver: "d", name: "l", leases: found([]*coordinationv1.Lease{test.lease})}}
+			if test.former != nil {
+				e.leases[0].leases.value = append(e.leases[0].leases.value, test.former)
+			}
 			explainLeases(e)
 			got := e.findings
 			if len(got) != 1 || got[0].Severity != test.severity || !strings.Contains(got[0].Sentence, test.want) {

@@ -68,7 +68,7 @@ func (g *gatherer) gatherClaim(ctx context.Context) error {
 	}
 	f.volume = g.volume(ctx, volume)
 	g.class(ctx, claim)
-	if f.driver = driverOfClaim(claim, f.class.value); f.driver == "" && f.volume.found {
+	if f.driver = driverOfClaim(claim, f.class.value); f.volume.found && (f.driver == "" || claim.Spec.VolumeName != "") {
 		f.driver = migration.DriverOfVolume(f.volume.value)
 	}
 	roles := []string{roleProvisioner}
@@ -79,7 +79,9 @@ func (g *gatherer) gatherClaim(ctx context.Context) error {
 		roles = append(roles, roleResizer)
 		g.attributes(ctx, claim)
 	}
-	g.driver(ctx, roles...)
+	if f.driver != "" {
+		g.driver(ctx, roles...)
+	}
 	if claim.DeletionTimestamp != nil || f.waitsForPod() {
 		f.pods = list[*corev1.Pod](ctx, f, "pod", fmt.Sprintf("Pods in namespace %q", claim.Namespace),
 			g.Kubernetes.CoreV1().Pods(claim.Namespace).List)

@@ -50,6 +50,16 @@ var situations = map[string]struct {
 			`Next: Create a PersistentVolume of StorageClass "SCENE-class" that matches the claim.`,
 		},
 	},
+	"bound to a volume that is not of CSI": {
+		func(s *scene) (string, string) {
+			pv := s.volume(corev1.VolumeBound, func(pv *corev1.PersistentVolume) {
+				pv.Spec.PersistentVolumeSource = corev1.PersistentVolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/data"}}
+			})
+			s.phase(s.claim(s.class(nil), func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeName = pv }), corev1.ClaimBound)
+			return KindClaim, "data"
+		},
+		[]string{"fine     driver     Not a CSI volume", "Next: Nothing to do: pods can use the claim."},
+	},
 	"the class has another provisioner than the claim": {
 		func(s *scene) (string, string) {
 			s.claim(s.class(func(c *storagev1.StorageClass) { c.Provisioner = "other.example.com" }), nil)

@@ -13,6 +13,8 @@ import (
 	"github.com/storage-controller/storage-controller/nodecontroller/nodecleanup"
 )
 
+const notCSI = "Not a CSI volume: storage-controller does not handle it."
+
 func explainVolume(f *facts) Report {
 	pv := f.volume.value
 	e := &explanation{facts: f}
@@ -20,7 +22,7 @@ func explainVolume(f *facts) Report {
 	explainCleanUp(e, pv)
 	explainAffinity(e)
 	if f.driver == "" {
-		e.add(Fine, "driver", "Not a CSI volume: storage-controller does not handle it.")
+		e.add(Fine, "driver", notCSI)
 		explainVolumeAttempts(e)
 	} else {
 		explainAttachments(e)

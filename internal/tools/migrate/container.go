@@ -238,7 +238,9 @@ func (s *source) references(name string, first bool) bool {
 
 func (s *source) renameVariable(from, to string) {
 	for i := range s.flags {
-		s.flags[i].value = strings.ReplaceAll(s.flags[i].value, "$("+from+")", "$("+to+")")
+		f := &s.flags[i]
+		f.value = strings.ReplaceAll(f.value, "$("+from+")", "$("+to+")")
+		f.expanded = strings.ReplaceAll(f.expanded, "$("+from+")", "$("+to+")")
 	}
 	for _, e := range items(get(s.node, "env")) {
 		if v := get(e, "value"); v != nil {

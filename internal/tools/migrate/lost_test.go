@@ -288,3 +288,53 @@ func TestAliases(t *testing.T) {
 		})
 	}
 }
+
+// TestMergedContainer merges fields that have no value, or one that only looks the same.
+func TestMergedContainer(t *testing.T) {
+	t.Parallel()
+	container := func(name, fields string, args ...string) string {
+		joined := strings.Join(args, ", ")
+		return fmt.Sprintf("      - name: %s\n        image: example/%[1]s:v9\n        args: [%s]\n%s", name, joined, fields)
+	}
+	const variable = "        env: [{name: T, valueFrom: {configMapKeyRef: {name: c, key: %s}}}]\n"
+	port := "        ports: [{name: http, containerPort: %d%s}]\n"
+	for name, tt := range map[string]struct{ provisioner, attacher, want, not string }{
+		"OpenShift's version": {"      - name: a\n        image: ose-csi-external-provisioner-rhel9:v4.19\n", sidecar("csi-attacher"),
+			"names no version", "Topology=false"},
+		"no security context": {container("csi-provisioner", "        securityContext:\n"), container("csi-attacher", ""),
+			"runAsUser: 0", "null"},
+		"the default protocol": {
+			container("csi-provisioner", fmt.Sprintf(port, 8080, ", protocol: TCP"), `"--http-endpoint=:8080"`),
+			container("csi-attacher", fmt.Sprintf(port, 8081, ", hostPort: 8081"), `"--http-endpoint=:8081"`),
+			"containerPort: 8080, protocol: TCP}", "hostPort",
+		},
+		"the port of the host": {
+			container("csi-provisioner", "", `"--http-endpoint=:8080"`),
+			container("csi-attacher", fmt.Sprintf(port, 8081, ", hostPort: 8081"), `"--http-endpoint=:8081"`),
+			"containerPort: 8080, hostPort: 8080", "hostPort: 8081",
+		},
+		"the default socket": {
+			container("csi-provisioner", "        volumeMounts: [{name: s, mountPath: /run/csi}]\n"),
+			container("csi-attacher", "        volumeMounts: [{name: s, mountPath: /csi}]\n", "--csi-address=/csi/socket"),
+			"mountPath: /run/csi", "/csi/socket",
+		},
+		"a namespace that counts not": {
+			sidecar("csi-provisioner", "--leader-election"), sidecar("csi-attacher", "--leader-election-namespace=x"),
+			"--leader-election", "=x",
+		},
+		"a renamed variable": {
+			container("csi-provisioner", fmt.Sprintf(variable, "a"), "--timeout=$(T)"),
+			container("csi-attacher", fmt.Sprintf(variable, "b"), "--timeout=$(T)"),
+			"--attacher-timeout=$(ATTACHER_T)", "--timeout=$(ATTACHER_T)",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			manifest := strings.Replace(deployment(tt.provisioner, tt.attacher), "{runAsUser: 1}", "{}", 1)
+			got := string(migrated(t, manifest, false).Manifest)
+			if !strings.Contains(got, tt.want) || strings.Contains(got, tt.not) {
+				t.Errorf("want %q and not %q in\n%s", tt.want, tt.not, got)
+			}
+		})
+	}
+}

@@ -51,7 +51,10 @@ func (g merger) merge(name string) []setting {
 	}
 	preferred := all
 	switch name {
-	case "csi-address": // every path leads to the same socket
+	case "csi-address": // every path leads to the same socket, which has the mount of the first container
+		if all[0].source != g.sources[0] {
+			return nil // that has the default
+		}
 		return []setting{all[0].setting}
 	case "leader-election":
 		return g.election(all)
@@ -65,6 +68,9 @@ func (g merger) merge(name string) []setting {
 		return []setting{g.largest(name, all)}
 	case "leader-election-namespace":
 		preferred = slices.DeleteFunc(slices.Clone(all), func(c candidate) bool { return g.leaseNamespace(c.source) == "" })
+		if len(preferred) == 0 && g.elects() {
+			return nil // those that elect have the default
+		}
 	}
 	if len(preferred) == 0 {
 		preferred = all

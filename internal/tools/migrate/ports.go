@@ -4,6 +4,7 @@
 package migrate
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 
@@ -57,9 +58,10 @@ func (g ports) moved() (from []string, to string) {
 // list returns the ports of all sources without those of removed addresses.
 func (g ports) list() []*yaml.Node {
 	from, to := g.moved()
+	protocol := func(p *yaml.Node) string { return cmp.Or(text(get(p, "protocol")), "TCP") }
 	have := func(all []*yaml.Node, p *yaml.Node) bool {
 		return slices.ContainsFunc(all, func(q *yaml.Node) bool {
-			return text(get(p, "containerPort")) == text(get(q, "containerPort")) && text(get(p, "protocol")) == text(get(q, "protocol"))
+			return text(get(p, "containerPort")) == text(get(q, "containerPort")) && protocol(p) == protocol(q)
 		})
 	}
 	var all, removed []*yaml.Node
@@ -74,6 +76,9 @@ func (g ports) list() []*yaml.Node {
 	for _, p := range removed {
 		moved := resolved(p)
 		set(moved, "containerPort", number(to))
+		if text(get(p, "hostPort")) == text(get(p, "containerPort")) {
+			set(moved, "hostPort", number(to))
+		}
 		if !have(all, moved) {
 			all = append(all, moved)
 			continue

@@ -23,7 +23,8 @@ func (s *source) release() (release, bool) {
 	image, _, _ := strings.Cut(text(get(s.node, "image")), "@") // without the digest
 	m := versionTag.FindStringSubmatch(image)
 	ofDriver := s.kind != topolvm && !strings.Contains(ImageName(image), strings.TrimPrefix(string(s.kind), "csi-"))
-	if m == nil || ofDriver {
+	ofOpenShift := strings.HasPrefix(ImageName(image), "ose-")
+	if m == nil || ofDriver || ofOpenShift {
 		return release{}, false
 	}
 	major, _ := strconv.Atoi(m[1])

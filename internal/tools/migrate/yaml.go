@@ -25,7 +25,7 @@ func child(n *yaml.Node, key string) *yaml.Node {
 		return nil
 	}
 	for i := 0; i+1 < len(n.Content); i += 2 {
-		if n.Content[i].Value == key {
+		if n.Content[i].Value == key && n.Content[i+1].Tag != "!!null" {
 			return n.Content[i+1]
 		}
 	}
