@@ -4,15 +4,15 @@
 package kube
 
 import (
-	"slices"
-
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
 )
 
 // ClaimsOfPod returns the keys of the claims that pod uses, without duplicates. It does not check
 // the owner of the claim of a generic ephemeral volume.
 func ClaimsOfPod(pod *corev1.Pod) []string {
 	var keys []string
+	seen := sets.New[string]()
 	for _, v := range pod.Spec.Volumes {
 		var key string
 		switch {
@@ -21,7 +21,8 @@ func ClaimsOfPod(pod *corev1.Pod) []string {
 		case v.Ephemeral != nil:
 			key = pod.Namespace + "/" + pod.Name + "-" + v.Name
 		}
-		if key != "" && !slices.Contains(keys, key) {
+		if key != "" && !seen.Has(key) {
+			seen.Insert(key)
 			keys = append(keys, key)
 		}
 	}

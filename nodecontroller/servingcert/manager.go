@@ -12,7 +12,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -33,7 +32,7 @@ type Mode string
 const (
 	Files      Mode = "files"       // tls.crt and tls.key in a directory
 	Secret     Mode = "secret"      // the same in a Secret
-	SelfSigned Mode = "self-signed" // the same, written by the leader
+	SelfSigned Mode = "self-signed" // the same, written by this program
 )
 
 // The keys of the pair that replicas load, in a Secret or as files.
@@ -47,7 +46,7 @@ type Config struct {
 	Mode Mode
 	Dir  string // for [Files]
 	// Secret names the Secret of [Secret] and [SelfSigned], and Service the Service that the API
-	// server calls. Both are namespace/name, or a name in Namespace.
+	// server calls. Both are in Namespace.
 	Secret    string
 	Service   string
 	Namespace string // of this process; may be unknown
@@ -66,6 +65,9 @@ type Manager struct {
 	now               func() time.Time
 	lifetime          time.Duration // of generated pairs; 0 means a year
 	current           atomic.Pointer[tls.Certificate]
+
+	renewing   sync.Mutex
+	notRenewed string // logged problem of the last renewal
 
 	mu      sync.Mutex
 	outcome string           // of the last read
@@ -105,7 +107,7 @@ func New(cfg Config, client kubernetes.Interface, registry prometheus.Registerer
 	m.reloads = byResult("storage_controller_webhook_cert_reload_total",
 		"Serving certificates that were found, by result: ok, or error for one that was rejected.")
 	m.renewals = byResult("storage_controller_webhook_cert_upkeep_total",
-		"Writes of the leader to renew and publish a self-signed certificate (ok), and attempts that failed (error), by result.")
+		"Writes to renew and publish a self-signed certificate (ok), and attempts that failed (error), by result.")
 	registry.MustRegister(m.reloads, m.renewals, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "storage_controller_webhook_cert_expiry_seconds",
 		Help: "Seconds until the serving certificate expires; negative after that, 0 without one.",
@@ -113,15 +115,14 @@ func New(cfg Config, client kubernetes.Interface, registry prometheus.Registerer
 	return m, nil
 }
 
-// nameIn parses namespace/name, or a name in namespace.
-func nameIn(namespace, text string) (types.NamespacedName, error) {
-	name := text
-	if before, after, both := strings.Cut(text, "/"); both {
-		namespace, name = before, after
-	}
-	if namespace == "" || name == "" || strings.Contains(name, "/") {
-		return types.NamespacedName{}, fmt.Errorf(
-			"must be namespace/name, or a name if POD_NAMESPACE is set to the namespace of this process, got %q", text)
+// nameIn returns name in namespace. Both must be set.
+func nameIn(namespace, name string) (types.NamespacedName, error) {
+	switch {
+	case name == "":
+		return types.NamespacedName{}, errors.New("must be set")
+	case namespace == "":
+		return types.NamespacedName{}, fmt.Errorf("the namespace of %q is unknown. Set the environment variable POD_NAMESPACE "+
+			"from metadata.namespace", name)
 	}
 	return types.NamespacedName{Namespace: namespace, Name: name}, nil
 }
@@ -152,6 +153,10 @@ func (m *Manager) Run(ctx context.Context) {
 	wait.UntilWithContext(ctx, func(ctx context.Context) {
 		if cert, key, err := m.read(ctx); ctx.Err() == nil {
 			m.load(ctx, cert, key, err)
+		}
+		if m.cfg.Mode == SelfSigned && m.current.Load() == nil {
+			// The leader may be a process without webhooks, which a rollout replaces only when this replica is ready.
+			m.renewLogged(ctx)
 		}
 	}, m.poll)
 }

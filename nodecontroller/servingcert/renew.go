@@ -33,24 +33,28 @@ const (
 )
 
 // Lead renews a self-signed certificate until ctx ends; in the other modes it only waits. Only the
-// leader runs it.
+// leader runs it. Without a pair, every replica generates one, see [Manager.Run].
 func (m *Manager) Lead(ctx context.Context) error {
 	if m.cfg.Mode != SelfSigned {
 		<-ctx.Done()
 		return context.Cause(ctx)
 	}
-	logged := ""
-	wait.UntilWithContext(klog.NewContext(ctx, klog.FromContext(ctx).WithName("serving-certificate")), func(ctx context.Context) {
-		problem := ""
-		if err := m.renew(ctx); err != nil && ctx.Err() == nil {
-			m.renewals.WithLabelValues("error").Inc()
-			if problem = err.Error(); problem != logged { // not in every round
-				klog.FromContext(ctx).Error(err, "Renewing the serving certificate failed, retrying")
-			}
-		}
-		logged = problem
-	}, m.renewal)
+	wait.UntilWithContext(klog.NewContext(ctx, klog.FromContext(ctx).WithName("serving-certificate")), m.renewLogged, m.renewal)
 	return context.Cause(ctx)
+}
+
+// renewLogged calls renew, and counts and logs its error.
+func (m *Manager) renewLogged(ctx context.Context) {
+	m.renewing.Lock()
+	defer m.renewing.Unlock()
+	problem := ""
+	if err := m.renew(ctx); err != nil && ctx.Err() == nil {
+		m.renewals.WithLabelValues("error").Inc()
+		if problem = err.Error(); problem != m.notRenewed { // not in every round
+			klog.FromContext(ctx).Error(err, "Renewing the serving certificate failed, retrying")
+		}
+	}
+	m.notRenewed = problem
 }
 
 // renew takes the next step of a renewal. See the package comment.

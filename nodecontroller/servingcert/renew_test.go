@@ -70,9 +70,11 @@ func TestExit(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			f := setup(t, nil)
-			old := f.pair(aged)
-			f.createSecret(old)
+			var old *pair
+			f := setup(t, func(f *fixture) {
+				old = f.pair(aged)
+				f.createSecret(old)
+			})
 			f.configure(admissionregistrationv1.WebhookClientConfig{Service: f.service(), CABundle: old.ca})
 			f.serves("the aged pair is served", old)
 			for range 3 {
@@ -133,13 +135,17 @@ func TestTwoLeaders(t *testing.T) {
 					pass.ServeHTTP(w, r)
 				})
 			}
-			f := setup(t, meet)
-			second := setup(t, func(g *fixture) { g.cfg, g.ns = f.cfg, f.ns; meet(g) })
 			var bundle []byte
 			var old *pair
+			f := setup(t, func(f *fixture) {
+				meet(f)
+				if lifetime > 0 {
+					old = f.pair(lifetime)
+					f.createSecret(old)
+				}
+			})
+			second := setup(t, func(g *fixture) { g.cfg, g.ns = f.cfg, f.ns; meet(g) })
 			if lifetime > 0 {
-				old = f.pair(lifetime)
-				f.createSecret(old)
 				bundle = old.ca
 				f.serves("the aged pair is served", old)
 				second.serves("by both", old)
@@ -244,16 +250,19 @@ func TestFresh(t *testing.T) {
 // TestForeign has a Secret and a configuration of other programs, which stay as they are.
 func TestForeign(t *testing.T) {
 	t.Parallel()
-	f := setup(t, nil)
+	var secret *corev1.Secret
+	f := setup(t, func(f *fixture) {
+		var err error
+		secret, err = f.client.CoreV1().Secrets(f.ns).Create(t.Context(), &corev1.Secret{
+			ObjectMeta: metav1.ObjectMeta{Name: "certs", Labels: map[string]string{"a": "b"}},
+			Data:       map[string][]byte{"password": []byte("x")},
+		}, metav1.CreateOptions{})
+		f.must(err)
+	})
 	theirs := f.pair(0).ca
 	f.configure(admissionregistrationv1.WebhookClientConfig{
 		Service: &admissionregistrationv1.ServiceReference{Namespace: "x", Name: "hook"}, CABundle: theirs,
 	})
-	secrets := f.client.CoreV1().Secrets(f.ns)
-	secret, err := secrets.Create(t.Context(), &corev1.Secret{
-		ObjectMeta: metav1.ObjectMeta{Name: "certs", Labels: map[string]string{"a": "b"}}, Data: map[string][]byte{"password": []byte("x")},
-	}, metav1.CreateOptions{})
-	f.must(err)
 	f.lead()
 	f.counts("upkeep_total", "error", 2)
 	if now := f.secret(); now.ResourceVersion != secret.ResourceVersion {
@@ -264,7 +273,7 @@ func TestForeign(t *testing.T) {
 	}
 	// Once its data is removed, the Secret is used. The missing webhook stays an error.
 	secret.Data = nil
-	_, err = secrets.Update(t.Context(), secret, metav1.UpdateOptions{})
+	_, err := f.client.CoreV1().Secrets(f.ns).Update(t.Context(), secret, metav1.UpdateOptions{})
 	f.must(err)
 	f.ready()
 	f.counts("upkeep_total", "error", f.metric("upkeep_total", "error")+1)
@@ -411,10 +420,9 @@ func TestNew(t *testing.T) {
 		want string // in the error, or the Secret
 	}{
 		"name":                {Config{Mode: Secret, Secret: "a", Namespace: "own"}, "own/a"},
-		"namespace and name":  {Config{Mode: Secret, Secret: "b/a", Namespace: "own"}, "b/a"},
 		"unknown namespace":   {Config{Mode: Secret, Secret: "a"}, "--webhook-cert-secret"},
-		"too many parts":      {Config{Mode: Secret, Secret: "a/b/c"}, "--webhook-cert-secret"},
-		"no Service":          {Config{Mode: SelfSigned, Secret: "b/a"}, "--webhook-service"},
+		"no Secret":           {Config{Mode: Secret, Namespace: "own"}, "--webhook-cert-secret"},
+		"no Service":          {Config{Mode: SelfSigned, Secret: "a", Namespace: "own"}, "--webhook-service"},
 		"files need no names": {Config{Mode: Files}, "/"},
 	} {
 		reg := prometheus.NewRegistry()

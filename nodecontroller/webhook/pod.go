@@ -15,6 +15,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
@@ -55,12 +56,14 @@ type rawTemplate struct {
 // are skipped: the API server rejects them.
 func (p *rawPod) claimNames() []string {
 	var names []string
+	seen := sets.New[string]()
 	for _, v := range p.Spec.Volumes {
-		if v.PersistentVolumeClaim == nil {
+		if v.PersistentVolumeClaim == nil || seen.Has(v.PersistentVolumeClaim.ClaimName) {
 			continue
 		}
 		name := v.PersistentVolumeClaim.ClaimName
-		if len(validation.IsDNS1123Subdomain(name)) == 0 && !slices.Contains(names, name) {
+		seen.Insert(name)
+		if len(validation.IsDNS1123Subdomain(name)) == 0 {
 			names = append(names, name)
 		}
 	}
