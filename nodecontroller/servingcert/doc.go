@@ -11,7 +11,8 @@
 // # Self-signed
 //
 // The leader renews the pair if less than a third of its lifetime is left. A replica without a usable one
-// does so, too: the leader may be a process without webhooks. [Manager.renew] takes one step at a time, and the process may exit between any two of them:
+// does so, too: the leader may be a process without webhooks. [Manager.renew] takes one step at a time, and
+// the process may exit between any two of them:
 //
 //  1. It generates an authority and a pair, and stores the pair in the Secret as next.crt and next.key,
 //     which no replica loads. The key of the authority is discarded.
