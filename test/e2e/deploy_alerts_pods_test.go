@@ -99,6 +99,10 @@ func TestAlertsAboutVolumesAndPods(t *testing.T) {
 	pods.now += 60
 	pods.pods(p)
 	pods.fires(t, "NotReady", "Unavailable")
+	const failed = `kube_pod_status_phase{namespace=%q,pod="csi-controller-5d8c-x2z",uid="u",phase="Failed"} 1` + "\n"
+	text := fmt.Sprintf(failed, "n") + fmt.Sprintf(failed, "m") // pods that a shutdown of their node has ended
+	pods.Scrapes = append(pods.Scrapes, scraped{pods.now, ofKubeStateMetrics, text, 0})
+	pods.fires(t, "Unavailable")
 }
 
 // pods adds what kube-state-metrics would show of the Deployments of the overlays if their

@@ -152,6 +152,7 @@ var ofKubeState = map[string][]string{
 	"kube_persistentvolumeclaim_info":                {"namespace", "persistentvolumeclaim", "storageclass", "volumename"},
 	"kube_persistentvolumeclaim_status_phase":        {"namespace", "persistentvolumeclaim", "phase"},
 	"kube_pod_container_status_ready":                {"namespace", "pod", "uid", "container"},
+	"kube_pod_status_phase":                          {"namespace", "pod", "uid", "phase"},
 	"kube_storageclass_info":                         {"storageclass", "provisioner", "reclaim_policy", "volume_binding_mode"},
 }
 

@@ -165,6 +165,16 @@ func TestPolicyRestrictsTheServiceAccount(t *testing.T) {
 	allowed := writes("ours")
 	allowed["create a migrated PV"] = migrated(corev1.PersistentVolumeSource{
 		AWSElasticBlockStore: &corev1.AWSElasticBlockStoreVolumeSource{VolumeID: "vol-1"}})
+	static := volumeOf(e.ns+"-static", "")
+	static.Spec.PersistentVolumeSource = corev1.PersistentVolumeSource{
+		AWSElasticBlockStore: &corev1.AWSElasticBlockStoreVolumeSource{VolumeID: "vol-2"}}
+	if _, err := e.client.CoreV1().PersistentVolumes().Create(ctx, static, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	_, allowed["patch static in-tree PV"] = volumes.Patch(ctx, static.Name, types.MergePatchType, note, dryPatch)
+	if err := deniedByPolicy(volumes.Delete(ctx, static.Name, dry)); err != nil {
+		t.Errorf("delete static in-tree PV: %v", err)
+	}
 	allowed["delete static PVC"] = claims.Delete(ctx, "static", dry) // its driver is not in the object
 	_, allowed["annotate pod"] = client.CoreV1().Pods(e.ns).Patch(ctx, "user", types.MergePatchType, note, dryPatch)
 	_, allowed["annotate node"] = client.CoreV1().Nodes().Patch(ctx, e.nodes[0], types.MergePatchType, note, dryPatch)

@@ -5,7 +5,7 @@
 
 {{/* Begins the names of cluster-wide objects and roles, so that those of two releases differ. */}}
 {{- define "storage-controller.prefix" -}}
-{{ .Values.prefix | default (printf "%s-%s-" .Release.Namespace (include "storage-controller.name" .)) }}
+{{ .Values.prefix | default (printf "%s.%s-" .Release.Namespace (include "storage-controller.name" .)) }}
 {{- end }}
 
 {{- define "storage-controller.serviceAccount" -}}
@@ -258,9 +258,9 @@ true
 
 {{/* The whole seconds of a duration such as 1m30s. */}}
 {{- define "storage-controller.seconds" -}}
-{{- $minutes := regexFind "[0-9]+ms?" . }}
-{{- $m := hasSuffix "s" $minutes | ternary 0 (trimSuffix "m" $minutes | int) }}
-{{- add (mul 3600 (regexFind "[0-9]+h" . | trimSuffix "h" | int)) (mul 60 $m) (regexFind "[0-9.]+s" . | trimSuffix "s" | float64 | int) }}
+{{- $minutes := regexFind "[0-9.]+ms?" . }}
+{{- $m := hasSuffix "s" $minutes | ternary 0 (trimSuffix "m" $minutes | float64) }}
+{{- add (mulf 3600 (regexFind "[0-9.]+h" . | trimSuffix "h" | float64) | int) (mulf 60 $m | int) (regexFind "[0-9.]+s" . | trimSuffix "s" | float64 | int) }}
 {{- end }}
 
 {{/* Fails for values that cannot work, but that the API server accepts or refuses without a reason. */}}
@@ -272,6 +272,7 @@ true
 {{- range $key, $value := omit $v.nodecontroller "enabled" "webhooks" }}
 {{- if and $value (ne (toString $value) "none") (not $v.nodecontroller.enabled) }}{{ fail (printf "nodecontroller.%s: nodecontroller.enabled is false" $key) }}{{ end }}
 {{- end }}
+{{- if and (include "storage-controller.webhooks" .) (not (contains "." $v.driver.name)) }}{{ fail "nodecontroller.webhooks.enabled: driver.name must contain a dot, because the name of a webhook has three parts" }}{{ end }}
 {{- if and $v.config (ne $v.mode "all-in-one") }}{{ fail "config: only with mode all-in-one" }}{{ end }}
 {{- range $role := list "provisioner" "attacher" "resizer" "snapshotter" "nodecontroller" }}
 {{- if and (index $v $role).resources (ne $v.mode "per-role") }}{{ fail (printf "%s.resources: only with mode per-role; set resources" $role) }}{{ end }}
@@ -287,7 +288,7 @@ true
 {{- end }}
 {{- end }}
 {{- /* Settings that need permissions, by the value that also grants these. */}}
-{{- $granted := dict "node-cleanup" "nodecontroller.nodeCleanup" "node-cleanup-unbound" "nodecontroller.nodeCleanupUnbound" "profile" "nodecontroller.profile" "node-finalizer-mode" "nodecontroller.nodeFinalizerMode" "pvc-finalizer-mode" "nodecontroller.pvcFinalizerMode" "resize-nudge" "nodecontroller.resizeNudge" "enable-webhooks" "nodecontroller.webhooks.enabled" "webhook-cert-mode" "nodecontroller.webhooks.certificate" "enable-capacity" "capacity.enabled" "secure-metrics-server" "metrics.secure" }}
+{{- $granted := dict "node-cleanup" "nodecontroller.nodeCleanup" "node-cleanup-unbound" "nodecontroller.nodeCleanupUnbound" "profile" "nodecontroller.profile" "node-finalizer-mode" "nodecontroller.nodeFinalizerMode" "pvc-finalizer-mode" "nodecontroller.pvcFinalizerMode" "resize-nudge" "nodecontroller.resizeNudge" "enable-webhooks" "nodecontroller.webhooks.enabled" "webhook-cert-secret" "nodecontroller.webhooks.name" "webhook-config-name" "nodecontroller.webhooks.name" "webhook-service" "nodecontroller.webhooks.name" "webhook-cert-mode" "nodecontroller.webhooks.certificate" "enable-capacity" "capacity.enabled" "secure-metrics-server" "metrics.secure" }}
 {{- $grace := int $v.terminationGracePeriodSeconds }}
 {{- if le $grace 25 }}{{ fail (printf "terminationGracePeriodSeconds: %d must exceed --timeout (15 s) plus ten seconds" $grace) }}{{ end }}
 {{- $settings := include "storage-controller.settings" . | fromYamlArray }}
@@ -321,7 +322,7 @@ true
 {{- end }}
 {{- if and $ofRole (not $ofAll) }}{{ fail (printf "%s: not every container has --%s; set STORAGE_CONTROLLER_%s in env" .place .name (.name | upper | replace "-" "_")) }}{{ end }}
 {{- end }}
-{{- if and (eq .name "http-endpoint") (or (eq $v.mode "per-role") (not (hasSuffix ":8080" .value))) }}{{ fail (printf "%s: the probes and ports of the chart have %s" .place (eq $v.mode "per-role" | ternary "8080 to 8084, one per container" "8080")) }}{{ end }}
+{{- if and (eq .name "http-endpoint") (or (eq $v.mode "per-role") (not (has .value (list ":8080" "0.0.0.0:8080" "[::]:8080")))) }}{{ fail (printf "%s: the probes and ports of the chart have %s" .place (eq $v.mode "per-role" | ternary "8080 to 8084, one per container" "8080")) }}{{ end }}
 {{- if and (eq .name "driver-health-endpoint") (eq $v.mode "per-role") }}{{ fail (printf "%s: all containers of the pod would serve this address; use mode all-in-one, or livenessprobe in extraContainers" .place) }}{{ end }}
 {{- if and (has .name (list "csi-address" "csi-socket")) (not (hasPrefix "/run/csi/" (trimPrefix "unix://" .value))) }}{{ fail (printf "%s: the socket must be in /run/csi, which the containers share" .place) }}{{ end }}
 {{- if and (eq .name "leader-election") (not $node) (has (lower .value) (list "false" "f" "0")) }}{{ fail (printf "%s: several pods would work at the same time, during a rollout even with one replica" .place) }}{{ end }}
@@ -479,7 +480,7 @@ true
 {{- end }}
 - name: kube-api-access
   projected:
-    defaultMode: 0440
+    defaultMode: 0444
     sources:
     - serviceAccountToken:
         path: token
