@@ -12,7 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/validation/path"
+	"k8s.io/apimachinery/pkg/api/validate/content"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	storagehelpers "k8s.io/component-helpers/storage/volume"
 	"k8s.io/klog/v2"
@@ -127,7 +127,7 @@ func (l *volumeLoop) deletionSecrets(ctx context.Context, pv *corev1.PersistentV
 	if missing != nil || ref == nil {
 		return nil, missing, nil
 	}
-	if len(path.IsValidPathSegmentName(ref.Name)) > 0 || len(path.IsValidPathSegmentName(ref.Namespace)) > 0 {
+	if len(content.IsPathSegmentName(ref.Name)) > 0 || len(content.IsPathSegmentName(ref.Namespace)) > 0 {
 		return nil, fmt.Errorf("secret \"%s/%s\": invalid name", ref.Namespace, ref.Name), nil
 	}
 	values, err = kube.ReadSecret(ctx, l.c.deps.Client, ref)
