@@ -9,6 +9,8 @@ import (
 	"fmt"
 	"sync"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
@@ -69,6 +71,11 @@ func (p publication) undo(ctx context.Context, t *term) error {
 	}
 	if err == nil {
 		err = t.callUnpublish(ctx, s, p.step)
+	}
+	if status.Code(err) == codes.NotFound {
+		// Nothing can be published. Without this, a deletion by force would not end the calls of a detach that cannot succeed.
+		p.log(ctx, "VolumeAttachment was deleted by force and the driver knows no such volume or node. Unpublishing is not repeated", err)
+		err = nil
 	}
 	if err != nil {
 		p.log(ctx, "VolumeAttachment was deleted by force and unpublishing its volume failed. It is retried while this process leads", err)

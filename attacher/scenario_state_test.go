@@ -115,6 +115,16 @@ func (f *fixture) released(volume string, want ...string) {
 	})
 }
 
+func (f *fixture) nothingIsPublished() {
+	f.Helper()
+	kubetest.Eventually(f.T, "nothing is published", func(context.Context) error {
+		if n := f.Plugin.Publications(); n > 0 {
+			return fmt.Errorf("%d publications", n)
+		}
+		return nil
+	})
+}
+
 // deleteByForce deletes a VolumeAttachment and then removes its finalizers.
 func (f *fixture) deleteByForce(name string) {
 	f.Helper()
@@ -164,12 +174,7 @@ func attacherScenarioState(t *testing.T) {
 			f.deleteByForce(f.Unique("va"))
 			close(gate)
 			f.Wait(unpublish, tt.calls)
-			kubetest.Eventually(t, "nothing is published", func(context.Context) error {
-				if n := f.Plugin.Publications(); n > 0 {
-					return fmt.Errorf("%d publications", n)
-				}
-				return nil
-			})
+			f.nothingIsPublished()
 		})
 	}
 	t.Run("attachment_removed_by_force_during_unpublish", func(t *testing.T) {
@@ -179,13 +184,19 @@ func attacherScenarioState(t *testing.T) {
 			<-gate
 			return nil, status.Error(codes.DeadlineExceeded, "slow")
 		})
-		va := f.attached()
-		f.deleteByForce(va.Name)
+		f.deleteByForce(f.attached().Name)
 		close(gate)
 		f.Wait(unpublish, 2)
-		kubetest.Eventually(t, "nothing is published", func(context.Context) error {
-			if n := f.Plugin.Publications(); n > 0 {
-				return fmt.Errorf("%d publications", n)
+		f.nothingIsPublished()
+	})
+	t.Run("attachment_removed_by_force_because_the_volume_is_not_found", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, nil)
+		f.Plugin.Always(unpublish, csitest.Fail(codes.NotFound, "no such volume"))
+		va := f.attached()
+		f.deleteByForce(va.Name)
+		kubetest.Eventually(t, "the calls end", func(context.Context) error {
+			if len(f.Plugin.Calls(unpublish)) == 0 || f.c.term.Load().publications.of(va.UID) != nil {
+				return errors.New("they go on")
 			}
 			return nil
 		})

@@ -56,8 +56,7 @@ a permission.`,
   storage-controller doctor -n kube-system deployment/my-csi-controller --driver-name=drv.example.com
   storage-controller doctor -n kube-system deployment/my-csi-controller --driver-name=drv.example.com --print-rbac
   storage-controller doctor --config=/etc/storage-controller.yaml -o json
-  storage-controller doctor --driver-name=drv.example.com \
-      --leader-election --leader-election-namespace=kube-system --as=kube-system/my-csi-controller`,
+  storage-controller doctor --driver-name=drv.example.com --leader-election --as=kube-system/my-csi-controller`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 1 {
 				return checkWorkload(args[0])

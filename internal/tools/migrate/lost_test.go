@@ -318,7 +318,7 @@ func TestMergedContainer(t *testing.T) {
 			container("csi-attacher", "        volumeMounts: [{name: s, mountPath: /csi}]\n", "--csi-address=/csi/socket"),
 			"mountPath: /run/csi", "/csi/socket",
 		},
-		"a namespace that counts not": {
+		"the namespace of Leases without election": {
 			sidecar("csi-provisioner", "--leader-election"), sidecar("csi-attacher", "--leader-election-namespace=x"),
 			"--leader-election", "=x",
 		},
