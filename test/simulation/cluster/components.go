@@ -54,7 +54,7 @@ func (c *Cluster) bind(s state) []Step {
 func (c *Cluster) bindClaim(s state, claim *corev1.PersistentVolumeClaim) (Step, bool) {
 	pv := s.volume(claim.Spec.VolumeName)
 	for _, candidate := range s.volumes {
-		if ref := candidate.Spec.ClaimRef; claim.Spec.VolumeName == "" && ref != nil && ref.UID == claim.UID {
+		if candidate.DeletionTimestamp == nil && isUnbound(candidate, claim) {
 			pv = candidate
 		}
 	}
@@ -80,6 +80,18 @@ func (c *Cluster) bindClaim(s state, claim *corev1.PersistentVolumeClaim) (Step,
 		return Step{"binder assigns claim " + claim.Name + " to the provisioner", c.update(Claims, next)}, true
 	}
 	return Step{}, false
+}
+
+// isUnbound reports whether pv is for claim, which is not bound.
+func isUnbound(pv *corev1.PersistentVolume, claim *corev1.PersistentVolumeClaim) bool {
+	return claim.Spec.VolumeName == "" && pv.Spec.ClaimRef != nil && pv.Spec.ClaimRef.UID == claim.UID
+}
+
+// hasDeletedVolume reports whether the volume of claim is being deleted, so that claim stays unbound until it is deleted.
+func (s state) hasDeletedVolume(claim *corev1.PersistentVolumeClaim) bool {
+	return slices.ContainsFunc(s.volumes, func(pv *corev1.PersistentVolume) bool {
+		return pv.DeletionTimestamp != nil && isUnbound(pv, claim)
+	})
 }
 
 // waits reports whether claim waits for its first pod to be scheduled.

@@ -226,7 +226,7 @@ func (c *Cluster) disturb(s state) []Step {
 		steps = append(steps, Step{name, c.update(Volumes, next)})
 		protected := pv.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimRetain ||
 			slices.Contains(pv.Finalizers, storagehelpers.PVDeletionProtectionFinalizer)
-		if protected && pv.Status.Phase != corev1.VolumePending { // else the volume, or the claim, would be lost
+		if protected { // else the volume would be lost
 			steps = append(steps, Step{"user deletes volume " + pv.Name, func(context.Context) error {
 				return c.api.Delete(Volumes, "", pv.Name, nil)
 			}})
@@ -276,7 +276,7 @@ func (c *Cluster) Busy() []string {
 		case claim.DeletionTimestamp != nil && (c.pod(claim.Name) == nil || len(claim.Finalizers) > 1): // a pod keeps claimProtection
 			busy = append(busy, "claim "+claim.Name+" is being deleted")
 		case claim.DeletionTimestamp == nil && claim.Status.Phase == corev1.ClaimPending && class != nil && !waits(class, claim) &&
-			s.hasSource(claim):
+			s.hasSource(claim) && !s.hasDeletedVolume(claim):
 			busy = append(busy, "claim "+claim.Name+" is not bound")
 		}
 	}
@@ -291,7 +291,9 @@ func (c *Cluster) Busy() []string {
 			continue // the driver may need the node to delete the volume
 		}
 		released := pv.Status.Phase == corev1.VolumeReleased && policy == corev1.PersistentVolumeReclaimDelete
-		if released || pv.DeletionTimestamp != nil && pv.Status.Phase != corev1.VolumeBound {
+		owner := func(claim *corev1.PersistentVolumeClaim) bool { return isUnbound(pv, claim) }
+		kept := pv.Status.Phase == corev1.VolumeBound || !vanishes && slices.ContainsFunc(s.claims, owner)
+		if released || pv.DeletionTimestamp != nil && !kept {
 			busy = append(busy, "volume "+pv.Name+" is not deleted")
 		}
 	}
