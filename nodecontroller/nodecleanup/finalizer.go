@@ -168,7 +168,14 @@ func (t *term) protect(ctx context.Context, h host) (next time.Time, err error) 
 		case time.Now().Before(free):
 			next = earliest(next, free)
 		default:
-			err = t.patchNode(ctx, node, kube.MetadataPatch{RemoveFinalizers: []string{t.policy.NodeFinalizer}})
+			err = t.patchNode(ctx, node, kube.MetadataPatch{
+				RemoveFinalizers: []string{t.policy.NodeFinalizer}, Tests: map[string]any{"/metadata/deletionTimestamp": nil},
+			})
+		}
+		if apierrors.IsForbidden(err) || apierrors.IsInvalid(err) { // the cache may be outdated
+			if live, e := t.live.node(ctx, node.Name); e == nil && (live == nil || live.DeletionTimestamp != nil) {
+				err = nil // decideDeleting is for it
+			}
 		}
 		if err != nil {
 			return next, err
@@ -177,16 +184,11 @@ func (t *term) protect(ctx context.Context, h host) (next time.Time, err error) 
 	return next, nil
 }
 
-// patchNode writes our finalizer. A Node that was deleted in between needs none.
+// patchNode writes our finalizer.
 func (t *term) patchNode(ctx context.Context, node *corev1.Node, change kube.MetadataPatch) error {
 	ctx, cancel := context.WithTimeout(ctx, t.c.cfg.Timeout)
 	defer cancel()
 	_, err := t.nodes.Patch(ctx, t.c.deps.Client.CoreV1().Nodes(), node, change)
-	if len(change.AddFinalizers) > 0 && (apierrors.IsForbidden(err) || apierrors.IsInvalid(err)) {
-		if live, e := t.live.node(ctx, node.Name); e == nil && (live == nil || live.DeletionTimestamp != nil) {
-			return nil
-		}
-	}
 	if err != nil {
 		return fmt.Errorf("patching finalizer %s of Node %q: %w", t.policy.NodeFinalizer, node.Name, err)
 	}

@@ -88,6 +88,28 @@ func TestStaleCacheReleasesNoHold(t *testing.T) {
 	}
 }
 
+// TestStaleCacheReleasesNoDeletedNode: a new leader does not see yet that a Node without the driver is being deleted.
+func TestStaleCacheReleasesNoDeletedNode(t *testing.T) {
+	f := scenario(t, manage)
+	f.node("n", f.cfg.NodeFinalizer)
+	f.registered("n", "")
+	use, release := f.stale("nodes")
+	f.deleteNode("n")
+	f.patchNode("n", fmt.Sprintf(`{"metadata":{"annotations":{%q:%q}}}`, f.optOut, disabled))
+	use()
+	f.start()
+	f.eventually("removal of the finalizer", func(context.Context) error {
+		if len(f.asked("PATCH nodes/n")) == 0 {
+			return errors.New("not tried")
+		}
+		return nil
+	})
+	f.finalizers("n", f.cfg.NodeFinalizer)
+	release()
+	f.optedOut("n")
+	f.nodeDeleted("n")
+}
+
 // TestLimitOutlivesTheLeader: nodes that one leader cleaned up count for the next one.
 func TestLimitOutlivesTheLeader(t *testing.T) {
 	f := scenario(t, nil)
