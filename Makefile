@@ -79,8 +79,11 @@ test-matrix: ## Test the main stories on each Kubernetes version and write docs/
 	$(PURE) go run ./test/matrix $(ARGS)
 
 .PHONY: simulate
-simulate: ## Run SEEDS histories (default 1000) of the simulation; SEED=n replays one
-	go test -count=1 -timeout 24h -v -run TestSeeds ./test/simulation -args -seeds $(if $(SEED),1,$(or $(SEEDS),1000)) -from $(or $(SEED),$(FROM),1)
+simulate: ## Run SEEDS histories (default 1000) of the simulation, in a process per core; SEED=n replays one
+	go test -c -o bin/simulation ./test/simulation
+	n=$(if $(SEED),1,$$(nproc)); share=$$((($(if $(SEED),1,$(or $(SEEDS),1000)) + n - 1) / n)); cd test/simulation && \
+	seq $(or $(SEED),$(FROM),1) $$share $$(($(or $(SEED),$(FROM),1) + share * n - 1)) | \
+	xargs -P $$n -n 1 ../../bin/simulation -test.timeout 24h -test.v -test.run TestSeeds -seeds $$share -from
 
 .PHONY: simulate-same
 simulate-same: ## Run the history of SEED (default 1) of the simulation RUNS times (default 1000): all must be equal

@@ -189,7 +189,7 @@ func (s *simulation) call(ctx context.Context, method string, r any, do func() (
 	if method != "ListVolumes" && method != "GetCapacity" {
 		s.checker.calls.Add(1)
 	}
-	s.began(from, method, r)
+	o.term = s.began(from, method, r)
 	v, ok := s.gate.wait(ctx, o)
 	switch {
 	case !ok:

@@ -26,6 +26,7 @@ type operation struct {
 	lease   bool   // a request for a Lease, or its response
 	method  string // of a call
 	volume  string // of a call: the name or ID of the volume or snapshot
+	term    string // of a call: the Lease whose holder may make it
 	arrived int
 	// late is called instead of resuming a call whose client has canceled it: the driver executes it.
 	late   func()
@@ -130,6 +131,13 @@ func (g *gate) proceed(o *operation, v verdict) {
 		return equal
 	})
 	o.resume <- v
+}
+
+// running returns the calls whose clients wait for the response.
+func (g *gate) running() []*operation {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return slices.DeleteFunc(slices.Clone(g.pending), func(o *operation) bool { return o.kind != call || o.term == "" || o.canceled() })
 }
 
 // canceled reports whether the client of a call has given up.

@@ -84,6 +84,7 @@ func (s *simulation) observe(from *replica, r apiserver.Request) func(apiserver.
 			holder = ptr.Deref(lease.Spec.HolderIdentity, "")
 		}
 	}
+	node := s.cluster.Node(r.Name)
 	return func(result apiserver.Result) func() {
 		succeeded, notFound := result.Code < http.StatusMultipleChoices, result.Code == http.StatusNotFound
 		if !isLease(r) && r.Verb != "get" && r.Verb != "list" {
@@ -97,6 +98,8 @@ func (s *simulation) observe(from *replica, r apiserver.Request) func(apiserver.
 			return s.observeTerm(from, r.Name, holder)
 		case isOf("nodecontroller", r) && (r.Verb == "get" || r.Verb == "list") && (succeeded || notFound):
 			return s.nodeControllerReads(from, r, result)
+		case isOf("nodecontroller", r) && r.Resource == cluster.Nodes && r.Verb == "patch" && succeeded:
+			s.releasedNode(from, node)
 		case isOf("nodecontroller", r) && succeeded:
 			s.forces(r)
 		case isOf("snapshotter", r) && r.Resource == cluster.Contents && (r.Verb == "get" || r.Verb == "patch") && succeeded:
@@ -134,9 +137,9 @@ func (s *simulation) mayRequest(from *replica, r apiserver.Request) {
 	}
 }
 
-// began checks the invariants of a call when the replica makes it.
-func (s *simulation) began(from *replica, method string, r any) {
-	lease := provisioner.LeaseName(driverName)
+// began checks the invariants of a call when the replica makes it, and returns the Lease that the replica must hold.
+func (s *simulation) began(from *replica, method string, r any) (lease string) {
+	lease = provisioner.LeaseName(driverName)
 	var err error
 	switch r := r.(type) {
 	case *csi.DeleteVolumeRequest:
@@ -156,7 +159,7 @@ func (s *simulation) began(from *replica, method string, r any) {
 	case *csi.CreateVolumeRequest:
 		err = s.mayCreate(from, r)
 	default:
-		return
+		return ""
 	}
 	if err == nil {
 		err = s.leads(from, lease)
@@ -167,6 +170,7 @@ func (s *simulation) began(from *replica, method string, r any) {
 	if err != nil {
 		s.violated("%s calls %s %s: %v", from.client, method, volumeOf(r), err)
 	}
+	return lease
 }
 
 // hasCredentials returns an error if the request r lacks the values of the Secret that all classes name. DeleteVolume is
@@ -384,10 +388,20 @@ func (s *simulation) check() {
 			s.violated("claim %s lost its volume", claim.Name)
 		}
 	}
+	s.checkTerms()
 	s.checkFinalizers()
 	s.checkSizes()
 	s.checkNodes()
 	s.checkSnapshots()
+}
+
+// checkTerms checks that a process has canceled its calls before another one can acquire the Lease.
+func (s *simulation) checkTerms() {
+	for _, o := range s.gate.running() {
+		if err := s.leads(o.replica, o.term); err != nil {
+			s.violated("%s still calls %s: %v", o.replica.client, o.name, err)
+		}
+	}
 }
 
 // checkFinalizers checks that only the components remove their finalizers. An object that vanishes had none of them.

@@ -121,6 +121,23 @@ func (s *simulation) nodeControllerDeletes(from *replica, r apiserver.Request) {
 	}
 }
 
+// releasedNode checks a successful patch of a Node, which was before, if it removes the finalizer while the Node is being deleted.
+func (s *simulation) releasedNode(from *replica, before *corev1.Node) {
+	finalizer, _ := nodecontroller.Finalizers(driverName)
+	has := func(node *corev1.Node) bool { return node != nil && slices.Contains(node.Finalizers, finalizer) }
+	if before == nil || before.DeletionTimestamp == nil || !has(before) || has(s.cluster.Node(before.Name)) {
+		return
+	}
+	err := s.leads(from, nodecontroller.LeaseName(driverName))
+	age, kept := time.Since(before.DeletionTimestamp.Time), s.recordOf(before.Name).OptedOut || cluster.OptedOut(before, driverName)
+	if err == nil && age < deleteGrace && !kept {
+		err = fmt.Errorf("the deletion was requested %v ago", age)
+	}
+	if err != nil {
+		s.violated("%s removes the finalizer of Node %s, which is being deleted: %v", from.client, before.Name, err)
+	}
+}
+
 // mayCleanUp returns an error unless r carries the version of the object that the process has read, and all that the process
 // has read permits the deletion.
 func (s *simulation) mayCleanUp(from *replica, r apiserver.Request) error {

@@ -65,6 +65,14 @@ func (s state) copyable(r corev1.TypedLocalObjectReference) bool {
 	return content != nil && content.DeletionTimestamp == nil
 }
 
+// copies returns the pending claims whose source has that kind and name.
+func (s state) copies(kind, name string) []*corev1.PersistentVolumeClaim {
+	return slices.DeleteFunc(slices.Clone(s.claims), func(claim *corev1.PersistentVolumeClaim) bool {
+		source := claim.Spec.DataSource
+		return source == nil || source.Kind != kind || source.Name != name || claim.Status.Phase != corev1.ClaimPending
+	})
+}
+
 // hasSource reports whether the volume of claim is empty, or can be created from its source.
 func (s state) hasSource(claim *corev1.PersistentVolumeClaim) bool {
 	return claim.Spec.DataSource == nil || s.copyable(*claim.Spec.DataSource)

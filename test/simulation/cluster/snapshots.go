@@ -209,11 +209,7 @@ func (c *Cluster) createContent(s state, snapshot *snapshotv1.VolumeSnapshot) (S
 
 // restored reports whether a pending claim that match selects is to be restored from a snapshot.
 func (s state) restored(snapshot *snapshotv1.VolumeSnapshot, match func(*corev1.PersistentVolumeClaim) bool) bool {
-	return slices.ContainsFunc(s.claims, func(claim *corev1.PersistentVolumeClaim) bool {
-		source := claim.Spec.DataSource
-		return source != nil && source.Kind == "VolumeSnapshot" && source.Name == snapshot.Name &&
-			claim.Status.Phase == corev1.ClaimPending && match(claim)
-	})
+	return slices.ContainsFunc(s.copies("VolumeSnapshot", snapshot.Name), match)
 }
 
 // releaseSnapshot returns the next step for a snapshot that is being deleted. There is none while a claim is restored from it.
@@ -342,6 +338,8 @@ func (s state) busySnapshots() []string {
 			busy = append(busy, "snapshot "+snapshot.Name+" is being deleted")
 		case !isReady(snapshot) && content != nil && content.DeletionTimestamp == nil:
 			busy = append(busy, "snapshot "+snapshot.Name+" is not ready")
+		case slices.Contains(snapshot.Finalizers, RestoreFinalizer) && len(s.copies("VolumeSnapshot", snapshot.Name)) == 0:
+			busy = append(busy, "snapshot "+snapshot.Name+" still has the finalizer of a source")
 		}
 	}
 	for _, content := range s.contents {

@@ -224,9 +224,11 @@ func (c *Cluster) disturb(s state) []Step {
 		next.Spec.PersistentVolumeReclaimPolicy = policy
 		name := fmt.Sprintf("user sets the policy of volume %s to %s", pv.Name, policy)
 		steps = append(steps, Step{name, c.update(Volumes, next)})
-		protected := pv.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimRetain ||
-			slices.Contains(pv.Finalizers, storagehelpers.PVDeletionProtectionFinalizer)
-		if protected { // else the volume would be lost
+		mayDelete := pv.Status.Phase != corev1.VolumePending // else its claim gets another volume
+		if policy == corev1.PersistentVolumeReclaimRetain {  // else the driver keeps the volume
+			mayDelete = slices.Contains(pv.Finalizers, storagehelpers.PVDeletionProtectionFinalizer)
+		}
+		if mayDelete {
 			steps = append(steps, Step{"user deletes volume " + pv.Name, func(context.Context) error {
 				return c.api.Delete(Volumes, "", pv.Name, nil)
 			}})
@@ -278,6 +280,11 @@ func (c *Cluster) Busy() []string {
 		case claim.DeletionTimestamp == nil && claim.Status.Phase == corev1.ClaimPending && class != nil && !waits(class, claim) &&
 			s.hasSource(claim) && !s.hasDeletedVolume(claim):
 			busy = append(busy, "claim "+claim.Name+" is not bound")
+		case claim.Status.Phase == corev1.ClaimBound && slices.Contains(claim.Finalizers, ProvisioningFinalizer):
+			busy = append(busy, "claim "+claim.Name+" still has the finalizer of its request")
+		}
+		if slices.Contains(claim.Finalizers, CloneFinalizer) && len(s.copies("PersistentVolumeClaim", claim.Name)) == 0 {
+			busy = append(busy, "claim "+claim.Name+" still has the finalizer of a source")
 		}
 	}
 	busy = append(busy, c.busyExpansions(s)...)
