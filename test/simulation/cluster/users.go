@@ -275,6 +275,8 @@ func (c *Cluster) Busy() []string {
 		case claim.DeletionTimestamp != nil && slices.Contains(claim.Finalizers, sourceClaimFinalizer) &&
 			!slices.Contains(claim.Finalizers, ProvisioningFinalizer):
 			// Until its snapshots are ready, which are in the list, too.
+		case claim.DeletionTimestamp != nil && slices.ContainsFunc(s.copies("PersistentVolumeClaim", claim.Name), s.hasDeletedVolume):
+			// Until a user deletes the copy.
 		case claim.DeletionTimestamp != nil && (c.pod(claim.Name) == nil || len(claim.Finalizers) > 1): // a pod keeps claimProtection
 			busy = append(busy, "claim "+claim.Name+" is being deleted")
 		case claim.DeletionTimestamp == nil && claim.Status.Phase == corev1.ClaimPending && class != nil && !waits(class, claim) &&
