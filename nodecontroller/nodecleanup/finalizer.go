@@ -113,7 +113,11 @@ func (p Policy) timedOut() hostStep {
 // release removes our finalizer from the Nodes of h that are being deleted. again: a Node has opted out and the record
 // does not contain that yet; its finalizer stays until the record does.
 func (t *term) release(ctx context.Context, h host, st hostStep) (again bool, err error) {
+	key, _ := t.c.index.topologyKey()
 	for _, node := range t.policy.waiting(h) {
+		if t.policy.NodeCleanup != ModeOff && hostOf(node, key) != h.value {
+			continue // h is another name of the Node: its host has its record
+		}
 		live, exists, err := t.nodes.Refetch(ctx, t.c.deps.Client.CoreV1().Nodes(), node)
 		switch {
 		case err != nil:

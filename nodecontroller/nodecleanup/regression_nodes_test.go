@@ -496,6 +496,7 @@ func TestOptOutOfANode(t *testing.T) {
 			})
 			f.node("n", f.cfg.NodeFinalizer)
 			f.node("m", f.cfg.NodeFinalizer)
+			f.patchNode("n", fmt.Sprintf(`{"metadata":{"labels":{%q:"host-of-n"}}}`, corev1.LabelHostname)) // which is another name of it
 			f.says("Node", "n", disabled)
 			_, pvc := f.bound("a", "n")
 			if refuses.Store(start); start {
