@@ -240,8 +240,12 @@ func (a *applier) reschedule(ctx context.Context, key claimKey, claim *corev1.Pe
 	if cause != nil {
 		a.c.claimFailed(claim, failedEvent(storagehelpers.GetPersistentVolumeClaimClass(claim), cause))
 	}
-	change := kube.MetadataPatch{RemoveAnnotations: []string{storagehelpers.AnnSelectedNode}}
-	if err := a.patchClaim(ctx, a.c.deps.Client, claim, change); err != nil {
+	change := kube.MetadataPatch{
+		RemoveAnnotations: []string{storagehelpers.AnnSelectedNode},
+		Tests:             map[string]any{kube.AnnotationPath(storagehelpers.AnnSelectedNode): claim.Annotations[storagehelpers.AnnSelectedNode]},
+	}
+	err := a.patchClaim(ctx, a.c.deps.Client, claim, change)
+	if err != nil && !kube.IsPatchTestFailed(err) { // else another node was selected meanwhile
 		return fmt.Errorf("removing annotation %s from claim %s: %w", storagehelpers.AnnSelectedNode, key, err)
 	}
 	a.ownership.failed(key) // where nodes compete for the claim, those that have not failed go first

@@ -358,6 +358,17 @@ func provisionerScenarioErrors(t *testing.T) {
 		} {
 			t.Run(name, func(t *testing.T) { nodeGivenBack(t, tt.method, tt.old, tt.calls) })
 		}
+		t.Run("after_another_selection", func(t *testing.T) {
+			f := scenario(t, csitest.Config{Segments: []map[string]string{{"zone": "a"}}}, nil)
+			f.Plugin.Next(create, csitest.Fail(codes.ResourceExhausted, "full"))
+			f.makeClass(late)
+			node, selected := f.zoned("node"), f.zoned("selected-meanwhile")
+			f.meanwhile(f.ControlPlane.Config(), http.MethodPatch,
+				fmt.Sprintf(`{"metadata":{"annotations":{%q:%q}}}`, storagehelpers.AnnSelectedNode, selected))
+			claim := f.claim(func(c *corev1.PersistentVolumeClaim) { c.Annotations[storagehelpers.AnnSelectedNode] = node })
+			f.saved(claim)
+			f.Calls(create, 2)
+		})
 	})
 	t.Run("091_infeasible_and_the_class_was_corrected_meanwhile", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, func(c *Config) { c.RetryIntervalMax = time.Hour })
@@ -463,16 +474,40 @@ func claimDeletedIndeterminate(t *testing.T, code codes.Code, protection Protect
 	}
 }
 
+// zoned creates a node of the driver in zone a.
+func (f *fixture) zoned(name string) string {
+	f.Helper()
+	name = f.Namespace + "-" + name
+	f.Must(kubetest.CreateNode(f.Context(), f.Client,
+		kubetest.NodeSpec{Name: name, Labels: map[string]string{"zone": "a"}, Driver: f.Driver, TopologyKeys: []string{"zone"}}))
+	return name
+}
+
+// meanwhile patches the claim right before the first request of the provisioner with that method for it.
+func (f *fixture) meanwhile(cfg *rest.Config, method, patch string) {
+	f.Helper()
+	var once sync.Once
+	f.through(cfg, func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
+		if r.Method == method && strings.HasSuffix(r.URL.Path, "/persistentvolumeclaims/data") {
+			once.Do(func() {
+				_, err := f.Client.CoreV1().PersistentVolumeClaims(f.Namespace).Patch(
+					f.Context(), "data", types.MergePatchType, []byte(patch), metav1.PatchOptions{},
+				)
+				if err != nil {
+					f.Error(err)
+				}
+			})
+		}
+		pass.ServeHTTP(w, r)
+	})
+}
+
 // nodeGivenBack changes the claim right before the write that gives its node back.
 func nodeGivenBack(t *testing.T, method string, old bool, calls int) {
 	f := scenario(t, csitest.Config{Segments: []map[string]string{{"zone": "a"}}}, nil)
 	f.Plugin.Always(create, csitest.Fail(codes.ResourceExhausted, "full"))
 	f.makeClass(late)
-	node := f.Namespace + "-node"
-	f.Must(kubetest.CreateNode(
-		t.Context(), f.Client,
-		kubetest.NodeSpec{Name: node, Labels: map[string]string{"zone": "a"}, Driver: f.Driver, TopologyKeys: []string{"zone"}},
-	))
+	node := f.zoned("node")
 	cfg := f.ControlPlane.Config()
 	if old {
 		cfg = f.userWith(rbacv1.PolicyRule{
@@ -480,20 +515,7 @@ func nodeGivenBack(t *testing.T, method string, old bool, calls int) {
 			Verbs: []string{"get", "list", "update"},
 		})
 	}
-	var once sync.Once
-	f.through(cfg, func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
-		if r.Method == method && strings.HasSuffix(r.URL.Path, "/persistentvolumeclaims/data") {
-			once.Do(func() {
-				_, err := f.Client.CoreV1().PersistentVolumeClaims(f.Namespace).Patch(
-					t.Context(), "data", types.MergePatchType, []byte(`{"metadata":{"labels":{"a":"b"}}}`), metav1.PatchOptions{},
-				)
-				if err != nil {
-					t.Error(err)
-				}
-			})
-		}
-		pass.ServeHTTP(w, r)
-	})
+	f.meanwhile(cfg, method, `{"metadata":{"labels":{"a":"b"}}}`)
 	claim := f.claim(func(c *corev1.PersistentVolumeClaim) { c.Annotations[storagehelpers.AnnSelectedNode] = node })
 	f.claimIs("has no node and keeps the other change", func(c *corev1.PersistentVolumeClaim) bool {
 		_, has := c.Annotations[storagehelpers.AnnSelectedNode]
