@@ -240,10 +240,8 @@ func (a *applier) reschedule(ctx context.Context, key claimKey, claim *corev1.Pe
 	if cause != nil {
 		a.c.claimFailed(claim, failedEvent(storagehelpers.GetPersistentVolumeClaimClass(claim), cause))
 	}
-	change := kube.MetadataPatch{
-		RemoveAnnotations: []string{storagehelpers.AnnSelectedNode},
-		Tests:             map[string]any{kube.AnnotationPath(storagehelpers.AnnSelectedNode): claim.Annotations[storagehelpers.AnnSelectedNode]},
-	}
+	const ann = storagehelpers.AnnSelectedNode
+	change := kube.MetadataPatch{RemoveAnnotations: []string{ann}, Tests: map[string]any{kube.AnnotationPath(ann): claim.Annotations[ann]}}
 	err := a.patchClaim(ctx, a.c.deps.Client, claim, change)
 	if err != nil && !kube.IsPatchTestFailed(err) { // else another node was selected meanwhile
 		return fmt.Errorf("removing annotation %s from claim %s: %w", storagehelpers.AnnSelectedNode, key, err)
