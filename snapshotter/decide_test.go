@@ -363,6 +363,7 @@ func TestSlowSnapshot(t *testing.T) {
 func TestMatters(t *testing.T) {
 	handle := withStatus(contentStatus{handle: "h", created: true})
 	deleted := func(s *state) { handle(s); released(s) }
+	ready := withStatus(contentStatus{handle: "h", created: true, ready: true, hasReady: true})
 	type changes = []func(*state)
 	for name, tt := range map[string]struct {
 		before, after changes
@@ -372,6 +373,7 @@ func TestMatters(t *testing.T) {
 		"a label":                   {changes{handle}, changes{handle}, definite, false},
 		"restored":                  {changes{handle}, changes{handle, set(AnnBeingCreated)}, definite, true},
 		"restored before":           {changes{handle, set(AnnBeingCreated)}, changes{handle, set(AnnBeingCreated)}, definite, false},
+		"ready, restored meanwhile": {changes{ready, set(AnnBeingCreated)}, changes{ready, set(AnnBeingCreated)}, definite, true},
 		"set for a check":           {changes{deleted}, changes{deleted, set(AnnBeingCreated)}, indeterminate, false},
 		"removed, outcome unknown":  {changes{deleted, set(AnnBeingCreated)}, changes{deleted}, indeterminate, true},
 		"removed after the outcome": {changes{deleted, set(AnnBeingCreated)}, changes{deleted}, definite, false},
