@@ -98,6 +98,9 @@ func (s *simulation) before(ctx context.Context, r apiserver.Request) error {
 	o := &operation{
 		replica: from, kind: request, name: describe(r), verb: r.Verb, lease: isLease(r), body: string(r.Body), key: keyOf(ctx),
 	}
+	if r.Verb != "get" && r.Verb != "list" && !o.lease {
+		o.late = func() { s.executeLate(from, r) }
+	}
 	s.nodeControllerDeletes(from, r)
 	s.releases(from, r)
 	v, ok := s.gate.wait(ctx, o)
@@ -113,6 +116,17 @@ func (s *simulation) before(ctx context.Context, r apiserver.Request) error {
 	s.verdicts[r.ID] = v
 	s.mu.Unlock()
 	return nil
+}
+
+// executeLate executes a write after its client has given up.
+func (s *simulation) executeLate(from *replica, r apiserver.Request) {
+	switch result := r.Execute(); {
+	case result.Object == nil:
+	case r.Resource == cluster.Claims && r.Verb == "patch":
+		s.recorded(from, r)
+	case isOf("nodecontroller", r):
+		s.forces(r)
+	}
 }
 
 // isForCache reports whether r is a list that fills a cache.

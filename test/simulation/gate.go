@@ -28,7 +28,7 @@ type operation struct {
 	volume  string // of a call: the name or ID of the volume or snapshot
 	term    string // of a call: the Lease whose holder may make it
 	arrived int
-	// late is called instead of resuming a call whose client has canceled it: the driver executes it.
+	// late is called instead of resuming a call or a write whose client has given up: it is executed nevertheless.
 	late   func()
 	ended  atomic.Bool // the client has canceled it
 	resume chan verdict
@@ -140,7 +140,7 @@ func (g *gate) running() []*operation {
 	return slices.DeleteFunc(slices.Clone(g.pending), func(o *operation) bool { return o.kind != call || o.term == "" || o.canceled() })
 }
 
-// canceled reports whether the client of a call has given up.
+// canceled reports whether the client has given up.
 func (o *operation) canceled() bool { return o.ended.Load() }
 
 // remove drops o.

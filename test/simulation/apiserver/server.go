@@ -37,7 +37,11 @@ type Request struct {
 	Name        string // empty for lists, and for a create
 	Initial     bool   // of a watch: it begins with all objects
 	Body        []byte
+	execute     func() Result
 }
+
+// Execute executes a request that is not a watch without the hooks, also after its client has given up.
+func (r Request) Execute() Result { return r.execute() }
 
 // Result is the result of a request, before its response is encoded.
 type Result struct {
@@ -182,6 +186,10 @@ func (t transport) RoundTrip(r *http.Request) (*http.Response, error) {
 func (s *Server) serve(ctx context.Context, c *call) (*http.Response, error) {
 	if c.static != nil {
 		return c.static, nil
+	}
+	c.execute = func() Result {
+		code, obj, _ := s.execute(context.Background(), c)
+		return Result{code, obj}
 	}
 	if s.hooks.Before != nil {
 		if err := s.hooks.Before(ctx, c.Request); err != nil {
