@@ -335,9 +335,10 @@ func (s *simulation) mayPublish(r *csi.ControllerPublishVolumeRequest) error {
 	return nil
 }
 
-// mayUnpublish returns an error if a VolumeAttachment requests the publication.
+// mayUnpublish returns an error if a VolumeAttachment requests the publication. It was not published for one without the finalizer.
 func (s *simulation) mayUnpublish(r *csi.ControllerUnpublishVolumeRequest) error {
-	if va := s.attachment(r.GetVolumeId(), r.GetNodeId()); va != nil && va.DeletionTimestamp == nil {
+	va := s.attachment(r.GetVolumeId(), r.GetNodeId())
+	if va != nil && va.DeletionTimestamp == nil && slices.Contains(va.Finalizers, attacher.Finalizer(driverName)) {
 		return fmt.Errorf("VolumeAttachment %s is not being deleted", va.Name)
 	}
 	return nil
