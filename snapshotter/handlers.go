@@ -108,7 +108,7 @@ func (h *handlers[T, C]) matters(before, after *content) bool {
 	case !before.has(before.creating) && after.has(after.creating) && after.known().handle != "" && !after.terminating():
 		return true // restored by another writer; during a deletion, this process sets it for a check
 	case after.known().ready && after.has(after.creating):
-		return true // its removal may have preceded a late record, in versions that the watch has not shown
+		return true // the watch may have skipped the version without it
 	}
 	return before.terminating() != after.terminating() || h.c.driver.rowOf(before, m) != h.c.driver.rowOf(after, m)
 }

@@ -116,7 +116,7 @@ func (t *term) release(ctx context.Context, h host, st hostStep) (again bool, er
 	key, _ := t.c.index.topologyKey()
 	for _, node := range t.policy.waiting(h) {
 		if t.policy.NodeCleanup != ModeOff && hostOf(node, key) != h.value {
-			continue // h is another name of the Node: its host has its record
+			continue // h.value is a further name of the Node, whose record belongs to hostOf(node)
 		}
 		live, exists, err := t.nodes.Refetch(ctx, t.c.deps.Client.CoreV1().Nodes(), node)
 		switch {
@@ -178,7 +178,7 @@ func (t *term) protect(ctx context.Context, h host) (next time.Time, err error) 
 		}
 		if apierrors.IsForbidden(err) || apierrors.IsInvalid(err) { // the cache may be outdated
 			if live, e := t.live.node(ctx, node.Name); e == nil && (live == nil || live.DeletionTimestamp != nil) {
-				err = nil // decideDeleting is for it
+				err = nil // decideDeleting handles it
 			}
 		}
 		if err != nil {

@@ -147,7 +147,7 @@ func (s *simulation) began(from *replica, method string, r any) (lease string) {
 	case *csi.ControllerPublishVolumeRequest:
 		lease, err = attacher.LeaseName(driverName), s.mayPublish(r)
 	case *csi.ControllerUnpublishVolumeRequest:
-		lease, err = attacher.LeaseName(driverName), s.mayUnpublish(r)
+		lease, err = attacher.LeaseName(driverName), s.mayUnpublish(from, r)
 	case *csi.ControllerExpandVolumeRequest:
 		lease, err = resizer.LeaseName(driverName), s.mayExpand(r)
 	case *csi.ControllerModifyVolumeRequest:
@@ -335,10 +335,16 @@ func (s *simulation) mayPublish(r *csi.ControllerPublishVolumeRequest) error {
 	return nil
 }
 
-// mayUnpublish returns an error if a VolumeAttachment requests the publication. It was not published for one without the finalizer.
-func (s *simulation) mayUnpublish(r *csi.ControllerUnpublishVolumeRequest) error {
+// mayUnpublish returns an error if a VolumeAttachment requests the publication. The volume is not published yet for one that has
+// no finalizer and that the watch of the replica has not shown.
+func (s *simulation) mayUnpublish(from *replica, r *csi.ControllerUnpublishVolumeRequest) error {
 	va := s.attachment(r.GetVolumeId(), r.GetNodeId())
-	if va != nil && va.DeletionTimestamp == nil && slices.Contains(va.Finalizers, attacher.Finalizer(driverName)) {
+	if va == nil || va.DeletionTimestamp != nil {
+		return nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if from.attachments[va.UID] || slices.Contains(va.Finalizers, attacher.Finalizer(driverName)) {
 		return fmt.Errorf("VolumeAttachment %s is not being deleted", va.Name)
 	}
 	return nil
