@@ -62,8 +62,6 @@ var mutations = []mutation{
 		"if !change.AppliedTo(s.attachment) {", "if false {"},
 	{"publish-unprotected-volume", "The PersistentVolume has the finalizer before ControllerPublishVolume.", "attacher/decide.go",
 		"if !slices.Contains(pv.Finalizers, d.finalizer) {", "if false {"},
-	{"detach-replaced-attachment", "A VolumeAttachment is read again after the removal of its finalizer has failed.",
-		"attacher/unpublish.go", "		t.confirmed.Delete(va.UID)\n", ""},
 	{"detach-without-unpublish", "ControllerUnpublishVolume is called before the finalizer is removed.", "attacher/decide.go",
 		`return step{action: doUnpublish, reason: "Deleting", source: src, nodeID: nodeID}`,
 		`return step{action: doRemoveFinalizer, reason: "Deleting", nodeID: nodeID}`},
