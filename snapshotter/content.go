@@ -106,24 +106,22 @@ func (c *content) foreignFinalizer() bool {
 	return slices.ContainsFunc(c.meta.Finalizers, func(f string) bool { return f != c.finalizer })
 }
 
-// member reports whether c is a snapshot of a group, which is created and deleted with the group.
+// member reports whether c is a snapshot of a group, which is created and deleted with the group. Backup tools copy the annotation
+// to pre-provisioned contents, whose status the snapshot-controller does not write.
 func (c *content) member() bool {
-	return !c.group && (c.has(AnnGroup) || c.known().group != "")
+	return !c.group && (c.dynamic() && c.has(AnnGroup) || c.known().group != "")
 }
 
 // groupHandle returns the handle of the group of a member.
 func (c *content) groupHandle() string { return cmp.Or(c.known().group, c.meta.Annotations[AnnGroup]) }
 
 // driverHandle returns the handle of the snapshot at the driver, or "" if it is not known. The
-// handle of an unbound pre-provisioned content does not count: its snapshot is never deleted.
+// handle of an unbound pre-provisioned content counts once it was checked.
 func (c *content) driverHandle() string {
-	switch {
-	case !c.preProvisioned():
-		return c.known().handle
-	case !c.bound():
-		return ""
+	if c.preProvisioned() && c.bound() {
+		return c.handle
 	}
-	return c.handle
+	return c.known().handle
 }
 
 // snapshotHandles returns the handles of the snapshots of a group, also if they are not in the status yet. Nil:

@@ -110,7 +110,7 @@ func (c *content) decideDeleted() step {
 // deletedHandle returns the handle of the snapshot that is deleted with c, also if it is not in the
 // status yet, or "" if there is none.
 func (c *content) deletedHandle(m memory) string {
-	if handle := c.driverHandle(); handle != "" || !c.dynamic() || m.answer == nil {
+	if handle := c.driverHandle(); handle != "" || m.answer == nil {
 		return handle
 	}
 	return m.answer.handle
@@ -126,9 +126,12 @@ func (c *content) decideRelease(m memory) step {
 	if !c.has(c.creating) {                                           // another leader may call CreateSnapshot meanwhile
 		s.change.Tests[kube.AnnotationPath(c.creating)] = nil
 	}
-	if m.answer != nil && c.policy == snapshotv1.VolumeSnapshotContentRetain {
-		s.warning = fmt.Sprintf("The %s %q of the driver is retained and has no %s. Delete it at the storage system if it is not needed",
-			c.noun, m.answer.handle, c.kind.name)
+	retained := c.policy == snapshotv1.VolumeSnapshotContentRetain
+	switch {
+	case m.answer != nil && retained:
+		s.warning = c.kept(m.answer.handle)
+	case c.preProvisioned() && !retained && c.deletedHandle(m) == "":
+		s.warning = c.kept(c.handle) + ". It was not bound and not checked"
 	}
 	return s
 }
@@ -136,4 +139,9 @@ func (c *content) decideRelease(m memory) step {
 // credentials returns the error for a secret that a deletion needs.
 func credentials(c *content, err error) error {
 	return fmt.Errorf("Failed to get %s credentials: %w", c.noun, err)
+}
+
+func (c *content) kept(handle string) string {
+	return fmt.Sprintf("The %s %q of the driver is retained and has no %s. Delete it at the storage system if it is not needed",
+		c.noun, handle, c.kind.name)
 }

@@ -382,14 +382,28 @@ func TestSnapshotterScenarioDelete(t *testing.T) {
 		f.content("v1", func(o *snapshotv1.VolumeSnapshotContent) {
 			f.preProvisioned(o)
 			foreign(o)
-			o.Finalizers = append(o.Finalizers, Finalizer)
 		})
 		f.until("is complete", isComplete)
 		f.terminate("v1")
-		f.until("has no finalizer", func(o *snapshotv1.VolumeSnapshotContent) bool { return o != nil && len(o.Finalizers) == 1 })
+		f.quiet()
 		f.patch("v1", `{"metadata":{"finalizers":null}}`)
 		f.until("is deleted", isDeleted)
 		f.Calls(removeSnapshot, 0)
+	})
+	// A backup tool copies metadata to a content that it creates only to delete the snapshot.
+	t.Run("056_unbound_with_the_finalizer", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, nil)
+		o := f.content("v1", func(o *snapshotv1.VolumeSnapshotContent) {
+			f.preProvisioned(o)
+			o.Finalizers = []string{Finalizer}
+			o.Annotations = map[string]string{AnnGroup: "g"}
+		})
+		f.until("is complete", isComplete)
+		f.terminate("v1")
+		f.until("is deleted", isDeleted)
+		if r := f.deletions(); len(r) != 1 || r[0].SnapshotId != *o.Spec.Source.SnapshotHandle {
+			t.Errorf("requests %v", r)
+		}
 	})
 	t.Run("no_longer_blocked", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, nil)
