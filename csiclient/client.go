@@ -37,7 +37,7 @@ type Config struct {
 	// MaxLogLength truncates logged responses to that many bytes, if positive.
 	MaxLogLength int
 	// Dial opens the connections to Address. Nil means the socket.
-	Dial func(ctx context.Context, address string) (net.Conn, error)
+	Dial dialer
 }
 
 // DefaultConfig returns the defaults of the flags.
@@ -56,6 +56,8 @@ func (c Config) Validate() error {
 	}
 	return errors.Join(errs...)
 }
+
+type dialer func(ctx context.Context, address string) (net.Conn, error)
 
 // path returns the path of the socket. Network addresses are invalid, because only a local
 // connection reports reliably that it was lost.
@@ -89,10 +91,12 @@ type Client struct {
 	calls      *calls
 	losses     prometheus.Counter
 
-	mu     sync.Mutex
-	driver Driver
-	ready  chan struct{} // closed while ready
-	reason error         // nil while ready
+	mu      sync.Mutex
+	driver  Driver
+	ready   chan struct{} // closed while ready
+	lost    chan struct{} // closed while not ready
+	reason  error         // nil while ready
+	dialErr error         // of the last attempt to open the socket
 }
 
 // New returns a client and registers its metrics. [Client.Connect] connects it.
@@ -102,8 +106,9 @@ func New(cfg Config, reg prometheus.Registerer) (*Client, error) {
 	}
 	c := &Client{
 		cfg: cfg, recorder: &recorder{reg: reg}, calls: newCalls(),
-		ready: make(chan struct{}), reason: errors.New("not connected to the driver yet"),
+		ready: make(chan struct{}), lost: make(chan struct{}), reason: errors.New("not connected to the driver yet"),
 	}
+	close(c.lost)
 	c.losses = prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "storage_controller_csi_connection_losses_total",
 		Help: "Lost connections to the CSI driver.",
@@ -117,7 +122,16 @@ func New(cfg Config, reg prometheus.Registerer) (*Client, error) {
 		}
 		return 1
 	}))
-	var err error
+	path, err := cfg.path()
+	if err != nil {
+		return nil, err
+	}
+	if cfg.Dial == nil {
+		cfg.Dial = func(ctx context.Context, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "unix", path)
+		}
+	}
+	cfg.Dial = c.recordError(cfg.Dial)
 	if c.conn, err = cfg.dial(traced, c.calls.intercept, c.recorder.intercept, logger{cfg.MaxLogLength}.intercept); err != nil {
 		return nil, err
 	}
@@ -153,6 +167,17 @@ func (c Config) dial(interceptors ...grpc.UnaryClientInterceptor) (*grpc.ClientC
 		return nil, fmt.Errorf("--csi-address %q: %w", c.Address, err)
 	}
 	return conn, nil
+}
+
+// recordError returns dial, whose error becomes part of the reason for which the client is not ready.
+func (c *Client) recordError(dial dialer) dialer {
+	return func(ctx context.Context, address string) (net.Conn, error) {
+		conn, err := dial(ctx, address)
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.dialErr = err
+		return conn, err
+	}
 }
 
 // Close closes the connection.
@@ -234,7 +259,7 @@ func (c *Client) awaitConnection(ctx context.Context) error {
 		}
 		if !changed {
 			log.Info("Still connecting to the driver. Check that it is running and serves this socket",
-				"address", c.cfg.Address, "waited", time.Since(start).Round(time.Second))
+				"address", c.cfg.Address, "waited", time.Since(start).Round(time.Second), "err", c.CheckReady())
 		}
 	}
 }
@@ -337,10 +362,33 @@ func (c *Client) WaitReady(ctx context.Context) error {
 	}
 }
 
+// WaitLost waits until the driver has not been ready for limit, and returns the reason. It returns nil if ctx ends first.
+func (c *Client) WaitLost(ctx context.Context, limit time.Duration) error {
+	for {
+		c.mu.Lock()
+		lost := c.lost
+		c.mu.Unlock()
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-lost:
+		}
+		wait, cancel := context.WithTimeout(ctx, limit)
+		err := c.WaitReady(wait)
+		cancel()
+		if reason := c.CheckReady(); err != nil && ctx.Err() == nil && reason != nil {
+			return reason
+		}
+	}
+}
+
 // CheckReady returns nil if the driver can be called, else the reason.
 func (c *Client) CheckReady() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.reason != nil && c.dialErr != nil {
+		return fmt.Errorf("%w: %w", c.reason, c.dialErr)
+	}
 	return c.reason
 }
 
@@ -349,9 +397,11 @@ func (c *Client) setReady(reason error) {
 	defer c.mu.Unlock()
 	if c.reason == nil && reason != nil {
 		c.ready = make(chan struct{})
+		close(c.lost)
 	}
 	if c.reason != nil && reason == nil {
 		close(c.ready)
+		c.lost = make(chan struct{})
 	}
 	c.reason = reason
 }

@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"strings"
 	"testing"
@@ -190,6 +191,13 @@ func TestConnectWaitsForTheSocket(t *testing.T) {
 	defer c.Close()
 	done := make(chan error, 1)
 	go func() { _, err := c.Connect(within(t)); done <- err }()
+	for ctx := within(t); !errors.Is(c.CheckReady(), fs.ErrNotExist); {
+		select {
+		case <-ctx.Done():
+			t.Fatalf("the reason is %v", c.CheckReady())
+		case <-time.After(time.Millisecond):
+		}
+	}
 	p := csitest.New(csitest.Config{})
 	if err := p.Start(dir + "/s"); err != nil {
 		t.Fatal(err)
@@ -238,12 +246,20 @@ func TestLostConnectionComesBack(t *testing.T) {
 			t.Errorf("workers are not held: %v", err)
 		}
 		cancel()
+		if err := c.WaitLost(within(t), time.Millisecond); !errors.Is(err, ErrConnectionLost) {
+			t.Errorf("the reason is %v", err)
+		}
 		if err := p.Start(p.Address()); err != nil {
 			t.Fatal(err)
 		}
 		if err := c.WaitReady(within(t)); err != nil {
 			t.Fatal(err)
 		}
+		ctx, cancel = context.WithTimeout(t.Context(), 50*time.Millisecond)
+		if err := c.WaitLost(ctx, 0); err != nil {
+			t.Errorf("it is ready, and was lost: %v", err)
+		}
+		cancel()
 		if n := p.Count("GetPluginInfo"); n != round+1 {
 			t.Errorf("asked for the name %d times, want %d", n, round+1)
 		}

@@ -52,6 +52,9 @@ func (p *process) build(ctx, services context.Context, config *rest.Config) (_ *
 		stopEvents: func() { events.stop(eventsGrace) }, limit: firstListLimit, retry: startRetry,
 		startInformers: func() { b.shared.informers.Start(services) },
 	}
+	if p.csi != nil {
+		t.driver = p.csi
+	}
 	if err := b.addRoles(ctx, t, chosen); err != nil {
 		return nil, err
 	}
@@ -84,6 +87,7 @@ func (b *builder) addRoles(ctx context.Context, t *terms, chosen []Role) error {
 			}
 			return b.build(ctx, r)
 		})
+		m.callsDriver = r.driverName == nil
 		lease := r.lease(b.process.Settings, b.process.driver.Name)
 		t.add(lease, m)
 		if r.prepare != nil {

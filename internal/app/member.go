@@ -27,8 +27,9 @@ type member struct {
 	name  string
 	named bool
 	// leased reports that the role works only while this process holds a Lease, which it may give back.
-	leased bool
-	build  func(context.Context) (controller, error)
+	leased      bool
+	callsDriver bool
+	build       func(context.Context) (controller, error)
 
 	controller controller    // set before built is closed
 	failure    error         // of the first attempt to build the controller

@@ -19,6 +19,7 @@ import (
 	typedcoordinationv1 "k8s.io/client-go/kubernetes/typed/coordination/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/record"
+	"k8s.io/klog/v2"
 
 	"github.com/storage-controller/storage-controller/election"
 	"github.com/storage-controller/storage-controller/internal/kube"
@@ -37,7 +38,8 @@ type terms struct {
 	startInformers func() // starts the informers that do not run yet
 	server         *diagnostics
 	stopEvents     func()
-	limit          time.Duration // of the first lists
+	driver         driverConnection // nil if no role calls the driver
+	limit          time.Duration    // of the first lists
 	retry          wait.Backoff
 
 	building sync.Mutex // held while a controller is built late: informers and collectors have one user at a time
@@ -52,8 +54,19 @@ type entry struct {
 	ready     chan struct{}       // closed when the caches of the first member are synced
 	setReady  func()              // closes ready
 	candidate *election.Candidate // nil without leader election
+	driver    driverConnection    // nil without leader election, and if no member calls the driver
+	patience  time.Duration       // how long it leads without its driver
 	retry     wait.Backoff
 }
+
+// driverConnection is a [csiclient.Client].
+type driverConnection interface {
+	WaitReady(ctx context.Context) error
+	WaitLost(ctx context.Context, limit time.Duration) error
+}
+
+// errDriverLost ends a term, so that a replica whose driver is ready can lead.
+var errDriverLost = errors.New("the driver is not ready")
 
 // add adds a role. Roles with the same Lease share its terms.
 func (t *terms) add(lease string, m *member) {
@@ -96,6 +109,9 @@ func (t *terms) addCandidates(config *rest.Config, registry prometheus.Registere
 		}
 		if e.candidate, err = election.NewCandidate(t.cfg.leaseConfig(), lock, m); err != nil {
 			return err
+		}
+		if t.driver != nil && slices.ContainsFunc(e.members, func(m *member) bool { return m.callsDriver }) {
+			e.driver, e.patience = t.driver, c.LeaseDuration
 		}
 		for _, member := range e.members {
 			member.leased = true
@@ -257,14 +273,22 @@ func (e *entry) work(ctx context.Context) error {
 		if e.candidate != nil {
 			lead = func(ctx context.Context) error { return e.candidate.Campaign(ctx, e.lead) }
 		}
-		if err := lead(ctx); err != nil || ctx.Err() != nil || !e.waits() {
+		switch err := lead(ctx); {
+		case ctx.Err() == nil && errors.Is(err, errDriverLost):
+			klog.FromContext(ctx).Info("Released the Lease, so that a replica whose driver is ready can lead", "lease", e.lease, "cause", err)
+		case err != nil || ctx.Err() != nil || !e.waits():
 			return ignoreDrain(ctx, err)
 		}
 	}
 }
 
-// waitAvailable waits until the controllers of e can work, and returns the cause of ctx if that ends first.
+// waitAvailable waits until the driver is ready and the controllers of e can work. It returns the cause of ctx if that ends first.
 func (e *entry) waitAvailable(ctx context.Context) error {
+	if e.driver != nil {
+		if err := e.driver.WaitReady(ctx); err != nil {
+			return err
+		}
+	}
 	for _, m := range e.members {
 		if w, ok := m.waiter(); ok {
 			if err := w.WaitAvailable(ctx); err != nil {
@@ -280,17 +304,27 @@ func (e *entry) waits() bool {
 	return slices.ContainsFunc(e.members, func(m *member) bool { _, ok := m.waiter(); return ok })
 }
 
-// lead runs the controllers of e until ctx ends, or until a named one fails.
+// lead runs the controllers of e until ctx ends, until a named one fails, or until the driver is lost.
 func (e *entry) lead(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
+	if e.driver != nil {
+		go func() {
+			if reason := e.driver.WaitLost(ctx, e.patience); reason != nil {
+				cancel(fmt.Errorf("%w for %v: %w", errDriverLost, e.patience, reason))
+			}
+		}()
+	}
 	var group errgroup.Group
 	for _, m := range e.members {
 		group.Go(func() error { return cancelOn(cancel, m.run(ctx, e.retry)) })
 	}
 	err := group.Wait()
-	if errors.Is(context.Cause(ctx), workloop.ErrDrain) {
+	switch cause := context.Cause(ctx); {
+	case errors.Is(cause, workloop.ErrDrain):
 		e.serving.Wait()
+	case err == nil && errors.Is(cause, errDriverLost):
+		return cause
 	}
 	return err
 }

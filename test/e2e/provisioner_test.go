@@ -326,6 +326,28 @@ func provisionerScenarioReplicas(t *testing.T) {
 			t.Errorf("taken over %v after it was renewed, want no less than %v and no more than %v", took, leaseDuration, most)
 		}
 	})
+	t.Run("the_driver_of_the_holder_stops", func(t *testing.T) {
+		t.Parallel()
+		e := newEnv(t, csitest.Config{}, 0)
+		class, other := e.class(false, nil), csitest.Run(t, csitest.Config{Name: e.plugin.Name()})
+		first := e.run("provision", election...)
+		e.leads(first, e.provisionerLease())
+		second := e.run("provision", append([]string{"--csi-address", other.Address()}, election...)...)
+		second.says("Connected to the driver")
+		e.plugin.Stop()
+		e.leads(second, e.provisionerLease())
+		e.claim("c1", class)
+		e.bound("c1")
+		other.Stop()
+		first.says("Released the Lease, so that a replica whose driver is ready can lead")
+		second.says("Released the Lease, so that a replica whose driver is ready can lead")
+		if err := e.plugin.Start(e.plugin.Address()); err != nil {
+			t.Fatal(err)
+		}
+		e.leads(first, e.provisionerLease())
+		e.claim("c2", class)
+		e.bound("c2")
+	})
 	t.Run("123_the_holder_is_told_to_stop", func(t *testing.T) {
 		t.Parallel()
 		e := newEnv(t, csitest.Config{}, 0)

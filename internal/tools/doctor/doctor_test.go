@@ -75,8 +75,9 @@ func TestSidecarsOfAPod(t *testing.T) {
 		"a sidecar of no role":           {elected, "other", container("", "csi-attacher:v4"), nil, ""},
 		"this program under an old name": {elected, "other", renamed, nil, ""},
 		"a sidecar with leader election": {elected, "other", old, []Status{Warning}, "only one of them is active"},
-		"one with election in this pod":  {elected, "mine", old, []Status{Warning}, "remove it"},
-		"this process without election":  {Plan{Roles: roles, Pod: "mine"}, "mine", old, []Status{Failure}, "both are active"},
+		"one with election in this pod": {elected, "mine", old, []Status{Failure}, "remove it, because storage-controller runs in the " +
+			"same pod. Until then both are active, because in one pod both hold the Lease"},
+		"this process without election": {Plan{Roles: roles, Pod: "mine"}, "mine", old, []Status{Failure}, "both are active"},
 		"one without election elsewhere": {elected, "other", container("", "csi-provisioner:v5"), []Status{Warning},
 			"if it serves the same driver"},
 		"one behind a mirror, by its name":  {elected, "other", mirrored, []Status{Warning}, "container csi-provisioner"},

@@ -59,8 +59,11 @@ func (p Plan) sidecarsOf(pod *corev1.Pod) []Check {
 			"container %s of pod %s runs %s, which does the work of role %s", c.Name, pod.Name, role.Sidecar, role.Name)}
 		shared := elects(c, role.Sidecar) && p.LeaderElection && (role.Sidecar != topolvm || p.sharesLease(pod, c, role))
 		effect := "only one of them is active, because they share a Lease"
-		if !shared {
+		switch {
+		case !shared:
 			effect = "both are active, because they do not share a Lease"
+		case samePod && role.Sidecar != topolvm: // the identity of a sidecar is the name of its pod, too
+			effect = "both are active, because in one pod both hold the Lease"
 		}
 		switch {
 		case role.Sidecar == topolvm && shared:
@@ -72,7 +75,7 @@ func (p Plan) sidecarsOf(pod *corev1.Pod) []Check {
 		default:
 			check.Hint = "if it serves the same driver, remove it. Until then " + effect
 		}
-		if samePod && !shared {
+		if samePod && check.Status != OK {
 			check.Status = Failure
 		}
 		found = append(found, check)
