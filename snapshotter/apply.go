@@ -207,8 +207,12 @@ func (l *loop[T, C]) writeAnswer(ctx context.Context, obj T, s state, step step)
 			return nil // decide again
 		}
 		if err != nil {
-			return fmt.Errorf("error updating status for volume %s content %s: snapshot controller failed to update %s on API server: %w",
+			err = fmt.Errorf("error updating status for volume %s content %s: snapshot controller failed to update %s on API server: %w",
 				c.noun, c.meta.Name, c.meta.Name, err)
+			if isRefused(err) {
+				l.announceWarning(c, c.checked, err.Error())
+			}
+			return err
 		}
 	}
 	if newest, ok := l.objects.Get(c.meta.Name); !ok || newest.GetUID() != c.uid() {
@@ -245,7 +249,7 @@ func (l *loop[T, C]) removeFinalizer(ctx context.Context, obj T, step step) erro
 	change := step.change
 	change.RemoveFinalizers, change.RemoveAnnotations = []string{c.finalizer}, []string{c.creating}
 	if step.warning != "" {
-		l.announceWarning(c, step.warning)
+		l.announceWarning(c, c.deleted, step.warning)
 	}
 	_, err := l.patch(ctx, obj, change)
 	switch {

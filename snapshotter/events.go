@@ -13,6 +13,7 @@ import (
 
 	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/klog/v2"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
@@ -85,12 +86,17 @@ func (l *loop[T, C]) report(ctx context.Context, obj T, kind action, err error, 
 	}
 	if writeErr := l.patchStatus(ctx, obj, errorChange(message, now)); writeErr != nil {
 		klog.FromContext(ctx).Info("Updating the status failed", "err", writeErr)
-		return err
+		if !isRefused(writeErr) || m.reported == id && now.Sub(m.reportedAt) < sameErrorInterval {
+			return err
+		}
 	}
 	l.memories.update(c.uid(), func(m *memory) { m.reported, m.reportedAt = id, now })
 	l.event(c, warning, reason, message)
 	return err
 }
+
+// isRefused reports that the API server refuses a write until an administrator changes something.
+func isRefused(err error) bool { return apierrors.IsForbidden(err) || apierrors.IsInvalid(err) }
 
 // announce sends an event about what a deletion waits for, or about err, once per cause.
 func (l *loop[T, C]) announce(c *content, waitsFor cause, err error) {
@@ -114,8 +120,8 @@ func (l *loop[T, C]) announce(c *content, waitsFor cause, err error) {
 	}
 }
 
-// announceWarning sends a warning about the deletion of c once.
-func (l *loop[T, C]) announceWarning(c *content, text string) {
+// announceWarning sends a warning about c once.
+func (l *loop[T, C]) announceWarning(c *content, reason, text string) {
 	isNew := false
 	l.memories.update(c.uid(), func(m *memory) {
 		isNew = !m.announced[text]
@@ -125,6 +131,6 @@ func (l *loop[T, C]) announceWarning(c *content, text string) {
 		m.announced[text] = true
 	})
 	if isNew {
-		l.event(c, warning, c.deleted, text)
+		l.event(c, warning, reason, text)
 	}
 }

@@ -225,6 +225,19 @@ func TestSnapshotterScenarioErrors(t *testing.T) {
 		f.Calls(createSnapshot, 2)
 		f.Calls(removeSnapshot, 1)
 	})
+	t.Run("status_is_forbidden", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, nil)
+		f.Plugin.Next(createSnapshot, csitest.Fail(codes.Internal, "no"))
+		f.requests.refusing(func(r request) int {
+			return map[bool]int{true: 403}[r.method != "GET" && strings.HasSuffix(r.path, "/status")]
+		})
+		f.content("v1", nil)
+		f.waitEvent("Warning SnapshotCreationFailed Failed to create snapshot: ", "Internal")
+		f.waitEvent("Warning SnapshotContentCheckandUpdateFailed error updating status", "refused")
+		f.requests.refusing(nil)
+		f.until("is complete", isComplete)
+		f.Calls(createSnapshot, 2)
+	})
 }
 
 // notReady answers CreateSnapshot with a snapshot that is not ready.

@@ -232,6 +232,23 @@ type watchErrors struct {
 	err         error // why, set before unavailable is closed
 	// waiting is called for other errors, and reports whether to log one. Set it before the informers run.
 	waiting func(error) bool
+
+	mu     sync.Mutex
+	logged time.Time // when isDue last returned true
+}
+
+// isDue reports whether to log an error of resources that were watched before: one per minute. An expired watch is no error.
+func (e *watchErrors) isDue(err error, now time.Time) bool {
+	if apierrors.IsResourceExpired(err) || apierrors.IsGone(err) {
+		return false
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	due := now.Sub(e.logged) >= time.Minute
+	if due {
+		e.logged = now
+	}
+	return due
 }
 
 func newWatchErrors() *watchErrors { return &watchErrors{unavailable: make(chan struct{})} }
@@ -244,7 +261,7 @@ func (e *watchErrors) failed(resource string, err error) {
 			e.err = fmt.Errorf("a watched resource is not available any more: %w", err)
 			close(e.unavailable)
 		})
-	case e.waiting(fmt.Errorf("listing and watching the snapshot resources: %w", err)):
+	case e.waiting(fmt.Errorf("listing and watching the snapshot resources: %w", err)), e.isDue(err, time.Now()):
 		klog.Background().Info("List or watch of snapshot resources failed, retrying", "resource", resource, "err", err)
 	default:
 		klog.Background().V(2).Info("List or watch of snapshot resources failed, retrying", "resource", resource, "err", err)
