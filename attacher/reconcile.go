@@ -237,8 +237,13 @@ func (d driver) isPublished(s attachmentState, reported publishedVolumes) (publi
 		return false, false, err
 	}
 	published, known = reported.isPublished(handle, nodeID)
-	// A recreated node has a new ID; the volume may still be published to the old one.
-	if recorded := s.attachment.Annotations[annNodeID]; known && !published && recorded != "" {
+	// A recreated node has a new ID. While an attach or detach is due, a publication to the old ID counts. An attached
+	// volume must be published to the new ID, and after a detach no call would unpublish the volume from the old one.
+	due := !s.attachment.Status.Attached
+	if s.attachment.DeletionTimestamp != nil {
+		due = slices.Contains(s.attachment.Finalizers, d.finalizer)
+	}
+	if recorded := s.attachment.Annotations[annNodeID]; due && known && !published && recorded != "" {
 		published, known = reported.isPublished(handle, recorded)
 	}
 	return published, known, nil

@@ -139,6 +139,7 @@ func TestIsPublished(t *testing.T) {
 			va.Spec.Source = storagev1.VolumeAttachmentSource{InlineVolumeSpec: &spec}
 		})
 	}
+	released := func(va *storagev1.VolumeAttachment) { va.Finalizers = nil }
 	const gceHandle, gceID = "projects/p/zones/z/disks/d", "projects/p/zones/z/instances/i"
 	for name, tt := range map[string]struct {
 		driver           func(*driver)
@@ -165,6 +166,30 @@ func TestIsPublished(t *testing.T) {
 		"another node ID, published at the old": {
 			va: testAttachment(protected), pv: testVolume(), node: testNode("id-2"), reported: reportOf(entry("vol-1", "id-1")),
 			published: true, known: true,
+		},
+		"another node ID, attached, published at the old": {
+			va: testAttachment(protected, attached), pv: testVolume(), node: testNode("id-2"), reported: reportOf(entry("vol-1", "id-1")),
+			known: true,
+		},
+		"another node ID, attached, published at both": {
+			va: testAttachment(protected, attached), pv: testVolume(), node: testNode("id-2"),
+			reported: reportOf(entry("vol-1", "id-1", "id-2")), published: true, known: true,
+		},
+		"no CSINode, attached, published at the old": {
+			va: testAttachment(protected, attached), pv: testVolume(), reported: reportOf(entry("vol-1", "id-1")),
+			published: true, known: true,
+		},
+		"another node ID, deleting, published at the old": {
+			va: testAttachment(protected, attached, deleting), pv: testVolume(), node: testNode("id-2"),
+			reported: reportOf(entry("vol-1", "id-1")), published: true, known: true,
+		},
+		"another node ID, released, published at the old": {
+			va: testAttachment(protected, deleting, released), pv: testVolume(), node: testNode("id-2"),
+			reported: reportOf(entry("vol-1", "id-1")), known: true,
+		},
+		"another node ID, released but attached, published at the old": {
+			va: testAttachment(protected, attached, deleting, released), pv: testVolume(), node: testNode("id-2"),
+			reported: reportOf(entry("vol-1", "id-1")), known: true,
 		},
 		"volume gone, noted, deleting": {
 			va: testAttachment(protected, deleting), node: testNode("id-1"), reported: reportOf(entry("vol-1", "id-1")),

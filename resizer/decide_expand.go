@@ -5,6 +5,7 @@ package resizer
 
 import (
 	"fmt"
+	"math"
 	"strconv"
 	"time"
 
@@ -31,6 +32,12 @@ func resizeStatus(claim *corev1.PersistentVolumeClaim) corev1.ClaimResourceStatu
 		return controllerInfeasible
 	case nodeFailed:
 		return nodeInfeasible
+	case nodePending, nodeInProgress:
+		// Some kubelets keep the status after the expansion (kubernetes#131402).
+		if allocated, ok := allocatedSize(claim); ok && allocated.Cmp(capacityOf(claim)) <= 0 {
+			return ""
+		}
+		return s
 	default:
 		return s
 	}
@@ -58,6 +65,9 @@ func wantsMore(claim *corev1.PersistentVolumeClaim) bool {
 	requested := requestedSize(claim)
 	return requested.Cmp(capacityOf(claim)) > 0
 }
+
+// isTooLarge reports whether size exceeds the sizes of CSI requests. [resource.Quantity.Value] is undefined then.
+func isTooLarge(size resource.Quantity) bool { return size.CmpInt64(math.MaxInt64) > 0 }
 
 // bytesOf returns size as a target.
 func bytesOf(size resource.Quantity) string { return strconv.FormatInt(size.Value(), 10) }
@@ -90,6 +100,11 @@ func (d driver) decideExpand(s claimState) step {
 	if reason != "" {
 		return step{reason: reason}
 	}
+	if isTooLarge(size) {
+		err := fmt.Errorf("spec.resources.requests.storage of PVC \"%s/%s\" is %s, more than the %d bytes of the largest CSI request. "+
+			"Request less", s.claim.Namespace, s.claim.Name, &size, int64(math.MaxInt64))
+		return step{action: doFail, reason: "CannotExpand", err: err}
+	}
 	t := target{size: size, key: bytesOf(size)}
 	if wait, ok := d.decideExpandWait(s, t); ok {
 		return wait
@@ -108,7 +123,7 @@ func (d driver) expansionTarget(s claimState) (size resource.Quantity, reason st
 	claim := s.claim
 	requested, capacity, volume := requestedSize(claim), capacityOf(claim), volumeSize(s.volume)
 	allocated, isAllocated := allocatedSize(claim)
-	if !isAllocated {
+	if !isAllocated || isTooLarge(allocated) { // no CSI request has such a size
 		allocated = requested
 	}
 	volumeSuffices := volume.Cmp(requested) >= 0

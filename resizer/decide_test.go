@@ -124,6 +124,12 @@ func TestExpansionTarget(t *testing.T) {
 		"alpha API: node infeasible": {state: []func(*claimState){sizes("5Gi", "1Gi", "9Gi", nodeFailed, "9Gi")}, want: "9Gi",
 			nodeOnly: "5Gi"},
 		"unknown": {state: []func(*claimState){sizes("5Gi", "1Gi", "9Gi", "Foo", "9Gi")}, want: none},
+
+		"node pending, old kubelet": {state: []func(*claimState){sizes("10Gi", "3Gi", "3Gi", nodePending, "3Gi")}, want: "10Gi"},
+		"node in progress, old kubelet": {state: []func(*claimState){sizes("2900Mi", "2560Mi", "2560Mi", nodeInProgress, "3Gi")},
+			want: "2900Mi"},
+		"in progress, too large, lowered": {state: []func(*claimState){sizes("4Gi", "1Gi", "10E", controllerInProgress, "1Gi")},
+			want: "4Gi"},
 	} {
 		for mode, want := range map[expansionMode]string{expandsController: tt.want, expandsNode: tt.nodeOnly} {
 			if want == "" {
@@ -186,6 +192,7 @@ func TestDecideExpand(t *testing.T) {
 		driver func(*driver)
 		state  []func(*claimState)
 		want   action
+		err    string
 	}{
 		"deleted": {state: []func(*claimState){func(s *claimState) { s.claim = nil }}, want: doNothing},
 		"not bound": {state: []func(*claimState){func(s *claimState) { s.claim.Status.Phase = corev1.ClaimLost }},
@@ -232,13 +239,26 @@ func TestDecideExpand(t *testing.T) {
 			want: doNothing},
 		"record, rebound":             {state: []func(*claimState){sizes("1Gi", "1Gi", "", "", "2Gi"), recorded}, want: doNothing},
 		"record before a new request": {state: []func(*claimState){sizes("4Gi", "2Gi", "2Gi", "", "2Gi"), recorded}, want: doRemoveRecord},
+
+		"old kubelet, record": {state: []func(*claimState){sizes("2Gi", "2Gi", "2Gi", nodePending, "2Gi"), recorded}, want: doRemoveRecord},
+		"old kubelet":         {state: []func(*claimState){sizes("4Gi", "2Gi", "2Gi", nodeInProgress, "2Gi")}, want: doIntend},
+
+		"largest size": {state: []func(*claimState){sizes("9223372036854775807", "1Gi", "", "", "1Gi")}, want: doIntend},
+		"too large": {state: []func(*claimState){sizes("10E", "1Gi", "", "", "1Gi")}, want: doFail,
+			err: `spec.resources.requests.storage of PVC "ns/c1" is 10E, more than the 9223372036854775807 bytes`},
+		"too large, stub": {state: []func(*claimState){sizes("12345678901234567890", "1Gi", "", "", "1Gi"), stub}, want: doFail,
+			err: `PVC "ns/c1" is 12345678901234567890,`},
+		"too large, node only": {driver: func(d *driver) { d.expansion = expandsNode },
+			state: []func(*claimState){sizes("10E", "1Gi", "", "", "1Gi")}, want: doFail, err: "is 10E,"},
+		"too large, after another": {state: []func(*claimState){sizes("10E", "1Gi", "2Gi", controllerInProgress, "1Gi")}, want: doExpand},
 	} {
 		d := expanding()
 		if tt.driver != nil {
 			tt.driver(&d)
 		}
-		if got := d.decide(expand, testState(tt.state...)); got.action != tt.want {
-			t.Errorf("%s: got %v (%s), want %v", name, got.action, got.reason, tt.want)
+		got := d.decide(expand, testState(tt.state...))
+		if got.action != tt.want || tt.err != "" && (got.err == nil || !strings.Contains(got.err.Error(), tt.err)) {
+			t.Errorf("%s: got %v (%s, %v), want %v", name, got.action, got.reason, got.err, tt.want)
 		}
 	}
 }
@@ -260,6 +280,7 @@ func TestDecideExpandOnNode(t *testing.T) {
 			size: "5Gi"},
 		"infeasible, lowered 2": {state: []func(*claimState){sizes("5Gi", "1Gi", "9Gi", nodeInfeasible, "5Gi")}, want: doIntend},
 		"lowered too late":      {state: []func(*claimState){sizes("5Gi", "1Gi", "9Gi", nodePending, "9Gi")}, want: doNothing},
+		"old kubelet":           {state: []func(*claimState){sizes("4Gi", "2Gi", "2Gi", nodePending, "2Gi")}, want: doIntend},
 	} {
 		d := expanding()
 		d.expansion = expandsNode

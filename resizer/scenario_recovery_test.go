@@ -191,6 +191,28 @@ func resizerScenarioRecovery(t *testing.T) {
 			t.Errorf("calls %q", got)
 		}
 	})
+	t.Run("042_kubelet_keeps_the_status", func(t *testing.T) {
+		f := scenario(t, expands, nil)
+		keeps := func() {
+			f.status("c1", func(c *corev1.PersistentVolumeClaim) {
+				c.Status.Capacity = c.Status.AllocatedResources
+				removeConditions(c, expansionConditions...)
+			})
+		}
+		f.create("c1", nil)
+		f.request("c1", "3Gi")
+		f.reaches("c1", "C=1Gi A=3Gi "+pending+" P=3Gi PRE=1Gi "+waitNode)
+		f.request("c1", "5Gi")
+		keeps()
+		f.reaches("c1", "C=3Gi A=5Gi "+pending+" P=5Gi PRE=3Gi "+waitNode)
+		keeps()
+		f.reaches("c1", "C=5Gi A=5Gi "+pending+" P=5Gi")
+		f.drain()
+		f.request("c1", "10Gi")
+		f.start()
+		f.reaches("c1", "C=5Gi A=10Gi "+pending+" P=10Gi PRE=5Gi "+waitNode)
+		f.called("3Gi 5Gi 10Gi")
+	})
 }
 
 // resizerScenarioNode: expansions that are infeasible on the node.

@@ -293,6 +293,13 @@ func resizerScenarioOwner(t *testing.T) {
 		if n := f.samples("csi_sidecar_operations_seconds", "method_name", "/csi.v1.Controller/"+expandMethod, "migrated", "true"); n != 1 {
 			t.Errorf("%d calls for migrated volumes, want 1", n)
 		}
+		f.Plugin.Next(expandMethod, func(context.Context, *csitest.Plugin, any, func() (any, error)) (any, error) {
+			return &csi.ControllerExpandVolumeResponse{CapacityBytes: 3 << 30, NodeExpansionRequired: true}, nil
+		})
+		f.request("c1", "3Gi")
+		f.reaches("c1", "C=2Gi A=3Gi "+pending+" P=3Gi PRE=2Gi "+waitNode)
+		f.nodeExpands("c1")
+		f.reaches("c1", "C=3Gi A=3Gi P=3Gi")
 		f.api.take()
 		foreign := f.create("c2", func(c *corev1.PersistentVolumeClaim, pv *corev1.PersistentVolume) {
 			c.Annotations = map[string]string{annStorageResizer: gcePD}

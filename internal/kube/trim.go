@@ -53,7 +53,7 @@ type RetainedFields struct {
 	PodAnnotations []string
 	// Resize retains the status, requested size and VolumeAttributesClass of claims that do not name the driver, if an
 	// expansion or modification is pending: a statically provisioned claim does not name its driver. Of the other such
-	// claims it retains only whether they were expanded.
+	// claims it retains only whether they were expanded and, if they are bound, [AnnStorageResizer].
 	Resize bool
 }
 
@@ -187,11 +187,13 @@ func trimClaim(driver string, pvc *corev1.PersistentVolumeClaim, retained *Retai
 		}
 		s.Status.Conditions, s.Status.AllocatedResourceStatuses = pvc.Status.Conditions, pvc.Status.AllocatedResourceStatuses
 	}
-	switch {
-	case retained.Resize && mayResize(pvc):
+	if retained.Resize && pvc.Spec.VolumeName != "" {
 		for k, v := range only(pvc.Annotations, AnnStorageResizer) {
 			metav1.SetMetaDataAnnotation(&s.ObjectMeta, k, v)
 		}
+	}
+	switch {
+	case retained.Resize && mayResize(pvc):
 		s.Spec.Resources.Requests, s.Spec.VolumeAttributesClassName = pvc.Spec.Resources.Requests, pvc.Spec.VolumeAttributesClassName
 		conditions := s.Status.Conditions
 		s.Status = pvc.Status
