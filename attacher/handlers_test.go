@@ -43,7 +43,7 @@ func TestAttachmentUpdated(t *testing.T) {
 func TestPublishesAgain(t *testing.T) {
 	for name, tt := range map[string]struct {
 		change func(*attachmentState) // of the other one
-		want   bool
+		want   any // false, true, or the error
 	}{
 		"same volume and node": {func(*attachmentState) {}, true},
 		"deleted meanwhile":    {func(s *attachmentState) { s.attachment = nil }, false},
@@ -52,15 +52,17 @@ func TestPublishesAgain(t *testing.T) {
 			s.attachment.Annotations, s.volume.Spec.CSI.VolumeHandle = nil, "vol-2"
 		}, false},
 		"volume not found":           {func(s *attachmentState) { s.volume = nil }, true},
-		"no finalizer yet":           {func(s *attachmentState) { s.attachment.Finalizers = nil }, false},
+		"no finalizer yet": {func(s *attachmentState) { s.attachment.Finalizers = nil },
+			`VolumeAttachment "va1" was created again, and has no finalizer yet`},
 		"of another attacher":        {func(s *attachmentState) { s.attachment.Spec.Attacher = "other" }, false},
 		"deleting":                   {func(s *attachmentState) { deleting(s.attachment) }, true},
 		"deleting, its detach ended": {func(s *attachmentState) { deleting(s.attachment); s.attachment.Finalizers = nil }, false},
 	} {
 		s := attachmentState{attachment: testAttachment(protected), volume: testVolume(), csiNode: testNode("id-1")}
 		tt.change(&s)
-		if got := testDriver(nil).publishesAgain(s, step{source: source{handle: "vol-1"}, nodeID: "id-1"}); got != tt.want {
-			t.Errorf("%s: %t", name, got)
+		got, err := testDriver(nil).publishesAgain(s, step{source: source{handle: "vol-1"}, nodeID: "id-1"})
+		if err != nil && err.Error() != tt.want || err == nil && got != tt.want {
+			t.Errorf("%s: %t, %v", name, got, err)
 		}
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
@@ -60,14 +61,16 @@ func (p publication) undo(ctx context.Context, t *term) error {
 		return fmt.Errorf("unpublishing volume %q: another call for the volume is running", src.handle)
 	}
 	defer release()
-	current, exists := t.attachments.Get(va.Name)
-	if exists && t.c.driver.publishesAgain(t.gather(keyOf(current), liveReads{}), p.step) {
-		t.publications.Delete(va.UID)
-		return nil
-	}
 	s, err := attachmentState{}, error(nil)
 	if src.secrets != nil {
 		s.secrets, err = kube.ReadSecret(ctx, t.c.deps.Client, src.secrets)
+	}
+	if err == nil {
+		var again bool
+		if again, err = p.publishedAgain(ctx, t); again {
+			t.publications.Delete(va.UID)
+			return nil
+		}
 	}
 	if err == nil {
 		err = t.callUnpublish(ctx, s, p.step)
@@ -83,6 +86,20 @@ func (p publication) undo(ctx context.Context, t *term) error {
 	}
 	t.publications.Delete(va.UID)
 	return nil
+}
+
+// publishedAgain reports whether another VolumeAttachment of the same name publishes the volume again. Its error ends the undo for
+// now: an unpublish without a response could take effect after the volume is published for the other.
+func (p publication) publishedAgain(ctx context.Context, t *term) (bool, error) {
+	current, err := t.c.deps.Client.StorageV1().VolumeAttachments().Get(ctx, p.attachment.Name, metav1.GetOptions{})
+	switch {
+	case kube.IsNotFound(err):
+		return false, nil
+	case err != nil:
+		return false, fmt.Errorf("reading VolumeAttachment %q before calling the driver: %w", p.attachment.Name, err)
+	}
+	t.attachments.Observe(current)
+	return t.c.driver.publishesAgain(t.gather(keyOf(current), liveReads{}), p.step)
 }
 
 // logUndone logs a publication that remains at the end of the term and that no VolumeAttachment ends.

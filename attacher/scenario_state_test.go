@@ -233,6 +233,26 @@ func attacherScenarioState(t *testing.T) {
 		f.Calls(publish, 2)
 		f.Calls(unpublish, 0)
 	})
+	t.Run("attachment_recreated_without_the_finalizer", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, nil)
+		f.volume(nil)
+		f.attach("va1", nil)
+		va, term := f.until("waits for the node", attachError("csinode")), f.c.term.Load()
+		s := term.gather(keyOf(va), liveReads{})
+		s.attachment = va.DeepCopy()
+		s.attachment.UID = "deleted"
+		source, err := f.c.driver.currentSource(s)
+		f.Must(err)
+		_ = term.publish(t.Context(), s, step{action: doPublish, source: source, nodeID: "id-1"}) // its status cannot be written
+		if _, err = term.sync(t.Context(), keyOf(s.attachment)); err == nil || !strings.Contains(err.Error(), "was created again") {
+			t.Errorf("got %v", err)
+		}
+		f.node("id-1")
+		f.until("is attached", isAttached)
+		_, err = term.sync(t.Context(), keyOf(s.attachment))
+		f.Must(err)
+		f.Calls(unpublish, 0)
+	})
 	for name, tt := range map[string]struct {
 		gate bool
 		want string

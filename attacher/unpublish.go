@@ -61,15 +61,21 @@ func (t *term) unpublish(ctx context.Context, s attachmentState, step step) erro
 }
 
 // publishesAgain reports whether the VolumeAttachment of s publishes the volume of step to the same node, now or later. Its
-// detach then unpublishes the volume.
-func (d driver) publishesAgain(s attachmentState, step step) bool {
+// detach then unpublishes the volume. The error says that this is not known yet.
+func (d driver) publishesAgain(s attachmentState, step step) (bool, error) {
 	va := s.attachment
-	if va == nil || va.Spec.Attacher != d.name || !slices.Contains(va.Finalizers, d.finalizer) {
-		return false // without the finalizer, it was not published yet
+	switch {
+	case va == nil || va.Spec.Attacher != d.name:
+		return false, nil
+	case !slices.Contains(va.Finalizers, d.finalizer): // it was not published yet
+		if va.DeletionTimestamp == nil {
+			return false, fmt.Errorf("VolumeAttachment %q was created again, and has no finalizer yet", va.Name)
+		}
+		return false, nil
 	}
 	src, err := d.detachSource(s)
 	nodeID, nodeErr := d.detachNodeID(s)
-	return err == nil && nodeErr == nil && src.handle == step.source.handle && nodeID == step.nodeID
+	return err == nil && nodeErr == nil && src.handle == step.source.handle && nodeID == step.nodeID, nil
 }
 
 func (t *term) callUnpublish(ctx context.Context, s attachmentState, step step) error {

@@ -148,14 +148,21 @@ func (l *loop[T, C]) create(ctx context.Context, obj T, s state, step step) erro
 		defer release()
 	}
 	l.memories.update(c.uid(), func(m *memory) { m.request, m.outcome = step.request, indeterminate }) // also if the call panics
+	if c.terminating() && c.released() {
+		l.replays.begin(c, step.request, s.secrets)
+	}
 	call, cancel := context.WithTimeout(ctx, l.c.cfg.Timeout)
 	defer cancel()
 	a, err := l.calls.create(call, c, step.request, s.secrets)
 	if err == nil {
 		l.memories.update(c.uid(), func(m *memory) { m.outcome, m.answer = definite, a })
+		l.replays.answered(c.uid(), a)
 		return nil
 	}
 	final := csiclient.OutcomeOf(err) == csiclient.Final
+	if final || forced {
+		l.replays.end(c.uid())
+	}
 	if (final || forced) && ctx.Err() == nil {
 		l.memories.update(c.uid(), func(m *memory) { m.outcome = definite })
 	}
@@ -239,6 +246,7 @@ func (l *loop[T, C]) delete(ctx context.Context, obj T, s state, step step) erro
 		return l.report(ctx, obj, doReportDeletion, fmt.Errorf("Failed to delete %s: %w", c.noun, err), cause{})
 	}
 	l.memories.update(c.uid(), func(m *memory) { m.deleted, m.blocked = true, "" })
+	l.replays.end(c.uid())
 	klog.FromContext(ctx).Info("Snapshot deleted", "snapshotHandle", step.handle)
 	return nil
 }

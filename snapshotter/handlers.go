@@ -21,6 +21,7 @@ type handlers[T, C object] struct {
 	c        *Controller
 	queue    *workloop.Loop[contentKey]
 	memories memories
+	replays  replays
 }
 
 // register adds the event handlers.
@@ -115,6 +116,10 @@ func (h *handlers[T, C]) matters(before, after *content) bool {
 
 func (h *handlers[T, C]) deleted(obj T) {
 	c := h.content(obj)
+	if h.replays.orphan(c) {
+		h.queue.Add(keyOf(c))
+		return
+	}
 	h.queue.Forget(keyOf(c))
 	h.forget(context.Background(), keyOf(c))
 }

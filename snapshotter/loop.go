@@ -84,7 +84,12 @@ func (l *loop[T, C]) sync(ctx context.Context, key contentKey) (time.Time, error
 	for range maxSteps {
 		obj, s := l.gather(key, r)
 		if s.content == nil {
-			l.forget(ctx, key)
+			switch r := l.replays.get(key.UID); {
+			case r == nil:
+				l.forget(ctx, key)
+			case r.orphaned:
+				return time.Time{}, l.undo(ctx, key, r)
+			}
 			return time.Time{}, nil
 		}
 		log := klog.FromContext(ctx).WithValues(logKey(s.content), key.Name)

@@ -217,6 +217,26 @@ func TestSnapshotterScenarioDelete(t *testing.T) {
 		f.Calls(createSnapshot, 1)
 		f.Calls(removeSnapshot, 1)
 	})
+	// A late write of an earlier leader removes the finalizer during the repeated call.
+	for name, step := range map[string]csitest.Step{"answered": csitest.Default(), "indeterminate": csitest.DoAndFail(codes.Unavailable, "no")} {
+		t.Run("content_removed_during_the_repeated_call_"+name, func(t *testing.T) {
+			f := scenario(t, csitest.Config{}, nil)
+			f.indeterminate(codes.Unavailable)
+			f.delete("v1")
+			f.waitEvent("Waiting for the outcome of CreateSnapshot")
+			f.Plugin.Always(createSnapshot, nil)
+			f.Plugin.Next(createSnapshot, func(ctx context.Context, p *csitest.Plugin, request any, do func() (any, error)) (any, error) {
+				f.patch("v1", `{"metadata":{"finalizers":null}}`)
+				return step(ctx, p, request, do)
+			})
+			f.Plugin.Next(removeSnapshot, csitest.Fail(codes.Unavailable, "no"))
+			f.until("is deleted", isDeleted)
+			f.Wait(removeSnapshot, 2)
+			if left := f.Plugin.Snapshots(); len(left) > 0 {
+				t.Errorf("left: %v", left)
+			}
+		})
+	}
 	t.Run("049_annotation_restored", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, nil)
 		f.ready(nil)

@@ -58,6 +58,11 @@ func (s *simulation) mayExpand(r *csi.ControllerExpandVolumeRequest) error {
 				size, claim.Name, allocated.Value(), status)
 		}
 	}
+	for _, pv := range s.volumesWith(r.GetVolumeId()) {
+		if capacity := pv.Spec.Capacity[corev1.ResourceStorage]; capacity.Value() >= size {
+			return nil // a repeated call without an effect, by a replica whose watch is late
+		}
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.checker.resizer.expansions[r.GetVolumeId()] = &change{to: bytes(size)}

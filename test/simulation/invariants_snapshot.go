@@ -60,6 +60,9 @@ func (s *simulation) readContent(from *replica, name string, content *snapshotv1
 // may have removed the record since.
 func (s *simulation) mayCreateSnapshot(r *csi.CreateSnapshotRequest) error {
 	content := s.contents()[contentOf(r.GetName())]
+	if content == nil {
+		content = s.orphaning(contentOf(r.GetName()))
+	}
 	removed := func() bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()
@@ -87,6 +90,17 @@ func (s *simulation) mayCreateSnapshot(r *csi.CreateSnapshotRequest) error {
 	return nil
 }
 
+// orphaning returns the last state of a content that does not exist any more, if its snapshot was to be deleted with it, else nil.
+// A late write of an earlier leader may have removed its finalizer before the snapshot was deleted.
+func (s *simulation) orphaning(name string) *snapshotv1.VolumeSnapshotContent {
+	last := s.checker.taken.contents[name]
+	if last == nil || s.contents()[name] != nil || last.Spec.DeletionPolicy != snapshotv1.VolumeSnapshotContentDelete ||
+		!metav1.HasAnnotation(last.ObjectMeta, snapshotter.AnnBeingDeleted) {
+		return nil
+	}
+	return last
+}
+
 // mayDeleteSnapshot returns an error unless the replica has read from the API server since its last call that the snapshot
 // is released and to be deleted.
 func (s *simulation) mayDeleteSnapshot(from *replica, r *csi.DeleteSnapshotRequest) error {
@@ -99,6 +113,9 @@ func (s *simulation) mayDeleteSnapshot(from *replica, r *csi.DeleteSnapshotReque
 		content := s.checker.taken.read.live[from][name]
 		s.checker.taken.read.used(from, name)
 		s.mu.Unlock()
+		if content == nil {
+			content = s.orphaning(name)
+		}
 		switch {
 		case content == nil:
 			return errors.New("it has not read a content with this snapshot")

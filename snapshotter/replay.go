@@ -1,0 +1,113 @@
+// Copyright The storage-controller Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package snapshotter
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	"github.com/storage-controller/storage-controller/csiclient"
+)
+
+// replay is a CreateSnapshot that was repeated for a content that is being deleted, until its snapshot is deleted.
+type replay struct {
+	content  *content
+	request  *createRequest
+	secrets  map[string]string
+	answer   *answer // nil: the outcome is unknown
+	orphaned bool    // the content does not exist any more
+}
+
+// replays holds the replays of a term by the UID of the content. A write of an earlier leader, which took effect late, may remove
+// the finalizer during a replay: then the content does not protect the snapshot any more.
+type replays struct {
+	mu sync.Mutex
+	of map[types.UID]*replay
+}
+
+func (r *replays) begin(c *content, request *createRequest, secrets map[string]string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.of == nil {
+		r.of = map[types.UID]*replay{}
+	}
+	r.of[c.uid()] = &replay{content: c, request: request, secrets: secrets}
+}
+
+func (r *replays) answered(uid types.UID, a *answer) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if one := r.of[uid]; one != nil {
+		one.answer = a
+	}
+}
+
+func (r *replays) end(uid types.UID) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.of, uid)
+}
+
+// orphan reports whether the snapshot of a replay for c, which was deleted, is to be deleted. last is the last version of c.
+func (r *replays) orphan(last *content) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	one := r.of[last.uid()]
+	if one == nil {
+		return false
+	}
+	one.orphaned = last.terminating() && last.released() && last.policy == snapshotv1.VolumeSnapshotContentDelete
+	if !one.orphaned {
+		delete(r.of, last.uid())
+	}
+	return one.orphaned
+}
+
+// get returns a copy of the replay of a content, or nil.
+func (r *replays) get(uid types.UID) *replay {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if one := r.of[uid]; one != nil {
+		return new(*one)
+	}
+	return nil
+}
+
+// undo deletes the snapshot of a replay whose content does not exist any more. If the outcome of the replay is unknown, it is
+// repeated first.
+func (l *loop[T, C]) undo(ctx context.Context, key contentKey, r *replay) error {
+	log := klog.FromContext(ctx).WithValues(logKey(r.content), key.Name, "snapshotName", r.request.Name)
+	if r.answer == nil {
+		call, cancel := context.WithTimeout(ctx, l.c.cfg.Timeout)
+		defer cancel()
+		a, err := l.calls.create(call, r.content, r.request, r.secrets)
+		switch {
+		case err != nil && csiclient.OutcomeOf(err) == csiclient.Final:
+			l.replays.end(key.UID)
+			l.memories.forget(key.UID)
+			return nil
+		case err != nil:
+			log.Error(err, "Content was deleted during a repeated creation, whose outcome is unknown. It is repeated while this process leads")
+			return err
+		}
+		r.answer = a
+		l.replays.answered(key.UID, a)
+	}
+	call, cancel := context.WithTimeout(ctx, l.c.cfg.Timeout)
+	defer cancel()
+	if err := l.calls.delete(call, r.answer.handle, handlesOf(r.answer.snapshots), r.secrets); err != nil {
+		err = fmt.Errorf("deleting the %s %q: %w", r.content.noun, r.answer.handle, err)
+		log.Error(err, "Content was deleted before its snapshot. The deletion is retried while this process leads")
+		return err
+	}
+	l.replays.end(key.UID)
+	l.memories.forget(key.UID)
+	log.Info("Snapshot of a deleted content deleted", "snapshotHandle", r.answer.handle)
+	return nil
+}
