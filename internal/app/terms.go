@@ -27,8 +27,7 @@ import (
 	"github.com/storage-controller/storage-controller/metrics"
 )
 
-// firstListLimit bounds the wait for the first list of every kind that a role watches. A longer wait means
-// that a permission is missing.
+// firstListLimit bounds the wait for the first list of every kind that a role watches, while the API server refuses one.
 const firstListLimit = 2 * time.Minute
 
 // terms runs the controllers, each while this process holds the Lease of its role.
@@ -215,6 +214,10 @@ func (t *terms) firstLists(ctx context.Context, m *member) error {
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		case <-limit.C:
+			if !t.informers.Refused(m.name) { // an outage of the API server
+				limit.Reset(t.limit)
+				continue
+			}
 			return fmt.Errorf("%w: gave up after %v. Check that the ClusterRole grants list and watch on them", err, t.limit)
 		case <-tick.C:
 		}

@@ -309,3 +309,32 @@ func TestLateBuildsEndWithTheProcess(t *testing.T) {
 		t.Errorf("%d builds have begun, and %d requests were sent after the end", n, len(arrived))
 	}
 }
+
+// TestFirstListsWaitForTheAPIServer: an outage does not end the wait, a missing permission does.
+func TestFirstListsWaitForTheAPIServer(t *testing.T) {
+	for want, answer := range map[string]http.HandlerFunc{
+		"gave up": func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "application/json")
+			w.WriteHeader(http.StatusForbidden)
+			fmt.Fprint(w, `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Forbidden","code":403}`)
+		},
+		"still waiting": func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) },
+	} {
+		server := httptest.NewServer(answer)
+		defer server.Close()
+		client, err := kubernetes.NewForConfig(&rest.Config{Host: server.URL})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeoutCause(t.Context(), 5*time.Second, errors.New("still waiting"))
+		defer cancel()
+		terms := &terms{informers: kube.NewInformers(client, nil, "a.b"), limit: 100 * time.Millisecond}
+		terms.informers.For("x").Attachments()
+		terms.informers.Start(ctx)
+		if err := terms.firstLists(ctx, newMember("x", true, nil)); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("got %v, want %q", err, want)
+		}
+		cancel()
+		terms.informers.Shutdown()
+	}
+}

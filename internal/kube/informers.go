@@ -350,6 +350,21 @@ func (i *Informers) Synced(users ...string) error {
 	return fmt.Errorf("waiting for the first list of %s", strings.Join(missing, ", "))
 }
 
+// Refused reports whether the API server answers that user may not list a resource that [Informers.Synced] waits for, or that it
+// does not serve it. Else the API server may be unreachable.
+func (i *Informers) Refused(user string) bool {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	for resource, informer := range i.informers {
+		err := i.watchErrors[resource]
+		refused := apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) || apierrors.IsNotFound(err)
+		if refused && i.used(resource, []string{user}) && !informer.HasSynced() && !i.forbidden(resource, user) {
+			return true
+		}
+	}
+	return false
+}
+
 // informerFor returns the informer for resource. The first call sets it up; it panics if the
 // informer was started before.
 func informerFor[T metav1.Object](
