@@ -198,8 +198,8 @@ func difference(before, now Driver) error {
 }
 
 var (
-	// ErrDriverChanged is returned by [Client.Run] if the name or the capabilities of the driver
-	// change.
+	// ErrDriverChanged is returned by [Client.Run] if the name or the capabilities of the driver change, or the topology of
+	// the node after [Client.NodeInfo].
 	ErrDriverChanged = errors.New("the driver has changed")
 	// ErrConnectionLost is returned by [Client.Run] with [Config.ExitOnConnectionLoss].
 	ErrConnectionLost = errors.New("lost the connection to the driver")

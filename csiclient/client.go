@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"strings"
 	"sync"
@@ -91,12 +92,13 @@ type Client struct {
 	calls      *calls
 	losses     prometheus.Counter
 
-	mu      sync.Mutex
-	driver  Driver
-	ready   chan struct{} // closed while ready
-	lost    chan struct{} // closed while not ready
-	reason  error         // nil while ready
-	dialErr error         // of the last attempt to open the socket
+	mu       sync.Mutex
+	driver   Driver
+	ready    chan struct{}            // closed while ready
+	lost     chan struct{}            // closed while not ready
+	reason   error                    // nil while ready
+	dialErr  error                    // of the last attempt to open the socket
+	nodeInfo *csi.NodeGetInfoResponse // nil: nobody has asked for it
 }
 
 // New returns a client and registers its metrics. [Client.Connect] connects it.
@@ -190,13 +192,38 @@ func (c *Client) Controller() csi.ControllerClient { return c.controller }
 // each call.
 func (c *Client) GroupController() csi.GroupControllerClient { return c.group }
 
-// NodeInfo calls NodeGetInfo.
+// NodeInfo calls NodeGetInfo. From then on, a change of the node's topology is one of the driver: see [Client.Run].
 func (c *Client) NodeInfo(ctx context.Context) (*csi.NodeGetInfoResponse, error) {
 	response, err := call(ctx, c, c.node.NodeGetInfo, &csi.NodeGetInfoRequest{})
 	if err != nil {
 		return nil, fmt.Errorf("calling NodeGetInfo of driver %q: %w", c.Driver().Name, err)
 	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.nodeInfo = response
 	return response, nil
+}
+
+// changed returns an error that describes how the driver differs from the one that was connected before. err is the error of a call.
+func (c *Client) changed(ctx context.Context) (changed, err error) {
+	now, err := c.identify(ctx)
+	if err != nil {
+		return nil, err
+	}
+	c.mu.Lock()
+	driver, node := c.driver, c.nodeInfo
+	c.mu.Unlock()
+	if changed = difference(driver, now); changed != nil || node == nil {
+		return changed, nil
+	}
+	before := node.GetAccessibleTopology().GetSegments()
+	if node, err = c.NodeInfo(ctx); err != nil {
+		return nil, err
+	}
+	if segments := node.GetAccessibleTopology().GetSegments(); !maps.Equal(before, segments) {
+		return fmt.Errorf("the topology of the node changed from %v to %v", before, segments), nil
+	}
+	return nil, nil
 }
 
 // Driver returns the identity and the capabilities that [Client.Connect] read.
@@ -328,9 +355,9 @@ func (c *Client) reconnect(ctx context.Context) error {
 		// Errors are not final here: a driver may return any during its start.
 		disconnected, err := c.probe(ctx)
 		if err == nil && !disconnected {
-			var now Driver
-			if now, err = c.identify(ctx); err == nil {
-				if changed := difference(c.Driver(), now); changed != nil {
+			var changed error
+			if changed, err = c.changed(ctx); err == nil {
+				if changed != nil {
 					return fmt.Errorf("%w: %w; the process exits, to start with the new driver", ErrDriverChanged, changed)
 				}
 				return nil

@@ -307,17 +307,20 @@ func TestAnotherDriverEndsRun(t *testing.T) {
 		"other controller capabilities": {nil, func(c *csitest.Config) {
 			c.Controller = []csi.ControllerServiceCapability_RPC_Type{csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME}
 		}, "controller capabilities"},
-		"other plugin capabilities": {nil, func(c *csitest.Config) {
-			c.Plugin = append(c.Plugin, csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS)
-		}, "plugin capabilities"},
+		"other plugin capabilities": {nil, func(c *csitest.Config) { c.Groups = false }, "plugin capabilities"},
+		"other topology of the node": {nil, func(c *csitest.Config) { c.Segments = []map[string]string{{"zone": "b"}} },
+			"topology of the node changed from map[zone:a] to map[zone:b]"},
 		"capability that was unknown": {[]csitest.Step{booting}, nil, "group controller capabilities"},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			p := csitest.Run(t, csitest.Config{Groups: true})
+			p := csitest.Run(t, csitest.Config{Groups: true, Segments: []map[string]string{{"zone": "a"}}})
 			p.Next(groupCapabilities, tt.first...)
 			c, _ := newClient(t, p, nil)
 			connect(t, c)
+			if _, err := c.NodeInfo(within(t)); err != nil {
+				t.Fatal(err)
+			}
 			done := make(chan error, 1)
 			go func() { done <- c.Run(within(t)) }()
 			if err := p.Restart(tt.change); err != nil {
