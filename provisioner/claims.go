@@ -16,6 +16,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	storagehelpers "k8s.io/component-helpers/storage/volume"
 	"k8s.io/klog/v2"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
@@ -84,6 +85,10 @@ func (l *claimLoop) sync(ctx context.Context, key claimKey) (time.Time, error) {
 		case doIgnore:
 			l.forget(key)
 			l.c.event(s.claim, populatorEvent(step.err))
+			return time.Time{}, nil
+		case doReport:
+			l.forget(key)
+			l.c.claimFailed(s.claim, failedEvent(storagehelpers.GetPersistentVolumeClaimClass(s.claim), step.err))
 			return time.Time{}, nil
 		case doBackOff:
 			return time.Time{}, step.err

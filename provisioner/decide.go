@@ -27,6 +27,7 @@ const (
 	doNothing    action = iota
 	doForget            // end the sync and drop the operation
 	doIgnore            // report that an external populator provides the data
+	doReport            // end the sync with an event, without a retry
 	doBackOff           // end the sync with its failure
 	doRetry             // back off without an event
 	doFail              // back off with an event
@@ -55,7 +56,7 @@ const (
 // String returns the name of a in logs and traces.
 func (a action) String() string {
 	return [...]string{
-		"nothing", "forget", "ignore", "back off", "retry", "fail", "wait", "reschedule", "schedule claiming", "select this node",
+		"nothing", "forget", "ignore", "report", "back off", "retry", "fail", "wait", "reschedule", "schedule claiming", "select this node",
 		"read claim", "read references", "begin", "protect source", "abandon", "prepare again", "refetch claim", "read secrets", "protect",
 		"unprotect",
 		"create volume", "create PersistentVolume", "repeat CreateVolume", "find owner", "keep rejected volume", "delete rejected volume",
@@ -66,7 +67,7 @@ func (a action) String() string {
 type step struct {
 	action action
 	reason string
-	err    error     // of doIgnore, doBackOff, doRetry, doFail and, unless an event was sent, doReschedule
+	err    error     // of doIgnore, doReport, doBackOff, doRetry, doFail and, unless an event was sent, doReschedule
 	until  time.Time // of doWait
 	next   operation // of doBegin, doProtectSource and doPrepareAgain
 }
@@ -150,11 +151,10 @@ func (d decision) backOff() step {
 
 // decideRequested returns the step before or of the first CreateVolume, if the claim still waits for its volume.
 func (d decision) decideRequested() step {
-	wanted := d.claim != nil && d.claim.DeletionTimestamp == nil && d.claim.Spec.VolumeName == ""
 	switch {
 	case d.op.called: // by a sync that panicked
 		return d.decideIndeterminate()
-	case !wanted:
+	case d.claim == nil || !needsVolume(d.claim):
 		return step{action: doAbandon, reason: "ClaimDeletedOrBound"}
 	case isProtected(d.claim) && !d.op.recordedOn(d.claim): // by an earlier process, whose request is repeated instead
 		return step{action: doAbandon, reason: "RecordFound"}
@@ -312,8 +312,11 @@ func (d decision) begin(reason string, next operation) step {
 }
 
 // waits reports whether a claim waits for its volume, or for the result of a call.
-func waits(claim *corev1.PersistentVolumeClaim) bool {
-	return claim.Spec.VolumeName == "" && claim.DeletionTimestamp == nil || isProtected(claim)
+func waits(claim *corev1.PersistentVolumeClaim) bool { return needsVolume(claim) || isProtected(claim) }
+
+// needsVolume reports whether a claim is neither bound nor being deleted.
+func needsVolume(claim *corev1.PersistentVolumeClaim) bool {
+	return claim.Spec.VolumeName == "" && claim.DeletionTimestamp == nil
 }
 
 // owns reports whether the claim names the driver, or the in-tree plugin that it replaces,

@@ -8,6 +8,7 @@ import (
 	"fmt"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
@@ -69,6 +70,20 @@ func indeterminateEvent(p plan, protection Protection, classRecreated bool, err 
 			"that volume %q does not exist, remove the finalizer to complete the deletion", p.ClassName, p.VolumeName)
 	}
 	return failedEvent(p.ClassName, errors.New(text))
+}
+
+// pvRefusedEvent reports that the API server refuses the PersistentVolume of a volume. kept: the finalizer keeps the claim, which
+// is being deleted.
+func pvRefusedEvent(o operation, kept bool, err error) event {
+	if kept {
+		fix := "Correct the policy that denies it, or the driver, and restart the provisioner"
+		if apierrors.IsForbidden(err) {
+			fix = "Grant create on persistentvolumes, or correct the policy that denies it"
+		}
+		err = fmt.Errorf("%w. %s. If you have deleted volume %q on the storage backend, remove finalizer %s from this PVC instead",
+			err, fix, o.csiSource.VolumeHandle, kube.ProvisioningFinalizer)
+	}
+	return failedEvent(o.plan.ClassName, err)
 }
 
 // namesCollide tells users how to avoid that two claims get the same volume name.

@@ -55,6 +55,11 @@ func (d decision) decideResume() step {
 		return step{action: doFail, reason: reason, err: cannotRetry(d.volumeName(d.claim.UID), cause, fix)}
 	}
 	switch {
+	case d.NodeDeployment && recordedWithoutNode(d.claim):
+		st := cannot("RecordWithoutNode", errors.New("the request was sent for no node, and each instance repeats those for its own"),
+			"Run the provisioner without --node-deployment until it is resolved")
+		st.action = doReport // by each instance: with retries, hundreds of nodes would send too many events
+		return st
 	case d.NodeDeployment && nodeOf(d.claim) != d.NodeName:
 		return step{action: doForget, reason: "OfAnotherNode"}
 	case d.class == nil || !d.is(d.class.Provisioner): // the request of a class of another driver would differ

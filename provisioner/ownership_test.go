@@ -118,6 +118,9 @@ func TestDecideOnANode(t *testing.T) {
 		"recorded by another node, and the node taken away": {
 			claim: left(`{"request":"x","selectedNode":"node-1"}`), race: due(now), want: doForget, reason: "OfAnotherNode",
 		},
+		"recorded by a central provisioner": {
+			claim: left(`{"request":"x"}`), want: doReport, reason: "RecordWithoutNode",
+		},
 		"recorded here, and the request is another now": {
 			claim: left(`{"request":"x","selectedNode":"node-0"}`), want: doFail, reason: "RequestChanged",
 		},

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"strings"
 
@@ -148,6 +149,7 @@ func (d driver) checkSupported(claim *corev1.PersistentVolumeClaim) error {
 	if err != nil {
 		return err
 	}
+	size := claim.Spec.Resources.Requests.Storage()
 	lacks := func(feature, capability string) error {
 		return fmt.Errorf("driver %q does not support %s: it does not report %s", d.name, feature, capability)
 	}
@@ -162,6 +164,9 @@ func (d driver) checkSupported(claim *corev1.PersistentVolumeClaim) error {
 		return lacks(fmt.Sprintf("VolumeAttributesClass %q", d.attributesClass(claim)), "MODIFY_VOLUME")
 	case claim.Spec.Selector != nil:
 		return errors.New("spec.selector: a claim with a selector cannot be provisioned dynamically")
+	case size.CmpInt64(math.MaxInt64) > 0: // Value is undefined
+		return fmt.Errorf("spec.resources.requests.storage: %s is more than the %d bytes of the largest CSI request. "+
+			"Recreate the claim with a smaller size", size, int64(math.MaxInt64))
 	}
 	return nil
 }

@@ -203,6 +203,12 @@ func nodeOf(claim *corev1.PersistentVolumeClaim) string {
 	return selectedNode(claim)
 }
 
+// recordedWithoutNode reports whether the recorded request is that of a central provisioner, for a claim without a selected node.
+func recordedWithoutNode(claim *corev1.PersistentVolumeClaim) bool {
+	r, err := recordOf(claim)
+	return err == nil && r != nil && r.SelectedNode == ""
+}
+
 // errRequestChanged says that the recorded request cannot be prepared again.
 var errRequestChanged = errors.New("CreateVolume request has changed")
 

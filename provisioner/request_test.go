@@ -54,6 +54,9 @@ func TestPrepare(t *testing.T) {
 			check: func(r *csi.CreateVolumeRequest, _ plan) bool {
 				return r.CapacityRange.RequiredBytes == 0
 			}},
+		"size beyond int64": {claim: func(c *corev1.PersistentVolumeClaim) {
+			c.Spec.Resources.Requests[corev1.ResourceStorage] = resource.MustParse("10E")
+		}, err: "spec.resources.requests.storage: 10E is more than the 9223372036854775807 bytes"},
 		"reserved parameters are for us": {class: parameters(map[string]string{"a": "1", volumerules.ParameterPrefix + "fstype": "xfs"}),
 			check: func(r *csi.CreateVolumeRequest, p plan) bool {
 				return cmp.Equal(r.Parameters, map[string]string{"a": "1"}) && r.VolumeCapabilities[0].GetMount().FsType == "xfs" &&

@@ -27,6 +27,7 @@ import (
 	storagehelpers "k8s.io/component-helpers/storage/volume"
 
 	"github.com/storage-controller/storage-controller/csiclient/csitest"
+	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/kubetest"
 )
 
@@ -204,6 +205,26 @@ func provisionerScenarioNode(t *testing.T) {
 		n1.Calls(create, 0)
 		refused.Store(false)
 		n1.saved(claim)
+	})
+	t.Run("recorded_by_a_central_provisioner", func(t *testing.T) {
+		n1, n2 := nodeScenario(t, 0, 0, nil)
+		n1.makeClass(nil)
+		n1.claim(func(c *corev1.PersistentVolumeClaim) {
+			c.Finalizers = []string{kube.ProvisioningFinalizer}
+			c.Annotations[kube.AnnProvisioningRequest] = fmt.Sprintf(`{"driver":%q,"request":"x"}`, n1.Driver)
+		})
+		for _, n := range []*fixture{n1, n2} {
+			n.event("ProvisioningFailed", "Run the provisioner without --node-deployment", "remove finalizer "+kube.ProvisioningFinalizer)
+		}
+		settle(n1, n2)
+		for _, n := range []*fixture{n1, n2} { // there may be many nodes: each reports it once
+			n.noEvents()
+			n.Calls(create, 0)
+		}
+		n1.deleteClaim()
+		for _, n := range []*fixture{n1, n2} { // and once more for the user who looks why the claim stays
+			n.event("ProvisioningFailed", "Run the provisioner without --node-deployment")
+		}
 	})
 	t.Run("118_no_room", func(t *testing.T) {
 		n1, n2 := nodeScenario(t, 1<<20, 0, nil)

@@ -8,8 +8,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/http"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -23,6 +25,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	storagehelpers "k8s.io/component-helpers/storage/volume"
 	"k8s.io/utils/ptr"
@@ -831,6 +834,53 @@ func provisionerScenarioSource(t *testing.T) {
 		}
 		f.kept(others, true)
 	})
+
+	snapshots := schema.GroupResource{Group: volumerules.SnapshotGroup, Resource: "volumesnapshots"}
+	const removeFinalizer = "Removing the source finalizer is forbidden"
+	for name, tt := range map[string]struct {
+		answer   func(http.ResponseWriter) // to every request for a snapshot
+		restores bool
+		log      string
+	}{
+		"without_the_CRDs": {func(w http.ResponseWriter) { http.Error(w, "404 page not found", http.StatusNotFound) }, true, ""},
+		"without_permission": {
+			func(w http.ResponseWriter) { refuse(w, apierrors.NewForbidden(snapshots, "s", nil)) }, true, "Grant get and patch",
+		},
+		"of_a_driver_that_does_not_restore": {
+			func(w http.ResponseWriter) { http.Error(w, "no", http.StatusInternalServerError) }, false, "",
+		},
+	} {
+		t.Run("069_claim_deleted_"+name, func(t *testing.T) {
+			capabilities := []csi.ControllerServiceCapability_RPC_Type{csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME}
+			if tt.restores {
+				capabilities = append(capabilities, csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT)
+			}
+			f := newFixture(t, csitest.Config{Controller: capabilities}, nil)
+			var requests atomic.Int32
+			var err error
+			f.snapshots, err = snapshotclient.NewForConfig(kubetest.Proxy(t, f.ControlPlane.Config(),
+				func(w http.ResponseWriter, _ *http.Request, _ http.Handler) { requests.Add(1); tt.answer(w) }))
+			f.Must(err)
+			f.start()
+			lines := f.restartLogged()
+			f.makeClass(nil)
+			claim := f.claim(restoring("data", "s"))
+			f.event("ProvisioningFailed", "s")
+			if tt.restores {
+				f.looksAgain("snapshot-protection", 1, func() { f.removeAtOnce(claim) })
+			} else {
+				f.removeAtOnce(claim)
+				f.claimIs("is deleted", isGone)
+			}
+			f.settles()
+			if n := f.metric("workqueue_retries_total", "name", "snapshot-protection"); n > 0 || !tt.restores && requests.Load() > 0 {
+				t.Errorf("%v retries, %d requests", n, requests.Load())
+			}
+			if got := lines(removeFinalizer, tt.log); (len(got) > 0) != (tt.log != "") {
+				t.Errorf("logged %q, want %q", lines(removeFinalizer), tt.log)
+			}
+		})
+	}
 
 	t.Run("069_sweep_before_all_claims_are_known", func(t *testing.T) {
 		f := copying(t, func(c *Config) { c.SnapshotOrphanSweepInterval = 100 * time.Millisecond })

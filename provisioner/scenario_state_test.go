@@ -4,10 +4,12 @@
 package provisioner
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"regexp"
@@ -26,8 +28,10 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -683,6 +687,95 @@ func provisionerScenarioAnswers(t *testing.T) {
 			t.Run(name, func(t *testing.T) { savedLater(t, tt) })
 		}
 	})
+	invalid := apierrors.NewInvalid(schema.GroupKind{Kind: "PersistentVolume"}, "x", nil)
+	for name, tt := range map[string]struct {
+		slow  bool // the first request is not answered
+		again csitest.Step
+	}{
+		"invalid":                             {again: csitest.Default()},
+		"invalid_after_an_unknown_outcome":    {slow: true, again: csitest.Default()},
+		"invalid_and_the_driver_fails_later":  {again: csitest.Fail(codes.InvalidArgument, "bad option")},
+		"invalid_and_the_driver_is_busy_then": {again: csitest.Fail(codes.Unavailable, "busy")},
+	} {
+		t.Run("099_PersistentVolume_"+name, func(t *testing.T) {
+			f := scenario(t, csitest.Config{}, nil)
+			var posts atomic.Int32
+			f.through(f.ControlPlane.Config(), func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
+				if r.Method == http.MethodPost && r.URL.Path == "/api/v1/persistentvolumes" {
+					body, _ := io.ReadAll(r.Body)
+					r.Body = io.NopCloser(bytes.NewReader(body))
+					if posts.Add(1) == 1 && tt.slow {
+						http.Error(w, "no", http.StatusInternalServerError)
+						return
+					}
+					if bytes.Contains(body, []byte("bad-pool")) {
+						refuse(w, invalid)
+						return
+					}
+				}
+				pass.ServeHTTP(w, r)
+			})
+			gate := make(chan struct{})
+			f.Plugin.Next(create, csitest.Alter(func(r *csi.CreateVolumeResponse) {
+				r.Volume.VolumeContext = map[string]string{"pool": "bad-pool"}
+			}), tt.again, heldUntil(gate, csitest.Default()))
+			f.makeClass(nil)
+			claim := f.claim(nil)
+			f.event("ProvisioningFailed", `creating PersistentVolume "pvc-`+string(claim.UID), "is invalid")
+			if name == "invalid" || tt.slow {
+				close(gate)
+			} else { // whatever the error, the volume exists
+				f.Wait(create, 3)
+				f.deleteClaim()
+				f.claimIs("is kept", func(c *corev1.PersistentVolumeClaim) bool { return c != nil && isProtected(c) })
+				close(gate)
+			}
+			if pv := f.saved(claim); pv.Spec.CSI.VolumeAttributes["pool"] != "" {
+				t.Errorf("attributes %v", pv.Spec.CSI.VolumeAttributes)
+			}
+			if n := f.Plugin.VolumeCount(); n != 1 {
+				t.Errorf("%d volumes", n)
+			}
+		})
+	}
+	for name, tt := range map[string]struct {
+		answer *apierrors.StatusError
+		advice string
+	}{
+		"invalid":   {invalid, "Correct the policy that denies it, or the driver, and restart the provisioner"},
+		"forbidden": {apierrors.NewForbidden(schema.GroupResource{Resource: "x"}, "x", nil), "Grant create on persistentvolumes"},
+	} {
+		t.Run("099_PersistentVolume_of_a_deleted_claim_"+name, func(t *testing.T) {
+			f := scenario(t, csitest.Config{}, nil)
+			var granted atomic.Bool
+			f.through(f.ControlPlane.Config(), func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
+				if r.Method == http.MethodPost && r.URL.Path == "/api/v1/persistentvolumes" && !granted.Load() {
+					refuse(w, tt.answer)
+					return
+				}
+				pass.ServeHTTP(w, r)
+			})
+			f.makeClass(nil)
+			claim := f.claim(nil)
+			f.claimIs("is protected", isProtected)
+			f.deleteClaim()
+			made := f.Plugin.Volumes()[0].ID
+			advice := []string{"ProvisioningFailed", tt.advice, `volume "` + made + `"`, "remove finalizer " + kube.ProvisioningFinalizer}
+			f.event(advice...)
+			calls := len(f.Plugin.Calls(create)) // a user may delete the volume and remove the finalizer: no call creates another one
+			f.event(advice...)
+			f.event(advice...)
+			f.Calls(create, calls)
+			granted.Store(true)
+			pv := f.saved(claim)
+			f.claimIs("is deleted", released)
+			f.phase(pv, corev1.VolumeReleased)
+			f.gone(pv)
+			if n := f.Plugin.VolumeCount(); n != 0 {
+				t.Errorf("%d volumes are left", n)
+			}
+		})
+	}
 	t.Run("099_volume_that_cannot_be_saved_is_recorded", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, nil)
 		var refused atomic.Bool
@@ -1183,6 +1276,85 @@ func provisionerScenarioDeletion(t *testing.T) {
 		close(gate)
 		f.gone(pv)
 		f.distances(f.Plugin.Calls(remove), start, 2*start, 4*start)
+	})
+	pvs := schema.GroupResource{Resource: "persistentvolumes"}
+	webhook := &apierrors.StatusError{ErrStatus: metav1.Status{Status: metav1.StatusFailure, Code: http.StatusBadRequest, Message: "no"}}
+	for name, tt := range map[string]struct {
+		methods string
+		answer  *apierrors.StatusError
+		phase   corev1.PersistentVolumePhase
+		silent  bool
+	}{
+		"finalizer_kept_without_permission": {"PATCH PUT", apierrors.NewForbidden(pvs, "x", nil), corev1.VolumeReleased, false},
+		"finalizer_kept_by_a_policy": {
+			"PATCH", apierrors.NewInvalid(schema.GroupKind{Kind: "PersistentVolume"}, "x", nil), corev1.VolumeReleased, false,
+		},
+		"finalizer_kept_by_a_webhook":    {"PATCH", webhook, corev1.VolumeReleased, false},
+		"object_kept_without_permission": {"DELETE", apierrors.NewForbidden(pvs, "x", nil), corev1.VolumeReleased, false},
+		"object_kept_by_a_conflict":      {"DELETE", apierrors.NewConflict(pvs, "x", nil), corev1.VolumeReleased, true},
+		"finalizer_not_added":            {"PATCH PUT", apierrors.NewForbidden(pvs, "x", nil), corev1.VolumeBound, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := scenario(t, csitest.Config{}, nil)
+			var refused atomic.Int32
+			var granted atomic.Bool
+			f.through(f.ControlPlane.Config(), func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
+				one := strings.HasPrefix(r.URL.Path, "/api/v1/persistentvolumes/")
+				if one && strings.Contains(tt.methods, r.Method) && !granted.Load() {
+					refused.Add(1)
+					refuse(w, tt.answer)
+					return
+				}
+				pass.ServeHTTP(w, r)
+			})
+			pv := f.volume(f.Namespace+"-pv", tt.phase, func(pv *corev1.PersistentVolume) {
+				if tt.phase == corev1.VolumeReleased {
+					pv.Finalizers = []string{storagehelpers.PVDeletionProtectionFinalizer}
+				}
+			})
+			kubetest.Eventually(t, "the write is refused again", func(context.Context) error {
+				if n := refused.Load(); n < 5 {
+					return fmt.Errorf("%d times so far", n)
+				}
+				return nil
+			})
+			reported := count(f.otherEvents(), "Grant patch and delete on persistentvolumes") > 0
+			failures := f.metric("controller_persistentvolume_delete_failed_total")
+			if reported == tt.silent || tt.silent != (failures == 0) {
+				t.Errorf("reported: %t, %v failures", reported, failures)
+			}
+			granted.Store(true)
+			f.phase(pv, corev1.VolumeReleased)
+			f.gone(pv)
+			if n := len(f.deletions(pv)); n != 1 {
+				t.Errorf("%d calls", n)
+			}
+		})
+	}
+	t.Run("finalizer_not_added_as_the_volume_is_being_deleted", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, nil)
+		var once sync.Once
+		f.through(f.ControlPlane.Config(), func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
+			if name, ok := strings.CutPrefix(r.URL.Path, "/api/v1/persistentvolumes/"); ok && r.Method == http.MethodPatch {
+				once.Do(func() {
+					if err := f.Client.CoreV1().PersistentVolumes().Delete(f.Context(), name, metav1.DeleteOptions{}); err != nil {
+						f.Error(err)
+					}
+				})
+			}
+			pass.ServeHTTP(w, r)
+		})
+		pv := f.volume(f.Namespace+"-pv", corev1.VolumeBound, nil)
+		kubetest.Eventually(t, "adding the finalizer has failed", func(context.Context) error {
+			if f.metric("workqueue_retries_total", "name", "volumes") == 0 {
+				return errors.New("it has not")
+			}
+			return nil
+		})
+		if events := f.otherEvents(); len(events) > 0 {
+			t.Errorf("events %q", events)
+		}
+		f.gone(pv)
 	})
 	t.Run("failure_without_secret", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, nil)

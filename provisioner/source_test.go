@@ -173,16 +173,20 @@ func TestListOfClaimsHoldsNoLock(t *testing.T) {
 	wg.Wait()
 }
 
+// refuse answers a request with an error.
+func refuse(w http.ResponseWriter, answer *apierrors.StatusError) {
+	text := answer.ErrStatus
+	text.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(int(text.Code))
+	_ = json.NewEncoder(w).Encode(text)
+}
+
 // TestSecretOfRepeatedCall: only for a secret that does not exist are users advised to recreate it.
 func TestSecretOfRepeatedCall(t *testing.T) {
 	secret := schema.GroupResource{Resource: "secrets"}
 	for _, answer := range []*apierrors.StatusError{apierrors.NewNotFound(secret, "s"), apierrors.NewInternalError(errUnusable)} {
-		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-			answer.ErrStatus.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}
-			w.Header().Set("Content-Type", "application/json")
-			w.WriteHeader(int(answer.ErrStatus.Code))
-			_ = json.NewEncoder(w).Encode(answer.ErrStatus)
-		}))
+		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { refuse(w, answer) }))
 		defer server.Close()
 		client, err := kubernetes.NewForConfig(&rest.Config{Host: server.URL})
 		if err != nil {

@@ -152,7 +152,7 @@ func (p *sourceProtector) sync(ctx context.Context, key volumerules.Source) (tim
 	case kube.IsNotFound(err):
 		return time.Time{}, nil
 	case apierrors.IsForbidden(err):
-		const message = "Removing the source finalizer is forbidden. Grant patch on persistentvolumeclaims and volumesnapshots"
+		const message = "Removing the source finalizer is forbidden. Grant get and patch on persistentvolumeclaims and volumesnapshots"
 		klog.FromContext(ctx).Info(message, "source", key.String(), "err", err)
 		return time.Now().Add(p.c.cfg.RetryIntervalMax), nil
 	case err != nil:
@@ -215,6 +215,9 @@ func isRestored(s metav1.Object) bool {
 func (p *sourceProtector) releaseSnapshot(ctx context.Context, key volumerules.Source) error {
 	snapshots := p.c.deps.Snapshots.VolumeSnapshots(key.Namespace)
 	source, err := snapshots.Get(ctx, key.Name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil // also without the CRDs; if a proxy returns it for an existing snapshot, the periodic sweep catches that
+	}
 	if err != nil || !isRestored(source) {
 		return err
 	}
@@ -286,8 +289,8 @@ func (p *sourceProtector) mayRelease(added bool) bool { return added || !p.c.cfg
 // enqueueSourceOf enqueues the source of a claim that does not wait for a copy any more.
 func (p *sourceProtector) enqueueSourceOf(claim *corev1.PersistentVolumeClaim) {
 	source := dataSourceOf(claim)
-	if source != nil && source.Kind == kube.KindSnapshot && !kube.ClaimHandledBy(p.c.driver.name, claim) {
-		return // likely another driver's; skip the live GET, the periodic sweep catches the rest
+	if source != nil && source.Kind == kube.KindSnapshot && (!p.c.driver.restores || !kube.ClaimHandledBy(p.c.driver.name, claim)) {
+		return // likely another driver's, or never restored; skip the live GET, the periodic sweep catches the rest
 	}
 	p.enqueue(source)
 }

@@ -30,7 +30,7 @@ func (l *volumeLoop) apply(ctx context.Context, s pvState, step volumeStep) erro
 	switch step.action {
 	case volumeChange:
 		if _, err := l.volumes.Patch(ctx, volumes, pv, step.change); err != nil {
-			return fmt.Errorf("changing the finalizers of PersistentVolume %q: %w", pv.Name, err)
+			return l.refused(pv, fmt.Errorf("changing the finalizers of PersistentVolume %q: %w", pv.Name, err))
 		}
 		return nil
 	case volumeFail:
@@ -40,7 +40,7 @@ func (l *volumeLoop) apply(ctx context.Context, s pvState, step volumeStep) erro
 	case volumeRemove:
 		err := volumes.Delete(ctx, pv.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: ptr.To(pv.UID)}})
 		if err != nil && !kube.IsNotFound(err) { // also Conflict: until the watch shows that it was recreated
-			return fmt.Errorf("deleting PersistentVolume %q: %w", pv.Name, err)
+			return l.refused(pv, fmt.Errorf("deleting PersistentVolume %q: %w", pv.Name, err))
 		}
 		l.record(pv, func(r *removal) { r.object = true })
 		return nil
@@ -53,6 +53,15 @@ func (l *volumeLoop) failed(pv *corev1.PersistentVolume, err error) error {
 	l.c.metrics.deleteFailed.WithLabelValues(pv.Spec.StorageClassName).Inc()
 	l.c.event(pv, failedDeleteEvent(err))
 	return err
+}
+
+// refused returns err, which a write to pv has returned. It counts and reports the failure if a retry alone does not help.
+func (l *volumeLoop) refused(pv *corev1.PersistentVolume, err error) error {
+	newest, ok := l.volumes.Get(pv.Name)
+	if !ok || newest.UID != pv.UID || newest.ResourceVersion != pv.ResourceVersion || !isRefused(err) {
+		return err // decideVolume has not seen the newest version
+	}
+	return l.failed(pv, fmt.Errorf("%w. Grant patch and delete on persistentvolumes, or correct the policy that denies it", err))
 }
 
 // deleteVolume calls DeleteVolume. That cannot be undone, so directly before the call the API server is asked
