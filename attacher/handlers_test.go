@@ -43,7 +43,7 @@ func TestAttachmentUpdated(t *testing.T) {
 func TestPublishesAgain(t *testing.T) {
 	for name, tt := range map[string]struct {
 		change func(*attachmentState) // of the other one
-		want   any // false, true, or the error
+		want   any                    // false, true, or the error
 	}{
 		"same volume and node": {func(*attachmentState) {}, true},
 		"deleted meanwhile":    {func(s *attachmentState) { s.attachment = nil }, false},
@@ -51,7 +51,7 @@ func TestPublishesAgain(t *testing.T) {
 		"another volume": {func(s *attachmentState) {
 			s.attachment.Annotations, s.volume.Spec.CSI.VolumeHandle = nil, "vol-2"
 		}, false},
-		"volume not found":           {func(s *attachmentState) { s.volume = nil }, true},
+		"volume not found": {func(s *attachmentState) { s.volume = nil }, true},
 		"no finalizer yet": {func(s *attachmentState) { s.attachment.Finalizers = nil },
 			`VolumeAttachment "va1" was created again, and has no finalizer yet`},
 		"of another attacher":        {func(s *attachmentState) { s.attachment.Spec.Attacher = "other" }, false},

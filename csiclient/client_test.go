@@ -307,7 +307,9 @@ func TestAnotherDriverEndsRun(t *testing.T) {
 		"other controller capabilities": {nil, func(c *csitest.Config) {
 			c.Controller = []csi.ControllerServiceCapability_RPC_Type{csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME}
 		}, "controller capabilities"},
-		"other plugin capabilities": {nil, func(c *csitest.Config) { c.Groups = false }, "plugin capabilities"},
+		"other plugin capabilities": {nil, func(c *csitest.Config) {
+			c.Plugin = []csi.PluginCapability_Service_Type{csi.PluginCapability_Service_CONTROLLER_SERVICE}
+		}, "plugin capabilities"},
 		"other topology of the node": {nil, func(c *csitest.Config) { c.Segments = []map[string]string{{"zone": "b"}} },
 			"topology of the node changed from map[zone:a] to map[zone:b]"},
 		"capability that was unknown": {[]csitest.Step{booting}, nil, "group controller capabilities"},
