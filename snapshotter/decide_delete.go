@@ -129,9 +129,9 @@ func (c *content) decideRelease(m memory) step {
 	retained := c.policy == snapshotv1.VolumeSnapshotContentRetain
 	switch {
 	case m.answer != nil && retained:
-		s.warning = c.kept(m.answer.handle)
+		s.warning = kept(c, m.answer.handle)
 	case c.preProvisioned() && !retained && c.deletedHandle(m) == "":
-		s.warning = c.kept(c.handle) + ". It was not bound and not checked"
+		s.warning = kept(c, c.handle) + ". It was not bound and not checked"
 	}
 	return s
 }
@@ -141,7 +141,7 @@ func credentials(c *content, err error) error {
 	return fmt.Errorf("Failed to get %s credentials: %w", c.noun, err)
 }
 
-func (c *content) kept(handle string) string {
+func kept(c *content, handle string) string {
 	return fmt.Sprintf("The %s %q of the driver is retained and has no %s. Delete it at the storage system if it is not needed",
 		c.noun, handle, c.kind.name)
 }

@@ -241,14 +241,17 @@ func TestDecide(t *testing.T) {
 			remember(func(m *memory) { m.deleted = true })}, doRemoveFinalizer, "SnapshotDeleted"},
 		"at the driver deleted, another finalizer, being created": {changes{released, otherFinalizer, withStatus(ready),
 			set(AnnBeingCreated), remember(func(m *memory) { m.deleted = true })}, doEndCreation, "SnapshotDeleted"},
-		"member to delete":                        {changes{released, set(AnnGroup), withStatus(ready)}, doRemoveFinalizer, "NothingToDelete"},
+		"member to delete": {changes{released, set(AnnGroup), withStatus(ready)}, doRemoveFinalizer,
+			"NothingToDelete"},
 		"unbound, pre-provisioned, never checked": {changes{terminating, isPreProvisioned, unbound}, doRemoveFinalizer, "NothingToDelete"},
-		"unbound, pre-provisioned":                {changes{terminating, isPreProvisioned, unbound, live, withStatus(ready)}, doDelete, "Deleting"},
+		"unbound, pre-provisioned": {changes{terminating, isPreProvisioned, unbound, live, withStatus(ready)},
+			doDelete, "Deleting"},
 		"unbound, pre-provisioned, answered": {changes{terminating, isPreProvisioned, unbound, live, answered(answer{handle: "h"})},
 			doDelete, "Deleting"},
 		"pre-provisioned, of a copied group, to delete": {changes{released, isPreProvisioned, live, set(AnnGroup)}, doDelete, "Deleting"},
 		"bound, never checked":                          {changes{released, isPreProvisioned, live}, doDelete, "Deleting"},
-		"bound, not released":                           {changes{terminating, isPreProvisioned, withStatus(ready)}, doAnnounce, "NotReleased"},
+		"bound, not released": {changes{terminating, isPreProvisioned, withStatus(ready)}, doAnnounce,
+			"NotReleased"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			step := testDriver().decide(testState(test.changes...))

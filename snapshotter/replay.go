@@ -93,7 +93,7 @@ func (l *loop[T, C]) undo(ctx context.Context, key contentKey, r *replay) error 
 			l.memories.forget(key.UID)
 			return nil
 		case err != nil:
-			log.Error(err, "Content was deleted during a repeated creation, whose outcome is unknown. It is repeated while this process leads")
+			log.Error(err, "Content was deleted during a repeated creation. The creation is repeated while this process leads")
 			return err
 		}
 		r.answer = a

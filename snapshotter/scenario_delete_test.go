@@ -218,7 +218,9 @@ func TestSnapshotterScenarioDelete(t *testing.T) {
 		f.Calls(removeSnapshot, 1)
 	})
 	// A late write of an earlier leader removes the finalizer during the repeated call.
-	for name, step := range map[string]csitest.Step{"answered": csitest.Default(), "indeterminate": csitest.DoAndFail(codes.Unavailable, "no")} {
+	for name, step := range map[string]csitest.Step{
+		"answered": csitest.Default(), "indeterminate": csitest.DoAndFail(codes.Unavailable, "no"),
+	} {
 		t.Run("content_removed_during_the_repeated_call_"+name, func(t *testing.T) {
 			f := scenario(t, csitest.Config{}, nil)
 			f.indeterminate(codes.Unavailable)

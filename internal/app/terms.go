@@ -214,7 +214,7 @@ func (t *terms) firstLists(ctx context.Context, m *member) error {
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		case <-limit.C:
-			if !t.informers.Refused(m.name) { // an outage of the API server
+			if !kube.IsRefused(err) { // an outage of the API server
 				limit.Reset(t.limit)
 				continue
 			}
@@ -278,7 +278,8 @@ func (e *entry) work(ctx context.Context) error {
 		}
 		switch err := lead(ctx); {
 		case ctx.Err() == nil && errors.Is(err, errDriverLost):
-			klog.FromContext(ctx).Info("Released the Lease, so that a replica whose driver is ready can lead", "lease", e.lease, "cause", err)
+			klog.FromContext(ctx).Info("Released the Lease, so that a replica whose driver is ready can lead",
+				"lease", e.lease, "cause", err)
 		case err != nil || ctx.Err() != nil || !e.waits():
 			return ignoreDrain(ctx, err)
 		}

@@ -6,9 +6,7 @@ package kube
 import (
 	"context"
 	"fmt"
-	"maps"
 	"slices"
-	"strings"
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
@@ -327,42 +325,6 @@ func (i *Informers) forbidden(resource string, users ...string) bool {
 // used must be called with the lock held.
 func (i *Informers) used(resource string, users []string) bool {
 	return len(users) == 0 || slices.ContainsFunc(users, func(user string) bool { _, ok := i.required[resource][user]; return ok })
-}
-
-// Synced returns an error that names the resources of users whose initial list is not complete. Without users, it
-// considers all resources. It ignores optional resources that are [Informers.Forbidden].
-func (i *Informers) Synced(users ...string) error {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	var missing []string
-	for _, resource := range slices.Sorted(maps.Keys(i.informers)) {
-		switch err := i.watchErrors[resource]; {
-		case !i.used(resource, users), i.informers[resource].HasSynced(), i.forbidden(resource, users...):
-		case err != nil:
-			missing = append(missing, fmt.Sprintf("%s (%v)", resource, err))
-		default:
-			missing = append(missing, resource)
-		}
-	}
-	if missing == nil {
-		return nil
-	}
-	return fmt.Errorf("waiting for the first list of %s", strings.Join(missing, ", "))
-}
-
-// Refused reports whether the API server answers that user may not list a resource that [Informers.Synced] waits for, or that it
-// does not serve it. Else the API server may be unreachable.
-func (i *Informers) Refused(user string) bool {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	for resource, informer := range i.informers {
-		err := i.watchErrors[resource]
-		refused := apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) || apierrors.IsNotFound(err)
-		if refused && i.used(resource, []string{user}) && !informer.HasSynced() && !i.forbidden(resource, user) {
-			return true
-		}
-	}
-	return false
 }
 
 // informerFor returns the informer for resource. The first call sets it up; it panics if the
