@@ -10,6 +10,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
@@ -186,6 +187,9 @@ func (c *cleaner) removeFinalizers(ctx context.Context, pv *corev1.PersistentVol
 	return c.send(ctx, actionFinalizer, "PersistentVolume", pv, func(ctx context.Context) error {
 		_, err := c.live.client.CoreV1().PersistentVolumes().Patch(ctx, pv.Name, types.JSONPatchType, data,
 			metav1.PatchOptions{DryRun: c.policy.dryRunOption()})
+		if kube.IsPatchTestFailed(err) { // no refusal
+			err = apierrors.NewConflict(corev1.Resource("persistentvolumes"), pv.Name, err)
+		}
 		return err
 	})
 }

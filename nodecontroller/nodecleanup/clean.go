@@ -171,11 +171,13 @@ func (p pass) leftToOthers(ctx context.Context, v volume) bool {
 	return len(others) > 0 && len(p.policy.mayClean(target{hosts: others}, p.cachedCluster(ctx))) > 0
 }
 
-// failedVolume reports a missing permission for a volume, and returns err.
+// failedVolume reports a refusal of a request for a volume, and returns err.
 func (p pass) failedVolume(v volume, err error) error {
 	if apierrors.IsForbidden(err) {
 		p.failed(v, checkForbidden)
-		p.c.notify.seldom(v.pv, reasonBlocked, "forbidden", err.Error()+grantHint)
+	}
+	if isRefusal(err) {
+		p.c.notify.refused(v.pv, "", err)
 	}
 	return err
 }

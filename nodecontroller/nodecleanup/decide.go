@@ -33,7 +33,7 @@ func (p Policy) recordOf(h host, c cluster) (LostNode, bool) {
 		return h.record, h.recorded
 	case deleting:
 		h.record = h.recordOfDeleting()
-		h.record.OptedOut = slices.ContainsFunc(h.nodes, func(n *corev1.Node) bool { return n.Annotations[p.annotation] == disabled })
+		h.record.OptedOut = optOut(p.annotation, h.nodes...) != ""
 	case missing:
 		h.record = h.recordOfMissing()
 		if h.record.Since.IsZero() || h.record.Since.After(c.now) {
@@ -43,7 +43,8 @@ func (p Policy) recordOf(h host, c cluster) (LostNode, bool) {
 	if c.open && !h.record.exempt() && p.pending(h, c.now) {
 		h.record.Held = HeldByBreaker
 	}
-	return h.record, h.recorded || h.leaves() || h.record.OptedOut && h.state == deleting
+	// An opt-out must outlive the process also if the volumes of the host are not known without a usable topology key.
+	return h.record, h.recorded || h.leaves() || h.record.OptedOut && (h.state == deleting || c.keyProblem != "")
 }
 
 // interrupted returns the record of a loss that may have ended. A later absence has its full grace, and neither
@@ -137,7 +138,7 @@ type hostStep struct {
 // decideHost returns the next step for a host. cleaned means that this sync has deleted what it
 // could. It has no side effects.
 func (p Policy) decideHost(h host, c cluster, cleaned bool) hostStep {
-	if p.NodeCleanup != ModeOff && !(c.keyProblem != "" && h.state == missing) {
+	if p.NodeCleanup != ModeOff && (c.keyProblem == "" || h.state != missing || h.last.optedOut) {
 		record, wanted := p.recordOf(h, c)
 		switch {
 		case h.recorded && !wanted:

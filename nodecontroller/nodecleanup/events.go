@@ -12,6 +12,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	expiring "k8s.io/apimachinery/pkg/util/cache"
@@ -35,9 +36,10 @@ const (
 	// Warning, PV, Namespace of its PVC: the PV is about to be removed without its driver, or, on the Namespace, was; scrub
 	// the disks of that node before they are used again
 	reasonForceRemoved = "NodeVolumeForceRemoved"
-	// Warning, PV, PVC, Node, CSIDriver: a permission is missing, a VolumeAttachment or another controller's finalizer keeps the
-	// volume, the PV is in phase Failed, a node with the driver lacks the topology label, the opt-out of a Node that is being
-	// deleted cannot be recorded, or a record cannot be parsed
+	// Warning, PV, PVC, Node, CSIDriver: a permission is missing, an admission webhook or a policy refuses a request, a
+	// VolumeAttachment or another controller's finalizer keeps the volume, the PV is in phase Failed, a node with the driver lacks
+	// the topology label, the opt-out of a Node that is being deleted cannot be recorded, the finalizer keeps a Node with
+	// --node-finalizer-mode=off, or a record cannot be parsed
 	reasonBlocked = "NodeCleanupBlocked"
 	// Warning, CSIDriver: too many nodes are lost; nothing more is cleaned up until an administrator approves it
 	reasonBreakerOpen = "NodeCleanupBreakerOpen"
@@ -100,6 +102,15 @@ func (n *notifier) step(v volume, st step) {
 	case doReport:
 		n.seldom(v.pv, reasonBlocked, st.reason, st.message)
 	}
+}
+
+// refused reports err, a refusal by the API server of a request for what, in an event about obj.
+func (n *notifier) refused(obj object, what string, err error) {
+	message := err.Error()
+	if strings.Contains(message, `is forbidden: User "`) { // the response of an authorizer, not of admission
+		message += grantHint
+	}
+	n.seldom(obj, reasonBlocked, string(apierrors.ReasonForError(err))+"/"+what, message)
 }
 
 // skipped reports why nothing of a volume is deleted.

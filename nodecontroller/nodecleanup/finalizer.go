@@ -4,6 +4,7 @@
 package nodecleanup
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -19,13 +20,18 @@ import (
 // othersInterval is the time between two checks of a Node that is being deleted.
 const othersInterval = 10 * time.Second
 
-// waiting returns the Nodes of a host that are being deleted and have our finalizer.
+// waiting returns the Nodes of a host that are being deleted and have our finalizer, unless the mode is off.
 func (p Policy) waiting(h host) []*corev1.Node {
 	if p.NodeFinalizerMode == FinalizerOff {
 		return nil
 	}
+	return h.waiting(p.NodeFinalizer)
+}
+
+// waiting returns the Nodes of a host that are being deleted and have a finalizer.
+func (h host) waiting(finalizer string) []*corev1.Node {
 	return slices.DeleteFunc(slices.Clone(h.nodes), func(n *corev1.Node) bool {
-		return n.DeletionTimestamp == nil || !slices.Contains(n.Finalizers, p.NodeFinalizer)
+		return n.DeletionTimestamp == nil || !slices.Contains(n.Finalizers, finalizer)
 	})
 }
 
@@ -53,7 +59,7 @@ func (p Policy) idle(h host, c cluster) string {
 	case !p.path(PathFinalizer):
 		return "--node-cleanup-paths does not include " + PathFinalizer
 	case h.record.OptedOut:
-		return "the Node has the annotation " + p.annotation + ": " + disabled
+		return cmp.Or(optOut(p.annotation, h.nodes...), "the Node had opted out")
 	case c.keyProblem != "":
 		return "TopologyKeyUnknown: " + c.keyProblem + ". Set --topology-node-key"
 	}
@@ -124,7 +130,7 @@ func (t *term) release(ctx context.Context, h host, st hostStep) (again bool, er
 			return false, fmt.Errorf("reading Node %q before its finalizer is removed: %w", node.Name, err)
 		case !exists:
 			continue
-		case live.Annotations[t.policy.annotation] == disabled && (!h.record.OptedOut || h.record.Unparsable) &&
+		case optOut(t.policy.annotation, live) != "" && (!h.record.OptedOut || h.record.Unparsable) &&
 			t.policy.NodeCleanup != ModeOff && h.state == deleting: // otherwise there is no record
 			again = true
 			continue

@@ -75,8 +75,8 @@ func (p Policy) mayClean(t target, c cluster) (found findings) {
 		}
 		found.add(h.record.Unparsable, checkScope, "Unparsable", "the record of node %s cannot be parsed. Correct or remove it in "+
 			"ConfigMap %s", h.name(), ConfigMapName(p.driver))
-		found.add(h.record.OptedOut && !h.record.Unparsable, checkScope, "Scope", "Node %s had the annotation %s: %s when it was deleted",
-			h.name(), p.annotation, disabled)
+		found.add(h.record.OptedOut && !h.record.Unparsable, checkScope, "Scope", "Node %s had the annotation %s: %s, or an invalid "+
+			"value, when it was deleted", h.name(), p.annotation, disabled)
 		held := h.record.Held != "" || c.open && !h.record.exempt() // an open breaker holds it with the next write of the records
 		found.add(held && !h.named, checkBreaker, "TooManyNodesLost",
 			"too many nodes are lost, and the cleanup of %s is not approved. If it does not return, run %s", h.name(), p.approveCommand(h))
@@ -130,7 +130,7 @@ func (p Policy) checkDeleting(found *findings, h host, c cluster) {
 			p.NodeFinalizerWaitForOthers && slices.ContainsFunc(n.Finalizers, p.isOther) && isReady(n)
 		found.add(drains, checkGrace, "DeleteGrace", "pods may still be draining from Node %s (--node-delete-grace, or finalizers of "+
 			"other components)", n.Name)
-		found.add(n.Annotations[p.annotation] == disabled, checkScope, "Scope", "Node %s has the annotation %s: %s", n.Name, p.annotation,
-			disabled)
+		refusal := optOut(p.annotation, n)
+		found.add(refusal != "", checkScope, "Scope", "%s", refusal)
 	}
 }

@@ -12,7 +12,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 )
 
 // index finds the nodes and volumes of a host, so that an event costs no more than its object.
@@ -34,21 +33,6 @@ type index struct {
 	deleted map[string]lastSeen  // see slot; for at most lastSeenAge
 	without map[string]time.Time // nodes without the driver, since
 }
-
-// lastSeen is the last state of a deleted Node.
-type lastSeen struct {
-	name               string
-	uid                types.UID
-	labels             map[string]string // for another topology key
-	cordoned, optedOut bool
-	at                 time.Time
-	recorded           bool // a record has the opt-out and decides from then on, as an administrator may remove it there
-	missed             bool // a list of all Nodes lacked it; its deletion was not observed
-	drained            bool // see [term.drained]
-}
-
-// lastSeenAge bounds the memory for deleted nodes. The records outlive it.
-const lastSeenAge = time.Hour
 
 // relation maps objects to their values, and back.
 type relation struct {
@@ -160,15 +144,6 @@ func (i *index) rekey(key string) {
 	}
 }
 
-// slot returns the key of a deleted Node in deleted: its host, or its UID while the topology key is not known. Then Nodes
-// of the same name may be of different hosts.
-func (i *index) slot(host string, uid types.UID) string {
-	if i.key == "" {
-		return string(uid)
-	}
-	return host
-}
-
 // setCSINode sets the entry of the driver in a CSINode, nil if there is none. It returns the values
 // that may mean the node, and whether the key changed.
 func (i *index) setCSINode(name string, d *storagev1.CSINodeDriver, exists bool) (touched []string, rekeyed bool) {
@@ -199,37 +174,14 @@ func (i *index) setCSINode(name string, d *storagev1.CSINodeDriver, exists bool)
 func (i *index) setNode(node *corev1.Node) []string {
 	i.mu.Lock()
 	defer i.mu.Unlock()
+	known := i.nodes[node.Name]
 	i.nodes[node.Name] = node
 	if node.DeletionTimestamp == nil {
 		delete(i.deleted, i.slot(hostOf(node, i.key), node.UID))
 	}
-	return i.rename(node.Name)
-}
-
-// dropNode records the last state of a deleted Node, and returns the values that may have meant it.
-func (i *index) dropNode(node *corev1.Node, annotation string, now time.Time) []string {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	known := i.nodes[node.Name]
-	delete(i.nodes, node.Name)
 	touched := i.rename(node.Name)
-	maps.DeleteFunc(i.deleted, func(_ string, l lastSeen) bool { return now.Sub(l.at) > lastSeenAge })
-	i.deleted[i.slot(hostOf(node, i.key), node.UID)] = lastSeen{name: node.Name, uid: node.UID, labels: node.Labels,
-		cordoned: node.Spec.Unschedulable, optedOut: node.Annotations[annotation] == disabled, at: now,
-		// The event of a deletion has a later version than the Node.
-		missed: known == nil || known.ResourceVersion == node.ResourceVersion}
+	i.leaveHost(known, node)
 	return touched
-}
-
-// amend changes the last state of a deleted Node, if it is remembered.
-func (i *index) amend(value string, uid types.UID, change func(*lastSeen)) {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	slot := i.slot(value, uid)
-	if l := i.deleted[slot]; l.uid == uid && l.name != "" {
-		change(&l)
-		i.deleted[slot] = l
-	}
 }
 
 // rename updates the indexes after a change of the Node or CSINode with this name, and returns the affected hosts.
@@ -337,20 +289,13 @@ func (i *index) hostNamed(name string) (host string, ok bool) {
 	if n := i.nodes[name]; n != nil {
 		return hostOf(n, i.key), true
 	}
-	for host, l := range i.deleted {
-		if l.name == name && i.key != "" {
-			return host, true
+	var last lastSeen
+	for of, l := range i.deleted {
+		if l.name == name && i.key != "" && (!ok || l.at.After(last.at)) {
+			host, last, ok = of, l, true
 		}
 	}
-	return "", false
-}
-
-// lastSeen returns the last state of the deleted Node of a host, if the topology key is known.
-func (i *index) lastSeen(host string) (lastSeen, bool) {
-	i.mu.RLock()
-	defer i.mu.RUnlock()
-	l, ok := i.deleted[host]
-	return l, ok
+	return host, ok
 }
 
 // driverNodes describes the nodes with the driver.

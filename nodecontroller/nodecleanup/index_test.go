@@ -4,6 +4,7 @@
 package nodecleanup
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
@@ -111,6 +112,71 @@ func TestIndexOfDeletedNodesHasTheKey(t *testing.T) {
 			}
 			if names := i.names.with("id"); tc.exists != (len(names) > 0) {
 				t.Errorf("host id has Nodes %q", names)
+			}
+		})
+	}
+}
+
+// TestNodeLeavesItsHost: a Node whose value changes is remembered for its former one, unless that is still a name of it.
+func TestNodeLeavesItsHost(t *testing.T) {
+	node := func(uid types.UID, host string) *corev1.Node {
+		n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", UID: uid}}
+		if host != "" {
+			n.Labels = map[string]string{worldKey: host}
+		}
+		return n
+	}
+	driver := &storagev1.CSINodeDriver{Name: worldDriver, NodeID: "id", TopologyKeys: []string{worldKey}}
+	for name, tc := range map[string]struct {
+		key    string
+		change func(i *index)
+		want   string // remembered hosts
+	}{
+		"another_value":    {worldKey, func(i *index) { i.setNode(node("u", "v1")); i.setNode(node("u", "v2")) }, "[v1]"},
+		"value_is_removed": {worldKey, func(i *index) { i.setNode(node("u", "v1")); i.setNode(node("u", "")) }, "[v1]"},
+		"value_is_back": {worldKey, func(i *index) {
+			i.setNode(node("u", "v1"))
+			i.setNode(node("u", ""))
+			i.setNode(node("u", "v1"))
+		}, "[]"},
+		"value_is_late":      {worldKey, func(i *index) { i.setNode(node("u", "")); i.setNode(node("u", "v1")) }, "[]"},
+		"value_was_the_name": {worldKey, func(i *index) { i.setNode(node("u", "n")); i.setNode(node("u", "v1")) }, "[]"},
+		"value_is_the_ID": {worldKey, func(i *index) {
+			i.setCSINode("n", driver, true)
+			i.setNode(node("u", "id"))
+			i.setNode(node("u", ""))
+		}, "[]"},
+		"registers": {"", func(i *index) { // the driver is registered first, then the label appears
+			i.setNode(node("u", ""))
+			i.setCSINode("n", driver, true)
+			i.setNode(node("u", "id"))
+		}, "[]"},
+		"driver_is_removed_for_some_time": {worldKey, func(i *index) {
+			i.setNode(node("u", "v1"))
+			i.setCSINode("n", driver, true)
+			i.setCSINode("n", nil, true)
+			i.setNode(node("u", "v1"))
+			i.setCSINode("n", driver, true)
+		}, "[]"},
+		"another_Node": {worldKey, func(i *index) { i.setNode(node("u", "v1")); i.setNode(node("v", "v2")) }, "[]"},
+		"is_deleted_then": {worldKey, func(i *index) {
+			i.setNode(node("u", "v1"))
+			i.setNode(node("u", "v2"))
+			i.dropNode(node("u", "v2"), "", time.Now().Add(time.Second))
+		}, "[v1 v2]"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			i := newIndex(worldDriver, tc.key)
+			if tc.change(i); fmt.Sprint(sortedKeys(i.deleted)) != tc.want {
+				t.Errorf("remembered are %+v, want %s", i.deleted, tc.want)
+			}
+			for host, l := range i.deleted {
+				if l.name != "n" || l.uid != "u" {
+					t.Errorf("host %s has %+v", host, l)
+				}
+			}
+			if host, ok := i.hostNamed("n"); name == "is_deleted_then" && (!ok || host != "v2") {
+				t.Errorf("the host of Node n is %q (%v)", host, ok)
 			}
 		})
 	}

@@ -70,12 +70,11 @@ func (t *observer) checkLost(ctx context.Context) (next time.Time, err error) {
 	first := t.policy.NodeCleanup == ModeOff || !t.kept.Load()
 	var returned []string
 	if t.policy.NodeCleanup != ModeOff {
-		err = t.records.load(ctx, t.policy.Deletes(), true)
-		if t.report(ctx, "the records of lost nodes", err); err != nil {
-			return time.Time{}, err
+		if err = t.records.load(ctx, t.policy.Deletes(), true); err == nil {
+			t.identify(ctx)
+			returned, err = t.keep(ctx, first)
 		}
-		t.identify(ctx)
-		if returned, err = t.keep(ctx, first); err != nil {
+		if t.report(ctx, "the records of lost nodes", err); err != nil {
 			return time.Time{}, err
 		}
 		t.kept.Store(true)
@@ -306,23 +305,35 @@ func (t *observer) acts(ctx context.Context, hosts []string) (wrote bool, err er
 	})
 }
 
-// report remembers whether a permission is missing, and reports it in an event about the first of nodes, or else the
-// CSIDriver.
+// report remembers whether a permission is missing, and reports a refusal by the API server in the log, and in an event
+// about the first of nodes, or else the CSIDriver.
 func (t *observer) report(ctx context.Context, what string, err error, nodes ...*corev1.Node) {
-	missing := apierrors.IsForbidden(err)
 	t.seen.Lock()
-	if delete(t.forbidden, what); missing {
+	if delete(t.forbidden, what); apierrors.IsForbidden(err) {
 		t.forbidden[what] = true
 	}
 	t.seen.Unlock()
-	if !missing {
+	if !isRefusal(err) {
 		return
 	}
-	about := object(t.live.csiDriver(ctx, t.policy.driver))
+	klog.FromContext(ctx).Error(err, "Request refused by the API server", "for", what)
 	if len(nodes) > 0 {
-		about = nodes[0]
+		t.c.notify.refused(nodes[0], what, err)
+	} else {
+		t.c.notify.refused(t.live.csiDriver(ctx, t.policy.driver), what, err)
 	}
-	t.c.notify.seldom(about, reasonBlocked, "forbidden/"+what, err.Error()+grantHint)
+}
+
+// reportIgnored reports our finalizer on the Nodes of h that are being deleted, in mode off, which never removes it.
+func (t *observer) reportIgnored(h host) {
+	if t.policy.NodeFinalizerMode != FinalizerOff {
+		return
+	}
+	for _, n := range h.waiting(t.policy.NodeFinalizer) {
+		t.c.notify.seldom(n, reasonBlocked, "finalizer", fmt.Sprintf("Finalizer %[1]s keeps the Node, and --node-finalizer-mode=off does "+
+			"not remove it. Unless another component does, set --node-finalizer-mode=remove, or run storage-controller nodecontroller "+
+			"remove-finalizers --driver-name=%[2]s --node-finalizer=%[1]s --yes", t.policy.NodeFinalizer, t.policy.driver))
+	}
 }
 
 // reportProblems reports what keeps all lost nodes from being cleaned up.

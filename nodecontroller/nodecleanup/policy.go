@@ -4,10 +4,12 @@
 package nodecleanup
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
@@ -151,6 +153,30 @@ const (
 // CleanupAnnotation returns the annotation by which objects opt in or out.
 func CleanupAnnotation(driver string) string { return strings.ToLower(driver) + "/node-cleanup" }
 
+// Consent returns the value of the annotation of obj, which is of a kind: enabled, disabled, or "" if there is none. Any
+// other value, such as a misspelled one, counts as disabled. refusal says why it is disabled.
+func Consent(annotation, kind string, obj metav1.Object) (value, refusal string) {
+	value, ok := obj.GetAnnotations()[annotation]
+	if !ok || value == enabled {
+		return value, ""
+	}
+	if value != disabled {
+		return disabled, fmt.Sprintf("annotation %s of %s %s has the value %q, must be %s or %s, and is treated as %s", annotation, kind,
+			kube.Key(obj), value, enabled, disabled, disabled)
+	}
+	return disabled, kind + " " + kube.Key(obj) + " has the annotation " + annotation + ": " + disabled
+}
+
+// optOut returns why one of nodes opts out, or "".
+func optOut(annotation string, nodes ...*corev1.Node) (refusal string) {
+	for _, n := range nodes {
+		if _, refusal = Consent(annotation, "Node", n); refusal != "" {
+			return refusal
+		}
+	}
+	return ""
+}
+
 // Policy is what the operator has set, as far as it decides about deletions.
 type Policy struct {
 	Settings
@@ -206,9 +232,9 @@ func (p Policy) refusal(owners map[string]metav1.Object) string {
 		if !ok {
 			continue
 		}
-		switch value := obj.GetAnnotations()[p.annotation]; {
+		switch value, refusal := Consent(p.annotation, kind, obj); {
 		case value == disabled:
-			return kind + " " + kube.Key(obj) + " has the annotation " + p.annotation + ": " + disabled
+			return refusal
 		case value == enabled && (kind == "PersistentVolumeClaim" || kind == "StorageClass"):
 			consent = true
 		}

@@ -227,11 +227,13 @@ func TestTopologyKeyIsUnknown(t *testing.T) {
 		f.start()
 		f.stays(2*shortGrace, pv, pvc)
 	})
-	for name, finalizer := range map[string]bool{"opt_out_with_our_finalizer": true, "opt_out_without": false} {
+	for name, tc := range map[string]struct{ finalizer, set bool }{
+		"opt_out_with_our_finalizer": {finalizer: true}, "opt_out_without": {}, "opt_out_and_the_key_is_set": {set: true},
+	} {
 		t.Run(name, func(t *testing.T) {
 			f := scenario(t, nil)
 			f.node("n")
-			if finalizer {
+			if tc.finalizer {
 				f.patchNode("n", `{"metadata":{"finalizers":["`+f.cfg.NodeFinalizer+`"]}}`)
 			}
 			f.says("Node", "n", disabled)
@@ -242,7 +244,14 @@ func TestTopologyKeyIsUnknown(t *testing.T) {
 			f.deleteNode("n")
 			f.nodeDeleted("n")
 			f.observedDeletion("n")
-			f.deleteNode("rival")
+			if tc.set { // by a restart, while the key is unknown
+				f.passed(time.Now(), shortGrace)
+				f.stop()
+				f.cfg.TopologyNodeKey = f.key
+				f.start()
+			} else {
+				f.deleteNode("rival")
+			}
 			f.optedOut("n")
 			f.stays(2*shortGrace, pvc)
 			f.stop()
@@ -324,6 +333,17 @@ func TestNodeHasAnotherName(t *testing.T) {
 		f, pvc := begin(t, nil)
 		f.label("n", "")
 		f.stays(2*shortGrace, pvc)
+	})
+	t.Run("label_is_changed", func(t *testing.T) {
+		f := scenario(t, func(f *fixture) { f.cfg.TopologyNodeKey = f.key }) // whose values may be any
+		f.nodeAs("n", "v1", "")
+		_, pvc := f.bound("a", "v1")
+		f.onlyWrites()
+		f.start()
+		f.observed("a")
+		f.label("n", "v2")
+		f.untilRecord("v1", "names the Node", func(n *LostNode) bool { return n != nil && n.Node == f.name("n") })
+		f.stays(3*shortGrace, pvc)
 	})
 	hostName := func(f *fixture, node, host string) {
 		f.must(kubetest.CreateNode(f.Context(), f.client, kubetest.NodeSpec{Name: f.name(node)}))
@@ -574,6 +594,28 @@ func TestFinalizerWasRemoved(t *testing.T) {
 	f.untilRecord("n", "exists", func(n *LostNode) bool { return n != nil })
 	f.patchNode("n", `{"metadata":{"finalizers":["example.com/other"]}}`)
 	f.stays(3*shortGrace, pv, pvc)
+}
+
+// TestFinalizerIsIgnored: mode off never removes the finalizer that another mode has added. An event says so.
+func TestFinalizerIsIgnored(t *testing.T) {
+	for _, mode := range []Mode{ModeOff, ModeReport, ModeClaims} {
+		t.Run(string(mode), func(t *testing.T) {
+			f := scenario(t, func(f *fixture) { f.cfg.NodeFinalizerMode, f.cfg.NodeCleanup = FinalizerOff, mode })
+			f.node("n", f.cfg.NodeFinalizer)
+			f.node("m", "example.com/other")
+			f.bound("a", "n")
+			f.onlyWrites()
+			f.start()
+			f.observed("a")
+			f.deleteNode("m")
+			f.deleteNode("n")
+			f.event("Node", f.name("n"), "NodeCleanupBlocked", "remove-finalizers --driver-name="+f.driver)
+			f.finalizers("n", f.cfg.NodeFinalizer)
+			if said := f.messages("Node", f.name("m"), "NodeCleanupBlocked"); len(said) > 0 {
+				t.Errorf("events about a Node without our finalizer: %q", said)
+			}
+		})
+	}
 }
 
 // TestNamespacesBeforeAHold: claims of namespaces that have opted out do not count for the breaker.

@@ -13,9 +13,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-logr/logr/funcr"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/util/retry"
+	"k8s.io/klog/v2"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/kubetest"
@@ -288,6 +293,7 @@ func TestMissingPermission(t *testing.T) {
 		allow := f.without("patch", "", "nodes")
 		f.start()
 		f.event("Node", f.name("keep"), "NodeCleanupBlocked", "forbidden")
+		f.event("Node", f.name("keep"), "NodeCleanupBlocked", "doctor --print-rbac")
 		forbidden(f, true)
 		allow()
 		f.finalizers("keep", f.cfg.NodeFinalizer)
@@ -315,6 +321,73 @@ func TestMissingPermission(t *testing.T) {
 		allow()
 		f.claimDeleted("a")
 	})
+}
+
+// TestRefusalIsReported: admission webhooks and policies refuse requests with any code. No permission is missing then.
+func TestRefusalIsReported(t *testing.T) {
+	bound := func(f *fixture) { f.bound("a", "n") }
+	unbound := func(f *fixture) { f.selecting("a", "n") }
+	nothing := func(*fixture) {}
+	const records = "/configmaps/lost-nodes.NS.example.com"
+	for name, tc := range map[string]struct {
+		change         func(f *fixture)
+		code           int
+		reason         string
+		method, suffix string // NS is the prefix of names
+		build          func(f *fixture)
+		kind, about    string
+	}{
+		"claim_with_400": {nothing, 400, "", "DELETE", "/" + claimA, bound, "PersistentVolume", "NS-pv-a"},
+		"claim_with_403": {nothing, 403, "Forbidden", "DELETE", "/" + claimA, bound, "PersistentVolume", "NS-pv-a"},
+		"claim_with_422": {nothing, 422, "Invalid", "DELETE", "/" + claimA, bound, "PersistentVolume", "NS-pv-a"},
+		"claim_with_500": {nothing, 500, "", "DELETE", "/" + claimA, bound, "PersistentVolume", "NS-pv-a"},
+		"volume": {volumes, 422, "", "DELETE", "/persistentvolumes/NS-pv-a", func(f *fixture) { f.released("a", "n", nil) },
+			"PersistentVolume", "NS-pv-a"},
+		"unbound_claim": {swept, 422, "Invalid", "DELETE", "/" + claimA, unbound, "CSIDriver", "NS.example.com"},
+		"custom_resource": {swept, 400, "", "PATCH", "/logicalvolumes/la", func(f *fixture) { f.installLogicalVolumes().create("la", "n") },
+			"CSIDriver", "NS.example.com"},
+		"node":                   {manage, 500, "", "PATCH", "/nodes/NS-n", func(f *fixture) { f.node("n") }, "Node", "NS-n"},
+		"records":                {nothing, 422, "Invalid", "PUT", records, bound, "CSIDriver", "NS.example.com"},
+		"records_with_403":       {nothing, 403, "Forbidden", "PUT", records, nothing, "CSIDriver", "NS.example.com"},
+		"records_from_the_start": {nothing, 500, "", "POST", "/configmaps", bound, "CSIDriver", "NS.example.com"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := scenario(t, tc.change)
+			here := strings.NewReplacer("NS", f.ns).Replace
+			refused := f.deniedAs(tc.code, tc.reason, tc.method, here(tc.suffix))
+			tc.build(f)
+			f.process = f.run(f.user) // start waits for the records
+			f.event(tc.kind, here(tc.about), "NodeCleanupBlocked", denial)
+			f.atLeast(refused, 2)
+			for _, m := range f.messages("", "", "NodeCleanupBlocked") {
+				if strings.Contains(m, "Grant") {
+					t.Errorf("an event demands a permission: %s", m)
+				}
+			}
+		})
+	}
+}
+
+// TestResponsesThatPass: what the next attempt may not get again is neither logged nor reported.
+func TestResponsesThatPass(t *testing.T) {
+	of := schema.GroupResource{Resource: "nodes"}
+	for err, want := range map[error]bool{
+		nil: false, context.DeadlineExceeded: false, apierrors.NewConflict(of, "n", nil): false, apierrors.NewNotFound(of, "n"): false,
+		apierrors.NewTooManyRequests("busy", 1): false, apierrors.NewTimeoutError("slow", 1): false,
+		apierrors.NewServerTimeout(of, "get", 1): false, apierrors.NewInternalError(errNone): true, apierrors.NewBadRequest("bad"): true,
+	} {
+		var said, logged []string
+		note := func(_ runtime.Object, _, _, message string) { said = append(said, message) }
+		o := &observer{
+			memories: &memories{policy: newPolicy(settingsOf(0), worldDriver)}, live: newLive(worldClient{w: &world{}}, time.Minute),
+			c: &Controller{notify: newNotifier(note, false)}, forbidden: map[string]bool{},
+		}
+		logger := funcr.New(func(_, args string) { logged = append(logged, args) }, funcr.Options{})
+		o.report(klog.NewContext(t.Context(), logger), "host n", err)
+		if len(said) > 0 != want || len(logged) > 0 != want {
+			t.Errorf("%v: events %q, log %q", err, said, logged)
+		}
+	}
 }
 
 // TestCommandAndRefusals: a refusal for one volume does not keep the command from cleaning up the others.

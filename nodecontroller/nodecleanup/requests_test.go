@@ -127,6 +127,12 @@ const denial = "admission webhook denied the request"
 // returns the number of refused requests.
 func (f *fixture) denied(method, suffix string) *atomic.Int32 {
 	f.Helper()
+	return f.deniedAs(http.StatusForbidden, "Forbidden", method, suffix)
+}
+
+// deniedAs likewise, with another status.
+func (f *fixture) deniedAs(code int, reason, method, suffix string) *atomic.Int32 {
+	f.Helper()
 	n := new(atomic.Int32)
 	f.proxied(func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
 		if r.Method != method || !strings.HasSuffix(r.URL.Path, suffix) {
@@ -134,7 +140,7 @@ func (f *fixture) denied(method, suffix string) *atomic.Int32 {
 			return
 		}
 		n.Add(1)
-		answer(w, http.StatusForbidden, "Forbidden", denial)
+		answer(w, code, reason, denial)
 	})
 	return n
 }

@@ -269,6 +269,43 @@ func TestWhatKeepsTheBreakerOpen(t *testing.T) {
 	}
 }
 
+// TestOptOutWithoutAKey: while the topology key cannot be used, a missing host has a record only if this process saw that its
+// Node had opted out.
+func TestOptOutWithoutAKey(t *testing.T) {
+	now := time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)
+	r := newActors().begin(0)
+	r.w.bind("a", "n")
+	of := []volume{{pv: r.w.volumes["pv-a"]}}
+	for name, tc := range map[string]struct {
+		keyProblem string
+		optedOut   bool
+		volumes    []volume
+		want       bool
+	}{
+		"opted_out":                     {"zones", true, of, true},
+		"opted_out_without_volumes":     {"zones", true, nil, true},
+		"not_opted_out":                 {"zones", false, of, false},
+		"the_key_is_known":              {"", true, of, true},
+		"known_key_and_without_volumes": {"", true, nil, false},
+	} {
+		h := host{value: "n", state: missing, last: lastSeen{name: "n", uid: "u", at: now, optedOut: tc.optedOut}, volumes: tc.volumes}
+		p, c := newPolicy(settingsOf(0), worldDriver), cluster{now: now, keyProblem: tc.keyProblem}
+		st := p.decideHost(h, c, false)
+		if (st.action == hostRecord) != tc.want || !tc.want && st.action != hostNothing {
+			t.Errorf("%s: decided to %s, want a record: %v", name, st.action, tc.want)
+		}
+		if !tc.want {
+			continue
+		}
+		if h.record, h.recorded = p.recordOf(h, c); !h.recorded || !h.record.OptedOut || h.record.Node != "n" {
+			t.Errorf("%s: the record is %+v (%v)", name, h.record, h.recorded)
+		}
+		if st = p.decideHost(h, c, false); tc.keyProblem != "" && st.action != hostNothing {
+			t.Errorf("%s: with the record, decided to %s", name, st.action)
+		}
+	}
+}
+
 // TestSharedNodeIsReleased: a Node that waits for our finalizer is released at the timeout although another Node may
 // have its volumes, and at once if nothing can be cleaned up.
 func TestSharedNodeIsReleased(t *testing.T) {

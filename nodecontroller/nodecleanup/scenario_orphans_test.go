@@ -223,6 +223,7 @@ func TestNodecontrollerScenarioOrphans(t *testing.T) {
 		f.boundTo("by-class", []string{"n"}, ofClass("in", ""), ofClaim("in", ""))
 		keep(f.boundTo("not-volume", []string{"n"}, ofClass("in", disabled), ofClaim("in", "")))
 		keep(f.boundTo("not-claim", []string{"n"}, ofClass("in", ""), ofClaim("in", disabled)))
+		keep(f.boundTo("misspelled", []string{"n"}, ofClass("in", ""), ofClaim("in", "Disabled")))
 		keep(f.boundTo("not-class", []string{"n"}, ofClass("off", ""), ofClaim("off", enabled)))
 		keep(f.boundIn(refusing, "not-namespace", []string{"n"}, ofClass("in", ""), ofClaim("in", "")))
 		f.onlyWrites("DELETE persistentvolumeclaims/by-claim", "DELETE persistentvolumeclaims/by-class")

@@ -86,6 +86,7 @@ func (t *term) sync(ctx context.Context, value string) (next time.Time, err erro
 // the timeout of our finalizer, unless its opt-out cannot be recorded.
 func (t *term) bounded(ctx context.Context, h host, next time.Time, err error) (time.Time, error) {
 	t.report(ctx, "host "+h.value, err, h.nodes...)
+	t.reportIgnored(h)
 	end, ours := t.policy.end(h)
 	now := time.Now()
 	switch {
@@ -285,4 +286,11 @@ func shuffled[T any](items []T) []T {
 func isAnswer(err error) bool {
 	var status apierrors.APIStatus
 	return errors.As(err, &status)
+}
+
+// isRefusal reports whether err is a response of the API server that further attempts may get as well, for example because
+// of a missing permission, an admission webhook or a policy.
+func isRefusal(err error) bool {
+	return isAnswer(err) && !apierrors.IsConflict(err) && !kube.IsNotFound(err) && !apierrors.IsTooManyRequests(err) &&
+		!apierrors.IsTimeout(err) && !apierrors.IsServerTimeout(err)
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/storage-controller/storage-controller/nodecontroller/nodecleanup"
 )
@@ -58,6 +59,27 @@ func TestModeOfLostNodes(t *testing.T) {
 			if got.Severity != want.severity || !strings.Contains(got.Sentence, want.text) || !strings.Contains(got.Next, want.next) {
 				t.Errorf("mode %q, record %+v: %+v, want %+v", mode, record, got, want)
 			}
+		}
+	}
+}
+
+// TestOptOut: each value of the annotation but enabled disables the cleanup.
+func TestOptOut(t *testing.T) {
+	for value, want := range map[string]string{
+		"enabled":  "",
+		"disabled": "PersistentVolume v has the annotation d/node-cleanup: disabled.",
+		"off": `annotation d/node-cleanup of PersistentVolume v has the value "off", must be enabled or disabled, and is treated as ` +
+			`disabled.`,
+	} {
+		pv := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "v", Annotations: map[string]string{"d/node-cleanup": value}}}
+		pv.Spec.CSI = &corev1.CSIPersistentVolumeSource{Driver: "d"}
+		e := &explanation{facts: &facts{now: now}}
+		if explainCleanUp(e, pv); want == "" && len(e.findings) > 0 {
+			t.Errorf("%q: %+v", value, e.findings)
+		}
+		want = "Cleanup for driver d is disabled: " + want
+		if value != "enabled" && (len(e.findings) != 1 || e.findings[0].Sentence != want) {
+			t.Errorf("%q: %+v, want %q", value, e.findings, want)
 		}
 	}
 }

@@ -95,18 +95,15 @@ func explainDriverOnNode(e *explanation, name, driver string) {
 	for _, pv := range e.volumesOfNode(name) {
 		if migration.DriverOfVolume(pv) == driver {
 			names = append(names, pv.Name)
-			if pv.Annotations[nodecleanup.CleanupAnnotation(driver)] == "disabled" {
-				e.add(Fine, "cleanup", "Cleanup of PersistentVolume %q is disabled.", pv.Name)
-			}
+			explainOptOut(e, driver, KindVolume, pv)
 		}
 	}
 	if len(names) > 0 {
 		e.add(Fine, "volume", "%s of driver %s accessible only from this node: %s.", count(len(names), "volume"), driver,
 			kube.ShortList(names, 5))
 	}
-	if e.node.found && e.node.value.Annotations[nodecleanup.CleanupAnnotation(driver)] == "disabled" {
-		e.add(Fine, "cleanup",
-			"Cleanup for driver %s is disabled on the node (annotation %s).", driver, nodecleanup.CleanupAnnotation(driver))
+	if e.node.found {
+		explainOptOut(e, driver, KindNode, e.node.value)
 	}
 	for _, n := range e.lost {
 		if n.driver == driver && (n.Node == name || n.Value == name) {
@@ -121,11 +118,16 @@ func explainCleanUp(e *explanation, pv *corev1.PersistentVolume) {
 	if driver == "" {
 		return
 	}
-	if pv.Annotations[nodecleanup.CleanupAnnotation(driver)] == "disabled" {
-		e.add(Fine, "cleanup", "Cleanup of PersistentVolume %q is disabled.", pv.Name)
-	}
+	explainOptOut(e, driver, KindVolume, pv)
 	for _, n := range e.lostNodesOf(pv) {
 		explainLostNode(e, n)
+	}
+}
+
+// explainOptOut reports that an object opts out of the cleanup.
+func explainOptOut(e *explanation, driver, kind string, obj metav1.Object) {
+	if _, refusal := nodecleanup.Consent(nodecleanup.CleanupAnnotation(driver), kind, obj); refusal != "" {
+		e.add(Fine, "cleanup", "Cleanup for driver %s is disabled: %s.", driver, refusal)
 	}
 }
 
