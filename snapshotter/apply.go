@@ -263,6 +263,7 @@ func (l *loop[T, C]) removeFinalizer(ctx context.Context, obj T, step step) erro
 	switch {
 	case err == nil:
 		l.memories.update(c.uid(), func(m *memory) { m.blocked = "" })
+		l.replays.end(c.uid())
 		return nil
 	case l.outdated(obj, err):
 		return nil // decide again

@@ -27,7 +27,7 @@ type handlers[T, C object] struct {
 // register adds the event handlers.
 func (h *handlers[T, C]) register() *kube.Registrations {
 	registrations := &kube.Registrations{}
-	registrations.Add(h.watches.contents.Handle(kube.Handlers[T]{Add: h.added, Update: h.updated, Delete: h.deleted}))
+	registrations.Add(h.watches.contents.Handle(kube.Handlers[T]{Add: h.added, Update: h.updated, Delete: h.deleted, Missed: h.missed}))
 	registrations.Add(h.watches.classes.Handle(kube.Handlers[C]{
 		Add: h.classChanged,
 		Update: func(old, class C) {
@@ -82,7 +82,7 @@ func (h *handlers[T, C]) wake(handle string) {
 func (h *handlers[T, C]) updated(old, obj T) {
 	before, after := h.content(old), h.content(obj)
 	if before.uid() != after.uid() { // deleted and recreated while the watch was interrupted
-		h.deleted(old)
+		h.missed(old)
 	}
 	if h.unfinished(after) && (before.uid() != after.uid() || h.matters(before, after)) {
 		h.queue.Add(keyOf(after))
@@ -114,12 +114,19 @@ func (h *handlers[T, C]) matters(before, after *content) bool {
 	return before.terminating() != after.terminating() || h.c.driver.rowOf(before, m) != h.c.driver.rowOf(after, m)
 }
 
+// deleted handles the last state of a content.
 func (h *handlers[T, C]) deleted(obj T) {
-	c := h.content(obj)
-	if h.replays.orphan(c) {
+	if c := h.content(obj); h.replays.orphan(c) {
 		h.queue.Add(keyOf(c))
 		return
 	}
+	h.missed(obj)
+}
+
+// missed handles an earlier state of a content that was deleted. Its policy may have become Retain since.
+func (h *handlers[T, C]) missed(obj T) {
+	c := h.content(obj)
+	h.replays.end(c.uid())
 	h.queue.Forget(keyOf(c))
 	h.forget(context.Background(), keyOf(c))
 }

@@ -63,9 +63,6 @@ func (r *replays) orphan(last *content) bool {
 		return false
 	}
 	one.orphaned = last.terminating() && last.released() && last.policy == snapshotv1.VolumeSnapshotContentDelete
-	if !one.orphaned {
-		delete(r.of, last.uid())
-	}
 	return one.orphaned
 }
 

@@ -68,6 +68,9 @@ type Handlers[T metav1.Object] struct {
 	Update func(old, new T)
 	// Delete is called with the last known state.
 	Delete func(obj T)
+	// Missed is called instead of Delete if the watch was interrupted, so that the state may not be the last one.
+	// Nil: Delete is called.
+	Missed func(obj T)
 }
 
 // Registration is a registered set of handlers.
@@ -101,11 +104,15 @@ func (i Informer[T]) Handle(h Handlers[T]) (Registration, error) {
 			}
 		},
 		DeleteFunc: func(obj any) {
+			deleted := h.Delete
 			if last, missed := obj.(cache.DeletedFinalStateUnknown); missed {
 				obj = last.Obj // the object was deleted while the watch was interrupted
+				if h.Missed != nil {
+					deleted = h.Missed
+				}
 			}
-			if o, ok := obj.(T); ok && h.Delete != nil {
-				h.Delete(o)
+			if o, ok := obj.(T); ok && deleted != nil {
+				deleted(o)
 			}
 		},
 	})
